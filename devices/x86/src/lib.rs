@@ -1,0 +1,5 @@
+#![no_std]
+//! The shared x86 vocabulary: register types, MSR names, memory layouts and CPU models. Depends on nothing of ours.
+
+pub mod model;
+pub mod msr;

@@ -1,0 +1,2 @@
+//! The developer loop.
+fn main() {}

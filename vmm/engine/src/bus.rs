@@ -1,0 +1,37 @@
+//! The engine's whole outside world.
+
+pub use x86::msr::MsrFault;
+
+/// Everything that is not a register of the core, RAM or an instruction.
+///
+/// `now` is the machine's step clock (instructions retired plus REP iterations, over all CPUs, see [`crate::Cpu::clock`]) at
+/// the instruction that makes the access. A method must not depend on anything else that varies from run to run.
+///
+/// Every access that may have a side effect (all but [`Bus::cpuid`], [`Bus::tsc`], [`Bus::read_msr`], [`Bus::random`]) makes
+/// [`crate::Engine::run`] return [`crate::Exit::Bus`] once the instruction has retired, so that the caller can look at
+/// interrupt lines and timers again.
+pub trait Bus {
+    /// Reads `size` (1, 2, 4 or 8) bytes of a guest-physical address that is not RAM. Unclaimed addresses read all ones.
+    fn read(&mut self, gpa: u64, size: u8, now: u64) -> u64;
+    /// Writes `size` (1, 2, 4 or 8) bytes to a guest-physical address that is not RAM.
+    fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64);
+    /// IN: `size` is 1, 2 or 4. Unclaimed ports read all ones.
+    fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32;
+    /// OUT: `size` is 1, 2 or 4.
+    fn port_write(&mut self, port: u16, size: u8, value: u32, now: u64);
+    /// RDMSR of a register that the core does not hold itself.
+    fn read_msr(&mut self, msr: u32, now: u64) -> Result<u64, MsrFault>;
+    /// WRMSR of a register that the core does not hold itself.
+    fn write_msr(&mut self, msr: u32, value: u64, now: u64) -> Result<(), MsrFault>;
+    /// CPUID as the model has it, `[eax, ebx, ecx, edx]`. The engine itself fills in what depends on the core's state
+    /// (OSXSAVE, the XSAVE area's sizes).
+    fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4];
+    /// The time-stamp counter.
+    fn tsc(&mut self, now: u64) -> u64;
+    /// CR8, the task-priority class of the local APIC (0 to 15).
+    fn cr8(&mut self) -> u64;
+    /// MOV to CR8.
+    fn set_cr8(&mut self, value: u64);
+    /// RDRAND and RDSEED.
+    fn random(&mut self) -> u64;
+}

@@ -1,0 +1,3 @@
+//! The software x86-64 CPU, exact to the retired instruction.
+
+pub mod bus;

@@ -1,0 +1,1 @@
+//! The VMM as a library.
