@@ -1,5 +1,6 @@
 #![no_std]
 //! The shared x86 vocabulary: register types, MSR names, memory layouts and CPU models. Depends on nothing of ours.
 
+pub mod cpuid;
 pub mod model;
 pub mod msr;

@@ -1,4 +1,8 @@
 //! MSR numbers under their manual names (SDM Vol. 4 "Model-Specific Registers"), and what an access can come to.
+//!
+//! Only numbers live here. What a model answers at each of them is in [`crate::model`], except for the registers that a
+//! part of the machine holds itself: the core (SYSENTER, EFER, SYSCALL, FS/GS bases), the clock (the TSC) and the local
+//! APIC.
 
 /// Why RDMSR or WRMSR did not go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,4 +11,129 @@ pub enum MsrFault {
     Unclaimed,
     /// The guest gets #GP(0).
     GeneralProtection,
+}
+
+macro_rules! registers {
+    ($($(#[$group:meta])* $number:literal $name:ident $text:literal;)*) => {
+        $(#[doc = $text] pub const $name: u32 = $number;)*
+
+        /// Every register named here, `(number, manual name)`, ascending.
+        pub const NAMES: &[(u32, &str)] = &[$(($number, stringify!($name)),)*];
+    };
+}
+
+registers! {
+    0x0000_0000 IA32_P5_MC_ADDR "Pentium machine-check address; later parts keep the number.";
+    0x0000_0001 IA32_P5_MC_TYPE "Pentium machine-check type; later parts keep the number.";
+    0x0000_0006 IA32_MONITOR_FILTER_SIZE "MONITOR/MWAIT address-range filter size.";
+    0x0000_0010 IA32_TIME_STAMP_COUNTER "The time-stamp counter.";
+    0x0000_0017 IA32_PLATFORM_ID "Platform ID (52:50), which selects microcode updates.";
+    0x0000_001B IA32_APIC_BASE "Local APIC: base address, enable, x2APIC mode, bootstrap processor.";
+    0x0000_0034 MSR_SMI_COUNT "System-management interrupts since reset.";
+    0x0000_003A IA32_FEATURE_CONTROL "VMX and SMX locks.";
+    0x0000_003B IA32_TSC_ADJUST "Offset that software added to the TSC.";
+    0x0000_0048 IA32_SPEC_CTRL "Speculation control.";
+    0x0000_0049 IA32_PRED_CMD "Prediction command.";
+    0x0000_004E MSR_PPIN_CTL "Protected processor inventory number: control.";
+    0x0000_0079 IA32_BIOS_UPDT_TRIG "Microcode update trigger.";
+    0x0000_008B IA32_BIOS_SIGN_ID "Microcode update signature (63:32), loaded by CPUID leaf 1.";
+    0x0000_009B IA32_SMM_MONITOR_CTL "Dual-monitor treatment of SMM.";
+    0x0000_00C1 IA32_PMC0 "First general-purpose performance counter.";
+    0x0000_00CE MSR_PLATFORM_INFO "Ratios and what of them can be programmed.";
+    0x0000_00E2 MSR_PKG_CST_CONFIG_CONTROL "C-state configuration.";
+    0x0000_00E4 MSR_PMG_IO_CAPTURE_BASE "I/O address whose reads enter C-states.";
+    0x0000_00E7 IA32_MPERF "Clocks at the maximum frequency.";
+    0x0000_00E8 IA32_APERF "Clocks at the actual frequency.";
+    0x0000_00FE IA32_MTRRCAP "What the memory-type range registers can do.";
+    0x0000_010A IA32_ARCH_CAPABILITIES "Enumeration of architectural features.";
+    0x0000_0122 IA32_TSX_CTRL "Transactional memory control.";
+    0x0000_013C MSR_FEATURE_CONFIG "AES enable and lock.";
+    0x0000_0140 MSR_MISC_FEATURE_ENABLES "CPUID faulting and ring-3 MWAIT.";
+    0x0000_0174 IA32_SYSENTER_CS "SYSENTER: code segment.";
+    0x0000_0175 IA32_SYSENTER_ESP "SYSENTER: stack pointer.";
+    0x0000_0176 IA32_SYSENTER_EIP "SYSENTER: instruction pointer.";
+    0x0000_0179 IA32_MCG_CAP "Machine check: number of banks and global capabilities.";
+    0x0000_017A IA32_MCG_STATUS "Machine check: global status.";
+    0x0000_017B IA32_MCG_CTL "Machine check: global control.";
+    0x0000_0186 IA32_PERFEVTSEL0 "First performance event select.";
+    0x0000_0198 IA32_PERF_STATUS "Current performance state.";
+    0x0000_0199 IA32_PERF_CTL "Requested performance state.";
+    0x0000_019A IA32_CLOCK_MODULATION "On-demand clock modulation.";
+    0x0000_019B IA32_THERM_INTERRUPT "Thermal interrupt control.";
+    0x0000_019C IA32_THERM_STATUS "Thermal status.";
+    0x0000_01A0 IA32_MISC_ENABLE "Miscellaneous enables.";
+    0x0000_01A2 MSR_TEMPERATURE_TARGET "Temperature at which PROCHOT# is asserted.";
+    0x0000_01A6 MSR_OFFCORE_RSP_0 "Off-core response event 0.";
+    0x0000_01A7 MSR_OFFCORE_RSP_1 "Off-core response event 1.";
+    0x0000_01AA MSR_MISC_PWR_MGMT "Miscellaneous power management.";
+    0x0000_01AC MSR_TURBO_POWER_CURRENT_LIMIT "Turbo power and current limits.";
+    0x0000_01AD MSR_TURBO_RATIO_LIMIT "Highest turbo ratio by number of active cores.";
+    0x0000_01B0 IA32_ENERGY_PERF_BIAS "Performance and energy bias hint (3:0).";
+    0x0000_01C8 MSR_LBR_SELECT "Last-branch records: filter.";
+    0x0000_01C9 MSR_LASTBRANCH_TOS "Last-branch records: newest entry.";
+    0x0000_01D9 IA32_DEBUGCTL "Debug control.";
+    0x0000_01DD MSR_LER_FROM_LIP "Last exception record: source.";
+    0x0000_01DE MSR_LER_TO_LIP "Last exception record: target.";
+    0x0000_01F2 IA32_SMRR_PHYSBASE "System-management range: base.";
+    0x0000_01F3 IA32_SMRR_PHYSMASK "System-management range: mask.";
+    0x0000_01FC MSR_POWER_CTL "Power control.";
+    0x0000_0200 IA32_MTRR_PHYSBASE0 "First variable-range MTRR: base and type. Base and mask alternate from here.";
+    0x0000_0201 IA32_MTRR_PHYSMASK0 "First variable-range MTRR: mask and valid bit.";
+    0x0000_0250 IA32_MTRR_FIX64K_00000 "Fixed-range MTRR, 64 KiB each.";
+    0x0000_0258 IA32_MTRR_FIX16K_80000 "Fixed-range MTRR, 16 KiB each.";
+    0x0000_0259 IA32_MTRR_FIX16K_A0000 "Fixed-range MTRR, 16 KiB each.";
+    0x0000_0268 IA32_MTRR_FIX4K_C0000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_0269 IA32_MTRR_FIX4K_C8000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_026A IA32_MTRR_FIX4K_D0000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_026B IA32_MTRR_FIX4K_D8000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_026C IA32_MTRR_FIX4K_E0000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_026D IA32_MTRR_FIX4K_E8000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_026E IA32_MTRR_FIX4K_F0000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_026F IA32_MTRR_FIX4K_F8000 "Fixed-range MTRR, 4 KiB each.";
+    0x0000_0277 IA32_PAT "Page attribute table.";
+    0x0000_0280 IA32_MC0_CTL2 "Machine-check bank 0: corrected-error interrupt.";
+    0x0000_02FF IA32_MTRR_DEF_TYPE "Default memory type and MTRR enables.";
+    0x0000_0309 IA32_FIXED_CTR0 "First fixed performance counter.";
+    0x0000_0345 IA32_PERF_CAPABILITIES "Performance-monitoring capabilities.";
+    0x0000_038D IA32_FIXED_CTR_CTRL "Fixed counter control.";
+    0x0000_038E IA32_PERF_GLOBAL_STATUS "Counter overflow status.";
+    0x0000_038F IA32_PERF_GLOBAL_CTRL "Counter enables.";
+    0x0000_0390 IA32_PERF_GLOBAL_OVF_CTRL "Counter overflow clear.";
+    0x0000_03F1 IA32_PEBS_ENABLE "Precise event-based sampling enables.";
+    0x0000_0400 IA32_MC0_CTL "Machine-check bank 0: control. Four registers a bank from here: CTL, STATUS, ADDR, MISC.";
+    0x0000_0401 IA32_MC0_STATUS "Machine-check bank 0: status.";
+    0x0000_0402 IA32_MC0_ADDR "Machine-check bank 0: address.";
+    0x0000_0403 IA32_MC0_MISC "Machine-check bank 0: more information.";
+    0x0000_0480 IA32_VMX_BASIC "VMX capabilities start here.";
+    0x0000_0570 IA32_RTIT_CTL "Processor trace control.";
+    0x0000_0600 IA32_DS_AREA "Linear address of the debug-store area.";
+    0x0000_064E MSR_PPERF "Productive performance count.";
+    0x0000_0680 MSR_LASTBRANCH_0_FROM_IP "Last-branch records: first source.";
+    0x0000_06C0 MSR_LASTBRANCH_0_TO_IP "Last-branch records: first target.";
+    0x0000_06E0 IA32_TSC_DEADLINE "Local APIC timer: deadline in TSC ticks.";
+    0x0000_0800 IA32_X2APIC_BASE "The x2APIC's registers start here: 800H plus the xAPIC offset divided by 16.";
+    0x0000_0C8F IA32_PQR_ASSOC "Resource association: RMID and COS.";
+    0x0000_0DA0 IA32_XSS "Extended supervisor state mask.";
+    0x0000_14CE IA32_LBR_CTL "Architectural last-branch records: control.";
+    0xC000_0080 IA32_EFER "Extended feature enables.";
+    0xC000_0081 IA32_STAR "SYSCALL: target and segment selectors.";
+    0xC000_0082 IA32_LSTAR "SYSCALL: target in 64-bit mode.";
+    0xC000_0083 IA32_CSTAR "SYSCALL: target in compatibility mode; Intel parts hold it and never use it.";
+    0xC000_0084 IA32_FMASK "SYSCALL: RFLAGS bits to clear.";
+    0xC000_0100 IA32_FS_BASE "Base of FS.";
+    0xC000_0101 IA32_GS_BASE "Base of GS.";
+    0xC000_0102 IA32_KERNEL_GS_BASE "What SWAPGS exchanges with the base of GS.";
+    0xC000_0103 IA32_TSC_AUX "What RDTSCP and RDPID return.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_ascend_so_no_name_is_given_twice() {
+        for pair in NAMES.windows(2) {
+            assert!(pair[0].0 < pair[1].0, "{} before {}", pair[0].1, pair[1].1);
+        }
+    }
 }
