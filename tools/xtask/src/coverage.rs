@@ -1,0 +1,445 @@
+//! `resources/coverage.md`: each item of the plan with the tests that prove it.
+//!
+//! The items are data (`resources/coverage-items.txt`). A test names the items it proves in a comment line above it or
+//! above a table inside it: `// covers: 2/cli-kernel, 2/exit-0`. The scanner reads source text, so that it needs no build.
+
+use crate::tree;
+use anyhow::{Context, Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const ITEMS: &str = "resources/coverage-items.txt";
+const TABLE: &str = "resources/coverage.md";
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Write nothing; fail where the table on disk differs
+    #[arg(long)]
+    check: bool,
+}
+
+/// One thing that a test must prove.
+#[derive(Debug, PartialEq)]
+struct Item {
+    section: String,
+    key: String,
+    what: String,
+}
+
+/// A test function and where it stands.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Test {
+    file: String,
+    name: String,
+}
+
+/// The result of reading the tree: which tests prove which item, and what is wrong.
+pub struct Survey {
+    items: Vec<Item>,
+    proofs: BTreeMap<String, BTreeSet<Test>>,
+    /// Faults of the comments themselves: unknown keys, lines above no test.
+    errors: Vec<String>,
+}
+
+/// `cargo xtask coverage`.
+pub fn run(options: &Options) -> Result<()> {
+    let survey = survey(tree::root())?;
+    if !options.check {
+        fs::write(tree::root().join(TABLE), survey.render()).with_context(|| format!("cannot write {TABLE}"))?;
+    }
+    let faults = check(&survey, None)?;
+    ensure!(faults.is_empty(), "{}", faults.join("\n"));
+    Ok(())
+}
+
+/// Every reason for which the coverage is not complete. `ran` holds the names of the tests that ran and held, if known.
+pub fn check(survey: &Survey, ran: Option<&BTreeSet<String>>) -> Result<Vec<String>> {
+    let mut faults = survey.errors.clone();
+    for item in survey
+        .items
+        .iter()
+        .filter(|item| !survey.proofs.contains_key(&item.key))
+    {
+        faults.push(format!("{}: no test covers it: {}", item.key, item.what));
+    }
+    if let Some(ran) = ran {
+        let last_words: BTreeSet<&str> = ran
+            .iter()
+            .map(|name| name.rsplit("::").next().unwrap_or(name))
+            .collect();
+        for test in survey.proofs.values().flatten().collect::<BTreeSet<_>>() {
+            if !last_words.contains(test.name.as_str()) {
+                faults.push(format!(
+                    "{}: test {} is named as a proof but did not run and hold",
+                    test.file, test.name
+                ));
+            }
+        }
+    }
+    if fs::read_to_string(tree::root().join(TABLE)).unwrap_or_default() != survey.render() {
+        faults.push(format!("{TABLE} is stale: run `cargo xtask coverage` and commit it"));
+    }
+    Ok(faults)
+}
+
+/// Reads the items and all Rust sources below `root`.
+pub fn survey(root: &Path) -> Result<Survey> {
+    let text = fs::read_to_string(root.join(ITEMS)).with_context(|| format!("cannot read {ITEMS}"))?;
+    let items = parse_items(&text)?;
+    let mut survey = Survey {
+        items,
+        proofs: BTreeMap::new(),
+        errors: Vec::new(),
+    };
+    let mut files = Vec::new();
+    sources(root, &mut files)?;
+    files.sort();
+    for path in files {
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        survey.read(&name, &text);
+    }
+    Ok(survey)
+}
+
+/// All `.rs` files below `folder`; build output and dot folders are left out.
+fn sources(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let entry = entry?;
+        let path = entry.path();
+        let name = entry.file_name();
+        if entry.file_type()?.is_dir() {
+            if name != "target" && !name.to_string_lossy().starts_with('.') {
+                sources(&path, files)?;
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Reads the item list: `# section` lines, and lines of a key, blanks and a description.
+fn parse_items(text: &str) -> Result<Vec<Item>> {
+    let mut items: Vec<Item> = Vec::new();
+    let mut section = String::new();
+    let mut keys = BTreeSet::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim_end();
+        if let Some(title) = line.strip_prefix('#') {
+            section = title.trim().to_string();
+        } else if !line.is_empty() {
+            let (key, what) = line.split_once(' ').unwrap_or((line, ""));
+            let what = what.trim();
+            let formed = key.split_once('/').is_some_and(|(issue, name)| {
+                issue.parse::<u32>().is_ok()
+                    && !name.is_empty()
+                    && name
+                        .bytes()
+                        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            });
+            ensure!(
+                formed,
+                "{ITEMS}:{}: `{key}` is not a key such as 2/cli-kernel",
+                number + 1
+            );
+            ensure!(!what.is_empty(), "{ITEMS}:{}: {key} has no description", number + 1);
+            ensure!(
+                keys.insert(key.to_string()),
+                "{ITEMS}:{}: {key} is there twice",
+                number + 1
+            );
+            items.push(Item {
+                section: section.clone(),
+                key: key.to_string(),
+                what: what.to_string(),
+            });
+        }
+    }
+    Ok(items)
+}
+
+/// One `covers:` comment: its line (from 0), its keys, and the test it belongs to or why there is none.
+#[derive(Debug, PartialEq)]
+struct Claim {
+    line: usize,
+    keys: Vec<String>,
+    test: Result<String, &'static str>,
+}
+
+/// Finds the `covers:` comments of one source file.
+fn claims(text: &str) -> Vec<Claim> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut claims = Vec::new();
+    for (number, line) in lines.iter().enumerate() {
+        let Some(keys) = line.trim_start().strip_prefix("// covers:") else {
+            continue;
+        };
+        let keys = keys
+            .split(',')
+            .map(|key| key.trim().to_string())
+            .filter(|key| !key.is_empty())
+            .collect();
+        let function = enclosing_function(&lines, number).or_else(|| next_function(&lines, number));
+        let test = function.ok_or("no function follows it").and_then(|(at, name)| {
+            let attributes = attributes(&lines, at);
+            if !attributes.iter().any(|attribute| attribute.starts_with("#[test]")) {
+                Err("the function it belongs to is not a #[test]")
+            } else if attributes.iter().any(|attribute| attribute.starts_with("#[ignore")) {
+                Err("the test it belongs to is ignored")
+            } else {
+                Ok(name)
+            }
+        });
+        claims.push(Claim {
+            line: number,
+            keys,
+            test,
+        });
+    }
+    claims
+}
+
+/// The name that a line's `fn` gives, if the line holds one: not a function pointer's type, not a comment.
+fn function_name(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    if line.starts_with("//") {
+        return None;
+    }
+    let rest = match line.strip_prefix("fn ") {
+        Some(rest) => rest,
+        None => line.split_once(" fn ").map(|(_, rest)| rest)?,
+    };
+    let end = rest
+        .find(|c: char| !c.is_alphanumeric() && c != '_')
+        .unwrap_or(rest.len());
+    let opens = rest[end..].starts_with(['(', '<']);
+    (end > 0 && opens).then(|| &rest[..end])
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start().len()
+}
+
+/// The function whose body holds the line `at`, going by the indentation that rustfmt gives.
+fn enclosing_function(lines: &[&str], at: usize) -> Option<(usize, String)> {
+    let mut depth = indent(lines[at]);
+    for number in (0..at).rev() {
+        let line = lines[number];
+        if line.trim().is_empty() || indent(line) >= depth {
+            continue;
+        }
+        depth = indent(line);
+        if let Some(name) = function_name(line) {
+            return Some((number, name.to_string()));
+        }
+        // A closing brace further left than the comment ends whatever stood above it.
+        if line.trim_start().starts_with('}') || depth == 0 {
+            return None;
+        }
+    }
+    None
+}
+
+/// The first function after the line `at`, in the same block.
+fn next_function(lines: &[&str], at: usize) -> Option<(usize, String)> {
+    let depth = indent(lines[at]);
+    for (number, line) in lines.iter().enumerate().skip(at + 1) {
+        if !line.trim().is_empty() && indent(line) < depth {
+            return None;
+        }
+        if indent(line) == depth
+            && let Some(name) = function_name(line)
+        {
+            return Some((number, name.to_string()));
+        }
+    }
+    None
+}
+
+/// The attributes right above the function at line `at`.
+fn attributes<'a>(lines: &[&'a str], at: usize) -> Vec<&'a str> {
+    let above = lines[..at].iter().rev().map(|line| line.trim());
+    above
+        .take_while(|line| line.starts_with("#[") || line.starts_with("//"))
+        .filter(|l| l.starts_with("#["))
+        .collect()
+}
+
+impl Survey {
+    /// Takes one source file's comments in.
+    fn read(&mut self, file: &str, text: &str) {
+        for claim in claims(text) {
+            let place = format!("{file}:{}", claim.line + 1);
+            if claim.keys.is_empty() {
+                self.errors.push(format!("{place}: a `covers:` line without a key"));
+            }
+            for key in claim.keys {
+                if !self.items.iter().any(|item| item.key == key) {
+                    self.errors
+                        .push(format!("{place}: unknown key {key}: add it to {ITEMS}"));
+                    continue;
+                }
+                match &claim.test {
+                    Ok(name) => {
+                        let test = Test {
+                            file: file.to_string(),
+                            name: name.clone(),
+                        };
+                        self.proofs.entry(key).or_default().insert(test);
+                    }
+                    Err(why) => self.errors.push(format!("{place}: {key}: {why}")),
+                }
+            }
+        }
+    }
+
+    /// How many items there are, and how many of them have a test.
+    pub fn totals(&self) -> (usize, usize) {
+        (
+            self.items.len(),
+            self.items
+                .iter()
+                .filter(|item| self.proofs.contains_key(&item.key))
+                .count(),
+        )
+    }
+
+    /// The table as Markdown.
+    fn render(&self) -> String {
+        let mut text = String::from("# Coverage\n\n");
+        text += "Each item of the plan and the tests that prove it. Generated by `cargo xtask coverage` from\n";
+        text += "`coverage-items.txt` and the `// covers:` lines above the tests; an item without a test fails `cargo xtask test`.\n";
+        let mut section = "";
+        for item in &self.items {
+            if item.section != section {
+                section = &item.section;
+                text += &format!("\n## {section}\n\n| item | what | tests |\n|---|---|---|\n");
+            }
+            let tests = self.proofs.get(&item.key).map_or("**none**".to_string(), |tests| {
+                let names: Vec<String> = tests
+                    .iter()
+                    .map(|test| format!("`{}::{}`", test.file, test.name))
+                    .collect();
+                names.join("<br>")
+            });
+            let what = item.what.replace('|', "\\|");
+            text += &format!("| `{}` | {what} | {tests} |\n", item.key);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "# about\n\n# First\n2/a   The a\n2/b-1 The b\n";
+
+    fn survey_of(sources: &[(&str, &str)]) -> Survey {
+        let mut survey = Survey {
+            items: parse_items(LIST).unwrap(),
+            proofs: BTreeMap::new(),
+            errors: Vec::new(),
+        };
+        sources.iter().for_each(|(file, text)| survey.read(file, text));
+        survey
+    }
+
+    #[test]
+    fn items_have_a_section_a_key_and_a_description() {
+        let items = parse_items(LIST).unwrap();
+        assert_eq!(items.len(), 2);
+        let expected = Item {
+            section: "First".into(),
+            key: "2/b-1".into(),
+            what: "The b".into(),
+        };
+        assert_eq!(items[1], expected);
+        for (text, why) in [
+            ("cli-kernel boots", "not a key"),
+            ("2/Cli boots", "not a key"),
+            ("2/cli", "no description"),
+            ("2/a x\n2/a y", "twice"),
+        ] {
+            assert!(parse_items(text).unwrap_err().to_string().contains(why), "{text}");
+        }
+    }
+
+    // The comment marker is put together here, so that the scanner does not take these rows for its own.
+    #[test]
+    fn a_claim_belongs_to_the_test_below_or_around_it() {
+        let slow = "the test it belongs to is ignored";
+        let plain = "the function it belongs to is not a #[test]";
+        for (text, test) in [
+            ("@ 2/a\n#[test]\nfn one() {\n}\n", Ok("one")),
+            (
+                "    @ 2/a\n    // Why.\n    #[test]\n    #[cfg(unix)]\n    pub fn one() {\n    }\n",
+                Ok("one"),
+            ),
+            (
+                "@ 2/a\nconst ROWS: &[(u8, fn(u8) -> u8)] = &[\n    (1, id),\n];\n\n#[test]\nfn rows() {\n}\n",
+                Ok("rows"),
+            ),
+            (
+                "#[test]\nfn around() {\n    @ 2/a\n    for row in [\n    ] {\n    }\n}\n\nfn helper() {\n}\n",
+                Ok("around"),
+            ),
+            (
+                "#[test]\nfn before() {\n    let x = 1;\n}\n\n@ 2/a\n#[test]\nfn after() {\n}\n",
+                Ok("after"),
+            ),
+            (
+                "mod tests {\n    #[test]\n    fn a() {\n    }\n\n    @ 2/a\n    #[test]\n    fn b() {\n    }\n}\n",
+                Ok("b"),
+            ),
+            ("@ 2/a\n#[test]\n#[ignore = \"slow\"]\nfn one() {\n}\n", Err(slow)),
+            ("@ 2/a\nfn one() {\n}\n", Err(plain)),
+            ("@ 2/a\nfn helper() {\n}\n#[test]\nfn one() {\n}\n", Err(plain)),
+            (
+                "mod a {\n    @ 2/a\n}\n#[test]\nfn one() {\n}\n",
+                Err("no function follows it"),
+            ),
+        ] {
+            let text = text.replace('@', concat!("// ", "covers:"));
+            let found = claims(&text);
+            assert_eq!(found.len(), 1, "{text}");
+            assert_eq!(found[0].keys, ["2/a"], "{text}");
+            assert_eq!(found[0].test.as_deref(), test.as_ref().copied(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_an_uncovered_item_and_a_test_that_did_not_run_are_faults() {
+        let marker = concat!("// ", "covers:");
+        let survey = survey_of(&[("x.rs", &format!("{marker} 2/a, 2/zz\n#[test]\nfn one() {{\n}}\n"))]);
+        assert_eq!(survey.totals(), (2, 1));
+        let faults = |ran: &[&str]| {
+            let ran = ran.iter().map(|name| name.to_string()).collect();
+            check(&survey, Some(&ran)).unwrap().join("\n")
+        };
+        assert!(faults(&["tests::one"]).contains("x.rs:1: unknown key 2/zz"));
+        assert!(faults(&["tests::one"]).contains("2/b-1: no test covers it"));
+        assert!(!faults(&["tests::one"]).contains("did not run"));
+        assert!(faults(&["tests::other_one"]).contains("x.rs: test one is named as a proof but did not run"));
+    }
+
+    #[test]
+    fn the_table_names_each_test_and_says_where_there_is_none() {
+        let marker = concat!("// ", "covers:");
+        let source = format!("{marker} 2/a\n#[test]\nfn one() {{\n}}\n");
+        let table = survey_of(&[("x.rs", &source), ("y.rs", &source)]).render();
+        assert!(table.contains("## First\n\n| item | what | tests |\n|---|---|---|\n"));
+        assert!(table.contains("| `2/a` | The a | `x.rs::one`<br>`y.rs::one` |\n"));
+        assert!(table.contains("| `2/b-1` | The b | **none** |\n"));
+        assert!(!table.contains("## about"));
+    }
+
+    // covers: 2/coverage-generated
+    #[test]
+    fn the_table_in_the_tree_is_complete_and_up_to_date() {
+        let faults = check(&survey(tree::root()).unwrap(), None).unwrap();
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
+}

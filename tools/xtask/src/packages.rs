@@ -1,0 +1,174 @@
+//! What the commands need from the system, by Debian package names.
+
+use crate::progress::Stage;
+use anyhow::{Result, bail, ensure};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Something that must be installed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Need {
+    /// The Debian package that has it.
+    pub package: &'static str,
+    /// A program by which it is recognised.
+    pub program: &'static str,
+    /// What it is wanted for, to be shown where it cannot be installed.
+    pub why: &'static str,
+}
+
+/// The C compiler driver, which rustc links with and the guests are assembled with.
+pub const GCC: Need = Need {
+    package: "gcc",
+    program: "gcc",
+    why: "links Rust programs and builds the test guests",
+};
+/// objcopy and as.
+pub const BINUTILS: Need = Need {
+    package: "binutils",
+    program: "objcopy",
+    why: "builds the test guests",
+};
+/// The other emulator that results are compared with.
+pub const QEMU: Need = Need {
+    package: "qemu-system-x86",
+    program: "qemu-system-x86_64",
+    why: "boots the same guests for comparison",
+};
+
+/// The program's file, looked for as the shell does and in the system's own folders.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let own = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(own)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Whether this is Debian, whose package names and kernels the project uses. `os_release` is /etc/os-release's text.
+fn is_debian(os_release: &str) -> bool {
+    os_release
+        .lines()
+        .any(|line| matches!(line.trim(), "ID=debian" | "ID=\"debian\""))
+}
+
+/// Whether packages can be fetched here with Debian's own tools.
+pub fn on_debian() -> bool {
+    is_debian(&fs::read_to_string("/etc/os-release").unwrap_or_default()) && find_program("apt-get").is_some()
+}
+
+/// Installs what is missing of `needs`, or says what to install by hand.
+pub fn ensure_installed(stage: &Stage, needs: &[Need], install: bool) -> Result<()> {
+    let missing: Vec<Need> = needs
+        .iter()
+        .copied()
+        .filter(|need| find_program(need.program).is_none())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !install || !on_debian() {
+        bail!("{}", list(&missing, on_debian()));
+    }
+    let names: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    stage.say(&format!("installing {}", names.join(", ")));
+    let mut arguments = vec!["install", "-y", "--no-install-recommends"];
+    arguments.extend(&names);
+    // A fresh machine has no package lists yet, an old one stale ones: fetch them only where the first try fails.
+    if !stage.run(&mut as_root("apt-get", &arguments)?, None, |_| {})?.success() {
+        stage.must(&mut as_root("apt-get", &["update"])?)?;
+        stage.must(&mut as_root("apt-get", &arguments)?)?;
+    }
+    for need in missing {
+        ensure!(
+            find_program(need.program).is_some(),
+            "{} was installed but {} is not there",
+            need.package,
+            need.program
+        );
+    }
+    Ok(())
+}
+
+/// The sentence for a machine on which nothing is installed by us.
+fn list(missing: &[Need], debian: bool) -> String {
+    let names: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    let mut text = if debian {
+        format!(
+            "missing packages: install them with `apt-get install {}`\n",
+            names.join(" ")
+        )
+    } else {
+        "this is not Debian: install by hand what is missing (Debian's package names) and run this again\n".to_string()
+    };
+    for need in missing {
+        text += &format!("  {:<18} has {:<20} {}\n", need.package, need.program, need.why);
+    }
+    text.trim_end().to_string()
+}
+
+/// A command with root's rights: as it is for root, through sudo for others.
+pub fn as_root(program: &str, arguments: &[&str]) -> Result<Command> {
+    let root = fs::metadata("/proc/self").is_ok_and(|data| std::os::unix::fs::MetadataExt::uid(&data) == 0);
+    let mut command = if root {
+        Command::new(program)
+    } else {
+        ensure!(
+            find_program("sudo").is_some(),
+            "this needs root and there is no sudo: run as root: {program} {}",
+            arguments.join(" ")
+        );
+        let mut command = Command::new("sudo");
+        command.arg(program);
+        command
+    };
+    command
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .env("LC_ALL", "C");
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debian_is_told_from_its_relatives() {
+        for (text, debian) in [
+            ("NAME=\"Debian GNU/Linux\"\nID=debian\n", true),
+            ("ID=\"debian\"", true),
+            ("ID=ubuntu\nID_LIKE=debian\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_debian(text), debian, "{text}");
+        }
+    }
+
+    // covers: 2/setup-test, 2/setup-demo
+    #[test]
+    fn what_cannot_be_installed_is_listed_by_package() {
+        let here = list(&[QEMU, GCC], true);
+        assert!(here.contains("apt-get install qemu-system-x86 gcc"), "{here}");
+        let elsewhere = list(&[QEMU], false);
+        assert!(
+            elsewhere.contains("not Debian") && elsewhere.contains("qemu-system-x86_64"),
+            "{elsewhere}"
+        );
+        let nothing = Need {
+            package: "nothing",
+            program: "no-such-program-here",
+            why: "",
+        };
+        let stage = Stage::start("test");
+        let error = ensure_installed(&stage, &[nothing], false).unwrap_err().to_string();
+        assert!(error.contains("no-such-program-here"), "{error}");
+        let shell = Need {
+            package: "dash",
+            program: "sh",
+            why: "",
+        };
+        ensure_installed(&stage, &[shell], false).unwrap();
+    }
+}

@@ -1,0 +1,292 @@
+//! `cargo xtask test`: the whole suite, stage by stage, and a table at the end.
+
+use crate::counts::{Counts, Runner};
+use crate::packages::{self, find_program};
+use crate::progress::Stage;
+use crate::table::{self, Align};
+use crate::{coverage, tree};
+use anyhow::{Result, bail};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// The whole suite must end within this on a machine of two cores.
+const LIMIT: Duration = Duration::from_secs(60 * 60);
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// The long form of the tests that have one, such as the differential test
+    #[arg(long)]
+    full: bool,
+    /// Install nothing: list what is missing and stop
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// One row of the closing table.
+struct Row {
+    name: &'static str,
+    seconds: f64,
+    counts: Option<Counts>,
+    fault: Option<String>,
+}
+
+/// The stages that ran, and the rules they share.
+struct Suite {
+    rows: Vec<Row>,
+    end: Instant,
+    full: bool,
+    nextest: bool,
+}
+
+impl Suite {
+    /// Runs one stage; what goes wrong in it is kept for the table, so that the later stages still run.
+    fn stage(&mut self, name: &'static str, work: impl FnOnce(&Stage, &Suite, &mut Counts) -> Result<()>) {
+        let stage = Stage::start(name);
+        let mut counts = Counts::default();
+        let result = work(&stage, self, &mut counts);
+        let fault = result.err().map(|error| format!("{error:#}"));
+        let ran = counts.passed + counts.failed;
+        let outcome = match &fault {
+            Some(fault) => format!("FAILED: {fault}"),
+            None if ran > 0 => format!("ok, {ran} tests"),
+            None => "ok".to_string(),
+        };
+        let seconds = stage.end(&outcome);
+        let counts = (!counts.is_empty()).then_some(counts);
+        self.rows.push(Row {
+            name,
+            seconds,
+            counts,
+            fault,
+        });
+    }
+
+    fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command
+            .current_dir(tree::root())
+            .args(arguments)
+            .env("CARGO_TERM_COLOR", "never");
+        if self.full {
+            command.env("MINIVMM_FULL", "1");
+        }
+        command
+    }
+
+    /// Runs cargo and fails unless it succeeds.
+    fn must(&self, stage: &Stage, arguments: &[&str]) -> Result<()> {
+        match stage.run(&mut self.cargo(arguments), Some(self.end), |_| {})? {
+            status if status.success() => Ok(()),
+            status => bail!("cargo {}: {status}", arguments.join(" ")),
+        }
+    }
+
+    /// Runs tests with the better runner there is: nextest, or cargo's own.
+    fn tests(&self, stage: &Stage, counts: &mut Counts, selection: &[&str]) -> Result<()> {
+        let (runner, mut arguments) = if self.nextest {
+            (
+                Runner::Nextest,
+                vec!["nextest", "run", "--no-tests=pass", "--no-fail-fast"],
+            )
+        } else {
+            (
+                Runner::Cargo,
+                vec!["test", "--no-fail-fast", "--lib", "--bins", "--tests"],
+            )
+        };
+        arguments.extend(selection);
+        self.count(stage, counts, runner, &arguments)
+    }
+
+    /// Runs a test runner and reads its output.
+    fn count(&self, stage: &Stage, counts: &mut Counts, runner: Runner, arguments: &[&str]) -> Result<()> {
+        let status = stage.run(&mut self.cargo(arguments), Some(self.end), |line| {
+            counts.read(runner, line)
+        })?;
+        if counts.failed > 0 {
+            bail!("{} tests failed", counts.failed);
+        }
+        if !status.success() {
+            bail!("cargo {}: {status}", arguments.join(" "));
+        }
+        Ok(())
+    }
+}
+
+/// `cargo xtask test`.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let start = Instant::now();
+    let nextest = find_program("cargo-nextest").is_some();
+    let mut suite = Suite {
+        rows: Vec::new(),
+        end: start + LIMIT,
+        full: options.full,
+        nextest,
+    };
+    suite.stage("packages", |stage, _, _| {
+        packages::ensure_installed(
+            stage,
+            &[packages::GCC, packages::BINUTILS, packages::QEMU],
+            !options.no_install,
+        )
+    });
+    suite.stage("format", |stage, suite, _| {
+        suite.must(stage, &["fmt", "--all", "--check"])
+    });
+    suite.stage("clippy", |stage, suite, _| {
+        suite.must(
+            stage,
+            &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        )
+    });
+    suite.stage("tests", |stage, suite, counts| {
+        suite.tests(stage, counts, &["--workspace", "--exclude", "guest-tests"])
+    });
+    suite.stage("doc tests", |stage, suite, counts| {
+        suite.count(stage, counts, Runner::Cargo, &["test", "--workspace", "--doc"])
+    });
+    suite.stage("plain loop", |stage, suite, counts| {
+        suite.tests(stage, counts, &["-p", "engine", "--features", "plain-loop"])
+    });
+    suite.stage("release", |stage, suite, _| {
+        suite.must(stage, &["build", "--release", "-p", "minivmm", "-p", "guest-tests"])
+    });
+    suite.stage("guests", |stage, suite, counts| {
+        suite.tests(
+            stage,
+            counts,
+            &["--release", "-p", "minivmm", "-p", "guest-tests", "-p", "engine"],
+        )
+    });
+    let mut total = Counts::default();
+    for row in &suite.rows {
+        total += row.counts.clone().unwrap_or_default();
+    }
+    suite.stage("coverage", |stage, _, _| {
+        let survey = coverage::survey(tree::root())?;
+        let (items, covered) = survey.totals();
+        stage.say(&format!("{covered} of {items} items have a test"));
+        match coverage::check(&survey, Some(&total.names))? {
+            faults if faults.is_empty() => Ok(()),
+            faults => bail!("{} faults\n{}", faults.len(), faults.join("\n")),
+        }
+    });
+    Ok(if report(&suite.rows, &total, start.elapsed()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Prints the table and the closing lines, and says whether everything held.
+fn report(rows: &[Row], total: &Counts, elapsed: Duration) -> bool {
+    let number = |counts: &Option<Counts>, of: fn(&Counts) -> u64| {
+        counts.as_ref().map_or(String::new(), |counts| of(counts).to_string())
+    };
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            vec![
+                row.name.to_string(),
+                format!("{:.1}", row.seconds),
+                number(&row.counts, |counts| counts.passed + counts.failed),
+                number(&row.counts, |counts| counts.failed),
+                number(&row.counts, |counts| counts.skipped),
+                if row.fault.is_some() { "FAILED" } else { "ok" }.to_string(),
+            ]
+        })
+        .collect();
+    let head = [
+        ("stage", Align::Left),
+        ("seconds", Align::Right),
+        ("ran", Align::Right),
+        ("failed", Align::Right),
+        ("skipped", Align::Right),
+        ("", Align::Left),
+    ];
+    println!("\n{}", table::render(&head, &cells));
+    for row in rows {
+        if let Some(fault) = &row.fault {
+            println!("{}: {fault}\n", row.name);
+        }
+    }
+    for line in &total.closing {
+        println!("{line}");
+    }
+    println!("{} seconds of {} allowed", elapsed.as_secs(), LIMIT.as_secs());
+    // A stage that failed as a whole (a lint, a build) counts as one.
+    let stages = rows
+        .iter()
+        .filter(|row| row.fault.is_some() && row.counts.as_ref().is_none_or(|c| c.failed == 0));
+    let failed = total.failed + stages.count() as u64;
+    let verdict = verdict(failed, total.passed, elapsed);
+    println!("{}", verdict.unwrap_or_else(|why| why));
+    // Last, so that it is easy to find.
+    println!("{} passed, {failed} failed, {} skipped", total.passed, total.skipped);
+    verdict.is_ok()
+}
+
+/// Whether the suite holds: nothing failed, something ran, and in time.
+fn verdict(failed: u64, passed: u64, elapsed: Duration) -> Result<&'static str, &'static str> {
+    if failed > 0 {
+        Err("the suite failed")
+    } else if passed == 0 {
+        Err("the suite failed: no test ran")
+    } else if elapsed > LIMIT {
+        Err("the suite failed: it took longer than it may")
+    } else {
+        Ok("the suite holds")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 2/setup-test
+    #[test]
+    fn the_suite_holds_only_when_tests_ran_none_failed_and_in_time() {
+        let second = Duration::from_secs(1);
+        for (failed, passed, elapsed, holds) in [
+            (0, 5, second, true),
+            (1, 5, second, false),
+            (0, 0, second, false),
+            (0, 5, LIMIT + second, false),
+        ] {
+            assert_eq!(
+                verdict(failed, passed, elapsed).is_ok(),
+                holds,
+                "{failed} {passed} {elapsed:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_stage_does_not_stop_the_next_and_fails_the_suite() {
+        let mut suite = Suite {
+            rows: Vec::new(),
+            end: Instant::now() + LIMIT,
+            full: false,
+            nextest: false,
+        };
+        suite.stage("first", |_, _, _| bail!("no luck"));
+        suite.stage("second", |_, _, counts| {
+            counts.read(
+                Runner::Cargo,
+                "test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out",
+            );
+            Ok(())
+        });
+        assert_eq!(suite.rows[0].fault.as_deref(), Some("no luck"));
+        assert_eq!(
+            suite.rows[1]
+                .counts
+                .as_ref()
+                .map(|counts| (counts.passed, counts.skipped)),
+            Some((2, 1))
+        );
+        let total = suite.rows[1].counts.clone().unwrap();
+        assert!(!report(&suite.rows, &total, Duration::ZERO));
+        assert!(report(&suite.rows[1..], &total, Duration::ZERO));
+    }
+}
