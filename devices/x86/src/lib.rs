@@ -2,5 +2,9 @@
 //! The shared x86 vocabulary: register types, MSR names, memory layouts and CPU models. Depends on nothing of ours.
 
 pub mod cpuid;
+pub mod cr;
+pub mod fault;
 pub mod model;
 pub mod msr;
+pub mod rflags;
+pub mod seam;

@@ -1,0 +1,147 @@
+//! Exception vectors and their error codes. SDM Vol. 3A 7.13 "Error Code", 7.15 "Exception and Interrupt Reference".
+
+use bitfield_struct::bitfield;
+
+/// The error code of #PF. SDM Vol. 3A 5.7 "Page-Fault Exceptions".
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct PageFaultCode {
+    /// P: the page was present, so a protection was violated.
+    pub present: bool,
+    /// W/R: the access was a write.
+    pub write: bool,
+    /// U/S: the access was a user-mode access.
+    pub user: bool,
+    /// RSVD: a reserved bit was set in a paging-structure entry.
+    pub reserved: bool,
+    /// I/D: the access was an instruction fetch. Stays 0 unless NX or SMEP is on.
+    pub fetch: bool,
+    /// PK: a protection key forbids the access.
+    pub protection_key: bool,
+    /// SS: the access was a shadow-stack access.
+    pub shadow_stack: bool,
+    #[bits(8)]
+    __: u8,
+    /// SGX: an enclave's access rules were violated.
+    pub sgx: bool,
+    __: u16,
+}
+
+/// The error code of #TS, #NP, #SS and #GP when a selector is to blame, and of #DF and #AC, where it is 0.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct SelectorError {
+    /// EXT: the fault came while an event external to the program was delivered.
+    pub external: bool,
+    /// IDT: the index is an interrupt vector.
+    pub idt: bool,
+    /// TI: the index is in the LDT. Counts only without `idt`.
+    pub ldt: bool,
+    /// Index of the descriptor.
+    #[bits(13)]
+    pub index: u16,
+    __: u16,
+}
+
+impl SelectorError {
+    /// The code for a selector: its RPL gives way to EXT.
+    pub const fn of_selector(selector: u16, external: bool) -> Self {
+        Self::from_bits(selector as u32 & 0xFFFC).with_external(external)
+    }
+
+    /// The code for an IDT entry.
+    pub const fn of_vector(vector: u8, external: bool) -> Self {
+        Self::new()
+            .with_idt(true)
+            .with_index(vector as u16)
+            .with_external(external)
+    }
+}
+
+/// Vectors of the architecture's own exceptions. SDM Vol. 3A Table 7-1 "Protected-Mode Exceptions and Interrupts".
+pub mod vector {
+    /// #DE, divide error.
+    pub const DE: u8 = 0;
+    /// #DB, debug exception.
+    pub const DB: u8 = 1;
+    /// Non-maskable interrupt.
+    pub const NMI: u8 = 2;
+    /// #BP, breakpoint.
+    pub const BP: u8 = 3;
+    /// #OF, overflow.
+    pub const OF: u8 = 4;
+    /// #BR, bound range exceeded.
+    pub const BR: u8 = 5;
+    /// #UD, invalid opcode.
+    pub const UD: u8 = 6;
+    /// #NM, device not available.
+    pub const NM: u8 = 7;
+    /// #DF, double fault.
+    pub const DF: u8 = 8;
+    /// #TS, invalid TSS.
+    pub const TS: u8 = 10;
+    /// #NP, segment not present.
+    pub const NP: u8 = 11;
+    /// #SS, stack fault.
+    pub const SS: u8 = 12;
+    /// #GP, general protection.
+    pub const GP: u8 = 13;
+    /// #PF, page fault.
+    pub const PF: u8 = 14;
+    /// #MF, x87 floating-point error.
+    pub const MF: u8 = 16;
+    /// #AC, alignment check.
+    pub const AC: u8 = 17;
+    /// #MC, machine check.
+    pub const MC: u8 = 18;
+    /// #XM, SIMD floating-point exception.
+    pub const XM: u8 = 19;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 2/cpu-error-codes
+    #[test]
+    fn error_codes_are_laid_out_as_the_manual_draws_them() {
+        for (code, expected, why) in [
+            (
+                PageFaultCode::new().with_user(true),
+                0x4,
+                "a user read of a page that is not there",
+            ),
+            (
+                PageFaultCode::new().with_present(true).with_write(true),
+                0x3,
+                "a supervisor write to a read-only page",
+            ),
+            (
+                PageFaultCode::new().with_present(true).with_reserved(true),
+                0x9,
+                "a reserved bit",
+            ),
+            (
+                PageFaultCode::new().with_present(true).with_user(true).with_fetch(true),
+                0x15,
+                "a user fetch, no execute",
+            ),
+            (PageFaultCode::new().with_protection_key(true), 0x20, "PK"),
+            (PageFaultCode::new().with_shadow_stack(true), 0x40, "SS"),
+            (PageFaultCode::new().with_sgx(true), 0x8000, "SGX"),
+        ] {
+            assert_eq!(code.into_bits(), expected, "{why}");
+        }
+        for (code, expected, why) in [
+            (SelectorError::of_selector(0x002B, false), 0x28, "RPL 3 is dropped"),
+            (SelectorError::of_selector(0x002B, true), 0x29, "EXT takes its place"),
+            (SelectorError::of_selector(0x000F, false), 0x0C, "TI stays"),
+            (SelectorError::of_selector(0xFFFF, false), 0xFFFC, "the highest index"),
+            (SelectorError::of_vector(0x80, false), 0x402, "vector 80H"),
+            (SelectorError::of_vector(0xFF, true), 0x7FB, "the last vector, external"),
+        ] {
+            assert_eq!(code.into_bits(), expected, "{why}");
+        }
+        assert!(SelectorError::from_bits(0x0C).ldt());
+    }
+}

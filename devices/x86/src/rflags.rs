@@ -1,0 +1,107 @@
+//! RFLAGS. SDM Vol. 1 3.4.3 "EFLAGS Register".
+
+use bitfield_struct::bitfield;
+
+/// RFLAGS.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct RFlags {
+    /// Carry.
+    pub cf: bool,
+    /// Always 1.
+    pub always_one: bool,
+    /// Parity of the lowest byte: even.
+    pub pf: bool,
+    __: bool,
+    /// Auxiliary carry: out of bit 3.
+    pub af: bool,
+    __: bool,
+    /// Zero.
+    pub zf: bool,
+    /// Sign.
+    pub sf: bool,
+    /// Trap: #DB after each instruction.
+    pub tf: bool,
+    /// Interrupt enable.
+    pub interrupt: bool,
+    /// Direction: strings go down.
+    pub df: bool,
+    /// Overflow.
+    pub of: bool,
+    /// I/O privilege level.
+    #[bits(2)]
+    pub iopl: u8,
+    /// Nested task.
+    pub nt: bool,
+    __: bool,
+    /// Resume: the next instruction's breakpoint does not count.
+    pub rf: bool,
+    /// Virtual-8086 mode.
+    pub vm: bool,
+    /// Alignment check; with SMAP, access to user pages.
+    pub ac: bool,
+    /// Virtual interrupt flag.
+    pub vif: bool,
+    /// Virtual interrupt pending.
+    pub vip: bool,
+    /// Can be changed: there is CPUID.
+    pub id: bool,
+    #[bits(42)]
+    __: u64,
+}
+
+impl RFlags {
+    /// After reset. SDM Vol. 3A Table 10-1.
+    pub const RESET: u64 = 0x2;
+    /// CF, PF, AF, ZF, SF and OF: what arithmetic writes.
+    pub const STATUS: u64 = 0x8D5;
+    /// Every bit that is a flag. The others read 0, but for bit 1, which reads 1.
+    pub const IMPLEMENTED: u64 = 0x3F_7FD5;
+
+    /// `value` with every bit that is no flag put to what it always reads.
+    pub const fn canonical(value: u64) -> u64 {
+        value & Self::IMPLEMENTED | Self::RESET
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 2/cpu-rflags
+    #[test]
+    fn bits_stand_where_figure_3_8_has_them() {
+        let flag = |set: fn(RFlags) -> RFlags| set(RFlags::new()).into_bits();
+        for (bits, expected, name) in [
+            (flag(|f| f.with_cf(true)), 1 << 0, "CF"),
+            (flag(|f| f.with_pf(true)), 1 << 2, "PF"),
+            (flag(|f| f.with_af(true)), 1 << 4, "AF"),
+            (flag(|f| f.with_zf(true)), 1 << 6, "ZF"),
+            (flag(|f| f.with_sf(true)), 1 << 7, "SF"),
+            (flag(|f| f.with_tf(true)), 1 << 8, "TF"),
+            (flag(|f| f.with_interrupt(true)), 1 << 9, "IF"),
+            (flag(|f| f.with_df(true)), 1 << 10, "DF"),
+            (flag(|f| f.with_of(true)), 1 << 11, "OF"),
+            (flag(|f| f.with_iopl(3)), 3 << 12, "IOPL"),
+            (flag(|f| f.with_nt(true)), 1 << 14, "NT"),
+            (flag(|f| f.with_rf(true)), 1 << 16, "RF"),
+            (flag(|f| f.with_vm(true)), 1 << 17, "VM"),
+            (flag(|f| f.with_ac(true)), 1 << 18, "AC"),
+            (flag(|f| f.with_vif(true)), 1 << 19, "VIF"),
+            (flag(|f| f.with_vip(true)), 1 << 20, "VIP"),
+            (flag(|f| f.with_id(true)), 1 << 21, "ID"),
+        ] {
+            assert_eq!(bits, expected, "{name}");
+        }
+        assert_eq!(RFlags::canonical(u64::MAX), 0x3F_7FD7);
+        assert_eq!(RFlags::canonical(0), 0x2);
+        let status = RFlags::new()
+            .with_cf(true)
+            .with_pf(true)
+            .with_af(true)
+            .with_zf(true)
+            .with_sf(true)
+            .with_of(true);
+        assert_eq!(status.into_bits(), RFlags::STATUS);
+    }
+}
