@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 mod counts;
 mod coverage;
+mod demo;
+mod guest;
 mod packages;
 mod progress;
 mod table;
@@ -18,16 +20,22 @@ mod tree;
     disable_help_subcommand = true
 )]
 enum Command {
+    /// Boot Debian's Linux to a shell: fetches and builds what that takes
+    Demo(demo::Options),
     /// Run the whole test suite: what CI runs
     Test(test::Options),
     /// Write resources/coverage.md: each item of the plan with the tests that prove it
     Coverage(coverage::Options),
+    /// Make the Linux guest's kernel and initramfs below target/guest
+    Guest,
 }
 
 fn main() -> ExitCode {
     let result = match Command::parse() {
+        Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Guest => guest::run(),
     };
     result.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

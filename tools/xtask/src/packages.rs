@@ -3,7 +3,7 @@
 use crate::progress::Stage;
 use anyhow::{Result, bail, ensure};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Something that must be installed.
@@ -130,6 +130,34 @@ pub fn as_root(program: &str, arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
+/// Whether a file is a 64-bit ELF program that needs no dynamic linker.
+pub fn is_static_program(path: &Path) -> bool {
+    fs::read(path).is_ok_and(|bytes| has_no_interpreter(&bytes))
+}
+
+/// Reads an ELF64 little-endian image's program headers; true where it has some and none is PT_INTERP (3).
+fn has_no_interpreter(image: &[u8]) -> bool {
+    let field = |at: usize, size: usize| -> Option<usize> {
+        let bytes = image.get(at..at.checked_add(size)?)?;
+        Some(
+            bytes
+                .iter()
+                .rev()
+                .fold(0, |value, byte| value << 8 | usize::from(*byte)),
+        )
+    };
+    if !image.starts_with(b"\x7fELF\x02\x01") {
+        return false;
+    }
+    let headers = || -> Option<Vec<usize>> {
+        let (start, size, count) = (field(0x20, 8)?, field(0x36, 2)?, field(0x38, 2)?);
+        (0..count)
+            .map(|index| field(start.checked_add(index * size)?, 4))
+            .collect()
+    };
+    headers().is_some_and(|types| !types.is_empty() && !types.contains(&3))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +198,27 @@ mod tests {
             why: "",
         };
         ensure_installed(&stage, &[shell], false).unwrap();
+    }
+
+    #[test]
+    fn a_static_program_is_one_without_an_interpreter() {
+        let image = |kind: u8, count: u8| {
+            let mut image = vec![0u8; 0x40 + 0x38 * usize::from(count)];
+            image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+            (image[0x20], image[0x36], image[0x38]) = (0x40, 0x38, count);
+            if count > 1 {
+                image[0x40 + 0x38] = kind;
+            }
+            image
+        };
+        for (image, expected, why) in [
+            (image(1, 2), true, "two segments"),
+            (image(3, 2), false, "PT_INTERP"),
+            (image(0, 0), false, "no segments"),
+            (image(1, 2)[..0x50].to_vec(), false, "truncated"),
+            (b"#!/bin/sh\n".to_vec(), false, "a script"),
+        ] {
+            assert_eq!(has_no_interpreter(&image), expected, "{why}");
+        }
     }
 }

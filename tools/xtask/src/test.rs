@@ -4,7 +4,7 @@ use crate::counts::{Counts, Runner};
 use crate::packages::{self, find_program};
 use crate::progress::Stage;
 use crate::table::{self, Align};
-use crate::{coverage, tree};
+use crate::{coverage, guest, tree};
 use anyhow::{Result, bail};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -130,6 +130,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             !options.no_install,
         )
     });
+    suite.stage("guest", |stage, _, _| guest::prepare(stage).map(drop));
     suite.stage("format", |stage, suite, _| {
         suite.must(stage, &["fmt", "--all", "--check"])
     });

@@ -1,0 +1,241 @@
+//! Debian packages without installing them: which one, fetch it, unpack it.
+
+use crate::packages::{as_root, find_program, on_debian};
+use crate::progress::Stage;
+use anyhow::{Context, Result, ensure};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The package that depends on the newest cloud kernel.
+const METAPACKAGE: &str = "linux-image-cloud-amd64";
+
+/// The kernel's place in the order of versions, where `package` is a 6.1 cloud kernel: `linux-image-6.1.0-56-cloud-amd64`.
+fn kernel_build(package: &str) -> Option<u32> {
+    package
+        .strip_prefix("linux-image-6.1.0-")?
+        .strip_suffix("-cloud-amd64")?
+        .parse()
+        .ok()
+}
+
+/// The newest 6.1 cloud kernel among the words of apt-cache's answers.
+fn newest_kernel(text: &str) -> Option<String> {
+    text.split_whitespace()
+        .filter_map(|word| Some((kernel_build(word)?, word)))
+        .max()
+        .map(|(_, word)| word.to_string())
+}
+
+/// Where fetched packages are kept: outside the working tree, so that a second clone needs no network.
+fn cache() -> PathBuf {
+    let own = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    match (own("XDG_CACHE_HOME"), own("HOME")) {
+        (Some(cache), _) => cache.join("minivmm"),
+        (None, Some(home)) => home.join(".cache/minivmm"),
+        (None, None) => crate::tree::target().join("cache"),
+    }
+}
+
+/// The newest package file of `folder` whose name starts with `prefix`.
+fn newest_package_file(folder: &Path, prefix: &str) -> Option<PathBuf> {
+    let files = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let ours = files.filter(|file| {
+        let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        name.starts_with(prefix) && name.ends_with(".deb")
+    });
+    ours.max_by_key(|file| {
+        let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default().to_string();
+        (kernel_build(name.split('_').next().unwrap_or_default()), name)
+    })
+}
+
+/// Runs apt-cache and gives what it prints.
+fn apt_cache(arguments: &[&str]) -> String {
+    let output = Command::new("apt-cache").args(arguments).env("LC_ALL", "C").output();
+    output
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default()
+}
+
+/// The name of the newest 6.1 cloud kernel that apt knows of.
+fn resolve_kernel() -> Option<String> {
+    // Where the metapackage has moved on to a later series, the older packages may still be there by name.
+    newest_kernel(&apt_cache(&["depends", METAPACKAGE]))
+        .or_else(|| newest_kernel(&apt_cache(&["pkgnames", "linux-image-6.1.0-"])))
+}
+
+/// The file of a package: the one fetched before, or fetched now with `apt-get download`. `name` gives the package's name
+/// once the lists are there; `prefix` is how its file's name starts.
+fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> Option<String>) -> Result<PathBuf> {
+    let cache = cache();
+    let elsewhere = Path::new("/var/cache/apt/archives");
+    if let Some(file) = newest_package_file(&cache, prefix).or_else(|| newest_package_file(elsewhere, prefix)) {
+        return Ok(file);
+    }
+    ensure!(
+        on_debian(),
+        "{what} is not here, and only Debian's own tools can fetch it"
+    );
+    let download = |name: &str| -> Result<bool> {
+        // A folder of its own until the file is whole, so that a broken download is never taken for a package.
+        let folder = cache.join(format!("part-{}", std::process::id()));
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let mut command = Command::new("apt-get");
+        command
+            .args(["-q", "download", name])
+            .current_dir(&folder)
+            .env("LC_ALL", "C");
+        let status = stage.run(&mut command, None, |_| {})?;
+        let file = newest_package_file(&folder, name);
+        if status.success()
+            && let Some(file) = &file
+            && let Some(base) = file.file_name()
+        {
+            fs::rename(file, cache.join(base)).context("cannot move the package into the cache")?;
+        }
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        Ok(status.success() && file.is_some())
+    };
+    // A fresh machine has no package lists, an old one names files that are gone: fetch the lists only in those cases.
+    let found = match name() {
+        Some(name) => download(&name)?,
+        None => false,
+    };
+    if !found {
+        stage.must(&mut as_root("apt-get", &["-q", "update"])?)?;
+        let name = name().with_context(|| format!("apt knows no package for {what}"))?;
+        ensure!(download(&name)?, "cannot download {name}: is there a network?");
+    }
+    newest_package_file(&cache, prefix).with_context(|| format!("{what} was downloaded but is not there"))
+}
+
+/// Unpacks a package into a new folder beside `near`, hands it to `take`, and removes it.
+fn unpacked<T>(stage: &Stage, package: &Path, near: &Path, take: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    ensure!(
+        find_program("dpkg-deb").is_some(),
+        "dpkg-deb is not here (Debian package dpkg)"
+    );
+    let folder = near.with_extension(format!("part-{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let result = stage
+        .must(Command::new("dpkg-deb").arg("-x").arg(package).arg(&folder))
+        .and_then(|()| take(&folder));
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    result
+}
+
+/// Copies `from` to `to` in one step that others see.
+fn place(from: &Path, to: &Path) -> Result<()> {
+    let part = to.with_extension(format!("new-{}", std::process::id()));
+    fs::copy(from, &part).with_context(|| format!("cannot copy {}", from.display()))?;
+    fs::rename(&part, to).with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// The kernel's file below `boot`, newest first.
+fn boot_file(boot: &Path) -> Option<PathBuf> {
+    let files = fs::read_dir(boot).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let build = |file: &PathBuf| {
+        let name = file.file_name().and_then(OsStr::to_str)?;
+        kernel_build(&name.replacen("vmlinuz", "linux-image", 1))
+    };
+    files.filter(|file| build(file).is_some()).max_by_key(build)
+}
+
+/// Puts Debian's 6.1 cloud kernel at `to`: from /boot if it is installed, else from its package, which is never installed.
+pub fn kernel(stage: &Stage, to: &Path) -> Result<()> {
+    if let Some(file) = boot_file(Path::new("/boot")).filter(|file| fs::File::open(file).is_ok()) {
+        return place(&file, to);
+    }
+    stage.say("fetching Debian's 6.1 cloud kernel");
+    let package = package_file(stage, "linux-image-6.1.0-", "Debian's 6.1 cloud kernel", resolve_kernel)?;
+    unpacked(stage, &package, to, |folder| {
+        let file = boot_file(&folder.join("boot"));
+        place(
+            &file.with_context(|| format!("no kernel in {}", package.display()))?,
+            to,
+        )
+    })
+}
+
+/// Puts a static busybox at `to`, from its package.
+pub fn busybox(stage: &Stage, to: &Path) -> Result<()> {
+    stage.say("fetching busybox-static");
+    let package = package_file(stage, "busybox-static_", "busybox-static", || {
+        Some("busybox-static".to_string())
+    })?;
+    unpacked(stage, &package, to, |folder| {
+        // /bin is a link to usr/bin in later releases.
+        let file = ["bin/busybox", "usr/bin/busybox"]
+            .map(|path| folder.join(path))
+            .into_iter()
+            .find(|f| f.is_file());
+        place(
+            &file.with_context(|| format!("no busybox in {}", package.display()))?,
+            to,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 2/setup-demo
+    #[test]
+    fn the_newest_cloud_kernel_is_chosen_by_number() {
+        for (text, kernel) in [
+            (
+                "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n",
+                Some("linux-image-6.1.0-56-cloud-amd64"),
+            ),
+            (
+                "linux-image-6.1.0-9-cloud-amd64 linux-image-6.1.0-32-cloud-amd64 linux-image-6.1.0-31-cloud-amd64",
+                Some("linux-image-6.1.0-32-cloud-amd64"),
+            ),
+            (
+                "linux-image-6.1.0-40-cloud-amd64-dbg linux-image-6.1.0-40-cloud-amd64-unsigned",
+                None,
+            ),
+            ("  Depends: linux-image-6.12.9+deb13-cloud-amd64", None),
+            ("linux-image-6.1.0-40-amd64", None),
+            ("", None),
+        ] {
+            assert_eq!(newest_kernel(text).as_deref(), kernel, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_fetched_package_is_found_by_name_and_the_newest_wins() {
+        let folder = std::env::temp_dir().join(format!("minivmm-xtask-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for name in [
+            "linux-image-6.1.0-9-cloud-amd64_6.1.27-1_amd64.deb",
+            "linux-image-6.1.0-32-cloud-amd64_6.1.129-1_amd64.deb",
+            "linux-image-6.1.0-40-cloud-amd64_6.1.140-1_amd64.part",
+            "busybox-static_1%3a1.35.0-4+b1_amd64.deb",
+            "vmlinuz-6.1.0-9-cloud-amd64",
+            "vmlinuz-6.1.0-32-cloud-amd64",
+            "vmlinuz-6.1.0-40-amd64",
+        ] {
+            fs::write(folder.join(name), "").unwrap();
+        }
+        let name = |file: Option<PathBuf>| file.map(|file| file.file_name().unwrap().to_str().unwrap().to_string());
+        let kernel = name(newest_package_file(&folder, "linux-image-6.1.0-"));
+        let busybox = name(newest_package_file(&folder, "busybox-static_"));
+        let installed = name(boot_file(&folder));
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(
+            kernel.as_deref(),
+            Some("linux-image-6.1.0-32-cloud-amd64_6.1.129-1_amd64.deb")
+        );
+        assert_eq!(busybox.as_deref(), Some("busybox-static_1%3a1.35.0-4+b1_amd64.deb"));
+        assert_eq!(installed.as_deref(), Some("vmlinuz-6.1.0-32-cloud-amd64"));
+        assert_eq!(newest_package_file(&folder, "x"), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! The Linux guest: Debian's own cloud kernel, and an initramfs of busybox with our `/init` and scripts.
+
+use crate::packages::{find_program, is_static_program};
+use crate::progress::Stage;
+use crate::tree;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+mod debian;
+mod newc;
+
+/// The script that a guest without a terminal runs in `cargo xtask demo`.
+pub const DEMO_SCRIPT: &str = "demo";
+
+/// `/init`, and what can be named by `minivmm.script=` on the kernel's command line.
+const INIT: &str = include_str!("../../../../guest-tests/linux/init");
+const SHELL_RC: &str = include_str!("../../../../guest-tests/linux/shrc");
+const SCRIPTS: [(&str, &str); 3] = [
+    (DEMO_SCRIPT, include_str!("../../../../guest-tests/linux/scripts/demo")),
+    (
+        "selftest",
+        include_str!("../../../../guest-tests/linux/scripts/selftest"),
+    ),
+    ("nothing", include_str!("../../../../guest-tests/linux/scripts/nothing")),
+];
+
+/// The files a guest boots from.
+pub struct Guest {
+    /// A bzImage.
+    pub kernel: PathBuf,
+    /// A newc archive.
+    pub initrd: PathBuf,
+}
+
+/// `cargo xtask guest`: makes the files and says where they are.
+pub fn run() -> Result<ExitCode> {
+    let stage = Stage::start("guest");
+    let guest = prepare(&stage)?;
+    stage.end("ok");
+    println!("{}\n{}", guest.kernel.display(), guest.initrd.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the guest's files, or finds them made. Works without a network once the packages have been fetched.
+pub fn prepare(stage: &Stage) -> Result<Guest> {
+    let folder = tree::target().join("guest");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let kernel = folder.join("vmlinuz");
+    if !kernel.is_file() {
+        debian::kernel(stage, &kernel)?;
+    }
+    let busybox = folder.join("busybox");
+    if !busybox.is_file() {
+        match find_program("busybox").filter(|file| is_static_program(file)) {
+            Some(installed) => fs::copy(&installed, &busybox)
+                .map(drop)
+                .context("cannot copy busybox")?,
+            None => debian::busybox(stage, &busybox)?,
+        }
+    }
+    ensure!(
+        is_static_program(&busybox),
+        "{} is not a static program",
+        busybox.display()
+    );
+    stage.say("packing the initramfs");
+    let initrd = folder.join("initramfs.cpio");
+    write_changed(&initrd, &initramfs(&busybox)?)?;
+    write_changed(&folder.join("sample"), &sample())?;
+    Ok(Guest { kernel, initrd })
+}
+
+/// Writes a file in one step, and only where it differs: tests in other processes may be reading it.
+fn write_changed(path: &Path, bytes: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    let part = path.with_extension(format!("new-{}", std::process::id()));
+    fs::write(&part, bytes).with_context(|| format!("cannot write {}", part.display()))?;
+    fs::rename(&part, path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Packs the initramfs.
+fn initramfs(busybox: &Path) -> Result<Vec<u8>> {
+    let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
+    let output = Command::new(busybox).arg("--list").output();
+    let output = output.with_context(|| format!("cannot run {}", busybox.display()))?;
+    let applets = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(
+        applets.lines().any(|name| name == "cttyhack"),
+        "this busybox lacks cttyhack: use Debian's busybox-static"
+    );
+    Ok(pack(&program, applets.lines()))
+}
+
+/// The archive: one program under all its names, our files, and the mount points.
+fn pack<'a>(busybox: &[u8], applets: impl Iterator<Item = &'a str>) -> Vec<u8> {
+    let mut archive = newc::Archive::default();
+    for folder in ["bin", "dev", "etc", "proc", "root", "scripts", "sys", "tmp"] {
+        archive.folder(folder);
+    }
+    // The kernel opens /dev/console for /init before anything could have mounted /dev.
+    archive.device("dev/console", 5, 1);
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.file("etc/shrc", 0o644, SHELL_RC.as_bytes());
+    archive.file("sample", 0o644, &sample());
+    for (name, text) in SCRIPTS {
+        archive.file(&format!("scripts/{name}"), 0o755, text.as_bytes());
+    }
+    archive.file("bin/busybox", 0o755, busybox);
+    for name in applets.filter(|name| *name != "busybox") {
+        archive.link(&format!("bin/{name}"), "busybox");
+    }
+    archive.finish()
+}
+
+/// A file whose contents both sides know: half of it repeats, half does not, so that gzip has something of each to do.
+fn sample() -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut bytes = Vec::with_capacity(256 << 10);
+    while bytes.len() < 256 << 10 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+        bytes.extend_from_slice(b"minivmm\n");
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 2/setup-demo
+    #[test]
+    fn the_initramfs_has_what_the_kernel_and_the_scripts_need() {
+        let bytes = pack(b"the program", ["busybox", "sh", "mount"].into_iter());
+        let has = |name: &str| bytes.windows(name.len()).any(|window| window == name.as_bytes());
+        for name in [
+            "init\0",
+            "dev/console\0",
+            "bin/busybox\0",
+            "bin/sh\0",
+            "scripts/demo\0",
+            "the program",
+            "TRAILER!!!\0",
+        ] {
+            assert!(has(name), "{name}");
+        }
+        assert_eq!(
+            pack(b"x", ["sh"].into_iter()),
+            pack(b"x", ["sh"].into_iter()),
+            "the same bytes each time"
+        );
+    }
+
+    #[test]
+    fn the_init_script_says_the_words_that_the_harness_waits_for() {
+        assert!(INIT.starts_with("#!/bin/sh\n"));
+        for word in [
+            "minivmm-guest: init",
+            "minivmm.script=",
+            "setsid cttyhack",
+            "poweroff -f",
+        ] {
+            assert!(INIT.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn the_sample_is_fixed() {
+        let bytes = sample();
+        assert_eq!((bytes.len(), &bytes[8..16]), (256 << 10, &b"minivmm\n"[..]));
+        assert_eq!(bytes, sample());
+    }
+}
