@@ -1,1 +1,7 @@
 //! The VMM as a library.
+
+pub mod cli;
+pub mod config;
+pub mod error;
+pub mod loader;
+pub mod machine;

@@ -1,0 +1,590 @@
+//! The command line: options to [`MachineConfig`], and nothing else.
+
+use std::{
+    ffi::OsString,
+    io::IsTerminal,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use clap::{
+    Parser, Subcommand,
+    builder::{OsStringValueParser, TypedValueParser},
+};
+use x86::model::{CpuModel, MODELS};
+
+use crate::{
+    config::{ClockMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
+    error::Error,
+};
+
+/// The command line as clap sees it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "minivmm",
+    version,
+    about = "Runs an x86-64 guest with the CPU debug and trace features of the part it claims to be",
+    after_help = "Exit status: 0 guest powered off or reset, or Ctrl-A x; (v<<1)|1 guest wrote v to port F4H; 2 wrong command\n\
+                  line or file, or ended from outside; 4 guest crashed or halted for good; 6 fault of minivmm; 8 limit reached.\n\
+                  On a terminal, Ctrl-A x quits, Ctrl-A h helps, Ctrl-A Ctrl-A sends Ctrl-A.",
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Kernel: a Linux bzImage or an ELF32 multiboot image
+    #[arg(long, value_name = "FILE", required = true)]
+    kernel: Option<PathBuf>,
+    /// Initial RAM disk (for multiboot: the module)
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// Kernel command line [default: console=ttyS0 for Linux, empty for multiboot]
+    #[arg(long, visible_alias = "append", value_name = "STR", allow_hyphen_values = true)]
+    cmdline: Option<OsString>,
+    /// Guest memory: bytes, or with K, M, G or T
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
+    memory: u64,
+    /// CPU model (see `minivmm models`)
+    #[arg(long, visible_alias = "cpu", value_name = "NAME", default_value = "westmere")]
+    cpu_model: String,
+    /// What executes the guest
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    engine: EngineChoice,
+    /// Where the serial port leads: stdio, file:PATH or null
+    #[arg(long, value_name = "TARGET", default_value = "stdio", value_parser = OsStringValueParser::new().try_map(parse_serial))]
+    serial: SerialTarget,
+    /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual]
+    #[arg(long, value_enum)]
+    clock: Option<ClockMode>,
+    /// Seed of RDRAND and RDSEED: a number, or `random`
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_seed)]
+    seed: Seed,
+    /// Date of the real-time clock at the start: 2024-01-01T00:00:00Z, seconds since 1970, or `now` [default: now if paced, else 2024-01-01T00:00:00Z]
+    #[arg(long, value_name = "TIME", value_parser = parse_rtc_base, allow_negative_numbers = true)]
+    rtc_base: Option<RtcBase>,
+    /// Stop after N instructions, with status 8
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    max_instructions: Option<u64>,
+    /// Stop after so many seconds of wall time, with status 8
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    timeout: Option<Duration>,
+    /// Print steps, MIPS, exits, wall and virtual time at the end
+    #[arg(long)]
+    stats: bool,
+    /// Say more on stderr (repeat for more)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the CPU models
+    Models,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Job {
+    /// Run a machine.
+    Run {
+        /// The machine.
+        config: Box<MachineConfig>,
+        /// How often `-v` was given.
+        verbose: u8,
+    },
+    /// Print this text on standard output: help, version or the list of models.
+    Print(String),
+}
+
+/// Reads the command line. `args` starts with the program's name.
+pub fn parse<I, T>(args: I) -> Result<Job, Error>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => return Ok(Job::Print(error.render().to_string())),
+        Err(error) => return Err(Error::Usage(one_line(&error.to_string()))),
+    };
+    if let Some(Command::Models) = cli.command {
+        return Ok(Job::Print(models()));
+    }
+    let Some(kernel) = cli.kernel else {
+        return Err(Error::Usage("--kernel FILE is missing".into()));
+    };
+    let clock = cli.clock.unwrap_or_else(|| {
+        let interactive = cli.serial == SerialTarget::Stdio && std::io::stdin().is_terminal();
+        if interactive {
+            ClockMode::Paced
+        } else {
+            ClockMode::Virtual
+        }
+    });
+    let rtc_base = match (cli.rtc_base, clock) {
+        (Some(RtcBase::At(seconds)), _) => seconds,
+        (Some(RtcBase::Now), _) | (None, ClockMode::Paced) => now(),
+        (None, ClockMode::Virtual) => VIRTUAL_RTC_BASE,
+    };
+    let config = MachineConfig {
+        kernel,
+        initrd: cli.initrd,
+        cmdline: cli.cmdline.map(OsStringExt::into_vec),
+        memory: cli.memory,
+        model: find_model(&cli.cpu_model)?,
+        engine: cli.engine,
+        serial: cli.serial,
+        clock,
+        seed: match cli.seed {
+            Seed::Fixed(seed) => seed,
+            Seed::Random => random_seed(),
+        },
+        rtc_base,
+        max_instructions: cli.max_instructions,
+        timeout: cli.timeout,
+        stats: cli.stats,
+    };
+    Ok(Job::Run {
+        config: Box::new(config),
+        verbose: cli.verbose,
+    })
+}
+
+/// The list of `minivmm models`.
+pub fn models() -> String {
+    let width = MODELS.iter().map(|m| m.name.len()).max().unwrap_or(0);
+    MODELS
+        .iter()
+        .map(|m| format!("{:width$}  {}\n", m.name, m.description))
+        .collect()
+}
+
+fn find_model(name: &str) -> Result<&'static CpuModel, Error> {
+    MODELS
+        .iter()
+        .find(|m| m.name == name)
+        .copied()
+        .ok_or_else(|| Error::Model {
+            name: name.replace(char::is_control, "?"),
+            known: MODELS.iter().map(|m| m.name).collect::<Vec<_>>().join(", "),
+        })
+}
+
+/// Clap's report up to its first empty line (usage and tips follow), on one line.
+fn one_line(report: &str) -> String {
+    let head = report.strip_prefix("error: ").unwrap_or(report);
+    let lines: Vec<&str> = head
+        .lines()
+        .take_while(|line| !line.trim().is_empty())
+        .map(str::trim)
+        .collect();
+    lines.join(" ").replace(char::is_control, "?")
+}
+
+/// RDRAND's seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seed {
+    Fixed(u64),
+    Random,
+}
+
+/// The real-time clock's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RtcBase {
+    /// Seconds since 1970-01-01T00:00:00Z.
+    At(i64),
+    Now,
+}
+
+/// A size in bytes: decimal or 0x hexadecimal, with an optional suffix K, M, G or T (powers of 1024; `iB` and `B` may follow).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let (body, shift) = match lower.strip_prefix("0x") {
+        // A hexadecimal number has `b` as a digit, so only the letters that are none can be suffixes.
+        Some(_) => split_suffix(&lower),
+        None => split_suffix(lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower)),
+    };
+    let number = parse_u64(body).ok_or("not a size: give bytes, or a number with K, M, G or T, as 512M")?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "more than 64 bits can count".into())
+}
+
+fn split_suffix(text: &str) -> (&str, u32) {
+    for (suffix, shift) in [('k', 10), ('m', 20), ('g', 30), ('t', 40)] {
+        if let Some(body) = text.strip_suffix(suffix) {
+            return (body, shift);
+        }
+    }
+    (text, 0)
+}
+
+/// Decimal or 0x hexadecimal digits, and nothing else.
+fn parse_u64(text: &str) -> Option<u64> {
+    let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+        Some(hex) => (hex, 16),
+        None => (text, 10),
+    };
+    // `from_str_radix` also takes a sign.
+    if !digits.starts_with(|c: char| c.is_digit(radix)) {
+        return None;
+    }
+    u64::from_str_radix(digits, radix).ok()
+}
+
+/// The least memory that holds the tables a kernel is entered with.
+pub const MEMORY_MIN: u64 = 2 << 20;
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if size < MEMORY_MIN {
+        let hint = if (1..1 << 20).contains(&size) {
+            format!(" (for mebibytes, write {size}M)")
+        } else {
+            String::new()
+        };
+        return Err(format!("less than 2M of memory{hint}"));
+    }
+    if size % 4096 != 0 {
+        return Err("not a multiple of the page size, 4K".into());
+    }
+    Ok(size)
+}
+
+fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
+    match text.as_bytes() {
+        b"stdio" => Ok(SerialTarget::Stdio),
+        b"null" | b"none" => Ok(SerialTarget::Null),
+        b"file:" => Err("file: needs a path, as file:console.log".into()),
+        bytes => match bytes.strip_prefix(b"file:") {
+            Some(path) => Ok(SerialTarget::File(PathBuf::from(OsString::from_vec(path.to_vec())))),
+            None => Err("not stdio, file:PATH or null".into()),
+        },
+    }
+}
+
+fn parse_seed(text: &str) -> Result<Seed, String> {
+    match text {
+        "random" => Ok(Seed::Random),
+        _ => parse_u64(text)
+            .map(Seed::Fixed)
+            .ok_or_else(|| "not a number of 64 bits, and not `random`".into()),
+    }
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    match parse_u64(text) {
+        None => Err("not a number of 64 bits".into()),
+        Some(0) => Err("has to be at least 1".into()),
+        Some(count) => Ok(count),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("has to be more than 0 and not absurd".into()),
+    }
+}
+
+const RTC_HELP: &str = "not a date as 2024-01-01T00:00:00Z, not seconds since 1970, and not `now`";
+
+fn parse_rtc_base(text: &str) -> Result<RtcBase, String> {
+    if matches!(text, "now" | "host") {
+        return Ok(RtcBase::Now);
+    }
+    let seconds = match text.parse::<i64>() {
+        Ok(seconds) => seconds,
+        Err(_) => parse_date_time(text).ok_or(RTC_HELP)?,
+    };
+    // A CMOS clock has two digits for the year and two for the century.
+    match seconds {
+        0..253_402_300_800 => Ok(RtcBase::At(seconds)),
+        _ => Err("the clock runs from 1970 to 9999".into()),
+    }
+}
+
+/// `2024-01-31`, `2024-01-31T12:34:56`, with a blank or `t` for the `T`, with fractions of a second (dropped), and with
+/// `Z` or an offset as `+01:00` (RFC 3339); without an offset it is UTC. A leap second becomes the second after it.
+fn parse_date_time(text: &str) -> Option<i64> {
+    let field = |range: std::ops::Range<usize>| -> Option<i64> {
+        let digits = text.get(range)?;
+        digits
+            .bytes()
+            .all(|b| b.is_ascii_digit())
+            .then(|| digits.parse().ok())?
+    };
+    let separator = |at: usize, allowed: &str| text.get(at..at + 1).is_some_and(|c| allowed.contains(c));
+    let (year, month, day) = (field(0..4)?, field(5..7)?, field(8..10)?);
+    if !separator(4, "-")
+        || !separator(7, "-")
+        || !(1..=12).contains(&month)
+        || !(1..=days_in(year, month)).contains(&day)
+    {
+        return None;
+    }
+    let midnight = days_from_civil(year, month, day) * 86_400;
+    if text.len() == 10 {
+        return Some(midnight);
+    }
+    let (hour, minute, second) = (field(11..13)?, field(14..16)?, field(17..19)?);
+    if !separator(10, "Tt ") || !separator(13, ":") || !separator(16, ":") || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let mut rest = text.get(19..)?;
+    if let Some(fraction) = rest.strip_prefix('.') {
+        let end = fraction.find(|c: char| !c.is_ascii_digit()).unwrap_or(fraction.len());
+        if end == 0 {
+            return None;
+        }
+        rest = &fraction[end..];
+    }
+    let zone = text.len() - rest.len();
+    let offset = match rest.as_bytes() {
+        [] | [b'Z' | b'z'] => 0,
+        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
+            let (hours, minutes) = (field(zone + 1..zone + 3)?, field(zone + 4..zone + 6)?);
+            if hours > 23 || minutes > 59 {
+                return None;
+            }
+            (hours * 60 + minutes) * if *sign == b'+' { 60 } else { -60 }
+        }
+        _ => return None,
+    };
+    Some(midnight + hour * 3600 + minute * 60 + second - offset)
+}
+
+fn days_in(year: i64, month: i64) -> i64 {
+    match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar, by counting from a March so that leap days come last.
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
+    let day_of_year = (153 * month + 2) / 5 + day - 1;
+    year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - 719_468
+}
+
+fn now() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(VIRTUAL_RTC_BASE, |since| since.as_secs() as i64)
+}
+
+/// The standard library's hasher keys come from the system's random source.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(args: &[&str]) -> Result<MachineConfig, String> {
+        match parse(std::iter::once("minivmm").chain(args.iter().copied())) {
+            Ok(Job::Run { config, .. }) => Ok(*config),
+            Ok(Job::Print(text)) => Err(text),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn with(args: &[&str]) -> MachineConfig {
+        run(&[&["--kernel", "k"], args].concat()).unwrap()
+    }
+
+    // covers: 2/cli-kernel
+    // covers: 2/cli-initrd
+    // covers: 2/cli-cmdline
+    // covers: 2/cli-memory
+    // covers: 2/cli-cpu-model
+    // covers: 2/cli-engine
+    // covers: 2/cli-serial
+    // covers: 2/cli-clock
+    // covers: 2/cli-seed
+    // covers: 2/cli-rtc-base
+    // covers: 2/cli-max-instructions
+    // covers: 2/cli-timeout
+    // covers: 2/cli-stats
+    #[test]
+    fn options_and_their_aliases_reach_the_config() {
+        assert_eq!(run(&["--kernel", "a/b"]).unwrap().kernel, PathBuf::from("a/b"));
+        assert_eq!(with(&["--initrd", "i"]).initrd, Some("i".into()));
+        assert_eq!(with(&[]).initrd, None);
+        assert_eq!(with(&["--cmdline", "a b"]).cmdline, Some(b"a b".to_vec()));
+        assert_eq!(with(&["--append", "-x"]).cmdline, Some(b"-x".to_vec()));
+        assert_eq!(with(&[]).cmdline, None);
+        assert_eq!(with(&["--memory", "1G"]).memory, 1 << 30);
+        assert_eq!(with(&["-m", "0x4000000"]).memory, 64 << 20);
+        assert_eq!(with(&[]).memory, 512 << 20);
+        assert_eq!(with(&["--cpu-model", "westmere"]).model.name, "westmere");
+        assert_eq!(with(&["--cpu", "westmere"]).model.name, "westmere");
+        assert_eq!(with(&[]).model.name, "westmere");
+        for (name, choice) in [
+            ("auto", EngineChoice::Auto),
+            ("soft", EngineChoice::Soft),
+            ("kvm", EngineChoice::Kvm),
+        ] {
+            assert_eq!(with(&["--engine", name]).engine, choice);
+        }
+        assert_eq!(with(&[]).serial, SerialTarget::Stdio);
+        assert_eq!(with(&["--serial", "null"]).serial, SerialTarget::Null);
+        assert_eq!(with(&["--serial", "file:x:y"]).serial, SerialTarget::File("x:y".into()));
+        assert_eq!(with(&["--clock", "paced"]).clock, ClockMode::Paced);
+        assert_eq!(with(&["--clock", "virtual"]).clock, ClockMode::Virtual);
+        assert_eq!(with(&["--seed", "0x10"]).seed, 16);
+        assert_eq!(with(&[]).seed, 0);
+        assert_ne!(with(&["--seed", "random"]).seed, with(&["--seed", "random"]).seed);
+        assert_eq!(with(&["--clock", "virtual"]).rtc_base, VIRTUAL_RTC_BASE);
+        assert_eq!(with(&["--rtc-base", "2024-01-01T00:00:00Z"]).rtc_base, VIRTUAL_RTC_BASE);
+        let now = now();
+        for args in [
+            &["--clock", "paced"][..],
+            &["--rtc-base", "now"],
+            &["--rtc-base", "host"],
+        ] {
+            assert!((now..now + 60).contains(&with(args).rtc_base), "{args:?}");
+        }
+        assert_eq!(with(&["--max-instructions", "1000"]).max_instructions, Some(1000));
+        assert_eq!(with(&["--timeout", "1.5"]).timeout, Some(Duration::from_millis(1500)));
+        assert!(with(&["--stats"]).stats && !with(&[]).stats);
+    }
+
+    // covers: 2/cli-verbose
+    #[test]
+    fn verbose_counts() {
+        for (args, expected) in [(&["-v"][..], 1), (&["-vv"], 2), (&["--verbose"], 1), (&[], 0)] {
+            let all = ["minivmm", "--kernel", "k"].iter().chain(args);
+            assert!(matches!(parse(all), Ok(Job::Run { verbose, .. }) if verbose == expected));
+        }
+    }
+
+    // covers: 2/cli-models
+    #[test]
+    fn models_lists_every_model_on_a_line_of_its_own() {
+        let text = run(&["models"]).unwrap_err();
+        assert_eq!(text.lines().count(), MODELS.len());
+        for (line, model) in text.lines().zip(MODELS) {
+            assert!(
+                line.starts_with(model.name) && line.ends_with(model.description),
+                "{line}"
+            );
+        }
+    }
+
+    // covers: 2/bad-input-nonsense-size
+    // covers: 2/bad-input-unknown-model
+    // covers: 2/bad-input-unknown-engine
+    #[test]
+    fn what_does_not_parse_is_one_line_that_names_the_option() {
+        for (args, names) in [
+            (&[][..], "--kernel"),
+            (&["--kernel"], "--kernel"),
+            (&["--kernel", "k", "-m", "12Q"], "--memory"),
+            (&["--kernel", "k", "-m", ""], "--memory"),
+            (&["--kernel", "k", "-m", "0"], "--memory"),
+            (&["--kernel", "k", "-m", "-1"], "-1"),
+            (&["--kernel", "k", "-m", "512"], "512M"),
+            (&["--kernel", "k", "-m", "99999999999999999999"], "--memory"),
+            (&["--kernel", "k", "-m", "99999999T"], "--memory"),
+            (&["--kernel", "k", "-m", "4097K"], "--memory"),
+            (&["--kernel", "k", "--cpu", "z80\nx"], "--cpu-model z80"),
+            (&["--kernel", "k", "--cpu", "z80"], "westmere"),
+            (&["--kernel", "k", "--engine", "tcg"], "--engine"),
+            (&["--kernel", "k", "--serial", "tcp:1"], "--serial"),
+            (&["--kernel", "k", "--serial", "file:"], "--serial"),
+            (&["--kernel", "k", "--clock", "sundial"], "--clock"),
+            (&["--kernel", "k", "--seed", "many"], "--seed"),
+            (&["--kernel", "k", "--rtc-base", "2023-02-29"], "--rtc-base"),
+            (&["--kernel", "k", "--max-instructions", "0"], "--max-instructions"),
+            (&["--kernel", "k", "--timeout", "0"], "--timeout"),
+            (&["--kernel", "k", "--timeout", "nan"], "--timeout"),
+            (&["--kernel", "k", "--frobnicate"], "--frobnicate"),
+            (&["--kernel", "k", "stray"], "stray"),
+            (&["models", "stray"], "stray"),
+        ] {
+            let message = run(args).unwrap_err();
+            assert!(message.contains(names), "{args:?}: {message}");
+            assert_eq!(message.lines().count(), 1, "{args:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn help_and_version_go_to_standard_output() {
+        assert!(run(&["--help"]).unwrap_err().contains("--max-instructions"));
+        assert!(run(&["--version"]).unwrap_err().contains(env!("CARGO_PKG_VERSION")));
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, size) in [
+            ("1", Ok(1)),
+            ("512M", Ok(512 << 20)),
+            ("512m", Ok(512 << 20)),
+            ("512MiB", Ok(512 << 20)),
+            ("1kb", Ok(1024)),
+            ("0x10K", Ok(16384)),
+            ("0xb", Ok(11)),
+            ("3T", Ok(3 << 40)),
+            ("16777216T", Err(())),
+            ("+1", Err(())),
+            ("1.5G", Err(())),
+            ("", Err(())),
+            ("K", Err(())),
+            ("0x", Err(())),
+            ("١M", Err(())),
+        ] {
+            assert_eq!(parse_size(text).map_err(|_| ()), size, "{text}");
+        }
+    }
+
+    #[test]
+    fn dates() {
+        for (text, seconds) in [
+            ("0", Some(0)),
+            ("1704067200", Some(VIRTUAL_RTC_BASE)),
+            ("1970-01-01", Some(0)),
+            ("1970-01-02T00:00:01", Some(86_401)),
+            ("2000-02-29T12:00:00Z", Some(951_825_600)),
+            ("2024-01-01t00:00:00.123z", Some(VIRTUAL_RTC_BASE)),
+            ("2024-01-01 01:00:00+01:00", Some(VIRTUAL_RTC_BASE)),
+            ("2023-12-31T22:30:00-01:30", Some(VIRTUAL_RTC_BASE)),
+            ("2016-12-31T23:59:60Z", Some(1_483_228_800)),
+            ("9999-12-31T23:59:59Z", Some(253_402_300_799)),
+            ("10000-01-01T00:00:00Z", None),
+            ("-1", None),
+            ("1969-12-31", None),
+            ("2024-13-01", None),
+            ("2024-00-01", None),
+            ("2024-04-31", None),
+            ("2100-02-29", None),
+            ("2024-01-01T24:00:00Z", None),
+            ("2024-01-01T00:00", None),
+            ("2024-01-01T00:00:00.Z", None),
+            ("2024-01-01T00:00:00+1:00", None),
+            ("2024-01-01T00:00:00+a1:00", None),
+            ("2024-01-01X00:00:00", None),
+            ("２０２４-01-01", None),
+            ("tomorrow", None),
+        ] {
+            let parsed = match parse_rtc_base(text) {
+                Ok(RtcBase::At(seconds)) => Some(seconds),
+                _ => None,
+            };
+            assert_eq!(parsed, seconds, "{text}");
+        }
+    }
+}

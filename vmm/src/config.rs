@@ -1,0 +1,107 @@
+//! What a machine is made of, as plain data: the command line ends here and the machine begins here.
+
+use std::{path::PathBuf, time::Duration};
+
+use x86::model::CpuModel;
+
+/// The real-time clock's date in a run on the virtual clock, unless `--rtc-base` says otherwise: 2024-01-01T00:00:00Z.
+pub const VIRTUAL_RTC_BASE: i64 = 1_704_067_200;
+
+/// What `--cmdline` is when it is not given and the kernel is a Linux one: the only console this machine has.
+pub const DEFAULT_LINUX_CMDLINE: &str = "console=ttyS0";
+
+/// Which CPU runs the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum EngineChoice {
+    /// The best one there is: in this build the software CPU.
+    Auto,
+    /// The software CPU.
+    Soft,
+    /// Linux KVM.
+    Kvm,
+}
+
+/// Where the first serial port leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SerialTarget {
+    /// Standard input and output.
+    Stdio,
+    /// Output to a file (created, or emptied once everything else is in order); no input.
+    File(PathBuf),
+    /// Nowhere.
+    Null,
+    /// Output is kept in memory, input comes from the caller: for tests and programs that embed a machine.
+    Buffer,
+}
+
+impl std::fmt::Display for SerialTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SerialTarget::Stdio => f.write_str("stdio"),
+            SerialTarget::File(path) => write!(f, "file:{}", path.display()),
+            SerialTarget::Null => f.write_str("null"),
+            SerialTarget::Buffer => f.write_str("buffer"),
+        }
+    }
+}
+
+/// How virtual time relates to wall time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ClockMode {
+    /// Virtual time is kept from running ahead of wall time (an idle guest sleeps) and jumps forward when it lags.
+    Paced,
+    /// Virtual time is a function of the instructions retired alone: a run repeats to the bit, and idle time costs nothing.
+    Virtual,
+}
+
+/// A machine to be built and run.
+#[derive(Clone, Debug)]
+pub struct MachineConfig {
+    /// The kernel: a bzImage or an ELF32 multiboot image.
+    pub kernel: PathBuf,
+    /// The initial RAM disk, or the multiboot module.
+    pub initrd: Option<PathBuf>,
+    /// The guest's command line; `None`: [`DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
+    pub cmdline: Option<Vec<u8>>,
+    /// RAM in bytes.
+    pub memory: u64,
+    /// The CPU model.
+    pub model: &'static CpuModel,
+    /// The engine.
+    pub engine: EngineChoice,
+    /// The first serial port.
+    pub serial: SerialTarget,
+    /// The clock.
+    pub clock: ClockMode,
+    /// The seed of RDRAND and RDSEED.
+    pub seed: u64,
+    /// The real-time clock's date when the machine starts, in seconds since 1970-01-01T00:00:00Z.
+    pub rtc_base: i64,
+    /// Stop after so many instructions (REP iterations count).
+    pub max_instructions: Option<u64>,
+    /// Stop after so much wall time.
+    pub timeout: Option<Duration>,
+    /// Print figures about the run at its end.
+    pub stats: bool,
+}
+
+impl MachineConfig {
+    /// A machine with the defaults of the command line, a deterministic clock and an in-memory console.
+    pub fn new(kernel: impl Into<PathBuf>) -> Self {
+        MachineConfig {
+            kernel: kernel.into(),
+            initrd: None,
+            cmdline: None,
+            memory: 512 << 20,
+            model: &x86::model::WESTMERE,
+            engine: EngineChoice::Soft,
+            serial: SerialTarget::Buffer,
+            clock: ClockMode::Virtual,
+            seed: 0,
+            rtc_base: VIRTUAL_RTC_BASE,
+            max_instructions: None,
+            timeout: None,
+            stats: false,
+        }
+    }
+}

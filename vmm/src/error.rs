@@ -1,0 +1,182 @@
+//! What the operator is told when something goes wrong, and the exit statuses.
+//!
+//! Every message is one line that says what, where and what to do; the guest's own faults are ordinary values elsewhere.
+
+use std::{io, path::PathBuf};
+
+use crate::loader::LoadError;
+
+/// How a run ended, as the process's exit status tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The guest powered off or reset, or the user left with Ctrl-A x: 0.
+    Done,
+    /// The guest wrote `v` to the debug-exit port: `(v << 1) | 1`, of which the system keeps the low eight bits.
+    DebugExit(u32),
+    /// The command line or one of its files is wrong, or the outside world (a signal, a closed stream) ended the run: 2.
+    Usage,
+    /// The guest crashed (triple fault), or halted in a way that nothing can end: 4.
+    Crash,
+    /// A fault of ours: 6.
+    Internal,
+    /// `--max-instructions` or `--timeout` was reached: 8.
+    Limit,
+}
+
+impl Status {
+    /// The exit status of the process.
+    pub fn code(self) -> i32 {
+        match self {
+            Status::Done => 0,
+            Status::DebugExit(v) => i32::from((v as u8) << 1 | 1),
+            Status::Usage => 2,
+            Status::Crash => 4,
+            Status::Internal => 6,
+            Status::Limit => 8,
+        }
+    }
+}
+
+/// Why a machine could not be built or could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line does not parse; the text names the option.
+    #[error("{0}")]
+    Usage(String),
+    /// A file could not be opened, read or written.
+    #[error("{option} {}: {}", path.display(), plain(source))]
+    File {
+        /// The option that named the file.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is there, but is not what its option needs.
+    #[error("{option} {}: {source}", path.display())]
+    Image {
+        /// The option that named the file.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: LoadError,
+    },
+    /// Guest memory of this size is not to be had.
+    #[error("--memory {size}: {reason}")]
+    Memory {
+        /// The size asked for, in bytes.
+        size: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The command line for the guest does not fit.
+    #[error("--cmdline: {0}")]
+    Cmdline(LoadError),
+    /// No such CPU model.
+    #[error("--cpu-model {name}: no such CPU model; known models: {known} (see `minivmm models`)")]
+    Model {
+        /// The name asked for.
+        name: String,
+        /// All names, comma-separated.
+        known: String,
+    },
+    /// The engine cannot be had, or cannot run this model here.
+    #[error("{option}: {reason}")]
+    Engine {
+        /// The option with its value.
+        option: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// The console cannot be used.
+    #[error("--serial {target}: {reason}")]
+    Serial {
+        /// The option's value.
+        target: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A system call of ours failed where it never should.
+    #[error("internal error: {what}: {}", plain(source))]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// The exit status that goes with this error.
+    pub fn status(&self) -> Status {
+        match self {
+            Error::System { .. } => Status::Internal,
+            _ => Status::Usage,
+        }
+    }
+}
+
+/// The system's sentence without Rust's "(os error N)".
+pub(crate) fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" (os error") {
+        Some((sentence, _)) => sentence.to_lowercase(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 2/exit-status-codes
+    #[test]
+    fn statuses_are_the_documented_numbers() {
+        for (status, code) in [
+            (Status::Done, 0),
+            (Status::DebugExit(0), 1),
+            (Status::DebugExit(1), 3),
+            (Status::DebugExit(0x10), 33),
+            (Status::DebugExit(0x7f), 255),
+            (Status::DebugExit(0x1_0080), 1),
+            (Status::Usage, 2),
+            (Status::Crash, 4),
+            (Status::Internal, 6),
+            (Status::Limit, 8),
+        ] {
+            assert_eq!(status.code(), code, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn every_message_is_one_line() {
+        let file = Error::File {
+            option: "--kernel",
+            path: "/nowhere".into(),
+            source: io::ErrorKind::NotFound.into(),
+        };
+        let os = Error::File {
+            option: "--kernel",
+            path: "/x".into(),
+            source: io::Error::from_raw_os_error(13),
+        };
+        for error in [
+            file,
+            os,
+            Error::Memory {
+                size: 1,
+                reason: "too small".into(),
+            },
+        ] {
+            assert_eq!(error.to_string().lines().count(), 1, "{error}");
+        }
+        let os = Error::File {
+            option: "--kernel",
+            path: "/x".into(),
+            source: io::Error::from_raw_os_error(13),
+        };
+        assert_eq!(os.to_string(), "--kernel /x: permission denied");
+    }
+}

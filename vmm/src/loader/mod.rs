@@ -1,0 +1,292 @@
+//! Kernels into guest memory: bzImage by the 64-bit Linux boot protocol, ELF32 (and flat) images by multiboot 1.
+//!
+//! Everything here works on untrusted bytes: a kernel, an initial RAM disk, a command line. What does not fit is a
+//! [`LoadError`] that names it.
+
+pub mod e820;
+pub mod initrd;
+pub mod linux;
+pub mod multiboot;
+
+use std::ops::Range;
+
+use crate::machine::memory::{Memory, NotRam};
+
+/// What is wrong with a kernel, an initial RAM disk or a command line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The file has no bytes.
+    #[error("the file is empty")]
+    Empty,
+    /// The file ends before what its own headers promise.
+    #[error("truncated: {what} ends at byte {need}, the file at byte {have}")]
+    Truncated {
+        /// The part that is cut off.
+        what: &'static str,
+        /// Where that part ends.
+        need: u64,
+        /// The file's length.
+        have: u64,
+    },
+    /// Not a kernel of any kind that can be loaded.
+    #[error("not a kernel for this machine: neither a Linux bzImage nor an ELF32 multiboot image")]
+    ForeignKernel,
+    /// A kernel, but one that cannot be entered.
+    #[error("not a kernel for this machine: {0}")]
+    UnusableKernel(String),
+    /// A multiboot or boot-protocol header with values that contradict each other.
+    #[error("damaged kernel: {0}")]
+    DamagedKernel(String),
+    /// Not an initial RAM disk that Linux knows.
+    #[error("not an initial RAM disk: {0}")]
+    ForeignInitrd(String),
+    /// More than RAM holds.
+    #[error("{what} needs {need} of memory below {}, there are {have}: raise --memory", size_text(*limit))]
+    TooBig {
+        /// What does not fit.
+        what: &'static str,
+        /// Bytes it needs, as text.
+        need: String,
+        /// Bytes there are, as text.
+        have: String,
+        /// The highest address it may reach.
+        limit: u64,
+    },
+    /// A command line longer than the kernel takes.
+    #[error("{have} bytes, and this kernel takes {max} at most")]
+    CmdlineTooLong {
+        /// Its length.
+        have: u64,
+        /// The kernel's limit.
+        max: u64,
+    },
+    /// A command line that cannot be a C string.
+    #[error("has a NUL byte inside")]
+    CmdlineNul,
+}
+
+impl From<NotRam> for LoadError {
+    fn from(error: NotRam) -> Self {
+        LoadError::DamagedKernel(error.to_string())
+    }
+}
+
+/// Bytes as people say them: rounded up to the next MiB from 1 MiB on.
+fn size_text(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{}K", bytes.div_ceil(1 << 10)),
+        _ => format!("{}M", bytes.div_ceil(1 << 20)),
+    }
+}
+
+fn too_big(what: &'static str, need: u64, memory: &Memory, limit: u64) -> LoadError {
+    // Rounding down here and up there keeps "needs 512M, there are 512M" from being said.
+    let have = format!("{}M", memory.low_end() >> 20);
+    LoadError::TooBig {
+        what,
+        need: size_text(need),
+        have,
+        limit,
+    }
+}
+
+/// What to boot.
+#[derive(Clone, Copy, Debug)]
+pub struct Boot<'a> {
+    /// The kernel file's contents.
+    pub kernel: &'a [u8],
+    /// The kernel file's name, which multiboot puts first on the command line.
+    pub kernel_name: &'a [u8],
+    /// The initial RAM disk's contents.
+    pub initrd: Option<&'a [u8]>,
+    /// The initial RAM disk's name, which multiboot gives to the module.
+    pub initrd_name: &'a [u8],
+    /// The command line; `None` for the default of the kernel's kind.
+    pub cmdline: Option<&'a [u8]>,
+    /// Where the ACPI root pointer is.
+    pub rsdp: u64,
+}
+
+/// Which of the user's inputs a [`LoadError`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// `--kernel`
+    Kernel,
+    /// `--initrd`
+    Initrd,
+    /// `--cmdline`
+    Cmdline,
+}
+
+/// Where the boot CPU starts, and with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// 64-bit mode: Linux boot protocol, "64-bit Boot Protocol".
+    Linux64 {
+        /// The entry point, 0x200 into the loaded image.
+        rip: u64,
+        /// The address of `struct boot_params`.
+        boot_params: u64,
+        /// The page tables, which map the first 4 GiB one to one.
+        cr3: u64,
+        /// The GDT.
+        gdt: u64,
+        /// Its limit.
+        gdt_limit: u16,
+    },
+    /// Flat 32-bit protected mode: multiboot 0.6.96, 3.2 "Machine state".
+    Multiboot {
+        /// The entry point.
+        eip: u32,
+        /// The address of the information block.
+        info: u32,
+    },
+}
+
+/// Loads a kernel of either kind and what goes with it.
+pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
+    if boot.kernel.is_empty() {
+        return Err((Input::Kernel, LoadError::Empty));
+    }
+    if boot.initrd.is_some_and(<[u8]>::is_empty) {
+        return Err((Input::Initrd, LoadError::Empty));
+    }
+    if boot.cmdline.is_some_and(|cmdline| cmdline.contains(&0)) {
+        return Err((Input::Cmdline, LoadError::CmdlineNul));
+    }
+    if linux::is_bzimage(boot.kernel) {
+        return linux::load(memory, boot);
+    }
+    if multiboot::find_header(boot.kernel).is_some() {
+        return multiboot::load(memory, boot);
+    }
+    Err((Input::Kernel, why_foreign(boot.kernel)))
+}
+
+/// A file that is no kernel we know: say the most likely reason.
+fn why_foreign(kernel: &[u8]) -> LoadError {
+    let have = kernel.len() as u64;
+    match kernel {
+        [0x7f, b'E', b'L', b'F', ..] if kernel.len() < 52 => LoadError::Truncated {
+            what: "the ELF header",
+            need: 52,
+            have,
+        },
+        [0x7f, b'E', b'L', b'F', ..] => LoadError::UnusableKernel(
+            "an ELF file without a multiboot header in its first 8192 bytes; of a Linux kernel, give the bzImage"
+                .into(),
+        ),
+        // A bzImage that can boot by EFI starts like a PE file.
+        [b'M', b'Z', ..] if kernel.len() < linux::HEADER_END => LoadError::Truncated {
+            what: "the bzImage header",
+            need: linux::HEADER_END as u64,
+            have,
+        },
+        [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', b'X', b'Z', ..] => {
+            LoadError::UnusableKernel("a compressed file; unpack it first".into())
+        }
+        _ => LoadError::ForeignKernel,
+    }
+}
+
+/// The lowest address from `from` up, aligned to `align` (a power of two), where `len` bytes fit into one of the `usable`
+/// ranges (in rising order) without touching a `taken` one.
+fn place(len: u64, align: u64, from: u64, usable: &[Range<u64>], taken: &[Range<u64>]) -> Option<u64> {
+    for range in usable {
+        let mut start = range.start.max(from).checked_next_multiple_of(align)?;
+        while start.checked_add(len).is_some_and(|end| end <= range.end) {
+            match taken.iter().find(|t| t.start < start + len && start < t.end) {
+                Some(obstacle) => start = obstacle.end.checked_next_multiple_of(align)?,
+                None => return Some(start),
+            }
+        }
+    }
+    None
+}
+
+fn le32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn le16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn boot(kernel: &[u8]) -> Boot<'_> {
+        Boot {
+            kernel,
+            kernel_name: b"kernel",
+            initrd: None,
+            initrd_name: b"initrd",
+            cmdline: None,
+            rsdp: 0xe0000,
+        }
+    }
+
+    // covers: 2/bad-input-empty-kernel
+    // covers: 2/bad-input-foreign-kernel
+    // covers: 2/bad-input-empty-initrd
+    #[test]
+    fn what_is_no_kernel_says_why() {
+        let memory = Memory::new(2 << 20).unwrap();
+        let elf = [&b"\x7fELF"[..], &[0; 100]].concat();
+        for (kernel, says) in [
+            (&b""[..], "empty"),
+            (b"#!/bin/sh\n", "neither a Linux bzImage nor"),
+            (b"MZ and no more", "truncated"),
+            (b"\x7fELF", "truncated"),
+            (&elf, "without a multiboot header"),
+            (b"\x1f\x8b\x08", "unpack"),
+            (&[0; 20000], "neither"),
+        ] {
+            let (input, error) = load(&memory, &boot(kernel)).unwrap_err();
+            assert_eq!(input, Input::Kernel);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        let (input, error) = load(
+            &memory,
+            &Boot {
+                initrd: Some(b""),
+                ..boot(b"x")
+            },
+        )
+        .unwrap_err();
+        assert_eq!((input, error), (Input::Initrd, LoadError::Empty));
+        let (input, error) = load(
+            &memory,
+            &Boot {
+                cmdline: Some(b"a\0b"),
+                ..boot(b"x")
+            },
+        )
+        .unwrap_err();
+        assert_eq!((input, error), (Input::Cmdline, LoadError::CmdlineNul));
+    }
+
+    #[test]
+    #[allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
+    fn place_finds_the_lowest_gap() {
+        let usable = [0..0x9000, 0x10000..0x20000];
+        for (len, from, taken, found) in [
+            (0x1000, 0, &[][..], Some(0)),
+            (0x1000, 1, &[], Some(0x1000)),
+            (0x1000, 0, &[0..1], Some(0x1000)),
+            (0x1000, 0, &[0x1fff..0x8001, 0..0x1000], Some(0x10000)),
+            (0xa000, 0, &[], Some(0x10000)),
+            (0x10000, 0, &[0x10000..0x10001], None),
+            (u64::MAX, 0, &[], None),
+            (1, u64::MAX, &[], None),
+            (1, 0, &[0..u64::MAX], None),
+        ] {
+            assert_eq!(
+                place(len, 0x1000, from, &usable, taken),
+                found,
+                "{len:#x} from {from:#x} around {taken:x?}"
+            );
+        }
+    }
+}

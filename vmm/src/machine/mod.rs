@@ -1,0 +1,4 @@
+//! The machine: memory, tables, devices, CPUs.
+
+pub mod acpi;
+pub mod memory;
