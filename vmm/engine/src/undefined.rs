@@ -1,0 +1,772 @@
+//! What the manual leaves undefined, pinned.
+//!
+//! # Theory
+//! The SDM leaves flags and results of some instructions undefined; silicon does not. Guests see what their part does, and
+//! some look (to tell emulators from hardware), and a run must not depend on the host's vendor. So each such result is
+//! pinned to what Intel parts do.
+//!
+//! # Practice
+//! [`PINS`] says it in words, one row an instruction, each with its source: the manual where another page of it settles the
+//! matter; a public source that compared with real parts; or [`CHOSEN`] where neither was found. The functions below the
+//! table say the same for flags that need arithmetic; handlers are compared with them.
+//!
+//! # Left out
+//! Differences among Intel parts. The measurements are of Skylake and later ("10980XE" is Cascade Lake, "6700K" Skylake);
+//! older parts are said to differ in 16-bit SHLD and SHRD by more than 16.
+
+/// Where undefined results come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Undefined {
+    /// From [`PINS`]: the same on every host.
+    #[default]
+    Model,
+    /// From the host CPU, for comparisons with it.
+    Host,
+}
+
+/// One undefined result and what becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The mnemonics, as the manual writes them, separated by spaces.
+    pub instruction: &'static str,
+    /// What the manual leaves undefined; flags by their names.
+    pub what: &'static str,
+    /// What happens instead.
+    pub rule: &'static str,
+    /// Who says that Intel parts do so, or [`CHOSEN`].
+    pub source: &'static str,
+}
+
+/// No source was found; the rule is the simplest that is compatible with the manual.
+pub const CHOSEN: &str = "chosen";
+
+const IEM: &str = "VirtualBox, IEMAllAImplC.cpp: Intel variants, compared with a 10980XE (MUL, DIV, SHLD: and a 6700K)";
+const IEM_BCD: &str = "VirtualBox, IEMAllCImpl.cpp: Intel branches of AAA to DAS";
+const BSWAP: &str = "Bochs, bit.cc; miasm issue 1236 (six parts); VirtualBox, tstIEMAImpl.cpp";
+
+/// Every undefined result of x86-64-v2 that the engine produces.
+pub const PINS: &[Pin] = &[
+    Pin {
+        instruction: "AND OR XOR TEST",
+        what: "AF",
+        rule: "cleared",
+        source: IEM,
+    },
+    Pin {
+        instruction: "SHL SAL",
+        what: "AF; OF for counts other than 1; CF for counts of the size and more",
+        rule: "AF cleared; OF as after the first of the one-bit shifts, so the exclusive-or of the operand's two highest bits; \
+               CF the last bit shifted out, so 0 beyond the size",
+        source: IEM,
+    },
+    Pin {
+        instruction: "SHR",
+        what: "AF; OF for counts other than 1; CF for counts of the size and more",
+        rule: "AF cleared; OF as after the first of the one-bit shifts, so the operand's highest bit; CF the last bit shifted \
+               out, so 0 beyond the size",
+        source: IEM,
+    },
+    Pin {
+        instruction: "SAR",
+        what: "AF; OF for counts other than 1",
+        rule: "AF cleared; OF cleared: the sign never changes",
+        source: IEM,
+    },
+    Pin {
+        instruction: "ROL RCL",
+        what: "OF for counts other than 1",
+        rule: "as after the first of the one-bit rotations, so the exclusive-or of the operand's two highest bits; RCL by a \
+               multiple of its size plus one (8- and 16-bit) leaves CF and OF alone",
+        source: IEM,
+    },
+    Pin {
+        instruction: "ROR",
+        what: "OF for counts other than 1",
+        rule: "as after the first of the one-bit rotations, so the exclusive-or of the operand's highest and lowest bits",
+        source: IEM,
+    },
+    Pin {
+        instruction: "RCR",
+        what: "OF for counts other than 1",
+        rule: "as after the first of the one-bit rotations, so the exclusive-or of CF before and the operand's highest bit; by a \
+               multiple of its size plus one (8- and 16-bit) leaves CF and OF alone",
+        source: IEM,
+    },
+    Pin {
+        instruction: "SHLD",
+        what: "AF; OF for counts other than 1; OF SF ZF AF PF CF and the result for 16-bit operands and counts above 16",
+        rule: "AF cleared; OF as after the first of the one-bit shifts, so the exclusive-or of the destination's two highest \
+               bits; above 16 the bits shifted in after the source are the destination's own; CF the last bit shifted out; SF, \
+               ZF and PF of the result",
+        source: IEM,
+    },
+    Pin {
+        instruction: "SHRD",
+        what: "AF; OF for counts other than 1; OF SF ZF AF PF CF and the result for 16-bit operands and counts above 16",
+        rule: "AF cleared; OF as after the first of the one-bit shifts, so the exclusive-or of the destination's highest and \
+               the source's lowest bit; above 16 the bits shifted in after the source are the destination's own; CF the last \
+               bit shifted out; SF, ZF and PF of the result",
+        source: IEM,
+    },
+    Pin {
+        instruction: "MUL IMUL",
+        what: "SF ZF AF PF",
+        rule: "SF and PF of the lower half of the product (of the truncated product where there is only that); ZF and AF cleared",
+        source: IEM,
+    },
+    Pin {
+        instruction: "DIV IDIV",
+        what: "CF OF SF ZF AF PF",
+        rule: "unchanged",
+        source: IEM,
+    },
+    Pin {
+        instruction: "BSF BSR",
+        what: "CF OF SF AF PF; the destination when the source is 0",
+        rule: "CF, OF, SF and AF cleared; PF of the bit index, set when the source is 0; the destination then keeps its value, \
+               all 64 bits of it",
+        source: IEM,
+    },
+    Pin {
+        instruction: "BT BTS BTR BTC",
+        what: "OF SF AF PF",
+        rule: "unchanged",
+        source: IEM,
+    },
+    Pin {
+        instruction: "AAA AAS",
+        what: "OF SF ZF PF",
+        rule: "OF cleared; SF, ZF and PF of AL after the adjustment",
+        source: IEM_BCD,
+    },
+    Pin {
+        instruction: "DAA DAS",
+        what: "OF",
+        rule: "cleared",
+        source: IEM_BCD,
+    },
+    Pin {
+        instruction: "AAM AAD",
+        what: "OF AF CF",
+        rule: "cleared",
+        source: IEM_BCD,
+    },
+    Pin {
+        instruction: "BSWAP",
+        what: "the result with a 16-bit register",
+        rule: "0 in bits 15:0",
+        source: BSWAP,
+    },
+    Pin {
+        instruction: "MOV",
+        what: "OF SF ZF AF PF CF after a move to or from a control or debug register",
+        rule: "unchanged",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "PUSH",
+        what: "bits 31:16 of the stack slot of a segment register, with a 32-bit operand size",
+        rule: "memory keeps what it had: a 16-bit write at the new stack pointer",
+        source: "SDM Vol. 2B \"PUSH\": recent Core and Atom parts write 16 bits",
+    },
+    Pin {
+        instruction: "SMSW",
+        what: "bits 31:16 (63:32 too with REX.W) of a register destination",
+        rule: "those of CR0",
+        source: "SDM Vol. 2B \"SMSW\", Operation",
+    },
+    Pin {
+        instruction: "SLDT STR",
+        what: "bits above 15 of a register destination",
+        rule: "cleared",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "LAR",
+        what: "bits 19:16 of the result, the part of the limit",
+        rule: "cleared",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "SGDT SIDT",
+        what: "the sixth byte of the operand, with a 16-bit operand size",
+        rule: "bits 31:24 of the base",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "RCPPS RCPSS",
+        what: "the result within a relative error of 1.5 * 2^-12",
+        rule: "the reciprocal of the middle of the operand's interval (2048 for each power of two), to 12 bits after the \
+               leading one, rounded to nearest; tiny results are 0",
+        source: "Bochs, sse_rcp.cc: its table of results from hardware is this rule",
+    },
+    Pin {
+        instruction: "RSQRTPS RSQRTSS",
+        what: "the result within a relative error of 1.5 * 2^-12",
+        rule: "the same scheme with 1024 intervals for each power of two",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "FSIN FCOS FSINCOS FPTAN",
+        what: "the last bits of the result",
+        rule: "the argument reduced by a pi of 66 bits, the rest in more than 64 bits and rounded once",
+        source: "SDM Vol. 1 8.3.8 \"Approximation of Pi\" for the reduction; the rest is chosen",
+    },
+    Pin {
+        instruction: "F2XM1 FYL2X FYL2XP1 FPATAN",
+        what: "the last bits of the result",
+        rule: "computed in more than 64 bits and rounded once",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "FLD FLD1 FLDL2E FLDL2T FLDLG2 FLDLN2 FLDPI FLDZ",
+        what: "C0 C2 C3",
+        rule: "unchanged",
+        source: "VirtualBox, IEMAllAImplC.cpp: compared with a 10980XE (FLD1 and its kin)",
+    },
+    Pin {
+        instruction: "FADD FSUB FSUBR FMUL FDIV FDIVR FSQRT FABS FCHS FRNDINT FSCALE FXTRACT FXCH FST FSTP FIST FISTP FBLD FBSTP FILD",
+        what: "C0 C2 C3",
+        rule: "unchanged",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "FXSAVE FSAVE FSTENV",
+        what: "FOP, FIP and FDP when no exception is pending",
+        rule: "those of the last x87 instruction that is not a control instruction, always stored",
+        source: "SDM Vol. 1 8.1.8 \"x87 FPU Instruction and Data (Operand) Pointers\"; other vendors store them with ES only",
+    },
+];
+
+const CF: u64 = 1 << 0;
+const PF: u64 = 1 << 2;
+const AF: u64 = 1 << 4;
+const ZF: u64 = 1 << 6;
+const SF: u64 = 1 << 7;
+const OF: u64 = 1 << 11;
+const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
+
+/// The shifts and rotations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shift {
+    /// ROL.
+    Rol,
+    /// ROR.
+    Ror,
+    /// RCL.
+    Rcl,
+    /// RCR.
+    Rcr,
+    /// SHL and its other name, SAL.
+    Shl,
+    /// SHR.
+    Shr,
+    /// SAR.
+    Sar,
+    /// SHLD: 16 bits and more.
+    Shld,
+    /// SHRD: 16 bits and more.
+    Shrd,
+}
+
+/// The result of a shift or rotation, and RFLAGS after it: defined flags as the manual has them, the others as pinned.
+///
+/// `bits` is the operand size (8, 16, 32, 64), `src` the second operand of SHLD and SHRD, `count` the count as the
+/// instruction gives it. `flags` is RFLAGS before. Bits of the operands above the size do not count.
+pub fn shift(op: Shift, bits: u32, dst: u64, src: u64, count: u8, flags: u64) -> (u64, u64) {
+    let mask = u64::MAX >> (64 - bits);
+    let (dst, src) = (dst & mask, src & mask);
+    let count = u32::from(count) & if bits == 64 { 63 } else { 31 };
+    let carry = flags & CF;
+    let top = |value: u64| value >> (bits - 1) & 1;
+    let second = |value: u64| value >> (bits - 2) & 1;
+    // RCL and RCR rotate through CF, so come round after one bit more.
+    let turns = if matches!(op, Shift::Rcl | Shift::Rcr) {
+        count % (bits + 1)
+    } else {
+        count
+    };
+    if turns == 0 {
+        return (dst, flags);
+    }
+
+    let (result, out) = match op {
+        Shift::Rol => {
+            let n = turns % bits;
+            let result = (dst << n | dst.checked_shr(bits - n).unwrap_or(0)) & mask;
+            (result, result & 1)
+        }
+        Shift::Ror => {
+            let n = turns % bits;
+            let result = (dst >> n | dst.checked_shl(bits - n).unwrap_or(0)) & mask;
+            (result, top(result))
+        }
+        Shift::Rcl => {
+            let ring = u128::from(carry) << bits | u128::from(dst);
+            let ring = ring << turns | ring >> (bits + 1 - turns);
+            (ring as u64 & mask, (ring >> bits) as u64 & 1)
+        }
+        Shift::Rcr => {
+            let ring = u128::from(carry) << bits | u128::from(dst);
+            let ring = ring >> turns | ring << (bits + 1 - turns);
+            (ring as u64 & mask, (ring >> bits) as u64 & 1)
+        }
+        Shift::Shl => {
+            let value = u128::from(dst) << turns;
+            (value as u64 & mask, (value >> bits) as u64 & 1)
+        }
+        Shift::Shr => (dst >> turns, dst >> (turns - 1) & 1),
+        Shift::Sar => {
+            let value = i128::from((dst << (64 - bits)) as i64 >> (64 - bits));
+            ((value >> turns) as u64 & mask, (value >> (turns - 1)) as u64 & 1)
+        }
+        // Only 16-bit operands have counts above the size.
+        Shift::Shld if bits == 16 => {
+            let value = dst << 32 | src << 16 | dst;
+            (value << turns >> 32 & mask, value >> (48 - turns) & 1)
+        }
+        Shift::Shrd if bits == 16 => {
+            let value = dst << 32 | src << 16 | dst;
+            (value >> turns & mask, value >> (turns - 1) & 1)
+        }
+        Shift::Shld => {
+            let value = u128::from(dst) << bits | u128::from(src);
+            ((value << turns >> bits) as u64 & mask, dst >> (bits - turns) & 1)
+        }
+        Shift::Shrd => {
+            let value = u128::from(src) << bits | u128::from(dst);
+            ((value >> turns) as u64 & mask, dst >> (turns - 1) & 1)
+        }
+    };
+    let overflow = match op {
+        Shift::Rol | Shift::Rcl | Shift::Shl | Shift::Shld => top(dst) ^ second(dst),
+        Shift::Ror => top(dst) ^ dst & 1,
+        Shift::Rcr => carry ^ top(dst),
+        Shift::Shr => top(dst),
+        Shift::Sar => 0,
+        Shift::Shrd => top(dst) ^ src & 1,
+    };
+    let kept = match op {
+        Shift::Rol | Shift::Ror | Shift::Rcl | Shift::Rcr => flags & !(CF | OF),
+        _ => flags & !STATUS | of_result(bits, result),
+    };
+    (result, kept | out | if overflow != 0 { OF } else { 0 })
+}
+
+/// The status flags after MUL or IMUL: `low` is the lower half of the product, `carry` whether it lost anything.
+pub fn multiply(bits: u32, low: u64, carry: bool) -> u64 {
+    of_result(bits, low) & !ZF | if carry { CF | OF } else { 0 }
+}
+
+/// The status flags after BSF or BSR: `index` is the bit that was found.
+pub fn bit_scan(index: Option<u32>) -> u64 {
+    match index {
+        Some(index) => of_result(8, u64::from(index)) & PF,
+        None => ZF | PF,
+    }
+}
+
+/// The decimal adjustments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adjust {
+    /// AAA.
+    Aaa,
+    /// AAS.
+    Aas,
+    /// DAA.
+    Daa,
+    /// DAS.
+    Das,
+    /// AAM with its base, which is not 0: that is #DE.
+    Aam(core::num::NonZeroU8),
+    /// AAD with its base.
+    Aad(u8),
+}
+
+/// AX and RFLAGS after a decimal adjustment.
+pub fn adjust(op: Adjust, ax: u16, flags: u64) -> (u16, u64) {
+    let [al, ah] = ax.to_le_bytes();
+    let low = al & 0xF > 9 || flags & AF != 0;
+    let high = al > 0x99 || flags & CF != 0;
+    let (ax, carries) = match op {
+        Adjust::Aaa => (
+            if low { ax.wrapping_add(0x106) } else { ax } & 0xFF0F,
+            if low { AF | CF } else { 0 },
+        ),
+        Adjust::Aas => (
+            if low { ax.wrapping_sub(0x106) } else { ax } & 0xFF0F,
+            if low { AF | CF } else { 0 },
+        ),
+        Adjust::Daa => {
+            let al = al
+                .wrapping_add(if low { 6 } else { 0 })
+                .wrapping_add(if high { 0x60 } else { 0 });
+            (
+                u16::from_le_bytes([al, ah]),
+                if low { AF } else { 0 } | if high { CF } else { 0 },
+            )
+        }
+        Adjust::Das => {
+            let borrow = high || low && al < 6;
+            let al = al
+                .wrapping_sub(if low { 6 } else { 0 })
+                .wrapping_sub(if high { 0x60 } else { 0 });
+            (
+                u16::from_le_bytes([al, ah]),
+                if low { AF } else { 0 } | if borrow { CF } else { 0 },
+            )
+        }
+        Adjust::Aam(base) => (u16::from_le_bytes([al % base, al / base]), 0),
+        Adjust::Aad(base) => (u16::from(al.wrapping_add(ah.wrapping_mul(base))), 0),
+    };
+    (ax, flags & !STATUS | of_result(8, u64::from(ax)) | carries)
+}
+
+/// SF, ZF and PF of a result of this size.
+fn of_result(bits: u32, result: u64) -> u64 {
+    let result = result << (64 - bits);
+    let lowest = (result >> (64 - bits)) as u8;
+    let sign = if result >> 63 != 0 { SF } else { 0 };
+    let zero = if result == 0 { ZF } else { 0 };
+    let parity = if lowest.count_ones().is_multiple_of(2) { PF } else { 0 };
+    sign | zero | parity
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Code, CpuidFeature, Instruction, Register, RflagsBits};
+    use std::collections::BTreeSet;
+
+    /// The instruction sets of x86-64-v2, and what came before CPUID.
+    const V2: &[CpuidFeature] = &[
+        CpuidFeature::INTEL8086,
+        CpuidFeature::INTEL186,
+        CpuidFeature::INTEL286,
+        CpuidFeature::INTEL386,
+        CpuidFeature::INTEL486,
+        CpuidFeature::X64,
+        CpuidFeature::CMOV,
+        CpuidFeature::CX8,
+        CpuidFeature::CMPXCHG16B,
+        CpuidFeature::FPU,
+        CpuidFeature::FPU287,
+        CpuidFeature::FPU387,
+        CpuidFeature::FXSR,
+        CpuidFeature::MMX,
+        CpuidFeature::POPCNT,
+        CpuidFeature::SSE,
+        CpuidFeature::SSE2,
+        CpuidFeature::SSE3,
+        CpuidFeature::SSSE3,
+        CpuidFeature::SSE4_1,
+        CpuidFeature::SSE4_2,
+        CpuidFeature::SYSCALL,
+        CpuidFeature::SEP,
+    ];
+
+    const FLAGS: [(u32, &str); 6] = [
+        (RflagsBits::OF, "OF"),
+        (RflagsBits::SF, "SF"),
+        (RflagsBits::ZF, "ZF"),
+        (RflagsBits::AF, "AF"),
+        (RflagsBits::CF, "CF"),
+        (RflagsBits::PF, "PF"),
+    ];
+
+    // covers: 2/cpu-undefined-table
+    #[test]
+    fn every_undefined_flag_of_x86_64_v2_has_a_pin() {
+        let (mut seen, mut missing) = (BTreeSet::new(), BTreeSet::new());
+        for code in Code::values() {
+            if !code.cpuid_features().iter().all(|feature| V2.contains(feature)) {
+                continue;
+            }
+            let mut instruction = Instruction::default();
+            instruction.set_code(code);
+            // Undefined flags of a shift by an immediate depend on it.
+            for (operand, kind) in code.op_code().op_kinds().iter().enumerate() {
+                if *kind == iced_x86::OpCodeOperandKind::imm8 {
+                    instruction.set_op_kind(operand as u32, iced_x86::OpKind::Immediate8);
+                    instruction.set_immediate8(5);
+                } else {
+                    instruction.set_op_kind(operand as u32, iced_x86::OpKind::Register);
+                    instruction.set_op_register(operand as u32, Register::CL);
+                }
+            }
+            let mnemonic = format!("{:?}", code.mnemonic()).to_uppercase();
+            for (flag, name) in FLAGS {
+                if instruction.rflags_undefined() & flag != 0 {
+                    let pinned = PINS.iter().any(|pin| {
+                        pin.instruction.split(' ').any(|i| i == mnemonic)
+                            && pin.what.replace([';', ','], "").split(' ').any(|w| w == name)
+                    });
+                    if !pinned {
+                        missing.insert(format!("{name} after {mnemonic}"));
+                    }
+                    seen.insert(mnemonic.clone());
+                }
+            }
+        }
+        assert!(missing.is_empty(), "no pin: {missing:?}");
+        // The sweep must have found the families that the manual is known for.
+        for mnemonic in [
+            "AND", "SHL", "ROL", "SHLD", "IMUL", "DIV", "BSF", "BT", "AAA", "DAA", "AAM",
+        ] {
+            assert!(seen.contains(mnemonic), "{mnemonic} was not swept; swept: {seen:?}");
+        }
+    }
+
+    // covers: 2/cpu-undefined-table
+    #[test]
+    fn every_pin_has_a_rule_and_a_source_and_no_instruction_is_pinned_twice() {
+        let mut names = BTreeSet::new();
+        for pin in PINS {
+            assert!(
+                !pin.what.is_empty() && !pin.rule.is_empty() && !pin.source.is_empty(),
+                "{}",
+                pin.instruction
+            );
+            for name in pin.instruction.split(' ') {
+                assert!(names.insert(name), "{name} twice");
+            }
+        }
+    }
+
+    /// The rule in its own words: one-bit steps as the manual defines them, OF of the first, the rest of the last.
+    fn step_by_step(op: Shift, bits: u32, dst: u64, src: u64, count: u8, flags: u64) -> (u64, u64) {
+        let mask = u64::MAX >> (64 - bits);
+        let (first, mut value, mut carry) = (dst & mask, dst & mask, flags & CF != 0);
+        let mut count = u32::from(count) & if bits == 64 { 63 } else { 31 };
+        if matches!(op, Shift::Rcl | Shift::Rcr) {
+            count %= bits + 1;
+        }
+        let mut overflow = None;
+        for step in 0..count {
+            // What SHLD and SHRD shift in: the source, then the destination as it was.
+            let (queue, at) = if step < bits { (src, step) } else { (first, step - bits) };
+            let (before, high, low) = (value, value >> (bits - 1) & 1 != 0, value & 1 != 0);
+            let (left, incoming) = match op {
+                Shift::Rol => (true, high),
+                Shift::Ror => (false, low),
+                Shift::Rcl => (true, carry),
+                Shift::Rcr => (false, carry),
+                Shift::Shl => (true, false),
+                Shift::Shr => (false, false),
+                Shift::Sar => (false, high),
+                Shift::Shld => (true, queue >> (bits - 1 - at) & 1 != 0),
+                Shift::Shrd => (false, queue >> at & 1 != 0),
+            };
+            value = if left {
+                value << 1 & mask | u64::from(incoming)
+            } else {
+                value >> 1 | u64::from(incoming) << (bits - 1)
+            };
+            carry = if left { high } else { low };
+            // A change of sign, for every one of them.
+            overflow.get_or_insert((value ^ before) >> (bits - 1) & 1 != 0);
+        }
+        let Some(overflow) = overflow else {
+            return (value, flags);
+        };
+        let mut after = flags & !(CF | OF);
+        if !matches!(op, Shift::Rol | Shift::Ror | Shift::Rcl | Shift::Rcr) {
+            after &= !STATUS;
+            after |= if value == 0 { ZF } else { 0 };
+            after |= if value >> (bits - 1) != 0 { SF } else { 0 };
+            after |= if (value as u8).count_ones().is_multiple_of(2) {
+                PF
+            } else {
+                0
+            };
+        }
+        (
+            value,
+            after | if carry { CF } else { 0 } | if overflow { OF } else { 0 },
+        )
+    }
+
+    // covers: 2/cpu-undefined-table
+    #[test]
+    fn shifts_by_any_count_are_one_bit_shifts_repeated() {
+        use Shift::*;
+        let patterns = [
+            0,
+            1,
+            0x80,
+            0x8000,
+            0x8000_0000,
+            1 << 63,
+            u64::MAX,
+            0x7F7F_7F7F_7F7F_7F7F,
+            0x1234_5678_9ABC_DEF0,
+            0xC001_D00D_4002_A55A,
+        ];
+        for op in [Rol, Ror, Rcl, Rcr, Shl, Shr, Sar, Shld, Shrd] {
+            for bits in [8, 16, 32, 64] {
+                if bits == 8 && matches!(op, Shld | Shrd) {
+                    continue;
+                }
+                for dst in patterns {
+                    for src in patterns {
+                        for count in 0..=255u8 {
+                            for flags in [0x202, 0x2 | STATUS, 0x2 | CF, 0x2 | OF | AF] {
+                                assert_eq!(
+                                    shift(op, bits, dst, src, count, flags),
+                                    step_by_step(op, bits, dst, src, count, flags),
+                                    "{op:?} {bits} {dst:X} {src:X} by {count}, flags {flags:X}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // covers: 2/cpu-undefined-table
+    #[test]
+    fn shifts_by_hand() {
+        use Shift::*;
+        for (op, bits, dst, src, count, flags, result, after, why) in [
+            (
+                Shl,
+                8,
+                0x81,
+                0,
+                8,
+                0,
+                0x00,
+                CF | OF | ZF | PF,
+                "the last bit out is bit 0; the first shift changed the sign",
+            ),
+            (
+                Shl,
+                8,
+                0xFF,
+                0,
+                9,
+                AF,
+                0x00,
+                ZF | PF,
+                "beyond the size nothing is left to go out",
+            ),
+            (
+                Shr,
+                16,
+                0x8000,
+                0,
+                16,
+                0,
+                0x0000,
+                CF | OF | ZF | PF,
+                "OF is the old sign, for any count",
+            ),
+            (Sar, 8, 0x80, 0, 31, OF | AF, 0xFF, CF | SF | PF, "OF and AF cleared"),
+            (Rol, 8, 0x40, 0, 8, 0, 0x40, OF, "a whole turn still writes CF and OF"),
+            (
+                Rcl,
+                8,
+                0x40,
+                0,
+                9,
+                CF,
+                0x40,
+                CF,
+                "a whole turn through CF writes nothing",
+            ),
+            (Rcr, 16, 0x8000, 0, 2, 0, 0x2000, OF, "CF before is 0, the sign was 1"),
+            (
+                Shld,
+                16,
+                0x1234,
+                0x5678,
+                20,
+                0,
+                0x6781,
+                CF | PF,
+                "16 bits of source, then the destination's highest four",
+            ),
+            (
+                Shrd,
+                16,
+                0x1234,
+                0x5678,
+                20,
+                0,
+                0x4567,
+                CF,
+                "16 bits of source, then the destination's lowest four",
+            ),
+            (
+                Shld,
+                32,
+                0x8000_0000,
+                0xFFFF_FFFF,
+                4,
+                0,
+                0xF,
+                OF | PF,
+                "the sign changed in the first shift",
+            ),
+        ] {
+            assert_eq!(
+                shift(op, bits, dst, src, count, flags),
+                (result, after),
+                "{op:?} {bits} {dst:X} by {count}: {why}"
+            );
+        }
+    }
+
+    // covers: 2/cpu-undefined-table
+    #[test]
+    fn multiplications_and_scans_leave_the_flags_of_intel_parts() {
+        for (bits, low, carry, expected, why) in [
+            (8, 0x00, false, PF, "ZF is cleared even for 0"),
+            (8, 0x00, true, CF | OF | PF, "the upper half is not empty"),
+            (8, 0x80, false, SF, "SF of the lower half"),
+            (32, 0x8000_0003, true, CF | OF | SF | PF, "PF of the lowest byte"),
+            (64, 1 << 63, false, SF | PF, "64 bits"),
+        ] {
+            assert_eq!(multiply(bits, low, carry), expected, "{bits} {low:X}: {why}");
+        }
+        for (index, expected, why) in [
+            (None, ZF | PF, "nothing found"),
+            (Some(0), PF, "PF of the index, and not ZF"),
+            (Some(1), 0, "one bit in the index"),
+            (Some(63), PF, "six bits in the index"),
+        ] {
+            assert_eq!(bit_scan(index), expected, "{why}");
+        }
+    }
+
+    // covers: 2/cpu-undefined-table
+    #[test]
+    fn decimal_adjustments() {
+        use Adjust::*;
+        let ten = core::num::NonZeroU8::new(10).unwrap();
+        for (op, ax, flags, expected, after, why) in [
+            (Aaa, 0x000A, 0, 0x0100, AF | CF | ZF | PF, "ten"),
+            (Aaa, 0x0005, OF | CF, 0x0005, PF, "five: OF and CF cleared"),
+            (Aaa, 0x00FF, 0, 0x0205, AF | CF | PF, "the carry out of AL goes to AH"),
+            (Aas, 0x0205, AF, 0x000F, AF | CF | PF, "the borrow out of AL goes to AH"),
+            (Aas, 0x0100, AF, 0xFF0A, AF | CF | PF, "AH wraps"),
+            (Daa, 0x0079, AF, 0x007F, AF, "the low digit only"),
+            (Daa, 0x009A, 0, 0x0000, AF | CF | ZF | PF, "both digits"),
+            (Das, 0x0047, CF, 0x00E7, CF | SF | PF, "the high digit only"),
+            (
+                Das,
+                0x0003,
+                AF,
+                0x00FD,
+                AF | CF | SF,
+                "a borrow from the low digit sets CF",
+            ),
+            (Aam(ten), 0xFF2B, OF | AF | CF, 0x0403, PF, "43"),
+            (Aad(10), 0x0403, OF | AF | CF, 0x002B, PF, "43"),
+            (Aad(16), 0xFFFF, 0, 0x00EF, SF, "AL wraps"),
+        ] {
+            assert_eq!(adjust(op, ax, flags), (expected, after), "{op:?} {ax:X}: {why}");
+        }
+    }
+}
