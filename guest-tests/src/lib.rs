@@ -1,1 +1,332 @@
-//! Host side of the guest tests.
+//! Host side of the guest tests: boots a guest in minivmm, or in QEMU for comparison, and hands back what it said.
+//!
+//! Guests run in a process of their own, as a user would run them. minivmm is the release build: `MINIVMM` names it, or
+//! else cargo is asked to build it. The Linux guest is what `cargo xtask guest` makes; it is made here where it is missing.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+pub mod measure;
+
+/// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.
+pub const HELLO: &str = env!("GUEST_HELLO");
+/// The multiboot guest that prints what the boot loader handed over.
+pub const INFO: &str = env!("GUEST_INFO");
+/// The four loops as a multiboot guest; the command line names one and its repetitions.
+pub const LOOPS: &str = env!("GUEST_LOOPS");
+/// The same loops, from the same object file, as a program of the host.
+pub const LOOPS_NATIVE: &str = env!("GUEST_LOOPS_NATIVE");
+
+/// What /init prints first.
+pub const INIT_MARKER: &str = "minivmm-guest: init";
+
+/// The workspace's root folder.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("this crate lives one folder below the root")
+}
+
+/// Cargo's output folder.
+pub fn target() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => root().join(folder),
+        None => root().join("target"),
+    }
+}
+
+fn cargo(arguments: &[&str]) {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let output = command
+        .args(arguments)
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .output();
+    let output = output.unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "cargo {}: {}\n{errors}",
+        arguments.join(" "),
+        output.status
+    );
+}
+
+/// The release build of minivmm.
+pub fn minivmm() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(program) = std::env::var_os("MINIVMM") {
+            return PathBuf::from(program);
+        }
+        cargo(&["build", "--release", "-p", "minivmm"]);
+        target().join("release/minivmm")
+    })
+}
+
+/// The files of the Linux guest.
+pub struct Linux {
+    /// Debian's cloud kernel.
+    pub kernel: PathBuf,
+    /// busybox, our /init and its scripts.
+    pub initrd: PathBuf,
+    /// The file that is /sample in the guest.
+    pub sample: PathBuf,
+}
+
+/// The Linux guest, made where it is missing.
+pub fn linux() -> &'static Linux {
+    static LINUX: OnceLock<Linux> = OnceLock::new();
+    LINUX.get_or_init(|| {
+        let file = |name: &str| target().join("guest").join(name);
+        let linux = Linux {
+            kernel: file("vmlinuz"),
+            initrd: file("initramfs.cpio"),
+            sample: file("sample"),
+        };
+        if ![&linux.kernel, &linux.initrd, &linux.sample]
+            .iter()
+            .all(|file| file.is_file())
+        {
+            cargo(&["xtask", "guest"]);
+        }
+        linux
+    })
+}
+
+/// A command that boots `kernel` in minivmm on the deterministic clock.
+pub fn in_minivmm(kernel: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(minivmm());
+    command
+        .arg("--kernel")
+        .arg(kernel.as_ref())
+        .args(["--clock", "virtual"]);
+    command
+}
+
+/// A command that boots `kernel` in QEMU's own software CPU, with the same serial port and debug-exit port.
+pub fn in_qemu(kernel: impl AsRef<Path>) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args([
+        "-accel",
+        "tcg",
+        "-cpu",
+        "max",
+        "-machine",
+        "pc",
+        "-m",
+        "512",
+        "-nodefaults",
+        "-display",
+        "none",
+    ]);
+    command.args([
+        "-no-reboot",
+        "-serial",
+        "stdio",
+        "-device",
+        "isa-debug-exit,iobase=0xf4,iosize=4",
+    ]);
+    command.arg("-kernel").arg(kernel.as_ref());
+    command
+}
+
+/// A command for Linux with this kernel command line.
+pub fn linux_in_minivmm(cmdline: &str) -> Command {
+    let mut command = in_minivmm(&linux().kernel);
+    command
+        .arg("--initrd")
+        .arg(&linux().initrd)
+        .args(["--cmdline", cmdline]);
+    command
+}
+
+/// How a run ended and what it said.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The exit status; none where a signal ended the process.
+    pub status: Option<i32>,
+    /// Standard output: the guest's serial port, without carriage returns.
+    pub console: String,
+    /// Standard error.
+    pub errors: String,
+    /// From the start of the process to its end.
+    pub time: Duration,
+}
+
+impl Outcome {
+    /// The rest of the first console line that starts with `key`, without the blanks between.
+    pub fn fact(&self, key: &str) -> Option<&str> {
+        self.console
+            .lines()
+            .find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(' ')?.trim()))
+    }
+
+    /// Fails the test, showing everything that was said, unless the process ended with `status`.
+    #[track_caller]
+    pub fn must_end_with(self, status: i32) -> Self {
+        assert_eq!(
+            self.status,
+            Some(status),
+            "console:\n{}\nerrors:\n{}",
+            self.console,
+            self.errors
+        );
+        self
+    }
+}
+
+/// A process whose console is read while it runs.
+pub struct Running {
+    child: Child,
+    start: Instant,
+    end: Instant,
+    console: String,
+    output: Receiver<Vec<u8>>,
+    errors: Receiver<Vec<u8>>,
+}
+
+/// Starts `command` with nothing on standard input. It is killed after `limit`.
+#[track_caller]
+pub fn start(command: &mut Command, limit: Duration) -> Running {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let start = Instant::now();
+    let mut child = command
+        .spawn()
+        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    let output = forward(child.stdout.take().expect("the output is piped"));
+    let errors = forward(child.stderr.take().expect("the errors are piped"));
+    Running {
+        child,
+        start,
+        end: start + limit,
+        console: String::new(),
+        output,
+        errors,
+    }
+}
+
+/// Runs `command` to its end, at most for `limit`.
+#[track_caller]
+pub fn run(command: &mut Command, limit: Duration) -> Outcome {
+    start(command, limit).finish()
+}
+
+fn forward(mut source: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = source.read(&mut buffer) {
+            if sender.send(buffer[..count].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+impl Running {
+    /// Waits until the console holds `text` and gives the time since the start of the process, or nothing where the process
+    /// ended or the limit passed before.
+    pub fn wait_for(&mut self, text: &str) -> Option<Duration> {
+        loop {
+            if self.console.contains(text) {
+                return Some(self.start.elapsed());
+            }
+            if !self.read() {
+                return None;
+            }
+        }
+    }
+
+    /// Reads what comes next; false at the end of the output or at the limit.
+    fn read(&mut self) -> bool {
+        let left = self.end.saturating_duration_since(Instant::now());
+        match self.output.recv_timeout(left) {
+            Ok(bytes) => {
+                self.console
+                    .push_str(&String::from_utf8_lossy(&bytes).replace('\r', ""));
+                true
+            }
+            Err(RecvTimeoutError::Disconnected) => false,
+            Err(RecvTimeoutError::Timeout) => {
+                // The process may be gone already; either way it ends here.
+                let _ = self.child.kill();
+                false
+            }
+        }
+    }
+
+    /// Reads to the end and waits for the process.
+    #[track_caller]
+    pub fn finish(mut self) -> Outcome {
+        while self.read() {}
+        let status = self
+            .child
+            .wait()
+            .unwrap_or_else(|error| panic!("cannot wait for the process: {error}"));
+        let errors: Vec<u8> = self.errors.iter().flatten().collect();
+        Outcome {
+            status: status.code(),
+            console: self.console,
+            errors: String::from_utf8_lossy(&errors).into_owned(),
+            time: self.start.elapsed(),
+        }
+    }
+
+    /// The most memory that the process has had resident so far, in bytes.
+    pub fn peak_memory(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    }
+
+    /// Ends the process without waiting for the guest.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_has_its_status_and_both_streams() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "printf 'a 1\\r\\nb  2\\n'; echo no >&2; exit 43"]);
+        let outcome = run(&mut shell, Duration::from_secs(20)).must_end_with(43);
+        assert_eq!(
+            (outcome.fact("a"), outcome.fact("b"), outcome.fact("c")),
+            (Some("1"), Some("2"), None)
+        );
+        assert_eq!(outcome.errors, "no\n");
+    }
+
+    #[test]
+    fn a_run_ends_at_the_limit() {
+        let outcome = run(Command::new("sleep").arg("60"), Duration::from_millis(50));
+        assert_eq!(outcome.status, None);
+        assert!(outcome.time < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_marker_is_waited_for() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo here; sleep 60"]);
+        let mut running = start(&mut shell, Duration::from_secs(20));
+        assert!(running.wait_for("here\n").is_some());
+        assert!(running.peak_memory().is_some_and(|bytes| bytes > 4096));
+        running.kill();
+        let mut running = start(Command::new("echo").arg("there"), Duration::from_secs(20));
+        assert!(running.wait_for("here\nx").is_none());
+    }
+}

@@ -3,6 +3,7 @@
 use clap::Parser;
 use std::process::ExitCode;
 
+mod bench;
 mod counts;
 mod coverage;
 mod demo;
@@ -24,6 +25,8 @@ enum Command {
     Demo(demo::Options),
     /// Run the whole test suite: what CI runs
     Test(test::Options),
+    /// Measure the speed against QEMU and the host: medians of alternated runs, as ratios
+    Bench(bench::Options),
     /// Write resources/coverage.md: each item of the plan with the tests that prove it
     Coverage(coverage::Options),
     /// Make the Linux guest's kernel and initramfs below target/guest
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Bench(options) => bench::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Guest => guest::run(),
     };

@@ -1,0 +1,127 @@
+//! Builds the guests with the C compiler that rustc links with, and objcopy.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo gives an output folder"));
+    let guests = Path::new(env!("CARGO_MANIFEST_DIR")).join("guests");
+    println!("cargo::rerun-if-changed={}", guests.display());
+    println!("cargo::rerun-if-env-changed=CC");
+    let source = |name: &str| guests.join(name).into_os_string();
+
+    let bare = [
+        "-ffreestanding",
+        "-fno-pic",
+        "-fno-stack-protector",
+        "-fno-asynchronous-unwind-tables",
+        "-fcf-protection=none",
+    ];
+    let link = [
+        "-nostdlib",
+        "-static",
+        "-Wl,--build-id=none,-z,noexecstack,-z,max-page-size=4096",
+        "-no-pie",
+        "-T",
+    ];
+
+    let hello = out.join("hello.elf");
+    cc().args(["-m32"])
+        .args(link)
+        .arg(source("guest.ld"))
+        .arg(source("hello.S"))
+        .arg("-o")
+        .arg(&hello)
+        .must();
+    let info = out.join("info.elf");
+    let mut command = cc();
+    command
+        .args(["-m32", "-march=i686", "-O2", "-Wall", "-Wextra", "-Werror"])
+        .args(bare)
+        .args(link)
+        .arg(source("guest.ld"));
+    command
+        .args([source("info_entry.S"), source("info.c")])
+        .arg("-o")
+        .arg(&info)
+        .must();
+
+    // One object file for the guest and for the host, so that both run the same instructions.
+    let object = out.join("loops.o");
+    let mut command = cc();
+    command
+        .args([
+            "-c",
+            "-m64",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-mgeneral-regs-only",
+            "-mno-red-zone",
+        ])
+        .args(bare);
+    command.arg(source("loops.c")).arg("-o").arg(&object).must();
+    let wide = out.join("loops.elf64");
+    let mut command = cc();
+    command
+        .args([
+            "-m64",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-mgeneral-regs-only",
+            "-mno-red-zone",
+        ])
+        .args(bare)
+        .args(link);
+    command
+        .arg(source("guest.ld"))
+        .args([source("long_entry.S"), source("loops_guest.c")])
+        .arg(&object);
+    command.arg("-o").arg(&wide).must();
+    // Multiboot wants a 32-bit file around the 64-bit code.
+    let loops = out.join("loops.elf");
+    Command::new("objcopy")
+        .args(["-I", "elf64-x86-64", "-O", "elf32-i386"])
+        .args([&wide, &loops])
+        .must();
+    let native = out.join("loops-native");
+    cc().args(["-O2", "-no-pie"])
+        .arg(source("loops_native.c"))
+        .arg(&object)
+        .arg("-o")
+        .arg(&native)
+        .must();
+
+    for (name, path) in [
+        ("HELLO", hello),
+        ("INFO", info),
+        ("LOOPS", loops),
+        ("LOOPS_NATIVE", native),
+    ] {
+        println!("cargo::rustc-env=GUEST_{name}={}", path.display());
+    }
+}
+
+/// The C compiler driver.
+fn cc() -> Command {
+    Command::new(std::env::var_os("CC").unwrap_or_else(|| "gcc".into()))
+}
+
+trait Must {
+    /// Runs a command that has to succeed.
+    fn must(&mut self);
+}
+
+impl Must for Command {
+    fn must(&mut self) {
+        let program = self.get_program().to_string_lossy().into_owned();
+        match self.status() {
+            Ok(status) if status.success() => {}
+            Ok(status) => panic!("{self:?}: {status}"),
+            Err(error) => panic!("cannot run {program} (Debian packages gcc, binutils): {error}"),
+        }
+    }
+}

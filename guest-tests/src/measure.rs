@@ -1,0 +1,70 @@
+//! Medians and ratios of alternated runs.
+
+use std::time::Duration;
+
+/// The middle of the sorted times, or the mean of the two in the middle; zero where there are none.
+pub fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    match (sorted.len(), sorted.len() / 2) {
+        (0, _) => Duration::ZERO,
+        (count, middle) if count % 2 == 1 => sorted[middle],
+        (_, middle) => (sorted[middle - 1] + sorted[middle]) / 2,
+    }
+}
+
+/// Runs each subject once per round, so that a slow moment of the machine hits all alike, and gives each one's times.
+/// A subject is given by what measures it; its error ends the whole.
+pub fn alternate<E>(
+    rounds: usize,
+    subjects: &mut [&mut dyn FnMut() -> Result<Duration, E>],
+) -> Result<Vec<Vec<Duration>>, E> {
+    let mut times = vec![Vec::with_capacity(rounds); subjects.len()];
+    for _ in 0..rounds {
+        for (subject, times) in subjects.iter_mut().zip(&mut times) {
+            times.push(subject()?);
+        }
+    }
+    Ok(times)
+}
+
+/// How many times longer `this` takes than `that`.
+pub fn ratio(this: Duration, that: Duration) -> f64 {
+    this.as_secs_f64() / that.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn millis(values: &[u64]) -> Vec<Duration> {
+        values.iter().copied().map(Duration::from_millis).collect()
+    }
+
+    // covers: 2/setup-bench
+    #[test]
+    fn the_median_is_the_middle_whatever_the_order() {
+        for (times, middle) in [(&[5, 1, 100][..], 3 + 2), (&[4, 1, 100, 2], 3), (&[7], 7), (&[], 0)] {
+            assert_eq!(median(&millis(times)), Duration::from_millis(middle), "{times:?}");
+        }
+        assert_eq!(ratio(Duration::from_secs(3), Duration::from_secs(2)), 1.5);
+    }
+
+    // covers: 2/setup-bench
+    #[test]
+    fn subjects_take_turns() {
+        let order = std::cell::RefCell::new(String::new());
+        let subject = |name: char, millis: u64| {
+            let order = &order;
+            move || -> Result<Duration, ()> {
+                order.borrow_mut().push(name);
+                Ok(Duration::from_millis(millis))
+            }
+        };
+        let (mut a, mut b) = (subject('a', 1), subject('b', 2));
+        let times = alternate(3, &mut [&mut a, &mut b]).unwrap();
+        assert_eq!(times, [millis(&[1, 1, 1]), millis(&[2, 2, 2])]);
+        assert_eq!(order.into_inner(), "ababab");
+        assert!(alternate(1, &mut [&mut || Err("no")]).is_err());
+    }
+}
