@@ -1,1 +1,14 @@
 //! Everything a guest programs through a register. Knows no KVM, no decoder, no threads.
+//!
+//! A device is a struct of registers with a few verbs: `read` and `write` for the guest, `advance(now)` and `next_event()` for
+//! time, `state()` and `restore()` for whoever keeps it. `now` is virtual time in nanoseconds and never goes back; a device
+//! reads no clock and calls nobody: what should happen is a value that it hands back or a line that the caller reads.
+
+#![forbid(unsafe_code)]
+
+pub mod bus;
+pub mod platform;
+pub mod unit;
+
+#[cfg(test)]
+mod testing;

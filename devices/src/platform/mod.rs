@@ -1,0 +1,679 @@
+//! The board: all devices of a virtual machine, the wires between them and the local APICs of its CPUs.
+//!
+//! ISA interrupts go to the 8259 pair and to the IOAPIC alike, as on a PC; IRQ 0 is pin 2 of the IOAPIC (the tables must say so),
+//! and the 8259's output is on pin 0 and on every CPU's LINT0.
+
+pub mod acpi_pm;
+pub mod debug_exit;
+pub mod i8042;
+pub mod ioapic;
+pub mod pic;
+pub mod pit;
+pub mod rtc;
+pub mod serial;
+pub mod system_control;
+
+use std::fmt;
+use std::io::{self, Write};
+
+use x86::model::CpuModel;
+use x86::msr::MsrFault;
+
+use crate::bus::{AddressMap, MapError, Width, all_ones};
+use crate::unit::apic_message::{ApicMessage, Delivery};
+use crate::unit::lapic::{Action, Lapic, LapicCaps, LapicState, Signal};
+use acpi_pm::AcpiPm;
+use debug_exit::DebugExit;
+use i8042::{I8042, I8042State};
+use ioapic::Ioapic;
+use pic::Pic;
+use pit::Pit;
+use rtc::Rtc;
+use serial::{Serial, SerialState};
+use system_control::SystemControl;
+
+/// ISA interrupt lines.
+const IRQS: usize = 16;
+const IRQ_PIT: u8 = 0;
+const IRQ_KEYBOARD: u8 = 1;
+/// IRQ of the first serial port.
+pub const IRQ_COM1: u8 = 4;
+const IRQ_RTC: u8 = 8;
+const IRQ_AUXILIARY: u8 = 12;
+/// IOAPIC pin of IRQ 0. MADT: interrupt source override.
+pub const GSI_PIT: u8 = 2;
+/// IOAPIC pin of the 8259's output.
+const PIN_8259: usize = 0;
+
+const IOAPIC_PAGE: u64 = 0x1000;
+
+/// What the machine has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The guest has switched itself off (ACPI S5).
+    PowerOff,
+    /// The guest has reset itself (reset register, keyboard controller, port 92H).
+    Reset,
+    /// The guest has written this value to the debug-exit port.
+    DebugExit(u32),
+    /// INIT for a CPU; its local APIC has been reset already.
+    Init {
+        /// The CPU's index.
+        cpu: usize,
+    },
+    /// Start-up IPI for a CPU, to be ignored unless it waits for one.
+    StartUp {
+        /// The CPU's index.
+        cpu: usize,
+        /// The page at which it starts in real mode.
+        vector: u8,
+    },
+    /// System-management interrupt for a CPU.
+    Smi {
+        /// The CPU's index.
+        cpu: usize,
+    },
+}
+
+/// Who owns a range of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Port {
+    Pic1,
+    Pic2,
+    Elcr,
+    Pit,
+    I8042Data,
+    I8042Command,
+    Port61,
+    Port92,
+    Rtc,
+    Serial,
+    PmEvent,
+    PmControl,
+    PmTimer,
+    PciAddress,
+    DebugExit,
+    Diagnostic,
+}
+
+/// The map of the ports. What is not in it reads all ones: the FPU's F0H and F1H, PCI's configuration data at CFCH, absent serial
+/// ports.
+fn ports() -> Result<AddressMap<Port>, MapError> {
+    let mut map = AddressMap::new(0xffff);
+    for (first, len, width, owner) in [
+        (pic::PIC1, 2, Width::Byte, Port::Pic1),
+        (pit::PIT, 4, Width::Byte, Port::Pit),
+        (i8042::DATA, 1, Width::Byte, Port::I8042Data),
+        (system_control::PORT61, 1, Width::Byte, Port::Port61),
+        (i8042::COMMAND, 1, Width::Byte, Port::I8042Command),
+        (rtc::RTC, 2, Width::Byte, Port::Rtc),
+        (system_control::DIAGNOSTIC, 1, Width::Byte, Port::Diagnostic),
+        (system_control::PORT92, 1, Width::Byte, Port::Port92),
+        (pic::PIC2, 2, Width::Byte, Port::Pic2),
+        (debug_exit::DEBUG_EXIT, 4, Width::Whole, Port::DebugExit),
+        (serial::COM1, 8, Width::Byte, Port::Serial),
+        (pic::ELCR, 2, Width::Byte, Port::Elcr),
+        (acpi_pm::PM1A_EVENT, 4, Width::Byte, Port::PmEvent),
+        (acpi_pm::PM1A_CONTROL, 2, Width::Byte, Port::PmControl),
+        (acpi_pm::PM_TIMER, 4, Width::Whole, Port::PmTimer),
+        // The reset register lies within PCI's address register and is told from it by the size of the access.
+        (system_control::CF9 - 1, 4, Width::Whole, Port::PciAddress),
+    ] {
+        map.claim(u64::from(first), len, width, owner)?;
+    }
+    Ok(map)
+}
+
+/// A state that is not of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuCount {
+    /// CPUs of this machine.
+    pub here: usize,
+    /// CPUs in the state.
+    pub state: usize,
+}
+
+impl fmt::Display for CpuCount {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "the state has {} CPUs, the machine has {}", self.state, self.here)
+    }
+}
+
+impl std::error::Error for CpuCount {}
+
+/// The whole state of the board and the local APICs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlatformState {
+    /// Serial port.
+    pub serial: SerialState,
+    /// Keyboard controller.
+    pub i8042: I8042State,
+    /// Real-time clock.
+    pub rtc: Rtc,
+    /// Interrupt controllers.
+    pub pic: Pic,
+    /// Interval timer.
+    pub pit: Pit,
+    /// I/O APIC.
+    pub ioapic: Ioapic,
+    /// Power management.
+    pub acpi_pm: AcpiPm,
+    /// Board's own ports.
+    pub system_control: SystemControl,
+    /// Debug exit.
+    pub debug_exit: DebugExit,
+    /// Local APICs, by CPU.
+    pub lapics: Vec<LapicState>,
+    /// Levels of the ISA interrupt lines.
+    pub irqs: [bool; IRQS],
+    /// Level of the 8259's output.
+    pub intr: bool,
+    /// What has not been fetched by [`Platform::effects`].
+    pub effects: Vec<Effect>,
+}
+
+/// The board.
+#[derive(Debug)]
+pub struct Platform {
+    ports: AddressMap<Port>,
+    serial: Serial,
+    i8042: I8042,
+    rtc: Rtc,
+    pic: Pic,
+    pit: Pit,
+    ioapic: Ioapic,
+    acpi_pm: AcpiPm,
+    system_control: SystemControl,
+    debug_exit: DebugExit,
+    lapics: Vec<Lapic>,
+    irqs: [bool; IRQS],
+    intr: bool,
+    effects: Vec<Effect>,
+}
+
+impl Platform {
+    /// A board at reset with `cpus` CPUs (at least one) of a model; CPU `i` has APIC ID `i`, CPU 0 is the boot CPU. The clock
+    /// shows `rtc_base` (seconds from 1970-01-01 UTC) at 0 ns; the serial port sends to `serial_out`.
+    pub fn new(model: &CpuModel, cpus: usize, rtc_base: i64, serial_out: Box<dyn Write + Send>) -> Platform {
+        let caps = LapicCaps::of(model);
+        Platform::with_caps(&caps, cpus, rtc_base, serial_out)
+    }
+
+    fn with_caps(caps: &LapicCaps, cpus: usize, rtc_base: i64, serial_out: Box<dyn Write + Send>) -> Platform {
+        Platform {
+            ports: ports().expect("the board's ports do not overlap"),
+            serial: Serial::new(serial_out),
+            i8042: I8042::new(),
+            rtc: Rtc::new(rtc_base),
+            pic: Pic::new(),
+            pit: Pit::new(),
+            ioapic: Ioapic::new(),
+            acpi_pm: AcpiPm::new(),
+            system_control: SystemControl::new(),
+            debug_exit: DebugExit::new(),
+            lapics: (0..cpus.max(1))
+                .map(|i| Lapic::new(caps.clone(), i as u32, i == 0))
+                .collect(),
+            irqs: [false; IRQS],
+            intr: false,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Leaves the interrupt controllers as firmware hands them over: the boot CPU's APIC in virtual-wire mode.
+    pub fn set_virtual_wire(&mut self) {
+        self.lapics[0].set_virtual_wire();
+    }
+
+    /// The local APIC of a CPU.
+    pub fn lapic(&self, cpu: usize) -> Option<&Lapic> {
+        self.lapics.get(cpu)
+    }
+
+    /// The local APIC of a CPU, for the units that raise interrupts through it.
+    pub fn lapic_mut(&mut self, cpu: usize) -> Option<&mut Lapic> {
+        self.lapics.get_mut(cpu)
+    }
+
+    // ---- Ports -------------------------------------------------------------------------------------------------------
+
+    /// IN of 1, 2 or 4 bytes.
+    pub fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32 {
+        self.advance(now);
+        let size = size.clamp(1, 4);
+        let mut value = 0;
+        for i in self.ports.pieces(u64::from(port), size) {
+            let part = match i.owner {
+                Some((owner, offset)) => self.port_read_piece(owner, offset, i.size, now),
+                None => all_ones(i.size) as u32,
+            };
+            value |= part << i.shift;
+        }
+        self.settle();
+        value
+    }
+
+    fn port_read_piece(&mut self, owner: Port, offset: u64, size: u8, now: u64) -> u32 {
+        let ones = all_ones(size) as u32;
+        let byte = match owner {
+            Port::Pic1 => self.pic.read(false, offset == 1),
+            Port::Pic2 => self.pic.read(true, offset == 1),
+            Port::Elcr => self.pic.read_elcr(offset == 1),
+            Port::Pit => self.pit.read(offset as u8, now),
+            Port::I8042Data => self.i8042.read_data(),
+            Port::I8042Command => self.i8042.read_status(),
+            Port::Port61 => self.system_control.read_61(self.pit.out(2), self.pit.refresh()),
+            Port::Port92 => self.system_control.read_92(),
+            Port::Rtc => self.rtc.read(offset as u8, now),
+            Port::Serial => self.serial.read(offset as u8),
+            Port::PmEvent => self.acpi_pm.read_event(offset, now),
+            Port::PmControl => self.acpi_pm.read_control(offset),
+            Port::Diagnostic => self.system_control.diagnostic(),
+            Port::PmTimer => return (self.acpi_pm.read_timer(now) >> (8 * (offset & 3))) & ones,
+            Port::PciAddress if (offset, size) == (1, 1) => self.system_control.read_cf9(),
+            Port::PciAddress | Port::DebugExit => return ones,
+        };
+        u32::from(byte)
+    }
+
+    /// OUT of 1, 2 or 4 bytes.
+    pub fn port_write(&mut self, port: u16, size: u8, value: u32, now: u64) {
+        self.advance(now);
+        let size = size.clamp(1, 4);
+        for i in self.ports.pieces(u64::from(port), size) {
+            if let Some((owner, offset)) = i.owner {
+                let part = (value >> i.shift) & all_ones(i.size) as u32;
+                self.port_write_piece(owner, offset, i.size, part, now);
+            }
+        }
+        self.settle();
+    }
+
+    fn port_write_piece(&mut self, owner: Port, offset: u64, size: u8, value: u32, now: u64) {
+        let byte = value as u8;
+        match owner {
+            Port::Pic1 => self.pic.write(false, offset == 1, byte),
+            Port::Pic2 => self.pic.write(true, offset == 1, byte),
+            Port::Elcr => self.pic.write_elcr(offset == 1, byte),
+            Port::Pit => self.pit.write(offset as u8, byte, now),
+            Port::I8042Data => self.i8042.write_data(byte),
+            Port::I8042Command => self.i8042.write_command(byte),
+            Port::Port61 => {
+                self.system_control.write_61(byte);
+                self.pit.set_gate2(self.system_control.gate2(), now);
+            }
+            Port::Port92 => self.system_control.write_92(byte),
+            Port::Rtc => self.rtc.write(offset as u8, byte, now),
+            Port::Serial => self.serial.write(offset as u8, byte),
+            Port::PmEvent => self.acpi_pm.write_event(offset, byte, now),
+            Port::PmControl => self.acpi_pm.write_control(offset, byte),
+            Port::PmTimer => {}
+            Port::PciAddress if (offset, size) == (1, 1) => self.system_control.write_cf9(byte),
+            Port::PciAddress => {}
+            Port::DebugExit if offset == 0 => self.debug_exit.write(value),
+            Port::DebugExit => {}
+            Port::Diagnostic => self.system_control.write_diagnostic(byte),
+        }
+    }
+
+    // ---- Memory-mapped registers and MSRs ----------------------------------------------------------------------------
+
+    /// A CPU reads 1, 2, 4 or 8 bytes of a guest-physical address that is not RAM. Its own APIC's page wins over all else.
+    pub fn mmio_read(&mut self, cpu: usize, address: u64, size: u8, now: u64) -> u64 {
+        if let Some(offset) = self.lapic_offset(cpu, address) {
+            let value = self.lapics[cpu].read(offset, size, now);
+            self.collect(cpu);
+            return value;
+        }
+        match address.checked_sub(ioapic::IOAPIC) {
+            Some(offset) if offset < IOAPIC_PAGE => {
+                let value = u64::from(self.ioapic.read(offset & !3));
+                (value >> (8 * (offset & 3))) & all_ones(size)
+            }
+            _ => all_ones(size),
+        }
+    }
+
+    /// A CPU writes 1, 2, 4 or 8 bytes to a guest-physical address that is not RAM.
+    pub fn mmio_write(&mut self, cpu: usize, address: u64, size: u8, value: u64, now: u64) {
+        if let Some(offset) = self.lapic_offset(cpu, address) {
+            let action = self.lapics[cpu].write(offset, size, value, now);
+            self.act(cpu, action);
+            return;
+        }
+        match address.checked_sub(ioapic::IOAPIC) {
+            // The index register has eight bits and may be written so; the others are 32 bits wide.
+            Some(offset) if offset < IOAPIC_PAGE && (size >= 4 && offset & 3 == 0 || offset == 0) => {
+                let messages = self.ioapic.write(offset, value as u32);
+                self.deliver_all(messages);
+            }
+            _ => {}
+        }
+    }
+
+    fn lapic_offset(&self, cpu: usize, address: u64) -> Option<u64> {
+        let page = self.lapics.get(cpu)?.page()?;
+        (address & !0xfff == page).then_some(address & 0xfff)
+    }
+
+    /// A CPU reads an MSR of its local APIC: IA32_APIC_BASE, IA32_TSC_DEADLINE, 800H to 8FFH.
+    ///
+    /// # Errors
+    /// #GP where the manual has it; unclaimed for any other register.
+    pub fn read_msr(&mut self, cpu: usize, msr: u32, now: u64) -> Result<u64, MsrFault> {
+        let value = self.lapics.get_mut(cpu).ok_or(MsrFault::Unclaimed)?.read_msr(msr, now);
+        self.collect(cpu);
+        value
+    }
+
+    /// A CPU writes an MSR of its local APIC.
+    ///
+    /// # Errors
+    /// As [`Platform::read_msr`].
+    pub fn write_msr(&mut self, cpu: usize, msr: u32, value: u64, now: u64) -> Result<(), MsrFault> {
+        let action = self
+            .lapics
+            .get_mut(cpu)
+            .ok_or(MsrFault::Unclaimed)?
+            .write_msr(msr, value, now)?;
+        self.act(cpu, action);
+        Ok(())
+    }
+
+    /// A CPU's CR8.
+    pub fn cr8(&self, cpu: usize) -> u8 {
+        self.lapics.get(cpu).map_or(0, Lapic::cr8)
+    }
+
+    /// MOV to CR8 by a CPU; only the low four bits count.
+    pub fn set_cr8(&mut self, cpu: usize, class: u8) {
+        if let Some(lapic) = self.lapics.get_mut(cpu) {
+            lapic.set_cr8(class & 0xf);
+        }
+    }
+
+    // ---- Interrupts --------------------------------------------------------------------------------------------------
+
+    /// Whether a CPU has an interrupt to take once it lets interrupts in.
+    pub fn interrupt_pending(&self, cpu: usize) -> bool {
+        self.lapics
+            .get(cpu)
+            .is_some_and(|l| l.ext_int_pending() || l.pending_vector().is_some())
+    }
+
+    /// The CPU takes the interrupt: its vector, from the 8259 for an ExtINT, else from the local APIC. Without a pending one it
+    /// is the spurious vector.
+    pub fn acknowledge(&mut self, cpu: usize) -> u8 {
+        let Some(lapic) = self.lapics.get_mut(cpu) else {
+            return 0xff;
+        };
+        if !lapic.ext_int_pending() {
+            return lapic.acknowledge();
+        }
+        lapic.acknowledge_ext_int();
+        let vector = self.pic.acknowledge();
+        self.settle();
+        vector
+    }
+
+    /// Whether a CPU has an NMI to take.
+    pub fn nmi_pending(&self, cpu: usize) -> bool {
+        self.lapics.get(cpu).is_some_and(Lapic::nmi_pending)
+    }
+
+    /// The CPU takes its NMI.
+    pub fn take_nmi(&mut self, cpu: usize) -> bool {
+        self.lapics.get_mut(cpu).is_some_and(Lapic::take_nmi)
+    }
+
+    /// An NMI from outside (a debugger, a watchdog).
+    pub fn inject_nmi(&mut self, cpu: usize) {
+        if let Some(lapic) = self.lapics.get_mut(cpu) {
+            lapic.inject_nmi();
+        }
+    }
+
+    /// Drives an IOAPIC pin that has no ISA interrupt: 16 to 23.
+    pub fn set_gsi(&mut self, gsi: u8, asserted: bool) {
+        if usize::from(gsi) >= IRQS {
+            let message = self.ioapic.set_pin(usize::from(gsi), asserted);
+            self.deliver_all(message);
+        }
+    }
+
+    fn act(&mut self, cpu: usize, action: Option<Action>) {
+        match action {
+            Some(Action::Send(message)) => self.deliver(message, None),
+            Some(Action::SendOthers(message)) => self.deliver(message, Some(cpu)),
+            Some(Action::Eoi(vector)) => {
+                let messages = self.ioapic.eoi(vector);
+                self.deliver_all(messages);
+            }
+            None => {}
+        }
+        self.collect(cpu);
+    }
+
+    fn deliver_all(&mut self, messages: impl IntoIterator<Item = ApicMessage>) {
+        for message in messages {
+            self.deliver(message, None);
+        }
+    }
+
+    fn deliver(&mut self, message: ApicMessage, but: Option<usize>) {
+        let addressed = |(i, lapic): &(usize, &Lapic)| Some(*i) != but && lapic.addressed(message.destination);
+        if message.delivery == Delivery::LowestPriority {
+            // SDM Vol. 3A 11.6.2.4 "Lowest Priority Delivery Mode"; among equals, the first.
+            let lowest = self
+                .lapics
+                .iter()
+                .enumerate()
+                .filter(addressed)
+                .min_by_key(|(_, l)| l.ppr());
+            if let Some(cpu) = lowest.map(|(i, _)| i) {
+                self.receive(cpu, message);
+            }
+            return;
+        }
+        let takers: Vec<usize> = self
+            .lapics
+            .iter()
+            .enumerate()
+            .filter(addressed)
+            .map(|(i, _)| i)
+            .collect();
+        for cpu in takers {
+            self.receive(cpu, message);
+        }
+    }
+
+    fn receive(&mut self, cpu: usize, message: ApicMessage) {
+        let signal = self.lapics[cpu].receive(message);
+        self.signal(cpu, signal);
+        self.collect(cpu);
+    }
+
+    fn signal(&mut self, cpu: usize, signal: Option<Signal>) {
+        match signal {
+            Some(Signal::Init) => self.effect(Effect::Init { cpu }),
+            Some(Signal::StartUp(vector)) => self.effect(Effect::StartUp { cpu, vector }),
+            Some(Signal::Smi) => self.effect(Effect::Smi { cpu }),
+            None => {}
+        }
+    }
+
+    /// Fetches what a CPU's local sources have raised.
+    fn collect(&mut self, cpu: usize) {
+        while let Some(signal) = self.lapics.get_mut(cpu).and_then(Lapic::take_signal) {
+            self.signal(cpu, Some(signal));
+        }
+    }
+
+    /// Repeats say nothing new, so the list stays short however long nobody fetches it.
+    fn effect(&mut self, effect: Effect) {
+        if !self.effects.contains(&effect) {
+            self.effects.push(effect);
+        }
+    }
+
+    /// Carries the levels of the devices' interrupt lines to the controllers, and collects what devices ask of the machine.
+    fn settle(&mut self) {
+        if self.pit.take_edge() {
+            // It may have been high before, and low in between.
+            self.set_irq(IRQ_PIT, false);
+            self.set_irq(IRQ_PIT, true);
+        }
+        for (irq, level) in [
+            (IRQ_PIT, self.pit.out(0)),
+            (IRQ_KEYBOARD, self.i8042.irq()),
+            (IRQ_COM1, self.serial.irq()),
+            (IRQ_RTC, self.rtc.irq()),
+            (acpi_pm::SCI, self.acpi_pm.irq()),
+            (IRQ_AUXILIARY, self.i8042.auxiliary_irq()),
+        ] {
+            self.set_irq(irq, level);
+        }
+        self.carry_intr();
+        if self.acpi_pm.take_power_off() {
+            self.effect(Effect::PowerOff);
+        }
+        if self.i8042.take_reset() | self.system_control.take_reset() {
+            self.effect(Effect::Reset);
+        }
+        if let Some(value) = self.debug_exit.take() {
+            self.effect(Effect::DebugExit(value));
+        }
+    }
+
+    fn set_irq(&mut self, irq: u8, level: bool) {
+        let line = &mut self.irqs[usize::from(irq)];
+        if std::mem::replace(line, level) == level {
+            return;
+        }
+        self.pic.set_irq(irq, level);
+        let pin = if irq == IRQ_PIT { GSI_PIT } else { irq };
+        let message = self.ioapic.set_pin(usize::from(pin), level);
+        self.deliver_all(message);
+    }
+
+    fn carry_intr(&mut self) {
+        let intr = self.pic.intr();
+        if std::mem::replace(&mut self.intr, intr) == intr {
+            return;
+        }
+        for cpu in 0..self.lapics.len() {
+            self.lapics[cpu].set_lint(0, intr);
+            self.collect(cpu);
+        }
+        let message = self.ioapic.set_pin(PIN_8259, intr);
+        self.deliver_all(message);
+    }
+
+    // ---- Time and the outside ----------------------------------------------------------------------------------------
+
+    /// Moves all devices to `now` ns.
+    pub fn advance(&mut self, now: u64) {
+        self.pit.advance(now);
+        self.rtc.advance(now);
+        self.acpi_pm.advance(now);
+        for cpu in 0..self.lapics.len() {
+            self.lapics[cpu].advance(now);
+            self.collect(cpu);
+        }
+        self.settle();
+    }
+
+    /// The ns of the next thing that will happen by itself; always later than the last `advance`.
+    pub fn next_event(&self) -> Option<u64> {
+        let board = [self.pit.next_event(), self.rtc.next_event(), self.acpi_pm.next_event()];
+        board
+            .into_iter()
+            .chain(self.lapics.iter().map(Lapic::next_event))
+            .flatten()
+            .min()
+    }
+
+    /// What the machine has to do since the last call.
+    pub fn effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Hands received bytes to the serial port; how many fitted.
+    pub fn serial_enqueue(&mut self, bytes: &[u8]) -> usize {
+        let fitted = self.serial.enqueue(bytes);
+        self.settle();
+        fitted
+    }
+
+    /// How many received bytes the serial port would take.
+    pub fn serial_capacity(&self) -> usize {
+        self.serial.capacity()
+    }
+
+    /// The first error that the serial port's sink has met since the last call.
+    pub fn serial_error(&mut self) -> Option<io::Error> {
+        self.serial.take_error()
+    }
+
+    /// Somebody presses the power button.
+    pub fn press_power_button(&mut self) {
+        self.acpi_pm.press_power_button();
+        self.settle();
+    }
+
+    /// The last byte that the guest wrote to port 80H.
+    pub fn diagnostic(&self) -> u8 {
+        self.system_control.diagnostic()
+    }
+
+    /// The whole state.
+    pub fn state(&self) -> PlatformState {
+        PlatformState {
+            serial: self.serial.state(),
+            i8042: self.i8042.state(),
+            rtc: self.rtc.state(),
+            pic: self.pic.state(),
+            pit: self.pit.state(),
+            ioapic: self.ioapic.state(),
+            acpi_pm: self.acpi_pm.state(),
+            system_control: self.system_control.state(),
+            debug_exit: self.debug_exit.state(),
+            lapics: self.lapics.iter().map(Lapic::state).collect(),
+            irqs: self.irqs,
+            intr: self.intr,
+            effects: self.effects.clone(),
+        }
+    }
+
+    /// Takes a state back; the serial port's sink and the CPU model stay.
+    ///
+    /// # Errors
+    /// A state with another number of CPUs, of which nothing is taken.
+    pub fn restore(&mut self, state: &PlatformState) -> Result<(), CpuCount> {
+        if state.lapics.len() != self.lapics.len() {
+            return Err(CpuCount {
+                here: self.lapics.len(),
+                state: state.lapics.len(),
+            });
+        }
+        self.serial.restore(&state.serial);
+        self.i8042.restore(&state.i8042);
+        self.rtc.restore(&state.rtc);
+        self.pic.restore(&state.pic);
+        self.pit.restore(&state.pit);
+        self.ioapic.restore(&state.ioapic);
+        self.acpi_pm.restore(&state.acpi_pm);
+        self.system_control.restore(&state.system_control);
+        self.debug_exit.restore(&state.debug_exit);
+        for (lapic, state) in self.lapics.iter_mut().zip(&state.lapics) {
+            lapic.restore(state);
+        }
+        self.irqs = state.irqs;
+        self.intr = state.intr;
+        self.effects.clone_from(&state.effects);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod random_test;

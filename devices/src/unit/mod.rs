@@ -1,0 +1,4 @@
+//! What each virtual CPU has for itself.
+
+pub mod apic_message;
+pub mod lapic;
