@@ -1,6 +1,85 @@
 //! The software x86-64 CPU, exact to the retired instruction.
+//!
+//! A processor ([`Cpu`]) runs on an [`Engine`], which holds the map of guest RAM and the cache of decoded blocks; everything
+//! else it meets is behind [`bus::Bus`]. Instructions are decoded by iced-x86 into small ops ([`decode`]) whose handlers call
+//! one another in a chain ([`op`]); memory goes through a software TLB ([`tlb`], [`mem`], [`mmu`]).
 
+mod block;
 pub mod bus;
+mod core;
+mod cpu;
+mod decode;
+mod event;
+mod exec;
+mod flags;
+pub mod fpu;
+mod mem;
+pub mod mmu;
+mod op;
+mod step;
+mod tlb;
 pub mod undefined;
 
-pub use undefined::Undefined;
+pub use crate::core::RamRegion;
+pub use crate::cpu::{Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, SS, Segment, Source, Table};
+pub use crate::step::Engine;
+pub use crate::undefined::Undefined;
+
+use x86::model::CpuModel;
+
+/// How an engine behaves where the architecture leaves a choice.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Undefined results.
+    pub undefined: Undefined,
+}
+
+/// The host lacks instructions that the model has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLacks(pub Vec<&'static str>);
+
+impl std::fmt::Display for HostLacks {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "this host's CPU lacks {}", self.0.join(", "))
+    }
+}
+
+impl std::error::Error for HostLacks {}
+
+/// Why [`Engine::run`] returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The budget is used up.
+    Budget,
+    /// An access to the bus that may have had side effects has retired.
+    Bus,
+    /// External interrupts are deliverable, and [`Cpu::want_window`] asked to hear of it.
+    Window,
+    /// The processor waits for an interrupt.
+    Halt,
+    /// Triple fault.
+    Shutdown,
+    /// A fault of ours: what went wrong.
+    Defect(String),
+}
+
+fn host_can(model: &CpuModel) -> Result<(), HostLacks> {
+    let f = model.features();
+    let lacks: Vec<&'static str> = [
+        (f.sse3(), std::is_x86_feature_detected!("sse3"), "SSE3"),
+        (f.ssse3(), std::is_x86_feature_detected!("ssse3"), "SSSE3"),
+        (f.sse41(), std::is_x86_feature_detected!("sse4.1"), "SSE4.1"),
+        (f.sse42(), std::is_x86_feature_detected!("sse4.2"), "SSE4.2"),
+        (f.aesni(), std::is_x86_feature_detected!("aes"), "AES"),
+        (f.pclmulqdq(), std::is_x86_feature_detected!("pclmulqdq"), "PCLMULQDQ"),
+        (f.popcnt(), std::is_x86_feature_detected!("popcnt"), "POPCNT"),
+    ]
+    .into_iter()
+    .filter_map(|(needed, present, name)| (needed && !present).then_some(name))
+    .collect();
+    if lacks.is_empty() {
+        Ok(())
+    } else {
+        Err(HostLacks(lacks))
+    }
+}

@@ -41,8 +41,6 @@ pub struct Pin {
 pub const CHOSEN: &str = "chosen";
 
 const IEM: &str = "VirtualBox, IEMAllAImplC.cpp: Intel variants, compared with a 10980XE (MUL, DIV, SHLD: and a 6700K)";
-const IEM_BOTH: &str = "VirtualBox, IEMAllAImplC.cpp: one form for both vendors";
-const IEM_BT: &str = "VirtualBox, IEMAllAImplC.cpp: seen on a Core i9-9980HK (BT, BTC)";
 const IEM_BCD: &str = "VirtualBox, IEMAllCImpl.cpp: Intel branches of AAA to DAS";
 const BSWAP: &str = "Bochs, bit.cc; miasm issue 1236 (six parts); VirtualBox, tstIEMAImpl.cpp";
 
@@ -52,7 +50,7 @@ pub const PINS: &[Pin] = &[
         instruction: "AND OR XOR TEST",
         what: "AF",
         rule: "cleared",
-        source: IEM_BOTH,
+        source: IEM,
     },
     Pin {
         instruction: "SHL SAL",
@@ -133,7 +131,7 @@ pub const PINS: &[Pin] = &[
         instruction: "BT BTS BTR BTC",
         what: "OF SF AF PF",
         rule: "unchanged",
-        source: IEM_BT,
+        source: IEM,
     },
     Pin {
         instruction: "AAA AAS",
@@ -173,15 +171,15 @@ pub const PINS: &[Pin] = &[
     },
     Pin {
         instruction: "SMSW",
-        what: "bits 31:16 of a 32-bit register outside 64-bit mode",
-        rule: "those of CR0, as in 64-bit mode",
-        source: "Bochs, crregs.cc; SDM Vol. 2B \"SMSW\" for 64-bit mode",
+        what: "bits 31:16 (63:32 too with REX.W) of a register destination",
+        rule: "those of CR0",
+        source: "SDM Vol. 2B \"SMSW\", Operation",
     },
     Pin {
-        instruction: "SLDT",
-        what: "bits 31:16 of a 32-bit register",
+        instruction: "SLDT STR",
+        what: "bits above 15 of a register destination",
         rule: "cleared",
-        source: "SDM Vol. 2B \"SLDT\": so since the P6 family",
+        source: CHOSEN,
     },
     Pin {
         instruction: "LAR",
@@ -191,16 +189,16 @@ pub const PINS: &[Pin] = &[
     },
     Pin {
         instruction: "SGDT SIDT",
-        what: "the sixth byte of the operand, with a 16-bit operand size: the manual has zeros, parts differ",
+        what: "the sixth byte of the operand, with a 16-bit operand size",
         rule: "bits 31:24 of the base",
-        source: "Bochs, protect_ctrl.cc: 32-bit processors always write 32 bits of base",
+        source: CHOSEN,
     },
     Pin {
         instruction: "RCPPS RCPSS",
         what: "the result within a relative error of 1.5 * 2^-12",
         rule: "the reciprocal of the middle of the operand's interval (2048 for each power of two), to 12 bits after the \
                leading one, rounded to nearest; tiny results are 0",
-        source: "Bochs, sse_rcp.cc: the rule gives the entries of its table (the first 96 were compared)",
+        source: "Bochs, sse_rcp.cc: its table of results from hardware is this rule",
     },
     Pin {
         instruction: "RSQRTPS RSQRTSS",

@@ -1,0 +1,290 @@
+//! What the processors of a machine share: the map of guest RAM and the cache of decoded code.
+// Guest memory is one of the rooms where `unsafe` is allowed: RAM belongs to the guest, is reached by raw pointer, and is
+// never borrowed.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::op::{Handler, Op};
+
+/// A range of guest-physical memory that is plain RAM.
+#[derive(Clone, Copy, Debug)]
+pub struct RamRegion {
+    /// Guest-physical address, 4-KiB aligned.
+    pub gpa: u64,
+    /// Where the host has it.
+    pub host: *mut u8,
+    /// Length in bytes, a multiple of 4096.
+    pub len: u64,
+}
+
+/// A page's state as far as the engine cares.
+const CODE: u8 = 1;
+/// Some TLB may hold a write tag for the page.
+const WRITABLE: u8 = 2;
+
+struct Region {
+    ram: RamRegion,
+    pages: Vec<u8>,
+}
+
+/// Decoded code of one guest page.
+#[derive(Default)]
+struct CodePage {
+    /// One bit for each 64 bytes that blocks were decoded from.
+    chunks: u64,
+    blocks: Vec<(u64, *mut Op)>,
+}
+
+/// Multiplicative hashing: keys are page addresses and mode bits, and nobody attacks them.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct PlainHasher(u64);
+
+impl Hasher for PlainHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64(*b as u64);
+        }
+    }
+    fn write_u64(&mut self, v: u64) {
+        self.0 = (self.0 ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+type Map<K, V> = HashMap<K, V, BuildHasherDefault<PlainHasher>>;
+
+/// Ops kept before the cache is emptied: 64 MiB of them.
+const MAX_OPS: usize = 2 << 20;
+
+pub(crate) struct Core {
+    regions: Vec<Region>,
+    blocks: Map<u64, *mut Op>,
+    pages: Map<u64, CodePage>,
+    /// Where ops live; each chunk keeps its address.
+    arena: Vec<Vec<Op>>,
+    ops: usize,
+    /// Grows by one whenever the whole cache is emptied.
+    pub generation: u64,
+    /// Host pages that became code, in order: each processor takes their write tags away before it runs on.
+    pub new_code: Vec<u64>,
+    codes: Vec<(u64, u32)>,
+}
+
+impl Core {
+    pub fn new(ram: &[RamRegion]) -> Core {
+        let regions = ram
+            .iter()
+            .map(|&ram| Region {
+                ram,
+                pages: vec![0; (ram.len >> 12) as usize],
+            })
+            .collect();
+        Core {
+            regions,
+            blocks: Map::default(),
+            pages: Map::default(),
+            arena: Vec::new(),
+            ops: 0,
+            generation: 0,
+            new_code: Vec::new(),
+            codes: vec![(0, u32::MAX)],
+        }
+    }
+
+    /// The host's address of a guest-physical page, if it is RAM.
+    #[inline]
+    pub fn host(&self, gpa: u64) -> Option<*mut u8> {
+        let page = gpa & !0xfff;
+        self.regions
+            .iter()
+            .find(|r| page.wrapping_sub(r.ram.gpa) < r.ram.len)
+            // SAFETY: The offset lies within the region, whose owner promised `len` bytes at `host` in `Engine::new`.
+            .map(|r| unsafe { r.ram.host.add((page - r.ram.gpa) as usize) })
+    }
+
+    fn flags(&mut self, gpa: u64) -> Option<&mut u8> {
+        let page = gpa & !0xfff;
+        let r = self
+            .regions
+            .iter_mut()
+            .find(|r| page.wrapping_sub(r.ram.gpa) < r.ram.len)?;
+        r.pages.get_mut(((page - r.ram.gpa) >> 12) as usize)
+    }
+
+    /// Whether stores to the page may go straight to memory; notes that a TLB will hold its write tag if so.
+    pub fn claim_write(&mut self, gpa: u64) -> bool {
+        match self.flags(gpa) {
+            Some(f) if *f & CODE == 0 => {
+                *f |= WRITABLE;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Reads guest-physical memory that need not be RAM: other bytes read as all ones.
+    pub fn read_phys(&self, gpa: u64, size: usize) -> u64 {
+        match self.host(gpa) {
+            Some(host) if (gpa & 0xfff) as usize + size <= 0x1000 => {
+                let mut bytes = [0u8; 8];
+                // SAFETY: Within the page that `host` found.
+                unsafe {
+                    core::ptr::copy_nonoverlapping(host.add((gpa & 0xfff) as usize), bytes.as_mut_ptr(), size.min(8))
+                };
+                u64::from_le_bytes(bytes)
+            }
+            _ => u64::MAX,
+        }
+    }
+
+    /// Sets bits in a paging-structure entry, atomically, as the processor does for A and D.
+    pub fn or_phys(&mut self, gpa: u64, size: usize, bits: u64) {
+        use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+        let Some(host) = self.host(gpa) else { return };
+        // SAFETY: Entries are naturally aligned, so they lie within the page; host pages are 4-KiB aligned.
+        unsafe {
+            let p = host.add((gpa & 0xfff) as usize);
+            if size == 8 {
+                AtomicU64::from_ptr(p.cast()).fetch_or(bits, SeqCst);
+            } else {
+                AtomicU32::from_ptr(p.cast()).fetch_or(bits as u32, SeqCst);
+            }
+        }
+    }
+
+    /// A small number that stands for a code segment's base and limit; 0 is the flat one.
+    pub fn code_number(&mut self, base: u64, limit: u32) -> u32 {
+        if let Some(i) = self.codes.iter().position(|&c| c == (base, limit)) {
+            return i as u32;
+        }
+        if self.codes.len() >= 1 << 20 {
+            self.flush();
+            self.codes.truncate(1);
+        }
+        self.codes.push((base, limit));
+        self.codes.len() as u32 - 1
+    }
+
+    fn key(gpa: u64, mode: u32) -> u64 {
+        gpa ^ (mode as u64) << 40 ^ (mode as u64) >> 24
+    }
+
+    /// The block that begins at a guest-physical address.
+    #[inline]
+    pub fn block(&self, gpa: u64, mode: u32) -> Option<*mut Op> {
+        self.blocks.get(&Self::key(gpa, mode)).copied()
+    }
+
+    /// Keeps a block. `bytes` is the length of its code within the first page; `second` the guest-physical address of the page
+    /// that its last instruction runs into, and how far.
+    pub fn insert(&mut self, gpa: u64, mode: u32, ops: &[Op], bytes: u64, second: Option<(u64, u64)>) -> *mut Op {
+        if self.arena.last().is_none_or(|a| a.capacity() - a.len() < ops.len()) {
+            self.arena.push(Vec::with_capacity(ops.len().max(16384)));
+        }
+        let chunk = self.arena.last_mut().expect("just pushed");
+        let at = chunk.len();
+        chunk.extend_from_slice(ops);
+        // SAFETY: `at` is within the chunk, whose capacity was enough, so it never moves.
+        let first = unsafe { chunk.as_mut_ptr().add(at) };
+        self.ops += ops.len();
+        let key = Self::key(gpa, mode);
+        self.blocks.insert(key, first);
+        self.mark(gpa, bytes, key, first);
+        if let Some((gpa, bytes)) = second {
+            self.mark(gpa & !0xfff, bytes, key, first);
+        }
+        first
+    }
+
+    fn mark(&mut self, gpa: u64, bytes: u64, key: u64, first: *mut Op) {
+        let page = self.pages.entry(gpa & !0xfff).or_default();
+        page.blocks.push((key, first));
+        let (from, to) = ((gpa & 0xfff) >> 6, ((gpa & 0xfff) + bytes.max(1) - 1).min(0xfff) >> 6);
+        for chunk in from..=to {
+            page.chunks |= 1 << chunk;
+        }
+        let Some(flags) = self.flags(gpa) else { return };
+        let was = *flags;
+        *flags = CODE;
+        if was & CODE == 0 && was & WRITABLE != 0 {
+            let host = self.host(gpa).map_or(0, |h| h as u64);
+            self.new_code.push(host);
+        }
+    }
+
+    /// Whether a store touches bytes that blocks were decoded from.
+    pub fn is_code(&self, gpa: u64, len: u64) -> bool {
+        let Some(page) = self.pages.get(&(gpa & !0xfff)) else {
+            return false;
+        };
+        let (from, to) = ((gpa & 0xfff) >> 6, ((gpa & 0xfff) + len.max(1) - 1).min(0xfff) >> 6);
+        (from..=to).any(|chunk| page.chunks >> chunk & 1 != 0)
+    }
+
+    /// Drops the blocks of a page: whoever still leads to one of them finds its first op replaced.
+    pub fn invalidate_page(&mut self, gpa: u64, stale: Handler) {
+        if let Some(page) = self.pages.remove(&(gpa & !0xfff)) {
+            for (key, first) in page.blocks {
+                if self.blocks.get(&key) == Some(&first) {
+                    self.blocks.remove(&key);
+                }
+                // SAFETY: Blocks stay allocated until `flush`, which empties the pages' lists too.
+                unsafe { (*first).f = stale };
+            }
+        }
+        if let Some(f) = self.flags(gpa) {
+            *f &= !CODE;
+        }
+    }
+
+    /// Drops one block: it will be decoded anew.
+    pub fn forget(&mut self, gpa: u64, mode: u32) {
+        self.blocks.remove(&Self::key(gpa, mode));
+    }
+
+    /// Somebody outside wrote guest memory.
+    pub fn written(&mut self, gpa: u64, len: u64, stale: Handler) {
+        let mut page = gpa & !0xfff;
+        let end = gpa.saturating_add(len);
+        while page < end {
+            let from = page.max(gpa);
+            if self.is_code(from, (page + 0x1000).min(end) - from) {
+                self.invalidate_page(page, stale);
+            }
+            page += 0x1000;
+        }
+    }
+
+    /// The cache is as large as it may get.
+    pub fn full(&self) -> bool {
+        self.ops > MAX_OPS
+    }
+
+    /// Frees all blocks. Only between chains.
+    pub fn flush(&mut self) {
+        let pages: Vec<u64> = self.pages.keys().copied().collect();
+        for gpa in pages {
+            if let Some(f) = self.flags(gpa) {
+                *f &= !CODE;
+            }
+        }
+        self.pages.clear();
+        self.blocks.clear();
+        self.arena.clear();
+        self.ops = 0;
+        self.generation += 1;
+    }
+
+    /// Makes one entry of a block's link slot, unless the cache was emptied since the link was asked for.
+    pub fn set_link(&mut self, link: *mut *const Op, to: *const Op, host: u64) {
+        // SAFETY: `link` points at `taken` or `next` of a `Link` in the arena; the host page is two words further.
+        unsafe {
+            *link = to;
+            link.add(2).cast::<u64>().write(host);
+        }
+    }
+}

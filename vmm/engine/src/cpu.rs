@@ -1,0 +1,807 @@
+//! The architectural state of one logical processor, and the registers as handlers reach them.
+// The engine core is one of the rooms where `unsafe` is allowed: the register file is addressed by byte offsets that the
+// decoder computed, without a check per access.
+#![allow(unsafe_code)]
+
+use core::ptr::NonNull;
+
+use x86::model::CpuModel;
+
+use crate::Undefined;
+use crate::block::JumpCache;
+use crate::bus::Bus;
+use crate::core::Core;
+use crate::flags;
+use crate::fpu::FpuState;
+use crate::op::{Link, Op, Reason, Stop};
+use crate::tlb::Tlb;
+
+/// Segment register numbers as instructions encode them (SDM Vol. 2A 2.1.5 "Addressing-Mode Encoding of ModR/M and SIB Bytes").
+pub const ES: usize = 0;
+/// Code segment.
+pub const CS: usize = 1;
+/// Stack segment.
+pub const SS: usize = 2;
+/// Data segment.
+pub const DS: usize = 3;
+/// FS.
+pub const FS: usize = 4;
+/// GS.
+pub const GS: usize = 5;
+
+/// Byte offsets of the register file's slots: 16 GPRs, then the decoder's own.
+pub(crate) mod slot {
+    pub const RAX: u8 = 0;
+    pub const RCX: u8 = 8;
+    pub const RDX: u8 = 16;
+    pub const RBX: u8 = 24;
+    pub const RSP: u8 = 32;
+    pub const RBP: u8 = 40;
+    pub const RSI: u8 = 48;
+    pub const RDI: u8 = 56;
+    /// Always 0: an absent base or index.
+    pub const ZERO: u8 = 128;
+    /// RIP of the running block's page, so that blocks hold page-relative addresses only and serve every mapping of the page.
+    pub const PAGE: u8 = 136;
+    /// A linear address computed by an op of the same instruction.
+    pub const EA: u8 = 144;
+    /// A memory operand loaded by an op of the same instruction.
+    pub const T0: u8 = 152;
+    /// The operand as it was loaded, for LOCK.
+    pub const T1: u8 = 160;
+    pub const COUNT: usize = 21;
+}
+
+/// A segment register with its hidden part (SDM Vol. 3A 3.4.3 "Segment Registers").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// The visible part.
+    pub selector: u16,
+    /// Linear base address.
+    pub base: u64,
+    /// Limit in bytes, granularity applied.
+    pub limit: u32,
+    /// Descriptor bits 40 to 55: type 3:0, S 4, DPL 6:5, P 7, AVL 12, L 13, D/B 14, G 15.
+    pub attributes: u16,
+}
+
+impl Segment {
+    /// A segment of real-address mode.
+    pub const fn real(selector: u16) -> Segment {
+        Segment {
+            selector,
+            base: (selector as u64) << 4,
+            limit: 0xffff,
+            attributes: 0x93,
+        }
+    }
+
+    /// The type field, bits 3:0.
+    pub const fn kind(&self) -> u8 {
+        (self.attributes & 0xf) as u8
+    }
+
+    /// Descriptor privilege level.
+    pub const fn dpl(&self) -> u8 {
+        (self.attributes >> 5 & 3) as u8
+    }
+
+    /// A usable segment: the present bit.
+    pub const fn present(&self) -> bool {
+        self.attributes & 0x80 != 0
+    }
+
+    /// The L bit: 64-bit code.
+    pub const fn long(&self) -> bool {
+        self.attributes & 0x2000 != 0
+    }
+
+    /// The D/B bit: 32-bit default size.
+    pub const fn big(&self) -> bool {
+        self.attributes & 0x4000 != 0
+    }
+
+    /// Base 0, limit 4 GB, present, and both readable and writable data (or readable code): accesses need no check.
+    pub(crate) const fn flat_data(&self) -> bool {
+        self.base == 0 && self.limit == u32::MAX && self.attributes & 0x9e == 0x92
+    }
+}
+
+/// GDTR or IDTR.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Linear base address.
+    pub base: u64,
+    /// Limit in bytes.
+    pub limit: u16,
+}
+
+/// What the processor is doing (SDM Vol. 3C 25.4.2 "Guest Non-Register State", activity state).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activity {
+    /// Executing instructions.
+    #[default]
+    Running,
+    /// After HLT, until an interrupt.
+    Halted,
+    /// After a triple fault.
+    Shutdown,
+    /// An application processor that waits for its start-up IPI.
+    WaitForSipi,
+}
+
+/// MSRs that the core holds itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // They are the manual's names.
+pub struct CoreMsrs {
+    pub star: u64,
+    pub lstar: u64,
+    pub cstar: u64,
+    pub fmask: u64,
+    pub kernel_gs_base: u64,
+    pub sysenter_cs: u64,
+    pub sysenter_esp: u64,
+    pub sysenter_eip: u64,
+    pub tsc_aux: u64,
+}
+
+/// The whole state of a processor as plain data.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs)] // They are the manual's names.
+pub struct CpuState {
+    /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+    pub gpr: [u64; 16],
+    pub rip: u64,
+    pub rflags: u64,
+    /// ES, CS, SS, DS, FS, GS.
+    pub segments: [Segment; 6],
+    pub ldtr: Segment,
+    pub tr: Segment,
+    pub gdtr: Table,
+    pub idtr: Table,
+    pub cr0: u64,
+    pub cr2: u64,
+    pub cr3: u64,
+    pub cr4: u64,
+    pub efer: u64,
+    pub dr: [u64; 8],
+    pub xcr0: u64,
+    pub msrs: CoreMsrs,
+    pub activity: Activity,
+    /// The current privilege level.
+    pub cpl: u8,
+    /// NMIs are blocked until the next IRET.
+    pub nmi_blocked: bool,
+    /// The last instruction was STI or a load of SS: no interrupt before the next one.
+    pub shadow: bool,
+    pub fpu: FpuState,
+    /// Instructions and REP iterations so far.
+    pub steps: u64,
+    /// REP iterations among them.
+    pub iterations: u64,
+}
+
+/// An exception or interrupt to deliver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The vector.
+    pub vector: u8,
+    /// The error code, for exceptions that push one.
+    pub error: Option<u32>,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// Where an event comes from: it decides which RIP is pushed, the EXT bit, and the privilege check of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A fault or trap of the processor's own.
+    Exception,
+    /// INT n, INT3, INTO: the gate's DPL is checked.
+    Software,
+    /// INT1.
+    PrivilegedSoftware,
+    /// From outside.
+    External,
+    /// Non-maskable.
+    Nmi,
+}
+
+/// Mode bits that decide how bytes decode and which ops they become; blocks are keyed by them.
+pub(crate) mod mode {
+    pub const SIZE16: u32 = 0;
+    pub const SIZE32: u32 = 1;
+    pub const SIZE64: u32 = 2;
+    pub const SIZE: u32 = 3;
+    /// 32-bit stack pointer (SS.B).
+    pub const STACK32: u32 = 4;
+    /// DS, ES and SS are flat: their accesses need no segment arithmetic.
+    pub const FLAT: u32 = 8;
+    /// First bit of the number that stands for a code segment's base and limit.
+    pub const CODE_SHIFT: u32 = 8;
+}
+
+/// One logical processor.
+#[repr(C)]
+pub struct Cpu {
+    r: [u64; slot::COUNT],
+    /// Arithmetic flags, in the form of [`crate::flags`].
+    pub(crate) nf: u64,
+    /// Steps left in this run, the running block already taken off.
+    pub(crate) budget: i64,
+    pub(crate) ip_mask: u64,
+    pub(crate) cs_base: u64,
+    pub(crate) mode: u32,
+    pub(crate) stop: Reason,
+    /// The running block holds one instruction, so that it may do what needs a look right after it.
+    pub(crate) solo: bool,
+    pub(crate) cpl: u8,
+    /// An access to the bus with side effects was made.
+    pub(crate) bus_used: bool,
+    /// Instruction pointer: valid outside chains.
+    pub(crate) rip: u64,
+    /// RFLAGS without the arithmetic flags.
+    pub(crate) rflags: u64,
+    /// The link that the block which is looked up next should be entered in; null for none.
+    pub(crate) link: *mut *const Op,
+    pub(crate) event: Option<Event>,
+    /// A store that straddles pages, or goes to a device, is made in two halves; between them the operand is here.
+    pub(crate) bounce: [u8; 64],
+    pub(crate) bounce_to: crate::mem::Bounce,
+    pub(crate) tlb: Tlb,
+    pub(crate) jumps: JumpCache,
+
+    pub(crate) seg: [Segment; 6],
+    pub(crate) ldtr: Segment,
+    pub(crate) tr: Segment,
+    pub(crate) gdtr: Table,
+    pub(crate) idtr: Table,
+    pub(crate) cr0: u64,
+    pub(crate) cr2: u64,
+    pub(crate) cr3: u64,
+    pub(crate) cr4: u64,
+    pub(crate) efer: u64,
+    pub(crate) dr: [u64; 8],
+    pub(crate) xcr0: u64,
+    pub(crate) msrs: CoreMsrs,
+    pub(crate) activity: Activity,
+    pub(crate) nmi_blocked: bool,
+    /// Step count at which an STI or SS shadow holds.
+    pub(crate) shadow_at: u64,
+    pub(crate) fpu: FpuState,
+    /// Steps before this run.
+    pub(crate) steps: u64,
+    pub(crate) iterations: u64,
+    /// What this run was given.
+    pub(crate) granted: i64,
+    pub(crate) model: &'static CpuModel,
+    pub(crate) undefined: Undefined,
+    /// The second page of a straddling instruction was not where its block expects it.
+    pub(crate) second_page_moved: bool,
+    /// The instruction that just ran is not followed by a single-step trap.
+    pub(crate) skip_step: bool,
+    pub(crate) maxphyaddr: u32,
+    pub(crate) huge_pages: bool,
+    core: Option<NonNull<Core>>,
+    bus: Option<NonNull<dyn Bus>>,
+
+    /// The machine's step clock: instructions and REP iterations over all processors, in the order they ran.
+    pub clock: u64,
+    /// Leave with [`crate::Exit::Window`] as soon as external interrupts become deliverable.
+    pub want_window: bool,
+}
+
+impl Cpu {
+    /// A processor after power-up (SDM Vol. 3A 10.1.1 "Processor State After Reset").
+    pub fn new(model: &'static CpuModel) -> Box<Cpu> {
+        let mut cpu = Box::new(Cpu {
+            r: [0; slot::COUNT],
+            nf: 0,
+            budget: 0,
+            ip_mask: 0xffff,
+            cs_base: 0,
+            mode: 0,
+            stop: Reason::Resolve,
+            solo: false,
+            cpl: 0,
+            bus_used: false,
+            rip: 0,
+            rflags: 2,
+            link: core::ptr::null_mut(),
+            event: None,
+            bounce: [0; 64],
+            bounce_to: crate::mem::Bounce::default(),
+            tlb: Tlb::new(),
+            jumps: JumpCache::new(),
+            seg: [Segment::default(); 6],
+            ldtr: Segment::default(),
+            tr: Segment::default(),
+            gdtr: Table::default(),
+            idtr: Table::default(),
+            cr0: 0,
+            cr2: 0,
+            cr3: 0,
+            cr4: 0,
+            efer: 0,
+            dr: [0; 8],
+            xcr0: 1,
+            msrs: CoreMsrs::default(),
+            activity: Activity::Running,
+            nmi_blocked: false,
+            shadow_at: u64::MAX,
+            fpu: FpuState::default(),
+            steps: 0,
+            iterations: 0,
+            granted: 0,
+            model,
+            undefined: Undefined::Model,
+            second_page_moved: false,
+            skip_step: false,
+            maxphyaddr: model.physical_bits(),
+            huge_pages: model.features().page1gb(),
+            core: None,
+            bus: None,
+            clock: 0,
+            want_window: false,
+        });
+        cpu.set_state(&CpuState::reset(model));
+        cpu
+    }
+
+    /// The whole state.
+    pub fn state(&self) -> CpuState {
+        let mut gpr = [0; 16];
+        gpr.copy_from_slice(&self.r[..16]);
+        CpuState {
+            gpr,
+            rip: self.rip,
+            rflags: self.rflags(),
+            segments: self.seg,
+            ldtr: self.ldtr,
+            tr: self.tr,
+            gdtr: self.gdtr,
+            idtr: self.idtr,
+            cr0: self.cr0,
+            cr2: self.cr2,
+            cr3: self.cr3,
+            cr4: self.cr4,
+            efer: self.efer,
+            dr: self.dr,
+            xcr0: self.xcr0,
+            msrs: self.msrs,
+            activity: self.activity,
+            cpl: self.cpl,
+            nmi_blocked: self.nmi_blocked,
+            shadow: self.shadow_at == self.steps,
+            fpu: self.fpu.clone(),
+            steps: self.steps,
+            iterations: self.iterations,
+        }
+    }
+
+    /// Takes on a state, whatever it was before.
+    pub fn set_state(&mut self, s: &CpuState) {
+        self.r[..16].copy_from_slice(&s.gpr);
+        self.rip = s.rip;
+        self.set_rflags(s.rflags);
+        self.seg = s.segments;
+        self.ldtr = s.ldtr;
+        self.tr = s.tr;
+        self.gdtr = s.gdtr;
+        self.idtr = s.idtr;
+        self.cr0 = s.cr0;
+        self.cr2 = s.cr2;
+        self.cr3 = s.cr3;
+        self.cr4 = s.cr4;
+        self.efer = s.efer;
+        self.dr = s.dr;
+        self.xcr0 = s.xcr0;
+        self.msrs = s.msrs;
+        self.activity = s.activity;
+        self.cpl = s.cpl & 3;
+        self.nmi_blocked = s.nmi_blocked;
+        self.steps = s.steps;
+        self.iterations = s.iterations;
+        self.shadow_at = if s.shadow { s.steps } else { u64::MAX };
+        self.fpu = s.fpu.clone();
+        self.event = None;
+        self.tlb.flush_all();
+        self.jumps.clear();
+        self.mode = u32::MAX; // Recomputed, with what depends on it, when the processor runs next.
+    }
+
+    /// Instructions and REP iterations so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Instructions retired so far: a REP counts once.
+    pub fn retired(&self) -> u64 {
+        self.steps - self.iterations
+    }
+
+    /// The present instruction pointer.
+    pub fn rip(&self) -> u64 {
+        self.rip
+    }
+
+    /// What the processor is doing.
+    pub fn activity(&self) -> Activity {
+        self.activity
+    }
+
+    /// An external interrupt would be taken now: IF is set and no shadow holds it off.
+    pub fn interruptible(&self) -> bool {
+        self.rflags & x86_if() != 0 && self.shadow_at != self.steps && self.activity_allows()
+    }
+
+    /// A non-maskable interrupt would be taken now.
+    pub fn nmi_deliverable(&self) -> bool {
+        !self.nmi_blocked && self.shadow_at != self.steps && self.activity_allows()
+    }
+
+    fn activity_allows(&self) -> bool {
+        matches!(self.activity, Activity::Running | Activity::Halted)
+    }
+
+    /// Undefined results as the model or as the host has them.
+    pub fn set_undefined(&mut self, undefined: Undefined) {
+        self.undefined = undefined;
+    }
+
+    /// RFLAGS, whole.
+    pub(crate) fn rflags(&self) -> u64 {
+        self.rflags | flags::to_rflags(self.nf)
+    }
+
+    /// Sets RFLAGS, whole; the caller has applied the rules of its instruction.
+    pub(crate) fn set_rflags(&mut self, value: u64) {
+        self.nf = flags::from_rflags(value);
+        self.rflags = (value & !flags::RFLAGS_ARITH & 0x3f_7fff) | 2;
+        self.rflags &= !0x8028;
+    }
+
+    /// Steps of the machine before the instruction of `o`.
+    #[inline]
+    pub(crate) fn now(&self, o: &Op) -> u64 {
+        self.clock
+            .wrapping_add((self.granted - self.budget - o.rem as i64) as u64)
+    }
+
+    /// Steps of this processor once the instruction of `o` has retired.
+    #[inline]
+    pub(crate) fn steps_after(&self, o: &Op) -> u64 {
+        self.steps
+            .wrapping_add((self.granted - self.budget - o.rem as i64 + 1) as u64)
+    }
+
+    /// The instruction pointer of the instruction of `o`.
+    #[inline(always)]
+    pub(crate) fn ip(&self, o: &Op) -> u64 {
+        self.r[slot::PAGE as usize / 8].wrapping_add(o.off as u64) & self.ip_mask
+    }
+
+    /// The instruction pointer after the instruction of `o`.
+    #[inline(always)]
+    pub(crate) fn next_ip(&self, o: &Op) -> u64 {
+        self.r[slot::PAGE as usize / 8].wrapping_add(o.off as u64 + o.len as u64) & self.ip_mask
+    }
+
+    /// A register slot, `S` bytes of it, zero-extended. `at` is a byte offset from the decoder (odd: AH, CH, DH, BH).
+    #[inline(always)]
+    pub(crate) fn get<const S: u8>(&self, at: u8) -> u64 {
+        debug_assert!((at as usize) < slot::COUNT * 8);
+        let p = (&raw const self.r).cast::<u8>();
+        // SAFETY: Offsets come from the decoder, which only makes those of `slot` (below 168) and S bytes from them stay in `r`.
+        unsafe {
+            let p = p.add(at as usize);
+            match S {
+                1 => *p as u64,
+                2 => p.cast::<u16>().read_unaligned() as u64,
+                4 => p.cast::<u32>().read_unaligned() as u64,
+                _ => p.cast::<u64>().read_unaligned(),
+            }
+        }
+    }
+
+    /// Sets a register slot as an instruction of operand size `S` does: 32-bit results zero-extend, smaller ones merge.
+    #[inline(always)]
+    pub(crate) fn set<const S: u8>(&mut self, at: u8, value: u64) {
+        debug_assert!((at as usize) < slot::COUNT * 8);
+        let p = (&raw mut self.r).cast::<u8>();
+        // SAFETY: As in `get`; for 4 and 8 bytes the offset is a multiple of 8.
+        unsafe {
+            let p = p.add(at as usize);
+            match S {
+                1 => *p = value as u8,
+                2 => p.cast::<u16>().write_unaligned(value as u16),
+                4 => p.cast::<u64>().write_unaligned(value as u32 as u64),
+                _ => p.cast::<u64>().write_unaligned(value),
+            }
+        }
+    }
+
+    /// A slot with its size given at run time (1, 2, 4 or 8 bytes).
+    #[inline]
+    pub(crate) fn get_sized(&self, at: u8, size: u8) -> u64 {
+        match size {
+            1 => self.get::<1>(at),
+            2 => self.get::<2>(at),
+            4 => self.get::<4>(at),
+            _ => self.get::<8>(at),
+        }
+    }
+
+    /// Sets a slot with its size given at run time (1, 2, 4 or 8 bytes).
+    #[inline]
+    pub(crate) fn set_sized(&mut self, at: u8, size: u8, value: u64) {
+        match size {
+            1 => self.set::<1>(at, value),
+            2 => self.set::<2>(at, value),
+            4 => self.set::<4>(at, value),
+            _ => self.set::<8>(at, value),
+        }
+    }
+
+    /// The 16 GPRs as an array.
+    #[allow(dead_code)] // The vector thunks take it.
+    pub(crate) fn gprs(&mut self) -> *mut u64 {
+        (&raw mut self.r).cast()
+    }
+
+    /// The sum of a memory operand's parts.
+    #[inline(always)]
+    pub(crate) fn ea(&self, o: &Op) -> u64 {
+        self.get::<8>(o.base)
+            .wrapping_add(self.get::<8>(o.idx) << (o.scale & 7))
+            .wrapping_add(o.disp as i64 as u64)
+    }
+
+    /// Raises an exception: `return Err(c.fault(...))`.
+    #[cold]
+    pub(crate) fn fault(&mut self, vector: u8, error: Option<u32>) -> Stop {
+        self.event = Some(Event {
+            vector,
+            error,
+            source: Source::Exception,
+        });
+        self.stop = Reason::Fault;
+        Stop
+    }
+
+    /// #GP(error).
+    #[cold]
+    pub(crate) fn gp(&mut self, error: u32) -> Stop {
+        self.fault(13, Some(error))
+    }
+
+    /// #UD.
+    #[cold]
+    pub(crate) fn ud(&mut self) -> Stop {
+        self.fault(6, None)
+    }
+
+    /// Ends the chain at `o`, which has not retired: its steps go back to the budget.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn leave(&mut self, o: &Op) {
+        self.rip = self.ip(o);
+        self.budget += o.rem as i64;
+    }
+
+    /// Ends the chain after the instruction of the flow op `o` has retired, going on at `rip`: for `Flow` bodies to return.
+    #[inline]
+    pub(crate) fn end(&mut self, rip: u64, reason: Reason) -> *const Op {
+        self.rip = rip & self.ip_mask;
+        self.stop = reason;
+        core::ptr::null()
+    }
+
+    /// For `Flow` bodies that could not retire: gives the steps back and ends the chain.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn abandon(&mut self, o: &Op) -> *const Op {
+        self.leave(o);
+        core::ptr::null()
+    }
+
+    /// Goes to the block that begins with `t` if the budget covers it.
+    #[inline(always)]
+    pub(crate) fn enter(&mut self, t: *const Op) -> *const Op {
+        // SAFETY: Links and the jump cache hold first ops of live blocks only.
+        let n = unsafe { (*t).rem } as i64;
+        self.budget -= n;
+        if self.budget < 0 {
+            return self.out_of_budget(t);
+        }
+        t
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn out_of_budget(&mut self, t: *const Op) -> *const Op {
+        // SAFETY: As in `enter`.
+        let (n, off) = unsafe { ((*t).rem, (*t).off) };
+        self.budget += n as i64;
+        self.rip = self.r[slot::PAGE as usize / 8].wrapping_add(off as u64) & self.ip_mask;
+        self.stop = Reason::Budget;
+        core::ptr::null()
+    }
+
+    /// Follows a flow op's link within the page; `rel` is the target relative to the page.
+    #[inline(always)]
+    pub(crate) fn follow(&mut self, link: &Link, taken: bool, rel: u64) -> *const Op {
+        let t = if taken { link.taken } else { link.next };
+        if t.is_null() {
+            return self.unlinked(link, taken, rel);
+        }
+        self.enter(t)
+    }
+
+    /// Follows a flow op's link that may leave the page: it holds while the target page is still mapped where it was.
+    #[inline(always)]
+    pub(crate) fn follow_far(&mut self, o: &Op, taken: bool, rel: u64) -> *const Op {
+        let link = o.link();
+        let (t, host) = if taken {
+            (link.taken, link.taken_host)
+        } else {
+            (link.next, link.next_host)
+        };
+        let rip = self.r[slot::PAGE as usize / 8].wrapping_add(rel) & self.ip_mask;
+        let page = rip & !0xfff;
+        let e = self.tlb.entry(rip);
+        if t.is_null() || e.exec != page || e.host != host {
+            return self.far_unlinked(o, taken, rel, rip);
+        }
+        self.r[slot::PAGE as usize / 8] = page;
+        self.enter(t)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn far_unlinked(&mut self, o: &Op, taken: bool, rel: u64, rip: u64) -> *const Op {
+        if self.is64() && !self.canonical(rip) {
+            let Stop = self.gp(0);
+            return self.abandon(o);
+        }
+        self.unlinked(o.link(), taken, rel)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unlinked(&mut self, link: &Link, taken: bool, rel: u64) -> *const Op {
+        self.link = if taken {
+            &raw const link.taken
+        } else {
+            &raw const link.next
+        }
+        .cast_mut();
+        let rip = self.r[slot::PAGE as usize / 8].wrapping_add(rel);
+        self.end(rip, Reason::Resolve)
+    }
+
+    /// Goes to an address that only now is known.
+    #[inline(always)]
+    pub(crate) fn jump(&mut self, rip: u64) -> *const Op {
+        let linear = rip.wrapping_add(self.cs_base);
+        let j = self.jumps.entry(linear);
+        if j.linear == linear && j.mode == self.mode as u64 {
+            let e = self.tlb.entry(linear);
+            if e.exec == linear & !0xfff && e.host == j.host {
+                let t = j.ops;
+                self.r[slot::PAGE as usize / 8] = (linear & !0xfff).wrapping_sub(self.cs_base);
+                return self.enter(t);
+            }
+        }
+        self.end(rip, Reason::Resolve)
+    }
+
+    pub(crate) fn set_page(&mut self, page: u64) {
+        self.r[slot::PAGE as usize / 8] = page;
+    }
+
+    /// Lends the processor its surroundings for the length of a run.
+    pub(crate) fn attach(&mut self, core: NonNull<Core>, bus: &mut dyn Bus) {
+        self.core = Some(core);
+        // SAFETY: Only the lifetime is dropped; `detach` ends the loan before `Engine::run` returns.
+        self.bus = Some(unsafe {
+            core::mem::transmute::<NonNull<dyn Bus + '_>, NonNull<dyn Bus + 'static>>(NonNull::from(bus))
+        });
+    }
+
+    pub(crate) fn detach(&mut self) {
+        self.core = None;
+        self.bus = None;
+    }
+
+    /// Memory map and code cache.
+    #[inline(always)]
+    pub(crate) fn core(&mut self) -> &mut Core {
+        let mut p = self.core.expect("the processor runs inside Engine::run");
+        // SAFETY: `attach` took it from the engine's own box, which `Engine::run` borrows exclusively and does not touch itself
+        // while handlers run; the borrow of `self` keeps a second one from being made.
+        unsafe { p.as_mut() }
+    }
+
+    /// The outside world.
+    #[inline(always)]
+    pub(crate) fn bus(&mut self) -> &mut dyn Bus {
+        let mut p = self.bus.expect("the processor runs inside Engine::run");
+        // SAFETY: As in `core`: a unique loan for the length of the run.
+        unsafe { p.as_mut() }
+    }
+
+    /// Recomputes what depends on CS, SS, CR0, EFER and CPL: call after any of them changes.
+    pub(crate) fn refresh_mode(&mut self) {
+        let cs = self.seg[CS];
+        let long_mode = self.efer & (1 << 10) != 0;
+        let mode = if long_mode && cs.long() {
+            self.cs_base = 0;
+            self.ip_mask = u64::MAX;
+            mode::SIZE64
+        } else {
+            self.cs_base = cs.base;
+            self.ip_mask = 0xffff_ffff;
+            let size = if cs.big() { mode::SIZE32 } else { mode::SIZE16 };
+            let stack = if self.seg[SS].big() { mode::STACK32 } else { 0 };
+            let flat = [DS, ES, SS].iter().all(|&s| self.seg[s].flat_data());
+            let code = self.core().code_number(cs.base, cs.limit);
+            size | stack | if flat { mode::FLAT } else { 0 } | code << mode::CODE_SHIFT
+        };
+        self.mode = mode;
+        self.select_tlb();
+    }
+
+    /// 64-bit mode.
+    #[inline(always)]
+    pub(crate) fn is64(&self) -> bool {
+        self.mode & mode::SIZE == mode::SIZE64
+    }
+
+    /// Protected mode outside virtual-8086 mode.
+    #[allow(dead_code)] // The system instructions ask.
+    #[inline]
+    pub(crate) fn protected(&self) -> bool {
+        self.cr0 & 1 != 0 && self.rflags & (1 << 17) == 0
+    }
+}
+
+fn x86_if() -> u64 {
+    1 << 9
+}
+
+impl CpuState {
+    /// After power-up: real mode at the reset vector (SDM Vol. 3A 10.1.1 "Processor State After Reset").
+    pub fn reset(model: &CpuModel) -> CpuState {
+        let mut s = CpuState {
+            rip: 0xfff0,
+            rflags: 2,
+            segments: [Segment::real(0); 6],
+            cr0: 0x6000_0010,
+            dr: [0, 0, 0, 0, 0, 0, 0xffff_0ff0, 0x400],
+            xcr0: 1,
+            idtr: Table { base: 0, limit: 0xffff },
+            gdtr: Table { base: 0, limit: 0xffff },
+            ldtr: Segment {
+                limit: 0xffff,
+                attributes: 0x82,
+                ..Segment::default()
+            },
+            tr: Segment {
+                limit: 0xffff,
+                attributes: 0x8b,
+                ..Segment::default()
+            },
+            ..CpuState::default()
+        };
+        s.segments[CS] = Segment {
+            selector: 0xf000,
+            base: 0xffff_0000,
+            limit: 0xffff,
+            attributes: 0x9b,
+        };
+        // EDX holds the processor's signature.
+        s.gpr[2] = model.cpuid(1, 0)[0] as u64;
+        s
+    }
+}

@@ -1,0 +1,3 @@
+//! x87 and vectors.
+pub mod state;
+pub use state::FpuState;

@@ -1,0 +1,928 @@
+//! The x87, MMX, SSE and AVX registers as plain data, and every memory image the instruction set has of them.
+//!
+//! Nothing here touches guest memory: the functions turn the state into bytes and bytes into state, and the caller does the
+//! address translation and its faults. SDM Vol. 1 chapter 8 "Programming with the x87 FPU", 10.5 "FXSAVE and FXRSTOR
+//! Instructions" and chapter 13 "Managing State Using the XSAVE Feature Set".
+
+/// Bits of the x87 status word. SDM Vol. 1 8.1.3 "x87 FPU Status Register".
+pub mod sw {
+    /// Invalid operation.
+    pub const IE: u16 = 1 << 0;
+    /// Denormal operand.
+    pub const DE: u16 = 1 << 1;
+    /// Zero divide.
+    pub const ZE: u16 = 1 << 2;
+    /// Overflow.
+    pub const OE: u16 = 1 << 3;
+    /// Underflow.
+    pub const UE: u16 = 1 << 4;
+    /// Precision.
+    pub const PE: u16 = 1 << 5;
+    /// Stack fault: IE was a stack overflow (C1 set) or underflow (C1 clear).
+    pub const SF: u16 = 1 << 6;
+    /// Error summary: an unmasked exception is pending.
+    pub const ES: u16 = 1 << 7;
+    /// Condition code 0.
+    pub const C0: u16 = 1 << 8;
+    /// Condition code 1: also "rounded up" and the direction of a stack fault.
+    pub const C1: u16 = 1 << 9;
+    /// Condition code 2: also "reduction incomplete".
+    pub const C2: u16 = 1 << 10;
+    /// Condition code 3.
+    pub const C3: u16 = 1 << 14;
+    /// FPU busy; a copy of ES since the 387.
+    pub const B: u16 = 1 << 15;
+    /// The top-of-stack pointer.
+    pub const TOP: u16 = 7 << 11;
+    /// The six exception flags.
+    pub const EXCEPTIONS: u16 = 0x3f;
+}
+
+/// Bits of MXCSR. SDM Vol. 1 10.2.3 "MXCSR Control and Status Register".
+pub mod mxcsr {
+    /// The six sticky exception flags IE, DE, ZE, OE, UE, PE.
+    pub const FLAGS: u32 = 0x3f;
+    /// Denormals are zeros.
+    pub const DAZ: u32 = 1 << 6;
+    /// The six mask bits, in the order of the flags.
+    pub const MASKS: u32 = 0x3f << 7;
+    /// The mask of the underflow exception.
+    pub const UM: u32 = 1 << 11;
+    /// Rounding control.
+    pub const RC: u32 = 3 << 13;
+    /// Flush to zero.
+    pub const FTZ: u32 = 1 << 15;
+    /// The value after reset and after an XRSTOR that initialises SSE.
+    pub const RESET: u32 = 0x1f80;
+}
+
+/// XCR0 and XSTATE_BV bits. SDM Vol. 1 13.1 "XSAVE-Supported Features and State-Component Bitmaps".
+pub mod xstate {
+    /// x87 state.
+    pub const X87: u64 = 1 << 0;
+    /// SSE state: the XMM registers (MXCSR is shared with AVX).
+    pub const SSE: u64 = 1 << 1;
+    /// AVX state: the upper halves of the YMM registers.
+    pub const AVX: u64 = 1 << 2;
+    /// Where the AVX component begins in the standard format.
+    pub const AVX_OFFSET: usize = 576;
+    /// Length of the legacy region and the header: an area that holds x87 and SSE.
+    pub const LEGACY_AND_HEADER: usize = 576;
+    /// Length of an area that holds everything [`super::FpuState`] has.
+    pub const LARGEST: usize = 832;
+}
+
+/// A register image that cannot be loaded: the guest gets #GP(0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadImage;
+
+/// How x87 environments lie in memory: operand size and mode. SDM Vol. 1 8.1.10 "Saving the x87 FPU's State with
+/// FSTENV/FNSTENV and FSAVE/FNSAVE", figures 8-9 to 8-12.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnvironmentFormat {
+    /// The 32-bit layouts (28 bytes), else the 16-bit ones (14 bytes).
+    pub wide: bool,
+    /// Real-address or virtual-8086 mode: linear pointers and the opcode in place of selectors.
+    pub real: bool,
+}
+
+impl EnvironmentFormat {
+    /// Length of the environment: FSTENV, FLDENV.
+    pub const fn len(self) -> usize {
+        if self.wide { 28 } else { 14 }
+    }
+
+    /// Length of environment and registers: FSAVE, FRSTOR.
+    pub const fn save_len(self) -> usize {
+        self.len() + 80
+    }
+}
+
+/// All floating-point and vector registers of one CPU.
+///
+/// The x87 registers are in *physical* order: ST(i) is `r[(TOP + i) & 7]` and MMi is the low half of `r[i]`. Each holds an
+/// 80-bit value (sign and exponent in bits 79:64); bits 127:80 are zero. `tag` has one bit a physical register, set when the
+/// register is not empty, as FXSAVE has it; the two-bit tags of FSTENV follow from the contents.
+#[repr(C, align(64))]
+#[derive(Clone, Debug, PartialEq)]
+pub struct FpuState {
+    /// XMM0 to XMM15.
+    pub xmm: [u128; 16],
+    /// Bits 255:128 of YMM0 to YMM15.
+    pub ymm_hi: [u128; 16],
+    /// R0 to R7, the physical x87 registers.
+    pub r: [u128; 8],
+    /// Address of the last non-control x87 instruction.
+    pub fip: u64,
+    /// Address of its memory operand, if it had one.
+    pub fdp: u64,
+    /// MXCSR.
+    pub mxcsr: u32,
+    /// Bits of MXCSR that exist.
+    pub mxcsr_mask: u32,
+    /// The control word.
+    pub cw: u16,
+    /// The status word, TOP included.
+    pub sw: u16,
+    /// Opcode (11 bits) of the last x87 instruction that raised an unmasked exception.
+    pub fop: u16,
+    /// Code segment that belongs to `fip`.
+    pub fcs: u16,
+    /// Data segment that belongs to `fdp`.
+    pub fds: u16,
+    /// One bit a physical register: not empty.
+    pub tag: u8,
+}
+
+impl Default for FpuState {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+const SIGNIFICAND_TOP: u64 = 1 << 63;
+
+impl FpuState {
+    /// The state after power-up or RESET. SDM Vol. 3A table 9-1 "IA-32 and Intel 64 Processor States Following Power-up,
+    /// Reset, or INIT": CW 40H, every register +0 and valid.
+    pub fn new() -> Self {
+        FpuState {
+            xmm: [0; 16],
+            ymm_hi: [0; 16],
+            r: [0; 8],
+            fip: 0,
+            fdp: 0,
+            mxcsr: mxcsr::RESET,
+            mxcsr_mask: 0xffff,
+            cw: 0x40,
+            sw: 0,
+            fop: 0,
+            fcs: 0,
+            fds: 0,
+            tag: 0xff,
+        }
+    }
+
+    /// FNINIT. The registers keep their contents but are empty.
+    pub fn fninit(&mut self) {
+        self.cw = 0x37f;
+        self.sw = 0;
+        self.tag = 0;
+        self.fop = 0;
+        self.fip = 0;
+        self.fdp = 0;
+        self.fcs = 0;
+        self.fds = 0;
+    }
+
+    /// EMMS: all registers empty.
+    pub fn emms(&mut self) {
+        self.tag = 0;
+    }
+
+    /// What every MMX instruction but EMMS does besides its own work: TOP to 0, all registers valid. SDM Vol. 1 9.6.2
+    /// "Transitions Between x87 FPU and MMX Code".
+    #[inline]
+    pub fn enter_mmx(&mut self) {
+        self.sw &= !sw::TOP;
+        self.tag = 0xff;
+    }
+
+    /// A write to MMi sets the exponent and sign of the register to ones. SDM Vol. 1 9.2.1.
+    #[inline]
+    pub fn set_mm(&mut self, i: usize, value: u64) {
+        self.r[i & 7] = 0xffff << 64 | value as u128;
+    }
+
+    /// The contents of MMi.
+    #[inline]
+    pub fn mm(&self, i: usize) -> u64 {
+        self.r[i & 7] as u64
+    }
+
+    /// TOP.
+    #[inline]
+    pub fn top(&self) -> usize {
+        (self.sw >> 11 & 7) as usize
+    }
+
+    /// Sets TOP.
+    #[inline]
+    pub fn set_top(&mut self, top: usize) {
+        self.sw = self.sw & !sw::TOP | (top as u16 & 7) << 11;
+    }
+
+    /// An unmasked x87 exception is pending: the next waiting x87, MMX or FWAIT instruction raises #MF (or asserts FERR#
+    /// when CR0.NE is clear).
+    #[inline]
+    pub fn pending(&self) -> bool {
+        self.sw & sw::ES != 0
+    }
+
+    /// Makes ES and B follow from flags and masks.
+    #[inline]
+    pub fn summarise(&mut self) {
+        if self.sw & !self.cw & sw::EXCEPTIONS != 0 {
+            self.sw |= sw::ES | sw::B;
+        } else {
+            self.sw &= !(sw::ES | sw::B);
+        }
+    }
+
+    /// FLDCW. Reserved bits read back as the hardware has them: bit 6 as 1, bits 7 and 15:13 as 0. An exception that was
+    /// flagged before and is unmasked now becomes pending.
+    pub fn fldcw(&mut self, cw: u16) {
+        self.cw = cw & 0x1f7f | 0x40;
+        self.summarise();
+    }
+
+    /// FNCLEX.
+    pub fn fnclex(&mut self) {
+        self.sw &= !(sw::EXCEPTIONS | sw::SF | sw::ES | sw::B);
+    }
+
+    /// LDMXCSR.
+    pub fn ldmxcsr(&mut self, value: u32) -> Result<(), BadImage> {
+        if value & !self.mxcsr_mask != 0 {
+            return Err(BadImage);
+        }
+        self.mxcsr = value;
+        Ok(())
+    }
+
+    /// The full tag word: two bits a physical register. 00 valid, 01 zero, 10 special, 11 empty.
+    pub fn full_tags(&self) -> u16 {
+        let mut tags = 0;
+        for (i, &r) in self.r.iter().enumerate() {
+            let (significand, exponent) = (r as u64, (r >> 64) as u16 & 0x7fff);
+            let tag = if self.tag >> i & 1 == 0 {
+                3
+            } else if exponent == 0 && significand == 0 {
+                1
+            } else if exponent == 0 || exponent == 0x7fff || significand & SIGNIFICAND_TOP == 0 {
+                2
+            } else {
+                0
+            };
+            tags |= tag << (2 * i);
+        }
+        tags
+    }
+
+    fn set_full_tags(&mut self, tags: u16) {
+        self.tag = 0;
+        for i in 0..8 {
+            if tags >> (2 * i) & 3 != 3 {
+                self.tag |= 1 << i;
+            }
+        }
+    }
+
+    /// FNSTENV: writes the environment to the first [`EnvironmentFormat::len`] bytes and masks all exceptions.
+    pub fn fnstenv(&mut self, format: EnvironmentFormat) -> [u8; 28] {
+        let image = self.environment(format);
+        self.cw |= sw::EXCEPTIONS;
+        self.summarise();
+        image
+    }
+
+    fn environment(&self, format: EnvironmentFormat) -> [u8; 28] {
+        let ip = (self.fip as u32).wrapping_add((self.fcs as u32) << 4);
+        let dp = (self.fdp as u32).wrapping_add((self.fds as u32) << 4);
+        let fop = (self.fop & 0x7ff) as u32;
+        let (cw, sw, tw) = (self.cw as u32, self.sw as u32, self.full_tags() as u32);
+        let fields: [u32; 7] = match format {
+            EnvironmentFormat { real: false, .. } => [
+                cw,
+                sw,
+                tw,
+                self.fip as u32,
+                self.fcs as u32 | fop << 16,
+                self.fdp as u32,
+                self.fds as u32 | 0xffff_0000,
+            ],
+            EnvironmentFormat { real: true, wide: true } => [
+                cw,
+                sw,
+                tw,
+                ip | 0xffff_0000,
+                ip >> 16 << 12 | fop,
+                dp | 0xffff_0000,
+                dp >> 16 << 12,
+            ],
+            EnvironmentFormat {
+                real: true,
+                wide: false,
+            } => [cw, sw, tw, ip, (ip >> 16 & 0xf) << 12 | fop, dp, (dp >> 16 & 0xf) << 12],
+        };
+        let mut image = [0; 28];
+        for (i, &field) in fields.iter().enumerate() {
+            if format.wide {
+                // The upper halves of the first three words are reserved; the hardware writes ones.
+                let field = if i < 3 { field | 0xffff_0000 } else { field };
+                image[i * 4..i * 4 + 4].copy_from_slice(&field.to_le_bytes());
+            } else {
+                image[i * 2..i * 2 + 2].copy_from_slice(&(field as u16).to_le_bytes());
+            }
+        }
+        image
+    }
+
+    /// FLDENV, from the first [`EnvironmentFormat::len`] bytes.
+    pub fn fldenv(&mut self, image: &[u8; 28], format: EnvironmentFormat) {
+        let field = |i: usize| -> u32 {
+            if format.wide {
+                u32::from_le_bytes([image[i * 4], image[i * 4 + 1], image[i * 4 + 2], image[i * 4 + 3]])
+            } else {
+                u16::from_le_bytes([image[i * 2], image[i * 2 + 1]]) as u32
+            }
+        };
+        self.cw = field(0) as u16 & 0x1f7f | 0x40;
+        self.sw = field(1) as u16;
+        self.set_full_tags(field(2) as u16);
+        match format {
+            EnvironmentFormat { real: false, wide } => {
+                self.fip = field(3) as u64;
+                self.fcs = field(4) as u16;
+                // The 16-bit protected layout has no room for the opcode.
+                self.fop = if wide { (field(4) >> 16) as u16 & 0x7ff } else { 0 };
+                self.fdp = field(5) as u64;
+                self.fds = field(6) as u16;
+            }
+            EnvironmentFormat { real: true, wide } => {
+                let high = |w: u32| {
+                    if wide {
+                        (w >> 12 & 0xffff) << 16
+                    } else {
+                        (w >> 12 & 0xf) << 16
+                    }
+                };
+                self.fip = (field(3) & 0xffff | high(field(4))) as u64;
+                self.fop = field(4) as u16 & 0x7ff;
+                self.fdp = (field(5) & 0xffff | high(field(6))) as u64;
+                self.fcs = 0;
+                self.fds = 0;
+            }
+        }
+        self.summarise();
+    }
+
+    /// FNSAVE: environment and registers in stack order, in the first [`EnvironmentFormat::save_len`] bytes; then FNINIT.
+    pub fn fnsave(&mut self, format: EnvironmentFormat) -> [u8; 108] {
+        let mut image = [0; 108];
+        let at = format.len();
+        image[..at].copy_from_slice(&self.environment(format)[..at]);
+        for i in 0..8 {
+            image[at + i * 10..at + i * 10 + 10].copy_from_slice(&self.st(i).to_le_bytes()[..10]);
+        }
+        self.fninit();
+        image
+    }
+
+    /// FRSTOR.
+    pub fn frstor(&mut self, image: &[u8; 108], format: EnvironmentFormat) {
+        let mut environment = [0; 28];
+        environment.copy_from_slice(&image[..28]);
+        self.fldenv(&environment, format);
+        let at = format.len();
+        for i in 0..8 {
+            self.set_st(i, load80(&image[at + i * 10..]));
+        }
+    }
+
+    /// The 80 bits of ST(i), empty or not.
+    #[inline]
+    pub fn st(&self, i: usize) -> u128 {
+        self.r[(self.top() + i) & 7]
+    }
+
+    /// Writes the 80 bits of ST(i); the tag stays.
+    #[inline]
+    pub fn set_st(&mut self, i: usize, value: u128) {
+        let i = (self.top() + i) & 7;
+        self.r[i] = value & ((1 << 80) - 1);
+    }
+
+    /// The x87 half of the FXSAVE layout: bytes 0 to 23, with 64-bit instruction and data pointers (REX.W) or without.
+    fn legacy_x87(&self, rex_w: bool) -> [u8; 24] {
+        let mut image = [0; 24];
+        image[0..2].copy_from_slice(&self.cw.to_le_bytes());
+        image[2..4].copy_from_slice(&self.sw.to_le_bytes());
+        image[4] = self.tag;
+        image[6..8].copy_from_slice(&(self.fop & 0x7ff).to_le_bytes());
+        if rex_w {
+            image[8..16].copy_from_slice(&self.fip.to_le_bytes());
+            image[16..24].copy_from_slice(&self.fdp.to_le_bytes());
+        } else {
+            image[8..12].copy_from_slice(&(self.fip as u32).to_le_bytes());
+            image[12..14].copy_from_slice(&self.fcs.to_le_bytes());
+            image[16..20].copy_from_slice(&(self.fdp as u32).to_le_bytes());
+            image[20..22].copy_from_slice(&self.fds.to_le_bytes());
+        }
+        image
+    }
+
+    fn load_legacy_x87(&mut self, image: &[u8], rex_w: bool) {
+        self.cw = u16::from_le_bytes([image[0], image[1]]) & 0x1f7f | 0x40;
+        self.sw = u16::from_le_bytes([image[2], image[3]]);
+        self.tag = image[4];
+        self.fop = u16::from_le_bytes([image[6], image[7]]) & 0x7ff;
+        if rex_w {
+            self.fip = load64(&image[8..]);
+            self.fdp = load64(&image[16..]);
+            self.fcs = 0;
+            self.fds = 0;
+        } else {
+            self.fip = load64(&image[8..]) as u32 as u64;
+            self.fcs = u16::from_le_bytes([image[12], image[13]]);
+            self.fdp = load64(&image[16..]) as u32 as u64;
+            self.fds = u16::from_le_bytes([image[20], image[21]]);
+        }
+        self.summarise();
+        for i in 0..8 {
+            self.set_st(i, load80(&image[32 + i * 16..]));
+        }
+    }
+
+    /// FXSAVE. `long`: 64-bit mode, where XMM8 to XMM15 are saved too; `rex_w`: 64-bit pointers. Of the result the first
+    /// [`fxsave_len`] bytes are to be written; the rest of the 512 bytes in memory stays as it is.
+    pub fn fxsave(&self, long: bool, rex_w: bool) -> [u8; 416] {
+        let mut image = [0; 416];
+        image[..24].copy_from_slice(&self.legacy_x87(rex_w));
+        image[24..28].copy_from_slice(&self.mxcsr.to_le_bytes());
+        image[28..32].copy_from_slice(&self.mxcsr_mask.to_le_bytes());
+        for i in 0..8 {
+            image[32 + i * 16..48 + i * 16].copy_from_slice(&self.st(i).to_le_bytes());
+        }
+        for i in 0..if long { 16 } else { 8 } {
+            image[160 + i * 16..176 + i * 16].copy_from_slice(&self.xmm[i].to_le_bytes());
+        }
+        image
+    }
+
+    /// FXRSTOR, from the first 416 bytes of the image.
+    ///
+    /// # Errors
+    /// A reserved bit of MXCSR is set: #GP(0), and nothing was loaded.
+    pub fn fxrstor(&mut self, image: &[u8; 416], long: bool, rex_w: bool) -> Result<(), BadImage> {
+        self.ldmxcsr(load64(&image[24..]) as u32)?;
+        self.load_legacy_x87(image, rex_w);
+        self.load_xmm(image, long);
+        Ok(())
+    }
+
+    fn load_xmm(&mut self, image: &[u8], long: bool) {
+        for i in 0..if long { 16 } else { 8 } {
+            self.xmm[i] = load128(&image[160 + i * 16..]);
+        }
+    }
+
+    /// XINUSE: which of x87, SSE and AVX are not in their initial configuration. SDM Vol. 1 13.6 "Processor Tracking of
+    /// XSAVE-Managed State". Outside 64-bit mode the registers from 8 up do not count for what is saved, but they do here,
+    /// as the manual leaves a set bit always allowed.
+    pub fn xinuse(&self) -> u64 {
+        let x87 = self.cw != 0x37f
+            || self.sw != 0
+            || self.tag != 0
+            || self.fop != 0
+            || self.fip != 0
+            || self.fdp != 0
+            || self.fcs != 0
+            || self.fds != 0
+            || self.r != [0; 8];
+        let sse = self.xmm != [0; 16];
+        let avx = self.ymm_hi != [0; 16];
+        x87 as u64 * xstate::X87 + sse as u64 * xstate::SSE + avx as u64 * xstate::AVX
+    }
+
+    /// XSAVE and XSAVEOPT in the standard format: hands every run of bytes to be written, with its offset in the area, to
+    /// `put`. `rfbm` is EDX:EAX AND XCR0, `old_bv` the XSTATE_BV field now in memory, `optimise` XSAVEOPT's init
+    /// optimisation (components in their initial configuration are not written). SDM Vol. 1 13.7 and 13.9.
+    pub fn xsave(
+        &self,
+        rfbm: u64,
+        old_bv: u64,
+        optimise: bool,
+        long: bool,
+        rex_w: bool,
+        mut put: impl FnMut(usize, &[u8]),
+    ) {
+        let inuse = self.xinuse();
+        let write = |component: u64| rfbm & component != 0 && (!optimise || inuse & component != 0);
+        let image = self.fxsave(long, rex_w);
+        if write(xstate::X87) {
+            put(0, &image[..24]);
+            put(32, &image[32..160]);
+        }
+        // MXCSR belongs to SSE and AVX alike and is not subject to the init optimisation.
+        if rfbm & (xstate::SSE | xstate::AVX) != 0 {
+            put(24, &image[24..32]);
+        }
+        if write(xstate::SSE) {
+            put(160, &image[160..fxsave_len(long)]);
+        }
+        if write(xstate::AVX) {
+            for i in 0..if long { 16 } else { 8 } {
+                put(xstate::AVX_OFFSET + i * 16, &self.ymm_hi[i].to_le_bytes());
+            }
+        }
+        put(512, &(old_bv & !rfbm | inuse & rfbm).to_le_bytes());
+    }
+
+    /// XRSTOR in the standard format. `area` holds the legacy region, the header and as much as `xcr0` has components for;
+    /// what is missing of it reads as zero. `rfbm` is EDX:EAX AND XCR0. SDM Vol. 1 13.8 "Operation of XRSTOR".
+    ///
+    /// # Errors
+    /// The header has a bit set that is reserved or not in `xcr0`, or MXCSR is to be loaded with a reserved bit:
+    /// #GP(0), and nothing was loaded.
+    pub fn xrstor(&mut self, area: &[u8], rfbm: u64, xcr0: u64, long: bool, rex_w: bool) -> Result<(), BadImage> {
+        let mut image = [0; xstate::LARGEST];
+        let len = area.len().min(image.len());
+        image[..len].copy_from_slice(&area[..len]);
+        let bv = load64(&image[512..]);
+        if bv & !xcr0 != 0 || image[520..536] != [0; 16] {
+            return Err(BadImage);
+        }
+        if rfbm & (xstate::SSE | xstate::AVX) != 0 {
+            self.ldmxcsr(load64(&image[24..]) as u32)?;
+        }
+        if rfbm & xstate::X87 != 0 {
+            if bv & xstate::X87 != 0 {
+                self.load_legacy_x87(&image, rex_w);
+            } else {
+                self.fninit();
+                self.r = [0; 8];
+            }
+        }
+        let registers = if long { 16 } else { 8 };
+        if rfbm & xstate::SSE != 0 {
+            if bv & xstate::SSE != 0 {
+                self.load_xmm(&image, long);
+            } else {
+                self.xmm[..registers].fill(0);
+            }
+        }
+        if rfbm & xstate::AVX != 0 {
+            for i in 0..registers {
+                let saved = load128(&image[xstate::AVX_OFFSET + i * 16..]);
+                self.ymm_hi[i] = if bv & xstate::AVX != 0 { saved } else { 0 };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes FXSAVE writes: with XMM8 to XMM15 in 64-bit mode, without them elsewhere.
+pub const fn fxsave_len(long: bool) -> usize {
+    if long { 416 } else { 288 }
+}
+
+fn load64(bytes: &[u8]) -> u64 {
+    let mut le = [0; 8];
+    le.copy_from_slice(&bytes[..8]);
+    u64::from_le_bytes(le)
+}
+
+fn load80(bytes: &[u8]) -> u128 {
+    let mut le = [0; 16];
+    le[..10].copy_from_slice(&bytes[..10]);
+    u128::from_le_bytes(le)
+}
+
+fn load128(bytes: &[u8]) -> u128 {
+    let mut le = [0; 16];
+    le.copy_from_slice(&bytes[..16]);
+    u128::from_le_bytes(le)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A state in which every field differs from its neighbour and from its initial value.
+    fn busy() -> FpuState {
+        let mut s = FpuState::new();
+        for i in 0..16 {
+            s.xmm[i] = 0x1111_2222_3333_4444_5555_6666_7777_0000 + i as u128;
+            s.ymm_hi[i] = 0x9999_0000_0000_0000_0000_0000_0000_0100 + i as u128;
+        }
+        for i in 0..8 {
+            s.r[i] = 0x4000_c000_0000_0000_0000 + i as u128;
+        }
+        s.r[3] = 0;
+        s.r[4] = 0x7fff_8000_0000_0000_0000;
+        s.fip = 0x1234_5678_9abc;
+        s.fdp = 0x4321_8765_cba9;
+        s.mxcsr = 0x7fa1;
+        s.cw = 0x077f;
+        s.sw = 0x2841;
+        s.fop = 0x5ab;
+        s.fcs = 0x33;
+        s.fds = 0x2b;
+        s.tag = 0b1011_1101;
+        s
+    }
+
+    // covers: 2/cpu-fxsave
+    #[test]
+    fn fxsave_and_fxrstor_are_inverse() {
+        for (long, rex_w) in [(true, true), (true, false), (false, false)] {
+            let s = busy();
+            let image = s.fxsave(long, rex_w);
+            let mut back = FpuState::new();
+            back.ymm_hi = s.ymm_hi;
+            back.fxrstor(&image, long, rex_w).unwrap();
+            let mut expected = s.clone();
+            if rex_w {
+                (expected.fcs, expected.fds) = (0, 0);
+            } else {
+                expected.fip &= 0xffff_ffff;
+                expected.fdp &= 0xffff_ffff;
+            }
+            if !long {
+                expected.xmm[8..].fill(0);
+            }
+            assert_eq!(back, expected, "long {long} rex_w {rex_w}");
+        }
+    }
+
+    // covers: 2/cpu-fxsave
+    #[test]
+    fn fxsave_has_the_manuals_layout() {
+        let s = busy();
+        let image = s.fxsave(true, false);
+        for (at, bytes, what) in [
+            (0, &[0x7f, 0x07][..], "FCW"),
+            (2, &[0x41, 0x28], "FSW"),
+            (4, &[0b1011_1101, 0], "abridged FTW, reserved"),
+            (6, &[0xab, 0x05], "FOP"),
+            (8, &[0xbc, 0x9a, 0x78, 0x56], "FIP"),
+            (12, &[0x33, 0, 0, 0], "FCS"),
+            (16, &[0xa9, 0xcb, 0x65, 0x87], "FDP"),
+            (20, &[0x2b, 0, 0, 0], "FDS"),
+            (24, &[0xa1, 0x7f, 0, 0], "MXCSR"),
+            (28, &[0xff, 0xff, 0, 0], "MXCSR_MASK"),
+            (
+                32,
+                &[5, 0, 0, 0, 0, 0, 0, 0xc0, 0, 0x40, 0, 0, 0, 0, 0, 0],
+                "ST0 is R5, TOP being 5",
+            ),
+            (176, &[1, 0, 0x77, 0x77], "XMM1"),
+        ] {
+            assert_eq!(&image[at..at + bytes.len()], bytes, "{what}");
+        }
+        let wide = s.fxsave(true, true);
+        assert_eq!(
+            wide[8..24],
+            [
+                0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, 0, 0, 0xa9, 0xcb, 0x65, 0x87, 0x21, 0x43, 0, 0
+            ]
+        );
+    }
+
+    // covers: 2/cpu-fxsave
+    #[test]
+    fn fxrstor_refuses_reserved_mxcsr_bits_and_loads_nothing() {
+        let mut image = busy().fxsave(true, true);
+        image[26] = 1;
+        let mut s = FpuState::new();
+        assert_eq!(s.fxrstor(&image, true, true), Err(BadImage));
+        assert_eq!(s, FpuState::new());
+    }
+
+    // covers: 2/cpu-x87
+    #[test]
+    fn tags_follow_from_contents() {
+        let mut s = busy();
+        s.r[7] = 1;
+        s.r[5] = 0x4000_4000_0000_0000_0000;
+        // R7 denormal: special; R6 empty; R5 unnormal: special; R4 infinity: special; R3 zero; R2 valid; R1 empty; R0 valid.
+        assert_eq!(s.full_tags(), 0b10_11_10_10_01_00_11_00);
+    }
+
+    // covers: 2/cpu-x87
+    #[test]
+    fn environments_have_four_layouts() {
+        let word = |image: &[u8], i: usize, wide: bool| {
+            if wide {
+                u32::from_le_bytes([image[4 * i], image[4 * i + 1], image[4 * i + 2], image[4 * i + 3]])
+            } else {
+                u16::from_le_bytes([image[2 * i], image[2 * i + 1]]) as u32
+            }
+        };
+        let tw = busy().full_tags() as u32;
+        let (ip, dp) = (0x5678_9abcu32 + 0x330, 0x8765_cba9u32 + 0x2b0);
+        for (wide, real, expected) in [
+            (
+                true,
+                false,
+                [
+                    0xffff_077f,
+                    0xffff_2841,
+                    0xffff_0000 | tw,
+                    0x5678_9abc,
+                    0x05ab_0033,
+                    0x8765_cba9,
+                    0xffff_002b,
+                ],
+            ),
+            (false, false, [0x77f, 0x2841, tw, 0x9abc, 0x33, 0xcba9, 0x2b]),
+            (
+                true,
+                true,
+                [
+                    0xffff_077f,
+                    0xffff_2841,
+                    0xffff_0000 | tw,
+                    0xffff_0000 | ip,
+                    ip >> 16 << 12 | 0x5ab,
+                    0xffff_0000 | dp,
+                    dp >> 16 << 12,
+                ],
+            ),
+            (
+                false,
+                true,
+                [
+                    0x77f,
+                    0x2841,
+                    tw,
+                    ip & 0xffff,
+                    (ip >> 4 & 0xf000) | 0x5ab,
+                    dp & 0xffff,
+                    dp >> 4 & 0xf000,
+                ],
+            ),
+        ] {
+            let mut s = busy();
+            let format = EnvironmentFormat { wide, real };
+            let image = s.fnstenv(format);
+            for (i, &value) in expected.iter().enumerate() {
+                assert_eq!(word(&image, i, wide), value, "wide {wide} real {real} word {i}");
+            }
+            assert_eq!(s.cw, 0x77f, "FSTENV masks all exceptions");
+            let mut back = FpuState::new();
+            back.fldenv(&image, format);
+            assert_eq!((back.cw, back.sw, back.tag), (0x77f, 0x2841, s.tag));
+            let again = back.fnstenv(format);
+            // Contents differ, so the tag word may; the rest is the same.
+            for i in [0, 1, 3, 4, 5, 6] {
+                assert_eq!(
+                    word(&again, i, wide),
+                    word(&image, i, wide),
+                    "wide {wide} real {real} reloaded word {i}"
+                );
+            }
+        }
+    }
+
+    // covers: 2/cpu-x87
+    #[test]
+    fn fnsave_initialises_and_frstor_restores() {
+        for wide in [false, true] {
+            let format = EnvironmentFormat { wide, real: false };
+            let mut s = busy();
+            let image = s.fnsave(format);
+            assert_eq!((s.cw, s.sw, s.tag, s.fip, s.fop), (0x37f, 0, 0, 0, 0));
+            let mut back = busy();
+            back.r = [7; 8];
+            back.tag = 0;
+            back.frstor(&image, format);
+            assert_eq!(back.r, busy().r);
+            assert_eq!((back.cw, back.sw, back.tag), (0x77f, 0x2841, busy().tag));
+        }
+    }
+
+    // covers: 2/cpu-x87-exceptions
+    #[test]
+    fn summary_follows_flags_and_masks() {
+        let mut s = FpuState::new();
+        s.fninit();
+        s.sw = sw::ZE;
+        for (cw, pending, reads, why) in [
+            (0x37f, false, 0x37f, "all masked"),
+            (0x37b, true, 0x37b, "ZM clear with ZE flagged"),
+            (0xffff, false, 0x1f7f, "reserved bits"),
+            (0x0, true, 0x40, "bit 6 reads 1"),
+        ] {
+            s.fldcw(cw);
+            assert_eq!((s.pending(), s.cw), (pending, reads), "{why}");
+            assert_eq!(s.sw & sw::B != 0, pending, "{why}");
+        }
+        s.fnclex();
+        assert!(!s.pending());
+    }
+
+    /// Applies an XSAVE to an area of memory.
+    fn xsave(s: &FpuState, area: &mut [u8; xstate::LARGEST], rfbm: u64, optimise: bool) {
+        let bv = load64(&area[512..]);
+        s.xsave(rfbm, bv, optimise, true, true, |at, bytes| {
+            area[at..at + bytes.len()].copy_from_slice(bytes)
+        });
+    }
+
+    // covers: 2/cpu-xsave
+    #[test]
+    fn xsave_writes_what_is_asked_for() {
+        let mut area = [0xee; xstate::LARGEST];
+        area[512..576].fill(0);
+        area[512] = 0xff;
+        let s = busy();
+        xsave(&s, &mut area, xstate::X87 | xstate::SSE, false);
+        assert_eq!(
+            area[512], 0xff,
+            "bits outside RFBM keep their value, bits inside are XINUSE"
+        );
+        assert_eq!(area[..416], s.fxsave(true, true));
+        assert!(
+            area[416..512].iter().all(|&b| b == 0xee),
+            "bytes 511:416 are not written"
+        );
+        assert!(area[576..].iter().all(|&b| b == 0xee), "AVX was not asked for");
+
+        let mut initial = FpuState::new();
+        initial.fninit();
+        let mut area = [0xee; xstate::LARGEST];
+        area[512..576].fill(0);
+        area[512] = 7;
+        xsave(&initial, &mut area, 7, true);
+        assert_eq!(area[512], 0, "nothing is in use");
+        assert!(
+            area[..24]
+                .iter()
+                .chain(&area[32..512])
+                .chain(&area[576..])
+                .all(|&b| b == 0xee),
+            "XSAVEOPT skips it"
+        );
+        assert_eq!(
+            area[24..32],
+            [0x80, 0x1f, 0, 0, 0xff, 0xff, 0, 0],
+            "MXCSR is always written"
+        );
+        xsave(&initial, &mut area, 7, false);
+        assert!(area[160..416].iter().all(|&b| b == 0), "XSAVE does not skip it");
+    }
+
+    // covers: 2/cpu-xsave
+    #[test]
+    fn xrstor_loads_initialises_or_keeps_each_component() {
+        let s = busy();
+        let mut area = [0; xstate::LARGEST];
+        xsave(&s, &mut area, 7, false);
+        for (bv, rfbm) in (0..8).flat_map(|bv| (0..8).map(move |rfbm| (bv, rfbm))) {
+            area[512] = bv as u8;
+            let mut t = FpuState::new();
+            t.xmm = [1; 16];
+            t.ymm_hi = [2; 16];
+            t.r = [3; 8];
+            let before = t.clone();
+            t.xrstor(&area, rfbm, 7, true, true).unwrap();
+            let pick = |bit: u64| (rfbm & bit != 0, bv & bit != 0);
+            match pick(xstate::X87) {
+                (false, _) => assert_eq!((t.r, t.cw), (before.r, before.cw)),
+                (true, true) => assert_eq!((t.r, t.cw, t.fip), (s.r, s.cw, s.fip)),
+                (true, false) => assert_eq!((t.r, t.cw, t.tag), ([0; 8], 0x37f, 0)),
+            }
+            match pick(xstate::SSE) {
+                (false, _) => assert_eq!(t.xmm, before.xmm),
+                (true, true) => assert_eq!(t.xmm, s.xmm),
+                (true, false) => assert_eq!(t.xmm, [0; 16]),
+            }
+            match pick(xstate::AVX) {
+                (false, _) => assert_eq!(t.ymm_hi, before.ymm_hi),
+                (true, true) => assert_eq!(t.ymm_hi, s.ymm_hi),
+                (true, false) => assert_eq!(t.ymm_hi, [0; 16]),
+            }
+            assert_eq!(
+                t.mxcsr,
+                if rfbm & 6 != 0 { s.mxcsr } else { before.mxcsr },
+                "MXCSR comes with SSE or AVX"
+            );
+        }
+    }
+
+    // covers: 2/cpu-xsave
+    #[test]
+    fn xrstor_checks_its_header() {
+        let mut good = [0; xstate::LARGEST];
+        xsave(&busy(), &mut good, 3, false);
+        for (at, value, rfbm, fault, why) in [
+            (512, 3, 3, false, "as saved"),
+            (512, 4, 3, true, "a component that XCR0 does not enable"),
+            (520, 1, 3, true, "XCOMP_BV in the standard format"),
+            (535, 1, 3, true, "the last checked reserved byte"),
+            (536, 1, 3, false, "bytes 63:24 of the header are not checked"),
+            (26, 1, 3, true, "a reserved MXCSR bit"),
+            (26, 1, 1, false, "a reserved MXCSR bit, MXCSR not asked for"),
+        ] {
+            let mut area = good;
+            area[at] = value;
+            let mut s = FpuState::new();
+            assert_eq!(s.xrstor(&area, rfbm, 3, true, true).is_err(), fault, "{why}");
+            if fault {
+                assert_eq!(s, FpuState::new(), "{why}: nothing is loaded");
+            }
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! Guest memory as instructions reach it: a fast path per access size through the TLB, and slow paths for everything else
+//! (misses, page crossings, devices, stores to code, faults).
+// Guest memory is one of the rooms where `unsafe` is allowed: see `core`.
+#![allow(unsafe_code)]
+
+use crate::core::Core;
+use crate::cpu::{Cpu, SS};
+use crate::mmu::{self, Access, Paging};
+use crate::op::{Done, Op, Reason, Stop};
+use crate::tlb::Privilege;
+
+/// Where a linear address leads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub gpa: u64,
+    /// The byte's host address if it is RAM.
+    pub host: Option<*mut u8>,
+}
+
+/// A span of linear memory within two pages: its first part and, if it crosses, the rest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounce {
+    first: Place,
+    split: usize,
+    second: Place,
+}
+
+impl Default for Bounce {
+    fn default() -> Bounce {
+        let nowhere = Place { gpa: 0, host: None };
+        Bounce {
+            first: nowhere,
+            split: 0,
+            second: nowhere,
+        }
+    }
+}
+
+const CR4_SMAP: u64 = 1 << 21;
+const CR4_PCIDE: u64 = 1 << 17;
+const CR4_LA57: u64 = 1 << 12;
+const AC: u64 = 1 << 18;
+
+impl Cpu {
+    /// Reads `S` bytes at a linear address.
+    #[inline(always)]
+    pub(crate) fn load<const S: u8>(&mut self, o: &Op, linear: u64) -> Done<u64> {
+        let e = self.tlb.entry(linear);
+        let x = linear ^ e.read;
+        if x <= 0x1000 - S as u64 {
+            let p = (e.host + x) as *const u8;
+            // SAFETY: A matching tag means `host` is a page of guest RAM, and the access ends within it. Guest memory is never
+            // borrowed; unaligned reads are used throughout.
+            return Ok(unsafe {
+                match S {
+                    1 => *p as u64,
+                    2 => p.cast::<u16>().read_unaligned() as u64,
+                    4 => p.cast::<u32>().read_unaligned() as u64,
+                    _ => p.cast::<u64>().read_unaligned(),
+                }
+            });
+        }
+        self.load_slow(o, linear, S as usize)
+    }
+
+    /// Writes `S` bytes at a linear address.
+    #[inline(always)]
+    pub(crate) fn store<const S: u8>(&mut self, o: &Op, linear: u64, value: u64) -> Done {
+        let e = self.tlb.entry(linear);
+        let x = linear ^ e.write;
+        if x <= 0x1000 - S as u64 {
+            let p = (e.host + x) as *mut u8;
+            // SAFETY: As in `load`.
+            unsafe {
+                match S {
+                    1 => *p = value as u8,
+                    2 => p.cast::<u16>().write_unaligned(value as u16),
+                    4 => p.cast::<u32>().write_unaligned(value as u32),
+                    _ => p.cast::<u64>().write_unaligned(value),
+                }
+            }
+            return Ok(());
+        }
+        self.store_slow(o, linear, S as usize, value)
+    }
+
+    /// Reads, changes and writes back `S` bytes; `f` may be compiled twice, so keep it small.
+    #[inline(always)]
+    pub(crate) fn modify<const S: u8>(&mut self, o: &Op, linear: u64, f: impl Fn(&mut Cpu, u64) -> u64) -> Done {
+        let e = self.tlb.entry(linear);
+        let x = linear ^ e.write;
+        if x <= 0x1000 - S as u64 {
+            let p = (e.host + x) as *mut u8;
+            // SAFETY: As in `load`; `f` computes on registers only, so the page stays where it is.
+            unsafe {
+                match S {
+                    1 => *p = f(self, *p as u64) as u8,
+                    2 => p
+                        .cast::<u16>()
+                        .write_unaligned(f(self, p.cast::<u16>().read_unaligned() as u64) as u16),
+                    4 => p
+                        .cast::<u32>()
+                        .write_unaligned(f(self, p.cast::<u32>().read_unaligned() as u64) as u32),
+                    _ => p
+                        .cast::<u64>()
+                        .write_unaligned(f(self, p.cast::<u64>().read_unaligned())),
+                }
+            }
+            return Ok(());
+        }
+        let old = self.modify_begin(o, linear, S as usize)?;
+        let new = f(self, old);
+        self.modify_end(o, S as usize, new);
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn load_slow(&mut self, o: &Op, linear: u64, size: usize) -> Done<u64> {
+        let mut bytes = [0; 8];
+        self.read_bytes(o, linear, &mut bytes[..size])?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn store_slow(&mut self, o: &Op, linear: u64, size: usize, value: u64) -> Done {
+        self.write_bytes(o, linear, &value.to_le_bytes()[..size])
+    }
+
+    /// Reads up to a page at a linear address; the segment in `o` decides between #GP and #SS.
+    pub(crate) fn read_bytes(&mut self, o: &Op, linear: u64, bytes: &mut [u8]) -> Done {
+        let span = self.span(o, linear, bytes.len(), Access::Read)?;
+        let (a, b) = bytes.split_at_mut(span.split);
+        self.get_part(o, span.first, a)?;
+        self.get_part(o, span.second, b)
+    }
+
+    /// Writes up to a page at a linear address, all of it or nothing.
+    pub(crate) fn write_bytes(&mut self, o: &Op, linear: u64, bytes: &[u8]) -> Done {
+        let span = self.span(o, linear, bytes.len(), Access::Write)?;
+        self.ready(span, bytes.len())?;
+        let (a, b) = bytes.split_at(span.split);
+        self.put_part(o, span.first, a);
+        self.put_part(o, span.second, b);
+        Ok(())
+    }
+
+    /// First half of a read-modify-write: checks that the operand can be written, remembers where it is, and reads it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn modify_begin(&mut self, o: &Op, linear: u64, size: usize) -> Done<u64> {
+        let span = self.span(o, linear, size, Access::Write)?;
+        self.ready(span, size)?;
+        let mut bytes = [0; 8];
+        let (a, b) = bytes[..size].split_at_mut(span.split);
+        self.get_part(o, span.first, a)?;
+        self.get_part(o, span.second, b)?;
+        self.bounce_to = span;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Second half: writes the operand where `modify_begin` found it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn modify_end(&mut self, o: &Op, size: usize, value: u64) {
+        let span = self.bounce_to;
+        let bytes = value.to_le_bytes();
+        let (a, b) = bytes[..size].split_at(span.split);
+        self.put_part(o, span.first, a);
+        self.put_part(o, span.second, b);
+    }
+
+    /// Second half for LOCK: writes the operand if it still holds `old`, atomically as far as one page goes.
+    pub(crate) fn modify_end_locked(&mut self, o: &Op, size: usize, old: u64, value: u64) -> bool {
+        use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
+        let span = self.bounce_to;
+        if let Some(p) = span.first.host
+            && span.split == size
+            && (p as usize).is_multiple_of(size)
+        {
+            // SAFETY: `host` is guest RAM, aligned as just checked.
+            return unsafe {
+                match size {
+                    1 => AtomicU8::from_ptr(p)
+                        .compare_exchange(old as u8, value as u8, SeqCst, SeqCst)
+                        .is_ok(),
+                    2 => AtomicU16::from_ptr(p.cast())
+                        .compare_exchange(old as u16, value as u16, SeqCst, SeqCst)
+                        .is_ok(),
+                    4 => AtomicU32::from_ptr(p.cast())
+                        .compare_exchange(old as u32, value as u32, SeqCst, SeqCst)
+                        .is_ok(),
+                    _ => AtomicU64::from_ptr(p.cast())
+                        .compare_exchange(old, value, SeqCst, SeqCst)
+                        .is_ok(),
+                }
+            };
+        }
+        // A split lock or a device: processors take turns on one thread, so nobody comes between.
+        self.modify_end(o, size, value);
+        true
+    }
+
+    /// Checks that `len` bytes can be written at a linear address, without writing.
+    pub(crate) fn probe_write(&mut self, o: &Op, linear: u64, len: usize) -> Done {
+        let span = self.span(o, linear, len, Access::Write)?;
+        self.ready(span, len)
+    }
+
+    fn get_part(&mut self, o: &Op, place: Place, bytes: &mut [u8]) -> Done {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match place.host {
+            // SAFETY: `span` keeps each part within one page of guest RAM.
+            Some(p) => unsafe { core::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), bytes.len()) },
+            None => {
+                self.need_solo()?;
+                let now = self.now(o);
+                self.bus_used = true;
+                let mut at = place.gpa;
+                for part in bytes.chunks_mut(8) {
+                    let size = part.len().next_power_of_two().min(8);
+                    let value = self.bus().read(at, size as u8, now);
+                    part.copy_from_slice(&value.to_le_bytes()[..part.len()]);
+                    at += part.len() as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that a store may go ahead: device accesses and stores to code need a block of their own.
+    fn ready(&mut self, span: Bounce, len: usize) -> Done {
+        for (place, len) in [(span.first, span.split), (span.second, len - span.split)] {
+            if len > 0 && (place.host.is_none() || self.core().is_code(place.gpa, len as u64)) {
+                self.need_solo()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put_part(&mut self, o: &Op, place: Place, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        match place.host {
+            Some(p) => {
+                if self.core().is_code(place.gpa, bytes.len() as u64) {
+                    self.core().invalidate_page(place.gpa, crate::block::STALE);
+                }
+                // SAFETY: As in `get_part`.
+                unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len()) }
+            }
+            None => {
+                let now = self.now(o);
+                self.bus_used = true;
+                let mut at = place.gpa;
+                for part in bytes.chunks(8) {
+                    let mut value = [0; 8];
+                    value[..part.len()].copy_from_slice(part);
+                    let size = part.len().next_power_of_two().min(8);
+                    self.bus().write(at, size as u8, u64::from_le_bytes(value), now);
+                    at += part.len() as u64;
+                }
+            }
+        }
+    }
+
+    /// The instruction must be the only one of its block from here on.
+    pub(crate) fn need_solo(&mut self) -> Done {
+        if self.solo {
+            return Ok(());
+        }
+        self.stop = Reason::Replay;
+        Err(Stop)
+    }
+
+    /// Finds both parts of a span; nothing changes but A and D bits.
+    fn span(&mut self, o: &Op, linear: u64, len: usize, access: Access) -> Done<Bounce> {
+        debug_assert!(len <= 0x1000);
+        if !self.canonical_span(linear, len) {
+            return Err(if o.seg == SS as u8 {
+                self.fault(12, Some(0))
+            } else {
+                self.gp(0)
+            });
+        }
+        let first = self.translate(linear, access)?;
+        let room = 0x1000 - (linear & 0xfff) as usize;
+        if len <= room {
+            return Ok(Bounce {
+                first,
+                split: len,
+                second: first,
+            });
+        }
+        let mut next = linear.wrapping_add(room as u64);
+        if !self.is64() {
+            next &= 0xffff_ffff;
+        }
+        let second = self.translate(next, access)?;
+        Ok(Bounce {
+            first,
+            split: room,
+            second,
+        })
+    }
+
+    fn canonical_span(&self, linear: u64, len: usize) -> bool {
+        !self.is64() || self.canonical(linear) && self.canonical(linear.wrapping_add(len as u64 - 1))
+    }
+
+    /// Bits above the linear-address width are copies of its top bit (SDM Vol. 1 3.3.7.1 "Canonical Addressing").
+    #[inline]
+    pub(crate) fn canonical(&self, linear: u64) -> bool {
+        let shift = if self.cr4 & CR4_LA57 != 0 { 7 } else { 16 };
+        ((linear << shift) as i64 >> shift) as u64 == linear
+    }
+
+    /// Translates a data access of the current privilege and enters it in the TLB.
+    pub(crate) fn translate(&mut self, linear: u64, access: Access) -> Done<Place> {
+        let linear = if self.is64() { linear } else { linear & 0xffff_ffff };
+        let paging = self.paging(self.cpl == 3);
+        match mmu::walk(self.core(), &paging, linear, access) {
+            Ok(page) => {
+                let host = self.core().host(page.gpa);
+                if let Some(host) = host {
+                    let write = page.write && page.dirty && self.core().claim_write(page.gpa);
+                    self.tlb.fill(linear, host as u64, page.read, write, page.exec);
+                }
+                let offset = linear & 0xfff;
+                // SAFETY: The offset is within the page.
+                let host = host.map(|h| unsafe { h.add(offset as usize) });
+                Ok(Place {
+                    gpa: page.gpa + offset,
+                    host,
+                })
+            }
+            Err(code) => Err(self.page_fault(linear, code)),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn page_fault(&mut self, linear: u64, code: u32) -> Stop {
+        self.cr2 = linear;
+        self.fault(14, Some(code))
+    }
+
+    /// What the page walk depends on.
+    pub(crate) fn paging(&self, user: bool) -> Paging {
+        Paging {
+            cr0: self.cr0,
+            cr3: self.cr3,
+            cr4: self.cr4,
+            efer: self.efer,
+            user,
+            smap: !user && self.cr4 & CR4_SMAP != 0 && (self.rflags & AC == 0 || self.cpl == 3),
+            maxphyaddr: self.maxphyaddr,
+            huge: self.huge_pages,
+        }
+    }
+
+    /// Reads a descriptor table, TSS or the like: an implicit supervisor access (SDM Vol. 3A 5.6 "Access Rights").
+    pub(crate) fn read_system(&mut self, linear: u64, size: usize) -> Done<u64> {
+        let mut value = 0;
+        for i in (0..size).rev() {
+            let at = linear.wrapping_add(i as u64);
+            // One walk per page: bytes after the first of a page follow it.
+            value = value << 8 | self.system_byte(at)? as u64;
+        }
+        Ok(value)
+    }
+
+    fn system_byte(&mut self, linear: u64) -> Done<u8> {
+        let place = self.system_place(linear, Access::Read)?;
+        // SAFETY: `host` is a byte of guest RAM.
+        Ok(place.host.map_or(0xff, |p| unsafe { *p }))
+    }
+
+    /// Writes a descriptor, TSS field or stack frame of event delivery as an implicit supervisor access; the range is
+    /// checked whole before the first byte changes.
+    pub(crate) fn write_system(&mut self, linear: u64, bytes: &[u8]) -> Done {
+        let last = linear.wrapping_add(bytes.len() as u64 - 1);
+        self.system_place(last, Access::Write)?;
+        for (i, &b) in bytes.iter().enumerate() {
+            let place = self.system_place(linear.wrapping_add(i as u64), Access::Write)?;
+            if let Some(p) = place.host {
+                if self.core().is_code(place.gpa, 1) {
+                    self.core().invalidate_page(place.gpa, crate::block::STALE);
+                }
+                // SAFETY: As in `system_byte`.
+                unsafe { *p = b };
+            }
+        }
+        Ok(())
+    }
+
+    fn system_place(&mut self, linear: u64, access: Access) -> Done<Place> {
+        let linear = if self.efer & 1 << 10 != 0 {
+            linear
+        } else {
+            linear & 0xffff_ffff
+        };
+        let mut paging = self.paging(false);
+        // Implicit accesses ignore EFLAGS.AC.
+        paging.smap = self.cr4 & CR4_SMAP != 0;
+        match mmu::walk(self.core(), &paging, linear, access) {
+            Ok(page) => {
+                let gpa = page.gpa + (linear & 0xfff);
+                // SAFETY: The offset is within the page.
+                let host = self
+                    .core()
+                    .host(gpa)
+                    .map(|h| unsafe { h.add((linear & 0xfff) as usize) });
+                Ok(Place { gpa, host })
+            }
+            Err(code) => Err(self.page_fault(linear, code)),
+        }
+    }
+
+    /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
+    pub(crate) fn select_tlb(&mut self) {
+        let pcid = if self.cr4 & CR4_PCIDE != 0 {
+            (self.cr3 & 0xfff) as u16
+        } else {
+            0
+        };
+        let privilege = if self.cpl == 3 {
+            Privilege::User
+        } else if self.cr4 & CR4_SMAP != 0 && self.rflags & AC == 0 {
+            Privilege::Guarded
+        } else {
+            Privilege::Supervisor
+        };
+        self.tlb.select(pcid, privilege);
+    }
+
+    /// Takes write tags away from pages that became code since this processor last looked.
+    pub(crate) fn revoke_new_code(&mut self) {
+        let core: &mut Core = self.core();
+        let new: Vec<u64> = core.new_code.split_off(0);
+        for host in new {
+            self.tlb.revoke_write(host);
+        }
+    }
+}

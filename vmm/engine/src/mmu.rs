@@ -1,0 +1,233 @@
+//! The guest's page walk (SDM Vol. 3A chapter 5 "Paging").
+
+use crate::core::Core;
+
+/// What is being done to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// A data read.
+    Read,
+    /// A data write.
+    Write,
+    /// An instruction fetch.
+    Fetch,
+}
+
+/// What of the processor's state the walk depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Paging {
+    /// CR0.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+    /// IA32_EFER.
+    pub efer: u64,
+    /// A user-mode access: CPL 3, and not an implicit supervisor access.
+    pub user: bool,
+    /// SMAP applies: supervisor-mode data accesses to user pages fault.
+    pub smap: bool,
+    /// Physical-address width in bits.
+    pub maxphyaddr: u32,
+    /// The model has 1-GByte pages.
+    pub huge: bool,
+}
+
+/// A translation, with what the TLB may grant later without another walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Guest-physical address of the 4-KiB page.
+    pub gpa: u64,
+    /// Data writes are allowed (the dirty bit may still have to be set).
+    pub write: bool,
+    /// Data reads are allowed.
+    pub read: bool,
+    /// Fetches are allowed.
+    pub exec: bool,
+    /// The dirty bit stands: writes need no walk.
+    pub dirty: bool,
+}
+
+/// Page-fault error code bits (SDM Vol. 3A 5.7 "Page-Fault Exceptions").
+pub mod code {
+    /// Protection violation rather than a page that is not present.
+    pub const PRESENT: u32 = 1;
+    /// A write.
+    pub const WRITE: u32 = 2;
+    /// A user-mode access.
+    pub const USER: u32 = 4;
+    /// A reserved bit was set.
+    pub const RSVD: u32 = 8;
+    /// An instruction fetch.
+    pub const FETCH: u32 = 16;
+}
+
+const P: u64 = 1;
+const RW: u64 = 2;
+const US: u64 = 4;
+const A: u64 = 1 << 5;
+const D: u64 = 1 << 6;
+const PS: u64 = 1 << 7;
+const NX: u64 = 1 << 63;
+
+const CR0_PG: u64 = 1 << 31;
+const CR0_WP: u64 = 1 << 16;
+const CR4_PSE: u64 = 1 << 4;
+const CR4_PAE: u64 = 1 << 5;
+const CR4_LA57: u64 = 1 << 12;
+const CR4_SMEP: u64 = 1 << 20;
+const EFER_LMA: u64 = 1 << 10;
+const EFER_NXE: u64 = 1 << 11;
+
+/// Walks the paging structures for one access, setting accessed and dirty bits. Errors: the #PF error code.
+pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+    if p.cr0 & CR0_PG == 0 {
+        let gpa = linear & 0xffff_f000;
+        return Ok(Page {
+            gpa,
+            write: true,
+            read: true,
+            exec: true,
+            dirty: true,
+        });
+    }
+    let nxe = p.efer & EFER_NXE != 0;
+    let mut code = 0;
+    if access == Access::Write {
+        code |= code::WRITE;
+    }
+    if p.user {
+        code |= code::USER;
+    }
+    if access == Access::Fetch && (nxe && p.cr4 & CR4_PAE != 0 || p.cr4 & CR4_SMEP != 0) {
+        code |= code::FETCH;
+    }
+    let physical = (1u64 << p.maxphyaddr) - 1;
+    let pae = p.cr4 & CR4_PAE != 0;
+    let long = p.efer & EFER_LMA != 0;
+    let size = if pae { 8 } else { 4 };
+    let (mut level, mut table) = match (long, pae) {
+        (true, _) => (if p.cr4 & CR4_LA57 != 0 { 5 } else { 4 }, p.cr3 & physical & !0xfff),
+        (false, true) => (3, p.cr3 & 0xffff_ffe0),
+        (false, false) => (2, p.cr3 & 0xffff_f000),
+    };
+    let linear = if long { linear } else { linear & 0xffff_ffff };
+    let (mut write, mut user, mut exec) = (true, true, true);
+    // Entries whose accessed bit must be set once the walk is known to succeed.
+    let mut path = [(0u64, 0u64); 5];
+    let mut depth = 0;
+    loop {
+        let (shift, index_bits) = if pae {
+            (12 + 9 * (level - 1), 9)
+        } else {
+            (12 + 10 * (level - 1), 10)
+        };
+        let index = (linear >> shift) & ((1 << index_bits) - 1);
+        let at = table + index * size as u64;
+        let mut entry = core.read_phys(at, size);
+        if !pae {
+            entry &= 0xffff_ffff;
+        }
+        if entry & P == 0 {
+            return Err(code);
+        }
+        let pdpte_of_pae = pae && !long && level == 3;
+        // A page: the last level, or PS at a level that can map one.
+        let leaf = level == 1
+            || entry & PS != 0 && (level == 2 && (pae || p.cr4 & CR4_PSE != 0) || level == 3 && long && p.huge);
+        let mut reserved = 0;
+        if pae {
+            reserved |= !physical & 0x000f_ffff_ffff_f000;
+            if !nxe {
+                reserved |= NX;
+            }
+            if !long {
+                reserved |= 0x7ff0_0000_0000_0000;
+            }
+            if pdpte_of_pae {
+                reserved |= 0x1e6 | NX;
+            }
+            if level >= 4 || level == 3 && long && !p.huge {
+                reserved |= PS;
+            }
+            if leaf && level > 1 {
+                reserved |= ((1 << shift) - 1) & !0x1fff;
+            }
+        } else if leaf && level == 2 {
+            // PSE-36: bits 20:13 extend the address, bit 21 is reserved (SDM Vol. 3A 5.3 "32-Bit Paging").
+            let extra = p.maxphyaddr.min(40) - 32;
+            reserved |= 0x3f_e000 & !(((1u64 << extra) - 1) << 13);
+        }
+        if entry & reserved != 0 {
+            return Err(code | code::PRESENT | code::RSVD);
+        }
+        if !pdpte_of_pae {
+            write &= entry & RW != 0;
+            user &= entry & US != 0;
+            exec &= !(nxe && entry & NX != 0);
+            path[depth] = (at, entry);
+            depth += 1;
+        }
+        if !leaf {
+            table = if pae {
+                entry & 0x000f_ffff_ffff_f000
+            } else {
+                entry & 0xffff_f000
+            };
+            level -= 1;
+            continue;
+        }
+
+        let supervisor = !p.user;
+        let read_ok = if supervisor { !(p.smap && user) } else { user };
+        let write_ok = read_ok
+            && if supervisor {
+                write || p.cr0 & CR0_WP == 0
+            } else {
+                write
+            };
+        let exec_ok = exec
+            && if supervisor {
+                !(p.cr4 & CR4_SMEP != 0 && user)
+            } else {
+                user
+            };
+        let allowed = match access {
+            Access::Read => read_ok,
+            Access::Write => write_ok,
+            Access::Fetch => exec_ok,
+        };
+        if !allowed {
+            return Err(code | code::PRESENT);
+        }
+        for (i, &(at, entry)) in path[..depth].iter().enumerate() {
+            let mut bits = 0;
+            if entry & A == 0 {
+                bits |= A;
+            }
+            if i + 1 == depth && access == Access::Write && entry & D == 0 {
+                bits |= D;
+            }
+            if bits != 0 {
+                core.or_phys(at, size, bits);
+            }
+        }
+        let base = if pae {
+            entry & 0x000f_ffff_ffff_f000 & !((1u64 << shift) - 1)
+        } else if level == 2 {
+            (entry & 0xffc0_0000) | (entry & 0x1f_e000) << 19
+        } else {
+            entry & 0xffff_f000
+        };
+        let gpa = base | (linear & ((1u64 << shift) - 1) & !0xfff);
+        let dirty = entry & D != 0 || access == Access::Write;
+        return Ok(Page {
+            gpa,
+            write: write_ok,
+            read: read_ok,
+            exec: exec_ok,
+            dirty,
+        });
+    }
+}

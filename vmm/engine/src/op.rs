@@ -1,0 +1,169 @@
+//! Decoded operations and how one leads to the next.
+//!
+//! An instruction becomes one or more [`Op`]s, each 32 bytes: a handler and its operands, registers given as byte offsets
+//! into the register file. Handlers are written as safe [`Body`] or [`Flow`] types; [`chain`] and [`chain_flow`] wrap them in
+//! the dispatch, which has two expansions: handlers that call the next one as their last act (a sibling call, so the stack
+//! does not grow), and a plain loop that asks each handler for the next op.
+// The engine core is one of the rooms where `unsafe` is allowed: ops are followed by raw pointer, because a bounds check per
+// op would cost more than the op.
+#![allow(unsafe_code)]
+
+use crate::cpu::Cpu;
+
+/// The handler was not able to go on; [`Cpu`]'s `stop` says why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop;
+
+/// What a body comes to.
+pub(crate) type Done<T = ()> = Result<T, Stop>;
+
+/// Why the chain of handlers ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// `rip` is where to go on, and no decoded block was at hand.
+    Resolve,
+    /// The block at `rip` is longer than the budget that is left.
+    Budget,
+    /// The instruction raised the exception in `Cpu::event`; `rip` is the instruction.
+    Fault,
+    /// The instruction must run in a block of its own (a device access, a store to code); `rip` is the instruction.
+    Replay,
+    /// The instruction retired, and something changed that the run loop must look at: mode, interrupt window, HLT.
+    Look,
+}
+
+#[cfg(chained)]
+pub(crate) type Next = ();
+#[cfg(not(chained))]
+pub(crate) type Next = *const Op;
+
+/// Runs one op and what follows it.
+pub(crate) type Handler = unsafe fn(&mut Cpu, *const Op) -> Next;
+
+/// One decoded operation.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Op {
+    pub f: Handler,
+    /// Destination, as a byte offset into the register file.
+    pub dst: u8,
+    /// Source, likewise.
+    pub src: u8,
+    /// Base register of a memory operand, likewise.
+    pub base: u8,
+    /// Index register of a memory operand, likewise.
+    pub idx: u8,
+    /// log2 of the index's scale.
+    pub scale: u8,
+    /// Segment register number of a memory operand: it decides between #SS and #GP.
+    pub seg: u8,
+    /// Instructions of the block from this one to its end, this one included: what the budget gets back when the block ends
+    /// here without retiring it.
+    pub rem: u8,
+    /// The instruction's length.
+    pub len: u8,
+    /// Page offset of the instruction's first byte.
+    pub off: u16,
+    /// Free for the handler.
+    pub aux: u16,
+    /// Displacement of a memory operand.
+    pub disp: i32,
+    /// Immediate, or a branch target relative to the block's page.
+    pub imm: u64,
+}
+
+/// Where a flow op leads, in the slot of the op after it. Null: not known yet.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Link {
+    pub taken: *const Op,
+    pub next: *const Op,
+    /// Host page of each target: a link to another page holds only while that page is mapped where it was.
+    pub taken_host: u64,
+    pub next_host: u64,
+}
+
+const _: () = assert!(size_of::<Op>() == 32 && size_of::<Link>() == 32);
+
+/// What an op does when it leads to the op after it.
+pub(crate) trait Body {
+    /// Carries out the op. On `Err` nothing the guest can see has changed.
+    fn run(c: &mut Cpu, o: &Op) -> Done;
+}
+
+/// What an op does that ends a block.
+pub(crate) trait Flow {
+    /// Carries out the op and says which op is next; null leaves the chain with `Cpu::stop` and `Cpu::rip` set.
+    fn run(c: &mut Cpu, o: &Op) -> *const Op;
+}
+
+/// The handler for a body.
+pub(crate) unsafe fn chain<B: Body>(c: &mut Cpu, o: *const Op) -> Next {
+    // SAFETY: `o` is an op of a block that stays allocated while the chain runs (blocks are freed between chains only).
+    match B::run(c, unsafe { &*o }) {
+        Ok(()) => {
+            // SAFETY: A body is never the last op of a block, so there is one after it.
+            let next = unsafe { o.add(1) };
+            #[cfg(chained)]
+            // SAFETY: As above; the handler belongs to this op.
+            unsafe {
+                ((*next).f)(c, next)
+            }
+            #[cfg(not(chained))]
+            next
+        }
+        Err(Stop) => {
+            // SAFETY: As above.
+            c.leave(unsafe { &*o });
+            done()
+        }
+    }
+}
+
+/// The handler for a flow op.
+pub(crate) unsafe fn chain_flow<F: Flow>(c: &mut Cpu, o: *const Op) -> Next {
+    // SAFETY: As in `chain`.
+    let next = F::run(c, unsafe { &*o });
+    #[cfg(chained)]
+    if !next.is_null() {
+        // SAFETY: Flow bodies return only ops that begin a live block.
+        unsafe { ((*next).f)(c, next) }
+    }
+    #[cfg(not(chained))]
+    next
+}
+
+#[inline(always)]
+fn done() -> Next {
+    #[cfg(not(chained))]
+    core::ptr::null()
+}
+
+/// Runs the chain that begins with `o`, a block's first op.
+///
+/// # Safety
+/// `o` begins a live block.
+pub(crate) unsafe fn enter_chain(c: &mut Cpu, o: *const Op) {
+    #[cfg(chained)]
+    // SAFETY: The caller's promise.
+    unsafe {
+        ((*o).f)(c, o)
+    }
+    #[cfg(not(chained))]
+    {
+        let mut o = o;
+        while !o.is_null() {
+            // SAFETY: The caller's promise, and each handler returns an op of a live block.
+            o = unsafe { ((*o).f)(c, o) };
+        }
+    }
+}
+
+impl Op {
+    /// The link slot behind a flow op.
+    #[inline(always)]
+    pub fn link(&self) -> &Link {
+        // SAFETY: Every flow op that asks is followed by a link slot, laid out by `Lower::flow`.
+        unsafe { &*(self as *const Op).add(1).cast::<Link>() }
+    }
+}

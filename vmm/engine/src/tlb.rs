@@ -1,0 +1,244 @@
+//! The software TLB: linear page to host page, in one set per address space and privilege.
+//!
+//! An entry carries one tag each for reading, writing and fetching. A handler computes `x = address ^ tag`; `x` is the offset
+//! in the page if the tag matches, and `x <= 4096 - size` says hit and no page crossing at once. Pages that hold decoded code
+//! or are not yet dirty have a write tag that never matches, so that stores to them take the slow path and nobody else pays.
+#![allow(unsafe_code)]
+
+/// Entries in a set.
+pub(crate) const ENTRIES: usize = 1024;
+/// Address spaces kept at a time, user and supervisor counted apart.
+const SETS: usize = 16;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Entry {
+    pub read: u64,
+    pub write: u64,
+    pub exec: u64,
+    /// The host's address of the page.
+    pub host: u64,
+}
+
+/// Whose accesses a set answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Privilege {
+    User,
+    /// Supervisor, user pages allowed (no SMAP, or EFLAGS.AC).
+    Supervisor,
+    /// Supervisor under SMAP.
+    Guarded,
+}
+
+struct Set {
+    pcid: u16,
+    privilege: Privilege,
+    valid: bool,
+    used: u64,
+    entries: Box<[Entry; ENTRIES]>,
+}
+
+pub(crate) struct Tlb {
+    current: *mut Entry,
+    now: usize,
+    clock: u64,
+    sets: Vec<Set>,
+}
+
+/// A tag that no address which is looked up at this index can match: it belongs to the neighbouring index.
+const fn never(index: usize) -> u64 {
+    ((index ^ 1) as u64) << 12
+}
+
+fn clear(entries: &mut [Entry; ENTRIES]) {
+    for (i, e) in entries.iter_mut().enumerate() {
+        let tag = never(i);
+        *e = Entry {
+            read: tag,
+            write: tag,
+            exec: tag,
+            host: 0,
+        };
+    }
+}
+
+impl Tlb {
+    pub fn new() -> Tlb {
+        let mut sets: Vec<Set> = (0..SETS)
+            .map(|_| {
+                let mut entries: Box<[Entry; ENTRIES]> = vec![
+                    Entry {
+                        read: 0,
+                        write: 0,
+                        exec: 0,
+                        host: 0
+                    };
+                    ENTRIES
+                ]
+                .into_boxed_slice()
+                .try_into()
+                .ok()
+                .expect("length is ENTRIES");
+                clear(&mut entries);
+                Set {
+                    pcid: 0,
+                    privilege: Privilege::Supervisor,
+                    valid: false,
+                    used: 0,
+                    entries,
+                }
+            })
+            .collect();
+        let current = sets[0].entries.as_mut_ptr();
+        sets[0].valid = true;
+        Tlb {
+            current,
+            now: 0,
+            clock: 0,
+            sets,
+        }
+    }
+
+    fn index(linear: u64) -> usize {
+        (linear >> 12) as usize & (ENTRIES - 1)
+    }
+
+    /// The entry that a linear address maps to.
+    #[inline(always)]
+    pub fn entry(&self, linear: u64) -> &Entry {
+        // SAFETY: `current` points at ENTRIES entries of a boxed set that lives as long as `self`; the index is masked.
+        unsafe { &*self.current.add(Self::index(linear)) }
+    }
+
+    /// Enters a translation: the page's host address, and which tags may match.
+    pub fn fill(&mut self, linear: u64, host: u64, read: bool, write: bool, exec: bool) {
+        let (i, page) = (Self::index(linear), linear & !0xfff);
+        let tag = |on| if on { page } else { never(i) };
+        self.sets[self.now].entries[i] = Entry {
+            read: tag(read),
+            write: tag(write),
+            exec: tag(exec),
+            host,
+        };
+    }
+
+    /// Makes the set of an address space the current one, emptying the least recently used if it has none.
+    pub fn select(&mut self, pcid: u16, privilege: Privilege) {
+        self.clock += 1;
+        let found = self
+            .sets
+            .iter()
+            .position(|s| s.valid && s.pcid == pcid && s.privilege == privilege);
+        let i = found.unwrap_or_else(|| {
+            let i = (0..SETS)
+                .min_by_key(|&i| if self.sets[i].valid { self.sets[i].used + 1 } else { 0 })
+                .unwrap_or(0);
+            let s = &mut self.sets[i];
+            clear(&mut s.entries);
+            (s.pcid, s.privilege, s.valid) = (pcid, privilege, true);
+            i
+        });
+        self.sets[i].used = self.clock;
+        self.now = i;
+        self.current = self.sets[i].entries.as_mut_ptr();
+    }
+
+    /// Forgets everything.
+    pub fn flush_all(&mut self) {
+        for s in &mut self.sets {
+            s.valid = false;
+        }
+        clear(&mut self.sets[self.now].entries);
+        self.sets[self.now].valid = true;
+    }
+
+    /// Forgets an address space.
+    pub fn flush_pcid(&mut self, pcid: u16) {
+        for (i, s) in self.sets.iter_mut().enumerate() {
+            if s.valid && s.pcid == pcid {
+                if i == self.now {
+                    clear(&mut s.entries);
+                } else {
+                    s.valid = false;
+                }
+            }
+        }
+    }
+
+    /// Forgets one page in every address space: more than INVLPG must, never less.
+    pub fn flush_page(&mut self, linear: u64) {
+        let i = Self::index(linear);
+        let tag = never(i);
+        for s in &mut self.sets {
+            let e = &mut s.entries[i];
+            *e = Entry {
+                read: tag,
+                write: tag,
+                exec: tag,
+                host: 0,
+            };
+        }
+    }
+
+    /// Takes the write tags of a host page away, wherever it is mapped.
+    pub fn revoke_write(&mut self, host: u64) {
+        for s in self.sets.iter_mut().filter(|s| s.valid) {
+            for (i, e) in s.entries.iter_mut().enumerate() {
+                if e.host == host {
+                    e.write = never(i);
+                }
+            }
+        }
+    }
+
+    /// Takes all write tags away.
+    pub fn revoke_all_writes(&mut self) {
+        for s in self.sets.iter_mut().filter(|s| s.valid) {
+            for (i, e) in s.entries.iter_mut().enumerate() {
+                e.write = never(i);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_entry_matches_no_address_of_its_index() {
+        let tlb = Tlb::new();
+        for linear in [
+            0u64,
+            0x1000,
+            0x3ff000,
+            0x400000,
+            1 << 63,
+            u64::MAX,
+            0xffff_8000_0000_0000,
+            0x0000_8000_0000_0000,
+        ] {
+            let e = tlb.entry(linear);
+            for tag in [e.read, e.write, e.exec] {
+                assert!(linear ^ tag > 0xfff, "{linear:x}");
+            }
+        }
+    }
+
+    #[test]
+    fn sets_are_kept_by_address_space_and_privilege() {
+        let mut tlb = Tlb::new();
+        tlb.select(1, Privilege::User);
+        tlb.fill(0x5000, 0x1234_5000, true, false, false);
+        tlb.select(2, Privilege::User);
+        assert_ne!(tlb.entry(0x5000).read, 0x5000);
+        tlb.select(1, Privilege::Supervisor);
+        assert_ne!(tlb.entry(0x5000).read, 0x5000);
+        tlb.select(1, Privilege::User);
+        assert_eq!(tlb.entry(0x5000).read, 0x5000);
+        tlb.select(2, Privilege::User);
+        tlb.flush_pcid(1);
+        tlb.select(1, Privilege::User);
+        assert_ne!(tlb.entry(0x5000).read, 0x5000);
+    }
+}
