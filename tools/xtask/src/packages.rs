@@ -1,7 +1,7 @@
 //! What the commands need from the system, by Debian package names.
 
 use crate::progress::Stage;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -76,9 +76,12 @@ pub fn ensure_installed(stage: &Stage, needs: &[Need], install: bool) -> Result<
     let mut arguments = vec!["install", "-y", "--no-install-recommends"];
     arguments.extend(&names);
     // A fresh machine has no package lists yet, an old one stale ones: fetch them only where the first try fails.
-    if !stage.run(&mut as_root("apt-get", &arguments)?, None, |_| {})?.success() {
-        stage.must(&mut as_root("apt-get", &["update"])?)?;
-        stage.must(&mut as_root("apt-get", &arguments)?)?;
+    if !stage
+        .run(&mut as_root(stage, "apt-get", &arguments)?, None, |_| {})?
+        .success()
+    {
+        stage.must(&mut as_root(stage, "apt-get", &["update"])?)?;
+        stage.must(&mut as_root(stage, "apt-get", &arguments)?)?;
     }
     for need in missing {
         ensure!(
@@ -109,7 +112,7 @@ fn list(missing: &[Need], debian: bool) -> String {
 }
 
 /// A command with root's rights: as it is for root, through sudo for others.
-pub fn as_root(program: &str, arguments: &[&str]) -> Result<Command> {
+pub fn as_root(stage: &Stage, program: &str, arguments: &[&str]) -> Result<Command> {
     let root = fs::metadata("/proc/self").is_ok_and(|data| std::os::unix::fs::MetadataExt::uid(&data) == 0);
     let mut command = if root {
         Command::new(program)
@@ -119,8 +122,13 @@ pub fn as_root(program: &str, arguments: &[&str]) -> Result<Command> {
             "this needs root and there is no sudo: run as root: {program} {}",
             arguments.join(" ")
         );
+        // The password is asked for here, where the progress does not write over the question.
+        let asked = stage
+            .aside(|| Command::new("sudo").arg("-v").status())
+            .context("cannot run sudo")?;
+        ensure!(asked.success(), "sudo does not let this user run {program}");
         let mut command = Command::new("sudo");
-        command.arg(program);
+        command.arg("-n").arg(program);
         command
     };
     command

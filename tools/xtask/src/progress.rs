@@ -47,6 +47,14 @@ impl Stage {
         }
     }
 
+    /// Does something that talks to the terminal itself.
+    pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        match &self.bar {
+            Some(bar) => bar.suspend(work),
+            None => work(),
+        }
+    }
+
     /// Ends the work with a line that stays, and gives the seconds it took.
     pub fn end(self, outcome: &str) -> f64 {
         let seconds = self.start.elapsed().as_secs_f64();

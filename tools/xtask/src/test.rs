@@ -67,6 +67,8 @@ impl Suite {
             .current_dir(tree::root())
             .args(arguments)
             .env("CARGO_TERM_COLOR", "never");
+        // What the guest tests boot: the stage before them builds it.
+        command.env("MINIVMM", tree::target().join("release/minivmm"));
         if self.full {
             command.env("MINIVMM_FULL", "1");
         }

@@ -108,7 +108,7 @@ fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> Opti
         None => false,
     };
     if !found {
-        stage.must(&mut as_root("apt-get", &["-q", "update"])?)?;
+        stage.must(&mut as_root(stage, "apt-get", &["-q", "update"])?)?;
         let name = name().with_context(|| format!("apt knows no package for {what}"))?;
         ensure!(download(&name)?, "cannot download {name}: is there a network?");
     }
