@@ -1,6 +1,6 @@
 //! CPUID's feature bits under their manual names, and the set of them that a model shows.
 //!
-//! SDM Vol. 2A "CPUID—CPU Identification", Tables 3-17 to 3-20.
+//! SDM Vol. 2A "CPUID—CPU Identification", table "Information Returned by CPUID Instruction".
 
 use crate::model::CpuidRow;
 
