@@ -60,6 +60,12 @@ type Map<K, V> = HashMap<K, V, BuildHasherDefault<PlainHasher>>;
 /// Ops kept before the cache is emptied: 64 MiB of them.
 const MAX_OPS: usize = 2 << 20;
 
+/// The 64-byte chunks of its page that a span touches.
+fn chunks(gpa: u64, len: u64) -> std::ops::RangeInclusive<u64> {
+    let from = gpa & 0xfff;
+    from >> 6..=(from + len.max(1) - 1).min(0xfff) >> 6
+}
+
 pub(crate) struct Core {
     regions: Vec<Region>,
     blocks: Map<u64, *mut Op>,
@@ -201,10 +207,14 @@ impl Core {
     }
 
     fn mark(&mut self, gpa: u64, bytes: u64, key: u64, first: *mut Op) {
+        self.mark_bytes(gpa, bytes);
+        self.pages.entry(gpa & !0xfff).or_default().blocks.push((key, first));
+    }
+
+    /// Has stores to these bytes take the slow path, which asks for a block of their own: they are about to be executed.
+    pub fn mark_bytes(&mut self, gpa: u64, bytes: u64) {
         let page = self.pages.entry(gpa & !0xfff).or_default();
-        page.blocks.push((key, first));
-        let (from, to) = ((gpa & 0xfff) >> 6, ((gpa & 0xfff) + bytes.max(1) - 1).min(0xfff) >> 6);
-        for chunk in from..=to {
+        for chunk in chunks(gpa, bytes) {
             page.chunks |= 1 << chunk;
         }
         let Some(flags) = self.flags(gpa) else { return };
@@ -221,8 +231,7 @@ impl Core {
         let Some(page) = self.pages.get(&(gpa & !0xfff)) else {
             return false;
         };
-        let (from, to) = ((gpa & 0xfff) >> 6, ((gpa & 0xfff) + len.max(1) - 1).min(0xfff) >> 6);
-        (from..=to).any(|chunk| page.chunks >> chunk & 1 != 0)
+        chunks(gpa, len).any(|chunk| page.chunks >> chunk & 1 != 0)
     }
 
     /// Drops the blocks of a page: whoever still leads to one of them finds its first op replaced.

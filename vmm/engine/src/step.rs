@@ -306,6 +306,10 @@ impl Engine {
             Err(_) => return Err(cpu.gp(0)),
         };
         if length != Length::Whole {
+            if length != Length::Cut(1) {
+                self.core.mark_bytes(at, decoded.bytes);
+                cpu.revoke_new_code();
+            }
             return Ok((self.scratch.as_ptr(), host as u64));
         }
         let first = self.core.insert(

@@ -97,6 +97,36 @@ fn a_store_into_the_running_block_is_seen_by_the_next_instruction() {
     assert_eq!(rig.cpu.state().gpr[0], 7);
 }
 
+// covers: 2/cpu-self-modifying-code
+#[test]
+fn a_store_ahead_is_seen_however_the_steps_are_cut() {
+    let code = assemble(|a| {
+        a.inc(byte_ptr(CODE + 12))?; // 7 bytes; the immediate two instructions on
+        a.nop()?;
+        a.nop()?;
+        a.nop()?;
+        a.nop()?;
+        a.mov(al, 1)?;
+        a.add(rbx, rax)?;
+        a.jmp(CODE)
+    });
+    assert_eq!(code[11..13], [0xb0, 1]);
+    let mut whole = Rig::new();
+    whole.write(CODE, &code);
+    assert_eq!(whole.run(8 * 50), Exit::Budget);
+    assert_eq!(whole.cpu.state().gpr[3], (2..52).sum::<u64>());
+    for cut in 1..12 {
+        let mut rig = Rig::new();
+        rig.write(CODE, &code);
+        let mut left = 8 * 50;
+        while left > 0 {
+            assert_eq!(rig.run(cut.min(left)), Exit::Budget);
+            left -= cut.min(left);
+        }
+        assert_eq!(rig.cpu.state(), whole.cpu.state(), "cut {cut}");
+    }
+}
+
 // covers: 2/cpu-straddling-instruction
 #[test]
 fn an_instruction_may_straddle_two_pages() {
