@@ -41,6 +41,8 @@ pub struct Pin {
 pub const CHOSEN: &str = "chosen";
 
 const IEM: &str = "VirtualBox, IEMAllAImplC.cpp: Intel variants, compared with a 10980XE (MUL, DIV, SHLD: and a 6700K)";
+const IEM_BOTH: &str = "VirtualBox, IEMAllAImplC.cpp: one form for both vendors";
+const IEM_BT: &str = "VirtualBox, IEMAllAImplC.cpp: seen on a Core i9-9980HK (BT, BTC)";
 const IEM_BCD: &str = "VirtualBox, IEMAllCImpl.cpp: Intel branches of AAA to DAS";
 const BSWAP: &str = "Bochs, bit.cc; miasm issue 1236 (six parts); VirtualBox, tstIEMAImpl.cpp";
 
@@ -50,7 +52,7 @@ pub const PINS: &[Pin] = &[
         instruction: "AND OR XOR TEST",
         what: "AF",
         rule: "cleared",
-        source: IEM,
+        source: IEM_BOTH,
     },
     Pin {
         instruction: "SHL SAL",
@@ -131,7 +133,7 @@ pub const PINS: &[Pin] = &[
         instruction: "BT BTS BTR BTC",
         what: "OF SF AF PF",
         rule: "unchanged",
-        source: IEM,
+        source: IEM_BT,
     },
     Pin {
         instruction: "AAA AAS",
@@ -171,15 +173,15 @@ pub const PINS: &[Pin] = &[
     },
     Pin {
         instruction: "SMSW",
-        what: "bits 31:16 (63:32 too with REX.W) of a register destination",
-        rule: "those of CR0",
-        source: "SDM Vol. 2B \"SMSW\", Operation",
+        what: "bits 31:16 of a 32-bit register outside 64-bit mode",
+        rule: "those of CR0, as in 64-bit mode",
+        source: "Bochs, crregs.cc; SDM Vol. 2B \"SMSW\" for 64-bit mode",
     },
     Pin {
-        instruction: "SLDT STR",
-        what: "bits above 15 of a register destination",
+        instruction: "SLDT",
+        what: "bits 31:16 of a 32-bit register",
         rule: "cleared",
-        source: CHOSEN,
+        source: "SDM Vol. 2B \"SLDT\": so since the P6 family",
     },
     Pin {
         instruction: "LAR",
@@ -189,22 +191,22 @@ pub const PINS: &[Pin] = &[
     },
     Pin {
         instruction: "SGDT SIDT",
-        what: "the sixth byte of the operand, with a 16-bit operand size",
+        what: "the sixth byte of the operand, with a 16-bit operand size: the manual has zeros, parts differ",
         rule: "bits 31:24 of the base",
-        source: CHOSEN,
+        source: "Bochs, protect_ctrl.cc: 32-bit processors always write 32 bits of base",
     },
     Pin {
         instruction: "RCPPS RCPSS",
         what: "the result within a relative error of 1.5 * 2^-12",
         rule: "the reciprocal of the middle of the operand's interval (2048 for each power of two), to 12 bits after the \
                leading one, rounded to nearest; tiny results are 0",
-        source: "Bochs, sse_rcp.cc: its table of results from hardware is this rule",
+        source: "Bochs, sse_rcp.cc: states this rule; 96 entries of its table were compared",
     },
     Pin {
         instruction: "RSQRTPS RSQRTSS",
         what: "the result within a relative error of 1.5 * 2^-12",
         rule: "the same scheme with 1024 intervals for each power of two",
-        source: CHOSEN,
+        source: "Bochs, sse_rcp.cc: 184 entries of its tables were compared",
     },
     Pin {
         instruction: "FSIN FCOS FSINCOS FPTAN",
