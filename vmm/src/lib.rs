@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod console;
 pub mod error;
 pub mod loader;
 pub mod machine;

@@ -1,0 +1,90 @@
+//! The terminal's mode, and what is only known before `main`.
+//!
+//! # Why `unsafe` is allowed here
+//!
+//! `vmm-sys-util` can make a terminal raw, but puts it back by turning three flags on, whatever they were. A terminal is to
+//! be left exactly as it was, which takes `tcgetattr` and `tcsetattr`. And the runtime opens /dev/null on standard streams
+//! that are closed before `main` runs, so whether they were has to be asked earlier.
+#![allow(unsafe_code)]
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use libc::{STDIN_FILENO, TCSANOW, termios};
+
+/// The mode to go back to, while the terminal is raw.
+static SAVED: Mutex<Option<termios>> = Mutex::new(None);
+
+static STDIN_WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// The loader calls this before the runtime touches the standard streams.
+extern "C" fn look_at_stdin() {
+    // SAFETY: F_GETFD takes no third argument and touches nothing.
+    let flags = unsafe { libc::fcntl(STDIN_FILENO, libc::F_GETFD) };
+    STDIN_WAS_CLOSED.store(flags < 0, Ordering::Relaxed);
+}
+
+// SAFETY: `.init_array` holds pointers to functions of the C calling convention, which the loader calls one by one before
+// `main`. The function uses a system call and an atomic, and so needs nothing of the Rust runtime.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK_AT_STDIN: extern "C" fn() = look_at_stdin;
+
+/// True if the process was started without a standard input.
+pub fn stdin_was_closed() -> bool {
+    STDIN_WAS_CLOSED.load(Ordering::Relaxed)
+}
+
+/// Standard input's terminal is raw as long as this lives.
+#[derive(Debug)]
+pub struct RawMode(());
+
+impl RawMode {
+    /// Makes standard input's terminal raw; `None` if it is no terminal.
+    ///
+    /// Bytes come one by one and unchanged, and no key is a signal. Output processing stays on, so that lines of ours on
+    /// stderr still begin at the left.
+    pub fn enter() -> io::Result<Option<RawMode>> {
+        let mut mode = MaybeUninit::<termios>::uninit();
+        // SAFETY: tcgetattr writes a whole termios, and nothing when it fails.
+        if unsafe { libc::tcgetattr(STDIN_FILENO, mode.as_mut_ptr()) } != 0 {
+            return Ok(None);
+        }
+        // SAFETY: tcgetattr has succeeded.
+        let saved = unsafe { mode.assume_init() };
+        let mut raw = saved;
+        // SAFETY: cfmakeraw changes the termios it is given.
+        unsafe { libc::cfmakeraw(&mut raw) };
+        raw.c_oflag = saved.c_oflag;
+        if let Ok(mut slot) = SAVED.lock() {
+            slot.get_or_insert(saved);
+        }
+        // SAFETY: `raw` is a whole termios that is only read.
+        if unsafe { libc::tcsetattr(STDIN_FILENO, TCSANOW, &raw) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Some(RawMode(())))
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Puts the terminal back as it was, if it is raw. For ways out on which nothing is dropped, too.
+pub fn restore() {
+    // A panic while the lock is held cannot happen in the lines that hold it; if it did, the terminal comes first.
+    let mut slot = SAVED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(mode) = slot.take() {
+        // SAFETY: `mode` is what tcgetattr gave.
+        unsafe { libc::tcsetattr(STDIN_FILENO, TCSANOW, &mode) };
+    }
+}
