@@ -1,8 +1,10 @@
-//! The VMM as a library.
+//! The VMM as a library: [`cli`] makes a [`config::MachineConfig`], [`run::Vm`] makes a machine of it and runs it.
 
 pub mod cli;
 pub mod config;
 pub mod console;
 pub mod error;
 pub mod loader;
+pub mod logger;
 pub mod machine;
+pub mod run;

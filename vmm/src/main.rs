@@ -1,2 +1,64 @@
-//! The command line.
-fn main() {}
+//! The command line: `minivmm --kernel FILE ...`.
+
+use std::{
+    io::{self, Write},
+    process::exit,
+};
+
+use minivmm::{
+    cli::{self, Job},
+    console::{signals, terminal},
+    error::{Error, Status},
+    logger, run,
+};
+
+fn main() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        terminal::restore();
+        report(panic);
+        exit(Status::Internal.code());
+    }));
+    let status = match cli::parse(std::env::args_os()) {
+        Ok(Job::Print(text)) => print(&text),
+        Ok(Job::Run { config, verbose }) => {
+            logger::init(verbose);
+            signals::install()
+                .map_err(|source| Error::System {
+                    what: "taking over signals",
+                    source,
+                })
+                .and_then(|()| {
+                    let end = run::run(&config)?;
+                    if let Some(message) = end.message() {
+                        say(&message);
+                    }
+                    Ok(end.status())
+                })
+        }
+        Err(error) => Err(error),
+    };
+    let status = status.unwrap_or_else(|error| {
+        // Whatever a file is called, it is one line.
+        say(&error.to_string().replace(char::is_control, "?"));
+        error.status()
+    });
+    exit(status.code());
+}
+
+fn print(text: &str) -> Result<Status, Error> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => Ok(Status::Done),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(Status::Done),
+        Err(source) => Err(Error::File {
+            option: "minivmm",
+            path: "/dev/stdout".into(),
+            source,
+        }),
+    }
+}
+
+/// A closed stderr is no reason for another status.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "minivmm: {text}");
+}

@@ -15,6 +15,7 @@ use std::{
         fd::{AsFd, AsRawFd, RawFd},
         unix::fs::OpenOptionsExt,
     },
+    path::Path,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -159,17 +160,17 @@ enum Sink {
     Buffer(Vec<u8>),
 }
 
-/// What the UART has sent and nobody has written yet. The UART's end may be moved into another thread.
+/// The line from the UART: what it has sent and nobody has written yet. Clones are the same line.
 #[derive(Clone, Debug, Default)]
-struct Sent(Arc<Mutex<Vec<u8>>>);
+pub struct Line(Arc<Mutex<Vec<u8>>>);
 
-impl Sent {
+impl Line {
     fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Write for Sent {
+impl Write for Line {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -186,7 +187,7 @@ pub struct Console {
     sources: SubscriberId,
     sink: Sink,
     target: SerialTarget,
-    sent: Sent,
+    sent: Line,
     _raw: Option<RawMode>,
 }
 
@@ -216,8 +217,8 @@ fn events_error(error: event_manager::Error) -> Error {
 impl Console {
     /// Connects the serial port. An output file is created, or emptied, and a terminal made raw: so this comes last, when
     /// nothing else about the machine can be wrong any more. `keep` are the files that the machine is made of, which an
-    /// output file must not be.
-    pub fn open(target: &SerialTarget, keep: &[&std::path::Path]) -> Result<Self, Error> {
+    /// output file must not be; `sent` is the line from its UART.
+    pub fn open(target: &SerialTarget, keep: &[&Path], sent: Line) -> Result<Self, Error> {
         let serial = |reason: String| Error::Serial {
             target: target.to_string(),
             reason,
@@ -288,14 +289,9 @@ impl Console {
             sources,
             sink,
             target: target.clone(),
-            sent: Sent::default(),
+            sent,
             _raw: raw,
         })
-    }
-
-    /// The UART's end of the line.
-    pub fn uart_sink(&self) -> Box<dyn Write + Send> {
-        Box::new(self.sent.clone())
     }
 
     fn sources(&mut self) -> Result<&mut Sources, Stop> {
@@ -461,7 +457,7 @@ fn write_all(file: &mut File, mut bytes: &[u8]) -> Result<(), Fault> {
 }
 
 /// Two names for one file.
-fn same_file(a: &std::path::Path, b: &std::path::Path) -> bool {
+fn same_file(a: &Path, b: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     match (std::fs::metadata(a), std::fs::metadata(b)) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -475,8 +471,9 @@ mod tests {
 
     #[test]
     fn output_is_kept_in_memory_until_it_is_taken() {
-        let mut console = Console::open(&SerialTarget::Buffer, &[]).unwrap();
-        console.uart_sink().write_all(b"hello").unwrap();
+        let mut line = Line::default();
+        let mut console = Console::open(&SerialTarget::Buffer, &[], line.clone()).unwrap();
+        line.write_all(b"hello").unwrap();
         assert_eq!(console.take_output(), b"");
         console.flush().unwrap();
         console.flush().unwrap();
@@ -486,7 +483,7 @@ mod tests {
 
     #[test]
     fn input_waits_until_it_is_consumed() {
-        let mut console = Console::open(&SerialTarget::Buffer, &[]).unwrap();
+        let mut console = Console::open(&SerialTarget::Buffer, &[], Line::default()).unwrap();
         assert!(!console.input_open());
         console.push_input(b"abc");
         assert_eq!(console.input(), b"abc");
@@ -500,7 +497,7 @@ mod tests {
     // covers: 2/devices-stdin-events
     #[test]
     fn waiting_ends_when_the_time_is_up() {
-        let mut console = Console::open(&SerialTarget::Buffer, &[]).unwrap();
+        let mut console = Console::open(&SerialTarget::Buffer, &[], Line::default()).unwrap();
         for millis in [0, 1, 20] {
             let start = std::time::Instant::now();
             console.wait(Some(Duration::from_millis(millis))).unwrap();
@@ -512,7 +509,7 @@ mod tests {
     fn an_output_file_is_not_one_of_the_machines_own() {
         let path = std::env::temp_dir().join(format!("minivmm-keep-{}", std::process::id()));
         std::fs::write(&path, "precious").unwrap();
-        let error = Console::open(&SerialTarget::File(path.clone()), &[&path]).unwrap_err();
+        let error = Console::open(&SerialTarget::File(path.clone()), &[&path], Line::default()).unwrap_err();
         assert!(error.to_string().contains("the same file"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         std::fs::remove_file(&path).unwrap();

@@ -41,7 +41,7 @@ pub enum LoadError {
     #[error("not an initial RAM disk: {0}")]
     ForeignInitrd(String),
     /// More than RAM holds.
-    #[error("{what} needs {need} of memory below {}, there are {have}: raise --memory", size_text(*limit))]
+    #[error("does not fit: {what} needs {need} of memory below {}, there are {have}: raise --memory", size_text(*limit))]
     TooBig {
         /// What does not fit.
         what: &'static str,
@@ -85,6 +85,17 @@ fn too_big(what: &'static str, need: u64, memory: &Memory, limit: u64) -> LoadEr
     LoadError::TooBig {
         what,
         need: size_text(need),
+        have,
+        limit,
+    }
+}
+
+/// A file longer than all memory a kernel can be loaded into, which has `limit` bytes.
+pub fn too_big_file(what: &'static str, limit: u64) -> LoadError {
+    let have = format!("{}M", limit >> 20);
+    LoadError::TooBig {
+        what,
+        need: "more".into(),
         have,
         limit,
     }

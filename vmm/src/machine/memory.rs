@@ -9,12 +9,14 @@
 //! stay good.
 #![allow(unsafe_code)]
 
-use std::{io::Cursor, ops::Range};
+use std::ops::Range;
 
+use engine::{Engine, HostLacks, Options, RamRegion};
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
     mmap::MmapRegionBuilder,
 };
+use x86::model::CpuModel;
 
 use crate::error::{Error, plain};
 
@@ -124,14 +126,21 @@ impl Memory {
         Ok(())
     }
 
-    /// Where the engine finds RAM.
-    pub fn host_regions(&self) -> Vec<HostRegion> {
-        let regions = self.mmap.iter().map(|region| HostRegion {
+    /// A software CPU that runs on this memory.
+    pub fn engine(&self, model: &'static CpuModel, options: Options) -> Result<SoftEngine, HostLacks> {
+        let regions = self.mmap.iter().map(|region| RamRegion {
             gpa: region.start_addr().0,
             host: region.get_mmap().as_ptr(),
             len: region.len(),
         });
-        regions.collect()
+        // SAFETY: The pointers are to mappings that are readable, writable and aligned to pages, as their guest addresses
+        // are. `keep` holds the mappings as long as the engine lives. Everybody else reaches them through vm-memory's
+        // volatile copies, which hold no references.
+        let engine = unsafe { Engine::new(regions.collect(), model, options) }?;
+        Ok(SoftEngine {
+            engine,
+            _keep: self.mmap.clone(),
+        })
     }
 
     /// A 64-bit hash of all RAM, the same for the same contents on every host. Zero pages do not count, so that it does not
@@ -149,22 +158,25 @@ impl Memory {
         }
         digest.value()
     }
+}
 
-    /// A reader over `bytes` of the kind that vm-memory copies from.
-    pub fn reader(bytes: &[u8]) -> Cursor<&[u8]> {
-        Cursor::new(bytes)
+/// The engine together with the memory it runs on.
+pub struct SoftEngine {
+    engine: Engine,
+    _keep: GuestMemoryMmap,
+}
+
+impl std::fmt::Debug for SoftEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SoftEngine")
     }
 }
 
-/// A stretch of RAM as the host sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct HostRegion {
-    /// Its first guest-physical address.
-    pub gpa: u64,
-    /// Its first byte.
-    pub host: *mut u8,
-    /// Its length in bytes.
-    pub len: u64,
+impl SoftEngine {
+    /// The engine. It cannot be moved out, so it does not outlive the memory.
+    pub fn get(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
 }
 
 /// FNV-1a over 64-bit words, stirred at the end. Finds differences; keeps no secrets.
@@ -218,8 +230,7 @@ mod tests {
                 memory.write(high.start - 1, &[1]).unwrap_err();
                 memory.write(high.end, &[1]).unwrap_err();
             }
-            let regions = memory.host_regions();
-            assert_eq!(regions.iter().map(|r| r.len).sum::<u64>(), size);
+            assert_eq!(memory.mmap().iter().map(GuestMemoryRegion::len).sum::<u64>(), size);
         }
     }
 

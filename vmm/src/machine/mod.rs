@@ -1,4 +1,429 @@
-//! The machine: memory, tables, devices, CPUs.
+//! The machine: memory, tables, devices, and what the CPUs reach through the bus.
 
 pub mod acpi;
+pub mod boot;
+pub mod clock;
 pub mod memory;
+pub mod random;
+pub mod walk;
+
+use std::io::Write;
+
+use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
+use engine::bus::{Bus, MsrFault};
+use log::debug;
+use x86::model::CpuModel;
+
+use self::{acpi::Hardware, clock::Clock, memory::Memory, random::Random};
+
+/// The only CPU there is yet.
+const CPU: usize = 0;
+
+/// Local APICs start with their registers here (SDM Vol. 3A 11.4.1 "The Local APIC Block Diagram").
+const LAPIC: u32 = 0xfee0_0000;
+
+const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
+const IA32_TSC_ADJUST: u32 = 0x3b;
+const IA32_BIOS_SIGN_ID: u32 = 0x8b;
+
+/// What this machine's ACPI tables say.
+pub const HARDWARE: Hardware = Hardware {
+    lapic: LAPIC,
+    ioapic: ioapic::IOAPIC as u32,
+    ioapic_id: 0,
+    cpus: 1,
+    pm1a_event: acpi_pm::PM1A_EVENT,
+    pm1a_control: acpi_pm::PM1A_CONTROL,
+    pm_timer: acpi_pm::PM_TIMER,
+    // Full reset by a rising RST_CPU with SYS_RST set.
+    reset: (system_control::CF9, 0x06),
+    soft_off: acpi_pm::S5,
+    sci: acpi_pm::SCI,
+};
+
+/// How often the guest has reached for what is not RAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accesses {
+    /// IN and OUT, each repetition.
+    pub ports: u64,
+    /// Reads and writes of addresses that are not RAM.
+    pub mmio: u64,
+    /// RDMSR and WRMSR that reached the machine.
+    pub msrs: u64,
+}
+
+/// The whole state of a machine but for RAM and CPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MachineState {
+    /// The devices.
+    pub platform: PlatformState,
+    /// Virtual time.
+    pub clock: Clock,
+    /// The model's plain MSRs, in the order of its rows.
+    pub msrs: Vec<u64>,
+    /// What the TSC is ahead of the clock's ticks.
+    pub tsc_offset: u64,
+    /// IA32_TSC_ADJUST.
+    pub tsc_adjust: u64,
+    /// RDRAND.
+    pub random: Random,
+}
+
+/// Everything around the CPU.
+#[derive(Debug)]
+pub struct Machine {
+    memory: Memory,
+    platform: Platform,
+    model: &'static CpuModel,
+    clock: Clock,
+    msrs: Vec<u64>,
+    tsc_offset: u64,
+    tsc_adjust: u64,
+    random: Random,
+    accesses: Accesses,
+}
+
+impl Machine {
+    /// A machine at reset.
+    pub fn new(
+        model: &'static CpuModel,
+        memory: Memory,
+        rtc_base: i64,
+        seed: u64,
+        serial_out: Box<dyn Write + Send>,
+    ) -> Self {
+        let mut platform = Platform::new(model, 1, rtc_base, serial_out);
+        platform.set_virtual_wire();
+        Machine {
+            memory,
+            platform,
+            model,
+            clock: Clock::new(model.tsc_khz),
+            msrs: model.msrs.iter().map(|row| row.reset).collect(),
+            tsc_offset: 0,
+            tsc_adjust: 0,
+            random: Random::new(seed),
+            accesses: Accesses::default(),
+        }
+    }
+
+    /// RAM.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The devices.
+    pub fn platform(&mut self) -> &mut Platform {
+        &mut self.platform
+    }
+
+    /// Virtual time.
+    pub fn clock(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+
+    /// What the guest has reached for so far.
+    pub fn accesses(&self) -> Accesses {
+        self.accesses
+    }
+
+    /// Lets the devices do what is due after so many steps, and says what they want of the machine.
+    pub fn advance(&mut self, steps: u64) -> Vec<Effect> {
+        self.platform.advance(self.clock.ns(steps));
+        self.platform.effects()
+    }
+
+    /// The whole state but for RAM and CPUs.
+    pub fn state(&self) -> MachineState {
+        MachineState {
+            platform: self.platform.state(),
+            clock: self.clock,
+            msrs: self.msrs.clone(),
+            tsc_offset: self.tsc_offset,
+            tsc_adjust: self.tsc_adjust,
+            random: self.random,
+        }
+    }
+
+    /// Takes on a state of a machine of this model. A state of another shape is left alone and says so.
+    pub fn set_state(&mut self, state: &MachineState) -> Result<(), String> {
+        if state.msrs.len() != self.msrs.len() {
+            return Err(format!(
+                "the state has {} plain MSRs, the model {}",
+                state.msrs.len(),
+                self.msrs.len()
+            ));
+        }
+        self.platform.restore(&state.platform).map_err(|e| e.to_string())?;
+        self.clock = state.clock;
+        self.msrs.clone_from(&state.msrs);
+        self.tsc_adjust = state.tsc_adjust;
+        self.random = state.random;
+        self.set_tsc_offset(state.tsc_offset);
+        Ok(())
+    }
+
+    fn set_tsc_offset(&mut self, offset: u64) {
+        self.tsc_offset = offset;
+        if let Some(lapic) = self.platform.lapic_mut(CPU) {
+            lapic.set_tsc_offset(offset);
+        }
+    }
+
+    fn has_tsc_adjust(&self) -> bool {
+        self.model.features().tsc_adjust()
+    }
+
+    fn row(&self, msr: u32) -> Option<usize> {
+        self.model.msrs.binary_search_by_key(&msr, |row| row.msr).ok()
+    }
+}
+
+impl Bus for Machine {
+    fn read(&mut self, gpa: u64, size: u8, now: u64) -> u64 {
+        self.accesses.mmio += 1;
+        self.platform.mmio_read(CPU, gpa, size, self.clock.ns(now))
+    }
+
+    fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64) {
+        self.accesses.mmio += 1;
+        self.platform.mmio_write(CPU, gpa, size, value, self.clock.ns(now));
+    }
+
+    fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32 {
+        self.accesses.ports += 1;
+        self.clock.port_access();
+        self.platform.port_read(port, size, self.clock.ns(now))
+    }
+
+    fn port_write(&mut self, port: u16, size: u8, value: u32, now: u64) {
+        self.accesses.ports += 1;
+        self.clock.port_access();
+        self.platform.port_write(port, size, value, self.clock.ns(now));
+    }
+
+    fn read_msr(&mut self, msr: u32, now: u64) -> Result<u64, MsrFault> {
+        self.accesses.msrs += 1;
+        match msr {
+            IA32_TIME_STAMP_COUNTER => return Ok(self.tsc(now)),
+            IA32_TSC_ADJUST if self.has_tsc_adjust() => return Ok(self.tsc_adjust),
+            _ => {}
+        }
+        match self.platform.read_msr(CPU, msr, self.clock.ns(now)) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => return answer,
+        }
+        match self.row(msr) {
+            Some(index) => Ok(self.msrs[index]),
+            None => {
+                debug!("RDMSR of {msr:#x}, which the model does not have");
+                Err(MsrFault::GeneralProtection)
+            }
+        }
+    }
+
+    fn write_msr(&mut self, msr: u32, value: u64, now: u64) -> Result<(), MsrFault> {
+        self.accesses.msrs += 1;
+        match msr {
+            // SDM Vol. 3B 18.17.3 "Time-Stamp Counter Adjustment": what is added to one is added to the other.
+            IA32_TIME_STAMP_COUNTER => {
+                let added = value.wrapping_sub(self.tsc(now));
+                self.tsc_adjust = self.tsc_adjust.wrapping_add(added);
+                self.set_tsc_offset(self.tsc_offset.wrapping_add(added));
+                return Ok(());
+            }
+            IA32_TSC_ADJUST if self.has_tsc_adjust() => {
+                let added = value.wrapping_sub(self.tsc_adjust);
+                self.tsc_adjust = value;
+                self.set_tsc_offset(self.tsc_offset.wrapping_add(added));
+                return Ok(());
+            }
+            _ => {}
+        }
+        match self.platform.write_msr(CPU, msr, value, self.clock.ns(now)) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => return answer,
+        }
+        let Some(index) = self.row(msr) else {
+            debug!("WRMSR of {value:#x} to {msr:#x}, which the model does not have");
+            return Err(MsrFault::GeneralProtection);
+        };
+        let written = self.model.msrs[index].write(self.msrs[index], value);
+        if written.is_err() {
+            debug!(
+                "WRMSR of {value:#x} to {}, which refuses it",
+                self.model.msrs[index].name
+            );
+        }
+        self.msrs[index] = written?;
+        Ok(())
+    }
+
+    fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
+        let mut regs = self.model.cpuid(leaf, subleaf);
+        if leaf == 1 {
+            let enabled = self.platform.lapic(CPU).is_some_and(|lapic| lapic.enabled());
+            regs[3] = regs[3] & !(1 << 9) | u32::from(enabled) << 9;
+            // Loads the microcode revision (SDM Vol. 3A 10.11.7.1 "Determining the Signature").
+            if let Some(index) = self.row(IA32_BIOS_SIGN_ID) {
+                self.msrs[index] = u64::from(self.model.microcode) << 32;
+            }
+        }
+        regs
+    }
+
+    fn tsc(&mut self, now: u64) -> u64 {
+        self.clock.ticks(now).wrapping_add(self.tsc_offset)
+    }
+
+    fn cr8(&mut self) -> u64 {
+        self.platform.cr8(CPU).into()
+    }
+
+    fn set_cr8(&mut self, value: u64) {
+        self.platform.set_cr8(CPU, value as u8);
+    }
+
+    fn random(&mut self) -> u64 {
+        self.random.next()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use x86::model::WESTMERE;
+
+    fn machine() -> Machine {
+        Machine::new(
+            &WESTMERE,
+            Memory::new(2 << 20).unwrap(),
+            0,
+            7,
+            Box::new(std::io::sink()),
+        )
+    }
+
+    // covers: 2/devices-unclaimed
+    #[test]
+    fn unclaimed_ports_and_addresses_read_all_ones() {
+        let mut machine = machine();
+        for (size, ones) in [(1, 0xff), (2, 0xffff), (4, 0xffff_ffff)] {
+            assert_eq!(machine.port_read(0x2f8, size, 0), ones);
+            assert_eq!(machine.read(0xd000_0000, size, 0), u64::from(ones));
+        }
+        assert_eq!(machine.read(0xd000_0000, 8, 0), u64::MAX);
+        machine.write(0xd000_0000, 8, 1, 0);
+        machine.port_write(0x2f8, 1, 1, 0);
+        assert_eq!(
+            machine.accesses(),
+            Accesses {
+                ports: 4,
+                mmio: 5,
+                msrs: 0
+            }
+        );
+    }
+
+    // covers: 2/cpu-msr
+    #[test]
+    fn msrs_come_from_the_apic_the_model_or_fault() {
+        const GP: MsrFault = MsrFault::GeneralProtection;
+        let mut machine = machine();
+        assert_eq!(
+            machine.read_msr(0x1b, 0).unwrap() & !0xfff,
+            0xfee0_0000,
+            "IA32_APIC_BASE"
+        );
+        for (index, row) in WESTMERE.msrs.iter().enumerate() {
+            if row.msr != IA32_BIOS_SIGN_ID {
+                assert_eq!(machine.read_msr(row.msr, 0), Ok(row.reset), "{} ({index})", row.name);
+            }
+        }
+        assert_eq!(machine.read_msr(0x277, 0), Ok(0x0007_0406_0007_0406), "IA32_PAT");
+        machine.write_msr(0x277, 0x0606, 0).unwrap();
+        assert_eq!(machine.read_msr(0x277, 0), Ok(0x0606));
+        assert_eq!(machine.write_msr(0x277, 2, 0), Err(GP), "no such memory type");
+        assert_eq!(machine.write_msr(0xfe, 0, 0), Err(GP), "IA32_MTRRCAP is read-only");
+        for absent in [0x3b, 0x48, 0x6e0, 0xc001_1029, 0xffff_ffff] {
+            assert_eq!(machine.read_msr(absent, 0), Err(GP), "{absent:#x}");
+            assert_eq!(machine.write_msr(absent, 0, 0), Err(GP), "{absent:#x}");
+        }
+    }
+
+    // covers: 2/cpu-msr
+    #[test]
+    fn the_tsc_counts_steps_from_where_it_was_set() {
+        let mut machine = machine();
+        assert_eq!(machine.tsc(1000), 1000);
+        machine.write_msr(IA32_TIME_STAMP_COUNTER, 5, 1000).unwrap();
+        assert_eq!(machine.tsc(1000), 5);
+        assert_eq!(machine.read_msr(IA32_TIME_STAMP_COUNTER, 1010), Ok(15));
+        machine.port_read(0x80, 1, 1010);
+        let microsecond = u64::from(WESTMERE.tsc_khz).div_ceil(1000);
+        assert_eq!(machine.tsc(1010), 15 + microsecond, "what a port access takes");
+    }
+
+    // covers: 2/cpu-cpuid
+    #[test]
+    fn cpuid_is_the_models_with_the_apics_state() {
+        let mut machine = machine();
+        for row in WESTMERE.cpuid.iter().filter(|row| row.leaf != 1) {
+            assert_eq!(machine.cpuid(row.leaf, row.subleaf.unwrap_or(0)), row.regs);
+        }
+        assert_eq!(machine.cpuid(1, 0)[3] >> 9 & 1, 1);
+        machine.write_msr(IA32_BIOS_SIGN_ID, 0, 0).unwrap();
+        machine.cpuid(1, 0);
+        assert_eq!(
+            machine.read_msr(IA32_BIOS_SIGN_ID, 0),
+            Ok(u64::from(WESTMERE.microcode) << 32)
+        );
+        // IA32_APIC_BASE.EN off.
+        let base = machine.read_msr(0x1b, 0).unwrap();
+        machine.write_msr(0x1b, base & !(1 << 11), 0).unwrap();
+        assert_eq!(machine.cpuid(1, 0)[3] >> 9 & 1, 0);
+    }
+
+    #[test]
+    fn the_state_goes_out_and_comes_back() {
+        let mut a = machine();
+        a.write_msr(IA32_TIME_STAMP_COUNTER, 1 << 40, 10).unwrap();
+        a.write_msr(0x277, 0x0606, 0).unwrap();
+        a.port_write(0x43, 1, 0x36, 20);
+        a.random();
+        let mut b = Machine::new(
+            &WESTMERE,
+            Memory::new(2 << 20).unwrap(),
+            99,
+            1,
+            Box::new(std::io::sink()),
+        );
+        b.set_state(&a.state()).unwrap();
+        assert_eq!(a.state(), b.state());
+        assert_eq!((a.random(), a.tsc(50)), (b.random(), b.tsc(50)));
+        b.set_state(&MachineState {
+            msrs: vec![],
+            ..a.state()
+        })
+        .unwrap_err();
+    }
+
+    // covers: 2/loader-acpi-power
+    #[test]
+    fn what_the_tables_say_powers_off_and_resets() {
+        let mut machine = machine();
+        let sleep = u32::from(HARDWARE.soft_off) << 10 | 1 << 13;
+        machine.port_write(HARDWARE.pm1a_control, 2, sleep, 0);
+        assert_eq!(machine.advance(0), [Effect::PowerOff]);
+        let (port, value) = HARDWARE.reset;
+        machine.port_write(port, 1, value.into(), 0);
+        assert_eq!(machine.advance(0), [Effect::Reset]);
+        let first = machine.port_read(HARDWARE.pm_timer, 4, 0);
+        let later = machine.port_read(HARDWARE.pm_timer, 4, u64::from(WESTMERE.tsc_khz) * 1000);
+        assert!(
+            (3_579_540..3_579_560).contains(&(later - first)),
+            "3.579545 MHz: {}",
+            later - first
+        );
+    }
+}

@@ -1,0 +1,703 @@
+//! The run loop: time, interrupts, idleness, limits.
+//!
+//! One turn of the loop is: take what comes from outside (at slice boundaries), let the devices do what is due, deliver an
+//! interrupt if there is one, and let the CPU run until the next thing that is due. On the virtual clock everything in a turn
+//! is a function of the steps so far and of the input, so a run repeats; wall time decides only how often the outside is
+//! looked at.
+
+use std::{
+    fs::File,
+    io::Read,
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use devices::platform::Effect;
+use engine::{CS, Cpu, CpuState, Exit, Options};
+use libc::c_int;
+use log::{debug, info, trace};
+
+use crate::{
+    config::{ClockMode, EngineChoice, MachineConfig},
+    console::{Console, Line, Stop, signals},
+    error::{Error, Status},
+    loader::{self, Boot, Input},
+    machine::{
+        HARDWARE, Machine, acpi, boot,
+        memory::{Digest, Memory, SoftEngine},
+        walk,
+    },
+};
+
+/// Steps between two looks outside, on the virtual clock: a millisecond or two.
+const SLICE: u64 = 1 << 18;
+/// The same when paced, where a slice is also how finely virtual time follows wall time.
+const PACED_SLICE: u64 = 1 << 14;
+/// Time that a warp over idle time counts for the slice, in steps, so that a guest that only sleeps is interrupted, too.
+const WARP: u64 = 1 << 12;
+/// The furthest that virtual time jumps at once when paced.
+const JUMP_NS: u64 = 10_000_000;
+/// So much virtual time a CPU may be halted with interrupts off before it counts as halted for good. Only an NMI could end
+/// that, and none takes this long.
+const DEAD_HALT_NS: u64 = 10_000_000_000;
+/// Steps between two looks while an NMI waits until the previous one has returned.
+const NMI_RETRY: u64 = 64;
+
+/// Why a run ended.
+#[derive(Debug)]
+pub enum End {
+    /// The guest switched itself off.
+    PowerOff,
+    /// The guest reset itself.
+    Reset,
+    /// The guest wrote this to the debug-exit port.
+    DebugExit(u32),
+    /// The user typed Ctrl-A x.
+    Quit,
+    /// A signal came.
+    Signal(c_int),
+    /// Nobody reads standard output any more.
+    OutputClosed,
+    /// Triple fault; a report of several lines.
+    TripleFault(String),
+    /// The guest halted, and nothing can wake it; where and why.
+    Halted(String),
+    /// `--max-instructions`
+    Instructions(u64),
+    /// `--timeout`
+    Timeout(Duration),
+    /// A fault of ours.
+    Defect(String),
+}
+
+impl End {
+    /// The exit status that goes with it.
+    pub fn status(&self) -> Status {
+        match self {
+            End::PowerOff | End::Reset | End::Quit => Status::Done,
+            End::DebugExit(value) => Status::DebugExit(*value),
+            End::Signal(_) | End::OutputClosed => Status::Usage,
+            End::TripleFault(_) | End::Halted(_) => Status::Crash,
+            End::Instructions(_) | End::Timeout(_) => Status::Limit,
+            End::Defect(_) => Status::Internal,
+        }
+    }
+
+    /// What to tell the operator; nothing where the guest or the user meant it.
+    pub fn message(&self) -> Option<String> {
+        match self {
+            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) => None,
+            End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
+            End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
+            End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),
+            End::Halted(where_why) => Some(format!("guest halted for good: {where_why}")),
+            End::Instructions(limit) => Some(format!("--max-instructions {limit}: reached")),
+            End::Timeout(limit) => Some(format!("--timeout {}: reached", limit.as_secs_f64())),
+            End::Defect(what) => Some(format!("internal error: {what}")),
+        }
+    }
+}
+
+/// Why the CPU stopped running, how often.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exits {
+    /// The next event was due.
+    pub budget: u64,
+    /// An access to a device.
+    pub bus: u64,
+    /// Interrupts became deliverable.
+    pub window: u64,
+    /// HLT.
+    pub halt: u64,
+    /// Interrupts delivered.
+    pub interrupts: u64,
+    /// NMIs delivered.
+    pub nmis: u64,
+}
+
+/// What `--stats` prints.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// Instructions and REP iterations.
+    pub steps: u64,
+    /// Instructions, each REP once.
+    pub instructions: u64,
+    /// Why the CPU stopped.
+    pub exits: Exits,
+    /// What the guest reached for.
+    pub accesses: crate::machine::Accesses,
+    /// Wall time.
+    pub wall: Duration,
+    /// Virtual time.
+    pub virtual_time: Duration,
+    /// A hash of memory and registers.
+    pub digest: u64,
+}
+
+impl std::fmt::Display for Stats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let wall = self.wall.as_secs_f64();
+        let mips = if wall > 0.0 {
+            self.steps as f64 / wall / 1e6
+        } else {
+            0.0
+        };
+        let (exits, accesses) = (&self.exits, &self.accesses);
+        let all = exits.budget + exits.bus + exits.window + exits.halt;
+        writeln!(
+            f,
+            "steps:        {} ({} instructions), {mips:.1} MIPS",
+            self.steps, self.instructions
+        )?;
+        writeln!(
+            f,
+            "exits:        {all}: {} timer or slice, {} device, {} window, {} halt",
+            exits.budget, exits.bus, exits.window, exits.halt
+        )?;
+        writeln!(
+            f,
+            "accesses:     {} port, {} memory-mapped, {} MSR",
+            accesses.ports, accesses.mmio, accesses.msrs
+        )?;
+        writeln!(f, "delivered:    {} interrupts, {} NMIs", exits.interrupts, exits.nmis)?;
+        writeln!(f, "wall time:    {wall:.3} s")?;
+        writeln!(f, "virtual time: {:.9} s", self.virtual_time.as_secs_f64())?;
+        write!(f, "state hash:   {:016x}", self.digest)
+    }
+}
+
+/// A machine with its CPU, ready to run.
+#[derive(Debug)]
+pub struct Vm {
+    engine: SoftEngine,
+    cpu: Processor,
+    machine: Machine,
+    line: Line,
+    clock: ClockMode,
+    max_instructions: Option<u64>,
+    timeout: Option<Duration>,
+    exits: Exits,
+    wall: Duration,
+}
+
+/// [`Cpu`] with a `Debug` that is short.
+struct Processor(Box<Cpu>);
+
+impl std::fmt::Debug for Processor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu at {:#x}", self.0.rip())
+    }
+}
+
+impl Vm {
+    /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading.
+    pub fn new(config: &MachineConfig) -> Result<Self, Error> {
+        choose_engine(config.engine)?;
+        let limit = 1u64.checked_shl(config.model.physical_bits()).unwrap_or(u64::MAX);
+        let memory = Memory::new(config.memory)?;
+        if memory.end() > limit {
+            let reason = format!("the model addresses {} bits of it", config.model.physical_bits());
+            return Err(Error::Memory {
+                size: config.memory,
+                reason,
+            });
+        }
+        let engine = memory
+            .engine(config.model, Options::default())
+            .map_err(|lacks| Error::Engine {
+                option: format!("--cpu-model {}", config.model.name),
+                reason: lacks.to_string(),
+            })?;
+
+        let entry = load(&memory, config)?;
+        acpi::write(&memory, &HARDWARE).map_err(|e| Error::Memory {
+            size: config.memory,
+            reason: e.to_string(),
+        })?;
+        info!("entering the kernel: {entry:x?}");
+
+        let line = Line::default();
+        let machine = Machine::new(
+            config.model,
+            memory,
+            config.rtc_base,
+            config.seed,
+            Box::new(line.clone()),
+        );
+        let mut cpu = Cpu::new(config.model);
+        cpu.set_state(&boot::state(config.model, &entry));
+        Ok(Vm {
+            engine,
+            cpu: Processor(cpu),
+            machine,
+            line,
+            clock: config.clock,
+            max_instructions: config.max_instructions,
+            timeout: config.timeout,
+            exits: Exits::default(),
+            wall: Duration::ZERO,
+        })
+    }
+
+    /// The UART's line, for [`Console::open`].
+    pub fn line(&self) -> Line {
+        self.line.clone()
+    }
+
+    /// The CPU's state.
+    pub fn cpu_state(&self) -> CpuState {
+        self.cpu.0.state()
+    }
+
+    /// The machine around the CPU.
+    pub fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    /// A hash of memory and registers: equal for equal runs, on every host.
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        digest.add(&self.machine.memory().digest().to_le_bytes());
+        // The text of plain data is plain data.
+        digest.add(format!("{:?}", self.cpu.0.state()).as_bytes());
+        digest.value()
+    }
+
+    /// Figures about the run so far. Hashes all memory.
+    pub fn stats(&mut self) -> Stats {
+        Stats {
+            steps: self.cpu.0.steps(),
+            instructions: self.cpu.0.retired(),
+            exits: self.exits,
+            accesses: self.machine.accesses(),
+            wall: self.wall,
+            virtual_time: Duration::from_nanos(self.now()),
+            digest: self.digest(),
+        }
+    }
+
+    /// Virtual time in nanoseconds.
+    fn now(&mut self) -> u64 {
+        let steps = self.cpu.0.clock;
+        self.machine.clock().ns(steps)
+    }
+
+    /// Runs until something ends it.
+    pub fn run(&mut self, console: &mut Console) -> Result<End, Error> {
+        let started = Instant::now();
+        let before = self.wall;
+        let end = match self.run_until_end(console, started) {
+            Ok(end) => Ok(end),
+            Err(stop) => self.stopped(stop),
+        };
+        self.wall = before + started.elapsed();
+        // The last lines. If they cannot be written, why it ended is still the better news.
+        match (console.flush(), end) {
+            (Err(stop), Ok(End::PowerOff | End::Reset | End::DebugExit(_))) => self.stopped(stop),
+            (_, end) => end,
+        }
+    }
+
+    fn stopped(&self, stop: Stop) -> Result<End, Error> {
+        match stop {
+            Stop::Quit => Ok(End::Quit),
+            Stop::Signal(signal) => Ok(End::Signal(signal)),
+            Stop::OutputClosed => Ok(End::OutputClosed),
+            Stop::Output(error) | Stop::Events(error) => Err(error),
+        }
+    }
+
+    fn run_until_end(&mut self, console: &mut Console, started: Instant) -> Result<End, Stop> {
+        let mut pace = Pace {
+            started,
+            base: self.now(),
+            timeout: self.timeout,
+            looked: started,
+            dead_since: None,
+        };
+        let slice = if self.clock == ClockMode::Paced {
+            PACED_SLICE
+        } else {
+            SLICE
+        };
+        let mut look_at = 0;
+        loop {
+            if self.cpu.0.clock >= look_at {
+                look_at = self.cpu.0.clock + slice;
+                if let Some(end) = self.look_outside(console, &mut pace)? {
+                    return Ok(end);
+                }
+            }
+            self.feed(console)?;
+            let now = self.cpu.0.clock;
+            for effect in self.machine.advance(now) {
+                if let Some(end) = end_of(effect) {
+                    return Ok(end);
+                }
+            }
+            let retry = self.deliver();
+
+            let Some(left) = self
+                .max_instructions
+                .map_or(Some(u64::MAX), |max| max.checked_sub(self.cpu.0.steps() + 1))
+            else {
+                return Ok(End::Instructions(self.max_instructions.unwrap_or(0)));
+            };
+            let until_event = match self.machine.platform().next_event() {
+                Some(ns) => self.machine.clock().steps_until(ns, now).max(1),
+                None => u64::MAX,
+            };
+            let budget = (look_at - now).min(left.saturating_add(1)).min(until_event).min(retry);
+            match self.engine.get().run(&mut self.cpu.0, &mut self.machine, budget) {
+                Exit::Budget => self.exits.budget += 1,
+                Exit::Bus => self.exits.bus += 1,
+                Exit::Window => self.exits.window += 1,
+                Exit::Halt => {
+                    self.exits.halt += 1;
+                    // Looks outside do not depend on steps alone here, but only what they find can matter to the guest.
+                    look_at = look_at.saturating_sub(WARP);
+                    if let Some(end) = self.idle(console, &mut pace)? {
+                        return Ok(end);
+                    }
+                }
+                Exit::Shutdown => return Ok(End::TripleFault(self.report())),
+                Exit::Defect(what) => return Ok(End::Defect(format!("{what}\n{}", self.report()))),
+            }
+        }
+    }
+
+    /// A slice boundary: input, output, signals, the time limit, and wall time.
+    fn look_outside(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
+        if self.clock == ClockMode::Paced {
+            let (now, steps) = (self.now(), self.cpu.0.clock);
+            let wall = pace.now();
+            self.machine.clock().skip_to(wall.min(now + JUMP_NS), steps);
+            // The clock is looked at far more often than the outside has to be.
+            if !pace.outside_is_due() {
+                return Ok(None);
+            }
+        }
+        console.flush()?;
+        console.poll()?;
+        Ok(pace.time_is_up().map(End::Timeout))
+    }
+
+    /// Hands input to the UART, as much as it takes.
+    fn feed(&mut self, console: &mut Console) -> Result<(), Stop> {
+        if console.input().is_empty() {
+            return Ok(());
+        }
+        let now = self.now();
+        self.machine.platform().advance(now);
+        let taken = self.machine.platform().serial_enqueue(console.input());
+        if taken > 0 {
+            trace!("{taken} bytes of input at step {}", self.cpu.0.clock);
+            console.consume(taken)?;
+        }
+        Ok(())
+    }
+
+    /// Delivers an NMI or an interrupt, if the CPU lets it in. The answer is how many steps later to try again, at the latest.
+    fn deliver(&mut self) -> u64 {
+        let (cpu, machine) = (&mut self.cpu.0, &mut self.machine);
+        let mut retry = u64::MAX;
+        if machine.platform().nmi_pending(0) {
+            if cpu.nmi_deliverable() {
+                machine.platform().take_nmi(0);
+                self.engine.get().nmi(cpu, machine);
+                self.exits.nmis += 1;
+            } else {
+                retry = NMI_RETRY;
+            }
+        }
+        let pending = machine.platform().interrupt_pending(0);
+        cpu.want_window = false;
+        if pending && cpu.interruptible() {
+            let vector = machine.platform().acknowledge(0);
+            self.engine.get().interrupt(cpu, machine, vector);
+            self.exits.interrupts += 1;
+            // There may be another one, of a higher class.
+            cpu.want_window = machine.platform().interrupt_pending(0);
+        } else if pending {
+            cpu.want_window = true;
+        }
+        retry
+    }
+
+    /// The CPU is halted: lets time pass until the next event.
+    fn idle(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
+        let steps = self.cpu.0.clock;
+        if self.can_wake() {
+            return Ok(None);
+        }
+        // An enabled interrupt wakes the CPU; else only an NMI can, and nothing typed is one.
+        let enabled = self.cpu.0.interruptible();
+        let next = self.machine.platform().next_event();
+        let input = enabled && console.input_open();
+        match next {
+            None if !input => return Ok(Some(End::Halted(self.halted(enabled)))),
+            None => {
+                console.flush()?;
+                console.wait(pace.time_left(None))?;
+                if self.clock == ClockMode::Paced {
+                    self.machine.clock().skip_to(pace.now(), steps);
+                }
+                return Ok(pace.time_is_up().map(End::Timeout));
+            }
+            Some(ns) => {
+                if !enabled {
+                    let since = *pace.dead_since.get_or_insert(self.machine.clock().ns(steps));
+                    if ns.saturating_sub(since) > DEAD_HALT_NS {
+                        return Ok(Some(End::Halted(self.halted(enabled))));
+                    }
+                }
+                let wall = pace.now();
+                if self.clock == ClockMode::Virtual || ns <= wall {
+                    self.machine.clock().skip_to(ns, steps);
+                    return Ok(None);
+                }
+                console.flush()?;
+                console.wait(pace.time_left(Some(Duration::from_nanos(ns - wall))))?;
+                self.machine.clock().skip_to(pace.now().min(ns), steps);
+                Ok(pace.time_is_up().map(End::Timeout))
+            }
+        }
+    }
+
+    /// Something is pending that the halted CPU lets in.
+    fn can_wake(&mut self) -> bool {
+        let (cpu, platform) = (&self.cpu.0, self.machine.platform());
+        platform.nmi_pending(0) && cpu.nmi_deliverable() || platform.interrupt_pending(0) && cpu.interruptible()
+    }
+
+    fn halted(&self, enabled: bool) -> String {
+        let rip = self.cpu.0.rip();
+        match enabled {
+            true => format!("HLT before {rip:#x}, with no timer armed and no more input"),
+            false => format!("HLT before {rip:#x} with interrupts disabled"),
+        }
+    }
+
+    /// Registers and the last code bytes.
+    fn report(&self) -> String {
+        report(self.machine.memory(), &self.cpu.0.state())
+    }
+}
+
+/// Virtual and wall time side by side.
+struct Pace {
+    started: Instant,
+    /// Virtual time at the start.
+    base: u64,
+    timeout: Option<Duration>,
+    /// When the outside was last looked at.
+    looked: Instant,
+    /// Virtual time since when the CPU has been halted with interrupts off.
+    dead_since: Option<u64>,
+}
+
+impl Pace {
+    /// What virtual time would be if it had followed wall time.
+    fn now(&self) -> u64 {
+        let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.base.saturating_add(elapsed)
+    }
+
+    fn time_is_up(&self) -> Option<Duration> {
+        self.timeout.filter(|timeout| self.started.elapsed() >= *timeout)
+    }
+
+    /// How long a wait may take that would like to take `wanted`.
+    fn time_left(&self, wanted: Option<Duration>) -> Option<Duration> {
+        let left = self
+            .timeout
+            .map(|timeout| timeout.saturating_sub(self.started.elapsed()));
+        match (wanted, left) {
+            (Some(wanted), Some(left)) => Some(wanted.min(left)),
+            (wanted, left) => wanted.or(left),
+        }
+    }
+
+    fn outside_is_due(&mut self) -> bool {
+        let due = self.looked.elapsed() >= Duration::from_millis(1);
+        if due {
+            self.looked = Instant::now();
+        }
+        due
+    }
+}
+
+fn end_of(effect: Effect) -> Option<End> {
+    match effect {
+        Effect::PowerOff => Some(End::PowerOff),
+        Effect::Reset => Some(End::Reset),
+        Effect::DebugExit(value) => Some(End::DebugExit(value)),
+        // The boot CPU would go on in firmware, which is a reset.
+        Effect::Init { cpu: 0 } => Some(End::Reset),
+        Effect::Init { .. } | Effect::StartUp { .. } | Effect::Smi { .. } => {
+            debug!("nobody there for {effect:?}");
+            None
+        }
+    }
+}
+
+/// `--engine`: this build has the software CPU only.
+fn choose_engine(choice: EngineChoice) -> Result<(), Error> {
+    match choice {
+        EngineChoice::Soft => Ok(()),
+        EngineChoice::Auto => {
+            info!("--engine auto: the software CPU, since this build has no other");
+            Ok(())
+        }
+        EngineChoice::Kvm => Err(Error::Engine {
+            option: "--engine kvm".into(),
+            reason: "this build has the software CPU only; leave the option out, or give soft".into(),
+        }),
+    }
+}
+
+/// Reads and loads the kernel and the initial RAM disk.
+fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::Entry, Error> {
+    let kernel = read_file("--kernel", &config.kernel, memory.low_end())?;
+    let initrd = match &config.initrd {
+        Some(path) => Some(read_file("--initrd", path, memory.low_end())?),
+        None => None,
+    };
+    let name = |path: &Path| path.as_os_str().as_bytes().to_vec();
+    let initrd_name = config.initrd.as_deref().map(name).unwrap_or_default();
+    let request = Boot {
+        kernel: &kernel,
+        kernel_name: &name(&config.kernel),
+        initrd: initrd.as_deref(),
+        initrd_name: &initrd_name,
+        cmdline: config.cmdline.as_deref(),
+        rsdp: acpi::RSDP,
+    };
+    loader::load(memory, &request).map_err(|(input, source)| match (input, &config.initrd) {
+        (Input::Initrd, Some(path)) => Error::Image {
+            option: "--initrd",
+            path: path.clone(),
+            source,
+        },
+        (Input::Cmdline, _) => Error::Cmdline(source),
+        _ => Error::Image {
+            option: "--kernel",
+            path: config.kernel.clone(),
+            source,
+        },
+    })
+}
+
+/// Reads a whole file of at most `limit` bytes: a larger one cannot fit into memory.
+fn read_file(option: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    use std::os::unix::fs::FileTypeExt;
+    let failed = |source| Error::File {
+        option,
+        path: path.into(),
+        source,
+    };
+    let unfit = |text: &str| failed(std::io::Error::other(text));
+    let too_big = || {
+        let what = if option == "--initrd" {
+            "the initial RAM disk"
+        } else {
+            "the kernel"
+        };
+        let source = loader::too_big_file(what, limit);
+        Error::Image {
+            option,
+            path: path.into(),
+            source,
+        }
+    };
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return Err(unfit("is a directory"));
+    }
+    if kind.is_char_device() || kind.is_block_device() || kind.is_socket() {
+        return Err(unfit("is not a regular file"));
+    }
+    if metadata.len() > limit {
+        return Err(too_big());
+    }
+    // A pipe has no length to look at first.
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > limit {
+        return Err(too_big());
+    }
+    Ok(bytes)
+}
+
+/// All registers, and the code around RIP with the byte at RIP in brackets.
+fn report(memory: &Memory, state: &CpuState) -> String {
+    const NAMES: [&str; 16] = [
+        "RAX", "RCX", "RDX", "RBX", "RSP", "RBP", "RSI", "RDI", "R8 ", "R9 ", "R10", "R11", "R12", "R13", "R14", "R15",
+    ];
+    const SEGMENTS: [&str; 6] = ["ES", "CS", "SS", "DS", "FS", "GS"];
+    let mut text = format!(
+        "RIP {:016x}  RFLAGS {:08x}  CPL {}\n",
+        state.rip, state.rflags, state.cpl
+    );
+    for (names, values) in NAMES.chunks(4).zip(state.gpr.chunks(4)) {
+        let line: Vec<String> = names
+            .iter()
+            .zip(values)
+            .map(|(name, value)| format!("{name} {value:016x}"))
+            .collect();
+        text += &format!("{}\n", line.join("  "));
+    }
+    for (name, s) in SEGMENTS
+        .iter()
+        .copied()
+        .zip(&state.segments)
+        .chain([("LDTR", &state.ldtr), ("TR", &state.tr)])
+    {
+        text += &format!(
+            "{name:4} {:04x}  base {:016x}  limit {:08x}  attributes {:04x}\n",
+            s.selector, s.base, s.limit, s.attributes
+        );
+    }
+    let (gdtr, idtr) = (&state.gdtr, &state.idtr);
+    text += &format!(
+        "GDTR {:016x} limit {:04x}  IDTR {:016x} limit {:04x}\n",
+        gdtr.base, gdtr.limit, idtr.base, idtr.limit
+    );
+    text += &format!(
+        "CR0 {:08x}  CR2 {:016x}  CR3 {:016x}  CR4 {:08x}\n",
+        state.cr0, state.cr2, state.cr3, state.cr4
+    );
+    text += &format!(
+        "EFER {:08x}  DR6 {:08x}  DR7 {:08x}\n",
+        state.efer, state.dr[6], state.dr[7]
+    );
+    text += "code";
+    let at = state.segments[CS].base.wrapping_add(state.rip);
+    for offset in -16i64..16 {
+        let byte = walk::read_byte(memory, state, at.wrapping_add_signed(offset));
+        let byte = byte.map_or("--".into(), |byte| format!("{byte:02x}"));
+        text += &if offset == 0 {
+            format!(" [{byte}]")
+        } else {
+            format!(" {byte}")
+        };
+    }
+    text
+}
+
+/// Builds a machine and runs it to its end. Prints what `--stats` asks for on stderr once the terminal is as it was.
+pub fn run(config: &MachineConfig) -> Result<End, Error> {
+    let mut vm = Vm::new(config)?;
+    let mut keep = vec![config.kernel.as_path()];
+    keep.extend(config.initrd.as_deref());
+    let mut console = Console::open(&config.serial, &keep, vm.line())?;
+    let end = vm.run(&mut console);
+    drop(console);
+    if config.stats {
+        eprintln!("{}", vm.stats());
+    }
+    end
+}
