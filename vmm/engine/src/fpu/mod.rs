@@ -1,3 +1,12 @@
-//! x87 and vectors.
+//! Floating point and SIMD: the state, its memory images, and the instructions.
+//!
+//! Vector instructions are executed by the host's own copy of the same instruction ([`thunk`]); x87 arithmetic, which IEEE 754
+//! and the manual define to the last bit, runs on the host's x87 unit with the guest's control word ([`x87`]); what differs
+//! between vendors (the transcendental functions, RCPPS and RSQRTPS) is computed here in integers, so that a run does not
+//! depend on the host.
+
+pub mod approx;
 pub mod state;
+pub mod thunk;
+
 pub use state::FpuState;

@@ -88,13 +88,13 @@ pub struct EnvironmentFormat {
 
 impl EnvironmentFormat {
     /// Length of the environment: FSTENV, FLDENV.
-    pub const fn len(self) -> usize {
+    pub const fn environment_len(self) -> usize {
         if self.wide { 28 } else { 14 }
     }
 
     /// Length of environment and registers: FSAVE, FRSTOR.
     pub const fn save_len(self) -> usize {
-        self.len() + 80
+        self.environment_len() + 80
     }
 }
 
@@ -370,7 +370,7 @@ impl FpuState {
     /// FNSAVE: environment and registers in stack order, in the first [`EnvironmentFormat::save_len`] bytes; then FNINIT.
     pub fn fnsave(&mut self, format: EnvironmentFormat) -> [u8; 108] {
         let mut image = [0; 108];
-        let at = format.len();
+        let at = format.environment_len();
         image[..at].copy_from_slice(&self.environment(format)[..at]);
         for i in 0..8 {
             image[at + i * 10..at + i * 10 + 10].copy_from_slice(&self.st(i).to_le_bytes()[..10]);
@@ -384,7 +384,7 @@ impl FpuState {
         let mut environment = [0; 28];
         environment.copy_from_slice(&image[..28]);
         self.fldenv(&environment, format);
-        let at = format.len();
+        let at = format.environment_len();
         for i in 0..8 {
             self.set_st(i, load80(&image[at + i * 10..]));
         }
