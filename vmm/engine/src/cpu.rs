@@ -245,8 +245,9 @@ pub struct Cpu {
     /// The link that the block which is looked up next should be entered in; null for none.
     pub(crate) link: *mut *const Op,
     pub(crate) event: Option<Event>,
-    /// A store that straddles pages, or goes to a device, is made in two halves; between them the operand is here.
-    pub(crate) bounce: [u8; 64],
+    /// Where a load that took the slow path has put its bytes.
+    pub(crate) bounce: [u8; 8],
+    /// Where a read-modify-write will go back to.
     pub(crate) bounce_to: crate::mem::Bounce,
     pub(crate) tlb: Tlb,
     pub(crate) jumps: JumpCache,
@@ -309,7 +310,7 @@ impl Cpu {
             rflags: 2,
             link: core::ptr::null_mut(),
             event: None,
-            bounce: [0; 64],
+            bounce: [0; 8],
             bounce_to: crate::mem::Bounce::default(),
             tlb: Tlb::new(),
             jumps: JumpCache::new(),

@@ -47,20 +47,26 @@ impl Cpu {
     pub(crate) fn load<const S: u8>(&mut self, o: &Op, linear: u64) -> Done<u64> {
         let e = self.tlb.entry(linear);
         let x = linear ^ e.read;
-        if x <= 0x1000 - S as u64 {
-            let p = (e.host + x) as *const u8;
-            // SAFETY: A matching tag means `host` is a page of guest RAM, and the access ends within it. Guest memory is never
-            // borrowed; unaligned reads are used throughout.
-            return Ok(unsafe {
-                match S {
-                    1 => *p as u64,
-                    2 => p.cast::<u16>().read_unaligned() as u64,
-                    4 => p.cast::<u32>().read_unaligned() as u64,
-                    _ => p.cast::<u64>().read_unaligned(),
-                }
-            });
-        }
-        self.load_slow(o, linear, S as usize)
+        let p = if x <= 0x1000 - S as u64 {
+            (e.host + x) as *const u8
+        } else {
+            // A null check here, rather than a `Result` handed through, keeps the fast path at one compare and one branch.
+            let p = self.load_slow(o, linear, S as usize);
+            if p.is_null() {
+                return Err(Stop);
+            }
+            p
+        };
+        // SAFETY: A matching tag means `host` is a page of guest RAM, and the access ends within it; else `load_slow` has put
+        // the bytes where it says. Guest memory is never borrowed; unaligned reads are used throughout.
+        Ok(unsafe {
+            match S {
+                1 => *p as u64,
+                2 => p.cast::<u16>().read_unaligned() as u64,
+                4 => p.cast::<u32>().read_unaligned() as u64,
+                _ => p.cast::<u64>().read_unaligned(),
+            }
+        })
     }
 
     /// Writes `S` bytes at a linear address.
@@ -81,7 +87,10 @@ impl Cpu {
             }
             return Ok(());
         }
-        self.store_slow(o, linear, S as usize, value)
+        if self.store_slow(o, linear, S as usize, value).is_err() {
+            return Err(Stop);
+        }
+        Ok(())
     }
 
     /// Reads, changes and writes back `S` bytes; `f` may be compiled twice, so keep it small.
@@ -116,10 +125,13 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn load_slow(&mut self, o: &Op, linear: u64, size: usize) -> Done<u64> {
+    fn load_slow(&mut self, o: &Op, linear: u64, size: usize) -> *const u8 {
         let mut bytes = [0; 8];
-        self.read_bytes(o, linear, &mut bytes[..size])?;
-        Ok(u64::from_le_bytes(bytes))
+        if self.read_bytes(o, linear, &mut bytes[..size]).is_err() {
+            return core::ptr::null();
+        }
+        self.bounce = bytes;
+        self.bounce.as_ptr()
     }
 
     #[cold]
