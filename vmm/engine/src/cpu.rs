@@ -613,20 +613,21 @@ impl Cpu {
         let n = unsafe { (*t).rem } as i64;
         self.budget -= n;
         if self.budget < 0 {
-            return self.out_of_budget(t);
+            // The null is written here and not handed through, so that the hot path does not test for it.
+            self.out_of_budget(t);
+            return core::ptr::null();
         }
         t
     }
 
     #[cold]
     #[inline(never)]
-    fn out_of_budget(&mut self, t: *const Op) -> *const Op {
+    fn out_of_budget(&mut self, t: *const Op) {
         // SAFETY: As in `enter`.
         let (n, off) = unsafe { ((*t).rem, (*t).off) };
         self.budget += n as i64;
         self.rip = self.r[slot::PAGE as usize / 8].wrapping_add(off as u64) & self.ip_mask;
         self.stop = Reason::Budget;
-        core::ptr::null()
     }
 
     /// Follows a flow op's link within the page; `rel` is the target relative to the page.
@@ -634,7 +635,8 @@ impl Cpu {
     pub(crate) fn follow(&mut self, link: &Link, taken: bool, rel: u64) -> *const Op {
         let t = if taken { link.taken } else { link.next };
         if t.is_null() {
-            return self.unlinked(link, taken, rel);
+            self.unlinked(link, taken, rel);
+            return core::ptr::null();
         }
         self.enter(t)
     }
@@ -652,7 +654,8 @@ impl Cpu {
         let page = rip & !0xfff;
         let e = self.tlb.entry(rip);
         if t.is_null() || e.exec != page || e.host != host {
-            return self.far_unlinked(o, taken, rel, rip);
+            self.far_unlinked(o, taken, rel, rip);
+            return core::ptr::null();
         }
         self.r[slot::PAGE as usize / 8] = page;
         self.enter(t)
@@ -660,17 +663,18 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn far_unlinked(&mut self, o: &Op, taken: bool, rel: u64, rip: u64) -> *const Op {
+    fn far_unlinked(&mut self, o: &Op, taken: bool, rel: u64, rip: u64) {
         if self.is64() && !self.canonical(rip) {
             let Stop = self.gp(0);
-            return self.abandon(o);
+            self.leave(o);
+        } else {
+            self.unlinked(o.link(), taken, rel);
         }
-        self.unlinked(o.link(), taken, rel)
     }
 
     #[cold]
     #[inline(never)]
-    fn unlinked(&mut self, link: &Link, taken: bool, rel: u64) -> *const Op {
+    fn unlinked(&mut self, link: &Link, taken: bool, rel: u64) {
         self.link = if taken {
             &raw const link.taken
         } else {
@@ -678,23 +682,38 @@ impl Cpu {
         }
         .cast_mut();
         let rip = self.r[slot::PAGE as usize / 8].wrapping_add(rel);
-        self.end(rip, Reason::Resolve)
+        self.end(rip, Reason::Resolve);
     }
 
     /// Goes to an address that only now is known.
     #[inline(always)]
     pub(crate) fn jump(&mut self, rip: u64) -> *const Op {
+        let t = self.lookup(rip);
+        if t.is_null() {
+            return self.end(rip, Reason::Resolve);
+        }
+        self.land(rip, t)
+    }
+
+    /// The block at an address, if it was met lately; null otherwise. An address that is found needs no further check: its
+    /// page is in the TLB.
+    #[inline(always)]
+    pub(crate) fn lookup(&self, rip: u64) -> *const Op {
         let linear = rip.wrapping_add(self.cs_base);
         let j = self.jumps.entry(linear);
-        if j.linear == linear && j.mode == self.mode as u64 {
-            let e = self.tlb.entry(linear);
-            if e.exec == linear & !0xfff && e.host == j.host {
-                let t = j.ops;
-                self.r[slot::PAGE as usize / 8] = (linear & !0xfff).wrapping_sub(self.cs_base);
-                return self.enter(t);
-            }
+        let e = self.tlb.entry(linear);
+        if j.linear == linear && j.mode == self.mode as u64 && e.exec == linear & !0xfff && e.host == j.host {
+            return j.ops;
         }
-        self.end(rip, Reason::Resolve)
+        core::ptr::null()
+    }
+
+    /// Goes to the block that `lookup` found for an address.
+    #[inline(always)]
+    pub(crate) fn land(&mut self, rip: u64, t: *const Op) -> *const Op {
+        let offset = rip.wrapping_add(self.cs_base) & 0xfff;
+        self.r[slot::PAGE as usize / 8] = rip.wrapping_sub(offset);
+        self.enter(t)
     }
 
     pub(crate) fn set_page(&mut self, page: u64) {

@@ -51,7 +51,7 @@ impl Cpu {
             (e.host + x) as *const u8
         } else {
             // A null check here, rather than a `Result` handed through, keeps the fast path at one compare and one branch.
-            let p = self.load_slow(o, linear, S as usize);
+            let p = cold::load(self, o, linear, S as u32);
             if p.is_null() {
                 return Err(Stop);
             }
@@ -87,10 +87,11 @@ impl Cpu {
             }
             return Ok(());
         }
-        if self.store_slow(o, linear, S as usize, value).is_err() {
-            return Err(Stop);
+        if cold::store(self, o, linear, S as u32, value) {
+            Ok(())
+        } else {
+            Err(Stop)
         }
-        Ok(())
     }
 
     /// Reads, changes and writes back `S` bytes; `f` may be compiled twice, so keep it small.
@@ -117,27 +118,12 @@ impl Cpu {
             }
             return Ok(());
         }
-        let old = self.modify_begin(o, linear, S as usize)?;
-        let new = f(self, old);
-        self.modify_end(o, S as usize, new);
-        Ok(())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn load_slow(&mut self, o: &Op, linear: u64, size: usize) -> *const u8 {
-        let mut bytes = [0; 8];
-        if self.read_bytes(o, linear, &mut bytes[..size]).is_err() {
-            return core::ptr::null();
+        if !cold::modify_begin(self, o, linear, S as u32) {
+            return Err(Stop);
         }
-        self.bounce = bytes;
-        self.bounce.as_ptr()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn store_slow(&mut self, o: &Op, linear: u64, size: usize, value: u64) -> Done {
-        self.write_bytes(o, linear, &value.to_le_bytes()[..size])
+        let new = f(self, u64::from_le_bytes(self.bounce));
+        cold::modify_end(self, o, S as u32, new);
+        Ok(())
     }
 
     /// Reads up to a page at a linear address; the segment in `o` decides between #GP and #SS.
@@ -457,4 +443,153 @@ impl Cpu {
             self.tlb.revoke_write(host);
         }
     }
+}
+
+/// Calls into the slow paths that cost the caller nothing unless they are taken.
+///
+/// To the compiler an ordinary call in a cold branch still means that the handler's operands must survive it: it saves and
+/// restores registers on the hot path too. These calls preserve every general register, so handlers stay leaves.
+mod cold {
+    use crate::cpu::Cpu;
+    use crate::op::Op;
+
+    extern "C" fn load_slow(c: &mut Cpu, o: &Op, linear: u64, size: u32) -> *const u8 {
+        let mut bytes = [0; 8];
+        if c.read_bytes(o, linear, &mut bytes[..size as usize]).is_err() {
+            return core::ptr::null();
+        }
+        c.bounce = bytes;
+        c.bounce.as_ptr()
+    }
+
+    extern "C" fn store_slow(c: &mut Cpu, o: &Op, linear: u64, size: u32, value: u64) -> bool {
+        c.write_bytes(o, linear, &value.to_le_bytes()[..size as usize]).is_ok()
+    }
+
+    extern "C" fn modify_begin_slow(c: &mut Cpu, o: &Op, linear: u64, size: u32) -> bool {
+        let Ok(value) = c.modify_begin(o, linear, size as usize) else {
+            return false;
+        };
+        c.bounce = value.to_le_bytes();
+        true
+    }
+
+    extern "C" fn modify_end_slow(c: &mut Cpu, o: &Op, _linear: u64, size: u32, value: u64) {
+        c.modify_end(o, size as usize, value);
+    }
+
+    #[cfg(not(miri))]
+    macro_rules! stub {
+        ($stub:ident, $target:ident) => {
+            /// Arguments as in the C ABI, the return address in R11; saves what a C function may not preserve.
+            #[unsafe(naked)]
+            extern "C" fn $stub() {
+                core::arch::naked_asm!(
+                    // The handler is a leaf: what lies below its stack pointer may be in use.
+                    "lea rsp, [rsp - 128]",
+                    "push r11",
+                    "push rbp",
+                    "mov rbp, rsp",
+                    "push rdi",
+                    "push rsi",
+                    "push rdx",
+                    "push rcx",
+                    "push r8",
+                    "push r9",
+                    "push r10",
+                    "and rsp, -16",
+                    "call {f}",
+                    "lea rsp, [rbp - 56]",
+                    "pop r10",
+                    "pop r9",
+                    "pop r8",
+                    "pop rcx",
+                    "pop rdx",
+                    "pop rsi",
+                    "pop rdi",
+                    "pop rbp",
+                    "pop r11",
+                    "lea rsp, [rsp + 128]",
+                    "jmp r11",
+                    f = sym $target,
+                )
+            }
+        };
+    }
+
+    #[cfg(not(miri))]
+    macro_rules! call {
+        ($stub:ident, $c:expr, $o:expr, $linear:expr, $size:expr, $value:expr) => {{
+            let rax: u64;
+            // SAFETY: The stub preserves all general registers but RAX and R11 and steps over the red zone; the references are
+            // valid for the call, which does not unwind (`extern "C"` aborts).
+            unsafe {
+                core::arch::asm!(
+                    "lea r11, [rip + 2f]",
+                    "jmp {stub}",
+                    "2:",
+                    stub = sym $stub,
+                    in("rdi") core::ptr::from_mut($c), in("rsi") core::ptr::from_ref($o), in("rdx") $linear, in("ecx") $size, in("r8") $value,
+                    out("r11") _, out("rax") rax,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _, out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                    options(nostack),
+                );
+            }
+            rax
+        }};
+    }
+
+    #[cfg(not(miri))]
+    mod fast {
+        use super::*;
+
+        stub!(load_stub, load_slow);
+        stub!(store_stub, store_slow);
+        stub!(modify_begin_stub, modify_begin_slow);
+        stub!(modify_end_stub, modify_end_slow);
+
+        /// The host address of the bytes; null when the access stops.
+        #[inline(always)]
+        pub fn load(c: &mut Cpu, o: &Op, linear: u64, size: u32) -> *const u8 {
+            call!(load_stub, c, o, linear, size, 0u64) as *const u8
+        }
+
+        /// Whether the store was made.
+        #[inline(always)]
+        pub fn store(c: &mut Cpu, o: &Op, linear: u64, size: u32, value: u64) -> bool {
+            call!(store_stub, c, o, linear, size, value) as u8 != 0
+        }
+
+        /// Whether the operand was read, into `Cpu::bounce`.
+        #[inline(always)]
+        pub fn modify_begin(c: &mut Cpu, o: &Op, linear: u64, size: u32) -> bool {
+            call!(modify_begin_stub, c, o, linear, size, 0u64) as u8 != 0
+        }
+
+        #[inline(always)]
+        pub fn modify_end(c: &mut Cpu, o: &Op, size: u32, value: u64) {
+            call!(modify_end_stub, c, o, 0u64, size, value);
+        }
+    }
+
+    #[cfg(miri)]
+    mod fast {
+        use super::*;
+
+        pub fn load(c: &mut Cpu, o: &Op, linear: u64, size: u32) -> *const u8 {
+            load_slow(c, o, linear, size)
+        }
+        pub fn store(c: &mut Cpu, o: &Op, linear: u64, size: u32, value: u64) -> bool {
+            store_slow(c, o, linear, size, value)
+        }
+        pub fn modify_begin(c: &mut Cpu, o: &Op, linear: u64, size: u32) -> bool {
+            modify_begin_slow(c, o, linear, size)
+        }
+        pub fn modify_end(c: &mut Cpu, o: &Op, size: u32, value: u64) {
+            modify_end_slow(c, o, 0, size, value)
+        }
+    }
+
+    pub(super) use fast::*;
 }

@@ -5,14 +5,32 @@ use iced_x86::{Code, Mnemonic as M, OpKind};
 use crate::cpu::{Cpu, slot};
 use crate::decode::{End, Lower, attempt, flow};
 use crate::flags::condition;
-use crate::op::{Done, Handler, Op, Stop, chain_flow};
+use crate::op::{Done, Handler, Op, Reason, Stop, chain_flow};
 
 /// Where an instruction goes in a code segment that is not flat, or with 16-bit operands: checked against the limit, and
 /// found through the jump cache.
+#[cold]
 #[inline(never)]
 fn go_slow(c: &mut Cpu, o: &Op, rip: u64) -> *const Op {
     attempt!(c, o, c.check_target(rip));
     c.jump(rip)
+}
+
+#[cold]
+#[inline(never)]
+fn call_slow<const S: u8>(c: &mut Cpu, o: &Op, rip: u64) -> *const Op {
+    attempt!(c, o, c.check_target(rip));
+    let next = c.next_ip(o);
+    attempt!(c, o, c.push::<S>(o, next));
+    c.end(rip, Reason::Resolve)
+}
+
+#[cold]
+#[inline(never)]
+fn ret_slow<const S: u8>(c: &mut Cpu, o: &Op, rip: u64) -> *const Op {
+    attempt!(c, o, c.check_target(rip));
+    c.drop_stack::<S>((S as u64).wrapping_add(o.imm));
+    c.end(rip, Reason::Resolve)
 }
 
 impl Cpu {
@@ -85,14 +103,20 @@ flow! {
     }
     JmpReg<S>(c, o) {
         let rip = c.get::<S>(o.src);
-        attempt!(c, o, c.check_target(rip));
-        c.jump(rip)
+        let t = c.lookup(rip);
+        if t.is_null() {
+            return go_slow(c, o, rip);
+        }
+        c.land(rip, t)
     }
     JmpMem<S>(c, o) {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
-        attempt!(c, o, c.check_target(rip));
-        c.jump(rip)
+        let t = c.lookup(rip);
+        if t.is_null() {
+            return go_slow(c, o, rip);
+        }
+        c.land(rip, t)
     }
     Call<HOW, S>(c, o) {
         let next = c.next_ip(o);
@@ -100,30 +124,38 @@ flow! {
         go::<HOW>(c, o, true, 0)
     }
     CallSlow<S>(c, o) {
-        let (rip, next) = (c.relative::<S>(o.imm), c.next_ip(o));
-        attempt!(c, o, c.check_target(rip));
-        attempt!(c, o, c.push::<S>(o, next));
-        c.jump(rip)
+        let rip = c.relative::<S>(o.imm);
+        call_slow::<S>(c, o, rip)
     }
     CallReg<S>(c, o) {
-        let (rip, next) = (c.get::<S>(o.src), c.next_ip(o));
-        attempt!(c, o, c.check_target(rip));
+        let rip = c.get::<S>(o.src);
+        let t = c.lookup(rip);
+        if t.is_null() {
+            return call_slow::<S>(c, o, rip);
+        }
+        let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
-        c.jump(rip)
+        c.land(rip, t)
     }
     CallMem<S>(c, o) {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
+        let t = c.lookup(rip);
+        if t.is_null() {
+            return call_slow::<S>(c, o, rip);
+        }
         let next = c.next_ip(o);
-        attempt!(c, o, c.check_target(rip));
         attempt!(c, o, c.push::<S>(o, next));
-        c.jump(rip)
+        c.land(rip, t)
     }
     Ret<S>(c, o) {
         let rip = attempt!(c, o, c.peek::<S>(o, 0));
-        attempt!(c, o, c.check_target(rip));
-        c.drop_stack((S as u64).wrapping_add(o.imm));
-        c.jump(rip)
+        let t = c.lookup(rip);
+        if t.is_null() {
+            return ret_slow::<S>(c, o, rip);
+        }
+        c.drop_stack::<S>((S as u64).wrapping_add(o.imm));
+        c.land(rip, t)
     }
     /// LOOP, LOOPE (`K` 4), LOOPNE (`K` 5): `K` 16 asks for no condition.
     Loop<K, A, S>(c, o) {

@@ -62,7 +62,8 @@ impl Cpu {
     #[inline(always)]
     pub(crate) fn peek<const S: u8>(&mut self, o: &Op, skip: u64) -> Done<u64> {
         let rsp = self.get::<8>(slot::RSP);
-        if self.is64() {
+        // Eight bytes are popped in 64-bit mode only, and little else is there.
+        if S == 8 || self.is64() {
             return self.load::<S>(o, rsp.wrapping_add(skip));
         }
         let sp = rsp.wrapping_add(skip) & self.stack_mask();
@@ -70,11 +71,15 @@ impl Cpu {
         self.load::<S>(o, linear)
     }
 
-    /// Moves the stack pointer up.
+    /// Moves the stack pointer up, in an instruction that pops `S` bytes at a time.
     #[inline(always)]
-    pub(crate) fn drop_stack(&mut self, bytes: u64) {
+    pub(crate) fn drop_stack<const S: u8>(&mut self, bytes: u64) {
         let sp = self.get::<8>(slot::RSP).wrapping_add(bytes);
-        self.set_sp(sp);
+        if S == 8 {
+            self.set::<8>(slot::RSP, sp);
+        } else {
+            self.set_sp(sp);
+        }
     }
 }
 
@@ -145,7 +150,7 @@ body! {
     }
     PopR<S>(c, o) {
         let v = c.peek::<S>(o, 0)?;
-        c.drop_stack(S as u64);
+        c.drop_stack::<S>(S as u64);
         c.set::<S>(o.dst, v);
         Ok(())
     }
@@ -156,8 +161,8 @@ body! {
         c.set::<8>(slot::T0, v);
         Ok(())
     }
-    DropStack(c, o) {
-        c.drop_stack(o.imm);
+    DropStack<S>(c, _o) {
+        c.drop_stack::<S>(S as u64);
         Ok(())
     }
     XchgRr<S>(c, o) {
@@ -180,8 +185,8 @@ body! {
     }
     /// LEAVE with operands of `S` bytes.
     Leave<S>(c, o) {
-        let bp = c.get::<8>(slot::RBP) & c.stack_mask();
-        let linear = if c.is64() { bp } else { c.segmented(SS, bp, S as u64, false)? };
+        let bp = c.get::<8>(slot::RBP) & if S == 8 { u64::MAX } else { c.stack_mask() };
+        let linear = if S == 8 || c.is64() { bp } else { c.segmented(SS, bp, S as u64, false)? };
         let v = c.load::<S>(o, linear)?;
         c.set_sp(bp.wrapping_add(S as u64));
         c.set::<S>(slot::RBP, v);
@@ -339,7 +344,7 @@ fn pop(l: &mut Lower) -> End {
     l.emit(sized_wide!(size, PeekT0), |o| o.seg = SS as u8);
     // If the store faults RSP has not moved.
     l.pop_store(size);
-    l.emit(chain::<DropStack>, |o| o.imm = size as u64);
+    l.emit(sized_wide!(size, DropStack), |_| ());
     End::Open
 }
 
