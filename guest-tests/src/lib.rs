@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+pub mod fuzz;
 pub mod measure;
 
 /// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.

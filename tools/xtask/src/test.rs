@@ -47,7 +47,8 @@ impl Suite {
         let fault = result.err().map(|error| format!("{error:#}"));
         let ran = counts.passed + counts.failed;
         let outcome = match &fault {
-            Some(fault) => format!("FAILED: {fault}"),
+            // The rest of it stands below the table.
+            Some(fault) => format!("FAILED: {}", fault.lines().next().unwrap_or_default()),
             None if ran > 0 => format!("ok, {ran} tests"),
             None => "ok".to_string(),
         };

@@ -1,0 +1,239 @@
+//! One function per parser of untrusted bytes, for fuzzers and for the mutation test: whatever the bytes are, it must neither
+//! panic nor take long. `guest-tests/fuzz` gives the same functions to libFuzzer.
+
+use minivmm::cli::{self, Job};
+use minivmm::loader::{self, Boot, Entry, Input, LoadError};
+use minivmm::machine::memory::Memory;
+
+/// A parser under test: its name, what feeds it, and well-formed inputs to start from.
+pub struct Target {
+    /// The name, which is the fuzz target's too.
+    pub name: &'static str,
+    /// Parses the bytes and checks what comes out.
+    pub run: fn(&[u8]),
+    /// Inputs that are accepted.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All of them.
+pub const TARGETS: [Target; 5] = [
+    Target {
+        name: "bzimage",
+        run: bzimage,
+        seeds: || vec![small_bzimage()],
+    },
+    Target {
+        name: "multiboot",
+        run: multiboot,
+        seeds: multiboot_images,
+    },
+    Target {
+        name: "initrd",
+        run: initrd,
+        seeds: initrds,
+    },
+    Target {
+        name: "command_line",
+        run: command_line,
+        seeds: command_lines,
+    },
+    Target {
+        name: "guest_command_line",
+        run: guest_command_line,
+        seeds: || vec![b"console=ttyS0".to_vec()],
+    },
+];
+
+/// RAM of the machines that images are loaded into.
+const MEMORY: u64 = 32 << 20;
+
+fn load(boot: &Boot) -> Result<(Entry, Memory), (Input, LoadError)> {
+    let memory = Memory::new(MEMORY).expect("32 MiB are to be had");
+    let entry = loader::load(&memory, boot)?;
+    // An image that is taken starts in RAM.
+    let start = match entry {
+        Entry::Linux64 { rip, .. } => rip,
+        Entry::Multiboot { eip, .. } => u64::from(eip),
+    };
+    let mut byte = [0];
+    memory.read(start, &mut byte).expect("the entry point is RAM");
+    Ok((entry, memory))
+}
+
+fn boot<'a>(kernel: &'a [u8], initrd: Option<&'a [u8]>, cmdline: Option<&'a [u8]>) -> Boot<'a> {
+    Boot {
+        kernel,
+        kernel_name: b"kernel",
+        initrd,
+        initrd_name: b"initrd",
+        cmdline,
+        rsdp: 0xe_0000,
+    }
+}
+
+/// An error has to be a line that can be shown.
+fn check<T>(result: Result<T, (Input, LoadError)>) {
+    if let Err((_, error)) = result {
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    }
+}
+
+/// The bytes as a Linux kernel.
+pub fn bzimage(bytes: &[u8]) {
+    check(load(&boot(bytes, None, None)));
+}
+
+/// The bytes as a multiboot kernel, with a module.
+pub fn multiboot(bytes: &[u8]) {
+    check(load(&boot(bytes, Some(b"module"), Some(b"words"))));
+}
+
+/// The bytes as an initial RAM disk.
+pub fn initrd(bytes: &[u8]) {
+    check(load(&boot(&small_bzimage(), Some(bytes), None)));
+}
+
+/// The bytes as the guest's command line, for both kinds of kernel.
+pub fn guest_command_line(bytes: &[u8]) {
+    check(load(&boot(&small_bzimage(), None, Some(bytes))));
+    check(load(&boot(&multiboot_images()[0], None, Some(bytes))));
+}
+
+/// The bytes as minivmm's own command line, its words separated by NUL.
+pub fn command_line(bytes: &[u8]) {
+    use std::os::unix::ffi::OsStringExt;
+    let words = bytes
+        .split(|byte| *byte == 0)
+        .map(|word| std::ffi::OsString::from_vec(word.to_vec()));
+    match cli::parse(std::iter::once("minivmm".into()).chain(words)) {
+        Ok(Job::Run { config, .. }) => assert!(config.memory > 0 && config.memory % 4096 == 0),
+        Ok(Job::Print(text)) => assert!(!text.is_empty()),
+        Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
+    }
+}
+
+/// The least that passes for a bzImage with a 64-bit entry point: one setup sector, 1 KiB of code.
+/// Linux `Documentation/arch/x86/boot.rst` "The Linux/x86 Boot Protocol".
+pub fn small_bzimage() -> Vec<u8> {
+    let mut image = vec![0; 2 * 512 + 1024];
+    let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0x1f1, &[1]); // setup_sects
+    put(0x1f4, &64u32.to_le_bytes()); // syssize, in units of 16 bytes
+    put(0x1fe, &0xaa55u16.to_le_bytes()); // boot_flag
+    put(0x200, &[0xeb, 0x6a]); // jump over the header, which gives its length
+    put(0x202, b"HdrS");
+    put(0x206, &0x20fu16.to_le_bytes()); // version
+    put(0x211, &[1]); // loadflags: LOADED_HIGH
+    put(0x214, &0x10_0000u32.to_le_bytes()); // code32_start
+    put(0x22c, &0x7fff_ffffu32.to_le_bytes()); // initrd_addr_max
+    put(0x230, &0x20_0000u32.to_le_bytes()); // kernel_alignment
+    put(0x234, &[1]); // relocatable_kernel
+    put(0x236, &1u16.to_le_bytes()); // xloadflags: XLF_KERNEL_64
+    put(0x238, &2047u32.to_le_bytes()); // cmdline_size
+    put(0x258, &0x100_0000u64.to_le_bytes()); // pref_address
+    put(0x260, &0x1_0000u32.to_le_bytes()); // init_size
+    image
+}
+
+fn multiboot_images() -> Vec<Vec<u8>> {
+    [crate::HELLO, crate::INFO, crate::LOOPS]
+        .map(|path| std::fs::read(path).unwrap_or_else(|error| panic!("cannot read {path}: {error}")))
+        .to_vec()
+}
+
+fn initrds() -> Vec<Vec<u8>> {
+    // A header's thirteen fields: all zero but the length of the name, the twelfth.
+    let newc = [b"070701".as_slice(), &[b'0'; 88], b"0000000B00000000TRAILER!!!\0\0\0\0"].concat();
+    let gzip = [
+        &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],
+        &[0; 12],
+    ]
+    .concat();
+    vec![newc, gzip]
+}
+
+fn command_lines() -> Vec<Vec<u8>> {
+    let all = "--kernel\0k\0--initrd\0i\0--cmdline\0a b\0-m\01G\0--cpu\0westmere\0--engine\0soft\0--serial\0file:x\0\
+               --clock\0paced\0--seed\07\0--rtc-base\02024-01-01T00:00:00Z\0--max-instructions\01000\0--timeout\05\0\
+               --stats\0-v";
+    vec![
+        all.into(),
+        "models".into(),
+        "--help".into(),
+        "--kernel\0k\0--memory\00x10000000\0--seed\0random".into(),
+    ]
+}
+
+/// Bytes that a fuzzer without feedback would try: one input changed in a few places. `random` gives 64 random bits.
+pub fn mutate(input: &[u8], random: &mut impl FnMut() -> u64) -> Vec<u8> {
+    let mut bytes = input.to_vec();
+    for _ in 0..=random() % 4 {
+        let len = bytes.len().max(1) as u64;
+        // Headers are in front: half of the changes go there.
+        let reach = if random() & 1 == 0 { len.min(0x300) } else { len };
+        let at = (random() % reach) as usize;
+        let value = match random() % 4 {
+            0 => random(),
+            1 => [0, 1, 0x7f, 0x80, 0xff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff][(random() % 8) as usize],
+            2 => 1 << (random() % 64),
+            _ => len.wrapping_add(random() % 32).wrapping_sub(16),
+        };
+        let width = 1 << (random() % 4);
+        match random() % 8 {
+            0 => bytes.truncate(at),
+            1 => {
+                bytes.splice(at.min(bytes.len())..at.min(bytes.len()), value.to_le_bytes());
+            }
+            2 => {
+                bytes.drain(at.min(bytes.len())..(at + width).min(bytes.len()));
+            }
+            _ => bytes
+                .iter_mut()
+                .skip(at)
+                .zip(&value.to_le_bytes()[..width])
+                .for_each(|(byte, new)| *byte = *new),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_accepted() {
+        for archive in initrds() {
+            load(&boot(&small_bzimage(), Some(&archive), Some(b"x")))
+                .map(drop)
+                .unwrap();
+        }
+        for image in multiboot_images() {
+            load(&boot(&image, Some(b"module"), None)).map(drop).unwrap();
+        }
+        for words in command_lines() {
+            let words = words
+                .split(|byte| *byte == 0)
+                .map(|word| String::from_utf8(word.to_vec()).unwrap());
+            cli::parse(std::iter::once("minivmm".to_string()).chain(words))
+                .map(drop)
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn mutations_differ_and_come_back_with_the_seed() {
+        let all = |seed: u64| -> Vec<Vec<u8>> {
+            let mut state = seed;
+            let mut random = move || {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                state ^ state >> 32
+            };
+            (0..50).map(|_| mutate(&[7; 100], &mut random)).collect()
+        };
+        assert_eq!(all(1), all(1));
+        assert_ne!(all(1), all(2));
+        assert!(all(1).iter().any(|bytes| bytes.len() < 100) && all(1).iter().any(|bytes| bytes.len() > 100));
+        mutate(&[], &mut || 3);
+    }
+}

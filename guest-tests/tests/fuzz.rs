@@ -1,0 +1,67 @@
+//! Every parser of untrusted bytes with thousands of damaged inputs. `guest-tests/fuzz` lets a real fuzzer go on from there.
+
+use guest_tests::fuzz::{TARGETS, mutate};
+use std::time::{Duration, Instant};
+
+/// Runs one target with mutations of its seeds.
+fn hammer(name: &str) {
+    let target = TARGETS.iter().find(|target| target.name == name).unwrap();
+    let rounds = if std::env::var_os("MINIVMM_FULL").is_some() {
+        200_000
+    } else {
+        4_000
+    };
+    let mut state = 0x6d69_6e69_766d_6d21_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    };
+    let seeds = (target.seeds)();
+    for seed in &seeds {
+        (target.run)(seed);
+        // Every length that a file could have been cut to, up to the end of its headers.
+        (0..seed.len().min(0x300)).for_each(|len| (target.run)(&seed[..len]));
+    }
+    for round in 0..rounds {
+        let seed = &seeds[round % seeds.len()];
+        let bytes = mutate(seed, &mut random);
+        let start = Instant::now();
+        (target.run)(&bytes);
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{name}: round {round} takes too long"
+        );
+    }
+}
+
+// covers: 2/fuzz-bzimage
+#[test]
+fn no_bytes_upset_the_bzimage_loader() {
+    hammer("bzimage");
+}
+
+// covers: 2/fuzz-multiboot
+#[test]
+fn no_bytes_upset_the_multiboot_loader() {
+    hammer("multiboot");
+}
+
+// covers: 2/fuzz-initrd
+#[test]
+fn no_bytes_upset_the_initrd_check() {
+    hammer("initrd");
+}
+
+// covers: 2/fuzz-command-line
+#[test]
+fn no_words_upset_the_command_line() {
+    hammer("command_line");
+}
+
+// covers: 2/fuzz-guest-command-line
+#[test]
+fn no_bytes_upset_the_guest_s_command_line() {
+    hammer("guest_command_line");
+}
