@@ -153,15 +153,10 @@ fn initrds() -> Vec<Vec<u8>> {
 }
 
 fn command_lines() -> Vec<Vec<u8>> {
-    let all = "--kernel\0k\0--initrd\0i\0--cmdline\0a b\0-m\01G\0--cpu\0westmere\0--engine\0soft\0--serial\0file:x\0\
-               --clock\0paced\0--seed\07\0--rtc-base\02024-01-01T00:00:00Z\0--max-instructions\01000\0--timeout\05\0\
-               --stats\0-v";
-    vec![
-        all.into(),
-        "models".into(),
-        "--help".into(),
-        "--kernel\0k\0--memory\00x10000000\0--seed\0random".into(),
-    ]
+    let all = "--kernel k --initrd i --cmdline ab -m 1G --cpu westmere --engine soft --serial file:x --clock paced --seed 7 \
+               --rtc-base 2024-01-01T00:00:00Z --max-instructions 1000 --timeout 5 --stats -v";
+    let lines = [all, "models", "--help", "--kernel k --memory 0x10000000 --seed random"];
+    lines.map(|line| line.replace(' ', "\0").into_bytes()).to_vec()
 }
 
 /// Bytes that a fuzzer without feedback would try: one input changed in a few places. `random` gives 64 random bits.
