@@ -1,9 +1,12 @@
 //! One function per parser of untrusted bytes, for fuzzers and for the mutation test: whatever the bytes are, it must neither
 //! panic nor take long. `guest-tests/fuzz` gives the same functions to libFuzzer.
 
+use engine::{CS, Cpu, CpuState, Exit, Options, Segment};
 use minivmm::cli::{self, Job};
 use minivmm::loader::{self, Boot, Entry, Input, LoadError};
+use minivmm::machine::Machine;
 use minivmm::machine::memory::Memory;
+use x86::model::WESTMERE;
 
 /// A parser under test: its name, what feeds it, and well-formed inputs to start from.
 pub struct Target {
@@ -16,7 +19,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target {
         name: "bzimage",
         run: bzimage,
@@ -41,6 +44,11 @@ pub const TARGETS: [Target; 5] = [
         name: "guest_command_line",
         run: guest_command_line,
         seeds: || vec![b"console=ttyS0".to_vec()],
+    },
+    Target {
+        name: "instructions",
+        run: instructions,
+        seeds: programs,
     },
 ];
 
@@ -110,6 +118,107 @@ pub fn command_line(bytes: &[u8]) {
         Ok(Job::Print(text)) => assert!(!text.is_empty()),
         Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
     }
+}
+
+/// Where the code of [`instructions`] stands, and its page tables.
+const CODE: u64 = 0x8000;
+const TABLES: u64 = 0x10_0000;
+
+/// The bytes as code: the first one chooses among real, 32-bit and 64-bit mode and ring 0 and 3, the rest runs for at most
+/// some thousand steps on a machine with all its devices.
+pub fn instructions(bytes: &[u8]) {
+    let Some((mode, code)) = bytes.split_first() else {
+        return;
+    };
+    let memory = Memory::new(4 << 20).expect("4 MiB are to be had");
+    let code = &code[..code.len().min(4096)];
+    memory.write(CODE, code).expect("the code is in RAM");
+    // The first GiB one to one in pages of 2 MiB: present, writable, user.
+    let tables = [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007)];
+    let pages = (0..512).map(|page| (0x2000 + page * 8, page << 21 | 0x87));
+    for (at, entry) in tables.into_iter().chain(pages) {
+        memory
+            .write(TABLES + at, &entry.to_le_bytes())
+            .expect("the page tables are in RAM");
+    }
+    let Ok(mut soft) = memory.engine(&WESTMERE, Options::default()) else {
+        return;
+    };
+    let mut machine = Machine::new(&WESTMERE, memory, 0, 0, Box::new(std::io::sink()));
+    let mut state = CpuState::reset(&WESTMERE);
+    (state.rip, state.gpr[4]) = (CODE, 0x7000);
+    let ring = u16::from(mode >> 2 & 1) * 3;
+    // Type, S, DPL, P; L or D and G: SDM Vol. 3A 3.4.5 "Segment Descriptors".
+    let segment = |selector: u16, attributes: u16| Segment {
+        selector: selector | ring,
+        base: 0,
+        limit: u32::MAX,
+        attributes: attributes | ring << 5,
+    };
+    match mode & 3 {
+        0 => {
+            state.segments[CS] = Segment {
+                selector: 0,
+                base: 0,
+                limit: 0xffff,
+                attributes: 0x9b,
+            }
+        }
+        wide => {
+            state.cr0 = 0x8001_0033;
+            (state.cr3, state.cr4) = (TABLES, 0x6a0);
+            state.efer = if wide == 1 { 0x801 } else { 0xd01 };
+            state.segments.fill(segment(16, 0xc093));
+            state.segments[CS] = segment(8, if wide == 3 { 0xa09b } else { 0xc09b });
+            if wide == 1 {
+                // Without IA32_EFER.LMA these are not the tables of this mode: run it unpaged.
+                state.cr0 = 0x33;
+            }
+        }
+    }
+    let mut cpu = Cpu::new(&WESTMERE);
+    cpu.set_state(&state);
+    let end = 4000;
+    while cpu.steps() < end {
+        let left = end - cpu.steps();
+        match soft.get().run(&mut cpu, &mut machine, left) {
+            Exit::Bus | Exit::Window => {}
+            Exit::Budget | Exit::Halt | Exit::Shutdown => break,
+            Exit::Defect(what) => panic!("{what}: {bytes:02x?}"),
+        }
+    }
+    // Whatever happened, the state is one that can be handed out and taken back.
+    let after = cpu.state();
+    cpu.set_state(&after);
+    assert_eq!(cpu.state(), after);
+}
+
+/// Short programs for [`instructions`]: a loop with memory operands, a bit of SSE and x87, string operations, a system register.
+fn programs() -> Vec<Vec<u8>> {
+    let code: [&[u8]; 4] = [
+        // mov ecx, 50; add [rsp], ecx; imul eax, ecx, 7; push rax; pop rdx; loop
+        &[
+            0xb9, 50, 0, 0, 0, 0x01, 0x0c, 0x24, 0x6b, 0xc1, 7, 0x50, 0x5a, 0xe2, 0xf5, 0xf4,
+        ],
+        // movdqu xmm0, [rsp]; paddd xmm1, xmm0; sqrtps xmm2, xmm1; fld1; fldpi; fpatan; fstp qword [rsp]
+        &[
+            0xf3, 0x0f, 0x6f, 0x04, 0x24, 0x66, 0x0f, 0xfe, 0xc8, 0x0f, 0x51, 0xd1, 0xd9, 0xe8, 0xd9, 0xeb, 0xd9, 0xf3,
+            0xdd, 0x1c, 0x24, 0xf4,
+        ],
+        // mov edi, 2000h; mov ecx, 100; rep stosd; mov esi, 2000h; repe cmpsb
+        &[
+            0xbf, 0, 0x20, 0, 0, 0xb9, 100, 0, 0, 0, 0xf3, 0xab, 0xbe, 0, 0x20, 0, 0, 0xf3, 0xa6, 0xf4,
+        ],
+        // mov rax, cr0; mov cr0, rax; mov ecx, 1bh; rdmsr; cpuid; rdtsc; in al, 61h
+        &[
+            0x0f, 0x20, 0xc0, 0x0f, 0x22, 0xc0, 0xb9, 0x1b, 0, 0, 0, 0x0f, 0x32, 0x0f, 0xa2, 0x0f, 0x31, 0xe4, 0x61,
+            0xf4,
+        ],
+    ];
+    let modes = [0, 1, 2, 3, 6, 7];
+    code.iter()
+        .flat_map(|code| modes.map(|mode| [&[mode], *code].concat()))
+        .collect()
 }
 
 /// The least that passes for a bzImage with a 64-bit entry point: one setup sector, 1 KiB of code.

@@ -65,3 +65,9 @@ fn no_words_upset_the_command_line() {
 fn no_bytes_upset_the_guest_s_command_line() {
     hammer("guest_command_line");
 }
+
+// covers: 2/fuzz-decode
+#[test]
+fn no_code_upsets_the_engine() {
+    hammer("instructions");
+}
