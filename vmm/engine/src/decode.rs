@@ -10,7 +10,7 @@ use x86::cpuid::Features;
 use x86::model::CpuModel;
 
 use crate::cpu::{Cpu, mode, slot};
-use crate::exec;
+use crate::exec::{self, fuse::Compare};
 use crate::op::{Body, Done, Flow, Handler, Link, Op, Reason, Stop, chain, chain_flow};
 
 /// Instructions in a block at most.
@@ -109,6 +109,10 @@ pub(crate) struct Lower<'a> {
     len: u8,
     /// Added to a memory operand's displacement: POP's.
     sp_bias: u8,
+    /// The instruction before, if it was a compare and this one may be joined to it.
+    compared: Option<Compare>,
+    /// This one, for the next.
+    pub compare: Option<Compare>,
 }
 
 fn blank(f: Handler) -> Op {
@@ -169,14 +173,19 @@ impl Lower<'_> {
     /// Emits an op that ends the block, and its link slot.
     pub fn flow(&mut self, f: Handler, set: impl FnOnce(&mut Op)) -> End {
         self.emit(f, set);
-        let link = Link {
-            taken: core::ptr::null(),
-            next: core::ptr::null(),
-            taken_host: 0,
-            next_host: 0,
-        };
-        self.ops.push(link_slot(link));
+        self.ops.push(link_slot(NO_LINK));
         End::Closed
+    }
+
+    /// Joins a branch within the page, on condition `k`, to the compare before it.
+    pub fn fuse(&mut self, k: u8) -> Option<End> {
+        let f = exec::fuse::handler(self.compared?, k)?;
+        let target = self.target() as u16;
+        let op = self.ops.last_mut()?;
+        op.f = f;
+        op.aux = target | (self.len as u16) << 12;
+        self.ops.push(link_slot(NO_LINK));
+        Some(End::Closed)
     }
 
     /// Emits a flow op with a memory operand.
@@ -411,6 +420,13 @@ impl Lower<'_> {
     }
 }
 
+const NO_LINK: Link = Link {
+    taken: core::ptr::null(),
+    next: core::ptr::null(),
+    taken_host: 0,
+    next_host: 0,
+};
+
 fn link_slot(link: Link) -> Op {
     // The slot is only ever read as a `Link`; an `Op` whose handler is valid carries the bytes until they are replaced.
     let mut op = blank(chain_flow::<Undefined>);
@@ -617,6 +633,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
     let mut i = Instruction::default();
     let mut joined = [0u8; 32];
     let mut closed = false;
+    let mut compared = None;
     while !closed && firsts.len() < s.max && at < s.page.len() {
         let left = s.limit.saturating_sub((at - s.offset) as u64).min(15) as usize;
         let here = &s.page[at..];
@@ -655,6 +672,8 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             off: at as u16,
             len,
             sp_bias: 0,
+            compared: compared.take(),
+            compare: None,
         };
         if straddles {
             lower.emit(chain::<CheckSecond>, |op| op.imm = s.next_host);
@@ -665,6 +684,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             exec::lower(&mut lower)
         };
         closed = end == End::Closed;
+        compared = lower.compare;
         at += len as usize;
     }
     if !closed {
@@ -676,6 +696,8 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             off: at as u16,
             len: 0,
             sp_bias: 0,
+            compared: None,
+            compare: None,
         };
         let f = if s.pause {
             chain_flow::<Pause>

@@ -3,6 +3,7 @@
 use iced_x86::{Mnemonic as M, OpKind};
 
 use crate::decode::{End, Lower, body, sized};
+use crate::exec::fuse::{Compare, Form};
 use crate::flags::{ADC, ADD, AND, CMP, DEC, INC, NEG, OR, SBB, SUB, TEST, XOR, alu};
 use crate::op::Handler;
 
@@ -154,29 +155,35 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         });
         return End::Open;
     }
-    match (l.is_mem(0), second) {
+    let form = match (l.is_mem(0), second) {
         (false, OpKind::Register) => {
             let (dst, src) = (l.reg(0), l.reg(1));
             l.emit(rr(op, size), |o| (o.dst, o.src) = (dst, src));
+            Form::RegReg
         }
         (false, OpKind::Memory) => {
             let dst = l.reg(0);
             let m = l.mem(size, false);
             l.emit_mem(by_operation!(op, size, Rm), m, |o| o.dst = dst);
+            Form::RegMem
         }
         (true, OpKind::Register) => {
             let src = l.reg(1);
             let m = l.mem(size, writes(op));
             l.emit_mem(by_operation!(op, size, Mr), m, |o| o.src = src);
+            Form::MemReg
         }
         (true, _) => {
             let m = l.mem(size, writes(op));
             l.emit_mem(by_operation!(op, size, Mi), m, |o| o.imm = imm);
+            Form::MemImm
         }
         (false, _) => {
             let dst = l.reg(0);
             l.emit(ri(op, size), |o| (o.dst, o.imm) = (dst, imm));
+            Form::RegImm
         }
-    }
+    };
+    l.compare = Some(Compare { form, op, size });
     End::Open
 }

@@ -283,6 +283,12 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         _ => {
             let k = l.i.condition_code() as u8 - 1;
             let target = l.target();
+            if simple
+                && how(l, true) == NEAR
+                && let Some(end) = l.fuse(k)
+            {
+                return end;
+            }
             let f = match (simple, how(l, true)) {
                 (true, NEAR) => by_condition!(k, Jcc, NEAR, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]),
                 (true, _) => by_condition!(k, Jcc, FAR, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]),

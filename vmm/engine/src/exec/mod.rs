@@ -2,6 +2,7 @@
 
 pub(crate) mod arith;
 pub(crate) mod flow;
+pub(crate) mod fuse;
 pub(crate) mod mov;
 
 use iced_x86::Mnemonic as M;
