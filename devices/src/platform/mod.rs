@@ -676,4 +676,6 @@ impl Platform {
 }
 
 #[cfg(test)]
+mod board_test;
+#[cfg(test)]
 mod random_test;
