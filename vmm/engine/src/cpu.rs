@@ -554,7 +554,7 @@ impl Cpu {
     #[inline(always)]
     pub(crate) fn ea(&self, o: &Op) -> u64 {
         self.get::<8>(o.base)
-            .wrapping_add(self.get::<8>(o.idx) << (o.scale & 7))
+            .wrapping_add(self.get::<8>(o.idx).wrapping_shl(o.scale as u32))
             .wrapping_add(o.disp as i64 as u64)
     }
 
