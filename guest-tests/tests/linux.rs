@@ -1,6 +1,6 @@
 //! The stock Linux guest: Debian's cloud kernel with busybox.
 
-use guest_tests::{INIT_MARKER, linux, linux_in_minivmm, run};
+use guest_tests::{INIT_MARKER, LOOPS, Outcome, in_minivmm, linux, linux_in_minivmm, run};
 use std::process::Command;
 use std::time::Duration;
 
@@ -37,4 +37,54 @@ fn debian_boots_to_a_shell_runs_the_script_and_powers_off() {
     for word in ["Oops", "BUG:", "WARNING:", "Kernel panic", "Call Trace"] {
         assert!(!console.contains(word), "{word}\n{console}");
     }
+}
+
+/// What `--stats` says of a run, by the name before the colon.
+fn figure<'a>(errors: &'a str, name: &str) -> &'a str {
+    let line = errors
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name} in {errors}")).trim()
+}
+
+/// The number of steps and the hash of memory and registers, word for word what `--stats` prints.
+fn position(guest: &Outcome) -> (String, String) {
+    let steps = figure(&guest.errors, "steps").split(' ').next().unwrap_or_default();
+    (steps.to_string(), figure(&guest.errors, "state hash").to_string())
+}
+
+// covers: 2/determinism
+#[test]
+fn two_boots_with_the_same_inputs_end_in_the_same_state() {
+    let boot = || {
+        let mut command = linux_in_minivmm("console=ttyS0 panic=-1 minivmm.script=demo");
+        run(command.args(["--seed", "7", "--stats"]), LIMIT).must_end_with(0)
+    };
+    let (first, second) = (boot(), boot());
+    assert!(
+        first.console.contains("minivmm-guest: script demo ended with status 0"),
+        "{}",
+        first.console
+    );
+    assert_eq!(position(&first), position(&second));
+    // Not only the ends are the same: every line and every time stamp that the kernel printed is.
+    assert_eq!(first.console, second.console);
+    assert!(
+        position(&first).0.parse::<u64>().is_ok_and(|steps| steps > 500_000_000),
+        "{:?}",
+        position(&first)
+    );
+}
+
+// covers: 2/determinism
+#[test]
+fn different_inputs_end_in_different_states() {
+    let run_with = |line: &str| {
+        let mut command = in_minivmm(LOOPS);
+        position(&run(command.args(["--cmdline", line, "--stats"]), LIMIT).must_end_with(1))
+    };
+    let (same, again, other) = (run_with("hash 1000"), run_with("hash 1000"), run_with("hash 1001"));
+    assert_eq!(same, again);
+    assert_ne!(same.0, other.0, "steps");
+    assert_ne!(same.1, other.1, "hash");
 }
