@@ -94,22 +94,10 @@ impl Serial {
         }
     }
 
-    /// What holds the interrupt line: the identification code, without the FIFO bits.
-    fn identification(&self) -> u8 {
-        let uart = self.uart.state();
-        if uart.interrupt_enable & IER_DATA != 0 && !uart.in_buffer.is_empty() {
-            IIR_DATA
-        } else if uart.interrupt_enable & IER_THR_EMPTY != 0 && uart.interrupt_identification & IIR_THR_EMPTY != 0 {
-            IIR_THR_EMPTY
-        } else {
-            IIR_NONE
-        }
-    }
-
     /// The level of the interrupt line, which a PC gates with OUT2 and which loopback disconnects.
     pub fn irq(&self) -> bool {
-        let modem = self.uart.state().modem_control;
-        modem & MCR_OUT2 != 0 && modem & MCR_LOOP == 0 && self.identification() != IIR_NONE
+        let uart = self.uart.state();
+        uart.modem_control & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2 && identification(&uart) != IIR_NONE
     }
 
     /// Reads register `offset` (0 to 7).
@@ -122,7 +110,7 @@ impl Serial {
         } else {
             0
         };
-        let code = self.identification();
+        let code = identification(&self.uart.state());
         if code == IIR_THR_EMPTY {
             // "Reading the IIR (if source of interrupt)" resets this one, and no other.
             self.uart.read(IIR);
@@ -212,6 +200,17 @@ impl Serial {
             Err(Error::FullFifo | Error::IOError(_)) => {}
         }
         self.fifo_control = state.fifo_control;
+    }
+}
+
+/// What holds the interrupt line: the identification code, without the FIFO bits.
+fn identification(uart: &Uart) -> u8 {
+    if uart.interrupt_enable & IER_DATA != 0 && !uart.in_buffer.is_empty() {
+        IIR_DATA
+    } else if uart.interrupt_enable & IER_THR_EMPTY != 0 && uart.interrupt_identification & IIR_THR_EMPTY != 0 {
+        IIR_THR_EMPTY
+    } else {
+        IIR_NONE
     }
 }
 
