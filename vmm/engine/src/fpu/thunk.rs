@@ -70,39 +70,70 @@ pub struct MemoryUse {
     pub write: bool,
 }
 
-const FPU: u8 = 0;
-const GPR: u8 = 1;
-const MEMORY: u8 = 2;
-const NONE: u8 = 3;
-
-/// Where one of the four pointers points: a base (FPU state, general registers, memory) and an offset from it.
+/// Where one of the four pointers points: a base in the top two bits (FPU state, general registers, memory, nothing) and an
+/// index of registers from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Slot {
-    base: u8,
-    offset: u16,
+pub struct Slot(pub u8);
+
+impl Slot {
+    const FPU: u8 = 0 << 6;
+    const GPR: u8 = 1 << 6;
+    const MEMORY: Slot = Slot(2 << 6);
+    const NONE: Slot = Slot(3 << 6);
+
+    fn xmm(number: usize) -> Slot {
+        Slot(Slot::FPU | (offset_of!(FpuState, xmm) / 16 + number) as u8)
+    }
+
+    fn mm(number: usize) -> Slot {
+        Slot(Slot::FPU | (offset_of!(FpuState, r) / 16 + number) as u8)
+    }
+
+    fn gpr(number: usize) -> Slot {
+        Slot(Slot::GPR | number as u8)
+    }
+
+    #[inline(always)]
+    fn pointer(self, bases: &[*mut u8; 4]) -> *mut u8 {
+        let base = self.0 as usize >> 6;
+        // XMM, YMM and MM registers are 16 bytes apart, general registers 8.
+        let shift = 4 - (base & 1);
+        bases[base].wrapping_add((self.0 as usize & 0x3f) << shift)
+    }
 }
 
-type Entry = unsafe extern "sysv64" fn(*mut u8, *mut u8, *mut u8, *mut u8, *mut Env, *mut FpuState) -> u32;
+/// The machine code of a thunk.
+pub type Entry = unsafe extern "sysv64" fn(*mut u8, *mut u8, *mut u8, *mut u8, *mut Env, *mut FpuState) -> u32;
 
 /// One instruction, ready to be executed: shared machine code and this instruction's own registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Thunk {
-    entry: Entry,
-    slots: [Slot; 4],
+    /// The code.
+    pub entry: Entry,
+    /// What its pointers are to point at. The last one is unused so far: it is for the fourth operand of AVX blends.
+    pub slots: [Slot; 4],
     /// The memory operand, if there is one.
     pub memory: Option<MemoryUse>,
-    /// The arithmetic flags are written.
-    pub writes_flags: bool,
-    /// Rounding and exceptions come from and go to MXCSR.
-    pub uses_mxcsr: bool,
-    /// MMX registers are involved: the x87 unit is taken to MMX use, and a pending x87 exception comes first.
-    pub uses_mmx: bool,
-    /// One bit an MMX register that is written.
-    mm_written: u8,
+    /// What else there is to know.
+    pub traits: Traits,
 }
 
+/// What a vector instruction does besides writing its operands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// The arithmetic flags are written.
+    pub flags: bool,
+    /// Rounding and exceptions come from and go to MXCSR.
+    pub mxcsr: bool,
+    /// MMX registers are involved: the x87 unit is taken to MMX use, and a pending x87 exception comes first.
+    pub mmx: bool,
+    /// Operand 0 is an MMX register and is written.
+    pub writes_mm: bool,
+}
+
+/// The environment of a thunk, opaque to its caller.
 #[repr(C)]
-struct Env {
+pub struct Env {
     run: u32,
     after: u32,
     host: u32,
@@ -300,10 +331,13 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
     }
     renamed.set_segment_prefix(Register::None);
 
-    let mut slots = [Slot { base: NONE, offset: 0 }; 4];
+    let mut slots = [Slot::NONE; 4];
     let mut memory = None;
-    let mut uses_mmx = false;
-    let mut mm_written = 0;
+    let mut traits = Traits {
+        flags: writes_flags(mnemonic),
+        mxcsr: uses_mxcsr(mnemonic),
+        ..Traits::default()
+    };
     let mut before = Vec::new();
     let mut after = Vec::new();
 
@@ -322,21 +356,13 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
                 if register.is_xmm() {
                     (load, store) = (Code::Movups_xmm_xmmm128, Code::Movups_xmmm128_xmm);
                     (name, whole) = (XMM[n], XMM[n]);
-                    slots[n] = Slot {
-                        base: FPU,
-                        offset: (offset_of!(FpuState, xmm) + number * 16) as u16,
-                    };
+                    slots[n] = Slot::xmm(number);
                 } else if register.is_mm() {
                     (load, store) = (Code::Movq_mm_mmm64, Code::Movq_mmm64_mm);
                     (name, whole) = (MM[n], MM[n]);
-                    slots[n] = Slot {
-                        base: FPU,
-                        offset: (offset_of!(FpuState, r) + number * 16) as u16,
-                    };
-                    uses_mmx = true;
-                    if written(i) {
-                        mm_written |= 1 << number;
-                    }
+                    slots[n] = Slot::mm(number);
+                    traits.mmx = true;
+                    traits.writes_mm |= written(i);
                 } else if register.is_gpr32() || register.is_gpr64() {
                     (load, store) = (Code::Mov_r64_rm64, Code::Mov_rm64_r64);
                     // A write to EAX clears the upper half, as the guest's register wants it.
@@ -348,10 +374,7 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
                         },
                         Register::RAX,
                     );
-                    slots[n] = Slot {
-                        base: GPR,
-                        offset: number as u16 * 8,
-                    };
+                    slots[n] = Slot::gpr(number);
                 } else {
                     return Err(NoThunk::Unsupported);
                 }
@@ -367,10 +390,7 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
                 renamed.set_memory_index_scale(1);
                 renamed.set_memory_displacement64(0);
                 renamed.set_memory_displ_size(0);
-                slots[n] = Slot {
-                    base: MEMORY,
-                    offset: 0,
-                };
+                slots[n] = Slot::MEMORY;
                 memory = Some(MemoryUse {
                     size: insn.memory_size().size() as u8,
                     alignment: needs_alignment(insn),
@@ -401,7 +421,7 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
     }
     if implicit.lengths || implicit.index {
         // Operand 2 is the immediate, so its pointer is free for the general registers.
-        slots[2] = Slot { base: GPR, offset: 0 };
+        slots[2] = Slot::gpr(0);
         let gpr = |number: i64| MemoryOperand::with_base_displ(Register::R10, number * 8);
         before.push(instruction(Instruction::with2(
             Code::Mov_r64_rm64,
@@ -429,23 +449,18 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
         }
     }
 
-    let parts = Parts {
+    let code = Parts {
         before: &before,
         body: &renamed,
         after: &after,
-        flags: writes_flags(mnemonic),
-        mxcsr: uses_mxcsr(mnemonic),
-        mmx: uses_mmx,
-    };
-    let code = parts.assemble()?;
+        traits,
+    }
+    .assemble()?;
     Ok(Thunk {
         entry: arena_entry(&code)?,
         slots,
         memory,
-        writes_flags: parts.flags,
-        uses_mxcsr: parts.mxcsr,
-        uses_mmx,
-        mm_written,
+        traits,
     })
 }
 
@@ -462,9 +477,7 @@ struct Parts<'a> {
     before: &'a [Instruction],
     body: &'a Instruction,
     after: &'a [Instruction],
-    flags: bool,
-    mxcsr: bool,
-    mmx: bool,
+    traits: Traits,
 }
 
 impl Parts<'_> {
@@ -477,18 +490,18 @@ impl Parts<'_> {
         for &insn in self.before {
             emit(insn)?;
         }
-        if self.mxcsr {
+        if self.traits.mxcsr {
             emit(instruction(Instruction::with1(
                 Code::Ldmxcsr_m32,
                 env(offset_of!(Env, run)),
             ))?)?;
         }
         emit(*self.body)?;
-        if self.flags {
+        if self.traits.flags {
             emit(Instruction::with(Code::Lahf))?;
             emit(instruction(Instruction::with1(Code::Seto_rm8, Register::AL))?)?;
         }
-        if self.mxcsr {
+        if self.traits.mxcsr {
             emit(instruction(Instruction::with1(
                 Code::Stmxcsr_m32,
                 env(offset_of!(Env, after)),
@@ -516,12 +529,12 @@ impl Parts<'_> {
             encoder.encode(insn, 0).map_err(|_| NoThunk::Unsupported)?;
         }
         let stores = encoder.take_buffer();
-        if self.mxcsr {
+        if self.traits.mxcsr {
             // JNZ over the stores.
             code.extend([0x75, stores.len() as u8]);
         }
         code.extend(stores);
-        if self.mmx {
+        if self.traits.mmx {
             code.extend([0x0f, 0x77]); // EMMS: the host's x87 registers are to be found empty.
         }
         code.push(0xc3);
@@ -531,7 +544,7 @@ impl Parts<'_> {
 
 impl Thunk {
     /// Executes the instruction. The result is the arithmetic flags (CF PF AF ZF SF OF in their RFLAGS positions) where
-    /// [`Thunk::writes_flags`], else 0.
+    /// [`Traits::flags`], else 0.
     ///
     /// # Errors
     /// An unmasked SIMD floating-point exception.
@@ -543,15 +556,13 @@ impl Thunk {
     #[inline]
     pub unsafe fn run(&self, fpu: *mut FpuState, gpr: *mut u64, memory: *mut u8) -> Result<u32, SimdException> {
         let bases = [fpu.cast::<u8>(), gpr.cast::<u8>(), memory, std::ptr::null_mut()];
-        let p = self
-            .slots
-            .map(|slot| bases[slot.base as usize & 3].wrapping_add(slot.offset as usize));
-        if self.uses_mmx {
+        let p = self.slots.map(|slot| slot.pointer(&bases));
+        if self.traits.mmx {
             // SAFETY: the caller's promise about `fpu`.
             unsafe { (*fpu).enter_mmx() };
         }
         let flags;
-        if self.uses_mxcsr {
+        if self.traits.mxcsr {
             // SAFETY: the caller's promise about `fpu`.
             let guest = unsafe { (*fpu).mxcsr };
             let unmasked = !guest >> 7 & mxcsr::FLAGS;
@@ -580,17 +591,12 @@ impl Thunk {
             // SAFETY: as above; this code does not look at its environment.
             flags = unsafe { (self.entry)(p[0], p[1], p[2], p[3], std::ptr::null_mut(), fpu) };
         }
-        if self.mm_written != 0 {
-            for i in 0..8 {
-                if self.mm_written >> i & 1 != 0 {
-                    // SAFETY: the caller's promise about `fpu`.
-                    let r = unsafe { &mut (*fpu).r[i] };
-                    *r = 0xffff << 64 | *r as u64 as u128;
-                }
-            }
+        if self.traits.writes_mm {
+            // SAFETY: operand 0 is one of the state's x87 registers.
+            unsafe { p[0].cast::<u16>().add(4).write(0xffff) };
         }
         // LAHF has SF, ZF, AF, PF and CF in their places.
-        Ok(if self.writes_flags {
+        Ok(if self.traits.flags {
             flags >> 8 & 0xd5 | (flags & 1) << 11
         } else {
             0
@@ -817,7 +823,7 @@ mod tests {
                     insn.code()
                 );
             }
-            assert_eq!(m.fpu.tag, if thunk.uses_mmx { 0xff } else { 0 }, "{:?}", insn.code());
+            assert_eq!(m.fpu.tag, if thunk.traits.mmx { 0xff } else { 0 }, "{:?}", insn.code());
             let written = match thunk.memory {
                 Some(MemoryUse { write: true, size, .. }) => size as usize,
                 _ => 0,
@@ -828,7 +834,7 @@ mod tests {
             if let Some(memory) = thunk.memory {
                 assert!(memory.size > 0 && (memory.read || memory.write), "{:?}", insn.code());
             }
-            if !thunk.uses_mxcsr {
+            if !thunk.traits.mxcsr {
                 assert_eq!(m.fpu.mxcsr, before.mxcsr, "{:?}", insn.code());
             }
         }
@@ -935,8 +941,8 @@ mod tests {
         assert_eq!(m.fpu.mm(3), 0xcccc_dddd);
         m.run(&decode("0f d7 c3")).expect("no exception"); // pmovmskb eax,mm3
         assert_eq!(m.gpr[0], 0x0f);
-        assert!(!prepare(&decode("f3 0f e6 ca")).expect("cvtdq2pd").uses_mmx);
-        assert!(!prepare(&decode("66 0f 2a 0b")).expect("cvtpi2pd xmm1,[rbx]").uses_mmx);
+        assert!(!prepare(&decode("f3 0f e6 ca")).expect("cvtdq2pd").traits.mmx);
+        assert!(!prepare(&decode("66 0f 2a 0b")).expect("cvtpi2pd xmm1,[rbx]").traits.mmx);
     }
 
     // covers: 2/cpu-sse2, 2/cpu-sse41
