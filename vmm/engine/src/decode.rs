@@ -269,6 +269,11 @@ impl Lower<'_> {
     /// The memory operand: its address sum, with an op before it where segment or address size ask for more.
     /// `size` and `write` are what the segment check needs to know.
     pub fn mem(&mut self, size: u8, write: bool) -> Mem {
+        self.mem_span(size as u16, write)
+    }
+
+    /// `mem` for operands of any length: state images.
+    pub fn mem_span(&mut self, size: u16, write: bool) -> Mem {
         let seg = self.i.memory_segment().number() as u8;
         let raw = self.sum();
         let address = self.address_size();
@@ -286,7 +291,7 @@ impl Lower<'_> {
                 _ => self.emit_ea(chain::<EaFlat<4>>, raw, seg, 0),
             }
         } else {
-            let aux = size as u16 | (write as u16) << 15;
+            let aux = size | (write as u16) << 15;
             match address {
                 2 => self.emit_ea(chain::<EaChecked<2>>, raw, seg, aux),
                 _ => self.emit_ea(chain::<EaChecked<4>>, raw, seg, aux),

@@ -4,6 +4,7 @@ pub(crate) mod arith;
 pub(crate) mod flow;
 pub(crate) mod fuse;
 pub(crate) mod mov;
+pub(crate) mod simd;
 
 use iced_x86::Mnemonic as M;
 
@@ -30,6 +31,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         M::Jmp | M::Call | M::Ret | M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz => flow::lower(l),
         _ if l.i.is_jcc_short_or_near() => flow::lower(l),
+        _ if simd::handles(l.i) => simd::lower(l),
         _ => l.ud(),
     }
 }

@@ -79,7 +79,10 @@ impl Slot {
     const FPU: u8 = 0 << 6;
     const GPR: u8 = 1 << 6;
     const MEMORY: Slot = Slot(2 << 6);
-    const NONE: Slot = Slot(3 << 6);
+    /// No operand.
+    pub const NONE: Slot = Slot(3 << 6);
+    /// All general registers: where the string compares have their lengths and their index.
+    pub const GPRS: Slot = Slot(Slot::GPR);
 
     fn xmm(number: usize) -> Slot {
         Slot(Slot::FPU | (offset_of!(FpuState, xmm) / 16 + number) as u8)
@@ -421,7 +424,7 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
     }
     if implicit.lengths || implicit.index {
         // Operand 2 is the immediate, so its pointer is free for the general registers.
-        slots[2] = Slot::gpr(0);
+        slots[2] = Slot::GPRS;
         let gpr = |number: i64| MemoryOperand::with_base_displ(Register::R10, number * 8);
         before.push(instruction(Instruction::with2(
             Code::Mov_r64_rm64,
