@@ -45,7 +45,7 @@ pub struct Cli {
     #[arg(long, visible_alias = "append", value_name = "STR", allow_hyphen_values = true)]
     cmdline: Option<OsString>,
     /// Guest memory: bytes, or with K, M, G or T
-    #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = parse_memory, allow_negative_numbers = true)]
     memory: u64,
     /// CPU model (see `minivmm models`)
     #[arg(long, visible_alias = "cpu", value_name = "NAME", default_value = "westmere")]
@@ -60,16 +60,16 @@ pub struct Cli {
     #[arg(long, value_enum)]
     clock: Option<ClockMode>,
     /// Seed of RDRAND and RDSEED: a number, or `random`
-    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_seed)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_seed, allow_negative_numbers = true)]
     seed: Seed,
     /// Date of the real-time clock at the start: 2024-01-01T00:00:00Z, seconds since 1970, or `now` [default: now if paced, else 2024-01-01T00:00:00Z]
     #[arg(long, value_name = "TIME", value_parser = parse_rtc_base, allow_negative_numbers = true)]
     rtc_base: Option<RtcBase>,
     /// Stop after N instructions, with status 8
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, allow_negative_numbers = true)]
     max_instructions: Option<u64>,
     /// Stop after so many seconds of wall time, with status 8
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
     /// Print steps, MIPS, exits, wall and virtual time at the end
     #[arg(long)]
@@ -496,7 +496,7 @@ mod tests {
             (&["--kernel", "k", "-m", "12Q"], "--memory"),
             (&["--kernel", "k", "-m", ""], "--memory"),
             (&["--kernel", "k", "-m", "0"], "--memory"),
-            (&["--kernel", "k", "-m", "-1"], "-1"),
+            (&["--kernel", "k", "-m", "-1"], "--memory"),
             (&["--kernel", "k", "-m", "512"], "512M"),
             (&["--kernel", "k", "-m", "99999999999999999999"], "--memory"),
             (&["--kernel", "k", "-m", "99999999T"], "--memory"),

@@ -4,7 +4,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::loader::LoadError;
+use crate::loader::{LoadError, size_text};
 
 /// How a run ended, as the process's exit status tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum Error {
         source: LoadError,
     },
     /// Guest memory of this size is not to be had.
-    #[error("--memory {size}: {reason}")]
+    #[error("--memory {}: {reason}", size_text(*size))]
     Memory {
         /// The size asked for, in bytes.
         size: u64,

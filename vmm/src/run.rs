@@ -7,7 +7,7 @@
 
 use std::{
     fs::File,
-    io::Read,
+    io::{self, Read, Write},
     os::unix::ffi::OsStrExt,
     path::Path,
     time::{Duration, Instant},
@@ -314,7 +314,7 @@ impl Vm {
             base: self.now(),
             timeout: self.timeout,
             looked: started,
-            dead_since: None,
+            dead_since: (u64::MAX, 0),
         };
         let slice = if self.clock == ClockMode::Paced {
             PACED_SLICE
@@ -434,7 +434,8 @@ impl Vm {
         // An enabled interrupt wakes the CPU; else only an NMI can, and nothing typed is one.
         let enabled = self.cpu.0.interruptible();
         let next = self.machine.platform().next_event();
-        let input = enabled && console.input_open();
+        let waiting = !console.input().is_empty() && self.machine.platform().serial_capacity() > 0;
+        let input = enabled && (waiting || console.input_open());
         match next {
             None if !input => return Ok(Some(End::Halted(self.halted(enabled)))),
             None => {
@@ -447,7 +448,7 @@ impl Vm {
             }
             Some(ns) => {
                 if !enabled {
-                    let since = *pace.dead_since.get_or_insert(self.machine.clock().ns(steps));
+                    let since = pace.dead_since(steps, self.machine.clock().ns(steps));
                     if ns.saturating_sub(since) > DEAD_HALT_NS {
                         return Ok(Some(End::Halted(self.halted(enabled))));
                     }
@@ -493,8 +494,8 @@ struct Pace {
     timeout: Option<Duration>,
     /// When the outside was last looked at.
     looked: Instant,
-    /// Virtual time since when the CPU has been halted with interrupts off.
-    dead_since: Option<u64>,
+    /// The step, and virtual time, since when the CPU has been halted with interrupts off.
+    dead_since: (u64, u64),
 }
 
 impl Pace {
@@ -517,6 +518,14 @@ impl Pace {
             (Some(wanted), Some(left)) => Some(wanted.min(left)),
             (wanted, left) => wanted.or(left),
         }
+    }
+
+    /// Since when a CPU that is halted at this step and time has been so.
+    fn dead_since(&mut self, step: u64, now: u64) -> u64 {
+        if self.dead_since.0 != step {
+            self.dead_since = (step, now);
+        }
+        self.dead_since.1
     }
 
     fn outside_is_due(&mut self) -> bool {
@@ -597,14 +606,14 @@ fn read_file(option: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, E
         path: path.into(),
         source,
     };
-    let unfit = |text: &str| failed(std::io::Error::other(text));
-    let too_big = || {
+    let unfit = |text: &str| failed(io::Error::other(text));
+    let too_big = |len| {
         let what = if option == "--initrd" {
             "the initial RAM disk"
         } else {
             "the kernel"
         };
-        let source = loader::too_big_file(what, limit);
+        let source = loader::too_big_file(what, len, limit);
         Error::Image {
             option,
             path: path.into(),
@@ -621,13 +630,13 @@ fn read_file(option: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, E
         return Err(unfit("is not a regular file"));
     }
     if metadata.len() > limit {
-        return Err(too_big());
+        return Err(too_big(Some(metadata.len())));
     }
     // A pipe has no length to look at first.
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > limit {
-        return Err(too_big());
+        return Err(too_big(None));
     }
     Ok(bytes)
 }
@@ -697,7 +706,8 @@ pub fn run(config: &MachineConfig) -> Result<End, Error> {
     let end = vm.run(&mut console);
     drop(console);
     if config.stats {
-        eprintln!("{}", vm.stats());
+        // A closed stderr is no reason to fail.
+        let _ = writeln!(io::stderr(), "{}", vm.stats());
     }
     end
 }

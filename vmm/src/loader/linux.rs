@@ -22,7 +22,7 @@ use linux_loader::{
 };
 use vm_memory::{ByteValued, GuestAddress};
 
-use super::{Boot, Entry, Input, LoadError, e820, initrd, le16, le32, size_text, too_big};
+use super::{Boot, Entry, Input, LoadError, RAISE, e820, initrd, le16, le32, size_text, too_big};
 use crate::{config::DEFAULT_LINUX_CMDLINE, machine::memory::Memory};
 
 /// The GDT's address.
@@ -171,7 +171,7 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
         .filter(|end| *end <= memory.low_end());
     let end = end.ok_or_else(|| {
         let need = header.load.saturating_add(header.need);
-        kernel_error(too_big("the kernel", need, memory, memory.low_end()))
+        kernel_error(too_big("the kernel", need, memory))
     })?;
 
     let cmdline = boot.cmdline.unwrap_or(DEFAULT_LINUX_CMDLINE.as_bytes());
@@ -225,11 +225,19 @@ fn place_initrd(memory: &Memory, header: &Header, kernel_end: u64, len: u64) -> 
         .checked_sub(len)
         .map(|start| start & !4095)
         .filter(|start| *start >= kernel_end);
-    address.ok_or_else(|| LoadError::TooBig {
-        what: "the initial RAM disk",
-        need: size_text(len),
-        have: size_text(top.saturating_sub(kernel_end)),
-        limit: top,
+    address.ok_or_else(|| {
+        let below = memory.low_end() <= header.initrd_max;
+        let room = top.saturating_sub(kernel_end);
+        LoadError::TooBig {
+            what: "the initial RAM disk",
+            need: size_text(len),
+            have: format!("{}M above the kernel", room >> 20),
+            advice: if below {
+                RAISE
+            } else {
+                "this kernel takes no larger one"
+            },
+        }
     })
 }
 
@@ -457,7 +465,10 @@ pub(crate) mod tests {
                 Err((input, error)) => {
                     assert!(!fits);
                     assert_eq!(input, Input::Initrd);
-                    assert!(error.to_string().contains("--memory"), "{error}");
+                    assert!(
+                        error.to_string().contains("14M above the kernel; raise --memory"),
+                        "{error}"
+                    );
                 }
             }
         }
@@ -481,7 +492,7 @@ pub(crate) mod tests {
             (patched(0x258, &(u64::MAX & !4095).to_le_bytes()), "--memory"),
             (patched(0x258, &0x3f0_0000u64.to_le_bytes()), "--memory"),
             (patched(0x260, &0xffff_ffffu32.to_le_bytes()), "--memory"),
-            (patched(0x260, &0x300_0001u32.to_le_bytes()), "needs 65M"),
+            (patched(0x260, &0x300_0001u32.to_le_bytes()), "memory up to 65M"),
         ] {
             let (input, error) = load(&memory, &boot(&kernel)).unwrap_err();
             assert_eq!(input, Input::Kernel);

@@ -41,16 +41,16 @@ pub enum LoadError {
     #[error("not an initial RAM disk: {0}")]
     ForeignInitrd(String),
     /// More than RAM holds.
-    #[error("does not fit: {what} needs {need} of memory below {}, there are {have}: raise --memory", size_text(*limit))]
+    #[error("does not fit: {what} needs {need}, and there are {have}; {advice}")]
     TooBig {
         /// What does not fit.
         what: &'static str,
-        /// Bytes it needs, as text.
+        /// Memory it needs, as text.
         need: String,
-        /// Bytes there are, as text.
+        /// Memory there is, as text.
         have: String,
-        /// The highest address it may reach.
-        limit: u64,
+        /// What to do about it.
+        advice: &'static str,
     },
     /// A command line longer than the kernel takes.
     #[error("{have} bytes, and this kernel takes {max} at most")]
@@ -71,33 +71,35 @@ impl From<NotRam> for LoadError {
     }
 }
 
-/// Bytes as people say them: rounded up to the next MiB from 1 MiB on.
-fn size_text(bytes: u64) -> String {
+/// Bytes as people say them: rounded up to the next KiB, and from 1 MiB on to the next MiB.
+pub(crate) fn size_text(bytes: u64) -> String {
     match bytes {
         0..0x10_0000 => format!("{}K", bytes.div_ceil(1 << 10)),
         _ => format!("{}M", bytes.div_ceil(1 << 20)),
     }
 }
 
-fn too_big(what: &'static str, need: u64, memory: &Memory, limit: u64) -> LoadError {
-    // Rounding down here and up there keeps "needs 512M, there are 512M" from being said.
-    let have = format!("{}M", memory.low_end() >> 20);
+const RAISE: &str = "raise --memory";
+
+/// Something that reaches up to the address `end`.
+fn too_big(what: &'static str, end: u64, memory: &Memory) -> LoadError {
+    let need = format!("memory up to {}", size_text(end));
     LoadError::TooBig {
         what,
-        need: size_text(need),
-        have,
-        limit,
+        need,
+        have: size_text(memory.low_end()),
+        advice: RAISE,
     }
 }
 
-/// A file longer than all memory a kernel can be loaded into, which has `limit` bytes.
-pub fn too_big_file(what: &'static str, limit: u64) -> LoadError {
-    let have = format!("{}M", limit >> 20);
+/// A file of more than `limit` bytes, which is all the memory that a kernel can be loaded into; its length if it is known.
+pub fn too_big_file(what: &'static str, len: Option<u64>, limit: u64) -> LoadError {
+    let need = len.map_or_else(|| "more".into(), size_text);
     LoadError::TooBig {
         what,
-        need: "more".into(),
-        have,
-        limit,
+        need,
+        have: size_text(limit),
+        advice: RAISE,
     }
 }
 

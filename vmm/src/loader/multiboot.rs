@@ -224,7 +224,7 @@ impl Image {
         }
         for range in &ranges {
             if range.end > memory.low_end() {
-                return Err(too_big("the kernel", range.end, memory, memory.low_end()));
+                return Err(too_big("the kernel", range.end, memory));
             }
             if !usable.iter().any(|u| u.start <= range.start && range.end <= u.end) {
                 let text = format!(
@@ -267,10 +267,7 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
             let start = place(len, 0x1000, from, &usable, &taken).or_else(|| place(len, 0x1000, 0, &usable, &taken));
             let start = start.ok_or_else(|| {
                 let need = image_end.saturating_add(len);
-                (
-                    Input::Initrd,
-                    too_big("the kernel with the module", need, memory, memory.low_end()),
-                )
+                (Input::Initrd, too_big("the kernel with the module", need, memory))
             })?;
             taken.push(start..start + len);
             Some((start, bytes))
@@ -288,12 +285,7 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
         let need = image_end.saturating_add(len);
         (
             Input::Cmdline,
-            too_big(
-                "the multiboot information with the command line",
-                need,
-                memory,
-                memory.low_end(),
-            ),
+            too_big("the multiboot information with the command line", need, memory),
         )
     })?;
 
