@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// The whole suite must end within this on a machine of two cores.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
+/// How long each family of the differential test goes on with `--full`.
+const DIFFERENTIAL_SECONDS: &str = "30";
+
 #[derive(clap::Args)]
 pub struct Options {
     /// The long form of the tests that have one, such as the differential test
@@ -71,7 +74,7 @@ impl Suite {
         // What the guest tests boot: the stage before them builds it.
         command.env("MINIVMM", tree::target().join("release/minivmm"));
         if self.full {
-            command.env("MINIVMM_FULL", "1");
+            command.env("MINIVMM_FULL", "1").env("DIFF_SECONDS", DIFFERENTIAL_SECONDS);
         }
         command
     }
