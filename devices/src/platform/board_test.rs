@@ -269,7 +269,18 @@ fn the_8259_through_the_ioapic() {
     outb(&mut board, 0x60, 0x01);
     outb(&mut board, 0x64, 0xd2);
     outb(&mut board, 0x60, 0x1c);
-    assert_eq!(board.acknowledge(0), 0x21);
+    board.press_power_button();
+    board.port_write(acpi_pm::PM1A_EVENT + 2, 2, 0x0100, 0);
+    for vector in [0x21, 0x29] {
+        assert!(board.interrupt_pending(0));
+        assert_eq!(
+            board.acknowledge(0),
+            vector,
+            "each acknowledge makes room for a new edge at pin 0"
+        );
+        outb(&mut board, 0x20, 0x20);
+    }
+    assert!(!board.interrupt_pending(0));
 }
 
 // covers: 2/devices-ioapic-edge-level-eoi
@@ -409,4 +420,11 @@ fn a_state_of_another_machine_is_refused() {
     let err = two.restore(&board(3).state()).unwrap_err();
     assert_eq!(err.to_string(), "the state has 3 CPUs, the machine has 2");
     assert_eq!(two.state(), before);
+}
+
+#[test]
+fn the_board_can_move_between_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<Platform>();
+    is_send::<PlatformState>();
 }

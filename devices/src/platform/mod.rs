@@ -124,6 +124,19 @@ fn ports() -> Result<AddressMap<Port>, MapError> {
     Ok(map)
 }
 
+/// Who owns a range of guest-physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mmio {
+    Ioapic,
+}
+
+/// The map of the memory-mapped registers. The local APICs' pages are not in it: each CPU sees its own, where it has put it.
+fn mmio() -> Result<AddressMap<Mmio>, MapError> {
+    let mut map = AddressMap::new(u64::MAX);
+    map.claim(ioapic::IOAPIC, IOAPIC_PAGE, Width::Whole, Mmio::Ioapic)?;
+    Ok(map)
+}
+
 /// A state that is not of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuCount {
@@ -176,6 +189,7 @@ pub struct PlatformState {
 #[derive(Debug)]
 pub struct Platform {
     ports: AddressMap<Port>,
+    mmio: AddressMap<Mmio>,
     serial: Serial,
     i8042: I8042,
     rtc: Rtc,
@@ -202,6 +216,7 @@ impl Platform {
     fn with_caps(caps: &LapicCaps, cpus: usize, rtc_base: i64, serial_out: Box<dyn Write + Send>) -> Platform {
         Platform {
             ports: ports().expect("the board's ports do not overlap"),
+            mmio: mmio().expect("the board's registers do not overlap"),
             serial: Serial::new(serial_out),
             i8042: I8042::new(),
             rtc: Rtc::new(rtc_base),
@@ -325,13 +340,15 @@ impl Platform {
             self.collect(cpu);
             return value;
         }
-        match address.checked_sub(ioapic::IOAPIC) {
-            Some(offset) if offset < IOAPIC_PAGE => {
-                let value = u64::from(self.ioapic.read(offset & !3));
-                (value >> (8 * (offset & 3))) & all_ones(size)
-            }
-            _ => all_ones(size),
+        let mut value = 0;
+        for i in self.mmio.pieces(address, size) {
+            let part = match i.owner {
+                Some((Mmio::Ioapic, offset)) => u64::from(self.ioapic.read(offset & !3)) >> (8 * (offset & 3)),
+                None => u64::MAX,
+            };
+            value |= (part & all_ones(i.size)) << i.shift;
         }
+        value
     }
 
     /// A CPU writes 1, 2, 4 or 8 bytes to a guest-physical address that is not RAM.
@@ -341,13 +358,15 @@ impl Platform {
             self.act(cpu, action);
             return;
         }
-        match address.checked_sub(ioapic::IOAPIC) {
-            // The index register has eight bits and may be written so; the others are 32 bits wide.
-            Some(offset) if offset < IOAPIC_PAGE && (size >= 4 && offset & 3 == 0 || offset == 0) => {
-                let messages = self.ioapic.write(offset, value as u32);
-                self.deliver_all(messages);
+        for i in self.mmio.pieces(address, size) {
+            match i.owner {
+                // The index register has eight bits and may be written so; the others are 32 bits wide.
+                Some((Mmio::Ioapic, offset)) if i.size >= 4 && offset & 3 == 0 || offset == 0 => {
+                    let messages = self.ioapic.write(offset, (value >> i.shift) as u32);
+                    self.deliver_all(messages);
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 
@@ -412,6 +431,8 @@ impl Platform {
         }
         lapic.acknowledge_ext_int();
         let vector = self.pic.acknowledge();
+        // INT falls at INTA: a further request is a new edge at whatever listens for edges.
+        self.set_intr(false);
         self.settle();
         vector
     }
@@ -533,7 +554,7 @@ impl Platform {
         ] {
             self.set_irq(irq, level);
         }
-        self.carry_intr();
+        self.set_intr(self.pic.intr());
         if self.acpi_pm.take_power_off() {
             self.effect(Effect::PowerOff);
         }
@@ -556,8 +577,7 @@ impl Platform {
         self.deliver_all(message);
     }
 
-    fn carry_intr(&mut self) {
-        let intr = self.pic.intr();
+    fn set_intr(&mut self, intr: bool) {
         if std::mem::replace(&mut self.intr, intr) == intr {
             return;
         }

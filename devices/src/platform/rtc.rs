@@ -240,6 +240,9 @@ impl Rtc {
         };
         let plain = |v: i64| self.encode(v);
         let hour = |v: i64| self.encode_hour(v);
+        // Registers that match no second or no minute match nothing; from here on every search ends soon.
+        first(60, 0, SECONDS_ALARM, &plain)?;
+        first(60, 0, MINUTES_ALARM, &plain)?;
         // The smallest hour, minute and second of the day, in this order, from `start` on.
         let from = |start: i64| {
             let (h0, m0, s0) = (start / 3600, start / 60 % 60, start % 60);
