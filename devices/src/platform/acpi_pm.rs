@@ -231,6 +231,7 @@ mod tests {
             (0x1400, false, "SLP_TYP alone"),
             (0x2000, false, "SLP_EN with type 0"),
             (0x2c00, false, "SLP_EN with S3's type, which the tables do not offer"),
+            (0x3800, false, "SLP_EN with a type that there is not"),
             (0x3400, true, "SLP_EN with S5's type"),
         ] {
             let mut pm = AcpiPm::new();

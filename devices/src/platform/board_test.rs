@@ -263,7 +263,13 @@ fn virtual_wire() {
 #[test]
 fn the_8259_through_the_ioapic() {
     let mut board = board(1);
-    init_pic(&mut board);
+    // Automatic EOI: INT would stay high, and pin 0, an edge, would not see the second request.
+    for (port, base, icw3) in [(0x20, 0x20, 0x04), (0xa0, 0x28, 0x02)] {
+        outb(&mut board, port, 0x11);
+        for value in [base, icw3, 0x03, 0x00] {
+            outb(&mut board, port + 1, value);
+        }
+    }
     program_pin(&mut board, 0, 0x700);
     outb(&mut board, 0x64, 0x60);
     outb(&mut board, 0x60, 0x01);
@@ -273,12 +279,7 @@ fn the_8259_through_the_ioapic() {
     board.port_write(acpi_pm::PM1A_EVENT + 2, 2, 0x0100, 0);
     for vector in [0x21, 0x29] {
         assert!(board.interrupt_pending(0));
-        assert_eq!(
-            board.acknowledge(0),
-            vector,
-            "each acknowledge makes room for a new edge at pin 0"
-        );
-        outb(&mut board, 0x20, 0x20);
+        assert_eq!(board.acknowledge(0), vector);
     }
     assert!(!board.interrupt_pending(0));
 }

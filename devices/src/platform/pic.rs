@@ -629,5 +629,13 @@ mod tests {
         pic.write(false, false, NON_SPECIFIC_EOI);
         assert!(pic.intr(), "14's turn, a new edge at the cascade pin");
         assert_eq!(pic.acknowledge(), 0x76);
+        // With automatic EOI the second controller asks again at once: its INT must fall in between to be an edge.
+        let mut pic = pic_with_icw4(0x03);
+        pic.set_irq(9, true);
+        pic.set_irq(14, true);
+        assert_eq!(
+            (pic.acknowledge(), pic.intr(), pic.acknowledge(), pic.intr()),
+            (0x71, true, 0x76, false)
+        );
     }
 }

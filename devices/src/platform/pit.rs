@@ -828,7 +828,12 @@ mod tests {
         pit.write(3, 0x90, ns_of(20));
         pit.write(2, 7, ns_of(20));
         pit.write(3, 0xe0 | 0x08, ns_of(20));
-        assert_eq!(pit.read(2, ns_of(20)), 0x40 | 0x10);
+        pit.write(3, 0xe0 | 0x08, ns_of(21));
+        assert_eq!(
+            pit.read(2, ns_of(21)),
+            0x40 | 0x10,
+            "a second command does not overwrite the first's status"
+        );
         pit.write(3, 0xe0 | 0x08, ns_of(21));
         assert_eq!(pit.read(2, ns_of(21)), 0x10);
         assert_eq!(pit.read(3, ns_of(21)), 0xff, "the control register cannot be read");
@@ -886,6 +891,18 @@ mod tests {
         let next = pit.next_event().unwrap();
         assert_eq!((ticks(next) - 1) % 1193, 0);
         assert!(next - 3_600_000_000_000 <= 1_000_000);
+    }
+
+    // covers: 2/devices-pit
+    #[test]
+    fn a_control_word_moves_the_output_at_once() {
+        let mut pit = Pit::new();
+        pit.write(3, 0x30, 0);
+        assert!(!pit.out(0) && !pit.take_edge(), "mode 0 begins low");
+        pit.write(3, 0x34, 0);
+        assert!(pit.out(0) && pit.take_edge(), "mode 2 begins high");
+        pit.write(3, 0x36, 0);
+        assert!(pit.out(0) && !pit.take_edge(), "mode 3 too: no edge");
     }
 
     // covers: 2/devices-pit

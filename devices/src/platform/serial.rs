@@ -351,6 +351,10 @@ mod tests {
         serial.write(DATA, b'x');
         serial.write(MCR, 0);
         assert!(!serial.irq(), "OUT2 gates the line on a PC");
+        serial.write(MCR, MCR_OUT2);
+        assert!(serial.irq());
+        serial.write(MCR, MCR_OUT2 | MCR_LOOP);
+        assert!(!serial.irq(), "in loopback OUT2 is not at its pin");
     }
 
     // covers: 2/devices-16550

@@ -1342,6 +1342,14 @@ mod tests {
         lapic.receive(fixed(0x92, true));
         lapic.acknowledge();
         assert_eq!(put(&mut lapic, 0xb0, 0), None, "SVR bit 12");
+        put(&mut lapic, 0xf0, 0x1ff);
+        lapic.receive(fixed(0x92, false));
+        lapic.acknowledge();
+        assert_eq!(
+            put(&mut lapic, 0xb0, 0),
+            None,
+            "the same vector as an edge clears its bit in TMR"
+        );
     }
 
     // covers: 2/devices-lapic-xapic
