@@ -65,6 +65,16 @@ impl Suite {
         });
     }
 
+    /// Notes a stage that held.
+    fn row(&mut self, name: &'static str, seconds: f64) {
+        self.rows.push(Row {
+            name,
+            seconds,
+            counts: None,
+            fault: None,
+        });
+    }
+
     fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command
@@ -74,7 +84,9 @@ impl Suite {
         // What the guest tests boot: the stage before them builds it.
         command.env("MINIVMM", tree::target().join("release/minivmm"));
         if self.full {
-            command.env("MINIVMM_FULL", "1").env("DIFF_SECONDS", DIFFERENTIAL_SECONDS);
+            command
+                .env("MINIVMM_FULL", "1")
+                .env("DIFF_SECONDS", DIFFERENTIAL_SECONDS);
         }
         command
     }
@@ -129,13 +141,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         full: options.full,
         nextest,
     };
-    suite.stage("packages", |stage, _, _| {
-        packages::ensure_installed(
-            stage,
-            &[packages::GCC, packages::BINUTILS, packages::QEMU],
-            !options.no_install,
-        )
-    });
+    // Without these nothing below would say anything useful.
+    let stage = Stage::start("packages");
+    packages::ensure_installed(
+        &stage,
+        &[packages::GCC, packages::BINUTILS, packages::QEMU],
+        !options.no_install,
+    )?;
+    suite.row("packages", stage.end("ok"));
     suite.stage("guest", |stage, _, _| guest::prepare(stage).map(drop));
     suite.stage("format", |stage, suite, _| {
         suite.must(stage, &["fmt", "--all", "--check"])
