@@ -104,6 +104,8 @@ pub(crate) struct Lower<'a> {
     /// Mode bits of the block.
     pub mode: u32,
     pub features: Features,
+    /// Where undefined results come from.
+    pub undefined: crate::Undefined,
     ops: &'a mut Vec<Op>,
     off: u16,
     len: u8,
@@ -274,8 +276,13 @@ impl Lower<'_> {
 
     /// `mem` for operands of any length: state images.
     pub fn mem_span(&mut self, size: u16, write: bool) -> Mem {
-        let seg = self.i.memory_segment().number() as u8;
         let raw = self.sum();
+        self.place(raw, size, write)
+    }
+
+    /// The same for an address sum that an op of the instruction has made out of more than `sum` knows of.
+    pub fn place(&mut self, raw: Mem, size: u16, write: bool) -> Mem {
+        let seg = self.i.memory_segment().number() as u8;
         let address = self.address_size();
         let m = if self.is64() {
             let segmented = seg >= 4;
@@ -352,8 +359,13 @@ impl Lower<'_> {
             return self.reg(n);
         }
         let m = self.mem(size, false);
-        self.emit_mem(sized!(size, LoadT0), m, |_| ());
+        self.load_t0(size, m);
         slot::T0
+    }
+
+    /// Loads memory into T0.
+    pub fn load_t0(&mut self, size: u8, m: Mem) {
+        self.emit_mem(sized!(size, LoadT0), m, |_| ());
     }
 
     /// Operand `n`, a register or memory of `size` bytes that is read and written: `f` emits ops on the slot it is given.
@@ -364,6 +376,11 @@ impl Lower<'_> {
             return f(self, slot);
         }
         let m = self.mem(size, true);
+        self.modify_at(m, size, f);
+    }
+
+    /// `modify` of a memory operand whose address has been seen to.
+    pub fn modify_at(&mut self, m: Mem, size: u8, f: impl FnOnce(&mut Self, u8)) {
         self.emit_mem(sized!(size, ModifyBegin), m, |_| ());
         f(self, slot::T0);
         if self.i.has_lock_prefix() {
@@ -559,9 +576,21 @@ impl Cpu {
 
     /// The linear address of an access through a segment, checked (SDM Vol. 3A 6.3 "Limit Checking", 6.4 "Type Checking").
     pub(crate) fn segmented(&mut self, seg: usize, offset: u64, size: u64, write: bool) -> Done<u64> {
+        if let Some(linear) = self.within(seg, offset, size, write) {
+            return Ok(linear);
+        }
+        Err(if seg == crate::cpu::SS {
+            self.fault(12, Some(0))
+        } else {
+            self.gp(0)
+        })
+    }
+
+    /// The same without the fault: `None` where the segment does not allow the access.
+    pub(crate) fn within(&self, seg: usize, offset: u64, size: u64, write: bool) -> Option<u64> {
         let s = self.seg[seg.min(5)];
         if self.is64() {
-            return Ok(if seg >= 4 { s.base.wrapping_add(offset) } else { offset });
+            return Some(if seg >= 4 { s.base.wrapping_add(offset) } else { offset });
         }
         let code = s.attributes & 8 != 0;
         let rights = s.present()
@@ -578,14 +607,7 @@ impl Cpu {
         } else {
             last <= s.limit as u64
         };
-        if rights && within {
-            return Ok(s.base.wrapping_add(offset) & 0xffff_ffff);
-        }
-        Err(if seg == crate::cpu::SS {
-            self.fault(12, Some(0))
-        } else {
-            self.gp(0)
-        })
+        (rights && within).then(|| s.base.wrapping_add(offset) & 0xffff_ffff)
     }
 }
 
@@ -673,6 +695,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             i: &i,
             mode: s.mode,
             features: shown.features,
+            undefined: shown.undefined,
             ops,
             off: at as u16,
             len,
@@ -697,6 +720,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             i: &i,
             mode: s.mode,
             features: shown.features,
+            undefined: shown.undefined,
             ops,
             off: at as u16,
             len: 0,
@@ -731,11 +755,12 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
 /// Which instructions the model has.
 pub(crate) struct Shown {
     pub features: Features,
+    pub undefined: crate::Undefined,
     known: [bool; 256],
 }
 
 impl Shown {
-    pub fn new(model: &CpuModel) -> Shown {
+    pub fn new(model: &CpuModel, undefined: crate::Undefined) -> Shown {
         let f = model.features();
         let mut known = [false; 256];
         for feature in CpuidFeature::values() {
@@ -799,7 +824,11 @@ impl Shown {
                 _ => false,
             };
         }
-        Shown { features: f, known }
+        Shown {
+            features: f,
+            undefined,
+            known,
+        }
     }
 
     fn has(&self, i: &Instruction) -> bool {

@@ -36,6 +36,25 @@ impl Default for Bounce {
     }
 }
 
+/// CMPXCHG16B of the host: what was there.
+///
+/// # Safety
+/// The host has the instruction; `p` is 16 aligned bytes that can be written.
+unsafe fn exchange16(p: *mut u8, expected: u128, new: u128) -> u128 {
+    let (mut low, mut high) = (expected as u64, (expected >> 64) as u64);
+    // SAFETY: The caller's promise. RBX, which the compiler keeps to itself, is put back.
+    unsafe {
+        core::arch::asm!(
+            "xchg {b}, rbx",
+            "lock cmpxchg16b [{p}]",
+            "mov rbx, {b}",
+            b = inout(reg) new as u64 => _, p = in(reg) p, in("rcx") (new >> 64) as u64,
+            inout("rax") low, inout("rdx") high, options(nostack),
+        );
+    }
+    (high as u128) << 64 | low as u128
+}
+
 const CR4_SMAP: u64 = 1 << 21;
 const CR4_PCIDE: u64 = 1 << 17;
 const CR4_LA57: u64 = 1 << 12;
@@ -177,6 +196,9 @@ impl Cpu {
             && span.split == size
             && (p as usize).is_multiple_of(size)
         {
+            if self.core().is_code(span.first.gpa, size as u64) {
+                self.core().invalidate_page(span.first.gpa, crate::block::STALE);
+            }
             // SAFETY: `host` is guest RAM, aligned as just checked.
             return unsafe {
                 match size {
@@ -200,10 +222,87 @@ impl Cpu {
         true
     }
 
+    /// CMPXCHG16B at an aligned address: what was there. Memory is written in any case.
+    pub(crate) fn exchange16(&mut self, o: &Op, linear: u64, expected: u128, new: u128) -> Done<u128> {
+        let span = self.span(o, linear, 16, Access::Write)?;
+        self.ready(span, 16)?;
+        if let Some(p) = span.first.host
+            && std::is_x86_feature_detected!("cmpxchg16b")
+        {
+            if self.core().is_code(span.first.gpa, 16) {
+                self.core().invalidate_page(span.first.gpa, crate::block::STALE);
+            }
+            // SAFETY: The host has the instruction; `p` is 16 aligned bytes of guest RAM.
+            return Ok(unsafe { exchange16(p, expected, new) });
+        }
+        let mut bytes = [0; 16];
+        self.get_part(o, span.first, &mut bytes)?;
+        let old = u128::from_le_bytes(bytes);
+        let value = if old == expected { new } else { old };
+        self.put_part(o, span.first, &value.to_le_bytes());
+        Ok(old)
+    }
+
     /// Checks that `len` bytes can be written at a linear address, without writing.
     pub(crate) fn probe_write(&mut self, o: &Op, linear: u64, len: usize) -> Done {
         let span = self.span(o, linear, len, Access::Write)?;
         self.ready(span, len)
+    }
+
+    /// Copies as many of `max` elements of `S` bytes as lie in the first page of both, upwards, each before the next as MOVS
+    /// does. Pages that the TLB does not lead to at once are left alone. The number of elements copied.
+    pub(crate) fn copy_run<const S: u8>(&mut self, from: u64, to: u64, max: u64) -> u64 {
+        let (size, last) = (S as u64, 0x1000 - S as u64);
+        let (e, f) = (self.tlb.entry(from), self.tlb.entry(to));
+        let (x, y) = (from ^ e.read, to ^ f.write);
+        if x > last || y > last {
+            return 0;
+        }
+        let n = max.min((0x1000 - x) / size).min((0x1000 - y) / size);
+        let (src, dst, bytes) = ((e.host + x) as *const u8, (f.host + y) as *mut u8, (n * size) as usize);
+        let ahead = (dst as usize).wrapping_sub(src as usize);
+        // SAFETY: As in `load` and `store`: both runs end within a page of guest RAM.
+        unsafe {
+            if ahead == 0 || ahead >= bytes {
+                core::ptr::copy(src, dst, bytes);
+            } else {
+                // The destination begins within the source: what has been written is read again further on. Pieces no longer
+                // than the distance do not overlap themselves.
+                let piece = ahead / S as usize * S as usize;
+                if piece == 0 {
+                    for i in (0..bytes).step_by(S as usize) {
+                        core::ptr::copy(src.add(i), dst.add(i), S as usize);
+                    }
+                } else {
+                    for i in (0..bytes).step_by(piece) {
+                        core::ptr::copy_nonoverlapping(src.add(i), dst.add(i), piece.min(bytes - i));
+                    }
+                }
+            }
+        }
+        n
+    }
+
+    /// Stores `value` in as many of `max` elements of `S` bytes as lie in the first page, as `copy_run` does.
+    pub(crate) fn fill_run<const S: u8>(&mut self, to: u64, value: u64, max: u64) -> u64 {
+        let size = S as u64;
+        let f = self.tlb.entry(to);
+        let y = to ^ f.write;
+        if y > 0x1000 - size {
+            return 0;
+        }
+        let n = max.min((0x1000 - y) / size);
+        let dst = (f.host + y) as *mut u8;
+        // SAFETY: As in `store`: the run ends within a page of guest RAM.
+        unsafe {
+            match S {
+                1 => dst.write_bytes(value as u8, n as usize),
+                2 => (0..n as usize).for_each(|i| dst.cast::<u16>().add(i).write_unaligned(value as u16)),
+                4 => (0..n as usize).for_each(|i| dst.cast::<u32>().add(i).write_unaligned(value as u32)),
+                _ => (0..n as usize).for_each(|i| dst.cast::<u64>().add(i).write_unaligned(value)),
+            }
+        }
+        n
     }
 
     fn get_part(&mut self, o: &Op, place: Place, bytes: &mut [u8]) -> Done {

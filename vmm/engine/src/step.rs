@@ -46,7 +46,7 @@ impl Engine {
         crate::host_can(model)?;
         Ok(Engine {
             core: Box::new(Core::new(&ram)),
-            shown: Shown::new(model),
+            shown: Shown::new(model, options.undefined),
             options,
             scratch: Vec::new(),
         })

@@ -1,12 +1,21 @@
 //! Instructions, one file a family. Each has its bodies and a `lower` that picks among them.
 
 pub(crate) mod arith;
+pub(crate) mod bcd;
+pub(crate) mod bit;
+pub(crate) mod cond;
+pub(crate) mod exchange;
 pub(crate) mod flow;
 pub(crate) mod fuse;
+pub(crate) mod host;
 pub(crate) mod mov;
+pub(crate) mod muldiv;
+pub(crate) mod shift;
 pub(crate) mod simd;
+pub(crate) mod stack;
+pub(crate) mod string;
 
-use iced_x86::Mnemonic as M;
+use iced_x86::{ConditionCode, Mnemonic as M};
 
 use crate::decode::{End, Lower};
 
@@ -30,8 +39,19 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             mov::lower(l)
         }
         M::Jmp | M::Call | M::Ret | M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz => flow::lower(l),
+        M::Sal | M::Shl | M::Shr | M::Sar | M::Rol | M::Ror | M::Rcl | M::Rcr | M::Shld | M::Shrd => shift::lower(l),
+        M::Mul | M::Imul | M::Div | M::Idiv => muldiv::lower(l),
+        M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => muldiv::lower(l),
+        M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt => bit::lower(l),
+        M::Popcnt | M::Bswap | M::Movbe | M::Crc32 => bit::lower(l),
+        M::Xadd | M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Xlatb => exchange::lower(l),
+        M::Aaa | M::Aas | M::Aam | M::Aad | M::Daa | M::Das | M::Salc => bcd::lower(l),
+        M::Enter | M::Pusha | M::Pushad | M::Popa | M::Popad => stack::lower(l),
+        _ if string::is(l) => string::lower(l),
         _ if l.i.is_jcc_short_or_near() => flow::lower(l),
         _ if simd::handles(l.i) => simd::lower(l),
+        // CMOVcc and SETcc.
+        _ if l.i.condition_code() != ConditionCode::None => cond::lower(l),
         _ => l.ud(),
     }
 }

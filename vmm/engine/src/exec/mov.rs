@@ -195,7 +195,7 @@ body! {
 }
 
 #[inline(always)]
-fn extend<const F: u8>(v: u64) -> u64 {
+pub(crate) fn extend<const F: u8>(v: u64) -> u64 {
     match F {
         1 => v as i8 as i64 as u64,
         2 => v as i16 as i64 as u64,

@@ -1,0 +1,126 @@
+//! ENTER, PUSHA, POPA.
+
+use iced_x86::Mnemonic as M;
+
+use crate::cpu::{Cpu, SS, slot};
+use crate::decode::{End, Lower, body, sized_wide};
+use crate::op::{Done, Op, chain};
+
+/// ENTER pushes at most the frame pointer, 30 of the display, and the new frame pointer.
+const PUSHES: usize = 32;
+
+body! {
+    Enter<S>(c, o) {
+        enter::<S>(c, o)
+    }
+    PushA<S>(c, o) {
+        push_all::<S>(c, o)
+    }
+    PopA<S>(c, o) {
+        pop_all::<S>(c, o)
+    }
+}
+
+impl Cpu {
+    /// The linear address of `S` bytes of the stack.
+    fn stack_linear<const S: u8>(&mut self, sp: u64, write: bool) -> Done<u64> {
+        if self.is64() {
+            Ok(sp)
+        } else {
+            self.segmented(SS, sp & self.stack_mask(), S as u64, write)
+        }
+    }
+
+    /// Pushes all of `values` or none of them; the new stack pointer is left for the caller to set.
+    fn push_values<const S: u8>(&mut self, o: &Op, values: &[u64]) -> Done<u64> {
+        let mut places = [0; PUSHES];
+        let mut sp = self.get::<8>(slot::RSP);
+        for place in &mut places[..values.len()] {
+            sp = sp.wrapping_sub(S as u64) & self.stack_mask();
+            *place = self.stack_linear::<S>(sp, true)?;
+            self.probe_write(o, *place, S as usize)?;
+        }
+        for (&place, &value) in places.iter().zip(values) {
+            self.store::<S>(o, place, value)?;
+        }
+        Ok(sp)
+    }
+}
+
+/// SDM Vol. 2A "ENTER", Operation. `imm` is the size of the frame, `aux` the nesting level.
+#[inline(never)]
+fn enter<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
+    let level = (o.aux % 32) as usize;
+    let frame = c.get::<8>(slot::RSP).wrapping_sub(S as u64) & c.stack_mask();
+    let mut values = [0; PUSHES];
+    values[0] = c.get::<S>(slot::RBP);
+    let mut pushes = 1;
+    if level > 0 {
+        let mut bp = c.get::<8>(slot::RBP);
+        for value in &mut values[1..level] {
+            bp = bp.wrapping_sub(S as u64);
+            let from = c.stack_linear::<S>(bp, false)?;
+            *value = c.load::<S>(o, from)?;
+        }
+        values[level] = frame;
+        pushes += level;
+    }
+    // The instruction faults whenever a write at the final stack pointer would.
+    let depth = S as u64 * pushes as u64;
+    let last = c.get::<8>(slot::RSP).wrapping_sub(depth).wrapping_sub(o.imm) & c.stack_mask();
+    let linear = c.stack_linear::<S>(last, true)?;
+    c.probe_write(o, linear, S as usize)?;
+    c.push_values::<S>(o, &values[..pushes])?;
+    c.set::<S>(slot::RBP, frame);
+    c.set_sp(last);
+    Ok(())
+}
+
+#[inline(never)]
+fn push_all<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
+    // In the order of their numbers; SP as it was.
+    let mut values = [0; 8];
+    for (i, value) in values.iter_mut().enumerate() {
+        *value = c.get::<S>(i as u8 * 8);
+    }
+    let sp = c.push_values::<S>(o, &values)?;
+    c.set_sp(sp);
+    Ok(())
+}
+
+#[inline(never)]
+fn pop_all<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
+    let mut values = [0; 8];
+    let mut sp = c.get::<8>(slot::RSP);
+    for value in values.iter_mut().rev() {
+        let from = c.stack_linear::<S>(sp, false)?;
+        *value = c.load::<S>(o, from)?;
+        sp = sp.wrapping_add(S as u64);
+    }
+    for (i, &value) in values.iter().enumerate().filter(|&(i, _)| i as u8 * 8 != slot::RSP) {
+        c.set::<S>(i as u8 * 8, value);
+    }
+    c.set_sp(sp);
+    Ok(())
+}
+
+pub(crate) fn lower(l: &mut Lower) -> End {
+    match l.i.mnemonic() {
+        M::Enter => {
+            let size = match l.i.code() {
+                iced_x86::Code::Enterw_imm16_imm8 => 2,
+                iced_x86::Code::Enterd_imm16_imm8 => 4,
+                _ => 8,
+            };
+            let (bytes, level) = (l.imm(0) & 0xffff, l.imm(1) as u16 & 0xff);
+            l.emit(sized_wide!(size, Enter), |o| {
+                (o.imm, o.aux, o.seg) = (bytes, level, SS as u8)
+            });
+        }
+        M::Pusha => l.emit(chain::<PushA<2>>, |o| o.seg = SS as u8),
+        M::Pushad => l.emit(chain::<PushA<4>>, |o| o.seg = SS as u8),
+        M::Popa => l.emit(chain::<PopA<2>>, |o| o.seg = SS as u8),
+        _ => l.emit(chain::<PopA<4>>, |o| o.seg = SS as u8),
+    }
+    End::Open
+}
