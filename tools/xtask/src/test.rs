@@ -65,16 +65,6 @@ impl Suite {
         });
     }
 
-    /// Notes a stage that held.
-    fn row(&mut self, name: &'static str, seconds: f64) {
-        self.rows.push(Row {
-            name,
-            seconds,
-            counts: None,
-            fault: None,
-        });
-    }
-
     fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command
@@ -84,9 +74,7 @@ impl Suite {
         // What the guest tests boot: the stage before them builds it.
         command.env("MINIVMM", tree::target().join("release/minivmm"));
         if self.full {
-            command
-                .env("MINIVMM_FULL", "1")
-                .env("DIFF_SECONDS", DIFFERENTIAL_SECONDS);
+            command.env("MINIVMM_FULL", "1").env("DIFF_SECONDS", DIFFERENTIAL_SECONDS);
         }
         command
     }
@@ -141,14 +129,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         full: options.full,
         nextest,
     };
-    // Without these nothing below would say anything useful.
-    let stage = Stage::start("packages");
-    packages::ensure_installed(
-        &stage,
-        &[packages::GCC, packages::BINUTILS, packages::QEMU],
-        !options.no_install,
-    )?;
-    suite.row("packages", stage.end("ok"));
+    suite.stage("packages", |stage, _, _| {
+        packages::ensure_installed(
+            stage,
+            &[packages::GCC, packages::BINUTILS, packages::QEMU],
+            !options.no_install,
+        )
+    });
     suite.stage("guest", |stage, _, _| guest::prepare(stage).map(drop));
     suite.stage("format", |stage, suite, _| {
         suite.must(stage, &["fmt", "--all", "--check"])

@@ -39,6 +39,7 @@ pub(crate) mod slot {
     pub const RBP: u8 = 40;
     pub const RSI: u8 = 48;
     pub const RDI: u8 = 56;
+    pub const R11: u8 = 88;
     /// Always 0: an absent base or index.
     pub const ZERO: u8 = 128;
     /// RIP of the running block's page, so that blocks hold page-relative addresses only and serve every mapping of the page.
@@ -269,6 +270,8 @@ pub struct Cpu {
     pub(crate) nmi_blocked: bool,
     /// Step count at which an STI or SS shadow holds.
     pub(crate) shadow_at: u64,
+    /// Step count at which RFLAGS.RF is set: between the instruction that set it and the end of the next one.
+    pub(crate) rf_at: u64,
     pub(crate) fpu: FpuState,
     /// Steps before this run.
     pub(crate) steps: u64,
@@ -281,6 +284,8 @@ pub struct Cpu {
     pub(crate) second_page_moved: bool,
     /// The instruction that just ran is not followed by a single-step trap.
     pub(crate) skip_step: bool,
+    /// The instruction that just ran is followed by a single-step trap although TF was clear before it.
+    pub(crate) trap_now: bool,
     pub(crate) maxphyaddr: u32,
     pub(crate) huge_pages: bool,
     core: Option<NonNull<Core>>,
@@ -330,6 +335,7 @@ impl Cpu {
             activity: Activity::Running,
             nmi_blocked: false,
             shadow_at: u64::MAX,
+            rf_at: u64::MAX,
             fpu: FpuState::default(),
             steps: 0,
             iterations: 0,
@@ -338,6 +344,7 @@ impl Cpu {
             undefined: Undefined::Model,
             second_page_moved: false,
             skip_step: false,
+            trap_now: false,
             maxphyaddr: model.physical_bits(),
             huge_pages: model.features().page1gb(),
             core: None,
@@ -356,7 +363,7 @@ impl Cpu {
         CpuState {
             gpr,
             rip: self.rip,
-            rflags: self.rflags(),
+            rflags: self.rflags() | ((self.rf_at == self.steps) as u64) << 16,
             segments: self.seg,
             ldtr: self.ldtr,
             tr: self.tr,
@@ -404,6 +411,7 @@ impl Cpu {
         self.steps = s.steps;
         self.iterations = s.iterations;
         self.shadow_at = if s.shadow { s.steps } else { u64::MAX };
+        self.rf_at = if s.rflags & (1 << 16) != 0 { s.steps } else { u64::MAX };
         self.fpu = s.fpu.clone();
         self.event = None;
         self.tlb.flush_all();
@@ -450,16 +458,16 @@ impl Cpu {
         self.undefined = undefined;
     }
 
-    /// RFLAGS, whole.
+    /// RFLAGS, whole but for RF, which is clear while an instruction runs (see `rf_at`).
     pub(crate) fn rflags(&self) -> u64 {
         self.rflags | flags::to_rflags(self.nf)
     }
 
-    /// Sets RFLAGS, whole; the caller has applied the rules of its instruction.
+    /// Sets RFLAGS, whole but for RF; the caller has applied the rules of its instruction.
     pub(crate) fn set_rflags(&mut self, value: u64) {
         self.nf = flags::from_rflags(value);
         self.rflags = (value & !flags::RFLAGS_ARITH & 0x3f_7fff) | 2;
-        self.rflags &= !0x8028;
+        self.rflags &= !0x1_8028;
     }
 
     /// Steps of the machine before the instruction of `o`.
@@ -467,6 +475,12 @@ impl Cpu {
     pub(crate) fn now(&self, o: &Op) -> u64 {
         self.clock
             .wrapping_add((self.granted - self.budget - o.rem as i64) as u64)
+    }
+
+    /// Steps of this processor so far; outside chains, or once `leave` has given steps back.
+    #[inline]
+    pub(crate) fn steps_now(&self) -> u64 {
+        self.steps.wrapping_add((self.granted - self.budget) as u64)
     }
 
     /// Steps of this processor once the instruction of `o` has retired.

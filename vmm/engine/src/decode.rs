@@ -307,6 +307,20 @@ impl Lower<'_> {
         Mem { seg, ..m }
     }
 
+    /// The memory operand's linear address without any check: INVLPG's.
+    pub fn unchecked(&mut self) -> Mem {
+        let seg = self.i.memory_segment().number() as u8;
+        let raw = self.sum();
+        let plain = self.is64() && seg < 4;
+        match (plain, self.address_size()) {
+            (true, 8) => Mem { seg, ..raw },
+            (true, _) => self.emit_ea(chain::<EaFlat<4>>, raw, seg, 0),
+            (false, 8) => self.emit_ea(chain::<EaBased<8>>, raw, seg, 0),
+            (false, 4) => self.emit_ea(chain::<EaBased<4>>, raw, seg, 0),
+            (false, _) => self.emit_ea(chain::<EaBased<2>>, raw, seg, 0),
+        }
+    }
+
     /// The memory operand's address sum alone, without its segment: LEA and INVLPG's like.
     pub fn sum(&mut self) -> Mem {
         let displacement = self.i.memory_displacement64().wrapping_add(self.sp_bias as u64);
@@ -477,7 +491,7 @@ body! {
     }
     /// FS or GS in 64-bit mode: a base, no limit.
     EaBased<A>(c, o) {
-        let ea = c.ea(o) & if A == 8 { u64::MAX } else { 0xffff_ffff };
+        let ea = c.ea(o) & match A { 2 => 0xffff, 4 => 0xffff_ffff, _ => u64::MAX };
         let base = c.seg[(o.seg as usize).min(5)].base;
         c.set::<8>(slot::EA, ea.wrapping_add(base));
         Ok(())
@@ -834,6 +848,30 @@ impl Shown {
     fn has(&self, i: &Instruction) -> bool {
         // TZCNT and LZCNT without their features are BSF and BSR; `exec::bit` sees to that.
         if matches!(i.mnemonic(), iced_x86::Mnemonic::Tzcnt | iced_x86::Mnemonic::Lzcnt) {
+            return true;
+        }
+        use iced_x86::Mnemonic as M;
+        // Encodings that were NOPs before they got a meaning, and still are on parts without it; WBNOINVD was WBINVD.
+        if matches!(
+            i.mnemonic(),
+            M::Endbr32
+                | M::Endbr64
+                | M::Rdsspd
+                | M::Rdsspq
+                | M::Cldemote
+                | M::Bndmk
+                | M::Bndcl
+                | M::Bndcu
+                | M::Bndcn
+                | M::Bndmov
+                | M::Bndldx
+                | M::Bndstx
+                | M::Prefetchit0
+                | M::Prefetchit1
+                | M::Prefetchwt1
+                | M::Reservednop
+                | M::Wbnoinvd
+        ) {
             return true;
         }
         i.cpuid_features().iter().all(|&f| self.known[f as usize])

@@ -16,6 +16,7 @@ pub mod fpu;
 mod mem;
 pub mod mmu;
 mod op;
+mod segment;
 mod step;
 mod tlb;
 pub mod undefined;

@@ -17,6 +17,15 @@ pub(crate) struct Place {
     pub host: Option<*mut u8>,
 }
 
+/// Whose rights an access has that is not one of the running instruction's own operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// Descriptor tables and TSS: an implicit supervisor access, at any CPL.
+    System,
+    /// A stack at this privilege level.
+    Stack(u8),
+}
+
 /// A span of linear memory within two pages: its first part and, if it crosses, the rest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounce {
@@ -461,69 +470,128 @@ impl Cpu {
 
     /// Reads a descriptor table, TSS or the like: an implicit supervisor access (SDM Vol. 3A 5.6 "Access Rights").
     pub(crate) fn read_system(&mut self, linear: u64, size: usize) -> Done<u64> {
-        let mut value = 0;
-        for i in (0..size).rev() {
-            let at = linear.wrapping_add(i as u64);
-            // One walk per page: bytes after the first of a page follow it.
-            value = value << 8 | self.system_byte(at)? as u64;
+        let span = self.system_span(linear, size, Access::Read, Who::System)?;
+        let mut bytes = [0; 8];
+        let (a, b) = bytes[..size].split_at_mut(span.split);
+        for (place, part) in [(span.first, a), (span.second, b)] {
+            match place.host {
+                // SAFETY: `system_span` keeps each part within one page of guest RAM.
+                Some(p) => unsafe { core::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), part.len()) },
+                None => part.fill(0xff),
+            }
         }
-        Ok(value)
+        Ok(u64::from_le_bytes(bytes))
     }
 
-    fn system_byte(&mut self, linear: u64) -> Done<u8> {
-        let place = self.system_place(linear, Access::Read)?;
-        // SAFETY: `host` is a byte of guest RAM.
-        Ok(place.host.map_or(0xff, |p| unsafe { *p }))
-    }
-
-    /// Writes a descriptor, TSS field or stack frame of event delivery as an implicit supervisor access; the range is
-    /// checked whole before the first byte changes.
+    /// Writes a descriptor or TSS field as an implicit supervisor access, all of it or nothing.
     pub(crate) fn write_system(&mut self, linear: u64, bytes: &[u8]) -> Done {
-        let last = linear.wrapping_add(bytes.len() as u64 - 1);
-        self.system_place(last, Access::Write)?;
-        for (i, &b) in bytes.iter().enumerate() {
-            let place = self.system_place(linear.wrapping_add(i as u64), Access::Write)?;
-            if let Some(p) = place.host {
-                if self.core().is_code(place.gpa, 1) {
+        self.write_as(linear, bytes, Who::System)
+    }
+
+    /// Writes to a stack with the rights of a privilege level that need not be the present one, all of it or nothing.
+    pub(crate) fn write_as(&mut self, linear: u64, bytes: &[u8], who: Who) -> Done {
+        let span = self.system_span(linear, bytes.len(), Access::Write, who)?;
+        let (a, b) = bytes.split_at(span.split);
+        for (place, part) in [(span.first, a), (span.second, b)] {
+            if let Some(p) = place.host
+                && !part.is_empty()
+            {
+                if self.core().is_code(place.gpa, part.len() as u64) {
                     self.core().invalidate_page(place.gpa, crate::block::STALE);
                 }
-                // SAFETY: As in `system_byte`.
-                unsafe { *p = b };
+                // SAFETY: As in `read_system`.
+                unsafe { core::ptr::copy_nonoverlapping(part.as_ptr(), p, part.len()) }
             }
         }
         Ok(())
     }
 
-    fn system_place(&mut self, linear: u64, access: Access) -> Done<Place> {
+    /// Checks that `write_as` would succeed.
+    pub(crate) fn probe_as(&mut self, linear: u64, len: usize, who: Who) -> Done {
+        self.system_span(linear, len, Access::Write, who).map(|_| ())
+    }
+
+    /// Both parts of a span for accesses that are not those of the running instruction's own operands.
+    fn system_span(&mut self, linear: u64, len: usize, access: Access, who: Who) -> Done<Bounce> {
+        let first = self.system_place(linear, access, who)?;
+        let room = 0x1000 - (linear & 0xfff) as usize;
+        if len <= room {
+            return Ok(Bounce {
+                first,
+                split: len,
+                second: first,
+            });
+        }
+        let second = self.system_place(linear.wrapping_add(room as u64), access, who)?;
+        Ok(Bounce {
+            first,
+            split: room,
+            second,
+        })
+    }
+
+    fn system_place(&mut self, linear: u64, access: Access, who: Who) -> Done<Place> {
         let linear = if self.efer & 1 << 10 != 0 {
+            if !self.canonical(linear) {
+                return Err(self.gp(0));
+            }
             linear
         } else {
             linear & 0xffff_ffff
         };
-        let mut paging = self.paging(false);
+        let mut paging = self.paging(who == Who::Stack(3));
         // Implicit accesses ignore EFLAGS.AC.
-        paging.smap = self.cr4 & CR4_SMAP != 0;
+        if who == Who::System {
+            paging.smap = self.cr4 & CR4_SMAP != 0;
+        }
+        let privilege = match (paging.user, paging.smap) {
+            (true, _) => Privilege::User,
+            (false, true) => Privilege::Guarded,
+            (false, false) => Privilege::Supervisor,
+        };
+        let offset = linear & 0xfff;
+        let set = self.tlb.find(self.pcid(), privilege);
+        if let Some(set) = set {
+            let e = self.tlb.entry_of(set, linear);
+            let tag = if access == Access::Write { e.write } else { e.read };
+            if tag == linear & !0xfff {
+                // A write tag means that no block was decoded from the page, and a read does not ask: any page without code will do.
+                return Ok(Place {
+                    gpa: !0xfff,
+                    host: Some((e.host + offset) as *mut u8),
+                });
+            }
+        }
         match mmu::walk(self.core(), &paging, linear, access) {
             Ok(page) => {
-                let gpa = page.gpa + (linear & 0xfff);
+                let host = self.core().host(page.gpa);
+                if let (Some(set), Some(host)) = (set, host) {
+                    let write = page.write && page.dirty && self.core().claim_write(page.gpa);
+                    self.tlb.fill_in(set, linear, host as u64, page.read, write, page.exec);
+                }
                 // SAFETY: The offset is within the page.
-                let host = self
-                    .core()
-                    .host(gpa)
-                    .map(|h| unsafe { h.add((linear & 0xfff) as usize) });
-                Ok(Place { gpa, host })
+                let host = host.map(|h| unsafe { h.add(offset as usize) });
+                Ok(Place {
+                    gpa: page.gpa + offset,
+                    host,
+                })
             }
             Err(code) => Err(self.page_fault(linear, code)),
         }
     }
 
-    /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
-    pub(crate) fn select_tlb(&mut self) {
-        let pcid = if self.cr4 & CR4_PCIDE != 0 {
+    /// The present address space's number.
+    fn pcid(&self) -> u16 {
+        if self.cr4 & CR4_PCIDE != 0 {
             (self.cr3 & 0xfff) as u16
         } else {
             0
-        };
+        }
+    }
+
+    /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
+    pub(crate) fn select_tlb(&mut self) {
+        let pcid = self.pcid();
         let privilege = if self.cpl == 3 {
             Privilege::User
         } else if self.cr4 & CR4_SMAP != 0 && self.rflags & AC == 0 {

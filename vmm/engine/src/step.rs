@@ -159,7 +159,13 @@ impl Engine {
                 return Exit::Window;
             }
             let stepping = cpu.rflags & (1 << 8) != 0;
-            let length = if stepping { Length::Cut(1) } else { Length::Whole };
+            // A shadow lasts one instruction; whoever waits for the window wants to hear right after it.
+            let shadowed = cpu.want_window && cpu.rflags & (1 << 9) != 0;
+            let length = if stepping || shadowed {
+                Length::Cut(1)
+            } else {
+                Length::Whole
+            };
             let mut reason = self.chain(cpu, length);
             if reason == Reason::Budget && length == Length::Whole {
                 reason = self.chain(cpu, Length::Cut(cpu.budget.max(1) as usize));
@@ -185,7 +191,7 @@ impl Engine {
                         cpu.rip
                     ));
                 }
-                _ if stepping && !cpu.skip_step => {
+                _ if stepping && !cpu.skip_step || cpu.trap_now => {
                     // Single-step trap, after the instruction (SDM Vol. 3B 19.3.1.4 "Single-Step Exception Condition").
                     cpu.dr[6] |= 1 << 14;
                     self.deliver(
@@ -200,6 +206,7 @@ impl Engine {
                 _ => {}
             }
             cpu.skip_step = false;
+            cpu.trap_now = false;
             if core::mem::take(&mut cpu.bus_used) {
                 return Exit::Bus;
             }
@@ -222,13 +229,18 @@ impl Engine {
         if n > cpu.budget {
             return Reason::Budget;
         }
-        cpu.budget -= n;
+        // What is cut short must not run on into blocks it jumps to: the rest of the budget is put aside.
+        let rest = if length == Length::Whole { 0 } else { cpu.budget - n };
+        cpu.granted -= rest;
+        cpu.budget -= n + rest;
         cpu.solo = length == Length::Cut(1);
         cpu.stop = Reason::Resolve;
         cpu.second_page_moved = false;
         // SAFETY: As above.
         unsafe { enter_chain(cpu, first) };
         cpu.solo = false;
+        cpu.granted += rest;
+        cpu.budget += rest;
         if cpu.second_page_moved {
             let mut next = cpu.rip.wrapping_add(cpu.cs_base) & !0xfff;
             next = next.wrapping_add(0x1000);

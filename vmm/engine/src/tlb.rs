@@ -112,14 +112,35 @@ impl Tlb {
 
     /// Enters a translation: the page's host address, and which tags may match.
     pub fn fill(&mut self, linear: u64, host: u64, read: bool, write: bool, exec: bool) {
+        self.fill_in(self.now, linear, host, read, write, exec);
+    }
+
+    /// The same in a set that `find` gave.
+    pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: bool, exec: bool) {
         let (i, page) = (Self::index(linear), linear & !0xfff);
         let tag = |on| if on { page } else { never(i) };
-        self.sets[self.now].entries[i] = Entry {
+        self.sets[set].entries[i] = Entry {
             read: tag(read),
             write: tag(write),
             exec: tag(exec),
             host,
         };
+    }
+
+    /// The set of an address space and privilege, if it has one.
+    #[inline]
+    pub fn find(&self, pcid: u16, privilege: Privilege) -> Option<usize> {
+        let is = |s: &Set| s.valid && s.pcid == pcid && s.privilege == privilege;
+        if is(&self.sets[self.now]) {
+            return Some(self.now);
+        }
+        self.sets.iter().position(is)
+    }
+
+    /// The entry of a set that `find` gave.
+    #[inline]
+    pub fn entry_of(&self, set: usize, linear: u64) -> Entry {
+        self.sets[set].entries[Self::index(linear)]
     }
 
     /// Makes the set of an address space the current one, emptying the least recently used if it has none.

@@ -87,9 +87,8 @@ fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> Opti
         let folder = cache.join(format!("part-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mut command = Command::new("apt-get");
-        // As root apt would download as another user, who may not write here, and warn that it cannot.
         command
-            .args(["-q", "-o", "APT::Sandbox::User=root", "download", name])
+            .args(["-q", "download", name])
             .current_dir(&folder)
             .env("LC_ALL", "C");
         let status = stage.run(&mut command, None, |_| {})?;

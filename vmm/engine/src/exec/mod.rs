@@ -5,15 +5,20 @@ pub(crate) mod bcd;
 pub(crate) mod bit;
 pub(crate) mod cond;
 pub(crate) mod exchange;
+pub(crate) mod flags;
 pub(crate) mod flow;
 pub(crate) mod fuse;
 pub(crate) mod host;
+pub(crate) mod io;
 pub(crate) mod mov;
+pub(crate) mod msr;
 pub(crate) mod muldiv;
+pub(crate) mod segment;
 pub(crate) mod shift;
 pub(crate) mod simd;
 pub(crate) mod stack;
 pub(crate) mod string;
+pub(crate) mod system;
 
 use iced_x86::{ConditionCode, Mnemonic as M};
 
@@ -21,6 +26,9 @@ use crate::decode::{End, Lower};
 
 /// Emits the ops of one instruction.
 pub(crate) fn lower(l: &mut Lower) -> End {
+    if let Some(lower) = system::lowering(l) {
+        return lower(l);
+    }
     match l.i.mnemonic() {
         M::Add
         | M::Or

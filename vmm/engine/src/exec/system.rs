@@ -1,0 +1,871 @@
+//! Instructions of the operating system: control and debug registers, TLB and caches, SYSCALL and its like, CPUID, clocks,
+//! random numbers, software interrupts.
+
+use iced_x86::{Code, Mnemonic as M, Register};
+use x86::cr::{Cr0, Cr3, Cr4, Efer};
+
+use crate::cpu::{Activity, CS, Cpu, DS, Event, FS, GS, Source, slot};
+use crate::decode::{End, Lower, attempt};
+use crate::flags;
+use crate::op::{Done, Handler, Op, Reason, chain, chain_flow};
+use crate::segment::rf;
+
+/// Where an instruction that ends its block goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Go {
+    /// At this address; nothing needs a look.
+    To(u64),
+    /// At this address, once the run loop has looked at what changed.
+    Look(u64),
+}
+
+impl Cpu {
+    /// Leaves a flow op by the way its instruction asks for.
+    #[inline(always)]
+    pub(crate) fn go(&mut self, o: &Op, to: Done<Go>) -> *const Op {
+        match attempt!(self, o, to) {
+            Go::To(rip) => self.jump(rip),
+            Go::Look(rip) => self.end(rip, Reason::Look),
+        }
+    }
+
+    /// Privileged instructions are #GP(0) elsewhere.
+    #[inline]
+    pub(crate) fn supervisor_only(&mut self) -> Done {
+        if self.cpl == 0 { Ok(()) } else { Err(self.gp(0)) }
+    }
+
+    /// Where control goes on after flags were loaded: a look is needed when a window opened or single-stepping began.
+    pub(crate) fn after_flags(&mut self, rip: u64) -> Go {
+        if self.want_window && self.rflags & rf::IF != 0 || self.rflags & rf::TF != 0 || self.trap_now {
+            Go::Look(rip)
+        } else {
+            Go::To(rip)
+        }
+    }
+}
+
+/// Bodies that are too large, or too cold, to be handlers themselves: each calls its function.
+macro_rules! cold_bodies {
+    ($($(#[$meta:meta])* $name:ident = $f:expr;)+) => { $(
+        $(#[$meta])*
+        pub(crate) struct $name;
+        impl $crate::op::Body for $name {
+            #[inline(always)]
+            fn run(c: &mut $crate::cpu::Cpu, o: &$crate::op::Op) -> $crate::op::Done {
+                #[inline(never)]
+                fn out(c: &mut $crate::cpu::Cpu, o: &$crate::op::Op) -> $crate::op::Done {
+                    $f(c, o)
+                }
+                out(c, o)
+            }
+        }
+    )+ };
+}
+pub(crate) use cold_bodies;
+
+/// The same for instructions that end their block; the functions return `Done<Go>`.
+macro_rules! cold_flows {
+    ($($(#[$meta:meta])* $name:ident = $f:expr;)+) => { $(
+        $(#[$meta])*
+        pub(crate) struct $name;
+        impl $crate::op::Flow for $name {
+            #[inline(always)]
+            fn run(c: &mut $crate::cpu::Cpu, o: &$crate::op::Op) -> *const $crate::op::Op {
+                #[inline(never)]
+                fn out(c: &mut $crate::cpu::Cpu, o: &$crate::op::Op) -> *const $crate::op::Op {
+                    let to = $f(c, o);
+                    c.go(o, to)
+                }
+                out(c, o)
+            }
+        }
+    )+ };
+}
+pub(crate) use cold_flows;
+
+cold_flows! {
+    /// MOV to control register `aux` from `src`.
+    WriteCr = write_cr;
+    Clts = |c: &mut Cpu, o: &Op| {
+        c.supervisor_only()?;
+        c.cr0 &= !8;
+        Ok(Go::To(c.next_ip(o)))
+    };
+    /// LMSW from `src`.
+    Lmsw = lmsw;
+    WriteDr = write_dr;
+    Hlt = |c: &mut Cpu, o: &Op| {
+        c.supervisor_only()?;
+        c.activity = Activity::Halted;
+        Ok(Go::Look(c.next_ip(o)))
+    };
+    Syscall = syscall;
+    Sysret = sysret;
+    Sysenter = sysenter;
+    Sysexit = sysexit;
+    /// INT n, INT3, INTO, INT1: vector `imm`, `aux` 1 for INT1.
+    Int = software_interrupt;
+    Xsetbv = xsetbv;
+}
+
+cold_bodies! {
+    ReadCr = read_cr;
+    ReadDr = read_dr;
+    Invlpg = invlpg;
+    Invpcid = invpcid;
+    /// WBINVD, INVD: there is no cache to write back.
+    Privileged = |c: &mut Cpu, _: &Op| c.supervisor_only();
+    /// CLFLUSH and its like: checks the address as a one-byte load does.
+    Touch = |c: &mut Cpu, o: &Op| {
+        let ea = c.ea(o);
+        let mut byte = [0];
+        c.read_bytes(o, ea, &mut byte)
+    };
+    Monitor = |c: &mut Cpu, o: &Op| {
+        c.supervisor_only_or_ud()?;
+        if c.get::<4>(slot::RCX) != 0 {
+            return Err(c.gp(0));
+        }
+        let offset = c.ea(o) & (u64::MAX >> (64 - 8 * o.aux as u32));
+        let linear = c.segmented(o.seg as usize, offset, 1, false)?;
+        let mut byte = [0];
+        c.read_bytes(o, linear, &mut byte)
+    };
+    /// MWAIT may go on at once (SDM Vol. 2B "MWAIT").
+    Mwait = |c: &mut Cpu, _: &Op| {
+        c.supervisor_only_or_ud()?;
+        if c.get::<4>(slot::RCX) & !1 != 0 { Err(c.gp(0)) } else { Ok(()) }
+    };
+    Cpuid = cpuid;
+    Rdtsc = rdtsc;
+    Rdtscp = |c: &mut Cpu, o: &Op| {
+        rdtsc(c, o)?;
+        let aux = c.msrs.tsc_aux;
+        c.set::<4>(slot::RCX, aux);
+        Ok(())
+    };
+    Rdpid = |c: &mut Cpu, o: &Op| {
+        let aux = c.msrs.tsc_aux & 0xffff_ffff;
+        c.set::<8>(o.dst, aux);
+        Ok(())
+    };
+    /// No counters: any index is beyond them (SDM Vol. 2B "RDPMC").
+    Rdpmc = |c: &mut Cpu, _: &Op| Err(c.gp(0));
+    /// RDRAND, RDSEED: `aux` bytes.
+    Random = |c: &mut Cpu, o: &Op| {
+        let v = c.bus().random();
+        c.set_sized(o.dst, o.aux as u8, v);
+        c.nf = flags::CF;
+        Ok(())
+    };
+    Swapgs = |c: &mut Cpu, _: &Op| {
+        c.supervisor_only()?;
+        core::mem::swap(&mut c.seg[GS].base, &mut c.msrs.kernel_gs_base);
+        Ok(())
+    };
+    /// RDFSBASE, RDGSBASE: segment `aux`, size `imm`.
+    ReadBase = |c: &mut Cpu, o: &Op| {
+        need_fsgsbase(c)?;
+        let v = c.seg[o.aux as usize].base;
+        c.set_sized(o.dst, o.imm as u8, v);
+        Ok(())
+    };
+    WriteBase = |c: &mut Cpu, o: &Op| {
+        need_fsgsbase(c)?;
+        let v = c.get_sized(o.src, o.imm as u8);
+        if !c.canonical(v) {
+            return Err(c.gp(0));
+        }
+        c.seg[o.aux as usize].base = v;
+        Ok(())
+    };
+    Xgetbv = |c: &mut Cpu, _: &Op| {
+        if c.cr4 & CR4_OSXSAVE == 0 {
+            return Err(c.ud());
+        }
+        if c.get::<4>(slot::RCX) != 0 {
+            return Err(c.gp(0));
+        }
+        let v = c.xcr0;
+        c.set::<4>(slot::RAX, v);
+        c.set::<4>(slot::RDX, v >> 32);
+        Ok(())
+    };
+    /// BOUND with operands of `imm` bytes.
+    Bound = |c: &mut Cpu, o: &Op| {
+        let (ea, size) = (c.ea(o), o.imm as usize);
+        let mut bytes = [0; 8];
+        c.read_bytes(o, ea, &mut bytes[..2 * size])?;
+        let value = c.get_sized(o.dst, size as u8);
+        let inside = if size == 2 {
+            let at = |i: usize| i16::from_le_bytes([bytes[i], bytes[i + 1]]);
+            (at(0)..=at(2)).contains(&(value as i16))
+        } else {
+            let at = |i: usize| i32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+            (at(0)..=at(4)).contains(&(value as i32))
+        };
+        if inside { Ok(()) } else { Err(c.fault(5, None)) }
+    };
+}
+
+const CR0_PG: u64 = 1 << 31;
+const CR4_TSD: u64 = 1 << 2;
+const CR4_DE: u64 = 1 << 3;
+const CR4_PAE: u64 = 1 << 5;
+const CR4_FSGSBASE: u64 = 1 << 16;
+const CR4_PCIDE: u64 = 1 << 17;
+const CR4_OSXSAVE: u64 = 1 << 18;
+const EFER_SCE: u64 = 1;
+const EFER_LMA: u64 = 1 << 10;
+
+fn need_fsgsbase(c: &mut Cpu) -> Done {
+    if c.cr4 & CR4_FSGSBASE == 0 {
+        return Err(c.ud());
+    }
+    Ok(())
+}
+
+impl Cpu {
+    /// MONITOR and MWAIT are #UD above CPL 0 (SDM Vol. 2B "MONITOR").
+    fn supervisor_only_or_ud(&mut self) -> Done {
+        if self.cpl == 0 { Ok(()) } else { Err(self.ud()) }
+    }
+
+    fn cr4_as_type(&self) -> Cr4 {
+        Cr4::from_bits(self.cr4)
+    }
+
+    /// Sets CR0, checked (SDM Vol. 2B "MOV—Move to/from Control Registers").
+    fn set_cr0(&mut self, value: u64) -> Done {
+        let old = Cr0::from_bits(self.cr0);
+        let Ok(new) = Cr0::accept(value) else {
+            return Err(self.gp(0));
+        };
+        let (cr4, efer) = (self.cr4_as_type(), Efer::from_bits(self.efer));
+        if !old.may_become(new, cr4, efer, self.seg[CS].long()) {
+            return Err(self.gp(0));
+        }
+        let entering_long = !old.pg() && new.pg() && efer.lme();
+        // SDM Vol. 3A 10.8.5.3: not with a 16-bit TSS.
+        if entering_long && self.tr.present() && self.tr.kind() & 8 == 0 {
+            return Err(self.gp(0));
+        }
+        let changed = old.into_bits() ^ new.into_bits();
+        const PG_CD_NW: u64 = 7 << 29;
+        if new.pg() && cr4.pae() && !efer.lme() && changed & PG_CD_NW != 0 {
+            self.check_pdptes(self.cr3)?;
+        }
+        self.cr0 = new.into_bits();
+        if changed & CR0_PG != 0 {
+            self.efer = self.efer & !EFER_LMA | if entering_long { EFER_LMA } else { 0 };
+        }
+        const PG_WP_PE: u64 = 1 << 31 | 1 << 16 | 1;
+        if changed & PG_WP_PE != 0 {
+            self.tlb.flush_all();
+        }
+        self.refresh_mode();
+        Ok(())
+    }
+
+    /// The page-directory-pointer entries are checked when they would be loaded (SDM Vol. 3A 5.4.1 "PDPTE Registers"). The
+    /// walk reads them from memory each time, which no guest that follows the manual can tell from loading them.
+    fn check_pdptes(&mut self, cr3: u64) -> Done {
+        let reserved = !0u64 << self.maxphyaddr | 0x1e6;
+        for i in 0..4 {
+            let entry = self.core().read_phys((cr3 & 0xffff_ffe0) + i * 8, 8);
+            if entry & 1 != 0 && entry & reserved != 0 {
+                return Err(self.gp(0));
+            }
+        }
+        Ok(())
+    }
+
+    fn set_cr3(&mut self, value: u64) -> Done {
+        let pcide = self.cr4 & CR4_PCIDE != 0;
+        // Bits above 31 cannot be written outside 64-bit mode; bits 62:52 and those above the physical width are reserved.
+        if value & Cr3::reserved(self.maxphyaddr, pcide) != 0 {
+            return Err(self.gp(0));
+        }
+        if self.cr0 & CR0_PG != 0 && self.cr4 & CR4_PAE != 0 && self.efer & EFER_LMA == 0 {
+            self.check_pdptes(value)?;
+        }
+        let keep = pcide && value >> 63 != 0;
+        self.cr3 = value & !(1 << 63);
+        if !keep {
+            let pcid = if pcide { (value & 0xfff) as u16 } else { 0 };
+            self.tlb.flush_pcid(pcid);
+        }
+        self.select_tlb();
+        Ok(())
+    }
+
+    fn set_cr4(&mut self, value: u64) -> Done {
+        let (old, features) = (self.cr4_as_type(), self.model.features());
+        let Ok(new) = Cr4::accept(value, features) else {
+            return Err(self.gp(0));
+        };
+        let (cr0, cr3, efer) = (
+            Cr0::from_bits(self.cr0),
+            Cr3::from_bits(self.cr3),
+            Efer::from_bits(self.efer),
+        );
+        if !old.may_become(new, cr0, cr3, efer) {
+            return Err(self.gp(0));
+        }
+        let changed = old.into_bits() ^ new.into_bits();
+        // PSE, PAE, PGE, SMEP.
+        const LOADS_PDPTES: u64 = 0x10_00b0;
+        if cr0.pg() && new.pae() && !efer.lma() && changed & LOADS_PDPTES != 0 {
+            self.check_pdptes(self.cr3)?;
+        }
+        self.cr4 = new.into_bits();
+        // What the TLB holds of rights depends on SMEP, SMAP and the keys too, so it goes when they change.
+        const RIGHTS: u64 = 0x70_0000;
+        if old.flushes_all(new) || changed & (RIGHTS | CR4_PCIDE) != 0 {
+            self.tlb.flush_all();
+        }
+        self.select_tlb();
+        Ok(())
+    }
+}
+
+fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
+    c.supervisor_only()?;
+    let value = if c.is64() { c.get::<8>(o.src) } else { c.get::<4>(o.src) };
+    match o.aux {
+        0 => c.set_cr0(value)?,
+        2 => c.cr2 = value,
+        3 => c.set_cr3(value)?,
+        4 => c.set_cr4(value)?,
+        _ => {
+            if value > 15 {
+                return Err(c.gp(0));
+            }
+            c.bus().set_cr8(value);
+            c.bus_used = true;
+            return Ok(Go::Look(c.next_ip(o)));
+        }
+    }
+    let next = c.next_ip(o);
+    Ok(if o.aux == 0 { Go::Look(next) } else { Go::To(next) })
+}
+
+fn read_cr(c: &mut Cpu, o: &Op) -> Done {
+    c.supervisor_only()?;
+    let value = match o.aux {
+        0 => c.cr0,
+        2 => c.cr2,
+        3 => c.cr3,
+        4 => c.cr4,
+        _ => c.bus().cr8(),
+    };
+    let size = if c.is64() { 8 } else { 4 };
+    c.set_sized(o.dst, size, value);
+    Ok(())
+}
+
+fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
+    c.supervisor_only()?;
+    // PE can be set and not cleared (SDM Vol. 2A "LMSW").
+    let value = c.get::<2>(o.src) & 0xf;
+    let new = c.cr0 & !0xe | value;
+    c.set_cr0(new)?;
+    Ok(Go::Look(c.next_ip(o)))
+}
+
+/// Debug registers: who may touch them, and the aliases of 4 and 5 (SDM Vol. 3B 19.2 "Debug Registers").
+fn debug_register(c: &mut Cpu, o: &Op) -> Done<usize> {
+    c.supervisor_only()?;
+    let number = match o.aux as usize {
+        4 | 5 if c.cr4 & CR4_DE != 0 => return Err(c.ud()),
+        number @ (4 | 5) => number + 2,
+        number => number,
+    };
+    if c.dr[7] & 1 << 13 != 0 {
+        c.dr[6] |= 1 << 13;
+        // A fault, unlike most #DBs: the frame has RF set.
+        c.rf_at = c.steps_after(o).wrapping_sub(1);
+        return Err(c.fault(1, None));
+    }
+    Ok(number)
+}
+
+fn write_dr(c: &mut Cpu, o: &Op) -> Done<Go> {
+    let number = debug_register(c, o)?;
+    let value = if c.is64() { c.get::<8>(o.src) } else { c.get::<4>(o.src) };
+    if number >= 6 && value >> 32 != 0 {
+        return Err(c.gp(0));
+    }
+    c.dr[number] = match number {
+        6 => value & 0xe00f | 0xffff_0ff0,
+        7 => value & 0xffff_23ff | 0x400,
+        _ => value,
+    };
+    Ok(Go::Look(c.next_ip(o)))
+}
+
+fn read_dr(c: &mut Cpu, o: &Op) -> Done {
+    let number = debug_register(c, o)?;
+    let size = if c.is64() { 8 } else { 4 };
+    let value = c.dr[number];
+    c.set_sized(o.dst, size, value);
+    Ok(())
+}
+
+fn invlpg(c: &mut Cpu, o: &Op) -> Done {
+    c.supervisor_only()?;
+    // The address is not checked: in 64-bit mode one that is not canonical does nothing (SDM Vol. 2A "INVLPG").
+    let mut linear = c.ea(o);
+    if !c.is64() {
+        linear &= 0xffff_ffff;
+    }
+    c.tlb.flush_page(linear);
+    Ok(())
+}
+
+/// INVPCID: type in `dst`, descriptor in memory (SDM Vol. 2A "INVPCID").
+fn invpcid(c: &mut Cpu, o: &Op) -> Done {
+    c.supervisor_only()?;
+    let ea = c.ea(o);
+    let mut descriptor = [0; 16];
+    c.read_bytes(o, ea, &mut descriptor)?;
+    let [pcid, linear] = [0, 8].map(|i| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&descriptor[i..i + 8]);
+        u64::from_le_bytes(half)
+    });
+    let kind = if c.is64() { c.get::<8>(o.dst) } else { c.get::<4>(o.dst) };
+    if kind > 3 || pcid >> 12 != 0 || kind < 2 && pcid != 0 && c.cr4 & CR4_PCIDE == 0 {
+        return Err(c.gp(0));
+    }
+    match kind {
+        0 if !c.canonical(linear) => return Err(c.gp(0)),
+        0 => c.tlb.flush_page(linear),
+        1 => c.tlb.flush_pcid(pcid as u16),
+        // Type 3 spares global translations; forgetting more than asked is allowed.
+        _ => c.tlb.flush_all(),
+    }
+    Ok(())
+}
+
+fn cpuid(c: &mut Cpu, _: &Op) -> Done {
+    let (leaf, subleaf) = (c.get::<4>(slot::RAX) as u32, c.get::<4>(slot::RCX) as u32);
+    let mut r = c.bus().cpuid(leaf, subleaf);
+    match leaf {
+        1 => {
+            // OSXSAVE shows CR4's bit.
+            let on = c.cr4 & CR4_OSXSAVE != 0;
+            r[2] = r[2] & !(1 << 27) | (on as u32) << 27;
+        }
+        0xd if subleaf == 0 && r != [0; 4] => {
+            // EBX: the size of what XCR0 enables. Each component says in its subleaf how large it is and where it begins.
+            let mut size = 576;
+            for i in 2..63 {
+                if c.xcr0 >> i & 1 != 0 {
+                    let [bytes, offset, ..] = c.bus().cpuid(0xd, i);
+                    size = size.max(offset.wrapping_add(bytes));
+                }
+            }
+            r[1] = size;
+        }
+        // SYSCALL shows in 64-bit mode only.
+        0x8000_0001 if !c.is64() => r[3] &= !(1 << 11),
+        _ => {}
+    }
+    for (at, value) in [
+        (slot::RAX, r[0]),
+        (slot::RBX, r[1]),
+        (slot::RCX, r[2]),
+        (slot::RDX, r[3]),
+    ] {
+        c.set::<4>(at, value as u64);
+    }
+    Ok(())
+}
+
+fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
+    if c.cr4 & CR4_TSD != 0 && c.cpl != 0 {
+        return Err(c.gp(0));
+    }
+    let now = c.now(o);
+    let v = c.bus().tsc(now);
+    c.set::<4>(slot::RAX, v);
+    c.set::<4>(slot::RDX, v >> 32);
+    Ok(())
+}
+
+fn xsetbv(c: &mut Cpu, o: &Op) -> Done<Go> {
+    if c.cr4 & CR4_OSXSAVE == 0 {
+        return Err(c.ud());
+    }
+    c.supervisor_only()?;
+    let value = c.get::<4>(slot::RAX) | c.get::<4>(slot::RDX) << 32;
+    let [low, _, _, high] = c.bus().cpuid(0xd, 0);
+    let allowed = low as u64 | (high as u64) << 32;
+    // x87 is always on; AVX needs SSE (SDM Vol. 1 13.3 "Enabling the XSAVE Feature Set").
+    let sound = value & 1 != 0 && (value & 4 == 0 || value & 2 != 0);
+    if c.get::<4>(slot::RCX) != 0 || !sound || value & !allowed != 0 {
+        return Err(c.gp(0));
+    }
+    c.xcr0 = value;
+    Ok(Go::Look(c.next_ip(o)))
+}
+
+/// SDM Vol. 2B "SYSCALL—Fast System Call".
+fn syscall(c: &mut Cpu, o: &Op) -> Done<Go> {
+    if !c.is64() || c.efer & EFER_SCE == 0 {
+        return Err(c.ud());
+    }
+    let (next, old) = (c.next_ip(o), c.rflags());
+    c.set::<8>(slot::RCX, next);
+    c.set::<8>(slot::R11, old);
+    let new = old & !c.msrs.fmask;
+    c.set_rflags(new);
+    if new & rf::TF == 0 {
+        c.skip_step = true;
+    }
+    let code = (c.msrs.star >> 32) as u16 & 0xfffc;
+    c.enter_flat(code, code.wrapping_add(8), 0, true);
+    let rip = c.msrs.lstar;
+    Ok(c.after_flags(rip))
+}
+
+/// SDM Vol. 2B "SYSRET—Return From Fast System Call"; `aux` is the operand size.
+fn sysret(c: &mut Cpu, o: &Op) -> Done<Go> {
+    if !c.is64() || c.efer & EFER_SCE == 0 {
+        return Err(c.ud());
+    }
+    c.supervisor_only()?;
+    let wide = o.aux == 8;
+    let rip = c.get_sized(slot::RCX, o.aux as u8);
+    if wide && !c.canonical(rip) {
+        // At CPL 0 still, unlike on AMD parts.
+        return Err(c.gp(0));
+    }
+    let flags = c.get::<8>(slot::R11);
+    c.set_rflags(flags & 0x3c_7fd7);
+    // Unlike IRET, a TF that is loaded here traps right after this instruction.
+    c.trap_now = flags & rf::TF != 0;
+    let base = (c.msrs.star >> 48) as u16;
+    let code = if wide { base.wrapping_add(16) } else { base } | 3;
+    c.enter_flat(code, base.wrapping_add(8) | 3, 3, wide);
+    Ok(c.after_flags(rip))
+}
+
+/// SDM Vol. 2B "SYSENTER—Fast System Call".
+fn sysenter(c: &mut Cpu, _: &Op) -> Done<Go> {
+    let code = c.msrs.sysenter_cs as u16 & 0xfffc;
+    if c.cr0 & 1 == 0 || code == 0 {
+        return Err(c.gp(0));
+    }
+    c.rflags &= !(rf::VM | rf::IF);
+    let wide = c.long_mode();
+    let (rip, rsp) = (c.msrs.sysenter_eip, c.msrs.sysenter_esp);
+    c.enter_flat(code, code.wrapping_add(8), 0, wide);
+    c.set_sized(slot::RSP, if wide { 8 } else { 4 }, rsp);
+    Ok(c.after_flags(if wide { rip } else { rip & 0xffff_ffff }))
+}
+
+/// SDM Vol. 2B "SYSEXIT—Fast Return from Fast System Call"; `aux` is the operand size.
+fn sysexit(c: &mut Cpu, o: &Op) -> Done<Go> {
+    let base = c.msrs.sysenter_cs as u16 & 0xfffc;
+    if c.cr0 & 1 == 0 || base == 0 || c.cpl != 0 {
+        return Err(c.gp(0));
+    }
+    let wide = o.aux == 8;
+    let (rip, rsp) = (c.get_sized(slot::RDX, o.aux as u8), c.get_sized(slot::RCX, o.aux as u8));
+    if wide && !(c.canonical(rip) && c.canonical(rsp)) {
+        return Err(c.gp(0));
+    }
+    let code = base.wrapping_add(if wide { 32 } else { 16 }) | 3;
+    c.enter_flat(code, code.wrapping_add(8), 3, wide);
+    c.set_sized(slot::RSP, o.aux as u8, rsp);
+    Ok(c.after_flags(rip))
+}
+
+/// INT n, INT3, INTO, INT1 (SDM Vol. 2A "INT n/INTO/INT3/INT1—Call to Interrupt Procedure").
+fn software_interrupt(c: &mut Cpu, o: &Op) -> Done<Go> {
+    let next = c.next_ip(o);
+    if o.imm == 4 && o.aux == 2 && c.nf & flags::OF == 0 {
+        return Ok(Go::To(next));
+    }
+    if c.virtual8086() && c.iopl() < 3 && o.aux == 0 {
+        return Err(c.gp(0));
+    }
+    let event = Event {
+        vector: o.imm as u8,
+        error: None,
+        source: if o.aux == 1 {
+            Source::PrivilegedSoftware
+        } else {
+            Source::Software
+        },
+    };
+    // The frame holds the next instruction; if the gate fails, `abandon` goes back to this one.
+    c.rip = next;
+    c.rf_at = u64::MAX;
+    c.deliver(event)?;
+    // The handler begins with TF clear; what the interrupted code asked for it gets back with IRET.
+    c.skip_step = true;
+    let rip = c.rip;
+    Ok(c.after_flags(rip))
+}
+
+/// How an instruction that only this family of files knows is lowered; `None` for the others.
+pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
+    use super::{flags, io, msr, segment};
+    Some(match l.i.mnemonic() {
+        M::Mov if !super::mov::is_system_mov(l) => return None,
+        M::Mov if (0..2).any(|n| l.i.op_register(n).is_segment_register()) => segment::lower_mov,
+        M::Mov => lower_mov,
+        M::Push | M::Pop if segment::is_stack(l) => segment::lower_stack,
+        M::Jmp | M::Call if segment::is_far(l) => segment::lower_far,
+        M::Pushf
+        | M::Pushfd
+        | M::Pushfq
+        | M::Popf
+        | M::Popfd
+        | M::Popfq
+        | M::Lahf
+        | M::Sahf
+        | M::Clc
+        | M::Stc
+        | M::Cmc
+        | M::Cld
+        | M::Std
+        | M::Cli
+        | M::Sti => flags::lower,
+        M::In | M::Out | M::Insb | M::Insw | M::Insd | M::Outsb | M::Outsw | M::Outsd => io::lower,
+        M::Rdmsr | M::Wrmsr => msr::lower,
+        M::Retf
+        | M::Iret
+        | M::Iretd
+        | M::Iretq
+        | M::Lds
+        | M::Les
+        | M::Lss
+        | M::Lfs
+        | M::Lgs
+        | M::Sldt
+        | M::Str
+        | M::Smsw
+        | M::Sgdt
+        | M::Sidt
+        | M::Lgdt
+        | M::Lidt
+        | M::Lldt
+        | M::Ltr
+        | M::Lar
+        | M::Lsl
+        | M::Verr
+        | M::Verw
+        | M::Arpl => segment::lower,
+        M::Clts
+        | M::Hlt
+        | M::Lmsw
+        | M::Syscall
+        | M::Sysret
+        | M::Sysretq
+        | M::Sysenter
+        | M::Sysexit
+        | M::Sysexitq
+        | M::Int
+        | M::Int3
+        | M::Into
+        | M::Int1
+        | M::Xsetbv
+        | M::Xgetbv
+        | M::Ud0
+        | M::Ud1
+        | M::Ud2
+        | M::Invlpg
+        | M::Invpcid
+        | M::Clflush
+        | M::Clflushopt
+        | M::Clwb
+        | M::Bound
+        | M::Monitor
+        | M::Mwait
+        | M::Rdpid
+        | M::Rdrand
+        | M::Rdseed
+        | M::Rdfsbase
+        | M::Rdgsbase
+        | M::Wrfsbase
+        | M::Wrgsbase
+        | M::Swapgs
+        | M::Invd
+        | M::Wbinvd
+        | M::Wbnoinvd
+        | M::Cpuid
+        | M::Rdtsc
+        | M::Rdtscp
+        | M::Rdpmc
+        | M::Pause
+        | M::Lfence
+        | M::Mfence
+        | M::Sfence
+        | M::Prefetch
+        | M::Prefetchw
+        | M::Prefetchwt1
+        | M::Prefetchnta
+        | M::Prefetcht0
+        | M::Prefetcht1
+        | M::Prefetcht2
+        | M::Reservednop
+        | M::Endbr32
+        | M::Endbr64
+        | M::Rdsspd
+        | M::Rdsspq
+        | M::Cldemote
+        | M::Bndmk
+        | M::Bndcl
+        | M::Bndcu
+        | M::Bndcn
+        | M::Bndmov
+        | M::Bndldx
+        | M::Bndstx
+        | M::Prefetchit0
+        | M::Prefetchit1 => lower,
+        _ => return None,
+    })
+}
+
+/// MOV to and from control and debug registers.
+pub(crate) fn lower_mov(l: &mut Lower) -> End {
+    let special = if l.i.op_register(0).is_cr() || l.i.op_register(0).is_dr() {
+        0
+    } else {
+        1
+    };
+    let register = l.i.op_register(special);
+    let (number, other) = (register.number() as u16, l.reg(1 - special));
+    match (register.is_cr(), special == 0) {
+        (true, _) if !(matches!(number, 0 | 2 | 3 | 4) || number == 8 && l.is64()) => l.ud(),
+        (true, true) => l.flow(chain_flow::<WriteCr>, |o| (o.src, o.aux) = (other, number)),
+        (true, false) => {
+            l.emit(chain::<ReadCr>, |o| (o.dst, o.aux) = (other, number));
+            End::Open
+        }
+        _ if number > 7 => l.ud(),
+        (false, true) => l.flow(chain_flow::<WriteDr>, |o| (o.src, o.aux) = (other, number)),
+        (false, false) => {
+            l.emit(chain::<ReadDr>, |o| (o.dst, o.aux) = (other, number));
+            End::Open
+        }
+    }
+}
+
+pub(crate) fn lower(l: &mut Lower) -> End {
+    let f = match l.i.mnemonic() {
+        M::Clts => return l.flow(chain_flow::<Clts>, |_| ()),
+        M::Hlt => return l.flow(chain_flow::<Hlt>, |_| ()),
+        M::Lmsw => {
+            let src = l.read(0, 2);
+            return l.flow(chain_flow::<Lmsw>, |o| o.src = src);
+        }
+        M::Syscall => return l.flow(chain_flow::<Syscall>, |_| ()),
+        M::Sysret | M::Sysretq => {
+            let size = if l.i.code() == Code::Sysretq { 8 } else { 4 };
+            return l.flow(chain_flow::<Sysret>, |o| o.aux = size);
+        }
+        M::Sysenter => return l.flow(chain_flow::<Sysenter>, |_| ()),
+        M::Sysexit | M::Sysexitq => {
+            let size = if l.i.code() == Code::Sysexitq { 8 } else { 4 };
+            return l.flow(chain_flow::<Sysexit>, |o| o.aux = size);
+        }
+        M::Int | M::Int3 | M::Into | M::Int1 => {
+            let (vector, aux) = match l.i.mnemonic() {
+                M::Int => (l.imm(0) & 0xff, 0),
+                M::Int3 => (3, 3),
+                M::Into => (4, 2),
+                _ => (1, 1),
+            };
+            return l.flow(chain_flow::<Int>, |o| (o.imm, o.aux) = (vector, aux));
+        }
+        M::Xsetbv => return l.flow(chain_flow::<Xsetbv>, |_| ()),
+        M::Ud0 | M::Ud1 | M::Ud2 => return l.ud(),
+        M::Invlpg => {
+            let m = l.unchecked();
+            l.emit_mem(chain::<Invlpg>, m, |_| ());
+            return End::Open;
+        }
+        M::Invpcid => {
+            let dst = l.reg(0);
+            let m = l.mem(16, false);
+            l.emit_mem(chain::<Invpcid>, m, |o| o.dst = dst);
+            return End::Open;
+        }
+        M::Clflush | M::Clflushopt | M::Clwb => {
+            let m = l.mem(1, false);
+            l.emit_mem(chain::<Touch>, m, |_| ());
+            return End::Open;
+        }
+        M::Bound => {
+            let (dst, size) = (l.reg(0), l.size(0));
+            let m = l.mem(2 * size, false);
+            l.emit_mem(chain::<Bound>, m, |o| (o.dst, o.imm) = (dst, size as u64));
+            return End::Open;
+        }
+        M::Monitor => {
+            let size = match l.i.code() {
+                Code::Monitorw => 2,
+                Code::Monitord => 4,
+                _ => 8,
+            };
+            let seg = match l.i.segment_prefix() {
+                Register::None => DS,
+                r => r.number(),
+            };
+            l.emit(chain::<Monitor>, |o| {
+                (o.base, o.aux, o.seg) = (slot::RAX, size, seg as u8)
+            });
+            return End::Open;
+        }
+        M::Rdpid => {
+            let dst = l.reg(0);
+            l.emit(chain::<Rdpid>, |o| o.dst = dst);
+            return End::Open;
+        }
+        M::Rdrand | M::Rdseed => {
+            let (dst, size) = (l.reg(0), l.size(0));
+            l.emit(chain::<Random>, |o| (o.dst, o.aux) = (dst, size as u16));
+            return End::Open;
+        }
+        M::Rdfsbase | M::Rdgsbase | M::Wrfsbase | M::Wrgsbase => {
+            if !l.is64() {
+                return l.ud();
+            }
+            let (reg, size) = (l.reg(0), l.size(0));
+            let seg = if matches!(l.i.mnemonic(), M::Rdfsbase | M::Wrfsbase) {
+                FS
+            } else {
+                GS
+            };
+            let write = matches!(l.i.mnemonic(), M::Wrfsbase | M::Wrgsbase);
+            let f = if write {
+                chain::<WriteBase> as Handler
+            } else {
+                chain::<ReadBase>
+            };
+            l.emit(f, |o| {
+                (o.dst, o.src, o.aux, o.imm) = (reg, reg, seg as u16, size as u64)
+            });
+            return End::Open;
+        }
+        M::Swapgs if !l.is64() => return l.ud(),
+        M::Swapgs => chain::<Swapgs> as Handler,
+        M::Invd | M::Wbinvd | M::Wbnoinvd => chain::<Privileged>,
+        M::Mwait => chain::<Mwait>,
+        M::Cpuid => chain::<Cpuid>,
+        M::Rdtsc => chain::<Rdtsc>,
+        M::Rdtscp => chain::<Rdtscp>,
+        M::Rdpmc => chain::<Rdpmc>,
+        M::Xgetbv => chain::<Xgetbv>,
+        // PAUSE, fences, prefetches and the reserved NOPs (ENDBR among them) change nothing.
+        _ => chain::<super::mov::Nop>,
+    };
+    l.emit(f, |_| ());
+    End::Open
+}
