@@ -327,7 +327,7 @@ impl Cpu {
         let sp = old.wrapping_sub(total) & mask;
         if old >= total || old == 0 {
             // One piece: its ends are within the limit, so the whole is.
-            let linear = self.stack_linear(&ss, sp, total, stack.error)?;
+            let linear = self.frame_linear(&ss, sp, total, stack.error)?;
             self.write_as(linear, &bytes[..total as usize], who)?;
             return Ok(sp);
         }
@@ -336,7 +336,7 @@ impl Cpu {
             let mut at = old;
             for (i, _) in items.iter().enumerate() {
                 at = at.wrapping_sub(size) & mask;
-                let linear = self.stack_linear(&ss, at, size, stack.error)?;
+                let linear = self.frame_linear(&ss, at, size, stack.error)?;
                 let from = total as usize - (i + 1) * size as usize;
                 if pass == 0 {
                     self.probe_as(linear, size as usize, who)?;
@@ -348,7 +348,7 @@ impl Cpu {
         Ok(sp)
     }
 
-    fn stack_linear(&mut self, ss: &Segment, offset: u64, size: u64, error: u32) -> Done<u64> {
+    fn frame_linear(&mut self, ss: &Segment, offset: u64, size: u64, error: u32) -> Done<u64> {
         let last = offset + size - 1;
         let within = if ss.attributes & 0xc == 4 {
             offset > ss.limit as u64 && last <= if ss.big() { 0xffff_ffff } else { 0xffff }
