@@ -175,9 +175,10 @@ impl FpuState {
         self.fds = 0;
     }
 
-    /// EMMS: all registers empty.
+    /// EMMS: all registers empty, TOP 0. SDM Vol. 3A Table 13-1 "Action Taken By MMX Instructions on the x87 FPU State".
     pub fn emms(&mut self) {
         self.tag = 0;
+        self.set_top(0);
     }
 
     /// What every MMX instruction but EMMS does besides its own work: TOP to 0, all registers valid. SDM Vol. 1 9.6.2

@@ -240,7 +240,17 @@ pub fn needs_alignment(insn: &Instruction) -> u8 {
     use Mnemonic::*;
     let exempt = matches!(
         insn.mnemonic(),
-        Movups | Movupd | Movdqu | Lddqu | Pcmpestri | Pcmpestrm | Pcmpistri | Pcmpistrm | Maskmovdqu
+        Movups
+            | Movupd
+            | Movdqu
+            | Lddqu
+            | Pcmpestri
+            | Pcmpestri64
+            | Pcmpestrm
+            | Pcmpestrm64
+            | Pcmpistri
+            | Pcmpistrm
+            | Maskmovdqu
     );
     if insn.memory_size().size() == 16 && !exempt {
         16
@@ -283,9 +293,9 @@ impl Implicit {
         use Mnemonic::*;
         Implicit {
             reads_xmm0: matches!(mnemonic, Blendvps | Blendvpd | Pblendvb),
-            writes_xmm0: matches!(mnemonic, Pcmpestrm | Pcmpistrm),
-            lengths: matches!(mnemonic, Pcmpestrm | Pcmpestri),
-            index: matches!(mnemonic, Pcmpestri | Pcmpistri),
+            writes_xmm0: matches!(mnemonic, Pcmpestrm | Pcmpestrm64 | Pcmpistrm),
+            lengths: matches!(mnemonic, Pcmpestrm | Pcmpestrm64 | Pcmpestri | Pcmpestri64),
+            index: matches!(mnemonic, Pcmpestri | Pcmpestri64 | Pcmpistri),
         }
     }
 }
@@ -294,7 +304,17 @@ fn writes_flags(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
         mnemonic,
-        Comiss | Comisd | Ucomiss | Ucomisd | Ptest | Pcmpestri | Pcmpestrm | Pcmpistri | Pcmpistrm
+        Comiss
+            | Comisd
+            | Ucomiss
+            | Ucomisd
+            | Ptest
+            | Pcmpestri
+            | Pcmpestri64
+            | Pcmpestrm
+            | Pcmpestrm64
+            | Pcmpistri
+            | Pcmpistrm
     )
 }
 
