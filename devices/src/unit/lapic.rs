@@ -875,7 +875,9 @@ impl Lapic {
                 self.s.countdown = None;
                 self.s.deadline = 0;
             } else if self.s.countdown.is_some() {
-                // Between one-shot and periodic the counter goes on from where it is, as it does on the parts.
+                // 11.5.4.1 "TSC-Deadline Mode" says "disarms" of every change of mode. On the parts that holds for changes to and
+                // from TSC-deadline; between one-shot and periodic the counter goes on from where it is, and one that has
+                // reached zero stays there (kvm-unit-tests, apic.c, test_apic_change_mode).
                 self.restart_countdown(left);
             }
             return;
