@@ -14,9 +14,10 @@ use std::{
 };
 
 use devices::platform::Effect;
-use engine::{CS, Cpu, CpuState, Exit, Options};
+use engine::{CS, Cpu, CpuState, Exit, HostLacks, Options};
 use libc::c_int;
 use log::{debug, info, trace};
+use x86::model::CpuModel;
 
 use crate::{
     config::{ClockMode, EngineChoice, MachineConfig},
@@ -205,10 +206,7 @@ impl Vm {
         }
         let engine = memory
             .engine(config.model, Options::default())
-            .map_err(|lacks| Error::Engine {
-                option: format!("--cpu-model {}", config.model.name),
-                reason: lacks.to_string(),
-            })?;
+            .map_err(|lacks| host_lacks(config.model, &lacks))?;
 
         let entry = load(&memory, config)?;
         acpi::write(&memory, &HARDWARE).map_err(|e| Error::Memory {
@@ -566,6 +564,14 @@ fn choose_engine(choice: EngineChoice) -> Result<(), Error> {
     }
 }
 
+/// The model has instructions that are executed by the host's own, which it has not got.
+fn host_lacks(model: &CpuModel, lacks: &HostLacks) -> Error {
+    Error::Engine {
+        option: format!("--cpu-model {}", model.name),
+        reason: format!("{lacks}, which the model has; choose another model or host"),
+    }
+}
+
 /// Reads and loads the kernel and the initial RAM disk.
 fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::Entry, Error> {
     let kernel = read_file("--kernel", &config.kernel, memory.low_end())?;
@@ -710,4 +716,134 @@ pub fn run(config: &MachineConfig) -> Result<End, Error> {
         let _ = writeln!(io::stderr(), "{}", vm.stats());
     }
     end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SerialTarget;
+    use x86::model::WESTMERE;
+
+    // covers: 2/exit-6
+    // covers: 2/exit-status-codes
+    #[test]
+    fn every_end_has_its_status() {
+        for (end, code, says) in [
+            (End::PowerOff, 0, None),
+            (End::Reset, 0, None),
+            (End::Quit, 0, None),
+            (End::DebugExit(5), 11, None),
+            (End::Signal(libc::SIGTERM), 2, Some("SIGTERM")),
+            (End::OutputClosed, 2, Some("standard output")),
+            (End::TripleFault("RIP 1".into()), 4, Some("triple fault\nRIP 1")),
+            (End::Halted("HLT".into()), 4, Some("HLT")),
+            (
+                End::Defect("block 7 has no end".into()),
+                6,
+                Some("internal error: block 7 has no end"),
+            ),
+            (End::Instructions(9), 8, Some("--max-instructions 9")),
+            (End::Timeout(Duration::from_millis(1500)), 8, Some("--timeout 1.5")),
+        ] {
+            assert_eq!(end.status().code(), code, "{end:?}");
+            match (end.message(), says) {
+                (Some(message), Some(says)) => assert!(message.contains(says), "{message}"),
+                (message, says) => assert_eq!(message.as_deref(), says),
+            }
+        }
+        let source = io::Error::from_raw_os_error(libc::EMFILE);
+        assert_eq!(
+            Error::System {
+                what: "creating a timer",
+                source
+            }
+            .status()
+            .code(),
+            6
+        );
+    }
+
+    // covers: 2/bad-input-host
+    #[test]
+    fn a_model_that_the_host_cannot_execute_is_refused_in_one_line() {
+        let error = host_lacks(&WESTMERE, &HostLacks(vec!["SSE4.2", "AES"]));
+        assert_eq!(error.status().code(), 2);
+        let says = "--cpu-model westmere: this host's CPU lacks SSE4.2, AES, which the model has; choose another model or host";
+        assert_eq!(error.to_string(), says);
+    }
+
+    // covers: 2/cli-engine
+    #[test]
+    fn the_engine_is_the_software_cpu() {
+        choose_engine(EngineChoice::Auto).unwrap();
+        choose_engine(EngineChoice::Soft).unwrap();
+        let error = choose_engine(EngineChoice::Kvm).unwrap_err();
+        assert_eq!((error.status().code(), error.to_string().lines().count()), (2, 1));
+    }
+
+    #[test]
+    fn a_report_has_all_registers_and_the_code() {
+        let memory = Memory::new(2 << 20).unwrap();
+        memory.write(0x1000, &[0x90, 0x0f, 0x0b, 0xcc]).unwrap();
+        let mut state = CpuState::reset(&WESTMERE);
+        state.gpr[15] = 0xfeed_f00d;
+        state.segments[CS].base = 0;
+        state.rip = 0x1001;
+        let text = report(&memory, &state);
+        assert!(
+            text.contains("R15 00000000feedf00d") && text.contains(" 90 [0f] 0b cc 00"),
+            "{text}"
+        );
+        state.segments[CS].base = 0xffff_0000;
+        assert!(report(&memory, &state).contains("[--]"), "code that is not in RAM");
+    }
+
+    /// A flat multiboot image of this code, loaded at 1 MiB.
+    fn image(code: &[u8]) -> Vec<u8> {
+        let flags = 1u32 << 16;
+        let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
+        let words = [0x1bad_b002, flags, checksum, 0x10_0000, 0x10_0000, 0, 0, 0x10_0020];
+        words
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .chain(code.iter().copied())
+            .collect()
+    }
+
+    fn vm(code: &[u8], config: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
+        let name = format!("minivmm-run-{}-{:?}", std::process::id(), std::thread::current().id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, image(code)).unwrap();
+        let mut machine = MachineConfig {
+            memory: 4 << 20,
+            ..MachineConfig::new(&path)
+        };
+        config(&mut machine);
+        let vm = Vm::new(&machine).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+        (vm, console)
+    }
+
+    // covers: 2/determinism
+    #[test]
+    fn a_run_repeats_and_may_be_stopped_in_between() {
+        // mov eax, 1; again: lea ecx, [ecx + eax*2]; mov [ecx + 200000H], eax; jmp again
+        let code = [
+            0xb8, 1, 0, 0, 0, 0x8d, 0x0c, 0x41, 0x89, 0x81, 0, 0, 0x20, 0, 0xeb, 0xf5,
+        ];
+        let whole = {
+            let (mut vm, mut console) = vm(&code, |c| c.max_instructions = Some(300_001));
+            assert!(matches!(vm.run(&mut console), Ok(End::Instructions(300_001))));
+            assert_eq!(vm.stats().steps, 300_001);
+            (vm.digest(), vm.cpu_state())
+        };
+        let (mut vm, mut console) = vm(&code, |c| c.max_instructions = Some(1));
+        for limit in [1, 2, 777, 100_000, 300_001] {
+            vm.max_instructions = Some(limit);
+            assert!(matches!(vm.run(&mut console), Ok(End::Instructions(_))));
+            assert_eq!(vm.stats().steps, limit);
+        }
+        assert_eq!((vm.digest(), vm.cpu_state()), whole);
+    }
 }
