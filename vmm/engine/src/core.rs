@@ -59,6 +59,11 @@ type Map<K, V> = HashMap<K, V, BuildHasherDefault<PlainHasher>>;
 
 /// Ops kept before the cache is emptied: 64 MiB of them.
 const MAX_OPS: usize = 2 << 20;
+/// Code segments that are told apart at a time.
+const RECENT_CODES: usize = 64;
+/// Numbers given to code segments before the cache is emptied: they must fit in the blocks' keys, with room for those that
+/// are given before the run loop gets to look.
+const MAX_CODES: u32 = 0x8000;
 
 /// The 64-byte chunks of its page that a span touches.
 fn chunks(gpa: u64, len: u64) -> std::ops::RangeInclusive<u64> {
@@ -77,7 +82,9 @@ pub(crate) struct Core {
     pub generation: u64,
     /// Host pages that became code, in order: each processor takes their write tags away before it runs on.
     pub new_code: Vec<u64>,
-    codes: Vec<(u64, u32)>,
+    /// Base, limit and number of the code segments met last; the flat one stays first.
+    codes: Vec<(u64, u32, u32)>,
+    next_code: u32,
 }
 
 impl Core {
@@ -97,7 +104,8 @@ impl Core {
             ops: 0,
             generation: 0,
             new_code: Vec::new(),
-            codes: vec![(0, u32::MAX)],
+            codes: vec![(0, u32::MAX, 0)],
+            next_code: 1,
         }
     }
 
@@ -164,15 +172,17 @@ impl Core {
 
     /// A small number that stands for a code segment's base and limit; 0 is the flat one.
     pub fn code_number(&mut self, base: u64, limit: u32) -> u32 {
-        if let Some(i) = self.codes.iter().position(|&c| c == (base, limit)) {
-            return i as u32;
+        if let Some(&(_, _, i)) = self.codes.iter().find(|c| (c.0, c.1) == (base, limit)) {
+            return i;
         }
-        if self.codes.len() >= 1 << 20 {
-            self.flush();
-            self.codes.truncate(1);
+        let i = self.next_code;
+        self.next_code += 1;
+        if self.codes.len() == RECENT_CODES {
+            // The oldest but the flat one: should it come back it gets a new number, and its blocks are decoded again.
+            self.codes.remove(1);
         }
-        self.codes.push((base, limit));
-        self.codes.len() as u32 - 1
+        self.codes.push((base, limit, i));
+        i
     }
 
     fn key(gpa: u64, mode: u32) -> u64 {
@@ -270,7 +280,7 @@ impl Core {
 
     /// The cache is as large as it may get.
     pub fn full(&self) -> bool {
-        self.ops > MAX_OPS
+        self.ops > MAX_OPS || self.next_code > MAX_CODES
     }
 
     /// Frees all blocks. Only between chains.
@@ -285,6 +295,8 @@ impl Core {
         self.blocks.clear();
         self.arena.clear();
         self.ops = 0;
+        self.codes.truncate(1);
+        self.next_code = 1;
         self.generation += 1;
     }
 

@@ -287,6 +287,8 @@ pub struct Cpu {
     /// The instruction that just ran is followed by a single-step trap although TF was clear before it.
     pub(crate) trap_now: bool,
     pub(crate) maxphyaddr: u32,
+    /// The code cache's generation that `jumps` and `mode` belong to.
+    pub(crate) generation: u64,
     pub(crate) huge_pages: bool,
     core: Option<NonNull<Core>>,
     bus: Option<NonNull<dyn Bus>>,
@@ -345,6 +347,7 @@ impl Cpu {
             second_page_moved: false,
             skip_step: false,
             trap_now: false,
+            generation: 0,
             maxphyaddr: model.physical_bits(),
             huge_pages: model.features().page1gb(),
             core: None,

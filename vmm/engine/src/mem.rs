@@ -435,6 +435,7 @@ impl Cpu {
                 if let Some(host) = host {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
                     self.tlb.fill(linear, host as u64, page.read, write, page.exec);
+                    self.tlb.note_size(linear, page.shift);
                 }
                 let offset = linear & 0xfff;
                 // SAFETY: The offset is within the page.
@@ -568,6 +569,7 @@ impl Cpu {
                 if let (Some(set), Some(host)) = (set, host) {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
                     self.tlb.fill_in(set, linear, host as u64, page.read, write, page.exec);
+                    self.tlb.note_size(linear, page.shift);
                 }
                 // SAFETY: The offset is within the page.
                 let host = host.map(|h| unsafe { h.add(offset as usize) });

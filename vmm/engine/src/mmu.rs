@@ -47,6 +47,8 @@ pub struct Page {
     pub exec: bool,
     /// The dirty bit stands: writes need no walk.
     pub dirty: bool,
+    /// log2 of the guest page's size: 12, 21, 22 or 30.
+    pub shift: u32,
 }
 
 /// Page-fault error code bits (SDM Vol. 3A 5.7 "Page-Fault Exceptions").
@@ -90,6 +92,7 @@ pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> 
             read: true,
             exec: true,
             dirty: true,
+            shift: 12,
         });
     }
     let nxe = p.efer & EFER_NXE != 0;
@@ -228,6 +231,7 @@ pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> 
             read: read_ok,
             exec: exec_ok,
             dirty,
+            shift,
         });
     }
 }

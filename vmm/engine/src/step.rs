@@ -65,9 +65,7 @@ impl Engine {
         cpu.budget = budget;
         cpu.granted = budget;
         cpu.bus_used = false;
-        if cpu.mode == u32::MAX {
-            cpu.refresh_mode();
-        }
+        self.catch_up(cpu);
         let exit = self.run_attached(cpu);
         let used = (cpu.granted - cpu.budget) as u64;
         cpu.budget = 0;
@@ -105,11 +103,21 @@ impl Engine {
         cpu.nmi_blocked = true;
     }
 
-    fn inject(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, event: Event) {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+    /// Forgets what the processor knows of blocks that are gone, and recomputes its mode if that is out of date.
+    fn catch_up(&mut self, cpu: &mut Cpu) {
+        if cpu.generation != self.core.generation {
+            cpu.generation = self.core.generation;
+            cpu.jumps.clear();
+            cpu.mode = u32::MAX;
+        }
         if cpu.mode == u32::MAX {
             cpu.refresh_mode();
         }
+    }
+
+    fn inject(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, event: Event) {
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.catch_up(cpu);
         cpu.activity = Activity::Running;
         self.deliver(cpu, event);
         cpu.detach();
@@ -276,7 +284,7 @@ impl Engine {
         }
         if self.core.full() {
             self.core.flush();
-            cpu.jumps.clear();
+            self.catch_up(cpu);
         }
         // SAFETY: `fetch` gave a page of guest RAM. Nothing writes it while this borrow lives: the processor is not running.
         let page = unsafe { core::slice::from_raw_parts(host.cast_const(), 0x1000) };
@@ -350,6 +358,7 @@ impl Engine {
                 };
                 let write = page.write && page.dirty && self.core.claim_write(page.gpa);
                 cpu.tlb.fill(linear, host as u64, page.read, write, page.exec);
+                cpu.tlb.note_size(linear, page.shift);
                 Ok((page.gpa, host))
             }
             Err(code) => Err(cpu.page_fault(linear, code)),

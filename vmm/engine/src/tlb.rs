@@ -7,6 +7,8 @@
 
 /// Entries in a set.
 pub(crate) const ENTRIES: usize = 1024;
+/// Regions of 1 GiB remembered.
+const HUGE: usize = 64;
 /// Address spaces kept at a time, user and supervisor counted apart.
 const SETS: usize = 16;
 
@@ -43,6 +45,10 @@ pub(crate) struct Tlb {
     now: usize,
     clock: u64,
     sets: Vec<Set>,
+    /// Regions of 4 MiB that large pages were entered from, hashed: INVLPG must forget the whole page.
+    large: [u64; 64],
+    /// Regions of 1 GiB that pages of that size were entered from.
+    huge: Vec<u64>,
 }
 
 /// A tag that no address which is looked up at this index can match: it belongs to the neighbouring index.
@@ -50,15 +56,20 @@ const fn never(index: usize) -> u64 {
     ((index ^ 1) as u64) << 12
 }
 
+/// What matches nothing at an index.
+const fn empty(index: usize) -> Entry {
+    let tag = never(index);
+    Entry {
+        read: tag,
+        write: tag,
+        exec: tag,
+        host: 0,
+    }
+}
+
 fn clear(entries: &mut [Entry; ENTRIES]) {
     for (i, e) in entries.iter_mut().enumerate() {
-        let tag = never(i);
-        *e = Entry {
-            read: tag,
-            write: tag,
-            exec: tag,
-            host: 0,
-        };
+        *e = empty(i);
     }
 }
 
@@ -96,6 +107,8 @@ impl Tlb {
             now: 0,
             clock: 0,
             sets,
+            large: [0; 64],
+            huge: Vec::new(),
         }
     }
 
@@ -169,6 +182,8 @@ impl Tlb {
         for s in &mut self.sets {
             s.valid = false;
         }
+        self.large = [0; 64];
+        self.huge.clear();
         clear(&mut self.sets[self.now].entries);
         self.sets[self.now].valid = true;
     }
@@ -186,18 +201,50 @@ impl Tlb {
         }
     }
 
-    /// Forgets one page in every address space: more than INVLPG must, never less.
+    /// Notes the size of a guest page that a translation was entered from.
+    pub fn note_size(&mut self, linear: u64, shift: u32) {
+        if shift > 22 {
+            if self.huge.contains(&(linear >> 30)) {
+                return;
+            }
+            if self.huge.len() == HUGE {
+                self.flush_all();
+            }
+            self.huge.push(linear >> 30);
+        } else if shift > 12 {
+            let (word, bit) = Self::region(linear);
+            self.large[word] |= 1 << bit;
+        }
+    }
+
+    fn region(linear: u64) -> (usize, u32) {
+        let hash = (linear >> 22).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
+        ((hash >> 6) as usize, (hash & 63) as u32)
+    }
+
+    /// Forgets the page of an address, whatever its size, in every address space: more than INVLPG must, never less.
     pub fn flush_page(&mut self, linear: u64) {
+        if self.huge.contains(&(linear >> 30)) {
+            self.flush_region(30, linear >> 30);
+        }
+        let (word, bit) = Self::region(linear);
+        if self.large[word] >> bit & 1 != 0 {
+            self.flush_region(22, linear >> 22);
+        }
         let i = Self::index(linear);
-        let tag = never(i);
         for s in &mut self.sets {
-            let e = &mut s.entries[i];
-            *e = Entry {
-                read: tag,
-                write: tag,
-                exec: tag,
-                host: 0,
-            };
+            s.entries[i] = empty(i);
+        }
+    }
+
+    /// Forgets the addresses that agree above `shift`.
+    fn flush_region(&mut self, shift: u32, region: u64) {
+        for s in self.sets.iter_mut().filter(|s| s.valid) {
+            for (i, e) in s.entries.iter_mut().enumerate() {
+                if [e.read, e.write, e.exec].iter().any(|tag| tag >> shift == region) {
+                    *e = empty(i);
+                }
+            }
         }
     }
 
