@@ -157,7 +157,12 @@ fn double_shifts_agree_with_the_table_of_pins() {
                         if !by_cl {
                             code.push(count);
                         }
-                        let mut rig = machine(&code, &[(RBX, a), (RDX, b), (RCX, count as u64), (RDI, DATA)], STATUS);
+                        load(
+                            &mut rig,
+                            &code,
+                            &[(RBX, a), (RDX, b), (RCX, count as u64), (RDI, DATA)],
+                            STATUS,
+                        );
                         rig.write(DATA, &a.to_le_bytes());
                         let s = step(&mut rig, code.len() as u64);
                         let (r, f) = undefined::shift(op, bits, a, b, count, STATUS);
@@ -513,4 +518,670 @@ fn sign_extensions_of_the_accumulator() {
         assert_eq!((s.gpr[RAX], s.gpr[RDX]), after, "{why}");
         assert_eq!(s.rflags & STATUS, STATUS, "{why}");
     }
+}
+
+/// Memory operands of the tables below, at DATA.
+fn with_memory(code: &[u8], regs: &[(usize, u64)], flags: u64, memory: u64) -> (CpuState, u64) {
+    let mut rig = machine(code, regs, flags);
+    rig.write(DATA, &memory.to_le_bytes());
+    let s = step(&mut rig, code.len() as u64);
+    (s, u64::from_le_bytes(rig.read(DATA)))
+}
+
+// covers: 2/cpu-int-logic, 2/cpu-undefined
+#[test]
+fn bit_tests() {
+    for (code, rbx, rcx, flags, after, carry, why) in [
+        (
+            &[0x0f, 0xa3, 0xcb][..],
+            0x8000_0000,
+            63,
+            0,
+            0x8000_0000,
+            true,
+            "BT EBX, ECX: the offset modulo 32",
+        ),
+        (
+            &[0x48, 0x0f, 0xa3, 0xcb],
+            0x8000_0000,
+            63,
+            CF,
+            0x8000_0000,
+            false,
+            "BT RBX, RCX",
+        ),
+        (
+            &[0x0f, 0xab, 0xcb],
+            0xffff_ffff_0000_0000,
+            4,
+            0,
+            0x10,
+            false,
+            "BTS EBX, ECX",
+        ),
+        (
+            &[0x66, 0x0f, 0xab, 0xcb],
+            0xffff_0000,
+            15,
+            0,
+            0xffff_8000,
+            false,
+            "BTS BX, CX",
+        ),
+        (
+            &[0x48, 0x0f, 0xb3, 0xcb],
+            u64::MAX,
+            63,
+            0,
+            u64::MAX >> 1,
+            true,
+            "BTR RBX, RCX",
+        ),
+        (&[0x48, 0x0f, 0xbb, 0xcb], 5, 2, 0, 1, true, "BTC RBX, RCX"),
+        (&[0x0f, 0xba, 0xe3, 0x21], 2, 0, 0, 2, true, "BT EBX, 33"),
+        (&[0x48, 0x0f, 0xba, 0xeb, 0x3f], 0, 0, 0, 1 << 63, false, "BTS RBX, 63"),
+        (&[0x0f, 0xba, 0xf3, 0x00], 3, 0, 0, 2, true, "BTR EBX, 0"),
+        (
+            &[0x66, 0x0f, 0xba, 0xfb, 0x10],
+            0x1_0000,
+            0,
+            0,
+            0x1_0001,
+            false,
+            "BTC BX, 16: the offset modulo 16",
+        ),
+    ] {
+        for other in [0, OF | SF | ZF | AF | PF] {
+            let s = one(code, &[(RBX, rbx), (RCX, rcx)], flags | other);
+            assert_eq!(s.gpr[RBX], after, "{why}");
+            assert_eq!(s.rflags & STATUS, other | carry as u64, "{why}: only CF changes");
+        }
+    }
+}
+
+// covers: 2/cpu-int-logic, 2/cpu-int-atomic
+#[test]
+fn bit_tests_reach_outside_their_operand() {
+    // The offset in RCX counts from RDI, in operands of the instruction's size, in both directions.
+    for (code, rcx, at, bit, why) in [
+        (&[0x0f, 0xab, 0x0f][..], 100, 12, 4, "BTS [RDI], ECX"),
+        (&[0x48, 0x0f, 0xab, 0x0f], (-1i64) as u64, -8, 63, "BTS [RDI], RCX: -1"),
+        (
+            &[0x0f, 0xab, 0x0f],
+            0x1_ffff_ffff,
+            -4,
+            31,
+            "BTS [RDI], ECX: only 32 bits of the offset count",
+        ),
+        (
+            &[0x66, 0x0f, 0xab, 0x0f],
+            0x7_8000,
+            -4096,
+            0,
+            "BTS [RDI], CX: 16 bits of it, signed",
+        ),
+        (&[0xf0, 0x0f, 0xab, 0x0f], 32 * 5 + 3, 20, 3, "LOCK BTS [RDI], ECX"),
+        (
+            &[0x0f, 0xba, 0x2f, 0x25],
+            0,
+            0,
+            5,
+            "BTS [RDI], 37: an immediate stays inside",
+        ),
+        (&[0x0f, 0xbb, 0x4f, 0x08], 33, 12, 1, "BTC [RDI+8], ECX"),
+    ] {
+        let mut rig = machine(code, &[(RCX, rcx), (RDI, DATA)], 0);
+        let place = DATA.wrapping_add(at as i64 as u64);
+        let s = step(&mut rig, code.len() as u64);
+        assert_eq!(u64::from_le_bytes(rig.read(place)), 1 << bit, "{why}");
+        assert_eq!(s.rflags & CF, 0, "{why}");
+        // The bit is set now; BTS finds it so.
+        load(&mut rig, code, &[(RCX, rcx), (RDI, DATA)], 0);
+        let s = step(&mut rig, code.len() as u64);
+        assert_eq!(s.rflags & CF, CF, "{why}: again");
+    }
+    // BT only reads: a bit far away, and BTR takes it away.
+    let (s, _) = with_memory(&[0x48, 0x0f, 0xa3, 0x0f], &[(RCX, 64 * 10 + 1), (RDI, DATA - 80)], 0, 2);
+    assert_eq!(s.rflags & CF, CF);
+    let (s, left) = with_memory(&[0x48, 0x0f, 0xb3, 0x0f], &[(RCX, 64 * 10 + 1), (RDI, DATA - 80)], 0, 3);
+    assert_eq!((s.rflags & CF, left), (CF, 1));
+}
+
+// covers: 2/cpu-int-logic, 2/cpu-undefined, 2/cpu-int-v2
+#[test]
+fn bit_scans_and_counts() {
+    for (code, rbx, rax, after, flags, why) in [
+        (&[0x0f, 0xbc, 0xc3][..], 0x8000_0000, u64::MAX, 31, 0, "BSF EAX, EBX"),
+        (&[0x0f, 0xbc, 0xc3], 1, u64::MAX, 0, PF, "BSF: index 0 is not ZF"),
+        (
+            &[0x0f, 0xbc, 0xc3],
+            1 << 32,
+            0x5555_5555_5555_5555,
+            0x5555_5555_5555_5555,
+            ZF | PF,
+            "BSF of 0: all 64 bits stay",
+        ),
+        (&[0x48, 0x0f, 0xbc, 0xc3], 1 << 63, 0, 63, PF, "BSF RAX, RBX"),
+        (&[0x66, 0x0f, 0xbc, 0xc3], 0x1_0000, 7, 7, ZF | PF, "BSF AX, BX"),
+        (
+            &[0x66, 0x0f, 0xbd, 0xc3],
+            0x1_4001,
+            0xffff_ffff,
+            0xffff_000e,
+            0,
+            "BSR AX, BX",
+        ),
+        (&[0x48, 0x0f, 0xbd, 0xc3], 0x1_4001, 0, 16, 0, "BSR RAX, RBX"),
+        (&[0x48, 0x0f, 0xbd, 0xc3], 0, 9, 9, ZF | PF, "BSR of 0"),
+        (&[0xf3, 0x0f, 0xbc, 0xc3], 0, 9, 9, ZF | PF, "TZCNT without BMI1 is BSF"),
+        (
+            &[0xf3, 0x0f, 0xbd, 0xc3],
+            0x80,
+            u64::MAX,
+            7,
+            0,
+            "LZCNT without its feature is BSR",
+        ),
+        (&[0xf3, 0x0f, 0xb8, 0xc3], u64::MAX, u64::MAX, 32, 0, "POPCNT EAX, EBX"),
+        (&[0xf3, 0x48, 0x0f, 0xb8, 0xc3], u64::MAX, 0, 64, 0, "POPCNT RAX, RBX"),
+        (&[0xf3, 0x0f, 0xb8, 0xc3], 1 << 40, u64::MAX, 0, ZF, "POPCNT of 0"),
+    ] {
+        let s = one(code, &[(RBX, rbx), (RAX, rax)], STATUS);
+        assert_eq!((s.gpr[RAX], s.rflags & STATUS), (after, flags), "{why}");
+    }
+}
+
+// covers: 2/cpu-int-v2, 2/cpu-int-move, 2/cpu-undefined
+#[test]
+fn byte_swaps() {
+    for (code, rbx, after, why) in [
+        (&[0x0f, 0xcb][..], 0x5555_5555_1234_5678, 0x7856_3412, "BSWAP EBX"),
+        (
+            &[0x48, 0x0f, 0xcb],
+            0x0123_4567_89ab_cdef,
+            0xefcd_ab89_6745_2301,
+            "BSWAP RBX",
+        ),
+        (&[0x66, 0x0f, 0xcb], 0x1234_5678, 0x1234_0000, "BSWAP BX"),
+    ] {
+        let s = one(code, &[(RBX, rbx)], STATUS);
+        assert_eq!((s.gpr[RBX], s.rflags & STATUS), (after, STATUS), "{why}");
+    }
+}
+
+// covers: 2/cpu-int-v2
+#[test]
+fn crc32_has_the_values_of_the_castagnoli_polynomial() {
+    // CRC-32C of "123456789" is E3069283, with ones before and after.
+    let mut crc = u32::MAX as u64;
+    for b in b"123456789" {
+        let s = one(
+            &[0xf2, 0x0f, 0x38, 0xf0, 0xc3],
+            &[(RAX, crc | 7 << 40), (RBX, *b as u64)],
+            STATUS,
+        );
+        assert_eq!(s.rflags & STATUS, STATUS);
+        crc = s.gpr[RAX];
+    }
+    assert_eq!(crc, !0xe306_9283u32 as u64);
+    let s = one(
+        &[0xf2, 0x48, 0x0f, 0x38, 0xf1, 0xc3],
+        &[(RAX, u64::MAX), (RBX, u64::from_le_bytes(*b"12345678"))],
+        0,
+    );
+    let s = one(
+        &[0xf2, 0x0f, 0x38, 0xf0, 0xc3],
+        &[(RAX, s.gpr[RAX]), (RBX, b'9' as u64)],
+        0,
+    );
+    assert_eq!(s.gpr[RAX], !0xe306_9283u32 as u64);
+    let s = one(
+        &[0xf2, 0x0f, 0x38, 0xf1, 0xc3],
+        &[(RAX, 0xffff_ffff), (RBX, 0x3433_3231)],
+        0,
+    );
+    let s = one(
+        &[0x66, 0xf2, 0x0f, 0x38, 0xf1, 0xc3],
+        &[(RAX, s.gpr[RAX]), (RBX, 0x3635)],
+        0,
+    );
+    let s = one(
+        &[0x66, 0xf2, 0x0f, 0x38, 0xf1, 0xc3],
+        &[(RAX, s.gpr[RAX]), (RBX, 0x3837)],
+        0,
+    );
+    let s = one(&[0xf2, 0x0f, 0x38, 0xf0, 0xc7], &[(RAX, s.gpr[RAX]), (RBX, 0x3900)], 0);
+    assert_eq!(s.gpr[RAX], !0xe306_9283u32 as u64, "the last byte from BH");
+}
+
+/// Condition `k` on flags, in the words of SDM Vol. 1 App. B.
+fn holds(k: u8, f: u64) -> bool {
+    let (cf, pf, zf, sf, of) = (f & CF != 0, f & PF != 0, f & ZF != 0, f & SF != 0, f & OF != 0);
+    match k {
+        0 => of,
+        1 => !of,
+        2 => cf,
+        3 => !cf,
+        4 => zf,
+        5 => !zf,
+        6 => cf || zf,
+        7 => !cf && !zf,
+        8 => sf,
+        9 => !sf,
+        10 => pf,
+        11 => !pf,
+        12 => sf != of,
+        13 => sf == of,
+        14 => zf || sf != of,
+        _ => !zf && sf == of,
+    }
+}
+
+// covers: 2/cpu-int-move
+#[test]
+fn conditions_move_and_set() {
+    let mut rig = Rig::new();
+    for k in 0..16u8 {
+        for bits in 0..32u64 {
+            let f = [CF, PF, ZF, SF, OF]
+                .iter()
+                .enumerate()
+                .map(|(i, b)| if bits >> i & 1 != 0 { *b } else { 0 })
+                .sum();
+            let regs = [(RAX, 0x1111_2222_3333_4444), (RBX, 0x5555_6666_7777_8888), (RDI, DATA)];
+            let yes = holds(k, f);
+            for (code, if_so, if_not, why) in [
+                (
+                    &[0x48, 0x0f, 0x40 | k, 0xc3][..],
+                    0x5555_6666_7777_8888,
+                    0x1111_2222_3333_4444,
+                    "CMOV RAX, RBX",
+                ),
+                (
+                    &[0x0f, 0x40 | k, 0xc3],
+                    0x7777_8888,
+                    0x3333_4444,
+                    "CMOV EAX, EBX: clears the upper half either way",
+                ),
+                (
+                    &[0x66, 0x0f, 0x40 | k, 0xc3],
+                    0x1111_2222_3333_8888,
+                    0x1111_2222_3333_4444,
+                    "CMOV AX, BX",
+                ),
+                (&[0x0f, 0x40 | k, 0x07], 0xabcd_ef01, 0x3333_4444, "CMOV EAX, [RDI]"),
+                (
+                    &[0x0f, 0x90 | k, 0xc4],
+                    0x1111_2222_3333_0144,
+                    0x1111_2222_3333_0044,
+                    "SET AH",
+                ),
+            ] {
+                load(&mut rig, code, &regs, f);
+                rig.write(DATA, &0xabcd_ef01u64.to_le_bytes());
+                let s = step(&mut rig, code.len() as u64);
+                assert_eq!(
+                    s.gpr[RAX],
+                    if yes { if_so } else { if_not },
+                    "{why}: condition {k:x}, flags {f:x}"
+                );
+                assert_eq!(s.rflags & STATUS, f, "{why}");
+            }
+            load(&mut rig, &[0x0f, 0x90 | k, 0x07], &regs, f);
+            rig.write(DATA, &[0xaa, 0xbb]);
+            step(&mut rig, 3);
+            assert_eq!(rig.read(DATA), [yes as u8, 0xbb], "SET [RDI]");
+        }
+    }
+    // The operand is read whether or not it is wanted.
+    let mut rig = machine(&[0x0f, 0x44, 0x07], &[(RDI, 0x8000_0000_0000_0000)], 0);
+    assert_eq!(rig.run(1), Exit::Shutdown);
+}
+
+// covers: 2/cpu-int-atomic
+#[test]
+fn exchanges_with_a_sum() {
+    for (code, rax, rbx, after, sum, flags, why) in [
+        (
+            &[0x0f, 0xc1, 0xd8][..],
+            0xffff_ffff,
+            1,
+            0xffff_ffff,
+            0,
+            CF | PF | AF | ZF,
+            "XADD EAX, EBX",
+        ),
+        (
+            &[0x0f, 0xc0, 0xd8],
+            0x17f,
+            0x201,
+            0x27f,
+            0x180,
+            OF | SF | AF,
+            "XADD AL, BL",
+        ),
+        (
+            &[0x48, 0x0f, 0xc1, 0xc0],
+            5,
+            7,
+            7,
+            10,
+            PF,
+            "XADD RAX, RAX: the sum wins",
+        ),
+    ] {
+        let s = one(code, &[(RAX, rax), (RBX, rbx)], STATUS);
+        assert_eq!(
+            (s.gpr[RBX], s.gpr[RAX], s.rflags & STATUS),
+            (after, sum, flags),
+            "{why}"
+        );
+    }
+    for lock in [false, true] {
+        let mut code = if lock { vec![0xf0] } else { vec![] };
+        code.extend([0x66, 0x0f, 0xc1, 0x1f]);
+        let (s, memory) = with_memory(&code, &[(RBX, 0x11_0003), (RDI, DATA)], 0, 0x5_fffe);
+        assert_eq!(
+            (s.gpr[RBX], memory, s.rflags & STATUS),
+            (0x11_fffe, 0x5_0001, CF | AF),
+            "XADD [RDI], BX"
+        );
+    }
+}
+
+// covers: 2/cpu-int-atomic
+#[test]
+fn compare_and_exchange() {
+    for (code, rax, rbx, rcx, after, flags, why) in [
+        (
+            &[0x0f, 0xb1, 0xcb][..],
+            0xaaaa_aaaa_0000_0005,
+            0xbbbb_bbbb_0000_0005,
+            0xcccc_cccc_1234_5678,
+            (0xaaaa_aaaa_0000_0005, 0x1234_5678),
+            ZF | PF,
+            "equal: the destination is written, the accumulator is not",
+        ),
+        (
+            &[0x0f, 0xb1, 0xcb],
+            0xaaaa_aaaa_0000_0005,
+            0xbbbb_bbbb_0000_0006,
+            1,
+            (6, 0xbbbb_bbbb_0000_0006),
+            CF | SF | AF | PF,
+            "different: the accumulator is written, the destination is not",
+        ),
+        (
+            &[0x0f, 0xb0, 0xcf],
+            0x77,
+            0x7700,
+            0x99,
+            (0x77, 0x9900),
+            ZF | PF,
+            "CMPXCHG BH, CL",
+        ),
+    ] {
+        let s = one(code, &[(RAX, rax), (RBX, rbx), (RCX, rcx)], 0);
+        assert_eq!(((s.gpr[RAX], s.gpr[RBX]), s.rflags & STATUS), (after, flags), "{why}");
+    }
+    for lock in [false, true] {
+        for (rax, memory, after, flags) in [
+            (0x1_0005u64, 0x7_0005u64, (0x1_0005u64, 0x7_9999u64), ZF | PF),
+            (0x1_0005, 0x7_0004, (0x1_0004, 0x7_0004), 0),
+        ] {
+            let mut code = if lock { vec![0xf0] } else { vec![] };
+            code.extend([0x66, 0x0f, 0xb1, 0x1f]);
+            let (s, left) = with_memory(&code, &[(RAX, rax), (RBX, 0x9999), (RDI, DATA)], 0, memory);
+            assert_eq!(
+                ((s.gpr[RAX], left), s.rflags & STATUS),
+                (after, flags),
+                "CMPXCHG [RDI], BX, lock {lock}"
+            );
+        }
+    }
+}
+
+// covers: 2/cpu-int-atomic, 2/cpu-int-v2
+#[test]
+fn compare_and_exchange_of_double_words() {
+    for lock in [&[][..], &[0xf0]] {
+        let mut code = lock.to_vec();
+        code.extend([0x0f, 0xc7, 0x0f]);
+        let regs = [
+            (RAX, 0x1_0000_0001),
+            (RDX, 0x1_0000_0002),
+            (RBX, 7),
+            (RCX, 8),
+            (RDI, DATA),
+        ];
+        let (s, left) = with_memory(&code, &regs, STATUS & !ZF, 0x2_0000_0001);
+        assert_eq!(
+            (left, s.gpr[RAX], s.gpr[RDX]),
+            (0x8_0000_0007, 0x1_0000_0001, 0x1_0000_0002)
+        );
+        assert_eq!(s.rflags & STATUS, STATUS, "only ZF changes");
+        let (s, left) = with_memory(&code, &regs, STATUS, 0x3_0000_0001);
+        assert_eq!((left, s.gpr[RAX], s.gpr[RDX]), (0x3_0000_0001, 1, 3));
+        assert_eq!(s.rflags & STATUS, STATUS & !ZF);
+
+        let mut code = lock.to_vec();
+        code.extend([0x48, 0x0f, 0xc7, 0x0f]);
+        for (high, equal) in [(2u64, true), (3, false)] {
+            let regs = [(RAX, 1), (RDX, 2), (RBX, 7), (RCX, 8), (RDI, DATA)];
+            let mut rig = machine(&code, &regs, STATUS ^ if equal { ZF } else { 0 });
+            rig.write(DATA, &(1 | (high as u128) << 64).to_le_bytes());
+            let s = step(&mut rig, code.len() as u64);
+            let memory = u128::from_le_bytes(rig.read(DATA));
+            assert_eq!(memory, if equal { 7 | 8 << 64 } else { 1 | 3 << 64 });
+            assert_eq!((s.gpr[RAX], s.gpr[RDX]), if equal { (1, 2) } else { (1, 3) });
+            assert_eq!(s.rflags & STATUS, STATUS ^ if equal { 0 } else { ZF });
+        }
+    }
+    // 16 bytes must be aligned.
+    let mut rig = machine(&[0x48, 0x0f, 0xc7, 0x0f], &[(RDI, DATA + 8)], 0);
+    assert_eq!(rig.run(1), Exit::Shutdown);
+    // 8 bytes need not, not even within a page.
+    let mut rig = machine(
+        &[0x0f, 0xc7, 0x0f],
+        &[(RDI, DATA + 0xffd), (RDX, 0), (RBX, 0x0403_0201), (RCX, 0x0807_0605)],
+        0,
+    );
+    step(&mut rig, 3);
+    assert_eq!(rig.read(DATA + 0xffd), [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+// covers: 2/cpu-int-atomic, 2/cpu-self-modifying-code
+#[test]
+fn a_locked_write_to_code_is_seen() {
+    // MOV EAX, 1; LOCK INC BYTE [RDI]; JMP back
+    let code = [0xb8, 1, 0, 0, 0, 0xf0, 0xfe, 0x07, 0xeb, 0xf6];
+    for (at, expected) in [(CODE + 1, 4)] {
+        let mut rig = machine(&code, &[(RDI, at)], 0);
+        assert_eq!(rig.run(3 * 3 + 1), Exit::Budget);
+        assert_eq!(rig.cpu.state().gpr[RAX], expected);
+    }
+}
+
+// covers: 2/cpu-int-move
+#[test]
+fn table_look_up() {
+    let mut rig = machine(&[0xd7], &[(RAX, 0xffff_ff05), (RBX, DATA)], STATUS);
+    rig.write(DATA + 5, &[0x99]);
+    let s = step(&mut rig, 1);
+    assert_eq!((s.gpr[RAX], s.rflags & STATUS), (0xffff_ff99, STATUS));
+    // 32-bit addresses: the sum wraps.
+    load(&mut rig, &[0x67, 0xd7], &[(RAX, 0xff), (RBX, 0x5_ffff_ff02)], 0);
+    rig.write(1, &[0x77]);
+    assert_eq!(step(&mut rig, 2).gpr[RAX], 0x77);
+}
+
+/// 32-bit protected mode without paging; the stack's segment has 16-bit pointers if `small`.
+fn protected(rig: &mut Rig, small: bool) {
+    let mut s = rig.cpu.state();
+    (s.cr0, s.cr4, s.efer) = (0x33, 0, 0);
+    s.segments[engine::CS] = rig::code_segment(0xc09b);
+    for i in [engine::SS, engine::DS, engine::ES] {
+        s.segments[i] = engine::Segment {
+            selector: 16,
+            base: 0,
+            limit: u32::MAX,
+            attributes: 0xc093,
+        };
+    }
+    if small {
+        s.segments[engine::SS].attributes = 0x8093;
+    }
+    rig.cpu.set_state(&s);
+}
+
+// covers: 2/cpu-int-bcd
+#[test]
+fn decimal_adjustments() {
+    use undefined::Adjust::*;
+    let ten = std::num::NonZeroU8::new(10).unwrap();
+    let mut rig = Rig::new();
+    protected(&mut rig, false);
+    for (code, op) in [
+        (&[0x37][..], Aaa),
+        (&[0x3f], Aas),
+        (&[0x27], Daa),
+        (&[0x2f], Das),
+        (&[0xd4, 10], Aam(ten)),
+        (&[0xd5, 10], Aad(10)),
+        (&[0xd5, 3], Aad(3)),
+    ] {
+        for ax in [0u16, 5, 0x000a, 0x0105, 0x00ff, 0x0f9a, 0x0199, 0x1203, 0xff79] {
+            for flags in [0, CF, AF, STATUS] {
+                load(&mut rig, code, &[(RAX, 0x5555_0000 | ax as u64)], flags);
+                let s = step(&mut rig, code.len() as u64);
+                let (expected, after) = undefined::adjust(op, ax, flags);
+                assert_eq!(s.gpr[RAX], 0x5555_0000 | expected as u64, "{op:?} {ax:x} {flags:x}");
+                assert_eq!(s.rflags & STATUS, after, "{op:?} {ax:x} {flags:x}");
+            }
+        }
+    }
+    // By hand: 15 + 27 in packed decimal is 42, 12 in unpacked decimal is C, and back.
+    for (code, rax, flags, after, why) in [
+        (&[0x27][..], 0x3c, 0, 0x42, "DAA"),
+        (&[0xd5, 10], 0x0102, 0, 0x000c, "AAD"),
+        (&[0xd4, 10], 0x000c, 0, 0x0102, "AAM"),
+        (&[0xd6], 0x1234, CF, 0x12ff, "SALC with CF"),
+        (&[0xd6], 0x1234, 0, 0x1200, "SALC without"),
+    ] {
+        load(&mut rig, code, &[(RAX, rax)], flags);
+        assert_eq!(step(&mut rig, code.len() as u64).gpr[RAX], after, "{why}");
+    }
+    load(&mut rig, &[0xd4, 0], &[], 0);
+    assert_eq!(rig.run(1), Exit::Shutdown, "AAM 0 is #DE");
+    // None of them in 64-bit mode.
+    for code in [
+        [0x37, 0],
+        [0x3f, 0],
+        [0x27, 0],
+        [0x2f, 0],
+        [0xd4, 10],
+        [0xd5, 10],
+        [0xd6, 0],
+        [0x60, 0],
+        [0x61, 0],
+    ] {
+        assert_eq!(machine(&code, &[], 0).run(1), Exit::Shutdown, "{code:x?}");
+    }
+}
+
+const RSP: usize = 4;
+const RBP: usize = 5;
+
+// covers: 2/cpu-int-stack
+#[test]
+fn all_registers_go_on_the_stack_and_come_back() {
+    for (code, size, sp, small, why) in [
+        (&[0x60][..], 4u64, 0x20_0000u64, false, "PUSHAD"),
+        (&[0x66, 0x60], 2, 0x20_0000, false, "PUSHA"),
+        (&[0x60], 4, 0xabcd_0008, true, "PUSHAD on a 16-bit stack wraps"),
+    ] {
+        let mut rig = Rig::new();
+        protected(&mut rig, small);
+        let values: Vec<(usize, u64)> = (0..8).map(|i| (i, 0x1111_1111 * (i as u64 + 1))).collect();
+        load(&mut rig, code, &values, 0);
+        let mut s = rig.cpu.state();
+        s.gpr[RSP] = sp;
+        rig.cpu.set_state(&s);
+        let s = step(&mut rig, code.len() as u64);
+        let cut = |v: u64| if size == 2 { v & 0xffff } else { v };
+        let new = if small {
+            sp & !0xffff | sp.wrapping_sub(8 * size) & 0xffff
+        } else {
+            sp - 8 * size
+        };
+        assert_eq!(s.gpr[RSP], new, "{why}");
+        for (i, v) in &values {
+            let at = (sp.wrapping_sub((*i as u64 + 1) * size)) & if small { 0xffff } else { u64::MAX };
+            let memory = u32::from_le_bytes(rig.read(at)) as u64;
+            assert_eq!(cut(memory), cut(if *i == RSP { sp } else { *v }), "{why}: register {i}");
+        }
+        // Other values in the registers; POPA brings all back but the stack pointer, which moves past.
+        let back = if code.len() == 2 { &[0x66, 0x61][..] } else { &[0x61] };
+        let others: Vec<(usize, u64)> = (0..8).filter(|i| *i != RSP).map(|i| (i, 0xeeee_eeee)).collect();
+        load(&mut rig, back, &others, 0);
+        let s = step(&mut rig, back.len() as u64);
+        for (i, v) in values {
+            let expected = match (i == RSP, size) {
+                (true, _) => sp,
+                (_, 2) => 0xeeee_0000 | v & 0xffff,
+                _ => v,
+            };
+            assert_eq!(s.gpr[i], expected, "{why} and back: register {i}");
+        }
+    }
+}
+
+// covers: 2/cpu-int-stack
+#[test]
+fn frames_with_their_displays() {
+    const SP: u64 = 0x20_0000;
+    const BP: u64 = 0x20_1000;
+    // ENTER 20, level: the old RBP, level - 1 of the old display, the new frame pointer.
+    for (level, pushed, why) in [
+        (0u8, vec![BP], "no display"),
+        (1, vec![BP, SP - 8], "its own frame only"),
+        (3, vec![BP, 0xa1, 0xa2, SP - 8], "two frames of the display copied"),
+        (35, vec![BP, 0xa1, 0xa2, SP - 8], "the level modulo 32"),
+    ] {
+        let mut rig = machine(&[0xc8, 0x20, 0, level], &[(RBP, BP)], 0);
+        rig.write(BP - 16, &0xa2u64.to_le_bytes());
+        rig.write(BP - 8, &0xa1u64.to_le_bytes());
+        let s = step(&mut rig, 4);
+        assert_eq!(
+            (s.gpr[RBP], s.gpr[RSP]),
+            (SP - 8, SP - 8 * pushed.len() as u64 - 0x20),
+            "{why}"
+        );
+        for (i, v) in pushed.iter().enumerate() {
+            assert_eq!(u64::from_le_bytes(rig.read(SP - 8 * (i as u64 + 1))), *v, "{why}: {i}");
+        }
+        // LEAVE undoes it.
+        load(&mut rig, &[0xc9], &[], 0);
+        let s = step(&mut rig, 1);
+        assert_eq!((s.gpr[RBP], s.gpr[RSP]), (BP, SP), "{why}: LEAVE");
+    }
+    // 16-bit operands in 64-bit mode: BP alone changes.
+    let mut rig = machine(&[0x66, 0xc8, 4, 0, 0], &[(RBP, 0x7777_1234)], 0);
+    let s = step(&mut rig, 5);
+    assert_eq!(
+        (s.gpr[RBP], s.gpr[RSP], rig.read(SP - 2)),
+        (0x7777_fffe, SP - 6, [0x34, 0x12])
+    );
+    // A write at the final stack pointer would fault: so does ENTER, and nothing has changed.
+    let mut rig = machine(&[0xc8, 0, 0x10, 0], &[(RSP, 0x40_0800), (RBP, 5)], 0);
+    rig.write(rig::TABLES + 0x2000 + 8, &0u64.to_le_bytes());
+    let s = rig.cpu.state();
+    let mut moved = s.clone();
+    moved.rip = 0x50_0000;
+    rig.write(0x50_0000, &[0xc8, 0, 0x10, 0]);
+    rig.cpu.set_state(&moved);
+    assert_eq!(rig.run(1), Exit::Shutdown);
+    let s = rig.cpu.state();
+    assert_eq!((s.gpr[RSP], s.gpr[RBP], s.cr2), (0x40_0800, 5, 0x3f_f7f8));
+    assert_eq!(rig.read(0x40_07f8), [0u8; 8]);
 }
