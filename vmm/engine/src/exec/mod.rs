@@ -19,6 +19,7 @@ pub(crate) mod simd;
 pub(crate) mod stack;
 pub(crate) mod string;
 pub(crate) mod system;
+pub(crate) mod x87;
 
 use iced_x86::{ConditionCode, Mnemonic as M};
 
@@ -58,6 +59,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         _ if string::is(l) => string::lower(l),
         _ if l.i.is_jcc_short_or_near() => flow::lower(l),
         _ if simd::handles(l.i) => simd::lower(l),
+        _ if x87::handles(l.i) => x87::lower(l),
         // CMOVcc and SETcc.
         _ if l.i.condition_code() != ConditionCode::None => cond::lower(l),
         _ => l.ud(),

@@ -6,7 +6,11 @@
 //! depend on the host.
 
 pub mod approx;
+mod host;
 pub mod state;
 pub mod thunk;
+mod transcendental;
+mod wide;
+pub mod x87;
 
 pub use state::FpuState;

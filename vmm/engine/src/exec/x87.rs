@@ -1,0 +1,282 @@
+//! The x87 instructions: checks, operands and pointers here, the work in [`crate::fpu`].
+
+use iced_x86::{Code, Encoder, Instruction, Mnemonic as M, OpKind, Register};
+
+use crate::cpu::{CS, Cpu, slot};
+use crate::decode::{End, Lower, body};
+use crate::fpu::state::EnvironmentFormat;
+use crate::fpu::x87::{X87Insn, X87Memory, execute};
+use crate::op::{Done, Handler, Op, chain};
+
+const CR0_MP: u64 = 1 << 1;
+const CR0_EM: u64 = 1 << 2;
+const CR0_TS: u64 = 1 << 3;
+
+impl Cpu {
+    /// EM or TS is #NM for every x87 instruction but WAIT. SDM Vol. 3A 2.5 "Control Registers".
+    #[inline]
+    fn x87_ready(&mut self) -> Done {
+        if self.cr0 & (CR0_EM | CR0_TS) != 0 {
+            return Err(self.fault(7, None));
+        }
+        Ok(())
+    }
+
+    /// An instruction that computes: see [`crate::fpu::x87`].
+    #[inline(never)]
+    fn x87(&mut self, o: &Op) -> Done {
+        self.x87_ready()?;
+        self.no_math_fault()?;
+        let insn = X87Insn::from_bits(o.imm);
+        let mut memory = [0; 16];
+        let (size, linear) = (insn.memory.size(), self.ea(o));
+        if insn.memory != X87Memory::None {
+            if insn.writes_memory() {
+                self.probe_write(o, linear, size)?;
+            } else {
+                self.read_bytes(o, linear, &mut memory[..size])?;
+            }
+            self.fpu.fdp = self.offset(o, linear);
+            self.fpu.fds = self.seg[(o.seg as usize).min(5)].selector;
+        }
+        self.fpu.fip = self.ip(o);
+        self.fpu.fcs = self.seg[CS].selector;
+        self.fpu.fop = o.aux;
+        let rflags = self.rflags();
+        let effect = execute(&mut self.fpu, insn, &mut memory, rflags);
+        if let Some(flags) = effect.flags {
+            self.nf = crate::flags::from_rflags(flags as u64);
+        }
+        if effect.store {
+            // The probe found it writable.
+            self.write_bytes(o, linear, &memory[..size])?;
+        }
+        Ok(())
+    }
+
+    /// The offset in its segment of an operand's linear address.
+    fn offset(&self, o: &Op, linear: u64) -> u64 {
+        let base = self.seg[(o.seg as usize).min(5)].base;
+        match (self.is64(), o.seg >= 4) {
+            (true, false) => linear,
+            (true, true) => linear.wrapping_sub(base),
+            (false, _) => linear.wrapping_sub(base) & 0xffff_ffff,
+        }
+    }
+
+    fn environment_format(&self, o: &Op) -> EnvironmentFormat {
+        EnvironmentFormat { wide: o.aux & 1 != 0, real: !self.protected() }
+    }
+
+    #[inline(never)]
+    fn fnstenv(&mut self, o: &Op) -> Done {
+        self.x87_ready()?;
+        let format = self.environment_format(o);
+        let linear = self.ea(o);
+        let mut after = self.fpu.clone();
+        let image = after.fnstenv(format);
+        self.write_bytes(o, linear, &image[..format.environment_len()])?;
+        self.fpu = after;
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn fldenv(&mut self, o: &Op) -> Done {
+        self.x87_ready()?;
+        self.no_math_fault()?;
+        let format = self.environment_format(o);
+        let linear = self.ea(o);
+        let mut image = [0; 28];
+        self.read_bytes(o, linear, &mut image[..format.environment_len()])?;
+        self.fpu.fldenv(&image, format);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn fnsave(&mut self, o: &Op) -> Done {
+        self.x87_ready()?;
+        let format = self.environment_format(o);
+        let linear = self.ea(o);
+        let mut after = self.fpu.clone();
+        let image = after.fnsave(format);
+        self.write_bytes(o, linear, &image[..format.save_len()])?;
+        self.fpu = after;
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn frstor(&mut self, o: &Op) -> Done {
+        self.x87_ready()?;
+        self.no_math_fault()?;
+        let format = self.environment_format(o);
+        let linear = self.ea(o);
+        let mut image = [0; 108];
+        self.read_bytes(o, linear, &mut image[..format.save_len()])?;
+        self.fpu.frstor(&image, format);
+        Ok(())
+    }
+}
+
+body! {
+    X87(c, o) {
+        c.x87(o)
+    }
+    Fninit(c, _o) {
+        c.x87_ready()?;
+        c.fpu.fninit();
+        Ok(())
+    }
+    Fnclex(c, _o) {
+        c.x87_ready()?;
+        c.fpu.fnclex();
+        Ok(())
+    }
+    /// FNSETPM, FNENI, FNDISI: of the 8087 and 287; they do nothing.
+    Ignored(c, _o) {
+        c.x87_ready()
+    }
+    /// WAIT: #NM only with both MP and TS.
+    Wait(c, _o) {
+        if c.cr0 & (CR0_MP | CR0_TS) == CR0_MP | CR0_TS {
+            return Err(c.fault(7, None));
+        }
+        c.no_math_fault()
+    }
+    Fldcw(c, o) {
+        c.x87_ready()?;
+        c.no_math_fault()?;
+        let linear = c.ea(o);
+        let v = c.load::<2>(o, linear)?;
+        c.fpu.fldcw(v as u16);
+        Ok(())
+    }
+    Fnstcw(c, o) {
+        c.x87_ready()?;
+        let linear = c.ea(o);
+        let v = c.fpu.cw as u64;
+        c.store::<2>(o, linear, v)
+    }
+    Fnstsw(c, o) {
+        c.x87_ready()?;
+        let linear = c.ea(o);
+        let v = c.fpu.sw as u64;
+        c.store::<2>(o, linear, v)
+    }
+    FnstswAx(c, _o) {
+        c.x87_ready()?;
+        let v = c.fpu.sw as u64;
+        c.set::<2>(slot::RAX, v);
+        Ok(())
+    }
+    Fnstenv(c, o) {
+        c.fnstenv(o)
+    }
+    Fldenv(c, o) {
+        c.fldenv(o)
+    }
+    Fnsave(c, o) {
+        c.fnsave(o)
+    }
+    Frstor(c, o) {
+        c.frstor(o)
+    }
+}
+
+/// Whether the instruction belongs to this file.
+pub(crate) fn handles(i: &Instruction) -> bool {
+    is_control(i.mnemonic()) || X87Insn::decode(i).is_some()
+}
+
+fn is_control(mnemonic: M) -> bool {
+    matches!(
+        mnemonic,
+        M::Finit
+            | M::Fninit
+            | M::Fclex
+            | M::Fnclex
+            | M::Fldcw
+            | M::Fstcw
+            | M::Fnstcw
+            | M::Fstsw
+            | M::Fnstsw
+            | M::Fstenv
+            | M::Fnstenv
+            | M::Fldenv
+            | M::Fsave
+            | M::Fnsave
+            | M::Frstor
+            | M::Wait
+            | M::Fsetpm
+            | M::Fnsetpm
+            | M::Feni
+            | M::Fneni
+            | M::Fdisi
+            | M::Fndisi
+    )
+}
+
+/// The 11 bits of FOP: the low three of the first opcode byte and the ModRM byte.
+fn opcode(l: &Lower) -> u16 {
+    let bits = if l.is64() { 64 } else { 32 };
+    let mut encoder = Encoder::new(bits);
+    let mut insn = *l.i;
+    insn.set_segment_prefix(Register::None);
+    // An address that only a 16-bit segment can express is encoded as one; anything unencodable has no such byte to report.
+    if encoder.encode(&insn, 0).is_err() {
+        return 0;
+    }
+    let bytes = encoder.take_buffer();
+    let at = bytes.iter().position(|byte| matches!(byte, 0xd8..=0xdf)).unwrap_or(0);
+    match bytes.get(at..at + 2) {
+        Some(&[first, modrm]) => (first as u16 & 7) << 8 | modrm as u16,
+        _ => 0,
+    }
+}
+
+pub(crate) fn lower(l: &mut Lower) -> End {
+    if let Some(insn) = X87Insn::decode(l.i) {
+        let fop = opcode(l);
+        if insn.memory == X87Memory::None {
+            l.emit(chain::<X87>, |o| (o.imm, o.aux) = (insn.to_bits(), fop));
+        } else {
+            let m = l.mem(insn.memory.size() as u8, insn.writes_memory());
+            l.emit_mem(chain::<X87>, m, |o| (o.imm, o.aux) = (insn.to_bits(), fop));
+        }
+        return End::Open;
+    }
+    let wide = |code: Code| {
+        !matches!(
+            code,
+            Code::Fldenv_m14byte
+                | Code::Fnstenv_m14byte
+                | Code::Fstenv_m14byte
+                | Code::Fnsave_m94byte
+                | Code::Fsave_m94byte
+                | Code::Frstor_m94byte
+        )
+    };
+    let (environment, save): (u16, u16) = if wide(l.i.code()) { (28, 108) } else { (14, 94) };
+    match l.i.mnemonic() {
+        M::Fninit => l.emit(chain::<Fninit>, |_| ()),
+        M::Fnclex => l.emit(chain::<Fnclex>, |_| ()),
+        M::Fnsetpm | M::Fneni | M::Fndisi => l.emit(chain::<Ignored>, |_| ()),
+        M::Wait => l.emit(chain::<Wait>, |_| ()),
+        M::Fldcw => memory(l, chain::<Fldcw>, 2, false),
+        M::Fnstcw => memory(l, chain::<Fnstcw>, 2, true),
+        M::Fnstsw if l.i.op0_kind() == OpKind::Register => l.emit(chain::<FnstswAx>, |_| ()),
+        M::Fnstsw => memory(l, chain::<Fnstsw>, 2, true),
+        M::Fnstenv => memory(l, chain::<Fnstenv>, environment, true),
+        M::Fldenv => memory(l, chain::<Fldenv>, environment, false),
+        M::Fnsave => memory(l, chain::<Fnsave>, save, true),
+        M::Frstor => memory(l, chain::<Frstor>, save, false),
+        // With its WAIT in front the decoder sees two instructions; it makes the one-instruction forms for encoders only.
+        _ => return l.ud(),
+    }
+    End::Open
+}
+
+fn memory(l: &mut Lower, f: Handler, size: u16, write: bool) {
+    let wide = matches!(size, 28 | 108);
+    let m = l.mem_span(size, write);
+    l.emit_mem(f, m, |o| o.aux = wide as u16);
+}
