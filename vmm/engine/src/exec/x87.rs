@@ -65,7 +65,10 @@ impl Cpu {
     }
 
     fn environment_format(&self, o: &Op) -> EnvironmentFormat {
-        EnvironmentFormat { wide: o.aux & 1 != 0, real: !self.protected() }
+        EnvironmentFormat {
+            wide: o.aux & 1 != 0,
+            real: !self.protected(),
+        }
     }
 
     #[inline(never)]
