@@ -1,0 +1,282 @@
+//! Whatever is wrong with the command line or its files: one clear line on stderr, exit status 2, nothing overwritten.
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use common::*;
+
+/// A bzImage as far as its headers go: 2 MiB of memory from 16 MiB on.
+fn bzimage() -> Vec<u8> {
+    let mut image = vec![0; 5 * 512 + 4096];
+    let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0x1f1, &[4]);
+    put(0x1f4, &256u32.to_le_bytes());
+    put(0x1fe, &[0x55, 0xaa, 0xeb, 0x6a]);
+    put(0x202, b"HdrS");
+    put(0x206, &0x20fu16.to_le_bytes());
+    put(0x211, &[1]);
+    put(0x22c, &0x7fff_ffffu32.to_le_bytes());
+    put(0x236, &1u16.to_le_bytes());
+    put(0x238, &2047u32.to_le_bytes());
+    put(0x258, &0x100_0000u64.to_le_bytes());
+    put(0x260, &0x20_0000u32.to_le_bytes());
+    image
+}
+
+/// The files that the rows speak of.
+fn files(folder: &Folder) {
+    folder.file("good", hello());
+    folder.file("empty", b"");
+    folder.file("text", "#!/bin/sh\necho not a kernel\n");
+    folder.file("bzimage", bzimage());
+    folder.file("cut-bzimage", &bzimage()[..5000]);
+    folder.file("cut-good", &hello()[..20]);
+    folder.file("elf64", fs::read(env!("CARGO_BIN_EXE_minivmm")).unwrap());
+    folder.file("big", vec![0x41; 8 << 20]);
+    folder.file("cut-cpio", b"070701000000000000");
+    folder.file("precious", "do not lose this");
+    fs::create_dir(folder.path().join("folder")).unwrap();
+}
+
+// covers: 2/exit-2
+// covers: 2/bad-input-missing
+// covers: 2/bad-input-empty-kernel
+// covers: 2/bad-input-empty-initrd
+// covers: 2/bad-input-truncated-kernel
+// covers: 2/bad-input-truncated-initrd
+// covers: 2/bad-input-foreign-kernel
+// covers: 2/bad-input-foreign-initrd
+// covers: 2/bad-input-kernel-does-not-fit
+// covers: 2/bad-input-initrd-does-not-fit
+// covers: 2/bad-input-nonsense-size
+// covers: 2/bad-input-unknown-model
+// covers: 2/bad-input-unknown-engine
+#[test]
+fn each_is_one_line_that_names_the_option_and_the_file() {
+    let folder = Folder::new();
+    files(&folder);
+    for (arguments, says) in [
+        ("--kernel missing", &["--kernel missing", "no such file"][..]),
+        ("--kernel good --initrd missing", &["--initrd missing", "no such file"]),
+        ("--kernel folder", &["--kernel folder", "directory"]),
+        ("--kernel /dev/zero", &["--kernel /dev/zero", "not a regular file"]),
+        ("--kernel empty", &["--kernel empty", "empty"]),
+        ("--kernel good --initrd empty", &["--initrd empty", "empty"]),
+        ("--kernel cut-bzimage", &["--kernel cut-bzimage", "truncated"]),
+        ("--kernel cut-good", &["--kernel cut-good"]),
+        (
+            "--kernel bzimage --initrd cut-cpio",
+            &["--initrd cut-cpio", "truncated"],
+        ),
+        ("--kernel text", &["--kernel text", "not a kernel"]),
+        ("--kernel elf64", &["--kernel elf64", "not a kernel"]),
+        (
+            "--kernel bzimage --initrd text",
+            &["--initrd text", "not an initial RAM disk"],
+        ),
+        ("--kernel bzimage -m 8M", &["--kernel bzimage", "--memory"]),
+        ("--kernel bzimage -m 19M --initrd big", &["--initrd big"]),
+        ("--kernel good -m 4M --initrd big", &["--initrd big", "--memory"]),
+        ("--kernel big -m 4M", &["--kernel big", "--memory"]),
+        ("--kernel good -m 12Q", &["--memory", "12Q"]),
+        ("--kernel good -m 0", &["--memory"]),
+        ("--kernel good -m 512", &["--memory", "512M"]),
+        ("--kernel good -m 5000000T", &["--memory"]),
+        ("--kernel good -m 8T", &["--memory", "40 bits"]),
+        ("--kernel good --cpu-model z80", &["--cpu-model z80", "westmere"]),
+        ("--kernel good --engine bochs", &["--engine", "bochs"]),
+        ("--kernel good --engine kvm", &["--engine kvm", "software CPU only"]),
+        ("--kernel good --serial tcp:5555", &["--serial", "tcp:5555"]),
+        (
+            "--kernel good --serial file:no/such/folder/log",
+            &["--serial file:no/such/folder/log", "no such file"],
+        ),
+        (
+            "--kernel good --serial file:folder",
+            &["--serial file:folder", "directory"],
+        ),
+        ("--kernel good --serial file:good", &["--serial file:good", "same file"]),
+        (
+            "--kernel good --initrd text --serial file:text",
+            &["--serial file:text", "same file"],
+        ),
+        ("--kernel good --clock sundial", &["--clock", "sundial"]),
+        ("--kernel good --seed many", &["--seed", "many"]),
+        ("--kernel good --rtc-base yesterday", &["--rtc-base", "yesterday"]),
+        ("--kernel good --max-instructions some", &["--max-instructions", "some"]),
+        ("--kernel good --timeout -1", &["--timeout", "-1"]),
+        ("--kernel", &["--kernel"]),
+        ("", &["--kernel"]),
+        ("--frobnicate", &["--frobnicate"]),
+        // What comes first is checked first, and what is wrong elsewhere does not cost a file.
+        ("--kernel missing --serial file:precious", &["--kernel missing"]),
+        ("--kernel text --serial file:precious", &["--kernel text"]),
+        (
+            "--kernel bzimage --initrd cut-cpio --serial file:precious",
+            &["--initrd cut-cpio"],
+        ),
+        ("--kernel good --engine kvm --serial file:precious", &["--engine kvm"]),
+        ("--kernel missing --serial file:new", &["--kernel missing"]),
+    ] {
+        let mut command = minivmm();
+        let result = run(command.current_dir(folder.path()).args(arguments.split_whitespace()));
+        eprintln!("{arguments}: {}", String::from_utf8_lossy(&result.stderr));
+        assert_refused(&result, 2, says);
+        assert!(result.stdout.is_empty(), "{arguments}");
+    }
+    let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    assert_eq!(read("precious"), b"do not lose this");
+    assert_eq!(read("good"), hello());
+    assert_eq!(read("text"), b"#!/bin/sh\necho not a kernel\n");
+    assert!(!folder.path().join("new").exists());
+}
+
+#[test]
+fn a_name_with_control_characters_is_still_one_line() {
+    for name in ["a\nb", "\x1b[31mred", "tab\there"] {
+        assert_refused(&run(minivmm().args(["--kernel", name])), 2, &["--kernel "]);
+    }
+    assert_refused(
+        &run(minivmm().args(["--kernel", "x", "--cpu", "a\nb"])),
+        2,
+        &["--cpu-model a?b"],
+    );
+}
+
+/// True if this process may do everything.
+fn is_root(folder: &Path) -> bool {
+    let probe = folder.join("probe");
+    fs::write(&probe, "").unwrap();
+    fs::set_permissions(&probe, fs::Permissions::from_mode(0o000)).unwrap();
+    fs::File::open(probe).is_ok()
+}
+
+// covers: 2/bad-input-permission
+#[test]
+fn files_that_may_not_be_touched_are_not() {
+    const NOBODY: u32 = 65534;
+    let folder = Folder::new();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // Root may do everything, so there the program runs as nobody, from where nobody can reach it.
+    let program = folder.path().join("minivmm");
+    fs::copy(env!("CARGO_BIN_EXE_minivmm"), &program).unwrap();
+    let root = is_root(folder.path());
+    let kernel = folder.file("kernel", hello());
+    let secret = folder.file("secret", hello());
+    let locked = folder.file("locked", "do not lose this");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o000)).unwrap();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o444)).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    let refused = |arguments: &[&str], says: &[&str]| {
+        let mut command = Command::new(&program);
+        if root {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        assert_refused(&run(command.current_dir(folder.path()).args(arguments)), 2, says);
+    };
+    refused(&["--kernel", "secret"], &["--kernel secret", "permission denied"]);
+    refused(
+        &["--kernel", "kernel", "--initrd", "secret"],
+        &["--initrd secret", "permission denied"],
+    );
+    refused(
+        &["--kernel", "kernel", "--serial", "file:locked"],
+        &["--serial file:locked", "permission denied"],
+    );
+    refused(
+        &["--kernel", "kernel", "--serial", "file:new"],
+        &["--serial file:new", "permission denied"],
+    );
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(fs::read(&locked).unwrap(), b"do not lose this");
+    assert!(kernel.exists() && !folder.path().join("new").exists());
+}
+
+// covers: 2/bad-input-permission
+#[test]
+fn output_that_cannot_be_written_ends_the_run() {
+    let result = run_guest(&spinner(), &["--serial", "file:/dev/full"]);
+    assert_refused(&result, 2, &["--serial file:/dev/full", "no space left"]);
+}
+
+// covers: 2/bad-input-stdin
+#[test]
+fn a_closed_standard_input_is_refused_where_it_is_needed() {
+    let folder = Folder::new();
+    let kernel = folder.file("kernel", hello());
+    let start = |options: &[&str]| {
+        // Only a shell starts a program without a standard input.
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$@\" <&-", "sh", env!("CARGO_BIN_EXE_minivmm"), "--kernel"]);
+        run(command.arg(&kernel).args(options))
+    };
+    assert_refused(&start(&[]), 2, &["--serial stdio", "standard input is closed"]);
+    assert_eq!(start(&["--serial", "null"]).status.code(), Some(0));
+    let result = run(minivmm().arg("--kernel").arg(&kernel));
+    assert_eq!(result.status.code(), Some(0), "at its end, but not closed");
+}
+
+// covers: 2/bad-input-signals
+#[test]
+fn signals_end_the_run_in_good_order() {
+    let folder = Folder::new();
+    let busy = folder.file("busy", spinner());
+    let idle = folder.file("idle", interrupt_echo());
+    for (kernel, ready) in [(&busy, "spinning\n"), (&idle, "ready\n")] {
+        for signal in ["INT", "TERM", "HUP", "QUIT"] {
+            for clock in ["paced", "virtual"] {
+                let mut command = minivmm();
+                command.arg("--kernel").arg(kernel).args(["--clock", clock]);
+                command
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped());
+                let mut child = Watched::new(command.spawn().unwrap());
+                let _stdin = child.child.stdin.take();
+                let mut stdout = child.child.stdout.take().unwrap();
+                let mut bytes = vec![0; ready.len()];
+                std::io::Read::read_exact(&mut stdout, &mut bytes).unwrap();
+                assert_eq!(bytes, ready.as_bytes());
+                std::thread::sleep(Duration::from_millis(20));
+                kill(&child.child, signal);
+                assert_refused(&child.output(), 2, &[&format!("SIG{signal}")]);
+            }
+        }
+    }
+}
+
+// covers: 2/bad-input-signals
+#[test]
+fn a_signal_gets_through_while_nobody_reads_the_output() {
+    let folder = Folder::new();
+    let chatter = folder.file(
+        "kernel",
+        guest(|a| {
+            let mut again = a.create_label();
+            a.set_label(&mut again).unwrap();
+            print(a, "and so on ");
+            a.jmp(again).unwrap();
+        }),
+    );
+    let mut command = minivmm();
+    command
+        .arg("--kernel")
+        .arg(chatter)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = Watched::new(command.spawn().unwrap());
+    let stdout = child.child.stdout.take();
+    // Long enough to fill a pipe.
+    std::thread::sleep(Duration::from_millis(500));
+    kill(&child.child, "TERM");
+    assert_refused(&child.output(), 2, &["SIGTERM"]);
+    drop(stdout);
+}
