@@ -1,10 +1,10 @@
 //! The stock Linux guest: Debian's cloud kernel with busybox.
 
-use guest_tests::{INIT_MARKER, LOOPS, Outcome, in_minivmm, linux, linux_in_minivmm, run};
+use guest_tests::{INIT_MARKER, LOOPS, Outcome, in_minivmm, linux, linux_in_minivmm, run, start_with_input};
 use std::process::Command;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(500);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// The script's own lines are in guest-tests/linux/scripts/selftest.
 // covers: 2/boot-debian, 2/loader-bzimage, 2/exit-0, 2/loader-acpi-power
@@ -87,4 +87,21 @@ fn different_inputs_end_in_different_states() {
     assert_eq!(same, again);
     assert_ne!(same.0, other.0, "steps");
     assert_ne!(same.1, other.1, "hash");
+}
+
+/// Somebody at the console: what is typed reaches the shell, and its answers come back.
+// covers: 2/boot-debian
+#[test]
+fn the_shell_answers_what_is_typed() {
+    let mut guest = start_with_input(&mut linux_in_minivmm("console=ttyS0 quiet panic=-1"), LIMIT);
+    assert!(guest.wait_for("guest# ").is_some(), "{}", guest.console());
+    guest.enter("echo $((6 * 7)) is the answer");
+    assert!(guest.wait_for("\n42 is the answer\n").is_some(), "{}", guest.console());
+    // Job control: the shell is on a terminal of its own.
+    guest.enter("sleep 100 & jobs; kill %1; tty");
+    assert!(guest.wait_for("/dev/ttyS0\n").is_some(), "{}", guest.console());
+    assert!(guest.console().contains("[1]+  Running"), "{}", guest.console());
+    guest.enter("poweroff");
+    let end = guest.finish().must_end_with(0);
+    assert!(end.console.contains("Power down"), "{}", end.console);
 }
