@@ -1,8 +1,10 @@
 //! Integer instructions, row by row.
 
+mod bench;
 mod rig;
 
-use engine::{CpuState, Exit, undefined};
+use bench::Bench;
+use engine::{CpuState, Exit, Options, undefined};
 use rig::{CODE, Rig};
 
 const CF: u64 = 1;
@@ -1184,4 +1186,301 @@ fn frames_with_their_displays() {
     let s = rig.cpu.state();
     assert_eq!((s.gpr[RSP], s.gpr[RBP], s.cr2), (0x40_0800, 5, 0x3f_f7f8));
     assert_eq!(rig.read(0x40_07f8), [0u8; 8]);
+}
+
+// covers: 2/cpu-int-muldiv, 2/cpu-int-bcd, 2/cpu-int-atomic, 2/cpu-exceptions
+#[test]
+fn what_faults_and_how() {
+    for (code, bits, fault, why) in [
+        (&[0xf7, 0xf3][..], 64, (0, None), "DIV by 0"),
+        (&[0xf7, 0xfb], 64, (0, None), "IDIV by 0"),
+        (&[0xd4, 0], 32, (0, None), "AAM 0"),
+        (
+            &[0x48, 0x0f, 0xc7, 0x0f],
+            64,
+            (13, Some(0)),
+            "CMPXCHG16B of an unaligned operand",
+        ),
+        (&[0x0f, 0xc7, 0xcf], 64, (6, None), "CMPXCHG8B of a register"),
+        (&[0xf0, 0x0f, 0xa3, 0x0f], 64, (6, None), "LOCK BT"),
+        (&[0xf0, 0x0f, 0xab, 0xc8], 64, (6, None), "LOCK BTS of a register"),
+        (&[0xf0, 0xd1, 0x27], 64, (6, None), "LOCK SHL"),
+        (&[0xf0, 0x0f, 0xc1, 0xc8], 64, (6, None), "LOCK XADD of a register"),
+        (
+            &[0x0f, 0x38, 0xf0, 0x07],
+            64,
+            (6, None),
+            "MOVBE, which the model has not",
+        ),
+        (&[0x37], 64, (6, None), "AAA in 64-bit mode"),
+        (&[0x60], 64, (6, None), "PUSHA in 64-bit mode"),
+    ] {
+        let mut b = if bits == 64 { Bench::long() } else { Bench::protected() };
+        b.write(CODE, code);
+        b.state(|s| (s.gpr[RAX], s.gpr[RBX], s.gpr[RDX], s.gpr[RDI]) = (7, 0, 0, DATA + 4));
+        let before = b.cpu.state();
+        assert_eq!(b.faults(), fault, "{why}");
+        let after = b.cpu.state();
+        assert_eq!(
+            (&after.gpr[..4], &after.gpr[5..]),
+            (&before.gpr[..4], &before.gpr[5..]),
+            "{why}"
+        );
+    }
+}
+
+// covers: 2/cpu-int-atomic, 2/cpu-int-shift, 2/cpu-int-logic
+#[test]
+fn a_write_that_is_not_allowed_changes_nothing() {
+    // A page that can only be read: every read-modify-write faults as a write, flags and registers untouched.
+    for (code, why) in [
+        (&[0xd1, 0x27][..], "SHL [RDI], 1"),
+        (&[0x0f, 0xa5, 0x07], "SHLD [RDI], EAX, CL"),
+        (&[0x0f, 0xab, 0x07], "BTS [RDI], EAX"),
+        (&[0xf0, 0x0f, 0xab, 0x07], "LOCK BTS [RDI], EAX"),
+        (&[0x0f, 0xc1, 0x07], "XADD [RDI], EAX"),
+        (&[0x0f, 0xb1, 0x0f], "CMPXCHG [RDI], ECX: even if they differ"),
+        (&[0x0f, 0xc7, 0x0f], "CMPXCHG8B [RDI]"),
+        (&[0x48, 0x0f, 0xc7, 0x0f], "CMPXCHG16B [RDI]"),
+        (&[0x0f, 0x94, 0x07], "SETE [RDI]"),
+        (&[0xaa], "STOSB"),
+    ] {
+        let mut b = Bench::long();
+        b.write(rig::TABLES + 0x2010, &0x40_0085u64.to_le_bytes());
+        b.write(CODE, code);
+        b.write(0x40_0000, &[0x5a; 16]);
+        b.state(|s| {
+            (s.gpr[RAX], s.gpr[RCX], s.gpr[RDI]) = (5, 3, 0x40_0000);
+            s.rflags = 2 | STATUS;
+        });
+        let before = b.cpu.state();
+        assert_eq!(b.faults(), (14, Some(3)), "{why}");
+        let after = b.cpu.state();
+        assert_eq!((after.cr2, after.rflags & STATUS), (0x40_0000, STATUS), "{why}");
+        assert_eq!(
+            (&after.gpr[..4], &after.gpr[5..]),
+            (&before.gpr[..4], &before.gpr[5..]),
+            "{why}"
+        );
+        assert_eq!(b.read(0x40_0000), [0x5a; 16], "{why}");
+    }
+}
+
+/// Westmere with MOVBE, BMI1 and LZCNT.
+fn with_more() -> &'static x86::model::CpuModel {
+    use x86::model::WESTMERE;
+    let mut rows = WESTMERE.cpuid.to_vec();
+    for row in &mut rows {
+        match row.leaf {
+            0 => row.regs[0] = row.regs[0].max(7),
+            1 => row.regs[2] |= 1 << 22,
+            0x8000_0001 => row.regs[2] |= 1 << 5,
+            _ => {}
+        }
+    }
+    let seven = x86::model::CpuidRow {
+        leaf: 7,
+        subleaf: Some(0),
+        regs: [0, 1 << 3, 0, 0],
+    };
+    rows.retain(|row| row.leaf != 7);
+    let at = rows.partition_point(|row| row.leaf < 7);
+    rows.insert(at, seven);
+    Box::leak(Box::new(x86::model::CpuModel {
+        cpuid: rows.leak(),
+        ..WESTMERE
+    }))
+}
+
+// covers: 2/cpu-int-v2
+#[test]
+fn instructions_of_models_that_have_them() {
+    let model = with_more();
+    for (code, rbx, after, memory, flags, why) in [
+        (
+            &[0x0f, 0x38, 0xf0, 0x07][..],
+            0,
+            0x4433_2211,
+            [0x44, 0x33, 0x22, 0x11],
+            STATUS,
+            "MOVBE EAX, [RDI]",
+        ),
+        (
+            &[0x66, 0x0f, 0x38, 0xf0, 0x07],
+            0,
+            0x9999_4433,
+            [0x44, 0x33, 0x22, 0x11],
+            STATUS,
+            "MOVBE AX, [RDI]",
+        ),
+        (
+            &[0x0f, 0x38, 0xf1, 0x1f],
+            0x0102_0304,
+            0x9999_9999,
+            [1, 2, 3, 4],
+            STATUS,
+            "MOVBE [RDI], EBX",
+        ),
+        (
+            &[0x66, 0x0f, 0x38, 0xf1, 0x1f],
+            0x0304,
+            0x9999_9999,
+            [3, 4, 0x22, 0x11],
+            STATUS,
+            "MOVBE [RDI], BX",
+        ),
+        (&[0xf3, 0x0f, 0xbc, 0xc3], 8, 3, [0x44, 0x33, 0x22, 0x11], 0, "TZCNT"),
+        (
+            &[0xf3, 0x0f, 0xbc, 0xc3],
+            0,
+            32,
+            [0x44, 0x33, 0x22, 0x11],
+            CF,
+            "TZCNT of 0",
+        ),
+        (
+            &[0xf3, 0x0f, 0xbc, 0xc3],
+            1,
+            0,
+            [0x44, 0x33, 0x22, 0x11],
+            ZF,
+            "TZCNT of an odd number",
+        ),
+        (
+            &[0x66, 0xf3, 0x0f, 0xbd, 0xc3],
+            0x1_0001,
+            0x9999_000f,
+            [0x44, 0x33, 0x22, 0x11],
+            0,
+            "LZCNT of 16 bits",
+        ),
+        (
+            &[0xf3, 0x48, 0x0f, 0xbd, 0xc3],
+            0,
+            64,
+            [0x44, 0x33, 0x22, 0x11],
+            CF,
+            "LZCNT of 0",
+        ),
+        (
+            &[0xf3, 0x48, 0x0f, 0xbd, 0xc3],
+            1 << 63,
+            0,
+            [0x44, 0x33, 0x22, 0x11],
+            ZF,
+            "LZCNT of the highest",
+        ),
+    ] {
+        let mut rig = Rig::with(model);
+        load(&mut rig, code, &[(RAX, 0x9999_9999), (RBX, rbx), (RDI, DATA)], STATUS);
+        rig.write(DATA, &[0x44, 0x33, 0x22, 0x11]);
+        let s = step(&mut rig, code.len() as u64);
+        assert_eq!(
+            (s.gpr[RAX], rig.read(DATA), s.rflags & STATUS),
+            (after, memory, flags),
+            "{why}"
+        );
+    }
+}
+
+// covers: 2/cpu-undefined
+#[test]
+fn model_and_host_agree_on_all_that_the_manual_defines() {
+    use iced_x86::{Decoder, DecoderOptions, RflagsBits};
+    let mut codes: Vec<Vec<u8>> = Vec::new();
+    for prefix in [&[][..], &[0x66], &[0x48]] {
+        let mut add = |bytes: &[u8]| codes.push([prefix, bytes].concat());
+        for op in 0..8u8 {
+            for n in [0, 1, 5, 31] {
+                add(&[0xc1, 0xc3 | op << 3, n]);
+            }
+            add(&[0xd3, 0xc3 | op << 3]);
+        }
+        for op in 4..8u8 {
+            add(&[0xf7, 0xc3 | op << 3]);
+            add(&[0x0f, 0xba, 0xc3 | op << 3, 9]);
+        }
+        for op in [0xa3u8, 0xab, 0xb3, 0xbb, 0xaf, 0xbc, 0xbd] {
+            add(&[0x0f, op, 0xd3]);
+        }
+        add(&[0x6b, 0xd3, 0x7f]);
+        add(&[0x0f, 0xa4, 0xd3, 5]);
+        add(&[0x0f, 0xad, 0xd3]);
+    }
+    for op in 0..8u8 {
+        codes.push(vec![0xc0, 0xc3 | op << 3, 3]);
+    }
+    for op in 4..8u8 {
+        codes.push(vec![0xf6, 0xc3 | op << 3]);
+    }
+    let host = Options {
+        undefined: undefined::Undefined::Host,
+    };
+    let (mut ours, mut theirs) = (Rig::new(), Rig::with_options(&x86::model::WESTMERE, host));
+    for code in &codes {
+        let i = Decoder::new(64, code, DecoderOptions::NONE).decode();
+        for (rax, rbx, rcx, rdx) in [
+            (5u64, 0x1234_5678_9abc_def0u64, 1u64, 0u64),
+            (0x7fff, u64::MAX, 7, 0),
+            (0x8000_0000_0000_0000, 0x8000_0000_8000_8080, 31, 0x7f),
+            (1, 1, 0, 0),
+        ] {
+            for flags in [0, STATUS] {
+                let regs = [(RAX, rax), (RBX, rbx), (RCX, rcx), (RDX, rdx)];
+                let mut run = |rig: &mut Rig| {
+                    load(rig, code, &regs, flags);
+                    let exit = rig.run(1);
+                    (exit, rig.cpu.state())
+                };
+                let (exit, mut a) = run(&mut ours);
+                let (other, mut b) = run(&mut theirs);
+                assert_eq!(exit, other, "{i} {rbx:x}");
+                if exit == Exit::Shutdown {
+                    for rig in [&mut ours, &mut theirs] {
+                        let mut s = rig.cpu.state();
+                        s.activity = engine::Activity::Running;
+                        rig.cpu.set_state(&s);
+                    }
+                    continue;
+                }
+                // The count decides on OF: it is defined for 1 alone.
+                let counted = if code.len() > 2 && i.op_count() > 1 && !i.op_kind(1).eq(&iced_x86::OpKind::Register) {
+                    i.immediate(i.op_count() - 1)
+                } else {
+                    rcx
+                };
+                let mut undefined = 0;
+                for (bit, ours) in [
+                    (RflagsBits::OF, OF),
+                    (RflagsBits::SF, SF),
+                    (RflagsBits::ZF, ZF),
+                    (RflagsBits::AF, AF),
+                    (RflagsBits::CF, CF),
+                    (RflagsBits::PF, PF),
+                ] {
+                    if i.rflags_undefined() & bit != 0 {
+                        undefined |= ours;
+                    }
+                }
+                // Shifts by a count of the size or more leave CF undefined, which the decoder's table does not say.
+                if matches!(code.iter().find(|b| **b >= 0x80), Some(0xc0 | 0xc1 | 0xd3)) && counted != 1 {
+                    undefined |= OF | AF | CF;
+                }
+                // 16 bits by more than 16: all is undefined, the result too.
+                let double = matches!(i.mnemonic(), iced_x86::Mnemonic::Shld | iced_x86::Mnemonic::Shrd);
+                if double && code[0] == 0x66 && counted & 31 > 16 {
+                    continue;
+                }
+                (a.rflags, b.rflags) = (a.rflags & !undefined, b.rflags & !undefined);
+                (a.steps, b.steps) = (0, 0);
+                assert_eq!(a.rflags, b.rflags, "{i} of {rax:x} {rbx:x} {rcx:x} {rdx:x}");
+                assert!(
+                    a.gpr == b.gpr,
+                    "{i} of {rax:x} {rbx:x} {rcx:x} {rdx:x}: {:x?} {:x?}",
+                    a.gpr,
+                    b.gpr
+                );
+            }
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! String instructions and their repetition, against a loop that does what the manual says.
 
+mod bench;
 mod rig;
 
+use bench::Bench;
 use engine::bus::{Bus, MsrFault};
 use engine::{CpuState, DS, ES, Exit, FS, SS, Segment};
 use rig::{CODE, Rig, TABLES, code_segment};
@@ -635,5 +637,70 @@ fn a_segment_limit_stops_a_repetition_where_it_lies() {
                 "{why}"
             );
         }
+    }
+}
+
+// covers: 2/cpu-int-string
+#[test]
+fn a_fault_in_an_iteration_is_that_of_the_instruction() {
+    let mut b = Bench::long();
+    b.write(TABLES + 0x2010, &0u64.to_le_bytes());
+    b.write(CODE, &encode(Movs, 1, Prefix::Rep, false));
+    b.state(|s| (s.gpr[RCX], s.gpr[RSI], s.gpr[RDI]) = (50, DATA, 0x3f_fff0));
+    let t = b.trap();
+    assert_eq!((t.vector, t.error, t.rip), (14, Some(2), CODE));
+    let s = b.cpu.state();
+    assert_eq!((s.gpr[RCX], s.gpr[RDI], s.cr2), (34, 0x40_0000, 0x40_0000));
+    assert_eq!(t.flags & RF, RF, "a fault saves RF");
+    // The handler brings the page in and returns; the rest follows.
+    b.write(TABLES + 0x2010, &(0x40_0087u64).to_le_bytes());
+    b.state(|s| (s.rip, s.gpr[4]) = (CODE, t.rsp));
+    b.run(34);
+    let s = b.cpu.state();
+    assert_eq!((s.gpr[RCX], s.rip), (0, CODE + 2));
+}
+
+const RF: u64 = 1 << 16;
+const TF: u64 = 1 << 8;
+
+// covers: 2/cpu-int-string
+#[test]
+fn a_trap_comes_after_every_iteration() {
+    let mut b = Bench::long();
+    let code = encode(Movs, 8, Prefix::Rep, false);
+    b.write(CODE, &code);
+    b.state(|s| (s.gpr[RCX], s.gpr[RSI], s.gpr[RDI], s.rflags) = (3, DATA, DATA + 0x100, 2 | TF));
+    for (left, rip, rf, why) in [
+        (2, CODE, RF, "between iterations: at the instruction, RF set"),
+        (1, CODE, RF, "again"),
+        (0, CODE + code.len() as u64, 0, "the last one retires the instruction"),
+    ] {
+        let t = b.trap();
+        assert_eq!((t.vector, t.rip, t.flags & RF), (1, rip, rf), "{why}");
+        assert_eq!(b.cpu.state().gpr[RCX], left, "{why}");
+        // As IRET would.
+        b.state(|s| {
+            (s.rip, s.gpr[4], s.rflags) = (t.rip, t.rsp, t.flags);
+            s.activity = engine::Activity::Running;
+        });
+    }
+}
+
+// covers: 2/cpu-int-string
+#[test]
+fn an_interrupt_between_iterations_saves_rf() {
+    let mut b = Bench::long();
+    b.write(CODE, &encode(Stos, 8, Prefix::Rep, false));
+    for (steps, rip, rf) in [(5, CODE, RF), (10, CODE + 3, 0)] {
+        b.state(|s| {
+            (s.rip, s.gpr[4]) = (CODE, rig::STACK);
+            (s.gpr[RCX], s.gpr[RDI], s.rflags) = (10, DATA, 0x202);
+            s.activity = engine::Activity::Running;
+        });
+        assert_eq!(b.run(steps), Exit::Budget);
+        b.interrupt(0x40);
+        let t = b.trap();
+        assert_eq!((t.vector, t.rip, t.flags & RF), (0x40, rip, rf));
+        assert_eq!(b.cpu.state().gpr[RCX], 10 - steps);
     }
 }

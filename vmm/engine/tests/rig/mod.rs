@@ -66,6 +66,10 @@ impl Rig {
     }
 
     pub fn with(model: &'static CpuModel) -> Rig {
+        Rig::with_options(model, Options::default())
+    }
+
+    pub fn with_options(model: &'static CpuModel, options: Options) -> Rig {
         let layout = std::alloc::Layout::from_size_align(RAM, 0x1000).unwrap();
         // SAFETY: The layout is not empty. The memory is given back in `drop`, after the engine's last run.
         let ram = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -75,7 +79,7 @@ impl Rig {
             len: RAM as u64,
         }];
         // SAFETY: As above; the rig reads and writes RAM only between runs.
-        let engine = unsafe { Engine::new(regions, model, Options::default()) }.unwrap();
+        let engine = unsafe { Engine::new(regions, model, options) }.unwrap();
         let mut rig = Rig {
             engine,
             cpu: Cpu::new(model),
@@ -121,6 +125,10 @@ impl Rig {
         // SAFETY: In bounds; the engine is not running.
         unsafe { std::ptr::copy_nonoverlapping(self.ram.add(gpa as usize), bytes.as_mut_ptr(), N) };
         bytes
+    }
+
+    pub fn interrupt(&mut self, vector: u8) {
+        self.engine.interrupt(&mut self.cpu, &mut Nothing, vector);
     }
 
     pub fn run(&mut self, budget: u64) -> Exit {
