@@ -192,7 +192,7 @@ fn arbitrary(r: &mut Numbers, size: usize) -> World {
     let rcx = [0, 1, 2, 3, 17, 63, 300, 512][r.below(8) as usize];
     let down = r.below(3) == 0;
     let room = span(rcx);
-    let mut place = |r: &mut Numbers| {
+    let place = |r: &mut Numbers| {
         let low = if down { DATA + room } else { DATA };
         let at = low + r.below(LEN as u64 - room - 16);
         if r.below(3) == 0 { at & !0xfff | 0xff8 } else { at }
@@ -654,7 +654,7 @@ fn a_fault_in_an_iteration_is_that_of_the_instruction() {
     assert_eq!(t.flags & RF, RF, "a fault saves RF");
     // The handler brings the page in and returns; the rest follows.
     b.write(TABLES + 0x2010, &(0x40_0087u64).to_le_bytes());
-    b.state(|s| (s.rip, s.gpr[4]) = (CODE, t.rsp));
+    b.state(|s| (s.rip, s.gpr[4], s.activity) = (CODE, t.rsp, engine::Activity::Running));
     b.run(34);
     let s = b.cpu.state();
     assert_eq!((s.gpr[RCX], s.rip), (0, CODE + 2));
