@@ -280,7 +280,15 @@ impl Lower<'_> {
         self.place(raw, size, write)
     }
 
-    /// The same for an address sum that an op of the instruction has made out of more than `sum` knows of.
+    /// Whether there is a memory operand whose segment has a limit or rights that an access may violate.
+    pub fn segment_checks(&self) -> bool {
+        let seg = self.i.memory_segment().number();
+        (0..self.i.op_count()).any(|n| self.is_mem(n))
+            && !self.is64()
+            && !(self.mode & mode::FLAT != 0 && matches!(seg, 0 | 2 | 3))
+    }
+
+    /// `mem_span` for an address sum that an op of the instruction has made out of more than `sum` knows of.
     pub fn place(&mut self, raw: Mem, size: u16, write: bool) -> Mem {
         let seg = self.i.memory_segment().number() as u8;
         let address = self.address_size();

@@ -370,6 +370,13 @@ const OR: u8 = 2;
 const XOR: u8 = 3;
 
 body! {
+    /// The checks of an SSE (`MMX` 0) or MMX instruction ahead of its operand's segment checks.
+    Ready<MMX>(c, _o) {
+        if MMX != 0 {
+            return c.mmx_ready();
+        }
+        c.sse_ready()
+    }
     /// A thunk.
     Vector(c, o) {
         c.vector(o)
@@ -517,6 +524,16 @@ fn number(r: Register) -> u8 {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     let i = l.i;
+    // Where an address can fault by its segment, #UD, #NM and #MF come first.
+    if l.segment_checks() {
+        if (0..i.op_count()).any(|n| l.is_reg(n) && i.op_register(n).is_xmm())
+            || matches!(i.mnemonic(), M::Ldmxcsr | M::Stmxcsr)
+        {
+            l.emit(chain::<Ready<0>>, |_| ());
+        } else if (0..i.op_count()).any(|n| is_vector(i, n)) {
+            l.emit(chain::<Ready<1>>, |_| ());
+        }
+    }
     match i.mnemonic() {
         M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchnta | M::Prefetchw | M::Prefetchwt1 => {
             l.emit(chain::<Nop>, |_| ());

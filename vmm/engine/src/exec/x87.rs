@@ -121,6 +121,14 @@ impl Cpu {
 }
 
 body! {
+    /// The checks ahead of an operand's segment checks; `WAITS`: the pending #MF too.
+    Ready<WAITS>(c, _o) {
+        c.x87_ready()?;
+        if WAITS != 0 {
+            c.no_math_fault()?;
+        }
+        Ok(())
+    }
     X87(c, o) {
         c.x87(o)
     }
@@ -237,6 +245,12 @@ fn opcode(l: &Lower) -> u16 {
 }
 
 pub(crate) fn lower(l: &mut Lower) -> End {
+    // Where an address can fault by its segment, #NM and #MF come first.
+    if l.segment_checks() {
+        let waits = !matches!(l.i.mnemonic(), M::Fnstcw | M::Fnstsw | M::Fnstenv | M::Fnsave);
+        let f: Handler = if waits { chain::<Ready<1>> } else { chain::<Ready<0>> };
+        l.emit(f, |_| ());
+    }
     if let Some(insn) = X87Insn::decode(l.i) {
         let fop = opcode(l);
         if insn.memory == X87Memory::None {

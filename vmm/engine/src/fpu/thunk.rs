@@ -426,6 +426,9 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
         }
     }
 
+    // CVTPI2PS takes the x87 unit to MMX use from memory too, CVTPI2PD does not (SDM Vol. 2A).
+    traits.mmx |= mnemonic == Mnemonic::Cvtpi2ps;
+
     // The implicit operands come last: RDX is a pointer until the lengths are loaded.
     let xmm0 = MemoryOperand::with_base(Register::R9);
     if implicit.reads_xmm0 {
@@ -965,6 +968,7 @@ mod tests {
         m.run(&decode("0f d7 c3")).expect("no exception"); // pmovmskb eax,mm3
         assert_eq!(m.gpr[0], 0x0f);
         assert!(!prepare(&decode("f3 0f e6 ca")).expect("cvtdq2pd").traits.mmx);
+        assert!(prepare(&decode("0f 2a 0b")).expect("cvtpi2ps xmm1,[rbx]").traits.mmx);
         assert!(!prepare(&decode("66 0f 2a 0b")).expect("cvtpi2pd xmm1,[rbx]").traits.mmx);
     }
 
