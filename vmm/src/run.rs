@@ -39,6 +39,8 @@ const PACED_SLICE: u64 = 1 << 14;
 const WARP: u64 = 1 << 12;
 /// The furthest that virtual time jumps at once when paced.
 const JUMP_NS: u64 = 10_000_000;
+/// The same while an interrupt waits until the guest lets it in: a tick that fires twice before it is served is lost.
+const PENDING_JUMP_NS: u64 = 100_000;
 /// So much virtual time a CPU may be halted with interrupts off before it counts as halted for good. Only an NMI could end
 /// that, and none takes this long.
 const DEAD_HALT_NS: u64 = 10_000_000_000;
@@ -368,9 +370,7 @@ impl Vm {
     /// A slice boundary: input, output, signals, the time limit, and wall time.
     fn look_outside(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
         if self.clock == ClockMode::Paced {
-            let (now, steps) = (self.now(), self.cpu.0.clock);
-            let wall = pace.now();
-            self.machine.clock().skip_to(wall.min(now + JUMP_NS), steps);
+            self.catch_up(pace.now());
             // The clock is looked at far more often than the outside has to be.
             if !pace.outside_is_due() {
                 return Ok(None);
@@ -379,6 +379,20 @@ impl Vm {
         console.flush()?;
         console.poll()?;
         Ok(pace.time_is_up().map(End::Timeout))
+    }
+
+    /// Lets virtual time jump towards wall time, if it lags, but never over an event: guests count the ticks of their timers.
+    fn catch_up(&mut self, wall: u64) {
+        let (now, steps) = (self.now(), self.cpu.0.clock);
+        let platform = self.machine.platform();
+        let furthest = if platform.interrupt_pending(0) {
+            PENDING_JUMP_NS
+        } else {
+            JUMP_NS
+        };
+        let event = platform.next_event().unwrap_or(u64::MAX);
+        let target = wall.min(now.saturating_add(furthest)).min(event);
+        self.machine.clock().skip_to(target, steps);
     }
 
     /// Hands input to the UART, as much as it takes.
@@ -845,5 +859,48 @@ mod tests {
             assert_eq!(vm.stats().steps, limit);
         }
         assert_eq!((vm.digest(), vm.cpu_state()), whole);
+    }
+
+    // covers: 2/cli-clock
+    #[test]
+    fn paced_time_catches_up_without_losing_ticks() {
+        const SECOND: u64 = 1_000_000_000;
+        let (mut vm, _) = vm(&[0xeb, 0xfe], |c| c.clock = ClockMode::Paced);
+        let platform = vm.machine.platform();
+        // The 8259 with vectors from 20H and IRQ 0 alone; the PIT every 1193 of its ticks, a millisecond.
+        for (port, value) in [(0x20, 0x11), (0x21, 0x20), (0x21, 4), (0x21, 1), (0x21, 0xfe)] {
+            platform.port_write(port, 1, value, 0);
+        }
+        for (port, value) in [(0x43, 0x34), (0x40, 1193 & 0xff), (0x40, 1193 >> 8)] {
+            platform.port_write(port, 1, value, 0);
+        }
+        let mut ticks = 0;
+        for _ in 0..20 {
+            let event = vm.machine.platform().next_event().unwrap();
+            vm.catch_up(SECOND);
+            vm.catch_up(SECOND);
+            assert!(
+                vm.now() >= event && vm.now() < event + 2,
+                "to the event and no further: {} {event}",
+                vm.now()
+            );
+            vm.machine.advance(0);
+            if vm.machine.platform().interrupt_pending(0) {
+                let before = vm.now();
+                vm.catch_up(SECOND);
+                assert!(
+                    vm.now() - before <= PENDING_JUMP_NS + 1,
+                    "time all but waits for the guest"
+                );
+                assert_eq!(vm.machine.platform().acknowledge(0), 0x20);
+                let now = vm.now();
+                vm.machine.platform().port_write(0x20, 1, 0x20, now);
+                ticks += 1;
+            }
+        }
+        assert!(ticks >= 9, "{ticks}");
+        let now = vm.now();
+        vm.catch_up(now - 1);
+        assert_eq!(vm.now(), now, "never back");
     }
 }
