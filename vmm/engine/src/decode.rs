@@ -268,6 +268,25 @@ impl Lower<'_> {
         }
     }
 
+    /// The memory operand's segment. In 64-bit mode the prefixes for ES, CS, SS and DS are ignored, so that there, too, what
+    /// RSP and RBP point to is the stack.
+    pub fn segment(&self) -> u8 {
+        let stack = matches!(
+            self.i.memory_base(),
+            Register::RSP | Register::RBP | Register::ESP | Register::EBP
+        );
+        match self.i.memory_segment() {
+            Register::ES | Register::CS | Register::SS | Register::DS if self.is64() => {
+                if stack {
+                    2
+                } else {
+                    3
+                }
+            }
+            segment => segment.number() as u8,
+        }
+    }
+
     /// The memory operand: its address sum, with an op before it where segment or address size ask for more.
     /// `size` and `write` are what the segment check needs to know.
     pub fn mem(&mut self, size: u8, write: bool) -> Mem {
@@ -290,7 +309,7 @@ impl Lower<'_> {
 
     /// `mem_span` for an address sum that an op of the instruction has made out of more than `sum` knows of.
     pub fn place(&mut self, raw: Mem, size: u16, write: bool) -> Mem {
-        let seg = self.i.memory_segment().number() as u8;
+        let seg = self.segment();
         let address = self.address_size();
         let m = if self.is64() {
             let segmented = seg >= 4;
@@ -317,7 +336,7 @@ impl Lower<'_> {
 
     /// The memory operand's linear address without any check: INVLPG's.
     pub fn unchecked(&mut self) -> Mem {
-        let seg = self.i.memory_segment().number() as u8;
+        let seg = self.segment();
         let raw = self.sum();
         let plain = self.is64() && seg < 4;
         match (plain, self.address_size()) {

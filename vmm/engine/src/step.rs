@@ -273,6 +273,15 @@ impl Engine {
     fn find(&mut self, cpu: &mut Cpu, length: Length) -> Done<(*const Op, u64)> {
         let linear = cpu.rip.wrapping_add(cpu.cs_base);
         let linear = if cpu.is64() { linear } else { linear & 0xffff_ffff };
+        let limit = if cpu.is64() {
+            u64::MAX
+        } else {
+            (cpu.seg[CS].limit as u64 + 1).saturating_sub(cpu.rip)
+        };
+        // The limit is checked before the address is translated, here and for the second page.
+        if limit == 0 {
+            return Err(cpu.gp(0));
+        }
         let (gpa, host) = self.fetch(cpu, linear)?;
         cpu.set_page(cpu.rip.wrapping_sub(linear & 0xfff));
         let at = gpa | linear & 0xfff;
@@ -288,11 +297,6 @@ impl Engine {
         }
         // SAFETY: `fetch` gave a page of guest RAM. Nothing writes it while this borrow lives: the processor is not running.
         let page = unsafe { core::slice::from_raw_parts(host.cast_const(), 0x1000) };
-        let limit = if cpu.is64() {
-            u64::MAX
-        } else {
-            (cpu.seg[CS].limit as u64 + 1).saturating_sub(cpu.rip)
-        };
         let mut source = Source {
             page,
             next: None,
@@ -309,6 +313,9 @@ impl Engine {
         let mut second = None;
         let mut result = decode::decode(&self.shown, &source, &mut self.scratch);
         if matches!(result, Err(Trouble::NeedsSecondPage)) {
+            if limit <= 0x1000 - (linear & 0xfff) {
+                return Err(cpu.gp(0));
+            }
             let mut next_linear = (linear & !0xfff).wrapping_add(0x1000);
             if !cpu.is64() {
                 next_linear &= 0xffff_ffff;

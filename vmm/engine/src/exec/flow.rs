@@ -195,15 +195,18 @@ macro_rules! flow_sized {
 /// The size in bytes that a near branch cuts RIP to.
 fn operand(l: &Lower) -> u8 {
     match l.i.op_kind(0) {
+        // Its only operand is an immediate, or none.
+        _ if l.i.mnemonic() == M::Ret => match l.i.code() {
+            Code::Retnw | Code::Retnw_imm16 => 2,
+            Code::Retnd | Code::Retnd_imm16 => 4,
+            _ => 8,
+        },
         OpKind::NearBranch16 => 2,
         OpKind::NearBranch32 => 4,
         OpKind::NearBranch64 => 8,
         OpKind::Register | OpKind::Memory => l.size(0),
         _ if l.is64() => 8,
-        _ => match l.i.code() {
-            Code::Retnw | Code::Retnw_imm16 => 2,
-            _ => 4,
-        },
+        _ => 4,
     }
 }
 

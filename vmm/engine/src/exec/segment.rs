@@ -4,7 +4,7 @@ use iced_x86::{Code, Mnemonic as M, OpKind, Register};
 
 use crate::cpu::{Cpu, DS, ES, FS, GS, SS, Segment, Table, slot};
 use crate::decode::{End, Lower};
-use crate::exec::system::{Go, cold_bodies, cold_flows};
+use crate::exec::system::{Go, SupervisorOnly, cold_bodies, cold_flows};
 use crate::flags;
 use crate::op::{Done, Handler, Op, chain, chain_flow};
 use crate::segment::{GP, NP, named};
@@ -448,6 +448,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         M::Lgdt | M::Lidt => {
             let size = if l.is64() { 10 } else { 6 };
+            l.emit(chain::<SupervisorOnly>, |_| ());
             let m = l.mem(size, false);
             let which = (mnemonic == M::Lidt) as u16;
             let operand = match l.i.code() {
@@ -458,6 +459,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             End::Open
         }
         M::Lldt | M::Ltr => {
+            l.emit(chain::<SupervisorOnly>, |_| ());
             let src = l.read(0, 2);
             let f = if mnemonic == M::Ltr {
                 chain::<Ltr> as Handler

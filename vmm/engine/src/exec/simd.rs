@@ -574,7 +574,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Maskmovdqu | M::Maskmovq => {
             let (dst, src) = (number(i.op_register(1)), number(i.op_register(2)));
             let mmx = i.mnemonic() == M::Maskmovq;
-            let (seg, size) = (i.memory_segment().number() as u8, l.address_size());
+            let (seg, size) = (l.segment(), l.address_size());
             l.emit(chain::<MaskedStore>, |o| {
                 (o.dst, o.src, o.seg, o.aux, o.imm) = (dst, src, seg, mmx as u16, size as u64);
             });

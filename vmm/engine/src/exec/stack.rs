@@ -51,7 +51,9 @@ impl Cpu {
 #[inline(never)]
 fn enter<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
     let level = (o.aux % 32) as usize;
-    let frame = c.get::<8>(slot::RSP).wrapping_sub(S as u64) & c.stack_mask();
+    // The whole of ESP, also where only SP counts on the way down.
+    let (rsp, mask) = (c.get::<8>(slot::RSP), c.stack_mask());
+    let frame = rsp & !mask | rsp.wrapping_sub(S as u64) & mask;
     let mut values = [0; PUSHES];
     values[0] = c.get::<S>(slot::RBP);
     let mut pushes = 1;

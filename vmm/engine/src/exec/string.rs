@@ -114,11 +114,17 @@ fn many<const K: u8, const S: u8>(c: &mut Cpu, o: &Op, max: u64) -> u64 {
     if K == STOS {
         let v = c.get::<S>(slot::RAX);
         n = c.fill_run::<S>(linear_to, v, n);
+        if n == 0 {
+            return 0;
+        }
     } else {
         let Some(linear_from) = c.within(o.src as usize, from, bytes, false) else {
             return 0;
         };
         n = c.copy_run::<S>(linear_from, linear_to, n);
+        if n == 0 {
+            return 0;
+        }
         c.advance(slot::RSI, mask, n * size);
     }
     c.advance(slot::RDI, mask, n * size);
@@ -219,7 +225,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         return l.ud();
     };
     let size = l.i.memory_size().size() as u8;
-    let seg = l.i.memory_segment().number() as u8;
+    let seg = l.segment();
     let mask = match l.address_size() {
         2 => 0xffff,
         4 => 0xffff_ffff,

@@ -110,6 +110,8 @@ cold_flows! {
 }
 
 cold_bodies! {
+    /// Before the memory operand of an instruction that only ring 0 has: the privilege is checked first.
+    SupervisorOnly = |c: &mut Cpu, _: &Op| c.supervisor_only();
     ReadCr = read_cr;
     ReadDr = read_dr;
     Invlpg = invlpg;
@@ -762,6 +764,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Clts => return l.flow(chain_flow::<Clts>, |_| ()),
         M::Hlt => return l.flow(chain_flow::<Hlt>, |_| ()),
         M::Lmsw => {
+            l.emit(chain::<SupervisorOnly>, |_| ());
             let src = l.read(0, 2);
             return l.flow(chain_flow::<Lmsw>, |o| o.src = src);
         }
