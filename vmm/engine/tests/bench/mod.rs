@@ -3,10 +3,13 @@
 
 use std::ops::{Deref, DerefMut};
 
+use std::collections::BTreeMap;
+
+use engine::bus::{Bus, MsrFault};
 use engine::{CS, CpuState, DS, ES, Exit, SS, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
-use x86::model::{CpuModel, WESTMERE};
+use x86::model::{CpuModel, CpuidRow};
 
 use crate::rig::{CODE, Rig, STACK};
 
@@ -68,9 +71,101 @@ pub struct Trap {
     pub ss: u16,
 }
 
+/// What is around the processor: it remembers what reached it.
+pub struct World {
+    pub model: &'static CpuModel,
+    /// Port writes, `(port, size, value)`.
+    pub out: Vec<(u16, u8, u32)>,
+    /// Port reads, `(port, size)`; each answers one more than the last.
+    pub input: Vec<(u16, u8)>,
+    pub msrs: BTreeMap<u32, u64>,
+    pub cr8: u64,
+}
+
+impl Bus for World {
+    fn read(&mut self, _: u64, _: u8, _: u64) -> u64 {
+        u64::MAX
+    }
+    fn write(&mut self, _: u64, _: u8, _: u64, _: u64) {}
+    fn port_read(&mut self, port: u16, size: u8, _: u64) -> u32 {
+        self.input.push((port, size));
+        0x4433_2210 + self.input.len() as u32
+    }
+    fn port_write(&mut self, port: u16, size: u8, value: u32, _: u64) {
+        self.out.push((port, size, value));
+    }
+    fn read_msr(&mut self, msr: u32, _: u64) -> Result<u64, MsrFault> {
+        self.msrs.get(&msr).copied().ok_or(MsrFault::Unclaimed)
+    }
+    fn write_msr(&mut self, msr: u32, value: u64, _: u64) -> Result<(), MsrFault> {
+        match self.msrs.get_mut(&msr) {
+            Some(_) if value == u64::MAX => Err(MsrFault::GeneralProtection),
+            Some(v) => {
+                *v = value;
+                Ok(())
+            }
+            None => Err(MsrFault::Unclaimed),
+        }
+    }
+    fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
+        self.model.cpuid(leaf, subleaf)
+    }
+    fn tsc(&mut self, now: u64) -> u64 {
+        0x1_0000_0000 + now
+    }
+    fn cr8(&mut self) -> u64 {
+        self.cr8
+    }
+    fn set_cr8(&mut self, value: u64) {
+        self.cr8 = value;
+    }
+    fn random(&mut self) -> u64 {
+        0x0123_4567_89ab_cdef
+    }
+}
+
+/// A processor that shows everything the engine can do, most of which no model shows yet.
+pub static EVERYTHING: CpuModel = CpuModel {
+    name: "everything",
+    description: "every feature of the engine",
+    tsc_khz: 1_000_000,
+    apic_timer_khz: 1_000_000,
+    microcode: 0,
+    cpuid: &[
+        row(0, None, [0xd, 0, 0, 0]),
+        // All of leaf 1 but VMX, SMX, PDCM, FMA, AVX, F16C, DS and what goes with them.
+        row(1, None, [0x306c3, 0, 0x4efa_220b, 0x0f8b_fbff]),
+        // FSGSBASE, SMEP, INVPCID, SMAP, RDSEED, CLFLUSHOPT; UMIP, RDPID.
+        row(7, Some(0), [0, 0x0094_0481, 0x0040_0004, 0]),
+        row(0xd, Some(0), [7, 0, 0x340, 0]),
+        row(0xd, Some(1), [0, 0, 0, 0]),
+        row(0xd, Some(2), [0x100, 0x240, 0, 0]),
+        row(0x8000_0000, None, [0x8000_0008, 0, 0, 0]),
+        row(0x8000_0001, None, [0, 0, 0x21, 0x2c10_0800]),
+        row(0x8000_0008, None, [0x3028, 0, 0, 0]),
+    ],
+    differences: &[],
+    msrs: &[],
+};
+
+const fn row(leaf: u32, subleaf: Option<u32>, regs: [u32; 4]) -> CpuidRow {
+    CpuidRow { leaf, subleaf, regs }
+}
+
 pub struct Bench {
     rig: Rig,
     bits: u32,
+    pub world: World,
+}
+
+fn world(model: &'static CpuModel) -> World {
+    World {
+        model,
+        out: Vec::new(),
+        input: Vec::new(),
+        msrs: BTreeMap::new(),
+        cr8: 0,
+    }
 }
 
 impl Deref for Bench {
@@ -89,13 +184,14 @@ impl DerefMut for Bench {
 impl Bench {
     /// 64-bit mode at CPL 0.
     pub fn long() -> Bench {
-        Bench::long_with(&WESTMERE)
+        Bench::long_with(&EVERYTHING)
     }
 
     pub fn long_with(model: &'static CpuModel) -> Bench {
         let mut b = Bench {
             rig: Rig::with(model),
             bits: 64,
+            world: world(model),
         };
         b.tables();
         for v in 0..=255u8 {
@@ -108,6 +204,7 @@ impl Bench {
     fn tss64(&mut self) {
         self.put(GDT + TR as u64, descriptor(TSS as u32, 0x67, 0x8b));
         self.put(TSS + 4, KERNEL_STACK);
+        self.write(TSS + 0x66, &0x68u16.to_le_bytes());
         self.state(|s| {
             s.tr = Segment {
                 selector: TR,
@@ -121,8 +218,9 @@ impl Bench {
     /// 32-bit protected mode at CPL 0, no paging.
     pub fn protected() -> Bench {
         let mut b = Bench {
-            rig: Rig::new(),
+            rig: Rig::with(&EVERYTHING),
             bits: 32,
+            world: world(&EVERYTHING),
         };
         b.tables();
         for v in 0..=255u8 {
@@ -152,15 +250,15 @@ impl Bench {
     /// Real-address mode; code at `CODE & 0xffff` of segment `CODE >> 4`.
     pub fn real() -> Bench {
         let mut b = Bench {
-            rig: Rig::new(),
+            rig: Rig::with(&EVERYTHING),
             bits: 16,
+            world: world(&EVERYTHING),
         };
         for v in 0..=255u64 {
             b.write(v * 4, &((HANDLERS + v * 32) as u32).to_le_bytes());
             b.write(handler(v as u8), &[0xf4]);
         }
-        let model = &WESTMERE;
-        let mut s = CpuState::reset(model);
+        let mut s = CpuState::reset(&EVERYTHING);
         s.segments = [Segment::real(0); 6];
         s.segments[CS] = Segment {
             attributes: 0x9b,
@@ -269,6 +367,53 @@ impl Bench {
             s.rip = before.rip;
             s.gpr = before.gpr;
         });
+    }
+
+    /// Runs for so many steps.
+    pub fn run(&mut self, budget: u64) -> Exit {
+        let Bench { rig, world, .. } = self;
+        rig.engine.run(&mut rig.cpu, world, budget)
+    }
+
+    /// Delivers an external interrupt.
+    pub fn interrupt(&mut self, vector: u8) {
+        let Bench { rig, world, .. } = self;
+        rig.engine.interrupt(&mut rig.cpu, world, vector);
+    }
+
+    /// Delivers a non-maskable interrupt.
+    pub fn nmi(&mut self) {
+        let Bench { rig, world, .. } = self;
+        rig.engine.nmi(&mut rig.cpu, world);
+    }
+
+    /// Runs one instruction from fresh code: whether it went through, and the exception if not.
+    pub fn one(
+        &mut self,
+        f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+    ) -> Result<(), (u8, Option<u32>)> {
+        self.state(|s| s.activity = engine::Activity::Running);
+        self.code(f);
+        let before = self.cpu.state();
+        let exit = self.run(1);
+        let after = self.cpu.state();
+        let handlers = HANDLERS..HANDLERS + 256 * 32;
+        if handlers.contains(&after.rip) && matches!(exit, Exit::Budget | Exit::Halt) && after.steps == before.steps + 1
+        {
+            // One step was left for the handler's HLT: the instruction itself did not retire.
+            if exit == Exit::Halt {
+                let t = self.arrived();
+                assert_eq!(t.rip, before.rip, "the frame holds the faulting instruction: {t:x?}");
+                return Err((t.vector, t.error));
+            }
+        }
+        assert_eq!(after.activity, engine::Activity::Running, "{after:x?}");
+        Ok(())
+    }
+
+    /// Puts state and memory that instructions changed back.
+    pub fn again(&mut self, s: &CpuState) {
+        self.cpu.set_state(s);
     }
 
     /// Runs until a handler's HLT and says what arrived there.
