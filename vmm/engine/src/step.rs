@@ -24,6 +24,9 @@ pub struct Engine {
     scratch: Vec<Op>,
 }
 
+/// Faults in a row without a step after which [`Engine::run`] returns.
+const MAX_FAULTS: u32 = 1000;
+
 /// How long the block at RIP may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Length {
@@ -151,6 +154,9 @@ impl Engine {
     }
 
     fn run_attached(&mut self, cpu: &mut Cpu) -> Exit {
+        // Budget at the last fault, and faults since a step was made: a guest whose exceptions never end makes no steps, and
+        // must not keep the caller from looking at its own limits.
+        let (mut faulted_at, mut faults) = (i64::MAX, 0);
         loop {
             match cpu.activity {
                 Activity::Running => {}
@@ -192,6 +198,11 @@ impl Engine {
                         source: EventSource::Exception,
                     });
                     self.deliver(cpu, event);
+                    faults = if faulted_at == cpu.budget { faults + 1 } else { 0 };
+                    faulted_at = cpu.budget;
+                    if faults == MAX_FAULTS {
+                        return Exit::Bus;
+                    }
                 }
                 Reason::Replay => {
                     return Exit::Defect(format!(
