@@ -16,6 +16,18 @@ fn go_slow(c: &mut Cpu, o: &Op, rip: u64) -> *const Op {
     c.jump(rip)
 }
 
+/// A conditional branch there. One that is not taken is checked as the fetch of the next instruction.
+#[cold]
+#[inline(never)]
+fn branch_slow<const S: u8>(c: &mut Cpu, o: &Op, taken: bool) -> *const Op {
+    if taken {
+        let rip = c.relative::<S>(o.imm);
+        return go_slow(c, o, rip);
+    }
+    let next = c.next_ip(o);
+    c.jump(next)
+}
+
 #[cold]
 #[inline(never)]
 fn call_slow<const S: u8>(c: &mut Cpu, o: &Op, rip: u64) -> *const Op {
@@ -91,8 +103,7 @@ flow! {
         go::<HOW>(c, o, taken, o.off as u64 + o.len as u64)
     }
     JccSlow<K, S>(c, o) {
-        let rip = if condition::<K>(c.nf) { c.relative::<S>(o.imm) } else { c.next_ip(o) };
-        go_slow(c, o, rip)
+        branch_slow::<S>(c, o, condition::<K>(c.nf))
     }
     Jmp<HOW>(c, o) {
         go::<HOW>(c, o, true, 0)
@@ -162,7 +173,11 @@ flow! {
         let old = c.get::<8>(slot::RCX);
         let n = c.count::<A, 1>();
         let taken = n != 0 && match K { 4 => condition::<4>(c.nf), 5 => condition::<5>(c.nf), _ => true };
-        let rip = if taken { c.relative::<S>(o.imm) } else { c.next_ip(o) };
+        if !taken {
+            let next = c.next_ip(o);
+            return c.jump(next);
+        }
+        let rip = c.relative::<S>(o.imm);
         if let Err(Stop) = c.check_target(rip) {
             c.set::<8>(slot::RCX, old);
             return c.abandon(o);
@@ -171,8 +186,7 @@ flow! {
     }
     Jcxz<A, S>(c, o) {
         let taken = c.count::<A, 0>() == 0;
-        let rip = if taken { c.relative::<S>(o.imm) } else { c.next_ip(o) };
-        go_slow(c, o, rip)
+        branch_slow::<S>(c, o, taken)
     }
 }
 

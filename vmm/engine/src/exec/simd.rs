@@ -490,6 +490,7 @@ fn is_vector(i: &Instruction, n: u32) -> bool {
 /// Whether the instruction belongs to this file.
 pub(crate) fn handles(i: &Instruction) -> bool {
     (0..i.op_count()).any(|n| is_vector(i, n))
+        || thunk::scalar_to_integer(i.mnemonic())
         || matches!(
             i.mnemonic(),
             M::Emms
@@ -528,6 +529,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     if l.segment_checks() {
         if (0..i.op_count()).any(|n| l.is_reg(n) && i.op_register(n).is_xmm())
             || matches!(i.mnemonic(), M::Ldmxcsr | M::Stmxcsr)
+            || thunk::scalar_to_integer(i.mnemonic())
         {
             l.emit(chain::<Ready<0>>, |_| ());
         } else if (0..i.op_count()).any(|n| is_vector(i, n)) {
@@ -675,7 +677,8 @@ fn lower_thunk(l: &mut Lower) -> End {
     let Ok(thunk) = thunk::prepare(l.i) else {
         return l.ud();
     };
-    let sse = (0..l.i.op_count()).any(|n| l.is_reg(n) && l.i.op_register(n).is_xmm());
+    let sse = (0..l.i.op_count()).any(|n| l.is_reg(n) && l.i.op_register(n).is_xmm())
+        || thunk::scalar_to_integer(l.i.mnemonic());
     let mut bits = 0;
     for (bit, set) in [
         (aux::MMX, thunk.traits.mmx),

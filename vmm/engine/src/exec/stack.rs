@@ -54,25 +54,35 @@ fn enter<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
     // The whole of ESP, also where only SP counts on the way down.
     let (rsp, mask) = (c.get::<8>(slot::RSP), c.stack_mask());
     let frame = rsp & !mask | rsp.wrapping_sub(S as u64) & mask;
-    let mut values = [0; PUSHES];
-    values[0] = c.get::<S>(slot::RBP);
-    let mut pushes = 1;
-    if level > 0 {
-        let mut bp = c.get::<8>(slot::RBP);
-        for value in &mut values[1..level] {
-            bp = bp.wrapping_sub(S as u64);
-            let from = c.stack_linear::<S>(bp, false)?;
-            *value = c.load::<S>(o, from)?;
-        }
-        values[level] = frame;
-        pushes += level;
+    // First whatever can fault: the display is read, and what the pushes will write is probed. The instruction also faults
+    // whenever a write at the final stack pointer would.
+    let mut display = [0; PUSHES];
+    let mut bp = c.get::<8>(slot::RBP);
+    for place in &mut display[1..level.max(1)] {
+        bp = bp.wrapping_sub(S as u64);
+        *place = c.stack_linear::<S>(bp, false)?;
+        c.load::<S>(o, *place)?;
     }
-    // The instruction faults whenever a write at the final stack pointer would.
-    let depth = S as u64 * pushes as u64;
-    let last = c.get::<8>(slot::RSP).wrapping_sub(depth).wrapping_sub(o.imm) & c.stack_mask();
+    let pushes = if level > 0 { level + 1 } else { 1 };
+    let mut places = [0; PUSHES];
+    let mut sp = rsp;
+    for place in &mut places[..pushes] {
+        sp = sp.wrapping_sub(S as u64) & mask;
+        *place = c.stack_linear::<S>(sp, true)?;
+        c.probe_write(o, *place, S as usize)?;
+    }
+    let last = sp.wrapping_sub(o.imm) & mask;
     let linear = c.stack_linear::<S>(last, true)?;
     c.probe_write(o, linear, S as usize)?;
-    c.push_values::<S>(o, &values[..pushes])?;
+    // Then in order: an entry of the display may lie where the entry before it was pushed.
+    for (i, &place) in places[..pushes].iter().enumerate() {
+        let value = match i {
+            0 => c.get::<S>(slot::RBP),
+            _ if i == level => frame,
+            _ => c.load::<S>(o, display[i])?,
+        };
+        c.store::<S>(o, place, value)?;
+    }
     c.set::<S>(slot::RBP, frame);
     c.set_sp(last);
     Ok(())

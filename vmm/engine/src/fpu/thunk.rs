@@ -259,6 +259,12 @@ pub fn needs_alignment(insn: &Instruction) -> u8 {
     }
 }
 
+/// CVTSS2SI and its like, whose form with a memory operand names no vector register.
+pub fn scalar_to_integer(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(mnemonic, Cvtss2si | Cvttss2si | Cvtsd2si | Cvttsd2si)
+}
+
 /// Whether a thunk can do this instruction.
 fn supported(insn: &Instruction) -> bool {
     use Mnemonic::*;
@@ -271,9 +277,10 @@ fn supported(insn: &Instruction) -> bool {
         && !elsewhere
         && !features.is_empty()
         && features.iter().all(|f| FAMILIES.contains(f))
-        && (0..insn.op_count()).any(|i| {
-            insn.op_kind(i) == OpKind::Register && (insn.op_register(i).is_xmm() || insn.op_register(i).is_mm())
-        })
+        && (scalar_to_integer(insn.mnemonic())
+            || (0..insn.op_count()).any(|i| {
+                insn.op_kind(i) == OpKind::Register && (insn.op_register(i).is_xmm() || insn.op_register(i).is_mm())
+            }))
 }
 
 /// Implicit operands of the string compares and the variable blends.
@@ -605,15 +612,6 @@ impl Thunk {
             // SAFETY: the pointers are what the code was made for, by the caller's promise; `env` is live.
             flags = unsafe { (self.entry)(p[0], p[1], p[2], p[3], &mut env, fpu) };
             let mut raised = env.after & mxcsr::FLAGS;
-            if guest & mxcsr::UM == 0 && raised & UNDERFLOW != 0 {
-                // Flushing to zero shows that a result is tiny, but calls it inexact too: that shows without flushing only.
-                env.run &= !mxcsr::FTZ;
-                // Bits that are always set: nothing is to be stored.
-                env.unmasked = mxcsr::MASKS;
-                // SAFETY: as before. The first execution has stored nothing, for an unmasked exception was raised.
-                unsafe { (self.entry)(p[0], p[1], p[2], p[3], &mut env, fpu) };
-                raised = raised & !PRECISION | env.after & PRECISION;
-            }
             if raised & unmasked & PRE_COMPUTATION != 0 {
                 raised &= PRE_COMPUTATION;
             }
@@ -638,11 +636,6 @@ impl Thunk {
         })
     }
 }
-
-/// UE.
-const UNDERFLOW: u32 = 1 << 4;
-/// PE.
-const PRECISION: u32 = 1 << 5;
 
 /// IE, DE and ZE: found before anything is computed.
 const PRE_COMPUTATION: u32 = 7;
