@@ -250,6 +250,8 @@ pub struct Cpu {
     pub(crate) bounce: [u8; 8],
     /// Where a read-modify-write will go back to.
     pub(crate) bounce_to: crate::mem::Bounce,
+    /// Where it is if it is plain RAM that the TLB leads to; else null, and `bounce_to` says.
+    pub(crate) direct: *mut u8,
     pub(crate) tlb: Tlb,
     pub(crate) jumps: JumpCache,
 
@@ -319,6 +321,7 @@ impl Cpu {
             event: None,
             bounce: [0; 8],
             bounce_to: crate::mem::Bounce::default(),
+            direct: core::ptr::null_mut(),
             tlb: Tlb::new(),
             jumps: JumpCache::new(),
             seg: [Segment::default(); 6],

@@ -546,21 +546,19 @@ body! {
     /// Loads an operand that will be written back, into T0 and T1.
     ModifyBegin<S>(c, o) {
         let ea = c.ea(o);
-        let v = c.modify_begin(o, ea, S as usize)?;
+        let v = c.begin::<S>(o, ea)?;
         c.set::<8>(slot::T0, v);
         c.set::<8>(slot::T1, v);
         Ok(())
     }
     /// Writes T0 back.
     ModifyEnd<S>(c, o) {
-        let v = c.get::<S>(slot::T0);
-        c.modify_end(o, S as usize, v);
+        c.finish::<S>(o);
         Ok(())
     }
     /// Writes T0 back if memory still holds T1; else the instruction runs again.
     ModifyEndLocked<S>(c, o) {
-        let (old, new) = (c.get::<S>(slot::T1), c.get::<S>(slot::T0));
-        if c.modify_end_locked(o, S as usize, old, new) {
+        if c.finish_locked::<S>(o) {
             return Ok(());
         }
         c.stop = Reason::Resolve;

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::core::Core;
-use crate::cpu::{Cpu, SS};
+use crate::cpu::{Cpu, SS, slot};
 use crate::mmu::{self, Access, Paging};
 use crate::op::{Done, Op, Reason, Stop};
 use crate::tlb::Privilege;
@@ -172,6 +172,83 @@ impl Cpu {
         Ok(())
     }
 
+    /// First half of a read-modify-write that takes several ops: the operand. `finish` or `finish_locked` writes it back.
+    #[inline(always)]
+    pub(crate) fn begin<const S: u8>(&mut self, o: &Op, linear: u64) -> Done<u64> {
+        let e = self.tlb.entry(linear);
+        let x = linear ^ e.write;
+        if x <= 0x1000 - S as u64 {
+            let p = (e.host + x) as *mut u8;
+            self.direct = p;
+            // SAFETY: As in `load`.
+            return Ok(unsafe {
+                match S {
+                    1 => *p as u64,
+                    2 => p.cast::<u16>().read_unaligned() as u64,
+                    4 => p.cast::<u32>().read_unaligned() as u64,
+                    _ => p.cast::<u64>().read_unaligned(),
+                }
+            });
+        }
+        if !cold::modify_begin(self, o, linear, S as u32) {
+            return Err(Stop);
+        }
+        Ok(u64::from_le_bytes(self.bounce))
+    }
+
+    /// Second half: T0 goes back to where `begin` found the operand.
+    #[inline(always)]
+    pub(crate) fn finish<const S: u8>(&mut self, o: &Op) {
+        let (p, value) = (self.direct, self.get::<S>(slot::T0));
+        if p.is_null() {
+            cold::modify_end(self, o, S as u32, value);
+            return;
+        }
+        // SAFETY: `begin` found a page whose write tag matched; nothing has been run since but ops of the same instruction,
+        // which do not touch the TLB.
+        unsafe {
+            match S {
+                1 => *p = value as u8,
+                2 => p.cast::<u16>().write_unaligned(value as u16),
+                4 => p.cast::<u32>().write_unaligned(value as u32),
+                _ => p.cast::<u64>().write_unaligned(value),
+            }
+        }
+    }
+
+    /// Second half for LOCK: T0 goes back if the operand still is T1, atomically where the host can do that.
+    #[inline(always)]
+    pub(crate) fn finish_locked<const S: u8>(&mut self, o: &Op) -> bool {
+        use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
+        let p = self.direct;
+        let (old, value) = (self.get::<S>(slot::T1), self.get::<S>(slot::T0));
+        if p.is_null() {
+            return cold::modify_end_locked(self, o, S as u32);
+        }
+        if p as u64 & (S as u64 - 1) != 0 {
+            // A split lock: processors take turns on one thread, so nobody comes between.
+            self.finish::<S>(o);
+            return true;
+        }
+        // SAFETY: As in `finish`, and aligned.
+        unsafe {
+            match S {
+                1 => AtomicU8::from_ptr(p)
+                    .compare_exchange(old as u8, value as u8, SeqCst, SeqCst)
+                    .is_ok(),
+                2 => AtomicU16::from_ptr(p.cast())
+                    .compare_exchange(old as u16, value as u16, SeqCst, SeqCst)
+                    .is_ok(),
+                4 => AtomicU32::from_ptr(p.cast())
+                    .compare_exchange(old as u32, value as u32, SeqCst, SeqCst)
+                    .is_ok(),
+                _ => AtomicU64::from_ptr(p.cast())
+                    .compare_exchange(old, value, SeqCst, SeqCst)
+                    .is_ok(),
+            }
+        }
+    }
+
     /// First half of a read-modify-write: checks that the operand can be written, remembers where it is, and reads it.
     #[cold]
     #[inline(never)]
@@ -197,42 +274,14 @@ impl Cpu {
         self.put_part(o, span.second, b);
     }
 
-    /// Second half for LOCK: writes the operand if it still holds `old`, atomically as far as one page goes.
-    pub(crate) fn modify_end_locked(&mut self, o: &Op, size: usize, old: u64, value: u64) -> bool {
-        use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
-        let span = self.bounce_to;
-        if let Some(p) = span.first.host
-            && span.split == size
-            && (p as usize).is_multiple_of(size)
-        {
-            if self.core().is_code(span.first.gpa, size as u64) {
-                self.core().invalidate_page(span.first.gpa, crate::block::STALE);
-            }
-            // SAFETY: `host` is guest RAM, aligned as just checked.
-            return unsafe {
-                match size {
-                    1 => AtomicU8::from_ptr(p)
-                        .compare_exchange(old as u8, value as u8, SeqCst, SeqCst)
-                        .is_ok(),
-                    2 => AtomicU16::from_ptr(p.cast())
-                        .compare_exchange(old as u16, value as u16, SeqCst, SeqCst)
-                        .is_ok(),
-                    4 => AtomicU32::from_ptr(p.cast())
-                        .compare_exchange(old as u32, value as u32, SeqCst, SeqCst)
-                        .is_ok(),
-                    _ => AtomicU64::from_ptr(p.cast())
-                        .compare_exchange(old, value, SeqCst, SeqCst)
-                        .is_ok(),
-                }
-            };
-        }
-        // A split lock or a device: processors take turns on one thread, so nobody comes between.
-        self.modify_end(o, size, value);
-        true
-    }
-
     /// CMPXCHG16B at an aligned address: what was there. Memory is written in any case.
     pub(crate) fn exchange16(&mut self, o: &Op, linear: u64, expected: u128, new: u128) -> Done<u128> {
+        let e = self.tlb.entry(linear);
+        let x = linear ^ e.write;
+        if x <= 0x1000 - 16 && std::is_x86_feature_detected!("cmpxchg16b") {
+            // SAFETY: As in `store`; the caller has checked the alignment.
+            return Ok(unsafe { exchange16((e.host + x) as *mut u8, expected, new) });
+        }
         let span = self.span(o, linear, 16, Access::Write)?;
         self.ready(span, 16)?;
         if let Some(p) = span.first.host
@@ -619,7 +668,7 @@ impl Cpu {
 /// To the compiler an ordinary call in a cold branch still means that the handler's operands must survive it: it saves and
 /// restores registers on the hot path too. These calls preserve every general register, so handlers stay leaves.
 mod cold {
-    use crate::cpu::Cpu;
+    use crate::cpu::{Cpu, slot};
     use crate::op::Op;
 
     extern "C" fn load_slow(c: &mut Cpu, o: &Op, linear: u64, size: u32) -> *const u8 {
@@ -640,6 +689,14 @@ mod cold {
             return false;
         };
         c.bounce = value.to_le_bytes();
+        c.direct = core::ptr::null_mut();
+        true
+    }
+
+    /// Processors take turns on one thread, so what is no plain RAM needs no atomic access.
+    extern "C" fn modify_end_locked_slow(c: &mut Cpu, o: &Op, _linear: u64, size: u32) -> bool {
+        let value = c.get::<8>(slot::T0);
+        c.modify_end(o, size as usize, value);
         true
     }
 
@@ -717,6 +774,7 @@ mod cold {
         stub!(store_stub, store_slow);
         stub!(modify_begin_stub, modify_begin_slow);
         stub!(modify_end_stub, modify_end_slow);
+        stub!(modify_end_locked_stub, modify_end_locked_slow);
 
         /// The host address of the bytes; null when the access stops.
         #[inline(always)]
@@ -740,6 +798,12 @@ mod cold {
         pub fn modify_end(c: &mut Cpu, o: &Op, size: u32, value: u64) {
             call!(modify_end_stub, c, o, 0u64, size, value);
         }
+
+        /// Whether T0 was written.
+        #[inline(always)]
+        pub fn modify_end_locked(c: &mut Cpu, o: &Op, size: u32) -> bool {
+            call!(modify_end_locked_stub, c, o, 0u64, size, 0u64) as u8 != 0
+        }
     }
 
     #[cfg(miri)]
@@ -757,6 +821,9 @@ mod cold {
         }
         pub fn modify_end(c: &mut Cpu, o: &Op, size: u32, value: u64) {
             modify_end_slow(c, o, 0, size, value)
+        }
+        pub fn modify_end_locked(c: &mut Cpu, o: &Op, size: u32) -> bool {
+            modify_end_locked_slow(c, o, 0, size)
         }
     }
 

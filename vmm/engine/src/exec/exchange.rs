@@ -88,9 +88,11 @@ fn compare8b(c: &mut Cpu, o: &Op) -> Done {
     let expected = c.get::<4>(slot::RDX) << 32 | c.get::<4>(slot::RAX);
     let new = c.get::<4>(slot::RCX) << 32 | c.get::<4>(slot::RBX);
     loop {
-        let old = c.modify_begin(o, ea, 8)?;
+        let old = c.begin::<8>(o, ea)?;
         let equal = old == expected;
-        if c.modify_end_locked(o, 8, old, if equal { new } else { old }) {
+        c.set::<8>(slot::T1, old);
+        c.set::<8>(slot::T0, if equal { new } else { old });
+        if c.finish_locked::<8>(o) {
             if equal {
                 c.nf |= ZF;
             } else {
