@@ -211,13 +211,37 @@ pub const PINS: &[Pin] = &[
     Pin {
         instruction: "FSIN FCOS FSINCOS FPTAN",
         what: "the last bits of the result",
-        rule: "the argument reduced by a pi of 66 bits, the rest in more than 64 bits and rounded once",
+        rule: "the argument reduced by a pi of 66 bits, the function of what is left rounded correctly",
         source: "SDM Vol. 1 8.3.8 \"Approximation of Pi\" for the reduction; the rest is chosen",
     },
     Pin {
         instruction: "F2XM1 FYL2X FYL2XP1 FPATAN",
-        what: "the last bits of the result",
-        rule: "computed in more than 64 bits and rounded once",
+        what: "the last bits of the result; the result of F2XM1 and FYL2XP1 outside their range",
+        rule: "rounded correctly; F2XM1 beyond 1 and -1 gives its operand, FYL2XP1 goes on to -1, its pole",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "FCMOVB FCMOVE FCMOVBE FCMOVU FCMOVNB FCMOVNE FCMOVNBE FCMOVNU",
+        what: "C0 C2 C3",
+        rule: "unchanged, and C1 too unless the stack underflows",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "FCOM FCOMP FCOMPP FUCOM FUCOMP FUCOMPP FTST FICOM FICOMP",
+        what: "C0 C2 C3 with an unmasked exception",
+        rule: "unchanged",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "FPREM FPREM1",
+        what: "C0 C1 C3 when the result is a NaN",
+        rule: "C0 and C3 unchanged, C1 and C2 cleared",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "MASKMOVQ MASKMOVDQU",
+        what: "faults for bytes whose mask is clear",
+        rule: "the bytes from the first to the last that is written are checked, none with an empty mask",
         source: CHOSEN,
     },
     Pin {
@@ -227,9 +251,15 @@ pub const PINS: &[Pin] = &[
         source: "VirtualBox, IEMAllAImplC.cpp: compared with a 10980XE (FLD1 and its kin)",
     },
     Pin {
-        instruction: "FADD FSUB FSUBR FMUL FDIV FDIVR FSQRT FABS FCHS FRNDINT FSCALE FXTRACT FXCH FST FSTP FIST FISTP FBLD FBSTP FILD",
+        instruction: "FADD FSUB FSUBR FMUL FDIV FDIVR FSQRT FABS FCHS FRNDINT FSCALE FXTRACT FXCH FST FSTP FIST FISTP FBSTP FILD",
         what: "C0 C2 C3",
         rule: "unchanged",
+        source: CHOSEN,
+    },
+    Pin {
+        instruction: "FBLD",
+        what: "the value of digits above 9; C0 C2 C3",
+        rule: "ten to fifteen; the codes unchanged",
         source: CHOSEN,
     },
     Pin {
