@@ -37,7 +37,7 @@ static void fact(const char *name, uint64_t value)
 }
 
 /* bss must be zero although nothing in the file says so. */
-static uint8_t bss[70000];
+static volatile uint8_t bss[70000];
 extern const uint8_t image_start[], image_end[];
 
 void report(uint32_t magic, const struct info *info, uint32_t cr0, uint32_t flags)
