@@ -353,6 +353,7 @@ impl Vm {
                 Exit::Budget => self.exits.budget += 1,
                 Exit::Bus => self.exits.bus += 1,
                 Exit::Window => self.exits.window += 1,
+                Exit::Pause => {}
                 Exit::Halt => {
                     self.exits.halt += 1;
                     // Looks outside do not depend on steps alone here, but only what they find can matter to the guest.

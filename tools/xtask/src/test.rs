@@ -74,7 +74,9 @@ impl Suite {
         // What the guest tests boot: the stage before them builds it.
         command.env("MINIVMM", tree::target().join("release/minivmm"));
         if self.full {
-            command.env("MINIVMM_FULL", "1").env("DIFF_SECONDS", DIFFERENTIAL_SECONDS);
+            command
+                .env("MINIVMM_FULL", "1")
+                .env("DIFF_SECONDS", DIFFERENTIAL_SECONDS);
         }
         command
     }

@@ -3,7 +3,7 @@
 // never borrowed.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::op::{Handler, Op};
@@ -57,6 +57,9 @@ impl Hasher for PlainHasher {
 
 type Map<K, V> = HashMap<K, V, BuildHasherDefault<PlainHasher>>;
 
+/// Pages that became code are remembered up to this many, for processors that have not run since.
+const MAX_NEW_CODE: usize = 1024;
+
 /// Ops kept before the cache is emptied: 64 MiB of them.
 const MAX_OPS: usize = 2 << 20;
 /// Code segments that are told apart at a time.
@@ -81,7 +84,9 @@ pub(crate) struct Core {
     /// Grows by one whenever the whole cache is emptied.
     pub generation: u64,
     /// Host pages that became code, in order: each processor takes their write tags away before it runs on.
-    pub new_code: Vec<u64>,
+    new_code: VecDeque<u64>,
+    /// How many there were before the first that is kept.
+    old_code: u64,
     /// Base, limit and number of the code segments met last; the flat one stays first.
     codes: Vec<(u64, u32, u32)>,
     next_code: u32,
@@ -103,7 +108,8 @@ impl Core {
             arena: Vec::new(),
             ops: 0,
             generation: 0,
-            new_code: Vec::new(),
+            new_code: VecDeque::new(),
+            old_code: 0,
             codes: vec![(0, u32::MAX, 0)],
             next_code: 1,
         }
@@ -232,8 +238,20 @@ impl Core {
         *flags = CODE;
         if was & CODE == 0 && was & WRITABLE != 0 {
             let host = self.host(gpa).map_or(0, |h| h as u64);
-            self.new_code.push(host);
+            self.new_code.push_back(host);
+            if self.new_code.len() > MAX_NEW_CODE {
+                self.new_code.pop_front();
+                self.old_code += 1;
+            }
         }
+    }
+
+    /// The host pages that became code since a processor looked last, at position `seen`, which moves on; `None` when there
+    /// were more than are kept.
+    pub fn new_code(&self, seen: &mut u64) -> Option<impl Iterator<Item = u64>> {
+        let from = seen.checked_sub(self.old_code);
+        *seen = self.old_code + self.new_code.len() as u64;
+        from.map(|from| self.new_code.iter().skip(from as usize).copied())
     }
 
     /// Whether a store touches bytes that blocks were decoded from.

@@ -289,6 +289,10 @@ pub struct Cpu {
     /// The instruction that just ran is followed by a single-step trap although TF was clear before it.
     pub(crate) trap_now: bool,
     pub(crate) maxphyaddr: u32,
+    /// How far this processor has read [`Core::new_code`].
+    pub(crate) code_seen: u64,
+    /// PAUSE has retired, and `yield_on_pause` is set.
+    pub(crate) paused: bool,
     /// The code cache's generation that `jumps` and `mode` belong to.
     pub(crate) generation: u64,
     pub(crate) huge_pages: bool,
@@ -299,6 +303,8 @@ pub struct Cpu {
     pub clock: u64,
     /// Leave with [`crate::Exit::Window`] as soon as external interrupts become deliverable.
     pub want_window: bool,
+    /// Leave with [`crate::Exit::Pause`] after PAUSE: somebody else may hold what this processor waits for.
+    pub yield_on_pause: bool,
 }
 
 impl Cpu {
@@ -350,6 +356,8 @@ impl Cpu {
             second_page_moved: false,
             skip_step: false,
             trap_now: false,
+            code_seen: 0,
+            paused: false,
             generation: 0,
             maxphyaddr: model.physical_bits(),
             huge_pages: model.features().page1gb(),
@@ -357,6 +365,7 @@ impl Cpu {
             bus: None,
             clock: 0,
             want_window: false,
+            yield_on_pause: false,
         });
         cpu.set_state(&CpuState::reset(model));
         cpu
@@ -457,6 +466,45 @@ impl Cpu {
 
     fn activity_allows(&self) -> bool {
         matches!(self.activity, Activity::Running | Activity::Halted)
+    }
+
+    /// INIT: back to the reset vector's state but for what INIT keeps (SDM Vol. 3A Table 10-1 "IA-32 and Intel 64 Processor
+    /// States Following Power-up, Reset, or INIT"), then waiting for a start-up IPI unless this is the bootstrap processor.
+    pub fn init(&mut self, bootstrap: bool) {
+        let old = self.state();
+        let cr0 = old.cr0 & 0x6000_0000 | 0x10;
+        self.set_state(&CpuState {
+            cr0,
+            xcr0: old.xcr0,
+            msrs: old.msrs,
+            fpu: old.fpu,
+            steps: old.steps,
+            iterations: old.iterations,
+            activity: if bootstrap {
+                Activity::Running
+            } else {
+                Activity::WaitForSipi
+            },
+            ..CpuState::reset(self.model)
+        });
+    }
+
+    /// A start-up IPI: begins at `vector` times 4096 in real mode, if the processor waits for one
+    /// (SDM Vol. 3A 9.4.3 "MP Initialization Protocol Algorithm for MP Systems").
+    pub fn start(&mut self, vector: u8) {
+        if self.activity != Activity::WaitForSipi {
+            return;
+        }
+        let mut s = self.state();
+        s.segments[CS] = Segment {
+            selector: (vector as u16) << 8,
+            base: (vector as u64) << 12,
+            limit: 0xffff,
+            attributes: 0x9b,
+        };
+        s.rip = 0;
+        s.activity = Activity::Running;
+        self.set_state(&s);
     }
 
     /// Undefined results as the model or as the host has them.

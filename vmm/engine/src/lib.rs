@@ -56,6 +56,8 @@ pub enum Exit {
     Bus,
     /// External interrupts are deliverable, and [`Cpu::want_window`] asked to hear of it.
     Window,
+    /// PAUSE has retired, and [`Cpu::yield_on_pause`] asked to hear of it.
+    Pause,
     /// The processor waits for an interrupt.
     Halt,
     /// Triple fault.

@@ -3,7 +3,6 @@
 // Guest memory is one of the rooms where `unsafe` is allowed: see `core`.
 #![allow(unsafe_code)]
 
-use crate::core::Core;
 use crate::cpu::{Cpu, SS, slot};
 use crate::mmu::{self, Access, Paging};
 use crate::op::{Done, Op, Reason, Stop};
@@ -655,11 +654,12 @@ impl Cpu {
 
     /// Takes write tags away from pages that became code since this processor last looked.
     pub(crate) fn revoke_new_code(&mut self) {
-        let core: &mut Core = self.core();
-        let new: Vec<u64> = core.new_code.split_off(0);
-        for host in new {
-            self.tlb.revoke_write(host);
+        let mut seen = self.code_seen;
+        match self.core().new_code(&mut seen).map(|new| new.collect::<Vec<u64>>()) {
+            Some(new) => new.into_iter().for_each(|host| self.tlb.revoke_write(host)),
+            None => self.tlb.revoke_all_writes(),
         }
+        self.code_seen = seen;
     }
 }
 

@@ -116,6 +116,7 @@ impl Engine {
         if cpu.mode == u32::MAX {
             cpu.refresh_mode();
         }
+        cpu.revoke_new_code();
     }
 
     fn inject(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, event: Event) {
@@ -226,8 +227,12 @@ impl Engine {
             }
             cpu.skip_step = false;
             cpu.trap_now = false;
+            let paused = core::mem::take(&mut cpu.paused);
             if core::mem::take(&mut cpu.bus_used) {
                 return Exit::Bus;
+            }
+            if paused {
+                return Exit::Pause;
             }
         }
     }

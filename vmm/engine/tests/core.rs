@@ -145,3 +145,52 @@ fn an_instruction_may_straddle_two_pages() {
     rig.run(1);
     assert_eq!(rig.cpu.state().gpr[0], 0xbbaa_5678);
 }
+
+// covers: 3/smp-code-is-shared
+#[test]
+fn a_store_by_one_processor_to_code_of_another_is_seen() {
+    let mut rig = Rig::new();
+    // The second processor writes its EAX into the immediate of the first one's MOV, then waits.
+    let first = assemble(|a| {
+        a.mov(eax, 0x1111)?;
+        a.pause()?;
+        a.jmp(CODE)
+    });
+    let writer = CODE + 0x800;
+    let mut a = CodeAssembler::new(64).unwrap();
+    a.mov(dword_ptr(CODE + 1), ecx).unwrap();
+    a.inc(ecx).unwrap();
+    a.pause().unwrap();
+    a.jmp(writer).unwrap();
+    rig.write(CODE, &first);
+    rig.write(writer, &a.assemble(writer).unwrap());
+    let mut other = engine::Cpu::new(&x86::model::WESTMERE);
+    let mut s = rig.cpu.state();
+    s.rip = writer;
+    s.gpr[1] = 5;
+    other.set_state(&s);
+    rig.cpu.yield_on_pause = true;
+    other.yield_on_pause = true;
+    // The second one stores first, while the page is not code yet, so that its TLB holds a write tag.
+    for round in 0..2000u64 {
+        assert_eq!(rig.engine.run(&mut other, &mut rig::Nothing, 100), Exit::Pause);
+        assert_eq!(rig.run(100), Exit::Pause, "round {round}");
+        assert_eq!(rig.cpu.state().gpr[0], 5 + round);
+    }
+}
+
+// covers: 3/smp-init-sipi
+#[test]
+fn a_start_up_ipi_begins_at_its_page_once() {
+    let mut rig = Rig::new();
+    rig.write(0x9_a000, &[0xb8, 0x34, 0x12, 0xf4]); // mov ax, 1234h; hlt
+    let steps = rig.cpu.steps();
+    rig.cpu.init(false);
+    assert_eq!(rig.run(10), Exit::Halt, "it waits");
+    rig.cpu.start(0x9a);
+    rig.cpu.start(0x55);
+    assert_eq!(rig.run(10), Exit::Halt);
+    let s = rig.cpu.state();
+    assert_eq!((s.gpr[0], s.rip, s.segments[engine::CS].base), (0x1234, 4, 0x9_a000));
+    assert_eq!(rig.cpu.steps(), steps + 2);
+}

@@ -86,6 +86,7 @@ impl Cpu {
 /// How a branch reaches its target: within the page, in another page, or in a way that needs checks.
 const NEAR: u8 = 0;
 const FAR: u8 = 1;
+const SLOW: u8 = 2;
 
 #[inline(always)]
 fn go<const HOW: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64) -> *const Op {
@@ -190,6 +191,21 @@ flow! {
     }
 }
 
+flow! {
+    /// PAUSE: goes on, or ends the processor's turn where somebody else may hold what it waits for.
+    Pause<HOW>(c, o) {
+        let next = c.next_ip(o);
+        if c.yield_on_pause {
+            c.paused = true;
+            return c.end(next, Reason::Look);
+        }
+        match HOW {
+            SLOW => c.jump(next),
+            _ => go::<HOW>(c, o, true, 0),
+        }
+    }
+}
+
 macro_rules! by_condition {
     ($k:expr, $t:ident, $second:expr, [$($n:literal)*]) => {
         match $k { $($n => chain_flow::<$t<$n, { $second }>> as Handler,)* _ => chain_flow::<$t<15, { $second }>> }
@@ -234,6 +250,15 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     let size = operand(l);
     let simple = l.is64() && size == 8 || l.flat_code() && size == 4;
     match l.i.mnemonic() {
+        M::Pause => {
+            let next = l.next();
+            let f = match (l.flat_code(), next < 0x1000) {
+                (true, true) => chain_flow::<Pause<NEAR>> as Handler,
+                (true, false) => chain_flow::<Pause<FAR>>,
+                _ => chain_flow::<Pause<SLOW>>,
+            };
+            l.flow(f, |o| o.imm = next)
+        }
         M::Jmp | M::Call if matches!(l.i.op_kind(0), OpKind::FarBranch16 | OpKind::FarBranch32) => l.ud(),
         M::Jmp => match l.i.op_kind(0) {
             OpKind::Register => {

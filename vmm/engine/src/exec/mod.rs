@@ -47,7 +47,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Lea | M::Push | M::Pop | M::Nop | M::Xchg | M::Leave => {
             mov::lower(l)
         }
-        M::Jmp | M::Call | M::Ret | M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz => flow::lower(l),
+        M::Jmp | M::Call | M::Ret | M::Pause | M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz => {
+            flow::lower(l)
+        }
         M::Sal | M::Shl | M::Shr | M::Sar | M::Rol | M::Ror | M::Rcl | M::Rcr | M::Shld | M::Shrd => shift::lower(l),
         M::Mul | M::Imul | M::Div | M::Idiv => muldiv::lower(l),
         M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => muldiv::lower(l),

@@ -704,7 +704,6 @@ pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
         | M::Rdtsc
         | M::Rdtscp
         | M::Rdpmc
-        | M::Pause
         | M::Lfence
         | M::Mfence
         | M::Sfence
