@@ -3,11 +3,15 @@
 //! Each function takes 80-bit operands from memory, runs one instruction under a given control word, and gives back the result
 //! and the status word. The control word may unmask exceptions: an unmasked exception is only signalled by the next waiting
 //! instruction, and between the operation and the store there are none but FNSTSW and FNCLEX. So the architecture's response
-//! to an unmasked exception (operands unchanged, or a result with its exponent wrapped) is the host's own. Before and after,
-//! the unit is as FNINIT leaves it, which is what Rust's calling convention wants.
+//! to an unmasked exception (operands unchanged, or a result with its exponent wrapped) is the host's own. Rust's calling
+//! convention has the registers empty and the control word as FNINIT sets it, before and after; flags may be left over, and
+//! condition codes too, so callers take only those that the instruction writes.
 #![allow(unsafe_code)] // Inline assembly is what this file is for.
 
 use std::arch::asm;
+
+/// The control word that FNINIT sets.
+const USUAL: u16 = 0x37f;
 
 macro_rules! x87_asm {
     ($($line:expr),+; $($operand:tt)+) => {
@@ -31,7 +35,7 @@ macro_rules! registers {
             // empty, the control word is the one found on entry.
             unsafe {
                 x87_asm!(
-                    "fninit",
+                    "fnclex",
                     "fld tbyte ptr [{b}]",
                     "fld tbyte ptr [{a}]",
                     "fldcw word ptr [{cw}]",
@@ -39,8 +43,9 @@ macro_rules! registers {
                     "fnstsw ax",
                     "fnclex",
                     "fstp tbyte ptr [{a}]",
-                    "fninit";
-                    a = in(reg) a as *mut u128, b = in(reg) &b, cw = in(reg) &cw, out("ax") sw
+                    "fstp st(0)",
+                    "fldcw word ptr [{usual}]";
+                    a = in(reg) a as *mut u128, b = in(reg) &b, cw = in(reg) &cw, usual = in(reg) &USUAL, out("ax") sw
                 );
             }
             *a &= (1 << 80) - 1;
@@ -74,15 +79,16 @@ macro_rules! with_memory {
             // SAFETY: As in `registers`; the memory operand has at most 8 bytes.
             unsafe {
                 x87_asm!(
-                    "fninit",
+                    "fnclex",
                     "fld tbyte ptr [{a}]",
                     "fldcw word ptr [{cw}]",
                     concat!($insn, " ptr [{m}]"),
                     "fnstsw ax",
                     "fnclex",
                     "fstp tbyte ptr [{a}]",
-                    "fninit";
-                    a = in(reg) a as *mut u128, m = in(reg) m.as_ptr(), cw = in(reg) &cw, out("ax") sw
+                    "fldcw word ptr [{usual}]";
+                    a = in(reg) a as *mut u128, m = in(reg) m.as_ptr(), cw = in(reg) &cw, usual = in(reg) &USUAL,
+                    out("ax") sw
                 );
             }
             *a &= (1 << 80) - 1;
@@ -132,11 +138,10 @@ macro_rules! loads {
             // SAFETY: As in `registers`; the memory operand has at most 8 bytes.
             unsafe {
                 x87_asm!(
-                    "fninit",
+                    "fnclex",
                     concat!($insn, " ptr [{m}]"),
                     "fnstsw ax",
-                    "fstp tbyte ptr [{a}]",
-                    "fninit";
+                    "fstp tbyte ptr [{a}]";
                     a = in(reg) &raw mut a, m = in(reg) m.as_ptr(), out("ax") sw
                 );
             }
@@ -150,22 +155,24 @@ loads! {
     ld_m64 => "fld qword";
 }
 
-/// A store that converts. `m` is written unless an unmasked exception prevents it.
+/// A store that converts, and what pops the operand if it does not. `m` is written unless an unmasked exception prevents it.
 macro_rules! stores {
-    ($($name:ident => $insn:literal;)+) => { $(
+    ($($name:ident => $insn:literal, $clean:literal;)+) => { $(
         #[doc = concat!("`", $insn, "` of `a`: memory is written unless an unmasked exception prevents it. Returns the status word.")]
         pub(crate) fn $name(cw: u16, a: u128, m: &mut [u8; 16]) -> u16 {
             let sw: u16;
             // SAFETY: As in `registers`; the memory operand has at most 10 bytes.
             unsafe {
                 x87_asm!(
-                    "fninit",
+                    "fnclex",
                     "fld tbyte ptr [{a}]",
                     "fldcw word ptr [{cw}]",
                     concat!($insn, " ptr [{m}]"),
                     "fnstsw ax",
-                    "fninit";
-                    a = in(reg) &a, m = in(reg) m.as_mut_ptr(), cw = in(reg) &cw, out("ax") sw
+                    "fnclex",
+                    $clean,
+                    "fldcw word ptr [{usual}]";
+                    a = in(reg) &a, m = in(reg) m.as_mut_ptr(), cw = in(reg) &cw, usual = in(reg) &USUAL, out("ax") sw
                 );
             }
             sw
@@ -174,13 +181,14 @@ macro_rules! stores {
 }
 
 stores! {
-    st_m32 => "fst dword";
-    st_m64 => "fst qword";
-    ist_i16 => "fist word";
-    ist_i32 => "fist dword";
-    ist_i64 => "fistp qword";
-    istt_i16 => "fisttp word";
-    istt_i32 => "fisttp dword";
-    istt_i64 => "fisttp qword";
-    bst => "fbstp tbyte";
+    st_m32 => "fst dword", "fstp st(0)";
+    st_m64 => "fst qword", "fstp st(0)";
+    ist_i16 => "fist word", "fstp st(0)";
+    ist_i32 => "fist dword", "fstp st(0)";
+    // The rest pop, which an unmasked exception would prevent: they are called with everything masked.
+    ist_i64 => "fistp qword", "";
+    istt_i16 => "fisttp word", "";
+    istt_i32 => "fisttp dword", "";
+    istt_i64 => "fisttp qword", "";
+    bst => "fbstp tbyte", "";
 }

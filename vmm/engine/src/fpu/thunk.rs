@@ -14,7 +14,10 @@
 //!     ldmxcsr [r8]               ; arithmetic only: the guest's rounding, DAZ and FTZ, everything masked
 //!     addps   xmm1, [rsi]        ; operand 1 is memory (or xmm2, loaded from [rsi])
 //!     stmxcsr [r8+4]
+//!     cmp     [r8], 1f80h
+//!     je      same
 //!     ldmxcsr [r8+8]             ; what Rust expects
+//! same:
 //!     test    [r8+4], unmasked   ; an unmasked exception leaves the destination as it was
 //!     jnz     end
 //!     movups  [rdi], xmm1
@@ -96,12 +99,15 @@ impl Slot {
         Slot(Slot::GPR | number as u8)
     }
 
+    /// Registers of the state are 16 bytes apart, general registers 8. An absent operand's pointer is never used.
     #[inline(always)]
-    fn pointer(self, bases: &[*mut u8; 4]) -> *mut u8 {
-        let base = self.0 as usize >> 6;
-        // XMM, YMM and MM registers are 16 bytes apart, general registers 8.
-        let shift = 4 - (base & 1);
-        bases[base].wrapping_add((self.0 as usize & 0x3f) << shift)
+    fn pointer(self, fpu: *mut u8, gpr: *mut u8, memory: *mut u8) -> *mut u8 {
+        let index = (self.0 & 0x3f) as usize;
+        match self.0 >> 6 {
+            0 => fpu.wrapping_add(index * 16),
+            1 => gpr.wrapping_add(index * 8),
+            _ => memory,
+        }
     }
 }
 
@@ -505,6 +511,16 @@ fn instruction(made: Result<Instruction, IcedError>) -> Result<Instruction, NoTh
     made.map_err(|_| NoThunk::Unsupported)
 }
 
+/// Appends machine code.
+fn encode(code: &mut Vec<u8>, insns: &[Instruction]) -> Result<(), NoThunk> {
+    let mut encoder = Encoder::new(64);
+    for insn in insns {
+        encoder.encode(insn, 0).map_err(|_| NoThunk::Unsupported)?;
+    }
+    code.extend(encoder.take_buffer());
+    Ok(())
+}
+
 /// What a thunk is made of.
 struct Parts<'a> {
     before: &'a [Instruction],
@@ -515,54 +531,44 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn assemble(&self) -> Result<Vec<u8>, NoThunk> {
-        let mut encoder = Encoder::new(64);
-        let mut emit = |insn: Instruction| -> Result<(), NoThunk> {
-            encoder.encode(&insn, 0).map(|_| ()).map_err(|_| NoThunk::Unsupported)
-        };
         let env = |at: usize| MemoryOperand::with_base_displ(Register::R8, at as i64);
-        for &insn in self.before {
-            emit(insn)?;
-        }
+        let mut code = Vec::new();
+        encode(&mut code, self.before)?;
         if self.traits.mxcsr {
-            emit(instruction(Instruction::with1(
-                Code::Ldmxcsr_m32,
-                env(offset_of!(Env, run)),
-            ))?)?;
+            let run = instruction(Instruction::with1(Code::Ldmxcsr_m32, env(offset_of!(Env, run))))?;
+            encode(&mut code, &[run])?;
         }
-        emit(*self.body)?;
+        encode(&mut code, &[*self.body])?;
         if self.traits.flags {
-            emit(Instruction::with(Code::Lahf))?;
-            emit(instruction(Instruction::with1(Code::Seto_rm8, Register::AL))?)?;
+            let seto = instruction(Instruction::with1(Code::Seto_rm8, Register::AL))?;
+            encode(&mut code, &[Instruction::with(Code::Lahf), seto])?;
         }
+        let mut stores = Vec::new();
+        encode(&mut stores, self.after)?;
         if self.traits.mxcsr {
-            emit(instruction(Instruction::with1(
-                Code::Stmxcsr_m32,
-                env(offset_of!(Env, after)),
-            ))?)?;
-            emit(instruction(Instruction::with1(
-                Code::Ldmxcsr_m32,
-                env(offset_of!(Env, host)),
-            ))?)?;
-            let (load, test) = (Code::Mov_r32_rm32, Code::Test_rm32_r32);
-            emit(instruction(Instruction::with2(
-                load,
-                Register::R11D,
-                env(offset_of!(Env, unmasked)),
-            ))?)?;
-            emit(instruction(Instruction::with2(
-                test,
-                env(offset_of!(Env, after)),
-                Register::R11D,
-            ))?)?;
-        }
-        let mut code = encoder.take_buffer();
-
-        let mut encoder = Encoder::new(64);
-        for insn in self.after {
-            encoder.encode(insn, 0).map_err(|_| NoThunk::Unsupported)?;
-        }
-        let stores = encoder.take_buffer();
-        if self.traits.mxcsr {
+            let after = env(offset_of!(Env, after));
+            let mut restore = Vec::new();
+            let host = instruction(Instruction::with1(Code::Ldmxcsr_m32, env(offset_of!(Env, host))))?;
+            encode(&mut restore, &[host])?;
+            let (run, reset) = (env(offset_of!(Env, run)), mxcsr::RESET as i32);
+            encode(
+                &mut code,
+                &[
+                    instruction(Instruction::with1(Code::Stmxcsr_m32, after))?,
+                    instruction(Instruction::with2(Code::Cmp_rm32_imm32, run, reset))?,
+                ],
+            )?;
+            // JE over the restoring: the controls were Rust's own, and its flags nobody looks at.
+            code.extend([0x74, restore.len() as u8]);
+            code.extend(restore);
+            let unmasked = env(offset_of!(Env, unmasked));
+            encode(
+                &mut code,
+                &[
+                    instruction(Instruction::with2(Code::Mov_r32_rm32, Register::R11D, unmasked))?,
+                    instruction(Instruction::with2(Code::Test_rm32_r32, after, Register::R11D))?,
+                ],
+            )?;
             // JNZ over the stores.
             code.extend([0x75, stores.len() as u8]);
         }
@@ -586,10 +592,15 @@ impl Thunk {
     /// `fpu` points at a state and `gpr` at 16 registers (RAX RCX RDX RBX RSP RBP RSI RDI R8 to R15), both valid for reads
     /// and writes. Where [`Thunk::memory`] says so, `memory` is valid for that many bytes and for that kind of access, and has
     /// that alignment.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn run(&self, fpu: *mut FpuState, gpr: *mut u64, memory: *mut u8) -> Result<u32, SimdException> {
-        let bases = [fpu.cast::<u8>(), gpr.cast::<u8>(), memory, std::ptr::null_mut()];
-        let p = self.slots.map(|slot| slot.pointer(&bases));
+        let pointer = |slot: Slot| slot.pointer(fpu.cast(), gpr.cast(), memory);
+        let p = [
+            pointer(self.slots[0]),
+            pointer(self.slots[1]),
+            pointer(self.slots[2]),
+            pointer(self.slots[3]),
+        ];
         if self.traits.mmx {
             // SAFETY: the caller's promise about `fpu`.
             unsafe { (*fpu).enter_mmx() };
