@@ -24,6 +24,8 @@ const OSXMMEXCPT: u64 = 1 << 10;
 const OSXSAVE: u64 = 1 << 18;
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
+/// Vector and error code.
+type Fault = (u8, Option<u32>);
 
 /// A machine at one instruction, RBX pointing at data.
 fn at(code: Code) -> Bench {
@@ -116,9 +118,9 @@ fn control_registers_decide_who_may_execute() {
 // covers: 2/cpu-sse, 2/cpu-sse2, 2/cpu-fxsave, 2/cpu-xsave
 #[test]
 fn operands_must_be_aligned_and_mapped() {
-    const GP: (u8, Option<u32>) = (13, Some(0));
+    const GP: Fault = (13, Some(0));
     let pf = |error: u32| (14, Some(error));
-    let rows: [(&str, Code, u64, (u8, Option<u32>)); 18] = [
+    let rows: [(&str, Code, u64, Fault); 18] = [
         ("movaps load", |a| a.movaps(xmm1, xmmword_ptr(rbx)), DATA + 8, GP),
         ("movdqa store", |a| a.movdqa(xmmword_ptr(rbx), xmm1), DATA + 1, GP),
         ("movntdq", |a| a.movntdq(xmmword_ptr(rbx), xmm1), DATA + 4, GP),
@@ -473,7 +475,7 @@ fn xsave_and_xrstor_work_through_memory() {
     let xsave: Code = |a| a.xsave(ptr(rbx));
     let xrstor: Code = |a| a.xrstor(ptr(rbx));
     type Change = fn(&mut Bench);
-    let rows: [(&str, Code, Change, (u8, Option<u32>)); 7] = [
+    let rows: [(&str, Code, Change, Fault); 7] = [
         ("OSXSAVE clear", xsave, |b| b.state(|s| s.cr4 &= !OSXSAVE), (6, None)),
         ("TS", xsave, |b| b.state(|s| s.cr0 |= TS), (7, None)),
         (
