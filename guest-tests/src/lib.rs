@@ -112,7 +112,13 @@ pub fn in_minivmm(kernel: impl AsRef<Path>) -> Command {
 
 /// A command that boots `kernel` in QEMU's own software CPU, with the same serial port and debug-exit port.
 pub fn in_qemu(kernel: impl AsRef<Path>) -> Command {
-    let mut command = Command::new("qemu-system-x86_64");
+    // Where the system's packages were in the way, `cargo xtask test` has unpacked one beside it.
+    let unpacked = target().join("host/bin/qemu-system-x86_64");
+    let mut command = if unpacked.is_file() {
+        Command::new(unpacked)
+    } else {
+        Command::new("qemu-system-x86_64")
+    };
     command.args([
         "-accel",
         "tcg",

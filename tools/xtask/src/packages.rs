@@ -42,6 +42,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     let own = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
     std::env::split_paths(&path)
         .chain(own)
+        .chain([beside().join("bin")])
         .map(|folder| folder.join(name))
         .find(|file| file.is_file())
 }
@@ -73,25 +74,84 @@ pub fn ensure_installed(stage: &Stage, needs: &[Need], install: bool) -> Result<
     }
     let names: Vec<&str> = missing.iter().map(|need| need.package).collect();
     stage.say(&format!("installing {}", names.join(", ")));
-    let mut arguments = vec!["install", "-y", "--no-install-recommends"];
+    // What the user has stays: without --no-remove, -y would agree to take other packages away.
+    let mut arguments = vec!["install", "-y", "--no-remove", "--no-install-recommends"];
     arguments.extend(&names);
+    let mut install = || -> Result<bool> {
+        Ok(stage
+            .run(&mut as_root(stage, "apt-get", &arguments)?, None, |_| {})?
+            .success())
+    };
     // A fresh machine has no package lists yet, an old one stale ones: fetch them only where the first try fails.
-    if !stage
-        .run(&mut as_root(stage, "apt-get", &arguments)?, None, |_| {})?
-        .success()
-    {
+    if !install()? {
         stage.must(&mut as_root(stage, "apt-get", &["update"])?)?;
-        stage.must(&mut as_root(stage, "apt-get", &arguments)?)?;
+        if !install()? {
+            stage.say("other packages are in the way: unpacking beside the system instead");
+            unpack_beside(stage, &names)?;
+        }
     }
     for need in missing {
         ensure!(
             find_program(need.program).is_some(),
-            "{} was installed but {} is not there",
-            need.package,
-            need.program
+            "{} cannot be installed without taking other packages away: install it by hand",
+            need.package
         );
     }
     Ok(())
+}
+
+/// Where programs are unpacked that cannot be installed.
+fn beside() -> PathBuf {
+    crate::tree::target().join("host")
+}
+
+/// Fetches packages with what they need and the system lacks, and unpacks them below target/host. The programs find their
+/// libraries, modules and data there through a script of their name in target/host/bin.
+fn unpack_beside(stage: &Stage, names: &[&str]) -> Result<()> {
+    let (archives, root, bin) = (beside().join("archives"), beside().join("root"), beside().join("bin"));
+    for folder in [&archives.join("partial"), &root, &bin] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let into = format!("Dir::Cache::archives={}/", archives.display());
+    let mut arguments = vec![
+        "install",
+        "--download-only",
+        "-y",
+        "--no-install-recommends",
+        "-o",
+        &into,
+    ];
+    arguments.extend(names);
+    stage.must(&mut as_root(stage, "apt-get", &arguments)?)?;
+    for entry in fs::read_dir(&archives)? {
+        let file = entry?.path();
+        if file.extension().is_some_and(|extension| extension == "deb") {
+            stage.must(Command::new("dpkg-deb").arg("-x").arg(&file).arg(&root))?;
+        }
+    }
+    for entry in fs::read_dir(root.join("usr/bin")).context("the packages hold no programs")? {
+        let name = entry?.file_name();
+        let script = bin.join(&name);
+        fs::write(&script, launcher(&name.to_string_lossy()))?;
+        fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+/// The script that starts an unpacked program.
+fn launcher(program: &str) -> String {
+    let data = if program.starts_with("qemu-system") {
+        r#" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios""#
+    } else {
+        ""
+    };
+    format!(
+        r#"#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/../root
+export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" QEMU_MODULE_DIR="$root/usr/lib/x86_64-linux-gnu/qemu"
+exec "$root/usr/bin/{program}"{data} "$@"
+"#
+    )
 }
 
 /// The sentence for a machine on which nothing is installed by us.
