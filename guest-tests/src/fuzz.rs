@@ -182,7 +182,7 @@ pub fn instructions(bytes: &[u8]) {
     while cpu.steps() < end {
         let left = end - cpu.steps();
         match soft.get().run(&mut cpu, &mut machine, left) {
-            Exit::Bus | Exit::Window => {}
+            Exit::Bus | Exit::Window | Exit::Pause => {}
             Exit::Budget | Exit::Halt | Exit::Shutdown => break,
             Exit::Defect(what) => panic!("{what}: {bytes:02x?}"),
         }

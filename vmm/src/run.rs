@@ -450,14 +450,14 @@ impl Vm {
         let waiting = !console.input().is_empty() && self.machine.platform().serial_capacity() > 0;
         let input = enabled && (waiting || console.input_open());
         match next {
-            None if !input => return Ok(Some(End::Halted(self.halted(enabled)))),
+            None if !input => Ok(Some(End::Halted(self.halted(enabled)))),
             None => {
                 console.flush()?;
                 console.wait(pace.time_left(None))?;
                 if self.clock == ClockMode::Paced {
                     self.machine.clock().skip_to(pace.now(), steps);
                 }
-                return Ok(pace.time_is_up().map(End::Timeout));
+                Ok(pace.time_is_up().map(End::Timeout))
             }
             Some(ns) => {
                 if !enabled {

@@ -77,7 +77,7 @@ pub fn ensure_installed(stage: &Stage, needs: &[Need], install: bool) -> Result<
     // What the user has stays: without --no-remove, -y would agree to take other packages away.
     let mut arguments = vec!["install", "-y", "--no-remove", "--no-install-recommends"];
     arguments.extend(&names);
-    let mut install = || -> Result<bool> {
+    let install = || -> Result<bool> {
         Ok(stage
             .run(&mut as_root(stage, "apt-get", &arguments)?, None, |_| {})?
             .success())

@@ -275,11 +275,10 @@ impl Engine {
                 return Reason::Fault;
             };
             // SAFETY: As above; a straddling block begins with the check that failed, and the check names the page.
-            if unsafe { (*first).imm } != now as u64 {
-                if let Ok((gpa, _)) = self.fetch(cpu, cpu.rip.wrapping_add(cpu.cs_base)) {
-                    self.core
-                        .forget(gpa | cpu.rip.wrapping_add(cpu.cs_base) & 0xfff, cpu.mode);
-                }
+            let moved = unsafe { (*first).imm } != now as u64;
+            let linear = cpu.rip.wrapping_add(cpu.cs_base);
+            if moved && let Ok((gpa, _)) = self.fetch(cpu, linear) {
+                self.core.forget(gpa | linear & 0xfff, cpu.mode);
             }
         }
         cpu.stop

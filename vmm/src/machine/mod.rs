@@ -285,7 +285,7 @@ impl Bus for Machine {
     }
 
     fn random(&mut self) -> u64 {
-        self.random.next()
+        self.random.draw()
     }
 }
 

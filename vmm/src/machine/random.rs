@@ -12,7 +12,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -34,7 +34,7 @@ mod tests {
             3_203_168_211_198_807_973,
             9_817_491_932_198_370_423,
         ];
-        assert_eq!([random.next(), random.next(), random.next()], expected);
-        assert_ne!(Random::new(1).next(), Random::new(2).next());
+        assert_eq!([random.draw(), random.draw(), random.draw()], expected);
+        assert_ne!(Random::new(1).draw(), Random::new(2).draw());
     }
 }

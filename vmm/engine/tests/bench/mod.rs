@@ -427,7 +427,7 @@ impl Bench {
     pub fn arrived(&self) -> Trap {
         let s = self.cpu.state();
         let at = s.rip - 1 - HANDLERS;
-        assert!(at < 256 * 32 && at % 32 == 0, "HLT at {:x}", s.rip - 1);
+        assert!(at < 256 * 32 && at.is_multiple_of(32), "HLT at {:x}", s.rip - 1);
         let vector = (at / 32) as u8;
         let has_error = matches!(vector, 8 | 10..=14 | 17) && self.bits != 16;
         let sp = s.segments[SS].base
