@@ -258,6 +258,15 @@ impl Tlb {
             }
         }
     }
+
+    /// Takes all write tags away.
+    pub fn revoke_all_writes(&mut self) {
+        for s in self.sets.iter_mut().filter(|s| s.valid) {
+            for (i, e) in s.entries.iter_mut().enumerate() {
+                e.write = never(i);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
