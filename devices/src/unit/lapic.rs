@@ -2033,7 +2033,7 @@ mod tests {
                 (caps.x2apic, caps.tsc_deadline),
                 (features & 1 << 21 != 0, features & 1 << 24 != 0)
             );
-            assert_eq!(caps.physical_bits, model.cpuid(0x8000_0008, 0)[0] & 0xff);
+            assert_eq!(caps.physical_bits, model.physical_bits());
         }
     }
 }

@@ -1,6 +1,8 @@
 #![no_std]
 //! The shared x86 vocabulary: register types, MSR names, memory layouts and CPU models. Depends on nothing of ours.
 
+extern crate alloc;
+
 pub mod cpuid;
 pub mod cr;
 pub mod fault;

@@ -214,7 +214,7 @@ impl Bus for Machine {
             answer => return answer,
         }
         match self.row(msr) {
-            Some(index) => Ok(self.msrs[index]),
+            Some(index) => self.model.msrs[index].read(self.msrs[index]),
             None => {
                 debug!("RDMSR of {msr:#x}, which the model does not have");
                 Err(MsrFault::GeneralProtection)

@@ -1,13 +1,43 @@
 //! CPU models as data: one file each.
 //!
-//! A model's CPUID is what a real part answers, less what this machine does not model yet, plus what a virtual machine
-//! adds. The rows hold the result; [`CpuModel::differences`] lists every change with its reason.
+//! A model's rows are what a real part answers. What a guest sees of them is one policy for all models ([`policy`]): less
+//! what this machine does not model yet, plus what a virtual machine adds. [`CpuModel::differences`] lists every change
+//! with its reason. A model of a user's own making, or one with features switched on the command line, is an
+//! [`OwnedModel`] first.
 
+mod alderlake;
+mod broadwell;
+mod core2;
+mod haswell;
+mod icelake_server;
+pub mod msrs;
+mod netburst;
+mod owned;
+mod p6;
+pub mod policy;
+mod sandybridge;
+mod sapphirerapids;
+mod skylake_server;
+mod snowridge;
 mod westmere;
 
+pub use alderlake::ALDERLAKE;
+pub use broadwell::BROADWELL;
+pub use core2::CORE2;
+pub use haswell::HASWELL;
+pub use icelake_server::ICELAKE_SERVER;
+pub use netburst::NETBURST;
+pub use owned::{OwnedModel, feature_named};
+pub use p6::P6;
+pub use sandybridge::SANDYBRIDGE;
+pub use sapphirerapids::SAPPHIRERAPIDS;
+pub use skylake_server::SKYLAKE_SERVER;
+pub use snowridge::SNOWRIDGE;
 pub use westmere::WESTMERE;
 
-use crate::cpuid::{Features, Register};
+use alloc::vec::Vec;
+
+use crate::cpuid::{Feature, Features, Register};
 use crate::msr::MsrFault;
 
 /// One row of CPUID: what a leaf (and subleaf, where it has any) answers.
@@ -19,6 +49,34 @@ pub struct CpuidRow {
     pub subleaf: Option<u32>,
     /// EAX, EBX, ECX, EDX on return.
     pub regs: [u32; 4],
+}
+
+impl CpuidRow {
+    /// Whether this row of its leaf answers `subleaf`.
+    pub const fn answers(&self, subleaf: u32) -> bool {
+        match self.subleaf {
+            Some(own) => own == subleaf,
+            None => true,
+        }
+    }
+}
+
+/// A row of a leaf that ignores ECX.
+const fn leaf(leaf: u32, regs: [u32; 4]) -> CpuidRow {
+    CpuidRow {
+        leaf,
+        subleaf: None,
+        regs,
+    }
+}
+
+/// A row of one subleaf.
+const fn subleaf(leaf: u32, subleaf: u32, regs: [u32; 4]) -> CpuidRow {
+    CpuidRow {
+        leaf,
+        subleaf: Some(subleaf),
+        regs,
+    }
 }
 
 /// Where a model's CPUID is not the real part's, and why.
@@ -34,7 +92,9 @@ pub struct Difference {
     pub clear: u32,
     /// Bits that the model shows and the part does not.
     pub set: u32,
-    /// The feature and the reason.
+    /// The feature, if the difference is one.
+    pub feature: Option<Feature>,
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -51,6 +111,8 @@ pub enum Check {
     MtrrTypes,
     /// The lowest byte is a memory type that an MTRR knows. SDM Vol. 3A 12.11.2 "Setting Memory Ranges with MTRRs".
     MtrrType,
+    /// A command: RDMSR is #GP(0), and a WRMSR leaves nothing behind.
+    Command,
 }
 
 /// One model-specific register that is plain storage: no unit gives it a meaning of its own.
@@ -97,6 +159,22 @@ impl MsrRow {
         }
     }
 
+    /// A command register: it can only be written, with any of the `writable` bits.
+    pub const fn command(msr: u32, name: &'static str, writable: u64) -> Self {
+        Self::storage(msr, name, 0, writable).checked(Check::Command)
+    }
+
+    /// What RDMSR reads when the register holds `current`.
+    ///
+    /// # Errors
+    /// [`MsrFault::GeneralProtection`] for a command register.
+    pub const fn read(&self, current: u64) -> Result<u64, MsrFault> {
+        match self.check {
+            Check::Command => Err(MsrFault::GeneralProtection),
+            _ => Ok(current),
+        }
+    }
+
     /// The same row with a check.
     pub const fn checked(self, check: Check) -> Self {
         Self { check, ..self }
@@ -109,7 +187,7 @@ impl MsrRow {
     /// that does not exist.
     pub fn write(&self, current: u64, value: u64) -> Result<u64, MsrFault> {
         let accepted = match self.check {
-            Check::None => true,
+            Check::None | Check::Command => true,
             Check::ReadOnly => false,
             Check::PatTypes => value
                 .to_le_bytes()
@@ -122,7 +200,10 @@ impl MsrRow {
         if !accepted || reserved {
             return Err(MsrFault::GeneralProtection);
         }
-        Ok(current & !self.writable | value & self.writable)
+        match self.check {
+            Check::Command => Ok(current),
+            _ => Ok(current & !self.writable | value & self.writable),
+        }
     }
 }
 
@@ -148,10 +229,16 @@ pub struct CpuModel {
     /// Revision of the loaded microcode update: CPUID with EAX = 1 loads it into bits 63:32 of IA32_BIOS_SIGN_ID.
     /// SDM Vol. 3A 10.11.7.1 "Determining the Signature".
     pub microcode: u32,
-    /// CPUID, in ascending order of leaf and subleaf.
+    /// What the part's own CPUID answers, on the thread with APIC ID 0.
+    pub silicon: &'static [CpuidRow],
+    /// What the guest's CPUID answers, in ascending order of leaf and subleaf.
     pub cpuid: &'static [CpuidRow],
-    /// Where `cpuid` is not what the real part answers.
-    pub differences: &'static [Difference],
+    /// Where `cpuid` departs from the policy for all models.
+    pub adjustments: &'static [Difference],
+    /// Features that were added to the part's by a toggle.
+    pub added: Features,
+    /// Features that were taken from the part's by a toggle.
+    pub removed: Features,
     /// The plain MSRs, in ascending order.
     pub msrs: &'static [MsrRow],
 }
@@ -173,7 +260,9 @@ impl CpuModel {
         match rows.iter().find(|row| row.subleaf.is_none_or(|s| s == subleaf)) {
             Some(row) => row.regs,
             // An invalid level: ECX[7:0] comes back, EDX is the x2APIC ID all the same.
-            None if leaf == TOPOLOGY_LEAF => [0, 0, subleaf & 0xFF, rows.first().map_or(0, |row| row.regs[3])],
+            None if TOPOLOGY_LEAVES.contains(&leaf) && !rows.is_empty() => {
+                [0, 0, subleaf & 0xFF, rows.first().map_or(0, |row| row.regs[3])]
+            }
             None => [0; 4],
         }
     }
@@ -189,14 +278,116 @@ impl CpuModel {
         Features::of(self.cpuid)
     }
 
-    /// The width of physical addresses in bits: CPUID.80000008H:EAX[7:0].
-    pub fn physical_bits(&self) -> u32 {
-        self.cpuid(0x8000_0008, 0)[0] & 0xFF
+    /// What the part's CPUID says it can do.
+    pub fn part_features(&self) -> Features {
+        Features::of(self.silicon)
     }
 
-    /// The width of linear addresses in bits: CPUID.80000008H:EAX[15:8].
+    /// The width of physical addresses in bits: CPUID.80000008H:EAX[7:0], or what a part without that leaf has. SDM Vol. 3A
+    /// 4.1.4 "Enumeration of Paging Features by CPUID".
+    pub fn physical_bits(&self) -> u32 {
+        match self.widths() {
+            Some(eax) => eax & 0xFF,
+            None if self.features().pae() || self.features().pse36() => 36,
+            None => 32,
+        }
+    }
+
+    /// The width of linear addresses in bits: CPUID.80000008H:EAX[15:8], or 32 where the part has no such leaf.
     pub fn linear_bits(&self) -> u32 {
-        self.cpuid(0x8000_0008, 0)[0] >> 8 & 0xFF
+        self.widths().map_or(32, |eax| eax >> 8 & 0xFF)
+    }
+
+    /// CPUID.80000008H:EAX, if there is such a leaf.
+    fn widths(&self) -> Option<u32> {
+        let row = self.rows(0x8000_0008).first()?;
+        Some(row.regs[0])
+    }
+
+    /// The size in bytes of the XSAVE area for the components in `mask` (XCR0, or XCR0 and IA32_XSS), in the standard or the
+    /// compacted format: CPUID.0DH.0:EBX and 0DH.1:EBX. SDM Vol. 1 13.4 "XSAVE Area".
+    pub fn xsave_area(&self, mask: u64, compacted: bool) -> u32 {
+        let mut end = policy::XSAVE_LEGACY;
+        for row in self.rows(0xD) {
+            let Some(component @ 2..64) = row.subleaf else { continue };
+            let [size, offset, flags, _] = row.regs;
+            if mask >> component & 1 == 0 {
+                continue;
+            }
+            end = if compacted {
+                let start = if flags & 2 != 0 { end.next_multiple_of(64) } else { end };
+                start.saturating_add(size)
+            } else {
+                end.max(offset.saturating_add(size))
+            };
+        }
+        end
+    }
+
+    /// Every bit in which the guest's CPUID is not the part's, with its reason, in the order of the rows.
+    pub fn differences(&self) -> Vec<Difference> {
+        let shown = self.features();
+        let mut differences = Vec::new();
+        for row in self.cpuid {
+            let subleaf = row.subleaf.unwrap_or(0);
+            let part = self
+                .silicon
+                .iter()
+                .find(|part| (part.leaf, part.subleaf) == (row.leaf, row.subleaf));
+            for register in [Register::Eax, Register::Ebx, Register::Ecx, Register::Edx] {
+                let was = part.map_or(0, |part| part.regs[register as usize]);
+                let now = row.regs[register as usize];
+                let mut left = was ^ now;
+                let mut take = |bits: u32, feature, reason| {
+                    let bits = bits & left;
+                    left &= !bits;
+                    if bits != 0 {
+                        differences.push(Difference {
+                            leaf: row.leaf,
+                            subleaf,
+                            register,
+                            clear: was & bits,
+                            set: now & bits,
+                            feature,
+                            reason,
+                        });
+                    }
+                };
+                for d in self.adjustments {
+                    if (d.leaf, d.subleaf, d.register) == (row.leaf, subleaf, register) {
+                        take(d.clear | d.set, d.feature, d.reason);
+                    }
+                }
+                for &feature in Feature::ALL {
+                    let place = feature.place();
+                    if place.leaf == row.leaf && row.answers(place.subleaf) && place.register == register {
+                        take(1 << place.bit, Some(feature), self.why(feature));
+                    }
+                }
+                for word in policy::WORDS {
+                    if word.register == register && word.applies(row, shown) {
+                        take(!word.keep | word.set, None, word.reason);
+                    }
+                }
+                match row.leaf {
+                    0xD => take(!0, None, policy::XSAVE_REASON),
+                    HYPERVISOR_LEAVES => take(!0, None, "the range that the architecture leaves to hypervisors"),
+                    _ => take(!0, None, UNEXPLAINED),
+                }
+            }
+        }
+        differences
+    }
+
+    /// Why a feature is shown that the part has not, or hidden that it has.
+    fn why(&self, feature: Feature) -> &'static str {
+        if self.removed.has(feature) || self.added.has(feature) {
+            "asked for"
+        } else if feature == Feature::Hypervisor {
+            "guests then leave uncore, microcode and RAPL registers alone"
+        } else {
+            policy::why_hidden(feature).unwrap_or(UNEXPLAINED)
+        }
     }
 
     /// All rows of one leaf.
@@ -212,44 +403,26 @@ const HYPERVISOR_LEAVES: u32 = 0x4000_0000;
 /// The first extended leaf.
 const EXTENDED_LEAVES: u32 = 0x8000_0000;
 /// Extended topology enumeration, whose invalid levels answer more than zeros.
-const TOPOLOGY_LEAF: u32 = 0xB;
+const TOPOLOGY_LEAVES: [u32; 2] = [0xB, 0x1F];
 
-/// The part's rows with the differences applied, at compile time. A difference without a row does not compile.
-const fn apply<const N: usize>(mut rows: [CpuidRow; N], differences: &[Difference]) -> [CpuidRow; N] {
-    let mut d = 0;
-    while d < differences.len() {
-        let difference = &differences[d];
-        let mut found = false;
-        let mut r = 0;
-        while r < N {
-            let subleaf = match rows[r].subleaf {
-                Some(subleaf) => subleaf,
-                None => 0,
-            };
-            if rows[r].leaf == difference.leaf && subleaf == difference.subleaf {
-                let register = difference.register as usize;
-                let was = rows[r].regs[register];
-                assert!(
-                    was & difference.clear == difference.clear,
-                    "the part does not show what is to be hidden"
-                );
-                assert!(
-                    was & difference.set & !difference.clear == 0,
-                    "the part shows what is to be added"
-                );
-                rows[r].regs[register] = was & !difference.clear | difference.set;
-                found = true;
-            }
-            r += 1;
-        }
-        assert!(found, "a difference names a leaf without a row");
-        d += 1;
-    }
-    rows
-}
+/// What a difference says that no rule explains: a test fails on it.
+const UNEXPLAINED: &str = "unexplained";
 
 /// All models, oldest first.
-pub const MODELS: &[&CpuModel] = &[&WESTMERE];
+pub const MODELS: &[&CpuModel] = &[
+    &P6,
+    &NETBURST,
+    &CORE2,
+    &WESTMERE,
+    &SANDYBRIDGE,
+    &HASWELL,
+    &BROADWELL,
+    &SKYLAKE_SERVER,
+    &ICELAKE_SERVER,
+    &SNOWRIDGE,
+    &SAPPHIRERAPIDS,
+    &ALDERLAKE,
+];
 
 /// The model with this name.
 pub fn by_name(name: &str) -> Option<&'static CpuModel> {

@@ -6,15 +6,16 @@
 //! MSRs Supported by the Intel Xeon Processor 5600 Series".
 //!
 //! # Practice
-//! [`DIFFERENCES`] takes away what the machine does not model yet and adds what a virtual machine needs; each line is
-//! one decision with its reason. Later work deletes lines.
+//! [`super::policy`] takes away what the machine does not model yet and adds what a virtual machine needs;
+//! [`ADJUSTMENTS`] is where this model departs from it.
 //!
 //! # What the part does not have
 //! FSGSBASE, INVPCID, RDRAND, XSAVE, SMEP and SMAP exist in the engine and not here: they came with later parts, so this
 //! model does not show them and they are #UD. The microcode is of 2013, before speculation control: no IA32_SPEC_CTRL.
 
-use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, apply};
-use crate::cpuid::Register::{Eax, Ebx, Ecx, Edx};
+use super::msrs::{self, BANK_REGISTERS, MTRR_FIXED};
+use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, leaf, policy, subleaf};
+use crate::cpuid::{Feature, Features, Register};
 use crate::msr::*;
 
 /// Intel Xeon X5650 "Westmere-EP".
@@ -25,35 +26,22 @@ pub const WESTMERE: CpuModel = CpuModel {
     tsc_khz: 20 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: 0x1A,
+    silicon: &SILICON,
     cpuid: &CPUID,
-    differences: DIFFERENCES,
-    msrs: MSRS,
+    adjustments: ADJUSTMENTS,
+    added: Features::NONE,
+    removed: Features::NONE,
+    msrs: &MSRS,
 };
 
 /// The bus clock of the 5600 series, 133.33 MHz.
 const BUS_KHZ: u32 = 133_333;
 
 /// What the guest sees.
-static CPUID: [CpuidRow; SILICON.len()] = apply(SILICON, DIFFERENCES);
-
-const fn leaf(leaf: u32, regs: [u32; 4]) -> CpuidRow {
-    CpuidRow {
-        leaf,
-        subleaf: None,
-        regs,
-    }
-}
-
-const fn subleaf(leaf: u32, subleaf: u32, regs: [u32; 4]) -> CpuidRow {
-    CpuidRow {
-        leaf,
-        subleaf: Some(subleaf),
-        regs,
-    }
-}
+static CPUID: [CpuidRow; SILICON.len() + 1] = policy::narrow(&SILICON, ADJUSTMENTS);
 
 /// The part's own answers, on the thread with APIC ID 0.
-const SILICON: [CpuidRow; 27] = [
+const SILICON: [CpuidRow; 26] = [
     leaf(0x0, [0x0000_000B, 0x756E_6547, 0x6C65_746E, 0x4965_6E69]), // "GenuineIntel", basic leaves to 0BH
     leaf(0x1, [0x0002_06C2, 0x0020_0800, 0x029E_E3FF, 0xBFEB_FBFF]), // signature, CLFLUSH 64 bytes, features
     // TLBs and prefetch: 55H 03H 5AH F0H B0H CAH; FFH: caches are in leaf 4.
@@ -72,12 +60,6 @@ const SILICON: [CpuidRow; 27] = [
     leaf(0xA, [0x0730_0403, 0x0000_0004, 0x0000_0000, 0x0000_0603]),       // performance monitoring, version 3
     subleaf(0xB, 0, [0x0000_0001, 0x0000_0002, 0x0000_0100, 0x0000_0000]), // threads
     subleaf(0xB, 1, [0x0000_0005, 0x0000_000C, 0x0000_0201, 0x0000_0000]), // cores
-    // Not the part's: the range that the architecture leaves to hypervisors. An own name, so that no guest looks for
-    // another hypervisor's interface.
-    leaf(
-        0x4000_0000,
-        [0x4000_0000, u32_of(b"mini"), u32_of(b"vmm "), u32_of(b"    ")],
-    ),
     leaf(0x8000_0000, [0x8000_0008, 0, 0, 0]),
     leaf(0x8000_0001, [0x0000_0000, 0x0000_0000, 0x0000_0001, 0x2C10_0800]),
     // "Intel(R) Xeon(R) CPU           X5650  @ 2.67GHz"
@@ -90,183 +72,16 @@ const SILICON: [CpuidRow; 27] = [
     leaf(0x8000_0008, [0x0000_3028, 0x0000_0000, 0x0000_0000, 0x0000_0000]), // 40 physical, 48 linear bits
 ];
 
-const fn u32_of(text: &[u8; 4]) -> u32 {
-    u32::from_le_bytes(*text)
-}
-
-const fn hide(
-    leaf: u32,
-    subleaf: u32,
-    register: crate::cpuid::Register,
-    bits: u32,
-    reason: &'static str,
-) -> Difference {
-    Difference {
-        leaf,
-        subleaf,
-        register,
-        clear: bits,
-        set: 0,
-        reason,
-    }
-}
-
-const fn show(
-    leaf: u32,
-    subleaf: u32,
-    register: crate::cpuid::Register,
-    bits: u32,
-    reason: &'static str,
-) -> Difference {
-    Difference {
-        leaf,
-        subleaf,
-        register,
-        clear: 0,
-        set: bits,
-        reason,
-    }
-}
-
-/// Every bit in which the guest's Westmere is not the part.
-const DIFFERENCES: &[Difference] = &[
-    // Topology: one thread of one core of one package. A machine with more CPUs fills in its own numbers.
-    Difference {
-        leaf: 0x1,
-        subleaf: 0,
-        register: Ebx,
-        clear: 0x0020_0000,
-        set: 0x0001_0000,
-        reason: "one APIC ID a package, not 32",
-    },
-    hide(0x1, 0, Edx, 1 << 28, "HTT: one logical processor"),
-    hide(0x4, 0, Eax, 0x3C00_4000, "L1D: one core, shared by one thread"),
-    hide(0x4, 1, Eax, 0x3C00_4000, "L1I: one core, shared by one thread"),
-    hide(0x4, 2, Eax, 0x3C00_4000, "L2: one core, shared by one thread"),
-    hide(0x4, 3, Eax, 0x3C07_C000, "L3: one core, shared by one thread"),
-    hide(0xB, 0, Eax, 0x1, "no bit of the x2APIC ID selects a thread"),
-    Difference {
-        leaf: 0xB,
-        subleaf: 0,
-        register: Ebx,
-        clear: 0x2,
-        set: 0x1,
-        reason: "one thread a core",
-    },
-    hide(0xB, 1, Eax, 0x5, "no bit of the x2APIC ID selects a core"),
-    Difference {
-        leaf: 0xB,
-        subleaf: 1,
-        register: Ebx,
-        clear: 0xC,
-        set: 0x1,
-        reason: "one thread a package",
-    },
-    // What a virtual machine adds.
-    show(
-        0x1,
-        0,
-        Ecx,
-        1 << 31,
-        "Hypervisor: guests then leave uncore, microcode and RAPL registers alone",
-    ),
-    show(
-        0x1,
-        0,
-        Ecx,
-        1 << 21,
-        "x2APIC: the local APIC unit has it; of this core only the four-socket parts (06_2FH) show it",
-    ),
-    // Not modelled yet: units that watch instructions.
-    hide(0x1, 0, Ecx, 1 << 2, "DTES64: no debug-store area yet"),
-    hide(0x1, 0, Ecx, 1 << 4, "DS-CPL: no debug-store area yet"),
-    hide(0x1, 0, Edx, 1 << 21, "DS: no debug-store area yet"),
-    hide(
-        0x1,
-        0,
-        Ecx,
-        1 << 15,
-        "PDCM: IA32_PERF_CAPABILITIES comes with the performance counters",
-    ),
-    hide(0xA, 0, Eax, 0x0730_0403, "no performance counters yet: version 0"),
-    hide(0xA, 0, Ebx, 0x0000_0004, "no performance counters yet"),
-    hide(0xA, 0, Edx, 0x0000_0603, "no performance counters yet"),
-    // Not modelled yet: parts of the core.
-    hide(0x1, 0, Edx, 1 << 1, "VME: virtual-8086 mode has no extensions yet"),
-    hide(
-        0x1,
-        0,
-        Ecx,
-        1 << 3,
-        "MONITOR: one CPU has nobody to wait for; HLT is the idle state",
-    ),
-    hide(0x5, 0, Eax, 0x40, "MONITOR hidden"),
-    hide(0x5, 0, Ebx, 0x40, "MONITOR hidden"),
-    hide(0x5, 0, Ecx, 0x3, "MONITOR hidden"),
-    hide(0x5, 0, Edx, 0x1120, "MONITOR hidden: no C-states"),
-    hide(0x1, 0, Ecx, 1 << 5, "VMX: no nested virtual machines"),
-    hide(0x1, 0, Ecx, 1 << 6, "SMX: no measured launch"),
-    // Nothing to model: power, heat and the front-side bus.
-    hide(0x1, 0, Ecx, 1 << 7, "EIST: one frequency"),
-    hide(0x1, 0, Ecx, 1 << 8, "TM2: no temperature"),
-    hide(0x1, 0, Ecx, 1 << 14, "xTPR Update Control: no chipset listens"),
-    hide(0x1, 0, Ecx, 1 << 18, "DCA: no device prefetches into the caches"),
-    hide(
-        0x1,
-        0,
-        Edx,
-        1 << 22,
-        "ACPI: no thermal interrupt in the local APIC, no clock modulation",
-    ),
-    hide(0x1, 0, Edx, 1 << 29, "TM: no temperature"),
-    hide(0x1, 0, Edx, 1 << 31, "PBE: no FERR# or STPCLK# pins"),
-    hide(
-        0x6,
-        0,
-        Eax,
-        0x3,
-        "no digital temperature sensor, no Turbo Boost; ARAT stays: the timer never stops",
-    ),
-    hide(0x6, 0, Ebx, 0x2, "no temperature sensor, so no interrupt thresholds"),
-    hide(
-        0x6,
-        0,
-        Ecx,
-        0x1,
-        "no IA32_MPERF and IA32_APERF: they would tell of frequencies that never change",
-    ),
-];
-
-/// Memory type write-back in every byte.
-const ALL_WRITE_BACK: u64 = 0x0606_0606_0606_0606;
-/// Type (7:0) and page-aligned base below 2^40.
-const PHYSBASE: u64 = 0x0000_00FF_FFFF_F0FF;
-/// Valid (11) and page-aligned mask below 2^40.
-const PHYSMASK: u64 = 0x0000_00FF_FFFF_F800;
-
-const fn mtrr_base(msr: u32, name: &'static str) -> MsrRow {
-    MsrRow::storage(msr, name, 0, PHYSBASE).checked(Check::MtrrType)
-}
-
-const fn mtrr_mask(msr: u32, name: &'static str) -> MsrRow {
-    MsrRow::storage(msr, name, 0, PHYSMASK)
-}
-
-/// Fixed ranges: firmware makes them write-back. There is no video memory or ROM below 1 MiB whose type would matter.
-const fn mtrr_fixed(msr: u32, name: &'static str) -> MsrRow {
-    MsrRow::storage(msr, name, ALL_WRITE_BACK, !0).checked(Check::MtrrTypes)
-}
-
-/// IA32_MCi_CTL: any combination of error enables. Nothing raises a machine check.
-const fn mc_ctl(msr: u32, name: &'static str) -> MsrRow {
-    MsrRow::storage(msr, name, 0, !0)
-}
-
-/// IA32_MCi_STATUS, ADDR and MISC: software clears them by writing 0; writing anything else is #GP. SDM Vol. 3B 16.3.2.2
-/// "IA32_MCi_STATUS MSRS".
-const fn mc_log(msr: u32, name: &'static str) -> MsrRow {
-    MsrRow::storage(msr, name, 0, 0)
-}
+/// Where the guest's Westmere departs from the policy.
+const ADJUSTMENTS: &[Difference] = &[Difference {
+    leaf: 0x1,
+    subleaf: 0,
+    register: Register::Ecx,
+    clear: 0,
+    set: 1 << 21,
+    feature: Some(Feature::X2apic),
+    reason: "the local APIC unit has it; of this core only the four-socket parts (06_2FH) show it",
+}];
 
 /// The plain MSRs.
 ///
@@ -276,7 +91,16 @@ const fn mc_log(msr: u32, name: &'static str) -> MsrRow {
 /// (DS; with their units), IA32_SMRR_* (no SMM), IA32_MCi_CTL2 (no CMCI entry in the local APIC).
 /// Absent, because later parts brought them: IA32_TSC_ADJUST, IA32_SPEC_CTRL, MSR_PPIN_CTL, IA32_ARCH_CAPABILITIES,
 /// MSR_MISC_FEATURE_ENABLES, MSR_PPERF, IA32_TSC_DEADLINE; and all of C001_xxxxH, which are another vendor's.
-static MSRS: &[MsrRow] = &[
+static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
+
+const PARTS: &[&[MsrRow]] = &[
+    &msrs::mtrrs::<16>(40),
+    &MTRR_FIXED,
+    &msrs::banks::<{ 9 * BANK_REGISTERS }>(),
+    PLAIN,
+];
+
+const PLAIN: &[MsrRow] = &[
     MsrRow::read_only(IA32_P5_MC_ADDR, "IA32_P5_MC_ADDR", 0),
     MsrRow::read_only(IA32_P5_MC_TYPE, "IA32_P5_MC_TYPE", 0),
     // Platform 0; the part's microcode updates are for 0 and 1.
@@ -316,71 +140,8 @@ static MSRS: &[MsrRow] = &[
     // No Turbo Boost: the TSC's ratio with any number of cores active.
     MsrRow::read_only(MSR_TURBO_RATIO_LIMIT, "MSR_TURBO_RATIO_LIMIT", 0x0000_1414_1414_1414),
     MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
-    mtrr_base(0x200, "IA32_MTRR_PHYSBASE0"),
-    mtrr_mask(0x201, "IA32_MTRR_PHYSMASK0"),
-    mtrr_base(0x202, "IA32_MTRR_PHYSBASE1"),
-    mtrr_mask(0x203, "IA32_MTRR_PHYSMASK1"),
-    mtrr_base(0x204, "IA32_MTRR_PHYSBASE2"),
-    mtrr_mask(0x205, "IA32_MTRR_PHYSMASK2"),
-    mtrr_base(0x206, "IA32_MTRR_PHYSBASE3"),
-    mtrr_mask(0x207, "IA32_MTRR_PHYSMASK3"),
-    mtrr_base(0x208, "IA32_MTRR_PHYSBASE4"),
-    mtrr_mask(0x209, "IA32_MTRR_PHYSMASK4"),
-    mtrr_base(0x20A, "IA32_MTRR_PHYSBASE5"),
-    mtrr_mask(0x20B, "IA32_MTRR_PHYSMASK5"),
-    mtrr_base(0x20C, "IA32_MTRR_PHYSBASE6"),
-    mtrr_mask(0x20D, "IA32_MTRR_PHYSMASK6"),
-    mtrr_base(0x20E, "IA32_MTRR_PHYSBASE7"),
-    mtrr_mask(0x20F, "IA32_MTRR_PHYSMASK7"),
-    mtrr_fixed(IA32_MTRR_FIX64K_00000, "IA32_MTRR_FIX64K_00000"),
-    mtrr_fixed(IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K_80000"),
-    mtrr_fixed(IA32_MTRR_FIX16K_A0000, "IA32_MTRR_FIX16K_A0000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K_C0000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_C8000, "IA32_MTRR_FIX4K_C8000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_D0000, "IA32_MTRR_FIX4K_D0000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_D8000, "IA32_MTRR_FIX4K_D8000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_E0000, "IA32_MTRR_FIX4K_E0000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_E8000, "IA32_MTRR_FIX4K_E8000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_F0000, "IA32_MTRR_FIX4K_F0000"),
-    mtrr_fixed(IA32_MTRR_FIX4K_F8000, "IA32_MTRR_FIX4K_F8000"),
     // WB, WT, UC-, UC, twice: the reset value. SDM Vol. 3A Table 12-12.
     MsrRow::storage(IA32_PAT, "IA32_PAT", 0x0007_0406_0007_0406, !0).checked(Check::PatTypes),
     // Firmware turns the MTRRs on (11, 10) with write-back (6) by default, without which Linux leaves the PAT alone.
     MsrRow::storage(IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", 0xC06, 0xCFF).checked(Check::MtrrType),
-    mc_ctl(0x400, "IA32_MC0_CTL"),
-    mc_log(0x401, "IA32_MC0_STATUS"),
-    mc_log(0x402, "IA32_MC0_ADDR"),
-    mc_log(0x403, "IA32_MC0_MISC"),
-    mc_ctl(0x404, "IA32_MC1_CTL"),
-    mc_log(0x405, "IA32_MC1_STATUS"),
-    mc_log(0x406, "IA32_MC1_ADDR"),
-    mc_log(0x407, "IA32_MC1_MISC"),
-    mc_ctl(0x408, "IA32_MC2_CTL"),
-    mc_log(0x409, "IA32_MC2_STATUS"),
-    mc_log(0x40A, "IA32_MC2_ADDR"),
-    mc_log(0x40B, "IA32_MC2_MISC"),
-    mc_ctl(0x40C, "IA32_MC3_CTL"),
-    mc_log(0x40D, "IA32_MC3_STATUS"),
-    mc_log(0x40E, "IA32_MC3_ADDR"),
-    mc_log(0x40F, "IA32_MC3_MISC"),
-    mc_ctl(0x410, "IA32_MC4_CTL"),
-    mc_log(0x411, "IA32_MC4_STATUS"),
-    mc_log(0x412, "IA32_MC4_ADDR"),
-    mc_log(0x413, "IA32_MC4_MISC"),
-    mc_ctl(0x414, "IA32_MC5_CTL"),
-    mc_log(0x415, "IA32_MC5_STATUS"),
-    mc_log(0x416, "IA32_MC5_ADDR"),
-    mc_log(0x417, "IA32_MC5_MISC"),
-    mc_ctl(0x418, "IA32_MC6_CTL"),
-    mc_log(0x419, "IA32_MC6_STATUS"),
-    mc_log(0x41A, "IA32_MC6_ADDR"),
-    mc_log(0x41B, "IA32_MC6_MISC"),
-    mc_ctl(0x41C, "IA32_MC7_CTL"),
-    mc_log(0x41D, "IA32_MC7_STATUS"),
-    mc_log(0x41E, "IA32_MC7_ADDR"),
-    mc_log(0x41F, "IA32_MC7_MISC"),
-    mc_ctl(0x420, "IA32_MC8_CTL"),
-    mc_log(0x421, "IA32_MC8_STATUS"),
-    mc_log(0x422, "IA32_MC8_ADDR"),
-    mc_log(0x423, "IA32_MC8_MISC"),
 ];

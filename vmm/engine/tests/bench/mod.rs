@@ -144,8 +144,8 @@ pub static EVERYTHING: CpuModel = CpuModel {
         row(0x8000_0001, None, [0, 0, 0x21, 0x2c10_0800]),
         row(0x8000_0008, None, [0x3028, 0, 0, 0]),
     ],
-    differences: &[],
     msrs: &[],
+    ..x86::model::WESTMERE
 };
 
 const fn row(leaf: u32, subleaf: Option<u32>, regs: [u32; 4]) -> CpuidRow {

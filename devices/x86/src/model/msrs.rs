@@ -1,0 +1,264 @@
+//! Groups of MSRs that many models have, and how a model puts its table together.
+
+use super::{Check, MsrRow};
+use crate::cpuid::Feature::{self, *};
+use crate::msr::*;
+
+/// Memory type write-back in every byte.
+const ALL_WRITE_BACK: u64 = 0x0606_0606_0606_0606;
+
+/// The number of rows in all parts.
+pub const fn total(parts: &[&[MsrRow]]) -> usize {
+    let (mut rows, mut part) = (0, 0);
+    while part < parts.len() {
+        rows += parts[part].len();
+        part += 1;
+    }
+    rows
+}
+
+/// All rows of all parts, ascending. A number that stands twice does not compile.
+pub const fn merge<const N: usize>(parts: &[&[MsrRow]]) -> [MsrRow; N] {
+    assert!(N == total(parts), "as many rows as the parts have");
+    let mut rows = [MsrRow::read_only(0, "", 0); N];
+    let (mut len, mut part) = (0, 0);
+    while part < parts.len() {
+        let mut i = 0;
+        while i < parts[part].len() {
+            let row = parts[part][i];
+            let mut at = len;
+            while at > 0 && rows[at - 1].msr >= row.msr {
+                assert!(rows[at - 1].msr != row.msr, "a register with two rows");
+                rows[at] = rows[at - 1];
+                at -= 1;
+            }
+            rows[at] = row;
+            len += 1;
+            i += 1;
+        }
+        part += 1;
+    }
+    rows
+}
+
+const PHYSICAL: [[&str; 2]; 10] = [
+    ["IA32_MTRR_PHYSBASE0", "IA32_MTRR_PHYSMASK0"],
+    ["IA32_MTRR_PHYSBASE1", "IA32_MTRR_PHYSMASK1"],
+    ["IA32_MTRR_PHYSBASE2", "IA32_MTRR_PHYSMASK2"],
+    ["IA32_MTRR_PHYSBASE3", "IA32_MTRR_PHYSMASK3"],
+    ["IA32_MTRR_PHYSBASE4", "IA32_MTRR_PHYSMASK4"],
+    ["IA32_MTRR_PHYSBASE5", "IA32_MTRR_PHYSMASK5"],
+    ["IA32_MTRR_PHYSBASE6", "IA32_MTRR_PHYSMASK6"],
+    ["IA32_MTRR_PHYSBASE7", "IA32_MTRR_PHYSMASK7"],
+    ["IA32_MTRR_PHYSBASE8", "IA32_MTRR_PHYSMASK8"],
+    ["IA32_MTRR_PHYSBASE9", "IA32_MTRR_PHYSMASK9"],
+];
+
+/// The variable-range MTRRs, two registers a range, for physical addresses of so many bits. SDM Vol. 3A 12.11.2.3 "Variable
+/// Range MTRRs".
+pub const fn mtrrs<const REGISTERS: usize>(physical_bits: u32) -> [MsrRow; REGISTERS] {
+    let frames = (1 << physical_bits) - 0x1000;
+    let mut rows = [MsrRow::read_only(0, "", 0); REGISTERS];
+    let mut i = 0;
+    while i < REGISTERS {
+        let number = IA32_MTRR_PHYSBASE0 + i as u32;
+        let name = PHYSICAL[i / 2][i % 2];
+        rows[i] = if i % 2 == 0 {
+            // Type (7:0) and base.
+            MsrRow::storage(number, name, 0, frames | 0xFF).checked(Check::MtrrType)
+        } else {
+            // Valid (11) and mask.
+            MsrRow::storage(number, name, 0, frames | 0x800)
+        };
+        i += 1;
+    }
+    rows
+}
+
+/// Fixed ranges: firmware makes them write-back. There is no video memory or ROM below 1 MiB whose type would matter.
+const fn fixed(msr: u32, name: &'static str) -> MsrRow {
+    MsrRow::storage(msr, name, ALL_WRITE_BACK, !0).checked(Check::MtrrTypes)
+}
+
+/// The fixed-range MTRRs.
+pub const MTRR_FIXED: [MsrRow; 11] = [
+    fixed(IA32_MTRR_FIX64K_00000, "IA32_MTRR_FIX64K_00000"),
+    fixed(IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K_80000"),
+    fixed(IA32_MTRR_FIX16K_A0000, "IA32_MTRR_FIX16K_A0000"),
+    fixed(IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K_C0000"),
+    fixed(IA32_MTRR_FIX4K_C8000, "IA32_MTRR_FIX4K_C8000"),
+    fixed(IA32_MTRR_FIX4K_D0000, "IA32_MTRR_FIX4K_D0000"),
+    fixed(IA32_MTRR_FIX4K_D8000, "IA32_MTRR_FIX4K_D8000"),
+    fixed(IA32_MTRR_FIX4K_E0000, "IA32_MTRR_FIX4K_E0000"),
+    fixed(IA32_MTRR_FIX4K_E8000, "IA32_MTRR_FIX4K_E8000"),
+    fixed(IA32_MTRR_FIX4K_F0000, "IA32_MTRR_FIX4K_F0000"),
+    fixed(IA32_MTRR_FIX4K_F8000, "IA32_MTRR_FIX4K_F8000"),
+];
+
+/// What goes with the MTRRs on every part: the default type and the PAT.
+///
+/// The PAT holds WB, WT, UC-, UC, twice: the reset value (SDM Vol. 3A Table 12-12). Firmware turns the MTRRs on (11, 10)
+/// with write-back (6) by default, without which Linux leaves the PAT alone.
+pub const MEMORY_TYPES: [MsrRow; 2] = [
+    MsrRow::storage(IA32_PAT, "IA32_PAT", 0x0007_0406_0007_0406, !0).checked(Check::PatTypes),
+    MsrRow::storage(IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", 0xC06, 0xCFF).checked(Check::MtrrType),
+];
+
+/// The registers of one machine-check bank.
+pub const BANK_REGISTERS: usize = 4;
+
+macro_rules! bank_names {
+    ($($n:literal)*) => {
+        const BANKS: &[[&str; BANK_REGISTERS]] = &[$([
+            concat!("IA32_MC", $n, "_CTL"),
+            concat!("IA32_MC", $n, "_STATUS"),
+            concat!("IA32_MC", $n, "_ADDR"),
+            concat!("IA32_MC", $n, "_MISC"),
+        ],)*];
+        const CONTROL2: &[&str] = &[$(concat!("IA32_MC", $n, "_CTL2"),)*];
+    };
+}
+
+bank_names!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
+
+/// Machine-check banks: `REGISTERS` is four times their number. Nothing raises a machine check.
+///
+/// IA32_MCi_CTL takes any combination of error enables. Software clears IA32_MCi_STATUS, ADDR and MISC by writing 0;
+/// writing anything else is #GP. SDM Vol. 3B 16.3.2.2 "IA32_MCi_STATUS MSRS".
+pub const fn banks<const REGISTERS: usize>() -> [MsrRow; REGISTERS] {
+    let mut rows = [MsrRow::read_only(0, "", 0); REGISTERS];
+    let mut i = 0;
+    while i < REGISTERS {
+        let name = BANKS[i / BANK_REGISTERS][i % BANK_REGISTERS];
+        let writable = if i % BANK_REGISTERS == 0 { !0 } else { 0 };
+        rows[i] = MsrRow::storage(IA32_MC0_CTL + i as u32, name, 0, writable);
+        i += 1;
+    }
+    rows
+}
+
+/// IA32_MCi_CTL2 of so many banks: enable (30) and threshold (14:0) of the corrected-error interrupt. SDM Vol. 3B 16.3.2.5
+/// "IA32_MCi_CTL2 MSRs".
+pub const fn corrected<const BANKS: usize>() -> [MsrRow; BANKS] {
+    let mut rows = [MsrRow::read_only(0, "", 0); BANKS];
+    let mut i = 0;
+    while i < BANKS {
+        rows[i] = MsrRow::storage(IA32_MC0_CTL2 + i as u32, CONTROL2[i], 0, 0x4000_7FFF);
+        i += 1;
+    }
+    rows
+}
+
+/// IA32_SPEC_CTRL: IBRS (0), STIBP (1), SSBD (2). They change the speed of a part and nothing that the engine does.
+pub const SPEC_CTRL: MsrRow = MsrRow::storage(IA32_SPEC_CTRL, "IA32_SPEC_CTRL", 0, 0x7);
+/// IA32_PRED_CMD: IBPB (0).
+pub const PRED_CMD: MsrRow = MsrRow::command(IA32_PRED_CMD, "IA32_PRED_CMD", 0x1);
+/// IA32_FLUSH_CMD: L1D_FLUSH (0).
+pub const FLUSH_CMD: MsrRow = MsrRow::command(IA32_FLUSH_CMD, "IA32_FLUSH_CMD", 0x1);
+/// Speculation control as microcode of 2018 brought it to parts without IA32_ARCH_CAPABILITIES.
+pub const SPECULATION: [MsrRow; 3] = [SPEC_CTRL, PRED_CMD, FLUSH_CMD];
+/// IA32_CORE_CAPABILITIES: no #AC for split locks (5).
+pub const CORE_CAPABILITIES: MsrRow = MsrRow::read_only(IA32_CORE_CAPABILITIES, "IA32_CORE_CAPABILITIES", 0);
+
+/// IA32_ARCH_CAPABILITIES. SDM Vol. 4 Table 2-2.
+pub const fn arch_capabilities(value: u64) -> MsrRow {
+    MsrRow::read_only(IA32_ARCH_CAPABILITIES, "IA32_ARCH_CAPABILITIES", value)
+}
+
+/// What every part since Sandy Bridge has, and firmware sets up in the same way.
+///
+/// Absent, so #GP, because what enumerates them is hidden: IA32_MONITOR_FILTER_SIZE (MONITOR), 480H on (VMX), IA32_MPERF and
+/// IA32_APERF, MSR_POWER_CTL, the C-state residency and RAPL registers (power), the performance counters, off-core responses
+/// and IA32_PERF_CAPABILITIES (leaf 0AH, PDCM), IA32_DEBUGCTL, last-branch records and IA32_DS_AREA (DS; with their units),
+/// IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
+pub const COMMON: [MsrRow; 17] = [
+    MsrRow::read_only(IA32_P5_MC_ADDR, "IA32_P5_MC_ADDR", 0),
+    MsrRow::read_only(IA32_P5_MC_TYPE, "IA32_P5_MC_TYPE", 0),
+    MsrRow::read_only(MSR_SMI_COUNT, "MSR_SMI_COUNT", 0),
+    // One core of one thread.
+    MsrRow::read_only(MSR_CORE_THREAD_COUNT, "MSR_CORE_THREAD_COUNT", 0x1_0001),
+    // Locked with VMX off; a write to the locked register is #GP.
+    MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x1),
+    // Locked (15), package C-states off.
+    MsrRow::read_only(MSR_PKG_CST_CONFIG_CONTROL, "MSR_PKG_CST_CONFIG_CONTROL", 0x8000),
+    // Ten variable ranges (7:0), fixed ranges (8), write combining (10); no SMRR (11).
+    MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0x50A),
+    // Locked with AES on.
+    MsrRow::read_only(MSR_FEATURE_CONFIG, "MSR_FEATURE_CONFIG", 0x1),
+    // Software can only clear it, and nothing sets it.
+    MsrRow::storage(IA32_MCG_STATUS, "IA32_MCG_STATUS", 0, 0),
+    MsrRow::storage(IA32_CLOCK_MODULATION, "IA32_CLOCK_MODULATION", 0, 0x1F),
+    MsrRow::storage(IA32_THERM_INTERRUPT, "IA32_THERM_INTERRUPT", 0, 0x01FF_FF1F),
+    // 31 valid, 30:27 resolution 1, 22:16 degrees below PROCHOT#: cool for ever.
+    MsrRow {
+        ignore_reserved: true,
+        ..MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0x8840_0000, 0)
+    },
+    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable. Setting 18 (MONITOR), 22 (limit CPUID) or
+    // 34 (no XD) would change CPUID and is #GP here.
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x1801, 0x9),
+    MsrRow::read_only(MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", 0x0064_0000), // 100 degrees
+    MsrRow::storage(MSR_MISC_PWR_MGMT, "MSR_MISC_PWR_MGMT", 0, 0x3),
+    MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
+    // The part's own prefetchers: all on.
+    MsrRow::storage(MSR_MISC_FEATURE_CONTROL, "MSR_MISC_FEATURE_CONTROL", 0, 0xF),
+];
+
+/// IA32_PLATFORM_ID of platform `platform`; IA32_BIOS_SIGN_ID after loading microcode `revision`: software writes 0, executes
+/// CPUID leaf 1, which loads it, and reads.
+pub const fn identity(platform: u64, revision: u32) -> [MsrRow; 2] {
+    [
+        MsrRow::read_only(IA32_PLATFORM_ID, "IA32_PLATFORM_ID", platform << 50),
+        MsrRow::storage(IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", (revision as u64) << 32, !0),
+    ]
+}
+
+/// The frequency registers of a part with one frequency: `ratio` times the bus clock, at least `lowest` times. No Turbo
+/// Boost and nothing to program (MSR_PLATFORM_INFO 28 and 29), no CPUID faulting (31).
+pub const fn ratios(ratio: u64, lowest: u64) -> [MsrRow; 4] {
+    [
+        MsrRow::read_only(MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", lowest << 40 | ratio << 8),
+        MsrRow::read_only(IA32_PERF_STATUS, "IA32_PERF_STATUS", ratio << 8),
+        // Target ratio (15:0), turbo disengaged (32).
+        MsrRow::storage(IA32_PERF_CTL, "IA32_PERF_CTL", ratio << 8, 0x1_0000_FFFF),
+        // The same ratio with any number of cores active.
+        MsrRow::read_only(
+            MSR_TURBO_RATIO_LIMIT,
+            "MSR_TURBO_RATIO_LIMIT",
+            ratio * 0x0101_0101_0101_0101,
+        ),
+    ]
+}
+
+/// MSR_MISC_FEATURE_ENABLES: neither CPUID faulting (0) nor MWAIT in ring 3 (1).
+pub const MISC_FEATURE_ENABLES: MsrRow = MsrRow::storage(MSR_MISC_FEATURE_ENABLES, "MSR_MISC_FEATURE_ENABLES", 0, 0);
+
+/// IA32_MCG_CAP: the number of banks (7:0), corrected-error interrupts (10) and threshold-based status (11); `more` is what
+/// else the part has.
+pub const fn machine_check(banks: u64, more: u64) -> MsrRow {
+    MsrRow::read_only(IA32_MCG_CAP, "IA32_MCG_CAP", banks | 0xC00 | more)
+}
+
+/// The registers that exist where one of some features is shown, and nowhere else.
+pub const ENUMERATED: &[(u32, &[Feature])] = &[
+    (IA32_SPEC_CTRL, &[SpecCtrl, Stibp, Ssbd]),
+    (IA32_PRED_CMD, &[SpecCtrl]),
+    (IA32_CORE_CAPABILITIES, &[CoreCapabilities]),
+    (IA32_ARCH_CAPABILITIES, &[ArchCapabilities]),
+    (IA32_FLUSH_CMD, &[L1dFlush]),
+    (IA32_MTRRCAP, &[Mtrr]),
+    (IA32_MTRR_DEF_TYPE, &[Mtrr]),
+    (IA32_PAT, &[Pat]),
+    (IA32_MCG_CAP, &[Mca]),
+    (IA32_MCG_STATUS, &[Mca]),
+    (IA32_ENERGY_PERF_BIAS, &[EnergyBias]),
+];
+
+/// The register that comes with a feature added to a part that has not got it, where one does.
+pub const ADDED: &[MsrRow] = &[
+    SPEC_CTRL,
+    PRED_CMD,
+    FLUSH_CMD,
+    CORE_CAPABILITIES,
+    MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
+];

@@ -1,0 +1,353 @@
+//! A model that is put together while the program runs: another one with features switched, or a user's own.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use super::{CpuModel, CpuidRow, Difference, MsrRow, msrs, policy};
+use crate::cpuid::{Feature, Features};
+use crate::msr::*;
+
+/// A CPU model that owns its tables. [`OwnedModel::build`] checks it and makes it a [`CpuModel`].
+#[derive(Clone, Debug)]
+pub struct OwnedModel {
+    /// The name on the command line.
+    pub name: String,
+    /// One line for `minivmm models`.
+    pub description: String,
+    /// The time-stamp counter's frequency in kHz.
+    pub tsc_khz: u32,
+    /// The local APIC timer's input frequency in kHz, before the divider.
+    pub apic_timer_khz: u32,
+    /// Revision of the loaded microcode update.
+    pub microcode: u32,
+    silicon: Vec<CpuidRow>,
+    adjustments: Vec<Difference>,
+    added: Features,
+    removed: Features,
+    msrs: Vec<MsrRow>,
+}
+
+/// Registers that a part of the machine holds itself, so that no model has a row for them: the core, the clock, the local
+/// APIC.
+fn held_elsewhere(msr: u32) -> bool {
+    matches!(
+        msr,
+        IA32_TIME_STAMP_COUNTER
+            | IA32_APIC_BASE
+            | IA32_TSC_ADJUST
+            | IA32_SYSENTER_CS
+            | IA32_SYSENTER_ESP
+            | IA32_SYSENTER_EIP
+            | IA32_TSC_DEADLINE
+            | IA32_X2APIC_BASE..=0x0000_08FF
+            | IA32_EFER..=IA32_FMASK
+            | IA32_FS_BASE..=IA32_TSC_AUX
+    )
+}
+
+/// Other spellings of features: QEMU's, and both halves of IBRS and IBPB.
+const ALIASES: &[(&str, Feature)] = &[
+    ("clfsh", Feature::Clfsh),
+    ("i64", Feature::Lm),
+    ("ibpb", Feature::SpecCtrl),
+    ("ibrs", Feature::SpecCtrl),
+    ("invtsc", Feature::InvariantTsc),
+    ("pclmuldq", Feature::Pclmulqdq),
+    ("xd", Feature::Nx),
+];
+
+fn plain(name: &str) -> impl Iterator<Item = char> {
+    name.chars()
+        .filter(|c| !matches!(c, '-' | '_' | '.'))
+        .flat_map(char::to_lowercase)
+}
+
+/// The feature with this name: that of /proc/cpuinfo, of QEMU or of the manual, in any case, dashes and underscores alike.
+pub fn feature_named(name: &str) -> Option<Feature> {
+    let same = |other: &str| plain(name).eq(plain(other));
+    // No letters, no feature.
+    plain(name).next()?;
+    let own = |f: &&Feature| same(f.flag()) || same(f.name());
+    let alias = || {
+        ALIASES
+            .iter()
+            .find(|(alias, _)| same(alias))
+            .map(|(_, feature)| *feature)
+    };
+    Feature::ALL.iter().find(own).copied().or_else(alias)
+}
+
+impl From<&CpuModel> for OwnedModel {
+    fn from(model: &CpuModel) -> Self {
+        Self {
+            name: model.name.to_string(),
+            description: model.description.to_string(),
+            tsc_khz: model.tsc_khz,
+            apic_timer_khz: model.apic_timer_khz,
+            microcode: model.microcode,
+            silicon: model.silicon.to_vec(),
+            adjustments: model.adjustments.to_vec(),
+            added: model.added,
+            removed: model.removed,
+            msrs: model.msrs.to_vec(),
+        }
+    }
+}
+
+impl OwnedModel {
+    /// Sets what the part answers for one leaf, or one subleaf of it. The policy decides what of it a guest sees.
+    pub fn set_cpuid(&mut self, row: CpuidRow) {
+        // A row for all subleaves and rows for single ones do not stand side by side.
+        self.silicon
+            .retain(|r| r.leaf != row.leaf || row.subleaf.is_some() && r.subleaf.is_some() && r.subleaf != row.subleaf);
+        let at = self
+            .silicon
+            .partition_point(|r| (r.leaf, r.subleaf) < (row.leaf, row.subleaf));
+        self.silicon.insert(at, row);
+        self.adjustments.retain(|d| d.leaf != row.leaf);
+    }
+
+    /// Sets a plain MSR.
+    ///
+    /// # Errors
+    /// A register that a part of the machine holds itself.
+    pub fn set_msr(&mut self, row: MsrRow) -> Result<(), String> {
+        if held_elsewhere(row.msr) {
+            return Err(format!(
+                "MSR {:X}H is not a plain one: the machine itself holds it",
+                row.msr
+            ));
+        }
+        match self.msrs.binary_search_by_key(&row.msr, |r| r.msr) {
+            Ok(at) => self.msrs[at] = row,
+            Err(at) => self.msrs.insert(at, row),
+        }
+        Ok(())
+    }
+
+    /// Takes away the plain MSR with this number, if there is one.
+    pub fn remove_msr(&mut self, msr: u32) {
+        self.msrs.retain(|row| row.msr != msr);
+    }
+
+    /// Switches features: `+avx,-rdrand`.
+    ///
+    /// # Errors
+    /// One line: a word that is no toggle, an unknown feature, one that the engine does not execute, one that the part has
+    /// no leaf for, or one switched both ways.
+    pub fn toggle(&mut self, toggles: &str) -> Result<(), String> {
+        let part = Features::of(&self.silicon);
+        let (mut on, mut off) = (Features::NONE, Features::NONE);
+        for toggle in toggles.split(',') {
+            let (want, name) = match (toggle.strip_prefix('+'), toggle.strip_prefix('-')) {
+                (Some(name), _) => (true, name),
+                (_, Some(name)) => (false, name),
+                _ => {
+                    return Err(format!(
+                        "`{}` is no toggle: write +feature or -feature",
+                        printable(toggle)
+                    ));
+                }
+            };
+            let Some(feature) = feature_named(name) else {
+                return Err(format!("unknown feature `{}`", printable(name)));
+            };
+            if feature == Feature::Apic {
+                return Err("apic is the machine's interrupt controller and cannot be switched".into());
+            }
+            if want {
+                on = on.with(feature);
+                self.may_show(feature, part)?;
+            } else {
+                off = off.with(feature);
+            }
+        }
+        if let Some(both) = on.and(off).iter().next() {
+            return Err(format!("{} is switched both on and off", both.flag()));
+        }
+        let shown = policy::shown(part);
+        self.added = self.added.minus(off).or(on.minus(shown));
+        self.removed = self.removed.minus(on).or(off.and(shown));
+        // What an adjustment adds, a toggle takes away as well.
+        self.adjustments
+            .retain(|d| !d.feature.is_some_and(|feature| off.has(feature)));
+        Ok(())
+    }
+
+    fn may_show(&self, feature: Feature, part: Features) -> Result<(), String> {
+        if !policy::ENGINE.has(feature) {
+            let why = policy::why_hidden(feature).unwrap_or("not modelled");
+            return Err(format!("{}: the engine does not have it ({why})", feature.flag()));
+        }
+        let place = feature.place();
+        let highest = |first: u32| self.row(first, 0).map_or(0, |row| row.regs[0]);
+        let listed = place.leaf <= highest(place.leaf & 0x8000_0000) && self.row(place.leaf, place.subleaf).is_some();
+        if part.has(feature) || listed {
+            Ok(())
+        } else {
+            Err(format!(
+                "{}: {} has no CPUID leaf {:X}H to show it in",
+                feature.flag(),
+                self.name,
+                place.leaf
+            ))
+        }
+    }
+
+    fn row(&self, leaf: u32, subleaf: u32) -> Option<&CpuidRow> {
+        self.silicon.iter().find(|row| row.leaf == leaf && row.answers(subleaf))
+    }
+
+    /// Checks the tables and makes them a model that lives as long as the program.
+    ///
+    /// # Errors
+    /// One line: features that contradict each other, leaves that do not fit together, registers that would not accept
+    /// their own values.
+    pub fn build(self) -> Result<&'static CpuModel, String> {
+        let features = policy::shown(Features::of(&self.silicon))
+            .or(self.added)
+            .minus(self.removed);
+        let wrong = policy::contradictions(features);
+        if !wrong.is_empty() {
+            let pairs: Vec<String> = wrong
+                .iter()
+                .map(|(f, needed)| format!("{} needs {}", f.flag(), needed.flag()))
+                .collect();
+            return Err(pairs.join("; "));
+        }
+        self.check_leaves()?;
+        let (silicon, mut cpuid) = (self.silicon.clone(), self.silicon);
+        let at = cpuid.partition_point(|row| row.leaf < policy::HYPERVISOR.leaf);
+        cpuid.insert(at, policy::HYPERVISOR);
+        policy::narrow_rows(&mut cpuid, features);
+        policy::adjust(&mut cpuid, &self.adjustments);
+
+        let enumerated = |msr: u32| {
+            let row = msrs::ENUMERATED.iter().find(|(number, _)| *number == msr);
+            row.is_none_or(|(_, by)| by.iter().any(|&feature| features.has(feature)))
+        };
+        let mut registers: Vec<MsrRow> = self.msrs.into_iter().filter(|row| enumerated(row.msr)).collect();
+        for &row in msrs::ADDED {
+            if enumerated(row.msr)
+                && let Err(at) = registers.binary_search_by_key(&row.msr, |r| r.msr)
+            {
+                registers.insert(at, row);
+            }
+        }
+        for row in &mut registers {
+            if row.msr == IA32_BIOS_SIGN_ID {
+                row.reset = u64::from(self.microcode) << 32;
+            }
+        }
+        check_registers(&registers, features)?;
+        if !(1_000..=10_000_000).contains(&self.tsc_khz) {
+            return Err(format!("tsc_khz is {}, not between 1000 and 10000000", self.tsc_khz));
+        }
+        if !(1_000..=self.tsc_khz).contains(&self.apic_timer_khz) {
+            return Err(format!(
+                "apic_timer_khz is {}, not between 1000 and tsc_khz",
+                self.apic_timer_khz
+            ));
+        }
+        Ok(Box::leak(Box::new(CpuModel {
+            name: self.name.leak(),
+            description: self.description.leak(),
+            tsc_khz: self.tsc_khz,
+            apic_timer_khz: self.apic_timer_khz,
+            microcode: self.microcode,
+            silicon: silicon.leak(),
+            cpuid: cpuid.leak(),
+            adjustments: self.adjustments.leak(),
+            added: self.added,
+            removed: self.removed,
+            msrs: registers.leak(),
+        })))
+    }
+
+    fn check_leaves(&self) -> Result<(), String> {
+        let highest = self.row(0, 0).map_or(0, |row| row.regs[0]);
+        if highest == 0 || highest > 0xFFFF || self.row(1, 0).is_none() {
+            return Err("CPUID leaf 0 must name a highest leaf, and there must be a leaf 1".into());
+        }
+        for row in &self.silicon {
+            let first = row.leaf & 0x8000_0000;
+            if row.leaf & 0x4000_0000 != 0 || row.leaf & 0xFFFF != row.leaf & 0x3FFF_FFFF {
+                return Err(format!(
+                    "CPUID leaf {:X}H is neither a basic nor an extended one",
+                    row.leaf
+                ));
+            }
+            let highest = self.row(first, 0).map_or(0, |row| row.regs[0]);
+            if row.leaf > highest {
+                return Err(format!("CPUID leaf {:X}H is above the highest, {highest:X}H", row.leaf));
+            }
+        }
+        if let Some(widths) = self.row(0x8000_0008, 0) {
+            let (physical, linear) = (widths.regs[0] & 0xFF, widths.regs[0] >> 8 & 0xFF);
+            if !(32..=52).contains(&physical) || !matches!(linear, 32 | 48 | 57) {
+                return Err(format!(
+                    "CPUID leaf 80000008H: {physical} physical and {linear} linear address bits"
+                ));
+            }
+        }
+        for row in self
+            .silicon
+            .iter()
+            .filter(|row| row.leaf == 0xD && row.subleaf >= Some(2))
+        {
+            let [size, offset, ..] = row.regs;
+            if size > 0x1_0000 || offset > 0x1_0000 {
+                return Err("CPUID leaf 0DH: a component beyond 64 KiB".into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_registers(rows: &[MsrRow], features: Features) -> Result<(), String> {
+    for row in rows {
+        let accepts = row.check == super::Check::ReadOnly || row.write(row.reset, row.reset).is_ok();
+        if !accepts {
+            return Err(format!(
+                "MSR {:X}H ({}) would refuse its own value {:X}H",
+                row.msr, row.name, row.reset
+            ));
+        }
+    }
+    let value = |msr: u32| rows.iter().find(|row| row.msr == msr).map_or(0, |row| row.reset & 0xFF);
+    let has = |msr: u64| rows.iter().any(|row| u64::from(row.msr) == msr);
+    if features.mtrr() {
+        let pairs = value(IA32_MTRRCAP);
+        if pairs > 16 || !(0..2 * pairs).all(|i| has(u64::from(IA32_MTRR_PHYSBASE0) + i)) {
+            return Err(format!(
+                "IA32_MTRRCAP counts {pairs} variable ranges, and not all of them have registers"
+            ));
+        }
+    }
+    let banks = value(IA32_MCG_CAP);
+    if banks > 32 || !(0..banks).all(|i| (0..4).all(|r| has(u64::from(IA32_MC0_CTL) + 4 * i + r))) {
+        return Err(format!(
+            "IA32_MCG_CAP counts {banks} banks, and not all of them have registers"
+        ));
+    }
+    Ok(())
+}
+
+/// `text` with what would upset a terminal replaced.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+impl CpuModel {
+    /// This model with features switched: `+avx,-rdrand`. The model lives as long as the program.
+    ///
+    /// # Errors
+    /// One line that says what is unknown, missing or contradictory.
+    pub fn with_toggles(&self, toggles: &str) -> Result<&'static CpuModel, String> {
+        let mut owned = OwnedModel::from(self);
+        owned.toggle(toggles)?;
+        owned.build()
+    }
+}
