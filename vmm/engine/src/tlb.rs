@@ -273,6 +273,7 @@ impl Tlb {
 mod tests {
     use super::*;
 
+    // covers: 2/structure-tlb
     #[test]
     fn an_empty_entry_matches_no_address_of_its_index() {
         let tlb = Tlb::new();

@@ -14,7 +14,7 @@ fn assemble(f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<
 
 use iced_x86::IcedError;
 
-// covers: 2/cpu-step-budget
+// covers: 2/cpu-step-budget, 2/structure-block-cache
 #[test]
 fn a_budget_is_used_to_the_instruction() {
     let code = assemble(|a| {
@@ -44,7 +44,7 @@ fn a_budget_is_used_to_the_instruction() {
     assert_eq!(rig.cpu.state().gpr[0], 500_500);
 }
 
-// covers: 2/cpu-dispatch-stack
+// covers: 2/cpu-dispatch-stack, 2/structure-dispatch
 #[test]
 fn a_hundred_million_instructions_run_on_a_256_kib_stack() {
     let code = assemble(|a| {

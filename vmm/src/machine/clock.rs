@@ -66,7 +66,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    // covers: 2/cli-clock
+    // covers: 2/cli-clock, 2/clock-exact
     #[test]
     fn conversions_are_exact_and_agree() {
         for khz in [1, 999_999, 1_000_000, 2_666_000, 3_000_001, u32::MAX] {
