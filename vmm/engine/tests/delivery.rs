@@ -100,14 +100,14 @@ fn frames_hold_the_right_rip_and_rf() {
             0,
             RF,
         ),
-        ("#SS likewise", |a| a.push(qword_ptr(rbx).ss()), 12, Some(0), 0, RF),
+        ("#SS likewise", |a| a.push(qword_ptr(rbp)), 12, Some(0), 0, RF),
         ("#PF likewise", |a| a.mov(qword_ptr(rdx), rax), 14, Some(2), 0, RF),
         ("INT3 is a trap", |a| a.int3(), 3, None, 1, 0),
         ("INT n goes on after it", |a| a.int(0x20), 0x20, None, 2, 0),
         ("INT1", |a| a.int1(), 1, None, 1, 0),
     ] {
         let mut b = Bench::long();
-        b.state(|s| (s.gpr[3], s.gpr[2]) = (FAR_OUT, 0x4000_0000_0000));
+        b.state(|s| (s.gpr[3], s.gpr[5], s.gpr[2]) = (FAR_OUT, FAR_OUT, 0x4000_0000_0000));
         b.code(code);
         let t = b.trap();
         assert_eq!((t.vector, t.error), (vector, error), "{name}");
