@@ -119,6 +119,7 @@ fn frames_hold_the_right_rip_and_rf() {
 }
 
 // covers: 2/cpu-exceptions
+// covers: 2/differential-tables
 #[test]
 fn gates_that_do_not_work_name_themselves_in_the_error_code() {
     // SDM Vol. 2A "INT n", exceptions in 64-bit mode; 7.13 "Error Code": bit 1 IDT, bit 0 EXT.

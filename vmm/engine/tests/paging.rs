@@ -6,6 +6,7 @@ mod rig;
 
 use bench::{Bench, EVERYTHING, IDT, KERNEL_STACK, handler};
 use engine::{Exit, FS};
+use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK, TABLES};
 
@@ -247,6 +248,7 @@ const NXE: u64 = 0x800;
 // covers: 2/cpu-paging-nx
 // covers: 2/cpu-paging-wp
 // covers: 2/cpu-paging-reserved
+// covers: 2/differential-tables
 #[test]
 fn four_level_paging_gives_the_error_codes_of_the_manual() {
     // SDM Vol. 3A 5.7 "Page-Fault Exceptions": P 1, W 2, U 4, RSVD 8, I 16.
@@ -551,7 +553,7 @@ fn what_invalidates_makes_new_translations_seen() {
     const CR4: u64 = 0x6a0;
     const PCIDE: u64 = 1 << 17;
     let kind = Kind::Four;
-    type Code = fn(&mut CodeAssembler) -> Result<(), iced_x86::IcedError>;
+    type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
     // All in one program, since setting the state from outside empties the TLB. INVPCID's descriptor: PCID 5, the address.
     let rows: [(&str, u64, u64, Code, bool); 14] = [
         ("nothing: the TLB holds what it read", 0, 0, |a| a.nop(), false),
@@ -794,7 +796,7 @@ fn invlpg_forgets_the_whole_of_a_large_page() {
 // covers: 2/cpu-canonical
 #[test]
 fn addresses_that_are_not_canonical_are_gp_or_ss() {
-    type Code = fn(&mut CodeAssembler) -> Result<(), iced_x86::IcedError>;
+    type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
     let gp = Err((13, Some(0)));
     let ss_fault = Err((12, Some(0)));
     for (name, address, code, expected) in [

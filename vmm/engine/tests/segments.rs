@@ -119,6 +119,7 @@ fn limits_and_rights_of_data_segments() {
 }
 
 // covers: 2/cpu-segmentation
+// covers: 2/differential-tables
 #[test]
 fn loads_of_segment_registers_check_the_descriptor() {
     // SDM Vol. 2B "MOV—Move", protected mode exceptions.
@@ -144,7 +145,7 @@ fn loads_of_segment_registers_check_the_descriptor() {
         ("FS: expand-down data", fs, 0x4097, 0, false, Ok(())),
     ] {
         let mut b = Bench::protected();
-        b.put(GDT + FREE as u64, descriptor(0x12_3456_78, 0xffff_ffff, attributes));
+        b.put(GDT + FREE as u64, descriptor(0x1234_5678, 0xffff_ffff, attributes));
         if user {
             b.user();
         }

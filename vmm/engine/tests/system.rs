@@ -136,7 +136,7 @@ fn sysenter_and_sysexit_take_their_selectors_from_one_register() {
     assert_eq!((s.rip, s.gpr[4], s.cpl), (CODE + 0x10, STACK, 3));
     assert_eq!(
         (s.segments[CS].selector, s.segments[SS].selector),
-        (KCODE + 32 | 3, KCODE + 40 | 3)
+        ((KCODE + 32) | 3, (KCODE + 40) | 3)
     );
     assert_eq!(b.one(|a| a.sysexit()), GP0, "CPL is not 0");
     b.state(|s| s.msrs.sysenter_cs = 3);
@@ -158,10 +158,11 @@ fn sysenter_and_sysexit_take_their_selectors_from_one_register() {
     b.run(1);
     let s = b.cpu.state();
     assert_eq!((s.rip, s.gpr[4], s.cpl), (CODE + 0x10, STACK, 3));
-    assert_eq!(s.segments[CS].selector, KCODE + 16 | 3);
+    assert_eq!(s.segments[CS].selector, (KCODE + 16) | 3);
 }
 
 // covers: 2/cpu-exceptions-privileged
+// covers: 2/differential-tables
 #[test]
 fn privileged_instructions_are_gp_in_ring_3() {
     let rows: [(&str, Code); 24] = [
