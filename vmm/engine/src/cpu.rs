@@ -666,9 +666,9 @@ impl Cpu {
         core::ptr::null()
     }
 
-    /// For `Flow` bodies that could not retire: gives the steps back and ends the chain.
-    #[cold]
-    #[inline(never)]
+    /// For `Flow` bodies that could not retire: gives the steps back and ends the chain. Inlined, so that the handler knows the
+    /// null and `leave` is a tail call.
+    #[inline(always)]
     pub(crate) fn abandon(&mut self, o: &Op) -> *const Op {
         self.leave(o);
         core::ptr::null()
@@ -701,7 +701,13 @@ impl Cpu {
     /// Follows a flow op's link within the page; `rel` is the target relative to the page.
     #[inline(always)]
     pub(crate) fn follow(&mut self, link: &Link, taken: bool, rel: u64) -> *const Op {
-        let t = if taken { link.taken } else { link.next };
+        let t = if taken {
+            stay_a_branch::<1>();
+            link.taken
+        } else {
+            stay_a_branch::<0>();
+            link.next
+        };
         if t.is_null() {
             self.unlinked(link, taken, rel);
             return core::ptr::null();
@@ -714,8 +720,10 @@ impl Cpu {
     pub(crate) fn follow_far(&mut self, o: &Op, taken: bool, rel: u64) -> *const Op {
         let link = o.link();
         let (t, host) = if taken {
+            stay_a_branch::<1>();
             (link.taken, link.taken_host)
         } else {
+            stay_a_branch::<0>();
             (link.next, link.next_host)
         };
         let rip = self.r[slot::PAGE as usize / 8].wrapping_add(rel) & self.ip_mask;
@@ -851,6 +859,17 @@ impl Cpu {
     #[inline]
     pub(crate) fn protected(&self) -> bool {
         self.cr0 & 1 != 0 && self.rflags & (1 << 17) == 0
+    }
+}
+
+/// Marks one side of a choice, so that the compiler makes a branch of it and not a selection: after a selection the address of
+/// the next op waits for the guest's data, and the host cannot run ahead of a loop. `N` keeps the sides from being merged.
+#[inline(always)]
+fn stay_a_branch<const N: u8>() {
+    #[cfg(not(miri))]
+    // SAFETY: No instruction, only a comment.
+    unsafe {
+        core::arch::asm!("/* {} */", const N, options(nomem, nostack, preserves_flags));
     }
 }
 

@@ -223,6 +223,52 @@ pub(crate) fn alu<const O: u8, const S: u8>(a: u64, b: u64, nf: u64) -> (u64, u6
     (r, flags)
 }
 
+pub(crate) const LEFT: u8 = 0;
+pub(crate) const RIGHT: u8 = 1;
+pub(crate) const RIGHT_SIGNED: u8 = 2;
+
+/// Shifts 4 or 8 bytes by 1 to 31 (63) on the host's own ALU: the result, and CF, PF, ZF and SF; AF and OF, which hosts differ
+/// in, are clear.
+#[cfg(not(miri))]
+#[inline(always)]
+pub(crate) fn shift<const O: u8, const S: u8>(a: u64, n: u64) -> (u64, u64) {
+    use core::arch::asm;
+    let mut r = a;
+    let ax: u64;
+    macro_rules! by_cl {
+        ($i:literal, $m:literal) => {
+            // SAFETY: Registers and flags only; both are declared.
+            unsafe {
+                asm!(concat!($i, " {r:", $m, "}, cl"), "lahf", r = inout(reg) r, in("cl") n as u8, lateout("rax") ax,
+                     options(pure, nomem, nostack))
+            }
+        };
+    }
+    match (O, S) {
+        (LEFT, 4) => by_cl!("shl", "e"),
+        (LEFT, _) => by_cl!("shl", "r"),
+        (RIGHT, 4) => by_cl!("shr", "e"),
+        (RIGHT, _) => by_cl!("shr", "r"),
+        (_, 4) => by_cl!("sar", "e"),
+        _ => by_cl!("sar", "r"),
+    }
+    (r, ax & (CF | PF | ZF | SF))
+}
+
+#[cfg(miri)]
+pub(crate) fn shift<const O: u8, const S: u8>(a: u64, n: u64) -> (u64, u64) {
+    let bits = 8 * S as u32;
+    let (r, out) = match O {
+        LEFT => (a << n, a << (n - 1) >> (bits - 1)),
+        RIGHT => (a >> n, a >> (n - 1)),
+        _ => {
+            let wide = (a << (64 - bits)) as i64 >> (64 - bits);
+            ((wide >> n) as u64, (wide >> (n - 1)) as u64)
+        }
+    };
+    (r, of_result::<S>(r) | (out & 1) << 8)
+}
+
 #[cfg(miri)]
 pub(crate) fn alu<const O: u8, const S: u8>(a: u64, b: u64, nf: u64) -> (u64, u64) {
     alu_portable::<O, S>(a, b, nf)

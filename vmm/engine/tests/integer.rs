@@ -1213,7 +1213,11 @@ fn what_faults_and_how() {
         (&[0x37], 64, (6, None), "AAA in 64-bit mode"),
         (&[0x60], 64, (6, None), "PUSHA in 64-bit mode"),
     ] {
-        let mut b = if bits == 64 { Bench::long() } else { Bench::protected() };
+        let mut b = if bits == 64 {
+            Bench::long_with(&x86::model::WESTMERE)
+        } else {
+            Bench::protected()
+        };
         b.write(CODE, code);
         b.state(|s| (s.gpr[RAX], s.gpr[RBX], s.gpr[RDX], s.gpr[RDI]) = (7, 0, 0, DATA + 4));
         let before = b.cpu.state();

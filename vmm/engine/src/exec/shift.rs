@@ -7,7 +7,7 @@ use crate::cpu::{Cpu, slot};
 use crate::decode::{End, Lower, body, sized, sized_wide};
 use crate::exec::host;
 use crate::exec::mov::MovRr;
-use crate::flags::{CF, OF, TEST, alu, from_rflags, to_rflags};
+use crate::flags::{self, CF, LEFT, OF, RIGHT, RIGHT_SIGNED, TEST, alu, from_rflags, to_rflags};
 use crate::op::Handler;
 use crate::undefined::{self, Shift};
 
@@ -41,6 +41,19 @@ const fn masked<const S: u8>(count: u64) -> u64 {
 #[inline(always)]
 fn shift<const O: u8, const S: u8>(a: u64, n: u64, nf: u64) -> (u64, u64) {
     let bits = 8 * S as u64;
+    if S >= 4 && matches!(O, SHL | SHR | SAR) {
+        let (r, nf) = match O {
+            SHL => flags::shift::<LEFT, S>(a, n),
+            SHR => flags::shift::<RIGHT, S>(a, n),
+            _ => flags::shift::<RIGHT_SIGNED, S>(a, n),
+        };
+        let of = match O {
+            SHL => (a ^ a << 1) >> (bits - 1) & 1,
+            SHR => a >> (bits - 1),
+            _ => 0,
+        };
+        return (r, nf | of);
+    }
     // CF is the last bit out; OF is as after the first of the one-bit shifts (`undefined::PINS`).
     let top = a >> (bits - 1);
     let (r, cf, of) = match O {
@@ -62,7 +75,6 @@ fn shift<const O: u8, const S: u8>(a: u64, n: u64, nf: u64) -> (u64, u64) {
             };
             (r, r >> (bits - 1), top ^ a)
         }
-        SHL if S == 8 => (a << n, a >> (64 - n), top ^ a >> 62),
         SHL => (a << n, a << n >> bits, top ^ a >> (bits - 2)),
         SHR => (a >> n, a >> (n - 1), top),
         SAR => {
