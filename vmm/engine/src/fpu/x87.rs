@@ -869,6 +869,8 @@ impl Unit<'_> {
     fn trigonometric(&mut self, op: X87Op) -> Step {
         let pushes = matches!(op, X87Op::Sincos | X87Op::Ptan);
         let full = pushes && !self.empty(7);
+        // "Outside range" is answered by C2 in any case.
+        self.f.sw &= !sw::C2;
         if self.empty(0) || full {
             if self.empty(0) {
                 self.underflow()?;
@@ -881,7 +883,7 @@ impl Unit<'_> {
             }
             return Ok(());
         }
-        self.f.sw &= !(sw::C1 | sw::C2);
+        self.f.sw &= !sw::C1;
         let x = self.f.st(0);
         let cw = self.f.cw;
         let (first, second) = if let Some(nan) = self.not_a_number(x, x)? {
