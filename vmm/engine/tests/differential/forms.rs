@@ -1,0 +1,250 @@
+//! Which instruction forms there are to compare, and which family each belongs to.
+
+use std::collections::BTreeMap;
+
+use iced_x86::{Code, CpuidFeature, EncodingKind, Mnemonic, OpCodeOperandKind};
+
+/// A group of forms that has a test of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Family {
+    Mov,
+    Alu,
+    Shift,
+    MulDiv,
+    Bit,
+    String,
+    Stack,
+    Flow,
+    Cond,
+    Flags,
+    Xchg,
+    Bcd,
+    Segment,
+    System,
+    Nop,
+    X87,
+    Mmx,
+    Sse,
+    Sse2,
+    Sse3,
+    Ssse3,
+    Sse41,
+    Sse42,
+    Aes,
+    Pclmul,
+    Xsave,
+}
+
+/// An instruction form in a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Form {
+    /// iced's name for the form.
+    pub code: Code,
+    /// 16, 32 or 64: the mode of the code segment.
+    pub bits: u32,
+}
+
+/// Forms by family.
+pub type Families = BTreeMap<Family, Vec<Form>>;
+/// Forms that are not compared, each with the reason.
+pub type LeftOut = Vec<(Form, &'static str)>;
+
+/// What x86-64-v2 has, and AES, PCLMULQDQ and FXSAVE, which every CPU of that level has.
+const FEATURES: &[CpuidFeature] = &[
+    CpuidFeature::INTEL8086,
+    CpuidFeature::INTEL186,
+    CpuidFeature::INTEL286,
+    CpuidFeature::INTEL386,
+    CpuidFeature::INTEL486,
+    CpuidFeature::X64,
+    CpuidFeature::CMOV,
+    CpuidFeature::CX8,
+    CpuidFeature::CMPXCHG16B,
+    CpuidFeature::FPU,
+    CpuidFeature::FPU287,
+    CpuidFeature::FPU387,
+    CpuidFeature::MMX,
+    CpuidFeature::SSE,
+    CpuidFeature::SSE2,
+    CpuidFeature::SSE3,
+    CpuidFeature::SSSE3,
+    CpuidFeature::SSE4_1,
+    CpuidFeature::SSE4_2,
+    CpuidFeature::POPCNT,
+    CpuidFeature::AES,
+    CpuidFeature::PCLMULQDQ,
+    CpuidFeature::FXSR,
+    CpuidFeature::CLFSH,
+    CpuidFeature::PAUSE,
+    CpuidFeature::MULTIBYTENOP,
+    CpuidFeature::CPUID,
+    CpuidFeature::TSC,
+    CpuidFeature::MSR,
+    CpuidFeature::SYSCALL,
+    CpuidFeature::SEP,
+    CpuidFeature::RDPMC,
+    CpuidFeature::SMM,
+];
+
+/// Why a form of those features is not compared. Everything not excluded here must be executed (`every_form_is_executed`).
+pub fn excluded(code: Code, amd: bool) -> Option<&'static str> {
+    use Mnemonic as M;
+    let op = code.op_code();
+    if op.fwait() {
+        return Some("two instructions to the CPU: WAIT and the form without it");
+    }
+    if format!("{code:?}").starts_with("Reservednop") {
+        return Some("another name of encodings that are listed as NOP and PREFETCH");
+    }
+    match code.mnemonic() {
+        M::Syscall | M::Sysenter => Some("enters the host's kernel"),
+        M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpmc => Some("answers belong to the CPU model and the clock"),
+        M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw => Some("under UMIP the host's kernel answers: tables"),
+        M::Lar | M::Lsl | M::Verr | M::Verw => Some("answers belong to the host kernel's GDT: tables"),
+        M::Sysexit | M::Sysexitq | M::Sysret | M::Sysretq | M::Rsm => {
+            Some("whether it is #UD or #GP in ring 3 is the vendor's: tables")
+        }
+        M::Fldenv | M::Frstor if op.operand_size() == 16 => {
+            Some("loads only 16 bits of state that FNSTENV forms compare")
+        }
+        M::Fdisi | M::Feni | M::Fndisi | M::Fneni | M::Fsetpm | M::Fnsetpm => {
+            Some("8087 and 287 no-operations: tables")
+        }
+        M::Jmpe => Some("Itanium"),
+        M::Lss | M::Lfs | M::Lgs | M::Jmp | M::Call if amd && format!("{code:?}").ends_with("m1664") => {
+            Some("AMD has no 64-bit far pointers in memory")
+        }
+        M::Int1 => Some("virtual machines report it before the instruction or after it: tables"),
+        M::Ud0 if amd => Some("AMD's UD0 has no ModRM byte"),
+        _ => None,
+    }
+}
+
+/// All forms of a mode that the features have, by family, and those left out with the reason.
+pub fn forms(bits: u32, amd: bool) -> (Families, LeftOut) {
+    let mut families = Families::new();
+    let mut left_out = Vec::new();
+    for code in Code::values() {
+        let op = code.op_code();
+        let here = match bits {
+            64 => op.mode64() && op.intel_decoder64(),
+            32 => op.mode32() && op.intel_decoder32(),
+            _ => op.mode16() && op.intel_decoder16(),
+        };
+        if !op.is_instruction() || op.encoding() != EncodingKind::Legacy || !here {
+            continue;
+        }
+        if !code.cpuid_features().iter().all(|feature| FEATURES.contains(feature)) {
+            // FCMOV and FISTTP name two features each, both listed; anything else is beyond the level.
+            continue;
+        }
+        let form = Form { code, bits };
+        match excluded(code, amd) {
+            Some(reason) => left_out.push((form, reason)),
+            None => families.entry(family(code)).or_default().push(form),
+        }
+    }
+    (families, left_out)
+}
+
+/// Sorts a form into its family.
+pub fn family(code: Code) -> Family {
+    use CpuidFeature as C;
+    use Mnemonic as M;
+    let op = code.op_code();
+    let features = code.cpuid_features();
+    let has = |feature| features.contains(&feature);
+    let mmx_operand = op.op_kinds().iter().any(|kind| {
+        matches!(
+            kind,
+            OpCodeOperandKind::mm_reg | OpCodeOperandKind::mm_rm | OpCodeOperandKind::mm_or_mem
+        )
+    });
+    if has(C::FPU) || has(C::FPU287) || has(C::FPU387) {
+        return Family::X87;
+    }
+    if mmx_operand || has(C::MMX) {
+        return Family::Mmx;
+    }
+    for (feature, family) in [
+        (C::SSE, Family::Sse),
+        (C::SSE2, Family::Sse2),
+        (C::SSE3, Family::Sse3),
+        (C::SSSE3, Family::Ssse3),
+        (C::SSE4_1, Family::Sse41),
+        (C::SSE4_2, Family::Sse42),
+        (C::AES, Family::Aes),
+        (C::PCLMULQDQ, Family::Pclmul),
+        (C::FXSR, Family::Xsave),
+        (C::CMOV, Family::Cond),
+    ] {
+        if has(feature) {
+            return family;
+        }
+    }
+    if code.is_privileged() || has(C::MSR) {
+        return Family::System;
+    }
+    match code.mnemonic() {
+        M::Add
+        | M::Or
+        | M::Adc
+        | M::Sbb
+        | M::And
+        | M::Sub
+        | M::Xor
+        | M::Cmp
+        | M::Test
+        | M::Not
+        | M::Neg
+        | M::Inc
+        | M::Dec => Family::Alu,
+        M::Rol | M::Ror | M::Rcl | M::Rcr | M::Shl | M::Shr | M::Sal | M::Sar | M::Shld | M::Shrd => Family::Shift,
+        M::Mul | M::Imul | M::Div | M::Idiv => Family::MulDiv,
+        M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Popcnt | M::Bswap => Family::Bit,
+        M::Movsb | M::Movsw | M::Movsq | M::Cmpsb | M::Cmpsw | M::Cmpsq | M::Stosb | M::Stosw | M::Stosd | M::Stosq => {
+            Family::String
+        }
+        // MOVSD and CMPSD are SSE2 mnemonics too; those were taken above.
+        M::Movsd | M::Cmpsd | M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq | M::Scasb | M::Scasw | M::Scasd | M::Scasq => {
+            Family::String
+        }
+        M::Push | M::Pop | M::Pusha | M::Popa | M::Pushad | M::Popad | M::Enter | M::Leave => Family::Stack,
+        M::Pushf | M::Pushfd | M::Pushfq | M::Popf | M::Popfd | M::Popfq => Family::Flags,
+        M::Clc | M::Stc | M::Cmc | M::Cld | M::Std | M::Lahf | M::Sahf | M::Salc => Family::Flags,
+        M::Xchg | M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Xadd => Family::Xchg,
+        M::Daa | M::Das | M::Aaa | M::Aas | M::Aam | M::Aad => Family::Bcd,
+        M::Lds | M::Les | M::Lss | M::Lfs | M::Lgs | M::Arpl => Family::Segment,
+        M::Nop | M::Pause | M::Clflush => Family::Nop,
+        M::Call
+        | M::Jmp
+        | M::Ret
+        | M::Retf
+        | M::Iret
+        | M::Iretd
+        | M::Iretq
+        | M::Int
+        | M::Int1
+        | M::Int3
+        | M::Into
+        | M::Bound => Family::Flow,
+        M::Ud0 | M::Ud1 | M::Ud2 => Family::Flow,
+        _ if code.is_jcc_short_or_near() || code.is_loop() || code.is_loopcc() || code.is_jcx_short() => Family::Flow,
+        _ if code.condition_code() != iced_x86::ConditionCode::None => Family::Cond,
+        _ => match op.op_kinds() {
+            [OpCodeOperandKind::seg_reg, _] => Family::Segment,
+            _ => Family::Mov,
+        },
+    }
+}
+
+/// The vector that is all a form can come to in ring 3; `None` for forms that can be executed.
+pub fn only_faults(code: Code) -> Option<u8> {
+    match code.mnemonic() {
+        Mnemonic::Ud0 | Mnemonic::Ud1 | Mnemonic::Ud2 => Some(6),
+        _ if family(code) == Family::System => Some(13),
+        // Ring 3 has one stack segment, which it already uses: the null selector and all others are refused.
+        _ => None,
+    }
+}
