@@ -249,9 +249,13 @@ pub fn differences(case: &Case, open: &Undefined, host: &Outcome, engine: &Outco
     if host.vector == 19 && matches!(case.instruction.mnemonic(), Mnemonic::Dpps | Mnemonic::Dppd) {
         open.mxcsr |= 0x3f;
     }
-    // With the underflow exception unmasked, PE tells whether the result is inexact in a wider exponent range.
-    if host.vector == 19 && h.fpu.mxcsr & 0x810 == 0x10 {
+    // With overflow or underflow unmasked, PE tells whether the result is inexact in a wider exponent range.
+    if host.vector == 19 && (h.fpu.mxcsr & 0x810 == 0x10 || h.fpu.mxcsr & 0x408 == 0x08) {
         open.mxcsr |= 0x20;
+    }
+    // Which of two exceptions a logarithm of zero finds first.
+    if open.approximate && h.fpu.fsw & 4 != 0 {
+        open.fsw |= 2;
     }
     fpu_differences(&open, &h.fpu, &e.fpu, gprs, &mut found);
     found
@@ -286,6 +290,19 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
         }
         (M::Iret | M::Iretd | M::Iretq | M::Retf, h, e) if both_fault(h) && both_fault(e) && h != e => {
             Some("whether the frame is read before what it holds is checked")
+        }
+        (M::Call, _, 12) if instruction.is_call_far_indirect() && case.state.gpr[4] >> 32 != 0 => {
+            Some("whether a far call to 32-bit code pushes in the mode that it leaves")
+        }
+        (M::Enter, h, e) if both_fault(h) && both_fault(e) => {
+            Some("whether the display is read before anything is pushed")
+        }
+        (M::Ud1, 6, 12 | 13) => Some("whether UD1's operand is checked"),
+        (_, _, 13) if engine.error == 0x78 => Some("a segment of the host's kernel"),
+        (M::Fld, _, _)
+            if host.state.fpu.fsw & 0x82 == 0x82 && case.state.fpu.fsw & 0x80 == 0 && case.state.fpu.fcw & 2 == 0 =>
+        {
+            Some("whether a denormal is loaded that raises an unmasked exception")
         }
         (M::Call, 12, 13) => Some("the stack and the target, where neither is canonical"),
         (M::Ud1, 6, 14) if engine.error & 0x10 != 0 => Some("whether UD1's operand is fetched"),

@@ -1280,7 +1280,7 @@ impl Generator {
         // Intel ignores an operand size of 16 bits for near branches of 64-bit code, AMD does not.
         let flow =
             flow || draft.bits == 64 && matches!(code.mnemonic(), Mnemonic::Call | Mnemonic::Jmp | Mnemonic::Ret);
-        if self.rng.percent(3) && !flow {
+        if self.rng.percent(3) && !flow && !code.is_privileged() {
             draft
                 .prefixes
                 .push(self.rng.pick(&[0x26, 0x2e, 0x36, 0x3e, 0x66, 0xf2, 0xf3]));

@@ -35,7 +35,7 @@ const STACK_TOP: u64 = 0xc000;
 const ARENA: u64 = 0x10_0000;
 const KERNEL_CS: u16 = 0x10;
 /// Steps after which a case is given up: an endless loop.
-const BUDGET: u64 = 200_000;
+const BUDGET: u64 = 4_000_000;
 
 /// Linux's GDT of a 64-bit process.
 const DESCRIPTORS: [u64; 8] = [
