@@ -12,11 +12,12 @@ use clap::{
     Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
-use x86::model::{CpuModel, MODELS};
+use x86::model::MODELS;
 
 use crate::{
     config::{ClockMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
     error::Error,
+    model,
 };
 
 /// The command line as clap sees it.
@@ -47,7 +48,7 @@ pub struct Cli {
     /// Guest memory: bytes, or with K, M, G or T
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = parse_memory, allow_negative_numbers = true)]
     memory: u64,
-    /// CPU model (see `minivmm models`)
+    /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature
     #[arg(long, visible_alias = "cpu", value_name = "NAME", default_value = "westmere")]
     cpu_model: String,
     /// What executes the guest
@@ -81,8 +82,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List the CPU models
-    Models,
+    /// List the CPU models, or say what one shows and hides, and why
+    Models {
+        /// A model, as `--cpu-model` takes it
+        name: Option<String>,
+    },
 }
 
 /// What the command line asks for.
@@ -110,8 +114,11 @@ where
         Err(error) if !error.use_stderr() => return Ok(Job::Print(error.render().to_string())),
         Err(error) => return Err(Error::Usage(one_line(&error.to_string()))),
     };
-    if let Some(Command::Models) = cli.command {
-        return Ok(Job::Print(models()));
+    if let Some(Command::Models { name }) = cli.command {
+        return Ok(Job::Print(match name {
+            Some(name) => model::details(model::find(&name)?),
+            None => models(),
+        }));
     }
     let Some(kernel) = cli.kernel else {
         return Err(Error::Usage("--kernel FILE is missing".into()));
@@ -134,7 +141,7 @@ where
         initrd: cli.initrd,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
-        model: find_model(&cli.cpu_model)?,
+        model: model::find(&cli.cpu_model)?,
         engine: cli.engine,
         serial: cli.serial,
         clock,
@@ -160,17 +167,6 @@ pub fn models() -> String {
         .iter()
         .map(|m| format!("{:width$}  {}\n", m.name, m.description))
         .collect()
-}
-
-fn find_model(name: &str) -> Result<&'static CpuModel, Error> {
-    MODELS
-        .iter()
-        .find(|m| m.name == name)
-        .copied()
-        .ok_or_else(|| Error::Model {
-            name: name.replace(char::is_control, "?"),
-            known: MODELS.iter().map(|m| m.name).collect::<Vec<_>>().join(", "),
-        })
 }
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.
@@ -223,7 +219,7 @@ fn split_suffix(text: &str) -> (&str, u32) {
 }
 
 /// Decimal or 0x hexadecimal digits, and nothing else.
-fn parse_u64(text: &str) -> Option<u64> {
+pub(crate) fn parse_u64(text: &str) -> Option<u64> {
     let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(hex) => (hex, 16),
         None => (text, 10),

@@ -7,4 +7,5 @@ pub mod error;
 pub mod loader;
 pub mod logger;
 pub mod machine;
+pub mod model;
 pub mod run;

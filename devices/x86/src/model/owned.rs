@@ -182,8 +182,9 @@ impl OwnedModel {
             return Err(format!("{}: the engine does not have it ({why})", feature.flag()));
         }
         let place = feature.place();
-        let highest = |first: u32| self.row(first, 0).map_or(0, |row| row.regs[0]);
-        let listed = place.leaf <= highest(place.leaf & 0x8000_0000) && self.row(place.leaf, place.subleaf).is_some();
+        let highest = |first: u32| self.part_row(first, 0).map_or(0, |row| row.regs[0]);
+        let listed =
+            place.leaf <= highest(place.leaf & 0x8000_0000) && self.part_row(place.leaf, place.subleaf).is_some();
         if part.has(feature) || listed {
             Ok(())
         } else {
@@ -196,7 +197,8 @@ impl OwnedModel {
         }
     }
 
-    fn row(&self, leaf: u32, subleaf: u32) -> Option<&CpuidRow> {
+    /// The part's row for a leaf and subleaf, if it has one.
+    pub fn part_row(&self, leaf: u32, subleaf: u32) -> Option<&CpuidRow> {
         self.silicon.iter().find(|row| row.leaf == leaf && row.answers(subleaf))
     }
 
@@ -267,8 +269,8 @@ impl OwnedModel {
     }
 
     fn check_leaves(&self) -> Result<(), String> {
-        let highest = self.row(0, 0).map_or(0, |row| row.regs[0]);
-        if highest == 0 || highest > 0xFFFF || self.row(1, 0).is_none() {
+        let highest = self.part_row(0, 0).map_or(0, |row| row.regs[0]);
+        if highest == 0 || highest > 0xFFFF || self.part_row(1, 0).is_none() {
             return Err("CPUID leaf 0 must name a highest leaf, and there must be a leaf 1".into());
         }
         for row in &self.silicon {
@@ -279,12 +281,12 @@ impl OwnedModel {
                     row.leaf
                 ));
             }
-            let highest = self.row(first, 0).map_or(0, |row| row.regs[0]);
+            let highest = self.part_row(first, 0).map_or(0, |row| row.regs[0]);
             if row.leaf > highest {
                 return Err(format!("CPUID leaf {:X}H is above the highest, {highest:X}H", row.leaf));
             }
         }
-        if let Some(widths) = self.row(0x8000_0008, 0) {
+        if let Some(widths) = self.part_row(0x8000_0008, 0) {
             let (physical, linear) = (widths.regs[0] & 0xFF, widths.regs[0] >> 8 & 0xFF);
             if !(32..=52).contains(&physical) || !matches!(linear, 32 | 48 | 57) {
                 return Err(format!(

@@ -1,0 +1,473 @@
+//! `--cpu-model`: a model by its name or from a file, with features switched, and what `minivmm models NAME` says of it.
+//!
+//! # A model's file
+//! TOML. It starts from a model of ours and changes what it names; numbers are decimal, `0x` hexadecimal, or a string of
+//! either (TOML's own integers end at 63 bits). `resources/cpu-model.toml` is an example that names every key.
+//!
+//! The rows are the part's: what of them a guest sees is decided as for every model ([`x86::model::policy`]).
+
+use std::{
+    fmt::Write,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
+
+use serde::{Deserialize, Deserializer, de};
+use toml::Spanned;
+use x86::{
+    cpuid::{Feature, Features, Register},
+    model::{CpuModel, CpuidRow, MODELS, MsrRow, OwnedModel, policy},
+};
+
+use crate::error::Error;
+
+/// The longest model file: a dump of every leaf and register there is takes a tenth of it.
+const LONGEST: u64 = 1 << 20;
+
+/// The model that `--cpu-model` asks for: a name or a file, and toggles after a comma. A model that is not one of ours lives
+/// as long as the program.
+///
+/// # Errors
+/// One line: no such model, a file that cannot be read or does not hold a model, a feature that cannot be switched.
+pub fn find(spec: &str) -> Result<&'static CpuModel, Error> {
+    let (name, toggles) = match spec.split_once(',') {
+        Some((name, toggles)) => (name, Some(toggles)),
+        None => (spec, None),
+    };
+    let wrong = |why: String| Error::Usage(format!("--cpu-model {}: {why}", printable(spec)));
+    let ours = || MODELS.iter().find(|model| model.name == name);
+    let model = match ours() {
+        Some(model) => *model,
+        None if name.ends_with(".toml") => from_file(Path::new(name))?,
+        None => {
+            return Err(Error::Model {
+                name: printable(name),
+                known: MODELS.iter().map(|m| m.name).collect::<Vec<_>>().join(", "),
+            });
+        }
+    };
+    match toggles {
+        Some(toggles) => model.with_toggles(toggles).map_err(wrong),
+        None => Ok(model),
+    }
+}
+
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
+fn from_file(path: &Path) -> Result<&'static CpuModel, Error> {
+    let file = |source| Error::File {
+        option: "--cpu-model",
+        path: path.into(),
+        source,
+    };
+    let mut bytes = Vec::new();
+    let opened = File::open(path).map_err(file)?;
+    opened.take(LONGEST + 1).read_to_end(&mut bytes).map_err(file)?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(file(io::Error::other("longer than 1 MiB, so not a CPU model")));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| file(io::Error::other("not UTF-8, so not TOML")))?;
+    parse(&text).map_err(|why| Error::Usage(format!("--cpu-model {}: {why}", printable(&path.display().to_string()))))
+}
+
+/// The model that a file's text describes.
+///
+/// # Errors
+/// One line that names the line of the text and the key.
+pub fn parse(text: &str) -> Result<&'static CpuModel, String> {
+    let file: ModelFile = toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(1, |span| line_of(text, span.start));
+        format!("line {line}: {}", printable(&error.message().replace('\n', ", ")))
+    })?;
+    let at = |span: std::ops::Range<usize>, why: String| format!("line {}: {why}", line_of(text, span.start));
+
+    let base = file.base.get_ref();
+    let Some(base) = MODELS.iter().find(|model| model.name == base) else {
+        return Err(at(
+            file.base.span(),
+            format!("base: no such CPU model: {}", printable(base)),
+        ));
+    };
+    let mut own = OwnedModel::from(*base);
+    if file.name.get_ref().is_empty() || file.name.get_ref().contains(|c: char| c.is_control() || c == ',') {
+        return Err(at(
+            file.name.span(),
+            "name: empty, or with a comma or control character".into(),
+        ));
+    }
+    own.name = file.name.into_inner();
+    if let Some(description) = file.description {
+        own.description = printable(&description);
+    }
+    own.tsc_khz = file.tsc_khz.map_or(own.tsc_khz, |n| n.0);
+    own.apic_timer_khz = file.apic_timer_khz.map_or(own.apic_timer_khz, |n| n.0);
+    own.microcode = file.microcode.map_or(own.microcode, |n| n.0);
+    for row in file.cpuid {
+        let span = row.span();
+        let row = row.into_inner();
+        own.set_cpuid(row.apply(&own));
+        if row.leaf.0 & 0x4000_0000 != 0 {
+            return Err(at(span, "leaf: neither a basic nor an extended one".into()));
+        }
+    }
+    for row in file.msr {
+        let span = row.span();
+        match row.into_inner().row() {
+            Ok(Change::Set(row)) => own.set_msr(row).map_err(|why| at(span, format!("number: {why}")))?,
+            Ok(Change::Remove(msr)) => own.remove_msr(msr),
+            Err(why) => return Err(at(span, why)),
+        }
+    }
+    if let Some(features) = file.features {
+        let span = features.span();
+        own.toggle(features.get_ref())
+            .map_err(|why| at(span, format!("features: {why}")))?;
+    }
+    own.build()
+}
+
+/// The number, from 1, of the line that holds the byte at `offset`.
+fn line_of(text: &str, offset: usize) -> usize {
+    let end = offset.min(text.len());
+    text.as_bytes()[..end].iter().filter(|&&byte| byte == b'\n').count() + 1
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelFile {
+    base: Spanned<String>,
+    name: Spanned<String>,
+    description: Option<String>,
+    tsc_khz: Option<Number<u32>>,
+    apic_timer_khz: Option<Number<u32>>,
+    microcode: Option<Number<u32>>,
+    features: Option<Spanned<String>>,
+    #[serde(default)]
+    cpuid: Vec<Spanned<CpuidEntry>>,
+    #[serde(default)]
+    msr: Vec<Spanned<MsrEntry>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CpuidEntry {
+    leaf: Number<u32>,
+    subleaf: Option<Number<u32>>,
+    eax: Option<Number<u32>>,
+    ebx: Option<Number<u32>>,
+    ecx: Option<Number<u32>>,
+    edx: Option<Number<u32>>,
+}
+
+impl CpuidEntry {
+    /// The row with what the entry leaves out taken from the model as it stands.
+    fn apply(self, own: &OwnedModel) -> CpuidRow {
+        let wanted = self.subleaf.map_or(0, |n| n.0);
+        let present = own.part_row(self.leaf.0, wanted);
+        let mut row = CpuidRow {
+            leaf: self.leaf.0,
+            // A leaf that has subleaves keeps them.
+            subleaf: match (self.subleaf, present) {
+                (Some(subleaf), _) => Some(subleaf.0),
+                (None, Some(row)) => row.subleaf,
+                (None, None) => None,
+            },
+            regs: present.map_or([0; 4], |row| row.regs),
+        };
+        for (register, value) in row.regs.iter_mut().zip([self.eax, self.ebx, self.ecx, self.edx]) {
+            *register = value.map_or(*register, |n| n.0);
+        }
+        row
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MsrEntry {
+    number: Number<u32>,
+    name: Option<String>,
+    value: Option<Number<u64>>,
+    writable: Option<Number<u64>>,
+    #[serde(default)]
+    ignore_reserved: bool,
+    #[serde(default)]
+    absent: bool,
+}
+
+enum Change {
+    Set(MsrRow),
+    Remove(u32),
+}
+
+impl MsrEntry {
+    fn row(self) -> Result<Change, String> {
+        let number = self.number.0;
+        let says_more = self.name.is_some() || self.value.is_some() || self.writable.is_some() || self.ignore_reserved;
+        if self.absent {
+            return match says_more {
+                true => Err("absent: the register has a name, a value or writable bits as well".into()),
+                false => Ok(Change::Remove(number)),
+            };
+        }
+        let Some(value) = self.value else {
+            return Err("value: missing".into());
+        };
+        let name = match self.name {
+            Some(name) => &*printable(&name).leak(),
+            None => match x86::msr::NAMES.iter().find(|(known, _)| *known == number) {
+                Some((_, name)) => name,
+                None => return Err("name: missing, and the number is not a known one".into()),
+            },
+        };
+        let writable = self.writable.map_or(0, |n| n.0);
+        Ok(Change::Set(match (writable, self.ignore_reserved) {
+            (0, false) => MsrRow::read_only(number, name, value.0),
+            _ => MsrRow {
+                ignore_reserved: self.ignore_reserved,
+                ..MsrRow::storage(number, name, value.0, writable)
+            },
+        }))
+    }
+}
+
+/// A number: TOML's integer, or a string of decimal or `0x` hexadecimal digits.
+#[derive(Clone, Copy, Debug)]
+struct Number<T>(T);
+
+impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = u64;
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a number, or a string of decimal or 0x hexadecimal digits")
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<u64, E> {
+                Ok(number)
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<u64, E> {
+                u64::try_from(number).map_err(|_| E::custom("a negative number"))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<u64, E> {
+                crate::cli::parse_u64(&text.replace('_', ""))
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+            }
+        }
+        let number = deserializer.deserialize_any(Visitor)?;
+        let bits = size_of::<T>() * 8;
+        T::try_from(number)
+            .map(Number)
+            .map_err(|_| de::Error::custom(format!("{number:#x} has more than {bits} bits")))
+    }
+}
+
+/// What a model shows and hides, and why, for `minivmm models NAME`.
+pub fn details(model: &CpuModel) -> String {
+    let mut text = format!("{}  {}\n", model.name, model.description);
+    let mut line = |head: &str, body: &str| _ = writeln!(text, "  {head}: {body}");
+    line(
+        "TSC",
+        &format!("{} kHz, APIC timer {} kHz", model.tsc_khz, model.apic_timer_khz),
+    );
+    line("microcode", &format!("{:#x}", model.microcode));
+    line(
+        "addresses",
+        &format!(
+            "{} bits physical, {} linear",
+            model.physical_bits(),
+            model.linear_bits()
+        ),
+    );
+    let names = |features: Features| features.iter().map(Feature::flag).collect::<Vec<_>>().join(" ");
+    line("shows", &names(model.features()));
+    let added = model.features().minus(model.part_features());
+    if added != Features::NONE {
+        line("of that, not the part's", &names(added));
+    }
+    // Hidden features by reason, in the order of the reasons' first features.
+    let hidden = model.part_features().minus(model.features());
+    let why = |feature: Feature| match model.removed.has(feature) {
+        true => "switched off",
+        false => policy::why_hidden(feature).unwrap_or("hidden"),
+    };
+    let mut reasons: Vec<&str> = Vec::new();
+    for feature in hidden.iter() {
+        if !reasons.contains(&why(feature)) {
+            reasons.push(why(feature));
+        }
+    }
+    for reason in reasons {
+        let of_it = hidden
+            .iter()
+            .filter(|&f| why(f) == reason)
+            .fold(Features::NONE, Features::with);
+        line(&format!("hides ({reason})"), &names(of_it));
+    }
+    for d in model.differences().iter().filter(|d| d.feature.is_none()) {
+        let register = match d.register {
+            Register::Eax => "EAX",
+            Register::Ebx => "EBX",
+            Register::Ecx => "ECX",
+            Register::Edx => "EDX",
+        };
+        let place = format!("CPUID.{:02X}H.{:X}:{register}", d.leaf, d.subleaf);
+        line(&format!("{place} -{:08X}H +{:08X}H", d.clear, d.set), d.reason);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(spec: &str) -> String {
+        find(spec).expect_err(spec).to_string()
+    }
+
+    // covers: 3/cpu-model-toggles
+    #[test]
+    fn a_name_may_be_followed_by_toggles() {
+        assert!(
+            std::ptr::eq(find("haswell").unwrap(), &raw const *MODELS[5]) || find("haswell").unwrap().name == "haswell"
+        );
+        let model = find("haswell,-rdrand,+fsgsbase").unwrap();
+        assert!(!model.features().rdrand() && model.features().fsgsbase());
+        for (spec, expected) in [
+            (
+                "haswell,",
+                "--cpu-model haswell,: `` is no toggle: write +feature or -feature",
+            ),
+            ("haswell,+sse5", "--cpu-model haswell,+sse5: unknown feature `sse5`"),
+            (
+                "haswell,+avx512f",
+                "--cpu-model haswell,+avx512f: avx512f: the engine does not have it (not modelled: AVX-512)",
+            ),
+            ("haswell,-pcid", "--cpu-model haswell,-pcid: invpcid needs pcid"),
+        ] {
+            assert_eq!(refused(spec), expected);
+        }
+        assert!(refused("z80,+sse").starts_with("--cpu-model z80: no such CPU model; known models: p6, netburst"));
+        assert!(refused("Haswell").contains("no such CPU model"));
+    }
+
+    // covers: 3/cpu-model-file
+    #[test]
+    fn a_file_changes_what_it_names() {
+        let example = include_str!("../../resources/cpu-model.toml");
+        let model = parse(example).unwrap_or_else(|why| panic!("{why}"));
+        let base = find("haswell").unwrap();
+        assert_eq!((model.name, model.tsc_khz), ("mine", 3_400_000));
+        assert_eq!(model.cpuid(1, 0)[0], 0x306C4);
+        assert_eq!(
+            model.cpuid(1, 0)[1..3],
+            base.cpuid(1, 0)[1..3],
+            "what is left out stays"
+        );
+        assert_eq!(model.cpuid(4, 3)[2], 0x3FFF);
+        assert_eq!(model.cpuid(4, 2), base.cpuid(4, 2));
+        assert!(!model.features().invpcid() && model.features().rdrand());
+        assert!(model.msr(0x34).is_none() && base.msr(0x34).is_some());
+        assert_eq!(model.msr(0x1A0).map(|row| (row.reset, row.writable)), Some((0x1801, 9)));
+
+        let text =
+            "base = 'p6'\nname = 'x'\n[[msr]]\nnumber = '0x1234'\nname = 'WIDE'\nvalue = '0xFFFF_FFFF_FFFF_FFFF'\n";
+        let row = *parse(text).unwrap().msr(0x1234).unwrap();
+        let twice = "base = 'p6'\nname = 'x'\n[[cpuid]]\nleaf = 2\neax = 1\n[[cpuid]]\nleaf = 2\nebx = 2\n";
+        assert_eq!(
+            parse(twice).unwrap().cpuid(2, 0)[..2],
+            [1, 2],
+            "the second entry adds to the first"
+        );
+        assert_eq!((row.reset, row.writable, row.name), (u64::MAX, 0, "WIDE"));
+    }
+
+    // covers: 3/cpu-model-file
+    #[test]
+    fn a_wrong_file_is_one_line_that_names_line_and_key() {
+        const HEAD: &str = "base = 'haswell'\nname = 'x'\n";
+        for (text, line, names) in [
+            ("", 1, "base"),
+            ("name = 'x'\n", 1, "base"),
+            ("base = 'haswell'\n", 1, "name"),
+            ("base = 'z80'\nname = 'x'", 1, "base: no such CPU model: z80"),
+            ("base = 'haswell'\nname = ''", 2, "name: empty"),
+            ("base = 'haswell'\nname = 'a,b'", 2, "name: empty, or with a comma"),
+            ("base = 'haswell\n", 1, "string"),
+            ("base = 7\nname = 'x'", 1, "string"),
+            ("tsc = 1", 3, "tsc"),
+            ("tsc_khz = -1", 3, "negative"),
+            ("tsc_khz = 'fast'", 3, "fast"),
+            ("tsc_khz = 0x1_0000_0000", 3, "0x100000000 has more than 32 bits"),
+            ("features = '+sse5'", 3, "features: unknown feature `sse5`"),
+            ("[[cpuid]]\neax = 1", 3, "leaf"),
+            ("[[cpuid]]\nleaf = 1\nrax = 1", 5, "rax"),
+            ("[[cpuid]]\nleaf = 0x40000000", 3, "leaf: neither"),
+            ("[[msr]]\nvalue = 1", 3, "number"),
+            ("[[msr]]\nnumber = 0x34", 3, "value: missing"),
+            ("[[msr]]\nnumber = 0x1234\nvalue = 1", 3, "name: missing"),
+            (
+                "[[msr]]\nnumber = 0x10\nvalue = 1",
+                3,
+                "number: MSR 10H is not a plain one",
+            ),
+            (
+                "[[msr]]\nnumber = 0x34\nabsent = true\nvalue = 1",
+                3,
+                "absent: the register has",
+            ),
+        ] {
+            let whole = if line < 3 { text.into() } else { format!("{HEAD}{text}") };
+            let why = parse(&whole).expect_err(text);
+            assert!(
+                why.starts_with(&format!("line {line}: ")) && why.contains(names),
+                "{text:?}: {why}"
+            );
+            assert!(!why.contains(char::is_control), "{why:?}");
+        }
+        // What only shows in the whole model names the key.
+        for (text, names) in [
+            ("tsc_khz = 1", "tsc_khz is 1"),
+            ("[[msr]]\nnumber = 0x179\nvalue = 40", "IA32_MCG_CAP counts 40 banks"),
+            ("[[cpuid]]\nleaf = 0x99\neax = 1", "CPUID leaf 99H is above the highest"),
+        ] {
+            let why = parse(&format!("{HEAD}{text}")).expect_err(text);
+            assert!(why.contains(names), "{text:?}: {why}");
+        }
+        let missing = refused("/nonexistent/model.toml");
+        assert!(
+            missing.starts_with("--cpu-model /nonexistent/model.toml: "),
+            "{missing}"
+        );
+        assert!(refused("/dev/zero.toml").contains("/dev/zero.toml"));
+    }
+
+    // covers: 3/cpu-models-details
+    #[test]
+    fn details_say_what_is_hidden_and_why() {
+        let text = details(find("skylake-server,-rdrand").unwrap());
+        for line in [
+            "skylake-server  Intel Xeon Platinum 8160",
+            "  TSC: 2100000 kHz, APIC timer 25000 kHz",
+            "  addresses: 46 bits physical, 48 linear",
+            "  of that, not the part's: hypervisor",
+            "  hides (not modelled: AVX-512): avx512f avx512dq avx512cd avx512bw avx512vl",
+            "  hides (switched off): rdrand",
+            "  CPUID.0AH.0:EAX -07300404H +00000000H: no performance counters yet",
+        ] {
+            assert!(text.lines().any(|l| l.starts_with(line)), "{line}\n{text}");
+        }
+        for model in MODELS {
+            let text = details(model);
+            let hidden = model.part_features().minus(model.features());
+            assert!(hidden.iter().all(|f| text.contains(f.flag())), "{}", model.name);
+            assert!(
+                !text.contains("unexplained") && !text.contains("(hidden)"),
+                "{}",
+                model.name
+            );
+        }
+    }
+}
