@@ -291,8 +291,20 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
         (M::Iret | M::Iretd | M::Iretq | M::Retf, h, e) if both_fault(h) && both_fault(e) && h != e => {
             Some("whether the frame is read before what it holds is checked")
         }
-        (M::Call, _, 12) if instruction.is_call_far_indirect() && case.state.gpr[4] >> 32 != 0 => {
-            Some("whether a far call to 32-bit code pushes in the mode that it leaves")
+        (M::Call, h, e)
+            if h != e
+                && (instruction.is_call_far_indirect() || instruction.is_call_far())
+                && (both_fault(h) || both_fault(e)) =>
+        {
+            Some(
+                "whether a far call to code of another size pushes in the mode that it leaves, and checks its target before",
+            )
+        }
+        (M::Lds | M::Les | M::Lss | M::Lfs | M::Lgs, h, e) if both_fault(h) && both_fault(e) => {
+            Some("which half of a far pointer is read first")
+        }
+        (M::Ldmxcsr | M::Fxrstor | M::Fxrstor64, _, 13) if host.state.fpu.mxcsr & 1 << 17 != 0 => {
+            Some("MXCSR.MM, which AMD's CPUs have")
         }
         (M::Enter, h, e) if both_fault(h) && both_fault(e) => {
             Some("whether the display is read before anything is pushed")
