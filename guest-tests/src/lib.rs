@@ -110,15 +110,29 @@ pub fn in_minivmm(kernel: impl AsRef<Path>) -> Command {
     command
 }
 
-/// A command that boots `kernel` in QEMU's own software CPU, with the same serial port and debug-exit port.
-pub fn in_qemu(kernel: impl AsRef<Path>) -> Command {
-    // Where the system's packages were in the way, `cargo xtask test` has unpacked one beside it.
-    let unpacked = target().join("host/bin/qemu-system-x86_64");
-    let mut command = if unpacked.is_file() {
+/// A program of the host. Where packages were in the way of its own, `cargo xtask test` has unpacked it beside the system.
+fn program(name: &str) -> Command {
+    let unpacked = target().join("host/bin").join(name);
+    if unpacked.is_file() {
         Command::new(unpacked)
     } else {
-        Command::new("qemu-system-x86_64")
-    };
+        Command::new(name)
+    }
+}
+
+/// The same command on another host CPU: under QEMU's user-mode emulation of the model `cpu`.
+pub fn on_host_cpu(cpu: &str, command: &Command) -> Command {
+    let mut emulated = program("qemu-x86_64");
+    emulated
+        .args(["-cpu", cpu])
+        .arg(command.get_program())
+        .args(command.get_args());
+    emulated
+}
+
+/// A command that boots `kernel` in QEMU's own software CPU, with the same serial port and debug-exit port.
+pub fn in_qemu(kernel: impl AsRef<Path>) -> Command {
+    let mut command = program("qemu-system-x86_64");
     command.args([
         "-accel",
         "tcg",
@@ -129,16 +143,9 @@ pub fn in_qemu(kernel: impl AsRef<Path>) -> Command {
         "-m",
         "512",
         "-nodefaults",
-        "-display",
-        "none",
     ]);
-    command.args([
-        "-no-reboot",
-        "-serial",
-        "stdio",
-        "-device",
-        "isa-debug-exit,iobase=0xf4,iosize=4",
-    ]);
+    command.args(["-display", "none", "-no-reboot", "-serial", "stdio"]);
+    command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
     command.arg("-kernel").arg(kernel.as_ref());
     command
 }

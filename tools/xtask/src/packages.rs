@@ -36,6 +36,13 @@ pub const QEMU: Need = Need {
     why: "boots the same guests for comparison",
 };
 
+/// The same emulator for programs, which shows minivmm another host CPU.
+pub const QEMU_USER: Need = Need {
+    package: "qemu-user",
+    program: "qemu-x86_64",
+    why: "runs minivmm on the CPUs of other vendors",
+};
+
 /// The program's file, looked for as the shell does and in the system's own folders.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -134,7 +134,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     suite.stage("packages", |stage, _, _| {
         packages::ensure_installed(
             stage,
-            &[packages::GCC, packages::BINUTILS, packages::QEMU],
+            &[packages::GCC, packages::BINUTILS, packages::QEMU, packages::QEMU_USER],
             !options.no_install,
         )
     });
