@@ -126,6 +126,16 @@ impl Core {
             .map(|r| unsafe { r.ram.host.add((page - r.ram.gpa) as usize) })
     }
 
+    /// The guest-physical address of a host page that `host` has answered.
+    #[inline]
+    pub fn gpa(&self, host: u64) -> Option<u64> {
+        let offset = |r: &Region| host.wrapping_sub(r.ram.host as u64);
+        self.regions
+            .iter()
+            .find(|r| offset(r) < r.ram.len)
+            .map(|r| r.ram.gpa + offset(r))
+    }
+
     fn flags(&mut self, gpa: u64) -> Option<&mut u8> {
         let page = gpa & !0xfff;
         let r = self

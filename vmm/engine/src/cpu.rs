@@ -626,6 +626,16 @@ impl Cpu {
             .wrapping_add(o.disp as i64 as u64)
     }
 
+    /// The same for an op whose decoder knows whether there is an index: most have none (`X` 0), and for the commonest
+    /// handlers that is worth its own.
+    #[inline(always)]
+    pub(crate) fn ea_with<const X: u8>(&self, o: &Op) -> u64 {
+        if X != 0 {
+            return self.ea(o);
+        }
+        self.get::<8>(o.base).wrapping_add(o.disp as i64 as u64)
+    }
+
     /// Raises an exception: `return Err(c.fault(...))`.
     #[cold]
     pub(crate) fn fault(&mut self, vector: u8, error: Option<u32>) -> Stop {

@@ -371,6 +371,12 @@ impl Engine {
         if cpu.is64() && !cpu.canonical(linear) {
             return Err(cpu.gp(0));
         }
+        let e = cpu.tlb.entry(linear);
+        if e.exec == linear & !0xfff
+            && let Some(gpa) = self.core.gpa(e.host)
+        {
+            return Ok((gpa, e.host as *mut u8));
+        }
         let paging = cpu.paging(cpu.cpl == 3);
         match mmu::walk(&mut self.core, &paging, linear, Access::Fetch) {
             Ok(page) => {

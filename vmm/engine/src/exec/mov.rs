@@ -96,14 +96,14 @@ body! {
         c.set::<S>(o.dst, o.imm);
         Ok(())
     }
-    MovRm<S>(c, o) {
-        let ea = c.ea(o);
+    MovRm<X, S>(c, o) {
+        let ea = c.ea_with::<X>(o);
         let v = c.load::<S>(o, ea)?;
         c.set::<S>(o.dst, v);
         Ok(())
     }
-    MovMr<S>(c, o) {
-        let ea = c.ea(o);
+    MovMr<X, S>(c, o) {
+        let ea = c.ea_with::<X>(o);
         let v = c.get::<S>(o.src);
         c.store::<S>(o, ea, v)
     }
@@ -266,12 +266,20 @@ fn mov(l: &mut Lower) {
         (false, OpKind::Memory) => {
             let dst = l.reg(0);
             let m = l.mem(size, false);
-            l.emit_mem(sized!(size, MovRm), m, |o| o.dst = dst);
+            let f = match m.idx {
+                slot::ZERO => sized!(size, MovRm, 0),
+                _ => sized!(size, MovRm, 1),
+            };
+            l.emit_mem(f, m, |o| o.dst = dst);
         }
         (true, OpKind::Register) => {
             let src = l.reg(1);
             let m = l.mem(size, true);
-            l.emit_mem(sized!(size, MovMr), m, |o| o.src = src);
+            let f = match m.idx {
+                slot::ZERO => sized!(size, MovMr, 0),
+                _ => sized!(size, MovMr, 1),
+            };
+            l.emit_mem(f, m, |o| o.src = src);
         }
         (true, _) => {
             let m = l.mem(size, true);

@@ -545,7 +545,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Movnti => {
             let (src, size) = (l.reg(1), l.size(1));
             let m = l.mem(size, true);
-            l.emit_mem(sized!(size, MovMr), m, |o| o.src = src);
+            l.emit_mem(sized!(size, MovMr, 1), m, |o| o.src = src);
         }
         M::Emms => l.emit(chain::<Emms>, |_| ()),
         M::Ldmxcsr => memory(l, chain::<Ldmxcsr>, 4, false, 0),
