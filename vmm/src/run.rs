@@ -211,6 +211,12 @@ impl Vm {
             .map_err(|lacks| host_lacks(config.model, &lacks))?;
 
         let entry = load(&memory, config)?;
+        if matches!(entry, loader::Entry::Linux64 { .. }) && !config.model.features().lm() {
+            return Err(Error::Engine {
+                option: format!("--cpu-model {}", config.model.name),
+                reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
+            });
+        }
         acpi::write(&memory, &HARDWARE).map_err(|e| Error::Memory {
             size: config.memory,
             reason: e.to_string(),

@@ -91,6 +91,7 @@ fn each_is_one_line_that_names_the_option_and_the_file() {
         ("--kernel good -m 5000000T", &["--memory"]),
         ("--kernel good -m 8T", &["--memory", "40 bits"]),
         ("--kernel good --cpu-model z80", &["--cpu-model z80", "westmere"]),
+        ("--kernel bzimage --cpu-model p6", &["--cpu-model p6", "64-bit mode"]),
         ("--kernel good --engine bochs", &["--engine", "bochs"]),
         ("--kernel good --engine kvm", &["--engine kvm", "software CPU only"]),
         ("--kernel good --serial tcp:5555", &["--serial", "tcp:5555"]),
