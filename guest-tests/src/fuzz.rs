@@ -1,11 +1,18 @@
 //! One function per parser of untrusted bytes, for fuzzers and for the mutation test: whatever the bytes are, it must neither
 //! panic nor take long. `guest-tests/fuzz` gives the same functions to libFuzzer.
 
+use devices::virtio::block::Medium;
+use engine::bus::Bus;
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment};
 use minivmm::cli::{self, Job};
+use minivmm::collect::{Collector, Limits};
 use minivmm::loader::{self, Boot, Entry, Input, LoadError};
 use minivmm::machine::Machine;
 use minivmm::machine::memory::Memory;
+use minivmm::machine::virtio;
+use minivmm::newc::Archive;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU32, Ordering};
 use x86::model::WESTMERE;
 
 /// A parser under test: its name, what feeds it, and well-formed inputs to start from.
@@ -19,7 +26,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 8] = [
     Target {
         name: "bzimage",
         run: bzimage,
@@ -49,6 +56,16 @@ pub const TARGETS: [Target; 6] = [
         name: "instructions",
         run: instructions,
         seeds: programs,
+    },
+    Target {
+        name: "virtqueue",
+        run: virtqueue,
+        seeds: drivers,
+    },
+    Target {
+        name: "collect",
+        run: collect,
+        seeds: collected,
     },
 ];
 
@@ -144,7 +161,7 @@ pub fn instructions(bytes: &[u8]) {
     let Ok(mut soft) = memory.engine(&WESTMERE, Options::default()) else {
         return;
     };
-    let mut machine = Machine::new(&WESTMERE, memory, 0, 0, Box::new(std::io::sink()));
+    let mut machine = Machine::new(&WESTMERE, memory, 0, 0, Box::new(io::sink()));
     let mut state = CpuState::reset(&WESTMERE);
     (state.rip, state.gpr[4]) = (CODE, 0x7000);
     let ring = u16::from(mode >> 2 & 1) * 3;
@@ -191,6 +208,192 @@ pub fn instructions(bytes: &[u8]) {
     let after = cpu.state();
     cpu.set_state(&after);
     assert_eq!(cpu.state(), after);
+}
+
+/// A disk in memory, some of which fails.
+#[derive(Debug)]
+struct Fake(Vec<u8>);
+
+impl Medium for Fake {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn readonly(&self) -> bool {
+        false
+    }
+
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        bytes.copy_from_slice(&self.0[offset as usize..][..bytes.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        // The last sector is a bad one.
+        if offset + bytes.len() as u64 == self.len() {
+            return Err(io::Error::other("a bad sector"));
+        }
+        self.0[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn zero(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.write(offset, &vec![0; len as usize])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where the rings and requests of [`virtqueue`] are.
+const RINGS: u64 = 0x1000;
+/// The length of a register write in its input.
+const WRITE: usize = 6;
+
+/// The bytes as a driver: which device it drives, the length of what it has in memory, that memory, and then its writes to
+/// registers, each an offset of 16 and a value of 32 bits.
+pub fn virtqueue(bytes: &[u8]) {
+    let [device, low, high, rest @ ..] = bytes else {
+        return;
+    };
+    let len = usize::from(u16::from_le_bytes([*low, *high])).min(rest.len());
+    let (image, writes) = rest.split_at(len);
+    let size = 2 << 20;
+    let memory = Memory::new(size).expect("2 MiB are to be had");
+    memory.write(RINGS, image).expect("the rings are in RAM");
+    let mut machine = Machine::new(&WESTMERE, memory, 0, 0, Box::new(io::sink()));
+    let disk = Fake((0..64 * 512).map(|i| (i / 512 * 7 + i) as u8).collect());
+    machine.add_disk(Box::new(disk)).expect("there is room for a disk");
+    let registers = virtio::address(usize::from(device % 2));
+    for write in writes.chunks_exact(WRITE).take(100) {
+        let offset = u64::from(u16::from_le_bytes([write[0], write[1]])) % virtio::SLOT;
+        let value = u32::from_le_bytes([write[2], write[3], write[4], write[5]]);
+        machine.write(registers + offset, 4, value.into(), 0);
+        machine.read(registers + offset, 4, 0);
+    }
+    for (gpa, len) in machine.take_written() {
+        let end = gpa.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= size),
+            "{gpa:#x}, {len}: written beyond RAM"
+        );
+    }
+    // Whatever happened, the state is one that can be handed out and taken back, and a reset makes all good.
+    let state = machine.state();
+    machine.set_state(&state).expect("its own state");
+    assert_eq!(machine.state(), state);
+    machine.write(registers + 0x070, 4, 0, 0);
+    assert_eq!(machine.read(registers + 0x070, 4, 0), 0);
+}
+
+/// Drivers that read, write, zero and flush the disk and ask for entropy, with a chain and with an indirect table.
+fn drivers() -> Vec<Vec<u8>> {
+    const SIZE: u16 = 8;
+    let [avail, used, header, indirect_table, data_at] = [0x1100u64, 0x1200, 0x1300, 0x1380, 0x1400];
+    let driver = |device: u8, kind: u32, data: u32, write: u16, indirect: bool| {
+        let mut image = vec![0; 0x800];
+        let mut put = |at: u64, bytes: &[u8]| {
+            let at = (at - RINGS) as usize;
+            image[at..at + bytes.len()].copy_from_slice(bytes);
+        };
+        let mut descriptor = |at: u64, address: u64, len: u32, flags: u16, next: u16| {
+            put(at, &address.to_le_bytes());
+            put(at + 8, &len.to_le_bytes());
+            put(at + 12, &flags.to_le_bytes());
+            put(at + 14, &next.to_le_bytes());
+        };
+        let table = if indirect { indirect_table } else { RINGS };
+        if device == 1 {
+            descriptor(table, header, 16, 1, 1);
+            descriptor(table + 16, data_at, data, 1 | write, 2);
+            descriptor(table + 32, header + 32, 1, 2, 0);
+        } else {
+            descriptor(table, data_at, data, 2, 0);
+        }
+        if indirect {
+            descriptor(RINGS, indirect_table, 48, 4, 0);
+        }
+        put(header, &kind.to_le_bytes());
+        put(header + 8, &5u64.to_le_bytes());
+        put(data_at, &3u64.to_le_bytes());
+        put(data_at + 8, &2u32.to_le_bytes());
+        put(avail + 2, &1u16.to_le_bytes());
+        let writes: [(u16, u32); 17] = [
+            (0x070, 3),
+            (0x024, 1),
+            (0x020, 1),
+            (0x024, 0),
+            (0x020, 1 << 28 | if device == 1 { 1 << 9 } else { 0 }),
+            (0x070, 11),
+            (0x030, 0),
+            (0x038, SIZE.into()),
+            (0x080, RINGS as u32),
+            (0x090, avail as u32),
+            (0x0a0, used as u32),
+            (0x044, 1),
+            (0x070, 15),
+            (0x050, 0),
+            (0x064, 1),
+            (0x050, 0),
+            (0x050, 0),
+        ];
+        let mut bytes = vec![device];
+        bytes.extend((image.len() as u16).to_le_bytes());
+        bytes.extend(image);
+        for (offset, value) in writes {
+            bytes.extend(offset.to_le_bytes());
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes
+    };
+    vec![
+        driver(1, 0, 512, 2, false),
+        driver(1, 0, 512, 2, true),
+        driver(1, 1, 512, 0, false),
+        driver(1, 13, 16, 0, true),
+        driver(1, 8, 20, 2, false),
+        driver(0, 0, 64, 2, false),
+    ]
+}
+
+/// The bytes as what a guest sends to `--collect`: nothing may appear beside the folder.
+pub fn collect(bytes: &[u8]) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!(
+        "minivmm-fuzz-{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    );
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder).expect("a folder is to be had");
+    let limits = Limits {
+        bytes: 1 << 20,
+        entries: 16,
+    };
+    let mut collector = Collector::open(&folder.join("in"), limits).expect("a folder can be made");
+    collector.write_all(bytes).expect("a collector takes everything");
+    drop(collector);
+    let beside: Vec<_> = std::fs::read_dir(&folder).expect("it is there").collect();
+    assert_eq!(beside.len(), 1, "{beside:?}");
+    let unfinished = std::fs::read_dir(folder.join("in")).expect("it is there");
+    for entry in unfinished.flatten() {
+        let name = entry.file_name();
+        assert!(
+            !name.to_string_lossy().starts_with(".minivmm-"),
+            "{name:?} is left over"
+        );
+    }
+    std::fs::remove_dir_all(&folder).expect("it can be removed");
+}
+
+fn collected() -> Vec<Vec<u8>> {
+    let mut archive = Archive::default();
+    archive.folder("a");
+    archive.file("a/b", 0o644, b"some text\n");
+    archive.file("c", 0o755, b"");
+    archive.link("d", "a");
+    vec![archive.finish()]
 }
 
 /// Short programs for [`instructions`]: a loop with memory operands, a bit of SSE and x87, string operations, a system register.

@@ -71,3 +71,15 @@ fn no_bytes_upset_the_guest_s_command_line() {
 fn no_code_upsets_the_engine() {
     hammer("instructions");
 }
+
+// covers: 3/fuzz-virtqueue
+#[test]
+fn no_driver_upsets_the_virtio_devices() {
+    hammer("virtqueue");
+}
+
+// covers: 3/fuzz-collect
+#[test]
+fn no_stream_upsets_what_collects_files() {
+    hammer("collect");
+}

@@ -15,7 +15,7 @@ use clap::{
 use x86::model::MODELS;
 
 use crate::{
-    config::{ClockMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
+    config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
     error::Error,
     model,
 };
@@ -42,6 +42,15 @@ pub struct Cli {
     /// Initial RAM disk (for multiboot: the module)
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
+    /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
+    #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
+    disks: Vec<DiskConfig>,
+    /// The folder's tree appears below /inject in a Linux guest; an executable DIR/init is run first, in place of /init
+    #[arg(long, value_name = "DIR")]
+    inject: Option<PathBuf>,
+    /// What the guest sends to its second serial port as a cpio archive is unpacked below DIR
+    #[arg(long, value_name = "DIR")]
+    collect: Option<PathBuf>,
     /// Kernel command line [default: console=ttyS0 for Linux, empty for multiboot]
     #[arg(long, visible_alias = "append", value_name = "STR", allow_hyphen_values = true)]
     cmdline: Option<OsString>,
@@ -139,6 +148,9 @@ where
     let config = MachineConfig {
         kernel,
         initrd: cli.initrd,
+        inject: cli.inject,
+        collect: cli.collect,
+        disks: cli.disks,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
         model: model::find(&cli.cpu_model)?,
@@ -260,6 +272,26 @@ fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
             None => Err("not stdio, file:PATH or null".into()),
         },
     }
+}
+
+/// A file name may hold commas: only the last one counts, and only before a mode.
+fn parse_disk(text: OsString) -> Result<DiskConfig, String> {
+    let bytes = text.as_bytes();
+    let (path, mode) = [
+        (&b",overlay"[..], DiskMode::Overlay),
+        (b",readonly", DiskMode::ReadOnly),
+        (b",ro", DiskMode::ReadOnly),
+    ]
+    .into_iter()
+    .find_map(|(suffix, mode)| Some((bytes.strip_suffix(suffix)?, mode)))
+    .unwrap_or((bytes, DiskMode::ReadWrite));
+    if path.is_empty() {
+        return Err("needs a file, as disk.img or disk.img,overlay".into());
+    }
+    Ok(DiskConfig {
+        path: PathBuf::from(OsString::from_vec(path.to_vec())),
+        mode,
+    })
 }
 
 fn parse_seed(text: &str) -> Result<Seed, String> {
@@ -457,6 +489,41 @@ mod tests {
         assert_eq!(with(&["--max-instructions", "1000"]).max_instructions, Some(1000));
         assert_eq!(with(&["--timeout", "1.5"]).timeout, Some(Duration::from_millis(1500)));
         assert!(with(&["--stats"]).stats && !with(&[]).stats);
+    }
+
+    // covers: 3/cli-disk
+    // covers: 3/cli-inject
+    // covers: 3/cli-collect
+    #[test]
+    fn disks_and_folders_reach_the_config() {
+        use DiskMode::{Overlay, ReadOnly, ReadWrite};
+        for (text, path, mode) in [
+            ("a.img", "a.img", ReadWrite),
+            ("a.img,overlay", "a.img", Overlay),
+            ("a.img,readonly", "a.img", ReadOnly),
+            ("a.img,ro", "a.img", ReadOnly),
+            ("odd,name", "odd,name", ReadWrite),
+            ("odd,overlay,readonly", "odd,overlay", ReadOnly),
+        ] {
+            let disk = DiskConfig {
+                path: path.into(),
+                mode,
+            };
+            assert_eq!(with(&["--disk", text]).disks, [disk], "{text}");
+        }
+        let both = with(&["--disk", "b", "--disk", "a,overlay"]).disks;
+        assert_eq!((both[0].path.to_str(), both[1].path.to_str()), (Some("b"), Some("a")));
+        assert!(
+            run(&["--kernel", "k", "--disk", ",overlay"])
+                .unwrap_err()
+                .contains("needs a file")
+        );
+        let config = with(&["--inject", "i", "--collect", "c"]);
+        assert_eq!((config.inject, config.collect), (Some("i".into()), Some("c".into())));
+        assert_eq!(
+            (with(&[]).inject, with(&[]).collect, with(&[]).disks),
+            (None, None, vec![])
+        );
     }
 
     // covers: 2/cli-verbose

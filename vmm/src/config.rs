@@ -54,6 +54,26 @@ pub enum ClockMode {
     Virtual,
 }
 
+/// What a guest's writes do to a disk's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskMode {
+    /// They go to the file, and a flush by the guest is an fsync.
+    ReadWrite,
+    /// The guest cannot write.
+    ReadOnly,
+    /// They are kept for as long as the machine runs, and the file stays as it is.
+    Overlay,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// A raw image or a block device.
+    pub path: PathBuf,
+    /// What may happen to it.
+    pub mode: DiskMode,
+}
+
 /// A machine to be built and run.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
@@ -61,6 +81,12 @@ pub struct MachineConfig {
     pub kernel: PathBuf,
     /// The initial RAM disk, or the multiboot module.
     pub initrd: Option<PathBuf>,
+    /// A folder whose tree is below /inject in a Linux guest.
+    pub inject: Option<PathBuf>,
+    /// A folder for the files that the guest sends through its second serial port, which exists if this is given.
+    pub collect: Option<PathBuf>,
+    /// The disks, in the order in which the guest finds them.
+    pub disks: Vec<DiskConfig>,
     /// The guest's command line; `None`: [`DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
@@ -91,6 +117,9 @@ impl MachineConfig {
         MachineConfig {
             kernel: kernel.into(),
             initrd: None,
+            inject: None,
+            collect: None,
+            disks: Vec::new(),
             cmdline: None,
             memory: 512 << 20,
             model: &x86::model::WESTMERE,

@@ -20,12 +20,15 @@ use log::{debug, info, trace};
 use x86::model::CpuModel;
 
 use crate::{
+    collect::{self, Collector},
     config::{ClockMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop, signals},
+    disk::Disk,
     error::{Error, Status},
+    inject,
     loader::{self, Boot, Input},
     machine::{
-        HARDWARE, Machine, acpi, boot,
+        Machine, acpi, boot,
         memory::{Digest, Memory, SoftEngine},
         walk,
     },
@@ -194,7 +197,8 @@ impl std::fmt::Debug for Processor {
 }
 
 impl Vm {
-    /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading.
+    /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading, unless it is a disk or the
+    /// folder for what is collected.
     pub fn new(config: &MachineConfig) -> Result<Self, Error> {
         choose_engine(config.engine)?;
         let limit = 1u64.checked_shl(config.model.physical_bits()).unwrap_or(u64::MAX);
@@ -217,20 +221,34 @@ impl Vm {
                 reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
             });
         }
-        acpi::write(&memory, &HARDWARE).map_err(|e| Error::Memory {
-            size: config.memory,
-            reason: e.to_string(),
-        })?;
         info!("entering the kernel: {entry:x?}");
 
         let line = Line::default();
-        let machine = Machine::new(
+        let mut machine = Machine::new(
             config.model,
             memory,
             config.rtc_base,
             config.seed,
             Box::new(line.clone()),
         );
+        for disk in &config.disks {
+            let failed = |source| Error::File {
+                option: "--disk",
+                path: disk.path.clone(),
+                source,
+            };
+            let medium = Disk::open(&disk.path, disk.mode).map_err(failed)?;
+            machine
+                .add_disk(Box::new(medium))
+                .map_err(|e| failed(io::Error::other(e)))?;
+        }
+        if let Some(folder) = &config.collect {
+            machine.add_second_serial(Box::new(Collector::open(folder, collect::LIMITS)?));
+        }
+        acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
+            size: config.memory,
+            reason: e.to_string(),
+        })?;
         let mut cpu = Cpu::new(config.model);
         cpu.set_state(&boot::state(config.model, &entry));
         Ok(Vm {
@@ -355,6 +373,9 @@ impl Vm {
                 None => u64::MAX,
             };
             let budget = (look_at - now).min(left.saturating_add(1)).min(until_event).min(retry);
+            for (gpa, len) in self.machine.take_written() {
+                self.engine.get().written(gpa, len);
+            }
             match self.engine.get().run(&mut self.cpu.0, &mut self.machine, budget) {
                 Exit::Budget => self.exits.budget += 1,
                 Exit::Bus => self.exits.bus += 1,
@@ -596,10 +617,39 @@ fn host_lacks(model: &CpuModel, lacks: &HostLacks) -> Error {
 /// Reads and loads the kernel and the initial RAM disk.
 fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::Entry, Error> {
     let kernel = read_file("--kernel", &config.kernel, memory.low_end())?;
-    let initrd = match &config.initrd {
+    let mut initrd = match &config.initrd {
         Some(path) => Some(read_file("--initrd", path, memory.low_end())?),
         None => None,
     };
+    let mut cmdline = config.cmdline.clone();
+    if let Some(folder) = &config.inject {
+        let unfit = |text| Error::File {
+            option: "--inject",
+            path: folder.clone(),
+            source: io::Error::other(text),
+        };
+        if !loader::linux::is_bzimage(&kernel) && loader::multiboot::find_header(&kernel).is_some() {
+            return Err(unfit(
+                "needs a Linux kernel; give a multiboot kernel its module with --initrd",
+            ));
+        }
+        if initrd.as_deref().is_some_and(loader::initrd::is_file_system) {
+            return Err(unfit(
+                "needs an initial RAM disk that is an archive; this one is a file system",
+            ));
+        }
+        // What the file lacks must not come from the archive behind it.
+        if let (Some(bytes), Some(path)) = (&initrd, &config.initrd) {
+            loader::initrd::check(bytes).map_err(|source| Error::Image {
+                option: "--initrd",
+                path: path.clone(),
+                source,
+            })?;
+        }
+        let injection = inject::pack(folder, memory.low_end())?;
+        cmdline = inject::hooked(cmdline, injection.hook);
+        initrd = Some(inject::append(initrd, injection.archive));
+    }
     let name = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let initrd_name = config.initrd.as_deref().map(name).unwrap_or_default();
     let request = Boot {
@@ -607,16 +657,21 @@ fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::Entry, Error>
         kernel_name: &name(&config.kernel),
         initrd: initrd.as_deref(),
         initrd_name: &initrd_name,
-        cmdline: config.cmdline.as_deref(),
+        cmdline: cmdline.as_deref(),
         rsdp: acpi::RSDP,
     };
-    loader::load(memory, &request).map_err(|(input, source)| match (input, &config.initrd) {
-        (Input::Initrd, Some(path)) => Error::Image {
+    loader::load(memory, &request).map_err(|(input, source)| match (input, &config.initrd, &config.inject) {
+        (Input::Initrd, Some(path), _) => Error::Image {
             option: "--initrd",
             path: path.clone(),
             source,
         },
-        (Input::Cmdline, _) => Error::Cmdline(source),
+        (Input::Initrd, None, Some(path)) => Error::Image {
+            option: "--inject",
+            path: path.clone(),
+            source,
+        },
+        (Input::Cmdline, ..) => Error::Cmdline(source),
         _ => Error::Image {
             option: "--kernel",
             path: config.kernel.clone(),
@@ -729,6 +784,7 @@ pub fn run(config: &MachineConfig) -> Result<End, Error> {
     let mut vm = Vm::new(config)?;
     let mut keep = vec![config.kernel.as_path()];
     keep.extend(config.initrd.as_deref());
+    keep.extend(config.disks.iter().map(|disk| disk.path.as_path()));
     let mut console = Console::open(&config.serial, &keep, vm.line())?;
     let end = vm.run(&mut console);
     drop(console);

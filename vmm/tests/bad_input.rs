@@ -151,6 +151,106 @@ fn a_name_with_control_characters_is_still_one_line() {
     );
 }
 
+// covers: 3/bad-input-disk-missing
+// covers: 3/bad-input-disk-directory
+// covers: 3/bad-input-disk-size
+// covers: 3/bad-input-disk-in-use
+// covers: 3/bad-input-disk-too-many
+// covers: 3/bad-input-inject
+// covers: 3/bad-input-collect-folder
+#[test]
+fn disks_and_folders_that_cannot_be_used_are_one_line() {
+    let folder = Folder::new();
+    files(&folder);
+    folder.file("disk", [7; 1024]);
+    folder.file("odd", [7; 1000]);
+    assert!(
+        Command::new("mkfifo")
+            .arg(folder.path().join("fifo"))
+            .status()
+            .unwrap()
+            .success()
+    );
+    let many = "--disk disk,overlay ".repeat(64);
+    for (arguments, says) in [
+        ("--disk missing", &["--disk missing", "no such file"][..]),
+        ("--disk missing,overlay", &["--disk missing", "no such file"]),
+        ("--disk folder", &["--disk folder", "is a directory"]),
+        ("--disk folder,readonly", &["--disk folder", "is a directory"]),
+        (
+            "--disk /dev/zero",
+            &["--disk /dev/zero", "neither a regular file nor a block device"],
+        ),
+        (
+            "--disk fifo",
+            &["--disk fifo", "neither a regular file nor a block device"],
+        ),
+        ("--disk empty", &["--disk empty", "is empty", "truncate"]),
+        ("--disk odd", &["--disk odd", "1000 bytes", "multiple of 512"]),
+        ("--disk disk --disk disk", &["--disk disk", "in use"]),
+        ("--disk disk --disk disk,readonly", &["--disk disk", "in use"]),
+        ("--disk ,overlay", &["--disk", "needs a file"]),
+        (many.trim(), &["--disk disk", "one disk too many"]),
+        ("--disk disk --serial file:disk", &["--serial file:disk", "same file"]),
+        ("--inject missing", &["--inject missing", "Linux kernel"]),
+        ("--collect text", &["--collect text", "is not a directory"]),
+        (
+            "--collect no/such/folder",
+            &["--collect no/such/folder", "no such file"],
+        ),
+        // The last of two kernels does not count: an option is given once.
+        ("--inject folder --inject folder", &["--inject"]),
+    ] {
+        let mut command = minivmm();
+        command.args(["--kernel", "good"]).args(arguments.split_whitespace());
+        let result = run(command.current_dir(folder.path()));
+        assert_refused(&result, 2, says);
+        assert!(result.stdout.is_empty(), "{arguments}");
+    }
+    for (arguments, says) in [
+        ("--inject missing", &["--inject missing", "no such file"][..]),
+        ("--inject text", &["--inject text", "is not a directory"]),
+        ("--inject folder --initrd cut-cpio", &["--initrd cut-cpio", "truncated"]),
+        ("--inject folder --initrd empty", &["--initrd empty", "empty"]),
+    ] {
+        let mut command = minivmm();
+        command.args(["--kernel", "bzimage"]).args(arguments.split_whitespace());
+        assert_refused(&run(command.current_dir(folder.path())), 2, says);
+    }
+    assert_eq!(fs::read(folder.path().join("disk")).unwrap(), [7; 1024]);
+}
+
+// covers: 3/bad-input-disk-in-use
+#[test]
+fn a_disk_of_a_running_minivmm_is_in_use() {
+    let folder = Folder::new();
+    let kernel = folder.file("kernel", spinner());
+    let disk = folder.file("disk", [7; 1024]);
+    let start = || {
+        let mut command = minivmm();
+        command.arg("--kernel").arg(&kernel).arg("--disk").arg(&disk);
+        command
+    };
+    let child = start()
+        .args(["-v", "--serial", "null"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = Watched::new(child);
+    // It holds the disk at the latest when it has been refused to somebody else; until then the others have it and give it back.
+    let refused = (0..400).any(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        let result = run(start().args(["--serial", "null", "--max-instructions", "1"]));
+        result.status.code() == Some(2) && String::from_utf8_lossy(&result.stderr).contains("in use")
+    });
+    assert!(refused && first.child.try_wait().unwrap().is_none());
+    kill(&first.child, "KILL");
+    first.wait();
+    // The lock is gone with the process, however it ended.
+    let result = run(start().args(["--serial", "null", "--max-instructions", "1"]));
+    assert_eq!(result.status.code(), Some(8));
+}
+
 /// True if this process may do everything.
 fn is_root(folder: &Path) -> bool {
     let probe = folder.join("probe");
@@ -160,6 +260,7 @@ fn is_root(folder: &Path) -> bool {
 }
 
 // covers: 2/bad-input-permission
+// covers: 3/bad-input-disk-permission
 #[test]
 fn files_that_may_not_be_touched_are_not() {
     const NOBODY: u32 = 65534;
@@ -194,6 +295,18 @@ fn files_that_may_not_be_touched_are_not() {
     refused(
         &["--kernel", "kernel", "--serial", "file:new"],
         &["--serial file:new", "permission denied"],
+    );
+    refused(
+        &["--kernel", "kernel", "--disk", "secret,readonly"],
+        &["--disk secret", "permission denied"],
+    );
+    refused(
+        &["--kernel", "kernel", "--disk", "locked"],
+        &["--disk locked", "permission denied", ",readonly or ,overlay"],
+    );
+    refused(
+        &["--kernel", "kernel", "--collect", "new"],
+        &["--collect new", "permission denied"],
     );
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(fs::read(&locked).unwrap(), b"do not lose this");

@@ -38,6 +38,8 @@ const IRQ_PIT: u8 = 0;
 const IRQ_KEYBOARD: u8 = 1;
 /// IRQ of the first serial port.
 pub const IRQ_COM1: u8 = 4;
+/// IRQ of the second serial port.
+pub const IRQ_COM2: u8 = 3;
 const IRQ_RTC: u8 = 8;
 const IRQ_AUXILIARY: u8 = 12;
 /// IOAPIC pin of IRQ 0. MADT: interrupt source override.
@@ -88,6 +90,7 @@ enum Port {
     Port92,
     Rtc,
     Serial,
+    Serial2,
     PmEvent,
     PmControl,
     PmTimer,
@@ -159,6 +162,8 @@ impl std::error::Error for CpuCount {}
 pub struct PlatformState {
     /// Serial port.
     pub serial: SerialState,
+    /// Second serial port, if there is one.
+    pub serial2: Option<SerialState>,
     /// Keyboard controller.
     pub i8042: I8042State,
     /// Real-time clock.
@@ -191,6 +196,7 @@ pub struct Platform {
     ports: AddressMap<Port>,
     mmio: AddressMap<Mmio>,
     serial: Serial,
+    serial2: Option<Serial>,
     i8042: I8042,
     rtc: Rtc,
     pic: Pic,
@@ -218,6 +224,7 @@ impl Platform {
             ports: ports().expect("the board's ports do not overlap"),
             mmio: mmio().expect("the board's registers do not overlap"),
             serial: Serial::new(serial_out),
+            serial2: None,
             i8042: I8042::new(),
             rtc: Rtc::new(rtc_base),
             pic: Pic::new(),
@@ -232,6 +239,14 @@ impl Platform {
             irqs: [false; IRQS],
             intr: false,
             effects: Vec::new(),
+        }
+    }
+
+    /// Adds the second serial port, which sends to `out`.
+    pub fn add_serial2(&mut self, out: Box<dyn Write + Send>) {
+        if self.serial2.replace(Serial::new(out)).is_none() {
+            let claimed = self.ports.claim(u64::from(serial::COM2), 8, Width::Byte, Port::Serial2);
+            claimed.expect("the board's ports do not overlap");
         }
     }
 
@@ -281,6 +296,7 @@ impl Platform {
             Port::Port92 => self.system_control.read_92(),
             Port::Rtc => self.rtc.read(offset as u8, now),
             Port::Serial => self.serial.read(offset as u8),
+            Port::Serial2 => self.serial2.as_mut().map_or(0xff, |serial| serial.read(offset as u8)),
             Port::PmEvent => self.acpi_pm.read_event(offset, now),
             Port::PmControl => self.acpi_pm.read_control(offset),
             Port::Diagnostic => self.system_control.diagnostic(),
@@ -320,6 +336,11 @@ impl Platform {
             Port::Port92 => self.system_control.write_92(byte),
             Port::Rtc => self.rtc.write(offset as u8, byte, now),
             Port::Serial => self.serial.write(offset as u8, byte),
+            Port::Serial2 => {
+                if let Some(serial) = &mut self.serial2 {
+                    serial.write(offset as u8, byte);
+                }
+            }
             Port::PmEvent => self.acpi_pm.write_event(offset, byte, now),
             Port::PmControl => self.acpi_pm.write_control(offset, byte),
             Port::PmTimer => {}
@@ -548,6 +569,7 @@ impl Platform {
             (IRQ_PIT, self.pit.out(0)),
             (IRQ_KEYBOARD, self.i8042.irq()),
             (IRQ_COM1, self.serial.irq()),
+            (IRQ_COM2, self.serial2.as_ref().is_some_and(Serial::irq)),
             (IRQ_RTC, self.rtc.irq()),
             (acpi_pm::SCI, self.acpi_pm.irq()),
             (IRQ_AUXILIARY, self.i8042.auxiliary_irq()),
@@ -650,6 +672,7 @@ impl Platform {
     pub fn state(&self) -> PlatformState {
         PlatformState {
             serial: self.serial.state(),
+            serial2: self.serial2.as_ref().map(Serial::state),
             i8042: self.i8042.state(),
             rtc: self.rtc.state(),
             pic: self.pic.state(),
@@ -677,6 +700,10 @@ impl Platform {
             });
         }
         self.serial.restore(&state.serial);
+        // Where the ends of the line are is the machine's affair: a port that one side lacks is left alone.
+        if let (Some(serial), Some(state)) = (&mut self.serial2, &state.serial2) {
+            serial.restore(state);
+        }
         self.i8042.restore(&state.i8042);
         self.rtc.restore(&state.rtc);
         self.pic.restore(&state.pic);

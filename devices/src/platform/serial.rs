@@ -12,6 +12,8 @@ use vm_superio::{Serial as VmSerial, Trigger};
 
 /// Port of the first serial port's registers; there are eight.
 pub const COM1: u16 = 0x3f8;
+/// Port of the second serial port's registers.
+pub const COM2: u16 = 0x2f8;
 
 const IIR: u8 = 2;
 const FCR: u8 = 2;

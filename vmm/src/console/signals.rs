@@ -9,13 +9,16 @@ use std::{
     },
 };
 
-use libc::{EFD_CLOEXEC, EFD_NONBLOCK, SIGHUP, SIGINT, SIGQUIT, SIGTERM, c_int, c_void, siginfo_t};
+use libc::{EFD_CLOEXEC, EFD_NONBLOCK, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ, c_int, c_void, siginfo_t};
 use vmm_sys_util::{eventfd::EventFd, signal::register_signal_handler};
 
 /// The first signal that came; 0 for none.
 static PENDING: AtomicI32 = AtomicI32::new(0);
 /// Wakes whoever waits for events.
 static WAKE: OnceLock<EventFd> = OnceLock::new();
+
+/// Does nothing, so that the system call fails with its error instead of ending the process.
+extern "C" fn pass(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
 
 extern "C" fn note(signal: c_int, _: *mut siginfo_t, _: *mut c_void) {
     // An atomic and a write(2): both are safe in a handler.
@@ -33,6 +36,8 @@ pub fn install() -> io::Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         register_signal_handler(signal, note).map_err(io::Error::from)?;
     }
+    // A write to a disk that the limit of file sizes forbids is an I/O error of the guest's.
+    register_signal_handler(SIGXFSZ, pass).map_err(io::Error::from)?;
     Ok(())
 }
 

@@ -84,7 +84,7 @@ fn part(bytes: &[u8]) -> Result<Option<usize>, Problem> {
 }
 
 /// ext2 to ext4, minix, romfs, cramfs and squashfs, which `root=/dev/ram0` takes as they are.
-fn is_file_system(bytes: &[u8]) -> bool {
+pub fn is_file_system(bytes: &[u8]) -> bool {
     let minix = matches!(le16(bytes, 0x410), Some(0x137f | 0x138f | 0x2468 | 0x2478));
     let ext = le16(bytes, 0x438) == Some(0xef53);
     let signed = [&b"-rom1fs-"[..], b"hsqs", &[0x45, 0x3d, 0xcd, 0x28]]

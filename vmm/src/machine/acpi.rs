@@ -4,7 +4,7 @@
 
 use acpi_tables::{
     Aml, AmlSink,
-    aml::{Device, EISAName, IO, Name, Package, Path, ResourceTemplate, Scope},
+    aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope},
     facs::FACS,
     fadt::{FADTBuilder, Flags, PmProfile},
     gas::{AccessSize, AddressSpace, GAS},
@@ -14,7 +14,10 @@ use acpi_tables::{
     xsdt::XSDT,
 };
 
-use super::memory::{Memory, NotRam};
+use super::{
+    memory::{Memory, NotRam},
+    virtio,
+};
 use crate::loader::e820::BIOS_START;
 
 /// Where the root pointer is.
@@ -47,6 +50,10 @@ pub struct Hardware {
     pub soft_off: u8,
     /// The global system interrupt of the SCI.
     pub sci: u8,
+    /// There is a second serial port.
+    pub com2: bool,
+    /// How many virtio devices there are; [`super::virtio`] says where.
+    pub virtio: u8,
 }
 
 /// Writes the tables and returns the root pointer's address.
@@ -194,6 +201,12 @@ fn dsdt(hardware: &Hardware) -> Vec<u8> {
         vec![&ports(0x60, 1), &ports(0x64, 1), &Irq(1)],
     );
     device(&mut code, "COM1", "PNP0501", vec![&ports(0x3f8, 8), &Irq(4)]);
+    if hardware.com2 {
+        device(&mut code, "COM2", "PNP0501", vec![&ports(0x2f8, 8), &Irq(3)]);
+    }
+    for index in 0..hardware.virtio {
+        virtio_device(&mut code, index);
+    }
     dsdt.append_slice(&Scope::raw(Path::new("\\_SB_"), code));
     dsdt.as_slice().to_vec()
 }
@@ -205,6 +218,19 @@ fn device(code: &mut Vec<u8>, name: &str, id: &str, resources: Vec<&dyn Aml>) {
     let resources = ResourceTemplate::new(resources);
     let crs = Name::new(Path::new("_CRS"), &resources);
     Device::new(Path::new(name), vec![&hid, &crs]).to_aml_bytes(code);
+}
+
+/// A virtio device over MMIO, by the ID that Linux's driver has for it.
+fn virtio_device(code: &mut Vec<u8>, index: u8) {
+    let hid = Name::new(Path::new("_HID"), &"LNRO0005");
+    let uid = Name::new(Path::new("_UID"), &index);
+    let base = virtio::address(index.into()) as u32;
+    let registers = Memory32Fixed::new(true, base, virtio::SLOT as u32);
+    // A level, active high, and shared where there are more devices than pins.
+    let interrupt = Interrupt::new(true, false, false, true, virtio::gsi(index.into()).into());
+    let resources = ResourceTemplate::new(vec![&registers, &interrupt]);
+    let crs = Name::new(Path::new("_CRS"), &resources);
+    Device::new(Path::new(&format!("VI{index:02X}")), vec![&hid, &uid, &crs]).to_aml_bytes(code);
 }
 
 #[cfg(test)]
@@ -222,6 +248,8 @@ mod tests {
         reset: (0xcf9, 6),
         soft_off: 5,
         sci: 9,
+        com2: true,
+        virtio: 2,
     };
 
     fn sum(bytes: &[u8]) -> u8 {
@@ -351,5 +379,33 @@ mod tests {
         }
         // COM1: ports 3F8H to 3FFH, IRQ 4.
         assert!(has(&[0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8, 0x22, 0x10, 0, 0x79]));
+    }
+
+    // covers: 3/devices-virtio-acpi
+    #[test]
+    fn the_dsdt_has_what_this_machine_has() {
+        let with = |com2: bool, virtio: u8| {
+            let hardware = Hardware {
+                com2,
+                virtio,
+                ..HARDWARE
+            };
+            tables(&hardware)[2].1.clone()
+        };
+        let has = |dsdt: &[u8], needle: &[u8]| dsdt.windows(needle.len()).any(|w| w == needle);
+        let two = with(true, 2);
+        assert_eq!((&two[..4], sum(&two)), (&b"DSDT"[..], 0));
+        // COM2: ports 2F8H to 2FFH, IRQ 3.
+        assert!(has(&two, b"COM2") && has(&two, &[0x47, 1, 0xf8, 2, 0xf8, 2, 1, 8, 0x22, 0x08, 0, 0x79]));
+        assert!(has(&two, b"VI00\x08_HID\x0dLNRO0005\0\x08_UID\x00"));
+        // Memory32Fixed of a page, read-write; a level interrupt, active high, shared: ACPI 6.5, 6.4.3.4 and 6.4.3.6.
+        let registers = [0x86, 9, 0, 1, 0, 0x10, 0xb0, 0xfe, 0, 0x10, 0, 0];
+        let interrupt = [0x89, 6, 0, 0b1001, 1, 17, 0, 0, 0, 0x79];
+        assert!(has(&two, b"VI01") && has(&two, &[&registers[..], &interrupt].concat()));
+        let none = with(false, 0);
+        assert!(!has(&none, b"COM2") && !has(&none, b"LNRO0005"));
+        // All that there can be still fits below 1 MiB.
+        let (at, last) = tables(&Hardware { virtio: 64, ..HARDWARE }).pop().unwrap();
+        assert!(at + (last.len() as u64) < 1 << 20);
     }
 }

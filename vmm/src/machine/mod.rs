@@ -4,17 +4,19 @@ pub mod acpi;
 pub mod boot;
 pub mod clock;
 pub mod memory;
-pub mod random;
+pub mod virtio;
 pub mod walk;
 
 use std::io::Write;
 
 use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
+pub use devices::random;
+use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
 use engine::bus::{Bus, MsrFault};
 use log::debug;
 use x86::model::CpuModel;
 
-use self::{acpi::Hardware, clock::Clock, memory::Memory, random::Random};
+use self::{acpi::Hardware, clock::Clock, memory::Memory, random::Random, virtio::Virtio};
 
 /// The only CPU there is yet.
 const CPU: usize = 0;
@@ -39,6 +41,8 @@ pub const HARDWARE: Hardware = Hardware {
     reset: (system_control::CF9, 0x06),
     soft_off: acpi_pm::S5,
     sci: acpi_pm::SCI,
+    com2: false,
+    virtio: 0,
 };
 
 /// How often the guest has reached for what is not RAM.
@@ -67,6 +71,8 @@ pub struct MachineState {
     pub tsc_adjust: u64,
     /// RDRAND.
     pub random: Random,
+    /// The virtio devices, without what the disks hold.
+    pub virtio: Vec<TransportState>,
 }
 
 /// Everything around the CPU.
@@ -80,6 +86,8 @@ pub struct Machine {
     tsc_offset: u64,
     tsc_adjust: u64,
     random: Random,
+    virtio: Virtio,
+    second_serial: bool,
     accesses: Accesses,
 }
 
@@ -103,6 +111,8 @@ impl Machine {
             tsc_offset: 0,
             tsc_adjust: 0,
             random: Random::new(seed),
+            virtio: Virtio::new(seed),
+            second_serial: false,
             accesses: Accesses::default(),
         }
     }
@@ -115,6 +125,32 @@ impl Machine {
     /// The devices.
     pub fn platform(&mut self) -> &mut Platform {
         &mut self.platform
+    }
+
+    /// Adds a disk. It has to be there before the tables are written.
+    pub fn add_disk(&mut self, medium: Box<dyn Medium>) -> Result<(), virtio::NoSlot> {
+        self.virtio.add_disk(medium)
+    }
+
+    /// Adds a second serial port, which sends to `out`. It has to be there before the tables are written.
+    pub fn add_second_serial(&mut self, out: Box<dyn Write + Send>) {
+        self.platform.add_serial2(out);
+        self.second_serial = true;
+    }
+
+    /// What the tables have to say about this machine.
+    pub fn hardware(&self) -> Hardware {
+        Hardware {
+            com2: self.second_serial,
+            virtio: self.virtio.count(),
+            ..HARDWARE
+        }
+    }
+
+    /// RAM that devices have written since the last call: address and length in bytes. The engine has to hear of it before
+    /// it runs on.
+    pub fn take_written(&mut self) -> std::vec::Drain<'_, Written> {
+        self.virtio.take_written()
     }
 
     /// Virtual time.
@@ -142,6 +178,7 @@ impl Machine {
             tsc_offset: self.tsc_offset,
             tsc_adjust: self.tsc_adjust,
             random: self.random,
+            virtio: self.virtio.state(),
         }
     }
 
@@ -154,7 +191,11 @@ impl Machine {
                 self.msrs.len()
             ));
         }
+        if state.platform.serial2.is_some() != self.second_serial {
+            return Err("one of state and machine has a second serial port, the other has none".into());
+        }
         self.platform.restore(&state.platform).map_err(|e| e.to_string())?;
+        self.virtio.restore(&state.virtio, self.memory.mmap())?;
         self.clock = state.clock;
         self.msrs.clone_from(&state.msrs);
         self.tsc_adjust = state.tsc_adjust;
@@ -182,11 +223,18 @@ impl Machine {
 impl Bus for Machine {
     fn read(&mut self, gpa: u64, size: u8, now: u64) -> u64 {
         self.accesses.mmio += 1;
+        if let Some(value) = self.virtio.read(gpa, size) {
+            return value;
+        }
         self.platform.mmio_read(CPU, gpa, size, self.clock.ns(now))
     }
 
     fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64) {
         self.accesses.mmio += 1;
+        if let Some((gsi, level)) = self.virtio.write(gpa, size, value, self.memory.mmap()) {
+            self.platform.set_gsi(gsi, level);
+            return;
+        }
         self.platform.mmio_write(CPU, gpa, size, value, self.clock.ns(now));
     }
 

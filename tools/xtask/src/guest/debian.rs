@@ -147,19 +147,41 @@ fn boot_file(boot: &Path) -> Option<PathBuf> {
     files.filter(|file| build(file).is_some()).max_by_key(build)
 }
 
-/// Puts Debian's 6.1 cloud kernel at `to`: from /boot if it is installed, else from its package, which is never installed.
-pub fn kernel(stage: &Stage, to: &Path) -> Result<()> {
-    if let Some(file) = boot_file(Path::new("/boot")).filter(|file| fs::File::open(file).is_ok()) {
-        return place(&file, to);
+/// The folder of a kernel's modules; `boot` is the kernel's file, `root` what both are below.
+fn module_folder(root: &Path, boot: &Path) -> Option<PathBuf> {
+    let version = boot.file_name()?.to_str()?.strip_prefix("vmlinuz-")?;
+    Some(root.join("lib/modules").join(version))
+}
+
+/// Copies the kernel to `to`, and its modules into the folder `modules`.
+fn place_kernel(root: &Path, boot: &Path, to: &Path, modules: &Path) -> Result<()> {
+    let folder = module_folder(root, boot).with_context(|| format!("{} has no version", boot.display()))?;
+    fs::create_dir_all(modules).with_context(|| format!("cannot make {}", modules.display()))?;
+    for (name, path) in super::MODULES {
+        place(&folder.join(path), &modules.join(name))?;
+    }
+    place(boot, to)
+}
+
+/// Whether the kernel of this file is installed with the modules we need, for everybody to read.
+fn is_installed(boot: &Path) -> bool {
+    let modules = module_folder(Path::new("/"), boot);
+    let readable = |file: &Path| fs::File::open(file).is_ok();
+    readable(boot) && modules.is_some_and(|folder| super::MODULES.iter().all(|(_, path)| readable(&folder.join(path))))
+}
+
+/// Puts Debian's 6.1 cloud kernel at `to` and the modules that we need into the folder `modules`: the installed ones, or else
+/// those of the kernel's package, which is never installed.
+pub fn kernel(stage: &Stage, to: &Path, modules: &Path) -> Result<()> {
+    if let Some(file) = boot_file(Path::new("/boot")).filter(|file| is_installed(file)) {
+        return place_kernel(Path::new("/"), &file, to, modules);
     }
     stage.say("fetching Debian's 6.1 cloud kernel");
     let package = package_file(stage, "linux-image-6.1.0-", "Debian's 6.1 cloud kernel", resolve_kernel)?;
     unpacked(stage, &package, to, |folder| {
         let file = boot_file(&folder.join("boot"));
-        place(
-            &file.with_context(|| format!("no kernel in {}", package.display()))?,
-            to,
-        )
+        let file = file.with_context(|| format!("no kernel in {}", package.display()))?;
+        place_kernel(folder, &file, to, modules)
     })
 }
 

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 mod debian;
+// The same file as in the VMM's library, by its path: what fetches and starts everything is not to wait for the engine.
+#[path = "../../../../vmm/src/newc.rs"]
 mod newc;
 
 /// The script that a guest without a terminal runs in `cargo xtask demo`.
@@ -17,6 +19,14 @@ pub const DEMO_SCRIPT: &str = "demo";
 /// `/init`, and what can be named by `minivmm.script=` on the kernel's command line.
 const INIT: &str = include_str!("../../../../guest-tests/linux/init");
 const SHELL_RC: &str = include_str!("../../../../guest-tests/linux/shrc");
+/// Commands of ours.
+const COMMANDS: [(&str, &str); 2] = [
+    ("collect", include_str!("../../../../guest-tests/linux/collect")),
+    (
+        "load-modules",
+        include_str!("../../../../guest-tests/linux/load-modules"),
+    ),
+];
 const SCRIPTS: [(&str, &str); 3] = [
     (DEMO_SCRIPT, include_str!("../../../../guest-tests/linux/scripts/demo")),
     (
@@ -24,6 +34,16 @@ const SCRIPTS: [(&str, &str); 3] = [
         include_str!("../../../../guest-tests/linux/scripts/selftest"),
     ),
     ("nothing", include_str!("../../../../guest-tests/linux/scripts/nothing")),
+];
+
+/// The kernel's modules that drive our devices, in the order in which they can be loaded, and where the kernel's package has
+/// them below its folder of modules.
+const MODULES: [(&str, &str); 5] = [
+    ("virtio_ring.ko", "kernel/drivers/virtio/virtio_ring.ko"),
+    ("virtio.ko", "kernel/drivers/virtio/virtio.ko"),
+    ("virtio_mmio.ko", "kernel/drivers/virtio/virtio_mmio.ko"),
+    ("virtio_blk.ko", "kernel/drivers/block/virtio_blk.ko"),
+    ("virtio-rng.ko", "kernel/drivers/char/hw_random/virtio-rng.ko"),
 ];
 
 /// The files a guest boots from.
@@ -47,9 +67,10 @@ pub fn run() -> Result<ExitCode> {
 pub fn prepare(stage: &Stage) -> Result<Guest> {
     let folder = tree::target().join("guest");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let kernel = folder.join("vmlinuz");
-    if !kernel.is_file() {
-        debian::kernel(stage, &kernel)?;
+    let (kernel, modules) = (folder.join("vmlinuz"), folder.join("modules"));
+    let complete = || MODULES.iter().all(|(name, _)| modules.join(name).is_file());
+    if !kernel.is_file() || !complete() {
+        debian::kernel(stage, &kernel, &modules)?;
     }
     let busybox = folder.join("busybox");
     if !busybox.is_file() {
@@ -67,7 +88,7 @@ pub fn prepare(stage: &Stage) -> Result<Guest> {
     );
     stage.say("packing the initramfs");
     let initrd = folder.join("initramfs.cpio");
-    write_changed(&initrd, &initramfs(&busybox)?)?;
+    write_changed(&initrd, &initramfs(&busybox, &modules)?)?;
     write_changed(&folder.join("sample"), &sample())?;
     Ok(Guest { kernel, initrd })
 }
@@ -83,7 +104,7 @@ fn write_changed(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Packs the initramfs.
-fn initramfs(busybox: &Path) -> Result<Vec<u8>> {
+fn initramfs(busybox: &Path, modules: &Path) -> Result<Vec<u8>> {
     let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
     let output = Command::new(busybox).arg("--list").output();
     let output = output.with_context(|| format!("cannot run {}", busybox.display()))?;
@@ -92,13 +113,18 @@ fn initramfs(busybox: &Path) -> Result<Vec<u8>> {
         applets.lines().any(|name| name == "cttyhack"),
         "this busybox lacks cttyhack: use Debian's busybox-static"
     );
-    Ok(pack(&program, applets.lines()))
+    let module = |name: &str| {
+        let file = modules.join(name);
+        fs::read(&file).with_context(|| format!("cannot read {}", file.display()))
+    };
+    let modules = MODULES.iter().map(|(name, _)| Ok((*name, module(name)?)));
+    Ok(pack(&program, applets.lines(), &modules.collect::<Result<Vec<_>>>()?))
 }
 
 /// The archive: one program under all its names, our files, and the mount points.
-fn pack<'a>(busybox: &[u8], applets: impl Iterator<Item = &'a str>) -> Vec<u8> {
+fn pack<'a>(busybox: &[u8], applets: impl Iterator<Item = &'a str>, modules: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut archive = newc::Archive::default();
-    for folder in ["bin", "dev", "etc", "proc", "root", "scripts", "sys", "tmp"] {
+    for folder in ["bin", "dev", "etc", "modules", "proc", "root", "scripts", "sys", "tmp"] {
         archive.folder(folder);
     }
     // The kernel opens /dev/console for /init before anything could have mounted /dev.
@@ -109,6 +135,14 @@ fn pack<'a>(busybox: &[u8], applets: impl Iterator<Item = &'a str>) -> Vec<u8> {
     for (name, text) in SCRIPTS {
         archive.file(&format!("scripts/{name}"), 0o755, text.as_bytes());
     }
+    for (name, text) in COMMANDS {
+        archive.file(&format!("bin/{name}"), 0o755, text.as_bytes());
+    }
+    for (name, module) in modules {
+        archive.file(&format!("modules/{name}"), 0o644, module);
+    }
+    let order: String = modules.iter().map(|(name, _)| format!("{name}\n")).collect();
+    archive.file("modules/order", 0o644, order.as_bytes());
     archive.file("bin/busybox", 0o755, busybox);
     for name in applets.filter(|name| *name != "busybox") {
         archive.link(&format!("bin/{name}"), "busybox");
@@ -137,7 +171,11 @@ mod tests {
     // covers: 2/setup-demo
     #[test]
     fn the_initramfs_has_what_the_kernel_and_the_scripts_need() {
-        let bytes = pack(b"the program", ["busybox", "sh", "mount"].into_iter());
+        let bytes = pack(
+            b"the program",
+            ["busybox", "sh", "mount"].into_iter(),
+            &[("virtio.ko", b"the module".to_vec())],
+        );
         let has = |name: &str| bytes.windows(name.len()).any(|window| window == name.as_bytes());
         for name in [
             "init\0",
@@ -146,13 +184,16 @@ mod tests {
             "bin/sh\0",
             "scripts/demo\0",
             "the program",
+            "modules/virtio.ko\0",
+            "the module",
+            "modules/order\0",
             "TRAILER!!!\0",
         ] {
             assert!(has(name), "{name}");
         }
         assert_eq!(
-            pack(b"x", ["sh"].into_iter()),
-            pack(b"x", ["sh"].into_iter()),
+            pack(b"x", ["sh"].into_iter(), &[]),
+            pack(b"x", ["sh"].into_iter(), &[]),
             "the same bytes each time"
         );
     }

@@ -2,7 +2,7 @@
 //! Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst` "initramfs buffer format".
 
 /// An archive being built. Everything belongs to root and has the same time, so that the same contents give the same bytes.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
     entries: u32,
@@ -15,35 +15,40 @@ const LINK: u32 = 0o120_000;
 
 impl Archive {
     /// A folder that everybody can read.
-    pub fn folder(&mut self, path: &str) {
-        self.entry(path, FOLDER | 0o755, (0, 0), &[]);
+    pub fn folder(&mut self, path: impl AsRef<[u8]>) {
+        self.folder_with(path, 0o755);
+    }
+
+    /// A folder with its permission bits.
+    pub fn folder_with(&mut self, path: impl AsRef<[u8]>, permissions: u32) {
+        self.entry(path.as_ref(), FOLDER | permissions, (0, 0), &[]);
     }
 
     /// A plain file with its permission bits.
-    pub fn file(&mut self, path: &str, permissions: u32, contents: &[u8]) {
-        self.entry(path, FILE | permissions, (0, 0), contents);
+    pub fn file(&mut self, path: impl AsRef<[u8]>, permissions: u32, contents: &[u8]) {
+        self.entry(path.as_ref(), FILE | permissions, (0, 0), contents);
     }
 
     /// A symbolic link to `target`.
-    pub fn link(&mut self, path: &str, target: &str) {
-        self.entry(path, LINK | 0o777, (0, 0), target.as_bytes());
+    pub fn link(&mut self, path: impl AsRef<[u8]>, target: impl AsRef<[u8]>) {
+        self.entry(path.as_ref(), LINK | 0o777, (0, 0), target.as_ref());
     }
 
     /// A character device with its major and minor number.
-    pub fn device(&mut self, path: &str, major: u32, minor: u32) {
-        self.entry(path, CHARACTER_DEVICE | 0o600, (major, minor), &[]);
+    pub fn device(&mut self, path: impl AsRef<[u8]>, major: u32, minor: u32) {
+        self.entry(path.as_ref(), CHARACTER_DEVICE | 0o600, (major, minor), &[]);
     }
 
     /// The finished archive.
     pub fn finish(mut self) -> Vec<u8> {
         // The trailer is an entry like any other, but for its inode number and mode.
-        self.header("TRAILER!!!", 0, 0, (0, 0), 0);
+        self.header(b"TRAILER!!!", 0, 0, (0, 0), 0);
         // Block devices and some boot loaders round up to a sector; zeros after the trailer are skipped.
         self.pad(512);
         self.bytes
     }
 
-    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), contents: &[u8]) {
+    fn entry(&mut self, path: &[u8], mode: u32, device: (u32, u32), contents: &[u8]) {
         self.entries += 1;
         let size = u32::try_from(contents.len()).expect("a file of an initramfs is smaller than 4 GiB");
         self.header(path, self.entries, mode, device, size);
@@ -51,7 +56,7 @@ impl Archive {
         self.pad(4);
     }
 
-    fn header(&mut self, path: &str, inode: u32, mode: u32, device: (u32, u32), size: u32) {
+    fn header(&mut self, path: &[u8], inode: u32, mode: u32, device: (u32, u32), size: u32) {
         let links = if mode & FOLDER == FOLDER && mode & FILE == 0 {
             2
         } else {
@@ -64,7 +69,7 @@ impl Archive {
         for field in fields {
             self.bytes.extend_from_slice(format!("{field:08X}").as_bytes());
         }
-        self.bytes.extend_from_slice(path.as_bytes());
+        self.bytes.extend_from_slice(path);
         self.bytes.push(0);
         self.pad(4);
     }

@@ -1,0 +1,77 @@
+//! Virtio devices (Virtual I/O Device (VIRTIO) Version 1.2) behind the MMIO transport.
+//!
+//! A request is carried out while the guest's notification is: at one counted instruction, with nothing left to complete
+//! later. So a run repeats, and the interrupt is there before the next instruction.
+//!
+//! What a driver may not do is answered as 2.1.2 "Device Requirements: Device Status Field" has it: the device sets
+//! DEVICE_NEEDS_RESET and does nothing more until it is reset. Every notification does a bounded amount of work: at most one
+//! request for each entry of the queue, of no more descriptors than that.
+
+pub mod block;
+pub mod mmio;
+pub mod request;
+pub mod rng;
+
+use std::fmt;
+
+pub use self::request::Request;
+use crate::random::Random;
+
+/// The driver broke the rules in a way that cannot be answered within the request; the text is for a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nonsense(pub &'static str);
+
+impl fmt::Display for Nonsense {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Nonsense {}
+
+/// What a device is beyond its transport.
+pub trait Device: fmt::Debug + Send {
+    /// Device ID (5 "Device Types").
+    fn id(&self) -> u32;
+
+    /// Feature bits 0 to 23; the transport adds its own.
+    fn features(&self) -> u64;
+
+    /// The most entries that each queue may have, a power of 2 for each.
+    fn queues(&self) -> &'static [u16];
+
+    /// The device configuration space.
+    fn config(&self) -> Vec<u8>;
+
+    /// Driver and device have agreed on these features.
+    fn negotiated(&mut self, features: u64);
+
+    /// Carries out a request. The answer is how many bytes were written, from the first one on.
+    ///
+    /// # Errors
+    /// The request is none that the device could answer.
+    fn request(&mut self, queue: usize, request: &mut Request) -> Result<u32, Nonsense>;
+
+    /// What the device has to remember, without what a file holds.
+    fn state(&self) -> DeviceState;
+
+    /// Takes a state back. One of another kind of device is left alone.
+    fn restore(&mut self, state: &DeviceState);
+}
+
+/// What devices remember beyond the transport's registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceState {
+    /// A disk.
+    Block {
+        /// Every write is flushed before it completes.
+        write_through: bool,
+        /// A flush has failed.
+        failed: bool,
+    },
+    /// The entropy source.
+    Rng(Random),
+}
+
+#[cfg(test)]
+mod tests;
