@@ -2,7 +2,7 @@
 
 use guest_tests::{Outcome, linux, linux_in_minivmm, run, start};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -168,33 +168,48 @@ fn an_overlay_and_a_readonly_disk_leave_their_files_alone() {
 #[test]
 fn a_write_that_fails_is_an_error_in_the_guest() {
     let folder = Folder::new();
-    folder.disk("disk", &vec![7; 8 * MIB]);
+    // 128 MiB of zeroes that take no space, and one block with something in it.
+    let file = fs::File::create_new(folder.path("disk")).unwrap();
+    file.set_len(128 << 20).unwrap();
+    file.write_all_at(&[7; MIB], 100 << 20).unwrap();
     folder.script(
         "run",
-        r#"dd if=/dev/zero of=/dev/vda bs=64k seek=16 count=1 conv=fsync && echo "below the limit: ok"
-        dd if=/dev/zero of=/dev/vda bs=64k seek=100 count=1 conv=fsync || echo "above the limit: an error"
-        dd if=/dev/vda bs=64k skip=100 count=1 | md5sum"#,
+        r#"dd if=/sample of=/dev/vda bs=64k seek=16 count=1 conv=fsync && echo "below the limit: ok"
+        dd if=/sample of=/dev/vda bs=64k seek=1600 count=1 conv=fsync || echo "above the limit: an error"
+        echo 3 >/proc/sys/vm/drop_caches
+        [ "$(dd if=/dev/vda bs=64k skip=1600 count=1 | tr -d '\007' | wc -c)" = 0 ] && echo "what was there is still there""#,
     );
     let vm = folder.boot(&["--disk", "disk"]);
-    // The system refuses to write behind the first 4 MiB of a file.
+    // The system refuses to write behind the first 96 MiB of a file.
     let mut limited = Command::new("bash");
     limited
-        .args(["-c", "ulimit -f 4096 && exec \"$0\" \"$@\""])
+        .args(["-c", "ulimit -f 98304 && exec \"$0\" \"$@\""])
         .arg(vm.get_program())
         .args(vm.get_args());
     let guest = run(limited.current_dir(&folder.0), LIMIT).must_end_with(0);
-    for line in ["below the limit: ok", "above the limit: an error"] {
+    for line in [
+        "below the limit: ok",
+        "above the limit: an error",
+        "what was there is still there",
+        "I/O error",
+    ] {
         assert!(guest.console.contains(line), "{line}\n{}", guest.console);
     }
-    assert!(guest.console.contains("I/O error"), "{}", guest.console);
-    assert!(
-        guest.errors.contains("--disk disk: writing: file too large"),
-        "{}",
-        guest.errors
+    assert_eq!(
+        guest.errors,
+        "minivmm: --disk disk: writing: file too large; the guest sees an I/O error\n"
     );
-    let bytes = folder.read("disk");
-    assert!(bytes[MIB..][..64 << 10].iter().all(|b| *b == 0));
-    assert!(bytes[100 * (64 << 10)..][..64 << 10].iter().all(|b| *b == 7));
+    let mut bytes = [0; 64 << 10];
+    file_at(&folder, MIB as u64, &mut bytes);
+    assert!(bytes[..] == fs::read(&linux().sample).unwrap()[..64 << 10]);
+    file_at(&folder, 100 << 20, &mut bytes);
+    assert!(bytes == [7; 64 << 10]);
+}
+
+/// Reads from the middle of a disk.
+fn file_at(folder: &Folder, offset: u64, bytes: &mut [u8]) {
+    let file = fs::File::open(folder.path("disk")).unwrap();
+    file.read_exact_at(bytes, offset).unwrap();
 }
 
 /// All files below a folder with contents and permission bits, by name.

@@ -133,19 +133,19 @@ fn pack<'a>(busybox: &[u8], applets: impl Iterator<Item = &'a str>, modules: &[(
     archive.file("etc/shrc", 0o644, SHELL_RC.as_bytes());
     archive.file("sample", 0o644, &sample());
     for (name, text) in SCRIPTS {
-        archive.file(&format!("scripts/{name}"), 0o755, text.as_bytes());
+        archive.file(format!("scripts/{name}"), 0o755, text.as_bytes());
     }
     for (name, text) in COMMANDS {
-        archive.file(&format!("bin/{name}"), 0o755, text.as_bytes());
+        archive.file(format!("bin/{name}"), 0o755, text.as_bytes());
     }
     for (name, module) in modules {
-        archive.file(&format!("modules/{name}"), 0o644, module);
+        archive.file(format!("modules/{name}"), 0o644, module);
     }
     let order: String = modules.iter().map(|(name, _)| format!("{name}\n")).collect();
     archive.file("modules/order", 0o644, order.as_bytes());
     archive.file("bin/busybox", 0o755, busybox);
     for name in applets.filter(|name| *name != "busybox") {
-        archive.link(&format!("bin/{name}"), "busybox");
+        archive.link(format!("bin/{name}"), "busybox");
     }
     archive.finish()
 }
