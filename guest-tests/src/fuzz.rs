@@ -215,7 +215,7 @@ pub fn instructions(bytes: &[u8]) {
 struct Fake(Vec<u8>);
 
 impl Medium for Fake {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.0.len() as u64
     }
 
@@ -230,7 +230,7 @@ impl Medium for Fake {
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         // The last sector is a bad one.
-        if offset + bytes.len() as u64 == self.len() {
+        if offset + bytes.len() as u64 == self.size() {
             return Err(io::Error::other("a bad sector"));
         }
         self.0[offset as usize..][..bytes.len()].copy_from_slice(bytes);

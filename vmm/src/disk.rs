@@ -22,7 +22,7 @@ use crate::{config::DiskMode, error::plain};
 /// Overlays know of blocks of this size whether they are the guest's or the file's.
 const CLUSTER: u64 = 4096;
 /// Zeroes are written in pieces of this size where no hole can be made.
-const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A file as a disk.
 pub struct Disk {
@@ -94,7 +94,7 @@ impl Disk {
         if len == 0 {
             return Err(refused("is empty; give it a size, as with `truncate -s 1G`"));
         }
-        if writes && len % SECTOR != 0 {
+        if writes && !len.is_multiple_of(SECTOR) {
             return Err(refused(format!(
                 "{len} bytes, which is not a multiple of {SECTOR}; round it up with `truncate -s %{SECTOR}`, or append ,readonly or ,overlay"
             )));
@@ -208,7 +208,7 @@ impl Disk {
 }
 
 impl Medium for Disk {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.len.next_multiple_of(SECTOR)
     }
 
@@ -346,7 +346,7 @@ mod tests {
     fn what_is_written_is_in_the_file() {
         let image = Image::new(&sectors(64));
         let mut disk = image.open(DiskMode::ReadWrite).unwrap();
-        assert_eq!((disk.len(), disk.readonly()), (64 * 512, false));
+        assert_eq!((disk.size(), disk.readonly()), (64 * 512, false));
         disk.write(1024, &[9; 1024]).unwrap();
         disk.zero(4096, 8192).unwrap();
         disk.flush().unwrap();
@@ -367,7 +367,7 @@ mod tests {
         let mut model = sectors(64)[..32_000].to_vec();
         model.resize(32_256, 0);
         let mut disk = image.open(DiskMode::Overlay).unwrap();
-        assert_eq!((disk.len(), disk.readonly()), (32_256, false));
+        assert_eq!((disk.size(), disk.readonly()), (32_256, false));
         let mut state = 1u64;
         let mut random = |below: u64| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
@@ -404,7 +404,7 @@ mod tests {
     fn a_readonly_disk_is_opened_for_reading_only() {
         let image = Image::new(b"a tar file, or whatever");
         let mut disk = image.open(DiskMode::ReadOnly).unwrap();
-        assert_eq!((disk.len(), disk.readonly()), (512, true));
+        assert_eq!((disk.size(), disk.readonly()), (512, true));
         let mut sector = [0xee; 512];
         disk.read(0, &mut sector).unwrap();
         assert_eq!(

@@ -40,7 +40,7 @@ const PIECE: u64 = 64 << 10;
 /// Where a disk's bytes are.
 pub trait Medium: fmt::Debug + Send {
     /// The size in bytes, a multiple of [`SECTOR`], which never changes.
-    fn len(&self) -> u64;
+    fn size(&self) -> u64;
 
     /// Nothing can be written.
     fn readonly(&self) -> bool;
@@ -86,13 +86,13 @@ impl Block {
     }
 
     fn sectors(&self) -> u64 {
-        self.medium.len() / SECTOR
+        self.medium.size() / SECTOR
     }
 
     /// The byte at which `len` bytes from `sector` on start, if they are whole sectors of the disk.
     fn range(&self, sector: u64, len: u64) -> Option<u64> {
         let last = sector.checked_add(len / SECTOR)?;
-        (len % SECTOR == 0 && last <= self.sectors()).then_some(sector * SECTOR)
+        (len.is_multiple_of(SECTOR) && last <= self.sectors()).then_some(sector * SECTOR)
     }
 
     fn read(&mut self, sector: u64, request: &mut Request) -> Result<Answer, Nonsense> {

@@ -72,7 +72,7 @@ fn unless(fails: bool) -> io::Result<()> {
 }
 
 impl Medium for Fake {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         SECTORS * 512
     }
 

@@ -136,7 +136,7 @@ mod tests {
     struct Zeroes;
 
     impl Medium for Zeroes {
-        fn len(&self) -> u64 {
+        fn size(&self) -> u64 {
             4096
         }
 
