@@ -610,7 +610,7 @@ fn choose_engine(choice: EngineChoice) -> Result<(), Error> {
 fn host_lacks(model: &CpuModel, lacks: &HostLacks) -> Error {
     Error::Engine {
         option: format!("--cpu-model {}", model.name),
-        reason: format!("{lacks}, which the model has; choose another model or host"),
+        reason: format!("{lacks}, which the model needs; choose another model or host"),
     }
 }
 
@@ -845,7 +845,8 @@ mod tests {
     fn a_model_that_the_host_cannot_execute_is_refused_in_one_line() {
         let error = host_lacks(&WESTMERE, &HostLacks(vec!["SSE4.2", "AES"]));
         assert_eq!(error.status().code(), 2);
-        let says = "--cpu-model westmere: this host's CPU lacks SSE4.2, AES, which the model has; choose another model or host";
+        let says =
+            "--cpu-model westmere: this host lacks SSE4.2, AES, which the model needs; choose another model or host";
         assert_eq!(error.to_string(), says);
     }
 

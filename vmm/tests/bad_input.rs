@@ -139,6 +139,17 @@ fn each_is_one_line_that_names_the_option_and_the_file() {
     assert!(!folder.path().join("new").exists());
 }
 
+/// The engine runs vector instructions from memory of its own; a guest would only see #UD.
+#[test]
+fn a_limit_that_leaves_no_executable_memory_is_told_before_the_guest_runs() {
+    let folder = Folder::new();
+    files(&folder);
+    let mut command = Command::new("sh");
+    let script = format!("ulimit -f 100; exec {} --kernel good", env!("CARGO_BIN_EXE_minivmm"));
+    let result = run(command.current_dir(folder.path()).args(["-c", &script]));
+    assert_refused(&result, 2, &["--cpu-model westmere", "executable memory", "ulimit -f"]);
+}
+
 #[test]
 fn a_name_with_control_characters_is_still_one_line() {
     for name in ["a\nb", "\x1b[31mred", "tab\there"] {

@@ -35,13 +35,13 @@ pub struct Options {
     pub undefined: Undefined,
 }
 
-/// The host lacks instructions that the model has.
+/// The host lacks instructions that the model has, or memory to run them from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLacks(pub Vec<&'static str>);
 
 impl std::fmt::Display for HostLacks {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "this host's CPU lacks {}", self.0.join(", "))
+        write!(f, "this host lacks {}", self.0.join(", "))
     }
 }
 
@@ -68,7 +68,7 @@ pub enum Exit {
 
 fn host_can(model: &CpuModel) -> Result<(), HostLacks> {
     let f = model.features();
-    let lacks: Vec<&'static str> = [
+    let mut lacks: Vec<&'static str> = [
         (f.sse3(), std::is_x86_feature_detected!("sse3"), "SSE3"),
         (f.ssse3(), std::is_x86_feature_detected!("ssse3"), "SSSE3"),
         (f.sse41(), std::is_x86_feature_detected!("sse4.1"), "SSE4.1"),
@@ -80,6 +80,9 @@ fn host_can(model: &CpuModel) -> Result<(), HostLacks> {
     .into_iter()
     .filter_map(|(needed, present, name)| (needed && !present).then_some(name))
     .collect();
+    if f.mmx() && !fpu::thunk::available() {
+        lacks.push("executable memory (8 MiB of it: see `ulimit -f`)");
+    }
     if lacks.is_empty() {
         Ok(())
     } else {

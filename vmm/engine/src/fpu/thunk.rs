@@ -665,13 +665,20 @@ struct Arena {
 // SAFETY: the mappings are process-wide and never unmapped; the pointers are used under the mutex.
 unsafe impl Send for Arena {}
 
+/// The process's one arena; none where the system gives no executable memory.
+fn shared() -> Option<&'static Mutex<Arena>> {
+    static SHARED: OnceLock<Option<Mutex<Arena>>> = OnceLock::new();
+    SHARED.get_or_init(|| Arena::map().map(Mutex::new)).as_ref()
+}
+
+/// Whether thunks can be made here: to be asked before a guest runs, which could only be told #UD.
+pub fn available() -> bool {
+    shared().is_some()
+}
+
 /// The address of `code` in the arena, added if it is new.
 fn arena_entry(code: &[u8]) -> Result<Entry, NoThunk> {
-    static SHARED: OnceLock<Option<Mutex<Arena>>> = OnceLock::new();
-    let arena = SHARED
-        .get_or_init(|| Arena::map().map(Mutex::new))
-        .as_ref()
-        .ok_or(NoThunk::NoMemory)?;
+    let arena = shared().ok_or(NoThunk::NoMemory)?;
     // A panic cannot leave an entry half made: the table is written last.
     let mut arena = arena.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     arena.entry(code)
