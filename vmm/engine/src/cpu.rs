@@ -613,7 +613,6 @@ impl Cpu {
     }
 
     /// The 16 GPRs as an array.
-    #[allow(dead_code)] // The vector thunks take it.
     pub(crate) fn gprs(&mut self) -> *mut u64 {
         (&raw mut self.r).cast()
     }
@@ -865,7 +864,6 @@ impl Cpu {
     }
 
     /// Protected mode outside virtual-8086 mode.
-    #[allow(dead_code)] // The system instructions ask.
     #[inline]
     pub(crate) fn protected(&self) -> bool {
         self.cr0 & 1 != 0 && self.rflags & (1 << 17) == 0

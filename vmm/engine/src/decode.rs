@@ -11,7 +11,7 @@ use x86::model::CpuModel;
 
 use crate::cpu::{Cpu, mode, slot};
 use crate::exec::{self, fuse::Compare};
-use crate::op::{Body, Done, Flow, Handler, Link, Op, Reason, Stop, chain, chain_flow};
+use crate::op::{Done, Handler, Link, Op, Reason, Stop, chain, chain_flow};
 
 /// Instructions in a block at most.
 pub(crate) const MAX: usize = 64;
@@ -902,10 +902,3 @@ impl Shown {
         i.cpuid_features().iter().all(|&f| self.known[f as usize])
     }
 }
-
-const _: fn() = || {
-    fn is_body<B: Body>() {}
-    fn is_flow<F: Flow>() {}
-    is_body::<EaWide>();
-    is_flow::<Continue>();
-};
