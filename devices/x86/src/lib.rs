@@ -5,8 +5,14 @@ extern crate alloc;
 
 pub mod cpuid;
 pub mod cr;
+pub mod debugctl;
+pub mod ds;
 pub mod fault;
+pub mod lbr;
 pub mod model;
 pub mod msr;
+pub mod pmu;
+pub mod pt;
+pub mod rdt;
 pub mod rflags;
 pub mod seam;

@@ -6,12 +6,9 @@
 //! address, an `access` to memory, a `branch`, an `event`, a change of `state`.
 //!
 //! # Practice
-//! A branch is a [`BranchRecord`], appended to a buffer that the units drain when it is full, before any event, and
-//! before a unit's register is read or written. The units answer with an [`Appetite`], which tells the executor what it
-//! may leave out, and reach memory through [`TraceMem`].
-//!
-//! # Left out
-//! The wiring, and the words whose shape only the units can settle: `before`, `access`, `event`, `state`.
+//! A branch is a [`BranchRecord`], appended to a buffer that the units drain when it is full, before any other word, and
+//! before a unit's register is read or written. The units say with an [`Appetite`] what the executor may leave out, hear
+//! the words as [`Watch`], and reach the processor and memory through [`Processor`] and [`TraceMem`].
 
 use crate::fault::PageFaultCode;
 
@@ -135,22 +132,308 @@ pub struct BranchRecord {
 
 const _: () = assert!(size_of::<BranchRecord>() == 32, "a record is half a cache line");
 
-/// How closely the units need to watch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Appetite {
-    /// Nobody watches.
-    #[default]
-    Nothing,
-    /// Every branch is to be recorded.
-    Branches,
-    /// Every instruction is to be announced.
-    EveryInstruction,
+/// How closely the units need to watch: what the executor has to say, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appetite {
+    /// Every branch is to be recorded, taken or not.
+    pub branches: bool,
+    /// How many branch records may wait at most before they are handed over; 1 for each at once. What must be exact to
+    /// the branch (a threshold, an overflow, a buffer page that may fault) is made so by this number.
+    pub branch_room: u32,
+    /// How many instructions may retire at most before [`Watch::tick`] is called.
+    pub instructions: u64,
+    /// [`Watch::before`] is called for every instruction, not only at [`Watch::boundaries`].
+    pub every_instruction: bool,
+    /// Accesses to linear addresses and ports in [`Watch::ranges`] are to be announced.
+    pub ranges: bool,
+    /// Every load and store is to be announced.
+    pub every_access: bool,
 }
 
 impl Appetite {
+    /// Nobody watches.
+    pub const NOTHING: Self = Self {
+        branches: false,
+        branch_room: u32::MAX,
+        instructions: u64::MAX,
+        every_instruction: false,
+        ranges: false,
+        every_access: false,
+    };
+
     /// What satisfies both.
     pub fn and(self, other: Self) -> Self {
-        self.max(other)
+        Self {
+            branches: self.branches | other.branches,
+            branch_room: self.branch_room.min(other.branch_room),
+            instructions: self.instructions.min(other.instructions),
+            every_instruction: self.every_instruction | other.every_instruction,
+            ranges: self.ranges | other.ranges,
+            every_access: self.every_access | other.every_access,
+        }
+    }
+}
+
+impl Default for Appetite {
+    fn default() -> Self {
+        Self::NOTHING
+    }
+}
+
+/// What the units want of the machine after they have been told something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Effects {
+    /// A #DB with these bits to be set in DR6: a fault where the word was [`Watch::before`], else a trap.
+    pub debug: Option<u64>,
+    /// A #PF that a write to the debug-store area met.
+    pub fault: Option<PageFault>,
+    /// A performance-monitoring interrupt, which the LVT entry turns into a vector, an NMI or nothing.
+    pub pmi: bool,
+}
+
+impl Effects {
+    /// Nothing.
+    pub const NONE: Self = Self {
+        debug: None,
+        fault: None,
+        pmi: false,
+    };
+
+    /// Both; of two page faults the first.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            debug: match (self.debug, other.debug) {
+                (Some(a), Some(b)) => Some(a | b),
+                (a, b) => a.or(b),
+            },
+            fault: self.fault.or(other.fault),
+            pmi: self.pmi | other.pmi,
+        }
+    }
+}
+
+/// The width of code, as packets and records name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CodeSize {
+    /// CS.D clear, outside 64-bit mode.
+    #[default]
+    Bits16,
+    /// CS.D set, outside 64-bit mode.
+    Bits32,
+    /// 64-bit mode.
+    Bits64,
+}
+
+/// Where a processor stands: all that filters ask about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Context {
+    /// Privilege level: 0 in real-address mode, 3 in virtual-8086 mode.
+    pub cpl: u8,
+    /// Of the code segment.
+    pub code: CodeSize,
+    /// IA32_EFER.LMA.
+    pub long_mode: bool,
+    /// CR0.PG.
+    pub paging: bool,
+    /// CR3.
+    pub cr3: u64,
+    /// RFLAGS.IF.
+    pub interrupts: bool,
+    /// Base of the code segment: linear address less RIP.
+    pub cs_base: u64,
+}
+
+/// A word of `event`: an interrupt, exception or software interrupt has been delivered, or a processor was reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventRecord {
+    /// The transfer: for a fault, `from` is the instruction that did not retire; for a trap, interrupt or NMI, the
+    /// instruction that would have been next; for INT n, INT3, INTO and INT1, the instruction itself.
+    pub branch: BranchRecord,
+    /// The vector.
+    pub vector: u8,
+    /// The error code, where one was pushed.
+    pub error: Option<u32>,
+    /// CR2, for a page fault.
+    pub address: Option<u64>,
+}
+
+/// A word of `state`: something that filters or packets need has changed. [`Processor::context`] is already the new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// MOV to CR3 (or a task switch that loaded it), whether the value differs or not.
+    Cr3,
+    /// CR0, CR4 or EFER moved in a way that changes the context, without a far transfer.
+    Mode,
+    /// RFLAGS.IF changed (CLI, STI, POPF).
+    Interrupts,
+    /// PTWRITE retired with this operand.
+    PtWrite {
+        /// The operand.
+        value: u64,
+        /// 4 or 8 bytes.
+        size: u8,
+    },
+    /// HLT retired.
+    Halt,
+    /// MWAIT retired and waits.
+    Mwait {
+        /// EAX.
+        hints: u32,
+        /// ECX.
+        extensions: u32,
+    },
+    /// HLT or MWAIT came to its end.
+    Wake,
+    /// XBEGIN began a transaction.
+    TransactionBegin,
+    /// XEND of the outermost transaction.
+    TransactionCommit,
+    /// A transaction was rolled back; the processor is at the fallback address.
+    TransactionAbort,
+    /// Power-up reset.
+    Reset,
+    /// INIT (a warm reset as the units see it).
+    Init,
+    /// A start-up IPI with this vector was accepted.
+    StartUp(u8),
+    /// Shutdown after a triple fault.
+    Shutdown,
+}
+
+/// What was done to a memory location or port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AccessKind {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+    /// A locked or plain read-modify-write.
+    ReadWrite,
+    /// IN, INS.
+    PortRead,
+    /// OUT, OUTS.
+    PortWrite,
+}
+
+/// A word of `access`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Linear address, or port.
+    pub address: u64,
+    /// Bytes.
+    pub size: u32,
+    /// What was done.
+    pub kind: AccessKind,
+    /// Linear address of the instruction.
+    pub ip: u64,
+}
+
+/// A range of linear addresses or ports whose accesses are announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first.
+    pub first: u64,
+    /// The last, inclusive.
+    pub last: u64,
+    /// Ports instead of linear addresses.
+    pub ports: bool,
+    /// Loads (or IN) count.
+    pub reads: bool,
+    /// Stores (or OUT) count.
+    pub writes: bool,
+}
+
+/// The processor that is watched, as the units see it at the moment of a word: all instructions before it have retired.
+pub trait Processor: TraceMem {
+    /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15, by number.
+    fn gpr(&self, number: u8) -> u64;
+    /// The low 128 bits of a vector register.
+    fn xmm(&self, number: u8) -> u128;
+    /// RIP of the next instruction.
+    fn rip(&self) -> u64;
+    /// RFLAGS.
+    fn rflags(&self) -> u64;
+    /// Where it stands.
+    fn context(&self) -> Context;
+    /// Instructions that this processor has retired, each REP once.
+    fn retired(&self) -> u64;
+    /// The machine's step clock.
+    fn step(&self) -> u64;
+    /// What RDTSC would read.
+    fn tsc(&mut self) -> u64;
+}
+
+/// The units' side of the seam. The executor calls these on the units of the processor that it runs.
+///
+/// Order: records wait in the executor's buffer and are handed over in `branches` before any other word, so the units hear
+/// everything in the order of the program. A far transfer's record is never in a batch with others: it comes alone, with
+/// the processor already in its new context, so within a batch the context is the same for all. All have defaults that
+/// hear nothing.
+pub trait Watch {
+    /// What to announce. Asked at the start of every run, after every word, and after an access to an MSR or debug register.
+    fn appetite(&mut self, _cpu: &mut dyn Processor) -> Appetite {
+        Appetite::NOTHING
+    }
+
+    /// Linear addresses before whose instructions [`Watch::before`] is called, in ascending order. Asked when
+    /// [`Watch::generation`] has moved.
+    fn boundaries(&self) -> &[u64] {
+        &[]
+    }
+
+    /// The ranges whose accesses are announced. Asked when [`Watch::generation`] has moved.
+    fn ranges(&self) -> &[Range] {
+        &[]
+    }
+
+    /// Moves whenever `boundaries` or `ranges` change.
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    /// Execution is about to run the instruction at this linear address. Effects with `debug` make it fault instead.
+    fn before(&mut self, _address: u64, _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
+    /// Memory or a port was accessed by an instruction, which has retired when this is called; one call an access.
+    fn access(&mut self, _access: &Access, _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
+    /// Branches have retired.
+    fn branches(&mut self, _records: &[BranchRecord], _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
+    /// An interrupt or exception has been delivered.
+    fn event(&mut self, _event: &EventRecord, _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
+    /// Something that packets or filters need has changed.
+    fn state(&mut self, _change: Change, _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
+    /// [`Appetite::instructions`] have retired, or the run ends.
+    fn tick(&mut self, _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
+    /// XSAVES of a supervisor component (8 Intel PT, 15 architectural LBR) into `area`: whether it is in its initial state
+    /// no bytes need to be written. `None`: there is no such component.
+    fn save_component(&mut self, _component: u8, _area: &mut [u8]) -> Option<bool> {
+        None
+    }
+
+    /// XRSTORS of a supervisor component from `area`, or to its initial state.
+    ///
+    /// # Errors
+    /// #GP(0), for an image that the registers would refuse.
+    fn restore_component(&mut self, _component: u8, _area: Option<&[u8]>) -> Result<(), crate::msr::MsrFault> {
+        Ok(())
     }
 }
 
@@ -173,6 +456,18 @@ pub struct BadPhys {
 /// What a unit asks of memory. Debug-store buffers are linear and may fault; processor-trace tables and outputs are
 /// physical.
 pub trait TraceMem {
+    /// Reads at a linear address with the rights of the supervisor.
+    ///
+    /// # Errors
+    /// The fault of the first page that does not translate.
+    fn read_linear(&mut self, la: u64, bytes: &mut [u8]) -> Result<(), PageFault>;
+
+    /// Whether a write of `len` bytes there would succeed now. Sets no accessed or dirty bits.
+    ///
+    /// # Errors
+    /// The fault of the first page that does not translate.
+    fn probe_linear(&mut self, la: u64, len: u64) -> Result<(), PageFault>;
+
     /// Writes `bytes` at a linear address with the rights of the supervisor. Nothing is written if any byte would fault.
     ///
     /// # Errors
@@ -229,15 +524,42 @@ mod tests {
 
     // covers: 2/seam-vocabulary
     #[test]
-    fn the_hungrier_appetite_wins() {
-        use Appetite::*;
-        for (a, b, expected) in [
-            (Nothing, Nothing, Nothing),
-            (Nothing, Branches, Branches),
-            (EveryInstruction, Branches, EveryInstruction),
-            (Branches, EveryInstruction, EveryInstruction),
-        ] {
-            assert_eq!(a.and(b), expected);
-        }
+    fn two_appetites_make_one_that_satisfies_both() {
+        let exact = Appetite {
+            branches: true,
+            branch_room: 1,
+            ..Appetite::NOTHING
+        };
+        let counting = Appetite {
+            branch_room: 7,
+            instructions: 100,
+            ..Appetite::NOTHING
+        };
+        assert_eq!(Appetite::NOTHING.and(exact), exact);
+        assert_eq!(
+            exact.and(counting),
+            Appetite {
+                instructions: 100,
+                ..exact
+            }
+        );
+        assert_eq!(exact.and(counting), counting.and(exact));
+    }
+
+    // covers: 2/seam-vocabulary
+    #[test]
+    fn effects_add_up() {
+        let trap = |bits| Effects {
+            debug: Some(bits),
+            ..Effects::NONE
+        };
+        let pmi = Effects {
+            pmi: true,
+            ..Effects::NONE
+        };
+        assert_eq!(trap(1).and(trap(4)), trap(5));
+        assert_eq!(Effects::NONE.and(trap(2)), trap(2));
+        let both = trap(1).and(pmi);
+        assert!(both.pmi && both.debug == Some(1) && both.fault.is_none());
     }
 }

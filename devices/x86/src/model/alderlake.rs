@@ -6,7 +6,7 @@
 //! performance cores, so it is no hybrid part.
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 
 /// A performance core of an Intel Core i9-12900K (Alder Lake-S).
@@ -23,6 +23,19 @@ pub const ALDERLAKE: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The crystal of leaf 15H, 38.4 MHz, which drives the APIC timer.

@@ -6,7 +6,7 @@
 //! and before are refused by Linux) and PEBS that Linux trusts (0B000014H and later).
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::msr::*;
 
@@ -24,6 +24,19 @@ pub const BROADWELL: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The bus clock, 100 MHz, which drives the APIC timer.

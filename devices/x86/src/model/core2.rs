@@ -8,7 +8,7 @@
 //! SSE4, POPCNT, AES, PCID, 1-GiB pages, RDTSCP, x2APIC, an invariant TSC, leaf 0BH. So it is x86-64 without v2.
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::msr::*;
 
@@ -26,6 +26,19 @@ pub const CORE2: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The bus clock, 333.33 MHz.

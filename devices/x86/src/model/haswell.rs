@@ -6,7 +6,7 @@
 //! 28H, has speculation control (23H and before are refused by Linux) and no transactions.
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 
 /// Intel Core i7-4770 (Haswell).
@@ -23,6 +23,19 @@ pub const HASWELL: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The bus clock, 100 MHz, which drives the APIC timer.

@@ -38,7 +38,13 @@ pub use westmere::WESTMERE;
 use alloc::vec::Vec;
 
 use crate::cpuid::{Feature, Features, Register};
+use crate::debugctl::DebugCtlCaps;
+use crate::ds::DsCaps;
+use crate::lbr::LbrCaps;
 use crate::msr::MsrFault;
+use crate::pmu::PmuCaps;
+use crate::pt::PtCaps;
+use crate::rdt::RdtCaps;
 
 /// One row of CPUID: what a leaf (and subleaf, where it has any) answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +247,37 @@ pub struct CpuModel {
     pub removed: Features,
     /// The plain MSRs, in ascending order.
     pub msrs: &'static [MsrRow],
+    /// What its debug and trace units can do.
+    pub units: UnitCaps,
+}
+
+/// What a model's debug and trace units can do; `None` where it has no such unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitCaps {
+    /// IA32_DEBUGCTL, or what came before it.
+    pub debugctl: Option<DebugCtlCaps>,
+    /// Last-branch records.
+    pub lbr: Option<LbrCaps>,
+    /// Branch trace store and processor-event-based sampling.
+    pub ds: Option<DsCaps>,
+    /// Performance counters.
+    pub pmu: Option<PmuCaps>,
+    /// Intel Processor Trace.
+    pub pt: Option<PtCaps>,
+    /// Cache and memory bandwidth monitoring and allocation.
+    pub rdt: Option<RdtCaps>,
+}
+
+impl UnitCaps {
+    /// None of them.
+    pub const NONE: Self = Self {
+        debugctl: None,
+        lbr: None,
+        ds: None,
+        pmu: None,
+        pt: None,
+        rdt: None,
+    };
 }
 
 impl CpuModel {

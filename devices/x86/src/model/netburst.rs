@@ -10,7 +10,7 @@
 //! a model of its own.
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy};
 use crate::cpuid::Features;
 use crate::msr::*;
 
@@ -28,6 +28,19 @@ pub const NETBURST: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The bus clock, 200 MHz.

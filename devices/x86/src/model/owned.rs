@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use super::{CpuModel, CpuidRow, Difference, MsrRow, msrs, policy};
+use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, msrs, policy};
 use crate::cpuid::{Feature, Features};
 use crate::msr::*;
 
@@ -27,6 +27,7 @@ pub struct OwnedModel {
     added: Features,
     removed: Features,
     msrs: Vec<MsrRow>,
+    units: UnitCaps,
 }
 
 /// Registers that a part of the machine holds itself, so that no model has a row for them: the core, the clock, the local
@@ -92,6 +93,7 @@ impl From<&CpuModel> for OwnedModel {
             added: model.added,
             removed: model.removed,
             msrs: model.msrs.to_vec(),
+            units: model.units,
         }
     }
 }
@@ -265,6 +267,7 @@ impl OwnedModel {
             added: self.added,
             removed: self.removed,
             msrs: registers.leak(),
+            units: self.units,
         })))
     }
 

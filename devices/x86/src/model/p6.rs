@@ -9,7 +9,7 @@
 //! SSE2, CLFLUSH, XSAVE, IA32_MISC_ENABLE, x2APIC, an invariant TSC. WRMSR writes the low half of the TSC only.
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, Difference, MsrRow, leaf, policy};
+use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy};
 use crate::cpuid::{Features, Register};
 use crate::msr::*;
 
@@ -27,6 +27,19 @@ pub const P6: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The bus clock, 133.33 MHz.

@@ -6,7 +6,7 @@
 //! microcode, 2FH, is recent enough for PEBS (28H) and has speculation control.
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 
 /// Intel Core i7-2600 (Sandy Bridge).
@@ -23,6 +23,19 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The bus clock, 100 MHz, which drives the APIC timer.

@@ -5,7 +5,7 @@
 //! SDM Vol. 4 "MSRs In 4th Generation Intel Xeon Scalable Processor Family".
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::msr::*;
 
@@ -23,6 +23,19 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

@@ -7,7 +7,7 @@
 //! enumerate its crystal's frequency in leaf 15H; it follows from leaf 16H.
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::msr::*;
 
@@ -25,6 +25,19 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

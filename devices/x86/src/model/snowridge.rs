@@ -5,7 +5,7 @@
 //! those of SDM Vol. 4 "MSRs In Intel Atom Processors Based on Tremont Microarchitecture".
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
-use super::{CpuModel, CpuidRow, MsrRow, leaf, policy, subleaf};
+use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 
 /// Intel Atom P5942B (Snow Ridge).
@@ -22,6 +22,19 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

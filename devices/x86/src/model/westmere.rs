@@ -14,7 +14,7 @@
 //! model does not show them and they are #UD. The microcode is of 2013, before speculation control: no IA32_SPEC_CTRL.
 
 use super::msrs::{self, BANK_REGISTERS, MTRR_FIXED};
-use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, leaf, policy, subleaf};
+use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::{Feature, Features, Register};
 use crate::msr::*;
 
@@ -32,6 +32,19 @@ pub const WESTMERE: CpuModel = CpuModel {
     added: Features::NONE,
     removed: Features::NONE,
     msrs: &MSRS,
+    units: UnitCaps {
+        debugctl: None,
+
+        lbr: None,
+
+        ds: None,
+
+        pmu: None,
+
+        pt: None,
+
+        rdt: None,
+    },
 };
 
 /// The bus clock of the 5600 series, 133.33 MHz.
