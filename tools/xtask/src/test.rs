@@ -301,7 +301,7 @@ mod tests {
             Some((2, 1))
         );
         let total = suite.rows[1].counts.clone().unwrap();
-        assert!(!report(&suite.rows, &total, Duration::ZERO));
-        assert!(report(&suite.rows[1..], &total, Duration::ZERO));
+        assert!(!report(&suite.rows, &total, Duration::ZERO, LIMIT));
+        assert!(report(&suite.rows[1..], &total, Duration::ZERO, LIMIT));
     }
 }
