@@ -205,7 +205,8 @@ impl Cr4 {
             .with_osxsave(features.xsave())
             .with_smep(features.smep())
             .with_smap(features.smap())
-            .with_pke(features.pku());
+            .with_pke(features.pku())
+            .with_pks(features.pks());
         !implemented.into_bits()
     }
 
@@ -386,6 +387,7 @@ mod tests {
             (20, Feature::Smep),
             (21, Feature::Smap),
             (22, Feature::Pku),
+            (24, Feature::Pks),
         ] {
             let value = 1u64 << bit;
             assert_eq!(

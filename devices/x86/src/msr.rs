@@ -125,6 +125,7 @@ registers! {
     0x0000_0680 MSR_LASTBRANCH_0_FROM_IP "Last-branch records: first source.";
     0x0000_06C0 MSR_LASTBRANCH_0_TO_IP "Last-branch records: first target.";
     0x0000_06E0 IA32_TSC_DEADLINE "Local APIC timer: deadline in TSC ticks.";
+    0x0000_06E1 IA32_PKRS "Rights to supervisor pages by protection key: access disable and write disable, two bits a key.";
     0x0000_0800 IA32_X2APIC_BASE "The x2APIC's registers start here: 800H plus the xAPIC offset divided by 16.";
     0x0000_0C8F IA32_PQR_ASSOC "Resource association: RMID and COS.";
     0x0000_0DA0 IA32_XSS "Extended supervisor state mask.";

@@ -144,6 +144,7 @@ pub struct CoreMsrs {
     pub sysenter_esp: u64,
     pub sysenter_eip: u64,
     pub tsc_aux: u64,
+    pub pkrs: u64,
 }
 
 /// The whole state of a processor as plain data.
@@ -167,6 +168,8 @@ pub struct CpuState {
     pub efer: u64,
     pub dr: [u64; 8],
     pub xcr0: u64,
+    /// PKRU: the XSAVE component 9.
+    pub pkru: u32,
     pub msrs: CoreMsrs,
     pub activity: Activity,
     /// The current privilege level.
@@ -267,6 +270,8 @@ pub struct Cpu {
     pub(crate) efer: u64,
     pub(crate) dr: [u64; 8],
     pub(crate) xcr0: u64,
+    /// Set by `set_pkru` alone: what the TLB grants depends on it.
+    pub(crate) pkru: u32,
     pub(crate) msrs: CoreMsrs,
     pub(crate) activity: Activity,
     pub(crate) nmi_blocked: bool,
@@ -342,6 +347,7 @@ impl Cpu {
             efer: 0,
             dr: [0; 8],
             xcr0: 1,
+            pkru: 0,
             msrs: CoreMsrs::default(),
             activity: Activity::Running,
             nmi_blocked: false,
@@ -391,6 +397,7 @@ impl Cpu {
             efer: self.efer,
             dr: self.dr,
             xcr0: self.xcr0,
+            pkru: self.pkru,
             msrs: self.msrs,
             activity: self.activity,
             cpl: self.cpl,
@@ -419,6 +426,7 @@ impl Cpu {
         self.efer = s.efer;
         self.dr = s.dr;
         self.xcr0 = s.xcr0;
+        self.pkru = s.pkru;
         self.msrs = s.msrs;
         self.activity = s.activity;
         self.cpl = s.cpl & 3;
@@ -476,6 +484,7 @@ impl Cpu {
         self.set_state(&CpuState {
             cr0,
             xcr0: old.xcr0,
+            pkru: old.pkru,
             msrs: old.msrs,
             fpu: old.fpu,
             steps: old.steps,
@@ -855,6 +864,18 @@ impl Cpu {
         };
         self.mode = mode;
         self.select_tlb();
+    }
+
+    /// Sets PKRU, as WRPKRU and XRSTOR do.
+    pub(crate) fn set_pkru(&mut self, value: u32) {
+        let old = core::mem::replace(&mut self.pkru, value);
+        self.tlb.rights_change(old, value);
+    }
+
+    /// Sets IA32_PKRS.
+    pub(crate) fn set_pkrs(&mut self, value: u32) {
+        let old = core::mem::replace(&mut self.msrs.pkrs, value as u64);
+        self.tlb.rights_change(old as u32, value);
     }
 
     /// 64-bit mode.

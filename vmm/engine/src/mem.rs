@@ -483,7 +483,7 @@ impl Cpu {
                 if let Some(host) = host {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
                     self.tlb.fill(linear, host as u64, page.read, write, page.exec);
-                    self.tlb.note_size(linear, page.shift);
+                    self.tlb.note(linear, &page);
                 }
                 let offset = linear & 0xfff;
                 // SAFETY: The offset is within the page.
@@ -514,6 +514,8 @@ impl Cpu {
             smap: !user && self.cr4 & CR4_SMAP != 0 && (self.rflags & AC == 0 || self.cpl == 3),
             maxphyaddr: self.maxphyaddr,
             huge: self.huge_pages,
+            pkru: self.pkru,
+            pkrs: self.msrs.pkrs as u32,
         }
     }
 
@@ -617,7 +619,7 @@ impl Cpu {
                 if let (Some(set), Some(host)) = (set, host) {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
                     self.tlb.fill_in(set, linear, host as u64, page.read, write, page.exec);
-                    self.tlb.note_size(linear, page.shift);
+                    self.tlb.note(linear, &page);
                 }
                 // SAFETY: The offset is within the page.
                 let host = host.map(|h| unsafe { h.add(offset as usize) });

@@ -32,6 +32,10 @@ pub struct Paging {
     pub maxphyaddr: u32,
     /// The model has 1-GByte pages.
     pub huge: bool,
+    /// PKRU: rights to user pages by protection key.
+    pub pkru: u32,
+    /// IA32_PKRS: rights to supervisor pages by protection key.
+    pub pkrs: u32,
 }
 
 /// A translation, with what the TLB may grant later without another walk.
@@ -49,6 +53,8 @@ pub struct Page {
     pub dirty: bool,
     /// log2 of the guest page's size: 12, 21, 22 or 30.
     pub shift: u32,
+    /// The protection key; `None` where the page is of a kind that no key register speaks of now.
+    pub key: Option<u8>,
 }
 
 /// Page-fault error code bits (SDM Vol. 3A 5.7 "Page-Fault Exceptions").
@@ -63,6 +69,8 @@ pub mod code {
     pub const RSVD: u32 = 8;
     /// An instruction fetch.
     pub const FETCH: u32 = 16;
+    /// A protection key denies it.
+    pub const KEY: u32 = 32;
 }
 
 const P: u64 = 1;
@@ -79,6 +87,8 @@ const CR4_PSE: u64 = 1 << 4;
 const CR4_PAE: u64 = 1 << 5;
 const CR4_LA57: u64 = 1 << 12;
 const CR4_SMEP: u64 = 1 << 20;
+const CR4_PKE: u64 = 1 << 22;
+const CR4_PKS: u64 = 1 << 24;
 const EFER_LMA: u64 = 1 << 10;
 const EFER_NXE: u64 = 1 << 11;
 
@@ -93,6 +103,7 @@ pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> 
             exec: true,
             dirty: true,
             shift: 12,
+            key: None,
         });
     }
     let nxe = p.efer & EFER_NXE != 0;
@@ -183,6 +194,12 @@ pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> 
         }
 
         let supervisor = !p.user;
+        let key = (long && p.cr4 & if user { CR4_PKE } else { CR4_PKS } != 0).then_some((entry >> 59 & 0xf) as u8);
+        let (key_read, key_write) = key.map_or((true, true), |key| {
+            let rights = if user { p.pkru } else { p.pkrs } >> (2 * key);
+            let read = rights & 1 == 0;
+            (read, read && (rights & 2 == 0 || supervisor && p.cr0 & CR0_WP == 0))
+        });
         let read_ok = if supervisor { !(p.smap && user) } else { user };
         let write_ok = read_ok
             && if supervisor {
@@ -196,14 +213,16 @@ pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> 
             } else {
                 user
             };
-        let allowed = match access {
-            Access::Read => read_ok,
-            Access::Write => write_ok,
-            Access::Fetch => exec_ok,
+        // Protection keys speak of data accesses only (SDM Vol. 3A 5.6.2 "Protection Keys").
+        let (allowed, by_key) = match access {
+            Access::Read => (read_ok, key_read),
+            Access::Write => (write_ok, key_write),
+            Access::Fetch => (exec_ok, true),
         };
-        if !allowed {
-            return Err(code | code::PRESENT);
+        if !allowed || !by_key {
+            return Err(code | code::PRESENT | if by_key { 0 } else { code::KEY });
         }
+        let (read_ok, write_ok) = (read_ok && key_read, write_ok && key_write);
         for (i, &(at, entry)) in path[..depth].iter().enumerate() {
             let mut bits = 0;
             if entry & A == 0 {
@@ -232,6 +251,7 @@ pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> 
             exec: exec_ok,
             dirty,
             shift,
+            key,
         });
     }
 }

@@ -386,7 +386,7 @@ impl Engine {
                 };
                 let write = page.write && page.dirty && self.core.claim_write(page.gpa);
                 cpu.tlb.fill(linear, host as u64, page.read, write, page.exec);
-                cpu.tlb.note_size(linear, page.shift);
+                cpu.tlb.note(linear, &page);
                 Ok((page.gpa, host))
             }
             Err(code) => Err(cpu.page_fault(linear, code)),

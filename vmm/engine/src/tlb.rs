@@ -5,6 +5,8 @@
 //! or are not yet dirty have a write tag that never matches, so that stores to them take the slow path and nobody else pays.
 #![allow(unsafe_code)]
 
+use crate::mmu::Page;
+
 /// Entries in a set.
 pub(crate) const ENTRIES: usize = 1024;
 /// Regions of 1 GiB remembered.
@@ -49,6 +51,8 @@ pub(crate) struct Tlb {
     large: [u64; 64],
     /// Regions of 1 GiB that pages of that size were entered from.
     huge: Vec<u64>,
+    /// Protection keys that translations were entered under: a change of the rights of others forgets nothing.
+    keys: u16,
 }
 
 /// A tag that no address which is looked up at this index can match: it belongs to the neighbouring index.
@@ -109,6 +113,7 @@ impl Tlb {
             sets,
             large: [0; 64],
             huge: Vec::new(),
+            keys: 0,
         }
     }
 
@@ -184,6 +189,7 @@ impl Tlb {
         }
         self.large = [0; 64];
         self.huge.clear();
+        self.keys = 0;
         clear(&mut self.sets[self.now].entries);
         self.sets[self.now].valid = true;
     }
@@ -201,8 +207,23 @@ impl Tlb {
         }
     }
 
-    /// Notes the size of a guest page that a translation was entered from.
-    pub fn note_size(&mut self, linear: u64, shift: u32) {
+    /// The rights that go with protection keys change from one register value to another.
+    pub fn rights_change(&mut self, from: u32, to: u32) {
+        let changed = from ^ to;
+        if (0..16).any(|key| self.keys >> key & 1 != 0 && changed >> (2 * key) & 3 != 0) {
+            self.flush_all();
+        }
+    }
+
+    /// Notes the size and the protection key of a guest page that a translation was entered from.
+    pub fn note(&mut self, linear: u64, page: &Page) {
+        if let Some(key) = page.key {
+            self.keys |= 1 << key;
+        }
+        self.note_size(linear, page.shift);
+    }
+
+    fn note_size(&mut self, linear: u64, shift: u32) {
         if shift > 22 {
             if self.huge.contains(&(linear >> 30)) {
                 return;

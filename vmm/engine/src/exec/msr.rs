@@ -33,6 +33,7 @@ fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
         IA32_SYSENTER_ESP => c.msrs.sysenter_esp,
         IA32_SYSENTER_EIP => c.msrs.sysenter_eip,
         IA32_TSC_AUX if has_tsc_aux(c) => c.msrs.tsc_aux,
+        IA32_PKRS if c.model.features().pks() => c.msrs.pkrs,
         _ => {
             let now = c.now(o);
             match c.bus().read_msr(msr, now) {
@@ -94,6 +95,12 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
         IA32_SYSENTER_EIP => c.msrs.sysenter_eip = value,
         IA32_TSC_AUX if has_tsc_aux(c) && value >> 32 != 0 => return Err(c.gp(0)),
         IA32_TSC_AUX if has_tsc_aux(c) => c.msrs.tsc_aux = value,
+        IA32_PKRS if c.model.features().pks() => {
+            if value >> 32 != 0 {
+                return Err(c.gp(0));
+            }
+            c.set_pkrs(value as u32);
+        }
         _ => {
             let now = c.now(o);
             if c.bus().write_msr(msr, value, now).is_err() {

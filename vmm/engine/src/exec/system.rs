@@ -194,6 +194,22 @@ cold_bodies! {
         c.set::<4>(slot::RDX, v >> 32);
         Ok(())
     };
+    Rdpkru = |c: &mut Cpu, _: &Op| {
+        need_keys(c)?;
+        let v = c.pkru as u64;
+        c.set::<4>(slot::RAX, v);
+        c.set::<4>(slot::RDX, 0);
+        Ok(())
+    };
+    Wrpkru = |c: &mut Cpu, _: &Op| {
+        need_keys(c)?;
+        if c.get::<4>(slot::RDX) != 0 {
+            return Err(c.gp(0));
+        }
+        let v = c.get::<4>(slot::RAX) as u32;
+        c.set_pkru(v);
+        Ok(())
+    };
     /// BOUND with operands of `imm` bytes.
     Bound = |c: &mut Cpu, o: &Op| {
         let (ea, size) = (c.ea(o), o.imm as usize);
@@ -218,8 +234,20 @@ const CR4_PAE: u64 = 1 << 5;
 const CR4_FSGSBASE: u64 = 1 << 16;
 const CR4_PCIDE: u64 = 1 << 17;
 const CR4_OSXSAVE: u64 = 1 << 18;
+const CR4_PKE: u64 = 1 << 22;
 const EFER_SCE: u64 = 1;
 const EFER_LMA: u64 = 1 << 10;
+
+/// SDM Vol. 2B "RDPKRU", Vol. 2D "WRPKRU": #UD without CR4.PKE, #GP for an index other than 0.
+fn need_keys(c: &mut Cpu) -> Done {
+    if c.cr4 & CR4_PKE == 0 {
+        return Err(c.ud());
+    }
+    if c.get::<4>(slot::RCX) != 0 {
+        return Err(c.gp(0));
+    }
+    Ok(())
+}
 
 fn need_fsgsbase(c: &mut Cpu) -> Done {
     if c.cr4 & CR4_FSGSBASE == 0 {
@@ -323,7 +351,7 @@ impl Cpu {
         }
         self.cr4 = new.into_bits();
         // What the TLB holds of rights depends on SMEP, SMAP and the keys too, so it goes when they change.
-        const RIGHTS: u64 = 0x70_0000;
+        const RIGHTS: u64 = 0x170_0000;
         if old.flushes_all(new) || changed & (RIGHTS | CR4_PCIDE) != 0 {
             self.tlb.flush_all();
         }
@@ -459,6 +487,11 @@ fn cpuid(c: &mut Cpu, _: &Op) -> Done {
             // OSXSAVE shows CR4's bit.
             let on = c.cr4 & CR4_OSXSAVE != 0;
             r[2] = r[2] & !(1 << 27) | (on as u32) << 27;
+        }
+        7 if subleaf == 0 && r[2] & 1 << 3 != 0 => {
+            // OSPKE shows CR4.PKE.
+            let on = c.cr4 & CR4_PKE != 0;
+            r[2] = r[2] & !(1 << 4) | (on as u32) << 4;
         }
         0xd if subleaf == 0 && r != [0; 4] => {
             // EBX: the size of what XCR0 enables. Each component says in its subleaf how large it is and where it begins.
@@ -678,6 +711,8 @@ pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
         | M::Int1
         | M::Xsetbv
         | M::Xgetbv
+        | M::Rdpkru
+        | M::Wrpkru
         | M::Ud0
         | M::Ud1
         | M::Ud2
@@ -865,6 +900,8 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Rdtscp => chain::<Rdtscp>,
         M::Rdpmc => chain::<Rdpmc>,
         M::Xgetbv => chain::<Xgetbv>,
+        M::Rdpkru => chain::<Rdpkru>,
+        M::Wrpkru => chain::<Wrpkru>,
         // PAUSE, fences, prefetches and the reserved NOPs (ENDBR among them) change nothing.
         _ => chain::<super::mov::Nop>,
     };

@@ -135,8 +135,8 @@ pub static EVERYTHING: CpuModel = CpuModel {
         row(0, None, [0xd, 0, 0, 0]),
         // All of leaf 1 but VMX, SMX, PDCM, FMA, AVX, F16C, DS and what goes with them.
         row(1, None, [0x306c3, 0, 0x4efa_220b, 0x0f8b_fbff]),
-        // FSGSBASE, SMEP, INVPCID, SMAP, RDSEED, CLFLUSHOPT; UMIP, RDPID.
-        row(7, Some(0), [0, 0x0094_0481, 0x0040_0004, 0]),
+        // FSGSBASE, SMEP, INVPCID, SMAP, RDSEED, CLFLUSHOPT; UMIP, PKU, RDPID, PKS.
+        row(7, Some(0), [0, 0x0094_0481, 0x8040_000c, 0]),
         row(0xd, Some(0), [7, 0, 0x340, 0]),
         row(0xd, Some(1), [0, 0, 0, 0]),
         row(0xd, Some(2), [0x100, 0x240, 0, 0]),
