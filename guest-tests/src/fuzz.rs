@@ -161,7 +161,7 @@ pub fn instructions(bytes: &[u8]) {
     let Ok(mut soft) = memory.engine(&WESTMERE, Options::default()) else {
         return;
     };
-    let mut machine = Machine::new(&WESTMERE, memory, 0, 0, Box::new(io::sink()));
+    let mut machine = Machine::new(&WESTMERE, 1, memory, 0, 0, Box::new(io::sink()));
     let mut state = CpuState::reset(&WESTMERE);
     (state.rip, state.gpr[4]) = (CODE, 0x7000);
     let ring = u16::from(mode >> 2 & 1) * 3;
@@ -262,7 +262,7 @@ pub fn virtqueue(bytes: &[u8]) {
     let size = 2 << 20;
     let memory = Memory::new(size).expect("2 MiB are to be had");
     memory.write(RINGS, image).expect("the rings are in RAM");
-    let mut machine = Machine::new(&WESTMERE, memory, 0, 0, Box::new(io::sink()));
+    let mut machine = Machine::new(&WESTMERE, 1, memory, 0, 0, Box::new(io::sink()));
     let disk = Fake((0..64 * 512).map(|i| (i / 512 * 7 + i) as u8).collect());
     machine.add_disk(Box::new(disk)).expect("there is room for a disk");
     let registers = virtio::address(usize::from(device % 2));

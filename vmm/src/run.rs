@@ -1,9 +1,14 @@
-//! The run loop: time, interrupts, idleness, limits.
+//! The run loop: time, turns, interrupts, idleness, limits.
 //!
-//! One turn of the loop is: take what comes from outside (at slice boundaries), let the devices do what is due, deliver an
-//! interrupt if there is one, and let the CPU run until the next thing that is due. On the virtual clock everything in a turn
-//! is a function of the steps so far and of the input, so a run repeats; wall time decides only how often the outside is
-//! looked at.
+//! One round of the loop is: take what comes from outside (at slice boundaries), let the devices do what is due, deliver an
+//! interrupt if there is one, and let the CPU whose turn it is run until the next thing that is due. On the virtual clock
+//! everything in a round is a function of the steps so far and of the input, so a run repeats; wall time decides only how often
+//! the outside is looked at.
+//!
+//! # Turns
+//! The CPUs run one after the other on one thread, and one clock counts the steps of all of them. A turn ends when the CPU
+//! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
+//! [`TURN`] steps; the next one in a circle that is not halted goes on. Time is skipped only when all are halted.
 
 use std::{
     fs::File,
@@ -14,7 +19,7 @@ use std::{
 };
 
 use devices::platform::Effect;
-use engine::{CS, Cpu, CpuState, Exit, HostLacks, Options};
+use engine::{Activity, CS, Cpu, CpuState, Exit, HostLacks, Options};
 use libc::c_int;
 use log::{debug, info, trace};
 use x86::model::CpuModel;
@@ -49,6 +54,9 @@ const PENDING_JUMP_NS: u64 = 100_000;
 const DEAD_HALT_NS: u64 = 10_000_000_000;
 /// Steps between two looks while an NMI waits until the previous one has returned.
 const NMI_RETRY: u64 = 64;
+/// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
+/// long beside what a change costs.
+const TURN: u64 = 1 << 13;
 
 /// Why a run ended.
 #[derive(Debug)]
@@ -116,6 +124,8 @@ pub struct Exits {
     pub window: u64,
     /// HLT.
     pub halt: u64,
+    /// PAUSE, with other CPUs there.
+    pub pause: u64,
     /// Interrupts delivered.
     pub interrupts: u64,
     /// NMIs delivered.
@@ -129,6 +139,8 @@ pub struct Stats {
     pub steps: u64,
     /// Instructions, each REP once.
     pub instructions: u64,
+    /// Steps of each CPU.
+    pub cpus: Vec<u64>,
     /// Why the CPU stopped.
     pub exits: Exits,
     /// What the guest reached for.
@@ -150,17 +162,25 @@ impl std::fmt::Display for Stats {
             0.0
         };
         let (exits, accesses) = (&self.exits, &self.accesses);
-        let all = exits.budget + exits.bus + exits.window + exits.halt;
+        let all = exits.budget + exits.bus + exits.window + exits.halt + exits.pause;
         writeln!(
             f,
             "steps:        {} ({} instructions), {mips:.1} MIPS",
             self.steps, self.instructions
         )?;
-        writeln!(
+        if self.cpus.len() > 1 {
+            let each: Vec<String> = self.cpus.iter().map(u64::to_string).collect();
+            writeln!(f, "by CPU:       {}", each.join(" "))?;
+        }
+        write!(
             f,
             "exits:        {all}: {} timer or slice, {} device, {} window, {} halt",
             exits.budget, exits.bus, exits.window, exits.halt
         )?;
+        if self.cpus.len() > 1 {
+            write!(f, ", {} pause", exits.pause)?;
+        }
+        writeln!(f)?;
         writeln!(
             f,
             "accesses:     {} port, {} memory-mapped, {} MSR",
@@ -173,11 +193,22 @@ impl std::fmt::Display for Stats {
     }
 }
 
-/// A machine with its CPU, ready to run.
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Turn {
+    cpu: usize,
+    /// The step at which it ends at the latest.
+    end: u64,
+}
+
+/// A machine with its CPUs, ready to run.
 #[derive(Debug)]
 pub struct Vm {
     engine: SoftEngine,
-    cpu: Processor,
+    cpus: Vec<Processor>,
+    turn: Turn,
+    /// Steps so far, over all CPUs in the order they ran.
+    steps: u64,
     machine: Machine,
     line: Line,
     clock: ClockMode,
@@ -226,6 +257,7 @@ impl Vm {
         let line = Line::default();
         let mut machine = Machine::new(
             config.model,
+            1,
             memory,
             config.rtc_base,
             config.seed,
@@ -249,11 +281,26 @@ impl Vm {
             size: config.memory,
             reason: e.to_string(),
         })?;
-        let mut cpu = Cpu::new(config.model);
-        cpu.set_state(&boot::state(config.model, &entry));
+        let several = machine.cpu_count() > 1;
+        let cpus = (0..machine.cpu_count()).map(|index| {
+            let mut cpu = Cpu::new(config.model);
+            if index == 0 {
+                cpu.set_state(&boot::state(config.model, &entry));
+            } else {
+                // Firmware has had its turn with them.
+                cpu.init(false);
+            }
+            cpu.yield_on_pause = several;
+            Processor(cpu)
+        });
         Ok(Vm {
             engine,
-            cpu: Processor(cpu),
+            cpus: cpus.collect(),
+            turn: Turn {
+                cpu: 0,
+                end: if several { TURN } else { u64::MAX },
+            },
+            steps: 0,
             machine,
             line,
             clock: config.clock,
@@ -269,9 +316,9 @@ impl Vm {
         self.line.clone()
     }
 
-    /// The CPU's state.
-    pub fn cpu_state(&self) -> CpuState {
-        self.cpu.0.state()
+    /// A CPU's state, if there is such a CPU.
+    pub fn cpu_state(&self, cpu: usize) -> Option<CpuState> {
+        Some(self.cpus.get(cpu)?.0.state())
     }
 
     /// The machine around the CPU.
@@ -283,16 +330,19 @@ impl Vm {
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         digest.add(&self.machine.memory().digest().to_le_bytes());
-        // The text of plain data is plain data.
-        digest.add(format!("{:?}", self.cpu.0.state()).as_bytes());
+        for cpu in &self.cpus {
+            // The text of plain data is plain data.
+            digest.add(format!("{:?}", cpu.0.state()).as_bytes());
+        }
         digest.value()
     }
 
     /// Figures about the run so far. Hashes all memory.
     pub fn stats(&mut self) -> Stats {
         Stats {
-            steps: self.cpu.0.steps(),
-            instructions: self.cpu.0.retired(),
+            steps: self.steps,
+            instructions: self.cpus.iter().map(|cpu| cpu.0.retired()).sum(),
+            cpus: self.cpus.iter().map(|cpu| cpu.0.steps()).collect(),
             exits: self.exits,
             accesses: self.machine.accesses(),
             wall: self.wall,
@@ -303,7 +353,7 @@ impl Vm {
 
     /// Virtual time in nanoseconds.
     fn now(&mut self) -> u64 {
-        let steps = self.cpu.0.clock;
+        let steps = self.steps;
         self.machine.clock().ns(steps)
     }
 
@@ -347,24 +397,27 @@ impl Vm {
         };
         let mut look_at = 0;
         loop {
-            if self.cpu.0.clock >= look_at {
-                look_at = self.cpu.0.clock + slice;
+            if self.steps >= look_at {
+                look_at = self.steps + slice;
                 if let Some(end) = self.look_outside(console, &mut pace)? {
                     return Ok(end);
                 }
             }
             self.feed(console)?;
-            let now = self.cpu.0.clock;
+            let now = self.steps;
             for effect in self.machine.advance(now) {
-                if let Some(end) = end_of(effect) {
+                if let Some(end) = self.take_effect(effect) {
                     return Ok(end);
                 }
+            }
+            if self.machine.platform().take_sent() || now >= self.turn.end || !self.can_run(self.turn.cpu) {
+                self.next_turn();
             }
             let retry = self.deliver();
 
             let Some(left) = self
                 .max_instructions
-                .map_or(Some(u64::MAX), |max| max.checked_sub(self.cpu.0.steps() + 1))
+                .map_or(Some(u64::MAX), |max| max.checked_sub(now + 1))
             else {
                 return Ok(End::Instructions(self.max_instructions.unwrap_or(0)));
             };
@@ -372,20 +425,39 @@ impl Vm {
                 Some(ns) => self.machine.clock().steps_until(ns, now).max(1),
                 None => u64::MAX,
             };
-            let budget = (look_at - now).min(left.saturating_add(1)).min(until_event).min(retry);
+            let budget = (look_at - now)
+                .min(left.saturating_add(1))
+                .min(until_event)
+                .min(retry)
+                .min(self.turn.end.saturating_sub(now));
             for (gpa, len) in self.machine.take_written() {
                 self.engine.get().written(gpa, len);
             }
-            match self.engine.get().run(&mut self.cpu.0, &mut self.machine, budget) {
+            let cpu = &mut self.cpus[self.turn.cpu].0;
+            let exit = self.engine.get().run(cpu, &mut self.machine, budget);
+            self.steps = cpu.clock;
+            match exit {
                 Exit::Budget => self.exits.budget += 1,
-                Exit::Bus => self.exits.bus += 1,
+                Exit::Bus => {
+                    self.exits.bus += 1;
+                    if self.steps == now {
+                        // Exceptions without end: no step is made, so no time passes, and somebody has to look all the same.
+                        look_at = look_at.saturating_sub(WARP);
+                        self.next_turn();
+                    }
+                }
                 Exit::Window => self.exits.window += 1,
-                Exit::Pause => {}
+                Exit::Pause => {
+                    self.exits.pause += 1;
+                    self.next_turn();
+                }
                 Exit::Halt => {
                     self.exits.halt += 1;
                     // Looks outside do not depend on steps alone here, but only what they find can matter to the guest.
                     look_at = look_at.saturating_sub(WARP);
-                    if let Some(end) = self.idle(console, &mut pace)? {
+                    if !self.next_turn()
+                        && let Some(end) = self.idle(console, &mut pace)?
+                    {
                         return Ok(end);
                     }
                 }
@@ -393,6 +465,45 @@ impl Vm {
                 Exit::Defect(what) => return Ok(End::Defect(format!("{what}\n{}", self.report()))),
             }
         }
+    }
+
+    /// Gives the turn to the next CPU that can run, at last the one that has had it. Says whether there is one.
+    fn next_turn(&mut self) -> bool {
+        let (count, last) = (self.cpus.len(), self.turn.cpu);
+        let next = (1..=count)
+            .map(|step| (last + step) % count)
+            .find(|&cpu| self.can_run(cpu));
+        let Some(cpu) = next else { return false };
+        self.machine.select(cpu);
+        self.cpus[cpu].0.clock = self.steps;
+        self.turn.cpu = cpu;
+        if count > 1 {
+            self.turn.end = self.steps + TURN;
+        }
+        true
+    }
+
+    /// What a device, or another CPU, asks of the machine.
+    fn take_effect(&mut self, effect: Effect) -> Option<End> {
+        match effect {
+            Effect::PowerOff => return Some(End::PowerOff),
+            Effect::Reset => return Some(End::Reset),
+            Effect::DebugExit(value) => return Some(End::DebugExit(value)),
+            // The boot CPU would go on in firmware, which is a reset.
+            Effect::Init { cpu: 0 } => return Some(End::Reset),
+            Effect::Init { cpu } => {
+                if let Some(cpu) = self.cpus.get_mut(cpu) {
+                    cpu.0.init(false);
+                }
+            }
+            Effect::StartUp { cpu, vector } => {
+                if let Some(cpu) = self.cpus.get_mut(cpu) {
+                    cpu.0.start(vector);
+                }
+            }
+            Effect::Smi { .. } => debug!("nobody there for {effect:?}"),
+        }
+        None
     }
 
     /// A slice boundary: input, output, signals, the time limit, and wall time.
@@ -411,9 +522,10 @@ impl Vm {
 
     /// Lets virtual time jump towards wall time, if it lags, but never over an event: guests count the ticks of their timers.
     fn catch_up(&mut self, wall: u64) {
-        let (now, steps) = (self.now(), self.cpu.0.clock);
+        let (now, steps) = (self.now(), self.steps);
+        let count = self.cpus.len();
         let platform = self.machine.platform();
-        let furthest = if platform.interrupt_pending(0) {
+        let furthest = if (0..count).any(|cpu| platform.interrupt_pending(cpu)) {
             PENDING_JUMP_NS
         } else {
             JUMP_NS
@@ -432,47 +544,46 @@ impl Vm {
         self.machine.platform().advance(now);
         let taken = self.machine.platform().serial_enqueue(console.input());
         if taken > 0 {
-            trace!("{taken} bytes of input at step {}", self.cpu.0.clock);
+            trace!("{taken} bytes of input at step {}", self.steps);
             console.consume(taken)?;
         }
         Ok(())
     }
 
-    /// Delivers an NMI or an interrupt, if the CPU lets it in. The answer is how many steps later to try again, at the latest.
+    /// Delivers an NMI or an interrupt to the CPU whose turn it is, if it lets it in. The answer is how many steps later to try
+    /// again, at the latest.
     fn deliver(&mut self) -> u64 {
-        let (cpu, machine) = (&mut self.cpu.0, &mut self.machine);
+        let index = self.turn.cpu;
+        let (cpu, machine) = (&mut self.cpus[index].0, &mut self.machine);
         let mut retry = u64::MAX;
-        if machine.platform().nmi_pending(0) {
+        if machine.platform().nmi_pending(index) {
             if cpu.nmi_deliverable() {
-                machine.platform().take_nmi(0);
+                machine.platform().take_nmi(index);
                 self.engine.get().nmi(cpu, machine);
                 self.exits.nmis += 1;
             } else {
                 retry = NMI_RETRY;
             }
         }
-        let pending = machine.platform().interrupt_pending(0);
+        let pending = machine.platform().interrupt_pending(index);
         cpu.want_window = false;
         if pending && cpu.interruptible() {
-            let vector = machine.platform().acknowledge(0);
+            let vector = machine.platform().acknowledge(index);
             self.engine.get().interrupt(cpu, machine, vector);
             self.exits.interrupts += 1;
             // There may be another one, of a higher class.
-            cpu.want_window = machine.platform().interrupt_pending(0);
+            cpu.want_window = machine.platform().interrupt_pending(index);
         } else if pending {
             cpu.want_window = true;
         }
         retry
     }
 
-    /// The CPU is halted: lets time pass until the next event.
+    /// All CPUs are halted, and nothing is pending that one of them lets in: lets time pass until the next event.
     fn idle(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
-        let steps = self.cpu.0.clock;
-        if self.can_wake() {
-            return Ok(None);
-        }
-        // An enabled interrupt wakes the CPU; else only an NMI can, and nothing typed is one.
-        let enabled = self.cpu.0.interruptible();
+        let steps = self.steps;
+        // An enabled interrupt wakes a CPU; else only an NMI can, and nothing typed is one.
+        let enabled = self.cpus.iter().any(|cpu| cpu.0.interruptible());
         let next = self.machine.platform().next_event();
         let waiting = !console.input().is_empty() && self.machine.platform().serial_capacity() > 0;
         let input = enabled && (waiting || console.input_open());
@@ -506,23 +617,35 @@ impl Vm {
         }
     }
 
-    /// Something is pending that the halted CPU lets in.
-    fn can_wake(&mut self) -> bool {
-        let (cpu, platform) = (&self.cpu.0, self.machine.platform());
-        platform.nmi_pending(0) && cpu.nmi_deliverable() || platform.interrupt_pending(0) && cpu.interruptible()
+    /// The CPU runs, or something is pending that it lets in while halted.
+    fn can_run(&mut self, index: usize) -> bool {
+        let (cpu, platform) = (&self.cpus[index].0, self.machine.platform());
+        cpu.activity() == Activity::Running
+            || platform.nmi_pending(index) && cpu.nmi_deliverable()
+            || platform.interrupt_pending(index) && cpu.interruptible()
     }
 
     fn halted(&self, enabled: bool) -> String {
-        let rip = self.cpu.0.rip();
+        let listens = |cpu: &Processor| cpu.0.interruptible();
+        let index = self.cpus.iter().position(listens).unwrap_or(self.turn.cpu);
+        let rip = self.cpus[index].0.rip();
+        let name = match self.cpus.len() {
+            1 => String::new(),
+            count => format!("CPU {index}, the last of {count}: "),
+        };
         match enabled {
-            true => format!("HLT before {rip:#x}, with no timer armed and no more input"),
-            false => format!("HLT before {rip:#x} with interrupts disabled"),
+            true => format!("{name}HLT before {rip:#x}, with no timer armed and no more input"),
+            false => format!("{name}HLT before {rip:#x} with interrupts disabled"),
         }
     }
 
-    /// Registers and the last code bytes.
+    /// Registers and the last code bytes of the CPU whose turn it is.
     fn report(&self) -> String {
-        report(self.machine.memory(), &self.cpu.0.state())
+        let text = report(self.machine.memory(), &self.cpus[self.turn.cpu].0.state());
+        match self.cpus.len() {
+            1 => text,
+            count => format!("CPU {} of {count}\n{text}", self.turn.cpu),
+        }
     }
 }
 
@@ -574,20 +697,6 @@ impl Pace {
             self.looked = Instant::now();
         }
         due
-    }
-}
-
-fn end_of(effect: Effect) -> Option<End> {
-    match effect {
-        Effect::PowerOff => Some(End::PowerOff),
-        Effect::Reset => Some(End::Reset),
-        Effect::DebugExit(value) => Some(End::DebugExit(value)),
-        // The boot CPU would go on in firmware, which is a reset.
-        Effect::Init { cpu: 0 } => Some(End::Reset),
-        Effect::Init { .. } | Effect::StartUp { .. } | Effect::Smi { .. } => {
-            debug!("nobody there for {effect:?}");
-            None
-        }
     }
 }
 
@@ -914,7 +1023,7 @@ mod tests {
             let (mut vm, mut console) = vm(&code, |c| c.max_instructions = Some(300_001));
             assert!(matches!(vm.run(&mut console), Ok(End::Instructions(300_001))));
             assert_eq!(vm.stats().steps, 300_001);
-            (vm.digest(), vm.cpu_state())
+            (vm.digest(), vm.cpu_state(0))
         };
         let (mut vm, mut console) = vm(&code, |c| c.max_instructions = Some(1));
         for limit in [1, 2, 777, 100_000, 300_001] {
@@ -922,7 +1031,7 @@ mod tests {
             assert!(matches!(vm.run(&mut console), Ok(End::Instructions(_))));
             assert_eq!(vm.stats().steps, limit);
         }
-        assert_eq!((vm.digest(), vm.cpu_state()), whole);
+        assert_eq!((vm.digest(), vm.cpu_state(0)), whole);
     }
 
     // covers: 2/cli-clock

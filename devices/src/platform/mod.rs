@@ -209,6 +209,8 @@ pub struct Platform {
     irqs: [bool; IRQS],
     intr: bool,
     effects: Vec<Effect>,
+    /// See [`Platform::take_sent`].
+    sent: bool,
 }
 
 impl Platform {
@@ -239,6 +241,7 @@ impl Platform {
             irqs: [false; IRQS],
             intr: false,
             effects: Vec::new(),
+            sent: false,
         }
     }
 
@@ -458,6 +461,12 @@ impl Platform {
         vector
     }
 
+    /// Whether a CPU has sent an interrupt through its ICR since the last call. No part of the state: whoever runs the CPUs asks
+    /// after every access.
+    pub fn take_sent(&mut self) -> bool {
+        std::mem::take(&mut self.sent)
+    }
+
     /// Whether a CPU has an NMI to take.
     pub fn nmi_pending(&self, cpu: usize) -> bool {
         self.lapics.get(cpu).is_some_and(Lapic::nmi_pending)
@@ -485,8 +494,14 @@ impl Platform {
 
     fn act(&mut self, cpu: usize, action: Option<Action>) {
         match action {
-            Some(Action::Send(message)) => self.deliver(message, None),
-            Some(Action::SendOthers(message)) => self.deliver(message, Some(cpu)),
+            Some(Action::Send(message)) => {
+                self.sent = true;
+                self.deliver(message, None);
+            }
+            Some(Action::SendOthers(message)) => {
+                self.sent = true;
+                self.deliver(message, Some(cpu));
+            }
             Some(Action::Eoi(vector)) => {
                 let messages = self.ioapic.eoi(vector);
                 self.deliver_all(messages);

@@ -3,6 +3,7 @@
 pub mod acpi;
 pub mod boot;
 pub mod clock;
+pub mod cpu;
 pub mod memory;
 pub mod virtio;
 pub mod walk;
@@ -16,10 +17,7 @@ use engine::bus::{Bus, MsrFault};
 use log::debug;
 use x86::model::CpuModel;
 
-use self::{acpi::Hardware, clock::Clock, memory::Memory, random::Random, virtio::Virtio};
-
-/// The only CPU there is yet.
-const CPU: usize = 0;
+use self::{acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio};
 
 /// Local APICs start with their registers here (SDM Vol. 3A 11.4.1 "The Local APIC Block Diagram").
 const LAPIC: u32 = 0xfee0_0000;
@@ -63,28 +61,25 @@ pub struct MachineState {
     pub platform: PlatformState,
     /// Virtual time.
     pub clock: Clock,
-    /// The model's plain MSRs, in the order of its rows.
-    pub msrs: Vec<u64>,
-    /// What the TSC is ahead of the clock's ticks.
-    pub tsc_offset: u64,
-    /// IA32_TSC_ADJUST.
-    pub tsc_adjust: u64,
+    /// What is kept for each CPU.
+    pub cpus: Vec<PerCpu>,
     /// RDRAND.
     pub random: Random,
     /// The virtio devices, without what the disks hold.
     pub virtio: Vec<TransportState>,
 }
 
-/// Everything around the CPU.
+/// Everything around the CPUs. As their [`Bus`] it answers the one that [`Machine::select`] names: whoever lets a CPU run says
+/// which one it is.
 #[derive(Debug)]
 pub struct Machine {
     memory: Memory,
     platform: Platform,
     model: &'static CpuModel,
     clock: Clock,
-    msrs: Vec<u64>,
-    tsc_offset: u64,
-    tsc_adjust: u64,
+    cpus: Vec<PerCpu>,
+    /// The CPU that the bus answers.
+    current: usize,
     random: Random,
     virtio: Virtio,
     second_serial: bool,
@@ -92,29 +87,47 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine at reset.
+    /// A machine at reset with so many CPUs, at least one; the first is the boot CPU, and the bus answers it.
     pub fn new(
         model: &'static CpuModel,
+        cpus: u8,
         memory: Memory,
         rtc_base: i64,
         seed: u64,
         serial_out: Box<dyn Write + Send>,
     ) -> Self {
-        let mut platform = Platform::new(model, 1, rtc_base, serial_out);
+        let cpus = usize::from(cpus.max(1));
+        let mut platform = Platform::new(model, cpus, rtc_base, serial_out);
         platform.set_virtual_wire();
         Machine {
             memory,
             platform,
             model,
             clock: Clock::new(model.tsc_khz),
-            msrs: model.msrs.iter().map(|row| row.reset).collect(),
-            tsc_offset: 0,
-            tsc_adjust: 0,
+            cpus: vec![PerCpu::new(model); cpus],
+            current: 0,
             random: Random::new(seed),
             virtio: Virtio::new(seed),
             second_serial: false,
             accesses: Accesses::default(),
         }
+    }
+
+    /// How many CPUs there are.
+    pub fn cpu_count(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// Has the bus answer this CPU from now on. One that is not there changes nothing.
+    pub fn select(&mut self, cpu: usize) {
+        if cpu < self.cpus.len() {
+            self.current = cpu;
+        }
+    }
+
+    /// The CPU that the bus answers.
+    pub fn current(&self) -> usize {
+        self.current
     }
 
     /// RAM.
@@ -143,6 +156,7 @@ impl Machine {
         Hardware {
             com2: self.second_serial,
             virtio: self.virtio.count(),
+            cpus: u8::try_from(self.cpus.len()).unwrap_or(u8::MAX),
             ..HARDWARE
         }
     }
@@ -174,9 +188,7 @@ impl Machine {
         MachineState {
             platform: self.platform.state(),
             clock: self.clock,
-            msrs: self.msrs.clone(),
-            tsc_offset: self.tsc_offset,
-            tsc_adjust: self.tsc_adjust,
+            cpus: self.cpus.clone(),
             random: self.random,
             virtio: self.virtio.state(),
         }
@@ -184,12 +196,16 @@ impl Machine {
 
     /// Takes on a state of a machine of this model. A state of another shape is left alone and says so.
     pub fn set_state(&mut self, state: &MachineState) -> Result<(), String> {
-        if state.msrs.len() != self.msrs.len() {
+        if state.cpus.len() != self.cpus.len() {
             return Err(format!(
-                "the state has {} plain MSRs, the model {}",
-                state.msrs.len(),
-                self.msrs.len()
+                "the state has {} CPUs, the machine has {}",
+                state.cpus.len(),
+                self.cpus.len()
             ));
+        }
+        let rows = self.model.msrs.len();
+        if let Some(cpu) = state.cpus.iter().find(|cpu| cpu.msrs.len() != rows) {
+            return Err(format!("the state has {} plain MSRs, the model {rows}", cpu.msrs.len()));
         }
         if state.platform.serial2.is_some() != self.second_serial {
             return Err("one of state and machine has a second serial port, the other has none".into());
@@ -197,16 +213,27 @@ impl Machine {
         self.platform.restore(&state.platform).map_err(|e| e.to_string())?;
         self.virtio.restore(&state.virtio, self.memory.mmap())?;
         self.clock = state.clock;
-        self.msrs.clone_from(&state.msrs);
-        self.tsc_adjust = state.tsc_adjust;
+        self.cpus.clone_from(&state.cpus);
         self.random = state.random;
-        self.set_tsc_offset(state.tsc_offset);
+        for (index, cpu) in self.cpus.iter().enumerate() {
+            if let Some(lapic) = self.platform.lapic_mut(index) {
+                lapic.set_tsc_offset(cpu.tsc_offset);
+            }
+        }
         Ok(())
     }
 
-    fn set_tsc_offset(&mut self, offset: u64) {
-        self.tsc_offset = offset;
-        if let Some(lapic) = self.platform.lapic_mut(CPU) {
+    /// What is kept for the CPU that the bus answers.
+    fn cpu(&mut self) -> &mut PerCpu {
+        &mut self.cpus[self.current]
+    }
+
+    /// Adds to the TSC of the CPU that the bus answers, modulo 2^64.
+    fn move_tsc(&mut self, added: u64) {
+        let cpu = self.cpu();
+        cpu.tsc_offset = cpu.tsc_offset.wrapping_add(added);
+        let offset = cpu.tsc_offset;
+        if let Some(lapic) = self.platform.lapic_mut(self.current) {
             lapic.set_tsc_offset(offset);
         }
     }
@@ -226,7 +253,7 @@ impl Bus for Machine {
         if let Some(value) = self.virtio.read(gpa, size) {
             return value;
         }
-        self.platform.mmio_read(CPU, gpa, size, self.clock.ns(now))
+        self.platform.mmio_read(self.current, gpa, size, self.clock.ns(now))
     }
 
     fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64) {
@@ -235,7 +262,8 @@ impl Bus for Machine {
             self.platform.set_gsi(gsi, level);
             return;
         }
-        self.platform.mmio_write(CPU, gpa, size, value, self.clock.ns(now));
+        self.platform
+            .mmio_write(self.current, gpa, size, value, self.clock.ns(now));
     }
 
     fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32 {
@@ -254,15 +282,15 @@ impl Bus for Machine {
         self.accesses.msrs += 1;
         match msr {
             IA32_TIME_STAMP_COUNTER => return Ok(self.tsc(now)),
-            IA32_TSC_ADJUST if self.has_tsc_adjust() => return Ok(self.tsc_adjust),
+            IA32_TSC_ADJUST if self.has_tsc_adjust() => return Ok(self.cpu().tsc_adjust),
             _ => {}
         }
-        match self.platform.read_msr(CPU, msr, self.clock.ns(now)) {
+        match self.platform.read_msr(self.current, msr, self.clock.ns(now)) {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
         match self.row(msr) {
-            Some(index) => self.model.msrs[index].read(self.msrs[index]),
+            Some(index) => self.model.msrs[index].read(self.cpu().msrs[index]),
             None => {
                 debug!("RDMSR of {msr:#x}, which the model does not have");
                 Err(MsrFault::GeneralProtection)
@@ -276,19 +304,20 @@ impl Bus for Machine {
             // SDM Vol. 3B 18.17.3 "Time-Stamp Counter Adjustment": what is added to one is added to the other.
             IA32_TIME_STAMP_COUNTER => {
                 let added = value.wrapping_sub(self.tsc(now));
-                self.tsc_adjust = self.tsc_adjust.wrapping_add(added);
-                self.set_tsc_offset(self.tsc_offset.wrapping_add(added));
+                let cpu = self.cpu();
+                cpu.tsc_adjust = cpu.tsc_adjust.wrapping_add(added);
+                self.move_tsc(added);
                 return Ok(());
             }
             IA32_TSC_ADJUST if self.has_tsc_adjust() => {
-                let added = value.wrapping_sub(self.tsc_adjust);
-                self.tsc_adjust = value;
-                self.set_tsc_offset(self.tsc_offset.wrapping_add(added));
+                let added = value.wrapping_sub(self.cpu().tsc_adjust);
+                self.cpu().tsc_adjust = value;
+                self.move_tsc(added);
                 return Ok(());
             }
             _ => {}
         }
-        match self.platform.write_msr(CPU, msr, value, self.clock.ns(now)) {
+        match self.platform.write_msr(self.current, msr, value, self.clock.ns(now)) {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
@@ -296,40 +325,41 @@ impl Bus for Machine {
             debug!("WRMSR of {value:#x} to {msr:#x}, which the model does not have");
             return Err(MsrFault::GeneralProtection);
         };
-        let written = self.model.msrs[index].write(self.msrs[index], value);
+        let held = self.cpu().msrs[index];
+        let written = self.model.msrs[index].write(held, value);
         if written.is_err() {
             debug!(
                 "WRMSR of {value:#x} to {}, which refuses it",
                 self.model.msrs[index].name
             );
         }
-        self.msrs[index] = written?;
+        self.cpu().msrs[index] = written?;
         Ok(())
     }
 
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
         let mut regs = self.model.cpuid(leaf, subleaf);
         if leaf == 1 {
-            let enabled = self.platform.lapic(CPU).is_some_and(|lapic| lapic.enabled());
+            let enabled = self.platform.lapic(self.current).is_some_and(|lapic| lapic.enabled());
             regs[3] = regs[3] & !(1 << 9) | u32::from(enabled) << 9;
             // Loads the microcode revision (SDM Vol. 3A 10.11.7.1 "Determining the Signature").
             if let Some(index) = self.row(IA32_BIOS_SIGN_ID) {
-                self.msrs[index] = u64::from(self.model.microcode) << 32;
+                self.cpu().msrs[index] = u64::from(self.model.microcode) << 32;
             }
         }
         regs
     }
 
     fn tsc(&mut self, now: u64) -> u64 {
-        self.clock.ticks(now).wrapping_add(self.tsc_offset)
+        self.clock.ticks(now).wrapping_add(self.cpu().tsc_offset)
     }
 
     fn cr8(&mut self) -> u64 {
-        self.platform.cr8(CPU).into()
+        self.platform.cr8(self.current).into()
     }
 
     fn set_cr8(&mut self, value: u64) {
-        self.platform.set_cr8(CPU, value as u8);
+        self.platform.set_cr8(self.current, value as u8);
     }
 
     fn random(&mut self) -> u64 {
@@ -340,11 +370,12 @@ impl Bus for Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use x86::model::WESTMERE;
+    use x86::model::{HASWELL, WESTMERE};
 
     fn machine() -> Machine {
         Machine::new(
             &WESTMERE,
+            1,
             Memory::new(2 << 20).unwrap(),
             0,
             7,
@@ -441,6 +472,7 @@ mod tests {
         a.random();
         let mut b = Machine::new(
             &WESTMERE,
+            1,
             Memory::new(2 << 20).unwrap(),
             99,
             1,
@@ -449,11 +481,10 @@ mod tests {
         b.set_state(&a.state()).unwrap();
         assert_eq!(a.state(), b.state());
         assert_eq!((a.random(), a.tsc(50)), (b.random(), b.tsc(50)));
-        b.set_state(&MachineState {
-            msrs: vec![],
-            ..a.state()
-        })
-        .unwrap_err();
+        let state = a.state();
+        for cpus in [vec![], vec![state.cpus[0].clone(); 2], vec![PerCpu::new(&HASWELL)]] {
+            b.set_state(&MachineState { cpus, ..state.clone() }).unwrap_err();
+        }
     }
 
     // covers: 2/loader-acpi-power

@@ -164,7 +164,7 @@ mod tests {
 
     fn machine(disks: usize) -> Machine {
         let memory = Memory::new(2 << 20).unwrap();
-        let mut machine = Machine::new(&WESTMERE, memory, 0, 7, Box::new(io::sink()));
+        let mut machine = Machine::new(&WESTMERE, 1, memory, 0, 7, Box::new(io::sink()));
         for _ in 0..disks {
             machine.add_disk(Box::new(Zeroes)).unwrap();
         }

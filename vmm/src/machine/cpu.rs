@@ -1,0 +1,29 @@
+//! What the machine keeps for each CPU beside what the engine and the local APIC hold.
+//!
+//! Every CPU is a core of its own, so what the manual calls a core's is a CPU's: the MTRRs, the machine-check banks,
+//! IA32_MISC_ENABLE. The few registers that the cores of a real package share are kept for each CPU, too: they say the same on
+//! all of them, and systems write them alike.
+
+use x86::model::CpuModel;
+
+/// One CPU's registers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PerCpu {
+    /// The model's plain MSRs, in the order of its rows.
+    pub msrs: Vec<u64>,
+    /// What the TSC is ahead of the clock's ticks, modulo 2^64.
+    pub tsc_offset: u64,
+    /// IA32_TSC_ADJUST.
+    pub tsc_adjust: u64,
+}
+
+impl PerCpu {
+    /// The registers as firmware hands them over.
+    pub fn new(model: &CpuModel) -> Self {
+        PerCpu {
+            msrs: model.msrs.iter().map(|row| row.reset).collect(),
+            tsc_offset: 0,
+            tsc_adjust: 0,
+        }
+    }
+}
