@@ -137,6 +137,9 @@ const _: () = assert!(size_of::<BranchRecord>() == 32, "a record is half a cache
 pub struct Appetite {
     /// Every branch is to be recorded, taken or not.
     pub branches: bool,
+    /// Every far transfer is to be recorded, even where `branches` is clear: all that can change CPL, which is what ring
+    /// filters of counters need to hear.
+    pub far: bool,
     /// How many branch records may wait at most before they are handed over; 1 for each at once. What must be exact to
     /// the branch (a threshold, an overflow, a buffer page that may fault) is made so by this number.
     pub branch_room: u32,
@@ -154,6 +157,7 @@ impl Appetite {
     /// Nobody watches.
     pub const NOTHING: Self = Self {
         branches: false,
+        far: false,
         branch_room: u32::MAX,
         instructions: u64::MAX,
         every_instruction: false,
@@ -165,6 +169,7 @@ impl Appetite {
     pub fn and(self, other: Self) -> Self {
         Self {
             branches: self.branches | other.branches,
+            far: self.far | other.far,
             branch_room: self.branch_room.min(other.branch_room),
             instructions: self.instructions.min(other.instructions),
             every_instruction: self.every_instruction | other.every_instruction,
@@ -531,6 +536,7 @@ mod tests {
             ..Appetite::NOTHING
         };
         let counting = Appetite {
+            far: true,
             branch_room: 7,
             instructions: 100,
             ..Appetite::NOTHING
@@ -540,6 +546,7 @@ mod tests {
             exact.and(counting),
             Appetite {
                 instructions: 100,
+                far: true,
                 ..exact
             }
         );
