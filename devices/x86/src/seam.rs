@@ -137,12 +137,11 @@ const _: () = assert!(size_of::<BranchRecord>() == 32, "a record is half a cache
 pub struct Appetite {
     /// Every branch is to be recorded, taken or not.
     pub branches: bool,
-    /// Every far transfer is to be recorded, even where `branches` is clear: all that can change CPL, which is what ring
-    /// filters of counters need to hear.
-    pub far: bool,
     /// How many branch records may wait at most before they are handed over; 1 for each at once. What must be exact to
     /// the branch (a threshold, an overflow, a buffer page that may fault) is made so by this number.
     pub branch_room: u32,
+    /// Far transfers, events and changes are to be announced even if branches are not; who wants branches hears these too.
+    pub transfers: bool,
     /// How many instructions may retire at most before [`Watch::tick`] is called.
     pub instructions: u64,
     /// [`Watch::before`] is called for every instruction, not only at [`Watch::boundaries`].
@@ -157,8 +156,8 @@ impl Appetite {
     /// Nobody watches.
     pub const NOTHING: Self = Self {
         branches: false,
-        far: false,
         branch_room: u32::MAX,
+        transfers: false,
         instructions: u64::MAX,
         every_instruction: false,
         ranges: false,
@@ -169,8 +168,8 @@ impl Appetite {
     pub fn and(self, other: Self) -> Self {
         Self {
             branches: self.branches | other.branches,
-            far: self.far | other.far,
             branch_room: self.branch_room.min(other.branch_room),
+            transfers: self.transfers | other.transfers,
             instructions: self.instructions.min(other.instructions),
             every_instruction: self.every_instruction | other.every_instruction,
             ranges: self.ranges | other.ranges,
@@ -536,7 +535,7 @@ mod tests {
             ..Appetite::NOTHING
         };
         let counting = Appetite {
-            far: true,
+            transfers: true,
             branch_room: 7,
             instructions: 100,
             ..Appetite::NOTHING
@@ -546,7 +545,7 @@ mod tests {
             exact.and(counting),
             Appetite {
                 instructions: 100,
-                far: true,
+                transfers: true,
                 ..exact
             }
         );
