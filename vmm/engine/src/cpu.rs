@@ -293,6 +293,10 @@ pub struct Cpu {
     pub(crate) skip_step: bool,
     /// The instruction that just ran is followed by a single-step trap although TF was clear before it.
     pub(crate) trap_now: bool,
+    /// `event` is a fault of the task that a task switch has just entered.
+    pub(crate) late_fault: bool,
+    /// A task switch has entered a task whose TSS asks for a debug trap.
+    pub(crate) task_trap: bool,
     pub(crate) maxphyaddr: u32,
     /// How far this processor has read [`Core::new_code`].
     pub(crate) code_seen: u64,
@@ -362,6 +366,8 @@ impl Cpu {
             second_page_moved: false,
             skip_step: false,
             trap_now: false,
+            late_fault: false,
+            task_trap: false,
             code_seen: 0,
             paused: false,
             generation: 0,

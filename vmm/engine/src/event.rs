@@ -15,22 +15,25 @@ impl Cpu {
     /// Delivers an event: `Err` with the next exception in `Cpu::event` when delivery itself faults. RIP is what the frame
     /// will hold: the instruction for faults, the one after it for software interrupts and traps.
     pub(crate) fn deliver(&mut self, event: Event) -> Done {
-        if self.cr0 & 1 == 0 {
+        let switched = if self.cr0 & 1 == 0 {
             self.deliver_real(event)?;
+            false
         } else {
-            self.deliver_protected(event)?;
-        }
+            self.deliver_protected(event)?
+        };
         // A #DB handler runs with general detection off (SDM Vol. 3B 19.2.4 "Debug Control Register (DR7)").
         if event.vector == 1 && event.source != Source::Software {
             self.dr[7] &= !(1 << 13);
         }
         self.shadow_at = u64::MAX;
-        self.rf_at = u64::MAX;
+        if !switched {
+            self.rf_at = u64::MAX;
+        }
         Ok(())
     }
 
     /// RFLAGS as the frame holds them (for RF see SDM Vol. 3B 19.3.1.1 "Instruction-Breakpoint Exception Condition").
-    fn flags_image(&self, event: Event) -> u64 {
+    pub(crate) fn flags_image(&self, event: Event) -> u64 {
         let fault = event.source == Source::Exception && !matches!(event.vector, 1 | 8 | 18);
         let rf = fault || self.rf_at == self.steps_now();
         self.rflags() | if rf { rf::RF } else { 0 }
@@ -55,7 +58,8 @@ impl Cpu {
         Ok(())
     }
 
-    fn deliver_protected(&mut self, event: Event) -> Done {
+    /// Whether it was a task switch.
+    fn deliver_protected(&mut self, event: Event) -> Done<bool> {
         // EXT: the event did not come from an instruction that asked for it.
         let ext = (event.source != Source::Software) as u32;
         let error = (event.vector as u32) << 3 | IDT | ext;
@@ -73,9 +77,9 @@ impl Cpu {
             0
         };
         let descriptor = Descriptor { at, bits };
-        // Interrupt gates 6 and 14, trap gates 7 and 15. A task gate (5) asks for a hardware task switch, which is absent
-        // here on purpose (see `segment`): it is refused like a gate of an unknown kind.
+        // Interrupt gates 6 and 14, trap gates 7 and 15, task gates 5.
         let size: u64 = match (descriptor.kind(), long) {
+            (5, false) => 0,
             (14 | 15, true) => 8,
             (14 | 15, false) => 4,
             (6 | 7, false) => 2,
@@ -86,6 +90,10 @@ impl Cpu {
         }
         if !descriptor.present() {
             return Err(self.fault(NP, Some(error)));
+        }
+        if size == 0 {
+            self.deliver_to_task(descriptor, event, ext)?;
+            return Ok(true);
         }
         let mut gate = Gate::new(bits, high & 0xffff_ffff);
         if size == 2 {
@@ -173,6 +181,6 @@ impl Cpu {
         self.enter_code(d, gate.selector, level);
         self.rip = gate.offset;
         self.refresh_mode();
-        Ok(())
+        Ok(false)
     }
 }

@@ -18,8 +18,10 @@ pub mod mmu;
 mod op;
 mod segment;
 mod step;
+mod task;
 mod tlb;
 pub mod undefined;
+mod virtual8086;
 
 pub use crate::core::RamRegion;
 pub use crate::cpu::{Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, SS, Segment, Source, Table};

@@ -1,8 +1,7 @@
 //! Descriptors: reading them, loading segment registers from them, and the far transfers of control that CALL, JMP, RET and
 //! IRET make through them (SDM Vol. 3A chapters 3 "Protected-Mode Memory Management" and 6 "Protection").
 //!
-//! Hardware task switches are absent here on purpose: a task gate, a TSS as the target of a far transfer and IRET with NT set
-//! raise the exception that a gate of the wrong kind does. No 64-bit system uses them.
+//! Where a far transfer means another task it goes on in `task`.
 
 use crate::cpu::{CS, Cpu, DS, ES, FS, GS, SS, Segment, slot};
 use crate::mem::Who;
@@ -92,6 +91,11 @@ impl Descriptor {
 
     pub fn big(self) -> bool {
         self.bits >> 54 & 1 != 0
+    }
+
+    /// The selector that a gate holds.
+    pub fn gate_selector(self) -> u16 {
+        (self.bits >> 16) as u16
     }
 
     /// The segment register's contents once it is loaded.
@@ -393,7 +397,7 @@ impl Cpu {
     }
 
     /// Loads CS in real-address or virtual-8086 mode.
-    fn enter_real(&mut self, selector: u16) {
+    pub(crate) fn enter_real(&mut self, selector: u16) {
         let virtual8086 = self.virtual8086();
         let cs = &mut self.seg[CS];
         cs.selector = selector;
@@ -462,13 +466,23 @@ impl Cpu {
             (12, true) => 8,
             (12, false) => 4,
             (4, false) => 2,
+            // An available TSS, or a task gate. A busy TSS may not be entered again.
+            (1 | 5 | 9, false) => 0,
             _ => return Err(self.gp(error)),
         };
         if gate.dpl() < self.cpl || (selector & 3) as u8 > gate.dpl() {
             return Err(self.gp(error));
         }
+        if size == 0 && gate.kind() != 5 {
+            self.far_task(o, selector, call)?;
+            return Ok(self.rip);
+        }
         if !gate.present() {
             return Err(self.fault(NP, Some(error)));
+        }
+        if size == 0 {
+            self.far_task(o, gate.gate_selector(), call)?;
+            return Ok(self.rip);
         }
         let high = if long { self.descriptor_high(selector, gate)? } else { 0 };
         let count = if long { 0 } else { gate.bits >> 32 & 0x1f };
@@ -643,18 +657,17 @@ impl Cpu {
 
     /// IRET with an operand size of `size` bytes: the new RIP (SDM Vol. 2A "IRET/IRETD/IRETQ—Interrupt Return").
     pub(crate) fn interrupt_return(&mut self, o: &Op, size: u64) -> Done<u64> {
-        if self.virtual8086() && self.iopl() < 3 {
+        if self.virtual8086() && self.iopl() < 3 && !(self.has_virtual_if() && size == 2) {
             return Err(self.gp(0));
         }
         // IRET ends the blocking of NMIs even if it faults (SDM Vol. 3A 7.7.1 "Handling Multiple NMIs").
         self.nmi_blocked = false;
         if self.protected() && self.rflags & rf::NT != 0 {
-            // A task return, which IA-32e mode has not got and this processor does not do.
-            return Err(if self.long_mode() {
-                self.gp(0)
-            } else {
-                self.fault(TS, Some(named(self.tr.selector)))
-            });
+            if self.long_mode() {
+                return Err(self.gp(0));
+            }
+            self.return_task(o)?;
+            return Ok(self.rip);
         }
         let rip = self.stack_item(o, 0, size)?;
         let selector = self.stack_item(o, size, size)? as u16;
@@ -663,9 +676,20 @@ impl Cpu {
             if rip > self.seg[CS].limit as u64 {
                 return Err(self.gp(0));
             }
+            let virtual_flags = if self.has_virtual_if() {
+                Some(self.load_virtual_flags(flags)?)
+            } else {
+                None
+            };
             self.drop_items(3 * size);
             self.enter_real(selector);
-            self.return_flags(o, flags, size, if self.virtual8086() { 3 } else { 0 });
+            if let Some(new) = virtual_flags {
+                self.rflags = new;
+                self.nf = crate::flags::from_rflags(flags);
+                self.rf_at = u64::MAX;
+            } else {
+                self.return_flags(o, flags, size, if self.virtual8086() { 3 } else { 0 });
+            }
             self.refresh_mode();
             return Ok(rip);
         }

@@ -133,9 +133,13 @@ impl Engine {
         let mut event = first;
         loop {
             cpu.event = None;
-            if cpu.deliver(event).is_ok() {
+            if cpu.deliver(event).is_ok() && !core::mem::take(&mut cpu.late_fault) {
                 cpu.event = None;
-                return;
+                if !core::mem::take(&mut cpu.task_trap) {
+                    return;
+                }
+                event = cpu.task_switch_trap();
+                continue;
             }
             let Some(next) = cpu.event.take() else { return };
             if event.vector == 8 && event.source == EventSource::Exception {
@@ -181,7 +185,12 @@ impl Engine {
             } else {
                 Length::Whole
             };
-            let mut reason = self.chain(cpu, length);
+            let mut reason = if cpu.virtual_interrupt_due() {
+                let Stop = cpu.gp(0);
+                Reason::Fault
+            } else {
+                self.chain(cpu, length)
+            };
             if reason == Reason::Budget && length == Length::Whole {
                 reason = self.chain(cpu, Length::Cut(cpu.budget.max(1) as usize));
             }
@@ -210,6 +219,10 @@ impl Engine {
                         "the instruction at {:#x} asks for a block of its own within one",
                         cpu.rip
                     ));
+                }
+                _ if core::mem::take(&mut cpu.task_trap) => {
+                    let event = cpu.task_switch_trap();
+                    self.deliver(cpu, event);
                 }
                 _ if stepping && !cpu.skip_step || cpu.trap_now => {
                     // Single-step trap, after the instruction (SDM Vol. 3B 19.3.1.4 "Single-Step Exception Condition").

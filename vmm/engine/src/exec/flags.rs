@@ -5,7 +5,7 @@ use iced_x86::Mnemonic as M;
 use crate::cpu::{Cpu, SS, slot};
 use crate::decode::{End, Lower, body, sized_wide};
 use crate::flags;
-use crate::op::{Done, chain};
+use crate::op::{Done, Op, chain};
 use crate::segment::rf;
 
 impl Cpu {
@@ -39,33 +39,66 @@ fn flags_slow(c: &mut Cpu, new: u64) -> Done {
     Ok(())
 }
 
-/// CLI and STI: who may change IF (SDM Vol. 2A "CLI", 2B "STI").
-#[inline(always)]
-fn may_change_if(c: &mut Cpu) -> Done {
-    if c.cr0 & 1 == 0 || c.cpl <= c.iopl() {
-        return Ok(());
-    }
-    Err(c.gp(0))
-}
-
-/// Virtual-8086 mode leaves PUSHF and POPF to the monitor below IOPL 3.
-#[inline(always)]
-fn may_touch_flags(c: &mut Cpu) -> Done {
-    if c.rflags & rf::VM != 0 && c.iopl() < 3 {
+/// CLI and STI where the privilege does not reach IF: VIF, or #GP.
+#[cold]
+#[inline(never)]
+fn virtual_if<const ON: u8>(c: &mut Cpu) -> Done {
+    let flag = c.interrupt_flag()?;
+    if ON != 0 && c.rflags & rf::VIP != 0 {
         return Err(c.gp(0));
     }
+    c.rflags = c.rflags & !flag | if ON != 0 { flag } else { 0 };
+    Ok(())
+}
+
+/// CLI and STI may change IF itself (SDM Vol. 2A "CLI", 2B "STI").
+#[inline(always)]
+fn reaches_if(c: &Cpu) -> bool {
+    c.cr0 & 1 == 0 || c.cpl <= c.iopl()
+}
+
+/// PUSHF and POPF in virtual-8086 mode below IOPL 3: the monitor's, but with VME and 16 bits.
+#[inline(always)]
+fn flags_are_virtual(c: &Cpu) -> bool {
+    c.rflags & rf::VM != 0 && c.iopl() < 3
+}
+
+#[cold]
+#[inline(never)]
+fn push_virtual<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
+    if S != 2 || !c.has_virtual_if() {
+        return Err(c.gp(0));
+    }
+    let v = c.virtual_flags();
+    c.push::<S>(o, v)
+}
+
+#[cold]
+#[inline(never)]
+fn pop_virtual<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
+    if S != 2 || !c.has_virtual_if() {
+        return Err(c.gp(0));
+    }
+    let image = c.peek::<S>(o, 0)?;
+    c.rflags = c.load_virtual_flags(image)?;
+    c.nf = flags::from_rflags(image);
+    c.drop_stack::<S>(S as u64);
     Ok(())
 }
 
 body! {
     Pushf<S>(c, o) {
-        may_touch_flags(c)?;
+        if flags_are_virtual(c) {
+            return push_virtual::<S>(c, o);
+        }
         // The image never shows VM and RF (SDM Vol. 2B "PUSHF/PUSHFD/PUSHFQ").
         let v = c.rflags() & !(rf::VM | rf::RF);
         c.push::<S>(o, v)
     }
     Popf<S>(c, o) {
-        may_touch_flags(c)?;
+        if flags_are_virtual(c) {
+            return pop_virtual::<S>(c, o);
+        }
         let image = c.peek::<S>(o, 0)?;
         let mut mask = rf::TF | rf::DF | rf::NT;
         if S > 2 {
@@ -123,12 +156,16 @@ body! {
         Ok(())
     }
     Cli(c, _o) {
-        may_change_if(c)?;
+        if !reaches_if(c) {
+            return virtual_if::<0>(c);
+        }
         c.rflags &= !rf::IF;
         Ok(())
     }
     Sti(c, o) {
-        may_change_if(c)?;
+        if !reaches_if(c) {
+            return virtual_if::<1>(c);
+        }
         if c.rflags & rf::IF == 0 {
             if c.want_window {
                 c.need_solo()?;

@@ -29,23 +29,23 @@ cold_bodies! {
     LoadSelector = load;
     PopSelector = pop;
     LoadPointer = load_pointer;
+    /// Before the operand of an instruction that does not exist outside protected mode.
+    NeedProtected = |c: &mut Cpu, _: &Op| need_protected(c);
+    /// Before the operand of an instruction that CR4.UMIP keeps for the kernel.
+    NoUmip = |c: &mut Cpu, _: &Op| no_umip(c);
     /// SLDT, STR: register 0 or 1 in `aux`, `imm` bytes.
     StoreSystem = |c: &mut Cpu, o: &Op| {
-        need_protected(c)?;
-        no_umip(c)?;
         let v = if o.aux == 0 { c.ldtr.selector } else { c.tr.selector } as u64;
         c.set_sized(o.dst, o.imm as u8, v);
         Ok(())
     };
     Smsw = |c: &mut Cpu, o: &Op| {
-        no_umip(c)?;
         let v = c.cr0;
         c.set_sized(o.dst, o.imm as u8, v);
         Ok(())
     };
     /// SGDT, SIDT: table in `aux`.
     StoreTable = |c: &mut Cpu, o: &Op| {
-        no_umip(c)?;
         let t = if o.aux == 0 { c.gdtr } else { c.idtr };
         let mut bytes = [0; 10];
         bytes[..2].copy_from_slice(&t.limit.to_le_bytes());
@@ -107,13 +107,13 @@ cold_flows! {
     /// Far JMP (`dst` 0) or CALL (1) to selector `aux`, offset `imm`; `src` is the operand size.
     FarDirect = |c: &mut Cpu, o: &Op| {
         let rip = c.far_transfer(o, o.aux, o.imm, o.src as u64, o.dst != 0)?;
-        Ok(Go::To(rip))
+        Ok(c.after_flags(rip))
     };
     /// The same with the pointer in memory.
     FarIndirect = |c: &mut Cpu, o: &Op| {
         let (offset, selector) = far_pointer(c, o)?;
         let rip = c.far_transfer(o, selector, offset, o.src as u64, o.dst != 0)?;
-        Ok(Go::To(rip))
+        Ok(c.after_flags(rip))
     };
     /// Far RET: operand size `src`, parameter bytes `imm`.
     FarRet = |c: &mut Cpu, o: &Op| {
@@ -213,7 +213,6 @@ fn system_segment(c: &mut Cpu, selector: u16, kinds: &[u8]) -> Done<(crate::segm
 
 /// SDM Vol. 2A "LLDT".
 fn lldt(c: &mut Cpu, o: &Op) -> Done {
-    need_protected(c)?;
     c.supervisor_only()?;
     let selector = c.get::<2>(o.src) as u16;
     if selector & 0xfffc == 0 {
@@ -229,7 +228,6 @@ fn lldt(c: &mut Cpu, o: &Op) -> Done {
 
 /// SDM Vol. 2A "LTR".
 fn ltr(c: &mut Cpu, o: &Op) -> Done {
-    need_protected(c)?;
     c.supervisor_only()?;
     let selector = c.get::<2>(o.src) as u16;
     if selector & 0xfffc == 0 {
@@ -246,7 +244,6 @@ fn ltr(c: &mut Cpu, o: &Op) -> Done {
 
 /// LAR, LSL, VERR, VERW: what may be seen of a descriptor (SDM Vol. 2A "LAR", "LSL", Vol. 2D "VERR/VERW").
 fn look(c: &mut Cpu, o: &Op) -> Done {
-    need_protected(c)?;
     let selector = c.get::<2>(o.src) as u16;
     let value = visible(c, selector, o.aux)?;
     c.nf = c.nf & !flags::ZF | if value.is_some() { flags::ZF } else { 0 };
@@ -389,6 +386,15 @@ pub(crate) fn lower_far(l: &mut Lower) -> End {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     let mnemonic = l.i.mnemonic();
+    if matches!(
+        mnemonic,
+        M::Sldt | M::Str | M::Lldt | M::Ltr | M::Lar | M::Lsl | M::Verr | M::Verw | M::Arpl
+    ) {
+        l.emit(chain::<NeedProtected>, |_| ());
+    }
+    if l.features.umip() && matches!(mnemonic, M::Sldt | M::Str | M::Smsw | M::Sgdt | M::Sidt) {
+        l.emit(chain::<NoUmip>, |_| ());
+    }
     match mnemonic {
         M::Retf => {
             let size = match l.i.code() {

@@ -17,6 +17,8 @@ pub(crate) enum Go {
     To(u64),
     /// At this address, once the run loop has looked at what changed.
     Look(u64),
+    /// At this address, with the exception in `Cpu::event`: a task switch has completed and the new task cannot go on.
+    Raise(u64),
 }
 
 impl Cpu {
@@ -26,6 +28,7 @@ impl Cpu {
         match attempt!(self, o, to) {
             Go::To(rip) => self.jump(rip),
             Go::Look(rip) => self.end(rip, Reason::Look),
+            Go::Raise(rip) => self.end(rip, Reason::Fault),
         }
     }
 
@@ -35,9 +38,14 @@ impl Cpu {
         if self.cpl == 0 { Ok(()) } else { Err(self.gp(0)) }
     }
 
-    /// Where control goes on after flags were loaded: a look is needed when a window opened or single-stepping began.
+    /// Where control goes on after flags were loaded or a task was switched: a look is needed when a window opened or
+    /// something is to be raised before the next instruction.
     pub(crate) fn after_flags(&mut self, rip: u64) -> Go {
-        if self.want_window && self.rflags & rf::IF != 0 || self.rflags & rf::TF != 0 || self.trap_now {
+        if core::mem::take(&mut self.late_fault) {
+            return Go::Raise(rip);
+        }
+        let window = self.want_window && self.rflags & rf::IF != 0;
+        if window || self.rflags & rf::TF != 0 || self.trap_now || self.task_trap || self.virtual_interrupt_due() {
             Go::Look(rip)
         } else {
             Go::To(rip)
@@ -300,7 +308,7 @@ impl Cpu {
 
     /// The page-directory-pointer entries are checked when they would be loaded (SDM Vol. 3A 5.4.1 "PDPTE Registers"). The
     /// walk reads them from memory each time, which no guest that follows the manual can tell from loading them.
-    fn check_pdptes(&mut self, cr3: u64) -> Done {
+    pub(crate) fn check_pdptes(&mut self, cr3: u64) -> Done {
         let reserved = !0u64 << self.maxphyaddr | 0x1e6;
         for i in 0..4 {
             let entry = self.core().read_phys((cr3 & 0xffff_ffe0) + i * 8, 8);
@@ -625,8 +633,12 @@ fn software_interrupt(c: &mut Cpu, o: &Op) -> Done<Go> {
     if o.imm == 4 && o.aux == 2 && c.nf & flags::OF == 0 {
         return Ok(Go::To(next));
     }
-    if c.virtual8086() && c.iopl() < 3 && o.aux == 0 {
-        return Err(c.gp(0));
+    if c.virtual8086()
+        && o.aux == 0
+        && let Some(rip) = c.redirect(o, o.imm as u8)?
+    {
+        c.skip_step = true;
+        return Ok(c.after_flags(rip));
     }
     let event = Event {
         vector: o.imm as u8,
