@@ -6,5 +6,141 @@ pub struct DsCaps {
     /// IA32_MISC_ENABLE[11] clear: branch trace store is there.
     pub bts: bool,
     /// IA32_MISC_ENABLE[12] clear: processor-event-based sampling is there.
-    pub pebs: bool,
+    pub pebs: Option<PebsCaps>,
+}
+
+/// What a model samples. SDM Vol. 3B 21.6.2.4 "Processor Event Based Sampling (PEBS)" and the sections of each
+/// microarchitecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PebsCaps {
+    /// The format of the records: IA32_PERF_CAPABILITIES[11:8].
+    pub format: PebsFormat,
+    /// Bits of IA32_PEBS_ENABLE that can be written: general counters from bit 0; from bit 32 fixed counters where records
+    /// are adaptive, else load latency.
+    pub enable: u64,
+    /// Counter-reset fields in the debug-store area.
+    pub resets: u8,
+    /// MSR_PEBS_LD_LAT exists.
+    pub load_latency: bool,
+    /// MSR_PEBS_FRONTEND exists: the bits that can be written, else 0.
+    pub frontend: u64,
+    /// Bits of MSR_PEBS_DATA_CFG that can be written; 0 where the register is absent.
+    pub data_cfg: u64,
+    /// Events with INV and CMASK can be sampled.
+    pub qualified: bool,
+    /// Every event can be sampled, not only the precise ones.
+    pub any_event: bool,
+}
+
+/// PEBS_EN bit 63 of Sandy Bridge: precise store on counter 3.
+pub const PRECISE_STORE: u64 = 1 << 63;
+
+/// The formats of PEBS records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PebsFormat {
+    /// Flags, IP and the general-purpose registers. SDM Vol. 3B 19.4.9.2 "Setting Up the DS Save Area".
+    Core = 0,
+    /// And status, data address, source and latency. SDM Vol. 3B Table 21-26 "PEBS Record Format for Intel Core i7 Processor
+    /// Family".
+    Nehalem = 1,
+    /// And the eventing IP and what happened to a transaction. SDM Vol. 3B Table 21-46 "PEBS Record Format for 4th Generation
+    /// Intel Core Processor Family".
+    Haswell = 2,
+    /// And the time-stamp counter. SDM Vol. 3B Table 21-58 "PEBS Record Format for 6th Generation, 7th Generation and 8th
+    /// Generation Intel Core Processor Families".
+    Skylake = 3,
+    /// A basic group and others by MSR_PEBS_DATA_CFG. SDM Vol. 3B 21.9.2 "Adaptive PEBS".
+    Adaptive = 4,
+}
+
+impl PebsFormat {
+    /// The size of a record in bytes; of an adaptive one, the basic group alone.
+    pub const fn size(self) -> u64 {
+        match self {
+            PebsFormat::Core => 0x90,
+            PebsFormat::Nehalem => 0xB0,
+            PebsFormat::Haswell => 0xC0,
+            PebsFormat::Skylake => 0xC8,
+            PebsFormat::Adaptive => 0x20,
+        }
+    }
+}
+
+/// MSR_PEBS_DATA_CFG. SDM Vol. 3B 21.9.2.3 "MSR_PEBS_DATA_CFG".
+pub mod data_cfg {
+    /// Data address, source, latency, transaction.
+    pub const MEMORY: u64 = 1;
+    /// Flags, IP, general-purpose registers.
+    pub const GPRS: u64 = 1 << 1;
+    /// XMM0 to XMM15.
+    pub const XMMS: u64 = 1 << 2;
+    /// Last-branch records, as many as bits 31:24 say, and one.
+    pub const LBRS: u64 = 1 << 3;
+    /// The lowest bit of the number of last-branch records, less one.
+    pub const LBR_ENTRIES: u32 = 24;
+
+    /// The size in bytes of a record with these groups. SDM Vol. 3B 21.9.2.2 "Adaptive PEBS Record Format".
+    pub const fn size(value: u64) -> u64 {
+        let mut size = 0x20;
+        if value & MEMORY != 0 {
+            size += 0x20;
+        }
+        if value & GPRS != 0 {
+            size += 18 * 8;
+        }
+        if value & XMMS != 0 {
+            size += 16 * 16;
+        }
+        if value & LBRS != 0 {
+            size += 24 * ((value >> LBR_ENTRIES & 0xFF) + 1);
+        }
+        size
+    }
+}
+
+/// Offsets in the buffer management area, where every field is 8 bytes wide: CPUID.1:ECX.DTES64 is set, or IA-32e mode is
+/// active. SDM Vol. 3B Figure 19-8 "IA-32e Mode DS Save Area".
+pub mod area64 {
+    /// First byte of the PEBS buffer.
+    pub const PEBS_BASE: u64 = 0x20;
+    /// Where the next record goes.
+    pub const PEBS_INDEX: u64 = 0x28;
+    /// The byte after the last of the buffer.
+    pub const PEBS_MAXIMUM: u64 = 0x30;
+    /// The index at which an interrupt is asked for.
+    pub const PEBS_THRESHOLD: u64 = 0x38;
+    /// What counter 0 starts from again after a record; the other general counters follow.
+    pub const PEBS_RESET: u64 = 0x40;
+    /// The same of the fixed counters, behind eight general ones.
+    pub const PEBS_FIXED_RESET: u64 = 0x80;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 4/pebs-formats
+    #[test]
+    fn record_sizes_are_the_manual_s() {
+        for (format, size) in [
+            (PebsFormat::Core, 0x90),
+            (PebsFormat::Nehalem, 0xB0),
+            (PebsFormat::Haswell, 0xC0),
+            (PebsFormat::Skylake, 0xC8),
+            (PebsFormat::Adaptive, 0x20),
+        ] {
+            assert_eq!(format.size(), size, "{format:?}");
+        }
+        for (groups, size) in [
+            (0, 0x20),
+            (data_cfg::MEMORY, 0x40),
+            (data_cfg::GPRS, 0x20 + 0x90),
+            (data_cfg::XMMS, 0x20 + 0x100),
+            (data_cfg::LBRS, 0x20 + 24),
+            (data_cfg::LBRS | 31 << data_cfg::LBR_ENTRIES, 0x20 + 32 * 24),
+            (0xF | 31 << data_cfg::LBR_ENTRIES, 0x40 + 0x90 + 0x100 + 0x300),
+        ] {
+            assert_eq!(data_cfg::size(groups), size, "{groups:#x}");
+        }
+    }
 }

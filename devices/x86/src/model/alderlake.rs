@@ -8,6 +8,8 @@
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
+use crate::ds::{DsCaps, PebsCaps, PebsFormat};
+use crate::pmu::{PmuCaps, events};
 
 /// A performance core of an Intel Core i9-12900K (Alder Lake-S).
 pub const ALDERLAKE: CpuModel = CpuModel {
@@ -28,9 +30,35 @@ pub const ALDERLAKE: CpuModel = CpuModel {
 
         lbr: None,
 
-        ds: None,
+        ds: Some(DsCaps {
+            bts: true,
+            pebs: Some(PebsCaps {
+                format: PebsFormat::Adaptive,
+                enable: 0x7_0000_003F,
+                resets: 11,
+                load_latency: true,
+                frontend: 0x007F_FFFF,
+                data_cfg: 0xFF00_000F,
+                qualified: true,
+                any_event: true,
+            }),
+        }),
 
-        pmu: None,
+        pmu: Some(PmuCaps {
+            version: 5,
+            general: 6,
+            general_width: 48,
+            fixed: 3,
+            fixed_width: 48,
+            architectural: 0x7F,
+            capabilities: Some(0x64C0),
+            select: 0x4_FFDF_FFFF,
+            any_thread: false,
+            offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
+            reference: 83,
+            slots: 6,
+            events: &[events::GOLDEN_COVE, events::HASWELL, events::SUNNY_COVE_BRANCHES],
+        }),
 
         pt: None,
 

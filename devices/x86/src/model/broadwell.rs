@@ -8,7 +8,9 @@
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
+use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
+use crate::pmu::{PmuCaps, events};
 
 /// Intel Xeon E5-2697 v4 (Broadwell-EP).
 pub const BROADWELL: CpuModel = CpuModel {
@@ -29,9 +31,35 @@ pub const BROADWELL: CpuModel = CpuModel {
 
         lbr: None,
 
-        ds: None,
+        ds: Some(DsCaps {
+            bts: true,
+            pebs: Some(PebsCaps {
+                format: PebsFormat::Haswell,
+                enable: 0xF_0000_000F,
+                resets: 4,
+                load_latency: true,
+                frontend: 0,
+                data_cfg: 0,
+                qualified: true,
+                any_event: false,
+            }),
+        }),
 
-        pmu: None,
+        pmu: Some(PmuCaps {
+            version: 3,
+            general: 4,
+            general_width: 48,
+            fixed: 3,
+            fixed_width: 48,
+            architectural: 0x7F,
+            capabilities: Some(0x22C0),
+            select: 0xFFFF_FFFF,
+            any_thread: true,
+            offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],
+            reference: 23,
+            slots: 4,
+            events: &[events::HASWELL, events::BRANCHES],
+        }),
 
         pt: None,
 

@@ -10,7 +10,9 @@
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
+use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
+use crate::pmu::{PmuCaps, events};
 
 /// Intel Core 2 Duo E6750 (Conroe).
 pub const CORE2: CpuModel = CpuModel {
@@ -31,9 +33,35 @@ pub const CORE2: CpuModel = CpuModel {
 
         lbr: None,
 
-        ds: None,
+        ds: Some(DsCaps {
+            bts: true,
+            pebs: Some(PebsCaps {
+                format: PebsFormat::Core,
+                enable: 0x1,
+                resets: 1,
+                load_latency: false,
+                frontend: 0,
+                data_cfg: 0,
+                qualified: false,
+                any_event: false,
+            }),
+        }),
 
-        pmu: None,
+        pmu: Some(PmuCaps {
+            version: 2,
+            general: 2,
+            general_width: 40,
+            fixed: 3,
+            fixed_width: 40,
+            architectural: 0x7F,
+            capabilities: Some(0x00C0),
+            select: 0xFFDF_FFFF,
+            any_thread: false,
+            offcore: [0, 0],
+            reference: 8,
+            slots: 4,
+            events: &[events::CORE2],
+        }),
 
         pt: None,
 

@@ -12,6 +12,7 @@ use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy};
 use crate::cpuid::{Features, Register};
 use crate::msr::*;
+use crate::pmu::{PmuCaps, events};
 
 /// Intel Pentium III (Coppermine).
 pub const P6: CpuModel = CpuModel {
@@ -34,7 +35,21 @@ pub const P6: CpuModel = CpuModel {
 
         ds: None,
 
-        pmu: None,
+        pmu: Some(PmuCaps {
+            version: 0,
+            general: 2,
+            general_width: 40,
+            fixed: 0,
+            fixed_width: 0,
+            architectural: 0,
+            capabilities: None,
+            select: 0xFFDF_FFFF,
+            any_thread: false,
+            offcore: [0, 0],
+            reference: 1,
+            slots: 1,
+            events: &[events::P6],
+        }),
 
         pt: None,
 

@@ -7,7 +7,9 @@
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
+use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
+use crate::pmu::{PmuCaps, events};
 
 /// Intel Xeon Platinum 8480+ (Sapphire Rapids).
 pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
@@ -28,9 +30,35 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
 
         lbr: None,
 
-        ds: None,
+        ds: Some(DsCaps {
+            bts: true,
+            pebs: Some(PebsCaps {
+                format: PebsFormat::Adaptive,
+                enable: 0xF_0000_00FF,
+                resets: 12,
+                load_latency: true,
+                frontend: 0x007F_FFFF,
+                data_cfg: 0xFF00_000F,
+                qualified: true,
+                any_event: true,
+            }),
+        }),
 
-        pmu: None,
+        pmu: Some(PmuCaps {
+            version: 5,
+            general: 8,
+            general_width: 48,
+            fixed: 4,
+            fixed_width: 48,
+            architectural: 0xFF,
+            capabilities: Some(0xE4C0),
+            select: 0x4_FFDF_FFFF,
+            any_thread: false,
+            offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
+            reference: 80,
+            slots: 6,
+            events: &[events::GOLDEN_COVE, events::HASWELL, events::SUNNY_COVE_BRANCHES],
+        }),
 
         pt: None,
 

@@ -7,6 +7,8 @@
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
+use crate::ds::{DsCaps, PebsCaps, PebsFormat};
+use crate::pmu::{PmuCaps, events};
 
 /// Intel Atom P5942B (Snow Ridge).
 pub const SNOWRIDGE: CpuModel = CpuModel {
@@ -27,9 +29,35 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
 
         lbr: None,
 
-        ds: None,
+        ds: Some(DsCaps {
+            bts: true,
+            pebs: Some(PebsCaps {
+                format: PebsFormat::Adaptive,
+                enable: 0x7_0000_000F,
+                resets: 11,
+                load_latency: false,
+                frontend: 0,
+                data_cfg: 0xFF00_000F,
+                qualified: true,
+                any_event: true,
+            }),
+        }),
 
-        pmu: None,
+        pmu: Some(PmuCaps {
+            version: 5,
+            general: 4,
+            general_width: 48,
+            fixed: 3,
+            fixed_width: 48,
+            architectural: 0x7F,
+            capabilities: Some(0x64C0),
+            select: 0x4_FFDF_FFFF,
+            any_thread: false,
+            offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
+            reference: 88,
+            slots: 4,
+            events: &[events::TREMONT],
+        }),
 
         pt: None,
 

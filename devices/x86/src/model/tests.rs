@@ -1512,3 +1512,59 @@ fn a_model_of_one_s_own_is_checked_before_it_runs() {
         assert!(why.contains("the machine itself holds it"), "{msr:X}H: {why}");
     }
 }
+
+// covers: 4/pmu-caps
+#[test]
+fn what_a_model_counts_agrees_with_its_leaf_0ah() {
+    use crate::pmu::{ARCHITECTURAL, EventSelect, capabilities};
+    for model in MODELS {
+        let row = model.silicon.iter().find(|row| row.leaf == 0xA).map(|row| row.regs);
+        let Some(caps) = &model.units.pmu else {
+            assert_eq!(model.name, "netburst", "its own counters are absent by decision");
+            continue;
+        };
+        let Some([eax, ebx, _, edx]) = row else {
+            assert_eq!((model.name, caps.version), ("p6", 0));
+            continue;
+        };
+        let name = model.name;
+        assert_eq!(u32::from(caps.version), eax & 0xFF, "{name}");
+        assert_eq!(u32::from(caps.general), eax >> 8 & 0xFF, "{name}");
+        assert_eq!(u32::from(caps.general_width), eax >> 16 & 0xFF, "{name}");
+        assert_eq!(u32::from(caps.architectural), !ebx & ((1 << (eax >> 24)) - 1), "{name}");
+        assert_eq!(u32::from(caps.fixed), edx & 0x1F, "{name}");
+        assert_eq!(u32::from(caps.fixed_width), edx >> 5 & 0xFF, "{name}");
+        // AnyThread: since version 3, and gone where EDX[15] says so.
+        let any = caps.version >= 3 && edx >> 15 & 1 == 0;
+        assert_eq!(caps.any_thread, any, "{name}");
+        assert_eq!(caps.select >> 21 & 1 != 0, any, "{name}");
+        for (bit, event) in ARCHITECTURAL.iter().enumerate() {
+            let select = EventSelect::new().with_event(event.event).with_umask(event.umask);
+            let found = caps.event(select);
+            assert!(found.is_none_or(|row| row.count == event.count), "{name} {event:?}");
+            assert!(
+                found.is_some() || caps.architectural >> bit & 1 == 0,
+                "{name} {event:?}"
+            );
+        }
+        // The clock that reference cycles count is the bus clock, or the crystal.
+        let ratio = f64::from(model.tsc_khz) / f64::from(model.apic_timer_khz);
+        assert!((ratio - f64::from(caps.reference)).abs() < 0.01, "{name}: {ratio}");
+        let value = caps.capabilities.expect("PDCM");
+        assert!(model.part_features().pdcm(), "{name}");
+        assert_eq!(
+            value & (capabilities::LBR_FORMAT | capabilities::FREEZE_WHILE_SMM),
+            0,
+            "{name}"
+        );
+        let pebs = model
+            .units
+            .ds
+            .and_then(|ds| ds.pebs)
+            .expect("every one of them samples");
+        assert_eq!(value >> 8 & 0xF, pebs.format as u64, "{name}");
+        assert_eq!(value & capabilities::PEBS_BASELINE != 0, pebs.data_cfg != 0, "{name}");
+        assert_eq!(value & capabilities::METRICS != 0, caps.fixed == 4, "{name}");
+        assert_eq!(pebs.enable & 0xFF & !((1 << caps.general) - 1), 0, "{name}");
+    }
+}

@@ -16,7 +16,9 @@
 use super::msrs::{self, BANK_REGISTERS, MTRR_FIXED};
 use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::{Feature, Features, Register};
+use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
+use crate::pmu::{PmuCaps, events};
 
 /// Intel Xeon X5650 "Westmere-EP".
 pub const WESTMERE: CpuModel = CpuModel {
@@ -37,9 +39,35 @@ pub const WESTMERE: CpuModel = CpuModel {
 
         lbr: None,
 
-        ds: None,
+        ds: Some(DsCaps {
+            bts: true,
+            pebs: Some(PebsCaps {
+                format: PebsFormat::Nehalem,
+                enable: 0xF_0000_000F,
+                resets: 4,
+                load_latency: true,
+                frontend: 0,
+                data_cfg: 0,
+                qualified: true,
+                any_event: false,
+            }),
+        }),
 
-        pmu: None,
+        pmu: Some(PmuCaps {
+            version: 3,
+            general: 4,
+            general_width: 48,
+            fixed: 3,
+            fixed_width: 48,
+            architectural: 0x7B,
+            capabilities: Some(0x01C0),
+            select: 0xFFFF_FFFF,
+            any_thread: true,
+            offcore: [0xF7FF, 0xF7FF],
+            reference: 20,
+            slots: 4,
+            events: &[events::NEHALEM],
+        }),
 
         pt: None,
 
