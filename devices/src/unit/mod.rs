@@ -2,3 +2,4 @@
 
 pub mod apic_message;
 pub mod lapic;
+pub mod rdt;

@@ -134,7 +134,14 @@ registers! {
     0x0000_06E0 IA32_TSC_DEADLINE "Local APIC timer: deadline in TSC ticks.";
     0x0000_06E1 IA32_PKRS "Rights to supervisor pages by protection key: access disable and write disable, two bits a key.";
     0x0000_0800 IA32_X2APIC_BASE "The x2APIC's registers start here: 800H plus the xAPIC offset divided by 16.";
+    0x0000_0C81 IA32_L3_QOS_CFG "L3 code and data prioritisation.";
+    0x0000_0C82 IA32_L2_QOS_CFG "L2 code and data prioritisation.";
+    0x0000_0C8D IA32_QM_EVTSEL "Monitoring: event and RMID.";
+    0x0000_0C8E IA32_QM_CTR "Monitoring: the counter.";
     0x0000_0C8F IA32_PQR_ASSOC "Resource association: RMID and COS.";
+    0x0000_0C90 IA32_L3_QOS_MASK_0 "First of the L3's capacity masks.";
+    0x0000_0D10 IA32_L2_QOS_MASK_0 "First of the L2's capacity masks.";
+    0x0000_0D50 IA32_MBA_THRTL_0 "First of the memory bandwidth delays (IA32_L2_QoS_Ext_BW_Thrtl_0).";
     0x0000_0DA0 IA32_XSS "Extended supervisor state mask.";
     0x0000_14CE IA32_LBR_CTL "Architectural last-branch records: control.";
     0xC000_0080 IA32_EFER "Extended feature enables.";

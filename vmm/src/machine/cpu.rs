@@ -4,6 +4,7 @@
 //! IA32_MISC_ENABLE. The few registers that the cores of a real package share are kept for each CPU, too: they say the same on
 //! all of them, and systems write them alike.
 
+use devices::unit::rdt;
 use x86::model::CpuModel;
 
 /// One CPU's registers.
@@ -15,6 +16,8 @@ pub struct PerCpu {
     pub tsc_offset: u64,
     /// IA32_TSC_ADJUST.
     pub tsc_adjust: u64,
+    /// The resource director's registers of a logical processor.
+    pub rdt: rdt::Thread,
 }
 
 impl PerCpu {
@@ -24,6 +27,7 @@ impl PerCpu {
             msrs: model.msrs.iter().map(|row| row.reset).collect(),
             tsc_offset: 0,
             tsc_adjust: 0,
+            rdt: rdt::Thread::new(model),
         }
     }
 }

@@ -12,6 +12,7 @@ use std::io::Write;
 
 use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
 pub use devices::random;
+use devices::unit::rdt;
 use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
 use engine::bus::{Bus, MsrFault};
 use log::debug;
@@ -63,6 +64,8 @@ pub struct MachineState {
     pub clock: Clock,
     /// What is kept for each CPU.
     pub cpus: Vec<PerCpu>,
+    /// The package's resource director.
+    pub rdt: rdt::PackageState,
     /// RDRAND.
     pub random: Random,
     /// The virtio devices, without what the disks hold.
@@ -80,6 +83,7 @@ pub struct Machine {
     cpus: Vec<PerCpu>,
     /// The CPU that the bus answers.
     current: usize,
+    rdt: rdt::Package,
     random: Random,
     virtio: Virtio,
     second_serial: bool,
@@ -106,6 +110,7 @@ impl Machine {
             clock: Clock::new(model.tsc_khz),
             cpus: vec![PerCpu::new(model); cpus],
             current: 0,
+            rdt: rdt::Package::new(model),
             random: Random::new(seed),
             virtio: Virtio::new(seed),
             second_serial: false,
@@ -189,6 +194,7 @@ impl Machine {
             platform: self.platform.state(),
             clock: self.clock,
             cpus: self.cpus.clone(),
+            rdt: self.rdt.state(),
             random: self.random,
             virtio: self.virtio.state(),
         }
@@ -212,6 +218,7 @@ impl Machine {
         }
         self.platform.restore(&state.platform).map_err(|e| e.to_string())?;
         self.virtio.restore(&state.virtio, self.memory.mmap())?;
+        self.rdt.restore(&state.rdt)?;
         self.clock = state.clock;
         self.cpus.clone_from(&state.cpus);
         self.random = state.random;
@@ -289,6 +296,10 @@ impl Bus for Machine {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
+        match self.rdt.read_msr(&self.cpus[self.current].rdt, msr, &rdt::Unmetered) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => return answer,
+        }
         match self.row(msr) {
             Some(index) => self.model.msrs[index].read(self.cpu().msrs[index]),
             None => {
@@ -318,6 +329,10 @@ impl Bus for Machine {
             _ => {}
         }
         match self.platform.write_msr(self.current, msr, value, self.clock.ns(now)) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => return answer,
+        }
+        match self.rdt.write_msr(&mut self.cpus[self.current].rdt, msr, value) {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }

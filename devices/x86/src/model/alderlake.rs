@@ -61,8 +61,6 @@ pub const ALDERLAKE: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -62,8 +62,6 @@ pub const BROADWELL: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -64,8 +64,6 @@ pub const CORE2: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -61,8 +61,6 @@ pub const HASWELL: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -62,8 +62,6 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

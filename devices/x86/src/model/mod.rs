@@ -44,7 +44,6 @@ use crate::lbr::LbrCaps;
 use crate::msr::MsrFault;
 use crate::pmu::PmuCaps;
 use crate::pt::PtCaps;
-use crate::rdt::RdtCaps;
 
 /// One row of CPUID: what a leaf (and subleaf, where it has any) answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,8 +263,6 @@ pub struct UnitCaps {
     pub pmu: Option<PmuCaps>,
     /// Intel Processor Trace.
     pub pt: Option<PtCaps>,
-    /// Cache and memory bandwidth monitoring and allocation.
-    pub rdt: Option<RdtCaps>,
 }
 
 impl UnitCaps {
@@ -276,7 +273,6 @@ impl UnitCaps {
         ds: None,
         pmu: None,
         pt: None,
-        rdt: None,
     };
 }
 

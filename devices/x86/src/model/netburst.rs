@@ -38,8 +38,6 @@ pub const NETBURST: CpuModel = CpuModel {
         pmu: None,
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -52,8 +52,6 @@ pub const P6: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -76,6 +76,9 @@ pub const ENGINE: Features = Features::list(&[
     TscAdjust,
     InvariantTsc,
     Arat,
+    // The resource director.
+    RdtM,
+    RdtA,
     // Registers that are plain storage, or commands without an effect that a guest could see.
     EnergyBias,
     SpecCtrl,
@@ -173,7 +176,7 @@ pub const NEEDS: &[(Feature, Feature)] = &[
 const PERFORMANCE: &str = "no performance counters yet";
 const POWER: &str = "nothing to model: power, heat and frequencies do not exist here";
 const TRACE: &str = "no processor trace yet";
-const RDT: &str = "no cache or memory bandwidth resources yet";
+const RDT: &str = "no cache or memory bandwidth resources";
 const CORE: &str = "not executed yet";
 const AVX: &str = "not executed yet: vectors of 256 bits";
 const AVX512: &str = "not modelled: AVX-512";
@@ -277,8 +280,6 @@ pub const HIDDEN: &[(Feature, &str)] = &[
     (ArchLbr, "no last-branch records yet"),
     (BusLockDetect, "no bus-lock debug exceptions yet"),
     (IntelPt, TRACE),
-    (RdtM, RDT),
-    (RdtA, RDT),
     (Eist, POWER),
     (Tm, POWER),
     (Tm2, POWER),

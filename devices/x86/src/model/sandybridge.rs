@@ -61,8 +61,6 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -61,8 +61,6 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

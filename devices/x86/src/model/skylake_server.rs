@@ -63,8 +63,6 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -60,8 +60,6 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 

@@ -707,6 +707,23 @@ fn leaf_0dh_follows_from_the_features_that_remain() {
     }
 }
 
+// covers: 4/rdt-cpuid
+#[test]
+fn the_resource_directors_leaves_are_the_parts() {
+    for (name, leaf, subleaf, part) in [
+        ("broadwell", 0xF, 1, [0, 0x1_2000, 0x8F, 0x7]),
+        ("broadwell", 0x10, 1, [0x13, 0xC_0000, 0x4, 0xF]),
+        ("sapphirerapids", 0x10, 3, [0x59, 0, 0x4, 0xE]),
+        ("snowridge", 0x10, 2, [0x11, 0, 0, 0xF]),
+        ("alderlake", 0xF, 0, [0; 4]),
+    ] {
+        assert_eq!(model(name).cpuid(leaf, subleaf), part, "{name} {leaf:X}H.{subleaf}");
+    }
+    let without = SKYLAKE_SERVER.with_toggles("-rdt_m,-rdt_a").unwrap();
+    assert_eq!((without.cpuid(0xF, 1), without.cpuid(0x10, 1)), ([0; 4], [0; 4]));
+    assert_eq!(crate::rdt::RdtCaps::of(without), None);
+}
+
 // covers: 3/cpu-models-hidden
 #[test]
 fn what_comes_later_is_hidden_and_kept() {
@@ -716,11 +733,8 @@ fn what_comes_later_is_hidden_and_kept() {
         ("westmere", 0xA, 0, [0x0730_0403, 0x4, 0, 0x603]),
         ("skylake-server", 0xA, 0, [0x0730_0404, 0, 0, 0x603]),
         ("icelake-server", 0xA, 0, [0x0830_0805, 0, 0xF, 0x8604]),
-        ("broadwell", 0xF, 1, [0, 0x1_2000, 0x8F, 0x7]),
-        ("broadwell", 0x10, 1, [0x13, 0xC_0000, 0x4, 0xF]),
         ("broadwell", 0x14, 0, [0, 0x1, 0x1, 0]),
         ("snowridge", 0x14, 0, [0x1, 0x7F, 0x8000_0007, 0]),
-        ("sapphirerapids", 0x10, 3, [0x59, 0, 0x4, 0xE]),
         ("sapphirerapids", 0x1C, 0, [0x4000_000B, 0x7, 0x7, 0]),
         ("sapphirerapids", 0x1D, 1, [0x0400_2000, 0x0008_0040, 0x10, 0]),
         ("alderlake", 0x1A, 0, [0x4000_0001, 0, 0, 0]),
@@ -1210,7 +1224,6 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
         ("alderlake", IA32_PERF_CAPABILITIES, GP, "with the performance counters"),
         ("alderlake", IA32_LBR_CTL, GP, "with its unit"),
         ("broadwell", IA32_RTIT_CTL, GP, "with its unit"),
-        ("broadwell", IA32_PQR_ASSOC, GP, "with its unit"),
     ] {
         assert_eq!(read(name, msr), expected, "{name} {msr:X}H: {why}");
     }

@@ -70,8 +70,6 @@ pub const WESTMERE: CpuModel = CpuModel {
         }),
 
         pt: None,
-
-        rdt: None,
     },
 };
 
