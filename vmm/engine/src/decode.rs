@@ -236,13 +236,11 @@ impl Lower<'_> {
             for n in 0..self.i.op_count() {
                 match self.i.op_kind(n) {
                     OpKind::Memory => {
-                        let r = if self.i.memory_base() != Register::None {
-                            self.i.memory_base()
-                        } else {
-                            self.i.memory_index()
+                        let r = match self.i.memory_base() {
+                            Register::None if !self.i.is_vsib() => self.i.memory_index(),
+                            base => base,
                         };
                         if r != Register::None {
-                            // A vector index is as wide as the base would be; there is none here.
                             return r.size() as u8;
                         }
                         return match self.i.memory_displ_size() {
@@ -351,7 +349,13 @@ impl Lower<'_> {
     /// The memory operand's address sum alone, without its segment: LEA and INVLPG's like.
     pub fn sum(&mut self) -> Mem {
         let displacement = self.i.memory_displacement64().wrapping_add(self.sp_bias as u64);
-        let (base, idx) = (gpr(self.i.memory_base()), gpr(self.i.memory_index()));
+        // A vector of indices is the handler's business.
+        let index = if self.i.is_vsib() {
+            Register::None
+        } else {
+            self.i.memory_index()
+        };
+        let (base, idx) = (gpr(self.i.memory_base()), gpr(index));
         let scale = self.i.memory_index_scale().trailing_zeros() as u8;
         let mut m = Mem {
             base,
@@ -821,6 +825,9 @@ impl Shown {
                 F::FPU | F::FPU287 | F::FPU387 => f.fpu(),
                 F::ADX => f.adx(),
                 F::AES => f.aesni(),
+                F::AVX => f.avx(),
+                F::AVX2 => f.avx2(),
+                F::AVX_VNNI => f.avx_vnni(),
                 F::BMI1 => f.bmi1(),
                 F::BMI2 => f.bmi2(),
                 F::CLFLUSHOPT => f.clflushopt(),
@@ -829,13 +836,18 @@ impl Shown {
                 F::CMOV => f.cmov(),
                 F::CMPXCHG16B => f.cmpxchg16b(),
                 F::CX8 => f.cx8(),
+                F::F16C => f.f16c(),
+                F::FMA => f.fma(),
                 F::FSGSBASE => f.fsgsbase(),
                 F::FXSR => f.fxsr(),
+                F::GFNI => f.gfni(),
                 F::INVPCID => f.invpcid(),
                 F::LZCNT => f.lzcnt(),
                 F::MMX => f.mmx(),
                 F::MONITOR => f.monitor(),
                 F::MOVBE => f.movbe(),
+                F::MOVDIR64B => f.movdir64b(),
+                F::MOVDIRI => f.movdiri(),
                 F::MSR => f.msr(),
                 F::PCLMULQDQ => f.pclmulqdq(),
                 F::PKU => f.pku(),
@@ -846,6 +858,7 @@ impl Shown {
                 F::RDSEED => f.rdseed(),
                 F::RDTSCP => f.rdtscp(),
                 F::SEP => f.sep(),
+                F::SERIALIZE => f.serialize(),
                 F::SHA => f.sha(),
                 F::SMAP => f.smap(),
                 F::SSE => f.sse(),
@@ -856,6 +869,8 @@ impl Shown {
                 F::SSE4_2 => f.sse42(),
                 F::SYSCALL => f.syscall(),
                 F::TSC => f.tsc(),
+                F::VAES => f.vaes(),
+                F::VPCLMULQDQ => f.vpclmulqdq(),
                 F::XSAVE => f.xsave(),
                 F::XSAVEC => f.xsavec(),
                 F::XSAVEOPT => f.xsaveopt(),

@@ -68,16 +68,30 @@ pub enum Exit {
     Defect(String),
 }
 
-fn host_can(model: &CpuModel) -> Result<(), HostLacks> {
+/// What this host must have for a model to run: the feature, whether it is here, and its name. Instructions that thunks execute,
+/// and those that are asked for undefined results.
+fn host_can(model: &CpuModel, options: Options) -> Result<(), HostLacks> {
+    use std::is_x86_feature_detected as host;
     let f = model.features();
+    let asked = options.undefined == Undefined::Host;
     let mut lacks: Vec<&'static str> = [
-        (f.sse3(), std::is_x86_feature_detected!("sse3"), "SSE3"),
-        (f.ssse3(), std::is_x86_feature_detected!("ssse3"), "SSSE3"),
-        (f.sse41(), std::is_x86_feature_detected!("sse4.1"), "SSE4.1"),
-        (f.sse42(), std::is_x86_feature_detected!("sse4.2"), "SSE4.2"),
-        (f.aesni(), std::is_x86_feature_detected!("aes"), "AES"),
-        (f.pclmulqdq(), std::is_x86_feature_detected!("pclmulqdq"), "PCLMULQDQ"),
-        (f.popcnt(), std::is_x86_feature_detected!("popcnt"), "POPCNT"),
+        (f.sse3(), host!("sse3"), "SSE3"),
+        (f.ssse3(), host!("ssse3"), "SSSE3"),
+        (f.sse41(), host!("sse4.1"), "SSE4.1"),
+        (f.sse42(), host!("sse4.2"), "SSE4.2"),
+        (f.aesni(), host!("aes"), "AES"),
+        (f.pclmulqdq(), host!("pclmulqdq"), "PCLMULQDQ"),
+        (f.popcnt(), host!("popcnt"), "POPCNT"),
+        (f.sha(), host!("sha"), "SHA"),
+        (f.gfni(), host!("gfni"), "GFNI"),
+        (f.avx(), host!("avx"), "AVX"),
+        (f.avx2(), host!("avx2"), "AVX2"),
+        (f.fma(), host!("fma"), "FMA"),
+        (f.f16c(), host!("f16c"), "F16C"),
+        (f.vaes(), host!("vaes"), "VAES"),
+        (f.vpclmulqdq(), host!("vpclmulqdq"), "VPCLMULQDQ"),
+        (f.bmi1() && asked, host!("bmi1"), "BMI1"),
+        (f.bmi2() && asked, host!("bmi2"), "BMI2"),
     ]
     .into_iter()
     .filter_map(|(needed, present, name)| (needed && !present).then_some(name))

@@ -46,7 +46,7 @@ impl Engine {
     /// Each region's `len` bytes at `host` must stay mapped, readable and writable, for as long as the engine lives, and
     /// `host` and `gpa` must be 4-KiB aligned. Nobody may hold Rust references into them while [`Engine::run`] runs.
     pub unsafe fn new(ram: Vec<RamRegion>, model: &'static CpuModel, options: Options) -> Result<Engine, HostLacks> {
-        crate::host_can(model)?;
+        crate::host_can(model, options)?;
         Ok(Engine {
             core: Box::new(Core::new(&ram)),
             shown: Shown::new(model, options.undefined),

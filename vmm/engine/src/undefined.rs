@@ -130,6 +130,12 @@ pub const PINS: &[Pin] = &[
         source: IEM,
     },
     Pin {
+        instruction: "ANDN BLSI BLSMSK BLSR BZHI BEXTR",
+        what: "AF PF; SF of BEXTR",
+        rule: "AF and PF cleared; SF of the result",
+        source: CHOSEN,
+    },
+    Pin {
         instruction: "BT BTS BTR BTC",
         what: "OF SF AF PF",
         rule: "unchanged",
@@ -277,6 +283,19 @@ const ZF: u64 = 1 << 6;
 const SF: u64 = 1 << 7;
 const OF: u64 = 1 << 11;
 const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
+
+/// The instructions of BMI1 and BMI2 that leave flags undefined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)] // They are the manual's names.
+pub enum Bmi {
+    Andn,
+    Bextr,
+    Blsi,
+    Blsmsk,
+    Blsr,
+    Bzhi,
+}
 
 /// The shifts and rotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 
 use core::arch::asm;
 
-use crate::undefined::Shift;
+use crate::undefined::{Bmi, Shift};
 
 /// The arithmetic bits of RFLAGS, and the bit that is always set.
 const STATUS: u64 = 0x8d5;
@@ -166,4 +166,40 @@ pub(crate) fn divide_wide(high: u64, low: u64, divisor: u64) -> Option<(u64, u64
     // SAFETY: Registers and flags only; `high < divisor`, so the quotient fits and there is no #DE.
     unsafe { asm!("div {d}", d = in(reg) divisor, inout("rax") low, inout("rdx") high, options(pure, nomem, nostack)) };
     Some((low, high))
+}
+
+/// RFLAGS after the instruction of BMI1 or BMI2 whose number is `op`, of 64 bits if `wide` and else of 32. The host has it
+/// wherever the model does: see `host_can`.
+pub(crate) fn bmi(op: u8, wide: bool, a: u64, b: u64, flags: u64) -> u64 {
+    macro_rules! three {
+        ($i:literal, $a:ident, $b:ident) => {
+            if wide {
+                flagged!(flags, after, concat!($i, " {r}, {x}, {y}"), r = out(reg) _, x = in(reg) $a, y = in(reg) $b)
+            } else {
+                flagged!(flags, after, concat!($i, " {r:e}, {x:e}, {y:e}"), r = out(reg) _, x = in(reg) $a, y = in(reg) $b)
+            }
+        };
+    }
+    macro_rules! two {
+        ($i:literal) => {
+            if wide {
+                flagged!(flags, after, concat!($i, " {r}, {x}"), r = out(reg) _, x = in(reg) a)
+            } else {
+                flagged!(flags, after, concat!($i, " {r:e}, {x:e}"), r = out(reg) _, x = in(reg) a)
+            }
+        };
+    }
+    const ANDN: u8 = Bmi::Andn as u8;
+    const BEXTR: u8 = Bmi::Bextr as u8;
+    const BLSI: u8 = Bmi::Blsi as u8;
+    const BLSMSK: u8 = Bmi::Blsmsk as u8;
+    const BLSR: u8 = Bmi::Blsr as u8;
+    match op {
+        ANDN => three!("andn", a, b),
+        BEXTR => three!("bextr", a, b),
+        BLSI => two!("blsi"),
+        BLSMSK => two!("blsmsk"),
+        BLSR => two!("blsr"),
+        _ => three!("bzhi", a, b),
+    }
 }

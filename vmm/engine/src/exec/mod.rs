@@ -1,8 +1,10 @@
 //! Instructions, one file a family. Each has its bodies and a `lower` that picks among them.
 
 pub(crate) mod arith;
+pub(crate) mod avx;
 pub(crate) mod bcd;
 pub(crate) mod bit;
+pub(crate) mod bmi;
 pub(crate) mod cond;
 pub(crate) mod exchange;
 pub(crate) mod flags;
@@ -21,7 +23,7 @@ pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod x87;
 
-use iced_x86::{ConditionCode, Mnemonic as M};
+use iced_x86::{ConditionCode, EncodingKind, Mnemonic as M};
 
 use crate::decode::{End, Lower};
 
@@ -54,6 +56,8 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Mul | M::Imul | M::Div | M::Idiv => muldiv::lower(l),
         M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => muldiv::lower(l),
         M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt => bit::lower(l),
+        M::Adcx | M::Adox => bmi::lower_adx(l),
+        _ if l.i.encoding() == EncodingKind::VEX => bmi::lower_vex(l),
         M::Popcnt | M::Bswap | M::Movbe | M::Crc32 => bit::lower(l),
         M::Xadd | M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Xlatb => exchange::lower(l),
         M::Aaa | M::Aas | M::Aam | M::Aad | M::Daa | M::Das | M::Salc => bcd::lower(l),

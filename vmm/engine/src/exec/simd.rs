@@ -36,7 +36,7 @@ mod aux {
 
 /// A copy of a memory operand that is not reached by pointer: it straddles pages or is not RAM.
 #[repr(align(64))]
-struct Buffer([u8; 64]);
+pub(super) struct Buffer(pub [u8; 64]);
 
 impl Cpu {
     /// An SSE instruction may run. SDM Vol. 3A 2.5 "Control Registers": EM or no OSFXSR is #UD, TS #NM.
@@ -79,7 +79,7 @@ impl Cpu {
 
     /// #GP(0) for an address that is not a multiple of `alignment`.
     #[inline(always)]
-    fn aligned(&mut self, linear: u64, alignment: u64) -> Done {
+    pub(super) fn aligned(&mut self, linear: u64, alignment: u64) -> Done {
         if linear & (alignment - 1) != 0 {
             return Err(self.gp(0));
         }
@@ -197,8 +197,17 @@ impl Cpu {
                 }
                 Ok(())
             }
-            Err(_) if self.cr4 & CR4_OSXMMEXCPT != 0 => Err(self.fault(19, None)),
-            Err(_) => Err(self.ud()),
+            Err(_) => Err(self.simd_exception()),
+        }
+    }
+
+    /// An unmasked SIMD floating-point exception: #XM, or #UD without OSXMMEXCPT.
+    #[cold]
+    pub(super) fn simd_exception(&mut self) -> Stop {
+        if self.cr4 & CR4_OSXMMEXCPT != 0 {
+            self.fault(19, None)
+        } else {
+            self.ud()
         }
     }
 
@@ -231,16 +240,14 @@ impl Cpu {
     /// MASKMOVDQU and MASKMOVQ: the bytes of `dst` whose mask in `src` has its top bit set go to DS:rDI. `aux` bit 0 for the
     /// MMX form; `imm` is the address size.
     #[inline(never)]
-    fn masked_store(&mut self, o: &Op) -> Done {
+    pub(super) fn masked_store(&mut self, o: &Op) -> Done {
         let (data, mask, size) = if o.aux & 1 != 0 {
-            self.mmx_ready()?;
             (
                 self.fpu.mm(o.dst as usize) as u128,
                 self.fpu.mm(o.src as usize) as u128,
                 8,
             )
         } else {
-            self.sse_ready()?;
             (*self.xmm(o.dst), *self.xmm(o.src), 16)
         };
         let (data, mask) = (data.to_le_bytes(), mask.to_le_bytes());
@@ -364,10 +371,10 @@ impl Cpu {
     }
 }
 
-const AND: u8 = 0;
-const ANDN: u8 = 1;
-const OR: u8 = 2;
-const XOR: u8 = 3;
+pub(super) const AND: u8 = 0;
+pub(super) const ANDN: u8 = 1;
+pub(super) const OR: u8 = 2;
+pub(super) const XOR: u8 = 3;
 
 body! {
     /// The checks of an SSE (`MMX` 0) or MMX instruction ahead of its operand's segment checks.
@@ -446,6 +453,11 @@ body! {
         c.approximate(o)
     }
     MaskedStore(c, o) {
+        if o.aux & 1 != 0 {
+            c.mmx_ready()?;
+        } else {
+            c.sse_ready()?;
+        }
         c.masked_store(o)
     }
     Emms(c, o) {
@@ -507,6 +519,7 @@ pub(crate) fn handles(i: &Instruction) -> bool {
                 | M::Xrstor
                 | M::Xrstor64
                 | M::Movnti
+                | M::Movdiri
                 | M::Prefetcht0
                 | M::Prefetcht1
                 | M::Prefetcht2
@@ -542,7 +555,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         // Processors take turns, and a store is made when its instruction is: every order is the program's.
         M::Sfence | M::Lfence | M::Mfence => l.emit(chain::<Nop>, |_| ()),
-        M::Movnti => {
+        M::Movnti | M::Movdiri => {
             let (src, size) = (l.reg(1), l.size(1));
             let m = l.mem(size, true);
             l.emit_mem(sized!(size, MovMr, 1), m, |o| o.src = src);

@@ -4,7 +4,7 @@
 use iced_x86::{Code, Mnemonic as M, Register};
 use x86::cr::{Cr0, Cr3, Cr4, Efer};
 
-use crate::cpu::{Activity, CS, Cpu, DS, Event, FS, GS, Source, slot};
+use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, slot};
 use crate::decode::{End, Lower, attempt};
 use crate::flags;
 use crate::op::{Done, Handler, Op, Reason, chain, chain_flow};
@@ -131,6 +131,19 @@ cold_bodies! {
         let ea = c.ea(o);
         let mut byte = [0];
         c.read_bytes(o, ea, &mut byte)
+    };
+    /// MOVDIR64B: 64 bytes from memory to ES:`dst`, a register of `imm` bytes; the destination is aligned (SDM Vol. 2B
+    /// "MOVDIR64B").
+    Movdir64b = |c: &mut Cpu, o: &Op| {
+        let ea = c.ea(o);
+        let mut bytes = [0; 64];
+        let offset = c.get_sized(o.dst, o.imm as u8);
+        let to = c.segmented(ES, offset, 64, true)?;
+        if to & 63 != 0 {
+            return Err(c.gp(0));
+        }
+        c.read_bytes(o, ea, &mut bytes)?;
+        c.write_bytes(o, to, &bytes)
     };
     Monitor = |c: &mut Cpu, o: &Op| {
         c.supervisor_only_or_ud()?;
@@ -733,6 +746,8 @@ pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
         | M::Clflush
         | M::Clflushopt
         | M::Clwb
+        | M::Movdir64b
+        | M::Serialize
         | M::Bound
         | M::Monitor
         | M::Mwait
@@ -851,6 +866,12 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             l.emit_mem(chain::<Touch>, m, |_| ());
             return End::Open;
         }
+        M::Movdir64b => {
+            let (dst, size) = (l.reg(0), l.size(0));
+            let m = l.mem(64, false);
+            l.emit_mem(chain::<Movdir64b>, m, |o| (o.dst, o.imm) = (dst, size as u64));
+            return End::Open;
+        }
         M::Bound => {
             let (dst, size) = (l.reg(0), l.size(0));
             let m = l.mem(2 * size, false);
@@ -914,7 +935,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Xgetbv => chain::<Xgetbv>,
         M::Rdpkru => chain::<Rdpkru>,
         M::Wrpkru => chain::<Wrpkru>,
-        // PAUSE, fences, prefetches and the reserved NOPs (ENDBR among them) change nothing.
+        // PAUSE, fences, SERIALIZE, prefetches and the reserved NOPs (ENDBR among them) change nothing.
         _ => chain::<super::mov::Nop>,
     };
     l.emit(f, |_| ());
