@@ -34,4 +34,17 @@ pub trait Bus {
     fn set_cr8(&mut self, value: u64);
     /// RDRAND and RDSEED.
     fn random(&mut self) -> u64;
+    /// XSAVES of a supervisor state component that a unit holds, by its bit in IA32_XSS (8 processor trace, 15 last-branch
+    /// records): fills in the image, which is zero, and says whether the component is in use, that is, differs from its
+    /// initial configuration. Its length is the one in CPUID leaf 0DH.
+    fn save_component(&mut self, _component: u32, _image: &mut [u8], _now: u64) -> bool {
+        false
+    }
+    /// XRSTORS of such a component; `None` for its initial configuration.
+    ///
+    /// # Errors
+    /// The image cannot be loaded: #GP(0), and nothing was.
+    fn load_component(&mut self, _component: u32, _image: Option<&[u8]>, _now: u64) -> Result<(), MsrFault> {
+        Ok(())
+    }
 }

@@ -11,6 +11,7 @@ use crate::Undefined;
 use crate::block::JumpCache;
 use crate::bus::Bus;
 use crate::core::Core;
+use crate::exec::xsave::Layout;
 use crate::flags;
 use crate::fpu::FpuState;
 use crate::op::{Link, Op, Reason, Stop};
@@ -145,6 +146,7 @@ pub struct CoreMsrs {
     pub sysenter_eip: u64,
     pub tsc_aux: u64,
     pub pkrs: u64,
+    pub xss: u64,
 }
 
 /// The whole state of a processor as plain data.
@@ -305,6 +307,8 @@ pub struct Cpu {
     /// The code cache's generation that `jumps` and `mode` belong to.
     pub(crate) generation: u64,
     pub(crate) huge_pages: bool,
+    /// The model's state components.
+    pub(crate) xsave: Layout,
     core: Option<NonNull<Core>>,
     bus: Option<NonNull<dyn Bus>>,
 
@@ -373,6 +377,7 @@ impl Cpu {
             generation: 0,
             maxphyaddr: model.physical_bits(),
             huge_pages: model.features().page1gb(),
+            xsave: Layout::of(model),
             core: None,
             bus: None,
             clock: 0,

@@ -22,6 +22,7 @@ pub(crate) mod stack;
 pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod x87;
+pub(crate) mod xsave;
 
 use iced_x86::{ConditionCode, EncodingKind, Mnemonic as M};
 
@@ -57,6 +58,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => muldiv::lower(l),
         M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt => bit::lower(l),
         M::Adcx | M::Adox => bmi::lower_adx(l),
+        m if xsave::handles(m) => xsave::lower(l),
         _ if l.i.encoding() == EncodingKind::VEX => bmi::lower_vex(l),
         M::Popcnt | M::Bswap | M::Movbe | M::Crc32 => bit::lower(l),
         M::Xadd | M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Xlatb => exchange::lower(l),

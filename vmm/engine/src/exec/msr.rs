@@ -33,6 +33,7 @@ fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
         IA32_SYSENTER_ESP => c.msrs.sysenter_esp,
         IA32_SYSENTER_EIP => c.msrs.sysenter_eip,
         IA32_TSC_AUX if has_tsc_aux(c) => c.msrs.tsc_aux,
+        IA32_XSS if c.model.features().xsaves() => c.msrs.xss,
         IA32_PKRS if c.model.features().pks() => c.msrs.pkrs,
         _ => {
             let now = c.now(o);
@@ -81,6 +82,12 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
             if old.nxe() != new.nxe() {
                 c.tlb.flush_all();
             }
+        }
+        IA32_XSS if c.model.features().xsaves() => {
+            if value & !c.supervisor_components() != 0 {
+                return Err(c.gp(0));
+            }
+            c.msrs.xss = value;
         }
         IA32_STAR => c.msrs.star = value,
         IA32_LSTAR => c.msrs.lstar = value,

@@ -10,7 +10,7 @@ use super::mov::{MovMr, Nop};
 use crate::cpu::{Cpu, slot};
 use crate::decode::{End, Lower, body, sized};
 use crate::fpu::approx;
-use crate::fpu::state::{BadImage, fxsave_len, xstate};
+use crate::fpu::state::{BadImage, fxsave_len};
 use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
 use crate::op::{Done, Handler, Op, Stop, chain};
 
@@ -19,7 +19,6 @@ const CR0_TS: u64 = 1 << 3;
 const CR0_NE: u64 = 1 << 5;
 const CR4_OSFXSR: u64 = 1 << 9;
 const CR4_OSXMMEXCPT: u64 = 1 << 10;
-const CR4_OSXSAVE: u64 = 1 << 18;
 
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
 mod aux {
@@ -306,69 +305,6 @@ impl Cpu {
         }
         Ok(())
     }
-
-    fn xsave_ready(&mut self, linear: u64) -> Done {
-        if self.cr4 & CR4_OSXSAVE == 0 {
-            return Err(self.ud());
-        }
-        if self.cr0 & CR0_TS != 0 {
-            return Err(self.fault(7, None));
-        }
-        self.aligned(linear, 64)
-    }
-
-    /// EDX:EAX, as far as XCR0 goes.
-    fn requested(&self) -> u64 {
-        (self.get::<4>(slot::RDX) << 32 | self.get::<4>(slot::RAX)) & self.xcr0
-    }
-
-    /// The length of an area with the components of `bits`.
-    fn area_len(bits: u64) -> usize {
-        if bits & xstate::AVX != 0 {
-            xstate::LARGEST
-        } else {
-            xstate::LEGACY_AND_HEADER
-        }
-    }
-
-    #[inline(never)]
-    fn xsave(&mut self, o: &Op) -> Done {
-        let linear = self.ea(o);
-        self.xsave_ready(linear)?;
-        let rfbm = self.requested();
-        self.probe_write(o, linear, Self::area_len(rfbm))?;
-        let mut bv = [0; 8];
-        self.read_bytes(o, linear.wrapping_add(512), &mut bv)?;
-        let (long, rex_w, optimise) = (o.aux & 1 != 0, o.aux & 2 != 0, o.aux & 4 != 0);
-        let mut area = [0; xstate::LARGEST];
-        let mut runs = Vec::with_capacity(24);
-        self.fpu
-            .xsave(rfbm, u64::from_le_bytes(bv), optimise, long, rex_w, |at, bytes| {
-                area[at..at + bytes.len()].copy_from_slice(bytes);
-                runs.push((at, bytes.len()));
-            });
-        for (at, len) in runs {
-            self.write_bytes(o, linear.wrapping_add(at as u64), &area[at..at + len])?;
-        }
-        Ok(())
-    }
-
-    #[inline(never)]
-    fn xrstor(&mut self, o: &Op) -> Done {
-        let linear = self.ea(o);
-        self.xsave_ready(linear)?;
-        let rfbm = self.requested();
-        let mut area = [0; xstate::LARGEST];
-        let len = Self::area_len(rfbm);
-        self.read_bytes(o, linear, &mut area[..len])?;
-        match self
-            .fpu
-            .xrstor(&area[..len], rfbm, self.xcr0, o.aux & 1 != 0, o.aux & 2 != 0)
-        {
-            Ok(()) => Ok(()),
-            Err(BadImage) => Err(self.gp(0)),
-        }
-    }
 }
 
 pub(super) const AND: u8 = 0;
@@ -487,12 +423,6 @@ body! {
     Fxrstor(c, o) {
         c.fxrstor(o)
     }
-    Xsave(c, o) {
-        c.xsave(o)
-    }
-    Xrstor(c, o) {
-        c.xrstor(o)
-    }
 }
 
 fn is_vector(i: &Instruction, n: u32) -> bool {
@@ -512,12 +442,6 @@ pub(crate) fn handles(i: &Instruction) -> bool {
                 | M::Fxsave64
                 | M::Fxrstor
                 | M::Fxrstor64
-                | M::Xsave
-                | M::Xsave64
-                | M::Xsaveopt
-                | M::Xsaveopt64
-                | M::Xrstor
-                | M::Xrstor64
                 | M::Movnti
                 | M::Movdiri
                 | M::Prefetcht0
@@ -573,18 +497,6 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             let rex_w = matches!(i.mnemonic(), M::Fxsave64 | M::Fxrstor64);
             let aux = l.is64() as u16 | (rex_w as u16) << 1;
             memory(l, f, 512, save, aux);
-        }
-        M::Xsave | M::Xsave64 | M::Xsaveopt | M::Xsaveopt64 | M::Xrstor | M::Xrstor64 => {
-            let save = !matches!(i.mnemonic(), M::Xrstor | M::Xrstor64);
-            let f = if save {
-                chain::<Xsave> as Handler
-            } else {
-                chain::<Xrstor>
-            };
-            let rex_w = matches!(i.mnemonic(), M::Xsave64 | M::Xsaveopt64 | M::Xrstor64);
-            let optimise = matches!(i.mnemonic(), M::Xsaveopt | M::Xsaveopt64);
-            let aux = l.is64() as u16 | (rex_w as u16) << 1 | (optimise as u16) << 2;
-            memory(l, f, xstate::LEGACY_AND_HEADER as u16, save, aux);
         }
         M::Maskmovdqu | M::Maskmovq => {
             let (dst, src) = (number(i.op_register(1)), number(i.op_register(2)));

@@ -114,7 +114,6 @@ cold_flows! {
     Sysexit = sysexit;
     /// INT n, INT3, INTO, INT1: vector `imm`, `aux` 1 for INT1.
     Int = software_interrupt;
-    Xsetbv = xsetbv;
 }
 
 cold_bodies! {
@@ -201,18 +200,6 @@ cold_bodies! {
             return Err(c.gp(0));
         }
         c.seg[o.aux as usize].base = v;
-        Ok(())
-    };
-    Xgetbv = |c: &mut Cpu, _: &Op| {
-        if c.cr4 & CR4_OSXSAVE == 0 {
-            return Err(c.ud());
-        }
-        if c.get::<4>(slot::RCX) != 0 {
-            return Err(c.gp(0));
-        }
-        let v = c.xcr0;
-        c.set::<4>(slot::RAX, v);
-        c.set::<4>(slot::RDX, v >> 32);
         Ok(())
     };
     Rdpkru = |c: &mut Cpu, _: &Op| {
@@ -514,16 +501,10 @@ fn cpuid(c: &mut Cpu, _: &Op) -> Done {
             let on = c.cr4 & CR4_PKE != 0;
             r[2] = r[2] & !(1 << 4) | (on as u32) << 4;
         }
-        0xd if subleaf == 0 && r != [0; 4] => {
-            // EBX: the size of what XCR0 enables. Each component says in its subleaf how large it is and where it begins.
-            let mut size = 576;
-            for i in 2..63 {
-                if c.xcr0 >> i & 1 != 0 {
-                    let [bytes, offset, ..] = c.bus().cpuid(0xd, i);
-                    size = size.max(offset.wrapping_add(bytes));
-                }
+        0xd if r != [0; 4] => {
+            if let Some(size) = c.xsave_size(subleaf) {
+                r[1] = size;
             }
-            r[1] = size;
         }
         // SYSCALL shows in 64-bit mode only.
         0x8000_0001 if !c.is64() => r[3] &= !(1 << 11),
@@ -549,23 +530,6 @@ fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
     c.set::<4>(slot::RAX, v);
     c.set::<4>(slot::RDX, v >> 32);
     Ok(())
-}
-
-fn xsetbv(c: &mut Cpu, o: &Op) -> Done<Go> {
-    if c.cr4 & CR4_OSXSAVE == 0 {
-        return Err(c.ud());
-    }
-    c.supervisor_only()?;
-    let value = c.get::<4>(slot::RAX) | c.get::<4>(slot::RDX) << 32;
-    let [low, _, _, high] = c.bus().cpuid(0xd, 0);
-    let allowed = low as u64 | (high as u64) << 32;
-    // x87 is always on; AVX needs SSE (SDM Vol. 1 13.3 "Enabling the XSAVE Feature Set").
-    let sound = value & 1 != 0 && (value & 4 == 0 || value & 2 != 0);
-    if c.get::<4>(slot::RCX) != 0 || !sound || value & !allowed != 0 {
-        return Err(c.gp(0));
-    }
-    c.xcr0 = value;
-    Ok(Go::Look(c.next_ip(o)))
 }
 
 /// SDM Vol. 2B "SYSCALL—Fast System Call".
@@ -734,8 +698,6 @@ pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
         | M::Int3
         | M::Into
         | M::Int1
-        | M::Xsetbv
-        | M::Xgetbv
         | M::Rdpkru
         | M::Wrpkru
         | M::Ud0
@@ -848,7 +810,6 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             };
             return l.flow(chain_flow::<Int>, |o| (o.imm, o.aux) = (vector, aux));
         }
-        M::Xsetbv => return l.flow(chain_flow::<Xsetbv>, |_| ()),
         M::Ud0 | M::Ud1 | M::Ud2 => return l.ud(),
         M::Invlpg => {
             let m = l.unchecked();
@@ -932,7 +893,6 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Rdtsc => chain::<Rdtsc>,
         M::Rdtscp => chain::<Rdtscp>,
         M::Rdpmc => chain::<Rdpmc>,
-        M::Xgetbv => chain::<Xgetbv>,
         M::Rdpkru => chain::<Rdpkru>,
         M::Wrpkru => chain::<Wrpkru>,
         // PAUSE, fences, SERIALIZE, prefetches and the reserved NOPs (ENDBR among them) change nothing.

@@ -64,12 +64,8 @@ pub mod xstate {
     pub const SSE: u64 = 1 << 1;
     /// AVX state: the upper halves of the YMM registers.
     pub const AVX: u64 = 1 << 2;
-    /// Where the AVX component begins in the standard format.
-    pub const AVX_OFFSET: usize = 576;
     /// Length of the legacy region and the header: an area that holds x87 and SSE.
     pub const LEGACY_AND_HEADER: usize = 576;
-    /// Length of an area that holds everything [`super::FpuState`] has.
-    pub const LARGEST: usize = 832;
 }
 
 /// A register image that cannot be loaded: the guest gets #GP(0).
@@ -423,7 +419,8 @@ impl FpuState {
         image
     }
 
-    fn load_legacy_x87(&mut self, image: &[u8], rex_w: bool) {
+    /// XRSTOR and FXRSTOR of the x87 registers, from the legacy region.
+    pub fn load_x87(&mut self, image: &[u8], rex_w: bool) {
         self.cw = u16::from_le_bytes([image[0], image[1]]) & 0x1f7f | 0x40;
         self.sw = u16::from_le_bytes([image[2], image[3]]);
         self.tag = image[4];
@@ -467,12 +464,13 @@ impl FpuState {
     /// A reserved bit of MXCSR is set: #GP(0), and nothing was loaded.
     pub fn fxrstor(&mut self, image: &[u8; 416], long: bool, rex_w: bool) -> Result<(), BadImage> {
         self.ldmxcsr(load64(&image[24..]) as u32)?;
-        self.load_legacy_x87(image, rex_w);
+        self.load_x87(image, rex_w);
         self.load_xmm(image, long);
         Ok(())
     }
 
-    fn load_xmm(&mut self, image: &[u8], long: bool) {
+    /// The same of the XMM registers.
+    pub fn load_xmm(&mut self, image: &[u8], long: bool) {
         for i in 0..if long { 16 } else { 8 } {
             self.xmm[i] = load128(&image[160 + i * 16..]);
         }
@@ -494,82 +492,6 @@ impl FpuState {
         let sse = self.xmm != [0; 16];
         let avx = self.ymm_hi != [0; 16];
         x87 as u64 * xstate::X87 + sse as u64 * xstate::SSE + avx as u64 * xstate::AVX
-    }
-
-    /// XSAVE and XSAVEOPT in the standard format: hands every run of bytes to be written, with its offset in the area, to
-    /// `put`. `rfbm` is EDX:EAX AND XCR0, `old_bv` the XSTATE_BV field now in memory, `optimise` XSAVEOPT's init
-    /// optimisation (components in their initial configuration are not written). SDM Vol. 1 13.7 and 13.9.
-    pub fn xsave(
-        &self,
-        rfbm: u64,
-        old_bv: u64,
-        optimise: bool,
-        long: bool,
-        rex_w: bool,
-        mut put: impl FnMut(usize, &[u8]),
-    ) {
-        let inuse = self.xinuse();
-        let write = |component: u64| rfbm & component != 0 && (!optimise || inuse & component != 0);
-        let image = self.fxsave(long, rex_w);
-        if write(xstate::X87) {
-            put(0, &image[..24]);
-            put(32, &image[32..160]);
-        }
-        // MXCSR belongs to SSE and AVX alike and is not subject to the init optimisation.
-        if rfbm & (xstate::SSE | xstate::AVX) != 0 {
-            put(24, &image[24..32]);
-        }
-        if write(xstate::SSE) {
-            put(160, &image[160..fxsave_len(long)]);
-        }
-        if write(xstate::AVX) {
-            for i in 0..if long { 16 } else { 8 } {
-                put(xstate::AVX_OFFSET + i * 16, &self.ymm_hi[i].to_le_bytes());
-            }
-        }
-        put(512, &(old_bv & !rfbm | inuse & rfbm).to_le_bytes());
-    }
-
-    /// XRSTOR in the standard format. `area` holds the legacy region, the header and as much as `xcr0` has components for;
-    /// what is missing of it reads as zero. `rfbm` is EDX:EAX AND XCR0. SDM Vol. 1 13.8 "Operation of XRSTOR".
-    ///
-    /// # Errors
-    /// The header has a bit set that is reserved or not in `xcr0`, or MXCSR is to be loaded with a reserved bit:
-    /// #GP(0), and nothing was loaded.
-    pub fn xrstor(&mut self, area: &[u8], rfbm: u64, xcr0: u64, long: bool, rex_w: bool) -> Result<(), BadImage> {
-        let mut image = [0; xstate::LARGEST];
-        let len = area.len().min(image.len());
-        image[..len].copy_from_slice(&area[..len]);
-        let bv = load64(&image[512..]);
-        if bv & !xcr0 != 0 || image[520..536] != [0; 16] {
-            return Err(BadImage);
-        }
-        if rfbm & (xstate::SSE | xstate::AVX) != 0 {
-            self.ldmxcsr(load64(&image[24..]) as u32)?;
-        }
-        if rfbm & xstate::X87 != 0 {
-            if bv & xstate::X87 != 0 {
-                self.load_legacy_x87(&image, rex_w);
-            } else {
-                self.fninit();
-                self.r = [0; 8];
-            }
-        }
-        let registers = if long { 16 } else { 8 };
-        if rfbm & xstate::SSE != 0 {
-            if bv & xstate::SSE != 0 {
-                self.load_xmm(&image, long);
-            } else {
-                self.xmm[..registers].fill(0);
-            }
-        }
-        if rfbm & xstate::AVX != 0 {
-            for i in 0..registers {
-                let saved = load128(&image[xstate::AVX_OFFSET + i * 16..]);
-                self.ymm_hi[i] = if bv & xstate::AVX != 0 { saved } else { 0 };
-            }
-        }
-        Ok(())
     }
 }
 
@@ -812,118 +734,5 @@ mod tests {
         }
         s.fnclex();
         assert!(!s.pending());
-    }
-
-    /// Applies an XSAVE to an area of memory.
-    fn xsave(s: &FpuState, area: &mut [u8; xstate::LARGEST], rfbm: u64, optimise: bool) {
-        let bv = load64(&area[512..]);
-        s.xsave(rfbm, bv, optimise, true, true, |at, bytes| {
-            area[at..at + bytes.len()].copy_from_slice(bytes)
-        });
-    }
-
-    // covers: 2/cpu-xsave
-    #[test]
-    fn xsave_writes_what_is_asked_for() {
-        let mut area = [0xee; xstate::LARGEST];
-        area[512..576].fill(0);
-        area[512] = 0xff;
-        let s = busy();
-        xsave(&s, &mut area, xstate::X87 | xstate::SSE, false);
-        assert_eq!(
-            area[512], 0xff,
-            "bits outside RFBM keep their value, bits inside are XINUSE"
-        );
-        assert_eq!(area[..416], s.fxsave(true, true));
-        assert!(
-            area[416..512].iter().all(|&b| b == 0xee),
-            "bytes 511:416 are not written"
-        );
-        assert!(area[576..].iter().all(|&b| b == 0xee), "AVX was not asked for");
-
-        let mut initial = FpuState::new();
-        initial.fninit();
-        let mut area = [0xee; xstate::LARGEST];
-        area[512..576].fill(0);
-        area[512] = 7;
-        xsave(&initial, &mut area, 7, true);
-        assert_eq!(area[512], 0, "nothing is in use");
-        assert!(
-            area[..24]
-                .iter()
-                .chain(&area[32..512])
-                .chain(&area[576..])
-                .all(|&b| b == 0xee),
-            "XSAVEOPT skips it"
-        );
-        assert_eq!(
-            area[24..32],
-            [0x80, 0x1f, 0, 0, 0xff, 0xff, 0, 0],
-            "MXCSR is always written"
-        );
-        xsave(&initial, &mut area, 7, false);
-        assert!(area[160..416].iter().all(|&b| b == 0), "XSAVE does not skip it");
-    }
-
-    // covers: 2/cpu-xsave
-    #[test]
-    fn xrstor_loads_initialises_or_keeps_each_component() {
-        let s = busy();
-        let mut area = [0; xstate::LARGEST];
-        xsave(&s, &mut area, 7, false);
-        for (bv, rfbm) in (0..8).flat_map(|bv| (0..8).map(move |rfbm| (bv, rfbm))) {
-            area[512] = bv as u8;
-            let mut t = FpuState::new();
-            t.xmm = [1; 16];
-            t.ymm_hi = [2; 16];
-            t.r = [3; 8];
-            let before = t.clone();
-            t.xrstor(&area, rfbm, 7, true, true).unwrap();
-            let pick = |bit: u64| (rfbm & bit != 0, bv & bit != 0);
-            match pick(xstate::X87) {
-                (false, _) => assert_eq!((t.r, t.cw), (before.r, before.cw)),
-                (true, true) => assert_eq!((t.r, t.cw, t.fip), (s.r, s.cw, s.fip)),
-                (true, false) => assert_eq!((t.r, t.cw, t.tag), ([0; 8], 0x37f, 0)),
-            }
-            match pick(xstate::SSE) {
-                (false, _) => assert_eq!(t.xmm, before.xmm),
-                (true, true) => assert_eq!(t.xmm, s.xmm),
-                (true, false) => assert_eq!(t.xmm, [0; 16]),
-            }
-            match pick(xstate::AVX) {
-                (false, _) => assert_eq!(t.ymm_hi, before.ymm_hi),
-                (true, true) => assert_eq!(t.ymm_hi, s.ymm_hi),
-                (true, false) => assert_eq!(t.ymm_hi, [0; 16]),
-            }
-            assert_eq!(
-                t.mxcsr,
-                if rfbm & 6 != 0 { s.mxcsr } else { before.mxcsr },
-                "MXCSR comes with SSE or AVX"
-            );
-        }
-    }
-
-    // covers: 2/cpu-xsave
-    #[test]
-    fn xrstor_checks_its_header() {
-        let mut good = [0; xstate::LARGEST];
-        xsave(&busy(), &mut good, 3, false);
-        for (at, value, rfbm, fault, why) in [
-            (512, 3, 3, false, "as saved"),
-            (512, 4, 3, true, "a component that XCR0 does not enable"),
-            (520, 1, 3, true, "XCOMP_BV in the standard format"),
-            (535, 1, 3, true, "the last checked reserved byte"),
-            (536, 1, 3, false, "bytes 63:24 of the header are not checked"),
-            (26, 1, 3, true, "a reserved MXCSR bit"),
-            (26, 1, 1, false, "a reserved MXCSR bit, MXCSR not asked for"),
-        ] {
-            let mut area = good;
-            area[at] = value;
-            let mut s = FpuState::new();
-            assert_eq!(s.xrstor(&area, rfbm, 3, true, true).is_err(), fault, "{why}");
-            if fault {
-                assert_eq!(s, FpuState::new(), "{why}: nothing is loaded");
-            }
-        }
     }
 }
