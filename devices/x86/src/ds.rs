@@ -1,10 +1,15 @@
-//! The debug-store area: BTS and PEBS. SDM Vol. 3B 19.4.9 "BTS and DS Save Area".
+//! The debug-store area: branch trace store and processor-event-based sampling. SDM Vol. 3B 18.4.9 "BTS and DS Save Area".
+
+use crate::cpuid::Features;
 
 /// What a model stores in the debug-store area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DsCaps {
     /// IA32_MISC_ENABLE[11] clear: branch trace store is there.
     pub bts: bool,
+    /// Bit 4 of a branch record's flags says whether the branch was predicted. The Core and Atom microarchitectures leave it
+    /// 0. SDM Vol. 3B 18.4.9.1 "64 Bit Format of the DS Save Area".
+    pub bts_predicted: bool,
     /// IA32_MISC_ENABLE[12] clear: processor-event-based sampling is there.
     pub pebs: Option<PebsCaps>,
 }
@@ -114,6 +119,51 @@ pub mod area64 {
     /// The same of the fixed counters, behind eight general ones.
     pub const PEBS_FIXED_RESET: u64 = 0x80;
 }
+
+/// How wide the fields of the area are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DsLayout {
+    /// Doublewords. SDM Vol. 3B Figure 18-5 "DS Save Area".
+    Bits32,
+    /// Quadwords. SDM Vol. 3B Figure 18-8 "IA-32e Mode DS Save Area".
+    Bits64,
+}
+
+impl DsLayout {
+    /// The layout for what CPUID shows: a part with DTES64 uses the 64-bit one in every mode. SDM Vol. 3B 18.4.9.1 "64 Bit
+    /// Format of the DS Save Area".
+    pub const fn of(features: Features) -> Self {
+        if features.dtes64() { Self::Bits64 } else { Self::Bits32 }
+    }
+
+    /// Bytes of a field of the management area.
+    pub const fn field(self) -> u64 {
+        match self {
+            Self::Bits32 => 4,
+            Self::Bits64 => 8,
+        }
+    }
+
+    /// Bytes of a branch record: from, to, flags.
+    pub const fn branch_record(self) -> u64 {
+        3 * self.field()
+    }
+}
+
+/// The branch trace store's fields of the management area, each so many fields from its start. Those of sampling follow.
+pub mod management {
+    /// BTS buffer base: linear address of the first record.
+    pub const BTS_BASE: u64 = 0;
+    /// BTS index: where the next record goes.
+    pub const BTS_INDEX: u64 = 1;
+    /// BTS absolute maximum: the byte after the buffer.
+    pub const BTS_MAXIMUM: u64 = 2;
+    /// BTS interrupt threshold.
+    pub const BTS_THRESHOLD: u64 = 3;
+}
+
+/// Bit 4 of a branch record's flags: the branch was predicted.
+pub const BRANCH_PREDICTED: u64 = 1 << 4;
 
 #[cfg(test)]
 mod tests {

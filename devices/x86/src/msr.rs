@@ -37,9 +37,11 @@ registers! {
     0x0000_0035 MSR_CORE_THREAD_COUNT "Cores (31:16) and threads (15:0) of the package.";
     0x0000_003A IA32_FEATURE_CONTROL "VMX and SMX locks.";
     0x0000_003B IA32_TSC_ADJUST "Offset that software added to the TSC.";
+    0x0000_0040 MSR_LASTBRANCH_0_FROM_IP_CORE "Last-branch records of the Core microarchitecture: first source.";
     0x0000_0048 IA32_SPEC_CTRL "Speculation control.";
     0x0000_0049 IA32_PRED_CMD "Prediction command.";
     0x0000_004E MSR_PPIN_CTL "Protected processor inventory number: control.";
+    0x0000_0060 MSR_LASTBRANCH_0_TO_IP_CORE "Last-branch records of the Core microarchitecture: first target.";
     0x0000_0079 IA32_BIOS_UPDT_TRIG "Microcode update trigger.";
     0x0000_008B IA32_BIOS_SIGN_ID "Microcode update signature (63:32), loaded by CPUID leaf 1.";
     0x0000_009B IA32_SMM_MONITOR_CTL "Dual-monitor treatment of SMM.";
@@ -84,10 +86,13 @@ registers! {
     0x0000_01B0 IA32_ENERGY_PERF_BIAS "Performance and energy bias hint (3:0).";
     0x0000_01C8 MSR_LBR_SELECT "Last-branch records: filter.";
     0x0000_01C9 MSR_LASTBRANCH_TOS "Last-branch records: newest entry.";
+    0x0000_01D7 MSR_LER_FROM_LIP_NETBURST "Pentium 4: last exception record, source; the target follows.";
     0x0000_01D9 IA32_DEBUGCTL "Debug control.";
+    0x0000_01DA MSR_LASTBRANCH_TOS_NETBURST "Pentium 4: last-branch records, newest entry.";
+    0x0000_01DB MSR_LASTBRANCH_0_NETBURST "Pentium 4: first packed last-branch record. P6: LastBranchFromIP and LastBranchToIP.";
     0x0000_01DD MSR_LER_FROM_LIP "Last exception record: source.";
     0x0000_01DE MSR_LER_TO_LIP "Last exception record: target.";
-    0x0000_01E0 ROB_CR_BKUPTMPDR6 "P6: fast strings (2).";
+    0x0000_01E0 ROB_CR_BKUPTMPDR6 "P6: fast strings (2). Architectural last-branch records: IA32_LER_INFO.";
     0x0000_01F2 IA32_SMRR_PHYSBASE "System-management range: base.";
     0x0000_01F3 IA32_SMRR_PHYSMASK "System-management range: mask.";
     0x0000_01FC MSR_POWER_CTL "Power control.";
@@ -143,7 +148,12 @@ registers! {
     0x0000_0D10 IA32_L2_QOS_MASK_0 "First of the L2's capacity masks.";
     0x0000_0D50 IA32_MBA_THRTL_0 "First of the memory bandwidth delays (IA32_L2_QoS_Ext_BW_Thrtl_0).";
     0x0000_0DA0 IA32_XSS "Extended supervisor state mask.";
+    0x0000_0DC0 MSR_LBR_INFO_0 "Last-branch records: first INFO.";
+    0x0000_1200 IA32_LBR_0_INFO "Architectural last-branch records: first INFO.";
     0x0000_14CE IA32_LBR_CTL "Architectural last-branch records: control.";
+    0x0000_14CF IA32_LBR_DEPTH "Architectural last-branch records: entries in use.";
+    0x0000_1500 IA32_LBR_0_FROM_IP "Architectural last-branch records: first source.";
+    0x0000_1600 IA32_LBR_0_TO_IP "Architectural last-branch records: first target.";
     0xC000_0080 IA32_EFER "Extended feature enables.";
     0xC000_0081 IA32_STAR "SYSCALL: target and segment selectors.";
     0xC000_0082 IA32_LSTAR "SYSCALL: target in 64-bit mode.";
@@ -154,6 +164,9 @@ registers! {
     0xC000_0102 IA32_KERNEL_GS_BASE "What SWAPGS exchanges with the base of GS.";
     0xC000_0103 IA32_TSC_AUX "What RDTSCP and RDPID return.";
 }
+
+/// Architectural last-branch records: INFO of the last exception record, where P6 has ROB_CR_BKUPTMPDR6.
+pub const IA32_LER_INFO: u32 = ROB_CR_BKUPTMPDR6;
 
 #[cfg(test)]
 mod tests {

@@ -10,6 +10,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// A performance core of an Intel Core i9-12900K (Alder Lake-S).
 pub const ALDERLAKE: CpuModel = CpuModel {
@@ -26,12 +27,13 @@ pub const ALDERLAKE: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::ARCHITECTURAL),
 
-        lbr: None,
+        lbr: Some(lbr::ARCHITECTURAL),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Adaptive,
                 enable: 0x7_0000_003F,

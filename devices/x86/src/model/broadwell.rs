@@ -11,6 +11,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Xeon E5-2697 v4 (Broadwell-EP).
 pub const BROADWELL: CpuModel = CpuModel {
@@ -27,12 +28,13 @@ pub const BROADWELL: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::NEHALEM),
 
-        lbr: None,
+        lbr: Some(lbr::BROADWELL),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Haswell,
                 enable: 0xF_0000_000F,

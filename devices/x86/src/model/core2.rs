@@ -13,6 +13,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Core 2 Duo E6750 (Conroe).
 pub const CORE2: CpuModel = CpuModel {
@@ -29,12 +30,13 @@ pub const CORE2: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::CORE2),
 
-        lbr: None,
+        lbr: Some(lbr::CORE2),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: false,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Core,
                 enable: 0x1,

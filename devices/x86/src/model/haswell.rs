@@ -10,6 +10,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Core i7-4770 (Haswell).
 pub const HASWELL: CpuModel = CpuModel {
@@ -26,12 +27,13 @@ pub const HASWELL: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::NEHALEM),
 
-        lbr: None,
+        lbr: Some(lbr::HASWELL),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Haswell,
                 enable: 0xF_0000_000F,

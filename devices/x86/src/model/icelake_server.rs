@@ -11,6 +11,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8351N (Ice Lake-SP).
 pub const ICELAKE_SERVER: CpuModel = CpuModel {
@@ -27,12 +28,13 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::SKYLAKE),
 
-        lbr: None,
+        lbr: Some(lbr::SKYLAKE),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Adaptive,
                 enable: 0xF_0000_00FF,

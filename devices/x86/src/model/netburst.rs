@@ -12,7 +12,9 @@
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy};
 use crate::cpuid::Features;
+use crate::ds::DsCaps;
 use crate::msr::*;
+use crate::{debugctl, lbr};
 
 /// Intel Pentium 4 (Northwood).
 pub const NETBURST: CpuModel = CpuModel {
@@ -29,11 +31,16 @@ pub const NETBURST: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::NETBURST),
 
-        lbr: None,
+        lbr: Some(lbr::netburst(SILICON[1].regs[0])),
 
-        ds: None,
+        ds: Some(DsCaps {
+            bts: true,
+            bts_predicted: true,
+            // Its own way of sampling is absent by decision.
+            pebs: None,
+        }),
 
         pmu: None,
 

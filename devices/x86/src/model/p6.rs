@@ -13,6 +13,7 @@ use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy};
 use crate::cpuid::{Features, Register};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Pentium III (Coppermine).
 pub const P6: CpuModel = CpuModel {
@@ -29,9 +30,9 @@ pub const P6: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::P6),
 
-        lbr: None,
+        lbr: Some(lbr::P6),
 
         ds: None,
 

@@ -10,6 +10,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::ds::{DsCaps, PRECISE_STORE, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Core i7-2600 (Sandy Bridge).
 pub const SANDYBRIDGE: CpuModel = CpuModel {
@@ -26,12 +27,13 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::NEHALEM),
 
-        lbr: None,
+        lbr: Some(lbr::NEHALEM),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Nehalem,
                 enable: PRECISE_STORE | 0xF_0000_000F,

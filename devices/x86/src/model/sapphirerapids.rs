@@ -10,6 +10,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8480+ (Sapphire Rapids).
 pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
@@ -26,12 +27,13 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::ARCHITECTURAL),
 
-        lbr: None,
+        lbr: Some(lbr::ARCHITECTURAL),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Adaptive,
                 enable: 0xF_0000_00FF,

@@ -12,6 +12,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8160 (Skylake-SP).
 pub const SKYLAKE_SERVER: CpuModel = CpuModel {
@@ -28,12 +29,13 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::SKYLAKE),
 
-        lbr: None,
+        lbr: Some(lbr::SKYLAKE),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Skylake,
                 enable: 0xF_0000_000F,

@@ -9,6 +9,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Atom P5942B (Snow Ridge).
 pub const SNOWRIDGE: CpuModel = CpuModel {
@@ -25,12 +26,13 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::SKYLAKE),
 
-        lbr: None,
+        lbr: Some(lbr::TREMONT),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: false,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Adaptive,
                 enable: 0x7_0000_000F,

@@ -19,6 +19,7 @@ use crate::cpuid::{Feature, Features, Register};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::{debugctl, lbr};
 
 /// Intel Xeon X5650 "Westmere-EP".
 pub const WESTMERE: CpuModel = CpuModel {
@@ -35,12 +36,13 @@ pub const WESTMERE: CpuModel = CpuModel {
     removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
-        debugctl: None,
+        debugctl: Some(debugctl::NEHALEM),
 
-        lbr: None,
+        lbr: Some(lbr::NEHALEM),
 
         ds: Some(DsCaps {
             bts: true,
+            bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Nehalem,
                 enable: 0xF_0000_000F,
