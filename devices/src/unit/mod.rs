@@ -1,6 +1,12 @@
 //! What each virtual CPU has for itself.
 
 pub mod apic_message;
+pub mod arch_lbr;
+pub mod branch_ring;
+#[cfg(test)]
+mod branch_test;
 pub mod debugctl;
 pub mod lapic;
+pub mod lbr;
+pub mod predictor;
 pub mod rdt;

@@ -1,0 +1,383 @@
+//! Architectural last-branch records. SDM Vol. 3B ch. 19 "Last Branch Records".
+//!
+//! # Theory
+//! The same idea as the stack of [`super::lbr`], with what had grown by itself put in order:
+//!
+//! - CPUID.1CH says what there is, instead of the model number.
+//! - IA32_LBR_CTL is the enable and the filter in one; IA32_DEBUGCTL.LBR is gone (it reads 0). A filter bit lets a kind of
+//!   branch *in*, where MSR_LBR_SELECT keeps it out. OS and USR ask where a branch ends; if it comes from a ring that is
+//!   not let in, FROM is all ones, so no kernel address leaks into a user's profile (19.1.2 "Configuration").
+//! - Entry 0 is the newest, entry 1 the one before: there is no pointer. Recording moves everything along.
+//! - IA32_LBR_DEPTH says how many entries there are; a write to it, of whatever valid value, clears them all, which is the
+//!   quick way to do that. Entries beyond the depth are #GP(0).
+//! - INFO also says what kind of branch it was, and whether its cycles mean anything.
+//! - In call-stack mode a near return takes entry 0 off and everything moves back; the place at the far end becomes 0.
+//! - A debug exception clears LBREn (19.1.4 "Interaction with Other Processor Features"); a warm reset clears LBREn and
+//!   leaves all else; FREEZE_LBRS_ON_PMI sets IA32_PERF_GLOBAL_STATUS.LBR_FRZ, which stops recording.
+//! - XSAVES component 15 holds all of it (Vol. 1 13.5.14 "LBR State"). XSAVES clears LBREn once it has saved, so that the
+//!   next task does not record into what is not its own; XRSTORS brings it back. An image of another depth does not fit:
+//!   XRSTORS takes its control and last-exception record and clears the entries.
+//!
+//! # Practice
+//! [`ArchLbr`] is the registers over a [`BranchRing`], entry n being the one that is n older than the newest.
+
+use x86::lbr::{ArchLbrLeaf, LbrCtl, LbrInfo, MAX_DEPTH, image};
+use x86::msr::{
+    IA32_LBR_0_FROM_IP, IA32_LBR_0_INFO, IA32_LBR_0_TO_IP, IA32_LBR_CTL, IA32_LBR_DEPTH, IA32_LER_INFO,
+    MSR_LER_FROM_LIP, MsrFault,
+};
+use x86::seam::{Appetite, BranchRecord, Change, Context, EventRecord};
+
+use super::branch_ring::{Beside, BranchRing, Entry, Filter, Style, kinds};
+use super::debugctl::is_debug_exception;
+use super::lbr::is_canonical;
+
+/// IA32_LER_TO_IP follows IA32_LER_FROM_IP.
+const LER_TO: u32 = MSR_LER_FROM_LIP + 1;
+/// The bits of INFO that keep what is written; bits 55:16 are undefined, and a write of them does not fault.
+const INFO: u64 = !0x00FF_FFFF_FFFF_0000;
+
+/// The architectural last-branch registers of one logical processor.
+#[derive(Clone, Debug)]
+pub struct ArchLbr {
+    leaf: ArchLbrLeaf,
+    style: Style,
+    linear_bits: u32,
+    running: bool,
+    control: LbrCtl,
+    ring: BranchRing,
+}
+
+/// The whole state of [`ArchLbr`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchLbrState {
+    /// IA32_LBR_CTL.
+    pub control: u64,
+    /// The ring; its depth is IA32_LBR_DEPTH.
+    pub ring: BranchRing,
+    /// Recording was on at the last word.
+    pub running: bool,
+}
+
+impl ArchLbr {
+    /// The registers that CPUID.1CH describes. `linear_bits` is the width of linear addresses.
+    pub fn new(leaf: ArchLbrLeaf, linear_bits: u32) -> Self {
+        Self {
+            leaf,
+            style: Style {
+                linear: leaf.linear(),
+                beside: Beside::ArchitecturalInfo {
+                    mispredict: leaf.mispredict(),
+                    timed: leaf.timed(),
+                    branch_type: leaf.branch_type(),
+                },
+            },
+            linear_bits,
+            running: false,
+            control: LbrCtl::new(),
+            ring: BranchRing::new(leaf.max_depth()),
+        }
+    }
+
+    /// RDMSR.
+    ///
+    /// # Errors
+    /// [`MsrFault::GeneralProtection`] for an entry beyond IA32_LBR_DEPTH, [`MsrFault::Unclaimed`] for a register that is not
+    /// one of these.
+    pub fn read_msr(&self, msr: u32) -> Result<u64, MsrFault> {
+        Ok(match self.register(msr)? {
+            Register::Control => self.control.into_bits(),
+            Register::Depth => self.ring.depth.into(),
+            Register::Exception(field) => field.of(&self.ring.last_exception),
+            Register::Entry(age, field) => field.of(self.ring.by_age(age)),
+        })
+    }
+
+    /// WRMSR.
+    ///
+    /// # Errors
+    /// [`MsrFault::GeneralProtection`] for a reserved bit, a depth that CPUID does not name, an address that is not canonical or
+    /// an entry beyond IA32_LBR_DEPTH; [`MsrFault::Unclaimed`] for a register that is not one of these.
+    pub fn write_msr(&mut self, msr: u32, value: u64) -> Result<(), MsrFault> {
+        match self.register(msr)? {
+            Register::Control if value & !self.leaf.control() != 0 => return Err(MsrFault::GeneralProtection),
+            Register::Control => self.control = LbrCtl::from_bits(value),
+            Register::Depth if !self.leaf.has_depth(value) || value > MAX_DEPTH as u64 => {
+                return Err(MsrFault::GeneralProtection);
+            }
+            Register::Depth => {
+                let exception = self.ring.last_exception;
+                self.ring.clear();
+                self.ring.last_exception = exception;
+                self.ring.depth = value as u8;
+            }
+            Register::Exception(field) => {
+                self.accepts(field, value)?;
+                field.set(&mut self.ring.last_exception, value);
+            }
+            Register::Entry(age, field) => {
+                self.accepts(field, value)?;
+                field.set(self.ring.by_age_mut(age), value);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the executor has to say. To be asked after every word and every write of a register, with where the processor
+    /// stands. `frozen` is IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
+    pub fn appetite(&mut self, frozen: bool, code: Context) -> Appetite {
+        let records = self.records(frozen);
+        if records && !self.running {
+            self.ring.start();
+        }
+        self.running = records;
+        self.ring.now(code);
+        Appetite {
+            branches: records,
+            ..Appetite::NOTHING
+        }
+    }
+
+    /// A word of the seam: branches have retired. `code` is where the processor stands now.
+    pub fn branches(&mut self, records: &[BranchRecord], frozen: bool, code: Context) {
+        if self.records(frozen) {
+            self.ring.record(records, &self.filter(), &self.style, code);
+        }
+    }
+
+    /// A word of the seam: an interrupt or exception was delivered.
+    pub fn event(&mut self, event: &EventRecord, frozen: bool, code: Context) {
+        if is_debug_exception(event) {
+            self.control.set_lbr_en(false);
+        } else if self.records(frozen) {
+            self.ring.note_exception();
+            self.ring.record(&[event.branch], &self.filter(), &self.style, code);
+        }
+        self.ring.now(code);
+    }
+
+    /// A word of the seam.
+    pub fn state_changed(&mut self, change: Change, code: Context) {
+        match change {
+            Change::TransactionBegin => self.ring.transaction = true,
+            Change::TransactionCommit | Change::TransactionAbort => self.ring.transaction = false,
+            Change::Init => self.control.set_lbr_en(false),
+            Change::Reset => {
+                self.ring = BranchRing::new(self.leaf.max_depth());
+                self.control = LbrCtl::new();
+                self.running = false;
+            }
+            _ => {}
+        }
+        self.ring.now(code);
+    }
+
+    /// XSAVES of component 15: whether it is in its initial state, and then nothing is written. Clears LBREn.
+    pub fn save(&mut self, area: &mut [u8]) -> bool {
+        let initial = self.control.into_bits() == 0
+            && self.ring.last_exception == Entry::default()
+            && self.ring.entries == [Entry::default(); MAX_DEPTH];
+        if initial {
+            return true;
+        }
+        let exception = self.ring.last_exception;
+        put(area, image::CTL, self.control.into_bits());
+        put(area, image::DEPTH, self.ring.depth.into());
+        put(area, image::LER_FROM, exception.from);
+        put(area, image::LER_TO, exception.to);
+        put(area, image::LER_INFO, exception.info);
+        for age in 0..MAX_DEPTH as u8 {
+            let at = image::ENTRIES + usize::from(age) * image::ENTRY;
+            let entry = if age < self.ring.depth {
+                *self.ring.by_age(age)
+            } else {
+                Entry::default()
+            };
+            put(area, at, entry.from);
+            put(area, at + 8, entry.to);
+            put(area, at + 16, entry.info);
+        }
+        self.control.set_lbr_en(false);
+        false
+    }
+
+    /// XRSTORS of component 15, from an image or to the initial state.
+    ///
+    /// # Errors
+    /// [`MsrFault::GeneralProtection`] for an image that WRMSR would refuse, with nothing changed.
+    pub fn restore(&mut self, area: Option<&[u8]>) -> Result<(), MsrFault> {
+        let Some(area) = area else {
+            self.control = LbrCtl::new();
+            self.ring.clear();
+            return Ok(());
+        };
+        let control = get(area, image::CTL);
+        if control & !self.leaf.control() != 0 {
+            return Err(MsrFault::GeneralProtection);
+        }
+        let triple = |at: usize| Entry {
+            from: get(area, at),
+            to: get(area, at + 8),
+            info: get(area, at + 16) & INFO,
+        };
+        let exception = triple(image::LER_FROM);
+        let mut entries = [Entry::default(); MAX_DEPTH];
+        if get(area, image::DEPTH) == u64::from(self.ring.depth) {
+            for (age, entry) in entries.iter_mut().take(self.ring.depth.into()).enumerate() {
+                *entry = triple(image::ENTRIES + age * image::ENTRY);
+            }
+        }
+        let canonical = |entry: &Entry| {
+            [entry.from, entry.to]
+                .iter()
+                .all(|&a| is_canonical(a, self.linear_bits))
+        };
+        if !entries.iter().chain([&exception]).all(canonical) {
+            return Err(MsrFault::GeneralProtection);
+        }
+        self.control = LbrCtl::from_bits(control);
+        self.ring.clear();
+        self.ring.last_exception = exception;
+        for (age, entry) in entries.iter().take(self.ring.depth.into()).enumerate() {
+            *self.ring.by_age_mut(age as u8) = *entry;
+        }
+        Ok(())
+    }
+
+    /// The newest records first, for a PEBS record's group of last branches.
+    pub fn newest(&self) -> impl Iterator<Item = &Entry> {
+        (0..self.ring.depth).map(|age| self.ring.by_age(age))
+    }
+
+    /// The whole state.
+    pub fn state(&self) -> ArchLbrState {
+        ArchLbrState {
+            control: self.control.into_bits(),
+            ring: self.ring.clone(),
+            running: self.running,
+        }
+    }
+
+    /// Takes a whole state back; what CPUID does not name is dropped.
+    pub fn set_state(&mut self, state: ArchLbrState) {
+        self.control = LbrCtl::from_bits(state.control & self.leaf.control());
+        self.running = state.running;
+        let depth = state.ring.depth;
+        self.ring = state.ring;
+        if !self.leaf.has_depth(depth.into()) || usize::from(depth) > MAX_DEPTH {
+            self.ring.depth = self.leaf.max_depth().clamp(1, MAX_DEPTH as u8);
+        }
+        self.ring.top %= self.ring.depth;
+    }
+
+    fn records(&self, frozen: bool) -> bool {
+        self.control.lbr_en() && !frozen
+    }
+
+    fn filter(&self) -> Filter {
+        let c = self.control;
+        let mut passing = 0;
+        for (set, kind) in [
+            (c.cond(), kinds::COND),
+            (c.near_rel_jmp(), kinds::JUMP),
+            (c.near_ind_jmp(), kinds::JUMP_IND),
+            (c.near_rel_call(), kinds::CALL),
+            (c.near_ind_call(), kinds::CALL_IND),
+            (c.near_ret(), kinds::RET),
+            (c.other_branch(), kinds::FAR),
+        ] {
+            passing |= if set { kind } else { 0 };
+        }
+        Filter {
+            kinds: if self.leaf.branch_filter() { passing } else { kinds::ALL },
+            kernel: c.os() || !self.leaf.cpl_filter(),
+            user: c.usr() || !self.leaf.cpl_filter(),
+            call_stack: c.call_stack(),
+            hide_source: true,
+        }
+    }
+
+    fn accepts(&self, field: Field, value: u64) -> Result<(), MsrFault> {
+        if field == Field::Info || is_canonical(value, self.linear_bits) {
+            Ok(())
+        } else {
+            Err(MsrFault::GeneralProtection)
+        }
+    }
+
+    fn register(&self, msr: u32) -> Result<Register, MsrFault> {
+        match msr {
+            IA32_LBR_CTL => return Ok(Register::Control),
+            IA32_LBR_DEPTH => return Ok(Register::Depth),
+            MSR_LER_FROM_LIP => return Ok(Register::Exception(Field::From)),
+            LER_TO => return Ok(Register::Exception(Field::To)),
+            IA32_LER_INFO => return Ok(Register::Exception(Field::Info)),
+            _ => {}
+        }
+        for (first, field) in [
+            (IA32_LBR_0_FROM_IP, Field::From),
+            (IA32_LBR_0_TO_IP, Field::To),
+            (IA32_LBR_0_INFO, Field::Info),
+        ] {
+            if (first..first + u32::from(self.leaf.max_depth())).contains(&msr) {
+                let age = (msr - first) as u8;
+                return if age < self.ring.depth {
+                    Ok(Register::Entry(age, field))
+                } else {
+                    Err(MsrFault::GeneralProtection)
+                };
+            }
+        }
+        Err(MsrFault::Unclaimed)
+    }
+}
+
+/// What a number stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Register {
+    Control,
+    Depth,
+    Exception(Field),
+    Entry(u8, Field),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    From,
+    To,
+    Info,
+}
+
+impl Field {
+    fn of(self, entry: &Entry) -> u64 {
+        match self {
+            Self::From => entry.from,
+            Self::To => entry.to,
+            Self::Info => entry.info,
+        }
+    }
+
+    fn set(self, entry: &mut Entry, value: u64) {
+        match self {
+            Self::From => entry.from = value,
+            Self::To => entry.to = value,
+            Self::Info => entry.info = LbrInfo::from_bits(value & INFO).into_bits(),
+        }
+    }
+}
+
+fn put(area: &mut [u8], at: usize, value: u64) {
+    if let Some(bytes) = area.get_mut(at..at + 8) {
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+fn get(area: &[u8], at: usize) -> u64 {
+    area.get(at..at + 8)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map_or(0, u64::from_le_bytes)
+}
+
+#[cfg(test)]
+#[path = "arch_lbr_test.rs"]
+mod tests;

@@ -1,0 +1,359 @@
+//! The ring that last-branch records are kept in, whatever registers show it.
+//!
+//! # Practice
+//! Branches come in batches of thousands, and only the last `depth` that pass the filter survive. So a batch is counted
+//! forward (the pointer to the newest moves by every record that passes, seen or not) and kept backward. Call-stack mode
+//! alone has to look at every branch in order, since a return takes off what a call before it put on.
+
+use x86::lbr::{LbrInfo, MAX_DEPTH, branch_type};
+use x86::seam::{BranchRecord, CodeSize, Context, Flow};
+
+use super::predictor::Predictor;
+
+/// One entry, as its registers read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// FROM.
+    pub from: u64,
+    /// TO.
+    pub to: u64,
+    /// INFO, where there is one.
+    pub info: u64,
+}
+
+/// Which branches are recorded, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Kinds that pass: bit n for [`Flow::code`] n.
+    pub kinds: u32,
+    /// Branches that end in ring 0 pass.
+    pub kernel: bool,
+    /// Branches that end in rings above 0 pass.
+    pub user: bool,
+    /// Returns take the newest entry off, and calls to the next instruction leave no entry.
+    pub call_stack: bool,
+    /// A branch that passes from a ring that is filtered out does not say where it came from.
+    pub hide_source: bool,
+}
+
+/// Bits of [`Filter::kinds`].
+pub mod kinds {
+    use x86::seam::Flow;
+
+    const fn bit(flow: Flow) -> u32 {
+        1 << flow.code()
+    }
+
+    /// Conditional branches that jump.
+    pub const COND: u32 = bit(Flow::Cond { taken: true });
+    /// Direct near jumps.
+    pub const JUMP: u32 = bit(Flow::Jump);
+    /// Indirect near jumps.
+    pub const JUMP_IND: u32 = bit(Flow::JumpInd);
+    /// Direct near calls.
+    pub const CALL: u32 = bit(Flow::Call);
+    /// Indirect near calls.
+    pub const CALL_IND: u32 = bit(Flow::CallInd);
+    /// Near returns.
+    pub const RET: u32 = bit(Flow::Ret);
+    /// Far transfers, interrupts and exceptions.
+    pub const FAR: u32 = !0 << Flow::ALL[7].code() & (1 << Flow::ALL.len()) - 1;
+    /// Everything that goes anywhere.
+    pub const ALL: u32 = COND | JUMP | JUMP_IND | CALL | CALL_IND | RET | FAR;
+}
+
+impl Filter {
+    /// Everything passes.
+    pub const OPEN: Self = Self {
+        kinds: kinds::ALL,
+        kernel: true,
+        user: true,
+        call_stack: false,
+        hide_source: false,
+    };
+
+    fn passes(&self, record: &BranchRecord) -> bool {
+        let ring = if record.to_cpl == 0 { self.kernel } else { self.user };
+        ring && self.kinds.checked_shr(record.flow.into()).unwrap_or(0) & 1 != 0
+    }
+
+    fn source_hidden(&self, record: &BranchRecord) -> bool {
+        let ring = if record.from_cpl == 0 { self.kernel } else { self.user };
+        self.hide_source && !ring
+    }
+}
+
+/// Where MISPRED, cycles and the rest of an entry stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Nowhere.
+    Nothing,
+    /// MISPRED in FROM.
+    Flags,
+    /// MISPRED, IN_TSX and TSX_ABORT in FROM.
+    FlagsTsx,
+    /// MISPRED in FROM, cycles in the upper 16 bits of TO.
+    FlagsAndCycles,
+    /// Flags and cycles in INFO.
+    Info,
+    /// In INFO, as far as CPUID.1CH says, with the kind of branch.
+    ArchitecturalInfo {
+        /// MISPRED is there.
+        mispredict: bool,
+        /// CYC_CNT is there.
+        timed: bool,
+        /// BR_TYPE is there.
+        branch_type: bool,
+    },
+}
+
+/// How a branch becomes an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// Addresses are linear; else offsets in the code segment.
+    pub linear: bool,
+    /// What stands beside them.
+    pub beside: Beside,
+}
+
+/// The ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchRing {
+    /// The entries; those from `depth` on are zero.
+    pub entries: [Entry; MAX_DEPTH],
+    /// Entries in use.
+    pub depth: u8,
+    /// The newest.
+    pub top: u8,
+    /// The last exception record: the branch before the last interrupt or exception.
+    pub last_exception: Entry,
+    /// The last branch, filtered or not, if there was one since recording began.
+    pub last_branch: Option<Entry>,
+    /// When the last record was made, if one was since recording began.
+    pub clock: Option<u64>,
+    /// The code that ran up to the last word that was heard.
+    pub code: Context,
+    /// In a transaction.
+    pub transaction: bool,
+    /// What has a say in MISPRED.
+    pub predictor: Predictor,
+}
+
+impl BranchRing {
+    /// An empty ring of so many entries, at most [`MAX_DEPTH`].
+    pub fn new(depth: u8) -> Self {
+        Self {
+            entries: [Entry::default(); MAX_DEPTH],
+            depth: depth.clamp(1, MAX_DEPTH as u8),
+            top: 0,
+            last_exception: Entry::default(),
+            last_branch: None,
+            clock: None,
+            code: Context::default(),
+            transaction: false,
+            predictor: Predictor::default(),
+        }
+    }
+
+    /// The entry that is `age` entries older than the newest.
+    pub fn by_age(&self, age: u8) -> &Entry {
+        &self.entries[self.slot(age)]
+    }
+
+    /// The same, to write.
+    pub fn by_age_mut(&mut self, age: u8) -> &mut Entry {
+        &mut self.entries[self.slot(age)]
+    }
+
+    fn slot(&self, age: u8) -> usize {
+        let depth = usize::from(self.depth);
+        (usize::from(self.top) + depth - usize::from(age) % depth) % depth
+    }
+
+    /// Recording begins: what came before it has no part in cycles and predictions.
+    pub fn start(&mut self) {
+        self.clock = None;
+        self.last_branch = None;
+        self.predictor.reset();
+    }
+
+    /// Sets every entry to zero.
+    pub fn clear(&mut self) {
+        self.entries = [Entry::default(); MAX_DEPTH];
+        self.top = 0;
+        self.last_exception = Entry::default();
+    }
+
+    /// Where the processor stands, told after every word.
+    pub fn now(&mut self, code: Context) {
+        self.code = code;
+    }
+
+    /// Records what of a batch passes. All branches of a batch but a single far one stay in the code segment; for that one
+    /// `code` is the target's.
+    pub fn record(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
+        if filter.call_stack {
+            self.record_call_stack(records, filter, style, code);
+        } else {
+            self.record_last(records, filter, style, code);
+        }
+        if let Some(index) = records
+            .iter()
+            .rposition(|r| Flow::from_code(r.flow).is_some_and(Flow::taken))
+        {
+            self.last_branch = Some(self.entry(records, index, None, false, style, code));
+        }
+        self.predictor.advance(records);
+        self.code = code;
+    }
+
+    /// An interrupt or exception comes: the last branch before it becomes the last exception record.
+    pub fn note_exception(&mut self) {
+        if let Some(last) = self.last_branch {
+            self.last_exception = last;
+        }
+    }
+
+    fn record_last(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
+        let passed = records.iter().filter(|r| filter.passes(r)).count();
+        if passed == 0 {
+            return;
+        }
+        let depth = usize::from(self.depth);
+        self.top = ((usize::from(self.top) + passed % depth) % depth) as u8;
+        let mut kept = [0; MAX_DEPTH];
+        let mut count = 0;
+        // The record before the oldest one that is kept says when its cycles began.
+        let mut before = self.clock;
+        for index in (0..records.len()).rev() {
+            if !filter.passes(&records[index]) {
+                continue;
+            }
+            if count == depth {
+                before = Some(records[index].step);
+                break;
+            }
+            kept[count] = index;
+            count += 1;
+        }
+        for age in (0..count).rev() {
+            let index = kept[age];
+            let hidden = filter.source_hidden(&records[index]);
+            let entry = self.entry(records, index, before, hidden, style, code);
+            *self.by_age_mut(age as u8) = entry;
+            before = Some(records[index].step);
+        }
+        self.clock = before;
+    }
+
+    fn record_call_stack(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
+        const CALL: u8 = Flow::Call.code();
+        const RET: u8 = Flow::Ret.code();
+        for (index, record) in records.iter().enumerate() {
+            if !filter.passes(record) {
+                continue;
+            }
+            match record.flow {
+                RET => {
+                    *self.by_age_mut(0) = Entry::default();
+                    self.top = (self.top + self.depth - 1) % self.depth;
+                }
+                // CALL to the next instruction is how code finds out where it is: no RET will match it.
+                CALL if record.to == record.from.wrapping_add(record.length.into()) => {}
+                _ => {
+                    let hidden = filter.source_hidden(record);
+                    let entry = self.entry(records, index, self.clock, hidden, style, code);
+                    self.top = (self.top + 1) % self.depth;
+                    *self.by_age_mut(0) = entry;
+                    self.clock = Some(record.step);
+                }
+            }
+        }
+    }
+
+    fn entry(
+        &self,
+        records: &[BranchRecord],
+        index: usize,
+        before: Option<u64>,
+        hidden: bool,
+        style: &Style,
+        code: Context,
+    ) -> Entry {
+        let record = &records[index];
+        let mispredicted = !self.predictor.predicts(records, index);
+        let cycles = before.map(|step| record.step.saturating_sub(step).min(0xFFFF));
+        // Only a far transfer changes the code segment, and it comes alone.
+        let source = if records.len() == 1 { self.code } else { code };
+        let from = if hidden {
+            !0
+        } else {
+            address(record.from, source, style)
+        };
+        let mut entry = Entry {
+            from,
+            to: address(record.to, code, style),
+            info: 0,
+        };
+        let flag = |set: bool, bit: u32| u64::from(set) << bit;
+        match style.beside {
+            Beside::Nothing => {}
+            Beside::Flags => entry.from = entry.from & !(1 << 63) | flag(mispredicted, 63),
+            Beside::FlagsTsx => {
+                entry.from = entry.from & !(0b111 << 61) | flag(mispredicted, 63) | flag(self.transaction, 62);
+            }
+            Beside::FlagsAndCycles => {
+                entry.from = entry.from & !(1 << 63) | flag(mispredicted, 63);
+                entry.to = entry.to & 0xFFFF_FFFF_FFFF | cycles.unwrap_or(0) << 48;
+            }
+            Beside::Info => {
+                entry.info = LbrInfo::new()
+                    .with_cycles(cycles.unwrap_or(0) as u16)
+                    .with_in_tsx(self.transaction)
+                    .with_mispred(mispredicted)
+                    .into_bits();
+            }
+            Beside::ArchitecturalInfo {
+                mispredict,
+                timed,
+                branch_type,
+            } => {
+                entry.info = LbrInfo::new()
+                    .with_cycles(if timed { cycles.unwrap_or(0) as u16 } else { 0 })
+                    .with_cycles_valid(timed && cycles.is_some())
+                    .with_branch_type(if branch_type { kind(record.flow) } else { 0 })
+                    .with_in_tsx(self.transaction)
+                    .with_mispred(mispredict && mispredicted)
+                    .into_bits();
+            }
+        }
+        entry
+    }
+}
+
+/// An address as an entry has it: outside of 64-bit mode the upper half is 0. SDM Vol. 3B 18.4.8.1 "LBR Stack and Intel 64
+/// Processors".
+fn address(linear: u64, code: Context, style: &Style) -> u64 {
+    let address = if style.linear {
+        linear
+    } else {
+        linear.wrapping_sub(code.cs_base)
+    };
+    match code.code {
+        CodeSize::Bits64 => address,
+        _ => address & 0xFFFF_FFFF,
+    }
+}
+
+/// BR_TYPE.
+fn kind(flow: u8) -> u8 {
+    match Flow::from_code(flow) {
+        Some(Flow::Cond { .. }) => branch_type::COND,
+        Some(Flow::Jump) => branch_type::NEAR_REL_JMP,
+        Some(Flow::JumpInd) => branch_type::NEAR_IND_JMP,
+        Some(Flow::Call) => branch_type::NEAR_REL_CALL,
+        Some(Flow::CallInd) => branch_type::NEAR_IND_CALL,
+        Some(Flow::Ret) => branch_type::NEAR_RET,
+        Some(Flow::Far(_)) | None => branch_type::OTHER_BRANCH,
+    }
+}
