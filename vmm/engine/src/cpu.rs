@@ -300,6 +300,8 @@ pub struct Cpu {
     /// A task switch has entered a task whose TSS asks for a debug trap.
     pub(crate) task_trap: bool,
     pub(crate) maxphyaddr: u32,
+    /// The part's linear-address width: what registers that hold addresses take, whatever CR4.LA57 says.
+    pub(crate) linear_bits: u32,
     /// How far this processor has read [`Core::new_code`].
     pub(crate) code_seen: u64,
     /// PAUSE has retired, and `yield_on_pause` is set.
@@ -376,6 +378,7 @@ impl Cpu {
             paused: false,
             generation: 0,
             maxphyaddr: model.physical_bits(),
+            linear_bits: model.linear_bits().clamp(48, 64),
             huge_pages: model.features().page1gb(),
             xsave: Layout::of(model),
             core: None,

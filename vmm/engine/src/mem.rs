@@ -473,6 +473,13 @@ impl Cpu {
         ((linear << shift) as i64 >> shift) as u64 == linear
     }
 
+    /// An address that a register may hold: segment bases, table bases and the MSRs take what is canonical for the widest
+    /// mode of the part, not for the present one (Linux, "KVM: x86: model canonical checks more precisely", from measurements).
+    pub(crate) fn canonical_register(&self, linear: u64) -> bool {
+        let shift = 64 - self.linear_bits;
+        ((linear << shift) as i64 >> shift) as u64 == linear
+    }
+
     /// Translates a data access of the current privilege and enters it in the TLB.
     pub(crate) fn translate(&mut self, linear: u64, access: Access) -> Done<Place> {
         let linear = if self.is64() { linear } else { linear & 0xffff_ffff };

@@ -12,6 +12,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const CR0_PG: u64 = 1 << 31;
 const CR4_PSE: u64 = 1 << 4;
 const CR4_PAE: u64 = 1 << 5;
+const CR4_LA57: u64 = 1 << 12;
 const EFER_LMA: u64 = 1 << 10;
 
 /// The physical address of a linear one, as the CPU's paging mode has it; `None` if nothing is mapped there.
@@ -22,10 +23,10 @@ pub fn translate(memory: &Memory, cpu: &CpuState, linear: u64) -> Option<u64> {
     if cpu.cr4 & CR4_PAE == 0 {
         return translate_32(memory, cpu, linear as u32);
     }
-    // (table, index bits): four levels in long mode, else the last three, of which the first has four entries.
+    // Four or five levels in long mode, else the last three, of which the first has four entries.
     let long = cpu.efer & EFER_LMA != 0;
     let (mut table, levels) = if long {
-        (cpu.cr3 & ADDRESS, 4)
+        (cpu.cr3 & ADDRESS, if cpu.cr4 & CR4_LA57 != 0 { 5 } else { 4 })
     } else {
         (cpu.cr3 & 0xffff_ffe0, 3)
     };
@@ -109,6 +110,9 @@ mod tests {
         let legacy = state(CR0_PG, 0x5000, CR4_PSE, 0);
         let pae = state(CR0_PG, 0x2000, CR4_PAE, 0);
         let long = state(CR0_PG, 0x1000, CR4_PAE, EFER_LMA);
+        // PML5 at 8000H.
+        put(0x8000 + 511 * 8, 0x1000 | PRESENT);
+        let five = state(CR0_PG, 0x8000, CR4_PAE | CR4_LA57, EFER_LMA);
         let top = 0xffff_ff80_0000_0000;
         for (cpu, linear, physical, what) in [
             (&off, 0x1234, Some(0x1234), "no paging"),
@@ -121,6 +125,8 @@ mod tests {
             (&long, top + 0x20_0abc, Some(0x60_0abc), "4-level, 2 MiB"),
             (&long, top + 0x4012_3456, Some(0x4012_3456), "4-level, 1 GiB"),
             (&long, 0x1000, None, "4-level, not present"),
+            (&five, top + 0x1abc, Some(0x12_3abc), "5-level, 4 KiB"),
+            (&five, 0xff00_0000_0000_0000, None, "5-level, not present"),
         ] {
             assert_eq!(translate(&memory, cpu, linear), physical, "{what}");
         }

@@ -1,4 +1,4 @@
-//! PUSHF, POPF, LAHF, SAHF, CLC, STC, CMC, CLD, STD, CLI, STI.
+//! PUSHF, POPF, LAHF, SAHF, CLC, STC, CMC, CLD, STD, CLI, STI, CLAC, STAC.
 
 use iced_x86::Mnemonic as M;
 
@@ -36,6 +36,17 @@ fn flags_slow(c: &mut Cpu, new: u64) -> Done {
         // AC lifts SMAP (SDM Vol. 3A 5.6.1 "Determination of Access Rights").
         c.select_tlb();
     }
+    Ok(())
+}
+
+/// CLAC and STAC (SDM Vol. 2A "CLAC", Vol. 2B "STAC").
+#[inline(never)]
+fn set_ac<const ON: u8>(c: &mut Cpu) -> Done {
+    if c.cpl != 0 {
+        return Err(c.ud());
+    }
+    c.rflags = c.rflags & !rf::AC | if ON != 0 { rf::AC } else { 0 };
+    c.select_tlb();
     Ok(())
 }
 
@@ -155,6 +166,12 @@ body! {
         c.rflags |= rf::DF;
         Ok(())
     }
+    Clac(c, _o) {
+        set_ac::<0>(c)
+    }
+    Stac(c, _o) {
+        set_ac::<1>(c)
+    }
     Cli(c, _o) {
         if !reaches_if(c) {
             return virtual_if::<0>(c);
@@ -206,6 +223,8 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Cmc => chain::<Cmc>,
         M::Cld => chain::<Cld>,
         M::Std => chain::<Std>,
+        M::Clac => chain::<Clac>,
+        M::Stac => chain::<Stac>,
         M::Cli => chain::<Cli>,
         _ => chain::<Sti>,
     };

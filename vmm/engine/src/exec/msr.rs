@@ -69,7 +69,7 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
             | IA32_SYSENTER_ESP
             | IA32_SYSENTER_EIP
     );
-    if address && !c.canonical(value) {
+    if address && !c.canonical_register(value) {
         return Err(c.gp(0));
     }
     match msr {

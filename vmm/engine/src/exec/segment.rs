@@ -65,7 +65,7 @@ cold_bodies! {
             // A 16-bit operand size loads 24 bits of the base (SDM Vol. 2A "LGDT/LIDT").
             base &= 0xff_ffff;
         }
-        if c.is64() && !c.canonical(base) {
+        if c.is64() && !c.canonical_register(base) {
             return Err(c.gp(0));
         }
         let t = Table { base, limit: u16::from_le_bytes([l0, l1]) };
@@ -205,7 +205,7 @@ fn system_segment(c: &mut Cpu, selector: u16, kinds: &[u8]) -> Done<(crate::segm
     }
     let mut s = d.segment(selector);
     s.base |= high << 32;
-    if c.is64() && !c.canonical(s.base) {
+    if c.is64() && !c.canonical_register(s.base) {
         return Err(c.gp(error));
     }
     Ok((d, s))

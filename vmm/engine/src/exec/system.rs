@@ -196,7 +196,7 @@ cold_bodies! {
     WriteBase = |c: &mut Cpu, o: &Op| {
         need_fsgsbase(c)?;
         let v = c.get_sized(o.src, o.imm as u8);
-        if !c.canonical(v) {
+        if !c.canonical_register(v) {
             return Err(c.gp(0));
         }
         c.seg[o.aux as usize].base = v;
@@ -478,7 +478,7 @@ fn invpcid(c: &mut Cpu, o: &Op) -> Done {
         return Err(c.gp(0));
     }
     match kind {
-        0 if !c.canonical(linear) => return Err(c.gp(0)),
+        0 if !c.canonical_register(linear) => return Err(c.gp(0)),
         0 => c.tlb.flush_page(linear),
         1 => c.tlb.flush_pcid(pcid as u16),
         // Type 3 spares global translations; forgetting more than asked is allowed.
@@ -658,6 +658,8 @@ pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
         | M::Cmc
         | M::Cld
         | M::Std
+        | M::Clac
+        | M::Stac
         | M::Cli
         | M::Sti => flags::lower,
         M::In | M::Out | M::Insb | M::Insw | M::Insd | M::Outsb | M::Outsw | M::Outsd => io::lower,
