@@ -6,6 +6,7 @@ pub mod branch_ring;
 #[cfg(test)]
 mod branch_test;
 pub mod debugctl;
+pub mod ds;
 pub mod lapic;
 pub mod lbr;
 pub mod predictor;
