@@ -103,23 +103,6 @@ pub mod data_cfg {
     }
 }
 
-/// Offsets in the buffer management area, where every field is 8 bytes wide: CPUID.1:ECX.DTES64 is set, or IA-32e mode is
-/// active. SDM Vol. 3B Figure 19-8 "IA-32e Mode DS Save Area".
-pub mod area64 {
-    /// First byte of the PEBS buffer.
-    pub const PEBS_BASE: u64 = 0x20;
-    /// Where the next record goes.
-    pub const PEBS_INDEX: u64 = 0x28;
-    /// The byte after the last of the buffer.
-    pub const PEBS_MAXIMUM: u64 = 0x30;
-    /// The index at which an interrupt is asked for.
-    pub const PEBS_THRESHOLD: u64 = 0x38;
-    /// What counter 0 starts from again after a record; the other general counters follow.
-    pub const PEBS_RESET: u64 = 0x40;
-    /// The same of the fixed counters, behind eight general ones.
-    pub const PEBS_FIXED_RESET: u64 = 0x80;
-}
-
 /// How wide the fields of the area are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DsLayout {

@@ -2,3 +2,4 @@
 
 pub mod area;
 pub mod bts;
+pub mod pebs;

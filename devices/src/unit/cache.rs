@@ -1,0 +1,505 @@
+//! A small deterministic model of the caches: where a load finds its data, and whose lines are where.
+//!
+//! # Theory
+//! Nothing here makes a program faster; the caches exist so that counters, load latencies and the resource director have
+//! something plausible to tell, the same in every run. Three levels with the sizes of CPUID leaf 4, least recently used
+//! within a set, filled by every load and store, with no prefetch and no traffic between cores.
+//!
+//! # Practice
+//! Lines are known by linear address, since that is what the seam announces; addresses in the lower half also by CR3, as two
+//! processes have different memory there. What is physically shared there counts as different. The last-level cache is a
+//! piece of its own ([`Shared`]), so that the cores of a package can have one between them, tags its lines with the RMID that
+//! brought them in, and fills only the ways that a capacity mask allows.
+//!
+//! # Left out
+//! Instruction fetches, page walks, write-backs, inclusion.
+
+use x86::model::CpuModel;
+use x86::seam::{Access, AccessKind};
+
+/// Bytes of a line, on every part since the Pentium 4's L2.
+pub const LINE: u64 = 64;
+/// Sets of the last-level cache at most: a model of a hundred megabytes need not be as large.
+const SETS: u32 = 1 << 14;
+/// RMIDs at most.
+const OWNERS: usize = 1 << 10;
+
+/// Where data was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// First level.
+    #[default]
+    L1,
+    /// Second level.
+    L2,
+    /// Last level.
+    L3,
+    /// Memory.
+    Memory,
+}
+
+impl Place {
+    /// Core cycles from there: plausible ones.
+    pub const fn latency(self) -> u16 {
+        match self {
+            Place::L1 => 4,
+            Place::L2 => 12,
+            Place::L3 => 40,
+            Place::Memory => 200,
+        }
+    }
+}
+
+/// An access and what became of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Linear address.
+    pub address: u64,
+    /// It read.
+    pub load: bool,
+    /// It wrote.
+    pub store: bool,
+    /// Where the data was.
+    pub place: Place,
+    /// How long it took, in core cycles.
+    pub latency: u16,
+}
+
+impl Memory {
+    /// The data source of a record: SDM Vol. 3B Table 21-27 "Data Source Encoding for Load Latency Record", and for stores
+    /// Table 21-38 "Layout of Precise Store Information In PEBS Record".
+    pub const fn source(&self) -> u8 {
+        if !self.load {
+            // Bit 0: the store hit the first-level cache.
+            return matches!(self.place, Place::L1) as u8 & self.store as u8;
+        }
+        match self.place {
+            Place::L1 => 0x1,
+            Place::L2 => 0x3,
+            Place::L3 => 0x4,
+            // From local memory, shared.
+            Place::Memory => 0xA,
+        }
+    }
+}
+
+/// On whose behalf a line is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Resource monitoring ID.
+    pub rmid: u16,
+    /// Ways of the last-level cache that may be filled.
+    pub ways: u32,
+}
+
+impl Owner {
+    /// RMID 0, all ways.
+    pub const ANYBODY: Self = Self { rmid: 0, ways: !0 };
+}
+
+/// The shape of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Sets.
+    pub sets: u32,
+    /// Ways.
+    pub ways: u32,
+}
+
+impl Geometry {
+    /// The data or unified cache of this level by CPUID leaf 4, or what a part without the leaf may have.
+    pub fn of(model: &CpuModel, level: u32) -> Self {
+        for subleaf in 0..8 {
+            let [eax, ebx, ecx, _] = model.cpuid(4, subleaf);
+            // Data or unified.
+            if matches!(eax & 0x1F, 1 | 3) && eax >> 5 & 7 == level {
+                return Self {
+                    sets: ecx.saturating_add(1),
+                    ways: (ebx >> 22) + 1,
+                };
+            }
+        }
+        match level {
+            1 => Self { sets: 64, ways: 8 },
+            2 => Self { sets: 512, ways: 8 },
+            // Without a third level the second is the last: an access that misses there goes to memory.
+            _ => Self { sets: 0, ways: 0 },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Line {
+    /// [`EMPTY`] for none.
+    key: u64,
+    used: u32,
+    rmid: u16,
+}
+
+const EMPTY: u64 = u64::MAX;
+const NO_LINE: Line = Line {
+    key: EMPTY,
+    used: 0,
+    rmid: 0,
+};
+
+/// One cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    sets: u32,
+    ways: u32,
+    clock: u32,
+    lines: Vec<Line>,
+}
+
+/// What an access to one cache came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// It was there.
+    pub hit: bool,
+    /// The owner of the line that had to go.
+    pub evicted: Option<u16>,
+    /// It is there now: a mask without ways fills nothing.
+    pub filled: bool,
+}
+
+impl Cache {
+    /// An empty cache, of at most so many sets.
+    pub fn new(geometry: Geometry, most: u32) -> Self {
+        let (sets, ways) = (geometry.sets.min(most), geometry.ways.min(32));
+        Self {
+            sets,
+            ways,
+            clock: 0,
+            lines: vec![NO_LINE; (sets * ways) as usize],
+        }
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.lines.len() as u64 * LINE
+    }
+
+    /// Looks a line up, and fills it in for its owner if it is not there.
+    pub fn access(&mut self, index: u64, key: u64, owner: Owner) -> Found {
+        if self.lines.is_empty() {
+            return Found {
+                hit: false,
+                evicted: None,
+                filled: false,
+            };
+        }
+        self.clock = match self.clock.checked_add(1) {
+            Some(clock) => clock,
+            None => {
+                // Once in four billion accesses everybody is equally old.
+                self.lines.iter_mut().for_each(|line| line.used = 0);
+                1
+            }
+        };
+        let set = (index % u64::from(self.sets)) as usize * self.ways as usize;
+        let lines = &mut self.lines[set..][..self.ways as usize];
+        if let Some(line) = lines.iter_mut().find(|line| line.key == key) {
+            line.used = self.clock;
+            return Found {
+                hit: true,
+                evicted: None,
+                filled: true,
+            };
+        }
+        let allowed = |way: usize| owner.ways >> way & 1 != 0;
+        let victim = (0..lines.len())
+            .filter(|&way| allowed(way))
+            .min_by_key(|&way| (lines[way].key != EMPTY, lines[way].used));
+        let Some(way) = victim else {
+            return Found {
+                hit: false,
+                evicted: None,
+                filled: false,
+            };
+        };
+        let old = std::mem::replace(
+            &mut lines[way],
+            Line {
+                key,
+                used: self.clock,
+                rmid: owner.rmid,
+            },
+        );
+        Found {
+            hit: false,
+            evicted: (old.key != EMPTY).then_some(old.rmid),
+            filled: true,
+        }
+    }
+}
+
+/// What a core has for itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Core {
+    l1: Cache,
+    l2: Cache,
+}
+
+/// What the cores of a package share: the last level, and who has how much of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    l3: Cache,
+    /// Lines in the cache, by RMID.
+    lines: Vec<u64>,
+    /// Lines from memory, by RMID.
+    traffic: Vec<u64>,
+}
+
+impl Shared {
+    /// The model's last level, empty.
+    pub fn of(model: &CpuModel) -> Self {
+        Self {
+            l3: Cache::new(Geometry::of(model, 3), SETS),
+            lines: Vec::new(),
+            traffic: Vec::new(),
+        }
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.l3.size()
+    }
+
+    /// Bytes that this RMID has in the cache.
+    pub fn occupancy(&self, rmid: u32) -> u64 {
+        self.lines.get(rmid as usize).copied().unwrap_or(0) * LINE
+    }
+
+    /// Bytes that have come from memory for this RMID.
+    pub fn traffic(&self, rmid: u32) -> u64 {
+        self.traffic.get(rmid as usize).copied().unwrap_or(0).wrapping_mul(LINE)
+    }
+
+    fn access(&mut self, index: u64, key: u64, owner: Owner) -> Place {
+        let found = self.l3.access(index, key, owner);
+        if found.hit {
+            return Place::L3;
+        }
+        let own = usize::from(owner.rmid).min(OWNERS - 1);
+        if self.lines.len() <= own {
+            self.lines.resize(own + 1, 0);
+            self.traffic.resize(own + 1, 0);
+        }
+        self.traffic[own] = self.traffic[own].wrapping_add(1);
+        self.lines[own] += u64::from(found.filled);
+        if let Some(lines) = found
+            .evicted
+            .and_then(|rmid| self.lines.get_mut(usize::from(rmid).min(OWNERS - 1)))
+        {
+            *lines = lines.saturating_sub(1);
+        }
+        Place::Memory
+    }
+}
+
+impl Core {
+    /// The model's first two levels, empty.
+    pub fn of(model: &CpuModel) -> Self {
+        Self {
+            l1: Cache::new(Geometry::of(model, 1), SETS),
+            l2: Cache::new(Geometry::of(model, 2), SETS),
+        }
+    }
+
+    /// An access, with CR3. `None` for ports.
+    pub fn access(&mut self, access: &Access, cr3: u64, shared: &mut Shared, owner: Owner) -> Option<Memory> {
+        let (load, store) = match access.kind {
+            AccessKind::Read => (true, false),
+            AccessKind::Write => (false, true),
+            AccessKind::ReadWrite => (true, true),
+            AccessKind::PortRead | AccessKind::PortWrite => return None,
+        };
+        let last = access.address.wrapping_add(u64::from(access.size.max(1)) - 1);
+        let first = self.line(access.address, cr3, shared, owner);
+        // The slower line makes the access wait. An access has two at most: what is longer than a line is cut.
+        let place = if last / LINE == access.address / LINE {
+            first
+        } else {
+            first.max(self.line(last, cr3, shared, owner))
+        };
+        Some(Memory {
+            address: access.address,
+            load,
+            store,
+            place,
+            latency: place.latency(),
+        })
+    }
+
+    fn line(&mut self, address: u64, cr3: u64, shared: &mut Shared, owner: Owner) -> Place {
+        let index = address / LINE;
+        // Lines of the lower half belong to a process. A product with an odd number mixes CR3's page into the key.
+        let key = if address >> 63 == 0 {
+            index ^ (cr3 >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) & EMPTY >> 1
+        } else {
+            index | 1 << 63
+        } & !(1 << 62);
+        if self.l1.access(index, key, Owner::ANYBODY).hit {
+            return Place::L1;
+        }
+        if self.l2.access(index, key, Owner::ANYBODY).hit {
+            return Place::L2;
+        }
+        shared.access(index, key, owner)
+    }
+}
+
+/// All levels, for one core alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    core: Core,
+    shared: Shared,
+}
+
+impl Hierarchy {
+    /// The model's caches, empty.
+    pub fn of(model: &CpuModel) -> Self {
+        Self {
+            core: Core::of(model),
+            shared: Shared::of(model),
+        }
+    }
+
+    /// An access, with CR3. `None` for ports.
+    pub fn access(&mut self, access: &Access, cr3: u64) -> Option<Memory> {
+        self.core.access(access, cr3, &mut self.shared, Owner::ANYBODY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use x86::model::{ICELAKE_SERVER, MODELS, P6, WESTMERE};
+
+    fn read(address: u64) -> Access {
+        Access {
+            address,
+            size: 8,
+            kind: AccessKind::Read,
+            ip: 0,
+        }
+    }
+
+    // covers: 4/cache-geometry
+    #[test]
+    fn caches_have_the_sizes_of_leaf_4() {
+        for (model, level, sets, ways) in [
+            (&WESTMERE, 1, 64, 8),
+            (&WESTMERE, 2, 512, 8),
+            (&WESTMERE, 3, 12288, 16),
+            (&ICELAKE_SERVER, 1, 64, 12),
+            (&ICELAKE_SERVER, 3, 73728, 12),
+            (&P6, 1, 64, 8),
+            (&P6, 3, 0, 0),
+        ] {
+            assert_eq!(
+                Geometry::of(model, level),
+                Geometry { sets, ways },
+                "{} L{level}",
+                model.name
+            );
+        }
+        for model in MODELS {
+            let size = Shared::of(model).size();
+            assert!(size <= 32 * u64::from(SETS) * LINE, "{}: {size}", model.name);
+        }
+    }
+
+    // covers: 4/cache-places
+    #[test]
+    fn a_line_is_found_where_it_was_left() {
+        let mut caches = Hierarchy::of(&WESTMERE);
+        let place = |caches: &mut Hierarchy, address| caches.access(&read(address), 0).unwrap().place;
+        assert_eq!(place(&mut caches, 0x1000), Place::Memory, "cold");
+        assert_eq!(place(&mut caches, 0x1008), Place::L1, "the same line");
+        assert_eq!(place(&mut caches, 0x1040), Place::Memory, "the next one");
+        // Eight more lines in the same set of L1, which is 4 KiB a way.
+        (2..10).for_each(|n| _ = place(&mut caches, n << 12));
+        assert_eq!(place(&mut caches, 0x1000), Place::L2);
+        // Eight more in the same set of L2, 32 KiB a way.
+        (2..10).for_each(|n| _ = place(&mut caches, 0x1000 + (n << 15)));
+        assert_eq!(place(&mut caches, 0x1000), Place::L3);
+        // Across the boundary of two lines: the slower one counts.
+        assert_eq!(place(&mut caches, 0x107C), Place::Memory);
+        assert_eq!(place(&mut caches, 0x107C), Place::L1);
+        let port = Access {
+            kind: AccessKind::PortRead,
+            ..read(0x60)
+        };
+        assert_eq!(caches.access(&port, 0), None);
+    }
+
+    // covers: 4/cache-places
+    #[test]
+    fn processes_have_different_memory_below_and_the_same_above() {
+        let mut caches = Hierarchy::of(&WESTMERE);
+        let (user, kernel) = (0x7FFF_0000, 0xFFFF_8880_0000_0000);
+        for (address, cr3, place) in [
+            (user, 0x1000, Place::Memory),
+            (user, 0x1000, Place::L1),
+            (user, 0x2000, Place::Memory),
+            (kernel, 0x1000, Place::Memory),
+            (kernel, 0x2000, Place::L1),
+        ] {
+            assert_eq!(
+                caches.access(&read(address), cr3).unwrap().place,
+                place,
+                "{address:#x} {cr3:#x}"
+            );
+        }
+    }
+
+    // covers: 4/cache-owners
+    #[test]
+    fn owners_fill_their_ways_and_no_others() {
+        let mut core = Core::of(&WESTMERE);
+        let mut shared = Shared::of(&WESTMERE);
+        let (a, b) = (Owner { rmid: 1, ways: 0x3 }, Owner { rmid: 2, ways: 0xFFFC });
+        let stride = u64::from(shared.l3.sets) * LINE;
+        // Far more lines of one set than there are ways.
+        for n in 0..64 {
+            core.access(&read(n * stride), 0, &mut shared, a);
+        }
+        assert_eq!(shared.occupancy(1), 2 * LINE, "two ways");
+        assert_eq!(shared.traffic(1), 64 * LINE);
+        for n in 100..164 {
+            core.access(&read(n * stride), 0, &mut shared, b);
+        }
+        assert_eq!((shared.occupancy(1), shared.occupancy(2)), (2 * LINE, 14 * LINE));
+        for n in 200..264 {
+            core.access(&read(n * stride), 0, &mut shared, Owner { rmid: 3, ways: !0 });
+        }
+        assert_eq!(shared.occupancy(3), 16 * LINE, "the others' lines went");
+        assert_eq!((shared.occupancy(1), shared.occupancy(2)), (0, 0));
+        core.access(&read(1 << 40), 0, &mut shared, Owner { rmid: 4, ways: 0 });
+        assert_eq!((shared.occupancy(4), shared.traffic(4)), (0, LINE), "no way, no line");
+    }
+
+    // covers: 4/cache-sources
+    #[test]
+    fn records_say_where_data_came_from() {
+        for (load, store, place, source, latency) in [
+            (true, false, Place::L1, 0x1, 4),
+            (true, false, Place::L2, 0x3, 12),
+            (true, false, Place::L3, 0x4, 40),
+            (true, true, Place::Memory, 0xA, 200),
+            (false, true, Place::L1, 1, 4),
+            (false, true, Place::L2, 0, 12),
+        ] {
+            let memory = Memory {
+                load,
+                store,
+                place,
+                latency: place.latency(),
+                address: 0,
+            };
+            assert_eq!((memory.source(), memory.latency), (source, latency), "{place:?}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Which instructions are x87 and which MMX or SSE: what the PEBS events C1H and C7H of the Core microarchitecture count.
+
+use x86::seam::{CodeSize, Processor};
+
+/// A class of instructions that events count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// x87: the opcodes D8H to DFH.
+    X87,
+    /// MMX, SSE, AVX.
+    Simd,
+    /// All others.
+    Other,
+}
+
+/// The longest instruction.
+const LONGEST: usize = 15;
+
+impl Class {
+    /// The class of the instruction at a linear address. What cannot be read is of no class: it will not retire either.
+    pub(super) fn of(address: u64, cpu: &mut dyn Processor) -> Self {
+        let mut bytes = [0; LONGEST];
+        let mut len = LONGEST;
+        // The end of a page may be the end of memory.
+        let in_page = 0x1000 - (address & 0xFFF) as usize;
+        if cpu.read_linear(address, &mut bytes).is_err() {
+            len = in_page.min(LONGEST);
+            if cpu.read_linear(address, &mut bytes[..len]).is_err() {
+                return Class::Other;
+            }
+        }
+        Self::of_bytes(&bytes[..len], cpu.context().code == CodeSize::Bits64)
+    }
+
+    /// The class of the instruction that begins with these bytes.
+    fn of_bytes(bytes: &[u8], long: bool) -> Self {
+        let mut rest = bytes;
+        loop {
+            match rest {
+                [
+                    0x66 | 0xF2 | 0xF3 | 0x2E | 0x36 | 0x3E | 0x26 | 0x64 | 0x65 | 0x67 | 0xF0,
+                    tail @ ..,
+                ] => rest = tail,
+                [0x40..=0x4F, tail @ ..] if long => rest = tail,
+                _ => break,
+            }
+        }
+        match *rest {
+            [0xD8..=0xDF, ..] => Class::X87,
+            // VEX and EVEX; LES, LDS and BOUND outside 64-bit mode have a memory operand.
+            [0xC4 | 0xC5 | 0x62, modrm, ..] if long || modrm >= 0xC0 => Class::Simd,
+            [0x0F, opcode, ..] => match opcode {
+                0x10..=0x17 | 0x28..=0x2F | 0x50..=0x7F | 0xC2 | 0xC4..=0xC6 | 0xD0..=0xFE => Class::Simd,
+                0x38 if matches!(rest.get(2), Some(0x00..=0x41 | 0xC8..=0xDF)) => Class::Simd,
+                0x3A => Class::Simd,
+                _ => Class::Other,
+            },
+            _ => Class::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 4/pmu-classes
+    #[test]
+    fn opcodes_tell_x87_and_simd_apart() {
+        for (bytes, long, class, what) in [
+            (&[0xD9, 0xE8][..], true, Class::X87, "FLD1"),
+            (&[0x66, 0x41, 0xDD, 0x00], true, Class::X87, "FLD with prefixes"),
+            (&[0x41, 0xDD, 0x00], false, Class::Other, "INC ECX, in 32-bit code"),
+            (&[0x66, 0x0F, 0xEF, 0xC0], true, Class::Simd, "PXOR"),
+            (&[0x0F, 0x58, 0xC1], false, Class::Simd, "ADDPS"),
+            (&[0x66, 0x0F, 0x38, 0x00, 0xC1], true, Class::Simd, "PSHUFB"),
+            (&[0x0F, 0x38, 0xF0, 0x00], true, Class::Other, "MOVBE"),
+            (&[0xC5, 0xF8, 0x77], true, Class::Simd, "VZEROUPPER"),
+            (&[0xC5, 0x18], false, Class::Other, "LDS"),
+            (&[0x0F, 0xA2], true, Class::Other, "CPUID"),
+            (&[0x90], true, Class::Other, "NOP"),
+            (&[], true, Class::Other, "nothing"),
+        ] {
+            assert_eq!(Class::of_bytes(bytes, long), class, "{what}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What a counter adds up, from what it hears.
+
+use x86::pmu::{Branches, Count, EventSelect, Levels};
+use x86::seam::{BranchRecord, Flow};
+
+use super::classify::Class;
+use super::{LLC_MISS, LLC_REFERENCE, Line};
+use crate::unit::cache::{Memory, Place};
+
+/// Where the events come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The processor's count of instructions: one event in so many.
+    Instructions(u64),
+    /// The step clock.
+    Cycles,
+    /// The step clock, one event in several steps.
+    Reference,
+    /// The step clock, several events a step.
+    Slots,
+    Branches(Branches),
+    Mispredicted(Branches),
+    Loads(Levels),
+    Stores,
+    LoadLatency,
+    Class(Class),
+}
+
+/// How often they count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rate {
+    /// Each event; as no cycle has two of them, each cycle with an event, too.
+    Events,
+    /// Each cycle without one.
+    Idle,
+    /// Each cycle.
+    Cycles,
+    /// Not at all.
+    Never,
+}
+
+/// How far an overflow is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Distance {
+    /// At least so many instructions.
+    pub instructions: u64,
+    /// At least so many branches, where these are what is counted.
+    pub branches: Option<u64>,
+}
+
+impl Source {
+    pub fn is_branch(self) -> bool {
+        matches!(self, Source::Branches(_) | Source::Mispredicted(_))
+    }
+
+    pub fn is_mispredicted(self) -> bool {
+        matches!(self, Source::Mispredicted(_))
+    }
+
+    pub fn is_access(self) -> bool {
+        matches!(self, Source::Loads(_) | Source::Stores | Source::LoadLatency)
+    }
+
+    pub fn is_class(self) -> bool {
+        matches!(self, Source::Class(_))
+    }
+
+    /// Something in every cycle, or nearly.
+    pub fn is_clock(self) -> bool {
+        matches!(self, Source::Instructions(1) | Source::Cycles | Source::Slots)
+    }
+
+    pub fn has_branch(self, record: &BranchRecord, wrong: bool) -> bool {
+        let Some(flow) = Flow::from_code(record.flow) else {
+            return false;
+        };
+        match self {
+            Source::Branches(kinds) => kinds.has(flow),
+            Source::Mispredicted(kinds) => wrong && kinds.has(flow),
+            _ => false,
+        }
+    }
+
+    /// `threshold` is the load latency that has to be exceeded; `None` where the facility is off.
+    pub fn has_access(self, memory: &Memory, threshold: Option<u16>) -> bool {
+        let place = match memory.place {
+            Place::L1 => Levels::L1,
+            Place::L2 => Levels::L2,
+            Place::L3 => Levels::L3,
+            Place::Memory => Levels::MEMORY,
+        };
+        match self {
+            Source::Loads(levels) => memory.load && levels.meets(place),
+            Source::Stores => memory.store,
+            Source::LoadLatency => memory.load && threshold.is_some_and(|least| memory.latency > least),
+            _ => false,
+        }
+    }
+}
+
+/// Multiples of `unit` passed on the way from `from` by `by`.
+fn passed(from: u64, by: u64, unit: u64) -> u64 {
+    let phase = from % unit;
+    (u128::from(phase) + u128::from(by)).div_euclid(unit.into()) as u64
+}
+
+/// How far from `from` the multiple number `n` of `unit` is.
+fn until(from: u64, n: u64, unit: u64) -> u64 {
+    n.saturating_mul(unit).saturating_sub(from % unit).max(1)
+}
+
+impl Line {
+    /// What a counter with these qualifiers adds up.
+    pub fn new(count: Count, select: EventSelect) -> Self {
+        let source = match count {
+            Count::Instructions => Source::Instructions(1),
+            Count::LlcReferences => Source::Instructions(LLC_REFERENCE),
+            Count::LlcMisses => Source::Instructions(LLC_MISS),
+            Count::Cycles => Source::Cycles,
+            Count::Reference => Source::Reference,
+            Count::Slots => Source::Slots,
+            Count::Branches(kinds) => Source::Branches(kinds),
+            Count::Mispredicted(kinds) => Source::Mispredicted(kinds),
+            Count::Loads(levels) => Source::Loads(levels),
+            Count::Stores => Source::Stores,
+            Count::LoadLatency => Source::LoadLatency,
+            Count::X87 => Source::Class(Class::X87),
+            Count::Simd => Source::Class(Class::Simd),
+        };
+        // INV means nothing without a counter mask. SDM Vol. 3B 21.2.1.1 "Architectural Performance Monitoring Version 1
+        // Facilities".
+        let rate = match (select.counter_mask(), select.invert()) {
+            (0, _) | (1, false) => Rate::Events,
+            (1, true) => Rate::Idle,
+            (_, false) => Rate::Never,
+            (_, true) => Rate::Cycles,
+        };
+        // There are slots in every cycle.
+        let (source, rate) = match (source, rate, select.counter_mask()) {
+            (Source::Slots, Rate::Events, 1..) => (Source::Cycles, Rate::Events),
+            (_, Rate::Idle, _) if matches!(source, Source::Cycles | Source::Slots) => (source, Rate::Never),
+            _ => (source, rate),
+        };
+        Line {
+            source,
+            rate,
+            edge: select.edge(),
+        }
+    }
+
+    pub fn counts_cycles(self) -> bool {
+        matches!(self.source, Source::Cycles | Source::Reference | Source::Slots)
+            || matches!(self.rate, Rate::Idle | Rate::Cycles)
+    }
+
+    /// Something is added when instructions and steps have moved on.
+    pub fn counts_on_its_own(self) -> bool {
+        self.counts_cycles() || matches!(self.source, Source::Instructions(_))
+    }
+
+    /// Events in so many instructions and steps from `then`.
+    pub fn moved(
+        self,
+        then: [u64; 2],
+        instructions: u64,
+        steps: u64,
+        class: Option<Class>,
+        slots: u32,
+        reference: u32,
+    ) -> u64 {
+        let always = self.source.is_clock() && self.rate == Rate::Events || self.rate == Rate::Cycles;
+        if self.edge && always {
+            // True in every cycle: it becomes so only when the counter starts, see `Pmu::relive`.
+            return 0;
+        }
+        let events = match self.source {
+            Source::Instructions(unit) => passed(then[0], instructions, unit),
+            Source::Cycles => steps,
+            Source::Reference => passed(then[1], steps, reference.max(1).into()),
+            Source::Slots => steps.saturating_mul(slots.into()),
+            Source::Class(own) => u64::from(class == Some(own)),
+            // Heard of singly.
+            _ => 0,
+        };
+        match self.rate {
+            Rate::Events => events,
+            Rate::Idle if self.edge => 0,
+            Rate::Idle => steps.saturating_sub(events),
+            Rate::Cycles => steps,
+            Rate::Never => 0,
+        }
+    }
+
+    /// How far the overflow is away that takes `left` more, from where counting stands.
+    pub fn distance(self, left: u64, counted: [u64; 2]) -> Distance {
+        let none = Distance {
+            instructions: u64::MAX,
+            branches: self.source.is_branch().then_some(left),
+        };
+        if matches!(self.rate, Rate::Idle | Rate::Cycles) {
+            // At most one a cycle, and an instruction takes at least one.
+            return Distance {
+                instructions: left,
+                branches: self.source.is_branch().then_some(u64::MAX),
+            };
+        }
+        let instructions = match self.source {
+            _ if self.rate == Rate::Never => u64::MAX,
+            Source::Instructions(unit) => until(counted[0], left, unit),
+            Source::Cycles | Source::Reference => left,
+            Source::Slots => left.div_ceil(8).max(1),
+            _ => return none,
+        };
+        Distance { instructions, ..none }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 4/pmu-qualifiers
+    #[test]
+    fn counter_masks_invert_and_edge_choose_what_is_added() {
+        let plain = EventSelect::new();
+        let masked = |mask, invert| plain.with_counter_mask(mask).with_invert(invert);
+        // 10 instructions in 14 steps: REPs had 4 more iterations.
+        for (select, count, added, why) in [
+            (plain, Count::Instructions, 10, "each instruction"),
+            (plain.with_invert(true), Count::Instructions, 10, "INV needs a mask"),
+            (masked(1, false), Count::Instructions, 10, "cycles with one"),
+            (masked(2, false), Count::Instructions, 0, "no cycle has two"),
+            (masked(1, true), Count::Instructions, 4, "cycles without one"),
+            (
+                masked(16, true),
+                Count::Instructions,
+                14,
+                "every cycle has fewer than 16",
+            ),
+            (plain, Count::Cycles, 14, "each step"),
+            (masked(1, true), Count::Cycles, 0, "no cycle is none"),
+            (plain, Count::Slots, 56, "four a cycle"),
+            (masked(1, false), Count::Slots, 14, "cycles with a slot"),
+            (plain, Count::Reference, 1, "one in ten steps from 5"),
+            (plain, Count::LlcReferences, 1, "one in 64 instructions from 60"),
+            (plain.with_edge(true), Count::Cycles, 0, "true all along"),
+        ] {
+            let line = Line::new(count, select);
+            assert_eq!(line.moved([60, 5], 10, 14, None, 4, 10), added, "{why}");
+        }
+    }
+
+    // covers: 4/pmu-overflow-distance
+    #[test]
+    fn the_distance_to_an_overflow_is_never_too_far() {
+        let line = |count| Line::new(count, EventSelect::new());
+        for (count, left, instructions, branches, why) in [
+            (Count::Instructions, 7, 7, None, "exact"),
+            (Count::LlcReferences, 1, 4, None, "from 60 to 64"),
+            (Count::LlcReferences, 2, 68, None, "from 60 to 128"),
+            (Count::Cycles, 7, 7, None, "an instruction takes a cycle at least"),
+            (Count::Slots, 9, 2, None, "at most eight a cycle"),
+            (
+                Count::Branches(Branches::ALL),
+                7,
+                u64::MAX,
+                Some(7),
+                "by the room for records",
+            ),
+            (Count::Stores, 7, u64::MAX, None, "heard of singly"),
+        ] {
+            let distance = line(count).distance(left, [60, 5]);
+            assert_eq!(distance, Distance { instructions, branches }, "{why}");
+        }
+    }
+}

@@ -1,0 +1,835 @@
+//! Performance counters: P6's two, and architectural versions 1 to 5. SDM Vol. 3B 21.2 "Architectural Performance Monitoring".
+//!
+//! # Theory
+//! Nothing is counted one by one. Whatever makes a difference to a counter (a register, the ring, HLT, a freeze) comes with a
+//! word of the seam or an access to an MSR, so between two of these every counter either counts all the time or not at all,
+//! and what the processor's own count of instructions and the machine's step clock have moved on is added then
+//! ([`Pmu::settle`]). Branches come as records, loads and stores as accesses; both are asked for only while a counter wants
+//! them. The distance to the next overflow goes into the appetite, so that an interrupt comes after the very instruction or
+//! branch that overflowed.
+//!
+//! # Practice
+//! The instruction that enables a counter counts, since it retires after it has done so; the one that disables it does not.
+//! One cycle is one step of the machine. A step retires one instruction or is a further iteration of a REP, so an event with a
+//! counter mask above 1 has no cycles, and INV with it has all of them. Interrupts are [requests](Effects::pmi); what LVTPC
+//! makes of them is the local APIC's.
+//!
+//! # Modelled, not measured
+//! Cycles are steps, outside HLT. One request to the last-level cache goes out in 64 instructions, and one of 16 of these
+//! misses ([`LLC_REFERENCE`], [`LLC_MISS`]). Mispredicted branches are those of [`Predictor`](super::predictor::Predictor), the
+//! places where loads find their data those of [`Hierarchy`](super::cache::Hierarchy). MSR_PERF_METRICS has the retired share
+//! of the slots, and calls the rest back-end bound.
+//!
+//! # Left out
+//! The uncore, IN_TX filters (no transaction is counted apart), and every event that is not in the model's table: it counts
+//! nothing.
+
+mod classify;
+mod events;
+mod registers;
+#[cfg(test)]
+mod tests;
+
+use x86::cpuid::Features;
+use x86::ds::PebsCaps;
+use x86::model::CpuModel;
+use x86::msr::MsrFault;
+use x86::pmu::{Count, EventSelect, FixedControl, PmuCaps, status};
+use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, Processor};
+
+use super::cache::Hierarchy;
+use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
+use super::predictor::Predictor;
+use classify::Class;
+use events::{Rate, Source};
+
+/// General counters at most.
+pub const GENERAL: usize = 8;
+/// Fixed counters at most.
+pub const FIXED: usize = 4;
+/// All of them: the general ones first.
+const COUNTERS: usize = GENERAL + FIXED;
+
+/// Instructions in one request to the last-level cache.
+pub const LLC_REFERENCE: u64 = 64;
+/// Instructions in one miss of the last-level cache.
+pub const LLC_MISS: u64 = 16 * LLC_REFERENCE;
+
+/// What a unit outside the counters lends them for PEBS records.
+#[derive(Clone, Copy)]
+pub struct Around<'a> {
+    /// IA32_DS_AREA.
+    pub ds_area: u64,
+    /// The last-branch record with this number, 0 the newest: source, target, information.
+    pub last_branch: &'a dyn Fn(u8) -> [u64; 3],
+}
+
+impl Around<'_> {
+    /// Neither.
+    pub const NONE: Around<'static> = Around {
+        ds_area: 0,
+        last_branch: &|_| [0; 3],
+    };
+}
+
+/// The whole state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PmuState {
+    /// The counters: general ones from 0, fixed ones from [`GENERAL`].
+    pub values: [u64; GENERAL + FIXED],
+    /// IA32_PERFEVTSELx.
+    pub selects: [u64; GENERAL],
+    /// IA32_FIXED_CTR_CTRL.
+    pub fixed_control: u64,
+    /// IA32_PERF_GLOBAL_CTRL.
+    pub global_control: u64,
+    /// IA32_PERF_GLOBAL_STATUS.
+    pub status: u64,
+    /// MSR_OFFCORE_RSP_0 and 1.
+    pub offcore: [u64; 2],
+    /// MSR_PERF_METRICS as written; slots and instructions since.
+    pub metrics: [u64; 3],
+    /// Instructions and steps up to which everything has been counted.
+    pub counted: [u64; 2],
+    /// Privilege level since then.
+    pub cpl: u8,
+    /// In HLT or MWAIT since then.
+    pub halted: bool,
+    /// Counters that have counted since then, by number.
+    pub live: u16,
+    /// The step of the last event of each counter that counts edges.
+    pub edges: [u64; GENERAL],
+    /// Overflow interrupts that wait for a PEBS record, as bits of IA32_PERF_GLOBAL_STATUS.
+    pub waiting: u64,
+    /// A second interrupt waits for LVTPC to be unmasked.
+    pub queued: bool,
+    /// Something to be asked of the machine with the next word.
+    pub outbox: Effects,
+    /// The instruction that is about to run.
+    pub class: Option<Class>,
+    /// Linear address of the instruction that is about to run, as far as known.
+    pub next_ip: u64,
+    /// Sampling.
+    pub pebs: PebsState,
+    /// The branches that prediction goes by, while a counter counts mispredicted ones.
+    pub predictor: Predictor,
+    /// Caches; from the first counter of loads on.
+    pub caches: Option<Box<Hierarchy>>,
+}
+
+/// The counters of one processor.
+#[derive(Clone, Debug)]
+pub struct Pmu {
+    caps: PmuCaps,
+    pebs: Pebs,
+    /// IA32_PERF_CAPABILITIES.
+    capabilities: Option<u64>,
+    model: &'static CpuModel,
+    features: Features,
+    s: PmuState,
+    plan: Plan,
+}
+
+/// What follows from the registers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Plan {
+    /// What each counter counts, if it is enabled at all.
+    counters: [Option<Line>; COUNTERS],
+    /// Counters that are enabled for ring 0, and for the others.
+    rings: [u16; 2],
+    /// Counters that want branch records.
+    branches: u16,
+    /// Counters that want accesses.
+    accesses: u16,
+    /// Counters that want to see instructions.
+    classes: u16,
+    /// Counters that count on their own: instructions and steps.
+    clocks: u16,
+    /// Counters of mispredicted branches.
+    mispredicted: u16,
+    /// Some counter counts in one ring and not in the other, or time in HLT must not count.
+    transfers: bool,
+    metrics: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    source: Source,
+    rate: Rate,
+    edge: bool,
+}
+
+/// The bit of a counter in IA32_PERF_GLOBAL_STATUS and IA32_PERF_GLOBAL_CTRL.
+const fn bit(counter: usize) -> u64 {
+    if counter < GENERAL {
+        1 << counter
+    } else {
+        1 << (status::FIXED as usize + counter - GENERAL)
+    }
+}
+
+/// The counters in a mask.
+fn each(mut mask: u16) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let lowest = mask.trailing_zeros() as usize;
+        (mask != 0).then(|| {
+            mask &= mask - 1;
+            lowest
+        })
+    })
+}
+
+impl Pmu {
+    /// The counters of a model, at reset; `None` where it has none.
+    pub fn new(model: &'static CpuModel) -> Option<Self> {
+        Self::with_features(model, model.features())
+    }
+
+    /// The same with other features than the model shows.
+    fn with_features(model: &'static CpuModel, features: Features) -> Option<Self> {
+        let caps = model.units.pmu?;
+        if caps.version > 0 && !features.pdcm() {
+            return None;
+        }
+        let pebs: Option<PebsCaps> = model.units.ds.filter(|_| features.ds()).and_then(|ds| ds.pebs);
+        let capabilities = caps.capabilities.map(|value| {
+            let sampling = x86::pmu::capabilities::PEBS_TRAP
+                | x86::pmu::capabilities::PEBS_REGISTERS
+                | 0xF << x86::pmu::capabilities::PEBS_FORMAT_SHIFT
+                | x86::pmu::capabilities::PEBS_BASELINE;
+            let value = if pebs.is_some() { value } else { value & !sampling };
+            value | x86::lbr::perf_capabilities(model.units.lbr) & x86::pmu::capabilities::LBR_FORMAT
+        });
+        let mut pmu = Self {
+            caps,
+            pebs: Pebs::new(pebs, x86::ds::DsLayout::of(features)),
+            capabilities,
+            model,
+            features,
+            s: PmuState {
+                values: [0; COUNTERS],
+                selects: [0; GENERAL],
+                fixed_control: 0,
+                global_control: 0,
+                status: 0,
+                offcore: [0; 2],
+                metrics: [0; 3],
+                counted: [0; 2],
+                cpl: 0,
+                halted: false,
+                live: 0,
+                edges: [0; GENERAL],
+                waiting: 0,
+                queued: false,
+                outbox: Effects::NONE,
+                class: None,
+                next_ip: 0,
+                pebs: PebsState::default(),
+                predictor: Predictor::default(),
+                caches: None,
+            },
+            plan: Plan::default(),
+        };
+        pmu.reset();
+        Some(pmu)
+    }
+
+    /// Power-up reset: all zero, but the general counters enabled in IA32_PERF_GLOBAL_CTRL. INIT leaves everything as it is.
+    /// SDM Vol. 3A Table 10-1 "IA-32 and Intel 64 Processor States Following Power-up, Reset, or INIT".
+    pub fn reset(&mut self) {
+        let (counted, cpl) = (self.s.counted, self.s.cpl);
+        self.s = PmuState {
+            values: [0; COUNTERS],
+            selects: [0; GENERAL],
+            fixed_control: 0,
+            global_control: if self.caps.version >= 2 {
+                (1 << self.caps.general) - 1
+            } else {
+                0
+            },
+            status: 0,
+            offcore: [0; 2],
+            metrics: [0; 3],
+            counted,
+            cpl,
+            halted: false,
+            live: 0,
+            edges: [0; GENERAL],
+            waiting: 0,
+            queued: false,
+            outbox: Effects::NONE,
+            class: None,
+            next_ip: 0,
+            pebs: PebsState::default(),
+            predictor: Predictor::default(),
+            caches: None,
+        };
+        self.replan();
+    }
+
+    /// The whole state.
+    pub fn state(&self) -> PmuState {
+        self.s.clone()
+    }
+
+    /// Takes on a state of a processor of this model. Values that no register would hold are cut to what it could.
+    pub fn set_state(&mut self, state: &PmuState) {
+        self.s = state.clone();
+        for counter in 0..COUNTERS {
+            self.s.values[counter] &= self.mask(counter);
+        }
+        self.replan();
+    }
+
+    /// What the model counts.
+    pub fn caps(&self) -> &PmuCaps {
+        &self.caps
+    }
+
+    /// Sampling, for those who ask whether it is there.
+    pub fn pebs(&self) -> &Pebs {
+        &self.pebs
+    }
+
+    /// IA32_PERF_GLOBAL_STATUS.
+    pub fn status(&self) -> u64 {
+        self.s.status
+    }
+
+    /// Sets bits of IA32_PERF_GLOBAL_STATUS that belong to other units: [`status::TRACE_TOPA`], [`status::LBR_FROZEN`].
+    pub fn set_status(&mut self, bits: u64) {
+        self.s.status |= bits;
+        self.replan();
+    }
+
+    /// A performance-monitoring interrupt was requested with IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI set: the counters stop. Until
+    /// version 3 IA32_PERF_GLOBAL_CTRL is cleared, since version 4 a status bit stops them. SDM Vol. 3B 19.4.7 "Freezing LBR
+    /// and Performance Counters on PMI".
+    pub fn freeze(&mut self) {
+        match self.caps.version {
+            0 | 1 => {}
+            2 | 3 => self.s.global_control = 0,
+            _ => self.s.status |= status::COUNTERS_FROZEN,
+        }
+        self.replan();
+    }
+
+    /// LVTPC has been unmasked: a second interrupt of the same instruction follows, if its cause stands yet. See
+    /// [`pebs`](super::ds::pebs).
+    pub fn unmasked(&mut self) -> Effects {
+        Effects {
+            pmi: core::mem::take(&mut self.s.queued) && self.cause_stands(),
+            ..Effects::NONE
+        }
+    }
+
+    // ---- The words ---------------------------------------------------------------------------------------------------
+
+    /// What to announce.
+    pub fn appetite(&mut self, cpu: &mut dyn Processor, around: &Around<'_>) -> Appetite {
+        self.settle(cpu, around);
+        let plan = &self.plan;
+        if plan.rings == [0; 2] && !plan.metrics && self.s.outbox == Effects::NONE {
+            return Appetite::NOTHING;
+        }
+        let mut appetite = Appetite {
+            transfers: plan.transfers,
+            ..Appetite::NOTHING
+        };
+        for counter in each(self.s.live) {
+            let Some(line) = plan.counters[counter] else { continue };
+            // What is armed records with its next event, wherever its counter stands.
+            let armed = self.s.pebs.armed & bit(counter) != 0;
+            let left = if armed {
+                1
+            } else {
+                (self.mask(counter) - self.s.values[counter]).saturating_add(1)
+            };
+            let distance = line.distance(left, self.s.counted);
+            appetite.instructions = appetite.instructions.min(distance.instructions);
+            if let Some(room) = distance.branches {
+                appetite.branches = true;
+                appetite.branch_room = appetite.branch_room.min(u32::try_from(room).unwrap_or(u32::MAX));
+            }
+            appetite.every_access |= line.source.is_access();
+            appetite.every_instruction |= line.source.is_class();
+        }
+        if self.s.outbox != Effects::NONE {
+            appetite.instructions = 0;
+        }
+        appetite
+    }
+
+    /// Execution is about to run the instruction at this linear address.
+    pub fn before(&mut self, address: u64, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+        self.settle(cpu, around);
+        self.s.next_ip = address;
+        if self.plan.classes != 0 {
+            self.s.class = Some(Class::of(address, cpu));
+        }
+        self.take_effects()
+    }
+
+    /// Branches have retired.
+    pub fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+        let counting = self.s.live & self.plan.branches;
+        let mut events = self.advance(cpu);
+        if counting != 0 {
+            for (index, record) in records.iter().enumerate() {
+                let wrong = self.plan.mispredicted != 0 && !self.s.predictor.predicts(records, index);
+                for counter in each(counting) {
+                    let Some(line) = self.plan.counters[counter] else {
+                        continue;
+                    };
+                    if line.source.has_branch(record, wrong) {
+                        events |= self.event(counter, record.step);
+                    }
+                }
+            }
+        }
+        if self.plan.mispredicted != 0 {
+            self.s.predictor.advance(records);
+        }
+        let ip = records.last().map_or(self.s.next_ip, |record| record.from);
+        self.finish(
+            events,
+            Sample {
+                ip,
+                ..Sample::default()
+            },
+            cpu,
+            around,
+        );
+        self.take_effects()
+    }
+
+    /// Memory was accessed by an instruction, which has retired.
+    pub fn access(&mut self, access: &Access, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+        let counting = self.s.live & self.plan.accesses;
+        let mut events = self.advance(cpu);
+        let mut sample = Sample {
+            ip: access.ip,
+            ..Sample::default()
+        };
+        if counting != 0 {
+            let caches = self.s.caches.get_or_insert_with(|| Box::new(Hierarchy::of(self.model)));
+            let cr3 = cpu.context().cr3;
+            if let Some(memory) = caches.access(access, cr3) {
+                sample.memory = Some(memory);
+                for counter in each(counting) {
+                    let Some(line) = self.plan.counters[counter] else {
+                        continue;
+                    };
+                    let threshold = self.s.pebs.load_latency_for(counter, &self.pebs);
+                    if line.source.has_access(&memory, threshold) {
+                        events |= self.event(counter, cpu.step());
+                    }
+                }
+            }
+        }
+        self.finish(events, sample, cpu, around);
+        self.take_effects()
+    }
+
+    /// Something has changed.
+    pub fn state_change(&mut self, change: Change, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+        self.settle(cpu, around);
+        match change {
+            Change::Halt | Change::Mwait { .. } => self.s.halted = true,
+            Change::Wake => self.s.halted = false,
+            Change::Reset => {
+                self.reset();
+                self.s.counted = [cpu.retired(), cpu.step()];
+            }
+            Change::Init => self.s.halted = false,
+            _ => {}
+        }
+        self.relive();
+        self.take_effects()
+    }
+
+    /// Any other word: an event, the end of a run, the number of instructions that the appetite asked for.
+    pub fn tick(&mut self, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+        self.settle(cpu, around);
+        self.take_effects()
+    }
+
+    /// RDPMC: general counters from 0, fixed ones from 2^30, MSR_PERF_METRICS at 2^29. That CR4.PCE or CPL allow it is for the
+    /// caller to say. SDM Vol. 2B "RDPMC—Read Performance-Monitoring Counters".
+    ///
+    /// # Errors
+    /// [`MsrFault::GeneralProtection`]: there is no such counter. Bit 31, fast reads, is NetBurst's alone.
+    pub fn rdpmc(&mut self, index: u32, cpu: &mut dyn Processor, around: &Around<'_>) -> Result<u64, MsrFault> {
+        self.settle(cpu, around);
+        let (kind, number) = (index >> 29, (index & 0x1FFF_FFFF) as usize);
+        match kind {
+            0 if number < usize::from(self.caps.general) => Ok(self.s.values[number]),
+            2 if number < usize::from(self.caps.fixed) => Ok(self.s.values[GENERAL + number]),
+            1 if number == 0 && self.has_metrics() => Ok(self.metrics()),
+            _ => Err(MsrFault::GeneralProtection),
+        }
+    }
+
+    // ---- Counting ----------------------------------------------------------------------------------------------------
+
+    /// Counts up to now, and does what follows from it. Effects stay in the outbox.
+    fn settle(&mut self, cpu: &mut dyn Processor, around: &Around<'_>) {
+        let ip = self.s.next_ip;
+        let events = self.advance(cpu);
+        self.finish(
+            events,
+            Sample {
+                ip,
+                ..Sample::default()
+            },
+            cpu,
+            around,
+        );
+    }
+
+    /// Adds what instructions and steps have moved on; the counters that had an event.
+    fn advance(&mut self, cpu: &mut dyn Processor) -> Had {
+        let now = [cpu.retired(), cpu.step()];
+        let then = core::mem::replace(&mut self.s.counted, now);
+        let instructions = now[0].wrapping_sub(then[0]);
+        let steps = if self.s.halted { 0 } else { now[1].wrapping_sub(then[1]) };
+        let mut had = Had::default();
+        if (instructions | steps) == 0 {
+            return had;
+        }
+        let class = if instructions > 0 { self.s.class.take() } else { None };
+        if self.s.live != 0 {
+            for counter in each(self.s.live & (self.plan.clocks | self.plan.classes)) {
+                let Some(line) = self.plan.counters[counter] else {
+                    continue;
+                };
+                let events = line.moved(then, instructions, steps, class, self.caps.slots, self.caps.reference);
+                had |= self.add(counter, events);
+            }
+            if self.plan.metrics {
+                self.s.metrics[1] += steps.saturating_mul(self.caps.slots.into());
+                self.s.metrics[2] += instructions;
+            }
+        }
+        had
+    }
+
+    /// One event of a counter that hears of them singly, at this step.
+    fn event(&mut self, counter: usize, step: u64) -> Had {
+        let Some(line) = self.plan.counters[counter] else {
+            return Had::default();
+        };
+        if line.edge {
+            let last = core::mem::replace(&mut self.s.edges[counter], step);
+            if step.wrapping_sub(last) <= 1 && last != 0 {
+                return Had::default();
+            }
+        }
+        match line.rate {
+            Rate::Events => self.add(counter, 1),
+            // Counted with the cycles, so it is taken off.
+            Rate::Idle if !line.edge => {
+                self.s.values[counter] = self.s.values[counter].wrapping_sub(1) & self.mask(counter);
+                Had::default()
+            }
+            Rate::Idle => self.add(counter, 1),
+            Rate::Cycles | Rate::Never => Had::default(),
+        }
+    }
+
+    /// Adds to a counter.
+    fn add(&mut self, counter: usize, events: u64) -> Had {
+        if events == 0 {
+            return Had::default();
+        }
+        let mask = self.mask(counter);
+        let (sum, carry) = self.s.values[counter].overflowing_add(events);
+        let overflow = carry || sum > mask;
+        self.s.values[counter] = sum & mask;
+        Had {
+            any: 1 << counter,
+            overflow: u16::from(overflow) << counter,
+            // Events beyond the one that overflowed.
+            beyond: u16::from(overflow && sum & mask != 0) << counter,
+        }
+    }
+
+    /// What follows from events: overflows, records, interrupts, in the order of the counters. The rule is at the head of
+    /// [`pebs`](super::ds::pebs).
+    fn finish(&mut self, had: Had, sample: Sample, cpu: &mut dyn Processor, around: &Around<'_>) {
+        if had.any != 0 {
+            self.serve(had, sample, cpu, around);
+        }
+        let cpl = cpu.context().cpl;
+        if cpl != self.s.cpl {
+            self.s.cpl = cpl;
+            self.relive();
+        }
+        if self.s.pebs.armed != 0 {
+            let context = cpu.context();
+            self.s.next_ip = context.cs_base.wrapping_add(cpu.rip());
+        }
+    }
+
+    fn serve(&mut self, had: Had, sample: Sample, cpu: &mut dyn Processor, around: &Around<'_>) {
+        // Armed by an earlier instruction, so that this one records.
+        let due = self.s.pebs.armed;
+        let mut overflow_pmi = false;
+        let mut buffer_pmi = false;
+        for counter in each(had.overflow) {
+            self.s.status |= if self.caps.version >= 2 { bit(counter) } else { 0 };
+            if self.samples(counter) {
+                self.s.pebs.armed |= bit(counter);
+            } else if self.interrupts(counter) {
+                self.s.waiting |= bit(counter);
+            }
+        }
+        let recording = each(had.any)
+            .filter(|&counter| self.s.pebs.armed & bit(counter) != 0)
+            .filter(|&counter| due & bit(counter) != 0 || had.beyond >> counter & 1 != 0)
+            .find(|&counter| !self.held_off(counter));
+        if let Some(counter) = recording {
+            match self.record(counter, sample, cpu, around) {
+                Ok(Outcome { written, buffer }) => {
+                    overflow_pmi |= written && self.interrupts(counter);
+                    buffer_pmi |= buffer;
+                }
+                Err(fault) => {
+                    self.s.outbox = self.s.outbox.and(Effects {
+                        fault: Some(fault),
+                        ..Effects::NONE
+                    });
+                }
+            }
+        }
+        // An interrupt waits for the records of lower counters.
+        let lowest_armed = self.s.pebs.armed & self.s.pebs.armed.wrapping_neg();
+        let ready = if lowest_armed == 0 {
+            self.s.waiting
+        } else {
+            self.s.waiting & (lowest_armed - 1)
+        };
+        self.s.waiting &= !ready;
+        overflow_pmi |= ready != 0;
+        if overflow_pmi | buffer_pmi {
+            self.s.outbox.pmi = true;
+            self.s.queued |= overflow_pmi & buffer_pmi;
+        }
+    }
+
+    /// Whether a counter's record waits for a lower counter: one that is armed itself, or whose interrupt has not been
+    /// acknowledged.
+    fn held_off(&self, counter: usize) -> bool {
+        let below = bit(counter) - 1;
+        let unserved = (0..COUNTERS)
+            .filter(|&other| bit(other) & below & self.s.status != 0)
+            .any(|other| !self.samples(other) && self.interrupts(other));
+        self.s.pebs.armed & below != 0 || unserved
+    }
+
+    /// Writes the record of an armed counter.
+    fn record(
+        &mut self,
+        counter: usize,
+        mut sample: Sample,
+        cpu: &mut dyn Processor,
+        around: &Around<'_>,
+    ) -> Result<Outcome, x86::seam::PageFault> {
+        let own = bit(counter);
+        sample.status = self.s.status | own;
+        sample.applicable = own;
+        sample.adaptive = if counter < GENERAL {
+            EventSelect::from_bits(self.s.selects[counter]).adaptive()
+        } else {
+            FixedControl::of(self.s.fixed_control, (counter - GENERAL) as u32).adaptive
+        };
+        if !self.plan.counters[counter].is_some_and(|line| line.source.is_access()) {
+            sample.memory = None;
+        }
+        let (outcome, reload) = self.pebs.record(&self.s.pebs, counter, &sample, cpu, around)?;
+        self.s.pebs.armed &= !own;
+        self.s.status &= !own;
+        if let Some(reload) = reload {
+            self.s.values[counter] = reload & self.mask(counter);
+        }
+        if outcome.buffer {
+            self.s.status |= status::BUFFER;
+        }
+        Ok(outcome)
+    }
+
+    fn take_effects(&mut self) -> Effects {
+        core::mem::take(&mut self.s.outbox)
+    }
+
+    // ---- What follows from the registers -----------------------------------------------------------------------------
+
+    /// The counter's bits.
+    fn mask(&self, counter: usize) -> u64 {
+        let width = if counter < GENERAL {
+            self.caps.general_width
+        } else {
+            self.caps.fixed_width
+        };
+        u64::MAX >> (64 - u32::from(width).clamp(1, 64))
+    }
+
+    fn has_metrics(&self) -> bool {
+        self.caps.capable(x86::pmu::capabilities::METRICS)
+    }
+
+    /// MSR_PERF_METRICS: retiring in the lowest byte, back-end bound in the fourth.
+    fn metrics(&self) -> u64 {
+        let [written, slots, instructions] = self.s.metrics;
+        if slots == 0 {
+            return written;
+        }
+        let retiring = (u128::from(instructions) * 255 / u128::from(slots)).min(255) as u64;
+        retiring | (255 - retiring) << 24
+    }
+
+    /// Whether an overflow asks for an interrupt.
+    fn interrupts(&self, counter: usize) -> bool {
+        if counter < GENERAL {
+            EventSelect::from_bits(self.s.selects[counter]).int()
+        } else {
+            FixedControl::of(self.s.fixed_control, (counter - GENERAL) as u32).pmi
+        }
+    }
+
+    /// Whether an overflow arms PEBS: it is enabled for the counter, and the event can do it.
+    fn samples(&self, counter: usize) -> bool {
+        let Some(caps) = self.pebs.caps() else { return false };
+        if self.s.pebs.enable & bit(counter) == 0 {
+            return false;
+        }
+        if counter >= GENERAL {
+            return true;
+        }
+        let select = EventSelect::from_bits(self.s.selects[counter]);
+        let precise = self.caps.event(select).is_some_and(|row| row.precise);
+        // The precise store of Sandy Bridge has an enable of its own.
+        if (select.event(), select.umask()) == (0xCD, 2) && !self.pebs.precise_store(&self.s.pebs) {
+            return false;
+        }
+        let qualified = select.invert() || select.counter_mask() != 0;
+        (precise || caps.any_event) && !select.edge() && !select.any() && (caps.qualified || !qualified)
+    }
+
+    fn cause_stands(&self) -> bool {
+        let overflows = (0..COUNTERS).any(|c| self.s.status & bit(c) != 0 && self.interrupts(c));
+        overflows || self.s.status & status::BUFFER != 0
+    }
+
+    /// After a change of registers.
+    fn replan(&mut self) {
+        let mut plan = Plan::default();
+        let frozen = self.s.status & status::COUNTERS_FROZEN != 0;
+        for counter in 0..usize::from(self.caps.general) {
+            let select = EventSelect::from_bits(self.s.selects[counter]);
+            // One enable for both of P6. SDM Vol. 3B 21.6.8.2 "PerfEvtSel0 and PerfEvtSel1 MSRs".
+            let enabled = match self.caps.version {
+                0 => EventSelect::from_bits(self.s.selects[0]).enable(),
+                1 => select.enable(),
+                _ => select.enable() && self.s.global_control & bit(counter) != 0,
+            };
+            let Some(row) = self.caps.event(select).filter(|_| enabled) else {
+                continue;
+            };
+            plan.put(counter, Line::new(row.count, select), [select.os(), select.usr()]);
+        }
+        const COUNTS: [Count; FIXED] = [Count::Instructions, Count::Cycles, Count::Cycles, Count::Slots];
+        for (index, &count) in COUNTS.iter().enumerate().take(self.caps.fixed.into()) {
+            let (counter, control) = (GENERAL + index, FixedControl::of(self.s.fixed_control, index as u32));
+            if self.s.global_control & bit(counter) != 0 {
+                let line = Line::new(count, EventSelect::new());
+                plan.put(counter, line, [control.os, control.usr]);
+            }
+        }
+        let slots = GENERAL + FIXED - 1;
+        plan.metrics =
+            self.has_metrics() && self.s.global_control & status::METRICS != 0 && plan.counters[slots].is_some();
+        if frozen {
+            plan = Plan::default();
+        }
+        if plan.mispredicted == 0 {
+            self.s.predictor.reset();
+        }
+        if plan.accesses == 0 {
+            self.s.caches = None;
+        }
+        if plan.classes == 0 {
+            self.s.class = None;
+        }
+        self.plan = plan;
+        self.relive();
+    }
+
+    /// After a change of registers, ring or HLT: which counters count from here on.
+    fn relive(&mut self) {
+        let ring = self.plan.rings[usize::from(self.s.cpl != 0)];
+        let live = if self.s.halted { 0 } else { ring };
+        let rising = live & !core::mem::replace(&mut self.s.live, live);
+        for counter in each(rising) {
+            // What is true in every cycle becomes true now.
+            if let Some(Line {
+                edge: true,
+                source,
+                rate,
+            }) = self.plan.counters[counter]
+                && (source.is_clock() && rate == Rate::Events || rate == Rate::Cycles)
+            {
+                self.s.values[counter] = self.s.values[counter].wrapping_add(1) & self.mask(counter);
+            }
+        }
+    }
+}
+
+/// Counters that had events, by number.
+#[derive(Clone, Copy, Debug, Default)]
+struct Had {
+    any: u16,
+    overflow: u16,
+    beyond: u16,
+}
+
+impl core::ops::BitOrAssign for Had {
+    fn bitor_assign(&mut self, other: Self) {
+        // An event after an overflow of the same batch.
+        self.beyond |= other.beyond | self.overflow & other.any & !other.overflow;
+        self.any |= other.any;
+        self.overflow |= other.overflow;
+    }
+}
+
+impl Plan {
+    fn put(&mut self, counter: usize, line: Line, [os, usr]: [bool; 2]) {
+        let own = 1 << counter;
+        if !os && !usr || line.rate == Rate::Never {
+            return;
+        }
+        self.counters[counter] = Some(line);
+        if os {
+            self.rings[0] |= own;
+        }
+        if usr {
+            self.rings[1] |= own;
+        }
+        self.transfers |= os != usr || line.counts_cycles();
+        if line.source.is_branch() {
+            self.branches |= own;
+        }
+        if line.source.is_mispredicted() {
+            self.mispredicted |= own;
+        }
+        if line.source.is_access() {
+            self.accesses |= own;
+        }
+        if line.source.is_class() {
+            self.classes |= own;
+        }
+        if line.counts_on_its_own() {
+            self.clocks |= own;
+        }
+    }
+}
