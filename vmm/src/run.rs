@@ -19,7 +19,7 @@ use std::{
 };
 
 use devices::platform::Effect;
-use engine::{Activity, CS, Cpu, CpuState, Exit, HostLacks, Options};
+use engine::{Activity, CS, Cpu, CpuState, Engine, Exit, HostLacks, Options};
 use libc::c_int;
 use log::{debug, info, trace};
 use x86::model::CpuModel;
@@ -492,13 +492,15 @@ impl Vm {
             // The boot CPU would go on in firmware, which is a reset.
             Effect::Init { cpu: 0 } => return Some(End::Reset),
             Effect::Init { cpu } => {
+                self.machine.select(cpu);
                 if let Some(cpu) = self.cpus.get_mut(cpu) {
-                    cpu.0.init(false);
+                    self.engine.get().init(&mut cpu.0, &mut self.machine, false);
                 }
             }
             Effect::StartUp { cpu, vector } => {
+                self.machine.select(cpu);
                 if let Some(cpu) = self.cpus.get_mut(cpu) {
-                    cpu.0.start(vector);
+                    self.engine.get().start(&mut cpu.0, &mut self.machine, vector);
                 }
             }
             Effect::Smi { .. } => debug!("nobody there for {effect:?}"),

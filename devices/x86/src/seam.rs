@@ -142,6 +142,8 @@ pub struct Appetite {
     pub branch_room: u32,
     /// Far transfers, events and changes are to be announced even if branches are not; who wants branches hears these too.
     pub transfers: bool,
+    /// With RFLAGS.TF, the single-step trap comes after taken branches only (IA32_DEBUGCTL.BTF).
+    pub step_on_branches: bool,
     /// How many instructions may retire at most before [`Watch::tick`] is called.
     pub instructions: u64,
     /// [`Watch::before`] is called for every instruction, not only at [`Watch::boundaries`].
@@ -158,6 +160,7 @@ impl Appetite {
         branches: false,
         branch_room: u32::MAX,
         transfers: false,
+        step_on_branches: false,
         instructions: u64::MAX,
         every_instruction: false,
         ranges: false,
@@ -170,6 +173,7 @@ impl Appetite {
             branches: self.branches | other.branches,
             branch_room: self.branch_room.min(other.branch_room),
             transfers: self.transfers | other.transfers,
+            step_on_branches: self.step_on_branches | other.step_on_branches,
             instructions: self.instructions.min(other.instructions),
             every_instruction: self.every_instruction | other.every_instruction,
             ranges: self.ranges | other.ranges,
@@ -354,13 +358,21 @@ pub trait Processor: TraceMem {
     fn gpr(&self, number: u8) -> u64;
     /// The low 128 bits of a vector register.
     fn xmm(&self, number: u8) -> u128;
-    /// RIP of the next instruction.
+    /// RIP of the next instruction: in an access to an MSR, of the one after RDMSR or WRMSR.
     fn rip(&self) -> u64;
     /// RFLAGS.
     fn rflags(&self) -> u64;
     /// Where it stands.
     fn context(&self) -> Context;
-    /// Instructions that this processor has retired, each REP once.
+    /// DR0 to DR7. DR6 is the processor's: effects with [`Effects::debug`] set its bits.
+    fn debug_register(&self, _number: u8) -> u64 {
+        0
+    }
+    /// CR4.
+    fn cr4(&self) -> u64 {
+        0
+    }
+    /// Instructions that this processor has retired, each REP once; in an access to an MSR, without that instruction.
     fn retired(&self) -> u64;
     /// The machine's step clock.
     fn step(&self) -> u64;

@@ -1,11 +1,12 @@
 //! The engine's whole outside world.
 
 pub use x86::msr::MsrFault;
+pub use x86::seam::{Processor, Watch};
 
 /// Everything that is not a register of the core, RAM or an instruction.
 ///
 /// `now` is the machine's step clock (instructions retired plus REP iterations, over all CPUs, see [`crate::Cpu::clock`]) at
-/// the instruction that makes the access. A method must not depend on anything else that varies from run to run.
+/// the instruction that makes the access; for an MSR it is [`Processor::step`]. A method must not depend on anything else that varies from run to run.
 ///
 /// Every access that may have a side effect (all but [`Bus::cpuid`], [`Bus::tsc`], [`Bus::read_msr`], [`Bus::random`]) makes
 /// [`crate::Engine::run`] return [`crate::Exit::Bus`] once the instruction has retired, so that the caller can look at
@@ -20,9 +21,16 @@ pub trait Bus {
     /// OUT: `size` is 1, 2 or 4.
     fn port_write(&mut self, port: u16, size: u8, value: u32, now: u64);
     /// RDMSR of a register that the core does not hold itself.
-    fn read_msr(&mut self, msr: u32, now: u64) -> Result<u64, MsrFault>;
+    fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault>;
     /// WRMSR of a register that the core does not hold itself.
-    fn write_msr(&mut self, msr: u32, value: u64, now: u64) -> Result<(), MsrFault>;
+    fn write_msr(&mut self, msr: u32, value: u64, cpu: &mut dyn Processor) -> Result<(), MsrFault>;
+    /// RDPMC with this index in ECX, which the processor may execute at its privilege level.
+    ///
+    /// # Errors
+    /// #GP(0): there is no such counter.
+    fn read_counter(&mut self, _index: u32, _cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
+        Err(MsrFault::GeneralProtection)
+    }
     /// CPUID as the model has it, `[eax, ebx, ecx, edx]`. The engine itself fills in what depends on the core's state
     /// (OSXSAVE, the XSAVE area's sizes).
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4];
@@ -47,4 +55,10 @@ pub trait Bus {
     fn load_component(&mut self, _component: u32, _image: Option<&[u8]>, _now: u64) -> Result<(), MsrFault> {
         Ok(())
     }
+    /// The units of the processor that runs; `None` where nothing watches.
+    fn watch(&mut self) -> Option<&mut dyn Watch> {
+        None
+    }
+    /// The units ask for a performance-monitoring interrupt. The run ends with [`crate::Exit::Bus`].
+    fn pmi(&mut self) {}
 }

@@ -34,7 +34,7 @@ struct Region {
 struct CodePage {
     /// One bit for each 64 bytes that blocks were decoded from.
     chunks: u64,
-    blocks: Vec<(u64, *mut Op)>,
+    blocks: Vec<(Key, *mut Op)>,
 }
 
 /// Multiplicative hashing: keys are page addresses and mode bits, and nobody attacks them.
@@ -50,10 +50,16 @@ impl Hasher for PlainHasher {
             self.write_u64(*b as u64);
         }
     }
+    fn write_u32(&mut self, v: u32) {
+        self.write_u64(v as u64);
+    }
     fn write_u64(&mut self, v: u64) {
         self.0 = (self.0 ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
 }
+
+/// A block's key: where it begins, and the mode it was decoded for.
+type Key = (u64, u32);
 
 type Map<K, V> = HashMap<K, V, BuildHasherDefault<PlainHasher>>;
 
@@ -67,6 +73,8 @@ const RECENT_CODES: usize = 64;
 /// Numbers given to code segments before the cache is emptied: they must fit in the blocks' keys, with room for those that
 /// are given before the run loop gets to look.
 const MAX_CODES: u32 = 0x8000;
+/// Sets of boundaries that are told apart, for the same reason.
+const MAX_BOUNDARY_SETS: usize = 255;
 
 /// The 64-byte chunks of its page that a span touches.
 fn chunks(gpa: u64, len: u64) -> std::ops::RangeInclusive<u64> {
@@ -76,7 +84,7 @@ fn chunks(gpa: u64, len: u64) -> std::ops::RangeInclusive<u64> {
 
 pub(crate) struct Core {
     regions: Vec<Region>,
-    blocks: Map<u64, *mut Op>,
+    blocks: Map<Key, *mut Op>,
     pages: Map<u64, CodePage>,
     /// Where ops live; each chunk keeps its address.
     arena: Vec<Vec<Op>>,
@@ -90,6 +98,8 @@ pub(crate) struct Core {
     /// Base, limit and number of the code segments met last; the flat one stays first.
     codes: Vec<(u64, u32, u32)>,
     next_code: u32,
+    /// Sets of boundaries that blocks were decoded for.
+    boundaries: Vec<Box<[u64]>>,
 }
 
 impl Core {
@@ -112,6 +122,7 @@ impl Core {
             old_code: 0,
             codes: vec![(0, u32::MAX, 0)],
             next_code: 1,
+            boundaries: Vec::new(),
         }
     }
 
@@ -171,6 +182,45 @@ impl Core {
         }
     }
 
+    /// Reads RAM. Errors: the first address that is none.
+    pub fn read_ram(&self, gpa: u64, bytes: &mut [u8]) -> Result<(), u64> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let (host, n) = self.piece(gpa, at, bytes.len())?;
+            // SAFETY: `piece` stays within a page of guest RAM.
+            unsafe { core::ptr::copy_nonoverlapping(host, bytes[at..].as_mut_ptr(), n) };
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Writes RAM on behalf of a unit, all of it or nothing; code decoded from it is dropped. Errors: the first address that
+    /// is no RAM.
+    pub fn write_ram(&mut self, gpa: u64, bytes: &[u8], stale: Handler) -> Result<(), u64> {
+        for write in [false, true] {
+            let mut at = 0;
+            while at < bytes.len() {
+                let (host, n) = self.piece(gpa, at, bytes.len())?;
+                if write {
+                    // SAFETY: As in `read_ram`.
+                    unsafe { core::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), host, n) };
+                }
+                at += n;
+            }
+        }
+        self.written(gpa, bytes.len() as u64, stale);
+        Ok(())
+    }
+
+    /// The host address of byte `at` of `len` at a guest-physical address, and how many follow it in its page.
+    fn piece(&self, gpa: u64, at: usize, len: usize) -> Result<(*mut u8, usize), u64> {
+        let here = gpa.checked_add(at as u64).ok_or(gpa)?;
+        let offset = (here & 0xfff) as usize;
+        let host = self.host(here).ok_or(here)?;
+        // SAFETY: The offset is within the page.
+        Ok((unsafe { host.add(offset) }, (0x1000 - offset).min(len - at)))
+    }
+
     /// Sets bits in a paging-structure entry, atomically, as the processor does for A and D.
     pub fn or_phys(&mut self, gpa: u64, size: usize, bits: u64) {
         use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -201,14 +251,23 @@ impl Core {
         i
     }
 
-    fn key(gpa: u64, mode: u32) -> u64 {
-        gpa ^ (mode as u64) << 40 ^ (mode as u64) >> 24
+    /// A small number, never 0, that stands for a set of boundaries. Only between chains: the cache is emptied when the
+    /// numbers are used up.
+    pub fn boundary_number(&mut self, set: &[u64]) -> u32 {
+        if let Some(i) = self.boundaries.iter().position(|known| known[..] == *set) {
+            return i as u32 + 1;
+        }
+        if self.boundaries.len() == MAX_BOUNDARY_SETS {
+            self.flush();
+        }
+        self.boundaries.push(set.into());
+        self.boundaries.len() as u32
     }
 
     /// The block that begins at a guest-physical address.
     #[inline]
     pub fn block(&self, gpa: u64, mode: u32) -> Option<*mut Op> {
-        self.blocks.get(&Self::key(gpa, mode)).copied()
+        self.blocks.get(&(gpa, mode)).copied()
     }
 
     /// Keeps a block. `bytes` is the length of its code within the first page; `second` the guest-physical address of the page
@@ -223,7 +282,7 @@ impl Core {
         // SAFETY: `at` is within the chunk, whose capacity was enough, so it never moves.
         let first = unsafe { chunk.as_mut_ptr().add(at) };
         self.ops += ops.len();
-        let key = Self::key(gpa, mode);
+        let key = (gpa, mode);
         self.blocks.insert(key, first);
         self.mark(gpa, bytes, key, first);
         if let Some((gpa, bytes)) = second {
@@ -232,7 +291,7 @@ impl Core {
         first
     }
 
-    fn mark(&mut self, gpa: u64, bytes: u64, key: u64, first: *mut Op) {
+    fn mark(&mut self, gpa: u64, bytes: u64, key: Key, first: *mut Op) {
         self.mark_bytes(gpa, bytes);
         self.pages.entry(gpa & !0xfff).or_default().blocks.push((key, first));
     }
@@ -290,7 +349,7 @@ impl Core {
 
     /// Drops one block: it will be decoded anew.
     pub fn forget(&mut self, gpa: u64, mode: u32) {
-        self.blocks.remove(&Self::key(gpa, mode));
+        self.blocks.remove(&(gpa, mode));
     }
 
     /// Somebody outside wrote guest memory.
@@ -325,6 +384,7 @@ impl Core {
         self.ops = 0;
         self.codes.truncate(1);
         self.next_code = 1;
+        self.boundaries.clear();
         self.generation += 1;
     }
 

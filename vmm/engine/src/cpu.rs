@@ -6,6 +6,7 @@
 use core::ptr::NonNull;
 
 use x86::model::CpuModel;
+use x86::seam::BranchRecord;
 
 use crate::Undefined;
 use crate::block::JumpCache;
@@ -16,6 +17,7 @@ use crate::flags;
 use crate::fpu::FpuState;
 use crate::op::{Link, Op, Reason, Stop};
 use crate::tlb::Tlb;
+use crate::watch::Watched;
 
 /// Segment register numbers as instructions encode them (SDM Vol. 2A 2.1.5 "Addressing-Mode Encoding of ModR/M and SIB Bytes").
 pub const ES: usize = 0;
@@ -180,6 +182,10 @@ pub struct CpuState {
     pub nmi_blocked: bool,
     /// The last instruction was STI or a load of SS: no interrupt before the next one.
     pub shadow: bool,
+    /// It was a load of SS: no debug exception either.
+    pub stack_shadow: bool,
+    /// DR6 bits of the debug exceptions that were held off.
+    pub pending_debug: u64,
     pub fpu: FpuState,
     /// Instructions and REP iterations so far.
     pub steps: u64,
@@ -223,8 +229,14 @@ pub(crate) mod mode {
     pub const STACK32: u32 = 4;
     /// DS, ES and SS are flat: their accesses need no segment arithmetic.
     pub const FLAT: u32 = 8;
+    /// Near branches are recorded.
+    pub const RECORD: u32 = 0x10;
     /// First bit of the number that stands for a code segment's base and limit.
     pub const CODE_SHIFT: u32 = 8;
+    /// First bit of the number that stands for a set of boundaries, before which blocks end.
+    pub const BOUNDARY_SHIFT: u32 = 24;
+    /// That a code segment's number takes.
+    pub const CODE: u32 = 0xff_ff00;
 }
 
 /// One logical processor.
@@ -244,6 +256,11 @@ pub struct Cpu {
     pub(crate) cpl: u8,
     /// An access to the bus with side effects was made.
     pub(crate) bus_used: bool,
+    /// Where the next branch record goes, and where there is no room for it.
+    pub(crate) record_at: *mut BranchRecord,
+    pub(crate) record_end: *mut BranchRecord,
+    /// The present privilege level as a record has it, at source and target.
+    pub(crate) record_cpl: u32,
     /// Instruction pointer: valid outside chains.
     pub(crate) rip: u64,
     /// RFLAGS without the arithmetic flags.
@@ -311,6 +328,9 @@ pub struct Cpu {
     pub(crate) huge_pages: bool,
     /// The model's state components.
     pub(crate) xsave: Layout,
+    /// Steps at which a load of SS holds debug exceptions off.
+    pub(crate) stack_shadow_at: u64,
+    pub(crate) watched: Watched,
     core: Option<NonNull<Core>>,
     bus: Option<NonNull<dyn Bus>>,
 
@@ -336,6 +356,9 @@ impl Cpu {
             solo: false,
             cpl: 0,
             bus_used: false,
+            record_at: core::ptr::null_mut(),
+            record_end: core::ptr::null_mut(),
+            record_cpl: 0,
             rip: 0,
             rflags: 2,
             link: core::ptr::null_mut(),
@@ -381,6 +404,8 @@ impl Cpu {
             linear_bits: model.linear_bits().clamp(48, 64),
             huge_pages: model.features().page1gb(),
             xsave: Layout::of(model),
+            stack_shadow_at: u64::MAX,
+            watched: Watched::new(),
             core: None,
             bus: None,
             clock: 0,
@@ -417,6 +442,8 @@ impl Cpu {
             cpl: self.cpl,
             nmi_blocked: self.nmi_blocked,
             shadow: self.shadow_at == self.steps,
+            stack_shadow: self.stack_shadow_at == self.steps,
+            pending_debug: self.watched.pending,
             fpu: self.fpu.clone(),
             steps: self.steps,
             iterations: self.iterations,
@@ -449,6 +476,9 @@ impl Cpu {
         self.iterations = s.iterations;
         self.shadow_at = if s.shadow { s.steps } else { u64::MAX };
         self.rf_at = if s.rflags & (1 << 16) != 0 { s.steps } else { u64::MAX };
+        self.stack_shadow_at = if s.stack_shadow { s.steps } else { u64::MAX };
+        self.watched.observed = (u64::MAX, 0);
+        self.watched.pending = s.pending_debug;
         self.fpu = s.fpu.clone();
         self.event = None;
         self.tlb.flush_all();
@@ -558,6 +588,12 @@ impl Cpu {
     #[inline]
     pub(crate) fn steps_now(&self) -> u64 {
         self.steps.wrapping_add((self.granted - self.budget) as u64)
+    }
+
+    /// Instructions retired so far; outside chains.
+    #[inline]
+    pub(crate) fn retired_now(&self) -> u64 {
+        self.steps_now().wrapping_sub(self.iterations)
     }
 
     /// Steps of this processor once the instruction of `o` has retired.
@@ -747,9 +783,10 @@ impl Cpu {
         self.enter(t)
     }
 
-    /// Follows a flow op's link that may leave the page: it holds while the target page is still mapped where it was.
+    /// Follows a flow op's link that may leave the page: it holds while the target page is still mapped where it was. `R`: the
+    /// branch has been recorded.
     #[inline(always)]
-    pub(crate) fn follow_far(&mut self, o: &Op, taken: bool, rel: u64) -> *const Op {
+    pub(crate) fn follow_far<const R: u8>(&mut self, o: &Op, taken: bool, rel: u64) -> *const Op {
         let link = o.link();
         let (t, host) = if taken {
             stay_a_branch::<1>();
@@ -762,7 +799,7 @@ impl Cpu {
         let page = rip & !0xfff;
         let e = self.tlb.entry(rip);
         if t.is_null() || e.exec != page || e.host != host {
-            self.far_unlinked(o, taken, rel, rip);
+            self.far_unlinked::<R>(o, taken, rel, rip);
             return core::ptr::null();
         }
         self.r[slot::PAGE as usize / 8] = page;
@@ -771,8 +808,11 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn far_unlinked(&mut self, o: &Op, taken: bool, rel: u64, rip: u64) {
+    fn far_unlinked<const R: u8>(&mut self, o: &Op, taken: bool, rel: u64, rip: u64) {
         if self.is64() && !self.canonical(rip) {
+            if R != 0 {
+                self.unrecord();
+            }
             let Stop = self.gp(0);
             self.leave(o);
         } else {
@@ -851,6 +891,11 @@ impl Cpu {
         unsafe { p.as_mut() }
     }
 
+    /// The outside world, for calls that need the processor, too.
+    pub(crate) fn bus_pointer(&mut self) -> *mut dyn Bus {
+        self.bus.expect("the processor runs inside Engine::run").as_ptr()
+    }
+
     /// The outside world.
     #[inline(always)]
     pub(crate) fn bus(&mut self) -> &mut dyn Bus {
@@ -876,7 +921,8 @@ impl Cpu {
             let code = self.core().code_number(cs.base, cs.limit);
             size | stack | if flat { mode::FLAT } else { 0 } | code << mode::CODE_SHIFT
         };
-        self.mode = mode;
+        self.mode = mode | self.watched.mode;
+        self.record_cpl = (self.cpl as u32) * 0x0101_0000;
         self.select_tlb();
     }
 

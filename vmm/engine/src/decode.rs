@@ -153,7 +153,12 @@ impl Lower<'_> {
 
     /// The code segment is flat, or has no base and limit at all.
     pub fn flat_code(&self) -> bool {
-        self.is64() || self.mode >> mode::CODE_SHIFT == 0
+        self.is64() || self.mode & mode::CODE == 0
+    }
+
+    /// The block's branches are recorded.
+    pub fn recorded(&self) -> bool {
+        self.mode & mode::RECORD != 0
     }
 
     /// Emits an op.
@@ -181,7 +186,7 @@ impl Lower<'_> {
 
     /// Joins a branch within the page, on condition `k`, to the compare before it.
     pub fn fuse(&mut self, k: u8) -> Option<End> {
-        let f = exec::fuse::handler(self.compared?, k)?;
+        let f = exec::fuse::handler(self.compared?, k, self.recorded())?;
         let target = self.target() as u16;
         let op = self.ops.last_mut()?;
         op.f = f;
@@ -582,7 +587,7 @@ flow! {
     }
     /// The block goes on in the next page: not an instruction.
     ContinueFar(c, o) {
-        c.follow_far(o, true, o.imm)
+        c.follow_far::<0>(o, true, o.imm)
     }
     /// The block goes on in a code segment that is not flat: not an instruction.
     ContinueSlow(c, o) {
@@ -597,6 +602,15 @@ flow! {
 }
 
 body! {
+    /// The units want a word before the instruction at this place in the page, if it is the page they mean.
+    Observe(c, o) {
+        let linear = c.linear(c.ip(o));
+        if !c.is_boundary(linear) || c.watched.observed == (c.steps_after(o).wrapping_sub(1), linear) {
+            return Ok(());
+        }
+        c.stop = Reason::Observe;
+        Err(Stop)
+    }
     /// The second page of a straddling instruction is still mapped where it was decoded from.
     CheckSecond(c, o) {
         let linear = c.page_ip().wrapping_add(c.cs_base).wrapping_add(0x1000);
@@ -679,6 +693,8 @@ pub(crate) struct Source<'a> {
     pub max: usize,
     /// Stop after them rather than go on in the next block.
     pub pause: bool,
+    /// Linear addresses that only a block's first instruction may have.
+    pub boundaries: &'a [u64],
 }
 
 /// Why nothing could be decoded.
@@ -705,6 +721,11 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
     let mut closed = false;
     let mut compared = None;
     while !closed && firsts.len() < s.max && at < s.page.len() {
+        // Blocks serve every mapping of the page, so that the place in the page decides here and the op looks closer.
+        let boundary = s.boundaries.iter().any(|b| b & 0xfff == at as u64);
+        if boundary && !firsts.is_empty() {
+            break;
+        }
         let left = s.limit.saturating_sub((at - s.offset) as u64).min(15) as usize;
         let here = &s.page[at..];
         let whole = here.len() >= left;
@@ -748,6 +769,9 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
         };
         if straddles {
             lower.emit(chain::<CheckSecond>, |op| op.imm = s.next_host);
+        }
+        if boundary {
+            lower.emit(chain::<Observe>, |_| ());
         }
         let end = if i.is_invalid() || !shown.has(&i) {
             lower.ud()

@@ -22,6 +22,7 @@ mod task;
 mod tlb;
 pub mod undefined;
 mod virtual8086;
+mod watch;
 
 pub use crate::core::RamRegion;
 pub use crate::cpu::{Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, SS, Segment, Source, Table};

@@ -94,6 +94,16 @@ const EFER_NXE: u64 = 1 << 11;
 
 /// Walks the paging structures for one access, setting accessed and dirty bits. Errors: the #PF error code.
 pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+    walk_structures(core, p, linear, access, true)
+}
+
+/// Finds out what `walk` would answer, and changes nothing.
+pub(crate) fn probe(core: &mut Core, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+    walk_structures(core, p, linear, access, false)
+}
+
+#[inline(always)]
+fn walk_structures(core: &mut Core, p: &Paging, linear: u64, access: Access, commit: bool) -> Result<Page, u32> {
     if p.cr0 & CR0_PG == 0 {
         let gpa = linear & 0xffff_f000;
         return Ok(Page {
@@ -231,7 +241,7 @@ pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> 
             if i + 1 == depth && access == Access::Write && entry & D == 0 {
                 bits |= D;
             }
-            if bits != 0 {
+            if bits != 0 && commit {
                 core.or_phys(at, size, bits);
             }
         }

@@ -28,6 +28,10 @@ pub(crate) enum Reason {
     Fault,
     /// The instruction must run in a block of its own (a device access, a store to code); `rip` is the instruction.
     Replay,
+    /// Branch records must be handed over before the instruction runs; `rip` is the instruction.
+    Drain,
+    /// The units want a word before the instruction; `rip` is the instruction.
+    Observe,
     /// The instruction retired, and something changed that the run loop must look at: mode, interrupt window, HLT.
     Look,
 }

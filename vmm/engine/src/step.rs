@@ -5,6 +5,7 @@
 use core::ptr::NonNull;
 
 use x86::model::CpuModel;
+use x86::seam::{Change, Effects};
 
 use crate::block::STALE;
 use crate::bus::Bus;
@@ -13,6 +14,7 @@ use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
 use crate::decode::{self, MAX, Shown, Source, Trouble};
 use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, enter_chain};
+use crate::watch::EventOrigin;
 use crate::{Exit, HostLacks, Options};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
@@ -23,6 +25,13 @@ pub struct Engine {
     /// Ops of the block being decoded, and of blocks that are run once.
     scratch: Vec<Op>,
 }
+
+/// #DB.
+const DEBUG: Event = Event {
+    vector: 1,
+    error: None,
+    source: EventSource::Exception,
+};
 
 /// Faults in a row without a step after which [`Engine::run`] returns.
 const MAX_FAULTS: u32 = 1000;
@@ -68,8 +77,10 @@ impl Engine {
         cpu.budget = budget;
         cpu.granted = budget;
         cpu.bus_used = false;
+        cpu.ask();
         self.catch_up(cpu);
         let exit = self.run_attached(cpu);
+        let exit = self.close(cpu, exit);
         let used = (cpu.granted - cpu.budget) as u64;
         cpu.budget = 0;
         cpu.granted = 0;
@@ -111,7 +122,7 @@ impl Engine {
         if cpu.generation != self.core.generation {
             cpu.generation = self.core.generation;
             cpu.jumps.clear();
-            cpu.mode = u32::MAX;
+            cpu.bind_boundaries();
         }
         if cpu.mode == u32::MAX {
             cpu.refresh_mode();
@@ -119,32 +130,104 @@ impl Engine {
         cpu.revoke_new_code();
     }
 
+    /// INIT: see [`Cpu::init`].
+    pub fn init(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, bootstrap: bool) {
+        cpu.init(bootstrap);
+        self.tell(cpu, bus, Change::Init);
+    }
+
+    /// A start-up IPI: see [`Cpu::start`].
+    pub fn start(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, vector: u8) {
+        if cpu.activity == Activity::WaitForSipi {
+            cpu.start(vector);
+            self.tell(cpu, bus, Change::StartUp(vector));
+        }
+    }
+
+    /// Tells the units of a change that came from outside.
+    fn tell(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, change: Change) {
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.ask();
+        self.catch_up(cpu);
+        if cpu.watched.tell {
+            let effects = cpu.say(|watch, view| watch.state(change, view));
+            self.follow(cpu, effects);
+        }
+        cpu.detach();
+    }
+
     fn inject(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, event: Event) {
         cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.ask();
         self.catch_up(cpu);
-        cpu.activity = Activity::Running;
+        if core::mem::take(&mut cpu.activity) == Activity::Halted && cpu.watched.tell {
+            let effects = cpu.say(|watch, view| watch.state(Change::Wake, view));
+            self.follow(cpu, effects);
+        }
         self.deliver(cpu, event);
         cpu.detach();
     }
 
+    /// Delivers an event and lets the units hear of it. Records have been handed over.
+    fn deliver(&mut self, cpu: &mut Cpu, event: Event) {
+        let effects = self.deliver_told(cpu, event);
+        self.follow(cpu, effects);
+    }
+
+    fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
+        let origin = EventOrigin::of_processor(cpu);
+        let delivered = self.deliver_whole(cpu, event);
+        if !cpu.watched.tell {
+            return Effects::NONE;
+        }
+        match delivered {
+            Some(event) => {
+                let record = origin.record(cpu, event);
+                cpu.say(|watch, view| watch.event(&record, view))
+            }
+            None => cpu.say(|watch, view| watch.state(Change::Shutdown, view)),
+        }
+    }
+
+    /// Does what the units want after a word that is not `before`.
+    fn follow(&mut self, cpu: &mut Cpu, effects: Effects) {
+        if let Some(bits) = effects.debug {
+            cpu.dr[6] |= bits;
+            // What the units want of a #DB or #PF of their own making ends here, so that they cannot raise them for ever.
+            let _ = self.deliver_told(cpu, DEBUG);
+        }
+        if let Some(fault) = effects.fault {
+            cpu.cr2 = fault.address;
+            let _ = self.deliver_told(
+                cpu,
+                Event {
+                    vector: 14,
+                    error: Some(fault.code.into_bits()),
+                    source: EventSource::Exception,
+                },
+            );
+        }
+    }
+
     /// Delivers an event and whatever exceptions its delivery raises, up to the triple fault
-    /// (SDM Vol. 3A 7.15 "Exception and Interrupt Reference", "Interrupt 8—Double Fault Exception").
-    fn deliver(&mut self, cpu: &mut Cpu, first: Event) {
+    /// (SDM Vol. 3A 7.15 "Exception and Interrupt Reference", "Interrupt 8—Double Fault Exception"): what was delivered in the
+    /// end, or `None`.
+    fn deliver_whole(&mut self, cpu: &mut Cpu, first: Event) -> Option<Event> {
         let mut event = first;
         loop {
             cpu.event = None;
             if cpu.deliver(event).is_ok() && !core::mem::take(&mut cpu.late_fault) {
                 cpu.event = None;
                 if !core::mem::take(&mut cpu.task_trap) {
-                    return;
+                    return Some(event);
                 }
                 event = cpu.task_switch_trap();
                 continue;
             }
-            let Some(next) = cpu.event.take() else { return };
+            let next = cpu.event.take()?;
             if event.vector == 8 && event.source == EventSource::Exception {
                 cpu.activity = Activity::Shutdown;
-                return;
+                return None;
             }
             event = match (class(event), class(next)) {
                 (Class::Contributory, Class::Contributory)
@@ -155,6 +238,37 @@ impl Engine {
                 },
                 _ => next,
             };
+        }
+    }
+
+    /// Hands over what waits, in the order of the program: branches, then what the last instruction had to say.
+    fn speak(&mut self, cpu: &mut Cpu) -> Effects {
+        let mut effects = cpu.hand_over();
+        if let Some(far) = cpu.watched.far.take() {
+            effects = effects.and(cpu.say(|watch, view| watch.branches(&[far], view)));
+        }
+        if let Some(event) = cpu.watched.event.take() {
+            effects = effects.and(cpu.say(|watch, view| watch.event(&event, view)));
+        }
+        for access in core::mem::take(&mut cpu.watched.accesses) {
+            effects = effects.and(cpu.say(|watch, view| watch.access(&access, view)));
+        }
+        for change in core::mem::take(&mut cpu.watched.changes) {
+            effects = effects.and(cpu.say(|watch, view| watch.state(change, view)));
+        }
+        effects
+    }
+
+    /// The end of a run: everything is handed over, and counters are brought up to date.
+    fn close(&mut self, cpu: &mut Cpu, exit: Exit) -> Exit {
+        let mut effects = self.speak(cpu);
+        if cpu.watched.appetite.instructions != u64::MAX {
+            effects = effects.and(cpu.say(|watch, view| watch.tick(view)));
+        }
+        self.follow(cpu, effects);
+        match exit {
+            Exit::Budget if core::mem::take(&mut cpu.bus_used) => Exit::Bus,
+            exit => exit,
         }
     }
 
@@ -177,14 +291,26 @@ impl Engine {
             {
                 return Exit::Window;
             }
+            if cpu.watched.ask {
+                let effects = self.speak(cpu);
+                self.follow(cpu, effects);
+                cpu.ask();
+                self.catch_up(cpu);
+                continue;
+            }
+            if cpu.watched.appetite.every_instruction && self.observe(cpu) {
+                continue;
+            }
             let stepping = cpu.rflags & (1 << 8) != 0;
             // A shadow lasts one instruction; whoever waits for the window wants to hear right after it.
             let shadowed = cpu.want_window && cpu.rflags & (1 << 9) != 0;
-            let length = if stepping || shadowed {
-                Length::Cut(1)
-            } else {
-                Length::Whole
-            };
+            let single = stepping || shadowed || cpu.watched.appetite.every_instruction || cpu.watched.pending != 0;
+            let length = if single { Length::Cut(1) } else { Length::Whole };
+            // No further than the next tick: a step is an instruction at most.
+            let tick = cpu.watched.tick_at.saturating_sub(cpu.retired_now()).max(1);
+            let aside = cpu.budget.saturating_sub_unsigned(tick).max(0);
+            cpu.granted -= aside;
+            cpu.budget -= aside;
             let mut reason = if cpu.virtual_interrupt_due() {
                 let Stop = cpu.gp(0);
                 Reason::Fault
@@ -194,11 +320,20 @@ impl Engine {
             if reason == Reason::Budget && length == Length::Whole {
                 reason = self.chain(cpu, Length::Cut(cpu.budget.max(1) as usize));
             }
-            if reason == Reason::Replay {
-                if cpu.budget <= 0 {
-                    return Exit::Budget;
-                }
+            if reason == Reason::Replay && cpu.budget > 0 {
                 reason = self.chain(cpu, Length::Cut(1));
+            }
+            cpu.granted += aside;
+            cpu.budget += aside;
+            let branched = stepping && (!cpu.watched.appetite.step_on_branches || cpu.branched());
+            let mut effects = Effects::NONE;
+            if reason == Reason::Drain
+                || reason == Reason::Fault
+                || cpu.records_full()
+                || cpu.watched.speaks()
+                || branched
+            {
+                effects = self.speak(cpu);
             }
             match reason {
                 Reason::Fault => {
@@ -207,6 +342,9 @@ impl Engine {
                         error: None,
                         source: EventSource::Exception,
                     });
+                    // A data breakpoint that a load of SS holds off is lost.
+                    cpu.watched.pending = 0;
+                    self.follow(cpu, effects);
                     self.deliver(cpu, event);
                     faults = if faulted_at == cpu.budget { faults + 1 } else { 0 };
                     faulted_at = cpu.budget;
@@ -214,32 +352,43 @@ impl Engine {
                         return Exit::Bus;
                     }
                 }
+                Reason::Replay if cpu.budget <= 0 => return Exit::Budget,
                 Reason::Replay => {
                     return Exit::Defect(format!(
                         "the instruction at {:#x} asks for a block of its own within one",
                         cpu.rip
                     ));
                 }
-                _ if core::mem::take(&mut cpu.task_trap) => {
-                    let event = cpu.task_switch_trap();
-                    self.deliver(cpu, event);
+                Reason::Drain => self.follow(cpu, effects),
+                Reason::Observe => {
+                    self.observe(cpu);
                 }
-                _ if stepping && !cpu.skip_step || cpu.trap_now => {
-                    // Single-step trap, after the instruction (SDM Vol. 3B 19.3.1.4 "Single-Step Exception Condition").
-                    cpu.dr[6] |= 1 << 14;
-                    self.deliver(
-                        cpu,
-                        Event {
-                            vector: 1,
-                            error: None,
-                            source: EventSource::Exception,
-                        },
-                    );
+                Reason::Resolve | Reason::Budget | Reason::Look => {
+                    // Traps, after the instruction. Single-step: SDM Vol. 3B 19.3.1.4 "Single-Step Exception Condition".
+                    let step = branched && !cpu.skip_step || cpu.trap_now;
+                    let bits = core::mem::take(&mut cpu.watched.pending)
+                        | effects.debug.unwrap_or(0)
+                        | if step { 1 << 14 } else { 0 };
+                    if core::mem::take(&mut cpu.task_trap) {
+                        effects.debug = None;
+                        cpu.dr[6] |= bits;
+                        let event = cpu.task_switch_trap();
+                        self.deliver(cpu, event);
+                    } else if cpu.stack_shadow_at == cpu.steps_now() {
+                        cpu.watched.pending = bits;
+                        effects.debug = None;
+                    } else {
+                        effects.debug = (bits != 0).then_some(bits);
+                    }
+                    self.follow(cpu, effects);
                 }
-                _ => {}
             }
             cpu.skip_step = false;
             cpu.trap_now = false;
+            if cpu.retired_now() >= cpu.watched.tick_at {
+                let effects = self.speak(cpu).and(cpu.say(|watch, view| watch.tick(view)));
+                self.follow(cpu, effects);
+            }
             let paused = core::mem::take(&mut cpu.paused);
             if core::mem::take(&mut cpu.bus_used) {
                 return Exit::Bus;
@@ -250,13 +399,41 @@ impl Engine {
         }
     }
 
+    /// Says `before` of the instruction at RIP, once. Whether the units made it fault.
+    fn observe(&mut self, cpu: &mut Cpu) -> bool {
+        let linear = cpu.linear(cpu.rip);
+        if cpu.watched.observed == (cpu.steps_now(), linear) {
+            return false;
+        }
+        let effects = self.speak(cpu);
+        if effects.debug.is_some() || effects.fault.is_some() {
+            self.follow(cpu, effects);
+            return true;
+        }
+        cpu.watched.observed = (cpu.steps_now(), linear);
+        let mut effects = cpu.say(|watch, view| watch.before(linear, view));
+        // RF and a load of SS let one instruction pass (SDM Vol. 3B 19.3.1.1 "Instruction-Breakpoint Exception Condition").
+        if cpu.rf_at == cpu.steps_now() || cpu.stack_shadow_at == cpu.steps_now() {
+            effects.debug = None;
+        }
+        if effects.debug.is_some() {
+            // A fault, unlike most #DBs: the frame has RF set.
+            cpu.rf_at = cpu.steps_now();
+            cpu.watched.observed = (u64::MAX, 0);
+            cpu.watched.pending = 0;
+        }
+        let faults = effects.debug.is_some() || effects.fault.is_some();
+        self.follow(cpu, effects);
+        faults
+    }
+
     /// Runs the chain that begins at RIP, and says what ended it.
     fn chain(&mut self, cpu: &mut Cpu, length: Length) -> Reason {
         let link = core::mem::replace(&mut cpu.link, core::ptr::null_mut());
         let generation = self.core.generation;
         let (first, host) = match self.find(cpu, length) {
             Ok(found) => found,
-            Err(Stop) => return Reason::Fault,
+            Err(Stop) => return cpu.stop,
         };
         if !link.is_null() && length == Length::Whole && generation == self.core.generation {
             self.core.set_link(link, first, host);
@@ -306,6 +483,11 @@ impl Engine {
         } else {
             (cpu.seg[CS].limit as u64 + 1).saturating_sub(cpu.rip)
         };
+        // A breakpoint comes before what is wrong with the fetch.
+        if cpu.is_boundary(linear) && cpu.watched.observed != (cpu.steps_now(), linear) {
+            cpu.stop = Reason::Observe;
+            return Err(Stop);
+        }
         // The limit is checked before the address is translated, here and for the second page.
         if limit == 0 {
             return Err(cpu.gp(0));
@@ -325,6 +507,7 @@ impl Engine {
         }
         // SAFETY: `fetch` gave a page of guest RAM. Nothing writes it while this borrow lives: the processor is not running.
         let page = unsafe { core::slice::from_raw_parts(host.cast_const(), 0x1000) };
+        let boundaries = cpu.watched.boundaries.clone();
         let mut source = Source {
             page,
             next: None,
@@ -337,6 +520,7 @@ impl Engine {
                 Length::Cut(n) => n.min(MAX),
             },
             pause: length != Length::Whole,
+            boundaries: &boundaries,
         };
         let mut second = None;
         let mut result = decode::decode(&self.shown, &source, &mut self.scratch);

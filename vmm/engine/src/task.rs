@@ -224,6 +224,7 @@ impl Cpu {
 
         self.cr0 |= CR0_TS;
         self.dr[7] &= !LOCAL;
+        self.watched.ask = true;
         if why != Why::Event {
             // The trap for TF comes after the new task's first instruction.
             self.skip_step = true;
@@ -317,6 +318,7 @@ impl Cpu {
 
         if wide && self.cr0 & CR0_PG != 0 {
             self.cr3 = cr3;
+            self.change(x86::seam::Change::Cr3);
             self.tlb.flush_pcid(0);
             if self.cr4 & CR4_PAE != 0 {
                 self.check_pdptes(cr3)?;

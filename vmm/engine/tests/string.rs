@@ -4,7 +4,7 @@ mod bench;
 mod rig;
 
 use bench::Bench;
-use engine::bus::{Bus, MsrFault};
+use engine::bus::{Bus, MsrFault, Processor};
 use engine::{CpuState, DS, ES, Exit, FS, SS, Segment};
 use rig::{CODE, Rig, TABLES, code_segment};
 use x86::model::WESTMERE;
@@ -382,10 +382,10 @@ impl Bus for Device {
         u32::MAX
     }
     fn port_write(&mut self, _: u16, _: u8, _: u32, _: u64) {}
-    fn read_msr(&mut self, _: u32, _: u64) -> Result<u64, MsrFault> {
+    fn read_msr(&mut self, _: u32, _: &mut dyn Processor) -> Result<u64, MsrFault> {
         Err(MsrFault::Unclaimed)
     }
-    fn write_msr(&mut self, _: u32, _: u64, _: u64) -> Result<(), MsrFault> {
+    fn write_msr(&mut self, _: u32, _: u64, _: &mut dyn Processor) -> Result<(), MsrFault> {
         Err(MsrFault::Unclaimed)
     }
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {

@@ -14,7 +14,7 @@ use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system
 pub use devices::random;
 use devices::unit::rdt;
 use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
-use engine::bus::{Bus, MsrFault};
+use engine::bus::{Bus, MsrFault, Processor};
 use log::debug;
 use x86::model::CpuModel;
 
@@ -254,38 +254,9 @@ impl Machine {
     }
 }
 
-impl Bus for Machine {
-    fn read(&mut self, gpa: u64, size: u8, now: u64) -> u64 {
-        self.accesses.mmio += 1;
-        if let Some(value) = self.virtio.read(gpa, size) {
-            return value;
-        }
-        self.platform.mmio_read(self.current, gpa, size, self.clock.ns(now))
-    }
-
-    fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64) {
-        self.accesses.mmio += 1;
-        if let Some((gsi, level)) = self.virtio.write(gpa, size, value, self.memory.mmap()) {
-            self.platform.set_gsi(gsi, level);
-            return;
-        }
-        self.platform
-            .mmio_write(self.current, gpa, size, value, self.clock.ns(now));
-    }
-
-    fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32 {
-        self.accesses.ports += 1;
-        self.clock.port_access();
-        self.platform.port_read(port, size, self.clock.ns(now))
-    }
-
-    fn port_write(&mut self, port: u16, size: u8, value: u32, now: u64) {
-        self.accesses.ports += 1;
-        self.clock.port_access();
-        self.platform.port_write(port, size, value, self.clock.ns(now));
-    }
-
-    fn read_msr(&mut self, msr: u32, now: u64) -> Result<u64, MsrFault> {
+impl Machine {
+    /// RDMSR, `now` steps into the run.
+    fn rdmsr(&mut self, msr: u32, now: u64) -> Result<u64, MsrFault> {
         self.accesses.msrs += 1;
         match msr {
             IA32_TIME_STAMP_COUNTER => return Ok(self.tsc(now)),
@@ -309,7 +280,8 @@ impl Bus for Machine {
         }
     }
 
-    fn write_msr(&mut self, msr: u32, value: u64, now: u64) -> Result<(), MsrFault> {
+    /// WRMSR.
+    fn wrmsr(&mut self, msr: u32, value: u64, now: u64) -> Result<(), MsrFault> {
         self.accesses.msrs += 1;
         match msr {
             // SDM Vol. 3B 18.17.3 "Time-Stamp Counter Adjustment": what is added to one is added to the other.
@@ -350,6 +322,46 @@ impl Bus for Machine {
         }
         self.cpu().msrs[index] = written?;
         Ok(())
+    }
+}
+
+impl Bus for Machine {
+    fn read(&mut self, gpa: u64, size: u8, now: u64) -> u64 {
+        self.accesses.mmio += 1;
+        if let Some(value) = self.virtio.read(gpa, size) {
+            return value;
+        }
+        self.platform.mmio_read(self.current, gpa, size, self.clock.ns(now))
+    }
+
+    fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64) {
+        self.accesses.mmio += 1;
+        if let Some((gsi, level)) = self.virtio.write(gpa, size, value, self.memory.mmap()) {
+            self.platform.set_gsi(gsi, level);
+            return;
+        }
+        self.platform
+            .mmio_write(self.current, gpa, size, value, self.clock.ns(now));
+    }
+
+    fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32 {
+        self.accesses.ports += 1;
+        self.clock.port_access();
+        self.platform.port_read(port, size, self.clock.ns(now))
+    }
+
+    fn port_write(&mut self, port: u16, size: u8, value: u32, now: u64) {
+        self.accesses.ports += 1;
+        self.clock.port_access();
+        self.platform.port_write(port, size, value, self.clock.ns(now));
+    }
+
+    fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
+        self.rdmsr(msr, cpu.step())
+    }
+
+    fn write_msr(&mut self, msr: u32, value: u64, cpu: &mut dyn Processor) -> Result<(), MsrFault> {
+        self.wrmsr(msr, value, cpu.step())
     }
 
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -424,24 +436,20 @@ mod tests {
     fn msrs_come_from_the_apic_the_model_or_fault() {
         const GP: MsrFault = MsrFault::GeneralProtection;
         let mut machine = machine();
-        assert_eq!(
-            machine.read_msr(0x1b, 0).unwrap() & !0xfff,
-            0xfee0_0000,
-            "IA32_APIC_BASE"
-        );
+        assert_eq!(machine.rdmsr(0x1b, 0).unwrap() & !0xfff, 0xfee0_0000, "IA32_APIC_BASE");
         for (index, row) in WESTMERE.msrs.iter().enumerate() {
             if row.msr != IA32_BIOS_SIGN_ID {
-                assert_eq!(machine.read_msr(row.msr, 0), Ok(row.reset), "{} ({index})", row.name);
+                assert_eq!(machine.rdmsr(row.msr, 0), Ok(row.reset), "{} ({index})", row.name);
             }
         }
-        assert_eq!(machine.read_msr(0x277, 0), Ok(0x0007_0406_0007_0406), "IA32_PAT");
-        machine.write_msr(0x277, 0x0606, 0).unwrap();
-        assert_eq!(machine.read_msr(0x277, 0), Ok(0x0606));
-        assert_eq!(machine.write_msr(0x277, 2, 0), Err(GP), "no such memory type");
-        assert_eq!(machine.write_msr(0xfe, 0, 0), Err(GP), "IA32_MTRRCAP is read-only");
+        assert_eq!(machine.rdmsr(0x277, 0), Ok(0x0007_0406_0007_0406), "IA32_PAT");
+        machine.wrmsr(0x277, 0x0606, 0).unwrap();
+        assert_eq!(machine.rdmsr(0x277, 0), Ok(0x0606));
+        assert_eq!(machine.wrmsr(0x277, 2, 0), Err(GP), "no such memory type");
+        assert_eq!(machine.wrmsr(0xfe, 0, 0), Err(GP), "IA32_MTRRCAP is read-only");
         for absent in [0x3b, 0x48, 0x6e0, 0xc001_1029, 0xffff_ffff] {
-            assert_eq!(machine.read_msr(absent, 0), Err(GP), "{absent:#x}");
-            assert_eq!(machine.write_msr(absent, 0, 0), Err(GP), "{absent:#x}");
+            assert_eq!(machine.rdmsr(absent, 0), Err(GP), "{absent:#x}");
+            assert_eq!(machine.wrmsr(absent, 0, 0), Err(GP), "{absent:#x}");
         }
     }
 
@@ -450,9 +458,9 @@ mod tests {
     fn the_tsc_counts_steps_from_where_it_was_set() {
         let mut machine = machine();
         assert_eq!(machine.tsc(1000), 1000);
-        machine.write_msr(IA32_TIME_STAMP_COUNTER, 5, 1000).unwrap();
+        machine.wrmsr(IA32_TIME_STAMP_COUNTER, 5, 1000).unwrap();
         assert_eq!(machine.tsc(1000), 5);
-        assert_eq!(machine.read_msr(IA32_TIME_STAMP_COUNTER, 1010), Ok(15));
+        assert_eq!(machine.rdmsr(IA32_TIME_STAMP_COUNTER, 1010), Ok(15));
         machine.port_read(0x80, 1, 1010);
         let microsecond = u64::from(WESTMERE.tsc_khz).div_ceil(1000);
         assert_eq!(machine.tsc(1010), 15 + microsecond, "what a port access takes");
@@ -466,23 +474,23 @@ mod tests {
             assert_eq!(machine.cpuid(row.leaf, row.subleaf.unwrap_or(0)), row.regs);
         }
         assert_eq!(machine.cpuid(1, 0)[3] >> 9 & 1, 1);
-        machine.write_msr(IA32_BIOS_SIGN_ID, 0, 0).unwrap();
+        machine.wrmsr(IA32_BIOS_SIGN_ID, 0, 0).unwrap();
         machine.cpuid(1, 0);
         assert_eq!(
-            machine.read_msr(IA32_BIOS_SIGN_ID, 0),
+            machine.rdmsr(IA32_BIOS_SIGN_ID, 0),
             Ok(u64::from(WESTMERE.microcode) << 32)
         );
         // IA32_APIC_BASE.EN off.
-        let base = machine.read_msr(0x1b, 0).unwrap();
-        machine.write_msr(0x1b, base & !(1 << 11), 0).unwrap();
+        let base = machine.rdmsr(0x1b, 0).unwrap();
+        machine.wrmsr(0x1b, base & !(1 << 11), 0).unwrap();
         assert_eq!(machine.cpuid(1, 0)[3] >> 9 & 1, 0);
     }
 
     #[test]
     fn the_state_goes_out_and_comes_back() {
         let mut a = machine();
-        a.write_msr(IA32_TIME_STAMP_COUNTER, 1 << 40, 10).unwrap();
-        a.write_msr(0x277, 0x0606, 0).unwrap();
+        a.wrmsr(IA32_TIME_STAMP_COUNTER, 1 << 40, 10).unwrap();
+        a.wrmsr(0x277, 0x0606, 0).unwrap();
         a.port_write(0x43, 1, 0x36, 20);
         a.random();
         let mut b = Machine::new(

@@ -1,6 +1,7 @@
 //! PUSHF, POPF, LAHF, SAHF, CLC, STC, CMC, CLD, STD, CLI, STI, CLAC, STAC.
 
 use iced_x86::Mnemonic as M;
+use x86::seam::Change;
 
 use crate::cpu::{Cpu, SS, slot};
 use crate::decode::{End, Lower, body, sized_wide};
@@ -16,7 +17,8 @@ impl Cpu {
         let opens = self.want_window && new & !self.rflags & rf::IF != 0;
         let steps = new & rf::TF != 0;
         let privilege = (new ^ self.rflags) & rf::AC != 0;
-        if opens || steps || privilege {
+        let told = self.watched.tell && (new ^ self.rflags) & rf::IF != 0;
+        if opens || steps || privilege || told {
             return flags_slow(self, new);
         }
         self.rflags = new;
@@ -28,8 +30,15 @@ impl Cpu {
 #[inline(never)]
 fn flags_slow(c: &mut Cpu, new: u64) -> Done {
     let access = (new ^ c.rflags) & rf::AC != 0;
-    if new & rf::TF != 0 || c.want_window {
+    let told = c.watched.tell && (new ^ c.rflags) & rf::IF != 0;
+    if told {
+        c.settle()?;
+    }
+    if new & rf::TF != 0 || c.want_window || told {
         c.need_solo()?;
+    }
+    if told {
+        c.change(Change::Interrupts);
     }
     c.rflags = new;
     if access {
@@ -176,6 +185,10 @@ body! {
         if !reaches_if(c) {
             return virtual_if::<0>(c);
         }
+        if c.watched.tell {
+            let new = c.rflags & !rf::IF;
+            return c.set_system_flags(new);
+        }
         c.rflags &= !rf::IF;
         Ok(())
     }
@@ -184,8 +197,10 @@ body! {
             return virtual_if::<1>(c);
         }
         if c.rflags & rf::IF == 0 {
-            if c.want_window {
+            if c.want_window || c.watched.tell {
+                c.settle()?;
                 c.need_solo()?;
+                c.change(Change::Interrupts);
             }
             c.rflags |= rf::IF;
             c.shadow_at = c.steps_after(o);

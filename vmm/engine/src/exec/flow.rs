@@ -83,112 +83,171 @@ impl Cpu {
     }
 }
 
+/// Codes of [`x86::seam::Flow`].
+const JUMP: u8 = x86::seam::Flow::Jump.code();
+const JUMP_IND: u8 = x86::seam::Flow::JumpInd.code();
+const CALL: u8 = x86::seam::Flow::Call.code();
+const CALL_IND: u8 = x86::seam::Flow::CallInd.code();
+const RET: u8 = x86::seam::Flow::Ret.code();
+
+/// Ends the chain after a recorded branch to `rip`: the buffer is full.
+#[cold]
+#[inline(never)]
+pub(crate) fn full(c: &mut Cpu, o: &Op, rip: u64) -> *const Op {
+    if c.is64() && !c.canonical(rip) {
+        c.unrecord();
+        let Stop = c.gp(0);
+        return c.abandon(o);
+    }
+    c.end(rip, Reason::Look)
+}
+
+/// Records the branch that `slow` carries out, if `R` is 1; its [`x86::seam::Flow::code`] is `code`.
+#[inline(always)]
+fn slowly<const R: u8>(c: &mut Cpu, o: &Op, code: u8, slow: impl FnOnce(&mut Cpu, &Op) -> *const Op) -> *const Op {
+    if R == 0 {
+        return slow(c, o);
+    }
+    let mark = c.mark(o);
+    let next = slow(c, o);
+    c.record_after(o, mark, code, next)
+}
+
 /// How a branch reaches its target: within the page, in another page, or in a way that needs checks.
 const NEAR: u8 = 0;
 const FAR: u8 = 1;
 const SLOW: u8 = 2;
 
 #[inline(always)]
-fn go<const HOW: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64) -> *const Op {
+fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64, code: u8) -> *const Op {
     let rel = if taken { o.imm } else { next };
+    if R != 0 {
+        let rip = c.page_ip().wrapping_add(rel);
+        if c.record(o.off as u64, o.len, code, rip) {
+            return full(c, o, rip);
+        }
+    }
     if HOW == NEAR {
         c.follow(o.link(), taken, rel)
     } else {
-        c.follow_far(o, taken, rel)
+        c.follow_far::<R>(o, taken, rel)
     }
 }
 
+// `R` 1: the form that records, for blocks of the mode that does.
 flow! {
-    Jcc<K, HOW>(c, o) {
+    Jcc<K, HOW, R>(c, o) {
         let taken = condition::<K>(c.nf);
-        go::<HOW>(c, o, taken, o.off as u64 + o.len as u64)
+        go::<HOW, R>(c, o, taken, o.off as u64 + o.len as u64, taken as u8)
     }
-    JccSlow<K, S>(c, o) {
-        branch_slow::<S>(c, o, condition::<K>(c.nf))
+    JccSlow<K, S, R>(c, o) {
+        let taken = condition::<K>(c.nf);
+        slowly::<R>(c, o, taken as u8, |c, o| branch_slow::<S>(c, o, taken))
     }
-    Jmp<HOW>(c, o) {
-        go::<HOW>(c, o, true, 0)
+    Jmp<HOW, R>(c, o) {
+        go::<HOW, R>(c, o, true, 0, JUMP)
     }
-    JmpSlow<S>(c, o) {
+    JmpSlow<R, S>(c, o) {
         let rip = c.relative::<S>(o.imm);
-        go_slow(c, o, rip)
+        slowly::<R>(c, o, JUMP, |c, o| go_slow(c, o, rip))
     }
-    JmpReg<S>(c, o) {
+    JmpReg<R, S>(c, o) {
         let rip = c.get::<S>(o.src);
         let t = c.lookup(rip);
         if t.is_null() {
-            return go_slow(c, o, rip);
+            return slowly::<R>(c, o, JUMP_IND, |c, o| go_slow(c, o, rip));
+        }
+        if R != 0 && c.record(o.off as u64, o.len, JUMP_IND, rip) {
+            return full(c, o, rip);
         }
         c.land(rip, t)
     }
-    JmpMem<S>(c, o) {
+    JmpMem<R, S>(c, o) {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);
         if t.is_null() {
-            return go_slow(c, o, rip);
+            return slowly::<R>(c, o, JUMP_IND, |c, o| go_slow(c, o, rip));
+        }
+        if R != 0 && c.record(o.off as u64, o.len, JUMP_IND, rip) {
+            return full(c, o, rip);
         }
         c.land(rip, t)
     }
-    Call<HOW, S>(c, o) {
+    Call<HOW, R, S>(c, o) {
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
-        go::<HOW>(c, o, true, 0)
+        go::<HOW, R>(c, o, true, 0, CALL)
     }
-    CallSlow<S>(c, o) {
+    CallSlow<R, S>(c, o) {
         let rip = c.relative::<S>(o.imm);
-        call_slow::<S>(c, o, rip)
+        slowly::<R>(c, o, CALL, |c, o| call_slow::<S>(c, o, rip))
     }
-    CallReg<S>(c, o) {
+    CallReg<R, S>(c, o) {
         let rip = c.get::<S>(o.src);
         let t = c.lookup(rip);
         if t.is_null() {
-            return call_slow::<S>(c, o, rip);
+            return slowly::<R>(c, o, CALL_IND, |c, o| call_slow::<S>(c, o, rip));
         }
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
+        if R != 0 && c.record(o.off as u64, o.len, CALL_IND, rip) {
+            return full(c, o, rip);
+        }
         c.land(rip, t)
     }
-    CallMem<S>(c, o) {
+    CallMem<R, S>(c, o) {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);
         if t.is_null() {
-            return call_slow::<S>(c, o, rip);
+            return slowly::<R>(c, o, CALL_IND, |c, o| call_slow::<S>(c, o, rip));
         }
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
+        if R != 0 && c.record(o.off as u64, o.len, CALL_IND, rip) {
+            return full(c, o, rip);
+        }
         c.land(rip, t)
     }
-    Ret<S>(c, o) {
+    Ret<R, S>(c, o) {
         let rip = attempt!(c, o, c.peek::<S>(o, 0));
         let t = c.lookup(rip);
         if t.is_null() {
-            return ret_slow::<S>(c, o, rip);
+            return slowly::<R>(c, o, RET, |c, o| ret_slow::<S>(c, o, rip));
         }
         c.drop_stack::<S>((S as u64).wrapping_add(o.imm));
+        if R != 0 && c.record(o.off as u64, o.len, RET, rip) {
+            return full(c, o, rip);
+        }
         c.land(rip, t)
     }
     /// LOOP, LOOPE (`K` 4), LOOPNE (`K` 5): `K` 16 asks for no condition.
-    Loop<K, A, S>(c, o) {
+    Loop<K, R, A, S>(c, o) {
         let old = c.get::<8>(slot::RCX);
         let n = c.count::<A, 1>();
         let taken = n != 0 && match K { 4 => condition::<4>(c.nf), 5 => condition::<5>(c.nf), _ => true };
-        if !taken {
-            let next = c.next_ip(o);
-            return c.jump(next);
-        }
-        let rip = c.relative::<S>(o.imm);
-        if let Err(Stop) = c.check_target(rip) {
-            c.set::<8>(slot::RCX, old);
-            return c.abandon(o);
-        }
-        c.jump(rip)
+        slowly::<R>(c, o, taken as u8, |c, o| loop_slow::<S>(c, o, taken, old))
     }
-    Jcxz<A, S>(c, o) {
+    Jcxz<R, A, S>(c, o) {
         let taken = c.count::<A, 0>() == 0;
-        branch_slow::<S>(c, o, taken)
+        slowly::<R>(c, o, taken as u8, |c, o| branch_slow::<S>(c, o, taken))
     }
+}
+
+/// LOOP once it has counted down from `old`.
+#[inline(always)]
+fn loop_slow<const S: u8>(c: &mut Cpu, o: &Op, taken: bool, old: u64) -> *const Op {
+    if !taken {
+        let next = c.next_ip(o);
+        return c.jump(next);
+    }
+    let rip = c.relative::<S>(o.imm);
+    if let Err(Stop) = c.check_target(rip) {
+        c.set::<8>(slot::RCX, old);
+        return c.abandon(o);
+    }
+    c.jump(rip)
 }
 
 flow! {
@@ -201,14 +260,35 @@ flow! {
         }
         match HOW {
             SLOW => c.jump(next),
-            _ => go::<HOW>(c, o, true, 0),
+            _ => go::<HOW, 0>(c, o, true, 0, 0),
         }
     }
 }
 
 macro_rules! by_condition {
-    ($k:expr, $t:ident, $second:expr, [$($n:literal)*]) => {
-        match $k { $($n => chain_flow::<$t<$n, { $second }>> as Handler,)* _ => chain_flow::<$t<15, { $second }>> }
+    ($k:expr, $recorded:expr, $t:ident, $second:expr, $($n:literal)*) => {
+        match ($k, $recorded) {
+            $(($n, false) => chain_flow::<$t<$n, { $second }, 0>> as Handler,)*
+            $(($n, true) => chain_flow::<$t<$n, { $second }, 1>>,)*
+            (_, false) => chain_flow::<$t<15, { $second }, 0>>,
+            (_, true) => chain_flow::<$t<15, { $second }, 1>>,
+        }
+    };
+    ($k:expr, $recorded:expr, $t:ident, $second:expr) => {
+        by_condition!($k, $recorded, $t, $second, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    };
+}
+
+/// Picks the form that records, or the one that does not, with the parameters that come before and after.
+macro_rules! recorded {
+    ($recorded:expr, $size:expr, $t:ident $(, $c:expr)*; $($d:expr),*) => {
+        match $recorded {
+            false => flow_sized!($size, $t $(, $c)*, 0 $(, $d)*),
+            true => flow_sized!($size, $t $(, $c)*, 1 $(, $d)*),
+        }
+    };
+    ($recorded:expr, $size:expr, $t:ident $(, $c:expr)*) => {
+        recorded!($recorded, $size, $t $(, $c)*;)
     };
 }
 
@@ -248,6 +328,7 @@ fn how(l: &Lower, conditional: bool) -> u8 {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     let size = operand(l);
+    let recorded = l.recorded();
     let simple = l.is64() && size == 8 || l.flat_code() && size == 4;
     match l.i.mnemonic() {
         M::Pause => {
@@ -263,18 +344,21 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Jmp => match l.i.op_kind(0) {
             OpKind::Register => {
                 let src = l.reg(0);
-                l.flow(flow_sized!(size, JmpReg), |o| o.src = src)
+                l.flow(recorded!(recorded, size, JmpReg), |o| o.src = src)
             }
             OpKind::Memory => {
                 let m = l.mem(size, false);
-                l.flow_mem(flow_sized!(size, JmpMem), m, |_| ())
+                l.flow_mem(recorded!(recorded, size, JmpMem), m, |_| ())
             }
             _ => {
                 let target = l.target();
-                let f = match (simple, how(l, false)) {
-                    (true, NEAR) => chain_flow::<Jmp<NEAR>> as Handler,
-                    (true, _) => chain_flow::<Jmp<FAR>>,
-                    _ => flow_sized!(size, JmpSlow),
+                let f = match (simple, how(l, false), recorded) {
+                    (true, NEAR, false) => chain_flow::<Jmp<NEAR, 0>> as Handler,
+                    (true, NEAR, true) => chain_flow::<Jmp<NEAR, 1>>,
+                    (true, _, false) => chain_flow::<Jmp<FAR, 0>>,
+                    (true, _, true) => chain_flow::<Jmp<FAR, 1>>,
+                    (_, _, false) => flow_sized!(size, JmpSlow, 0),
+                    (_, _, true) => flow_sized!(size, JmpSlow, 1),
                 };
                 l.flow(f, |o| o.imm = target)
             }
@@ -282,25 +366,25 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Call => match l.i.op_kind(0) {
             OpKind::Register => {
                 let src = l.reg(0);
-                l.flow(flow_sized!(size, CallReg), |o| (o.src, o.seg) = (src, 2))
+                l.flow(recorded!(recorded, size, CallReg), |o| (o.src, o.seg) = (src, 2))
             }
             OpKind::Memory => {
                 let m = l.mem(size, false);
-                l.flow_mem(flow_sized!(size, CallMem), m, |_| ())
+                l.flow_mem(recorded!(recorded, size, CallMem), m, |_| ())
             }
             _ => {
                 let target = l.target();
                 let f = match (simple, how(l, false)) {
-                    (true, NEAR) => flow_sized!(size, Call, NEAR),
-                    (true, _) => flow_sized!(size, Call, FAR),
-                    _ => flow_sized!(size, CallSlow),
+                    (true, NEAR) => recorded!(recorded, size, Call, NEAR),
+                    (true, _) => recorded!(recorded, size, Call, FAR),
+                    _ => recorded!(recorded, size, CallSlow),
                 };
                 l.flow(f, |o| (o.imm, o.seg) = (target, 2))
             }
         },
         M::Ret => {
             let extra = if l.i.op_count() > 0 { l.imm(0) & 0xffff } else { 0 };
-            l.flow(flow_sized!(size, Ret), |o| (o.imm, o.seg) = (extra, 2))
+            l.flow(recorded!(recorded, size, Ret), |o| (o.imm, o.seg) = (extra, 2))
         }
         M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz => {
             let target = l.target();
@@ -308,9 +392,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             macro_rules! by_address {
                 ($t:ident $(, $c:expr)*) => {
                     match address {
-                        2 => flow_sized!(size, $t $(, $c)*, 2),
-                        4 => flow_sized!(size, $t $(, $c)*, 4),
-                        _ => flow_sized!(size, $t $(, $c)*, 8),
+                        2 => recorded!(recorded, size, $t $(, $c)*; 2),
+                        4 => recorded!(recorded, size, $t $(, $c)*; 4),
+                        _ => recorded!(recorded, size, $t $(, $c)*; 8),
                     }
                 };
             }
@@ -332,12 +416,12 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 return end;
             }
             let f = match (simple, how(l, true)) {
-                (true, NEAR) => by_condition!(k, Jcc, NEAR, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]),
-                (true, _) => by_condition!(k, Jcc, FAR, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]),
+                (true, NEAR) => by_condition!(k, recorded, Jcc, NEAR),
+                (true, _) => by_condition!(k, recorded, Jcc, FAR),
                 _ => match size {
-                    2 => by_condition!(k, JccSlow, 2, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]),
-                    4 => by_condition!(k, JccSlow, 4, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]),
-                    _ => by_condition!(k, JccSlow, 8, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]),
+                    2 => by_condition!(k, recorded, JccSlow, 2),
+                    4 => by_condition!(k, recorded, JccSlow, 4),
+                    _ => by_condition!(k, recorded, JccSlow, 8),
                 },
             };
             l.flow(f, |o| o.imm = target)

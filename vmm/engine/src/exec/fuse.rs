@@ -7,6 +7,7 @@
 use crate::cpu::Cpu;
 use crate::decode::attempt;
 use crate::exec::arith::{Mi, Mr, Ri, Rm, Rr};
+use crate::exec::flow::full;
 use crate::flags::{ADD, AND, CMP, DEC, SUB, TEST, condition};
 use crate::op::{Body, Flow, Handler, Op, chain_flow};
 
@@ -28,57 +29,72 @@ pub(crate) struct Compare {
     pub size: u8,
 }
 
-/// `B`, then the branch on condition `K` within the page. `aux` holds the target's page offset and, from bit 12, the branch's
+/// `B`, then the branch on condition `K` within the page; `R` 1 records it. `aux` holds the target's page offset and, from bit 12, the branch's
 /// length.
-struct Fused<B, const K: u8>(core::marker::PhantomData<B>);
+struct Fused<B, const K: u8, const R: u8>(core::marker::PhantomData<B>);
 
-impl<B: Body, const K: u8> Flow for Fused<B, K> {
+impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
     #[inline(always)]
     fn run(c: &mut Cpu, o: &Op) -> *const Op {
         attempt!(c, o, B::run(c, o));
         let taken = condition::<K>(c.nf);
-        let next = o.off as u64 + o.len as u64 + (o.aux >> 12) as u64;
-        c.follow(o.link(), taken, if taken { o.aux as u64 & 0xfff } else { next })
+        let (branch, len) = (o.off as u64 + o.len as u64, (o.aux >> 12) as u8);
+        let rel = if taken {
+            o.aux as u64 & 0xfff
+        } else {
+            branch + len as u64
+        };
+        if R != 0 {
+            let rip = c.page_ip().wrapping_add(rel);
+            if c.record(branch, len, taken as u8, rip) {
+                return full(c, o, rip);
+            }
+        }
+        c.follow(o.link(), taken, rel)
     }
 }
 
 macro_rules! conditions {
-    ($k:expr, $b:ty, [$($n:literal)*]) => {
-        match $k { $($n => chain_flow::<Fused<$b, $n>> as Handler,)* _ => chain_flow::<Fused<$b, 15>> }
+    ($k:expr, $r:literal, $b:ty, [$($n:literal)*]) => {
+        match $k { $($n => chain_flow::<Fused<$b, $n, $r>> as Handler,)* _ => chain_flow::<Fused<$b, 15, $r>> }
     };
-    ($k:expr, $b:ty) => { conditions!($k, $b, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14]) };
+    ($k:expr, $r:literal, $b:ty) => { conditions!($k, $r, $b, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14]) };
 }
 
 macro_rules! sizes {
-    ($k:expr, $size:expr, $t:ident, $op:expr) => {
-        match $size {
-            1 => conditions!($k, $t<{ $op }, 1>),
-            2 => conditions!($k, $t<{ $op }, 2>),
-            4 => conditions!($k, $t<{ $op }, 4>),
-            _ => conditions!($k, $t<{ $op }, 8>),
+    (($k:expr, $recorded:expr), $size:expr, $t:ident, $op:expr) => {
+        match ($size, $recorded) {
+            (1, false) => conditions!($k, 0, $t<{ $op }, 1>),
+            (2, false) => conditions!($k, 0, $t<{ $op }, 2>),
+            (4, false) => conditions!($k, 0, $t<{ $op }, 4>),
+            (_, false) => conditions!($k, 0, $t<{ $op }, 8>),
+            (1, true) => conditions!($k, 1, $t<{ $op }, 1>),
+            (2, true) => conditions!($k, 1, $t<{ $op }, 2>),
+            (4, true) => conditions!($k, 1, $t<{ $op }, 4>),
+            (_, true) => conditions!($k, 1, $t<{ $op }, 8>),
         }
     };
 }
 
 /// The handler of a compare joined with a branch on condition `k`; `None` for pairs that are not worth one.
-pub(crate) fn handler(compare: Compare, k: u8) -> Option<Handler> {
+pub(crate) fn handler(compare: Compare, k: u8, recorded: bool) -> Option<Handler> {
     let size = compare.size;
     Some(match (compare.form, compare.op) {
-        (Form::RegReg, CMP) => sizes!(k, size, Rr, CMP),
-        (Form::RegReg, TEST) => sizes!(k, size, Rr, TEST),
-        (Form::RegReg, SUB) => sizes!(k, size, Rr, SUB),
-        (Form::RegReg, AND) => sizes!(k, size, Rr, AND),
-        (Form::RegImm, CMP) => sizes!(k, size, Ri, CMP),
-        (Form::RegImm, TEST) => sizes!(k, size, Ri, TEST),
-        (Form::RegImm, SUB) => sizes!(k, size, Ri, SUB),
-        (Form::RegImm, ADD) => sizes!(k, size, Ri, ADD),
-        (Form::RegImm, AND) => sizes!(k, size, Ri, AND),
-        (Form::RegImm, DEC) => sizes!(k, size, Ri, DEC),
-        (Form::RegMem, CMP) => sizes!(k, size, Rm, CMP),
-        (Form::MemReg, CMP) => sizes!(k, size, Mr, CMP),
-        (Form::MemReg, TEST) => sizes!(k, size, Mr, TEST),
-        (Form::MemImm, CMP) => sizes!(k, size, Mi, CMP),
-        (Form::MemImm, TEST) => sizes!(k, size, Mi, TEST),
+        (Form::RegReg, CMP) => sizes!((k, recorded), size, Rr, CMP),
+        (Form::RegReg, TEST) => sizes!((k, recorded), size, Rr, TEST),
+        (Form::RegReg, SUB) => sizes!((k, recorded), size, Rr, SUB),
+        (Form::RegReg, AND) => sizes!((k, recorded), size, Rr, AND),
+        (Form::RegImm, CMP) => sizes!((k, recorded), size, Ri, CMP),
+        (Form::RegImm, TEST) => sizes!((k, recorded), size, Ri, TEST),
+        (Form::RegImm, SUB) => sizes!((k, recorded), size, Ri, SUB),
+        (Form::RegImm, ADD) => sizes!((k, recorded), size, Ri, ADD),
+        (Form::RegImm, AND) => sizes!((k, recorded), size, Ri, AND),
+        (Form::RegImm, DEC) => sizes!((k, recorded), size, Ri, DEC),
+        (Form::RegMem, CMP) => sizes!((k, recorded), size, Rm, CMP),
+        (Form::MemReg, CMP) => sizes!((k, recorded), size, Mr, CMP),
+        (Form::MemReg, TEST) => sizes!((k, recorded), size, Mr, TEST),
+        (Form::MemImm, CMP) => sizes!((k, recorded), size, Mi, CMP),
+        (Form::MemImm, TEST) => sizes!((k, recorded), size, Mi, TEST),
         _ => return None,
     })
 }

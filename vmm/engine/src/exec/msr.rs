@@ -36,8 +36,8 @@ fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
         IA32_XSS if c.model.features().xsaves() => c.msrs.xss,
         IA32_PKRS if c.model.features().pks() => c.msrs.pkrs,
         _ => {
-            let now = c.now(o);
-            match c.bus().read_msr(msr, now) {
+            c.settle()?;
+            match c.with_view(o, |bus, view| bus.read_msr(msr, view)) {
                 Ok(value) => value,
                 Err(_) => return Err(c.gp(0)),
             }
@@ -109,11 +109,12 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
             c.set_pkrs(value as u32);
         }
         _ => {
-            let now = c.now(o);
-            if c.bus().write_msr(msr, value, now).is_err() {
+            c.settle()?;
+            if c.with_view(o, |bus, view| bus.write_msr(msr, value, view)).is_err() {
                 return Err(c.gp(0));
             }
             c.bus_used = true;
+            c.watched.ask = true;
             return Ok(Go::Look(next));
         }
     }

@@ -1,6 +1,7 @@
 //! Segment registers, descriptor tables and far transfers of control.
 
 use iced_x86::{Code, Mnemonic as M, OpKind, Register};
+use x86::seam::Far;
 
 use crate::cpu::{Cpu, DS, ES, FS, GS, SS, Segment, Table, slot};
 use crate::decode::{End, Lower};
@@ -106,24 +107,31 @@ cold_flows! {
     };
     /// Far JMP (`dst` 0) or CALL (1) to selector `aux`, offset `imm`; `src` is the operand size.
     FarDirect = |c: &mut Cpu, o: &Op| {
-        let rip = c.far_transfer(o, o.aux, o.imm, o.src as u64, o.dst != 0)?;
-        Ok(c.after_flags(rip))
+        let far = if o.dst != 0 { Far::Call } else { Far::Jump };
+        c.far(o, far, |c, o| {
+            let rip = c.far_transfer(o, o.aux, o.imm, o.src as u64, o.dst != 0)?;
+            Ok(c.after_flags(rip))
+        })
     };
     /// The same with the pointer in memory.
     FarIndirect = |c: &mut Cpu, o: &Op| {
         let (offset, selector) = far_pointer(c, o)?;
-        let rip = c.far_transfer(o, selector, offset, o.src as u64, o.dst != 0)?;
-        Ok(c.after_flags(rip))
+        let far = if o.dst != 0 { Far::Call } else { Far::Jump };
+        c.far(o, far, |c, o| {
+            let rip = c.far_transfer(o, selector, offset, o.src as u64, o.dst != 0)?;
+            Ok(c.after_flags(rip))
+        })
     };
     /// Far RET: operand size `src`, parameter bytes `imm`.
     FarRet = |c: &mut Cpu, o: &Op| {
-        let rip = c.far_return(o, o.src as u64, o.imm)?;
-        Ok(Go::To(rip))
+        c.far(o, Far::Ret, |c, o| c.far_return(o, o.src as u64, o.imm).map(Go::To))
     };
     /// IRET: operand size `src`.
     Iret = |c: &mut Cpu, o: &Op| {
-        let rip = c.interrupt_return(o, o.src as u64)?;
-        Ok(c.after_flags(rip))
+        c.far(o, Far::Iret, |c, o| {
+            let rip = c.interrupt_return(o, o.src as u64)?;
+            Ok(c.after_flags(rip))
+        })
     };
 }
 
@@ -139,6 +147,7 @@ fn load(c: &mut Cpu, o: &Op) -> Done {
 fn shadow(c: &mut Cpu, o: &Op, seg: usize) {
     if seg == SS {
         c.shadow_at = c.steps_after(o);
+        c.stack_shadow_at = c.shadow_at;
         c.skip_step = true;
     }
 }

@@ -3,12 +3,14 @@
 
 use iced_x86::{Code, Mnemonic as M, Register};
 use x86::cr::{Cr0, Cr3, Cr4, Efer};
+use x86::seam::{Change, Far};
 
 use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, slot};
 use crate::decode::{End, Lower, attempt};
 use crate::flags;
 use crate::op::{Done, Handler, Op, Reason, chain, chain_flow};
 use crate::segment::rf;
+use crate::watch::EventOrigin;
 
 /// Where an instruction that ends its block goes on.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,16 @@ pub(crate) enum Go {
     Raise(u64),
 }
 
+impl Go {
+    /// The same with a look by the run loop, which has something to say.
+    fn seen(self) -> Go {
+        match self {
+            Go::To(rip) => Go::Look(rip),
+            go => go,
+        }
+    }
+}
+
 impl Cpu {
     /// Leaves a flow op by the way its instruction asks for.
     #[inline(always)]
@@ -30,6 +42,19 @@ impl Cpu {
             Go::Look(rip) => self.end(rip, Reason::Look),
             Go::Raise(rip) => self.end(rip, Reason::Fault),
         }
+    }
+
+    /// A far transfer: the units hear of it, alone and with the processor already where it leads.
+    pub(crate) fn far(&mut self, o: &Op, far: Far, f: impl FnOnce(&mut Cpu, &Op) -> Done<Go>) -> Done<Go> {
+        if !self.watched.tell {
+            return f(self, o);
+        }
+        self.settle()?;
+        let (from, cpl) = (self.linear(self.ip(o)), self.cpl);
+        let go = f(self, o)?.seen();
+        let (Go::To(rip) | Go::Look(rip) | Go::Raise(rip)) = go;
+        self.note_far(o, from, cpl, far, rip);
+        Ok(go)
     }
 
     /// Privileged instructions are #GP(0) elsewhere.
@@ -105,13 +130,15 @@ cold_flows! {
     WriteDr = write_dr;
     Hlt = |c: &mut Cpu, o: &Op| {
         c.supervisor_only()?;
+        c.settle()?;
         c.activity = Activity::Halted;
+        c.change(Change::Halt);
         Ok(Go::Look(c.next_ip(o)))
     };
-    Syscall = syscall;
-    Sysret = sysret;
-    Sysenter = sysenter;
-    Sysexit = sysexit;
+    Syscall = |c: &mut Cpu, o: &Op| c.far(o, Far::Syscall, syscall);
+    Sysret = |c: &mut Cpu, o: &Op| c.far(o, Far::Sysret, sysret);
+    Sysenter = |c: &mut Cpu, o: &Op| c.far(o, Far::Sysenter, sysenter);
+    Sysexit = |c: &mut Cpu, o: &Op| c.far(o, Far::Sysexit, sysexit);
     /// INT n, INT3, INTO, INT1: vector `imm`, `aux` 1 for INT1.
     Int = software_interrupt;
 }
@@ -172,8 +199,7 @@ cold_bodies! {
         c.set::<8>(o.dst, aux);
         Ok(())
     };
-    /// No counters: any index is beyond them (SDM Vol. 2B "RDPMC").
-    Rdpmc = |c: &mut Cpu, _: &Op| Err(c.gp(0));
+    Rdpmc = rdpmc;
     /// RDRAND, RDSEED: `aux` bytes.
     Random = |c: &mut Cpu, o: &Op| {
         let v = c.bus().random();
@@ -239,6 +265,7 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_TSD: u64 = 1 << 2;
 const CR4_DE: u64 = 1 << 3;
 const CR4_PAE: u64 = 1 << 5;
+const CR4_PCE: u64 = 1 << 8;
 const CR4_FSGSBASE: u64 = 1 << 16;
 const CR4_PCIDE: u64 = 1 << 17;
 const CR4_OSXSAVE: u64 = 1 << 18;
@@ -303,6 +330,9 @@ impl Cpu {
             self.tlb.flush_all();
         }
         self.refresh_mode();
+        if changed & CR0_PG != 0 {
+            self.change(Change::Mode);
+        }
         Ok(())
     }
 
@@ -370,6 +400,7 @@ impl Cpu {
 
 fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.supervisor_only()?;
+    c.settle()?;
     let value = if c.is64() { c.get::<8>(o.src) } else { c.get::<4>(o.src) };
     match o.aux {
         0 => c.set_cr0(value)?,
@@ -386,7 +417,13 @@ fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
         }
     }
     let next = c.next_ip(o);
-    Ok(if o.aux == 0 { Go::Look(next) } else { Go::To(next) })
+    if o.aux == 3 {
+        c.change(Change::Cr3);
+    }
+    // DR4 and DR5, and breakpoints on ports, depend on CR4.DE.
+    c.watched.ask |= o.aux == 4;
+    let look = o.aux == 0 || c.watched.ask || c.watched.speaks();
+    Ok(if look { Go::Look(next) } else { Go::To(next) })
 }
 
 fn read_cr(c: &mut Cpu, o: &Op) -> Done {
@@ -405,6 +442,7 @@ fn read_cr(c: &mut Cpu, o: &Op) -> Done {
 
 fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.supervisor_only()?;
+    c.settle()?;
     // PE can be set and not cleared (SDM Vol. 2A "LMSW").
     let value = c.get::<2>(o.src) & 0xf;
     let new = c.cr0 & !0xe | value;
@@ -430,6 +468,7 @@ fn debug_register(c: &mut Cpu, o: &Op) -> Done<usize> {
 }
 
 fn write_dr(c: &mut Cpu, o: &Op) -> Done<Go> {
+    c.settle()?;
     let number = debug_register(c, o)?;
     let value = if c.is64() { c.get::<8>(o.src) } else { c.get::<4>(o.src) };
     if number >= 6 && value >> 32 != 0 {
@@ -440,6 +479,7 @@ fn write_dr(c: &mut Cpu, o: &Op) -> Done<Go> {
         7 => value & 0xffff_23ff | 0x400,
         _ => value,
     };
+    c.watched.ask = true;
     Ok(Go::Look(c.next_ip(o)))
 }
 
@@ -532,6 +572,21 @@ fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
     Ok(())
 }
 
+/// SDM Vol. 2B "RDPMC—Read Performance-Monitoring Counters".
+fn rdpmc(c: &mut Cpu, o: &Op) -> Done {
+    if c.cr4 & CR4_PCE == 0 && c.cpl != 0 && c.cr0 & 1 != 0 {
+        return Err(c.gp(0));
+    }
+    c.settle()?;
+    let index = c.get::<4>(slot::RCX) as u32;
+    let Ok(value) = c.with_view(o, |bus, view| bus.read_counter(index, view)) else {
+        return Err(c.gp(0));
+    };
+    c.set::<4>(slot::RAX, value);
+    c.set::<4>(slot::RDX, value >> 32);
+    Ok(())
+}
+
 /// SDM Vol. 2B "SYSCALL—Fast System Call".
 fn syscall(c: &mut Cpu, o: &Op) -> Done<Go> {
     if !c.is64() || c.efer & EFER_SCE == 0 {
@@ -610,13 +665,8 @@ fn software_interrupt(c: &mut Cpu, o: &Op) -> Done<Go> {
     if o.imm == 4 && o.aux == 2 && c.nf & flags::OF == 0 {
         return Ok(Go::To(next));
     }
-    if c.virtual8086()
-        && o.aux == 0
-        && let Some(rip) = c.redirect(o, o.imm as u8)?
-    {
-        c.skip_step = true;
-        return Ok(c.after_flags(rip));
-    }
+    c.settle()?;
+    let origin = EventOrigin::of_instruction(c, o);
     let event = Event {
         vector: o.imm as u8,
         error: None,
@@ -626,14 +676,30 @@ fn software_interrupt(c: &mut Cpu, o: &Op) -> Done<Go> {
             Source::Software
         },
     };
-    // The frame holds the next instruction; if the gate fails, `abandon` goes back to this one.
-    c.rip = next;
-    c.rf_at = u64::MAX;
-    c.deliver(event)?;
+    let redirected = if c.virtual8086() && o.aux == 0 {
+        c.redirect(o, o.imm as u8)?
+    } else {
+        None
+    };
+    let rip = match redirected {
+        Some(rip) => rip,
+        None => {
+            // The frame holds the next instruction; if the gate fails, `abandon` goes back to this one.
+            c.rip = next;
+            c.rf_at = u64::MAX;
+            c.deliver(event)?;
+            c.rip
+        }
+    };
     // The handler begins with TF clear; what the interrupted code asked for it gets back with IRET.
     c.skip_step = true;
-    let rip = c.rip;
-    Ok(c.after_flags(rip))
+    let go = c.after_flags(rip);
+    if !c.watched.tell {
+        return Ok(go);
+    }
+    c.rip = rip;
+    c.watched.event = Some(origin.record(c, event));
+    Ok(go.seen())
 }
 
 /// How an instruction that only this family of files knows is lowered; `None` for the others.

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use std::collections::BTreeMap;
 
-use engine::bus::{Bus, MsrFault};
+use engine::bus::{Bus, MsrFault, Processor};
 use engine::{CS, CpuState, DS, ES, Exit, SS, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
@@ -94,10 +94,10 @@ impl Bus for World {
     fn port_write(&mut self, port: u16, size: u8, value: u32, _: u64) {
         self.out.push((port, size, value));
     }
-    fn read_msr(&mut self, msr: u32, _: u64) -> Result<u64, MsrFault> {
+    fn read_msr(&mut self, msr: u32, _: &mut dyn Processor) -> Result<u64, MsrFault> {
         self.msrs.get(&msr).copied().ok_or(MsrFault::Unclaimed)
     }
-    fn write_msr(&mut self, msr: u32, value: u64, _: u64) -> Result<(), MsrFault> {
+    fn write_msr(&mut self, msr: u32, value: u64, _: &mut dyn Processor) -> Result<(), MsrFault> {
         match self.msrs.get_mut(&msr) {
             Some(_) if value == u64::MAX => Err(MsrFault::GeneralProtection),
             Some(v) => {

@@ -7,7 +7,7 @@
 // `Engine::new` takes raw memory; the guest's RAM is mapped here and outlives the engine.
 #![allow(unsafe_code)]
 
-use engine::bus::{Bus, MsrFault};
+use engine::bus::{Bus, MsrFault, Processor};
 use engine::{Cpu, CpuState, Engine, Exit, Options, RamRegion, Segment, Table, Undefined};
 use x86::model::WESTMERE;
 
@@ -61,10 +61,10 @@ impl Bus for NoBus {
         u32::MAX
     }
     fn port_write(&mut self, _port: u16, _size: u8, _value: u32, _now: u64) {}
-    fn read_msr(&mut self, _msr: u32, _now: u64) -> Result<u64, MsrFault> {
+    fn read_msr(&mut self, _msr: u32, _: &mut dyn Processor) -> Result<u64, MsrFault> {
         Err(MsrFault::GeneralProtection)
     }
-    fn write_msr(&mut self, _msr: u32, _value: u64, _now: u64) -> Result<(), MsrFault> {
+    fn write_msr(&mut self, _msr: u32, _value: u64, _: &mut dyn Processor) -> Result<(), MsrFault> {
         Err(MsrFault::GeneralProtection)
     }
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {

@@ -1,7 +1,7 @@
 //! A machine small enough for a test: RAM, one processor in 64-bit mode with identity paging, a bus that answers nothing.
 #![allow(unsafe_code, dead_code)] // Handing RAM to the engine takes its promise; not every test uses every verb.
 
-use engine::bus::{Bus, MsrFault};
+use engine::bus::{Bus, MsrFault, Processor};
 use engine::{CS, Cpu, CpuState, DS, ES, Engine, Exit, Options, RamRegion, SS, Segment};
 use x86::model::{CpuModel, WESTMERE};
 
@@ -17,10 +17,10 @@ impl Bus for Nothing {
         u32::MAX
     }
     fn port_write(&mut self, _: u16, _: u8, _: u32, _: u64) {}
-    fn read_msr(&mut self, _: u32, _: u64) -> Result<u64, MsrFault> {
+    fn read_msr(&mut self, _: u32, _: &mut dyn Processor) -> Result<u64, MsrFault> {
         Err(MsrFault::Unclaimed)
     }
-    fn write_msr(&mut self, _: u32, _: u64, _: u64) -> Result<(), MsrFault> {
+    fn write_msr(&mut self, _: u32, _: u64, _: &mut dyn Processor) -> Result<(), MsrFault> {
         Err(MsrFault::Unclaimed)
     }
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {

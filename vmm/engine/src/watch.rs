@@ -1,0 +1,593 @@
+//! The engine's side of the seam to the debug and trace units ([`x86::seam`]).
+//!
+//! # Theory
+//! Nobody pays for watching that is off. What must be known of every branch is written by forms of the branch handlers
+//! that only blocks of a mode of their own hold ([`mode::RECORD`]); what ends a block anyway looks at a flag; accesses are
+//! seen because the TLB never leads to a watched page; boundaries end blocks, which then begin with a check.
+//!
+//! # Practice
+//! Near branches go to a buffer in [`Cpu`], in the order they retire. Everything else that the units hear is said by the run
+//! loop between two chains, after that buffer has been handed over. An instruction that would speak, or that changes what a
+//! record means (CPL, CR3, a unit's register), therefore first [settles](Cpu::settle): while records wait it leaves for the
+//! run loop without having done anything, and is run again.
+// The engine core is one of the rooms where `unsafe` is allowed: records are written by raw pointer.
+#![allow(unsafe_code)]
+
+use std::rc::Rc;
+
+use x86::fault::PageFaultCode;
+use x86::seam::{
+    Access, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, EventRecord, Far, Flow, PageFault,
+    Processor, Range, TraceMem, Watch,
+};
+
+use crate::block::STALE;
+use crate::bus::Bus;
+use crate::cpu::{CS, Cpu, Event, Source, mode};
+use crate::mmu;
+use crate::op::{Done, Op, Reason, Stop};
+
+/// Branch records that wait at most: 16 KiB of them, so that they stay in the host's first-level cache.
+const ROOM: usize = 512;
+
+/// What a processor knows of its watchers.
+pub(crate) struct Watched {
+    records: Box<[BranchRecord]>,
+    pub appetite: Appetite,
+    /// Far transfers, events and changes are to be announced.
+    pub tell: bool,
+    /// The appetite may have changed: an MSR or debug register was written.
+    pub ask: bool,
+    /// What the instruction that ended the chain has to say.
+    pub far: Option<BranchRecord>,
+    pub event: Option<EventRecord>,
+    pub changes: Vec<Change>,
+    pub accesses: Vec<Access>,
+    /// The units' generation that `boundaries` and `ranges` belong to; `None` before the first.
+    pub generation: Option<u64>,
+    pub boundaries: Rc<[u64]>,
+    pub ranges: Vec<Range>,
+    /// Mode bits that watching asks for.
+    pub mode: u32,
+    /// Instructions retired when the next tick is due.
+    pub tick_at: u64,
+    /// Step count and linear address of the instruction that `before` was said of last.
+    pub observed: (u64, u64),
+    /// DR6 bits of traps that wait until the instruction after a load of SS has retired.
+    pub pending: u64,
+}
+
+impl Watched {
+    pub fn new() -> Watched {
+        Watched {
+            records: vec![BranchRecord::default(); ROOM].into_boxed_slice(),
+            appetite: Appetite::NOTHING,
+            tell: false,
+            ask: false,
+            far: None,
+            event: None,
+            changes: Vec::new(),
+            accesses: Vec::new(),
+            generation: None,
+            boundaries: Rc::from([]),
+            ranges: Vec::new(),
+            mode: 0,
+            tick_at: u64::MAX,
+            observed: (u64::MAX, 0),
+            pending: 0,
+        }
+    }
+
+    /// Something waits to be said by the run loop, records aside.
+    pub fn speaks(&self) -> bool {
+        self.far.is_some() || self.event.is_some() || !self.changes.is_empty() || !self.accesses.is_empty()
+    }
+}
+
+/// Where an event finds the processor.
+#[derive(Clone, Copy)]
+pub(crate) struct EventOrigin {
+    from: u64,
+    cpl: u8,
+    length: u8,
+    step: u64,
+}
+
+impl EventOrigin {
+    /// At INT n and its like.
+    pub fn of_instruction(c: &Cpu, o: &Op) -> EventOrigin {
+        EventOrigin {
+            from: c.linear(c.ip(o)),
+            cpl: c.cpl,
+            length: o.len,
+            step: c.step_after(o),
+        }
+    }
+
+    /// Between two instructions.
+    pub fn of_processor(c: &Cpu) -> EventOrigin {
+        EventOrigin {
+            from: c.linear(c.rip),
+            cpl: c.cpl,
+            length: 0,
+            step: c.clock.wrapping_add((c.granted - c.budget) as u64),
+        }
+    }
+
+    /// What is said of an event that has been delivered.
+    pub fn record(self, c: &Cpu, event: Event) -> EventRecord {
+        let far = match event.source {
+            Source::Exception => Far::Exception,
+            Source::Software | Source::PrivilegedSoftware => Far::SoftwareInterrupt,
+            Source::External | Source::Nmi => Far::Interrupt,
+        };
+        EventRecord {
+            branch: BranchRecord {
+                from: self.from,
+                to: c.linear(c.rip),
+                step: self.step,
+                flow: Flow::Far(far).code(),
+                length: self.length,
+                from_cpl: self.cpl,
+                to_cpl: c.cpl,
+                reserved: 0,
+            },
+            vector: event.vector,
+            error: event.error,
+            address: (far == Far::Exception && event.vector == 14).then_some(c.cr2),
+        }
+    }
+}
+
+/// Source and step of a branch that has not yet been recorded.
+#[derive(Clone, Copy)]
+pub(crate) struct Mark {
+    from: u64,
+    step: u64,
+}
+
+impl Cpu {
+    /// The linear address of an instruction pointer.
+    #[inline(always)]
+    pub(crate) fn linear(&self, ip: u64) -> u64 {
+        // Outside 64-bit mode both sums wrap at 4 GiB; within it the base is 0 and the mask all ones.
+        (ip & self.ip_mask).wrapping_add(self.cs_base) & self.ip_mask
+    }
+
+    /// Steps of the machine once the instruction of `o` has retired.
+    #[inline(always)]
+    fn step_after(&self, o: &Op) -> u64 {
+        self.clock
+            .wrapping_add((self.granted - self.budget - o.rem as i64 + 1) as u64)
+    }
+
+    /// Appends the record of a near branch: the instruction at page offset `off`, its length, [`Flow::code`] and where it
+    /// leads. Whether the buffer is full now, which ends the chain. The branch op is the last of its block, so that all of the
+    /// block's steps have been made.
+    #[inline(always)]
+    pub(crate) fn record(&mut self, off: u64, len: u8, code: u8, to: u64) -> bool {
+        let from = self.linear(self.page_ip().wrapping_add(off));
+        let to = self.linear(to);
+        let step = self.clock.wrapping_add((self.granted - self.budget) as u64);
+        let rest = code as u64 | (len as u64) << 8 | self.record_cpl as u64;
+        let p = self.record_at;
+        // SAFETY: Chains of recording blocks are entered with room for a record, and end when it is used up.
+        unsafe {
+            p.cast::<[u64; 4]>().write([from, to, step, rest]);
+            self.record_at = p.add(1);
+        }
+        self.record_at == self.record_end
+    }
+
+    /// Takes back the record of a branch that did not retire after all.
+    #[cold]
+    pub(crate) fn unrecord(&mut self) {
+        // SAFETY: Only called after `record` by the same handler, so there is one.
+        self.record_at = unsafe { self.record_at.sub(1) };
+    }
+
+    /// What the record of the branch op `o` will say of it, to be kept while the op goes a slow way.
+    #[inline(always)]
+    pub(crate) fn mark(&self, o: &Op) -> Mark {
+        Mark {
+            from: self.linear(self.ip(o)),
+            step: self.step_after(o),
+        }
+    }
+
+    /// After a flow op that went a slow way and led to `next`: its record, if it has retired.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn record_after(&mut self, o: &Op, mark: Mark, code: u8, next: *const Op) -> *const Op {
+        if next.is_null() && !matches!(self.stop, Reason::Resolve | Reason::Budget | Reason::Look) {
+            return next;
+        }
+        let to = if next.is_null() {
+            self.rip
+        } else {
+            // SAFETY: Flow ops return first ops of live blocks only.
+            self.page_ip().wrapping_add(unsafe { (*next).off } as u64) & self.ip_mask
+        };
+        let rest = code as u64 | (o.len as u64) << 8 | self.record_cpl as u64;
+        let p = self.record_at;
+        // SAFETY: As in `record`.
+        unsafe {
+            p.cast::<[u64; 4]>()
+                .write([mark.from, self.linear(to), mark.step, rest]);
+            self.record_at = p.add(1);
+        }
+        if self.record_at != self.record_end {
+            return next;
+        }
+        if !next.is_null() {
+            // SAFETY: As above. The steps of the block that is not entered go back.
+            self.budget += unsafe { (*next).rem } as i64;
+        }
+        self.end(to, Reason::Look)
+    }
+
+    /// Leaves for the run loop while branch records wait: what the instruction is about to do must come after them.
+    #[inline]
+    pub(crate) fn settle(&mut self) -> Done {
+        if self.record_at == self.record_start() {
+            return Ok(());
+        }
+        self.stop = Reason::Drain;
+        Err(Stop)
+    }
+
+    fn record_start(&self) -> *mut BranchRecord {
+        self.watched.records.as_ptr().cast_mut()
+    }
+
+    /// A change that the units may want to hear of; the instruction ends its chain.
+    pub(crate) fn change(&mut self, change: Change) {
+        if self.watched.tell {
+            self.watched.changes.push(change);
+        }
+    }
+
+    /// Notes a far transfer from the instruction of `o`, which stood at `from` with privilege `cpl`.
+    pub(crate) fn note_far(&mut self, o: &Op, from: u64, cpl: u8, far: Far, rip: u64) {
+        self.watched.far = Some(BranchRecord {
+            from,
+            to: self.linear(rip),
+            step: self.step_after(o),
+            flow: Flow::Far(far).code(),
+            length: o.len,
+            from_cpl: cpl,
+            to_cpl: self.cpl,
+            reserved: 0,
+        });
+    }
+
+    /// The buffer as it is now, empty, with the room that the appetite leaves.
+    pub(crate) fn reset_records(&mut self) {
+        let room = (self.watched.appetite.branch_room as usize).clamp(1, ROOM);
+        self.record_at = self.watched.records.as_mut_ptr();
+        // SAFETY: At most the buffer's length.
+        self.record_end = unsafe { self.record_at.add(room) };
+    }
+
+    /// Takes on what the units want.
+    fn set_appetite(&mut self, appetite: Appetite, watch: &dyn Watch) {
+        let w = &mut self.watched;
+        w.ask = false;
+        w.appetite = appetite;
+        let branches = appetite.branches || appetite.step_on_branches;
+        w.tell = branches || appetite.transfers;
+        w.mode = w.mode & !mode::RECORD | if branches { mode::RECORD } else { 0 };
+        let generation = watch.generation();
+        let anew = w.generation != Some(generation);
+        if anew {
+            w.generation = Some(generation);
+            w.boundaries = watch.boundaries().into();
+            w.ranges.clear();
+            w.ranges.extend_from_slice(watch.ranges());
+            self.bind_boundaries();
+        }
+        self.reset_records();
+        let retired = self.steps_now() - self.iterations;
+        self.watched.tick_at = retired.saturating_add(appetite.instructions);
+    }
+
+    /// Has blocks decoded for the present boundaries.
+    pub(crate) fn bind_boundaries(&mut self) {
+        let set = self.watched.boundaries.clone();
+        let number = if set.is_empty() {
+            0
+        } else {
+            self.core().boundary_number(&set)
+        };
+        let w = &mut self.watched;
+        w.mode = w.mode & mode::RECORD | number << mode::BOUNDARY_SHIFT;
+        self.mode = u32::MAX;
+    }
+
+    /// Whether [`Watch::before`] is wanted at a linear address.
+    pub(crate) fn is_boundary(&self, linear: u64) -> bool {
+        self.watched.boundaries.binary_search(&linear).is_ok()
+    }
+
+    /// The branch that just retired, if any did in a chain of one instruction, was taken.
+    pub(crate) fn branched(&self) -> bool {
+        if self.watched.far.is_some() || self.watched.event.is_some() {
+            return true;
+        }
+        // SAFETY: Records from the buffer's start to `record_at` have been written.
+        self.record_at != self.record_start() && unsafe { (*self.record_at.sub(1)).flow } != 0
+    }
+
+    /// Records must be handed over before another chain is entered.
+    pub(crate) fn records_full(&self) -> bool {
+        self.record_at == self.record_end
+    }
+
+    /// Nobody watches.
+    fn unwatched(&mut self) {
+        let w = &mut self.watched;
+        if w.generation.is_some() || w.mode != 0 {
+            *w = Watched::new();
+        }
+        self.watched.ask = false;
+        self.reset_records();
+    }
+
+    /// Asks the units what they want to hear. Only between chains, with nothing waiting to be handed over.
+    pub(crate) fn ask(&mut self) {
+        let before = self.watched.mode;
+        let tsc = self.tsc_now();
+        let bus = self.bus_pointer();
+        // SAFETY: The bus is lent for the run and nobody else uses it while the units have it: `View` never does.
+        match unsafe { &mut *bus }.watch() {
+            None => self.unwatched(),
+            Some(watch) => {
+                let appetite = watch.appetite(&mut View::between(self, tsc));
+                self.set_appetite(appetite, watch);
+            }
+        }
+        if self.watched.mode != before {
+            self.mode = u32::MAX;
+        }
+    }
+
+    fn tsc_now(&mut self) -> u64 {
+        let now = self.clock.wrapping_add((self.granted - self.budget) as u64);
+        self.bus().tsc(now)
+    }
+
+    /// An access that the bus answers with the processor at hand, by the instruction of `o`.
+    pub(crate) fn with_view<T>(&mut self, o: &Op, f: impl FnOnce(&mut dyn Bus, &mut View) -> T) -> T {
+        let now = self.now(o);
+        let tsc = self.bus().tsc(now);
+        let bus = self.bus_pointer();
+        // SAFETY: The bus is lent for the run; `View` does not reach for it.
+        f(unsafe { &mut *bus }, &mut View::within(self, o, tsc))
+    }
+
+    /// Says a word to the units and asks again what they want.
+    pub(crate) fn say(&mut self, word: impl FnOnce(&mut dyn Watch, &mut View) -> Effects) -> Effects {
+        let tsc = self.tsc_now();
+        let bus = self.bus_pointer();
+        // SAFETY: As in `ask`.
+        let Some(watch) = (unsafe { &mut *bus }).watch() else {
+            return Effects::NONE;
+        };
+        let effects = word(watch, &mut View::between(self, tsc));
+        if effects.pmi {
+            self.bus().pmi();
+            self.bus_used = true;
+        }
+        self.watched.ask = true;
+        effects
+    }
+
+    /// Hands over the branch records that wait.
+    pub(crate) fn hand_over(&mut self) -> Effects {
+        let start = self.record_start();
+        // SAFETY: Both point into the buffer.
+        let n = unsafe { self.record_at.offset_from(start) } as usize;
+        if n == 0 {
+            return Effects::NONE;
+        }
+        self.record_at = start;
+        let records = core::mem::take(&mut self.watched.records);
+        let effects = self.say(|watch, cpu| watch.branches(&records[..n], cpu));
+        self.watched.records = records;
+        self.reset_records();
+        effects
+    }
+}
+
+/// The processor as the units see it. It never reaches for the bus: the units are part of it.
+pub(crate) struct View<'a> {
+    cpu: &'a mut Cpu,
+    rip: u64,
+    steps: u64,
+    tsc: u64,
+}
+
+impl View<'_> {
+    /// Between two instructions.
+    pub fn between(cpu: &mut Cpu, tsc: u64) -> View<'_> {
+        let (rip, steps) = (cpu.rip, cpu.steps_now());
+        View { cpu, rip, steps, tsc }
+    }
+
+    /// While the instruction of `o` runs.
+    pub fn within<'a>(cpu: &'a mut Cpu, o: &Op, tsc: u64) -> View<'a> {
+        let (rip, steps) = (cpu.next_ip(o), cpu.steps_after(o).wrapping_sub(1));
+        View { cpu, rip, steps, tsc }
+    }
+
+    /// The linear address of a page with the rights of the supervisor, as the debug-store area is reached; `commit` sets
+    /// accessed and dirty bits.
+    fn page(&mut self, la: u64, access: mmu::Access, commit: bool) -> Result<u64, PageFault> {
+        let cpu = &mut *self.cpu;
+        let long = cpu.efer & 1 << 10 != 0;
+        let la = if long { la } else { la & 0xffff_ffff };
+        let fault = |code| PageFault {
+            address: la,
+            code: PageFaultCode::from_bits(code),
+        };
+        if long && !cpu.canonical(la) {
+            return Err(fault(if access == mmu::Access::Write {
+                mmu::code::WRITE
+            } else {
+                0
+            }));
+        }
+        let mut paging = cpu.paging(false);
+        // An implicit supervisor access ignores EFLAGS.AC.
+        paging.smap = cpu.cr4 & 1 << 21 != 0;
+        let walk = if commit { mmu::walk } else { mmu::probe };
+        match walk(cpu.core(), &paging, la, access) {
+            Ok(page) => Ok(page.gpa | la & 0xfff),
+            Err(code) => Err(fault(code)),
+        }
+    }
+
+    /// Does `f(processor, physical address, span of the bytes)` for each page of a linear span.
+    fn pages(
+        &mut self,
+        la: u64,
+        len: u64,
+        mut f: impl FnMut(&mut Self, u64, core::ops::Range<usize>) -> Result<(), PageFault>,
+    ) -> Result<(), PageFault> {
+        let mut at = 0;
+        while at < len {
+            let here = la.wrapping_add(at);
+            let part = (0x1000 - (here & 0xfff)).min(len - at);
+            f(self, here, at as usize..(at + part) as usize)?;
+            at += part;
+        }
+        Ok(())
+    }
+}
+
+impl TraceMem for View<'_> {
+    fn read_linear(&mut self, la: u64, bytes: &mut [u8]) -> Result<(), PageFault> {
+        self.pages(la, bytes.len() as u64, |view, here, span| {
+            let gpa = view.page(here, mmu::Access::Read, true)?;
+            let part = &mut bytes[span];
+            if view.cpu.core().read_ram(gpa, part).is_err() {
+                part.fill(0xff);
+            }
+            Ok(())
+        })
+    }
+
+    fn probe_linear(&mut self, la: u64, len: u64) -> Result<(), PageFault> {
+        self.pages(la, len, |view, here, _| {
+            view.page(here, mmu::Access::Write, false).map(|_| ())
+        })
+    }
+
+    fn write_linear(&mut self, la: u64, bytes: &[u8]) -> Result<(), PageFault> {
+        self.probe_linear(la, bytes.len() as u64)?;
+        self.pages(la, bytes.len() as u64, |view, here, span| {
+            let gpa = view.page(here, mmu::Access::Write, true)?;
+            // Where there is no RAM the bytes are lost.
+            let _ = view.cpu.core().write_ram(gpa, &bytes[span], STALE);
+            Ok(())
+        })
+    }
+
+    fn read_phys(&mut self, pa: u64, bytes: &mut [u8]) -> Result<(), BadPhys> {
+        self.cpu
+            .core()
+            .read_ram(pa, bytes)
+            .map_err(|address| BadPhys { address })
+    }
+
+    fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys> {
+        self.cpu
+            .core()
+            .write_ram(pa, bytes, STALE)
+            .map_err(|address| BadPhys { address })
+    }
+}
+
+impl Processor for View<'_> {
+    fn gpr(&self, number: u8) -> u64 {
+        self.cpu.get::<8>((number & 15) * 8)
+    }
+
+    fn xmm(&self, number: u8) -> u128 {
+        self.cpu.fpu.xmm[(number & 15) as usize]
+    }
+
+    fn rip(&self) -> u64 {
+        self.rip
+    }
+
+    fn rflags(&self) -> u64 {
+        self.cpu.rflags()
+    }
+
+    fn context(&self) -> Context {
+        let c = &*self.cpu;
+        let cs = c.seg[CS];
+        let long_mode = c.efer & 1 << 10 != 0;
+        let wide = long_mode && cs.long();
+        Context {
+            cpl: c.cpl,
+            code: match (wide, cs.big()) {
+                (true, _) => CodeSize::Bits64,
+                (false, true) => CodeSize::Bits32,
+                (false, false) => CodeSize::Bits16,
+            },
+            long_mode,
+            paging: c.cr0 & 1 << 31 != 0,
+            cr3: c.cr3,
+            interrupts: c.rflags & 1 << 9 != 0,
+            cs_base: if wide { 0 } else { cs.base },
+        }
+    }
+
+    fn debug_register(&self, number: u8) -> u64 {
+        self.cpu.dr[(number & 7) as usize]
+    }
+
+    fn cr4(&self) -> u64 {
+        self.cpu.cr4
+    }
+
+    fn retired(&self) -> u64 {
+        self.steps - self.cpu.iterations
+    }
+
+    fn step(&self) -> u64 {
+        self.cpu.clock.wrapping_add(self.steps.wrapping_sub(self.cpu.steps))
+    }
+
+    fn tsc(&mut self) -> u64 {
+        self.tsc
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 4/seam-records
+    #[test]
+    fn a_record_that_is_written_as_four_words_is_the_record_of_the_seam() {
+        let words = [0x1111_2222_3333_4444u64, 0x5555_6666_7777_8888, 9, 0x0303_0501];
+        // SAFETY: Same size, and every bit pattern is a record.
+        let record = unsafe { core::mem::transmute::<[u64; 4], BranchRecord>(words) };
+        assert_eq!(
+            record,
+            BranchRecord {
+                from: words[0],
+                to: words[1],
+                step: 9,
+                flow: 1,
+                length: 5,
+                from_cpl: 3,
+                to_cpl: 3,
+                reserved: 0,
+            }
+        );
+    }
+}
