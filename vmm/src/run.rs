@@ -467,6 +467,15 @@ impl Vm {
         }
     }
 
+    /// Has something done to a CPU whose turn it need not be, if there is such a CPU.
+    fn signal(&mut self, cpu: usize, f: impl FnOnce(&mut Engine, &mut Cpu, &mut Machine)) {
+        let Some(target) = self.cpus.get_mut(cpu) else { return };
+        target.0.clock = self.steps;
+        self.machine.select(cpu);
+        f(self.engine.get(), &mut target.0, &mut self.machine);
+        self.machine.select(self.turn.cpu);
+    }
+
     /// Gives the turn to the next CPU that can run, at last the one that has had it. Says whether there is one.
     fn next_turn(&mut self) -> bool {
         let (count, last) = (self.cpus.len(), self.turn.cpu);
@@ -492,16 +501,10 @@ impl Vm {
             // The boot CPU would go on in firmware, which is a reset.
             Effect::Init { cpu: 0 } => return Some(End::Reset),
             Effect::Init { cpu } => {
-                self.machine.select(cpu);
-                if let Some(cpu) = self.cpus.get_mut(cpu) {
-                    self.engine.get().init(&mut cpu.0, &mut self.machine, false);
-                }
+                self.signal(cpu, |engine, cpu, machine| engine.init(cpu, machine, false));
             }
             Effect::StartUp { cpu, vector } => {
-                self.machine.select(cpu);
-                if let Some(cpu) = self.cpus.get_mut(cpu) {
-                    self.engine.get().start(&mut cpu.0, &mut self.machine, vector);
-                }
+                self.signal(cpu, |engine, cpu, machine| engine.start(cpu, machine, vector));
             }
             Effect::Smi { .. } => debug!("nobody there for {effect:?}"),
         }

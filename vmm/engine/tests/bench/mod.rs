@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use std::collections::BTreeMap;
 
-use engine::bus::{Bus, MsrFault, Processor};
+use engine::bus::{Bus, MsrFault, Processor, Watch};
 use engine::{CS, CpuState, DS, ES, Exit, SS, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
@@ -80,6 +80,10 @@ pub struct World {
     pub input: Vec<(u16, u8)>,
     pub msrs: BTreeMap<u32, u64>,
     pub cr8: u64,
+    /// The units.
+    pub watch: Option<Box<dyn Watch>>,
+    /// Performance-monitoring interrupts that they asked for.
+    pub pmis: u32,
 }
 
 impl Bus for World {
@@ -118,6 +122,12 @@ impl Bus for World {
     }
     fn set_cr8(&mut self, value: u64) {
         self.cr8 = value;
+    }
+    fn watch(&mut self) -> Option<&mut dyn Watch> {
+        self.watch.as_mut().map(|watch| &mut **watch as &mut dyn Watch)
+    }
+    fn pmi(&mut self) {
+        self.pmis += 1;
     }
     fn random(&mut self) -> u64 {
         0x0123_4567_89ab_cdef
@@ -165,6 +175,8 @@ fn world(model: &'static CpuModel) -> World {
         input: Vec::new(),
         msrs: BTreeMap::new(),
         cr8: 0,
+        watch: None,
+        pmis: 0,
     }
 }
 

@@ -1,0 +1,473 @@
+//! What the units hear of a program: branches, far transfers, events and changes, in its order.
+
+#[path = "bench/mod.rs"]
+mod bench;
+#[path = "rig/mod.rs"]
+mod rig;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use bench::{Bench, KCODE, UCODE, UDATA, handler};
+use engine::Exit;
+use engine::bus::{Processor, Watch};
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+use rig::{CODE, STACK};
+use x86::seam::{Access, Appetite, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Range};
+
+/// A word as a test writes it down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Branch(BranchRecord),
+    Event(EventRecord),
+    Change(Change),
+    Before(u64),
+    Access(Access),
+    Tick(u64),
+}
+
+/// What a [`Listener`] wants, and what it has heard.
+#[derive(Default)]
+struct Notes {
+    appetite: Appetite,
+    boundaries: Vec<u64>,
+    ranges: Vec<Range>,
+    generation: u64,
+    /// Answers `before` at this address, `access` or `branches`.
+    effects: Effects,
+    words: Vec<Word>,
+    /// Sizes of the batches of branches.
+    batches: Vec<usize>,
+    /// The context at each batch of branches and each event.
+    contexts: Vec<Context>,
+}
+
+#[derive(Clone, Default)]
+struct Listener(Rc<RefCell<Notes>>, Vec<u64>, Vec<Range>);
+
+impl Watch for Listener {
+    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+        let notes = self.0.borrow();
+        (self.1, self.2) = (notes.boundaries.clone(), notes.ranges.clone());
+        notes.appetite
+    }
+    fn boundaries(&self) -> &[u64] {
+        &self.1
+    }
+    fn ranges(&self) -> &[Range] {
+        &self.2
+    }
+    fn generation(&self) -> u64 {
+        self.0.borrow().generation
+    }
+    fn before(&mut self, address: u64, _: &mut dyn Processor) -> Effects {
+        let mut notes = self.0.borrow_mut();
+        notes.words.push(Word::Before(address));
+        notes.effects
+    }
+    fn access(&mut self, access: &Access, _: &mut dyn Processor) -> Effects {
+        let mut notes = self.0.borrow_mut();
+        notes.words.push(Word::Access(*access));
+        notes.effects
+    }
+    fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        let mut notes = self.0.borrow_mut();
+        notes.batches.push(records.len());
+        notes.contexts.push(cpu.context());
+        notes.words.extend(records.iter().copied().map(Word::Branch));
+        Effects::NONE
+    }
+    fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
+        let mut notes = self.0.borrow_mut();
+        notes.contexts.push(cpu.context());
+        notes.words.push(Word::Event(*event));
+        Effects::NONE
+    }
+    fn state(&mut self, change: Change, _: &mut dyn Processor) -> Effects {
+        self.0.borrow_mut().words.push(Word::Change(change));
+        Effects::NONE
+    }
+    fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
+        let mut notes = self.0.borrow_mut();
+        notes.words.push(Word::Tick(cpu.retired()));
+        notes.effects
+    }
+}
+
+const BRANCHES: Appetite = Appetite {
+    branches: true,
+    ..Appetite::NOTHING
+};
+
+/// Has a machine listened to; what is heard arrives in the notes.
+fn listen(b: &mut Bench, appetite: Appetite) -> Rc<RefCell<Notes>> {
+    let listener = Listener::default();
+    listener.0.borrow_mut().appetite = appetite;
+    let notes = listener.0.clone();
+    b.world.watch = Some(Box::new(listener));
+    notes
+}
+
+/// Runs code up to its HLT and gives the flows that were heard, with source and target relative to where the code begins.
+fn flows(
+    mut b: Bench,
+    base: u64,
+    f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Vec<(Flow, i64, i64, u8)> {
+    let notes = listen(&mut b, BRANCHES);
+    b.code(f);
+    assert_eq!(b.run(1000), Exit::Halt, "{:x?}", b.cpu.state());
+    let relative = |address: u64| address.wrapping_sub(base) as i64;
+    let notes = notes.borrow();
+    notes
+        .words
+        .iter()
+        .filter_map(|word| match word {
+            Word::Branch(r) | Word::Event(EventRecord { branch: r, .. }) => Some((
+                Flow::from_code(r.flow).unwrap(),
+                relative(r.from),
+                relative(r.to),
+                r.length,
+            )),
+            _ => None,
+        })
+        .collect()
+}
+
+const TAKEN: Flow = Flow::Cond { taken: true };
+const NOT_TAKEN: Flow = Flow::Cond { taken: false };
+
+// covers: 4/seam-branches
+#[test]
+fn near_branches_are_recorded_with_their_kind_and_length() {
+    // Conditional branches, joined with their compare and alone, and one that leads to where it would go anyway.
+    let heard = flows(Bench::long(), CODE, |a| {
+        let (mut one, mut two, mut three) = (a.create_label(), a.create_label(), a.create_label());
+        a.mov(ecx, 2)?; // 0
+        a.cmp(ecx, 2)?; // 5
+        a.je(one)?; // 8
+        a.nop()?; // 10
+        a.set_label(&mut one)?;
+        a.cmp(ecx, 3)?; // 11
+        a.je(one)?; // 14
+        a.nop()?; // 16
+        a.jne(two)?; // 17
+        a.set_label(&mut two)?;
+        a.jmp(three)?; // 19
+        a.nop()?; // 21
+        a.set_label(&mut three)?;
+        a.loop_(two)?; // 22
+        a.hlt()
+    });
+    assert_eq!(
+        heard,
+        [
+            (TAKEN, 8, 11, 2),
+            (NOT_TAKEN, 14, 16, 2),
+            (TAKEN, 17, 19, 2),
+            (Flow::Jump, 19, 22, 2),
+            (TAKEN, 22, 19, 2),
+            (Flow::Jump, 19, 22, 2),
+            (NOT_TAKEN, 22, 24, 2),
+        ]
+    );
+}
+
+// covers: 4/seam-branches
+#[test]
+fn calls_returns_and_indirect_branches_are_told_apart() {
+    let heard = flows(Bench::long(), CODE, |a| {
+        let (mut function, mut after) = (a.create_label(), a.create_label());
+        a.call(function)?; // 0
+        a.lea(rax, ptr(function))?; // 5
+        a.call(rax)?; // 12
+        a.push(rax)?; // 14
+        a.call(qword_ptr(rsp))?; // 15
+        a.lea(rax, ptr(after))?; // 18
+        a.jmp(rax)?; // 25
+        a.set_label(&mut function)?;
+        a.ret()?; // 27
+        a.set_label(&mut after)?;
+        a.mov(qword_ptr(rsp), rax)?; // 28
+        a.add(qword_ptr(rsp), 12)?; // 32
+        a.jmp(qword_ptr(rsp))?; // 37
+        a.hlt()
+    });
+    assert_eq!(
+        heard,
+        [
+            (Flow::Call, 0, 27, 5),
+            (Flow::Ret, 27, 5, 1),
+            (Flow::CallInd, 12, 27, 2),
+            (Flow::Ret, 27, 14, 1),
+            (Flow::CallInd, 15, 27, 3),
+            (Flow::Ret, 27, 18, 1),
+            (Flow::JumpInd, 25, 28, 2),
+            (Flow::JumpInd, 37, 40, 3),
+        ]
+    );
+}
+
+// covers: 4/seam-branches
+#[test]
+fn outside_64_bit_mode_addresses_are_linear() {
+    // Code segment 1000H: base 10000H.
+    let heard = flows(Bench::real(), 0x1_0000, |a| {
+        let (mut far, mut out) = (a.create_label(), a.create_label());
+        a.mov(cx, 1)?; // 0
+        a.jcxz(out)?; // 3
+        a.jmp(far)?; // 5
+        a.nop()?;
+        a.set_label(&mut far)?;
+        a.call(out)?; // 8
+        a.set_label(&mut out)?;
+        a.hlt()
+    });
+    assert_eq!(
+        heard,
+        [(NOT_TAKEN, 3, 5, 2), (Flow::Jump, 5, 8, 2), (Flow::Call, 8, 11, 3)]
+    );
+}
+
+// covers: 4/seam-branches
+#[test]
+fn what_did_not_retire_or_is_no_branch_leaves_no_record() {
+    // A REP, PAUSE, a block that ends for its length, and a call whose push faults.
+    let mut b = Bench::long();
+    let notes = listen(&mut b, BRANCHES);
+    b.code(|a| {
+        a.mov(ecx, 5)?;
+        a.mov(rdi, STACK - 0x1000)?;
+        a.rep().stosb()?;
+        a.pause()?;
+        for _ in 0..200 {
+            a.nop()?;
+        }
+        a.mov(rsp, 0x8000_0000_0000_0010u64)?;
+        a.call(CODE)
+    });
+    // The double fault's stack is good.
+    b.gate64(8, KCODE, handler(8), 14, 0, 1);
+    b.gate64(12, KCODE, handler(12), 14, 0, 1);
+    b.put(bench::TSS + 0x24, bench::KERNEL_STACK);
+    assert_eq!(b.run(1000), Exit::Halt);
+    let notes = notes.borrow();
+    let words: Vec<_> = notes.words.iter().filter(|w| !matches!(w, Word::Change(_))).collect();
+    let [Word::Event(event)] = words[..] else {
+        panic!("{words:x?}")
+    };
+    assert_eq!(event.vector, 12);
+    assert_eq!(event.branch.length, 0);
+}
+
+/// Far transfers at CPL 0 and across levels, each with what is heard of it.
+// covers: 4/seam-transfers
+#[test]
+fn far_transfers_come_alone_with_the_processor_where_they_lead() {
+    let transfers = Appetite {
+        transfers: true,
+        ..Appetite::NOTHING
+    };
+    for appetite in [BRANCHES, transfers] {
+        let mut b = Bench::long();
+        let notes = listen(&mut b, appetite);
+        b.msr(x86::msr::IA32_STAR, (UDATA as u64 - 8 | 3) << 48 | (KCODE as u64) << 32);
+        b.msr(x86::msr::IA32_LSTAR, CODE + 0x200);
+        b.msr(x86::msr::IA32_EFER, 0xd01);
+        notes.borrow_mut().words.clear();
+        notes.borrow_mut().contexts.clear();
+        // IRET to ring 3, SYSCALL, INT n.
+        b.code(|a| {
+            a.push(UDATA as i32 | 3)?;
+            a.push(0x1f_0000)?;
+            a.push(2)?;
+            a.push(UCODE as i32 | 3)?;
+            a.push((CODE + 0x100) as i32)?;
+            a.iretq()
+        });
+        b.at(CODE + 0x100, |a| {
+            let mut l = a.create_label();
+            a.jmp(l)?;
+            a.set_label(&mut l)?;
+            a.syscall()
+        });
+        b.at(CODE + 0x200, |a| {
+            let mut l = a.create_label();
+            a.jmp(l)?;
+            a.set_label(&mut l)?;
+            a.int(0x40)
+        });
+        assert_eq!(b.run(1000), Exit::Halt);
+        let notes = notes.borrow();
+        let near = usize::from(appetite.branches);
+        let heard: Vec<_> = notes
+            .words
+            .iter()
+            .filter_map(|word| match word {
+                Word::Branch(r) => Some((Flow::from_code(r.flow).unwrap(), r.from, r.to, r.from_cpl, r.to_cpl)),
+                Word::Event(e) => Some((
+                    Flow::from_code(e.branch.flow).unwrap(),
+                    e.branch.from,
+                    e.branch.to,
+                    e.branch.from_cpl,
+                    e.branch.to_cpl,
+                )),
+                _ => None,
+            })
+            .collect();
+        let mut expected = vec![
+            (Flow::Far(Far::Iret), CODE + 14, CODE + 0x100, 0, 3),
+            (Flow::Jump, CODE + 0x100, CODE + 0x102, 3, 3),
+            (Flow::Far(Far::Syscall), CODE + 0x102, CODE + 0x200, 3, 0),
+            (Flow::Jump, CODE + 0x200, CODE + 0x202, 0, 0),
+            (Flow::Far(Far::SoftwareInterrupt), CODE + 0x202, handler(0x40), 0, 0),
+        ];
+        if near == 0 {
+            expected.retain(|e| e.0 != Flow::Jump);
+        }
+        assert_eq!(heard[0].0, Flow::Far(Far::Iret));
+        expected[0].1 = heard[0].1;
+        assert_eq!(heard, expected);
+        let levels: Vec<_> = notes.contexts.iter().map(|c| c.cpl).collect();
+        assert_eq!(levels, if near == 1 { vec![3, 3, 0, 0, 0] } else { vec![3, 0, 0] });
+        assert_eq!(notes.words.last(), Some(&Word::Change(Change::Halt)));
+    }
+}
+
+// covers: 4/seam-transfers
+#[test]
+fn exceptions_and_interrupts_say_vector_error_and_address() {
+    let mut b = Bench::long();
+    let notes = listen(&mut b, BRANCHES);
+    b.code(|a| {
+        a.mov(rax, 0x4000_0000_0000u64)?;
+        a.mov(eax, dword_ptr(rax))
+    });
+    assert_eq!(b.run(100), Exit::Halt);
+    b.state(|s| s.rflags |= 0x200);
+    let rip = b.cpu.rip();
+    b.interrupt(0x55);
+    let notes = notes.borrow();
+    let events: Vec<_> = notes
+        .words
+        .iter()
+        .filter_map(|word| match word {
+            Word::Event(e) => Some((
+                e.vector,
+                e.error,
+                e.address,
+                Flow::from_code(e.branch.flow).unwrap(),
+                e.branch.from,
+                e.branch.to,
+            )),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        events,
+        [
+            (
+                14,
+                Some(0),
+                Some(0x4000_0000_0000),
+                Flow::Far(Far::Exception),
+                CODE + 10,
+                handler(14)
+            ),
+            (0x55, None, None, Flow::Far(Far::Interrupt), rip, handler(0x55)),
+        ]
+    );
+    assert!(notes.words.contains(&Word::Change(Change::Wake)));
+}
+
+// covers: 4/seam-changes
+#[test]
+fn changes_are_announced_in_the_order_of_the_program() {
+    let mut b = Bench::long();
+    let notes = listen(&mut b, BRANCHES);
+    b.code(|a| {
+        let (mut one, mut two) = (a.create_label(), a.create_label());
+        a.sti()?;
+        a.jmp(one)?;
+        a.set_label(&mut one)?;
+        a.cli()?;
+        a.cli()?;
+        a.mov(rax, cr3)?;
+        a.mov(cr3, rax)?;
+        a.jmp(two)?;
+        a.set_label(&mut two)?;
+        a.pushfq()?;
+        a.or(dword_ptr(rsp), 0x200)?;
+        a.popfq()?;
+        a.hlt()
+    });
+    assert_eq!(b.run(100), Exit::Halt);
+    let notes = notes.borrow();
+    let kinds: Vec<_> = notes
+        .words
+        .iter()
+        .map(|word| match word {
+            Word::Change(c) => format!("{c:?}"),
+            Word::Branch(_) => "branch".into(),
+            other => format!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            "Interrupts",
+            "branch",
+            "Interrupts",
+            "Cr3",
+            "branch",
+            "Interrupts",
+            "Halt"
+        ]
+    );
+}
+
+// covers: 4/seam-room
+#[test]
+fn records_are_handed_over_when_the_room_is_used_up_and_at_the_end_of_a_run() {
+    for room in [1, 7, 100, u32::MAX] {
+        let mut b = Bench::long();
+        let notes = listen(
+            &mut b,
+            Appetite {
+                branch_room: room,
+                ..BRANCHES
+            },
+        );
+        b.code(|a| {
+            let mut again = a.create_label();
+            a.mov(ecx, 5000)?;
+            a.set_label(&mut again)?;
+            a.dec(ecx)?;
+            a.jnz(again)?;
+            a.hlt()
+        });
+        // In pieces that end anywhere.
+        let mut runs = 0;
+        while b.run(997) != Exit::Halt {
+            runs += 1;
+        }
+        let notes = notes.borrow();
+        let room = room.min(512) as usize;
+        assert!(notes.batches.iter().all(|&n| n <= room), "{room}");
+        assert_eq!(notes.batches.iter().sum::<usize>(), 5000);
+        assert!(notes.batches.len() <= 5000_usize.div_ceil(room) + runs + 1);
+        let steps: Vec<_> = notes
+            .words
+            .iter()
+            .filter_map(|word| match word {
+                Word::Branch(r) => Some(r.step),
+                _ => None,
+            })
+            .collect();
+        assert!(
+            steps.iter().enumerate().all(|(i, &step)| step == 3 + 2 * i as u64),
+            "{room}"
+        );
+    }
+}
