@@ -63,10 +63,22 @@ unsafe fn exchange16(p: *mut u8, expected: u128, new: u128) -> u128 {
     (high as u128) << 64 | low as u128
 }
 
+const CR0_AM: u64 = 1 << 18;
 const CR4_SMAP: u64 = 1 << 21;
 const CR4_PCIDE: u64 = 1 << 17;
 const CR4_LA57: u64 = 1 << 12;
 const AC: u64 = 1 << 18;
+
+/// The alignment of an operand by its length (SDM Vol. 3A Table 7-7 "Alignment Requirements by Data Type"). Vectors are left
+/// out: parts may check unaligned ones or not (SDM Vol. 2A Table 2-21 "Type 4 Class Exception Conditions"), and ours do not.
+fn natural(len: usize) -> u64 {
+    match len {
+        2 | 14 | 94 => 2,
+        4 | 28 | 108 => 4,
+        8 | 10 => 8,
+        _ => 1,
+    }
+}
 
 impl Cpu {
     /// Reads `S` bytes at a linear address.
@@ -155,7 +167,13 @@ impl Cpu {
 
     /// Reads up to a page at a linear address; the segment in `o` decides between #GP and #SS.
     pub(crate) fn read_bytes(&mut self, o: &Op, linear: u64, bytes: &mut [u8]) -> Done {
-        let span = self.span(o, linear, bytes.len(), Access::Read)?;
+        let align = natural(bytes.len());
+        self.read_aligned(o, linear, bytes, align)
+    }
+
+    /// The same for an operand whose alignment does not follow from its length.
+    pub(crate) fn read_aligned(&mut self, o: &Op, linear: u64, bytes: &mut [u8], align: u64) -> Done {
+        let span = self.span(o, linear, bytes.len(), Access::Read, align)?;
         let (a, b) = bytes.split_at_mut(span.split);
         self.get_part(o, span.first, a)?;
         self.get_part(o, span.second, b)
@@ -163,7 +181,13 @@ impl Cpu {
 
     /// Writes up to a page at a linear address, all of it or nothing.
     pub(crate) fn write_bytes(&mut self, o: &Op, linear: u64, bytes: &[u8]) -> Done {
-        let span = self.span(o, linear, bytes.len(), Access::Write)?;
+        let align = natural(bytes.len());
+        self.write_aligned(o, linear, bytes, align)
+    }
+
+    /// The same for an operand whose alignment does not follow from its length.
+    pub(crate) fn write_aligned(&mut self, o: &Op, linear: u64, bytes: &[u8], align: u64) -> Done {
+        let span = self.span(o, linear, bytes.len(), Access::Write, align)?;
         self.ready(span, bytes.len())?;
         let (a, b) = bytes.split_at(span.split);
         self.put_part(o, span.first, a);
@@ -252,7 +276,7 @@ impl Cpu {
     #[cold]
     #[inline(never)]
     pub(crate) fn modify_begin(&mut self, o: &Op, linear: u64, size: usize) -> Done<u64> {
-        let span = self.span(o, linear, size, Access::Write)?;
+        let span = self.span(o, linear, size, Access::Write, natural(size))?;
         self.ready(span, size)?;
         let mut bytes = [0; 8];
         let (a, b) = bytes[..size].split_at_mut(span.split);
@@ -281,7 +305,7 @@ impl Cpu {
             // SAFETY: As in `store`; the caller has checked the alignment.
             return Ok(unsafe { exchange16((e.host + x) as *mut u8, expected, new) });
         }
-        let span = self.span(o, linear, 16, Access::Write)?;
+        let span = self.span(o, linear, 16, Access::Write, 1)?;
         self.ready(span, 16)?;
         if let Some(p) = span.first.host
             && std::is_x86_feature_detected!("cmpxchg16b")
@@ -302,7 +326,7 @@ impl Cpu {
 
     /// Checks that `len` bytes can be written at a linear address, without writing.
     pub(crate) fn probe_write(&mut self, o: &Op, linear: u64, len: usize) -> Done {
-        let span = self.span(o, linear, len, Access::Write)?;
+        let span = self.span(o, linear, len, Access::Write, natural(len))?;
         self.ready(span, len)
     }
 
@@ -431,8 +455,9 @@ impl Cpu {
         Err(Stop)
     }
 
-    /// Finds both parts of a span; nothing changes but A and D bits.
-    fn span(&mut self, o: &Op, linear: u64, len: usize, access: Access) -> Done<Bounce> {
+    /// Finds both parts of a span; nothing changes but A and D bits. Where alignment is checked, a multiple of `align` is asked
+    /// for, last of all (SDM Vol. 3A Table 7-2 "Priority Among Concurrent Events").
+    fn span(&mut self, o: &Op, linear: u64, len: usize, access: Access, align: u64) -> Done<Bounce> {
         debug_assert!(len <= 0x1000);
         if !self.canonical_span(linear, len) {
             return Err(if o.seg == SS as u8 {
@@ -444,6 +469,7 @@ impl Cpu {
         let first = self.translate(linear, access)?;
         let room = 0x1000 - (linear & 0xfff) as usize;
         if len <= room {
+            self.check_alignment(linear, align)?;
             return Ok(Bounce {
                 first,
                 split: len,
@@ -455,6 +481,7 @@ impl Cpu {
             next &= 0xffff_ffff;
         }
         let second = self.translate(next, access)?;
+        self.check_alignment(linear, align)?;
         Ok(Bounce {
             first,
             split: room,
@@ -478,6 +505,20 @@ impl Cpu {
     pub(crate) fn canonical_register(&self, linear: u64) -> bool {
         let shift = 64 - self.linear_bits;
         ((linear << shift) as i64 >> shift) as u64 == linear
+    }
+
+    /// Alignment is checked: CPL 3, CR0.AM and EFLAGS.AC (SDM Vol. 3A 7.15, "Interrupt 17—Alignment Check Exception (#AC)").
+    #[inline]
+    pub(crate) fn checks_alignment(&self) -> bool {
+        self.cpl == 3 && self.cr0 & CR0_AM != 0 && self.rflags & AC != 0
+    }
+
+    /// #AC(0) for an address that is not a multiple of `align`, where that is checked; 0 for one that has been found not to be.
+    pub(crate) fn check_alignment(&mut self, linear: u64, align: u64) -> Done {
+        if align != 0 && linear & (align - 1) == 0 || !self.checks_alignment() {
+            return Ok(());
+        }
+        Err(self.fault(17, Some(0)))
     }
 
     /// Translates a data access of the current privilege and enters it in the TLB.
@@ -651,7 +692,9 @@ impl Cpu {
     /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
     pub(crate) fn select_tlb(&mut self) {
         let pcid = self.pcid();
-        let privilege = if self.cpl == 3 {
+        let privilege = if self.checks_alignment() {
+            Privilege::Aligned
+        } else if self.cpl == 3 {
             Privilege::User
         } else if self.cr4 & CR4_SMAP != 0 && self.rflags & AC == 0 {
             Privilege::Guarded

@@ -323,6 +323,8 @@ impl Cpu {
             if !self.canonical(sp) || !self.canonical(sp.wrapping_add(total - 1)) {
                 return Err(self.fault(STACK, Some(stack.error)));
             }
+            self.probe_as(sp, total as usize, who)?;
+            self.check_frame(stack, sp, size)?;
             self.write_as(sp, &bytes[..total as usize], who)?;
             return Ok(sp);
         };
@@ -332,6 +334,8 @@ impl Cpu {
         if old >= total || old == 0 {
             // One piece: its ends are within the limit, so the whole is.
             let linear = self.frame_linear(&ss, sp, total, stack.error)?;
+            self.probe_as(linear, total as usize, who)?;
+            self.check_frame(stack, linear, size)?;
             self.write_as(linear, &bytes[..total as usize], who)?;
             return Ok(sp);
         }
@@ -344,12 +348,21 @@ impl Cpu {
                 let from = total as usize - (i + 1) * size as usize;
                 if pass == 0 {
                     self.probe_as(linear, size as usize, who)?;
+                    self.check_frame(stack, linear, size)?;
                 } else {
                     self.write_as(linear, &bytes[from..from + size as usize], who)?;
                 }
             }
         }
         Ok(sp)
+    }
+
+    /// Pushes at CPL 3 are subject to alignment checks.
+    fn check_frame(&mut self, stack: Stack, linear: u64, size: u64) -> Done {
+        if stack.level == 3 {
+            self.check_alignment(linear, size)?;
+        }
+        Ok(())
     }
 
     fn frame_linear(&mut self, ss: &Segment, offset: u64, size: u64, error: u32) -> Done<u64> {

@@ -28,6 +28,8 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Privilege {
     User,
+    /// User with alignment checks: data accesses never match, so that each takes the slow path, which checks.
+    Aligned,
     /// Supervisor, user pages allowed (no SMAP, or EFLAGS.AC).
     Supervisor,
     /// Supervisor under SMAP.
@@ -137,9 +139,10 @@ impl Tlb {
     pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: bool, exec: bool) {
         let (i, page) = (Self::index(linear), linear & !0xfff);
         let tag = |on| if on { page } else { never(i) };
+        let data = self.sets[set].privilege != Privilege::Aligned;
         self.sets[set].entries[i] = Entry {
-            read: tag(read),
-            write: tag(write),
+            read: tag(read && data),
+            write: tag(write && data),
             exec: tag(exec),
             host,
         };

@@ -52,7 +52,9 @@ cold_bodies! {
         bytes[..2].copy_from_slice(&t.limit.to_le_bytes());
         bytes[2..].copy_from_slice(&t.base.to_le_bytes());
         let (ea, n) = (c.ea(o), if c.is64() { 10 } else { 6 });
-        c.write_bytes(o, ea, &bytes[..n])
+        // It is the base that is to be aligned (SDM Vol. 3A 3.5.1 "Segment Descriptor Tables").
+        let align = (ea & 3 == 2) as u64;
+        c.write_aligned(o, ea, &bytes[..n], align)
     };
     /// LGDT, LIDT: table in `aux`, operand size in `imm`.
     LoadTable = |c: &mut Cpu, o: &Op| {
@@ -168,7 +170,8 @@ fn pop(c: &mut Cpu, o: &Op) -> Done {
 fn far_pointer(c: &mut Cpu, o: &Op) -> Done<(u64, u16)> {
     let (ea, size) = (c.ea(o), o.src as usize);
     let mut bytes = [0; 10];
-    c.read_bytes(o, ea, &mut bytes[..size + 2])?;
+    // 16:16 needs 2, 16:32 needs 4 (SDM Vol. 3A Table 7-7).
+    c.read_aligned(o, ea, &mut bytes[..size + 2], size as u64)?;
     let mut offset = [0; 8];
     offset[..size].copy_from_slice(&bytes[..size]);
     Ok((

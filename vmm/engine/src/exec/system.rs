@@ -248,7 +248,7 @@ cold_bodies! {
     Bound = |c: &mut Cpu, o: &Op| {
         let (ea, size) = (c.ea(o), o.imm as usize);
         let mut bytes = [0; 8];
-        c.read_bytes(o, ea, &mut bytes[..2 * size])?;
+        c.read_aligned(o, ea, &mut bytes[..2 * size], o.imm)?;
         let value = c.get_sized(o.dst, size as u8);
         let inside = if size == 2 {
             let at = |i: usize| i16::from_le_bytes([bytes[i], bytes[i + 1]]);
