@@ -72,15 +72,21 @@ impl Filter {
         hide_source: false,
     };
 
-    fn passes(&self, record: &BranchRecord) -> bool {
-        let ring = if record.to_cpl == 0 { self.kernel } else { self.user };
-        ring && self.kinds.checked_shr(record.flow.into()).unwrap_or(0) & 1 != 0
+    /// The kinds that pass, by whether the branch ends in a ring above 0.
+    fn masks(&self) -> [u32; 2] {
+        [self.kernel, self.user].map(|ring| if ring { self.kinds } else { 0 })
     }
 
     fn source_hidden(&self, record: &BranchRecord) -> bool {
         let ring = if record.from_cpl == 0 { self.kernel } else { self.user };
         self.hide_source && !ring
     }
+}
+
+/// Whether a branch passes, as 0 or 1: no branch of the host's own, which it would often mispredict.
+#[inline(always)]
+fn passes(record: &BranchRecord, masks: [u32; 2]) -> u32 {
+    masks[usize::from(record.to_cpl != 0)] >> (record.flow & 31) & 1
 }
 
 /// Where MISPRED, cycles and the rest of an entry stand.
@@ -166,8 +172,12 @@ impl BranchRing {
     }
 
     fn slot(&self, age: u8) -> usize {
-        let depth = usize::from(self.depth);
-        (usize::from(self.top) + depth - usize::from(age) % depth) % depth
+        let (top, depth, age) = (usize::from(self.top), usize::from(self.depth), usize::from(age));
+        if top >= age {
+            top - age
+        } else {
+            (top + depth).saturating_sub(age)
+        }
     }
 
     /// Recording begins: what came before it has no part in cycles and predictions.
@@ -197,10 +207,7 @@ impl BranchRing {
         } else {
             self.record_last(records, filter, style, code);
         }
-        if let Some(index) = records
-            .iter()
-            .rposition(|r| Flow::from_code(r.flow).is_some_and(Flow::taken))
-        {
+        if let Some(index) = records.iter().rposition(|r| kinds::ALL >> (r.flow & 31) & 1 != 0) {
             self.last_branch = Some(self.entry(records, index, None, false, style, code));
         }
         self.predictor.advance(records);
@@ -215,7 +222,8 @@ impl BranchRing {
     }
 
     fn record_last(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
-        let passed = records.iter().filter(|r| filter.passes(r)).count();
+        let masks = filter.masks();
+        let passed = records.iter().map(|r| passes(r, masks)).sum::<u32>() as usize;
         if passed == 0 {
             return;
         }
@@ -225,12 +233,12 @@ impl BranchRing {
         let mut count = 0;
         // The record before the oldest one that is kept says when its cycles began.
         let mut before = self.clock;
-        for index in (0..records.len()).rev() {
-            if !filter.passes(&records[index]) {
+        for (index, record) in records.iter().enumerate().rev() {
+            if passes(record, masks) == 0 {
                 continue;
             }
             if count == depth {
-                before = Some(records[index].step);
+                before = Some(record.step);
                 break;
             }
             kept[count] = index;
@@ -249,8 +257,9 @@ impl BranchRing {
     fn record_call_stack(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
         const CALL: u8 = Flow::Call.code();
         const RET: u8 = Flow::Ret.code();
+        let masks = filter.masks();
         for (index, record) in records.iter().enumerate() {
-            if !filter.passes(record) {
+            if passes(record, masks) == 0 {
                 continue;
             }
             match record.flow {

@@ -18,6 +18,11 @@ use x86::seam::{BranchRecord, Flow};
 /// How many branches back the predictor remembers.
 pub const WINDOW: usize = 16;
 
+const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
+const TAKEN: u8 = Flow::Cond { taken: true }.code();
+const JUMP_IND: u8 = Flow::JumpInd.code();
+const CALL_IND: u8 = Flow::CallInd.code();
+
 /// The branches before the batch at hand, oldest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Predictor {
@@ -31,21 +36,25 @@ impl Predictor {
         let Some((record, before)) = records.get(index).zip(records.get(..index)) else {
             return false;
         };
-        let conditional = match Flow::from_code(record.flow) {
-            Some(Flow::Cond { .. }) => true,
-            Some(Flow::JumpInd | Flow::CallInd) => false,
+        let conditional = match record.flow {
+            NOT_TAKEN | TAKEN => true,
+            JUMP_IND | CALL_IND => false,
             _ => return true,
         };
-        let in_batch = before.iter().rev().take(WINDOW).map(|r| (r.from, r.to));
-        let rest = WINDOW.saturating_sub(index).min(usize::from(self.len));
-        let earlier = self.remembered().iter().rev().take(rest).copied();
-        let last = in_batch.chain(earlier).find(|&(from, _)| from == record.from);
+        let last = if let Some(window) = before.last_chunk::<WINDOW>() {
+            newest(window.iter().map(|r| r.from == record.from)).map(|i| window[i].to)
+        } else {
+            let rest = (WINDOW - before.len()).min(usize::from(self.len));
+            let remembered = &self.remembered()[usize::from(self.len) - rest..];
+            newest(before.iter().map(|r| r.from == record.from))
+                .map(|i| before[i].to)
+                .or_else(|| newest(remembered.iter().map(|r| r.0 == record.from)).map(|i| remembered[i].1))
+        };
         match last {
-            Some((_, to)) => to == record.to,
+            Some(to) => to == record.to,
             None if conditional => {
-                let taken = record.flow == Flow::Cond { taken: true }.code();
                 // What a branch that was not taken would have done is not in its record: it counts as predicted.
-                !taken || record.to <= record.from
+                record.flow == NOT_TAKEN || record.to <= record.from
             }
             None => false,
         }
@@ -73,6 +82,13 @@ impl Predictor {
     fn remembered(&self) -> &[(u64, u64)] {
         &self.recent[..usize::from(self.len).min(WINDOW)]
     }
+}
+
+/// The last of at most [`WINDOW`] that hits, found without a branch for each.
+#[inline(always)]
+fn newest(hits: impl Iterator<Item = bool>) -> Option<usize> {
+    let mask = hits.zip(0..).fold(0u32, |mask, (hit, i)| mask | u32::from(hit) << i);
+    mask.checked_ilog2().map(|i| i as usize)
 }
 
 #[cfg(test)]
