@@ -1,6 +1,6 @@
 //! Hand-written branches for the tests of the units that record them.
 
-use x86::seam::{BranchRecord, CodeSize, Context, EventRecord, Far, Flow};
+use x86::seam::{BadPhys, BranchRecord, CodeSize, Context, EventRecord, Far, Flow, PageFault, Processor, TraceMem};
 
 /// Where 64-bit code runs, in this ring.
 pub fn long(cpl: u8) -> Context {
@@ -92,5 +92,111 @@ impl Random {
                 at(*step, branch(flow, from, to, cpl))
             })
             .collect()
+    }
+}
+
+/// A processor that stands still in 64-bit code of ring 0, with one page of memory at [`Still::AREA`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Still {
+    page: Vec<u8>,
+}
+
+impl Still {
+    /// Where its page is: a management area, and the buffer behind it.
+    pub const AREA: u64 = 0x8000;
+
+    /// With a management area for four records of 24 bytes.
+    pub fn with_buffer() -> Self {
+        let mut page = vec![0; 4096];
+        let start = Self::AREA + 0x100;
+        for (at, value) in [(0, start), (8, start), (16, start + 96), (24, start + 96)] {
+            page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        Self { page }
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.page[at..at + 8].try_into().unwrap())
+    }
+
+    /// From and to of the records up to the index.
+    pub fn stored(&self) -> Vec<[u64; 2]> {
+        let index = self.word(8) - Self::AREA;
+        (0x100..index as usize)
+            .step_by(24)
+            .map(|at| [self.word(at), self.word(at + 8)])
+            .collect()
+    }
+
+    fn range(&self, la: u64, len: u64, write: bool) -> Result<std::ops::Range<usize>, PageFault> {
+        let start = la.wrapping_sub(Self::AREA);
+        if start.saturating_add(len) <= self.page.len() as u64 {
+            Ok(start as usize..(start + len) as usize)
+        } else {
+            Err(PageFault {
+                address: la,
+                code: x86::fault::PageFaultCode::new().with_write(write),
+            })
+        }
+    }
+}
+
+impl TraceMem for Still {
+    fn read_linear(&mut self, la: u64, bytes: &mut [u8]) -> Result<(), PageFault> {
+        let range = self.range(la, bytes.len() as u64, false)?;
+        bytes.copy_from_slice(&self.page[range]);
+        Ok(())
+    }
+
+    fn probe_linear(&mut self, la: u64, len: u64) -> Result<(), PageFault> {
+        self.range(la, len, true).map(drop)
+    }
+
+    fn write_linear(&mut self, la: u64, bytes: &[u8]) -> Result<(), PageFault> {
+        let range = self.range(la, bytes.len() as u64, true)?;
+        self.page[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read_phys(&mut self, pa: u64, _: &mut [u8]) -> Result<(), BadPhys> {
+        Err(BadPhys { address: pa })
+    }
+
+    fn write_phys(&mut self, pa: u64, _: &[u8]) -> Result<(), BadPhys> {
+        Err(BadPhys { address: pa })
+    }
+}
+
+impl Processor for Still {
+    fn gpr(&self, _: u8) -> u64 {
+        0
+    }
+
+    fn xmm(&self, _: u8) -> u128 {
+        0
+    }
+
+    fn rip(&self) -> u64 {
+        0
+    }
+
+    fn rflags(&self) -> u64 {
+        2
+    }
+
+    fn context(&self) -> Context {
+        long(0)
+    }
+
+    fn retired(&self) -> u64 {
+        0
+    }
+
+    fn step(&self) -> u64 {
+        0
+    }
+
+    fn tsc(&mut self) -> u64 {
+        0
     }
 }

@@ -80,8 +80,6 @@ pub struct Gate {
 pub struct Lbr {
     caps: LbrCaps,
     style: Style,
-    /// Transactions are shown: their bits in FROM are flags, not sign.
-    tsx: bool,
     linear_bits: u32,
     running: bool,
     select: LbrSelect,
@@ -115,7 +113,6 @@ impl Lbr {
                 linear: caps.format.linear(),
                 beside,
             },
-            tsx,
             linear_bits,
             running: false,
             select: LbrSelect::new(),
@@ -250,6 +247,11 @@ impl Lbr {
         self.ring.top %= self.caps.depth.max(1);
     }
 
+    /// Whether Intel PT and branch recording exclude each other on this part.
+    pub fn excluded_by_pt(&self) -> bool {
+        self.caps.excluded_by_pt
+    }
+
     fn excluded(&self, gate: Gate) -> bool {
         self.caps.excluded_by_pt && gate.tracing
     }
@@ -329,11 +331,6 @@ impl Lbr {
                 .or_else(|| within(info?).map(Register::Info)),
             LbrLayout::Architectural => None,
         }
-    }
-
-    /// Whether transactions are shown.
-    pub fn has_transactions(&self) -> bool {
-        self.tsx
     }
 }
 

@@ -5,6 +5,7 @@ pub mod arch_lbr;
 pub mod branch_ring;
 #[cfg(test)]
 mod branch_test;
+pub mod branches;
 pub mod cache;
 pub mod debugctl;
 pub mod ds;
