@@ -13,4 +13,5 @@ pub mod lapic;
 pub mod lbr;
 pub mod pmu;
 pub mod predictor;
+pub mod pt;
 pub mod rdt;

@@ -281,6 +281,8 @@ pub enum Change {
         value: u64,
         /// 4 or 8 bytes.
         size: u8,
+        /// Linear address of the instruction.
+        at: u64,
     },
     /// HLT retired.
     Halt,

@@ -10,6 +10,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::pt::PtCaps;
 use crate::{debugctl, lbr};
 
 /// A performance core of an Intel Core i9-12900K (Alder Lake-S).
@@ -62,7 +63,7 @@ pub const ALDERLAKE: CpuModel = CpuModel {
             events: &[events::GOLDEN_COVE, events::HASWELL, events::SUNNY_COVE_BRANCHES],
         }),
 
-        pt: None,
+        pt: PtCaps::of(&SILICON, 83 * CRYSTAL_KHZ),
     },
 };
 

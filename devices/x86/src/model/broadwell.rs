@@ -11,6 +11,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::pt::PtCaps;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon E5-2697 v4 (Broadwell-EP).
@@ -63,7 +64,7 @@ pub const BROADWELL: CpuModel = CpuModel {
             events: &[events::HASWELL, events::BRANCHES],
         }),
 
-        pt: None,
+        pt: PtCaps::of(&SILICON, 23 * BUS_KHZ),
     },
 };
 

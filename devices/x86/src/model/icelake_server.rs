@@ -11,6 +11,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::pt::PtCaps;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8351N (Ice Lake-SP).
@@ -63,7 +64,7 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
             events: &[events::HASWELL, events::SUNNY_COVE_BRANCHES],
         }),
 
-        pt: None,
+        pt: PtCaps::of(&SILICON, 96 * CRYSTAL_KHZ),
     },
 };
 

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, msrs, policy};
 use crate::cpuid::{Feature, Features};
 use crate::msr::*;
+use crate::pt::PtCaps;
 
 /// A CPU model that owns its tables. [`OwnedModel::build`] checks it and makes it a [`CpuModel`].
 #[derive(Clone, Debug)]
@@ -255,19 +256,28 @@ impl OwnedModel {
                 self.apic_timer_khz
             ));
         }
+        let silicon: &'static [CpuidRow] = silicon.leak();
         Ok(Box::leak(Box::new(CpuModel {
             name: self.name.leak(),
             description: self.description.leak(),
             tsc_khz: self.tsc_khz,
             apic_timer_khz: self.apic_timer_khz,
             microcode: self.microcode,
-            silicon: silicon.leak(),
+            silicon,
             cpuid: cpuid.leak(),
             adjustments: self.adjustments.leak(),
             added: self.added,
             removed: self.removed,
             msrs: registers.leak(),
-            units: self.units,
+            units: UnitCaps {
+                // A user's rows decide here too, and a part without the feature has no unit.
+                pt: if Features::of(silicon).intel_pt() && !self.removed.intel_pt() {
+                    PtCaps::of(silicon, self.tsc_khz)
+                } else {
+                    None
+                },
+                ..self.units
+            },
         })))
     }
 

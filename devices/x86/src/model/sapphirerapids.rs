@@ -10,6 +10,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::pt::PtCaps;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8480+ (Sapphire Rapids).
@@ -62,7 +63,7 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
             events: &[events::GOLDEN_COVE, events::HASWELL, events::SUNNY_COVE_BRANCHES],
         }),
 
-        pt: None,
+        pt: PtCaps::of(&SILICON, 80 * CRYSTAL_KHZ),
     },
 };
 

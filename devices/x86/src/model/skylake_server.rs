@@ -12,6 +12,7 @@ use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::pt::PtCaps;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8160 (Skylake-SP).
@@ -64,7 +65,7 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
             events: &[events::HASWELL, events::BRANCHES],
         }),
 
-        pt: None,
+        pt: PtCaps::of(&SILICON, 84 * CRYSTAL_KHZ),
     },
 };
 

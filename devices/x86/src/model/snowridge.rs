@@ -9,6 +9,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::pt::PtCaps;
 use crate::{debugctl, lbr};
 
 /// Intel Atom P5942B (Snow Ridge).
@@ -61,7 +62,7 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
             events: &[events::TREMONT],
         }),
 
-        pt: None,
+        pt: PtCaps::of(&SILICON, 88 * CRYSTAL_KHZ),
     },
 };
 

@@ -1,0 +1,133 @@
+//! Near branches. SDM Vol. 3C 33.4.2.1 "Taken/Not-taken (TNT) Packet", 33.4.2.2 "Target IP (TIP) Packet", and the rows of
+//! Table "Packet Generation under Different Enable Conditions" from 6a on.
+
+use pt_packet::Packet;
+use x86::seam::{BranchRecord, Flow};
+
+use super::Pt;
+use super::output::Output;
+
+const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
+const TAKEN: u8 = Flow::Cond { taken: true }.code();
+const JUMP: u8 = Flow::Jump.code();
+const JUMP_IND: u8 = Flow::JumpInd.code();
+const CALL: u8 = Flow::Call.code();
+const CALL_IND: u8 = Flow::CallInd.code();
+const RET: u8 = Flow::Ret.code();
+
+/// Near flows have the lowest codes.
+pub(super) const fn is_near(code: u8) -> bool {
+    code <= RET
+}
+
+impl<O: Output> Pt<O> {
+    /// Near branches, all in one context that may be traced.
+    pub(super) fn near(&mut self, records: &[BranchRecord]) {
+        let Some(last) = records.last() else { return };
+        if self.ranges.is_empty() {
+            if self.s.packet_en && self.s.stream.plain() {
+                self.plain(records);
+                return;
+            }
+            if !self.s.packet_en {
+                self.s.ip = last.to;
+                self.time(last.step);
+                return;
+            }
+        }
+        for record in records {
+            if !self.s.status.trigger_en() {
+                return;
+            }
+            self.time(record.step);
+            self.one(record);
+        }
+    }
+
+    /// MTC packets up to `step`.
+    #[inline(always)]
+    pub(super) fn time(&mut self, step: u64) {
+        if step >= self.s.stream.due() {
+            self.late(step);
+        }
+    }
+
+    /// PSB is looked for wherever bytes have come about, so that it does not matter where a batch of records ends.
+    #[cold]
+    fn late(&mut self, step: u64) {
+        self.s.stream.advance(&mut self.out, step);
+        if self.s.stream.psb_due() {
+            self.send_psb(step);
+        }
+    }
+
+    /// The loop that decides what tracing costs: PacketEn stays set, and a conditional branch is a bit.
+    fn plain(&mut self, records: &[BranchRecord]) {
+        let code = self.code;
+        for r in records {
+            self.time(r.step);
+            let stream = &mut self.s.stream;
+            let out = &mut self.out;
+            match r.flow {
+                NOT_TAKEN | TAKEN => stream.conditional(out, r.flow != 0, r.step),
+                JUMP => {}
+                CALL => stream.call(r.from.wrapping_add(u64::from(r.length)), r.to),
+                RET if stream.compresses(r.to) => stream.conditional(out, true, r.step),
+                flow => {
+                    if flow == CALL_IND {
+                        stream.call(r.from.wrapping_add(u64::from(r.length)), r.to);
+                    }
+                    debug_assert!(matches!(flow, JUMP_IND | CALL_IND | RET));
+                    stream.tip(out, code.ip(r.to), r.step);
+                }
+            }
+            self.s.ip = r.to;
+            if self.s.stream.psb_due() {
+                self.send_psb(r.step);
+            }
+        }
+    }
+
+    /// One branch, with all that may happen at one.
+    fn one(&mut self, r: &BranchRecord) {
+        let ip = self.code.ip(r.to);
+        let filter = self.ranges.admit(ip);
+        let stop = self.ranges.stop(ip);
+        self.s.status.set_filter_en(filter);
+        let after = filter && !stop && self.s.ctl.branch_en();
+        match (self.s.packet_en, after) {
+            (true, true) => self.inside(r, ip),
+            (true, false) => {
+                // A TNT bit for the branch itself would say nothing more.
+                self.send(Packet::TipPgd(Some(ip)), r.step);
+                self.s.packet_en = false;
+            }
+            (false, true) => self.rise(r.to, r.step),
+            (false, false) => {}
+        }
+        self.s.ip = r.to;
+        if stop {
+            self.trace_stop(r.step);
+        } else if self.s.stream.psb_due() {
+            self.send_psb(r.step);
+        }
+    }
+
+    /// PacketEn before and after.
+    fn inside(&mut self, r: &BranchRecord, ip: u64) {
+        let stream = &mut self.s.stream;
+        let out = &mut self.out;
+        match r.flow {
+            NOT_TAKEN | TAKEN => stream.conditional_timed(out, r.flow != 0, r.step),
+            JUMP => {}
+            CALL => stream.call(r.from.wrapping_add(u64::from(r.length)), r.to),
+            RET if stream.compresses(r.to) => stream.conditional_timed(out, true, r.step),
+            flow => {
+                if flow == CALL_IND {
+                    stream.call(r.from.wrapping_add(u64::from(r.length)), r.to);
+                }
+                stream.tip(out, ip, r.step);
+            }
+        }
+    }
+}

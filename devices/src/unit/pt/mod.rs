@@ -1,0 +1,385 @@
+//! Intel Processor Trace. SDM Vol. 3C ch. 33 "Intel Processor Trace".
+//!
+//! # Theory
+//! Packets tell what the code does not: which way conditional branches went, where indirect ones led, what interrupted. They
+//! are generated while PacketEn is set, which is TriggerEn (the guest wants a trace and it has not come to its end), ContextEn
+//! (ring and CR3), FilterEn (address ranges) and BranchEn together; packets about other things need less.
+//!
+//! # Practice
+//! `msrs` holds the registers and what WRMSR does, `words` what the unit makes of each word of the seam, `flow` the loop over
+//! near branches, `filter` what is traced, `packets` the stream with its compression and clocks, `output` where bytes go. Every
+//! word ends with the bytes put out, so that nothing waits but taken/not-taken bits.
+//!
+//! The unit serves twice: the guest's has [`output::GuestMemory`] behind it, an observer's a sink of the host's, which
+//! programs the same registers.
+//!
+//! # Left out
+//! SMM and VMX, and so RSM, VMCS packets and the non-root bit. Nothing here is faster than the output, so an OVF packet only
+//! tells that a host's sink was full. FabricEn is refused, as on every model: no part that is modelled enumerates it.
+
+pub mod filter;
+mod flow;
+mod msrs;
+pub mod output;
+pub mod packets;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use pt_packet::{ExecMode, Packet};
+use x86::pt::{PtCaps, RtitCtl, RtitStatus};
+use x86::seam::{Appetite, CodeSize, Context, Effects, Processor};
+
+use filter::{Addresses, Ranges};
+use output::{GuestMemory, Outcome, Output};
+use packets::{Buffer, Stream};
+
+/// A logical processor's trace unit.
+#[derive(Clone, Debug)]
+pub struct Pt<O: Output = GuestMemory> {
+    caps: PtCaps,
+    s: Inner,
+    output: O,
+    out: Buffer,
+    ranges: Ranges,
+    code: Addresses,
+    boundaries: Vec<u64>,
+    generation: u64,
+}
+
+/// The whole state of a [`Pt`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct PtState<S = GuestMemory> {
+    inner: Inner,
+    output: S,
+}
+
+/// A sleep that power events tell of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sleep {
+    state: u8,
+    reason: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Inner {
+    ctl: RtitCtl,
+    /// Without PacketByteCnt, which the stream counts.
+    status: RtitStatus,
+    cr3_match: u64,
+    addresses: [u64; 8],
+    /// Where the processor stood when the last word was said.
+    context: Context,
+    /// Linear address of an instruction that is reached without any further packet.
+    ip: u64,
+    packet_en: bool,
+    /// What the last MODE.Exec since the last PSB said.
+    mode: Option<(ExecMode, bool)>,
+    in_transaction: bool,
+    /// After INIT: the trace goes on where the processor starts.
+    restarts: bool,
+    sleep: Option<Sleep>,
+    stream: Stream,
+    /// A region's PMI, until it is taken.
+    topa_pmi: bool,
+    /// Bytes were lost: an OVF packet is due.
+    lost: bool,
+}
+
+impl Inner {
+    fn new(caps: &PtCaps) -> Self {
+        Self {
+            ctl: RtitCtl::new(),
+            status: RtitStatus::new(),
+            cr3_match: 0,
+            addresses: [0; 8],
+            context: Context::default(),
+            ip: 0,
+            packet_en: false,
+            mode: None,
+            in_transaction: false,
+            restarts: false,
+            sleep: None,
+            stream: Stream::new(caps),
+            topa_pmi: false,
+            lost: false,
+        }
+    }
+}
+
+/// The linear address of the next instruction.
+fn next_ip(cpu: &dyn Processor, context: &Context) -> u64 {
+    match context.code {
+        CodeSize::Bits64 => cpu.rip(),
+        CodeSize::Bits16 | CodeSize::Bits32 => cpu.rip().wrapping_add(context.cs_base) & 0xFFFF_FFFF,
+    }
+}
+
+impl Pt {
+    /// The guest's unit, as after power-up.
+    pub fn new(caps: PtCaps) -> Self {
+        Self::with_output(caps, GuestMemory::default())
+    }
+}
+
+impl<O: Output> Pt<O> {
+    /// A unit whose packets go to `output`.
+    pub fn with_output(caps: PtCaps, output: O) -> Self {
+        let s = Inner::new(&caps);
+        let code = Addresses::new(&caps, &s.context);
+        Self {
+            caps,
+            s,
+            output,
+            out: Buffer::default(),
+            ranges: Ranges::default(),
+            code,
+            boundaries: Vec::new(),
+            generation: 0,
+        }
+    }
+
+    /// What the model can do.
+    pub fn caps(&self) -> &PtCaps {
+        &self.caps
+    }
+
+    /// Where packets go.
+    pub fn output(&mut self) -> &mut O {
+        &mut self.output
+    }
+
+    /// Whether TraceEn is set.
+    pub fn trace_en(&self) -> bool {
+        self.s.ctl.trace_en()
+    }
+
+    /// Whether last-branch records pause: on parts where they and TraceEn exclude each other.
+    pub fn pauses_lbr(&self) -> bool {
+        self.caps.excludes_lbr && self.trace_en()
+    }
+
+    /// Whether a region has asked for a PMI since the last call: IA32_PERF_GLOBAL_STATUS.Trace_ToPA_PMI\[55\] is to be set. The
+    /// interrupt itself was in the word's effects.
+    pub fn take_topa_pmi(&mut self) -> bool {
+        std::mem::take(&mut self.s.topa_pmi)
+    }
+
+    /// The whole state.
+    pub fn state(&self) -> PtState<O::State> {
+        PtState {
+            inner: self.s.clone(),
+            output: self.output.state(),
+        }
+    }
+
+    /// Takes a state back that a unit of the same model gave.
+    pub fn restore(&mut self, state: PtState<O::State>) {
+        self.s = state.inner;
+        self.output.restore(state.output);
+        self.out.clear();
+        self.code = Addresses::new(&self.caps, &self.s.context);
+        self.set_ranges();
+    }
+
+    /// What the executor must say.
+    pub fn appetite(&self) -> Appetite {
+        if !self.s.status.trigger_en() {
+            return Appetite::NOTHING;
+        }
+        let context_en = self.s.status.context_en();
+        Appetite {
+            transfers: true,
+            branches: context_en && (self.s.ctl.branch_en() || !self.ranges.is_empty()),
+            instructions: self.s.stream.tick(),
+            ..Appetite::NOTHING
+        }
+    }
+
+    /// The addresses before whose instructions `before` is to be called.
+    pub fn boundaries(&self) -> &[u64] {
+        &self.boundaries
+    }
+
+    /// Moves with [`Pt::boundaries`].
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Takes over the ranges, from the registers.
+    fn set_ranges(&mut self) {
+        self.ranges = if self.s.status.trigger_en() {
+            Ranges::new(self.s.ctl, &self.s.addresses)
+        } else {
+            Ranges::default()
+        };
+        self.set_boundaries();
+    }
+
+    fn set_boundaries(&mut self) {
+        let boundaries = self.ranges.boundaries(self.code);
+        if boundaries != self.boundaries {
+            self.boundaries = boundaries;
+            self.generation += 1;
+        }
+    }
+
+    /// The processor stands somewhere else.
+    fn set_context(&mut self, context: Context) {
+        self.s.context = context;
+        let code = Addresses::new(&self.caps, &context);
+        if code != self.code {
+            self.code = code;
+            // What is called in one mode and returns in another is not for compression.
+            self.s.stream.forget_calls();
+            if !self.ranges.is_empty() {
+                self.set_boundaries();
+            }
+        }
+    }
+
+    fn send(&mut self, packet: Packet, step: u64) {
+        self.s.stream.send(&mut self.out, packet, step);
+    }
+
+    /// What MODE.Exec would say.
+    fn mode(&self) -> (ExecMode, bool) {
+        let context = &self.s.context;
+        let mode = match context.code {
+            CodeSize::Bits16 => ExecMode::Bits16,
+            CodeSize::Bits32 => ExecMode::Bits32,
+            CodeSize::Bits64 => ExecMode::Bits64,
+        };
+        (mode, self.s.ctl.event_en() && context.interrupts)
+    }
+
+    /// MODE.Exec, where it tells something new.
+    fn send_mode(&mut self, step: u64) {
+        let mode = self.mode();
+        if self.s.mode != Some(mode) {
+            self.s.mode = Some(mode);
+            let (mode, interrupts) = mode;
+            self.send(Packet::ModeExec { mode, interrupts }, step);
+        }
+    }
+
+    /// PSB and what goes with it. SDM Vol. 3C 33.3.7 "PSB+".
+    fn send_psb(&mut self, step: u64) {
+        let s = &mut self.s;
+        s.stream.psb(&mut self.out, step);
+        s.mode = None;
+        s.status.set_pend_psb(false);
+        let (ctl, context_en) = (s.ctl, s.status.context_en());
+        if context_en && ctl.os() {
+            let cr3 = s.context.cr3;
+            self.send(Packet::Pip { cr3, non_root: false }, step);
+        }
+        self.s.stream.time(&mut self.out, step);
+        if self.s.packet_en {
+            self.send_mode(step);
+        }
+        if context_en && ctl.branch_en() {
+            let in_tx = self.s.in_transaction;
+            self.send(Packet::ModeTsx { in_tx, abort: false }, step);
+        }
+        if self.s.packet_en {
+            let ip = self.code.ip(self.s.ip);
+            self.send(Packet::Fup(Some(ip)), step);
+        }
+        self.send(Packet::PsbEnd, step);
+    }
+
+    /// TIP.PGE at a linear address: PacketEn rises.
+    fn rise(&mut self, at: u64, step: u64) {
+        self.send_mode(step);
+        self.s.stream.forget_calls();
+        self.s.packet_en = true;
+        self.s.ip = at;
+        let ip = self.code.ip(at);
+        self.send(Packet::TipPge(Some(ip)), step);
+    }
+
+    /// A TraceStop range is entered: the trace has come to its end. SDM Vol. 3C 33.2.5.3 "Filtering by IP".
+    fn trace_stop(&mut self, step: u64) {
+        self.send(Packet::TraceStop, step);
+        self.s.status.set_stopped(true);
+        self.end();
+    }
+
+    /// TriggerEn falls, and with it all else.
+    fn end(&mut self) {
+        self.s.status.set_trigger_en(false);
+        self.s.packet_en = false;
+        self.set_ranges();
+    }
+
+    /// What became of bytes.
+    fn settle(&mut self, outcome: Outcome) -> Effects {
+        let s = &mut self.s;
+        if outcome.pmi {
+            s.topa_pmi = true;
+            if s.ctl.inject_psb_pmi_on_enable() {
+                s.status.set_pend_topa_pmi(true);
+            }
+        }
+        s.lost |= outcome.lost;
+        if outcome.error {
+            s.status.set_error(true);
+        }
+        if outcome.stopped {
+            s.status.set_stopped(true);
+        }
+        if (outcome.error || outcome.stopped) && s.status.trigger_en() {
+            self.end();
+        }
+        Effects {
+            pmi: outcome.pmi,
+            ..Effects::NONE
+        }
+    }
+
+    /// Ends a word: PSB where it is due, then the bytes go out.
+    fn finish(&mut self, step: u64, cpu: &mut dyn Processor) -> Effects {
+        if self.s.status.trigger_en() {
+            if self.s.lost {
+                self.s.lost = false;
+                self.send_overflow(step);
+            }
+            if self.s.stream.psb_due() {
+                self.send_psb(step);
+            }
+        }
+        self.put(cpu)
+    }
+
+    fn put(&mut self, cpu: &mut dyn Processor) -> Effects {
+        if self.out.is_empty() {
+            return Effects::NONE;
+        }
+        let outcome = self.output.put(self.out.filled(), &self.caps, cpu);
+        self.out.clear();
+        self.settle(outcome)
+    }
+
+    /// OVF, and where the trace goes on: FUP, unless PacketEn is clear; then TIP.PGE follows when it rises. SDM Vol. 3C 33.3.8
+    /// "Internal Buffer Overflow".
+    fn send_overflow(&mut self, step: u64) {
+        self.s.stream.overflow(&mut self.out, step);
+        self.s.mode = None;
+        if self.s.packet_en {
+            let ip = self.code.ip(self.s.ip);
+            self.send(Packet::Fup(Some(ip)), step);
+        }
+    }
+
+    /// Packets were lost on their way, says whoever takes them: OVF tells a decoder. The trace goes on at the next instruction.
+    pub fn overflow(&mut self, cpu: &mut dyn Processor) -> Effects {
+        if !self.s.status.trigger_en() {
+            return Effects::NONE;
+        }
+        let step = cpu.step();
+        self.s.ip = next_ip(cpu, &self.s.context);
+        self.send_overflow(step);
+        self.finish(step, cpu)
+    }
+}

@@ -1,0 +1,333 @@
+//! Where packets go: guest memory by single range or table, or a host's own sink.
+//!
+//! SDM Vol. 3C 33.2.7 "Packet Output to Trace Memory" is the guest's. A host that traces from outside gives an [`Output`] of
+//! its own and has no addresses to set up.
+//!
+//! Data for addresses without memory behind them is dropped, as the bus drops it; a table there reads as all ones, which is
+//! malformed. Table entries are read when tracing starts and when one is reached, so a table may be prepared while its
+//! predecessors fill.
+
+use std::io;
+
+use x86::pt::{PtCaps, RtitMaskPtrs, TopaEntry};
+use x86::seam::TraceMem;
+
+/// What became of bytes that were put out, or of a start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Outcome {
+    /// A region with INT is full, or nearly.
+    pub pmi: bool,
+    /// A region with STOP is full: IA32_RTIT_STATUS.Stopped. Bytes that did not fit are lost.
+    pub stopped: bool,
+    /// An operational error: IA32_RTIT_STATUS.Error. Bytes that were left are lost.
+    pub error: bool,
+    /// Bytes were lost because a host's sink was full: an OVF packet is due.
+    pub lost: bool,
+}
+
+/// A sink of packets.
+pub trait Output {
+    /// The state that a snapshot keeps.
+    type State: Clone + PartialEq + std::fmt::Debug;
+
+    /// Tracing starts. `topa` is IA32_RTIT_CTL.ToPA, `fabric` FabricEn.
+    fn start(&mut self, topa: bool, fabric: bool, caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome;
+
+    /// Takes bytes.
+    fn put(&mut self, bytes: &[u8], caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome;
+
+    /// IA32_RTIT_OUTPUT_BASE and IA32_RTIT_OUTPUT_MASK_PTRS.
+    fn registers(&self) -> (u64, RtitMaskPtrs) {
+        (0, RtitMaskPtrs::RESET)
+    }
+
+    /// Sets both; tracing is off.
+    fn set_registers(&mut self, _base: u64, _ptrs: RtitMaskPtrs) {}
+
+    /// The whole state.
+    fn state(&self) -> Self::State;
+
+    /// Takes a state back.
+    fn restore(&mut self, state: Self::State);
+}
+
+/// A region in use: a table entry, as it was when it was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The first address.
+    pub base: u64,
+    /// Bytes.
+    pub size: u32,
+    /// A PMI when full.
+    pub int: bool,
+    /// The end of the trace when full.
+    pub stop: bool,
+}
+
+/// What is in use while tracing is on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scheme {
+    /// Nothing: tracing is off, or has come to its end.
+    #[default]
+    None,
+    /// The transport subsystem, which ends nowhere here.
+    Fabric,
+    /// One range of `mask` + 1 bytes, over and over.
+    Single,
+    /// A table.
+    Topa(Region),
+}
+
+/// Guest memory: the two output registers and what is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestMemory {
+    base: u64,
+    ptrs: RtitMaskPtrs,
+    scheme: Scheme,
+}
+
+impl Default for GuestMemory {
+    fn default() -> Self {
+        Self {
+            base: 0,
+            ptrs: RtitMaskPtrs::RESET,
+            scheme: Scheme::None,
+        }
+    }
+}
+
+/// How far before the end of its only region a part of the first generation asks for the PMI, so that the handler comes in
+/// time: "ToPA PMIs will be delivered before the region is filled", by how much is left open. SDM Vol. 3C 33.2.7.2, "Single
+/// Output Region ToPA Implementation".
+pub const EARLY_PMI: u32 = 512;
+
+const ERROR: Outcome = Outcome {
+    pmi: false,
+    stopped: false,
+    error: true,
+    lost: false,
+};
+
+impl GuestMemory {
+    fn entry(table: u64, index: u32, mem: &mut dyn TraceMem) -> TopaEntry {
+        let mut bytes = [0; 8];
+        let read = mem.read_phys(table.wrapping_add(u64::from(index) * 8), &mut bytes);
+        TopaEntry::from_bits(read.map_or(!0, |()| u64::from_le_bytes(bytes)))
+    }
+
+    /// Makes the current entry the region in use. Follows at most one END: a table that begins with one is malformed.
+    /// SDM Vol. 3C 33.2.7.2, "ToPA Errors".
+    fn load(&mut self, caps: &PtCaps, mem: &mut dyn TraceMem) -> Result<Region, ()> {
+        let mut index = self.ptrs.mask_or_table_offset();
+        let mut entry = Self::entry(self.base, index, mem);
+        if entry.end() {
+            let backwards = caps.topa_multiple() || entry.base() == self.base;
+            if entry.malformed(caps) || index == 0 || !backwards {
+                return Err(());
+            }
+            self.base = entry.base();
+            index = 0;
+            self.ptrs.set_mask_or_table_offset(0);
+            entry = Self::entry(self.base, 0, mem);
+        }
+        if entry.malformed(caps) || entry.end() || !caps.topa_multiple() && index != 0 {
+            return Err(());
+        }
+        if !caps.topa_multiple() {
+            let end = Self::entry(self.base, 1, mem);
+            if !end.end() || end.malformed(caps) || end.base() != self.base {
+                return Err(());
+            }
+        }
+        Ok(Region {
+            base: entry.base(),
+            size: entry.size(),
+            int: entry.int(),
+            stop: entry.stop(),
+        })
+    }
+
+    fn fail(&mut self) -> Outcome {
+        self.scheme = Scheme::None;
+        ERROR
+    }
+
+    fn put_single(&mut self, mut bytes: &[u8], mem: &mut dyn TraceMem) {
+        let mask = self.ptrs.mask();
+        while !bytes.is_empty() {
+            let offset = self.ptrs.output_offset();
+            let room = u64::from(mask) - u64::from(offset) + 1;
+            let (now, rest) = bytes.split_at(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
+            // Without memory behind it the data goes nowhere.
+            let _ = mem.write_phys(self.base + u64::from(offset), now);
+            self.ptrs
+                .set_output_offset(offset.wrapping_add(now.len() as u32) & mask);
+            bytes = rest;
+        }
+    }
+
+    fn put_topa(&mut self, mut region: Region, mut bytes: &[u8], caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome {
+        let mut outcome = Outcome::default();
+        while !bytes.is_empty() {
+            let offset = self.ptrs.output_offset();
+            let room = (region.size - offset) as usize;
+            let (now, rest) = bytes.split_at(bytes.len().min(room));
+            let _ = mem.write_phys(region.base + u64::from(offset), now);
+            let reached = offset + now.len() as u32;
+            self.ptrs.set_output_offset(reached);
+            bytes = rest;
+            let early = if caps.topa_multiple() { 0 } else { EARLY_PMI };
+            let due = region.size - early;
+            outcome.pmi |= region.int && offset < due && reached >= due;
+            if reached < region.size {
+                continue;
+            }
+            if region.stop {
+                // The offset stays at the region's size. SDM Vol. 3C 33.2.7.2, "ToPA STOP".
+                self.scheme = Scheme::None;
+                outcome.stopped = true;
+                return outcome;
+            }
+            self.ptrs.set_output_offset(0);
+            // After the last of its 2 to the power of 25 entries a table begins anew.
+            let next = self.ptrs.mask_or_table_offset().wrapping_add(1) & 0x1FF_FFFF;
+            self.ptrs.set_mask_or_table_offset(next);
+            region = match self.load(caps, mem) {
+                Ok(region) => region,
+                Err(()) => {
+                    outcome.error = true;
+                    self.scheme = Scheme::None;
+                    return outcome;
+                }
+            };
+            self.scheme = Scheme::Topa(region);
+        }
+        outcome
+    }
+}
+
+impl Output for GuestMemory {
+    type State = Self;
+
+    fn start(&mut self, topa: bool, fabric: bool, caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome {
+        self.scheme = Scheme::None;
+        if fabric {
+            self.scheme = Scheme::Fabric;
+            return Outcome::default();
+        }
+        if !topa {
+            // SDM Vol. 3C 33.2.7.1 "Single Range Output", errors.
+            let mask = self.ptrs.mask();
+            let contiguous = mask & mask.wrapping_add(1) == 0;
+            if !contiguous || self.base & u64::from(mask) != 0 || self.ptrs.output_offset() > mask {
+                return self.fail();
+            }
+            self.scheme = Scheme::Single;
+            return Outcome::default();
+        }
+        if self.base & 0xFFF != 0 {
+            return self.fail();
+        }
+        match self.load(caps, mem) {
+            Ok(region) if self.ptrs.output_offset() < region.size => {
+                self.scheme = Scheme::Topa(region);
+                Outcome::default()
+            }
+            _ => self.fail(),
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8], caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome {
+        match self.scheme {
+            Scheme::None | Scheme::Fabric => Outcome::default(),
+            Scheme::Single => {
+                self.put_single(bytes, mem);
+                Outcome::default()
+            }
+            Scheme::Topa(region) => self.put_topa(region, bytes, caps, mem),
+        }
+    }
+
+    fn registers(&self) -> (u64, RtitMaskPtrs) {
+        (self.base, self.ptrs)
+    }
+
+    fn set_registers(&mut self, base: u64, ptrs: RtitMaskPtrs) {
+        self.base = base;
+        self.ptrs = ptrs;
+        self.scheme = Scheme::None;
+    }
+
+    fn state(&self) -> Self {
+        self.clone()
+    }
+
+    fn restore(&mut self, state: Self) {
+        *self = state;
+    }
+}
+
+/// Packets kept in the host's memory, which the host takes from it as it likes; a snapshot does not keep them.
+impl Output for Vec<u8> {
+    type State = ();
+
+    fn start(&mut self, _topa: bool, _fabric: bool, _caps: &PtCaps, _mem: &mut dyn TraceMem) -> Outcome {
+        Outcome::default()
+    }
+
+    fn put(&mut self, bytes: &[u8], _caps: &PtCaps, _mem: &mut dyn TraceMem) -> Outcome {
+        self.extend_from_slice(bytes);
+        Outcome::default()
+    }
+
+    fn state(&self) {}
+
+    fn restore(&mut self, (): ()) {}
+}
+
+/// Packets written to a host's file or pipe. The first error ends the trace and is kept.
+#[derive(Debug)]
+pub struct Writer<W> {
+    inner: W,
+    error: Option<io::Error>,
+}
+
+impl<W: io::Write> Writer<W> {
+    /// Packets go to `inner`.
+    pub fn new(inner: W) -> Self {
+        Self { inner, error: None }
+    }
+
+    /// What went wrong with it, if anything has.
+    pub fn take_error(&mut self) -> Option<io::Error> {
+        self.error.take()
+    }
+
+    /// What the packets go to.
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.inner
+    }
+}
+
+impl<W: io::Write> Output for Writer<W> {
+    type State = ();
+
+    fn start(&mut self, _topa: bool, _fabric: bool, _caps: &PtCaps, _mem: &mut dyn TraceMem) -> Outcome {
+        Outcome::default()
+    }
+
+    fn put(&mut self, bytes: &[u8], _caps: &PtCaps, _mem: &mut dyn TraceMem) -> Outcome {
+        match self.inner.write_all(bytes) {
+            Ok(()) => Outcome::default(),
+            Err(error) => {
+                self.error = Some(error);
+                ERROR
+            }
+        }
+    }
+
+    fn state(&self) {}
+
+    fn restore(&mut self, (): ()) {}
+}

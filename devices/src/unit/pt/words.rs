@@ -1,0 +1,438 @@
+//! What the unit makes of each word of the seam. SDM Vol. 3C Tables "Packet Generation under Different Enable Conditions",
+//! "PwrEvtEn and PTWEn Packet Generation under Different Enable Conditions" and "EventEn Packet Generation".
+//!
+//! What the manual leaves to a part: HLT and MWAIT with hint 0 are C1; a sleep ends by an interrupt after HLT and by a store to
+//! the monitored line after MWAIT, and its deepest state is the one that was asked for.
+
+use pt_packet::{ItemSize, Packet};
+use x86::seam::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Processor};
+
+use super::filter::context_en;
+use super::flow::is_near;
+use super::output::Output;
+use super::{Pt, Sleep, next_ip};
+
+/// Lengths of instructions that a change is about, without prefixes, which they have no use for.
+const HLT: u64 = 1;
+const MWAIT: u64 = 3;
+const XBEGIN: u64 = 6;
+const XEND: u64 = 3;
+
+/// CFE types. SDM Vol. 3C 33.4.2.29 "Control Flow Event (CFE) Packet".
+mod cfe {
+    pub const INTR: u8 = 1;
+    pub const IRET: u8 = 2;
+    pub const SIPI: u8 = 5;
+    pub const INIT: u8 = 6;
+    pub const SHUTDOWN: u8 = 10;
+}
+
+/// EVD type of a page fault's address. SDM Vol. 3C 33.4.2.30 "Event Data (EVD) Packet".
+const EVD_CR2: u8 = 0;
+
+/// PWRX: woken by an interrupt, or by a store to the monitored address.
+const WAKE_INTERRUPT: u8 = 1;
+const WAKE_STORE: u8 = 4;
+
+/// One group of a PEBS record that goes into the trace. SDM Vol. 3C 33.5 "PEBS Output to Intel PT".
+#[derive(Clone, Copy, Debug)]
+pub struct PebsGroup<'a> {
+    /// BBP's type: 1 general-purpose registers, 4 basic information, 5 memory information, 8 LBR entries, 16 vector registers.
+    pub kind: u8,
+    /// Items of eight bytes, else four.
+    pub wide: bool,
+    /// Identifier and value of each.
+    pub items: &'a [(u8, u64)],
+}
+
+impl<O: Output> Pt<O> {
+    fn tracing(&self) -> bool {
+        self.s.status.trigger_en()
+    }
+
+    /// What FUPs of instructions other than branches need.
+    fn in_sight(&self) -> bool {
+        self.s.status.context_en() && self.s.status.filter_en()
+    }
+
+    /// Branches have retired.
+    pub fn branches(&mut self, mut records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        if !self.tracing() || records.is_empty() {
+            return Effects::NONE;
+        }
+        self.s.stream.set_tsc(cpu.step(), cpu.tsc());
+        self.restart(cpu);
+        let mut step = 0;
+        while let Some(first) = records.first() {
+            if !self.tracing() {
+                break;
+            }
+            if is_near(first.flow) {
+                let run = records.iter().take_while(|r| is_near(r.flow)).count();
+                let (near, rest) = records.split_at(run);
+                step = near.last().map_or(step, |r| r.step);
+                if self.s.status.context_en() {
+                    self.near(near);
+                } else {
+                    self.time(step);
+                }
+                records = rest;
+            } else {
+                step = first.step;
+                self.time(step);
+                if first.flow == Flow::Far(Far::Iret).code() && self.s.ctl.event_en() && self.s.status.context_en() {
+                    self.control_flow_event(cfe::IRET, 0, Some(first.from), self.s.packet_en, step);
+                    self.far(first, self.in_sight(), cpu);
+                } else {
+                    self.far(first, false, cpu);
+                }
+                records = &records[1..];
+            }
+        }
+        self.finish(step, cpu)
+    }
+
+    /// An interrupt or exception has been delivered.
+    pub fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
+        if !self.tracing() {
+            return Effects::NONE;
+        }
+        self.s.stream.set_tsc(cpu.step(), cpu.tsc());
+        let r = &event.branch;
+        self.time(r.step);
+        if self.s.ctl.event_en() && self.s.status.context_en() {
+            if let Some(value) = event.address {
+                self.send(Packet::Evd { kind: EVD_CR2, value }, r.step);
+            }
+            self.control_flow_event(cfe::INTR, event.vector, Some(r.from), self.s.packet_en, r.step);
+        }
+        self.far(r, true, cpu);
+        self.finish(r.step, cpu)
+    }
+
+    /// CFE; its FUP too, unless one follows anyway.
+    fn control_flow_event(&mut self, kind: u8, vector: u8, from: Option<u64>, fup_follows: bool, step: u64) {
+        let ip = from.filter(|_| self.in_sight());
+        self.send(
+            Packet::Cfe {
+                kind,
+                vector,
+                ip: ip.is_some(),
+            },
+            step,
+        );
+        if let (Some(from), false) = (ip, fup_follows) {
+            let ip = self.code.ip(from);
+            self.send(Packet::Fup(Some(ip)), step);
+        }
+    }
+
+    /// A far transfer, with the processor already where it leads. `fup`: its source cannot be told from the code.
+    fn far(&mut self, r: &BranchRecord, fup: bool, cpu: &mut dyn Processor) {
+        let step = r.step;
+        let before = self.s.packet_en;
+        if before && fup {
+            let ip = self.code.ip(r.from);
+            self.send(Packet::Fup(Some(ip)), step);
+        }
+        let cr3 = self.s.context.cr3;
+        self.set_context(cpu.context());
+        self.s.ip = r.to;
+        let ctl = self.s.ctl;
+        let context_en = context_en(ctl, self.s.cr3_match, &self.s.context);
+        self.s.status.set_context_en(context_en);
+        if !context_en {
+            if before {
+                self.send(Packet::TipPgd(None), step);
+                self.s.packet_en = false;
+            }
+            return;
+        }
+        if self.s.context.cr3 != cr3 {
+            self.send_pip(step);
+        }
+        let ip = self.code.ip(r.to);
+        let stop = self.ranges.stop(ip);
+        let filter = self.ranges.admit(ip);
+        self.s.status.set_filter_en(filter);
+        match (before, filter && !stop && ctl.branch_en()) {
+            (true, true) => {
+                self.send_mode(step);
+                self.send(Packet::Tip(Some(ip)), step);
+            }
+            (true, false) => {
+                self.send(Packet::TipPgd(Some(ip)), step);
+                self.s.packet_en = false;
+            }
+            (false, true) => self.rise(r.to, step),
+            (false, false) => {}
+        }
+        if stop {
+            self.trace_stop(step);
+        }
+    }
+
+    /// PIP, where CR3 may be told. SDM Vol. 3C 33.4.2.7 "Paging Information (PIP) Packet".
+    fn send_pip(&mut self, step: u64) {
+        if self.s.ctl.os() {
+            let cr3 = self.s.context.cr3;
+            self.send(Packet::Pip { cr3, non_root: false }, step);
+        }
+    }
+
+    /// Execution is about to run the instruction at a boundary.
+    pub fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
+        if !self.tracing() || !self.s.status.context_en() || self.ranges.is_empty() {
+            return Effects::NONE;
+        }
+        let step = cpu.step();
+        self.time(step);
+        self.arrive(address, step);
+        self.finish(step, cpu)
+    }
+
+    /// Execution has come to an instruction without a branch, in a context that may be traced.
+    pub(super) fn arrive(&mut self, at: u64, step: u64) {
+        let ip = self.code.ip(at);
+        let stop = self.ranges.stop(ip);
+        let filter = self.ranges.admit(ip);
+        self.s.status.set_filter_en(filter);
+        match (self.s.packet_en, filter && !stop && self.s.ctl.branch_en()) {
+            (true, false) => {
+                self.send(Packet::TipPgd(Some(ip)), step);
+                self.s.packet_en = false;
+            }
+            (false, true) => self.rise(at, step),
+            _ => {}
+        }
+        self.s.ip = at;
+        if stop {
+            self.trace_stop(step);
+        }
+    }
+
+    /// Something that packets or filters need has changed.
+    pub fn change(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
+        if change == Change::Reset {
+            self.reset();
+            return Effects::NONE;
+        }
+        if !self.tracing() {
+            return Effects::NONE;
+        }
+        let step = cpu.step();
+        self.s.stream.set_tsc(step, cpu.tsc());
+        if !matches!(change, Change::Wake) {
+            self.time(step);
+        }
+        let next = next_ip(cpu, &cpu.context());
+        match change {
+            Change::Cr3 => self.mov_cr3(next, step, cpu),
+            Change::Mode => self.set_context(cpu.context()),
+            Change::Interrupts => {
+                self.set_context(cpu.context());
+                if self.s.ctl.event_en() && self.in_sight() && self.s.mode != Some(self.mode()) {
+                    self.send_mode(step);
+                    let ip = self.code.ip(next);
+                    self.send(Packet::Fup(Some(ip)), step);
+                }
+            }
+            Change::PtWrite { value, size, at } => self.ptwrite(value, size, at, step),
+            Change::Halt => self.sleep(None, 1, next.wrapping_sub(HLT), WAKE_INTERRUPT, step),
+            Change::Mwait { hints, extensions } => {
+                // SDM Vol. 2B "MWAIT—Monitor Wait": bits 7:4 are the C-state less 1.
+                let state = ((hints >> 4 & 15) + 1) as u8 & 15;
+                let packet = Packet::Mwait {
+                    hints: hints & 0xFF,
+                    extensions: extensions & 3,
+                };
+                if state != 0 {
+                    self.sleep(
+                        Some((packet, hints as u8 & 15)),
+                        state,
+                        next.wrapping_sub(MWAIT),
+                        WAKE_STORE,
+                        step,
+                    );
+                }
+            }
+            Change::Wake => self.wake(step),
+            Change::TransactionBegin => self.transaction(true, false, next.wrapping_sub(XBEGIN), step),
+            Change::TransactionCommit => self.transaction(false, false, next.wrapping_sub(XEND), step),
+            Change::TransactionAbort => {
+                // The transaction has never been: the fallback is all that is left of it.
+                let from = self.s.ip;
+                self.transaction(false, true, from, step);
+                if self.s.packet_en {
+                    self.s.ip = next;
+                    let ip = self.code.ip(next);
+                    self.send(Packet::Tip(Some(ip)), step);
+                }
+            }
+            Change::Init => self.init(step, cpu),
+            Change::StartUp(vector) => {
+                if self.s.ctl.event_en() && self.s.status.context_en() {
+                    self.control_flow_event(cfe::SIPI, vector, None, false, step);
+                }
+                self.start_up(step, cpu);
+            }
+            Change::Shutdown => {
+                if self.s.ctl.event_en() && self.s.status.context_en() {
+                    self.control_flow_event(cfe::SHUTDOWN, 0, Some(next), false, step);
+                }
+            }
+            Change::Reset => {}
+        }
+        self.finish(step, cpu)
+    }
+
+    /// MOV to CR3: rows 5a to 5f.
+    fn mov_cr3(&mut self, next: u64, step: u64, cpu: &mut dyn Processor) {
+        self.set_context(cpu.context());
+        let context_en = context_en(self.s.ctl, self.s.cr3_match, &self.s.context);
+        self.s.status.set_context_en(context_en);
+        if context_en {
+            self.send_pip(step);
+            self.arrive(next, step);
+        } else if self.s.packet_en {
+            self.send(Packet::TipPgd(None), step);
+            self.s.packet_en = false;
+        }
+    }
+
+    /// SDM Vol. 3C 33.4.2.21 "PTWRITE (PTW) Packet".
+    fn ptwrite(&mut self, value: u64, size: u8, at: u64, step: u64) {
+        if !self.s.ctl.ptw_en() || !self.in_sight() {
+            return;
+        }
+        let ip = self.s.ctl.fup_on_ptw();
+        let size = if size == 4 { ItemSize::Four } else { ItemSize::Eight };
+        self.send(Packet::Ptw { value, size, ip }, step);
+        if ip {
+            let at = self.code.ip(at);
+            self.send(Packet::Fup(Some(at)), step);
+        }
+    }
+
+    /// A sleep begins: PWRE and EXSTOP, after MWAIT its own packet too.
+    fn sleep(&mut self, mwait: Option<(Packet, u8)>, state: u8, at: u64, reason: u8, step: u64) {
+        self.s.sleep = Some(Sleep { state, reason });
+        if !self.s.ctl.pwr_evt_en() {
+            return;
+        }
+        let sub_state = mwait.map_or(0, |(_, sub)| sub);
+        if let Some((packet, _)) = mwait.filter(|_| self.s.status.context_en()) {
+            self.send(packet, step);
+        }
+        let pwre = Packet::Pwre {
+            hardware: false,
+            state,
+            sub_state,
+        };
+        self.send(pwre, step);
+        let ip = self.s.packet_en;
+        self.send(Packet::ExStop { ip }, step);
+        if ip {
+            let at = self.code.ip(at);
+            self.send(Packet::Fup(Some(at)), step);
+        }
+    }
+
+    /// A sleep ends. The clocks stood still: row 33b.
+    fn wake(&mut self, step: u64) {
+        let Some(sleep) = self.s.sleep.take() else { return };
+        self.s.stream.flush_tnt(&mut self.out, step);
+        self.s.stream.wake(&mut self.out, step);
+        if self.s.ctl.pwr_evt_en() {
+            let packet = Packet::Pwrx {
+                last: sleep.state,
+                deepest: sleep.state,
+                reason: sleep.reason,
+            };
+            self.send(packet, step);
+        }
+    }
+
+    /// MODE.TSX and its FUP. SDM Vol. 3C 33.4.2.8 "MODE Packets".
+    fn transaction(&mut self, in_tx: bool, abort: bool, at: u64, step: u64) {
+        self.s.in_transaction = in_tx;
+        if self.s.packet_en {
+            self.send(Packet::ModeTsx { in_tx, abort }, step);
+            let ip = self.code.ip(at);
+            self.send(Packet::Fup(Some(ip)), step);
+        }
+    }
+
+    /// INIT: the source is told now, the target when execution starts, at the reset vector or after a start-up IPI. Rows 30
+    /// and 31.
+    fn init(&mut self, step: u64, cpu: &mut dyn Processor) {
+        let (from, before) = (self.s.ip, self.s.packet_en);
+        if self.s.ctl.event_en() && self.s.status.context_en() {
+            self.control_flow_event(cfe::INIT, 0, Some(from), before, step);
+        }
+        if before {
+            let ip = self.code.ip(from);
+            self.send(Packet::Fup(Some(ip)), step);
+        }
+        self.set_context(cpu.context());
+        if before {
+            self.send_pip(step);
+        }
+        self.s.sleep = None;
+        self.s.in_transaction = false;
+        self.s.restarts = true;
+    }
+
+    /// The processor runs after INIT: rows 30 and 32.
+    fn start_up(&mut self, step: u64, cpu: &mut dyn Processor) {
+        self.s.restarts = false;
+        let context = cpu.context();
+        let record = BranchRecord {
+            to: next_ip(cpu, &context),
+            step,
+            ..BranchRecord::default()
+        };
+        self.far(&record, false, cpu);
+    }
+
+    /// A processor that INIT did not leave waiting for a start-up IPI has started where it stands now.
+    fn restart(&mut self, cpu: &mut dyn Processor) {
+        if self.s.restarts {
+            let step = cpu.step();
+            self.start_up(step, cpu);
+        }
+    }
+
+    /// Some instructions have retired, or the run ends.
+    pub fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
+        if !self.tracing() {
+            return Effects::NONE;
+        }
+        let step = cpu.step();
+        if self.s.sleep.is_none() {
+            self.time(step);
+        }
+        self.finish(step, cpu)
+    }
+
+    /// A PEBS record goes into the trace instead of the debug-store area: a block of packets, then the IP that the record is
+    /// about. Whether it was sent: it is lost where the context is not traced. SDM Vol. 3C 33.5 "PEBS Output to Intel PT".
+    pub fn pebs(&mut self, at: u64, groups: &[PebsGroup<'_>], cpu: &mut dyn Processor) -> (bool, Effects) {
+        if !self.tracing() || !self.in_sight() {
+            return (false, Effects::NONE);
+        }
+        let step = cpu.step();
+        self.time(step);
+        for group in groups {
+            let size = if group.wide { ItemSize::Eight } else { ItemSize::Four };
+            self.send(Packet::Bbp { size, kind: group.kind }, step);
+            for &(id, value) in group.items {
+                self.send(Packet::Bip { id, size, value }, step);
+            }
+        }
+        self.send(Packet::Bep { ip: true }, step);
+        let ip = self.code.ip(at);
+        self.send(Packet::Fup(Some(ip)), step);
+        (true, self.finish(step, cpu))
+    }
+}
