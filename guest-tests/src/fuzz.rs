@@ -1,6 +1,10 @@
 //! One function per parser of untrusted bytes, for fuzzers and for the mutation test: whatever the bytes are, it must neither
 //! panic nor take long. `guest-tests/fuzz` gives the same functions to libFuzzer.
 
+mod counters;
+
+pub use counters::counters;
+use counters::samplers;
 use devices::virtio::block::Medium;
 use engine::bus::Bus;
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment};
@@ -26,7 +30,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target {
         name: "bzimage",
         run: bzimage,
@@ -66,6 +70,11 @@ pub const TARGETS: [Target; 8] = [
         name: "collect",
         run: collect,
         seeds: collected,
+    },
+    Target {
+        name: "counters",
+        run: counters,
+        seeds: samplers,
     },
 ];
 

@@ -83,3 +83,9 @@ fn no_driver_upsets_the_virtio_devices() {
 fn no_stream_upsets_what_collects_files() {
     hammer("collect");
 }
+
+// covers: 4/fuzz-counters
+#[test]
+fn no_registers_or_areas_upset_the_counters() {
+    hammer("counters");
+}
