@@ -4,7 +4,8 @@ use x86::pmu::{Branches, Count, EventSelect, Levels};
 use x86::seam::{BranchRecord, Flow};
 
 use super::classify::Class;
-use super::{LLC_MISS, LLC_REFERENCE, Line};
+use super::plan::Line;
+use super::{LLC_MISS, LLC_REFERENCE};
 use crate::unit::cache::{Memory, Place};
 
 /// Where the events come from.

@@ -26,6 +26,7 @@
 
 mod classify;
 mod events;
+mod plan;
 mod registers;
 #[cfg(test)]
 mod tests;
@@ -34,14 +35,15 @@ use x86::cpuid::Features;
 use x86::ds::PebsCaps;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
-use x86::pmu::{Count, EventSelect, FixedControl, PmuCaps, status};
-use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, Processor};
+use x86::pmu::{EventSelect, FixedControl, PmuCaps, status};
+use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor};
 
 use super::cache::Hierarchy;
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
 use super::predictor::Predictor;
 use classify::Class;
-use events::{Rate, Source};
+use events::Rate;
+use plan::Plan;
 
 /// General counters at most.
 pub const GENERAL: usize = 8;
@@ -128,35 +130,6 @@ pub struct Pmu {
     features: Features,
     s: PmuState,
     plan: Plan,
-}
-
-/// What follows from the registers.
-#[derive(Clone, Copy, Debug, Default)]
-struct Plan {
-    /// What each counter counts, if it is enabled at all.
-    counters: [Option<Line>; COUNTERS],
-    /// Counters that are enabled for ring 0, and for the others.
-    rings: [u16; 2],
-    /// Counters that want branch records.
-    branches: u16,
-    /// Counters that want accesses.
-    accesses: u16,
-    /// Counters that want to see instructions.
-    classes: u16,
-    /// Counters that count on their own: instructions and steps.
-    clocks: u16,
-    /// Counters of mispredicted branches.
-    mispredicted: u16,
-    /// Some counter counts in one ring and not in the other, or time in HLT must not count.
-    transfers: bool,
-    metrics: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Line {
-    source: Source,
-    rate: Rate,
-    edge: bool,
 }
 
 /// The bit of a counter in IA32_PERF_GLOBAL_STATUS and IA32_PERF_GLOBAL_CTRL.
@@ -382,7 +355,7 @@ impl Pmu {
                         continue;
                     };
                     if line.source.has_branch(record, wrong) {
-                        events |= self.event(counter, record.step);
+                        events |= self.one_event(counter, record.step);
                     }
                 }
             }
@@ -422,7 +395,7 @@ impl Pmu {
                     };
                     let threshold = self.s.pebs.load_latency_for(counter, &self.pebs);
                     if line.source.has_access(&memory, threshold) {
-                        events |= self.event(counter, cpu.step());
+                        events |= self.one_event(counter, cpu.step());
                     }
                 }
             }
@@ -448,7 +421,12 @@ impl Pmu {
         self.take_effects()
     }
 
-    /// Any other word: an event, the end of a run, the number of instructions that the appetite asked for.
+    /// An interrupt or exception has been delivered. INT n and its like are instructions, and branches.
+    pub fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+        self.branches(core::slice::from_ref(&event.branch), cpu, around)
+    }
+
+    /// Any other word: the end of a run, the number of instructions that the appetite asked for.
     pub fn tick(&mut self, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
         self.settle(cpu, around);
         self.take_effects()
@@ -515,7 +493,7 @@ impl Pmu {
     }
 
     /// One event of a counter that hears of them singly, at this step.
-    fn event(&mut self, counter: usize, step: u64) -> Had {
+    fn one_event(&mut self, counter: usize, step: u64) -> Had {
         let Some(line) = self.plan.counters[counter] else {
             return Had::default();
         };
@@ -661,128 +639,6 @@ impl Pmu {
     fn take_effects(&mut self) -> Effects {
         core::mem::take(&mut self.s.outbox)
     }
-
-    // ---- What follows from the registers -----------------------------------------------------------------------------
-
-    /// The counter's bits.
-    fn mask(&self, counter: usize) -> u64 {
-        let width = if counter < GENERAL {
-            self.caps.general_width
-        } else {
-            self.caps.fixed_width
-        };
-        u64::MAX >> (64 - u32::from(width).clamp(1, 64))
-    }
-
-    fn has_metrics(&self) -> bool {
-        self.caps.capable(x86::pmu::capabilities::METRICS)
-    }
-
-    /// MSR_PERF_METRICS: retiring in the lowest byte, back-end bound in the fourth.
-    fn metrics(&self) -> u64 {
-        let [written, slots, instructions] = self.s.metrics;
-        if slots == 0 {
-            return written;
-        }
-        let retiring = (u128::from(instructions) * 255 / u128::from(slots)).min(255) as u64;
-        retiring | (255 - retiring) << 24
-    }
-
-    /// Whether an overflow asks for an interrupt.
-    fn interrupts(&self, counter: usize) -> bool {
-        if counter < GENERAL {
-            EventSelect::from_bits(self.s.selects[counter]).int()
-        } else {
-            FixedControl::of(self.s.fixed_control, (counter - GENERAL) as u32).pmi
-        }
-    }
-
-    /// Whether an overflow arms PEBS: it is enabled for the counter, and the event can do it.
-    fn samples(&self, counter: usize) -> bool {
-        let Some(caps) = self.pebs.caps() else { return false };
-        if self.s.pebs.enable & bit(counter) == 0 {
-            return false;
-        }
-        if counter >= GENERAL {
-            return true;
-        }
-        let select = EventSelect::from_bits(self.s.selects[counter]);
-        let precise = self.caps.event(select).is_some_and(|row| row.precise);
-        // The precise store of Sandy Bridge has an enable of its own.
-        if (select.event(), select.umask()) == (0xCD, 2) && !self.pebs.precise_store(&self.s.pebs) {
-            return false;
-        }
-        let qualified = select.invert() || select.counter_mask() != 0;
-        (precise || caps.any_event) && !select.edge() && !select.any() && (caps.qualified || !qualified)
-    }
-
-    fn cause_stands(&self) -> bool {
-        let overflows = (0..COUNTERS).any(|c| self.s.status & bit(c) != 0 && self.interrupts(c));
-        overflows || self.s.status & status::BUFFER != 0
-    }
-
-    /// After a change of registers.
-    fn replan(&mut self) {
-        let mut plan = Plan::default();
-        let frozen = self.s.status & status::COUNTERS_FROZEN != 0;
-        for counter in 0..usize::from(self.caps.general) {
-            let select = EventSelect::from_bits(self.s.selects[counter]);
-            // One enable for both of P6. SDM Vol. 3B 21.6.8.2 "PerfEvtSel0 and PerfEvtSel1 MSRs".
-            let enabled = match self.caps.version {
-                0 => EventSelect::from_bits(self.s.selects[0]).enable(),
-                1 => select.enable(),
-                _ => select.enable() && self.s.global_control & bit(counter) != 0,
-            };
-            let Some(row) = self.caps.event(select).filter(|_| enabled) else {
-                continue;
-            };
-            plan.put(counter, Line::new(row.count, select), [select.os(), select.usr()]);
-        }
-        const COUNTS: [Count; FIXED] = [Count::Instructions, Count::Cycles, Count::Cycles, Count::Slots];
-        for (index, &count) in COUNTS.iter().enumerate().take(self.caps.fixed.into()) {
-            let (counter, control) = (GENERAL + index, FixedControl::of(self.s.fixed_control, index as u32));
-            if self.s.global_control & bit(counter) != 0 {
-                let line = Line::new(count, EventSelect::new());
-                plan.put(counter, line, [control.os, control.usr]);
-            }
-        }
-        let slots = GENERAL + FIXED - 1;
-        plan.metrics =
-            self.has_metrics() && self.s.global_control & status::METRICS != 0 && plan.counters[slots].is_some();
-        if frozen {
-            plan = Plan::default();
-        }
-        if plan.mispredicted == 0 {
-            self.s.predictor.reset();
-        }
-        if plan.accesses == 0 {
-            self.s.caches = None;
-        }
-        if plan.classes == 0 {
-            self.s.class = None;
-        }
-        self.plan = plan;
-        self.relive();
-    }
-
-    /// After a change of registers, ring or HLT: which counters count from here on.
-    fn relive(&mut self) {
-        let ring = self.plan.rings[usize::from(self.s.cpl != 0)];
-        let live = if self.s.halted { 0 } else { ring };
-        let rising = live & !core::mem::replace(&mut self.s.live, live);
-        for counter in each(rising) {
-            // What is true in every cycle becomes true now.
-            if let Some(Line {
-                edge: true,
-                source,
-                rate,
-            }) = self.plan.counters[counter]
-                && (source.is_clock() && rate == Rate::Events || rate == Rate::Cycles)
-            {
-                self.s.values[counter] = self.s.values[counter].wrapping_add(1) & self.mask(counter);
-            }
-        }
-    }
 }
 
 /// Counters that had events, by number.
@@ -799,37 +655,5 @@ impl core::ops::BitOrAssign for Had {
         self.beyond |= other.beyond | self.overflow & other.any & !other.overflow;
         self.any |= other.any;
         self.overflow |= other.overflow;
-    }
-}
-
-impl Plan {
-    fn put(&mut self, counter: usize, line: Line, [os, usr]: [bool; 2]) {
-        let own = 1 << counter;
-        if !os && !usr || line.rate == Rate::Never {
-            return;
-        }
-        self.counters[counter] = Some(line);
-        if os {
-            self.rings[0] |= own;
-        }
-        if usr {
-            self.rings[1] |= own;
-        }
-        self.transfers |= os != usr || line.counts_cycles();
-        if line.source.is_branch() {
-            self.branches |= own;
-        }
-        if line.source.is_mispredicted() {
-            self.mispredicted |= own;
-        }
-        if line.source.is_access() {
-            self.accesses |= own;
-        }
-        if line.source.is_class() {
-            self.classes |= own;
-        }
-        if line.counts_on_its_own() {
-            self.clocks |= own;
-        }
     }
 }

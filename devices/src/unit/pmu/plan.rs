@@ -1,0 +1,189 @@
+//! What follows from the registers: which counters count what, and what they need to hear for it.
+
+use x86::pmu::{Count, EventSelect, FixedControl, status};
+
+use super::events::{Rate, Source};
+use super::{COUNTERS, FIXED, GENERAL, Pmu, bit, each};
+
+/// What follows from the registers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Plan {
+    /// What each counter counts, if it is enabled at all.
+    pub counters: [Option<Line>; COUNTERS],
+    /// Counters that are enabled for ring 0, and for the others.
+    pub rings: [u16; 2],
+    /// Counters that want branch records.
+    pub branches: u16,
+    /// Counters that want accesses.
+    pub accesses: u16,
+    /// Counters that want to see instructions.
+    pub classes: u16,
+    /// Counters that count on their own: instructions and steps.
+    pub clocks: u16,
+    /// Counters of mispredicted branches.
+    pub mispredicted: u16,
+    /// Some counter counts in one ring and not in the other, or time in HLT must not count.
+    pub transfers: bool,
+    pub metrics: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    pub source: Source,
+    pub rate: Rate,
+    pub edge: bool,
+}
+
+impl Plan {
+    fn put(&mut self, counter: usize, line: Line, [os, usr]: [bool; 2]) {
+        let own = 1 << counter;
+        if !os && !usr || line.rate == Rate::Never {
+            return;
+        }
+        self.counters[counter] = Some(line);
+        if os {
+            self.rings[0] |= own;
+        }
+        if usr {
+            self.rings[1] |= own;
+        }
+        self.transfers |= os != usr || line.counts_cycles();
+        if line.source.is_branch() {
+            self.branches |= own;
+        }
+        if line.source.is_mispredicted() {
+            self.mispredicted |= own;
+        }
+        if line.source.is_access() {
+            self.accesses |= own;
+        }
+        if line.source.is_class() {
+            self.classes |= own;
+        }
+        if line.counts_on_its_own() {
+            self.clocks |= own;
+        }
+    }
+}
+
+impl Pmu {
+    /// The counter's bits.
+    pub(super) fn mask(&self, counter: usize) -> u64 {
+        let width = if counter < GENERAL {
+            self.caps.general_width
+        } else {
+            self.caps.fixed_width
+        };
+        u64::MAX >> (64 - u32::from(width).clamp(1, 64))
+    }
+
+    pub(super) fn has_metrics(&self) -> bool {
+        self.caps.capable(x86::pmu::capabilities::METRICS)
+    }
+
+    /// MSR_PERF_METRICS: retiring in the lowest byte, back-end bound in the fourth.
+    pub(super) fn metrics(&self) -> u64 {
+        let [written, slots, instructions] = self.s.metrics;
+        if slots == 0 {
+            return written;
+        }
+        let retiring = (u128::from(instructions) * 255 / u128::from(slots)).min(255) as u64;
+        retiring | (255 - retiring) << 24
+    }
+
+    /// Whether an overflow asks for an interrupt.
+    pub(super) fn interrupts(&self, counter: usize) -> bool {
+        if counter < GENERAL {
+            EventSelect::from_bits(self.s.selects[counter]).int()
+        } else {
+            FixedControl::of(self.s.fixed_control, (counter - GENERAL) as u32).pmi
+        }
+    }
+
+    /// Whether an overflow arms PEBS: it is enabled for the counter, and the event can do it.
+    pub(super) fn samples(&self, counter: usize) -> bool {
+        let Some(caps) = self.pebs.caps() else { return false };
+        if self.s.pebs.enable & bit(counter) == 0 {
+            return false;
+        }
+        if counter >= GENERAL {
+            return true;
+        }
+        let select = EventSelect::from_bits(self.s.selects[counter]);
+        let precise = self.caps.event(select).is_some_and(|row| row.precise);
+        // The precise store of Sandy Bridge has an enable of its own.
+        if (select.event(), select.umask()) == (0xCD, 2) && !self.pebs.precise_store(&self.s.pebs) {
+            return false;
+        }
+        let qualified = select.invert() || select.counter_mask() != 0;
+        (precise || caps.any_event) && !select.edge() && !select.any() && (caps.qualified || !qualified)
+    }
+
+    pub(super) fn cause_stands(&self) -> bool {
+        let overflows = (0..COUNTERS).any(|c| self.s.status & bit(c) != 0 && self.interrupts(c));
+        overflows || self.s.status & status::BUFFER != 0
+    }
+
+    /// After a change of registers.
+    pub(super) fn replan(&mut self) {
+        let mut plan = Plan::default();
+        let frozen = self.s.status & status::COUNTERS_FROZEN != 0;
+        for counter in 0..usize::from(self.caps.general) {
+            let select = EventSelect::from_bits(self.s.selects[counter]);
+            // One enable for both of P6. SDM Vol. 3B 21.6.8.2 "PerfEvtSel0 and PerfEvtSel1 MSRs".
+            let enabled = match self.caps.version {
+                0 => EventSelect::from_bits(self.s.selects[0]).enable(),
+                1 => select.enable(),
+                _ => select.enable() && self.s.global_control & bit(counter) != 0,
+            };
+            let Some(row) = self.caps.event(select).filter(|_| enabled) else {
+                continue;
+            };
+            plan.put(counter, Line::new(row.count, select), [select.os(), select.usr()]);
+        }
+        const COUNTS: [Count; FIXED] = [Count::Instructions, Count::Cycles, Count::Cycles, Count::Slots];
+        for (index, &count) in COUNTS.iter().enumerate().take(self.caps.fixed.into()) {
+            let (counter, control) = (GENERAL + index, FixedControl::of(self.s.fixed_control, index as u32));
+            if self.s.global_control & bit(counter) != 0 {
+                let line = Line::new(count, EventSelect::new());
+                plan.put(counter, line, [control.os, control.usr]);
+            }
+        }
+        let slots = GENERAL + FIXED - 1;
+        plan.metrics =
+            self.has_metrics() && self.s.global_control & status::METRICS != 0 && plan.counters[slots].is_some();
+        if frozen {
+            plan = Plan::default();
+        }
+        if plan.mispredicted == 0 {
+            self.s.predictor.reset();
+        }
+        if plan.accesses == 0 {
+            self.s.caches = None;
+        }
+        if plan.classes == 0 {
+            self.s.class = None;
+        }
+        self.plan = plan;
+        self.relive();
+    }
+
+    /// After a change of registers, ring or HLT: which counters count from here on.
+    pub(super) fn relive(&mut self) {
+        let ring = self.plan.rings[usize::from(self.s.cpl != 0)];
+        let live = if self.s.halted { 0 } else { ring };
+        let rising = live & !core::mem::replace(&mut self.s.live, live);
+        for counter in each(rising) {
+            // What is true in every cycle becomes true now.
+            if let Some(Line {
+                edge: true,
+                source,
+                rate,
+            }) = self.plan.counters[counter]
+                && (source.is_clock() && rate == Rate::Events || rate == Rate::Cycles)
+            {
+                self.s.values[counter] = self.s.values[counter].wrapping_add(1) & self.mask(counter);
+            }
+        }
+    }
+}
