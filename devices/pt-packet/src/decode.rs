@@ -75,10 +75,9 @@ pub enum BadPayload {
     Cyc,
 }
 
-impl fmt::Display for DecodeError {
+impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at offset {:#x}: ", self.offset)?;
-        match self.kind {
+        match *self {
             ErrorKind::UnknownOpcode { extended: false, byte } => write!(f, "no packet begins with {byte:02x}"),
             ErrorKind::UnknownOpcode { extended: true, byte } => write!(f, "no packet begins with 02 {byte:02x}"),
             ErrorKind::Truncated { needed } => write!(f, "the trace ends within a packet of at least {needed} bytes"),
@@ -91,6 +90,12 @@ impl fmt::Display for DecodeError {
             ErrorKind::Bad(BadPayload::Mnt(byte)) => write!(f, "no packet begins with 02 c3 {byte:02x}"),
             ErrorKind::Bad(BadPayload::Cyc) => write!(f, "a CYC packet of more than 64 bits"),
         }
+    }
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at offset {:#x}: {}", self.offset, self.kind)
     }
 }
 

@@ -1,0 +1,150 @@
+/// What turns crystal clock ticks into TSC ticks. SDM Vol. 3C 33.8 "Tracing Post-Processing Considerations" and CPUID leaf 15H.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// CPUID.15H:EBX over EAX: TSC ticks per crystal clock tick.
+    pub tsc_per_crystal: (u32, u32),
+    /// IA32_RTIT_CTL.MTCFreq: MTC packets carry the crystal clock's counter shifted right by this.
+    pub mtc_shift: u8,
+    /// The ratio of TSC and bus clock (MSR_PLATFORM_INFO\[15:8\]), which with CBR turns cycles into TSC ticks; 0 if unknown.
+    pub nominal_ratio: u8,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing {
+            tsc_per_crystal: (1, 1),
+            mtc_shift: 0,
+            nominal_ratio: 0,
+        }
+    }
+}
+
+/// The time as the packets so far tell it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// The TSC: exact at a TSC packet, within a crystal clock tick at an MTC packet, and estimated from the core's ratio at
+    /// a CYC packet. `None` before the first TSC packet.
+    pub tsc: Option<u64>,
+    /// Cycles of all CYC packets since decoding began at a PSB.
+    pub cycles: u64,
+    /// The core:bus ratio of the last CBR packet.
+    pub ratio: Option<u8>,
+}
+
+/// Follows the time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Clock {
+    timing: Timing,
+    now: Time,
+    /// The TSC at a tick of the crystal clock, and the clock's counter then.
+    tick: Option<(u64, u64)>,
+    /// The TSC at the last packet other than CYC, and the cycles since then.
+    anchor: u64,
+    since: u64,
+}
+
+impl Clock {
+    pub fn new(timing: Timing) -> Clock {
+        Clock {
+            timing,
+            ..Clock::default()
+        }
+    }
+
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Forgets what went before, at a PSB at which decoding begins.
+    pub fn reset(&mut self) {
+        *self = Clock::new(self.timing);
+    }
+
+    fn anchor_at(&mut self, tsc: u64) {
+        self.now.tsc = Some(tsc);
+        self.anchor = tsc;
+        self.since = 0;
+    }
+
+    fn ticks(&self, crystal: u64) -> u64 {
+        let (numerator, denominator) = self.timing.tsc_per_crystal;
+        (crystal as u128 * numerator as u128 / denominator.max(1) as u128) as u64
+    }
+
+    pub fn tsc(&mut self, tsc: u64) {
+        self.tick = None;
+        self.anchor_at(tsc);
+    }
+
+    pub fn tma(&mut self, ctc: u16, fast: u16) {
+        if let Some(tsc) = self.now.tsc {
+            self.tick = Some((tsc.wrapping_sub(fast as u64), ctc as u64));
+        }
+    }
+
+    pub fn mtc(&mut self, ctc: u8) {
+        let Some((tsc, counter)) = self.tick else { return };
+        // Eight bits of the counter are told, as of a moment at which those below are zero.
+        let shift = self.timing.mtc_shift & 15;
+        let mut now = counter >> (shift + 8) << (shift + 8) | (ctc as u64) << shift;
+        // The counter of TMA may be ahead of an MTC that was due already.
+        if now < counter >> shift << shift {
+            now += 1 << (shift + 8);
+        }
+        let tsc = tsc.wrapping_add(self.ticks(now.saturating_sub(counter)));
+        self.tick = Some((tsc, now.max(counter)));
+        self.anchor_at(tsc);
+    }
+
+    pub fn cbr(&mut self, ratio: u8) {
+        if let Some(tsc) = self.now.tsc {
+            self.anchor_at(tsc);
+        }
+        self.now.ratio = Some(ratio);
+    }
+
+    pub fn cyc(&mut self, cycles: u64) {
+        self.now.cycles = self.now.cycles.wrapping_add(cycles);
+        self.since = self.since.saturating_add(cycles);
+        let (Some(ratio), Some(_), nominal) = (self.now.ratio, self.now.tsc, self.timing.nominal_ratio) else {
+            return;
+        };
+        if ratio != 0 && nominal != 0 {
+            let ticks = self.since as u128 * nominal as u128 / ratio as u128;
+            self.now.tsc = Some(self.anchor.wrapping_add(ticks as u64));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 5/decoder-time
+    #[test]
+    fn packets_of_time_add_up() {
+        let mut clock = Clock::new(Timing {
+            tsc_per_crystal: (84, 1),
+            mtc_shift: 3,
+            nominal_ratio: 20,
+        });
+        clock.mtc(7);
+        assert_eq!(clock.now().tsc, None, "nothing is known before a TSC packet");
+        clock.tsc(1_000_000);
+        clock.tma(0x7f8, 40);
+        assert_eq!(clock.now().tsc, Some(1_000_000));
+        // The counter goes from 7f8 to 800, and its bits 10:3 wrap.
+        clock.mtc(0x00);
+        assert_eq!(clock.now().tsc, Some(1_000_000 - 40 + 8 * 84));
+        clock.mtc(0x01);
+        assert_eq!(clock.now().tsc, Some(1_000_000 - 40 + 16 * 84));
+        // Half the nominal ratio: a cycle is two ticks.
+        clock.cbr(10);
+        clock.cyc(5);
+        clock.cyc(6);
+        assert_eq!(clock.now().tsc, Some(1_000_000 - 40 + 16 * 84 + 22));
+        assert_eq!((clock.now().cycles, clock.now().ratio), (11, Some(10)));
+        clock.tsc(2_000_000);
+        assert_eq!(clock.now().tsc, Some(2_000_000));
+    }
+}
