@@ -306,7 +306,11 @@ impl<I: Image> Decoder<I> {
             }
             Packet::Bbp { .. } | Packet::Bip { .. } | Packet::Bep { ip: false } => return Ok(()),
             Packet::Ovf => {
+                let result = self.walk_waiting(visitor);
                 self.flush(visitor);
+                if let Err(gap) = result {
+                    self.lose(gap, visitor);
+                }
                 self.place.known = false;
                 self.place.enabled = false;
                 self.returns.clear();
@@ -376,7 +380,12 @@ impl<I: Image> Decoder<I> {
         if !owned || leads {
             waiting.fup = Some(ip.ok_or(GapKind::NoIp)?);
         }
+        let write = !waiting.writes_at.is_empty();
         self.tell_owned(ip, visitor);
+        // The packet of a PTWRITE says that it was executed.
+        if write && self.place.known {
+            self.walk_over_write(visitor)?;
+        }
         Ok(())
     }
 

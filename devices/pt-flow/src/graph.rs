@@ -53,7 +53,7 @@ impl Hasher for Mix {
         self.write_u64(word as u64);
     }
     fn write_u64(&mut self, word: u64) {
-        let product = (self.0 ^ word) as u128 * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        let product = (self.0 ^ word) as u128 * 0x9e37_79b9_7f4a_7c15;
         self.0 = product as u64 ^ (product >> 64) as u64;
     }
 }

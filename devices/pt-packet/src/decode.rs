@@ -325,7 +325,10 @@ fn extended(bytes: &[u8], last_ip: &mut LastIp) -> Result<(Packet, usize), Error
             }
         }
         0x83 => (Packet::TraceStop, 2),
-        0xf3 => (Packet::Ovf, 2),
+        0xf3 => {
+            last_ip.reset();
+            (Packet::Ovf, 2)
+        }
         0xa3 => match Tnt::from_bits(number::<6>(bytes, 2)?) {
             Some(tnt) if !tnt.is_empty() => (Packet::LongTnt(tnt), 8),
             _ => return Err(ErrorKind::Bad(BadPayload::Tnt)),

@@ -91,7 +91,7 @@ pub fn encode_cyc(cycles: u64, out: &mut [u8; MAX_LEN]) -> usize {
 
 /// Writes a packet and gives its length; the rest of `out` may be overwritten too.
 ///
-/// IP packets take the shortest form and move the last IP; PSB resets it.
+/// IP packets take the shortest form and move the last IP; PSB and OVF reset it.
 #[inline]
 pub fn encode(packet: &Packet, last: &mut LastIp, out: &mut [u8; MAX_LEN]) -> usize {
     match *packet {
@@ -121,7 +121,10 @@ pub fn encode(packet: &Packet, last: &mut LastIp, out: &mut [u8; MAX_LEN]) -> us
         Packet::Tma { ctc, fast } => extended(out, 0x73, ctc as u128 | (fast as u128 & 0x1ff) << 24, 5),
         Packet::Cyc(cycles) => encode_cyc(cycles, out),
         Packet::Vmcs(pointer) => extended(out, 0xc8, (pointer >> 12) as u128, 5),
-        Packet::Ovf => extended(out, 0xf3, 0, 0),
+        Packet::Ovf => {
+            last.reset();
+            extended(out, 0xf3, 0, 0)
+        }
         Packet::Psb => {
             last.reset();
             *out = PSB;

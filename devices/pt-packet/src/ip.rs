@@ -48,8 +48,8 @@ impl IpBytes {
     }
 }
 
-/// The last IP that was sent, from which the next one borrows its upper bytes. It is 0 after a PSB.
-/// SDM Vol. 3C 33.4.2.2, "IP Compression".
+/// The last IP that was sent, from which the next one borrows its upper bytes. It is 0 after a PSB,
+/// and after an OVF, since the IP that was sent last may be among what was lost. SDM Vol. 3C 33.4.2.2, "IP Compression".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastIp(pub u64);
 
@@ -59,7 +59,7 @@ impl LastIp {
         LastIp(0)
     }
 
-    /// Forgets the last IP, as a PSB does.
+    /// Forgets the last IP, as PSB and OVF do.
     #[inline]
     pub const fn reset(&mut self) {
         self.0 = 0;

@@ -96,7 +96,7 @@ pub enum Packet {
     Cyc(u64),
     /// VMCS, 33.4.2.15: the VMCS pointer, of which bits 51:12 are sent.
     Vmcs(u64),
-    /// OVF, 33.4.2.16.
+    /// OVF, 33.4.2.16. Resets the last IP.
     Ovf,
     /// PSB, 33.4.2.17. Resets the last IP.
     Psb,

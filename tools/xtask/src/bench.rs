@@ -21,7 +21,7 @@ pub struct Options {
 /// `cargo xtask bench`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let stage = Stage::start("packages");
-    let needs = [packages::GCC, packages::BINUTILS, packages::QEMU];
+    let needs = [packages::GCC, packages::BINUTILS, packages::QEMU, packages::LIBIPT];
     packages::ensure_installed(&stage, &needs, !options.no_install)?;
     stage.end("ok");
     let stage = Stage::start("guest");

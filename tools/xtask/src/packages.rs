@@ -11,7 +11,7 @@ use std::process::Command;
 pub struct Need {
     /// The Debian package that has it.
     pub package: &'static str,
-    /// A program by which it is recognised.
+    /// A program by which it is recognised, or any file with its whole path.
     pub program: &'static str,
     /// What it is wanted for, to be shown where it cannot be installed.
     pub why: &'static str,
@@ -41,6 +41,13 @@ pub const QEMU_USER: Need = Need {
     package: "qemu-user",
     program: "qemu-x86_64",
     why: "runs minivmm on the CPUs of other vendors",
+};
+
+/// Intel's decoder of Intel PT, by its header.
+pub const LIBIPT: Need = Need {
+    package: "libipt-dev",
+    program: "/usr/include/intel-pt.h",
+    why: "decodes traces for comparison",
 };
 
 /// The program's file, looked for as the shell does and in the system's own folders.

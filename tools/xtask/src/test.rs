@@ -140,7 +140,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     suite.stage("packages", |stage, _, _| {
         packages::ensure_installed(
             stage,
-            &[packages::GCC, packages::BINUTILS, packages::QEMU, packages::QEMU_USER],
+            &[
+                packages::GCC,
+                packages::BINUTILS,
+                packages::QEMU,
+                packages::QEMU_USER,
+                packages::LIBIPT,
+            ],
             !options.no_install,
         )
     });

@@ -360,6 +360,34 @@ impl<I: Image> Decoder<I> {
         Err(GapKind::Endless { ip: self.here() })
     }
 
+    /// Over the PTWRITE that is next.
+    pub(super) fn walk_over_write<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), GapKind> {
+        let id = self.node()?;
+        let block = self.graph.nodes[id as usize].block;
+        if block.end != End::PtWrite || block.count != 1 {
+            return Err(GapKind::Mismatch { ip: block.ip });
+        }
+        self.emit(&block, visitor);
+        self.follow(id, 0)
+    }
+
+    /// The way to the instructions that packets wait for, when no more packets will tell of it.
+    pub(super) fn walk_waiting<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), GapKind> {
+        for _ in 0..ENDLESS {
+            if !self.place.known || self.pending.writes.is_empty() && self.pending.paging.is_empty() {
+                return Ok(());
+            }
+            let id = self.node()?;
+            let block = self.graph.nodes[id as usize].block;
+            if needs_packet(block.end) {
+                return Err(GapKind::Mismatch { ip: block.ip });
+            }
+            self.emit(&block, visitor);
+            self.direct(id, block.end, visitor)?;
+        }
+        Err(GapKind::Endless { ip: self.here() })
+    }
+
     /// TIP.PGD: the way to the instruction that ended tracing, and with it.
     pub(super) fn walk_out<V: Visitor>(&mut self, to: Option<u64>, visitor: &mut V) -> Result<(), GapKind> {
         if self.next_change <= self.place.offset {
