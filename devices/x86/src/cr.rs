@@ -373,11 +373,9 @@ mod tests {
     #[test]
     fn cr4_has_the_bits_of_the_model() {
         let westmere = WESTMERE.features();
-        // SDM Vol. 3A Figure 2-7: TSD to OSXMMEXCPT are 10:2, PCIDE is 17.
-        assert_eq!(Cr4::reserved(westmere), !0x2_07FC);
+        // SDM Vol. 3A Figure 2-7: VME to OSXMMEXCPT are 10:0, PCIDE is 17.
+        assert_eq!(Cr4::reserved(westmere), !0x2_07FF);
         for (bit, feature) in [
-            (0, Feature::Vme),
-            (1, Feature::Vme),
             (11, Feature::Umip),
             (12, Feature::La57),
             (13, Feature::Vmx),
@@ -401,6 +399,13 @@ mod tests {
                 Ok(value),
                 "{}",
                 feature.name()
+            );
+        }
+        for bit in [0, 1] {
+            assert_eq!(
+                Cr4::accept(1 << bit, westmere.without(Feature::Vme)),
+                Err(GP),
+                "VME and PVI"
             );
         }
         for bit in [15, 26, 32, 63] {

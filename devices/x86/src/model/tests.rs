@@ -790,11 +790,11 @@ fn what_comes_later_is_hidden_and_kept() {
 
 // covers: 2/cpu-model-cpuid
 #[test]
-fn westmere_shows_what_qemu_shows_and_seven_features_more() {
+fn westmere_shows_what_qemu_shows_and_eight_features_more() {
     let rows = rows_of(dump!("qemu-7.2-tcg-westmere"));
     let (qemu, ours) = (Features::of(&rows), WESTMERE.features());
     // The real part has them, but for x2APIC, which the local APIC unit adds. Its translator or its model lacks them.
-    let more = [Ss, Page1gb, Rdtscp, Pcid, X2apic, EnergyBias, InvariantTsc];
+    let more = [Vme, Ss, Page1gb, Rdtscp, Pcid, X2apic, EnergyBias, InvariantTsc];
     for &feature in Feature::ALL {
         assert_eq!(
             ours.has(feature),
@@ -883,6 +883,7 @@ fn westmere_shows_x86_64_v2_and_hides_what_is_not_modelled() {
         Cmov, Cx8, Fpu, Fxsr, Mmx, Syscall, Sse, Sse2, Cmpxchg16b, LahfSahf, Popcnt, Sse3, Sse41, Sse42, Ssse3,
     ];
     let more = [
+        Vme,
         Aesni,
         Pclmulqdq,
         Pae,
