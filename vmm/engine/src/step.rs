@@ -78,6 +78,8 @@ impl Engine {
         cpu.granted = budget;
         cpu.bus_used = false;
         cpu.ask();
+        // RIP may have been moved since the link was asked for, and what it is in may be gone.
+        cpu.link = core::ptr::null_mut();
         self.catch_up(cpu);
         let exit = self.run_attached(cpu);
         let exit = self.close(cpu, exit);
@@ -213,6 +215,8 @@ impl Engine {
     /// (SDM Vol. 3A 7.15 "Exception and Interrupt Reference", "Interrupt 8—Double Fault Exception"): what was delivered in the
     /// end, or `None`.
     fn deliver_whole(&mut self, cpu: &mut Cpu, first: Event) -> Option<Event> {
+        // Where the branch leads that ended the last block is not where execution goes on.
+        cpu.link = core::ptr::null_mut();
         let mut event = first;
         loop {
             cpu.event = None;
@@ -452,6 +456,10 @@ impl Engine {
         cpu.second_page_moved = false;
         // SAFETY: As above.
         unsafe { enter_chain(cpu, first) };
+        if length != Length::Whole {
+            // The block is gone when the next one is decoded.
+            cpu.link = core::ptr::null_mut();
+        }
         cpu.solo = false;
         cpu.granted += rest;
         cpu.budget += rest;

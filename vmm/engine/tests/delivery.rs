@@ -999,3 +999,37 @@ fn far_transfers_check_their_target() {
         }
     }
 }
+
+/// A run ends right at a branch whose target has not been looked up yet; what comes in between is not the branch's target.
+// covers: 2/cpu-gates
+#[test]
+fn an_interrupt_between_two_runs_leaves_the_branch_before_it_alone() {
+    for user in [false, true] {
+        let mut b = Bench::long();
+        if user {
+            b.user();
+        }
+        b.state(|s| s.rflags |= 1 << 9);
+        b.at(handler(0x40), |a| {
+            a.inc(rcx)?;
+            a.iretq()
+        });
+        b.code(|a| {
+            let (mut top, mut next) = (a.create_label(), a.create_label());
+            a.set_label(&mut top)?;
+            a.inc(rax)?;
+            a.jmp(next)?;
+            a.nop()?;
+            a.set_label(&mut next)?;
+            a.add(rbx, rax)?;
+            a.jmp(top)
+        });
+        assert_eq!(b.run(2), Exit::Budget);
+        for round in 1..=3 {
+            b.interrupt(0x40);
+            assert_eq!(b.run(2 + 4), Exit::Budget);
+            let s = b.cpu.state();
+            assert_eq!((s.gpr[0], s.gpr[1], s.gpr[3]), (round + 1, round, round * (round + 1) / 2));
+        }
+    }
+}
