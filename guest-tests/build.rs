@@ -46,6 +46,20 @@ fn main() {
         .arg(&info)
         .must();
 
+    let smp = out.join("smp.elf");
+    let mut command = cc();
+    command
+        .args(["-m32", "-march=i686", "-mgeneral-regs-only", "-O2"])
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .args(bare)
+        .args(link)
+        .arg(source("guest.ld"));
+    command
+        .args([source("smp_entry.S"), source("smp.c")])
+        .arg("-o")
+        .arg(&smp)
+        .must();
+
     // One object file for the guest and for the host, so that both run the same instructions.
     let object = out.join("loops.o");
     let mut command = cc();
@@ -98,6 +112,7 @@ fn main() {
     for (name, path) in [
         ("HELLO", hello),
         ("INFO", info),
+        ("SMP", smp),
         ("LOOPS", loops),
         ("LOOPS_NATIVE", native),
     ] {

@@ -17,6 +17,8 @@ pub mod measure;
 pub const HELLO: &str = env!("GUEST_HELLO");
 /// The multiboot guest that prints what the boot loader handed over.
 pub const INFO: &str = env!("GUEST_INFO");
+/// The multiboot guest whose CPUs talk through interrupts; the command line is their number.
+pub const SMP: &str = env!("GUEST_SMP");
 /// The four loops as a multiboot guest; the command line names one and its repetitions.
 pub const LOOPS: &str = env!("GUEST_LOOPS");
 /// The same loops, from the same object file, as a program of the host.

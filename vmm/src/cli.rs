@@ -57,6 +57,9 @@ pub struct Cli {
     /// Guest memory: bytes, or with K, M, G or T
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = parse_memory, allow_negative_numbers = true)]
     memory: u64,
+    /// Number of CPUs, 1 to 255
+    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = parse_cpus, allow_negative_numbers = true)]
+    cpus: u8,
     /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature
     #[arg(long, visible_alias = "cpu", value_name = "NAME", default_value = "westmere")]
     cpu_model: String,
@@ -153,6 +156,7 @@ where
         disks: cli.disks,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
+        cpus: cli.cpus,
         model: model::find(&cli.cpu_model)?,
         engine: cli.engine,
         serial: cli.serial,
@@ -308,6 +312,14 @@ fn parse_count(text: &str) -> Result<u64, String> {
         None => Err("not a number of 64 bits".into()),
         Some(0) => Err("has to be at least 1".into()),
         Some(count) => Ok(count),
+    }
+}
+
+/// The APICs have IDs of eight bits, of which FFH is for all of them.
+fn parse_cpus(text: &str) -> Result<u8, String> {
+    match parse_u64(text) {
+        Some(count @ 1..=255) => Ok(count as u8),
+        _ => Err("not a number from 1 to 255".into()),
     }
 }
 
@@ -489,6 +501,36 @@ mod tests {
         assert_eq!(with(&["--max-instructions", "1000"]).max_instructions, Some(1000));
         assert_eq!(with(&["--timeout", "1.5"]).timeout, Some(Duration::from_millis(1500)));
         assert!(with(&["--stats"]).stats && !with(&[]).stats);
+    }
+
+    // covers: 3/smp-option
+    #[test]
+    fn one_to_255_cpus() {
+        assert_eq!(
+            (
+                with(&[]).cpus,
+                with(&["--cpus", "2"]).cpus,
+                with(&["--smp", "0xff"]).cpus
+            ),
+            (1, 2, 255)
+        );
+        for text in [
+            "0",
+            "256",
+            "1000",
+            "-1",
+            "",
+            "two",
+            "4294967297",
+            "99999999999999999999",
+        ] {
+            let message = run(&["--kernel", "k", "--cpus", text]).unwrap_err();
+            assert!(
+                message.contains("--cpus") && message.contains("from 1 to 255"),
+                "{text}: {message}"
+            );
+            assert_eq!(message.lines().count(), 1, "{text}: {message}");
+        }
     }
 
     // covers: 3/cli-disk

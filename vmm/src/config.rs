@@ -91,6 +91,8 @@ pub struct MachineConfig {
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
     pub memory: u64,
+    /// How many CPUs, from 1 on; the boot CPU is the first.
+    pub cpus: u8,
     /// The CPU model.
     pub model: &'static CpuModel,
     /// The engine.
@@ -122,6 +124,7 @@ impl MachineConfig {
             disks: Vec::new(),
             cmdline: None,
             memory: 512 << 20,
+            cpus: 1,
             model: &x86::model::WESTMERE,
             engine: EngineChoice::Soft,
             serial: SerialTarget::Buffer,

@@ -257,7 +257,7 @@ impl Vm {
         let line = Line::default();
         let mut machine = Machine::new(
             config.model,
-            1,
+            config.cpus,
             memory,
             config.rtc_base,
             config.seed,
@@ -290,7 +290,6 @@ impl Vm {
                 // Firmware has had its turn with them.
                 cpu.init(false);
             }
-            cpu.yield_on_pause = several;
             Processor(cpu)
         });
         Ok(Vm {
@@ -433,7 +432,10 @@ impl Vm {
             for (gpa, len) in self.machine.take_written() {
                 self.engine.get().written(gpa, len);
             }
+            let alone = !(0..self.cpus.len()).any(|cpu| cpu != self.turn.cpu && self.can_run(cpu));
             let cpu = &mut self.cpus[self.turn.cpu].0;
+            // Who waits for a device, and for nobody else, does not have to leave the engine.
+            cpu.yield_on_pause = !alone;
             let exit = self.engine.get().run(cpu, &mut self.machine, budget);
             self.steps = cpu.clock;
             match exit {

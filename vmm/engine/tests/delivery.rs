@@ -1029,7 +1029,10 @@ fn an_interrupt_between_two_runs_leaves_the_branch_before_it_alone() {
             b.interrupt(0x40);
             assert_eq!(b.run(2 + 4), Exit::Budget);
             let s = b.cpu.state();
-            assert_eq!((s.gpr[0], s.gpr[1], s.gpr[3]), (round + 1, round, round * (round + 1) / 2));
+            assert_eq!(
+                (s.gpr[0], s.gpr[1], s.gpr[3]),
+                (round + 1, round, round * (round + 1) / 2)
+            );
         }
     }
 }

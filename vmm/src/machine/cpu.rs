@@ -5,7 +5,7 @@
 //! all of them, and systems write them alike.
 
 use devices::unit::rdt;
-use x86::model::CpuModel;
+use x86::model::{CpuModel, topology::Place};
 
 /// One CPU's registers.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,9 +22,9 @@ pub struct PerCpu {
 
 impl PerCpu {
     /// The registers as firmware hands them over.
-    pub fn new(model: &CpuModel) -> Self {
+    pub fn new(model: &CpuModel, place: Place) -> Self {
         PerCpu {
-            msrs: model.msrs.iter().map(|row| row.reset).collect(),
+            msrs: (0..model.msrs.len()).map(|index| model.msr_at(index, place)).collect(),
             tsc_offset: 0,
             tsc_adjust: 0,
             rdt: rdt::Thread::new(model),

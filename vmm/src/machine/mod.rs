@@ -16,7 +16,7 @@ use devices::unit::rdt;
 use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
 use engine::bus::{Bus, MsrFault, Processor};
 use log::debug;
-use x86::model::CpuModel;
+use x86::model::{CpuModel, topology::Place};
 
 use self::{acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio};
 
@@ -100,15 +100,16 @@ impl Machine {
         seed: u64,
         serial_out: Box<dyn Write + Send>,
     ) -> Self {
-        let cpus = usize::from(cpus.max(1));
-        let mut platform = Platform::new(model, cpus, rtc_base, serial_out);
+        let count = cpus.max(1).into();
+        let cpus = (0..count).map(|cpu| PerCpu::new(model, Place { cpu, cpus: count }));
+        let mut platform = Platform::new(model, cpus.len(), rtc_base, serial_out);
         platform.set_virtual_wire();
         Machine {
             memory,
             platform,
             model,
             clock: Clock::new(model.tsc_khz),
-            cpus: vec![PerCpu::new(model); cpus],
+            cpus: cpus.collect(),
             current: 0,
             rdt: rdt::Package::new(model),
             random: Random::new(seed),
@@ -228,6 +229,14 @@ impl Machine {
             }
         }
         Ok(())
+    }
+
+    /// Where a CPU stands among its like.
+    fn place(&self, cpu: usize) -> Place {
+        Place {
+            cpu: cpu as u32,
+            cpus: self.cpus.len() as u32,
+        }
     }
 
     /// What is kept for the CPU that the bus answers.
@@ -365,7 +374,7 @@ impl Bus for Machine {
     }
 
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        let mut regs = self.model.cpuid(leaf, subleaf);
+        let mut regs = self.model.cpuid_at(leaf, subleaf, self.place(self.current));
         if leaf == 1 {
             let enabled = self.platform.lapic(self.current).is_some_and(|lapic| lapic.enabled());
             regs[3] = regs[3] & !(1 << 9) | u32::from(enabled) << 9;
@@ -505,7 +514,11 @@ mod tests {
         assert_eq!(a.state(), b.state());
         assert_eq!((a.random(), a.tsc(50)), (b.random(), b.tsc(50)));
         let state = a.state();
-        for cpus in [vec![], vec![state.cpus[0].clone(); 2], vec![PerCpu::new(&HASWELL)]] {
+        for cpus in [
+            vec![],
+            vec![state.cpus[0].clone(); 2],
+            vec![PerCpu::new(&HASWELL, Place::ALONE)],
+        ] {
             b.set_state(&MachineState { cpus, ..state.clone() }).unwrap_err();
         }
     }

@@ -19,6 +19,7 @@ mod sandybridge;
 mod sapphirerapids;
 mod skylake_server;
 mod snowridge;
+pub mod topology;
 mod westmere;
 
 pub use alderlake::ALDERLAKE;
@@ -283,12 +284,7 @@ impl CpuModel {
     /// the highest answers zeros. SDM Vol. 2A "CPUID—CPU Identification". What depends on the state of the core or on the
     /// number of CPUs (OSXSAVE, APIC IDs, SYSCALL outside 64-bit mode) is for the caller to fill in.
     pub fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        let highest = |first: u32| self.rows(first).first().map_or(0, |row| row.regs[0]);
-        let known = [0, HYPERVISOR_LEAVES, EXTENDED_LEAVES]
-            .iter()
-            .any(|&first| (first..=first | 0xFFFF).contains(&leaf) && leaf <= highest(first));
-        let leaf = if known { leaf } else { highest(0) };
-
+        let leaf = self.answering(leaf);
         let rows = self.rows(leaf);
         match rows.iter().find(|row| row.subleaf.is_none_or(|s| s == subleaf)) {
             Some(row) => row.regs,
@@ -298,6 +294,15 @@ impl CpuModel {
             }
             None => [0; 4],
         }
+    }
+
+    /// The leaf whose rows answer for a leaf: itself, or the highest basic one.
+    fn answering(&self, leaf: u32) -> u32 {
+        let highest = |first: u32| self.rows(first).first().map_or(0, |row| row.regs[0]);
+        let known = [0, HYPERVISOR_LEAVES, EXTENDED_LEAVES]
+            .iter()
+            .any(|&first| (first..=first | 0xFFFF).contains(&leaf) && leaf <= highest(first));
+        if known { leaf } else { highest(0) }
     }
 
     /// The plain MSR with this number.

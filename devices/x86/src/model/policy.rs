@@ -293,7 +293,7 @@ pub const HIDDEN: &[(Feature, &str)] = &[
     (Dca, "no device prefetches into the caches"),
     (CnxtId, "no cache whose mode firmware could choose"),
     (Psn, "the serial number is disabled, as firmware leaves it"),
-    (Htt, "one logical processor"),
+    (Htt, "one logical processor, unless the machine has more of them"),
 ];
 
 /// A word whose bits are no features: what of it stays.
@@ -341,8 +341,8 @@ const fn unless(feature: Feature, leaf: u32, register: Register, reason: &'stati
     }
 }
 
-/// The words that go with features, and the topology: one thread of one core of one package. A machine with more CPUs
-/// fills in its own numbers.
+/// The words that go with features, and the topology: one thread of one core of one package. For a machine with more
+/// CPUs [`super::topology`] fills in the numbers.
 pub const WORDS: &[Word] = &[
     one(0x1, None, Ebx, 0xFF00_FFFF, 0x0001_0000, "one APIC ID a package"),
     word(0x1, None, Ecx, !(1 << 27), "OSXSAVE: the core shows CR4.OSXSAVE here"),

@@ -27,12 +27,13 @@ const COMMANDS: [(&str, &str); 2] = [
         include_str!("../../../../guest-tests/linux/load-modules"),
     ),
 ];
-const SCRIPTS: [(&str, &str); 3] = [
+const SCRIPTS: [(&str, &str); 4] = [
     (DEMO_SCRIPT, include_str!("../../../../guest-tests/linux/scripts/demo")),
     (
         "selftest",
         include_str!("../../../../guest-tests/linux/scripts/selftest"),
     ),
+    ("smp", include_str!("../../../../guest-tests/linux/scripts/smp")),
     ("nothing", include_str!("../../../../guest-tests/linux/scripts/nothing")),
 ];
 
