@@ -137,7 +137,8 @@ pub fn in_qemu(kernel: impl AsRef<Path>) -> Command {
     let mut command = program("qemu-system-x86_64");
     command.args([
         "-accel",
-        "tcg",
+        // CPUs in turn, so that one that waits for another does not depend on the host's load.
+        "tcg,thread=single",
         "-cpu",
         "max",
         "-machine",

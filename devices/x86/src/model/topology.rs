@@ -34,7 +34,7 @@ impl Place {
 
     /// Bits of the APIC ID below the package's.
     fn core_bits(self, model: &CpuModel) -> u32 {
-        if model.cpuid(4, 0)[0] & 0x1F == 0 {
+        if model.answering(4) != 4 || model.cpuid(4, 0)[0] & 0x1F == 0 {
             return 0;
         }
         self.cpus.clamp(1, MOST_CORES).next_power_of_two().trailing_zeros()
@@ -79,13 +79,14 @@ impl CpuModel {
 
     /// How many cores of the part share a cache of leaf 4, rounded up to a power of two.
     fn sharing_cores(&self, subleaf: u32) -> u32 {
-        let ids = |subleaf: u32| {
-            let mut rows = self.silicon.iter().filter(|row| row.leaf == 4);
-            rows.find(|row| row.answers(subleaf))
-                .map_or(1, |row| (row.regs[0] >> 14 & 0xFFF) + 1)
+        let row = |leaf: u32, subleaf: u32| {
+            let mut rows = self.silicon.iter().filter(|row| row.leaf == leaf);
+            rows.find(|row| row.answers(subleaf)).map_or(0, |row| row.regs[0])
         };
-        // Whoever shares the first-level data cache is a thread of one core.
-        (ids(subleaf) / ids(0)).max(1).next_power_of_two()
+        let ids = |subleaf: u32| (row(4, subleaf) >> 14 & 0xFFF) + 1;
+        // A core has the IDs that share the first-level data cache; some parts leave it more than it has threads.
+        let of_a_core = ids(0).max(1 << (row(0xB, 0) & 0x1F));
+        (ids(subleaf) / of_a_core).max(1).next_power_of_two()
     }
 
     /// What a plain MSR holds when the machine starts, on one CPU of it.
@@ -103,6 +104,8 @@ impl CpuModel {
 
 #[cfg(test)]
 mod tests {
+    use alloc::format;
+
     use super::*;
     use crate::model::{CORE2, HASWELL, ICELAKE_SERVER, MODELS, NETBURST, P6, SAPPHIRERAPIDS, SNOWRIDGE, WESTMERE};
 
@@ -114,7 +117,7 @@ mod tests {
                 let subleaf = row.subleaf.unwrap_or(0);
                 assert_eq!(
                     model.cpuid_at(row.leaf, subleaf, Place::ALONE),
-                    row.regs,
+                    model.cpuid(row.leaf, subleaf),
                     "{}",
                     model.name
                 );
@@ -154,13 +157,14 @@ mod tests {
                 "cores of {name}"
             );
             assert_eq!(model.cpuid_at(0xB, 2, place)[3], cpu, "no such level of {name}");
-            // A leaf above the highest answers as that one; where that is 0BH, with the ID.
-            assert_eq!(
-                model.cpuid_at(0x7FFF_FFFF, 1, place)[3] == cpu,
-                model.cpuid(0, 0)[0] == 0xB || cpu == 0
-            );
         }
         let place = Place { cpu: 5, cpus: 6 };
+        let topology = WESTMERE.cpuid_at(0xB, 1, place);
+        assert_eq!(
+            WESTMERE.cpuid_at(0x7FFF_FFFF, 1, place),
+            topology,
+            "above the highest leaf"
+        );
         assert_eq!(SAPPHIRERAPIDS.cpuid_at(0x1F, 1, place), [3, 6, 0x201, 5]);
         let index = HASWELL
             .msrs
