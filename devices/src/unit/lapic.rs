@@ -559,6 +559,11 @@ impl Lapic {
         true
     }
 
+    /// LVTPC is masked, by software or because an interrupt was delivered through it.
+    pub fn performance_masked(&self) -> bool {
+        self.s.lvt[Lvt::Performance as usize] & LVT_MASKED != 0
+    }
+
     /// A performance-monitoring interrupt: through LVTPC.
     pub fn pmi(&mut self) -> bool {
         self.raise(Lvt::Performance)

@@ -8,6 +8,7 @@ mod branch_test;
 pub mod branches;
 pub mod cache;
 pub mod debugctl;
+pub mod dr;
 pub mod ds;
 pub mod lapic;
 pub mod lbr;
@@ -15,3 +16,399 @@ pub mod pmu;
 pub mod predictor;
 pub mod pt;
 pub mod rdt;
+#[cfg(test)]
+mod units_test;
+
+use x86::ds::DsLayout;
+use x86::lbr::ArchLbrLeaf;
+use x86::model::CpuModel;
+use x86::msr::MsrFault;
+use x86::pmu::status;
+use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor, Range, Watch};
+
+use arch_lbr::{ArchLbr, ArchLbrState};
+use debugctl::{DebugCtlState, DebugCtlUnit};
+use dr::Dr;
+use ds::area::DsArea;
+use ds::bts::{Bts, BtsState};
+use lbr::{Gate, Lbr, LbrState};
+use pmu::{Around, Pmu, PmuState};
+
+/// The debug and trace units of one logical processor.
+///
+/// # Theory
+/// Each unit is a field, because the manual fixes an order among them: a branch is in the last-branch stack before a PEBS
+/// record takes its copy, a PEBS record is written before the branch trace, and only then is an interrupt requested, which
+/// freezes what IA32_DEBUGCTL says. SDM Vol. 3B 18.4.7 "Freezing LBR and Performance Counters on PMI".
+///
+/// # Practice
+/// Every word of the seam goes through all units as consecutive statements; what they want of the machine adds up, and what
+/// they want to hear is the union of it.
+#[derive(Clone, Debug)]
+pub struct Units {
+    /// Breakpoints.
+    pub dr: Dr,
+    /// IA32_DEBUGCTL.
+    pub debugctl: Option<DebugCtlUnit>,
+    /// Last-branch records of parts that have no architectural ones.
+    pub lbr: Option<Lbr>,
+    /// Architectural last-branch records.
+    pub arch_lbr: Option<ArchLbr>,
+    /// IA32_DS_AREA.
+    pub ds_area: DsArea,
+    /// Branch trace store.
+    pub bts: Option<Bts>,
+    /// Performance counters, and event-based sampling with them.
+    pub pmu: Option<Pmu>,
+    boundaries: Vec<u64>,
+    ranges: Vec<Range>,
+    generation: u64,
+    /// Generations of the units that `boundaries` and `ranges` are made of.
+    parts: [u64; 1],
+}
+
+/// The whole state of [`Units`]; DR0 to DR7 are the processor's.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // Named like the units.
+pub struct UnitsState {
+    pub debugctl: Option<DebugCtlState>,
+    pub lbr: Option<LbrState>,
+    pub arch_lbr: Option<ArchLbrState>,
+    pub ds_area: u64,
+    pub bts: Option<BtsState>,
+    pub pmu: Option<PmuState>,
+}
+
+/// Returns what a unit answers, unless the register is none of its own.
+macro_rules! claimed {
+    ($answer:expr) => {
+        match $answer {
+            Err(MsrFault::Unclaimed) => {}
+            answer => return answer,
+        }
+    };
+}
+
+/// Does something with the counters, if there are any, and what other units lend them.
+macro_rules! around {
+    ($units:ident, |$pmu:ident, $around:ident| $then:expr) => {
+        let Units {
+            pmu,
+            lbr,
+            arch_lbr,
+            ds_area,
+            ..
+        } = &mut *$units;
+        if let Some($pmu) = pmu {
+            let newest = |n: u8| {
+                let n = usize::from(n);
+                let entry = match (&*lbr, &*arch_lbr) {
+                    (Some(lbr), _) => lbr.newest().nth(n),
+                    (_, Some(lbr)) => lbr.newest().nth(n),
+                    _ => None,
+                };
+                entry.map_or([0; 3], |entry| [entry.from, entry.to, entry.info])
+            };
+            let $around = Around {
+                ds_area: ds_area.base(),
+                last_branch: &newest,
+            };
+            $then;
+        }
+    };
+}
+
+impl Units {
+    /// The units of a model, as after power-up.
+    pub fn new(model: &'static CpuModel) -> Self {
+        let (features, bits, caps) = (model.features(), model.linear_bits(), model.units);
+        Units {
+            dr: Dr::new(),
+            debugctl: caps.debugctl.map(|caps| DebugCtlUnit::new(caps, features)),
+            lbr: caps
+                .lbr
+                .filter(|_| !features.arch_lbr())
+                .map(|caps| Lbr::new(caps, features, bits)),
+            arch_lbr: features.arch_lbr().then(|| {
+                ArchLbr::new(
+                    ArchLbrLeaf {
+                        regs: model.cpuid(0x1C, 0),
+                    },
+                    bits,
+                )
+            }),
+            ds_area: DsArea::new(features, bits),
+            bts: caps
+                .ds
+                .filter(|ds| features.ds() && ds.bts)
+                .map(|ds| Bts::new(DsLayout::of(features), ds.bts_predicted, bits)),
+            pmu: Pmu::new(model),
+            boundaries: Vec::new(),
+            ranges: Vec::new(),
+            generation: 0,
+            parts: [0; 1],
+        }
+    }
+
+    /// The whole state.
+    pub fn state(&self) -> UnitsState {
+        UnitsState {
+            debugctl: self.debugctl.as_ref().map(DebugCtlUnit::state),
+            lbr: self.lbr.as_ref().map(Lbr::state),
+            arch_lbr: self.arch_lbr.as_ref().map(ArchLbr::state),
+            ds_area: self.ds_area.state(),
+            bts: self.bts.as_ref().map(Bts::state),
+            pmu: self.pmu.as_ref().map(Pmu::state),
+        }
+    }
+
+    /// Takes on a state that units of the same model gave; parts that this model has not are dropped.
+    pub fn set_state(&mut self, state: &UnitsState) {
+        if let (Some(unit), Some(state)) = (&mut self.debugctl, state.debugctl) {
+            unit.set_state(state);
+        }
+        if let (Some(unit), Some(state)) = (&mut self.lbr, &state.lbr) {
+            unit.set_state(state.clone());
+        }
+        if let (Some(unit), Some(state)) = (&mut self.arch_lbr, &state.arch_lbr) {
+            unit.set_state(state.clone());
+        }
+        self.ds_area.set_state(state.ds_area);
+        if let (Some(unit), Some(state)) = (&mut self.bts, state.bts) {
+            unit.set_state(state);
+        }
+        if let (Some(unit), Some(state)) = (&mut self.pmu, &state.pmu) {
+            unit.set_state(state);
+        }
+    }
+
+    /// RDMSR.
+    ///
+    /// # Errors
+    /// [`MsrFault::Unclaimed`]: no unit has this register. [`MsrFault::GeneralProtection`]: one has, and refuses.
+    pub fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
+        let gate = self.gate();
+        if let Some(unit) = &self.debugctl {
+            claimed!(unit.read_msr(msr));
+        }
+        if let Some(unit) = &self.lbr {
+            claimed!(unit.read_msr(msr, gate));
+        }
+        if let Some(unit) = &self.arch_lbr {
+            claimed!(unit.read_msr(msr));
+        }
+        claimed!(self.ds_area.read_msr(msr));
+        around!(self, |pmu, around| claimed!(pmu.read_msr(msr, cpu, &around)));
+        Err(MsrFault::Unclaimed)
+    }
+
+    /// WRMSR.
+    ///
+    /// # Errors
+    /// As for [`Units::read_msr`].
+    pub fn write_msr(&mut self, msr: u32, value: u64, cpu: &mut dyn Processor) -> Result<(), MsrFault> {
+        let gate = self.gate();
+        if let Some(unit) = &mut self.debugctl {
+            claimed!(unit.write_msr(msr, value));
+        }
+        if let Some(unit) = &mut self.lbr {
+            claimed!(unit.write_msr(msr, value, gate));
+        }
+        if let Some(unit) = &mut self.arch_lbr {
+            claimed!(unit.write_msr(msr, value));
+        }
+        claimed!(self.ds_area.write_msr(msr, value));
+        around!(self, |pmu, around| claimed!(pmu.write_msr(msr, value, cpu, &around)));
+        Err(MsrFault::Unclaimed)
+    }
+
+    /// RDPMC, once the processor has allowed it.
+    ///
+    /// # Errors
+    /// [`MsrFault::GeneralProtection`]: there is no such counter.
+    pub fn read_counter(&mut self, index: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
+        around!(self, |pmu, around| return pmu.rdpmc(index, cpu, &around));
+        Err(MsrFault::GeneralProtection)
+    }
+
+    /// LVTPC has been unmasked by software.
+    pub fn performance_unmasked(&mut self) -> Effects {
+        self.pmu.as_mut().map_or(Effects::NONE, Pmu::unmasked)
+    }
+
+    /// Whether the last-branch stack records.
+    fn gate(&self) -> Gate {
+        Gate {
+            enabled: self.debugctl.as_ref().is_some_and(DebugCtlUnit::records_branches),
+            frozen: self.lbr_frozen(),
+            tracing: false,
+        }
+    }
+
+    fn lbr_frozen(&self) -> bool {
+        self.pmu
+            .as_ref()
+            .is_some_and(|pmu| pmu.status() & status::LBR_FROZEN != 0)
+    }
+
+    /// What all words end with: a request for an interrupt freezes what IA32_DEBUGCTL says.
+    fn settle(&mut self, effects: Effects) -> Effects {
+        if effects.pmi
+            && let Some(debugctl) = &mut self.debugctl
+        {
+            let frozen = debugctl.freeze_on_pmi();
+            if let Some(pmu) = &mut self.pmu {
+                if frozen.lbr_status {
+                    pmu.set_status(status::LBR_FROZEN);
+                }
+                if frozen.counters_status || frozen.counters_control {
+                    pmu.freeze();
+                }
+            }
+        }
+        effects
+    }
+
+    /// Puts together what the units want watched.
+    fn merge(&mut self) {
+        let parts = [self.dr.generation()];
+        if parts == self.parts {
+            return;
+        }
+        self.parts = parts;
+        self.generation += 1;
+        self.boundaries.clear();
+        self.boundaries.extend_from_slice(self.dr.boundaries());
+        self.boundaries.sort_unstable();
+        self.boundaries.dedup();
+        self.ranges.clear();
+        self.ranges.extend_from_slice(self.dr.ranges());
+    }
+}
+
+impl Watch for Units {
+    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+        let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
+        let mut appetite = self.dr.appetite(cpu);
+        if let Some(debugctl) = &self.debugctl {
+            let control = debugctl.control();
+            appetite.step_on_branches = control.btf();
+            if let Some(bts) = &mut self.bts {
+                appetite = appetite.and(bts.appetite(control, self.ds_area.base(), cpu));
+            }
+            // A debug exception changes the register.
+            appetite.transfers |= control.lbr() || control.btf();
+        }
+        if let Some(lbr) = &mut self.lbr {
+            appetite = appetite.and(lbr.appetite(gate, context));
+        }
+        if let Some(lbr) = &mut self.arch_lbr {
+            appetite = appetite.and(lbr.appetite(frozen, context));
+        }
+        around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
+        self.merge();
+        appetite
+    }
+
+    fn boundaries(&self) -> &[u64] {
+        &self.boundaries
+    }
+
+    fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
+        let mut effects = self.dr.before(address);
+        around!(self, |pmu, around| effects =
+            effects.and(pmu.before(address, cpu, &around)));
+        self.settle(effects)
+    }
+
+    fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
+        let mut effects = self.dr.access(access);
+        around!(self, |pmu, around| effects =
+            effects.and(pmu.access(access, cpu, &around)));
+        self.settle(effects)
+    }
+
+    fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
+        let mut effects = Effects::NONE;
+        if let Some(lbr) = &mut self.lbr {
+            lbr.branches(records, gate, context);
+        }
+        if let Some(lbr) = &mut self.arch_lbr {
+            lbr.branches(records, frozen, context);
+        }
+        around!(self, |pmu, around| effects =
+            effects.and(pmu.branches(records, cpu, &around)));
+        if let (Some(bts), Some(debugctl)) = (&mut self.bts, &self.debugctl) {
+            effects = effects.and(bts.branches(records, debugctl.control(), self.ds_area.base(), cpu));
+        }
+        self.settle(effects)
+    }
+
+    fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
+        let mut effects = Effects::NONE;
+        if let Some(debugctl) = &mut self.debugctl {
+            debugctl.event(event);
+        }
+        let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
+        if let Some(lbr) = &mut self.lbr {
+            lbr.event(event, gate, context);
+        }
+        if let Some(lbr) = &mut self.arch_lbr {
+            lbr.event(event, frozen, context);
+        }
+        around!(self, |pmu, around| effects = effects.and(pmu.tick(cpu, &around)));
+        if let (Some(bts), Some(debugctl)) = (&mut self.bts, &self.debugctl) {
+            effects = effects.and(bts.event(event, debugctl.control(), self.ds_area.base(), cpu));
+        }
+        self.settle(effects)
+    }
+
+    fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
+        let (context, mut effects) = (cpu.context(), Effects::NONE);
+        if let Some(debugctl) = &mut self.debugctl {
+            debugctl.state_changed(change);
+        }
+        if let Some(lbr) = &mut self.lbr {
+            lbr.state_changed(change, context);
+        }
+        if let Some(lbr) = &mut self.arch_lbr {
+            lbr.state_changed(change, context);
+        }
+        self.ds_area.state_changed(change);
+        if let (Some(bts), Change::Reset) = (&mut self.bts, change) {
+            bts.reset();
+        }
+        around!(self, |pmu, around| effects =
+            effects.and(pmu.state_change(change, cpu, &around)));
+        self.settle(effects)
+    }
+
+    fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
+        let mut effects = Effects::NONE;
+        around!(self, |pmu, around| effects = effects.and(pmu.tick(cpu, &around)));
+        self.settle(effects)
+    }
+
+    fn save_component(&mut self, component: u8, area: &mut [u8]) -> Option<bool> {
+        match component {
+            15 => self.arch_lbr.as_mut().map(|unit| unit.save(area)),
+            _ => None,
+        }
+    }
+
+    fn restore_component(&mut self, component: u8, area: Option<&[u8]>) -> Result<(), MsrFault> {
+        match component {
+            15 => self.arch_lbr.as_mut().map_or(Ok(()), |unit| unit.restore(area)),
+            _ => Ok(()),
+        }
+    }
+}

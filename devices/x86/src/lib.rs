@@ -5,6 +5,7 @@ extern crate alloc;
 
 pub mod cpuid;
 pub mod cr;
+pub mod debug;
 pub mod debugctl;
 pub mod ds;
 pub mod fault;

@@ -77,10 +77,9 @@ impl Engine {
         cpu.budget = budget;
         cpu.granted = budget;
         cpu.bus_used = false;
-        cpu.ask();
         // RIP may have been moved since the link was asked for, and what it is in may be gone.
         cpu.link = core::ptr::null_mut();
-        self.catch_up(cpu);
+        self.question(cpu);
         let exit = self.run_attached(cpu);
         let exit = self.close(cpu, exit);
         let used = (cpu.granted - cpu.budget) as u64;
@@ -245,6 +244,24 @@ impl Engine {
         }
     }
 
+    /// Asks the units what they want to hear from here on.
+    fn question(&mut self, cpu: &mut Cpu) {
+        // Something may have to be said at once; what that leads to waits for an instruction.
+        for _ in 0..2 {
+            let effects = self.speak(cpu);
+            self.follow(cpu, effects);
+            cpu.ask();
+            self.catch_up(cpu);
+            if cpu.watched.appetite.instructions != 0 {
+                return;
+            }
+            let effects = cpu.say(|watch, view| watch.tick(view));
+            self.follow(cpu, effects);
+        }
+        cpu.ask();
+        self.catch_up(cpu);
+    }
+
     /// Hands over what waits, in the order of the program: branches, then what the last instruction had to say.
     fn speak(&mut self, cpu: &mut Cpu) -> Effects {
         let mut effects = cpu.hand_over();
@@ -296,10 +313,7 @@ impl Engine {
                 return Exit::Window;
             }
             if cpu.watched.ask {
-                let effects = self.speak(cpu);
-                self.follow(cpu, effects);
-                cpu.ask();
-                self.catch_up(cpu);
+                self.question(cpu);
                 continue;
             }
             if cpu.watched.appetite.every_instruction && self.observe(cpu) {

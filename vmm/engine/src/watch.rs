@@ -236,6 +236,15 @@ impl Cpu {
         Err(Stop)
     }
 
+    /// Before an instruction that does not end its block and changes what the units hold: records are handed over, and the
+    /// run loop asks them again right after it.
+    pub(crate) fn units_change(&mut self) -> Done {
+        self.settle()?;
+        self.need_solo()?;
+        self.watched.ask = true;
+        Ok(())
+    }
+
     fn record_start(&self) -> *mut BranchRecord {
         self.watched.records.as_ptr().cast_mut()
     }
@@ -287,7 +296,7 @@ impl Cpu {
             self.bind_boundaries();
         }
         self.reset_records();
-        let retired = self.steps_now() - self.iterations;
+        let retired = self.retired_now();
         self.watched.tick_at = retired.saturating_add(appetite.instructions);
     }
 

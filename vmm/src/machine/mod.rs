@@ -7,18 +7,21 @@ pub mod cpu;
 pub mod memory;
 pub mod virtio;
 pub mod walk;
+pub mod watchers;
 
 use std::io::Write;
 
 use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
 pub use devices::random;
-use devices::unit::rdt;
+use devices::unit::{Units, UnitsState, rdt};
 use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
-use engine::bus::{Bus, MsrFault, Processor};
+use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::debug;
 use x86::model::{CpuModel, topology::Place};
 
-use self::{acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio};
+use self::{
+    acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio, watchers::Watchers,
+};
 
 /// Local APICs start with their registers here (SDM Vol. 3A 11.4.1 "The Local APIC Block Diagram").
 const LAPIC: u32 = 0xfee0_0000;
@@ -64,6 +67,8 @@ pub struct MachineState {
     pub clock: Clock,
     /// What is kept for each CPU.
     pub cpus: Vec<PerCpu>,
+    /// The debug and trace units of each CPU.
+    pub units: Vec<UnitsState>,
     /// The package's resource director.
     pub rdt: rdt::PackageState,
     /// RDRAND.
@@ -81,6 +86,7 @@ pub struct Machine {
     model: &'static CpuModel,
     clock: Clock,
     cpus: Vec<PerCpu>,
+    watchers: Vec<Watchers>,
     /// The CPU that the bus answers.
     current: usize,
     rdt: rdt::Package,
@@ -110,6 +116,7 @@ impl Machine {
             model,
             clock: Clock::new(model.tsc_khz),
             cpus: cpus.collect(),
+            watchers: (0..count).map(|_| Watchers::new(model)).collect(),
             current: 0,
             rdt: rdt::Package::new(model),
             random: Random::new(seed),
@@ -195,6 +202,7 @@ impl Machine {
             platform: self.platform.state(),
             clock: self.clock,
             cpus: self.cpus.clone(),
+            units: self.watchers.iter().map(|watchers| watchers.units.state()).collect(),
             rdt: self.rdt.state(),
             random: self.random,
             virtio: self.virtio.state(),
@@ -222,6 +230,9 @@ impl Machine {
         self.rdt.restore(&state.rdt)?;
         self.clock = state.clock;
         self.cpus.clone_from(&state.cpus);
+        for (watchers, state) in self.watchers.iter_mut().zip(&state.units) {
+            watchers.units.set_state(state);
+        }
         self.random = state.random;
         for (index, cpu) in self.cpus.iter().enumerate() {
             if let Some(lapic) = self.platform.lapic_mut(index) {
@@ -237,6 +248,34 @@ impl Machine {
             cpu: cpu as u32,
             cpus: self.cpus.len() as u32,
         }
+    }
+
+    /// Has the host watch a CPU, too, or no longer; `false` if there is no such CPU.
+    pub fn observe(&mut self, cpu: usize, observer: Option<Box<dyn Watch + Send>>) -> bool {
+        let Some(watchers) = self.watchers.get_mut(cpu) else {
+            return false;
+        };
+        watchers.observe(observer);
+        true
+    }
+
+    /// The debug and trace units of the CPU that the bus answers.
+    pub fn units(&mut self) -> &mut Units {
+        &mut self.watchers[self.current].units
+    }
+
+    /// Does what may write the local APIC's LVTPC, and tells the units when that entry has been unmasked.
+    fn with_performance_entry<T>(&mut self, f: impl FnOnce(&mut Self) -> T) -> T {
+        let masked = |machine: &Self| {
+            let lapic = machine.platform.lapic(machine.current);
+            lapic.is_some_and(|lapic| lapic.performance_masked())
+        };
+        let before = masked(self);
+        let result = f(self);
+        if before && !masked(self) && self.units().performance_unmasked().pmi {
+            self.pmi();
+        }
+        result
     }
 
     /// What is kept for the CPU that the bus answers.
@@ -349,8 +388,11 @@ impl Bus for Machine {
             self.platform.set_gsi(gsi, level);
             return;
         }
-        self.platform
-            .mmio_write(self.current, gpa, size, value, self.clock.ns(now));
+        self.with_performance_entry(|machine| {
+            machine
+                .platform
+                .mmio_write(machine.current, gpa, size, value, machine.clock.ns(now));
+        });
     }
 
     fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32 {
@@ -366,11 +408,46 @@ impl Bus for Machine {
     }
 
     fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
-        self.rdmsr(msr, cpu.step())
+        match self.units().read_msr(msr, cpu) {
+            Err(MsrFault::Unclaimed) => self.rdmsr(msr, cpu.step()),
+            answer => {
+                self.accesses.msrs += 1;
+                answer
+            }
+        }
     }
 
     fn write_msr(&mut self, msr: u32, value: u64, cpu: &mut dyn Processor) -> Result<(), MsrFault> {
-        self.wrmsr(msr, value, cpu.step())
+        match self.units().write_msr(msr, value, cpu) {
+            Err(MsrFault::Unclaimed) => self.with_performance_entry(|machine| machine.wrmsr(msr, value, cpu.step())),
+            answer => {
+                self.accesses.msrs += 1;
+                answer
+            }
+        }
+    }
+
+    fn read_counter(&mut self, index: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
+        self.units().read_counter(index, cpu)
+    }
+
+    fn watch(&mut self) -> Option<&mut dyn Watch> {
+        Some(&mut self.watchers[self.current])
+    }
+
+    fn pmi(&mut self) {
+        if let Some(lapic) = self.platform.lapic_mut(self.current) {
+            lapic.pmi();
+        }
+    }
+
+    fn save_component(&mut self, component: u32, image: &mut [u8], _now: u64) -> bool {
+        // `true`: in its initial state, and nothing was written.
+        self.units().save_component(component as u8, image) == Some(false)
+    }
+
+    fn load_component(&mut self, component: u32, image: Option<&[u8]>, _now: u64) -> Result<(), MsrFault> {
+        self.units().restore_component(component as u8, image)
     }
 
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {

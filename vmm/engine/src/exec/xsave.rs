@@ -312,6 +312,9 @@ fn save(c: &mut Cpu, o: &Op) -> Done {
     let xcomp_bv = if compact { rfbm | COMPACTED } else { 0 };
     let (places, _) = c.xsave.places(xcomp_bv);
     c.probe_write(o, linear, EXTENDED)?;
+    if rfbm & c.xsave.supervisor != 0 {
+        c.units_change()?;
+    }
     let mut image = Image::new();
     let mut inuse = c.xinuse();
     for i in bits(rfbm & c.xsave.supervisor) {
@@ -380,6 +383,9 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     c.xsave_ready(o, linear)?;
     let (long, rex_w) = (o.aux & aux::LONG != 0, o.aux & aux::REX_W != 0);
     let (rfbm, enabled) = (c.requested(o), c.enabled(o));
+    if rfbm & c.xsave.supervisor != 0 {
+        c.units_change()?;
+    }
     let mut image = Image::new();
     image.run(HEADER, 64);
     image.read(c, o, linear)?;

@@ -1,0 +1,186 @@
+//! The units together: who answers for a register, what they want to hear, state out and in.
+
+use x86::model::{CpuModel, MODELS};
+use x86::msr::{IA32_DEBUGCTL, MsrFault};
+use x86::seam::{Access, AccessKind, BadPhys, Context, Effects, PageFault, Processor, TraceMem, Watch};
+
+use super::Units;
+
+/// A processor that stands still, with debug registers.
+struct Still {
+    dr: [u64; 8],
+    cr4: u64,
+}
+
+impl Still {
+    fn new() -> Self {
+        Still {
+            dr: [0, 0, 0, 0, 0, 0, 0xFFFF_0FF0, 0x400],
+            cr4: 0,
+        }
+    }
+}
+
+impl TraceMem for Still {
+    fn read_linear(&mut self, _: u64, bytes: &mut [u8]) -> Result<(), PageFault> {
+        bytes.fill(0);
+        Ok(())
+    }
+    fn probe_linear(&mut self, _: u64, _: u64) -> Result<(), PageFault> {
+        Ok(())
+    }
+    fn write_linear(&mut self, _: u64, _: &[u8]) -> Result<(), PageFault> {
+        Ok(())
+    }
+    fn read_phys(&mut self, _: u64, bytes: &mut [u8]) -> Result<(), BadPhys> {
+        bytes.fill(0);
+        Ok(())
+    }
+    fn write_phys(&mut self, _: u64, _: &[u8]) -> Result<(), BadPhys> {
+        Ok(())
+    }
+}
+
+impl Processor for Still {
+    fn gpr(&self, _: u8) -> u64 {
+        0
+    }
+    fn xmm(&self, _: u8) -> u128 {
+        0
+    }
+    fn rip(&self) -> u64 {
+        0x1000
+    }
+    fn rflags(&self) -> u64 {
+        2
+    }
+    fn context(&self) -> Context {
+        Context::default()
+    }
+    fn debug_register(&self, number: u8) -> u64 {
+        self.dr[usize::from(number)]
+    }
+    fn cr4(&self) -> u64 {
+        self.cr4
+    }
+    fn retired(&self) -> u64 {
+        0
+    }
+    fn step(&self) -> u64 {
+        0
+    }
+    fn tsc(&mut self) -> u64 {
+        0
+    }
+}
+
+// covers: 4/units-msr
+#[test]
+fn every_register_has_one_owner_and_refuses_nothing_it_reads_back() {
+    for model in MODELS {
+        let (mut units, mut cpu) = (Units::new(model), Still::new());
+        for msr in (0..0x2000).chain(0xC000_0000..0xC000_0200) {
+            match units.read_msr(msr, &mut cpu) {
+                Err(MsrFault::Unclaimed) => {
+                    let answer = units.write_msr(msr, 0, &mut cpu);
+                    assert_ne!(answer, Ok(()), "{}: {msr:#x} is written and not read", model.name);
+                }
+                // A unit's register is not at the same time one of the model's plain ones.
+                Ok(_) => assert!(
+                    model.msrs.binary_search_by_key(&msr, |row| row.msr).is_err(),
+                    "{}: {msr:#x} has two owners",
+                    model.name
+                ),
+                Err(MsrFault::GeneralProtection) => {}
+            }
+        }
+    }
+}
+
+// covers: 4/units-state
+#[test]
+fn the_whole_state_goes_out_and_comes_back_on_every_model() {
+    for model in MODELS {
+        let (mut a, mut cpu) = (Units::new(model), Still::new());
+        // Whatever takes a 1 has it.
+        for msr in 0..0x2000 {
+            let _ = a.write_msr(msr, 1, &mut cpu);
+        }
+        let mut b = Units::new(model);
+        b.set_state(&a.state());
+        assert_eq!(a.state(), b.state(), "{}", model.name);
+        assert_eq!(a.appetite(&mut cpu), b.appetite(&mut cpu), "{}", model.name);
+    }
+}
+
+/// Breakpoints with what they have watched and what they make of a word.
+// covers: 4/dr-units
+#[test]
+fn breakpoints_become_boundaries_and_ranges_and_set_their_bits() {
+    let model: &'static CpuModel = MODELS[0];
+    let (mut units, mut cpu) = (Units::new(model), Still::new());
+    assert!(!units.appetite(&mut cpu).ranges && units.boundaries().is_empty());
+    // DR0 execute (L), DR1 write 4 (G), DR2 I/O 2, DR3 read or write, disabled, at the address of DR1.
+    cpu.dr[0] = 0x2000;
+    cpu.dr[1] = 0x3000;
+    cpu.dr[2] = 0x3F8;
+    cpu.dr[3] = 0x3002;
+    cpu.dr[7] = 0x36D0_0419;
+    for (de, ports, why) in [
+        (0, 0, "R/W 10 is nothing without CR4.DE"),
+        (8, 1, "with CR4.DE it is I/O"),
+    ] {
+        cpu.cr4 = de;
+        let generation = units.generation();
+        assert!(units.appetite(&mut cpu).ranges, "{why}");
+        assert_ne!(units.generation(), generation, "{why}");
+        assert_eq!(units.boundaries(), [0x2000], "{why}");
+        assert_eq!(units.ranges().len(), 1 + ports, "{why}");
+        assert_eq!(units.ranges().iter().filter(|r| r.ports).count(), ports, "{why}");
+    }
+    let debug = |effects: Effects| effects.debug;
+    assert_eq!(debug(units.before(0x2000, &mut cpu)), Some(1));
+    assert_eq!(debug(units.before(0x2001, &mut cpu)), None);
+    for (address, size, kind, expected, why) in [
+        (0x3000, 1, AccessKind::Write, Some(2), "the first byte"),
+        (0x2FFF, 1, AccessKind::Write, None, "just below"),
+        (0x2FFF, 2, AccessKind::Write, Some(2), "crossing into it"),
+        (
+            0x3003,
+            8,
+            AccessKind::Write,
+            Some(0b1010),
+            "with the condition of DR3 met, too",
+        ),
+        (0x3000, 8, AccessKind::Read, None, "DR3 alone is met, and off"),
+        (0x3000, 1, AccessKind::ReadWrite, Some(2), "a read-modify-write writes"),
+        (0x3F8, 1, AccessKind::PortWrite, Some(4), "OUT"),
+        (
+            0x3F9,
+            4,
+            AccessKind::PortRead,
+            Some(4),
+            "IN that touches the second port",
+        ),
+        (0x3FA, 1, AccessKind::PortRead, None, "beyond it"),
+    ] {
+        let access = Access {
+            address,
+            size,
+            kind,
+            ip: 0x1000,
+        };
+        assert_eq!(debug(units.access(&access, &mut cpu)), expected, "{why}");
+    }
+}
+
+// covers: 4/units-msr
+#[test]
+fn btf_has_single_steps_come_after_branches() {
+    for model in MODELS {
+        let (mut units, mut cpu) = (Units::new(model), Still::new());
+        if units.write_msr(IA32_DEBUGCTL, 2, &mut cpu) == Ok(()) {
+            assert!(units.appetite(&mut cpu).step_on_branches, "{}", model.name);
+        }
+    }
+}
