@@ -146,7 +146,7 @@ fn breakpoints_become_boundaries_and_ranges_and_set_their_bits() {
         (0x2FFF, 1, AccessKind::Write, None, "just below"),
         (0x2FFF, 2, AccessKind::Write, Some(2), "crossing into it"),
         (
-            0x3003,
+            0x3002,
             8,
             AccessKind::Write,
             Some(0b1010),
