@@ -85,6 +85,7 @@ pub const ENGINE: Features = Features::list(&[
     // The resource director.
     RdtM,
     RdtA,
+    ArchLbr,
     // Registers that are plain storage, or commands without an effect that a guest could see.
     EnergyBias,
     SpecCtrl,
@@ -191,6 +192,7 @@ const TSX: &str = "not modelled: transactions";
 const SECURE: &str = "not modelled: enclaves, measured launch and memory encryption";
 const NESTED: &str = "not modelled: nested virtual machines";
 const HYBRID: &str = "all cores are of one kind";
+const LAST_BRANCHES: &str = "no architectural last-branch records";
 const DEBUG: &str = "no debug-store area yet";
 
 /// Why a feature outside [`ENGINE`] is hidden. A feature of a part that is in neither list fails a test.
@@ -277,7 +279,6 @@ pub const HIDDEN: &[(Feature, &str)] = &[
     (DsCpl, DEBUG),
     (Pdcm, "IA32_PERF_CAPABILITIES comes with the performance counters"),
     (Sdbg, "no silicon debug interface"),
-    (ArchLbr, "no last-branch records yet"),
     (BusLockDetect, "no bus-lock debug exceptions yet"),
     (IntelPt, TRACE),
     (Eist, POWER),
@@ -391,9 +392,9 @@ pub const WORDS: &[Word] = &[
     unless(Hybrid, 0x1A, Eax, HYBRID),
     unless(Pconfig, 0x1B, Eax, "PCONFIG is hidden"),
     unless(Pconfig, 0x1B, Ebx, "PCONFIG is hidden"),
-    unless(ArchLbr, 0x1C, Eax, "no last-branch records yet"),
-    unless(ArchLbr, 0x1C, Ebx, "no last-branch records yet"),
-    unless(ArchLbr, 0x1C, Ecx, "no last-branch records yet"),
+    unless(ArchLbr, 0x1C, Eax, LAST_BRANCHES),
+    unless(ArchLbr, 0x1C, Ebx, LAST_BRANCHES),
+    unless(ArchLbr, 0x1C, Ecx, LAST_BRANCHES),
     unless(AmxTile, 0x1D, Eax, AMX),
     unless(AmxTile, 0x1D, Ebx, AMX),
     unless(AmxTile, 0x1D, Ecx, AMX),
@@ -416,6 +417,9 @@ pub const COMPONENTS: &[(u32, Feature)] = &[
     (17, AmxTile),
     (18, AmxTile),
 ];
+
+/// The components that XSAVES alone reaches, by bit of IA32_XSS.
+pub const SUPERVISOR_COMPONENTS: &[(u32, Feature)] = &[(15, ArchLbr)];
 
 /// The x87 and SSE state and the header. SDM Vol. 1 13.4 "XSAVE Area".
 pub const XSAVE_LEGACY: u32 = 576;
@@ -515,17 +519,26 @@ impl Word {
 /// Leaf 0DH. SDM Vol. 1 13.2 "Enumeration of CPU Support for XSAVE Instructions and XSAVE-Supported Features".
 const fn xsave(rows: &mut [CpuidRow], features: Features) {
     const LEAF: u32 = 0xD;
-    let supported = supported_components(rows, features);
+    let user = if features.has(Xsave) {
+        0b11 | supported_components(rows, features, COMPONENTS)
+    } else {
+        0
+    };
+    let supervisor = if features.has(Xsaves) {
+        supported_components(rows, features, SUPERVISOR_COMPONENTS)
+    } else {
+        0
+    };
     let mut size = XSAVE_LEGACY;
     let mut r = 0;
     while r < rows.len() {
         if let (LEAF, Some(component @ 2..)) = (rows[r].leaf, rows[r].subleaf) {
-            if component < 32 && supported >> component & 1 != 0 {
+            if component < 32 && user >> component & 1 != 0 {
                 let end = rows[r].regs[0] + rows[r].regs[1];
                 if end > size {
                     size = end;
                 }
-            } else {
+            } else if component >= 32 || supervisor >> component & 1 == 0 {
                 rows[r].regs = [0; 4];
             }
         }
@@ -535,11 +548,10 @@ const fn xsave(rows: &mut [CpuidRow], features: Features) {
     while r < rows.len() {
         if rows[r].leaf == LEAF {
             match rows[r].subleaf {
-                Some(0) if features.has(Xsave) => rows[r].regs = [supported, XSAVE_LEGACY, size, 0],
-                // No supervisor component is modelled.
+                Some(0) if features.has(Xsave) => rows[r].regs = [user, XSAVE_LEGACY, size, 0],
                 Some(1) if features.has(Xsave) => {
                     let compacted = features.has(Xsavec);
-                    rows[r].regs = [rows[r].regs[0], if compacted { XSAVE_LEGACY } else { 0 }, 0, 0];
+                    rows[r].regs = [rows[r].regs[0], if compacted { XSAVE_LEGACY } else { 0 }, supervisor, 0];
                 }
                 Some(0 | 1) => rows[r].regs = [0; 4],
                 _ => {}
@@ -549,15 +561,12 @@ const fn xsave(rows: &mut [CpuidRow], features: Features) {
     }
 }
 
-/// The bits of XCR0 that the rows have a component for and `features` a feature.
-const fn supported_components(rows: &[CpuidRow], features: Features) -> u32 {
-    if !features.has(Xsave) {
-        return 0;
-    }
-    let mut supported = 0b11;
+/// The bits of those components that the rows have one for and `features` a feature.
+const fn supported_components(rows: &[CpuidRow], features: Features, components: &[(u32, Feature)]) -> u32 {
+    let mut supported = 0;
     let mut c = 0;
-    while c < COMPONENTS.len() {
-        let (bit, feature) = COMPONENTS[c];
+    while c < components.len() {
+        let (bit, feature) = components[c];
         let mut r = 0;
         while r < rows.len() {
             let here = rows[r].leaf == 0xD && rows[r].subleaf.is_some() && rows[r].answers(bit);

@@ -724,6 +724,27 @@ fn the_resource_directors_leaves_are_the_parts() {
     assert_eq!(crate::rdt::RdtCaps::of(without), None);
 }
 
+// covers: 4/lbr-shown
+#[test]
+fn architectural_last_branch_records_are_shown() {
+    for model in MODELS {
+        let there = matches!(model.name, "sapphirerapids" | "alderlake");
+        assert_eq!(model.features().arch_lbr(), there, "{}", model.name);
+        if there {
+            assert_eq!(model.cpuid(0x1C, 0), [0x4000_000B, 0x7, 0x7, 0], "{}", model.name);
+            // The XSAVE component is shown with XSAVES.
+            let component = model.features().xsaves();
+            assert_eq!(model.cpuid(0xD, 1)[2] >> 15 & 1 != 0, component, "{}", model.name);
+            let size = if component { [0x328, 0, 1, 0] } else { [0; 4] };
+            assert_eq!(model.cpuid(0xD, 15), size, "{}", model.name);
+        }
+    }
+    let without = model("alderlake").with_toggles("-arch_lbr").unwrap();
+    assert!(!without.features().arch_lbr());
+    assert_eq!(without.cpuid(0x1C, 0), [0; 4]);
+    assert_eq!(without.cpuid(0xD, 15), [0; 4]);
+}
+
 // covers: 3/cpu-models-hidden
 #[test]
 fn what_comes_later_is_hidden_and_kept() {
@@ -735,7 +756,6 @@ fn what_comes_later_is_hidden_and_kept() {
         ("icelake-server", 0xA, 0, [0x0830_0805, 0, 0xF, 0x8604]),
         ("broadwell", 0x14, 0, [0, 0x1, 0x1, 0]),
         ("snowridge", 0x14, 0, [0x1, 0x7F, 0x8000_0007, 0]),
-        ("sapphirerapids", 0x1C, 0, [0x4000_000B, 0x7, 0x7, 0]),
         ("sapphirerapids", 0x1D, 1, [0x0400_2000, 0x0008_0040, 0x10, 0]),
         ("alderlake", 0x1A, 0, [0x4000_0001, 0, 0, 0]),
         ("alderlake", 0x14, 1, [0x0249_0002, 0x003F_003F, 0, 0]),
