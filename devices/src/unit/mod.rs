@@ -5,7 +5,8 @@ pub mod arch_lbr;
 pub mod branch_ring;
 #[cfg(test)]
 mod branch_test;
-pub mod branches;
+#[cfg(test)]
+mod branch_units_test;
 pub mod cache;
 pub mod debugctl;
 pub mod dr;
