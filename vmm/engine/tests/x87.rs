@@ -440,6 +440,8 @@ fn transcendental_special_cases_are_the_manuals() {
         ("Yl2x", 0, 0, IND, ie),
         ("Yl2x", NEG, TWO, NEG | INF, ze),
         ("Yl2x", 0, NEG | TWO, INF, ze),
+        // A zero divide comes before a denormal operand.
+        ("Yl2x", 0, 0x1, NEG | INF, ze),
         ("Yl2x", 0, INF, NEG | INF, 0),
         ("Yl2x", 0, NEG | INF, INF, 0),
         ("Yl2x", NEG | ONE, ONE, IND, ie),

@@ -855,7 +855,8 @@ impl Unit<'_> {
             nan
         } else {
             let (value, status) = f(y, x, self.f.cw);
-            if status & sw::IE == 0 {
+            // Both come before a denormal operand (SDM Vol. 1 4.9.2 "Floating-Point Exception Priority").
+            if status & (sw::IE | sw::ZE) == 0 {
                 self.denormal(x)?;
                 self.denormal(y)?;
             }

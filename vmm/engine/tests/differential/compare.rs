@@ -292,7 +292,7 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
             Some("whether the frame is read before what it holds is checked")
         }
         (M::Call, h, e)
-            if h != e
+            if (h, host.error, host.cr2) != (e, engine.error, engine.cr2)
                 && (instruction.is_call_far_indirect() || instruction.is_call_far())
                 && (both_fault(h) || both_fault(e)) =>
         {
@@ -316,7 +316,7 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
         {
             Some("whether a denormal is loaded that raises an unmasked exception")
         }
-        (M::Call, 12, 13) => Some("the stack and the target, where neither is canonical"),
+        (M::Call, 12 | 14, 13) => Some("the stack and the target, where neither can be used"),
         (M::Ud1, 6, 14) if engine.error & 0x10 != 0 => Some("whether UD1's operand is fetched"),
         (M::Movsxd, 14, _) if instruction.op0_register().size() == 2 => Some("whether 16 or 32 bits are read"),
         (M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq, h, e) if both_fault(h) && both_fault(e) => {
@@ -353,6 +353,14 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
         ) if fault_addresses && host.cr2 != engine.cr2 => Some("which part of a long operand is accessed first"),
         (M::Cvtpi2ps, _, _) if instruction.op1_kind() == OpKind::Memory => {
             Some("whether a memory operand makes the transition to MMX state")
+        }
+        // PE, UE, and the summary that follows from them.
+        (M::Fyl2x, _, _)
+            if case.state.fpu.st[0].0.is_power_of_two()
+                && host.state.fpu.st == engine.state.fpu.st
+                && (host.state.fpu.fsw ^ engine.state.fpu.fsw) & !0x80b0 == 0 =>
+        {
+            Some("whether the logarithm of a power of two, which is exact, counts as inexact")
         }
         (M::F2xm1, _, _) if exponent(0) >= 0x3fff => Some("F2XM1 outside its domain"),
         (M::Fyl2xp1, _, _) if exponent(0) > 0x3ffc => Some("FYL2XP1 outside its domain"),
