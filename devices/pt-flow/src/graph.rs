@@ -63,17 +63,32 @@ type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
 /// Where code is: its space with the mode in the low bits, and its address.
 type Key = (u32, u64);
 
+/// Nodes that were found lately, by a few bits of their key's hash: one look where the whole index takes several.
+const RECENT: usize = 1 << 14;
+
 /// All code that was met.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Graph {
     pub nodes: Vec<Node>,
     index: Map<Key, u32>,
+    recent: Vec<(Key, u32)>,
     /// The nodes that have bytes in a page.
     pages: Map<Key, Vec<u32>>,
 }
 
 fn key(space: u32, mode: ExecMode, ip: u64) -> Key {
     (space << 2 | mode as u32, ip)
+}
+
+impl Default for Graph {
+    fn default() -> Graph {
+        Graph {
+            nodes: Vec::new(),
+            index: Map::default(),
+            recent: vec![((u32::MAX, 0), NONE); RECENT],
+            pages: Map::default(),
+        }
+    }
 }
 
 impl Graph {
@@ -90,7 +105,13 @@ impl Graph {
     /// The node at an address, made if there is none, and alive.
     pub fn find(&mut self, image: &mut impl Image, space: u32, mode: ExecMode, ip: u64) -> Result<u32, GapKind> {
         let key = key(space, mode, ip);
+        let slot = (ip.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize % RECENT;
+        let (recent, id) = self.recent[slot];
+        if recent == key && id != NONE && self.nodes[id as usize].live {
+            return Ok(id);
+        }
         if let Some(&id) = self.index.get(&key) {
+            self.recent[slot] = (key, id);
             if !self.nodes[id as usize].live {
                 self.revive(image, id)?;
             }

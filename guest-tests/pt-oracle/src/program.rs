@@ -64,8 +64,8 @@ pub struct Plan {
     pub style: Style,
     /// Instructions, about.
     pub length: usize,
-    /// Interrupts, overflows, and all else that comes from outside, and transfers to other modes.
-    pub events: bool,
+    /// Interrupts, overflows and all else that comes from outside: about once in twenty times so many instructions.
+    pub events: Option<usize>,
     /// PTWRITE sends its IP.
     pub ptwrite_ip: bool,
 }
@@ -189,21 +189,16 @@ impl Program {
         (region, random.below(self.regions[region].blocks.len()))
     }
 
-    /// Where an indirect branch leads from a region.
-    fn indirect(&self, from: usize, random: &mut Random) -> Place {
-        let region = match from {
+    /// Where the indirect branch of a block leads: each has a few targets, of which one is frequent.
+    fn indirect(&self, from: Place, random: &mut Random) -> Place {
+        let region = match from.0 {
             USER if random.one_in(8) => HIDDEN,
             HIDDEN if random.one_in(3) => USER,
             region => region,
         };
-        // A few targets are frequent.
-        let blocks = self.regions[region].blocks.len();
-        let block = if random.one_in(2) {
-            random.below(8)
-        } else {
-            random.below(blocks)
-        };
-        (region, block.min(blocks - 1))
+        let choice = if random.one_in(4) { random.below(6) } else { 0 };
+        let target = Random((from.1 * 8 + choice) as u64).draw();
+        (region, target as usize % self.regions[region].blocks.len())
     }
 
     /// Walks it and traces that.
@@ -399,7 +394,8 @@ impl Walker<'_> {
                 self.confirmed = self.log.len();
             }
             if self.on
-                && self.plan.events
+                && let Some(pause) = self.plan.events
+                && random.one_in(pause)
                 && let Some(next) = self.outside(ip, random)
             {
                 return next;
@@ -563,7 +559,12 @@ impl Walker<'_> {
             }
             Term::CallNext => behind,
             Term::Conditional(to) => {
-                let taken = !random.one_in(3);
+                // Most branches nearly always go the same way.
+                let taken = match program.start(place) >> 2 & 3 {
+                    0 => random.one_in(20),
+                    1 | 2 => !random.one_in(20),
+                    _ => !random.one_in(3),
+                };
                 if !taken {
                     if on {
                         self.tracer.conditional(false);
@@ -576,7 +577,7 @@ impl Walker<'_> {
                 to
             }
             Term::IndirectJump | Term::IndirectCall => {
-                let to = program.indirect(place.0, random);
+                let to = program.indirect(place, random);
                 let call = matches!(end, Term::IndirectCall);
                 if call {
                     self.stack.push(behind);
@@ -590,7 +591,7 @@ impl Walker<'_> {
                 to
             }
             Term::Return => {
-                let mut to = program.indirect(place.0, random);
+                let mut to = program.indirect(place, random);
                 while let Some(back) = self.stack.pop() {
                     // Near returns stay within their mode.
                     if self.region_mode(back) == self.region_mode(place) && !random.one_in(30) {
@@ -607,7 +608,7 @@ impl Walker<'_> {
                 let to = program.anywhere(random, true);
                 if on {
                     // Behind a MOV to CR3 it would not be clear which of the two ended tracing.
-                    if self.plan.events && place.0 != KERNEL && random.one_in(4) {
+                    if self.plan.events.is_some() && place.0 != KERNEL && random.one_in(4) {
                         self.tracer.disable(None);
                         self.on = false;
                     } else {

@@ -43,7 +43,7 @@ fn plan(seed: u64) -> (Program, Walk, Plan) {
             timing: seed & 8 != 0,
         },
         length: 20_000,
-        events: seed & 16 == 0,
+        events: (seed & 16 == 0).then_some(1 + seed as usize % 3),
         ptwrite_ip: seed & 32 != 0,
     };
     let walk = program.walk(&mut random, &plan);

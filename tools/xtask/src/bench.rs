@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`; this prepares and runs it.
+//! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
+//! `guest-tests/pt-oracle/benches/decode.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -10,8 +11,8 @@ pub struct Options {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot or only the loops
-    #[arg(long, value_parser = ["boot", "loops"])]
+    /// Measure only the boot, the loops, or the decoding of traces
+    #[arg(long, value_parser = ["boot", "loops", "decode"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -24,21 +25,36 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let needs = [packages::GCC, packages::BINUTILS, packages::QEMU, packages::LIBIPT];
     packages::ensure_installed(&stage, &needs, !options.no_install)?;
     stage.end("ok");
+    let decodes = || run_to_end(decode(options).current_dir(tree::root()));
+    if options.only.as_deref() == Some("decode") {
+        return decodes();
+    }
     let stage = Stage::start("guest");
     guest::prepare(&stage)?;
     stage.end("ok");
     let program = demo::build_release()?;
-    let status = speed(options)
-        .env("MINIVMM", program)
-        .current_dir(tree::root())
-        .stdin(Stdio::null())
-        .status()
-        .context("cannot run cargo")?;
+    let speeds = run_to_end(speed(options).env("MINIVMM", program).current_dir(tree::root()))?;
+    if options.only.is_some() || speeds != ExitCode::SUCCESS {
+        return Ok(speeds);
+    }
+    decodes()
+}
+
+fn run_to_end(command: &mut Command) -> Result<ExitCode> {
+    let status = command.stdin(Stdio::null()).status().context("cannot run cargo")?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The command that measures decoders.
+fn decode(options: &Options) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["bench", "--quiet", "-p", "pt-oracle", "--bench", "decode", "--"]);
+    command.args(["--rounds", &options.rounds.to_string()]);
+    command
 }
 
 /// The command that measures.
@@ -57,6 +73,7 @@ mod tests {
     use super::*;
 
     // covers: 2/setup-bench
+    // covers: 5/decoder-bench
     #[test]
     fn the_options_reach_what_measures() {
         let options = Options {
@@ -66,6 +83,8 @@ mod tests {
         };
         let command = speed(&options);
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
+        let decode = decode(&options);
+        assert!(decode.get_args().any(|word| word == "7"));
         assert!(
             words.ends_with(&["--bench", "speed", "--", "--rounds", "7", "--only", "loops"]),
             "{words:?}"
