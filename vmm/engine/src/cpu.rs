@@ -412,6 +412,7 @@ impl Cpu {
             want_window: false,
             yield_on_pause: false,
         });
+        cpu.reset_records();
         cpu.set_state(&CpuState::reset(model));
         cpu
     }
