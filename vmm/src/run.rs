@@ -590,7 +590,7 @@ impl Vm {
     fn idle(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
         let steps = self.steps;
         // An enabled interrupt wakes a CPU; else only an NMI can, and nothing typed is one.
-        let enabled = self.cpus.iter().any(|cpu| cpu.0.interruptible());
+        let enabled = self.cpus.iter().any(|cpu| cpu.0.interrupt_wakes());
         let next = self.machine.platform().next_event();
         let waiting = !console.input().is_empty() && self.machine.platform().serial_capacity() > 0;
         let input = enabled && (waiting || console.input_open());
@@ -626,14 +626,18 @@ impl Vm {
 
     /// The CPU runs, or something is pending that it lets in while halted.
     fn can_run(&mut self, index: usize) -> bool {
-        let (cpu, platform) = (&self.cpus[index].0, self.machine.platform());
+        let cpu = &mut self.cpus[index].0;
+        if cpu.activity() == Activity::Waiting {
+            self.engine.get().wake(cpu, &mut self.machine);
+        }
+        let platform = self.machine.platform();
         cpu.activity() == Activity::Running
             || platform.nmi_pending(index) && cpu.nmi_deliverable()
-            || platform.interrupt_pending(index) && cpu.interruptible()
+            || platform.interrupt_pending(index) && cpu.interrupt_wakes()
     }
 
     fn halted(&self, enabled: bool) -> String {
-        let listens = |cpu: &Processor| cpu.0.interruptible();
+        let listens = |cpu: &Processor| cpu.0.interrupt_wakes();
         let index = self.cpus.iter().position(listens).unwrap_or(self.turn.cpu);
         let rip = self.cpus[index].0.rip();
         let name = match self.cpus.len() {

@@ -23,6 +23,11 @@ pub struct RamRegion {
 const CODE: u8 = 1;
 /// Some TLB may hold a write tag for the page.
 const WRITABLE: u8 = 2;
+/// The page has a line that MONITOR was given once: stores to it take the slow path, which counts them. It stays so: who
+/// monitors a line does so again and again.
+const WATCHED: u8 = 4;
+/// Monitored lines remembered.
+const LINES: usize = 64;
 
 struct Region {
     ram: RamRegion,
@@ -100,6 +105,10 @@ pub(crate) struct Core {
     next_code: u32,
     /// Sets of boundaries that blocks were decoded for.
     boundaries: Vec<Box<[u64]>>,
+    /// Monitored lines and how often they have been stored to.
+    lines: VecDeque<(u64, u64)>,
+    /// Grows with each store to a line and each new line.
+    stores: u64,
 }
 
 impl Core {
@@ -123,6 +132,8 @@ impl Core {
             codes: vec![(0, u32::MAX, 0)],
             next_code: 1,
             boundaries: Vec::new(),
+            lines: VecDeque::new(),
+            stores: 0,
         }
     }
 
@@ -159,7 +170,7 @@ impl Core {
     /// Whether stores to the page may go straight to memory; notes that a TLB will hold its write tag if so.
     pub fn claim_write(&mut self, gpa: u64) -> bool {
         match self.flags(gpa) {
-            Some(f) if *f & CODE == 0 => {
+            Some(f) if *f & (CODE | WATCHED) == 0 => {
                 *f |= WRITABLE;
                 true
             }
@@ -304,14 +315,51 @@ impl Core {
         }
         let Some(flags) = self.flags(gpa) else { return };
         let was = *flags;
-        *flags = CODE;
+        *flags = *flags & WATCHED | CODE;
         if was & CODE == 0 && was & WRITABLE != 0 {
             let host = self.host(gpa).map_or(0, |h| h as u64);
-            self.new_code.push_back(host);
-            if self.new_code.len() > MAX_NEW_CODE {
-                self.new_code.pop_front();
-                self.old_code += 1;
+            self.retire_writes(host);
+        }
+    }
+
+    /// Counts stores to a line from now on: how many there have been, in a count that never says the same for two of them.
+    pub fn watch_line(&mut self, line: u64) -> u64 {
+        if let Some(&(_, stores)) = self.lines.iter().find(|(l, _)| *l == line) {
+            return stores;
+        }
+        if self.lines.len() == LINES {
+            self.lines.pop_front();
+        }
+        self.stores += 1;
+        let stores = self.stores;
+        self.lines.push_back((line, stores));
+        if let Some(flags) = self.flags(line) {
+            let was = *flags;
+            *flags = was & !WRITABLE | WATCHED;
+            if was & WRITABLE != 0 {
+                let host = self.host(line).map_or(0, |h| h as u64);
+                self.retire_writes(host);
             }
+        }
+        stores
+    }
+
+    /// Somebody stores to guest memory by the slow path.
+    pub fn stored(&mut self, gpa: u64, len: u64) {
+        for (line, stores) in &mut self.lines {
+            if gpa < *line + 64 && *line < gpa.saturating_add(len) {
+                self.stores += 1;
+                *stores = self.stores;
+            }
+        }
+    }
+
+    /// Has every processor take the write tags of a host page away.
+    fn retire_writes(&mut self, host: u64) {
+        self.new_code.push_back(host);
+        if self.new_code.len() > MAX_NEW_CODE {
+            self.new_code.pop_front();
+            self.old_code += 1;
         }
     }
 
@@ -354,6 +402,7 @@ impl Core {
 
     /// Somebody outside wrote guest memory.
     pub fn written(&mut self, gpa: u64, len: u64, stale: Handler) {
+        self.stored(gpa, len);
         let mut page = gpa & !0xfff;
         let end = gpa.saturating_add(len);
         while page < end {

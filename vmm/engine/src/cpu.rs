@@ -128,10 +128,21 @@ pub enum Activity {
     Running,
     /// After HLT, until an interrupt.
     Halted,
+    /// After MWAIT, until an interrupt or a store to the monitored line.
+    Waiting,
     /// After a triple fault.
     Shutdown,
     /// An application processor that waits for its start-up IPI.
     WaitForSipi,
+}
+
+/// What MONITOR and MWAIT have set up (SDM Vol. 2B "MONITOR", "MWAIT").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Monitor {
+    /// Guest-physical address of the armed line, a multiple of 64.
+    pub line: Option<u64>,
+    /// MWAIT's ECX bit 0: an interrupt ends the wait even while IF is clear.
+    pub masked: bool,
 }
 
 /// MSRs that the core holds itself.
@@ -176,6 +187,7 @@ pub struct CpuState {
     pub pkru: u32,
     pub msrs: CoreMsrs,
     pub activity: Activity,
+    pub monitor: Monitor,
     /// The current privilege level.
     pub cpl: u8,
     /// NMIs are blocked until the next IRET.
@@ -293,6 +305,9 @@ pub struct Cpu {
     pub(crate) pkru: u32,
     pub(crate) msrs: CoreMsrs,
     pub(crate) activity: Activity,
+    pub(crate) monitor: Monitor,
+    /// Stores to the armed line when it was armed, as the core counts them; `None` while the core has not been told.
+    pub(crate) monitor_seen: Option<u64>,
     pub(crate) nmi_blocked: bool,
     /// Step count at which an STI or SS shadow holds.
     pub(crate) shadow_at: u64,
@@ -383,6 +398,8 @@ impl Cpu {
             pkru: 0,
             msrs: CoreMsrs::default(),
             activity: Activity::Running,
+            monitor: Monitor::default(),
+            monitor_seen: None,
             nmi_blocked: false,
             shadow_at: u64::MAX,
             rf_at: u64::MAX,
@@ -440,6 +457,7 @@ impl Cpu {
             pkru: self.pkru,
             msrs: self.msrs,
             activity: self.activity,
+            monitor: self.monitor,
             cpl: self.cpl,
             nmi_blocked: self.nmi_blocked,
             shadow: self.shadow_at == self.steps,
@@ -471,6 +489,8 @@ impl Cpu {
         self.pkru = s.pkru;
         self.msrs = s.msrs;
         self.activity = s.activity;
+        self.monitor = s.monitor;
+        self.monitor_seen = None;
         self.cpl = s.cpl & 3;
         self.nmi_blocked = s.nmi_blocked;
         self.steps = s.steps;
@@ -518,7 +538,12 @@ impl Cpu {
     }
 
     fn activity_allows(&self) -> bool {
-        matches!(self.activity, Activity::Running | Activity::Halted)
+        matches!(self.activity, Activity::Running | Activity::Halted | Activity::Waiting)
+    }
+
+    /// A pending external interrupt would be taken now, or end an MWAIT that asked to hear of interrupts that IF masks.
+    pub fn interrupt_wakes(&self) -> bool {
+        self.interruptible() || self.activity == Activity::Waiting && self.monitor.masked
     }
 
     /// INIT: back to the reset vector's state but for what INIT keeps (SDM Vol. 3A Table 10-1 "IA-32 and Intel 64 Processor

@@ -15,6 +15,8 @@ impl Cpu {
     /// Delivers an event: `Err` with the next exception in `Cpu::event` when delivery itself faults. RIP is what the frame
     /// will hold: the instruction for faults, the one after it for software interrupts and traps.
     pub(crate) fn deliver(&mut self, event: Event) -> Done {
+        // Whoever comes back from a handler looks at the line again: MWAIT does not wait.
+        self.monitor.line = None;
         let switched = if self.cr0 & 1 == 0 {
             self.deliver_real(event)?;
             false

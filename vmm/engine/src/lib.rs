@@ -25,7 +25,9 @@ mod virtual8086;
 mod watch;
 
 pub use crate::core::RamRegion;
-pub use crate::cpu::{Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, SS, Segment, Source, Table};
+pub use crate::cpu::{
+    Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, Monitor, SS, Segment, Source, Table,
+};
 pub use crate::step::Engine;
 pub use crate::undefined::Undefined;
 

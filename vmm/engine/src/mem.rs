@@ -310,6 +310,7 @@ impl Cpu {
         if let Some(p) = span.first.host
             && std::is_x86_feature_detected!("cmpxchg16b")
         {
+            self.core().stored(span.first.gpa, 16);
             if self.core().is_code(span.first.gpa, 16) {
                 self.core().invalidate_page(span.first.gpa, crate::block::STALE);
             }
@@ -425,6 +426,7 @@ impl Cpu {
         }
         match place.host {
             Some(p) => {
+                self.core().stored(place.gpa, bytes.len() as u64);
                 if self.core().is_code(place.gpa, bytes.len() as u64) {
                     self.core().invalidate_page(place.gpa, crate::block::STALE);
                 }
@@ -551,6 +553,26 @@ impl Cpu {
         self.fault(14, Some(code))
     }
 
+    /// MONITOR of a line: stores to it are counted from now on. Only RAM can be monitored.
+    pub(crate) fn arm(&mut self, linear: u64) -> Done {
+        let place = self.translate(linear, Access::Read)?;
+        self.monitor.line = place.host.map(|_| place.gpa & !63);
+        self.monitor_seen = None;
+        self.look_at_line();
+        Ok(())
+    }
+
+    /// Disarms the monitored line if somebody has stored to it.
+    pub(crate) fn look_at_line(&mut self) {
+        let Some(line) = self.monitor.line else { return };
+        let now = self.core().watch_line(line);
+        self.revoke_new_code();
+        match self.monitor_seen {
+            Some(seen) if seen != now => self.monitor.line = None,
+            _ => self.monitor_seen = Some(now),
+        }
+    }
+
     /// What the page walk depends on.
     pub(crate) fn paging(&self, user: bool) -> Paging {
         Paging {
@@ -595,6 +617,7 @@ impl Cpu {
             if let Some(p) = place.host
                 && !part.is_empty()
             {
+                self.core().stored(place.gpa, part.len() as u64);
                 if self.core().is_code(place.gpa, part.len() as u64) {
                     self.core().invalidate_page(place.gpa, crate::block::STALE);
                 }

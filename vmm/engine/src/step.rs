@@ -131,6 +131,32 @@ impl Engine {
         cpu.revoke_new_code();
     }
 
+    /// Ends a processor's MWAIT if the line that it monitors has been stored to; says whether it runs now.
+    pub fn wake(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) -> bool {
+        if cpu.activity != Activity::Waiting {
+            return cpu.activity == Activity::Running;
+        }
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.catch_up(cpu);
+        self.end_wait(cpu);
+        cpu.detach();
+        cpu.activity == Activity::Running
+    }
+
+    /// The same within a run, where a masked interrupt that is pending shows in `want_window`.
+    fn end_wait(&mut self, cpu: &mut Cpu) {
+        cpu.look_at_line();
+        if cpu.monitor.line.is_some() && !(cpu.monitor.masked && cpu.want_window) {
+            return;
+        }
+        cpu.monitor.line = None;
+        cpu.activity = Activity::Running;
+        if cpu.watched.tell {
+            let effects = cpu.say(|watch, view| watch.state(Change::Wake, view));
+            self.follow(cpu, effects);
+        }
+    }
+
     /// INIT: see [`Cpu::init`].
     pub fn init(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, bootstrap: bool) {
         cpu.init(bootstrap);
@@ -161,7 +187,8 @@ impl Engine {
         cpu.attach(NonNull::from(&mut *self.core), bus);
         cpu.ask();
         self.catch_up(cpu);
-        if core::mem::take(&mut cpu.activity) == Activity::Halted && cpu.watched.tell {
+        let was = core::mem::take(&mut cpu.activity);
+        if matches!(was, Activity::Halted | Activity::Waiting) && cpu.watched.tell {
             let effects = cpu.say(|watch, view| watch.state(Change::Wake, view));
             self.follow(cpu, effects);
         }
@@ -298,8 +325,12 @@ impl Engine {
         // must not keep the caller from looking at its own limits.
         let (mut faulted_at, mut faults) = (i64::MAX, 0);
         loop {
+            if cpu.activity == Activity::Waiting {
+                self.end_wait(cpu);
+            }
             match cpu.activity {
                 Activity::Running => {}
+                Activity::Waiting => return Exit::Halt,
                 Activity::Halted | Activity::WaitForSipi => return Exit::Halt,
                 Activity::Shutdown => return Exit::Shutdown,
             }

@@ -135,6 +135,7 @@ cold_flows! {
         c.change(Change::Halt);
         Ok(Go::Look(c.next_ip(o)))
     };
+    Mwait = mwait;
     Syscall = |c: &mut Cpu, o: &Op| c.far(o, Far::Syscall, syscall);
     Sysret = |c: &mut Cpu, o: &Op| c.far(o, Far::Sysret, sysret);
     Sysenter = |c: &mut Cpu, o: &Op| c.far(o, Far::Sysenter, sysenter);
@@ -179,12 +180,8 @@ cold_bodies! {
         let offset = c.ea(o) & (u64::MAX >> (64 - 8 * o.aux as u32));
         let linear = c.segmented(o.seg as usize, offset, 1, false)?;
         let mut byte = [0];
-        c.read_bytes(o, linear, &mut byte)
-    };
-    /// MWAIT may go on at once (SDM Vol. 2B "MWAIT").
-    Mwait = |c: &mut Cpu, _: &Op| {
-        c.supervisor_only_or_ud()?;
-        if c.get::<4>(slot::RCX) & !1 != 0 { Err(c.gp(0)) } else { Ok(()) }
+        c.read_bytes(o, linear, &mut byte)?;
+        c.arm(linear)
     };
     Cpuid = cpuid;
     Rdtsc = rdtsc;
@@ -396,6 +393,26 @@ impl Cpu {
         self.select_tlb();
         Ok(())
     }
+}
+
+/// SDM Vol. 2B "MWAIT—Monitor Wait". Without an armed line, or with a store to it since, execution goes on at once.
+fn mwait(c: &mut Cpu, o: &Op) -> Done<Go> {
+    c.supervisor_only_or_ud()?;
+    let (hints, extensions) = (c.get::<4>(slot::RAX) as u32, c.get::<4>(slot::RCX) as u32);
+    // Leaf 5 says whether ECX bit 0 is there (SDM Vol. 2A "CPUID", leaf 05H).
+    let known = (c.bus().cpuid(5, 0)[2] & 3 == 3) as u32;
+    if extensions & !known != 0 {
+        return Err(c.gp(0));
+    }
+    c.settle()?;
+    c.look_at_line();
+    let next = c.next_ip(o);
+    if c.monitor.line.is_some() {
+        c.activity = Activity::Waiting;
+        c.monitor.masked = extensions & 1 != 0;
+        c.change(Change::Mwait { hints, extensions });
+    }
+    Ok(Go::Look(next))
 }
 
 fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
@@ -854,6 +871,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     let f = match l.i.mnemonic() {
         M::Clts => return l.flow(chain_flow::<Clts>, |_| ()),
         M::Hlt => return l.flow(chain_flow::<Hlt>, |_| ()),
+        M::Mwait => return l.flow(chain_flow::<Mwait>, |_| ()),
         M::Lmsw => {
             l.emit(chain::<SupervisorOnly>, |_| ());
             let src = l.read(0, 2);
@@ -956,7 +974,6 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Swapgs if !l.is64() => return l.ud(),
         M::Swapgs => chain::<Swapgs> as Handler,
         M::Invd | M::Wbinvd | M::Wbnoinvd => chain::<Privileged>,
-        M::Mwait => chain::<Mwait>,
         M::Cpuid => chain::<Cpuid>,
         M::Rdtsc => chain::<Rdtsc>,
         M::Rdtscp => chain::<Rdtscp>,

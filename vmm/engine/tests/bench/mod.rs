@@ -387,6 +387,11 @@ impl Bench {
         rig.engine.run(&mut rig.cpu, world, budget)
     }
 
+    /// The rig and what is around its processor, each for itself.
+    pub fn parts(&mut self) -> (&mut Rig, &mut World) {
+        (&mut self.rig, &mut self.world)
+    }
+
     /// Delivers an external interrupt.
     pub fn interrupt(&mut self, vector: u8) {
         let Bench { rig, world, .. } = self;
