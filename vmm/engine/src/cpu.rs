@@ -431,6 +431,7 @@ impl Cpu {
         });
         cpu.reset_records();
         cpu.set_state(&CpuState::reset(model));
+        cpu.reset_records();
         cpu
     }
 
