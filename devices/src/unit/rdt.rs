@@ -6,12 +6,15 @@
 //! ([`Package`]); the association, the selected event and the L2's masks to the logical processor ([`Thread`]).
 //!
 //! # Practice
-//! Registers are routed here by number. What the counters count comes from a model of the L3 ([`Meter`]); a machine
-//! without one running answers "Unavailable", as a part does that has no data for an RMID yet.
+//! Registers are routed here by number. What the counters count comes from a model of the L3 ([`Meter`]), which a machine
+//! starts with the first association or selection that is not zero ([`Package::in_use`]) and feeds with what each logical
+//! processor accesses ([`Probe`]); before, the answer is "Unavailable", as of a part that has no data for an RMID yet.
 //!
 //! # What is modelled
 //! Occupancy and bandwidth are those of a small deterministic cache, not of a part's. All memory is local, so local and
 //! total bandwidth are one number. Delays of bandwidth allocation are kept and change nothing: time is a count of steps.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use x86::model::CpuModel;
 use x86::msr::{
@@ -19,6 +22,9 @@ use x86::msr::{
     IA32_QM_CTR, IA32_QM_EVTSEL, MsrFault,
 };
 use x86::rdt::{CacheAllocation, Event, RdtCaps};
+use x86::seam::Access;
+
+use super::cache::{Core, Owner, Shared};
 
 /// IA32_QM_CTR: an unsupported event or RMID is selected.
 const ERROR: u64 = 1 << 63;
@@ -44,6 +50,77 @@ impl Meter for Unmetered {
 
     fn traffic(&self, _: u32) -> Option<u64> {
         None
+    }
+}
+
+/// The package's last-level cache, which its logical processors fill.
+#[derive(Clone, Debug)]
+pub struct LastLevel(Arc<Mutex<Shared>>);
+
+impl LastLevel {
+    /// The model's, empty.
+    pub fn new(model: &CpuModel) -> Self {
+        Self::with(Shared::of(model))
+    }
+
+    /// One with these contents.
+    pub fn with(contents: Shared) -> Self {
+        Self(Arc::new(Mutex::new(contents)))
+    }
+
+    /// What is in it and has gone through it.
+    pub fn contents(&self) -> Shared {
+        self.shared(|shared| shared.clone())
+    }
+
+    /// Nothing that panics is done under the lock.
+    fn shared<T>(&self, f: impl FnOnce(&mut Shared) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Meter for LastLevel {
+    fn occupancy(&self, rmid: u32) -> Option<u64> {
+        Some(self.shared(|shared| shared.occupancy(rmid)))
+    }
+
+    fn traffic(&self, rmid: u32) -> Option<u64> {
+        Some(self.shared(|shared| shared.traffic(rmid)))
+    }
+}
+
+/// What feeds the last level: one logical processor's own caches, and on whose behalf it runs.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    core: Core,
+    last: LastLevel,
+    owner: Owner,
+}
+
+impl Probe {
+    /// With these caches of its own, on behalf of nobody yet.
+    pub fn new(core: Core, last: LastLevel) -> Self {
+        Self {
+            core,
+            last,
+            owner: Owner::ANYBODY,
+        }
+    }
+
+    /// Its own caches.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// On whose behalf it runs from now on.
+    pub fn set_owner(&mut self, owner: Owner) {
+        self.owner = owner;
+    }
+
+    /// A load or store with this CR3.
+    pub fn access(&mut self, access: &Access, cr3: u64) {
+        let Self { core, last, owner } = self;
+        last.shared(|shared| core.access(access, cr3, shared, *owner));
     }
 }
 
@@ -156,6 +233,25 @@ impl Package {
         // A class that the masks do not know has no limit, as the manual leaves it open.
         let full = self.caps.and_then(|caps| caps.l3).map_or(u64::MAX, |l3| l3.full());
         self.state.l3_masks.get(index).copied().unwrap_or(full)
+    }
+
+    /// Whether a logical processor asks for something to be measured.
+    pub fn in_use(&self, thread: &Thread) -> bool {
+        self.caps.is_some() && (thread.association != 0 || thread.select != 0)
+    }
+
+    /// On whose behalf a logical processor fills a last-level cache of so many ways. A mask whose bits are not one for each
+    /// way stands for shares of them.
+    pub fn owner(&self, thread: &Thread, ways: u32) -> Owner {
+        let mask = self.l3_mask(thread.cos(), false);
+        let length = self.caps.and_then(|caps| caps.l3).map_or(ways, |l3| l3.length).max(1);
+        let ways = (0..ways.min(32))
+            .filter(|way| mask >> (way * length / ways.max(1)) & 1 != 0)
+            .fold(0, |all, way| all | 1 << way);
+        Owner {
+            rmid: thread.rmid() as u16,
+            ways,
+        }
     }
 
     /// RDMSR on a logical processor.
@@ -275,6 +371,7 @@ const LAST_DELAY: u32 = IA32_MBA_THRTL_0 + 0x3F;
 
 #[cfg(test)]
 mod tests {
+    use super::super::cache::Geometry;
     use super::*;
     use x86::model::{BROADWELL, ICELAKE_SERVER, MODELS, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE, WESTMERE};
 
@@ -425,6 +522,60 @@ mod tests {
         let (mut package, mut thread) = at_reset(&BROADWELL);
         package.write_msr(&mut thread, IA32_QM_EVTSEL, 1 << 32 | 2).unwrap();
         assert_eq!(package.read_msr(&thread, IA32_QM_CTR, &Wide), Ok(3));
+    }
+
+    /// A processor that walks over so many lines, from this one on.
+    fn walk(probe: &mut Probe, from: u64, lines: u64) {
+        for line in from..from + lines {
+            let access = Access {
+                address: line * 64,
+                size: 8,
+                kind: x86::seam::AccessKind::Read,
+                ip: 0,
+            };
+            probe.access(&access, 0x1000);
+        }
+    }
+
+    // covers: 4/rdt-occupancy
+    #[test]
+    fn occupancy_and_traffic_follow_the_association_and_the_capacity_mask() {
+        let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
+        assert!(!package.in_use(&thread));
+        package.write_msr(&mut thread, IA32_PQR_ASSOC, 1 << 32 | 7).unwrap();
+        assert!(package.in_use(&thread));
+        let ways = Geometry::of(&SKYLAKE_SERVER, 3).ways;
+        let last = LastLevel::new(&SKYLAKE_SERVER);
+        let mut probe = Probe::new(Core::of(&SKYLAKE_SERVER), last.clone());
+        probe.set_owner(package.owner(&thread, ways));
+        // Half a megabyte for RMID 7, twice: the second time it is there.
+        walk(&mut probe, 0, 8192);
+        walk(&mut probe, 0, 8192);
+        assert_eq!((last.occupancy(7), last.traffic(7)), (Some(8192 * 64), Some(8192 * 64)));
+        assert_eq!(last.occupancy(0), Some(0));
+        // One way of eleven is all that class 1 may fill: what is walked over twice its size does not stay.
+        package.write_msr(&mut thread, IA32_L3_QOS_MASK_0 + 1, 1).unwrap();
+        package.write_msr(&mut thread, IA32_PQR_ASSOC, 1 << 32 | 8).unwrap();
+        probe.set_owner(package.owner(&thread, ways));
+        let way = last.contents().size() / 64 / u64::from(ways);
+        walk(&mut probe, 1 << 30, 2 * way);
+        assert_eq!(last.occupancy(8), Some(way * 64));
+        assert_eq!(last.traffic(8), Some(2 * way * 64));
+        package.write_msr(&mut thread, IA32_QM_EVTSEL, 8 << 32 | 1).unwrap();
+        let counted = package.read_msr(&thread, IA32_QM_CTR, &last).unwrap();
+        assert_eq!(counted, way * 64 / 0x18000);
+    }
+
+    // covers: 4/rdt-masks
+    #[test]
+    fn a_mask_of_another_length_than_the_cache_has_ways_stands_for_shares() {
+        let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
+        package.write_msr(&mut thread, IA32_L3_QOS_MASK_0, 0b11).unwrap();
+        for (ways, expected) in [(11, 0b11), (22, 0b1111), (1, 1), (0, 0), (32, 0b11_1111)] {
+            assert_eq!(package.owner(&thread, ways).ways, expected, "{ways} ways");
+        }
+        let (package, thread) = at_reset(&WESTMERE);
+        assert_eq!(package.owner(&thread, 16).ways, 0xFFFF, "no masks, no limit");
     }
 
     // covers: 4/rdt-cdp

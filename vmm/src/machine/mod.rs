@@ -13,7 +13,7 @@ use std::io::Write;
 
 use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
 pub use devices::random;
-use devices::unit::{Units, UnitsState, rdt};
+use devices::unit::{Units, UnitsState, cache, rdt};
 use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::debug;
@@ -71,6 +71,8 @@ pub struct MachineState {
     pub units: Vec<UnitsState>,
     /// The package's resource director.
     pub rdt: rdt::PackageState,
+    /// Its model of the caches, once it runs: the last level, and what each CPU has for itself.
+    pub caches: Option<(cache::Shared, Vec<cache::Core>)>,
     /// RDRAND.
     pub random: Random,
     /// The virtio devices, without what the disks hold.
@@ -90,6 +92,7 @@ pub struct Machine {
     /// The CPU that the bus answers.
     current: usize,
     rdt: rdt::Package,
+    last_level: Option<rdt::LastLevel>,
     random: Random,
     virtio: Virtio,
     second_serial: bool,
@@ -119,6 +122,7 @@ impl Machine {
             watchers: (0..count).map(|_| Watchers::new(model)).collect(),
             current: 0,
             rdt: rdt::Package::new(model),
+            last_level: None,
             random: Random::new(seed),
             virtio: Virtio::new(seed),
             second_serial: false,
@@ -204,6 +208,10 @@ impl Machine {
             cpus: self.cpus.clone(),
             units: self.watchers.iter().map(|watchers| watchers.units.state()).collect(),
             rdt: self.rdt.state(),
+            caches: self.last_level.as_ref().map(|last| {
+                let own = self.watchers.iter().filter_map(|watchers| watchers.probe.as_ref());
+                (last.contents(), own.map(|probe| probe.core().clone()).collect())
+            }),
             random: self.random,
             virtio: self.virtio.state(),
         }
@@ -233,6 +241,11 @@ impl Machine {
         for (watchers, state) in self.watchers.iter_mut().zip(&state.units) {
             watchers.units.set_state(state);
         }
+        self.last_level = None;
+        self.watchers.iter_mut().for_each(|watchers| watchers.probe = None);
+        if let Some((last, own)) = &state.caches {
+            self.measure(rdt::LastLevel::with(last.clone()), own.iter().cloned());
+        }
         self.random = state.random;
         for (index, cpu) in self.cpus.iter().enumerate() {
             if let Some(lapic) = self.platform.lapic_mut(index) {
@@ -240,6 +253,25 @@ impl Machine {
             }
         }
         Ok(())
+    }
+
+    /// Starts the model of the caches.
+    fn measure(&mut self, last: rdt::LastLevel, own: impl Iterator<Item = cache::Core>) {
+        for (watchers, core) in self.watchers.iter_mut().zip(own) {
+            watchers.probe = Some(rdt::Probe::new(core, last.clone()));
+        }
+        self.last_level = Some(last);
+        self.associate();
+    }
+
+    /// Tells the model of the caches on whose behalf each CPU runs.
+    fn associate(&mut self) {
+        let ways = cache::Geometry::of(self.model, 3).ways;
+        for (watchers, cpu) in self.watchers.iter_mut().zip(&self.cpus) {
+            if let Some(probe) = &mut watchers.probe {
+                probe.set_owner(self.rdt.owner(&cpu.rdt, ways));
+            }
+        }
     }
 
     /// Where a CPU stands among its like.
@@ -315,7 +347,11 @@ impl Machine {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
-        match self.rdt.read_msr(&self.cpus[self.current].rdt, msr, &rdt::Unmetered) {
+        let meter: &dyn rdt::Meter = match &self.last_level {
+            Some(last) => last,
+            None => &rdt::Unmetered,
+        };
+        match self.rdt.read_msr(&self.cpus[self.current].rdt, msr, meter) {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
@@ -354,6 +390,15 @@ impl Machine {
         }
         match self.rdt.write_msr(&mut self.cpus[self.current].rdt, msr, value) {
             Err(MsrFault::Unclaimed) => {}
+            Ok(()) => {
+                if self.last_level.is_some() {
+                    self.associate();
+                } else if self.rdt.in_use(&self.cpus[self.current].rdt) {
+                    let own = cache::Core::of(self.model);
+                    self.measure(rdt::LastLevel::new(self.model), std::iter::repeat(own));
+                }
+                return Ok(());
+            }
             answer => return answer,
         }
         let Some(index) = self.row(msr) else {
@@ -483,7 +528,9 @@ impl Bus for Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use x86::model::{HASWELL, WESTMERE};
+    use x86::model::{HASWELL, SKYLAKE_SERVER, WESTMERE};
+    use x86::msr::{IA32_PQR_ASSOC, IA32_QM_CTR, IA32_QM_EVTSEL};
+    use x86::seam::{Access, AccessKind};
 
     fn machine() -> Machine {
         Machine::new(
@@ -598,6 +645,39 @@ mod tests {
         ] {
             b.set_state(&MachineState { cpus, ..state.clone() }).unwrap_err();
         }
+    }
+
+    // covers: 4/rdt-occupancy
+    #[test]
+    fn the_caches_are_modelled_from_the_first_association_on() {
+        let new = || {
+            let memory = Memory::new(2 << 20).unwrap();
+            Machine::new(&SKYLAKE_SERVER, 2, memory, 0, 1, Box::new(std::io::sink()))
+        };
+        let (mut a, mut b) = (new(), new());
+        a.wrmsr(IA32_PQR_ASSOC, 0, 0).unwrap();
+        a.wrmsr(IA32_QM_EVTSEL, 0, 0).unwrap();
+        assert!(a.state().caches.is_none());
+        a.select(1);
+        a.wrmsr(IA32_QM_EVTSEL, 3 << 32 | 1, 0).unwrap();
+        assert_eq!(a.rdmsr(IA32_QM_CTR, 0), Ok(0));
+        a.wrmsr(IA32_PQR_ASSOC, 3, 0).unwrap();
+        let access = |line: u64| Access {
+            address: line * 64,
+            size: 8,
+            kind: AccessKind::Read,
+            ip: 0,
+        };
+        for line in 0..0x18000 / 64 * 5 {
+            a.watchers[1].probe.as_mut().unwrap().access(&access(line), 0);
+        }
+        assert_eq!(a.rdmsr(IA32_QM_CTR, 0), Ok(5));
+        b.set_state(&a.state()).unwrap();
+        b.select(1);
+        assert_eq!(b.rdmsr(IA32_QM_CTR, 0), Ok(5));
+        assert_eq!(a.state(), b.state());
+        b.set_state(&new().state()).unwrap();
+        assert_eq!(b.state(), new().state());
     }
 
     // covers: 2/loader-acpi-power

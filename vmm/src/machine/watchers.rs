@@ -3,7 +3,7 @@
 //! Both hear the same words, from one buffer of branches. What the observer wants of the machine is dropped: the guest
 //! cannot tell whether it is there.
 
-use devices::unit::Units;
+use devices::unit::{Units, rdt::Probe};
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor, Range, Watch};
@@ -12,6 +12,8 @@ use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Pr
 pub struct Watchers {
     /// The guest's units.
     pub units: Units,
+    /// What feeds the resource director's model of the caches, while there is one.
+    pub probe: Option<Probe>,
     observer: Option<Box<dyn Watch + Send>>,
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
@@ -34,6 +36,7 @@ impl Watchers {
     pub fn new(model: &'static CpuModel) -> Self {
         Watchers {
             units: Units::new(model),
+            probe: None,
             observer: None,
             boundaries: Vec::new(),
             ranges: Vec::new(),
@@ -83,6 +86,7 @@ impl Watch for Watchers {
         if let Some(observer) = &mut self.observer {
             appetite = appetite.and(observer.appetite(cpu));
         }
+        appetite.every_access |= self.probe.is_some();
         self.merge();
         appetite
     }
@@ -110,6 +114,9 @@ impl Watch for Watchers {
 
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         self.tell(|observer| observer.access(access, cpu));
+        if let Some(probe) = &mut self.probe {
+            probe.access(access, cpu.context().cr3);
+        }
         self.units.access(access, cpu)
     }
 
