@@ -271,6 +271,8 @@ pub struct Cpu {
     /// Where the next branch record goes, and where there is no room for it.
     pub(crate) record_at: *mut BranchRecord,
     pub(crate) record_end: *mut BranchRecord,
+    /// The machine's step clock at the end of what this chain was granted: less the budget, it is the present one.
+    pub(crate) record_clock: u64,
     /// The present privilege level as a record has it, at source and target.
     pub(crate) record_cpl: u32,
     /// Instruction pointer: valid outside chains.
@@ -373,6 +375,7 @@ impl Cpu {
             bus_used: false,
             record_at: core::ptr::null_mut(),
             record_end: core::ptr::null_mut(),
+            record_clock: 0,
             record_cpl: 0,
             rip: 0,
             rflags: 2,

@@ -3,6 +3,8 @@
 // Guest memory is one of the rooms where `unsafe` is allowed: see `core`.
 #![allow(unsafe_code)]
 
+use x86::seam::AccessKind;
+
 use crate::cpu::{Cpu, SS, slot};
 use crate::mmu::{self, Access, Paging};
 use crate::op::{Done, Op, Reason, Stop};
@@ -174,9 +176,12 @@ impl Cpu {
     /// The same for an operand whose alignment does not follow from its length.
     pub(crate) fn read_aligned(&mut self, o: &Op, linear: u64, bytes: &mut [u8], align: u64) -> Done {
         let span = self.span(o, linear, bytes.len(), Access::Read, align)?;
+        self.heard(linear, bytes.len(), AccessKind::Read)?;
         let (a, b) = bytes.split_at_mut(span.split);
         self.get_part(o, span.first, a)?;
-        self.get_part(o, span.second, b)
+        self.get_part(o, span.second, b)?;
+        self.note_access(o, linear, bytes.len(), AccessKind::Read);
+        Ok(())
     }
 
     /// Writes up to a page at a linear address, all of it or nothing.
@@ -189,9 +194,11 @@ impl Cpu {
     pub(crate) fn write_aligned(&mut self, o: &Op, linear: u64, bytes: &[u8], align: u64) -> Done {
         let span = self.span(o, linear, bytes.len(), Access::Write, align)?;
         self.ready(span, bytes.len())?;
+        self.heard(linear, bytes.len(), AccessKind::Write)?;
         let (a, b) = bytes.split_at(span.split);
         self.put_part(o, span.first, a);
         self.put_part(o, span.second, b);
+        self.note_access(o, linear, bytes.len(), AccessKind::Write);
         Ok(())
     }
 
@@ -278,6 +285,8 @@ impl Cpu {
     pub(crate) fn modify_begin(&mut self, o: &Op, linear: u64, size: usize) -> Done<u64> {
         let span = self.span(o, linear, size, Access::Write, natural(size))?;
         self.ready(span, size)?;
+        self.heard(linear, size, AccessKind::ReadWrite)?;
+        self.note_access(o, linear, size, AccessKind::ReadWrite);
         let mut bytes = [0; 8];
         let (a, b) = bytes[..size].split_at_mut(span.split);
         self.get_part(o, span.first, a)?;
@@ -307,6 +316,8 @@ impl Cpu {
         }
         let span = self.span(o, linear, 16, Access::Write, 1)?;
         self.ready(span, 16)?;
+        self.heard(linear, 16, AccessKind::ReadWrite)?;
+        self.note_access(o, linear, 16, AccessKind::ReadWrite);
         if let Some(p) = span.first.host
             && std::is_x86_feature_detected!("cmpxchg16b")
         {
@@ -328,6 +339,7 @@ impl Cpu {
     /// Checks that `len` bytes can be written at a linear address, without writing.
     pub(crate) fn probe_write(&mut self, o: &Op, linear: u64, len: usize) -> Done {
         let span = self.span(o, linear, len, Access::Write, natural(len))?;
+        self.heard(linear, len, AccessKind::Write)?;
         self.ready(span, len)
     }
 
@@ -532,7 +544,8 @@ impl Cpu {
                 let host = self.core().host(page.gpa);
                 if let Some(host) = host {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
-                    self.tlb.fill(linear, host as u64, page.read, write, page.exec);
+                    let (read, write) = self.unwatched_rights(linear, page.read, write);
+                    self.tlb.fill(linear, host as u64, read, write, page.exec);
                     self.tlb.note(linear, &page);
                 }
                 let offset = linear & 0xfff;
@@ -689,7 +702,8 @@ impl Cpu {
                 let host = self.core().host(page.gpa);
                 if let (Some(set), Some(host)) = (set, host) {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
-                    self.tlb.fill_in(set, linear, host as u64, page.read, write, page.exec);
+                    let (read, write) = self.unwatched_rights(linear, page.read, write);
+                    self.tlb.fill_in(set, linear, host as u64, read, write, page.exec);
                     self.tlb.note(linear, &page);
                 }
                 // SAFETY: The offset is within the page.

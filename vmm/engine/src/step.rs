@@ -375,6 +375,10 @@ impl Engine {
             cpu.granted += aside;
             cpu.budget += aside;
             let branched = stepping && (!cpu.watched.appetite.step_on_branches || cpu.branched());
+            if !matches!(reason, Reason::Resolve | Reason::Budget | Reason::Look) {
+                // Of an instruction that did not retire.
+                cpu.watched.accesses.clear();
+            }
             let mut effects = Effects::NONE;
             if reason == Reason::Drain
                 || reason == Reason::Fault
@@ -499,6 +503,7 @@ impl Engine {
         cpu.solo = length == Length::Cut(1);
         cpu.stop = Reason::Resolve;
         cpu.second_page_moved = false;
+        cpu.record_clock = cpu.clock.wrapping_add(cpu.granted as u64);
         // SAFETY: As above.
         unsafe { enter_chain(cpu, first) };
         if length != Length::Whole {
@@ -635,7 +640,8 @@ impl Engine {
                     return Err(cpu.ud());
                 };
                 let write = page.write && page.dirty && self.core.claim_write(page.gpa);
-                cpu.tlb.fill(linear, host as u64, page.read, write, page.exec);
+                let (read, write) = cpu.unwatched_rights(linear, page.read, write);
+                cpu.tlb.fill(linear, host as u64, read, write, page.exec);
                 cpu.tlb.note(linear, &page);
                 Ok((page.gpa, host))
             }

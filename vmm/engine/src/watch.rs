@@ -17,8 +17,8 @@ use std::rc::Rc;
 
 use x86::fault::PageFaultCode;
 use x86::seam::{
-    Access, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, EventRecord, Far, Flow, PageFault,
-    Processor, Range, TraceMem, Watch,
+    Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, EventRecord, Far, Flow,
+    PageFault, Processor, Range, TraceMem, Watch,
 };
 
 use crate::block::STALE;
@@ -55,6 +55,12 @@ pub(crate) struct Watched {
     pub observed: (u64, u64),
     /// DR6 bits of traps that wait until the instruction after a load of SS has retired.
     pub pending: u64,
+}
+
+/// Whether a span and a range have a byte in common; spans may wrap.
+fn overlap(range: &Range, address: u64, size: u64) -> bool {
+    range.first.wrapping_sub(address) < size
+        || address.wrapping_sub(range.first) <= range.last.wrapping_sub(range.first)
 }
 
 impl Watched {
@@ -161,15 +167,13 @@ impl Cpu {
             .wrapping_add((self.granted - self.budget - o.rem as i64 + 1) as u64)
     }
 
-    /// Appends the record of a near branch: the instruction at page offset `off`, its length, [`Flow::code`] and where it
-    /// leads. Whether the buffer is full now, which ends the chain. The branch op is the last of its block, so that all of the
-    /// block's steps have been made.
+    /// Appends the record of a near branch: its linear addresses, and the record's last word without the privilege level:
+    /// [`Flow::code`], and the length in bits 15:8. Whether the buffer is full now, which ends the chain. The branch op is the
+    /// last of its block, so that all of the block's steps have been made.
     #[inline(always)]
-    pub(crate) fn record(&mut self, off: u64, len: u8, code: u8, to: u64) -> bool {
-        let from = self.linear(self.page_ip().wrapping_add(off));
-        let to = self.linear(to);
-        let step = self.clock.wrapping_add((self.granted - self.budget) as u64);
-        let rest = code as u64 | (len as u64) << 8 | self.record_cpl as u64;
+    pub(crate) fn record(&mut self, from: u64, to: u64, rest: u64) -> bool {
+        let step = self.record_clock.wrapping_sub(self.budget as u64);
+        let rest = rest | self.record_cpl as u64;
         let p = self.record_at;
         // SAFETY: Chains of recording blocks are entered with room for a record, and end when it is used up.
         unsafe {
@@ -177,6 +181,14 @@ impl Cpu {
             self.record_at = p.add(1);
         }
         self.record_at == self.record_end
+    }
+
+    /// `record` for a branch op that goes to the instruction pointer `to`, in whatever code segment.
+    #[inline(always)]
+    pub(crate) fn record_to(&mut self, o: &Op, code: u8, to: u64) -> bool {
+        let from = self.linear(self.ip(o));
+        let to = self.linear(to);
+        self.record(from, to, code as u64 | (o.len as u64) << 8)
     }
 
     /// Takes back the record of a branch that did not retire after all.
@@ -236,6 +248,66 @@ impl Cpu {
         Err(Stop)
     }
 
+    /// The rights that the TLB may grant on a page: none that would let a watched access pass unseen.
+    pub(crate) fn unwatched_rights(&self, linear: u64, read: bool, write: bool) -> (bool, bool) {
+        let w = &self.watched;
+        if w.appetite.every_access {
+            return (false, false);
+        }
+        if !w.appetite.ranges {
+            return (read, write);
+        }
+        let page = linear & !0xfff;
+        let here = |r: &&Range| !r.ports && overlap(r, page, 0x1000);
+        let near = w.ranges.iter().filter(here);
+        near.fold((read, write), |(read, write), r| (read && !r.reads, write && !r.writes))
+    }
+
+    /// Whether the units want to hear of an access.
+    fn wanted(&self, address: u64, size: usize, kind: AccessKind) -> bool {
+        let w = &self.watched;
+        let (ports, reads, writes) = match kind {
+            AccessKind::Read => (false, true, false),
+            AccessKind::Write => (false, false, true),
+            AccessKind::ReadWrite => (false, true, true),
+            AccessKind::PortRead => (true, true, false),
+            AccessKind::PortWrite => (true, false, true),
+        };
+        if w.appetite.every_access && !ports {
+            return true;
+        }
+        let wants = |r: &Range| {
+            r.ports == ports && (r.reads && reads || r.writes && writes) && overlap(r, address, size as u64)
+        };
+        w.appetite.ranges && w.ranges.iter().any(wants)
+    }
+
+    /// Before a memory access: one that is announced needs a block of its own, so that the word comes right after the
+    /// instruction.
+    #[inline]
+    pub(crate) fn heard(&mut self, linear: u64, size: usize, kind: AccessKind) -> Done {
+        let a = &self.watched.appetite;
+        if (a.ranges || a.every_access) && self.wanted(linear, size, kind) {
+            self.need_solo()?;
+        }
+        Ok(())
+    }
+
+    /// Notes an access that the units want to hear of, by the instruction of `o`.
+    #[inline]
+    pub(crate) fn note_access(&mut self, o: &Op, address: u64, size: usize, kind: AccessKind) {
+        let a = &self.watched.appetite;
+        if (a.ranges || a.every_access) && self.wanted(address, size, kind) {
+            let ip = self.linear(self.ip(o));
+            self.watched.accesses.push(Access {
+                address,
+                size: size as u32,
+                kind,
+                ip,
+            });
+        }
+    }
+
     /// Before an instruction that does not end its block and changes what the units hold: records are handed over, and the
     /// run loop asks them again right after it.
     pub(crate) fn units_change(&mut self) -> Done {
@@ -282,7 +354,13 @@ impl Cpu {
     fn set_appetite(&mut self, appetite: Appetite, watch: &dyn Watch) {
         let w = &mut self.watched;
         w.ask = false;
+        let moved = w.generation != Some(watch.generation()) && (appetite.ranges || w.appetite.ranges);
+        let rights = moved || (appetite.ranges, appetite.every_access) != (w.appetite.ranges, w.appetite.every_access);
         w.appetite = appetite;
+        if rights {
+            self.tlb.flush_all();
+        }
+        let w = &mut self.watched;
         let branches = appetite.branches || appetite.step_on_branches;
         w.tell = branches || appetite.transfers;
         w.mode = w.mode & !mode::RECORD | if branches { mode::RECORD } else { 0 };
@@ -337,6 +415,7 @@ impl Cpu {
         let w = &mut self.watched;
         if w.generation.is_some() || w.mode != 0 {
             *w = Watched::new();
+            self.tlb.flush_all();
         }
         self.watched.ask = false;
         self.reset_records();

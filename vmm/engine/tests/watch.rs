@@ -471,3 +471,328 @@ fn records_are_handed_over_when_the_room_is_used_up_and_at_the_end_of_a_run() {
         );
     }
 }
+
+/// Reads DR6 and what arrived at the handler of #DB.
+fn debug(b: &mut Bench) -> (u64, u64, u64) {
+    let t = b.trap();
+    assert_eq!(t.vector, 1, "{t:x?}");
+    (t.rip, t.flags >> 16 & 1, b.cpu.state().dr[6] & 0xf00f)
+}
+
+// covers: 4/seam-before
+#[test]
+fn before_is_said_wherever_control_comes_from_and_not_for_other_addresses_of_the_offset() {
+    let mut b = Bench::long();
+    let notes = listen(&mut b, Appetite::NOTHING);
+    let target = CODE + 0x40;
+    // The same offset in the next page runs, too, and is nobody's boundary.
+    b.code(|a| {
+        a.mov(ecx, 10)?;
+        a.jmp(target)
+    });
+    b.at(CODE + 0x3e, |a| {
+        let (mut again, mut out) = (a.create_label(), a.create_label());
+        a.nop()?; // 3e
+        a.nop()?; // 3f
+        a.nop()?; // 40: straight on, by links and by the jump cache
+        a.nop()?;
+        a.call(CODE + 0x1040)?;
+        a.dec(ecx)?;
+        a.jz(out)?;
+        a.test(ecx, 1)?;
+        a.jz(again)?;
+        a.lea(rax, ptr(CODE + 0x3e))?;
+        a.jmp(rax)?;
+        a.set_label(&mut again)?;
+        a.jmp(CODE + 0x40)?;
+        a.set_label(&mut out)?;
+        a.hlt()
+    });
+    b.at(CODE + 0x1040, |a| a.ret());
+    notes.borrow_mut().boundaries = vec![target];
+    notes.borrow_mut().generation = 1;
+    assert_eq!(b.run(10_000), Exit::Halt);
+    let heard = notes.borrow().words.clone();
+    assert_eq!(heard, vec![Word::Before(target); 10]);
+    // Gone again.
+    notes.borrow_mut().boundaries.clear();
+    notes.borrow_mut().generation = 2;
+    b.state(|s| (s.rip, s.activity) = (CODE, engine::Activity::Running));
+    assert_eq!(b.run(10_000), Exit::Halt);
+    assert_eq!(notes.borrow().words.len(), 10);
+}
+
+// covers: 4/dr-execute
+#[test]
+fn an_instruction_breakpoint_is_a_fault_and_rf_lets_it_pass() {
+    let mut b = Bench::long();
+    let notes = listen(&mut b, Appetite::NOTHING);
+    {
+        let mut notes = notes.borrow_mut();
+        notes.boundaries = vec![CODE + 5];
+        notes.generation = 1;
+        notes.effects.debug = Some(1);
+    }
+    b.code(|a| {
+        a.mov(eax, 1)?; // 0
+        a.mov(eax, 2)?; // 5
+        a.hlt()
+    });
+    let (rip, rf, bits) = debug(&mut b);
+    assert_eq!((rip, rf, bits), (CODE + 5, 1, 1));
+    assert_eq!(b.cpu.state().gpr[0], 1, "before the instruction");
+    // The handler returns: RF is in the frame.
+    b.at(handler(1), |a| a.iretq());
+    b.state(|s| (s.rip, s.activity) = (handler(1), engine::Activity::Running));
+    assert_eq!(b.run(100), Exit::Halt);
+    assert_eq!((b.cpu.rip(), b.cpu.state().gpr[0]), (CODE + 11, 2));
+    // A load of SS lets it pass, too.
+    b.at(handler(1), |a| a.hlt());
+    b.at(CODE, |a| {
+        a.mov(eax, ss)?; // 0
+        a.mov(ss, eax)?; // 2
+        a.nop()?;
+        a.mov(eax, 3)?;
+        a.hlt()
+    });
+    notes.borrow_mut().boundaries = vec![CODE + 4];
+    notes.borrow_mut().generation = 2;
+    b.state(|s| (s.rip, s.activity) = (CODE, engine::Activity::Running));
+    assert_eq!(b.run(100), Exit::Halt);
+    assert_eq!(b.cpu.state().gpr[0], 3);
+}
+
+const DATA: u64 = 0x30_0000;
+
+fn watched(b: &mut Bench, first: u64, len: u64, reads: bool, effect: bool) -> Rc<RefCell<Notes>> {
+    let ranges = Appetite {
+        ranges: true,
+        ..Appetite::NOTHING
+    };
+    let notes = listen(b, ranges);
+    {
+        let mut notes = notes.borrow_mut();
+        notes.ranges = vec![Range {
+            first,
+            last: first + len - 1,
+            ports: false,
+            reads,
+            writes: true,
+        }];
+        notes.generation = 1;
+        notes.effects.debug = effect.then_some(2);
+    }
+    notes
+}
+
+// covers: 4/seam-access
+#[test]
+fn accesses_that_touch_a_range_are_announced_and_no_others() {
+    use x86::seam::AccessKind::{Read, ReadWrite, Write};
+    let mut b = Bench::long();
+    let notes = watched(&mut b, DATA + 4, 4, true, false);
+    b.code(|a| {
+        a.mov(edi, DATA as u32)?;
+        a.mov(eax, dword_ptr(rdi))?; // below
+        a.mov(rax, qword_ptr(rdi))?; // over it
+        a.mov(byte_ptr(rdi + 3), al)?; // below
+        a.mov(word_ptr(rdi + 3), ax)?; // its first byte
+        a.inc(byte_ptr(rdi + 7))?; // its last
+        a.lock().add(dword_ptr(rdi + 4), 1)?;
+        a.mov(byte_ptr(rdi + 8), al)?; // above
+        a.movups(xmm0, xmmword_ptr(rdi))?;
+        a.movups(xmmword_ptr(rdi), xmm0)?;
+        a.mov(ecx, 12)?;
+        a.rep().stosb()?;
+        a.mov(edi, DATA as u32 + 8)?;
+        a.push(qword_ptr(rdi - 4))?;
+        a.hlt()
+    });
+    assert_eq!(b.run(1000), Exit::Halt);
+    let heard: Vec<_> = notes
+        .borrow()
+        .words
+        .iter()
+        .map(|word| match word {
+            Word::Access(a) => (a.address - DATA, a.size, a.kind),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(
+        heard,
+        [
+            (0, 8, Read),
+            (3, 2, Write),
+            (7, 1, ReadWrite),
+            (4, 4, ReadWrite),
+            (0, 16, Read),
+            (0, 16, Write),
+            (4, 1, Write),
+            (5, 1, Write),
+            (6, 1, Write),
+            (7, 1, Write),
+            (4, 8, Read),
+        ]
+    );
+}
+
+// covers: 4/dr-data
+#[test]
+fn a_data_breakpoint_is_a_trap_after_the_instruction_or_the_iteration() {
+    let mut b = Bench::long();
+    let _notes = watched(&mut b, DATA, 4, false, true);
+    b.code(|a| {
+        a.mov(ecx, dword_ptr(DATA))?; // 0: a read
+        a.mov(dword_ptr(DATA), 7)?; // 7
+        a.hlt()
+    });
+    assert_eq!(debug(&mut b), (CODE + 18, 0, 2));
+    assert_eq!(u32::from_le_bytes(b.read(DATA)), 7, "the store was made");
+
+    let mut b = Bench::long();
+    let _notes = watched(&mut b, DATA + 2, 1, false, true);
+    b.code(|a| {
+        a.mov(edi, DATA as u32)?;
+        a.mov(ecx, 8)?;
+        a.rep().stosb()?; // a
+        a.hlt()
+    });
+    assert_eq!(debug(&mut b), (CODE + 10, 1, 2), "between iterations RF is saved set");
+    assert_eq!(b.cpu.state().gpr[1], 5, "after the third iteration");
+    assert_eq!(b.cpu.retired(), 3, "MOV, MOV and the handler's HLT");
+}
+
+// covers: 4/dr-stack-switch
+#[test]
+fn a_data_breakpoint_of_a_load_of_ss_comes_one_instruction_later_or_not_at_all() {
+    for (fault, why) in [
+        (false, "it is held off"),
+        (true, "it is lost when that instruction faults"),
+    ] {
+        let mut b = Bench::long();
+        let _notes = watched(&mut b, DATA, 2, true, true);
+        b.write(DATA, &bench::KDATA.to_le_bytes());
+        b.code(|a| {
+            a.mov(ss, word_ptr(DATA))?;
+            if fault { a.ud2() } else { a.mov(eax, 5) }?;
+            a.hlt()
+        });
+        let t = b.trap();
+        if fault {
+            assert_eq!((t.vector, b.cpu.state().dr[6] & 0xf), (6, 0), "{why}");
+        } else {
+            assert_eq!((t.vector, t.rip - CODE, b.cpu.state().gpr[0]), (1, 12, 5), "{why}");
+            assert_eq!(b.cpu.state().dr[6] & 0xf, 2);
+        }
+    }
+    // Before INT n it comes in the handler.
+    let mut b = Bench::long();
+    let _notes = watched(&mut b, DATA, 2, true, true);
+    b.write(DATA, &bench::KDATA.to_le_bytes());
+    b.code(|a| {
+        a.mov(ss, word_ptr(DATA))?;
+        a.int(0x40)
+    });
+    let t = b.trap();
+    assert_eq!((t.vector, t.rip), (1, handler(0x40)));
+}
+
+// covers: 4/dr-io
+#[test]
+fn ports_are_watched_and_trap_after_the_instruction() {
+    let mut b = Bench::long();
+    let notes = watched(&mut b, 0, 1, true, true);
+    notes.borrow_mut().ranges = vec![Range {
+        first: 0x3f8,
+        last: 0x3f9,
+        ports: true,
+        reads: true,
+        writes: true,
+    }];
+    b.code(|a| {
+        a.mov(edx, 0x3f4)?; // 0
+        a.out(dx, eax)?; // 5: up to 3f7
+        a.mov(edx, 0x3f6)?; // 6
+        a.out(dx, eax)?; // b: up to 3f9
+        a.hlt()
+    });
+    let mut exit = b.run(100);
+    while exit == Exit::Bus {
+        exit = b.run(100);
+    }
+    assert_eq!(exit, Exit::Halt);
+    let t = b.arrived();
+    assert_eq!((t.vector, t.rip - CODE, b.cpu.state().dr[6] & 0xf), (1, 12, 2));
+    assert_eq!(b.world.out.len(), 2, "the write was made");
+}
+
+// covers: 4/seam-tick
+#[test]
+fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
+    for distance in [1, 3, 10] {
+        let mut b = Bench::long();
+        let counting = Appetite {
+            instructions: distance,
+            ..Appetite::NOTHING
+        };
+        let notes = listen(&mut b, counting);
+        notes.borrow_mut().effects.pmi = true;
+        b.code(|a| {
+            let mut again = a.create_label();
+            a.mov(edx, 20)?;
+            a.set_label(&mut again)?;
+            a.mov(ecx, 30)?;
+            a.mov(edi, DATA as u32)?;
+            a.rep().stosb()?;
+            a.cmp(eax, eax)?;
+            a.dec(edx)?;
+            a.jnz(again)?;
+            a.hlt()
+        });
+        let mut exits = 0;
+        loop {
+            match b.run(10_000) {
+                Exit::Halt => break,
+                Exit::Bus => exits += 1,
+                exit => panic!("{exit:?}"),
+            }
+            // A PMI is asked for between two instructions, and the run ends there.
+            assert_eq!(b.cpu.retired() % distance, 0, "{distance}");
+        }
+        // One more tick as each run ends.
+        let ticks: Vec<_> = notes.borrow().words.clone();
+        let mut exact: Vec<_> = ticks
+            .iter()
+            .filter(|w| matches!(w, Word::Tick(n) if n % distance == 0))
+            .collect();
+        exact.dedup();
+        assert_eq!(exact.len() as u64, 122 / distance, "{distance}: {ticks:?}");
+        assert_eq!(exits, 122 / distance, "{distance}");
+    }
+}
+
+// covers: 4/dr-btf
+#[test]
+fn with_btf_a_single_step_comes_after_taken_branches_only() {
+    let mut b = Bench::long();
+    let stepping = Appetite {
+        step_on_branches: true,
+        ..Appetite::NOTHING
+    };
+    let _notes = listen(&mut b, stepping);
+    b.code(|a| {
+        let mut l = a.create_label();
+        a.pushfq()?; // 0
+        a.or(dword_ptr(rsp), 0x100)?; // 1
+        a.popfq()?; // 8
+        a.nop()?; // 9
+        a.cmp(eax, eax)?; // a
+        a.jne(l)?; // c: not taken
+        a.je(l)?; // e: taken
+        a.nop()?;
+        a.set_label(&mut l)?;
+        a.nop()?; // 11
+        a.hlt()
+    });
+    assert_eq!(debug(&mut b), (CODE + 0x11, 0, 0x4000));
+}

@@ -90,16 +90,18 @@ const CALL: u8 = x86::seam::Flow::Call.code();
 const CALL_IND: u8 = x86::seam::Flow::CallInd.code();
 const RET: u8 = x86::seam::Flow::Ret.code();
 
-/// Ends the chain after a recorded branch to `rip`: the buffer is full.
+/// Ends the chain after a recorded branch to `rip`: the buffer is full. The caller returns null itself, so that this is its
+/// last call.
 #[cold]
 #[inline(never)]
-pub(crate) fn full(c: &mut Cpu, o: &Op, rip: u64) -> *const Op {
+pub(crate) fn full(c: &mut Cpu, o: &Op, rip: u64) {
     if c.is64() && !c.canonical(rip) {
         c.unrecord();
         let Stop = c.gp(0);
-        return c.abandon(o);
+        c.leave(o);
+        return;
     }
-    c.end(rip, Reason::Look)
+    c.end(rip, Reason::Look);
 }
 
 /// Records the branch that `slow` carries out, if `R` is 1; its [`x86::seam::Flow::code`] is `code`.
@@ -122,9 +124,13 @@ const SLOW: u8 = 2;
 fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64, code: u8) -> *const Op {
     let rel = if taken { o.imm } else { next };
     if R != 0 {
-        let rip = c.page_ip().wrapping_add(rel);
-        if c.record(o.off as u64, o.len, code, rip) {
-            return full(c, o, rip);
+        // Only flat code gets here, whose page begins at a linear address.
+        let page = c.page_ip();
+        let rip = page.wrapping_add(rel);
+        let to = if HOW == NEAR { rip } else { rip & c.ip_mask };
+        if c.record(page.wrapping_add(o.off as u64), to, code as u64 | (o.len as u64) << 8) {
+            full(c, o, rip);
+            return core::ptr::null();
         }
     }
     if HOW == NEAR {
@@ -157,8 +163,9 @@ flow! {
         if t.is_null() {
             return slowly::<R>(c, o, JUMP_IND, |c, o| go_slow(c, o, rip));
         }
-        if R != 0 && c.record(o.off as u64, o.len, JUMP_IND, rip) {
-            return full(c, o, rip);
+        if R != 0 && c.record_to(o, JUMP_IND, rip) {
+            full(c, o, rip);
+            return core::ptr::null();
         }
         c.land(rip, t)
     }
@@ -169,8 +176,9 @@ flow! {
         if t.is_null() {
             return slowly::<R>(c, o, JUMP_IND, |c, o| go_slow(c, o, rip));
         }
-        if R != 0 && c.record(o.off as u64, o.len, JUMP_IND, rip) {
-            return full(c, o, rip);
+        if R != 0 && c.record_to(o, JUMP_IND, rip) {
+            full(c, o, rip);
+            return core::ptr::null();
         }
         c.land(rip, t)
     }
@@ -191,8 +199,9 @@ flow! {
         }
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
-        if R != 0 && c.record(o.off as u64, o.len, CALL_IND, rip) {
-            return full(c, o, rip);
+        if R != 0 && c.record_to(o, CALL_IND, rip) {
+            full(c, o, rip);
+            return core::ptr::null();
         }
         c.land(rip, t)
     }
@@ -205,8 +214,9 @@ flow! {
         }
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
-        if R != 0 && c.record(o.off as u64, o.len, CALL_IND, rip) {
-            return full(c, o, rip);
+        if R != 0 && c.record_to(o, CALL_IND, rip) {
+            full(c, o, rip);
+            return core::ptr::null();
         }
         c.land(rip, t)
     }
@@ -217,8 +227,9 @@ flow! {
             return slowly::<R>(c, o, RET, |c, o| ret_slow::<S>(c, o, rip));
         }
         c.drop_stack::<S>((S as u64).wrapping_add(o.imm));
-        if R != 0 && c.record(o.off as u64, o.len, RET, rip) {
-            return full(c, o, rip);
+        if R != 0 && c.record_to(o, RET, rip) {
+            full(c, o, rip);
+            return core::ptr::null();
         }
         c.land(rip, t)
     }

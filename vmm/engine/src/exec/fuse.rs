@@ -45,9 +45,11 @@ impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
             branch + len as u64
         };
         if R != 0 {
-            let rip = c.page_ip().wrapping_add(rel);
-            if c.record(branch, len, taken as u8, rip) {
-                return full(c, o, rip);
+            let page = c.page_ip();
+            let rest = taken as u64 | (o.aux as u64 >> 4 & 0xf00);
+            if c.record(page.wrapping_add(branch), page.wrapping_add(rel), rest) {
+                full(c, o, page.wrapping_add(rel));
+                return core::ptr::null();
             }
         }
         c.follow(o.link(), taken, rel)

@@ -1,6 +1,7 @@
 //! IN, OUT, INS, OUTS (SDM Vol. 1 chapter 20 "Input/Output").
 
 use iced_x86::{Mnemonic as M, OpKind, Register};
+use x86::seam::AccessKind;
 
 use crate::cpu::{Cpu, DS, ES, slot};
 use crate::decode::{End, Lower};
@@ -16,6 +17,7 @@ cold_flows! {
         let v = c.bus().port_read(port, size, now);
         c.bus_used = true;
         c.set_sized(slot::RAX, size, v as u64);
+        c.note_access(o, port as u64, size as usize, AccessKind::PortRead);
         Ok(Go::Look(c.next_ip(o)))
     };
     Out = |c: &mut Cpu, o: &Op| {
@@ -24,6 +26,7 @@ cold_flows! {
         let v = c.get_sized(slot::RAX, size) as u32;
         c.bus().port_write(port, size, v, now);
         c.bus_used = true;
+        c.note_access(o, port as u64, size as usize, AccessKind::PortWrite);
         Ok(Go::Look(c.next_ip(o)))
     };
     /// INS: `dst` is the address size, `scale` 1 with REP.
@@ -116,6 +119,7 @@ fn ins(c: &mut Cpu, o: &Op) -> Done<Go> {
     let now = c.now(o);
     let v = c.bus().port_read(port, size, now);
     c.write_bytes(o, linear, &v.to_le_bytes()[..size as usize])?;
+    c.note_access(o, port as u64, size as usize, AccessKind::PortRead);
     Ok(advance(c, o, slot::RDI))
 }
 
@@ -129,6 +133,7 @@ fn outs(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.read_bytes(o, linear, &mut bytes[..size as usize])?;
     let now = c.now(o);
     c.bus().port_write(port, size, u32::from_le_bytes(bytes), now);
+    c.note_access(o, port as u64, size as usize, AccessKind::PortWrite);
     Ok(advance(c, o, slot::RSI))
 }
 

@@ -168,7 +168,7 @@ fn repeat<const K: u8, const S: u8>(c: &mut Cpu, o: &Op) -> bool {
         c.iterations += 1;
         // Between iterations, with the registers as they are now, whoever waits has his turn; what is delivered here saves RF
         // set.
-        if c.budget == 0 || trap || c.bus_used {
+        if c.budget == 0 || trap || c.bus_used || !c.watched.accesses.is_empty() {
             c.rf_at = c.steps_after(o);
             c.end(c.ip(o), Reason::Look);
             return false;

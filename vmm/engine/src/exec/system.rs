@@ -3,6 +3,7 @@
 
 use iced_x86::{Code, Mnemonic as M, Register};
 use x86::cr::{Cr0, Cr3, Cr4, Efer};
+use x86::debug::{Dr6, Dr7};
 use x86::seam::{Change, Far};
 
 use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, slot};
@@ -492,8 +493,8 @@ fn write_dr(c: &mut Cpu, o: &Op) -> Done<Go> {
         return Err(c.gp(0));
     }
     c.dr[number] = match number {
-        6 => value & 0xe00f | 0xffff_0ff0,
-        7 => value & 0xffff_23ff | 0x400,
+        6 => Dr6::written(value, c.model.features()),
+        7 => Dr7::written(value, c.model.features()),
         _ => value,
     };
     c.watched.ask = true;
