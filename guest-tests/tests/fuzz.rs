@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 fn hammer(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let rounds = if std::env::var_os("MINIVMM_FULL").is_some() {
-        50_000
+        20_000
     } else {
         4_000
     };
