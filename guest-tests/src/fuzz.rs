@@ -4,6 +4,8 @@
 mod counters;
 
 pub use counters::counters;
+pub mod pt;
+
 use counters::samplers;
 use devices::virtio::block::Medium;
 use engine::bus::Bus;
@@ -30,7 +32,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: &[Target] = &[
     Target {
         name: "bzimage",
         run: bzimage,
@@ -75,6 +77,16 @@ pub const TARGETS: [Target; 9] = [
         name: "counters",
         run: counters,
         seeds: samplers,
+    },
+    Target {
+        name: "pt_packets",
+        run: pt::packets,
+        seeds: pt::traces,
+    },
+    Target {
+        name: "pt_flow",
+        run: pt::flow,
+        seeds: pt::traces,
     },
 ];
 

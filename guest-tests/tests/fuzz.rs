@@ -89,3 +89,15 @@ fn no_stream_upsets_what_collects_files() {
 fn no_registers_or_areas_upset_the_counters() {
     hammer("counters");
 }
+
+// covers: 4/fuzz-pt-packets
+#[test]
+fn no_bytes_upset_the_packet_decoder() {
+    hammer("pt_packets");
+}
+
+// covers: 5/fuzz-pt-flow
+#[test]
+fn no_trace_upsets_the_flow_decoder() {
+    hammer("pt_flow");
+}
