@@ -167,11 +167,12 @@ pub const fn arch_capabilities(value: u64) -> MsrRow {
 
 /// What every part since Sandy Bridge has, and firmware sets up in the same way.
 ///
-/// Absent, so #GP, because what enumerates them is hidden: IA32_MONITOR_FILTER_SIZE (MONITOR), 480H on (VMX), IA32_MPERF and
-/// IA32_APERF, MSR_POWER_CTL, the C-state residency and RAPL registers (power), the performance counters, off-core responses
+/// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and
+/// IA32_APERF, the C-state residency and RAPL registers (power), the performance counters, off-core responses
 /// and IA32_PERF_CAPABILITIES (leaf 0AH, PDCM), IA32_DEBUGCTL, last-branch records and IA32_DS_AREA (DS; with their units),
 /// IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
-pub const COMMON: [MsrRow; 17] = [
+pub const COMMON: [MsrRow; 19] = [
+    MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
     MsrRow::read_only(IA32_P5_MC_ADDR, "IA32_P5_MC_ADDR", 0),
     MsrRow::read_only(IA32_P5_MC_TYPE, "IA32_P5_MC_TYPE", 0),
     MsrRow::read_only(MSR_SMI_COUNT, "MSR_SMI_COUNT", 0),
@@ -179,8 +180,13 @@ pub const COMMON: [MsrRow; 17] = [
     MsrRow::read_only(MSR_CORE_THREAD_COUNT, "MSR_CORE_THREAD_COUNT", 0x1_0001),
     // Locked with VMX off; a write to the locked register is #GP.
     MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x1),
-    // Locked (15), package C-states off.
-    MsrRow::read_only(MSR_PKG_CST_CONFIG_CONTROL, "MSR_PKG_CST_CONFIG_CONTROL", 0x8000),
+    // Locked (15), package C-states off; C1 and C3 auto demotion and undemotion (28:25) stay the system's.
+    MsrRow::storage(
+        MSR_PKG_CST_CONFIG_CONTROL,
+        "MSR_PKG_CST_CONFIG_CONTROL",
+        0x8000,
+        0x1E00_0000,
+    ),
     // Ten variable ranges (7:0), fixed ranges (8), write combining (10); no SMRR (11).
     MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0x50A),
     // Locked with AES on.
@@ -194,9 +200,11 @@ pub const COMMON: [MsrRow; 17] = [
         ignore_reserved: true,
         ..MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0x8840_0000, 0)
     },
-    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable. Setting 18 (MONITOR), 22 (limit CPUID) or
-    // 34 (no XD) would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x1801, 0x9),
+    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable; MONITOR on (18). Changing 18, setting 22
+    // (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_1801, 0x9),
+    // C1E (1), BD PROCHOT# (0): the idle states differ in nothing here.
+    MsrRow::storage(MSR_POWER_CTL, "MSR_POWER_CTL", 0, 0x3),
     MsrRow::read_only(MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", 0x0064_0000), // 100 degrees
     MsrRow::storage(MSR_MISC_PWR_MGMT, "MSR_MISC_PWR_MGMT", 0, 0x3),
     MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
@@ -246,6 +254,7 @@ pub const ENUMERATED: &[(u32, &[Feature])] = &[
     (IA32_CORE_CAPABILITIES, &[CoreCapabilities]),
     (IA32_ARCH_CAPABILITIES, &[ArchCapabilities]),
     (IA32_FLUSH_CMD, &[L1dFlush]),
+    (IA32_MONITOR_FILTER_SIZE, &[Monitor]),
     (IA32_MTRRCAP, &[Mtrr]),
     (IA32_MTRR_DEF_TYPE, &[Mtrr]),
     (IA32_PAT, &[Pat]),

@@ -810,11 +810,21 @@ fn what_comes_later_is_hidden_and_kept() {
 
 // covers: 2/cpu-model-cpuid
 #[test]
-fn westmere_shows_what_qemu_shows_and_eight_features_more() {
+fn westmere_shows_what_qemu_shows_and_nine_features_more() {
     let rows = rows_of(dump!("qemu-7.2-tcg-westmere"));
     let (qemu, ours) = (Features::of(&rows), WESTMERE.features());
     // The real part has them, but for x2APIC, which the local APIC unit adds. Its translator or its model lacks them.
-    let more = [Vme, Ss, Page1gb, Rdtscp, Pcid, X2apic, EnergyBias, InvariantTsc];
+    let more = [
+        Vme,
+        Monitor,
+        Ss,
+        Page1gb,
+        Rdtscp,
+        Pcid,
+        X2apic,
+        EnergyBias,
+        InvariantTsc,
+    ];
     for &feature in Feature::ALL {
         assert_eq!(
             ours.has(feature),
@@ -904,6 +914,7 @@ fn westmere_shows_x86_64_v2_and_hides_what_is_not_modelled() {
     ];
     let more = [
         Vme,
+        Monitor,
         Aesni,
         Pclmulqdq,
         Pae,
@@ -1069,8 +1080,8 @@ fn writes_follow_the_manual() {
         (IA32_BIOS_SIGN_ID, 0, Ok(0), "preloaded with 0 before CPUID"),
         (IA32_ENERGY_PERF_BIAS, 6, Ok(6), "balanced"),
         (IA32_ENERGY_PERF_BIAS, 0x10, GP, "bits 63:4 are reserved"),
-        (IA32_MISC_ENABLE, 0x1800, Ok(0x1800), "fast strings off"),
-        (IA32_MISC_ENABLE, 0x40_1801, GP, "limiting CPUID is not modelled"),
+        (IA32_MISC_ENABLE, 0x4_1800, Ok(0x4_1800), "fast strings off"),
+        (IA32_MISC_ENABLE, 0x44_1801, GP, "limiting CPUID is not modelled"),
         (
             IA32_THERM_STATUS,
             0,
@@ -1230,8 +1241,8 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
         (
             "haswell",
             IA32_MISC_ENABLE,
-            Ok(0x1801),
-            "fast strings; no BTS, no PEBS yet",
+            Ok(0x4_1801),
+            "fast strings, MONITOR; no BTS, no PEBS yet",
         ),
         ("haswell", IA32_FEATURE_CONTROL, Ok(1), "locked"),
         ("haswell", MSR_CORE_THREAD_COUNT, Ok(0x1_0001), "one core, one thread"),
@@ -1257,7 +1268,13 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
         ("sandybridge", IA32_SPEC_CTRL, 8, GP, "a reserved bit"),
         ("haswell", MSR_MISC_FEATURE_ENABLES, 0, Ok(0), "what Linux writes"),
         ("haswell", MSR_MISC_FEATURE_ENABLES, 1, GP, "no CPUID faulting"),
-        ("haswell", IA32_MISC_ENABLE, 0x4_1801, GP, "bit 18 would show MONITOR"),
+        (
+            "haswell",
+            IA32_MISC_ENABLE,
+            0x1801,
+            GP,
+            "without bit 18 there would be no MONITOR",
+        ),
         (
             "haswell",
             IA32_MC0_CTL2,
@@ -1293,8 +1310,8 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
         (
             "core2",
             IA32_MISC_ENABLE,
-            0x1801 | 1 << 39,
-            Ok(0x1801 | 1 << 39),
+            0x4_1801 | 1 << 39,
+            Ok(0x4_1801 | 1 << 39),
             "a prefetcher off",
         ),
         (

@@ -126,8 +126,8 @@ const ADJUSTMENTS: &[Difference] = &[Difference {
 
 /// The plain MSRs.
 ///
-/// Absent, so #GP, because what enumerates them is hidden: IA32_MONITOR_FILTER_SIZE (MONITOR), IA32_SMM_MONITOR_CTL and
-/// 480H on (VMX), IA32_MPERF/APERF, MSR_POWER_CTL and the C-state residency counters (power), the performance counters,
+/// Absent, so #GP, because what enumerates them is hidden: IA32_SMM_MONITOR_CTL and
+/// 480H on (VMX), IA32_MPERF/APERF and the C-state residency counters (power), the performance counters,
 /// off-core responses and IA32_PERF_CAPABILITIES (leaf 0AH, PDCM), IA32_DEBUGCTL, last-branch records and IA32_DS_AREA
 /// (DS; with their units), IA32_SMRR_* (no SMM), IA32_MCi_CTL2 (no CMCI entry in the local APIC).
 /// Absent, because later parts brought them: IA32_TSC_ADJUST, IA32_SPEC_CTRL, MSR_PPIN_CTL, IA32_ARCH_CAPABILITIES,
@@ -153,8 +153,13 @@ const PLAIN: &[MsrRow] = &[
     MsrRow::storage(IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", 0x1A << 32, !0),
     // 15:8 ratio of the TSC to the bus clock, 20. 47:40 lowest ratio, 12. Turbo limits cannot be programmed.
     MsrRow::read_only(MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", 0x0000_0C00_0000_1400),
-    // Firmware leaves it locked (15), package C-states off.
-    MsrRow::read_only(MSR_PKG_CST_CONFIG_CONTROL, "MSR_PKG_CST_CONFIG_CONTROL", 0x8000),
+    // Firmware leaves it locked (15), package C-states off; C1 and C3 auto demotion and undemotion (28:25) stay the system's.
+    MsrRow::storage(
+        MSR_PKG_CST_CONFIG_CONTROL,
+        "MSR_PKG_CST_CONFIG_CONTROL",
+        0x8000,
+        0x1E00_0000,
+    ),
     // Eight variable ranges (7:0), fixed ranges (8), write combining (10); no SMRR (11).
     MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0x508),
     // Firmware leaves it locked with AES on.
@@ -172,9 +177,12 @@ const PLAIN: &[MsrRow] = &[
         ignore_reserved: true,
         ..MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0x8840_0000, 0)
     },
-    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable. Setting 22 (limit CPUID) or 34 (no XD)
-    // would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x1801, 0x9),
+    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable. MONITOR on (18). Changing 18, setting 22
+    // (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_1801, 0x9),
+    MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
+    // C1E (1), BD PROCHOT# (0): the idle states differ in nothing here.
+    MsrRow::storage(MSR_POWER_CTL, "MSR_POWER_CTL", 0, 0x3),
     MsrRow::read_only(MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", 0x005F_0000), // 95 degrees
     MsrRow::storage(MSR_MISC_PWR_MGMT, "MSR_MISC_PWR_MGMT", 0, 0x3),
     MsrRow::read_only(MSR_TURBO_POWER_CURRENT_LIMIT, "MSR_TURBO_POWER_CURRENT_LIMIT", 0),
