@@ -101,6 +101,11 @@ impl<I: Image> Decoder<I> {
         &self.image
     }
 
+    /// How many blocks of code are remembered.
+    pub fn nodes(&self) -> usize {
+        self.graph.nodes.len()
+    }
+
     /// What was found in the last chunk.
     pub fn summary(&self) -> Summary {
         self.summary
@@ -482,8 +487,8 @@ impl<I: Image> Decoder<I> {
             self.lose(gap, visitor);
         }
         if self.graph.is_full() {
+            self.forget_node();
             self.graph.clear();
-            self.place.node = NONE;
         }
         self.returns.clear();
         let begins = self.summary.psbs == 1;
@@ -505,8 +510,8 @@ impl<I: Image> Decoder<I> {
                 Packet::Pad | Packet::Fup(_) => {}
                 Packet::ModeExec { mode, interrupts } => {
                     if self.place.mode != mode || begins {
+                        self.forget_node();
                         self.place.mode = mode;
-                        self.place.node = NONE;
                         self.event(EventKind::Mode { mode, interrupts }, visitor);
                     }
                 }
@@ -516,7 +521,7 @@ impl<I: Image> Decoder<I> {
                 Packet::Pip { cr3, non_root } => self.set_paging(cr3, non_root, visitor),
                 Packet::Vmcs(pointer) => {
                     self.place.context.vmcs = Some(pointer);
-                    self.set_context(visitor);
+                    self.set_context();
                     self.event(EventKind::Vmcs { pointer }, visitor);
                 }
                 Packet::Tsc(_) | Packet::Tma { .. } | Packet::Mtc(_) | Packet::Cyc(_) | Packet::Cbr(_) => {
@@ -530,7 +535,7 @@ impl<I: Image> Decoder<I> {
             }
         }
         if begins && !known {
-            self.set_context(visitor);
+            self.set_context();
         }
         match ip {
             Some(ip) if !known => {
@@ -565,7 +570,7 @@ impl<I: Image> Decoder<I> {
     fn take_paging<V: Visitor>(&mut self, visitor: &mut V) {
         if let Some(pointer) = self.pending.vmcs.take() {
             self.place.context.vmcs = Some(pointer);
-            self.set_context(visitor);
+            self.set_context();
             self.event(EventKind::Vmcs { pointer }, visitor);
         }
         while let Some((cr3, non_root)) = self.pending.paging.pop_front() {
@@ -576,15 +581,15 @@ impl<I: Image> Decoder<I> {
     fn set_paging<V: Visitor>(&mut self, cr3: u64, non_root: bool, visitor: &mut V) {
         self.place.context.cr3 = Some(cr3);
         self.place.context.non_root = non_root;
-        self.set_context(visitor);
+        self.set_context();
         self.event(EventKind::Paging { cr3, non_root }, visitor);
     }
 
-    fn set_context<V: Visitor>(&mut self, _: &mut V) {
+    fn set_context(&mut self) {
         let spaces = [false, true].map(|upper| self.image.space(&self.place.context, upper));
         if spaces != self.place.spaces {
+            self.forget_node();
             self.place.spaces = spaces;
-            self.place.node = NONE;
             self.returns.forget_nodes();
         }
     }

@@ -670,9 +670,16 @@ fn a_context_has_its_own_code() {
         pip(1),
         Packet::Tip(Some(BASE)),
         Packet::Tip(Some(BASE)),
-        Packet::Fup(Some(BASE)),
-        Packet::TipPgd(None),
     ]);
+    // A PSB's state tells what no packet before it did.
+    packets.extend([
+        Packet::Psb,
+        pip(2),
+        mode(ExecMode::Bits64),
+        Packet::Fup(Some(BASE)),
+        Packet::PsbEnd,
+    ]);
+    packets.extend([Packet::Tip(Some(BASE)), Packet::Fup(Some(BASE)), Packet::TipPgd(None)]);
     let mut list = List::default();
     Decoder::new(ByCr3, Timing::default()).decode(&Chunk::whole(&trace(&packets)), &mut list);
     let counts: Vec<u16> = list
@@ -683,7 +690,7 @@ fn a_context_has_its_own_code() {
             _ => None,
         })
         .collect();
-    assert_eq!(counts, [2, 2, 5, 2]);
+    assert_eq!(counts, [2, 2, 5, 2, 3]);
 }
 
 // covers: 5/decoder-stream

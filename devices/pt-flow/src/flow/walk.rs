@@ -106,6 +106,12 @@ impl<I: Image> Decoder<I> {
         }
     }
 
+    /// The place stays, but the code there need not be what it was.
+    pub(super) fn forget_node(&mut self) {
+        self.place.ip = self.here();
+        self.place.node = NONE;
+    }
+
     #[inline]
     fn emit<V: Visitor>(&mut self, block: &Block, visitor: &mut V) {
         self.summary.blocks += 1;
