@@ -135,7 +135,8 @@ impl OwnedModel {
         self.msrs.retain(|row| row.msr != msr);
     }
 
-    /// Switches features: `+avx,-rdrand`.
+    /// Switches features: `+avx,-rdrand`. What needs a feature that goes, goes with it, but for long mode, without which a part is
+    /// another part.
     ///
     /// # Errors
     /// One line: a word that is no toggle, an unknown feature, one that the engine does not execute, one that the part has
@@ -171,6 +172,17 @@ impl OwnedModel {
             return Err(format!("{} is switched both on and off", both.flag()));
         }
         let shown = policy::shown(part);
+        // Until nothing more goes: there are chains.
+        let present = shown.or(self.added).minus(self.removed).minus(on);
+        let mut before = Features::NONE;
+        while before != off {
+            before = off;
+            for &(feature, needed) in policy::NEEDS {
+                if off.has(needed) && present.has(feature) && feature != Feature::Lm {
+                    off = off.with(feature);
+                }
+            }
+        }
         self.added = self.added.minus(off).or(on.minus(shown));
         self.removed = self.removed.minus(on).or(off.and(shown));
         // What an adjustment adds, a toggle takes away as well.

@@ -17,7 +17,7 @@ use crate::cpuid::Feature::{self, *};
 use crate::cpuid::Features;
 use crate::cpuid::Register::{self, Eax, Ebx, Ecx, Edx};
 
-/// What the machine executes, or keeps the registers of. x86-64-v2 and what surrounds it.
+/// What the machine executes, or keeps the registers of. x86-64-v3 and what surrounds it.
 pub const ENGINE: Features = Features::list(&[
     // The baseline.
     Fpu,
@@ -71,6 +71,34 @@ pub const ENGINE: Features = Features::list(&[
     Prefetchw,
     Page1gb,
     Rdtscp,
+    Movbe,
+    Rdseed,
+    Rdpid,
+    Clflushopt,
+    Clwb,
+    Wbnoinvd,
+    Cldemote,
+    Movdiri,
+    Movdir64b,
+    Serialize,
+    Adx,
+    Sha,
+    Gfni,
+    // x86-64-v3, and what is on 256 bits beside it.
+    Bmi1,
+    Bmi2,
+    Lzcnt,
+    Avx,
+    Avx2,
+    Fma,
+    F16c,
+    Vaes,
+    Vpclmulqdq,
+    AvxVnni,
+    Xsaveopt,
+    Xsavec,
+    Xgetbv1,
+    Xsaves,
     // Nothing to execute: a hint of speed that holds of this engine as of any.
     Erms,
     Fsrm,
@@ -186,7 +214,6 @@ const POWER: &str = "nothing to model: power, heat and frequencies do not exist 
 const TRACE: &str = "no processor trace yet";
 const RDT: &str = "no cache or memory bandwidth resources";
 const CORE: &str = "not executed yet";
-const AVX: &str = "not executed yet: vectors of 256 bits";
 const AVX512: &str = "not modelled: AVX-512";
 const AMX: &str = "not modelled: AMX";
 const TSX: &str = "not modelled: transactions";
@@ -198,36 +225,9 @@ const DEBUG: &str = "no debug-store area yet";
 
 /// Why a feature outside [`ENGINE`] is hidden. A feature of a part that is in neither list fails a test.
 pub const HIDDEN: &[(Feature, &str)] = &[
-    (Movbe, CORE),
-    (Bmi1, CORE),
-    (Bmi2, CORE),
-    (Lzcnt, CORE),
-    (Adx, CORE),
-    (Rdseed, CORE),
-    (Sha, CORE),
-    (Rdpid, CORE),
-    (Clflushopt, CORE),
-    (Clwb, CORE),
-    (Wbnoinvd, CORE),
-    (Gfni, CORE),
     (Pku, CORE),
-    (Xsaveopt, CORE),
-    (Xsavec, CORE),
-    (Xgetbv1, CORE),
-    (Xsaves, CORE),
     (Waitpkg, CORE),
-    (Cldemote, CORE),
-    (Movdiri, CORE),
-    (Movdir64b, CORE),
-    (Serialize, CORE),
     (Enqcmd, "not modelled: no device takes enqueued commands"),
-    (Avx, AVX),
-    (Fma, AVX),
-    (F16c, AVX),
-    (Avx2, AVX),
-    (Vaes, AVX),
-    (Vpclmulqdq, AVX),
-    (AvxVnni, AVX),
     (Avx512f, AVX512),
     (Avx512dq, AVX512),
     (Avx512ifma, AVX512),

@@ -659,20 +659,30 @@ fn leaf_0dh_follows_from_the_features_that_remain() {
         let [a, b, c, d] = leaf(&unlimited(model), 0);
         assert_eq!((a, c, d), (xcr0, size, 0), "{name}");
         assert_eq!(b, policy::XSAVE_LEGACY, "{name}: XCR0 is 1 at reset");
-        // What the machine shows now: x87 and SSE.
-        assert_eq!(model.cpuid(0xD, 0), [0x3, 0x240, 0x240, 0], "{name}");
-        for subleaf in 2..63 {
+        // What the machine shows of them: x87, SSE and, where the part has it, AVX.
+        let avx = xcr0 & 4;
+        let area = if avx != 0 { 0x340 } else { 0x240 };
+        assert_eq!(model.cpuid(0xD, 0), [0x3 | avx, 0x240, area, 0], "{name}");
+        let component = if avx != 0 { [0x100, 0x240, 0, 0] } else { [0; 4] };
+        assert_eq!(model.cpuid(0xD, 2), component, "{name}");
+        for subleaf in 3..63 {
             assert_eq!(model.cpuid(0xD, subleaf), [0; 4], "{name}.{subleaf}");
         }
-        assert_eq!(model.cpuid(0xD, 1)[1..], [0, 0, 0], "{name}");
+        let [features, size, ..] = leaf(model.silicon, 1);
+        let compacted = if features & 2 != 0 { 0x240 } else { 0 };
+        assert_eq!(
+            model.cpuid(0xD, 1),
+            [features & 0xF, compacted, 0, 0],
+            "{name}: {size:X}H"
+        );
         assert!(model.features().xsave());
     }
     // One more feature, one more component.
     let mut rows = SKYLAKE_SERVER.silicon.to_vec();
-    policy::narrow_rows(&mut rows, SKYLAKE_SERVER.features().with(Avx).with(Xsavec));
-    assert_eq!(leaf(&rows, 0), [0x7, 0x240, 0x340, 0]);
+    policy::narrow_rows(&mut rows, SKYLAKE_SERVER.features().with(Avx512f).without(Xsaves));
+    assert_eq!(leaf(&rows, 0), [0xE7, 0x240, 0xA80, 0]);
     assert_eq!(leaf(&rows, 2), [0x100, 0x240, 0, 0]);
-    assert_eq!((leaf(&rows, 1)[0], leaf(&rows, 1)[1]), (0x2, 0x240));
+    assert_eq!((leaf(&rows, 1)[0], leaf(&rows, 1)[1]), (0x7, 0x240));
     assert_eq!(leaf(&rows, 9), [0; 4], "PKRU stays hidden");
     policy::narrow_rows(&mut rows, SKYLAKE_SERVER.features().without(Xsave));
     assert!(
@@ -802,7 +812,14 @@ fn what_comes_later_is_hidden_and_kept() {
             "{}",
             model.name
         );
-        assert!(!f.avx() && !f.avx512f() && !f.amx_tile() && !f.rtm(), "{}", model.name);
+        assert!(!f.avx512f() && !f.amx_tile() && !f.rtm(), "{}", model.name);
+        let v3 = [Avx2, Fma, F16c, Bmi1, Bmi2, Lzcnt, Movbe];
+        let has = |model: &CpuModel| v3.map(|feature| model.features().has(feature));
+        match model.name {
+            "sandybridge" => assert!(f.avx() && f.xsaveopt() && has(model) == [false; 7]),
+            "snowridge" => assert!(!f.avx() && f.sha() && f.movbe() && f.xsaves() && f.rdseed()),
+            name => assert!(f.avx() && has(model) == [true; 7], "{name}"),
+        }
     }
     assert!(HASWELL.features().fsgsbase() && HASWELL.features().invpcid() && HASWELL.features().rdrand());
     assert!(!SANDYBRIDGE.features().fsgsbase() && !SNOWRIDGE.features().pcid());
@@ -1361,8 +1378,20 @@ fn toggles_switch_features_or_say_why_not() {
             &[TscDeadline, SpecCtrl][..],
             &[][..],
         ),
-        ("skylake-server", "-sse4.2,-xsave", &[Sse41][..], &[Sse42, Xsave][..]),
-        ("skylake-server", "-avx", &[][..], &[Avx][..]),
+        (
+            "skylake-server",
+            "-sse4.2,-xsave",
+            &[Sse41][..],
+            &[Sse42, Xsave, Xsaveopt, Xsavec, Xgetbv1, Xsaves, Avx, Avx2, Fma, F16c][..],
+        ),
+        (
+            "skylake-server",
+            "-avx",
+            &[Xsave, Bmi2][..],
+            &[Avx, Avx2, Fma, F16c][..],
+        ),
+        ("alderlake", "-avx2", &[Avx, Fma, Vaes, Sha][..], &[Avx2, AvxVnni][..]),
+        ("haswell", "-pcid", &[Xsave][..], &[Pcid, Invpcid][..]),
         (
             "skylake-server",
             "-ibrs,-stibp,-ssbd,-flush_l1d",
@@ -1424,8 +1453,8 @@ fn toggles_switch_features_or_say_why_not() {
         ("p6", "+fsgsbase", "fsgsbase: p6 has no CPUID leaf 7H to show it in"),
         ("p6", "+nx", "nx: p6 has no CPUID leaf 80000001H to show it in"),
         ("core2", "+invpcid", "invpcid needs pcid"),
-        ("haswell", "-pcid", "invpcid needs pcid"),
-        ("netburst", "-sse", "sse2 needs sse"),
+        ("haswell", "-pcid,+invpcid", "invpcid needs pcid"),
+        ("haswell", "-sse", "lm needs sse2"),
         ("netburst", "+nx,+lm", "lm needs syscall"),
         ("haswell", "+rdrand,-rdrand", "rdrand is switched both on and off"),
         (
@@ -1440,10 +1469,12 @@ fn toggles_switch_features_or_say_why_not() {
             "{name},{toggles}"
         );
     }
-    let many = model("haswell").with_toggles("-lm").err().unwrap();
+    let many = model("haswell").with_toggles("-xsave,+avx,+xsaveopt").err().unwrap();
+    assert_eq!(many, "xsaveopt needs xsave; avx needs xsave");
+    let narrow = model("haswell").with_toggles("-lm").unwrap().features();
     assert!(
-        many.contains("syscall needs lm; lahf_lm needs lm; cx16 needs lm"),
-        "{many}"
+        !narrow.syscall() && !narrow.cmpxchg16b() && narrow.avx2(),
+        "what needs long mode goes with it"
     );
 }
 
