@@ -345,7 +345,7 @@ mod tests {
                 "haswell,+avx512f",
                 "--cpu-model haswell,+avx512f: avx512f: the engine does not have it (not modelled: AVX-512)",
             ),
-            ("haswell,-pcid", "--cpu-model haswell,-pcid: invpcid needs pcid"),
+            ("haswell,-sse2", "--cpu-model haswell,-sse2: lm needs sse2"),
         ] {
             assert_eq!(refused(spec), expected);
         }

@@ -94,6 +94,7 @@ fn host_can(model: &CpuModel, options: Options) -> Result<(), HostLacks> {
         (f.vaes(), host!("vaes"), "VAES"),
         (f.vpclmulqdq(), host!("vpclmulqdq"), "VPCLMULQDQ"),
         (f.bmi1() && asked, host!("bmi1"), "BMI1"),
+        (f.lzcnt() && asked, host!("lzcnt"), "LZCNT"),
         (f.bmi2() && asked, host!("bmi2"), "BMI2"),
     ]
     .into_iter()

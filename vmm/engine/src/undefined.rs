@@ -136,6 +136,12 @@ pub const PINS: &[Pin] = &[
         source: CHOSEN,
     },
     Pin {
+        instruction: "TZCNT LZCNT",
+        what: "OF SF AF PF",
+        rule: "cleared",
+        source: CHOSEN,
+    },
+    Pin {
         instruction: "BT BTS BTR BTC",
         what: "OF SF AF PF",
         rule: "unchanged",

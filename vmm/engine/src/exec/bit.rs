@@ -111,6 +111,13 @@ body! {
         c.set::<S>(o.dst, n);
         Ok(())
     }
+    /// The same with the undefined flags from the host.
+    HostCounted<B, S>(c, o) {
+        let (v, before) = (c.get::<S>(o.src), to_rflags(c.nf));
+        <Count<B, S> as crate::op::Body>::run(c, o)?;
+        c.nf = from_rflags(host::bit_count(B == 0, 8 * S as u32, v, before));
+        Ok(())
+    }
     Popcnt<S>(c, o) {
         let v = c.get::<S>(o.src);
         c.nf = if v == 0 { ZF } else { 0 };
@@ -265,6 +272,14 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 M::Lzcnt => l.features.lzcnt(),
                 _ => false,
             };
+            if counts && host {
+                let f = match m {
+                    M::Tzcnt => sized_wide!(size, HostCounted, 0),
+                    _ => sized_wide!(size, HostCounted, 1),
+                };
+                l.emit(f, |o| (o.dst, o.src) = (dst, src));
+                return End::Open;
+            }
             let f = match m {
                 M::Popcnt => sized_wide!(size, Popcnt),
                 M::Tzcnt if counts => sized_wide!(size, Count, 0),

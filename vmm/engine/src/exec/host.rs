@@ -140,6 +140,20 @@ pub(crate) fn bit_scan(forward: bool, bits: u32, dst: u64, src: u64, flags: u64)
     (r, f)
 }
 
+/// RFLAGS after TZCNT (`forward`) or LZCNT of `bits` (16, 32, 64). The host has it wherever the model does: see `host_can`.
+pub(crate) fn bit_count(forward: bool, bits: u32, src: u64, flags: u64) -> u64 {
+    macro_rules! run {
+        ($i:literal) => {
+            match bits {
+                16 => flagged!(flags, after, concat!($i, " {r:x}, {s:x}"), r = out(reg) _, s = in(reg) src),
+                32 => flagged!(flags, after, concat!($i, " {r:e}, {s:e}"), r = out(reg) _, s = in(reg) src),
+                _ => flagged!(flags, after, concat!($i, " {r}, {s}"), r = out(reg) _, s = in(reg) src),
+            }
+        };
+    }
+    if forward { run!("tzcnt") } else { run!("lzcnt") }
+}
+
 /// RFLAGS after BT of `bits` (16, 32, 64).
 pub(crate) fn bit_test(bits: u32, value: u64, index: u64, flags: u64) -> u64 {
     match bits {

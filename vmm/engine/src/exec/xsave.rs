@@ -183,21 +183,24 @@ impl Image {
     }
 
     /// Fills the runs from memory.
-    fn read(&mut self, c: &mut Cpu, o: &Op, linear: u64) -> Done {
+    fn read(&mut self, c: &mut Cpu, o: &Op) -> Done {
         for k in 0..self.len {
             let (at, len) = (self.runs[k].0 as usize, self.runs[k].1 as usize);
-            c.read_bytes(o, linear.wrapping_add(at as u64), &mut self.bytes[at..at + len])?;
+            let linear = c.part(o, at, len, false)?;
+            c.read_bytes(o, linear, &mut self.bytes[at..at + len])?;
         }
         Ok(())
     }
 
     /// Writes the runs to memory, all of them or none.
-    fn write(&self, c: &mut Cpu, o: &Op, linear: u64) -> Done {
+    fn write(&self, c: &mut Cpu, o: &Op) -> Done {
         for (at, len) in self.runs() {
-            c.probe_write(o, linear.wrapping_add(at as u64), len)?;
+            let linear = c.part(o, at, len, true)?;
+            c.probe_write(o, linear, len)?;
         }
         for (at, len) in self.runs() {
-            c.write_bytes(o, linear.wrapping_add(at as u64), &self.bytes[at..at + len])?;
+            let linear = c.part(o, at, len, true)?;
+            c.write_bytes(o, linear, &self.bytes[at..at + len])?;
         }
         Ok(())
     }
@@ -274,7 +277,14 @@ impl Cpu {
         self.fpu.xinuse() | ((self.pkru != 0) as u64) << PKRU
     }
 
-    fn xsave_ready(&mut self, o: &Op, linear: u64) -> Done {
+    /// The linear address of a part of the area; `imm` is the address size.
+    fn part(&mut self, o: &Op, at: usize, len: usize, write: bool) -> Done<u64> {
+        let offset = self.ea(o).wrapping_add(at as u64) & u64::MAX >> (64 - 8 * o.imm as u32);
+        self.segmented(o.seg as usize, offset, len as u64, write)
+    }
+
+    /// The instruction may run on the area that is there.
+    fn xsave_ready(&mut self, o: &Op, write: bool) -> Done {
         if self.cr4 & CR4_OSXSAVE == 0 {
             return Err(self.ud());
         }
@@ -284,7 +294,13 @@ impl Cpu {
         if self.cr0 & CR0_TS != 0 {
             return Err(self.fault(7, None));
         }
-        self.aligned(linear, 64)
+        let linear = self.part(o, 0, EXTENDED, write)?;
+        self.aligned(linear, 64)?;
+        if write {
+            self.probe_write(o, linear, EXTENDED)
+        } else {
+            Ok(())
+        }
     }
 
     /// What the instruction may save or load.
@@ -305,13 +321,11 @@ impl Cpu {
 /// XSAVE and its like. SDM Vol. 1 13.7 "Operation of XSAVE", 13.9 "Operation of XSAVEOPT", 13.10 "Operation of XSAVEC",
 /// 13.11 "Operation of XSAVES".
 fn save(c: &mut Cpu, o: &Op) -> Done {
-    let linear = c.ea(o);
-    c.xsave_ready(o, linear)?;
+    c.xsave_ready(o, true)?;
     let (long, compact) = (o.aux & aux::LONG != 0, o.aux & aux::COMPACT != 0);
     let rfbm = c.requested(o);
     let xcomp_bv = if compact { rfbm | COMPACTED } else { 0 };
     let (places, _) = c.xsave.places(xcomp_bv);
-    c.probe_write(o, linear, EXTENDED)?;
     if rfbm & c.xsave.supervisor != 0 {
         c.units_change()?;
     }
@@ -354,7 +368,8 @@ fn save(c: &mut Cpu, o: &Op) -> Done {
         image.run(HEADER, 16);
     } else {
         let mut old = [0; 8];
-        c.read_bytes(o, linear.wrapping_add(HEADER as u64), &mut old)?;
+        let linear = c.part(o, HEADER, old.len(), false)?;
+        c.read_bytes(o, linear, &mut old)?;
         let bv = u64::from_le_bytes(old) & !rfbm | inuse & rfbm;
         image.put(HEADER, &bv.to_le_bytes());
     }
@@ -374,13 +389,12 @@ fn save(c: &mut Cpu, o: &Op) -> Done {
             _ => image.run(at, size),
         }
     }
-    image.write(c, o, linear)
+    image.write(c, o)
 }
 
 /// XRSTOR and XRSTORS. SDM Vol. 1 13.8 "Operation of XRSTOR", 13.12 "Operation of XRSTORS".
 fn restore(c: &mut Cpu, o: &Op) -> Done {
-    let linear = c.ea(o);
-    c.xsave_ready(o, linear)?;
+    c.xsave_ready(o, false)?;
     let (long, rex_w) = (o.aux & aux::LONG != 0, o.aux & aux::REX_W != 0);
     let (rfbm, enabled) = (c.requested(o), c.enabled(o));
     if rfbm & c.xsave.supervisor != 0 {
@@ -388,7 +402,7 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     }
     let mut image = Image::new();
     image.run(HEADER, 64);
-    image.read(c, o, linear)?;
+    image.read(c, o)?;
     let (bv, xcomp_bv) = (image.word(HEADER), image.word(HEADER + 8));
     let compact = xcomp_bv & COMPACTED != 0;
     let zero = |from: usize, to: usize| image.bytes[HEADER + from..HEADER + to].iter().all(|&b| b == 0);
@@ -433,7 +447,7 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
         };
         image.run(places[i as usize], size);
     }
-    image.read(c, o, linear)?;
+    image.read(c, o)?;
 
     // What can refuse its image comes first.
     let control = if shared != 0 {
@@ -533,8 +547,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Xsave64 | M::Xsaveopt64 | M::Xsavec64 | M::Xsaves64 | M::Xrstor64 | M::Xrstors64
     );
     let bits = bits | if l.is64() { aux::LONG } else { 0 } | if rex_w { aux::REX_W } else { 0 };
-    let writes = !matches!(l.i.mnemonic(), M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64);
-    let m = l.mem_span(xstate::LEGACY_AND_HEADER as u16, writes);
-    l.emit_mem(f, m, |o| o.aux = bits);
+    // Parts of the area are found in the segment one by one.
+    let (seg, size) = (l.segment(), l.address_size());
+    let m = l.sum();
+    l.emit_mem(f, m, |o| (o.seg, o.aux, o.imm) = (seg, bits, size as u64));
     End::Open
 }

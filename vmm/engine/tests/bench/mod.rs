@@ -84,6 +84,9 @@ pub struct World {
     pub watch: Option<Box<dyn Watch>>,
     /// Performance-monitoring interrupts that they asked for.
     pub pmis: u32,
+
+    /// Supervisor state components that units would hold: in use if they are here.
+    pub components: BTreeMap<u32, Vec<u8>>,
 }
 
 impl Bus for World {
@@ -132,6 +135,28 @@ impl Bus for World {
     fn random(&mut self) -> u64 {
         0x0123_4567_89ab_cdef
     }
+    fn save_component(&mut self, component: u32, image: &mut [u8], _: u64) -> bool {
+        match self.components.get(&component) {
+            Some(state) => {
+                image[..state.len()].copy_from_slice(state);
+                true
+            }
+            None => false,
+        }
+    }
+    fn load_component(&mut self, component: u32, image: Option<&[u8]>, _: u64) -> Result<(), MsrFault> {
+        match image {
+            Some([0xff, ..]) => Err(MsrFault::GeneralProtection),
+            Some(image) => {
+                self.components.insert(component, image.to_vec());
+                Ok(())
+            }
+            None => {
+                self.components.remove(&component);
+                Ok(())
+            }
+        }
+    }
 }
 
 /// A processor that shows everything the engine can do, most of which no model shows yet.
@@ -177,6 +202,8 @@ fn world(model: &'static CpuModel) -> World {
         cr8: 0,
         watch: None,
         pmis: 0,
+
+        components: BTreeMap::new(),
     }
 }
 
@@ -229,10 +256,14 @@ impl Bench {
 
     /// 32-bit protected mode at CPL 0, no paging.
     pub fn protected() -> Bench {
+        Bench::protected_with(&EVERYTHING)
+    }
+
+    pub fn protected_with(model: &'static CpuModel) -> Bench {
         let mut b = Bench {
-            rig: Rig::with(&EVERYTHING),
+            rig: Rig::with(model),
             bits: 32,
-            world: world(&EVERYTHING),
+            world: world(model),
         };
         b.tables();
         for v in 0..=255u8 {
@@ -261,16 +292,20 @@ impl Bench {
 
     /// Real-address mode; code at `CODE & 0xffff` of segment `CODE >> 4`.
     pub fn real() -> Bench {
+        Bench::real_with(&EVERYTHING)
+    }
+
+    pub fn real_with(model: &'static CpuModel) -> Bench {
         let mut b = Bench {
-            rig: Rig::with(&EVERYTHING),
+            rig: Rig::with(model),
             bits: 16,
-            world: world(&EVERYTHING),
+            world: world(model),
         };
         for v in 0..=255u64 {
             b.write(v * 4, &((HANDLERS + v * 32) as u32).to_le_bytes());
             b.write(handler(v as u8), &[0xf4]);
         }
-        let mut s = CpuState::reset(&EVERYTHING);
+        let mut s = CpuState::reset(model);
         s.segments = [Segment::real(0); 6];
         s.segments[CS] = Segment {
             attributes: 0x9b,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use iced_x86::{Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{Instruction, MemorySize, Mnemonic, OpKind, Register, RflagsBits};
 
 use crate::arena::{AREAS, Memory};
 use crate::generate::{Case, gpr_index, register_value};
@@ -66,6 +66,12 @@ pub fn undefined(instruction: &Instruction, state: &State) -> Undefined {
             undefined.fsw |= 1 << 9 | 1 << 5;
         }
         M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss => undefined.approximate = true,
+        M::Vrcpps | M::Vrcpss | M::Vrsqrtps | M::Vrsqrtss => undefined.approximate = true,
+        M::Xsave | M::Xsave64 | M::Xsaveopt | M::Xsaveopt64 | M::Xsavec | M::Xsavec64 => {
+            // As FXSAVE's.
+            let parts = [(5, 1), (6, 18), (28, 4), (416, 96)];
+            memory(instruction, state, &parts, &mut undefined);
+        }
         M::Fxsave | M::Fxsave64 => {
             // Reserved bytes, FOP, FIP, FDP, MXCSR_MASK, and the part that software may use.
             memory(
@@ -246,7 +252,11 @@ pub fn differences(case: &Case, open: &Undefined, host: &Outcome, engine: &Outco
         open.fsw |= 1 << 9;
     }
     // The additions of a dot product may find what its multiplications left.
-    if host.vector == 19 && matches!(case.instruction.mnemonic(), Mnemonic::Dpps | Mnemonic::Dppd) {
+    let dot_product = matches!(
+        case.instruction.mnemonic(),
+        Mnemonic::Dpps | Mnemonic::Dppd | Mnemonic::Vdpps | Mnemonic::Vdppd
+    );
+    if host.vector == 19 && dot_product {
         open.mxcsr |= 0x3f;
     }
     // With overflow or underflow unmasked, PE tells whether the result is inexact in a wider exponent range.
@@ -257,8 +267,39 @@ pub fn differences(case: &Case, open: &Undefined, host: &Outcome, engine: &Outco
     if open.approximate && h.fpu.fsw & 4 != 0 {
         open.fsw |= 2;
     }
-    fpu_differences(&open, &h.fpu, &e.fpu, gprs, &mut found);
+    if faulted && case.instruction.is_vsib() {
+        // Of a mask that is still asked for only the top bits of its elements mean anything.
+        let tops = |fpu: &Fpu| top_bits(&case.instruction, fpu);
+        fpu_differences(&open, &tops(&h.fpu), &tops(&e.fpu), gprs, &mut found);
+    } else {
+        fpu_differences(&open, &h.fpu, &e.fpu, gprs, &mut found);
+    }
     found
+}
+
+/// The registers with the mask of a gather reduced to the bits that decide.
+fn top_bits(instruction: &Instruction, fpu: &Fpu) -> Fpu {
+    let mut fpu = *fpu;
+    let mask = instruction.op_register(2).number();
+    let (dst, index) = (instruction.op0_register().size(), instruction.memory_index().size());
+    let size = instruction.memory_size().size();
+    let index_size = if crate::generate::has_wide_indices(instruction) {
+        8
+    } else {
+        4
+    };
+    let count = (dst / size).min(index / index_size);
+    let (mut low, mut high) = (0, 0);
+    for i in 0..count {
+        let at = 8 * (size * (i + 1)) - 1;
+        if at < 128 {
+            low |= fpu.xmm[mask] & 1 << at;
+        } else {
+            high |= fpu.ymm_hi[mask] & 1 << (at - 128);
+        }
+    }
+    (fpu.xmm[mask], fpu.ymm_hi[mask]) = (low, high);
+    fpu
 }
 
 fn is_repeated(case: &Case) -> bool {
@@ -274,7 +315,11 @@ fn null(selector: u16) -> u16 {
 pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
     use Mnemonic as M;
     let instruction = &case.instruction;
-    let misaligned = address(instruction, &case.state).is_some_and(|address| address % 16 != 0);
+    let alignment = match instruction.memory_size() {
+        MemorySize::Xsave | MemorySize::Xsave64 => 64,
+        size => (size.size() as u64).max(16),
+    };
+    let misaligned = address(instruction, &case.state).is_some_and(|address| address % alignment != 0);
     let both_fault = |vector: u8| matches!(vector, 12..=14);
     let fault_addresses = host.vector == 14 && engine.vector == 14 && host.error == engine.error;
     let exponent = |n: usize| case.state.fpu.st[n].1 & 0x7fff;
@@ -282,10 +327,15 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
         (M::Arpl, _, _) if host.vector != 3 || engine.vector != 3 => {
             Some("whether ARPL writes a destination that it leaves as it is")
         }
-        (M::Maskmovq | M::Maskmovdqu, _, _) if host.vector != 3 => {
+        (M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu, _, _) if host.vector != 3 => {
             Some("which of the bytes that are not written are checked, and what MMX state a fault leaves")
         }
-        (_, 13, 12) | (_, 12, 13) if misaligned && instruction.memory_size().size() >= 16 => {
+        (
+            M::Sha1msg1 | M::Sha1msg2 | M::Sha1nexte | M::Sha1rnds4 | M::Sha256msg1 | M::Sha256msg2 | M::Sha256rnds2,
+            _,
+            13,
+        ) if misaligned => Some("whether SHA's operand in memory is aligned, which AMD's need not be"),
+        (_, 13, 12) | (_, 12, 13) if misaligned && alignment >= 16 => {
             Some("limit and alignment of an operand that violates both")
         }
         (M::Iret | M::Iretd | M::Iretq | M::Retf, h, e) if both_fault(h) && both_fault(e) && h != e => {
@@ -317,6 +367,9 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
             Some("whether a denormal is loaded that raises an unmasked exception")
         }
         (M::Call, 12 | 14, 13) => Some("the stack and the target, where neither can be used"),
+        (M::Xsave | M::Xsaveopt | M::Xsavec | M::Xrstor, 12 | 13, 3) if case.state.bits() == 16 => {
+            Some("whether a limit is checked for registers that code outside 64-bit mode does not have")
+        }
         (M::Ud1, 6, 14) if engine.error & 0x10 != 0 => Some("whether UD1's operand is fetched"),
         (M::Movsxd, 14, _) if instruction.op0_register().size() == 2 => Some("whether 16 or 32 bits are read"),
         (M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq, h, e) if both_fault(h) && both_fault(e) => {
@@ -337,6 +390,14 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
             | M::Fxsave64
             | M::Fxrstor
             | M::Fxrstor64
+            | M::Xsave
+            | M::Xsave64
+            | M::Xsaveopt
+            | M::Xsaveopt64
+            | M::Xsavec
+            | M::Xsavec64
+            | M::Xrstor
+            | M::Xrstor64
             | M::Fnsave
             | M::Frstor
             | M::Fnstenv
@@ -399,6 +460,12 @@ fn fpu_differences(open: &Undefined, host: &Fpu, engine: &Fpu, xmms: usize, foun
         let near = || (0..4).all(|lane| near32((h >> (32 * lane)) as u32, (e >> (32 * lane)) as u32));
         if h != e && !(open.approximate && near()) {
             found.push(format!("xmm{i}"));
+        }
+    }
+    for (i, (h, e)) in host.ymm_hi.iter().zip(&engine.ymm_hi).take(xmms).enumerate() {
+        let near = || (0..4).all(|lane| near32((h >> (32 * lane)) as u32, (e >> (32 * lane)) as u32));
+        if h != e && !(open.approximate && near()) {
+            found.push(format!("ymm{i} high"));
         }
     }
 }

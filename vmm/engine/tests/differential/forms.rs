@@ -34,6 +34,15 @@ pub enum Family {
     Aes,
     Pclmul,
     Xsave,
+    Bmi,
+    Sha,
+    Gfni,
+    Avx,
+    Avx2,
+    Fma,
+    F16c,
+    Vaes,
+    Xstate,
 }
 
 /// An instruction form in a mode.
@@ -87,6 +96,70 @@ const FEATURES: &[CpuidFeature] = &[
     CpuidFeature::SMM,
 ];
 
+type Borrowed = (&'static str, fn() -> bool, CpuidFeature);
+
+/// What goes beyond that level: the toggle that takes it from the guest's model, whether this host has it, and iced's name.
+pub const BORROWED: &[Borrowed] = &[
+    ("-bmi1", || std::is_x86_feature_detected!("bmi1"), CpuidFeature::BMI1),
+    ("-bmi2", || std::is_x86_feature_detected!("bmi2"), CpuidFeature::BMI2),
+    ("-abm", || std::is_x86_feature_detected!("lzcnt"), CpuidFeature::LZCNT),
+    ("-adx", || std::is_x86_feature_detected!("adx"), CpuidFeature::ADX),
+    ("-movbe", || std::is_x86_feature_detected!("movbe"), CpuidFeature::MOVBE),
+    ("-sha_ni", || std::is_x86_feature_detected!("sha"), CpuidFeature::SHA),
+    ("-gfni", || std::is_x86_feature_detected!("gfni"), CpuidFeature::GFNI),
+    ("-xsave", || std::is_x86_feature_detected!("xsave"), CpuidFeature::XSAVE),
+    (
+        "-xsaveopt",
+        || std::is_x86_feature_detected!("xsaveopt"),
+        CpuidFeature::XSAVEOPT,
+    ),
+    (
+        "-xsavec",
+        || std::is_x86_feature_detected!("xsavec"),
+        CpuidFeature::XSAVEC,
+    ),
+    ("-avx", || std::is_x86_feature_detected!("avx"), CpuidFeature::AVX),
+    ("-avx2", || std::is_x86_feature_detected!("avx2"), CpuidFeature::AVX2),
+    ("-fma", || std::is_x86_feature_detected!("fma"), CpuidFeature::FMA),
+    ("-f16c", || std::is_x86_feature_detected!("f16c"), CpuidFeature::F16C),
+    ("-vaes", || std::is_x86_feature_detected!("vaes"), CpuidFeature::VAES),
+    (
+        "-vpclmulqdq",
+        || std::is_x86_feature_detected!("vpclmulqdq"),
+        CpuidFeature::VPCLMULQDQ,
+    ),
+    (
+        "-avx_vnni",
+        || std::is_x86_feature_detected!("avxvnni"),
+        CpuidFeature::AVX_VNNI,
+    ),
+    ("-clflushopt", clflushopt, CpuidFeature::CLFLUSHOPT),
+    ("-clwb", clwb, CpuidFeature::CLWB),
+];
+
+fn clflushopt() -> bool {
+    std::arch::x86_64::__cpuid_count(7, 0).ebx >> 23 & 1 != 0
+}
+
+fn clwb() -> bool {
+    std::arch::x86_64::__cpuid_count(7, 0).ebx >> 24 & 1 != 0
+}
+
+/// Whether this host can be asked for the form.
+fn comparable(code: Code) -> bool {
+    let here = |feature: &CpuidFeature| {
+        FEATURES.contains(feature) || BORROWED.iter().any(|(_, present, name)| name == feature && present())
+    };
+    code.cpuid_features().iter().all(here)
+}
+
+/// A gather.
+pub fn is_gather(code: Code) -> bool {
+    use OpCodeOperandKind as K;
+    let vsib = |kind: &K| matches!(kind, K::mem_vsib32x | K::mem_vsib64x | K::mem_vsib32y | K::mem_vsib64y);
+    code.op_code().op_kinds().iter().any(vsib)
+}
+
 /// Why a form of those features is not compared. Everything not excluded here must be executed (`every_form_is_executed`).
 pub fn excluded(code: Code, amd: bool) -> Option<&'static str> {
     use Mnemonic as M;
@@ -98,6 +171,7 @@ pub fn excluded(code: Code, amd: bool) -> Option<&'static str> {
         return Some("another name of encodings that are listed as NOP and PREFETCH");
     }
     match code.mnemonic() {
+        M::Xgetbv => Some("answers belong to the host's kernel: tables"),
         M::Syscall | M::Sysenter => Some("enters the host's kernel"),
         M::Cpuid | M::Rdtsc | M::Rdtscp | M::Rdpmc => Some("answers belong to the CPU model and the clock"),
         M::Sgdt | M::Sidt | M::Sldt | M::Str | M::Smsw => Some("under UMIP the host's kernel answers: tables"),
@@ -132,14 +206,19 @@ pub fn forms(bits: u32, amd: bool) -> (Families, LeftOut) {
             32 => op.mode32() && op.intel_decoder32(),
             _ => op.mode16() && op.intel_decoder16(),
         };
-        if !op.is_instruction() || op.encoding() != EncodingKind::Legacy || !here {
+        let encoded = matches!(op.encoding(), EncodingKind::Legacy | EncodingKind::VEX);
+        if !op.is_instruction() || !encoded || !here {
             continue;
         }
-        if !code.cpuid_features().iter().all(|feature| FEATURES.contains(feature)) {
+        if !comparable(code) {
             // FCMOV and FISTTP name two features each, both listed; anything else is beyond the level.
             continue;
         }
         let form = Form { code, bits };
+        if bits == 16 && is_gather(code) {
+            left_out.push((form, "has 32-bit addresses: compared in 32-bit mode"));
+            continue;
+        }
         match excluded(code, amd) {
             Some(reason) => left_out.push((form, reason)),
             None => families.entry(family(code)).or_default().push(form),
@@ -168,6 +247,21 @@ pub fn family(code: Code) -> Family {
         return Family::Mmx;
     }
     for (feature, family) in [
+        (C::XSAVE, Family::Xstate),
+        (C::XSAVEOPT, Family::Xstate),
+        (C::XSAVEC, Family::Xstate),
+        (C::BMI1, Family::Bmi),
+        (C::BMI2, Family::Bmi),
+        (C::ADX, Family::Bmi),
+        (C::SHA, Family::Sha),
+        (C::GFNI, Family::Gfni),
+        (C::VAES, Family::Vaes),
+        (C::VPCLMULQDQ, Family::Vaes),
+        (C::FMA, Family::Fma),
+        (C::F16C, Family::F16c),
+        (C::AVX2, Family::Avx2),
+        (C::AVX_VNNI, Family::Avx2),
+        (C::AVX, Family::Avx),
         (C::SSE, Family::Sse),
         (C::SSE2, Family::Sse2),
         (C::SSE3, Family::Sse3),
@@ -203,6 +297,7 @@ pub fn family(code: Code) -> Family {
         M::Rol | M::Ror | M::Rcl | M::Rcr | M::Shl | M::Shr | M::Sal | M::Sar | M::Shld | M::Shrd => Family::Shift,
         M::Mul | M::Imul | M::Div | M::Idiv => Family::MulDiv,
         M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Popcnt | M::Bswap => Family::Bit,
+        M::Lzcnt | M::Movbe => Family::Bit,
         M::Movsb | M::Movsw | M::Movsq | M::Cmpsb | M::Cmpsw | M::Cmpsq | M::Stosb | M::Stosw | M::Stosd | M::Stosq => {
             Family::String
         }
@@ -216,7 +311,7 @@ pub fn family(code: Code) -> Family {
         M::Xchg | M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Xadd => Family::Xchg,
         M::Daa | M::Das | M::Aaa | M::Aas | M::Aam | M::Aad => Family::Bcd,
         M::Lds | M::Les | M::Lss | M::Lfs | M::Lgs | M::Arpl => Family::Segment,
-        M::Nop | M::Pause | M::Clflush => Family::Nop,
+        M::Nop | M::Pause | M::Clflush | M::Clflushopt | M::Clwb => Family::Nop,
         M::Call
         | M::Jmp
         | M::Ret
@@ -243,6 +338,7 @@ pub fn family(code: Code) -> Family {
 pub fn only_faults(code: Code) -> Option<u8> {
     match code.mnemonic() {
         Mnemonic::Ud0 | Mnemonic::Ud1 | Mnemonic::Ud2 => Some(6),
+        Mnemonic::Xsetbv => Some(13),
         _ if family(code) == Family::System => Some(13),
         // Ring 3 has one stack segment, which it already uses: the null selector and all others are refused.
         _ => None,

@@ -7,9 +7,11 @@
 // `Engine::new` takes raw memory; the guest's RAM is mapped here and outlives the engine.
 #![allow(unsafe_code)]
 
+use std::sync::OnceLock;
+
 use engine::bus::{Bus, MsrFault, Processor};
 use engine::{Cpu, CpuState, Engine, Exit, Options, RamRegion, Segment, Table, Undefined};
-use x86::model::WESTMERE;
+use x86::model::{ALDERLAKE, CpuModel};
 
 use crate::arena::{AREAS, BASE, Memory, PAGE};
 use crate::state::{Fpu, LDT, Outcome, State, USER32_CS, USER64_CS, pushes_error};
@@ -49,6 +51,24 @@ const DESCRIPTORS: [u64; 8] = [
     0,
 ];
 
+/// The part with the most instructions that a host of today may have, without those that this one lacks.
+pub fn model() -> &'static CpuModel {
+    static MODEL: OnceLock<&CpuModel> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let missing: Vec<&str> = crate::forms::BORROWED
+            .iter()
+            .filter(|(_, present, _)| !present())
+            .map(|(toggle, ..)| *toggle)
+            .collect();
+        if missing.is_empty() {
+            return &ALDERLAKE;
+        }
+        ALDERLAKE
+            .with_toggles(&missing.join(","))
+            .expect("toggles of known features")
+    })
+}
+
 /// No device at all.
 struct NoBus;
 
@@ -68,7 +88,7 @@ impl Bus for NoBus {
         Err(MsrFault::GeneralProtection)
     }
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        WESTMERE.cpuid(leaf, subleaf)
+        model().cpuid(leaf, subleaf)
     }
     fn tsc(&mut self, now: u64) -> u64 {
         now
@@ -145,11 +165,11 @@ impl Guest {
             len: RAM,
         };
         // SAFETY: the mapping lives until after the engine is dropped, and slices of it are only made between runs.
-        let engine = unsafe { Engine::new(vec![region], &WESTMERE, Options { undefined }) };
+        let engine = unsafe { Engine::new(vec![region], model(), Options { undefined }) };
         let engine = engine.expect("the host runs everything the model has");
         Guest {
             engine,
-            cpu: Cpu::new(&WESTMERE),
+            cpu: Cpu::new(model()),
             template,
             ram,
         }
@@ -300,11 +320,16 @@ fn system(ram: &mut Ram) -> CpuState {
         ram.bytes_mut(HANDLERS + 16 * vector, 3)
             .copy_from_slice(&[0xf4, 0xeb, 0xfd]);
     }
-    let mut cpu = Cpu::new(&WESTMERE).state();
+    let mut cpu = Cpu::new(model()).state();
     // PE MP ET NE WP AM PG; PAE PGE OSFXSR OSXMMEXCPT; SCE LME LMA NXE.
     cpu.cr0 = 0x8005_0033;
     cpu.cr3 = PML4;
     cpu.cr4 = 0x06a0;
+    if model().features().avx() {
+        // OSXSAVE; x87, SSE and AVX.
+        cpu.cr4 |= 1 << 18;
+        cpu.xcr0 = 7;
+    }
     cpu.efer = 0xd01;
     cpu.cpl = 3;
     cpu.gdtr = Table {
@@ -380,6 +405,7 @@ fn to_engine(fpu: &Fpu, cpu: &mut CpuState) {
     to.tag = fpu.ftw;
     to.mxcsr = fpu.mxcsr;
     to.xmm = fpu.xmm;
+    to.ymm_hi = fpu.ymm_hi;
     let top = usize::from(fpu.fsw >> 11 & 7);
     for (i, (significand, high)) in fpu.st.iter().enumerate() {
         to.r[(top + i) & 7] = u128::from(*high) << 64 | u128::from(*significand);
@@ -396,6 +422,7 @@ fn from_engine(cpu: &CpuState) -> Fpu {
         mxcsr: from.mxcsr,
         st: [(0, 0); 8],
         xmm: from.xmm,
+        ymm_hi: from.ymm_hi,
     };
     for (i, st) in fpu.st.iter_mut().enumerate() {
         let value = from.r[(top + i) & 7];

@@ -35,6 +35,8 @@ const XSTATE_MAGIC_AT: usize = 464;
 const XSTATE_MAGIC: u32 = 0x4650_5853;
 /// XSTATE_BV in an XSAVE area: which components are not in their initial state.
 const XSTATE_BV_AT: usize = 512;
+/// Where the upper halves of the YMM registers are in it.
+const AVX_AT: usize = 576;
 /// RFLAGS bits that `rt_sigreturn` loads.
 const LOADABLE: u64 = flag::STATUS | flag::DF | flag::TF | flag::AC | flag::RF;
 
@@ -74,8 +76,10 @@ struct Slot {
     ticks: u32,
     saved_gregs: [i64; 23],
     saved_fpu: [u8; 512],
+    saved_upper: [u128; 16],
     saved_bases: [u64; 2],
     bases: bool,
+    avx: bool,
 }
 
 /// The host CPU as a machine that runs code in the arena.
@@ -87,6 +91,8 @@ pub struct Host {
     _lock: MutexGuard<'static, ()>,
     /// Whether FS.base and GS.base can be set to a case's (CR4.FSGSBASE on).
     pub bases: bool,
+    /// Whether there are upper halves of YMM registers.
+    pub avx: bool,
     /// The host's vendor, where results that the manuals leave open differ.
     pub amd: bool,
     /// Whether the LDT is there: 16-bit code, segments with limits.
@@ -115,8 +121,10 @@ impl Host {
             ticks: 0,
             saved_gregs: [0; 23],
             saved_fpu: [0; 512],
+            saved_upper: [0; 16],
             saved_bases: [0; 2],
             bases,
+            avx: std::is_x86_feature_detected!("avx"),
         }));
         SLOT.store(slot, Ordering::SeqCst);
         // SAFETY: the stack outlives the registration (dropped only with the host, and `drop` disables it first).
@@ -144,6 +152,7 @@ impl Host {
             _stack: stack,
             _lock: lock,
             bases,
+            avx: std::is_x86_feature_detected!("avx"),
             amd: cpuid.ebx == u32::from_le_bytes(*b"Auth"),
             ldt,
         }
@@ -384,6 +393,15 @@ unsafe fn enter(slot: &mut Slot, context: &mut libc::ucontext_t, image: *mut [u8
         slot.saved_fpu = *image;
         slot.case.fpu.to_image(&mut *image);
         if let Some(present) = present_components(image) {
+            if slot.avx {
+                slot.saved_upper = upper_halves(image);
+                image
+                    .cast::<u8>()
+                    .add(AVX_AT)
+                    .cast::<[u128; 16]>()
+                    .write_unaligned(slot.case.fpu.ymm_hi);
+                *present |= 4;
+            }
             *present |= 3;
         }
         asm!("mov es, {0:x}", in(reg) slot.case.es_ds[0]);
@@ -431,8 +449,19 @@ unsafe fn leave(slot: &mut Slot, context: &mut libc::ucontext_t, image: *mut [u8
         if present & 2 == 0 {
             state.fpu.xmm = [0; 16];
         }
+        if slot.avx {
+            state.fpu.ymm_hi = upper_halves(image);
+        }
         (&mut *image)[..XSTATE_MAGIC_AT].copy_from_slice(&slot.saved_fpu[..XSTATE_MAGIC_AT]);
         if let Some(present) = present_components(image) {
+            if slot.avx {
+                image
+                    .cast::<u8>()
+                    .add(AVX_AT)
+                    .cast::<[u128; 16]>()
+                    .write_unaligned(slot.saved_upper);
+                *present |= 4;
+            }
             *present |= 3;
         }
     }
@@ -463,6 +492,20 @@ unsafe fn leave(slot: &mut Slot, context: &mut libc::ucontext_t, image: *mut [u8
     *gregs = slot.saved_gregs;
     context.uc_flags |= STRICT_SS as libc::c_ulong;
     slot.phase = Phase::Idle;
+}
+
+/// The upper halves of the YMM registers, which the kernel may have skipped if they are zero.
+///
+/// # Safety
+/// `image` is the frame's floating-point area, on a host with AVX.
+unsafe fn upper_halves(image: *mut [u8; 512]) -> [u128; 16] {
+    // SAFETY: the kernel saves with XSAVE where there is AVX, in the standard format; a set bit says that the part is there.
+    unsafe {
+        match present_components(image) {
+            Some(present) if *present & 4 != 0 => image.cast::<u8>().add(AVX_AT).cast::<[u128; 16]>().read_unaligned(),
+            _ => [0; 16],
+        }
+    }
 }
 
 /// XSTATE_BV of the frame, where the kernel saved with XSAVE.

@@ -130,7 +130,7 @@ pub mod flag {
     pub const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
 }
 
-/// x87, MMX and SSE registers.
+/// x87, MMX, SSE and AVX registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fpu {
     /// Control word.
@@ -145,6 +145,8 @@ pub struct Fpu {
     pub st: [(u64, u16); 8],
     /// XMM0 to XMM15.
     pub xmm: [u128; 16],
+    /// The upper halves of YMM0 to YMM15, which no FXSAVE image has.
+    pub ymm_hi: [u128; 16],
 }
 
 impl Fpu {
@@ -156,6 +158,7 @@ impl Fpu {
         mxcsr: 0x1f80,
         st: [(0, 0); 8],
         xmm: [0; 16],
+        ymm_hi: [0; 16],
     };
 
     /// Reads an FXSAVE image. SDM Vol. 1 10.5.1 "FXSAVE Area".
@@ -336,6 +339,9 @@ pub fn fields(state: &State) -> Vec<(String, String)> {
     }
     for (i, xmm) in fpu.xmm.iter().enumerate() {
         rows.push((format!("xmm{i}"), format!("{xmm:032x}")));
+    }
+    for (i, half) in fpu.ymm_hi.iter().enumerate() {
+        rows.push((format!("ymm{i} high"), format!("{half:032x}")));
     }
     rows
 }

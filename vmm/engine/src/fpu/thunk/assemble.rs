@@ -93,7 +93,8 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
                     return Err(NoThunk::Unsupported);
                 };
                 renamed.set_op_register(i, name);
-                if !vex || read(i) {
+                // All but what is only written: an idiom like VPSUBB of a register and itself reads nothing, says the decoder.
+                if !vex || info.op_access(i) != OpAccess::Write {
                     load(&mut parts.before, vex, name, POINTERS[n])?;
                 }
                 if written(i) {

@@ -8,13 +8,18 @@
 //! What a case may touch is limited to the arena, and is checked again on the encoded instruction with iced's own account of
 //! its accesses, because the host executes it in the test's process.
 
+mod address;
+mod memory;
+
+pub use address::has_wide_indices;
+
 use iced_x86::{
-    Decoder, DecoderOptions, Encoder, Instruction, InstructionInfoFactory, MemorySize, Mnemonic, OpCodeOperandKind,
+    Decoder, DecoderOptions, Encoder, EncodingKind, Instruction, InstructionInfoFactory, Mnemonic, OpCodeOperandKind,
     OpKind, Register,
 };
 
 use crate::arena::{self, CODE, DATA, PAGE, READ_ONLY, STACK};
-use crate::forms::{Family, Form, family};
+use crate::forms::{Family, Form, family, is_gather};
 use crate::rng::Rng;
 use crate::state::{Fpu, State, USER_DS, USER32_CS, USER64_CS, base_of, flag, ldt};
 
@@ -45,6 +50,8 @@ pub struct Case {
 pub struct Abilities {
     /// FS.base and GS.base can be set.
     pub bases: bool,
+    /// There are upper halves of YMM registers.
+    pub avx: bool,
 }
 
 /// Draws cases.
@@ -181,6 +188,11 @@ impl Generator {
                 | Family::Mmx
                 | Family::Xsave
                 | Family::Flow
+                | Family::Avx
+                | Family::Avx2
+                | Family::Fma
+                | Family::F16c
+                | Family::Xstate
         );
         if floating || rng.percent(10) {
             for xmm in &mut fpu.xmm {
@@ -222,6 +234,11 @@ impl Generator {
         } else {
             for xmm in &mut fpu.xmm {
                 *xmm = rng.vector();
+            }
+        }
+        if self.abilities.avx && rng.percent(90) {
+            for half in &mut fpu.ymm_hi {
+                *half = rng.vector();
             }
         }
         fpu
@@ -416,6 +433,13 @@ impl Generator {
                 let rax = draft.state.gpr[RAX];
                 draft.fix(RAX, rax);
             }
+            M::Xsave | M::Xsave64 | M::Xsaveopt | M::Xsaveopt64 | M::Xsavec | M::Xsavec64 | M::Xrstor | M::Xrstor64 => {
+                // x87, SSE and AVX as they come, and bits that no XCR0 has: what else there is depends on the host's.
+                let rax = self.rng.below(8) | self.rng.next() & (3 << 3 | !0 << 30);
+                draft.fix(RAX, rax);
+                let rdx = draft.state.gpr[RDX];
+                draft.fix(RDX, rdx);
+            }
             _ => {}
         }
         if code.is_loop() || code.is_loopcc() || code.is_jcx_short() {
@@ -489,12 +513,20 @@ impl Generator {
             let wide = draft.bits == 64;
             let bits16 = draft.bits == 16;
             match kind {
-                K::r8_or_mem | K::r16_or_mem | K::r32_or_mem | K::r64_or_mem | K::mm_or_mem | K::xmm_or_mem
+                K::r8_or_mem
+                | K::r16_or_mem
+                | K::r32_or_mem
+                | K::r64_or_mem
+                | K::mm_or_mem
+                | K::xmm_or_mem
+                | K::ymm_or_mem
                     if self.rng.percent(55) =>
                 {
                     memory = Some(i)
                 }
-                K::mem | K::mem_offs => memory = Some(i),
+                K::mem | K::mem_offs | K::mem_vsib32x | K::mem_vsib64x | K::mem_vsib32y | K::mem_vsib64y => {
+                    memory = Some(i);
+                }
                 K::r8_or_mem | K::r8_reg | K::r8_opcode => {
                     let register = self.rng.below(if wide { 20 } else { 8 }) as u32;
                     draft.instruction.set_op_register(i, at(Register::AL, register));
@@ -502,18 +534,21 @@ impl Generator {
                 K::r16_or_mem | K::r16_reg | K::r16_reg_mem | K::r16_rm | K::r16_opcode => draft
                     .instruction
                     .set_op_register(i, at(Register::AX, self.register(wide))),
-                K::r32_or_mem | K::r32_reg | K::r32_reg_mem | K::r32_rm | K::r32_opcode => draft
+                K::r32_or_mem | K::r32_reg | K::r32_reg_mem | K::r32_rm | K::r32_opcode | K::r32_vvvv => draft
                     .instruction
                     .set_op_register(i, at(Register::EAX, self.register(wide))),
-                K::r64_or_mem | K::r64_reg | K::r64_reg_mem | K::r64_rm | K::r64_opcode => draft
+                K::r64_or_mem | K::r64_reg | K::r64_reg_mem | K::r64_rm | K::r64_opcode | K::r64_vvvv => draft
                     .instruction
                     .set_op_register(i, at(Register::RAX, self.register(wide))),
                 K::mm_or_mem | K::mm_reg | K::mm_rm => draft
                     .instruction
                     .set_op_register(i, at(Register::MM0, self.rng.below(8) as u32)),
-                K::xmm_or_mem | K::xmm_reg | K::xmm_rm => draft
+                K::xmm_or_mem | K::xmm_reg | K::xmm_rm | K::xmm_vvvv | K::xmm_is4 => draft
                     .instruction
                     .set_op_register(i, at(Register::XMM0, self.register(wide))),
+                K::ymm_or_mem | K::ymm_reg | K::ymm_rm | K::ymm_vvvv | K::ymm_is4 => draft
+                    .instruction
+                    .set_op_register(i, at(Register::YMM0, self.register(wide))),
                 K::seg_reg => {
                     // MOV to CS is #UD and has no encoding in iced's eyes.
                     let registers = [
@@ -654,8 +689,10 @@ impl Generator {
             }
         }
         self.operand_values(draft);
-        if let Some(operand) = memory {
-            self.memory_operand(draft, operand)?;
+        match memory {
+            Some(operand) if is_gather(code) => self.gather_operand(draft, operand)?,
+            Some(operand) => self.memory_operand(draft, operand)?,
+            None => {}
         }
         if kinds
             .iter()
@@ -721,546 +758,6 @@ impl Generator {
         }
     }
 
-    /// Draws an address form for operand `operand` and solves for its registers.
-    fn memory_operand(&mut self, draft: &mut Draft, operand: u32) -> Option<()> {
-        use Mnemonic as M;
-        let code = draft.instruction.code();
-        let mnemonic = code.mnemonic();
-        let bits = draft.bits;
-        let moffs = code.op_code().op_kinds()[operand as usize] == OpCodeOperandKind::mem_offs;
-        draft.instruction.set_op_kind(operand, OpKind::Memory);
-
-        let declared = code.op_code().memory_size().size() as u64;
-        let (size, align) = match code.op_code().memory_size() {
-            MemorySize::Fxsave_512Byte | MemorySize::Fxsave64_512Byte => (512, 16),
-            MemorySize::FpuState94 => (94, 2),
-            MemorySize::FpuState108 => (108, 4),
-            _ if declared == 0 => (64, 64),
-            _ => (declared, declared.next_power_of_two()),
-        };
-        let mut target = if mnemonic == M::Lea {
-            self.rng.value()
-        } else {
-            self.target(bits, size, align)
-        };
-        // A locked access that crosses a cache line stalls the whole machine, and some hosts fault on it.
-        let locked = code.op_code().can_use_lock_prefix() || mnemonic == M::Xchg;
-        if locked && target % 64 + size > 64 {
-            target &= !63;
-        }
-        if matches!(mnemonic, M::Bt | M::Bts | M::Btr | M::Btc) {
-            target &= !(size - 1);
-        }
-        if mnemonic != M::Lea && arena::contained(target, 1) {
-            self.poke_operand(draft, target, size);
-        }
-
-        if moffs {
-            let (displ_size, address) = match bits {
-                64 if self.rng.percent(70) => (8, target),
-                64 => (4, target & 0xffff_ffff),
-                32 => (4, target),
-                _ => (
-                    self.rng.pick(&[2, 4]),
-                    target.wrapping_sub(base_of(draft.state.es_ds[1])) & 0xffff,
-                ),
-            };
-            draft.instruction.set_memory_displ_size(displ_size);
-            draft.instruction.set_memory_displacement64(address);
-            return Some(());
-        }
-
-        let addr32 =
-            bits != 64 || (self.rng.percent(12) && target < 1 << 32 || mnemonic == M::Lea && self.rng.percent(30));
-        if bits == 32 && mnemonic == M::Lea && self.rng.percent(30) {
-            let offset = self.rng.next() & 0xffff;
-            return self.address16(draft, offset);
-        }
-        if bits == 16 {
-            return self.address_in_segments(draft, target);
-        }
-        let mask = if addr32 { 0xffff_ffff } else { u64::MAX };
-        // A segment override: FS and GS change the address, the others do nothing in 64-bit mode.
-        let mut base_of_segment = 0;
-        if self.rng.percent(if bits == 64 { 14 } else { 8 }) && mnemonic != M::Lea {
-            let with_bases = bits == 64 && self.abilities.bases;
-            let segments = [
-                Register::ES,
-                Register::CS,
-                Register::SS,
-                Register::DS,
-                Register::FS,
-                Register::GS,
-            ];
-            let segment = segments[self.rng.below(if with_bases { 6 } else { 4 }) as usize];
-            draft.instruction.set_segment_prefix(segment);
-            base_of_segment = match segment {
-                Register::FS => draft.state.fs_base,
-                Register::GS => draft.state.gs_base,
-                _ => 0,
-            };
-            if addr32 && base_of_segment != 0 && target.wrapping_sub(base_of_segment) > mask {
-                return None;
-            }
-        }
-        let offset = target.wrapping_sub(base_of_segment) & mask;
-        self.address(draft, offset, addr32)
-    }
-
-    /// Addresses in 16-bit code: either size, in a segment that reaches the target or does not.
-    fn address_in_segments(&mut self, draft: &mut Draft, target: u64) -> Option<()> {
-        let lea = draft.instruction.mnemonic() == Mnemonic::Lea;
-        let segment = self.rng.pick(&[
-            Register::DS,
-            Register::DS,
-            Register::DS,
-            Register::ES,
-            Register::SS,
-            Register::CS,
-        ]);
-        let explicit = !lea && (segment != Register::DS || self.rng.percent(15));
-        let base = |selector: u16| base_of(selector);
-        let selector = match segment {
-            Register::ES => draft.state.es_ds[0],
-            Register::SS => draft.state.ss,
-            Register::CS => draft.state.cs,
-            _ => draft.state.es_ds[1],
-        };
-        // Segments that do not reach the target: a random offset inside, or the honest one, which faults.
-        let mut offset = target.wrapping_sub(base(selector));
-        if offset >= 0x2000 && self.rng.percent(80) {
-            offset = 0x80 + self.rng.below(0xe00);
-            if selector == draft.state.cs {
-                offset = 0x20 + self.rng.below(0x40);
-            }
-        }
-        if explicit {
-            draft.instruction.set_segment_prefix(segment);
-        }
-        if self.rng.percent(70) {
-            self.address16(draft, offset & 0xffff)
-        } else {
-            self.address(draft, offset & 0xffff_ffff, true)
-        }
-    }
-
-    /// 16-bit addressing: any of the eight combinations, or a displacement alone.
-    fn address16(&mut self, draft: &mut Draft, offset: u64) -> Option<()> {
-        use Register as R;
-        let combinations = [
-            (R::BX, R::SI),
-            (R::BX, R::DI),
-            (R::BP, R::SI),
-            (R::BP, R::DI),
-            (R::SI, R::None),
-            (R::DI, R::None),
-            (R::BP, R::None),
-            (R::BX, R::None),
-            (R::None, R::None),
-        ];
-        let (base, index) = self.rng.pick(&combinations);
-        let mut sum = 0_u64;
-        let mut solvable = None;
-        for register in [base, index] {
-            if register == R::None {
-                continue;
-            }
-            let at = gpr_index(register);
-            if !draft.is_fixed(at) {
-                solvable = Some(at);
-                draft.fixed |= 1 << at;
-            }
-            sum = sum.wrapping_add(draft.state.gpr[at]);
-        }
-        let mut displacement = offset.wrapping_sub(sum) & 0xffff;
-        if let Some(at) = solvable {
-            // A short displacement, or none, and the register makes up for it.
-            let wanted = match self.rng.below(3) {
-                0 => 0,
-                1 => i64::from(self.rng.next() as i8) as u64 & 0xffff,
-                _ => self.rng.next() & 0xffff,
-            };
-            let value = draft.state.gpr[at].wrapping_add(displacement).wrapping_sub(wanted);
-            draft.state.gpr[at] = draft.state.gpr[at] & !0xffff | value & 0xffff;
-            displacement = wanted;
-        }
-        draft.instruction.set_memory_base(base);
-        draft.instruction.set_memory_index(index);
-        let short = displacement as u16 as i16 == i16::from(displacement as i8);
-        draft.instruction.set_memory_displ_size(if base == R::None {
-            2
-        } else if short {
-            1
-        } else {
-            2
-        });
-        draft.instruction.set_memory_displacement64(displacement);
-        Some(())
-    }
-
-    /// Finds a base, index, scale and displacement that give `offset`.
-    fn address(&mut self, draft: &mut Draft, offset: u64, addr32: bool) -> Option<()> {
-        let wide = draft.bits == 64;
-        let first = if addr32 { Register::EAX } else { Register::RAX };
-        let mask = if addr32 { 0xffff_ffff } else { u64::MAX };
-        let fits = |displacement: u64| addr32 || displacement as i64 == i64::from(displacement as i32);
-        let full = if addr32 { 4 } else { 8 };
-        for _ in 0..12 {
-            let shape = self.rng.below(if wide { 12 } else { 11 });
-            let rng = &mut self.rng;
-            let displacement = match rng.below(10) {
-                0..3 => 0,
-                3..7 => rng.next() as i8 as i64 as u64,
-                _ => rng.value() as i32 as i64 as u64,
-            };
-            let instruction = &mut draft.instruction;
-            instruction.set_memory_base(Register::None);
-            instruction.set_memory_index(Register::None);
-            instruction.set_memory_index_scale(1);
-            if shape == 11 {
-                // RIP-relative: iced holds the target.
-                instruction.set_memory_base(if addr32 { Register::EIP } else { Register::RIP });
-                instruction.set_memory_displ_size(full);
-                instruction.set_memory_displacement64(offset);
-                if !addr32 && !(-0x7fff_0000..0x7fff_0000).contains(&(offset.wrapping_sub(draft.state.rip) as i64)) {
-                    continue;
-                }
-                return Some(());
-            }
-            if shape == 10 {
-                if !fits(offset) {
-                    continue;
-                }
-                instruction.set_memory_displ_size(full);
-                instruction.set_memory_displacement64(offset);
-                return Some(());
-            }
-            let base = rng.below(if wide { 16 } else { 8 }) as usize;
-            let mut index = rng.below(if wide { 16 } else { 8 }) as usize;
-            if index == RSP {
-                index = RBX;
-            }
-            let scale_shift = rng.below(4) as u32;
-            let scale = 1_u64 << scale_shift;
-            let has_base = shape < 8;
-            let has_index = (4..10).contains(&shape);
-            let index_value = if draft.is_fixed(index) {
-                draft.state.gpr[index]
-            } else {
-                rng.value()
-            } & mask;
-            let displacement = match (has_base, has_index) {
-                (true, false) if draft.is_fixed(base) => offset.wrapping_sub(draft.state.gpr[base]) & mask,
-                (true, false) => {
-                    draft.fix(base, offset.wrapping_sub(displacement) & mask);
-                    displacement
-                }
-                (true, true) if base == index => {
-                    if draft.is_fixed(base) {
-                        offset.wrapping_sub(index_value.wrapping_mul(1 + scale)) & mask
-                    } else {
-                        let value = offset / (1 + scale);
-                        draft.fix(base, value);
-                        offset.wrapping_sub(value.wrapping_mul(1 + scale)) & mask
-                    }
-                }
-                (true, true) if draft.is_fixed(base) => {
-                    if !draft.is_fixed(index) && !addr32 {
-                        draft.fix(index, rng.below(0x1000));
-                    } else {
-                        draft.fix(index, index_value);
-                    }
-                    let index_value = draft.state.gpr[index];
-                    offset
-                        .wrapping_sub(draft.state.gpr[base])
-                        .wrapping_sub(index_value.wrapping_mul(scale))
-                        & mask
-                }
-                (true, true) => {
-                    draft.fix(index, index_value);
-                    draft.fix(
-                        base,
-                        offset
-                            .wrapping_sub(displacement)
-                            .wrapping_sub(index_value.wrapping_mul(scale))
-                            & mask,
-                    );
-                    displacement
-                }
-                _ if draft.is_fixed(index) => offset.wrapping_sub(index_value.wrapping_mul(scale)) & mask,
-                _ => {
-                    let displacement = (displacement & !(scale - 1)).wrapping_add(offset & (scale - 1));
-                    if displacement as i64 != i64::from(displacement as i32) {
-                        continue;
-                    }
-                    let mut value = (offset.wrapping_sub(displacement) & mask) >> scale_shift;
-                    // Bits that the scaling shifts out.
-                    if !addr32 && scale_shift > 0 {
-                        value |= rng.next() << (64 - scale_shift);
-                    }
-                    draft.fix(index, value);
-                    displacement
-                }
-            };
-            if !fits(displacement) {
-                continue;
-            }
-            let displacement = if addr32 {
-                displacement as u32 as i32 as i64 as u64
-            } else {
-                displacement
-            };
-            let instruction = &mut draft.instruction;
-            if has_base {
-                instruction.set_memory_base(at(first, base as u32));
-            }
-            if has_index {
-                instruction.set_memory_index(at(first, index as u32));
-                instruction.set_memory_index_scale(1 << scale_shift);
-            }
-            let displ_size = match displacement {
-                _ if !has_base => full,
-                0 if rng.percent(60) => 0,
-                _ if displacement as i64 == i64::from(displacement as i8) && rng.percent(70) => 1,
-                _ => full,
-            };
-            instruction.set_memory_displ_size(displ_size);
-            instruction.set_memory_displacement64(if addr32 {
-                displacement & 0xffff_ffff
-            } else {
-                displacement
-            });
-            if addr32 && wide {
-                // What 32-bit addressing must ignore.
-                for (used, register) in [(has_base, base), (has_index, index)] {
-                    if used {
-                        draft.state.gpr[register] = draft.state.gpr[register] & 0xffff_ffff | rng.next() << 32;
-                    }
-                }
-            }
-            return Some(());
-        }
-        None
-    }
-
-    /// Fills the memory that an operand reads.
-    fn poke_operand(&mut self, draft: &mut Draft, target: u64, size: u64) {
-        use Mnemonic as M;
-        let code = draft.instruction.code();
-        let mut bytes = vec![0; size as usize + 48];
-        self.rng.fill(&mut bytes);
-        match code.op_code().memory_size() {
-            MemorySize::Float80 => {
-                let (significand, top) = self.rng.f80();
-                bytes[16..24].copy_from_slice(&significand.to_le_bytes());
-                bytes[24..26].copy_from_slice(&top.to_le_bytes());
-            }
-            MemorySize::Float64 => bytes[16..24].copy_from_slice(&self.rng.f64().to_le_bytes()),
-            MemorySize::Float32 => bytes[16..20].copy_from_slice(&self.rng.f32().to_le_bytes()),
-            MemorySize::Bcd => {
-                for byte in &mut bytes[16..26] {
-                    *byte = (self.rng.below(10) << 4 | self.rng.below(10)) as u8;
-                }
-            }
-            MemorySize::Int16 | MemorySize::Int32 | MemorySize::Int64 => {
-                bytes[16..24].copy_from_slice(&self.rng.value().to_le_bytes());
-            }
-            MemorySize::FpuEnv14 | MemorySize::FpuEnv28 | MemorySize::FpuState94 | MemorySize::FpuState108 => {
-                let mut random = self.fpu(Family::X87);
-                if self.rng.percent(70) {
-                    random.fsw &= !0x80ff;
-                }
-                let wide = matches!(
-                    code.op_code().memory_size(),
-                    MemorySize::FpuEnv28 | MemorySize::FpuState108
-                );
-                let stride = if wide { 4 } else { 2 };
-                for (i, word) in [random.fcw, random.fsw, self.rng.next() as u16].into_iter().enumerate() {
-                    bytes[16 + stride * i..18 + stride * i].copy_from_slice(&word.to_le_bytes());
-                }
-            }
-            MemorySize::Fxsave_512Byte | MemorySize::Fxsave64_512Byte => {
-                let random = self.fpu(Family::X87);
-                let mut image = [0; 512];
-                random.to_image(&mut image);
-                if self.rng.percent(5) {
-                    image[27] = 1;
-                }
-                bytes[16..528].copy_from_slice(&image);
-            }
-            _ => {}
-        }
-        match code.mnemonic() {
-            M::Jmp | M::Call => {
-                let branch = self.branch_target(draft, false);
-                let far = code.is_jmp_far_indirect() || code.is_call_far_indirect();
-                let offset_bytes = if far { size as usize - 2 } else { size as usize };
-                bytes[16..16 + offset_bytes].copy_from_slice(&branch.to_le_bytes()[..offset_bytes]);
-                if far {
-                    let cs = if self.rng.percent(80) {
-                        self.rng.pick(code_selectors(draft.bits))
-                    } else {
-                        self.selector()
-                    };
-                    let branch = branch.wrapping_add(base_of(draft.state.cs)).wrapping_sub(base_of(cs));
-                    bytes[16..16 + offset_bytes].copy_from_slice(&branch.to_le_bytes()[..offset_bytes]);
-                    bytes[16 + offset_bytes..18 + offset_bytes].copy_from_slice(&cs.to_le_bytes());
-                }
-            }
-            M::Lss | M::Lfs | M::Lgs | M::Lds | M::Les => {
-                let register = match code.mnemonic() {
-                    M::Lfs | M::Lgs => Register::FS,
-                    _ => Register::SS,
-                };
-                let selector = self.selector_for(register).to_le_bytes();
-                bytes[16 + size as usize - 2..16 + size as usize].copy_from_slice(&selector);
-            }
-            M::Mov if draft.instruction.op0_register().is_segment_register() => {
-                let selector = self.selector_for(draft.instruction.op0_register()).to_le_bytes();
-                bytes[16..18].copy_from_slice(&selector);
-            }
-            M::Cmpxchg if self.rng.percent(50) => {
-                let value = draft.state.gpr[RAX].to_le_bytes();
-                bytes[16..16 + size as usize].copy_from_slice(&value[..size as usize]);
-            }
-            M::Cmpxchg8b | M::Cmpxchg16b => {
-                let half = size as usize / 2;
-                for (register, at) in [(RAX, 16), (RDX, 16 + half)] {
-                    let value = draft.state.gpr[register];
-                    draft.fix(register, value);
-                    if self.rng.percent(70) {
-                        bytes[at..at + half].copy_from_slice(&value.to_le_bytes()[..half]);
-                    }
-                }
-            }
-            M::Bound => {
-                let half = size as usize / 2;
-                let value = draft.state.gpr[gpr_index(draft.instruction.op0_register())];
-                draft.fix(gpr_index(draft.instruction.op0_register()), value);
-                for (at, delta) in [
-                    (16, self.rng.below(40)),
-                    (16 + half, 0_u64.wrapping_sub(self.rng.below(40))),
-                ] {
-                    let bound = value.wrapping_sub(delta).wrapping_add(self.rng.below(3));
-                    bytes[at..at + half].copy_from_slice(&bound.to_le_bytes()[..half]);
-                }
-            }
-            M::Div | M::Idiv if self.rng.percent(50) => {
-                bytes[16..24].copy_from_slice(&(self.rng.below(200) + 1).to_le_bytes())
-            }
-            _ => {}
-        }
-        draft.poke(target.wrapping_sub(16), &bytes);
-    }
-
-    /// RSI, RDI and RCX of string instructions, and their prefixes.
-    fn string_operands(&mut self, draft: &mut Draft, kinds: &[OpCodeOperandKind]) {
-        use OpCodeOperandKind as K;
-        let code = draft.instruction.code();
-        let bits = draft.bits;
-        let addr32 = match bits {
-            64 => self.rng.percent(15),
-            32 => true,
-            _ => self.rng.percent(30),
-        };
-        let element = code.op_code().memory_size().size().max(1) as u64;
-        if self.rng.percent(30) {
-            draft.state.rflags |= flag::DF;
-        }
-        let repeatable = code.op_code().can_use_rep_prefix() || code.op_code().can_use_repne_prefix();
-        let mut count = 1;
-        if repeatable && self.rng.percent(65) {
-            count = match self.rng.below(6) {
-                0 => self.rng.below(3),
-                5 => self.rng.below(0x500),
-                _ => self.rng.below(40),
-            };
-            if self.rng.percent(50) && code.op_code().can_use_repne_prefix() {
-                draft.instruction.set_has_repne_prefix(true);
-            } else if code.op_code().can_use_rep_prefix() {
-                draft.instruction.set_has_rep_prefix(true);
-            } else {
-                draft.instruction.set_has_repne_prefix(true);
-            }
-            // Whether a count of zero is allowed to make an I/O instruction do nothing differs.
-            if code.is_privileged() {
-                count = count.max(1);
-            }
-            let rcx = match (addr32, bits) {
-                (true, _) => count | self.rng.next() << 32,
-                (false, 16) => count | self.rng.next() << 16,
-                _ => count,
-            };
-            draft.fix(RCX, rcx);
-        }
-        let span = (count * element).min(0x600);
-        let mut source = None;
-        for (i, kind) in kinds.iter().enumerate() {
-            let i = i as u32;
-            let narrow = bits == 16;
-            let (register, op_kind, op_kind32) = match kind {
-                K::seg_rSI if narrow => (RSI, OpKind::MemorySegSI, OpKind::MemorySegESI),
-                K::es_rDI if narrow => (RDI, OpKind::MemoryESDI, OpKind::MemoryESEDI),
-                K::seg_rDI if narrow => (RDI, OpKind::MemorySegDI, OpKind::MemorySegEDI),
-                K::seg_rSI => (RSI, OpKind::MemorySegRSI, OpKind::MemorySegESI),
-                K::es_rDI => (RDI, OpKind::MemoryESRDI, OpKind::MemoryESEDI),
-                K::seg_rDI => (RDI, OpKind::MemorySegRDI, OpKind::MemorySegEDI),
-                K::seg_rBX_al => {
-                    // XLAT: RBX was solved for in `implicit`.
-                    draft.instruction.set_op_kind(i, OpKind::Memory);
-                    let base = match (addr32, bits) {
-                        (_, 16) => Register::BX,
-                        (true, _) => Register::EBX,
-                        _ => Register::RBX,
-                    };
-                    draft.instruction.set_memory_base(base);
-                    draft.instruction.set_memory_index(Register::AL);
-                    continue;
-                }
-                _ => continue,
-            };
-            draft
-                .instruction
-                .set_op_kind(i, if addr32 { op_kind32 } else { op_kind });
-            let size = if self.rng.percent(70) { span.max(1) } else { element };
-            let mut target = self.target(if addr32 { 32 } else { bits }, size, 1);
-            // Overlapping moves are where the order of the iterations shows.
-            if let Some(source) = source
-                && self.rng.percent(30)
-            {
-                target = source + self.rng.below(24) - 12;
-            }
-            source = Some(target);
-            if arena::contained(target, 1) {
-                let mut bytes = vec![0; span as usize + 64];
-                self.rng.fill(&mut bytes);
-                if self.rng.percent(50) {
-                    let fill = draft.state.gpr[RAX] as u8;
-                    bytes.fill(fill);
-                    if self.rng.percent(70) {
-                        let at = self.rng.below(bytes.len() as u64) as usize;
-                        bytes[at] ^= 1;
-                    }
-                }
-                draft.poke(target.wrapping_sub(16), &bytes);
-            }
-            if draft.state.rflags & flag::DF != 0 && count > 1 && arena::contained(target, 1) {
-                target += span.saturating_sub(element);
-            }
-            let value = if addr32 {
-                target & 0xffff_ffff | self.rng.next() << 32
-            } else {
-                target
-            };
-            draft.fix(register, value);
-        }
-        let overridable = kinds.iter().any(|kind| matches!(kind, K::seg_rSI | K::seg_rBX_al));
-        if overridable && self.rng.percent(10) {
-            let segments = [Register::ES, Register::CS, Register::SS, Register::DS];
-            draft.instruction.set_segment_prefix(self.rng.pick(&segments));
-        }
-    }
-
     /// LOCK where it is allowed and, rarely, where it is not; prefixes that do nothing.
     fn prefixes(&mut self, draft: &mut Draft, memory: bool) {
         let code = draft.instruction.code();
@@ -1269,6 +766,16 @@ impl Generator {
         } else if self.rng.percent(1) && !code.is_privileged() {
             // Not with MOV CR0, which AMD takes for MOV CR8 then.
             draft.prefixes.push(0xf0);
+        }
+        // What may not stand before a VEX prefix: #UD.
+        if code.encoding() == EncodingKind::VEX && self.rng.percent(4) {
+            let rex = 0x40 | self.rng.below(16) as u8;
+            let mut refused = vec![0x66, 0xf2, 0xf3];
+            if draft.bits == 64 {
+                refused.extend([rex, rex]);
+            }
+            draft.prefixes.push(self.rng.pick(&refused));
+            return;
         }
         let flow = code.op_code().op_kinds().iter().any(|kind| {
             use OpCodeOperandKind as K;
@@ -1299,7 +806,9 @@ impl Generator {
             return None;
         }
         let instruction = decode(draft.bits, &bytes, draft.state.rip);
-        let lock_refused = draft.prefixes.contains(&0xf0);
+        let before_vex = |byte: &u8| matches!(byte, 0x66 | 0xf2 | 0xf3 | 0x40..0x50);
+        let vex = code.encoding() == EncodingKind::VEX;
+        let lock_refused = draft.prefixes.contains(&0xf0) || vex && draft.prefixes.iter().any(before_vex);
         if lock_refused {
             // Not a legal encoding; what is asked of both machines is #UD.
             if decode_lax(draft.bits, &bytes, draft.state.rip).code() != code || instruction.code() == code {
@@ -1355,6 +864,11 @@ impl Generator {
         let mnemonic = instruction.mnemonic();
         if matches!(mnemonic, Mnemonic::Lea | Mnemonic::Nop) {
             return true;
+        }
+        if instruction.is_vsib() {
+            let mut elements = address::gathered(instruction, state).into_iter();
+            return elements
+                .all(|at| arena::contained(at, 8) || arena::never_canonical(at) || bits == 32 && at < 0x8000);
         }
         let info = self.info.info(instruction);
         let value = |register: Register, _: usize, _: usize| register_value(state, register);
