@@ -65,6 +65,7 @@ pub const ENGINE: Features = Features::list(&[
     Smep,
     Smap,
     Umip,
+    Pku,
     Pks,
     La57,
     Invpcid,
@@ -225,7 +226,6 @@ const DEBUG: &str = "no debug-store area yet";
 
 /// Why a feature outside [`ENGINE`] is hidden. A feature of a part that is in neither list fails a test.
 pub const HIDDEN: &[(Feature, &str)] = &[
-    (Pku, CORE),
     (Waitpkg, CORE),
     (Enqcmd, "not modelled: no device takes enqueued commands"),
     (Avx512f, AVX512),

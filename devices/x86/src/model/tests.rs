@@ -659,31 +659,31 @@ fn leaf_0dh_follows_from_the_features_that_remain() {
         let [a, b, c, d] = leaf(&unlimited(model), 0);
         assert_eq!((a, c, d), (xcr0, size, 0), "{name}");
         assert_eq!(b, policy::XSAVE_LEGACY, "{name}: XCR0 is 1 at reset");
-        // What the machine shows of them: x87, SSE and, where the part has it, AVX.
-        let avx = xcr0 & 4;
-        let area = if avx != 0 { 0x340 } else { 0x240 };
-        assert_eq!(model.cpuid(0xD, 0), [0x3 | avx, 0x240, area, 0], "{name}");
-        let component = if avx != 0 { [0x100, 0x240, 0, 0] } else { [0; 4] };
-        assert_eq!(model.cpuid(0xD, 2), component, "{name}");
-        for subleaf in 3..63 {
-            assert_eq!(model.cpuid(0xD, subleaf), [0; 4], "{name}.{subleaf}");
+        // What the machine shows of them: x87, SSE, AVX and PKRU; above XCR0's, what a unit holds, where XSAVES reaches it.
+        let (user, area) = match xcr0 & 0x207 {
+            0x3 => (0x3, 0x240),
+            0x7 => (0x7, 0x340),
+            all => (all, 0xA88),
+        };
+        assert_eq!(model.cpuid(0xD, 0), [user, 0x240, area, 0], "{name}");
+        let [features, ..] = leaf(model.silicon, 1);
+        let [shown, compacted, supervisor, high] = model.cpuid(0xD, 1);
+        assert_eq!((shown, high), (features & 0xF, 0), "{name}");
+        assert_eq!(compacted, if features & 2 != 0 { 0x240 } else { 0 }, "{name}");
+        for subleaf in 2..63 {
+            let held = u64::from(user | supervisor) >> subleaf & 1 != 0;
+            let expected = if held { leaf(model.silicon, subleaf) } else { [0; 4] };
+            assert_eq!(model.cpuid(0xD, subleaf), expected, "{name}.{subleaf}");
         }
-        let [features, size, ..] = leaf(model.silicon, 1);
-        let compacted = if features & 2 != 0 { 0x240 } else { 0 };
-        assert_eq!(
-            model.cpuid(0xD, 1),
-            [features & 0xF, compacted, 0, 0],
-            "{name}: {size:X}H"
-        );
         assert!(model.features().xsave());
     }
     // One more feature, one more component.
     let mut rows = SKYLAKE_SERVER.silicon.to_vec();
     policy::narrow_rows(&mut rows, SKYLAKE_SERVER.features().with(Avx512f).without(Xsaves));
-    assert_eq!(leaf(&rows, 0), [0xE7, 0x240, 0xA80, 0]);
+    assert_eq!(leaf(&rows, 0), [0x2E7, 0x240, 0xA88, 0]);
     assert_eq!(leaf(&rows, 2), [0x100, 0x240, 0, 0]);
     assert_eq!((leaf(&rows, 1)[0], leaf(&rows, 1)[1]), (0x7, 0x240));
-    assert_eq!(leaf(&rows, 9), [0; 4], "PKRU stays hidden");
+    assert_eq!(leaf(&rows, 9), [0x8, 0xA80, 0, 0]);
     policy::narrow_rows(&mut rows, SKYLAKE_SERVER.features().without(Xsave));
     assert!(
         (0..64).all(|subleaf| leaf(&rows, subleaf) == [0; 4]),
@@ -1382,7 +1382,9 @@ fn toggles_switch_features_or_say_why_not() {
             "skylake-server",
             "-sse4.2,-xsave",
             &[Sse41][..],
-            &[Sse42, Xsave, Xsaveopt, Xsavec, Xgetbv1, Xsaves, Avx, Avx2, Fma, F16c][..],
+            &[
+                Sse42, Xsave, Xsaveopt, Xsavec, Xgetbv1, Xsaves, Avx, Avx2, Fma, F16c, Pku,
+            ][..],
         ),
         (
             "skylake-server",
