@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(model.cpuid(4, 2), base.cpuid(4, 2));
         assert!(!model.features().invpcid() && model.features().rdrand());
         assert!(model.msr(0x34).is_none() && base.msr(0x34).is_some());
-        assert_eq!(model.msr(0x1A0).map(|row| (row.reset, row.writable)), Some((0x1801, 9)));
+        assert_eq!(model.msr(0x1A0).map(|row| (row.reset, row.writable)), Some((0x81, 9)));
 
         let text =
             "base = 'p6'\nname = 'x'\n[[msr]]\nnumber = '0x1234'\nname = 'WIDE'\nvalue = '0xFFFF_FFFF_FFFF_FFFF'\n";
@@ -447,15 +447,15 @@ mod tests {
     // covers: 3/cpu-models-details
     #[test]
     fn details_say_what_is_hidden_and_why() {
-        let text = details(find("skylake-server,-rdrand").unwrap());
+        let text = details(find("skylake-server,-rdrand,-pdcm").unwrap());
         for line in [
             "skylake-server  Intel Xeon Platinum 8160",
             "  TSC: 2100000 kHz, APIC timer 25000 kHz",
             "  addresses: 46 bits physical, 48 linear",
             "  of that, not the part's: hypervisor",
             "  hides (not modelled: AVX-512): avx512f avx512dq avx512cd avx512bw avx512vl",
-            "  hides (switched off): rdrand",
-            "  CPUID.0AH.0:EAX -07300404H +00000000H: no performance counters yet",
+            "  hides (switched off): pdcm rdrand",
+            "  CPUID.0AH.0:EAX -07300404H +00000000H: no performance counters without PDCM",
         ] {
             assert!(text.lines().any(|l| l.starts_with(line)), "{line}\n{text}");
         }

@@ -366,7 +366,8 @@ impl Watch for Units {
         if let Some(lbr) = &mut self.arch_lbr {
             lbr.event(event, frozen, context);
         }
-        around!(self, |pmu, around| effects = effects.and(pmu.tick(cpu, &around)));
+        around!(self, |pmu, around| effects =
+            effects.and(pmu.event(event, cpu, &around)));
         if let (Some(bts), Some(debugctl)) = (&mut self.bts, &self.debugctl) {
             effects = effects.and(bts.event(event, debugctl.control(), self.ds_area.base(), cpu));
         }

@@ -434,7 +434,6 @@ impl Cpu {
         });
         cpu.reset_records();
         cpu.set_state(&CpuState::reset(model));
-        cpu.reset_records();
         cpu
     }
 

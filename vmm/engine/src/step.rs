@@ -80,7 +80,12 @@ impl Engine {
         // RIP may have been moved since the link was asked for, and what it is in may be gone.
         cpu.link = core::ptr::null_mut();
         self.question(cpu);
-        let exit = self.run_attached(cpu);
+        // An interrupt that the units ask for comes before the next instruction.
+        let exit = if cpu.bus_used {
+            Exit::Budget
+        } else {
+            self.run_attached(cpu)
+        };
         let exit = self.close(cpu, exit);
         let used = (cpu.granted - cpu.budget) as u64;
         cpu.budget = 0;
@@ -345,6 +350,9 @@ impl Engine {
             }
             if cpu.watched.ask {
                 self.question(cpu);
+                if core::mem::take(&mut cpu.bus_used) {
+                    return Exit::Bus;
+                }
                 continue;
             }
             if cpu.watched.appetite.every_instruction && self.observe(cpu) {

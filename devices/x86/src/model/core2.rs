@@ -146,8 +146,9 @@ const PLAIN: &[MsrRow] = &[
         ignore_reserved: true,
         ..MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0x8834_0000, 0)
     },
-    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable; the four prefetchers (9, 19, 37, 39) on.
+    // Fast strings on (0), performance monitoring there (7); neither branch trace storage (11) nor PEBS (12) unavailable; the
+    // four prefetchers (9, 19, 37, 39) on.
     // MONITOR on (18). Changing 18, setting 22 (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_1801, 0x00A0_0008_0209),
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x00A0_0008_0209),
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
 ];

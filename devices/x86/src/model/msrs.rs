@@ -2,6 +2,7 @@
 
 use super::{Check, MsrRow};
 use crate::cpuid::Feature::{self, *};
+use crate::cpuid::Features;
 use crate::msr::*;
 
 /// Memory type write-back in every byte.
@@ -165,11 +166,11 @@ pub const fn arch_capabilities(value: u64) -> MsrRow {
     MsrRow::read_only(IA32_ARCH_CAPABILITIES, "IA32_ARCH_CAPABILITIES", value)
 }
 
-/// What every part since Sandy Bridge has, and firmware sets up in the same way.
+/// What every part since Sandy Bridge has, and firmware sets up in the same way. The registers of the debug and trace units
+/// are the units' own.
 ///
-/// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and
-/// IA32_APERF, the C-state residency and RAPL registers (power), the performance counters, off-core responses
-/// and IA32_PERF_CAPABILITIES (leaf 0AH, PDCM), IA32_DEBUGCTL, last-branch records and IA32_DS_AREA (DS; with their units),
+/// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and IA32_APERF, the C-state residency and
+/// RAPL registers (power),
 /// IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
 pub const COMMON: [MsrRow; 19] = [
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
@@ -200,9 +201,9 @@ pub const COMMON: [MsrRow; 19] = [
         ignore_reserved: true,
         ..MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0x8840_0000, 0)
     },
-    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable; MONITOR on (18). Changing 18, setting 22
-    // (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_1801, 0x9),
+    // Fast strings on (0), performance monitoring there (7); neither branch trace storage (11) nor PEBS (12) unavailable;
+    // MONITOR on (18). Changing 18, setting 22 (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x9),
     // C1E (1), BD PROCHOT# (0): the idle states differ in nothing here.
     MsrRow::storage(MSR_POWER_CTL, "MSR_POWER_CTL", 0, 0x3),
     MsrRow::read_only(MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", 0x0064_0000), // 100 degrees
@@ -262,6 +263,13 @@ pub const ENUMERATED: &[(u32, &[Feature])] = &[
     (IA32_MCG_STATUS, &[Mca]),
     (IA32_ENERGY_PERF_BIAS, &[EnergyBias]),
 ];
+
+/// IA32_MISC_ENABLE of a part with these features, where `value` is the model's: bit 7, performance monitoring is available,
+/// bits 11 and 12, branch trace storage and PEBS are not. SDM Vol. 4 Table 2-2.
+pub const fn misc_enable(value: u64, features: Features) -> u64 {
+    let value = if features.pdcm() { value } else { value & !(1 << 7) };
+    if features.ds() { value } else { value | 3 << 11 }
+}
 
 /// The register that comes with a feature added to a part that has not got it, where one does.
 pub const ADDED: &[MsrRow] = &[

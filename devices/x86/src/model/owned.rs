@@ -254,8 +254,10 @@ impl OwnedModel {
             }
         }
         for row in &mut registers {
-            if row.msr == IA32_BIOS_SIGN_ID {
-                row.reset = u64::from(self.microcode) << 32;
+            match row.msr {
+                IA32_BIOS_SIGN_ID => row.reset = u64::from(self.microcode) << 32,
+                IA32_MISC_ENABLE => row.reset = msrs::misc_enable(row.reset, features),
+                _ => {}
             }
         }
         check_registers(&registers, features)?;

@@ -115,6 +115,11 @@ pub const ENGINE: Features = Features::list(&[
     // The resource director.
     RdtM,
     RdtA,
+    // The debug and trace units.
+    Ds,
+    Dtes64,
+    DsCpl,
+    Pdcm,
     ArchLbr,
     // Registers that are plain storage, or commands without an effect that a guest could see.
     EnergyBias,
@@ -210,7 +215,7 @@ pub const NEEDS: &[(Feature, Feature)] = &[
     (DsCpl, Ds),
 ];
 
-const PERFORMANCE: &str = "no performance counters yet";
+const PERFORMANCE: &str = "no performance counters without PDCM";
 const POWER: &str = "nothing to model: power, heat and frequencies do not exist here";
 const TRACE: &str = "no processor trace yet";
 const RDT: &str = "no cache or memory bandwidth resources";
@@ -222,7 +227,6 @@ const SECURE: &str = "not modelled: enclaves, measured launch and memory encrypt
 const NESTED: &str = "not modelled: nested virtual machines";
 const HYBRID: &str = "all cores are of one kind";
 const LAST_BRANCHES: &str = "no architectural last-branch records";
-const DEBUG: &str = "no debug-store area yet";
 
 /// Why a feature outside [`ENGINE`] is hidden. A feature of a part that is in neither list fails a test.
 pub const HIDDEN: &[(Feature, &str)] = &[
@@ -274,10 +278,6 @@ pub const HIDDEN: &[(Feature, &str)] = &[
         SrbdsCtrl,
         "IA32_MCU_OPT_CTRL would switch a mitigation that the engine has no need of",
     ),
-    (Ds, DEBUG),
-    (Dtes64, DEBUG),
-    (DsCpl, DEBUG),
-    (Pdcm, "IA32_PERF_CAPABILITIES comes with the performance counters"),
     (Sdbg, "no silicon debug interface"),
     (BusLockDetect, "no bus-lock debug exceptions yet"),
     (IntelPt, TRACE),

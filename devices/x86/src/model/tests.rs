@@ -760,10 +760,6 @@ fn architectural_last_branch_records_are_shown() {
 fn what_comes_later_is_hidden_and_kept() {
     // Leaves of the debug, trace and resource units: the model shows none, the part's rows keep them.
     for (name, leaf, subleaf, part) in [
-        ("core2", 0xA, 0, [0x0728_0202, 0, 0, 0x503]),
-        ("westmere", 0xA, 0, [0x0730_0403, 0x4, 0, 0x603]),
-        ("skylake-server", 0xA, 0, [0x0730_0404, 0, 0, 0x603]),
-        ("icelake-server", 0xA, 0, [0x0830_0805, 0, 0xF, 0x8604]),
         ("broadwell", 0x14, 0, [0, 0x1, 0x1, 0]),
         ("snowridge", 0x14, 0, [0x1, 0x7F, 0x8000_0007, 0]),
         ("sapphirerapids", 0x1D, 1, [0x0400_2000, 0x0008_0040, 0x10, 0]),
@@ -827,7 +823,7 @@ fn what_comes_later_is_hidden_and_kept() {
 
 // covers: 2/cpu-model-cpuid
 #[test]
-fn westmere_shows_what_qemu_shows_and_nine_features_more() {
+fn westmere_shows_what_qemu_shows_and_thirteen_features_more() {
     let rows = rows_of(dump!("qemu-7.2-tcg-westmere"));
     let (qemu, ours) = (Features::of(&rows), WESTMERE.features());
     // The real part has them, but for x2APIC, which the local APIC unit adds. Its translator or its model lacks them.
@@ -841,6 +837,10 @@ fn westmere_shows_what_qemu_shows_and_nine_features_more() {
         X2apic,
         EnergyBias,
         InvariantTsc,
+        Ds,
+        Dtes64,
+        DsCpl,
+        Pdcm,
     ];
     for &feature in Feature::ALL {
         assert_eq!(
@@ -914,7 +914,7 @@ fn leaves_out_of_range_follow_the_manual() {
             "an invalid level gives only ECX[7:0] back",
         ),
         (0x7, 0, [0; 4], "an absent leaf below the highest"),
-        (0xA, 0, [0; 4], "no performance monitoring: version 0"),
+        (0x8, 0, [0; 4], "a reserved leaf"),
         (0x1, 7, WESTMERE.cpuid(1, 0), "leaf 1 ignores ECX"),
     ] {
         assert_eq!(WESTMERE.cpuid(leaf, subleaf), expected, "{leaf:X}H.{subleaf:X}H: {why}");
@@ -959,6 +959,10 @@ fn westmere_shows_x86_64_v2_and_hides_what_is_not_modelled() {
         Hypervisor,
         Arat,
         EnergyBias,
+        Ds,
+        Dtes64,
+        DsCpl,
+        Pdcm,
     ];
     for &feature in Feature::ALL {
         let expected = v2.contains(&feature) || more.contains(&feature);
@@ -1025,7 +1029,7 @@ fn every_msr_that_linux_reads_on_this_part_answers_as_it_should() {
         (0x48, "IA32_SPEC_CTRL: older microcode"),
         (0x4E, "MSR_PPIN_CTL: Ivy Bridge and later"),
         (0x140, "MSR_MISC_FEATURE_ENABLES: Ivy Bridge and later"),
-        (0x345, "IA32_PERF_CAPABILITIES: PDCM is 0"),
+        (0x345, "IA32_PERF_CAPABILITIES: the counters'"),
         (0x64E, "MSR_PPERF: Skylake and later"),
         (0x6E0, "IA32_TSC_DEADLINE: TSC-Deadline is 0"),
         (0x3B, "IA32_TSC_ADJUST: leaf 7 is 0"),
@@ -1097,8 +1101,9 @@ fn writes_follow_the_manual() {
         (IA32_BIOS_SIGN_ID, 0, Ok(0), "preloaded with 0 before CPUID"),
         (IA32_ENERGY_PERF_BIAS, 6, Ok(6), "balanced"),
         (IA32_ENERGY_PERF_BIAS, 0x10, GP, "bits 63:4 are reserved"),
-        (IA32_MISC_ENABLE, 0x4_1800, Ok(0x4_1800), "fast strings off"),
-        (IA32_MISC_ENABLE, 0x44_1801, GP, "limiting CPUID is not modelled"),
+        (IA32_MISC_ENABLE, 0x4_0080, Ok(0x4_0080), "fast strings off"),
+        (IA32_MISC_ENABLE, 0x4_0881, GP, "bit 11 is read-only"),
+        (IA32_MISC_ENABLE, 0x44_0081, GP, "limiting CPUID is not modelled"),
         (
             IA32_THERM_STATUS,
             0,
@@ -1258,8 +1263,8 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
         (
             "haswell",
             IA32_MISC_ENABLE,
-            Ok(0x4_1801),
-            "fast strings, MONITOR; no BTS, no PEBS yet",
+            Ok(0x4_0081),
+            "fast strings, performance monitoring, BTS, PEBS, MONITOR",
         ),
         ("haswell", IA32_FEATURE_CONTROL, Ok(1), "locked"),
         ("haswell", MSR_CORE_THREAD_COUNT, Ok(0x1_0001), "one core, one thread"),
@@ -1288,7 +1293,7 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
         (
             "haswell",
             IA32_MISC_ENABLE,
-            0x1801,
+            0x81,
             GP,
             "without bit 18 there would be no MONITOR",
         ),
@@ -1327,15 +1332,15 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
         (
             "core2",
             IA32_MISC_ENABLE,
-            0x4_1801 | 1 << 39,
-            Ok(0x4_1801 | 1 << 39),
+            0x4_0081 | 1 << 39,
+            Ok(0x4_0081 | 1 << 39),
             "a prefetcher off",
         ),
         (
             "netburst",
             IA32_MISC_ENABLE,
-            0x1A41,
-            Ok(0x1A41),
+            0x1241,
+            Ok(0x1241),
             "the prefetch queue off, fast strings on",
         ),
         ("p6", ROB_CR_BKUPTMPDR6, 0, Ok(0), "fast strings off"),
@@ -1651,4 +1656,36 @@ fn what_a_model_counts_agrees_with_its_leaf_0ah() {
         assert_eq!(value & capabilities::METRICS != 0, caps.fixed == 4, "{name}");
         assert_eq!(pebs.enable & 0xFF & !((1 << caps.general) - 1), 0, "{name}");
     }
+}
+
+// covers: 4/pmu-cpuid
+#[test]
+fn counters_and_the_debug_store_are_shown_and_said_to_be_available() {
+    for (name, leaf, misc_enable) in [
+        ("netburst", None, Some(0x1041)),
+        ("core2", Some([0x0728_0202, 0, 0, 0x503]), Some(0x4_0081)),
+        ("westmere", Some([0x0730_0403, 0x4, 0, 0x603]), Some(0x4_0081)),
+        ("skylake-server", Some([0x0730_0404, 0, 0, 0x603]), Some(0x4_0081)),
+        ("icelake-server", Some([0x0830_0805, 0, 0xF, 0x8604]), Some(0x4_0081)),
+        ("snowridge", Some([0x0730_0405, 0, 0x7, 0x8603]), Some(0x4_0081)),
+        ("alderlake", Some([0x0730_0605, 0, 0x7, 0x8603]), Some(0x4_0081)),
+    ] {
+        let model = model(name);
+        let enable = |model: &CpuModel| model.msr(IA32_MISC_ENABLE).map(|row| row.reset);
+        assert_eq!(model.features().pdcm(), leaf.is_some(), "{name}");
+        assert!(model.features().ds(), "{name}");
+        assert_eq!(enable(model), misc_enable, "{name}");
+        let Some(leaf) = leaf else { continue };
+        assert_eq!(model.cpuid(0xA, 0), leaf, "{name}");
+        // Switched off, they are not there.
+        let without = model.with_toggles("-pdcm").unwrap();
+        assert_eq!(without.cpuid(0xA, 0), [0; 4], "{name}");
+        assert_eq!(enable(without), Some(0x4_0001), "{name}");
+        let without = model.with_toggles("-ds,-dtes64,-ds_cpl").unwrap();
+        assert_eq!(enable(without), Some(0x4_1881), "{name}");
+    }
+    assert!(
+        !P6.features().ds() && !P6.features().pdcm(),
+        "P6's two counters need no leaf"
+    );
 }

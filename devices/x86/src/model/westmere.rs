@@ -126,10 +126,9 @@ const ADJUSTMENTS: &[Difference] = &[Difference {
 
 /// The plain MSRs.
 ///
-/// Absent, so #GP, because what enumerates them is hidden: IA32_SMM_MONITOR_CTL and
-/// 480H on (VMX), IA32_MPERF/APERF and the C-state residency counters (power), the performance counters,
-/// off-core responses and IA32_PERF_CAPABILITIES (leaf 0AH, PDCM), IA32_DEBUGCTL, last-branch records and IA32_DS_AREA
-/// (DS; with their units), IA32_SMRR_* (no SMM), IA32_MCi_CTL2 (no CMCI entry in the local APIC).
+/// The registers of the debug and trace units are the units' own. Absent, so #GP, because what enumerates them is hidden:
+/// IA32_SMM_MONITOR_CTL and 480H on (VMX), IA32_MPERF/APERF and the C-state residency counters (power), IA32_SMRR_* (no SMM),
+/// IA32_MCi_CTL2 (no CMCI entry in the local APIC).
 /// Absent, because later parts brought them: IA32_TSC_ADJUST, IA32_SPEC_CTRL, MSR_PPIN_CTL, IA32_ARCH_CAPABILITIES,
 /// MSR_MISC_FEATURE_ENABLES, MSR_PPERF, IA32_TSC_DEADLINE; and all of C001_xxxxH, which are another vendor's.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
@@ -177,9 +176,9 @@ const PLAIN: &[MsrRow] = &[
         ignore_reserved: true,
         ..MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0x8840_0000, 0)
     },
-    // Fast strings on (0); branch trace storage (11) and PEBS (12) unavailable. MONITOR on (18). Changing 18, setting 22
-    // (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_1801, 0x9),
+    // Fast strings on (0), performance monitoring there (7); neither branch trace storage (11) nor PEBS (12) unavailable.
+    // MONITOR on (18). Changing 18, setting 22 (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x9),
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
     // C1E (1), BD PROCHOT# (0): the idle states differ in nothing here.
     MsrRow::storage(MSR_POWER_CTL, "MSR_POWER_CTL", 0, 0x3),
