@@ -1,5 +1,5 @@
 //! From Intel PT packets and the code that ran to the instructions that were executed, in their order, and the events between
-//! them. SDM Vol. 3C 33.4 "Trace Packets and Data Types" and 33.5 "Tracing in VMX Operation" onward tell what packets mean.
+//! them. SDM Vol. 3C 33.4 "Trace Packets and Data Types" and 33.7 "Packet Generation Scenarios" tell what packets mean.
 //!
 //! # How it works
 //!

@@ -1,4 +1,4 @@
-/// What turns crystal clock ticks into TSC ticks. SDM Vol. 3C 33.8 "Tracing Post-Processing Considerations" and CPUID leaf 15H.
+/// What turns crystal clock ticks into TSC ticks. SDM Vol. 3C 33.8.3 "Tracking Time" and CPUID leaf 15H.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// CPUID.15H:EBX over EAX: TSC ticks per crystal clock tick.
