@@ -812,6 +812,38 @@ impl Cpu {
         self.enter(t)
     }
 
+    /// `follow` for a recorded branch, whose record is written between the choice and the step to the next block, so that
+    /// there is one choice: `from` and the two targets are relative to the page, `rest` is the record's last word but for the
+    /// lowest bit and the privilege level.
+    #[inline(always)]
+    pub(crate) fn follow_recorded(
+        &mut self,
+        o: &Op,
+        from: u64,
+        taken: bool,
+        targets: [u64; 2],
+        rest: u64,
+    ) -> *const Op {
+        let link = o.link();
+        let (rel, t, code) = if taken {
+            stay_a_branch::<1>();
+            (targets[1], link.taken, 1)
+        } else {
+            stay_a_branch::<0>();
+            (targets[0], link.next, 0)
+        };
+        let page = self.page_ip();
+        if self.record(page.wrapping_add(from), page.wrapping_add(rel), rest + code) {
+            crate::exec::flow::full(self, o, page.wrapping_add(rel));
+            return core::ptr::null();
+        }
+        if t.is_null() {
+            self.unlinked(link, taken, rel);
+            return core::ptr::null();
+        }
+        self.enter(t)
+    }
+
     /// Follows a flow op's link that may leave the page: it holds while the target page is still mapped where it was. `R`: the
     /// branch has been recorded.
     #[inline(always)]

@@ -122,12 +122,17 @@ const SLOW: u8 = 2;
 
 #[inline(always)]
 fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64, code: u8) -> *const Op {
+    if R != 0 && HOW == NEAR {
+        // A direct jump or call is taken, too; its code is as far above 1 as the rest is above the length.
+        let rest = code as u64 - taken as u64 + ((o.len as u64) << 8);
+        return c.follow_recorded(o, o.off as u64, taken, [next, o.imm], rest);
+    }
     let rel = if taken { o.imm } else { next };
     if R != 0 {
         // Only flat code gets here, whose page begins at a linear address.
         let page = c.page_ip();
         let rip = page.wrapping_add(rel);
-        let to = if HOW == NEAR { rip } else { rip & c.ip_mask };
+        let to = rip & c.ip_mask;
         if c.record(page.wrapping_add(o.off as u64), to, code as u64 | (o.len as u64) << 8) {
             full(c, o, rip);
             return core::ptr::null();

@@ -7,7 +7,6 @@
 use crate::cpu::Cpu;
 use crate::decode::attempt;
 use crate::exec::arith::{Mi, Mr, Ri, Rm, Rr};
-use crate::exec::flow::full;
 use crate::flags::{ADD, AND, CMP, DEC, SUB, TEST, condition};
 use crate::op::{Body, Flow, Handler, Op, chain_flow};
 
@@ -29,8 +28,8 @@ pub(crate) struct Compare {
     pub size: u8,
 }
 
-/// `B`, then the branch on condition `K` within the page; `R` 1 records it. `aux` holds the target's page offset and, from bit 12, the branch's
-/// length.
+/// `B`, then the branch on condition `K` within the page; `R` 1 records it. `aux` holds the target's page offset and, from bit
+/// 12, the branch's length.
 struct Fused<B, const K: u8, const R: u8>(core::marker::PhantomData<B>);
 
 impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
@@ -38,21 +37,13 @@ impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
     fn run(c: &mut Cpu, o: &Op) -> *const Op {
         attempt!(c, o, B::run(c, o));
         let taken = condition::<K>(c.nf);
-        let (branch, len) = (o.off as u64 + o.len as u64, (o.aux >> 12) as u8);
-        let rel = if taken {
-            o.aux as u64 & 0xfff
-        } else {
-            branch + len as u64
-        };
+        let branch = o.off as u64 + o.len as u64;
+        let (next, target) = (branch + (o.aux >> 12) as u64, o.aux as u64 & 0xfff);
         if R != 0 {
-            let page = c.page_ip();
-            let rest = taken as u64 | (o.aux as u64 >> 4 & 0xf00);
-            if c.record(page.wrapping_add(branch), page.wrapping_add(rel), rest) {
-                full(c, o, page.wrapping_add(rel));
-                return core::ptr::null();
-            }
+            let length = o.aux as u64 >> 4 & 0xf00;
+            return c.follow_recorded(o, branch, taken, [next, target], length);
         }
-        c.follow(o.link(), taken, rel)
+        c.follow(o.link(), taken, if taken { target } else { next })
     }
 }
 

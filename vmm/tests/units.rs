@@ -1,0 +1,351 @@
+//! Small programs on a whole machine, whose units are the guest's own: breakpoints by MOV to debug registers.
+
+use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+use minivmm::machine::{Machine, memory::Memory};
+use x86::model::{CpuModel, SKYLAKE_SERVER, WESTMERE};
+use x86::seam::{Appetite, BranchRecord, Effects, Processor, Watch};
+
+const CODE: u64 = 0x1000;
+const HANDLERS: u64 = 0x3000;
+const DATA: u64 = 0x5000;
+
+/// What arrived at a handler of a program in real-address mode.
+#[derive(Debug, PartialEq, Eq)]
+struct Arrived {
+    vector: u64,
+    ip: u64,
+    dr6: u64,
+    dr7: u64,
+}
+
+struct Guest {
+    machine: Machine,
+    cpu: Box<Cpu>,
+    memory: Memory,
+    model: &'static CpuModel,
+}
+
+impl Guest {
+    /// A machine in real-address mode at `CODE`, with a HLT for each vector.
+    fn new(model: &'static CpuModel, f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Guest {
+        let memory = Memory::new(2 << 20).unwrap();
+        let machine = Machine::new(model, 1, Memory::new(2 << 20).unwrap(), 0, 1, Box::new(std::io::sink()));
+        for vector in 0..64u64 {
+            memory
+                .write(vector * 4, &((HANDLERS + vector * 4) as u32).to_le_bytes())
+                .unwrap();
+            memory.write(HANDLERS + vector * 4, &[0xF4]).unwrap();
+        }
+        let mut a = CodeAssembler::new(16).unwrap();
+        f(&mut a).unwrap();
+        memory.write(CODE, &a.assemble(CODE).unwrap()).unwrap();
+        let mut cpu = Cpu::new(model);
+        let mut s = CpuState::reset(model);
+        s.segments = [Segment::real(0); 6];
+        s.segments[CS].attributes = 0x9B;
+        s.rip = CODE;
+        s.gpr[4] = 0x8000;
+        s.idtr = Table { base: 0, limit: 0x3FF };
+        cpu.set_state(&s);
+        Guest {
+            machine,
+            cpu,
+            memory,
+            model,
+        }
+    }
+
+    /// Runs to a HLT: what arrived if it is a handler's, else the address of the program's own.
+    fn run(mut self) -> Result<Arrived, u64> {
+        let mut engine = self.memory.engine(self.model, Options::default()).unwrap();
+        for _ in 0..1000 {
+            match engine.get().run(&mut self.cpu, &mut self.machine, 10_000) {
+                Exit::Halt => break,
+                Exit::Bus | Exit::Budget => {}
+                exit => panic!("{exit:?}: {:x?}", self.cpu.state()),
+            }
+        }
+        let s = self.cpu.state();
+        let at = s.rip - 1;
+        if !(HANDLERS..HANDLERS + 256).contains(&at) {
+            return Err(at);
+        }
+        let mut frame = [0; 2];
+        self.memory.read(s.gpr[4] & 0xFFFF, &mut frame).unwrap();
+        Ok(Arrived {
+            vector: (at - HANDLERS) / 4,
+            ip: u64::from(u16::from_le_bytes(frame)) - CODE,
+            dr6: s.dr[6] & 0xF00F,
+            dr7: s.dr[7],
+        })
+    }
+}
+
+/// DR`n` and DR7, in so many bytes.
+fn set(a: &mut CodeAssembler, n: u8, address: u64, control: u32) -> Result<(), IcedError> {
+    let register = [dr0, dr1, dr2, dr3][usize::from(n)];
+    a.mov(eax, address as u32)?; // 6
+    a.mov(register, eax)?; // 3
+    a.mov(eax, control)?; // 6
+    a.mov(dr7, eax) // 3
+}
+
+/// Bytes that `set` takes.
+const SET: u64 = 18;
+
+type Body = fn(&mut CodeAssembler) -> Result<(), IcedError>;
+
+// covers: 4/dr-guest
+#[test]
+fn a_guest_meets_its_own_breakpoints() {
+    // (why, DRn, address, DR7, the rest of the program, vector, IP after the set-up, DR6)
+    type Row = (&'static str, u8, u64, u32, Body, u64, u64, u64);
+    let rows: [Row; 10] = [
+        (
+            "execute, L0",
+            0,
+            CODE + SET + 1,
+            0x401,
+            |a| {
+                a.nop()?;
+                a.nop()?;
+                a.hlt()
+            },
+            1,
+            1,
+            1,
+        ),
+        (
+            "execute, G3",
+            3,
+            CODE + SET + 1,
+            0x480,
+            |a| {
+                a.nop()?;
+                a.nop()?;
+                a.hlt()
+            },
+            1,
+            1,
+            8,
+        ),
+        (
+            "write of 2 bytes, DR1",
+            1,
+            DATA,
+            0x0050_0404,
+            |a| {
+                a.mov(byte_ptr(DATA + 1), al)?;
+                a.hlt()
+            },
+            1,
+            3,
+            2,
+        ),
+        (
+            "read or write: a read",
+            2,
+            DATA,
+            0x0F00_0410,
+            |a| {
+                a.mov(al, byte_ptr(DATA + 3))?;
+                a.hlt()
+            },
+            1,
+            3,
+            4,
+        ),
+        (
+            "a read-modify-write",
+            0,
+            DATA,
+            0x0001_0401,
+            |a| {
+                a.inc(byte_ptr(DATA))?;
+                a.hlt()
+            },
+            1,
+            4,
+            1,
+        ),
+        (
+            "general detect",
+            0,
+            0,
+            0x2400,
+            |a| {
+                a.mov(eax, dr0)?;
+                a.hlt()
+            },
+            1,
+            0,
+            0x2000,
+        ),
+        (
+            "INT1",
+            0,
+            0,
+            0x400,
+            |a| {
+                a.int1()?;
+                a.hlt()
+            },
+            1,
+            1,
+            0,
+        ),
+        (
+            "INT3 is #BP",
+            0,
+            0,
+            0x400,
+            |a| {
+                a.int3()?;
+                a.hlt()
+            },
+            3,
+            1,
+            0,
+        ),
+        (
+            "single-step, after the instruction that follows POPF",
+            0,
+            0,
+            0x400,
+            |a| {
+                a.pushf()?;
+                a.pop(ax)?;
+                a.or(ah, 1)?;
+                a.push(ax)?;
+                a.popf()?;
+                a.nop()?;
+                a.hlt()
+            },
+            1,
+            8,
+            0x4000,
+        ),
+        (
+            "I/O with CR4.DE",
+            0,
+            0x80,
+            0x0002_0401,
+            |a| {
+                a.mov(eax, 8)?;
+                a.mov(cr4, eax)?;
+                a.out(0x80, al)?;
+                a.hlt()
+            },
+            1,
+            11,
+            1,
+        ),
+    ];
+    for (why, n, address, control, rest, vector, ip, status) in rows {
+        let guest = Guest::new(&WESTMERE, |a| {
+            set(a, n, address, control)?;
+            rest(a)
+        });
+        let arrived = guest
+            .run()
+            .unwrap_or_else(|at| panic!("{why}: nothing came up to {at:x}"));
+        assert_eq!(
+            (arrived.vector, arrived.ip - SET, arrived.dr6),
+            (vector, ip, status),
+            "{why}"
+        );
+        let general_detect = 0x2000;
+        assert_eq!(
+            arrived.dr7,
+            u64::from(control & !general_detect),
+            "{why}: #DB clears GD"
+        );
+    }
+}
+
+// covers: 4/dr-guest
+#[test]
+fn what_is_not_enabled_or_not_touched_does_nothing() {
+    let rows: [(&str, u8, u64, u32, Body); 5] = [
+        ("not enabled", 0, CODE + SET + 1, 0x400, |a| {
+            a.nop()?;
+            a.nop()?;
+            a.hlt()
+        }),
+        ("the middle of an instruction", 0, CODE + SET + 1, 0x401, |a| {
+            a.mov(ax, 1)?;
+            a.hlt()
+        }),
+        ("a read of what is watched for writes", 0, DATA, 0x000D_0401, |a| {
+            a.mov(al, byte_ptr(DATA))?;
+            a.hlt()
+        }),
+        ("the byte after", 0, DATA, 0x000D_0401, |a| {
+            a.mov(byte_ptr(DATA + 4), al)?;
+            a.hlt()
+        }),
+        ("I/O without CR4.DE", 0, 0x80, 0x0002_0401, |a| {
+            a.out(0x80, al)?;
+            a.hlt()
+        }),
+    ];
+    for (why, n, address, control, rest) in rows {
+        let guest = Guest::new(&WESTMERE, |a| {
+            set(a, n, address, control)?;
+            rest(a)
+        });
+        if let Ok(arrived) = guest.run() {
+            panic!("{why}: {arrived:x?}");
+        }
+    }
+}
+
+/// Counts branches.
+struct Count(std::sync::Arc<std::sync::atomic::AtomicUsize>);
+
+impl Watch for Count {
+    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+        Appetite {
+            branches: true,
+            ..Appetite::NOTHING
+        }
+    }
+    fn branches(&mut self, records: &[BranchRecord], _: &mut dyn Processor) -> Effects {
+        self.0.fetch_add(records.len(), std::sync::atomic::Ordering::Relaxed);
+        // An observer's wishes are nobody's command.
+        Effects {
+            debug: Some(1),
+            pmi: true,
+            ..Effects::NONE
+        }
+    }
+}
+
+// covers: 4/units-observer
+#[test]
+fn an_observer_hears_what_the_units_hear_and_changes_nothing() {
+    let program: Body = |a| {
+        let mut again = a.create_label();
+        a.mov(cx, 100)?;
+        a.set_label(&mut again)?;
+        a.dec(cx)?;
+        a.jnz(again)?;
+        a.hlt()
+    };
+    let mut states = Vec::new();
+    let heard = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    for observed in [false, true] {
+        let mut guest = Guest::new(&SKYLAKE_SERVER, program);
+        if observed {
+            assert!(guest.machine.observe(0, Some(Box::new(Count(heard.clone())))));
+            assert!(!guest.machine.observe(1, None), "there is one CPU");
+        }
+        let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
+        assert_eq!(engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000), Exit::Halt);
+        states.push(guest.cpu.state());
+    }
+    assert_eq!(states[0], states[1]);
+    assert_eq!(heard.load(std::sync::atomic::Ordering::Relaxed), 100);
+}
