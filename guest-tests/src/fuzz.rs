@@ -1,11 +1,13 @@
 //! One function per parser of untrusted bytes, for fuzzers and for the mutation test: whatever the bytes are, it must neither
 //! panic nor take long. `guest-tests/fuzz` gives the same functions to libFuzzer.
 
+mod branches;
 mod counters;
-
-pub use counters::counters;
 pub mod pt;
 
+pub use branches::branches;
+use branches::recorders;
+pub use counters::counters;
 use counters::samplers;
 use devices::virtio::block::Medium;
 use engine::bus::Bus;
@@ -87,6 +89,11 @@ pub const TARGETS: &[Target] = &[
         name: "pt_flow",
         run: pt::flow,
         seeds: pt::traces,
+    },
+    Target {
+        name: "branches",
+        run: branches,
+        seeds: recorders,
     },
 ];
 

@@ -101,3 +101,9 @@ fn no_bytes_upset_the_packet_decoder() {
 fn no_trace_upsets_the_flow_decoder() {
     hammer("pt_flow");
 }
+
+// covers: 4/fuzz-branches
+#[test]
+fn no_guest_upsets_the_units_that_watch_branches() {
+    hammer("branches");
+}
