@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 pub mod fuzz;
 pub mod measure;
+pub mod traced;
 
 /// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.
 pub const HELLO: &str = env!("GUEST_HELLO");

@@ -6,6 +6,7 @@ use x86::seam::{BranchRecord, Flow};
 
 use super::Pt;
 use super::output::Output;
+use super::packets::is_full;
 
 const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
 const TAKEN: u8 = Flow::Cond { taken: true }.code();
@@ -61,31 +62,60 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// The loop that decides what tracing costs: PacketEn stays set, and a conditional branch is a bit.
+    /// The loop that decides what tracing costs: PacketEn stays set, and a conditional branch is a bit. The bits, the place and
+    /// what the clock waits for live in locals, and go home whenever something longer than a bit is to be sent.
     fn plain(&mut self, records: &[BranchRecord]) {
         let code = self.code;
+        let mut bits = self.s.stream.pending();
+        let mut due = self.s.stream.due();
+        let mut ip = self.s.ip;
         for r in records {
-            self.time(r.step);
-            let stream = &mut self.s.stream;
-            let out = &mut self.out;
+            if r.step >= due {
+                self.s.stream.set_pending(bits);
+                self.s.ip = ip;
+                self.late(r.step);
+                bits = self.s.stream.pending();
+                due = self.s.stream.due();
+            }
+            ip = r.to;
+            let next = r.from.wrapping_add(u64::from(r.length));
             match r.flow {
-                NOT_TAKEN | TAKEN => stream.conditional(out, r.flow != 0, r.step),
-                JUMP => {}
-                CALL => stream.call(r.from.wrapping_add(u64::from(r.length)), r.to),
-                RET if stream.compresses(r.to) => stream.conditional(out, true, r.step),
+                NOT_TAKEN | TAKEN => bits = bits << 1 | u64::from(r.flow),
+                JUMP => continue,
+                CALL => {
+                    self.s.stream.call(next, r.to);
+                    continue;
+                }
+                RET if self.s.stream.compresses(r.to) => bits = bits << 1 | 1,
                 flow => {
-                    if flow == CALL_IND {
-                        stream.call(r.from.wrapping_add(u64::from(r.length)), r.to);
-                    }
                     debug_assert!(matches!(flow, JUMP_IND | CALL_IND | RET));
-                    stream.tip(out, code.ip(r.to), r.step);
+                    if flow == CALL_IND {
+                        self.s.stream.call(next, r.to);
+                    }
+                    self.s.stream.set_pending(bits);
+                    self.s.stream.tip(&mut self.out, code.ip(r.to), r.step);
+                    bits = self.sent(r);
+                    continue;
                 }
             }
-            self.s.ip = r.to;
-            if self.s.stream.psb_due() {
-                self.send_psb(r.step);
+            if is_full(bits) {
+                self.s.stream.set_pending(bits);
+                self.s.stream.flush_tnt(&mut self.out, r.step);
+                bits = self.sent(r);
             }
         }
+        self.s.stream.set_pending(bits);
+        self.s.ip = ip;
+    }
+
+    /// Looks for a PSB after bytes have been sent, and gives the bits that wait: none.
+    #[inline(always)]
+    fn sent(&mut self, r: &BranchRecord) -> u64 {
+        if self.s.stream.psb_due() {
+            self.s.ip = r.to;
+            self.send_psb(r.step);
+        }
+        self.s.stream.pending()
     }
 
     /// One branch, with all that may happen at one.

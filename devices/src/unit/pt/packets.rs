@@ -294,22 +294,26 @@ impl Stream {
         self.took(out, len);
     }
 
-    /// A taken/not-taken bit.
+    /// The bits that wait, under their stop bit.
     #[inline(always)]
-    pub fn conditional(&mut self, out: &mut Buffer, taken: bool, step: u64) {
-        self.tnt = self.tnt << 1 | u64::from(taken);
-        if self.tnt >> Tnt::LONG != 0 {
-            self.flush_tnt(out, step);
-        }
+    pub fn pending(&self) -> u64 {
+        self.tnt
     }
 
-    /// The same where the stream is not plain: no bits at all, or short packets so that each has its time.
+    /// Gives back what [`Stream::pending`] gave, with more bits.
+    #[inline(always)]
+    pub fn set_pending(&mut self, bits: u64) {
+        self.tnt = bits;
+    }
+
+    /// A taken/not-taken bit where the stream is not plain: no bits at all, or short packets so that each has its time.
     pub fn conditional_timed(&mut self, out: &mut Buffer, taken: bool, step: u64) {
         if self.setup.no_tnt {
             return;
         }
         self.tnt = self.tnt << 1 | u64::from(taken);
-        if self.tnt >> Tnt::SHORT != 0 {
+        let full = if self.setup.cyc { Tnt::SHORT } else { Tnt::LONG };
+        if self.tnt >> full != 0 {
             self.flush_tnt(out, step);
         }
     }
@@ -400,6 +404,12 @@ impl Stream {
             self.mtc_due = self.setup.step_of((self.mtc_last + 1) << self.setup.mtc_freq);
         }
     }
+}
+
+/// Whether no more bits fit into a TNT packet.
+#[inline(always)]
+pub fn is_full(bits: u64) -> bool {
+    bits >> Tnt::LONG != 0
 }
 
 /// Whether a CYC packet goes before this one. SDM Vol. 3C 33.3.6 "Cycle-Accurate Mode".
