@@ -31,7 +31,10 @@ impl TraceMem for Guest {
         Ok(())
     }
     fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys> {
-        let to = self.ram.get_mut(pa as usize..).and_then(|ram| ram.get_mut(..bytes.len()));
+        let to = self
+            .ram
+            .get_mut(pa as usize..)
+            .and_then(|ram| ram.get_mut(..bytes.len()));
         to.ok_or(BadPhys { address: pa })?.copy_from_slice(bytes);
         Ok(())
     }
@@ -125,7 +128,11 @@ fn main() {
         ("conditional", make(&cond), branches),
         ("mixed", make(&mixed), branches),
         ("mixed, MTC", make(&mixed), branches.with_mtc_en(true).with_mtc_freq(3)),
-        ("mixed, MTC and CYC", make(&mixed), branches.with_mtc_en(true).with_mtc_freq(3).with_cyc_en(true)),
+        (
+            "mixed, MTC and CYC",
+            make(&mixed),
+            branches.with_mtc_en(true).with_mtc_freq(3).with_cyc_en(true),
+        ),
         ("indirect", make(&|_| Flow::JumpInd), branches),
     ] {
         let mut guest = Guest {

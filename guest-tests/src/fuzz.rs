@@ -4,6 +4,7 @@
 mod branches;
 mod counters;
 pub mod pt;
+mod trace;
 
 pub use branches::branches;
 use branches::recorders;
@@ -21,6 +22,8 @@ use minivmm::machine::virtio;
 use minivmm::newc::Archive;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
+pub use trace::trace;
+use trace::tracers;
 use x86::model::WESTMERE;
 
 /// A parser under test: its name, what feeds it, and well-formed inputs to start from.
@@ -94,6 +97,11 @@ pub const TARGETS: &[Target] = &[
         name: "branches",
         run: branches,
         seeds: recorders,
+    },
+    Target {
+        name: "trace",
+        run: trace,
+        seeds: tracers,
     },
 ];
 

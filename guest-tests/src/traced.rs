@@ -359,18 +359,33 @@ pub fn run(plan: &Plan) -> Run {
     write(CODE, code);
     write(IDT, idt);
     let pages = (0..512u64).map(|page| (0x2000 + page * 8, page << 21 | 0x87));
-    for (at, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007)].into_iter().chain(pages) {
+    for (at, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007)]
+        .into_iter()
+        .chain(pages)
+    {
         write(TABLES + at, &entry.to_le_bytes());
     }
     // Null, kernel code and data, (free), user data and code, and the TSS.
-    let descriptors = [0, 0x00AF_9B00_0000_FFFF, 0x00CF_9300_0000_FFFF, 0, 0x00CF_F300_0000_FFFF, 0x00AF_FB00_0000_FFFFu64];
+    let descriptors = [
+        0,
+        0x00AF_9B00_0000_FFFF,
+        0x00CF_9300_0000_FFFF,
+        0,
+        0x00CF_F300_0000_FFFF,
+        0x00AF_FB00_0000_FFFFu64,
+    ];
     for (n, descriptor) in descriptors.into_iter().enumerate() {
         write(GDT + 8 * n as u64, &descriptor.to_le_bytes());
     }
     write(TSS + 4, &KERNEL_STACK.to_le_bytes());
     let entries = if plan.model.units.pt.is_some_and(|pt| pt.topa_multiple()) {
         // Regions of 4 KiB and of the rest in turns.
-        [TRACE, (TRACE + 0x10_0000) | 8 << 6, (TRACE + 0x20_0000) | 9 << 6, TOPA | 1]
+        [
+            TRACE,
+            (TRACE + 0x10_0000) | 8 << 6,
+            (TRACE + 0x20_0000) | 9 << 6,
+            TOPA | 1,
+        ]
     } else {
         [TRACE | 10 << 6, TOPA | 1, 0, 0]
     };
@@ -390,7 +405,10 @@ pub fn run(plan: &Plan) -> Run {
     state.segments.fill(segment(0x10, 0xC093));
     state.segments[CS] = segment(8, 0xA09B);
     state.gdtr = Table { base: GDT, limit: 0x2F };
-    state.idtr = Table { base: IDT, limit: 0xFFF };
+    state.idtr = Table {
+        base: IDT,
+        limit: 0xFFF,
+    };
     state.tr = Segment {
         selector: 0x30,
         base: TSS,
@@ -398,7 +416,9 @@ pub fn run(plan: &Plan) -> Run {
         attributes: 0x8B,
     };
     (state.rip, state.gpr[4]) = (CODE, KERNEL_STACK);
-    let mut soft = memory.engine(plan.model, Options::default()).expect("the host can run the model");
+    let mut soft = memory
+        .engine(plan.model, Options::default())
+        .expect("the host can run the model");
     let mut cpu = Cpu::new(plan.model);
     cpu.set_state(&state);
     let mut world = World {
@@ -410,7 +430,11 @@ pub fn run(plan: &Plan) -> Run {
         user: plan.ctl.user(),
         os: plan.ctl.os(),
     };
-    let slice = if plan.interrupts == 0 { 1_000_000 } else { plan.interrupts };
+    let slice = if plan.interrupts == 0 {
+        1_000_000
+    } else {
+        plan.interrupts
+    };
     for _ in 0..1_000_000u32 {
         match soft.get().run(&mut cpu, &mut world, slice) {
             Exit::Halt => break,
@@ -421,7 +445,11 @@ pub fn run(plan: &Plan) -> Run {
             other => panic!("{other:?} at {:x}", cpu.state().rip),
         }
     }
-    assert!(!world.pt.trace_en(), "the program has come to its end: {:x?}", cpu.state());
+    assert!(
+        !world.pt.trace_en(),
+        "the program has come to its end: {:x?}",
+        cpu.state()
+    );
     let status = world.pt.read_msr(IA32_RTIT_STATUS).unwrap_or(0);
     assert_eq!(status & 0x30, 0, "neither Error nor Stopped");
 

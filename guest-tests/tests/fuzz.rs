@@ -107,3 +107,9 @@ fn no_trace_upsets_the_flow_decoder() {
 fn no_guest_upsets_the_units_that_watch_branches() {
     hammer("branches");
 }
+
+// covers: 4/pt-fuzz
+#[test]
+fn no_guest_upsets_the_trace_unit() {
+    hammer("trace");
+}

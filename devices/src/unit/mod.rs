@@ -34,6 +34,7 @@ use ds::area::DsArea;
 use ds::bts::{Bts, BtsState};
 use lbr::{Gate, Lbr, LbrState};
 use pmu::{Around, Pmu, PmuState};
+use pt::{Pt, PtState};
 
 /// The debug and trace units of one logical processor.
 ///
@@ -61,11 +62,15 @@ pub struct Units {
     pub bts: Option<Bts>,
     /// Performance counters, and event-based sampling with them.
     pub pmu: Option<Pmu>,
+    /// Processor trace.
+    pub pt: Option<Pt>,
+    /// What an access to a register owes the machine: the next word brings it.
+    owed: Effects,
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
     generation: u64,
     /// Generations of the units that `boundaries` and `ranges` are made of.
-    parts: [u64; 1],
+    parts: [u64; 2],
 }
 
 /// The whole state of [`Units`]; DR0 to DR7 are the processor's.
@@ -78,6 +83,8 @@ pub struct UnitsState {
     pub ds_area: u64,
     pub bts: Option<BtsState>,
     pub pmu: Option<PmuState>,
+    pub pt: Option<PtState>,
+    pub owed: Effects,
 }
 
 /// Returns what a unit answers, unless the register is none of its own.
@@ -144,10 +151,12 @@ impl Units {
                 .filter(|ds| features.ds() && ds.bts)
                 .map(|ds| Bts::new(DsLayout::of(features), ds.bts_predicted, bits)),
             pmu: Pmu::new(model),
+            pt: caps.pt.filter(|_| features.intel_pt()).map(Pt::new),
+            owed: Effects::NONE,
             boundaries: Vec::new(),
             ranges: Vec::new(),
             generation: 0,
-            parts: [0; 1],
+            parts: [0; 2],
         }
     }
 
@@ -160,6 +169,8 @@ impl Units {
             ds_area: self.ds_area.state(),
             bts: self.bts.as_ref().map(Bts::state),
             pmu: self.pmu.as_ref().map(Pmu::state),
+            pt: self.pt.as_ref().map(Pt::state),
+            owed: self.owed,
         }
     }
 
@@ -181,6 +192,10 @@ impl Units {
         if let (Some(unit), Some(state)) = (&mut self.pmu, &state.pmu) {
             unit.set_state(state);
         }
+        if let (Some(unit), Some(state)) = (&mut self.pt, &state.pt) {
+            unit.restore(state.clone());
+        }
+        self.owed = state.owed;
     }
 
     /// RDMSR.
@@ -199,6 +214,9 @@ impl Units {
             claimed!(unit.read_msr(msr));
         }
         claimed!(self.ds_area.read_msr(msr));
+        if let Some(unit) = &self.pt {
+            claimed!(unit.read_msr(msr));
+        }
         around!(self, |pmu, around| claimed!(pmu.read_msr(msr, cpu, &around)));
         Err(MsrFault::Unclaimed)
     }
@@ -219,6 +237,16 @@ impl Units {
             claimed!(unit.write_msr(msr, value));
         }
         claimed!(self.ds_area.write_msr(msr, value));
+        if let Some(unit) = &mut self.pt {
+            match unit.write_msr(msr, value, cpu) {
+                Err(MsrFault::Unclaimed) => {}
+                Err(fault) => return Err(fault),
+                Ok(effects) => {
+                    self.owed = self.owed.and(effects);
+                    return Ok(());
+                }
+            }
+        }
         around!(self, |pmu, around| claimed!(pmu.write_msr(msr, value, cpu, &around)));
         Err(MsrFault::Unclaimed)
     }
@@ -242,7 +270,7 @@ impl Units {
         Gate {
             enabled: self.debugctl.as_ref().is_some_and(DebugCtlUnit::records_branches),
             frozen: self.lbr_frozen(),
-            tracing: false,
+            tracing: self.pt.as_ref().is_some_and(Pt::trace_en),
         }
     }
 
@@ -254,6 +282,12 @@ impl Units {
 
     /// What all words end with: a request for an interrupt freezes what IA32_DEBUGCTL says.
     fn settle(&mut self, effects: Effects) -> Effects {
+        let effects = effects.and(std::mem::take(&mut self.owed));
+        if self.pt.as_mut().is_some_and(Pt::take_topa_pmi)
+            && let Some(pmu) = &mut self.pmu
+        {
+            pmu.set_status(status::TRACE_TOPA);
+        }
         if effects.pmi
             && let Some(debugctl) = &mut self.debugctl
         {
@@ -272,7 +306,8 @@ impl Units {
 
     /// Puts together what the units want watched.
     fn merge(&mut self) {
-        let parts = [self.dr.generation()];
+        let traced = self.pt.as_ref();
+        let parts = [self.dr.generation(), traced.map_or(0, Pt::generation)];
         if parts == self.parts {
             return;
         }
@@ -280,6 +315,7 @@ impl Units {
         self.generation += 1;
         self.boundaries.clear();
         self.boundaries.extend_from_slice(self.dr.boundaries());
+        self.boundaries.extend_from_slice(traced.map_or(&[], Pt::boundaries));
         self.boundaries.sort_unstable();
         self.boundaries.dedup();
         self.ranges.clear();
@@ -307,6 +343,12 @@ impl Watch for Units {
             appetite = appetite.and(lbr.appetite(frozen, context));
         }
         around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
+        if let Some(pt) = &self.pt {
+            appetite = appetite.and(pt.appetite());
+        }
+        if self.owed != Effects::NONE {
+            appetite.instructions = 1;
+        }
         self.merge();
         appetite
     }
@@ -327,6 +369,10 @@ impl Watch for Units {
         let mut effects = self.dr.before(address);
         around!(self, |pmu, around| effects =
             effects.and(pmu.before(address, cpu, &around)));
+        // An instruction that a breakpoint holds back does not run now.
+        if let (Some(pt), None) = (&mut self.pt, effects.debug) {
+            effects = effects.and(pt.before(address, cpu));
+        }
         self.settle(effects)
     }
 
@@ -351,6 +397,9 @@ impl Watch for Units {
         if let (Some(bts), Some(debugctl)) = (&mut self.bts, &self.debugctl) {
             effects = effects.and(bts.branches(records, debugctl.control(), self.ds_area.base(), cpu));
         }
+        if let Some(pt) = &mut self.pt {
+            effects = effects.and(pt.branches(records, cpu));
+        }
         self.settle(effects)
     }
 
@@ -370,6 +419,9 @@ impl Watch for Units {
             effects.and(pmu.event(event, cpu, &around)));
         if let (Some(bts), Some(debugctl)) = (&mut self.bts, &self.debugctl) {
             effects = effects.and(bts.event(event, debugctl.control(), self.ds_area.base(), cpu));
+        }
+        if let Some(pt) = &mut self.pt {
+            effects = effects.and(pt.event(event, cpu));
         }
         self.settle(effects)
     }
@@ -391,12 +443,18 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.state_change(change, cpu, &around)));
+        if let Some(pt) = &mut self.pt {
+            effects = effects.and(pt.change(change, cpu));
+        }
         self.settle(effects)
     }
 
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
         let mut effects = Effects::NONE;
         around!(self, |pmu, around| effects = effects.and(pmu.tick(cpu, &around)));
+        if let Some(pt) = &mut self.pt {
+            effects = effects.and(pt.tick(cpu));
+        }
         self.settle(effects)
     }
 

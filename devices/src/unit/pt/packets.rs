@@ -212,7 +212,7 @@ impl Stream {
     fn set_mtc(&mut self, step: u64) {
         if self.setup.mtc {
             self.mtc_last = self.setup.ctc(step) >> self.setup.mtc_freq;
-            self.mtc_due = self.setup.step_of((self.mtc_last + 1) << self.setup.mtc_freq);
+            self.mtc_due = self.setup.step_of(self.mtc_last.wrapping_add(1) << self.setup.mtc_freq);
         } else {
             self.mtc_due = u64::MAX;
         }
@@ -397,11 +397,11 @@ impl Stream {
             self.wake(out, step);
             return;
         }
-        while self.mtc_due <= step {
-            self.mtc_last += 1;
+        while self.mtc_due <= step && self.mtc_due != u64::MAX {
+            self.mtc_last = self.mtc_last.wrapping_add(1);
             let at = self.mtc_due;
             self.send(out, Packet::Mtc(self.mtc_last as u8), at);
-            self.mtc_due = self.setup.step_of((self.mtc_last + 1) << self.setup.mtc_freq);
+            self.mtc_due = self.setup.step_of(self.mtc_last.wrapping_add(1) << self.setup.mtc_freq);
         }
     }
 }

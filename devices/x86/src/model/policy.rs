@@ -130,6 +130,8 @@ pub const ENGINE: Features = Features::list(&[
     MdClear,
     ArchCapabilities,
     CoreCapabilities,
+    // The debug and trace units.
+    IntelPt,
     // Not the part's: see `CPUID` with EAX = 40000000H.
     Hypervisor,
 ]);
@@ -217,7 +219,7 @@ pub const NEEDS: &[(Feature, Feature)] = &[
 
 const PERFORMANCE: &str = "no performance counters without PDCM";
 const POWER: &str = "nothing to model: power, heat and frequencies do not exist here";
-const TRACE: &str = "no processor trace yet";
+const TRACE: &str = "processor trace is hidden";
 const RDT: &str = "no cache or memory bandwidth resources";
 const CORE: &str = "not executed yet";
 const AVX512: &str = "not modelled: AVX-512";
@@ -280,7 +282,6 @@ pub const HIDDEN: &[(Feature, &str)] = &[
     ),
     (Sdbg, "no silicon debug interface"),
     (BusLockDetect, "no bus-lock debug exceptions yet"),
-    (IntelPt, TRACE),
     (Eist, POWER),
     (Tm, POWER),
     (Tm2, POWER),

@@ -755,16 +755,66 @@ fn architectural_last_branch_records_are_shown() {
     assert_eq!(without.cpuid(0xD, 15), [0; 4]);
 }
 
+// covers: 4/pt-cpuid
+#[test]
+fn processor_trace_is_what_leaf_14h_of_the_part_says() {
+    for (name, rows, why) in [
+        ("broadwell", [[0, 0x1, 0x1, 0], [0; 4]], "CR3 filter, one region"),
+        (
+            "skylake-server",
+            [[1, 0xF, 7, 0], [0x0249_0002, 0x003F_3FFF, 0, 0]],
+            "filters, MTC, CYC, single range",
+        ),
+        (
+            "icelake-server",
+            [[1, 0xF, 7, 0], [0x0249_0002, 0x003F_1FFF, 0, 0]],
+            "the same",
+        ),
+        (
+            "sapphirerapids",
+            [[1, 0x5F, 7, 0], [0x0249_0002, 0x003F_003F, 0, 0]],
+            "and PTWRITE, PSB and PMI preserved",
+        ),
+        (
+            "alderlake",
+            [[1, 0x5F, 7, 0], [0x0249_0002, 0x003F_003F, 0, 0]],
+            "the same",
+        ),
+        (
+            "snowridge",
+            [[1, 0x7F, 0x8000_0007, 0], [0x0249_0002, 0x003F_3FFF, 0, 0]],
+            "and power events, LIP",
+        ),
+    ] {
+        let model = model(name);
+        assert!(model.features().intel_pt(), "{name}");
+        assert_eq!([model.cpuid(0x14, 0), model.cpuid(0x14, 1)], rows, "{name}: {why}");
+        let caps = model.units.pt.unwrap();
+        assert_eq!([caps.ebx, caps.ecx], [rows[0][1], rows[0][2]], "{name}");
+        assert_eq!(u32::from(caps.physical_bits), model.physical_bits(), "{name}");
+        assert_eq!(u32::from(caps.linear_bits), model.linear_bits(), "{name}");
+        let [denominator, numerator, ..] = model.cpuid(0x15, 0);
+        let crystal = if denominator == 0 {
+            (1, 1)
+        } else {
+            (numerator, denominator)
+        };
+        assert_eq!(caps.crystal, crystal, "{name}");
+        let without = model.with_toggles("-intel_pt").unwrap();
+        assert_eq!((without.units.pt, without.cpuid(0x14, 0)), (None, [0; 4]), "{name}");
+    }
+    for model in MODELS.iter().filter(|model| model.units.pt.is_none()) {
+        assert!(!model.part_features().intel_pt(), "{}", model.name);
+    }
+}
+
 // covers: 3/cpu-models-hidden
 #[test]
 fn what_comes_later_is_hidden_and_kept() {
     // Leaves of the debug, trace and resource units: the model shows none, the part's rows keep them.
     for (name, leaf, subleaf, part) in [
-        ("broadwell", 0x14, 0, [0, 0x1, 0x1, 0]),
-        ("snowridge", 0x14, 0, [0x1, 0x7F, 0x8000_0007, 0]),
         ("sapphirerapids", 0x1D, 1, [0x0400_2000, 0x0008_0040, 0x10, 0]),
         ("alderlake", 0x1A, 0, [0x4000_0001, 0, 0, 0]),
-        ("alderlake", 0x14, 1, [0x0249_0002, 0x003F_003F, 0, 0]),
     ] {
         let model = model(name);
         let row = model

@@ -1,0 +1,124 @@
+//! Programs that trace themselves on the engine: what decoders make of the packets is what ran.
+
+use guest_tests::traced::{CODE, Plan, Run, run};
+use pt_flow::{Block, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
+use pt_oracle::libipt;
+use x86::model::{ALDERLAKE, BROADWELL, CpuModel, ICELAKE_SERVER, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE};
+use x86::pt::RtitCtl;
+
+const MODELS: [&CpuModel; 6] = [
+    &BROADWELL,
+    &SKYLAKE_SERVER,
+    &ICELAKE_SERVER,
+    &SAPPHIRERAPIDS,
+    &ALDERLAKE,
+    &SNOWRIDGE,
+];
+
+/// Settings that take turns: rings, timing, compression.
+fn plan(model: &'static CpuModel, seed: u64) -> Plan {
+    let configurable = model.name != "broadwell";
+    let ctl = RtitCtl::new()
+        .with_branch_en(true)
+        .with_os(seed % 7 != 3)
+        .with_user(seed % 7 != 5)
+        .with_tsc_en(seed & 1 != 0)
+        .with_dis_retc(seed % 5 == 4)
+        .with_mtc_en(configurable && seed & 2 != 0)
+        .with_mtc_freq(if configurable { 3 } else { 0 })
+        .with_psb_freq(if configurable { (seed % 3) as u8 } else { 0 })
+        .with_cyc_en(configurable && seed & 4 != 0);
+    Plan {
+        model,
+        seed: seed * 7919,
+        ctl,
+        blocks: 3000,
+        interrupts: if seed % 2 == 0 { 0 } else { 37 },
+    }
+}
+
+fn seeds() -> u64 {
+    if std::env::var_os("MINIVMM_FULL").is_some() {
+        200
+    } else {
+        8
+    }
+}
+
+fn same(found: &[u64], run: &Run, what: &str) {
+    let at = found.iter().zip(&run.retired).take_while(|(a, b)| a == b).count();
+    assert!(
+        found.len() == run.retired.len() && at == found.len(),
+        "{what}: instruction {at} of {} is {:x?}, decoded {:x?} of {}",
+        run.retired.len(),
+        run.retired.get(at),
+        found.get(at),
+        found.len()
+    );
+}
+
+// covers: 4/pt-oracle-libipt
+#[test]
+fn libipt_finds_the_instructions_that_ran() {
+    for model in MODELS {
+        for seed in 1..=seeds() {
+            let plan = plan(model, seed);
+            let run = run(&plan);
+            assert!(
+                run.retired.len() > 1000 && run.trace.len() > 1000,
+                "there is something to compare"
+            );
+            let image = libipt::Image::new([(CODE, &run.code[..])]);
+            let mut found = Vec::new();
+            let what = format!("{} {seed}", model.name);
+            libipt::instructions(&run.trace, &image, |ip| found.push(ip))
+                .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+            same(&found, &run, &what);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    blocks: Vec<Block>,
+    gaps: Vec<Event>,
+}
+
+impl Visitor for Log {
+    fn block(&mut self, block: &Block) {
+        self.blocks.push(*block);
+    }
+    fn event(&mut self, event: &Event) {
+        if let EventKind::Gap(_) = event.kind {
+            self.gaps.push(*event);
+        }
+    }
+}
+
+// covers: 4/pt-oracle-flow
+#[test]
+fn our_decoder_finds_the_instructions_that_ran() {
+    for model in MODELS {
+        for seed in 1..=seeds() {
+            let plan = plan(model, seed);
+            let run = run(&plan);
+            let what = format!("{} {seed}", model.name);
+            let mut image = Sections::new();
+            image.add(CODE, &run.code);
+            let mut log = Log::default();
+            let mut decoder = Decoder::new(image, Timing::default());
+            decoder.decode(&Chunk::whole(&run.trace), &mut log);
+            assert!(log.gaps.is_empty(), "{what}: {:?}", log.gaps[0]);
+            // A block's first instruction is the next one, and as many as it has follow.
+            let mut at = 0;
+            for block in &log.blocks {
+                let ips = run.retired.get(at..at + usize::from(block.count)).unwrap_or(&[]);
+                let whole = ips.first() == Some(&block.ip)
+                    && ips.iter().all(|ip| ip.wrapping_sub(block.ip) < u64::from(block.len));
+                assert!(whole, "{what}: {block:x?} at instruction {at}, where {ips:x?} ran");
+                at += usize::from(block.count);
+            }
+            assert_eq!(at, run.retired.len(), "{what}");
+        }
+    }
+}
