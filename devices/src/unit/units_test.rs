@@ -184,3 +184,59 @@ fn btf_has_single_steps_come_after_branches() {
         }
     }
 }
+
+// covers: 4/pt-units
+#[test]
+fn a_full_region_of_the_trace_is_an_interrupt_and_a_status_bit() {
+    use x86::msr::{IA32_PERF_GLOBAL_STATUS, IA32_RTIT_ADDR0_A, IA32_RTIT_ADDR0_B, IA32_RTIT_CTL, IA32_RTIT_STATUS};
+    use x86::pt::{RtitCtl, RtitStatus};
+
+    for model in MODELS.iter().filter(|model| model.features().intel_pt()) {
+        let mut units = Units::new(model);
+        let mut cpu = Still::new();
+        let caps = model.units.pt.expect("CPUID says so");
+        if caps.ranges() > 0 {
+            // Ranges become boundaries beside those of breakpoints.
+            units.write_msr(IA32_RTIT_ADDR0_A, 0x2000, &mut cpu).unwrap();
+            units.write_msr(IA32_RTIT_ADDR0_B, 0x2FFF, &mut cpu).unwrap();
+        }
+        // Without memory behind it this machine's table is zeros: a region of 4 KiB, which on the first generation no END follows.
+        let ctl = RtitCtl::new()
+            .with_trace_en(true)
+            .with_topa(true)
+            .with_os(true)
+            .with_branch_en(true)
+            .with_addr_cfg(u16::from(caps.ranges() > 0));
+        let generation = {
+            let _ = units.appetite(&mut cpu);
+            units.generation()
+        };
+        units.write_msr(IA32_RTIT_CTL, ctl.into_bits(), &mut cpu).unwrap();
+        let appetite = units.appetite(&mut cpu);
+        let status = RtitStatus::from_bits(units.read_msr(IA32_RTIT_STATUS, &mut cpu).unwrap());
+        assert_eq!(status.error(), !caps.topa_multiple(), "{}", model.name);
+        assert_eq!(appetite.branches, caps.topa_multiple(), "{}", model.name);
+        if caps.ranges() > 0 {
+            assert!(units.boundaries().contains(&0x2000), "{}", model.name);
+            assert_ne!(units.generation(), generation, "{}", model.name);
+        }
+
+        // A PMI that waits is delivered with the next word.
+        if caps.psb_pmi_preservation() {
+            units.write_msr(IA32_RTIT_CTL, 0, &mut cpu).unwrap();
+            let pending = RtitStatus::new().with_pend_topa_pmi(true).into_bits();
+            units.write_msr(IA32_RTIT_STATUS, pending, &mut cpu).unwrap();
+            let ctl = ctl.with_inject_psb_pmi_on_enable(true);
+            units.write_msr(IA32_RTIT_CTL, ctl.into_bits(), &mut cpu).unwrap();
+            assert_eq!(units.appetite(&mut cpu).instructions, 1, "{}", model.name);
+            assert!(units.tick(&mut cpu).pmi, "{}", model.name);
+            let global = units.read_msr(IA32_PERF_GLOBAL_STATUS, &mut cpu).unwrap_or(0);
+            let shown = units.pmu.is_some();
+            assert_eq!(global >> 55 & 1 != 0, shown, "{}: Trace_ToPA_PMI", model.name);
+            assert!(!units.tick(&mut cpu).pmi, "{}: once", model.name);
+        }
+    }
+    let mut units = Units::new(&x86::model::HASWELL);
+    let answer = units.read_msr(IA32_RTIT_CTL, &mut Still::new());
+    assert_eq!(answer, Err(MsrFault::Unclaimed), "no such unit, so nobody's register");
+}
