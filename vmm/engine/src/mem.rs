@@ -338,7 +338,12 @@ impl Cpu {
 
     /// Checks that `len` bytes can be written at a linear address, without writing.
     pub(crate) fn probe_write(&mut self, o: &Op, linear: u64, len: usize) -> Done {
-        let span = self.span(o, linear, len, Access::Write, natural(len))?;
+        self.probe_aligned(o, linear, len, natural(len))
+    }
+
+    /// The same for an operand whose alignment does not follow from its length.
+    pub(crate) fn probe_aligned(&mut self, o: &Op, linear: u64, len: usize, align: u64) -> Done {
+        let span = self.span(o, linear, len, Access::Write, align)?;
         self.heard(linear, len, AccessKind::Write)?;
         self.ready(span, len)
     }

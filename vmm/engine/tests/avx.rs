@@ -254,6 +254,39 @@ fn only_the_aligned_moves_ask_for_alignment() {
     }
 }
 
+// covers: 3/cpu-avx-alignment
+#[test]
+fn alignment_checks_are_for_scalars_and_gathers() {
+    const AC: Fault = (17, Some(0));
+    let rows: [(&str, Code, Result<(), Fault>); 6] = [
+        ("vaddsd", |a| a.vaddsd(xmm1, xmm2, qword_ptr(rbx)), Err(AC)),
+        ("vmovd", |a| a.vmovd(dword_ptr(rbx), xmm1), Err(AC)),
+        (
+            "vpgatherdd",
+            |a| a.vpgatherdd_3(xmm1, dword_ptr(rbx + xmm2), xmm3),
+            Err(AC),
+        ),
+        ("vmovups", |a| a.vmovups(ymm1, ymmword_ptr(rbx)), Ok(())),
+        ("vmaskmovps", |a| a.vmaskmovps(ymm1, ymm3, ymmword_ptr(rbx)), Ok(())),
+        (
+            "vmaskmovps store",
+            |a| a.vmaskmovps(ymmword_ptr(rbx), ymm3, ymm1),
+            Ok(()),
+        ),
+    ];
+    for (why, code, expected) in rows {
+        let mut b = machine();
+        b.user();
+        b.state(|s| {
+            s.cr0 |= 1 << 18;
+            s.rflags |= 1 << 18;
+            s.gpr[3] = DATA + 1;
+            (s.fpu.xmm[3], s.fpu.ymm_hi[3]) = (!0, !0);
+        });
+        assert_eq!(b.one(code), expected, "{why}");
+    }
+}
+
 // covers: 3/cpu-avx
 #[test]
 fn operands_reach_over_pages_and_faults_change_nothing() {

@@ -312,7 +312,7 @@ impl Cpu {
     }
 
     /// VMASKMOVPS and its like, of register `dst` under the mask in `src`: elements whose mask has its top bit clear are neither
-    /// read nor written, and cannot fault.
+    /// read nor written, and cannot fault. None has an alignment that #AC would check (SDM Vol. 2C "VMASKMOV").
     #[inline(never)]
     fn masked_move(&mut self, o: &Op) -> Done {
         self.avx_ready()?;
@@ -328,16 +328,16 @@ impl Cpu {
         if o.aux & element::STORE != 0 {
             let bytes = self.ymm_bytes(o.dst);
             for i in (0..count).filter(|&i| chosen(i)) {
-                self.probe_write(o, places[i], size)?;
+                self.probe_aligned(o, places[i], size, 1)?;
             }
             for i in (0..count).filter(|&i| chosen(i)) {
-                self.write_bytes(o, places[i], &bytes[size * i..size * (i + 1)])?;
+                self.write_aligned(o, places[i], &bytes[size * i..size * (i + 1)], 1)?;
             }
             return Ok(());
         }
         let mut bytes = [0; 32];
         for i in (0..count).filter(|&i| chosen(i)) {
-            self.read_bytes(o, places[i], &mut bytes[size * i..size * (i + 1)])?;
+            self.read_aligned(o, places[i], &mut bytes[size * i..size * (i + 1)], 1)?;
         }
         self.set_ymm_bytes(o.dst, &bytes);
         Ok(())
