@@ -13,6 +13,9 @@ use crate::cpu::{Cpu, mode, slot};
 use crate::exec::{self, fuse::Compare};
 use crate::op::{Done, Handler, Link, Op, Reason, Stop, chain, chain_flow};
 
+/// Bytes of the longest instruction.
+const LONGEST: usize = 15;
+
 /// Instructions in a block at most.
 pub(crate) const MAX: usize = 64;
 
@@ -732,7 +735,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
         let mut decoder = Decoder::with_ip(bits, &here[..here.len().min(left)], at as u64, DecoderOptions::NONE);
         decoder.decode_out(&mut i);
         let mut straddles = false;
-        if i.is_invalid() && decoder.last_error() == DecoderError::NoMoreBytes {
+        if i.is_invalid() && wants_more(&decoder) {
             // A block with something in it ends here; the next one looks into the matter.
             if !firsts.is_empty() {
                 break;
@@ -748,7 +751,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             joined[here.len()..here.len() + take].copy_from_slice(&next[..take]);
             let mut decoder = Decoder::with_ip(bits, &joined[..here.len() + take], at as u64, DecoderOptions::NONE);
             decoder.decode_out(&mut i);
-            if i.is_invalid() && decoder.last_error() == DecoderError::NoMoreBytes {
+            if i.is_invalid() && wants_more(&decoder) {
                 return Err(Trouble::Protection);
             }
             straddles = true;
@@ -817,6 +820,13 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
         bytes: (at.min(s.page.len()) - s.offset) as u64,
         second: at.saturating_sub(s.page.len()) as u64,
     })
+}
+
+/// The bytes given ended before the instruction did. Of fifteen bytes iced says only that they are no instruction; if it has
+/// read them all, one more was wanted, which is #GP and not #UD (SDM Vol. 3A 7.15,
+/// "Interrupt 13—General Protection Exception (#GP)").
+fn wants_more(decoder: &Decoder) -> bool {
+    decoder.last_error() == DecoderError::NoMoreBytes || decoder.position() == LONGEST
 }
 
 /// Which instructions the model has.
