@@ -1,0 +1,194 @@
+//! The stream of retired instruction pointers of a booting Linux: what follows from branch records, events and the bytes of the
+//! code is what is seen when every instruction is announced. Flow kinds are re-derived from the bytes.
+
+use guest_tests::linux;
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use minivmm::config::MachineConfig;
+use minivmm::console::Console;
+use minivmm::run::Vm;
+use std::sync::{Arc, Mutex};
+use x86::seam::{Appetite, BranchRecord, CodeSize, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
+
+/// Instructions in a window, which has one hash.
+const WINDOW: u64 = 10_000;
+
+/// A rolling hash of instruction pointers, kept at the end of each window.
+#[derive(Default)]
+struct Stream {
+    hash: u64,
+    count: u64,
+    windows: Vec<u64>,
+    wrong: Option<String>,
+}
+
+impl Stream {
+    fn push(&mut self, ip: u64) {
+        self.hash = (self.hash ^ ip).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        self.count += 1;
+        if self.count.is_multiple_of(WINDOW) {
+            self.windows.push(self.hash);
+        }
+    }
+}
+
+type Shared = Arc<Mutex<Stream>>;
+
+/// Hears of every instruction.
+struct Each {
+    stream: Shared,
+    /// Number and pointer of the instruction that is about to run; it may fault, or be an iteration of a REP.
+    next: Option<(u64, u64)>,
+}
+
+impl Watch for Each {
+    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+        Appetite {
+            every_instruction: true,
+            ..Appetite::NOTHING
+        }
+    }
+    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
+        let now = cpu.retired();
+        if let Some((number, ip)) = self.next
+            && number != now
+        {
+            self.stream.lock().unwrap().push(ip);
+        }
+        self.next = Some((now, address));
+        Effects::NONE
+    }
+}
+
+/// Hears of branches, and walks the code between them.
+struct Walker {
+    stream: Shared,
+    ip: Option<u64>,
+    context: Context,
+}
+
+impl Walker {
+    fn decode(&self, ip: u64, cpu: &mut dyn Processor) -> Instruction {
+        let mut bytes = [0; 15];
+        // The last instruction of a page that no other follows.
+        let room = if cpu.read_linear(ip, &mut bytes).is_ok() {
+            15
+        } else {
+            let room = (0x1000 - (ip & 0xFFF)).min(15) as usize;
+            let _ = cpu.read_linear(ip, &mut bytes[..room]);
+            room
+        };
+        let bits = match self.context.code {
+            CodeSize::Bits16 => 16,
+            CodeSize::Bits32 => 32,
+            CodeSize::Bits64 => 64,
+        };
+        Decoder::with_ip(bits, &bytes[..room], ip, DecoderOptions::NONE).decode()
+    }
+
+    /// Straight on up to the transfer, then along it.
+    fn transfer(&mut self, record: &BranchRecord, cpu: &mut dyn Processor) {
+        let stream = self.stream.clone();
+        let mut stream = stream.lock().unwrap();
+        if stream.wrong.is_some() {
+            return;
+        }
+        let mut ip = self.ip.unwrap_or(record.from);
+        let mut left = 1_000_000;
+        while ip != record.from {
+            let i = self.decode(ip, cpu);
+            let straight = matches!(i.flow_control(), FlowControl::Next | FlowControl::Exception);
+            left -= 1;
+            if !straight || left == 0 {
+                stream.wrong = Some(format!("{ip:x}: {i} ({:?}) before {record:x?}", i.code()));
+                return;
+            }
+            stream.push(ip);
+            ip = i.next_ip();
+        }
+        let flow = Flow::from_code(record.flow).unwrap();
+        let retired = record.length != 0;
+        if retired {
+            let i = self.decode(record.from, cpu);
+            let fits = match flow {
+                Flow::Cond { .. } => i.flow_control() == FlowControl::ConditionalBranch,
+                Flow::Jump => i.flow_control() == FlowControl::UnconditionalBranch,
+                Flow::JumpInd => i.flow_control() == FlowControl::IndirectBranch,
+                Flow::Call => i.flow_control() == FlowControl::Call,
+                Flow::CallInd => i.flow_control() == FlowControl::IndirectCall,
+                Flow::Ret => i.flow_control() == FlowControl::Return,
+                Flow::Far(Far::Exception | Far::Interrupt) => false,
+                Flow::Far(_) => i.flow_control() != FlowControl::Next,
+            };
+            if !fits || i.len() != usize::from(record.length) {
+                stream.wrong = Some(format!("{i} ({:?}) is {record:x?}", i.code()));
+                return;
+            }
+            stream.push(record.from);
+        }
+        self.ip = Some(record.to);
+    }
+}
+
+impl Watch for Walker {
+    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+        if self.ip.is_none() {
+            self.context = cpu.context();
+            self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
+        }
+        Appetite {
+            branches: true,
+            // The code must still be what ran.
+            branch_room: 64,
+            ..Appetite::NOTHING
+        }
+    }
+    fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        for record in records {
+            self.transfer(record, cpu);
+        }
+        self.context = cpu.context();
+        Effects::NONE
+    }
+    fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
+        self.transfer(&event.branch, cpu);
+        self.context = cpu.context();
+        Effects::NONE
+    }
+}
+
+/// Boots for so many steps under an observer: what it has heard, and what the machine came to.
+fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (Stream, u64) {
+    let mut config = MachineConfig::new(&linux().kernel);
+    config.initrd = Some(linux().initrd.clone());
+    config.cmdline = Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec());
+    config.max_instructions = Some(steps);
+    let mut vm = Vm::new(&config).unwrap();
+    let stream = Shared::default();
+    assert!(vm.machine().observe(0, Some(observer(stream.clone()))));
+    let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
+    vm.run(&mut console).unwrap();
+    vm.machine().observe(0, None);
+    let heard = std::mem::take(&mut *stream.lock().unwrap());
+    (heard, vm.digest())
+}
+
+// covers: 4/oracle-stream
+#[test]
+fn the_stream_of_a_booting_linux_follows_from_its_branches() {
+    let steps = 2_000_000;
+    let (each, first) = boot(steps, |stream| Box::new(Each { stream, next: None }));
+    let (walked, second) = boot(steps, |stream| {
+        Box::new(Walker {
+            stream,
+            ip: None,
+            context: Context::default(),
+        })
+    });
+    assert_eq!(walked.wrong, None);
+    assert_eq!(first, second, "watching changes nothing");
+    // The last window of either may not have been heard of whole.
+    let windows = each.windows.len().min(walked.windows.len());
+    assert!(windows as u64 > steps / WINDOW / 4, "{windows} windows");
+    let differ = (0..windows).find(|&i| each.windows[i] != walked.windows[i]);
+    assert_eq!(differ, None, "of {windows} windows");
+}
