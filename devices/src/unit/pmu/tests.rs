@@ -588,7 +588,7 @@ fn rdpmc_reads_the_counters_that_there_are() {
         ("core2", 2, 3, false),
         ("westmere", 4, 3, false),
         ("icelake-server", 8, 4, true),
-        ("alderlake", 6, 3, false),
+        ("alderlake", 8, 4, true),
     ] {
         let mut run = Run::new(by_name(name).unwrap());
         let mut ask = |index| run.pmu.rdpmc(index, &mut run.core, &Around::NONE).is_ok();
@@ -762,10 +762,11 @@ fn every_bit_of_every_register_on_every_model() {
         (
             &ALDERLAKE,
             &[
-                (IA32_PMC0 + 5, SignExtended(48)),
-                (IA32_PMC0 + 6, Absent),
-                (IA32_PEBS_ENABLE, Storage(0x7_0000_003F)),
-                (IA32_FIXED_CTR0 + 3, Absent),
+                (IA32_PMC0 + 7, SignExtended(48)),
+                (IA32_PMC0 + 8, Absent),
+                (IA32_PEBS_ENABLE, Storage(0xF_0000_00FF)),
+                (IA32_FIXED_CTR0 + 3, Storage(w48)),
+                (IA32_PERF_GLOBAL_CTRL, Storage(0x1_000F_0000_00FF)),
             ][..],
         ),
     ] {
@@ -826,7 +827,7 @@ fn capabilities_read_as_the_manual_s_fields() {
         ("icelake-server", 0x05, 4, true, true, true),
         ("snowridge", 0x07, 4, true, true, false),
         ("sapphirerapids", 0x3F, 4, true, true, true),
-        ("alderlake", 0x3F, 4, true, true, false),
+        ("alderlake", 0x3F, 4, true, true, true),
     ] {
         let mut run = Run::new(by_name(name).unwrap());
         let value = run.read(IA32_PERF_CAPABILITIES);

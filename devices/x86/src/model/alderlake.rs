@@ -37,8 +37,8 @@ pub const ALDERLAKE: CpuModel = CpuModel {
             bts_predicted: true,
             pebs: Some(PebsCaps {
                 format: PebsFormat::Adaptive,
-                enable: 0x7_0000_003F,
-                resets: 11,
+                enable: 0xF_0000_00FF,
+                resets: 12,
                 load_latency: true,
                 frontend: 0x007F_FFFF,
                 data_cfg: 0xFF00_000F,
@@ -49,12 +49,13 @@ pub const ALDERLAKE: CpuModel = CpuModel {
 
         pmu: Some(PmuCaps {
             version: 5,
-            general: 6,
+            // Leaf 0AH shows what both kinds of cores have; a performance core has eight and four, and MSR_PERF_METRICS.
+            general: 8,
             general_width: 48,
-            fixed: 3,
+            fixed: 4,
             fixed_width: 48,
             architectural: 0x7F,
-            capabilities: Some(0x64C0),
+            capabilities: Some(0xE4C0),
             select: 0x4_FFDF_FFFF,
             any_thread: false,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
