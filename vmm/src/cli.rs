@@ -16,6 +16,7 @@ use x86::model::MODELS;
 
 use crate::{
     config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
+    control,
     error::Error,
     model,
 };
@@ -69,6 +70,9 @@ pub struct Cli {
     /// Where the serial port leads: stdio, file:PATH or null
     #[arg(long, value_name = "TARGET", default_value = "stdio", value_parser = OsStringValueParser::new().try_map(parse_serial))]
     serial: SerialTarget,
+    /// A socket that takes commands while the guest runs, as JSON lines; `minivmm ctl` speaks to it
+    #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
+    control: Option<PathBuf>,
     /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual]
     #[arg(long, value_enum)]
     clock: Option<ClockMode>,
@@ -99,6 +103,13 @@ enum Command {
         /// A model, as `--cpu-model` takes it
         name: Option<String>,
     },
+    /// Send a command to a running machine's control socket: status, pause, resume or quit
+    Ctl {
+        /// The socket's path, as `--control` got it
+        path: PathBuf,
+        /// The command, or a JSON object of it
+        command: String,
+    },
 }
 
 /// What the command line asks for.
@@ -110,6 +121,13 @@ pub enum Job {
         config: Box<MachineConfig>,
         /// How often `-v` was given.
         verbose: u8,
+    },
+    /// Send this command to a control socket.
+    Control {
+        /// The socket.
+        path: PathBuf,
+        /// The command.
+        command: String,
     },
     /// Print this text on standard output: help, version or the list of models.
     Print(String),
@@ -126,11 +144,14 @@ where
         Err(error) if !error.use_stderr() => return Ok(Job::Print(error.render().to_string())),
         Err(error) => return Err(Error::Usage(one_line(&error.to_string()))),
     };
-    if let Some(Command::Models { name }) = cli.command {
-        return Ok(Job::Print(match name {
-            Some(name) => model::details(model::find(&name)?),
-            None => models(),
-        }));
+    match cli.command {
+        Some(Command::Models { name: Some(name) }) => return Ok(Job::Print(model::details(model::find(&name)?))),
+        Some(Command::Models { name: None }) => return Ok(Job::Print(models())),
+        Some(Command::Ctl { path, command }) => {
+            let path = control::parse_address(path.as_os_str().as_bytes()).unwrap_or(path);
+            return Ok(Job::Control { path, command });
+        }
+        None => {}
     }
     let Some(kernel) = cli.kernel else {
         return Err(Error::Usage("--kernel FILE is missing".into()));
@@ -160,6 +181,7 @@ where
         model: model::find(&cli.cpu_model)?,
         engine: cli.engine,
         serial: cli.serial,
+        control: cli.control,
         clock,
         seed: match cli.seed {
             Seed::Fixed(seed) => seed,
@@ -264,6 +286,10 @@ fn parse_memory(text: &str) -> Result<u64, String> {
         return Err("not a multiple of the page size, 4K".into());
     }
     Ok(size)
+}
+
+fn parse_control(text: OsString) -> Result<PathBuf, String> {
+    control::parse_address(text.as_bytes())
 }
 
 fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
@@ -438,6 +464,7 @@ mod tests {
         match parse(std::iter::once("minivmm").chain(args.iter().copied())) {
             Ok(Job::Run { config, .. }) => Ok(*config),
             Ok(Job::Print(text)) => Err(text),
+            Ok(Job::Control { path, command }) => Err(format!("{}: {command}", path.display())),
             Err(error) => Err(error.to_string()),
         }
     }

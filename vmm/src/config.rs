@@ -99,6 +99,8 @@ pub struct MachineConfig {
     pub engine: EngineChoice,
     /// The first serial port.
     pub serial: SerialTarget,
+    /// Where a socket takes commands while the machine runs ([`crate::control`]).
+    pub control: Option<PathBuf>,
     /// The clock.
     pub clock: ClockMode,
     /// The seed of RDRAND and RDSEED.
@@ -128,6 +130,7 @@ impl MachineConfig {
             model: &x86::model::WESTMERE,
             engine: EngineChoice::Soft,
             serial: SerialTarget::Buffer,
+            control: None,
             clock: ClockMode::Virtual,
             seed: 0,
             rtc_base: VIRTUAL_RTC_BASE,

@@ -1,9 +1,52 @@
-//! The VMM as a library: [`cli`] makes a [`config::MachineConfig`], [`run::Vm`] makes a machine of it and runs it.
+//! The VMM as a library. The program `minivmm` is a thin user of it: [`cli`] makes a [`MachineConfig`] of the command line, and
+//! [`run::run`] does the rest.
+//!
+//! A machine is described by a [`MachineConfig`], built by [`Vm::new`], and connected to the outside by a [`Console`]. Then it
+//! runs to its [`End`], or for so many steps at a time; in between, its CPUs and its memory can be looked at. Nothing about it
+//! depends on the time of day or on the host, unless the configuration says so: the same configuration gives the same run.
+//!
+//! ```no_run
+//! use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = MachineConfig {
+//!     initrd: Some("initramfs.cpio".into()),
+//!     memory: 256 << 20,
+//!     cpus: 2,
+//!     model: minivmm::model::find("haswell,-rdrand")?,
+//!     max_instructions: Some(10_000_000_000),
+//!     ..MachineConfig::new("vmlinuz")
+//! };
+//! let mut vm = Vm::new(&config)?;
+//! let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line())?;
+//! console.push_input(b"poweroff\n");
+//!
+//! // A million instructions, and a look at where they have led.
+//! let mut end = vm.run_for(&mut console, 1_000_000)?;
+//! let cpu = vm.cpu_state(0).ok_or("no CPU")?;
+//! let mut code = [0; 16];
+//! vm.read_linear(0, cpu.rip, &mut code)?;
+//! println!("after {} steps at {:#x}: {code:02x?}", vm.steps(), cpu.rip);
+//!
+//! // One instruction at a time, and then the rest.
+//! while end.is_none() && vm.cpu_state(0).is_some_and(|cpu| cpu.cpl == 0) {
+//!     end = vm.step(&mut console)?;
+//! }
+//! let end = match end {
+//!     Some(end) => end,
+//!     None => vm.run(&mut console)?,
+//! };
+//! println!("{end:?} after {} ns of the guest's time", vm.virtual_ns());
+//! print!("{}", String::from_utf8_lossy(&console.take_output()));
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod cli;
 pub mod collect;
 pub mod config;
 pub mod console;
+pub mod control;
 pub mod disk;
 pub mod error;
 pub mod inject;
@@ -13,3 +56,9 @@ pub mod machine;
 pub mod model;
 pub mod newc;
 pub mod run;
+
+pub use config::{MachineConfig, SerialTarget};
+pub use console::Console;
+pub use engine::CpuState;
+pub use error::Error;
+pub use run::{End, Vm};

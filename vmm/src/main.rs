@@ -8,6 +8,7 @@ use std::{
 use minivmm::{
     cli::{self, Job},
     console::{signals, terminal},
+    control::client,
     error::{Error, Status},
     logger, run,
 };
@@ -21,6 +22,7 @@ fn main() {
     }));
     let status = match cli::parse(std::env::args_os()) {
         Ok(Job::Print(text)) => print(&text),
+        Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
         Ok(Job::Run { config, verbose }) => {
             logger::init(verbose);
             signals::install()

@@ -28,13 +28,14 @@ use crate::{
     collect::{self, Collector},
     config::{ClockMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop, signals},
+    control::{self, Command, Control, CpuStatus},
     disk::Disk,
     error::{Error, Status},
     inject,
     loader::{self, Boot, Input},
     machine::{
         Machine, acpi, boot,
-        memory::{Digest, Memory, SoftEngine},
+        memory::{Digest, Memory, NotRam, SoftEngine},
         walk,
     },
 };
@@ -54,6 +55,8 @@ const PENDING_JUMP_NS: u64 = 100_000;
 const DEAD_HALT_NS: u64 = 10_000_000_000;
 /// Steps between two looks while an NMI waits until the previous one has returned.
 const NMI_RETRY: u64 = 64;
+/// Commands that are carried out before the guest goes on.
+const COMMANDS: usize = 16;
 /// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
 /// long beside what a change costs.
 const TURN: u64 = 1 << 13;
@@ -193,6 +196,26 @@ impl std::fmt::Display for Stats {
     }
 }
 
+/// No RAM is mapped at this linear address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no memory is mapped at linear address {0:#x}")]
+pub struct Unmapped(pub u64);
+
+impl From<&Cpu> for CpuStatus {
+    fn from(cpu: &Cpu) -> Self {
+        CpuStatus {
+            rip: format!("{:#x}", cpu.rip()),
+            activity: match cpu.activity() {
+                Activity::Running => "running",
+                Activity::Halted => "halted",
+                Activity::WaitForSipi => "waiting",
+                Activity::Shutdown => "shutdown",
+            },
+            steps: cpu.steps(),
+        }
+    }
+}
+
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Turn {
@@ -216,6 +239,8 @@ pub struct Vm {
     timeout: Option<Duration>,
     exits: Exits,
     wall: Duration,
+    control: Option<Control>,
+    paused: bool,
 }
 
 /// [`Cpu`] with a `Debug` that is short.
@@ -307,12 +332,73 @@ impl Vm {
             timeout: config.timeout,
             exits: Exits::default(),
             wall: Duration::ZERO,
+            control: None,
+            paused: false,
         })
     }
 
     /// The UART's line, for [`Console::open`].
     pub fn line(&self) -> Line {
         self.line.clone()
+    }
+
+    /// Takes commands from a socket while it runs.
+    pub fn set_control(&mut self, control: Control) {
+        self.control = Some(control);
+    }
+
+    /// How many CPUs there are.
+    pub fn cpu_count(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// The CPU that is to execute the next instruction.
+    pub fn current_cpu(&self) -> usize {
+        self.turn.cpu
+    }
+
+    /// Instructions and REP iterations so far, over all CPUs: a position in a run, which a run with the same inputs reaches in
+    /// the same state.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Virtual time in nanoseconds.
+    pub fn virtual_ns(&mut self) -> u64 {
+        self.now()
+    }
+
+    /// Reads guest-physical memory.
+    ///
+    /// # Errors
+    /// Not all of it is RAM.
+    pub fn read_physical(&self, gpa: u64, bytes: &mut [u8]) -> Result<(), NotRam> {
+        self.machine.memory().read(gpa, bytes)
+    }
+
+    /// Reads memory at a linear address, through the page tables that a CPU has in use; sets no accessed bits and asks for no
+    /// rights.
+    ///
+    /// # Errors
+    /// The first address at which no RAM is mapped; there is no such CPU.
+    pub fn read_linear(&self, cpu: usize, gva: u64, bytes: &mut [u8]) -> Result<(), Unmapped> {
+        let state = self.cpu_state(cpu).ok_or(Unmapped(gva))?;
+        for (byte, at) in bytes.iter_mut().zip(0..) {
+            let linear = gva.wrapping_add(at);
+            *byte = walk::read_byte(self.machine.memory(), &state, linear).ok_or(Unmapped(linear))?;
+        }
+        Ok(())
+    }
+
+    /// What the control socket says of the machine.
+    pub fn status(&mut self) -> control::Status {
+        control::Status {
+            state: if self.paused { "paused" } else { "running" },
+            steps: self.steps,
+            instructions: self.cpus.iter().map(|cpu| cpu.0.retired()).sum(),
+            virtual_ns: self.now(),
+            cpus: self.cpus.iter().map(|cpu| cpu.0.as_ref().into()).collect(),
+        }
     }
 
     /// A CPU's state, if there is such a CPU.
@@ -356,7 +442,37 @@ impl Vm {
         self.machine.clock().ns(steps)
     }
 
-    /// Runs until something ends it.
+    /// Runs for so many steps at most. `None`: it has made them all.
+    ///
+    /// # Errors
+    /// As [`Vm::run`].
+    pub fn run_for(&mut self, console: &mut Console, steps: u64) -> Result<Option<End>, Error> {
+        let whole = self.max_instructions;
+        let until = self.steps.saturating_add(steps);
+        if whole.is_some_and(|whole| whole <= until) {
+            return self.run(console).map(Some);
+        }
+        self.max_instructions = Some(until);
+        let end = self.run(console);
+        self.max_instructions = whole;
+        match end? {
+            End::Instructions(_) => Ok(None),
+            end => Ok(Some(end)),
+        }
+    }
+
+    /// Executes the next instruction (of a REP, one iteration), on [`Vm::current_cpu`] unless that changes first.
+    ///
+    /// # Errors
+    /// As [`Vm::run`].
+    pub fn step(&mut self, console: &mut Console) -> Result<Option<End>, Error> {
+        self.run_for(console, 1)
+    }
+
+    /// Runs until something ends it. What ended by a limit can be run on.
+    ///
+    /// # Errors
+    /// The console or the system fails.
     pub fn run(&mut self, console: &mut Console) -> Result<End, Error> {
         let started = Instant::now();
         let before = self.wall;
@@ -385,6 +501,7 @@ impl Vm {
         let mut pace = Pace {
             started,
             base: self.now(),
+            paused: Duration::ZERO,
             timeout: self.timeout,
             looked: started,
             dead_since: (u64::MAX, 0),
@@ -457,6 +574,9 @@ impl Vm {
                     self.exits.halt += 1;
                     // Looks outside do not depend on steps alone here, but only what they find can matter to the guest.
                     look_at = look_at.saturating_sub(WARP);
+                    if let Some(end) = self.obey(console, &mut pace)? {
+                        return Ok(end);
+                    }
                     if !self.next_turn()
                         && let Some(end) = self.idle(console, &mut pace)?
                     {
@@ -515,6 +635,9 @@ impl Vm {
 
     /// A slice boundary: input, output, signals, the time limit, and wall time.
     fn look_outside(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
+        if let Some(end) = self.obey(console, pace)? {
+            return Ok(Some(end));
+        }
         if self.clock == ClockMode::Paced {
             self.catch_up(pace.now());
             // The clock is looked at far more often than the outside has to be.
@@ -525,6 +648,44 @@ impl Vm {
         console.flush()?;
         console.poll()?;
         Ok(pace.time_is_up().map(End::Timeout))
+    }
+
+    /// Carries out what has come over the control socket. While the machine is paused it stays here.
+    fn obey(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
+        loop {
+            for _ in 0..COMMANDS {
+                let Some(request) = self.control.as_ref().and_then(Control::next) else {
+                    break;
+                };
+                debug!("{:?} at step {}", request.command, self.steps);
+                let quit = match request.command {
+                    Command::Pause => {
+                        self.paused = true;
+                        false
+                    }
+                    Command::Resume => {
+                        self.paused = false;
+                        false
+                    }
+                    Command::Status => false,
+                    Command::Quit => true,
+                };
+                request.answer(self.status());
+                if quit {
+                    return Ok(Some(End::Quit));
+                }
+            }
+            if !self.paused {
+                return Ok(None);
+            }
+            let since = Instant::now();
+            console.flush()?;
+            console.wait(pace.time_left(None))?;
+            pace.paused += since.elapsed();
+            if let Some(limit) = pace.time_is_up() {
+                return Ok(Some(End::Timeout(limit)));
+            }
+        }
     }
 
     /// Lets virtual time jump towards wall time, if it lags, but never over an event: guests count the ticks of their timers.
@@ -665,6 +826,8 @@ struct Pace {
     started: Instant,
     /// Virtual time at the start.
     base: u64,
+    /// Wall time that does not count for the guest.
+    paused: Duration,
     timeout: Option<Duration>,
     /// When the outside was last looked at.
     looked: Instant,
@@ -675,7 +838,8 @@ struct Pace {
 impl Pace {
     /// What virtual time would be if it had followed wall time.
     fn now(&self) -> u64 {
-        let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let elapsed = self.started.elapsed().saturating_sub(self.paused);
+        let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         self.base.saturating_add(elapsed)
     }
 
@@ -906,7 +1070,17 @@ pub fn run(config: &MachineConfig) -> Result<End, Error> {
     keep.extend(config.initrd.as_deref());
     keep.extend(config.disks.iter().map(|disk| disk.path.as_path()));
     let mut console = Console::open(&config.serial, &keep, vm.line())?;
+    if let Some(path) = &config.control {
+        let control = Control::open(path)?;
+        let wake = control.wake().map_err(|source| Error::System {
+            what: "listening for commands",
+            source,
+        })?;
+        console.listen(wake)?;
+        vm.set_control(control);
+    }
     let end = vm.run(&mut console);
+    drop(vm.control.take());
     drop(console);
     if config.stats {
         // A closed stderr is no reason to fail.
@@ -1043,6 +1217,43 @@ mod tests {
             assert_eq!(vm.stats().steps, limit);
         }
         assert_eq!((vm.digest(), vm.cpu_state(0)), whole);
+    }
+
+    // covers: 3/library-run-step-inspect
+    #[test]
+    fn a_machine_is_run_step_by_step_and_looked_at() {
+        // mov eax, 1; again: inc eax; mov [200000H], eax; cmp eax, 5; jne again; mov al, 0; out F4H, al
+        let code = [
+            0xb8, 1, 0, 0, 0, 0x40, 0xa3, 0, 0, 0x20, 0, 0x83, 0xf8, 5, 0x75, 0xf5, 0xb0, 0, 0xe6, 0xf4,
+        ];
+        let (mut vm, mut console) = vm(&code, |_| {});
+        let rip = |vm: &Vm| vm.cpu_state(0).unwrap().rip;
+        let start = rip(&vm);
+        for (steps, offset, eax) in [(1, 5, 1), (2, 6, 2), (3, 11, 2), (4, 14, 2), (5, 5, 2), (6, 6, 3)] {
+            assert!(vm.step(&mut console).unwrap().is_none());
+            assert_eq!((vm.steps(), rip(&vm) - start), (steps, offset));
+            assert_eq!(vm.cpu_state(0).unwrap().gpr[0], eax);
+        }
+        assert!(vm.run_for(&mut console, 3).unwrap().is_none());
+        assert_eq!((vm.steps(), vm.current_cpu(), vm.cpu_count()), (9, 0, 1));
+        let mut bytes = [0; 4];
+        vm.read_physical(0x20_0000, &mut bytes).unwrap();
+        assert_eq!(bytes, [3, 0, 0, 0]);
+        vm.read_linear(0, start, &mut bytes).unwrap();
+        assert_eq!(bytes, code[..4]);
+        assert_eq!(vm.read_linear(0, (4 << 20) - 2, &mut bytes), Err(Unmapped(4 << 20)));
+        assert_eq!(
+            vm.read_linear(1, start, &mut bytes),
+            Err(Unmapped(start)),
+            "no such CPU"
+        );
+        assert!(vm.read_physical(u64::MAX, &mut bytes).is_err() && vm.cpu_state(1).is_none());
+        assert!(vm.virtual_ns() > 0);
+        // What ends the run comes out of either, and a limit of the configuration's is kept.
+        assert!(matches!(vm.run_for(&mut console, 1000), Ok(Some(End::DebugExit(0)))));
+        let (mut vm, mut console) = self::vm(&code, |c| c.max_instructions = Some(7));
+        assert!(vm.run_for(&mut console, 6).unwrap().is_none());
+        assert!(matches!(vm.run_for(&mut console, 6), Ok(Some(End::Instructions(7)))));
     }
 
     // covers: 2/cli-clock

@@ -22,7 +22,7 @@ use std::{
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps};
 use libc::c_int;
-use vmm_sys_util::{epoll::EventSet, timerfd::TimerFd};
+use vmm_sys_util::{epoll::EventSet, eventfd::EventFd, timerfd::TimerFd};
 
 use self::{
     escape::{Escape, Key},
@@ -68,6 +68,8 @@ struct Sources {
     quit: bool,
     timer: TimerFd,
     wake: Option<RawFd>,
+    /// Somebody else who may end a wait.
+    caller: Option<EventFd>,
     /// The first error of the event machinery itself.
     error: Option<io::Error>,
 }
@@ -133,6 +135,9 @@ impl MutEventSubscriber for Sources {
             if let Err(e) = self.timer.wait() {
                 self.fail(e.into());
             }
+        } else if let Some(caller) = self.caller.as_ref().filter(|caller| caller.as_raw_fd() == events.fd()) {
+            // Its owner looks for what it stands for after every wait.
+            let _ = caller.read();
         } else if Some(events.fd()) != self.wake {
             self.read();
             self.watch(ops);
@@ -275,6 +280,7 @@ impl Console {
             quit: false,
             timer: TimerFd::new().map_err(|e| system("creating a timer")(e.into()))?,
             wake: signals::wake_fd(),
+            caller: None,
             error: None,
         };
         let mut events = EventManager::new().map_err(events_error)?;
@@ -292,6 +298,19 @@ impl Console {
             sent,
             _raw: raw,
         })
+    }
+
+    /// Has a wait end when this becomes readable, too.
+    ///
+    /// # Errors
+    /// The system refuses to wait for it.
+    pub fn listen(&mut self, caller: EventFd) -> Result<(), Error> {
+        let failed = |e: event_manager::Error| events_error(e);
+        let events = Events::new_raw(caller.as_raw_fd(), EventSet::IN);
+        let mut ops = self.events.event_ops(self.sources).map_err(failed)?;
+        ops.add(events).map_err(failed)?;
+        self.events.subscriber_mut(self.sources).map_err(failed)?.caller = Some(caller);
+        Ok(())
     }
 
     fn sources(&mut self) -> Result<&mut Sources, Stop> {

@@ -1,4 +1,4 @@
-//! bzImage, entered in 64-bit mode (Linux Documentation/arch/x86/boot.rst, "The Linux/x86 Boot Protocol").
+//! bzImage, entered in 64-bit mode, or in 32-bit mode where that is all it has (Linux Documentation/arch/x86/boot.rst, "The Linux/x86 Boot Protocol").
 //!
 //! The low megabyte of the machine at entry:
 //!
@@ -23,7 +23,10 @@ use linux_loader::{
 use vm_memory::{ByteValued, GuestAddress};
 
 use super::{Boot, Entry, Input, LoadError, RAISE, e820, initrd, le16, le32, size_text, too_big};
-use crate::{config::DEFAULT_LINUX_CMDLINE, machine::memory::Memory};
+use crate::{
+    config::DEFAULT_LINUX_CMDLINE,
+    machine::memory::{Memory, NotRam},
+};
 
 /// The GDT's address.
 const GDT: u64 = 0x500;
@@ -32,9 +35,9 @@ const ZERO_PAGE: u64 = 0x7000;
 /// The PML4's address; the PDPT and the page directories follow.
 const PAGE_TABLES: u64 = 0x9000;
 /// The command line's address.
-const CMDLINE: u64 = 0x2_0000;
+pub(super) const CMDLINE: u64 = 0x2_0000;
 /// The most that fits there, with its NUL.
-const CMDLINE_ROOM: u64 = 0x6_0000;
+pub(super) const CMDLINE_ROOM: u64 = 0x6_0000;
 
 /// Where the setup header starts in the image and in `struct boot_params`.
 const SETUP_HEADER: usize = 0x1f1;
@@ -58,6 +61,10 @@ pub const BOOT_CS: u16 = 0x10;
 pub const BOOT_DS: u16 = 0x18;
 /// Null, null, 64-bit code, flat data: type, S, P, L or D/B, G as SDM Vol. 3A 3.4.5 "Segment Descriptors" lays them out.
 const GDT_ENTRIES: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+
+const GDT_LIMIT: u16 = (GDT_ENTRIES.len() * 8 - 1) as u16;
+/// The same for the 32-bit boot protocol: its code segment is one of 32 bits.
+const GDT_ENTRIES_32: [u64; 4] = [0, 0, 0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 
 /// Page-table entry bits (SDM Vol. 3A 4.5 "4-Level Paging and 5-Level Paging").
 const PRESENT_WRITABLE: u64 = 0b11;
@@ -83,6 +90,8 @@ struct Header {
     initrd_max: u64,
     /// The end of the header in the image: fields after it are not this kernel's.
     header_end: usize,
+    /// There is a 64-bit entry point.
+    wide: bool,
 }
 
 impl Header {
@@ -108,17 +117,12 @@ impl Header {
         }
         if version < 0x20c {
             let (major, minor) = (version >> 8, version & 0xff);
-            let text = format!("boot protocol {major}.{minor:02}, and its 64-bit entry point came with 2.12");
+            let text = format!("boot protocol {major}.{minor:02}, and 2.12 is the oldest that is known here");
             return Err(LoadError::UnusableKernel(text));
         }
         if byte(0x211)? & LOADED_HIGH == 0 {
             return Err(LoadError::UnusableKernel(
                 "a zImage, which loads below 1 MiB; give the bzImage".into(),
-            ));
-        }
-        if word(0x236)? & XLF_KERNEL_64 == 0 {
-            return Err(LoadError::UnusableKernel(
-                "a 32-bit kernel: it has no 64-bit entry point".into(),
             ));
         }
         // "For backwards compatibility, if the setup_sects field contains 0, the real value is 4."
@@ -157,11 +161,13 @@ impl Header {
             initrd_max: u64::from(long(0x22c)?),
             // The jump at 0x200 skips the header, so its displacement tells the header's length.
             header_end: (HDRS + usize::from(byte(0x201)?)).min(HEADER_END),
+            wide: word(0x236)? & XLF_KERNEL_64 != 0,
         })
     }
 }
 
-/// Loads a bzImage, its command line and its initial RAM disk, and writes what the 64-bit entry point expects.
+/// Loads a bzImage, its command line and its initial RAM disk, and writes what its entry point expects: the 64-bit one if it has
+/// that.
 pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     let kernel_error = |e| (Input::Kernel, e);
     let header = Header::parse(boot.kernel).map_err(kernel_error)?;
@@ -207,15 +213,30 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
         memory.write(address, bytes).map_err(not_ram)?;
     }
     let initrd = initrd.map(|(address, bytes)| (address, bytes.len() as u64));
-    write_zero_page(memory, setup, &header, initrd, boot.rsdp).map_err(kernel_error)?;
-    write_tables(memory).map_err(kernel_error)?;
-    Ok(Entry::Linux64 {
-        rip: header.load + 0x200,
+    write_zero_page(memory, setup, header.header_end, initrd, boot.rsdp).map_err(kernel_error)?;
+    if header.wide {
+        write_tables(memory).map_err(kernel_error)?;
+        return Ok(entry_64(header.load + 0x200));
+    }
+    write_quads(memory, GDT, &mut GDT_ENTRIES_32.into_iter()).map_err(not_ram)?;
+    Ok(Entry::Linux32 {
+        // Below the end of memory below 4 GiB.
+        eip: header.load as u32,
+        boot_params: ZERO_PAGE as u32,
+        gdt: GDT,
+        gdt_limit: GDT_LIMIT,
+    })
+}
+
+/// The 64-bit entry point with what [`write_tables`] has written.
+pub(super) fn entry_64(rip: u64) -> Entry {
+    Entry::Linux64 {
+        rip,
         boot_params: ZERO_PAGE,
         cr3: PAGE_TABLES,
         gdt: GDT,
-        gdt_limit: (GDT_ENTRIES.len() * 8 - 1) as u16,
-    })
+        gdt_limit: GDT_LIMIT,
+    }
 }
 
 /// As high as RAM and the kernel allow, so that it is out of the way of the kernel while that unpacks itself.
@@ -241,10 +262,11 @@ fn place_initrd(memory: &Memory, header: &Header, kernel_end: u64, len: u64) -> 
     })
 }
 
-fn write_zero_page(
+/// Writes `struct boot_params` around a setup header that ends at `header_end` in its image.
+pub(super) fn write_zero_page(
     memory: &Memory,
     setup: setup_header,
-    header: &Header,
+    header_end: usize,
     initrd: Option<(u64, u64)>,
     rsdp: u64,
 ) -> Result<(), LoadError> {
@@ -254,7 +276,7 @@ fn write_zero_page(
         ..Default::default()
     };
     // Fields beyond this kernel's own header are whatever follows it in the file.
-    params.as_mut_slice()[header.header_end..HEADER_END].fill(0);
+    params.as_mut_slice()[header_end..HEADER_END].fill(0);
     params.hdr.type_of_loader = LOADER_UNDEFINED;
     params.hdr.vid_mode = VID_NORMAL;
     params.hdr.cmd_line_ptr = CMDLINE as u32;
@@ -279,19 +301,21 @@ fn write_zero_page(
     LinuxBootConfigurator::write_bootparams(&params, memory.mmap()).map_err(|e| LoadError::DamagedKernel(e.to_string()))
 }
 
-fn write_tables(memory: &Memory) -> Result<(), LoadError> {
-    let write = |at: u64, entries: &mut dyn Iterator<Item = u64>| {
-        let bytes: Vec<u8> = entries.flat_map(u64::to_le_bytes).collect();
-        memory.write(at, &bytes)
-    };
-    write(GDT, &mut GDT_ENTRIES.into_iter())?;
+/// Writes 64-bit words from an address on.
+fn write_quads(memory: &Memory, at: u64, entries: &mut dyn Iterator<Item = u64>) -> Result<(), NotRam> {
+    let bytes: Vec<u8> = entries.flat_map(u64::to_le_bytes).collect();
+    memory.write(at, &bytes)
+}
+
+/// Writes the GDT and the page tables of the 64-bit boot protocol.
+pub(super) fn write_tables(memory: &Memory) -> Result<(), LoadError> {
+    write_quads(memory, GDT, &mut GDT_ENTRIES.into_iter())?;
     let (pdpt, directories) = (PAGE_TABLES + 0x1000, PAGE_TABLES + 0x2000);
-    write(PAGE_TABLES, &mut std::iter::once(pdpt | PRESENT_WRITABLE))?;
-    write(pdpt, &mut (0..4).map(|n| (directories + n * 0x1000) | PRESENT_WRITABLE))?;
-    write(
-        directories,
-        &mut (0..4 * 512).map(|n| (n << 21) | PAGE_SIZE | PRESENT_WRITABLE),
-    )?;
+    write_quads(memory, PAGE_TABLES, &mut std::iter::once(pdpt | PRESENT_WRITABLE))?;
+    let pointers = &mut (0..4).map(|n| (directories + n * 0x1000) | PRESENT_WRITABLE);
+    write_quads(memory, pdpt, pointers)?;
+    let pages = &mut (0..4 * 512).map(|n| (n << 21) | PAGE_SIZE | PRESENT_WRITABLE);
+    write_quads(memory, directories, pages)?;
     Ok(())
 }
 
@@ -325,6 +349,24 @@ pub(crate) mod tests {
         let mut image = bzimage(4096);
         image[at..at + bytes.len()].copy_from_slice(bytes);
         image
+    }
+
+    // covers: 3/loader-bzimage-32
+    #[test]
+    fn a_kernel_without_a_64_bit_entry_point_is_entered_at_its_32_bit_one() {
+        let memory = Memory::new(64 << 20).unwrap();
+        let entry = load(&memory, &boot(&patched(0x236, &[0]))).unwrap();
+        let expected = Entry::Linux32 {
+            eip: 0x100_0000,
+            boot_params: ZERO_PAGE as u32,
+            gdt: GDT,
+            gdt_limit: 31,
+        };
+        assert_eq!(entry, expected);
+        // __BOOT_CS is flat 32-bit code, __BOOT_DS flat data.
+        assert_eq!(u64::from_le_bytes(read(&memory, GDT + 16)), 0x00cf_9b00_0000_ffff);
+        assert_eq!(u64::from_le_bytes(read(&memory, GDT + 24)), 0x00cf_9300_0000_ffff);
+        assert_eq!(read::<4>(&memory, ZERO_PAGE + 0x228), (CMDLINE as u32).to_le_bytes());
     }
 
     fn read<const N: usize>(memory: &Memory, gpa: u64) -> [u8; N] {
@@ -483,7 +525,6 @@ pub(crate) mod tests {
             (patched(0x1fe, &[0, 0]), "AA55H"),
             (patched(0x206, &0x020bu16.to_le_bytes()), "protocol 2.11"),
             (patched(0x211, &[0]), "zImage"),
-            (patched(0x236, &[0]), "32-bit"),
             (patched(0x1f4, &[0; 4]), "no protected-mode code"),
             (patched(0x1f4, &[0xff; 4]), "truncated"),
             (patched(0x1f1, &[0xff]), "truncated"),

@@ -1,9 +1,11 @@
-//! Kernels into guest memory: bzImage by the 64-bit Linux boot protocol, ELF32 (and flat) images by multiboot 1.
+//! Kernels into guest memory: bzImage by the Linux boot protocol, ELF64 by a PVH note or as a Linux kernel, ELF32 (and flat)
+//! images by multiboot 1.
 //!
 //! Everything here works on untrusted bytes: a kernel, an initial RAM disk, a command line. What does not fit is a
 //! [`LoadError`] that names it.
 
 pub mod e820;
+pub mod elf;
 pub mod initrd;
 pub mod linux;
 pub mod multiboot;
@@ -29,7 +31,7 @@ pub enum LoadError {
         have: u64,
     },
     /// Not a kernel of any kind that can be loaded.
-    #[error("not a kernel for this machine: neither a Linux bzImage nor an ELF32 multiboot image")]
+    #[error("not a kernel for this machine: neither a Linux bzImage nor an ELF64 kernel or ELF32 multiboot image")]
     ForeignKernel,
     /// A kernel, but one that cannot be entered.
     #[error("not a kernel for this machine: {0}")]
@@ -147,6 +149,24 @@ pub enum Entry {
         /// Its limit.
         gdt_limit: u16,
     },
+    /// Flat 32-bit protected mode: Linux boot protocol, "32-bit Boot Protocol".
+    Linux32 {
+        /// The entry point, the start of the loaded image.
+        eip: u32,
+        /// The address of `struct boot_params`.
+        boot_params: u32,
+        /// The GDT.
+        gdt: u64,
+        /// Its limit.
+        gdt_limit: u16,
+    },
+    /// Flat 32-bit protected mode: Xen's "x86/HVM direct boot ABI".
+    Pvh {
+        /// The entry point, from the note.
+        eip: u32,
+        /// The address of `struct hvm_start_info`.
+        start_info: u32,
+    },
     /// Flat 32-bit protected mode: multiboot 0.6.96, 3.2 "Machine state".
     Multiboot {
         /// The entry point.
@@ -156,7 +176,7 @@ pub enum Entry {
     },
 }
 
-/// Loads a kernel of either kind and what goes with it.
+/// Loads a kernel of any kind and what goes with it.
 pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     if boot.kernel.is_empty() {
         return Err((Input::Kernel, LoadError::Empty));
@@ -170,7 +190,11 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     if linux::is_bzimage(boot.kernel) {
         return linux::load(memory, boot);
     }
-    if multiboot::find_header(boot.kernel).is_some() {
+    let multiboot = multiboot::find_header(boot.kernel).is_some();
+    if elf::is_elf64(boot.kernel) && (!multiboot || elf::is_loadable(boot.kernel)) {
+        return elf::load(memory, boot);
+    }
+    if multiboot {
         return multiboot::load(memory, boot);
     }
     Err((Input::Kernel, why_foreign(boot.kernel)))

@@ -9,6 +9,8 @@ use crate::loader::{Entry, linux, multiboot};
 const CODE_64: u16 = 0xa09b;
 const CODE_32: u16 = 0xc09b;
 const DATA: u16 = 0xc093;
+/// A present TSS of 32 bits, busy.
+const BUSY_TSS: u16 = 0x008b;
 
 const CR0_PE: u64 = 1 << 0;
 const CR0_ET: u64 = 1 << 4;
@@ -60,6 +62,38 @@ pub fn state(model: &CpuModel, entry: &Entry) -> CpuState {
             state.gpr[RSI] = boot_params;
             state.rip = rip;
         }
+        Entry::Linux32 {
+            eip,
+            boot_params,
+            gdt,
+            gdt_limit,
+        } => {
+            set(&mut state, flat(linux::BOOT_CS, CODE_32), flat(linux::BOOT_DS, DATA));
+            state.gdtr = Table {
+                base: gdt,
+                limit: gdt_limit,
+            };
+            state.idtr = Table { base: 0, limit: 0 };
+            state.cr0 = CR0_PE | CR0_ET;
+            // EBP, EDI and EBX have to be 0.
+            state.gpr[RSI] = boot_params.into();
+            state.rip = eip.into();
+        }
+        Entry::Pvh { eip, start_info } => {
+            // The selectors' values and GDTR are unspecified; TR is a 32-bit TSS at 0 with a limit of 67H.
+            set(&mut state, flat(0x08, CODE_32), flat(0x10, DATA));
+            state.gdtr = Table { base: 0, limit: 0 };
+            state.idtr = Table { base: 0, limit: 0 };
+            state.tr = Segment {
+                selector: 0x18,
+                base: 0,
+                limit: 0x67,
+                attributes: BUSY_TSS,
+            };
+            state.cr0 = CR0_PE | CR0_ET;
+            state.gpr[RBX] = start_info.into();
+            state.rip = eip.into();
+        }
         Entry::Multiboot { eip, info } => {
             // 3.2: the selectors' exact values are undefined, and GDTR may be invalid.
             set(&mut state, flat(0x08, CODE_32), flat(0x10, DATA));
@@ -101,6 +135,38 @@ mod tests {
             );
         }
         assert_eq!(state.gdtr, Table { base: 0x500, limit: 31 });
+    }
+
+    // covers: 3/loader-pvh, 3/loader-bzimage-32
+    #[test]
+    fn pvh_and_32_bit_linux_kernels_are_entered_in_flat_32_bit_protected_mode() {
+        let pvh = Entry::Pvh {
+            eip: 0x100_0140,
+            start_info: 0x6000,
+        };
+        let linux = Entry::Linux32 {
+            eip: 0x10_0000,
+            boot_params: 0x7000,
+            gdt: 0x500,
+            gdt_limit: 31,
+        };
+        for (entry, rip, rbx, rsi, cs, ds) in [
+            (pvh, 0x100_0140, 0x6000, 0, 8, 0x10),
+            (linux, 0x10_0000, 0, 0x7000, 0x10, 0x18),
+        ] {
+            let state = state(&WESTMERE, &entry);
+            assert_eq!((state.rip, state.gpr[RBX], state.gpr[RSI]), (rip, rbx, rsi));
+            assert_eq!((state.gpr[5], state.gpr[7], state.efer, state.cr4), (0, 0, 0, 0));
+            assert_eq!(
+                (state.cr0 & (CR0_PG | CR0_PE), state.rflags & (1 << 9 | 1 << 17)),
+                (CR0_PE, 0)
+            );
+            assert_eq!((state.segments[CS].selector, state.segments[DS].selector), (cs, ds));
+            for segment in [CS, DS, ES, SS] {
+                let segment = &state.segments[segment];
+                assert_eq!((segment.base, segment.limit, segment.big()), (0, u32::MAX, true));
+            }
+        }
     }
 
     // covers: 2/loader-multiboot

@@ -1,0 +1,323 @@
+//! `--control` and `minivmm ctl` on running machines.
+
+mod common;
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::*;
+use iced_x86::code_asm::CodeAssembler;
+use serde_json::Value;
+
+/// A guest with a control socket.
+struct Guest {
+    folder: Folder,
+    socket: PathBuf,
+    process: Watched,
+}
+
+impl Guest {
+    fn start(image: &[u8], options: &[&str]) -> Guest {
+        let folder = Folder::new();
+        folder.file("kernel", image);
+        let socket = folder.path().join("control");
+        let mut command = minivmm();
+        // The guest finds the kernel's name on its command line: it is the same for all.
+        command
+            .current_dir(folder.path())
+            .args(["--kernel", "kernel", "--serial", "null", "--control"]);
+        command.arg(format!("unix:{}", socket.display())).args(options);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let guest = Guest {
+            folder,
+            socket,
+            process: Watched::new(child),
+        };
+        let limit = Instant::now() + Duration::from_secs(120);
+        while UnixStream::connect(&guest.socket).is_err() {
+            assert!(Instant::now() < limit, "no socket");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        guest
+    }
+
+    fn client(&self) -> Client {
+        let stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        Client(BufReader::new(stream))
+    }
+
+    fn end(mut self) -> i32 {
+        let status = self.process.wait();
+        assert!(!self.socket.exists(), "the socket is removed");
+        assert!(self.folder.path().exists());
+        status.code().unwrap()
+    }
+}
+
+struct Client(BufReader<UnixStream>);
+
+impl Client {
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.get_mut().write_all(bytes).unwrap();
+    }
+
+    fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"))
+    }
+
+    #[track_caller]
+    fn ask(&mut self, command: &str) -> Value {
+        self.send(format!("{{\"command\":\"{command}\"}}\n").as_bytes());
+        let answer = self.answer();
+        assert_eq!(answer["ok"], true, "{command}: {answer}");
+        answer
+    }
+
+    #[track_caller]
+    fn refused(&mut self, line: &[u8], says: &str) {
+        self.send(line);
+        let answer = self.answer();
+        assert_eq!(answer["ok"], false, "{answer}");
+        let error = answer["error"].as_str().unwrap();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+fn steps(status: &Value) -> u64 {
+    status["steps"].as_u64().unwrap()
+}
+
+/// Waits until the guest has gone on from `before`.
+fn goes_on(client: &mut Client, before: u64) {
+    let limit = Instant::now() + Duration::from_secs(120);
+    while steps(&client.ask("status")) == before {
+        assert!(Instant::now() < limit, "the guest stands still");
+    }
+}
+
+fn ctl(socket: &Path, command: &str) -> Output {
+    run(minivmm().arg("ctl").arg(socket).arg(command))
+}
+
+// covers: 3/control-pause, 3/control-status, 3/control-quit
+#[test]
+fn a_guest_is_paused_resumed_and_ended() {
+    for (clock, cpus) in [("virtual", "1"), ("paced", "1"), ("virtual", "3")] {
+        let guest = Guest::start(&spinner(), &["--clock", clock, "--cpus", cpus]);
+        let mut client = guest.client();
+        let first = client.ask("status");
+        assert_eq!(first["state"], "running");
+        goes_on(&mut client, steps(&first));
+        let paused = client.ask("pause");
+        assert_eq!(paused["state"], "paused");
+        std::thread::sleep(Duration::from_millis(50));
+        let mut other = guest.client();
+        let still = other.ask("status");
+        assert_eq!(still, paused, "nothing moves, not even the clock");
+        assert_eq!(client.ask("pause"), paused, "again is no error");
+        let all = still["cpus"].as_array().unwrap();
+        assert_eq!(all.len().to_string(), cpus);
+        assert!(all[0]["rip"].as_str().unwrap().starts_with("0x10"), "{still}");
+        assert_eq!(all[0]["activity"], "running");
+        assert!(all[1..].iter().all(|cpu| cpu["activity"] == "waiting"), "{still}");
+        assert_eq!(other.ask("resume")["state"], "running");
+        goes_on(&mut client, steps(&paused));
+        client.ask("quit");
+        assert_eq!(guest.end(), 0, "{clock}");
+    }
+}
+
+/// A guest that waits for its interrupts is reached as well, and a timer does not fire while it is paused.
+// covers: 3/control-pause
+#[test]
+fn an_idle_guest_answers() {
+    for clock in ["virtual", "paced"] {
+        // The PIT as slow as it goes: 18 interrupts a second.
+        let timer = |a: &mut CodeAssembler| {
+            for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
+                out(a, port, value);
+            }
+        };
+        let image = interrupt_guest(0xfe, 0x20, timer, |_, _| {});
+        let guest = Guest::start(&image, &["--clock", clock]);
+        let mut client = guest.client();
+        client.ask("status");
+        let paused = client.ask("pause");
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(client.ask("status"), paused);
+        client.ask("resume");
+        client.ask("quit");
+        assert_eq!(guest.end(), 0);
+    }
+}
+
+/// What a pause does not change: where the guest is after so many instructions, and in what state.
+// covers: 3/control-pause
+#[test]
+fn a_pause_leaves_no_trace_in_the_guest() {
+    let hash = |pauses: u32| {
+        let guest = Guest::start(
+            &spinner(),
+            &["--clock", "virtual", "--max-instructions", "300000000", "--stats"],
+        );
+        let mut client = guest.client();
+        for _ in 0..pauses {
+            client.ask("pause");
+            client.ask("resume");
+        }
+        drop(client);
+        let output = guest.process.output();
+        assert_eq!(output.status.code(), Some(8));
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = errors.lines().find(|line| line.starts_with("state hash:"));
+        line.unwrap_or_else(|| panic!("{errors}")).to_string()
+    };
+    assert_eq!(hash(0), hash(5));
+}
+
+// covers: 3/control-garbage, 3/control-oversized
+#[test]
+fn what_is_no_command_is_answered_and_the_guest_runs_on() {
+    let guest = Guest::start(&spinner(), &[]);
+    let mut client = guest.client();
+    for (line, says) in [
+        (&b"status\n"[..], "not a command"),
+        (b"{}\n", "missing field `command`"),
+        (b"{\"command\":\"explode\"}\n", "unknown variant `explode`"),
+        (b"{\"command\":7}\n", "not a command"),
+        (b"[1,2\n", "not a command"),
+        (b"\xff\xfe\x00\n", "not a command"),
+        (b"{\"command\":\"status\"} trailing\n", "not a command"),
+        (&[&vec![b'['; 4000][..], b"\n"].concat(), "not a command"),
+    ] {
+        client.refused(line, says);
+    }
+    // Blank lines are nothing, and the connection still works.
+    client.send(b"\n  \r\n");
+    client.ask("status");
+    client.refused(&vec![b' '; 5000], "more than 4096 bytes");
+    let mut rest = Vec::new();
+    assert!(
+        matches!(client.0.read_to_end(&mut rest), Ok(0) | Err(_)),
+        "then it is closed"
+    );
+    // An unfinished line, and a client that goes away without reading its answers.
+    guest.client().send(b"{\"command\":\"sta");
+    guest.client().send(&b"{\"command\":\"status\"}\n".repeat(50));
+    let mut client = guest.client();
+    let before = steps(&client.ask("status"));
+    goes_on(&mut client, before);
+    client.ask("quit");
+    assert_eq!(guest.end(), 0);
+}
+
+// covers: 3/control-flood
+#[test]
+fn a_flood_of_commands_does_not_stop_the_guest() {
+    let guest = Guest::start(&spinner(), &[]);
+    let mut clients: Vec<Client> = (0..7).map(|_| guest.client()).collect();
+    let line = b"{\"command\":\"status\"}\n";
+    let before = steps(&clients[0].ask("status"));
+    for client in &mut clients {
+        client.send(&line.repeat(200));
+    }
+    let mut last = before;
+    for round in 0..200 {
+        for client in &mut clients {
+            let answer = client.answer();
+            assert_eq!(answer["ok"], true, "round {round}: {answer}");
+            last = last.max(steps(&answer));
+        }
+    }
+    assert!(last > before, "the guest has run on in between");
+    // More clients than there is room for are told so; those who leave make room.
+    let mut more: Vec<Client> = (0..9).map(|_| guest.client()).collect();
+    let mut refused = 0;
+    for client in &mut more {
+        // Where the door is closed already, the write may fail and the answer is there all the same.
+        let _ = client.0.get_mut().write_all(line);
+        let answer = client.answer();
+        if answer["ok"] == false {
+            assert!(answer["error"].as_str().unwrap().contains("8 clients"), "{answer}");
+            refused += 1;
+        }
+    }
+    assert!(refused >= 8, "{refused}");
+    drop((clients, more));
+    let limit = Instant::now() + Duration::from_secs(120);
+    while ctl(&guest.socket, "quit").status.code() != Some(0) {
+        assert!(Instant::now() < limit, "nobody is let in any more");
+    }
+    assert_eq!(guest.end(), 0);
+}
+
+// covers: 3/control-ctl
+#[test]
+fn ctl_sends_a_command_and_prints_the_answer() {
+    let guest = Guest::start(&spinner(), &[]);
+    let output = ctl(&guest.socket, "status");
+    assert_eq!(output.status.code(), Some(0));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["ok"], &answer["state"]), (&true.into(), &"running".into()));
+    let prefixed = PathBuf::from(format!("unix:{}", guest.socket.display()));
+    assert_eq!(ctl(&prefixed, "pause").status.code(), Some(0));
+    assert_eq!(ctl(&guest.socket, "{\"command\":\"resume\"}").status.code(), Some(0));
+    assert_refused(&ctl(&guest.socket, "explode"), 2, &["ctl", "unknown variant `explode`"]);
+    assert_eq!(ctl(&guest.socket, "quit").status.code(), Some(0));
+    let socket = guest.socket.clone();
+    assert_eq!(guest.end(), 0);
+    assert_refused(&ctl(&socket, "status"), 2, &["ctl", "no such file"]);
+}
+
+// covers: 3/control-path
+#[test]
+fn a_socket_that_cannot_be_made_is_one_line() {
+    let folder = Folder::new();
+    let taken = folder.file("taken", "something");
+    let long = folder.path().join("x".repeat(200));
+    for (path, says) in [
+        (taken.clone(), "exists already"),
+        (folder.path().join("missing/control"), "no such file"),
+        (long, "path"),
+    ] {
+        let address = format!("unix:{}", path.display());
+        let output = run_guest(&hello(), &["--serial", "null", "--control", &address]);
+        assert_refused(&output, 2, &["--control", says]);
+    }
+    assert_eq!(fs::read(&taken).unwrap(), b"something", "what was there is left alone");
+    for address in ["tcp:1234", "unix:", "/tmp/x"] {
+        assert_refused(
+            &run_guest(&hello(), &["--control", address]),
+            2,
+            &["--control", "unix:"],
+        );
+    }
+}
+
+// covers: 3/control-path
+#[test]
+fn the_socket_goes_when_the_guest_or_a_signal_ends_the_run() {
+    let guest = Guest::start(&spinner(), &[]);
+    kill(&guest.process.child, "TERM");
+    assert_eq!(guest.end(), 2);
+    let guest = Guest::start(&spinner(), &["--timeout", "1"]);
+    let mut client = guest.client();
+    client.ask("pause");
+    assert_eq!(guest.end(), 8, "the time limit holds while the guest is paused");
+    let mut rest = String::new();
+    assert!(matches!(client.0.read_to_string(&mut rest), Ok(0) | Err(_)), "{rest}");
+}
