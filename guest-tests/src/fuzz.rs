@@ -69,6 +69,11 @@ pub const TARGETS: &[Target] = &[
         seeds: programs,
     },
     Target {
+        name: "elf",
+        run: elf,
+        seeds: elf_images,
+    },
+    Target {
         name: "virtqueue",
         run: virtqueue,
         seeds: drivers,
@@ -114,7 +119,7 @@ fn load(boot: &Boot) -> Result<(Entry, Memory), (Input, LoadError)> {
     // An image that is taken starts in RAM.
     let start = match entry {
         Entry::Linux64 { rip, .. } => rip,
-        Entry::Multiboot { eip, .. } => u64::from(eip),
+        Entry::Linux32 { eip, .. } | Entry::Pvh { eip, .. } | Entry::Multiboot { eip, .. } => u64::from(eip),
     };
     let mut byte = [0];
     memory.read(start, &mut byte).expect("the entry point is RAM");
@@ -149,6 +154,11 @@ pub fn multiboot(bytes: &[u8]) {
     check(load(&boot(bytes, Some(b"module"), Some(b"words"))));
 }
 
+/// The bytes as an ELF64 kernel, with a module.
+pub fn elf(bytes: &[u8]) {
+    check(load(&boot(bytes, Some(b"module"), Some(b"words"))));
+}
+
 /// The bytes as an initial RAM disk.
 pub fn initrd(bytes: &[u8]) {
     check(load(&boot(&small_bzimage(), Some(bytes), None)));
@@ -169,6 +179,7 @@ pub fn command_line(bytes: &[u8]) {
     match cli::parse(std::iter::once("minivmm".into()).chain(words)) {
         Ok(Job::Run { config, .. }) => assert!(config.memory > 0 && config.memory % 4096 == 0),
         Ok(Job::Print(text)) => assert!(!text.is_empty()),
+        Ok(Job::Control { .. }) => {}
         Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
     }
 }
@@ -489,6 +500,39 @@ fn multiboot_images() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
+/// An ELF64 kernel with one segment at 1 MiB, and with a PVH note or with Linux's banner.
+fn elf_images() -> Vec<Vec<u8>> {
+    let note = [
+        &4u32.to_le_bytes()[..],
+        &4u32.to_le_bytes(),
+        &18u32.to_le_bytes(),
+        b"Xen\0",
+        &0x10_0000u32.to_le_bytes(),
+    ]
+    .concat();
+    [(4u32, &note[..]), (0, b"Linux version 7.0")]
+        .map(|(kind, text)| {
+            let mut image = b"\x7fELF\x02\x01\x01".to_vec();
+            image.resize(64, 0);
+            image[16..20].copy_from_slice(&[2, 0, 62, 0]); // ET_EXEC, EM_X86_64
+            image[24..32].copy_from_slice(&0x10_0000u64.to_le_bytes()); // e_entry
+            image[32] = 64; // e_phoff
+            image[54] = 56; // e_phentsize
+            image[56] = 2; // e_phnum
+            let (offset, len) = (64 + 2 * 56, text.len() as u64);
+            for (kind, start, size) in [(1u32, 0x10_0000u64, 0x2000), (kind, 0, len)] {
+                image.extend(kind.to_le_bytes());
+                image.extend([0; 4]);
+                for field in [offset, start, start, len, size, 4] {
+                    image.extend(field.to_le_bytes());
+                }
+            }
+            image.extend(text);
+            image
+        })
+        .to_vec()
+}
+
 fn initrds() -> Vec<Vec<u8>> {
     // A header's thirteen fields: all zero but the length of the name, the twelfth.
     let newc = [b"070701".as_slice(), &[b'0'; 88], b"0000000B00000000TRAILER!!!\0\0\0\0"].concat();
@@ -503,7 +547,14 @@ fn initrds() -> Vec<Vec<u8>> {
 fn command_lines() -> Vec<Vec<u8>> {
     let all = "--kernel k --initrd i --cmdline ab -m 1G --cpu westmere --engine soft --serial file:x --clock paced --seed 7 \
                --rtc-base 2024-01-01T00:00:00Z --max-instructions 1000 --timeout 5 --stats -v";
-    let lines = [all, "models", "--help", "--kernel k --memory 0x10000000 --seed random"];
+    let lines = [
+        all,
+        "models",
+        "ctl unix:socket status",
+        "--kernel k --control unix:socket --cpus 4",
+        "--help",
+        "--kernel k --memory 0x10000000 --seed random",
+    ];
     lines.map(|line| line.replace(' ', "\0").into_bytes()).to_vec()
 }
 
@@ -553,6 +604,10 @@ mod tests {
         }
         for image in multiboot_images() {
             load(&boot(&image, Some(b"module"), None)).map(drop).unwrap();
+        }
+        for image in elf_images() {
+            let archive = &initrds()[0];
+            load(&boot(&image, Some(archive), None)).map(drop).unwrap();
         }
         for words in command_lines() {
             let words = words

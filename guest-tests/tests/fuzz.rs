@@ -72,6 +72,12 @@ fn no_code_upsets_the_engine() {
     hammer("instructions");
 }
 
+// covers: 3/fuzz-elf
+#[test]
+fn no_bytes_upset_the_elf_loader() {
+    hammer("elf");
+}
+
 // covers: 3/fuzz-virtqueue
 #[test]
 fn no_driver_upsets_the_virtio_devices() {

@@ -208,7 +208,8 @@ impl From<&Cpu> for CpuStatus {
             activity: match cpu.activity() {
                 Activity::Running => "running",
                 Activity::Halted => "halted",
-                Activity::WaitForSipi => "waiting",
+                Activity::Waiting => "waiting",
+                Activity::WaitForSipi => "wait-for-sipi",
                 Activity::Shutdown => "shutdown",
             },
             steps: cpu.steps(),

@@ -133,7 +133,7 @@ fn a_guest_is_paused_resumed_and_ended() {
         assert_eq!(all.len().to_string(), cpus);
         assert!(all[0]["rip"].as_str().unwrap().starts_with("0x10"), "{still}");
         assert_eq!(all[0]["activity"], "running");
-        assert!(all[1..].iter().all(|cpu| cpu["activity"] == "waiting"), "{still}");
+        assert!(all[1..].iter().all(|cpu| cpu["activity"] == "wait-for-sipi"), "{still}");
         assert_eq!(other.ask("resume")["state"], "running");
         goes_on(&mut client, steps(&paused));
         client.ask("quit");

@@ -87,7 +87,7 @@ pub struct Status {
 pub struct CpuStatus {
     /// The instruction pointer, in hexadecimal.
     pub rip: String,
-    /// `running`, `halted`, `waiting` (for a start-up IPI) or `shutdown`.
+    /// `running`, `halted`, `waiting` (after MWAIT), `wait-for-sipi` (until another CPU starts it) or `shutdown`.
     pub activity: &'static str,
     /// Instructions and REP iterations so far.
     pub steps: u64,
