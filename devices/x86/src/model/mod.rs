@@ -471,4 +471,6 @@ pub fn by_name(name: &str) -> Option<&'static CpuModel> {
 }
 
 #[cfg(test)]
+mod table;
+#[cfg(test)]
 mod tests;
