@@ -370,10 +370,7 @@ mod tests {
         assert_eq!(model.cpuid(4, 2), base.cpuid(4, 2));
         assert!(!model.features().invpcid() && model.features().rdrand());
         assert!(model.msr(0x34).is_none() && base.msr(0x34).is_some());
-        assert_eq!(
-            model.msr(0x1A0).map(|row| (row.reset, row.writable)),
-            Some((0x1801, 9))
-        );
+        assert_eq!(model.msr(0x1A0).map(|row| (row.reset, row.writable)), Some((0x1801, 9)));
 
         let text =
             "base = 'p6'\nname = 'x'\n[[msr]]\nnumber = '0x1234'\nname = 'WIDE'\nvalue = '0xFFFF_FFFF_FFFF_FFFF'\n";

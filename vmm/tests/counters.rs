@@ -3,10 +3,13 @@
 
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
 use iced_x86::code_asm::*;
+use iced_x86::{Decoder, FlowControl, Mnemonic};
 use minivmm::machine::Machine;
 use minivmm::machine::memory::{Memory, SoftEngine};
+use std::sync::{Arc, Mutex};
 use x86::model::{CpuModel, WESTMERE};
 use x86::msr::*;
+use x86::seam::{Appetite, Effects, Processor, Watch};
 
 const CODE: u64 = 0x10_0000;
 const HANDLER: u64 = 0x11_0000;
@@ -388,6 +391,35 @@ fn an_event_that_cannot_be_sampled_is_an_ordinary_overflow() {
 
 // covers: 4/pebs-table
 #[test]
+fn load_latency_samples_loads() {
+    let loads = |a: &mut Code| {
+        a.mov(rbx, DATA).unwrap();
+        for _ in 0..8 {
+            a.mov(rax, qword_ptr(rbx)).unwrap();
+            a.mov(qword_ptr(rbx + 8), rax).unwrap();
+            a.add(rbx, 64).unwrap();
+        }
+    };
+    let program = |a: &mut Code| {
+        wrmsr(a, MSR_PEBS_LD_LAT, 3);
+        experiment(&[(EN | RINGS | 0x100B, -1)], 1 << 32 | 1, loads)(a);
+    };
+    let guest = Guest::new(&WESTMERE, nothing, program)
+        .buffer(8 * RECORD, 8 * RECORD, u64::MAX)
+        .run();
+    // One overflows, the next records, and so on.
+    assert_eq!(guest.records(), 4);
+    for n in 0..4 {
+        let (address, source, latency) = (guest.field(n, 0x98), guest.field(n, 0xA0), guest.field(n, 0xA8));
+        assert_eq!(address, guest.field(n, 0x18), "the register that the load used: RBX");
+        assert_eq!(address, DATA + 64 * (2 * n + 1));
+        assert!(latency > 3, "{latency}");
+        assert_eq!(source, 0xA, "a cold line, from memory");
+    }
+}
+
+// covers: 4/pebs-table
+#[test]
 fn three_conditions_of_one_jump_are_all_there_at_the_first_entry() {
     let program = |a: &mut Code| {
         // TR, BTS and BTINT, before the counters: the jumps are the first branches.
@@ -469,4 +501,141 @@ fn rdpmc_and_rdmsr_agree_and_count_exactly() {
     // WRMSR, eleven jumps, MOV, MOV, REP STOSB, MOV; RDPMC reads before itself. Then RDPMC, MOV, MOV.
     assert_eq!((state.gpr[8], state.gpr[9]), (16, 11));
     assert_eq!((state.gpr[10], state.gpr[11]), (22, 11), "six instructions later");
+}
+
+/// The addresses of all instructions that run, in order.
+struct Log(Arc<Mutex<Vec<u64>>>);
+
+impl Watch for Log {
+    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+        Appetite {
+            every_instruction: true,
+            ..Appetite::NOTHING
+        }
+    }
+
+    fn before(&mut self, address: u64, _: &mut dyn Processor) -> Effects {
+        let mut log = self.0.lock().unwrap();
+        // The iterations of a REP are one instruction.
+        if log.last() != Some(&address) {
+            log.push(address);
+        }
+        Effects::NONE
+    }
+}
+
+/// Arithmetic, REPs, branches of every near kind, in loops, as the seed has it.
+fn random_program(a: &mut Code, seed: u64) {
+    let mut state = seed | 1;
+    let mut random = move |below: u32| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as u32 % below
+    };
+    let (mut function, mut over) = (a.create_label(), a.create_label());
+    a.jmp(over).unwrap();
+    a.set_label(&mut function).unwrap();
+    a.add(ebx, 7).unwrap();
+    a.ret().unwrap();
+    a.set_label(&mut over).unwrap();
+    a.mov(r14d, 5 + random(10)).unwrap();
+    let mut again = a.create_label();
+    a.set_label(&mut again).unwrap();
+    for _ in 0..100 {
+        let mut next = a.create_label();
+        match random(9) {
+            0 => a.add(eax, random(1000) as i32 | 1).unwrap(),
+            1 => a.imul_2(ebx, eax).unwrap(),
+            2 => {
+                a.mov(edi, DATA as u32).unwrap();
+                a.mov(ecx, random(6)).unwrap();
+                a.rep().stosb().unwrap();
+            }
+            3 | 4 => {
+                a.add(eax, random(1 << 30) as i32).unwrap();
+                if random(2) == 0 { a.js(next) } else { a.jp(next) }.unwrap();
+                a.inc(ebx).unwrap();
+            }
+            5 => a.call(function).unwrap(),
+            6 => {
+                a.lea(r13, qword_ptr(function)).unwrap();
+                a.call(r13).unwrap();
+            }
+            7 => {
+                a.lea(r13, qword_ptr(next)).unwrap();
+                a.jmp(r13).unwrap();
+            }
+            _ => {
+                a.push(rax).unwrap();
+                a.pop(rdx).unwrap();
+            }
+        }
+        a.set_label(&mut next).unwrap();
+        a.nop().unwrap();
+    }
+    a.dec(r14d).unwrap();
+    a.jnz(again).unwrap();
+}
+
+// covers: 4/pmu-oracle
+#[test]
+fn counters_equal_the_stream_of_instructions() {
+    let events = [
+        (INSTRUCTIONS, 0),
+        (BRANCHES, 0),
+        (EN | RINGS | 0x01C4, 0),
+        (EN | RINGS | 0x02C4, 0),
+    ];
+    for seed in 1..=12_u64 {
+        let program = || {
+            experiment(&events, 0, move |a: &mut Code| {
+                random_program(a, seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+            })
+        };
+        let counters = |guest: &mut Guest| guest.machine.units().pmu.as_ref().unwrap().state().values[..4].to_vec();
+        let mut alone = Guest::new(&WESTMERE, nothing, program()).run();
+
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let mut watched = Guest::new(&WESTMERE, nothing, program());
+        assert!(watched.machine.observe(0, Some(Box::new(Log(log.clone())))));
+        let mut watched = watched.run();
+        assert_eq!(
+            counters(&mut alone),
+            counters(&mut watched),
+            "seed {seed}: watched or not"
+        );
+
+        // From the instruction after the enabling WRMSR to the one before the last WRMSR, which disables.
+        let log = log.lock().unwrap();
+        let decode = |ip: u64| {
+            let mut bytes = [0; 15];
+            watched.machine.memory().read(ip, &mut bytes).unwrap();
+            Decoder::with_ip(64, &bytes, ip, 0).decode()
+        };
+        let first = log.iter().position(|&ip| ip == body_of(&watched)).unwrap();
+        let last = log
+            .iter()
+            .rposition(|&ip| decode(ip).mnemonic() == Mnemonic::Wrmsr)
+            .unwrap();
+        let ran: Vec<FlowControl> = log[first..last].iter().map(|&ip| decode(ip).flow_control()).collect();
+        let count = |kinds: &[FlowControl]| ran.iter().filter(|flow| kinds.contains(flow)).count() as u64;
+        let calls = count(&[FlowControl::Call, FlowControl::IndirectCall]);
+        let conditional = count(&[FlowControl::ConditionalBranch]);
+        let others = count(&[
+            FlowControl::UnconditionalBranch,
+            FlowControl::IndirectBranch,
+            FlowControl::Return,
+        ]);
+        assert!(
+            ran.len() > 1000 && calls > 10 && conditional > 10,
+            "seed {seed}: {}",
+            ran.len()
+        );
+        assert_eq!(
+            counters(&mut alone),
+            [ran.len() as u64 + 1, calls + conditional + others, conditional, calls],
+            "seed {seed}"
+        );
+    }
 }
