@@ -122,6 +122,28 @@ fn the_interrupt_of_a_full_buffer_freezes_the_stack() {
     }
 }
 
+// covers: 4/lbr-pt-exclusion
+#[test]
+fn intel_pt_pauses_the_stack_and_the_store_where_they_exclude_each_other() {
+    for (name, stored) in [("broadwell", 0), ("skylake-server", 1)] {
+        // LBR, TR, BTS; then TraceEn with BranchEn, ToPA and both rings, into nowhere.
+        let (mut units, mut cpu) = storing(name, 0xC1);
+        units.write_msr(0x570, 0x210C, &mut cpu).unwrap();
+        units.write_msr(0x570, 0x210D, &mut cpu).unwrap();
+        assert!(units.pt.as_ref().unwrap().trace_en(), "{name}");
+        let _ = units.appetite(&mut cpu);
+        let _ = units.branches(&[branch(Flow::Jump, 0x10, 0x20, 0)], &mut cpu);
+        assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(stored), "{name}");
+        assert_eq!(cpu.stored().len() as u64, stored, "{name}");
+        // Tracing off, both go on.
+        units.write_msr(0x570, 0, &mut cpu).unwrap();
+        let _ = units.appetite(&mut cpu);
+        let _ = units.branches(&[branch(Flow::Jump, 0x30, 0x40, 0)], &mut cpu);
+        assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(stored + 1), "{name}");
+        assert_eq!(cpu.stored().len() as u64, stored + 1, "{name}");
+    }
+}
+
 // covers: 4/lbr-xsaves
 #[test]
 fn component_15_is_there_where_architectural_records_are() {

@@ -20,6 +20,7 @@ pub mod rdt;
 #[cfg(test)]
 mod units_test;
 
+use x86::debugctl::DebugCtl;
 use x86::ds::DsLayout;
 use x86::lbr::ArchLbrLeaf;
 use x86::model::CpuModel;
@@ -274,6 +275,17 @@ impl Units {
         }
     }
 
+    /// What branch trace store sees of IA32_DEBUGCTL: no TR while Intel PT traces on a part where they exclude each other.
+    fn store_control(&self) -> DebugCtl {
+        let control = self.debugctl.as_ref().map_or(DebugCtl::new(), DebugCtlUnit::control);
+        let excluded = self.lbr.as_ref().is_some_and(Lbr::excluded_by_pt);
+        if excluded && self.gate().tracing {
+            control.with_tr(false)
+        } else {
+            control
+        }
+    }
+
     fn lbr_frozen(&self) -> bool {
         self.pmu
             .as_ref()
@@ -326,12 +338,13 @@ impl Units {
 impl Watch for Units {
     fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
         let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
+        let store = self.store_control();
         let mut appetite = self.dr.appetite(cpu);
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             appetite.step_on_branches = control.btf();
             if let Some(bts) = &mut self.bts {
-                appetite = appetite.and(bts.appetite(control, self.ds_area.base(), cpu));
+                appetite = appetite.and(bts.appetite(store, self.ds_area.base(), cpu));
             }
             // A debug exception changes the register.
             appetite.transfers |= control.lbr() || control.btf();
@@ -394,8 +407,9 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.branches(records, cpu, &around)));
-        if let (Some(bts), Some(debugctl)) = (&mut self.bts, &self.debugctl) {
-            effects = effects.and(bts.branches(records, debugctl.control(), self.ds_area.base(), cpu));
+        let store = self.store_control();
+        if let Some(bts) = &mut self.bts {
+            effects = effects.and(bts.branches(records, store, self.ds_area.base(), cpu));
         }
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.branches(records, cpu));
@@ -417,8 +431,9 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.event(event, cpu, &around)));
-        if let (Some(bts), Some(debugctl)) = (&mut self.bts, &self.debugctl) {
-            effects = effects.and(bts.event(event, debugctl.control(), self.ds_area.base(), cpu));
+        let store = self.store_control();
+        if let Some(bts) = &mut self.bts {
+            effects = effects.and(bts.event(event, store, self.ds_area.base(), cpu));
         }
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.event(event, cpu));
