@@ -106,7 +106,7 @@ fn record(core: &Core, argument: u8, value: u64, n: u64) -> BranchRecord {
         from: value.wrapping_add(n),
         to: value.rotate_left(n as u32),
         step: core.step.wrapping_add(n),
-        flow: (value >> n) as u8 % (Flow::ALL.len() as u8 + 2),
+        flow: value.rotate_right(n as u32) as u8 % (Flow::ALL.len() as u8 + 2),
         length: argument,
         ..BranchRecord::default()
     }
