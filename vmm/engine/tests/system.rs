@@ -411,8 +411,6 @@ fn what_the_model_does_not_show_is_undefined() {
         ("INVPCID", |a| a.invpcid(rax, xmmword_ptr(STACK))),
         ("RDRAND", |a| a.rdrand(rax)),
         ("RDSEED", |a| a.rdseed(rax)),
-        ("MONITOR", |a| a.monitor()),
-        ("MWAIT", |a| a.mwait()),
         ("XGETBV", |a| a.xgetbv()),
         ("XSETBV", |a| a.xsetbv()),
         ("RDPID", |a| a.rdpid(rax)),
