@@ -180,7 +180,10 @@ fn perf_events_count_exactly_in_a_linux_guest() {
     );
     assert_eq!(count(), rounds, "conditional branches\n{console}");
     assert!(console.contains("PEBS fmt1+"), "{console}");
-    assert!(console.contains("Westmere events, 16-deep LBR, Intel PMU driver"), "{console}");
+    assert!(
+        console.contains("Westmere events, 16-deep LBR, Intel PMU driver"),
+        "{console}"
+    );
     for word in ["disabled", "Broken", "WARNING", "Call Trace", "unchecked MSR"] {
         assert!(!console.contains(word), "{word}\n{console}");
     }
