@@ -122,3 +122,116 @@ fn the_shell_answers_what_is_typed() {
     let end = guest.finish().must_end_with(0);
     assert!(end.console.contains("Power down"), "{}", end.console);
 }
+
+/// Boots a model to the end of the script, and says what /proc/cpuinfo has as flags.
+fn flags_on(model: &str) -> String {
+    let mut boot = linux_in_minivmm("console=ttyS0 panic=-1 minivmm.script=selftest");
+    let guest = run(boot.args(["--cpu-model", model]), LIMIT).must_end_with(0);
+    let console = guest.console;
+    assert!(
+        console.contains("minivmm-guest: script selftest ended with status 0\n"),
+        "{model}\n{console}"
+    );
+    for word in ["Oops", "BUG:", "WARNING:", "Call Trace", "unchecked MSR access"] {
+        assert!(!console.contains(word), "{model}: {word}\n{console}");
+    }
+    let flags = console.lines().find_map(|line| line.strip_prefix("selftest: flags "));
+    format!(" {} ", flags.unwrap_or_else(|| panic!("{model}: no flags\n{console}")))
+}
+
+/// What Linux finds on each model: features that it has, and that it has not. The long form boots all, the short one those
+/// with the most and the least.
+// covers: 3/cpu-models-boot
+#[test]
+fn debian_boots_on_every_model_with_long_mode() {
+    let full = std::env::var_os("MINIVMM_FULL").is_some();
+    for (model, short, has, lacks) in [
+        ("core2", true, "ssse3 monitor", "sse4_2 pcid xsave"),
+        ("westmere", false, "sse4_2 aes pclmulqdq pcid", "xsave rdrand"),
+        ("sandybridge", false, "avx xsave xsaveopt", "f16c avx2"),
+        (
+            "haswell",
+            false,
+            "avx2 fma bmi1 bmi2 movbe f16c smep",
+            "adx rdseed smap",
+        ),
+        ("broadwell", false, "adx rdseed smap", "clflushopt xsavec"),
+        (
+            "skylake-server",
+            false,
+            "clflushopt clwb xsavec pku",
+            "sha_ni umip avx512f",
+        ),
+        ("icelake-server", false, "sha_ni umip la57 gfni vaes", "avx512f movdiri"),
+        ("snowridge", false, "sha_ni umip movdiri", "avx"),
+        (
+            "sapphirerapids",
+            false,
+            "la57 movdir64b avx_vnni serialize",
+            "avx512f amx_tile",
+        ),
+        ("alderlake", true, "umip avx_vnni gfni", "avx512f la57"),
+    ] {
+        if !(full || short) {
+            continue;
+        }
+        let flags = flags_on(model);
+        for flag in has.split(' ') {
+            assert!(flags.contains(&format!(" {flag} ")), "{model} has no {flag}: {flags}");
+        }
+        for flag in lacks.split(' ') {
+            assert!(!flags.contains(&format!(" {flag} ")), "{model} has {flag}: {flags}");
+        }
+    }
+}
+
+/// The vmlinux in Debian's bzImage: the payload is LZ4 in its legacy frame, a magic number and then blocks of at most 8 MiB
+/// with their sizes (lz4's doc/lz4_Frame_format.md, "Legacy frame"; Linux's Documentation/arch/x86/boot.rst, payload_offset).
+fn unpacked_kernel() -> Vec<u8> {
+    let image = std::fs::read(&linux().kernel).unwrap();
+    let word = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
+    let setup_sectors = usize::from(image[0x1f1]);
+    let payload = (setup_sectors + 1) * 512 + word(0x248);
+    // The last word is the size of what comes out.
+    let end = payload + word(0x24c) - 4;
+    assert_eq!(word(payload), 0x184c_2102, "not LZ4");
+    let (mut at, mut kernel) = (payload + 4, Vec::new());
+    while at < end {
+        let block = &image[at + 4..][..word(at)];
+        kernel.extend(lz4_flex::block::decompress(block, 8 << 20).unwrap());
+        at += 4 + block.len();
+    }
+    assert_eq!(kernel.len(), word(end));
+    kernel
+}
+
+/// Debian's kernel without its wrapping, by its PVH note, and by its 64-bit entry point when the note is no more.
+// covers: 3/loader-pvh, 3/loader-elf64
+#[test]
+fn debians_vmlinux_boots_by_both_of_its_entry_points() {
+    let mut kernel = unpacked_kernel();
+    for way in ["PVH note", "64-bit entry point"] {
+        let file = std::env::temp_dir().join(format!("minivmm-test-{}-vmlinux", std::process::id()));
+        std::fs::write(&file, &kernel).unwrap();
+        let mut boot = in_minivmm(&file);
+        boot.arg("--initrd").arg(&linux().initrd);
+        boot.args(["--cmdline", "console=ttyS0 panic=-1 minivmm.script=demo", "-v"]);
+        let guest = run(&mut boot, LIMIT);
+        std::fs::remove_file(&file).unwrap();
+        let guest = guest.must_end_with(0);
+        let entered = if way == "PVH note" { "Pvh" } else { "Linux64" };
+        assert!(guest.errors.contains(entered), "{way}: {}", guest.errors);
+        assert!(
+            guest.console.contains("minivmm-guest: script demo ended with status 0"),
+            "{way}: {}",
+            guest.console
+        );
+        // XEN_ELFNOTE_PHYS32_ENTRY, 18, becomes a note that nobody knows.
+        let note = [4, 0, 0, 0, 8, 0, 0, 0, 18, 0, 0, 0, b'X', b'e', b'n', 0];
+        let other = [4, 0, 0, 0, 4, 0, 0, 0, 18, 0, 0, 0, b'X', b'e', b'n', 0];
+        let found = |pattern: [u8; 16]| kernel.windows(16).position(|bytes| bytes == pattern);
+        if let Some(at) = found(note).or_else(|| found(other)) {
+            kernel[at + 8] = 0x7f;
+        }
+    }
+}

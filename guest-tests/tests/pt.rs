@@ -33,7 +33,7 @@ fn plan(model: &'static CpuModel, seed: u64) -> Plan {
         seed: seed * 7919,
         ctl,
         blocks: 3000,
-        interrupts: if seed % 2 == 0 { 0 } else { 37 },
+        interrupts: if seed.is_multiple_of(2) { 0 } else { 37 },
     }
 }
 

@@ -735,7 +735,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
         let mut decoder = Decoder::with_ip(bits, &here[..here.len().min(left)], at as u64, DecoderOptions::NONE);
         decoder.decode_out(&mut i);
         let mut straddles = false;
-        if i.is_invalid() && wants_more(&decoder) {
+        if i.is_invalid() && wants_more(&decoder, bits, here) {
             // A block with something in it ends here; the next one looks into the matter.
             if !firsts.is_empty() {
                 break;
@@ -751,7 +751,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             joined[here.len()..here.len() + take].copy_from_slice(&next[..take]);
             let mut decoder = Decoder::with_ip(bits, &joined[..here.len() + take], at as u64, DecoderOptions::NONE);
             decoder.decode_out(&mut i);
-            if i.is_invalid() && wants_more(&decoder) {
+            if i.is_invalid() && wants_more(&decoder, bits, &joined[..here.len() + take]) {
                 return Err(Trouble::Protection);
             }
             straddles = true;
@@ -822,11 +822,15 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
     })
 }
 
-/// The bytes given ended before the instruction did. Of fifteen bytes iced says only that they are no instruction; if it has
-/// read them all, one more was wanted, which is #GP and not #UD (SDM Vol. 3A 7.15,
-/// "Interrupt 13—General Protection Exception (#GP)").
-fn wants_more(decoder: &Decoder) -> bool {
-    decoder.last_error() == DecoderError::NoMoreBytes || decoder.position() == LONGEST
+/// The bytes given ended before the instruction did. Of fifteen bytes iced says only that they are no instruction: one more
+/// was wanted, which is #GP and not #UD (SDM Vol. 3A 7.15, "Interrupt 13—General Protection Exception (#GP)"), unless they
+/// are one but for a prefix that it must not have.
+fn wants_more(decoder: &Decoder, bits: u32, bytes: &[u8]) -> bool {
+    decoder.last_error() == DecoderError::NoMoreBytes
+        || decoder.position() == LONGEST
+            && Decoder::new(bits, bytes, DecoderOptions::NO_INVALID_CHECK)
+                .decode()
+                .is_invalid()
 }
 
 /// Which instructions the model has.

@@ -147,6 +147,18 @@ fn of_several_faults_the_first_in_the_manual_s_order_comes() {
             0,
             13,
         ),
+        (
+            "15 bytes are not too many, so what they mean: LOCK MOV",
+            |a| {
+                a.db(&[
+                    0xf0, 0x26, 0x26, 0x26, 0x26, 0x26, 0x26, 0x26, 0xc7, 0x43, 0, 1, 0, 0, 0,
+                ])
+            },
+            0,
+            false,
+            0,
+            6,
+        ),
     ] {
         let mut b = Bench::long();
         if user {
