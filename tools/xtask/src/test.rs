@@ -17,7 +17,7 @@ const FULL_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 
 /// How long each family of the differential test goes on with `--full`, in each of its code sizes. Only in the optimised
 /// build, which gets through far more cases in that time than the others.
-const DIFFERENTIAL_SECONDS: &str = "12";
+const DIFFERENTIAL_SECONDS: &str = "6";
 
 #[derive(clap::Args)]
 pub struct Options {
