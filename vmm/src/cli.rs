@@ -37,7 +37,7 @@ use crate::{
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Kernel: a Linux bzImage or an ELF32 multiboot image
+    /// Kernel: a Linux bzImage, an ELF64 kernel (by its PVH note, or a vmlinux by its 64-bit entry point), or an ELF32 multiboot 1 image
     #[arg(long, value_name = "FILE", required = true)]
     kernel: Option<PathBuf>,
     /// Initial RAM disk (for multiboot: the module)
@@ -201,10 +201,11 @@ where
 /// The list of `minivmm models`.
 pub fn models() -> String {
     let width = MODELS.iter().map(|m| m.name.len()).max().unwrap_or(0);
-    MODELS
+    let list: String = MODELS
         .iter()
         .map(|m| format!("{:width$}  {}\n", m.name, m.description))
-        .collect()
+        .collect();
+    list + "\nNo model shows AVX-512, AMX or transactions; `minivmm models NAME` says what else of a part is hidden, and why.\n"
 }
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.

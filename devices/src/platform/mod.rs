@@ -99,29 +99,71 @@ enum Port {
     Diagnostic,
 }
 
+/// The board's ports: the first, how many, how wide an access they take, whose they are.
+const PORTS: [(u16, u64, Width, Port); 16] = [
+    (pic::PIC1, 2, Width::Byte, Port::Pic1),
+    (pit::PIT, 4, Width::Byte, Port::Pit),
+    (i8042::DATA, 1, Width::Byte, Port::I8042Data),
+    (system_control::PORT61, 1, Width::Byte, Port::Port61),
+    (i8042::COMMAND, 1, Width::Byte, Port::I8042Command),
+    (rtc::RTC, 2, Width::Byte, Port::Rtc),
+    (system_control::DIAGNOSTIC, 1, Width::Byte, Port::Diagnostic),
+    (system_control::PORT92, 1, Width::Byte, Port::Port92),
+    (pic::PIC2, 2, Width::Byte, Port::Pic2),
+    (debug_exit::DEBUG_EXIT, 4, Width::Whole, Port::DebugExit),
+    (serial::COM1, 8, Width::Byte, Port::Serial),
+    (pic::ELCR, 2, Width::Byte, Port::Elcr),
+    (acpi_pm::PM1A_EVENT, 4, Width::Byte, Port::PmEvent),
+    (acpi_pm::PM1A_CONTROL, 2, Width::Byte, Port::PmControl),
+    (acpi_pm::PM_TIMER, 4, Width::Whole, Port::PmTimer),
+    // The reset register lies within PCI's address register and is told from it by the size of the access.
+    (system_control::CF9 - 1, 4, Width::Whole, Port::PciAddress),
+];
+
+/// The second serial port's, where there is one.
+const SECOND_SERIAL: (u16, u64, Width, Port) = (serial::COM2, 8, Width::Byte, Port::Serial2);
+
+impl Port {
+    /// What the device is, for people.
+    fn name(self) -> &'static str {
+        match self {
+            Port::Pic1 => "8259A interrupt controller, first",
+            Port::Pic2 => "8259A interrupt controller, second",
+            Port::Elcr => "edge and level control of both",
+            Port::Pit => "8254 timer",
+            Port::I8042Data => "8042 keyboard controller, data: no keyboard",
+            Port::I8042Command => "8042 keyboard controller, command: reset, A20",
+            Port::Port61 => "timer channel 2 and its gate",
+            Port::Port92 => "A20, fast reset",
+            Port::Rtc => "MC146818 real-time clock",
+            Port::Serial => "16550A serial port, ttyS0",
+            Port::Serial2 => "16550A serial port, ttyS1, with `--collect`",
+            Port::PmEvent => "ACPI PM1a event",
+            Port::PmControl => "ACPI PM1a control: power off",
+            Port::PmTimer => "ACPI timer, 3.579545 MHz",
+            Port::PciAddress => "reset control at CF9H; no PCI",
+            Port::DebugExit => "debug exit: ends the run with (v << 1) | 1",
+            Port::Diagnostic => "diagnostic codes: dropped",
+        }
+    }
+}
+
+/// The board's ports as rows of a table, ascending: first, last, what is there.
+pub fn port_table() -> Vec<(u16, u16, &'static str)> {
+    let mut rows: Vec<_> = PORTS
+        .iter()
+        .chain([&SECOND_SERIAL])
+        .map(|&(first, len, _, owner)| (first, first + (len - 1) as u16, owner.name()))
+        .collect();
+    rows.sort_unstable();
+    rows
+}
+
 /// The map of the ports. What is not in it reads all ones: the FPU's F0H and F1H, PCI's configuration data at CFCH, absent serial
 /// ports.
 fn ports() -> Result<AddressMap<Port>, MapError> {
     let mut map = AddressMap::new(0xffff);
-    for (first, len, width, owner) in [
-        (pic::PIC1, 2, Width::Byte, Port::Pic1),
-        (pit::PIT, 4, Width::Byte, Port::Pit),
-        (i8042::DATA, 1, Width::Byte, Port::I8042Data),
-        (system_control::PORT61, 1, Width::Byte, Port::Port61),
-        (i8042::COMMAND, 1, Width::Byte, Port::I8042Command),
-        (rtc::RTC, 2, Width::Byte, Port::Rtc),
-        (system_control::DIAGNOSTIC, 1, Width::Byte, Port::Diagnostic),
-        (system_control::PORT92, 1, Width::Byte, Port::Port92),
-        (pic::PIC2, 2, Width::Byte, Port::Pic2),
-        (debug_exit::DEBUG_EXIT, 4, Width::Whole, Port::DebugExit),
-        (serial::COM1, 8, Width::Byte, Port::Serial),
-        (pic::ELCR, 2, Width::Byte, Port::Elcr),
-        (acpi_pm::PM1A_EVENT, 4, Width::Byte, Port::PmEvent),
-        (acpi_pm::PM1A_CONTROL, 2, Width::Byte, Port::PmControl),
-        (acpi_pm::PM_TIMER, 4, Width::Whole, Port::PmTimer),
-        // The reset register lies within PCI's address register and is told from it by the size of the access.
-        (system_control::CF9 - 1, 4, Width::Whole, Port::PciAddress),
-    ] {
+    for (first, len, width, owner) in PORTS {
         map.claim(u64::from(first), len, width, owner)?;
     }
     Ok(map)
@@ -248,7 +290,8 @@ impl Platform {
     /// Adds the second serial port, which sends to `out`.
     pub fn add_serial2(&mut self, out: Box<dyn Write + Send>) {
         if self.serial2.replace(Serial::new(out)).is_none() {
-            let claimed = self.ports.claim(u64::from(serial::COM2), 8, Width::Byte, Port::Serial2);
+            let (first, len, width, owner) = SECOND_SERIAL;
+            let claimed = self.ports.claim(u64::from(first), len, width, owner);
             claimed.expect("the board's ports do not overlap");
         }
     }
