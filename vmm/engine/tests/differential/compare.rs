@@ -353,7 +353,7 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
         (M::Lds | M::Les | M::Lss | M::Lfs | M::Lgs, h, e) if both_fault(h) && both_fault(e) => {
             Some("which half of a far pointer is read first")
         }
-        (M::Ldmxcsr | M::Fxrstor | M::Fxrstor64, _, 13) if host.state.fpu.mxcsr & 1 << 17 != 0 => {
+        (M::Ldmxcsr | M::Vldmxcsr | M::Fxrstor | M::Fxrstor64, _, 13) if host.state.fpu.mxcsr & 1 << 17 != 0 => {
             Some("MXCSR.MM, which AMD's CPUs have")
         }
         (M::Enter, h, e) if both_fault(h) && both_fault(e) => {
@@ -370,7 +370,39 @@ pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static
         (M::Xsave | M::Xsaveopt | M::Xsavec | M::Xrstor, 12 | 13, 3) if case.state.bits() == 16 => {
             Some("whether a limit is checked for registers that code outside 64-bit mode does not have")
         }
-        (M::Ud1, 6, 14) if engine.error & 0x10 != 0 => Some("whether UD1's operand is fetched"),
+        (_, 6, 14) if engine.error & 0x10 != 0 => {
+            Some("whether an instruction is fetched to its end whose prefixes, or opcode, make it none")
+        }
+        (
+            M::Vgatherdpd
+            | M::Vgatherdps
+            | M::Vgatherqpd
+            | M::Vgatherqps
+            | M::Vpgatherdd
+            | M::Vpgatherdq
+            | M::Vpgatherqd
+            | M::Vpgatherqq,
+            1,
+            12..=14,
+        ) => Some("whether a single step comes in place of the fault of a later element"),
+        (
+            M::Xsave
+            | M::Xsave64
+            | M::Xsaveopt
+            | M::Xsaveopt64
+            | M::Xsavec
+            | M::Xsavec64
+            | M::Xrstor
+            | M::Xrstor64
+            | M::Fxsave
+            | M::Fxsave64
+            | M::Fxrstor
+            | M::Fxrstor64,
+            h,
+            e,
+        ) if both_fault(h) && (h, host.cr2) != (e, engine.cr2) => {
+            Some("how much of the area is probed, whatever is asked for, and whether before its header is checked")
+        }
         (M::Movsxd, 14, _) if instruction.op0_register().size() == 2 => Some("whether 16 or 32 bits are read"),
         (M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq, h, e) if both_fault(h) && both_fault(e) => {
             Some("which of the two operands is read first")
