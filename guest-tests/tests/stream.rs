@@ -175,7 +175,8 @@ fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (
 // covers: 4/oracle-stream
 #[test]
 fn the_stream_of_a_booting_linux_follows_from_its_branches() {
-    let steps = 2_000_000;
+    // Most of the first steps are iterations of REP, which are no instructions of their own.
+    let steps = 6_000_000;
     let (each, first) = boot(steps, |stream| Box::new(Each { stream, next: None }));
     let (walked, second) = boot(steps, |stream| {
         Box::new(Walker {
@@ -188,7 +189,7 @@ fn the_stream_of_a_booting_linux_follows_from_its_branches() {
     assert_eq!(first, second, "watching changes nothing");
     // The last window of either may not have been heard of whole.
     let windows = each.windows.len().min(walked.windows.len());
-    assert!(windows as u64 > steps / WINDOW / 4, "{windows} windows");
+    assert!(windows >= 50, "{windows} windows");
     let differ = (0..windows).find(|&i| each.windows[i] != walked.windows[i]);
     assert_eq!(differ, None, "of {windows} windows");
 }
