@@ -88,20 +88,16 @@ pub fn ensure_installed(stage: &Stage, needs: &[Need], install: bool) -> Result<
     }
     let names: Vec<&str> = missing.iter().map(|need| need.package).collect();
     stage.say(&format!("installing {}", names.join(", ")));
-    // What the user has stays: without --no-remove, -y would agree to take other packages away.
-    let mut arguments = vec!["install", "-y", "--no-remove", "--no-install-recommends"];
-    arguments.extend(&names);
-    let install = || -> Result<bool> {
-        Ok(stage
-            .run(&mut as_root(stage, "apt-get", &arguments)?, None, |_| {})?
-            .success())
-    };
     // A fresh machine has no package lists yet, an old one stale ones: fetch them only where the first try fails.
-    if !install()? {
+    if !apt_install(stage, &names)? {
         stage.must(&mut as_root(stage, "apt-get", &["update"])?)?;
-        if !install()? {
-            stage.say("other packages are in the way: unpacking beside the system instead");
-            unpack_beside(stage, &names)?;
+        if !apt_install(stage, &names)? {
+            // One that is in the way of another is no reason to go without the rest.
+            let refused = each(&names, |name| apt_install(stage, &[name]))?;
+            if !refused.is_empty() {
+                stage.say("other packages are in the way: unpacking beside the system instead");
+                unpack_beside(stage, &refused)?;
+            }
         }
     }
     for need in missing {
@@ -112,6 +108,26 @@ pub fn ensure_installed(stage: &Stage, needs: &[Need], install: bool) -> Result<
         );
     }
     Ok(())
+}
+
+/// Installs packages, all or none. What the user has stays: without --no-remove, -y would agree to take other packages away.
+fn apt_install(stage: &Stage, names: &[&str]) -> Result<bool> {
+    let mut arguments = vec!["install", "-y", "--no-remove", "--no-install-recommends"];
+    arguments.extend(names);
+    Ok(stage
+        .run(&mut as_root(stage, "apt-get", &arguments)?, None, |_| {})?
+        .success())
+}
+
+/// Installs one package after the other and gives those that would not go in.
+fn each<'a>(names: &[&'a str], mut install: impl FnMut(&str) -> Result<bool>) -> Result<Vec<&'a str>> {
+    let mut refused = Vec::new();
+    for name in names {
+        if !install(name)? {
+            refused.push(*name);
+        }
+    }
+    Ok(refused)
 }
 
 /// Where programs are unpacked that cannot be installed.
@@ -280,6 +296,19 @@ mod tests {
             why: "",
         };
         ensure_installed(&stage, &[shell], false).unwrap();
+    }
+
+    #[test]
+    fn one_package_in_the_way_leaves_the_others() {
+        let mut asked = Vec::new();
+        let refused = each(&["qemu-system-x86", "libipt-dev", "qemu-user"], |name| {
+            asked.push(name.to_string());
+            Ok(name != "qemu-system-x86")
+        })
+        .unwrap();
+        assert_eq!(refused, ["qemu-system-x86"]);
+        assert_eq!(asked, ["qemu-system-x86", "libipt-dev", "qemu-user"]);
+        assert!(each(&["gcc"], |_| bail!("no root")).is_err());
     }
 
     #[test]
