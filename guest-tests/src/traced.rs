@@ -56,6 +56,8 @@ pub struct Run {
     pub trace: Vec<u8>,
     /// Addresses of the instructions that retired while they were traced, in order.
     pub retired: Vec<u64>,
+    /// Of these the PTWRITEs: address, operand and its bytes.
+    pub written: Vec<(u64, u64, u8)>,
 }
 
 /// What to run and how to trace it.
@@ -78,6 +80,7 @@ struct World {
     model: &'static CpuModel,
     pt: Pt,
     retired: Vec<u64>,
+    written: Vec<(u64, u64, u8)>,
     /// The count of retired instructions when the last one in `retired` began.
     begun: Option<u64>,
     tracing: bool,
@@ -171,6 +174,11 @@ impl Watch for World {
         self.pt.event(event, cpu)
     }
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
+        if let Change::PtWrite { value, size, at } = change
+            && self.wanted(cpu.context().cpl)
+        {
+            self.written.push((at, value, size));
+        }
         self.pt.change(change, cpu)
     }
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
@@ -198,6 +206,11 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
     let count = 24usize;
     let mut blocks: Vec<CodeLabel> = (0..count).map(|_| a.create_label()).collect();
     let ctl = plan.ctl.with_topa(true).with_trace_en(true);
+    let fillers = if plan.model.units.pt.is_some_and(|pt| pt.ptwrite()) {
+        6
+    } else {
+        4
+    };
 
     a.mov(r15d, plan.blocks)?;
     a.xor(r14d, r14d)?;
@@ -221,10 +234,14 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
         a.dec(r15)?;
         a.jz(done)?;
         for _ in 0..random.below(4) {
-            match random.below(4) {
+            match random.below(fillers) {
                 0 => a.add(rax, r13)?,
                 1 => a.mov(qword_ptr(rsp - 64), rax)?,
                 2 => a.nop()?,
+                4 if random.below(2) == 0 => a.ptwrite(r13)?,
+                4 => a.ptwrite(eax)?,
+                5 if random.below(2) == 0 => a.ptwrite(qword_ptr(rsp - 64))?,
+                5 => a.ptwrite(dword_ptr(rsp - 61))?,
                 _ => a.lea(rbx, qword_ptr(rax + rbx * 4 + 0x1234_5678))?,
             }
         }
@@ -276,7 +293,7 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
                 a.ret()?;
                 a.set_label(&mut skip)?;
             }
-            8 => match random.below(4) {
+            8 => match random.below(5) {
                 // A return without its call, and a call that asks for its own address.
                 0 => {
                     a.lea(r12, ptr(target))?;
@@ -290,6 +307,19 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
                     a.pop(r12)?;
                 }
                 2 => a.int(0x80)?,
+                // An indirect call of the next instruction, which a later return comes back to.
+                3 => {
+                    let (mut here, mut skip) = (a.create_label(), a.create_label());
+                    a.cmp(r14d, 80)?;
+                    a.jae(skip)?;
+                    a.inc(r14d)?;
+                    a.lea(r12, ptr(here))?;
+                    a.call(r12)?;
+                    a.set_label(&mut here)?;
+                    a.nop()?;
+                    a.set_label(&mut skip)?;
+                    a.nop()?;
+                }
                 _ => a.ud2()?,
             },
             _ => {
@@ -425,6 +455,7 @@ pub fn run(plan: &Plan) -> Run {
         model: plan.model,
         pt: Pt::new(plan.model.units.pt.expect("a model with processor trace")),
         retired: Vec::new(),
+        written: Vec::new(),
         begun: None,
         tracing: false,
         user: plan.ctl.user(),
@@ -468,5 +499,6 @@ pub fn run(plan: &Plan) -> Run {
         code: code.to_vec(),
         trace,
         retired: world.retired,
+        written: world.written,
     }
 }

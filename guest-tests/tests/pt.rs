@@ -3,6 +3,7 @@
 use guest_tests::traced::{CODE, Plan, Run, run};
 use pt_flow::{Block, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
 use pt_oracle::libipt;
+use pt_packet::ItemSize;
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, ICELAKE_SERVER, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE};
 use x86::pt::RtitCtl;
 
@@ -28,6 +29,11 @@ fn plan(model: &'static CpuModel, seed: u64) -> Plan {
         .with_mtc_freq(if configurable { 3 } else { 0 })
         .with_psb_freq(if configurable { (seed % 3) as u8 } else { 0 })
         .with_cyc_en(configurable && seed & 4 != 0);
+    let ctl = if model.units.pt.is_some_and(|pt| pt.ptwrite()) {
+        ctl.with_ptw_en(!seed.is_multiple_of(3)).with_fup_on_ptw(seed & 2 != 0)
+    } else {
+        ctl
+    };
     Plan {
         model,
         seed: seed * 7919,
@@ -81,6 +87,83 @@ fn libipt_finds_the_instructions_that_ran() {
             "{}: {instructions} instructions, {bytes} bytes",
             model.name
         );
+    }
+}
+
+/// What a run's PTWRITEs look like in the trace.
+fn written<'a>(run: &'a Run, plan: &Plan) -> &'a [(u64, u64, u8)] {
+    if plan.ctl.ptw_en() { &run.written } else { &[] }
+}
+
+/// In `enum pt_packet_type`.
+const FUP: i32 = 5;
+const PTW: i32 = 26;
+
+const WITH_PTWRITE: [&CpuModel; 3] = [&SAPPHIRERAPIDS, &ALDERLAKE, &SNOWRIDGE];
+
+// covers: 4/pt-ptwrite-oracle
+#[test]
+fn libipt_finds_what_ptwrite_wrote_and_where() {
+    for model in WITH_PTWRITE {
+        let (mut with_ip, mut without) = (0, 0);
+        for seed in 1..=seeds() {
+            let plan = plan(model, seed);
+            let run = run(&plan);
+            let what = format!("{} {seed}", model.name);
+            let image = libipt::Image::new([(CODE, &run.code[..])]);
+            let mut found = Vec::new();
+            libipt::steps(&run.trace, &image, |step| {
+                if let libipt::Step::Event(libipt::Event::PtWrite { ip, size, value }) = step {
+                    // Where no FUP tells the address, it is that of the next PTWRITE in the code.
+                    found.push((ip.expect("known either way"), value, size));
+                }
+            })
+            .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+            let expected = written(&run, &plan);
+            let at = found.iter().zip(expected).position(|(a, b)| a != b);
+            assert!(
+                at.is_none() && found.len() == expected.len(),
+                "{what}: PTWRITE {at:?} of {} and {}",
+                found.len(),
+                expected.len()
+            );
+            let packets = libipt::packets(&run.trace).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+            // Its payload ends with the width and whether a FUP follows.
+            for pair in packets.windows(2).filter(|pair| pair[0].kind == PTW) {
+                let fup = pair[0].payload[1] >> 8 & 1 != 0;
+                assert_eq!(fup, plan.ctl.fup_on_ptw(), "{what}");
+                assert!(!fup || pair[1].kind == FUP, "{what}");
+                *(if fup { &mut with_ip } else { &mut without }) += 1;
+            }
+        }
+        assert!(with_ip > 100 && without > 100, "{}: {with_ip}, {without}", model.name);
+    }
+}
+
+// covers: 4/pt-ptwrite-oracle
+#[test]
+fn our_decoder_finds_what_ptwrite_wrote_and_where() {
+    #[derive(Default)]
+    struct Writes(Vec<(u64, u64, u8)>);
+    impl Visitor for Writes {
+        fn block(&mut self, _: &Block) {}
+        fn event(&mut self, event: &Event) {
+            if let EventKind::PtWrite { ip, value, size } = event.kind {
+                let bytes = if size == ItemSize::Four { 4 } else { 8 };
+                self.0.push((ip.expect("known either way"), value, bytes));
+            }
+        }
+    }
+    for model in WITH_PTWRITE {
+        for seed in 1..=seeds() {
+            let plan = plan(model, seed);
+            let run = run(&plan);
+            let mut image = Sections::new();
+            image.add(CODE, &run.code);
+            let mut writes = Writes::default();
+            Decoder::new(image, Timing::default()).decode(&Chunk::whole(&run.trace), &mut writes);
+            assert!(writes.0 == written(&run, &plan), "{} {seed}", model.name);
+        }
     }
 }
 

@@ -74,8 +74,117 @@ struct RawBlock {
     flags: u16,
 }
 
-/// `struct pt_event`, which is only passed over.
+/// `struct pt_event`: type and flags, time, lost packets, two reserved words, and from word 5 on what the type has to say.
 type RawEvent = [u64; 8];
+
+/// What of the trace is about more than which instructions ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// PTWRITE.
+    PtWrite {
+        /// The instruction, where a FUP tells it.
+        ip: Option<u64>,
+        /// 4 or 8 bytes.
+        size: u8,
+        /// The operand.
+        value: u64,
+    },
+    /// EXSTOP.
+    Stopped {
+        /// The instruction, where a FUP tells it.
+        ip: Option<u64>,
+    },
+    /// MWAIT.
+    Mwait {
+        /// EAX.
+        hints: u32,
+        /// ECX.
+        extensions: u32,
+    },
+    /// PWRE.
+    PowerEntry {
+        /// Resolved thread C-state.
+        state: u8,
+        /// Resolved thread sub C-state.
+        sub_state: u8,
+        /// The hardware's own doing.
+        hardware: bool,
+    },
+    /// PWRX.
+    PowerExit {
+        /// Core C-state at the wake.
+        last: u8,
+        /// The deepest.
+        deepest: u8,
+        /// By an external interrupt.
+        interrupt: bool,
+        /// By a store to the monitored address.
+        store: bool,
+    },
+    /// TIP.PGE.
+    Enabled {
+        /// Where.
+        ip: u64,
+    },
+    /// TIP.PGD, or the end of the trace by FUP and TIP.PGD.
+    Disabled,
+    /// An interrupt, an exception or the like.
+    Async {
+        /// The instruction that was not executed.
+        from: u64,
+        /// Where execution went.
+        to: u64,
+    },
+    /// Any other, by its number in `enum pt_event_type`.
+    Other(i32),
+}
+
+impl Event {
+    fn of(raw: &RawEvent) -> Event {
+        let (kind, flags) = (raw[0] as i32, (raw[0] >> 32) as u32);
+        let ip = (flags & 1 == 0).then_some(raw[5]);
+        let [.., first, second, third] = *raw;
+        match kind {
+            0 => Event::Enabled { ip: first },
+            1 | 2 => Event::Disabled,
+            3 => Event::Async {
+                from: first,
+                to: second,
+            },
+            12 => Event::Stopped { ip },
+            13 => Event::Mwait {
+                hints: second as u32,
+                extensions: (second >> 32) as u32,
+            },
+            14 => Event::PowerEntry {
+                state: first as u8,
+                sub_state: (first >> 8) as u8,
+                hardware: first >> 32 & 1 != 0,
+            },
+            15 => Event::PowerExit {
+                last: first as u8,
+                deepest: (first >> 8) as u8,
+                interrupt: first >> 32 & 1 != 0,
+                store: first >> 33 & 1 != 0,
+            },
+            16 => Event::PtWrite {
+                ip,
+                size: second as u8,
+                value: third,
+            },
+            other => Event::Other(other),
+        }
+    }
+}
+
+/// What libipt's instruction flow decoder gives, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// An instruction ran at this address.
+    Instruction(u64),
+    /// Something else happened; a time stamp is no event here.
+    Event(Event),
+}
 
 #[link(name = "ipt")]
 unsafe extern "C" {
@@ -279,6 +388,19 @@ impl Drop for Image {
 ///
 /// Whatever it cannot decode.
 pub fn instructions(trace: &[u8], image: &Image, mut visit: impl FnMut(u64)) -> Result<(), Error> {
+    steps(trace, image, |step| {
+        if let Step::Instruction(ip) = step {
+            visit(ip);
+        }
+    })
+}
+
+/// The same with the events between them.
+///
+/// # Errors
+///
+/// Whatever it cannot decode.
+pub fn steps(trace: &[u8], image: &Image, mut visit: impl FnMut(Step)) -> Result<(), Error> {
     let config = config(trace);
     // SAFETY: the configuration is whole, and the trace that it points to outlives the decoder, which only reads it.
     let decoder = unsafe { pt_insn_alloc_decoder(&config) };
@@ -295,13 +417,16 @@ pub fn instructions(trace: &[u8], image: &Image, mut visit: impl FnMut(u64)) -> 
             let mut event = RawEvent::default();
             // SAFETY: as above; the event has the size that is passed.
             status = unsafe { pt_insn_event(decoder, &mut event, size_of::<RawEvent>()) };
+            if status >= 0 {
+                visit(Step::Event(Event::of(&event)));
+            }
         } else if status & END_OF_TRACE != 0 {
             break;
         } else {
             // SAFETY: as above; the instruction has the size that is passed.
             status = unsafe { pt_insn_next(decoder, &mut insn, size_of::<RawInsn>()) };
             if status >= 0 {
-                visit(insn.ip);
+                visit(Step::Instruction(insn.ip));
             }
         }
     }

@@ -891,6 +891,8 @@ impl Shown {
                 F::PKU => f.pku(),
                 F::POPCNT => f.popcnt(),
                 F::PREFETCHW => true,
+                // A feature of the trace unit's leaf, which is empty where the unit is hidden.
+                F::PTWRITE => model.cpuid(0x14, 0)[1] >> 4 & 1 != 0,
                 F::RDPID => f.rdpid(),
                 F::RDRAND => f.rdrand(),
                 F::RDSEED => f.rdseed(),

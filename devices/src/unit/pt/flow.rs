@@ -90,7 +90,7 @@ impl<O: Output> Pt<O> {
                 flow => {
                     debug_assert!(matches!(flow, JUMP_IND | CALL_IND | RET));
                     if flow == CALL_IND {
-                        self.s.stream.call(next, r.to);
+                        self.s.stream.call_indirect(next);
                     }
                     self.s.stream.set_pending(bits);
                     self.s.stream.tip(&mut self.out, code.ip(r.to), r.step);
@@ -154,7 +154,7 @@ impl<O: Output> Pt<O> {
             RET if stream.compresses(r.to) => stream.conditional_timed(out, true, r.step),
             flow => {
                 if flow == CALL_IND {
-                    stream.call(r.from.wrapping_add(u64::from(r.length)), r.to);
+                    stream.call_indirect(r.from.wrapping_add(u64::from(r.length)));
                 }
                 stream.tip(out, ip, r.step);
             }

@@ -318,13 +318,19 @@ impl Stream {
         }
     }
 
-    /// A near call that will return to `next`. One that only asks for its own address, by calling the next instruction, has no
-    /// return.
+    /// A direct near call that will return to `next`. One that only asks for its own address, by a displacement of 0, has no
+    /// return. SDM Vol. 3C 33.4.2.2, "Indirect Transfer Compression for Returns (RET)".
     #[inline(always)]
     pub fn call(&mut self, next: u64, to: u64) {
         if next != to {
             self.returns.push(next);
         }
+    }
+
+    /// An indirect one, which has a return wherever it leads.
+    #[inline(always)]
+    pub fn call_indirect(&mut self, next: u64) {
+        self.returns.push(next);
     }
 
     /// Whether a return to `to` is one taken bit.

@@ -283,6 +283,13 @@ impl<O: Output> Pt<O> {
             }
             Change::Reset => {}
         }
+        if matches!(
+            change,
+            Change::PtWrite { .. } | Change::Halt | Change::Mwait { .. } | Change::Interrupts
+        ) {
+            // A packet may have led a decoder up to the instruction: what comes next must not lead it back.
+            self.s.ip = next;
+        }
         self.finish(step, cpu)
     }
 

@@ -240,8 +240,16 @@ fn returns_that_can_and_cannot_be_compressed() {
     assert_eq!(
         compressed(all_rings(), &own_address),
         (0, 1),
-        "a call of the next instruction does not count"
+        "a direct call of the next instruction does not count"
     );
+    for ctl in [all_rings(), all_rings().with_cyc_en(true)] {
+        let indirect = |b: &mut Bench| {
+            b.branch(Flow::CallInd, 0x1000, 0x1002);
+            b.branch(Flow::Ret, 0x1002, 0x1002);
+        };
+        // The call itself is a TIP.
+        assert_eq!(compressed(ctl, &indirect), (1, 1), "an indirect one does");
+    }
     let elsewhere = |b: &mut Bench| {
         call(b, 0);
         call(b, 1);
