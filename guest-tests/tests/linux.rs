@@ -106,6 +106,41 @@ fn different_inputs_end_in_different_states() {
     assert_ne!(same.1, other.1, "hash");
 }
 
+/// What the kernel says it has found, by leaf 15H or against the PIT.
+// covers: 4/tsc-khz, 4/tsc-offset
+#[test]
+fn the_kernel_calibrates_to_the_frequency_that_is_asked_for() {
+    let detected = |model: &str, khz: u32, offset: &str| {
+        let mut boot = linux_in_minivmm("console=ttyS0 earlyprintk=serial");
+        boot.args([
+            "--cpu-model",
+            model,
+            "--tsc-khz",
+            &khz.to_string(),
+            "--tsc-offset",
+            offset,
+        ]);
+        let guest = run(boot.args(["--max-instructions", "200000000"]), LIMIT).must_end_with(8);
+        assert!(
+            !guest.console.contains("TSC ADJUST"),
+            "a firmware bug: {}",
+            guest.console
+        );
+        let line = |what: &str| {
+            let mut lines = guest.console.lines();
+            let line = lines.rfind(|line| line.contains("tsc: Detected ") && line.ends_with(what))?;
+            let mhz = line.split("tsc: Detected ").nth(1)?.split(' ').next()?;
+            mhz.parse::<f64>().ok()
+        };
+        let found = line(" MHz TSC").or_else(|| line(" MHz processor"));
+        found.unwrap_or_else(|| panic!("{model}: {}", guest.console))
+    };
+    assert_eq!(detected("skylake-server", 2_750_500, "-4000000000"), 2750.5);
+    assert_eq!(detected("sapphirerapids", 1_900_000, "123456789012"), 1900.0);
+    let counted = detected("westmere", 3_100_000, "0xffffffff00000000");
+    assert!((counted - 3100.0).abs() < 0.3, "{counted}");
+}
+
 /// Somebody at the console: what is typed reaches the shell, and its answers come back.
 // covers: 2/boot-debian
 #[test]

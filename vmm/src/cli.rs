@@ -64,6 +64,12 @@ pub struct Cli {
     /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature
     #[arg(long, visible_alias = "cpu", value_name = "NAME", default_value = "westmere")]
     cpu_model: String,
+    /// Frequency of the time-stamp counter [default: the model's]; CPUID leaves 15H and 16H say the same
+    #[arg(long, value_name = "N", value_parser = parse_khz, allow_negative_numbers = true)]
+    tsc_khz: Option<u32>,
+    /// What every CPU's time-stamp counter reads at the start; negative: so much below 2^64
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_offset, allow_hyphen_values = true)]
+    tsc_offset: u64,
     /// What executes the guest
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
@@ -169,6 +175,11 @@ where
         (Some(RtcBase::Now), _) | (None, ClockMode::Paced) => now(),
         (None, ClockMode::Virtual) => VIRTUAL_RTC_BASE,
     };
+    let mut model = model::find(&cli.cpu_model)?;
+    if let Some(khz) = cli.tsc_khz {
+        let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));
+        model = model.with_tsc_khz(khz).map_err(wrong)?;
+    }
     let config = MachineConfig {
         kernel,
         initrd: cli.initrd,
@@ -178,7 +189,8 @@ where
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
         cpus: cli.cpus,
-        model: model::find(&cli.cpu_model)?,
+        model,
+        tsc_offset: cli.tsc_offset,
         engine: cli.engine,
         serial: cli.serial,
         control: cli.control,
@@ -268,6 +280,22 @@ pub(crate) fn parse_u64(text: &str) -> Option<u64> {
         return None;
     }
     u64::from_str_radix(digits, radix).ok()
+}
+
+fn parse_khz(text: &str) -> Result<u32, String> {
+    let khz = parse_u64(text).ok_or("not a number of kHz, as 2100000 for 2.1 GHz")?;
+    u32::try_from(khz).map_err(|_| "more than 10000000, which is 10 GHz".into())
+}
+
+/// Modulo 2^64, so that a counter can start just below the end of its range.
+fn parse_offset(text: &str) -> Result<u64, String> {
+    let number = match text.strip_prefix('-') {
+        Some(below) => parse_u64(below)
+            .filter(|&below| below <= 1 << 63)
+            .map(u64::wrapping_neg),
+        None => parse_u64(text),
+    };
+    number.ok_or_else(|| "not a number from -2^63 to 2^64-1".into())
 }
 
 /// The least memory that holds the tables a kernel is entered with.
@@ -529,6 +557,45 @@ mod tests {
         assert_eq!(with(&["--max-instructions", "1000"]).max_instructions, Some(1000));
         assert_eq!(with(&["--timeout", "1.5"]).timeout, Some(Duration::from_millis(1500)));
         assert!(with(&["--stats"]).stats && !with(&[]).stats);
+    }
+
+    // covers: 4/tsc-khz, 4/tsc-offset
+    #[test]
+    fn the_time_stamp_counters_frequency_and_start() {
+        let config = with(&[]);
+        assert_eq!((config.model.tsc_khz, config.tsc_offset), (2_666_660, 0));
+        assert_eq!(with(&["--tsc-khz", "3000000"]).model.tsc_khz, 3_000_000);
+        let named = with(&["--cpu", "haswell,-rdrand", "--tsc-khz", "0x100000"]).model;
+        assert_eq!((named.tsc_khz, named.features().rdrand()), (0x10_0000, false));
+        for (text, offset) in [
+            ("0", 0),
+            ("1000", 1000),
+            ("0xffffffffffffffff", u64::MAX),
+            ("-1", u64::MAX),
+            ("-0x8000000000000000", 1 << 63),
+        ] {
+            assert_eq!(with(&["--tsc-offset", text]).tsc_offset, offset, "{text}");
+        }
+        for (args, says) in [
+            (&["--tsc-khz", "0"][..], "--tsc-khz 0: westmere takes 133333 "),
+            (&["--tsc-khz", "133332"], "133333 (its APIC timer's clock) to 10000000"),
+            (&["--tsc-khz", "10000001"], "to 10000000"),
+            (&["--tsc-khz", "99999999999"], "more than 10000000, which is 10 GHz"),
+            (&["--tsc-khz", "-1"], "not a number of kHz"),
+            (&["--tsc-khz", "2.1G"], "not a number of kHz"),
+            (
+                &["--cpu", "icelake-server", "--tsc-khz", "2399999"],
+                "give a multiple of 100, as 2400000",
+            ),
+            (&["--tsc-offset", "soon"], "-2^63 to 2^64-1"),
+            (&["--tsc-offset", "-0x8000000000000001"], "-2^63"),
+            (&["--tsc-offset", "0x10000000000000000"], "-2^63"),
+            (&["--tsc-offset", "--1"], "--tsc-offset"),
+        ] {
+            let message = run(&[&["--kernel", "k"], args].concat()).unwrap_err();
+            assert!(message.contains(says), "{args:?}: {message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
     }
 
     // covers: 3/smp-option

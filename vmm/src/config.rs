@@ -93,8 +93,11 @@ pub struct MachineConfig {
     pub memory: u64,
     /// How many CPUs, from 1 on; the boot CPU is the first.
     pub cpus: u8,
-    /// The CPU model.
+    /// The CPU model. [`CpuModel::with_tsc_khz`] makes one whose time-stamp counter runs at another frequency.
     pub model: &'static CpuModel,
+    /// What every CPU's time-stamp counter reads at the start of the run, modulo 2^64. IA32_TSC_ADJUST is 0 all the same: this
+    /// is a host's offset, which no guest sees.
+    pub tsc_offset: u64,
     /// The engine.
     pub engine: EngineChoice,
     /// The first serial port.
@@ -128,6 +131,7 @@ impl MachineConfig {
             memory: 512 << 20,
             cpus: 1,
             model: &x86::model::WESTMERE,
+            tsc_offset: 0,
             engine: EngineChoice::Soft,
             serial: SerialTarget::Buffer,
             control: None,

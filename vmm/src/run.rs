@@ -289,6 +289,7 @@ impl Vm {
             config.seed,
             Box::new(line.clone()),
         );
+        machine.set_tsc_offset(config.tsc_offset);
         for disk in &config.disks {
             let failed = |source| Error::File {
                 option: "--disk",

@@ -7,6 +7,7 @@ mod example;
 use common::*;
 use iced_x86::code_asm::*;
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use x86::model::{CpuModel, SAPPHIRERAPIDS, WESTMERE};
 use x86::seam::Flow;
 
 /// mov ecx, 3; top: loop top; call f; f: debug exit
@@ -75,4 +76,69 @@ fn two_machines_run_beside_each_other_and_stop_where_they_are_told() {
         assert_eq!(console.take_output(), b"hello\n");
     }
     assert_eq!(machines[0].0.digest(), machines[1].0.digest());
+}
+
+/// RDTSC, then leaves 15H and 16H, then IA32_TSC_ADJUST where `adjust`, to the data page.
+fn clock_reader(adjust: bool) -> Vec<u8> {
+    guest(|a| {
+        let data = u64::from(DATA);
+        a.rdtsc().unwrap();
+        a.mov(dword_ptr(data), eax).unwrap();
+        a.mov(dword_ptr(data + 4), edx).unwrap();
+        for (leaf, at) in [(0x15, data + 16), (0x16, data + 32)] {
+            a.mov(eax, leaf).unwrap();
+            a.cpuid().unwrap();
+            for (register, at) in [eax, ebx, ecx, edx].into_iter().zip((at..).step_by(4)) {
+                a.mov(dword_ptr(at), register).unwrap();
+            }
+        }
+        if adjust {
+            a.mov(ecx, 0x3bu32).unwrap();
+            a.rdmsr().unwrap();
+            a.mov(dword_ptr(data + 8), eax).unwrap();
+            a.mov(dword_ptr(data + 12), edx).unwrap();
+        }
+        debug_exit(a, 0);
+    })
+}
+
+// covers: 4/tsc-khz, 4/tsc-offset
+#[test]
+fn a_guest_reads_the_frequency_and_the_start_that_were_asked_for() {
+    let folder = Folder::new();
+    let look = |model: &'static CpuModel, khz: u32, offset: u64| {
+        let kernel = folder.file("kernel", clock_reader(model.features().tsc_adjust()));
+        let config = MachineConfig {
+            memory: 4 << 20,
+            model: model.with_tsc_khz(khz).unwrap(),
+            tsc_offset: offset,
+            ..MachineConfig::new(kernel)
+        };
+        let mut vm = Vm::new(&config).unwrap();
+        let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+        // Nothing but instructions up to the first access to a port.
+        assert!(vm.run_for(&mut console, 10).unwrap().is_none());
+        assert_eq!(
+            vm.virtual_ns(),
+            10 * 1_000_000 / u64::from(khz),
+            "ten steps are ten ticks"
+        );
+        assert!(matches!(vm.run(&mut console).unwrap(), End::DebugExit(0)));
+        let mut bytes = [0; 48];
+        vm.read_physical(u64::from(DATA), &mut bytes).unwrap();
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let quad = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        (quad(0).wrapping_sub(offset), quad(8), [16, 20, 24, 32].map(word))
+    };
+    // The second instruction of the guest reads it.
+    for offset in [0, 1 << 40, u64::MAX] {
+        let (tsc, adjust, [denominator, numerator, crystal, base]) = look(&SAPPHIRERAPIDS, 2_345_600, offset);
+        assert!(tsc <= 2, "{tsc}");
+        assert_eq!((adjust, base), (0, 2346));
+        assert_eq!(
+            u64::from(crystal) * u64::from(numerator),
+            2_345_600_000 * u64::from(denominator)
+        );
+    }
+    assert!(look(&WESTMERE, 1_234_567, 77).0 <= 2, "any frequency where no leaf has to say it");
 }

@@ -130,6 +130,17 @@ impl Machine {
         }
     }
 
+    /// Sets what every CPU's time-stamp counter is ahead of the clock, modulo 2^64. It is the host's, as a hypervisor's TSC offset
+    /// is: IA32_TSC_ADJUST stays as it is (SDM Vol. 3B 18.17.3 "Time-Stamp Counter Adjustment").
+    pub fn set_tsc_offset(&mut self, offset: u64) {
+        for (index, cpu) in self.cpus.iter_mut().enumerate() {
+            cpu.tsc_offset = offset;
+            if let Some(lapic) = self.platform.lapic_mut(index) {
+                lapic.set_tsc_offset(offset);
+            }
+        }
+    }
+
     /// How many CPUs there are.
     pub fn cpu_count(&self) -> usize {
         self.cpus.len()
@@ -597,6 +608,26 @@ mod tests {
         machine.port_read(0x80, 1, 1010);
         let microsecond = u64::from(WESTMERE.tsc_khz).div_ceil(1000);
         assert_eq!(machine.tsc(1010), 15 + microsecond, "what a port access takes");
+    }
+
+    // covers: 4/tsc-offset
+    #[test]
+    fn an_offset_of_the_hosts_is_no_adjustment_of_the_guests() {
+        let memory = Memory::new(2 << 20).unwrap();
+        let mut machine = Machine::new(&HASWELL, 2, memory, 0, 1, Box::new(std::io::sink()));
+        machine.set_tsc_offset(u64::MAX - 9);
+        for cpu in 0..2 {
+            machine.select(cpu);
+            assert_eq!((machine.tsc(0), machine.tsc(10)), (u64::MAX - 9, 0), "it wraps");
+            assert_eq!(machine.rdmsr(IA32_TSC_ADJUST, 10), Ok(0));
+            // What the guest adds stands on top of it.
+            machine.wrmsr(IA32_TSC_ADJUST, 5, 10).unwrap();
+            assert_eq!(machine.tsc(10), 5);
+            machine.wrmsr(IA32_TIME_STAMP_COUNTER, 100, 10).unwrap();
+            assert_eq!(machine.rdmsr(IA32_TSC_ADJUST, 10), Ok(100));
+            machine.wrmsr(IA32_TSC_ADJUST, 0, 10).unwrap();
+            assert_eq!(machine.tsc(10), 0);
+        }
     }
 
     // covers: 2/cpu-cpuid

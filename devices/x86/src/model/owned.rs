@@ -1,5 +1,7 @@
 //! A model that is put together while the program runs: another one with features switched, or a user's own.
 
+mod clock;
+
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};

@@ -1741,3 +1741,79 @@ fn counters_and_the_debug_store_are_shown_and_said_to_be_available() {
         "P6's two counters need no leaf"
     );
 }
+
+// covers: 4/tsc-khz
+#[test]
+fn another_frequency_is_said_wherever_a_guest_looks() {
+    // Beyond the highest leaf CPUID answers for another.
+    let row = |model: &CpuModel, leaf| model.rows(leaf).first().map_or([0; 4], |row| row.regs);
+    for model in MODELS {
+        let name = model.name;
+        assert!(
+            core::ptr::eq(model.with_tsc_khz(model.tsc_khz).unwrap(), *model),
+            "{name}"
+        );
+        for khz in [model.apic_timer_khz, 1_000_000, 2_750_500, 3_333_300, 10_000_000] {
+            let other = model.with_tsc_khz(khz).unwrap();
+            assert_eq!(
+                (other.tsc_khz, other.apic_timer_khz),
+                (khz, model.apic_timer_khz),
+                "{name}"
+            );
+            assert_eq!(other.features(), model.features(), "{name}");
+            let [denominator, numerator, crystal, _] = row(other, 0x15);
+            let (before, ratio) = (row(model, 0x15), (denominator, numerator));
+            assert_eq!(ratio == (0, 0), before[1] == 0, "{name}");
+            if numerator != 0 {
+                // As Linux computes it, in 32 bits of kHz.
+                let product = (crystal / 1000).checked_mul(numerator).unwrap();
+                assert_eq!(product / denominator, khz, "{name}");
+                assert_eq!(
+                    u64::from(crystal) * u64::from(numerator) / u64::from(denominator),
+                    u64::from(khz) * 1000
+                );
+                assert_eq!(crystal, model.apic_timer_khz * 1000, "{name}: the crystal stays");
+            }
+            let [base, most, ..] = row(other, 0x16);
+            assert_eq!(
+                base,
+                if row(model, 0x16)[0] == 0 {
+                    0
+                } else {
+                    (khz + 500) / 1000
+                },
+                "{name}"
+            );
+            assert!(most >= base, "{name}");
+            let bus = if numerator != 0 { 100_000 } else { model.apic_timer_khz };
+            if let Some(row) = other.msr(MSR_PLATFORM_INFO) {
+                let ratio = u32::try_from(row.reset >> 8 & 0xFF).unwrap();
+                assert!(
+                    (ratio * bus).abs_diff(khz) <= bus / 2 + 1,
+                    "{name}: {ratio} times {bus}"
+                );
+                let others = model.msr(MSR_PLATFORM_INFO).unwrap().reset ^ row.reset;
+                assert_eq!(others & !0xFF00, 0, "{name}");
+            }
+            if let (Some(pt), true) = (other.units.pt, numerator != 0) {
+                assert_eq!(pt.crystal, (numerator, denominator), "{name}: CTC of trace packets");
+            }
+            if let Some(pmu) = other.units.pmu {
+                let reference = f64::from(khz) / f64::from(pmu.reference);
+                assert!(
+                    reference / f64::from(model.apic_timer_khz) < 1.5,
+                    "{name}: reference cycles"
+                );
+            }
+        }
+        for khz in [0, model.apic_timer_khz - 1, 10_000_001, u32::MAX] {
+            let why = model.with_tsc_khz(khz).unwrap_err();
+            assert!(why.contains(name) && why.contains("10000000"), "{why}");
+        }
+        let odd = model.with_tsc_khz(2_999_999);
+        assert_eq!(odd.is_err(), row(model, 0x15)[1] != 0, "{name}");
+        if let Err(why) = odd {
+            assert!(why.ends_with("give a multiple of 100, as 3000000"), "{why}");
+        }
+    }
+}
