@@ -50,12 +50,14 @@ pub mod control;
 pub mod disk;
 pub mod error;
 pub mod inject;
+pub mod linux;
 pub mod loader;
 pub mod logger;
 pub mod machine;
 pub mod model;
 pub mod newc;
 pub mod run;
+pub mod symbols;
 
 pub use config::{MachineConfig, SerialTarget};
 pub use console::Console;

@@ -50,6 +50,13 @@ pub const LIBIPT: Need = Need {
     why: "decodes traces for comparison",
 };
 
+/// The debugger that reads the symbols of a traced kernel.
+pub const GDB: Need = Need {
+    package: "gdb",
+    program: "gdb",
+    why: "reads exported symbols, for comparison",
+};
+
 /// The program's file, looked for as the shell does and in the system's own folders.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -145,6 +145,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
                 packages::BINUTILS,
                 packages::QEMU,
                 packages::QEMU_USER,
+                packages::GDB,
                 packages::LIBIPT,
             ],
             !options.no_install,

@@ -1,0 +1,141 @@
+//! Where members of the kernel's structures are. Format: Documentation/bpf/btf.rst of Linux.
+
+use std::collections::HashMap;
+
+/// A kernel's types are some five megabytes.
+pub const LIMIT: u64 = 64 << 20;
+const MAGIC: u32 = 0xeb9f;
+/// Structures in structures, and names of names.
+const DEEPEST: u32 = 32;
+
+/// The types of a kernel.
+#[derive(Debug)]
+pub struct Btf {
+    bytes: Vec<u8>,
+    strings: usize,
+    /// Where each type is described, from 1 on.
+    types: Vec<u32>,
+    /// Structures by name.
+    structures: HashMap<Vec<u8>, u32>,
+}
+
+const ARRAY: u32 = 3;
+const STRUCT: u32 = 4;
+const UNION: u32 = 5;
+
+impl Btf {
+    /// Reads the section; `None` if it is not one.
+    pub fn parse(bytes: Vec<u8>) -> Option<Btf> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        if word(0)? & 0xffff != MAGIC {
+            return None;
+        }
+        let header = word(4)? as usize;
+        let section = |at: usize| Some((header.checked_add(word(at)? as usize)?, word(at + 4)? as usize));
+        let ((types, len), (strings, _)) = (section(8)?, section(16)?);
+        let end = types.checked_add(len).filter(|end| *end <= bytes.len())?;
+        let (mut at, mut all) = (types, vec![0]);
+        while at < end {
+            all.push(at as u32);
+            let info = word(at + 4)?;
+            let count = (info & 0xffff) as usize;
+            // What follows a type, by btf.rst, 2.2 "Type Encoding".
+            at += 12
+                + match info >> 24 & 31 {
+                    1 | 14 | 17 => 4,
+                    ARRAY => 12,
+                    STRUCT | UNION | 15 | 19 => 12 * count,
+                    6 | 13 => 8 * count,
+                    2 | 7..=12 | 16 | 18 => 0,
+                    _ => return None,
+                };
+        }
+        let mut btf = Btf {
+            types: all,
+            strings,
+            structures: HashMap::new(),
+            bytes,
+        };
+        for id in 1..btf.types.len() as u32 {
+            if btf.kind(id) == Some(STRUCT) {
+                let name = btf.string(btf.field(id, 0)?)?.to_vec();
+                if !name.is_empty() {
+                    btf.structures.entry(name).or_insert(id);
+                }
+            }
+        }
+        Some(btf)
+    }
+
+    fn word(&self, at: usize) -> Option<u32> {
+        Some(u32::from_le_bytes(self.bytes.get(at..at + 4)?.try_into().ok()?))
+    }
+
+    fn field(&self, id: u32, at: usize) -> Option<u32> {
+        self.word(*self.types.get(id as usize).filter(|_| id != 0)? as usize + at)
+    }
+
+    fn kind(&self, id: u32) -> Option<u32> {
+        Some(self.field(id, 4)? >> 24 & 31)
+    }
+
+    fn string(&self, offset: u32) -> Option<&[u8]> {
+        let text = self.bytes.get(self.strings + offset as usize..)?;
+        text.split(|byte| *byte == 0).next()
+    }
+
+    /// The type without typedefs and qualifiers.
+    fn plain(&self, mut id: u32) -> Option<u32> {
+        for _ in 0..DEEPEST {
+            match self.kind(id)? {
+                8..=11 | 18 => id = self.field(id, 8)?,
+                _ => return Some(id),
+            }
+        }
+        None
+    }
+
+    /// The offset in bytes of a member, as `core_layout.base`, and of members of nameless members.
+    pub fn offset(&self, structure: &str, path: &str) -> Option<u64> {
+        let mut id = *self.structures.get(structure.as_bytes())?;
+        let mut offset = 0;
+        for name in path.split('.') {
+            let (at, of) = self.member(id, name.as_bytes(), 0)?;
+            offset += at;
+            id = of;
+        }
+        Some(offset)
+    }
+
+    fn member(&self, id: u32, name: &[u8], depth: u32) -> Option<(u64, u32)> {
+        let id = self.plain(id)?;
+        if !matches!(self.kind(id)?, STRUCT | UNION) || depth > DEEPEST {
+            return None;
+        }
+        let info = self.field(id, 4)?;
+        for n in 0..(info & 0xffff) as usize {
+            let at = 12 + n * 12;
+            let (found, of, bits) = (self.field(id, at)?, self.field(id, at + 4)?, self.field(id, at + 8)?);
+            // With the flag the upper eight bits are a bit field's size.
+            let bits = if info >> 31 != 0 { bits & 0xff_ffff } else { bits };
+            let here = u64::from(bits / 8);
+            let found = self.string(found)?;
+            if found == name {
+                return Some((here, of));
+            }
+            if found.is_empty()
+                && let Some((inner, of)) = self.member(of, name, depth + 1)
+            {
+                return Some((here + inner, of));
+            }
+        }
+        None
+    }
+
+    /// The size in bytes of a member that is an array of bytes.
+    pub fn array(&self, structure: &str, name: &str) -> Option<u64> {
+        let (_, of) = self.member(*self.structures.get(structure.as_bytes())?, name.as_bytes(), 0)?;
+        let of = self.plain(of).filter(|of| self.kind(*of) == Some(ARRAY))?;
+        self.field(of, 20).map(u64::from)
+    }
+}
