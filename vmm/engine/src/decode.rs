@@ -313,6 +313,17 @@ impl Lower<'_> {
             && !(self.mode & mode::FLAT != 0 && matches!(seg, 0 | 2 | 3))
     }
 
+    /// For handlers that check the operand's segment themselves, since something comes before its faults: the address sum and the
+    /// size of the addresses where there is anything to check, else `mem` and 0.
+    pub fn mem_checked_later(&mut self, size: u8) -> (Mem, u8) {
+        if !self.segment_checks() {
+            return (self.mem(size, true), 0);
+        }
+        let seg = self.segment();
+        let m = self.sum();
+        (Mem { seg, ..m }, self.address_size())
+    }
+
     /// `mem_span` for an address sum that an op of the instruction has made out of more than `sum` knows of.
     pub fn place(&mut self, raw: Mem, size: u16, write: bool) -> Mem {
         let seg = self.segment();

@@ -41,6 +41,7 @@ pub struct Pin {
 pub const CHOSEN: &str = "chosen";
 
 const IEM: &str = "VirtualBox, IEMAllAImplC.cpp: Intel variants, compared with a 10980XE (MUL, DIV, SHLD: and a 6700K)";
+const SEEN: &str = "the differential test on a Xeon (Emerald Rapids)";
 const IEM_BOTH: &str = "VirtualBox, IEMAllAImplC.cpp: one form for both vendors";
 const IEM_BT: &str = "VirtualBox, IEMAllAImplC.cpp: seen on a Core i9-9980HK (BT, BTC)";
 const IEM_BCD: &str = "VirtualBox, IEMAllCImpl.cpp: Intel branches of AAA to DAS";
@@ -75,17 +76,25 @@ pub const PINS: &[Pin] = &[
         source: IEM,
     },
     Pin {
-        instruction: "ROL RCL",
+        instruction: "ROL",
         what: "OF for counts other than 1",
-        rule: "as after the first of the one-bit rotations, so the exclusive-or of the operand's two highest bits; RCL by a \
+        rule: "unchanged for a register and an immediate; else as after the first of the one-bit rotations, so the \
+               exclusive-or of the operand's two highest bits",
+        source: SEEN,
+    },
+    Pin {
+        instruction: "RCL",
+        what: "OF for counts other than 1",
+        rule: "as after the first of the one-bit rotations, so the exclusive-or of the operand's two highest bits; by a \
                multiple of its size plus one (8- and 16-bit) leaves CF and OF alone",
         source: IEM,
     },
     Pin {
         instruction: "ROR",
         what: "OF for counts other than 1",
-        rule: "as after the first of the one-bit rotations, so the exclusive-or of the operand's highest and lowest bits",
-        source: IEM,
+        rule: "unchanged for a register and an immediate; else as after the first of the one-bit rotations, so the \
+               exclusive-or of the operand's highest and lowest bits",
+        source: SEEN,
     },
     Pin {
         instruction: "RCR",
@@ -223,8 +232,10 @@ pub const PINS: &[Pin] = &[
     Pin {
         instruction: "FSIN FCOS FSINCOS FPTAN",
         what: "the last bits of the result",
-        rule: "the argument reduced by a pi of 66 bits, the function of what is left rounded correctly",
-        source: "SDM Vol. 1 8.3.8 \"Approximation of Pi\" for the reduction; the rest is chosen",
+        rule: "the argument reduced by a pi of 66 bits, the function of what is left rounded correctly; sine and tangent of \
+               less than 2^-68 are the operand, however it is rounded",
+        source: "SDM Vol. 1 8.3.8 \"Approximation of Pi\" for the reduction, a Xeon (Emerald Rapids) for what is tiny; the \
+                 rest is chosen",
     },
     Pin {
         instruction: "F2XM1 FYL2X FYL2XP1 FPATAN",
@@ -329,7 +340,8 @@ pub enum Shift {
 /// The result of a shift or rotation, and RFLAGS after it: defined flags as the manual has them, the others as pinned.
 ///
 /// `bits` is the operand size (8, 16, 32, 64), `src` the second operand of SHLD and SHRD, `count` the count as the
-/// instruction gives it. `flags` is RFLAGS before. Bits of the operands above the size do not count.
+/// instruction gives it. `flags` is RFLAGS before. Bits of the operands above the size do not count. ROL and ROR are those of
+/// memory or by CL: by an immediate they leave OF of a register's rotation alone, which is the handler's business.
 pub fn shift(op: Shift, bits: u32, dst: u64, src: u64, count: u8, flags: u64) -> (u64, u64) {
     let mask = u64::MAX >> (64 - bits);
     let (dst, src) = (dst & mask, src & mask);

@@ -232,12 +232,12 @@ fn pointers_and_selectors_are_stored_and_loaded() {
             "{name}"
         );
     }
-    // PUSH of a segment register moves by the operand size; MOV to memory writes two bytes whatever it says.
+    // PUSH of a segment register moves by the operand size; like MOV to memory it writes two bytes whatever it says.
     b.write(STACK - 4, &[0xff; 8]);
     b.one(|a| a.push(ds)).unwrap();
     assert_eq!(
         (b.cpu.state().gpr[4], b.read::<4>(STACK - 4)),
-        (STACK - 4, [KDATA as u8, 0, 0, 0])
+        (STACK - 4, [KDATA as u8, 0, 0xff, 0xff])
     );
     b.one(|a| a.mov(word_ptr(STACK as u32), ds)).unwrap();
     assert_eq!(b.read::<4>(STACK), [KDATA as u8, 0, 0xff, 0xff]);

@@ -366,6 +366,16 @@ fn transcendental_results_are_rounded_correctly() {
             let mut s = two(x, y, 0x37f | rc << 10);
             execute(&mut s, insn, &mut [0; 16], 0);
             let result = s.st(if name == "Ptan" { 1 } else { 0 });
+            // The one exception: sine and tangent of less than 2^-68 are the operand, as on Intel's processors.
+            let exponent = (x >> 64) as u16 & 0x7fff;
+            if matches!(name, "Sin" | "Ptan") && (1..0x3fff - 68).contains(&exponent) {
+                assert_eq!(
+                    (result, s.sw & (sw::PE | sw::UE | sw::C1)),
+                    (x, sw::PE),
+                    "{line}: rc {rc}"
+                );
+                continue;
+            }
             assert_eq!(result, values[2 + rc as usize], "{line}: rc {rc}, {result:020x}");
             let [nearest, down, up] = [values[2], values[3], values[4]];
             if down != up {

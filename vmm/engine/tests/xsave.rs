@@ -386,11 +386,17 @@ fn what_an_area_may_not_say() {
         assert_eq!(b.one(code), expected, "{why}");
         if expected.is_err() {
             let after = b.cpu.state();
-            assert_eq!(
-                (after.fpu, after.pkru),
-                (before.fpu, before.pkru),
-                "{why}: nothing is loaded"
-            );
+            // MXCSR of the compacted format is found wanting only after x87 and SSE state, as on Intel's processors.
+            if why == "compacted, MXCSR of one that is" {
+                assert_eq!(after.fpu.mxcsr, before.fpu.mxcsr, "{why}");
+                assert_eq!((after.fpu.xmm, after.fpu.cw), ([0; 16], 0x37f), "{why}");
+            } else {
+                assert_eq!(
+                    (after.fpu, after.pkru),
+                    (before.fpu, before.pkru),
+                    "{why}: nothing is loaded"
+                );
+            }
             assert!(b.world.components == units, "{why}: nor into the units");
         }
     }

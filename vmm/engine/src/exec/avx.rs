@@ -24,6 +24,9 @@ const ENABLED: u64 = xstate::SSE | xstate::AVX;
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
 mod aux {
     pub const ALIGNED: u16 = 1 << 0;
+    /// The segment of the operand, of VCVTPS2PH, is still to be checked; and the address has 16 bits.
+    pub const SEGMENTED: u16 = 1 << 1;
+    pub const SHORT: u16 = 1 << 6;
     pub const MXCSR: u16 = 1 << 2;
     pub const FLAGS: u16 = 1 << 3;
     /// VCVTPS2PH, of four elements or eight.
@@ -49,6 +52,8 @@ mod element {
     pub const SCALE_SHIFT: u16 = 8;
     /// Four bits: the register of the indices.
     pub const INDEX_SHIFT: u16 = 10;
+    /// Two bits: how many times 16 bytes the longest of a gather's registers has.
+    pub const LENGTH_SHIFT: u16 = 14;
 }
 
 impl Cpu {
@@ -155,6 +160,13 @@ impl Cpu {
             return self.call_vex(o, core::ptr::null_mut());
         }
         let linear = self.ea(o);
+        let mut buffer = Buffer([0; 64]);
+        if o.aux & aux::SEGMENTED != 0 {
+            self.call_vex(o, buffer.0.as_mut_ptr())?;
+            let mask = if o.aux & aux::SHORT != 0 { 0xffff } else { 0xffff_ffff };
+            let linear = self.segmented(o.seg as usize, linear & mask, size as u64, true)?;
+            return self.write_bytes(o, linear, &buffer.0[..size]);
+        }
         if o.aux & aux::ALIGNED != 0 {
             self.aligned(linear, size as u64)?;
         }
@@ -164,9 +176,8 @@ impl Cpu {
         if x <= 0x1000 - size as u64 {
             return self.call_vex(o, (e.host + x) as *mut u8);
         }
-        let mut buffer = Buffer([0; 64]);
         if write {
-            self.probe_write(o, linear, size)?;
+            // VCVTPS2PH converts, and raises its exceptions, before its operand faults; the others have none.
             self.call_vex(o, buffer.0.as_mut_ptr())?;
             return self.write_bytes(o, linear, &buffer.0[..size]);
         }
@@ -327,8 +338,14 @@ impl Cpu {
         }
         if o.aux & element::STORE != 0 {
             let bytes = self.ymm_bytes(o.dst);
+            let first = (0..count).find(|&i| chosen(i)).unwrap_or(0);
+            let last = (0..count).rev().find(|&i| chosen(i)).unwrap_or(0);
             for i in (0..count).filter(|&i| chosen(i)) {
-                self.probe_aligned(o, places[i], size, 1)?;
+                let probed = self.probe_aligned(o, places[i], size, 1);
+                if probed.is_err() {
+                    self.masked_store_fault(places[first], places[last].wrapping_add(size as u64 - 1));
+                    return probed;
+                }
             }
             for i in (0..count).filter(|&i| chosen(i)) {
                 self.write_aligned(o, places[i], &bytes[size * i..size * (i + 1)], 1)?;
@@ -343,8 +360,19 @@ impl Cpu {
         Ok(())
     }
 
+    /// A masked store has faulted: where the page is not that of the first byte to be written, CR2 is the address of the last one.
+    /// So Intel's processors; the manual does not say which address of the operand it is.
+    #[cold]
+    fn masked_store_fault(&mut self, first: u64, last: u64) {
+        let page_fault = self.event.is_some_and(|event| event.vector == 14);
+        if page_fault && (self.cr2 ^ first) >> 12 != 0 {
+            self.cr2 = last;
+        }
+    }
+
     /// VGATHERDPS and its like, into `dst` under the mask in `src`: from the first element to the last, each with its mask
-    /// cleared when it is there, so that a fault in between leaves what a restart goes on from (SDM Vol. 2C "VGATHERDPS").
+    /// cleared when it is there, so that a fault in between leaves what a restart goes on from (SDM Vol. 2C "VGATHERDPS"): the rest
+    /// of the mask, each element all ones or zero, and of a short register an upper half that its first element has cleared.
     #[inline(never)]
     fn gather(&mut self, o: &Op) -> Done {
         self.avx_ready()?;
@@ -352,11 +380,13 @@ impl Cpu {
         let index_size = if o.aux & element::WIDE_INDEX != 0 { 8 } else { 4 };
         let count = (o.aux >> element::COUNT_SHIFT & 15) as usize;
         let scale = o.aux >> element::SCALE_SHIFT & 3;
-        let indices = self.ymm_bytes((o.aux >> element::INDEX_SHIFT) as u8);
+        let indices = self.ymm_bytes((o.aux >> element::INDEX_SHIFT & 15) as u8);
         let base = self.ea(o);
         let old = self.ymm_bytes(o.src);
+        // All of the registers, of which wide indices of narrow elements leave a part unused.
+        let all = (o.aux >> element::LENGTH_SHIFT) as usize * 16;
         let mut mask = [0; 32];
-        for i in 0..count {
+        for i in 0..all / size {
             let all = (old[size * i + size - 1] as i8 >> 7) as u8;
             mask[size * i..size * (i + 1)].fill(all);
         }
@@ -383,6 +413,7 @@ impl Cpu {
                 return Err(stop);
             }
             result[size * i..size * (i + 1)].copy_from_slice(&bytes[..size]);
+            result[all..].fill(0);
             mask[size * i..size * (i + 1)].fill(0);
         }
         result[size * count..].fill(0);
@@ -604,7 +635,8 @@ fn lower_gather(l: &mut Lower) {
     let aux = count_bits(count, wide)
         | if wide_index { element::WIDE_INDEX } else { 0 }
         | scale << element::SCALE_SHIFT
-        | (number(index) as u16) << element::INDEX_SHIFT;
+        | (number(index) as u16) << element::INDEX_SHIFT
+        | (dst.size().max(index.size()) as u16 / 16) << element::LENGTH_SHIFT;
     elements(l, chain::<Gather>, |o| {
         (o.dst, o.src, o.aux) = (number(dst), number(mask), aux);
     });
@@ -757,7 +789,17 @@ fn lower_thunk(l: &mut Lower) -> End {
     if memory.write {
         bits |= aux::WRITE;
     }
-    let m = l.mem(memory.size, memory.write);
+    let m = if l.i.mnemonic() == M::Vcvtps2ph {
+        let (m, address) = l.mem_checked_later(memory.size);
+        bits |= match address {
+            0 => 0,
+            2 => aux::SEGMENTED | aux::SHORT,
+            _ => aux::SEGMENTED,
+        };
+        m
+    } else {
+        l.mem(memory.size, memory.write)
+    };
     l.emit_mem(chain::<Vex>, m, |o| {
         set(o);
         o.aux = bits;

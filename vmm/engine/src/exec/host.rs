@@ -76,6 +76,21 @@ pub(crate) fn shift(op: Shift, bits: u32, dst: u64, src: u64, count: u8, flags: 
     }
 }
 
+/// Whether ROL and ROR of a register by an immediate other than 1 leave OF alone on this host, as on Intel's processors. It is
+/// tried with operands whose sign the first, the second, both or none of two rotations by one bit change.
+pub(crate) fn rotations_keep_of() -> bool {
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        const OF: u64 = 1 << 11;
+        [0, OF].into_iter().all(|before| {
+            let rotated = |value: u32| flagged!(before, after, "rol {r:e}, 2", r = inout(reg) value => _);
+            [0x4000_0000, 0x6000_0000, 0x2000_0000, 0]
+                .into_iter()
+                .all(|value| rotated(value) & OF == before)
+        })
+    })
+}
+
 /// RFLAGS after MUL (`signed`: IMUL) of two operands of `bits`; the result is the same on every host.
 pub(crate) fn multiply(signed: bool, bits: u32, a: u64, b: u64, flags: u64) -> u64 {
     macro_rules! run {

@@ -22,7 +22,14 @@ cold_bodies! {
         let v = c.seg[o.aux as usize].selector as u64;
         match o.imm {
             2 => c.push::<2>(o, v),
-            4 => c.push::<4>(o, v),
+            // Two bytes are written, and what was above them stays (`undefined::PINS`).
+            4 => {
+                let sp = c.get::<8>(slot::RSP).wrapping_sub(4) & c.stack_mask();
+                let linear = c.segmented(SS, sp, 2, true)?;
+                c.store::<2>(o, linear, v)?;
+                c.set_sp(sp);
+                Ok(())
+            }
             _ => c.push::<8>(o, v),
         }
     };
@@ -156,7 +163,8 @@ fn shadow(c: &mut Cpu, o: &Op, seg: usize) {
 
 fn pop(c: &mut Cpu, o: &Op) -> Done {
     let (seg, size) = (o.aux as usize, o.imm);
-    let selector = c.stack_item(o, 0, size)? as u16;
+    // Nothing but the selector is read: SDM Vol. 2B "POP" leaves the rest open, and Intel's processors do not look at it.
+    let selector = c.stack_item(o, 0, 2)? as u16;
     // The stack moves by the size that SS had before.
     let (old, before) = (c.get::<8>(slot::RSP), c.stack_mask());
     c.load_segment(seg, selector)?;

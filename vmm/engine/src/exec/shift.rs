@@ -121,7 +121,9 @@ body! {
     Ri<O, S>(c, o) {
         let a = c.get::<S>(o.dst);
         let (r, nf) = shift::<O, S>(a, o.imm, c.nf);
-        c.nf = nf;
+        // These forms, and they alone, leave OF as it was (`undefined::PINS`).
+        let kept = if matches!(O, ROL | ROR) && o.imm != 1 { OF } else { 0 };
+        c.nf = nf & !kept | c.nf & kept;
         c.set::<S>(o.dst, r);
         Ok(())
     }
@@ -170,7 +172,8 @@ body! {
         c.set::<S>(o.dst, r);
         Ok(())
     }
-    /// Any of them on a slot by the host's own instruction; `aux` says which, `imm` as in `Double`.
+    /// Any of them on a slot by the host's own instruction; `aux` says which, with `KEEPS_OF` for a rotation that may leave OF
+    /// alone, `imm` as in `Double`.
     Host<S>(c, o) {
         host_shift::<S>(c, o);
         Ok(())
@@ -186,6 +189,8 @@ fn double16<const O: u8>(a: u64, b: u64, n: u64, nf: u64) -> (u64, u64) {
 
 const SHLD: u8 = 8;
 const SHRD: u8 = 9;
+/// In the `aux` of `Host`: ROL or ROR of a register by an immediate other than 1.
+const KEEPS_OF: u16 = 0x100;
 
 #[inline(never)]
 fn host_shift<const S: u8>(c: &mut Cpu, o: &crate::op::Op) {
@@ -197,7 +202,12 @@ fn host_shift<const S: u8>(c: &mut Cpu, o: &crate::op::Op) {
         op => named(op),
     };
     let (r, flags) = host::shift(op, 8 * S as u32, a, b, n as u8, to_rflags(c.nf));
-    c.nf = from_rflags(flags);
+    let kept = if o.aux & KEEPS_OF != 0 && host::rotations_keep_of() {
+        OF
+    } else {
+        0
+    };
+    c.nf = from_rflags(flags) & !kept | c.nf & kept;
     c.set::<S>(o.dst, r);
 }
 
@@ -239,9 +249,11 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     };
     let src = if last == 2 { l.reg(1) } else { slot::ZERO };
     if l.undefined == Undefined::Host {
+        let by_immediate = matches!(op, ROL | ROR) && l.is_reg(0) && imm != 1 && imm != BY_CL;
+        let aux = op as u16 | if by_immediate { KEEPS_OF } else { 0 };
         l.modify(0, size, |l, slot| {
             l.emit(sized!(size, Host), |o| {
-                (o.dst, o.src, o.imm, o.aux) = (slot, src, imm, op as u16)
+                (o.dst, o.src, o.imm, o.aux) = (slot, src, imm, aux)
             })
         });
         return End::Open;

@@ -320,6 +320,13 @@ body! {
         }
         c.sse_ready()
     }
+    /// Ahead of the operand of an MMX store: the transition to MMX state clears TOP before the operand can fault, and makes the
+    /// registers valid only afterwards. So Intel's processors; the manual does not say.
+    MmxStore(c, _o) {
+        c.mmx_ready()?;
+        c.fpu.set_top(0);
+        Ok(())
+    }
     /// A thunk.
     Vector(c, o) {
         c.vector(o)
@@ -472,6 +479,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         } else if (0..i.op_count()).any(|n| is_vector(i, n)) {
             l.emit(chain::<Ready<1>>, |_| ());
         }
+    }
+    if l.is_mem(0) && l.is_reg(1) && i.op1_register().is_mm() {
+        l.emit(chain::<MmxStore>, |_| ());
     }
     match i.mnemonic() {
         M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchnta | M::Prefetchw | M::Prefetchwt1 => {

@@ -10,6 +10,9 @@
 //! count of 0 is one. So there is never a state in which all iterations are done and the instruction is not, which the
 //! registers could not tell (a REPE that ended on a difference would compare again). Where pages allow, REP MOVS and STOS
 //! upwards take many iterations at once.
+//!
+//! The flags of CMPS and SCAS are written when the instruction is done. Whatever comes between two iterations finds them as they
+//! were before the instruction: the manual says so of page faults, and on Intel's processors it is so for traps as well.
 
 use iced_x86::Mnemonic as M;
 
@@ -131,13 +134,33 @@ fn many<const K: u8, const S: u8>(c: &mut Cpu, o: &Op, max: u64) -> u64 {
     n
 }
 
+/// What a repetition without an iteration changes, because its count is 0 or its first iteration faults: 32-bit counts and
+/// indices are written all the same, so in 64-bit mode they lose their upper halves. So Intel's processors with the count always
+/// and with the indices of MOVS and STOS.
+#[cold]
+fn started<const K: u8>(c: &mut Cpu, mask: u64) {
+    let mut cut = |at: u8| {
+        let v = c.get::<8>(at);
+        c.set_index(at, mask, v);
+    };
+    cut(slot::RCX);
+    if matches!(K, MOVS | STOS) {
+        cut(slot::RDI);
+    }
+    if K == MOVS {
+        cut(slot::RSI);
+    }
+}
+
 /// Runs iterations; whether the instruction has retired.
 #[inline(never)]
 fn repeat<const K: u8, const S: u8>(c: &mut Cpu, o: &Op) -> bool {
     let mask = o.imm;
+    let flags = c.nf;
     loop {
         let count = c.get::<8>(slot::RCX) & mask;
         if count == 0 {
+            started::<K>(c, mask);
             return true;
         }
         let trap = c.rflags & TF != 0;
@@ -149,6 +172,8 @@ fn repeat<const K: u8, const S: u8>(c: &mut Cpu, o: &Op) -> bool {
         }
         if n == 0 {
             if let Err(Stop) = once::<K, S>(c, o) {
+                started::<K>(c, mask);
+                c.nf = flags;
                 c.leave(o);
                 return false;
             }
@@ -169,6 +194,7 @@ fn repeat<const K: u8, const S: u8>(c: &mut Cpu, o: &Op) -> bool {
         // Between iterations, with the registers as they are now, whoever waits has his turn; what is delivered here saves RF
         // set.
         if c.budget == 0 || trap || c.bus_used || !c.watched.accesses.is_empty() {
+            c.nf = flags;
             c.rf_at = c.steps_after(o);
             c.end(c.ip(o), Reason::Look);
             return false;

@@ -12,6 +12,9 @@ const CR0_MP: u64 = 1 << 1;
 const CR0_EM: u64 = 1 << 2;
 const CR0_TS: u64 = 1 << 3;
 
+/// In an op's `imm`, above the instruction: the address size of a store whose segment is still to be checked, else 0.
+const STORE_ADDRESS: u32 = 56;
+
 impl Cpu {
     /// EM or TS is #NM for every x87 instruction but WAIT. SDM Vol. 3A 2.5 "Control Registers".
     #[inline]
@@ -32,10 +35,9 @@ impl Cpu {
         let (size, linear) = (insn.memory.size(), self.ea(o));
         if insn.memory != X87Memory::None {
             if insn.writes_memory() {
-                self.probe_write(o, linear, size)?;
-            } else {
-                self.read_bytes(o, linear, &mut memory[..size])?;
+                return self.x87_store(o, insn);
             }
+            self.read_bytes(o, linear, &mut memory[..size])?;
             self.fpu.fdp = self.offset(o, linear);
             self.fpu.fds = self.seg[(o.seg as usize).min(5)].selector;
         }
@@ -47,11 +49,49 @@ impl Cpu {
         if let Some(flags) = effect.flags {
             self.nf = crate::flags::from_rflags(flags as u64);
         }
-        if effect.store {
-            // The probe found it writable.
-            self.write_bytes(o, linear, &memory[..size])?;
-        }
         Ok(())
+    }
+
+    /// FST, FIST, FBSTP and their like. An unmasked exception that keeps the result from memory comes before what is wrong with
+    /// the operand, whose segment and pages are not looked at then; without one a fault leaves everything as it was.
+    fn x87_store(&mut self, o: &Op, insn: X87Insn) -> Done {
+        let mut memory = [0; 16];
+        let (size, at) = (insn.memory.size(), self.ea(o));
+        let base = self.seg[(o.seg as usize).min(5)].base;
+        let address = (o.imm >> STORE_ADDRESS) as u32;
+        let (offset, linear) = if address == 0 {
+            (self.offset(o, at), at)
+        } else {
+            let offset = at & u64::MAX >> (64 - 8 * address);
+            (offset, base.wrapping_add(offset) & 0xffff_ffff)
+        };
+        // A page that is known to be writable cannot fault: then nothing has to be kept.
+        let known = address == 0 && linear ^ self.tlb.entry(linear).write <= 0x1000 - size as u64;
+        let before = (!known).then(|| self.fpu.clone());
+        self.fpu.fdp = offset;
+        self.fpu.fds = self.seg[(o.seg as usize).min(5)].selector;
+        self.fpu.fip = self.ip(o);
+        self.fpu.fcs = self.seg[CS].selector;
+        self.fpu.fop = o.aux;
+        if !execute(&mut self.fpu, insn, &mut memory, 0).store {
+            return Ok(());
+        }
+        // FSTP of 80 bits is two stores, the first of which stays when the second faults.
+        let parts = if insn.memory == X87Memory::F80 { 8 } else { size };
+        let written = memory[..size].chunks(parts).enumerate().try_for_each(|(i, part)| {
+            let skip = (i * parts) as u64;
+            let place = if address == 0 {
+                linear.wrapping_add(skip)
+            } else {
+                let at = offset.wrapping_add(skip) & u64::MAX >> (64 - 8 * address);
+                self.segmented(o.seg as usize, at, part.len() as u64, true)?
+            };
+            self.write_bytes(o, place, part)
+        });
+        if let (Err(_), Some(before)) = (&written, before) {
+            self.fpu = before;
+        }
+        written
     }
 
     /// The offset in its segment of an operand's linear address.
@@ -256,8 +296,14 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         if insn.memory == X87Memory::None {
             l.emit(chain::<X87>, |o| (o.imm, o.aux) = (insn.to_bits(), fop));
         } else {
-            let m = l.mem(insn.memory.size() as u8, insn.writes_memory());
-            l.emit_mem(chain::<X87>, m, |o| (o.imm, o.aux) = (insn.to_bits(), fop));
+            let size = insn.memory.size() as u8;
+            let (m, address) = if insn.writes_memory() {
+                l.mem_checked_later(size)
+            } else {
+                (l.mem(size, false), 0)
+            };
+            let imm = insn.to_bits() | (address as u64) << STORE_ADDRESS;
+            l.emit_mem(chain::<X87>, m, |o| (o.imm, o.aux) = (imm, fop));
         }
         return End::Open;
     }

@@ -8,7 +8,7 @@
 //!
 //! # Practice
 //! An area is put together, or taken apart, in a buffer; what of memory is read or written is a list of runs, so nothing between
-//! two components is touched. All of it is checked before anything is written or loaded.
+//! two components is touched. All of it is checked before anything is written or loaded, but for MXCSR in the compacted format.
 //!
 //! # Optimisations
 //! The init optimisation is exact: a component is in use when its registers differ from their initial configuration, whatever
@@ -457,51 +457,52 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     } else {
         c.fpu.mxcsr
     };
-    if control & !c.fpu.mxcsr_mask != 0 {
+    let refused = control & !c.fpu.mxcsr_mask != 0;
+    if refused && !compact {
         return Err(c.gp(0));
     }
-    for i in bits(rfbm & c.xsave.supervisor) {
-        let (at, size, now) = (places[i as usize], c.xsave.components[i as usize].size, c.now(o));
-        let state = (bv >> i & 1 != 0).then(|| &image.bytes[at..at + size]);
-        if c.bus().load_component(i, state, now).is_err() {
-            return Err(c.gp(0));
+    if !refused {
+        for i in bits(rfbm & c.xsave.supervisor) {
+            let (at, size, now) = (places[i as usize], c.xsave.components[i as usize].size, c.now(o));
+            let state = (bv >> i & 1 != 0).then(|| &image.bytes[at..at + size]);
+            if c.bus().load_component(i, state, now).is_err() {
+                return Err(c.gp(0));
+            }
         }
     }
+    // What is not in the area is set to its initial configuration first.
+    let initial = rfbm & !bv;
+    if initial & xstate::X87 != 0 {
+        c.fpu.fninit();
+        c.fpu.r = [0; 8];
+    }
+    if initial & xstate::SSE != 0 {
+        c.fpu.xmm[..registers].fill(0);
+    }
+    if initial & xstate::AVX != 0 {
+        c.fpu.ymm_hi[..registers].fill(0);
+    }
+    if initial >> PKRU & 1 != 0 {
+        c.set_pkru(0);
+    }
+    if loaded & xstate::X87 != 0 {
+        c.fpu.load_x87(&image.bytes, rex_w);
+    }
+    if loaded & xstate::SSE != 0 {
+        c.fpu.load_xmm(&image.bytes, long);
+    }
+    // In the compacted format MXCSR is looked at only here, so that Intel's processors have loaded part of the area by then.
     if let Err(BadImage) = c.fpu.ldmxcsr(control) {
         return Err(c.gp(0));
     }
-    if rfbm & xstate::X87 != 0 {
-        if bv & xstate::X87 != 0 {
-            c.fpu.load_x87(&image.bytes, rex_w);
-        } else {
-            c.fpu.fninit();
-            c.fpu.r = [0; 8];
-        }
-    }
-    if rfbm & xstate::SSE != 0 {
-        if bv & xstate::SSE != 0 {
-            c.fpu.load_xmm(&image.bytes, long);
-        } else {
-            c.fpu.xmm[..registers].fill(0);
-        }
-    }
-    if rfbm & xstate::AVX != 0 {
-        // What is not loaded is still zero here.
+    if loaded & xstate::AVX != 0 {
         for n in 0..registers {
             let at = places[2] + 16 * n;
-            c.fpu.ymm_hi[n] = if bv & xstate::AVX != 0 {
-                u128::from_le_bytes(core::array::from_fn(|k| image.bytes[at + k]))
-            } else {
-                0
-            };
+            c.fpu.ymm_hi[n] = u128::from_le_bytes(core::array::from_fn(|k| image.bytes[at + k]));
         }
     }
-    if rfbm >> PKRU & 1 != 0 {
-        let value = if bv >> PKRU & 1 != 0 {
-            image.word(places[PKRU as usize]) as u32
-        } else {
-            0
-        };
+    if loaded >> PKRU & 1 != 0 {
+        let value = image.word(places[PKRU as usize]) as u32;
         c.set_pkru(value);
     }
     Ok(())

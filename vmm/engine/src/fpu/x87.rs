@@ -293,6 +293,8 @@ const INDEFINITE: u128 = 0xffff_c000_0000_0000_0000;
 const ONE: u128 = 0x3fff_8000_0000_0000_0000;
 const INFINITY: u128 = 0x7fff_8000_0000_0000_0000;
 const SIGN: u128 = 1 << 79;
+/// Rounding control, in the control word.
+const RC: u16 = 3 << 10;
 const CONDITION: u16 = sw::C0 | sw::C2 | sw::C3;
 const PRE_COMPUTATION: u16 = sw::IE | sw::DE | sw::ZE;
 
@@ -903,12 +905,18 @@ impl Unit<'_> {
                 _ => {
                     self.denormal(x)?;
                     let angle = math::reduce(x);
-                    let (first, status) = match op {
+                    // Sine and tangent of less than 2^-68 are the operand, however it is rounded: so Intel's processors.
+                    let tiny = op != X87Op::Cos && (x >> 64) as u16 & 0x7fff < 0x3fff - 68;
+                    let nearest = if tiny { cw & !RC } else { cw };
+                    let (first, mut status) = match op {
                         X87Op::Cos => angle.cos(),
                         X87Op::Ptan => angle.tan(),
                         _ => angle.sin(),
                     }
-                    .round(cw, false);
+                    .round(nearest, false);
+                    if tiny {
+                        status &= !sw::C1;
+                    }
                     let (second, more) = match op {
                         X87Op::Sincos => angle.cos().round(cw, false),
                         _ => (ONE, status & sw::C1),

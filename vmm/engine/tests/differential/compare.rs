@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use iced_x86::{Instruction, MemorySize, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{Instruction, Mnemonic, OpKind, Register, RflagsBits};
 
 use crate::arena::{AREAS, Memory};
 use crate::generate::{Case, gpr_index, register_value};
 use crate::state::{Fpu, Outcome, State, fields, flag};
+use crate::vendor;
 
 /// The parts of a result that the manuals leave undefined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct Undefined {
     pub approximate: bool,
     /// Memory: address, length.
     pub memory: Vec<(u64, u64)>,
+    /// General registers, by their numbers, of which only the lower half counts.
+    pub upper_gprs: u16,
 }
 
 /// What `instruction`, executed in `state`, may leave undefined.
@@ -188,6 +191,8 @@ pub fn differences(case: &Case, open: &Undefined, host: &Outcome, engine: &Outco
     }
     let faulted = host.state.rip == case.state.rip && host.vector != 3;
     let (h, e) = (&host.state, &engine.state);
+    let mut open = open.clone();
+    vendor::open_gprs(case, &mut open);
     // POPA may have loaded the registers that came before the fault: it can be restarted all the same.
     let partial = faulted && matches!(case.instruction.mnemonic(), Mnemonic::Popa | Mnemonic::Popad);
     // Outside 64-bit mode the upper halves are anybody's.
@@ -199,6 +204,9 @@ pub fn differences(case: &Case, open: &Undefined, host: &Outcome, engine: &Outco
     let gprs = if case.state.bits() == 64 { 16 } else { 8 };
     for i in 0..gprs {
         let mut mask = gpr_mask;
+        if open.upper_gprs >> i & 1 != 0 {
+            mask &= 0xffff_ffff;
+        }
         if let Some((register, bits)) = open.gpr
             && register == i
             && !faulted
@@ -216,17 +224,7 @@ pub fn differences(case: &Case, open: &Undefined, host: &Outcome, engine: &Outco
     } else {
         open.flags
     };
-    // A trap between two iterations: Intel pushes RF set, AMD does not.
-    let between = host.vector == 1 && h.rip == case.state.rip && is_repeated(case);
-    // A comparison with an unmasked exception: whether its result is stored all the same.
-    let x87_pending = h.fpu.fsw & 0x80 != 0 && case.state.fpu.fsw & 0x80 == 0;
-    let to_flags = matches!(
-        case.instruction.mnemonic(),
-        Mnemonic::Fcomi | Mnemonic::Fcomip | Mnemonic::Fucomi | Mnemonic::Fucomip
-    );
-    let compare = to_flags || case.instruction.rflags_modified() & RflagsBits::C0 != 0;
-    let unmasked = x87_pending && compare;
-    let open_flags = open_flags | if between { flag::RF } else { 0 } | if unmasked { flag::STATUS } else { 0 };
+    let open_flags = open_flags | vendor::open_flags(case, host);
     if (h.rflags ^ e.rflags) & !open_flags != 0 {
         found.push("rflags".into());
     }
@@ -243,229 +241,19 @@ pub fn differences(case: &Case, open: &Undefined, host: &Outcome, engine: &Outco
             found.push(name.into());
         }
     }
-    let mut open = open.clone();
-    if x87_pending {
-        open.fsw |= 0x4700;
-    }
-    // C1 is cleared on Intel's CPUs, and left alone on AMD's.
-    if to_flags {
-        open.fsw |= 1 << 9;
-    }
-    // The additions of a dot product may find what its multiplications left.
-    let dot_product = matches!(
-        case.instruction.mnemonic(),
-        Mnemonic::Dpps | Mnemonic::Dppd | Mnemonic::Vdpps | Mnemonic::Vdppd
-    );
-    if host.vector == 19 && dot_product {
-        open.mxcsr |= 0x3f;
-    }
-    // With overflow or underflow unmasked, PE tells whether the result is inexact in a wider exponent range.
-    if host.vector == 19 && (h.fpu.mxcsr & 0x810 == 0x10 || h.fpu.mxcsr & 0x408 == 0x08) {
-        open.mxcsr |= 0x20;
-    }
-    // Which of two exceptions a logarithm of zero finds first.
-    if open.approximate && h.fpu.fsw & 4 != 0 {
-        open.fsw |= 2;
-    }
-    if faulted && case.instruction.is_vsib() {
-        // Of a mask that is still asked for only the top bits of its elements mean anything.
-        let tops = |fpu: &Fpu| top_bits(&case.instruction, fpu);
-        fpu_differences(&open, &tops(&h.fpu), &tops(&e.fpu), gprs, &mut found);
+    vendor::open_fpu(case, host, &mut open);
+    if faulted && case.instruction.is_vsib() && !vendor::intel() {
+        let decisive = |fpu: &Fpu| vendor::decisive(&case.instruction, fpu);
+        fpu_differences(&open, &decisive(&h.fpu), &decisive(&e.fpu), gprs, &mut found);
     } else {
         fpu_differences(&open, &h.fpu, &e.fpu, gprs, &mut found);
     }
     found
 }
 
-/// The registers with the mask of a gather reduced to the bits that decide.
-fn top_bits(instruction: &Instruction, fpu: &Fpu) -> Fpu {
-    let mut fpu = *fpu;
-    let mask = instruction.op_register(2).number();
-    let (dst, index) = (instruction.op0_register().size(), instruction.memory_index().size());
-    let size = instruction.memory_size().size();
-    let index_size = if crate::generate::has_wide_indices(instruction) {
-        8
-    } else {
-        4
-    };
-    let count = (dst / size).min(index / index_size);
-    let (mut low, mut high) = (0, 0);
-    for i in 0..count {
-        let at = 8 * (size * (i + 1)) - 1;
-        if at < 128 {
-            low |= fpu.xmm[mask] & 1 << at;
-        } else {
-            high |= fpu.ymm_hi[mask] & 1 << (at - 128);
-        }
-    }
-    (fpu.xmm[mask], fpu.ymm_hi[mask]) = (low, high);
-    fpu
-}
-
-fn is_repeated(case: &Case) -> bool {
-    case.instruction.has_rep_prefix() || case.instruction.has_repne_prefix()
-}
-
 /// On its way back to ring 3 the host's kernel makes every null selector 0.
 fn null(selector: u16) -> u16 {
     if selector < 4 { 0 } else { selector }
-}
-
-/// Where the manuals leave the order of things open, or the result, and CPUs do differ: what it is about.
-pub fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
-    use Mnemonic as M;
-    let instruction = &case.instruction;
-    let alignment = match instruction.memory_size() {
-        MemorySize::Xsave | MemorySize::Xsave64 => 64,
-        size => (size.size() as u64).max(16),
-    };
-    let misaligned = address(instruction, &case.state).is_some_and(|address| address % alignment != 0);
-    let both_fault = |vector: u8| matches!(vector, 12..=14);
-    let fault_addresses = host.vector == 14 && engine.vector == 14 && host.error == engine.error;
-    let exponent = |n: usize| case.state.fpu.st[n].1 & 0x7fff;
-    match (instruction.mnemonic(), host.vector, engine.vector) {
-        (M::Arpl, _, _) if host.vector != 3 || engine.vector != 3 => {
-            Some("whether ARPL writes a destination that it leaves as it is")
-        }
-        (M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu, _, _) if host.vector != 3 => {
-            Some("which of the bytes that are not written are checked, and what MMX state a fault leaves")
-        }
-        (
-            M::Sha1msg1 | M::Sha1msg2 | M::Sha1nexte | M::Sha1rnds4 | M::Sha256msg1 | M::Sha256msg2 | M::Sha256rnds2,
-            _,
-            13,
-        ) if misaligned => Some("whether SHA's operand in memory is aligned, which AMD's need not be"),
-        (_, 13, 12) | (_, 12, 13) if misaligned && alignment >= 16 => {
-            Some("limit and alignment of an operand that violates both")
-        }
-        (M::Iret | M::Iretd | M::Iretq | M::Retf, h, e) if both_fault(h) && both_fault(e) && h != e => {
-            Some("whether the frame is read before what it holds is checked")
-        }
-        (M::Call, h, e)
-            if (h, host.error, host.cr2) != (e, engine.error, engine.cr2)
-                && (instruction.is_call_far_indirect() || instruction.is_call_far())
-                && (both_fault(h) || both_fault(e)) =>
-        {
-            Some(
-                "whether a far call to code of another size pushes in the mode that it leaves, and checks its target before",
-            )
-        }
-        (M::Lds | M::Les | M::Lss | M::Lfs | M::Lgs, h, e) if both_fault(h) && both_fault(e) => {
-            Some("which half of a far pointer is read first")
-        }
-        (M::Ldmxcsr | M::Vldmxcsr | M::Fxrstor | M::Fxrstor64, _, 13) if host.state.fpu.mxcsr & 1 << 17 != 0 => {
-            Some("MXCSR.MM, which AMD's CPUs have")
-        }
-        (M::Enter, h, e) if both_fault(h) && both_fault(e) => {
-            Some("whether the display is read before anything is pushed")
-        }
-        (M::Ud1, 6, 12 | 13) => Some("whether UD1's operand is checked"),
-        (_, _, 13) if engine.error == 0x78 => Some("a segment of the host's kernel"),
-        (M::Fld, _, _)
-            if host.state.fpu.fsw & 0x82 == 0x82 && case.state.fpu.fsw & 0x80 == 0 && case.state.fpu.fcw & 2 == 0 =>
-        {
-            Some("whether a denormal is loaded that raises an unmasked exception")
-        }
-        (M::Call, 12 | 14, 13) => Some("the stack and the target, where neither can be used"),
-        (M::Xsave | M::Xsaveopt | M::Xsavec | M::Xrstor, 12 | 13, 3) if case.state.bits() == 16 => {
-            Some("whether a limit is checked for registers that code outside 64-bit mode does not have")
-        }
-        (_, 6, 14) if engine.error & 0x10 != 0 => {
-            Some("whether an instruction is fetched to its end whose prefixes, or opcode, make it none")
-        }
-        (
-            M::Vgatherdpd
-            | M::Vgatherdps
-            | M::Vgatherqpd
-            | M::Vgatherqps
-            | M::Vpgatherdd
-            | M::Vpgatherdq
-            | M::Vpgatherqd
-            | M::Vpgatherqq,
-            1,
-            12..=14,
-        ) => Some("whether a single step comes in place of the fault of a later element"),
-        (
-            M::Xsave
-            | M::Xsave64
-            | M::Xsaveopt
-            | M::Xsaveopt64
-            | M::Xsavec
-            | M::Xsavec64
-            | M::Xrstor
-            | M::Xrstor64
-            | M::Fxsave
-            | M::Fxsave64
-            | M::Fxrstor
-            | M::Fxrstor64,
-            h,
-            e,
-        ) if both_fault(h) && (h, host.cr2) != (e, engine.cr2) => {
-            Some("how much of the area is probed, whatever is asked for, and whether before its header is checked")
-        }
-        (M::Movsxd, 14, _) if instruction.op0_register().size() == 2 => Some("whether 16 or 32 bits are read"),
-        (M::Cmpsb | M::Cmpsw | M::Cmpsd | M::Cmpsq, h, e) if both_fault(h) && both_fault(e) => {
-            Some("which of the two operands is read first")
-        }
-        (
-            M::Iret
-            | M::Iretd
-            | M::Iretq
-            | M::Retf
-            | M::Call
-            | M::Enter
-            | M::Popa
-            | M::Popad
-            | M::Pusha
-            | M::Pushad
-            | M::Fxsave
-            | M::Fxsave64
-            | M::Fxrstor
-            | M::Fxrstor64
-            | M::Xsave
-            | M::Xsave64
-            | M::Xsaveopt
-            | M::Xsaveopt64
-            | M::Xsavec
-            | M::Xsavec64
-            | M::Xrstor
-            | M::Xrstor64
-            | M::Fnsave
-            | M::Frstor
-            | M::Fnstenv
-            | M::Fldenv
-            | M::Lds
-            | M::Les
-            | M::Lss
-            | M::Lfs
-            | M::Lgs
-            | M::Jmp
-            | M::Bound,
-            _,
-            _,
-        ) if fault_addresses && host.cr2 != engine.cr2 => Some("which part of a long operand is accessed first"),
-        (M::Cvtpi2ps, _, _) if instruction.op1_kind() == OpKind::Memory => {
-            Some("whether a memory operand makes the transition to MMX state")
-        }
-        // PE, UE, and the summary that follows from them.
-        (M::Fyl2x, _, _)
-            if case.state.fpu.st[0].0.is_power_of_two()
-                && host.state.fpu.st == engine.state.fpu.st
-                && (host.state.fpu.fsw ^ engine.state.fpu.fsw) & !0x80b0 == 0 =>
-        {
-            Some("whether the logarithm of a power of two, which is exact, counts as inexact")
-        }
-        (M::F2xm1, _, _) if exponent(0) >= 0x3fff => Some("F2XM1 outside its domain"),
-        (M::Fyl2xp1, _, _) if exponent(0) > 0x3ffc => Some("FYL2XP1 outside its domain"),
-        // Linux keeps the CPU's number in a segment of its own.
-        _ if [host.state.es_ds[0], host.state.es_ds[1], host.state.ss]
-            .iter()
-            .any(|selector| selector >> 3 == 15) =>
-        {
-            Some("a segment of the host's kernel")
-        }
-        _ => None,
-    }
 }
 
 fn is_scan(case: &Case) -> bool {
@@ -532,6 +320,8 @@ pub fn memory_differences(
     use Mnemonic as M;
     let pushes = matches!(case.instruction.mnemonic(), M::Enter | M::Pusha | M::Pushad | M::Call);
     let partial = pushes && outcome.vector != 3 && outcome.vector != 1;
+    let mut open = open.clone();
+    vendor::open_memory(case, outcome, &mut open);
     let mut text = String::new();
     let mut shown = 0;
     for (index, area) in AREAS.iter().enumerate() {

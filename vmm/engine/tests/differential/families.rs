@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::arena::{AREAS, CODE, Memory, PAGE};
-use crate::compare::{Undefined, differences, memory_differences, report, undefined, vendors};
+use crate::compare::{Undefined, differences, memory_differences, report, undefined};
 use crate::forms::{Family, Form, forms};
 use crate::generate::{Abilities, Case, Generator};
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::rng::Rng;
 use crate::state::Outcome;
+use crate::vendor;
 
 /// The two machines and what they have done.
 pub struct Pair {
@@ -134,7 +135,7 @@ impl Pair {
             self.copy();
             return (Verdict::Faulted, None);
         }
-        if vendors(case, &host, &engine).is_some() {
+        if vendor::excuse(case, &host, &engine).is_some() {
             self.copy();
             return (Verdict::Faulted, Some(host));
         }

@@ -400,7 +400,9 @@ unsafe fn enter(slot: &mut Slot, context: &mut libc::ucontext_t, image: *mut [u8
                     .add(AVX_AT)
                     .cast::<[u128; 16]>()
                     .write_unaligned(slot.case.fpu.ymm_hi);
-                *present |= 4;
+                // Some CPUs take the bit for what XSAVE has to save, others look at the registers.
+                let used = slot.case.fpu.ymm_hi != [0; 16];
+                *present = *present & !4 | u64::from(used) << 2;
             }
             *present |= 3;
         }

@@ -12,3 +12,4 @@ mod host_tables;
 mod rng;
 mod sequences;
 mod state;
+mod vendor;
