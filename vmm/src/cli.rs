@@ -217,7 +217,7 @@ pub fn models() -> String {
         .iter()
         .map(|m| format!("{:width$}  {}\n", m.name, m.description))
         .collect();
-    list + "\nNo model shows AVX-512, AMX or transactions; `minivmm models NAME` says what else of a part is hidden, and why.\n"
+    list + "\nNo model shows AVX-512 or AMX, and transactions only with +rtm; `minivmm models NAME` says what else of a part is hidden, and why.\n"
 }
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.

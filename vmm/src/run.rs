@@ -607,6 +607,9 @@ impl Vm {
             .map(|step| (last + step) % count)
             .find(|&cpu| self.can_run(cpu));
         let Some(cpu) = next else { return false };
+        if cpu != last {
+            self.engine.get().end_turn(&self.cpus[last].0);
+        }
         self.machine.select(cpu);
         self.cpus[cpu].0.clock = self.steps;
         self.turn.cpu = cpu;

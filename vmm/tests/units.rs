@@ -17,6 +17,8 @@ struct Arrived {
     vector: u64,
     ip: u64,
     dr6: u64,
+    /// DR6.RTM is clear: it came in a transaction.
+    transaction: bool,
     dr7: u64,
 }
 
@@ -78,6 +80,7 @@ impl Guest {
             vector: (at - HANDLERS) / 4,
             ip: u64::from(u16::from_le_bytes(frame)) - CODE,
             dr6: s.dr[6] & 0xF00F,
+            transaction: s.dr[6] & 1 << 16 == 0,
             dr7: s.dr[7],
         })
     }
@@ -299,6 +302,99 @@ fn what_is_not_enabled_or_not_touched_does_nothing() {
         if let Ok(arrived) = guest.run() {
             panic!("{why}: {arrived:x?}");
         }
+    }
+}
+
+/// A program with IA32_DEBUGCTL and DR7 set, and a data breakpoint on DR1 that a transaction meets.
+fn debugged_transaction(control: u32, enable: u32) -> Guest {
+    let model = SKYLAKE_SERVER.with_toggles("+rtm").unwrap();
+    Guest::new(model, |a| {
+        let mut fallback = a.create_label();
+        a.mov(ecx, 0x1D9)?; // 6
+        a.mov(eax, control)?; // 6
+        a.xor(edx, edx)?; // 3
+        a.wrmsr()?; // 2
+        set(a, 1, DATA, 0x0010_0404 | enable)?;
+        a.xbegin(fallback)?;
+        a.mov(byte_ptr(DATA), al)?;
+        a.xend()?;
+        a.hlt()?;
+        a.set_label(&mut fallback)?;
+        a.mov(dword_ptr(DATA + 8), eax)?;
+        a.hlt()
+    })
+}
+
+// covers: 4/rtm-advanced-debug
+#[test]
+fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
+    const RTM_CONTROL: u32 = 1 << 15;
+    const RTM_ENABLE: u32 = 1 << 11;
+    let arrived = debugged_transaction(RTM_CONTROL, RTM_ENABLE).run().expect("a #DB");
+    assert_eq!((arrived.vector, arrived.ip), (1, 17 + SET), "at XBEGIN: {arrived:x?}");
+    assert!(arrived.transaction && arrived.dr6 == 2, "{arrived:x?}");
+    for (control, enable) in [(0, RTM_ENABLE), (RTM_CONTROL, 0)] {
+        let mut guest = debugged_transaction(control, enable);
+        let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
+        while engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000) != Exit::Halt {}
+        let mut status = [0; 4];
+        guest.memory.read(DATA + 8, &mut status).unwrap();
+        let s = guest.cpu.state();
+        assert_eq!(
+            (u32::from_le_bytes(status), s.dr[6] & 0xF),
+            (0x10, 0),
+            "EAX at the fallback"
+        );
+        assert!(s.rip < HANDLERS, "no exception came");
+    }
+    // Outside of a transaction the same breakpoint says so.
+    let guest = Guest::new(SKYLAKE_SERVER.with_toggles("+rtm").unwrap(), |a| {
+        set(a, 1, DATA, 0x0010_0404 | RTM_ENABLE)?;
+        a.mov(byte_ptr(DATA), al)?;
+        a.hlt()
+    });
+    let arrived = guest.run().expect("a #DB");
+    assert!(!arrived.transaction && arrived.dr6 == 2, "{arrived:x?}");
+}
+
+// covers: 4/lbr-tsx-abort
+#[test]
+fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
+    for model in ["haswell", "skylake-server", "sapphirerapids"] {
+        let model = x86::model::by_name(model).unwrap().with_toggles("+rtm").unwrap();
+        let mut guest = Guest::new(model, |a| {
+            let (mut fallback, mut next) = (a.create_label(), a.create_label());
+            let (msr, on) = if model.features().arch_lbr() {
+                (0x14CE, 0x7F_0007)
+            } else {
+                (0x1D9, 1)
+            };
+            a.mov(ecx, msr)?;
+            a.mov(eax, on)?;
+            a.xor(edx, edx)?;
+            a.wrmsr()?;
+            a.xbegin(fallback)?;
+            a.jmp(next)?;
+            a.set_label(&mut next)?;
+            a.xabort(1)?;
+            a.set_label(&mut fallback)?;
+            a.hlt()
+        });
+        let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
+        while engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000) != Exit::Halt {}
+        let units = guest.machine.units();
+        let entries: Vec<_> = match (&units.lbr, &units.arch_lbr) {
+            (Some(lbr), _) => lbr.newest().take(2).copied().collect(),
+            (_, Some(lbr)) => lbr.newest().take(2).copied().collect(),
+            _ => panic!("{} has a stack", model.name),
+        };
+        // Real mode: the addresses take 20 bits.
+        let low = |address: u64| address & 0xF_FFFF;
+        let bits = |n: usize| (entries[n].from | entries[n].info) >> 61 & 3;
+        let (abort, jump) = (entries[0], entries[1]);
+        assert_eq!((bits(0), bits(1)), (3, 2), "{}: {entries:x?}", model.name);
+        assert_eq!(low(abort.from), low(jump.to), "{}: XABORT", model.name);
+        assert_eq!(low(abort.to), low(jump.to) + 3, "{}: the fallback", model.name);
     }
 }
 

@@ -156,11 +156,18 @@ impl ArchLbr {
         self.ring.now(code);
     }
 
+    /// A word of the seam: a transaction was aborted, which is an entry of its own. To be said before the change itself.
+    pub fn transaction_aborted(&mut self, record: &BranchRecord, frozen: bool, code: Context) {
+        if self.records(frozen) {
+            self.ring.record_abort(record, &self.filter(), &self.style, code);
+        }
+    }
+
     /// A word of the seam.
     pub fn state_changed(&mut self, change: Change, code: Context) {
         match change {
-            Change::TransactionBegin => self.ring.transaction = true,
-            Change::TransactionCommit | Change::TransactionAbort => self.ring.transaction = false,
+            Change::TransactionBegin { .. } => self.ring.transaction = true,
+            Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.transaction = false,
             Change::Init => self.control.set_lbr_en(false),
             Change::Reset => {
                 self.ring = BranchRing::new(self.leaf.max_depth());

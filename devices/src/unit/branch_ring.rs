@@ -6,7 +6,7 @@
 //! alone has to look at every branch in order, since a return takes off what a call before it put on.
 
 use x86::lbr::{LbrInfo, MAX_DEPTH, branch_type};
-use x86::seam::{BranchRecord, CodeSize, Context, Flow};
+use x86::seam::{BranchRecord, CodeSize, Context, Far, Flow};
 
 use super::predictor::Predictor;
 
@@ -214,6 +214,24 @@ impl BranchRing {
         self.code = code;
     }
 
+    /// Records the abort of a transaction: filtered as a far branch is, and marked. SDM Vol. 3B 18.4.8.1 "LBR Stack and Intel
+    /// 64 Processors".
+    pub fn record_abort(&mut self, record: &BranchRecord, filter: &Filter, style: &Style, code: Context) {
+        let kept = passes(record, filter.masks()) != 0;
+        self.record(core::slice::from_ref(record), filter, style, code);
+        if !kept {
+            return;
+        }
+        let entry = self.by_age_mut(0);
+        match style.beside {
+            Beside::Nothing | Beside::Flags | Beside::FlagsAndCycles => {}
+            Beside::FlagsTsx => entry.from |= 1 << 61,
+            Beside::Info | Beside::ArchitecturalInfo { .. } => {
+                entry.info = LbrInfo::from_bits(entry.info).with_tsx_abort(true).into_bits();
+            }
+        }
+    }
+
     /// An interrupt or exception comes: the last branch before it becomes the last exception record.
     pub fn note_exception(&mut self) {
         if let Some(last) = self.last_branch {
@@ -337,6 +355,20 @@ impl BranchRing {
             }
         }
         entry
+    }
+}
+
+/// The abort of a transaction as a record: it is no branch, but goes like an exception.
+pub fn abort_record(from: u64, step: u64, rip: u64, code: Context) -> BranchRecord {
+    BranchRecord {
+        from,
+        to: code.cs_base.wrapping_add(rip),
+        step,
+        flow: Flow::Far(Far::Exception).code(),
+        length: 0,
+        from_cpl: code.cpl,
+        to_cpl: code.cpl,
+        reserved: 0,
     }
 }
 

@@ -208,11 +208,18 @@ impl Lbr {
         self.ring.now(code);
     }
 
+    /// A word of the seam: a transaction was aborted, which is an entry of its own. To be said before the change itself.
+    pub fn transaction_aborted(&mut self, record: &BranchRecord, gate: Gate, code: Context) {
+        if self.records(gate) {
+            self.ring.record_abort(record, &self.filter(), &self.style, code);
+        }
+    }
+
     /// A word of the seam.
     pub fn state_changed(&mut self, change: Change, code: Context) {
         match change {
-            Change::TransactionBegin => self.ring.transaction = true,
-            Change::TransactionCommit | Change::TransactionAbort => self.ring.transaction = false,
+            Change::TransactionBegin { .. } => self.ring.transaction = true,
+            Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.transaction = false,
             Change::Reset => {
                 self.ring = BranchRing::new(self.caps.depth);
                 self.select = LbrSelect::new();

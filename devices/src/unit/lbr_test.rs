@@ -272,16 +272,45 @@ fn a_predicted_branch_has_no_flag_and_a_transaction_has_one() {
         0x1FFF_8000_0000_1000,
         "bits 63:61 are flags, all clear"
     );
-    unit.state_changed(Change::TransactionBegin, long(0));
+    unit.state_changed(Change::TransactionBegin { at: 0x1000 }, long(0));
     unit.branches(&[jump], ON, long(0));
     assert_eq!(read(&unit, 0x682), 0x5FFF_8000_0000_1000, "IN_TSX");
-    unit.state_changed(Change::TransactionCommit, long(0));
+    unit.state_changed(Change::TransactionCommit { at: 0x1000, steps: 1 }, long(0));
     unit.branches(&[jump], ON, long(0));
     assert_eq!(read(&unit, 0x683), 0x1FFF_8000_0000_1000);
     let mut unit = recording(lbr::SKYLAKE);
-    unit.state_changed(Change::TransactionBegin, long(0));
+    unit.state_changed(Change::TransactionBegin { at: 0x1000 }, long(0));
     unit.branches(&[jump], ON, long(0));
     assert_eq!(read(&unit, 0xDC1), 1 << 62);
+}
+
+// covers: 4/lbr-tsx-abort
+#[test]
+fn the_abort_of_a_transaction_is_an_entry() {
+    let abort = super::super::branch_ring::abort_record(0x1000, 7, 0x2000, long(0));
+    let (from, to) = (0x681, 0x6C1);
+    for (caps, flags) in [(lbr::HASWELL, 0x681), (lbr::SKYLAKE, 0xDC1)] {
+        let mut unit = recording(caps);
+        unit.state_changed(Change::TransactionBegin { at: 0x900 }, long(0));
+        unit.transaction_aborted(&abort, ON, long(0));
+        let change = Change::TransactionAbort {
+            from: 0x1000,
+            cause: x86::seam::Abort::Conflict,
+            steps: 3,
+        };
+        unit.state_changed(change, long(0));
+        assert_eq!(read(&unit, from) & 0xFFFF_FFFF, 0x1000);
+        assert_eq!(read(&unit, to), 0x2000, "the fallback");
+        assert_eq!(read(&unit, flags) >> 61 & 3, 3, "IN_TSX, TSX_ABORT");
+        let jump = branch(Flow::Jump, 0x2000, 0x3000, 0);
+        unit.branches(&[jump], ON, long(0));
+        assert_eq!(read(&unit, flags + 1) >> 61 & 3, 0, "it is over");
+        // Filtered as a far branch is.
+        let mut unit = recording(caps);
+        unit.write_msr(0x1C8, 1 << 8, ON).unwrap();
+        unit.transaction_aborted(&abort, ON, long(0));
+        assert_eq!(read(&unit, to), 0);
+    }
 }
 
 // covers: 4/lbr-cycles

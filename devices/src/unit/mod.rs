@@ -442,14 +442,27 @@ impl Watch for Units {
     }
 
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
-        let (context, mut effects) = (cpu.context(), Effects::NONE);
+        let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
+        let mut effects = Effects::NONE;
+        let abort = match change {
+            Change::TransactionAbort { from, .. } => {
+                Some(branch_ring::abort_record(from, cpu.step(), cpu.rip(), context))
+            }
+            _ => None,
+        };
         if let Some(debugctl) = &mut self.debugctl {
             debugctl.state_changed(change);
         }
         if let Some(lbr) = &mut self.lbr {
+            if let Some(abort) = &abort {
+                lbr.transaction_aborted(abort, gate, context);
+            }
             lbr.state_changed(change, context);
         }
         if let Some(lbr) = &mut self.arch_lbr {
+            if let Some(abort) = &abort {
+                lbr.transaction_aborted(abort, frozen, context);
+            }
             lbr.state_changed(change, context);
         }
         self.ds_area.state_changed(change);
@@ -458,6 +471,10 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.state_change(change, cpu, &around)));
+        let store = self.store_control();
+        if let (Some(bts), Some(abort)) = (&mut self.bts, abort) {
+            effects = effects.and(bts.branches(&[abort], store, self.ds_area.base(), cpu));
+        }
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.change(change, cpu));
         }

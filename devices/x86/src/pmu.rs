@@ -2,7 +2,7 @@
 
 use bitfield_struct::bitfield;
 
-use crate::seam::{Far, Flow};
+use crate::seam::{Abort, Far, Flow};
 
 /// IA32_PERFEVTSELx. SDM Vol. 3B 21.2.1.1 "Architectural Performance Monitoring Version 1 Facilities"; P6 has the same layout
 /// in PerfEvtSel0 and 1.
@@ -202,6 +202,47 @@ impl Levels {
     }
 }
 
+/// What becomes of transactions, as events choose among it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transactions(u8);
+
+impl Transactions {
+    /// Transactions that began.
+    pub const STARTED: Self = Self(1);
+    /// Transactions that were committed.
+    pub const COMMITTED: Self = Self(1 << 1);
+    /// Aborts for a conflict.
+    pub const CONFLICT: Self = Self(1 << 2);
+    /// Aborts for want of room.
+    pub const CAPACITY: Self = Self(1 << 3);
+    /// Aborts for what memory does.
+    pub const MEMORY: Self = Self(3 << 2);
+    /// Aborts by an instruction that a transaction cannot hold.
+    pub const UNFRIENDLY: Self = Self(1 << 4);
+    /// Aborts by an access to a device.
+    pub const MEMORY_TYPE: Self = Self(1 << 5);
+    /// All other aborts.
+    pub const EVENTS: Self = Self(1 << 6);
+    /// All aborts.
+    pub const ABORTED: Self = Self(0x7C);
+
+    /// What an abort is.
+    pub const fn of(cause: Abort) -> Self {
+        match cause {
+            Abort::Conflict => Self::CONFLICT,
+            Abort::Capacity => Self::CAPACITY,
+            Abort::Instruction => Self::UNFRIENDLY,
+            Abort::MemoryType => Self::MEMORY_TYPE,
+            Abort::Explicit(_) | Abort::Debug | Abort::Exception | Abort::Event => Self::EVENTS,
+        }
+    }
+
+    /// Whether anything is in both.
+    pub const fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
 /// What an event counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
@@ -231,6 +272,8 @@ pub enum Count {
     X87,
     /// MMX and SSE instructions retired.
     Simd,
+    /// Transactions.
+    Transactions(Transactions),
 }
 
 /// An event of a model.
@@ -278,7 +321,7 @@ pub const ARCHITECTURAL: [EventRow; 8] = [
 /// Other events, by generation. A row here comes before the architectural event of the same code, so it can make that one
 /// precise. SDM Vol. 3B ch. 21, "PEBS Performance Events" of each, and the event lists at perfmon-events.intel.com.
 pub mod events {
-    use super::{Branches as B, Count::*, EventRow, Levels as L, plain, precise};
+    use super::{Branches as B, Count::*, EventRow, Levels as L, Transactions as T, plain, precise};
 
     /// P6. SDM Vol. 3B 21.6.8.2 "PerfEvtSel0 and PerfEvtSel1 MSRs".
     pub const P6: &[EventRow] = &[
@@ -377,6 +420,19 @@ pub mod events {
         precise(0xD1, 0x08, Loads(L::BEYOND_L1)), // MEM_LOAD_UOPS_RETIRED.L1_MISS
         precise(0xD1, 0x10, Loads(L::BEYOND_L2)), // MEM_LOAD_UOPS_RETIRED.L2_MISS
         precise(0xD1, 0x20, Loads(L::MEMORY)),    // MEM_LOAD_UOPS_RETIRED.L3_MISS
+    ];
+
+    /// Transactions since Haswell, whose names are Skylake's. There are none unless the machine shows RTM.
+    pub const TRANSACTIONS: &[EventRow] = &[
+        plain(0x54, 0x01, Transactions(T::CONFLICT)),    // TX_MEM.ABORT_CONFLICT
+        plain(0x54, 0x02, Transactions(T::CAPACITY)),    // TX_MEM.ABORT_CAPACITY
+        plain(0xC9, 0x01, Transactions(T::STARTED)),     // RTM_RETIRED.START
+        plain(0xC9, 0x02, Transactions(T::COMMITTED)),   // RTM_RETIRED.COMMIT
+        precise(0xC9, 0x04, Transactions(T::ABORTED)),   // RTM_RETIRED.ABORTED
+        plain(0xC9, 0x08, Transactions(T::MEMORY)),      // RTM_RETIRED.ABORTED_MEM
+        plain(0xC9, 0x20, Transactions(T::UNFRIENDLY)),  // RTM_RETIRED.ABORTED_UNFRIENDLY
+        plain(0xC9, 0x40, Transactions(T::MEMORY_TYPE)), // RTM_RETIRED.ABORTED_MEMTYPE
+        plain(0xC9, 0x80, Transactions(T::EVENTS)),      // RTM_RETIRED.ABORTED_EVENTS
     ];
 
     /// Branches since Ice Lake, in codes of their own.

@@ -198,6 +198,8 @@ pub struct Effects {
     pub fault: Option<PageFault>,
     /// A performance-monitoring interrupt, which the LVT entry turns into a vector, an NMI or nothing.
     pub pmi: bool,
+    /// The transaction that is open cannot go on.
+    pub abort: bool,
 }
 
 impl Effects {
@@ -206,6 +208,7 @@ impl Effects {
         debug: None,
         fault: None,
         pmi: false,
+        abort: false,
     };
 
     /// Both; of two page faults the first.
@@ -217,6 +220,7 @@ impl Effects {
             },
             fault: self.fault.or(other.fault),
             pmi: self.pmi | other.pmi,
+            abort: self.abort | other.abort,
         }
     }
 }
@@ -296,11 +300,26 @@ pub enum Change {
     /// HLT or MWAIT came to its end.
     Wake,
     /// XBEGIN began a transaction.
-    TransactionBegin,
+    TransactionBegin {
+        /// Linear address of the instruction.
+        at: u64,
+    },
     /// XEND of the outermost transaction.
-    TransactionCommit,
-    /// A transaction was rolled back; the processor is at the fallback address.
-    TransactionAbort,
+    TransactionCommit {
+        /// Linear address of the instruction.
+        at: u64,
+        /// Steps since XBEGIN.
+        steps: u64,
+    },
+    /// A transaction was rolled back; the processor is at the fallback address, or at XBEGIN for a debug exception.
+    TransactionAbort {
+        /// Linear address of the instruction that did not retire.
+        from: u64,
+        /// Why.
+        cause: Abort,
+        /// Steps since XBEGIN.
+        steps: u64,
+    },
     /// Power-up reset.
     Reset,
     /// INIT (a warm reset as the units see it).
@@ -309,6 +328,46 @@ pub enum Change {
     StartUp(u8),
     /// Shutdown after a triple fault.
     Shutdown,
+}
+
+/// Why a transaction was aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Abort {
+    /// XABORT with this operand.
+    Explicit(u8),
+    /// An instruction that a transaction cannot hold.
+    Instruction,
+    /// An access to a device, which cannot be undone.
+    MemoryType,
+    /// No room to keep what was written.
+    Capacity,
+    /// Somebody else touched memory.
+    Conflict,
+    /// A debug exception or breakpoint.
+    Debug,
+    /// Any other exception.
+    Exception,
+    /// An interrupt, or whatever else the program has no part in.
+    Event,
+}
+
+impl Abort {
+    /// EAX at the fallback address, but for bit 5, which says that transactions were nested. SDM Vol. 1 Table 16-1 "RTM Abort
+    /// Status Definition".
+    pub const fn status(self) -> u32 {
+        match self {
+            Abort::Explicit(operand) => 1 | (operand as u32) << 24,
+            Abort::Conflict => 1 << 2 | 1 << 1,
+            Abort::Capacity => 1 << 3,
+            Abort::Debug => 1 << 4,
+            Abort::Instruction | Abort::MemoryType | Abort::Exception | Abort::Event => 0,
+        }
+    }
+
+    /// An instruction of the program was the cause, and no one else.
+    pub const fn synchronous(self) -> bool {
+        !matches!(self, Abort::Conflict | Abort::Event)
+    }
 }
 
 /// What was done to a memory location or port.

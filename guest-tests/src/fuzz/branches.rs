@@ -217,7 +217,7 @@ pub fn branches(bytes: &[u8]) {
                 let change = if argument & 1 == 0 {
                     Change::Init
                 } else {
-                    Change::TransactionBegin
+                    Change::TransactionBegin { at: 0 }
                 };
                 debugctl.state_changed(change);
                 lbr.state_changed(change, code);

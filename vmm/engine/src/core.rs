@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::op::{Handler, Op};
+use crate::transaction::Shared;
 
 /// A range of guest-physical memory that is plain RAM.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +110,8 @@ pub(crate) struct Core {
     lines: VecDeque<(u64, u64)>,
     /// Grows with each store to a line and each new line.
     stores: u64,
+    /// The transaction that is open: of the processor that ran last.
+    pub transaction: Option<Shared>,
 }
 
 impl Core {
@@ -134,6 +137,7 @@ impl Core {
             boundaries: Vec::new(),
             lines: VecDeque::new(),
             stores: 0,
+            transaction: None,
         }
     }
 
@@ -219,6 +223,7 @@ impl Core {
                 at += n;
             }
         }
+        self.keep_written(gpa, bytes);
         self.written(gpa, bytes.len() as u64, stale);
         Ok(())
     }

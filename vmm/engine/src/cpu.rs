@@ -4,9 +4,11 @@
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use x86::model::CpuModel;
-use x86::seam::BranchRecord;
+use x86::seam::{Abort, BranchRecord};
 
 use crate::Undefined;
 use crate::block::JumpCache;
@@ -17,6 +19,7 @@ use crate::flags;
 use crate::fpu::FpuState;
 use crate::op::{Link, Op, Reason, Stop};
 use crate::tlb::Tlb;
+use crate::transaction::{Room, Shared, Transaction};
 use crate::watch::Watched;
 
 /// Segment register numbers as instructions encode them (SDM Vol. 2A 2.1.5 "Addressing-Mode Encoding of ModR/M and SIB Bytes").
@@ -203,6 +206,8 @@ pub struct CpuState {
     pub steps: u64,
     /// REP iterations among them.
     pub iterations: u64,
+    /// The transaction that is open. Memory holds what it has written; it was [`Transaction::lines`] before.
+    pub transaction: Option<Box<Transaction>>,
 }
 
 /// An exception or interrupt to deliver.
@@ -243,6 +248,8 @@ pub(crate) mod mode {
     pub const FLAT: u32 = 8;
     /// Near branches are recorded.
     pub const RECORD: u32 = 0x10;
+    /// In a transaction: what it cannot hold aborts it.
+    pub const TRANSACTION: u32 = 0x20;
     /// First bit of the number that stands for a code segment's base and limit.
     pub const CODE_SHIFT: u32 = 8;
     /// First bit of the number that stands for a set of boundaries, before which blocks end.
@@ -348,6 +355,13 @@ pub struct Cpu {
     /// Steps at which a load of SS holds debug exceptions off.
     pub(crate) stack_shadow_at: u64,
     pub(crate) watched: Watched,
+    pub(crate) transaction: Option<Shared>,
+    /// Why the transaction aborts, where that ended the chain.
+    pub(crate) abort_cause: Abort,
+    /// CPUID says RTM_ALWAYS_ABORT.
+    pub(crate) always_abort: bool,
+    /// What a transaction may write.
+    pub(crate) room: Room,
     core: Option<NonNull<Core>>,
     bus: Option<NonNull<dyn Bus>>,
 
@@ -426,6 +440,10 @@ impl Cpu {
             xsave: Layout::of(model),
             stack_shadow_at: u64::MAX,
             watched: Watched::new(),
+            transaction: None,
+            abort_cause: Abort::Event,
+            always_abort: model.features().rtm_always_abort(),
+            room: Room::of(model),
             core: None,
             bus: None,
             clock: 0,
@@ -469,10 +487,12 @@ impl Cpu {
             fpu: self.fpu.clone(),
             steps: self.steps,
             iterations: self.iterations,
+            transaction: self.transaction.as_ref().map(|open| Box::new(open.borrow().clone())),
         }
     }
 
-    /// Takes on a state, whatever it was before.
+    /// Takes on a state, whatever it was before. With a transaction open memory is as it was when the state was taken; this
+    /// processor is then the next one to run, or the transaction has to be ended by [`crate::Engine::end_turn`].
     pub fn set_state(&mut self, s: &CpuState) {
         self.r[..16].copy_from_slice(&s.gpr);
         self.rip = s.rip;
@@ -504,6 +524,14 @@ impl Cpu {
         self.watched.observed = (u64::MAX, 0);
         self.watched.pending = s.pending_debug;
         self.fpu = s.fpu.clone();
+        if let Some(old) = self.transaction.take() {
+            // What becomes of its memory is for whoever sets the state to say.
+            old.borrow_mut().lines.clear();
+        }
+        self.transaction = s
+            .transaction
+            .as_ref()
+            .map(|open| Rc::new(RefCell::new(Transaction::clone(open))));
         self.event = None;
         self.tlb.flush_all();
         self.jumps.clear();
@@ -617,6 +645,12 @@ impl Cpu {
     #[inline]
     pub(crate) fn steps_now(&self) -> u64 {
         self.steps.wrapping_add((self.granted - self.budget) as u64)
+    }
+
+    /// The machine's step clock; outside chains, or once `leave` has given steps back.
+    #[inline]
+    pub(crate) fn clock_now(&self) -> u64 {
+        self.clock.wrapping_add((self.granted - self.budget) as u64)
     }
 
     /// Instructions retired so far; outside chains.
@@ -982,7 +1016,12 @@ impl Cpu {
             let code = self.core().code_number(cs.base, cs.limit);
             size | stack | if flat { mode::FLAT } else { 0 } | code << mode::CODE_SHIFT
         };
-        self.mode = mode | self.watched.mode;
+        let transaction = if self.transaction.is_some() {
+            mode::TRANSACTION
+        } else {
+            0
+        };
+        self.mode = mode | transaction | self.watched.mode;
         self.record_cpl = (self.cpl as u32) * 0x0101_0000;
         self.select_tlb();
     }

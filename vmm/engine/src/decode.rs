@@ -789,6 +789,10 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
         }
         let end = if i.is_invalid() || !shown.has(&i) {
             lower.ud()
+        } else if s.mode & mode::TRANSACTION != 0
+            && let Some(cause) = exec::transaction::aborts(&i)
+        {
+            exec::transaction::lower_abort(&mut lower, cause)
         } else {
             exec::lower(&mut lower)
         };
@@ -908,6 +912,9 @@ impl Shown {
                 F::RDRAND => f.rdrand(),
                 F::RDSEED => f.rdseed(),
                 F::RDTSCP => f.rdtscp(),
+                // A part whose transactions always abort has the instructions, shown or not.
+                F::RTM => f.rtm() || f.rtm_always_abort(),
+                F::HLE_or_RTM => f.hle() || f.rtm() || f.rtm_always_abort(),
                 F::SEP => f.sep(),
                 F::SERIALIZE => f.serialize(),
                 F::SHA => f.sha(),

@@ -7,6 +7,7 @@
 use crate::cpu::{CS, Cpu, DS, ES, Event, FS, GS, SS, Segment, Source, slot};
 use crate::op::Done;
 use crate::segment::{Descriptor, GP, Gate, NP, Stack, named, rf};
+use crate::transaction::DR6_RTM;
 
 /// An error code's IDT bit.
 const IDT: u32 = 2;
@@ -26,6 +27,7 @@ impl Cpu {
         // A #DB handler runs with general detection off (SDM Vol. 3B 19.2.4 "Debug Control Register (DR7)").
         if event.vector == 1 && event.source != Source::Software {
             self.dr[7] &= !(1 << 13);
+            self.dr[6] |= DR6_RTM;
         }
         self.shadow_at = u64::MAX;
         if !switched {

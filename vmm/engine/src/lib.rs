@@ -20,6 +20,7 @@ mod segment;
 mod step;
 mod task;
 mod tlb;
+mod transaction;
 pub mod undefined;
 mod virtual8086;
 mod watch;
@@ -29,6 +30,7 @@ pub use crate::cpu::{
     Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, Monitor, SS, Segment, Source, Table,
 };
 pub use crate::step::Engine;
+pub use crate::transaction::Transaction;
 pub use crate::undefined::Undefined;
 
 use x86::model::CpuModel;

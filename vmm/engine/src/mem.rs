@@ -3,7 +3,7 @@
 // Guest memory is one of the rooms where `unsafe` is allowed: see `core`.
 #![allow(unsafe_code)]
 
-use x86::seam::AccessKind;
+use x86::seam::{Abort, AccessKind};
 
 use crate::cpu::{Cpu, SS, slot};
 use crate::mmu::{self, Access, Paging};
@@ -33,6 +33,15 @@ pub(crate) struct Bounce {
     first: Place,
     split: usize,
     second: Place,
+}
+
+impl Bounce {
+    /// The parts of a span of `len` bytes that are not empty, with their lengths.
+    pub fn parts(&self, len: usize) -> impl Iterator<Item = (Place, usize)> + use<> {
+        [(self.first, self.split), (self.second, len - self.split)]
+            .into_iter()
+            .filter(|(_, len)| *len > 0)
+    }
 }
 
 impl Default for Bounce {
@@ -411,6 +420,7 @@ impl Cpu {
         match place.host {
             // SAFETY: `span` keeps each part within one page of guest RAM.
             Some(p) => unsafe { core::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), bytes.len()) },
+            None if self.transaction.is_some() => return Err(self.abort(Abort::MemoryType)),
             None => {
                 self.need_solo()?;
                 let now = self.now(o);
@@ -429,8 +439,11 @@ impl Cpu {
 
     /// Makes sure that a store may go ahead: device accesses and stores to code need a block of their own.
     fn ready(&mut self, span: Bounce, len: usize) -> Done {
-        for (place, len) in [(span.first, span.split), (span.second, len - span.split)] {
-            if len > 0 && (place.host.is_none() || self.core().is_code(place.gpa, len as u64)) {
+        if self.transaction.is_some() {
+            self.keep_lines(&span, len)?;
+        }
+        for (place, len) in span.parts(len) {
+            if place.host.is_none() || self.core().is_code(place.gpa, len as u64) {
                 self.need_solo()?;
             }
         }
@@ -630,6 +643,9 @@ impl Cpu {
     /// Writes to a stack with the rights of a privilege level that need not be the present one, all of it or nothing.
     pub(crate) fn write_as(&mut self, linear: u64, bytes: &[u8], who: Who) -> Done {
         let span = self.system_span(linear, bytes.len(), Access::Write, who)?;
+        if self.transaction.is_some() {
+            self.keep_lines(&span, bytes.len())?;
+        }
         let (a, b) = bytes.split_at(span.split);
         for (place, part) in [(span.first, a), (span.second, b)] {
             if let Some(p) = place.host
@@ -742,6 +758,11 @@ impl Cpu {
             Privilege::Guarded
         } else {
             Privilege::Supervisor
+        };
+        let privilege = if self.transaction.is_some() {
+            privilege.in_transaction()
+        } else {
+            privilege
         };
         self.tlb.select(pcid, privilege);
     }

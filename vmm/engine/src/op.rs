@@ -32,6 +32,8 @@ pub(crate) enum Reason {
     Drain,
     /// The units want a word before the instruction; `rip` is the instruction.
     Observe,
+    /// The instruction aborts the transaction that is open; `rip` is the instruction.
+    Abort,
     /// The instruction retired, and something changed that the run loop must look at: mode, interrupt window, HLT.
     Look,
 }

@@ -5,7 +5,7 @@
 use core::ptr::NonNull;
 
 use x86::model::CpuModel;
-use x86::seam::{Change, Effects};
+use x86::seam::{Abort, Change, Effects};
 
 use crate::block::STALE;
 use crate::bus::Bus;
@@ -19,7 +19,7 @@ use crate::{Exit, HostLacks, Options};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
 pub struct Engine {
-    core: Box<Core>,
+    pub(crate) core: Box<Core>,
     shown: Shown,
     options: Options,
     /// Ops of the block being decoded, and of blocks that are run once.
@@ -27,7 +27,7 @@ pub struct Engine {
 }
 
 /// #DB.
-const DEBUG: Event = Event {
+pub(crate) const DEBUG: Event = Event {
     vector: 1,
     error: None,
     source: EventSource::Exception,
@@ -65,7 +65,10 @@ impl Engine {
     }
 
     /// Somebody other than a processor of this engine wrote guest RAM: drops code decoded from it.
+    ///
+    /// An open transaction is aborted: what it reads is not followed, so that any write may be one that it must not miss.
     pub fn written(&mut self, gpa: u64, len: u64) {
+        self.core.undo(Abort::Conflict, Some((gpa, len)));
         self.core.written(gpa, len, STALE);
     }
 
@@ -73,7 +76,7 @@ impl Engine {
     pub fn run(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, budget: u64) -> Exit {
         let budget = budget.min(i64::MAX as u64 / 2) as i64;
         cpu.undefined = self.options.undefined;
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.attach(cpu, bus);
         cpu.budget = budget;
         cpu.granted = budget;
         cpu.bus_used = false;
@@ -123,8 +126,21 @@ impl Engine {
         cpu.nmi_blocked = true;
     }
 
+    /// Lends a processor its surroundings. The transaction of another one that is open ends: there is somebody to see it.
+    fn attach(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
+        self.core.part(cpu.transaction.as_ref());
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+    }
+
+    /// A processor's turn is over: its transaction, if one is open, is undone, and aborts when the processor runs next. To be
+    /// called before memory is looked at on behalf of anybody else.
+    pub fn end_turn(&mut self, cpu: &Cpu) {
+        self.core.part(cpu.transaction.as_ref());
+        self.core.part(None);
+    }
+
     /// Forgets what the processor knows of blocks that are gone, and recomputes its mode if that is out of date.
-    fn catch_up(&mut self, cpu: &mut Cpu) {
+    pub(crate) fn catch_up(&mut self, cpu: &mut Cpu) {
         if cpu.generation != self.core.generation {
             cpu.generation = self.core.generation;
             cpu.jumps.clear();
@@ -164,6 +180,7 @@ impl Engine {
 
     /// INIT: see [`Cpu::init`].
     pub fn init(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, bootstrap: bool) {
+        self.drop_transaction(cpu);
         cpu.init(bootstrap);
         self.tell(cpu, bus, Change::Init);
     }
@@ -178,7 +195,7 @@ impl Engine {
 
     /// Tells the units of a change that came from outside.
     fn tell(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, change: Change) {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.attach(cpu, bus);
         cpu.ask();
         self.catch_up(cpu);
         if cpu.watched.tell {
@@ -189,9 +206,11 @@ impl Engine {
     }
 
     fn inject(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, event: Event) {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.attach(cpu, bus);
         cpu.ask();
         self.catch_up(cpu);
+        // It comes at the fallback address (SDM Vol. 1 16.3.8.2 "Runtime Considerations").
+        self.abort(cpu, Abort::Event, None);
         let was = core::mem::take(&mut cpu.activity);
         if matches!(was, Activity::Halted | Activity::Waiting) && cpu.watched.tell {
             let effects = cpu.say(|watch, view| watch.state(Change::Wake, view));
@@ -207,7 +226,7 @@ impl Engine {
         self.follow(cpu, effects);
     }
 
-    fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
+    pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
         let origin = EventOrigin::of_processor(cpu);
         let delivered = self.deliver_whole(cpu, event);
         if !cpu.watched.tell {
@@ -223,7 +242,16 @@ impl Engine {
     }
 
     /// Does what the units want after a word that is not `before`.
-    fn follow(&mut self, cpu: &mut Cpu, effects: Effects) {
+    pub(crate) fn follow(&mut self, cpu: &mut Cpu, effects: Effects) {
+        if cpu.transaction.is_some() && (effects.debug.is_some() || effects.fault.is_some() || effects.abort) {
+            let cause = match effects {
+                Effects { debug: Some(_), .. } => Abort::Debug,
+                Effects { fault: Some(_), .. } => Abort::Exception,
+                _ => Abort::Event,
+            };
+            self.abort(cpu, cause, effects.debug);
+            return;
+        }
         if let Some(bits) = effects.debug {
             cpu.dr[6] |= bits;
             // What the units want of a #DB or #PF of their own making ends here, so that they cannot raise them for ever.
@@ -339,6 +367,12 @@ impl Engine {
                 Activity::Halted | Activity::WaitForSipi => return Exit::Halt,
                 Activity::Shutdown => return Exit::Shutdown,
             }
+            if let Some(cause) = cpu.doomed() {
+                let effects = self.speak(cpu);
+                self.follow(cpu, effects);
+                self.abort(cpu, cause, None);
+                continue;
+            }
             if cpu.budget <= 0 {
                 return Exit::Budget;
             }
@@ -388,8 +422,7 @@ impl Engine {
                 cpu.watched.accesses.clear();
             }
             let mut effects = Effects::NONE;
-            if reason == Reason::Drain
-                || reason == Reason::Fault
+            if matches!(reason, Reason::Drain | Reason::Fault | Reason::Abort)
                 || cpu.records_full()
                 || cpu.watched.speaks()
                 || branched
@@ -397,6 +430,16 @@ impl Engine {
                 effects = self.speak(cpu);
             }
             match reason {
+                Reason::Abort => {
+                    let cause = cpu.abort_cause;
+                    self.follow(cpu, effects);
+                    self.abort(cpu, cause, (cause == Abort::Debug).then_some(0));
+                }
+                Reason::Fault if cpu.transaction.is_some() => {
+                    // The transaction has never been, and neither has its fault.
+                    self.follow(cpu, effects);
+                    self.abort(cpu, Abort::Exception, None);
+                }
                 Reason::Fault => {
                     let event = cpu.event.take().unwrap_or(Event {
                         vector: 6,

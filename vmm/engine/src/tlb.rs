@@ -34,6 +34,32 @@ pub(crate) enum Privilege {
     Supervisor,
     /// Supervisor under SMAP.
     Guarded,
+    /// User in a transaction: stores never match, so that each takes the slow path, which keeps what was there.
+    UserTransaction,
+    /// Supervisor in a transaction.
+    SupervisorTransaction,
+    /// Supervisor under SMAP in a transaction.
+    GuardedTransaction,
+}
+
+impl Privilege {
+    /// The same in a transaction.
+    pub fn in_transaction(self) -> Privilege {
+        match self {
+            Privilege::User => Privilege::UserTransaction,
+            Privilege::Supervisor => Privilege::SupervisorTransaction,
+            Privilege::Guarded => Privilege::GuardedTransaction,
+            other => other,
+        }
+    }
+
+    /// Whether loads and stores may match.
+    fn grants(self) -> (bool, bool) {
+        use Privilege::{Aligned, GuardedTransaction, SupervisorTransaction, UserTransaction};
+        let aligned = self == Aligned;
+        let transaction = matches!(self, UserTransaction | SupervisorTransaction | GuardedTransaction);
+        (!aligned, !aligned && !transaction)
+    }
 }
 
 struct Set {
@@ -139,10 +165,10 @@ impl Tlb {
     pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: bool, exec: bool) {
         let (i, page) = (Self::index(linear), linear & !0xfff);
         let tag = |on| if on { page } else { never(i) };
-        let data = self.sets[set].privilege != Privilege::Aligned;
+        let (loads, stores) = self.sets[set].privilege.grants();
         self.sets[set].entries[i] = Entry {
-            read: tag(read && data),
-            write: tag(write && data),
+            read: tag(read && loads),
+            write: tag(write && stores),
             exec: tag(exec),
             host,
         };

@@ -22,7 +22,7 @@ use x86::seam::{
 };
 
 use crate::block::STALE;
-use crate::bus::Bus;
+use crate::bus::{Bus, MsrFault};
 use crate::cpu::{CS, Cpu, Event, Source, mode};
 use crate::mmu;
 use crate::op::{Done, Op, Reason, Stop};
@@ -328,6 +328,13 @@ impl Cpu {
         }
     }
 
+    /// A change that units must hear of however little they want: they keep in step with it.
+    pub(crate) fn change_always(&mut self, change: Change) {
+        if self.watched.generation.is_some() {
+            self.watched.changes.push(change);
+        }
+    }
+
     /// Notes a far transfer from the instruction of `o`, which stood at `from` with privilege `cpl`.
     pub(crate) fn note_far(&mut self, o: &Op, from: u64, cpl: u8, far: Far, rip: u64) {
         self.watched.far = Some(BranchRecord {
@@ -451,6 +458,14 @@ impl Cpu {
         let bus = self.bus_pointer();
         // SAFETY: The bus is lent for the run; `View` does not reach for it.
         f(unsafe { &mut *bus }, &mut View::within(self, o, tsc))
+    }
+
+    /// Reads a register of a unit between two instructions.
+    pub(crate) fn read_unit(&mut self, msr: u32) -> Result<u64, MsrFault> {
+        let tsc = self.tsc_now();
+        let bus = self.bus_pointer();
+        // SAFETY: As in `with_view`.
+        unsafe { &mut *bus }.read_msr(msr, &mut View::between(self, tsc))
     }
 
     /// Says a word to the units and asks again what they want.

@@ -30,8 +30,9 @@
 //!
 //! # Modelled, not measured
 //! Every load whose latency exceeds the threshold is sampled, where a part picks some of them. Latency and source come from
-//! [`Hierarchy`](crate::unit::cache::Hierarchy). Data address, source and latency are 0 for events that are no accesses. The
-//! transaction field is 0.
+//! [`Hierarchy`](crate::unit::cache::Hierarchy). Data address, source and latency are 0 for events that are no accesses. A
+//! transaction's cycles are its steps. A record that is due in a transaction aborts it and is written then, with the registers
+//! after the abort, of which the manual says that they mean nothing.
 //!
 //! # Left out
 //! Records in the processor trace (PEBS_OUTPUT), and the delay of hardware ("shadowing") between an overflow and its record.
@@ -81,6 +82,8 @@ pub struct Sample {
     pub adaptive: bool,
     /// The access, where the event is one.
     pub memory: Option<Memory>,
+    /// The TX Abort Information: cycles of the last transaction, and why it was aborted, where that is the event.
+    pub transaction: u64,
 }
 
 /// What came of a record.
@@ -285,7 +288,7 @@ impl Pebs {
             ]);
         }
         if format >= PebsFormat::Haswell {
-            out.words(&[ip, 0]);
+            out.words(&[ip, sample.transaction]);
         }
         if format >= PebsFormat::Skylake {
             out.words(&[cpu.tsc()]);
@@ -307,7 +310,12 @@ impl Pebs {
         out.words(&[groups & 0xFFFF_FFFF_FFFF | size << 48, ip, sample.applicable, cpu.tsc()]);
         if groups & data_cfg::MEMORY != 0 {
             let memory = sample.memory.unwrap_or_default();
-            out.words(&[memory.address, memory.source().into(), memory.latency.into(), 0]);
+            out.words(&[
+                memory.address,
+                memory.source().into(),
+                memory.latency.into(),
+                sample.transaction,
+            ]);
         }
         if groups & data_cfg::GPRS != 0 {
             out.words(&[cpu.rflags(), cpu.rip()]);

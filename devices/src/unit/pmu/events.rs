@@ -1,6 +1,6 @@
 //! What a counter adds up, from what it hears.
 
-use x86::pmu::{Branches, Count, EventSelect, Levels};
+use x86::pmu::{Branches, Count, EventSelect, Levels, Transactions};
 use x86::seam::{BranchRecord, Flow};
 
 use super::classify::Class;
@@ -25,6 +25,7 @@ pub(super) enum Source {
     Stores,
     LoadLatency,
     Class(Class),
+    Transactions(Transactions),
 }
 
 /// How often they count.
@@ -64,6 +65,10 @@ impl Source {
 
     pub fn is_class(self) -> bool {
         matches!(self, Source::Class(_))
+    }
+
+    pub fn is_transactions(self) -> bool {
+        matches!(self, Source::Transactions(_))
     }
 
     /// Something in every cycle, or nearly.
@@ -127,6 +132,7 @@ impl Line {
             Count::LoadLatency => Source::LoadLatency,
             Count::X87 => Source::Class(Class::X87),
             Count::Simd => Source::Class(Class::Simd),
+            Count::Transactions(which) => Source::Transactions(which),
         };
         // INV means nothing without a counter mask. SDM Vol. 3B 21.2.1.1 "Architectural Performance Monitoring Version 1
         // Facilities".
@@ -146,6 +152,8 @@ impl Line {
             source,
             rate,
             edge: select.edge(),
+            in_tx: select.in_tx(),
+            checkpointed: select.in_tx_checkpointed(),
         }
     }
 

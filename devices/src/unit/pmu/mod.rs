@@ -21,8 +21,8 @@
 //! of the slots, and calls the rest back-end bound.
 //!
 //! # Left out
-//! The uncore, IN_TX filters (no transaction is counted apart), and every event that is not in the model's table: it counts
-//! nothing.
+//! The uncore, and every event that is not in the model's table: it counts nothing. Events of lock elision count nothing
+//! either.
 
 mod classify;
 mod events;
@@ -35,14 +35,14 @@ use x86::cpuid::Features;
 use x86::ds::PebsCaps;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
-use x86::pmu::{EventSelect, FixedControl, PmuCaps, status};
-use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor};
+use x86::pmu::{EventSelect, FixedControl, PmuCaps, Transactions, status};
+use x86::seam::{Abort, Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor};
 
 use super::cache::Hierarchy;
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
 use super::predictor::Predictor;
 use classify::Class;
-use events::Rate;
+use events::{Rate, Source};
 use plan::Plan;
 
 /// General counters at most.
@@ -117,6 +117,14 @@ pub struct PmuState {
     pub predictor: Predictor,
     /// Caches; from the first counter of loads on.
     pub caches: Option<Box<Hierarchy>>,
+    /// In a transaction.
+    pub in_transaction: bool,
+    /// The counters where the transaction began, for those that an abort takes back.
+    pub checkpoint: [u64; GENERAL],
+    /// The TX Abort Information of the last transaction.
+    pub last_transaction: u64,
+    /// The counter whose record waits for the abort that it asks for.
+    pub pended: Option<u8>,
 }
 
 /// The counters of one processor.
@@ -200,6 +208,10 @@ impl Pmu {
                 pebs: PebsState::default(),
                 predictor: Predictor::default(),
                 caches: None,
+                in_transaction: false,
+                checkpoint: [0; GENERAL],
+                last_transaction: 0,
+                pended: None,
             },
             plan: Plan::default(),
         };
@@ -236,6 +248,10 @@ impl Pmu {
             pebs: PebsState::default(),
             predictor: Predictor::default(),
             caches: None,
+            in_transaction: false,
+            checkpoint: [0; GENERAL],
+            last_transaction: 0,
+            pended: None,
         };
         self.replan();
     }
@@ -414,11 +430,57 @@ impl Pmu {
                 self.reset();
                 self.s.counted = [cpu.retired(), cpu.step()];
             }
-            Change::Init => self.s.halted = false,
+            Change::Init => {
+                self.s.halted = false;
+                self.s.in_transaction = false;
+            }
+            Change::TransactionBegin { at } => {
+                self.s.checkpoint.copy_from_slice(&self.s.values[..GENERAL]);
+                self.transaction(Transactions::STARTED, at, cpu, around);
+                self.s.in_transaction = true;
+            }
+            Change::TransactionCommit { at, steps } => {
+                self.s.in_transaction = false;
+                self.s.last_transaction = steps & 0xFFFF_FFFF;
+                self.transaction(Transactions::COMMITTED, at, cpu, around);
+            }
+            Change::TransactionAbort { from, cause, steps } => {
+                self.s.in_transaction = false;
+                for counter in each(self.plan.checkpointed) {
+                    if let Some(value) = self.s.checkpoint.get(counter) {
+                        self.s.values[counter] = *value;
+                    }
+                }
+                self.s.last_transaction = steps & 0xFFFF_FFFF | transaction_abort(cause);
+                self.transaction(Transactions::of(cause), from, cpu, around);
+                // Without a record's cause any more.
+                self.s.last_transaction &= 0xFFFF_FFFF;
+            }
             _ => {}
         }
         self.relive();
         self.take_effects()
+    }
+
+    /// Something has become of a transaction, at the instruction at `ip`. A record that an abort was asked for comes after it.
+    fn transaction(&mut self, what: Transactions, ip: u64, cpu: &mut dyn Processor, around: &Around<'_>) {
+        let mut had = Had::default();
+        for counter in each(self.s.live & self.plan.transactions) {
+            if let Some(Source::Transactions(wanted)) = self.plan.counters[counter].map(|line| line.source)
+                && wanted.meets(what)
+            {
+                had |= self.one_event(counter, cpu.step());
+            }
+        }
+        if let Some(counter) = self.s.pended.take() {
+            had.any |= 1 << counter;
+        }
+        let sample = Sample {
+            ip,
+            transaction: self.s.last_transaction,
+            ..Sample::default()
+        };
+        self.finish(had, sample, cpu, around);
     }
 
     /// An interrupt or exception has been delivered. INT n and its like are instructions, and branches.
@@ -566,7 +628,11 @@ impl Pmu {
             .filter(|&counter| self.s.pebs.armed & bit(counter) != 0)
             .filter(|&counter| due & bit(counter) != 0 || had.beyond >> counter & 1 != 0)
             .find(|&counter| !self.held_off(counter));
-        if let Some(counter) = recording {
+        if let Some(counter) = recording.filter(|_| self.s.in_transaction) {
+            // SDM Vol. 3B 21.3.6.5.1 "Intel TSX and PEBS Support": the record follows the abort that it makes.
+            self.s.pended = Some(counter as u8);
+            self.s.outbox.abort = true;
+        } else if let Some(counter) = recording {
             match self.record(counter, sample, cpu, around) {
                 Ok(Outcome { written, buffer }) => {
                     overflow_pmi |= written && self.interrupts(counter);
@@ -624,6 +690,9 @@ impl Pmu {
         if !self.plan.counters[counter].is_some_and(|line| line.source.is_access()) {
             sample.memory = None;
         }
+        if sample.transaction == 0 {
+            sample.transaction = self.s.last_transaction;
+        }
         let (outcome, reload) = self.pebs.record(&self.s.pebs, counter, &sample, cpu, around)?;
         self.s.pebs.armed &= !own;
         self.s.status &= !own;
@@ -639,6 +708,17 @@ impl Pmu {
     fn take_effects(&mut self) -> Effects {
         core::mem::take(&mut self.s.outbox)
     }
+}
+
+/// TX Abort Information of an abort, but for the cycles. SDM Vol. 3B Table 21-47 "TX Abort Information Field Definition".
+fn transaction_abort(cause: Abort) -> u64 {
+    const RTM_ABORT: u64 = 1 << 33;
+    let status = u64::from(cause.status());
+    RTM_ABORT
+        | if cause.synchronous() { 1 << 34 } else { 1 << 35 }
+        | (status >> 1 & 1) << 36
+        | u64::from(cause == Abort::Conflict) << 37
+        | u64::from(cause == Abort::Capacity) << 38
 }
 
 /// Counters that had events, by number.

@@ -18,6 +18,12 @@ pub(super) struct Plan {
     pub accesses: u16,
     /// Counters that want to see instructions.
     pub classes: u16,
+    /// Counters that count in transactions only.
+    pub in_tx: u16,
+    /// Counters that an abort takes back to where the transaction began.
+    pub checkpointed: u16,
+    /// Counters of transactions.
+    pub transactions: u16,
     /// Counters that count on their own: instructions and steps.
     pub clocks: u16,
     /// Counters of mispredicted branches.
@@ -32,6 +38,10 @@ pub(super) struct Line {
     pub source: Source,
     pub rate: Rate,
     pub edge: bool,
+    /// Counts in transactions only.
+    pub in_tx: bool,
+    /// What an aborted transaction counted is taken back.
+    pub checkpointed: bool,
 }
 
 impl Plan {
@@ -62,6 +72,15 @@ impl Plan {
         }
         if line.counts_on_its_own() {
             self.clocks |= own;
+        }
+        if line.in_tx {
+            self.in_tx |= own;
+        }
+        if line.checkpointed {
+            self.checkpointed |= own;
+        }
+        if line.source.is_transactions() {
+            self.transactions |= own;
         }
     }
 }
@@ -172,6 +191,11 @@ impl Pmu {
     pub(super) fn relive(&mut self) {
         let ring = self.plan.rings[usize::from(self.s.cpl != 0)];
         let live = if self.s.halted { 0 } else { ring };
+        let live = if self.s.in_transaction {
+            live
+        } else {
+            live & !self.plan.in_tx
+        };
         let rising = live & !core::mem::replace(&mut self.s.live, live);
         for counter in each(rising) {
             // What is true in every cycle becomes true now.
@@ -179,6 +203,7 @@ impl Pmu {
                 edge: true,
                 source,
                 rate,
+                ..
             }) = self.plan.counters[counter]
                 && (source.is_clock() && rate == Rate::Events || rate == Rate::Cycles)
             {

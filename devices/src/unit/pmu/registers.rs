@@ -122,7 +122,7 @@ impl Pmu {
                 self.s.values[counter] = accept(value, self.mask(counter))?;
             }
             Register::Select(counter) => {
-                self.s.selects[counter] = accept(value, self.caps.select & self.adaptive_select())?;
+                self.s.selects[counter] = accept(value, self.select_writable(counter))?;
                 self.s.edges[counter] = 0;
             }
             Register::FixedControl => self.s.fixed_control = accept(value, self.fixed_writable())?,
@@ -181,9 +181,18 @@ impl Pmu {
         })
     }
 
-    /// Bit 34 goes with adaptive records.
-    fn adaptive_select(&self) -> u64 {
-        if self.pebs.adaptive() { !0 } else { !(1 << 34) }
+    /// Bit 34 goes with adaptive records; IN_TX and IN_TXCP with transactions, the latter in counter 2 alone (SDM Vol. 3B 21.3.6.5
+    /// "Performance Monitoring and Intel TSX").
+    fn select_writable(&self, counter: usize) -> u64 {
+        let adaptive = if self.pebs.adaptive() { 1 << 34 } else { 0 };
+        let transactions = if !self.features.rtm() && !self.features.hle() {
+            0
+        } else if counter == 2 {
+            3 << 32
+        } else {
+            1 << 32
+        };
+        self.caps.select & !(7 << 32) | adaptive & self.caps.select | transactions
     }
 
     /// IA32_PERF_GLOBAL_INUSE: counters with an event (or rings, for fixed ones), and whether any asks for interrupts. SDM

@@ -2,6 +2,7 @@
 //! over before any other word and when there is no more room, and a tick comes when the appetite said so.
 
 mod pebs;
+mod transactions;
 
 use x86::fault::PageFaultCode;
 use x86::model::{
@@ -10,8 +11,8 @@ use x86::model::{
 };
 use x86::msr::*;
 use x86::seam::{
-    Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, Far, Flow, PageFault,
-    Processor, TraceMem,
+    Abort, Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, Far, Flow,
+    PageFault, Processor, TraceMem,
 };
 
 use super::*;
@@ -144,6 +145,12 @@ enum Do {
     Store(u64),
     Halt,
     Wake,
+    /// XBEGIN, whose fallback is at 500H.
+    Begin,
+    /// XEND.
+    Commit,
+    /// The instruction here does not retire.
+    Abort(Abort),
 }
 
 /// The executor's side.
@@ -156,6 +163,8 @@ struct Run {
     /// Retired instructions at each interrupt request.
     pmis: Vec<u64>,
     faults: Vec<PageFault>,
+    /// The step of the last XBEGIN.
+    begun: u64,
 }
 
 fn around() -> Around<'static> {
@@ -175,6 +184,7 @@ impl Run {
             tick_at: u64::MAX,
             pmis: Vec::new(),
             faults: Vec::new(),
+            begun: 0,
         };
         run.ask();
         run
@@ -191,6 +201,9 @@ impl Run {
         }
         self.faults.extend(effects.fault);
         self.ask();
+        if effects.abort {
+            self.abort(Abort::Event);
+        }
     }
 
     fn hand_over(&mut self) {
@@ -213,6 +226,21 @@ impl Run {
         self.core.retired += 1;
         self.core.step += steps;
         self.core.rip += 1;
+    }
+
+    /// The transaction is undone.
+    fn abort(&mut self, cause: Abort) {
+        let from = self.core.rip;
+        self.core.rip = 0x500;
+        self.core.gpr[0] = cause.status().into();
+        let steps = self.core.step - self.begun;
+        self.change(Change::TransactionAbort { from, cause, steps });
+    }
+
+    fn change(&mut self, change: Change) {
+        self.hand_over();
+        let effects = self.pmu.state_change(change, &mut self.core, &around());
+        self.said(effects);
     }
 
     fn after(&mut self) {
@@ -269,6 +297,17 @@ impl Run {
                         self.said(effects);
                     }
                 }
+                Do::Begin => {
+                    self.begun = self.core.step;
+                    self.retire(1);
+                    self.change(Change::TransactionBegin { at: from });
+                }
+                Do::Commit => {
+                    let steps = self.core.step - self.begun;
+                    self.retire(1);
+                    self.change(Change::TransactionCommit { at: from, steps });
+                }
+                Do::Abort(cause) => self.abort(cause),
                 Do::Halt | Do::Wake => {
                     if matches!(what, Do::Halt) {
                         self.retire(1);
@@ -730,7 +769,9 @@ fn every_bit_of_every_register_on_every_model() {
             &ICELAKE_SERVER,
             &[
                 (IA32_PMC0 + 7, SignExtended(48)),
-                (IA32_PERFEVTSEL0 + 7, Storage(SELECT5)),
+                // Parts with transactions: IN_TX, and IN_TXCP of counter 2.
+                (IA32_PERFEVTSEL0 + 2, Storage(SELECT5 | 3 << 32)),
+                (IA32_PERFEVTSEL0 + 7, Storage(SELECT5 | 1 << 32)),
                 (IA32_FIXED_CTR0 + 3, Storage(w48)),
                 (IA32_FIXED_CTR_CTRL, Storage(0x1111_0000_BBBB)),
                 (IA32_PERF_GLOBAL_CTRL, Storage(0x1_000F_0000_00FF)),
@@ -754,7 +795,7 @@ fn every_bit_of_every_register_on_every_model() {
         (
             &SAPPHIRERAPIDS,
             &[
-                (IA32_PERFEVTSEL0 + 7, Storage(SELECT5)),
+                (IA32_PERFEVTSEL0 + 7, Storage(SELECT5 | 1 << 32)),
                 (IA32_PEBS_ENABLE, Storage(0xF_0000_00FF)),
                 (MSR_PERF_METRICS, Storage(!0)),
             ][..],

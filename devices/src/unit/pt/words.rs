@@ -15,8 +15,6 @@ use super::{Pt, Sleep, next_ip};
 /// Lengths of instructions that a change is about, without prefixes, which they have no use for.
 const HLT: u64 = 1;
 const MWAIT: u64 = 3;
-const XBEGIN: u64 = 6;
-const XEND: u64 = 3;
 
 /// CFE types. SDM Vol. 3C 33.4.2.29 "Control Flow Event (CFE) Packet".
 mod cfe {
@@ -218,6 +216,11 @@ impl<O: Output> Pt<O> {
             return Effects::NONE;
         }
         if !self.tracing() {
+            // It may trace again before the transaction ends.
+            self.s.in_transaction &= !matches!(
+                change,
+                Change::TransactionCommit { .. } | Change::TransactionAbort { .. }
+            );
             return Effects::NONE;
         }
         let step = cpu.step();
@@ -257,17 +260,22 @@ impl<O: Output> Pt<O> {
                 }
             }
             Change::Wake => self.wake(step),
-            Change::TransactionBegin => self.transaction(true, false, next.wrapping_sub(XBEGIN), step),
-            Change::TransactionCommit => self.transaction(false, false, next.wrapping_sub(XEND), step),
-            Change::TransactionAbort => {
-                // The transaction has never been: the fallback is all that is left of it.
-                let from = self.s.ip;
-                self.transaction(false, true, from, step);
+            Change::TransactionBegin { at } => self.transaction(true, at, step),
+            Change::TransactionCommit { at, .. } => self.transaction(false, at, step),
+            Change::TransactionAbort { from, .. } => {
+                self.s.in_transaction = false;
                 if self.s.packet_en {
-                    self.s.ip = next;
-                    let ip = self.code.ip(next);
-                    self.send(Packet::Tip(Some(ip)), step);
+                    let (in_tx, abort) = (false, true);
+                    self.send(Packet::ModeTsx { in_tx, abort }, step);
                 }
+                // What it has done stays in the trace; where it has led to is an event's doing.
+                let record = BranchRecord {
+                    from,
+                    to: next,
+                    step,
+                    ..BranchRecord::default()
+                };
+                self.far(&record, true, cpu);
             }
             Change::Init => self.init(step, cpu),
             Change::StartUp(vector) => {
@@ -285,7 +293,12 @@ impl<O: Output> Pt<O> {
         }
         if matches!(
             change,
-            Change::PtWrite { .. } | Change::Halt | Change::Mwait { .. } | Change::Interrupts
+            Change::PtWrite { .. }
+                | Change::Halt
+                | Change::Mwait { .. }
+                | Change::Interrupts
+                | Change::TransactionBegin { .. }
+                | Change::TransactionCommit { .. }
         ) {
             // A packet may have led a decoder up to the instruction: what comes next must not lead it back.
             self.s.ip = next;
@@ -360,11 +373,11 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// MODE.TSX and its FUP. SDM Vol. 3C 33.4.2.8 "MODE Packets".
-    fn transaction(&mut self, in_tx: bool, abort: bool, at: u64, step: u64) {
+    /// MODE.TSX and its FUP, where a transaction begins or is committed. SDM Vol. 3C 33.4.2.8 "MODE Packets".
+    fn transaction(&mut self, in_tx: bool, at: u64, step: u64) {
         self.s.in_transaction = in_tx;
         if self.s.packet_en {
-            self.send(Packet::ModeTsx { in_tx, abort }, step);
+            self.send(Packet::ModeTsx { in_tx, abort: false }, step);
             let ip = self.code.ip(at);
             self.send(Packet::Fup(Some(ip)), step);
         }

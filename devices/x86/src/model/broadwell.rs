@@ -61,7 +61,7 @@ pub const BROADWELL: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],
             reference: 23,
             slots: 4,
-            events: &[events::HASWELL, events::BRANCHES],
+            events: &[events::HASWELL, events::BRANCHES, events::TRANSACTIONS],
         }),
 
         pt: PtCaps::of(&SILICON, 23 * BUS_KHZ),

@@ -59,7 +59,7 @@ pub const HASWELL: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],
             reference: 34,
             slots: 4,
-            events: &[events::HASWELL, events::BRANCHES],
+            events: &[events::HASWELL, events::BRANCHES, events::TRANSACTIONS],
         }),
 
         pt: None,

@@ -61,7 +61,7 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 96,
             slots: 5,
-            events: &[events::HASWELL, events::SUNNY_COVE_BRANCHES],
+            events: &[events::HASWELL, events::SUNNY_COVE_BRANCHES, events::TRANSACTIONS],
         }),
 
         pt: PtCaps::of(&SILICON, 96 * CRYSTAL_KHZ),

@@ -194,7 +194,7 @@ impl OwnedModel {
     }
 
     fn may_show(&self, feature: Feature, part: Features) -> Result<(), String> {
-        if !policy::ENGINE.has(feature) {
+        if !policy::executes(feature) {
             let why = policy::why_hidden(feature).unwrap_or("not modelled");
             return Err(format!("{}: the engine does not have it ({why})", feature.flag()));
         }

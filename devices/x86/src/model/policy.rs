@@ -136,6 +136,9 @@ pub const ENGINE: Features = Features::list(&[
     Hypervisor,
 ]);
 
+/// What the machine executes as well, but shows only to who asks for it, whatever the part has; and why.
+pub const ON_DEMAND: &[(Feature, &str)] = &[(Rtm, TSX), (RtmAlwaysAbort, TSX)];
+
 /// A feature and one that it is nothing without.
 pub const NEEDS: &[(Feature, Feature)] = &[
     (Sse, Fxsr),
@@ -224,7 +227,8 @@ const RDT: &str = "no cache or memory bandwidth resources";
 const CORE: &str = "not executed yet";
 const AVX512: &str = "not modelled: AVX-512";
 const AMX: &str = "not modelled: AMX";
-const TSX: &str = "not modelled: transactions";
+const TSX: &str = "off by default, as microcode updates have it: +rtm or +rtm_always_abort shows it";
+const ELISION: &str = "not modelled: lock elision and the switches of transactions";
 const SECURE: &str = "not modelled: enclaves, measured launch and memory encryption";
 const NESTED: &str = "not modelled: nested virtual machines";
 const HYBRID: &str = "all cores are of one kind";
@@ -252,11 +256,11 @@ pub const HIDDEN: &[(Feature, &str)] = &[
     (AmxBf16, AMX),
     (AmxInt8, AMX),
     (Xfd, AMX),
-    (Hle, TSX),
+    (Hle, ELISION),
     (Rtm, TSX),
     (RtmAlwaysAbort, TSX),
-    (TsxForceAbort, TSX),
-    (Tsxldtrk, TSX),
+    (TsxForceAbort, ELISION),
+    (Tsxldtrk, ELISION),
     (Mpx, "not modelled: MPX, which no later part has"),
     (
         FdpExceptionOnly,
@@ -437,6 +441,11 @@ pub const HYPERVISOR: CpuidRow = CpuidRow {
         u32::from_le_bytes(*b"    "),
     ],
 };
+
+/// Whether the machine executes it, by default or on demand.
+pub fn executes(feature: Feature) -> bool {
+    ENGINE.has(feature) || ON_DEMAND.iter().any(|(other, _)| *other == feature)
+}
 
 /// What of a part with these features is shown.
 pub const fn shown(part: Features) -> Features {

@@ -60,7 +60,12 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 80,
             slots: 6,
-            events: &[events::GOLDEN_COVE, events::HASWELL, events::SUNNY_COVE_BRANCHES],
+            events: &[
+                events::GOLDEN_COVE,
+                events::HASWELL,
+                events::SUNNY_COVE_BRANCHES,
+                events::TRANSACTIONS,
+            ],
         }),
 
         pt: PtCaps::of(&SILICON, 80 * CRYSTAL_KHZ),

@@ -62,7 +62,7 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],
             reference: 84,
             slots: 4,
-            events: &[events::HASWELL, events::BRANCHES],
+            events: &[events::HASWELL, events::BRANCHES, events::TRANSACTIONS],
         }),
 
         pt: PtCaps::of(&SILICON, 84 * CRYSTAL_KHZ),

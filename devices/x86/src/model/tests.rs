@@ -146,6 +146,15 @@ fn every_feature_of_a_part_is_shown_or_hidden_for_a_reason() {
             feature.name()
         );
     }
+    for &(feature, why) in policy::ON_DEMAND {
+        assert!(policy::executes(feature), "{}", feature.name());
+        assert_eq!(
+            policy::why_hidden(feature),
+            Some(why),
+            "{} is off by default",
+            feature.name()
+        );
+    }
     for model in MODELS {
         for feature in model.part_features().iter() {
             let listed = policy::ENGINE.has(feature) || policy::why_hidden(feature).is_some();
@@ -1503,9 +1512,9 @@ fn toggles_switch_features_or_say_why_not() {
             "avx512f: the engine does not have it (not modelled: AVX-512)",
         ),
         (
-            "westmere",
-            "+rtm",
-            "rtm: the engine does not have it (not modelled: transactions)",
+            "haswell",
+            "+hle",
+            "hle: the engine does not have it (not modelled: lock elision and the switches of transactions)",
         ),
         ("p6", "+fsgsbase", "fsgsbase: p6 has no CPUID leaf 7H to show it in"),
         ("p6", "+nx", "nx: p6 has no CPUID leaf 80000001H to show it in"),

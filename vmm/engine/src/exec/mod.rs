@@ -22,6 +22,7 @@ pub(crate) mod stack;
 pub(crate) mod string;
 pub(crate) mod system;
 pub(crate) mod trace;
+pub(crate) mod transaction;
 pub(crate) mod x87;
 pub(crate) mod xsave;
 
@@ -60,6 +61,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt => bit::lower(l),
         M::Adcx | M::Adox => bmi::lower_adx(l),
         M::Ptwrite => trace::lower(l),
+        M::Xbegin | M::Xend | M::Xabort | M::Xtest => transaction::lower(l),
         m if xsave::handles(m) => xsave::lower(l),
         _ if l.i.encoding() == EncodingKind::VEX => bmi::lower_vex(l),
         M::Popcnt | M::Bswap | M::Movbe | M::Crc32 => bit::lower(l),

@@ -4,7 +4,7 @@ use super::super::words::PebsGroup;
 use super::*;
 use pt_packet::{ExecMode, ItemSize, Packet::*, Tnt};
 use x86::pt::RtitStatus;
-use x86::seam::{Change, EventRecord, Far};
+use x86::seam::{Abort, Change, EventRecord, Far};
 
 const INTERRUPT: Far = Far::Interrupt;
 
@@ -832,18 +832,23 @@ fn transactions() {
     let mut bench = Bench::start(skylake(), all_rings());
     let tsx = |in_tx, abort| ModeTsx { in_tx, abort };
     bench.guest.rip = 0x1006;
-    let found = bench.packets(|b| change(b, Change::TransactionBegin));
+    let found = bench.packets(|b| change(b, Change::TransactionBegin { at: 0x1000 }));
     assert_eq!(found, [tsx(true, false), Fup(Some(0x1000))], "XBEGIN");
     bench.guest.rip = 0x1103;
-    let found = bench.packets(|b| change(b, Change::TransactionCommit));
+    let found = bench.packets(|b| change(b, Change::TransactionCommit { at: 0x1100, steps: 9 }));
     assert_eq!(found, [tsx(false, false), Fup(Some(0x1100))], "XEND");
     bench.branch(Flow::JumpInd, 0x1103, 0x1200);
-    change(&mut bench, Change::TransactionBegin);
+    change(&mut bench, Change::TransactionBegin { at: 0x1200 });
     bench.guest.rip = 0x1300;
-    let found = bench.packets(|b| change(b, Change::TransactionAbort));
+    let abort = Change::TransactionAbort {
+        from: 0x1208,
+        cause: Abort::Explicit(1),
+        steps: 3,
+    };
+    let found = bench.packets(|b| change(b, abort));
     assert_eq!(
         found,
-        [tsx(false, true), Fup(Some(0x1200)), Tip(Some(0x1300))],
+        [tsx(false, true), Fup(Some(0x1208)), Tip(Some(0x1300))],
         "an abort"
     );
 }
