@@ -60,6 +60,15 @@ fn main() {
         .arg(&smp)
         .must();
 
+    // A program for a Linux guest without libraries.
+    let transactions = out.join("transactions");
+    let mut command = cc();
+    command
+        .args(["-m64", "-O2", "-static", "-pthread", "-mrtm"])
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .arg(source("transactions.c"));
+    command.arg("-o").arg(&transactions).must();
+
     // One object file for the guest and for the host, so that both run the same instructions.
     let object = out.join("loops.o");
     let mut command = cc();
@@ -115,6 +124,7 @@ fn main() {
         ("SMP", smp),
         ("LOOPS", loops),
         ("LOOPS_NATIVE", native),
+        ("TRANSACTIONS", transactions),
     ] {
         println!("cargo::rustc-env=GUEST_{name}={}", path.display());
     }

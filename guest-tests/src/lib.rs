@@ -25,6 +25,9 @@ pub const LOOPS: &str = env!("GUEST_LOOPS");
 /// The same loops, from the same object file, as a program of the host.
 pub const LOOPS_NATIVE: &str = env!("GUEST_LOOPS_NATIVE");
 
+/// A program for a Linux guest, whose threads change memory in transactions; the argument is how often.
+pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
+
 /// What /init prints first.
 pub const INIT_MARKER: &str = "minivmm-guest: init";
 

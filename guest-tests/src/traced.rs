@@ -1,7 +1,8 @@
 //! Random programs that trace themselves by Intel PT, and what really ran.
 //!
 //! A program is 64-bit code in ring 0 and 3 with calls, returns of both kinds, indirect and conditional branches, loops,
-//! software interrupts, faults and external interrupts. It turns tracing on and off by WRMSR, as any guest does; the engine
+//! software interrupts, faults and external interrupts; where the model shows RTM, with transactions that are committed or
+//! aborted by all of these. It turns tracing on and off by WRMSR, as any guest does; the engine
 //! says every instruction, and what did not retire is taken back: that is what a decoder must find in the packets.
 
 use devices::unit::pt::Pt;
@@ -54,10 +55,12 @@ pub struct Run {
     pub code: Vec<u8>,
     /// The packets.
     pub trace: Vec<u8>,
-    /// Addresses of the instructions that retired while they were traced, in order.
+    /// Addresses of the instructions that retired while they were traced, in order; those of aborted transactions, too.
     pub retired: Vec<u64>,
     /// Of these the PTWRITEs: address, operand and its bytes.
     pub written: Vec<(u64, u64, u8)>,
+    /// Transactions that were committed, and that were aborted, while they were traced.
+    pub transactions: [u64; 2],
 }
 
 /// What to run and how to trace it.
@@ -86,6 +89,7 @@ struct World {
     tracing: bool,
     user: bool,
     os: bool,
+    transactions: [u64; 2],
 }
 
 impl World {
@@ -174,10 +178,13 @@ impl Watch for World {
         self.pt.event(event, cpu)
     }
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
-        if let Change::PtWrite { value, size, at } = change
-            && self.wanted(cpu.context().cpl)
-        {
-            self.written.push((at, value, size));
+        match change {
+            Change::PtWrite { value, size, at } if self.wanted(cpu.context().cpl) => {
+                self.written.push((at, value, size))
+            }
+            Change::TransactionCommit { .. } if self.wanted(cpu.context().cpl) => self.transactions[0] += 1,
+            Change::TransactionAbort { .. } if self.wanted(cpu.context().cpl) => self.transactions[1] += 1,
+            _ => {}
         }
         self.pt.change(change, cpu)
     }
@@ -211,6 +218,8 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
     } else {
         4
     };
+    let transactional = plan.model.features().rtm();
+    let mut fallbacks: Vec<(CodeLabel, CodeLabel)> = Vec::new();
 
     a.mov(r15d, plan.blocks)?;
     a.xor(r14d, r14d)?;
@@ -233,6 +242,28 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
         a.set_label(&mut blocks[n])?;
         a.dec(r15)?;
         a.jz(done)?;
+        if transactional {
+            // Blocks are reached in a transaction and outside.
+            if random.below(3) == 0 {
+                let mut skip = a.create_label();
+                a.xtest()?;
+                a.jz(skip)?;
+                match random.below(8) {
+                    0 => a.xabort(0x42)?,
+                    1 => a.cpuid()?,
+                    2 => a.ud2()?,
+                    3 => a.int(0x80)?,
+                    _ => a.xend()?,
+                }
+                a.set_label(&mut skip)?;
+                a.nop()?;
+            }
+            if random.below(3) == 0 {
+                let fallback = a.create_label();
+                a.xbegin(fallback)?;
+                fallbacks.push((fallback, blocks[random.below(count as u64) as usize]));
+            }
+        }
         for _ in 0..random.below(4) {
             match random.below(fillers) {
                 0 => a.add(rax, r13)?,
@@ -332,6 +363,15 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
     }
     a.nop()?;
     a.jmp(blocks[0])?;
+
+    // Everything is as it was before XBEGIN, so another way has to be taken from here.
+    for (mut fallback, target) in fallbacks {
+        a.set_label(&mut fallback)?;
+        a.add(r13, 0x1357)?;
+        a.dec(r15)?;
+        a.jz(done)?;
+        a.jmp(target)?;
+    }
 
     // Ends the program: a software interrupt of its own, whose handler stops the trace.
     a.set_label(&mut done)?;
@@ -460,6 +500,7 @@ pub fn run(plan: &Plan) -> Run {
         tracing: false,
         user: plan.ctl.user(),
         os: plan.ctl.os(),
+        transactions: [0; 2],
     };
     let slice = if plan.interrupts == 0 {
         1_000_000
@@ -500,5 +541,6 @@ pub fn run(plan: &Plan) -> Run {
         trace,
         retired: world.retired,
         written: world.written,
+        transactions: world.transactions,
     }
 }

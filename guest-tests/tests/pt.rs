@@ -16,7 +16,7 @@ const MODELS: [&CpuModel; 6] = [
     &SNOWRIDGE,
 ];
 
-/// Settings that take turns: rings, timing, compression.
+/// Settings that take turns: rings, timing, compression, transactions.
 fn plan(model: &'static CpuModel, seed: u64) -> Plan {
     let configurable = model.name != "broadwell";
     let ctl = RtitCtl::new()
@@ -33,6 +33,11 @@ fn plan(model: &'static CpuModel, seed: u64) -> Plan {
         ctl.with_ptw_en(!seed.is_multiple_of(3)).with_fup_on_ptw(seed & 2 != 0)
     } else {
         ctl
+    };
+    let model = if seed % 4 >= 2 {
+        model.with_toggles("+rtm").expect("the engine has it")
+    } else {
+        model
     };
     Plan {
         model,
@@ -63,17 +68,20 @@ fn same(found: &[u64], run: &Run, what: &str) {
     );
 }
 
-// covers: 4/pt-oracle-libipt
+// covers: 4/pt-oracle-libipt, 4/rtm-trace
 #[test]
 fn libipt_finds_the_instructions_that_ran() {
     for model in MODELS {
         // Some programs end soon.
-        let (mut instructions, mut bytes) = (0, 0);
+        let (mut instructions, mut bytes, mut transactions) = (0, 0, [0; 2]);
         for seed in 1..=seeds() {
             let plan = plan(model, seed);
             let run = run(&plan);
             instructions += run.retired.len() as u64;
             bytes += run.trace.len() as u64;
+            for (sum, more) in transactions.iter_mut().zip(run.transactions) {
+                *sum += more;
+            }
             let image = libipt::Image::new([(CODE, &run.code[..])]);
             let mut found = Vec::new();
             let what = format!("{} {seed}", model.name);
@@ -85,6 +93,11 @@ fn libipt_finds_the_instructions_that_ran() {
         assert!(
             instructions > enough && bytes > enough,
             "{}: {instructions} instructions, {bytes} bytes",
+            model.name
+        );
+        assert!(
+            transactions.iter().all(|&n| n > 10 * seeds()),
+            "{}: {transactions:?} transactions committed and aborted",
             model.name
         );
     }
@@ -184,7 +197,7 @@ impl Visitor for Log {
     }
 }
 
-// covers: 4/pt-oracle-flow
+// covers: 4/pt-oracle-flow, 4/rtm-trace
 #[test]
 fn our_decoder_finds_the_instructions_that_ran() {
     for model in MODELS {
