@@ -9,7 +9,7 @@ use iced_x86::{CpuidFeature, Decoder, DecoderError, DecoderOptions, Instruction,
 use x86::cpuid::Features;
 use x86::model::CpuModel;
 
-use crate::cpu::{Cpu, mode, slot};
+use crate::cpu::{Cpu, SS, mode, slot};
 use crate::exec::{self, fuse::Compare};
 use crate::op::{Done, Handler, Link, Op, Reason, Stop, chain, chain_flow};
 
@@ -351,6 +351,19 @@ impl Lower<'_> {
         Mem { seg, ..m }
     }
 
+    /// For an operand that must be aligned, ahead of `mem`: #GP for its alignment comes before #SS for the stack segment's limit.
+    pub fn alignment_first(&mut self, alignment: u8) {
+        if !self.segment_checks() || self.segment() != SS as u8 {
+            return;
+        }
+        let m = self.sum();
+        let f = match self.address_size() {
+            2 => chain::<EaAligned<2>> as Handler,
+            _ => chain::<EaAligned<4>>,
+        };
+        self.emit_mem(f, m, |op| op.aux = alignment as u16);
+    }
+
     /// The memory operand's linear address without any check: INVLPG's.
     pub fn unchecked(&mut self) -> Mem {
         let seg = self.segment();
@@ -553,6 +566,12 @@ body! {
         c.set::<8>(slot::EA, linear);
         Ok(())
     }
+    /// Whether the address in the stack segment is a multiple of `aux`.
+    EaAligned<A>(c, o) {
+        let offset = c.ea(o) & if A == 2 { 0xffff } else { 0xffff_ffff };
+        let linear = c.seg[SS].base.wrapping_add(offset) & 0xffff_ffff;
+        c.aligned(linear, o.aux as u64)
+    }
     /// Loads a memory operand into T0.
     LoadT0<S>(c, o) {
         let ea = c.ea(o);
@@ -650,11 +669,7 @@ impl Cpu {
         if let Some(linear) = self.within(seg, offset, size, write) {
             return Ok(linear);
         }
-        Err(if seg == crate::cpu::SS {
-            self.fault(12, Some(0))
-        } else {
-            self.gp(0)
-        })
+        Err(if seg == SS { self.fault(12, Some(0)) } else { self.gp(0) })
     }
 
     /// The same without the fault: `None` where the segment does not allow the access.

@@ -491,13 +491,7 @@ impl Cpu {
     /// for, last of all (SDM Vol. 3A Table 7-2 "Priority Among Concurrent Events").
     fn span(&mut self, o: &Op, linear: u64, len: usize, access: Access, align: u64) -> Done<Bounce> {
         debug_assert!(len <= 0x1000);
-        if !self.canonical_span(linear, len) {
-            return Err(if o.seg == SS as u8 {
-                self.fault(12, Some(0))
-            } else {
-                self.gp(0)
-            });
-        }
+        self.reach_canonical(o, linear, len)?;
         let first = self.translate(linear, access)?;
         let room = 0x1000 - (linear & 0xfff) as usize;
         if len <= room {
@@ -519,6 +513,38 @@ impl Cpu {
             split: room,
             second,
         })
+    }
+
+    /// Translates the first bytes of a long operand.
+    pub(crate) fn reach_first(&mut self, o: &Op, linear: u64, len: usize, access: Access) -> Done {
+        self.span(o, linear, len, access, 1).map(|_| ())
+    }
+
+    /// #GP or #SS for a long operand that is not canonical, ahead of everything else about it.
+    pub(crate) fn reach_canonical(&mut self, o: &Op, linear: u64, len: usize) -> Done {
+        if self.canonical_span(linear, len) {
+            return Ok(());
+        }
+        Err(if o.seg == SS as u8 {
+            self.fault(12, Some(0))
+        } else {
+            self.gp(0)
+        })
+    }
+
+    /// Translates the last byte of a long operand, with which Intel's processors begin where they load or store a whole state: it
+    /// is then the one whose fault comes first.
+    pub(crate) fn reach_last(&mut self, o: &Op, linear: u64, len: usize, access: Access) -> Done {
+        let mut last = linear.wrapping_add(len as u64 - 1);
+        if !self.is64() {
+            last &= 0xffff_ffff;
+        }
+        let e = self.tlb.entry(last);
+        let tag = if access == Access::Write { e.write } else { e.read };
+        if last ^ tag < 0x1000 {
+            return Ok(());
+        }
+        self.span(o, last, 1, access, 1).map(|_| ())
     }
 
     fn canonical_span(&self, linear: u64, len: usize) -> bool {

@@ -318,12 +318,21 @@ impl Cpu {
             bytes[at..at + size as usize].copy_from_slice(&item.to_le_bytes()[..size as usize]);
         }
         let who = Who::Stack(stack.level);
+        // The first item, which is the uppermost, faults first.
+        let top_first = |c: &mut Cpu, linear: u64| {
+            let probed = c.probe_as(linear, total as usize, who);
+            if probed.is_err() {
+                c.probe_as(linear.wrapping_add(total - size), size as usize, who)?;
+                return c.probe_as(linear, total as usize, who);
+            }
+            probed
+        };
         let Some(ss) = stack.segment else {
             let sp = stack.sp.wrapping_sub(total);
             if !self.canonical(sp) || !self.canonical(sp.wrapping_add(total - 1)) {
                 return Err(self.fault(STACK, Some(stack.error)));
             }
-            self.probe_as(sp, total as usize, who)?;
+            top_first(self, sp)?;
             self.check_frame(stack, sp, size)?;
             self.write_as(sp, &bytes[..total as usize], who)?;
             return Ok(sp);
@@ -334,7 +343,7 @@ impl Cpu {
         if old >= total || old == 0 {
             // One piece: its ends are within the limit, so the whole is.
             let linear = self.frame_linear(&ss, sp, total, stack.error)?;
-            self.probe_as(linear, total as usize, who)?;
+            top_first(self, linear)?;
             self.check_frame(stack, linear, size)?;
             self.write_as(linear, &bytes[..total as usize], who)?;
             return Ok(sp);
@@ -462,7 +471,11 @@ impl Cpu {
         self.mark_accessed(&mut d)?;
         if call {
             let cs = self.seg[CS].selector as u64;
-            let stack = self.own_stack(self.is64(), 0);
+            // The pushes are those of the mode that is entered.
+            let mut stack = self.own_stack(self.long_mode() && d.long(), 0);
+            if !self.is64() {
+                stack.sp &= 0xffff_ffff;
+            }
             let sp = self.push_frame(stack, &[cs, next], size)?;
             self.set_stack_pointer(stack.segment, sp);
         }
@@ -573,8 +586,9 @@ impl Cpu {
     /// Far RET, with an operand size of `size` bytes and `extra` bytes of parameters: the new RIP
     /// (SDM Vol. 2B "RET—Return From Procedure").
     pub(crate) fn far_return(&mut self, o: &Op, size: u64, extra: u64) -> Done<u64> {
-        let rip = self.stack_item(o, 0, size)?;
+        // The selector is read first.
         let selector = self.stack_item(o, size, size)? as u16;
+        let rip = self.stack_item(o, 0, size)?;
         if !self.protected() {
             if rip > self.seg[CS].limit as u64 {
                 return Err(self.gp(0));
@@ -586,18 +600,28 @@ impl Cpu {
         }
         let d = self.return_target(selector)?;
         let rpl = (selector & 3) as u8;
+        let rip = self.return_ip(d, rip);
         self.check_ip(d, rip, 0)?;
         if rpl == self.cpl {
             self.drop_items(2 * size + extra);
             self.enter_code(d, selector, rpl);
         } else {
-            let sp = self.stack_item(o, 2 * size + extra, size)?;
             let ss = self.stack_item(o, 3 * size + extra, size)? as u16;
+            let sp = self.stack_item(o, 2 * size + extra, size)?;
             let stack = self.return_stack(d, ss, rpl)?;
             self.enter_outer(d, selector, stack, sp.wrapping_add(extra), size);
         }
         self.refresh_mode();
         Ok(rip)
+    }
+
+    /// The instruction pointer that RET or IRET goes back to: to compatibility mode the lower half of what was popped.
+    fn return_ip(&self, d: Descriptor, rip: u64) -> u64 {
+        if self.long_mode() && !d.long() {
+            rip & 0xffff_ffff
+        } else {
+            rip
+        }
     }
 
     /// The code segment that RET or IRET goes back to.
@@ -682,9 +706,10 @@ impl Cpu {
             self.return_task(o)?;
             return Ok(self.rip);
         }
-        let rip = self.stack_item(o, 0, size)?;
-        let selector = self.stack_item(o, size, size)? as u16;
+        // Read from the top down, and so is what lies above.
         let flags = self.stack_item(o, 2 * size, size)?;
+        let selector = self.stack_item(o, size, size)? as u16;
+        let rip = self.stack_item(o, 0, size)?;
         if !self.protected() {
             if rip > self.seg[CS].limit as u64 {
                 return Err(self.gp(0));
@@ -712,13 +737,14 @@ impl Cpu {
         let d = self.return_target(selector)?;
         let rpl = (selector & 3) as u8;
         let cpl = self.cpl;
+        let rip = self.return_ip(d, rip);
         self.check_ip(d, rip, 0)?;
         if rpl == cpl && !self.is64() {
             self.drop_items(3 * size);
             self.enter_code(d, selector, rpl);
         } else {
-            let sp = self.stack_item(o, 3 * size, size)?;
             let ss = self.stack_item(o, 4 * size, size)? as u16;
+            let sp = self.stack_item(o, 3 * size, size)?;
             let stack = self.return_stack(d, ss, rpl)?;
             self.enter_outer(d, selector, stack, sp, size);
         }

@@ -141,14 +141,14 @@ pub const PINS: &[Pin] = &[
     Pin {
         instruction: "ANDN BLSI BLSMSK BLSR BZHI BEXTR",
         what: "AF PF; SF of BEXTR",
-        rule: "AF and PF cleared; SF of the result",
-        source: CHOSEN,
+        rule: "cleared",
+        source: SEEN,
     },
     Pin {
         instruction: "TZCNT LZCNT",
         what: "OF SF AF PF",
         rule: "cleared",
-        source: CHOSEN,
+        source: SEEN,
     },
     Pin {
         instruction: "BT BTS BTR BTC",
@@ -169,10 +169,16 @@ pub const PINS: &[Pin] = &[
         source: IEM_BCD,
     },
     Pin {
-        instruction: "AAM AAD",
+        instruction: "AAM",
         what: "OF AF CF",
         rule: "cleared",
         source: IEM_BCD,
+    },
+    Pin {
+        instruction: "AAD",
+        what: "OF AF CF",
+        rule: "those of the addition of AL and the lower byte of the product",
+        source: SEEN,
     },
     Pin {
         instruction: "BSWAP",
@@ -252,8 +258,8 @@ pub const PINS: &[Pin] = &[
     Pin {
         instruction: "FCOM FCOMP FCOMPP FUCOM FUCOMP FUCOMPP FTST FICOM FICOMP",
         what: "C0 C2 C3 with an unmasked exception",
-        rule: "unchanged",
-        source: CHOSEN,
+        rule: "as with a masked one",
+        source: SEEN,
     },
     Pin {
         instruction: "FPREM FPREM1",
@@ -264,8 +270,8 @@ pub const PINS: &[Pin] = &[
     Pin {
         instruction: "MASKMOVQ MASKMOVDQU",
         what: "faults for bytes whose mask is clear",
-        rule: "the bytes from the first to the last that is written are checked, none with an empty mask",
-        source: CHOSEN,
+        rule: "as for a store of all bytes, whatever the mask is, the upper eight of sixteen first",
+        source: SEEN,
     },
     Pin {
         instruction: "FLD FLD1 FLDL2E FLDL2T FLDLG2 FLDLN2 FLDPI FLDZ",
@@ -486,7 +492,13 @@ pub fn adjust(op: Adjust, ax: u16, flags: u64) -> (u16, u64) {
             )
         }
         Adjust::Aam(base) => (u16::from_le_bytes([al % base, al / base]), 0),
-        Adjust::Aad(base) => (u16::from(al.wrapping_add(ah.wrapping_mul(base))), 0),
+        Adjust::Aad(base) => {
+            let (tens, sum) = (ah.wrapping_mul(base), al.wrapping_add(ah.wrapping_mul(base)));
+            let carry = if sum < al { CF } else { 0 };
+            let half = if (al ^ tens ^ sum) & 0x10 != 0 { AF } else { 0 };
+            let overflow = if (al ^ sum) & (tens ^ sum) & 0x80 != 0 { OF } else { 0 };
+            (u16::from(sum), carry | half | overflow)
+        }
     };
     (ax, flags & !STATUS | of_result(8, u64::from(ax)) | carries)
 }
@@ -833,7 +845,23 @@ mod tests {
             ),
             (Aam(ten), 0xFF2B, OF | AF | CF, 0x0403, PF, "43"),
             (Aad(10), 0x0403, OF | AF | CF, 0x002B, PF, "43"),
-            (Aad(16), 0xFFFF, 0, 0x00EF, SF, "AL wraps"),
+            (Aad(16), 0xFFFF, 0, 0x00EF, CF | SF, "AL wraps"),
+            (
+                Aad(10),
+                0x0808,
+                0,
+                0x0058,
+                0,
+                "80 and 8: no carry out of the lower digit, none at all",
+            ),
+            (
+                Aad(10),
+                0x0C08,
+                0,
+                0x0080,
+                AF | OF | SF,
+                "120 and 8: out of the lower digit, and into the sign",
+            ),
         ] {
             assert_eq!(adjust(op, ax, flags), (expected, after), "{op:?} {ax:X}: {why}");
         }

@@ -712,6 +712,9 @@ fn lower_move(l: &mut Lower) -> bool {
         let r = i.op_register(n);
         i.op_kind(n) == OpKind::Register && (r.is_xmm() || r.is_ymm())
     };
+    if size >= 16 && !matches!(i.mnemonic(), M::Vmovups | M::Vmovupd | M::Vmovdqu | M::Vlddqu) {
+        l.alignment_first(size);
+    }
     if l.is_mem(1) {
         let dst = number(i.op_register(0));
         let m = l.mem(size, false);
@@ -785,6 +788,7 @@ fn lower_thunk(l: &mut Lower) -> End {
     bits |= (memory.size as u16) << aux::SIZE_SHIFT;
     if memory.alignment > 1 {
         bits |= aux::ALIGNED;
+        l.alignment_first(memory.size);
     }
     if memory.write {
         bits |= aux::WRITE;

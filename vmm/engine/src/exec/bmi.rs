@@ -55,7 +55,8 @@ fn extract<const K: u8, const S: u8>(a: u64, b: u64) -> (u64, u64) {
         }
     };
     let r = r & u64::MAX >> (64 - bits);
-    (r, of_result::<S>(r) & (SF | ZF) | cf)
+    let kept = if K == BEXTR { ZF } else { SF | ZF };
+    (r, of_result::<S>(r) & kept | cf)
 }
 
 body! {

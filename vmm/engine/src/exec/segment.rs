@@ -86,6 +86,19 @@ cold_bodies! {
     Ltr = ltr;
     /// LAR (`aux` 0), LSL (1), VERR (2), VERW (3).
     Look = look;
+    /// ARPL of memory, which is written only where it changes, and only then has to be writable. `imm` is the address size.
+    ArplMemory = |c: &mut Cpu, o: &Op| {
+        let offset = c.ea(o) & u64::MAX >> (64 - 8 * o.imm as u32);
+        let linear = c.segmented(o.seg as usize, offset, 2, false)?;
+        let (dst, src) = (c.load::<2>(o, linear)?, c.get::<2>(o.src));
+        let lower = dst & 3 < src & 3;
+        if lower {
+            let linear = c.segmented(o.seg as usize, offset, 2, true)?;
+            c.store::<2>(o, linear, dst & !3 | src & 3)?;
+        }
+        c.nf = c.nf & !flags::ZF | if lower { flags::ZF } else { 0 };
+        Ok(())
+    };
     Arpl = |c: &mut Cpu, o: &Op| {
         let (dst, src) = (c.get::<2>(o.dst), c.get::<2>(o.src));
         let lower = dst & 3 < src & 3;
@@ -512,6 +525,14 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         _ => {
             let src = l.reg(1);
+            if l.is_mem(0) {
+                let (seg, size) = (l.segment(), l.address_size());
+                let m = l.sum();
+                l.emit_mem(chain::<ArplMemory>, m, |o| {
+                    (o.src, o.seg, o.imm) = (src, seg, size as u64);
+                });
+                return End::Open;
+            }
             l.modify(0, 2, |l, dst| l.emit(chain::<Arpl>, |o| (o.dst, o.src) = (dst, src)));
             End::Open
         }

@@ -12,6 +12,7 @@ use crate::decode::{End, Lower, body, sized};
 use crate::fpu::approx;
 use crate::fpu::state::{BadImage, fxsave_len};
 use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
+use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, Stop, chain};
 
 const CR0_EM: u64 = 1 << 2;
@@ -78,7 +79,7 @@ impl Cpu {
 
     /// #GP(0) for an address that is not a multiple of `alignment`.
     #[inline(always)]
-    pub(super) fn aligned(&mut self, linear: u64, alignment: u64) -> Done {
+    pub(crate) fn aligned(&mut self, linear: u64, alignment: u64) -> Done {
         if linear & (alignment - 1) != 0 {
             return Err(self.gp(0));
         }
@@ -236,38 +237,30 @@ impl Cpu {
         Ok(())
     }
 
-    /// MASKMOVDQU and MASKMOVQ: the bytes of `dst` whose mask in `src` has its top bit set go to DS:rDI. `aux` bit 0 for the
-    /// MMX form; `imm` is the address size.
+    /// MASKMOVDQU and MASKMOVQ: the bytes of `dst` whose mask in `src` has its top bit set go to DS:rDI. Whatever the mask is,
+    /// all bytes are checked, the upper eight of sixteen first. `aux` bit 0 for the MMX form; `imm` is the address size.
     #[inline(never)]
     pub(super) fn masked_store(&mut self, o: &Op) -> Done {
-        let (data, mask, size) = if o.aux & 1 != 0 {
-            (
-                self.fpu.mm(o.dst as usize) as u128,
-                self.fpu.mm(o.src as usize) as u128,
-                8,
-            )
+        let mmx = o.aux & 1 != 0;
+        let (data, mask) = if mmx {
+            // The transition to MMX state comes before the operand's faults.
+            self.fpu.enter_mmx();
+            (self.fpu.mm(o.dst as usize) as u128, self.fpu.mm(o.src as usize) as u128)
         } else {
-            (*self.xmm(o.dst), *self.xmm(o.src), 16)
+            (*self.xmm(o.dst), *self.xmm(o.src))
         };
         let (data, mask) = (data.to_le_bytes(), mask.to_le_bytes());
-        let chosen = |i: &usize| mask[*i] & 0x80 != 0;
-        // Chosen: only the bytes from the first to the last that is written are checked, none at all with an empty mask.
-        if let (Some(first), Some(last)) = ((0..size).find(chosen), (0..size).rev().find(chosen)) {
-            let offset = self.get::<8>(slot::RDI).wrapping_add(first as u64)
-                & match o.imm {
-                    2 => 0xffff,
-                    4 => 0xffff_ffff,
-                    _ => u64::MAX,
-                };
-            let len = last + 1 - first;
-            let linear = self.segmented(o.seg as usize, offset, len as u64, true)?;
-            self.probe_write(o, linear, len)?;
-            for i in (first..=last).filter(chosen) {
-                self.write_bytes(o, linear.wrapping_add((i - first) as u64), &data[i..i + 1])?;
-            }
+        let halves: &[usize] = if mmx { &[0] } else { &[8, 0] };
+        let mut places = [0; 2];
+        for (place, &half) in places.iter_mut().zip(halves) {
+            let offset = self.get::<8>(slot::RDI).wrapping_add(half as u64) & u64::MAX >> (64 - 8 * o.imm as u32);
+            *place = self.segmented(o.seg as usize, offset, 8, true)?;
+            self.probe_aligned(o, *place, 8, 1)?;
         }
-        if o.aux & 1 != 0 {
-            self.fpu.enter_mmx();
+        for (place, &half) in places.iter().zip(halves) {
+            for i in (0..8).filter(|i| mask[half + i] & 0x80 != 0) {
+                self.write_bytes(o, place.wrapping_add(i as u64), &data[half + i..half + i + 1])?;
+            }
         }
         Ok(())
     }
@@ -276,9 +269,11 @@ impl Cpu {
     fn fxsave(&mut self, o: &Op) -> Done {
         self.fx_ready()?;
         let linear = self.ea(o);
+        self.reach_canonical(o, linear, 512)?;
         self.aligned(linear, 16)?;
         let (long, rex_w) = (o.aux & 1 != 0, o.aux & 2 != 0);
         let image = self.fpu.fxsave(long, rex_w);
+        self.reach_last(o, linear, 512, Access::Write)?;
         self.probe_write(o, linear, 512)?;
         self.write_bytes(o, linear, &image[..fxsave_len(long)])
     }
@@ -287,8 +282,10 @@ impl Cpu {
     fn fxrstor(&mut self, o: &Op) -> Done {
         self.fx_ready()?;
         let linear = self.ea(o);
+        self.reach_canonical(o, linear, 512)?;
         self.aligned(linear, 16)?;
         let mut image = [0; 512];
+        self.reach_last(o, linear, image.len(), Access::Read)?;
         self.read_bytes(o, linear, &mut image)?;
         let mut head = [0; 416];
         head.copy_from_slice(&image[..416]);
@@ -506,6 +503,11 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             };
             let rex_w = matches!(i.mnemonic(), M::Fxsave64 | M::Fxrstor64);
             let aux = l.is64() as u16 | (rex_w as u16) << 1;
+            // Alignment comes after the limit for the first bytes, and before that for the rest.
+            if l.segment_checks() {
+                l.mem_span(4, save);
+            }
+            l.alignment_first(16);
             memory(l, f, 512, save, aux);
         }
         M::Maskmovdqu | M::Maskmovq => {
@@ -522,6 +524,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             let dst = number(i.op_register(0));
             let aux = root as u16 | (scalar as u16) << 1;
             if l.is_mem(1) {
+                if !scalar {
+                    l.alignment_first(16);
+                }
                 let m = l.mem(if scalar { 4 } else { 16 }, false);
                 l.emit_mem(chain::<Approximate>, m, |o| (o.dst, o.aux) = (dst, aux | 4));
             } else {
@@ -565,6 +570,9 @@ fn lower_move(l: &mut Lower) -> bool {
         M::Pxor | M::Xorps | M::Xorpd if xmm(1) => return logic(l, chain::<Logic<XOR>>),
         _ => return false,
     };
+    if size == 16 && !matches!(i.mnemonic(), M::Movups | M::Movupd | M::Movdqu | M::Lddqu) {
+        l.alignment_first(16);
+    }
     if l.is_mem(1) {
         let dst = number(0);
         let m = l.mem(size, false);
@@ -641,6 +649,7 @@ fn lower_thunk(l: &mut Lower) -> End {
     bits |= (memory.size as u16) << aux::SIZE_SHIFT;
     if memory.alignment > 1 {
         bits |= aux::ALIGNED;
+        l.alignment_first(16);
     }
     if memory.write {
         bits |= aux::WRITE;

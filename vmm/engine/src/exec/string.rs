@@ -62,29 +62,33 @@ fn once<const K: u8, const S: u8>(c: &mut Cpu, o: &Op) -> Done {
     let (size, mask) = (S as u64, o.imm);
     let by = if c.rflags & DF != 0 { size.wrapping_neg() } else { size };
     let mut from = 0;
+    let mut to = 0;
+    // CMPS reads its second operand first.
+    if matches!(K, CMPS | SCAS) {
+        let offset = c.get::<8>(slot::RDI) & mask;
+        let linear = c.segmented(ES, offset, size, false)?;
+        to = c.load::<S>(o, linear)?;
+    }
     if matches!(K, MOVS | LODS | CMPS) {
         let offset = c.get::<8>(slot::RSI) & mask;
         let linear = c.segmented(o.src as usize, offset, size, false)?;
         from = c.load::<S>(o, linear)?;
     }
-    if K != LODS {
-        let offset = c.get::<8>(slot::RDI) & mask;
-        let linear = c.segmented(ES, offset, size, matches!(K, MOVS | STOS))?;
-        match K {
-            MOVS => c.store::<S>(o, linear, from)?,
-            STOS => {
-                let v = c.get::<S>(slot::RAX);
-                c.store::<S>(o, linear, v)?;
-            }
-            _ => {
-                let to = c.load::<S>(o, linear)?;
-                let first = if K == SCAS { c.get::<S>(slot::RAX) } else { from };
-                c.nf = alu::<CMP, S>(first, to, c.nf).1;
-            }
+    match K {
+        MOVS | STOS => {
+            let offset = c.get::<8>(slot::RDI) & mask;
+            let linear = c.segmented(ES, offset, size, true)?;
+            let v = if K == MOVS { from } else { c.get::<S>(slot::RAX) };
+            c.store::<S>(o, linear, v)?;
         }
+        LODS => c.set::<S>(slot::RAX, from),
+        _ => {
+            let first = if K == SCAS { c.get::<S>(slot::RAX) } else { from };
+            c.nf = alu::<CMP, S>(first, to, c.nf).1;
+        }
+    }
+    if K != LODS {
         c.advance(slot::RDI, mask, by);
-    } else {
-        c.set::<S>(slot::RAX, from);
     }
     if matches!(K, MOVS | LODS | CMPS) {
         c.advance(slot::RSI, mask, by);

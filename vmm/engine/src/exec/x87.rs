@@ -6,6 +6,7 @@ use crate::cpu::{CS, Cpu, slot};
 use crate::decode::{End, Lower, body};
 use crate::fpu::state::EnvironmentFormat;
 use crate::fpu::x87::{X87Insn, X87Memory, execute};
+use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain};
 
 const CR0_MP: u64 = 1 << 1;
@@ -111,6 +112,13 @@ impl Cpu {
         }
     }
 
+    /// The first word of an image, the control word's, then its last byte: the order in which Intel's processors find faults.
+    fn reach_ends(&mut self, o: &Op, linear: u64, len: usize, access: Access) -> Done {
+        let word = if matches!(len, 14 | 94) { 2 } else { 4 };
+        self.reach_first(o, linear, word, access)?;
+        self.reach_last(o, linear, len, access)
+    }
+
     #[inline(never)]
     fn fnstenv(&mut self, o: &Op) -> Done {
         self.x87_ready()?;
@@ -118,6 +126,7 @@ impl Cpu {
         let linear = self.ea(o);
         let mut after = self.fpu.clone();
         let image = after.fnstenv(format);
+        self.reach_ends(o, linear, format.environment_len(), Access::Write)?;
         self.write_bytes(o, linear, &image[..format.environment_len()])?;
         self.fpu = after;
         Ok(())
@@ -130,6 +139,7 @@ impl Cpu {
         let format = self.environment_format(o);
         let linear = self.ea(o);
         let mut image = [0; 28];
+        self.reach_ends(o, linear, format.environment_len(), Access::Read)?;
         self.read_bytes(o, linear, &mut image[..format.environment_len()])?;
         self.fpu.fldenv(&image, format);
         Ok(())
@@ -142,6 +152,7 @@ impl Cpu {
         let linear = self.ea(o);
         let mut after = self.fpu.clone();
         let image = after.fnsave(format);
+        self.reach_ends(o, linear, format.save_len(), Access::Write)?;
         self.write_bytes(o, linear, &image[..format.save_len()])?;
         self.fpu = after;
         Ok(())
@@ -154,6 +165,7 @@ impl Cpu {
         let format = self.environment_format(o);
         let linear = self.ea(o);
         let mut image = [0; 108];
+        self.reach_ends(o, linear, format.save_len(), Access::Read)?;
         self.read_bytes(o, linear, &mut image[..format.save_len()])?;
         self.fpu.frstor(&image, format);
         Ok(())

@@ -22,6 +22,7 @@ use crate::cpu::{Cpu, slot};
 use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
 use crate::fpu::state::{BadImage, fxsave_len, mxcsr, xstate};
+use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain, chain_flow};
 
 const CR0_TS: u64 = 1 << 3;
@@ -294,13 +295,35 @@ impl Cpu {
         if self.cr0 & CR0_TS != 0 {
             return Err(self.fault(7, None));
         }
-        let linear = self.part(o, 0, EXTENDED, write)?;
-        self.aligned(linear, 64)?;
-        if write {
-            self.probe_write(o, linear, EXTENDED)
+        // Alignment comes after the limit for the first bytes, and before that for the rest.
+        self.part(o, 0, 4, write)?;
+        let at = self.ea(o) & u64::MAX >> (64 - 8 * o.imm as u32);
+        let segmented = !self.is64() || o.seg >= 4;
+        let base = if segmented { self.seg[o.seg as usize].base } else { 0 };
+        self.reach_canonical(o, base.wrapping_add(at), EXTENDED)?;
+        self.aligned(base.wrapping_add(at), 64)?;
+        self.part(o, 0, EXTENDED, write).map(|_| ())
+    }
+
+    /// Checks the whole area that `rfbm` asks for, whether or not all of it is used, its last byte first.
+    fn reach_area(&mut self, o: &Op, rfbm: u64, xcomp_bv: u64, write: bool) -> Done {
+        let len = if xcomp_bv & COMPACTED != 0 {
+            let (places, _) = self.xsave.places(xcomp_bv);
+            let end = |i: u32| places[i as usize] + self.xsave.components[i as usize].size;
+            bits(rfbm & xcomp_bv)
+                .filter(|&i| i >= 2)
+                .map(end)
+                .fold(EXTENDED, usize::max)
         } else {
-            Ok(())
+            self.xsave.standard_size(rfbm) as usize
+        };
+        let linear = self.part(o, 0, len, write)?;
+        let access = if write { Access::Write } else { Access::Read };
+        self.reach_last(o, linear, len, access)?;
+        if write {
+            return self.probe_write(o, linear, len);
         }
+        self.reach_last(o, linear, 1, access)
     }
 
     /// What the instruction may save or load.
@@ -325,6 +348,7 @@ fn save(c: &mut Cpu, o: &Op) -> Done {
     let (long, compact) = (o.aux & aux::LONG != 0, o.aux & aux::COMPACT != 0);
     let rfbm = c.requested(o);
     let xcomp_bv = if compact { rfbm | COMPACTED } else { 0 };
+    c.reach_area(o, rfbm, xcomp_bv, true)?;
     let (places, _) = c.xsave.places(xcomp_bv);
     if rfbm & c.xsave.supervisor != 0 {
         c.units_change()?;
@@ -401,6 +425,7 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
         c.units_change()?;
     }
     let mut image = Image::new();
+    image.run(HEADER + 8, 8);
     image.run(HEADER, 64);
     image.read(c, o)?;
     let (bv, xcomp_bv) = (image.word(HEADER), image.word(HEADER + 8));
@@ -417,6 +442,7 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     if !sound {
         return Err(c.gp(0));
     }
+    c.reach_area(o, rfbm, xcomp_bv, false)?;
     let (places, _) = c.xsave.places(xcomp_bv);
     let loaded = rfbm & bv;
     let registers = if long { 16 } else { 8 };

@@ -468,6 +468,7 @@ impl Unit<'_> {
             Patan => self.binary(patan),
             Sin | Cos | Sincos | Ptan => self.trigonometric(insn.op),
             Free => {
+                self.c1(false);
                 let r = (self.f.top() + i) & 7;
                 self.f.tag &= !(1 << r);
                 Ok(())
@@ -633,12 +634,11 @@ impl Unit<'_> {
         let i = insn.i as usize;
         let to_flags = matches!(insn.op, Comi | Ucomi);
         let with_register = insn.op != Tst && insn.memory == X87Memory::None;
-        let codes = if self.empty(0) || with_register && self.empty(i) {
-            self.underflow()?;
-            CONDITION
+        let (codes, done) = if self.empty(0) || with_register && self.empty(i) {
+            (CONDITION, self.underflow())
         } else {
             let mut a = self.f.st(0);
-            let cw = self.f.cw;
+            let cw = self.f.cw | sw::EXCEPTIONS;
             let status = match (insn.op, insn.memory) {
                 (Tst, _) => host::com(cw, &mut a, 0),
                 (Ucom | Ucomi, _) => host::ucom(cw, &mut a, self.f.st(i)),
@@ -648,16 +648,18 @@ impl Unit<'_> {
                 (_, X87Memory::I16) => host::com_i16(cw, &mut a, mem),
                 _ => host::com_i32(cw, &mut a, mem),
             };
-            self.accept(status & !sw::C1, PRE_COMPUTATION)?;
-            status
+            // The comparisons that set RFLAGS leave C1 alone.
+            let c1 = if to_flags { self.f.sw & sw::C1 } else { 0 };
+            (status, self.accept(status & !sw::C1 | c1, PRE_COMPUTATION))
         };
+        // The result is there even where an unmasked exception keeps the stack from being popped.
         if to_flags {
             let flag = |code: u16, flag: u32| if codes & code != 0 { flag } else { 0 };
             self.effect.flags = Some(flag(sw::C0, 1) | flag(sw::C2, 1 << 2) | flag(sw::C3, 1 << 6));
         } else {
             self.conditions(codes);
         }
-        Ok(())
+        done
     }
 
     fn examine(&mut self) {
@@ -753,13 +755,16 @@ impl Unit<'_> {
     /// ST0 by ST1, result in ST0; `codes` are the condition codes to take over.
     fn binary_host(&mut self, f: fn(u16, &mut u128, u128) -> u16, codes: u16) -> Step {
         if self.empty(0) || self.empty(1) {
-            self.underflow()?;
             self.f.sw &= !(codes & sw::C2);
+            self.underflow()?;
             self.set(0, INDEFINITE);
             return Ok(());
         }
         let mut a = self.f.st(0);
         let status = f(self.f.cw, &mut a, self.f.st(1));
+        if status & sw::IE != 0 {
+            self.f.sw &= !(codes & sw::C2);
+        }
         self.accept(status, PRE_COMPUTATION)?;
         // Without a quotient only C2, "incomplete", is cleared.
         let quotient = matches!(class(a), Class::Zero | Class::Denormal | Class::Normal);

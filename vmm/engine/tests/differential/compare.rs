@@ -28,8 +28,17 @@ pub struct Undefined {
     pub upper_gprs: u16,
 }
 
-/// What `instruction`, executed in `state`, may leave undefined.
+/// What `instruction`, executed in `state`, may leave undefined on this host.
 pub fn undefined(instruction: &Instruction, state: &State) -> Undefined {
+    let mut open = manual(instruction, state);
+    if vendor::intel() {
+        vendor::pin(instruction, &mut open);
+    }
+    open
+}
+
+/// What the manual leaves undefined.
+fn manual(instruction: &Instruction, state: &State) -> Undefined {
     use Mnemonic as M;
     let mut undefined = Undefined::default();
     let bits = instruction.rflags_undefined();
@@ -405,7 +414,7 @@ pub fn report(case: &Case, found: &[String], host: Option<&Outcome>, engine: Res
 
 /// What differs from the host even where the engine takes undefined results from it.
 pub fn not_even_on_the_host(instruction: &Instruction, state: &State) -> Undefined {
-    let mut open = undefined(instruction, state);
+    let mut open = manual(instruction, state);
     open.flags = 0;
     open
 }

@@ -2,7 +2,8 @@
 //!
 //! # Theory
 //! The manuals leave results and the order of faults open, and vendors fill that in each in their own way. The engine does as
-//! Intel's parts do where that is known; what a host does otherwise is named here and left out.
+//! Intel's parts do. So a host of Intel's is compared with whole, but for what is named in [`pin`] and [`intels`]; on other
+//! hosts what they do otherwise is named here and left out.
 //!
 //! # Practice
 //! The Intel host was an Emerald Rapids (family 6, model 207), the others were AMD's.
@@ -21,6 +22,28 @@ pub fn intel() -> bool {
     *INTEL.get_or_init(|| std::arch::x86_64::__cpuid(0).ebx == u32::from_le_bytes(*b"Genu"))
 }
 
+/// What stays open on a host of Intel's: results that the engine computes rather than knows.
+pub fn pin(instruction: &Instruction, open: &mut Undefined) {
+    let approximate = !matches!(
+        instruction.mnemonic(),
+        Mnemonic::Rcpps
+            | Mnemonic::Rcpss
+            | Mnemonic::Rsqrtps
+            | Mnemonic::Rsqrtss
+            | Mnemonic::Vrcpps
+            | Mnemonic::Vrcpss
+            | Mnemonic::Vrsqrtps
+            | Mnemonic::Vrsqrtss
+    ) && open.approximate;
+    let transcendental = if approximate { 1 << 9 | 1 << 5 } else { 0 };
+    *open = Undefined {
+        approximate,
+        fsw: open.fsw & transcendental,
+        memory: std::mem::take(&mut open.memory),
+        ..Undefined::default()
+    };
+}
+
 /// Why the outcomes of a case are not compared: an order of things, or a result, that CPUs differ in.
 pub fn excuse(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
     // Linux keeps the CPU's number in a segment of its own.
@@ -30,11 +53,30 @@ pub fn excuse(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static 
     if kernels || engine.vector == 13 && engine.error == 0x78 {
         return Some("a segment of the host's kernel");
     }
-    vendors(case, host, engine)
+    if intel() {
+        intels(case, host, engine)
+    } else {
+        other(case, host, engine)
+    }
 }
 
-/// Where the manuals leave the order of things open, or the result, and CPUs do differ: what it is about.
-fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
+/// What the engine does in a way of its own.
+fn intels(case: &Case, _host: &Outcome, _engine: &Outcome) -> Option<&'static str> {
+    outside_domain(case)
+}
+
+/// Functions whose results beyond what they are defined for are nobody's.
+fn outside_domain(case: &Case) -> Option<&'static str> {
+    let exponent = case.state.fpu.st[0].1 & 0x7fff;
+    match case.instruction.mnemonic() {
+        Mnemonic::F2xm1 if exponent >= 0x3fff => Some("F2XM1 outside its domain"),
+        Mnemonic::Fyl2xp1 if exponent > 0x3ffc => Some("FYL2XP1 outside its domain"),
+        _ => None,
+    }
+}
+
+/// What AMD's CPUs, and others, do in another way than Intel's: what it is about.
+fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
     use Mnemonic as M;
     let instruction = &case.instruction;
     let alignment = match instruction.memory_size() {
@@ -44,7 +86,6 @@ fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str
     let misaligned = address(instruction, &case.state).is_some_and(|address| address % alignment != 0);
     let both_fault = |vector: u8| matches!(vector, 12..=14);
     let fault_addresses = host.vector == 14 && engine.vector == 14 && host.error == engine.error;
-    let exponent = |n: usize| case.state.fpu.st[n].1 & 0x7fff;
     match (instruction.mnemonic(), host.vector, engine.vector) {
         (M::Arpl, _, _) if host.vector != 3 || engine.vector != 3 => {
             Some("whether ARPL writes a destination that it leaves as it is")
@@ -202,9 +243,7 @@ fn vendors(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str
         {
             Some("whether the logarithm of a power of two, which is exact, counts as inexact")
         }
-        (M::F2xm1, _, _) if exponent(0) >= 0x3fff => Some("F2XM1 outside its domain"),
-        (M::Fyl2xp1, _, _) if exponent(0) > 0x3ffc => Some("FYL2XP1 outside its domain"),
-        _ => None,
+        _ => outside_domain(case),
     }
 }
 
@@ -234,16 +273,19 @@ pub fn open_flags(case: &Case, host: &Outcome) -> u64 {
     if host.vector == 13 && case.state.bits() == 16 && !has_not_moved(case, host) {
         open |= flag::RF;
     }
-    // A comparison with an unmasked exception: whether its result is stored all the same.
-    if x87_pending(case, host) && (to_flags(case) || case.instruction.rflags_modified() & RflagsBits::C0 != 0) {
-        open |= flag::STATUS;
+    if intel() {
+        return open;
     }
-    if !intel() && is_repeated(case) && has_not_moved(case, host) {
+    if is_repeated(case) && has_not_moved(case, host) {
         // A trap between two iterations: Intel pushes RF set, AMD does not.
         if host.vector == 1 {
             open |= flag::RF;
         }
         // And Intel writes flags only after the last one.
+        open |= flag::STATUS;
+    }
+    // A comparison with an unmasked exception: whether its result is stored all the same.
+    if x87_pending(case, host) && (to_flags(case) || case.instruction.rflags_modified() & RflagsBits::C0 != 0) {
         open |= flag::STATUS;
     }
     open
@@ -255,13 +297,6 @@ pub fn open_fpu(case: &Case, host: &Outcome, open: &mut Undefined) {
     // Which of two exceptions a logarithm of zero finds first.
     if open.approximate && fpu.fsw & 4 != 0 {
         open.fsw |= 2;
-    }
-    if x87_pending(case, host) {
-        open.fsw |= 0x4700;
-    }
-    // C1 is cleared on Intel's CPUs, and left alone on AMD's.
-    if to_flags(case) {
-        open.fsw |= 1 << 9;
     }
     // The additions of a dot product may find what its multiplications left.
     let dot_product = matches!(
@@ -277,6 +312,9 @@ pub fn open_fpu(case: &Case, host: &Outcome, open: &mut Undefined) {
     }
     if intel() {
         return;
+    }
+    if x87_pending(case, host) {
+        open.fsw |= 0x4700;
     }
     // Whether VCVTPS2PH has flagged its exceptions when its operand faults.
     if case.instruction.mnemonic() == Mnemonic::Vcvtps2ph && matches!(host.vector, 12..=14) {

@@ -6,7 +6,7 @@ use super::{Env, MemoryUse, NoThunk, Slot, Thunk, Traits};
 use crate::fpu::state::{FpuState, mxcsr};
 use iced_x86::{
     Code, Encoder, EncodingKind, IcedError, Instruction, InstructionInfoFactory, MandatoryPrefix, MemoryOperand,
-    Mnemonic, OpAccess, OpKind, Register,
+    OpAccess, OpKind, Register,
 };
 use std::mem::offset_of;
 
@@ -120,8 +120,7 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
         }
     }
 
-    // CVTPI2PS takes the x87 unit to MMX use from memory too, CVTPI2PD does not (SDM Vol. 2A).
-    traits.mmx |= mnemonic == Mnemonic::Cvtpi2ps;
+    // From memory neither CVTPI2PD (SDM Vol. 2A) nor CVTPI2PS takes the x87 unit to MMX use, whatever the manual says of the latter.
     let implicit = Implicit::of(mnemonic);
     parts.implicit(&implicit, vex)?;
     if implicit.lengths || implicit.index {

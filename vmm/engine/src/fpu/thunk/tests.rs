@@ -268,7 +268,7 @@ fn mmx_goes_through_the_x87_registers() {
     m.run(&decode("0f d7 c3")).expect("no exception"); // pmovmskb eax,mm3
     assert_eq!(m.gpr[0], 0x0f);
     assert!(!prepare(&decode("f3 0f e6 ca")).expect("cvtdq2pd").traits.mmx);
-    assert!(prepare(&decode("0f 2a 0b")).expect("cvtpi2ps xmm1,[rbx]").traits.mmx);
+    assert!(!prepare(&decode("0f 2a 0b")).expect("cvtpi2ps xmm1,[rbx]").traits.mmx);
     assert!(!prepare(&decode("66 0f 2a 0b")).expect("cvtpi2pd xmm1,[rbx]").traits.mmx);
 }
 
