@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+pub mod flat;
 pub mod fuzz;
 pub mod measure;
 pub mod traced;

@@ -153,16 +153,17 @@ fn component_15_is_there_where_architectural_records_are() {
         let mut cpu = Still::default();
         let there = model.features().arch_lbr();
         assert_eq!(units.arch_lbr.is_some(), there, "{}", model.name);
-        assert_eq!(units.save_component(15, &mut area).is_some(), there, "{}", model.name);
+        assert!(!units.save_component(15, &mut area, 4, &mut cpu), "{}", model.name);
         if there {
             units.write_msr(0x14CE, 7, &mut cpu).unwrap();
-            let _ = units.save_component(15, &mut area);
+            assert!(units.save_component(15, &mut area, 4, &mut cpu));
             assert_eq!(units.read_msr(0x14CE, &mut cpu), Ok(6), "XSAVES switches recording off");
-            assert_eq!(units.restore_component(15, Some(&area)), Ok(()));
+            assert_eq!(units.load_component(15, Some(&area), 4, &mut cpu), Ok(()));
             assert_eq!(units.read_msr(0x14CE, &mut cpu), Ok(7));
             area[1] = 0xFF;
-            let refused = units.restore_component(15, Some(&area));
+            let refused = units.load_component(15, Some(&area), 4, &mut cpu);
             assert_eq!(refused, Err(MsrFault::GeneralProtection));
+            area[1] = 0;
         } else {
             assert_eq!(
                 units.read_msr(0x14CE, &mut cpu),

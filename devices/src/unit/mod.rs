@@ -261,6 +261,44 @@ impl Units {
         Err(MsrFault::GeneralProtection)
     }
 
+    /// XSAVES of a supervisor component: 8 Intel PT, 15 architectural LBR. Fills in the image, which is zero, and says whether
+    /// the component differs from its initial configuration. `length` is the instruction's, in bytes.
+    pub fn save_component(&mut self, component: u32, image: &mut [u8], length: u8, cpu: &mut dyn Processor) -> bool {
+        match component {
+            8 => self.pt.as_mut().is_some_and(|pt| {
+                let (initial, effects) = pt.save_component(image, length.into(), cpu);
+                self.owed = self.owed.and(effects);
+                !initial
+            }),
+            15 => self.arch_lbr.as_mut().is_some_and(|lbr| !lbr.save(image)),
+            _ => false,
+        }
+    }
+
+    /// XRSTORS of such a component, or of its initial configuration.
+    ///
+    /// # Errors
+    /// [`MsrFault::GeneralProtection`] for an image that the registers would refuse, with nothing changed.
+    pub fn load_component(
+        &mut self,
+        component: u32,
+        image: Option<&[u8]>,
+        length: u8,
+        cpu: &mut dyn Processor,
+    ) -> Result<(), MsrFault> {
+        match component {
+            8 => {
+                if let Some(pt) = &mut self.pt {
+                    let effects = pt.restore_component(image, length.into(), cpu)?;
+                    self.owed = self.owed.and(effects);
+                }
+                Ok(())
+            }
+            15 => self.arch_lbr.as_mut().map_or(Ok(()), |lbr| lbr.restore(image)),
+            _ => Ok(()),
+        }
+    }
+
     /// LVTPC has been unmasked by software.
     pub fn performance_unmasked(&mut self) -> Effects {
         self.pmu.as_mut().map_or(Effects::NONE, Pmu::unmasked)
@@ -488,19 +526,5 @@ impl Watch for Units {
             effects = effects.and(pt.tick(cpu));
         }
         self.settle(effects)
-    }
-
-    fn save_component(&mut self, component: u8, area: &mut [u8]) -> Option<bool> {
-        match component {
-            15 => self.arch_lbr.as_mut().map(|unit| unit.save(area)),
-            _ => None,
-        }
-    }
-
-    fn restore_component(&mut self, component: u8, area: Option<&[u8]>) -> Result<(), MsrFault> {
-        match component {
-            15 => self.arch_lbr.as_mut().map_or(Ok(()), |unit| unit.restore(area)),
-            _ => Ok(()),
-        }
     }
 }

@@ -498,20 +498,6 @@ pub trait Watch {
     fn tick(&mut self, _cpu: &mut dyn Processor) -> Effects {
         Effects::NONE
     }
-
-    /// XSAVES of a supervisor component (8 Intel PT, 15 architectural LBR) into `area`: whether it is in its initial state
-    /// no bytes need to be written. `None`: there is no such component.
-    fn save_component(&mut self, _component: u8, _area: &mut [u8]) -> Option<bool> {
-        None
-    }
-
-    /// XRSTORS of a supervisor component from `area`, or to its initial state.
-    ///
-    /// # Errors
-    /// #GP(0), for an image that the registers would refuse.
-    fn restore_component(&mut self, _component: u8, _area: Option<&[u8]>) -> Result<(), crate::msr::MsrFault> {
-        Ok(())
-    }
 }
 
 /// A translation that failed on behalf of a unit: the guest gets #PF.

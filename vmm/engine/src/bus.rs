@@ -44,15 +44,21 @@ pub trait Bus {
     fn random(&mut self) -> u64;
     /// XSAVES of a supervisor state component that a unit holds, by its bit in IA32_XSS (8 processor trace, 15 last-branch
     /// records): fills in the image, which is zero, and says whether the component is in use, that is, differs from its
-    /// initial configuration. Its length is the one in CPUID leaf 0DH.
-    fn save_component(&mut self, _component: u32, _image: &mut [u8], _now: u64) -> bool {
+    /// initial configuration. The image's length is the one in CPUID leaf 0DH, `length` the instruction's in bytes.
+    fn save_component(&mut self, _component: u32, _image: &mut [u8], _length: u8, _cpu: &mut dyn Processor) -> bool {
         false
     }
     /// XRSTORS of such a component; `None` for its initial configuration.
     ///
     /// # Errors
     /// The image cannot be loaded: #GP(0), and nothing was.
-    fn load_component(&mut self, _component: u32, _image: Option<&[u8]>, _now: u64) -> Result<(), MsrFault> {
+    fn load_component(
+        &mut self,
+        _component: u32,
+        _image: Option<&[u8]>,
+        _length: u8,
+        _cpu: &mut dyn Processor,
+    ) -> Result<(), MsrFault> {
         Ok(())
     }
     /// The units of the processor that runs; `None` where nothing watches.

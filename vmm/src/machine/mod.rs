@@ -497,13 +497,18 @@ impl Bus for Machine {
         }
     }
 
-    fn save_component(&mut self, component: u32, image: &mut [u8], _now: u64) -> bool {
-        // `true`: in its initial state, and nothing was written.
-        self.units().save_component(component as u8, image) == Some(false)
+    fn save_component(&mut self, component: u32, image: &mut [u8], length: u8, cpu: &mut dyn Processor) -> bool {
+        self.units().save_component(component, image, length, cpu)
     }
 
-    fn load_component(&mut self, component: u32, image: Option<&[u8]>, _now: u64) -> Result<(), MsrFault> {
-        self.units().restore_component(component as u8, image)
+    fn load_component(
+        &mut self,
+        component: u32,
+        image: Option<&[u8]>,
+        length: u8,
+        cpu: &mut dyn Processor,
+    ) -> Result<(), MsrFault> {
+        self.units().load_component(component, image, length, cpu)
     }
 
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {

@@ -5,7 +5,6 @@
 
 use devices::unit::{Units, rdt::Probe};
 use x86::model::CpuModel;
-use x86::msr::MsrFault;
 use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor, Range, Watch};
 
 /// The watchers of one CPU.
@@ -138,13 +137,5 @@ impl Watch for Watchers {
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
         self.tell(|observer| observer.tick(cpu));
         self.units.tick(cpu)
-    }
-
-    fn save_component(&mut self, component: u8, area: &mut [u8]) -> Option<bool> {
-        self.units.save_component(component, area)
-    }
-
-    fn restore_component(&mut self, component: u8, area: Option<&[u8]>) -> Result<(), MsrFault> {
-        self.units.restore_component(component, area)
     }
 }

@@ -424,7 +424,7 @@ pub const COMPONENTS: &[(u32, Feature)] = &[
 ];
 
 /// The components that XSAVES alone reaches, by bit of IA32_XSS.
-pub const SUPERVISOR_COMPONENTS: &[(u32, Feature)] = &[(15, ArchLbr)];
+pub const SUPERVISOR_COMPONENTS: &[(u32, Feature)] = &[(8, IntelPt), (15, ArchLbr)];
 
 /// The x87 and SSE state and the header. SDM Vol. 1 13.4 "XSAVE Area".
 pub const XSAVE_LEGACY: u32 = 576;

@@ -350,16 +350,27 @@ fn save(c: &mut Cpu, o: &Op) -> Done {
     let xcomp_bv = if compact { rfbm | COMPACTED } else { 0 };
     c.reach_area(o, rfbm, xcomp_bv, true)?;
     let (places, _) = c.xsave.places(xcomp_bv);
-    if rfbm & c.xsave.supervisor != 0 {
+    let supervisor = rfbm & c.xsave.supervisor;
+    if supervisor != 0 {
         c.units_change()?;
+        // A save may switch off what it saves, so nothing may fault after it. "An execution of an instruction in the XSAVE
+        // feature set may access any byte of any state component on which that execution operates" (SDM Vol. 1 13.13
+        // "Memory Access by the XSAVE Feature Set").
+        for i in bits(rfbm).filter(|&i| i >= 2) {
+            let (at, size) = (places[i as usize], c.xsave.components[i as usize].size);
+            let linear = c.part(o, at, size, true)?;
+            c.probe_write(o, linear, size)?;
+        }
     }
     let mut image = Image::new();
     let mut inuse = c.xinuse();
-    for i in bits(rfbm & c.xsave.supervisor) {
-        let (at, size, now) = (places[i as usize], c.xsave.components[i as usize].size, c.now(o));
-        let used = c.bus().save_component(i, &mut image.bytes[at..at + size], now);
+    for i in bits(supervisor) {
+        let (at, size) = (places[i as usize], c.xsave.components[i as usize].size);
+        let bytes = &mut image.bytes[at..at + size];
+        let used = c.with_view(o, |bus, view| bus.save_component(i, bytes, o.len, view));
         inuse |= (used as u64) << i;
     }
+    c.bus_used |= supervisor != 0;
     // In the compacted format MXCSR is a part of SSE state like the others.
     if compact && c.fpu.mxcsr != mxcsr::RESET {
         inuse |= xstate::SSE;
@@ -487,14 +498,19 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     if refused && !compact {
         return Err(c.gp(0));
     }
-    if !refused {
-        for i in bits(rfbm & c.xsave.supervisor) {
-            let (at, size, now) = (places[i as usize], c.xsave.components[i as usize].size, c.now(o));
+    let supervisor = rfbm & c.xsave.supervisor;
+    if !refused && supervisor != 0 {
+        // Processor trace, the lowest, comes last: what refuses its image does so before tracing begins (SDM Vol. 1 13.5.6
+        // "PT State").
+        for i in (0..NUMBERS as u32).rev().filter(|&i| supervisor >> i & 1 != 0) {
+            let (at, size) = (places[i as usize], c.xsave.components[i as usize].size);
             let state = (bv >> i & 1 != 0).then(|| &image.bytes[at..at + size]);
-            if c.bus().load_component(i, state, now).is_err() {
+            let loaded = c.with_view(o, |bus, view| bus.load_component(i, state, o.len, view));
+            if loaded.is_err() {
                 return Err(c.gp(0));
             }
         }
+        c.bus_used = true;
     }
     // What is not in the area is set to its initial configuration first.
     let initial = rfbm & !bv;

@@ -135,7 +135,7 @@ impl Bus for World {
     fn random(&mut self) -> u64 {
         0x0123_4567_89ab_cdef
     }
-    fn save_component(&mut self, component: u32, image: &mut [u8], _: u64) -> bool {
+    fn save_component(&mut self, component: u32, image: &mut [u8], _: u8, _: &mut dyn Processor) -> bool {
         match self.components.get(&component) {
             Some(state) => {
                 image[..state.len()].copy_from_slice(state);
@@ -144,7 +144,13 @@ impl Bus for World {
             None => false,
         }
     }
-    fn load_component(&mut self, component: u32, image: Option<&[u8]>, _: u64) -> Result<(), MsrFault> {
+    fn load_component(
+        &mut self,
+        component: u32,
+        image: Option<&[u8]>,
+        _: u8,
+        _: &mut dyn Processor,
+    ) -> Result<(), MsrFault> {
         match image {
             Some([0xff, ..]) => Err(MsrFault::GeneralProtection),
             Some(image) => {
