@@ -330,9 +330,21 @@ impl Units {
             .is_some_and(|pmu| pmu.status() & status::LBR_FROZEN != 0)
     }
 
-    /// What all words end with: a request for an interrupt freezes what IA32_DEBUGCTL says.
-    fn settle(&mut self, effects: Effects) -> Effects {
-        let effects = effects.and(std::mem::take(&mut self.owed));
+    /// PEBS records that go into the processor trace: the counters made them, and stand where the trace stands now.
+    fn trace_samples(&mut self, cpu: &mut dyn Processor) -> Effects {
+        let records = self.pmu.as_mut().map_or(Vec::new(), Pmu::take_records);
+        let mut effects = Effects::NONE;
+        if let Some(pt) = &mut self.pt {
+            for record in &records {
+                effects = effects.and(pt.pebs(record, cpu));
+            }
+        }
+        effects
+    }
+
+    /// What all words end with: PEBS records in the trace, and what a request for an interrupt freezes.
+    fn settle(&mut self, effects: Effects, cpu: &mut dyn Processor) -> Effects {
+        let effects = effects.and(self.trace_samples(cpu)).and(std::mem::take(&mut self.owed));
         if self.pt.as_mut().is_some_and(Pt::take_topa_pmi)
             && let Some(pmu) = &mut self.pmu
         {
@@ -394,6 +406,8 @@ impl Watch for Units {
             appetite = appetite.and(lbr.appetite(frozen, context));
         }
         around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
+        let sampled = self.trace_samples(cpu);
+        self.owed = self.owed.and(sampled);
         if let Some(pt) = &self.pt {
             appetite = appetite.and(pt.appetite());
         }
@@ -420,18 +434,20 @@ impl Watch for Units {
         let mut effects = self.dr.before(address);
         around!(self, |pmu, around| effects =
             effects.and(pmu.before(address, cpu, &around)));
+        // Of the instruction before this one.
+        effects = effects.and(self.trace_samples(cpu));
         // An instruction that a breakpoint holds back does not run now.
         if let (Some(pt), None) = (&mut self.pt, effects.debug) {
             effects = effects.and(pt.before(address, cpu));
         }
-        self.settle(effects)
+        self.settle(effects, cpu)
     }
 
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         let mut effects = self.dr.access(access);
         around!(self, |pmu, around| effects =
             effects.and(pmu.access(access, cpu, &around)));
-        self.settle(effects)
+        self.settle(effects, cpu)
     }
 
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
@@ -452,7 +468,7 @@ impl Watch for Units {
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.branches(records, cpu));
         }
-        self.settle(effects)
+        self.settle(effects, cpu)
     }
 
     fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
@@ -476,7 +492,7 @@ impl Watch for Units {
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.event(event, cpu));
         }
-        self.settle(effects)
+        self.settle(effects, cpu)
     }
 
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
@@ -516,7 +532,7 @@ impl Watch for Units {
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.change(change, cpu));
         }
-        self.settle(effects)
+        self.settle(effects, cpu)
     }
 
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
@@ -525,6 +541,6 @@ impl Watch for Units {
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.tick(cpu));
         }
-        self.settle(effects)
+        self.settle(effects, cpu)
     }
 }

@@ -162,6 +162,8 @@ registers! {
     0x0000_0DA0 IA32_XSS "Extended supervisor state mask.";
     0x0000_0DC0 MSR_LBR_INFO_0 "Last-branch records: first INFO.";
     0x0000_1200 IA32_LBR_0_INFO "Architectural last-branch records: first INFO.";
+    0x0000_1309 MSR_RELOAD_FIXED_CTR0 "What the first fixed counter goes on from after a PEBS record in the processor trace.";
+    0x0000_14C1 MSR_RELOAD_PMC0 "What the first general counter goes on from after a PEBS record in the processor trace.";
     0x0000_14CE IA32_LBR_CTL "Architectural last-branch records: control.";
     0x0000_14CF IA32_LBR_DEPTH "Architectural last-branch records: entries in use.";
     0x0000_1500 IA32_LBR_0_FROM_IP "Architectural last-branch records: first source.";

@@ -3,3 +3,4 @@
 pub mod area;
 pub mod bts;
 pub mod pebs;
+pub mod pebs_trace;

@@ -35,14 +35,16 @@
 //! after the abort, of which the manual says that they mean nothing.
 //!
 //! # Left out
-//! Records in the processor trace (PEBS_OUTPUT), and the delay of hardware ("shadowing") between an overflow and its record.
+//! The delay of hardware ("shadowing") between an overflow and its record. Records in the processor trace are
+//! [`pebs_trace`](super::pebs_trace)'s.
 
 use x86::ds::{DsLayout, PRECISE_STORE, PebsCaps, PebsFormat, data_cfg};
 use x86::msr::{IA32_PEBS_ENABLE, MSR_PEBS_DATA_CFG, MSR_PEBS_FRONTEND, MSR_PEBS_LD_LAT, MsrFault};
 use x86::seam::{PageFault, Processor};
 
+use super::pebs_trace::{OUTPUT_TRACE, PMI_AFTER_EACH_RECORD, reload_register};
 use crate::unit::cache::Memory;
-use crate::unit::pmu::{Around, GENERAL};
+use crate::unit::pmu::{Around, FIXED, GENERAL};
 
 /// The registers, and which counters are armed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +57,8 @@ pub struct PebsState {
     pub load_latency: u64,
     /// MSR_PEBS_FRONTEND.
     pub frontend: u64,
+    /// MSR_RELOAD_PMCx and MSR_RELOAD_FIXED_CTRx.
+    pub reload: [u64; GENERAL + FIXED],
     /// Counters whose next event writes a record, as bits of IA32_PERF_GLOBAL_STATUS.
     pub armed: u64,
 }
@@ -100,6 +104,8 @@ pub struct Outcome {
 pub struct Pebs {
     caps: Option<PebsCaps>,
     layout: DsLayout,
+    /// Records can go into the processor trace: IA32_PERF_CAPABILITIES.PEBS_OUTPUT_PT_AVAIL\[16\].
+    trace: bool,
 }
 
 /// Fields of the management area, by number. SDM Vol. 3B Figures 19-5 "DS Save Area" and 19-8 "IA-32e Mode DS Save Area".
@@ -111,13 +117,16 @@ mod field {
     pub const GENERAL_RESETS: u64 = 8;
 }
 
+/// What a reload register takes: 48 bits.
+const RELOAD: u64 = (1 << 48) - 1;
+
 /// The most bytes of a record: all groups, 256 last-branch records.
 const LONGEST: usize = 0x20 + 0x20 + 0x90 + 0x100 + 24 * 256;
 
 impl Pebs {
     /// With these capabilities.
-    pub fn new(caps: Option<PebsCaps>, layout: DsLayout) -> Self {
-        Self { caps, layout }
+    pub fn new(caps: Option<PebsCaps>, layout: DsLayout, trace: bool) -> Self {
+        Self { caps, layout, trace }
     }
 
     /// What the model samples; `None` if nothing.
@@ -138,10 +147,17 @@ impl Pebs {
     fn writable(&self, msr: u32) -> Option<u64> {
         let caps = self.caps?;
         let bits = match msr {
+            IA32_PEBS_ENABLE if self.trace => caps.enable | OUTPUT_TRACE | PMI_AFTER_EACH_RECORD,
             IA32_PEBS_ENABLE => caps.enable,
             MSR_PEBS_DATA_CFG => caps.data_cfg,
             MSR_PEBS_LD_LAT if caps.load_latency => 0xFFFF,
             MSR_PEBS_FRONTEND => caps.frontend,
+            _ if self.trace => match reload_register(msr) {
+                // A counter that samples has one.
+                Some(counter @ 0..GENERAL) if caps.enable >> counter & 1 != 0 => RELOAD,
+                Some(counter @ GENERAL..) if caps.enable >> (32 + counter - GENERAL) & 1 != 0 => RELOAD,
+                _ => 0,
+            },
             _ => 0,
         };
         (bits != 0).then_some(bits)
@@ -157,7 +173,8 @@ impl Pebs {
             IA32_PEBS_ENABLE => s.enable,
             MSR_PEBS_DATA_CFG => s.data_cfg,
             MSR_PEBS_LD_LAT => s.load_latency,
-            _ => s.frontend,
+            MSR_PEBS_FRONTEND => s.frontend,
+            _ => reload_register(msr).map_or(0, |counter| s.reload[counter]),
         })
     }
 
@@ -177,7 +194,12 @@ impl Pebs {
             }
             MSR_PEBS_DATA_CFG => s.data_cfg = value,
             MSR_PEBS_LD_LAT => s.load_latency = value,
-            _ => s.frontend = value,
+            MSR_PEBS_FRONTEND => s.frontend = value,
+            _ => {
+                if let Some(counter) = reload_register(msr) {
+                    s.reload[counter] = value;
+                }
+            }
         }
         Ok(())
     }

@@ -40,6 +40,7 @@ use x86::seam::{Abort, Access, Appetite, BranchRecord, Change, Effects, EventRec
 
 use super::cache::Hierarchy;
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
+use super::ds::pebs_trace::TraceRecord;
 use super::predictor::Predictor;
 use classify::Class;
 use events::{Rate, Source};
@@ -138,6 +139,8 @@ pub struct Pmu {
     features: Features,
     s: PmuState,
     plan: Plan,
+    /// Records for the processor trace, which takes them at the end of the word.
+    records: Vec<TraceRecord>,
 }
 
 /// The bit of a counter in IA32_PERF_GLOBAL_STATUS and IA32_PERF_GLOBAL_CTRL.
@@ -177,13 +180,24 @@ impl Pmu {
             let sampling = x86::pmu::capabilities::PEBS_TRAP
                 | x86::pmu::capabilities::PEBS_REGISTERS
                 | 0xF << x86::pmu::capabilities::PEBS_FORMAT_SHIFT
-                | x86::pmu::capabilities::PEBS_BASELINE;
+                | x86::pmu::capabilities::PEBS_BASELINE
+                | x86::pmu::capabilities::PEBS_TO_TRACE;
             let value = if pebs.is_some() { value } else { value & !sampling };
+            let value = if features.intel_pt() {
+                value
+            } else {
+                value & !x86::pmu::capabilities::PEBS_TO_TRACE
+            };
             value | x86::lbr::perf_capabilities(model.units.lbr) & x86::pmu::capabilities::LBR_FORMAT
         });
         let mut pmu = Self {
             caps,
-            pebs: Pebs::new(pebs, x86::ds::DsLayout::of(features)),
+            pebs: Pebs::new(
+                pebs,
+                x86::ds::DsLayout::of(features),
+                capabilities.is_some_and(|value| value & x86::pmu::capabilities::PEBS_TO_TRACE != 0),
+            ),
+            records: Vec::new(),
             capabilities,
             model,
             features,
@@ -310,6 +324,11 @@ impl Pmu {
             pmi: core::mem::take(&mut self.s.queued) && self.cause_stands(),
             ..Effects::NONE
         }
+    }
+
+    /// Records that go into the processor trace, since the last call.
+    pub fn take_records(&mut self) -> Vec<TraceRecord> {
+        core::mem::take(&mut self.records)
     }
 
     // ---- The words ---------------------------------------------------------------------------------------------------
@@ -635,7 +654,8 @@ impl Pmu {
         } else if let Some(counter) = recording {
             match self.record(counter, sample, cpu, around) {
                 Ok(Outcome { written, buffer }) => {
-                    overflow_pmi |= written && self.interrupts(counter);
+                    let each = self.pebs.pmi_after_record(&self.s.pebs);
+                    overflow_pmi |= written && (each || self.interrupts(counter));
                     buffer_pmi |= buffer;
                 }
                 Err(fault) => {
@@ -693,9 +713,21 @@ impl Pmu {
         if sample.transaction == 0 {
             sample.transaction = self.s.last_transaction;
         }
-        let (outcome, reload) = self.pebs.record(&self.s.pebs, counter, &sample, cpu, around)?;
+        let (outcome, reload) = if self.pebs.to_trace(&self.s.pebs) {
+            let record = self.pebs.trace_record(&self.s.pebs, &sample, cpu, around);
+            self.records.push(record);
+            let written = Outcome {
+                written: true,
+                buffer: false,
+            };
+            (written, Some(self.s.pebs.reload[counter]))
+        } else {
+            self.pebs.record(&self.s.pebs, counter, &sample, cpu, around)?
+        };
         self.s.pebs.armed &= !own;
-        self.s.status &= !own;
+        if !self.pebs.pmi_after_record(&self.s.pebs) {
+            self.s.status &= !own;
+        }
         if let Some(reload) = reload {
             self.s.values[counter] = reload & self.mask(counter);
         }

@@ -11,6 +11,7 @@ use super::filter::context_en;
 use super::flow::is_near;
 use super::output::Output;
 use super::{Pt, Sleep, next_ip};
+use crate::unit::ds::pebs_trace::TraceRecord;
 
 /// Lengths of instructions that a change is about, without prefixes, which they have no use for.
 const HLT: u64 = 1;
@@ -31,17 +32,6 @@ const EVD_CR2: u8 = 0;
 /// PWRX: woken by an interrupt, or by a store to the monitored address.
 const WAKE_INTERRUPT: u8 = 1;
 const WAKE_STORE: u8 = 4;
-
-/// One group of a PEBS record that goes into the trace. SDM Vol. 3C 33.5 "PEBS Output to Intel PT".
-#[derive(Clone, Copy, Debug)]
-pub struct PebsGroup<'a> {
-    /// BBP's type: 1 general-purpose registers, 4 basic information, 5 memory information, 8 LBR entries, 16 vector registers.
-    pub kind: u8,
-    /// Items of eight bytes, else four.
-    pub wide: bool,
-    /// Identifier and value of each.
-    pub items: &'a [(u8, u64)],
-}
 
 impl<O: Output> Pt<O> {
     fn tracing(&self) -> bool {
@@ -435,24 +425,26 @@ impl<O: Output> Pt<O> {
         self.finish(step, cpu)
     }
 
-    /// A PEBS record goes into the trace instead of the debug-store area: a block of packets, then the IP that the record is
-    /// about. Whether it was sent: it is lost where the context is not traced. SDM Vol. 3C 33.5 "PEBS Output to Intel PT".
-    pub fn pebs(&mut self, at: u64, groups: &[PebsGroup<'_>], cpu: &mut dyn Processor) -> (bool, Effects) {
+    /// A PEBS record goes into the trace instead of the debug-store area: blocks of items, then where the processor stands,
+    /// which is behind the instruction that the record is about. It is lost where the context is not traced. SDM Vol. 3C
+    /// 33.4.2.26 "Block Begin Packet (BBP)" to 33.4.2.28 "Block End Packet (BEP)".
+    pub fn pebs(&mut self, record: &TraceRecord, cpu: &mut dyn Processor) -> Effects {
         if !self.tracing() || !self.in_sight() {
-            return (false, Effects::NONE);
+            return Effects::NONE;
         }
         let step = cpu.step();
         self.time(step);
-        for group in groups {
-            let size = if group.wide { ItemSize::Eight } else { ItemSize::Four };
-            self.send(Packet::Bbp { size, kind: group.kind }, step);
-            for &(id, value) in group.items {
+        for (kind, values) in &record.groups {
+            let (kind, size) = (*kind, ItemSize::Eight);
+            self.send(Packet::Bbp { size, kind }, step);
+            for (id, &value) in (0..).zip(values) {
                 self.send(Packet::Bip { id, size, value }, step);
             }
         }
         self.send(Packet::Bep { ip: true }, step);
-        let ip = self.code.ip(at);
+        self.s.ip = next_ip(cpu, &self.s.context);
+        let ip = self.code.ip(self.s.ip);
         self.send(Packet::Fup(Some(ip)), step);
-        (true, self.finish(step, cpu))
+        self.finish(step, cpu)
     }
 }

@@ -53,7 +53,7 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
             fixed: 3,
             fixed_width: 48,
             architectural: 0x7F,
-            capabilities: Some(0x64C0),
+            capabilities: Some(0x1_64C0),
             select: 0x4_FFDF_FFFF,
             any_thread: false,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],

@@ -1,7 +1,7 @@
 //! Each packet in the situation that brings it about, and each filter.
 
-use super::super::words::PebsGroup;
 use super::*;
+use crate::unit::ds::pebs_trace::TraceRecord;
 use pt_packet::{ExecMode, ItemSize, Packet::*, Tnt};
 use x86::pt::RtitStatus;
 use x86::seam::{Abort, Change, EventRecord, Far};
@@ -898,37 +898,38 @@ fn without_tnt() {
 #[test]
 fn pebs_records_in_the_trace() {
     let mut bench = Bench::start(caps(&SNOWRIDGE), all_rings());
-    let groups = [
-        PebsGroup {
-            kind: 4,
-            wide: true,
-            items: &[(0, 0x1234), (1, 2)],
-        },
-        PebsGroup {
-            kind: 8,
-            wide: false,
-            items: &[(3, 7)],
-        },
-    ];
-    let mut sent = false;
-    let found = bench.packets(|b| sent = b.pt.pebs(0x1234, &groups, &mut b.guest).0);
-    let bip = |id, size, value| Bip { id, size, value };
-    let (four, eight) = (ItemSize::Four, ItemSize::Eight);
+    bench.guest.rip = 0x1238;
+    let record = TraceRecord {
+        groups: vec![(4, vec![0x1234, 2]), (8, vec![7])],
+    };
+    let found = bench.packets(|b| {
+        b.branch(Flow::Cond { taken: true }, 0x1234, 0x1238);
+        let _ = b.pt.pebs(&record, &mut b.guest);
+    });
+    let size = ItemSize::Eight;
     let expected = [
-        Bbp { size: eight, kind: 4 },
-        bip(0, eight, 0x1234),
-        bip(1, eight, 2),
-        Bbp { size: four, kind: 8 },
-        bip(3, four, 7),
+        Bbp { size, kind: 4 },
+        Bip {
+            id: 0,
+            size,
+            value: 0x1234,
+        },
+        Bip { id: 1, size, value: 2 },
+        Bbp { size, kind: 8 },
+        Bip { id: 0, size, value: 7 },
         Bep { ip: true },
-        Fup(Some(0x1234)),
+        Fup(Some(0x1238)),
     ];
-    assert_eq!((sent, &found[..]), (true, &expected[..]));
-    let mut bench = Bench::start(caps(&SNOWRIDGE), all_rings().with_os(false));
     assert!(
-        !bench.pt.pebs(0x1234, &groups, &mut bench.guest).0,
-        "out of context it is lost"
+        matches!(found[0], ShortTnt(_)),
+        "the branch that had the event comes first"
     );
+    assert_eq!(found[1..], expected);
+    let mut bench = Bench::start(caps(&SNOWRIDGE), all_rings().with_os(false));
+    let found = bench.packets(|b| {
+        let _ = b.pt.pebs(&record, &mut b.guest);
+    });
+    assert_eq!(found, [], "out of context it is lost");
 }
 
 // covers: 4/pt-inject
