@@ -69,11 +69,15 @@ impl Flat {
         {
             write(TABLES + at, &entry.to_le_bytes());
         }
-        // Null, kernel code and data.
-        for (n, descriptor) in [0, 0x00AF_9B00_0000_FFFF, 0x00CF_9300_0000_FFFFu64]
-            .into_iter()
-            .enumerate()
-        {
+        // Null, kernel code and data, user data and code.
+        let descriptors = [
+            0,
+            0x00AF_9B00_0000_FFFF,
+            0x00CF_9300_0000_FFFF,
+            0x00CF_F300_0000_FFFF,
+            0x00AF_FB00_0000_FFFFu64,
+        ];
+        for (n, descriptor) in descriptors.into_iter().enumerate() {
             write(GDT + 8 * n as u64, &descriptor.to_le_bytes());
         }
         for vector in 0..256u64 {
@@ -83,6 +87,7 @@ impl Flat {
             let low = at & 0xFFFF | 8 << 16 | 0x8E00 << 32 | (at >> 16 & 0xFFFF) << 48;
             write(IDT + vector * 16, &low.to_le_bytes());
         }
+        write(TSS + 4, &STACK.to_le_bytes());
         let mut state = CpuState::reset(model);
         state.cr0 = 0x8001_0033;
         (state.cr3, state.cr4, state.efer) = (TABLES, 0x420 | control, 0xD00);
@@ -94,7 +99,7 @@ impl Flat {
         };
         state.segments.fill(segment(0x10, 0xC093));
         state.segments[CS] = segment(8, 0xA09B);
-        state.gdtr = Table { base: GDT, limit: 0x17 };
+        state.gdtr = Table { base: GDT, limit: 0x27 };
         state.idtr = Table {
             base: IDT,
             limit: 0xFFF,
@@ -233,4 +238,21 @@ pub fn wrmsr(a: &mut CodeAssembler, msr: u32, value: u64) -> Result<(), IcedErro
     a.mov(eax, value as u32)?;
     a.mov(edx, (value >> 32) as u32)?;
     a.wrmsr()
+}
+
+/// Goes on at CPL 3, with flags of 2 and more.
+///
+/// # Errors
+/// As the assembler's calls.
+pub fn user(a: &mut CodeAssembler, flags: u32) -> Result<(), IcedError> {
+    let mut there = a.create_label();
+    a.push(0x1B)?;
+    a.push(STACK as i32 - 0x1000)?;
+    a.push(flags as i32 | 2)?;
+    a.push(0x23)?;
+    a.lea(rax, ptr(there))?;
+    a.push(rax)?;
+    a.iretq()?;
+    a.set_label(&mut there)?;
+    a.nop()
 }

@@ -140,5 +140,8 @@ fn a_guest_reads_the_frequency_and_the_start_that_were_asked_for() {
             2_345_600_000 * u64::from(denominator)
         );
     }
-    assert!(look(&WESTMERE, 1_234_567, 77).0 <= 2, "any frequency where no leaf has to say it");
+    assert!(
+        look(&WESTMERE, 1_234_567, 77).0 <= 2,
+        "any frequency where no leaf has to say it"
+    );
 }

@@ -393,6 +393,7 @@ impl Watch for Units {
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             appetite.step_on_branches = control.btf();
+            appetite.bus_locks = control.bus_lock_detect();
             if let Some(bts) = &mut self.bts {
                 appetite = appetite.and(bts.appetite(store, self.ds_area.base(), cpu));
             }

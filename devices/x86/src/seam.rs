@@ -144,6 +144,8 @@ pub struct Appetite {
     pub transfers: bool,
     /// With RFLAGS.TF, the single-step trap comes after taken branches only (IA32_DEBUGCTL.BTF).
     pub step_on_branches: bool,
+    /// An instruction that takes a bus lock above CPL 0 ends with a debug exception (IA32_DEBUGCTL.BUS_LOCK_DETECT).
+    pub bus_locks: bool,
     /// How many instructions may retire at most before [`Watch::tick`] is called.
     pub instructions: u64,
     /// [`Watch::before`] is called for every instruction, not only at [`Watch::boundaries`].
@@ -161,6 +163,7 @@ impl Appetite {
         branch_room: u32::MAX,
         transfers: false,
         step_on_branches: false,
+        bus_locks: false,
         instructions: u64::MAX,
         every_instruction: false,
         ranges: false,
@@ -174,6 +177,7 @@ impl Appetite {
             branch_room: self.branch_room.min(other.branch_room),
             transfers: self.transfers | other.transfers,
             step_on_branches: self.step_on_branches | other.step_on_branches,
+            bus_locks: self.bus_locks | other.bus_locks,
             instructions: self.instructions.min(other.instructions),
             every_instruction: self.every_instruction | other.every_instruction,
             ranges: self.ranges | other.ranges,

@@ -373,6 +373,9 @@ pub struct Cpu {
     pub yield_on_pause: bool,
 }
 
+/// DR6.BLD, which is clear where a bus lock led to a debug exception.
+pub(crate) const BUS_LOCK: u64 = 1 << 11;
+
 impl Cpu {
     /// A processor after power-up (SDM Vol. 3A 10.1.1 "Processor State After Reset").
     pub fn new(model: &'static CpuModel) -> Box<Cpu> {
@@ -714,6 +717,12 @@ impl Cpu {
 
     /// A slot with its size given at run time (1, 2, 4 or 8 bytes).
     #[inline]
+    /// Notes the conditions of a debug exception in DR6. SDM Vol. 3B 18.2.3 "Debug Status Register (DR6)".
+    pub(crate) fn set_debug_status(&mut self, conditions: u64) {
+        self.dr[6] |= conditions & !BUS_LOCK;
+        self.dr[6] &= !(conditions & BUS_LOCK);
+    }
+
     pub(crate) fn get_sized(&self, at: u8, size: u8) -> u64 {
         match size {
             1 => self.get::<1>(at),

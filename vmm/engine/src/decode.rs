@@ -458,6 +458,9 @@ impl Lower<'_> {
 
     /// `modify` of a memory operand whose address has been seen to.
     pub fn modify_at(&mut self, m: Mem, size: u8, f: impl FnOnce(&mut Self, u8)) {
+        if self.i.has_lock_prefix() {
+            self.lock(m, size);
+        }
         self.emit_mem(sized!(size, ModifyBegin), m, |_| ());
         f(self, slot::T0);
         if self.i.has_lock_prefix() {
@@ -467,10 +470,18 @@ impl Lower<'_> {
         }
     }
 
+    /// Before a locked access to memory: it may be one that the guest wants to hear of, on parts that can tell.
+    pub fn lock(&mut self, m: Mem, size: u8) {
+        if self.features.bus_lock_detect() {
+            self.emit_mem(chain::<BusLock>, m, |o| o.aux = size.into());
+        }
+    }
+
     /// `modify` of memory, locked whether or not there is a prefix.
     pub fn modify_locked(&mut self, n: u32, size: u8, f: impl FnOnce(&mut Self)) {
         debug_assert!(self.is_mem(n));
         let m = self.mem(size, true);
+        self.lock(m, size);
         self.emit_mem(sized!(size, ModifyBegin), m, |_| ());
         f(self);
         self.emit(sized!(size, ModifyEndLocked), |_| ());
@@ -597,6 +608,13 @@ body! {
     ModifyEnd<S>(c, o) {
         c.finish::<S>(o);
         Ok(())
+    }
+    /// Before a locked access of `aux` bytes.
+    BusLock(c, o) {
+        if !c.watched.appetite.bus_locks || c.cpl == 0 {
+            return Ok(());
+        }
+        c.note_bus_lock(o)
     }
     /// Writes T0 back if memory still holds T1; else the instruction runs again.
     ModifyEndLocked<S>(c, o) {

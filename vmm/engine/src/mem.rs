@@ -315,6 +315,28 @@ impl Cpu {
         self.put_part(o, span.second, b);
     }
 
+    /// Before a locked access of `o.aux` bytes that would be a debug exception if it took the bus lock: it does if the operand
+    /// crosses a line, or is where there is no write-back memory, which are the devices' pages here. SDM Vol. 3A 9.1.2.3
+    /// "Features to Disable Bus Locks". The instruction needs a block of its own then, so that the exception comes right
+    /// after it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_bus_lock(&mut self, o: &Op) -> Done {
+        const LINE: u64 = 64;
+        let (linear, size) = (self.ea(o), o.aux as u64);
+        // CMPXCHG16B has an alignment of its own, whose fault is not this op's.
+        let split = linear & (LINE - 1) > LINE - size && size < 16;
+        if !split {
+            let span = self.span(o, linear, size as usize, Access::Write, natural(size as usize))?;
+            if span.first.host.is_some() {
+                return Ok(());
+            }
+        }
+        self.need_solo()?;
+        self.watched.bus_lock = true;
+        Ok(())
+    }
+
     /// CMPXCHG16B at an aligned address: what was there. Memory is written in any case.
     pub(crate) fn exchange16(&mut self, o: &Op, linear: u64, expected: u128, new: u128) -> Done<u128> {
         let e = self.tlb.entry(linear);

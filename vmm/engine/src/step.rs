@@ -253,7 +253,7 @@ impl Engine {
             return;
         }
         if let Some(bits) = effects.debug {
-            cpu.dr[6] |= bits;
+            cpu.set_debug_status(bits);
             // What the units want of a #DB or #PF of their own making ends here, so that they cannot raise them for ever.
             let _ = self.deliver_told(cpu, DEBUG);
         }
@@ -421,6 +421,7 @@ impl Engine {
                 // Of an instruction that did not retire.
                 cpu.watched.accesses.clear();
             }
+            let bus_lock = core::mem::take(&mut cpu.watched.bus_lock);
             let mut effects = Effects::NONE;
             if matches!(reason, Reason::Drain | Reason::Fault | Reason::Abort)
                 || cpu.records_full()
@@ -472,10 +473,11 @@ impl Engine {
                     let step = branched && !cpu.skip_step || cpu.trap_now;
                     let bits = core::mem::take(&mut cpu.watched.pending)
                         | effects.debug.unwrap_or(0)
-                        | if step { 1 << 14 } else { 0 };
+                        | if step { 1 << 14 } else { 0 }
+                        | if bus_lock { crate::cpu::BUS_LOCK } else { 0 };
                     if core::mem::take(&mut cpu.task_trap) {
                         effects.debug = None;
-                        cpu.dr[6] |= bits;
+                        cpu.set_debug_status(bits);
                         let event = cpu.task_switch_trap();
                         self.deliver(cpu, event);
                     } else if cpu.stack_shadow_at == cpu.steps_now() {

@@ -53,6 +53,8 @@ pub(crate) struct Watched {
     pub tick_at: u64,
     /// Step count and linear address of the instruction that `before` was said of last.
     pub observed: (u64, u64),
+    /// The instruction that runs takes a bus lock that is to end in a debug exception.
+    pub bus_lock: bool,
     /// DR6 bits of traps that wait until the instruction after a load of SS has retired.
     pub pending: u64,
 }
@@ -80,6 +82,7 @@ impl Watched {
             mode: 0,
             tick_at: u64::MAX,
             observed: (u64::MAX, 0),
+            bus_lock: false,
             pending: 0,
         }
     }

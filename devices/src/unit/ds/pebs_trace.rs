@@ -59,13 +59,13 @@ pub(super) fn reload_register(msr: u32) -> Option<usize> {
 
 impl Pebs {
     /// Whether records go into the processor trace.
-    pub(in crate::unit) fn to_trace(&self, s: &PebsState) -> bool {
+    pub(in crate::unit) fn traced(&self, s: &PebsState) -> bool {
         s.enable & OUTPUT_TRACE != 0
     }
 
     /// Whether every record asks for an interrupt.
     pub(in crate::unit) fn pmi_after_record(&self, s: &PebsState) -> bool {
-        self.to_trace(s) && s.enable & PMI_AFTER_EACH_RECORD != 0
+        self.traced(s) && s.enable & PMI_AFTER_EACH_RECORD != 0
     }
 
     /// The record of an armed counter.

@@ -713,7 +713,7 @@ impl Pmu {
         if sample.transaction == 0 {
             sample.transaction = self.s.last_transaction;
         }
-        let (outcome, reload) = if self.pebs.to_trace(&self.s.pebs) {
+        let (outcome, reload) = if self.pebs.traced(&self.s.pebs) {
             let record = self.pebs.trace_record(&self.s.pebs, &sample, cpu, around);
             self.records.push(record);
             let written = Outcome {

@@ -121,6 +121,7 @@ pub const ENGINE: Features = Features::list(&[
     DsCpl,
     Pdcm,
     ArchLbr,
+    BusLockDetect,
     // Registers that are plain storage, or commands without an effect that a guest could see.
     EnergyBias,
     SpecCtrl,
@@ -285,7 +286,6 @@ pub const HIDDEN: &[(Feature, &str)] = &[
         "IA32_MCU_OPT_CTRL would switch a mitigation that the engine has no need of",
     ),
     (Sdbg, "no silicon debug interface"),
-    (BusLockDetect, "no bus-lock debug exceptions yet"),
     (Eist, POWER),
     (Tm, POWER),
     (Tm2, POWER),

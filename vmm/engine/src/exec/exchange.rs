@@ -150,10 +150,16 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         M::Cmpxchg8b => {
             let m = l.mem(8, true);
+            if l.i.has_lock_prefix() {
+                l.lock(m, 8);
+            }
             l.emit_mem(chain::<Compare8b>, m, |_| ());
         }
         M::Cmpxchg16b => {
             let m = l.mem(16, true);
+            if l.i.has_lock_prefix() {
+                l.lock(m, 16);
+            }
             l.emit_mem(chain::<Compare16b>, m, |_| ());
         }
         _ => {
