@@ -14,9 +14,10 @@
 //! - In call-stack mode a near return takes entry 0 off and everything moves back; the place at the far end becomes 0.
 //! - A debug exception clears LBREn (19.1.4 "Interaction with Other Processor Features"); a warm reset clears LBREn and
 //!   leaves all else; FREEZE_LBRS_ON_PMI sets IA32_PERF_GLOBAL_STATUS.LBR_FRZ, which stops recording.
-//! - XSAVES component 15 holds all of it (Vol. 1 13.5.14 "LBR State"). XSAVES clears LBREn once it has saved, so that the
-//!   next task does not record into what is not its own; XRSTORS brings it back. An image of another depth does not fit:
-//!   XRSTORS takes its control and last-exception record and clears the entries.
+//! - XSAVES component 15 holds all of it (Vol. 1 13.5.14 "LBR State"). Saving changes nothing: LBREn falls at a debug
+//!   exception, an SMI and a warm reset only (19.1.4), and Linux reads the entries by XSAVES in its NMI handler without ever
+//!   setting LBREn again. An image of another depth does not fit: XRSTORS takes its control and last-exception record and
+//!   clears the entries.
 //!
 //! # Practice
 //! [`ArchLbr`] is the registers over a [`BranchRing`], entry n being the one that is n older than the newest.
@@ -179,8 +180,8 @@ impl ArchLbr {
         self.ring.now(code);
     }
 
-    /// XSAVES of component 15: whether it is in its initial state, and then nothing is written. Clears LBREn.
-    pub fn save(&mut self, area: &mut [u8]) -> bool {
+    /// XSAVES of component 15: whether it is in its initial state, and then nothing is written.
+    pub fn save(&self, area: &mut [u8]) -> bool {
         let initial = self.control.into_bits() == 0
             && self.ring.last_exception == Entry::default()
             && self.ring.entries == [Entry::default(); MAX_DEPTH];
@@ -204,7 +205,6 @@ impl ArchLbr {
             put(area, at + 8, entry.to);
             put(area, at + 16, entry.info);
         }
-        self.control.set_lbr_en(false);
         false
     }
 
