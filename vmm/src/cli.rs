@@ -61,9 +61,12 @@ pub struct Cli {
     /// Number of CPUs, 1 to 255
     #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = parse_cpus, allow_negative_numbers = true)]
     cpus: u8,
-    /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature
-    #[arg(long, visible_alias = "cpu", value_name = "NAME", default_value = "westmere")]
-    cpu_model: String,
+    /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature [default: westmere]
+    #[arg(long, visible_alias = "cpu", value_name = "NAME")]
+    cpu_model: Option<String>,
+    /// Give the guest Intel PT: without --cpu-model that is sapphirerapids, otherwise the model must have it
+    #[arg(long)]
+    pt: bool,
     /// Frequency of the time-stamp counter [default: the model's]; CPUID leaves 15H and 16H say the same
     #[arg(long, value_name = "N", value_parser = parse_khz, allow_negative_numbers = true)]
     tsc_khz: Option<u32>,
@@ -175,7 +178,7 @@ where
         (Some(RtcBase::Now), _) | (None, ClockMode::Paced) => now(),
         (None, ClockMode::Virtual) => VIRTUAL_RTC_BASE,
     };
-    let mut model = model::find(&cli.cpu_model)?;
+    let mut model = model::choose(cli.cpu_model.as_deref(), cli.pt)?;
     if let Some(khz) = cli.tsc_khz {
         let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));
         model = model.with_tsc_khz(khz).map_err(wrong)?;
@@ -507,6 +510,7 @@ mod tests {
     // covers: 2/cli-cmdline
     // covers: 2/cli-memory
     // covers: 2/cli-cpu-model
+    // covers: 5/pt-option
     // covers: 2/cli-engine
     // covers: 2/cli-serial
     // covers: 2/cli-clock
@@ -529,6 +533,8 @@ mod tests {
         assert_eq!(with(&["--cpu-model", "westmere"]).model.name, "westmere");
         assert_eq!(with(&["--cpu", "westmere"]).model.name, "westmere");
         assert_eq!(with(&[]).model.name, "westmere");
+        assert_eq!(with(&["--pt"]).model.name, "sapphirerapids");
+        assert_eq!(with(&["--pt", "--cpu-model", "broadwell"]).model.name, "broadwell");
         for (name, choice) in [
             ("auto", EngineChoice::Auto),
             ("soft", EngineChoice::Soft),
@@ -691,6 +697,7 @@ mod tests {
 
     // covers: 2/bad-input-nonsense-size
     // covers: 2/bad-input-unknown-model
+    // covers: 5/pt-option
     // covers: 2/bad-input-unknown-engine
     #[test]
     fn what_does_not_parse_is_one_line_that_names_the_option() {
@@ -707,6 +714,15 @@ mod tests {
             (&["--kernel", "k", "-m", "4097K"], "--memory"),
             (&["--kernel", "k", "--cpu", "z80\nx"], "--cpu-model z80"),
             (&["--kernel", "k", "--cpu", "z80"], "westmere"),
+            (&["--kernel", "k", "--pt", "--cpu", "z80"], "--cpu-model z80"),
+            (
+                &["--kernel", "k", "--pt", "--cpu", "westmere"],
+                "--pt: the CPU model westmere",
+            ),
+            (
+                &["--kernel", "k", "--pt", "--cpu", "broadwell,-intel_pt"],
+                "--pt: the CPU model broadwell,-intel_pt",
+            ),
             (&["--kernel", "k", "--engine", "tcg"], "--engine"),
             (&["--kernel", "k", "--serial", "tcp:1"], "--serial"),
             (&["--kernel", "k", "--serial", "file:"], "--serial"),

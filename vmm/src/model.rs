@@ -25,6 +25,30 @@ use crate::error::Error;
 /// The longest model file: a dump of every leaf and register there is takes a tenth of it.
 const LONGEST: u64 = 1 << 20;
 
+/// The model of a run that asks for none.
+pub const DEFAULT: &str = "westmere";
+/// The model of a run that asks for none, but for Intel PT: of those that have it the one whose other units are the newest,
+/// too.
+pub const DEFAULT_WITH_PT: &str = "sapphirerapids";
+
+/// The model that `--cpu-model` and `--pt` ask for.
+///
+/// # Errors
+/// As for [`find`]; and a model without Intel PT where `pt` is set.
+pub fn choose(spec: Option<&str>, pt: bool) -> Result<&'static CpuModel, Error> {
+    let model = find(spec.unwrap_or(if pt { DEFAULT_WITH_PT } else { DEFAULT }))?;
+    if pt && !model.features().intel_pt() {
+        let others = MODELS.iter().filter(|model| model.features().intel_pt());
+        let names: Vec<_> = others.map(|model| model.name).collect();
+        return Err(Error::Usage(format!(
+            "--pt: the CPU model {} has no Intel PT: leave --cpu-model out for {DEFAULT_WITH_PT}, or choose among {}",
+            printable(spec.unwrap_or(model.name)),
+            names.join(", ")
+        )));
+    }
+    Ok(model)
+}
+
 /// The model that `--cpu-model` asks for: a name or a file, and toggles after a comma. A model that is not one of ours lives
 /// as long as the program.
 ///

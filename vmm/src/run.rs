@@ -278,6 +278,16 @@ impl Vm {
                 reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
             });
         }
+        info!(
+            "CPU model {}: {}, Intel PT: {}",
+            config.model.name,
+            config.model.description,
+            if config.model.features().intel_pt() {
+                "yes"
+            } else {
+                "no"
+            }
+        );
         info!("entering the kernel: {entry:x?}");
 
         let line = Line::default();
