@@ -82,6 +82,8 @@ pub struct Linux {
     pub kernel: PathBuf,
     /// busybox, our /init and its scripts.
     pub initrd: PathBuf,
+    /// The same with perf, gdb, msr-tools, small programs and the scripts that use them.
+    pub tools: PathBuf,
     /// The file that is /sample in the guest.
     pub sample: PathBuf,
 }
@@ -94,9 +96,10 @@ pub fn linux() -> &'static Linux {
         let linux = Linux {
             kernel: file("vmlinuz"),
             initrd: file("initramfs.cpio"),
+            tools: file("initramfs-tools.cpio"),
             sample: file("sample"),
         };
-        let there = [&linux.kernel, &linux.initrd, &linux.sample]
+        let there = [&linux.kernel, &linux.initrd, &linux.tools, &linux.sample]
             .iter()
             .all(|file| file.is_file());
         // `cargo xtask test` has just made them; otherwise the scripts may have changed since.
@@ -168,6 +171,16 @@ pub fn linux_in_minivmm(cmdline: &str) -> Command {
     command
 }
 
+/// A command for Linux with perf, gdb and msr-tools, which runs these scripts of guest-tests/linux/tools one after the other.
+pub fn scripts_in_linux(scripts: &[&str]) -> Command {
+    let mut command = in_minivmm(&linux().kernel);
+    command.arg("--initrd").arg(&linux().tools).args([
+        "--cmdline",
+        &format!("console=ttyS0 quiet panic=-1 minivmm.script={}", scripts.join(",")),
+    ]);
+    command
+}
+
 /// How a run ended and what it said.
 #[derive(Debug)]
 pub struct Outcome {
@@ -187,6 +200,15 @@ impl Outcome {
         self.console
             .lines()
             .find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(' ')?.trim()))
+    }
+
+    /// Fails the test, showing everything that was said, unless each of the scripts ended with status 0.
+    #[track_caller]
+    pub fn must_hold(&self, scripts: &[&str]) {
+        for script in scripts {
+            let end = format!("minivmm-guest: script {script} ended with status 0\n");
+            assert!(self.console.contains(&end), "{script}:\n{}", self.console);
+        }
     }
 
     /// Fails the test, showing everything that was said, unless the process ended with `status`.

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: from a clean clone to a booted guest's shell.
+//! `cargo xtask demo`: from a clean clone to a booted guest's shell, and a trace made in it.
 
 use crate::guest::{self, Guest};
 use crate::packages;
@@ -11,6 +11,9 @@ use std::process::{Command, ExitCode, Stdio};
 
 /// The command line of the guest's kernel.
 const CMDLINE: &str = "console=ttyS0";
+
+/// The script that traces a program, shown before the shell.
+const TRACE_SCRIPT: &str = "trace";
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -29,12 +32,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     stage.end("ok");
     let stage = Stage::start("guest");
     let guest = guest::prepare(&stage)?;
+    let guest = guest::with_tools(&stage, &guest)?;
     stage.end("ok");
     let program = build_release()?;
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     if terminal && !options.non_interactive {
         eprintln!("booting Linux; `poweroff` in its shell ends it, Ctrl-A x ends minivmm\n");
-        let status = boot(&program, &guest, CMDLINE).status().context("cannot run minivmm")?;
+        let cmdline = format!("{CMDLINE} minivmm.show={TRACE_SCRIPT}");
+        let status = boot(&program, &guest, &cmdline)
+            .status()
+            .context("cannot run minivmm")?;
         ensure!(status.success(), "minivmm ended with {status}");
         eprintln!("the guest is off");
     } else {
@@ -56,7 +63,7 @@ pub fn build_release() -> Result<PathBuf> {
     Ok(tree::target().join("release/minivmm"))
 }
 
-/// The command that boots the guest.
+/// The command that boots the guest on a CPU with Intel PT.
 pub fn boot(program: &Path, guest: &Guest, cmdline: &str) -> Command {
     let mut command = Command::new(program);
     command
@@ -64,7 +71,8 @@ pub fn boot(program: &Path, guest: &Guest, cmdline: &str) -> Command {
         .arg(&guest.kernel)
         .arg("--initrd")
         .arg(&guest.initrd)
-        .args(["--cmdline", cmdline]);
+        .args(["--cmdline", cmdline])
+        .arg("--pt");
     command
 }
 
@@ -89,7 +97,7 @@ fn script(program: &Path, guest: &Guest) -> Result<()> {
     ensure!(status.success(), "minivmm ended with {status}");
     match ended {
         Some(0) => {
-            eprintln!("Linux booted, ran the script and powered off");
+            eprintln!("Linux booted, traced a program with its own perf, and powered off");
             Ok(())
         }
         Some(status) => bail!("the script ended with status {status}"),
@@ -132,6 +140,9 @@ mod tests {
         };
         let command = boot(Path::new("minivmm"), &guest, CMDLINE);
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
-        assert_eq!(words, ["--kernel", "k", "--initrd", "i", "--cmdline", "console=ttyS0"]);
+        assert_eq!(
+            words,
+            ["--kernel", "k", "--initrd", "i", "--cmdline", "console=ttyS0", "--pt"]
+        );
     }
 }

@@ -21,7 +21,7 @@ mod tree;
     disable_help_subcommand = true
 )]
 enum Command {
-    /// Boot Debian's Linux to a shell: fetches and builds what that takes
+    /// Boot Debian's Linux to a shell, with a trace made in it: fetches and builds what that takes
     Demo(demo::Options),
     /// Run the whole test suite: what CI runs
     Test(test::Options),
@@ -30,7 +30,7 @@ enum Command {
     /// Write resources/coverage.md: each item of the plan with the tests that prove it
     Coverage(coverage::Options),
     /// Make the Linux guest's kernel and initramfs below target/guest
-    Guest,
+    Guest(guest::Options),
 }
 
 fn main() -> ExitCode {
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::Guest => guest::run(),
+        Command::Guest(options) => guest::run(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

@@ -151,7 +151,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             !options.no_install,
         )
     });
-    suite.stage("guest", |stage, _, _| guest::prepare(stage).map(drop));
+    suite.stage("guest", |stage, _, _| {
+        let guest = guest::prepare(stage)?;
+        guest::with_tools(stage, &guest).map(drop)
+    });
     suite.stage("format", |stage, suite, _| {
         suite.must(stage, &["fmt", "--all", "--check"])
     });

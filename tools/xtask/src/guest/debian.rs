@@ -3,6 +3,7 @@
 use crate::packages::{as_root, find_program, on_debian};
 use crate::progress::Stage;
 use anyhow::{Context, Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,52 @@ fn resolve_kernel() -> Option<String> {
         .or_else(|| newest_kernel(&apt_cache(&["pkgnames", "linux-image-6.1.0-"])))
 }
 
+/// Fetches packages into the cache with `apt-get download`, all or none; false where apt could not.
+fn download(stage: &Stage, names: &[String]) -> Result<bool> {
+    let cache = cache();
+    // A folder of its own until the files are whole, so that a broken download is never taken for a package.
+    let folder = cache.join(format!("part-{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut command = Command::new("apt-get");
+    command
+        .args(["-q", "download"])
+        .args(names)
+        .current_dir(&folder)
+        .env("LC_ALL", "C");
+    let status = stage.run(&mut command, None, |_| {})?;
+    let whole = status.success()
+        && names
+            .iter()
+            .all(|name| newest_package_file(&folder, &format!("{name}_")).is_some());
+    if whole {
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            fs::rename(entry.path(), cache.join(entry.file_name()))
+                .context("cannot move the package into the cache")?;
+        }
+    }
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    Ok(whole)
+}
+
+/// Fetches what `names` gives. A fresh machine has no package lists, an old one names files that are gone: the lists are
+/// fetched only in those cases, and then `names` is asked once more.
+fn fetch(stage: &Stage, what: &str, names: impl Fn() -> Option<Vec<String>>) -> Result<Vec<String>> {
+    ensure!(
+        on_debian(),
+        "{what} is not here, and only Debian's own tools can fetch it"
+    );
+    if let Some(names) = names()
+        && download(stage, &names)?
+    {
+        return Ok(names);
+    }
+    stage.must(&mut as_root(stage, "apt-get", &["-q", "update"])?)?;
+    let names = names().with_context(|| format!("apt knows no package for {what}"))?;
+    ensure!(download(stage, &names)?, "cannot download {what}: is there a network?");
+    Ok(names)
+}
+
 /// The file of a package: the one fetched before, or fetched now with `apt-get download`. `name` gives the package's name
 /// once the lists are there; `prefix` is how its file's name starts.
 fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> Option<String>) -> Result<PathBuf> {
@@ -78,60 +125,89 @@ fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> Opti
     if let Some(file) = newest_package_file(&cache, prefix).or_else(|| newest_package_file(elsewhere, prefix)) {
         return Ok(file);
     }
-    ensure!(
-        on_debian(),
-        "{what} is not here, and only Debian's own tools can fetch it"
-    );
-    let download = |name: &str| -> Result<bool> {
-        // A folder of its own until the file is whole, so that a broken download is never taken for a package.
-        let folder = cache.join(format!("part-{}", std::process::id()));
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let mut command = Command::new("apt-get");
-        command
-            .args(["-q", "download", name])
-            .current_dir(&folder)
-            .env("LC_ALL", "C");
-        let status = stage.run(&mut command, None, |_| {})?;
-        let file = newest_package_file(&folder, name);
-        if status.success()
-            && let Some(file) = &file
-            && let Some(base) = file.file_name()
-        {
-            fs::rename(file, cache.join(base)).context("cannot move the package into the cache")?;
-        }
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
-        Ok(status.success() && file.is_some())
-    };
-    // A fresh machine has no package lists, an old one names files that are gone: fetch the lists only in those cases.
-    let found = match name() {
-        Some(name) => download(&name)?,
-        None => false,
-    };
-    if !found {
-        stage.must(&mut as_root(stage, "apt-get", &["-q", "update"])?)?;
-        let name = name().with_context(|| format!("apt knows no package for {what}"))?;
-        ensure!(download(&name)?, "cannot download {name}: is there a network?");
-    }
+    fetch(stage, what, || Some(vec![name()?]))?;
     newest_package_file(&cache, prefix).with_context(|| format!("{what} was downloaded but is not there"))
 }
 
-/// Unpacks a package into a new folder beside `near`, hands it to `take`, and removes it.
-fn unpacked<T>(stage: &Stage, package: &Path, near: &Path, take: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+/// What apt-cache says of packages and all that they depend on, however far.
+fn dependencies(roots: &[&str]) -> String {
+    let soft =
+        ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"].map(|kind| format!("--no-{kind}"));
+    let mut arguments = vec!["depends", "--recurse"];
+    arguments.extend(soft.iter().map(String::as_str));
+    arguments.extend(roots);
+    apt_cache(&arguments)
+}
+
+/// The packages of `roots` and of the libraries that they need, in the order of names, from what [`dependencies`] gives:
+/// a package's name, and below it, indented, what it depends on. Interpreters and data are left out: what a program loads
+/// when it starts are libraries.
+fn libraries(roots: &[&str], text: &str) -> Option<Vec<String>> {
+    let mut needs: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut package = "";
+    for line in text.lines() {
+        if !line.starts_with([' ', '|']) {
+            package = line;
+            needs.entry(package).or_default();
+        } else if let Some((_, need)) = line.split_once("Depends: ") {
+            needs.entry(package).or_default().push(need);
+        }
+    }
+    let mut found = BTreeSet::new();
+    let mut left = roots.to_vec();
+    while let Some(package) = left.pop() {
+        if found.insert(package.to_string()) {
+            let library = |name: &&&str| name.starts_with("lib") || name.starts_with("zlib");
+            left.extend(needs.get(package)?.iter().filter(library));
+        }
+    }
+    Some(found.into_iter().collect())
+}
+
+/// The files of packages and of the libraries that they need, fetched where they are not in the cache.
+pub fn with_libraries(stage: &Stage, roots: &[&str]) -> Result<Vec<PathBuf>> {
+    let cache = cache();
+    // Which packages those are is kept beside them, so that nothing has to be asked of apt a second time.
+    let list = cache.join(format!("{}.list", roots.join("+")));
+    let files = |names: &[String]| -> Option<Vec<PathBuf>> {
+        let file = |name: &String| newest_package_file(&cache, &format!("{name}_"));
+        names.iter().map(file).collect()
+    };
+    if let Ok(kept) = fs::read_to_string(&list)
+        && let Some(files) = files(&kept.lines().map(str::to_string).collect::<Vec<_>>())
+    {
+        return Ok(files);
+    }
+    stage.say(&format!("fetching {} and their libraries", roots.join(", ")));
+    let names = fetch(stage, &roots.join(", "), || libraries(roots, &dependencies(roots)))?;
+    let files = files(&names).context("what was downloaded is not there")?;
+    super::write_changed(&list, (names.join("\n") + "\n").as_bytes())?;
+    Ok(files)
+}
+
+/// Unpacks packages into a new folder beside `near`, hands it to `take`, and removes it.
+pub fn unpacked<T>(
+    stage: &Stage,
+    packages: &[PathBuf],
+    near: &Path,
+    take: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
     ensure!(
         find_program("dpkg-deb").is_some(),
         "dpkg-deb is not here (Debian package dpkg)"
     );
     let folder = near.with_extension(format!("part-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let result = stage
-        .must(Command::new("dpkg-deb").arg("-x").arg(package).arg(&folder))
+    let result = packages
+        .iter()
+        .try_for_each(|package| stage.must(Command::new("dpkg-deb").arg("-x").arg(package).arg(&folder)))
         .and_then(|()| take(&folder));
     fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     result
 }
 
 /// Copies `from` to `to` in one step that others see.
-fn place(from: &Path, to: &Path) -> Result<()> {
+pub fn place(from: &Path, to: &Path) -> Result<()> {
     let part = to.with_extension(format!("new-{}", std::process::id()));
     fs::copy(from, &part).with_context(|| format!("cannot copy {}", from.display()))?;
     fs::rename(&part, to).with_context(|| format!("cannot write {}", to.display()))
@@ -157,7 +233,7 @@ fn module_folder(root: &Path, boot: &Path) -> Option<PathBuf> {
 fn place_kernel(root: &Path, boot: &Path, to: &Path, modules: &Path) -> Result<()> {
     let folder = module_folder(root, boot).with_context(|| format!("{} has no version", boot.display()))?;
     fs::create_dir_all(modules).with_context(|| format!("cannot make {}", modules.display()))?;
-    for (name, path) in super::MODULES {
+    for (name, path) in super::all_modules() {
         place(&folder.join(path), &modules.join(name))?;
     }
     place(boot, to)
@@ -167,7 +243,7 @@ fn place_kernel(root: &Path, boot: &Path, to: &Path, modules: &Path) -> Result<(
 fn is_installed(boot: &Path) -> bool {
     let modules = module_folder(Path::new("/"), boot);
     let readable = |file: &Path| fs::File::open(file).is_ok();
-    readable(boot) && modules.is_some_and(|folder| super::MODULES.iter().all(|(_, path)| readable(&folder.join(path))))
+    readable(boot) && modules.is_some_and(|folder| super::all_modules().all(|(_, path)| readable(&folder.join(path))))
 }
 
 /// Puts Debian's 6.1 cloud kernel at `to` and the modules that we need into the folder `modules`: the installed ones, or else
@@ -178,7 +254,7 @@ pub fn kernel(stage: &Stage, to: &Path, modules: &Path) -> Result<()> {
     }
     stage.say("fetching Debian's 6.1 cloud kernel");
     let package = package_file(stage, "linux-image-6.1.0-", "Debian's 6.1 cloud kernel", resolve_kernel)?;
-    unpacked(stage, &package, to, |folder| {
+    unpacked(stage, std::slice::from_ref(&package), to, |folder| {
         let file = boot_file(&folder.join("boot"));
         let file = file.with_context(|| format!("no kernel in {}", package.display()))?;
         place_kernel(folder, &file, to, modules)
@@ -191,7 +267,7 @@ pub fn busybox(stage: &Stage, to: &Path) -> Result<()> {
     let package = package_file(stage, "busybox-static_", "busybox-static", || {
         Some("busybox-static".to_string())
     })?;
-    unpacked(stage, &package, to, |folder| {
+    unpacked(stage, std::slice::from_ref(&package), to, |folder| {
         // /bin is a link to usr/bin in later releases.
         let file = ["bin/busybox", "usr/bin/busybox"]
             .map(|path| folder.join(path))
@@ -230,6 +306,22 @@ mod tests {
         ] {
             assert_eq!(newest_kernel(text).as_deref(), kernel, "{text}");
         }
+    }
+
+    // covers: 5/guest-tools
+    #[test]
+    fn a_program_s_libraries_are_followed_and_nothing_else() {
+        let text = "linux-perf\n  Depends: libdw1\n  Depends: zlib1g\n  Depends: <perl:any>\n    perl\nperl\n  Depends: libdb5.3\n\
+                    libdw1\n  Depends: libc6\n |Depends: libelf1\n  Depends: <libwhat>\nlibc6\n  Depends: libgcc-s1\n  PreDepends: debconf\n\
+                    libgcc-s1\n  Depends: libc6\nlibelf1\nzlib1g\n  Depends: libc6\n";
+        let names = libraries(&["linux-perf"], text).unwrap();
+        assert_eq!(
+            names,
+            ["libc6", "libdw1", "libelf1", "libgcc-s1", "linux-perf", "zlib1g"]
+        );
+        // Without package lists apt-cache says nothing, and of a package that is gone neither.
+        assert_eq!(libraries(&["linux-perf"], ""), None);
+        assert_eq!(libraries(&["a"], "a\n  Depends: libgone\n"), None);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The Linux guest: Debian's own cloud kernel, and an initramfs of busybox with our `/init` and scripts.
+//! The Linux guest: Debian's own cloud kernel, and an initramfs of busybox with our `/init` and scripts; a second one has
+//! perf, gdb and msr-tools, too.
 
 use crate::packages::{find_program, is_static_program};
 use crate::progress::Stage;
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 mod debian;
+mod tools;
 // The same file as in the VMM's library, by its path: what fetches and starts everything is not to wait for the engine.
 #[path = "../../../../vmm/src/newc.rs"]
 mod newc;
@@ -47,6 +49,17 @@ const MODULES: [(&str, &str); 5] = [
     ("virtio-rng.ko", "kernel/drivers/char/hw_random/virtio-rng.ko"),
 ];
 
+/// Modules that the tools want: /dev/cpu/N/msr and /dev/cpu/N/cpuid.
+const TOOL_MODULES: [(&str, &str); 2] = [
+    ("msr.ko", "kernel/arch/x86/kernel/msr.ko"),
+    ("cpuid.ko", "kernel/arch/x86/kernel/cpuid.ko"),
+];
+
+/// All modules that are taken from the kernel's package.
+fn all_modules() -> impl Iterator<Item = (&'static str, &'static str)> {
+    MODULES.into_iter().chain(TOOL_MODULES)
+}
+
 /// The files a guest boots from.
 pub struct Guest {
     /// A bzImage.
@@ -55,13 +68,44 @@ pub struct Guest {
     pub initrd: PathBuf,
 }
 
+/// `cargo xtask guest`'s options.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Without perf, gdb and msr-tools
+    #[arg(long)]
+    no_tools: bool,
+}
+
 /// `cargo xtask guest`: makes the files and says where they are.
-pub fn run() -> Result<ExitCode> {
+pub fn run(options: &Options) -> Result<ExitCode> {
     let stage = Stage::start("guest");
     let guest = prepare(&stage)?;
+    let tools = if options.no_tools {
+        None
+    } else {
+        Some(with_tools(&stage, &guest)?)
+    };
     stage.end("ok");
     println!("{}\n{}", guest.kernel.display(), guest.initrd.display());
+    if let Some(tools) = tools {
+        println!("{}", tools.initrd.display());
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The same guest with perf, gdb, msr-tools and small programs to trace, in an initramfs of its own.
+pub fn with_tools(stage: &Stage, guest: &Guest) -> Result<Guest> {
+    let folder = tree::target().join("guest");
+    let archive = tools::archive(stage, &folder)?;
+    let mut bytes = fs::read(&guest.initrd).with_context(|| format!("cannot read {}", guest.initrd.display()))?;
+    // Linux unpacks one archive after the other into the same root.
+    bytes.extend(archive);
+    let initrd = folder.join("initramfs-tools.cpio");
+    write_changed(&initrd, &bytes)?;
+    Ok(Guest {
+        kernel: guest.kernel.clone(),
+        initrd,
+    })
 }
 
 /// Makes the guest's files, or finds them made. Works without a network once the packages have been fetched.
@@ -69,7 +113,7 @@ pub fn prepare(stage: &Stage) -> Result<Guest> {
     let folder = tree::target().join("guest");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let (kernel, modules) = (folder.join("vmlinuz"), folder.join("modules"));
-    let complete = || MODULES.iter().all(|(name, _)| modules.join(name).is_file());
+    let complete = || all_modules().all(|(name, _)| modules.join(name).is_file());
     if !kernel.is_file() || !complete() {
         debian::kernel(stage, &kernel, &modules)?;
     }

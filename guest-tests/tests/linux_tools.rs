@@ -1,0 +1,95 @@
+//! What people look into a machine with, in a guest: Debian's own perf, gdb and msr-tools, in Debian's own kernel.
+//!
+//! The scripts are in guest-tests/linux/tools; each checks what its tool says, and says it again here.
+
+use guest_tests::{Outcome, run, scripts_in_linux};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// Boots with these options, runs the scripts, and fails unless all of them hold and the kernel has nothing to complain of.
+fn hold(options: &[&str], scripts: &[&str]) -> Outcome {
+    let guest = run(scripts_in_linux(scripts).args(options), LIMIT).must_end_with(0);
+    guest.must_hold(scripts);
+    for word in ["Oops", "BUG:", "WARNING:", "Call Trace", "unchecked MSR access"] {
+        assert!(!guest.console.contains(word), "{word}\n{}", guest.console);
+    }
+    guest
+}
+
+fn full() -> bool {
+    std::env::var_os("MINIVMM_FULL").is_some()
+}
+
+/// The demo's trace, exact counts, last branches and Intel PT, with the model that `--pt` takes by itself.
+// covers: 5/pt-option
+// covers: 5/pt-guest-perf
+// covers: 5/pt-demo
+// covers: 5/guest-tools
+// covers: 7/linux-perf-stat
+// covers: 7/linux-perf-lbr
+// covers: 7/linux-perf-pt
+#[test]
+fn perf_counts_and_traces_on_the_model_of_pt() {
+    let scripts = ["trace", "perf-stat", "perf-lbr", "perf-pt", "perf-ptwrite"];
+    let guest = hold(&["--pt", "-v"], &scripts);
+    assert!(guest.errors.contains("CPU model sapphirerapids"), "{}", guest.errors);
+    assert_eq!(guest.fact("perf-pt: instructions:"), Some("99"), "{}", guest.console);
+    let steps = "steps: even odd even odd even even even even";
+    assert!(guest.console.contains(steps), "{}", guest.console);
+}
+
+/// The script that people run, and what a model of sixteen pairs says to it.
+// covers: 7/linux-msr-lbr
+#[test]
+fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
+    hold(&["--cpu-model", "skylake-server", "--cpus", "2"], &["msr-lbr"]);
+    if full() {
+        hold(&["--cpu-model", "westmere"], &["msr-gp"]);
+    }
+}
+
+/// Branch trace store, event-based sampling and load latency. On parts with Meltdown Linux has no intel_bts event while page
+/// tables are isolated.
+// covers: 7/linux-perf-bts
+// covers: 7/linux-perf-pebs
+// covers: 7/linux-perf-mem
+// covers: 7/linux-perf-pt
+// covers: 7/linux-gdb
+#[test]
+fn branches_samples_loads_and_gdb() {
+    if !full() {
+        return;
+    }
+    hold(
+        &["--pt"],
+        &["perf-bts", "perf-pebs", "perf-mem", "perf-pt-kernel", "gdb-watch"],
+    );
+    hold(&["--cpu-model", "westmere"], &["perf-stat", "perf-pebs", "gdb-watch"]);
+    let nopti = "console=ttyS0 quiet panic=-1 nopti minivmm.script=perf-bts,perf-pt,perf-lbr,perf-pebs";
+    let guest = run(
+        scripts_in_linux(&[]).args(["--cpu-model", "skylake-server", "--cmdline", nopti]),
+        LIMIT,
+    );
+    guest
+        .must_end_with(0)
+        .must_hold(&["perf-bts", "perf-pt", "perf-lbr", "perf-pebs"]);
+}
+
+/// The resource director's numbers are plausible, and the same in two runs.
+// covers: 4/rdt-guest
+// covers: 7/linux-resctrl
+#[test]
+fn resctrl_shows_the_same_numbers_twice() {
+    if !full() {
+        return;
+    }
+    let numbers = || {
+        let guest = hold(&["--cpu-model", "icelake-server"], &["resctrl"]);
+        let lines = guest.console.lines().filter(|line| line.starts_with("resctrl: "));
+        lines.map(str::to_string).collect::<Vec<_>>()
+    };
+    let first = numbers();
+    assert!(first.iter().any(|line| line.contains("occupancy")), "{first:?}");
+    assert_eq!(first, numbers());
+}
