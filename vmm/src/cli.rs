@@ -82,6 +82,8 @@ pub struct Cli {
     /// A socket that takes commands while the guest runs, as JSON lines; `minivmm ctl` speaks to it
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    trace: crate::trace::options::Arguments,
     /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual]
     #[arg(long, value_enum)]
     clock: Option<ClockMode>,
@@ -197,6 +199,7 @@ where
         engine: cli.engine,
         serial: cli.serial,
         control: cli.control,
+        trace: cli.trace.options()?,
         clock,
         seed: match cli.seed {
             Seed::Fixed(seed) => seed,

@@ -104,6 +104,8 @@ pub struct MachineConfig {
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs ([`crate::control`]).
     pub control: Option<PathBuf>,
+    /// What is recorded from outside, and where to.
+    pub trace: Option<crate::trace::Options>,
     /// The clock.
     pub clock: ClockMode,
     /// The seed of RDRAND and RDSEED.
@@ -135,6 +137,7 @@ impl MachineConfig {
             engine: EngineChoice::Soft,
             serial: SerialTarget::Buffer,
             control: None,
+            trace: None,
             clock: ClockMode::Virtual,
             seed: 0,
             rtc_base: VIRTUAL_RTC_BASE,

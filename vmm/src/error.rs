@@ -90,6 +90,9 @@ pub enum Error {
         /// Why not, and what to do.
         reason: String,
     },
+    /// A trace cannot be read.
+    #[error(transparent)]
+    Trace(#[from] crate::trace::TraceError),
     /// The console cannot be used.
     #[error("--serial {target}: {reason}")]
     Serial {

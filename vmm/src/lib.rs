@@ -58,6 +58,7 @@ pub mod model;
 pub mod newc;
 pub mod run;
 pub mod symbols;
+pub mod trace;
 
 pub use config::{MachineConfig, SerialTarget};
 pub use console::Console;

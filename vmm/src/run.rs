@@ -38,6 +38,7 @@ use crate::{
         memory::{Digest, Memory, NotRam, SoftEngine},
         walk,
     },
+    trace::{self, Recorder},
 };
 
 /// Steps between two looks outside, on the virtual clock: a millisecond or two.
@@ -84,6 +85,8 @@ pub enum End {
     Instructions(u64),
     /// `--timeout`
     Timeout(Duration),
+    /// The trace could not be written any more, and `--trace-on-error` says to stop.
+    Trace,
     /// A fault of ours.
     Defect(String),
 }
@@ -94,7 +97,7 @@ impl End {
         match self {
             End::PowerOff | End::Reset | End::Quit => Status::Done,
             End::DebugExit(value) => Status::DebugExit(*value),
-            End::Signal(_) | End::OutputClosed => Status::Usage,
+            End::Signal(_) | End::OutputClosed | End::Trace => Status::Usage,
             End::TripleFault(_) | End::Halted(_) => Status::Crash,
             End::Instructions(_) | End::Timeout(_) => Status::Limit,
             End::Defect(_) => Status::Internal,
@@ -104,7 +107,8 @@ impl End {
     /// What to tell the operator; nothing where the guest or the user meant it.
     pub fn message(&self) -> Option<String> {
         match self {
-            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) => None,
+            // What went wrong with the trace is said when it is closed.
+            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace => None,
             End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
             End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
             End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),
@@ -242,6 +246,7 @@ pub struct Vm {
     wall: Duration,
     control: Option<Control>,
     paused: bool,
+    recorder: Option<Recorder>,
 }
 
 /// [`Cpu`] with a `Debug` that is short.
@@ -318,6 +323,10 @@ impl Vm {
             size: config.memory,
             reason: e.to_string(),
         })?;
+        let recorder = match &config.trace {
+            Some(options) => Some(record(options, config, &mut machine)?),
+            None => None,
+        };
         let several = machine.cpu_count() > 1;
         let cpus = (0..machine.cpu_count()).map(|index| {
             let mut cpu = Cpu::new(config.model);
@@ -346,6 +355,7 @@ impl Vm {
             wall: Duration::ZERO,
             control: None,
             paused: false,
+            recorder,
         })
     }
 
@@ -400,6 +410,33 @@ impl Vm {
             *byte = walk::read_byte(self.machine.memory(), &state, linear).ok_or(Unmapped(linear))?;
         }
         Ok(())
+    }
+
+    /// Ends the recording, if there is one: what was executed so far is in the directory, whole.
+    ///
+    /// # Errors
+    /// What went wrong first while it was written. What was written before that can be read.
+    pub fn end_trace(&mut self, reason: &str) -> Result<(), Error> {
+        let Some(recorder) = self.recorder.take() else {
+            return Ok(());
+        };
+        recorder.finish();
+        let turn = self.turn.cpu;
+        for index in 0..self.cpus.len() {
+            let cpu = &mut self.cpus[index].0;
+            cpu.clock = self.steps;
+            self.machine.select(index);
+            self.engine.get().ask(cpu, &mut self.machine);
+            self.machine.observe(index, None);
+        }
+        self.machine.select(turn);
+        let ticks = self.machine.clock().ticks(self.steps);
+        let path = recorder.folder().to_path_buf();
+        recorder.close(reason, self.steps, ticks).map_err(|source| Error::File {
+            option: "--trace",
+            path,
+            source,
+        })
     }
 
     /// What the control socket says of the machine.
@@ -527,6 +564,9 @@ impl Vm {
         loop {
             if self.steps >= look_at {
                 look_at = self.steps + slice;
+                if self.recorder.as_ref().is_some_and(Recorder::stops) {
+                    return Ok(End::Trace);
+                }
                 if let Some(end) = self.look_outside(console, &mut pace)? {
                     return Ok(end);
                 }
@@ -890,6 +930,20 @@ impl Pace {
     }
 }
 
+/// Begins a recording of all CPUs.
+fn record(options: &trace::Options, config: &MachineConfig, machine: &mut Machine) -> Result<Recorder, Error> {
+    let header = options.header(config);
+    let (recorder, observers) = Recorder::new(options, header, config.model).map_err(|source| Error::File {
+        option: "--trace",
+        path: options.folder.clone(),
+        source,
+    })?;
+    for (cpu, observer) in observers.into_iter().enumerate() {
+        machine.observe(cpu, Some(Box::new(observer)));
+    }
+    Ok(recorder)
+}
+
 /// `--engine`: this build has the software CPU only.
 fn choose_engine(choice: EngineChoice) -> Result<(), Error> {
     match choice {
@@ -1094,9 +1148,17 @@ pub fn run(config: &MachineConfig) -> Result<End, Error> {
         console.listen(wake)?;
         vm.set_control(control);
     }
-    let end = vm.run(&mut console);
+    let mut end = vm.run(&mut console);
     drop(vm.control.take());
     drop(console);
+    let reason = match &end {
+        Ok(end) => end.message().unwrap_or_else(|| format!("{end:?}")),
+        Err(error) => error.to_string(),
+    };
+    let traced = vm.end_trace(reason.lines().next().unwrap_or_default());
+    if let (Ok(_), Err(error)) = (&end, traced) {
+        end = Err(error);
+    }
     if config.stats {
         // A closed stderr is no reason to fail.
         let _ = writeln!(io::stderr(), "{}", vm.stats());

@@ -91,6 +91,11 @@ impl<R: Read> Chunks<R> {
         }
     }
 
+    /// The first byte of the reader is this one of the trace.
+    pub fn starting_at(self, offset: u64) -> Chunks<R> {
+        Chunks { offset, ..self }
+    }
+
     /// Reads on until there are `len` bytes or no more.
     fn fill(&mut self, len: usize) -> io::Result<()> {
         while !self.ended && self.buffer.len() < len {

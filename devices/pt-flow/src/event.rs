@@ -261,8 +261,16 @@ impl fmt::Display for GapKind {
 
 /// Takes what the decoder finds, in the order of the trace.
 pub trait Visitor {
+    /// Whether [`Visitor::code`] is wanted. What nobody wants costs nothing.
+    const CODE: bool = false;
+
     /// Instructions were executed.
     fn block(&mut self, block: &Block);
+
+    /// The bytes of the block that [`Visitor::block`] tells next, as they were when it was executed.
+    fn code(&mut self, block: &Block, bytes: &[u8]) {
+        let _ = (block, bytes);
+    }
 
     /// Something else happened.
     #[inline]

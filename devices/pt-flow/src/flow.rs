@@ -26,6 +26,8 @@ pub struct Decoder<I> {
     place: Place,
     returns: Returns,
     pending: Pending,
+    /// Code of the block that is told.
+    bytes: Vec<u8>,
 }
 
 /// Where execution is.
@@ -93,6 +95,7 @@ impl<I: Image> Decoder<I> {
             },
             returns: Returns::default(),
             pending: Pending::default(),
+            bytes: Vec::new(),
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! # Theory
 //! Every debug or trace unit watches the stream of retired instructions. One record for each instruction could be
-//! neither complete nor fast, so the executor says five things, each only when somebody listens: `before` a marked
-//! address, an `access` to memory, a `branch`, an `event`, a change of `state`.
+//! neither complete nor fast, so the executor says six things, each only when somebody listens: `before` a marked
+//! address, an `access` to memory, a `branch`, an `event`, a change of `state`, and `code` that is met for the first time.
 //!
 //! # Practice
 //! A branch is a [`BranchRecord`], appended to a buffer that the units drain when it is full, before any other word, and
@@ -154,6 +154,9 @@ pub struct Appetite {
     pub ranges: bool,
     /// Every load and store is to be announced.
     pub every_access: bool,
+    /// Code is to be announced before it is executed ([`Watch::code`]). 0: it need not be. When the number moves, all code
+    /// counts as new.
+    pub code: u64,
 }
 
 impl Appetite {
@@ -168,6 +171,7 @@ impl Appetite {
         every_instruction: false,
         ranges: false,
         every_access: false,
+        code: 0,
     };
 
     /// What satisfies both.
@@ -182,6 +186,7 @@ impl Appetite {
             every_instruction: self.every_instruction | other.every_instruction,
             ranges: self.ranges | other.ranges,
             every_access: self.every_access | other.every_access,
+            code: self.code.max(other.code),
         }
     }
 }
@@ -402,6 +407,18 @@ pub struct Access {
     pub ip: u64,
 }
 
+/// A word of `code`: bytes that are about to be executed, all in one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// Linear address.
+    pub linear: u64,
+    /// Physical address.
+    pub physical: u64,
+    /// Bytes that have been decoded; 0 where a translation of the page has been made for fetching, and what is there has
+    /// been, or will be, decoded.
+    pub len: u32,
+}
+
 /// A range of linear addresses or ports whose accesses are announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -497,6 +514,21 @@ pub trait Watch {
     fn state(&mut self, _change: Change, _cpu: &mut dyn Processor) -> Effects {
         Effects::NONE
     }
+
+    /// Whether [`Watch::code`] need not be said of this. Asked of each page that is translated for fetching and each block
+    /// that is decoded, in whatever order with the other words.
+    fn knows(&mut self, _code: &Code, _cpu: &mut dyn Processor) -> bool {
+        true
+    }
+
+    /// Code is executed that was not known, and the next instruction needs it. `true`: other translations of the page that
+    /// the executor remembers are to be forgotten, so that they are announced when they are used.
+    fn code(&mut self, _code: &Code, _cpu: &mut dyn Processor) -> bool {
+        false
+    }
+
+    /// The TSC of this processor is from now on so much ahead of the machine's clock, modulo 2^64.
+    fn tsc_offset(&mut self, _offset: u64) {}
 
     /// [`Appetite::instructions`] have retired, or the run ends.
     fn tick(&mut self, _cpu: &mut dyn Processor) -> Effects {

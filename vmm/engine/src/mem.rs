@@ -611,7 +611,8 @@ impl Cpu {
                 if let Some(host) = host {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
                     let (read, write) = self.unwatched_rights(linear, page.read, write);
-                    self.tlb.fill(linear, host as u64, read, write, page.exec);
+                    let exec = self.silent_fetches(*self.tlb.entry(linear), linear, host as u64, page.exec);
+                    self.tlb.fill(linear, host as u64, read, write, exec);
                     self.tlb.note(linear, &page);
                 }
                 let offset = linear & 0xfff;
@@ -772,7 +773,9 @@ impl Cpu {
                 if let (Some(set), Some(host)) = (set, host) {
                     let write = page.write && page.dirty && self.core().claim_write(page.gpa);
                     let (read, write) = self.unwatched_rights(linear, page.read, write);
-                    self.tlb.fill_in(set, linear, host as u64, read, write, page.exec);
+                    let known = self.tlb.entry_of(set, linear);
+                    let exec = self.silent_fetches(known, linear, host as u64, page.exec);
+                    self.tlb.fill_in(set, linear, host as u64, read, write, exec);
                     self.tlb.note(linear, &page);
                 }
                 // SAFETY: The offset is within the page.
@@ -813,6 +816,10 @@ impl Cpu {
             privilege
         };
         self.tlb.select(pcid, privilege);
+        if self.watched.appetite.code != 0 {
+            // What is announced is announced of an address space. That an entry outlives its number there is no guest's right.
+            self.tlb.root(self.cr3 & !0x1f);
+        }
     }
 
     /// Takes write tags away from pages that became code since this processor last looked.

@@ -72,6 +72,13 @@ impl Engine {
         self.core.written(gpa, len, STALE);
     }
 
+    /// Has the units look at a processor between two runs: they are asked what they want to hear.
+    pub fn ask(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.question(cpu);
+        cpu.detach();
+    }
+
     /// Runs a processor for at most `budget` steps (instructions and REP iterations).
     pub fn run(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, budget: u64) -> Exit {
         let budget = budget.min(i64::MAX as u64 / 2) as i64;
@@ -573,7 +580,7 @@ impl Engine {
                 next &= 0xffff_ffff;
             }
             let Ok((_, now)) = self.fetch(cpu, next) else {
-                return Reason::Fault;
+                return cpu.stop;
             };
             // SAFETY: As above; a straddling block begins with the check that failed, and the check names the page.
             let moved = unsafe { (*first).imm } != now as u64;
@@ -655,6 +662,12 @@ impl Engine {
             Ok(decoded) => decoded,
             Err(_) => return Err(cpu.gp(0)),
         };
+        cpu.announce(linear, at, decoded.bytes)?;
+        if let Some(gpa) = second {
+            let next = (linear & !0xfff).wrapping_add(0x1000);
+            let next = if cpu.is64() { next } else { next & 0xffff_ffff };
+            cpu.announce(next, gpa & !0xfff, decoded.second)?;
+        }
         if length != Length::Whole {
             if length != Length::Cut(1) {
                 self.core.mark_bytes(at, decoded.bytes);
@@ -692,6 +705,7 @@ impl Engine {
                 let Some(host) = self.core.host(page.gpa) else {
                     return Err(cpu.ud());
                 };
+                cpu.announce(linear & !0xfff, page.gpa & !0xfff, 0)?;
                 let write = page.write && page.dirty && self.core.claim_write(page.gpa);
                 let (read, write) = cpu.unwatched_rights(linear, page.read, write);
                 cpu.tlb.fill(linear, host as u64, read, write, page.exec);

@@ -64,6 +64,8 @@ impl Privilege {
 
 struct Set {
     pcid: u16,
+    /// CR3 when the set was last chosen, where [`Tlb::root`] is told it.
+    root: Option<u64>,
     privilege: Privilege,
     valid: bool,
     used: u64,
@@ -125,6 +127,7 @@ impl Tlb {
                 clear(&mut entries);
                 Set {
                     pcid: 0,
+                    root: None,
                     privilege: Privilege::Supervisor,
                     valid: false,
                     used: 0,
@@ -203,12 +206,23 @@ impl Tlb {
                 .unwrap_or(0);
             let s = &mut self.sets[i];
             clear(&mut s.entries);
-            (s.pcid, s.privilege, s.valid) = (pcid, privilege, true);
+            (s.pcid, s.root, s.privilege, s.valid) = (pcid, None, privilege, true);
             i
         });
         self.sets[i].used = self.clock;
         self.now = i;
         self.current = self.sets[i].entries.as_mut_ptr();
+    }
+
+    /// The present set is that of this CR3: what it holds of another one is forgotten.
+    pub fn root(&mut self, cr3: u64) {
+        let set = &mut self.sets[self.now];
+        if set.root != Some(cr3) {
+            if set.root.is_some() {
+                clear(&mut set.entries);
+            }
+            set.root = Some(cr3);
+        }
     }
 
     /// Forgets everything.

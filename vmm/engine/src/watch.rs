@@ -17,8 +17,8 @@ use std::rc::Rc;
 
 use x86::fault::PageFaultCode;
 use x86::seam::{
-    Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, EventRecord, Far, Flow,
-    PageFault, Processor, Range, TraceMem, Watch,
+    Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, Code, CodeSize, Context, Effects, EventRecord, Far,
+    Flow, PageFault, Processor, Range, TraceMem, Watch,
 };
 
 use crate::block::STALE;
@@ -266,6 +266,43 @@ impl Cpu {
         near.fold((read, write), |(read, write), r| (read && !r.reads, write && !r.writes))
     }
 
+    /// Whether the TLB may grant fetches from a page that was translated for data. Where code is announced it may not, unless
+    /// it does already: what is fetched goes by way of `announce` first.
+    pub(crate) fn silent_fetches(&self, known: crate::tlb::Entry, linear: u64, host: u64, exec: bool) -> bool {
+        exec && (self.watched.appetite.code == 0 || known.exec == linear & !0xfff && known.host == host)
+    }
+
+    /// Before code is executed: the units hear of it if they do not know it, after all that has retired.
+    #[inline]
+    pub(crate) fn announce(&mut self, linear: u64, physical: u64, len: u64) -> Done {
+        if self.watched.appetite.code == 0 {
+            return Ok(());
+        }
+        self.announce_now(&Code {
+            linear,
+            physical,
+            len: len as u32,
+        })
+    }
+
+    #[inline(never)]
+    fn announce_now(&mut self, code: &Code) -> Done {
+        let tsc = self.tsc_now();
+        let bus = self.bus_pointer();
+        // SAFETY: As in `ask`.
+        let Some(watch) = (unsafe { &mut *bus }).watch() else {
+            return Ok(());
+        };
+        if watch.knows(code, &mut View::between(self, tsc)) {
+            return Ok(());
+        }
+        self.settle()?;
+        if watch.code(code, &mut View::between(self, tsc)) {
+            self.tlb.flush_page(code.linear);
+        }
+        Ok(())
+    }
+
     /// Whether the units want to hear of an access.
     fn wanted(&self, address: u64, size: usize, kind: AccessKind) -> bool {
         let w = &self.watched;
@@ -365,10 +402,12 @@ impl Cpu {
         let w = &mut self.watched;
         w.ask = false;
         let moved = w.generation != Some(watch.generation()) && (appetite.ranges || w.appetite.ranges);
-        let rights = moved || (appetite.ranges, appetite.every_access) != (w.appetite.ranges, w.appetite.every_access);
+        let kinds = |a: &Appetite| (a.ranges, a.every_access, a.code);
+        let rights = moved || kinds(&appetite) != kinds(&w.appetite);
         w.appetite = appetite;
         if rights {
             self.tlb.flush_all();
+            self.select_tlb();
         }
         let w = &mut self.watched;
         let branches = appetite.branches || appetite.step_on_branches;

@@ -262,6 +262,7 @@ impl Machine {
             if let Some(lapic) = self.platform.lapic_mut(index) {
                 lapic.set_tsc_offset(cpu.tsc_offset);
             }
+            self.watchers[index].tsc_offset(cpu.tsc_offset);
         }
         Ok(())
     }
@@ -295,10 +296,11 @@ impl Machine {
 
     /// Has the host watch a CPU, too, or no longer; `false` if there is no such CPU.
     pub fn observe(&mut self, cpu: usize, observer: Option<Box<dyn Watch + Send>>) -> bool {
-        let Some(watchers) = self.watchers.get_mut(cpu) else {
+        let (Some(watchers), Some(own)) = (self.watchers.get_mut(cpu), self.cpus.get(cpu)) else {
             return false;
         };
         watchers.observe(observer);
+        watchers.tsc_offset(own.tsc_offset);
         true
     }
 
@@ -334,6 +336,7 @@ impl Machine {
         if let Some(lapic) = self.platform.lapic_mut(self.current) {
             lapic.set_tsc_offset(offset);
         }
+        self.watchers[self.current].tsc_offset(offset);
     }
 
     fn has_tsc_adjust(&self) -> bool {

@@ -5,7 +5,7 @@
 
 use devices::unit::{Units, rdt::Probe};
 use x86::model::CpuModel;
-use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor, Range, Watch};
+use x86::seam::{Access, Appetite, BranchRecord, Change, Code, Effects, EventRecord, Processor, Range, Watch};
 
 /// The watchers of one CPU.
 pub struct Watchers {
@@ -132,6 +132,20 @@ impl Watch for Watchers {
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
         self.tell(|observer| observer.state(change, cpu));
         Watch::state(&mut self.units, change, cpu)
+    }
+
+    fn knows(&mut self, code: &Code, cpu: &mut dyn Processor) -> bool {
+        self.observer.as_mut().is_none_or(|observer| observer.knows(code, cpu))
+    }
+
+    fn code(&mut self, code: &Code, cpu: &mut dyn Processor) -> bool {
+        self.observer.as_mut().is_some_and(|observer| observer.code(code, cpu))
+    }
+
+    fn tsc_offset(&mut self, offset: u64) {
+        if let Some(observer) = &mut self.observer {
+            observer.tsc_offset(offset);
+        }
     }
 
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {

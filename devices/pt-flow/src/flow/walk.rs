@@ -116,7 +116,18 @@ impl<I: Image> Decoder<I> {
     fn emit<V: Visitor>(&mut self, block: &Block, visitor: &mut V) {
         self.summary.blocks += 1;
         self.summary.instructions += block.count as u64;
+        if V::CODE {
+            self.tell_code(block, visitor);
+        }
         visitor.block(block);
+    }
+
+    #[inline(never)]
+    fn tell_code<V: Visitor>(&mut self, block: &Block, visitor: &mut V) {
+        self.bytes.resize(block.len as usize, 0);
+        let space = self.space(block.ip);
+        let len = self.image.code(space, block.ip, &mut self.bytes).min(self.bytes.len());
+        visitor.code(block, &self.bytes[..len]);
     }
 
     /// Goes along an edge of a node: to what is right behind it (0) or to its target (1).

@@ -19,6 +19,7 @@
 
 pub mod filter;
 mod flow;
+mod host;
 mod msrs;
 pub mod output;
 pub mod packets;
@@ -45,6 +46,9 @@ pub struct Pt<O: Output = GuestMemory> {
     code: Addresses,
     boundaries: Vec<u64>,
     generation: u64,
+    /// For an observer's unit: the CR3 that the last PIP told, so that it is told also where OS is clear.
+    told_cr3: Option<u64>,
+    tells_cr3: bool,
 }
 
 /// The whole state of a [`Pt`].
@@ -136,6 +140,8 @@ impl<O: Output> Pt<O> {
             code,
             boundaries: Vec::new(),
             generation: 0,
+            told_cr3: None,
+            tells_cr3: false,
         }
     }
 
@@ -270,8 +276,9 @@ impl<O: Output> Pt<O> {
         s.mode = None;
         s.status.set_pend_psb(false);
         let (ctl, context_en) = (s.ctl, s.status.context_en());
-        if context_en && ctl.os() {
+        if context_en && (ctl.os() || self.tells_cr3) {
             let cr3 = s.context.cr3;
+            self.told_cr3 = Some(cr3);
             self.send(Packet::Pip { cr3, non_root: false }, step);
         }
         self.s.stream.time(&mut self.out, step);
@@ -291,6 +298,9 @@ impl<O: Output> Pt<O> {
 
     /// TIP.PGE at a linear address: PacketEn rises.
     fn rise(&mut self, at: u64, step: u64) {
+        if self.tells_cr3 && self.told_cr3 != Some(self.s.context.cr3) {
+            self.send_pip(step);
+        }
         self.send_mode(step);
         self.s.stream.forget_calls();
         self.s.packet_en = true;

@@ -106,7 +106,12 @@ impl<O: Output> Pt<O> {
     }
 
     /// A new control register, set by an instruction of `length` bytes that has just retired.
-    fn write_ctl(&mut self, next: RtitCtl, length: u64, cpu: &mut dyn Processor) -> Result<Effects, MsrFault> {
+    pub(super) fn write_ctl(
+        &mut self,
+        next: RtitCtl,
+        length: u64,
+        cpu: &mut dyn Processor,
+    ) -> Result<Effects, MsrFault> {
         let mut effects = Effects::NONE;
         if self.s.ctl.trace_en() {
             if next == self.s.ctl {

@@ -168,6 +168,8 @@ pub struct Stream {
     pub since_psb: u32,
     /// TSC less the step clock.
     tsc_base: u64,
+    /// Step and TSC at the last PSB.
+    psb_at: (u64, u64),
     /// The step of the last CYC packet, from which the next counts.
     cyc_at: u64,
     /// The step of the next MTC packet.
@@ -186,6 +188,7 @@ impl Stream {
             returns: Returns::default(),
             since_psb: 0,
             tsc_base: 0,
+            psb_at: (0, 0),
             cyc_at: 0,
             mtc_due: u64::MAX,
             mtc_last: 0,
@@ -354,8 +357,14 @@ impl Stream {
     pub fn psb(&mut self, out: &mut Buffer, step: u64) {
         self.flush_tnt(out, step);
         self.since_psb = 0;
+        self.psb_at = (step, self.tsc_base.wrapping_add(step));
         self.send(out, Packet::Psb, step);
         self.returns.clear();
+    }
+
+    /// Step and TSC at the last PSB.
+    pub fn last_psb(&self) -> (u64, u64) {
+        self.psb_at
     }
 
     /// OVF: what waited is lost, and calls are forgotten.

@@ -161,9 +161,10 @@ impl<O: Output> Pt<O> {
     }
 
     /// PIP, where CR3 may be told. SDM Vol. 3C 33.4.2.7 "Paging Information (PIP) Packet".
-    fn send_pip(&mut self, step: u64) {
-        if self.s.ctl.os() {
+    pub(super) fn send_pip(&mut self, step: u64) {
+        if self.s.ctl.os() || self.tells_cr3 {
             let cr3 = self.s.context.cr3;
+            self.told_cr3 = Some(cr3);
             self.send(Packet::Pip { cr3, non_root: false }, step);
         }
     }

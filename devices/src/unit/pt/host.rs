@@ -1,0 +1,75 @@
+//! What a host does with a unit of its own, which observes from outside: it programs it between two instructions, asks where
+//! in the stream execution stands, and has the stream synchronized where it likes.
+
+use x86::msr::MsrFault;
+use x86::pt::RtitCtl;
+use x86::seam::Processor;
+
+use super::output::Output;
+use super::{Pt, next_ip};
+
+/// Where the stream stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Bytes since the beginning of the last PSB.
+    pub since_psb: u32,
+    /// The step at which the last PSB was sent.
+    pub psb_step: u64,
+    /// The TSC then, as its TSC packet tells it.
+    pub psb_tsc: u64,
+    /// Results of branches that wait for the next TNT packet.
+    pub bits: u32,
+    /// PacketEn: the next instruction is traced.
+    pub packet_en: bool,
+}
+
+impl<O: Output> Pt<O> {
+    /// PIP packets tell CR3 also where OS is clear: an observer's decoder needs to know whose code it is, and nobody has to be
+    /// kept from learning it.
+    pub fn tell_cr3(&mut self) {
+        self.tells_cr3 = true;
+    }
+
+    /// Writes the control register between two instructions.
+    ///
+    /// # Errors
+    /// As WRMSR.
+    pub fn program(&mut self, ctl: RtitCtl, cpu: &mut dyn Processor) -> Result<(), MsrFault> {
+        let ctl = RtitCtl::accept(ctl.into_bits(), &self.caps)?;
+        let _ = self.write_ctl(ctl, 0, cpu)?;
+        Ok(())
+    }
+
+    /// Where the stream stands.
+    pub fn place(&self) -> Place {
+        let (psb_step, psb_tsc) = self.s.stream.last_psb();
+        Place {
+            since_psb: self.s.stream.since_psb,
+            psb_step,
+            psb_tsc,
+            bits: 63 - self.s.stream.pending().leading_zeros(),
+            packet_en: self.s.packet_en,
+        }
+    }
+
+    /// Sends the bits that wait.
+    pub fn flush(&mut self, cpu: &mut dyn Processor) {
+        if self.s.status.trigger_en() {
+            let step = cpu.step();
+            self.time(step);
+            self.s.stream.flush_tnt(&mut self.out, step);
+            let _ = self.put(cpu);
+        }
+    }
+
+    /// Sends a PSB and the whole state. Everything before the next instruction has been told.
+    pub fn synchronize(&mut self, cpu: &mut dyn Processor) {
+        if self.s.status.trigger_en() {
+            let step = cpu.step();
+            self.s.stream.set_tsc(step, cpu.tsc());
+            self.s.ip = next_ip(cpu, &self.s.context);
+            self.send_psb(step);
+            let _ = self.put(cpu);
+        }
+    }
+}

@@ -1,0 +1,729 @@
+//! The bytes of a trace directory.
+//!
+//! # The directory
+//! `trace.json` says what was traced and how ([`Header`]). Of each vCPU N there are segments, numbered from 0 on:
+//! `cpuN-000000.pt` has Intel PT packets, `cpuN-000000.side` what packets do not tell. A ring (`--trace-buffer`) has lost its
+//! first segments. Each segment begins with a PSB and can be decoded without those before it.
+//!
+//! # Frames
+//! Both kinds of file are frames, one after the other: [`FRAME`] bytes of header, little-endian, then the payload.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 to 3 | `mvPT` or `mvSB` |
+//! | 4 to 7 | length of the payload |
+//! | 8 to 15 | an offset in the vCPU's packets, which goes on over segments |
+//! | 16 to 19 | CRC-32 (that of zlib) of the payload |
+//! | 20 to 23 | CRC-32 of bytes 0 to 19 |
+//!
+//! The payload of `mvPT` is packets from the offset on. The payload of `mvSB` is records; the sideband is complete for all
+//! packets before the offset. A sideband frame is written before the packets that it is about, so that a run that is killed
+//! leaves a directory that decodes up to the last packets written.
+//!
+//! # Records
+//! A record is a byte that says which, then numbers: unsigned LEB128, signed ones zigzag. An *offset* is in the vCPU's packets,
+//! a *step* is the machine's count of instructions and REP iterations, a *tick* of virtual time is one of the model's TSC as it
+//! would be if nobody wrote it. Offset, step and tick are the difference to the last of their kind in the frame.
+//!
+//! | record | numbers | what |
+//! |---|---|---|
+//! | 1 content | 4096 bytes | contents of a page; they count from 0 in each segment |
+//! | 2 page | space, page, content | the page of 4 KiB at the linear address page << 12 has this content, and had no other in this segment |
+//! | 3 change | offset, ip + 1 or 0, step, space, page, content | the same, but it had another content until here |
+//! | 4 sync | offset, step, tick | a PSB begins here |
+//! | 5 tsc | offset, step, value | from here on, the guest's TSC is so much (modulo 2^64) ahead of virtual ticks |
+//! | 7 time | offset, step, tick | what the clocks show here, after they stood still |
+//! | 6 mark | which, offset, step, tick, ip + 1 or 0 | 0 segment begins, 1 tracing begins, 2 tracing stops, 3 INIT, 4 start-up IPI, 5 shutdown, 6 end of the recording |
+//!
+//! *Space* says whose address it is: 0 for addresses with bit 63 set, which belong to all; else CR3 >> 5, plus 1. A space that
+//! was never told has no code. A change stands at a PSB, in front of which the pending TNT bits were sent: its position has no
+//! pending bits. `ip` is the instruction that is executed next, 0 where none is traced. A page has a new content when code of
+//! it is executed that differs from the last content, not when it is written. A record 2 may stand behind the packets that
+//! need it; it holds for the whole time from the last change of that page on, or from the beginning of the segment.
+//!
+//! # Packets
+//! TSC packets carry virtual ticks. IP packets are linear addresses in every mode. PIP packets tell CR3 whatever the filter is.
+//! Everything else is as the SDM has it.
+
+use serde::{Deserialize, Serialize};
+
+/// The version of the format that is written, and the only one that is read.
+pub const VERSION: u32 = 1;
+
+/// Bytes of a frame's header.
+pub const FRAME: usize = 24;
+
+/// The longest payload that is written or believed.
+pub const MAX_PAYLOAD: usize = 1 << 20;
+
+/// Size of a page of code.
+pub const PAGE: usize = 4096;
+
+/// The file that says what the directory is.
+pub const HEADER: &str = "trace.json";
+
+/// Which of a segment's two files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Intel PT packets.
+    Packets,
+    /// Sideband.
+    Side,
+}
+
+impl Kind {
+    fn magic(self) -> [u8; 4] {
+        match self {
+            Kind::Packets => *b"mvPT",
+            Kind::Side => *b"mvSB",
+        }
+    }
+
+    /// The name of a segment's file.
+    pub fn file(self, cpu: usize, segment: u32) -> String {
+        let suffix = match self {
+            Kind::Packets => "pt",
+            Kind::Side => "side",
+        };
+        format!("cpu{cpu}-{segment:06}.{suffix}")
+    }
+}
+
+/// A frame's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// Length of the payload.
+    pub len: u32,
+    /// The offset that the frame carries.
+    pub offset: u64,
+    /// CRC-32 of the payload.
+    pub crc: u32,
+}
+
+impl FrameHeader {
+    /// The header of a payload.
+    pub fn of(payload: &[u8], offset: u64) -> FrameHeader {
+        FrameHeader {
+            len: payload.len() as u32,
+            offset,
+            crc: crc32fast::hash(payload),
+        }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self, kind: Kind) -> [u8; FRAME] {
+        let mut out = [0; FRAME];
+        out[..4].copy_from_slice(&kind.magic());
+        out[4..8].copy_from_slice(&self.len.to_le_bytes());
+        out[8..16].copy_from_slice(&self.offset.to_le_bytes());
+        out[16..20].copy_from_slice(&self.crc.to_le_bytes());
+        let crc = crc32fast::hash(&out[..20]);
+        out[20..].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// What the bytes say, if they are a header.
+    pub fn parse(bytes: &[u8; FRAME], kind: Kind) -> Option<FrameHeader> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let header = FrameHeader {
+            len: word(4),
+            offset: u64::from(word(8)) | u64::from(word(12)) << 32,
+            crc: word(16),
+        };
+        let good = bytes[..4] == kind.magic()
+            && word(20) == crc32fast::hash(&bytes[..20])
+            && header.len as usize <= MAX_PAYLOAD;
+        good.then_some(header)
+    }
+}
+
+/// What a mark is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// A segment begins; all that was known of code is told anew.
+    Segment,
+    /// Tracing begins.
+    Start,
+    /// Tracing stops.
+    Stop,
+    /// INIT.
+    Init,
+    /// A start-up IPI.
+    StartUp,
+    /// A triple fault.
+    Shutdown,
+    /// The recording ends.
+    End,
+}
+
+impl Mark {
+    const ALL: [Mark; 7] = [
+        Mark::Segment,
+        Mark::Start,
+        Mark::Stop,
+        Mark::Init,
+        Mark::StartUp,
+        Mark::Shutdown,
+        Mark::End,
+    ];
+}
+
+/// A record of the sideband.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Contents of a page, which begin so many bytes after the payload's beginning.
+    Content {
+        /// Where.
+        at: usize,
+    },
+    /// A page that was not known in this segment.
+    Page {
+        /// See the module.
+        space: u64,
+        /// Linear address >> 12.
+        page: u64,
+        /// Number of the content.
+        content: u64,
+    },
+    /// A page has another content from here on.
+    Change {
+        /// Of the PSB.
+        offset: u64,
+        /// The next instruction.
+        ip: Option<u64>,
+        /// The machine's step.
+        step: u64,
+        /// See the module.
+        space: u64,
+        /// Linear address >> 12.
+        page: u64,
+        /// Number of the content.
+        content: u64,
+    },
+    /// A PSB.
+    Sync {
+        /// Where it begins.
+        offset: u64,
+        /// The machine's step.
+        step: u64,
+        /// Virtual ticks.
+        tick: u64,
+    },
+    /// What the clocks show after they stood still.
+    Time {
+        /// Where.
+        offset: u64,
+        /// The machine's step.
+        step: u64,
+        /// Virtual ticks.
+        tick: u64,
+    },
+    /// The guest's TSC moved.
+    Tsc {
+        /// Where.
+        offset: u64,
+        /// The machine's step.
+        step: u64,
+        /// Guest's TSC less virtual ticks.
+        value: u64,
+    },
+    /// Something about the recording or the vCPU.
+    Mark {
+        /// What.
+        mark: Mark,
+        /// Where.
+        offset: u64,
+        /// The machine's step.
+        step: u64,
+        /// Virtual ticks.
+        tick: u64,
+        /// The next instruction, where it is traced.
+        ip: Option<u64>,
+    },
+}
+
+/// The space of an address.
+pub fn space(cr3: u64, linear: u64) -> u64 {
+    if linear >> 63 != 0 {
+        0
+    } else {
+        (cr3 >> 5 & 0x7fff_ffff_ffff) + 1
+    }
+}
+
+/// What differences refer to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    offset: u64,
+    step: u64,
+    tick: u64,
+    page: u64,
+}
+
+/// Writes records into a payload.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    last: Last,
+    /// The payload so far.
+    pub bytes: Vec<u8>,
+}
+
+impl Encoder {
+    /// Begins the next frame.
+    pub fn clear(&mut self) {
+        self.last = Last::default();
+        self.bytes.clear();
+    }
+
+    fn number(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value as u8);
+    }
+
+    fn signed(&mut self, value: i64) {
+        self.number((value << 1 ^ value >> 63) as u64);
+    }
+
+    fn offset(&mut self, value: u64) {
+        self.signed(value.wrapping_sub(self.last.offset) as i64);
+        self.last.offset = value;
+    }
+
+    fn step(&mut self, value: u64) {
+        self.signed(value.wrapping_sub(self.last.step) as i64);
+        self.last.step = value;
+    }
+
+    fn tick(&mut self, value: u64) {
+        self.signed(value.wrapping_sub(self.last.tick) as i64);
+        self.last.tick = value;
+    }
+
+    fn place(&mut self, space: u64, page: u64, content: u64) {
+        self.number(space);
+        self.signed(page.wrapping_sub(self.last.page) as i64);
+        self.last.page = page;
+        self.number(content);
+    }
+
+    /// Appends a content.
+    pub fn content(&mut self, bytes: &[u8; PAGE]) {
+        self.bytes.push(1);
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Appends any other record.
+    pub fn record(&mut self, record: &Record) {
+        match *record {
+            Record::Content { .. } => {}
+            Record::Page { space, page, content } => {
+                self.bytes.push(2);
+                self.place(space, page, content);
+            }
+            Record::Change {
+                offset,
+                ip,
+                step,
+                space,
+                page,
+                content,
+            } => {
+                self.bytes.push(3);
+                self.offset(offset);
+                // No instruction is at the last address: it would not have an end.
+                self.number(ip.map_or(0, |ip| ip.wrapping_add(1)));
+                self.step(step);
+                self.place(space, page, content);
+            }
+            Record::Sync { offset, step, tick } => {
+                self.bytes.push(4);
+                self.offset(offset);
+                self.step(step);
+                self.tick(tick);
+            }
+            Record::Time { offset, step, tick } => {
+                self.bytes.push(7);
+                self.offset(offset);
+                self.step(step);
+                self.tick(tick);
+            }
+            Record::Tsc { offset, step, value } => {
+                self.bytes.push(5);
+                self.offset(offset);
+                self.step(step);
+                self.number(value);
+            }
+            Record::Mark {
+                mark,
+                offset,
+                step,
+                tick,
+                ip,
+            } => {
+                self.bytes.push(6);
+                self.number(mark as u64);
+                self.offset(offset);
+                self.step(step);
+                self.tick(tick);
+                self.number(ip.map_or(0, |ip| ip.wrapping_add(1)));
+            }
+        }
+    }
+}
+
+/// Reads the records of a payload.
+#[derive(Debug)]
+pub struct Records<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    last: Last,
+}
+
+impl<'a> Records<'a> {
+    /// The records of these bytes.
+    pub fn new(bytes: &'a [u8]) -> Records<'a> {
+        Records {
+            bytes,
+            at: 0,
+            last: Last::default(),
+        }
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = *self.bytes.get(self.at)?;
+            self.at += 1;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn signed(&mut self) -> Option<i64> {
+        let value = self.number()?;
+        Some((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+
+    fn offset(&mut self) -> Option<u64> {
+        self.last.offset = self.last.offset.wrapping_add(self.signed()? as u64);
+        Some(self.last.offset)
+    }
+
+    fn step(&mut self) -> Option<u64> {
+        self.last.step = self.last.step.wrapping_add(self.signed()? as u64);
+        Some(self.last.step)
+    }
+
+    fn tick(&mut self) -> Option<u64> {
+        self.last.tick = self.last.tick.wrapping_add(self.signed()? as u64);
+        Some(self.last.tick)
+    }
+
+    fn place(&mut self) -> Option<(u64, u64, u64)> {
+        let space = self.number()?;
+        self.last.page = self.last.page.wrapping_add(self.signed()? as u64);
+        Some((space, self.last.page, self.number()?))
+    }
+
+    fn record(&mut self, tag: u8) -> Option<Record> {
+        Some(match tag {
+            1 => {
+                let at = self.at;
+                self.at = at.checked_add(PAGE).filter(|end| *end <= self.bytes.len())?;
+                Record::Content { at }
+            }
+            2 => {
+                let (space, page, content) = self.place()?;
+                Record::Page { space, page, content }
+            }
+            3 => {
+                let offset = self.offset()?;
+                let ip = self.number()?.checked_sub(1);
+                let step = self.step()?;
+                let (space, page, content) = self.place()?;
+                Record::Change {
+                    offset,
+                    ip,
+                    step,
+                    space,
+                    page,
+                    content,
+                }
+            }
+            4 => Record::Sync {
+                offset: self.offset()?,
+                step: self.step()?,
+                tick: self.tick()?,
+            },
+            5 => Record::Tsc {
+                offset: self.offset()?,
+                step: self.step()?,
+                value: self.number()?,
+            },
+            6 => Record::Mark {
+                mark: *Mark::ALL.get(usize::try_from(self.number()?).ok()?)?,
+                offset: self.offset()?,
+                step: self.step()?,
+                tick: self.tick()?,
+                ip: self.number()?.checked_sub(1),
+            },
+            7 => Record::Time {
+                offset: self.offset()?,
+                step: self.step()?,
+                tick: self.tick()?,
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// The payload of a frame whose CRC is right is no sequence of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRecord;
+
+impl Iterator for Records<'_> {
+    type Item = Result<Record, NoRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let tag = *self.bytes.get(self.at)?;
+        self.at += 1;
+        let record = self.record(tag).ok_or(NoRecord);
+        if record.is_err() {
+            self.at = self.bytes.len();
+        }
+        Some(record)
+    }
+}
+
+/// What `trace.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// The CPU model's name.
+    pub model: String,
+    /// Frequency of virtual ticks.
+    pub tsc_khz: u32,
+    /// How many vCPUs there are.
+    pub cpus: usize,
+    /// The kernel's file.
+    pub kernel: String,
+    /// When the recording began, in seconds since 1970.
+    pub began: u64,
+    /// `--trace-filter`, as given.
+    pub filters: Vec<String>,
+    /// `--trace-start`, as given.
+    pub start: Option<String>,
+    /// `--trace-stop`, as given.
+    pub stop: Option<String>,
+    /// `--trace-buffer`: bytes of packets that are kept of each vCPU.
+    pub buffer: Option<u64>,
+    /// IA32_RTIT_CTL as the observer's units had it, without filters.
+    pub rtit_ctl: u64,
+    /// How the recording ended; nothing if it was not ended.
+    pub end: Option<HeaderEnd>,
+}
+
+/// How a recording ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeaderEnd {
+    /// Why, in words.
+    pub reason: String,
+    /// The machine's steps then.
+    pub steps: u64,
+    /// Virtual ticks then.
+    pub ticks: u64,
+    /// Whether all was written that was to be.
+    pub complete: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct HeaderFile {
+    format: String,
+    version: u32,
+    /// CRC-32 of the header's compact JSON text.
+    check: u32,
+    header: serde_json::Value,
+}
+
+const FORMAT: &str = "minivmm-trace";
+
+impl Header {
+    /// The text of the file.
+    pub fn text(&self) -> String {
+        let header = serde_json::to_value(self).unwrap_or_default();
+        let file = HeaderFile {
+            format: FORMAT.into(),
+            version: VERSION,
+            check: crc32fast::hash(header.to_string().as_bytes()),
+            header,
+        };
+        serde_json::to_string_pretty(&file).unwrap_or_default() + "\n"
+    }
+
+    /// What the text says.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what to do.
+    pub fn parse(text: &str) -> Result<Header, String> {
+        let damaged = |what: &str| format!("{HEADER} is damaged: {what}");
+        let value: serde_json::Value = serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;
+        if value.get("format").and_then(serde_json::Value::as_str) != Some(FORMAT) {
+            return Err(format!("not a trace of minivmm: {HEADER} does not say \"{FORMAT}\""));
+        }
+        match value.get("version").and_then(serde_json::Value::as_u64) {
+            Some(version) if version == u64::from(VERSION) => {}
+            Some(version) => {
+                return Err(format!(
+                    "a trace of version {version}, and this minivmm reads version {VERSION}: read it with the minivmm that wrote it"
+                ));
+            }
+            None => return Err(damaged("no version")),
+        }
+        let file: HeaderFile = serde_json::from_value(value).map_err(|error| damaged(&error.to_string()))?;
+        if file.check != crc32fast::hash(file.header.to_string().as_bytes()) {
+            return Err(damaged("its checksum is another"));
+        }
+        serde_json::from_value(file.header).map_err(|error| damaged(&error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Record> {
+        vec![
+            Record::Mark {
+                mark: Mark::Segment,
+                offset: 1 << 40,
+                step: 5,
+                tick: u64::MAX,
+                ip: Some(7),
+            },
+            Record::Page {
+                space: 0,
+                page: u64::MAX >> 12,
+                content: 0,
+            },
+            Record::Page {
+                space: space(0x1234_5000, 0),
+                page: 0,
+                content: 300,
+            },
+            Record::Change {
+                offset: 7,
+                ip: Some(0),
+                step: 0,
+                space: u64::MAX,
+                page: 3,
+                content: u64::MAX,
+            },
+            Record::Change {
+                offset: u64::MAX,
+                ip: None,
+                step: 1,
+                space: 0,
+                page: 0x80,
+                content: 1,
+            },
+            Record::Sync {
+                offset: 0x4000,
+                step: 1 << 33,
+                tick: 9,
+            },
+            Record::Tsc {
+                offset: 0x4000,
+                step: 1 << 33,
+                value: u64::MAX,
+            },
+            Record::Time {
+                offset: 1,
+                step: 2,
+                tick: 3,
+            },
+        ]
+    }
+
+    // covers: 5/trace-format
+    #[test]
+    fn records_go_out_and_come_back_and_break_off_anywhere() {
+        let mut encoder = Encoder::default();
+        let page = [0x90; PAGE];
+        encoder.content(&page);
+        for record in all() {
+            encoder.record(&record);
+        }
+        let bytes = &encoder.bytes;
+        let mut expected = vec![Record::Content { at: 1 }];
+        expected.extend(all());
+        let back: Result<Vec<Record>, NoRecord> = Records::new(bytes).collect();
+        assert_eq!(back, Ok(expected.clone()));
+        for len in (0..bytes.len()).filter(|len| *len < 3 || *len > PAGE - 3) {
+            let found: Vec<_> = Records::new(&bytes[..len]).collect();
+            let good = found.iter().take_while(|record| record.is_ok()).count();
+            assert!(found.len() <= good + 1, "{len}: an error is the last");
+            assert!(found.iter().flatten().eq(&expected[..good]), "{len}");
+        }
+        assert_eq!(Records::new(&[9]).next(), Some(Err(NoRecord)));
+        assert_eq!(Records::new(&[2, 0xff, 0xff]).next(), Some(Err(NoRecord)));
+        assert_eq!(Records::new(&[6, 7, 0, 0, 0]).next(), Some(Err(NoRecord)));
+    }
+
+    // covers: 5/trace-format
+    #[test]
+    fn a_frame_header_with_any_flipped_bit_is_none() {
+        let header = FrameHeader::of(b"packets", 0x1234_5678_9abc);
+        let bytes = header.bytes(Kind::Packets);
+        assert_eq!(FrameHeader::parse(&bytes, Kind::Packets), Some(header));
+        assert_eq!(FrameHeader::parse(&bytes, Kind::Side), None);
+        for bit in 0..FRAME * 8 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(FrameHeader::parse(&bad, Kind::Packets), None, "bit {bit}");
+        }
+    }
+
+    // covers: 5/trace-bad-header
+    #[test]
+    fn a_header_says_what_is_wrong_with_it() {
+        let header = Header {
+            model: "westmere".into(),
+            tsc_khz: 2_666_000,
+            cpus: 2,
+            kernel: "vmlinuz \"x\"".into(),
+            began: 1,
+            filters: vec!["kernel".into()],
+            start: None,
+            stop: Some("0x1000".into()),
+            buffer: Some(1 << 20),
+            rtit_ctl: 0x2000,
+            end: Some(HeaderEnd {
+                reason: "the guest switched itself off".into(),
+                steps: 9,
+                ticks: 10,
+                complete: true,
+            }),
+        };
+        let text = header.text();
+        assert_eq!(Header::parse(&text), Ok(header));
+        for (text, says) in [
+            ("", "damaged"),
+            ("{}", "not a trace"),
+            ("[1]", "not a trace"),
+            (&text.replace("minivmm-trace", "perf"), "not a trace"),
+            (&text.replace("\"version\": 1", "\"version\": 2"), "version 2"),
+            (&text.replace("\"version\": 1", "\"version\": null"), "no version"),
+            (&text.replace("westmere", "westmore"), "checksum"),
+            (&text.replace("\"cpus\": 2", "\"cpus\": 3"), "checksum"),
+            (&text[..text.len() / 2], "damaged"),
+        ] {
+            let error = Header::parse(text).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Reads the frames of a vCPU's segments, one after the other, and finds its way past those that are damaged.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use super::format::{FRAME, FrameHeader, Kind};
+
+/// A frame that is whole, or what is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// The next segment begins.
+    Segment(u32),
+    /// A frame.
+    Frame {
+        /// The offset that it carries.
+        offset: u64,
+        /// Where in the file the payload begins.
+        at: u64,
+        /// The payload.
+        payload: Vec<u8>,
+    },
+    /// Bytes that are no frame, or not the one that its CRC is of. Frames behind them may have been lost with them.
+    Damage {
+        /// The file.
+        file: String,
+        /// Where in the file.
+        at: u64,
+        /// How many bytes.
+        len: u64,
+    },
+}
+
+/// Frames of one kind, from a segment on.
+#[derive(Debug)]
+pub struct Frames {
+    folder: PathBuf,
+    kind: Kind,
+    cpu: usize,
+    segments: Vec<u32>,
+    next: usize,
+    file: Option<File>,
+    /// Where in the file the next frame begins.
+    at: u64,
+    /// Bytes that were read, from `at` on.
+    buffer: Vec<u8>,
+    used: usize,
+}
+
+const READ: usize = 1 << 16;
+
+impl Frames {
+    /// The frames of these segments.
+    pub fn new(folder: &Path, kind: Kind, cpu: usize, segments: &[u32]) -> Frames {
+        Frames {
+            folder: folder.into(),
+            kind,
+            cpu,
+            segments: segments.into(),
+            next: 0,
+            file: None,
+            at: 0,
+            buffer: Vec::new(),
+            used: 0,
+        }
+    }
+
+    /// The file of the present segment.
+    fn name(&self) -> String {
+        let segment = self.next.checked_sub(1).and_then(|index| self.segments.get(index));
+        self.kind.file(self.cpu, segment.copied().unwrap_or(0))
+    }
+
+    /// So many bytes from `at` on, or as many as there are.
+    fn fill(&mut self, len: usize) -> io::Result<&[u8]> {
+        let have = self.buffer.len() - self.used;
+        if have < len
+            && let Some(file) = &mut self.file
+        {
+            self.buffer.drain(..self.used);
+            self.used = 0;
+            let wanted = (len - have).max(READ) as u64;
+            file.take(wanted).read_to_end(&mut self.buffer)?;
+        }
+        let have = self.buffer.len() - self.used;
+        Ok(&self.buffer[self.used..self.used + have.min(len)])
+    }
+
+    fn skip(&mut self, len: usize) {
+        self.used += len;
+        self.at += len as u64;
+    }
+
+    /// Goes to a place in the present file.
+    fn seek(&mut self, at: u64) -> io::Result<()> {
+        if let Some(file) = &mut self.file {
+            file.seek(SeekFrom::Start(at))?;
+            self.at = at;
+            self.buffer.clear();
+            self.used = 0;
+        }
+        Ok(())
+    }
+
+    /// The header at the present place.
+    fn header(&mut self) -> io::Result<Option<FrameHeader>> {
+        let kind = self.kind;
+        let bytes = self.fill(FRAME)?;
+        Ok(bytes.try_into().ok().and_then(|bytes| FrameHeader::parse(bytes, kind)))
+    }
+
+    /// Passes bytes that are no frame: how many.
+    fn resynchronize(&mut self) -> io::Result<u64> {
+        let from = self.at;
+        loop {
+            self.skip(1);
+            if self.fill(1)?.is_empty() || self.header()?.is_some() {
+                return Ok(self.at - from);
+            }
+        }
+    }
+
+    fn next_item(&mut self) -> io::Result<Option<Item>> {
+        if self.fill(1)?.is_empty() {
+            let Some(&segment) = self.segments.get(self.next) else {
+                return Ok(None);
+            };
+            self.next += 1;
+            self.file = match File::open(self.folder.join(self.kind.file(self.cpu, segment))) {
+                Ok(file) => Some(file),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            };
+            self.seek(0)?;
+            return Ok(Some(Item::Segment(segment)));
+        }
+        let begin = self.at;
+        if let Some(header) = self.header()? {
+            let len = header.len as usize;
+            let payload = self.fill(FRAME + len)?.get(FRAME..).unwrap_or(&[]);
+            if payload.len() == len && crc32fast::hash(payload) == header.crc {
+                let item = Item::Frame {
+                    offset: header.offset,
+                    at: begin + FRAME as u64,
+                    payload: payload.to_vec(),
+                };
+                self.skip(FRAME + len);
+                return Ok(Some(item));
+            }
+            // Only the payload is wrong where a frame follows it.
+            if payload.len() == len {
+                self.skip(FRAME + len);
+                if self.fill(1)?.is_empty() || self.header()?.is_some() {
+                    return Ok(Some(Item::Damage {
+                        file: self.name(),
+                        at: begin,
+                        len: self.at - begin,
+                    }));
+                }
+                self.seek(begin)?;
+            }
+        }
+        let len = self.resynchronize()?;
+        Ok(Some(Item::Damage {
+            file: self.name(),
+            at: begin,
+            len,
+        }))
+    }
+}
+
+impl Iterator for Frames {
+    type Item = io::Result<Item>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_item().transpose()
+    }
+}

@@ -1,0 +1,23 @@
+//! Traces from outside: `--trace DIR` records what every vCPU executes, and this module reads it again.
+//!
+//! [`format`](mod@format) documents the directory. [`record`] writes it, through an observer of each vCPU beside the guest's own
+//! units; [`Trace`] opens it and drives a [`pt_flow::Visitor`] through it, on several threads, with the code as it was when it
+//! was executed.
+
+pub mod folder;
+pub mod format;
+mod frames;
+mod host;
+mod image;
+pub mod options;
+mod packets;
+mod reader;
+pub mod record;
+mod sink;
+mod state;
+
+pub use format::Header;
+pub use options::{Filter, OnError, Options};
+pub use reader::{At, Code, Decode, Progress, Summary, Trace, TraceError};
+pub use record::{Observer, Recorder};
+pub use state::{Clock, Start, State};
