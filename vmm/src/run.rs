@@ -432,7 +432,8 @@ impl Vm {
         self.machine.select(turn);
         let ticks = self.machine.clock().ticks(self.steps);
         let path = recorder.folder().to_path_buf();
-        recorder.close(reason, self.steps, ticks).map_err(|source| Error::File {
+        let memory = self.machine.memory();
+        recorder.close(reason, memory, self.steps, ticks).map_err(|source| Error::File {
             option: "--trace",
             path,
             source,
@@ -564,8 +565,11 @@ impl Vm {
         loop {
             if self.steps >= look_at {
                 look_at = self.steps + slice;
-                if self.recorder.as_ref().is_some_and(Recorder::stops) {
-                    return Ok(End::Trace);
+                if let Some(recorder) = &self.recorder {
+                    if recorder.stops() {
+                        return Ok(End::Trace);
+                    }
+                    recorder.look(self.machine.memory(), self.steps);
                 }
                 if let Some(end) = self.look_outside(console, &mut pace)? {
                     return Ok(end);

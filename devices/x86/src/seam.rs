@@ -297,6 +297,11 @@ pub enum Change {
         /// Linear address of the instruction.
         at: u64,
     },
+    /// VMCALL retired with [`HYPERCALL`] in EAX.
+    Hypercall {
+        /// EBX.
+        function: u32,
+    },
     /// HLT retired.
     Halt,
     /// MWAIT retired and waits.
@@ -378,6 +383,10 @@ impl Abort {
         !matches!(self, Abort::Conflict | Abort::Event)
     }
 }
+
+/// EAX of the one hypercall that there is: "mmvm", the first letter in the lowest byte. EBX 1 says that something worth
+/// recording begins, 0 that it has ended. With any other EAX VMCALL is #UD.
+pub const HYPERCALL: u32 = 0x6d76_6d6d;
 
 /// What was done to a memory location or port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

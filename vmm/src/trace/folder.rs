@@ -14,10 +14,13 @@ fn is_ours(name: &str) -> bool {
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         Some(digits(cpu) && digits(number) && matches!(suffix, "pt" | "side"))
     };
-    name == HEADER || name == TEMPORARY || segment().unwrap_or(false)
+    name == HEADER || name == TEMPORARY || name == LINUX || segment().unwrap_or(false)
 }
 
 const TEMPORARY: &str = "trace.json.new";
+
+/// What is known of the Linux in the guest, a folder of [`crate::linux::Recording`].
+pub const LINUX: &str = "linux";
 
 /// Makes the directory. One that is there may be empty; with `force`, also a trace, which is removed.
 ///
@@ -47,7 +50,12 @@ pub fn prepare(folder: &Path, force: bool) -> io::Result<()> {
     // The header goes first: without it nothing that is left counts as a trace.
     let (header, rest): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name == HEADER);
     for name in header.into_iter().chain(rest) {
-        fs::remove_file(folder.join(name))?;
+        let path = folder.join(&name);
+        if name == LINUX {
+            fs::remove_dir_all(path)?;
+        } else {
+            fs::remove_file(path)?;
+        }
     }
     Ok(())
 }

@@ -54,6 +54,20 @@ impl Processor for Host<'_> {
     }
 }
 
+/// Guest memory as a processor reaches it.
+pub(super) struct Physical<'a>(pub &'a mut dyn Processor);
+
+impl crate::linux::Memory for Physical<'_> {
+    fn read_physical(&mut self, gpa: u64, bytes: &mut [u8]) -> bool {
+        self.0.read_phys(gpa, bytes).is_ok()
+    }
+
+    /// The kernel is looked for elsewhere.
+    fn ram(&self) -> Vec<std::ops::Range<u64>> {
+        Vec::new()
+    }
+}
+
 /// No processor at all: registers are written before there is one.
 pub(super) struct Nobody;
 

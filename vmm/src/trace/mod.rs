@@ -15,9 +15,11 @@ mod reader;
 pub mod record;
 mod sink;
 mod state;
+pub mod trigger;
 
 pub use format::Header;
 pub use options::{Filter, OnError, Options};
 pub use reader::{At, Code, Decode, Progress, Summary, Trace, TraceError};
 pub use record::{Observer, Recorder};
 pub use state::{Clock, Start, State};
+pub use trigger::When;

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use super::format::Header;
 use super::record::CTL;
+use super::sink::RING_LEAST;
+use super::trigger::When;
+use crate::cli::{parse_size, parse_u64};
 use crate::error::Error;
 
 /// What is traced.
@@ -49,6 +52,10 @@ pub struct Options {
     pub force: bool,
     /// What is traced; everything without any.
     pub filters: Vec<Filter>,
+    /// When it begins; at once without.
+    pub start: Option<When>,
+    /// When it stops.
+    pub stop: Option<When>,
     /// Of each vCPU, so many bytes of packets are kept: the last.
     pub buffer: Option<u64>,
     /// What happens when the directory cannot be written any more.
@@ -66,8 +73,8 @@ impl Options {
             kernel: config.kernel.display().to_string(),
             began: since.map_or(0, |since| since.as_secs()),
             filters: self.filters.iter().map(ToString::to_string).collect(),
-            start: None,
-            stop: None,
+            start: self.start.as_ref().map(ToString::to_string),
+            stop: self.stop.as_ref().map(ToString::to_string),
             buffer: self.buffer,
             rtit_ctl: CTL.into_bits(),
             end: None,
@@ -80,6 +87,8 @@ impl Options {
             folder: folder.into(),
             force: false,
             filters: Vec::new(),
+            start: None,
+            stop: None,
             buffer: None,
             on_error: OnError::Stop,
         }
@@ -92,10 +101,31 @@ pub struct Arguments {
     /// Record what every CPU executes, from outside, in a new directory; `minivmm trace` reads it
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
+    /// Record only the kernel, user programs, an address space or addresses (repeatable: what all of them let through; `ip` up to four times)
+    #[arg(long = "trace-filter", value_name = "kernel|user|cr3=X|ip=A-B", requires = "trace", value_parser = parse_filter)]
+    filters: Vec<Filter>,
+    /// Begin when this happens: an address or symbol is executed, instructions=N have retired, `hypercall`, port=P[:VALUE] is written
+    #[arg(long = "trace-start", value_name = "WHEN", requires = "trace")]
+    start: Option<String>,
+    /// Stop when this happens; after that it may begin again
+    #[arg(long = "trace-stop", value_name = "WHEN", requires = "trace")]
+    stop: Option<String>,
+    /// Keep the last SIZE bytes of packets of each CPU
+    #[arg(long = "trace-buffer", value_name = "SIZE", requires = "trace", value_parser = parse_buffer)]
+    buffer: Option<u64>,
+    /// What to do when the trace cannot be written any more
+    #[arg(long = "trace-on-error", value_enum, default_value_t = OnError::Stop, requires = "trace")]
+    on_error: OnError,
     /// Replace a trace that is in the directory already
     #[arg(long, requires = "trace")]
     force: bool,
+    /// Symbols for --trace-start and --trace-stop: a vmlinux or System.map; the kernel must run where it was linked (nokaslr)
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    symbols: Option<PathBuf>,
 }
+
+/// Address ranges that a trace unit has.
+const RANGES: usize = 4;
 
 impl Arguments {
     /// What they ask for.
@@ -104,9 +134,126 @@ impl Arguments {
     /// They do not go together.
     pub fn options(self) -> Result<Option<Options>, Error> {
         let Some(folder) = self.trace else { return Ok(None) };
+        let count = |kind: fn(&Filter) -> bool| self.filters.iter().filter(|filter| kind(filter)).count();
+        if count(|filter| matches!(filter, Filter::Cr3(_))) > 1 {
+            return Err(Error::Usage("--trace-filter cr3=X: only one address space can be chosen".into()));
+        }
+        if count(|filter| matches!(filter, Filter::Ip(..))) > RANGES {
+            return Err(Error::Usage(format!("--trace-filter ip=A-B: only {RANGES} ranges can be chosen")));
+        }
+        let when = |option: &str, text: Option<String>| match text {
+            None => Ok(None),
+            Some(text) => When::parse(&text, self.symbols.as_deref())
+                .map(Some)
+                .map_err(|reason| Error::Usage(format!("{option} {text}: {reason}"))),
+        };
         Ok(Some(Options {
+            start: when("--trace-start", self.start)?,
+            stop: when("--trace-stop", self.stop)?,
             force: self.force,
+            filters: self.filters,
+            buffer: self.buffer,
+            on_error: self.on_error,
             ..Options::new(folder)
         }))
+    }
+}
+
+fn parse_filter(text: &str) -> Result<Filter, String> {
+    let number = |text: &str| parse_u64(text).ok_or_else(|| format!("{text} is not a number of 64 bits"));
+    match text {
+        "kernel" => return Ok(Filter::Kernel),
+        "user" => return Ok(Filter::User),
+        _ => {}
+    }
+    if let Some(cr3) = text.strip_prefix("cr3=") {
+        return Ok(Filter::Cr3(number(cr3)?));
+    }
+    if let Some((first, last)) = text.strip_prefix("ip=").and_then(|range| range.split_once('-')) {
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err("the range ends before it begins".into());
+        }
+        return Ok(Filter::Ip(first, last));
+    }
+    Err("not kernel, user, cr3=X or ip=A-B".into())
+}
+
+fn parse_buffer(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if size < RING_LEAST {
+        return Err(format!("less than {}K", RING_LEAST >> 10));
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn options(text: &[&str]) -> Result<Option<Options>, String> {
+        use clap::Parser;
+        let line = Line::try_parse_from(std::iter::once(&"minivmm").chain(text)).map_err(|error| error.to_string())?;
+        line.arguments.options().map_err(|error| error.to_string())
+    }
+
+    // covers: 5/trace-options
+    #[test]
+    fn options_reach_the_recorder_and_bad_ones_are_told() {
+        assert_eq!(options(&[]), Ok(None));
+        assert_eq!(options(&["--trace", "d"]), Ok(Some(Options::new("d"))));
+        let all = [
+            "--trace",
+            "d",
+            "--trace-filter",
+            "kernel",
+            "--trace-filter",
+            "cr3=0x1000",
+            "--trace-filter",
+            "ip=0x10-0x20",
+            "--trace-start",
+            "0x1234",
+            "--trace-stop",
+            "hypercall",
+            "--trace-buffer",
+            "1M",
+            "--trace-on-error",
+            "continue",
+            "--force",
+        ];
+        let expected = Options {
+            force: true,
+            filters: vec![Filter::Kernel, Filter::Cr3(0x1000), Filter::Ip(16, 32)],
+            start: Some(When::Address(0x1234)),
+            stop: Some(When::Hypercall),
+            buffer: Some(1 << 20),
+            on_error: OnError::Continue,
+            ..Options::new("d")
+        };
+        assert_eq!(options(&all), Ok(Some(expected)));
+        let ip = ["--trace-filter", "ip=1-2"];
+        for (text, says) in [
+            (&["--trace-filter", "kernel"][..], "--trace <DIR>"),
+            (&["--force"], "--trace <DIR>"),
+            (&["--trace", "d", "--trace-filter", "rust"], "cr3=X"),
+            (&["--trace", "d", "--trace-filter", "ip=2-1"], "ends before"),
+            (&["--trace", "d", "--trace-filter", "ip=2"], "ip=A-B"),
+            (&["--trace", "d", "--trace-filter", "cr3=x"], "not a number"),
+            (&["--trace", "d", "--trace-filter", "cr3=1", "--trace-filter", "cr3=2"], "only one"),
+            (&[&["--trace", "d"], &ip[..], &ip, &ip, &ip, &ip].concat(), "only 4"),
+            (&["--trace", "d", "--trace-buffer", "1K"], "less than 512K"),
+            (&["--trace", "d", "--trace-buffer", "x"], "not a size"),
+            (&["--trace", "d", "--trace-start", "main"], "--symbols"),
+            (&["--trace", "d", "--trace-on-error", "ignore"], "--trace-on-error"),
+        ] {
+            let error = options(text).unwrap_err();
+            assert!(error.contains(says), "{text:?}: {error}");
+        }
     }
 }

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use devices::unit::pt::Pt;
 use x86::model::CpuModel;
-use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_CR3_MATCH};
+use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_CR3_MATCH, IA32_RTIT_STATUS};
 use x86::pt::{PtCaps, RtitCtl};
 use x86::seam::{
     Access, Appetite, BranchRecord, Change, Code, CodeSize, Effects, EventRecord, Processor, Range, TraceMem, Watch,
@@ -35,6 +35,9 @@ use super::format::{Header, HeaderEnd, Mark, PAGE, Record, space};
 use super::host::{Host, Nobody};
 use super::options::{Filter, OnError, Options};
 use super::sink::{Hashing, PACKETS, Sink};
+use super::trigger::When;
+use crate::linux::Recording;
+use crate::machine::memory::Memory;
 
 /// PSBs every 16 KiB.
 const PSB_FREQ: u8 = 3;
@@ -102,7 +105,28 @@ struct Shared {
     failed: AtomicBool,
     error: Mutex<Option<io::Error>>,
     on_error: OnError,
+    /// Something is recorded now.
+    on: AtomicBool,
+    start: Option<When>,
+    stop: Option<When>,
+    /// Conditions that hold once have held.
+    spent: [AtomicBool; 2],
+    /// Instructions that each vCPU has retired, as far as it has said.
+    retired: Vec<AtomicU64>,
+    linux: Mutex<Linux>,
 }
+
+/// What is found out about the Linux in the guest, and when it was last looked for.
+#[derive(Debug, Default)]
+struct Linux {
+    recording: Recording,
+    looked: u64,
+    /// There is something new to write.
+    new: bool,
+}
+
+/// Steps between two looks for symbols, modules and processes of a Linux guest.
+const LOOK: u64 = 64 << 20;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -112,6 +136,30 @@ impl Shared {
     fn fail(&self, error: io::Error) {
         lock(&self.error).get_or_insert(error);
         self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// What is waited for now.
+    fn trigger(&self) -> Option<&When> {
+        let on = self.on.load(Ordering::Relaxed);
+        let when = if on { &self.stop } else { &self.start };
+        when.as_ref().filter(|_| !self.spent[usize::from(on)].load(Ordering::Relaxed))
+    }
+
+    /// It has happened.
+    fn pull(&self, when: &When) {
+        let on = self.on.load(Ordering::Relaxed);
+        if matches!(when, When::Instructions(_)) {
+            self.spent[usize::from(on)].store(true, Ordering::Relaxed);
+        }
+        if !on {
+            // What was executed meanwhile was not announced.
+            lock(&self.pool).pages.clear();
+        }
+        self.on.store(!on, Ordering::Relaxed);
+    }
+
+    fn retired(&self) -> u64 {
+        self.retired.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 }
 
@@ -138,6 +186,12 @@ impl Recorder {
             failed: AtomicBool::new(false),
             error: Mutex::new(None),
             on_error: options.on_error,
+            on: AtomicBool::new(options.start.is_none()),
+            start: options.start.clone(),
+            stop: options.stop.clone(),
+            spent: Default::default(),
+            retired: (0..header.cpus).map(|_| AtomicU64::new(0)).collect(),
+            linux: Mutex::default(),
         });
         let observers = (0..header.cpus)
             .map(|cpu| Observer::new(cpu, options, shared.clone(), model))
@@ -165,6 +219,24 @@ impl Recorder {
         self.shared.failed.load(Ordering::Relaxed) && self.shared.on_error == OnError::Stop
     }
 
+    /// Looks for what is new of a Linux in the guest, if it is time for that.
+    pub fn look(&self, memory: &Memory, steps: u64) {
+        let mut linux = lock(&self.shared.linux);
+        if steps - linux.looked >= LOOK {
+            linux.looked = steps;
+            self.look_now(&mut linux, memory, steps);
+        }
+    }
+
+    fn look_now(&self, linux: &mut Linux, mut memory: &Memory, steps: u64) {
+        linux.new |= linux.recording.look(&mut memory, steps);
+        if std::mem::take(&mut linux.new)
+            && let Err(error) = linux.recording.write(&self.folder.join(super::folder::LINUX))
+        {
+            self.shared.fail(error);
+        }
+    }
+
     /// From the next time that the observers are asked what they want, the recording is over.
     pub fn finish(&self) {
         self.shared.finish.store(true, Ordering::Relaxed);
@@ -174,7 +246,8 @@ impl Recorder {
     ///
     /// # Errors
     /// What went wrong first while recording.
-    pub fn close(mut self, reason: &str, steps: u64, ticks: u64) -> io::Result<()> {
+    pub fn close(mut self, reason: &str, memory: &Memory, steps: u64, ticks: u64) -> io::Result<()> {
+        self.look_now(&mut lock(&self.shared.linux), memory, steps);
         let error = lock(&self.shared.error).take();
         self.header.end = Some(HeaderEnd {
             reason: reason.into(),
@@ -200,6 +273,8 @@ struct Mapping {
     gpa: u64,
     /// The content that was told.
     hash: u128,
+    /// Since which beginning that is certain.
+    epoch: u32,
 }
 
 /// A PSB at which code may change: nothing was executed since.
@@ -212,7 +287,7 @@ struct Anchor {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Not begun yet.
+    /// Not begun yet, or stopped.
     Idle,
     Tracing,
     /// Over.
@@ -222,6 +297,7 @@ enum State {
 /// Watches a vCPU.
 #[derive(Debug)]
 pub struct Observer {
+    cpu: usize,
     shared: Arc<Shared>,
     pt: Pt<Vec<u8>>,
     ctl: RtitCtl,
@@ -241,6 +317,12 @@ pub struct Observer {
     psb: Option<u64>,
     tsc_offset: u64,
     tsc_moved: bool,
+    /// Which beginning it is.
+    epoch: u32,
+    boundaries: Vec<u64>,
+    ranges: Vec<Range>,
+    generation: u64,
+    page_table: u64,
 }
 
 impl Observer {
@@ -248,6 +330,7 @@ impl Observer {
         let mut pt = Pt::with_output(caps(model), Vec::new());
         pt.tell_cr3();
         Ok(Observer {
+            cpu,
             shared,
             pt,
             ctl: CTL,
@@ -262,6 +345,11 @@ impl Observer {
             psb: None,
             tsc_offset: 0,
             tsc_moved: true,
+            epoch: 0,
+            boundaries: Vec::new(),
+            ranges: Vec::new(),
+            generation: 0,
+            page_table: 0,
         }
         .with_filters(&options.filters))
     }
@@ -318,8 +406,16 @@ impl Observer {
         self.state = State::Tracing;
         self.words = 0;
         self.seen = self.shared.changed.load(Ordering::Relaxed);
-        self.mark(Mark::Segment, cpu);
+        self.epoch += 1;
+        self.code += 1;
+        self.anchor = None;
+        if self.epoch == 1 {
+            self.mark(Mark::Segment, cpu);
+        }
         self.mark(Mark::Start, cpu);
+        // A decoder begins anew, so there has to be a PSB: PacketByteCnt is 0.
+        let cleared = self.pt.write_msr(IA32_RTIT_STATUS, 0, cpu);
+        debug_assert!(cleared.is_ok());
         let ctl = self.ctl.with_trace_en(true);
         // Whatever `CTL` and the filters are, `caps` has it.
         let programmed = self.pt.program(ctl, cpu);
@@ -335,7 +431,50 @@ impl Observer {
         }
         self.mark(mark, cpu);
         self.write();
-        self.state = State::Done;
+        self.state = if mark == Mark::Stop { State::Idle } else { State::Done };
+    }
+
+    /// Whether recording is to begin or stop at what has just happened; the executor asks next what is wanted now.
+    fn pull(&mut self, happened: impl FnOnce(&When) -> bool) {
+        if let Some(when) = self.shared.trigger()
+            && happened(when)
+        {
+            self.shared.pull(when);
+        }
+    }
+
+    /// Instructions so far.
+    fn count(&mut self, cpu: &dyn Processor) {
+        self.shared.retired[self.cpu].store(cpu.retired(), Ordering::Relaxed);
+        let retired = self.shared.retired();
+        self.pull(|when| matches!(when, When::Instructions(count) if retired >= *count));
+    }
+
+    /// What the unit and the trigger want announced.
+    fn wants(&mut self) -> Appetite {
+        let mut appetite = Appetite::NOTHING;
+        let (mut boundaries, mut ranges) = (Vec::new(), Vec::new());
+        if self.state == State::Tracing {
+            appetite = Appetite {
+                code: self.code,
+                ..self.pt.appetite()
+            };
+            boundaries.extend_from_slice(self.pt.boundaries());
+        }
+        if self.state != State::Done
+            && let Some(when) = self.shared.trigger()
+        {
+            appetite = appetite.and(when.appetite(self.shared.retired()));
+            boundaries.extend(when.boundary());
+            ranges.extend(when.range());
+            boundaries.sort_unstable();
+            boundaries.dedup();
+        }
+        if (&boundaries, &ranges) != (&self.boundaries, &self.ranges) {
+            (self.boundaries, self.ranges) = (boundaries, ranges);
+            self.generation += 1;
+        }
+        appetite
     }
 
     fn write(&mut self) {
@@ -507,6 +646,20 @@ impl Observer {
         Some((content, known))
     }
 
+    /// A Linux guest goes to another page table: the one that it comes from has a name.
+    fn name_process(&mut self, cpu: &mut dyn Processor) {
+        // Of the two page tables of a process the kernel's is the first.
+        let table = cpu.context().cr3 & !0x1fff;
+        let before = std::mem::replace(&mut self.page_table, table);
+        if before != table {
+            let steps = cpu.step();
+            let mut linux = lock(&self.shared.linux);
+            linux.new |= linux
+                .recording
+                .switched(&mut super::host::Physical(cpu), self.cpu, before, steps);
+        }
+    }
+
     /// Says a word to the unit.
     fn word(&mut self, cpu: &mut dyn Processor, say: impl FnOnce(&mut Pt<Vec<u8>>, &mut Host<'_>) -> Effects) {
         if self.state != State::Tracing {
@@ -558,35 +711,33 @@ impl Watch for Observer {
             offset: self.tsc_offset,
         };
         let finish = self.shared.finish.load(Ordering::Relaxed);
+        self.count(host.cpu);
+        let on = self.shared.on.load(Ordering::Relaxed);
         match self.state {
-            State::Idle if finish => self.stop(Mark::End, &mut host),
-            State::Idle => self.start(&mut host),
-            State::Tracing if finish => self.stop(Mark::End, &mut host),
-            State::Tracing => self.catch_up(&mut host),
             State::Done => {}
+            _ if finish => self.stop(Mark::End, &mut host),
+            State::Idle if on => self.start(&mut host),
+            State::Tracing if !on => self.stop(Mark::Stop, &mut host),
+            State::Tracing => self.catch_up(&mut host),
+            State::Idle => {}
         }
-        if self.state != State::Tracing {
-            return Appetite::NOTHING;
-        }
-        Appetite {
-            code: self.code,
-            ..self.pt.appetite()
-        }
+        self.wants()
     }
 
     fn boundaries(&self) -> &[u64] {
-        if self.state == State::Tracing {
-            self.pt.boundaries()
-        } else {
-            &[]
-        }
+        &self.boundaries
+    }
+
+    fn ranges(&self) -> &[Range] {
+        &self.ranges
     }
 
     fn generation(&self) -> u64 {
-        self.pt.generation() << 2 | self.state as u64
+        self.generation
     }
 
     fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
+        self.pull(|when| when.boundary() == Some(address));
         self.word(cpu, |pt, cpu| pt.before(address, cpu));
         Effects::NONE
     }
@@ -602,8 +753,15 @@ impl Watch for Observer {
     }
 
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
+        if let Change::Hypercall { function } = change {
+            let on = self.shared.on.load(Ordering::Relaxed);
+            self.pull(|when| *when == When::Hypercall && function == u32::from(!on));
+        }
         if self.state != State::Tracing {
             return Effects::NONE;
+        }
+        if change == Change::Cr3 {
+            self.name_process(cpu);
         }
         let mark = match change {
             Change::Init => Some(Mark::Init),
@@ -641,7 +799,7 @@ impl Watch for Observer {
         }
         if code.len == 0 {
             let known = self.maps.get(&Self::key(code, cpu));
-            return known.is_some_and(|mapping| mapping.gpa == code.physical);
+            return known.is_some_and(|mapping| mapping.gpa == code.physical && mapping.epoch == self.epoch);
         }
         let mut host = Host {
             cpu,
@@ -672,6 +830,7 @@ impl Watch for Observer {
         let mapping = Mapping {
             gpa,
             hash: content.hash,
+            epoch: self.epoch,
         };
         let before = self.maps.insert(key, mapping);
         if before.is_none_or(|before| before.gpa != gpa) {
@@ -708,15 +867,13 @@ impl Watch for Observer {
         self.tsc_offset = offset;
     }
 
-    fn access(&mut self, _: &Access, _: &mut dyn Processor) -> Effects {
+    fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
+        self.pull(|when| when.is_access(access, cpu));
         Effects::NONE
     }
 
-    fn ranges(&self) -> &[Range] {
-        &[]
-    }
-
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
+        self.count(cpu);
         self.word(cpu, |pt, cpu| pt.tick(cpu));
         Effects::NONE
     }

@@ -18,7 +18,9 @@ const SEGMENT: u64 = 1 << 30;
 /// Segments of a ring.
 const RING: u64 = 8;
 /// The shortest segment of a ring.
-pub const RING_SEGMENT: u64 = 1 << 16;
+const RING_SEGMENT: u64 = 1 << 16;
+/// The smallest ring.
+pub const RING_LEAST: u64 = RING * RING_SEGMENT;
 
 /// Hashes of contents are kept up to this many; more are written again.
 const HASHES: usize = 1 << 18;

@@ -280,7 +280,7 @@ impl<O: Output> Pt<O> {
                     self.control_flow_event(cfe::SHUTDOWN, 0, Some(next), false, step);
                 }
             }
-            Change::Reset => {}
+            Change::Hypercall { .. } | Change::Reset => {}
         }
         if matches!(
             change,

@@ -60,7 +60,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Cbw | M::Cwde | M::Cdqe | M::Cwd | M::Cdq | M::Cqo => muldiv::lower(l),
         M::Bt | M::Bts | M::Btr | M::Btc | M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt => bit::lower(l),
         M::Adcx | M::Adox => bmi::lower_adx(l),
-        M::Ptwrite => trace::lower(l),
+        M::Ptwrite | M::Vmcall => trace::lower(l),
         M::Xbegin | M::Xend | M::Xabort | M::Xtest => transaction::lower(l),
         m if xsave::handles(m) => xsave::lower(l),
         _ if l.i.encoding() == EncodingKind::VEX => bmi::lower_vex(l),

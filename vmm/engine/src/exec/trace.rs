@@ -1,15 +1,21 @@
-//! Instructions whose only effect is a packet. SDM Vol. 2B "PTWRITE—Write Data to a Processor Trace Packet".
+//! Instructions that only those hear of who watch. SDM Vol. 2B "PTWRITE—Write Data to a Processor Trace Packet", Vol. 3C 31.3
+//! "VMX Instructions", VMCALL.
 
-use x86::seam::Change;
+use x86::seam::{Change, Far, HYPERCALL};
 
 use crate::cpu::Cpu;
 use crate::decode::{End, Lower};
-use crate::exec::system::cold_bodies;
-use crate::op::{Done, Op, chain};
+use crate::exec::system::{Go, cold_bodies, cold_flows};
+use crate::op::{Done, Op, chain, chain_flow};
 
 cold_bodies! {
     /// PTWRITE of `aux` bytes from `src`.
     Ptwrite = ptwrite;
+}
+
+cold_flows! {
+    /// VMCALL.
+    Vmcall = vmcall;
 }
 
 /// What becomes of the operand is the trace unit's business. Nobody listens most of the time, and then it is a NOP.
@@ -28,7 +34,23 @@ fn ptwrite(c: &mut Cpu, o: &Op) -> Done {
     Ok(())
 }
 
+/// Nobody is called but whoever records the guest. To those who watch it is a far transfer there and back, as decoders of
+/// Intel PT take it.
+fn vmcall(c: &mut Cpu, o: &Op) -> Done<Go> {
+    if c.get::<4>(0) as u32 != HYPERCALL {
+        return Err(c.ud());
+    }
+    c.far(o, Far::Call, |c, o| {
+        let function = c.get::<4>(3 * 8) as u32;
+        c.change(Change::Hypercall { function });
+        Ok(Go::Look(c.next_ip(o)))
+    })
+}
+
 pub(crate) fn lower(l: &mut Lower) -> End {
+    if l.i.mnemonic() == iced_x86::Mnemonic::Vmcall {
+        return l.flow(chain_flow::<Vmcall>, |_| ());
+    }
     let size = l.size(0);
     let src = l.read(0, size);
     l.emit(chain::<Ptwrite>, |o| (o.src, o.aux) = (src, size.into()));
