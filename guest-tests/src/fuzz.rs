@@ -21,10 +21,11 @@ use minivmm::machine::memory::Memory;
 use minivmm::machine::virtio;
 use minivmm::newc::Archive;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 pub use trace::trace;
 use trace::tracers;
-use x86::model::WESTMERE;
+use x86::model::{CpuModel, HASWELL, WESTMERE};
 
 /// A parser under test: its name, what feeds it, and well-formed inputs to start from.
 pub struct Target {
@@ -188,12 +189,13 @@ pub fn command_line(bytes: &[u8]) {
 const CODE: u64 = 0x8000;
 const TABLES: u64 = 0x10_0000;
 
-/// The bytes as code: the first one chooses among real, 32-bit and 64-bit mode and ring 0 and 3, the rest runs for at most
-/// some thousand steps on a machine with all its devices.
+/// The bytes as code: the first one chooses among real, 32-bit and 64-bit mode, ring 0 and 3, and parts with and without
+/// transactions; the rest runs for at most some thousand steps on a machine with all its devices.
 pub fn instructions(bytes: &[u8]) {
     let Some((mode, code)) = bytes.split_first() else {
         return;
     };
+    let model = if mode & 8 != 0 { transactional() } else { &WESTMERE };
     let memory = Memory::new(4 << 20).expect("4 MiB are to be had");
     let code = &code[..code.len().min(4096)];
     memory.write(CODE, code).expect("the code is in RAM");
@@ -205,11 +207,11 @@ pub fn instructions(bytes: &[u8]) {
             .write(TABLES + at, &entry.to_le_bytes())
             .expect("the page tables are in RAM");
     }
-    let Ok(mut soft) = memory.engine(&WESTMERE, Options::default()) else {
+    let Ok(mut soft) = memory.engine(model, Options::default()) else {
         return;
     };
-    let mut machine = Machine::new(&WESTMERE, 1, memory, 0, 0, Box::new(io::sink()));
-    let mut state = CpuState::reset(&WESTMERE);
+    let mut machine = Machine::new(model, 1, memory, 0, 0, Box::new(io::sink()));
+    let mut state = CpuState::reset(model);
     (state.rip, state.gpr[4]) = (CODE, 0x7000);
     let ring = u16::from(mode >> 2 & 1) * 3;
     // Type, S, DPL, P; L or D and G: SDM Vol. 3A 3.4.5 "Segment Descriptors".
@@ -240,7 +242,7 @@ pub fn instructions(bytes: &[u8]) {
             }
         }
     }
-    let mut cpu = Cpu::new(&WESTMERE);
+    let mut cpu = Cpu::new(model);
     cpu.set_state(&state);
     let end = 4000;
     while cpu.steps() < end {
@@ -255,6 +257,12 @@ pub fn instructions(bytes: &[u8]) {
     let after = cpu.state();
     cpu.set_state(&after);
     assert_eq!(cpu.state(), after);
+}
+
+/// A part with transactions.
+fn transactional() -> &'static CpuModel {
+    static MODEL: OnceLock<&CpuModel> = OnceLock::new();
+    MODEL.get_or_init(|| HASWELL.with_toggles("+rtm").expect("the engine has it"))
 }
 
 /// A disk in memory, some of which fails.
@@ -443,9 +451,10 @@ fn collected() -> Vec<Vec<u8>> {
     vec![archive.finish()]
 }
 
-/// Short programs for [`instructions`]: a loop with memory operands, a bit of SSE and x87, string operations, a system register.
+/// Short programs for [`instructions`]: a loop with memory operands, a bit of SSE and x87, string operations, a system register,
+/// transactions.
 fn programs() -> Vec<Vec<u8>> {
-    let code: [&[u8]; 4] = [
+    let code: [&[u8]; 5] = [
         // mov ecx, 50; add [rsp], ecx; imul eax, ecx, 7; push rax; pop rdx; loop
         &[
             0xb9, 50, 0, 0, 0, 0x01, 0x0c, 0x24, 0x6b, 0xc1, 7, 0x50, 0x5a, 0xe2, 0xf5, 0xf4,
@@ -464,8 +473,13 @@ fn programs() -> Vec<Vec<u8>> {
             0x0f, 0x20, 0xc0, 0x0f, 0x22, 0xc0, 0xb9, 0x1b, 0, 0, 0, 0x0f, 0x32, 0x0f, 0xa2, 0x0f, 0x31, 0xe4, 0x61,
             0xf4,
         ],
+        // xbegin 1f; add [rsp], ecx; xabort 7; 1: xbegin 2f; push rax; fld1; xtest; xend; 2: stosd; cmp ecx, 9; loop
+        &[
+            0xc7, 0xf8, 6, 0, 0, 0, 0x01, 0x0c, 0x24, 0xc6, 0xf8, 7, 0xc7, 0xf8, 9, 0, 0, 0, 0x50, 0xd9, 0xe8, 0x0f,
+            0x01, 0xd6, 0x0f, 0x01, 0xd5, 0xab, 0x83, 0xf9, 9, 0xe2, 0xdf, 0xf4,
+        ],
     ];
-    let modes = [0, 1, 2, 3, 6, 7];
+    let modes = [0, 1, 2, 3, 6, 7, 9, 11, 15];
     code.iter()
         .flat_map(|code| modes.map(|mode| [&[mode], *code].concat()))
         .collect()

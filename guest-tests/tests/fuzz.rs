@@ -66,7 +66,7 @@ fn no_bytes_upset_the_guest_s_command_line() {
     hammer("guest_command_line");
 }
 
-// covers: 2/fuzz-decode
+// covers: 2/fuzz-decode, 4/rtm-fuzz
 #[test]
 fn no_code_upsets_the_engine() {
     hammer("instructions");
