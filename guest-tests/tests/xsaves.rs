@@ -274,7 +274,7 @@ fn last_branches_are_saved_and_come_back() {
             let entry = IMAGE + x86::lbr::image::ENTRIES as u64 + age as u64 * 24;
             assert_eq!([flat.word(entry), flat.word(entry + 8)], pair(n), "{name}: entry {age}");
         }
-        assert_eq!(flat.word(AFTER), LBR_CTL & !1, "{name}: LBREn is clear");
+        assert_eq!(flat.word(AFTER), LBR_CTL, "{name}: saving leaves recording on");
         assert_eq!(flat.word(AFTER + 8), 0, "{name}: nothing was recorded in between");
         for (age, n) in [5, 2, 1, 0].into_iter().enumerate() {
             let at = AFTER + 16 + 16 * age as u64;
