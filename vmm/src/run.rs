@@ -433,11 +433,13 @@ impl Vm {
         let ticks = self.machine.clock().ticks(self.steps);
         let path = recorder.folder().to_path_buf();
         let memory = self.machine.memory();
-        recorder.close(reason, memory, self.steps, ticks).map_err(|source| Error::File {
-            option: "--trace",
-            path,
-            source,
-        })
+        recorder
+            .close(reason, memory, self.steps, ticks)
+            .map_err(|source| Error::File {
+                option: "--trace",
+                path,
+                source,
+            })
     }
 
     /// What the control socket says of the machine.

@@ -136,10 +136,14 @@ impl Arguments {
         let Some(folder) = self.trace else { return Ok(None) };
         let count = |kind: fn(&Filter) -> bool| self.filters.iter().filter(|filter| kind(filter)).count();
         if count(|filter| matches!(filter, Filter::Cr3(_))) > 1 {
-            return Err(Error::Usage("--trace-filter cr3=X: only one address space can be chosen".into()));
+            return Err(Error::Usage(
+                "--trace-filter cr3=X: only one address space can be chosen".into(),
+            ));
         }
         if count(|filter| matches!(filter, Filter::Ip(..))) > RANGES {
-            return Err(Error::Usage(format!("--trace-filter ip=A-B: only {RANGES} ranges can be chosen")));
+            return Err(Error::Usage(format!(
+                "--trace-filter ip=A-B: only {RANGES} ranges can be chosen"
+            )));
         }
         let when = |option: &str, text: Option<String>| match text {
             None => Ok(None),
@@ -245,7 +249,10 @@ mod tests {
             (&["--trace", "d", "--trace-filter", "ip=2-1"], "ends before"),
             (&["--trace", "d", "--trace-filter", "ip=2"], "ip=A-B"),
             (&["--trace", "d", "--trace-filter", "cr3=x"], "not a number"),
-            (&["--trace", "d", "--trace-filter", "cr3=1", "--trace-filter", "cr3=2"], "only one"),
+            (
+                &["--trace", "d", "--trace-filter", "cr3=1", "--trace-filter", "cr3=2"],
+                "only one",
+            ),
             (&[&["--trace", "d"], &ip[..], &ip, &ip, &ip, &ip].concat(), "only 4"),
             (&["--trace", "d", "--trace-buffer", "1K"], "less than 512K"),
             (&["--trace", "d", "--trace-buffer", "x"], "not a size"),

@@ -142,7 +142,8 @@ impl Shared {
     fn trigger(&self) -> Option<&When> {
         let on = self.on.load(Ordering::Relaxed);
         let when = if on { &self.stop } else { &self.start };
-        when.as_ref().filter(|_| !self.spent[usize::from(on)].load(Ordering::Relaxed))
+        when.as_ref()
+            .filter(|_| !self.spent[usize::from(on)].load(Ordering::Relaxed))
     }
 
     /// It has happened.

@@ -49,7 +49,9 @@ impl When {
             };
         }
         if let Some(port) = text.strip_prefix("port=") {
-            let (port, value) = port.split_once(':').map_or((port, None), |(port, value)| (port, Some(value)));
+            let (port, value) = port
+                .split_once(':')
+                .map_or((port, None), |(port, value)| (port, Some(value)));
             let port = parse_u64(port).and_then(|port| u16::try_from(port).ok());
             let port = port.ok_or("port= needs a port from 0 to 0xffff, as port=0x80 or port=0x80:1")?;
             let value = match value {
@@ -63,7 +65,9 @@ impl When {
             return Ok(When::Port(port, value));
         }
         if text.starts_with(|first: char| first.is_ascii_digit()) {
-            return parse_u64(text).map(When::Address).ok_or_else(|| format!("{text} is not an address"));
+            return parse_u64(text)
+                .map(When::Address)
+                .ok_or_else(|| format!("{text} is not an address"));
         }
         let Some(file) = symbols else {
             return Err(format!(
