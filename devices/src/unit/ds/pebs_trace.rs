@@ -81,7 +81,12 @@ impl Pebs {
         let wanted = if sample.adaptive { s.data_cfg } else { 0 };
         if wanted & data_cfg::MEMORY != 0 {
             let memory = sample.memory.unwrap_or_default();
-            let values = vec![memory.address, memory.source().into(), memory.latency.into(), 0];
+            let values = vec![
+                memory.address,
+                memory.source().into(),
+                memory.latency.into(),
+                sample.transaction,
+            ];
             groups.push((kind::MEMORY, values));
         }
         if wanted & data_cfg::GPRS != 0 {
