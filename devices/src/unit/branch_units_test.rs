@@ -157,7 +157,8 @@ fn component_15_is_there_where_architectural_records_are() {
         if there {
             units.write_msr(0x14CE, 7, &mut cpu).unwrap();
             assert!(units.save_component(15, &mut area, 4, &mut cpu));
-            assert_eq!(units.read_msr(0x14CE, &mut cpu), Ok(6), "XSAVES switches recording off");
+            assert_eq!(units.read_msr(0x14CE, &mut cpu), Ok(7), "XSAVES leaves recording on");
+            units.write_msr(0x14CE, 0, &mut cpu).unwrap();
             assert_eq!(units.load_component(15, Some(&area), 4, &mut cpu), Ok(()));
             assert_eq!(units.read_msr(0x14CE, &mut cpu), Ok(7));
             area[1] = 0xFF;
