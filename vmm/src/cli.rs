@@ -19,6 +19,7 @@ use crate::{
     control,
     error::Error,
     model,
+    trace::command::TraceCommand,
 };
 
 /// The command line as clap sees it.
@@ -121,6 +122,11 @@ enum Command {
         /// The command, or a JSON object of it
         command: String,
     },
+    /// Look at a trace that `--trace` recorded
+    Trace {
+        #[command(subcommand)]
+        command: TraceCommand,
+    },
 }
 
 /// What the command line asks for.
@@ -140,6 +146,8 @@ pub enum Job {
         /// The command.
         command: String,
     },
+    /// Look at a trace.
+    Trace(Box<TraceCommand>),
     /// Print this text on standard output: help, version or the list of models.
     Print(String),
 }
@@ -162,6 +170,7 @@ where
             let path = control::parse_address(path.as_os_str().as_bytes()).unwrap_or(path);
             return Ok(Job::Control { path, command });
         }
+        Some(Command::Trace { command }) => return Ok(Job::Trace(Box::new(command))),
         None => {}
     }
     let Some(kernel) = cli.kernel else {
@@ -500,6 +509,7 @@ mod tests {
             Ok(Job::Run { config, .. }) => Ok(*config),
             Ok(Job::Print(text)) => Err(text),
             Ok(Job::Control { path, command }) => Err(format!("{}: {command}", path.display())),
+            Ok(Job::Trace(command)) => Err(format!("{command:?}")),
             Err(error) => Err(error.to_string()),
         }
     }

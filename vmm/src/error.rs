@@ -101,6 +101,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A file of symbols cannot be used.
+    #[error("--symbols {}: {source}", path.display())]
+    Symbols {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: crate::symbols::SymbolsError,
+    },
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
     System {

@@ -11,6 +11,7 @@ use minivmm::{
     control::client,
     error::{Error, Status},
     logger, run,
+    trace::command,
 };
 
 fn main() {
@@ -23,6 +24,7 @@ fn main() {
     let status = match cli::parse(std::env::args_os()) {
         Ok(Job::Print(text)) => print(&text),
         Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
+        Ok(Job::Trace(command)) => command::run(&command),
         Ok(Job::Run { config, verbose }) => {
             logger::init(verbose);
             signals::install()

@@ -38,6 +38,8 @@ pub(crate) struct Clock {
     now: Time,
     /// The TSC at a tick of the crystal clock, and the clock's counter then.
     tick: Option<(u64, u64)>,
+    /// The counter is TMA's, of which sixteen bits are told.
+    tma: bool,
     /// The TSC at the last packet other than CYC, and the cycles since then.
     anchor: u64,
     since: u64,
@@ -79,20 +81,25 @@ impl Clock {
     pub fn tma(&mut self, ctc: u16, fast: u16) {
         if let Some(tsc) = self.now.tsc {
             self.tick = Some((tsc.wrapping_sub(fast as u64), ctc as u64));
+            self.tma = true;
         }
     }
 
     pub fn mtc(&mut self, ctc: u8) {
         let Some((tsc, counter)) = self.tick else { return };
-        // Eight bits of the counter are told, as of a moment at which those below are zero.
+        // Eight bits of the counter are told, as of a moment at which those below are zero. With a large MTCFreq TMA has not all of
+        // them: then the next moment is taken that fits those that it has.
         let shift = self.timing.mtc_shift & 15;
-        let mut now = counter >> (shift + 8) << (shift + 8) | (ctc as u64) << shift;
+        let bits = if self.tma { 16.min(shift + 8) } else { shift + 8 };
+        let told = (ctc as u64) << shift;
+        let mut now = counter >> bits << bits | told & ((1 << bits) - 1);
         // The counter of TMA may be ahead of an MTC that was due already.
         if now < counter >> shift << shift {
-            now += 1 << (shift + 8);
+            now += 1 << bits;
         }
         let tsc = tsc.wrapping_add(self.ticks(now.saturating_sub(counter)));
-        self.tick = Some((tsc, now.max(counter)));
+        self.tick = Some((tsc, told + counter.saturating_sub(now)));
+        self.tma = false;
         self.anchor_at(tsc);
     }
 
@@ -146,5 +153,26 @@ mod tests {
         assert_eq!((clock.now().cycles, clock.now().ratio), (11, Some(10)));
         clock.tsc(2_000_000);
         assert_eq!(clock.now().tsc, Some(2_000_000));
+    }
+
+    // covers: 5/decoder-time
+    #[test]
+    fn a_counter_of_which_tma_tells_too_little_is_taken_up_at_the_next_mtc() {
+        let mut clock = Clock::new(Timing {
+            mtc_shift: 15,
+            ..Timing::default()
+        });
+        // The counter is 35_9000H, of which TMA tells 9000H, and MTC bits 22:15.
+        clock.tsc(0x1_0000);
+        clock.tma(0x9000, 0);
+        for (ctc, ticks) in [
+            (0x6c, 0x7000),
+            (0x6d, 0xf000),
+            (0xff, 0x4a_0000 - 0x1000),
+            (0x01, 0x4a_0000 - 0x1000 + 0x1_0000),
+        ] {
+            clock.mtc(ctc);
+            assert_eq!(clock.now().tsc, Some(0x1_0000 + ticks), "{ctc:#x}");
+        }
     }
 }

@@ -57,6 +57,13 @@ pub const GDB: Need = Need {
     why: "reads exported symbols, for comparison",
 };
 
+/// callgrind_annotate.
+pub const VALGRIND: Need = Need {
+    package: "valgrind",
+    program: "callgrind_annotate",
+    why: "reads exported profiles, for comparison",
+};
+
 /// The program's file, looked for as the shell does and in the system's own folders.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -146,6 +146,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
                 packages::QEMU,
                 packages::QEMU_USER,
                 packages::GDB,
+                packages::VALGRIND,
                 packages::LIBIPT,
             ],
             !options.no_install,

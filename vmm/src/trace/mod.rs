@@ -4,6 +4,8 @@
 //! units; [`Trace`] opens it and drives a [`pt_flow::Visitor`] through it, on several threads, with the code as it was when it
 //! was executed.
 
+pub mod command;
+pub mod export;
 pub mod folder;
 pub mod format;
 mod frames;
@@ -16,6 +18,7 @@ pub mod record;
 mod sink;
 mod state;
 pub mod trigger;
+pub mod view;
 
 pub use format::Header;
 pub use options::{Filter, OnError, Options};

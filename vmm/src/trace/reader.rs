@@ -214,6 +214,11 @@ impl Trace {
         self.streams.len()
     }
 
+    /// A vCPU's segments.
+    pub(super) fn segments(&self, cpu: usize) -> &[u32] {
+        self.streams.get(cpu).map_or(&[], |stream| &stream.segments)
+    }
+
     /// How packets tell time.
     pub fn timing(&self) -> Timing {
         Timing {

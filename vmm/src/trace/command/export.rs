@@ -1,0 +1,137 @@
+//! `minivmm trace export`.
+
+use std::{io::Write, path::Path};
+
+use crate::{
+    error::Error,
+    trace::{
+        Trace,
+        export::{OutFile, callgrind::Profile, folded::Stacks, perf, perfetto::Events},
+        view::{Calls, Names, Sink, Totals, Window, view},
+    },
+};
+
+use super::{
+    Export, bound, names,
+    output::{Bar, conclude, count, must_begin, say},
+};
+
+pub fn run(options: &Export) -> Result<(), Error> {
+    let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref())?;
+    let (window, cpus) = bound::resolve(&options.part, &trace, &names)?;
+    let bar = Bar::new(true);
+    let job = Job {
+        trace: &trace,
+        names: &names,
+        window,
+        cpus,
+        bar: &bar,
+    };
+    let title = format!("minivmm: {}", trace.header().kernel);
+    let mut totals = None;
+
+    if options.folded.is_some() || options.flamegraph.is_some() {
+        // What cannot be written is to be known before the work.
+        let create = |option, path: &Option<_>| {
+            path.as_deref()
+                .map(|path| OutFile::create(option, path, options.force))
+                .transpose()
+        };
+        let folded = create("--folded", &options.folded)?;
+        let flamegraph = create("--flamegraph", &options.flamegraph)?;
+        let mut stacks = Stacks::default();
+        totals = Some(job.calls("stacks", &mut stacks, |_, _| {})?);
+        if let Some(mut file) = folded {
+            stacks
+                .write_folded(&names, &mut file)
+                .map_err(|source| file.error(source))?;
+            file.finish()?;
+        }
+        if let Some(mut file) = flamegraph {
+            stacks
+                .write_flamegraph(&names, &title, &mut file)
+                .map_err(|source| file.error(source))?;
+            file.finish()?;
+        }
+    }
+    if let Some(path) = &options.callgrind {
+        let mut file = OutFile::create("--callgrind", path, options.force)?;
+        let mut profile = Profile::default();
+        totals = Some(job.calls("calls", &mut profile, |_, _| {})?);
+        profile
+            .write(&names, &trace.header().kernel, &mut file)
+            .map_err(|source| file.error(source))?;
+        file.finish()?;
+    }
+    if let Some(path) = &options.perfetto {
+        let mut file = OutFile::create("--perfetto", path, options.force)?;
+        let mut events = Events::new(&mut file, options.least);
+        totals = Some(job.calls("events", &mut events, |events, cpu| match cpu {
+            Some(cpu) => events.cpu(cpu),
+            None => events.cpu_over(),
+        })?);
+        let (calls, left_out) = events.finish(&title).map_err(|source| file.error(source))?;
+        file.flush().map_err(|source| file.error(source))?;
+        file.finish()?;
+        if left_out > 0 {
+            say(&format!(
+                "{}: {}, {left_out} shorter ones left out",
+                path.display(),
+                count(calls, "call")
+            ));
+        }
+    }
+    if let Some(path) = &options.perf {
+        totals = Some(perf::export(
+            &job.perf(path, options.force),
+            &mut |what, done, total| {
+                bar.say(what.into());
+                bar.at(done, total);
+            },
+        )?);
+    }
+    drop(bar);
+    if let Some(totals) = &totals {
+        must_begin(totals, options.part.from.as_deref())?;
+        conclude(totals);
+    }
+    Ok(())
+}
+
+struct Job<'a> {
+    trace: &'a Trace,
+    names: &'a Names,
+    window: Window,
+    cpus: Vec<usize>,
+    bar: &'a Bar,
+}
+
+impl Job<'_> {
+    fn perf<'a>(&'a self, path: &'a Path, force: bool) -> perf::Job<'a> {
+        perf::Job {
+            trace: self.trace,
+            names: self.names,
+            window: self.window,
+            cpus: &self.cpus,
+            path,
+            force,
+        }
+    }
+
+    /// Shows the calls of all vCPUs, one after the other, to a sink, and tells it of each vCPU's beginning and end.
+    fn calls<T>(&self, what: &str, state: &mut T, mut turn: impl FnMut(&mut T, Option<usize>)) -> Result<Totals, Error>
+    where
+        for<'t> &'t mut T: Sink,
+    {
+        let mut totals = Totals::default();
+        for &cpu in &self.cpus {
+            self.bar.say(format!("{what}, vCPU {cpu}"));
+            turn(state, Some(cpu));
+            let mut calls = Calls::new(self.names, &mut *state);
+            let mut progress = |done, total| self.bar.at(done, total);
+            totals.add(&view(self.trace, cpu, &self.window, &mut calls, &mut progress)?);
+            turn(state, None);
+        }
+        Ok(totals)
+    }
+}

@@ -1,0 +1,10 @@
+//! What a trace shows: its blocks and events with the moment of each, the names of addresses and processes, and the calls.
+
+mod calls;
+mod names;
+mod threads;
+mod window;
+
+pub use calls::{Calls, Frame, FrameKind, Sink};
+pub use names::{Function, Names, Process, ProcessCache};
+pub use window::{Bound, Here, Totals, Viewer, Window, view};

@@ -1,0 +1,152 @@
+//! Names of addresses, and of whose they are.
+
+use std::collections::HashMap;
+
+use crate::{
+    linux::{Recorded, Task},
+    symbols::SymbolTable,
+};
+
+/// A function, as a number that stays the same as long as the [`Names`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Function(u32);
+
+impl Function {
+    /// Code of a user's program, of which nothing is known.
+    pub const USER: Function = Function(u32::MAX);
+    /// Other code of which nothing is known.
+    pub const UNKNOWN: Function = Function(u32::MAX - 1);
+
+    /// It has a name.
+    pub fn known(self) -> bool {
+        self < Function::UNKNOWN
+    }
+}
+
+/// A process: whose lower half of the addresses it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Process(pub u64);
+
+/// What is known by name.
+#[derive(Debug, Default)]
+pub struct Names {
+    symbols: SymbolTable,
+    recorded: Recorded,
+    /// Where a thread's CPU goes over to another's stack.
+    switch: Option<(u64, u64)>,
+}
+
+impl Names {
+    /// Symbols, and what the trace has of its Linux.
+    pub fn new(symbols: SymbolTable, recorded: Recorded) -> Names {
+        let switch = symbols.address("__switch_to").and_then(|at| {
+            let end = symbols.end(symbols.find(at)?);
+            Some((at, end))
+        });
+        Names {
+            symbols,
+            recorded,
+            switch,
+        }
+    }
+
+    /// The symbols.
+    pub fn symbols(&self) -> &SymbolTable {
+        &self.symbols
+    }
+
+    /// What the trace has of its Linux.
+    pub fn linux(&self) -> &Recorded {
+        &self.recorded
+    }
+
+    /// The function at an address, and from where to where that holds.
+    pub fn function(&self, ip: u64) -> (Function, u64, u64) {
+        match self.symbols.find(ip) {
+            Some(n) => {
+                let start = self.symbols.function(n).map_or(ip, |symbol| symbol.address);
+                (Function(n as u32), start, self.symbols.end(n))
+            }
+            None if self.upper(ip) => (Function::UNKNOWN, 0, 0),
+            None => (Function::USER, 0, 1 << 63),
+        }
+    }
+
+    /// The address is in the kernel's half. Where no Linux is, nobody knows: then all code is the kernel's.
+    pub fn upper(&self, ip: u64) -> bool {
+        ip >> 63 == 1 || self.recorded.banner.is_empty()
+    }
+
+    /// A function's name.
+    pub fn name(&self, function: Function) -> &str {
+        match function {
+            Function::USER => "[user]",
+            Function::UNKNOWN => "[unknown]",
+            Function(n) => self
+                .symbols
+                .function(n as usize)
+                .map_or("[unknown]", |symbol| symbol.name),
+        }
+    }
+
+    /// The module that a function is of.
+    pub fn module(&self, function: Function) -> Option<&str> {
+        self.symbols.function(function.0 as usize)?.module
+    }
+
+    /// Part of whatever jumps to it: what the compiler has put elsewhere, and the thunks that Linux's returns go through.
+    pub fn is_part(&self, function: Function) -> bool {
+        let part = |name: &str| {
+            name.ends_with(".cold") || matches!(name, "__x86_return_thunk" | "its_return_thunk" | "srso_return_thunk")
+        };
+        function.known() && part(self.name(function))
+    }
+
+    /// The function in which Linux goes from one thread to another.
+    pub fn switches(&self, ip: u64) -> bool {
+        self.switch.is_some_and(|(start, end)| (start..end).contains(&ip))
+    }
+
+    /// Whose addresses CR3 shows. With page-table isolation there are two tables for each: they are one.
+    pub fn process(&self, cr3: Option<u64>) -> Option<Process> {
+        let cr3 = cr3? & !0xfff;
+        let other = cr3 & !0x1fff;
+        let known = |table| {
+            self.recorded
+                .tasks
+                .iter()
+                .any(|seen| seen.task.page_table == Some(table))
+        };
+        Some(Process(if cr3 != other && !known(cr3) && known(other) {
+            other
+        } else {
+            cr3
+        }))
+    }
+
+    /// The process's name and numbers at a step.
+    pub fn task(&self, process: Process, step: Option<u64>) -> Option<&Task> {
+        self.recorded.task(process.0, step.unwrap_or(0))
+    }
+
+    /// The process's name; `[kernel]` for the kernel's own threads and for what ran before there were processes.
+    pub fn process_name(&self, process: Option<Process>, step: Option<u64>) -> &str {
+        match process.and_then(|process| self.task(process, step)) {
+            Some(task) => &task.comm,
+            None if self.recorded.banner.is_empty() => "guest",
+            None => "[kernel]",
+        }
+    }
+}
+
+/// Remembers whose CR3 is whose: it is asked at each event.
+#[derive(Debug, Default)]
+pub struct ProcessCache(HashMap<u64, Option<Process>>);
+
+impl ProcessCache {
+    /// As [`Names::process`].
+    pub fn get(&mut self, names: &Names, cr3: Option<u64>) -> Option<Process> {
+        let cr3 = cr3?;
+        *self.0.entry(cr3).or_insert_with(|| names.process(Some(cr3)))
+    }
+}
