@@ -2,14 +2,17 @@
 
 mod common;
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use common::*;
 use iced_x86::code_asm::*;
-use minivmm::trace::{Decode, Start, State, Summary, Trace};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm, trace::Options};
+use minivmm::trace::{self, Decode, Filter, Options, Start, State, Summary, Trace, When};
+use minivmm::{Console, MachineConfig, SerialTarget, Vm};
 use pt_flow::{Block, Event, EventKind, Visitor};
+use x86::seam::HYPERCALL;
 
 /// A block with its bytes and CR3.
 type Ran = (Block, Vec<u8>, Option<u64>);
@@ -62,22 +65,31 @@ fn read(folder: &Path) -> (Vec<Ran>, Vec<Event>, Summary) {
     (blocks, gaps, summary.unwrap())
 }
 
-/// Adds up 1 to 100 by a CALL a number, in the byte of an instruction that it changes each time.
-fn changing(a: &mut CodeAssembler) {
-    let (mut again, mut add) = (a.create_label(), a.create_label());
-    a.mov(ecx, 100).unwrap();
-    a.xor(ebx, ebx).unwrap();
-    a.set_label(&mut again).unwrap();
-    a.lea(edi, dword_ptr(add)).unwrap();
-    a.mov(byte_ptr(edi + 2), cl).unwrap();
-    a.call(add).unwrap();
-    a.dec(ecx).unwrap();
-    a.jnz(again).unwrap();
-    debug_exit(a, 1);
-    a.set_label(&mut add).unwrap();
+/// Where the routine of the guests is: behind the header, MOV ESP and a short jump over it.
+const ROUTINE: u32 = BASE + 32 + 5 + 2;
+
+/// A routine at ROUTINE whose byte at ROUTINE + 2 is what it adds to EBX.
+fn routine(a: &mut CodeAssembler) {
+    let mut over = a.create_label();
+    a.jmp(over).unwrap();
     // 83 C3 ib
     a.add(ebx, 0x7f).unwrap();
     a.ret().unwrap();
+    a.set_label(&mut over).unwrap();
+}
+
+/// Adds up 1 to 100 by a CALL a number, in the byte of an instruction that it changes each time.
+fn changing(a: &mut CodeAssembler) {
+    let mut again = a.create_label();
+    routine(a);
+    a.mov(ecx, 100).unwrap();
+    a.mov(edi, ROUTINE).unwrap();
+    a.set_label(&mut again).unwrap();
+    a.mov(byte_ptr(edi + 2), cl).unwrap();
+    a.call(edi).unwrap();
+    a.dec(ecx).unwrap();
+    a.jnz(again).unwrap();
+    debug_exit(a, 1);
 }
 
 // covers: 5/trace-record
@@ -161,4 +173,379 @@ fn what_is_there_is_not_overwritten() {
     assert!(read(&empty).1.is_empty());
     let (status, text) = trace(&folder.path().join("no/such/parent"), &[]);
     assert!(status == Some(2) && text.contains("no/such/parent"), "{text}");
+}
+
+/// Records a guest; gives the directory and what a run without `--trace` retires.
+fn recorded(folder: &Folder, code: impl FnOnce(&mut CodeAssembler), change: impl Fn(&mut Options)) -> (PathBuf, u64) {
+    let kernel = folder.file("guest", guest(code));
+    let at = folder.path().join("trace");
+    let _ = fs::remove_dir_all(&at);
+    let mut options = Options::new(&at);
+    change(&mut options);
+    let config = MachineConfig {
+        memory: 4 << 20,
+        trace: Some(options),
+        max_instructions: Some(20_000_000),
+        ..MachineConfig::new(&kernel)
+    };
+    let mut vm = Vm::new(&config).unwrap();
+    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+    vm.run(&mut console).unwrap();
+    vm.end_trace("the test").unwrap();
+    (at, vm.stats().instructions)
+}
+
+/// Branches that a generator decides, a code byte that changes now and then, and an ending.
+fn long(a: &mut CodeAssembler, rounds: u32) {
+    let (mut again, mut skip, mut same) = (a.create_label(), a.create_label(), a.create_label());
+    routine(a);
+    a.mov(ecx, rounds).unwrap();
+    a.mov(edi, ROUTINE).unwrap();
+    a.mov(eax, 1).unwrap();
+    a.set_label(&mut again).unwrap();
+    a.imul_3(eax, eax, 0x0019_660d).unwrap();
+    a.add(eax, 0x3c6e_f35f).unwrap();
+    a.test(eax, 0x1000_0000).unwrap();
+    a.jz(skip).unwrap();
+    a.inc(edx).unwrap();
+    a.set_label(&mut skip).unwrap();
+    a.test(ecx, 0xfff).unwrap();
+    a.jnz(same).unwrap();
+    a.inc(byte_ptr(edi + 2)).unwrap();
+    a.set_label(&mut same).unwrap();
+    a.call(edi).unwrap();
+    a.dec(ecx).unwrap();
+    a.jnz(again).unwrap();
+    debug_exit(a, 1);
+}
+
+// covers: 5/trace-ring
+#[test]
+fn a_ring_keeps_the_last_and_it_decodes() {
+    let folder = Folder::new();
+    let size = 512 << 10;
+    let (whole, instructions) = recorded(&folder, |a| long(a, 700_000), |_| {});
+    let trace = Trace::open(&whole).unwrap();
+    let all = trace.extent(0).end;
+    assert!(all > 3 * size, "{all} bytes of packets");
+    let count = |at: &Path| Trace::open(at).unwrap().count(0, &Decode::default(), |_| {}).unwrap();
+    let (_, summary) = count(&whole);
+    assert_eq!((summary.flow.instructions, summary.flow.gaps), (instructions, 0));
+
+    let (ring, _) = recorded(&folder, |a| long(a, 700_000), |options| options.buffer = Some(size));
+    let trace = Trace::open(&ring).unwrap();
+    let extent = trace.extent(0);
+    // PSBs stand elsewhere than in the whole.
+    assert!(
+        extent.end.abs_diff(all) < 4096 && extent.start > 0,
+        "{extent:?} of {all}"
+    );
+    let kept = extent.end - extent.start;
+    assert!(kept <= size && kept >= size * 3 / 4, "{kept}");
+    let (_, summary) = count(&ring);
+    assert_eq!((summary.flow.gaps, summary.lost, &summary.damage[..]), (0, 0, &[][..]));
+    assert_eq!(summary.flow.bytes, kept);
+    let info = trace.info(0);
+    assert!(info.ended && info.segments >= 6 && info.changes > 10, "{info:?}");
+    // The last instructions are those of the whole.
+    let (blocks, gaps, _) = read(&ring);
+    let last = blocks.last().unwrap();
+    let (whole, _, _) = read(&recorded(&folder, |a| long(a, 700_000), |_| {}).0);
+    assert_eq!((last, &gaps[..]), (whole.last().unwrap(), &[][..]));
+}
+
+// covers: 5/trace-filters
+#[test]
+fn filters_let_through_what_they_say() {
+    let folder = Folder::new();
+    let (_, all) = recorded(&folder, changing, |_| {});
+    let add = u64::from(ROUTINE);
+    for (filter, expected) in [
+        (vec![Filter::Kernel], all),
+        (vec![Filter::User], 0),
+        (vec![Filter::Kernel, Filter::User], all),
+        (vec![Filter::Cr3(0)], all),
+        (vec![Filter::Cr3(0x1000)], 0),
+        (vec![Filter::Ip(add, add + 3)], 200),
+        (vec![Filter::Ip(add, add)], 100),
+        (vec![Filter::Ip(0, u64::from(u32::MAX)), Filter::User], 0),
+    ] {
+        let (at, _) = recorded(&folder, changing, |options| options.filters.clone_from(&filter));
+        let (blocks, gaps, summary) = read(&at);
+        assert_eq!((&gaps[..], &summary.damage[..]), (&[][..], &[][..]), "{filter:?}");
+        assert_eq!(summary.flow.instructions, expected, "{filter:?}");
+        if expected == 200 {
+            let added: Vec<u8> = blocks.iter().map(|(_, bytes, _)| bytes[2]).collect();
+            assert_eq!(
+                added,
+                (1..=100).rev().collect::<Vec<u8>>(),
+                "code that changes between what is traced"
+            );
+        }
+    }
+}
+
+// covers: 5/trace-triggers
+#[test]
+fn recording_begins_and_stops_where_it_is_told() {
+    let folder = Folder::new();
+    // Ten times: VMCALL 1, an INC, VMCALL 0, a DEC; ports 80H beside them.
+    let code = |a: &mut CodeAssembler| {
+        let mut again = a.create_label();
+        a.mov(ecx, 10).unwrap();
+        a.set_label(&mut again).unwrap();
+        a.mov(eax, HYPERCALL).unwrap();
+        a.mov(ebx, 1).unwrap();
+        a.vmcall().unwrap();
+        a.inc(esi).unwrap();
+        a.mov(ebx, 0).unwrap();
+        a.vmcall().unwrap();
+        out(a, 0x80, 1);
+        a.dec(edi).unwrap();
+        out(a, 0x80, 2);
+        a.dec(ecx).unwrap();
+        a.jnz(again).unwrap();
+        debug_exit(a, 1);
+    };
+    let (at, all) = recorded(&folder, code, |_| {});
+    let (blocks, gaps, summary) = read(&at);
+    assert_eq!((&gaps[..], summary.flow.instructions), (&[][..], all));
+    // Behind the first VMCALL is the INC.
+    let call = blocks
+        .iter()
+        .position(|(_, bytes, _)| bytes.ends_with(&[0x0f, 0x01, 0xc1]));
+    let (block, bytes, _) = &blocks[call.unwrap() + 1];
+    let (inc, after) = (block.ip, block.ip + if bytes[0] == 0x46 { 1 } else { 2 });
+    for (start, stop, expected) in [
+        // INC, MOV and the VMCALL that ends it.
+        (Some(When::Hypercall), Some(When::Hypercall), 30),
+        // The MOV of DX and AL, and OUT, beside the DEC.
+        (Some(When::Port(0x80, Some(1))), Some(When::Port(0x80, Some(2))), 40),
+        (Some(When::Address(inc)), Some(When::Address(after)), 10),
+        (Some(When::Instructions(5)), Some(When::Instructions(25)), 20),
+        (None, Some(When::Instructions(25)), 25),
+        (Some(When::Instructions(all - 7)), None, 7),
+        (Some(When::Port(0x81, None)), None, 0),
+    ] {
+        let (at, retired) = recorded(&folder, code, |options| {
+            (options.start, options.stop) = (start.clone(), stop.clone());
+        });
+        assert_eq!(retired, all);
+        let (_, gaps, summary) = read(&at);
+        assert_eq!(
+            (&gaps[..], summary.flow.instructions),
+            (&[][..], expected),
+            "{start:?} {stop:?}"
+        );
+    }
+}
+
+// covers: 5/trace-kill
+#[test]
+fn a_run_that_is_killed_leaves_what_was_written() {
+    let folder = Folder::new();
+    let kernel = folder.file("guest", guest(|a| long(a, u32::MAX)));
+    let at = folder.path().join("trace");
+    let mut child = minivmm()
+        .args(["-m", "4M", "--serial", "null", "--clock", "virtual", "--kernel"])
+        .arg(&kernel)
+        .arg("--trace")
+        .arg(&at)
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    let packets = at.join("cpu0-000000.pt");
+    while fs::metadata(&packets).map_or(0, |file| file.len()) < 1 << 20 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is written");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let trace = Trace::open(&at).unwrap();
+    assert_eq!(trace.header().end, None);
+    assert!(!trace.info(0).ended);
+    let (_, summary) = trace.count(0, &Decode::default(), |_| {}).unwrap();
+    // What is cut off is the end: the last frame may be.
+    assert!(
+        summary.flow.gaps <= 1 && summary.flow.instructions > 1_000_000,
+        "{summary:?}"
+    );
+}
+
+// covers: 5/trace-full-disk
+#[test]
+fn a_full_disk_stops_the_run_or_does_not() {
+    let folder = Folder::new();
+    let kernel = folder.file("guest", guest(|a| long(a, 7_000_000)));
+    for (policy, status) in [("stop", 2), ("continue", 3)] {
+        let at = folder.path().join(policy);
+        // Files of 16 MiB at most, which is room for what the engine makes, and no signal for it.
+        let script = "trap '' XFSZ; ulimit -f 16384; exec \"$@\"";
+        let output = std::process::Command::new("bash")
+            .args(["-c", script, "bash", env!("CARGO_BIN_EXE_minivmm")])
+            .args(["-m", "4M", "--serial", "null", "--clock", "virtual", "--kernel"])
+            .arg(&kernel)
+            .arg("--trace")
+            .arg(&at)
+            .args(["--trace-on-error", policy])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{policy}: {text}");
+        assert!(
+            text.contains("--trace") && text.lines().count() == 1,
+            "{policy}: {text}"
+        );
+        let trace = Trace::open(&at).unwrap();
+        let (_, summary) = trace.count(0, &Decode::default(), |_| {}).unwrap();
+        assert!(summary.flow.instructions > 1_000_000, "{policy}: {summary:?}");
+        assert!(summary.flow.gaps <= 2, "{policy}: {summary:?}");
+        assert_eq!(trace.header().end.as_ref().map(|end| end.complete), Some(false));
+    }
+}
+
+/// A copy of a directory, which is done something to.
+fn damaged(from: &Path, to: &Path, file: &str, f: impl FnOnce(&mut Vec<u8>)) {
+    let _ = fs::remove_dir_all(to);
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let mut bytes = fs::read(to.join(file)).unwrap();
+    f(&mut bytes);
+    fs::write(to.join(file), bytes).unwrap();
+}
+
+// covers: 5/trace-damage
+#[test]
+fn what_is_cut_or_flipped_is_missed_and_told_and_the_rest_decodes() {
+    let folder = Folder::new();
+    let (at, all) = recorded(&folder, |a| long(a, 300_000), |_| {});
+    let (blocks, ..) = read(&at);
+    let known: HashSet<Ran> = blocks.into_iter().collect();
+    let copy = folder.path().join("copy");
+    let rounds = if std::env::var_os("MINIVMM_FULL").is_some() {
+        400
+    } else {
+        24
+    };
+    let mut random = 0x1234_5678_9abc_def1u64;
+    let mut draw = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 11) as usize % below
+    };
+    for round in 0..rounds {
+        let file = ["cpu0-000000.pt", "cpu0-000000.side"][round % 2];
+        let (cut, place, bit) = (round / 2 % 2 == 0, draw(usize::MAX >> 12), draw(8));
+        let mut what = String::new();
+        damaged(&at, &copy, file, |bytes| {
+            let place = place % bytes.len();
+            what = format!(
+                "{file} {} at {place:#x} of {:#x}",
+                if cut { "cut" } else { "flipped" },
+                bytes.len()
+            );
+            if cut {
+                bytes.truncate(place);
+            } else {
+                bytes[place] ^= 1 << bit;
+            }
+        });
+        let (blocks, gaps, summary) = read(&copy);
+        // Nothing is made up: every block that is told was executed.
+        assert!(
+            blocks
+                .iter()
+                .all(|block| known.contains(block) || block.0.end == pt_flow::End::Cut),
+            "{what}: a block that never ran"
+        );
+        assert!(summary.flow.instructions <= all, "{what}");
+        let missing = summary.flow.instructions < all;
+        let told = !gaps.is_empty() || !summary.damage.is_empty() || cut;
+        assert!(told || !missing, "{what}: {summary:?}");
+        assert!(gaps.len() < 100_000, "{what}: {} gaps", gaps.len());
+    }
+    for (file, says) in [("trace.json", "damaged")] {
+        for place in [0, 30, 200] {
+            damaged(&at, &copy, file, |bytes| bytes[place] ^= 4);
+            let error = Trace::open(&copy).unwrap_err().to_string();
+            assert!(error.contains(says) || error.contains("not a trace"), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+    for (path, says) in [
+        (folder.path().join("nothing"), "no such directory"),
+        (folder.path().to_path_buf(), "not a trace directory"),
+        (folder.path().join("guest"), "not a directory"),
+    ] {
+        let error = Trace::open(&path).unwrap_err().to_string();
+        assert!(error.contains(says) && error.lines().count() == 1, "{error}");
+    }
+}
+
+// covers: 5/trace-raw
+#[test]
+fn raw_packets_and_pages_are_what_was_recorded() {
+    let folder = Folder::new();
+    let (at, _) = recorded(&folder, changing, |_| {});
+    let trace = Trace::open(&at).unwrap();
+    let out = folder.path().join("raw");
+    let summary = trace::raw::export(&trace, &out, &mut |_, _| {}).unwrap();
+    let packets = fs::read(out.join("cpu0.pt")).unwrap();
+    assert_eq!((packets.len() as u64, summary.lost), (trace.extent(0).end, 0));
+    let pages = fs::read(out.join("cpu0.pages")).unwrap();
+    assert_eq!(pages.len() as u64, summary.pages * 4096);
+    // Each span by itself, with the pages that hold in it.
+    let map = fs::read_to_string(out.join("cpu0.map")).unwrap();
+    let mut sections: HashMap<u64, usize> = HashMap::new();
+    let mut spans: Vec<(usize, usize, HashMap<u64, usize>)> = Vec::new();
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(text) => u64::from_str_radix(text, 16).unwrap(),
+        None => text.parse().unwrap(),
+    };
+    for line in map.lines().filter(|line| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["span", begin, end, _] => spans.push((number(begin) as usize, number(end) as usize, sections.clone())),
+            [_, address, page] => {
+                sections.insert(number(address), number(page) as usize);
+                if let Some(last) = spans.last_mut() {
+                    last.2.clone_from(&sections);
+                }
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    // The byte changes a hundred times, and each has its span.
+    assert_eq!((spans.len() as u64, spans.len() > 99), (summary.spans, true));
+    let mut added = Vec::new();
+    for (begin, end, sections) in spans {
+        let mut image = pt_flow::Sections::new();
+        for (address, page) in &sections {
+            image.add(*address, &pages[page * 4096..][..4096]);
+        }
+        let mut log = Log::new(&Start {
+            cpu: 0,
+            offset: 0,
+            clock: trace.clock(0),
+        });
+        pt_flow::Decoder::new(image, trace.timing()).decode(&pt_flow::Chunk::whole(&packets[begin..end]), &mut log);
+        assert!(log.gaps.is_empty(), "{:?}", log.gaps);
+        added.extend(
+            log.blocks
+                .iter()
+                .filter(|(_, bytes, _)| bytes.starts_with(&[0x83, 0xc3]))
+                .map(|(_, bytes, _)| bytes[2]),
+        );
+    }
+    assert_eq!(added, (1..=100).rev().collect::<Vec<u8>>());
+    let again = trace::raw::export(&trace, &out, &mut |_, _| {})
+        .unwrap_err()
+        .to_string();
+    assert!(again.contains("raw") && again.lines().count() == 1, "{again}");
 }

@@ -139,7 +139,7 @@ impl Kernel {
             .and_then(Btf::parse);
         if let Some(btf) = btf {
             self.types = Types {
-                tasks: tasks::Layout::of(&btf),
+                tasks: tasks::Layout::of(&btf, &self.symbols),
                 modules: modules::Layout::of(&btf),
             };
         }

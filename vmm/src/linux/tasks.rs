@@ -1,6 +1,7 @@
 //! Processes: `struct task_struct`. include/linux/sched.h of Linux 6.1.
 
 use super::{Kernel, Memory, btf::Btf};
+use crate::symbols::SymbolTable;
 
 /// More would be a list that does not close.
 const MOST: usize = 1 << 20;
@@ -29,11 +30,13 @@ pub struct Layout {
     comm_len: usize,
     mm: u64,
     pgd: u64,
+    /// Addresses of `__per_cpu_offset`, and of `current_task` in a CPU's part: they are asked for often, and looked up once.
+    current: Option<(u64, u64)>,
 }
 
 impl Layout {
     /// As the kernel's types say.
-    pub fn of(btf: &Btf) -> Option<Layout> {
+    pub fn of(btf: &Btf, symbols: &SymbolTable) -> Option<Layout> {
         let of = |path| btf.offset("task_struct", path);
         Some(Layout {
             tasks: of("tasks")?,
@@ -43,6 +46,7 @@ impl Layout {
             comm_len: btf.array("task_struct", "comm")? as usize,
             mm: of("mm")?,
             pgd: btf.offset("mm_struct", "pgd")?,
+            current: symbols.address("__per_cpu_offset").zip(symbols.address("current_task")),
         })
     }
 }
@@ -69,8 +73,7 @@ impl Kernel {
     /// The task that a CPU runs; CPUs by Linux's numbers.
     pub fn current(&self, memory: &mut dyn Memory, cpu: usize) -> Option<Task> {
         let layout = self.types.tasks.as_ref()?;
-        let offsets = self.symbols.address("__per_cpu_offset")?;
-        let variable = self.symbols.address("current_task")?;
+        let (offsets, variable) = layout.current?;
         let offset = self.image_word(memory, offsets + 8 * cpu as u64)?;
         let at = self.word(memory, variable.wrapping_add(offset))?;
         self.task(memory, layout, at)

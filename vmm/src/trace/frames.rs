@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::format::{FRAME, FrameHeader, Kind};
@@ -118,6 +119,42 @@ impl Frames {
                 return Ok(self.at - from);
             }
         }
+    }
+
+    /// Where the packets of these segments end, by the headers of their frames alone.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn end(mut self) -> io::Result<u64> {
+        let mut end = 0;
+        for segment in std::mem::take(&mut self.segments) {
+            let file = match File::open(self.folder.join(self.kind.file(self.cpu, segment))) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            let len = file.metadata()?.len();
+            let mut at = 0;
+            self.file = Some(file);
+            while let Some(file) = &self.file
+                && at + FRAME as u64 <= len
+            {
+                let mut bytes = [0; FRAME];
+                file.read_exact_at(&mut bytes, at)?;
+                if let Some(header) = FrameHeader::parse(&bytes, self.kind) {
+                    let next = at + FRAME as u64 + u64::from(header.len);
+                    if next <= len {
+                        end = end.max(header.offset.saturating_add(u64::from(header.len)));
+                    }
+                    at = next;
+                } else {
+                    self.seek(at)?;
+                    self.resynchronize()?;
+                    at = self.at;
+                }
+            }
+        }
+        Ok(end)
     }
 
     fn next_item(&mut self) -> io::Result<Option<Item>> {

@@ -180,21 +180,9 @@ impl Trace {
             stream.begins[index] = stream.begins[index].min(next);
         }
         if let Some(&last) = stream.segments.last() {
-            let headers = Frames::new(&self.folder, Kind::Packets, cpu, &[last]);
-            for item in headers {
-                if let Item::Frame { offset, payload, .. } = item? {
-                    stream.end = stream.end.max(offset.saturating_add(payload.len() as u64));
-                }
-            }
-            stream.end = stream.end.max(
-                stream
-                    .begins
-                    .iter()
-                    .copied()
-                    .filter(|begin| *begin != u64::MAX)
-                    .max()
-                    .unwrap_or(0),
-            );
+            let begin = stream.begins.iter().copied().filter(|begin| *begin != u64::MAX).max();
+            let end = Frames::new(&self.folder, Kind::Packets, cpu, &[last]).end()?;
+            stream.end = end.max(begin.unwrap_or(0));
         }
         Ok(stream)
     }
@@ -241,8 +229,7 @@ impl Trace {
     pub fn clock(&self, cpu: usize) -> Clock {
         let damage = Damage::default();
         let mut syncs = Vec::new();
-        let segments = self.streams.get(cpu).map_or(&[][..], |stream| &stream.segments);
-        let mut side = Side::new(&self.folder, cpu, segments);
+        let mut side = Side::new(&self.folder, cpu, self.segments(cpu));
         while let Some(next) = side.next(&damage) {
             if let Next::Record(Record::Sync { offset, step, tick } | Record::Time { offset, step, tick }, _) = next {
                 Clock::push(&mut syncs, Sync { offset, step, tick });

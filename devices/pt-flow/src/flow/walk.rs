@@ -411,8 +411,15 @@ impl<I: Image> Decoder<I> {
             self.changes(0, true, visitor)?;
         }
         for _ in 0..ENDLESS {
+            // Straight-line code leaves a filtered region without a branch.
+            if Some(self.here()) == to {
+                return Ok(());
+            }
             let id = self.node()?;
             let node = self.graph.nodes[id as usize];
+            if let Some(to) = to.filter(|to| inside(&node, *to)) {
+                return self.walk_direct(to, visitor);
+            }
             let out = match (node.block.end, to) {
                 // A direct branch leaves the filtered region where its target is told.
                 (End::Jump | End::Call, Some(to)) => node.target == to,
