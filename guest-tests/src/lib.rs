@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub mod flat;
 pub mod fuzz;
 pub mod measure;
+pub mod retired;
 pub mod traced;
 
 /// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.

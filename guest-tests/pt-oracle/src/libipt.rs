@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -366,6 +366,26 @@ impl Image {
             assert!(status >= 0, "libipt does not take a section: {}", message(status));
         }
         own
+    }
+}
+
+impl Image {
+    /// Adds a part of a file at an address, over what is there: of one address space (CR3 without bits 4:0), or of all.
+    ///
+    /// # Panics
+    /// When libipt does not take it.
+    pub fn add_file(&mut self, path: &Path, offset: u64, len: u64, address: u64, cr3: Option<u64>) {
+        let name = CString::new(path.as_os_str().as_bytes()).expect("a path without NUL");
+        // `struct pt_asid`: its size, CR3 and VMCS base, where all ones are for any.
+        let asid = [24, cr3.unwrap_or(u64::MAX), u64::MAX];
+        // SAFETY: image and cache are allocated; the name is a C string and the ASID whole, and libipt copies both.
+        let status = unsafe {
+            match pt_iscache_add_file(self.cache, name.as_ptr(), offset, len, address) {
+                isid if isid > 0 => pt_image_add_cached(self.image, self.cache, isid, asid.as_ptr().cast()),
+                status => status.min(-PTE_NOMEM),
+            }
+        };
+        assert!(status >= 0, "libipt does not take a section: {}", message(status));
     }
 }
 

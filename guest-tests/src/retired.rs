@@ -1,0 +1,222 @@
+//! The stream of retired instruction pointers, as a hash for each window of them.
+//!
+//! One observer hears of branches and events alone; what lies between them it reads from guest memory. That this is what
+//! retires, instruction for instruction, is `tests/stream.rs`'s to show.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use iced_x86::{Decoder, DecoderOptions, Instruction};
+use x86::seam::{Appetite, BranchRecord, CodeSize, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
+
+/// Instructions in a window, which has one hash.
+pub const WINDOW: u64 = 100_000;
+
+/// A rolling hash of instruction pointers, kept at the end of each window.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stream {
+    hash: u64,
+    /// How many there were.
+    pub count: u64,
+    /// The hash after each window.
+    pub windows: Vec<u64>,
+}
+
+impl Stream {
+    /// The next one.
+    pub fn push(&mut self, ip: u64) {
+        self.hash = (self.hash ^ ip).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        self.count += 1;
+        if self.count.is_multiple_of(WINDOW) {
+            self.windows.push(self.hash);
+        }
+    }
+
+    /// All so far, in one number.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Says where another stream is a different one.
+    pub fn compare(&self, other: &Stream) -> Result<(), String> {
+        let same = self
+            .windows
+            .iter()
+            .zip(&other.windows)
+            .take_while(|(a, b)| a == b)
+            .count();
+        if same < self.windows.len().min(other.windows.len()) {
+            return Err(format!(
+                "they differ in window {same} of {} and {}",
+                self.windows.len(),
+                other.windows.len()
+            ));
+        }
+        if (self.count, self.hash) != (other.count, other.hash) {
+            return Err(format!(
+                "they differ behind window {same}: {} and {} instructions",
+                self.count, other.count
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Straight-line code that was met: its bytes, and where its instructions begin.
+#[derive(Debug)]
+struct Line {
+    bytes: Vec<u8>,
+    starts: Vec<u16>,
+}
+
+/// Lengths of the instructions of straight-line code, remembered by address and bytes.
+#[derive(Debug, Default)]
+pub struct Lines(HashMap<(u64, u32), Line>);
+
+impl Lines {
+    /// Gives the address of each instruction of `bytes`, which begin at `ip`, to `f`. False where they are not whole
+    /// instructions.
+    pub fn each(&mut self, ip: u64, bits: u32, bytes: &[u8], mut f: impl FnMut(u64)) -> bool {
+        let line = self.0.entry((ip, bits)).or_insert(Line {
+            bytes: Vec::new(),
+            starts: Vec::new(),
+        });
+        if line.bytes != bytes {
+            line.bytes = bytes.to_vec();
+            line.starts.clear();
+            let mut decoder = Decoder::with_ip(bits, bytes, ip, DecoderOptions::NONE);
+            let mut instruction = Instruction::default();
+            while decoder.can_decode() {
+                line.starts.push(decoder.position() as u16);
+                decoder.decode_out(&mut instruction);
+                if instruction.is_invalid() {
+                    line.bytes.clear();
+                    return false;
+                }
+            }
+        }
+        line.starts
+            .iter()
+            .for_each(|start| f(ip.wrapping_add(u64::from(*start))));
+        true
+    }
+}
+
+/// What an observer has heard.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// The stream.
+    pub stream: Stream,
+    /// What cannot be, if anything has been.
+    pub wrong: Option<String>,
+}
+
+/// Hears of branches, and walks the code between them.
+pub struct Retired {
+    heard: Arc<Mutex<Heard>>,
+    lines: Lines,
+    ip: Option<u64>,
+    context: Context,
+}
+
+fn bits(context: &Context) -> u32 {
+    match context.code {
+        CodeSize::Bits16 => 16,
+        CodeSize::Bits32 => 32,
+        CodeSize::Bits64 => 64,
+    }
+}
+
+impl Retired {
+    /// An observer, and what it will have heard.
+    pub fn new() -> (Retired, Arc<Mutex<Heard>>) {
+        let heard = Arc::<Mutex<Heard>>::default();
+        let observer = Retired {
+            heard: heard.clone(),
+            lines: Lines::default(),
+            ip: None,
+            context: Context::default(),
+        };
+        (observer, heard)
+    }
+
+    /// Straight on up to the transfer, then along it.
+    fn transfer(&mut self, record: &BranchRecord, cpu: &mut dyn Processor) {
+        let heard = self.heard.clone();
+        let mut heard = heard.lock().expect("nobody panicked with it");
+        if heard.wrong.is_some() {
+            return;
+        }
+        let flow = Flow::from_code(record.flow).expect("a flow");
+        // A decoder sees of INT n the event alone.
+        let retired = record.length != 0 && flow != Flow::Far(Far::SoftwareInterrupt);
+        let ip = self.ip.unwrap_or(record.from);
+        let len = record.from.wrapping_sub(ip) + if retired { u64::from(record.length) } else { 0 };
+        let mut bytes = vec![0; len.min(1 << 16) as usize];
+        let there = len <= 1 << 16 && cpu.read_linear(ip, &mut bytes).is_ok();
+        let stream = &mut heard.stream;
+        if !there || !self.lines.each(ip, bits(&self.context), &bytes, |ip| stream.push(ip)) {
+            heard.wrong = Some(format!("from {ip:x} to {record:x?}"));
+        }
+        self.ip = Some(record.to);
+    }
+
+    /// Up to the instruction that is next, at the end of a run.
+    fn rest(&mut self, cpu: &mut dyn Processor) {
+        let Some(ip) = self.ip else { return };
+        let to = cpu.rip().wrapping_add(self.context.cs_base);
+        let record = BranchRecord {
+            from: to,
+            to,
+            flow: Flow::Jump.code(),
+            ..BranchRecord::default()
+        };
+        if to.wrapping_sub(ip) <= 1 << 16 {
+            self.transfer(&record, cpu);
+        }
+    }
+}
+
+impl Watch for Retired {
+    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+        if self.ip.is_none() {
+            self.context = cpu.context();
+            self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
+        }
+        Appetite {
+            branches: true,
+            // The code must still be what ran.
+            branch_room: 64,
+            ..Appetite::NOTHING
+        }
+    }
+    fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        for record in records {
+            self.transfer(record, cpu);
+        }
+        self.context = cpu.context();
+        Effects::NONE
+    }
+    fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
+        self.transfer(&event.branch, cpu);
+        self.context = cpu.context();
+        Effects::NONE
+    }
+    fn state(&mut self, change: x86::seam::Change, cpu: &mut dyn Processor) -> Effects {
+        use x86::seam::Change;
+        match change {
+            // Execution goes on somewhere else.
+            Change::Init | Change::StartUp(_) => {
+                self.context = cpu.context();
+                self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
+            }
+            // Behind it the same address may lead to other bytes.
+            Change::Cr3 | Change::Mode => {
+                self.rest(cpu);
+                self.context = cpu.context();
+            }
+            _ => {}
+        }
+        Effects::NONE
+    }
+}
