@@ -411,12 +411,9 @@ impl<I: Image> Decoder<I> {
             self.changes(0, true, visitor)?;
         }
         for _ in 0..ENDLESS {
-            // Straight-line code leaves a filtered region without a branch.
-            if Some(self.here()) == to {
-                return Ok(());
-            }
             let id = self.node()?;
             let node = self.graph.nodes[id as usize];
+            // Straight-line code leaves a filtered region without a branch.
             if let Some(to) = to.filter(|to| inside(&node, *to)) {
                 return self.walk_direct(to, visitor);
             }
@@ -434,6 +431,9 @@ impl<I: Image> Decoder<I> {
                 return Ok(());
             }
             self.direct(id, node.block.end, visitor)?;
+            if node.block.end == End::Continue && Some(self.here()) == to {
+                return Ok(());
+            }
         }
         Err(GapKind::Endless { ip: self.here() })
     }
