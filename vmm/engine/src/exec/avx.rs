@@ -331,10 +331,12 @@ impl Cpu {
         let count = (o.aux >> element::COUNT_SHIFT & 15) as usize;
         let mask = self.ymm_bytes(o.src);
         let chosen = |i: usize| mask[size * i + size - 1] & 0x80 != 0;
-        let at = self.ea(o);
+        // Only the operand's own address wraps, not those of its elements.
+        let at = self.ea(o) & u64::MAX >> (64 - 8 * o.imm as u32);
         let mut places = [0; 8];
         for i in (0..count).filter(|&i| chosen(i)) {
-            places[i] = self.element(o, at.wrapping_add((size * i) as u64), size, o.aux & element::STORE != 0)?;
+            let offset = at.wrapping_add((size * i) as u64);
+            places[i] = self.segmented(o.seg as usize, offset, size as u64, o.aux & element::STORE != 0)?;
         }
         if o.aux & element::STORE != 0 {
             let bytes = self.ymm_bytes(o.dst);

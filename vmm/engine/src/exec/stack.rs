@@ -54,22 +54,22 @@ fn enter<const S: u8>(c: &mut Cpu, o: &Op) -> Done {
     // The whole of ESP, also where only SP counts on the way down.
     let (rsp, mask) = (c.get::<8>(slot::RSP), c.stack_mask());
     let frame = rsp & !mask | rsp.wrapping_sub(S as u64) & mask;
-    // First whatever can fault: the display is read, and what the pushes will write is probed. The instruction also faults
-    // whenever a write at the final stack pointer would.
+    // First whatever can fault, in the order of the pushes and of the reads of the display between them. The instruction also
+    // faults whenever a write at the final stack pointer would.
     let mut display = [0; PUSHES];
     let mut bp = c.get::<8>(slot::RBP);
-    for place in &mut display[1..level.max(1)] {
-        bp = bp.wrapping_sub(S as u64);
-        *place = c.stack_linear::<S>(bp, false)?;
-        c.load::<S>(o, *place)?;
-    }
     let pushes = if level > 0 { level + 1 } else { 1 };
     let mut places = [0; PUSHES];
     let mut sp = rsp;
-    for place in &mut places[..pushes] {
+    for i in 0..pushes {
+        if (1..level).contains(&i) {
+            bp = bp.wrapping_sub(S as u64);
+            display[i] = c.stack_linear::<S>(bp, false)?;
+            c.load::<S>(o, display[i])?;
+        }
         sp = sp.wrapping_sub(S as u64) & mask;
-        *place = c.stack_linear::<S>(sp, true)?;
-        c.probe_write(o, *place, S as usize)?;
+        places[i] = c.stack_linear::<S>(sp, true)?;
+        c.probe_write(o, places[i], S as usize)?;
     }
     let last = sp.wrapping_sub(o.imm) & mask;
     let linear = c.stack_linear::<S>(last, true)?;

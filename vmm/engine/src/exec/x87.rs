@@ -77,8 +77,8 @@ impl Cpu {
         if !execute(&mut self.fpu, insn, &mut memory, 0).store {
             return Ok(());
         }
-        // FSTP of 80 bits is two stores, the first of which stays when the second faults.
-        let parts = if insn.memory == X87Memory::F80 { 8 } else { size };
+        // FSTP of 80 bits and FBSTP are two stores, the first of which stays when the second faults.
+        let parts = size.min(8);
         let written = memory[..size].chunks(parts).enumerate().try_for_each(|(i, part)| {
             let skip = (i * parts) as u64;
             let place = if address == 0 {

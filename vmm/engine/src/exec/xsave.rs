@@ -305,7 +305,8 @@ impl Cpu {
         self.part(o, 0, EXTENDED, write).map(|_| ())
     }
 
-    /// Checks the whole area that `rfbm` asks for, whether or not all of it is used, its last byte first.
+    /// Checks the area that `rfbm` asks for, whether or not all of it is used, in the order in which Intel's processors find
+    /// faults: its last byte first.
     fn reach_area(&mut self, o: &Op, rfbm: u64, xcomp_bv: u64, write: bool) -> Done {
         let len = if xcomp_bv & COMPACTED != 0 {
             let (places, _) = self.xsave.places(xcomp_bv);
@@ -320,10 +321,16 @@ impl Cpu {
         let linear = self.part(o, 0, len, write)?;
         let access = if write { Access::Write } else { Access::Read };
         self.reach_last(o, linear, len, access)?;
-        if write {
-            return self.probe_write(o, linear, len);
+        // Of the legacy region MXCSR, with whatever it belongs to, comes before the rest.
+        let shared = if xcomp_bv & COMPACTED != 0 {
+            rfbm & xstate::SSE
+        } else {
+            rfbm & (xstate::SSE | xstate::AVX)
+        };
+        if shared != 0 {
+            return self.reach_first(o, linear.wrapping_add(24), 4, access);
         }
-        self.reach_last(o, linear, 1, access)
+        Ok(())
     }
 
     /// What the instruction may save or load.
@@ -437,6 +444,9 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     }
     let mut image = Image::new();
     image.run(HEADER + 8, 8);
+    image.read(c, o)?;
+    c.reach_area(o, rfbm, image.word(HEADER + 8), false)?;
+    image.len = 0;
     image.run(HEADER, 64);
     image.read(c, o)?;
     let (bv, xcomp_bv) = (image.word(HEADER), image.word(HEADER + 8));
@@ -453,7 +463,6 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     if !sound {
         return Err(c.gp(0));
     }
-    c.reach_area(o, rfbm, xcomp_bv, false)?;
     let (places, _) = c.xsave.places(xcomp_bv);
     let loaded = rfbm & bv;
     let registers = if long { 16 } else { 8 };

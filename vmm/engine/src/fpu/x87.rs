@@ -700,7 +700,8 @@ impl Unit<'_> {
                 }
                 let wide = insn.memory == X87Memory::F64;
                 let (value, status) = if wide { host::ld_m64(mem) } else { host::ld_m32(mem) };
-                self.accept(status & !sw::C1, PRE_COMPUTATION)?;
+                // A denormal is loaded even where it raises an unmasked exception.
+                self.accept(status & !sw::C1, sw::IE)?;
                 value
             }
         };
@@ -762,9 +763,7 @@ impl Unit<'_> {
         }
         let mut a = self.f.st(0);
         let status = f(self.f.cw, &mut a, self.f.st(1));
-        if status & sw::IE != 0 {
-            self.f.sw &= !(codes & sw::C2);
-        }
+        self.f.sw &= !(codes & sw::C2);
         self.accept(status, PRE_COMPUTATION)?;
         // Without a quotient only C2, "incomplete", is cleared.
         let quotient = matches!(class(a), Class::Zero | Class::Denormal | Class::Normal);

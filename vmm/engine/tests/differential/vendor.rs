@@ -61,8 +61,28 @@ pub fn excuse(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static 
 }
 
 /// What the engine does in a way of its own.
-fn intels(case: &Case, _host: &Outcome, _engine: &Outcome) -> Option<&'static str> {
-    outside_domain(case)
+fn intels(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
+    match (case.instruction.mnemonic(), host.vector, engine.vector) {
+        _ if case.instruction.is_vsib() && host.vector == 1 && matches!(engine.vector, 12..=14) => {
+            Some("a single step in place of the fault of a gather's later element")
+        }
+        (Mnemonic::Call, 12 | 14, 13) => Some("the stack and the target of a call, where neither can be used"),
+        (
+            Mnemonic::Xsave
+            | Mnemonic::Xsave64
+            | Mnemonic::Xsaveopt
+            | Mnemonic::Xsaveopt64
+            | Mnemonic::Xsavec
+            | Mnemonic::Xsavec64
+            | Mnemonic::Xrstor
+            | Mnemonic::Xrstor64,
+            12..=14,
+            12..=14,
+        ) if (host.vector, host.cr2) != (engine.vector, engine.cr2) => {
+            Some("which part of an XSAVE area faults first, and whether before its header is checked")
+        }
+        _ => outside_domain(case),
+    }
 }
 
 /// Functions whose results beyond what they are defined for are nobody's.
@@ -90,7 +110,7 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
         (M::Arpl, _, _) if host.vector != 3 || engine.vector != 3 => {
             Some("whether ARPL writes a destination that it leaves as it is")
         }
-        (M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu, _, _) if host.vector != 3 => {
+        (M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu, _, _) if host.vector != 3 || engine.vector != 3 => {
             Some("which of the bytes that are not written are checked, and what MMX state a fault leaves")
         }
         (
@@ -101,8 +121,8 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
         (_, 13, 12) | (_, 12, 13) if misaligned && alignment >= 16 => {
             Some("limit and alignment of an operand that violates both")
         }
-        (M::Iret | M::Iretd | M::Iretq | M::Retf, h, e) if both_fault(h) && both_fault(e) && h != e => {
-            Some("whether the frame is read before what it holds is checked")
+        (M::Iret | M::Iretd | M::Iretq | M::Retf, h, e) if (both_fault(h) || both_fault(e)) && h != e => {
+            Some("how much of the frame is read, and whether before what it holds is checked and cut to size")
         }
         (M::Call, h, e)
             if (h, host.error, host.cr2) != (e, engine.error, engine.cr2)
@@ -162,7 +182,7 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
             | M::Fxrstor64,
             h,
             e,
-        ) if both_fault(h) && (h, host.cr2) != (e, engine.cr2) => {
+        ) if (both_fault(h) || both_fault(e)) && (h, host.cr2) != (e, engine.cr2) => {
             Some("how much of the area is probed, whatever is asked for, and whether before its header is checked")
         }
         (M::Movsxd, 14, _) if instruction.op0_register().size() == 2 => Some("whether 16 or 32 bits are read"),
@@ -208,6 +228,9 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
         ) if fault_addresses && host.cr2 != engine.cr2 => Some("which part of a long operand is accessed first"),
         (M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq, 14, 14) if fault_addresses => {
             Some("which address of a masked store's operand CR2 gets")
+        }
+        (M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq, h, e) if h != e && case.state.bits() != 64 => {
+            Some("whether the addresses of a masked move's elements wrap")
         }
         (M::Vcvtps2ph, h, e) if h != e && (both_fault(h) || both_fault(e)) => {
             Some("whether VCVTPS2PH's exceptions come before its operand's")
@@ -316,6 +339,10 @@ pub fn open_fpu(case: &Case, host: &Outcome, open: &mut Undefined) {
     if x87_pending(case, host) {
         open.fsw |= 0x4700;
     }
+    // Comparisons that set RFLAGS leave C1 alone on Intel's CPUs, unless the stack underflows, and FFREE clears it.
+    if to_flags(case) || matches!(case.instruction.mnemonic(), Mnemonic::Ffree | Mnemonic::Ffreep) {
+        open.fsw |= 1 << 9;
+    }
     // Whether VCVTPS2PH has flagged its exceptions when its operand faults.
     if case.instruction.mnemonic() == Mnemonic::Vcvtps2ph && matches!(host.vector, 12..=14) {
         open.mxcsr |= 0x3f;
@@ -353,7 +380,7 @@ pub fn open_memory(case: &Case, host: &Outcome, open: &mut Undefined) {
                 .push((base.wrapping_add(sp).wrapping_add(2) & 0xffff_ffff, 2));
         }
         // The first of two stores, when the second faults.
-        Code::Fstp_m80fp if host.vector != 3 => {
+        Code::Fstp_m80fp | Code::Fbstp_m80bcd if host.vector != 3 => {
             if let Some(address) = address(&case.instruction, &case.state) {
                 open.memory.push((address, 8));
             }
