@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub mod flat;
 pub mod fuzz;
 pub mod measure;
+pub mod observer;
 pub mod retired;
 pub mod traced;
 

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
-//! `guest-tests/pt-oracle/benches/decode.rs`; this prepares and runs them.
+//! `guest-tests/pt-oracle/benches/decode.rs`, for the debug and trace units `guest-tests/benches/units.rs`; this prepares and
+//! runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -11,8 +12,8 @@ pub struct Options {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, or the decoding of traces
-    #[arg(long, value_parser = ["boot", "loops", "decode"])]
+    /// Measure only the boot, the loops, what the units cost, or the decoding of traces
+    #[arg(long, value_parser = ["boot", "loops", "units", "decode"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -33,9 +34,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     guest::prepare(&stage)?;
     stage.end("ok");
     let program = demo::build_release()?;
-    let speeds = run_to_end(speed(options).env("MINIVMM", program).current_dir(tree::root()))?;
+    let watching = || run_to_end(units(options).env("MINIVMM", &program).current_dir(tree::root()));
+    if options.only.as_deref() == Some("units") {
+        return watching();
+    }
+    let speeds = run_to_end(speed(options).env("MINIVMM", &program).current_dir(tree::root()))?;
     if options.only.is_some() || speeds != ExitCode::SUCCESS {
         return Ok(speeds);
+    }
+    let watched = watching()?;
+    if watched != ExitCode::SUCCESS {
+        return Ok(watched);
     }
     decodes()
 }
@@ -57,6 +66,14 @@ fn decode(options: &Options) -> Command {
     command
 }
 
+/// The command that measures the units.
+fn units(options: &Options) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["bench", "--quiet", "-p", "guest-tests", "--bench", "units", "--"]);
+    command.args(["--rounds", &options.rounds.to_string()]);
+    command
+}
+
 /// The command that measures.
 fn speed(options: &Options) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -73,6 +90,7 @@ mod tests {
     use super::*;
 
     // covers: 2/setup-bench
+    // covers: 4/bench-units
     // covers: 5/decoder-bench
     #[test]
     fn the_options_reach_what_measures() {
@@ -83,7 +101,8 @@ mod tests {
         };
         let command = speed(&options);
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
-        let decode = decode(&options);
+        let (decode, units) = (decode(&options), units(&options));
+        assert!(units.get_args().any(|word| word == "units") && units.get_args().any(|word| word == "7"));
         assert!(decode.get_args().any(|word| word == "7"));
         assert!(
             words.ends_with(&["--bench", "speed", "--", "--rounds", "7", "--only", "loops"]),

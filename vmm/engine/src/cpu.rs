@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::exec::xsave::Layout;
 use crate::flags;
 use crate::fpu::FpuState;
-use crate::op::{Link, Op, Reason, Stop};
+use crate::op::{Link, Op, Reason, Stop, Template};
 use crate::tlb::Tlb;
 use crate::transaction::{Room, Shared, Transaction};
 use crate::watch::Watched;
@@ -278,10 +278,9 @@ pub struct Cpu {
     /// Where the next branch record goes, and where there is no room for it.
     pub(crate) record_at: *mut BranchRecord,
     pub(crate) record_end: *mut BranchRecord,
-    /// The machine's step clock at the end of what this chain was granted: less the budget, it is the present one.
-    pub(crate) record_clock: u64,
-    /// The present privilege level as a record has it, at source and target.
-    pub(crate) record_cpl: u32,
+    /// What a record's last two words are made of: the machine's step clock at the end of what this chain was granted (less
+    /// the budget, it is the present one), and the present privilege level as a record has it, at source and target.
+    pub(crate) record_rest: [u64; 2],
     /// Instruction pointer: valid outside chains.
     pub(crate) rip: u64,
     /// RFLAGS without the arithmetic flags.
@@ -392,8 +391,7 @@ impl Cpu {
             bus_used: false,
             record_at: core::ptr::null_mut(),
             record_end: core::ptr::null_mut(),
-            record_clock: 0,
-            record_cpl: 0,
+            record_rest: [0; 2],
             rip: 0,
             rflags: 2,
             link: core::ptr::null_mut(),
@@ -856,35 +854,33 @@ impl Cpu {
     }
 
     /// `follow` for a recorded branch, whose record is written between the choice and the step to the next block, so that
-    /// there is one choice: `from` and the two targets are relative to the page, `rest` is the record's last word but for the
-    /// lowest bit and the privilege level.
+    /// there is one choice.
     #[inline(always)]
-    pub(crate) fn follow_recorded(
-        &mut self,
-        o: &Op,
-        from: u64,
-        taken: bool,
-        targets: [u64; 2],
-        rest: u64,
-    ) -> *const Op {
+    pub(crate) fn follow_recorded(&mut self, o: &Op, taken: bool) -> *const Op {
         let link = o.link();
-        let (rel, t, code) = if taken {
+        let (template, t) = if taken {
             stay_a_branch::<1>();
-            (targets[1], link.taken, 1)
+            (o.template(true), link.taken)
         } else {
             stay_a_branch::<0>();
-            (targets[0], link.next, 0)
+            (o.template(false), link.next)
         };
-        let page = self.page_ip();
-        if self.record(page.wrapping_add(from), page.wrapping_add(rel), rest + code) {
-            crate::exec::flow::full(self, o, page.wrapping_add(rel));
+        if self.record_direct::<false>(template) {
+            self.full_near(o, template);
             return core::ptr::null();
         }
         if t.is_null() {
-            self.unlinked(link, taken, rel);
+            self.unlinked(link, taken, template.places[1]);
             return core::ptr::null();
         }
         self.enter(t)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn full_near(&mut self, o: &Op, template: &Template) {
+        let rip = self.page_ip().wrapping_add(template.places[1]);
+        crate::exec::flow::full(self, o, rip);
     }
 
     /// Follows a flow op's link that may leave the page: it holds while the target page is still mapped where it was. `R`: the
@@ -1031,7 +1027,7 @@ impl Cpu {
             0
         };
         self.mode = mode | transaction | self.watched.mode;
-        self.record_cpl = (self.cpl as u32) * 0x0101_0000;
+        self.record_rest[1] = u64::from(self.cpl) * 0x0101_0000;
         self.select_tlb();
     }
 

@@ -8,10 +8,11 @@
 use iced_x86::{CpuidFeature, Decoder, DecoderError, DecoderOptions, Instruction, OpKind, Register};
 use x86::cpuid::Features;
 use x86::model::CpuModel;
+use x86::seam::Flow::Cond;
 
 use crate::cpu::{Cpu, SS, mode, slot};
 use crate::exec::{self, fuse::Compare};
-use crate::op::{Done, Handler, Link, Op, Reason, Stop, chain, chain_flow};
+use crate::op::{Done, Handler, Link, Op, Reason, Stop, Template, chain, chain_flow};
 
 /// Bytes of the longest instruction.
 const LONGEST: usize = 15;
@@ -195,7 +196,24 @@ impl Lower<'_> {
         op.f = f;
         op.aux = target | (self.len as u16) << 12;
         self.ops.push(link_slot(NO_LINK));
+        self.templates(Cond { taken: true }, target.into());
         Some(End::Closed)
+    }
+
+    /// Behind a direct branch's link: what its record says where it jumps, which is `flow`, and where it does not.
+    pub fn templates(&mut self, flow: x86::seam::Flow, target: u64) {
+        if !self.recorded() {
+            return;
+        }
+        let ways = [(flow, target), (Cond { taken: false }, self.next())];
+        let (from, length) = (self.off.into(), u64::from(self.len) << 8);
+        let slots = ways.map(|(flow, to)| {
+            template_slot(Template {
+                places: [from, to],
+                rest: [0, u64::from(flow.code()) | length],
+            })
+        });
+        self.ops.extend(slots);
     }
 
     /// Emits a flow op with a memory operand.
@@ -548,6 +566,14 @@ fn link_slot(link: Link) -> Op {
 fn write_link(op: &mut Op, link: Link) {
     // SAFETY: Same size and alignment (asserted in `op`), and no one calls the handler of a link slot.
     unsafe { (op as *mut Op).cast::<Link>().write(link) }
+}
+
+#[allow(unsafe_code)]
+fn template_slot(template: Template) -> Op {
+    let mut op = blank(chain_flow::<Undefined>);
+    // SAFETY: As in `write_link`. A template's `len` reads 0, like a link's, so that nobody takes it for an instruction.
+    unsafe { (&raw mut op).cast::<Template>().write(template) }
+    op
 }
 
 body! {

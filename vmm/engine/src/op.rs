@@ -89,7 +89,18 @@ pub(crate) struct Link {
     pub next_host: u64,
 }
 
-const _: () = assert!(size_of::<Op>() == 32 && size_of::<Link>() == 32);
+/// The record of a direct branch but for what only the moment knows, in the slots after the branch's link: one where it
+/// jumps, one where it does not. Present in blocks that record.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Template {
+    /// Source and target, relative to the block's page.
+    pub places: [u64; 2],
+    /// Zero, and the record's last word without the privilege level: [`x86::seam::Flow::code`], and the length in bits 15:8.
+    pub rest: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Op>() == 32 && size_of::<Link>() == 32 && size_of::<Template>() == 32);
 
 /// What an op does when it leads to the op after it.
 pub(crate) trait Body {
@@ -171,5 +182,13 @@ impl Op {
     pub fn link(&self) -> &Link {
         // SAFETY: Every flow op that asks is followed by a link slot, laid out by `Lower::flow`.
         unsafe { &*(self as *const Op).add(1).cast::<Link>() }
+    }
+
+    /// The record of a direct branch in a block that records, where it jumps and where it does not.
+    #[inline(always)]
+    pub fn template(&self, taken: bool) -> &Template {
+        // SAFETY: Every recording form of a direct branch is followed by a link slot and both templates, laid out by
+        // `Lower::templates`.
+        unsafe { &*(self as *const Op).add(3 - taken as usize).cast::<Template>() }
     }
 }

@@ -563,7 +563,7 @@ impl Engine {
         cpu.solo = length == Length::Cut(1);
         cpu.stop = Reason::Resolve;
         cpu.second_page_moved = false;
-        cpu.record_clock = cpu.clock.wrapping_add(cpu.granted as u64);
+        cpu.record_rest[0] = cpu.clock.wrapping_add(cpu.granted as u64);
         // SAFETY: As above.
         unsafe { enter_chain(cpu, first) };
         if length != Length::Whole {

@@ -25,7 +25,7 @@ use crate::block::STALE;
 use crate::bus::{Bus, MsrFault};
 use crate::cpu::{CS, Cpu, Event, Source, mode};
 use crate::mmu;
-use crate::op::{Done, Op, Reason, Stop};
+use crate::op::{Done, Op, Reason, Stop, Template};
 
 /// Branch records that wait at most: 16 KiB of them, so that they stay in the host's first-level cache.
 const ROOM: usize = 512;
@@ -175,8 +175,8 @@ impl Cpu {
     /// last of its block, so that all of the block's steps have been made.
     #[inline(always)]
     pub(crate) fn record(&mut self, from: u64, to: u64, rest: u64) -> bool {
-        let step = self.record_clock.wrapping_sub(self.budget as u64);
-        let rest = rest | self.record_cpl as u64;
+        let step = self.record_rest[0].wrapping_sub(self.budget as u64);
+        let rest = rest | self.record_rest[1];
         let p = self.record_at;
         // SAFETY: Chains of recording blocks are entered with room for a record, and end when it is used up.
         unsafe {
@@ -186,9 +186,48 @@ impl Cpu {
         self.record_at == self.record_end
     }
 
-    /// `record` for a branch op that goes to the instruction pointer `to`, in whatever code segment.
+    /// `record` for a direct branch in flat code; `WRAP`: the target may be beyond the end of the address space, from where it
+    /// wraps.
     #[inline(always)]
-    pub(crate) fn record_to(&mut self, o: &Op, code: u8, to: u64) -> bool {
+    pub(crate) fn record_direct<const WRAP: bool>(&mut self, template: &Template) -> bool {
+        self.record_made::<WRAP>(template, self.page_ip())
+    }
+
+    /// `record` by a template, to whose target `to` is added: two additions of two words each.
+    #[inline(always)]
+    fn record_made<const WRAP: bool>(&mut self, template: &Template, to: u64) -> bool {
+        use core::arch::x86_64::{
+            _mm_add_epi64, _mm_and_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm_set_epi64x, _mm_set1_epi64x,
+            _mm_storeu_si128, _mm_sub_epi64,
+        };
+        let p = self.record_at;
+        // SAFETY: Every x86-64 CPU has SSE2; the loads are of two words, or one, that live as long as the references to them.
+        // For the stores, as in `record`.
+        unsafe {
+            let (places, rest) = (template.places.as_ptr().cast(), template.rest.as_ptr().cast());
+            let base = _mm_set_epi64x(to as i64, self.page_ip() as i64);
+            let mut places = _mm_add_epi64(_mm_loadu_si128(places), base);
+            if WRAP {
+                places = _mm_and_si128(places, _mm_set1_epi64x(self.ip_mask as i64));
+            }
+            let now = _mm_sub_epi64(
+                _mm_loadu_si128(self.record_rest.as_ptr().cast()),
+                _mm_loadl_epi64((&raw const self.budget).cast()),
+            );
+            _mm_storeu_si128(p.cast(), places);
+            _mm_storeu_si128(p.byte_add(16).cast(), _mm_add_epi64(_mm_loadu_si128(rest), now));
+            self.record_at = p.add(1);
+        }
+        self.record_at == self.record_end
+    }
+
+    /// `record` for a branch op that goes to the instruction pointer `to`: in flat code if `R` is 2, else in whatever code
+    /// segment.
+    #[inline(always)]
+    pub(crate) fn record_to<const R: u8>(&mut self, o: &Op, code: u8, to: u64) -> bool {
+        if R == 2 {
+            return self.record_made::<false>(o.template(true), to);
+        }
         let from = self.linear(self.ip(o));
         let to = self.linear(to);
         self.record(from, to, code as u64 | (o.len as u64) << 8)
@@ -223,7 +262,7 @@ impl Cpu {
             // SAFETY: Flow ops return first ops of live blocks only.
             self.page_ip().wrapping_add(unsafe { (*next).off } as u64) & self.ip_mask
         };
-        let rest = code as u64 | (o.len as u64) << 8 | self.record_cpl as u64;
+        let rest = code as u64 | (o.len as u64) << 8 | self.record_rest[1];
         let p = self.record_at;
         // SAFETY: As in `record`.
         unsafe {

@@ -6,6 +6,7 @@ use crate::cpu::{Cpu, slot};
 use crate::decode::{End, Lower, attempt, flow};
 use crate::flags::condition;
 use crate::op::{Done, Handler, Op, Reason, Stop, chain_flow};
+use x86::seam::Flow;
 
 /// Where an instruction goes in a code segment that is not flat, or with 16-bit operands: checked against the limit, and
 /// found through the jump cache.
@@ -84,11 +85,11 @@ impl Cpu {
 }
 
 /// Codes of [`x86::seam::Flow`].
-const JUMP: u8 = x86::seam::Flow::Jump.code();
-const JUMP_IND: u8 = x86::seam::Flow::JumpInd.code();
-const CALL: u8 = x86::seam::Flow::Call.code();
-const CALL_IND: u8 = x86::seam::Flow::CallInd.code();
-const RET: u8 = x86::seam::Flow::Ret.code();
+const JUMP: u8 = Flow::Jump.code();
+const JUMP_IND: u8 = Flow::JumpInd.code();
+const CALL: u8 = Flow::Call.code();
+const CALL_IND: u8 = Flow::CallInd.code();
+const RET: u8 = Flow::Ret.code();
 
 /// Ends the chain after a recorded branch to `rip`: the buffer is full. The caller returns null itself, so that this is its
 /// last call.
@@ -104,7 +105,7 @@ pub(crate) fn full(c: &mut Cpu, o: &Op, rip: u64) {
     c.end(rip, Reason::Look);
 }
 
-/// Records the branch that `slow` carries out, if `R` is 1; its [`x86::seam::Flow::code`] is `code`.
+/// Records the branch that `slow` carries out, unless `R` is 0; its [`x86::seam::Flow::code`] is `code`.
 #[inline(always)]
 fn slowly<const R: u8>(c: &mut Cpu, o: &Op, code: u8, slow: impl FnOnce(&mut Cpu, &Op) -> *const Op) -> *const Op {
     if R == 0 {
@@ -121,19 +122,15 @@ const FAR: u8 = 1;
 const SLOW: u8 = 2;
 
 #[inline(always)]
-fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64, code: u8) -> *const Op {
+fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64) -> *const Op {
     if R != 0 && HOW == NEAR {
-        // A direct jump or call is taken, too; its code is as far above 1 as the rest is above the length.
-        let rest = code as u64 - taken as u64 + ((o.len as u64) << 8);
-        return c.follow_recorded(o, o.off as u64, taken, [next, o.imm], rest);
+        return c.follow_recorded(o, taken);
     }
     let rel = if taken { o.imm } else { next };
     if R != 0 {
         // Only flat code gets here, whose page begins at a linear address.
-        let page = c.page_ip();
-        let rip = page.wrapping_add(rel);
-        let to = rip & c.ip_mask;
-        if c.record(page.wrapping_add(o.off as u64), to, code as u64 | (o.len as u64) << 8) {
+        if c.record_direct::<true>(o.template(taken)) {
+            let rip = c.page_ip().wrapping_add(rel);
             full(c, o, rip);
             return core::ptr::null();
         }
@@ -145,18 +142,18 @@ fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64, c
     }
 }
 
-// `R` 1: the form that records, for blocks of the mode that does.
+// `R` 1: the form that records, for blocks of the mode that does; 2: that in flat code, where it makes a difference.
 flow! {
     Jcc<K, HOW, R>(c, o) {
         let taken = condition::<K>(c.nf);
-        go::<HOW, R>(c, o, taken, o.off as u64 + o.len as u64, taken as u8)
+        go::<HOW, R>(c, o, taken, o.off as u64 + o.len as u64)
     }
     JccSlow<K, S, R>(c, o) {
         let taken = condition::<K>(c.nf);
         slowly::<R>(c, o, taken as u8, |c, o| branch_slow::<S>(c, o, taken))
     }
     Jmp<HOW, R>(c, o) {
-        go::<HOW, R>(c, o, true, 0, JUMP)
+        go::<HOW, R>(c, o, true, 0)
     }
     JmpSlow<R, S>(c, o) {
         let rip = c.relative::<S>(o.imm);
@@ -168,7 +165,7 @@ flow! {
         if t.is_null() {
             return slowly::<R>(c, o, JUMP_IND, |c, o| go_slow(c, o, rip));
         }
-        if R != 0 && c.record_to(o, JUMP_IND, rip) {
+        if R != 0 && c.record_to::<R>(o, JUMP_IND, rip) {
             full(c, o, rip);
             return core::ptr::null();
         }
@@ -181,7 +178,7 @@ flow! {
         if t.is_null() {
             return slowly::<R>(c, o, JUMP_IND, |c, o| go_slow(c, o, rip));
         }
-        if R != 0 && c.record_to(o, JUMP_IND, rip) {
+        if R != 0 && c.record_to::<R>(o, JUMP_IND, rip) {
             full(c, o, rip);
             return core::ptr::null();
         }
@@ -190,7 +187,7 @@ flow! {
     Call<HOW, R, S>(c, o) {
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
-        go::<HOW, R>(c, o, true, 0, CALL)
+        go::<HOW, R>(c, o, true, 0)
     }
     CallSlow<R, S>(c, o) {
         let rip = c.relative::<S>(o.imm);
@@ -204,7 +201,7 @@ flow! {
         }
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
-        if R != 0 && c.record_to(o, CALL_IND, rip) {
+        if R != 0 && c.record_to::<R>(o, CALL_IND, rip) {
             full(c, o, rip);
             return core::ptr::null();
         }
@@ -219,7 +216,7 @@ flow! {
         }
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
-        if R != 0 && c.record_to(o, CALL_IND, rip) {
+        if R != 0 && c.record_to::<R>(o, CALL_IND, rip) {
             full(c, o, rip);
             return core::ptr::null();
         }
@@ -232,7 +229,7 @@ flow! {
             return slowly::<R>(c, o, RET, |c, o| ret_slow::<S>(c, o, rip));
         }
         c.drop_stack::<S>((S as u64).wrapping_add(o.imm));
-        if R != 0 && c.record_to(o, RET, rip) {
+        if R != 0 && c.record_to::<R>(o, RET, rip) {
             full(c, o, rip);
             return core::ptr::null();
         }
@@ -276,7 +273,7 @@ flow! {
         }
         match HOW {
             SLOW => c.jump(next),
-            _ => go::<HOW, 0>(c, o, true, 0, 0),
+            _ => go::<HOW, 0>(c, o, true, 0),
         }
     }
 }
@@ -305,6 +302,17 @@ macro_rules! recorded {
     };
     ($recorded:expr, $size:expr, $t:ident $(, $c:expr)*) => {
         recorded!($recorded, $size, $t $(, $c)*;)
+    };
+}
+
+/// The same for branches to an address that they compute: 2 is the form that records in flat code.
+macro_rules! indirect {
+    ($way:expr, $size:expr, $t:ident) => {
+        match $way {
+            0 => flow_sized!($size, $t, 0),
+            1 => flow_sized!($size, $t, 1),
+            _ => flow_sized!($size, $t, 2),
+        }
     };
 }
 
@@ -345,6 +353,7 @@ fn how(l: &Lower, conditional: bool) -> u8 {
 pub(crate) fn lower(l: &mut Lower) -> End {
     let size = operand(l);
     let recorded = l.recorded();
+    let way = recorded as u8 * (1 + l.flat_code() as u8);
     let simple = l.is64() && size == 8 || l.flat_code() && size == 4;
     match l.i.mnemonic() {
         M::Pause => {
@@ -360,11 +369,15 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Jmp => match l.i.op_kind(0) {
             OpKind::Register => {
                 let src = l.reg(0);
-                l.flow(recorded!(recorded, size, JmpReg), |o| o.src = src)
+                let end = l.flow(indirect!(way, size, JmpReg), |o| o.src = src);
+                l.templates(Flow::JumpInd, 0);
+                end
             }
             OpKind::Memory => {
                 let m = l.mem(size, false);
-                l.flow_mem(recorded!(recorded, size, JmpMem), m, |_| ())
+                let end = l.flow_mem(indirect!(way, size, JmpMem), m, |_| ());
+                l.templates(Flow::JumpInd, 0);
+                end
             }
             _ => {
                 let target = l.target();
@@ -376,17 +389,23 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                     (_, _, false) => flow_sized!(size, JmpSlow, 0),
                     (_, _, true) => flow_sized!(size, JmpSlow, 1),
                 };
-                l.flow(f, |o| o.imm = target)
+                let end = l.flow(f, |o| o.imm = target);
+                l.templates(Flow::Jump, target);
+                end
             }
         },
         M::Call => match l.i.op_kind(0) {
             OpKind::Register => {
                 let src = l.reg(0);
-                l.flow(recorded!(recorded, size, CallReg), |o| (o.src, o.seg) = (src, 2))
+                let end = l.flow(indirect!(way, size, CallReg), |o| (o.src, o.seg) = (src, 2));
+                l.templates(Flow::CallInd, 0);
+                end
             }
             OpKind::Memory => {
                 let m = l.mem(size, false);
-                l.flow_mem(recorded!(recorded, size, CallMem), m, |_| ())
+                let end = l.flow_mem(indirect!(way, size, CallMem), m, |_| ());
+                l.templates(Flow::CallInd, 0);
+                end
             }
             _ => {
                 let target = l.target();
@@ -395,12 +414,16 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                     (true, _) => recorded!(recorded, size, Call, FAR),
                     _ => recorded!(recorded, size, CallSlow),
                 };
-                l.flow(f, |o| (o.imm, o.seg) = (target, 2))
+                let end = l.flow(f, |o| (o.imm, o.seg) = (target, 2));
+                l.templates(Flow::Call, target);
+                end
             }
         },
         M::Ret => {
             let extra = if l.i.op_count() > 0 { l.imm(0) & 0xffff } else { 0 };
-            l.flow(recorded!(recorded, size, Ret), |o| (o.imm, o.seg) = (extra, 2))
+            let end = l.flow(indirect!(way, size, Ret), |o| (o.imm, o.seg) = (extra, 2));
+            l.templates(Flow::Ret, 0);
+            end
         }
         M::Loop | M::Loope | M::Loopne | M::Jcxz | M::Jecxz | M::Jrcxz => {
             let target = l.target();
@@ -440,7 +463,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                     _ => by_condition!(k, recorded, JccSlow, 8),
                 },
             };
-            l.flow(f, |o| o.imm = target)
+            let end = l.flow(f, |o| o.imm = target);
+            l.templates(Flow::Cond { taken: true }, target);
+            end
         }
     }
 }

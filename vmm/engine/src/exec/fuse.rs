@@ -37,12 +37,11 @@ impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
     fn run(c: &mut Cpu, o: &Op) -> *const Op {
         attempt!(c, o, B::run(c, o));
         let taken = condition::<K>(c.nf);
+        if R != 0 {
+            return c.follow_recorded(o, taken);
+        }
         let branch = o.off as u64 + o.len as u64;
         let (next, target) = (branch + (o.aux >> 12) as u64, o.aux as u64 & 0xfff);
-        if R != 0 {
-            let length = o.aux as u64 >> 4 & 0xf00;
-            return c.follow_recorded(o, branch, taken, [next, target], length);
-        }
         c.follow(o.link(), taken, if taken { target } else { next })
     }
 }

@@ -1,0 +1,256 @@
+//! Debug and trace units beside the guest's own, programmed by the host.
+//!
+//! They hear what the guest's units hear and are read and written by MSRs like them. What they write does not reach the guest:
+//! at [`ROOM`] they find memory of the host's, for their debug-store area, buffers and tables, by linear and by physical
+//! address alike, and nowhere else any.
+
+use devices::unit::Units;
+use x86::fault::PageFaultCode;
+use x86::model::CpuModel;
+use x86::msr::*;
+use x86::seam::{
+    Access, Appetite, BadPhys, BranchRecord, Change, Context, Effects, EventRecord, PageFault, Processor, Range,
+    TraceMem, Watch,
+};
+
+/// Where the host's memory is.
+pub const ROOM: u64 = 0xF000_0000;
+/// Bytes of it.
+const ROOM_LEN: usize = 4 << 20;
+/// The debug-store area, and its buffer of branches.
+const AREA: u64 = ROOM;
+const BRANCHES: u64 = ROOM + 0x1000;
+/// Bytes of that buffer: no batch of records is longer.
+const BRANCHES_LEN: u64 = 0x4_0000;
+/// A table of output regions, and the region.
+const TOPA: u64 = ROOM + 0x8_0000;
+const TRACE: u64 = ROOM + 0x20_0000;
+
+/// What is switched on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Last-branch records, whichever the model has, of all branches in all rings.
+    Lbr,
+    /// Branch trace store in all rings, in a ring buffer.
+    Bts,
+    /// The fixed counters of instructions and cycles, in all rings.
+    Counters,
+    /// And branches, in a general counter.
+    BranchCounter,
+    /// Processor trace of branches and time, in a ring of one region.
+    Pt,
+}
+
+/// The units.
+pub struct Observer {
+    /// The units themselves.
+    pub units: Units,
+    room: Vec<u8>,
+    first: Vec<(u32, u64)>,
+}
+
+impl Observer {
+    /// The units of a model, the debug store as the part has it, that begin with the guest's next instruction.
+    pub fn new(model: &'static CpuModel, on: &[Unit]) -> Self {
+        let mut observer = Observer {
+            units: Units::new(model),
+            room: vec![0; ROOM_LEN],
+            first: Vec::new(),
+        };
+        let fields = [BRANCHES, BRANCHES, BRANCHES + BRANCHES_LEN / 24 * 24, u64::MAX >> 1];
+        for (at, field) in (AREA..).step_by(8).zip(fields) {
+            observer.set(at, field);
+        }
+        observer.set(TOPA, TRACE | 9 << 6);
+        observer.set(TOPA + 8, TOPA | 1);
+        for unit in on {
+            observer.first.extend(registers(model, *unit));
+        }
+        observer
+    }
+
+    fn set(&mut self, at: u64, value: u64) {
+        let at = (at - ROOM) as usize;
+        self.room[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn get(&self, at: u64) -> u64 {
+        let at = (at - ROOM) as usize;
+        u64::from_le_bytes(self.room[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    /// RDMSR of the units, the processor being where it is.
+    ///
+    /// # Errors
+    /// The register is not there.
+    pub fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
+        self.with(cpu, |units, cpu| units.read_msr(msr, cpu))
+    }
+
+    /// What branch trace store has stored since this was asked last: FROM and TO.
+    pub fn take_branches(&mut self, take: impl FnMut([u64; 2])) {
+        let index = self.get(AREA + 8);
+        let records = (BRANCHES..index).step_by(24);
+        records.map(|at| [self.get(at), self.get(at + 8)]).for_each(take);
+        // As software does that has emptied the buffer. The units read it anew with the next batch.
+        self.set(AREA + 8, BRANCHES);
+    }
+
+    fn with<T>(&mut self, cpu: &mut dyn Processor, f: impl FnOnce(&mut Units, &mut dyn Processor) -> T) -> T {
+        let room = &mut self.room;
+        f(&mut self.units, &mut Lent { cpu, room })
+    }
+}
+
+/// The registers that switch a unit on, in the order in which they are written.
+fn registers(model: &CpuModel, unit: Unit) -> Vec<(u32, u64)> {
+    match unit {
+        Unit::Lbr if model.features().arch_lbr() => vec![(IA32_LBR_CTL, 0x7F_0007)],
+        Unit::Lbr => vec![(IA32_DEBUGCTL, 1)],
+        Unit::Bts => vec![(IA32_DS_AREA, AREA), (IA32_DEBUGCTL, 0xC0)],
+        Unit::Counters => vec![(IA32_FIXED_CTR_CTRL, 0x33), (IA32_PERF_GLOBAL_CTRL, 3 << 32)],
+        // BR_INST_RETIRED, enabled in all rings.
+        Unit::BranchCounter => vec![
+            (IA32_PERFEVTSEL0, 0x43_00C4),
+            (IA32_FIXED_CTR_CTRL, 0x33),
+            (IA32_PERF_GLOBAL_CTRL, 3 << 32 | 1),
+        ],
+        Unit::Pt => {
+            let psb = if model.units.pt.is_some_and(|pt| pt.psb_cyc()) {
+                4
+            } else {
+                0
+            };
+            let ctl = x86::pt::RtitCtl::new()
+                .with_branch_en(true)
+                .with_tsc_en(true)
+                .with_os(true)
+                .with_user(true)
+                .with_topa(true)
+                .with_psb_freq(psb)
+                .with_trace_en(true);
+            vec![
+                (IA32_RTIT_OUTPUT_BASE, TOPA),
+                (IA32_RTIT_OUTPUT_MASK_PTRS, 0x7F),
+                (IA32_RTIT_CTL, ctl.into_bits()),
+            ]
+        }
+    }
+}
+
+impl Watch for Observer {
+    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+        for (msr, value) in std::mem::take(&mut self.first) {
+            let written = self.with(cpu, |units, cpu| units.write_msr(msr, value, cpu));
+            assert_eq!(written, Ok(()), "{msr:X}H takes {value:X}H");
+        }
+        self.with(cpu, |units, cpu| units.appetite(cpu))
+    }
+    fn boundaries(&self) -> &[u64] {
+        Watch::boundaries(&self.units)
+    }
+    fn ranges(&self) -> &[Range] {
+        Watch::ranges(&self.units)
+    }
+    fn generation(&self) -> u64 {
+        Watch::generation(&self.units)
+    }
+    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
+        self.with(cpu, |units, cpu| units.before(address, cpu))
+    }
+    fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
+        self.with(cpu, |units, cpu| units.access(access, cpu))
+    }
+    fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        self.with(cpu, |units, cpu| units.branches(records, cpu))
+    }
+    fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
+        self.with(cpu, |units, cpu| units.event(event, cpu))
+    }
+    fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
+        self.with(cpu, |units, cpu| Watch::state(units, change, cpu))
+    }
+    fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
+        self.with(cpu, |units, cpu| units.tick(cpu))
+    }
+}
+
+/// The guest's processor with the host's memory.
+struct Lent<'a> {
+    cpu: &'a mut dyn Processor,
+    room: &'a mut [u8],
+}
+
+impl Lent<'_> {
+    fn at(&mut self, address: u64, len: u64) -> Option<&mut [u8]> {
+        let start = address.checked_sub(ROOM)?;
+        let end = start.checked_add(len)?;
+        self.room.get_mut(start as usize..end as usize)
+    }
+
+    fn linear(&mut self, la: u64, len: u64) -> Result<&mut [u8], PageFault> {
+        self.at(la, len).ok_or(PageFault {
+            address: la,
+            code: PageFaultCode::new(),
+        })
+    }
+}
+
+impl TraceMem for Lent<'_> {
+    fn read_linear(&mut self, la: u64, bytes: &mut [u8]) -> Result<(), PageFault> {
+        // Some events are told apart by the bytes of the guest's code.
+        match self.at(la, bytes.len() as u64) {
+            Some(room) => bytes.copy_from_slice(room),
+            None => return self.cpu.read_linear(la, bytes),
+        }
+        Ok(())
+    }
+    fn probe_linear(&mut self, la: u64, len: u64) -> Result<(), PageFault> {
+        self.linear(la, len).map(drop)
+    }
+    fn write_linear(&mut self, la: u64, bytes: &[u8]) -> Result<(), PageFault> {
+        self.linear(la, bytes.len() as u64)?.copy_from_slice(bytes);
+        Ok(())
+    }
+    fn read_phys(&mut self, pa: u64, bytes: &mut [u8]) -> Result<(), BadPhys> {
+        let room = self.at(pa, bytes.len() as u64).ok_or(BadPhys { address: pa })?;
+        bytes.copy_from_slice(room);
+        Ok(())
+    }
+    fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys> {
+        let room = self.at(pa, bytes.len() as u64).ok_or(BadPhys { address: pa })?;
+        room.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl Processor for Lent<'_> {
+    fn gpr(&self, number: u8) -> u64 {
+        self.cpu.gpr(number)
+    }
+    fn xmm(&self, number: u8) -> u128 {
+        self.cpu.xmm(number)
+    }
+    fn rip(&self) -> u64 {
+        self.cpu.rip()
+    }
+    fn rflags(&self) -> u64 {
+        self.cpu.rflags()
+    }
+    fn context(&self) -> Context {
+        self.cpu.context()
+    }
+    // The guest's breakpoints are its own units' affair.
+    fn cr4(&self) -> u64 {
+        self.cpu.cr4()
+    }
+    fn retired(&self) -> u64 {
+        self.cpu.retired()
+    }
+    fn step(&self) -> u64 {
+        self.cpu.step()
+    }
+    fn tsc(&mut self) -> u64 {
+        self.cpu.tsc()
+    }
+}
