@@ -171,8 +171,8 @@ fn run(machine: &mut Machine, soft: &mut SoftEngine, cpu: &mut Cpu, steps: u64) 
 /// FROM and TO of the last-branch records, newest first, without flags.
 fn stack(units: &Units) -> Vec<[u64; 2]> {
     let entries: Vec<_> = match (&units.lbr, &units.arch_lbr) {
-        (Some(unit), _) => unit.newest().copied().collect(),
-        (_, Some(unit)) => unit.newest().copied().collect(),
+        (Some(unit), _) => unit.newest().collect(),
+        (_, Some(unit)) => unit.newest().collect(),
         _ => Vec::new(),
     };
     entries

@@ -29,7 +29,7 @@ use x86::msr::{
 };
 use x86::seam::{Appetite, BranchRecord, Change, Context, EventRecord};
 
-use super::branch_ring::{Beside, BranchRing, Entry, Filter, Style, kinds};
+use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 use super::debugctl::is_debug_exception;
 use super::lbr::is_canonical;
 
@@ -46,7 +46,7 @@ pub struct ArchLbr {
     linear_bits: u32,
     running: bool,
     control: LbrCtl,
-    ring: BranchRing,
+    ring: LazyRing,
 }
 
 /// The whole state of [`ArchLbr`].
@@ -76,7 +76,7 @@ impl ArchLbr {
             linear_bits,
             running: false,
             control: LbrCtl::new(),
-            ring: BranchRing::new(leaf.max_depth()),
+            ring: BranchRing::new(leaf.max_depth()).into(),
         }
     }
 
@@ -88,9 +88,9 @@ impl ArchLbr {
     pub fn read_msr(&self, msr: u32) -> Result<u64, MsrFault> {
         Ok(match self.register(msr)? {
             Register::Control => self.control.into_bits(),
-            Register::Depth => self.ring.depth.into(),
-            Register::Exception(field) => field.of(&self.ring.last_exception),
-            Register::Entry(age, field) => field.of(self.ring.by_age(age)),
+            Register::Depth => self.ring.depth().into(),
+            Register::Exception(field) => field.of(&self.ring.settled().last_exception),
+            Register::Entry(age, field) => field.of(self.ring.settled().by_age(age)),
         })
     }
 
@@ -107,18 +107,19 @@ impl ArchLbr {
                 return Err(MsrFault::GeneralProtection);
             }
             Register::Depth => {
-                let exception = self.ring.last_exception;
-                self.ring.clear();
-                self.ring.last_exception = exception;
-                self.ring.depth = value as u8;
+                let ring = self.ring.get();
+                let exception = ring.last_exception;
+                ring.clear();
+                ring.last_exception = exception;
+                ring.depth = value as u8;
             }
             Register::Exception(field) => {
                 self.accepts(field, value)?;
-                field.set(&mut self.ring.last_exception, value);
+                field.set(&mut self.ring.get().last_exception, value);
             }
             Register::Entry(age, field) => {
                 self.accepts(field, value)?;
-                field.set(self.ring.by_age_mut(age), value);
+                field.set(self.ring.get().by_age_mut(age), value);
             }
         }
         Ok(())
@@ -129,7 +130,7 @@ impl ArchLbr {
     pub fn appetite(&mut self, frozen: bool, code: Context) -> Appetite {
         let records = self.records(frozen);
         if records && !self.running {
-            self.ring.start();
+            self.ring.get().start();
         }
         self.running = records;
         self.ring.now(code);
@@ -151,7 +152,7 @@ impl ArchLbr {
         if is_debug_exception(event) {
             self.control.set_lbr_en(false);
         } else if self.records(frozen) {
-            self.ring.note_exception();
+            self.ring.get().note_exception();
             self.ring.record(&[event.branch], &self.filter(), &self.style, code);
         }
         self.ring.now(code);
@@ -160,18 +161,19 @@ impl ArchLbr {
     /// A word of the seam: a transaction was aborted, which is an entry of its own. To be said before the change itself.
     pub fn transaction_aborted(&mut self, record: &BranchRecord, frozen: bool, code: Context) {
         if self.records(frozen) {
-            self.ring.record_abort(record, &self.filter(), &self.style, code);
+            let filter = self.filter();
+            self.ring.get().record_abort(record, &filter, &self.style, code);
         }
     }
 
     /// A word of the seam.
     pub fn state_changed(&mut self, change: Change, code: Context) {
         match change {
-            Change::TransactionBegin { .. } => self.ring.transaction = true,
-            Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.transaction = false,
+            Change::TransactionBegin { .. } => self.ring.get().transaction = true,
+            Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.get().transaction = false,
             Change::Init => self.control.set_lbr_en(false),
             Change::Reset => {
-                self.ring = BranchRing::new(self.leaf.max_depth());
+                self.ring = BranchRing::new(self.leaf.max_depth()).into();
                 self.control = LbrCtl::new();
                 self.running = false;
             }
@@ -182,22 +184,23 @@ impl ArchLbr {
 
     /// XSAVES of component 15: whether it is in its initial state, and then nothing is written.
     pub fn save(&self, area: &mut [u8]) -> bool {
+        let ring = self.ring.settled();
         let initial = self.control.into_bits() == 0
-            && self.ring.last_exception == Entry::default()
-            && self.ring.entries == [Entry::default(); MAX_DEPTH];
+            && ring.last_exception == Entry::default()
+            && ring.entries == [Entry::default(); MAX_DEPTH];
         if initial {
             return true;
         }
-        let exception = self.ring.last_exception;
+        let exception = ring.last_exception;
         put(area, image::CTL, self.control.into_bits());
-        put(area, image::DEPTH, self.ring.depth.into());
+        put(area, image::DEPTH, ring.depth.into());
         put(area, image::LER_FROM, exception.from);
         put(area, image::LER_TO, exception.to);
         put(area, image::LER_INFO, exception.info);
         for age in 0..MAX_DEPTH as u8 {
             let at = image::ENTRIES + usize::from(age) * image::ENTRY;
-            let entry = if age < self.ring.depth {
-                *self.ring.by_age(age)
+            let entry = if age < ring.depth {
+                *ring.by_age(age)
             } else {
                 Entry::default()
             };
@@ -215,7 +218,7 @@ impl ArchLbr {
     pub fn restore(&mut self, area: Option<&[u8]>) -> Result<(), MsrFault> {
         let Some(area) = area else {
             self.control = LbrCtl::new();
-            self.ring.clear();
+            self.ring.get().clear();
             return Ok(());
         };
         let control = get(area, image::CTL);
@@ -229,8 +232,8 @@ impl ArchLbr {
         };
         let exception = triple(image::LER_FROM);
         let mut entries = [Entry::default(); MAX_DEPTH];
-        if get(area, image::DEPTH) == u64::from(self.ring.depth) {
-            for (age, entry) in entries.iter_mut().take(self.ring.depth.into()).enumerate() {
+        if get(area, image::DEPTH) == u64::from(self.ring.depth()) {
+            for (age, entry) in entries.iter_mut().take(self.ring.depth().into()).enumerate() {
                 *entry = triple(image::ENTRIES + age * image::ENTRY);
             }
         }
@@ -243,24 +246,31 @@ impl ArchLbr {
             return Err(MsrFault::GeneralProtection);
         }
         self.control = LbrCtl::from_bits(control);
-        self.ring.clear();
-        self.ring.last_exception = exception;
-        for (age, entry) in entries.iter().take(self.ring.depth.into()).enumerate() {
-            *self.ring.by_age_mut(age as u8) = *entry;
+        let ring = self.ring.get();
+        ring.clear();
+        ring.last_exception = exception;
+        for (age, entry) in entries.iter().take(ring.depth.into()).enumerate() {
+            *ring.by_age_mut(age as u8) = *entry;
         }
         Ok(())
     }
 
     /// The newest records first, for a PEBS record's group of last branches.
-    pub fn newest(&self) -> impl Iterator<Item = &Entry> {
-        (0..self.ring.depth).map(|age| self.ring.by_age(age))
+    pub fn newest(&self) -> impl Iterator<Item = Entry> {
+        let ring = self.ring.settled();
+        (0..ring.depth).map(move |age| *ring.by_age(age))
+    }
+
+    /// Makes what has been recorded ready to be read: not necessary, but each read of a register would do it for itself.
+    pub fn settle(&mut self) {
+        self.ring.get();
     }
 
     /// The whole state.
     pub fn state(&self) -> ArchLbrState {
         ArchLbrState {
             control: self.control.into_bits(),
-            ring: self.ring.clone(),
+            ring: self.ring.settled().into_owned(),
             running: self.running,
         }
     }
@@ -269,12 +279,12 @@ impl ArchLbr {
     pub fn set_state(&mut self, state: ArchLbrState) {
         self.control = LbrCtl::from_bits(state.control & self.leaf.control());
         self.running = state.running;
-        let depth = state.ring.depth;
-        self.ring = state.ring;
-        if !self.leaf.has_depth(depth.into()) || usize::from(depth) > MAX_DEPTH {
-            self.ring.depth = self.leaf.max_depth().clamp(1, MAX_DEPTH as u8);
+        let mut ring = state.ring;
+        if !self.leaf.has_depth(ring.depth.into()) || usize::from(ring.depth) > MAX_DEPTH {
+            ring.depth = self.leaf.max_depth().clamp(1, MAX_DEPTH as u8);
         }
-        self.ring.top %= self.ring.depth;
+        ring.top %= ring.depth;
+        self.ring = ring.into();
     }
 
     fn records(&self, frozen: bool) -> bool {
@@ -328,7 +338,7 @@ impl ArchLbr {
         ] {
             if (first..first + u32::from(self.leaf.max_depth())).contains(&msr) {
                 let age = (msr - first) as u8;
-                return if age < self.ring.depth {
+                return if age < self.ring.depth() {
                     Ok(Register::Entry(age, field))
                 } else {
                     Err(MsrFault::GeneralProtection)

@@ -4,11 +4,16 @@
 //! Branches come in batches of thousands, and only the last `depth` that pass the filter survive. So a batch is counted
 //! forward (the pointer to the newest moves by every record that passes, seen or not) and kept backward. Call-stack mode
 //! alone has to look at every branch in order, since a return takes off what a call before it put on.
+//!
+//! Of a batch that fills the whole ring nothing is left but its end. [`LazyRing`] keeps that end as it came and makes entries of
+//! it only when somebody looks, which in a loop of branches is far less often than a batch comes.
+
+use std::borrow::Cow;
 
 use x86::lbr::{LbrInfo, MAX_DEPTH, branch_type};
 use x86::seam::{BranchRecord, CodeSize, Context, Far, Flow};
 
-use super::predictor::Predictor;
+use super::predictor::{Predictor, WINDOW};
 
 /// One entry, as its registers read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -372,6 +377,129 @@ pub fn abort_record(from: u64, step: u64, rip: u64, code: Context) -> BranchReco
     }
 }
 
+/// The end of a batch, of which no entries have been made yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Waiting {
+    /// From [`WINDOW`] records before the one that passes before the oldest that is kept, whose step begins its cycles.
+    end: Vec<BranchRecord>,
+    filter: Filter,
+    style: Style,
+    code: Context,
+    /// The newest entry's place.
+    top: u8,
+}
+
+/// A [`BranchRing`] that works when it is looked at.
+#[derive(Clone, Debug)]
+pub struct LazyRing {
+    ring: BranchRing,
+    waiting: Option<Waiting>,
+    /// The room of the last one.
+    spare: Vec<BranchRecord>,
+}
+
+impl From<BranchRing> for LazyRing {
+    fn from(ring: BranchRing) -> Self {
+        LazyRing {
+            ring,
+            waiting: None,
+            spare: Vec::new(),
+        }
+    }
+}
+
+impl LazyRing {
+    /// Records what of a batch passes, as [`BranchRing::record`].
+    pub fn record(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
+        let Some((start, passed)) = self.end_of(records, filter) else {
+            self.get().record(records, filter, style, code);
+            return;
+        };
+        let before = self.waiting.take();
+        let (top, spare) = match before {
+            Some(before) => (before.top, before.end),
+            None => (self.ring.top, std::mem::take(&mut self.spare)),
+        };
+        let mut end = spare;
+        end.clear();
+        end.extend_from_slice(&records[start..]);
+        let depth = usize::from(self.ring.depth);
+        self.waiting = Some(Waiting {
+            end,
+            filter: *filter,
+            style: *style,
+            code,
+            top: ((usize::from(top) + passed % depth) % depth) as u8,
+        });
+    }
+
+    /// Where the part of a batch begins that decides everything, and how many records of the batch pass: if there is more in
+    /// the batch than the ring holds.
+    fn end_of(&self, records: &[BranchRecord], filter: &Filter) -> Option<(usize, usize)> {
+        let depth = usize::from(self.ring.depth);
+        if filter.call_stack || records.len() < 2 * (depth + WINDOW) {
+            return None;
+        }
+        let masks = filter.masks();
+        let (mut start, mut left) = (records.len(), depth + 1);
+        while left > 0 {
+            // Before it are those that decide about its prediction, and about its like.
+            start = start.checked_sub(1).filter(|&start| start >= WINDOW)?;
+            left -= passes(&records[start], masks) as usize;
+        }
+        let rest = &records[..start];
+        let passed = if masks == [kinds::ALL; 2] {
+            rest.iter().map(|r| usize::from(r.flow != 0)).sum::<usize>()
+        } else {
+            rest.iter().map(|r| passes(r, masks)).sum::<u32>() as usize
+        };
+        Some((start - WINDOW, passed + depth + 1))
+    }
+
+    /// The ring, with all entries made.
+    pub fn get(&mut self) -> &mut BranchRing {
+        if let Some(waiting) = self.waiting.take() {
+            waiting.settle(&mut self.ring);
+            self.spare = waiting.end;
+        }
+        &mut self.ring
+    }
+
+    /// The same, to look at.
+    pub fn settled(&self) -> Cow<'_, BranchRing> {
+        let Some(waiting) = &self.waiting else {
+            return Cow::Borrowed(&self.ring);
+        };
+        let mut ring = self.ring.clone();
+        waiting.settle(&mut ring);
+        Cow::Owned(ring)
+    }
+
+    /// Entries in use.
+    pub fn depth(&self) -> u8 {
+        self.ring.depth
+    }
+
+    /// Where the processor stands, told after every word.
+    pub fn now(&mut self, code: Context) {
+        match &mut self.waiting {
+            // After a batch of near branches it is where it was.
+            Some(waiting) if waiting.code == code => {}
+            _ => self.get().now(code),
+        }
+    }
+}
+
+impl Waiting {
+    fn settle(&self, ring: &mut BranchRing) {
+        let masks = self.filter.masks();
+        let passed = self.end.iter().map(|r| passes(r, masks)).sum::<u32>() as usize;
+        let depth = usize::from(ring.depth);
+        ring.top = ((usize::from(self.top) + depth - passed % depth) % depth) as u8;
+        ring.record(&self.end, &self.filter, &self.style, self.code);
+    }
+}
+
 /// An address as an entry has it: outside of 64-bit mode the upper half is 0. SDM Vol. 3B 18.4.8.1 "LBR Stack and Intel 64
 /// Processors".
 fn address(linear: u64, code: Context, style: &Style) -> u64 {
@@ -396,5 +524,69 @@ fn kind(flow: u8) -> u8 {
         Some(Flow::CallInd) => branch_type::NEAR_IND_CALL,
         Some(Flow::Ret) => branch_type::NEAR_RET,
         Some(Flow::Far(_)) | None => branch_type::OTHER_BRANCH,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 4/lbr-tail
+    #[test]
+    fn a_ring_that_works_when_it_is_looked_at_is_the_same_ring() {
+        let mut x = 7_u64;
+        let mut below = move |n: u64| {
+            x = x
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (x >> 33) % n
+        };
+        let style = Style {
+            linear: true,
+            beside: Beside::Info,
+        };
+        for round in 0..300 {
+            let depth = [1, 4, 8, 16, 32][below(5) as usize];
+            let (mut eager, mut lazy) = (BranchRing::new(depth), LazyRing::from(BranchRing::new(depth)));
+            let filter = Filter {
+                kinds: if below(2) == 0 {
+                    kinds::ALL
+                } else {
+                    below(kinds::ALL.into()) as u32
+                },
+                kernel: below(4) != 0,
+                user: below(4) != 0,
+                call_stack: below(8) == 0,
+                hide_source: below(2) == 0,
+            };
+            let mut step = 0;
+            for batch in 0..12 {
+                let len = [1, 40, 100, 600][below(4) as usize];
+                let records: Vec<BranchRecord> = (0..1 + below(len))
+                    .map(|_| {
+                        step += 1 + below(30);
+                        BranchRecord {
+                            from: 0x1000 + below(20) * 4,
+                            to: 0x1000 + below(5) * 0x10,
+                            step,
+                            flow: below(7) as u8,
+                            length: 2,
+                            to_cpl: if below(3) == 0 { 3 } else { 0 },
+                            ..BranchRecord::default()
+                        }
+                    })
+                    .collect();
+                eager.record(&records, &filter, &style, Context::default());
+                lazy.record(&records, &filter, &style, Context::default());
+                lazy.now(Context::default());
+                if below(3) == 0 {
+                    assert_eq!(*lazy.settled(), eager, "round {round}, batch {batch}");
+                }
+                if below(5) == 0 {
+                    assert_eq!(*lazy.get(), eager, "round {round}, batch {batch}");
+                }
+            }
+            assert_eq!(*lazy.get(), eager, "round {round}");
+        }
     }
 }

@@ -203,8 +203,8 @@ fn the_whole_state_of_every_model_goes_out_and_comes_back() {
             assert_eq!((one.state(), &cpu), (two.state(), &same), "{}", model.name);
         }
         let newest = match (&one.lbr, &one.arch_lbr) {
-            (Some(unit), _) => unit.newest().next().copied(),
-            (_, Some(unit)) => unit.newest().next().copied(),
+            (Some(unit), _) => unit.newest().next(),
+            (_, Some(unit)) => unit.newest().next(),
             _ => None,
         };
         assert_ne!(newest.unwrap_or_default(), Entry::default(), "{}", model.name);

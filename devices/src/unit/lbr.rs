@@ -61,7 +61,7 @@ use x86::lbr::{LbrCaps, LbrFormat, LbrInfo, LbrLayout, LbrSelect};
 use x86::msr::{MSR_LASTBRANCH_0_NETBURST, MSR_LASTBRANCH_TOS_NETBURST, MSR_LBR_SELECT, MsrFault};
 use x86::seam::{Appetite, BranchRecord, Change, Context, EventRecord};
 
-use super::branch_ring::{Beside, BranchRing, Entry, Filter, Style, kinds};
+use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 use super::debugctl::is_debug_exception;
 
 /// Whether the stack records, as the other units' registers say.
@@ -83,7 +83,7 @@ pub struct Lbr {
     linear_bits: u32,
     running: bool,
     select: LbrSelect,
-    ring: BranchRing,
+    ring: LazyRing,
 }
 
 /// The whole state of [`Lbr`].
@@ -116,7 +116,7 @@ impl Lbr {
             linear_bits,
             running: false,
             select: LbrSelect::new(),
-            ring: BranchRing::new(caps.depth),
+            ring: BranchRing::new(caps.depth).into(),
             caps,
         }
     }
@@ -130,16 +130,17 @@ impl Lbr {
         if self.excluded(gate) {
             return Ok(0);
         }
-        let entries = &self.ring.entries;
+        let ring = self.ring.settled();
+        let entries = &ring.entries;
         Ok(match register {
             Register::Select => self.select.into_bits(),
-            Register::Tos => self.ring.top.into(),
+            Register::Tos => ring.top.into(),
             Register::From(i) => entries[i].from,
             Register::To(i) => entries[i].to,
             Register::Info(i) => entries[i].info,
             Register::Packed(i) => entries[i].from & 0xFFFF_FFFF | entries[i].to << 32,
-            Register::ExceptionFrom => self.ring.last_exception.from,
-            Register::ExceptionTo => self.ring.last_exception.to,
+            Register::ExceptionFrom => ring.last_exception.from,
+            Register::ExceptionTo => ring.last_exception.to,
         })
     }
 
@@ -164,10 +165,11 @@ impl Lbr {
         if self.excluded(gate) {
             return Ok(());
         }
-        let entries = &mut self.ring.entries;
+        let ring = self.ring.get();
+        let entries = &mut ring.entries;
         match register {
             Register::Select => self.select = LbrSelect::from_bits(value),
-            Register::Tos => self.ring.top = value as u8,
+            Register::Tos => ring.top = value as u8,
             Register::From(i) => entries[i].from = value,
             Register::To(i) => entries[i].to = value,
             Register::Info(i) => entries[i].info = value,
@@ -181,7 +183,7 @@ impl Lbr {
     pub fn appetite(&mut self, gate: Gate, code: Context) -> Appetite {
         let records = self.records(gate);
         if records && !self.running {
-            self.ring.start();
+            self.ring.get().start();
         }
         self.running = records;
         self.ring.now(code);
@@ -202,7 +204,7 @@ impl Lbr {
     /// exception, or after it: it is not recorded anyway.
     pub fn event(&mut self, event: &EventRecord, gate: Gate, code: Context) {
         if self.records(gate) && !is_debug_exception(event) {
-            self.ring.note_exception();
+            self.ring.get().note_exception();
             self.ring.record(&[event.branch], &self.filter(), &self.style, code);
         }
         self.ring.now(code);
@@ -211,17 +213,18 @@ impl Lbr {
     /// A word of the seam: a transaction was aborted, which is an entry of its own. To be said before the change itself.
     pub fn transaction_aborted(&mut self, record: &BranchRecord, gate: Gate, code: Context) {
         if self.records(gate) {
-            self.ring.record_abort(record, &self.filter(), &self.style, code);
+            let filter = self.filter();
+            self.ring.get().record_abort(record, &filter, &self.style, code);
         }
     }
 
     /// A word of the seam.
     pub fn state_changed(&mut self, change: Change, code: Context) {
         match change {
-            Change::TransactionBegin { .. } => self.ring.transaction = true,
-            Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.transaction = false,
+            Change::TransactionBegin { .. } => self.ring.get().transaction = true,
+            Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.get().transaction = false,
             Change::Reset => {
-                self.ring = BranchRing::new(self.caps.depth);
+                self.ring = BranchRing::new(self.caps.depth).into();
                 self.select = LbrSelect::new();
                 self.running = false;
             }
@@ -232,15 +235,21 @@ impl Lbr {
 
     /// The newest records first, as many as there are entries: FROM, TO and INFO in the layout of [`LbrInfo`], for a PEBS
     /// record's group of last branches.
-    pub fn newest(&self) -> impl Iterator<Item = &Entry> {
-        (0..self.ring.depth).map(|age| self.ring.by_age(age))
+    pub fn newest(&self) -> impl Iterator<Item = Entry> {
+        let ring = self.ring.settled();
+        (0..ring.depth).map(move |age| *ring.by_age(age))
+    }
+
+    /// Makes what has been recorded ready to be read: not necessary, but each read of a register would do it for itself.
+    pub fn settle(&mut self) {
+        self.ring.get();
     }
 
     /// The whole state.
     pub fn state(&self) -> LbrState {
         LbrState {
             select: self.select.into_bits(),
-            ring: self.ring.clone(),
+            ring: self.ring.settled().into_owned(),
             running: self.running,
         }
     }
@@ -249,9 +258,10 @@ impl Lbr {
     pub fn set_state(&mut self, state: LbrState) {
         self.select = LbrSelect::from_bits(state.select & self.caps.select);
         self.running = state.running;
-        self.ring = state.ring;
-        self.ring.depth = self.caps.depth;
-        self.ring.top %= self.caps.depth.max(1);
+        let mut ring = state.ring;
+        ring.depth = self.caps.depth;
+        ring.top %= self.caps.depth.max(1);
+        self.ring = ring.into();
     }
 
     /// Whether Intel PT and branch recording exclude each other on this part.

@@ -109,13 +109,14 @@ macro_rules! around {
             ..
         } = &mut *$units;
         if let Some($pmu) = pmu {
+            let all = std::cell::OnceCell::new();
             let newest = |n: u8| {
-                let n = usize::from(n);
-                let entry = match (&*lbr, &*arch_lbr) {
-                    (Some(lbr), _) => lbr.newest().nth(n),
-                    (_, Some(lbr)) => lbr.newest().nth(n),
-                    _ => None,
-                };
+                let all: &Vec<_> = all.get_or_init(|| match (&*lbr, &*arch_lbr) {
+                    (Some(lbr), _) => lbr.newest().collect(),
+                    (_, Some(lbr)) => lbr.newest().collect(),
+                    _ => Vec::new(),
+                });
+                let entry = all.get(usize::from(n));
                 entry.map_or([0; 3], |entry| [entry.from, entry.to, entry.info])
             };
             let $around = Around {
@@ -208,10 +209,12 @@ impl Units {
         if let Some(unit) = &self.debugctl {
             claimed!(unit.read_msr(msr));
         }
-        if let Some(unit) = &self.lbr {
+        if let Some(unit) = &mut self.lbr {
+            unit.settle();
             claimed!(unit.read_msr(msr, gate));
         }
-        if let Some(unit) = &self.arch_lbr {
+        if let Some(unit) = &mut self.arch_lbr {
+            unit.settle();
             claimed!(unit.read_msr(msr));
         }
         claimed!(self.ds_area.read_msr(msr));

@@ -52,11 +52,7 @@ impl Predictor {
         };
         match last {
             Some(to) => to == record.to,
-            None if conditional => {
-                // What a branch that was not taken would have done is not in its record: it counts as predicted.
-                record.flow == NOT_TAKEN || record.to <= record.from
-            }
-            None => false,
+            None => guess(record, conditional),
         }
     }
 
@@ -82,6 +78,70 @@ impl Predictor {
     fn remembered(&self) -> &[(u64, u64)] {
         &self.recent[..usize::from(self.len).min(WINDOW)]
     }
+}
+
+/// [`Predictor::predicts`] for one branch after the other, which is cheaper than asking for each.
+///
+/// A table says where each branch was met last. A place in it that another branch has taken within the window says nothing;
+/// then all of the window is looked at.
+pub struct Stream<'a> {
+    predictor: &'a Predictor,
+    records: &'a [BranchRecord],
+    /// One more than the index of the last branch met at the place; 0 for none.
+    met: [u32; PLACES],
+    next: usize,
+}
+
+/// Places of a [`Stream`]'s table.
+const PLACES: usize = 128;
+
+impl<'a> Stream<'a> {
+    /// For `records`, which follow what the predictor remembers.
+    pub fn new(predictor: &'a Predictor, records: &'a [BranchRecord]) -> Self {
+        Self {
+            predictor,
+            records,
+            met: [0; PLACES],
+            next: 0,
+        }
+    }
+
+    fn place(from: u64) -> usize {
+        (from ^ from >> 7) as usize & (PLACES - 1)
+    }
+
+    /// Whether `records[index]` was predicted; to be asked in ascending order.
+    pub fn predicts(&mut self, index: usize) -> bool {
+        while self.next < index {
+            self.met[Self::place(self.records[self.next].from)] = self.next as u32 + 1;
+            self.next += 1;
+        }
+        let record = &self.records[index];
+        let conditional = match record.flow {
+            NOT_TAKEN | TAKEN => true,
+            JUMP_IND | CALL_IND => false,
+            _ => return true,
+        };
+        let met = self.met[Self::place(record.from)] as usize;
+        if index < WINDOW {
+            return self.predictor.predicts(self.records, index);
+        }
+        if met + WINDOW <= index {
+            return guess(record, conditional);
+        }
+        let last = &self.records[met - 1];
+        if last.from == record.from {
+            return last.to == record.to;
+        }
+        self.predictor.predicts(self.records, index)
+    }
+}
+
+/// For a branch that was not met lately. What one that was not taken would have done is not in its record: it counts as
+/// predicted.
+#[inline(always)]
+fn guess(record: &BranchRecord, conditional: bool) -> bool {
+    conditional && (record.flow == NOT_TAKEN || record.to <= record.from)
 }
 
 /// The last of at most [`WINDOW`] that hits, found without a branch for each.
@@ -166,7 +226,8 @@ mod tests {
         let records: Vec<_> = (0..500)
             .map(|_| {
                 x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let from = 0x1000 + (x >> 60) * 4;
+                // Some share a place of the table.
+                let from = 0x1000 + (x >> 60) % 8 * 4 + (x >> 63) * 0x4081;
                 branch(Flow::ALL[(x >> 40) as usize % 6], from, 0x1000 + (x >> 50) % 3 * 8)
             })
             .collect();
@@ -174,11 +235,24 @@ mod tests {
             .map(|i| Predictor::default().predicts(&records, i))
             .collect();
         assert!(whole.iter().any(|&p| p) && whole.iter().any(|&p| !p));
+        let fresh = Predictor::default();
+        let mut stream = Stream::new(&fresh, &records);
+        let streamed: Vec<_> = (0..records.len()).map(|i| stream.predicts(i)).collect();
+        assert_eq!(streamed, whole);
+        // Asked for some of them only.
+        let mut stream = Stream::new(&fresh, &records);
+        for i in (0..records.len()).step_by(7) {
+            assert_eq!(stream.predicts(i), whole[i], "{i}");
+        }
         for size in [1, 2, 7, 15, 16, 17, 100] {
             let mut predictor = Predictor::default();
             let mut answers = Vec::new();
             for batch in records.chunks(size) {
-                answers.extend((0..batch.len()).map(|i| predictor.predicts(batch, i)));
+                let mut stream = Stream::new(&predictor, batch);
+                for i in 0..batch.len() {
+                    assert_eq!(stream.predicts(i), predictor.predicts(batch, i));
+                    answers.push(predictor.predicts(batch, i));
+                }
                 predictor.advance(batch);
             }
             assert_eq!(answers, whole, "batches of {size}");

@@ -44,7 +44,7 @@ use x86::ds::{BRANCH_PREDICTED, DsLayout, management};
 use x86::seam::{Appetite, BranchRecord, Effects, EventRecord, Flow, PageFault, TraceMem};
 
 use crate::unit::lbr::is_canonical;
-use crate::unit::predictor::Predictor;
+use crate::unit::predictor::{Predictor, Stream};
 
 /// The most records that wait to be stored.
 pub const BATCH: u64 = 2048;
@@ -186,11 +186,13 @@ impl Bts {
         let size = self.layout.branch_record();
         let mut effects = Effects::NONE;
         let mut bytes = [0; CHUNK];
+        let mut predictions = Stream::new(&self.predictor, records);
         while let Some(at) = self.slot(&buffer).filter(|_| wanted.peek().is_some()) {
             let fit = ((buffer.maximum - at) / size).min(CHUNK as u64 / size) as usize;
             let mut len = 0;
             for index in wanted.by_ref().take(fit) {
-                len += self.put(&mut bytes[len..], records, index);
+                let predicted = self.predicted && predictions.predicts(index);
+                len += self.put(&mut bytes[len..], &records[index], predicted);
             }
             let stored = self.write(at, &bytes[..len], mem);
             buffer.index = at + stored.as_ref().map_or_else(|(done, _)| *done, |()| len as u64);
@@ -227,14 +229,17 @@ impl Bts {
     }
 
     /// Makes a record at the start of `bytes` and says how long it is.
-    fn put(&self, bytes: &mut [u8], records: &[BranchRecord], index: usize) -> usize {
-        let record = &records[index];
-        let flags = if self.predicted && self.predictor.predicts(records, index) {
-            BRANCH_PREDICTED
-        } else {
-            0
-        };
+    #[inline(always)]
+    fn put(&self, bytes: &mut [u8], record: &BranchRecord, predicted: bool) -> usize {
+        let flags = if predicted { BRANCH_PREDICTED } else { 0 };
         let field = self.layout.field() as usize;
+        if let (8, Some(slots)) = (field, bytes.first_chunk_mut::<24>()) {
+            let (from, to) = (record.from.to_le_bytes(), record.to.to_le_bytes());
+            slots[..8].copy_from_slice(&from);
+            slots[8..16].copy_from_slice(&to);
+            slots[16..].copy_from_slice(&flags.to_le_bytes());
+            return 24;
+        }
         for (slot, value) in bytes.chunks_mut(field).zip([record.from, record.to, flags]) {
             slot.copy_from_slice(&value.to_le_bytes()[..slot.len().min(field)]);
         }

@@ -76,6 +76,13 @@ impl Source {
         matches!(self, Source::Instructions(1) | Source::Cycles | Source::Slots)
     }
 
+    /// The codes of branches that count, as bits.
+    pub fn codes(self) -> u32 {
+        let Source::Branches(kinds) = self else { return 0 };
+        let all = Flow::ALL.into_iter().filter(|&flow| kinds.has(flow));
+        all.fold(0, |codes, flow| codes | 1 << flow.code())
+    }
+
     pub fn has_branch(self, record: &BranchRecord, wrong: bool) -> bool {
         let Some(flow) = Flow::from_code(record.flow) else {
             return false;
@@ -116,6 +123,11 @@ fn until(from: u64, n: u64, unit: u64) -> u64 {
 }
 
 impl Line {
+    /// Every event adds one, and nothing else does.
+    pub fn plain(&self) -> bool {
+        self.rate == Rate::Events && !self.edge
+    }
+
     /// What a counter with these qualifiers adds up.
     pub fn new(count: Count, select: EventSelect) -> Self {
         let source = match count {

@@ -41,7 +41,7 @@ use x86::seam::{Abort, Access, Appetite, BranchRecord, Change, Effects, EventRec
 use super::cache::Hierarchy;
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
 use super::ds::pebs_trace::TraceRecord;
-use super::predictor::Predictor;
+use super::predictor::{Predictor, Stream};
 use classify::Class;
 use events::{Rate, Source};
 use plan::Plan;
@@ -383,9 +383,28 @@ impl Pmu {
         let counting = self.s.live & self.plan.branches;
         let mut events = self.advance(cpu);
         if counting != 0 {
-            for (index, record) in records.iter().enumerate() {
-                let wrong = self.plan.mispredicted != 0 && !self.s.predictor.predicts(records, index);
-                for counter in each(counting) {
+            // Those that count plain events and are far from their ends count the batch at once.
+            let mut singly = counting;
+            for counter in each(counting & !self.plan.mispredicted) {
+                let codes = self.plan.counters[counter]
+                    .filter(|line| line.plain())
+                    .map(|line| line.source.codes());
+                let Some(codes) = codes else { continue };
+                let count = records
+                    .iter()
+                    .map(|record| u64::from(codes >> (record.flow & 31) & 1))
+                    .sum();
+                let sum = self.s.values[counter].checked_add(count);
+                if sum.is_some_and(|sum| sum <= self.mask(counter)) {
+                    events |= self.add(counter, count);
+                    singly &= !(1 << counter);
+                }
+            }
+            let predictor = self.s.predictor;
+            let mut predictions = Stream::new(&predictor, records);
+            for (index, record) in records.iter().enumerate().filter(|_| singly != 0) {
+                let wrong = self.plan.mispredicted != 0 && !predictions.predicts(index);
+                for counter in each(singly) {
                     let Some(line) = self.plan.counters[counter] else {
                         continue;
                     };
