@@ -384,8 +384,8 @@ fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
         while engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000) != Exit::Halt {}
         let units = guest.machine.units();
         let entries: Vec<_> = match (&units.lbr, &units.arch_lbr) {
-            (Some(lbr), _) => lbr.newest().take(2).copied().collect(),
-            (_, Some(lbr)) => lbr.newest().take(2).copied().collect(),
+            (Some(lbr), _) => lbr.newest().take(2).collect(),
+            (_, Some(lbr)) => lbr.newest().take(2).collect(),
             _ => panic!("{} has a stack", model.name),
         };
         // Real mode: the addresses take 20 bits.
