@@ -530,8 +530,7 @@ impl Engine {
             effects.debug = None;
         }
         if effects.debug.is_some() {
-            // A fault, unlike most #DBs: the frame has RF set.
-            cpu.rf_at = cpu.steps_now();
+            // The one fault whose frame has RF clear: its handler sets it, or else meets the breakpoint again.
             cpu.watched.observed = (u64::MAX, 0);
             cpu.watched.pending = 0;
         }
