@@ -1,4 +1,5 @@
-//! Builds the guests with the C compiler that rustc links with, and objcopy.
+//! Builds the guests: those in C and assembly with the C compiler that rustc links with, and objcopy; the guest tests with
+//! cargo, as one library for the host's own target, of which each image takes its table of tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +25,8 @@ fn main() {
         "-no-pie",
         "-T",
     ];
+
+    guest_tests(&out, &guests.join("bare.ld"));
 
     let hello = out.join("hello.elf");
     cc().args(["-m32"])
@@ -129,6 +132,87 @@ fn main() {
         println!("cargo::rustc-env=GUEST_{name}={}", path.display());
     }
 }
+
+/// The guest tests' images: `<name>.elf` in this folder.
+fn guest_tests(out: &Path, linker_script: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for source in ["rt", "guests"] {
+        println!("cargo::rerun-if-changed={}/guest-tests/{source}", root.display());
+    }
+    for source in ["devices/x86", "devices/pt-packet", "Cargo.lock", "Cargo.toml"] {
+        println!("cargo::rerun-if-changed={}", root.join(source).display());
+    }
+    // One folder for all profiles, beside theirs: OUT_DIR is <target>/<profile>/build/<package>/out.
+    let target = out.ancestors().nth(4).expect("cargo's layout").join("bare");
+    // No red zone in our code, and addresses below 2 GiB. Only the host's own target is installed; it is named so that the
+    // flags are not those of build scripts and macros.
+    let triple = "x86_64-unknown-linux-gnu";
+    let flags = [
+        "-Cno-redzone=yes",
+        "-Crelocation-model=static",
+        "-Ccode-model=small",
+        "-Cforce-unwind-tables=no",
+        "-Cforce-frame-pointers=no",
+    ];
+    let mut cargo = Command::new(std::env::var_os("CARGO").expect("cargo names itself"));
+    cargo
+        .current_dir(&root)
+        .args([
+            "rustc",
+            "--quiet",
+            "--locked",
+            "--package",
+            "guests",
+            "--features",
+            "bare",
+        ])
+        .args(["--profile", "guest", "--target", triple, "--crate-type", "staticlib"])
+        .arg("--target-dir")
+        .arg(&target)
+        // What the outer cargo checks or measures is not this build's.
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        .env_remove("RUSTFLAGS")
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
+    cargo.must();
+    let library = target.join(triple).join("guest/libguests.a");
+    for name in GUESTS {
+        let wide = out.join(format!("{name}.elf64"));
+        cc().args(["-m64", "-nostdlib", "-static", "-no-pie", "-T"])
+            .arg(linker_script)
+            .arg("-Wl,--build-id=none,-z,noexecstack,-z,max-page-size=4096,--gc-sections,--no-warn-rwx-segments")
+            .arg(format!(
+                "-Wl,--defsym=guest_tests=tests_{name},--defsym=rust_eh_personality=0,--defsym=_Unwind_Resume=0"
+            ))
+            .arg(&library)
+            .arg("-o")
+            .arg(&wide)
+            .must();
+        Command::new("objcopy")
+            .args(["-I", "elf64-x86-64", "-O", "elf32-i386", "--strip-all"])
+            .args([&wide, &out.join(format!("{name}.elf"))])
+            .must();
+    }
+    println!("cargo::rustc-env=GUEST_BARE={}", out.display());
+    println!("cargo::rustc-env=GUEST_BARE_NAMES={}", GUESTS.join(" "));
+}
+
+/// The guest tests, by their modules' names.
+const GUESTS: &[&str] = &[
+    "dr",
+    "debugctl",
+    "lbr",
+    "arch_lbr",
+    "bts",
+    "pebs",
+    "pmu",
+    "pt_packets",
+    "pt_filters",
+    "pt_topa",
+    "tsc",
+    "rdt",
+    "cpuid_msrs",
+    "apic",
+];
 
 /// The C compiler driver.
 fn cc() -> Command {

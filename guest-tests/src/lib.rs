@@ -10,11 +10,13 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+pub mod bare;
 pub mod flat;
 pub mod fuzz;
 pub mod measure;
 pub mod observer;
 pub mod retired;
+pub mod tap;
 pub mod traced;
 
 /// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.

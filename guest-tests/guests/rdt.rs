@@ -1,0 +1,145 @@
+//! Resource director. SDM Vol. 3B 18.18 "Intel Resource Director Technology (Intel RDT) Monitoring Features", 18.19
+//! "... Allocation Features".
+
+use rt::cpu::{self, leaf, rdmsr, read, refuses, write, wrmsr};
+use rt::exception::Fault;
+use rt::need::{self, Need};
+use x86::msr::*;
+
+/// A resource of CPUID.10H.0:EBX.
+fn allocates(bit: u32) -> bool {
+    cpu::has(x86::cpuid::Feature::RdtA) && leaf(0x10, 0)[1] >> bit & 1 != 0
+}
+
+const L3: Need = Need {
+    reason: "no L3 masks (CPUID.10H.0:EBX[1] is 0)",
+    present: || allocates(1),
+    absent: || cpu::no_msr(IA32_L3_QOS_MASK_0),
+};
+
+const L2: Need = Need {
+    reason: "no L2 masks (CPUID.10H.0:EBX[2] is 0)",
+    present: || allocates(2),
+    absent: || cpu::no_msr(IA32_L2_QOS_MASK_0),
+};
+
+const CDP: Need = Need {
+    reason: "no code and data prioritisation of the L3 (CPUID.10H.1:ECX[2] is 0)",
+    present: || allocates(1) && leaf(0x10, 1)[2] & 4 != 0,
+    absent: || cpu::no_msr(IA32_L3_QOS_CFG),
+};
+
+const MBA: Need = Need {
+    reason: "no bandwidth delays (CPUID.10H.0:EBX[3] is 0)",
+    present: || allocates(3),
+    absent: || cpu::no_msr(IA32_MBA_THRTL_0),
+};
+
+const L3_MONITOR: Need = Need {
+    reason: "no monitoring of the L3 (CPUID.0FH.0:EDX[1] is 0)",
+    present: || leaf(0xF, 0)[3] & 2 != 0,
+    absent: || {},
+};
+
+/// Masks are contiguous, within the length and not empty; there is one for each class of service.
+fn masks(first: u32, subleaf: u32) {
+    let [eax, _, ecx, edx] = leaf(0x10, subleaf);
+    let (length, last) = ((eax & 31) + 1, edx & 0xFFFF);
+    let full = (1u64 << length) - 1;
+    for n in 0..=last {
+        assert_eq!(read(first + n), full, "at power-up");
+        write(first + n, 3u64);
+        assert_eq!(read(first + n), 3);
+        refuses(first + n, 1 << length);
+        refuses(first + n, 0);
+        if ecx & 8 == 0 {
+            refuses(first + n, 5);
+        }
+        write(first + n, full);
+    }
+    cpu::no_msr(first + last + 1);
+}
+
+fn l3_masks() {
+    masks(IA32_L3_QOS_MASK_0, 1);
+}
+
+fn l2_masks() {
+    masks(IA32_L2_QOS_MASK_0, 2);
+}
+
+/// With CDP a class has two masks, data even and code odd, and there are half as many classes.
+fn code_and_data() {
+    let last = leaf(0x10, 1)[3] & 0xFFFF;
+    write(IA32_L3_QOS_CFG, 1u64);
+    assert_eq!(read(IA32_L3_QOS_CFG), 1);
+    refuses(IA32_L3_QOS_CFG, 2);
+    write(IA32_L3_QOS_MASK_0, 3u64);
+    write(IA32_L3_QOS_MASK_0 + 1, 6u64);
+    assert_eq!((read(IA32_L3_QOS_MASK_0), read(IA32_L3_QOS_MASK_0 + 1)), (3, 6));
+    let _ = wrmsr(IA32_L3_QOS_MASK_0, (1 << (leaf(0x10, 1)[0] & 31)) - 1);
+    assert!(rdmsr(IA32_L3_QOS_MASK_0 + last).is_ok());
+    write(IA32_L3_QOS_CFG, 0u64);
+    let full = (2u64 << (leaf(0x10, 1)[0] & 31)) - 1;
+    write(IA32_L3_QOS_MASK_0, full);
+    write(IA32_L3_QOS_MASK_0 + 1, full);
+}
+
+/// Delays up to the maximum, in steps where they are linear.
+fn bandwidth_delays() {
+    let [eax, _, _, edx] = leaf(0x10, 3);
+    let most = u64::from(eax & 0xFFF) + 1;
+    write(IA32_MBA_THRTL_0, most);
+    assert_eq!(read(IA32_MBA_THRTL_0), most);
+    refuses(IA32_MBA_THRTL_0, most + 1);
+    write(IA32_MBA_THRTL_0, 0u64);
+    cpu::no_msr(IA32_MBA_THRTL_0 + (edx & 0xFFFF) + 1);
+}
+
+/// IA32_PQR_ASSOC: an RMID or a class above the CPUID maximum is #GP(0).
+fn association() {
+    let rmids = leaf(0xF, 0)[1];
+    let classes = [1, 2, 3]
+        .into_iter()
+        .filter(|n| allocates(*n))
+        .map(|n| leaf(0x10, n)[3] & 0xFFFF)
+        .max();
+    let class = u64::from(classes.unwrap_or(0));
+    write(IA32_PQR_ASSOC, u64::from(rmids) | class << 32);
+    assert_eq!(read(IA32_PQR_ASSOC), u64::from(rmids) | class << 32);
+    refuses(IA32_PQR_ASSOC, u64::from(rmids) + 1);
+    refuses(IA32_PQR_ASSOC, (class + 1) << 32);
+    write(IA32_PQR_ASSOC, 0u64);
+}
+
+const ERROR: u64 = 1 << 63;
+
+fn counter(rmid: u64, event: u64) -> u64 {
+    write(IA32_QM_EVTSEL, rmid << 32 | event);
+    read(IA32_QM_CTR)
+}
+
+/// An event or an RMID that is not monitored sets Error; the counter is read-only.
+fn errors() {
+    let [_, _, most, _] = leaf(0xF, 1);
+    assert_eq!(counter(0, 7) & ERROR, ERROR, "an unknown event");
+    if u64::from(leaf(0xF, 0)[1]) > u64::from(most) {
+        assert_eq!(
+            counter(u64::from(most) + 1, 1) & ERROR,
+            ERROR,
+            "an RMID that the L3 does not monitor"
+        );
+    }
+    refuses(IA32_QM_EVTSEL, (u64::from(leaf(0xF, 0)[1]) + 1) << 32);
+    assert_eq!(wrmsr(IA32_QM_CTR, 0), Err(Fault::GP0));
+}
+
+rt::tests! {
+    "tests_rdt";
+    association: need::RDT_M;
+    errors: need::RDT_M, L3_MONITOR;
+    l3_masks: need::RDT_A, L3;
+    l2_masks: need::RDT_A, L2;
+    code_and_data: need::RDT_A, CDP;
+    bandwidth_delays: need::RDT_A, MBA;
+}
