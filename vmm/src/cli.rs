@@ -125,7 +125,7 @@ enum Command {
     /// Look at a trace that `--trace` recorded
     Trace {
         #[command(subcommand)]
-        command: TraceCommand,
+        command: Box<TraceCommand>,
     },
 }
 
@@ -170,7 +170,7 @@ where
             let path = control::parse_address(path.as_os_str().as_bytes()).unwrap_or(path);
             return Ok(Job::Control { path, command });
         }
-        Some(Command::Trace { command }) => return Ok(Job::Trace(Box::new(command))),
+        Some(Command::Trace { command }) => return Ok(Job::Trace(command)),
         None => {}
     }
     let Some(kernel) = cli.kernel else {

@@ -7,6 +7,7 @@ use crate::{
     trace::{
         Trace,
         export::{OutFile, callgrind::Profile, folded::Stacks, perf, perfetto::Events},
+        raw,
         view::{Calls, Names, Sink, Totals, Window, view},
     },
 };
@@ -89,6 +90,25 @@ pub fn run(options: &Export) -> Result<(), Error> {
                 bar.at(done, total);
             },
         )?);
+    }
+    if let Some(path) = &options.raw {
+        bar.say("packets and pages".into());
+        let summary = raw::export(&trace, path, &mut |done, total| bar.at(done, total)).map_err(Error::Trace)?;
+        for damage in &summary.damage {
+            say(damage);
+        }
+        say(&format!(
+            "{}: {} bytes of packets, {}, {}{}",
+            path.display(),
+            summary.packets,
+            count(summary.pages, "page"),
+            count(summary.spans, "span"),
+            if summary.lost > 0 {
+                format!(", {} bytes lost", summary.lost)
+            } else {
+                String::new()
+            },
+        ));
     }
     drop(bar);
     if let Some(totals) = &totals {

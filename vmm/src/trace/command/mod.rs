@@ -118,6 +118,9 @@ pub struct Export {
     /// Instructions by function and call
     #[arg(long, value_name = "FILE", group = "form")]
     pub callgrind: Option<PathBuf>,
+    /// Packets and pages of code in files of their own, for users of libipt: always the whole trace
+    #[arg(long, value_name = "DIR", group = "form", conflicts_with_all = ["from", "to", "vcpu"])]
+    pub raw: Option<PathBuf>,
     /// Of calls over time leave those out that have fewer instructions
     #[arg(long, value_name = "N", default_value = "0")]
     pub least: u64,

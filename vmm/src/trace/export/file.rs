@@ -166,7 +166,7 @@ impl Folder {
     }
 
     /// Where its files go until it is finished.
-    pub fn path(&self) -> &Path {
+    pub fn work(&self) -> &Path {
         &self.part
     }
 
@@ -234,7 +234,7 @@ mod tests {
 
         let folder = dir.join("folder");
         let new = Folder::create("--perf", &folder, false, "data").unwrap();
-        fs::write(new.path().join("data"), b"1").unwrap();
+        fs::write(new.work().join("data"), b"1").unwrap();
         new.finish().unwrap();
         Folder::create("--perf", &folder, false, "data").unwrap_err();
         let new = Folder::create("--perf", &folder, true, "data").unwrap();

@@ -398,7 +398,7 @@ impl Writer<'_> {
             ranges.push(range);
         }
         let mut files = HashMap::new();
-        let kcore = self.folder.path().join("kcore_dir");
+        let kcore = self.folder.work().join("kcore_dir");
         fs::create_dir(&kcore)?;
         let kernel = |key: &&Key| key.0 == 0;
         let upper: Vec<(u64, At)> = code
@@ -489,7 +489,7 @@ impl Writer<'_> {
             };
             of.entry(process).or_default().entry(key.1 << 12).or_insert(*at);
         }
-        let dir = self.folder.path().join("code");
+        let dir = self.folder.work().join("code");
         fs::create_dir(&dir)?;
         // Where it will be.
         let parent = self
@@ -600,7 +600,7 @@ impl Writer<'_> {
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> io::Result<()> {
         const HEADER: u64 = 104;
-        let file = File::create_new(self.folder.path().join("data"))?;
+        let file = File::create_new(self.folder.work().join("data"))?;
         let mut out = BufWriter::with_capacity(1 << 18, file);
         let attrs = HEADER + 16;
         let attr_len = (ATTR + 16) as u64;
