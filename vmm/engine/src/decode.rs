@@ -119,6 +119,8 @@ pub(crate) struct Lower<'a> {
     compared: Option<Compare>,
     /// This one, for the next.
     pub compare: Option<Compare>,
+    /// Slots behind the last link, which are templates.
+    tail: usize,
 }
 
 fn blank(f: Handler) -> Op {
@@ -214,6 +216,7 @@ impl Lower<'_> {
             })
         });
         self.ops.extend(slots);
+        self.tail = 2;
     }
 
     /// Emits a flow op with a memory operand.
@@ -571,7 +574,7 @@ fn write_link(op: &mut Op, link: Link) {
 #[allow(unsafe_code)]
 fn template_slot(template: Template) -> Op {
     let mut op = blank(chain_flow::<Undefined>);
-    // SAFETY: As in `write_link`. A template's `len` reads 0, like a link's, so that nobody takes it for an instruction.
+    // SAFETY: As in `write_link`. Templates are a block's last slots, counted in `Lower::tail`, so that nobody takes one for an op.
     unsafe { (&raw mut op).cast::<Template>().write(template) }
     op
 }
@@ -792,7 +795,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
     let mut i = Instruction::default();
     let mut joined = [0u8; 32];
     let mut closed = false;
-    let mut compared = None;
+    let (mut compared, mut tail) = (None, 0);
     while !closed && firsts.len() < s.max && at < s.page.len() {
         // Blocks serve every mapping of the page, so that the place in the page decides here and the op looks closer.
         let boundary = s.boundaries.iter().any(|b| b & 0xfff == at as u64);
@@ -839,6 +842,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             sp_bias: 0,
             compared: compared.take(),
             compare: None,
+            tail: 0,
         };
         if straddles {
             lower.emit(chain::<CheckSecond>, |op| op.imm = s.next_host);
@@ -856,7 +860,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             exec::lower(&mut lower)
         };
         closed = end == End::Closed;
-        compared = lower.compare;
+        (compared, tail) = (lower.compare, lower.tail);
         at += len as usize;
     }
     if !closed {
@@ -871,6 +875,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
             sp_bias: 0,
             compared: None,
             compare: None,
+            tail: 0,
         };
         let f = if s.pause {
             chain_flow::<Pause>
@@ -885,7 +890,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, ops: &mut Vec<Op>) -> Result<Dec
     }
     let n = firsts.len();
     for (k, &first) in firsts.iter().enumerate() {
-        let end = firsts.get(k + 1).map_or(ops.len() - 1, |&next| next);
+        let end = firsts.get(k + 1).map_or(ops.len() - 1 - tail, |&next| next);
         for op in ops[first..end].iter_mut().filter(|op| op.len != 0) {
             op.rem = (n - k) as u8;
         }

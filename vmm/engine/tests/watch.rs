@@ -539,10 +539,22 @@ fn an_instruction_breakpoint_is_a_fault_and_rf_lets_it_pass() {
         a.hlt()
     });
     let (rip, rf, bits) = debug(&mut b);
-    assert_eq!((rip, rf, bits), (CODE + 5, 1, 1));
+    // SDM Vol. 3B 17.3.1.1 "Instruction-Breakpoint Exception Condition": of all faults' frames this one has RF clear.
+    assert_eq!((rip, rf, bits), (CODE + 5, 0, 1));
     assert_eq!(b.cpu.state().gpr[0], 1, "before the instruction");
-    // The handler returns: RF is in the frame.
+    // A handler that just returns meets it again, and has the same frame.
+    let frame = b.cpu.state().gpr[4];
     b.at(handler(1), |a| a.iretq());
+    b.state(|s| (s.rip, s.activity) = (handler(1), engine::Activity::Running));
+    let words = notes.borrow().words.len();
+    assert_eq!(b.run(20), Exit::Budget, "it goes round and round");
+    assert!(notes.borrow().words.len() > words + 10);
+    // One that sets RF gets past.
+    b.at(handler(1), |a| {
+        a.bts(qword_ptr(rsp + 16), 16)?;
+        a.iretq()
+    });
+    b.state(|s| (s.rip, s.gpr[4], s.activity) = (handler(1), frame, engine::Activity::Running));
     b.state(|s| (s.rip, s.activity) = (handler(1), engine::Activity::Running));
     assert_eq!(b.run(100), Exit::Halt);
     assert_eq!((b.cpu.rip(), b.cpu.state().gpr[0]), (CODE + 11, 2));
