@@ -13,10 +13,11 @@ pub const CODE: u64 = 0x10_0000;
 pub const DATA: u64 = 0x20_0000;
 /// Memory for a trace.
 pub const TRACE: u64 = 0x40_0000;
+/// Where the tables of the processor are.
 const TABLES: u64 = 0x7000;
-const GDT: u64 = 0x3000;
-const IDT: u64 = 0x4000;
-const TSS: u64 = 0x5000;
+pub(crate) const GDT: u64 = 0x3000;
+pub(crate) const IDT: u64 = 0x4000;
+pub(crate) const TSS: u64 = 0x5000;
 const HANDLERS: u64 = 0x1_0000;
 const STACK: u64 = 0x3_0000;
 /// Bytes from handler to handler.
@@ -31,6 +32,48 @@ pub struct Arrived {
     pub error: Option<u64>,
     /// RIP in the frame.
     pub rip: u64,
+}
+
+/// Writes page tables that map the first GiB to itself, for all rings.
+pub(crate) fn map(memory: &Memory) {
+    let pages = (0..512u64).map(|page| (0x2000 + page * 8, page << 21 | 0x87));
+    for (at, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007)]
+        .into_iter()
+        .chain(pages)
+    {
+        memory.write(TABLES + at, &entry.to_le_bytes()).expect("RAM");
+    }
+}
+
+/// A processor in ring 0 with flat segments, before the first instruction of [`CODE`]. CR4, IA32_EFER and the stack are the
+/// caller's to choose.
+pub(crate) fn long_mode(model: &'static CpuModel, gdt_limit: u16) -> CpuState {
+    let mut state = CpuState::reset(model);
+    (state.cr0, state.cr3) = (0x8001_0033, TABLES);
+    let segment = |selector, attributes| Segment {
+        selector,
+        base: 0,
+        limit: u32::MAX,
+        attributes,
+    };
+    state.segments.fill(segment(0x10, 0xC093));
+    state.segments[CS] = segment(8, 0xA09B);
+    state.gdtr = Table {
+        base: GDT,
+        limit: gdt_limit,
+    };
+    state.idtr = Table {
+        base: IDT,
+        limit: 0xFFF,
+    };
+    state.tr = Segment {
+        selector: 0x30,
+        base: TSS,
+        limit: 0x67,
+        attributes: 0x8B,
+    };
+    state.rip = CODE;
+    state
 }
 
 /// The machine.
@@ -62,13 +105,7 @@ impl Flat {
         f(&mut a).expect("the program assembles");
         let code = a.assemble(CODE).expect("the program assembles");
         write(CODE, &code);
-        let pages = (0..512u64).map(|page| (0x2000 + page * 8, page << 21 | 0x87));
-        for (at, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007)]
-            .into_iter()
-            .chain(pages)
-        {
-            write(TABLES + at, &entry.to_le_bytes());
-        }
+        map(&memory);
         // Null, kernel code and data, user data and code.
         let descriptors = [
             0,
@@ -88,29 +125,8 @@ impl Flat {
             write(IDT + vector * 16, &low.to_le_bytes());
         }
         write(TSS + 4, &STACK.to_le_bytes());
-        let mut state = CpuState::reset(model);
-        state.cr0 = 0x8001_0033;
-        (state.cr3, state.cr4, state.efer) = (TABLES, 0x420 | control, 0xD00);
-        let segment = |selector, attributes| Segment {
-            selector,
-            base: 0,
-            limit: u32::MAX,
-            attributes,
-        };
-        state.segments.fill(segment(0x10, 0xC093));
-        state.segments[CS] = segment(8, 0xA09B);
-        state.gdtr = Table { base: GDT, limit: 0x27 };
-        state.idtr = Table {
-            base: IDT,
-            limit: 0xFFF,
-        };
-        state.tr = Segment {
-            selector: 0x30,
-            base: TSS,
-            limit: 0x67,
-            attributes: 0x8B,
-        };
-        (state.rip, state.gpr[4]) = (CODE, STACK);
+        let mut state = long_mode(model, 0x27);
+        (state.cr4, state.efer, state.gpr[4]) = (0x420 | control, 0xD00, STACK);
         let mut cpu = Cpu::new(model);
         cpu.set_state(&state);
         Flat {

@@ -7,14 +7,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use x86::seam::{Appetite, BranchRecord, CodeSize, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
+use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
 
-/// Instructions in a window, which has one hash.
-pub const WINDOW: u64 = 100_000;
+/// Instructions in a window, which has one hash, unless said otherwise.
+pub const WINDOW_LEN: u64 = 100_000;
 
-/// A rolling hash of instruction pointers, kept at the end of each window.
+/// A rolling hash of instruction pointers, kept at the end of each window of so many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stream {
+pub struct Stream<const WINDOW: u64 = WINDOW_LEN> {
     hash: u64,
     /// How many there were.
     pub count: u64,
@@ -22,7 +22,7 @@ pub struct Stream {
     pub windows: Vec<u64>,
 }
 
-impl Stream {
+impl<const WINDOW: u64> Stream<WINDOW> {
     /// The next one.
     pub fn push(&mut self, ip: u64) {
         self.hash = (self.hash ^ ip).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
@@ -38,7 +38,7 @@ impl Stream {
     }
 
     /// Says where another stream is a different one.
-    pub fn compare(&self, other: &Stream) -> Result<(), String> {
+    pub fn compare(&self, other: &Self) -> Result<(), String> {
         let same = self
             .windows
             .iter()
@@ -104,9 +104,9 @@ impl Lines {
 
 /// What an observer has heard.
 #[derive(Debug, Default)]
-pub struct Heard {
+pub struct Heard<const WINDOW: u64 = WINDOW_LEN> {
     /// The stream.
-    pub stream: Stream,
+    pub stream: Stream<WINDOW>,
     /// What cannot be, if anything has been.
     pub wrong: Option<String>,
 }
@@ -117,14 +117,6 @@ pub struct Retired {
     lines: Lines,
     ip: Option<u64>,
     context: Context,
-}
-
-fn bits(context: &Context) -> u32 {
-    match context.code {
-        CodeSize::Bits16 => 16,
-        CodeSize::Bits32 => 32,
-        CodeSize::Bits64 => 64,
-    }
 }
 
 impl Retired {
@@ -155,7 +147,11 @@ impl Retired {
         let mut bytes = vec![0; len.min(1 << 16) as usize];
         let there = len <= 1 << 16 && cpu.read_linear(ip, &mut bytes).is_ok();
         let stream = &mut heard.stream;
-        if !there || !self.lines.each(ip, bits(&self.context), &bytes, |ip| stream.push(ip)) {
+        if !there
+            || !self
+                .lines
+                .each(ip, self.context.code.bits(), &bytes, |ip| stream.push(ip))
+        {
             heard.wrong = Some(format!("from {ip:x} to {record:x?}"));
         }
         self.ip = Some(record.to);

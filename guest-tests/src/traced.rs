@@ -7,7 +7,7 @@
 
 use devices::unit::pt::Pt;
 use engine::bus::{Bus, MsrFault, Processor, Watch};
-use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
+use engine::{Cpu, Exit, Options};
 use iced_x86::code_asm::*;
 use minivmm::machine::memory::Memory;
 use x86::model::CpuModel;
@@ -15,16 +15,13 @@ use x86::msr::*;
 use x86::pt::RtitCtl;
 use x86::seam::{Appetite, BranchRecord, Change, Effects, EventRecord, Far, Flow};
 
-/// Where the code is.
-pub const CODE: u64 = 0x10_0000;
+pub use crate::flat::CODE;
+use crate::flat::{GDT, IDT, TSS, long_mode, map};
+
 /// The trace's region, in RAM.
 pub const TRACE: u64 = 0x40_0000;
 /// Bytes of it.
 pub const TRACE_LEN: u64 = 0x40_0000;
-const TABLES: u64 = 0x7000;
-const GDT: u64 = 0x3000;
-const IDT: u64 = 0x4000;
-const TSS: u64 = 0x5000;
 const TOPA: u64 = 0xF000;
 const STACK: u64 = 0x2_0000;
 const KERNEL_STACK: u64 = 0x3_0000;
@@ -428,13 +425,7 @@ pub fn run(plan: &Plan) -> Run {
     let write = |at: u64, bytes: &[u8]| memory.write(at, bytes).expect("RAM");
     write(CODE, code);
     write(IDT, idt);
-    let pages = (0..512u64).map(|page| (0x2000 + page * 8, page << 21 | 0x87));
-    for (at, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007)]
-        .into_iter()
-        .chain(pages)
-    {
-        write(TABLES + at, &entry.to_le_bytes());
-    }
+    map(&memory);
     // Null, kernel code and data, (free), user data and code, and the TSS.
     let descriptors = [
         0,
@@ -463,29 +454,8 @@ pub fn run(plan: &Plan) -> Run {
         write(TOPA + 8 * n as u64, &entry.to_le_bytes());
     }
 
-    let mut state = CpuState::reset(plan.model);
-    state.cr0 = 0x8001_0033;
-    (state.cr3, state.cr4, state.efer) = (TABLES, 0x6A0, 0xD01);
-    let segment = |selector, attributes| Segment {
-        selector,
-        base: 0,
-        limit: u32::MAX,
-        attributes,
-    };
-    state.segments.fill(segment(0x10, 0xC093));
-    state.segments[CS] = segment(8, 0xA09B);
-    state.gdtr = Table { base: GDT, limit: 0x2F };
-    state.idtr = Table {
-        base: IDT,
-        limit: 0xFFF,
-    };
-    state.tr = Segment {
-        selector: 0x30,
-        base: TSS,
-        limit: 0x67,
-        attributes: 0x8B,
-    };
-    (state.rip, state.gpr[4]) = (CODE, KERNEL_STACK);
+    let mut state = long_mode(plan.model, 0x2F);
+    (state.cr4, state.efer, state.gpr[4]) = (0x6A0, 0xD01, KERNEL_STACK);
     let mut soft = memory
         .engine(plan.model, Options::default())
         .expect("the host can run the model");

@@ -7,35 +7,15 @@ use minivmm::config::MachineConfig;
 use minivmm::console::Console;
 use minivmm::run::Vm;
 use std::sync::{Arc, Mutex};
-use x86::seam::{Appetite, BranchRecord, CodeSize, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
+use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
 
-/// Instructions in a window, which has one hash.
-const WINDOW: u64 = 10_000;
-
-/// A rolling hash of instruction pointers, kept at the end of each window.
-#[derive(Default)]
-struct Stream {
-    hash: u64,
-    count: u64,
-    windows: Vec<u64>,
-    wrong: Option<String>,
-}
-
-impl Stream {
-    fn push(&mut self, ip: u64) {
-        self.hash = (self.hash ^ ip).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
-        self.count += 1;
-        if self.count.is_multiple_of(WINDOW) {
-            self.windows.push(self.hash);
-        }
-    }
-}
-
-type Shared = Arc<Mutex<Stream>>;
+/// What an observer has heard, with a hash for each window of so many instructions.
+type Heard = guest_tests::retired::Heard<10_000>;
+type Shared = Arc<Mutex<Heard>>;
 
 /// Hears of every instruction.
 struct Each {
-    stream: Shared,
+    heard: Shared,
     /// Number and pointer of the instruction that is about to run; it may fault, or be an iteration of a REP.
     next: Option<(u64, u64)>,
 }
@@ -52,7 +32,7 @@ impl Watch for Each {
         if let Some((number, ip)) = self.next
             && number != now
         {
-            self.stream.lock().unwrap().push(ip);
+            self.heard.lock().unwrap().stream.push(ip);
         }
         self.next = Some((now, address));
         Effects::NONE
@@ -61,7 +41,7 @@ impl Watch for Each {
 
 /// Hears of branches, and walks the code between them.
 struct Walker {
-    stream: Shared,
+    heard: Shared,
     ip: Option<u64>,
     context: Context,
 }
@@ -77,19 +57,14 @@ impl Walker {
             let _ = cpu.read_linear(ip, &mut bytes[..room]);
             room
         };
-        let bits = match self.context.code {
-            CodeSize::Bits16 => 16,
-            CodeSize::Bits32 => 32,
-            CodeSize::Bits64 => 64,
-        };
-        Decoder::with_ip(bits, &bytes[..room], ip, DecoderOptions::NONE).decode()
+        Decoder::with_ip(self.context.code.bits(), &bytes[..room], ip, DecoderOptions::NONE).decode()
     }
 
     /// Straight on up to the transfer, then along it.
     fn transfer(&mut self, record: &BranchRecord, cpu: &mut dyn Processor) {
-        let stream = self.stream.clone();
-        let mut stream = stream.lock().unwrap();
-        if stream.wrong.is_some() {
+        let heard = self.heard.clone();
+        let mut heard = heard.lock().unwrap();
+        if heard.wrong.is_some() {
             return;
         }
         let mut ip = self.ip.unwrap_or(record.from);
@@ -99,10 +74,10 @@ impl Walker {
             let straight = matches!(i.flow_control(), FlowControl::Next | FlowControl::Exception);
             left -= 1;
             if !straight || left == 0 {
-                stream.wrong = Some(format!("{ip:x}: {i} ({:?}) before {record:x?}", i.code()));
+                heard.wrong = Some(format!("{ip:x}: {i} ({:?}) before {record:x?}", i.code()));
                 return;
             }
-            stream.push(ip);
+            heard.stream.push(ip);
             ip = i.next_ip();
         }
         let flow = Flow::from_code(record.flow).unwrap();
@@ -120,10 +95,10 @@ impl Walker {
                 Flow::Far(_) => i.flow_control() != FlowControl::Next,
             };
             if !fits || i.len() != usize::from(record.length) {
-                stream.wrong = Some(format!("{i} ({:?}) is {record:x?}", i.code()));
+                heard.wrong = Some(format!("{i} ({:?}) is {record:x?}", i.code()));
                 return;
             }
-            stream.push(record.from);
+            heard.stream.push(record.from);
         }
         self.ip = Some(record.to);
     }
@@ -157,18 +132,18 @@ impl Watch for Walker {
 }
 
 /// Boots for so many steps under an observer: what it has heard, and what the machine came to.
-fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (Stream, u64) {
+fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (Heard, u64) {
     let mut config = MachineConfig::new(&linux().kernel);
     config.initrd = Some(linux().initrd.clone());
     config.cmdline = Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec());
     config.max_instructions = Some(steps);
     let mut vm = Vm::new(&config).unwrap();
-    let stream = Shared::default();
-    assert!(vm.machine().observe(0, Some(observer(stream.clone()))));
+    let shared = Shared::default();
+    assert!(vm.machine().observe(0, Some(observer(shared.clone()))));
     let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
     vm.run(&mut console).unwrap();
     vm.machine().observe(0, None);
-    let heard = std::mem::take(&mut *stream.lock().unwrap());
+    let heard = std::mem::take(&mut *shared.lock().unwrap());
     (heard, vm.digest())
 }
 
@@ -177,10 +152,10 @@ fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (
 fn the_stream_of_a_booting_linux_follows_from_its_branches() {
     // Most of the first steps are iterations of REP, which are no instructions of their own.
     let steps = 6_000_000;
-    let (each, first) = boot(steps, |stream| Box::new(Each { stream, next: None }));
-    let (walked, second) = boot(steps, |stream| {
+    let (each, first) = boot(steps, |heard| Box::new(Each { heard, next: None }));
+    let (walked, second) = boot(steps, |heard| {
         Box::new(Walker {
-            stream,
+            heard,
             ip: None,
             context: Context::default(),
         })
@@ -188,8 +163,8 @@ fn the_stream_of_a_booting_linux_follows_from_its_branches() {
     assert_eq!(walked.wrong, None);
     assert_eq!(first, second, "watching changes nothing");
     // The last window of either may not have been heard of whole.
-    let windows = each.windows.len().min(walked.windows.len());
+    let windows = each.stream.windows.len().min(walked.stream.windows.len());
     assert!(windows >= 50, "{windows} windows");
-    let differ = (0..windows).find(|&i| each.windows[i] != walked.windows[i]);
+    let differ = (0..windows).find(|&i| each.stream.windows[i] != walked.stream.windows[i]);
     assert_eq!(differ, None, "of {windows} windows");
 }

@@ -9,7 +9,7 @@ use guest_tests::linux;
 use guest_tests::retired::{Heard, Lines, Retired, Stream};
 use minivmm::trace::{Decode, Options, Trace, raw};
 use minivmm::{Console, MachineConfig, Vm};
-use pt_flow::{Block, Event, EventKind, ExecMode, Visitor};
+use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
 
 /// A folder of its own, removed with all that is in it.
@@ -88,11 +88,7 @@ impl Visitor for Each<'_> {
     const CODE: bool = true;
 
     fn code(&mut self, block: &Block, bytes: &[u8]) {
-        let bits = match block.mode {
-            ExecMode::Bits16 => 16,
-            ExecMode::Bits32 => 32,
-            ExecMode::Bits64 => 64,
-        };
+        let bits = block.mode.bits();
         let mut both = self.stream.lock().expect("nobody panicked with it");
         let (stream, lines) = &mut *both;
         let before = stream.count;

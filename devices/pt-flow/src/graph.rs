@@ -155,14 +155,6 @@ impl Graph {
     }
 }
 
-fn bitness(mode: ExecMode) -> u32 {
-    match mode {
-        ExecMode::Bits16 => 16,
-        ExecMode::Bits32 => 32,
-        ExecMode::Bits64 => 64,
-    }
-}
-
 /// Decodes the instructions from an address on, for as long as `more` says so; it is given each with its number.
 fn instructions(
     image: &mut impl Image,
@@ -176,7 +168,7 @@ fn instructions(
     let (mut at, mut count) = (ip, 0);
     loop {
         let len = image.code(space, at, &mut bytes);
-        let mut decoder = Decoder::with_ip(bitness(mode), &bytes[..len.min(bytes.len())], at, DecoderOptions::NONE);
+        let mut decoder = Decoder::with_ip(mode.bits(), &bytes[..len.min(bytes.len())], at, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
         loop {
             let rest = len - decoder.position();

@@ -12,6 +12,17 @@ pub enum ExecMode {
     Bits64,
 }
 
+impl ExecMode {
+    /// 16, 32 or 64, as decoders of instructions take it.
+    pub const fn bits(self) -> u32 {
+        match self {
+            ExecMode::Bits16 => 16,
+            ExecMode::Bits32 => 32,
+            ExecMode::Bits64 => 64,
+        }
+    }
+}
+
 /// How many bytes the payload of a PTW or BIP packet has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ItemSize {

@@ -246,6 +246,17 @@ pub enum CodeSize {
     Bits64,
 }
 
+impl CodeSize {
+    /// 16, 32 or 64, as decoders of instructions take it.
+    pub const fn bits(self) -> u32 {
+        match self {
+            CodeSize::Bits16 => 16,
+            CodeSize::Bits32 => 32,
+            CodeSize::Bits64 => 64,
+        }
+    }
+}
+
 /// Where a processor stands: all that filters ask about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Context {

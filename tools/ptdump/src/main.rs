@@ -4,7 +4,7 @@
 //! reported on the standard error, and decoding goes on at the next PSB. The exit status is 0 when all bytes were packets,
 //! 1 when some were not, and 2 when nothing could be done.
 
-use pt_packet::{Decoder, ExecMode, Item, Packet};
+use pt_packet::{Decoder, Item, Packet};
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, Read, Write};
 use std::process::ExitCode;
@@ -156,12 +156,7 @@ fn payload(packet: &Packet) -> String {
         Packet::Tip(to) | Packet::TipPge(to) | Packet::TipPgd(to) | Packet::Fup(to) => ip(to),
         Packet::Pip { cr3, non_root } => format!("cr3 {cr3:#x}{}", flag(non_root, "non-root")),
         Packet::ModeExec { mode, interrupts } => {
-            let bits = match mode {
-                ExecMode::Bits16 => 16,
-                ExecMode::Bits32 => 32,
-                ExecMode::Bits64 => 64,
-            };
-            format!("{bits}-bit{}", flag(interrupts, "IF"))
+            format!("{}-bit{}", mode.bits(), flag(interrupts, "IF"))
         }
         Packet::ModeTsx { in_tx, abort } => format!("{}{}", flag(in_tx, "InTX"), flag(abort, "TXAbort"))
             .trim_start()

@@ -109,7 +109,7 @@ impl<const CODE: bool> Viewer for Lines<'_, CODE> {
             line.insert("len".into(), block.len.into());
             line.insert("instructions".into(), block.count.into());
             line.insert("end".into(), json::end(block.end).into());
-            line.insert("bits".into(), json::bits(block.mode).into());
+            line.insert("bits".into(), block.mode.bits().into());
             line.insert("cr3".into(), here.state.cr3.map_or(Value::Null, json::hex));
             json::process(&mut line, names, here, process);
             if CODE {
@@ -177,7 +177,7 @@ pub fn show_event(out: &mut Output, as_json: bool, names: &Names, here: &Here, e
         EventKind::Disabled { at: Some(at), to } => format!("tracing off at {}, to {}", symbols.describe(at), or(to)),
         EventKind::Disabled { at: None, to } => format!("tracing off, to {}", or(to)),
         EventKind::Async { from, to } => format!("interrupt at {}, to {}", symbols.describe(from), or(to)),
-        EventKind::Mode { mode, .. } => format!("{}-bit code", json::bits(mode)),
+        EventKind::Mode { mode, .. } => format!("{}-bit code", mode.bits()),
         EventKind::Paging { cr3, .. } => {
             let task = names
                 .process(Some(cr3))

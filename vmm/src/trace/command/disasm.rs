@@ -1,7 +1,7 @@
 //! The instructions of a block.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
-use pt_flow::{Block, ExecMode};
+use pt_flow::Block;
 
 use crate::trace::view::Names;
 
@@ -26,11 +26,7 @@ impl Line {
 
 /// Decodes a block's bytes.
 pub fn lines(names: &Names, block: &Block, code: &[u8]) -> Vec<Line> {
-    let bits = match block.mode {
-        ExecMode::Bits16 => 16,
-        ExecMode::Bits32 => 32,
-        _ => 64,
-    };
+    let bits = block.mode.bits();
     let mut formatter = IntelFormatter::new();
     let options = formatter.options_mut();
     options.set_hex_prefix("0x");

@@ -90,7 +90,7 @@ pub fn event(names: &Names, here: &Here, event: &Event) -> Option<Map<String, Va
             "interrupt"
         }
         EventKind::Mode { mode, .. } => {
-            put("bits", json!(bits(mode)));
+            put("bits", json!(mode.bits()));
             "mode"
         }
         EventKind::Transaction { in_tx, abort, .. } => {
@@ -135,13 +135,4 @@ pub fn event(names: &Names, here: &Here, event: &Event) -> Option<Map<String, Va
     };
     put("event", name.into());
     Some(object)
-}
-
-/// The width of code.
-pub fn bits(mode: pt_flow::ExecMode) -> u32 {
-    match mode {
-        pt_flow::ExecMode::Bits16 => 16,
-        pt_flow::ExecMode::Bits32 => 32,
-        _ => 64,
-    }
 }
