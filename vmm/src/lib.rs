@@ -59,6 +59,7 @@ pub mod newc;
 pub mod run;
 pub mod symbols;
 pub mod trace;
+pub mod vcpu;
 
 pub use config::{MachineConfig, SerialTarget};
 pub use console::Console;

@@ -3,42 +3,41 @@
 //! One round of the loop is: take what comes from outside (at slice boundaries), let the devices do what is due, deliver an
 //! interrupt if there is one, and let the CPU whose turn it is run until the next thing that is due. On the virtual clock
 //! everything in a round is a function of the steps so far and of the input, so a run repeats; wall time decides only how often
-//! the outside is looked at.
-//!
-//! # Turns
-//! The CPUs run one after the other on one thread, and one clock counts the steps of all of them. A turn ends when the CPU
-//! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
-//! [`TURN`] steps; the next one in a circle that is not halted goes on. Time is skipped only when all are halted.
+//! the outside is looked at. Time is skipped only when all CPUs are halted.
+
+mod end;
+mod files;
+mod pace;
+mod report;
+mod stats;
 
 use std::{
-    fs::File,
-    io::{self, Read, Write},
-    os::unix::ffi::OsStrExt,
-    path::Path,
+    io::{self, Write},
     time::{Duration, Instant},
 };
 
 use devices::platform::Effect;
-use engine::{Activity, CS, Cpu, CpuState, Engine, Exit, HostLacks, Options};
-use libc::c_int;
+use engine::{Activity, Cpu, CpuState, HostLacks, Options};
 use log::{debug, info, trace};
 use x86::model::CpuModel;
 
+pub use self::{end::End, stats::Stats};
+use self::{pace::Pace, report::report};
 use crate::{
     collect::{self, Collector},
     config::{ClockMode, EngineChoice, MachineConfig},
-    console::{Console, Line, Stop, signals},
+    console::{Console, Line, Stop},
     control::{self, Command, Control, CpuStatus},
     disk::Disk,
-    error::{Error, Status},
-    inject,
-    loader::{self, Boot, Input},
+    error::Error,
+    loader,
     machine::{
         Machine, acpi, boot,
-        memory::{Digest, Memory, NotRam, SoftEngine},
+        memory::{Digest, Memory, NotRam},
         walk,
     },
     trace::{self, Recorder},
+    vcpu::{Exit, Soft},
 };
 
 /// Steps between two looks outside, on the virtual clock: a millisecond or two.
@@ -54,151 +53,8 @@ const PENDING_JUMP_NS: u64 = 100_000;
 /// So much virtual time a CPU may be halted with interrupts off before it counts as halted for good. Only an NMI could end
 /// that, and none takes this long.
 const DEAD_HALT_NS: u64 = 10_000_000_000;
-/// Steps between two looks while an NMI waits until the previous one has returned.
-const NMI_RETRY: u64 = 64;
 /// Commands that are carried out before the guest goes on.
 const COMMANDS: usize = 16;
-/// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
-/// long beside what a change costs.
-const TURN: u64 = 1 << 13;
-
-/// Why a run ended.
-#[derive(Debug)]
-pub enum End {
-    /// The guest switched itself off.
-    PowerOff,
-    /// The guest reset itself.
-    Reset,
-    /// The guest wrote this to the debug-exit port.
-    DebugExit(u32),
-    /// The user typed Ctrl-A x.
-    Quit,
-    /// A signal came.
-    Signal(c_int),
-    /// Nobody reads standard output any more.
-    OutputClosed,
-    /// Triple fault; a report of several lines.
-    TripleFault(String),
-    /// The guest halted, and nothing can wake it; where and why.
-    Halted(String),
-    /// `--max-instructions`
-    Instructions(u64),
-    /// `--timeout`
-    Timeout(Duration),
-    /// The trace could not be written any more, and `--trace-on-error` says to stop.
-    Trace,
-    /// A fault of ours.
-    Defect(String),
-}
-
-impl End {
-    /// The exit status that goes with it.
-    pub fn status(&self) -> Status {
-        match self {
-            End::PowerOff | End::Reset | End::Quit => Status::Done,
-            End::DebugExit(value) => Status::DebugExit(*value),
-            End::Signal(_) | End::OutputClosed | End::Trace => Status::Usage,
-            End::TripleFault(_) | End::Halted(_) => Status::Crash,
-            End::Instructions(_) | End::Timeout(_) => Status::Limit,
-            End::Defect(_) => Status::Internal,
-        }
-    }
-
-    /// What to tell the operator; nothing where the guest or the user meant it.
-    pub fn message(&self) -> Option<String> {
-        match self {
-            // What went wrong with the trace is said when it is closed.
-            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace => None,
-            End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
-            End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
-            End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),
-            End::Halted(where_why) => Some(format!("guest halted for good: {where_why}")),
-            End::Instructions(limit) => Some(format!("--max-instructions {limit}: reached")),
-            End::Timeout(limit) => Some(format!("--timeout {}: reached", limit.as_secs_f64())),
-            End::Defect(what) => Some(format!("internal error: {what}")),
-        }
-    }
-}
-
-/// Why the CPU stopped running, how often.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Exits {
-    /// The next event was due.
-    pub budget: u64,
-    /// An access to a device.
-    pub bus: u64,
-    /// Interrupts became deliverable.
-    pub window: u64,
-    /// HLT.
-    pub halt: u64,
-    /// PAUSE, with other CPUs there.
-    pub pause: u64,
-    /// Interrupts delivered.
-    pub interrupts: u64,
-    /// NMIs delivered.
-    pub nmis: u64,
-}
-
-/// What `--stats` prints.
-#[derive(Clone, Debug)]
-pub struct Stats {
-    /// Instructions and REP iterations.
-    pub steps: u64,
-    /// Instructions, each REP once.
-    pub instructions: u64,
-    /// Steps of each CPU.
-    pub cpus: Vec<u64>,
-    /// Why the CPU stopped.
-    pub exits: Exits,
-    /// What the guest reached for.
-    pub accesses: crate::machine::Accesses,
-    /// Wall time.
-    pub wall: Duration,
-    /// Virtual time.
-    pub virtual_time: Duration,
-    /// A hash of memory and registers.
-    pub digest: u64,
-}
-
-impl std::fmt::Display for Stats {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let wall = self.wall.as_secs_f64();
-        let mips = if wall > 0.0 {
-            self.steps as f64 / wall / 1e6
-        } else {
-            0.0
-        };
-        let (exits, accesses) = (&self.exits, &self.accesses);
-        let all = exits.budget + exits.bus + exits.window + exits.halt + exits.pause;
-        writeln!(
-            f,
-            "steps:        {} ({} instructions), {mips:.1} MIPS",
-            self.steps, self.instructions
-        )?;
-        if self.cpus.len() > 1 {
-            let each: Vec<String> = self.cpus.iter().map(u64::to_string).collect();
-            writeln!(f, "by CPU:       {}", each.join(" "))?;
-        }
-        write!(
-            f,
-            "exits:        {all}: {} timer or slice, {} device, {} window, {} halt",
-            exits.budget, exits.bus, exits.window, exits.halt
-        )?;
-        if self.cpus.len() > 1 {
-            write!(f, ", {} pause", exits.pause)?;
-        }
-        writeln!(f)?;
-        writeln!(
-            f,
-            "accesses:     {} port, {} memory-mapped, {} MSR",
-            accesses.ports, accesses.mmio, accesses.msrs
-        )?;
-        writeln!(f, "delivered:    {} interrupts, {} NMIs", exits.interrupts, exits.nmis)?;
-        writeln!(f, "wall time:    {wall:.3} s")?;
-        writeln!(f, "virtual time: {:.9} s", self.virtual_time.as_secs_f64())?;
-        write!(f, "state hash:   {:016x}", self.digest)
-    }
-}
 
 /// No RAM is mapped at this linear address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -221,41 +77,19 @@ impl From<&Cpu> for CpuStatus {
     }
 }
 
-/// Whose turn it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Turn {
-    cpu: usize,
-    /// The step at which it ends at the latest.
-    end: u64,
-}
-
 /// A machine with its CPUs, ready to run.
 #[derive(Debug)]
 pub struct Vm {
-    engine: SoftEngine,
-    cpus: Vec<Processor>,
-    turn: Turn,
-    /// Steps so far, over all CPUs in the order they ran.
-    steps: u64,
+    soft: Soft,
     machine: Machine,
     line: Line,
     clock: ClockMode,
     max_instructions: Option<u64>,
     timeout: Option<Duration>,
-    exits: Exits,
     wall: Duration,
     control: Option<Control>,
     paused: bool,
     recorder: Option<Recorder>,
-}
-
-/// [`Cpu`] with a `Debug` that is short.
-struct Processor(Box<Cpu>);
-
-impl std::fmt::Debug for Processor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Cpu at {:#x}", self.0.rip())
-    }
 }
 
 impl Vm {
@@ -276,7 +110,7 @@ impl Vm {
             .engine(config.model, Options::default())
             .map_err(|lacks| host_lacks(config.model, &lacks))?;
 
-        let entry = load(&memory, config)?;
+        let entry = files::load(&memory, config)?;
         if matches!(entry, loader::Entry::Linux64 { .. }) && !config.model.features().lm() {
             return Err(Error::Engine {
                 option: format!("--cpu-model {}", config.model.name),
@@ -327,31 +161,15 @@ impl Vm {
             Some(options) => Some(record(options, config, &mut machine)?),
             None => None,
         };
-        let several = machine.cpu_count() > 1;
-        let cpus = (0..machine.cpu_count()).map(|index| {
-            let mut cpu = Cpu::new(config.model);
-            if index == 0 {
-                cpu.set_state(&boot::state(config.model, &entry));
-            } else {
-                // Firmware has had its turn with them.
-                cpu.init(false);
-            }
-            Processor(cpu)
-        });
+        let boot = boot::state(config.model, &entry);
+        let soft = Soft::new(engine, config.model, machine.cpu_count(), &boot);
         Ok(Vm {
-            engine,
-            cpus: cpus.collect(),
-            turn: Turn {
-                cpu: 0,
-                end: if several { TURN } else { u64::MAX },
-            },
-            steps: 0,
+            soft,
             machine,
             line,
             clock: config.clock,
             max_instructions: config.max_instructions,
             timeout: config.timeout,
-            exits: Exits::default(),
             wall: Duration::ZERO,
             control: None,
             paused: false,
@@ -371,18 +189,18 @@ impl Vm {
 
     /// How many CPUs there are.
     pub fn cpu_count(&self) -> usize {
-        self.cpus.len()
+        self.soft.count()
     }
 
     /// The CPU that is to execute the next instruction.
     pub fn current_cpu(&self) -> usize {
-        self.turn.cpu
+        self.soft.current()
     }
 
     /// Instructions and REP iterations so far, over all CPUs: a position in a run, which a run with the same inputs reaches in
     /// the same state.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.soft.steps()
     }
 
     /// Virtual time in nanoseconds.
@@ -421,20 +239,16 @@ impl Vm {
             return Ok(());
         };
         recorder.finish();
-        let turn = self.turn.cpu;
-        for index in 0..self.cpus.len() {
-            let cpu = &mut self.cpus[index].0;
-            cpu.clock = self.steps;
-            self.machine.select(index);
-            self.engine.get().ask(cpu, &mut self.machine);
-            self.machine.observe(index, None);
+        for cpu in 0..self.soft.count() {
+            self.soft.ask(cpu, &mut self.machine);
+            self.machine.observe(cpu, None);
         }
-        self.machine.select(turn);
-        let ticks = self.machine.clock().ticks(self.steps);
+        let steps = self.soft.steps();
+        let ticks = self.machine.clock().ticks(steps);
         let path = recorder.folder().to_path_buf();
         let memory = self.machine.memory();
         recorder
-            .close(reason, memory, self.steps, ticks)
+            .close(reason, memory, steps, ticks)
             .map_err(|source| Error::File {
                 option: "--trace",
                 path,
@@ -446,16 +260,16 @@ impl Vm {
     pub fn status(&mut self) -> control::Status {
         control::Status {
             state: if self.paused { "paused" } else { "running" },
-            steps: self.steps,
-            instructions: self.cpus.iter().map(|cpu| cpu.0.retired()).sum(),
+            steps: self.soft.steps(),
+            instructions: self.soft.cpus().map(Cpu::retired).sum(),
             virtual_ns: self.now(),
-            cpus: self.cpus.iter().map(|cpu| cpu.0.as_ref().into()).collect(),
+            cpus: self.soft.cpus().map(CpuStatus::from).collect(),
         }
     }
 
     /// A CPU's state, if there is such a CPU.
     pub fn cpu_state(&self, cpu: usize) -> Option<CpuState> {
-        Some(self.cpus.get(cpu)?.0.state())
+        Some(self.soft.cpu(cpu)?.state())
     }
 
     /// The machine around the CPU.
@@ -467,9 +281,9 @@ impl Vm {
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         digest.add(&self.machine.memory().digest().to_le_bytes());
-        for cpu in &self.cpus {
+        for cpu in self.soft.cpus() {
             // The text of plain data is plain data.
-            digest.add(format!("{:?}", cpu.0.state()).as_bytes());
+            digest.add(format!("{:?}", cpu.state()).as_bytes());
         }
         digest.value()
     }
@@ -477,10 +291,10 @@ impl Vm {
     /// Figures about the run so far. Hashes all memory.
     pub fn stats(&mut self) -> Stats {
         Stats {
-            steps: self.steps,
-            instructions: self.cpus.iter().map(|cpu| cpu.0.retired()).sum(),
-            cpus: self.cpus.iter().map(|cpu| cpu.0.steps()).collect(),
-            exits: self.exits,
+            steps: self.soft.steps(),
+            instructions: self.soft.cpus().map(Cpu::retired).sum(),
+            cpus: self.soft.cpus().map(Cpu::steps).collect(),
+            exits: self.soft.exits(),
             accesses: self.machine.accesses(),
             wall: self.wall,
             virtual_time: Duration::from_nanos(self.now()),
@@ -490,7 +304,7 @@ impl Vm {
 
     /// Virtual time in nanoseconds.
     fn now(&mut self) -> u64 {
-        let steps = self.steps;
+        let steps = self.soft.steps();
         self.machine.clock().ns(steps)
     }
 
@@ -500,7 +314,7 @@ impl Vm {
     /// As [`Vm::run`].
     pub fn run_for(&mut self, console: &mut Console, steps: u64) -> Result<Option<End>, Error> {
         let whole = self.max_instructions;
-        let until = self.steps.saturating_add(steps);
+        let until = self.soft.steps().saturating_add(steps);
         if whole.is_some_and(|whole| whole <= until) {
             return self.run(console).map(Some);
         }
@@ -565,29 +379,29 @@ impl Vm {
         };
         let mut look_at = 0;
         loop {
-            if self.steps >= look_at {
-                look_at = self.steps + slice;
+            if self.soft.steps() >= look_at {
+                look_at = self.soft.steps() + slice;
                 if let Some(recorder) = &self.recorder {
                     if recorder.stops() {
                         return Ok(End::Trace);
                     }
-                    recorder.look(self.machine.memory(), self.steps);
+                    recorder.look(self.machine.memory(), self.soft.steps());
                 }
                 if let Some(end) = self.look_outside(console, &mut pace)? {
                     return Ok(end);
                 }
             }
             self.feed(console)?;
-            let now = self.steps;
+            let now = self.soft.steps();
             for effect in self.machine.advance(now) {
                 if let Some(end) = self.take_effect(effect) {
                     return Ok(end);
                 }
             }
-            if self.machine.platform().take_sent() || now >= self.turn.end || !self.can_run(self.turn.cpu) {
-                self.next_turn();
+            if self.machine.platform().take_sent() || self.soft.turn_is_over(&mut self.machine) {
+                self.soft.next_turn(&mut self.machine);
             }
-            let retry = self.deliver();
+            let retry = self.soft.deliver(&mut self.machine);
 
             let Some(left) = self
                 .max_instructions
@@ -599,43 +413,29 @@ impl Vm {
                 Some(ns) => self.machine.clock().steps_until(ns, now).max(1),
                 None => u64::MAX,
             };
-            let budget = (look_at - now)
-                .min(left.saturating_add(1))
-                .min(until_event)
-                .min(retry)
-                .min(self.turn.end.saturating_sub(now));
+            let budget = (look_at - now).min(left.saturating_add(1)).min(until_event).min(retry);
             for (gpa, len) in self.machine.take_written() {
-                self.engine.get().written(gpa, len);
+                self.soft.written(gpa, len);
             }
-            let alone = !(0..self.cpus.len()).any(|cpu| cpu != self.turn.cpu && self.can_run(cpu));
-            let cpu = &mut self.cpus[self.turn.cpu].0;
-            // Who waits for a device, and for nobody else, does not have to leave the engine.
-            cpu.yield_on_pause = !alone;
-            let exit = self.engine.get().run(cpu, &mut self.machine, budget);
-            self.steps = cpu.clock;
-            match exit {
-                Exit::Budget => self.exits.budget += 1,
+            match self.soft.run(&mut self.machine, budget) {
+                Exit::Budget | Exit::Window => {}
                 Exit::Bus => {
-                    self.exits.bus += 1;
-                    if self.steps == now {
+                    if self.soft.steps() == now {
                         // Exceptions without end: no step is made, so no time passes, and somebody has to look all the same.
                         look_at = look_at.saturating_sub(WARP);
-                        self.next_turn();
+                        self.soft.next_turn(&mut self.machine);
                     }
                 }
-                Exit::Window => self.exits.window += 1,
                 Exit::Pause => {
-                    self.exits.pause += 1;
-                    self.next_turn();
+                    self.soft.next_turn(&mut self.machine);
                 }
                 Exit::Halt => {
-                    self.exits.halt += 1;
                     // Looks outside do not depend on steps alone here, but only what they find can matter to the guest.
                     look_at = look_at.saturating_sub(WARP);
                     if let Some(end) = self.obey(console, &mut pace)? {
                         return Ok(end);
                     }
-                    if !self.next_turn()
+                    if !self.soft.next_turn(&mut self.machine)
                         && let Some(end) = self.idle(console, &mut pace)?
                     {
                         return Ok(end);
@@ -647,34 +447,6 @@ impl Vm {
         }
     }
 
-    /// Has something done to a CPU whose turn it need not be, if there is such a CPU.
-    fn signal(&mut self, cpu: usize, f: impl FnOnce(&mut Engine, &mut Cpu, &mut Machine)) {
-        let Some(target) = self.cpus.get_mut(cpu) else { return };
-        target.0.clock = self.steps;
-        self.machine.select(cpu);
-        f(self.engine.get(), &mut target.0, &mut self.machine);
-        self.machine.select(self.turn.cpu);
-    }
-
-    /// Gives the turn to the next CPU that can run, at last the one that has had it. Says whether there is one.
-    fn next_turn(&mut self) -> bool {
-        let (count, last) = (self.cpus.len(), self.turn.cpu);
-        let next = (1..=count)
-            .map(|step| (last + step) % count)
-            .find(|&cpu| self.can_run(cpu));
-        let Some(cpu) = next else { return false };
-        if cpu != last {
-            self.engine.get().end_turn(&self.cpus[last].0);
-        }
-        self.machine.select(cpu);
-        self.cpus[cpu].0.clock = self.steps;
-        self.turn.cpu = cpu;
-        if count > 1 {
-            self.turn.end = self.steps + TURN;
-        }
-        true
-    }
-
     /// What a device, or another CPU, asks of the machine.
     fn take_effect(&mut self, effect: Effect) -> Option<End> {
         match effect {
@@ -683,12 +455,8 @@ impl Vm {
             Effect::DebugExit(value) => return Some(End::DebugExit(value)),
             // The boot CPU would go on in firmware, which is a reset.
             Effect::Init { cpu: 0 } => return Some(End::Reset),
-            Effect::Init { cpu } => {
-                self.signal(cpu, |engine, cpu, machine| engine.init(cpu, machine, false));
-            }
-            Effect::StartUp { cpu, vector } => {
-                self.signal(cpu, |engine, cpu, machine| engine.start(cpu, machine, vector));
-            }
+            Effect::Init { cpu } => self.soft.init(cpu, &mut self.machine),
+            Effect::StartUp { cpu, vector } => self.soft.start(cpu, vector, &mut self.machine),
             Effect::Smi { .. } => debug!("nobody there for {effect:?}"),
         }
         None
@@ -718,7 +486,7 @@ impl Vm {
                 let Some(request) = self.control.as_ref().and_then(Control::next) else {
                     break;
                 };
-                debug!("{:?} at step {}", request.command, self.steps);
+                debug!("{:?} at step {}", request.command, self.soft.steps());
                 let quit = match request.command {
                     Command::Pause => {
                         self.paused = true;
@@ -751,8 +519,8 @@ impl Vm {
 
     /// Lets virtual time jump towards wall time, if it lags, but never over an event: guests count the ticks of their timers.
     fn catch_up(&mut self, wall: u64) {
-        let (now, steps) = (self.now(), self.steps);
-        let count = self.cpus.len();
+        let (now, steps) = (self.now(), self.soft.steps());
+        let count = self.soft.count();
         let platform = self.machine.platform();
         let furthest = if (0..count).any(|cpu| platform.interrupt_pending(cpu)) {
             PENDING_JUMP_NS
@@ -773,46 +541,17 @@ impl Vm {
         self.machine.platform().advance(now);
         let taken = self.machine.platform().serial_enqueue(console.input());
         if taken > 0 {
-            trace!("{taken} bytes of input at step {}", self.steps);
+            trace!("{taken} bytes of input at step {}", self.soft.steps());
             console.consume(taken)?;
         }
         Ok(())
     }
 
-    /// Delivers an NMI or an interrupt to the CPU whose turn it is, if it lets it in. The answer is how many steps later to try
-    /// again, at the latest.
-    fn deliver(&mut self) -> u64 {
-        let index = self.turn.cpu;
-        let (cpu, machine) = (&mut self.cpus[index].0, &mut self.machine);
-        let mut retry = u64::MAX;
-        if machine.platform().nmi_pending(index) {
-            if cpu.nmi_deliverable() {
-                machine.platform().take_nmi(index);
-                self.engine.get().nmi(cpu, machine);
-                self.exits.nmis += 1;
-            } else {
-                retry = NMI_RETRY;
-            }
-        }
-        let pending = machine.platform().interrupt_pending(index);
-        cpu.want_window = false;
-        if pending && cpu.interruptible() {
-            let vector = machine.platform().acknowledge(index);
-            self.engine.get().interrupt(cpu, machine, vector);
-            self.exits.interrupts += 1;
-            // There may be another one, of a higher class.
-            cpu.want_window = machine.platform().interrupt_pending(index);
-        } else if pending {
-            cpu.want_window = true;
-        }
-        retry
-    }
-
     /// All CPUs are halted, and nothing is pending that one of them lets in: lets time pass until the next event.
     fn idle(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
-        let steps = self.steps;
+        let steps = self.soft.steps();
         // An enabled interrupt wakes a CPU; else only an NMI can, and nothing typed is one.
-        let enabled = self.cpus.iter().any(|cpu| cpu.0.interrupt_wakes());
+        let enabled = self.soft.cpus().any(Cpu::interrupt_wakes);
         let next = self.machine.platform().next_event();
         let waiting = !console.input().is_empty() && self.machine.platform().serial_capacity() > 0;
         let input = enabled && (waiting || console.input_open());
@@ -846,23 +585,12 @@ impl Vm {
         }
     }
 
-    /// The CPU runs, or something is pending that it lets in while halted.
-    fn can_run(&mut self, index: usize) -> bool {
-        let cpu = &mut self.cpus[index].0;
-        if cpu.activity() == Activity::Waiting {
-            self.engine.get().wake(cpu, &mut self.machine);
-        }
-        let platform = self.machine.platform();
-        cpu.activity() == Activity::Running
-            || platform.nmi_pending(index) && cpu.nmi_deliverable()
-            || platform.interrupt_pending(index) && cpu.interrupt_wakes()
-    }
-
     fn halted(&self, enabled: bool) -> String {
-        let listens = |cpu: &Processor| cpu.0.interrupt_wakes();
-        let index = self.cpus.iter().position(listens).unwrap_or(self.turn.cpu);
-        let rip = self.cpus[index].0.rip();
-        let name = match self.cpus.len() {
+        let mut cpus = self.soft.cpus();
+        let count = cpus.len();
+        let index = cpus.position(Cpu::interrupt_wakes).unwrap_or(self.soft.current());
+        let rip = self.soft.cpu(index).map_or(0, Cpu::rip);
+        let name = match count {
             1 => String::new(),
             count => format!("CPU {index}, the last of {count}: "),
         };
@@ -874,65 +602,13 @@ impl Vm {
 
     /// Registers and the last code bytes of the CPU whose turn it is.
     fn report(&self) -> String {
-        let text = report(self.machine.memory(), &self.cpus[self.turn.cpu].0.state());
-        match self.cpus.len() {
+        let current = self.soft.current();
+        let state = self.cpu_state(current).unwrap_or_default();
+        let text = report(self.machine.memory(), &state);
+        match self.soft.count() {
             1 => text,
-            count => format!("CPU {} of {count}\n{text}", self.turn.cpu),
+            count => format!("CPU {current} of {count}\n{text}"),
         }
-    }
-}
-
-/// Virtual and wall time side by side.
-struct Pace {
-    started: Instant,
-    /// Virtual time at the start.
-    base: u64,
-    /// Wall time that does not count for the guest.
-    paused: Duration,
-    timeout: Option<Duration>,
-    /// When the outside was last looked at.
-    looked: Instant,
-    /// The step, and virtual time, since when the CPU has been halted with interrupts off.
-    dead_since: (u64, u64),
-}
-
-impl Pace {
-    /// What virtual time would be if it had followed wall time.
-    fn now(&self) -> u64 {
-        let elapsed = self.started.elapsed().saturating_sub(self.paused);
-        let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        self.base.saturating_add(elapsed)
-    }
-
-    fn time_is_up(&self) -> Option<Duration> {
-        self.timeout.filter(|timeout| self.started.elapsed() >= *timeout)
-    }
-
-    /// How long a wait may take that would like to take `wanted`.
-    fn time_left(&self, wanted: Option<Duration>) -> Option<Duration> {
-        let left = self
-            .timeout
-            .map(|timeout| timeout.saturating_sub(self.started.elapsed()));
-        match (wanted, left) {
-            (Some(wanted), Some(left)) => Some(wanted.min(left)),
-            (wanted, left) => wanted.or(left),
-        }
-    }
-
-    /// Since when a CPU that is halted at this step and time has been so.
-    fn dead_since(&mut self, step: u64, now: u64) -> u64 {
-        if self.dead_since.0 != step {
-            self.dead_since = (step, now);
-        }
-        self.dead_since.1
-    }
-
-    fn outside_is_due(&mut self) -> bool {
-        let due = self.looked.elapsed() >= Duration::from_millis(1);
-        if due {
-            self.looked = Instant::now();
-        }
-        due
     }
 }
 
@@ -971,171 +647,6 @@ fn host_lacks(model: &CpuModel, lacks: &HostLacks) -> Error {
         option: format!("--cpu-model {}", model.name),
         reason: format!("{lacks}, which the model needs; choose another model or host"),
     }
-}
-
-/// Reads and loads the kernel and the initial RAM disk.
-fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::Entry, Error> {
-    let kernel = read_file("--kernel", &config.kernel, memory.low_end())?;
-    let mut initrd = match &config.initrd {
-        Some(path) => Some(read_file("--initrd", path, memory.low_end())?),
-        None => None,
-    };
-    let mut cmdline = config.cmdline.clone();
-    if let Some(folder) = &config.inject {
-        let unfit = |text| Error::File {
-            option: "--inject",
-            path: folder.clone(),
-            source: io::Error::other(text),
-        };
-        if !loader::linux::is_bzimage(&kernel) && loader::multiboot::find_header(&kernel).is_some() {
-            return Err(unfit(
-                "needs a Linux kernel; give a multiboot kernel its module with --initrd",
-            ));
-        }
-        if initrd.as_deref().is_some_and(loader::initrd::is_file_system) {
-            return Err(unfit(
-                "needs an initial RAM disk that is an archive; this one is a file system",
-            ));
-        }
-        // What the file lacks must not come from the archive behind it.
-        if let (Some(bytes), Some(path)) = (&initrd, &config.initrd) {
-            loader::initrd::check(bytes).map_err(|source| Error::Image {
-                option: "--initrd",
-                path: path.clone(),
-                source,
-            })?;
-        }
-        let injection = inject::pack(folder, memory.low_end())?;
-        cmdline = inject::hooked(cmdline, injection.hook);
-        initrd = Some(inject::append(initrd, injection.archive));
-    }
-    let name = |path: &Path| path.as_os_str().as_bytes().to_vec();
-    let initrd_name = config.initrd.as_deref().map(name).unwrap_or_default();
-    let request = Boot {
-        kernel: &kernel,
-        kernel_name: &name(&config.kernel),
-        initrd: initrd.as_deref(),
-        initrd_name: &initrd_name,
-        cmdline: cmdline.as_deref(),
-        rsdp: acpi::RSDP,
-    };
-    loader::load(memory, &request).map_err(|(input, source)| match (input, &config.initrd, &config.inject) {
-        (Input::Initrd, Some(path), _) => Error::Image {
-            option: "--initrd",
-            path: path.clone(),
-            source,
-        },
-        (Input::Initrd, None, Some(path)) => Error::Image {
-            option: "--inject",
-            path: path.clone(),
-            source,
-        },
-        (Input::Cmdline, ..) => Error::Cmdline(source),
-        _ => Error::Image {
-            option: "--kernel",
-            path: config.kernel.clone(),
-            source,
-        },
-    })
-}
-
-/// Reads a whole file of at most `limit` bytes: a larger one cannot fit into memory.
-fn read_file(option: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    use std::os::unix::fs::FileTypeExt;
-    let failed = |source| Error::File {
-        option,
-        path: path.into(),
-        source,
-    };
-    let unfit = |text: &str| failed(io::Error::other(text));
-    let too_big = |len| {
-        let what = if option == "--initrd" {
-            "the initial RAM disk"
-        } else {
-            "the kernel"
-        };
-        let source = loader::too_big_file(what, len, limit);
-        Error::Image {
-            option,
-            path: path.into(),
-            source,
-        }
-    };
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    let kind = metadata.file_type();
-    if kind.is_dir() {
-        return Err(unfit("is a directory"));
-    }
-    if kind.is_char_device() || kind.is_block_device() || kind.is_socket() {
-        return Err(unfit("is not a regular file"));
-    }
-    if metadata.len() > limit {
-        return Err(too_big(Some(metadata.len())));
-    }
-    // A pipe has no length to look at first.
-    let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > limit {
-        return Err(too_big(None));
-    }
-    Ok(bytes)
-}
-
-/// All registers, and the code around RIP with the byte at RIP in brackets.
-fn report(memory: &Memory, state: &CpuState) -> String {
-    const NAMES: [&str; 16] = [
-        "RAX", "RCX", "RDX", "RBX", "RSP", "RBP", "RSI", "RDI", "R8 ", "R9 ", "R10", "R11", "R12", "R13", "R14", "R15",
-    ];
-    const SEGMENTS: [&str; 6] = ["ES", "CS", "SS", "DS", "FS", "GS"];
-    let mut text = format!(
-        "RIP {:016x}  RFLAGS {:08x}  CPL {}\n",
-        state.rip, state.rflags, state.cpl
-    );
-    for (names, values) in NAMES.chunks(4).zip(state.gpr.chunks(4)) {
-        let line: Vec<String> = names
-            .iter()
-            .zip(values)
-            .map(|(name, value)| format!("{name} {value:016x}"))
-            .collect();
-        text += &format!("{}\n", line.join("  "));
-    }
-    for (name, s) in SEGMENTS
-        .iter()
-        .copied()
-        .zip(&state.segments)
-        .chain([("LDTR", &state.ldtr), ("TR", &state.tr)])
-    {
-        text += &format!(
-            "{name:4} {:04x}  base {:016x}  limit {:08x}  attributes {:04x}\n",
-            s.selector, s.base, s.limit, s.attributes
-        );
-    }
-    let (gdtr, idtr) = (&state.gdtr, &state.idtr);
-    text += &format!(
-        "GDTR {:016x} limit {:04x}  IDTR {:016x} limit {:04x}\n",
-        gdtr.base, gdtr.limit, idtr.base, idtr.limit
-    );
-    text += &format!(
-        "CR0 {:08x}  CR2 {:016x}  CR3 {:016x}  CR4 {:08x}\n",
-        state.cr0, state.cr2, state.cr3, state.cr4
-    );
-    text += &format!(
-        "EFER {:08x}  DR6 {:08x}  DR7 {:08x}\n",
-        state.efer, state.dr[6], state.dr[7]
-    );
-    text += "code";
-    let at = state.segments[CS].base.wrapping_add(state.rip);
-    for offset in -16i64..16 {
-        let byte = walk::read_byte(memory, state, at.wrapping_add_signed(offset));
-        let byte = byte.map_or("--".into(), |byte| format!("{byte:02x}"));
-        text += &if offset == 0 {
-            format!(" [{byte}]")
-        } else {
-            format!(" {byte}")
-        };
-    }
-    text
 }
 
 /// Builds a machine and runs it to its end. Prints what `--stats` asks for on stderr once the terminal is as it was.
@@ -1187,45 +698,6 @@ mod tests {
     use crate::config::SerialTarget;
     use x86::model::WESTMERE;
 
-    // covers: 2/exit-6
-    // covers: 2/exit-status-codes
-    #[test]
-    fn every_end_has_its_status() {
-        for (end, code, says) in [
-            (End::PowerOff, 0, None),
-            (End::Reset, 0, None),
-            (End::Quit, 0, None),
-            (End::DebugExit(5), 11, None),
-            (End::Signal(libc::SIGTERM), 2, Some("SIGTERM")),
-            (End::OutputClosed, 2, Some("standard output")),
-            (End::TripleFault("RIP 1".into()), 4, Some("triple fault\nRIP 1")),
-            (End::Halted("HLT".into()), 4, Some("HLT")),
-            (
-                End::Defect("block 7 has no end".into()),
-                6,
-                Some("internal error: block 7 has no end"),
-            ),
-            (End::Instructions(9), 8, Some("--max-instructions 9")),
-            (End::Timeout(Duration::from_millis(1500)), 8, Some("--timeout 1.5")),
-        ] {
-            assert_eq!(end.status().code(), code, "{end:?}");
-            match (end.message(), says) {
-                (Some(message), Some(says)) => assert!(message.contains(says), "{message}"),
-                (message, says) => assert_eq!(message.as_deref(), says),
-            }
-        }
-        let source = io::Error::from_raw_os_error(libc::EMFILE);
-        assert_eq!(
-            Error::System {
-                what: "creating a timer",
-                source
-            }
-            .status()
-            .code(),
-            6
-        );
-    }
-
     // covers: 2/bad-input-host
     #[test]
     fn a_model_that_the_host_cannot_execute_is_refused_in_one_line() {
@@ -1243,23 +715,6 @@ mod tests {
         choose_engine(EngineChoice::Soft).unwrap();
         let error = choose_engine(EngineChoice::Kvm).unwrap_err();
         assert_eq!((error.status().code(), error.to_string().lines().count()), (2, 1));
-    }
-
-    #[test]
-    fn a_report_has_all_registers_and_the_code() {
-        let memory = Memory::new(2 << 20).unwrap();
-        memory.write(0x1000, &[0x90, 0x0f, 0x0b, 0xcc]).unwrap();
-        let mut state = CpuState::reset(&WESTMERE);
-        state.gpr[15] = 0xfeed_f00d;
-        state.segments[CS].base = 0;
-        state.rip = 0x1001;
-        let text = report(&memory, &state);
-        assert!(
-            text.contains("R15 00000000feedf00d") && text.contains(" 90 [0f] 0b cc 00"),
-            "{text}"
-        );
-        state.segments[CS].base = 0xffff_0000;
-        assert!(report(&memory, &state).contains("[--]"), "code that is not in RAM");
     }
 
     /// A flat multiboot image of this code, loaded at 1 MiB.

@@ -1,0 +1,111 @@
+//! Why a run ended.
+
+use std::time::Duration;
+
+use libc::c_int;
+
+use crate::{console::signals, error::Status};
+
+/// Why a run ended.
+#[derive(Debug)]
+pub enum End {
+    /// The guest switched itself off.
+    PowerOff,
+    /// The guest reset itself.
+    Reset,
+    /// The guest wrote this to the debug-exit port.
+    DebugExit(u32),
+    /// The user typed Ctrl-A x.
+    Quit,
+    /// A signal came.
+    Signal(c_int),
+    /// Nobody reads standard output any more.
+    OutputClosed,
+    /// Triple fault; a report of several lines.
+    TripleFault(String),
+    /// The guest halted, and nothing can wake it; where and why.
+    Halted(String),
+    /// `--max-instructions`
+    Instructions(u64),
+    /// `--timeout`
+    Timeout(Duration),
+    /// The trace could not be written any more, and `--trace-on-error` says to stop.
+    Trace,
+    /// A fault of ours.
+    Defect(String),
+}
+
+impl End {
+    /// The exit status that goes with it.
+    pub fn status(&self) -> Status {
+        match self {
+            End::PowerOff | End::Reset | End::Quit => Status::Done,
+            End::DebugExit(value) => Status::DebugExit(*value),
+            End::Signal(_) | End::OutputClosed | End::Trace => Status::Usage,
+            End::TripleFault(_) | End::Halted(_) => Status::Crash,
+            End::Instructions(_) | End::Timeout(_) => Status::Limit,
+            End::Defect(_) => Status::Internal,
+        }
+    }
+
+    /// What to tell the operator; nothing where the guest or the user meant it.
+    pub fn message(&self) -> Option<String> {
+        match self {
+            // What went wrong with the trace is said when it is closed.
+            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace => None,
+            End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
+            End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
+            End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),
+            End::Halted(where_why) => Some(format!("guest halted for good: {where_why}")),
+            End::Instructions(limit) => Some(format!("--max-instructions {limit}: reached")),
+            End::Timeout(limit) => Some(format!("--timeout {}: reached", limit.as_secs_f64())),
+            End::Defect(what) => Some(format!("internal error: {what}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use std::io;
+
+    // covers: 2/exit-6
+    // covers: 2/exit-status-codes
+    #[test]
+    fn every_end_has_its_status() {
+        for (end, code, says) in [
+            (End::PowerOff, 0, None),
+            (End::Reset, 0, None),
+            (End::Quit, 0, None),
+            (End::DebugExit(5), 11, None),
+            (End::Signal(libc::SIGTERM), 2, Some("SIGTERM")),
+            (End::OutputClosed, 2, Some("standard output")),
+            (End::TripleFault("RIP 1".into()), 4, Some("triple fault\nRIP 1")),
+            (End::Halted("HLT".into()), 4, Some("HLT")),
+            (
+                End::Defect("block 7 has no end".into()),
+                6,
+                Some("internal error: block 7 has no end"),
+            ),
+            (End::Instructions(9), 8, Some("--max-instructions 9")),
+            (End::Timeout(Duration::from_millis(1500)), 8, Some("--timeout 1.5")),
+        ] {
+            assert_eq!(end.status().code(), code, "{end:?}");
+            match (end.message(), says) {
+                (Some(message), Some(says)) => assert!(message.contains(says), "{message}"),
+                (message, says) => assert_eq!(message.as_deref(), says),
+            }
+        }
+        let source = io::Error::from_raw_os_error(libc::EMFILE);
+        assert_eq!(
+            Error::System {
+                what: "creating a timer",
+                source
+            }
+            .status()
+            .code(),
+            6
+        );
+    }
+}

@@ -1,0 +1,209 @@
+//! The software engine's CPUs: turns, interrupts, wakes.
+//!
+//! # Turns
+//! The CPUs run one after the other on one thread, and one clock counts the steps of all of them. A turn ends when the CPU
+//! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
+//! [`TURN`] steps; the next one in a circle that is not halted goes on.
+
+use engine::{Activity, Cpu, CpuState, Engine};
+use x86::model::CpuModel;
+
+use super::{Exit, Exits};
+use crate::machine::{Machine, memory::SoftEngine};
+
+/// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
+/// long beside what a change costs.
+const TURN: u64 = 1 << 13;
+/// Steps between two looks while an NMI waits until the previous one has returned.
+const NMI_RETRY: u64 = 64;
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Turn {
+    cpu: usize,
+    /// The step at which it ends at the latest.
+    end: u64,
+}
+
+/// The CPUs of a machine on the software engine.
+#[derive(Debug)]
+pub struct Soft {
+    engine: SoftEngine,
+    cpus: Vec<Processor>,
+    turn: Turn,
+    steps: u64,
+    exits: Exits,
+}
+
+/// [`Cpu`] with a `Debug` that is short.
+struct Processor(Box<Cpu>);
+
+impl std::fmt::Debug for Processor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu at {:#x}", self.0.rip())
+    }
+}
+
+impl Soft {
+    /// So many CPUs: the boot CPU in this state, the others as firmware leaves them, waiting for a start-up IPI.
+    pub fn new(engine: SoftEngine, model: &'static CpuModel, count: usize, boot: &CpuState) -> Self {
+        let cpus = (0..count).map(|index| {
+            let mut cpu = Cpu::new(model);
+            if index == 0 {
+                cpu.set_state(boot);
+            } else {
+                // Firmware has had its turn with them.
+                cpu.init(false);
+            }
+            Processor(cpu)
+        });
+        Soft {
+            engine,
+            cpus: cpus.collect(),
+            turn: Turn {
+                cpu: 0,
+                end: if count > 1 { TURN } else { u64::MAX },
+            },
+            steps: 0,
+            exits: Exits::default(),
+        }
+    }
+
+    /// How many CPUs there are.
+    pub fn count(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// The CPU whose turn it is.
+    pub fn current(&self) -> usize {
+        self.turn.cpu
+    }
+
+    /// Instructions and REP iterations so far, over all CPUs in the order they ran.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Why CPUs stopped running, how often.
+    pub fn exits(&self) -> Exits {
+        self.exits
+    }
+
+    /// A CPU, if there is such a CPU.
+    pub fn cpu(&self, index: usize) -> Option<&Cpu> {
+        Some(&self.cpus.get(index)?.0)
+    }
+
+    /// All CPUs, in order.
+    pub fn cpus(&self) -> impl ExactSizeIterator<Item = &Cpu> {
+        self.cpus.iter().map(|cpu| &*cpu.0)
+    }
+
+    /// Somebody else has written RAM, this many bytes at this address.
+    pub fn written(&mut self, gpa: u64, len: u64) {
+        self.engine.get().written(gpa, len);
+    }
+
+    /// Asks the watchers of a CPU anew what they want to hear, and hands over what waits for them.
+    pub fn ask(&mut self, cpu: usize, machine: &mut Machine) {
+        self.signal(cpu, machine, |engine, cpu, machine| engine.ask(cpu, machine));
+    }
+
+    /// INIT for a CPU that is not the boot CPU, which waits for a start-up IPI then.
+    pub fn init(&mut self, cpu: usize, machine: &mut Machine) {
+        self.signal(cpu, machine, |engine, cpu, machine| engine.init(cpu, machine, false));
+    }
+
+    /// A start-up IPI.
+    pub fn start(&mut self, cpu: usize, vector: u8, machine: &mut Machine) {
+        self.signal(cpu, machine, |engine, cpu, machine| engine.start(cpu, machine, vector));
+    }
+
+    /// Has something done to a CPU whose turn it need not be, if there is such a CPU.
+    fn signal(&mut self, cpu: usize, machine: &mut Machine, f: impl FnOnce(&mut Engine, &mut Cpu, &mut Machine)) {
+        let Some(target) = self.cpus.get_mut(cpu) else { return };
+        target.0.clock = self.steps;
+        machine.select(cpu);
+        f(self.engine.get(), &mut target.0, machine);
+        machine.select(self.turn.cpu);
+    }
+
+    /// The turn is over: it has been long enough, or the CPU cannot use it.
+    pub fn turn_is_over(&mut self, machine: &mut Machine) -> bool {
+        self.steps >= self.turn.end || !self.can_run(self.turn.cpu, machine)
+    }
+
+    /// Gives the turn to the next CPU that can run, at last the one that has had it. Says whether there is one.
+    pub fn next_turn(&mut self, machine: &mut Machine) -> bool {
+        let (count, last) = (self.cpus.len(), self.turn.cpu);
+        let next = (1..=count)
+            .map(|step| (last + step) % count)
+            .find(|&cpu| self.can_run(cpu, machine));
+        let Some(cpu) = next else { return false };
+        if cpu != last {
+            self.engine.get().end_turn(&self.cpus[last].0);
+        }
+        machine.select(cpu);
+        self.cpus[cpu].0.clock = self.steps;
+        self.turn.cpu = cpu;
+        if count > 1 {
+            self.turn.end = self.steps + TURN;
+        }
+        true
+    }
+
+    /// The CPU runs, or something is pending that it lets in while halted.
+    fn can_run(&mut self, index: usize, machine: &mut Machine) -> bool {
+        let cpu = &mut self.cpus[index].0;
+        if cpu.activity() == Activity::Waiting {
+            self.engine.get().wake(cpu, machine);
+        }
+        let platform = machine.platform();
+        cpu.activity() == Activity::Running
+            || platform.nmi_pending(index) && cpu.nmi_deliverable()
+            || platform.interrupt_pending(index) && cpu.interrupt_wakes()
+    }
+
+    /// Delivers an NMI or an interrupt to the CPU whose turn it is, if it lets it in. The answer is how many steps later to try
+    /// again, at the latest.
+    pub fn deliver(&mut self, machine: &mut Machine) -> u64 {
+        let index = self.turn.cpu;
+        let cpu = &mut self.cpus[index].0;
+        let mut retry = u64::MAX;
+        if machine.platform().nmi_pending(index) {
+            if cpu.nmi_deliverable() {
+                machine.platform().take_nmi(index);
+                self.engine.get().nmi(cpu, machine);
+                self.exits.nmis += 1;
+            } else {
+                retry = NMI_RETRY;
+            }
+        }
+        let pending = machine.platform().interrupt_pending(index);
+        cpu.want_window = false;
+        if pending && cpu.interruptible() {
+            let vector = machine.platform().acknowledge(index);
+            self.engine.get().interrupt(cpu, machine, vector);
+            self.exits.interrupts += 1;
+            // There may be another one, of a higher class.
+            cpu.want_window = machine.platform().interrupt_pending(index);
+        } else if pending {
+            cpu.want_window = true;
+        }
+        retry
+    }
+
+    /// Lets the CPU whose turn it is run for so many steps at most, and no further than its turn goes.
+    pub fn run(&mut self, machine: &mut Machine, budget: u64) -> Exit {
+        let turn = self.turn;
+        let alone = !(0..self.cpus.len()).any(|cpu| cpu != turn.cpu && self.can_run(cpu, machine));
+        let cpu = &mut self.cpus[turn.cpu].0;
+        // Who waits for a device, and for nobody else, does not have to leave the engine.
+        cpu.yield_on_pause = !alone;
+        let budget = budget.min(turn.end.saturating_sub(self.steps));
+        let exit = self.engine.get().run(cpu, machine, budget).into();
+        self.steps = cpu.clock;
+        self.exits.count(&exit);
+        exit
+    }
+}
