@@ -4,6 +4,7 @@
 //! is collected here and written when the run loop asks, at its slice boundaries and before it waits.
 
 pub mod escape;
+mod output;
 pub mod signals;
 pub mod terminal;
 
@@ -26,6 +27,7 @@ use vmm_sys_util::{epoll::EventSet, eventfd::EventFd, timerfd::TimerFd};
 
 use self::{
     escape::{Escape, Key},
+    output::{Fault, Output},
     terminal::RawMode,
 };
 use crate::{
@@ -158,7 +160,7 @@ impl MutEventSubscriber for Sources {
 #[derive(Debug)]
 enum Sink {
     /// Standard output or a file, unbuffered.
-    File { file: File, stdout: bool },
+    File { output: Output, stdout: bool },
     /// Nowhere.
     Null,
     /// In memory, until it is taken.
@@ -247,7 +249,8 @@ impl Console {
                     .truncate(true)
                     .custom_flags(libc::O_NONBLOCK);
                 let file = options.open(path).map_err(|e| serial(plain(&e)))?;
-                Sink::File { file, stdout: false }
+                let output = Output::new(file).map_err(|e| serial(plain(&e)))?;
+                Sink::File { output, stdout: false }
             }
             SerialTarget::Stdio => {
                 if terminal::stdin_was_closed() {
@@ -264,10 +267,8 @@ impl Console {
                     .as_fd()
                     .try_clone_to_owned()
                     .map_err(|e| serial(plain(&e)))?;
-                Sink::File {
-                    file: File::from(output),
-                    stdout: true,
-                }
+                let output = Output::new(File::from(output)).map_err(|e| serial(plain(&e)))?;
+                Sink::File { output, stdout: true }
             }
         };
         let interactive = stdin.is_some() && io::stdin().is_terminal();
@@ -421,8 +422,8 @@ impl Console {
         match &mut self.sink {
             Sink::Null => {}
             Sink::Buffer(buffer) => buffer.extend_from_slice(&sent),
-            Sink::File { file, stdout } => {
-                let result = write_all(file, &sent);
+            Sink::File { output, stdout } => {
+                let result = output.write_all(&sent);
                 sent.clear();
                 return match result {
                     Ok(()) => Ok(()),
@@ -450,29 +451,6 @@ impl Console {
 
 fn timer_stop(error: io::Error) -> Stop {
     Stop::Events(system("setting a timer")(error))
-}
-
-enum Fault {
-    Signal(c_int),
-    Io(io::Error),
-}
-
-/// Like [`Write::write_all`], but a signal gets through to someone whose reader does not read.
-fn write_all(file: &mut File, mut bytes: &[u8]) -> Result<(), Fault> {
-    while !bytes.is_empty() {
-        match file.write(bytes) {
-            Ok(0) => return Err(Fault::Io(ErrorKind::WriteZero.into())),
-            Ok(n) => bytes = &bytes[n..],
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            // Somebody else has made the terminal or pipe non-blocking.
-            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
-            Err(e) => return Err(Fault::Io(e)),
-        }
-        if let Some(signal) = signals::pending().filter(|_| !bytes.is_empty()) {
-            return Err(Fault::Signal(signal));
-        }
-    }
-    Ok(())
 }
 
 /// Two names for one file.
