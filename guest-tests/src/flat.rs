@@ -5,6 +5,7 @@ use engine::{Activity, CS, Cpu, CpuState, Exit, Options, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use minivmm::machine::{Machine, memory::Memory};
+use minivmm::{Console, MachineConfig, Vm};
 use x86::model::CpuModel;
 
 /// Where the program is.
@@ -76,6 +77,78 @@ pub(crate) fn long_mode(model: &'static CpuModel, gdt_limit: u16) -> CpuState {
     state
 }
 
+/// Bytes of memory.
+const MEMORY: u64 = 16 << 20;
+
+/// Writes a program and the tables that it runs with; the program's bytes.
+fn lay_out(memory: &Memory, f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
+    let write = |at: u64, bytes: &[u8]| memory.write(at, bytes).expect("RAM");
+    let mut a = CodeAssembler::new(64).expect("64 is a width");
+    f(&mut a).expect("the program assembles");
+    let code = a.assemble(CODE).expect("the program assembles");
+    write(CODE, &code);
+    map(memory);
+    // Null, kernel code and data, user data and code.
+    let descriptors = [
+        0,
+        0x00AF_9B00_0000_FFFF,
+        0x00CF_9300_0000_FFFF,
+        0x00CF_F300_0000_FFFF,
+        0x00AF_FB00_0000_FFFFu64,
+    ];
+    for (n, descriptor) in descriptors.into_iter().enumerate() {
+        write(GDT + 8 * n as u64, &descriptor.to_le_bytes());
+    }
+    for vector in 0..256u64 {
+        let at = HANDLERS + vector * APART;
+        write(at, &[0xF4]);
+        // A 64-bit interrupt gate.
+        let low = at & 0xFFFF | 8 << 16 | 0x8E00 << 32 | (at >> 16 & 0xFFFF) << 48;
+        write(IDT + vector * 16, &low.to_le_bytes());
+    }
+    write(TSS + 4, &STACK.to_le_bytes());
+    code
+}
+
+/// A processor that is about to run the program.
+fn beginning(model: &'static CpuModel, control: u64) -> CpuState {
+    let mut state = long_mode(model, 0x27);
+    (state.cr4, state.efer, state.gpr[4]) = (0x420 | control, 0xD00, STACK);
+    state
+}
+
+/// The same program on a whole machine, with one CPU, in place of a kernel. A vector in `jumps` is handled by the program's
+/// own code so many bytes behind its beginning.
+///
+/// # Panics
+/// As [`Flat::new`].
+pub fn whole(
+    model: &'static CpuModel,
+    control: u64,
+    jumps: &[(u8, u32)],
+    f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> (Vm, Console) {
+    let config = MachineConfig {
+        memory: MEMORY,
+        model,
+        ..MachineConfig::new(crate::HELLO)
+    };
+    let mut vm = Vm::new(&config).expect("the machine is to be had");
+    let memory = vm.machine().memory();
+    lay_out(memory, f);
+    for &(vector, offset) in jumps {
+        let at = HANDLERS + u64::from(vector) * APART;
+        let mut jump = vec![0xE9];
+        jump.extend((CODE as u32 + offset - at as u32 - 5).to_le_bytes());
+        memory.write(at, &jump).expect("RAM");
+    }
+    let mut state = vm.save();
+    state.cpus[0] = beginning(model, control);
+    vm.restore(&state).expect("it is its own");
+    let console = Console::open(&config.serial, &[], vm.line()).expect("a buffer");
+    (vm, console)
+}
+
 /// The machine.
 pub struct Flat {
     /// Devices and units.
@@ -97,38 +170,12 @@ impl Flat {
         control: u64,
         f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
     ) -> Self {
-        let memory = Memory::new(16 << 20).expect("16 MiB are to be had");
+        let memory = Memory::new(MEMORY).expect("16 MiB are to be had");
         let own = Memory::new(2 << 20).expect("2 MiB are to be had");
         let machine = Machine::new(model, 1, own, 0, 1, Box::new(std::io::sink()));
-        let write = |at: u64, bytes: &[u8]| memory.write(at, bytes).expect("RAM");
-        let mut a = CodeAssembler::new(64).expect("64 is a width");
-        f(&mut a).expect("the program assembles");
-        let code = a.assemble(CODE).expect("the program assembles");
-        write(CODE, &code);
-        map(&memory);
-        // Null, kernel code and data, user data and code.
-        let descriptors = [
-            0,
-            0x00AF_9B00_0000_FFFF,
-            0x00CF_9300_0000_FFFF,
-            0x00CF_F300_0000_FFFF,
-            0x00AF_FB00_0000_FFFFu64,
-        ];
-        for (n, descriptor) in descriptors.into_iter().enumerate() {
-            write(GDT + 8 * n as u64, &descriptor.to_le_bytes());
-        }
-        for vector in 0..256u64 {
-            let at = HANDLERS + vector * APART;
-            write(at, &[0xF4]);
-            // A 64-bit interrupt gate.
-            let low = at & 0xFFFF | 8 << 16 | 0x8E00 << 32 | (at >> 16 & 0xFFFF) << 48;
-            write(IDT + vector * 16, &low.to_le_bytes());
-        }
-        write(TSS + 4, &STACK.to_le_bytes());
-        let mut state = long_mode(model, 0x27);
-        (state.cr4, state.efer, state.gpr[4]) = (0x420 | control, 0xD00, STACK);
+        let code = lay_out(&memory, f);
         let mut cpu = Cpu::new(model);
-        cpu.set_state(&state);
+        cpu.set_state(&beginning(model, control));
         Flat {
             machine,
             cpu,

@@ -4,7 +4,9 @@
 //! at [`ROOM`] they find memory of the host's, for their debug-store area, buffers and tables, by linear and by physical
 //! address alike, and nowhere else any.
 
-use devices::unit::Units;
+use std::collections::BTreeMap;
+
+use devices::unit::{Units, UnitsState};
 use x86::fault::PageFaultCode;
 use x86::model::CpuModel;
 use x86::msr::*;
@@ -17,6 +19,7 @@ use x86::seam::{
 pub const ROOM: u64 = 0xF000_0000;
 /// Bytes of it.
 const ROOM_LEN: usize = 4 << 20;
+const PAGE: usize = 4096;
 /// The debug-store area, and its buffer of branches.
 const AREA: u64 = ROOM;
 const BRANCHES: u64 = ROOM + 0x1000;
@@ -49,6 +52,15 @@ pub struct Observer {
     first: Vec<(u32, u64)>,
 }
 
+/// The state of an observer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObserverState {
+    /// The units'.
+    pub units: UnitsState,
+    /// The pages of the host's memory that are not all zero, by number.
+    pub pages: BTreeMap<usize, Vec<u8>>,
+}
+
 impl Observer {
     /// The units of a model, the debug store as the part has it, that begin with the guest's next instruction.
     pub fn new(model: &'static CpuModel, on: &[Unit]) -> Self {
@@ -64,9 +76,35 @@ impl Observer {
         observer.set(TOPA, TRACE | 9 << 6);
         observer.set(TOPA + 8, TOPA | 1);
         for unit in on {
-            observer.first.extend(registers(model, *unit));
+            for (msr, value) in registers(model, *unit) {
+                // One register may hold switches of two.
+                match observer.first.iter_mut().find(|(number, _)| *number == msr) {
+                    Some((_, other)) => *other |= value,
+                    None => observer.first.push((msr, value)),
+                }
+            }
         }
         observer
+    }
+
+    /// The whole state. The units have to have begun.
+    pub fn save(&self) -> ObserverState {
+        let pages = (0..).zip(self.room.chunks(PAGE));
+        let pages = pages.filter(|(_, page)| **page != [0; PAGE]);
+        ObserverState {
+            units: self.units.state(),
+            pages: pages.map(|(number, page)| (number, page.to_vec())).collect(),
+        }
+    }
+
+    /// Takes on a state that an observer of the same model gave.
+    pub fn restore(&mut self, state: &ObserverState) {
+        self.first.clear();
+        self.units.set_state(&state.units);
+        self.room.fill(0);
+        for (number, page) in &state.pages {
+            self.room[number * PAGE..][..PAGE].copy_from_slice(page);
+        }
     }
 
     fn set(&mut self, at: u64, value: u64) {

@@ -65,4 +65,4 @@ pub use config::{MachineConfig, SerialTarget};
 pub use console::Console;
 pub use engine::CpuState;
 pub use error::Error;
-pub use run::{End, Vm};
+pub use run::{End, Pages, Snapshot, Vm};

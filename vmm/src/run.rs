@@ -11,6 +11,10 @@ mod pace;
 mod report;
 mod stats;
 
+mod snapshot;
+
+pub use snapshot::{Pages, Snapshot};
+
 use std::{
     io::{self, Write},
     time::{Duration, Instant},
@@ -90,6 +94,8 @@ pub struct Vm {
     control: Option<Control>,
     paused: bool,
     recorder: Option<Recorder>,
+    /// What RAM held when a snapshot was taken or restored last.
+    kept: Option<Pages>,
 }
 
 impl Vm {
@@ -174,6 +180,7 @@ impl Vm {
             control: None,
             paused: false,
             recorder,
+            kept: None,
         })
     }
 

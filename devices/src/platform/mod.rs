@@ -230,6 +230,8 @@ pub struct PlatformState {
     pub intr: bool,
     /// What has not been fetched by [`Platform::effects`].
     pub effects: Vec<Effect>,
+    /// What [`Platform::take_sent`] has not been asked for.
+    pub sent: bool,
 }
 
 /// The board.
@@ -743,6 +745,7 @@ impl Platform {
             irqs: self.irqs,
             intr: self.intr,
             effects: self.effects.clone(),
+            sent: self.sent,
         }
     }
 
@@ -776,6 +779,7 @@ impl Platform {
         self.irqs = state.irqs;
         self.intr = state.intr;
         self.effects.clone_from(&state.effects);
+        self.sent = state.sent;
         Ok(())
     }
 }

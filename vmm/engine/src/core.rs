@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::op::{Handler, Op};
+use crate::tlb::Stores;
 use crate::transaction::Shared;
 
 /// A range of guest-physical memory that is plain RAM.
@@ -27,6 +28,8 @@ const WRITABLE: u8 = 2;
 /// The page has a line that MONITOR was given once: stores to it take the slow path, which counts them. It stays so: who
 /// monitors a line does so again and again.
 const WATCHED: u8 = 4;
+/// May have been written since [`Core::take_dirty`] was last asked.
+const DIRTY: u8 = 8;
 /// Monitored lines remembered.
 const LINES: usize = 64;
 
@@ -97,7 +100,7 @@ pub(crate) struct Core {
     ops: usize,
     /// Grows by one whenever the whole cache is emptied.
     pub generation: u64,
-    /// Host pages that became code, in order: each processor takes their write tags away before it runs on.
+    /// Host pages that became code, in order: each processor holds their write tags back before it runs on.
     new_code: VecDeque<u64>,
     /// How many there were before the first that is kept.
     old_code: u64,
@@ -110,6 +113,8 @@ pub(crate) struct Core {
     lines: VecDeque<(u64, u64)>,
     /// Grows with each store to a line and each new line.
     stores: u64,
+    /// How often the dirty pages have been asked for: each processor holds its write tags back before it runs on.
+    pub dirty_asked: u64,
     /// The transaction that is open: of the processor that ran last.
     pub transaction: Option<Shared>,
 }
@@ -137,6 +142,7 @@ impl Core {
             boundaries: Vec::new(),
             lines: VecDeque::new(),
             stores: 0,
+            dirty_asked: 0,
             transaction: None,
         }
     }
@@ -175,11 +181,36 @@ impl Core {
     pub fn claim_write(&mut self, gpa: u64) -> bool {
         match self.flags(gpa) {
             Some(f) if *f & (CODE | WATCHED) == 0 => {
-                *f |= WRITABLE;
+                *f |= WRITABLE | DIRTY;
                 true
             }
             _ => false,
         }
+    }
+
+    /// What a TLB entry may be stored through that the page tables let be stored through.
+    pub fn stores(&mut self, gpa: u64, allowed: bool) -> Stores {
+        match allowed {
+            false => Stores::No,
+            true if self.claim_write(gpa) => Stores::Yes,
+            true => Stores::HeldBack,
+        }
+    }
+
+    /// The pages that may have been written since this was last asked, at first all that were ever written by a processor,
+    /// ascending. The processors' write tags have to be held back before they run on.
+    pub fn take_dirty(&mut self) -> Vec<u64> {
+        self.dirty_asked += 1;
+        let mut dirty = Vec::new();
+        for Region { ram, pages } in &mut self.regions {
+            for (flags, gpa) in pages.iter_mut().zip((ram.gpa..).step_by(0x1000)) {
+                if *flags & DIRTY != 0 {
+                    *flags &= !DIRTY;
+                    dirty.push(gpa);
+                }
+            }
+        }
+        dirty
     }
 
     /// Reads guest-physical memory that need not be RAM: other bytes read as all ones.
@@ -241,6 +272,7 @@ impl Core {
     pub fn or_phys(&mut self, gpa: u64, size: usize, bits: u64) {
         use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
         let Some(host) = self.host(gpa) else { return };
+        self.soil(gpa, 1);
         // SAFETY: Entries are naturally aligned, so they lie within the page; host pages are 4-KiB aligned.
         unsafe {
             let p = host.add((gpa & 0xfff) as usize);
@@ -320,7 +352,7 @@ impl Core {
         }
         let Some(flags) = self.flags(gpa) else { return };
         let was = *flags;
-        *flags = *flags & WATCHED | CODE;
+        *flags = *flags & (WATCHED | DIRTY) | CODE;
         if was & CODE == 0 && was & WRITABLE != 0 {
             let host = self.host(gpa).map_or(0, |h| h as u64);
             self.retire_writes(host);
@@ -349,8 +381,19 @@ impl Core {
         stores
     }
 
+    /// Notes that pages are written.
+    fn soil(&mut self, gpa: u64, len: u64) {
+        let last = gpa.saturating_add(len.max(1) - 1) & !0xfff;
+        for page in (gpa & !0xfff..=last).step_by(0x1000) {
+            if let Some(flags) = self.flags(page) {
+                *flags |= DIRTY;
+            }
+        }
+    }
+
     /// Somebody stores to guest memory by the slow path.
     pub fn stored(&mut self, gpa: u64, len: u64) {
+        self.soil(gpa, len);
         for (line, stores) in &mut self.lines {
             if gpa < *line + 64 && *line < gpa.saturating_add(len) {
                 self.stores += 1;
@@ -359,7 +402,7 @@ impl Core {
         }
     }
 
-    /// Has every processor take the write tags of a host page away.
+    /// Has every processor hold the write tags of a host page back.
     fn retire_writes(&mut self, host: u64) {
         self.new_code.push_back(host);
         if self.new_code.len() > MAX_NEW_CODE {

@@ -201,6 +201,8 @@ pub struct CpuState {
     pub stack_shadow: bool,
     /// DR6 bits of the debug exceptions that were held off.
     pub pending_debug: u64,
+    /// Linear address of the next instruction, if the units have been told that it is about to run.
+    pub observed: Option<u64>,
     pub fpu: FpuState,
     /// Instructions and REP iterations so far.
     pub steps: u64,
@@ -344,6 +346,8 @@ pub struct Cpu {
     pub(crate) linear_bits: u32,
     /// How far this processor has read [`Core::new_code`].
     pub(crate) code_seen: u64,
+    /// Of [`Core::dirty_asked`] likewise.
+    pub(crate) dirty_asked: u64,
     /// PAUSE has retired, and `yield_on_pause` is set.
     pub(crate) paused: bool,
     /// The code cache's generation that `jumps` and `mode` belong to.
@@ -433,6 +437,7 @@ impl Cpu {
             late_fault: false,
             task_trap: false,
             code_seen: 0,
+            dirty_asked: 0,
             paused: false,
             generation: 0,
             maxphyaddr: model.physical_bits(),
@@ -485,6 +490,7 @@ impl Cpu {
             shadow: self.shadow_at == self.steps,
             stack_shadow: self.stack_shadow_at == self.steps,
             pending_debug: self.watched.pending,
+            observed: (self.watched.observed.0 == self.steps).then_some(self.watched.observed.1),
             fpu: self.fpu.clone(),
             steps: self.steps,
             iterations: self.iterations,
@@ -522,7 +528,7 @@ impl Cpu {
         self.shadow_at = if s.shadow { s.steps } else { u64::MAX };
         self.rf_at = if s.rflags & (1 << 16) != 0 { s.steps } else { u64::MAX };
         self.stack_shadow_at = if s.stack_shadow { s.steps } else { u64::MAX };
-        self.watched.observed = (u64::MAX, 0);
+        self.watched.observed = s.observed.map_or((u64::MAX, 0), |linear| (s.steps, linear));
         self.watched.pending = s.pending_debug;
         self.fpu = s.fpu.clone();
         if let Some(old) = self.transaction.take() {

@@ -17,6 +17,7 @@ mod mem;
 pub mod mmu;
 mod op;
 mod segment;
+mod snapshot;
 mod step;
 mod task;
 mod tlb;
@@ -30,6 +31,7 @@ pub use crate::cpu::{
     Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, Monitor, SS, Segment, Source, Table,
 };
 pub use crate::step::Engine;
+pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations};
 pub use crate::transaction::Transaction;
 pub use crate::undefined::Undefined;
 

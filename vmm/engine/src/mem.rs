@@ -604,13 +604,19 @@ impl Cpu {
     /// Translates a data access of the current privilege and enters it in the TLB.
     pub(crate) fn translate(&mut self, linear: u64, access: Access) -> Done<Place> {
         let linear = if self.is64() { linear } else { linear & 0xffff_ffff };
+        if access == Access::Write
+            && let Some(set) = self.tlb.is_now(self.pcid(), self.privilege())
+            && let Some(place) = self.known_store(set, linear)
+        {
+            return Ok(place);
+        }
         let paging = self.paging(self.cpl == 3);
         match mmu::walk(self.core(), &paging, linear, access) {
             Ok(page) => {
                 let host = self.core().host(page.gpa);
                 if let Some(host) = host {
-                    let write = page.write && page.dirty && self.core().claim_write(page.gpa);
-                    let (read, write) = self.unwatched_rights(linear, page.read, write);
+                    let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
+                    let write = self.core().stores(page.gpa, write);
                     let exec = self.silent_fetches(*self.tlb.entry(linear), linear, host as u64, page.exec);
                     self.tlb.fill(linear, host as u64, read, write, exec);
                     self.tlb.note(linear, &page);
@@ -625,6 +631,24 @@ impl Cpu {
             }
             Err(code) => Err(self.page_fault(linear, code)),
         }
+    }
+
+    /// Where a store leads that the TLB knows how to make, if only by the slow path. It is made, so that it need not be held
+    /// back any longer unless the engine must hear of every one.
+    fn known_store(&mut self, set: usize, linear: u64) -> Option<Place> {
+        let e = self.tlb.entry_of(set, linear);
+        if !e.stores_to(linear) {
+            return None;
+        }
+        let page = self.core().gpa(e.host)?;
+        if self.core().claim_write(page) {
+            self.tlb.let_stores(set, linear);
+        }
+        let offset = linear & 0xfff;
+        Some(Place {
+            gpa: page + offset,
+            host: Some((e.host + offset) as *mut u8),
+        })
     }
 
     #[cold]
@@ -646,7 +670,7 @@ impl Cpu {
     pub(crate) fn look_at_line(&mut self) {
         let Some(line) = self.monitor.line else { return };
         let now = self.core().watch_line(line);
-        self.revoke_new_code();
+        self.hold_stores_back();
         match self.monitor_seen {
             Some(seen) if seen != now => self.monitor.line = None,
             _ => self.monitor_seen = Some(now),
@@ -757,10 +781,14 @@ impl Cpu {
         let offset = linear & 0xfff;
         let set = self.tlb.find(self.pcid(), privilege);
         if let Some(set) = set {
+            if access == Access::Write
+                && let Some(place) = self.known_store(set, linear)
+            {
+                return Ok(place);
+            }
             let e = self.tlb.entry_of(set, linear);
-            let tag = if access == Access::Write { e.write } else { e.read };
-            if tag == linear & !0xfff {
-                // A write tag means that no block was decoded from the page, and a read does not ask: any page without code will do.
+            if access != Access::Write && e.read == linear & !0xfff {
+                // A read does not ask whether there is code: any page without it will do.
                 return Ok(Place {
                     gpa: !0xfff,
                     host: Some((e.host + offset) as *mut u8),
@@ -771,8 +799,8 @@ impl Cpu {
             Ok(page) => {
                 let host = self.core().host(page.gpa);
                 if let (Some(set), Some(host)) = (set, host) {
-                    let write = page.write && page.dirty && self.core().claim_write(page.gpa);
-                    let (read, write) = self.unwatched_rights(linear, page.read, write);
+                    let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
+                    let write = self.core().stores(page.gpa, write);
                     let known = self.tlb.entry_of(set, linear);
                     let exec = self.silent_fetches(known, linear, host as u64, page.exec);
                     self.tlb.fill_in(set, linear, host as u64, read, write, exec);
@@ -800,7 +828,15 @@ impl Cpu {
 
     /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
     pub(crate) fn select_tlb(&mut self) {
-        let pcid = self.pcid();
+        self.tlb.select(self.pcid(), self.privilege());
+        if self.watched.appetite.code != 0 {
+            // What is announced is announced of an address space. That an entry outlives its number there is no guest's right.
+            self.tlb.root(self.cr3 & !0x1f);
+        }
+    }
+
+    /// The privilege whose TLB set the present one is.
+    fn privilege(&self) -> Privilege {
         let privilege = if self.checks_alignment() {
             Privilege::Aligned
         } else if self.cpl == 3 {
@@ -810,26 +846,27 @@ impl Cpu {
         } else {
             Privilege::Supervisor
         };
-        let privilege = if self.transaction.is_some() {
+        if self.transaction.is_some() {
             privilege.in_transaction()
         } else {
             privilege
-        };
-        self.tlb.select(pcid, privilege);
-        if self.watched.appetite.code != 0 {
-            // What is announced is announced of an address space. That an entry outlives its number there is no guest's right.
-            self.tlb.root(self.cr3 & !0x1f);
         }
     }
 
-    /// Takes write tags away from pages that became code since this processor last looked.
-    pub(crate) fn revoke_new_code(&mut self) {
+    /// Holds the write tags back of pages that became code since this processor last looked, and all of them if the dirty pages
+    /// have been asked for.
+    pub(crate) fn hold_stores_back(&mut self) {
         let mut seen = self.code_seen;
         match self.core().new_code(&mut seen).map(|new| new.collect::<Vec<u64>>()) {
-            Some(new) => new.into_iter().for_each(|host| self.tlb.revoke_write(host)),
-            None => self.tlb.revoke_all_writes(),
+            Some(new) => new.into_iter().for_each(|host| self.tlb.hold_back(host)),
+            None => self.tlb.hold_all_back(),
         }
         self.code_seen = seen;
+        let asked = self.core().dirty_asked;
+        if self.dirty_asked != asked {
+            self.dirty_asked = asked;
+            self.tlb.hold_all_back();
+        }
     }
 }
 

@@ -156,7 +156,7 @@ impl Engine {
         if cpu.mode == u32::MAX {
             cpu.refresh_mode();
         }
-        cpu.revoke_new_code();
+        cpu.hold_stores_back();
     }
 
     /// Ends a processor's MWAIT if the line that it monitors has been stored to; says whether it runs now.
@@ -670,7 +670,7 @@ impl Engine {
         if length != Length::Whole {
             if length != Length::Cut(1) {
                 self.core.mark_bytes(at, decoded.bytes);
-                cpu.revoke_new_code();
+                cpu.hold_stores_back();
             }
             return Ok((self.scratch.as_ptr(), host as u64));
         }
@@ -681,7 +681,7 @@ impl Engine {
             decoded.bytes,
             second.map(|gpa| (gpa, decoded.second)),
         );
-        cpu.revoke_new_code();
+        cpu.hold_stores_back();
         cpu.jumps.set(linear, host as u64, first, cpu.mode);
         Ok((first, host as u64))
     }
@@ -705,8 +705,8 @@ impl Engine {
                     return Err(cpu.ud());
                 };
                 cpu.announce(linear & !0xfff, page.gpa & !0xfff, 0)?;
-                let write = page.write && page.dirty && self.core.claim_write(page.gpa);
-                let (read, write) = cpu.unwatched_rights(linear, page.read, write);
+                let (read, write) = cpu.unwatched_rights(linear, page.read, page.write && page.dirty);
+                let write = self.core.stores(page.gpa, write);
                 cpu.tlb.fill(linear, host as u64, read, write, page.exec);
                 cpu.tlb.note(linear, &page);
                 Ok((page.gpa, host))

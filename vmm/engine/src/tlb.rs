@@ -3,7 +3,13 @@
 //! An entry carries one tag each for reading, writing and fetching. A handler computes `x = address ^ tag`; `x` is the offset
 //! in the page if the tag matches, and `x <= 4096 - size` says hit and no page crossing at once. Pages that hold decoded code
 //! or are not yet dirty have a write tag that never matches, so that stores to them take the slow path and nobody else pays.
+//!
+//! A translation that may be stored through, but of whose stores the engine has to hear (of code, of a monitored line, the
+//! first one to a page since RAM was last copied), keeps its write tag in a form that matches nothing, *held back*: the slow
+//! path goes on without walking the page tables. So what the guest sees of its TLB does not depend on what the engine keeps.
 #![allow(unsafe_code)]
+
+use x86::seam::Range;
 
 use crate::mmu::Page;
 
@@ -24,9 +30,21 @@ pub(crate) struct Entry {
     pub host: u64,
 }
 
-/// Whose accesses a set answers.
+/// What a translation may be stored through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Privilege {
+pub(crate) enum Stores {
+    /// Not at all, or not before the page tables have been walked again.
+    No,
+    /// By the slow path.
+    HeldBack,
+    /// At once.
+    Yes,
+}
+
+/// Whose accesses a set of translations answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privilege {
+    /// User without alignment checks.
     User,
     /// User with alignment checks: data accesses never match, so that each takes the slow path, which checks.
     Aligned,
@@ -44,7 +62,7 @@ pub(crate) enum Privilege {
 
 impl Privilege {
     /// The same in a transaction.
-    pub fn in_transaction(self) -> Privilege {
+    pub(crate) fn in_transaction(self) -> Privilege {
         match self {
             Privilege::User => Privilege::UserTransaction,
             Privilege::Supervisor => Privilege::SupervisorTransaction,
@@ -98,6 +116,19 @@ const fn empty(index: usize) -> Entry {
         write: tag,
         exec: tag,
         host: 0,
+    }
+}
+
+/// The write tag of a page that is held back: that of another index, and not the one that stands for nothing.
+const fn held_back(page: u64) -> u64 {
+    page ^ 0x3000
+}
+
+impl Entry {
+    /// Whether stores to the page of an address may go through the entry, at once or by the slow path.
+    pub fn stores_to(&self, linear: u64) -> bool {
+        let page = linear & !0xfff;
+        self.write == page || self.write == held_back(page)
     }
 }
 
@@ -160,21 +191,35 @@ impl Tlb {
     }
 
     /// Enters a translation: the page's host address, and which tags may match.
-    pub fn fill(&mut self, linear: u64, host: u64, read: bool, write: bool, exec: bool) {
+    pub fn fill(&mut self, linear: u64, host: u64, read: bool, write: Stores, exec: bool) {
         self.fill_in(self.now, linear, host, read, write, exec);
     }
 
     /// The same in a set that `find` gave.
-    pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: bool, exec: bool) {
+    pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: Stores, exec: bool) {
         let (i, page) = (Self::index(linear), linear & !0xfff);
         let tag = |on| if on { page } else { never(i) };
         let (loads, stores) = self.sets[set].privilege.grants();
         self.sets[set].entries[i] = Entry {
             read: tag(read && loads),
-            write: tag(write && stores),
+            write: match write {
+                Stores::HeldBack if stores => held_back(page),
+                write => tag(write == Stores::Yes && stores),
+            },
             exec: tag(exec),
             host,
         };
+    }
+
+    /// Stores to the page of an address in a set need not be heard of any more.
+    pub fn let_stores(&mut self, set: usize, linear: u64) {
+        self.sets[set].entries[Self::index(linear)].write = linear & !0xfff;
+    }
+
+    /// The present set, if it is that of an address space and privilege.
+    pub fn is_now(&self, pcid: u16, privilege: Privilege) -> Option<usize> {
+        let set = &self.sets[self.now];
+        (set.pcid == pcid && set.privilege == privilege).then_some(self.now)
     }
 
     /// The set of an address space and privilege, if it has one.
@@ -312,25 +357,129 @@ impl Tlb {
         }
     }
 
-    /// Takes the write tags of a host page away, wherever it is mapped.
-    pub fn revoke_write(&mut self, host: u64) {
+    /// Holds the write tags of a host page back, wherever it is mapped.
+    pub fn hold_back(&mut self, host: u64) {
+        self.hold_back_if(|e| e.host == host);
+    }
+
+    /// Holds all write tags back.
+    pub fn hold_all_back(&mut self) {
+        self.hold_back_if(|_| true);
+    }
+
+    fn hold_back_if(&mut self, is: impl Fn(&Entry) -> bool) {
         for s in self.sets.iter_mut().filter(|s| s.valid) {
             for (i, e) in s.entries.iter_mut().enumerate() {
-                if e.host == host {
-                    e.write = never(i);
+                // A tag that can match is one of its own index.
+                if Self::index(e.write) == i && is(e) {
+                    e.write = held_back(e.write);
                 }
             }
         }
     }
 
-    /// Takes all write tags away.
-    pub fn revoke_all_writes(&mut self) {
-        for s in self.sets.iter_mut().filter(|s| s.valid) {
-            for (i, e) in s.entries.iter_mut().enumerate() {
-                e.write = never(i);
+    /// The fields of [`Translations`] that are its own; host addresses are replaced by what `physical` makes of them.
+    pub fn state(&self, physical: impl Fn(u64) -> Option<u64>) -> (Vec<AddressSpace>, [u64; 64], Vec<u64>, u16) {
+        let mut sets: Vec<&Set> = self.sets.iter().filter(|set| set.valid).collect();
+        sets.sort_by_key(|set| set.used);
+        let space = |set: &Set| AddressSpace {
+            pcid: set.pcid,
+            root: set.root,
+            privilege: set.privilege,
+            pages: (0..)
+                .zip(set.entries.iter())
+                .filter_map(|(i, e)| {
+                    let tags = [e.read, e.exec, e.write, held_back(e.write)];
+                    let linear = tags.into_iter().find(|tag| Self::index(*tag) == i)?;
+                    Some(Translation {
+                        linear,
+                        physical: physical(e.host)?,
+                        reads: e.read == linear,
+                        writes: e.stores_to(linear),
+                        fetches: e.exec == linear,
+                    })
+                })
+                .collect(),
+        };
+        let spaces = sets.into_iter().map(space).collect();
+        (spaces, self.large, self.huge.clone(), self.keys)
+    }
+
+    /// Holds this instead of what it held, physical addresses replaced by what `host` makes of them. All stores are held
+    /// back.
+    pub fn set_state(&mut self, state: &Translations, host: impl Fn(u64) -> Option<u64>) {
+        for set in &mut self.sets {
+            (set.valid, set.used) = (false, 0);
+        }
+        let last = state.spaces.len().saturating_sub(SETS);
+        for (i, space) in state.spaces[last..].iter().enumerate() {
+            let set = &mut self.sets[i];
+            clear(&mut set.entries);
+            (set.pcid, set.root, set.privilege, set.valid) = (space.pcid, space.root, space.privilege, true);
+            set.used = i as u64 + 1;
+            self.now = i;
+            for page in &space.pages {
+                if let Some(host) = host(page.physical) {
+                    let write = if page.writes { Stores::HeldBack } else { Stores::No };
+                    self.fill_in(i, page.linear, host, page.reads, write, page.fetches);
+                }
             }
         }
+        self.clock = SETS as u64;
+        self.current = self.sets[self.now].entries.as_mut_ptr();
+        self.large = state.large;
+        self.huge.clone_from(&state.huge);
+        self.keys = state.keys;
     }
+}
+
+/// What a processor remembers of page tables, as plain data. A guest that changes its page tables and invalidates nothing
+/// sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Translations {
+    /// By address space and privilege, that used last at the end.
+    pub spaces: Vec<AddressSpace>,
+    /// Regions of 4 MiB that large pages were entered from, hashed: INVLPG forgets all of such a region.
+    pub large: [u64; 64],
+    /// Regions of 1 GiB that pages of that size were entered from.
+    pub huge: Vec<u64>,
+    /// Protection keys that translations were entered under.
+    pub keys: u16,
+    /// Ranges that the units watched when they were entered, if they watched any: no access to these goes through a
+    /// translation.
+    pub ranges: Option<Vec<Range>>,
+    /// The units watched every access.
+    pub every_access: bool,
+    /// How closely they followed the code that is executed.
+    pub code: u64,
+}
+
+/// The translations of an address space at a privilege.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressSpace {
+    /// Process-context identifier.
+    pub pcid: u16,
+    /// CR3 when it was last chosen, where somebody follows code by address space.
+    pub root: Option<u64>,
+    /// Whose accesses they answer.
+    pub privilege: Privilege,
+    /// Each of another page.
+    pub pages: Vec<Translation>,
+}
+
+/// The translation of a page of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// Linear address.
+    pub linear: u64,
+    /// Guest-physical address.
+    pub physical: u64,
+    /// Loads go through it.
+    pub reads: bool,
+    /// Stores go through it.
+    pub writes: bool,
+    /// Fetches go through it.
+    pub fetches: bool,
 }
 
 #[cfg(test)]
@@ -362,7 +511,7 @@ mod tests {
     fn sets_are_kept_by_address_space_and_privilege() {
         let mut tlb = Tlb::new();
         tlb.select(1, Privilege::User);
-        tlb.fill(0x5000, 0x1234_5000, true, false, false);
+        tlb.fill(0x5000, 0x1234_5000, true, Stores::No, false);
         tlb.select(2, Privilege::User);
         assert_ne!(tlb.entry(0x5000).read, 0x5000);
         tlb.select(1, Privilege::Supervisor);
@@ -373,5 +522,46 @@ mod tests {
         tlb.flush_pcid(1);
         tlb.select(1, Privilege::User);
         assert_ne!(tlb.entry(0x5000).read, 0x5000);
+    }
+
+    #[test]
+    fn what_is_held_back_matches_nothing_and_comes_back() {
+        // The lowest pages, whose addresses have no other bits than their index, and others.
+        for linear in [0, 0x1000, 0x2000, 0x3000, 0x3f_f000, 0x40_0000, 0xffff_8000_0000_3000] {
+            let mut tlb = Tlb::new();
+            tlb.fill(linear, 0x5000, true, Stores::Yes, false);
+            tlb.hold_back(0x6000);
+            assert_eq!(tlb.entry(linear).write, linear, "another page");
+            tlb.hold_back(0x5000);
+            tlb.hold_all_back();
+            let e = *tlb.entry(linear);
+            assert!(e.write ^ linear > 0xfff && e.stores_to(linear) && e.read == linear);
+            assert!(!tlb.entry(linear ^ 0x1000).stores_to(linear ^ 0x1000), "nothing there");
+            let (spaces, large, huge, keys) = tlb.state(Some);
+            let state = Translations {
+                spaces,
+                large,
+                huge,
+                keys,
+                ranges: None,
+                every_access: false,
+                code: 0,
+            };
+            let page = Translation {
+                linear,
+                physical: 0x5000,
+                reads: true,
+                writes: true,
+                fetches: false,
+            };
+            assert_eq!(state.spaces[0].pages, [page]);
+            let mut other = Tlb::new();
+            other.fill(0x9000, 0x9000, true, Stores::Yes, true);
+            other.set_state(&state, Some);
+            assert_eq!(other.state(Some), tlb.state(Some));
+            other.let_stores(other.now, linear);
+            assert_eq!((other.entry(linear).write, other.entry(linear).host), (linear, 0x5000));
+            assert_eq!(other.state(Some), tlb.state(Some));
+        }
     }
 }

@@ -440,7 +440,7 @@ impl Cpu {
     fn set_appetite(&mut self, appetite: Appetite, watch: &dyn Watch) {
         let w = &mut self.watched;
         w.ask = false;
-        let moved = w.generation != Some(watch.generation()) && (appetite.ranges || w.appetite.ranges);
+        let moved = (appetite.ranges || w.appetite.ranges) && w.ranges != watch.ranges();
         let kinds = |a: &Appetite| (a.ranges, a.every_access, a.code);
         let rights = moved || kinds(&appetite) != kinds(&w.appetite);
         w.appetite = appetite;

@@ -228,8 +228,21 @@ impl Machine {
         }
     }
 
-    /// Takes on a state of a machine of this model. A state of another shape is left alone and says so.
+    /// The model of its CPUs.
+    pub fn model(&self) -> &'static CpuModel {
+        self.model
+    }
+
+    /// Takes on a state of a machine of this model. A state of another shape says so, and nothing has changed then.
     pub fn set_state(&mut self, state: &MachineState) -> Result<(), String> {
+        let before = self.state();
+        self.take_on(state).inspect_err(|_| {
+            // It came from this machine.
+            let _ = self.take_on(&before);
+        })
+    }
+
+    fn take_on(&mut self, state: &MachineState) -> Result<(), String> {
         if state.cpus.len() != self.cpus.len() {
             return Err(format!(
                 "the state has {} CPUs, the machine has {}",

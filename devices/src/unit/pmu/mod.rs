@@ -272,7 +272,12 @@ impl Pmu {
 
     /// The whole state.
     pub fn state(&self) -> PmuState {
-        self.s.clone()
+        // Where the next instruction is counts for one that may write a record; else it says when somebody asked last.
+        let next_ip = if self.s.pebs.armed != 0 { self.s.next_ip } else { 0 };
+        PmuState {
+            next_ip,
+            ..self.s.clone()
+        }
     }
 
     /// Takes on a state of a processor of this model. Values that no register would hold are cut to what it could.

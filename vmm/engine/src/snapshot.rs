@@ -1,0 +1,58 @@
+//! What a snapshot needs beside [`CpuState`](crate::CpuState): pages that have been written, and what processors remember of
+//! page tables.
+//!
+//! Decoded code and the links within it are not state: whatever of it there is, a guest sees the same.
+
+use core::ptr::NonNull;
+
+use crate::bus::Bus;
+use crate::cpu::Cpu;
+use crate::step::Engine;
+use crate::tlb::Translations;
+
+impl Engine {
+    /// Guest-physical addresses of the pages of RAM that processors, units and [`Engine::written`] may have written since this
+    /// was last asked, ascending; the first time, since the engine was made.
+    pub fn take_dirty(&mut self) -> Vec<u64> {
+        self.core.take_dirty()
+    }
+
+    /// What a processor remembers of page tables.
+    pub fn translations(&self, cpu: &Cpu) -> Translations {
+        let (spaces, large, huge, keys) = cpu.tlb.state(|host| self.core.gpa(host));
+        let watched = &cpu.watched;
+        Translations {
+            spaces,
+            large,
+            huge,
+            keys,
+            ranges: watched.appetite.ranges.then(|| watched.ranges.clone()),
+            every_access: watched.appetite.every_access,
+            code: watched.appetite.code,
+        }
+    }
+
+    /// Disarms a monitored line that has been stored to, of which the processor would hear when it looks next. Its state then
+    /// says so.
+    pub fn look_at_line(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.look_at_line();
+        cpu.detach();
+    }
+
+    /// After [`Cpu::set_state`]: the processor remembers page tables as another one did. A translation of what is no RAM here is
+    /// left out.
+    pub fn set_translations(&self, cpu: &mut Cpu, translations: &Translations) {
+        cpu.tlb
+            .set_state(translations, |gpa| self.core.host(gpa).map(|host| host as u64));
+        // What the units want is compared with this when they are asked next.
+        let watched = &mut cpu.watched;
+        watched.generation = None;
+        watched.appetite.ranges = translations.ranges.is_some();
+        watched.ranges.clear();
+        watched.ranges.extend(translations.ranges.iter().flatten());
+        watched.appetite.every_access = translations.every_access;
+        watched.appetite.code = translations.code;
+        cpu.mode = u32::MAX;
+    }
+}

@@ -1,0 +1,250 @@
+//! All of a machine's state as plain data, taken out between two instructions and put back into a machine of the same make.
+//!
+//! In it are RAM, every CPU with what it remembers of page tables, and what [`Machine::state`](crate::machine::Machine::state)
+//! holds: units, local APICs, virtual clock, devices. Not in it are what belongs to the host: what disks hold, input that the
+//! guest has not taken and output that the console has not, observers (whoever has one keeps its state), and the figures of
+//! `--stats`.
+//!
+//! Pages of RAM are shared among snapshots. Taking one copies those that were written since the one before, and putting one
+//! back writes those that are others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use engine::{CpuState, Translations};
+
+use super::{Turn, Vm};
+use crate::machine::{MachineState, memory::Memory};
+
+const PAGE: usize = 4096;
+type Page = [u8; PAGE];
+
+/// Pages of a region.
+const REGION: usize = 512;
+/// Pages that are not all zero.
+type Region = Vec<Option<Arc<Page>>>;
+
+/// A machine's state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// The CPU model's name.
+    pub model: &'static str,
+    /// The CPUs.
+    pub cpus: Vec<CpuState>,
+    /// What they remember of page tables.
+    pub translations: Vec<Translations>,
+    /// What is around them, RAM aside.
+    pub machine: MachineState,
+    /// Steps so far, over all CPUs.
+    pub steps: u64,
+    /// The CPU whose turn it is, and the step at which that ends.
+    pub turn: (usize, u64),
+    /// Size of RAM in bytes.
+    pub memory: u64,
+    /// What RAM holds.
+    pub pages: Pages,
+}
+
+/// The contents of RAM. A copy shares the pages.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// By guest-physical address divided by a region's length; none without a page.
+    regions: BTreeMap<u64, Arc<Region>>,
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} pages", self.iter().count())
+    }
+}
+
+impl Pages {
+    fn place(gpa: u64) -> (u64, usize) {
+        let page = gpa / PAGE as u64;
+        (page / REGION as u64, (page % REGION as u64) as usize)
+    }
+
+    /// The page at a guest-physical address; `None` where all of it is zero.
+    pub fn get(&self, gpa: u64) -> Option<&Page> {
+        self.shared(gpa).map(Arc::as_ref)
+    }
+
+    fn shared(&self, gpa: u64) -> Option<&Arc<Page>> {
+        let (region, page) = Self::place(gpa);
+        self.regions.get(&region)?[page].as_ref()
+    }
+
+    /// The pages that are not all zero, by guest-physical address.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
+        self.regions.iter().flat_map(|(region, pages)| {
+            let first = region * (REGION * PAGE) as u64;
+            let pages = (first..).step_by(PAGE).zip(pages.iter());
+            pages.filter_map(|(gpa, page)| Some((gpa, page.as_deref()?)))
+        })
+    }
+
+    fn set(&mut self, gpa: u64, bytes: &Page) {
+        let should = (*bytes != [0; PAGE]).then_some(bytes);
+        if self.get(gpa) == should {
+            return;
+        }
+        let (number, page) = Self::place(gpa);
+        let region = self
+            .regions
+            .entry(number)
+            .or_insert_with(|| Arc::new(vec![None; REGION]));
+        Arc::make_mut(region)[page] = should.map(|bytes| Arc::new(*bytes));
+        if region.iter().all(Option::is_none) {
+            self.regions.remove(&number);
+        }
+    }
+
+    /// The addresses of the pages that the two do not share.
+    fn apart<'a>(&'a self, other: &'a Pages) -> impl Iterator<Item = u64> + 'a {
+        let both = self
+            .regions
+            .keys()
+            .chain(other.regions.keys().filter(|number| !self.regions.contains_key(number)));
+        let apart = both.filter(|number| match (self.regions.get(number), other.regions.get(number)) {
+            (Some(ours), Some(theirs)) => !Arc::ptr_eq(ours, theirs),
+            _ => true,
+        });
+        apart
+            .flat_map(|region| {
+                let first = region * (REGION * PAGE) as u64;
+                (first..).step_by(PAGE).take(REGION)
+            })
+            .filter(|&gpa| match (self.shared(gpa), other.shared(gpa)) {
+                (Some(ours), Some(theirs)) => !Arc::ptr_eq(ours, theirs),
+                (None, None) => false,
+                _ => true,
+            })
+    }
+}
+
+/// The addresses of the pages of RAM.
+fn all_pages(memory: &Memory) -> impl Iterator<Item = u64> + use<> {
+    let high = memory.high().unwrap_or(0..0);
+    (0..memory.low_end()).step_by(PAGE).chain(high.step_by(PAGE))
+}
+
+impl Vm {
+    /// The whole state. The first time all of RAM is read, and later what has been written since.
+    pub fn save(&mut self) -> Snapshot {
+        for index in 0..self.cpus.len() {
+            self.machine.select(index);
+            self.engine
+                .get()
+                .look_at_line(&mut self.cpus[index].0, &mut self.machine);
+        }
+        self.machine.select(self.turn.cpu);
+        let pages = self.pages();
+        let engine = self.engine.get();
+        Snapshot {
+            model: self.machine.model().name,
+            cpus: self.cpus.iter().map(|cpu| cpu.0.state()).collect(),
+            translations: self.cpus.iter().map(|cpu| engine.translations(&cpu.0)).collect(),
+            machine: self.machine.state(),
+            steps: self.steps,
+            turn: (self.turn.cpu, self.turn.end),
+            memory: self.machine.memory().size(),
+            pages,
+        }
+    }
+
+    /// Takes on a state that a machine of the same model, size and devices gave. Observers stay, and hear nothing of it.
+    ///
+    /// # Errors
+    /// One line: the state is of another machine. Nothing has changed then.
+    pub fn restore(&mut self, state: &Snapshot) -> Result<(), String> {
+        let make =
+            |model: &str, cpus: usize, memory: u64| format!("{cpus} CPUs of model {model} and {memory} bytes of RAM");
+        let theirs = make(state.model, state.cpus.len(), state.memory);
+        let ours = make(self.machine.model().name, self.cpus.len(), self.machine.memory().size());
+        if theirs != ours || state.translations.len() != state.cpus.len() || state.turn.0 >= state.cpus.len() {
+            return Err(format!("the state is of a machine with {theirs}; this one has {ours}"));
+        }
+        self.machine.set_state(&state.machine)?;
+        // Before memory, so that a transaction that was open writes nothing back.
+        for (cpu, state) in self.cpus.iter_mut().zip(&state.cpus) {
+            cpu.0.set_state(state);
+        }
+        let present = self.pages();
+        for gpa in present.apart(&state.pages) {
+            let page = state.pages.get(gpa).unwrap_or(&[0; PAGE]);
+            if self.machine.memory().write(gpa, page).is_ok() {
+                self.engine.get().written(gpa, PAGE as u64);
+            }
+        }
+        // It is what RAM holds now.
+        self.engine.get().take_dirty();
+        self.kept = Some(state.pages.clone());
+        self.steps = state.steps;
+        let engine = self.engine.get();
+        for (cpu, translations) in self.cpus.iter_mut().zip(&state.translations) {
+            cpu.0.clock = state.steps;
+            engine.set_translations(&mut cpu.0, translations);
+        }
+        let (cpu, end) = state.turn;
+        self.turn = Turn { cpu, end };
+        self.machine.select(cpu);
+        Ok(())
+    }
+
+    /// What RAM holds, of which those pages are read that have been written since this was asked last.
+    fn pages(&mut self) -> Pages {
+        for (gpa, len) in self.machine.take_written() {
+            self.engine.get().written(gpa, len);
+        }
+        let dirty = self.engine.get().take_dirty();
+        let memory = self.machine.memory();
+        let (mut pages, mut page) = (self.kept.take(), [0; PAGE]);
+        let known = pages.is_some();
+        let kept = pages.get_or_insert_default();
+        let mut read = |gpa| {
+            if memory.read(gpa, &mut page).is_ok() {
+                kept.set(gpa, &page);
+            }
+        };
+        if known {
+            dirty.into_iter().for_each(&mut read);
+        } else {
+            all_pages(memory).for_each(&mut read);
+        }
+        self.kept.clone_from(&pages);
+        pages.unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_shared_until_they_differ() {
+        let (mut a, ones) = (Pages::default(), [1; PAGE]);
+        a.set(0x1000, &ones);
+        a.set(5 << 30, &ones);
+        a.set(0x2000, &[0; PAGE]);
+        assert_eq!(a.iter().map(|(gpa, _)| gpa).collect::<Vec<_>>(), [0x1000, 5 << 30]);
+        let mut b = a.clone();
+        assert_eq!(a.apart(&b).count(), 0);
+        b.set(0x1000, &ones);
+        assert_eq!(a.apart(&b).count(), 0, "the same contents");
+        b.set(0x1000, &[2; PAGE]);
+        b.set(0x3000, &ones);
+        b.set(5 << 30, &[0; PAGE]);
+        assert_eq!((b.get(5 << 30), b.get(0x3000)), (None, Some(&ones)));
+        for (one, other) in [(&a, &b), (&b, &a)] {
+            let mut apart: Vec<_> = one.apart(other).collect();
+            apart.sort_unstable();
+            assert_eq!(apart, [0x1000, 0x3000, 5 << 30]);
+        }
+        assert_ne!(a, b);
+        b.set(0x1000, &ones);
+        b.set(0x3000, &[0; PAGE]);
+        b.set(5 << 30, &ones);
+        assert_eq!(a, b, "an equal page is equal, shared or not");
+        assert_eq!(format!("{a:?}"), "2 pages");
+    }
+}
