@@ -143,7 +143,7 @@ pub fn whole(
         memory.write(at, &jump).expect("RAM");
     }
     let mut state = vm.save();
-    state.cpus[0] = beginning(model, control);
+    state.soft.cpus[0] = beginning(model, control);
     vm.restore(&state).expect("it is its own");
     let console = Console::open(&config.serial, &[], vm.line()).expect("a buffer");
     (vm, console)
@@ -274,6 +274,27 @@ impl Flat {
             }
         }
         panic!("no HLT: {:x?}", self.cpu.state());
+    }
+
+    /// Runs for at most so many steps, whatever comes: why it stopped.
+    ///
+    /// # Panics
+    /// When the host cannot run the model.
+    pub fn run_for(&mut self, steps: u64) -> Exit {
+        let mut engine = self
+            .memory
+            .engine(self.model, Options::default())
+            .expect("the host can run it");
+        let end = self.cpu.steps() + steps;
+        // A guest whose exceptions never end makes no steps.
+        for _ in 0..steps {
+            let left = end.saturating_sub(self.cpu.steps());
+            match engine.get().run(&mut self.cpu, &mut self.machine, left) {
+                Exit::Bus | Exit::Budget | Exit::Pause if left > 0 => {}
+                exit => return exit,
+            }
+        }
+        Exit::Budget
     }
 
     fn arrived(&self) -> Result<(), Arrived> {

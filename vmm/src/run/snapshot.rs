@@ -11,10 +11,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use engine::{CpuState, Translations};
-
-use super::{Turn, Vm};
+use super::Vm;
 use crate::machine::{MachineState, memory::Memory};
+use crate::vcpu::SoftState;
 
 const PAGE: usize = 4096;
 type Page = [u8; PAGE];
@@ -30,15 +29,9 @@ pub struct Snapshot {
     /// The CPU model's name.
     pub model: &'static str,
     /// The CPUs.
-    pub cpus: Vec<CpuState>,
-    /// What they remember of page tables.
-    pub translations: Vec<Translations>,
+    pub soft: SoftState,
     /// What is around them, RAM aside.
     pub machine: MachineState,
-    /// Steps so far, over all CPUs.
-    pub steps: u64,
-    /// The CPU whose turn it is, and the step at which that ends.
-    pub turn: (usize, u64),
     /// Size of RAM in bytes.
     pub memory: u64,
     /// What RAM holds.
@@ -131,22 +124,12 @@ fn all_pages(memory: &Memory) -> impl Iterator<Item = u64> + use<> {
 impl Vm {
     /// The whole state. The first time all of RAM is read, and later what has been written since.
     pub fn save(&mut self) -> Snapshot {
-        for index in 0..self.cpus.len() {
-            self.machine.select(index);
-            self.engine
-                .get()
-                .look_at_line(&mut self.cpus[index].0, &mut self.machine);
-        }
-        self.machine.select(self.turn.cpu);
+        let soft = self.soft.state(&mut self.machine);
         let pages = self.pages();
-        let engine = self.engine.get();
         Snapshot {
             model: self.machine.model().name,
-            cpus: self.cpus.iter().map(|cpu| cpu.0.state()).collect(),
-            translations: self.cpus.iter().map(|cpu| engine.translations(&cpu.0)).collect(),
+            soft,
             machine: self.machine.state(),
-            steps: self.steps,
-            turn: (self.turn.cpu, self.turn.end),
             memory: self.machine.memory().size(),
             pages,
         }
@@ -157,46 +140,40 @@ impl Vm {
     /// # Errors
     /// One line: the state is of another machine. Nothing has changed then.
     pub fn restore(&mut self, state: &Snapshot) -> Result<(), String> {
-        let make =
-            |model: &str, cpus: usize, memory: u64| format!("{cpus} CPUs of model {model} and {memory} bytes of RAM");
-        let theirs = make(state.model, state.cpus.len(), state.memory);
-        let ours = make(self.machine.model().name, self.cpus.len(), self.machine.memory().size());
-        if theirs != ours || state.translations.len() != state.cpus.len() || state.turn.0 >= state.cpus.len() {
-            return Err(format!("the state is of a machine with {theirs}; this one has {ours}"));
+        let (model, memory) = (self.machine.model().name, self.machine.memory().size());
+        if (state.model, state.memory) != (model, memory) {
+            return Err(format!(
+                "the state is of model {} with {} bytes of RAM, the machine of {model} with {memory}",
+                state.model, state.memory
+            ));
         }
+        let before = self.machine.state();
         self.machine.set_state(&state.machine)?;
-        // Before memory, so that a transaction that was open writes nothing back.
-        for (cpu, state) in self.cpus.iter_mut().zip(&state.cpus) {
-            cpu.0.set_state(state);
+        // Before RAM, so that a transaction that was open writes nothing back.
+        if let Err(error) = self.soft.set_state(&state.soft, &mut self.machine) {
+            // It came from this machine.
+            let _ = self.machine.set_state(&before);
+            return Err(error);
         }
         let present = self.pages();
         for gpa in present.apart(&state.pages) {
             let page = state.pages.get(gpa).unwrap_or(&[0; PAGE]);
             if self.machine.memory().write(gpa, page).is_ok() {
-                self.engine.get().written(gpa, PAGE as u64);
+                self.soft.written(gpa, PAGE as u64);
             }
         }
         // It is what RAM holds now.
-        self.engine.get().take_dirty();
+        self.soft.take_dirty();
         self.kept = Some(state.pages.clone());
-        self.steps = state.steps;
-        let engine = self.engine.get();
-        for (cpu, translations) in self.cpus.iter_mut().zip(&state.translations) {
-            cpu.0.clock = state.steps;
-            engine.set_translations(&mut cpu.0, translations);
-        }
-        let (cpu, end) = state.turn;
-        self.turn = Turn { cpu, end };
-        self.machine.select(cpu);
         Ok(())
     }
 
     /// What RAM holds, of which those pages are read that have been written since this was asked last.
     fn pages(&mut self) -> Pages {
         for (gpa, len) in self.machine.take_written() {
-            self.engine.get().written(gpa, len);
+            self.soft.written(gpa, len);
         }
-        let dirty = self.engine.get().take_dirty();
+        let dirty = self.soft.take_dirty();
         let memory = self.machine.memory();
         let (mut pages, mut page) = (self.kept.take(), [0; PAGE]);
         let known = pages.is_some();

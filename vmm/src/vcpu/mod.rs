@@ -4,4 +4,4 @@ mod exit;
 mod soft;
 
 pub use exit::{Exit, Exits};
-pub use soft::Soft;
+pub use soft::{Soft, SoftState};

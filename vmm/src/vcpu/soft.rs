@@ -5,7 +5,7 @@
 //! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
 //! [`TURN`] steps; the next one in a circle that is not halted goes on.
 
-use engine::{Activity, Cpu, CpuState, Engine};
+use engine::{Activity, Cpu, CpuState, Engine, Translations};
 use x86::model::CpuModel;
 
 use super::{Exit, Exits};
@@ -33,6 +33,19 @@ pub struct Soft {
     turn: Turn,
     steps: u64,
     exits: Exits,
+}
+
+/// The whole state of the CPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SoftState {
+    /// Their registers.
+    pub cpus: Vec<CpuState>,
+    /// What they remember of page tables.
+    pub translations: Vec<Translations>,
+    /// Steps so far, over all of them.
+    pub steps: u64,
+    /// The CPU whose turn it is, and the step at which that ends.
+    pub turn: (usize, u64),
 }
 
 /// [`Cpu`] with a `Debug` that is short.
@@ -102,6 +115,50 @@ impl Soft {
     /// Somebody else has written RAM, this many bytes at this address.
     pub fn written(&mut self, gpa: u64, len: u64) {
         self.engine.get().written(gpa, len);
+    }
+
+    /// The pages of RAM that have been written since this was last asked, ascending.
+    pub fn take_dirty(&mut self) -> Vec<u64> {
+        self.engine.get().take_dirty()
+    }
+
+    /// The whole state.
+    pub fn state(&mut self, machine: &mut Machine) -> SoftState {
+        for cpu in 0..self.cpus.len() {
+            self.signal(cpu, machine, |engine, cpu, machine| engine.look_at_line(cpu, machine));
+        }
+        let engine = self.engine.get();
+        SoftState {
+            cpus: self.cpus.iter().map(|cpu| cpu.0.state()).collect(),
+            translations: self.cpus.iter().map(|cpu| engine.translations(&cpu.0)).collect(),
+            steps: self.steps,
+            turn: (self.turn.cpu, self.turn.end),
+        }
+    }
+
+    /// Takes on a state that as many CPUs of the same model gave. RAM is still to be written then.
+    ///
+    /// # Errors
+    /// The state is not of so many CPUs, and nothing has changed.
+    pub fn set_state(&mut self, state: &SoftState, machine: &mut Machine) -> Result<(), String> {
+        let count = self.cpus.len();
+        let (cpu, end) = state.turn;
+        if (state.cpus.len(), state.translations.len()) != (count, count) || cpu >= count {
+            return Err(format!(
+                "the state is of {} CPUs, the machine has {count}",
+                state.cpus.len()
+            ));
+        }
+        let engine = self.engine.get();
+        for ((cpu, registers), translations) in self.cpus.iter_mut().zip(&state.cpus).zip(&state.translations) {
+            cpu.0.set_state(registers);
+            engine.set_translations(&mut cpu.0, translations);
+            cpu.0.clock = state.steps;
+        }
+        self.steps = state.steps;
+        self.turn = Turn { cpu, end };
+        machine.select(cpu);
+        Ok(())
     }
 
     /// Asks the watchers of a CPU anew what they want to hear, and hands over what waits for them.
