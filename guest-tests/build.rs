@@ -175,25 +175,56 @@ fn guest_tests(out: &Path, linker_script: &Path) {
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     cargo.must();
     let library = target.join(triple).join("guest/libguests.a");
-    for name in GUESTS {
+    // Where people, and `minivmm matrix --guests`, find them: the same images whichever profile is built.
+    let images = target.join("images");
+    std::fs::create_dir_all(&images).expect("cargo's output folder can be written");
+    let known = |name: &str| {
+        GUESTS
+            .iter()
+            .chain(GUESTS32)
+            .any(|guest| name.split('.').next() == Some(guest))
+    };
+    for entry in std::fs::read_dir(&images).expect("it was just made").flatten() {
+        if !known(&entry.file_name().to_string_lossy()) {
+            // Of a guest that there is no more; another build may be faster.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    for name in GUESTS.iter().chain(GUESTS32) {
+        // An image has a table of the one kind or of the other.
+        let (table, table32) = match GUESTS32.contains(name) {
+            true => ("tests_none".to_string(), format!("tests32_{name}")),
+            false => (format!("tests_{name}"), "0".to_string()),
+        };
         let wide = out.join(format!("{name}.elf64"));
         cc().args(["-m64", "-nostdlib", "-static", "-no-pie", "-T"])
             .arg(linker_script)
             .arg("-Wl,--build-id=none,-z,noexecstack,-z,max-page-size=4096,--gc-sections,--no-warn-rwx-segments")
             .arg(format!(
-                "-Wl,--defsym=guest_tests=tests_{name},--defsym=rust_eh_personality=0,--defsym=_Unwind_Resume=0"
+                "-Wl,--defsym=guest_tests={table},--defsym=guest_tests32={table32},--defsym=rust_eh_personality=0,--defsym=_Unwind_Resume=0"
             ))
             .arg(&library)
             .arg("-o")
             .arg(&wide)
             .must();
         Command::new("objcopy")
-            .args(["-I", "elf64-x86-64", "-O", "elf32-i386", "--strip-all"])
+            .args(["-I", "elf64-x86-64", "-O", "elf32-i386", "--strip-debug"])
             .args([&wide, &out.join(format!("{name}.elf"))])
             .must();
+        let settings = root.join("guest-tests/guests").join(format!("{name}.toml"));
+        for (file, from) in [
+            (format!("{name}.elf"), out.join(format!("{name}.elf"))),
+            (format!("{name}.toml"), settings),
+        ] {
+            if from.is_file() {
+                // In one step: somebody may be running it.
+                let draft = images.join(format!(".{file}.{}", std::process::id()));
+                std::fs::copy(&from, &draft).expect("cargo's output folder can be written");
+                std::fs::rename(&draft, images.join(file)).expect("cargo's output folder can be written");
+            }
+        }
     }
-    println!("cargo::rustc-env=GUEST_BARE={}", out.display());
-    println!("cargo::rustc-env=GUEST_BARE_NAMES={}", GUESTS.join(" "));
+    println!("cargo::rustc-env=GUEST_BARE={}", images.display());
 }
 
 /// The guest tests, by their modules' names.
@@ -212,7 +243,11 @@ const GUESTS: &[&str] = &[
     "rdt",
     "cpuid_msrs",
     "apic",
+    "smp",
 ];
+
+/// Those whose tests are the 32-bit monitor's.
+const GUESTS32: &[&str] = &["task_switch", "legacy"];
 
 /// The C compiler driver.
 fn cc() -> Command {

@@ -80,6 +80,9 @@ p_spin:
     inc     rax
 p_spin_jmp:
     jmp     p_spin
+    .globl  p_leave
+p_leave:
+    int     0x80
 "#
 );
 

@@ -497,6 +497,54 @@ fn adaptive_records() {
     }
 }
 
+/// Records of format 0: Core 2.
+const FORMAT_0: Need = Need {
+    reason: "PEBS records are not those of Core 2",
+    present: || need::pebs() && need::pebs_format() == 0,
+    absent: || {},
+};
+
+/// 21.6.2.4: with EDGE, INV or CMASK the event is none that can be sampled. From Nehalem on they may be set.
+fn edge_inv_and_cmask_are_not_sampled() {
+    for select in [
+        INSTRUCTIONS.with_edge(true),
+        INSTRUCTIONS.with_counter_mask(1),
+        INSTRUCTIONS.with_counter_mask(20).with_invert(true),
+    ] {
+        let pebs = Pebs::new(8, 8);
+        counter(0, select, 1);
+        enable(1);
+        call!(pe_movs(1));
+        assert_eq!(pebs.written(), 0, "{select:?}");
+    }
+}
+
+/// The legacy freeze comes with the PEBS threshold, too: it clears IA32_DEBUGCTL.LBR, or the counters' enables.
+fn the_threshold_freezes() {
+    for (ctl, what) in [
+        (DebugCtl::new().with_lbr(true).with_freeze_lbrs_on_pmi(true), 1),
+        (DebugCtl::new().with_freeze_perfmon_on_pmi(true), 0),
+    ] {
+        let _pebs = Pebs::new(8, 1);
+        counter(0, BRANCHES, 1);
+        enable(1);
+        apic::enable();
+        apic::write(apic::reg::LVT_PC, u32::from(PMI));
+        write(IA32_DEBUGCTL, ctl.into_bits());
+        write(IA32_PERF_GLOBAL_CTRL, 1u64);
+        call!(p_count(20));
+        let (debugctl, global) = (read(IA32_DEBUGCTL), read(IA32_PERF_GLOBAL_CTRL));
+        write(IA32_PERF_GLOBAL_CTRL, 0u64);
+        write(IA32_DEBUGCTL, 0u64);
+        assert_ne!(read(IA32_PERF_GLOBAL_STATUS) & status::BUFFER, 0);
+        match what {
+            1 => assert_eq!((debugctl & 1, global), (0, 1), "FREEZE_LBRS_ON_PMI"),
+            _ => assert_eq!(global, 0, "FREEZE_PERFMON_ON_PMI"),
+        }
+        write(IA32_PERF_GLOBAL_OVF_CTRL, read(IA32_PERF_GLOBAL_STATUS));
+    }
+}
+
 /// Bits that the part has no counter for.
 fn reserved_bits() {
     refuses(IA32_PEBS_ENABLE, 1 << 31);
@@ -521,6 +569,8 @@ rt::tests! {
     without_int_the_threshold_interrupts: FIXED_FORMAT, BRANCHES_PRECISE;
     if_0_and_a_masked_lvtpc: FIXED_FORMAT, BRANCHES_PRECISE;
     adaptive_records: ADAPTIVE;
+    edge_inv_and_cmask_are_not_sampled: FORMAT_0;
+    the_threshold_freezes: FIXED_FORMAT, BRANCHES_PRECISE, need::LEGACY_FREEZE;
     reserved_bits: need::PEBS;
 }
 

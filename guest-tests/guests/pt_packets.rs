@@ -1,6 +1,7 @@
 //! Intel PT: which packets. The guest decodes its own trace. SDM Vol. 3C 33.4 "Trace Packets and Data Types".
 
 use alloc::vec;
+use alloc::vec::Vec;
 
 use pt_packet::Packet;
 use rt::cpu::{self, leaf, read, refuses, write, wrmsr};
@@ -203,6 +204,189 @@ fn status_after_a_trace() {
     assert_eq!(read(IA32_RTIT_CTL), RtitCtl::new().into_bits());
 }
 
+/// MTC: CPUID.14H.0:EBX[3], with the frequencies of 14H.1:EAX[31:16].
+const MTC: need::Need = need::Need {
+    reason: "no MTC packets (CPUID.14H.0:EBX[3] is 0)",
+    present: || trace::ebx() & 8 != 0,
+    absent: || {
+        if (need::PT.present)() {
+            refuses(IA32_RTIT_CTL, ON.with_mtc_en(true).into_bits());
+        }
+    },
+};
+
+/// Cycle-accurate mode: CPUID.14H.0:EBX[1].
+const CYC: need::Need = need::Need {
+    reason: "no cycle-accurate mode (CPUID.14H.0:EBX[1] is 0)",
+    present: || trace::ebx() & 2 != 0,
+    absent: || {
+        if (need::PT.present)() {
+            refuses(IA32_RTIT_CTL, ON.with_cyc_en(true).into_bits());
+        }
+    },
+};
+
+/// 33.4.2.12, 33.4.2.13: TMA follows TSC in PSB+ and ties it to the counter that MTC shows; MTC packets come with the crystal's clock, each one
+/// more than the one before.
+fn mtc_ticks_from_tma_on() {
+    let freq = (0..16).rfind(|n| leaf(0x14, 1)[0] >> (16 + n) & 1 != 0 && *n <= 6);
+    let Some(freq) = freq else {
+        rt::report::skip("no MTC frequency up to 6 (CPUID.14H.1:EAX[31:16])")
+    };
+    let out = Output::new(2, 3, TopaEntry::new());
+    let ctl = ON.with_tsc_en(true).with_mtc_en(true).with_mtc_freq(freq);
+    write(IA32_RTIT_CTL, ctl.into_bits());
+    call!(p_count(20_000));
+    write(IA32_RTIT_CTL, 0u64);
+    let packets = out.packets();
+    let tsc = packets.iter().position(|p| matches!(p, Packet::Tsc(_))).expect("TSC");
+    assert!(matches!(packets[tsc + 1], Packet::Tma { .. }), "{:?}", &packets[..8]);
+    let ticks: Vec<u8> = packets
+        .iter()
+        .filter_map(|p| if let Packet::Mtc(ctc) = p { Some(*ctc) } else { None })
+        .collect();
+    assert!(ticks.len() > 3, "{} MTC packets", ticks.len());
+    for pair in ticks.windows(2) {
+        assert_eq!(pair[1], pair[0].wrapping_add(1), "{ticks:?}");
+    }
+}
+
+/// 33.4.2.14: with CYCEn a CYC says how many cycles passed since the last, before the packets that it times; together they are no more
+/// than the clock.
+fn cycles_are_counted() {
+    let out = Output::new(2, 3, TopaEntry::new());
+    let before = cpu::tsc();
+    write(IA32_RTIT_CTL, ON.with_cyc_en(true).with_tsc_en(true).into_bits());
+    call!(p_count(2000));
+    write(IA32_RTIT_CTL, 0u64);
+    let passed = cpu::tsc() - before;
+    let packets = out.packets();
+    let cycles: Vec<u64> = packets
+        .iter()
+        .filter_map(|p| if let Packet::Cyc(n) = p { Some(*n) } else { None })
+        .collect();
+    assert!(!cycles.is_empty(), "{packets:?}");
+    let sum: u64 = cycles.iter().sum();
+    assert!(
+        (2000..=passed).contains(&sum),
+        "{sum} cycles, the TSC moved by {passed}"
+    );
+    // A TNT that is full has its time.
+    let full = |p: &Packet| matches!(p, Packet::ShortTnt(_) | Packet::LongTnt(_));
+    let timed = packets
+        .windows(2)
+        .filter(|pair| full(&pair[1]))
+        .all(|pair| matches!(pair[0], Packet::Cyc(_)));
+    assert!(timed, "{packets:?}");
+}
+
+/// 33.3.8: nothing here is faster than the output, so a trace of any length has no OVF.
+fn nothing_overflows() {
+    let out = output();
+    write(IA32_RTIT_CTL, ON.with_dis_retc(true).into_bits());
+    for _ in 0..200 {
+        call!(p_count(20));
+    }
+    write(IA32_RTIT_CTL, 0u64);
+    let packets = out.packets();
+    assert!(
+        packets.len() > 500 && !packets.contains(&Packet::Ovf),
+        "{} packets",
+        packets.len()
+    );
+}
+
+/// Broadwell, the first generation: the last-branch stack stands still under TraceEn, reads 0 and drops writes.
+const EXCLUDES_LBR: need::Need = need::Need {
+    reason: "Intel PT and last-branch records go together here",
+    present: || (need::PT.present)() && matches!(cpu::family_model(), (6, 0x3D | 0x47 | 0x4F | 0x56)),
+    absent: || {
+        if (need::PT.present)()
+            && let Some(stack) = need::LbrStack::here()
+        {
+            let _out = output();
+            write(stack.from, 0x1234u64);
+            write(IA32_RTIT_CTL, ON.into_bits());
+            let during = read(stack.from);
+            write(IA32_RTIT_CTL, 0u64);
+            assert_eq!(during, 0x1234);
+        }
+    },
+};
+
+/// 33.3.1.2: what they exclude each other in.
+fn last_branches_pause_under_trace_en() {
+    let stack = need::LbrStack::here().expect("the part has both");
+    let _out = output();
+    write(stack.from, 0x1234u64);
+    write(IA32_DEBUGCTL, 1u64);
+    let tos = read(MSR_LASTBRANCH_TOS);
+    write(IA32_DEBUGCTL, 0u64);
+    write(stack.from, 0x1234u64);
+    write(IA32_RTIT_CTL, ON.into_bits());
+    let during = read(stack.from);
+    write(stack.from, 0x5678u64);
+    write(IA32_DEBUGCTL, 1u64);
+    call!(p_count(100));
+    write(IA32_DEBUGCTL, 0u64);
+    write(IA32_RTIT_CTL, 0u64);
+    assert_eq!((during, read(stack.from)), (0, 0x1234));
+    assert!(
+        read(MSR_LASTBRANCH_TOS).wrapping_sub(tos) < 8,
+        "a hundred branches were not recorded"
+    );
+}
+
+core::arch::global_asm!(
+    r#"
+    .text
+    .globl pt_tx, pt_tx_abort
+    # tx(): a transaction that commits, and one that aborts
+pt_tx:
+    .byte   0xc7, 0xf8, 4, 0, 0, 0
+    nop
+    .byte   0x0f, 0x01, 0xd5
+    nop
+    .byte   0xc7, 0xf8, 4, 0, 0, 0
+    nop
+    .byte   0xc6, 0xf8, 7
+pt_tx_abort:
+    ret
+"#
+);
+
+/// Transactions: MODE.TSX says that one begins, commits, aborts; an abort is an asynchronous branch, with FUP and TIP.
+fn transactions_show() {
+    let out = output();
+    write(IA32_RTIT_CTL, ON.into_bits());
+    call!(pt_tx());
+    write(IA32_RTIT_CTL, 0u64);
+    let packets = out.packets();
+    let states: Vec<(bool, bool)> = packets
+        .iter()
+        .filter_map(|p| match *p {
+            Packet::ModeTsx { in_tx, abort } => Some((in_tx, abort)),
+            _ => None,
+        })
+        .collect();
+    // PSB+ says that there is none.
+    let states: Vec<_> = states
+        .into_iter()
+        .skip_while(|state| *state == (false, false))
+        .collect();
+    assert_eq!(
+        states,
+        [(true, false), (false, false), (true, false), (false, true)],
+        "{packets:X?}"
+    );
+    let at = packets
+        .iter()
+        .position(|p| matches!(p, Packet::ModeTsx { abort: true, .. }));
+    let after = &packets[at.expect("it is there")..];
+    assert!(matches!(after[1], Packet::Fup(Some(_))), "{after:X?}");
+    assert!(matches!(after[2], Packet::Tip(Some(_))), "{after:X?}");
+}
+
 rt::tests! {
     "tests_pt_packets";
     registers: need::PT;
@@ -215,4 +399,9 @@ rt::tests! {
     mov_cr3_gives_pip: need::PT;
     ptwrite: need::PT, trace::PTWRITE;
     status_after_a_trace: need::PT;
+    mtc_ticks_from_tma_on: need::PT, MTC;
+    cycles_are_counted: need::PT, CYC;
+    nothing_overflows: need::PT;
+    last_branches_pause_under_trace_en: need::PT, EXCLUDES_LBR;
+    transactions_show: need::PT, need::RTM;
 }

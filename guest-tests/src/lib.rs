@@ -16,7 +16,6 @@ pub mod fuzz;
 pub mod measure;
 pub mod observer;
 pub mod retired;
-pub mod tap;
 pub mod traced;
 
 /// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.

@@ -18,7 +18,7 @@ use crate::{
     config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
     control,
     error::Error,
-    model,
+    matrix, model,
     trace::command::TraceCommand,
 };
 
@@ -127,6 +127,8 @@ enum Command {
         #[command(subcommand)]
         command: Box<TraceCommand>,
     },
+    /// Run guests on CPU models, each in a process of its own, and show one table
+    Matrix(Box<matrix::Options>),
 }
 
 /// What the command line asks for.
@@ -148,6 +150,8 @@ pub enum Job {
     },
     /// Look at a trace.
     Trace(Box<TraceCommand>),
+    /// Run guests on CPU models.
+    Matrix(Box<matrix::Options>),
     /// Print this text on standard output: help, version or the list of models.
     Print(String),
 }
@@ -171,6 +175,7 @@ where
             return Ok(Job::Control { path, command });
         }
         Some(Command::Trace { command }) => return Ok(Job::Trace(command)),
+        Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
         None => {}
     }
     let Some(kernel) = cli.kernel else {
@@ -316,7 +321,7 @@ fn parse_offset(text: &str) -> Result<u64, String> {
 /// The least memory that holds the tables a kernel is entered with.
 pub const MEMORY_MIN: u64 = 2 << 20;
 
-fn parse_memory(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
     let size = parse_size(text)?;
     if size < MEMORY_MIN {
         let hint = if (1..1 << 20).contains(&size) {
@@ -377,7 +382,7 @@ fn parse_seed(text: &str) -> Result<Seed, String> {
     }
 }
 
-fn parse_count(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
     match parse_u64(text) {
         None => Err("not a number of 64 bits".into()),
         Some(0) => Err("has to be at least 1".into()),
@@ -386,14 +391,14 @@ fn parse_count(text: &str) -> Result<u64, String> {
 }
 
 /// The APICs have IDs of eight bits, of which FFH is for all of them.
-fn parse_cpus(text: &str) -> Result<u8, String> {
+pub(crate) fn parse_cpus(text: &str) -> Result<u8, String> {
     match parse_u64(text) {
         Some(count @ 1..=255) => Ok(count as u8),
         _ => Err("not a number from 1 to 255".into()),
     }
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
@@ -510,6 +515,7 @@ mod tests {
             Ok(Job::Print(text)) => Err(text),
             Ok(Job::Control { path, command }) => Err(format!("{}: {command}", path.display())),
             Ok(Job::Trace(command)) => Err(format!("{command:?}")),
+            Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
             Err(error) => Err(error.to_string()),
         }
     }

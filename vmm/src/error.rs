@@ -21,6 +21,8 @@ pub enum Status {
     Internal,
     /// `--max-instructions` or `--timeout` was reached: 8.
     Limit,
+    /// Of `minivmm matrix`: something is not as expected: 1.
+    Differs,
 }
 
 impl Status {
@@ -33,6 +35,7 @@ impl Status {
             Status::Crash => 4,
             Status::Internal => 6,
             Status::Limit => 8,
+            Status::Differs => 1,
         }
     }
 }
@@ -156,6 +159,7 @@ mod tests {
             (Status::Crash, 4),
             (Status::Internal, 6),
             (Status::Limit, 8),
+            (Status::Differs, 1),
         ] {
             assert_eq!(status.code(), code, "{status:?}");
         }

@@ -10,7 +10,7 @@ use minivmm::{
     console::{signals, terminal},
     control::client,
     error::{Error, Status},
-    logger, run,
+    logger, matrix, run,
     trace::command,
 };
 
@@ -25,6 +25,7 @@ fn main() {
         Ok(Job::Print(text)) => print(&text),
         Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
         Ok(Job::Trace(command)) => command::run(&command),
+        Ok(Job::Matrix(options)) => matrix::run(&options),
         Ok(Job::Run { config, verbose }) => {
             logger::init(verbose);
             signals::install()
@@ -37,7 +38,7 @@ fn main() {
                     if let Some(message) = end.message() {
                         say(&message);
                     }
-                    Ok(end.status())
+                    Ok(end.end.status())
                 })
         }
         Err(error) => Err(error),

@@ -25,7 +25,10 @@ use engine::{Activity, Cpu, CpuState, HostLacks, Options};
 use log::{debug, info, trace};
 use x86::model::CpuModel;
 
-pub use self::{end::End, stats::Stats};
+pub use self::{
+    end::{End, Ended},
+    stats::Stats,
+};
 use self::{pace::Pace, report::report};
 use crate::{
     collect::{self, Collector},
@@ -40,6 +43,7 @@ use crate::{
         memory::{Digest, Memory, NotRam},
         walk,
     },
+    place,
     trace::{self, Recorder},
     vcpu::{Exit, Soft},
 };
@@ -657,7 +661,7 @@ fn host_lacks(model: &CpuModel, lacks: &HostLacks) -> Error {
 }
 
 /// Builds a machine and runs it to its end. Prints what `--stats` asks for on stderr once the terminal is as it was.
-pub fn run(config: &MachineConfig) -> Result<End, Error> {
+pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     let mut vm = Vm::new(config)?;
     let mut keep = vec![config.kernel.as_path()];
     keep.extend(config.initrd.as_deref());
@@ -696,7 +700,12 @@ pub fn run(config: &MachineConfig) -> Result<End, Error> {
         // A closed stderr is no reason to fail.
         let _ = writeln!(io::stderr(), "{}", vm.stats());
     }
-    end
+    let end = end?;
+    let place = match end {
+        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(place::describe(&mut vm, &config.kernel)),
+        _ => None,
+    };
+    Ok(Ended { end, place })
 }
 
 #[cfg(test)]

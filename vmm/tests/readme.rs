@@ -8,6 +8,7 @@ use devices::platform::{ioapic, port_table};
 use minivmm::{
     cli::Cli,
     machine::{HARDWARE, virtio},
+    matrix::expected::Table,
 };
 use x86::model::{CpuModel, MODELS};
 use x86::rdt::RdtCaps;
@@ -131,13 +132,42 @@ fn models() -> String {
     table
 }
 
+/// Guests by models, with how many of the guest's tests pass.
+fn matrix() -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/matrix-expected.txt");
+    let expected = Table::parse(&fs::read_to_string(file).unwrap()).unwrap();
+    let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
+    let mut table = format!(
+        "| guest | {} |\n|---|{}\n",
+        names.join(" | "),
+        "---|".repeat(names.len())
+    );
+    for guest in expected.guests("soft") {
+        let counts: Vec<String> = names
+            .iter()
+            .map(|model| {
+                expected
+                    .passes("soft", guest, model)
+                    .map_or("·".into(), |count| count.to_string())
+            })
+            .collect();
+        writeln!(table, "| {guest} | {} |", counts.join(" | ")).unwrap();
+    }
+    table
+}
+
 // covers: 3/readme-tables
 #[test]
 fn the_readme_s_tables_are_what_the_code_says() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let readme = fs::read_to_string(&file).unwrap();
     let mut should = readme.clone();
-    for (name, table) in [("options", options()), ("devices", machine()), ("models", models())] {
+    for (name, table) in [
+        ("options", options()),
+        ("devices", machine()),
+        ("models", models()),
+        ("matrix", matrix()),
+    ] {
         let (head, tail) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
         let start = should.find(&head).unwrap_or_else(|| panic!("README.md has no {head}")) + head.len();
         let end = should.find(&tail).unwrap_or_else(|| panic!("README.md has no {tail}"));

@@ -1,6 +1,6 @@
 //! The other CPUs: started one by one, then waiting for work.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::{apic, boot, cpu, exception, time};
 
@@ -11,9 +11,14 @@ const STACK: usize = 32768;
 
 static mut STACKS: [[u8; STACK]; MAX_CPUS] = [[0; STACK]; MAX_CPUS];
 static STARTED: AtomicUsize = AtomicUsize::new(1);
+/// The others have been looked for.
+static LOOKED: AtomicBool = AtomicBool::new(false);
 /// The routine that a CPU is to run, 0 while it has none.
 static WORK: [AtomicUsize; MAX_CPUS] = [const { AtomicUsize::new(0) }; MAX_CPUS];
 static IDS: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
+
+/// The vector that wakes a CPU without work. Its interrupt is acknowledged, and that is all.
+pub(crate) const WAKE: u8 = 0xFD;
 
 /// All CPUs of the machine, started.
 pub struct Cpus(());
@@ -23,9 +28,11 @@ impl Cpus {
     /// Initialization Sequence".
     pub fn start() -> Self {
         apic::enable();
+        if LOOKED.swap(true, Ordering::SeqCst) {
+            return Self(());
+        }
         IDS[0].store(apic::id(), Ordering::SeqCst);
-        let first = STARTED.load(Ordering::SeqCst);
-        for id in first..MAX_CPUS {
+        for id in 1..MAX_CPUS {
             let stack = core::ptr::addr_of!(STACKS) as u64 + (STACK * (id + 1)) as u64;
             boot::prepare_start(stack);
             apic::send(apic::ICR_INIT, id as u32);
@@ -56,6 +63,7 @@ impl Cpus {
     pub fn begin(&self, cpu: usize, work: fn()) {
         self.wait(cpu);
         WORK[cpu].store(work as usize, Ordering::SeqCst);
+        apic::send(u32::from(WAKE), self.id(cpu));
     }
 
     /// Waits until a CPU has nothing to do.
@@ -87,7 +95,9 @@ extern "C" fn other_cpu() -> ! {
             let work: fn() = unsafe { core::mem::transmute(work) };
             work();
             WORK[this].store(0, Ordering::SeqCst);
+            continue;
         }
-        cpu::pause();
+        // Interrupts are open in HLT alone, so that a wake-up between the look and the halt is not lost.
+        cpu::halt();
     }
 }

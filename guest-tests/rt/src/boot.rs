@@ -6,7 +6,7 @@ use core::arch::global_asm;
 /// Where the other CPUs start: a page below 1 MiB that the start-up IPI names.
 pub const TRAMPOLINE: u64 = 0x8000;
 
-// A part without 64-bit mode has nothing to run here but what `monitor32` does.
+// An image of tests for `monitor32` stays without 64-bit mode; all others have nothing to run on a part without it.
 global_asm!(
     r#"
     .section .multiboot, "a"
@@ -19,6 +19,9 @@ _start: cli
     mov     esp, offset boot_stack_end
     mov     ebp, [ebx + 16]
     mov     [command_line], ebp
+    mov     eax, offset guest_tests32
+    test    eax, eax
+    jnz     monitor32
     mov     eax, 0x80000000
     cpuid
     cmp     eax, 0x80000001
@@ -142,6 +145,7 @@ no_long_mode:
     .section .rodata
 no_long_mode_text:
     .asciz  "TAP version 14\n1..0 # SKIP no 64-bit mode (CPUID.80000001H:EDX[29] is 0)\n"
+    .globl  boot_stack_end
     .data
     .balign 8
 boot_gdt:

@@ -4,7 +4,8 @@
 use core::arch::{asm, global_asm};
 use core::fmt;
 
-use crate::ap::MAX_CPUS;
+use crate::ap::{self, MAX_CPUS};
+use crate::apic;
 
 /// What a handler finds on its stack, and what goes back when it returns.
 #[repr(C)]
@@ -338,6 +339,9 @@ vector_common:
 extern "C" fn exception(frame: &mut Frame) {
     frame.vector &= 0xFF;
     let vector = frame.vector as u8;
+    if vector == ap::WAKE {
+        return apic::eoi();
+    }
     // SAFETY: handlers are set by the CPU that runs the test. A test that reads branch records wants few branches up to here.
     if let Some(handler) = unsafe { HANDLERS[usize::from(vector)] } {
         return handler(frame);

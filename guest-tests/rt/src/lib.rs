@@ -25,6 +25,7 @@ pub mod debug;
 pub mod exception;
 #[cfg(feature = "bare")]
 mod image;
+pub mod monitor;
 pub mod need;
 pub mod paging;
 pub mod report;
@@ -45,6 +46,18 @@ macro_rules! label {
         }
         core::ptr::addr_of!($name) as u64
     }};
+}
+
+/// The image's table of tests for the 32-bit monitor, under the symbol that is linked as `guest_tests32`.
+#[macro_export]
+macro_rules! tests32 {
+    ($symbol:literal; $($name:ident { $($op:expr),* $(,)? })*) => {
+        // SAFETY: the symbol is the image's alone.
+        #[unsafe(export_name = $symbol)]
+        static TABLE: $crate::monitor::Table = $crate::monitor::Table::new(const {
+            &[$($crate::monitor::Test::new(stringify!($name), const { &[$($op),*] }),)*]
+        });
+    };
 }
 
 /// Calls a routine of `global_asm!` that keeps the C convention, with up to six words.

@@ -2,6 +2,9 @@
 //!
 //! The items are data (`resources/coverage-items.txt`). A test names the items it proves in a comment line above it or
 //! above a table inside it: `// covers: 2/cli-kernel, 2/exit-0`. The scanner reads source text, so that it needs no build.
+//!
+//! An item whose description ends with words as `@lbr/registers` is proved by these guest tests: they must pass on some CPU model in
+//! the expected table of the matrix, and the test that compares with it must hold.
 
 use crate::tree;
 use anyhow::{Context, Result, ensure};
@@ -9,8 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The guest tests' sources: a file a guest.
+const GUESTS: &str = "guest-tests/guests/";
+
 const ITEMS: &str = "resources/coverage-items.txt";
 const TABLE: &str = "resources/coverage.md";
+/// What the guest tests come to, and the test that it is so.
+const EXPECTED: &str = "resources/matrix-expected.txt";
+const MATRIX_TEST: &str = "the_matrix_is_as_expected";
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -25,6 +34,8 @@ struct Item {
     section: String,
     key: String,
     what: String,
+    /// `guest/test`.
+    guests: Vec<String>,
 }
 
 /// A test function and where it stands.
@@ -69,7 +80,12 @@ pub fn check(survey: &Survey, ran: Option<&BTreeSet<String>>) -> Result<Vec<Stri
             .map(|name| name.rsplit("::").next().unwrap_or(name))
             .collect();
         for test in survey.proofs.values().flatten().collect::<BTreeSet<_>>() {
-            if !last_words.contains(test.name.as_str()) {
+            let name = if test.file.starts_with(GUESTS) {
+                MATRIX_TEST
+            } else {
+                test.name.as_str()
+            };
+            if !last_words.contains(name) {
                 faults.push(format!(
                     "{}: test {} is named as a proof but did not run and hold",
                     test.file, test.name
@@ -100,6 +116,7 @@ pub fn survey(root: &Path) -> Result<Survey> {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         survey.read(&name, &text);
     }
+    survey.guest_tests(&fs::read_to_string(root.join(EXPECTED)).unwrap_or_default());
     Ok(survey)
 }
 
@@ -131,7 +148,17 @@ fn parse_items(text: &str) -> Result<Vec<Item>> {
             section = title.trim().to_string();
         } else if !line.is_empty() {
             let (key, what) = line.split_once(' ').unwrap_or((line, ""));
-            let what = what.trim();
+            let mut words: Vec<&str> = what.split_whitespace().collect();
+            let named = words
+                .iter()
+                .position(|word| word.starts_with('@'))
+                .unwrap_or(words.len());
+            let guests: Vec<String> = words
+                .split_off(named)
+                .iter()
+                .map(|word| word.trim_start_matches('@').into())
+                .collect();
+            let what = words.join(" ");
             let formed = key.split_once('/').is_some_and(|(issue, name)| {
                 issue.parse::<u32>().is_ok()
                     && !name.is_empty()
@@ -153,7 +180,8 @@ fn parse_items(text: &str) -> Result<Vec<Item>> {
             items.push(Item {
                 section: section.clone(),
                 key: key.to_string(),
-                what: what.to_string(),
+                what,
+                guests,
             });
         }
     }
@@ -295,6 +323,32 @@ impl Survey {
         }
     }
 
+    /// Takes in the guest tests that items name, as far as they pass somewhere in the expected table.
+    fn guest_tests(&mut self, expected: &str) {
+        let passes = |name: &str| {
+            let mut lines = expected.lines().filter_map(|line| line.split_once("  "));
+            lines.any(|(test, outcome)| test == name && outcome.contains("pass"))
+        };
+        for item in &self.items {
+            for name in &item.guests {
+                match name.split_once('/') {
+                    Some((guest, test)) if passes(name) => {
+                        let file = format!("{GUESTS}{guest}.rs");
+                        let test = Test {
+                            file,
+                            name: test.to_string(),
+                        };
+                        self.proofs.entry(item.key.clone()).or_default().insert(test);
+                    }
+                    _ => self.errors.push(format!(
+                        "{ITEMS}: {}: {name} passes on no model in {EXPECTED}",
+                        item.key
+                    )),
+                }
+            }
+        }
+    }
+
     /// How many items there are, and how many of them have a test.
     pub fn totals(&self) -> (usize, usize) {
         (
@@ -355,6 +409,7 @@ mod tests {
             section: "First".into(),
             key: "2/b-1".into(),
             what: "The b".into(),
+            guests: Vec::new(),
         };
         assert_eq!(items[1], expected);
         for (text, why) in [
@@ -365,6 +420,24 @@ mod tests {
         ] {
             assert!(parse_items(text).unwrap_err().to_string().contains(why), "{text}");
         }
+    }
+
+    #[test]
+    fn guest_tests_that_an_item_names_must_pass_somewhere() {
+        let mut survey = survey_of(&[]);
+        survey.items = parse_items("7/x The x @lbr/a @lbr/b @lbr/c\n").unwrap();
+        assert_eq!(survey.items[0].what, "The x");
+        survey.guest_tests("[soft]\nlbr    pass p6 core2\nlbr/a  pass\nlbr/b  skip p6; FAIL core2\n");
+        let proofs: Vec<&str> = survey.proofs["7/x"].iter().map(|test| test.name.as_str()).collect();
+        assert_eq!((proofs, survey.errors.len()), (vec!["a"], 2), "{:?}", survey.errors);
+        let ran = |name: &str| BTreeSet::from([name.to_string()]);
+        let unproved = |name| {
+            check(&survey, Some(&ran(name)))
+                .unwrap()
+                .iter()
+                .any(|fault| fault.contains("did not run"))
+        };
+        assert!(unproved("another_test") && !unproved(MATRIX_TEST));
     }
 
     // The comment marker is put together here, so that the scanner does not take these rows for its own.

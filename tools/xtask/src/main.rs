@@ -1,4 +1,4 @@
-//! The developer loop, one word each: `cargo xtask demo | test | bench | coverage | guest`.
+//! The developer loop, one word each: `cargo xtask demo | test | matrix | bench | coverage | guest`.
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -8,6 +8,7 @@ mod counts;
 mod coverage;
 mod demo;
 mod guest;
+mod matrix;
 mod packages;
 mod progress;
 mod table;
@@ -25,6 +26,8 @@ enum Command {
     Demo(demo::Options),
     /// Run the whole test suite: what CI runs
     Test(test::Options),
+    /// Run the guest tests on all CPU models and compare with resources/matrix-expected.txt; UPDATE=1 writes it
+    Matrix(matrix::Options),
     /// Measure the speed against QEMU and the host: medians of alternated runs, as ratios
     Bench(bench::Options),
     /// Write resources/coverage.md: each item of the plan with the tests that prove it
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Matrix(options) => matrix::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Guest(options) => guest::run(&options),

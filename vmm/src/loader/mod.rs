@@ -200,6 +200,18 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     Err((Input::Kernel, why_foreign(boot.kernel)))
 }
 
+/// Whether a file is of a kind that [`load`] takes.
+///
+/// # Errors
+/// It is not, with the most likely reason.
+pub fn check_kind(kernel: &[u8]) -> Result<(), LoadError> {
+    if kernel.is_empty() {
+        return Err(LoadError::Empty);
+    }
+    let known = linux::is_bzimage(kernel) || elf::is_elf64(kernel) || multiboot::find_header(kernel).is_some();
+    if known { Ok(()) } else { Err(why_foreign(kernel)) }
+}
+
 /// A file that is no kernel we know: say the most likely reason.
 fn why_foreign(kernel: &[u8]) -> LoadError {
     let have = kernel.len() as u64;

@@ -397,6 +397,11 @@ impl Machine {
         match msr {
             // SDM Vol. 3B 18.17.3 "Time-Stamp Counter Adjustment": what is added to one is added to the other.
             IA32_TIME_STAMP_COUNTER => {
+                let value = if self.model.tsc_write_is_low_half() {
+                    value & 0xFFFF_FFFF
+                } else {
+                    value
+                };
                 let added = value.wrapping_sub(self.tsc(now));
                 let cpu = self.cpu();
                 cpu.tsc_adjust = cpu.tsc_adjust.wrapping_add(added);
@@ -629,6 +634,21 @@ mod tests {
         machine.port_read(0x80, 1, 1010);
         let microsecond = u64::from(WESTMERE.tsc_khz).div_ceil(1000);
         assert_eq!(machine.tsc(1010), 15 + microsecond, "what a port access takes");
+    }
+
+    // covers: 4/tsc-low-half
+    #[test]
+    fn the_oldest_parts_write_half_of_the_tsc() {
+        for (model, reads) in [
+            (&x86::model::P6, 0x9ABC),
+            (&x86::model::NETBURST, 0x9ABC),
+            (&WESTMERE, 0x1234_0000_9ABC),
+        ] {
+            let memory = Memory::new(2 << 20).unwrap();
+            let mut machine = Machine::new(model, 1, memory, 0, 1, Box::new(std::io::sink()));
+            machine.wrmsr(IA32_TIME_STAMP_COUNTER, 0x1234_0000_9ABC, 10).unwrap();
+            assert_eq!(machine.tsc(10), reads, "{}", model.name);
+        }
     }
 
     // covers: 4/tsc-offset

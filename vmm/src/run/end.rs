@@ -64,6 +64,26 @@ impl End {
     }
 }
 
+/// How the program's run ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// How.
+    pub end: End,
+    /// Where the CPUs were, if the guest did not end by itself.
+    pub place: Option<String>,
+}
+
+impl Ended {
+    /// What to tell the operator, as [`End::message`], and where it was.
+    pub fn message(&self) -> Option<String> {
+        let message = self.end.message()?;
+        match &self.place {
+            Some(place) => Some(format!("{message}, {place}")),
+            None => Some(message),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -321,6 +321,18 @@ impl CpuModel {
         Features::of(self.silicon)
     }
 
+    /// WRMSR of the time-stamp counter writes its low half and clears the high one: on family 6 before model 0EH and family 15
+    /// before model 3. SDM Vol. 3B 18.17 "Time-Stamp Counter"; Vol. 4 "MSRs in the Pentium 4 and Intel Xeon Processors", 10H.
+    pub fn tsc_write_is_low_half(&self) -> bool {
+        let signature = self.cpuid(1, 0)[0];
+        let (family, model) = (signature >> 8 & 15, signature >> 4 & 15 | signature >> 12 & 0xF0);
+        match family {
+            15 => signature >> 20 & 0xFF == 0 && model < 3,
+            6 => model < 0xE,
+            _ => family < 6,
+        }
+    }
+
     /// The width of physical addresses in bits: CPUID.80000008H:EAX[7:0], or what a part without that leaf has. SDM Vol. 3A
     /// 4.1.4 "Enumeration of Paging Features by CPUID".
     pub fn physical_bits(&self) -> u32 {

@@ -1,0 +1,311 @@
+//! Reports as JUnit XML, which every CI shows, and back: that is how the shards of a matrix are put together.
+//!
+//! A cell is a suite, with its guest, model and engine as properties; a test of its TAP report is a case. What concerns the cell as
+//! a whole is the case `run`.
+
+use std::{fs, path::Path};
+
+use quick_junit::{NonSuccessKind, Property, Report as Xml, TestCase, TestCaseStatus, TestSuite};
+use x86::model::MODELS;
+
+use super::{
+    Report,
+    cell::{Cell, Verdict},
+    plan::{Shard, parse_shard},
+    tap::Point,
+};
+use crate::error::Error;
+
+/// The case that stands for the cell as a whole.
+const RUN: &str = "run";
+const ENGINE: &str = "engine";
+
+/// A report as XML.
+///
+/// # Errors
+/// It cannot be written; what is in it is no reason.
+pub fn write(report: &Report) -> Result<String, String> {
+    let mut xml = Xml::new("minivmm matrix");
+    xml.set_time(report.cells.iter().map(|cell| cell.time).sum());
+    for cell in &report.cells {
+        xml.add_test_suite(suite(cell, report.shard));
+    }
+    xml.to_string().map_err(|error| error.to_string())
+}
+
+fn suite(cell: &Cell, shard: Option<Shard>) -> TestSuite {
+    let mut suite = TestSuite::new(cell.name());
+    suite.set_time(cell.time);
+    for (name, value) in [("guest", &cell.guest), ("model", &cell.model), (ENGINE, &cell.engine)] {
+        suite.add_property(Property::new(name, value.as_str()));
+    }
+    if let Some(shard) = shard {
+        suite.add_property(Property::new("shard", shard.to_string()));
+    }
+    for (name, point) in &cell.points {
+        let status = match point {
+            Point::Passed => TestCaseStatus::success(),
+            Point::Skipped(reason) => skipped(reason, "test"),
+            Point::Failed(diagnostic) => {
+                let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+                status
+                    .set_message(message(diagnostic))
+                    .set_description(diagnostic.as_str());
+                status
+            }
+        };
+        suite.add_test_case(case(cell, name, status));
+    }
+    let whole = match &cell.verdict {
+        Verdict::Passed => cell.points.is_empty().then(TestCaseStatus::success),
+        Verdict::Skipped(reason) => Some(skipped(reason, "guest")),
+        Verdict::Absent(reason) => Some(skipped(reason, ENGINE)),
+        Verdict::Failed(why) => {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+            status.set_message(why.as_str()).set_description(cell.log.as_str());
+            Some(status)
+        }
+    };
+    if let Some(status) = whole {
+        suite.add_test_case(case(cell, RUN, status));
+    }
+    suite
+}
+
+fn case(cell: &Cell, name: &str, status: TestCaseStatus) -> TestCase {
+    let mut case = TestCase::new(name, status);
+    case.set_classname(format!("{}.{}.{}", cell.engine, cell.guest, cell.model));
+    case
+}
+
+fn skipped(reason: &str, kind: &str) -> TestCaseStatus {
+    let mut status = TestCaseStatus::skipped();
+    status.set_message(reason).set_type(kind);
+    status
+}
+
+/// The line of a diagnostic that says most: what follows `message:`, or the first one.
+fn message(diagnostic: &str) -> &str {
+    let mut lines = diagnostic.lines().map(str::trim);
+    match lines.clone().find_map(|line| line.strip_prefix("message: ")) {
+        Some("|") => lines.skip_while(|line| !line.starts_with("message:")).nth(1),
+        Some(text) => Some(text),
+        None => lines.find(|line| !matches!(*line, "---" | "...")),
+    }
+    .unwrap_or_default()
+}
+
+/// Reads reports and puts them together. All shards must be there, and no cell twice.
+///
+/// # Errors
+/// In one line: a file that cannot be read or is no report of a matrix, a cell that two have, a shard that is missing.
+pub fn merge(paths: &[impl AsRef<Path>]) -> Result<Report, Error> {
+    let mut merged = Report::default();
+    let mut shards: Vec<Shard> = Vec::new();
+    for path in paths {
+        let path = path.as_ref();
+        let refuse = |why: String| Error::Usage(format!("matrix merge {}: {why}", path.display()));
+        let text = fs::read_to_string(path).map_err(|source| Error::File {
+            option: "matrix merge",
+            path: path.into(),
+            source,
+        })?;
+        for (cell, shard) in read(&text).map_err(refuse)? {
+            if let Some(other) = merged.cells.iter().find(|other| other.name() == cell.name()) {
+                return Err(refuse(format!("{} is in a file before it, too", other.name())));
+            }
+            if let Some(shard) = shard
+                && !shards.contains(&shard)
+            {
+                shards.push(shard);
+            }
+            merged.cells.push(cell);
+        }
+    }
+    if let Some(Shard { count, .. }) = shards.first().copied() {
+        let refuse = |why: String| Error::Usage(format!("matrix merge: {why}"));
+        if let Some(other) = shards.iter().find(|shard| shard.count != count) {
+            return Err(refuse(format!("shard {other} beside shards of {count}")));
+        }
+        let missing = (1..=count).find(|index| !shards.iter().any(|shard| shard.index == *index));
+        if let Some(index) = missing {
+            return Err(refuse(format!("shard {index}/{count} is missing")));
+        }
+    }
+    // As one run of everything has them.
+    let known = |model: &str| {
+        MODELS
+            .iter()
+            .position(|known| known.name == model)
+            .unwrap_or(usize::MAX)
+    };
+    merged.cells.sort_by_cached_key(|cell| {
+        let engine = (cell.engine != "soft", cell.engine.clone());
+        (cell.guest.clone(), engine, known(&cell.model), cell.model.clone())
+    });
+    Ok(merged)
+}
+
+/// The cells of a report, with the shard that each is of.
+///
+/// # Errors
+/// It is not such a report.
+pub fn read(text: &str) -> Result<Vec<(Cell, Option<Shard>)>, String> {
+    let one_line = |text: String| text.replace('\n', " ");
+    let xml =
+        Xml::deserialize_from_str(text).map_err(|error| format!("not JUnit XML: {}", one_line(error.to_string())))?;
+    xml.test_suites.iter().map(cell_of).collect()
+}
+
+fn cell_of(suite: &TestSuite) -> Result<(Cell, Option<Shard>), String> {
+    let property = |name: &str| {
+        let found = suite.properties.iter().find(|property| property.name.as_str() == name);
+        found.map(|property| property.value.as_str().to_string())
+    };
+    let must = |name: &str| {
+        let suite = suite.name.as_str();
+        property(name).ok_or_else(|| format!("not of minivmm matrix: {suite} has no property {name}"))
+    };
+    let mut cell = Cell {
+        guest: must("guest")?,
+        model: must("model")?,
+        engine: must(ENGINE)?,
+        verdict: Verdict::Passed,
+        points: Vec::new(),
+        time: suite.time.unwrap_or_default(),
+        log: String::new(),
+    };
+    for case in &suite.test_cases {
+        let text = |text: &Option<quick_junit::XmlString>| text.as_ref().map_or("", |text| text.as_str()).to_string();
+        let name = case.name.as_str();
+        match &case.status {
+            TestCaseStatus::Success { .. } if name == RUN => {}
+            TestCaseStatus::Success { .. } => cell.points.push((name.to_string(), Point::Passed)),
+            TestCaseStatus::Skipped { message, ty, .. } => match text(ty).as_str() {
+                "guest" => cell.verdict = Verdict::Skipped(text(message)),
+                ENGINE => cell.verdict = Verdict::Absent(text(message)),
+                _ => cell.points.push((name.to_string(), Point::Skipped(text(message)))),
+            },
+            TestCaseStatus::NonSuccess {
+                kind,
+                message,
+                description,
+                ..
+            } => match kind {
+                NonSuccessKind::Error => {
+                    cell.verdict = Verdict::Failed(text(message));
+                    cell.log = text(description);
+                }
+                NonSuccessKind::Failure => {
+                    cell.points.push((name.to_string(), Point::Failed(text(description))));
+                }
+            },
+        }
+    }
+    let shard = property("shard").map(|text| parse_shard(&text)).transpose()?;
+    Ok((cell, shard))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::expected::tests::cell;
+    use super::*;
+
+    fn report(shard: Option<Shard>) -> Report {
+        let mut dead = cell(
+            "pt",
+            "p6",
+            "soft",
+            Verdict::Failed("guest crashed: <x> & \"y\"".into()),
+            &["a", "-b"],
+        );
+        dead.log = "console <1>\nRIP 0000000000001000".into();
+        Report {
+            cells: vec![
+                cell("lbr", "haswell,+rtm", "soft", Verdict::Passed, &["order", "?info"]),
+                cell("lbr", "p6", "soft", Verdict::Skipped("no 64-bit mode".into()), &[]),
+                cell("lbr", "p6", "kvm", Verdict::Absent("--engine kvm: no".into()), &[]),
+                cell("status", "p6", "soft", Verdict::Passed, &[]),
+                dead,
+            ],
+            shard,
+        }
+    }
+
+    // covers: 7/matrix-junit
+    #[test]
+    fn a_report_is_written_and_read() {
+        let report = report(None);
+        let text = write(&report).unwrap();
+        let cells: Vec<Cell> = read(&text).unwrap().into_iter().map(|(cell, _)| cell).collect();
+        assert_eq!(cells, report.cells, "{text}");
+        for part in [
+            r#"tests="8" skipped="3" failures="1" errors="1""#,
+            r#"<property name="model" value="haswell,+rtm"/>"#,
+            "guest crashed: &lt;x>",
+        ] {
+            assert!(
+                text.contains(part) || text.contains(&part.replace(">", "&gt;")),
+                "{part}\n{text}"
+            );
+        }
+    }
+
+    // covers: 7/matrix-merge
+    #[test]
+    fn shards_are_put_together_and_a_missing_one_is_missed() {
+        let folder = std::env::temp_dir().join(format!("minivmm-junit-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let whole = report(None);
+        let paths: Vec<_> = (1..=2)
+            .map(|index| {
+                let part = Report {
+                    cells: whole.cells.iter().skip(index - 1).step_by(2).cloned().collect(),
+                    shard: Some(Shard { index, count: 2 }),
+                };
+                let path = folder.join(format!("{index}.xml"));
+                fs::write(&path, write(&part).unwrap()).unwrap();
+                path
+            })
+            .collect();
+        assert_eq!(merge(&paths).unwrap().cells.len(), 5);
+        for (paths, words) in [
+            (vec![paths[1].clone()], "shard 1/2 is missing"),
+            (vec![paths[0].clone(), paths[0].clone()], "is in a file before it, too"),
+            (vec![folder.join("no.xml")], "no such file"),
+        ] {
+            let error = merge(&paths).unwrap_err();
+            assert_eq!((error.status().code(), error.to_string().lines().count()), (2, 1));
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    // covers: 7/matrix-bad-input
+    #[test]
+    fn what_is_no_report_is_said() {
+        for (text, words) in [
+            ("", "not JUnit XML"),
+            ("<html></html>", "not JUnit XML"),
+            (
+                r#"<testsuites name="x" tests="0" failures="0" errors="0"><testsuite name="y" tests="0" failures="0" errors="0"/></testsuites>"#,
+                "y has no property guest",
+            ),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(words) && error.lines().count() == 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn the_message_is_the_line_that_says_most() {
+        for (text, line) in [
+            ("---\nat: dr:3\nmessage: |\n  left: 1\n  right: 2\n...", "left: 1"),
+            ("---\nmessage: no\n...", "no"),
+            ("# exit=1", "# exit=1"),
+            ("", ""),
+        ] {
+            assert_eq!(message(text), line);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The table on the terminal, and what is to be said below it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::{
+    Report,
+    cell::{Cell, Verdict},
+    tap::Point,
+};
+
+/// A terminal's width that tables keep to.
+const WIDTH: usize = 100;
+
+/// A table for each engine: guests by models.
+pub fn tables(report: &Report) -> String {
+    let mut text = String::new();
+    for engine in report.engines() {
+        // Of an engine that is not to be had, the reason says all.
+        if report.absent(engine) {
+            continue;
+        }
+        let models = report.models();
+        let guests = report.guests();
+        let first = guests
+            .iter()
+            .map(|guest| guest.chars().count())
+            .max()
+            .unwrap_or(0)
+            .max(engine.chars().count());
+        let body: Vec<Vec<String>> = guests
+            .iter()
+            .map(|guest| {
+                models
+                    .iter()
+                    .map(|model| brief(report.cell(guest, model, engine)))
+                    .collect()
+            })
+            .collect();
+        // The models' names, or numbers where the names would not fit.
+        let names: Vec<String> = models.iter().map(|model| (*model).to_string()).collect();
+        let columns = |heads: &[String]| -> Vec<usize> {
+            let cells = |n: usize| body.iter().map(move |row| row[n].chars().count()).max().unwrap_or(0);
+            heads
+                .iter()
+                .enumerate()
+                .map(|(n, head)| cells(n).max(head.chars().count()))
+                .collect()
+        };
+        let fits = columns(&names).iter().map(|width| width + 2).sum::<usize>() + first <= WIDTH;
+        let numbers: Vec<String> = (1..=names.len()).map(|n| n.to_string()).collect();
+        let heads = if fits { &names } else { &numbers };
+        let widths = columns(heads);
+        let mut line = |name: &str, cells: &[String]| {
+            let mut row = format!("{name:<first$}");
+            for (cell, width) in cells.iter().zip(&widths) {
+                let _ = write!(row, "  {cell:>width$}");
+            }
+            let _ = writeln!(text, "{}", row.trim_end());
+        };
+        line(engine, heads);
+        for (guest, row) in guests.iter().zip(&body) {
+            line(guest, row);
+        }
+        if !fits {
+            let legend: Vec<String> = numbers
+                .iter()
+                .zip(&names)
+                .map(|(n, name)| format!("{n} {name}"))
+                .collect();
+            let _ = writeln!(text, "{}", wrap(&legend));
+        }
+        text.push('\n');
+    }
+    if !text.is_empty() {
+        text += "A number: tests that passed. ok: by exit status. -: nothing to run, or no such engine here.\n";
+    }
+    text
+}
+
+/// Words in lines that are not too long.
+fn wrap(words: &[String]) -> String {
+    let mut lines = vec![String::new()];
+    for word in words {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + 2 + word.len() <= WIDTH => {
+                line.push_str(", ");
+                line.push_str(word);
+            }
+            _ => lines.push(word.clone()),
+        }
+    }
+    lines.join(",\n")
+}
+
+fn brief(cell: Option<&Cell>) -> String {
+    let Some(cell) = cell else { return String::new() };
+    match (&cell.verdict, cell.counts()) {
+        (Verdict::Failed(_), _) => "FAIL".into(),
+        (Verdict::Skipped(_) | Verdict::Absent(_), _) => "-".into(),
+        (Verdict::Passed, [0, 0, 0]) => "ok".into(),
+        (Verdict::Passed, [passed, ..]) => passed.to_string(),
+    }
+}
+
+/// Each failed cell: why, its failed tests with what they said, the end of its console, registers.
+pub fn failures(cells: &[&Cell]) -> String {
+    let mut text = String::new();
+    for cell in cells {
+        let Verdict::Failed(why) = &cell.verdict else { continue };
+        let _ = writeln!(text, "{}: {why}", cell.name());
+        let mut any = false;
+        for (name, point) in &cell.points {
+            if let Point::Failed(diagnostic) = point {
+                any = true;
+                let _ = writeln!(text, "  {name}");
+                for line in diagnostic.lines() {
+                    let _ = writeln!(text, "    {line}");
+                }
+            }
+        }
+        // Where tests say what is wrong, the console says the same again.
+        if !any {
+            for line in cell.log.lines() {
+                let _ = writeln!(text, "    {line}");
+            }
+        }
+    }
+    text
+}
+
+/// Why cells and tests were skipped, and how many by each reason.
+pub fn skips(report: &Report) -> String {
+    let mut reasons: BTreeMap<String, [usize; 2]> = BTreeMap::new();
+    for cell in &report.cells {
+        if let Verdict::Skipped(reason) | Verdict::Absent(reason) = &cell.verdict {
+            reasons.entry(reason.clone()).or_default()[0] += 1;
+        }
+        // A cell of nothing but skips is counted as one.
+        if matches!(cell.verdict, Verdict::Skipped(_)) {
+            continue;
+        }
+        for (_, point) in &cell.points {
+            if let Point::Skipped(reason) = point {
+                reasons.entry(reason.clone()).or_default()[1] += 1;
+            }
+        }
+    }
+    let mut text = String::new();
+    for (reason, [cells, tests]) in reasons {
+        let parts = [(cells, "cell"), (tests, "test")];
+        let parts: Vec<String> = parts
+            .into_iter()
+            .filter(|(n, _)| *n > 0)
+            .map(|(n, what)| count(n, what))
+            .collect();
+        let _ = writeln!(text, "skip: {reason}: {}", parts.join(", "));
+    }
+    text
+}
+
+/// `1 cell`, `2 cells`.
+pub fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// The line at the end.
+pub fn summary(report: &Report) -> String {
+    let [passed, failed, skipped] = report.counts();
+    let tests = report.cells.iter().fold([0; 3], |sum, cell| {
+        let counts = cell.counts();
+        [sum[0] + counts[0], sum[1] + counts[1], sum[2] + counts[2]]
+    });
+    format!(
+        "{}: {passed} passed, {failed} failed, {skipped} skipped; tests: {} passed, {} failed, {} skipped",
+        count(report.cells.len(), "cell"),
+        tests[0],
+        tests[1],
+        tests[2]
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::expected::tests::cell;
+    use super::*;
+
+    // covers: 7/matrix-table
+    #[test]
+    fn a_table_has_a_row_for_each_guest_and_a_column_for_each_model() {
+        let report = Report {
+            cells: vec![
+                cell("lbr", "haswell", "soft", Verdict::Passed, &["a", "b", "?c"]),
+                cell("lbr", "p6", "soft", Verdict::Skipped("no 64-bit mode".into()), &[]),
+                cell("status", "haswell", "soft", Verdict::Passed, &[]),
+                cell(
+                    "status",
+                    "p6",
+                    "soft",
+                    Verdict::Failed("hangs: CPU 0 at 0x1000 f+0x2".into()),
+                    &["-x"],
+                ),
+            ],
+            shard: None,
+        };
+        let table = tables(&report);
+        assert!(
+            table.starts_with("soft    haswell    p6\nlbr           2     -\nstatus       ok  FAIL\n\n"),
+            "{table}"
+        );
+        assert_eq!(
+            skips(&report),
+            "skip: lacks <it>: 1 test\nskip: no 64-bit mode: 1 cell\n"
+        );
+        let failed: Vec<&Cell> = report.cells.iter().collect();
+        assert_eq!(
+            failures(&failed),
+            "status on p6 (soft): hangs: CPU 0 at 0x1000 f+0x2\n  x\n    at: x\n"
+        );
+        assert_eq!(
+            summary(&report),
+            "4 cells: 2 passed, 1 failed, 1 skipped; tests: 2 passed, 1 failed, 1 skipped"
+        );
+    }
+
+    #[test]
+    fn many_models_have_numbers() {
+        let models: Vec<String> = (0..12).map(|n| format!("a-long-model-{n}")).collect();
+        let cells = models
+            .iter()
+            .map(|model| cell("g", model, "soft", Verdict::Passed, &[]))
+            .collect();
+        let table = tables(&Report { cells, shard: None });
+        assert!(table.lines().all(|line| line.len() <= WIDTH + 1), "{table}");
+        assert!(table.contains("\n1 a-long-model-0, 2 a-long-model-1,"), "{table}");
+    }
+}

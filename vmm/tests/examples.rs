@@ -1,0 +1,141 @@
+//! The examples in `resources/examples`: valid YAML of the form that their reader wants, and command lines that minivmm takes.
+
+use std::{fs, path::Path};
+
+use minivmm::cli::{self, Job};
+use yaml_rust2::{Yaml, YamlLoader};
+
+fn load(name: &str) -> Yaml {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../resources/examples")
+        .join(name);
+    let text = fs::read_to_string(&path).unwrap();
+    let mut documents = YamlLoader::load_from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(documents.len(), 1, "{name}");
+    documents.remove(0)
+}
+
+fn text(yaml: &Yaml) -> &str {
+    yaml.as_str().unwrap_or_else(|| panic!("no text: {yaml:?}"))
+}
+
+fn only(yaml: &Yaml, known: &[&str]) {
+    for key in yaml.as_hash().unwrap_or_else(|| panic!("no mapping: {yaml:?}")).keys() {
+        assert!(known.contains(&text(key)), "{key:?} is none of {known:?}");
+    }
+}
+
+/// Every `minivmm matrix` in a script parses, with these words for what the shell or the CI puts in.
+fn commands(script: &str, replacements: &[(&str, &str)]) -> usize {
+    let mut count = 0;
+    for line in script.replace("\\\n", " ").lines() {
+        let Some(at) = line.find("minivmm matrix") else {
+            continue;
+        };
+        let mut line = line[at..].split(" || ").next().unwrap_or_default().to_string();
+        for (from, to) in replacements {
+            line = line.replace(from, to);
+        }
+        let mut words: Vec<String> = Vec::new();
+        for (n, part) in line.split('"').enumerate() {
+            match n % 2 {
+                0 => words.extend(part.split_whitespace().map(str::to_string)),
+                _ => words.push(part.to_string()),
+            }
+        }
+        let job = cli::parse(&words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        assert!(matches!(job, Job::Matrix(_)), "{line}");
+        count += 1;
+    }
+    count
+}
+
+// covers: 7/matrix-examples
+#[test]
+fn the_github_workflow_is_one() {
+    let workflow = load("github-matrix.yml");
+    // `on` is a word here, not a truth value: YAML 1.2.
+    only(&workflow, &["name", "on", "permissions", "jobs"]);
+    let jobs = workflow["jobs"].as_hash().unwrap();
+    let mut found = 0;
+    for (name, job) in jobs {
+        let known = ["runs-on", "timeout-minutes", "strategy", "needs", "if", "steps"];
+        only(job, &known);
+        text(&job["runs-on"]);
+        if !job["needs"].is_badvalue() {
+            assert!(
+                jobs.contains_key(&job["needs"]),
+                "{name:?} needs a job that is not there"
+            );
+        }
+        for step in job["steps"].as_vec().unwrap() {
+            only(step, &["name", "uses", "run", "with", "if"]);
+            match (&step["uses"], &step["run"]) {
+                (Yaml::String(action), Yaml::BadValue) => assert!(action.contains('@'), "{action} has no version"),
+                (Yaml::BadValue, Yaml::String(script)) => {
+                    found += commands(script, &[("${{ matrix.shard }}", "3"), ("matrix-*.xml", "a.xml b.xml")]);
+                }
+                _ => panic!("a step has one of `uses` and `run`: {step:?}"),
+            }
+        }
+    }
+    assert_eq!(found, 2);
+    // As many shards as the command divides by.
+    let shards = &workflow["jobs"]["test"]["strategy"]["matrix"]["shard"];
+    let numbers: Vec<i64> = shards.as_vec().unwrap().iter().filter_map(Yaml::as_i64).collect();
+    assert_eq!(numbers, [1, 2, 3, 4]);
+    let steps = workflow["jobs"]["test"]["steps"].as_vec().unwrap();
+    assert!(
+        steps
+            .iter()
+            .any(|step| step["run"].as_str().is_some_and(|run| run.contains("}}/4 ")))
+    );
+}
+
+// covers: 7/matrix-examples
+#[test]
+fn the_kubernetes_job_is_one() {
+    let job = load("kubernetes-matrix.yaml");
+    only(&job, &["apiVersion", "kind", "metadata", "spec"]);
+    assert_eq!((text(&job["apiVersion"]), text(&job["kind"])), ("batch/v1", "Job"));
+    let spec = &job["spec"];
+    only(
+        spec,
+        &[
+            "completionMode",
+            "completions",
+            "parallelism",
+            "backoffLimit",
+            "podFailurePolicy",
+            "template",
+        ],
+    );
+    assert_eq!(text(&spec["completionMode"]), "Indexed");
+    let pod = &spec["template"]["spec"];
+    // A pod failure policy wants it so.
+    assert_eq!(text(&pod["restartPolicy"]), "Never");
+    let container = &pod["containers"][0];
+    let volumes: Vec<&str> = pod["volumes"]
+        .as_vec()
+        .unwrap()
+        .iter()
+        .map(|volume| text(&volume["name"]))
+        .collect();
+    for mount in container["volumeMounts"].as_vec().unwrap() {
+        assert!(volumes.contains(&text(&mount["name"])), "{mount:?}");
+    }
+    assert_eq!(
+        text(&spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["containerName"]),
+        text(&container["name"])
+    );
+    let script = text(&container["command"][2]);
+    assert_eq!(
+        commands(
+            script,
+            &[("$((JOB_COMPLETION_INDEX + 1))", "8"), ("$JOB_COMPLETION_INDEX", "7")]
+        ),
+        1
+    );
+    let completions = spec["completions"].as_i64().unwrap();
+    assert!(script.contains(&format!("+ 1))/{completions} ")), "{script}");
+}
