@@ -5,6 +5,7 @@ mod branches;
 mod counters;
 pub mod pt;
 mod trace;
+mod trace_folder;
 
 pub use branches::branches;
 use branches::recorders;
@@ -25,6 +26,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 pub use trace::trace;
 use trace::tracers;
+pub use trace_folder::trace_folder;
+use trace_folder::trace_folders;
 use x86::model::{CpuModel, HASWELL, WESTMERE};
 
 /// A parser under test: its name, what feeds it, and well-formed inputs to start from.
@@ -108,6 +111,11 @@ pub const TARGETS: &[Target] = &[
         name: "trace",
         run: trace,
         seeds: tracers,
+    },
+    Target {
+        name: "trace_folder",
+        run: trace_folder,
+        seeds: trace_folders,
     },
 ];
 

@@ -15,6 +15,7 @@ pub mod flat;
 pub mod fuzz;
 pub mod measure;
 pub mod observer;
+pub mod raw;
 pub mod retired;
 pub mod traced;
 

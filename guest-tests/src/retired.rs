@@ -4,6 +4,7 @@
 //! retires, instruction for instruction, is `tests/stream.rs`'s to show.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
@@ -20,11 +21,25 @@ pub struct Stream<const WINDOW: u64 = WINDOW_LEN> {
     pub count: u64,
     /// The hash after each window.
     pub windows: Vec<u64>,
+    /// Instructions in these ranges do not count. Set it before the first.
+    pub skip: Vec<Range<u64>>,
+    /// Hashes after the last instructions, each at the place of its number.
+    recent: Vec<u64>,
 }
+
+/// So many hashes of single instructions are kept.
+const RECENT: u64 = 1024;
 
 impl<const WINDOW: u64> Stream<WINDOW> {
     /// The next one.
     pub fn push(&mut self, ip: u64) {
+        if self.skip.iter().any(|range| range.contains(&ip)) {
+            return;
+        }
+        if self.recent.is_empty() {
+            self.recent = vec![0; RECENT as usize];
+        }
+        self.recent[(self.count % RECENT) as usize] = self.hash;
         self.hash = (self.hash ^ ip).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
         self.count += 1;
         if self.count.is_multiple_of(WINDOW) {
@@ -35,6 +50,15 @@ impl<const WINDOW: u64> Stream<WINDOW> {
     /// All so far, in one number.
     pub fn hash(&self) -> u64 {
         self.hash
+    }
+
+    /// All up to this many, if they were among the last.
+    pub fn hash_at(&self, count: u64) -> Option<u64> {
+        if count == self.count {
+            return Some(self.hash);
+        }
+        let kept = count < self.count && self.count - count <= RECENT;
+        kept.then(|| self.recent[(count % RECENT) as usize])
     }
 
     /// Says where another stream is a different one.

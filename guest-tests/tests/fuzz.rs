@@ -119,3 +119,9 @@ fn no_guest_upsets_the_units_that_watch_branches() {
 fn no_guest_upsets_the_trace_unit() {
     hammer("trace");
 }
+
+// covers: 5/fuzz-trace-folder
+#[test]
+fn no_files_upset_the_trace_reader() {
+    hammer("trace_folder");
+}

@@ -340,6 +340,140 @@ fn recording_begins_and_stops_where_it_is_told() {
     }
 }
 
+// covers: 5/trace-triggers
+#[test]
+fn a_symbol_begins_and_ends_a_recording() {
+    let folder = Folder::new();
+    let kernel = folder.file("guest", guest(changing));
+    let map = folder.file(
+        "System.map",
+        format!("{BASE:08x} T _text\n{ROUTINE:08x} T adds\n{:08x} T end\n", ROUTINE + 3),
+    );
+    let at = folder.path().join("trace");
+    let run = |start: &str, stop: &str, symbols: bool| {
+        let mut command = minivmm();
+        command
+            .args(["-m", "4M", "--force", "--kernel"])
+            .arg(&kernel)
+            .arg("--trace")
+            .arg(&at);
+        command.args(["--trace-start", start, "--trace-stop", stop]);
+        if symbols {
+            command.arg("--symbols").arg(&map);
+        }
+        let output = run(&mut command);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    // From ADD up to its RET, a hundred times.
+    assert_eq!(run("adds", "end", true), (Some(3), String::new()));
+    let (blocks, gaps, summary) = read(&at);
+    assert_eq!((&gaps[..], summary.flow.instructions), (&[][..], 100));
+    assert!(blocks.iter().all(|(block, ..)| block.ip == u64::from(ROUTINE)));
+    for (start, symbols, says) in [
+        ("subtracts", true, "no symbol subtracts"),
+        ("adds", false, "--symbols FILE"),
+    ] {
+        let (status, text) = run(start, "end", symbols);
+        assert!(status == Some(2) && text.contains(says), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+/// SDM Vol. 3C 33.4.2.2 and table 33-50, "Interrupts and exceptions": a FUP has the address of INT n itself, as if it had not been executed.
+// covers: 5/decoder-software-interrupts
+#[test]
+fn software_interrupts_are_told_as_events_and_all_else_as_instructions() {
+    let folder = Folder::new();
+    let kernel = folder.file(
+        "guest",
+        interrupt_guest(
+            0xff,
+            0x20,
+            |a| {
+                for _ in 0..10 {
+                    a.int(0x20).unwrap();
+                    a.nop().unwrap();
+                }
+                debug_exit(a, 1);
+            },
+            |_, _| {},
+        ),
+    );
+    let at = folder.path().join("trace");
+    let config = MachineConfig {
+        memory: 4 << 20,
+        trace: Some(Options::new(&at)),
+        ..MachineConfig::new(&kernel)
+    };
+    let mut vm = Vm::new(&config).unwrap();
+    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+    vm.run(&mut console).unwrap();
+    vm.end_trace("the test").unwrap();
+    let (blocks, gaps, summary) = read(&at);
+    assert_eq!(&gaps[..], &[]);
+    assert_eq!(summary.flow.instructions + 10, vm.stats().instructions);
+    assert!(blocks.iter().all(|(_, bytes, _)| !bytes.ends_with(&[0xcd, 0x20])));
+}
+
+/// Wakes from HLT are moments of the recording, too, but no decoder can begin there.
+// covers: 5/trace-window
+#[test]
+fn a_window_may_begin_anywhere_also_where_the_guest_slept() {
+    let folder = Folder::new();
+    let kernel = folder.file(
+        "guest",
+        interrupt_guest(
+            0xfe,
+            0x20,
+            |a| {
+                // PIT channel 0, every 1193 ticks: a millisecond.
+                for (port, value) in [(0x43, 0x34), (0x40, 0xa9), (0x40, 0x04)] {
+                    out(a, port, value);
+                }
+                a.xor(esi, esi).unwrap();
+            },
+            |a, quit| {
+                a.inc(esi).unwrap();
+                a.cmp(esi, 40).unwrap();
+                a.je(quit).unwrap();
+            },
+        ),
+    );
+    let at = folder.path().join("trace");
+    let config = MachineConfig {
+        memory: 4 << 20,
+        trace: Some(Options::new(&at)),
+        ..MachineConfig::new(&kernel)
+    };
+    let mut vm = Vm::new(&config).unwrap();
+    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+    vm.run(&mut console).unwrap();
+    vm.end_trace("the test").unwrap();
+    let trace = Trace::open(&at).unwrap();
+    let wakes: Vec<u64> = trace
+        .clock(0)
+        .syncs()
+        .iter()
+        .filter(|sync| !sync.psb)
+        .map(|sync| sync.step)
+        .collect();
+    assert!(wakes.len() >= 39, "{} wakes", wakes.len());
+    let (_, whole) = trace.count(0, &Decode::default(), |_| {}).unwrap();
+    for step in wakes {
+        let options = Decode {
+            from: trace::At::Step(step + 1),
+            ..Decode::default()
+        };
+        let (_, part) = trace.count(0, &options, |_| {}).unwrap();
+        // There is one PSB, at the beginning: nothing is left out, and nothing is a gap.
+        assert_eq!(
+            (part.flow.instructions, part.flow.gaps),
+            (whole.flow.instructions, 0),
+            "from {step}"
+        );
+    }
+}
+
 // covers: 5/trace-kill
 #[test]
 fn a_run_that_is_killed_leaves_what_was_written() {

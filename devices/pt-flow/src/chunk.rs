@@ -73,6 +73,8 @@ pub struct Chunks<R> {
     skipped: u64,
     too_long: bool,
     ended: bool,
+    /// No chunk goes beyond this offset of the trace.
+    stop: u64,
 }
 
 impl<R: Read> Chunks<R> {
@@ -88,12 +90,18 @@ impl<R: Read> Chunks<R> {
             skipped: 0,
             too_long: false,
             ended: false,
+            stop: u64::MAX,
         }
     }
 
     /// The first byte of the reader is this one of the trace.
     pub fn starting_at(self, offset: u64) -> Chunks<R> {
         Chunks { offset, ..self }
+    }
+
+    /// The last chunk ends here, where a PSB is; what is read behind it tells of what is before.
+    pub fn ending_at(self, stop: u64) -> Chunks<R> {
+        Chunks { stop, ..self }
     }
 
     /// Reads on until there are `len` bytes or no more.
@@ -138,7 +146,10 @@ impl<R: Read> Chunks<R> {
     }
 
     fn next_chunk(&mut self) -> io::Result<Option<Chunk>> {
-        if !self.sync()? {
+        if self.offset >= self.stop && self.skipped == 0 {
+            return Ok(None);
+        }
+        if !self.sync()? || self.offset >= self.stop {
             if self.skipped == 0 {
                 return Ok(None);
             }
@@ -163,6 +174,7 @@ impl<R: Read> Chunks<R> {
                 break from;
             }
         };
+        let end = end.min(usize::try_from(self.stop - self.offset).unwrap_or(usize::MAX));
         self.fill(end + STATE)?;
         let cut = end > self.limit && !self.buffer[end..].starts_with(&pt_packet::PSB);
         let ahead = if cut { end } else { self.buffer.len().min(end + STATE) };

@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
-//! `guest-tests/pt-oracle/benches/decode.rs`, for the debug and trace units `guest-tests/benches/units.rs`; this prepares and
-//! runs them.
+//! `guest-tests/pt-oracle/benches/decode.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
+//! `guest-tests/benches/traces.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -12,8 +12,8 @@ pub struct Options {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, what the units cost, or the decoding of traces
-    #[arg(long, value_parser = ["boot", "loops", "units", "decode"])]
+    /// Measure only the boot, the loops, what the units cost, the decoding of traces, or the trace of a boot
+    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -34,17 +34,34 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     guest::prepare(&stage)?;
     stage.end("ok");
     let program = demo::build_release()?;
-    let watching = || run_to_end(units(options).env("MINIVMM", &program).current_dir(tree::root()));
-    if options.only.as_deref() == Some("units") {
-        return watching();
+    let watching = || {
+        run_to_end(
+            guests(options, "units")
+                .env("MINIVMM", &program)
+                .current_dir(tree::root()),
+        )
+    };
+    let tracing = || {
+        run_to_end(
+            guests(options, "traces")
+                .env("MINIVMM", &program)
+                .current_dir(tree::root()),
+        )
+    };
+    match options.only.as_deref() {
+        Some("units") => return watching(),
+        Some("traces") => return tracing(),
+        _ => {}
     }
     let speeds = run_to_end(speed(options).env("MINIVMM", &program).current_dir(tree::root()))?;
     if options.only.is_some() || speeds != ExitCode::SUCCESS {
         return Ok(speeds);
     }
-    let watched = watching()?;
-    if watched != ExitCode::SUCCESS {
-        return Ok(watched);
+    for measures in [&watching as &dyn Fn() -> Result<ExitCode>, &tracing] {
+        let measured = measures()?;
+        if measured != ExitCode::SUCCESS {
+            return Ok(measured);
+        }
     }
     decodes()
 }
@@ -66,10 +83,10 @@ fn decode(options: &Options) -> Command {
     command
 }
 
-/// The command that measures the units.
-fn units(options: &Options) -> Command {
+/// The command that measures the units, or the trace of a boot.
+fn guests(options: &Options, bench: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["bench", "--quiet", "-p", "guest-tests", "--bench", "units", "--"]);
+    command.args(["bench", "--quiet", "-p", "guest-tests", "--bench", bench, "--"]);
     command.args(["--rounds", &options.rounds.to_string()]);
     command
 }
@@ -101,7 +118,7 @@ mod tests {
         };
         let command = speed(&options);
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
-        let (decode, units) = (decode(&options), units(&options));
+        let (decode, units) = (decode(&options), guests(&options, "units"));
         assert!(units.get_args().any(|word| word == "units") && units.get_args().any(|word| word == "7"));
         assert!(decode.get_args().any(|word| word == "7"));
         assert!(

@@ -57,6 +57,13 @@ pub const GDB: Need = Need {
     why: "reads exported symbols, for comparison",
 };
 
+/// perf, which reads exported traces.
+pub const PERF: Need = Need {
+    package: "linux-perf",
+    program: "perf",
+    why: "reads exported traces, for comparison",
+};
+
 /// callgrind_annotate.
 pub const VALGRIND: Need = Need {
     package: "valgrind",

@@ -147,6 +147,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
                 packages::QEMU_USER,
                 packages::GDB,
                 packages::VALGRIND,
+                packages::PERF,
                 packages::LIBIPT,
             ],
             !options.no_install,

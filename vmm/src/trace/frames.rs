@@ -46,9 +46,52 @@ pub struct Frames {
     /// Bytes that were read, from `at` on.
     buffer: Vec<u8>,
     used: usize,
+    plausible: Plausible,
 }
 
 const READ: usize = 1 << 16;
+
+/// Packets that a segment which is not there may have had, and how many such segments count.
+const MISSING: u64 = 1 << 31;
+const MISSING_MOST: u64 = 16;
+
+/// Which offsets a frame of packets can have: those behind it by no more than what is missing in front of it can have held. Else
+/// a few bytes could make a reader believe in any number of lost packets.
+#[derive(Debug, Default)]
+struct Plausible {
+    /// Where the last frame ended.
+    end: Option<u64>,
+    /// What may be missing since.
+    missing: u64,
+    segment: Option<u32>,
+}
+
+impl Plausible {
+    fn segment(&mut self, segment: u32, there: bool) {
+        let between = self
+            .segment
+            .map_or(0, |last| segment.saturating_sub(last).saturating_sub(1));
+        let gone = u64::from(between) + u64::from(!there);
+        self.missing += gone.min(MISSING_MOST) * MISSING;
+        self.segment = Some(segment);
+    }
+
+    fn damage(&mut self, bytes: u64) {
+        self.missing = self.missing.saturating_add(bytes);
+    }
+
+    fn frame(&mut self, offset: u64, len: u64) -> bool {
+        let Some(end) = offset.checked_add(len) else {
+            return false;
+        };
+        if self.end.is_some_and(|last| offset > last.saturating_add(self.missing)) {
+            return false;
+        }
+        self.end = self.end.max(Some(end));
+        self.missing = 0;
+        true
+    }
+}
 
 impl Frames {
     /// The frames of these segments.
@@ -63,6 +106,7 @@ impl Frames {
             at: 0,
             buffer: Vec::new(),
             used: 0,
+            plausible: Plausible::default(),
         }
     }
 
@@ -114,7 +158,9 @@ impl Frames {
     fn resynchronize(&mut self) -> io::Result<u64> {
         let from = self.at;
         loop {
-            self.skip(1);
+            if !self.fill(1)?.is_empty() {
+                self.skip(1);
+            }
             if self.fill(1)?.is_empty() || self.header()?.is_some() {
                 return Ok(self.at - from);
             }
@@ -130,9 +176,13 @@ impl Frames {
         for segment in std::mem::take(&mut self.segments) {
             let file = match File::open(self.folder.join(self.kind.file(self.cpu, segment))) {
                 Ok(file) => file,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.plausible.segment(segment, false);
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
+            self.plausible.segment(segment, true);
             let len = file.metadata()?.len();
             let mut at = 0;
             self.file = Some(file);
@@ -143,13 +193,16 @@ impl Frames {
                 file.read_exact_at(&mut bytes, at)?;
                 if let Some(header) = FrameHeader::parse(&bytes, self.kind) {
                     let next = at + FRAME as u64 + u64::from(header.len);
-                    if next <= len {
+                    if next > len || !self.plausible.frame(header.offset, header.len.into()) {
+                        self.plausible.damage(next - at);
+                    } else {
                         end = end.max(header.offset.saturating_add(u64::from(header.len)));
                     }
                     at = next;
                 } else {
                     self.seek(at)?;
-                    self.resynchronize()?;
+                    let damaged = self.resynchronize()?;
+                    self.plausible.damage(damaged);
                     at = self.at;
                 }
             }
@@ -168,6 +221,7 @@ impl Frames {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             };
+            self.plausible.segment(segment, self.file.is_some());
             self.seek(0)?;
             return Ok(Some(Item::Segment(segment)));
         }
@@ -176,33 +230,37 @@ impl Frames {
             let len = header.len as usize;
             let payload = self.fill(FRAME + len)?.get(FRAME..).unwrap_or(&[]);
             if payload.len() == len && crc32fast::hash(payload) == header.crc {
-                let item = Item::Frame {
+                let payload = payload.to_vec();
+                self.skip(FRAME + len);
+                if self.kind == Kind::Packets && !self.plausible.frame(header.offset, len as u64) {
+                    return Ok(Some(self.damage(begin, (FRAME + len) as u64)));
+                }
+                return Ok(Some(Item::Frame {
                     offset: header.offset,
                     at: begin + FRAME as u64,
-                    payload: payload.to_vec(),
-                };
-                self.skip(FRAME + len);
-                return Ok(Some(item));
+                    payload,
+                }));
             }
             // Only the payload is wrong where a frame follows it.
             if payload.len() == len {
                 self.skip(FRAME + len);
                 if self.fill(1)?.is_empty() || self.header()?.is_some() {
-                    return Ok(Some(Item::Damage {
-                        file: self.name(),
-                        at: begin,
-                        len: self.at - begin,
-                    }));
+                    return Ok(Some(self.damage(begin, self.at - begin)));
                 }
                 self.seek(begin)?;
             }
         }
         let len = self.resynchronize()?;
-        Ok(Some(Item::Damage {
+        Ok(Some(self.damage(begin, len)))
+    }
+
+    fn damage(&mut self, at: u64, len: u64) -> Item {
+        self.plausible.damage(len);
+        Item::Damage {
             file: self.name(),
-            at: begin,
+            at,
             len,
-        }))
+        }
     }
 }
 

@@ -231,24 +231,41 @@ impl Trace {
         let mut syncs = Vec::new();
         let mut side = Side::new(&self.folder, cpu, self.segments(cpu));
         while let Some(next) = side.next(&damage) {
-            if let Next::Record(Record::Sync { offset, step, tick } | Record::Time { offset, step, tick }, _) = next {
-                Clock::push(&mut syncs, Sync { offset, step, tick });
-            }
+            let (psb, offset, step, tick) = match next {
+                Next::Record(Record::Sync { offset, step, tick }, _) => (true, offset, step, tick),
+                Next::Record(Record::Time { offset, step, tick }, _) => (false, offset, step, tick),
+                _ => continue,
+            };
+            Clock::push(
+                &mut syncs,
+                Sync {
+                    psb,
+                    offset,
+                    step,
+                    tick,
+                },
+            );
         }
         Clock::new(syncs)
     }
 
-    fn offset(&self, at: At, clock: &Clock, whole: u64, round: fn(usize) -> usize) -> u64 {
-        let find = |key: fn(&Sync) -> u64, value: u64| {
-            let after = clock.syncs().partition_point(|sync| key(sync) <= value);
-            clock.syncs().get(round(after)).map_or(whole, |sync| sync.offset)
+    /// The packets from a PSB before a moment to one behind another, and at most those that are there.
+    pub(super) fn range(&self, cpu: usize, from: At, to: At, clock: &Clock) -> Range<u64> {
+        let extent = self.extent(cpu);
+        type Is = fn(&Sync, u64) -> bool;
+        let is = |at: At| -> Option<(u64, Is)> {
+            Some(match at {
+                At::Whole => return None,
+                At::Offset(offset) => (offset, |sync, value| sync.offset <= value),
+                At::Step(step) => (step, |sync, value| sync.step <= value),
+                At::Ticks(ticks) => (ticks, |sync, value| sync.tick <= value),
+            })
         };
-        match at {
-            At::Whole => whole,
-            At::Offset(offset) => find(|sync| sync.offset, offset),
-            At::Step(step) => find(|sync| sync.step, step),
-            At::Ticks(ticks) => find(|sync| sync.tick, ticks),
-        }
+        let mut psbs = clock.syncs().iter().filter(|sync| sync.psb);
+        let start = is(from).and_then(|(value, is)| psbs.clone().rfind(|sync| is(sync, value)));
+        let end = is(to).and_then(|(value, is)| psbs.find(|sync| !is(sync, value)));
+        let start = start.map_or(extent.start, |sync| sync.offset.max(extent.start));
+        start..end.map_or(extent.end, |sync| sync.offset.min(extent.end)).max(start)
     }
 
     /// Decodes a vCPU on several threads. `make` makes a visitor for each chunk of the trace, `deliver` gets them back in order.
@@ -267,21 +284,17 @@ impl Trace {
             return Err(self.error(format!("there is no vCPU {cpu}: there are {}", self.cpus())));
         };
         let clock = self.clock(cpu);
-        let extent = self.extent(cpu);
-        let start = self
-            .offset(options.from, &clock, extent.start, |after| after.saturating_sub(1))
-            .max(extent.start);
-        let end = self
-            .offset(options.to, &clock, extent.end, |after| after)
-            .min(extent.end);
-        let total = end.saturating_sub(start);
+        let Range { start, end } = self.range(cpu, options.from, options.to, &clock);
+        let total = end - start;
         // From the segment on that the beginning is in.
         let first = stream.begins.partition_point(|begin| *begin <= start).saturating_sub(1);
         let segments = &stream.segments[first.min(stream.segments.len())..];
         let damage = Damage::default();
         let frames = Frames::new(&self.folder, Kind::Packets, cpu, segments);
         let packets = Packets::new(frames, start, end.saturating_add(BEHIND), damage.clone());
-        let chunks = Chunks::new(packets, options.chunk, LIMIT).starting_at(start);
+        let chunks = Chunks::new(packets, options.chunk, LIMIT)
+            .starting_at(start)
+            .ending_at(end);
         let mut done = 0;
         let flow = pt_flow::decode_parallel(
             chunks,

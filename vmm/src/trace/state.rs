@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use pt_flow::{Event, EventKind, ExecMode};
 
-/// A moment of a recording: where its PSB is, and what the clocks showed.
+/// A moment of a recording: where it is, and what the clocks showed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sync {
+    /// A PSB is there.
+    pub psb: bool,
     /// Offset in the packets.
     pub offset: u64,
     /// The machine's step.

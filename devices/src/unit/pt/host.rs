@@ -25,7 +25,7 @@ pub struct Place {
 
 impl<O: Output> Pt<O> {
     /// PIP packets tell CR3 also where OS is clear: an observer's decoder needs to know whose code it is, and nobody has to be
-    /// kept from learning it.
+    /// kept from learning it. TSC and TMA packets before them tell when it changed, for decoders that hear of it otherwise.
     pub fn tell_cr3(&mut self) {
         self.tells_cr3 = true;
     }

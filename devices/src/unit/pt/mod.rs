@@ -299,6 +299,7 @@ impl<O: Output> Pt<O> {
     /// TIP.PGE at a linear address: PacketEn rises.
     fn rise(&mut self, at: u64, step: u64) {
         if self.tells_cr3 && self.told_cr3 != Some(self.s.context.cr3) {
+            self.stamp_cr3(step);
             self.send_pip(step);
         }
         self.send_mode(step);

@@ -376,24 +376,30 @@ impl Stream {
 
     /// TSC and TMA as enabled, and CBR: the time now, after clocks have stopped or may be unknown.
     pub fn time(&mut self, out: &mut Buffer, step: u64) {
-        if self.setup.tsc {
-            self.send(
-                out,
-                Packet::Tsc(self.tsc_base.wrapping_add(step) & 0xFF_FFFF_FFFF_FFFF),
-                step,
-            );
-            if self.setup.mtc {
-                let ctc = self.setup.ctc(step);
-                let fast = step.saturating_sub(self.setup.step_of(ctc));
-                let packet = Packet::Tma {
-                    ctc: ctc as u16,
-                    // What does not fit is said to be the most that does.
-                    fast: fast.min(0x1FF) as u16,
-                };
-                self.send(out, packet, step);
-            }
-        }
+        self.stamp(out, step);
         self.send(out, Packet::Cbr(self.setup.ratio), step);
+    }
+
+    /// TSC and TMA as enabled.
+    pub fn stamp(&mut self, out: &mut Buffer, step: u64) {
+        if !self.setup.tsc {
+            return;
+        }
+        self.send(
+            out,
+            Packet::Tsc(self.tsc_base.wrapping_add(step) & 0xFF_FFFF_FFFF_FFFF),
+            step,
+        );
+        if self.setup.mtc {
+            let ctc = self.setup.ctc(step);
+            let fast = step.saturating_sub(self.setup.step_of(ctc));
+            let packet = Packet::Tma {
+                ctc: ctc as u16,
+                // What does not fit is said to be the most that does.
+                fast: fast.min(0x1FF) as u16,
+            };
+            self.send(out, packet, step);
+        }
     }
 
     /// The clocks were stopped until now.

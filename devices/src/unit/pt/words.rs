@@ -169,6 +169,13 @@ impl<O: Output> Pt<O> {
         }
     }
 
+    /// For an observer: the time, so that it is known to the step when CR3 changed.
+    pub(super) fn stamp_cr3(&mut self, step: u64) {
+        if self.tells_cr3 {
+            self.s.stream.stamp(&mut self.out, step);
+        }
+    }
+
     /// Execution is about to run the instruction at a boundary.
     pub fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
         if !self.tracing() || !self.s.status.context_en() || self.ranges.is_empty() {
@@ -303,6 +310,7 @@ impl<O: Output> Pt<O> {
         let context_en = context_en(self.s.ctl, self.s.cr3_match, &self.s.context);
         self.s.status.set_context_en(context_en);
         if context_en {
+            self.stamp_cr3(step);
             self.send_pip(step);
             self.arrive(next, step);
         } else if self.s.packet_en {
