@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use minivmm::matrix::tap::Report;
 
-use crate::{Outcome, in_qemu, minivmm, root, run};
+use crate::{Outcome, in_minivmm_on_kvm, in_qemu, minivmm, root, run};
 
 /// The folder of the images.
 pub fn folder() -> &'static Path {
@@ -40,6 +40,14 @@ pub fn image(name: &str) -> PathBuf {
 /// A guest that runs for longer hangs.
 const INSTRUCTIONS: &str = "2000000000";
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs an image on this host's KVM.
+///
+/// # Errors
+/// That it hung, died or left no report, with what it said.
+pub fn on_kvm(name: &str, model: &str) -> Result<Report, String> {
+    judge(in_minivmm_on_kvm(image(name)).args(["--cpu-model", model]))
+}
 
 /// Runs an image in QEMU's software CPU.
 ///

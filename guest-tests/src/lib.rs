@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub mod bare;
 pub mod flat;
 pub mod fuzz;
+pub mod lab;
 pub mod measure;
 pub mod observer;
 pub mod raw;
@@ -121,6 +122,13 @@ pub fn in_minivmm(kernel: impl AsRef<Path>) -> Command {
         .arg("--kernel")
         .arg(kernel.as_ref())
         .args(["--clock", "virtual"]);
+    command
+}
+
+/// A command that boots `kernel` in minivmm on this host's KVM.
+pub fn in_minivmm_on_kvm(kernel: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(minivmm());
+    command.arg("--kernel").arg(kernel.as_ref()).args(["--engine", "kvm"]);
     command
 }
 

@@ -18,7 +18,8 @@ use crate::{
     config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
     control,
     error::Error,
-    matrix, model,
+    matrix, model, probe,
+    resolve::{Wish, Wishes},
     trace::command::TraceCommand,
 };
 
@@ -65,9 +66,31 @@ pub struct Cli {
     /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature [default: westmere]
     #[arg(long, visible_alias = "cpu", value_name = "NAME")]
     cpu_model: Option<String>,
-    /// Give the guest Intel PT: without --cpu-model that is sapphirerapids, otherwise the model must have it
-    #[arg(long)]
-    pt: bool,
+    /// Give the guest Intel PT: without --cpu-model that is sapphirerapids, otherwise the model must have it. On KVM `emulated` (as
+    /// `--pt` alone) is this program's unit; `host` the host's hardware; `off` takes it away
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "emulated")]
+    pt: Option<Wish>,
+    /// Breakpoints: on KVM the host's
+    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
+    dr: Option<Wish>,
+    /// Last-branch records, as --pt
+    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
+    lbr: Option<Wish>,
+    /// Branch trace store, as --pt
+    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
+    bts: Option<Wish>,
+    /// Event-based sampling, as --pt
+    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
+    pebs: Option<Wish>,
+    /// Performance counters, as --pt
+    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
+    pmu: Option<Wish>,
+    /// Resource director, as --pt
+    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
+    rdt: Option<Wish>,
+    /// Time-stamp counter: on KVM the host's, with an offset
+    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
+    tsc: Option<Wish>,
     /// Frequency of the time-stamp counter [default: the model's]; CPUID leaves 15H and 16H say the same
     #[arg(long, value_name = "N", value_parser = parse_khz, allow_negative_numbers = true)]
     tsc_khz: Option<u32>,
@@ -114,6 +137,12 @@ enum Command {
     Models {
         /// A model, as `--cpu-model` takes it
         name: Option<String>,
+    },
+    /// Say what this host can give a guest, unit by unit, and why
+    Probe {
+        /// As one JSON object
+        #[arg(long)]
+        json: bool,
     },
     /// Send a command to a running machine's control socket: status, pause, resume or quit
     Ctl {
@@ -170,6 +199,10 @@ where
     match cli.command {
         Some(Command::Models { name: Some(name) }) => return Ok(Job::Print(model::details(model::find(&name)?))),
         Some(Command::Models { name: None }) => return Ok(Job::Print(models())),
+        Some(Command::Probe { json }) => {
+            let seen = probe::Seen::here();
+            return Ok(Job::Print(if json { probe::json(&seen) } else { probe::text(&seen) }));
+        }
         Some(Command::Ctl { path, command }) => {
             let path = control::parse_address(path.as_os_str().as_bytes()).unwrap_or(path);
             return Ok(Job::Control { path, command });
@@ -194,7 +227,18 @@ where
         (Some(RtcBase::Now), _) | (None, ClockMode::Paced) => now(),
         (None, ClockMode::Virtual) => VIRTUAL_RTC_BASE,
     };
-    let mut model = model::choose(cli.cpu_model.as_deref(), cli.pt)?;
+    let units = Wishes {
+        dr: cli.dr,
+        lbr: cli.lbr,
+        bts: cli.bts,
+        pebs: cli.pebs,
+        pmu: cli.pmu,
+        pt: cli.pt,
+        tsc: cli.tsc,
+        rdt: cli.rdt,
+    };
+    let wants_pt = cli.pt.is_some_and(|wish| wish != Wish::Off);
+    let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt)?;
     if let Some(khz) = cli.tsc_khz {
         let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));
         model = model.with_tsc_khz(khz).map_err(wrong)?;
@@ -210,7 +254,12 @@ where
         cpus: cli.cpus,
         model,
         tsc_offset: cli.tsc_offset,
-        engine: cli.engine,
+        units,
+        engine: match (cli.engine, cli.clock) {
+            // Only the software engine has that clock.
+            (EngineChoice::Auto, Some(ClockMode::Virtual)) => EngineChoice::Soft,
+            (engine, _) => engine,
+        },
         serial: cli.serial,
         control: cli.control,
         trace: cli.trace.options()?,

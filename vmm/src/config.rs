@@ -13,7 +13,7 @@ pub const DEFAULT_LINUX_CMDLINE: &str = "console=ttyS0";
 /// Which CPU runs the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum EngineChoice {
-    /// The best one there is: in this build the software CPU.
+    /// KVM where it runs instructions on the processor, else the software CPU.
     Auto,
     /// The software CPU.
     Soft,
@@ -98,6 +98,8 @@ pub struct MachineConfig {
     /// What every CPU's time-stamp counter reads at the start of the run, modulo 2^64. IA32_TSC_ADJUST is 0 all the same: this
     /// is a host's offset, which no guest sees.
     pub tsc_offset: u64,
+    /// Who each debug and trace unit is to be.
+    pub units: crate::resolve::Wishes,
     /// The engine.
     pub engine: EngineChoice,
     /// The first serial port.
@@ -134,6 +136,7 @@ impl MachineConfig {
             cpus: 1,
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
+            units: crate::resolve::Wishes::default(),
             engine: EngineChoice::Soft,
             serial: SerialTarget::Buffer,
             control: None,

@@ -58,6 +58,8 @@ pub mod matrix;
 pub mod model;
 pub mod newc;
 mod place;
+pub mod probe;
+pub mod resolve;
 pub mod run;
 pub mod symbols;
 pub mod trace;

@@ -7,6 +7,7 @@
 
 mod end;
 mod files;
+mod hosted;
 mod pace;
 mod report;
 mod stats;
@@ -29,12 +30,12 @@ pub use self::{
     end::{End, Ended},
     stats::Stats,
 };
-use self::{pace::Pace, report::report};
+use self::{hosted::Hosted, pace::Pace, report::report};
 use crate::{
     collect::{self, Collector},
     config::{ClockMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop},
-    control::{self, Command, Control, CpuStatus},
+    control::{self, Command, Control, CpuStatus, Request},
     disk::Disk,
     error::Error,
     loader,
@@ -45,7 +46,10 @@ use crate::{
     },
     place,
     trace::{self, Recorder},
-    vcpu::{Exit, Soft},
+    vcpu::{
+        Exit, Soft,
+        kvm::{self, HostClock},
+    },
 };
 
 /// Steps between two looks outside, on the virtual clock: a millisecond or two.
@@ -89,6 +93,10 @@ impl From<&Cpu> for CpuStatus {
 #[derive(Debug)]
 pub struct Vm {
     soft: Soft,
+    /// KVM, where the guest runs natively.
+    hosted: Option<Hosted>,
+    /// The clock that it has there.
+    host_clock: Option<HostClock>,
     machine: Machine,
     line: Line,
     clock: ClockMode,
@@ -96,6 +104,8 @@ pub struct Vm {
     timeout: Option<Duration>,
     wall: Duration,
     control: Option<Control>,
+    /// A command that has been taken from it and not been carried out.
+    requested: Option<Request>,
     paused: bool,
     recorder: Option<Recorder>,
     /// What RAM held when a snapshot was taken or restored last.
@@ -106,7 +116,15 @@ impl Vm {
     /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading, unless it is a disk or the
     /// folder for what is collected.
     pub fn new(config: &MachineConfig) -> Result<Self, Error> {
-        choose_engine(config.engine)?;
+        let host = choose_engine(config)?;
+        let model = match &host {
+            Some(host) => hosted::model(config, host)?,
+            None => hosted::soft_model(config)?,
+        };
+        let config = &MachineConfig {
+            model,
+            ..config.clone()
+        };
         let limit = 1u64.checked_shl(config.model.physical_bits()).unwrap_or(u64::MAX);
         let memory = Memory::new(config.memory)?;
         if memory.end() > limit {
@@ -172,16 +190,27 @@ impl Vm {
             None => None,
         };
         let boot = boot::state(config.model, &entry);
+        let hosted = match &host {
+            Some(host) => Some(Hosted::new(config, host, machine.memory())?),
+            None => None,
+        };
         let soft = Soft::new(engine, config.model, machine.cpu_count(), &boot);
         Ok(Vm {
             soft,
+            host_clock: hosted.as_ref().map(|hosted| hosted.hypervisor.clock()),
+            clock: if hosted.is_some() {
+                ClockMode::Paced
+            } else {
+                config.clock
+            },
+            hosted,
             machine,
             line,
-            clock: config.clock,
             max_instructions: config.max_instructions,
             timeout: config.timeout,
             wall: Duration::ZERO,
             control: None,
+            requested: None,
             paused: false,
             recorder,
             kept: None,
@@ -306,6 +335,7 @@ impl Vm {
             instructions: self.soft.cpus().map(Cpu::retired).sum(),
             cpus: self.soft.cpus().map(Cpu::steps).collect(),
             exits: self.soft.exits(),
+            native: self.hosted.as_ref().map(Hosted::stats),
             accesses: self.machine.accesses(),
             wall: self.wall,
             virtual_time: Duration::from_nanos(self.now()),
@@ -375,14 +405,27 @@ impl Vm {
     }
 
     fn run_until_end(&mut self, console: &mut Console, started: Instant) -> Result<End, Stop> {
-        let mut pace = Pace {
-            started,
-            base: self.now(),
-            paused: Duration::ZERO,
-            timeout: self.timeout,
-            looked: started,
-            dead_since: (u64::MAX, 0),
-        };
+        // What counts steps is for the engine.
+        if self.max_instructions.is_none()
+            && let Some(hosted) = self.hosted.take()
+        {
+            return self.run_hosted(hosted, console, started);
+        }
+        let mut pace = Pace::new(self.now(), started, self.timeout);
+        loop {
+            if let Some(end) = self.software(console, &mut pace, &mut |_| false)? {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Runs in the software engine until something ends it, or `leave` says so at the end of a slice.
+    fn software(
+        &mut self,
+        console: &mut Console,
+        pace: &mut Pace,
+        leave: &mut dyn FnMut(&mut Vm) -> bool,
+    ) -> Result<Option<End>, Stop> {
         let slice = if self.clock == ClockMode::Paced {
             PACED_SLICE
         } else {
@@ -391,22 +434,25 @@ impl Vm {
         let mut look_at = 0;
         loop {
             if self.soft.steps() >= look_at {
+                if look_at > 0 && leave(self) {
+                    return Ok(None);
+                }
                 look_at = self.soft.steps() + slice;
                 if let Some(recorder) = &self.recorder {
                     if recorder.stops() {
-                        return Ok(End::Trace);
+                        return Ok(Some(End::Trace));
                     }
                     recorder.look(self.machine.memory(), self.soft.steps());
                 }
-                if let Some(end) = self.look_outside(console, &mut pace)? {
-                    return Ok(end);
+                if let Some(end) = self.look_outside(console, pace)? {
+                    return Ok(Some(end));
                 }
             }
             self.feed(console)?;
             let now = self.soft.steps();
             for effect in self.machine.advance(now) {
                 if let Some(end) = self.take_effect(effect) {
-                    return Ok(end);
+                    return Ok(Some(end));
                 }
             }
             if self.machine.platform().take_sent() || self.soft.turn_is_over(&mut self.machine) {
@@ -418,7 +464,7 @@ impl Vm {
                 .max_instructions
                 .map_or(Some(u64::MAX), |max| max.checked_sub(now + 1))
             else {
-                return Ok(End::Instructions(self.max_instructions.unwrap_or(0)));
+                return Ok(Some(End::Instructions(self.max_instructions.unwrap_or(0))));
             };
             let until_event = match self.machine.platform().next_event() {
                 Some(ns) => self.machine.clock().steps_until(ns, now).max(1),
@@ -443,17 +489,17 @@ impl Vm {
                 Exit::Halt => {
                     // Looks outside do not depend on steps alone here, but only what they find can matter to the guest.
                     look_at = look_at.saturating_sub(WARP);
-                    if let Some(end) = self.obey(console, &mut pace)? {
-                        return Ok(end);
+                    if let Some(end) = self.obey(console, pace)? {
+                        return Ok(Some(end));
                     }
                     if !self.soft.next_turn(&mut self.machine)
-                        && let Some(end) = self.idle(console, &mut pace)?
+                        && let Some(end) = self.idle(console, pace)?
                     {
-                        return Ok(end);
+                        return Ok(Some(end));
                     }
                 }
-                Exit::Shutdown => return Ok(End::TripleFault(self.report())),
-                Exit::Defect(what) => return Ok(End::Defect(format!("{what}\n{}", self.report()))),
+                Exit::Shutdown => return Ok(Some(End::TripleFault(self.report()))),
+                Exit::Defect(what) => return Ok(Some(End::Defect(format!("{what}\n{}", self.report())))),
             }
         }
     }
@@ -479,7 +525,8 @@ impl Vm {
             return Ok(Some(end));
         }
         if self.clock == ClockMode::Paced {
-            self.catch_up(pace.now());
+            let wall = self.wall(pace);
+            self.catch_up(wall);
             // The clock is looked at far more often than the outside has to be.
             if !pace.outside_is_due() {
                 return Ok(None);
@@ -494,7 +541,8 @@ impl Vm {
     fn obey(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
         loop {
             for _ in 0..COMMANDS {
-                let Some(request) = self.control.as_ref().and_then(Control::next) else {
+                let next = || self.control.as_ref().and_then(Control::next);
+                let Some(request) = self.requested.take().or_else(next) else {
                     break;
                 };
                 debug!("{:?} at step {}", request.command, self.soft.steps());
@@ -525,6 +573,14 @@ impl Vm {
             if let Some(limit) = pace.time_is_up() {
                 return Ok(Some(End::Timeout(limit)));
             }
+        }
+    }
+
+    /// What virtual time would be if it had followed wall time, or the clock that the guest has in KVM.
+    fn wall(&mut self, pace: &Pace) -> u64 {
+        match self.host_clock {
+            Some(clock) => self.machine.clock().ns_of(clock.ticks()),
+            None => pace.now(),
         }
     }
 
@@ -572,7 +628,8 @@ impl Vm {
                 console.flush()?;
                 console.wait(pace.time_left(None))?;
                 if self.clock == ClockMode::Paced {
-                    self.machine.clock().skip_to(pace.now(), steps);
+                    let wall = self.wall(pace);
+                    self.machine.clock().skip_to(wall, steps);
                 }
                 Ok(pace.time_is_up().map(End::Timeout))
             }
@@ -583,14 +640,15 @@ impl Vm {
                         return Ok(Some(End::Halted(self.halted(enabled))));
                     }
                 }
-                let wall = pace.now();
+                let wall = self.wall(pace);
                 if self.clock == ClockMode::Virtual || ns <= wall {
                     self.machine.clock().skip_to(ns, steps);
                     return Ok(None);
                 }
                 console.flush()?;
                 console.wait(pace.time_left(Some(Duration::from_nanos(ns - wall))))?;
-                self.machine.clock().skip_to(pace.now().min(ns), steps);
+                let wall = self.wall(pace);
+                self.machine.clock().skip_to(wall.min(ns), steps);
                 Ok(pace.time_is_up().map(End::Timeout))
             }
         }
@@ -637,18 +695,39 @@ fn record(options: &trace::Options, config: &MachineConfig, machine: &mut Machin
     Ok(recorder)
 }
 
-/// `--engine`: this build has the software CPU only.
-fn choose_engine(choice: EngineChoice) -> Result<(), Error> {
-    match choice {
-        EngineChoice::Soft => Ok(()),
-        EngineChoice::Auto => {
-            info!("--engine auto: the software CPU, since this build has no other");
-            Ok(())
+/// `--engine`: KVM, opened, or the software engine.
+fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
+    let refused = |reason: String| Error::Engine {
+        option: "--engine kvm".into(),
+        reason,
+    };
+    let only_soft = hosted::needs_soft(config);
+    match (config.engine, only_soft) {
+        (EngineChoice::Soft, _) => Ok(None),
+        (EngineChoice::Kvm, Some(option)) => Err(refused(format!(
+            "{option} counts instructions, which KVM does not: leave it out, or use --engine soft"
+        ))),
+        (EngineChoice::Kvm, None) => kvm::Host::open().map(Some).map_err(refused),
+        (EngineChoice::Auto, Some(option)) => {
+            info!("--engine auto: the software engine, since {option} counts instructions");
+            Ok(None)
         }
-        EngineChoice::Kvm => Err(Error::Engine {
-            option: "--engine kvm".into(),
-            reason: "this build has the software CPU only; leave the option out, or give soft".into(),
-        }),
+        (EngineChoice::Auto, None) => {
+            let chosen = hosted::wants_ours(config)
+                .map_or(Ok(()), |why| Err(why.to_string()))
+                .and_then(|()| kvm::Host::open())
+                .and_then(|host| host.virtualizes().map(|why| (host, why)));
+            match chosen {
+                Ok((host, why)) => {
+                    info!("--engine auto: KVM: {why}");
+                    Ok(Some(host))
+                }
+                Err(why) => {
+                    info!("--engine auto: the software engine: {why}");
+                    Ok(None)
+                }
+            }
+        }
     }
 }
 
@@ -722,15 +801,6 @@ mod tests {
         let says =
             "--cpu-model westmere: this host lacks SSE4.2, AES, which the model needs; choose another model or host";
         assert_eq!(error.to_string(), says);
-    }
-
-    // covers: 2/cli-engine
-    #[test]
-    fn the_engine_is_the_software_cpu() {
-        choose_engine(EngineChoice::Auto).unwrap();
-        choose_engine(EngineChoice::Soft).unwrap();
-        let error = choose_engine(EngineChoice::Kvm).unwrap_err();
-        assert_eq!((error.status().code(), error.to_string().lines().count()), (2, 1));
     }
 
     /// A flat multiboot image of this code, loaded at 1 MiB.

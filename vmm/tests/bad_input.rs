@@ -93,7 +93,14 @@ fn each_is_one_line_that_names_the_option_and_the_file() {
         ("--kernel good --cpu-model z80", &["--cpu-model z80", "westmere"]),
         ("--kernel bzimage --cpu-model p6", &["--cpu-model p6", "64-bit mode"]),
         ("--kernel good --engine bochs", &["--engine", "bochs"]),
-        ("--kernel good --engine kvm", &["--engine kvm", "software CPU only"]),
+        (
+            "--kernel good --engine kvm --max-instructions 5",
+            &["--engine kvm", "--max-instructions"],
+        ),
+        (
+            "--kernel good --engine kvm --trace new-trace",
+            &["--engine kvm", "--trace"],
+        ),
         ("--kernel good --serial tcp:5555", &["--serial", "tcp:5555"]),
         (
             "--kernel good --serial file:no/such/folder/log",
@@ -123,7 +130,10 @@ fn each_is_one_line_that_names_the_option_and_the_file() {
             "--kernel bzimage --initrd cut-cpio --serial file:precious",
             &["--initrd cut-cpio"],
         ),
-        ("--kernel good --engine kvm --serial file:precious", &["--engine kvm"]),
+        (
+            "--kernel good --engine kvm --max-instructions 5 --serial file:precious",
+            &["--engine kvm"],
+        ),
         ("--kernel missing --serial file:new", &["--kernel missing"]),
     ] {
         let mut command = minivmm();

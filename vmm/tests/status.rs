@@ -432,11 +432,7 @@ fn verbose_runs_say_which_engine_they_took_and_why() {
     ] {
         let result = run_guest(&hello(), options);
         assert_eq!(result.status.code(), Some(0));
-        assert_eq!(
-            text(&result.stderr).contains("--engine auto: the software CPU"),
-            says,
-            "{options:?}"
-        );
+        assert_eq!(text(&result.stderr).contains("--engine auto: "), says, "{options:?}");
     }
 }
 

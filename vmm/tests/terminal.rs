@@ -217,7 +217,7 @@ fn wait_for_key(a: &mut iced_x86::code_asm::CodeAssembler) {
 fn bad_input_leaves_the_terminal_alone() {
     for options in [
         &["--initrd", "/no/such/file"][..],
-        &["--engine", "kvm"],
+        &["--engine", "kvm", "--max-instructions", "5"],
         &["--cpu", "z80"],
         &["-m", "lots"],
     ] {

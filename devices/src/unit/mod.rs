@@ -388,11 +388,16 @@ impl Units {
     }
 }
 
-impl Watch for Units {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+impl Units {
+    /// Whether a unit has to see instructions, but for breakpoints, which a processor of the host's has itself.
+    pub fn needs_instructions(&mut self, cpu: &mut dyn Processor) -> bool {
+        self.wanted(Appetite::NOTHING, cpu) != Appetite::NOTHING
+    }
+
+    /// What the units but for the breakpoints want to hear, on top of this.
+    fn wanted(&mut self, mut appetite: Appetite, cpu: &mut dyn Processor) -> Appetite {
         let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
         let store = self.store_control();
-        let mut appetite = self.dr.appetite(cpu);
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             appetite.step_on_branches = control.btf();
@@ -418,6 +423,14 @@ impl Watch for Units {
         if self.owed != Effects::NONE {
             appetite.instructions = 1;
         }
+        appetite
+    }
+}
+
+impl Watch for Units {
+    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+        let breakpoints = self.dr.appetite(cpu);
+        let appetite = self.wanted(breakpoints, cpu);
         self.merge();
         appetite
     }

@@ -1,4 +1,4 @@
-//! The developer loop, one word each: `cargo xtask demo | test | matrix | bench | coverage | guest`.
+//! The developer loop, one word each: `cargo xtask demo | test | lab | matrix | bench | coverage | guest`.
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -8,6 +8,7 @@ mod counts;
 mod coverage;
 mod demo;
 mod guest;
+mod lab;
 mod matrix;
 mod packages;
 mod progress;
@@ -34,6 +35,8 @@ enum Command {
     Coverage(coverage::Options),
     /// Make the Linux guest's kernel and initramfs below target/guest
     Guest(guest::Options),
+    /// Run minivmm on a real kvm-amd: guest tests, units by handover, and Linux, on a host inside QEMU
+    Lab,
 }
 
 fn main() -> ExitCode {
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Guest(options) => guest::run(&options),
+        Command::Lab => lab::run(),
     };
     result.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

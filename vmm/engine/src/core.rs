@@ -115,6 +115,8 @@ pub(crate) struct Core {
     stores: u64,
     /// How often the dirty pages have been asked for: each processor holds its write tags back before it runs on.
     pub dirty_asked: u64,
+    /// Somebody has run the guest who keeps no account of pages.
+    pub all_dirty: bool,
     /// The transaction that is open: of the processor that ran last.
     pub transaction: Option<Shared>,
 }
@@ -143,6 +145,7 @@ impl Core {
             lines: VecDeque::new(),
             stores: 0,
             dirty_asked: 0,
+            all_dirty: false,
             transaction: None,
         }
     }
@@ -204,12 +207,13 @@ impl Core {
         let mut dirty = Vec::new();
         for Region { ram, pages } in &mut self.regions {
             for (flags, gpa) in pages.iter_mut().zip((ram.gpa..).step_by(0x1000)) {
-                if *flags & DIRTY != 0 {
+                if *flags & DIRTY != 0 || self.all_dirty {
                     *flags &= !DIRTY;
                     dirty.push(gpa);
                 }
             }
         }
+        self.all_dirty = false;
         dirty
     }
 

@@ -8,13 +8,13 @@ use x86::model::CpuModel;
 use x86::seam::{Abort, Change, Effects};
 
 use crate::block::STALE;
-use crate::bus::Bus;
+use crate::bus::{Bus, Processor};
 use crate::core::{Core, RamRegion};
 use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
 use crate::decode::{self, MAX, Shown, Source, Trouble};
 use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, enter_chain};
-use crate::watch::EventOrigin;
+use crate::watch::{EventOrigin, View};
 use crate::{Exit, HostLacks, Options};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
@@ -79,6 +79,20 @@ impl Engine {
         cpu.detach();
     }
 
+    /// Looks at a processor between two runs, as its units see it.
+    pub fn look<B: Bus + 'static, T>(
+        &mut self,
+        cpu: &mut Cpu,
+        bus: &mut B,
+        f: impl FnOnce(&mut B, &mut dyn Processor) -> T,
+    ) -> T {
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+        let tsc = bus.tsc(cpu.clock);
+        let seen = f(bus, &mut View::between(cpu, tsc));
+        cpu.detach();
+        seen
+    }
+
     /// Runs a processor for at most `budget` steps (instructions and REP iterations).
     pub fn run(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, budget: u64) -> Exit {
         let budget = budget.min(i64::MAX as u64 / 2) as i64;
@@ -104,6 +118,19 @@ impl Engine {
         cpu.clock = cpu.clock.wrapping_add(used);
         cpu.detach();
         exit
+    }
+
+    /// Somebody else has run the guest for a while, and may have written any of its memory: drops all decoded code, and counts
+    /// every page as written.
+    pub fn forget_code(&mut self) {
+        self.core.flush();
+        self.core.all_dirty = true;
+    }
+
+    /// Delivers an event that another processor had begun to deliver in this one's place: `cpu` is at the instruction that it
+    /// interrupts.
+    pub fn raise(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, event: Event) {
+        self.inject(cpu, bus, event);
     }
 
     /// Delivers an external interrupt; only while [`Cpu::interruptible`].

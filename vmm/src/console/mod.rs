@@ -70,8 +70,8 @@ struct Sources {
     quit: bool,
     timer: TimerFd,
     wake: Option<RawFd>,
-    /// Somebody else who may end a wait.
-    caller: Option<EventFd>,
+    /// Others who may end a wait.
+    callers: Vec<EventFd>,
     /// The first error of the event machinery itself.
     error: Option<io::Error>,
 }
@@ -137,7 +137,7 @@ impl MutEventSubscriber for Sources {
             if let Err(e) = self.timer.wait() {
                 self.fail(e.into());
             }
-        } else if let Some(caller) = self.caller.as_ref().filter(|caller| caller.as_raw_fd() == events.fd()) {
+        } else if let Some(caller) = self.callers.iter().find(|caller| caller.as_raw_fd() == events.fd()) {
             // Its owner looks for what it stands for after every wait.
             let _ = caller.read();
         } else if Some(events.fd()) != self.wake {
@@ -281,7 +281,7 @@ impl Console {
             quit: false,
             timer: TimerFd::new().map_err(|e| system("creating a timer")(e.into()))?,
             wake: signals::wake_fd(),
-            caller: None,
+            callers: Vec::new(),
             error: None,
         };
         let mut events = EventManager::new().map_err(events_error)?;
@@ -310,7 +310,11 @@ impl Console {
         let events = Events::new_raw(caller.as_raw_fd(), EventSet::IN);
         let mut ops = self.events.event_ops(self.sources).map_err(failed)?;
         ops.add(events).map_err(failed)?;
-        self.events.subscriber_mut(self.sources).map_err(failed)?.caller = Some(caller);
+        self.events
+            .subscriber_mut(self.sources)
+            .map_err(failed)?
+            .callers
+            .push(caller);
         Ok(())
     }
 

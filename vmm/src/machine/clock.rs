@@ -13,6 +13,8 @@ const PORT_ACCESS_NS: u64 = 1000;
 pub struct Clock {
     tsc_khz: u32,
     skew: u64,
+    /// The host's time-stamp counter moves it ([`Clock::follow`]), so nothing else has to count for time.
+    hosts: bool,
 }
 
 impl Clock {
@@ -21,7 +23,14 @@ impl Clock {
         Clock {
             tsc_khz: tsc_khz.max(1),
             skew: 0,
+            hosts: false,
         }
+    }
+
+    /// Follows the host's time-stamp counter: shows this many ticks, or what it showed before if that is more.
+    pub fn follow(&mut self, ticks: u64, steps: u64) {
+        self.hosts = true;
+        self.skew = self.skew.wrapping_add(ticks.saturating_sub(self.ticks(steps)));
     }
 
     /// Ticks after so many steps of the machine.
@@ -58,13 +67,29 @@ impl Clock {
 
     /// Lets the time of one port access pass.
     pub fn port_access(&mut self) {
-        self.skew = self.skew.wrapping_add(self.tick_at(PORT_ACCESS_NS));
+        if !self.hosts {
+            self.skew = self.skew.wrapping_add(self.tick_at(PORT_ACCESS_NS));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // covers: 6/clock
+    #[test]
+    fn the_hosts_counter_moves_it_forward_only() {
+        let mut clock = Clock::new(2_000_000);
+        clock.follow(5000, 1000);
+        assert_eq!(clock.ticks(1000), 5000);
+        clock.port_access();
+        assert_eq!(clock.ticks(1010), 5010, "steps count, port accesses do not");
+        clock.follow(5005, 1010);
+        assert_eq!(clock.ticks(1010), 5010, "it never goes back");
+        clock.follow(9000, 1010);
+        assert_eq!(clock.ticks(1010), 9000);
+    }
 
     // covers: 2/cli-clock, 2/clock-exact
     #[test]

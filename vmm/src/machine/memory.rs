@@ -38,7 +38,7 @@ pub struct NotRam {
 }
 
 /// The RAM of a machine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Memory {
     mmap: GuestMemoryMmap,
     size: u64,

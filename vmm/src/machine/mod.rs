@@ -322,6 +322,17 @@ impl Machine {
         &mut self.watchers[self.current].units
     }
 
+    /// Whether something that watches the CPU that the bus answers has to see each of its instructions.
+    pub fn needs_instructions(&mut self, cpu: &mut dyn Processor) -> bool {
+        let watchers = &mut self.watchers[self.current];
+        watchers.probe.is_some() || watchers.units.needs_instructions(cpu)
+    }
+
+    /// What a CPU's time-stamp counter is ahead of the clock's ticks, modulo 2^64.
+    pub fn tsc_offset(&self, cpu: usize) -> u64 {
+        self.cpus.get(cpu).map_or(0, |cpu| cpu.tsc_offset)
+    }
+
     /// Does what may write the local APIC's LVTPC, and tells the units when that entry has been unmasked.
     fn with_performance_entry<T>(&mut self, f: impl FnOnce(&mut Self) -> T) -> T {
         let masked = |machine: &Self| {

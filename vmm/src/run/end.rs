@@ -31,6 +31,8 @@ pub enum End {
     Timeout(Duration),
     /// The trace could not be written any more, and `--trace-on-error` says to stop.
     Trace,
+    /// KVM failed while the guest ran: its words, and a report.
+    Kvm(String),
     /// A fault of ours.
     Defect(String),
 }
@@ -41,7 +43,7 @@ impl End {
         match self {
             End::PowerOff | End::Reset | End::Quit => Status::Done,
             End::DebugExit(value) => Status::DebugExit(*value),
-            End::Signal(_) | End::OutputClosed | End::Trace => Status::Usage,
+            End::Signal(_) | End::OutputClosed | End::Trace | End::Kvm(_) => Status::Usage,
             End::TripleFault(_) | End::Halted(_) => Status::Crash,
             End::Instructions(_) | End::Timeout(_) => Status::Limit,
             End::Defect(_) => Status::Internal,
@@ -59,6 +61,9 @@ impl End {
             End::Halted(where_why) => Some(format!("guest halted for good: {where_why}")),
             End::Instructions(limit) => Some(format!("--max-instructions {limit}: reached")),
             End::Timeout(limit) => Some(format!("--timeout {}: reached", limit.as_secs_f64())),
+            End::Kvm(what) => Some(format!(
+                "--engine kvm: the host's KVM failed; --engine soft does without it: {what}"
+            )),
             End::Defect(what) => Some(format!("internal error: {what}")),
         }
     }
@@ -103,6 +108,7 @@ mod tests {
             (End::OutputClosed, 2, Some("standard output")),
             (End::TripleFault("RIP 1".into()), 4, Some("triple fault\nRIP 1")),
             (End::Halted("HLT".into()), 4, Some("HLT")),
+            (End::Kvm("reason 9\nRIP 1".into()), 2, Some("--engine soft")),
             (
                 End::Defect("block 7 has no end".into()),
                 6,

@@ -17,6 +17,18 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    /// A run that starts at `started`, when virtual time is `base` nanoseconds.
+    pub fn new(base: u64, started: Instant, timeout: Option<Duration>) -> Self {
+        Pace {
+            started,
+            base,
+            paused: Duration::ZERO,
+            timeout,
+            looked: started,
+            dead_since: (u64::MAX, 0),
+        }
+    }
+
     /// What virtual time would be if it had followed wall time.
     pub fn now(&self) -> u64 {
         let elapsed = self.started.elapsed().saturating_sub(self.paused);

@@ -4,6 +4,19 @@ use std::time::Duration;
 
 use crate::{machine::Accesses, vcpu::Exits};
 
+/// What a machine on KVM did there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Native {
+    /// Why CPUs came out of the guest; `budget` counts kicks.
+    pub exits: Exits,
+    /// Instructions that the software engine executed since KVM cannot.
+    pub emulated: u64,
+    /// How often the machine moved to the software engine for a unit that has to see instructions.
+    pub watched: u64,
+    /// Wall time in the software engine.
+    pub in_engine: Duration,
+}
+
 /// What `--stats` prints.
 #[derive(Clone, Debug)]
 pub struct Stats {
@@ -15,6 +28,8 @@ pub struct Stats {
     pub cpus: Vec<u64>,
     /// Why the CPU stopped.
     pub exits: Exits,
+    /// On KVM: what was done there. Steps and exits are those of the software engine.
+    pub native: Option<Native>,
     /// What the guest reached for.
     pub accesses: Accesses,
     /// Wall time.
@@ -59,6 +74,27 @@ impl std::fmt::Display for Stats {
             accesses.ports, accesses.mmio, accesses.msrs
         )?;
         writeln!(f, "delivered:    {} interrupts, {} NMIs", exits.interrupts, exits.nmis)?;
+        if let Some(native) = &self.native {
+            let exits = &native.exits;
+            writeln!(
+                f,
+                "KVM exits:    {}: {} kick, {} device or MSR, {} window, {} halt; {} interrupts, {} NMIs",
+                exits.all(),
+                exits.budget,
+                exits.bus,
+                exits.window,
+                exits.halt,
+                exits.interrupts,
+                exits.nmis
+            )?;
+            writeln!(
+                f,
+                "handovers:    {} for an instruction, {} for a unit; {:.3} s in the engine",
+                native.emulated,
+                native.watched,
+                native.in_engine.as_secs_f64()
+            )?;
+        }
         writeln!(f, "wall time:    {wall:.3} s")?;
         writeln!(f, "virtual time: {:.9} s", self.virtual_time.as_secs_f64())?;
         write!(f, "state hash:   {:016x}", self.digest)

@@ -1,6 +1,8 @@
 //! The ways to run a machine's CPUs.
 
 mod exit;
+pub mod handover;
+pub mod kvm;
 mod soft;
 
 pub use exit::{Exit, Exits};

@@ -5,7 +5,7 @@
 //! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
 //! [`TURN`] steps; the next one in a circle that is not halted goes on.
 
-use engine::{Activity, Cpu, CpuState, Engine, Translations};
+use engine::{Activity, Cpu, CpuState, Engine, Event, Translations};
 use x86::model::CpuModel;
 
 use super::{Exit, Exits};
@@ -110,6 +110,50 @@ impl Soft {
     /// All CPUs, in order.
     pub fn cpus(&self) -> impl ExactSizeIterator<Item = &Cpu> {
         self.cpus.iter().map(|cpu| &*cpu.0)
+    }
+
+    /// The first CPU that something watches which has to see each of its instructions.
+    pub fn needs_instructions(&mut self, machine: &mut Machine) -> Option<usize> {
+        let steps = self.steps;
+        let found = (0..self.cpus.len()).find(|&cpu| {
+            machine.select(cpu);
+            let target = &mut self.cpus[cpu].0;
+            target.clock = steps;
+            let look = |machine: &mut Machine, cpu: &mut dyn engine::bus::Processor| machine.needs_instructions(cpu);
+            self.engine.get().look(target, machine, look)
+        });
+        machine.select(self.turn.cpu);
+        found
+    }
+
+    /// Puts a CPU into a state, if there is such a CPU.
+    pub fn put(&mut self, cpu: usize, state: &CpuState) {
+        if let Some(cpu) = self.cpus.get_mut(cpu) {
+            cpu.0.set_state(state);
+        }
+    }
+
+    /// Somebody else has run the guest: whatever is known of its code may be wrong.
+    pub fn forget_code(&mut self) {
+        self.engine.get().forget_code();
+    }
+
+    /// Delivers an event that was under way to a CPU.
+    pub fn raise(&mut self, cpu: usize, event: Event, machine: &mut Machine) {
+        self.signal(cpu, machine, |engine, cpu, machine| engine.raise(cpu, machine, event));
+    }
+
+    /// Gives the turn to this CPU, if there is such a CPU.
+    pub fn take_turn(&mut self, cpu: usize, machine: &mut Machine) {
+        if cpu < self.cpus.len() {
+            self.engine.get().end_turn(&self.cpus[self.turn.cpu].0);
+            machine.select(cpu);
+            self.cpus[cpu].0.clock = self.steps;
+            self.turn.cpu = cpu;
+            if self.cpus.len() > 1 {
+                self.turn.end = self.steps + TURN;
+            }
+        }
     }
 
     /// Somebody else has written RAM, this many bytes at this address.

@@ -137,6 +137,11 @@ impl OwnedModel {
         self.msrs.retain(|row| row.msr != msr);
     }
 
+    /// What its debug and trace units can do. Those that CPUID enumerates need their features, too.
+    pub fn units_mut(&mut self) -> &mut UnitCaps {
+        &mut self.units
+    }
+
     /// Switches features: `+avx,-rdrand`. What needs a feature that goes, goes with it, but for long mode, without which a part is
     /// another part.
     ///

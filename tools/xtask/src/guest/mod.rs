@@ -55,9 +55,16 @@ const TOOL_MODULES: [(&str, &str); 2] = [
     ("cpuid.ko", "kernel/arch/x86/kernel/cpuid.ko"),
 ];
 
+/// KVM's modules, for the host in the lab.
+const KVM_MODULES: [(&str, &str); 3] = [
+    ("irqbypass.ko", "kernel/virt/lib/irqbypass.ko"),
+    ("kvm.ko", "kernel/arch/x86/kvm/kvm.ko"),
+    ("kvm-amd.ko", "kernel/arch/x86/kvm/kvm-amd.ko"),
+];
+
 /// All modules that are taken from the kernel's package.
 fn all_modules() -> impl Iterator<Item = (&'static str, &'static str)> {
-    MODULES.into_iter().chain(TOOL_MODULES)
+    MODULES.into_iter().chain(TOOL_MODULES).chain(KVM_MODULES)
 }
 
 /// The files a guest boots from.

@@ -1,0 +1,154 @@
+//! Guests on this host's KVM. Where there is none the tests say so and skip.
+
+use guest_tests::bare::on_kvm;
+use guest_tests::{HELLO, SMP, in_minivmm_on_kvm, run};
+use minivmm::matrix::tap::{Point, Report};
+use minivmm::vcpu::kvm::Host;
+use std::time::Duration;
+
+/// What a KVM is like.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// It runs instructions on the processor.
+    Native,
+    /// It interprets them, and lacks some.
+    Interprets,
+}
+
+/// This host's, or why there is none, printed once for each test that skips.
+fn kvm(test: &str) -> Option<Kind> {
+    match Host::open() {
+        Ok(host) if host.virtualizes().is_ok() => Some(Kind::Native),
+        Ok(_) => Some(Kind::Interprets),
+        Err(why) => {
+            println!("SKIPPED {test}: {why}");
+            None
+        }
+    }
+}
+
+const DATA: &str = "it has no data and I/O breakpoints";
+const RING_3: &str = "it cannot run code in ring 3";
+const WINDOW: &str = "it looks for interrupts less often than at each instruction, and misses STI before CLI";
+const CPUID: &str = "it shows IA32_ARCH_CAPABILITIES in CPUID, whatever it was told to show";
+const OFFSET: &str = "it gives the guest the host's own time-stamp counter, whatever the offset";
+const UNITS: &str = "the units are absent, and the guest knows by the part's signature that it has them";
+
+/// What fails on a KVM that interprets, and why.
+const INTERPRETED: &[(&str, &str, &str)] = &[
+    ("apic", "an_ipi_to_itself", WINDOW),
+    ("apic", "priorities", WINDOW),
+    ("apic", "task_priority", WINDOW),
+    ("apic", "the_timer", WINDOW),
+    ("apic", "an_nmi_to_itself", WINDOW),
+    ("apic", "x2apic_mode", WINDOW),
+    (
+        "cpuid_msrs",
+        "canonical_addresses",
+        "it takes any value for IA32_SYSENTER_EIP",
+    ),
+    ("cpuid_msrs", "rdmsr_and_wrmsr_in_ring_3", RING_3),
+    ("cpuid_msrs", "what_is_shown_is_there", CPUID),
+    ("cpuid_msrs", "read_only_registers", CPUID),
+    ("dr", "any_touched_byte_counts", DATA),
+    ("dr", "reads_and_writes", DATA),
+    ("dr", "data_breakpoint_is_a_trap", DATA),
+    ("dr", "dr6_shows_the_breakpoints_that_matched", DATA),
+    ("dr", "dr6_is_sticky", DATA),
+    ("dr", "io_breakpoint_is_a_trap", DATA),
+    ("dr", "io_breakpoint_stops_rep_after_an_iteration", DATA),
+    ("dr", "data_breakpoint_in_rep", DATA),
+    ("dr", "mov_dr_in_ring_3", RING_3),
+    ("dr", "breakpoints_in_ring_3", RING_3),
+    ("dr", "breakpoints_are_linear_addresses", DATA),
+    ("dr", "a_faulting_access_is_no_access", DATA),
+    ("dr", "data_breakpoint_of_mov_ss", DATA),
+    ("dr", "data_breakpoint_of_mov_ss_before_a_fault", DATA),
+    ("dr", "data_breakpoint_of_mov_ss_before_int", DATA),
+    (
+        "dr",
+        "no_step_after_mov_ss",
+        "it has no shadow of MOV SS for single steps",
+    ),
+    ("dr", "a_step_beats_an_interrupt", WINDOW),
+    ("dr", "debug_exceptions_abort_transactions", "it executes XBEGIN as #UD"),
+    ("tsc", "it_goes_up", OFFSET),
+    ("tsc", "tsd_keeps_rings_out", RING_3),
+    ("tsc", "it_can_be_written", OFFSET),
+    ("tsc", "adjust_and_tsc_move_together", OFFSET),
+    ("tsc", "the_deadline_interrupts", OFFSET),
+    ("tsc", "invariant_tsc_comes_with_rdtscp", "it has no RDTSCP"),
+];
+
+/// What fails on any KVM.
+const ANYWHERE: &[(&str, &str, &str)] = &[("cpuid_msrs", "what_is_not_shown_is_absent", UNITS)];
+
+fn known(kind: Kind, guest: &str, test: &str) -> bool {
+    let rows = match kind {
+        Kind::Native => &[][..],
+        Kind::Interprets => INTERPRETED,
+    };
+    rows.iter().chain(ANYWHERE).any(|row| (row.0, row.1) == (guest, test))
+}
+
+// covers: 6/kvm-guests, 6/kvm-skip
+#[test]
+fn guests_of_ring_0_pass_but_for_what_this_kvm_lacks() {
+    let Some(kind) = kvm("guests on KVM") else { return };
+    let mut wrong = String::new();
+    // How many points have to pass at least: a guest that dies early has none.
+    for (guest, least) in [("dr", 12), ("cpuid_msrs", 5), ("apic", 2), ("tsc", 1)] {
+        for model in ["westmere", "haswell", "skylake-server"] {
+            let report: Report = match on_kvm(guest, model) {
+                Ok(report) => report,
+                Err(why) => {
+                    wrong += &format!("{guest} on {model}: {why}\n");
+                    continue;
+                }
+            };
+            let mut passed = 0;
+            for (name, point) in &report.points {
+                match point {
+                    Point::Passed => passed += 1,
+                    Point::Failed(why) if !known(kind, guest, name) => {
+                        wrong += &format!("{guest} on {model}: {name}\n{why}\n");
+                    }
+                    _ => {}
+                }
+            }
+            if passed < least {
+                wrong += &format!("{guest} on {model}: only {passed} tests passed\n");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+// covers: 6/kvm-guests
+#[test]
+fn a_guest_prints_and_ends_with_its_status() {
+    if kvm("hello on KVM").is_none() {
+        return;
+    }
+    let mut command = in_minivmm_on_kvm(HELLO);
+    let guest = run(command.arg("--stats"), Duration::from_secs(60));
+    assert_eq!(guest.status, Some(43), "{}\n{}", guest.console, guest.errors);
+    assert_eq!(guest.console.trim(), "Hello from a multiboot guest.");
+    assert!(guest.errors.contains("KVM exits:"), "{}", guest.errors);
+}
+
+// covers: 6/kvm-smp
+#[test]
+fn three_cpus_start_lock_and_take_turns() {
+    if kvm("SMP on KVM").is_none() {
+        return;
+    }
+    let mut command = in_minivmm_on_kvm(SMP);
+    command.args(["--cpus", "3", "--cmdline", "3", "--cpu-model", "westmere"]);
+    let guest = run(&mut command, Duration::from_secs(120)).must_end_with(1);
+    // The rest of what it prints is who has had an interrupt within so many instructions, and the host decides that.
+    for (fact, value) in [("boot", 1), ("starts", 2), ("locked", 15000), ("turns", 60)] {
+        let value = format!("{value:08x}");
+        assert_eq!(guest.fact(fact), Some(value.as_str()), "{fact}\n{}", guest.console);
+    }
+}

@@ -1,0 +1,144 @@
+//! minivmm on a real kvm-amd, in the lab: guest tests, our units by handover, and Linux.
+
+use guest_tests::bare::image;
+use guest_tests::lab::{Ended, Job, jobs};
+use guest_tests::{HELLO, INIT_MARKER, SMP, linux};
+use minivmm::matrix::tap::{Point, Report};
+
+const CPU: &str = "QEMU's software CPU under the lab does otherwise than the manual says";
+const TIME: &str = "two exits take longer in the lab than the time that the test waits";
+const COUNTERS: &str = "the counters are absent on KVM, and with them IA32_PERF_GLOBAL_STATUS";
+const AMD: &str = "the processor under KVM is AMD's: it takes any address, and 64-bit SYSENTER";
+const UNITS: &str = "the units are absent, and the guest knows by the part's signature that it has them";
+
+/// What fails in the lab, and why. `bare.rs` has what QEMU's CPU does otherwise, test by test.
+const KNOWN: &[(&str, &str, &str)] = &[
+    ("dr", "any_touched_byte_counts", CPU),
+    ("dr", "dr6_shows_the_breakpoints_that_matched", CPU),
+    ("dr", "dr6_is_sticky", CPU),
+    (
+        "dr",
+        "io_breakpoint_is_a_trap",
+        "IN and OUT are exits, and kvm-amd looks for no breakpoint",
+    ),
+    ("dr", "io_breakpoint_stops_rep_after_an_iteration", CPU),
+    ("dr", "data_breakpoint_in_rep", CPU),
+    ("dr", "general_detect", CPU),
+    ("dr", "a_faulting_access_is_no_access", CPU),
+    ("dr", "execute_breakpoint_after_mov_ss", CPU),
+    ("dr", "data_breakpoint_of_mov_ss", CPU),
+    ("dr", "data_breakpoint_of_mov_ss_before_a_fault", CPU),
+    ("dr", "data_breakpoint_of_mov_ss_before_int", CPU),
+    ("dr", "a_step_beats_an_interrupt", CPU),
+    ("dr", "int1_and_int3", CPU),
+    ("dr", "debug_exceptions_abort_transactions", CPU),
+    ("cpuid_msrs", "what_is_not_shown_is_absent", UNITS),
+    ("cpuid_msrs", "canonical_addresses", AMD),
+    ("tsc", "the_deadline_interrupts", TIME),
+    ("tsc", "it_can_be_written", TIME),
+    ("pt_packets", "transactions_show", CPU),
+    ("pt_topa", "int_raises_a_pmi", COUNTERS),
+];
+
+/// Guest tests: image, model, options, and whether a unit of ours is in it, so that the machine has to be handed over.
+const GUESTS: &[(&str, &str, &[&str], bool)] = &[
+    ("dr", "haswell", &[], false),
+    ("cpuid_msrs", "haswell", &[], false),
+    ("apic", "haswell", &[], false),
+    ("tsc", "haswell", &[], false),
+    ("bts", "skylake-server", &["--bts=emulated"], true),
+    ("pt_packets", "sapphirerapids", &["--pt=emulated"], true),
+    ("pt_filters", "broadwell", &["--pt=emulated"], true),
+    ("pt_topa", "sapphirerapids", &["--pt=emulated"], true),
+    ("arch_lbr", "sapphirerapids", &["--lbr=emulated"], true),
+];
+
+/// Those of the short form.
+const QUICK: &[&str] = &["dr", "bts", "pt_packets"];
+
+/// What is wrong with a guest test's run.
+fn judge(guest: &str, by_handover: bool, ended: &Ended) -> String {
+    let report = match Report::read(&ended.said) {
+        Some(report) if report.broken.is_none() => report,
+        other => return format!("{guest}: {other:?}\n{}\n", ended.said),
+    };
+    let mut wrong = String::new();
+    for (name, point) in &report.points {
+        if let Point::Failed(why) = point
+            && !KNOWN.iter().any(|row| (row.0, row.1) == (guest, name.as_str()))
+        {
+            wrong += &format!("{guest}: {name}\n{why}\n");
+        }
+    }
+    if !report.points.iter().any(|(_, point)| *point == Point::Passed) {
+        wrong += &format!("{guest}: nothing passed\n{}\n", ended.said);
+    }
+    let handovers = ended.said.lines().find(|line| line.starts_with("handovers:"));
+    let none = handovers.is_none_or(|line| line.contains(" 0 for a unit"));
+    if none == by_handover {
+        wrong += &format!("{guest}: {handovers:?}\n");
+    }
+    wrong
+}
+
+// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/lab-linux, 6/engine-auto
+#[test]
+fn guests_and_linux_run_on_a_real_kvm() {
+    let full = std::env::var_os("MINIVMM_FULL").is_some();
+    let guests: Vec<_> = GUESTS.iter().filter(|row| full || QUICK.contains(&row.0)).collect();
+    let mut all: Vec<Job> = guests
+        .iter()
+        .map(|(guest, model, options, _)| {
+            let always = ["--engine", "kvm", "--stats", "--cpu-model", model];
+            Job::new(always.iter().chain(*options).copied()).file("--kernel", image(guest))
+        })
+        .collect();
+    all.push(Job::new(["-v", "--engine", "auto"]).file("--kernel", HELLO));
+    all.push(Job::new(["--engine", "kvm", "--cpus", "3", "--cmdline", "3"]).file("--kernel", SMP));
+    let cmdline = "console=ttyS0 quiet panic=-1 minivmm.script=nothing";
+    all.push(
+        Job::new([
+            "--engine",
+            "kvm",
+            "--cpus",
+            "2",
+            "-m",
+            "256M",
+            "--cpu-model",
+            "sapphirerapids",
+            "--stats",
+        ])
+        .file("--kernel", &linux().kernel)
+        .file("--initrd", &linux().initrd),
+    );
+    all.last_mut()
+        .unwrap()
+        .arguments
+        .extend(["--cmdline".to_string(), cmdline.to_string()]);
+    let ended = jobs(&all).unwrap_or_else(|why| panic!("{why}"));
+    let mut wrong: String = guests
+        .iter()
+        .zip(&ended)
+        .map(|((guest, _, _, by_handover), ended)| judge(guest, *by_handover, ended))
+        .collect();
+    let [.., auto, smp, system] = &ended[..] else {
+        unreachable!()
+    };
+    if auto.status != 43 || !auto.said.contains("--engine auto: KVM:") {
+        wrong += &format!("auto: {auto:?}\n");
+    }
+    for fact in [
+        "starts 00000002",
+        "locked 00003a98",
+        "turns 0000003c",
+        "tsc.back 00000000",
+    ] {
+        if smp.status != 1 || !smp.said.contains(fact) {
+            wrong += &format!("smp: no {fact}: {smp:?}\n");
+        }
+    }
+    if system.status != 0 || !system.said.contains(INIT_MARKER) {
+        wrong += &format!("Linux: {system:?}\n");
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}

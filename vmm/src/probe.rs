@@ -1,0 +1,463 @@
+//! What this host can give a guest, unit by unit: `minivmm probe`.
+//!
+//! What is looked at is plain data ([`Seen`]), so that the rules can be tested on hosts that nobody here has.
+
+use std::fmt::Write;
+use std::fs;
+
+use serde::Serialize;
+
+use crate::resolve::{Resolution, Resolved, Wish, Wishes};
+use crate::vcpu::kvm::Host;
+
+/// What was found on a host.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Seen {
+    /// The processor's vendor and name, as /proc/cpuinfo has them.
+    pub vendor: String,
+    /// The processor's name.
+    pub cpu: String,
+    /// The host is a guest itself.
+    pub nested: bool,
+    /// The kernel's release.
+    pub kernel: String,
+    /// /dev/kvm, or why it cannot be used.
+    pub kvm: Result<Kvm, String>,
+}
+
+/// What was found of KVM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Kvm {
+    /// The modules that are loaded, and the built-in ones that have parameters.
+    pub modules: Vec<String>,
+    /// kvm_intel's `pt_mode`, where it has that parameter.
+    pub pt_mode: Option<String>,
+    /// How fast it is, or that it interprets.
+    pub speed: Result<String, String>,
+    /// The frequency of a guest's time-stamp counter.
+    pub tsc_khz: u32,
+    /// Capabilities that this program uses if they are there: name and KVM's answer.
+    pub capabilities: Vec<(&'static str, i32)>,
+}
+
+/// Capabilities by name and number.
+const CAPABILITIES: &[(&str, u32)] = &[
+    ("KVM_CAP_EXIT_ON_EMULATION_FAILURE", 204),
+    ("KVM_CAP_PMU_CAPABILITY", 212),
+    ("KVM_CAP_SET_GUEST_DEBUG", 23),
+    ("KVM_CAP_TSC_CONTROL", 60),
+    ("KVM_CAP_X86_MSR_FILTER", 189),
+    ("KVM_CAP_X86_USER_SPACE_MSR", 188),
+    ("KVM_CAP_XSAVE2", 208),
+];
+
+impl Seen {
+    /// Looks at this host.
+    pub fn here() -> Self {
+        let modules = ["kvm", "kvm_intel", "kvm_amd"];
+        let there = |name: &&str| fs::metadata(format!("/sys/module/{name}")).is_ok();
+        Seen {
+            vendor: cpuinfo("vendor_id"),
+            cpu: cpuinfo("model name"),
+            nested: cpuinfo("flags").split(' ').any(|flag| flag == "hypervisor"),
+            kernel: text_of("/proc/sys/kernel/osrelease").unwrap_or_default(),
+            kvm: Host::open().map(|host| Kvm {
+                modules: modules
+                    .iter()
+                    .filter(|name| there(name))
+                    .map(|name| (*name).to_string())
+                    .collect(),
+                pt_mode: text_of("/sys/module/kvm_intel/parameters/pt_mode"),
+                speed: host.virtualizes(),
+                tsc_khz: host.tsc_khz,
+                capabilities: CAPABILITIES
+                    .iter()
+                    .map(|&(name, number)| (name, host.capability(number)))
+                    .collect(),
+            }),
+        }
+    }
+}
+
+/// What a unit would be, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// The unit, as its option is called.
+    pub unit: &'static str,
+    /// Under KVM; `None` where there is none.
+    pub kvm: Option<Resolved>,
+    /// Why.
+    pub why: String,
+}
+
+/// What may be wished for a unit under KVM, and why not the rest.
+struct Rule {
+    unit: &'static str,
+    /// Without a wish.
+    own: Resolved,
+    /// Why it cannot be the host's, if it cannot.
+    host: Option<String>,
+    /// Why it cannot be ours, if it cannot.
+    emulated: Option<String>,
+}
+
+/// What the rules ask about a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// The processor is Intel's.
+    pub intel: bool,
+    /// kvm_intel's `pt_mode`, where it has that parameter.
+    pub pt_mode: Option<String>,
+}
+
+impl Traits {
+    /// Of this host.
+    pub fn here() -> Self {
+        Traits {
+            intel: cpuinfo("vendor_id") == INTEL,
+            pt_mode: text_of("/sys/module/kvm_intel/parameters/pt_mode"),
+        }
+    }
+}
+
+const INTEL: &str = "GenuineIntel";
+
+/// A field of the first processor in /proc/cpuinfo.
+fn cpuinfo(name: &str) -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let value = |line: &str| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_string())
+    };
+    text.lines().find_map(value).unwrap_or_default()
+}
+
+fn text_of(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_string())
+}
+
+fn rules(host: &Traits) -> [Rule; 8] {
+    let intel = host.intel;
+    let no = |text: &str| Some(text.to_string());
+    let pt = match (intel, host.pt_mode.as_deref()) {
+        (false, _) => "the host's processor is not Intel's".to_string(),
+        (true, None) => "kvm_intel has no pt_mode: stock kernels since 6.12 build it without (CONFIG_BROKEN)".into(),
+        (true, Some("1")) => "kvm_intel gives it to guests, and this version does not take it".into(),
+        (true, Some(_)) => "kvm_intel keeps it for the host (pt_mode=0)".into(),
+    };
+    let counters = "RDPMC does not come out of KVM: use --engine soft";
+    let not_taken = "this version does not pass the host's through";
+    [
+        Rule {
+            unit: "dr",
+            own: Resolved::Host,
+            host: None,
+            emulated: no("KVM has the debug registers itself"),
+        },
+        Rule {
+            unit: "lbr",
+            own: Resolved::Absent,
+            host: no(if intel {
+                not_taken
+            } else {
+                "the host's processor is not Intel's"
+            }),
+            emulated: None,
+        },
+        Rule {
+            unit: "bts",
+            own: Resolved::Absent,
+            host: no("no KVM virtualizes it"),
+            emulated: None,
+        },
+        Rule {
+            unit: "pebs",
+            own: Resolved::Absent,
+            host: no(not_taken),
+            emulated: no(counters),
+        },
+        Rule {
+            unit: "pmu",
+            own: Resolved::Absent,
+            host: no(not_taken),
+            emulated: no(counters),
+        },
+        Rule {
+            unit: "pt",
+            own: Resolved::Absent,
+            host: Some(pt),
+            emulated: None,
+        },
+        Rule {
+            unit: "tsc",
+            own: Resolved::Host,
+            host: None,
+            emulated: no("RDTSC does not come out of KVM"),
+        },
+        Rule {
+            unit: "rdt",
+            own: Resolved::Absent,
+            host: no("no KVM virtualizes it"),
+            emulated: None,
+        },
+    ]
+}
+
+/// What the units of a guest on this KVM are.
+///
+/// # Errors
+/// One line: a wish that cannot be met, and why.
+pub fn resolve(host: &Traits, wishes: &Wishes) -> Result<Resolution, String> {
+    let mut found = [Resolved::Absent; 8];
+    for ((rule, (unit, wish)), found) in rules(host).into_iter().zip(wishes.each()).zip(&mut found) {
+        let refused = |how: &str, why: String| Err(format!("--{unit}={how}: {why}"));
+        *found = match wish {
+            None => rule.own,
+            Some(Wish::Host) => match rule.host {
+                None => Resolved::Host,
+                Some(why) => return refused("host", why),
+            },
+            Some(Wish::Emulated) => match rule.emulated {
+                None => Resolved::Emulated,
+                Some(why) => return refused("emulated", why),
+            },
+            // Nobody can take them from a guest.
+            Some(Wish::Off) if matches!(unit, "dr" | "tsc") => {
+                return refused("off", "every processor has it".into());
+            }
+            Some(Wish::Off) => Resolved::Absent,
+        };
+    }
+    let [dr, lbr, bts, pebs, pmu, pt, tsc, rdt] = found;
+    Ok(Resolution {
+        dr,
+        lbr,
+        bts,
+        pebs,
+        pmu,
+        pt,
+        tsc,
+        rdt,
+    })
+}
+
+/// A row a unit, without wishes.
+pub fn rows(seen: &Seen) -> Vec<Row> {
+    let kvm = match &seen.kvm {
+        Ok(kvm) => kvm,
+        Err(why) => {
+            let units = Wishes::default().each();
+            return units
+                .iter()
+                .map(|(unit, _)| Row {
+                    unit,
+                    kvm: None,
+                    why: why.clone(),
+                })
+                .collect();
+        }
+    };
+    let host = Traits {
+        intel: seen.vendor == INTEL,
+        pt_mode: kvm.pt_mode.clone(),
+    };
+    rules(&host)
+        .into_iter()
+        .map(|rule| {
+            let why = match (rule.own, rule.host, rule.emulated) {
+                (Resolved::Host, ..) if kvm.speed.is_err() && rule.unit == "dr" => {
+                    "as far as a KVM that interprets has them: no data and I/O breakpoints".into()
+                }
+                (Resolved::Host, ..) => "KVM gives it to guests".into(),
+                (_, Some(host), None) => format!("{host}; --{}=emulated is ours, with handovers", rule.unit),
+                (_, host, emulated) => {
+                    let both: Vec<String> = [host, emulated].into_iter().flatten().collect();
+                    both.join("; ")
+                }
+            };
+            Row {
+                unit: rule.unit,
+                kvm: Some(rule.own),
+                why,
+            }
+        })
+        .collect()
+}
+
+/// What `minivmm probe` prints.
+pub fn text(seen: &Seen) -> String {
+    let mut out = String::new();
+    let nested = if seen.nested { ", itself a guest" } else { "" };
+    let _ = writeln!(out, "CPU      {} ({}){nested}", seen.cpu, seen.vendor);
+    let _ = writeln!(out, "kernel   {}", seen.kernel);
+    match &seen.kvm {
+        Err(why) => {
+            let _ = writeln!(out, "KVM      none: {why}");
+        }
+        Ok(kvm) => {
+            let modules = match kvm.modules.is_empty() {
+                true => "no module of a name that is known".into(),
+                false => kvm.modules.join(", "),
+            };
+            let _ = writeln!(out, "KVM      {modules}");
+            let speed = kvm.speed.as_ref().unwrap_or_else(|why| why);
+            let _ = writeln!(out, "speed    {speed}");
+            let _ = writeln!(out, "TSC      {} kHz", kvm.tsc_khz);
+            for (name, answer) in &kvm.capabilities {
+                let _ = writeln!(out, "         {name}: {answer}");
+            }
+        }
+    }
+    let auto = match seen.kvm.as_ref().map(|kvm| kvm.speed.is_ok()) {
+        Ok(true) => "kvm",
+        _ => "soft",
+    };
+    let _ = writeln!(out, "\n--engine auto is {auto}\n\nunit  soft      kvm       why");
+    for row in rows(seen) {
+        let kvm = match row.kvm {
+            Some(Resolved::Host) => "host",
+            Some(Resolved::Emulated) => "emulated",
+            Some(Resolved::Absent) => "absent",
+            None => "-",
+        };
+        let _ = writeln!(out, "{:4}  emulated  {kvm:8}  {}", row.unit, row.why);
+    }
+    out
+}
+
+/// The same as one JSON object on a line.
+pub fn json(seen: &Seen) -> String {
+    let value = serde_json::json!({ "host": seen, "units": rows(seen) });
+    format!("{value}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(vendor: &str, module: &str, pt_mode: Option<&str>) -> Seen {
+        Seen {
+            vendor: vendor.into(),
+            cpu: "a processor".into(),
+            nested: false,
+            kernel: "6.1.0".into(),
+            kvm: Ok(Kvm {
+                modules: vec!["kvm".into(), module.into()],
+                pt_mode: pt_mode.map(str::to_string),
+                speed: Ok("it executes 4000 million instructions per second".into()),
+                tsc_khz: 2_000_000,
+                capabilities: vec![("KVM_CAP_XSAVE2", 4096)],
+            }),
+        }
+    }
+
+    fn row<'a>(rows: &'a [Row], unit: &str) -> &'a Row {
+        rows.iter().find(|row| row.unit == unit).unwrap()
+    }
+
+    // covers: 6/probe
+    #[test]
+    fn hosts_of_every_kind_get_their_reasons() {
+        for (seen, why) in [
+            (host("GenuineIntel", "kvm_intel", None), "CONFIG_BROKEN"),
+            (host("GenuineIntel", "kvm_intel", Some("0")), "pt_mode=0"),
+            (host("GenuineIntel", "kvm_intel", Some("1")), "does not take it"),
+            (host("AuthenticAMD", "kvm_amd", None), "not Intel's"),
+        ] {
+            let rows = rows(&seen);
+            let pt = row(&rows, "pt");
+            assert_eq!(pt.kvm, Some(Resolved::Absent));
+            assert!(pt.why.contains(why) && pt.why.contains("--pt=emulated"), "{}", pt.why);
+            assert_eq!(row(&rows, "dr").kvm, Some(Resolved::Host));
+            assert!(row(&rows, "pmu").why.contains("RDPMC"));
+            let text = text(&seen);
+            assert!(
+                text.contains("--engine auto is kvm") && text.contains(&seen.vendor),
+                "{text}"
+            );
+        }
+    }
+
+    // covers: 6/probe
+    #[test]
+    fn a_kvm_that_is_none_or_interprets_leaves_auto_with_the_software_engine() {
+        let mut seen = host("GenuineIntel", "kvm_pvm", None);
+        seen.nested = true;
+        if let Ok(kvm) = &mut seen.kvm {
+            kvm.speed = Err("KVM interprets here, it executes 2 million instructions per second".into());
+        }
+        let said = text(&seen);
+        assert!(
+            said.contains("--engine auto is soft") && said.contains("2 million"),
+            "{said}"
+        );
+        assert!(said.contains("itself a guest"));
+        assert!(row(&rows(&seen), "dr").why.contains("interprets"));
+        for why in ["/dev/kvm is not there", "no permission for /dev/kvm"] {
+            seen.kvm = Err(why.into());
+            let said = text(&seen);
+            assert!(said.contains(why) && said.contains("--engine auto is soft"), "{said}");
+            assert!(rows(&seen).iter().all(|row| row.kvm.is_none() && row.why == why));
+        }
+    }
+
+    // covers: 6/resolution
+    #[test]
+    fn a_wish_is_met_or_refused_with_the_reason() {
+        let host = Traits {
+            intel: true,
+            pt_mode: None,
+        };
+        let resolved = |wishes: &Wishes| resolve(&host, wishes);
+        let none = resolved(&Wishes::default()).unwrap();
+        assert_eq!((none.dr, none.tsc), (Resolved::Host, Resolved::Host));
+        assert_eq!((none.pt, none.lbr, none.pmu), Default::default());
+        let wished = Wishes {
+            pt: Some(Wish::Emulated),
+            lbr: Some(Wish::Emulated),
+            bts: Some(Wish::Off),
+            ..Wishes::default()
+        };
+        let wished = resolved(&wished).unwrap();
+        assert_eq!(
+            (wished.pt, wished.lbr, wished.bts),
+            (Resolved::Emulated, Resolved::Emulated, Resolved::Absent)
+        );
+        for (wishes, says) in [
+            (
+                Wishes {
+                    pt: Some(Wish::Host),
+                    ..Wishes::default()
+                },
+                "--pt=host: kvm_intel has no pt_mode",
+            ),
+            (
+                Wishes {
+                    pmu: Some(Wish::Emulated),
+                    ..Wishes::default()
+                },
+                "--pmu=emulated: RDPMC",
+            ),
+            (
+                Wishes {
+                    dr: Some(Wish::Off),
+                    ..Wishes::default()
+                },
+                "--dr=off: every processor",
+            ),
+        ] {
+            let error = resolved(&wishes).unwrap_err();
+            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
+        }
+    }
+
+    // covers: 6/probe
+    #[test]
+    fn json_says_the_same() {
+        let seen = host("AuthenticAMD", "kvm_amd", None);
+        let value: serde_json::Value = serde_json::from_str(&json(&seen)).unwrap();
+        assert_eq!(value["host"]["vendor"], "AuthenticAMD");
+        assert_eq!(value["units"][5]["unit"], "pt");
+        assert_eq!(value["units"][5]["kvm"], "absent");
+    }
+}

@@ -1,0 +1,362 @@
+//! A run on KVM: natively as long as nothing needs the software engine, and in the engine as long as something does.
+
+use std::time::{Duration, Instant};
+
+use engine::Cpu;
+use log::{debug, info};
+use vmm_sys_util::eventfd::EventFd;
+use x86::model::CpuModel;
+
+use super::{End, Vm, pace::Pace, report::report, stats::Native};
+use crate::{
+    config::MachineConfig,
+    console::{Console, Stop},
+    control::Control,
+    error::Error,
+    machine::memory::Memory,
+    probe,
+    resolve::{Resolution, Resolved, Wish},
+    vcpu::{
+        Exit,
+        handover::portable,
+        kvm::{self, Counts, Host, HostClock, Hypervisor, Shared, Why},
+    },
+};
+
+/// So long nothing has to need the engine before the machine goes back to KVM: turning a unit off and on again is common, and
+/// a handover costs more than the engine does in this time.
+const HYSTERESIS: Duration = Duration::from_millis(10);
+/// The longest that the outside is not looked at.
+const LOOK: Duration = Duration::from_millis(5);
+/// The longest that it is not looked at while all CPUs are halted and input wakes the look.
+const IDLE_LOOK: Duration = Duration::from_millis(500);
+/// Instructions that a CPU may need after one that KVM cannot execute until KVM has a place for all of its state.
+const UNTIL_PORTABLE: u32 = 64;
+
+/// The KVM side of a machine.
+#[derive(Debug)]
+pub(super) struct Hosted {
+    pub hypervisor: Hypervisor,
+    wake: EventFd,
+    /// The console listens to it.
+    listened: bool,
+    counts: Counts,
+    /// Handovers to the engine because of an instruction that KVM cannot execute, and because of a unit.
+    pub emulated: u64,
+    pub watched: u64,
+    /// Wall time in the engine.
+    pub in_engine: Duration,
+}
+
+impl Hosted {
+    /// The CPUs of a machine of a model that [`model`] gave.
+    pub fn new(config: &MachineConfig, host: &Host, memory: &Memory) -> Result<Self, Error> {
+        let watches = units(config)?.each().iter().any(|(_, how)| *how == Resolved::Emulated);
+        let count = config.cpus.max(1).into();
+        let hypervisor = Hypervisor::new(host, config.model, memory, count, watches).map_err(refused)?;
+        let wake = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(|source| Error::System {
+            what: "creating an event",
+            source,
+        })?;
+        Ok(Hosted {
+            hypervisor,
+            wake,
+            listened: false,
+            counts: Counts::default(),
+            emulated: 0,
+            watched: 0,
+            in_engine: Duration::ZERO,
+        })
+    }
+
+    /// Figures for `--stats`.
+    pub fn stats(&self) -> Native {
+        Native {
+            exits: self.counts.exits(),
+            emulated: self.emulated,
+            watched: self.watched,
+            in_engine: self.in_engine,
+        }
+    }
+}
+
+fn refused(reason: String) -> Error {
+    Error::Engine {
+        option: "--engine kvm".into(),
+        reason,
+    }
+}
+
+/// Who is each unit of a machine on KVM.
+fn units(config: &MachineConfig) -> Result<Resolution, Error> {
+    probe::resolve(&probe::Traits::here(), &config.units).map_err(Error::Usage)
+}
+
+/// The configuration's model as the software engine has it: without the units that are not wanted.
+pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Error> {
+    let mut off = false;
+    let mut found = [Resolved::Emulated; 8];
+    for ((unit, wish), found) in config.units.each().into_iter().zip(&mut found) {
+        match wish {
+            Some(Wish::Host) => {
+                let why = "the software engine has no unit of the host's: use --engine kvm";
+                return Err(Error::Usage(format!("--{unit}=host: {why}")));
+            }
+            Some(Wish::Off) if matches!(unit, "dr" | "tsc") => {
+                return Err(Error::Usage(format!("--{unit}=off: every processor has it")));
+            }
+            Some(Wish::Off) => (*found, off) = (Resolved::Absent, true),
+            Some(Wish::Emulated) | None => {}
+        }
+    }
+    if !off {
+        return Ok(config.model);
+    }
+    let [dr, lbr, bts, pebs, pmu, pt, tsc, rdt] = found;
+    let units = Resolution {
+        dr,
+        lbr,
+        bts,
+        pebs,
+        pmu,
+        pt,
+        tsc,
+        rdt,
+    };
+    kvm::narrow(config.model, None, &units, None).map_err(Error::Usage)
+}
+
+/// The configuration's model as a guest on this host's KVM sees it.
+pub(super) fn model(config: &MachineConfig, host: &Host) -> Result<&'static CpuModel, Error> {
+    let units = units(config)?;
+    for (feature, why) in kvm::narrowings(config.model, Some(&host.supported), &units) {
+        info!("{} has no {}: {why}", config.model.name, feature.name());
+    }
+    if host.tsc_khz != config.model.tsc_khz {
+        info!(
+            "the time-stamp counter runs at the host's {} kHz, not the model's {}",
+            host.tsc_khz, config.model.tsc_khz
+        );
+    }
+    kvm::narrow(config.model, Some(&host.supported), &units, Some(host.tsc_khz)).map_err(refused)
+}
+
+/// Why a machine on KVM is in the software engine.
+enum Stay {
+    /// It is not.
+    Native,
+    /// This CPU's next instruction is for the engine.
+    Step(usize),
+    /// A unit of a CPU has to see instructions.
+    Watched,
+}
+
+/// What of a configuration needs the software engine alone.
+pub(super) fn needs_soft(config: &MachineConfig) -> Option<&'static str> {
+    match config {
+        MachineConfig {
+            max_instructions: Some(_),
+            ..
+        } => Some("--max-instructions"),
+        MachineConfig { trace: Some(_), .. } => Some("--trace"),
+        _ => None,
+    }
+}
+
+/// Why a configuration is better off in the software engine, where it has the choice.
+pub(super) fn wants_ours(config: &MachineConfig) -> Option<&'static str> {
+    let ours = |wish: Option<Wish>| wish == Some(Wish::Emulated);
+    let any = config.units.each().iter().any(|(_, wish)| ours(*wish));
+    any.then_some("a unit of ours is wanted, and there it has all the others beside it")
+}
+
+impl Vm {
+    /// [`Vm::run`] of a machine on KVM.
+    pub(super) fn run_hosted(
+        &mut self,
+        mut hosted: Hosted,
+        console: &mut Console,
+        started: Instant,
+    ) -> Result<End, Stop> {
+        let end = self.hosted_until_end(&mut hosted, console, started);
+        self.hosted = Some(hosted);
+        end
+    }
+
+    fn hosted_until_end(&mut self, hosted: &mut Hosted, console: &mut Console, started: Instant) -> Result<End, Stop> {
+        if !std::mem::replace(&mut hosted.listened, true) {
+            let wake = hosted.wake.try_clone().map_err(|source| {
+                Stop::Events(Error::System {
+                    what: "waiting for CPUs",
+                    source,
+                })
+            })?;
+            console.listen(wake).map_err(Stop::Events)?;
+        }
+        let mut pace = Pace::new(self.now(), started, self.timeout);
+        let mut stay = match self.soft.needs_instructions(&mut self.machine) {
+            Some(_) => Stay::Watched,
+            None => Stay::Native,
+        };
+        loop {
+            let since = Instant::now();
+            let end = match stay {
+                Stay::Native => None,
+                Stay::Step(cpu) => {
+                    hosted.emulated += 1;
+                    self.step_for_kvm(cpu, hosted)
+                }
+                Stay::Watched => {
+                    hosted.watched += 1;
+                    self.watch_for_kvm(console, &mut pace)?
+                }
+            };
+            if !matches!(stay, Stay::Native) {
+                hosted.in_engine += since.elapsed();
+            }
+            if let Some(end) = end {
+                return Ok(end);
+            }
+            let (ticks, paused) = (hosted.hypervisor.clock().ticks(), pace.paused);
+            if let Some(end) = self.obey(console, &mut pace)? {
+                return Ok(end);
+            }
+            if pace.paused != paused {
+                hosted.hypervisor.set_clock(HostClock::at(ticks));
+                self.host_clock = Some(hosted.hypervisor.clock());
+            }
+            stay = match self.native(hosted, console, &mut pace)? {
+                Ok(end) => return Ok(end),
+                Err(stay) => stay,
+            };
+        }
+    }
+
+    /// One instruction of a CPU, and what it takes until KVM can go on from there.
+    fn step_for_kvm(&mut self, cpu: usize, hosted: &Hosted) -> Option<End> {
+        self.soft.take_turn(cpu, &mut self.machine);
+        for _ in 0..UNTIL_PORTABLE {
+            let steps = self.soft.steps();
+            self.machine.clock().follow(hosted.hypervisor.clock().ticks(), steps);
+            let exit = self.soft.run(&mut self.machine, 1);
+            let steps = self.soft.steps();
+            for effect in self.machine.advance(steps) {
+                if let Some(end) = self.take_effect(effect) {
+                    return Some(end);
+                }
+            }
+            match exit {
+                Exit::Shutdown => return Some(End::TripleFault(self.report())),
+                Exit::Defect(what) => return Some(End::Defect(format!("{what}\n{}", self.report()))),
+                _ => {}
+            }
+            if self.cpu_state(cpu).is_none_or(|state| portable(&state)) {
+                break;
+            }
+        }
+        None
+    }
+
+    /// The whole machine in the engine, until no unit has needed it for a while.
+    fn watch_for_kvm(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
+        debug!("in the engine from step {}", self.soft.steps());
+        let mut needed = Instant::now();
+        let end = self.software(console, pace, &mut |vm| {
+            if vm.soft.needs_instructions(&mut vm.machine).is_some() {
+                needed = Instant::now();
+            }
+            let portable = |cpu: &Cpu| portable(&cpu.state());
+            needed.elapsed() >= HYSTERESIS && vm.soft.cpus().all(portable)
+        })?;
+        debug!("back to KVM at step {}", self.soft.steps());
+        Ok(end)
+    }
+
+    /// The guest in KVM, until something ends that.
+    fn native(
+        &mut self,
+        hosted: &mut Hosted,
+        console: &mut Console,
+        pace: &mut Pace,
+    ) -> Result<Result<End, Stay>, Stop> {
+        if let Some(cpu) =
+            (0..self.soft.count()).find(|&cpu| self.cpu_state(cpu).is_some_and(|state| !portable(&state)))
+        {
+            return Ok(Err(Stay::Step(cpu)));
+        }
+        let (control, mut request) = (self.control.as_ref(), None);
+        let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
+        let outside = |shared: &Shared| -> Result<Option<End>, Stop> {
+            while !shared.over() {
+                let wait = {
+                    let mut machine = shared.machine();
+                    if !console.input().is_empty() {
+                        let taken = machine.platform().serial_enqueue(console.input());
+                        console.consume(taken)?;
+                    }
+                    let next = shared.settle(&mut machine, None);
+                    let now = machine.clock().ns(shared.steps());
+                    let (idle, listening) = shared.idle(&mut machine);
+                    if idle && next.is_none() && !(listening && console.input_open()) && console.input().is_empty() {
+                        drop(machine);
+                        shared.stop(Why::Halted);
+                        break;
+                    }
+                    shared.look_at(next);
+                    let most = if idle { IDLE_LOOK } else { LOOK };
+                    next.map_or(most, |next| Duration::from_nanos(next.saturating_sub(now)).min(most))
+                };
+                console.flush()?;
+                console.wait(Some(paced_wait(wait)))?;
+                if let Some(limit) = pace.time_is_up() {
+                    return Ok(Some(End::Timeout(limit)));
+                }
+                request = control.and_then(Control::next);
+                if request.is_some() {
+                    break;
+                }
+            }
+            Ok(None)
+        };
+        let native = hosted
+            .hypervisor
+            .run(&mut self.soft, &mut self.machine, &hosted.wake, &hosted.counts, outside);
+        self.requested = request;
+        let native = match native {
+            Ok(native) => native,
+            Err(what) => return Ok(Ok(End::Kvm(format!("{what}\n{}", self.report())))),
+        };
+        for effect in native.effects {
+            if let Some(end) = self.take_effect(effect) {
+                return Ok(Ok(end));
+            }
+        }
+        if let Some(end) = native.outcome? {
+            return Ok(Ok(end));
+        }
+        Ok(match native.why {
+            Why::Asked | Why::Effects => Err(Stay::Native),
+            Why::Instructions(cpu) => {
+                debug!("a unit of CPU {cpu} has to see instructions");
+                Err(Stay::Watched)
+            }
+            Why::Emulation(cpu) => Err(Stay::Step(cpu)),
+            Why::Shutdown(cpu) => Ok(End::TripleFault(self.report_of(cpu))),
+            Why::Halted => {
+                let listening = self.soft.cpus().any(Cpu::interrupt_wakes);
+                Ok(End::Halted(self.halted(listening)))
+            }
+            Why::Failed(cpu, what) => Ok(End::Kvm(format!("{what}\n{}", self.report_of(cpu)))),
+        })
+    }
+
+    /// Registers and code of a CPU.
+    fn report_of(&self, cpu: usize) -> String {
+        let state = self.cpu_state(cpu).unwrap_or_default();
+        let text = report(self.machine.memory(), &state);
+        match self.soft.count() {
+            1 => text,
+            count => format!("CPU {cpu} of {count}\n{text}"),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The CPU model that a guest on KVM sees: the part's, less what the host's KVM cannot give it.
+//!
+//! The narrowed model is a [`CpuModel`] like any other, and the units, the machine and the software engine are built of it, so
+//! that nothing changes for the guest when it is handed over.
+
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+use x86::cpuid::Feature::{self, *};
+use x86::cpuid::Features;
+use x86::model::{CpuModel, CpuidRow, OwnedModel, topology};
+
+use crate::resolve::{Resolution, Resolved};
+
+/// What this machine does itself, whatever KVM has: the APIC, the clock, and registers that are exits to us.
+const OURS: Features = Features::list(&[
+    Apic,
+    X2apic,
+    TscDeadline,
+    TscAdjust,
+    InvariantTsc,
+    Arat,
+    Hypervisor,
+    Mtrr,
+    Mca,
+    Mce,
+    EnergyBias,
+    SpecCtrl,
+    Stibp,
+    Ssbd,
+    L1dFlush,
+    MdClear,
+    ArchCapabilities,
+    CoreCapabilities,
+]);
+
+/// KVM's answer as rows in ascending order.
+pub fn rows(cpuid: &CpuId) -> Vec<CpuidRow> {
+    let mut rows: Vec<CpuidRow> = cpuid
+        .as_slice()
+        .iter()
+        .map(|entry| CpuidRow {
+            leaf: entry.function,
+            subleaf: (entry.flags & KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0).then_some(entry.index),
+            regs: [entry.eax, entry.ebx, entry.ecx, entry.edx],
+        })
+        .collect();
+    rows.sort_by_key(|row| (row.leaf, row.subleaf));
+    rows
+}
+
+/// A feature that the model has and the guest does not get, and why.
+pub type Narrowing = (Feature, &'static str);
+
+/// What a guest loses of a model with these units on a KVM with these rows; `None` for the software engine.
+pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Resolution) -> Vec<Narrowing> {
+    let host = supported.map_or(Features::all(), Features::of);
+    let absent = |how: Resolved| how == Resolved::Absent;
+    let unit = |feature: Feature| match feature {
+        ArchLbr => Some(absent(units.lbr)),
+        Ds | Dtes64 | DsCpl => Some(absent(units.bts) && absent(units.pebs)),
+        // IA32_PERF_CAPABILITIES is a register of the counters.
+        Pdcm => Some(absent(units.pmu)),
+        IntelPt => Some(absent(units.pt)),
+        RdtM | RdtA => Some(absent(units.rdt)),
+        BusLockDetect => Some(!branches(units)),
+        _ => None,
+    };
+    // The engine and KVM have to find PKRU at the same place of an XSAVE area.
+    let own = |leaf: u32, subleaf: u32| -> Option<[u32; 4]> {
+        let row = supported?.iter().find(|row| row.leaf == leaf && row.answers(subleaf));
+        Some(row.map_or([0; 4], |row| row.regs))
+    };
+    let elsewhere = own(0xd, 9).is_some_and(|own| own[1] != model.cpuid(0xd, 9)[1]);
+    model
+        .features()
+        .iter()
+        .filter_map(|feature| match (feature, unit(feature)) {
+            (_, Some(true)) => Some((feature, "its unit is absent")),
+            (_, Some(false)) => None,
+            (Pku, _) if elsewhere => Some((feature, "the host keeps PKRU elsewhere in an XSAVE area")),
+            _ if OURS.has(feature) || host.has(feature) => None,
+            _ => Some((feature, "KVM does not support it")),
+        })
+        .collect()
+}
+
+/// Whether a unit is there that IA32_DEBUGCTL switches.
+fn branches(units: &Resolution) -> bool {
+    [units.lbr, units.bts].contains(&Resolved::Emulated)
+}
+
+/// The model as a guest on this KVM sees it, with the host's frequency of the time-stamp counter; without both, as a guest of
+/// the software engine sees it.
+///
+/// # Errors
+/// One line: what is left does not make a processor.
+pub fn narrow(
+    model: &CpuModel,
+    supported: Option<&[CpuidRow]>,
+    units: &Resolution,
+    tsc_khz: Option<u32>,
+) -> Result<&'static CpuModel, String> {
+    let mut owned = OwnedModel::from(model);
+    let toggles: Vec<String> = narrowings(model, supported, units)
+        .into_iter()
+        .map(|(feature, _)| format!("-{}", feature.flag()))
+        .collect();
+    if !toggles.is_empty() {
+        owned.toggle(&toggles.join(","))?;
+    }
+    let emulated = |how: Resolved| how == Resolved::Emulated;
+    let caps = owned.units_mut();
+    caps.debugctl = caps.debugctl.filter(|_| branches(units));
+    caps.lbr = caps.lbr.filter(|_| emulated(units.lbr));
+    caps.ds = caps.ds.filter(|_| emulated(units.bts) || emulated(units.pebs));
+    if let Some(ds) = &mut caps.ds {
+        ds.bts &= emulated(units.bts);
+    }
+    caps.pmu = caps.pmu.filter(|_| emulated(units.pmu));
+    if !emulated(units.pmu) && owned.part_row(0xa, 0).is_some() {
+        owned.set_cpuid(CpuidRow {
+            leaf: 0xa,
+            subleaf: None,
+            regs: [0; 4],
+        });
+    }
+    let model = owned.build()?;
+    let Some(tsc_khz) = tsc_khz else {
+        return Ok(model);
+    };
+    // Not every frequency can be said in leaf 15H; one that is off by less than 50 parts in a million can.
+    model
+        .with_tsc_khz(tsc_khz)
+        .or_else(|_| model.with_tsc_khz((tsc_khz + 50) / 100 * 100))
+}
+
+/// What KVM_SET_CPUID2 is given for one CPU among so many.
+///
+/// # Errors
+/// More rows than KVM takes.
+pub fn entries(model: &CpuModel, place: topology::Place) -> Result<CpuId, String> {
+    let entries: Vec<kvm_cpuid_entry2> = model
+        .cpuid
+        .iter()
+        .map(|row| {
+            let [eax, ebx, ecx, edx] = model.cpuid_at(row.leaf, row.subleaf.unwrap_or(0), place);
+            kvm_cpuid_entry2 {
+                function: row.leaf,
+                index: row.subleaf.unwrap_or(0),
+                flags: if row.subleaf.is_some() {
+                    KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+                } else {
+                    0
+                },
+                eax,
+                ebx,
+                ecx,
+                edx,
+                padding: [0; 3],
+            }
+        })
+        .collect();
+    CpuId::from_entries(&entries).map_err(|error| format!("CPUID: {error:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use x86::model::{HASWELL, SAPPHIRERAPIDS};
+
+    /// A host that has everything but these.
+    fn host(model: &CpuModel, without: &[Feature]) -> Vec<CpuidRow> {
+        let mut rows = model.silicon.to_vec();
+        for feature in without {
+            let place = feature.place();
+            for row in &mut rows {
+                if row.leaf == place.leaf && row.answers(place.subleaf) {
+                    row.regs[place.register as usize] &= !(1 << place.bit);
+                }
+            }
+        }
+        rows
+    }
+
+    // covers: 6/cpuid-narrowed
+    #[test]
+    fn a_guest_gets_what_model_host_and_units_have() {
+        let absent = Resolution::default();
+        let model = narrow(&HASWELL, Some(&host(&HASWELL, &[Avx2])), &absent, Some(2_300_000)).unwrap();
+        let features = model.features();
+        assert!(features.avx() && !features.avx2());
+        assert!(features.x2apic() && features.tsc_deadline(), "the APIC is ours");
+        assert!(!features.ds() && !features.pdcm());
+        assert_eq!(model.units.pmu.is_some() as u32 + model.cpuid(0xa, 0)[0], 0);
+        assert_eq!((model.units.debugctl, model.units.lbr), (None, None));
+        assert_eq!(model.tsc_khz, 2_300_000);
+
+        let units = Resolution {
+            pt: Resolved::Emulated,
+            lbr: Resolved::Emulated,
+            pmu: Resolved::Emulated,
+            ..absent
+        };
+        let rows = host(&SAPPHIRERAPIDS, &[IntelPt, Pdcm, ArchLbr]);
+        let model = narrow(&SAPPHIRERAPIDS, Some(&rows), &units, Some(2_300_000)).unwrap();
+        let features = model.features();
+        assert!(
+            features.intel_pt() && features.pdcm() && features.arch_lbr(),
+            "units need nothing of the host"
+        );
+        assert!(model.units.pt.is_some() && model.units.pmu.is_some() && model.units.ds.is_none());
+        assert!(!features.rdt_m() && !features.ds());
+    }
+
+    // covers: 6/cpuid-narrowed
+    #[test]
+    fn every_narrowing_has_its_reason() {
+        let lost = narrowings(
+            &SAPPHIRERAPIDS,
+            Some(&host(&SAPPHIRERAPIDS, &[Sha])),
+            &Resolution::default(),
+        );
+        let why = |feature| lost.iter().find(|(f, _)| *f == feature).map(|(_, why)| *why);
+        assert_eq!(why(Sha), Some("KVM does not support it"));
+        assert_eq!(why(IntelPt), Some("its unit is absent"));
+        assert_eq!(why(Avx2), None);
+        let mut rows = host(&SAPPHIRERAPIDS, &[]);
+        for row in rows.iter_mut().filter(|row| row.leaf == 0xd && row.subleaf == Some(9)) {
+            row.regs[1] = 2432;
+        }
+        let lost = narrowings(&SAPPHIRERAPIDS, Some(&rows), &Resolution::default());
+        assert!(lost.iter().any(|(f, why)| *f == Pku && why.contains("XSAVE")));
+    }
+
+    // covers: 6/resolution
+    #[test]
+    fn the_software_engine_loses_only_units_that_are_off() {
+        let units = Resolution {
+            lbr: Resolved::Emulated,
+            bts: Resolved::Emulated,
+            pebs: Resolved::Emulated,
+            pmu: Resolved::Emulated,
+            rdt: Resolved::Emulated,
+            ..Resolution::default()
+        };
+        let model = narrow(&SAPPHIRERAPIDS, None, &units, None).unwrap();
+        let lost = SAPPHIRERAPIDS.features().minus(model.features());
+        assert_eq!(lost.iter().collect::<Vec<_>>(), [IntelPt]);
+        assert!(model.units.pt.is_none() && model.units.pmu.is_some());
+        assert_eq!(model.tsc_khz, SAPPHIRERAPIDS.tsc_khz);
+    }
+
+    // covers: 6/cpuid-narrowed
+    #[test]
+    fn each_cpu_has_its_own_ids() {
+        let place = topology::Place { cpu: 3, cpus: 4 };
+        let cpuid = entries(&HASWELL, place).unwrap();
+        let one = cpuid.as_slice().iter().find(|e| e.function == 1).unwrap();
+        assert_eq!(one.ebx >> 24, 3);
+        assert_eq!(cpuid.as_slice().len(), HASWELL.cpuid.len());
+    }
+}

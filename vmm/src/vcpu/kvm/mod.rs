@@ -1,0 +1,374 @@
+//! The CPUs of a machine on Linux KVM.
+//!
+//! # Theory
+//! KVM runs the guest's instructions on the host's processor. What an instruction reaches for that is neither RAM nor a
+//! register of the core comes out of KVM_RUN as an exit, and is served by the same machine that the software engine uses: KVM
+//! has no interrupt controller, no clock and no MSRs here but those of the core.
+//!
+//! # Practice
+//! A CPU's state is either in the software engine or in KVM. [`Hypervisor::run`] begins with all states handed to KVM, runs
+//! each CPU on a thread of its own until something asks for the software engine, for another CPU's state, or for an end
+//! ([`Why`]), and ends with all of them handed back. While the threads run they share the machine under one lock; the calling
+//! thread sees to timers and to the outside.
+
+mod cpuid;
+mod measure;
+mod native;
+mod room;
+mod view;
+
+use std::io;
+use std::sync::Mutex;
+
+use engine::{Activity, CpuState};
+use kvm_bindings::{
+    KVM_CAP_EXIT_ON_EMULATION_FAILURE, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MAX_CPUID_ENTRIES,
+    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, KVM_PMU_CAP_DISABLE, Msrs,
+    kvm_enable_cap, kvm_msr_entry,
+};
+use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
+use log::info;
+use x86::model::{CpuModel, CpuidRow, topology};
+use x86::msr::{IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_XSS};
+
+pub use self::cpuid::{narrow, narrowings};
+pub use self::native::{Counts, Native, Shared, Why};
+use self::room::Kick;
+use super::handover::{self, Vcpu};
+use crate::machine::{Machine, memory::Memory};
+
+/// The core's MSRs, which KVM keeps: first and how many. All others are ours.
+const KEPT: [(u32, u32); 4] = [
+    (IA32_SYSENTER_CS, 3),
+    // With IA32_EFER before it and IA32_FMASK behind.
+    (IA32_STAR - 1, 5),
+    // With the bases of GS and IA32_TSC_AUX.
+    (IA32_FS_BASE, 4),
+    (IA32_XSS, 1),
+];
+
+/// An open /dev/kvm that can do what this driver needs.
+#[derive(Debug)]
+pub struct Host {
+    kvm: Kvm,
+    /// What KVM_GET_SUPPORTED_CPUID says.
+    pub supported: Vec<CpuidRow>,
+    /// The guest's time-stamp counter's frequency.
+    pub tsc_khz: u32,
+}
+
+/// What this driver cannot do without.
+const NEEDED: &[(Cap, &str)] = &[
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    (Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR"),
+    (Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER"),
+    (Cap::VcpuEvents, "KVM_CAP_VCPU_EVENTS"),
+    (Cap::Debugregs, "KVM_CAP_DEBUGREGS"),
+    (Cap::Xsave, "KVM_CAP_XSAVE"),
+    (Cap::Xcrs, "KVM_CAP_XCRS"),
+    (Cap::GetTscKhz, "KVM_CAP_GET_TSC_KHZ"),
+];
+
+impl Host {
+    /// Opens /dev/kvm.
+    ///
+    /// # Errors
+    /// One line: why there is no KVM for us, and what to do.
+    pub fn open() -> Result<Self, String> {
+        let kvm = Kvm::new().map_err(|error| match error.errno() {
+            libc::ENOENT => "/dev/kvm is not there: load kvm-intel or kvm-amd, or use --engine soft".to_string(),
+            libc::EACCES | libc::EPERM => {
+                "no permission for /dev/kvm: become a member of its group, or use --engine soft".into()
+            }
+            _ => format!("/dev/kvm: {}", crate::error::plain(&error.into())),
+        })?;
+        let version = kvm.get_api_version();
+        if version != 12 {
+            return Err(format!("/dev/kvm has API version {version}, not 12"));
+        }
+        if let Some((_, name)) = NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+            return Err(format!(
+                "this host's KVM has no {name} (Linux 5.10 has): use --engine soft"
+            ));
+        }
+        let says =
+            |what: &str, error: kvm_ioctls::Error| format!("/dev/kvm: {what}: {}", crate::error::plain(&error.into()));
+        let supported = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(|e| says("KVM_GET_SUPPORTED_CPUID", e))?;
+        let vm = kvm.create_vm().map_err(|e| says("KVM_CREATE_VM", e))?;
+        let vcpu = vm.create_vcpu(0).map_err(|e| says("KVM_CREATE_VCPU", e))?;
+        let tsc_khz = vcpu.get_tsc_khz().map_err(|e| says("KVM_GET_TSC_KHZ", e))?;
+        Ok(Host {
+            supported: cpuid::rows(&supported),
+            tsc_khz,
+            kvm,
+        })
+    }
+
+    /// Measures whether KVM runs instructions on the processor or interprets them: what it found, as an error if it interprets.
+    ///
+    /// # Errors
+    /// One line: KVM is slower than the software engine, or fails.
+    pub fn virtualizes(&self) -> Result<String, String> {
+        let mips = measure::mips(&self.kvm).map_err(|error| refused("measuring /dev/kvm")(error))?;
+        let text = format!("it executes {mips:.0} million instructions per second");
+        if mips >= measure::NATIVE_MIPS {
+            Ok(text)
+        } else {
+            Err(format!("KVM interprets here, {text}"))
+        }
+    }
+
+    /// What KVM_CHECK_EXTENSION says of a capability, by its number.
+    pub fn capability(&self, number: u32) -> i32 {
+        self.kvm.check_extension_raw(number.into())
+    }
+}
+
+/// A machine's clock that the host's time-stamp counter moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostClock {
+    /// The counter when the clock was at 0.
+    base: u64,
+}
+
+impl HostClock {
+    /// A clock that shows so many ticks now.
+    pub fn at(ticks: u64) -> Self {
+        HostClock {
+            base: room::host_tsc().wrapping_sub(ticks),
+        }
+    }
+
+    /// What it shows.
+    pub fn ticks(self) -> u64 {
+        room::host_tsc().wrapping_sub(self.base)
+    }
+}
+
+/// A CPU of the machine in KVM.
+#[derive(Debug)]
+struct Processor {
+    vcpu: Mutex<VcpuFd>,
+    kick: Kick,
+    /// What its time-stamp counter is ahead of the machine's clock, as KVM was last told.
+    tsc_offset: Mutex<Option<u64>>,
+}
+
+/// The CPUs of a machine in KVM.
+#[derive(Debug)]
+pub struct Hypervisor {
+    // Before `_vm`, whose descriptor theirs hold anyway.
+    cpus: Vec<Processor>,
+    _vm: VmFd,
+    model: &'static CpuModel,
+    clock: HostClock,
+    /// A unit of ours may have to see instructions.
+    watches: bool,
+    /// The mapping that KVM was given, which has to stay.
+    memory: Memory,
+}
+
+fn refused(what: &'static str) -> impl Fn(io::Error) -> String {
+    move |error| format!("{what}: {}", crate::error::plain(&error))
+}
+
+impl Hypervisor {
+    /// So many CPUs of this model, narrowed by [`narrow`], on this memory.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    pub fn new(
+        host: &Host,
+        model: &'static CpuModel,
+        memory: &Memory,
+        count: usize,
+        watches: bool,
+    ) -> Result<Self, String> {
+        let vm = host.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
+        let enable = |cap: u32, argument: u64| {
+            let mut request = kvm_enable_cap {
+                cap,
+                ..Default::default()
+            };
+            request.args[0] = argument;
+            vm.enable_cap(&request)
+        };
+        let all = KVM_MSR_EXIT_REASON_INVAL | KVM_MSR_EXIT_REASON_UNKNOWN | KVM_MSR_EXIT_REASON_FILTER;
+        enable(KVM_CAP_X86_USER_SPACE_MSR, all.into()).map_err(|e| refused("KVM_CAP_X86_USER_SPACE_MSR")(e.into()))?;
+        // Else KVM raises #UD above CPL 0. Only newer ones can be asked.
+        if host.capability(KVM_CAP_EXIT_ON_EMULATION_FAILURE) > 0 {
+            enable(KVM_CAP_EXIT_ON_EMULATION_FAILURE, 1)
+                .map_err(|e| refused("KVM_CAP_EXIT_ON_EMULATION_FAILURE")(e.into()))?;
+        }
+        // The counters are ours or nobody's; this has RDPMC fault instead of reading the host's.
+        if host.capability(KVM_CAP_PMU_CAPABILITY) & KVM_PMU_CAP_DISABLE as i32 != 0 {
+            enable(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into())
+                .map_err(|e| refused("KVM_CAP_PMU_CAPABILITY")(e.into()))?;
+        }
+        let bitmap = [0xff; 8];
+        let ranges = KEPT.map(|(base, msr_count)| MsrFilterRange {
+            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
+            base,
+            msr_count,
+            bitmap: &bitmap,
+        });
+        vm.set_msr_filter(MsrFilterDefaultAction::DENY, &ranges)
+            .map_err(|e| refused("KVM_X86_SET_MSR_FILTER")(e.into()))?;
+        // Three pages that VMX needs for real mode, where this machine has neither RAM nor devices.
+        vm.set_tss_address(0xfffb_d000)
+            .map_err(|e| refused("KVM_SET_TSS_ADDR")(e.into()))?;
+        room::lend(&vm, memory).map_err(refused("KVM_SET_USER_MEMORY_REGION"))?;
+        room::take_signal().map_err(refused("taking over a signal"))?;
+        let cpus = (0..count)
+            .map(|cpu| Processor::new(&vm, model, cpu, count))
+            .collect::<Result<_, _>>()?;
+        Ok(Hypervisor {
+            cpus,
+            _vm: vm,
+            model,
+            clock: HostClock::at(0),
+            watches,
+            memory: memory.clone(),
+        })
+    }
+
+    /// The clock that the guest has in KVM.
+    pub fn clock(&self) -> HostClock {
+        self.clock
+    }
+
+    /// Has the clock go on from here: so long the machine stood still.
+    pub fn set_clock(&mut self, clock: HostClock) {
+        self.clock = clock;
+        for cpu in &self.cpus {
+            *room::lock(&cpu.tsc_offset) = None;
+        }
+    }
+
+    /// Hands a CPU over to KVM.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    fn enter(&self, index: usize, state: &CpuState, machine: &mut Machine) -> Result<(), String> {
+        let cpu = &self.cpus[index];
+        let mut vcpu = room::lock(&cpu.vcpu);
+        cpu.set_tsc_offset(&vcpu, machine.tsc_offset(index), self.clock);
+        let run = vcpu.get_kvm_run();
+        run.cr8 = machine.platform().cr8(index).into();
+        // That of the state which it had when it was here last.
+        run.ready_for_interrupt_injection = 0;
+        let mut held = read(&vcpu, self.model)?;
+        held.take(state, self.model);
+        write(&vcpu, &held, self.model)
+    }
+
+    /// Takes a CPU back.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    fn leave(&self, index: usize, before: &CpuState) -> Result<(CpuState, Option<engine::Event>), String> {
+        let vcpu = room::lock(&self.cpus[index].vcpu);
+        let held = read(&vcpu, self.model)?;
+        Ok((held.give(before, self.model), held.pending()))
+    }
+}
+
+impl Processor {
+    fn new(vm: &VmFd, model: &'static CpuModel, cpu: usize, count: usize) -> Result<Self, String> {
+        let mut vcpu = vm
+            .create_vcpu(cpu as u64)
+            .map_err(|e| refused("KVM_CREATE_VCPU")(e.into()))?;
+        let place = topology::Place {
+            cpu: cpu as u32,
+            cpus: count as u32,
+        };
+        vcpu.set_cpuid2(&cpuid::entries(model, place)?)
+            .map_err(|e| refused("KVM_SET_CPUID2")(e.into()))?;
+        Ok(Processor {
+            kick: Kick::new(&mut vcpu),
+            vcpu: Mutex::new(vcpu),
+            tsc_offset: Mutex::new(None),
+        })
+    }
+
+    /// Tells KVM what the time-stamp counter is ahead of the machine's clock, if that has changed.
+    fn set_tsc_offset(&self, vcpu: &VcpuFd, offset: u64, clock: HostClock) {
+        let mut told = room::lock(&self.tsc_offset);
+        if *told == Some(offset) {
+            return;
+        }
+        if let Err(error) = room::set_tsc_offset(vcpu, offset.wrapping_sub(clock.base)) {
+            info!("KVM takes no offset of the time-stamp counter: {error}");
+        }
+        *told = Some(offset);
+    }
+}
+
+/// The state of a CPU in KVM.
+fn read(vcpu: &VcpuFd, model: &CpuModel) -> Result<Vcpu, String> {
+    let says = |what: &'static str| move |e: kvm_ioctls::Error| refused(what)(e.into());
+    let list = handover::msrs(model);
+    let entries: Vec<kvm_msr_entry> = list
+        .iter()
+        .map(|&index| kvm_msr_entry {
+            index,
+            ..Default::default()
+        })
+        .collect();
+    let mut msrs = Msrs::from_entries(&entries).map_err(|e| format!("KVM_GET_MSRS: {e:?}"))?;
+    let there = vcpu.get_msrs(&mut msrs).map_err(says("KVM_GET_MSRS"))?;
+    if there != list.len() {
+        return Err(format!("KVM_GET_MSRS: KVM has no {:#x}", list[there]));
+    }
+    Ok(Vcpu {
+        regs: vcpu.get_regs().map_err(says("KVM_GET_REGS"))?,
+        sregs: vcpu.get_sregs().map_err(says("KVM_GET_SREGS"))?,
+        debug: vcpu.get_debug_regs().map_err(says("KVM_GET_DEBUGREGS"))?,
+        xsave: vcpu.get_xsave().map_err(says("KVM_GET_XSAVE"))?,
+        xcrs: match model.features().xsave() {
+            true => vcpu.get_xcrs().map_err(says("KVM_GET_XCRS"))?,
+            false => Default::default(),
+        },
+        events: vcpu.get_vcpu_events().map_err(says("KVM_GET_VCPU_EVENTS"))?,
+        msrs: msrs.as_slice().iter().map(|entry| entry.data).collect(),
+    })
+}
+
+/// Puts a CPU in KVM into a state.
+fn write(vcpu: &VcpuFd, held: &Vcpu, model: &CpuModel) -> Result<(), String> {
+    let says = |what: &'static str| move |e: kvm_ioctls::Error| refused(what)(e.into());
+    vcpu.set_sregs(&held.sregs).map_err(says("KVM_SET_SREGS"))?;
+    vcpu.set_regs(&held.regs).map_err(says("KVM_SET_REGS"))?;
+    if model.features().xsave() {
+        vcpu.set_xcrs(&held.xcrs).map_err(says("KVM_SET_XCRS"))?;
+    }
+    room::set_xsave(vcpu, &held.xsave).map_err(refused("KVM_SET_XSAVE"))?;
+    vcpu.set_debug_regs(&held.debug).map_err(says("KVM_SET_DEBUGREGS"))?;
+    let list = handover::msrs(model);
+    let entries: Vec<kvm_msr_entry> = list
+        .iter()
+        .zip(&held.msrs)
+        .map(|(&index, &data)| kvm_msr_entry {
+            index,
+            data,
+            ..Default::default()
+        })
+        .collect();
+    let msrs = Msrs::from_entries(&entries).map_err(|e| format!("KVM_SET_MSRS: {e:?}"))?;
+    let taken = vcpu.set_msrs(&msrs).map_err(says("KVM_SET_MSRS"))?;
+    if taken != list.len() {
+        return Err(format!(
+            "KVM_SET_MSRS: KVM does not take {:#x} for {:#x}",
+            held.msrs[taken], list[taken]
+        ));
+    }
+    vcpu.set_vcpu_events(&held.events).map_err(says("KVM_SET_VCPU_EVENTS"))
+}
+
+/// Whether a CPU can be handed over to KVM as it is.
+pub fn portable(state: &CpuState) -> bool {
+    handover::portable(state) && state.activity != Activity::Shutdown
+}

@@ -1,0 +1,475 @@
+//! The guest on KVM: one thread a CPU, one lock for what they share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use devices::platform::Effect;
+use engine::bus::Bus;
+use engine::{Activity, CpuState};
+use kvm_ioctls::VcpuFd;
+use log::trace;
+use vmm_sys_util::eventfd::EventFd;
+use x86::msr::IA32_BIOS_SIGN_ID;
+
+use super::super::{Exits, Soft};
+use super::room::{self, Reason, lock};
+use super::view::View;
+use super::{Hypervisor, Processor};
+use crate::machine::Machine;
+
+/// Why the CPUs came back from KVM.
+#[derive(Debug)]
+pub enum Why {
+    /// The calling thread wanted it.
+    Asked,
+    /// Devices, or other CPUs, want something of the machine: [`Native::effects`].
+    Effects,
+    /// A unit of this CPU has to see instructions.
+    Instructions(usize),
+    /// KVM cannot execute this CPU's next instruction.
+    Emulation(usize),
+    /// Triple fault of this CPU.
+    Shutdown(usize),
+    /// All CPUs are halted, and nothing is there to wake one.
+    Halted,
+    /// KVM failed with this CPU: its words.
+    Failed(usize, String),
+}
+
+/// How a run in KVM went.
+#[derive(Debug)]
+pub struct Native<T> {
+    /// Why it ended.
+    pub why: Why,
+    /// What is wanted of the machine.
+    pub effects: Vec<Effect>,
+    /// What the calling thread has to say.
+    pub outcome: T,
+}
+
+impl Counts {
+    /// The same as plain numbers.
+    pub fn exits(&self) -> Exits {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Exits {
+            budget: read(&self.kicks),
+            bus: read(&self.bus),
+            window: read(&self.window),
+            halt: read(&self.halt),
+            pause: 0,
+            interrupts: read(&self.interrupts),
+            nmis: read(&self.nmis),
+        }
+    }
+}
+
+/// How often the CPUs came out of the guest.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Accesses to devices and MSRs.
+    pub bus: AtomicU64,
+    /// Interrupts became deliverable.
+    pub window: AtomicU64,
+    /// HLT.
+    pub halt: AtomicU64,
+    /// Kicks.
+    pub kicks: AtomicU64,
+    /// Interrupts delivered.
+    pub interrupts: AtomicU64,
+    /// NMIs delivered.
+    pub nmis: AtomicU64,
+}
+
+/// What the threads of a running machine share.
+pub struct Shared<'a> {
+    hypervisor: &'a Hypervisor,
+    machine: Mutex<&'a mut Machine>,
+    /// Notified, with `machine` locked, when something may wake a halted CPU.
+    changed: Condvar,
+    why: Mutex<Option<Why>>,
+    effects: Mutex<Vec<Effect>>,
+    over: AtomicBool,
+    /// Wakes the calling thread.
+    wake: &'a EventFd,
+    /// When the calling thread looks at the machine next, in nanoseconds of its clock.
+    deadline: AtomicU64,
+    /// The step at which the engine left off, which the clock counts on from.
+    steps: u64,
+    cpus: Vec<Local>,
+    counts: &'a Counts,
+}
+
+/// What the threads know of each CPU.
+struct Local {
+    halted: AtomicBool,
+    /// The CPU is in a wait for its start-up IPI, and no thread runs it.
+    waits: bool,
+    /// It knows that an interrupt waits, or is about to look.
+    told: AtomicBool,
+    /// HLT with interrupts off: only an NMI ends that.
+    deaf: AtomicBool,
+}
+
+impl<'a> Shared<'a> {
+    /// The machine, with its clock at the present.
+    pub fn machine(&self) -> MutexGuard<'_, &'a mut Machine> {
+        let mut machine = lock(&self.machine);
+        machine.clock().follow(self.hypervisor.clock.ticks(), self.steps);
+        machine
+    }
+
+    /// The step that the clock counts from.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Ends the run, for this reason unless there is one already.
+    pub fn stop(&self, why: Why) {
+        // Under the lock, so that nobody is between looking and waiting.
+        let machine = lock(&self.machine);
+        self.stop_locked(why);
+        drop(machine);
+    }
+
+    fn stop_locked(&self, why: Why) {
+        lock(&self.why).get_or_insert(why);
+        self.over.store(true, Ordering::SeqCst);
+        for cpu in &self.hypervisor.cpus {
+            cpu.kick.kick();
+        }
+        self.changed.notify_all();
+        let _ = self.wake.write(1);
+    }
+
+    /// The run is over.
+    pub fn over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Does what is due, tells CPUs of their interrupts, and says when the next thing is due, in nanoseconds of the clock.
+    /// Called by whoever has changed something.
+    pub fn settle(&self, machine: &mut Machine, own: Option<usize>) -> Option<u64> {
+        let effects = machine.advance(self.steps);
+        // Nothing of the engine is running that would have to hear of it; it forgets all code when it does.
+        machine.take_written();
+        machine.platform().take_sent();
+        if !effects.is_empty() {
+            lock(&self.effects).extend(effects);
+            self.stop_locked(Why::Effects);
+        }
+        let mut woken = false;
+        for (index, local) in self.cpus.iter().enumerate() {
+            let platform = machine.platform();
+            if Some(index) == own || !(platform.interrupt_pending(index) || platform.nmi_pending(index)) {
+                continue;
+            }
+            if local.halted.load(Ordering::SeqCst) {
+                woken = true;
+            } else if !local.waits && !local.told.swap(true, Ordering::SeqCst) {
+                self.hypervisor.cpus[index].kick.kick();
+            }
+        }
+        if woken {
+            self.changed.notify_all();
+        }
+        let next = machine.platform().next_event();
+        if next.unwrap_or(u64::MAX) < self.deadline.load(Ordering::SeqCst) && own.is_some() {
+            let _ = self.wake.write(1);
+        }
+        next
+    }
+
+    /// Says when the calling thread is going to look again.
+    pub fn look_at(&self, deadline: Option<u64>) {
+        self.deadline.store(deadline.unwrap_or(u64::MAX), Ordering::SeqCst);
+    }
+
+    /// All CPUs are halted, and none of them has anything pending that it lets in. Second: one of them listens to interrupts.
+    pub fn idle(&self, machine: &mut Machine) -> (bool, bool) {
+        let mut listening = false;
+        for (index, local) in self.cpus.iter().enumerate() {
+            if local.waits {
+                continue;
+            }
+            let deaf = local.deaf.load(Ordering::SeqCst);
+            let platform = machine.platform();
+            if !local.halted.load(Ordering::SeqCst)
+                || platform.nmi_pending(index)
+                || !deaf && platform.interrupt_pending(index)
+            {
+                return (false, true);
+            }
+            listening |= !deaf;
+        }
+        (true, listening)
+    }
+
+    fn thread(&self, index: usize) {
+        let cpu = &self.hypervisor.cpus[index];
+        let mut vcpu = lock(&cpu.vcpu);
+        cpu.kick.enter();
+        let mut unfinished = self.turns(index, cpu, &mut vcpu);
+        // What an instruction asked for has been answered, and KVM finishes it at the next entry; it may ask for more.
+        while unfinished {
+            cpu.kick.complete_only();
+            let reason = room::run(&mut vcpu);
+            trace!("CPU {index} completes: {reason:?}");
+            unfinished = self.exit(index, cpu, &mut vcpu, reason);
+        }
+        cpu.kick.leave();
+    }
+
+    /// Lets a CPU run until the run is over. Says whether an instruction is waiting to be completed.
+    fn turns(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd) -> bool {
+        let mut unfinished = false;
+        loop {
+            cpu.kick.taken();
+            if self.over() {
+                return unfinished;
+            }
+            if !self.prepare(index, vcpu) {
+                continue;
+            }
+            let reason = room::run(vcpu);
+            unfinished = self.exit(index, cpu, vcpu, reason);
+        }
+    }
+
+    /// Does what an exit is for. Says whether an instruction is waiting to be completed.
+    fn exit(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, reason: Reason) -> bool {
+        let local = &self.cpus[index];
+        let count = |counter: &AtomicU64| {
+            counter.fetch_add(1, Ordering::Relaxed);
+        };
+        match reason {
+            Reason::Port { .. } | Reason::Mmio { .. } | Reason::ReadMsr(_) | Reason::WriteMsr(..) => {
+                count(&self.counts.bus);
+                let mut machine = self.machine();
+                machine.select(index);
+                machine.platform().set_cr8(index, vcpu.get_kvm_run().cr8 as u8);
+                let watched = self.serve(index, cpu, vcpu, &mut machine, reason);
+                vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
+                self.settle(&mut machine, Some(index));
+                drop(machine);
+                if watched {
+                    self.stop(Why::Instructions(index));
+                }
+                return true;
+            }
+            Reason::Halt => {
+                count(&self.counts.halt);
+                let deaf = vcpu.get_kvm_run().if_flag == 0;
+                local.deaf.store(deaf, Ordering::SeqCst);
+                local.halted.store(true, Ordering::SeqCst);
+                // Somebody has to see when all are.
+                let _ = self.wake.write(1);
+            }
+            Reason::Window => count(&self.counts.window),
+            Reason::Kicked => count(&self.counts.kicks),
+            Reason::Emulation => self.stop(Why::Emulation(index)),
+            Reason::Shutdown => self.stop(Why::Shutdown(index)),
+            Reason::Failure { reason, detail } => {
+                let text = format!("KVM_RUN came back with reason {reason}, {detail:#x}");
+                self.stop(Why::Failed(index, text));
+            }
+        }
+        false
+    }
+
+    /// Hands interrupts to a CPU that is about to run. `false`: it is halted, has waited for a while, and has to look again.
+    fn prepare(&self, index: usize, vcpu: &mut VcpuFd) -> bool {
+        let local = &self.cpus[index];
+        let mut machine = self.machine();
+        local.told.store(false, Ordering::SeqCst);
+        machine.select(index);
+        let platform = machine.platform();
+        platform.set_cr8(index, vcpu.get_kvm_run().cr8 as u8);
+        let halted = local.halted.load(Ordering::SeqCst);
+        let deaf = local.deaf.load(Ordering::SeqCst);
+        let nmi = platform.nmi_pending(index);
+        let pending = platform.interrupt_pending(index);
+        if halted && !nmi && (deaf || !pending) {
+            let now = machine.clock().ns(self.steps);
+            let next = self.settle(&mut machine, None);
+            let time = next.map_or(Duration::MAX, |next| Duration::from_nanos(next.saturating_sub(now)));
+            if !self.over() {
+                let time = time.min(Duration::from_secs(1));
+                drop(self.changed.wait_timeout(machine, time));
+            }
+            return false;
+        }
+        local.halted.store(false, Ordering::SeqCst);
+        if nmi && vcpu.nmi().is_ok() {
+            machine.platform().take_nmi(index);
+            self.counts.nmis.fetch_add(1, Ordering::Relaxed);
+        }
+        let run = vcpu.get_kvm_run();
+        // A halted CPU that listens lets an interrupt in: HLT has retired.
+        let open = run.ready_for_interrupt_injection != 0 && run.if_flag != 0;
+        run.request_interrupt_window = 0;
+        if pending && open {
+            let vector = machine.platform().acknowledge(index);
+            if let Err(error) = room::interrupt(vcpu, vector) {
+                drop(machine);
+                self.stop(Why::Failed(index, format!("KVM_INTERRUPT: {error}")));
+                return false;
+            }
+            self.counts.interrupts.fetch_add(1, Ordering::Relaxed);
+            // It is not ready for another one before it has run.
+            let more = machine.platform().interrupt_pending(index);
+            let run = vcpu.get_kvm_run();
+            run.ready_for_interrupt_injection = 0;
+            run.request_interrupt_window = u8::from(more);
+            local.told.store(more, Ordering::SeqCst);
+        } else if pending {
+            run.request_interrupt_window = 1;
+            local.told.store(true, Ordering::SeqCst);
+        }
+        vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
+        true
+    }
+
+    /// Does what an exit asks for. Says whether a unit has to see instructions from now on.
+    fn serve(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, machine: &mut Machine, reason: Reason) -> bool {
+        let now = self.steps;
+        match reason {
+            Reason::Port { port, size, write } => {
+                for data in room::port_data(vcpu).chunks_exact_mut(size.max(1).into()) {
+                    if write {
+                        machine.port_write(port, size, value(data) as u32, now);
+                    } else {
+                        let value = machine.port_read(port, size, now);
+                        data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
+                    }
+                }
+                false
+            }
+            Reason::Mmio { gpa, len, write } => {
+                let data = &mut room::mmio_data(vcpu)[..len.into()];
+                // Of a size that no instruction has, as a page's end makes them, byte by byte.
+                let size = if len.is_power_of_two() { len } else { 1 };
+                for (data, gpa) in data.chunks_exact_mut(size.into()).zip((gpa..).step_by(size.into())) {
+                    if write {
+                        machine.write(gpa, size, value(data), now);
+                    } else {
+                        let value = machine.read(gpa, size, now);
+                        data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
+                    }
+                }
+                false
+            }
+            Reason::ReadMsr(msr) => {
+                if msr == IA32_BIOS_SIGN_ID {
+                    // CPUID, which loads it, does not come here.
+                    machine.cpuid(1, 0);
+                }
+                let memory = &self.hypervisor.memory;
+                let mut view = View::new(vcpu, memory, machine.tsc(now), now);
+                let answer = machine.read_msr(msr, &mut view).ok();
+                room::set_msr(vcpu, answer);
+                false
+            }
+            Reason::WriteMsr(msr, value) => {
+                let memory = &self.hypervisor.memory;
+                let mut view = View::new(vcpu, memory, machine.tsc(now), now);
+                let written = machine.write_msr(msr, value, &mut view);
+                let watched = self.hypervisor.watches && machine.needs_instructions(&mut view);
+                room::set_msr(vcpu, written.ok().map(|()| 0));
+                let offset = machine.tsc_offset(index);
+                cpu.set_tsc_offset(vcpu, offset, self.hypervisor.clock);
+                watched
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A number of up to eight bytes, least significant first.
+fn value(data: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..data.len()].copy_from_slice(data);
+    u64::from_le_bytes(bytes)
+}
+
+impl Hypervisor {
+    /// Runs all CPUs of a machine in KVM until something ends that. `outside` is what the calling thread does meanwhile; it
+    /// returns when [`Shared::over`].
+    ///
+    /// # Errors
+    /// One line: KVM refused a CPU's state.
+    pub fn run<T>(
+        &mut self,
+        soft: &mut Soft,
+        machine: &mut Machine,
+        wake: &EventFd,
+        counts: &Counts,
+        outside: impl FnOnce(&Shared) -> T,
+    ) -> Result<Native<T>, String> {
+        let states: Vec<CpuState> = soft.cpus().map(|cpu| cpu.state()).collect();
+        machine.clock().follow(self.clock.ticks(), soft.steps());
+        for (index, state) in states.iter().enumerate() {
+            if state.activity != Activity::WaitForSipi {
+                self.enter(index, state, machine)?;
+            }
+        }
+        let cpus = states.iter().map(|state| Local {
+            halted: AtomicBool::new(state.activity == Activity::Halted),
+            waits: state.activity == Activity::WaitForSipi,
+            told: AtomicBool::new(false),
+            deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
+        });
+        let shared = Shared {
+            hypervisor: self,
+            cpus: cpus.collect(),
+            changed: Condvar::new(),
+            why: Mutex::new(None),
+            effects: Mutex::new(Vec::new()),
+            over: AtomicBool::new(false),
+            wake,
+            deadline: AtomicU64::new(0),
+            steps: soft.steps(),
+            machine: Mutex::new(machine),
+            counts,
+        };
+        let outcome = std::thread::scope(|scope| {
+            for index in 0..shared.cpus.len() {
+                if !shared.cpus[index].waits {
+                    let shared = &shared;
+                    scope.spawn(move || shared.thread(index));
+                }
+            }
+            let outcome = outside(&shared);
+            if !shared.over() {
+                shared.stop(Why::Asked);
+            }
+            outcome
+        });
+        let halted: Vec<bool> = shared
+            .cpus
+            .iter()
+            .map(|cpu| cpu.halted.load(Ordering::SeqCst))
+            .collect();
+        let why = lock(&shared.why).take().unwrap_or(Why::Asked);
+        let effects = std::mem::take(&mut *lock(&shared.effects));
+        drop(shared);
+        let mut events = Vec::new();
+        for (index, state) in states.iter().enumerate() {
+            if state.activity == Activity::WaitForSipi {
+                continue;
+            }
+            let (mut state, pending) = self.leave(index, state)?;
+            state.activity = match halted[index] {
+                true => Activity::Halted,
+                false => Activity::Running,
+            };
+            soft.put(index, &state);
+            events.extend(pending.map(|event| (index, event)));
+        }
+        soft.forget_code();
+        for (index, event) in events {
+            soft.raise(index, event, machine);
+        }
+        Ok(Native { why, effects, outcome })
+    }
+}
