@@ -4,6 +4,7 @@
 //! A machine is described by a [`MachineConfig`], built by [`Vm::new`], and connected to the outside by a [`Console`]. Then it
 //! runs to its [`End`], or for so many steps at a time; in between, its CPUs and its memory can be looked at. Nothing about it
 //! depends on the time of day or on the host, unless the configuration says so: the same configuration gives the same run.
+//! All of its state can be [taken out](Vm::save) between two steps and [put back](Vm::restore), here or into another machine.
 //!
 //! ```no_run
 //! use minivmm::{Console, MachineConfig, SerialTarget, Vm};

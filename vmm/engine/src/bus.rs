@@ -34,6 +34,10 @@ pub trait Bus {
     /// CPUID as the model has it, `[eax, ebx, ecx, edx]`. The engine itself fills in what depends on the core's state
     /// (OSXSAVE, the XSAVE area's sizes).
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4];
+    /// MONITOR and MWAIT are on (IA32_MISC_ENABLE[18]); else they are #UD.
+    fn monitor_enabled(&mut self) -> bool {
+        true
+    }
     /// The time-stamp counter.
     fn tsc(&mut self, now: u64) -> u64;
     /// CR8, the task-priority class of the local APIC (0 to 15).

@@ -18,6 +18,7 @@ use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::debug;
 use x86::model::{CpuModel, topology::Place};
+use x86::msr::IA32_MISC_ENABLE;
 
 use self::{
     acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio, watchers::Watchers,
@@ -29,6 +30,9 @@ const LAPIC: u32 = 0xfee0_0000;
 const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 const IA32_TSC_ADJUST: u32 = 0x3b;
 const IA32_BIOS_SIGN_ID: u32 = 0x8b;
+/// IA32_MISC_ENABLE: MONITOR and MWAIT are on, and CPUID.1:ECX says so.
+const MONITOR_FSM: u64 = 1 << 18;
+const CPUID_MONITOR: u32 = 1 << 3;
 
 /// What this machine's ACPI tables say.
 pub const HARDWARE: Hardware = Hardware {
@@ -548,12 +552,20 @@ impl Bus for Machine {
         if leaf == 1 {
             let enabled = self.platform.lapic(self.current).is_some_and(|lapic| lapic.enabled());
             regs[3] = regs[3] & !(1 << 9) | u32::from(enabled) << 9;
+            if !self.monitor_enabled() {
+                regs[2] &= !CPUID_MONITOR;
+            }
             // Loads the microcode revision (SDM Vol. 3A 10.11.7.1 "Determining the Signature").
             if let Some(index) = self.row(IA32_BIOS_SIGN_ID) {
                 self.cpu().msrs[index] = u64::from(self.model.microcode) << 32;
             }
         }
         regs
+    }
+
+    fn monitor_enabled(&mut self) -> bool {
+        let row = self.row(IA32_MISC_ENABLE);
+        row.is_none_or(|row| self.cpu().msrs[row] & MONITOR_FSM != 0)
     }
 
     fn tsc(&mut self, now: u64) -> u64 {

@@ -149,6 +149,6 @@ const PLAIN: &[MsrRow] = &[
     // Fast strings on (0), performance monitoring there (7); neither branch trace storage (11) nor PEBS (12) unavailable; the
     // four prefetchers (9, 19, 37, 39) on.
     // MONITOR on (18). Changing 18, setting 22 (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x00A0_0008_0209),
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x00A0_000C_0209),
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
 ];

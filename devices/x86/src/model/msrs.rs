@@ -203,7 +203,7 @@ pub const COMMON: [MsrRow; 19] = [
     },
     // Fast strings on (0), performance monitoring there (7); neither branch trace storage (11) nor PEBS (12) unavailable;
     // MONITOR on (18). Changing 18, setting 22 (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x9),
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x4_0009),
     // C1E (1), BD PROCHOT# (0): the idle states differ in nothing here.
     MsrRow::storage(MSR_POWER_CTL, "MSR_POWER_CTL", 0, 0x3),
     MsrRow::read_only(MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", 0x0064_0000), // 100 degrees

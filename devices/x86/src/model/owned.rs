@@ -34,7 +34,7 @@ pub struct OwnedModel {
 }
 
 /// Registers that a part of the machine holds itself, so that no model has a row for them: the core, the clock, the local
-/// APIC.
+/// APIC, and of the debug and trace units and the resource director those that have one meaning on all parts.
 fn held_elsewhere(msr: u32) -> bool {
     matches!(
         msr,
@@ -48,6 +48,23 @@ fn held_elsewhere(msr: u32) -> bool {
             | IA32_X2APIC_BASE..=0x0000_08FF
             | IA32_EFER..=IA32_FMASK
             | IA32_FS_BASE..=IA32_TSC_AUX
+            | IA32_PERFEVTSEL0..=0x0000_018D
+            | IA32_DEBUGCTL
+            | IA32_FIXED_CTR0..=0x0000_030F
+            | MSR_PERF_METRICS
+            | IA32_PERF_CAPABILITIES
+            | IA32_FIXED_CTR_CTRL..=IA32_PERF_GLOBAL_INUSE
+            | IA32_PEBS_ENABLE
+            | IA32_A_PMC0..=0x0000_04C8
+            | IA32_RTIT_OUTPUT_BASE..=IA32_RTIT_OUTPUT_MASK_PTRS
+            | IA32_RTIT_CTL..=IA32_RTIT_CR3_MATCH
+            | IA32_RTIT_ADDR0_A..=IA32_RTIT_ADDR3_B
+            | IA32_DS_AREA
+            | IA32_PKRS
+            | IA32_L3_QOS_CFG..=IA32_L2_QOS_CFG
+            | IA32_QM_EVTSEL..=IA32_PQR_ASSOC
+            | IA32_XSS
+            | IA32_LBR_CTL..=IA32_LBR_DEPTH
     )
 }
 

@@ -1161,6 +1161,7 @@ fn writes_follow_the_manual() {
         (IA32_ENERGY_PERF_BIAS, 6, Ok(6), "balanced"),
         (IA32_ENERGY_PERF_BIAS, 0x10, GP, "bits 63:4 are reserved"),
         (IA32_MISC_ENABLE, 0x4_0080, Ok(0x4_0080), "fast strings off"),
+        (IA32_MISC_ENABLE, 0x81, Ok(0x81), "MONITOR off"),
         (IA32_MISC_ENABLE, 0x4_0881, GP, "bit 11 is read-only"),
         (IA32_MISC_ENABLE, 0x44_0081, GP, "limiting CPUID is not modelled"),
         (
@@ -1353,8 +1354,8 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
             "haswell",
             IA32_MISC_ENABLE,
             0x81,
-            GP,
-            "without bit 18 there would be no MONITOR",
+            Ok(0x81),
+            "without bit 18 there is no MONITOR",
         ),
         (
             "haswell",
@@ -1655,6 +1656,12 @@ fn a_model_of_one_s_own_is_checked_before_it_runs() {
         IA32_GS_BASE,
         0x830,
         IA32_TSC_DEADLINE,
+        IA32_DEBUGCTL,
+        IA32_PERF_GLOBAL_CTRL,
+        0x4C8,
+        IA32_RTIT_CTL,
+        IA32_PQR_ASSOC,
+        IA32_LBR_DEPTH,
     ] {
         let why = base().set_msr(MsrRow::read_only(msr, "X", 0)).unwrap_err();
         assert!(why.contains("the machine itself holds it"), "{msr:X}H: {why}");

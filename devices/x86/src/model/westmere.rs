@@ -177,8 +177,8 @@ const PLAIN: &[MsrRow] = &[
         ..MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0x8840_0000, 0)
     },
     // Fast strings on (0), performance monitoring there (7); neither branch trace storage (11) nor PEBS (12) unavailable.
-    // MONITOR on (18). Changing 18, setting 22 (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x9),
+    // MONITOR on (18). Setting 22 (limit CPUID) or 34 (no XD) would change CPUID and is #GP here.
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x4_0081, 0x4_0009),
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
     // C1E (1), BD PROCHOT# (0): the idle states differ in nothing here.
     MsrRow::storage(MSR_POWER_CTL, "MSR_POWER_CTL", 0, 0x3),

@@ -174,7 +174,7 @@ cold_bodies! {
         c.write_bytes(o, to, &bytes)
     };
     Monitor = |c: &mut Cpu, o: &Op| {
-        c.supervisor_only_or_ud()?;
+        monitor_only(c)?;
         if c.get::<4>(slot::RCX) != 0 {
             return Err(c.gp(0));
         }
@@ -396,9 +396,16 @@ impl Cpu {
     }
 }
 
+/// MONITOR and MWAIT are #UD above CPL 0, and where IA32_MISC_ENABLE[18] is clear (SDM Vol. 4 Table 2-2 "IA-32 Architectural
+/// MSRs").
+fn monitor_only(c: &mut Cpu) -> Done {
+    c.supervisor_only_or_ud()?;
+    if c.bus().monitor_enabled() { Ok(()) } else { Err(c.ud()) }
+}
+
 /// SDM Vol. 2B "MWAIT—Monitor Wait". Without an armed line, or with a store to it since, execution goes on at once.
 fn mwait(c: &mut Cpu, o: &Op) -> Done<Go> {
-    c.supervisor_only_or_ud()?;
+    monitor_only(c)?;
     let (hints, extensions) = (c.get::<4>(slot::RAX) as u32, c.get::<4>(slot::RCX) as u32);
     // Leaf 5 says whether ECX bit 0 is there (SDM Vol. 2A "CPUID", leaf 05H).
     let known = (c.bus().cpuid(5, 0)[2] & 3 == 3) as u32;
