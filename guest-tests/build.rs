@@ -121,7 +121,15 @@ fn main() {
         .arg(&native)
         .must();
 
+    let debug = out.join("host-debug");
+    cc().args(["-O2", "-Wall", "-Wextra", "-Werror"])
+        .arg(source("host_debug.c"))
+        .arg("-o")
+        .arg(&debug)
+        .must();
+
     for (name, path) in [
+        ("HOST_DEBUG", debug),
         ("HELLO", hello),
         ("INFO", info),
         ("SMP", smp),

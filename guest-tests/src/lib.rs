@@ -31,6 +31,9 @@ pub const LOOPS: &str = env!("GUEST_LOOPS");
 /// The same loops, from the same object file, as a program of the host.
 pub const LOOPS_NATIVE: &str = env!("GUEST_LOOPS_NATIVE");
 
+/// A program of the host that runs programs under the host's debug registers, by ptrace; `guests/host_debug.c` says how.
+pub const HOST_DEBUG: &str = env!("GUEST_HOST_DEBUG");
+
 /// A program for a Linux guest, whose threads change memory in transactions; the argument is how often.
 pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
 
