@@ -4,6 +4,7 @@
 mod branches;
 mod counters;
 pub mod pt;
+mod registers;
 mod trace;
 mod trace_folder;
 
@@ -21,6 +22,8 @@ use minivmm::machine::Machine;
 use minivmm::machine::memory::Memory;
 use minivmm::machine::virtio;
 use minivmm::newc::Archive;
+pub use registers::registers;
+use registers::writers;
 use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -91,6 +94,11 @@ pub const TARGETS: &[Target] = &[
         name: "counters",
         run: counters,
         seeds: samplers,
+    },
+    Target {
+        name: "registers",
+        run: registers,
+        seeds: writers,
     },
     Target {
         name: "pt_packets",

@@ -20,7 +20,7 @@ fn failures(who: &str, report: &Report) -> String {
 }
 
 /// `UPDATE=1 cargo xtask matrix` writes the table.
-// covers: 7/guest-rt, 7/guest-needs, 7/guest-dr, 7/guest-debugctl, 7/guest-lbr, 7/guest-bts, 7/guest-tsc, 7/guest-cpuid-msrs, 7/guest-pebs, 7/guest-pmu, 7/guest-arch-lbr, 7/guest-pt-packets, 7/guest-pt-filters, 7/guest-pt-topa, 7/guest-rdt, 7/guest-apic
+// covers: 4/tsc-guest, 7/guest-rt, 7/guest-needs, 7/guest-dr, 7/guest-debugctl, 7/guest-lbr, 7/guest-bts, 7/guest-tsc, 7/guest-cpuid-msrs, 7/guest-pebs, 7/guest-pmu, 7/guest-arch-lbr, 7/guest-pt-packets, 7/guest-pt-filters, 7/guest-pt-topa, 7/guest-rdt, 7/guest-apic
 // covers: 7/matrix-quick
 #[test]
 fn the_matrix_is_as_expected() {

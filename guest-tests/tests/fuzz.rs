@@ -125,3 +125,9 @@ fn no_guest_upsets_the_trace_unit() {
 fn no_files_upset_the_trace_reader() {
     hammer("trace_folder");
 }
+
+// covers: 4/fuzz-registers
+#[test]
+fn no_registers_upset_the_machine() {
+    hammer("registers");
+}

@@ -57,6 +57,7 @@ fn files(folder: &Folder) {
 // covers: 2/bad-input-initrd-does-not-fit
 // covers: 2/bad-input-nonsense-size
 // covers: 2/bad-input-unknown-model
+// covers: 4/bad-model
 // covers: 2/bad-input-unknown-engine
 #[test]
 fn each_is_one_line_that_names_the_option_and_the_file() {
@@ -91,6 +92,10 @@ fn each_is_one_line_that_names_the_option_and_the_file() {
         ("--kernel good -m 5000000T", &["--memory"]),
         ("--kernel good -m 8T", &["--memory", "40 bits"]),
         ("--kernel good --cpu-model z80", &["--cpu-model z80", "westmere"]),
+        (
+            "--kernel good --cpu-model haswell,+sse5",
+            &["--cpu-model haswell,+sse5", "unknown feature"],
+        ),
         ("--kernel bzimage --cpu-model p6", &["--cpu-model p6", "64-bit mode"]),
         ("--kernel good --engine bochs", &["--engine", "bochs"]),
         (

@@ -150,7 +150,7 @@ fn go(b: &mut Bench, way: Way) {
     }
 }
 
-// covers: 3/cpu-task-switch
+// covers: 3/cpu-task-switch, 4/dr-task-switch
 #[test]
 fn every_way_to_another_task_saves_one_and_loads_the_other() {
     for way in [Jmp, Call, JmpGate, CallGate, Int, Exception, External, Iret] {
@@ -560,7 +560,7 @@ fn tss_of_16_bits_hold_16_bits() {
     assert_eq!(saved[2..], fields[2..14]);
 }
 
-// covers: 3/cpu-task-trap
+// covers: 3/cpu-task-trap, 4/dr-task-switch
 #[test]
 fn the_t_flag_of_a_tss_traps_before_the_first_instruction() {
     for (name, way, trap, flags, expected) in [
