@@ -1,6 +1,8 @@
 //! Resource director. SDM Vol. 3B 18.18 "Intel Resource Director Technology (Intel RDT) Monitoring Features", 18.19
 //! "... Allocation Features".
 
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use rt::cpu::{self, leaf, rdmsr, read, refuses, write, wrmsr};
 use rt::exception::Fault;
 use rt::need::{self, Need};
@@ -113,6 +115,7 @@ fn association() {
 }
 
 const ERROR: u64 = 1 << 63;
+const OCCUPANCY: u64 = 1;
 
 fn counter(rmid: u64, event: u64) -> u64 {
     write(IA32_QM_EVTSEL, rmid << 32 | event);
@@ -134,8 +137,39 @@ fn errors() {
     assert_eq!(wrmsr(IA32_QM_CTR, 0), Err(Fault::GP0));
 }
 
+/// Reads a byte of each line of so many bytes from the start.
+fn walk(bytes: usize) {
+    static MEMORY: [AtomicU64; 1 << 18] = [const { AtomicU64::new(0) }; 1 << 18];
+    MEMORY[..bytes / 8].iter().step_by(8).for_each(|word| _ = word.load(Relaxed));
+}
+
+/// What an RMID has read is in the cache under its name, and has come from memory for it, once.
+fn occupancy_and_bandwidth() {
+    let [_, unit, _, events] = leaf(0xF, 1);
+    let unit = u64::from(unit);
+    write(IA32_PQR_ASSOC, 1u64);
+    assert_eq!(counter(1, OCCUPANCY), 0, "nothing was read for it");
+    walk(1 << 20);
+    let half = counter(1, OCCUPANCY) * unit;
+    walk(2 << 20);
+    let all = counter(1, OCCUPANCY) * unit;
+    // A little more is the stack's and the code's own data.
+    for (measured, read) in [(half, 1 << 20), (all, 2u64 << 20)] {
+        assert!(measured + unit > read && measured < read + (128 << 10), "{measured} of {read}");
+    }
+    for event in (2..=3).filter(|event| events >> (event - 1) & 1 != 0) {
+        let moved = counter(1, event) * unit;
+        assert!(moved + unit > all && moved < all + (128 << 10), "{moved} of {all}");
+    }
+    // It stays another's when it is read on behalf of RMID 0, and what is new then is not RMID 1's.
+    write(IA32_PQR_ASSOC, 0u64);
+    walk(2 << 20);
+    assert_eq!(counter(1, OCCUPANCY) * unit, all);
+}
+
 rt::tests! {
     "tests_rdt";
+    occupancy_and_bandwidth: need::RDT_M, L3_MONITOR;
     association: need::RDT_M;
     errors: need::RDT_M, L3_MONITOR;
     l3_masks: need::RDT_A, L3;

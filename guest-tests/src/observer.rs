@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 
 use devices::unit::{Units, UnitsState};
+use x86::debugctl::{DebugCtl, DebugCtlA, DebugCtlLayout};
+use x86::ds::DsLayout;
 use x86::fault::PageFaultCode;
 use x86::model::CpuModel;
 use x86::msr::*;
@@ -25,9 +27,13 @@ const AREA: u64 = ROOM;
 const BRANCHES: u64 = ROOM + 0x1000;
 /// Bytes of that buffer: no batch of records is longer.
 const BRANCHES_LEN: u64 = 0x4_0000;
-/// A table of output regions, and the region.
+/// A table of output regions, and where they are, one behind the other.
 const TOPA: u64 = ROOM + 0x8_0000;
 const TRACE: u64 = ROOM + 0x20_0000;
+/// Their sizes, as the table has them: 4 KiB << n.
+const REGIONS: [u64; 4] = [8, 7, 6, 6];
+/// On parts whose tables have one.
+const ONE_REGION: [u64; 1] = [9];
 
 /// What is switched on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +46,7 @@ pub enum Unit {
     Counters,
     /// And branches, in a general counter.
     BranchCounter,
-    /// Processor trace of branches and time, in a ring of one region.
+    /// Processor trace of branches and time, in a ring of as many regions as the part can have.
     Pt,
 }
 
@@ -50,6 +56,10 @@ pub struct Observer {
     pub units: Units,
     room: Vec<u8>,
     first: Vec<(u32, u64)>,
+    store: DsLayout,
+    regions: &'static [u64],
+    /// Where in the regions the packets begin that were not taken.
+    taken: u64,
 }
 
 /// The state of an observer.
@@ -68,20 +78,30 @@ impl Observer {
             units: Units::new(model),
             room: vec![0; ROOM_LEN],
             first: Vec::new(),
+            store: DsLayout::of(model.features()),
+            regions: match model.units.pt {
+                Some(pt) if pt.topa_multiple() => &REGIONS,
+                _ => &ONE_REGION,
+            },
+            taken: 0,
         };
-        let fields = [BRANCHES, BRANCHES, BRANCHES + BRANCHES_LEN / 24 * 24, u64::MAX >> 1];
-        for (at, field) in (AREA..).step_by(8).zip(fields) {
-            observer.set(at, field);
+        let (record, field) = (observer.store.branch_record(), observer.store.field());
+        let end = BRANCHES + BRANCHES_LEN / record * record;
+        // The threshold is never reached.
+        for (n, value) in (0..).zip([BRANCHES, BRANCHES, end, end + record]) {
+            observer.set(AREA + n * field, value);
         }
-        observer.set(TOPA, TRACE | 9 << 6);
-        observer.set(TOPA + 8, TOPA | 1);
-        for unit in on {
-            for (msr, value) in registers(model, *unit) {
-                // One register may hold switches of two.
-                match observer.first.iter_mut().find(|(number, _)| *number == msr) {
-                    Some((_, other)) => *other |= value,
-                    None => observer.first.push((msr, value)),
-                }
+        let (mut entry, mut at) = (TOPA, TRACE);
+        for size in observer.regions {
+            observer.set(entry, at | size << 6);
+            (entry, at) = (entry + 8, at + (4096 << size));
+        }
+        observer.set(entry, TOPA | 1);
+        for (msr, value) in on.iter().flat_map(|unit| registers(model, *unit)) {
+            // A register may hold switches of two.
+            match observer.first.iter_mut().find(|(number, _)| *number == msr) {
+                Some((_, other)) => *other |= value,
+                None => observer.first.push((msr, value)),
             }
         }
         observer
@@ -112,9 +132,12 @@ impl Observer {
         self.room[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
+    /// A field of the debug-store area or of a record.
     fn get(&self, at: u64) -> u64 {
-        let at = (at - ROOM) as usize;
-        u64::from_le_bytes(self.room[at..at + 8].try_into().expect("eight bytes"))
+        let (at, len) = ((at - ROOM) as usize, self.store.field() as usize);
+        let mut bytes = [0; 8];
+        bytes[..len].copy_from_slice(&self.room[at..at + len]);
+        u64::from_le_bytes(bytes)
     }
 
     /// RDMSR of the units, the processor being where it is.
@@ -127,11 +150,41 @@ impl Observer {
 
     /// What branch trace store has stored since this was asked last: FROM and TO.
     pub fn take_branches(&mut self, take: impl FnMut([u64; 2])) {
-        let index = self.get(AREA + 8);
-        let records = (BRANCHES..index).step_by(24);
-        records.map(|at| [self.get(at), self.get(at + 8)]).for_each(take);
+        let field = self.store.field();
+        let index = self.get(AREA + field);
+        let records = (BRANCHES..index).step_by(self.store.branch_record() as usize);
+        records.map(|at| [self.get(at), self.get(at + field)]).for_each(take);
         // As software does that has emptied the buffer. The units read it anew with the next batch.
-        self.set(AREA + 8, BRANCHES);
+        let at = (AREA + field - ROOM) as usize;
+        self.room[at..at + field as usize].copy_from_slice(&BRANCHES.to_le_bytes()[..field as usize]);
+    }
+
+    /// Appends the packets that have been put out since this was asked last. There must not be more than the regions hold.
+    pub fn take_packets(&mut self, cpu: &mut dyn Processor, packets: &mut Vec<u8>) {
+        let Ok(pointers) = self.read_msr(IA32_RTIT_OUTPUT_MASK_PTRS, cpu) else {
+            return;
+        };
+        let before = self.regions.iter().take((pointers as u32 >> 7) as usize);
+        let to = before.map(|size| 4096 << size).sum::<u64>() + (pointers >> 32);
+        let end = self.regions.iter().map(|size| 4096 << size).sum();
+        let room = |from: u64, to: u64| {
+            let at = (TRACE - ROOM) as usize;
+            at + from as usize..at + to as usize
+        };
+        if to < self.taken {
+            packets.extend_from_slice(&self.room[room(self.taken, end)]);
+            self.taken = 0;
+        }
+        packets.extend_from_slice(&self.room[room(self.taken, to)]);
+        self.taken = to;
+    }
+
+    /// Sends what the trace unit keeps back, calls `between`, and has it send a PSB with the whole state. Everything up to the next
+    /// instruction must have been told.
+    pub fn synchronize(&mut self, cpu: &mut dyn Processor, between: impl FnOnce(&mut Self, &mut dyn Processor)) {
+        self.with(cpu, |units, cpu| units.pt.iter_mut().for_each(|pt| pt.flush(cpu)));
+        between(self, cpu);
+        self.with(cpu, |units, cpu| units.pt.iter_mut().for_each(|pt| pt.synchronize(cpu)));
     }
 
     fn with<T>(&mut self, cpu: &mut dyn Processor, f: impl FnOnce(&mut Units, &mut dyn Processor) -> T) -> T {
@@ -145,7 +198,13 @@ fn registers(model: &CpuModel, unit: Unit) -> Vec<(u32, u64)> {
     match unit {
         Unit::Lbr if model.features().arch_lbr() => vec![(IA32_LBR_CTL, 0x7F_0007)],
         Unit::Lbr => vec![(IA32_DEBUGCTL, 1)],
-        Unit::Bts => vec![(IA32_DS_AREA, AREA), (IA32_DEBUGCTL, 0xC0)],
+        Unit::Bts => {
+            let control = match model.units.debugctl.map(|caps| caps.layout) {
+                Some(DebugCtlLayout::NetBurst) => DebugCtlA::new().with_tr(true).with_bts(true).into_bits(),
+                _ => DebugCtl::new().with_tr(true).with_bts(true).into_bits(),
+            };
+            vec![(IA32_DS_AREA, AREA), (IA32_DEBUGCTL, control)]
+        }
         Unit::Counters => vec![(IA32_FIXED_CTR_CTRL, 0x33), (IA32_PERF_GLOBAL_CTRL, 3 << 32)],
         // BR_INST_RETIRED, enabled in all rings.
         Unit::BranchCounter => vec![

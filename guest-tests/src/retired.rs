@@ -13,6 +13,43 @@ use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow
 /// Instructions in a window, which has one hash, unless said otherwise.
 pub const WINDOW_LEN: u64 = 100_000;
 
+/// What the hash of a stream is multiplied by for each instruction.
+const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
+
+/// Spreads an address over all bits.
+fn spread(ip: u64) -> u64 {
+    let product = (ip ^ ip >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    product ^ product >> 29
+}
+
+/// What some instructions in a row do to the hash of a stream, whatever was before them.
+#[derive(Clone, Copy, Debug)]
+pub struct Sum {
+    /// How many there are.
+    pub count: u64,
+    factor: u64,
+    addend: u64,
+}
+
+impl Default for Sum {
+    fn default() -> Self {
+        Sum {
+            count: 0,
+            factor: 1,
+            addend: 0,
+        }
+    }
+}
+
+impl Sum {
+    /// One more.
+    pub fn push(&mut self, ip: u64) {
+        self.count += 1;
+        self.factor = self.factor.wrapping_mul(FACTOR);
+        self.addend = self.addend.wrapping_mul(FACTOR).wrapping_add(spread(ip));
+    }
+}
+
 /// A rolling hash of instruction pointers, kept at the end of each window of so many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stream<const WINDOW: u64 = WINDOW_LEN> {
@@ -25,6 +62,8 @@ pub struct Stream<const WINDOW: u64 = WINDOW_LEN> {
     pub skip: Vec<Range<u64>>,
     /// Hashes after the last instructions, each at the place of its number.
     recent: Vec<u64>,
+    /// From this number on they are kept.
+    recent_from: u64,
 }
 
 /// So many hashes of single instructions are kept.
@@ -40,11 +79,23 @@ impl<const WINDOW: u64> Stream<WINDOW> {
             self.recent = vec![0; RECENT as usize];
         }
         self.recent[(self.count % RECENT) as usize] = self.hash;
-        self.hash = (self.hash ^ ip).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        self.hash = self.hash.wrapping_mul(FACTOR).wrapping_add(spread(ip));
         self.count += 1;
         if self.count.is_multiple_of(WINDOW) {
             self.windows.push(self.hash);
         }
+    }
+
+    /// The next ones at once. False, and nothing done, where a window would end among them, or some may have to be left out: they
+    /// are to be pushed one by one.
+    pub fn add(&mut self, sum: &Sum) -> bool {
+        let fits = self.count % WINDOW + sum.count < WINDOW && self.skip.is_empty();
+        if fits {
+            self.hash = self.hash.wrapping_mul(sum.factor).wrapping_add(sum.addend);
+            self.count += sum.count;
+            self.recent_from = self.count;
+        }
+        fits
     }
 
     /// All so far, in one number.
@@ -57,7 +108,7 @@ impl<const WINDOW: u64> Stream<WINDOW> {
         if count == self.count {
             return Some(self.hash);
         }
-        let kept = count < self.count && self.count - count <= RECENT;
+        let kept = count < self.count && self.count - count <= RECENT && count >= self.recent_from;
         kept.then(|| self.recent[(count % RECENT) as usize])
     }
 
@@ -238,5 +289,30 @@ impl Watch for Retired {
             _ => {}
         }
         Effects::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_at_once_are_instructions_one_by_one() {
+        let ips: Vec<u64> = (0..1000u64).map(|n| n * n * 0x1_0001).collect();
+        let mut one = Stream::<100>::default();
+        ips.iter().for_each(|ip| one.push(*ip));
+        let mut other = Stream::<100>::default();
+        for part in ips.chunks(7) {
+            let mut sum = Sum::default();
+            part.iter().for_each(|ip| sum.push(*ip));
+            if !other.add(&sum) {
+                part.iter().for_each(|ip| other.push(*ip));
+            }
+        }
+        assert_eq!((one.compare(&other), &one.windows), (Ok(()), &other.windows));
+        assert_eq!(one.windows.len(), 10);
+        let mut swapped = Stream::<100>::default();
+        ips.iter().rev().for_each(|ip| swapped.push(*ip));
+        assert!(one.compare(&swapped).is_err());
     }
 }

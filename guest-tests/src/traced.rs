@@ -9,7 +9,8 @@ use devices::unit::pt::Pt;
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use engine::{Cpu, Exit, Options};
 use iced_x86::code_asm::*;
-use minivmm::machine::memory::Memory;
+use minivmm::machine::Machine;
+use minivmm::machine::memory::{Memory, SoftEngine};
 use x86::model::CpuModel;
 use x86::msr::*;
 use x86::pt::RtitCtl;
@@ -221,8 +222,11 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
     a.mov(r15d, plan.blocks)?;
     a.xor(r14d, r14d)?;
     a.mov(r13, plan.seed | 1)?;
-    wrmsr(&mut a, IA32_RTIT_OUTPUT_BASE, TOPA)?;
-    wrmsr(&mut a, IA32_RTIT_CTL, ctl.into_bits())?;
+    let traces = plan.model.units.pt.is_some();
+    if traces {
+        wrmsr(&mut a, IA32_RTIT_OUTPUT_BASE, TOPA)?;
+        wrmsr(&mut a, IA32_RTIT_CTL, ctl.into_bits())?;
+    }
     // Into ring 3: SS, RSP, RFLAGS with IF, CS, RIP.
     a.push(0x23)?;
     a.push(STACK as i32)?;
@@ -375,7 +379,9 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
     a.int(0x81)?;
     let mut stop = a.create_label();
     a.set_label(&mut stop)?;
-    wrmsr(&mut a, IA32_RTIT_CTL, 0)?;
+    if traces {
+        wrmsr(&mut a, IA32_RTIT_CTL, 0)?;
+    }
     a.hlt()?;
     a.set_label(&mut handler)?;
     a.push(rax)?;
@@ -414,11 +420,16 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
     Ok((image, code_len, handler))
 }
 
-/// Runs a program to its end.
-///
-/// # Panics
-/// When the machine does not get there: these programs are the test's own.
-pub fn run(plan: &Plan) -> Run {
+/// A program about to run.
+struct Ready {
+    code: Vec<u8>,
+    /// The table of output regions.
+    entries: [u64; 4],
+    memory: Memory,
+    cpu: Box<Cpu>,
+}
+
+fn prepare(plan: &Plan) -> Ready {
     let (image, code_len, _) = program(plan).expect("the program assembles");
     let (code, idt) = image.split_at(code_len as usize);
     let memory = Memory::new(16 << 20).expect("16 MiB are to be had");
@@ -456,11 +467,65 @@ pub fn run(plan: &Plan) -> Run {
 
     let mut state = long_mode(plan.model, 0x2F);
     (state.cr4, state.efer, state.gpr[4]) = (0x6A0, 0xD01, KERNEL_STACK);
+    let mut cpu = Cpu::new(plan.model);
+    cpu.set_state(&state);
+    Ready {
+        code: code.to_vec(),
+        entries,
+        memory,
+        cpu,
+    }
+}
+
+/// Goes on to HLT, with external interrupts.
+fn go(plan: &Plan, engine: &mut SoftEngine, cpu: &mut Cpu, bus: &mut dyn Bus) {
+    let slice = if plan.interrupts == 0 {
+        1_000_000
+    } else {
+        plan.interrupts
+    };
+    for _ in 0..1_000_000u32 {
+        match engine.get().run(cpu, bus, slice) {
+            Exit::Halt => return,
+            Exit::Budget if plan.interrupts != 0 && cpu.state().rflags & 1 << 9 != 0 => {
+                engine.get().interrupt(cpu, bus, 0x40);
+            }
+            Exit::Budget | Exit::Bus | Exit::Pause | Exit::Window => {}
+            other => panic!("{other:?} at {:x}", cpu.state().rip),
+        }
+    }
+    panic!("the program has come to its end: {:x?}", cpu.state());
+}
+
+/// Runs a program to its end on a machine of the model, whose own units it programs, with an observer beside them.
+///
+/// # Panics
+/// When the machine does not get there: these programs are the test's own.
+pub fn observe(plan: &Plan, observer: Box<dyn Watch + Send>) {
+    let Ready { memory, mut cpu, .. } = prepare(plan);
     let mut soft = memory
         .engine(plan.model, Options::default())
         .expect("the host can run the model");
-    let mut cpu = Cpu::new(plan.model);
-    cpu.set_state(&state);
+    let mut machine = Machine::new(plan.model, 1, memory, 0, 0, Box::new(std::io::sink()));
+    machine.observe(0, Some(observer));
+    go(plan, &mut soft, &mut cpu, &mut machine);
+    machine.observe(0, None);
+}
+
+/// Runs a program to its end.
+///
+/// # Panics
+/// When the machine does not get there: these programs are the test's own.
+pub fn run(plan: &Plan) -> Run {
+    let Ready {
+        code,
+        entries,
+        memory,
+        mut cpu,
+    } = prepare(plan);
+    let mut soft = memory
+        .engine(plan.model, Options::default())
+        .expect("the host can run the model");
     let mut world = World {
         model: plan.model,
         pt: Pt::new(plan.model.units.pt.expect("a model with processor trace")),
@@ -472,21 +537,7 @@ pub fn run(plan: &Plan) -> Run {
         os: plan.ctl.os(),
         transactions: [0; 2],
     };
-    let slice = if plan.interrupts == 0 {
-        1_000_000
-    } else {
-        plan.interrupts
-    };
-    for _ in 0..1_000_000u32 {
-        match soft.get().run(&mut cpu, &mut world, slice) {
-            Exit::Halt => break,
-            Exit::Budget if plan.interrupts != 0 && cpu.state().rflags & 1 << 9 != 0 => {
-                soft.get().interrupt(&mut cpu, &mut world, 0x40);
-            }
-            Exit::Budget | Exit::Bus | Exit::Pause | Exit::Window => {}
-            other => panic!("{other:?} at {:x}", cpu.state().rip),
-        }
-    }
+    go(plan, &mut soft, &mut cpu, &mut world);
     assert!(
         !world.pt.trace_en(),
         "the program has come to its end: {:x?}",
@@ -507,7 +558,7 @@ pub fn run(plan: &Plan) -> Run {
         trace.extend_from_slice(&bytes);
     }
     Run {
-        code: code.to_vec(),
+        code,
         trace,
         retired: world.retired,
         written: world.written,

@@ -3,7 +3,6 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -135,6 +134,11 @@ pub enum Event {
         /// Where execution went.
         to: u64,
     },
+    /// MOV to CR3, a far transfer that loads it, or what a PSB says of it.
+    Paging {
+        /// CR3 without bits 4:0.
+        cr3: u64,
+    },
     /// Any other, by its number in `enum pt_event_type`.
     Other(i32),
 }
@@ -151,6 +155,7 @@ impl Event {
                 from: first,
                 to: second,
             },
+            4 | 5 => Event::Paging { cr3: first },
             12 => Event::Stopped { ip },
             13 => Event::Mwait {
                 hints: second as u32,
@@ -209,12 +214,17 @@ unsafe extern "C" {
     fn pt_blk_next(decoder: *mut c_void, block: *mut RawBlock, size: usize) -> c_int;
     fn pt_blk_event(decoder: *mut c_void, event: *mut RawEvent, size: usize) -> c_int;
     fn pt_iscache_alloc(name: *const c_char) -> *mut c_void;
+    fn pt_iscache_set_limit(cache: *mut c_void, limit: u64) -> c_int;
     fn pt_iscache_free(cache: *mut c_void);
     fn pt_iscache_add_file(cache: *mut c_void, file: *const c_char, offset: u64, size: u64, vaddr: u64) -> c_int;
     fn pt_image_alloc(name: *const c_char) -> *mut c_void;
     fn pt_image_free(image: *mut c_void);
     fn pt_image_add_cached(image: *mut c_void, cache: *mut c_void, isid: c_int, asid: *const c_void) -> c_int;
 }
+
+/// Of `struct pt_conf_flags`.
+const END_ON_CALL: u32 = 1;
+const END_ON_JUMP: u32 = 1 << 2;
 
 const EVENT_PENDING: c_int = 1;
 const END_OF_TRACE: c_int = 4;
@@ -329,6 +339,9 @@ pub fn packets(trace: &[u8]) -> Result<Vec<Packet>, Error> {
     fail(offset, status).map(|()| found)
 }
 
+/// Bytes of sections that stay mapped, together with what libipt knows of their code.
+const MAPPED: u64 = 256 << 20;
+
 /// Code for libipt: sections in files, which it maps, in a section cache.
 #[derive(Debug)]
 pub struct Image {
@@ -340,36 +353,37 @@ pub struct Image {
 impl Image {
     /// An image of sections, each with its address. Their bytes go to temporary files.
     pub fn new<'a>(sections: impl IntoIterator<Item = (u64, &'a [u8])>) -> Image {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
         // SAFETY: a null name is allowed.
         let (image, cache) = unsafe { (pt_image_alloc(ptr::null()), pt_iscache_alloc(ptr::null())) };
         assert!(!image.is_null() && !cache.is_null(), "libipt has no memory");
+        // SAFETY: the cache was allocated above.
+        let status = unsafe { pt_iscache_set_limit(cache, MAPPED) };
+        assert!(status >= 0, "libipt does not take a limit: {}", message(status));
         let mut own = Image {
             image,
             cache,
             files: Vec::new(),
         };
         for (ip, bytes) in sections {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = std::env::temp_dir().join(format!("pt-oracle-{}-{number}", std::process::id()));
-            let mut file = std::fs::File::create(&path).expect("a temporary file");
-            file.write_all(bytes).expect("room for a temporary file");
-            let name = CString::new(path.as_os_str().as_bytes()).expect("a path without NUL");
-            own.files.push(path);
-            // SAFETY: image and cache were allocated above; the name is a C string, which libipt copies.
-            let status = unsafe {
-                match pt_iscache_add_file(cache, name.as_ptr(), 0, bytes.len() as u64, ip) {
-                    isid if isid > 0 => pt_image_add_cached(image, cache, isid, ptr::null()),
-                    status => status.min(-PTE_NOMEM),
-                }
-            };
-            assert!(status >= 0, "libipt does not take a section: {}", message(status));
+            own.add(ip, bytes, None);
         }
         own
     }
-}
 
-impl Image {
+    /// Adds a section over what is there: of one address space (CR3 without bits 4:0), or of all.
+    ///
+    /// # Panics
+    /// When libipt does not take it.
+    pub fn add(&mut self, address: u64, bytes: &[u8], cr3: Option<u64>) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // One file each: libipt does not take a file that has grown since.
+        let path = std::env::temp_dir().join(format!("pt-oracle-{}-{number}", std::process::id()));
+        std::fs::write(&path, bytes).expect("room for a temporary file");
+        self.add_file(&path, 0, bytes.len() as u64, address, cr3);
+        self.files.push(path);
+    }
+
     /// Adds a part of a file at an address, over what is there: of one address space (CR3 without bits 4:0), or of all.
     ///
     /// # Panics
@@ -388,6 +402,9 @@ impl Image {
         assert!(status >= 0, "libipt does not take a section: {}", message(status));
     }
 }
+
+// SAFETY: libipt keeps nothing by thread, and both allocations belong to this value alone.
+unsafe impl Send for Image {}
 
 impl Drop for Image {
     fn drop(&mut self) {
@@ -459,13 +476,53 @@ pub fn steps(trace: &[u8], image: &Image, mut visit: impl FnMut(Step)) -> Result
     end(status, offset, insn.ip)
 }
 
+/// Instructions that were executed one after the other, as libipt's block decoder gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Address of the first.
+    pub ip: u64,
+    /// Address of the last.
+    pub last: u64,
+    /// How many.
+    pub count: u16,
+    /// 16, 32 or 64.
+    pub bits: u32,
+}
+
+/// What libipt's block decoder gives, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Instructions ran.
+    Block(Block),
+    /// Something else happened.
+    Event(Event),
+}
+
 /// Gives each block's first address and number of instructions to `visit`, as libipt's block decoder finds them.
 ///
 /// # Errors
 ///
 /// Whatever it cannot decode.
 pub fn blocks(trace: &[u8], image: &Image, mut visit: impl FnMut(u64, u16)) -> Result<(), Error> {
-    let config = config(trace);
+    parts(config(trace), image, |part| {
+        if let Part::Block(block) = part {
+            visit(block.ip, block.count);
+        }
+    })
+}
+
+/// The same for blocks without a branch among them, with all that is known of them, and the events between them.
+///
+/// # Errors
+///
+/// Whatever it cannot decode.
+pub fn straight(trace: &[u8], image: &Image, visit: impl FnMut(Part)) -> Result<(), Error> {
+    let mut config = config(trace);
+    config.flags[0] = END_ON_CALL | END_ON_JUMP;
+    parts(config, image, visit)
+}
+
+fn parts(config: Config, image: &Image, mut visit: impl FnMut(Part)) -> Result<(), Error> {
     // SAFETY: the configuration is whole, and the trace that it points to outlives the decoder, which only reads it.
     let decoder = unsafe { pt_blk_alloc_decoder(&config) };
     assert!(!decoder.is_null(), "libipt has no memory");
@@ -481,13 +538,22 @@ pub fn blocks(trace: &[u8], image: &Image, mut visit: impl FnMut(u64, u16)) -> R
             let mut event = RawEvent::default();
             // SAFETY: as above; the event has the size that is passed.
             status = unsafe { pt_blk_event(decoder, &mut event, size_of::<RawEvent>()) };
+            if status >= 0 {
+                visit(Part::Event(Event::of(&event)));
+            }
         } else if status & END_OF_TRACE != 0 {
             break;
         } else {
+            block.ninsn = 0;
             // SAFETY: as above; the block has the size that is passed.
             status = unsafe { pt_blk_next(decoder, &mut block, size_of::<RawBlock>()) };
             if block.ninsn > 0 {
-                visit(block.ip, block.ninsn);
+                visit(Part::Block(Block {
+                    ip: block.ip,
+                    last: block.end_ip,
+                    count: block.ninsn,
+                    bits: 8 << block.mode,
+                }));
             }
         }
     }

@@ -12,8 +12,12 @@
 //! A part that shows DTES64 uses quadwords in every mode. Bit 4 of the flags says that the branch was predicted; the Core and
 //! Atom microarchitectures leave it 0.
 //!
-//! BTS_OFF_OS and BTS_OFF_USR keep rings out (Table 18-6 "CPL-Qualified Branch Trace Store Encodings"). As with last-branch
-//! records, the ring where the branch ends counts. TR with both, or without BTS, makes messages that nobody stores.
+//! BTS_OFF_OS and BTS_OFF_USR keep rings out: a record "is skipped if CPL is 0", or is above 0 (18.4.1 "IA32_DEBUGCTL MSR",
+//! Table 18-6 "CPL-Qualified Branch Trace Store Encodings"). That is the CPL at which the branch is executed or the event
+//! comes, unlike with last-branch records, whose filter is said to look at where a branch *ends*. So with BTS_OFF_OS a system
+//! call and a page fault of ring 3 are stored, with the kernel's entry as TO, which is what Linux has seen parts do (its driver
+//! keeps the buffer from users for that), and SYSRET and IRET are not. TR with both, or without BTS, makes messages that nobody
+//! stores.
 //!
 //! With BTINT clear the buffer is a ring. With BTINT set, the record that takes the index to the threshold or beyond asks for
 //! a performance-monitoring interrupt, and so does every record after it until the handler has moved the index: a request that
@@ -284,7 +288,7 @@ fn stores(control: DebugCtl) -> bool {
 
 /// Whether this branch is.
 fn passes(record: &BranchRecord, control: DebugCtl) -> bool {
-    let off = if record.to_cpl == 0 {
+    let off = if record.from_cpl == 0 {
         control.bts_off_os()
     } else {
         control.bts_off_usr()

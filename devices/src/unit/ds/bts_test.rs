@@ -182,8 +182,8 @@ fn tr_bts_and_the_ring_filters_decide_what_is_stored() {
         (c().with_bts(true), &[][..], "TR clear: no messages"),
         (c().with_tr(true), &[], "BTS clear: messages, not stored"),
         (on(), &all[..], "everything"),
-        (on().with_bts_off_os(true), &[user, ring1, leave], "CPL > 0"),
-        (on().with_bts_off_usr(true), &[kernel, enter], "CPL = 0"),
+        (on().with_bts_off_os(true), &[user, ring1, enter], "CPL > 0"),
+        (on().with_bts_off_usr(true), &[kernel, leave], "CPL = 0"),
         (on().with_bts_off_os(true).with_bts_off_usr(true), &[], "neither ring"),
         (on().with_lbr(true), &all, "LBR has no say"),
     ] {

@@ -1,0 +1,6 @@
+//! One oracle: what every unit tells of a run is the engine's log of it. The units are an observer's.
+
+mod boot;
+mod code;
+mod judge;
+mod programs;
