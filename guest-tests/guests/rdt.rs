@@ -140,7 +140,10 @@ fn errors() {
 /// Reads a byte of each line of so many bytes from the start.
 fn walk(bytes: usize) {
     static MEMORY: [AtomicU64; 1 << 18] = [const { AtomicU64::new(0) }; 1 << 18];
-    MEMORY[..bytes / 8].iter().step_by(8).for_each(|word| _ = word.load(Relaxed));
+    MEMORY[..bytes / 8]
+        .iter()
+        .step_by(8)
+        .for_each(|word| _ = word.load(Relaxed));
 }
 
 /// What an RMID has read is in the cache under its name, and has come from memory for it, once.
@@ -155,7 +158,10 @@ fn occupancy_and_bandwidth() {
     let all = counter(1, OCCUPANCY) * unit;
     // A little more is the stack's and the code's own data.
     for (measured, read) in [(half, 1 << 20), (all, 2u64 << 20)] {
-        assert!(measured + unit > read && measured < read + (128 << 10), "{measured} of {read}");
+        assert!(
+            measured + unit > read && measured < read + (128 << 10),
+            "{measured} of {read}"
+        );
     }
     for event in (2..=3).filter(|event| events >> (event - 1) & 1 != 0) {
         let moved = counter(1, event) * unit;

@@ -140,6 +140,16 @@ impl Observer {
         u64::from_le_bytes(bytes)
     }
 
+    /// Has the trace unit trace these addresses alone, both inclusive. To be said before it begins.
+    pub fn filter(&mut self, first: u64, last: u64) {
+        for (_, ctl) in self.first.iter_mut().filter(|(msr, _)| *msr == IA32_RTIT_CTL) {
+            *ctl = x86::pt::RtitCtl::from_bits(*ctl).with_addr_cfg(1).into_bits();
+        }
+        // TraceEn comes last.
+        self.first.insert(0, (IA32_RTIT_ADDR0_A, first));
+        self.first.insert(1, (IA32_RTIT_ADDR0_A + 1, last));
+    }
+
     /// RDMSR of the units, the processor being where it is.
     ///
     /// # Errors
@@ -340,6 +350,12 @@ impl Processor for Lent<'_> {
     // The guest's breakpoints are its own units' affair.
     fn cr4(&self) -> u64 {
         self.cpu.cr4()
+    }
+    fn physical(&mut self, linear: u64) -> Option<u64> {
+        match self.at(linear, 1) {
+            Some(_) => Some(linear),
+            None => self.cpu.physical(linear),
+        }
     }
     fn retired(&self) -> u64 {
         self.cpu.retired()

@@ -6,9 +6,9 @@
 //! within a set, filled by every load and store, with no prefetch and no traffic between cores.
 //!
 //! # Practice
-//! Lines are known by linear address, since that is what the seam announces; addresses in the lower half also by CR3, as two
-//! processes have different memory there. What is physically shared there counts as different. The last-level cache is a
-//! piece of its own ([`Shared`]), so that the cores of a package can have one between them, tags its lines with the RMID that
+//! Lines are known by physical address, as [`Processor::physical`](x86::seam::Processor::physical) tells it for the linear one
+//! that the seam announces: what two processes share is one line, and an instruction that has changed its own mapping meets
+//! the new one. The last-level cache is a piece of its own ([`Shared`]), so that the cores of a package can have one between them, tags its lines with the RMID that
 //! brought them in, and fills only the ways that a capacity mask allows.
 //!
 //! # Left out
@@ -130,15 +130,15 @@ impl Geometry {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Line {
-    /// [`EMPTY`] for none.
-    key: u64,
+    /// Physical address in lines; [`EMPTY`] for none.
+    number: u64,
     used: u32,
     rmid: u16,
 }
 
 const EMPTY: u64 = u64::MAX;
 const NO_LINE: Line = Line {
-    key: EMPTY,
+    number: EMPTY,
     used: 0,
     rmid: 0,
 };
@@ -180,8 +180,8 @@ impl Cache {
         self.lines.len() as u64 * LINE
     }
 
-    /// Looks a line up, and fills it in for its owner if it is not there.
-    pub fn access(&mut self, index: u64, key: u64, owner: Owner) -> Found {
+    /// Looks a line up by its number, and fills it in for its owner if it is not there.
+    pub fn access(&mut self, number: u64, owner: Owner) -> Found {
         if self.lines.is_empty() {
             return Found {
                 hit: false,
@@ -197,9 +197,9 @@ impl Cache {
                 1
             }
         };
-        let set = (index % u64::from(self.sets)) as usize * self.ways as usize;
+        let set = (number % u64::from(self.sets)) as usize * self.ways as usize;
         let lines = &mut self.lines[set..][..self.ways as usize];
-        if let Some(line) = lines.iter_mut().find(|line| line.key == key) {
+        if let Some(line) = lines.iter_mut().find(|line| line.number == number) {
             line.used = self.clock;
             return Found {
                 hit: true,
@@ -210,7 +210,7 @@ impl Cache {
         let allowed = |way: usize| owner.ways >> way & 1 != 0;
         let victim = (0..lines.len())
             .filter(|&way| allowed(way))
-            .min_by_key(|&way| (lines[way].key != EMPTY, lines[way].used));
+            .min_by_key(|&way| (lines[way].number != EMPTY, lines[way].used));
         let Some(way) = victim else {
             return Found {
                 hit: false,
@@ -221,14 +221,14 @@ impl Cache {
         let old = std::mem::replace(
             &mut lines[way],
             Line {
-                key,
+                number,
                 used: self.clock,
                 rmid: owner.rmid,
             },
         );
         Found {
             hit: false,
-            evicted: (old.key != EMPTY).then_some(old.rmid),
+            evicted: (old.number != EMPTY).then_some(old.rmid),
             filled: true,
         }
     }
@@ -276,8 +276,8 @@ impl Shared {
         self.traffic.get(rmid as usize).copied().unwrap_or(0).wrapping_mul(LINE)
     }
 
-    fn access(&mut self, index: u64, key: u64, owner: Owner) -> Place {
-        let found = self.l3.access(index, key, owner);
+    fn access(&mut self, line: u64, owner: Owner) -> Place {
+        let found = self.l3.access(line, owner);
         if found.hit {
             return Place::L3;
         }
@@ -307,21 +307,29 @@ impl Core {
         }
     }
 
-    /// An access, with CR3. `None` for ports.
-    pub fn access(&mut self, access: &Access, cr3: u64, shared: &mut Shared, owner: Owner) -> Option<Memory> {
+    /// An access, with what tells physical addresses. `None` for ports.
+    pub fn access(
+        &mut self,
+        access: &Access,
+        mut physical: impl FnMut(u64) -> Option<u64>,
+        shared: &mut Shared,
+        owner: Owner,
+    ) -> Option<Memory> {
         let (load, store) = match access.kind {
             AccessKind::Read => (true, false),
             AccessKind::Write => (false, true),
             AccessKind::ReadWrite => (true, true),
             AccessKind::PortRead | AccessKind::PortWrite => return None,
         };
+        // What is mapped no longer counts as where it was told.
+        let mut line = |linear| physical(linear).unwrap_or(linear) / LINE;
         let last = access.address.wrapping_add(u64::from(access.size.max(1)) - 1);
-        let first = self.line(access.address, cr3, shared, owner);
+        let first = self.line(line(access.address), shared, owner);
         // The slower line makes the access wait. An access has two at most: what is longer than a line is cut.
         let place = if last / LINE == access.address / LINE {
             first
         } else {
-            first.max(self.line(last, cr3, shared, owner))
+            first.max(self.line(line(last), shared, owner))
         };
         Some(Memory {
             address: access.address,
@@ -332,21 +340,14 @@ impl Core {
         })
     }
 
-    fn line(&mut self, address: u64, cr3: u64, shared: &mut Shared, owner: Owner) -> Place {
-        let index = address / LINE;
-        // Lines of the lower half belong to a process. A product with an odd number mixes CR3's page into the key.
-        let key = if address >> 63 == 0 {
-            index ^ (cr3 >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) & EMPTY >> 1
-        } else {
-            index | 1 << 63
-        } & !(1 << 62);
-        if self.l1.access(index, key, Owner::ANYBODY).hit {
+    fn line(&mut self, line: u64, shared: &mut Shared, owner: Owner) -> Place {
+        if self.l1.access(line, Owner::ANYBODY).hit {
             return Place::L1;
         }
-        if self.l2.access(index, key, Owner::ANYBODY).hit {
+        if self.l2.access(line, Owner::ANYBODY).hit {
             return Place::L2;
         }
-        shared.access(index, key, owner)
+        shared.access(line, owner)
     }
 }
 
@@ -366,9 +367,9 @@ impl Hierarchy {
         }
     }
 
-    /// An access, with CR3. `None` for ports.
-    pub fn access(&mut self, access: &Access, cr3: u64) -> Option<Memory> {
-        self.core.access(access, cr3, &mut self.shared, Owner::ANYBODY)
+    /// As [`Core::access`].
+    pub fn access(&mut self, access: &Access, physical: impl FnMut(u64) -> Option<u64>) -> Option<Memory> {
+        self.core.access(access, physical, &mut self.shared, Owner::ANYBODY)
     }
 }
 
@@ -415,7 +416,7 @@ mod tests {
     #[test]
     fn a_line_is_found_where_it_was_left() {
         let mut caches = Hierarchy::of(&WESTMERE);
-        let place = |caches: &mut Hierarchy, address| caches.access(&read(address), 0).unwrap().place;
+        let place = |caches: &mut Hierarchy, address| caches.access(&read(address), Some).unwrap().place;
         assert_eq!(place(&mut caches, 0x1000), Place::Memory, "cold");
         assert_eq!(place(&mut caches, 0x1008), Place::L1, "the same line");
         assert_eq!(place(&mut caches, 0x1040), Place::Memory, "the next one");
@@ -432,26 +433,35 @@ mod tests {
             kind: AccessKind::PortRead,
             ..read(0x60)
         };
-        assert_eq!(caches.access(&port, 0), None);
+        assert_eq!(caches.access(&port, Some), None);
     }
 
     // covers: 4/cache-places
     #[test]
-    fn processes_have_different_memory_below_and_the_same_above() {
+    fn a_line_is_its_physical_address_whatever_leads_there() {
         let mut caches = Hierarchy::of(&WESTMERE);
-        let (user, kernel) = (0x7FFF_0000, 0xFFFF_8880_0000_0000);
-        for (address, cr3, place) in [
-            (user, 0x1000, Place::Memory),
-            (user, 0x1000, Place::L1),
-            (user, 0x2000, Place::Memory),
-            (kernel, 0x1000, Place::Memory),
-            (kernel, 0x2000, Place::L1),
+        // Two processes' pages: 7FFF0000H is another page for each, 10000H is one that they share, and 11000H leads to it, too.
+        let page = |process: u64, linear: u64| match linear & !0xFFF {
+            0x7FFF_0000 => Some(process << 12 | linear & 0xFFF),
+            0x1_0000 | 0x1_1000 => Some(0x9_0000 | linear & 0xFFF),
+            _ => None,
+        };
+        for (address, process, place) in [
+            (0x7FFF_0000, 1, Place::Memory),
+            (0x7FFF_0000, 1, Place::L1),
+            (0x7FFF_0000, 2, Place::Memory),
+            (0x1_0040, 1, Place::Memory),
+            (0x1_0040, 2, Place::L1),
+            (0x1_1040, 2, Place::L1),
+            // Not mapped any more.
+            (0x5000, 1, Place::Memory),
+            (0x5000, 1, Place::L1),
+            // From one page into another that is not in the cache.
+            (0x1_0FFC, 1, Place::Memory),
+            (0x1_0FFC, 1, Place::L1),
         ] {
-            assert_eq!(
-                caches.access(&read(address), cr3).unwrap().place,
-                place,
-                "{address:#x} {cr3:#x}"
-            );
+            let found = caches.access(&read(address), |linear| page(process, linear));
+            assert_eq!(found.unwrap().place, place, "{address:#x} {process}");
         }
     }
 
@@ -464,20 +474,20 @@ mod tests {
         let stride = u64::from(shared.l3.sets) * LINE;
         // Far more lines of one set than there are ways.
         for n in 0..64 {
-            core.access(&read(n * stride), 0, &mut shared, a);
+            core.access(&read(n * stride), Some, &mut shared, a);
         }
         assert_eq!(shared.occupancy(1), 2 * LINE, "two ways");
         assert_eq!(shared.traffic(1), 64 * LINE);
         for n in 100..164 {
-            core.access(&read(n * stride), 0, &mut shared, b);
+            core.access(&read(n * stride), Some, &mut shared, b);
         }
         assert_eq!((shared.occupancy(1), shared.occupancy(2)), (2 * LINE, 14 * LINE));
         for n in 200..264 {
-            core.access(&read(n * stride), 0, &mut shared, Owner { rmid: 3, ways: !0 });
+            core.access(&read(n * stride), Some, &mut shared, Owner { rmid: 3, ways: !0 });
         }
         assert_eq!(shared.occupancy(3), 16 * LINE, "the others' lines went");
         assert_eq!((shared.occupancy(1), shared.occupancy(2)), (0, 0));
-        core.access(&read(1 << 40), 0, &mut shared, Owner { rmid: 4, ways: 0 });
+        core.access(&read(1 << 40), Some, &mut shared, Owner { rmid: 4, ways: 0 });
         assert_eq!((shared.occupancy(4), shared.traffic(4)), (0, LINE), "no way, no line");
     }
 

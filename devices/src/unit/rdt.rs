@@ -117,10 +117,10 @@ impl Probe {
         self.owner = owner;
     }
 
-    /// A load or store with this CR3.
-    pub fn access(&mut self, access: &Access, cr3: u64) {
+    /// A load or store, with what tells physical addresses.
+    pub fn access(&mut self, access: &Access, physical: impl FnMut(u64) -> Option<u64>) {
         let Self { core, last, owner } = self;
-        last.shared(|shared| core.access(access, cr3, shared, *owner));
+        last.shared(|shared| core.access(access, physical, shared, *owner));
     }
 }
 
@@ -533,7 +533,7 @@ mod tests {
                 kind: x86::seam::AccessKind::Read,
                 ip: 0,
             };
-            probe.access(&access, 0x1000);
+            probe.access(&access, Some);
         }
     }
 

@@ -474,6 +474,11 @@ pub trait Processor: TraceMem {
     fn cr4(&self) -> u64 {
         0
     }
+    /// The physical address behind a linear one, whatever rights the page gives and without a trace in the page tables; `None`
+    /// where it is not mapped. One to one, unless the processor knows better.
+    fn physical(&mut self, linear: u64) -> Option<u64> {
+        Some(linear)
+    }
     /// Instructions that this processor has retired, each REP once; in an access to an MSR, without that instruction.
     fn retired(&self) -> u64;
     /// The machine's step clock.

@@ -51,10 +51,15 @@ struct Told {
     stream: Stream<WINDOW>,
     wanted: ops::Range<u64>,
     ips: Vec<u64>,
+    /// Instructions at other addresses are left out.
+    only: Option<ops::RangeInclusive<u64>>,
 }
 
 impl Told {
     fn push(&mut self, ip: u64) {
+        if self.only.as_ref().is_some_and(|only| !only.contains(&ip)) {
+            return;
+        }
         if self.wanted.contains(&self.stream.count) {
             self.ips.push(ip);
         }
@@ -66,7 +71,7 @@ impl Told {
         let line = code.line(at.0, at.1, ip, until)?;
         let end = self.stream.count + line.sum.count;
         let wanted = self.stream.count < self.wanted.end && end > self.wanted.start;
-        if wanted || end > limit || !self.stream.add(&line.sum) {
+        if wanted || self.only.is_some() || end > limit || !self.stream.add(&line.sum) {
             code.each(at.0, at.1, ip, until, |ip| {
                 if self.stream.count < limit {
                     self.push(ip);
@@ -109,6 +114,8 @@ pub struct Judge {
     on: Vec<Unit>,
     end: End,
     ranges: Vec<Range>,
+    /// libipt is asked, too.
+    asks_libipt: bool,
     found: Verdict,
     verdict: Arc<Mutex<Verdict>>,
     code: Code,
@@ -163,6 +170,7 @@ impl Judge {
                 }],
                 End::Halt => Vec::new(),
             },
+            asks_libipt: true,
             found: Verdict::default(),
             verdict: verdict.clone(),
             decoder: Decoder::new(Shared(code.pages.clone()), Timing::default()),
@@ -184,6 +192,14 @@ impl Judge {
             words: 0,
         };
         (judge, verdict)
+    }
+
+    /// Has the trace unit trace these addresses alone. Where straight-line code leaves them libipt does not know where that was,
+    /// and is not to be asked.
+    pub fn filter(&mut self, range: ops::RangeInclusive<u64>, asks_libipt: bool) {
+        self.observer.filter(*range.start(), *range.end());
+        self.log.only = Some(range);
+        self.asks_libipt = asks_libipt;
     }
 
     fn has(&self, unit: Unit) -> bool {
@@ -415,6 +431,9 @@ impl Judge {
         if let Some(wrong) = wrong {
             return self.wrong(format!("our decoder: {wrong}"));
         }
+        if !self.asks_libipt {
+            return;
+        }
         let mut cr3 = self.cr3;
         // The image is lent to the decoder, and the code to what it calls.
         let image = std::mem::replace(&mut self.code.image, libipt::Image::new([]));
@@ -450,7 +469,8 @@ impl Judge {
 
     fn compare_streams(&mut self) {
         let others = [("our decoder", &self.ours), ("libipt", &self.libipt)];
-        let differ = others.iter().find_map(|(name, told)| {
+        let asked = if self.asks_libipt { &others[..] } else { &others[..1] };
+        let differ = asked.iter().find_map(|(name, told)| {
             let why = self.log.stream.compare(&told.stream).err()?;
             let same = self.log.stream.windows.iter().zip(&told.stream.windows);
             Some((

@@ -2,5 +2,6 @@
 
 mod boot;
 mod code;
+mod edges;
 mod judge;
 mod programs;

@@ -22,7 +22,7 @@ fn seeds() -> u64 {
 }
 
 /// What every verdict has to be; gives how many instructions and taken branches there were.
-fn judged(found: &Verdict, on: &[Unit], what: &str) -> [u64; 2] {
+pub fn judged(found: &Verdict, on: &[Unit], what: &str) -> [u64; 2] {
     assert_eq!(found.wrong, None, "{what}");
     assert!(found.ended, "{what}: {found:?}");
     if on.contains(&Unit::Pt) {

@@ -607,6 +607,12 @@ impl View<'_> {
     /// The linear address of a page with the rights of the supervisor, as the debug-store area is reached; `commit` sets
     /// accessed and dirty bits.
     fn page(&mut self, la: u64, access: mmu::Access, commit: bool) -> Result<u64, PageFault> {
+        // An implicit supervisor access ignores EFLAGS.AC.
+        let smap = self.cpu.cr4 & 1 << 21 != 0;
+        self.translate(la, access, commit, smap)
+    }
+
+    fn translate(&mut self, la: u64, access: mmu::Access, commit: bool, smap: bool) -> Result<u64, PageFault> {
         let cpu = &mut *self.cpu;
         let long = cpu.efer & 1 << 10 != 0;
         let la = if long { la } else { la & 0xffff_ffff };
@@ -622,8 +628,7 @@ impl View<'_> {
             }));
         }
         let mut paging = cpu.paging(false);
-        // An implicit supervisor access ignores EFLAGS.AC.
-        paging.smap = cpu.cr4 & 1 << 21 != 0;
+        paging.smap = smap;
         let walk = if commit { mmu::walk } else { mmu::probe };
         match walk(cpu.core(), &paging, la, access) {
             Ok(page) => Ok(page.gpa | la & 0xfff),
@@ -737,6 +742,9 @@ impl Processor for View<'_> {
         self.cpu.cr4
     }
 
+    fn physical(&mut self, linear: u64) -> Option<u64> {
+        self.translate(linear, mmu::Access::Read, false, false).ok()
+    }
     fn retired(&self) -> u64 {
         self.steps - self.cpu.iterations
     }

@@ -764,7 +764,7 @@ mod tests {
             ip: 0,
         };
         for line in 0..0x18000 / 64 * 5 {
-            a.watchers[1].probe.as_mut().unwrap().access(&access(line), 0);
+            a.watchers[1].probe.as_mut().unwrap().access(&access(line), Some);
         }
         assert_eq!(a.rdmsr(IA32_QM_CTR, 0), Ok(5));
         b.set_state(&a.state()).unwrap();

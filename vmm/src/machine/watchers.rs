@@ -114,7 +114,7 @@ impl Watch for Watchers {
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         self.tell(|observer| observer.access(access, cpu));
         if let Some(probe) = &mut self.probe {
-            probe.access(access, cpu.context().cr3);
+            probe.access(access, |linear| cpu.physical(linear));
         }
         self.units.access(access, cpu)
     }

@@ -43,6 +43,9 @@ impl Processor for Host<'_> {
     fn context(&self) -> Context {
         self.cpu.context()
     }
+    fn physical(&mut self, linear: u64) -> Option<u64> {
+        self.cpu.physical(linear)
+    }
     fn retired(&self) -> u64 {
         self.cpu.retired()
     }

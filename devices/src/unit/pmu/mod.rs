@@ -445,8 +445,7 @@ impl Pmu {
         };
         if counting != 0 {
             let caches = self.s.caches.get_or_insert_with(|| Box::new(Hierarchy::of(self.model)));
-            let cr3 = cpu.context().cr3;
-            if let Some(memory) = caches.access(access, cr3) {
+            if let Some(memory) = caches.access(access, |linear| cpu.physical(linear)) {
                 sample.memory = Some(memory);
                 for counter in each(counting) {
                     let Some(line) = self.plan.counters[counter] else {
