@@ -1,6 +1,8 @@
 //! What watching costs: the engine's time with a unit on over the same run with all off, on four loops and on the boot of
 //! Debian's cloud kernel. Medians of alternated runs, in the processor time of the thread that runs the machine.
 //!
+//! The row without units is what all off costs: nothing, if it is 1.
+//!
 //! The units are an observer's ([`guest_tests::observer`]), programmed by MSR writes before the first instruction: a booting
 //! Linux would reprogram the guest's own. They hear the same words and do the same work.
 //!
@@ -31,6 +33,8 @@ impl Watch for Recorder {
 /// What is on; the target for the ratio, if it has one.
 #[derive(Clone, Copy)]
 enum Watched {
+    /// The machine has no units at all.
+    Absent,
     Nothing,
     Recording,
     Unit(Unit),
@@ -56,6 +60,7 @@ const fn subject(name: &'static str, model: &'static CpuModel, watched: Watched,
 static SUBJECTS: [&[Subject]; 2] = [
     &[
         subject("all off", &SKYLAKE_SERVER, Watched::Nothing, None),
+        subject("no units at all", &SKYLAKE_SERVER, Watched::Absent, None),
         subject("branches recorded", &SKYLAKE_SERVER, Watched::Recording, Some(1.15)),
         subject("LBR", &SKYLAKE_SERVER, Watched::Unit(Unit::Lbr), Some(1.15)),
         subject("BTS", &SKYLAKE_SERVER, Watched::Unit(Unit::Bts), Some(3.0)),
@@ -198,10 +203,13 @@ fn once(config: &MachineConfig, subject: &Subject) -> Result<Duration, String> {
     let failed = |error: minivmm::Error| error.to_string();
     let mut vm = Vm::new(config).map_err(failed)?;
     let observer: Option<Box<dyn Watch + Send>> = match subject.watched {
-        Watched::Nothing => None,
+        Watched::Absent | Watched::Nothing => None,
         Watched::Recording => Some(Box::new(Recorder)),
         Watched::Unit(unit) => Some(Box::new(Observer::new(subject.model, &[unit]))),
     };
+    if matches!(subject.watched, Watched::Absent) {
+        vm.machine().leave_out_units();
+    }
     vm.machine().observe(0, observer);
     let mut console = Console::open(&config.serial, &[], vm.line()).map_err(failed)?;
     let (clock, start) = (Instant::now(), processor_time());
