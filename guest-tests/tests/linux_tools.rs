@@ -43,7 +43,10 @@ fn perf_counts_and_traces_on_the_model_of_pt() {
 // covers: 7/linux-msr-lbr
 #[test]
 fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
-    hold(&["--cpu-model", "skylake-server", "--cpus", "2"], &["msr-lbr"]);
+    hold(
+        &["--cpu-model", "skylake-server", "--cpus", "2"],
+        &["msr-lbr", "perf-stat", "perf-lbr", "perf-pebs"],
+    );
     if full() {
         hold(&["--cpu-model", "westmere"], &["msr-gp"]);
     }

@@ -255,10 +255,12 @@ impl Soft {
 
     /// The CPU runs, or something is pending that it lets in while halted.
     fn can_run(&mut self, index: usize, machine: &mut Machine) -> bool {
-        let cpu = &mut self.cpus[index].0;
-        if cpu.activity() == Activity::Waiting {
-            self.engine.get().wake(cpu, machine);
+        if self.cpus[index].0.activity() == Activity::Waiting {
+            self.signal(index, machine, |engine, cpu, machine| {
+                engine.wake(cpu, machine);
+            });
         }
+        let cpu = &self.cpus[index].0;
         let platform = machine.platform();
         cpu.activity() == Activity::Running
             || platform.nmi_pending(index) && cpu.nmi_deliverable()
