@@ -17,7 +17,7 @@ use crate::{linux, minivmm, program, run, target};
 /// KVM's modules in the order in which they load.
 const MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko"];
 /// A run that takes longer hangs; the host under the host is slow.
-const RUN_SECONDS: u32 = 120;
+const RUN_SECONDS: u32 = 300;
 
 /// One run of minivmm in the lab.
 #[derive(Clone, Debug, Default)]
