@@ -60,6 +60,10 @@ pub struct Stream<const WINDOW: u64 = WINDOW_LEN> {
     pub windows: Vec<u64>,
     /// Instructions in these ranges do not count. Set it before the first.
     pub skip: Vec<Range<u64>>,
+    /// Instructions of these numbers are kept as they are. Set it before the first.
+    pub keep: Range<u64>,
+    /// Those.
+    pub kept: Vec<u64>,
     /// Hashes after the last instructions, each at the place of its number.
     recent: Vec<u64>,
     /// From this number on they are kept.
@@ -79,6 +83,9 @@ impl<const WINDOW: u64> Stream<WINDOW> {
             self.recent = vec![0; RECENT as usize];
         }
         self.recent[(self.count % RECENT) as usize] = self.hash;
+        if self.keep.contains(&self.count) {
+            self.kept.push(ip);
+        }
         self.hash = self.hash.wrapping_mul(FACTOR).wrapping_add(spread(ip));
         self.count += 1;
         if self.count.is_multiple_of(WINDOW) {
@@ -89,7 +96,7 @@ impl<const WINDOW: u64> Stream<WINDOW> {
     /// The next ones at once. False, and nothing done, where a window would end among them, or some may have to be left out: they
     /// are to be pushed one by one.
     pub fn add(&mut self, sum: &Sum) -> bool {
-        let fits = self.count % WINDOW + sum.count < WINDOW && self.skip.is_empty();
+        let fits = self.count % WINDOW + sum.count < WINDOW && self.skip.is_empty() && self.keep.is_empty();
         if fits {
             self.hash = self.hash.wrapping_mul(sum.factor).wrapping_add(sum.addend);
             self.count += sum.count;
@@ -112,24 +119,25 @@ impl<const WINDOW: u64> Stream<WINDOW> {
         kept.then(|| self.recent[(count % RECENT) as usize])
     }
 
+    /// The numbers of the instructions of the first window that differs from another stream's.
+    pub fn differs(&self, other: &Self) -> Option<Range<u64>> {
+        let window = self.windows.iter().zip(&other.windows).position(|(a, b)| a != b)? as u64;
+        Some(window * WINDOW..(window + 1) * WINDOW)
+    }
+
     /// Says where another stream is a different one.
     pub fn compare(&self, other: &Self) -> Result<(), String> {
-        let same = self
-            .windows
-            .iter()
-            .zip(&other.windows)
-            .take_while(|(a, b)| a == b)
-            .count();
-        if same < self.windows.len().min(other.windows.len()) {
+        if let Some(differing) = self.differs(other) {
             return Err(format!(
-                "they differ in window {same} of {} and {}",
+                "they differ in window {} of {} and {}",
+                differing.start / WINDOW,
                 self.windows.len(),
                 other.windows.len()
             ));
         }
         if (self.count, self.hash) != (other.count, other.hash) {
             return Err(format!(
-                "they differ behind window {same}: {} and {} instructions",
+                "they differ behind the last whole window: {} and {} instructions",
                 self.count, other.count
             ));
         }

@@ -64,12 +64,12 @@ fn run(config: &MachineConfig, prepare: impl FnOnce(&mut Vm)) -> u64 {
 }
 
 /// What each CPU retires, by an observer that has nothing to do with traces; and the digest.
-fn retired(config: &MachineConfig, skip: &[Range<u64>]) -> (Vec<Stream>, u64) {
+fn retired(config: &MachineConfig, empty: &Stream) -> (Vec<Stream>, u64) {
     let mut heard: Vec<Arc<Mutex<Heard>>> = Vec::new();
     let digest = run(config, |vm| {
         for cpu in 0..vm.cpu_count() {
             let (observer, ears) = Retired::new();
-            ears.lock().expect("nobody panicked with it").stream.skip = skip.to_vec();
+            ears.lock().expect("nobody panicked with it").stream = empty.clone();
             vm.machine().observe(cpu, Some(Box::new(observer)));
             heard.push(ears);
         }
@@ -110,15 +110,9 @@ impl Visitor for Each<'_> {
     }
 }
 
-fn stream(skip: &[Range<u64>]) -> Stream {
-    let mut stream = Stream::default();
-    stream.skip = skip.to_vec();
-    stream
-}
-
 /// What our decoder finds on a CPU.
-fn decoded(trace: &Trace, cpu: usize, skip: &[Range<u64>]) -> Stream {
-    let stream = Mutex::new((stream(skip), Lines::default()));
+fn decoded(trace: &Trace, cpu: usize, empty: &Stream) -> Stream {
+    let stream = Mutex::new((empty.clone(), Lines::default()));
     // The hash wants the instructions in their order.
     let options = Decode {
         threads: 1,
@@ -136,10 +130,10 @@ fn decoded(trace: &Trace, cpu: usize, skip: &[Range<u64>]) -> Stream {
 }
 
 /// What libipt finds on a CPU, one image for each span between changes of the code.
-fn by_libipt(folder: &Path, cpu: usize, skip: &[Range<u64>]) -> Stream {
+fn by_libipt(folder: &Path, cpu: usize, empty: &Stream) -> Stream {
     let raw = Raw::read(folder, cpu);
     let mut image = libipt::Image::new([]);
-    let mut stream = stream(skip);
+    let mut stream = empty.clone();
     // What is not yet known to belong to the span.
     let mut last = VecDeque::new();
     for span in &raw.spans {
@@ -167,9 +161,7 @@ fn by_libipt(folder: &Path, cpu: usize, skip: &[Range<u64>]) -> Stream {
 
 /// Two streams of the same run, whose last instructions one of them may not have heard of.
 fn same(found: &Stream, ran: &Stream, what: &str) {
-    let windows = found.windows.len().min(ran.windows.len());
-    let differ = (0..windows).find(|&n| found.windows[n] != ran.windows[n]);
-    assert_eq!(differ, None, "{what}: of {windows} windows");
+    assert_eq!(found.differs(ran), None, "{what}");
     let count = found.count.min(ran.count);
     let hashes = (found.hash_at(count), ran.hash_at(count));
     assert!(
@@ -235,14 +227,42 @@ fn record(name: &str, plain: &MachineConfig) -> Recorded {
 /// Records a machine and compares each vCPU's stream, as both decoders find it, with what an observer of its own says retired.
 fn compare(name: &str, plain: &MachineConfig, skip: &[Range<u64>]) {
     let recorded = record(name, plain);
-    let (streams, digest) = retired(plain, skip);
+    let mut empty = Stream::default();
+    empty.skip = skip.to_vec();
+    let (streams, digest) = retired(plain, &empty);
     assert_eq!(recorded.digest, digest, "{name}: the guest cannot tell");
     for (cpu, ran) in streams.iter().enumerate() {
-        let found = decoded(&recorded.trace, cpu, skip);
-        same(&found, ran, &format!("{name}, our decoder, vCPU {cpu}"));
-        let found = by_libipt(&recorded.raw, cpu, skip);
-        same(&found, ran, &format!("{name}, libipt, vCPU {cpu}"));
+        let again = |empty: &Stream| retired(plain, empty).0.swap_remove(cpu);
+        let what = format!("{name}, our decoder, vCPU {cpu}");
+        hold(&what, &empty, ran, again, |empty| decoded(&recorded.trace, cpu, empty));
+        let what = format!("{name}, libipt, vCPU {cpu}");
+        hold(&what, &empty, ran, again, |empty| by_libipt(&recorded.raw, cpu, empty));
     }
+}
+
+/// What a decoder finds is what ran. Where it is not, both are looked at once more, to see what differs.
+fn hold(
+    what: &str,
+    empty: &Stream,
+    ran: &Stream,
+    again: impl Fn(&Stream) -> Stream,
+    decode: impl Fn(&Stream) -> Stream,
+) {
+    let found = decode(empty);
+    let Some(window) = found.differs(ran) else {
+        return same(&found, ran, what);
+    };
+    let mut keeping = empty.clone();
+    keeping.keep = window;
+    let (found, ran) = (decode(&keeping).kept, again(&keeping).kept);
+    let at = found.iter().zip(&ran).position(|(a, b)| a != b).expect("a difference");
+    let near = at.saturating_sub(12)..(at + 12).min(found.len()).min(ran.len());
+    panic!(
+        "{what}: they differ at instruction {}\nfound {:x?}\nran   {:x?}",
+        keeping.keep.start + at as u64,
+        &found[near.clone()],
+        &ran[near]
+    );
 }
 
 /// Three vCPUs that start each other, from real mode on, and reset each other by INIT; each with code that the first has written.
@@ -271,10 +291,10 @@ fn a_guest_s_own_trace_goes_on_beside_ours() {
         };
         let recorded = record(name, &plain);
         assert_eq!(recorded.digest, run(&plain, |_| {}), "{name}: the guest cannot tell");
-        let found = decoded(&recorded.trace, 0, &[]);
+        let found = decoded(&recorded.trace, 0, &Stream::default());
         assert!(found.count > 10_000, "{name}: {} instructions", found.count);
         // When the unit's interrupts come depends on how often an observer takes branches, so that this one is its own witness.
-        same(&by_libipt(&recorded.raw, 0, &[]), &found, name);
+        same(&by_libipt(&recorded.raw, 0, &Stream::default()), &found, name);
     }
 }
 
