@@ -121,18 +121,22 @@ fn it_counts_in_hlt() {
     assert!(passed > per_ms / 4, "{passed} of {per_ms} a millisecond");
 }
 
-/// It has the frequency that leaf 15H says, within a hundredth, measured against the PIT.
+/// It has the frequency that leaf 15H says, within a hundredth, measured against the PIT: by one of many measurements, as a
+/// hypervisor's host may run something else in the middle of any, and a wrong frequency passes none.
 fn frequency_of_leaf_15h() {
     let [denominator, numerator, crystal, _] = leaf(0x15, 0);
     if denominator == 0 || numerator == 0 || crystal == 0 {
         rt::report::skip("CPUID.15H does not tell the frequency");
     }
     let says = u64::from(crystal) * u64::from(numerator) / u64::from(denominator) / 1000;
-    let is = time::ticks_per_ms();
-    assert!(
-        is.abs_diff(says) < says / 100,
-        "{is} ticks a millisecond, CPUID.15H says {says}"
-    );
+    let mut is = 0;
+    for _ in 0..50 {
+        is = time::measure();
+        if is.abs_diff(says) < says / 100 {
+            return;
+        }
+    }
+    panic!("{is} ticks a millisecond, CPUID.15H says {says}");
 }
 
 /// WRMSR sets it, wholly on every part with 64-bit mode; the parts of before family 0FH model 3 and family 6 model 0EH clear

@@ -7,7 +7,7 @@ use std::fs;
 
 use serde::Serialize;
 
-use crate::resolve::{Resolution, Resolved, Wish, Wishes};
+use crate::resolve::{Resolution, Resolved, Wish, Wishes, never_off};
 use crate::vcpu::kvm::Host;
 
 /// What was found on a host.
@@ -208,36 +208,21 @@ fn rules(host: &Traits) -> [Rule; 8] {
 /// # Errors
 /// One line: a wish that cannot be met, and why.
 pub fn resolve(host: &Traits, wishes: &Wishes) -> Result<Resolution, String> {
-    let mut found = [Resolved::Absent; 8];
-    for ((rule, (unit, wish)), found) in rules(host).into_iter().zip(wishes.each()).zip(&mut found) {
+    let mut rules = rules(host).into_iter();
+    wishes.try_map(|unit, wish| {
+        let rule = rules.next().expect("a rule for each unit, in their order");
         let refused = |how: &str, why: String| Err(format!("--{unit}={how}: {why}"));
-        *found = match wish {
-            None => rule.own,
-            Some(Wish::Host) => match rule.host {
-                None => Resolved::Host,
-                Some(why) => return refused("host", why),
+        match (wish, rule.host, rule.emulated) {
+            (None, ..) => Ok(rule.own),
+            (Some(Wish::Host), None, _) => Ok(Resolved::Host),
+            (Some(Wish::Host), Some(why), _) => refused("host", why),
+            (Some(Wish::Emulated), _, None) => Ok(Resolved::Emulated),
+            (Some(Wish::Emulated), _, Some(why)) => refused("emulated", why),
+            (Some(Wish::Off), ..) => match never_off(unit) {
+                Some(why) => refused("off", why.into()),
+                None => Ok(Resolved::Absent),
             },
-            Some(Wish::Emulated) => match rule.emulated {
-                None => Resolved::Emulated,
-                Some(why) => return refused("emulated", why),
-            },
-            // Nobody can take them from a guest.
-            Some(Wish::Off) if matches!(unit, "dr" | "tsc") => {
-                return refused("off", "every processor has it".into());
-            }
-            Some(Wish::Off) => Resolved::Absent,
-        };
-    }
-    let [dr, lbr, bts, pebs, pmu, pt, tsc, rdt] = found;
-    Ok(Resolution {
-        dr,
-        lbr,
-        bts,
-        pebs,
-        pmu,
-        pt,
-        tsc,
-        rdt,
+        }
     })
 }
 

@@ -57,4 +57,26 @@ impl<T: Copy> PerUnit<T> {
             ("rdt", self.rdt),
         ]
     }
+
+    /// Another value for every unit, by its name and what it has now.
+    ///
+    /// # Errors
+    /// The first of `f`'s.
+    pub fn try_map<U, E>(&self, mut f: impl FnMut(&'static str, T) -> Result<U, E>) -> Result<PerUnit<U>, E> {
+        Ok(PerUnit {
+            dr: f("dr", self.dr)?,
+            lbr: f("lbr", self.lbr)?,
+            bts: f("bts", self.bts)?,
+            pebs: f("pebs", self.pebs)?,
+            pmu: f("pmu", self.pmu)?,
+            pt: f("pt", self.pt)?,
+            tsc: f("tsc", self.tsc)?,
+            rdt: f("rdt", self.rdt)?,
+        })
+    }
+}
+
+/// Why a unit cannot be taken from a guest, if it cannot.
+pub fn never_off(unit: &str) -> Option<&'static str> {
+    matches!(unit, "dr" | "tsc").then_some("every processor has it")
 }

@@ -177,7 +177,12 @@ fn what_is_there_is_not_overwritten() {
 
 /// Records a guest; gives the directory and what a run without `--trace` retires.
 fn recorded(folder: &Folder, code: impl FnOnce(&mut CodeAssembler), change: impl Fn(&mut Options)) -> (PathBuf, u64) {
-    let kernel = folder.file("guest", guest(code));
+    record(folder, guest(code), change)
+}
+
+/// The same of an image.
+fn record(folder: &Folder, image: Vec<u8>, change: impl Fn(&mut Options)) -> (PathBuf, u64) {
+    let kernel = folder.file("guest", image);
     let at = folder.path().join("trace");
     let _ = fs::remove_dir_all(&at);
     let mut options = Options::new(&at);
@@ -384,34 +389,22 @@ fn a_symbol_begins_and_ends_a_recording() {
 #[test]
 fn software_interrupts_are_told_as_events_and_all_else_as_instructions() {
     let folder = Folder::new();
-    let kernel = folder.file(
-        "guest",
-        interrupt_guest(
-            0xff,
-            0x20,
-            |a| {
-                for _ in 0..10 {
-                    a.int(0x20).unwrap();
-                    a.nop().unwrap();
-                }
-                debug_exit(a, 1);
-            },
-            |_, _| {},
-        ),
+    let image = interrupt_guest(
+        0xff,
+        0x20,
+        |a| {
+            for _ in 0..10 {
+                a.int(0x20).unwrap();
+                a.nop().unwrap();
+            }
+            debug_exit(a, 1);
+        },
+        |_, _| {},
     );
-    let at = folder.path().join("trace");
-    let config = MachineConfig {
-        memory: 4 << 20,
-        trace: Some(Options::new(&at)),
-        ..MachineConfig::new(&kernel)
-    };
-    let mut vm = Vm::new(&config).unwrap();
-    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
-    vm.run(&mut console).unwrap();
-    vm.end_trace("the test").unwrap();
+    let (at, retired) = record(&folder, image, |_| {});
     let (blocks, gaps, summary) = read(&at);
     assert_eq!(&gaps[..], &[]);
-    assert_eq!(summary.flow.instructions + 10, vm.stats().instructions);
+    assert_eq!(summary.flow.instructions + 10, retired);
     assert!(blocks.iter().all(|(_, bytes, _)| !bytes.ends_with(&[0xcd, 0x20])));
 }
 
@@ -420,35 +413,23 @@ fn software_interrupts_are_told_as_events_and_all_else_as_instructions() {
 #[test]
 fn a_window_may_begin_anywhere_also_where_the_guest_slept() {
     let folder = Folder::new();
-    let kernel = folder.file(
-        "guest",
-        interrupt_guest(
-            0xfe,
-            0x20,
-            |a| {
-                // PIT channel 0, every 1193 ticks: a millisecond.
-                for (port, value) in [(0x43, 0x34), (0x40, 0xa9), (0x40, 0x04)] {
-                    out(a, port, value);
-                }
-                a.xor(esi, esi).unwrap();
-            },
-            |a, quit| {
-                a.inc(esi).unwrap();
-                a.cmp(esi, 40).unwrap();
-                a.je(quit).unwrap();
-            },
-        ),
+    let image = interrupt_guest(
+        0xfe,
+        0x20,
+        |a| {
+            // PIT channel 0, every 1193 ticks: a millisecond.
+            for (port, value) in [(0x43, 0x34), (0x40, 0xa9), (0x40, 0x04)] {
+                out(a, port, value);
+            }
+            a.xor(esi, esi).unwrap();
+        },
+        |a, quit| {
+            a.inc(esi).unwrap();
+            a.cmp(esi, 40).unwrap();
+            a.je(quit).unwrap();
+        },
     );
-    let at = folder.path().join("trace");
-    let config = MachineConfig {
-        memory: 4 << 20,
-        trace: Some(Options::new(&at)),
-        ..MachineConfig::new(&kernel)
-    };
-    let mut vm = Vm::new(&config).unwrap();
-    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
-    vm.run(&mut console).unwrap();
-    vm.end_trace("the test").unwrap();
+    let (at, _) = record(&folder, image, |_| {});
     let trace = Trace::open(&at).unwrap();
     let wakes: Vec<u64> = trace
         .clock(0)

@@ -9,12 +9,21 @@ pub const PIT_HZ: u64 = 1_193_182;
 
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
-/// TSC ticks of a millisecond, measured once over 4 ms of the PIT: channel 2 in mode 0, whose output rises at the end.
+/// TSC ticks of a millisecond, measured once.
 pub fn ticks_per_ms() -> u64 {
     let known = TICKS.load(Ordering::Relaxed);
     if known != 0 {
         return known;
     }
+    let ticks = measure();
+    TICKS.store(ticks, Ordering::Relaxed);
+    ticks
+}
+
+/// TSC ticks of a millisecond, measured now over 4 ms of the PIT: channel 2 in mode 0, whose output rises at the end.
+///
+/// Too high or too low by as much as something else held the CPU between the two clocks at either end.
+pub fn measure() -> u64 {
     const COUNT: u64 = PIT_HZ * 4 / 1000;
     // Gate on, speaker off; then the low and the high byte.
     outb(0x61, inb(0x61) & !2 | 1);
@@ -23,9 +32,7 @@ pub fn ticks_per_ms() -> u64 {
     outb(0x42, (COUNT >> 8) as u8);
     let start = tsc();
     while inb(0x61) & 0x20 == 0 {}
-    let ticks = (tsc() - start) / 4;
-    TICKS.store(ticks.max(1), Ordering::Relaxed);
-    ticks.max(1)
+    ((tsc() - start) / 4).max(1)
 }
 
 /// A moment of the TSC.

@@ -15,7 +15,7 @@ use crate::{
     error::Error,
     machine::memory::Memory,
     probe,
-    resolve::{Resolution, Resolved, Wish},
+    resolve::{Resolution, Resolved, Wish, never_off},
     vcpu::{
         Exit,
         handover::portable,
@@ -94,35 +94,17 @@ fn units(config: &MachineConfig) -> Result<Resolution, Error> {
 
 /// The configuration's model as the software engine has it: without the units that are not wanted.
 pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Error> {
-    let mut off = false;
-    let mut found = [Resolved::Emulated; 8];
-    for ((unit, wish), found) in config.units.each().into_iter().zip(&mut found) {
-        match wish {
-            Some(Wish::Host) => {
-                let why = "the software engine has no unit of the host's: use --engine kvm";
-                return Err(Error::Usage(format!("--{unit}=host: {why}")));
-            }
-            Some(Wish::Off) if matches!(unit, "dr" | "tsc") => {
-                return Err(Error::Usage(format!("--{unit}=off: every processor has it")));
-            }
-            Some(Wish::Off) => (*found, off) = (Resolved::Absent, true),
-            Some(Wish::Emulated) | None => {}
-        }
-    }
-    if !off {
+    let units = config.units.try_map(|unit, wish| match (wish, never_off(unit)) {
+        (Some(Wish::Host), _) => Err(Error::Usage(format!(
+            "--{unit}=host: the software engine has no unit of the host's: use --engine kvm"
+        ))),
+        (Some(Wish::Off), Some(why)) => Err(Error::Usage(format!("--{unit}=off: {why}"))),
+        (Some(Wish::Off), None) => Ok(Resolved::Absent),
+        (Some(Wish::Emulated) | None, _) => Ok(Resolved::Emulated),
+    })?;
+    if !units.each().iter().any(|(_, unit)| *unit == Resolved::Absent) {
         return Ok(config.model);
     }
-    let [dr, lbr, bts, pebs, pmu, pt, tsc, rdt] = found;
-    let units = Resolution {
-        dr,
-        lbr,
-        bts,
-        pebs,
-        pmu,
-        pt,
-        tsc,
-        rdt,
-    };
     kvm::narrow(config.model, None, &units, None).map_err(Error::Usage)
 }
 

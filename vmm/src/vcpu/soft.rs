@@ -114,16 +114,14 @@ impl Soft {
 
     /// The first CPU that something watches which has to see each of its instructions.
     pub fn needs_instructions(&mut self, machine: &mut Machine) -> Option<usize> {
-        let steps = self.steps;
-        let found = (0..self.cpus.len()).find(|&cpu| {
-            machine.select(cpu);
-            let target = &mut self.cpus[cpu].0;
-            target.clock = steps;
-            let look = |machine: &mut Machine, cpu: &mut dyn engine::bus::Processor| machine.needs_instructions(cpu);
-            self.engine.get().look(target, machine, look)
-        });
-        machine.select(self.turn.cpu);
-        found
+        let look = |machine: &mut Machine, cpu: &mut dyn engine::bus::Processor| machine.needs_instructions(cpu);
+        (0..self.cpus.len()).find(|&cpu| {
+            let mut needs = false;
+            self.signal(cpu, machine, |engine, cpu, machine| {
+                needs = engine.look(cpu, machine, look)
+            });
+            needs
+        })
     }
 
     /// Puts a CPU into a state, if there is such a CPU.
