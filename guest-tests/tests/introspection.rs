@@ -123,7 +123,7 @@ fn read(dir: &Path) -> Recorded {
     Recorded::read(dir).unwrap().expect("a kernel was written")
 }
 
-// covers: 5/linux-kallsyms, 5/linux-slide, 5/linux-modules, 5/linux-tasks, 5/linux-current, 5/linux-recording, 5/symbols-elf, 5/symbols-own
+// covers: 5/linux-kallsyms, 5/linux-slide, 5/linux-modules, 5/linux-tasks, 5/linux-current, 5/linux-recording, 5/symbols-elf, 5/symbols-own, 8/monitor-kaslr, 8/monitor-names, 8/monitor-pagewalk, 8/monitor-irq
 #[test]
 fn symbols_modules_and_processes_are_those_that_linux_tells() {
     let folder = Folder::new("introspection");
@@ -261,6 +261,63 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     for name in ["start_kernel", "schedule", "virtqueue_add_sgs", "linux_banner"] {
         assert_eq!(again.address(name), back.symbols.address(name), "{name}");
     }
+    the_monitor_tells_the_same(&mut booted, &back, text);
+}
+
+/// Name by name what is known otherwise, and the guest is as it was.
+fn the_monitor_tells_the_same(booted: &mut Booted, known: &Recorded, text: u64) {
+    let Booted { vm, console, .. } = booted;
+    let run = |vm: &mut Vm, line: &str| minivmm::monitor::run(vm, 0, line);
+    let kaslr = run(vm, "kaslr");
+    let line = format!("    add-symbol-file vmlinux -o {:#x}\n", text - 0xffff_ffff_8100_0000);
+    assert!(kaslr.starts_with(&known.banner) && kaslr.contains(&line), "{kaslr}");
+    let info = run(vm, "info");
+    assert!(
+        info.contains("* CPU 0 at 0x") && info.contains(", CPL 3, spinner "),
+        "{info}"
+    );
+    // Page tables of user mode have no more of the kernel than its entries.
+    let read = known.symbols.address("vfs_read").unwrap();
+    let hidden = run(vm, "gva2gpa vfs_read");
+    assert_eq!(hidden, format!("{read:#x} vfs_read is not mapped\n"));
+    while vm
+        .cpu_state(0)
+        .is_some_and(|state| state.cpl == 3 || state.cr3 & 0x1000 != 0)
+    {
+        assert!(vm.run_for(console, 101).unwrap().is_none());
+    }
+    let digest = vm.digest();
+    let physical = read - text + known.physical_base;
+    assert_eq!(
+        run(vm, "gva2gpa vfs_read+0x10"),
+        format!(
+            "{:#x} vfs_read+0x10 is at physical {:#x}\n",
+            read + 0x10,
+            physical + 0x10
+        )
+    );
+    let walk = run(vm, "pagewalk vfs_read");
+    assert!(
+        walk.contains("PML4E") && walk.ends_with(&format!("physical {physical:#x}\n")),
+        "{walk}"
+    );
+    let add = known.symbols.address("virtqueue_add_sgs").unwrap();
+    let module = run(vm, "gva2gpa virtqueue_add_sgs");
+    assert!(
+        module.starts_with(&format!("{add:#x} virtqueue_add_sgs [virtio_ring] is at physical ")),
+        "{module}"
+    );
+    let lapic = run(vm, "irq");
+    assert!(
+        lapic.contains("local APIC 0: xAPIC") && lapic.contains("TSC-deadline"),
+        "{lapic}"
+    );
+    let entry = known.symbols.address("entry_SYSCALL_64").unwrap();
+    assert_eq!(
+        run(vm, "msr read IA32_LSTAR"),
+        format!("0xc0000082 IA32_LSTAR {entry:#x}\n")
+    );
+    assert_eq!(vm.digest(), digest);
 }
 
 /// What a program of the host says.

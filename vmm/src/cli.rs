@@ -144,7 +144,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Send a command to a running machine's control socket: status, pause, resume or quit
+    /// Send a command to a running machine's control socket: status, pause, resume, quit, or "monitor LINE"
     Ctl {
         /// The socket's path, as `--control` got it
         path: PathBuf,

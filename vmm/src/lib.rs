@@ -57,6 +57,7 @@ pub mod logger;
 pub mod machine;
 pub mod matrix;
 pub mod model;
+pub mod monitor;
 pub mod newc;
 mod place;
 pub mod probe;

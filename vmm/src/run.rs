@@ -8,6 +8,7 @@
 mod end;
 mod files;
 mod hosted;
+mod inspect;
 mod pace;
 mod report;
 mod stats;
@@ -35,7 +36,7 @@ use crate::{
     collect::{self, Collector},
     config::{ClockMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop},
-    control::{self, Command, Control, CpuStatus, Request},
+    control::{self, Command, Control, CpuStatus, Reply, Request},
     disk::Disk,
     error::Error,
     loader,
@@ -44,6 +45,7 @@ use crate::{
         memory::{Digest, Memory, NotRam},
         walk,
     },
+    monitor::{self, Names},
     place,
     trace::{self, Recorder},
     vcpu::{
@@ -110,6 +112,8 @@ pub struct Vm {
     recorder: Option<Recorder>,
     /// What RAM held when a snapshot was taken or restored last.
     kept: Option<Pages>,
+    /// What the monitor knows by name.
+    names: Names,
 }
 
 impl Vm {
@@ -214,6 +218,7 @@ impl Vm {
             paused: false,
             recorder,
             kept: None,
+            names: Names::of(&config.kernel),
         })
     }
 
@@ -241,6 +246,11 @@ impl Vm {
     /// the same state.
     pub fn steps(&self) -> u64 {
         self.soft.steps()
+    }
+
+    /// What the monitor knows by name.
+    pub(crate) fn names(&mut self) -> &mut Names {
+        &mut self.names
     }
 
     /// Virtual time in nanoseconds.
@@ -546,19 +556,23 @@ impl Vm {
                     break;
                 };
                 debug!("{:?} at step {}", request.command, self.soft.steps());
-                let quit = match request.command {
-                    Command::Pause => {
-                        self.paused = true;
-                        false
+                let mut quit = false;
+                let reply = match &request.command {
+                    Command::Monitor { line, cpu } => match monitor::answer(self, *cpu, line) {
+                        Ok(text) => Reply::Text(text),
+                        Err(why) => Reply::Refused(why),
+                    },
+                    command => {
+                        match command {
+                            Command::Pause => self.paused = true,
+                            Command::Resume => self.paused = false,
+                            _ => {}
+                        }
+                        quit = *command == Command::Quit;
+                        Reply::Status(self.status())
                     }
-                    Command::Resume => {
-                        self.paused = false;
-                        false
-                    }
-                    Command::Status => false,
-                    Command::Quit => true,
                 };
-                request.answer(self.status());
+                request.answer(reply);
                 if quit {
                     return Ok(Some(End::Quit));
                 }

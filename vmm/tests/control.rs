@@ -283,6 +283,39 @@ fn ctl_sends_a_command_and_prints_the_answer() {
     assert_refused(&ctl(&socket, "status"), 2, &["ctl", "no such file"]);
 }
 
+// covers: 8/monitor-control
+#[test]
+fn the_monitor_answers_over_the_socket() {
+    let guest = Guest::start(&spinner(), &["--cpus", "2"]);
+    let output = ctl(&guest.socket, "monitor help");
+    assert_eq!(output.status.code(), Some(0));
+    let help = String::from_utf8_lossy(&output.stdout).into_owned();
+    for command in minivmm::monitor::COMMANDS {
+        let line = help.lines().find(|line| line.split(' ').next() == Some(command.name));
+        assert!(line.is_some_and(|line| line.ends_with(command.help)), "{help}");
+    }
+    let mut client = guest.client();
+    let rip = client.ask("pause")["cpus"][0]["rip"].as_str().unwrap().to_string();
+    client.send(b"{\"command\":\"monitor\",\"line\":\"info\"}\n");
+    let answer = client.answer();
+    let text = answer["text"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    assert!(
+        text.starts_with("paused: ") && text.contains(&format!("* CPU 0 at {rip}, CPL 0\n")),
+        "{text}"
+    );
+    client.send(b"{\"command\":\"monitor\",\"line\":\"msr read IA32_APIC_BASE\",\"cpu\":1}\n");
+    assert_eq!(client.answer()["text"], "0x1b IA32_APIC_BASE 0xfee00800\n");
+    client.refused(b"{\"command\":\"monitor\",\"line\":\"info\",\"cpu\":2}\n", "no CPU 2");
+    client.refused(
+        b"{\"command\":\"monitor\",\"line\":\"explode\"}\n",
+        "no monitor command",
+    );
+    client.refused(b"{\"command\":\"monitor\"}\n", "missing field `line`");
+    assert_refused(&ctl(&guest.socket, "monitor lbr x"), 2, &["ctl", "\"x\" is no number"]);
+    client.ask("quit");
+    assert_eq!(guest.end(), 0);
+}
+
 // covers: 3/control-path
 #[test]
 fn a_socket_that_cannot_be_made_is_one_line() {

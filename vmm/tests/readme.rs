@@ -9,6 +9,7 @@ use minivmm::{
     cli::Cli,
     machine::{HARDWARE, virtio},
     matrix::expected::Table,
+    monitor::COMMANDS,
 };
 use x86::model::{CpuModel, MODELS};
 use x86::rdt::RdtCaps;
@@ -156,6 +157,16 @@ fn matrix() -> String {
     table
 }
 
+/// The monitor's commands.
+fn monitor() -> String {
+    let mut table = String::from("| command | what it does |\n|---|---|\n");
+    for command in COMMANDS {
+        let usage = format!("{} {}", command.name, command.arguments);
+        writeln!(table, "| `{}` | {} |", cell(usage.trim_end()), cell(command.help)).unwrap();
+    }
+    table
+}
+
 // covers: 3/readme-tables
 #[test]
 fn the_readme_s_tables_are_what_the_code_says() {
@@ -167,6 +178,7 @@ fn the_readme_s_tables_are_what_the_code_says() {
         ("devices", machine()),
         ("models", models()),
         ("matrix", matrix()),
+        ("monitor", monitor()),
     ] {
         let (head, tail) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
         let start = should.find(&head).unwrap_or_else(|| panic!("README.md has no {head}")) + head.len();

@@ -10,6 +10,7 @@
 //! | `pause` | the guest stops between two instructions; the clock stops with it | status |
 //! | `resume` | the guest goes on | status |
 //! | `quit` | the machine ends, with exit status 0 | status |
+//! | `monitor` | what the `"line"` says ([`crate::monitor`]), on the CPU that `"cpu"` names or on 0 | `"text"` |
 //!
 //! Status is `"state"` (`"running"` or `"paused"`), `"steps"` and `"instructions"` so far, `"virtual_ns"`, and for each CPU in
 //! `"cpus"` its `"rip"` (hexadecimal), `"activity"` and `"steps"`.
@@ -54,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What a client can ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
     /// Stop the guest.
@@ -65,6 +66,25 @@ pub enum Command {
     Status,
     /// End the machine.
     Quit,
+    /// Carry out a command of the monitor's.
+    Monitor {
+        /// The command and what it takes.
+        line: String,
+        /// The CPU that it looks at.
+        #[serde(default)]
+        cpu: usize,
+    },
+}
+
+/// What comes of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// It was carried out, and this is how the machine is.
+    Status(Status),
+    /// It was carried out, and this is what it says.
+    Text(String),
+    /// It was not, for this reason.
+    Refused(String),
 }
 
 /// What the machine says of itself.
@@ -100,6 +120,8 @@ struct Answer<'a> {
     #[serde(flatten)]
     status: Option<&'a Status>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
 }
 
@@ -108,13 +130,13 @@ struct Answer<'a> {
 pub struct Request {
     /// The command.
     pub command: Command,
-    answer: SyncSender<Status>,
+    answer: SyncSender<Reply>,
 }
 
 impl Request {
     /// Answers it. A client that has gone away does not mind.
-    pub fn answer(self, status: Status) {
-        let _ = self.answer.try_send(status);
+    pub fn answer(self, reply: Reply) {
+        let _ = self.answer.try_send(reply);
     }
 }
 
@@ -284,31 +306,33 @@ fn serve(mut client: UnixStream, shared: &Shared) -> io::Result<()> {
 
 /// Has a command carried out and says what came of it.
 fn obey(command: Command, client: &mut UnixStream, shared: &Shared) -> io::Result<()> {
+    let done = |status, text| Answer {
+        ok: true,
+        status,
+        text,
+        error: None,
+    };
     match ask(command, shared) {
-        Some(status) => say(
-            client,
-            &Answer {
-                ok: true,
-                status: Some(&status),
-                error: None,
-            },
-        ),
+        Some(Reply::Status(status)) => say(client, &done(Some(&status), None)),
+        Some(Reply::Text(text)) => say(client, &done(None, Some(&text))),
+        Some(Reply::Refused(error)) => refuse(client, &error),
         None => refuse(client, "the machine has ended"),
     }
 }
 
 /// Hands a command to the run loop and waits for its answer.
-fn ask(command: Command, shared: &Shared) -> Option<Status> {
-    let (answer, status) = sync_channel(1);
+fn ask(command: Command, shared: &Shared) -> Option<Reply> {
+    let (answer, reply) = sync_channel(1);
     shared.requests.send(Request { command, answer }).ok()?;
     let _ = shared.wake.write(1);
-    status.recv().ok()
+    reply.recv().ok()
 }
 
 fn refuse(client: &mut UnixStream, error: &str) -> io::Result<()> {
     let answer = Answer {
         ok: false,
         status: None,
+        text: None,
         error: Some(error),
     };
     say(client, &answer)

@@ -161,6 +161,13 @@ impl Kernel {
             .then(|| u64::from_le_bytes(bytes))
     }
 
+    /// Whether it still is where it was found: memory may be another machine's time by now.
+    pub fn is_there(&self, memory: &mut dyn Memory) -> bool {
+        let base = self.symbols.address("phys_base");
+        let word = base.and_then(|at| self.image_word(memory, at));
+        word == Some(self.delta.wrapping_add(START_KERNEL_MAP))
+    }
+
     /// What `/proc/version` begins with.
     pub fn banner(&self) -> &str {
         &self.banner

@@ -335,6 +335,21 @@ impl Machine {
         &mut self.watchers[self.current].units
     }
 
+    /// A copy of a CPU's debug and trace units, for looking at them.
+    pub fn units_of(&self, cpu: usize) -> Option<Units> {
+        Some(self.watchers.get(cpu)?.units.clone())
+    }
+
+    /// The registers of a CPU that the machine keeps.
+    pub fn per_cpu(&self, cpu: usize) -> Option<&PerCpu> {
+        self.cpus.get(cpu)
+    }
+
+    /// The resource director.
+    pub fn rdt(&self) -> &rdt::Package {
+        &self.rdt
+    }
+
     /// Whether something that watches the CPU that the bus answers has to see each of its instructions.
     pub fn needs_instructions(&mut self, cpu: &mut dyn Processor) -> bool {
         let watchers = &mut self.watchers[self.current];
@@ -398,20 +413,68 @@ impl Machine {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
+        self.own_msr(self.current, msr)
+    }
+
+    /// RDMSR of what is neither a unit's nor the local APIC's.
+    fn own_msr(&self, cpu: usize, msr: u32) -> Result<u64, MsrFault> {
+        let own = &self.cpus[cpu];
         let meter: &dyn rdt::Meter = match &self.last_level {
             Some(last) => last,
             None => &rdt::Unmetered,
         };
-        match self.rdt.read_msr(&self.cpus[self.current].rdt, msr, meter) {
+        match self.rdt.read_msr(&own.rdt, msr, meter) {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
         match self.row(msr) {
-            Some(index) => self.model.msrs[index].read(self.cpu().msrs[index]),
+            Some(index) => self.model.msrs[index].read(own.msrs[index]),
             None => {
                 debug!("RDMSR of {msr:#x}, which the model does not have");
                 Err(MsrFault::GeneralProtection)
             }
+        }
+    }
+
+    fn monitor_on(&self, cpu: usize) -> bool {
+        let row = self.row(IA32_MISC_ENABLE);
+        row.is_none_or(|row| self.cpus[cpu].msrs[row] & MONITOR_FSM != 0)
+    }
+
+    /// What CPUID shows on a CPU, but for bits that follow the processor's registers.
+    pub fn peek_cpuid(&self, cpu: usize, leaf: u32, subleaf: u32) -> [u32; 4] {
+        let mut regs = self.model.cpuid_at(leaf, subleaf, self.place(cpu));
+        if leaf == 1 {
+            let enabled = self.platform.lapic(cpu).is_some_and(|lapic| lapic.enabled());
+            regs[3] = regs[3] & !(1 << 9) | u32::from(enabled) << 9;
+            if !self.monitor_on(cpu) {
+                regs[2] &= !CPUID_MONITOR;
+            }
+        }
+        regs
+    }
+
+    /// What RDMSR would read on the CPU that the bus answers, `view` being that CPU: nothing changes by it. Registers that the
+    /// processor holds itself are not among them.
+    ///
+    /// # Errors
+    /// The instruction would be #GP.
+    pub fn peek_msr(&self, msr: u32, view: &mut dyn Processor) -> Result<u64, MsrFault> {
+        let (cpu, now) = (self.current, view.step());
+        // A register may bring itself up to date when it is read: a copy does.
+        match self.watchers[cpu].units.clone().read_msr(msr, view) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => return answer,
+        }
+        match msr {
+            IA32_TIME_STAMP_COUNTER => return Ok(self.clock.ticks(now).wrapping_add(self.cpus[cpu].tsc_offset)),
+            IA32_TSC_ADJUST if self.has_tsc_adjust() => return Ok(self.cpus[cpu].tsc_adjust),
+            _ => {}
+        }
+        let lapic = self.platform.lapic(cpu).cloned();
+        match lapic.map(|mut lapic| lapic.read_msr(msr, self.clock.ns(now))) {
+            None | Some(Err(MsrFault::Unclaimed)) => self.own_msr(cpu, msr),
+            Some(answer) => answer,
         }
     }
 
@@ -558,24 +621,17 @@ impl Bus for Machine {
     }
 
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        let mut regs = self.model.cpuid_at(leaf, subleaf, self.place(self.current));
         if leaf == 1 {
-            let enabled = self.platform.lapic(self.current).is_some_and(|lapic| lapic.enabled());
-            regs[3] = regs[3] & !(1 << 9) | u32::from(enabled) << 9;
-            if !self.monitor_enabled() {
-                regs[2] &= !CPUID_MONITOR;
-            }
             // Loads the microcode revision (SDM Vol. 3A 10.11.7.1 "Determining the Signature").
             if let Some(index) = self.row(IA32_BIOS_SIGN_ID) {
                 self.cpu().msrs[index] = u64::from(self.model.microcode) << 32;
             }
         }
-        regs
+        self.peek_cpuid(self.current, leaf, subleaf)
     }
 
     fn monitor_enabled(&mut self) -> bool {
-        let row = self.row(IA32_MISC_ENABLE);
-        row.is_none_or(|row| self.cpu().msrs[row] & MONITOR_FSM != 0)
+        self.monitor_on(self.current)
     }
 
     fn tsc(&mut self, now: u64) -> u64 {

@@ -7,7 +7,8 @@ use super::memory::Memory;
 
 const PRESENT: u64 = 1 << 0;
 const LARGE: u64 = 1 << 7;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+/// The address in an entry of eight bytes.
+pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 const CR0_PG: u64 = 1 << 31;
 const CR4_PSE: u64 = 1 << 4;
@@ -15,13 +16,35 @@ const CR4_PAE: u64 = 1 << 5;
 const CR4_LA57: u64 = 1 << 12;
 const EFER_LMA: u64 = 1 << 10;
 
+/// An entry on the way to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Which table it is in, by the name of its entries.
+    pub table: &'static str,
+    /// Where it is, physically.
+    pub at: u64,
+    /// The entry; `None` where there is no RAM.
+    pub entry: Option<u64>,
+}
+
 /// The physical address of a linear one, as the CPU's paging mode has it; `None` if nothing is mapped there.
 pub fn translate(memory: &Memory, cpu: &CpuState, linear: u64) -> Option<u64> {
+    walk(memory, cpu, linear, &mut |_| ())
+}
+
+/// The same, with every entry on the way; none without paging.
+pub fn steps(memory: &Memory, cpu: &CpuState, linear: u64) -> (Vec<Step>, Option<u64>) {
+    let mut steps = Vec::new();
+    let physical = walk(memory, cpu, linear, &mut |step| steps.push(step));
+    (steps, physical)
+}
+
+fn walk(memory: &Memory, cpu: &CpuState, linear: u64, tell: &mut dyn FnMut(Step)) -> Option<u64> {
     if cpu.cr0 & CR0_PG == 0 {
         return Some(linear & 0xffff_ffff);
     }
     if cpu.cr4 & CR4_PAE == 0 {
-        return translate_32(memory, cpu, linear as u32);
+        return walk_32(memory, cpu, linear as u32, tell);
     }
     // Four or five levels in long mode, else the last three, of which the first has four entries.
     let long = cpu.efer & EFER_LMA != 0;
@@ -32,11 +55,14 @@ pub fn translate(memory: &Memory, cpu: &CpuState, linear: u64) -> Option<u64> {
     };
     for level in (0..levels).rev() {
         let shift = 12 + 9 * level;
-        let index = linear >> shift & if !long && level == 2 { 3 } else { 511 };
-        let entry = entry_64(memory, table + index * 8)?;
-        if entry & PRESENT == 0 {
-            return None;
-        }
+        let at = table + (linear >> shift & if !long && level == 2 { 3 } else { 511 }) * 8;
+        let entry = entry_64(memory, at);
+        tell(Step {
+            table: ["PTE", "PDE", "PDPTE", "PML4E", "PML5E"][level],
+            at,
+            entry,
+        });
+        let entry = entry.filter(|entry| entry & PRESENT != 0)?;
         let last = level == 0 || entry & LARGE != 0 && (level == 1 || level == 2 && long);
         if last {
             let offset = (1 << shift) - 1;
@@ -47,18 +73,20 @@ pub fn translate(memory: &Memory, cpu: &CpuState, linear: u64) -> Option<u64> {
     None
 }
 
-fn translate_32(memory: &Memory, cpu: &CpuState, linear: u32) -> Option<u64> {
-    let pde = entry_32(memory, (cpu.cr3 & 0xffff_f000) + u64::from(linear >> 22) * 4)?;
-    if pde & PRESENT == 0 {
-        return None;
-    }
+fn walk_32(memory: &Memory, cpu: &CpuState, linear: u32, tell: &mut dyn FnMut(Step)) -> Option<u64> {
+    let mut entry = |table, at| {
+        let entry = entry_32(memory, at);
+        tell(Step { table, at, entry });
+        entry.filter(|entry| entry & PRESENT != 0)
+    };
+    let pde = entry("PDE", (cpu.cr3 & 0xffff_f000) + u64::from(linear >> 22) * 4)?;
     if pde & LARGE != 0 && cpu.cr4 & CR4_PSE != 0 {
         // 4.3, table 4-4: bits 20:13 of the entry are bits 39:32 of the address.
         let high = (pde >> 13 & 0xff) << 32;
         return Some(high | pde & 0xffc0_0000 | u64::from(linear) & 0x3f_ffff);
     }
-    let pte = entry_32(memory, (pde & 0xffff_f000) + u64::from(linear >> 12 & 0x3ff) * 4)?;
-    (pte & PRESENT != 0).then_some(pte & 0xffff_f000 | u64::from(linear) & 0xfff)
+    let pte = entry("PTE", (pde & 0xffff_f000) + u64::from(linear >> 12 & 0x3ff) * 4)?;
+    Some(pte & 0xffff_f000 | u64::from(linear) & 0xfff)
 }
 
 fn entry_64(memory: &Memory, gpa: u64) -> Option<u64> {
@@ -129,6 +157,9 @@ mod tests {
             (&five, 0xff00_0000_0000_0000, None, "5-level, not present"),
         ] {
             assert_eq!(translate(&memory, cpu, linear), physical, "{what}");
+            let (steps, same) = steps(&memory, cpu, linear);
+            assert_eq!((same, steps.is_empty()), (physical, cpu.cr0 == 0), "{what}");
+            assert!(steps.iter().all(|step| step.entry.is_some()), "{what}");
         }
     }
 }

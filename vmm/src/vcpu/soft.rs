@@ -6,7 +6,7 @@
 //! [`TURN`] steps; the next one in a circle that is not halted goes on.
 
 use engine::{Activity, Cpu, CpuState, Engine, Event, Translations};
-use x86::model::CpuModel;
+use x86::{model::CpuModel, msr::MsrFault};
 
 use super::{Exit, Exits};
 use crate::machine::{Machine, memory::SoftEngine};
@@ -122,6 +122,32 @@ impl Soft {
             });
             needs
         })
+    }
+
+    /// Looks at a CPU between two steps, as its units see it; `None` if there is no such CPU.
+    pub fn look<T>(
+        &mut self,
+        cpu: usize,
+        machine: &mut Machine,
+        f: impl FnOnce(&mut Machine, &mut dyn engine::bus::Processor) -> T,
+    ) -> Option<T> {
+        let mut seen = None;
+        self.signal(cpu, machine, |engine, cpu, machine| {
+            seen = Some(engine.look(cpu, machine, f))
+        });
+        seen
+    }
+
+    /// WRMSR on a CPU between two steps.
+    ///
+    /// # Errors
+    /// The instruction would be #GP, or there is no such CPU.
+    pub fn write_msr(&mut self, cpu: usize, msr: u32, value: u64, machine: &mut Machine) -> Result<(), MsrFault> {
+        let mut written = Err(MsrFault::GeneralProtection);
+        self.signal(cpu, machine, |engine, cpu, machine| {
+            written = engine.write_msr(cpu, machine, msr, value);
+        });
+        written
     }
 
     /// Puts a CPU into a state, if there is such a CPU.

@@ -1,13 +1,18 @@
 //! RDMSR and WRMSR (SDM Vol. 2B, 2D). The core holds the registers that its own instructions read; all others are the bus's.
 
+use core::ptr::NonNull;
+
 use iced_x86::Mnemonic as M;
 use x86::cr::{Cr0, Efer};
 use x86::msr::*;
 
+use crate::Engine;
+use crate::bus::{Bus, MsrFault};
 use crate::cpu::{Cpu, FS, GS, slot};
 use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
 use crate::op::{Done, Op, chain, chain_flow};
+use crate::watch::View;
 
 cold_bodies! {
     Rdmsr = rdmsr;
@@ -20,22 +25,9 @@ cold_flows! {
 fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
     c.supervisor_only()?;
     let msr = c.get::<4>(slot::RCX) as u32;
-    let value = match msr {
-        IA32_EFER => c.efer,
-        IA32_STAR => c.msrs.star,
-        IA32_LSTAR => c.msrs.lstar,
-        IA32_CSTAR => c.msrs.cstar,
-        IA32_FMASK => c.msrs.fmask,
-        IA32_FS_BASE => c.seg[FS].base,
-        IA32_GS_BASE => c.seg[GS].base,
-        IA32_KERNEL_GS_BASE => c.msrs.kernel_gs_base,
-        IA32_SYSENTER_CS => c.msrs.sysenter_cs,
-        IA32_SYSENTER_ESP => c.msrs.sysenter_esp,
-        IA32_SYSENTER_EIP => c.msrs.sysenter_eip,
-        IA32_TSC_AUX if has_tsc_aux(c) => c.msrs.tsc_aux,
-        IA32_XSS if c.model.features().xsaves() => c.msrs.xss,
-        IA32_PKRS if c.model.features().pks() => c.msrs.pkrs,
-        _ => {
+    let value = match c.held_msr(msr) {
+        Some(value) => value,
+        None => {
             c.settle()?;
             match c.with_view(o, |bus, view| bus.read_msr(msr, view)) {
                 Ok(value) => value,
@@ -48,6 +40,87 @@ fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
     Ok(())
 }
 
+impl Cpu {
+    /// The value of an MSR that the processor holds itself; `None` for those that the bus is asked for.
+    pub fn held_msr(&self, msr: u32) -> Option<u64> {
+        Some(match msr {
+            IA32_EFER => self.efer,
+            IA32_STAR => self.msrs.star,
+            IA32_LSTAR => self.msrs.lstar,
+            IA32_CSTAR => self.msrs.cstar,
+            IA32_FMASK => self.msrs.fmask,
+            IA32_FS_BASE => self.seg[FS].base,
+            IA32_GS_BASE => self.seg[GS].base,
+            IA32_KERNEL_GS_BASE => self.msrs.kernel_gs_base,
+            IA32_SYSENTER_CS => self.msrs.sysenter_cs,
+            IA32_SYSENTER_ESP => self.msrs.sysenter_esp,
+            IA32_SYSENTER_EIP => self.msrs.sysenter_eip,
+            IA32_TSC_AUX if has_tsc_aux(self) => self.msrs.tsc_aux,
+            IA32_XSS if self.model.features().xsaves() => self.msrs.xss,
+            IA32_PKRS if self.model.features().pks() => self.msrs.pkrs,
+            _ => return None,
+        })
+    }
+
+    /// Writes such an MSR; `None` for those that are the bus's.
+    pub(crate) fn write_held_msr(&mut self, msr: u32, value: u64) -> Option<Result<(), MsrFault>> {
+        const GP: Result<(), MsrFault> = Err(MsrFault::GeneralProtection);
+        // Registers that hold linear addresses take canonical ones only (SDM Vol. 2D "WRMSR").
+        let address = matches!(
+            msr,
+            IA32_LSTAR
+                | IA32_CSTAR
+                | IA32_FS_BASE
+                | IA32_GS_BASE
+                | IA32_KERNEL_GS_BASE
+                | IA32_SYSENTER_ESP
+                | IA32_SYSENTER_EIP
+        );
+        if address && !self.canonical_register(value) {
+            return Some(GP);
+        }
+        match msr {
+            IA32_EFER => {
+                let old = Efer::from_bits(self.efer);
+                let Ok(new) = old.write(value, self.model.features(), Cr0::from_bits(self.cr0)) else {
+                    return Some(GP);
+                };
+                self.efer = new.into_bits();
+                if old.nxe() != new.nxe() {
+                    self.tlb.flush_all();
+                }
+            }
+            IA32_XSS if self.model.features().xsaves() => {
+                if value & !self.supervisor_components() != 0 {
+                    return Some(GP);
+                }
+                self.msrs.xss = value;
+            }
+            IA32_STAR => self.msrs.star = value,
+            IA32_LSTAR => self.msrs.lstar = value,
+            IA32_CSTAR => self.msrs.cstar = value,
+            IA32_FMASK if value >> 32 != 0 => return Some(GP),
+            IA32_FMASK => self.msrs.fmask = value,
+            IA32_FS_BASE => self.seg[FS].base = value,
+            IA32_GS_BASE => self.seg[GS].base = value,
+            IA32_KERNEL_GS_BASE => self.msrs.kernel_gs_base = value,
+            IA32_SYSENTER_CS => self.msrs.sysenter_cs = value & 0xffff_ffff,
+            IA32_SYSENTER_ESP => self.msrs.sysenter_esp = value,
+            IA32_SYSENTER_EIP => self.msrs.sysenter_eip = value,
+            IA32_TSC_AUX if has_tsc_aux(self) && value >> 32 != 0 => return Some(GP),
+            IA32_TSC_AUX if has_tsc_aux(self) => self.msrs.tsc_aux = value,
+            IA32_PKRS if self.model.features().pks() => {
+                if value >> 32 != 0 {
+                    return Some(GP);
+                }
+                self.set_pkrs(value as u32);
+            }
+            _ => return None,
+        }
+        Some(Ok(()))
+    }
+}
+
 fn has_tsc_aux(c: &Cpu) -> bool {
     let f = c.model.features();
     f.rdtscp() || f.rdpid()
@@ -58,67 +131,38 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
     let msr = c.get::<4>(slot::RCX) as u32;
     let value = c.get::<4>(slot::RAX) | c.get::<4>(slot::RDX) << 32;
     let next = c.next_ip(o);
-    // Registers that hold linear addresses take canonical ones only (SDM Vol. 2D "WRMSR").
-    let address = matches!(
-        msr,
-        IA32_LSTAR
-            | IA32_CSTAR
-            | IA32_FS_BASE
-            | IA32_GS_BASE
-            | IA32_KERNEL_GS_BASE
-            | IA32_SYSENTER_ESP
-            | IA32_SYSENTER_EIP
-    );
-    if address && !c.canonical_register(value) {
-        return Err(c.gp(0));
-    }
-    match msr {
-        IA32_EFER => {
-            let old = Efer::from_bits(c.efer);
-            let Ok(new) = old.write(value, c.model.features(), Cr0::from_bits(c.cr0)) else {
-                return Err(c.gp(0));
-            };
-            c.efer = new.into_bits();
-            if old.nxe() != new.nxe() {
-                c.tlb.flush_all();
-            }
-        }
-        IA32_XSS if c.model.features().xsaves() => {
-            if value & !c.supervisor_components() != 0 {
-                return Err(c.gp(0));
-            }
-            c.msrs.xss = value;
-        }
-        IA32_STAR => c.msrs.star = value,
-        IA32_LSTAR => c.msrs.lstar = value,
-        IA32_CSTAR => c.msrs.cstar = value,
-        IA32_FMASK if value >> 32 != 0 => return Err(c.gp(0)),
-        IA32_FMASK => c.msrs.fmask = value,
-        IA32_FS_BASE => c.seg[FS].base = value,
-        IA32_GS_BASE => c.seg[GS].base = value,
-        IA32_KERNEL_GS_BASE => c.msrs.kernel_gs_base = value,
-        IA32_SYSENTER_CS => c.msrs.sysenter_cs = value & 0xffff_ffff,
-        IA32_SYSENTER_ESP => c.msrs.sysenter_esp = value,
-        IA32_SYSENTER_EIP => c.msrs.sysenter_eip = value,
-        IA32_TSC_AUX if has_tsc_aux(c) && value >> 32 != 0 => return Err(c.gp(0)),
-        IA32_TSC_AUX if has_tsc_aux(c) => c.msrs.tsc_aux = value,
-        IA32_PKRS if c.model.features().pks() => {
-            if value >> 32 != 0 {
-                return Err(c.gp(0));
-            }
-            c.set_pkrs(value as u32);
-        }
-        _ => {
+    match c.write_held_msr(msr, value) {
+        Some(Ok(())) => Ok(Go::To(next)),
+        Some(Err(_)) => Err(c.gp(0)),
+        None => {
             c.settle()?;
             if c.with_view(o, |bus, view| bus.write_msr(msr, value, view)).is_err() {
                 return Err(c.gp(0));
             }
             c.bus_used = true;
             c.watched.ask = true;
-            return Ok(Go::Look(next));
+            Ok(Go::Look(next))
         }
     }
-    Ok(Go::To(next))
+}
+
+impl Engine {
+    /// Writes an MSR between two runs, as WRMSR would.
+    ///
+    /// # Errors
+    /// The instruction would be #GP: nothing is written.
+    pub fn write_msr(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, msr: u32, value: u64) -> Result<(), MsrFault> {
+        if let Some(written) = cpu.write_held_msr(msr, value) {
+            cpu.mode = u32::MAX;
+            return written;
+        }
+        cpu.attach(NonNull::from(&mut *self.core), bus);
+        let tsc = bus.tsc(cpu.clock);
+        let written = bus.write_msr(msr, value, &mut View::between(cpu, tsc));
+        cpu.watched.ask = true;
+        cpu.detach();
+        written
+    }
 }
 
 pub(crate) fn lower(l: &mut Lower) -> End {

@@ -554,27 +554,8 @@ fn invpcid(c: &mut Cpu, o: &Op) -> Done {
 
 fn cpuid(c: &mut Cpu, _: &Op) -> Done {
     let (leaf, subleaf) = (c.get::<4>(slot::RAX) as u32, c.get::<4>(slot::RCX) as u32);
-    let mut r = c.bus().cpuid(leaf, subleaf);
-    match leaf {
-        1 => {
-            // OSXSAVE shows CR4's bit.
-            let on = c.cr4 & CR4_OSXSAVE != 0;
-            r[2] = r[2] & !(1 << 27) | (on as u32) << 27;
-        }
-        7 if subleaf == 0 && r[2] & 1 << 3 != 0 => {
-            // OSPKE shows CR4.PKE.
-            let on = c.cr4 & CR4_PKE != 0;
-            r[2] = r[2] & !(1 << 4) | (on as u32) << 4;
-        }
-        0xd if r != [0; 4] => {
-            if let Some(size) = c.xsave_size(subleaf) {
-                r[1] = size;
-            }
-        }
-        // SYSCALL shows in 64-bit mode only.
-        0x8000_0001 if !c.is64() => r[3] &= !(1 << 11),
-        _ => {}
-    }
+    let r = c.bus().cpuid(leaf, subleaf);
+    let r = c.cpuid_now(leaf, subleaf, r);
     for (at, value) in [
         (slot::RAX, r[0]),
         (slot::RBX, r[1]),
@@ -584,6 +565,33 @@ fn cpuid(c: &mut Cpu, _: &Op) -> Done {
         c.set::<4>(at, value as u64);
     }
     Ok(())
+}
+
+impl Cpu {
+    /// What CPUID shows where the bus answers this: some bits follow the processor's registers.
+    pub fn cpuid_now(&self, leaf: u32, subleaf: u32, mut r: [u32; 4]) -> [u32; 4] {
+        match leaf {
+            1 => {
+                // OSXSAVE shows CR4's bit.
+                let on = self.cr4 & CR4_OSXSAVE != 0;
+                r[2] = r[2] & !(1 << 27) | (on as u32) << 27;
+            }
+            7 if subleaf == 0 && r[2] & 1 << 3 != 0 => {
+                // OSPKE shows CR4.PKE.
+                let on = self.cr4 & CR4_PKE != 0;
+                r[2] = r[2] & !(1 << 4) | (on as u32) << 4;
+            }
+            0xd if r != [0; 4] => {
+                if let Some(size) = self.xsave_size(subleaf) {
+                    r[1] = size;
+                }
+            }
+            // SYSCALL shows in 64-bit mode only.
+            0x8000_0001 if self.efer & 1 << 10 == 0 || !self.seg[CS].long() => r[3] &= !(1 << 11),
+            _ => {}
+        }
+        r
+    }
 }
 
 fn rdtsc(c: &mut Cpu, o: &Op) -> Done {

@@ -1,0 +1,242 @@
+//! The monitor: commands in words, for gdb's `monitor` and for the control socket.
+//!
+//! Each command is a row of [`COMMANDS`] and a plain function over a [`Scene`]: the machine between two steps, and the CPU that
+//! is looked at. Commands that read change nothing in the guest, not so much as an accessed bit of a page table; registers whose
+//! reading does something are read in copies of their units. Those that write say so in their help.
+
+mod branches;
+mod counters;
+mod interrupts;
+mod machine;
+mod memory;
+mod names;
+mod registers;
+mod resources;
+mod scene;
+#[cfg(test)]
+mod tests;
+mod trace;
+
+use std::fmt::Write;
+
+pub use self::names::Names;
+use self::scene::Scene;
+use crate::run::Vm;
+
+/// What a command answers: lines, or one that says why not.
+type Answer = Result<String, String>;
+
+/// A command.
+#[derive(Clone, Copy, Debug)]
+pub struct Command {
+    /// Its name.
+    pub name: &'static str,
+    /// What it takes; `[]` around what may be left out.
+    pub arguments: &'static str,
+    /// What it does.
+    pub help: &'static str,
+    run: fn(&mut Scene<'_>, &[&str]) -> Answer,
+}
+
+const fn row(
+    name: &'static str,
+    arguments: &'static str,
+    help: &'static str,
+    run: fn(&mut Scene<'_>, &[&str]) -> Answer,
+) -> Command {
+    Command {
+        name,
+        arguments,
+        help,
+        run,
+    }
+}
+
+/// All commands, in the order of their help.
+pub const COMMANDS: &[Command] = &[
+    row("help", "[COMMAND]", "This list, or one command of it", help),
+    row(
+        "info",
+        "",
+        "The machine: steps, time, and where each CPU is",
+        machine::info,
+    ),
+    row(
+        "kaslr",
+        "",
+        "The Linux kernel in memory: version, where KASLR has put it, and gdb's line for its symbols",
+        machine::kaslr,
+    ),
+    row(
+        "dr",
+        "",
+        "Debug registers: what each breakpoint watches, DR6, DR7",
+        registers::debug,
+    ),
+    row("debugctl", "", "IA32_DEBUGCTL, bit by bit", registers::debugctl),
+    row("lbr", "[COUNT]", "Last-branch records, the newest first", branches::lbr),
+    row(
+        "bts",
+        "[COUNT]",
+        "Branch trace store: the buffer and its newest records (16)",
+        branches::bts,
+    ),
+    row(
+        "pebs",
+        "[COUNT]",
+        "PEBS: enables, the buffer and its newest records (8)",
+        counters::pebs,
+    ),
+    row(
+        "pmu",
+        "",
+        "Performance counters: what each counts, and how far it is",
+        counters::pmu,
+    ),
+    row(
+        "pt",
+        "[COUNT]",
+        "Intel PT: control, status, output, and the newest packets (16)",
+        trace::pt,
+    ),
+    row(
+        "tsc",
+        "",
+        "Time-stamp counter: value, offset, adjustment, deadline",
+        registers::tsc,
+    ),
+    row(
+        "rdt",
+        "",
+        "Resource director: association, masks, delays, monitoring",
+        resources::rdt,
+    ),
+    row(
+        "msr",
+        "read MSR | write MSR VALUE",
+        "Reads or writes an MSR, by its number or its manual name; writing is as WRMSR in the guest",
+        registers::msr,
+    ),
+    row(
+        "cpuid",
+        "LEAF [SUBLEAF]",
+        "What CPUID shows here and now",
+        registers::cpuid,
+    ),
+    row(
+        "gva2gpa",
+        "ADDRESS",
+        "The physical address of a linear one",
+        memory::gva2gpa,
+    ),
+    row(
+        "pagewalk",
+        "ADDRESS",
+        "Every page-table entry on the way to a linear address",
+        memory::pagewalk,
+    ),
+    row(
+        "irq",
+        "",
+        "Interrupt controllers: local APIC, I/O APIC, 8259 pair",
+        interrupts::irq,
+    ),
+];
+
+/// Carries out a line and gives what it has to say, which ends with a line end. What is wrong with a line is said the same way.
+pub fn run(vm: &mut Vm, cpu: usize, line: &str) -> String {
+    let mut text = match answer(vm, cpu, line) {
+        Ok(text) | Err(text) => text,
+    };
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+/// The same, with errors told from answers.
+///
+/// # Errors
+/// One line: no such command or CPU, what is wrong with an argument, why it cannot be done.
+pub fn answer(vm: &mut Vm, cpu: usize, line: &str) -> Answer {
+    let mut words = line.split_ascii_whitespace();
+    let name = words.next().unwrap_or("help");
+    let arguments: Vec<&str> = words.collect();
+    let command = find(name)?;
+    let mut scene = Scene::new(vm, cpu).ok_or_else(|| format!("there is no CPU {cpu}"))?;
+    (command.run)(&mut scene, &arguments)
+}
+
+/// A command by its name, or by as much of it as tells it from others.
+fn find(name: &str) -> Result<&'static Command, String> {
+    if let Some(command) = COMMANDS.iter().find(|command| command.name == name) {
+        return Ok(command);
+    }
+    let like: Vec<&Command> = COMMANDS
+        .iter()
+        .filter(|command| command.name.starts_with(name))
+        .collect();
+    match like[..] {
+        [one] => Ok(one),
+        [] => Err(format!("{name:?} is no monitor command: try `help`")),
+        _ => {
+            let names: Vec<&str> = like.iter().map(|command| command.name).collect();
+            Err(format!("{name:?} may be {}", names.join(", ")))
+        }
+    }
+}
+
+fn help(_: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+    let rows: Vec<&Command> = match arguments {
+        [] => COMMANDS.iter().collect(),
+        [name] => vec![find(name)?],
+        _ => return Err("help takes one command".into()),
+    };
+    let usage = |command: &Command| format!("{} {}", command.name, command.arguments).trim_end().to_string();
+    let width = rows.iter().map(|command| usage(command).len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for command in rows {
+        let _ = writeln!(text, "{:width$}  {}", usage(command), command.help);
+    }
+    Ok(text)
+}
+
+/// Nothing is taken.
+fn none(arguments: &[&str]) -> Result<(), String> {
+    match arguments {
+        [] => Ok(()),
+        [first, ..] => Err(format!("{first:?} is one word too many")),
+    }
+}
+
+/// At most a count is taken.
+fn count(arguments: &[&str], default: usize) -> Result<usize, String> {
+    match arguments {
+        [] => Ok(default),
+        [word] => number(word).map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
+        [_, second, ..] => Err(format!("{second:?} is one word too many")),
+    }
+}
+
+/// A number: decimal, or hexadecimal behind `0x`.
+fn number(word: &str) -> Result<u64, String> {
+    let parsed = match word.strip_prefix("0x").or(word.strip_prefix("0X")) {
+        Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16).ok(),
+        None if !word.starts_with('+') => word.parse().ok(),
+        _ => None,
+    };
+    parsed.ok_or_else(|| format!("{word:?} is no number: 10 and 0x10 are"))
+}
+
+/// The names of the bits that are set; a set bit without a name is `bit N`, and no bit at all is `-`.
+fn bits(value: u64, names: &[(u32, &str)]) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let set = (0..64).filter(|bit| value >> bit & 1 != 0);
+    for bit in set {
+        match names.iter().find(|(named, _)| *named == bit) {
+            Some((_, name)) => words.push((*name).into()),
+            None => words.push(format!("bit {bit}")),
+        }
+    }
+    if words.is_empty() { "-".into() } else { words.join(" ") }
+}
