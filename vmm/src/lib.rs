@@ -43,6 +43,7 @@
 //! # }
 //! ```
 
+pub mod btrace;
 pub mod cli;
 pub mod collect;
 pub mod config;

@@ -10,6 +10,10 @@ pub mod walk;
 pub mod watchers;
 
 use std::io::Write;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
 pub use devices::random;
@@ -103,6 +107,7 @@ pub struct Machine {
     virtio: Virtio,
     second_serial: bool,
     accesses: Accesses,
+    restorations: Arc<AtomicU64>,
 }
 
 impl Machine {
@@ -134,6 +139,7 @@ impl Machine {
             virtio: Virtio::new(seed),
             second_serial: false,
             accesses: Accesses::default(),
+            restorations: Arc::default(),
         }
     }
 
@@ -249,6 +255,11 @@ impl Machine {
         })
     }
 
+    /// How often the machine has been put into another state: what an observer has heard before belongs to another past.
+    pub fn restorations(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.restorations)
+    }
+
     fn take_on(&mut self, state: &MachineState) -> Result<(), String> {
         if state.cpus.len() != self.cpus.len() {
             return Err(format!(
@@ -267,6 +278,7 @@ impl Machine {
         self.platform.restore(&state.platform).map_err(|e| e.to_string())?;
         self.virtio.restore(&state.virtio, self.memory.mmap())?;
         self.rdt.restore(&state.rdt)?;
+        self.restorations.fetch_add(1, Ordering::Relaxed);
         self.clock = state.clock;
         self.cpus.clone_from(&state.cpus);
         for (watchers, state) in self.watchers.iter_mut().zip(&state.units) {
@@ -322,6 +334,11 @@ impl Machine {
         watchers.observe(observer);
         watchers.tsc_offset(own.tsc_offset);
         true
+    }
+
+    /// Has a history of branches hear a CPU, too, or no longer; `false` if there is no such CPU.
+    pub fn observe_branches(&mut self, cpu: usize, observer: Option<Box<dyn Watch + Send>>) -> bool {
+        self.observe(cpu, observer)
     }
 
     /// Leaves out what watches, the guest's own units among it: for measuring what they cost while they are off. A guest that

@@ -85,6 +85,12 @@ impl Processor for Glance<'_> {
 }
 
 impl Vm {
+    /// Looks at a CPU as its watchers see it, without changing it; `None` if there is no such CPU.
+    pub(crate) fn look<T>(&mut self, cpu: usize, f: impl FnOnce(&mut dyn Processor) -> T) -> Option<T> {
+        self.soft
+            .look(cpu, &mut self.machine, |_, processor| f(&mut Glance(processor)))
+    }
+
     /// What RDMSR would read on a CPU now. Nothing in the guest changes by it.
     ///
     /// # Errors
