@@ -92,7 +92,7 @@ const LOOP_RUNS: [(&str, &str); 4] = [
 ];
 
 fn main() -> ExitCode {
-    let (mut rounds, mut steps) = (5, None);
+    let (mut rounds, mut steps, mut profiled) = (5, None, None);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let number = |words: &mut dyn Iterator<Item = String>| words.next()?.parse::<u64>().ok().filter(|&n| n > 0);
@@ -107,12 +107,41 @@ fn main() -> ExitCode {
                 Some(number) => steps = Some(number),
                 None => return wrong("--steps wants a number above zero"),
             },
+            // One boot of one subject, for a profiler.
+            "--profile" => match words.next().map(|name| find(&name)) {
+                Some(Some(subject)) => profiled = Some(subject),
+                _ => return wrong("--profile wants a subject's name, as the table has it"),
+            },
             other => return wrong(&format!("unknown option {other}")),
         }
+    }
+    if let Some(subject) = profiled {
+        return match once(&boot(subject.model, steps), subject) {
+            Ok(time) => {
+                println!("{}: {:.2} s", subject.name, time.as_secs_f64());
+                ExitCode::SUCCESS
+            }
+            Err(error) => wrong(&error),
+        };
     }
     match measure(rounds, steps) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => wrong(&error),
+    }
+}
+
+fn find(name: &str) -> Option<&'static Subject> {
+    SUBJECTS.into_iter().flatten().find(|subject| subject.name == name)
+}
+
+fn boot(model: &'static CpuModel, steps: Option<u64>) -> MachineConfig {
+    let guest = linux();
+    MachineConfig {
+        initrd: Some(guest.initrd.clone()),
+        cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
+        max_instructions: steps,
+        model,
+        ..MachineConfig::new(&guest.kernel)
     }
 }
 
@@ -133,15 +162,7 @@ fn measure(rounds: usize, steps: Option<u64>) -> Result<(), String> {
         };
         columns.push((name.into(), times(rounds, &config)?));
     }
-    let guest = linux();
-    let boot = |model| MachineConfig {
-        initrd: Some(guest.initrd.clone()),
-        cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
-        max_instructions: steps,
-        model,
-        ..MachineConfig::new(&guest.kernel)
-    };
-    columns.push(("boot".into(), times(rounds, &boot)?));
+    columns.push(("boot".into(), times(rounds, &|model| boot(model, steps))?));
 
     print!("{:<28}", "");
     columns.iter().for_each(|(name, _)| print!("{name:>8}"));

@@ -152,7 +152,7 @@ impl ArchLbr {
         if is_debug_exception(event) {
             self.control.set_lbr_en(false);
         } else if self.records(frozen) {
-            self.ring.get().note_exception();
+            self.ring.note_exception();
             self.ring.record(&[event.branch], &self.filter(), &self.style, code);
         }
         self.ring.now(code);

@@ -5,8 +5,9 @@
 //! forward (the pointer to the newest moves by every record that passes, seen or not) and kept backward. Call-stack mode
 //! alone has to look at every branch in order, since a return takes off what a call before it put on.
 //!
-//! Of a batch that fills the whole ring nothing is left but its end. [`LazyRing`] keeps that end as it came and makes entries of
-//! it only when somebody looks, which in a loop of branches is far less often than a batch comes.
+//! Of a batch that fills the whole ring nothing is left but its end. [`LazyRing`] keeps that end as it came, with the interrupts
+//! and short batches that follow it, and makes entries of them only when somebody looks, which is far less often than another
+//! batch comes that fills the ring.
 
 use std::borrow::Cow;
 
@@ -88,10 +89,27 @@ impl Filter {
     }
 }
 
+/// How many of some branches pass.
+fn passing(records: &[BranchRecord], masks: [u32; 2]) -> usize {
+    records.iter().map(|r| passes(r, masks)).sum::<u32>() as usize
+}
+
 /// Whether a branch passes, as 0 or 1: no branch of the host's own, which it would often mispredict.
 #[inline(always)]
 fn passes(record: &BranchRecord, masks: [u32; 2]) -> u32 {
     masks[usize::from(record.to_cpl != 0)] >> (record.flow & 31) & 1
+}
+
+/// The last branch of some that goes anywhere.
+fn last_taken(records: &[BranchRecord]) -> Option<usize> {
+    records.iter().rposition(|r| kinds::ALL >> (r.flow & 31) & 1 != 0)
+}
+
+/// The code that a branch leaves, and that which it reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Scene {
+    source: Context,
+    target: Context,
 }
 
 /// Where MISPRED, cycles and the rest of an entry stand.
@@ -212,8 +230,9 @@ impl BranchRing {
         } else {
             self.record_last(records, filter, style, code);
         }
-        if let Some(index) = records.iter().rposition(|r| kinds::ALL >> (r.flow & 31) & 1 != 0) {
-            self.last_branch = Some(self.entry(records, index, None, false, style, code));
+        if let Some(index) = last_taken(records) {
+            let scene = self.scene(records, code);
+            self.last_branch = Some(self.entry(records, index, None, false, style, scene));
         }
         self.predictor.advance(records);
         self.code = code;
@@ -246,12 +265,13 @@ impl BranchRing {
 
     fn record_last(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
         let masks = filter.masks();
-        let passed = records.iter().map(|r| passes(r, masks)).sum::<u32>() as usize;
+        let passed = passing(records, masks);
         if passed == 0 {
             return;
         }
         let depth = usize::from(self.depth);
         self.top = ((usize::from(self.top) + passed % depth) % depth) as u8;
+        let scene = self.scene(records, code);
         let mut kept = [0; MAX_DEPTH];
         let mut count = 0;
         // The record before the oldest one that is kept says when its cycles began.
@@ -270,7 +290,7 @@ impl BranchRing {
         for age in (0..count).rev() {
             let index = kept[age];
             let hidden = filter.source_hidden(&records[index]);
-            let entry = self.entry(records, index, before, hidden, style, code);
+            let entry = self.entry(records, index, before, hidden, style, scene);
             *self.by_age_mut(age as u8) = entry;
             before = Some(records[index].step);
         }
@@ -280,7 +300,7 @@ impl BranchRing {
     fn record_call_stack(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
         const CALL: u8 = Flow::Call.code();
         const RET: u8 = Flow::Ret.code();
-        let masks = filter.masks();
+        let (masks, scene) = (filter.masks(), self.scene(records, code));
         for (index, record) in records.iter().enumerate() {
             if passes(record, masks) == 0 {
                 continue;
@@ -294,12 +314,20 @@ impl BranchRing {
                 CALL if record.to == record.from.wrapping_add(record.length.into()) => {}
                 _ => {
                     let hidden = filter.source_hidden(record);
-                    let entry = self.entry(records, index, self.clock, hidden, style, code);
+                    let entry = self.entry(records, index, self.clock, hidden, style, scene);
                     self.top = (self.top + 1) % self.depth;
                     *self.by_age_mut(0) = entry;
                     self.clock = Some(record.step);
                 }
             }
+        }
+    }
+
+    /// Where the branches of a batch are: only a far transfer changes the code segment, and it comes alone.
+    fn scene(&self, records: &[BranchRecord], code: Context) -> Scene {
+        Scene {
+            source: if records.len() == 1 { self.code } else { code },
+            target: code,
         }
     }
 
@@ -310,21 +338,19 @@ impl BranchRing {
         before: Option<u64>,
         hidden: bool,
         style: &Style,
-        code: Context,
+        scene: Scene,
     ) -> Entry {
         let record = &records[index];
         let mispredicted = !self.predictor.predicts(records, index);
         let cycles = before.map(|step| record.step.saturating_sub(step).min(0xFFFF));
-        // Only a far transfer changes the code segment, and it comes alone.
-        let source = if records.len() == 1 { self.code } else { code };
         let from = if hidden {
             !0
         } else {
-            address(record.from, source, style)
+            address(record.from, scene.source, style)
         };
         let mut entry = Entry {
             from,
-            to: address(record.to, code, style),
+            to: address(record.to, scene.target, style),
             info: 0,
         };
         let flag = |set: bool, bit: u32| u64::from(set) << bit;
@@ -377,17 +403,23 @@ pub fn abort_record(from: u64, step: u64, rip: u64, code: Context) -> BranchReco
     }
 }
 
-/// The end of a batch, of which no entries have been made yet.
+/// Records of the end of a batch and of what came after it, of which no entries have been made yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Waiting {
     /// From [`WINDOW`] records before the one that passes before the oldest that is kept, whose step begins its cycles.
-    end: Vec<BranchRecord>,
+    records: Vec<BranchRecord>,
+    /// Where in them each batch ends, and where its branches were.
+    batches: Vec<(usize, Scene)>,
     filter: Filter,
     style: Style,
+    /// Where the processor stands now.
     code: Context,
     /// The newest entry's place.
     top: u8,
 }
+
+/// Records that wait at most: about what the executor hands over at once.
+const MOST_WAITING: usize = 512;
 
 /// A [`BranchRing`] that works when it is looked at.
 #[derive(Clone, Debug)]
@@ -395,7 +427,7 @@ pub struct LazyRing {
     ring: BranchRing,
     waiting: Option<Waiting>,
     /// The room of the last one.
-    spare: Vec<BranchRecord>,
+    spare: (Vec<BranchRecord>, Vec<(usize, Scene)>),
 }
 
 impl From<BranchRing> for LazyRing {
@@ -403,7 +435,7 @@ impl From<BranchRing> for LazyRing {
         LazyRing {
             ring,
             waiting: None,
-            spare: Vec::new(),
+            spare: Default::default(),
         }
     }
 }
@@ -411,26 +443,32 @@ impl From<BranchRing> for LazyRing {
 impl LazyRing {
     /// Records what of a batch passes, as [`BranchRing::record`].
     pub fn record(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
-        let Some((start, passed)) = self.end_of(records, filter) else {
-            self.get().record(records, filter, style, code);
+        if let Some((start, passed)) = self.end_of(records, filter) {
+            let (top, spare) = match self.waiting.take() {
+                Some(before) => (before.top, (before.records, before.batches)),
+                None => (self.ring.top, std::mem::take(&mut self.spare)),
+            };
+            let mut waiting = Waiting {
+                records: spare.0,
+                batches: spare.1,
+                filter: *filter,
+                style: *style,
+                code,
+                top,
+            };
+            waiting.records.clear();
+            waiting.batches.clear();
+            waiting.add(&records[start..], passed, self.ring.depth, code);
+            self.waiting = Some(waiting);
             return;
-        };
-        let before = self.waiting.take();
-        let (top, spare) = match before {
-            Some(before) => (before.top, before.end),
-            None => (self.ring.top, std::mem::take(&mut self.spare)),
-        };
-        let mut end = spare;
-        end.clear();
-        end.extend_from_slice(&records[start..]);
-        let depth = usize::from(self.ring.depth);
-        self.waiting = Some(Waiting {
-            end,
-            filter: *filter,
-            style: *style,
-            code,
-            top: ((usize::from(top) + passed % depth) % depth) as u8,
-        });
+        }
+        match &mut self.waiting {
+            Some(waiting) if waiting.takes(records, filter, style) => {
+                let passed = passing(records, filter.masks());
+                waiting.add(records, passed, self.ring.depth, code);
+            }
+            _ => self.get().record(records, filter, style, code),
+        }
     }
 
     /// Where the part of a batch begins that decides everything, and how many records of the batch pass: if there is more in
@@ -451,16 +489,28 @@ impl LazyRing {
         let passed = if masks == [kinds::ALL; 2] {
             rest.iter().map(|r| usize::from(r.flow != 0)).sum::<usize>()
         } else {
-            rest.iter().map(|r| passes(r, masks)).sum::<u32>() as usize
+            passing(rest, masks)
         };
         Some((start - WINDOW, passed + depth + 1))
+    }
+
+    /// An interrupt or exception comes, as [`BranchRing::note_exception`].
+    pub fn note_exception(&mut self) {
+        match &self.waiting {
+            Some(waiting) => {
+                if let Some(last) = waiting.last_branch(&self.ring) {
+                    self.ring.last_exception = last;
+                }
+            }
+            None => self.ring.note_exception(),
+        }
     }
 
     /// The ring, with all entries made.
     pub fn get(&mut self) -> &mut BranchRing {
         if let Some(waiting) = self.waiting.take() {
             waiting.settle(&mut self.ring);
-            self.spare = waiting.end;
+            self.spare = (waiting.records, waiting.batches);
         }
         &mut self.ring
     }
@@ -483,20 +533,49 @@ impl LazyRing {
     /// Where the processor stands, told after every word.
     pub fn now(&mut self, code: Context) {
         match &mut self.waiting {
-            // After a batch of near branches it is where it was.
-            Some(waiting) if waiting.code == code => {}
-            _ => self.get().now(code),
+            Some(waiting) => waiting.code = code,
+            None => self.ring.now(code),
         }
     }
 }
 
 impl Waiting {
+    /// Whether more records can wait with those that do.
+    fn takes(&self, records: &[BranchRecord], filter: &Filter, style: &Style) -> bool {
+        (&self.filter, &self.style) == (filter, style) && self.records.len() + records.len() <= MOST_WAITING
+    }
+
+    /// Adds a batch, or the end of one, of which so many records pass.
+    fn add(&mut self, records: &[BranchRecord], passed: usize, depth: u8, code: Context) {
+        let scene = Scene {
+            source: if records.len() == 1 { self.code } else { code },
+            target: code,
+        };
+        self.records.extend_from_slice(records);
+        self.batches.push((self.records.len(), scene));
+        let depth = usize::from(depth);
+        self.top = ((usize::from(self.top) + passed % depth) % depth) as u8;
+        self.code = code;
+    }
+
+    /// The last branch, as [`BranchRing::last_branch`]. Enough others come before it that the ring has no say in its prediction.
+    fn last_branch(&self, ring: &BranchRing) -> Option<Entry> {
+        let index = last_taken(&self.records)?;
+        let (_, scene) = self.batches[self.batches.partition_point(|&(end, _)| end <= index)];
+        Some(ring.entry(&self.records, index, None, false, &self.style, scene))
+    }
+
     fn settle(&self, ring: &mut BranchRing) {
-        let masks = self.filter.masks();
-        let passed = self.end.iter().map(|r| passes(r, masks)).sum::<u32>() as usize;
+        let passed = passing(&self.records, self.filter.masks());
         let depth = usize::from(ring.depth);
         ring.top = ((usize::from(self.top) + depth - passed % depth) % depth) as u8;
-        ring.record(&self.end, &self.filter, &self.style, self.code);
+        let mut start = 0;
+        for &(end, scene) in &self.batches {
+            ring.code = scene.source;
+            ring.record(&self.records[start..end], &self.filter, &self.style, scene.target);
+            start = end;
+        }
+        ring.code = self.code;
     }
 }
 
@@ -541,11 +620,16 @@ mod tests {
                 .wrapping_add(1_442_695_040_888_963_407);
             (x >> 33) % n
         };
-        let style = Style {
-            linear: true,
-            beside: Beside::Info,
+        let segment = |number| Context {
+            cs_base: number << 4,
+            code: CodeSize::Bits64,
+            ..Context::default()
         };
-        for round in 0..300 {
+        for round in 0..600 {
+            let style = Style {
+                linear: below(2) == 0,
+                beside: [Beside::Info, Beside::FlagsAndCycles][below(2) as usize],
+            };
             let depth = [1, 4, 8, 16, 32][below(5) as usize];
             let (mut eager, mut lazy) = (BranchRing::new(depth), LazyRing::from(BranchRing::new(depth)));
             let filter = Filter {
@@ -559,9 +643,9 @@ mod tests {
                 call_stack: below(8) == 0,
                 hide_source: below(2) == 0,
             };
-            let mut step = 0;
-            for batch in 0..12 {
-                let len = [1, 40, 100, 600][below(4) as usize];
+            let (mut step, mut code) = (0, Context::default());
+            for batch in 0..20 {
+                let len = [1, 1, 40, 100, 600][below(5) as usize];
                 let records: Vec<BranchRecord> = (0..1 + below(len))
                     .map(|_| {
                         step += 1 + below(30);
@@ -576,9 +660,17 @@ mod tests {
                         }
                     })
                     .collect();
-                eager.record(&records, &filter, &style, Context::default());
-                lazy.record(&records, &filter, &style, Context::default());
-                lazy.now(Context::default());
+                if below(3) == 0 {
+                    eager.note_exception();
+                    lazy.note_exception();
+                }
+                let here = if records.len() == 1 { segment(below(3)) } else { code };
+                eager.record(&records, &filter, &style, here);
+                lazy.record(&records, &filter, &style, here);
+                // Something that is no branch may change the code, too.
+                code = if below(4) == 0 { segment(below(3)) } else { here };
+                eager.now(code);
+                lazy.now(code);
                 if below(3) == 0 {
                     assert_eq!(*lazy.settled(), eager, "round {round}, batch {batch}");
                 }

@@ -204,7 +204,7 @@ impl Lbr {
     /// exception, or after it: it is not recorded anyway.
     pub fn event(&mut self, event: &EventRecord, gate: Gate, code: Context) {
         if self.records(gate) && !is_debug_exception(event) {
-            self.ring.get().note_exception();
+            self.ring.note_exception();
             self.ring.record(&[event.branch], &self.filter(), &self.style, code);
         }
         self.ring.now(code);

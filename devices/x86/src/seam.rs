@@ -323,7 +323,10 @@ pub enum Change {
         extensions: u32,
     },
     /// HLT or MWAIT came to its end.
-    Wake,
+    Wake {
+        /// By a store to the address that was monitored; else by an interrupt.
+        store: bool,
+    },
     /// XBEGIN began a transaction.
     TransactionBegin {
         /// Linear address of the instruction.

@@ -228,7 +228,13 @@ pub fn counters(bytes: &[u8]) {
                 pmu.access(&access, &mut core, &around)
             }
             8 => {
-                let change = [Change::Halt, Change::Wake, Change::Init, Change::Cr3, Change::Reset];
+                let change = [
+                    Change::Halt,
+                    Change::Wake { store: false },
+                    Change::Init,
+                    Change::Cr3,
+                    Change::Reset,
+                ];
                 core.cpl = (value % 4) as u8;
                 pmu.state_change(change[usize::from(argument) % change.len()], &mut core, &around)
             }

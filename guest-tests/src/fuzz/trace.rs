@@ -214,7 +214,7 @@ pub fn trace(bytes: &[u8]) {
                     Change::Mode,
                     Change::Interrupts,
                     Change::Halt,
-                    Change::Wake,
+                    Change::Wake { store: true },
                     Change::TransactionBegin { at: 0x1000 },
                     Change::TransactionAbort {
                         from: 0x1000,

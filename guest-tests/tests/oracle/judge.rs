@@ -589,7 +589,7 @@ impl Watch for Judge {
             // Behind it the same address may lead to other bytes.
             Change::Cr3 | Change::Mode => self.rest(cpu),
             Change::Halt | Change::Mwait { .. } => self.asleep = Some(cpu.step()),
-            Change::Wake => self.slept += self.asleep.take().map_or(0, |since| cpu.step() - since),
+            Change::Wake { .. } => self.slept += self.asleep.take().map_or(0, |since| cpu.step() - since),
             Change::TransactionAbort { from, .. } => {
                 self.straight(from);
                 let to = next_ip(cpu);

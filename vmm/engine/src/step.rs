@@ -204,10 +204,10 @@ impl Engine {
         if cpu.monitor.line.is_some() && !(cpu.monitor.masked && cpu.want_window) {
             return;
         }
-        cpu.monitor.line = None;
+        let store = cpu.monitor.line.take().is_none();
         cpu.activity = Activity::Running;
         if cpu.watched.tell {
-            let effects = cpu.say(|watch, view| watch.state(Change::Wake, view));
+            let effects = cpu.say(|watch, view| watch.state(Change::Wake { store }, view));
             self.follow(cpu, effects);
         }
     }
@@ -247,7 +247,7 @@ impl Engine {
         self.abort(cpu, Abort::Event, None);
         let was = core::mem::take(&mut cpu.activity);
         if matches!(was, Activity::Halted | Activity::Waiting) && cpu.watched.tell {
-            let effects = cpu.say(|watch, view| watch.state(Change::Wake, view));
+            let effects = cpu.say(|watch, view| watch.state(Change::Wake { store: false }, view));
             self.follow(cpu, effects);
         }
         self.deliver(cpu, event);

@@ -3,12 +3,17 @@
 mod bench;
 mod rig;
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use bench::{Bench, EVERYTHING, handler};
+use engine::bus::{Processor, Watch};
 use engine::{Activity, Cpu, Exit};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
 use x86::model::{CpuModel, CpuidRow};
+use x86::seam::{Appetite, Change, Effects};
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
@@ -177,6 +182,45 @@ fn stores_of_others_end_the_wait() {
     b.engine.written(LINE - 0x1000, 0x1001);
     assert_eq!(b.run(100), Exit::Budget);
     assert_eq!(b.cpu.state().gpr[7], 1);
+}
+
+/// Notes how each wait ended.
+struct Wakes(Rc<RefCell<Vec<bool>>>);
+
+impl Watch for Wakes {
+    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+        Appetite {
+            transfers: true,
+            ..Appetite::NOTHING
+        }
+    }
+
+    fn state(&mut self, change: Change, _: &mut dyn Processor) -> Effects {
+        if let Change::Wake { store } = change {
+            self.0.borrow_mut().push(store);
+        }
+        Effects::NONE
+    }
+}
+
+// covers: 4/seam-changes
+#[test]
+fn the_units_hear_what_ended_a_wait() {
+    type End = fn(&mut Bench);
+    let ends: [(&str, u32, End, bool); 3] = [
+        ("a device's store", 0, |b| b.engine.written(LINE, 1), true),
+        ("a masked interrupt", 1, |b| b.cpu.want_window = true, false),
+        ("an NMI", 0, |b| b.nmi(), false),
+    ];
+    for (what, extensions, end, store) in ends {
+        let (mut b, _) = wait(|a| a.nop(), extensions, 0);
+        let wakes = Rc::new(RefCell::new(Vec::new()));
+        b.world.watch = Some(Box::new(Wakes(wakes.clone())));
+        assert_eq!(b.run(100), Exit::Halt, "{what}");
+        end(&mut b);
+        b.run(10);
+        assert_eq!(*wakes.borrow(), [store], "{what}");
+    }
 }
 
 struct World<'a> {

@@ -378,7 +378,7 @@ fn exceptions_and_interrupts_say_vector_error_and_address() {
             (0x55, None, None, Flow::Far(Far::Interrupt), rip, handler(0x55)),
         ]
     );
-    assert!(notes.words.contains(&Word::Change(Change::Wake)));
+    assert!(notes.words.contains(&Word::Change(Change::Wake { store: false })));
 }
 
 // covers: 4/seam-changes

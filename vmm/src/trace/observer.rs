@@ -559,7 +559,7 @@ impl Watch for Observer {
             return Effects::NONE;
         }
         self.word(cpu, |pt, cpu| pt.change(change, cpu));
-        if change == Change::Wake {
+        if matches!(change, Change::Wake { .. }) {
             let mut host = Host {
                 cpu,
                 offset: self.tsc_offset,

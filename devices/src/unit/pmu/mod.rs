@@ -467,7 +467,7 @@ impl Pmu {
         self.settle(cpu, around);
         match change {
             Change::Halt | Change::Mwait { .. } => self.s.halted = true,
-            Change::Wake => self.s.halted = false,
+            Change::Wake { .. } => self.s.halted = false,
             Change::Reset => {
                 self.reset();
                 self.s.counted = [cpu.retired(), cpu.step()];

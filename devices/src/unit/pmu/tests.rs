@@ -316,7 +316,7 @@ impl Run {
                         let change = if matches!(what, Do::Halt) {
                             Change::Halt
                         } else {
-                            Change::Wake
+                            Change::Wake { store: false }
                         };
                         let effects = self.pmu.state_change(change, &mut self.core, &around());
                         self.said(effects);

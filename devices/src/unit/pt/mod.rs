@@ -58,13 +58,6 @@ pub struct PtState<S = GuestMemory> {
     output: S,
 }
 
-/// A sleep that power events tell of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sleep {
-    state: u8,
-    reason: u8,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Inner {
     ctl: RtitCtl,
@@ -82,7 +75,8 @@ struct Inner {
     in_transaction: bool,
     /// After INIT: the trace goes on where the processor starts.
     restarts: bool,
-    sleep: Option<Sleep>,
+    /// The C-state of a sleep that power events tell of.
+    sleep: Option<u8>,
     stream: Stream,
     /// A region's PMI, until it is taken.
     topa_pmi: bool,

@@ -10,7 +10,7 @@ use x86::seam::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Processor
 use super::filter::context_en;
 use super::flow::is_near;
 use super::output::Output;
-use super::{Pt, Sleep, next_ip};
+use super::{Pt, next_ip};
 use crate::unit::ds::pebs_trace::TraceRecord;
 
 /// Lengths of instructions that a change is about, without prefixes, which they have no use for.
@@ -223,7 +223,7 @@ impl<O: Output> Pt<O> {
         }
         let step = cpu.step();
         self.s.stream.set_tsc(step, cpu.tsc());
-        if !matches!(change, Change::Wake) {
+        if !matches!(change, Change::Wake { .. }) {
             self.time(step);
         }
         let next = next_ip(cpu, &cpu.context());
@@ -239,7 +239,7 @@ impl<O: Output> Pt<O> {
                 }
             }
             Change::PtWrite { value, size, at } => self.ptwrite(value, size, at, step),
-            Change::Halt => self.sleep(None, 1, next.wrapping_sub(HLT), WAKE_INTERRUPT, step),
+            Change::Halt => self.sleep(None, 1, next.wrapping_sub(HLT), step),
             Change::Mwait { hints, extensions } => {
                 // SDM Vol. 2B "MWAIT—Monitor Wait": bits 7:4 are the C-state less 1.
                 let state = ((hints >> 4 & 15) + 1) as u8 & 15;
@@ -248,16 +248,11 @@ impl<O: Output> Pt<O> {
                     extensions: extensions & 3,
                 };
                 if state != 0 {
-                    self.sleep(
-                        Some((packet, hints as u8 & 15)),
-                        state,
-                        next.wrapping_sub(MWAIT),
-                        WAKE_STORE,
-                        step,
-                    );
+                    let mwait = Some((packet, hints as u8 & 15));
+                    self.sleep(mwait, state, next.wrapping_sub(MWAIT), step);
                 }
             }
-            Change::Wake => self.wake(step),
+            Change::Wake { store } => self.wake(store, step),
             Change::TransactionBegin { at } => self.transaction(true, at, step),
             Change::TransactionCommit { at, .. } => self.transaction(false, at, step),
             Change::TransactionAbort { from, .. } => {
@@ -334,8 +329,8 @@ impl<O: Output> Pt<O> {
     }
 
     /// A sleep begins: PWRE and EXSTOP, after MWAIT its own packet too.
-    fn sleep(&mut self, mwait: Option<(Packet, u8)>, state: u8, at: u64, reason: u8, step: u64) {
-        self.s.sleep = Some(Sleep { state, reason });
+    fn sleep(&mut self, mwait: Option<(Packet, u8)>, state: u8, at: u64, step: u64) {
+        self.s.sleep = Some(state);
         if !self.s.ctl.pwr_evt_en() {
             return;
         }
@@ -358,15 +353,15 @@ impl<O: Output> Pt<O> {
     }
 
     /// A sleep ends. The clocks stood still: row 33b.
-    fn wake(&mut self, step: u64) {
-        let Some(sleep) = self.s.sleep.take() else { return };
+    fn wake(&mut self, store: bool, step: u64) {
+        let Some(state) = self.s.sleep.take() else { return };
         self.s.stream.flush_tnt(&mut self.out, step);
         self.s.stream.wake(&mut self.out, step);
         if self.s.ctl.pwr_evt_en() {
             let packet = Packet::Pwrx {
-                last: sleep.state,
-                deepest: sleep.state,
-                reason: sleep.reason,
+                last: state,
+                deepest: state,
+                reason: if store { WAKE_STORE } else { WAKE_INTERRUPT },
             };
             self.send(packet, step);
         }

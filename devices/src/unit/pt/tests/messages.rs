@@ -695,9 +695,12 @@ fn power_events() {
         extensions: 1,
     };
     let exstop = [ExStop { ip: true }, Fup(Some(0x11FF))];
-    for (what, rip, expected, state, reason) in [
-        (Change::Halt, 0x1200, vec![pwre(1, 0), exstop[0], exstop[1]], 1, 1),
-        (mwait, 0x1202, vec![told, pwre(3, 1), exstop[0], exstop[1]], 3, 4),
+    let halted = vec![pwre(1, 0), exstop[0], exstop[1]];
+    let waiting = vec![told, pwre(3, 1), exstop[0], exstop[1]];
+    for (what, rip, expected, state, store) in [
+        (Change::Halt, 0x1200, halted, 1, false),
+        (mwait, 0x1202, waiting.clone(), 3, true),
+        (mwait, 0x1202, waiting, 3, false),
     ] {
         let mut bench = Bench::start(caps(&SNOWRIDGE), ctl);
         bench.guest.rip = rip;
@@ -710,11 +713,11 @@ fn power_events() {
             Pwrx {
                 last: state,
                 deepest: state,
-                reason,
+                reason: if store { 4 } else { 1 },
             },
         ];
-        assert_eq!(bench.packets(|b| change(b, Change::Wake)), woken, "{what:?}");
-        assert_eq!(bench.packets(|b| change(b, Change::Wake)), [], "once");
+        assert_eq!(bench.packets(|b| change(b, Change::Wake { store })), woken, "{what:?}");
+        assert_eq!(bench.packets(|b| change(b, Change::Wake { store })), [], "once");
     }
     let mut bench = Bench::start(caps(&SNOWRIDGE), ctl.with_os(false));
     let found = bench.packets(|b| change(b, mwait));
@@ -725,7 +728,7 @@ fn power_events() {
     );
     let mut bench = Bench::start(caps(&SNOWRIDGE), all_rings().with_tsc_en(true));
     assert_eq!(bench.packets(|b| change(b, Change::Halt)), [], "PwrEvtEn is clear");
-    let found = bench.packets(|b| change(b, Change::Wake));
+    let found = bench.packets(|b| change(b, Change::Wake { store: false }));
     assert!(
         matches!(found[..], [Tsc(_), Cbr(22)]),
         "the time is told after a sleep: {found:?}"

@@ -93,7 +93,7 @@ fn program(random: &mut Random, words: usize, batch: u64) -> Vec<Said> {
                     1 => Change::Halt,
                     2 => {
                         step += random.below(10_000_000);
-                        Change::Wake
+                        Change::Wake { store: false }
                     }
                     3 => Change::PtWrite {
                         value: random.next(),
@@ -250,7 +250,7 @@ fn tsc_packets_follow_the_tsc() {
     );
     bench.guest.tsc_offset = 500;
     let _ = bench.pt.change(Change::Halt, &mut bench.guest);
-    let _ = bench.pt.change(Change::Wake, &mut bench.guest);
+    let _ = bench.pt.change(Change::Wake { store: false }, &mut bench.guest);
     let tsc = bench.guest.step + 500;
     assert!(
         bench.packets_from(0).contains(&Packet::Tsc(tsc)),
