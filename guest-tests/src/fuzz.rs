@@ -266,6 +266,7 @@ pub fn instructions(bytes: &[u8]) {
         match soft.get().run(&mut cpu, &mut machine, left) {
             Exit::Bus | Exit::Window | Exit::Pause => {}
             Exit::Budget | Exit::Halt | Exit::Shutdown => break,
+            Exit::Stop { .. } => panic!("nobody asked: {bytes:02x?}"),
             Exit::Defect(what) => panic!("{what}: {bytes:02x?}"),
         }
     }

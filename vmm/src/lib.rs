@@ -49,6 +49,7 @@ pub mod collect;
 pub mod config;
 pub mod console;
 pub mod control;
+pub mod debug;
 pub mod disk;
 pub mod error;
 pub mod inject;

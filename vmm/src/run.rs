@@ -37,6 +37,7 @@ use crate::{
     config::{ClockMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop},
     control::{self, Command, Control, CpuStatus, Reply, Request},
+    debug::{self, Debugger, Why},
     disk::Disk,
     error::Error,
     loader,
@@ -44,6 +45,7 @@ use crate::{
         Machine, acpi, boot,
         memory::{Digest, Memory, NotRam},
         walk,
+        watchers::Seat,
     },
     monitor::{self, Names},
     place,
@@ -74,6 +76,11 @@ const COMMANDS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no memory is mapped at linear address {0:#x}")]
 pub struct Unmapped(pub u64);
+
+/// There is no CPU of this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no CPU {0}")]
+pub struct NoCpu(pub usize);
 
 impl From<&Cpu> for CpuStatus {
     fn from(cpu: &Cpu) -> Self {
@@ -110,6 +117,7 @@ pub struct Vm {
     requested: Option<Request>,
     paused: bool,
     recorder: Option<Recorder>,
+    debugger: Option<Debugger>,
     /// What RAM held when a snapshot was taken or restored last.
     kept: Option<Pages>,
     /// What the monitor knows by name.
@@ -217,6 +225,7 @@ impl Vm {
             requested: None,
             paused: false,
             recorder,
+            debugger: None,
             kept: None,
             names: Names::of(&config.kernel),
         })
@@ -320,6 +329,81 @@ impl Vm {
     /// A CPU's state, if there is such a CPU.
     pub fn cpu_state(&self, cpu: usize) -> Option<CpuState> {
         Some(self.soft.cpu(cpu)?.state())
+    }
+
+    /// What stops the machine for a look. From the first call on a run may end with [`End::Stopped`], and a triple fault does so
+    /// once before it ends the machine. On the software engine only: in KVM nothing of it is met.
+    pub fn debugger(&mut self) -> &mut Debugger {
+        let Vm { debugger, machine, .. } = self;
+        debugger.get_or_insert_with(|| {
+            let debugger = Debugger::new();
+            for cpu in 0..machine.cpu_count() {
+                machine.seat(cpu, Seat::Debugger, Some(debugger.watcher(cpu)));
+            }
+            debugger
+        })
+    }
+
+    /// Nothing stops the machine any more.
+    pub fn end_debugging(&mut self) {
+        self.soft.run_only(None);
+        if self.debugger.take().is_none() {
+            return;
+        }
+        for cpu in 0..self.soft.count() {
+            self.soft.ask(cpu, &mut self.machine);
+            self.machine.seat(cpu, Seat::Debugger, None);
+        }
+    }
+
+    /// Has the other CPUs stand still while the machine runs; `None`: none has to. The guest can tell.
+    pub fn run_only(&mut self, cpu: Option<usize>) {
+        self.soft.run_only(cpu);
+    }
+
+    /// Puts a CPU into another state, as a debugger's user wishes.
+    ///
+    /// # Errors
+    /// There is no such CPU.
+    pub fn set_cpu_state(&mut self, cpu: usize, state: &CpuState) -> Result<(), NoCpu> {
+        if cpu >= self.soft.count() {
+            return Err(NoCpu(cpu));
+        }
+        let mut state = state.clone();
+        let linear = |state: &CpuState| state.segments[engine::CS].base.wrapping_add(state.rip);
+        if self.cpu_state(cpu).is_some_and(|old| linear(&old) != linear(&state)) {
+            // Nobody has been told of what comes next now.
+            state.observed = None;
+        }
+        self.soft.put(cpu, &state);
+        Ok(())
+    }
+
+    /// Writes guest-physical memory, as a debugger's user wishes.
+    ///
+    /// # Errors
+    /// Not all of it is RAM: nothing has been written.
+    pub fn write_physical(&mut self, gpa: u64, bytes: &[u8]) -> Result<(), NotRam> {
+        let memory = self.machine.memory();
+        memory.read(gpa, &mut vec![0; bytes.len()])?;
+        memory.write(gpa, bytes)?;
+        self.soft.written(gpa, bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Writes memory at a linear address, through the page tables that a CPU has in use, whatever rights they give; sets no
+    /// accessed or dirty bits.
+    ///
+    /// # Errors
+    /// The first address at which no RAM is mapped: what is before it has been written. There is no such CPU.
+    pub fn write_linear(&mut self, cpu: usize, gva: u64, bytes: &[u8]) -> Result<(), Unmapped> {
+        let state = self.cpu_state(cpu).ok_or(Unmapped(gva))?;
+        for (byte, at) in bytes.iter().zip(0..) {
+            let linear = gva.wrapping_add(at);
+            let gpa = walk::translate(self.machine.memory(), &state, linear).ok_or(Unmapped(linear))?;
+            self.write_physical(gpa, &[*byte]).map_err(|_| Unmapped(linear))?;
+        }
+        Ok(())
     }
 
     /// The machine around the CPU.
@@ -484,8 +568,20 @@ impl Vm {
             for (gpa, len) in self.machine.take_written() {
                 self.soft.written(gpa, len);
             }
-            match self.soft.run(&mut self.machine, budget) {
-                Exit::Budget | Exit::Window => {}
+            let cpu = self.soft.current();
+            let stepping = self.debugger.as_ref().is_some_and(|d| d.stepping() == Some(cpu));
+            let exit = self
+                .soft
+                .run(&mut self.machine, if stepping { budget.min(1) } else { budget });
+            let stepped = stepping && self.soft.steps() > now;
+            if let Some(stop) = self.stop(cpu, &exit, stepped) {
+                if matches!(exit, Exit::Pause | Exit::Stop { pause: true }) {
+                    self.soft.next_turn(&mut self.machine);
+                }
+                return Ok(Some(End::Stopped(stop)));
+            }
+            match exit {
+                Exit::Budget | Exit::Window | Exit::Stop { pause: false } => {}
                 Exit::Bus => {
                     if self.soft.steps() == now {
                         // Exceptions without end: no step is made, so no time passes, and somebody has to look all the same.
@@ -493,7 +589,7 @@ impl Vm {
                         self.soft.next_turn(&mut self.machine);
                     }
                 }
-                Exit::Pause => {
+                Exit::Pause | Exit::Stop { pause: true } => {
                     self.soft.next_turn(&mut self.machine);
                 }
                 Exit::Halt => {
@@ -512,6 +608,18 @@ impl Vm {
                 Exit::Defect(what) => return Ok(Some(End::Defect(format!("{what}\n{}", self.report())))),
             }
         }
+    }
+
+    /// Whether a CPU's leaving the engine is a debugger's stop.
+    fn stop(&mut self, cpu: usize, exit: &Exit, stepped: bool) -> Option<debug::Stop> {
+        let debugger = self.debugger.as_mut()?;
+        match exit {
+            Exit::Stop { .. } => debugger.take_stop().map(|stop| stop.why),
+            Exit::Shutdown if debugger.shutdown() => Some(Why::TripleFault),
+            Exit::Shutdown | Exit::Defect(_) => None,
+            _ => stepped.then_some(Why::Step),
+        }
+        .map(|why| debug::Stop { cpu, why })
     }
 
     /// What a device, or another CPU, asks of the machine.
@@ -550,6 +658,10 @@ impl Vm {
     /// Carries out what has come over the control socket. While the machine is paused it stays here.
     fn obey(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
         loop {
+            if self.debugger.as_mut().is_some_and(Debugger::take_asked) {
+                let cpu = self.soft.current();
+                return Ok(Some(End::Stopped(debug::Stop { cpu, why: Why::Asked })));
+            }
             for _ in 0..COMMANDS {
                 let next = || self.control.as_ref().and_then(Control::next);
                 let Some(request) = self.requested.take().or_else(next) else {

@@ -209,6 +209,11 @@ pub struct Effects {
     pub pmi: bool,
     /// The transaction that is open cannot go on.
     pub abort: bool,
+    /// The host wants to look: the executor leaves with nothing changed for the guest, an open transaction included. Where the
+    /// word was [`Watch::before`] it leaves before that instruction, and says no `before` of it again when it goes on; where it
+    /// was [`Watch::access`], once the instruction (of a REP, the iteration) has retired; where it was [`Watch::event`], once
+    /// the event has been delivered. Units of the guest never set it.
+    pub stop: bool,
 }
 
 impl Effects {
@@ -218,6 +223,7 @@ impl Effects {
         fault: None,
         pmi: false,
         abort: false,
+        stop: false,
     };
 
     /// Both; of two page faults the first.
@@ -230,6 +236,7 @@ impl Effects {
             fault: self.fault.or(other.fault),
             pmi: self.pmi | other.pmi,
             abort: self.abort | other.abort,
+            stop: self.stop | other.stop,
         }
     }
 }
@@ -689,6 +696,11 @@ mod tests {
         assert_eq!(trap(1).and(trap(4)), trap(5));
         assert_eq!(Effects::NONE.and(trap(2)), trap(2));
         let both = trap(1).and(pmi);
-        assert!(both.pmi && both.debug == Some(1) && both.fault.is_none());
+        assert!(both.pmi && both.debug == Some(1) && both.fault.is_none() && !both.stop);
+        let stop = Effects {
+            stop: true,
+            ..Effects::NONE
+        };
+        assert!(both.and(stop).stop && stop.and(both).pmi);
     }
 }

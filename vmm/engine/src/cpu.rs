@@ -530,6 +530,7 @@ impl Cpu {
         self.stack_shadow_at = if s.stack_shadow { s.steps } else { u64::MAX };
         self.watched.observed = s.observed.map_or((u64::MAX, 0), |linear| (s.steps, linear));
         self.watched.pending = s.pending_debug;
+        self.watched.stop = false;
         self.fpu = s.fpu.clone();
         if let Some(old) = self.transaction.take() {
             // What becomes of its memory is for whoever sets the state to say.

@@ -110,7 +110,13 @@ impl Engine {
         } else {
             self.run_attached(cpu)
         };
-        let exit = self.close(cpu, exit);
+        let exit = match self.close(cpu, exit) {
+            Exit::Defect(what) => Exit::Defect(what),
+            exit if core::mem::take(&mut cpu.watched.stop) => Exit::Stop {
+                pause: exit == Exit::Pause,
+            },
+            exit => exit,
+        };
         let used = (cpu.granted - cpu.budget) as u64;
         cpu.budget = 0;
         cpu.granted = 0;
@@ -392,6 +398,10 @@ impl Engine {
         // must not keep the caller from looking at its own limits.
         let (mut faulted_at, mut faults) = (i64::MAX, 0);
         loop {
+            // Whatever it was that the host heard, it was before anything that follows.
+            if cpu.watched.stop {
+                return Exit::Budget;
+            }
             if cpu.activity == Activity::Waiting {
                 self.end_wait(cpu);
             }
@@ -423,7 +433,7 @@ impl Engine {
                 }
                 continue;
             }
-            if cpu.watched.appetite.every_instruction && self.observe(cpu) {
+            if cpu.watched.appetite.every_instruction && (self.observe(cpu) || cpu.watched.stop) {
                 continue;
             }
             let stepping = cpu.rflags & (1 << 8) != 0;
@@ -530,6 +540,9 @@ impl Engine {
                 self.follow(cpu, effects);
             }
             let paused = core::mem::take(&mut cpu.paused);
+            if cpu.watched.stop {
+                return if paused { Exit::Pause } else { Exit::Budget };
+            }
             if core::mem::take(&mut cpu.bus_used) {
                 return Exit::Bus;
             }
@@ -551,6 +564,7 @@ impl Engine {
             return true;
         }
         cpu.watched.observed = (cpu.steps_now(), linear);
+        let stop = cpu.watched.stop;
         let mut effects = cpu.say(|watch, view| watch.before(linear, view));
         // RF and a load of SS let one instruction pass (SDM Vol. 3B 19.3.1.1 "Instruction-Breakpoint Exception Condition").
         if cpu.rf_at == cpu.steps_now() || cpu.stack_shadow_at == cpu.steps_now() {
@@ -562,6 +576,10 @@ impl Engine {
             cpu.watched.pending = 0;
         }
         let faults = effects.debug.is_some() || effects.fault.is_some();
+        if faults {
+            // It is not this instruction that runs next: `before` is said again when it is.
+            cpu.watched.stop = stop;
+        }
         self.follow(cpu, effects);
         faults
     }

@@ -57,6 +57,8 @@ pub(crate) struct Watched {
     pub bus_lock: bool,
     /// DR6 bits of traps that wait until the instruction after a load of SS has retired.
     pub pending: u64,
+    /// The host wants to look.
+    pub stop: bool,
 }
 
 /// Whether a span and a range have a byte in common; spans may wrap.
@@ -84,6 +86,7 @@ impl Watched {
             observed: (u64::MAX, 0),
             bus_lock: false,
             pending: 0,
+            stop: false,
         }
     }
 
@@ -563,6 +566,7 @@ impl Cpu {
             self.bus_used = true;
         }
         self.watched.ask = true;
+        self.watched.stop |= effects.stop;
         effects
     }
 

@@ -25,7 +25,8 @@ use x86::model::{CpuModel, topology::Place};
 use x86::msr::IA32_MISC_ENABLE;
 
 use self::{
-    acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio, watchers::Watchers,
+    acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio, watchers::Seat,
+    watchers::Watchers,
 };
 
 /// Local APICs start with their registers here (SDM Vol. 3A 11.4.1 "The Local APIC Block Diagram").
@@ -326,19 +327,24 @@ impl Machine {
         }
     }
 
-    /// Has the host watch a CPU, too, or no longer; `false` if there is no such CPU.
+    /// Has the host watch a CPU from [`Seat::Trace`], too, or no longer; `false` if there is no such CPU.
     pub fn observe(&mut self, cpu: usize, observer: Option<Box<dyn Watch + Send>>) -> bool {
+        self.seat(cpu, Seat::Trace, observer)
+    }
+
+    /// Has the host watch a CPU from any seat, or no longer; `false` if there is no such CPU.
+    pub fn seat(&mut self, cpu: usize, seat: Seat, observer: Option<Box<dyn Watch + Send>>) -> bool {
         let (Some(watchers), Some(own)) = (self.watchers.get_mut(cpu), self.cpus.get(cpu)) else {
             return false;
         };
-        watchers.observe(observer);
+        watchers.observe(seat, observer);
         watchers.tsc_offset(own.tsc_offset);
         true
     }
 
     /// Has a history of branches hear a CPU, too, or no longer; `false` if there is no such CPU.
     pub fn observe_branches(&mut self, cpu: usize, observer: Option<Box<dyn Watch + Send>>) -> bool {
-        self.observe(cpu, observer)
+        self.seat(cpu, Seat::Branches, observer)
     }
 
     /// Leaves out what watches, the guest's own units among it: for measuring what they cost while they are off. A guest that

@@ -1,11 +1,26 @@
-//! Who watches a CPU: the guest's debug and trace units, and beside them an observer of the host's.
+//! Who watches a CPU: the guest's debug and trace units, and beside them observers of the host's.
 //!
-//! Both hear the same words, from one buffer of branches. What the observer wants of the machine is dropped: the guest
-//! cannot tell whether it is there.
+//! All hear the same words, from one buffer of branches. What an observer wants of the machine is dropped: the guest
+//! cannot tell whether it is there. One of them, the debugger, may say that the machine is to stop for a look, which no guest
+//! notices either.
 
 use devices::unit::{Units, rdt::Probe};
 use x86::model::CpuModel;
 use x86::seam::{Access, Appetite, BranchRecord, Change, Code, Effects, EventRecord, Processor, Range, Watch};
+
+/// A place for an observer of the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seat {
+    /// What records a trace, or checks one.
+    Trace,
+    /// A debugger's history of branches.
+    Branches,
+    /// The debugger: the only one whose [`Effects::stop`] counts.
+    Debugger,
+}
+
+/// How many seats there are.
+const SEATS: usize = 3;
 
 /// The watchers of one CPU.
 pub struct Watchers {
@@ -13,11 +28,12 @@ pub struct Watchers {
     pub units: Units,
     /// What feeds the resource director's model of the caches, while there is one.
     pub probe: Option<Probe>,
-    observer: Option<Box<dyn Watch + Send>>,
+    /// By [`Seat`].
+    observers: [Option<Box<dyn Watch + Send>>; SEATS],
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
-    /// Generations of both that `boundaries` and `ranges` are made of, and what ours is.
-    parts: [u64; 2],
+    /// Generations of the units and the observers that `boundaries` and `ranges` are made of, and what ours is.
+    parts: [u64; SEATS + 1],
     generation: u64,
 }
 
@@ -25,7 +41,7 @@ impl std::fmt::Debug for Watchers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Watchers")
             .field("units", &self.units)
-            .field("observed", &self.observer.is_some())
+            .field("observers", &self.observers.iter().flatten().count())
             .finish()
     }
 }
@@ -36,24 +52,26 @@ impl Watchers {
         Watchers {
             units: Units::new(model),
             probe: None,
-            observer: None,
+            observers: [const { None }; SEATS],
             boundaries: Vec::new(),
             ranges: Vec::new(),
-            parts: [0; 2],
+            parts: [0; SEATS + 1],
             generation: 0,
         }
     }
 
-    /// Has the host watch, too, or no longer.
-    pub fn observe(&mut self, observer: Option<Box<dyn Watch + Send>>) {
-        self.observer = observer;
-        self.parts = [u64::MAX; 2];
+    /// Has the host watch from this seat, too, or no longer.
+    pub fn observe(&mut self, seat: Seat, observer: Option<Box<dyn Watch + Send>>) {
+        self.observers[seat as usize] = observer;
+        self.parts = [u64::MAX; SEATS + 1];
     }
 
-    /// Puts together what both want watched.
+    /// Puts together what all want watched.
     fn merge(&mut self) {
-        let observed = self.observer.as_ref().map_or(0, |observer| observer.generation());
-        let parts = [self.units.generation(), observed];
+        let mut parts = [self.units.generation(); SEATS + 1];
+        for (part, observer) in parts[1..].iter_mut().zip(&self.observers) {
+            *part = observer.as_ref().map_or(0, |observer| observer.generation());
+        }
         if parts == self.parts {
             return;
         }
@@ -63,26 +81,36 @@ impl Watchers {
         self.boundaries.extend_from_slice(self.units.boundaries());
         self.ranges.clear();
         self.ranges.extend_from_slice(self.units.ranges());
-        if let Some(observer) = &self.observer {
+        for observer in self.observers.iter().flatten() {
             self.boundaries.extend_from_slice(observer.boundaries());
-            self.boundaries.sort_unstable();
-            self.boundaries.dedup();
             self.ranges.extend_from_slice(observer.ranges());
         }
+        self.boundaries.sort_unstable();
+        self.boundaries.dedup();
     }
 
-    /// Says a word to the observer, who has no say.
-    fn tell(&mut self, word: impl FnOnce(&mut dyn Watch) -> Effects) {
-        if let Some(observer) = &mut self.observer {
-            let _ = word(&mut **observer);
+    /// Says a word to the observers, who have no say but for one: whether the debugger wants to stop.
+    fn tell(&mut self, mut word: impl FnMut(&mut dyn Watch) -> Effects) -> bool {
+        let mut stop = false;
+        for (seat, observer) in self.observers.iter_mut().enumerate() {
+            if let Some(observer) = observer {
+                let effects = word(&mut **observer);
+                stop |= seat == Seat::Debugger as usize && effects.stop;
+            }
         }
+        stop
     }
+}
+
+/// What the units want, and whether the debugger wants to stop.
+fn with(effects: Effects, stop: bool) -> Effects {
+    Effects { stop, ..effects }
 }
 
 impl Watch for Watchers {
     fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
         let mut appetite = self.units.appetite(cpu);
-        if let Some(observer) = &mut self.observer {
+        for observer in self.observers.iter_mut().flatten() {
             appetite = appetite.and(observer.appetite(cpu));
         }
         appetite.every_access |= self.probe.is_some();
@@ -104,52 +132,63 @@ impl Watch for Watchers {
 
     fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
         let effects = self.units.before(address, cpu);
-        // An instruction that faults instead is not about to run.
         if effects.debug.is_none() {
-            self.tell(|observer| observer.before(address, cpu));
+            let stop = self.tell(|observer| observer.before(address, cpu));
+            return with(effects, stop);
         }
-        effects
+        // An instruction that faults instead is not about to run. Whether it does is for the processor to say (RFLAGS.RF):
+        // it drops one of the two.
+        let debugger = self.observers[Seat::Debugger as usize].as_mut();
+        let stop = debugger.is_some_and(|debugger| debugger.before(address, cpu).stop);
+        with(effects, stop)
     }
 
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
-        self.tell(|observer| observer.access(access, cpu));
+        let stop = self.tell(|observer| observer.access(access, cpu));
         if let Some(probe) = &mut self.probe {
             probe.access(access, |linear| cpu.physical(linear));
         }
-        self.units.access(access, cpu)
+        with(self.units.access(access, cpu), stop)
     }
 
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
-        self.tell(|observer| observer.branches(records, cpu));
-        self.units.branches(records, cpu)
+        let stop = self.tell(|observer| observer.branches(records, cpu));
+        with(self.units.branches(records, cpu), stop)
     }
 
     fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
-        self.tell(|observer| observer.event(event, cpu));
-        self.units.event(event, cpu)
+        let stop = self.tell(|observer| observer.event(event, cpu));
+        with(self.units.event(event, cpu), stop)
     }
 
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
-        self.tell(|observer| observer.state(change, cpu));
-        Watch::state(&mut self.units, change, cpu)
+        let stop = self.tell(|observer| observer.state(change, cpu));
+        with(Watch::state(&mut self.units, change, cpu), stop)
     }
 
     fn knows(&mut self, code: &Code, cpu: &mut dyn Processor) -> bool {
-        self.observer.as_mut().is_none_or(|observer| observer.knows(code, cpu))
+        self.observers
+            .iter_mut()
+            .flatten()
+            .all(|observer| observer.knows(code, cpu))
     }
 
     fn code(&mut self, code: &Code, cpu: &mut dyn Processor) -> bool {
-        self.observer.as_mut().is_some_and(|observer| observer.code(code, cpu))
+        let mut forget = false;
+        for observer in self.observers.iter_mut().flatten() {
+            forget |= observer.code(code, cpu);
+        }
+        forget
     }
 
     fn tsc_offset(&mut self, offset: u64) {
-        if let Some(observer) = &mut self.observer {
+        for observer in self.observers.iter_mut().flatten() {
             observer.tsc_offset(offset);
         }
     }
 
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
-        self.tell(|observer| observer.tick(cpu));
-        self.units.tick(cpu)
+        let stop = self.tell(|observer| observer.tick(cpu));
+        with(self.units.tick(cpu), stop)
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::c_int;
 
-use crate::{console::signals, error::Status};
+use crate::{console::signals, debug, error::Status};
 
 /// Why a run ended.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub enum End {
     Trace,
     /// KVM failed while the guest ran: its words, and a report.
     Kvm(String),
+    /// A debugger's stop: the machine can be run on from here.
+    Stopped(debug::Stop),
     /// A fault of ours.
     Defect(String),
 }
@@ -41,7 +43,7 @@ impl End {
     /// The exit status that goes with it.
     pub fn status(&self) -> Status {
         match self {
-            End::PowerOff | End::Reset | End::Quit => Status::Done,
+            End::PowerOff | End::Reset | End::Quit | End::Stopped(_) => Status::Done,
             End::DebugExit(value) => Status::DebugExit(*value),
             End::Signal(_) | End::OutputClosed | End::Trace | End::Kvm(_) => Status::Usage,
             End::TripleFault(_) | End::Halted(_) => Status::Crash,
@@ -54,7 +56,7 @@ impl End {
     pub fn message(&self) -> Option<String> {
         match self {
             // What went wrong with the trace is said when it is closed.
-            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace => None,
+            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace | End::Stopped(_) => None,
             End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
             End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
             End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),

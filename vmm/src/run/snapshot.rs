@@ -162,6 +162,9 @@ impl Vm {
                 self.soft.written(gpa, PAGE as u64);
             }
         }
+        if let Some(debugger) = &mut self.debugger {
+            debugger.moved();
+        }
         // It is what RAM holds now.
         self.soft.take_dirty();
         self.kept = Some(state.pages.clone());

@@ -15,6 +15,11 @@ pub enum Exit {
     Halt,
     /// Triple fault.
     Shutdown,
+    /// A debugger wants to look.
+    Stop {
+        /// PAUSE has retired, with other CPUs there.
+        pause: bool,
+    },
     /// A fault of ours: what went wrong.
     Defect(String),
 }
@@ -28,6 +33,7 @@ impl From<engine::Exit> for Exit {
             engine::Exit::Pause => Exit::Pause,
             engine::Exit::Halt => Exit::Halt,
             engine::Exit::Shutdown => Exit::Shutdown,
+            engine::Exit::Stop { pause } => Exit::Stop { pause },
             engine::Exit::Defect(what) => Exit::Defect(what),
         }
     }
@@ -61,7 +67,7 @@ impl Exits {
             Exit::Window => self.window += 1,
             Exit::Halt => self.halt += 1,
             Exit::Pause => self.pause += 1,
-            Exit::Shutdown | Exit::Defect(_) => {}
+            Exit::Shutdown | Exit::Stop { .. } | Exit::Defect(_) => {}
         }
     }
 

@@ -33,6 +33,8 @@ pub struct Soft {
     turn: Turn,
     steps: u64,
     exits: Exits,
+    /// No other CPU is to run.
+    only: Option<usize>,
 }
 
 /// The whole state of the CPUs.
@@ -79,7 +81,19 @@ impl Soft {
             },
             steps: 0,
             exits: Exits::default(),
+            only: None,
         }
+    }
+
+    /// Has the other CPUs stand still, whatever they would do; `None`: nobody has to. A debugger's wish: the guest can tell,
+    /// as the others miss time.
+    pub fn run_only(&mut self, cpu: Option<usize>) {
+        self.only = cpu;
+    }
+
+    /// Nobody has said that it is to stand still.
+    fn may_run(&self, cpu: usize) -> bool {
+        self.only.is_none_or(|only| only == cpu)
     }
 
     /// How many CPUs there are.
@@ -279,6 +293,9 @@ impl Soft {
 
     /// The CPU runs, or something is pending that it lets in while halted.
     fn can_run(&mut self, index: usize, machine: &mut Machine) -> bool {
+        if !self.may_run(index) {
+            return false;
+        }
         if self.cpus[index].0.activity() == Activity::Waiting {
             self.signal(index, machine, |engine, cpu, machine| {
                 engine.wake(cpu, machine);
@@ -295,8 +312,11 @@ impl Soft {
     /// again, at the latest.
     pub fn deliver(&mut self, machine: &mut Machine) -> u64 {
         let index = self.turn.cpu;
-        let cpu = &mut self.cpus[index].0;
         let mut retry = u64::MAX;
+        if !self.may_run(index) {
+            return retry;
+        }
+        let cpu = &mut self.cpus[index].0;
         if machine.platform().nmi_pending(index) {
             if cpu.nmi_deliverable() {
                 machine.platform().take_nmi(index);
@@ -323,6 +343,10 @@ impl Soft {
     /// Lets the CPU whose turn it is run for so many steps at most, and no further than its turn goes.
     pub fn run(&mut self, machine: &mut Machine, budget: u64) -> Exit {
         let turn = self.turn;
+        if !self.may_run(turn.cpu) {
+            // The one that may is halted.
+            return Exit::Halt;
+        }
         let alone = !(0..self.cpus.len()).any(|cpu| cpu != turn.cpu && self.can_run(cpu, machine));
         let cpu = &mut self.cpus[turn.cpu].0;
         // Who waits for a device, and for nobody else, does not have to leave the engine.
