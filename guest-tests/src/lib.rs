@@ -40,6 +40,11 @@ pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
 /// What /init prints first.
 pub const INIT_MARKER: &str = "minivmm-guest: init";
 
+/// Whether tests are to run in their long form, which `cargo xtask test --full` asks for.
+pub fn full() -> bool {
+    std::env::var_os("MINIVMM_FULL").is_some()
+}
+
 /// The workspace's root folder.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

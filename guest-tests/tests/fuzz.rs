@@ -6,11 +6,7 @@ use std::time::{Duration, Instant};
 /// Runs one target with mutations of its seeds.
 fn hammer(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
-    let rounds = if std::env::var_os("MINIVMM_FULL").is_some() {
-        20_000
-    } else {
-        4_000
-    };
+    let rounds = if guest_tests::full() { 20_000 } else { 4_000 };
     let mut state = 0x6d69_6e69_766d_6d21_u64;
     let mut random = || {
         state ^= state << 13;

@@ -280,7 +280,7 @@ fn on_host(cases: &[Case]) -> Result<Vec<Run>, String> {
 // covers: 4/dr-host
 #[test]
 fn breakpoints_come_as_on_the_hosts_cpu() {
-    let full = std::env::var_os("MINIVMM_FULL").is_some();
+    let full = guest_tests::full();
     let cases: Vec<Case> = (0..if full { 20 * CASES } else { CASES }).map(case).collect();
     if !std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel")) {
         println!("skipped: the host's CPU is none of Intel's");

@@ -179,7 +179,7 @@ fn flags_on(model: &str) -> String {
 // covers: 3/cpu-models-boot
 #[test]
 fn debian_boots_on_every_model_with_long_mode() {
-    let full = std::env::var_os("MINIVMM_FULL").is_some();
+    let full = guest_tests::full();
     for (model, short, has, lacks) in [
         ("core2", true, "ssse3 monitor", "sse4_2 pcid xsave"),
         ("westmere", false, "sse4_2 aes pclmulqdq pcid", "xsave rdrand"),

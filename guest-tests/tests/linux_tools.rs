@@ -17,10 +17,6 @@ fn hold(options: &[&str], scripts: &[&str]) -> Outcome {
     guest
 }
 
-fn full() -> bool {
-    std::env::var_os("MINIVMM_FULL").is_some()
-}
-
 /// The demo's trace, exact counts, last branches and Intel PT, with the model that `--pt` takes by itself.
 // covers: 5/pt-option
 // covers: 5/pt-guest-perf
@@ -47,7 +43,7 @@ fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
         &["--cpu-model", "skylake-server", "--cpus", "2"],
         &["msr-lbr", "perf-stat", "perf-lbr", "perf-pebs"],
     );
-    if full() {
+    if guest_tests::full() {
         hold(&["--cpu-model", "westmere"], &["msr-gp"]);
     }
 }
@@ -61,7 +57,7 @@ fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
 // covers: 7/linux-gdb
 #[test]
 fn branches_samples_loads_and_gdb() {
-    if !full() {
+    if !guest_tests::full() {
         return;
     }
     hold(
@@ -84,7 +80,7 @@ fn branches_samples_loads_and_gdb() {
 // covers: 7/linux-resctrl
 #[test]
 fn resctrl_shows_the_same_numbers_twice() {
-    if !full() {
+    if !guest_tests::full() {
         return;
     }
     let numbers = || {

@@ -49,11 +49,7 @@ fn plan(model: &'static CpuModel, seed: u64) -> Plan {
 }
 
 fn seeds() -> u64 {
-    if std::env::var_os("MINIVMM_FULL").is_some() {
-        200
-    } else {
-        8
-    }
+    if guest_tests::full() { 200 } else { 8 }
 }
 
 fn same(found: &[u64], run: &Run, what: &str) {

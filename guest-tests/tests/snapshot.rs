@@ -454,7 +454,7 @@ fn the_state_at_every_instruction_goes_on_to_the_same_bytes() {
         &WESTMERE,
         &BROADWELL,
     ];
-    let full = std::env::var_os("MINIVMM_FULL").is_some();
+    let full = guest_tests::full();
     for model in &all[..if full { 7 } else { 1 }] {
         at_every_instruction(model);
     }

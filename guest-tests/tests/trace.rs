@@ -32,16 +32,12 @@ impl Drop for Folder {
     }
 }
 
-fn full() -> bool {
-    std::env::var_os("MINIVMM_FULL").is_some()
-}
-
 /// A boot of Linux that switches itself off at its end, or after so many steps.
 fn config(model: &str, cpus: u8) -> MachineConfig {
     MachineConfig {
         initrd: Some(linux().initrd.clone()),
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
-        max_instructions: if full() { None } else { Some(15_000_000) },
+        max_instructions: if guest_tests::full() { None } else { Some(15_000_000) },
         cpus,
         model: minivmm::model::find(model).expect("a model"),
         ..MachineConfig::new(&linux().kernel)
@@ -303,7 +299,7 @@ fn a_guest_s_own_trace_goes_on_beside_ours() {
 #[test]
 fn traces_of_a_booting_linux_are_what_retired() {
     // Models with and without Intel PT. The oracle reads code as a supervisor does.
-    let models: &[&str] = if full() {
+    let models: &[&str] = if guest_tests::full() {
         &["westmere", "skylake-server,-smap"]
     } else {
         &["westmere"]

@@ -192,7 +192,7 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
         .arg(&dir);
     run(&mut boot, Duration::from_secs(300)).must_end_with(0);
     let trace = Trace::open(&dir).unwrap();
-    let full = std::env::var_os("MINIVMM_FULL").is_some();
+    let full = guest_tests::full();
     let functions = ["start_kernel", "do_init_module", "__x64_sys_brk"];
     let (steps, total) = steps_of(&trace, &functions);
     assert!(total > 500_000_000, "{total}");

@@ -38,7 +38,7 @@ fn boot(model: &str, cpus: u32, rounds: u64) -> Outcome {
 // covers: 4/rtm-linux
 #[test]
 fn linux_runs_transactions_on_two_cpus() {
-    let full = std::env::var_os("MINIVMM_FULL").is_some();
+    let full = guest_tests::full();
     for (model, cpus, short) in [
         ("skylake-server,+rtm", 2, true),
         ("haswell,+rtm", 2, false),

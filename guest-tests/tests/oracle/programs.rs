@@ -14,11 +14,7 @@ use crate::boot::sets;
 use crate::judge::{End, Judge, Verdict};
 
 fn seeds() -> u64 {
-    if std::env::var_os("MINIVMM_FULL").is_some() {
-        100
-    } else {
-        6
-    }
+    if guest_tests::full() { 100 } else { 6 }
 }
 
 /// What every verdict has to be; gives how many instructions and taken branches there were.
