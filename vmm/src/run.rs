@@ -257,6 +257,11 @@ impl Vm {
         self.soft.steps()
     }
 
+    /// The recording, if there is one.
+    pub(crate) fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
+    }
+
     /// What the monitor knows by name.
     pub(crate) fn names(&mut self) -> &mut Names {
         &mut self.names

@@ -12,7 +12,7 @@ use std::{
 };
 
 use common::*;
-use iced_x86::code_asm::CodeAssembler;
+use iced_x86::code_asm::*;
 use serde_json::Value;
 
 /// A guest with a control socket.
@@ -314,6 +314,59 @@ fn the_monitor_answers_over_the_socket() {
     assert_refused(&ctl(&guest.socket, "monitor lbr x"), 2, &["ctl", "\"x\" is no number"]);
     client.ask("quit");
     assert_eq!(guest.end(), 0);
+}
+
+// covers: 8/monitor-trace
+#[test]
+fn the_monitor_begins_and_stops_a_recording() {
+    // It spins with conditions, of which there are packets.
+    let image = guest(|a| {
+        let mut top = a.create_label();
+        a.set_label(&mut top).unwrap();
+        a.inc(eax).unwrap();
+        a.jnz(top).unwrap();
+        a.jmp(top).unwrap();
+    });
+    let guest = Guest::start(
+        &image,
+        &["--trace", "recorded", "--trace-start", "instructions=1000000000000"],
+    );
+    let ask = |line: &str| {
+        let output = ctl(&guest.socket, &format!("monitor trace{line}"));
+        assert_eq!(output.status.code(), Some(0), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(ask(""), "recorded: recording is off\n");
+    assert_refused(
+        &ctl(&guest.socket, "monitor trace stop"),
+        2,
+        &["recording is off already"],
+    );
+    let mut client = guest.client();
+    for _ in 0..2 {
+        assert!(ask(" start").starts_with("recorded: recording is on from step "));
+        assert_refused(
+            &ctl(&guest.socket, "monitor trace start"),
+            2,
+            &["recording is on already"],
+        );
+        let before = steps(&client.ask("status"));
+        goes_on(&mut client, before);
+        assert!(ask(" stop").starts_with("recorded: recording is off from step "));
+        let before = steps(&client.ask("status"));
+        goes_on(&mut client, before);
+    }
+    client.ask("quit");
+    let trace = guest.folder.path().join("recorded");
+    let Guest { mut process, .. } = guest;
+    assert_eq!(process.wait().code(), Some(0));
+    let trace = minivmm::trace::Trace::open(&trace).unwrap();
+    assert_eq!(trace.info(0).starts, 2);
+    let (counts, summary) = trace.count(0, &minivmm::trace::Decode::default(), |_| ()).unwrap();
+    assert!(
+        counts.conditional > 1000 && summary.damage.is_empty(),
+        "{counts:?} {summary:?}"
+    );
 }
 
 // covers: 3/control-path

@@ -10,6 +10,7 @@ mod interrupts;
 mod machine;
 mod memory;
 mod names;
+mod recording;
 mod registers;
 mod resources;
 mod scene;
@@ -134,6 +135,12 @@ pub const COMMANDS: &[Command] = &[
         "ADDRESS",
         "Every page-table entry on the way to a linear address",
         memory::pagewalk,
+    ),
+    row(
+        "trace",
+        "[start | stop]",
+        "Begins or stops what `--trace` records, or says whether it records",
+        recording::trace,
     ),
     row(
         "irq",

@@ -146,11 +146,16 @@ impl Shared {
         if matches!(when, When::Instructions(_)) {
             self.spent[usize::from(on)].store(true, Ordering::Relaxed);
         }
-        if !on {
+        self.switch(!on);
+    }
+
+    /// Begins or stops recording.
+    fn switch(&self, on: bool) {
+        if on {
             // What was executed meanwhile was not announced.
             lock(&self.pool).pages.clear();
         }
-        self.on.store(!on, Ordering::Relaxed);
+        self.on.store(on, Ordering::Relaxed);
     }
 
     pub fn retired(&self) -> u64 {
@@ -215,6 +220,20 @@ impl Recorder {
     /// Whether writing has failed and the run is to stop for that.
     pub fn stops(&self) -> bool {
         self.shared.failed.load(Ordering::Relaxed) && self.shared.on_error == OnError::Stop
+    }
+
+    /// Whether something is recorded.
+    pub fn is_on(&self) -> bool {
+        self.shared.on.load(Ordering::Relaxed)
+    }
+
+    /// Begins or stops recording with the guest's next instruction, whatever else it waits for; `false` if it is so already.
+    pub fn switch(&self, on: bool) -> bool {
+        let changes = self.is_on() != on;
+        if changes {
+            self.shared.switch(on);
+        }
+        changes
     }
 
     /// Looks for what is new of a Linux in the guest, if it is time for that.
