@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use guest_tests::flat::{self, CODE, DATA, TRACE, wrmsr};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
+use minivmm::debug::Why;
 use minivmm::{Console, End, Vm, monitor};
 use x86::model::{BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, WESTMERE};
 use x86::msr::*;
@@ -378,6 +379,39 @@ fn looking_changes_nothing() {
         assert!(vm.steps() > 100, "{}", model.name);
         assert!(vm.save() == alone.save(), "{}: another end", model.name);
     }
+}
+
+// covers: 8/monitor-catch
+#[test]
+fn exceptions_are_caught() {
+    let (mut vm, mut console) = flat::whole(&WESTMERE, 0, &[], |a| {
+        a.nop()?;
+        a.ud2()
+    });
+    let refused = monitor::run(&mut vm, 0, "catch 6");
+    assert!(refused.contains("--gdb"), "{refused}");
+    // As the stub does.
+    vm.debugger();
+    for (line, says) in [
+        ("catch", "nothing is caught\n"),
+        ("catch 14", "14 (#PF) is caught\n"),
+        ("catch pf", "14 (#PF) is caught already\n"),
+        ("catch #UD", "6 (#UD) is caught\n"),
+        ("catch 0x61", "97 is caught\n"),
+        ("catch", "caught: 6 (#UD), 14 (#PF), 97\n"),
+        ("catch 256", "256: vectors end with 255\n"),
+        ("catch XX", "\"XX\" is no number: 10 and 0x10 are\n"),
+        ("catch 1 2", "\"2\" is one word too many\n"),
+    ] {
+        assert_eq!(monitor::run(&mut vm, 0, line), says, "{line}");
+    }
+    let end = vm.run(&mut console).unwrap();
+    assert!(
+        matches!(end, End::Stopped(stop) if matches!(stop.why, Why::Exception { vector: 6, .. })),
+        "{end:?}"
+    );
+    assert_eq!(monitor::run(&mut vm, 0, "catch none"), "nothing is caught\n");
+    assert!(matches!(vm.run(&mut console).unwrap(), End::Halted(_)));
 }
 
 // covers: 8/monitor-help

@@ -257,6 +257,11 @@ impl Vm {
         self.soft.steps()
     }
 
+    /// Whether a debugger may stop it.
+    pub(crate) fn is_debugged(&self) -> bool {
+        self.debugger.is_some()
+    }
+
     /// The recording, if there is one.
     pub(crate) fn recorder(&self) -> Option<&Recorder> {
         self.recorder.as_ref()

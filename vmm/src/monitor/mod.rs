@@ -14,6 +14,7 @@ mod recording;
 mod registers;
 mod resources;
 mod scene;
+mod stops;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -135,6 +136,12 @@ pub const COMMANDS: &[Command] = &[
         "ADDRESS",
         "Every page-table entry on the way to a linear address",
         memory::pagewalk,
+    ),
+    row(
+        "catch",
+        "[VECTOR | none]",
+        "Stops for gdb once an exception or interrupt of this vector (14, or a name as PF) has been delivered; lists what is caught",
+        stops::catch,
     ),
     row(
         "trace",
