@@ -117,6 +117,15 @@ fn beginning(model: &'static CpuModel, control: u64) -> CpuState {
     state
 }
 
+/// What [`whole`] builds its machine from.
+pub fn config(model: &'static CpuModel) -> MachineConfig {
+    MachineConfig {
+        memory: MEMORY,
+        model,
+        ..MachineConfig::new(crate::HELLO)
+    }
+}
+
 /// The same program on a whole machine, with one CPU, in place of a kernel. A vector in `jumps` is handled by the program's
 /// own code so many bytes behind its beginning.
 ///
@@ -128,12 +137,20 @@ pub fn whole(
     jumps: &[(u8, u32)],
     f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
 ) -> (Vm, Console) {
-    let config = MachineConfig {
-        memory: MEMORY,
-        model,
-        ..MachineConfig::new(crate::HELLO)
-    };
-    let mut vm = Vm::new(&config).expect("the machine is to be had");
+    whole_of(&config(model), control, jumps, f)
+}
+
+/// [`whole`] on a machine of this configuration, which is [`config`]'s but for what the host makes of it.
+///
+/// # Panics
+/// As [`Flat::new`].
+pub fn whole_of(
+    config: &MachineConfig,
+    control: u64,
+    jumps: &[(u8, u32)],
+    f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> (Vm, Console) {
+    let mut vm = Vm::new(config).expect("the machine is to be had");
     let memory = vm.machine().memory();
     lay_out(memory, f);
     for &(vector, offset) in jumps {
@@ -143,7 +160,7 @@ pub fn whole(
         memory.write(at, &jump).expect("RAM");
     }
     let mut state = vm.save();
-    state.soft.cpus[0] = beginning(model, control);
+    state.soft.cpus[0] = beginning(config.model, control);
     vm.restore(&state).expect("it is its own");
     let console = Console::open(&config.serial, &[], vm.line()).expect("a buffer");
     (vm, console)

@@ -8,7 +8,7 @@ use guest_tests::observer::{Observer, ObserverState, Unit};
 use guest_tests::{SMP, linux};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::{Console, End, MachineConfig, Snapshot, Vm};
+use minivmm::{Console, End, MachineConfig, Snapshot, Vm, history};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE, WESTMERE};
 use x86::msr::*;
 use x86::pmu::Count;
@@ -269,6 +269,9 @@ fn program(model: &'static CpuModel) -> impl Fn(&mut CodeAssembler) -> Result<()
     }
 }
 
+/// The vectors that the program handles, and where.
+const JUMPS: [(u8, u32); 2] = [(1, ON_DEBUG), (PMI, ON_PMI)];
+
 /// An observer whose state can be taken and given while it watches.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Observer>>);
@@ -327,8 +330,7 @@ struct Whole {
 
 impl Run {
     fn new(model: &'static CpuModel) -> Run {
-        let jumps = [(1, ON_DEBUG), (PMI, ON_PMI)];
-        let (mut vm, console) = flat::whole(model, 0, &jumps, program(model));
+        let (mut vm, console) = flat::whole(model, 0, &JUMPS, program(model));
         let observer = Shared::new(model);
         assert!(vm.machine().observe(0, Some(Box::new(observer.clone()))));
         Run { vm, console, observer }
@@ -444,6 +446,13 @@ fn at_every_instruction(model: &'static CpuModel) {
 // covers: 4/snapshot-every-instruction
 #[test]
 fn the_state_at_every_instruction_goes_on_to_the_same_bytes() {
+    for model in models() {
+        at_every_instruction(model);
+    }
+}
+
+/// The models that the program runs on, in the default form the first one alone.
+fn models() -> Vec<&'static CpuModel> {
     let rtm = |model: &CpuModel| model.with_toggles("+rtm").unwrap();
     let all: [&'static CpuModel; 7] = [
         rtm(&SKYLAKE_SERVER),
@@ -455,8 +464,40 @@ fn the_state_at_every_instruction_goes_on_to_the_same_bytes() {
         &BROADWELL,
     ];
     let full = guest_tests::full();
-    for model in &all[..if full { 7 } else { 1 }] {
-        at_every_instruction(model);
+    all[..if full { 7 } else { 1 }].to_vec()
+}
+
+// covers: 8/reverse-units
+#[test]
+fn going_back_takes_what_every_unit_has_under_way_along() {
+    for model in models() {
+        let config = MachineConfig {
+            reverse: Some(history::Options {
+                spacing: 301,
+                ..history::Options::default()
+            }),
+            ..flat::config(model)
+        };
+        let (mut vm, mut console) = flat::whole_of(&config, 0, &JUMPS, program(model));
+        let look = |vm: &mut Vm| {
+            let state = vm.save();
+            (state.soft.steps, state.soft.cpus, state.pages)
+        };
+        let mut seen = Vec::new();
+        while vm.run_for(&mut console, 17).unwrap().is_none() {
+            seen.push(look(&mut vm));
+        }
+        let end = look(&mut vm);
+        assert!(seen.len() > 100, "{}: {}", model.name, seen.len());
+        for round in 0..seen.len() {
+            let known = &seen[round * 71 % seen.len()];
+            assert!(vm.seek(&mut console, known.0).unwrap().is_none());
+            assert!(look(&mut vm) == *known, "{}: step {}", model.name, known.0);
+            if round % 8 == 0 {
+                vm.run(&mut console).unwrap();
+                assert!(look(&mut vm) == end, "{}: from step {}", model.name, known.0);
+            }
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
     control,
     error::Error,
+    history::{self, replay, session},
     matrix, model, probe,
     resolve::{Wish, Wishes},
     trace::command::TraceCommand,
@@ -108,7 +109,16 @@ pub struct Cli {
     control: Option<PathBuf>,
     #[command(flatten)]
     trace: crate::trace::options::Arguments,
-    /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual]
+    /// Keep what it takes to go back to any instruction: gdb's reverse commands work, and disks are overlays
+    #[arg(long)]
+    reverse: bool,
+    /// What --reverse may take of memory
+    #[arg(long, value_name = "SIZE", default_value = "1G", requires = "reverse", value_parser = parse_size, allow_negative_numbers = true)]
+    reverse_memory: u64,
+    /// Record in a new directory what comes from outside; `minivmm replay` runs the session again, and disks are overlays
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
+    /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual; virtual with --reverse or --record]
     #[arg(long, value_enum)]
     clock: Option<ClockMode>,
     /// Seed of RDRAND and RDSEED: a number, or `random`
@@ -156,6 +166,8 @@ enum Command {
         #[command(subcommand)]
         command: Box<TraceCommand>,
     },
+    /// Run a session again that `--record` recorded, to the instruction
+    Replay(Box<replay::Options>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::Options>),
 }
@@ -170,6 +182,8 @@ pub enum Job {
         /// How often `-v` was given.
         verbose: u8,
     },
+    /// Run a recorded session again.
+    Replay(Box<replay::Options>),
     /// Send this command to a control socket.
     Control {
         /// The socket.
@@ -191,6 +205,8 @@ where
     I: IntoIterator<Item = T>,
     T: Into<OsString> + Clone,
 {
+    let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    let arguments = args.get(1..).unwrap_or_default().to_vec();
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => return Ok(Job::Print(error.render().to_string())),
@@ -208,6 +224,7 @@ where
             return Ok(Job::Control { path, command });
         }
         Some(Command::Trace { command }) => return Ok(Job::Trace(command)),
+        Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
         None => {}
     }
@@ -216,7 +233,8 @@ where
     };
     let clock = cli.clock.unwrap_or_else(|| {
         let interactive = cli.serial == SerialTarget::Stdio && std::io::stdin().is_terminal();
-        if interactive {
+        let repeats = cli.reverse || cli.record.is_some();
+        if interactive && !repeats {
             ClockMode::Paced
         } else {
             ClockMode::Virtual
@@ -263,6 +281,12 @@ where
         serial: cli.serial,
         control: cli.control,
         trace: cli.trace.options()?,
+        reverse: cli.reverse.then(|| history::Options {
+            memory: cli.reverse_memory,
+            ..history::Options::default()
+        }),
+        record: cli.record.map(|folder| session::Options { folder, arguments }),
+        replay: None,
         clock,
         seed: match cli.seed {
             Seed::Fixed(seed) => seed,
@@ -386,11 +410,11 @@ pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
     Ok(size)
 }
 
-fn parse_control(text: OsString) -> Result<PathBuf, String> {
+pub(crate) fn parse_control(text: OsString) -> Result<PathBuf, String> {
     control::parse_address(text.as_bytes())
 }
 
-fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
+pub(crate) fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
     match text.as_bytes() {
         b"stdio" => Ok(SerialTarget::Stdio),
         b"null" | b"none" => Ok(SerialTarget::Null),
@@ -564,6 +588,7 @@ mod tests {
             Ok(Job::Print(text)) => Err(text),
             Ok(Job::Control { path, command }) => Err(format!("{}: {command}", path.display())),
             Ok(Job::Trace(command)) => Err(format!("{command:?}")),
+            Ok(Job::Replay(options)) => Err(format!("{options:?}")),
             Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
             Err(error) => Err(error.to_string()),
         }

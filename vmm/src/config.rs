@@ -108,6 +108,12 @@ pub struct MachineConfig {
     pub control: Option<PathBuf>,
     /// What is recorded from outside, and where to.
     pub trace: Option<crate::trace::Options>,
+    /// The machine can go back, with this much kept.
+    pub reverse: Option<crate::history::Options>,
+    /// The session is recorded.
+    pub record: Option<crate::history::session::Options>,
+    /// A recorded session that the run is to be again, in this directory.
+    pub replay: Option<PathBuf>,
     /// The clock.
     pub clock: ClockMode,
     /// The seed of RDRAND and RDSEED.
@@ -141,6 +147,9 @@ impl MachineConfig {
             serial: SerialTarget::Buffer,
             control: None,
             trace: None,
+            reverse: None,
+            record: None,
+            replay: None,
             clock: ClockMode::Virtual,
             seed: 0,
             rtc_base: VIRTUAL_RTC_BASE,

@@ -5,19 +5,19 @@
 //! never touches the user's.
 
 use std::{
-    collections::BTreeMap,
     fmt,
     fs::{File, OpenOptions, TryLockError},
     io::{self, Seek, SeekFrom},
     os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use devices::virtio::block::{Medium, SECTOR};
 use log::warn;
 use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
-use crate::{config::DiskMode, error::plain};
+use crate::{config::DiskMode, error::plain, sparse::Sparse};
 
 /// Overlays know of blocks of this size whether they are the guest's or the file's.
 const CLUSTER: u64 = 4096;
@@ -102,10 +102,7 @@ impl Disk {
         let storage = match mode {
             DiskMode::ReadWrite => Storage::File,
             DiskMode::ReadOnly => Storage::Nowhere,
-            DiskMode::Overlay => Storage::Overlay(Overlay {
-                file: temporary_file()?,
-                present: BTreeMap::new(),
-            }),
+            DiskMode::Overlay => Storage::Overlay(Overlay::new()?),
         };
         Ok(Disk {
             path: path.into(),
@@ -115,6 +112,14 @@ impl Disk {
             storage,
             reported: false,
         })
+    }
+
+    /// What keeps the guest's writes, where the file does not.
+    pub fn overlay(&self) -> Option<Overlay> {
+        match &self.storage {
+            Storage::Overlay(overlay) => Some(overlay.clone()),
+            Storage::File | Storage::Nowhere => None,
+        }
     }
 
     /// Says the first error of a disk, and leaves the rest to the guest.
@@ -154,9 +159,7 @@ impl Disk {
         };
         for (at, range) in clusters(offset, bytes.len()) {
             let part = &mut bytes[range];
-            if overlay.has(at / CLUSTER) {
-                overlay.file.read_exact_at(part, at)?;
-            } else {
+            if !overlay.lock().read(at, part)? {
                 self.read_file(at, part)?;
             }
         }
@@ -182,9 +185,8 @@ impl Disk {
                 self.read_any(start, &mut cluster)?;
             }
             cluster[(at - start) as usize..][..part.len()].copy_from_slice(part);
-            if let Storage::Overlay(overlay) = &mut self.storage {
-                overlay.file.write_all_at(&cluster, start)?;
-                overlay.add(start / CLUSTER);
+            if let Storage::Overlay(overlay) = &self.storage {
+                overlay.lock().write(start / CLUSTER, &cluster)?;
             }
         }
         Ok(())
@@ -243,23 +245,97 @@ impl Medium for Disk {
     }
 }
 
-/// What a guest has written.
-struct Overlay {
-    /// As long as the disk, with holes where nothing was written.
-    file: File,
-    /// Which clusters are in it: 64 to a word.
-    present: BTreeMap<u64, u64>,
+/// What a guest has written to a disk. Clones are the same overlay.
+#[derive(Clone, Debug)]
+pub struct Overlay(Arc<Mutex<Written>>);
+
+/// What a guest had written to a disk at some time. The places of the temporary file that it is in are kept for as long as it
+/// lives.
+#[derive(Clone, Default)]
+pub struct Contents(Sparse<Place>);
+
+impl fmt::Debug for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} clusters", self.0.iter().count())
+    }
 }
 
 impl Overlay {
-    fn has(&self, cluster: u64) -> bool {
-        self.present
-            .get(&(cluster / 64))
-            .is_some_and(|word| word & 1 << (cluster % 64) != 0)
+    fn new() -> io::Result<Self> {
+        Ok(Overlay(Arc::new(Mutex::new(Written {
+            file: temporary_file()?,
+            clusters: Contents::default(),
+            places: 0,
+            free: Arc::default(),
+        }))))
     }
 
-    fn add(&mut self, cluster: u64) {
-        *self.present.entry(cluster / 64).or_default() |= 1 << (cluster % 64);
+    fn lock(&self) -> MutexGuard<'_, Written> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What has been written so far.
+    pub fn save(&self) -> Contents {
+        self.lock().clusters.clone()
+    }
+
+    /// Has the disk hold again what it held then.
+    pub fn restore(&self, contents: &Contents) {
+        self.lock().clusters = contents.clone();
+    }
+}
+
+/// The clusters that were written, and the file that they are in.
+#[derive(Debug)]
+struct Written {
+    file: File,
+    clusters: Contents,
+    /// The file's length in clusters.
+    places: u64,
+    free: Arc<Mutex<Vec<u64>>>,
+}
+
+/// A cluster's place in the file, free for another one when nobody has it any more.
+struct Place {
+    number: u64,
+    free: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        free_places(&self.free).push(self.number);
+    }
+}
+
+fn free_places(free: &Mutex<Vec<u64>>) -> MutexGuard<'_, Vec<u64>> {
+    free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Written {
+    /// Reads within a cluster from an offset of the disk, if the cluster has been written.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
+        let Some(place) = self.clusters.0.get(offset / CLUSTER) else {
+            return Ok(false);
+        };
+        self.file
+            .read_exact_at(bytes, place.number * CLUSTER + offset % CLUSTER)?;
+        Ok(true)
+    }
+
+    /// Writes a cluster: where it is, or elsewhere if somebody may go back to what it holds.
+    fn write(&mut self, cluster: u64, bytes: &[u8; CLUSTER as usize]) -> io::Result<()> {
+        if let Some(place) = self.clusters.0.own(cluster) {
+            return self.file.write_all_at(bytes, place.number * CLUSTER);
+        }
+        let known = free_places(&self.free).pop();
+        let number = known.unwrap_or(self.places);
+        self.places = self.places.max(number + 1);
+        let free = Arc::clone(&self.free);
+        // It is free again if the write fails.
+        let place = Place { number, free };
+        self.file.write_all_at(bytes, number * CLUSTER)?;
+        self.clusters.0.set(cluster, Some(Arc::new(place)));
+        Ok(())
     }
 }
 
@@ -397,6 +473,50 @@ mod tests {
         disk.flush().unwrap();
         drop(disk);
         assert_eq!(image.bytes(), &sectors(64)[..32_000]);
+    }
+
+    // covers: 8/reverse-disks
+    #[test]
+    fn an_overlay_goes_back_to_what_it_held_and_forgets_what_nobody_keeps() {
+        let image = Image::new(&sectors(64));
+        let mut disk = image.open(DiskMode::Overlay).unwrap();
+        let overlay = disk.overlay().unwrap();
+        let contents = |disk: &mut Disk| {
+            let mut bytes = vec![0; 64 * 512];
+            disk.read(0, &mut bytes).unwrap();
+            bytes
+        };
+        let mut kept = vec![(overlay.save(), contents(&mut disk))];
+        for round in 1..50 {
+            disk.write(round % 7 * 512, &[round as u8; 2048]).unwrap();
+            disk.write(8192, &[round as u8; 4096]).unwrap();
+            kept.push((overlay.save(), contents(&mut disk)));
+        }
+        let places = overlay.lock().places;
+        for (state, bytes) in kept.iter().rev().chain(&kept) {
+            overlay.restore(state);
+            assert!(contents(&mut disk) == *bytes);
+        }
+        assert_eq!(kept[0].1, sectors(64));
+        // Another way from the third state on: its own writes, and the kept ones are as they were.
+        overlay.restore(&kept[3].0);
+        disk.write(8192, &[0xee; 4096]).unwrap();
+        overlay.restore(&kept[4].0);
+        assert!(contents(&mut disk) == kept[4].1);
+        // Their places are free once they are gone, so the file grows no more.
+        kept.truncate(1);
+        overlay.restore(&kept[0].0);
+        for round in 0..places {
+            disk.write(round % 8 * 4096, &[7; 4096]).unwrap();
+        }
+        assert!(
+            overlay.lock().places <= places + 1,
+            "{} {places}",
+            overlay.lock().places
+        );
+        drop(disk);
+        assert_eq!(image.bytes(), sectors(64));
+        assert!(image.open(DiskMode::ReadOnly).unwrap().overlay().is_none());
     }
 
     // covers: 3/devices-virtio-blk-overlay-readonly

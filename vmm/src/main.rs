@@ -6,10 +6,12 @@ use std::{
 };
 
 use minivmm::{
+    MachineConfig,
     cli::{self, Job},
     console::{signals, terminal},
     control::client,
     error::{Error, Status},
+    history::replay,
     logger, matrix, run,
     trace::command,
 };
@@ -26,21 +28,8 @@ fn main() {
         Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
         Ok(Job::Trace(command)) => command::run(&command),
         Ok(Job::Matrix(options)) => matrix::run(&options),
-        Ok(Job::Run { config, verbose }) => {
-            logger::init(verbose);
-            signals::install()
-                .map_err(|source| Error::System {
-                    what: "taking over signals",
-                    source,
-                })
-                .and_then(|()| {
-                    let end = run::run(&config)?;
-                    if let Some(message) = end.message() {
-                        say(&message);
-                    }
-                    Ok(end.end.status())
-                })
-        }
+        Ok(Job::Run { config, verbose }) => run(&config, verbose),
+        Ok(Job::Replay(options)) => replay::prepare(&options).and_then(|config| run(&config, options.verbose)),
         Err(error) => Err(error),
     };
     let status = status.unwrap_or_else(|error| {
@@ -49,6 +38,20 @@ fn main() {
         error.status()
     });
     exit(status.code());
+}
+
+/// Runs a machine to its end.
+fn run(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
+    logger::init(verbose);
+    signals::install().map_err(|source| Error::System {
+        what: "taking over signals",
+        source,
+    })?;
+    let end = run::run(config)?;
+    if let Some(message) = end.message() {
+        say(&message);
+    }
+    Ok(end.end.status())
 }
 
 fn print(text: &str) -> Result<Status, Error> {

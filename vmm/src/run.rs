@@ -5,16 +5,20 @@
 //! everything in a round is a function of the steps so far and of the input, so a run repeats; wall time decides only how often
 //! the outside is looked at. Time is skipped only when all CPUs are halted.
 
+mod back;
 mod end;
 mod files;
 mod hosted;
 mod inspect;
 mod pace;
+mod past;
 mod report;
 mod stats;
 
 mod snapshot;
 
+pub use back::Back;
+pub use past::Extent;
 pub use snapshot::{Pages, Snapshot};
 
 use std::{
@@ -24,7 +28,7 @@ use std::{
 
 use devices::platform::Effect;
 use engine::{Activity, Cpu, CpuState, HostLacks, Options};
-use log::{debug, info, trace};
+use log::{debug, info};
 use x86::model::CpuModel;
 
 pub use self::{
@@ -34,12 +38,13 @@ pub use self::{
 use self::{hosted::Hosted, pace::Pace, report::report};
 use crate::{
     collect::{self, Collector},
-    config::{ClockMode, EngineChoice, MachineConfig},
+    config::{ClockMode, DiskMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop},
     control::{self, Command, Control, CpuStatus, Reply, Request},
     debug::{self, Debugger, Why},
     disk::Disk,
     error::Error,
+    history::{self, History, session::Session, valve::Valve},
     loader,
     machine::{
         Machine, acpi, boot,
@@ -122,6 +127,12 @@ pub struct Vm {
     kept: Option<Pages>,
     /// What the monitor knows by name.
     names: Names,
+    /// Where the run came from, if that is kept.
+    history: Option<Box<History>>,
+    /// The run goes to a step, and hears nothing from outside but what ends it.
+    seeking: bool,
+    /// It ends as by a limit when this CPU has made so many steps.
+    until_cpu: Option<(usize, u64)>,
 }
 
 impl Vm {
@@ -170,13 +181,23 @@ impl Vm {
         info!("entering the kernel: {entry:x?}");
 
         let line = Line::default();
+        let keeps = keeps_history(config)?;
+        let (mut outputs, mut overlays) = (Vec::new(), Vec::new());
+        let mut once = |out: Box<dyn Write + Send>| match keeps {
+            true => {
+                let (valve, flow) = Valve::new(out);
+                outputs.push(flow);
+                Box::new(valve)
+            }
+            false => out,
+        };
         let mut machine = Machine::new(
             config.model,
             config.cpus,
             memory,
             config.rtc_base,
             config.seed,
-            Box::new(line.clone()),
+            once(Box::new(line.clone())),
         );
         machine.set_tsc_offset(config.tsc_offset);
         for disk in &config.disks {
@@ -185,13 +206,23 @@ impl Vm {
                 path: disk.path.clone(),
                 source,
             };
-            let medium = Disk::open(&disk.path, disk.mode).map_err(failed)?;
+            let mode = match disk.mode {
+                DiskMode::ReadWrite if keeps => DiskMode::Overlay,
+                mode => mode,
+            };
+            let medium = Disk::open(&disk.path, mode).map_err(failed)?;
+            overlays.extend(medium.overlay());
             machine
                 .add_disk(Box::new(medium))
                 .map_err(|e| failed(io::Error::other(e)))?;
         }
         if let Some(folder) = &config.collect {
-            machine.add_second_serial(Box::new(Collector::open(folder, collect::LIMITS)?));
+            let out: Box<dyn Write + Send> = match config.replay {
+                // It has all been unpacked.
+                Some(_) => Box::new(io::sink()),
+                None => Box::new(Collector::open(folder, collect::LIMITS)?),
+            };
+            machine.add_second_serial(once(out));
         }
         acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
             size: config.memory,
@@ -207,7 +238,8 @@ impl Vm {
             None => None,
         };
         let soft = Soft::new(engine, config.model, machine.cpu_count(), &boot);
-        Ok(Vm {
+        let history = keeps.then(|| Box::new(History::new(config.reverse, outputs, overlays)));
+        let mut vm = Vm {
             soft,
             host_clock: hosted.as_ref().map(|hosted| hosted.hypervisor.clock()),
             clock: if hosted.is_some() {
@@ -228,7 +260,36 @@ impl Vm {
             debugger: None,
             kept: None,
             names: Names::of(&config.kernel),
-        })
+            history,
+            seeking: false,
+            until_cpu: None,
+        };
+        vm.begin_history(config)?;
+        Ok(vm)
+    }
+
+    /// What a session is recorded from, or replayed.
+    fn begin_history(&mut self, config: &MachineConfig) -> Result<(), Error> {
+        if self.history.is_none() || config.record.is_none() && config.replay.is_none() {
+            return Ok(());
+        }
+        let start = self.digest();
+        let Some(history) = &mut self.history else {
+            return Ok(());
+        };
+        if let Some(options) = &config.record {
+            history
+                .log
+                .write_to(history::session::Writer::create(options, config, start)?);
+        }
+        if let Some(folder) = &config.replay {
+            let (session, entries, head, closed) = Session::open(folder)?;
+            session.check_disks(config)?;
+            session.check_start(folder, start)?;
+            history.log = history::log::Log::of(entries);
+            (history.head, history.closed, history.live) = (head, Some(closed), false);
+        }
+        Ok(())
     }
 
     /// The UART's line, for [`Console::open`].
@@ -366,9 +427,12 @@ impl Vm {
         }
     }
 
-    /// Has the other CPUs stand still while the machine runs; `None`: none has to. The guest can tell.
+    /// Has the other CPUs stand still while the machine runs; `None`: none has to. The guest can tell, so a machine that keeps its
+    /// past lets them all run.
     pub fn run_only(&mut self, cpu: Option<usize>) {
-        self.soft.run_only(cpu);
+        if self.history.is_none() {
+            self.soft.run_only(cpu);
+        }
     }
 
     /// Puts a CPU into another state, as a debugger's user wishes.
@@ -386,6 +450,7 @@ impl Vm {
             state.observed = None;
         }
         self.soft.put(cpu, &state);
+        self.changed_by_debugger();
         Ok(())
     }
 
@@ -398,6 +463,7 @@ impl Vm {
         memory.read(gpa, &mut vec![0; bytes.len()])?;
         memory.write(gpa, bytes)?;
         self.soft.written(gpa, bytes.len() as u64);
+        self.changed_by_debugger();
         Ok(())
     }
 
@@ -487,6 +553,14 @@ impl Vm {
     pub fn run(&mut self, console: &mut Console) -> Result<End, Error> {
         let started = Instant::now();
         let before = self.wall;
+        self.settle_change()?;
+        let here = self.moment();
+        let finished = self.history.as_ref().and_then(|history| history.finished);
+        if let Some((_, effect)) = finished.filter(|(at, _)| *at == here)
+            && let Some(end) = self.take_effect(effect)
+        {
+            return Ok(end);
+        }
         let end = match self.run_until_end(console, started) {
             Ok(end) => Ok(end),
             Err(stop) => self.stopped(stop),
@@ -537,10 +611,12 @@ impl Vm {
         };
         let mut look_at = 0;
         loop {
-            if self.soft.steps() >= look_at {
+            // Further off than a slice: the run has been put back.
+            if self.soft.steps() >= look_at || look_at - self.soft.steps() > slice {
                 if look_at > 0 && leave(self) {
                     return Ok(None);
                 }
+                self.remember();
                 look_at = self.soft.steps() + slice;
                 if let Some(recorder) = &self.recorder {
                     if recorder.stops() {
@@ -552,7 +628,9 @@ impl Vm {
                     return Ok(Some(end));
                 }
             }
-            self.feed(console)?;
+            if let Some(end) = self.feed(console)? {
+                return Ok(Some(end));
+            }
             let now = self.soft.steps();
             for effect in self.machine.advance(now) {
                 if let Some(end) = self.take_effect(effect) {
@@ -562,7 +640,11 @@ impl Vm {
             if self.machine.platform().take_sent() || self.soft.turn_is_over(&mut self.machine) {
                 self.soft.next_turn(&mut self.machine);
             }
+            let before = self.soft.exits().delivered();
             let retry = self.soft.deliver(&mut self.machine);
+            if self.soft.exits().delivered() != before {
+                self.unsettle(now);
+            }
 
             let Some(left) = self
                 .max_instructions
@@ -570,11 +652,19 @@ impl Vm {
             else {
                 return Ok(Some(End::Instructions(self.max_instructions.unwrap_or(0))));
             };
+            let (until_due, ends) = self.until_due(now);
+            if let Some(end) = ends {
+                return Ok(Some(end));
+            }
             let until_event = match self.machine.platform().next_event() {
                 Some(ns) => self.machine.clock().steps_until(ns, now).max(1),
                 None => u64::MAX,
             };
-            let budget = (look_at - now).min(left.saturating_add(1)).min(until_event).min(retry);
+            let budget = (look_at - now)
+                .min(left.saturating_add(1))
+                .min(until_event)
+                .min(until_due)
+                .min(retry);
             for (gpa, len) in self.machine.take_written() {
                 self.soft.written(gpa, len);
             }
@@ -583,6 +673,9 @@ impl Vm {
             let exit = self
                 .soft
                 .run(&mut self.machine, if stepping { budget.min(1) } else { budget });
+            if self.soft.steps() == now && exit != Exit::Halt {
+                self.unsettle(now);
+            }
             let stepped = stepping && self.soft.steps() > now;
             if let Some(stop) = self.stop(cpu, &exit, stepped) {
                 if matches!(exit, Exit::Pause | Exit::Stop { pause: true }) {
@@ -625,7 +718,7 @@ impl Vm {
         let debugger = self.debugger.as_mut()?;
         match exit {
             Exit::Stop { .. } => debugger.take_stop().map(|stop| stop.why),
-            Exit::Shutdown if debugger.shutdown() => Some(Why::TripleFault),
+            Exit::Shutdown if !debugger.is_suspended() && debugger.shutdown() => Some(Why::TripleFault),
             Exit::Shutdown | Exit::Defect(_) => None,
             _ => stepped.then_some(Why::Step),
         }
@@ -634,6 +727,15 @@ impl Vm {
 
     /// What a device, or another CPU, asks of the machine.
     fn take_effect(&mut self, effect: Effect) -> Option<End> {
+        let at = self.moment();
+        if let Some(history) = &mut self.history
+            && matches!(
+                effect,
+                Effect::PowerOff | Effect::Reset | Effect::DebugExit(_) | Effect::Init { cpu: 0 }
+            )
+        {
+            history.finished = Some((at, effect));
+        }
         match effect {
             Effect::PowerOff => return Some(End::PowerOff),
             Effect::Reset => return Some(End::Reset),
@@ -667,6 +769,9 @@ impl Vm {
 
     /// Carries out what has come over the control socket. While the machine is paused it stays here.
     fn obey(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
+        if self.seeking {
+            return Ok(None);
+        }
         loop {
             if self.debugger.as_mut().is_some_and(Debugger::take_asked) {
                 let cpu = self.soft.current();
@@ -736,18 +841,15 @@ impl Vm {
     }
 
     /// Hands input to the UART, as much as it takes.
-    fn feed(&mut self, console: &mut Console) -> Result<(), Stop> {
-        if console.input().is_empty() {
-            return Ok(());
+    fn feed(&mut self, console: &mut Console) -> Result<Option<End>, Stop> {
+        if self.history.is_some() {
+            return self.enter(console);
         }
-        let now = self.now();
-        self.machine.platform().advance(now);
-        let taken = self.machine.platform().serial_enqueue(console.input());
-        if taken > 0 {
-            trace!("{taken} bytes of input at step {}", self.soft.steps());
+        if !console.input().is_empty() {
+            let taken = self.hand_over(console.input());
             console.consume(taken)?;
         }
-        Ok(())
+        Ok(None)
     }
 
     /// All CPUs are halted, and nothing is pending that one of them lets in: lets time pass until the next event.
@@ -757,7 +859,8 @@ impl Vm {
         let enabled = self.soft.cpus().any(Cpu::interrupt_wakes);
         let next = self.machine.platform().next_event();
         let waiting = !console.input().is_empty() && self.machine.platform().serial_capacity() > 0;
-        let input = enabled && (waiting || console.input_open());
+        let live = self.history.as_ref().is_none_or(|history| history.live);
+        let input = enabled && live && (waiting || console.input_open());
         match next {
             None if !input => Ok(Some(End::Halted(self.halted(enabled)))),
             None => {
@@ -831,6 +934,32 @@ fn record(options: &trace::Options, config: &MachineConfig, machine: &mut Machin
     Ok(recorder)
 }
 
+/// Whether a machine keeps where it came from.
+///
+/// # Errors
+/// It could not.
+fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
+    let options = [
+        (config.reverse.is_some(), "--reverse"),
+        (config.record.is_some(), "--record"),
+        (config.replay.is_some(), "replay"),
+    ];
+    let Some((_, option)) = options.into_iter().find(|(wanted, _)| *wanted) else {
+        return Ok(false);
+    };
+    let refused = |why: &str| Err(Error::Usage(format!("{option}: {why}")));
+    if config.clock == ClockMode::Paced {
+        return refused("a run whose clock follows wall time does not repeat: leave out --clock paced");
+    }
+    if config.reverse.is_some() && config.trace.is_some() {
+        return refused("a trace only grows: leave out --trace, or record with --record and trace the replay");
+    }
+    if config.record.is_some() && config.replay.is_some() {
+        return refused("a session that is replayed has been recorded");
+    }
+    Ok(true)
+}
+
 /// `--engine`: KVM, opened, or the software engine.
 fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
     let refused = |reason: String| Error::Engine {
@@ -896,6 +1025,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         .as_ref()
         .is_some_and(|trace| trace.on_error == trace::OnError::Continue);
     let mut end = vm.run(&mut console);
+    let recorded = vm.end_recording(&end);
     drop(vm.control.take());
     drop(console);
     let reason = match &end {
@@ -910,6 +1040,9 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         }
         (Ok(_), Err(error)) => end = Err(error),
         _ => {}
+    }
+    if let (Ok(_), Err(error)) = (&end, recorded) {
+        end = Err(error);
     }
     if config.stats {
         // A closed stderr is no reason to fail.

@@ -164,6 +164,10 @@ pub struct Found {
 }
 
 impl Cache {
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.lines)
+    }
+
     /// An empty cache, of at most so many sets.
     pub fn new(geometry: Geometry, most: u32) -> Self {
         let (sets, ways) = (geometry.sets.min(most), geometry.ways.min(32));
@@ -251,7 +255,19 @@ pub struct Shared {
     traffic: Vec<u64>,
 }
 
+impl Core {
+    /// What its state takes of the host's memory, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.l1.bytes() + self.l2.bytes()
+    }
+}
+
 impl Shared {
+    /// What its state takes of the host's memory, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.l3.bytes() + size_of_val(&*self.lines) + size_of_val(&*self.traffic)
+    }
+
     /// The model's last level, empty.
     pub fn of(model: &CpuModel) -> Self {
         Self {

@@ -395,6 +395,12 @@ impl Core {
         }
     }
 
+    /// Whether a store touches a line that a processor monitors, or has monitored.
+    pub fn is_line(&self, gpa: u64, len: u64) -> bool {
+        let touches = |line: u64| gpa < line + 64 && line < gpa.saturating_add(len);
+        self.lines.iter().any(|&(line, _)| touches(line))
+    }
+
     /// Somebody stores to guest memory by the slow path.
     pub fn stored(&mut self, gpa: u64, len: u64) {
         self.soil(gpa, len);

@@ -372,6 +372,8 @@ pub struct Cpu {
     pub clock: u64,
     /// Leave with [`crate::Exit::Window`] as soon as external interrupts become deliverable.
     pub want_window: bool,
+    /// Leave with [`crate::Exit::Bus`] after the IRET that ends the blocking of NMIs.
+    pub want_nmi: bool,
     /// Leave with [`crate::Exit::Pause`] after PAUSE: somebody else may hold what this processor waits for.
     pub yield_on_pause: bool,
 }
@@ -454,6 +456,7 @@ impl Cpu {
             bus: None,
             clock: 0,
             want_window: false,
+            want_nmi: false,
             yield_on_pause: false,
         });
         cpu.reset_records();
@@ -574,6 +577,11 @@ impl Cpu {
     /// A non-maskable interrupt would be taken now.
     pub fn nmi_deliverable(&self) -> bool {
         !self.nmi_blocked && self.shadow_at != self.steps && self.activity_allows()
+    }
+
+    /// NMIs are blocked until IRET.
+    pub fn nmi_blocked(&self) -> bool {
+        self.nmi_blocked
     }
 
     fn activity_allows(&self) -> bool {

@@ -352,7 +352,7 @@ impl Cpu {
         if let Some(p) = span.first.host
             && std::is_x86_feature_detected!("cmpxchg16b")
         {
-            self.core().stored(span.first.gpa, 16);
+            self.stored(span.first.gpa, 16);
             if self.core().is_code(span.first.gpa, 16) {
                 self.core().invalidate_page(span.first.gpa, crate::block::STALE);
             }
@@ -459,13 +459,14 @@ impl Cpu {
         Ok(())
     }
 
-    /// Makes sure that a store may go ahead: device accesses and stores to code need a block of their own.
+    /// Makes sure that a store may go ahead: device accesses, stores to code and to monitored lines need a block of their own.
     fn ready(&mut self, span: Bounce, len: usize) -> Done {
         if self.transaction.is_some() {
             self.keep_lines(&span, len)?;
         }
         for (place, len) in span.parts(len) {
-            if place.host.is_none() || self.core().is_code(place.gpa, len as u64) {
+            let (gpa, len) = (place.gpa, len as u64);
+            if place.host.is_none() || self.core().is_code(gpa, len) || self.core().is_line(gpa, len) {
                 self.need_solo()?;
             }
         }
@@ -478,7 +479,7 @@ impl Cpu {
         }
         match place.host {
             Some(p) => {
-                self.core().stored(place.gpa, bytes.len() as u64);
+                self.stored(place.gpa, bytes.len() as u64);
                 if self.core().is_code(place.gpa, bytes.len() as u64) {
                     self.core().invalidate_page(place.gpa, crate::block::STALE);
                 }
@@ -498,6 +499,13 @@ impl Cpu {
                 }
             }
         }
+    }
+
+    /// Notes a store of the slow path. One to a monitored line ends the run, so that whoever waits for it goes on from this step,
+    /// wherever the run would have ended otherwise.
+    fn stored(&mut self, gpa: u64, len: u64) {
+        self.bus_used |= self.core().is_line(gpa, len);
+        self.core().stored(gpa, len);
     }
 
     /// The instruction must be the only one of its block from here on.
@@ -724,7 +732,7 @@ impl Cpu {
             if let Some(p) = place.host
                 && !part.is_empty()
             {
-                self.core().stored(place.gpa, part.len() as u64);
+                self.stored(place.gpa, part.len() as u64);
                 if self.core().is_code(place.gpa, part.len() as u64) {
                     self.core().invalidate_page(place.gpa, crate::block::STALE);
                 }

@@ -172,6 +172,11 @@ enum Sink {
 pub struct Line(Arc<Mutex<Vec<u8>>>);
 
 impl Line {
+    /// What has been sent and not been written or taken yet.
+    pub fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes())
+    }
+
     fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

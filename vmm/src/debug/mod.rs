@@ -140,6 +140,8 @@ struct Set {
     catches: BTreeSet<u8>,
     /// The CPU that is to make a single step.
     step: Option<usize>,
+    /// Nothing stops for now.
+    suspended: bool,
 }
 
 /// What the debugger and its watchers share.
@@ -271,7 +273,18 @@ impl Debugger {
 
     /// The CPU that is to make a single step.
     pub fn stepping(&self) -> Option<usize> {
-        lock(&self.shared.set).step
+        let set = lock(&self.shared.set);
+        set.step.filter(|_| !set.suspended)
+    }
+
+    /// Has nothing stop for a while, and keeps what was wanted.
+    pub(crate) fn suspend(&mut self, suspended: bool) {
+        self.change(|set| set.suspended = suspended);
+    }
+
+    /// Whether nothing stops for now.
+    pub(crate) fn is_suspended(&self) -> bool {
+        lock(&self.shared.set).suspended
     }
 
     /// Stops for nothing any more.
@@ -327,6 +340,9 @@ impl Watcher {
         }
         self.generation = generation;
         self.set = lock(&self.shared.set).clone();
+        if self.set.suspended {
+            self.set = Set::default();
+        }
         self.boundaries = self.set.breakpoints.keys().copied().collect();
         self.ranges = self
             .set

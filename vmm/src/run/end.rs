@@ -31,6 +31,17 @@ pub enum End {
     Timeout(Duration),
     /// The trace could not be written any more, and `--trace-on-error` says to stop.
     Trace,
+    /// A recorded session ended here, from outside.
+    Replayed {
+        /// The step.
+        steps: u64,
+        /// What ended it.
+        reason: String,
+        /// Nobody did: the recorder was killed.
+        broken: bool,
+    },
+    /// A replay went another way than the session, before this step.
+    Diverged(u64),
     /// KVM failed while the guest ran: its words, and a report.
     Kvm(String),
     /// A debugger's stop: the machine can be run on from here.
@@ -43,12 +54,35 @@ impl End {
     /// The exit status that goes with it.
     pub fn status(&self) -> Status {
         match self {
-            End::PowerOff | End::Reset | End::Quit | End::Stopped(_) => Status::Done,
+            End::PowerOff | End::Reset | End::Quit | End::Stopped(_) | End::Replayed { broken: false, .. } => {
+                Status::Done
+            }
             End::DebugExit(value) => Status::DebugExit(*value),
-            End::Signal(_) | End::OutputClosed | End::Trace | End::Kvm(_) => Status::Usage,
+            End::Signal(_) | End::OutputClosed | End::Trace | End::Kvm(_) | End::Diverged(_) | End::Replayed { .. } => {
+                Status::Usage
+            }
             End::TripleFault(_) | End::Halted(_) => Status::Crash,
             End::Instructions(_) | End::Timeout(_) => Status::Limit,
             End::Defect(_) => Status::Internal,
+        }
+    }
+
+    /// The guest itself has ended the run, as it will whenever it runs so far.
+    pub fn is_the_guests(&self) -> bool {
+        match self {
+            End::PowerOff | End::Reset | End::DebugExit(_) | End::TripleFault(_) | End::Halted(_) | End::Defect(_) => {
+                true
+            }
+            End::Quit
+            | End::Signal(_)
+            | End::OutputClosed
+            | End::Instructions(_)
+            | End::Timeout(_)
+            | End::Trace
+            | End::Stopped(_)
+            | End::Replayed { .. }
+            | End::Diverged(_)
+            | End::Kvm(_) => false,
         }
     }
 
@@ -63,6 +97,11 @@ impl End {
             End::Halted(where_why) => Some(format!("guest halted for good: {where_why}")),
             End::Instructions(limit) => Some(format!("--max-instructions {limit}: reached")),
             End::Timeout(limit) => Some(format!("--timeout {}: reached", limit.as_secs_f64())),
+            End::Replayed { steps, reason, .. } => Some(format!("replay: the session ends at step {steps}: {reason}")),
+            End::Diverged(steps) => Some(format!(
+                "replay: at step {steps} it has gone another way than the session: a file it starts from has changed, or this \
+                 is another build of minivmm"
+            )),
             End::Kvm(what) => Some(format!(
                 "--engine kvm: the host's KVM failed; --engine soft does without it: {what}"
             )),
@@ -101,6 +140,11 @@ mod tests {
     // covers: 2/exit-status-codes
     #[test]
     fn every_end_has_its_status() {
+        let replayed = |reason: &str, broken| End::Replayed {
+            steps: 5,
+            reason: reason.into(),
+            broken,
+        };
         for (end, code, says) in [
             (End::PowerOff, 0, None),
             (End::Reset, 0, None),
@@ -117,6 +161,9 @@ mod tests {
                 Some("internal error: block 7 has no end"),
             ),
             (End::Instructions(9), 8, Some("--max-instructions 9")),
+            (End::Diverged(7), 2, Some("at step 7")),
+            (replayed("SIGTERM", false), 0, Some("ends at step 5: SIGTERM")),
+            (replayed("breaks off", true), 2, Some("breaks off")),
             (End::Timeout(Duration::from_millis(1500)), 8, Some("--timeout 1.5")),
         ] {
             assert_eq!(end.status().code(), code, "{end:?}");

@@ -141,6 +141,9 @@ pub(super) fn needs_soft(config: &MachineConfig) -> Option<&'static str> {
             ..
         } => Some("--max-instructions"),
         MachineConfig { trace: Some(_), .. } => Some("--trace"),
+        MachineConfig { reverse: Some(_), .. } => Some("--reverse"),
+        MachineConfig { record: Some(_), .. } => Some("--record"),
+        MachineConfig { replay: Some(_), .. } => Some("replay"),
         _ => None,
     }
 }

@@ -8,20 +8,15 @@
 //! Pages of RAM are shared among snapshots. Taking one copies those that were written since the one before, and putting one
 //! back writes those that are others.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Vm;
 use crate::machine::{MachineState, memory::Memory};
+use crate::sparse::Sparse;
 use crate::vcpu::SoftState;
 
 const PAGE: usize = 4096;
 type Page = [u8; PAGE];
-
-/// Pages of a region.
-const REGION: usize = 512;
-/// Pages that are not all zero.
-type Region = Vec<Option<Arc<Page>>>;
 
 /// A machine's state.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,11 +33,23 @@ pub struct Snapshot {
     pub pages: Pages,
 }
 
+impl Snapshot {
+    /// About how many bytes it takes beside the pages of RAM.
+    pub fn bytes_beside_pages(&self) -> u64 {
+        let spaces = self.soft.translations.iter().flat_map(|known| &known.spaces);
+        let entries: usize = spaces.map(|space| space.pages.len()).sum();
+        let caches = self.machine.caches.as_ref().map_or(0, |(last, own)| {
+            last.bytes() + own.iter().map(|core| core.bytes()).sum::<usize>()
+        });
+        (entries * size_of::<engine::Translation>() + caches + size_of_val(&*self.soft.cpus)) as u64
+    }
+}
+
 /// The contents of RAM. A copy shares the pages.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Pages {
-    /// By guest-physical address divided by a region's length; none without a page.
-    regions: BTreeMap<u64, Arc<Region>>,
+    /// Those that are not all zero, by guest-physical address divided by a page's length.
+    pages: Sparse<Page>,
 }
 
 impl std::fmt::Debug for Pages {
@@ -52,66 +59,32 @@ impl std::fmt::Debug for Pages {
 }
 
 impl Pages {
-    fn place(gpa: u64) -> (u64, usize) {
-        let page = gpa / PAGE as u64;
-        (page / REGION as u64, (page % REGION as u64) as usize)
-    }
-
     /// The page at a guest-physical address; `None` where all of it is zero.
     pub fn get(&self, gpa: u64) -> Option<&Page> {
-        self.shared(gpa).map(Arc::as_ref)
-    }
-
-    fn shared(&self, gpa: u64) -> Option<&Arc<Page>> {
-        let (region, page) = Self::place(gpa);
-        self.regions.get(&region)?[page].as_ref()
+        self.pages.get(gpa / PAGE as u64).map(Arc::as_ref)
     }
 
     /// The pages that are not all zero, by guest-physical address.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Page)> {
-        self.regions.iter().flat_map(|(region, pages)| {
-            let first = region * (REGION * PAGE) as u64;
-            let pages = (first..).step_by(PAGE).zip(pages.iter());
-            pages.filter_map(|(gpa, page)| Some((gpa, page.as_deref()?)))
-        })
+        self.pages.iter().map(|(number, page)| (number * PAGE as u64, page))
     }
 
     fn set(&mut self, gpa: u64, bytes: &Page) {
         let should = (*bytes != [0; PAGE]).then_some(bytes);
-        if self.get(gpa) == should {
-            return;
-        }
-        let (number, page) = Self::place(gpa);
-        let region = self
-            .regions
-            .entry(number)
-            .or_insert_with(|| Arc::new(vec![None; REGION]));
-        Arc::make_mut(region)[page] = should.map(|bytes| Arc::new(*bytes));
-        if region.iter().all(Option::is_none) {
-            self.regions.remove(&number);
+        if self.get(gpa) != should {
+            self.pages.set(gpa / PAGE as u64, should.map(|bytes| Arc::new(*bytes)));
         }
     }
 
     /// The addresses of the pages that the two do not share.
     fn apart<'a>(&'a self, other: &'a Pages) -> impl Iterator<Item = u64> + 'a {
-        let both = self
-            .regions
-            .keys()
-            .chain(other.regions.keys().filter(|number| !self.regions.contains_key(number)));
-        let apart = both.filter(|number| match (self.regions.get(number), other.regions.get(number)) {
-            (Some(ours), Some(theirs)) => !Arc::ptr_eq(ours, theirs),
-            _ => true,
-        });
-        apart
-            .flat_map(|region| {
-                let first = region * (REGION * PAGE) as u64;
-                (first..).step_by(PAGE).take(REGION)
-            })
-            .filter(|&gpa| match (self.shared(gpa), other.shared(gpa)) {
-                (Some(ours), Some(theirs)) => !Arc::ptr_eq(ours, theirs),
-                (None, None) => false,
-                _ => true,
-            })
+        self.pages.apart(&other.pages).map(|number| number * PAGE as u64)
+    }
+
+    /// How many bytes the pages take that are not shared with another state's.
+    pub fn beside(&self, other: &Pages) -> u64 {
+        let own = self.apart(other).filter(|gpa| self.get(*gpa).is_some());
+        own.count() as u64 * PAGE as u64
     }
 }
 

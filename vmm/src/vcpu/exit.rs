@@ -71,6 +71,11 @@ impl Exits {
         }
     }
 
+    /// Interrupts of both kinds delivered.
+    pub fn delivered(&self) -> u64 {
+        self.interrupts + self.nmis
+    }
+
     /// How often a CPU stopped.
     pub fn all(&self) -> u64 {
         self.budget + self.bus + self.window + self.halt + self.pause

@@ -14,8 +14,6 @@ use crate::machine::{Machine, memory::SoftEngine};
 /// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
 /// long beside what a change costs.
 const TURN: u64 = 1 << 13;
-/// Steps between two looks while an NMI waits until the previous one has returned.
-const NMI_RETRY: u64 = 64;
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -322,10 +320,12 @@ impl Soft {
                 machine.platform().take_nmi(index);
                 self.engine.get().nmi(cpu, machine);
                 self.exits.nmis += 1;
-            } else {
-                retry = NMI_RETRY;
+            } else if !cpu.nmi_blocked() {
+                // A shadow lasts one instruction.
+                retry = 1;
             }
         }
+        cpu.want_nmi = machine.platform().nmi_pending(index);
         let pending = machine.platform().interrupt_pending(index);
         cpu.want_window = false;
         if pending && cpu.interruptible() {

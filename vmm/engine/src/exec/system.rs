@@ -70,7 +70,7 @@ impl Cpu {
         if core::mem::take(&mut self.late_fault) {
             return Go::Raise(rip);
         }
-        let window = self.want_window && self.rflags & rf::IF != 0;
+        let window = self.want_window && self.rflags & rf::IF != 0 || self.bus_used;
         if window || self.rflags & rf::TF != 0 || self.trap_now || self.task_trap || self.virtual_interrupt_due() {
             Go::Look(rip)
         } else {

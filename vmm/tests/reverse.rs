@@ -1,0 +1,525 @@
+//! Going back: `--reverse`, `--record` and `minivmm replay`.
+
+mod common;
+
+use std::{
+    fs,
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use common::*;
+use iced_x86::code_asm::*;
+use minivmm::{
+    Back, Console, End, MachineConfig, SerialTarget, Vm,
+    debug::{WatchKind, Watchpoint, Why},
+    history::{self, session},
+};
+
+/// A machine that keeps a point every so many steps.
+fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
+    let mut config = MachineConfig {
+        memory: 2 << 20,
+        reverse: Some(history::Options {
+            spacing,
+            ..history::Options::default()
+        }),
+        ..MachineConfig::new(kernel)
+    };
+    more(&mut config);
+    let vm = Vm::new(&config).unwrap();
+    let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+    (vm, console)
+}
+
+/// Numbers that look random.
+fn random(below: u64) -> impl Iterator<Item = u64> {
+    let mut state = 7u64;
+    std::iter::repeat_with(move || {
+        state = state
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 33) % below
+    })
+}
+
+/// Runs to the end with this typed at these steps, and says how each of some positions looks.
+fn whole(vm: &mut Vm, console: &mut Console, typed: &[(u64, &str)], every: u64) -> (Vec<(u64, u64)>, End) {
+    let mut seen = Vec::new();
+    let mut typed = typed.iter();
+    let mut next = typed.next();
+    loop {
+        if let Some((_, text)) = next.filter(|(step, _)| *step <= vm.steps()) {
+            console.push_input(text.as_bytes());
+            next = typed.next();
+        }
+        // The first thing that happens at a step is that input comes.
+        assert!(vm.run_for(console, 0).unwrap().is_none());
+        seen.push((vm.steps(), vm.digest()));
+        if let Some(end) = vm.run_for(console, every).unwrap() {
+            seen.push((vm.steps(), vm.digest()));
+            return (seen, end);
+        }
+    }
+}
+
+/// To positions in no order, and what was there is there again.
+fn wander(vm: &mut Vm, console: &mut Console, seen: &[(u64, u64)], times: usize) {
+    for at in random(seen.len() as u64).take(times) {
+        let (step, digest) = seen[at as usize];
+        let from = vm.steps();
+        let end = vm.seek(console, step).unwrap();
+        assert!(end.is_none() || step == seen.last().unwrap().0, "{end:?}");
+        assert_eq!((vm.steps(), vm.digest()), (step, digest), "from {from}");
+    }
+}
+
+// covers: 8/reverse-seek, 8/reverse-input, 8/reverse-output, 8/reverse-end
+#[test]
+fn a_guest_with_input_is_at_any_step_what_it_was() {
+    let folder = Folder::new();
+    for (name, image) in [("polls", echo()), ("sleeps", interrupt_echo())] {
+        let kernel = folder.file(name, image);
+        for spacing in [1, 700, 1 << 40] {
+            let (mut vm, mut console) = open(&kernel, spacing, |_| {});
+            let typed = [(0, "a"), (300, "bc"), (1500, "d"), (1501, "efgh"), (4000, "q")];
+            // One that sleeps makes no steps until something comes.
+            let typed = if name == "sleeps" {
+                &[(0, "abcdefghq")][..]
+            } else {
+                &typed
+            };
+            let (seen, end) = whole(&mut vm, &mut console, typed, 37);
+            assert!(matches!(end, End::PowerOff), "{end:?}");
+            assert_eq!(console.take_output(), b"ready\nabcdefghq");
+            wander(&mut vm, &mut console, &seen, 60);
+            // Whatever is typed now waits, and the way on is the known one: to the same end, and nothing is said twice.
+            console.push_input(b"zzz");
+            vm.seek(&mut console, 40).unwrap();
+            assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+            assert_eq!((vm.steps(), vm.digest()), *seen.last().unwrap());
+            assert!(
+                matches!(vm.run(&mut console).unwrap(), End::PowerOff),
+                "and it stays off"
+            );
+            assert_eq!(console.take_output(), b"");
+            assert_eq!(console.input(), b"zzz");
+        }
+    }
+}
+
+// covers: 8/reverse-seek
+#[test]
+fn a_machine_that_keeps_its_past_runs_as_one_that_does_not() {
+    let folder = Folder::new();
+    let kernel = folder.file("kernel", hello());
+    let (mut plain, mut console) = open(&kernel, 1, |config| config.reverse = None);
+    let (mut keeps, mut other) = open(&kernel, 3, |_| {});
+    for _ in 0..20 {
+        assert!(plain.run_for(&mut console, 1).unwrap().is_none());
+        assert!(keeps.run_for(&mut other, 1).unwrap().is_none());
+        assert_eq!((plain.steps(), plain.digest()), (keeps.steps(), keeps.digest()));
+    }
+    assert!(plain.extent().is_none());
+    let error = plain.seek(&mut console, 3).unwrap_err().to_string();
+    assert!(error.contains("needs --reverse"), "{error}");
+    assert!(plain.seek(&mut console, 21).unwrap().is_none(), "forwards it can");
+    let extent = keeps.extent().unwrap();
+    assert_eq!((extent.first, extent.head, extent.live), (0, 20, true));
+    assert!(extent.points > 3 && extent.bytes > 0, "{extent:?}");
+}
+
+// covers: 8/reverse-future
+#[test]
+fn another_future_begins_where_the_known_one_is_forgotten() {
+    let folder = Folder::new();
+    let (mut vm, mut console) = open(&folder.file("kernel", echo()), 500, |_| {});
+    let (seen, _) = whole(&mut vm, &mut console, &[(0, "one"), (2000, "q")], 100);
+    assert_eq!(console.take_output(), b"ready\noneq");
+    let (step, digest) = seen[seen.len() / 2];
+    vm.seek(&mut console, step).unwrap();
+    assert!(!vm.extent().unwrap().live);
+    vm.forget_future().unwrap();
+    let extent = vm.extent().unwrap();
+    assert_eq!((extent.head, extent.live), (step, true));
+    assert_eq!(vm.digest(), digest);
+    console.push_input(b"twoq");
+    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert_eq!(console.take_output(), b"twoq");
+    let end = (vm.steps(), vm.digest());
+    wander(&mut vm, &mut console, &seen[..seen.len() / 2], 20);
+    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert_eq!((vm.steps(), vm.digest()), end, "and this one is known now");
+}
+
+// covers: 8/reverse-stepi
+#[test]
+fn one_instruction_back_undoes_one_step() {
+    let folder = Folder::new();
+    let (mut vm, mut console) = open(&folder.file("kernel", echo()), 1 << 40, |_| {});
+    console.push_input(b"xyz");
+    let mut seen = Vec::new();
+    for _ in 0..300 {
+        seen.push((vm.steps(), vm.digest()));
+        assert!(vm.step(&mut console).unwrap().is_none());
+    }
+    for known in seen.iter().rev() {
+        assert!(vm.step_back(&mut console, 0).unwrap());
+        assert_eq!((vm.steps(), vm.digest()), *known);
+    }
+    assert!(
+        !vm.step_back(&mut console, 0).unwrap(),
+        "there is nothing before the beginning"
+    );
+    assert_eq!(vm.steps(), 0);
+}
+
+// covers: 8/reverse-memory
+#[test]
+fn points_are_thinned_by_the_limit_and_all_of_the_past_stays() {
+    // Writes all over two megabytes, for ever.
+    let kernel = guest(|a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again).unwrap();
+        a.imul_3(ebx, ebx, 1_103_515_245).unwrap();
+        a.add(ebx, 12345).unwrap();
+        a.mov(eax, ebx).unwrap();
+        a.and(eax, 0x1f_fffc).unwrap();
+        a.add(dword_ptr(eax + 0x20_0000), ebx).unwrap();
+        a.jmp(again).unwrap();
+    });
+    let folder = Folder::new();
+    let limit = 12 << 20;
+    let (mut vm, mut console) = open(&folder.file("kernel", kernel), 3000, |config| {
+        config.memory = 8 << 20;
+        config.reverse.as_mut().unwrap().memory = limit;
+    });
+    let mut seen = Vec::new();
+    for _ in 0..300 {
+        assert!(vm.run_for(&mut console, 3100).unwrap().is_none());
+        seen.push((vm.steps(), vm.digest()));
+        let extent = vm.extent().unwrap();
+        assert!(extent.bytes <= limit, "{extent:?}");
+    }
+    let extent = vm.extent().unwrap();
+    assert!((5..150).contains(&extent.points), "{extent:?}");
+    wander(&mut vm, &mut console, &seen, 40);
+    assert!(vm.extent().unwrap().bytes <= limit);
+}
+
+// covers: 8/reverse-refused
+#[test]
+fn what_cannot_go_back_is_refused_in_one_line() {
+    let folder = Folder::new();
+    folder.file("kernel", hello());
+    fs::create_dir(folder.path().join("full")).unwrap();
+    folder.file("full/file", "");
+    for (words, says) in [
+        (&["--reverse", "--clock", "paced"][..], "--clock paced"),
+        (&["--record", "r", "--clock", "paced"], "--clock paced"),
+        (&["--reverse", "--trace", "t"], "leave out --trace"),
+        (&["--reverse", "--engine", "kvm"], "--reverse counts instructions"),
+        (&["--record", "r", "--engine", "kvm"], "--record counts instructions"),
+        (&["--reverse-memory", "1G"], "--reverse"),
+        (&["--reverse", "--reverse-memory", "much"], "--reverse-memory"),
+        (&["--record", "full"], "not empty"),
+        (&["--record", "no/where"], "--record"),
+    ] {
+        let output = run(minivmm()
+            .current_dir(folder.path())
+            .args(["--kernel", "kernel"])
+            .args(words));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
+        assert!(text.contains(says) && text.lines().count() == 1, "{words:?}: {text}");
+    }
+}
+
+/// Runs a command with this on its standard input: status, output and errors.
+fn typed(command: &mut Command, text: &str) -> (i32, String, String) {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// The digest that `--stats` prints.
+fn digest(errors: &str) -> &str {
+    let line = errors.lines().find(|line| line.starts_with("state hash"));
+    line.unwrap_or_else(|| panic!("{errors}"))
+}
+
+// covers: 8/record, 8/replay
+#[test]
+fn a_recorded_session_is_run_again_from_anywhere() {
+    let folder = Folder::new();
+    for (name, image) in [("polls", echo()), ("sleeps", interrupt_echo())] {
+        folder.file(name, image);
+        let record = format!("{name}-session");
+        let words = [
+            "--kernel", name, "-m", "4M", "--stats", "--seed", "random", "--record", &record,
+        ];
+        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(words), "hello there q");
+        assert_eq!((status, said.as_str()), (0, "ready\nhello there q"), "{errors}");
+        let first = digest(&errors).to_string();
+        for options in [&[][..], &["--reverse"], &["--trace", "trace"]] {
+            let replay = folder.path().join(&record);
+            let elsewhere = std::env::temp_dir();
+            let trace = folder.path().join(name);
+            let mut command = minivmm();
+            command.current_dir(&elsewhere).arg("replay").arg(replay).arg("--stats");
+            for word in options {
+                match *word {
+                    "trace" => command.arg(trace.with_extension("trace")),
+                    word => command.arg(word),
+                };
+            }
+            // What is typed now is not for the guest.
+            let (status, said, errors) = typed(&mut command, "other words q");
+            assert_eq!(
+                (status, said.as_str()),
+                (0, "ready\nhello there q"),
+                "{options:?}: {errors}"
+            );
+            assert_eq!(digest(&errors), first, "{options:?}");
+        }
+    }
+}
+
+// covers: 8/replay
+#[test]
+fn a_replay_ends_where_the_session_was_ended_from_outside() {
+    let folder = Folder::new();
+    folder.file("kernel", spinner());
+    let words = ["--kernel", "kernel", "-m", "4M", "--record", "s", "--stats"];
+    let (status, _, errors) = typed(
+        minivmm()
+            .current_dir(folder.path())
+            .args(words)
+            .args(["--max-instructions", "123456"]),
+        "",
+    );
+    assert_eq!(status, 8, "{errors}");
+    let first = digest(&errors).to_string();
+    let (status, said, errors) = typed(
+        minivmm().current_dir(folder.path()).args(["replay", "s", "--stats"]),
+        "",
+    );
+    assert_eq!((status, said.as_str()), (0, "spinning\n"), "{errors}");
+    assert!(
+        errors.contains("the session ends at step 123456: --max-instructions 123456: reached"),
+        "{errors}"
+    );
+    assert_eq!(digest(&errors), first);
+    // Of a recorder that was killed there is what it had written.
+    let log = folder.path().join("s/log");
+    let text = fs::read_to_string(&log).unwrap();
+    fs::write(&log, &text[..text.len() - 3]).unwrap();
+    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+    assert_eq!(status, 2, "{errors}");
+    assert!(errors.contains("breaks off") && errors.lines().count() == 1, "{errors}");
+}
+
+// covers: 8/replay-bad-input
+#[test]
+fn a_directory_that_is_no_session_is_refused_in_one_line() {
+    let folder = Folder::new();
+    let disk = folder.file("disk", vec![0; 4096]);
+    let kernel = folder.file("kernel", echo());
+    let words = ["--kernel", "kernel", "--disk", "disk", "-m", "4M", "--record", "s"];
+    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(words), "abc q");
+    assert_eq!(status, 0, "{errors}");
+    let path = |name: &str| folder.path().join("s").join(name);
+    let session = fs::read_to_string(path("session.json")).unwrap();
+    let log = fs::read_to_string(path("log")).unwrap();
+    assert!(log.lines().count() >= 3, "{log}");
+    let refused = |says: &str| {
+        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+        assert_eq!((status, said.as_str()), (2, ""), "{says}: {errors}");
+        assert!(errors.contains(says) && errors.lines().count() == 1, "{says}: {errors}");
+    };
+    for (text, says) in [
+        ("", "not a recorded session"),
+        ("{\"a\": 1}", "not a recorded session"),
+        (&session[..session.len() / 2], "not a recorded session"),
+        (
+            &session.replace("session\": 1", "session\": 2"),
+            "another version of minivmm",
+        ),
+        (&session.replace("\"seed\"", "\"seeds\""), "damaged"),
+        (&session.replace("\"-m\"", "\"--memoirs\""), "--memoirs"),
+        (&session.replace("\"4M\"", "\"5M\""), "the guest starts otherwise"),
+        (&session.replace("directory\": \"", "directory\": \"/no"), "cannot go"),
+    ] {
+        fs::write(path("session.json"), text).unwrap();
+        refused(says);
+    }
+    fs::write(path("session.json"), &session).unwrap();
+    for (text, says) in [
+        ("[1,\n", "line 1: damaged"),
+        (&log.replace("input", "inputs"), "unknown kind"),
+    ] {
+        fs::write(path("log"), text).unwrap();
+        refused(says);
+    }
+    fs::remove_file(path("log")).unwrap();
+    refused("no recorded session: it has no log");
+    // Input at a step at which no round of the machine can be, and a check that is not met.
+    for (text, says) in [
+        ("[0,0,\"check\",\"1\"]\n[9,9,\"guest\",\"\"]\n", "gone another way"),
+        (
+            "[5,9999999,\"input\",\"61\"]\n[99,99999999,\"guest\",\"\"]\n",
+            "gone another way",
+        ),
+    ] {
+        fs::write(path("log"), text).unwrap();
+        let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+        assert_eq!(status, 2, "{errors}");
+        assert!(errors.contains(says) && errors.lines().count() == 1, "{errors}");
+    }
+    fs::write(path("log"), &log).unwrap();
+    fs::write(&kernel, hello()).unwrap();
+    refused("the guest starts otherwise");
+    fs::write(&disk, vec![0; 4096]).unwrap();
+    refused("has changed since the session was recorded");
+    fs::remove_file(&disk).unwrap();
+    refused("--disk disk");
+    let other = |name: &str| typed(minivmm().current_dir(folder.path()).args(["replay", name]), "").2;
+    assert!(other("nowhere").contains("no such file"), "{}", other("nowhere"));
+    assert!(other("kernel").contains("not a directory"), "{}", other("kernel"));
+}
+
+// covers: 8/record
+#[test]
+fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
+    let folder = Folder::new();
+    let kernel = folder.file("kernel", echo());
+    let record = session::Options {
+        folder: folder.path().join("s"),
+        arguments: Vec::new(),
+    };
+    let (mut vm, mut console) = open(&kernel, 300, |config| {
+        (config.memory, config.record) = (4 << 20, Some(record));
+    });
+    console.push_input(b"ab");
+    assert!(vm.run_for(&mut console, 1000).unwrap().is_none());
+    let before = vm.digest();
+    let write = |vm: &mut Vm, byte: u8| {
+        vm.write_physical(0x30_0000, &[byte]).unwrap();
+    };
+    write(&mut vm, 1);
+    write(&mut vm, 2);
+    assert!(vm.run_for(&mut console, 500).unwrap().is_none());
+    let later = (vm.steps(), vm.digest());
+    // The change is crossed in both directions.
+    for _ in 0..3 {
+        vm.seek(&mut console, 900).unwrap();
+        let mut byte = [9];
+        vm.read_physical(0x30_0000, &mut byte).unwrap();
+        assert_eq!(byte, [0]);
+        vm.seek(&mut console, later.0).unwrap();
+        assert_eq!((vm.steps(), vm.digest()), later);
+    }
+    assert_ne!(later.1, before);
+    // In the past it begins another future.
+    vm.seek(&mut console, 500).unwrap();
+    write(&mut vm, 3);
+    assert!(vm.run_for(&mut console, 100).unwrap().is_none());
+    assert_eq!(vm.extent().unwrap().head, 600);
+    assert!(vm.run_for(&mut console, 1000).unwrap().is_none());
+    let mut byte = [9];
+    vm.read_physical(0x30_0000, &mut byte).unwrap();
+    assert_eq!(byte, [3]);
+    let log = fs::read_to_string(folder.path().join("s/log")).unwrap();
+    assert_eq!(log.matches("changed").count(), 1, "{log}");
+}
+
+// covers: 8/reverse-continue
+#[test]
+fn from_a_crash_back_to_the_store_that_caused_it() {
+    let folder = Folder::new();
+    let (cell, counter) = (u64::from(DATA) + 16, u64::from(DATA));
+    let kernel = guest(|a| {
+        let (mut top, mut fine) = (a.create_label(), a.create_label());
+        a.mov(ecx, 1000u32).unwrap();
+        a.set_label(&mut top).unwrap();
+        a.inc(dword_ptr(counter)).unwrap();
+        a.cmp(ecx, 77).unwrap();
+        a.jne(fine).unwrap();
+        // Where the next jump leads, which is nowhere.
+        a.mov(dword_ptr(cell), 0xdead_0000u32).unwrap();
+        a.set_label(&mut fine).unwrap();
+        a.loop_(top).unwrap();
+        a.mov(eax, dword_ptr(cell)).unwrap();
+        a.jmp(eax).unwrap();
+    });
+    let kernel = folder.file("kernel", kernel);
+    // MOV ESP and MOV ECX are before it.
+    let top = u64::from(BASE) + 32 + 10;
+    let read = |vm: &Vm, at: u64| {
+        let mut bytes = [0; 4];
+        vm.read_physical(at, &mut bytes).unwrap();
+        u32::from_le_bytes(bytes)
+    };
+    for spacing in [97, 1 << 40] {
+        let (mut vm, mut console) = open(&kernel, spacing, |_| {});
+        vm.debugger();
+        let end = vm.run(&mut console).unwrap();
+        assert!(
+            matches!(&end, End::Stopped(stop) if stop.why == Why::TripleFault),
+            "{end:?}"
+        );
+        let crash = vm.steps();
+        let watched = Watchpoint::new(cell, 4, WatchKind::Write).unwrap();
+        vm.debugger().add_watchpoint(watched);
+        let back = vm.back(&mut console).unwrap();
+        let met = |back: &Back| matches!(back, Back::Stopped(stop) if matches!(stop.why, Why::Watch { address, .. } if address == cell));
+        assert!(met(&back), "{back:?}");
+        let state = vm.cpu_state(0).unwrap();
+        assert_eq!((state.gpr[1], read(&vm, cell), read(&vm, counter)), (77, 0, 924));
+        // Forwards it is made, and the machine stops behind it.
+        let end = vm.run(&mut console).unwrap();
+        assert!(
+            matches!(&end, End::Stopped(stop) if matches!(stop.why, Why::Watch { .. })),
+            "{end:?}"
+        );
+        assert_eq!(read(&vm, cell), 0xdead_0000);
+        assert!(met(&vm.back(&mut console).unwrap()));
+        // Nobody has written it before.
+        assert!(matches!(vm.back(&mut console).unwrap(), Back::Beginning));
+        assert_eq!((vm.steps(), read(&vm, counter)), (0, 0));
+        vm.debugger().remove_watchpoint(&watched);
+
+        // A breakpoint is met again and again, one round earlier each time.
+        vm.debugger().add_breakpoint(top);
+        assert!(
+            vm.seek(&mut console, crash).unwrap().is_none(),
+            "a seek stops nowhere on its way"
+        );
+        for round in 1..=30 {
+            let back = vm.back(&mut console).unwrap();
+            assert!(
+                matches!(&back, Back::Stopped(stop) if stop.why == Why::Breakpoint(top)),
+                "{back:?}"
+            );
+            let state = vm.cpu_state(0).unwrap();
+            assert_eq!((state.rip, state.gpr[1]), (top, round));
+        }
+        let end = vm.run(&mut console).unwrap();
+        assert!(
+            matches!(&end, End::Stopped(stop) if stop.why == Why::Breakpoint(top)),
+            "{end:?}"
+        );
+        assert_eq!(vm.cpu_state(0).unwrap().gpr[1], 29);
+        vm.seek(&mut console, 3).unwrap();
+        assert!(matches!(vm.back(&mut console).unwrap(), Back::Stopped(_)));
+        assert_eq!(vm.steps(), 2);
+        assert!(matches!(vm.back(&mut console).unwrap(), Back::Beginning));
+    }
+}
