@@ -28,14 +28,18 @@ fn main() {
 
     guest_tests(&out, &guests.join("bare.ld"));
 
-    let hello = out.join("hello.elf");
-    cc().args(["-m32"])
-        .args(link)
-        .arg(source("guest.ld"))
-        .arg(source("hello.S"))
-        .arg("-o")
-        .arg(&hello)
-        .must();
+    let assembled = |name: &str| {
+        let image = out.join(format!("{name}.elf"));
+        cc().args(["-m32"])
+            .args(link)
+            .arg(source("guest.ld"))
+            .arg(source(&format!("{name}.S")))
+            .arg("-o")
+            .arg(&image)
+            .must();
+        image
+    };
+    let (hello, patches) = (assembled("hello"), assembled("patches"));
     let info = out.join("info.elf");
     let mut command = cc();
     command
@@ -131,6 +135,7 @@ fn main() {
     for (name, path) in [
         ("HOST_DEBUG", debug),
         ("HELLO", hello),
+        ("PATCHES", patches),
         ("INFO", info),
         ("SMP", smp),
         ("LOOPS", loops),

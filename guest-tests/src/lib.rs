@@ -22,6 +22,8 @@ pub mod traced;
 
 /// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.
 pub const HELLO: &str = env!("GUEST_HELLO");
+/// The multiboot guest that changes its own code between packets, a hundred times.
+pub const PATCHES: &str = env!("GUEST_PATCHES");
 /// The multiboot guest that prints what the boot loader handed over.
 pub const INFO: &str = env!("GUEST_INFO");
 /// The multiboot guest whose CPUs talk through interrupts; the command line is their number.

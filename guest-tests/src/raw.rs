@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 /// A stretch of packets in which no code changes.
 #[derive(Clone, Debug, Default)]
 pub struct Span {
-    /// Where it begins and ends in the packets.
+    /// Where it begins in the packets.
     pub begin: usize,
-    /// Its end.
+    /// Its end, behind the PSBEND of the next one.
     pub end: usize,
-    /// The instruction that is executed next.
+    /// The instruction that is executed next there.
     pub next: Option<u64>,
     /// Pages that are not what they were in the span before: CR3 (`None` for all), address, and number in the file of pages.
     pub pages: Vec<(Option<u64>, u64, u64)>,

@@ -264,8 +264,8 @@ impl Watch for Retired {
         }
         Appetite {
             branches: true,
-            // The code must still be what ran.
-            branch_room: 64,
+            // The code must still be what ran, also where a guest patches it soon behind.
+            branch_room: 1,
             ..Appetite::NOTHING
         }
     }

@@ -1,6 +1,7 @@
 //! A traced boot of Linux in the forms of other programs: perf prints the instructions that our decoder finds, and every instruction
 //! is in the other forms.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,8 +10,10 @@ use std::time::Duration;
 
 use guest_tests::retired::Lines;
 use guest_tests::{linux_in_minivmm, minivmm, run};
+use minivmm::symbols::{Symbol, SymbolFile};
 use minivmm::trace::{At, Decode, Start, State, Trace};
 use pt_flow::{Block, Event, EventKind, Visitor};
+use serde_json::Value;
 
 /// Loads modules, and runs programs.
 const RUN: &str = "#!/bin/sh
@@ -87,8 +90,8 @@ impl Visitor for Ips<'_> {
     }
 }
 
-/// All instructions between the PSBs around two steps, which is what is exported.
-fn decoded(trace: &Trace, from: u64, to: u64) -> Vec<u64> {
+/// All instructions of a vCPU between the PSBs around two steps, which is what is exported.
+fn decoded(trace: &Trace, cpu: usize, from: u64, to: u64) -> Vec<u64> {
     let options = Decode {
         from: At::Step(from),
         to: At::Step(to),
@@ -96,12 +99,12 @@ fn decoded(trace: &Trace, from: u64, to: u64) -> Vec<u64> {
     };
     let mut all = Vec::new();
     let make = |start: &Start| Ips::new(start, &[]);
-    trace.decode(0, &options, make, |ips, _| all.extend(ips.ips)).unwrap();
+    trace.decode(cpu, &options, make, |ips, _| all.extend(ips.ips)).unwrap();
     all
 }
 
-/// The steps near which functions are executed first, and how many instructions there are in all.
-fn steps_of(trace: &Trace, functions: &[&str]) -> (Vec<u64>, u64) {
+/// The steps near which a vCPU executes functions first, and how many instructions it executes in all.
+fn steps_of(trace: &Trace, cpu: usize, functions: &[&str]) -> (Vec<u64>, u64) {
     let kallsyms = fs::read_to_string(trace.folder().join("linux/kallsyms")).unwrap();
     let address = |function: &&str| {
         let symbol = format!(" t {function}");
@@ -112,14 +115,14 @@ fn steps_of(trace: &Trace, functions: &[&str]) -> (Vec<u64>, u64) {
     let addresses: Vec<u64> = functions.iter().map(address).collect();
     let mut found = vec![None; functions.len()];
     let make = |start: &Start| Ips::new(start, &addresses);
-    let summary = trace.decode(0, &Decode::default(), make, |ips, _| {
+    let summary = trace.decode(cpu, &Decode::default(), make, |ips, _| {
         for (found, here) in found.iter_mut().zip(ips.found) {
             *found = found.or(here);
         }
     });
     let summary = summary.unwrap();
     assert_eq!((summary.flow.gaps, summary.lost, &summary.damage[..]), (0, 0, &[][..]));
-    let clock = trace.clock(0);
+    let clock = trace.clock(cpu);
     let steps = found.iter().zip(functions).map(|(ticks, function)| {
         let ticks = ticks.unwrap_or_else(|| panic!("{function} is not executed"));
         clock.step(ticks).unwrap()
@@ -127,10 +130,10 @@ fn steps_of(trace: &Trace, functions: &[&str]) -> (Vec<u64>, u64) {
     (steps.collect(), summary.flow.instructions)
 }
 
-/// What perf prints with these options: addresses, and all else.
-fn perf(dir: &Path, itrace: &str) -> (Vec<u64>, Vec<String>) {
+/// What perf prints with these options of some CPUs: addresses, and all else.
+fn perf(dir: &Path, itrace: &str, cpus: &str) -> (Vec<u64>, Vec<String>) {
     let mut child = Command::new("perf")
-        .args(["script", itrace, "-F", "ip", "-i"])
+        .args(["script", itrace, "-C", cpus, "-F", "ip", "-i"])
         .arg(dir)
         // Its notes of damage that was noticed are the same lines again.
         .stderr(Stdio::null())
@@ -150,6 +153,38 @@ fn perf(dir: &Path, itrace: &str) -> (Vec<u64>, Vec<String>) {
     (ips, others)
 }
 
+/// perf takes names from the ELF file of the kernel's symbols, where it is told to.
+fn named_by_elf(folder: &Path, trace: &Trace, from: u64) {
+    let (elf, dir) = (folder.join("symbols.elf"), folder.join("named"));
+    output(self::trace(&["symbols", "--elf"]).arg(&elf).arg(trace.folder()));
+    let (first, last) = (from.to_string(), (from + 1_000_000).to_string());
+    output(
+        self::trace(&["export", "--from", &first, "--to", &last, "--perf"])
+            .arg(&dir)
+            .arg(trace.folder()),
+    );
+    let mut perf = Command::new("perf");
+    perf.args(["script", "-v", "--itrace=i1000i", "-F", "ip,sym", "-k"]);
+    let said = perf.arg(&elf).arg("-i").arg(&dir).output().unwrap();
+    let errors = String::from_utf8_lossy(&said.stderr);
+    let used = format!("Using {} for symbols", elf.display());
+    assert!(said.status.success() && errors.contains(&used), "{errors}");
+    let symbols = SymbolFile::read(&elf).unwrap().symbols;
+    let mut named = 0;
+    for line in String::from_utf8(said.stdout).unwrap().lines() {
+        let (ip, name) = line.trim().split_once(' ').unwrap();
+        let ip = u64::from_str_radix(ip, 16).unwrap();
+        let Some(place) = symbols.lookup(ip) else { continue };
+        // Of several names for an address perf may choose another.
+        let at = place.symbol.address;
+        let same = |symbol: Symbol<'_>| symbol.address == at && symbol.name == name;
+        assert!(symbols.iter().any(same), "{line}: {place}");
+        named += 1;
+    }
+    assert!(named > 500, "{named} names");
+    fs::remove_dir_all(&dir).unwrap();
+}
+
 /// Exports a window and compares what perf prints of it.
 fn window(trace: &Trace, folder: &Path, name: &str, from: u64, steps: u64) {
     let (first, last) = (from.to_string(), (from + steps).to_string());
@@ -159,25 +194,81 @@ fn window(trace: &Trace, folder: &Path, name: &str, from: u64, steps: u64) {
             .arg(&dir)
             .arg(trace.folder()),
     );
-    let ours = decoded(trace, from, from + steps);
-    let (theirs, others) = perf(&dir, "--itrace=i1ie");
+    let mut least = steps / 2;
+    for cpu in 0..trace.cpus() {
+        let name = format!("{name}, vCPU {cpu}");
+        let ours = decoded(trace, cpu, from, from + steps);
+        let (theirs, others) = perf(&dir, "--itrace=i1ie", &cpu.to_string());
+        assert_eq!(others, [] as [String; 0], "{name}");
+        let same = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
+        eprintln!("{name}: {} here, {} there, {same} the same", ours.len(), theirs.len());
+        // Where the packets end perf does not know what was executed behind the last one; we read on to the next PSB.
+        assert!(
+            same == theirs.len() && ours.len() - same < 100_000,
+            "{name}: {same} of {} here and {} there; then {:x?} here, {:x?} there",
+            ours.len(),
+            theirs.len(),
+            &ours[same..ours.len().min(same + 5)],
+            &theirs[same..theirs.len().min(same + 5)],
+        );
+        least = least.saturating_sub(same as u64);
+    }
     fs::remove_dir_all(&dir).unwrap();
-    assert_eq!(others, [] as [String; 0], "{name}");
-    let same = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-    eprintln!("{name}: {} here, {} there, {same} the same", ours.len(), theirs.len());
-    // Where the packets end perf does not know what was executed behind the last one; we read on to the next PSB.
-    assert!(
-        same == theirs.len() && ours.len() - same < 100_000,
-        "{name}: {same} of {} here and {} there; then {:x?} here, {:x?} there",
-        ours.len(),
-        theirs.len(),
-        &ours[same..ours.len().min(same + 5)],
-        &theirs[same..theirs.len().min(same + 5)],
-    );
-    assert!(same as u64 > steps / 2, "{name}: {same} instructions in {steps} steps");
+    assert!(least == 0, "{name}: {least} instructions too few in {steps} steps");
 }
 
-// covers: 5/export-perf, 5/export-perf-linux, 5/export-linux
+/// Holds a file against the rules of the Trace Event Format (Google, "Trace Event Format": JSON object format, duration, instant and
+/// metadata events), which ui.perfetto.dev and Chrome read. Gives the calls on a thread by its name.
+fn trace_events(path: &Path) -> BTreeMap<String, u64> {
+    #[derive(Default)]
+    struct Thread {
+        name: Option<String>,
+        open: u64,
+        last: f64,
+        begun: u64,
+    }
+    let text = fs::read_to_string(path).unwrap();
+    let file: Value = serde_json::from_str(&text).unwrap();
+    assert!(["ms", "ns"].contains(&file["displayTimeUnit"].as_str().unwrap()));
+    let mut threads: BTreeMap<u64, Thread> = BTreeMap::new();
+    for event in file["traceEvents"].as_array().unwrap() {
+        assert!(event["pid"].as_u64().is_some(), "{event}");
+        let thread = threads.entry(event["tid"].as_u64().unwrap()).or_default();
+        let phase = event["ph"].as_str().unwrap();
+        if phase == "M" {
+            let args = &event["args"];
+            match event["name"].as_str().unwrap() {
+                "process_name" => assert!(args["name"].is_string(), "{event}"),
+                "thread_name" => thread.name = Some(args["name"].as_str().unwrap().into()),
+                "thread_sort_index" => assert!(args["sort_index"].is_i64(), "{event}"),
+                _ => panic!("{event}"),
+            }
+            continue;
+        }
+        // Microseconds; of a thread in their order.
+        let time = event["ts"].as_f64().unwrap();
+        assert!(time >= thread.last, "{event} behind {}", thread.last);
+        thread.last = time;
+        match phase {
+            "B" => {
+                assert!(event["name"].is_string(), "{event}");
+                thread.open += 1;
+                thread.begun += 1;
+            }
+            // Ends the one that was begun last.
+            "E" => thread.open = thread.open.checked_sub(1).unwrap_or_else(|| panic!("{event}")),
+            "i" => assert!(event["name"].is_string() && event["s"] == "t", "{event}"),
+            _ => panic!("{event}"),
+        }
+    }
+    let of = |thread: Thread| {
+        assert_eq!(thread.open, 0, "{:?}", thread.name);
+        Some((thread.name?, thread.begun))
+    };
+    threads.into_values().filter_map(of).collect()
+}
+
+// covers: 5/export-perf, 5/export-perf-linux, 5/export-linux, 5/export-perfetto, 5/symbols-elf, 5/trace-module-load
 #[test]
 fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let folder = Folder::new("export");
@@ -194,24 +285,40 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let trace = Trace::open(&dir).unwrap();
     let full = guest_tests::full();
     let functions = ["start_kernel", "do_init_module", "__x64_sys_brk"];
-    let (steps, total) = steps_of(&trace, &functions);
+    let (steps, total) = steps_of(&trace, 0, &functions);
     assert!(total > 500_000_000, "{total}");
     for (name, from) in ["early", "module", "user"].iter().zip(&steps) {
         window(&trace, &folder.0, name, *from, if full { 5_000_000 } else { 3_000_000 });
     }
 
+    named_by_elf(&folder.0, &trace, steps[1]);
+
     // The whole boot: all code, with every change in it, is there.
     let all = folder.0.join("all");
     output(self::trace(&["export", "--perf"]).arg(&all).arg(&dir));
-    let (_, errors) = perf(&all, "--itrace=e");
+    let (_, errors) = perf(&all, "--itrace=e", "0");
     assert_eq!(errors, [] as [String; 0]);
     fs::remove_dir_all(&all).unwrap();
+
+    // Calls over time: the second window, with a module that is loaded.
+    let events = folder.0.join("events.json");
+    let (first, last) = (steps[1].to_string(), (steps[1] + 3_000_000).to_string());
+    let mut export = self::trace(&["export", "--from", &first, "--to", &last, "--perfetto"]);
+    let said = export.arg(&events).arg(&dir).output().unwrap();
+    let said = String::from_utf8(said.stderr).unwrap();
+    let threads = trace_events(&events);
+    let calls = threads["vCPU 0"];
+    assert!(
+        calls > 10_000 && said.contains(&format!("{calls} calls")),
+        "{calls}: {said}"
+    );
+    assert!(threads["vCPU 0: process"] > 0, "{threads:?}");
 
     // All instructions are in every form: of the whole boot, or from the first program on.
     let dir = dir.to_str().unwrap();
     let from = if full { 0 } else { steps[2] }.to_string();
     let file = |name: &str| folder.0.join(name).to_str().unwrap().to_string();
-    let (folded, callgrind) = (file("folded"), file("callgrind"));
+    let (folded, callgrind, flamegraph) = (file("folded"), file("callgrind"), file("flame.svg"));
     let export = [
         "export",
         dir,
@@ -221,6 +328,8 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
         &folded,
         "--callgrind",
         &callgrind,
+        "--flamegraph",
+        &flamegraph,
     ];
     let exported = self::trace(&export).output().unwrap();
     let line = String::from_utf8(exported.stderr).unwrap();
@@ -240,7 +349,44 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     for stack in ["init;", "load-modules;[user];", "do_syscall_64;"] {
         assert!(stacks.contains(stack), "{stack}");
     }
+    let picture = fs::read_to_string(&flamegraph).unwrap();
+    let digits = picture
+        .split_once("all (")
+        .unwrap()
+        .1
+        .split_once(" instructions")
+        .unwrap()
+        .0;
+    assert_eq!(digits.replace(',', ""), counted.to_string());
     let text = output(Command::new("callgrind_annotate").arg(&callgrind));
     let line = text.lines().find(|line| line.contains("PROGRAM TOTALS")).unwrap();
     assert_eq!(line.split(' ').next().unwrap().replace(',', ""), counted.to_string());
+}
+
+/// Two vCPUs: perf has each one's instructions from where the second is in 64-bit mode on, which is what perf takes all code for.
+// covers: 5/export-perf-smp, 5/trace-smp-linux
+#[test]
+fn perf_prints_the_instructions_of_two_cpus() {
+    let folder = Folder::new("export-smp");
+    let dir = folder.0.join("trace");
+    let full = guest_tests::full();
+    let mut boot = linux_in_minivmm("console=ttyS0 panic=-1 quiet minivmm.script=nothing");
+    boot.args(["--cpus", "2", "--cpu-model", "skylake-server", "-m", "256M", "--trace"])
+        .arg(&dir);
+    if !full {
+        boot.args(["--max-instructions", "280000000"]);
+    }
+    run(&mut boot, Duration::from_secs(300)).must_end_with(if full { 0 } else { 8 });
+    let trace = Trace::open(&dir).unwrap();
+    let (steps, _) = steps_of(&trace, 1, &["cpu_startup_entry"]);
+    window(&trace, &folder.0, "two", steps[0], 3_000_000);
+    // From there on to the end.
+    let all = folder.0.join("all");
+    output(
+        self::trace(&["export", "--from", &steps[0].to_string(), "--perf"])
+            .arg(&all)
+            .arg(&dir),
+    );
+    let (_, errors) = perf(&all, "--itrace=e", "0,1");
+    assert_eq!(errors, [] as [String; 0]);
 }

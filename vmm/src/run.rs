@@ -1029,10 +1029,10 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     drop(vm.control.take());
     drop(console);
     let reason = match &end {
-        Ok(end) => end.message().unwrap_or_else(|| format!("{end:?}")),
+        Ok(end) => end.reason(),
         Err(error) => error.to_string(),
     };
-    let traced = vm.end_trace(reason.lines().next().unwrap_or_default());
+    let traced = vm.end_trace(&reason);
     match (&end, traced) {
         // The guest was to go on, and how it ended is what counts.
         (Ok(_), Err(error)) if goes_on => {

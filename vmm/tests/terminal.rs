@@ -14,6 +14,7 @@ use std::{
 };
 
 use common::*;
+use iced_x86::code_asm::*;
 
 /// A pseudo-terminal: what the user's side sees, and what minivmm gets.
 struct Pty {
@@ -269,5 +270,45 @@ fn a_terminal_means_wall_time_unless_told_otherwise() {
         };
         let (wall, virtual_time) = (seconds("wall time"), seconds("virtual time"));
         assert_eq!((wall - virtual_time).abs() < 0.2, paced, "{wall} {virtual_time}");
+    }
+}
+
+/// Long work on a trace shows how far it is on a terminal, and cleans that up for its last line; elsewhere there is the line alone.
+// covers: 5/trace-progress
+#[test]
+fn work_on_a_trace_shows_a_bar_on_a_terminal() {
+    let folder = Folder::new();
+    let at = folder.path().join("trace");
+    let image = guest(|a| {
+        let mut again = a.create_label();
+        a.mov(ecx, 100_000).unwrap();
+        a.set_label(&mut again).unwrap();
+        a.dec(ecx).unwrap();
+        a.jnz(again).unwrap();
+        debug_exit(a, 1);
+    });
+    let mut record = minivmm();
+    record.args(["-m", "4M", "--kernel"]).arg(folder.file("guest", image));
+    assert_eq!(run(record.arg("--trace").arg(&at)).status.code(), Some(3));
+    let mut pty = Pty::new();
+    for (terminal, name) in [(true, "one"), (false, "two")] {
+        let mut export = minivmm();
+        export.args(["trace", "export"]).arg(&at).arg("--folded");
+        export.arg(folder.path().join(name));
+        let text = if terminal {
+            let end = Stdio::from(pty.program.try_clone().unwrap());
+            let status = export.stderr(end).status().unwrap();
+            assert!(status.success());
+            pty.wait_for("overflows\r\n")
+        } else {
+            String::from_utf8(export.output().unwrap().stderr).unwrap()
+        };
+        assert_eq!(text.contains("stacks, vCPU 0 ["), terminal, "{text:?}");
+        assert_eq!(text.contains("(eta "), terminal, "{text:?}");
+        let last = text
+            .rsplit(['\r', '\x1b'])
+            .find(|part| part.contains("minivmm: "))
+            .unwrap();
+        assert!(last.contains("0 gaps, 0 overflows"), "{text:?}");
     }
 }

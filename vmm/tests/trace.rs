@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use iced_x86::code_asm::*;
+use minivmm::config::{DiskConfig, DiskMode};
 use minivmm::trace::{self, Decode, Filter, Options, Start, State, Summary, Trace, When};
 use minivmm::{Console, MachineConfig, SerialTarget, Vm};
 use pt_flow::{Block, Event, EventKind, Visitor};
@@ -149,6 +150,8 @@ fn what_is_there_is_not_overwritten() {
     };
     let at = folder.path().join("trace");
     assert_eq!(trace(&at, &[]), (Some(3), String::new()));
+    let end = Trace::open(&at).unwrap().header().end.clone().unwrap();
+    assert_eq!(end.reason, "the guest wrote 1 to the debug-exit port");
     let before = fs::read(at.join("cpu0-000000.pt")).unwrap();
     let (status, text) = trace(&at, &[]);
     assert_eq!((status, text.lines().count()), (Some(2), 1), "{text}");
@@ -173,6 +176,97 @@ fn what_is_there_is_not_overwritten() {
     assert!(read(&empty).1.is_empty());
     let (status, text) = trace(&folder.path().join("no/such/parent"), &[]);
     assert!(status == Some(2) && text.contains("no/such/parent"), "{text}");
+}
+
+/// Sectors of a disk, read one after the other to one place by virtio-mmio and called there: sector N is N + 1 NOPs and a RET.
+/// virtio 1.2, 4.2.2 "MMIO Device Register Layout" and 2.7 "Split Virtqueues".
+fn calling_sectors(a: &mut CodeAssembler) {
+    const DISK: u32 = 0xfeb0_1000;
+    const DESCRIPTORS: u32 = 0x20_0000;
+    const AVAILABLE: u32 = 0x20_1000;
+    const USED: u32 = 0x20_2000;
+    const HEADER: u32 = 0x20_3000;
+    const STATUS: u32 = 0x20_3100;
+    let (next, write) = (1u32, 2);
+    let descriptors = [
+        (HEADER, 16, next, 1),
+        (SECTOR, 512, next | write, 2),
+        (STATUS, 1, write, 0),
+    ];
+    for (n, (address, len, flags, following)) in (0..).zip(descriptors) {
+        let at = DESCRIPTORS + n * 16;
+        for (offset, value) in [(0, address), (8, len), (12, flags | following << 16)] {
+            a.mov(dword_ptr(at + offset), value).unwrap();
+        }
+    }
+    // No interrupts; VIRTIO_F_VERSION_1; DRIVER_OK.
+    a.mov(word_ptr(AVAILABLE), 1).unwrap();
+    for (register, value) in [
+        (0x70, 3),
+        (0x24, 1),
+        (0x20, 1),
+        (0x70, 11),
+        (0x30, 0),
+        (0x38, 8),
+        (0x80, DESCRIPTORS),
+        (0x90, AVAILABLE),
+        (0xa0, USED),
+        (0x44, 1),
+        (0x70, 15),
+    ] {
+        a.mov(dword_ptr(DISK + register), value).unwrap();
+    }
+    let mut again = a.create_label();
+    a.xor(esi, esi).unwrap();
+    a.mov(edi, SECTOR).unwrap();
+    a.set_label(&mut again).unwrap();
+    a.mov(dword_ptr(HEADER + 8), esi).unwrap();
+    a.inc(word_ptr(AVAILABLE + 2)).unwrap();
+    a.mov(dword_ptr(DISK + 0x50), 0).unwrap();
+    a.call(edi).unwrap();
+    a.inc(esi).unwrap();
+    a.cmp(esi, 8).unwrap();
+    a.jne(again).unwrap();
+    debug_exit(a, 1);
+}
+
+/// Where the sectors are read to.
+const SECTOR: u32 = 0x21_0000;
+
+// covers: 5/trace-device-written
+#[test]
+fn code_that_a_device_has_written_is_read_as_it_was_executed() {
+    let folder = Folder::new();
+    let sector = |n: usize| {
+        let mut sector = vec![0x90; n + 1];
+        sector.resize(512, 0xc3);
+        sector
+    };
+    let disk = folder.file("disk", (0..8).flat_map(sector).collect::<Vec<u8>>());
+    let at = folder.path().join("trace");
+    let config = MachineConfig {
+        memory: 4 << 20,
+        disks: vec![DiskConfig {
+            path: disk,
+            mode: DiskMode::ReadOnly,
+        }],
+        trace: Some(Options::new(&at)),
+        ..MachineConfig::new(folder.file("guest", guest(calling_sectors)))
+    };
+    let mut vm = Vm::new(&config).unwrap();
+    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+    vm.run(&mut console).unwrap();
+    vm.end_trace("the test").unwrap();
+    let (blocks, gaps, summary) = read(&at);
+    assert_eq!((&gaps[..], summary.lost, &summary.damage[..]), (&[][..], 0, &[][..]));
+    assert_eq!(summary.flow.instructions, vm.stats().instructions);
+    let ran: Vec<&[u8]> = blocks
+        .iter()
+        .filter(|(block, ..)| block.ip == u64::from(SECTOR))
+        .map(|(_, bytes, _)| &bytes[..])
+        .collect();
+    let expected: Vec<Vec<u8>> = (0..8).map(|n| sector(n)[..n + 2].to_vec()).collect();
+    assert_eq!(ran, expected);
 }
 
 /// Records a guest; gives the directory and what a run without `--trace` retires.
@@ -382,6 +476,61 @@ fn a_symbol_begins_and_ends_a_recording() {
         assert!(status == Some(2) && text.contains(says), "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
     }
+}
+
+/// Ticks of a trace, as packets tell them.
+struct Times(Vec<u64>);
+
+impl Visitor for Times {
+    fn block(&mut self, _: &Block) {}
+    fn event(&mut self, event: &Event) {
+        if let EventKind::Time(time) = event.kind {
+            self.0.extend(time.tsc);
+        }
+    }
+}
+
+// covers: 5/trace-tsc
+#[test]
+fn a_tsc_that_the_guest_moves_is_told_and_moves_no_time_of_the_trace() {
+    let folder = Folder::new();
+    // Far ahead, and back to the beginning, with some hundred thousand instructions before, between and behind.
+    let (at, _) = recorded(
+        &folder,
+        |a| {
+            for high in [0, 0x1000, 0] {
+                let mut again = a.create_label();
+                a.mov(ecx, 0x10).unwrap();
+                a.xor(eax, eax).unwrap();
+                a.mov(edx, high).unwrap();
+                a.wrmsr().unwrap();
+                a.mov(ecx, 200_000).unwrap();
+                a.set_label(&mut again).unwrap();
+                a.dec(ecx).unwrap();
+                a.jnz(again).unwrap();
+            }
+            debug_exit(a, 1);
+        },
+        |_| {},
+    );
+    let trace = Trace::open(&at).unwrap();
+    // What the TSC is ahead by is told at the beginning, too.
+    assert_eq!(trace.info(0).tsc_moves, 1 + 3);
+    let mut times = Vec::new();
+    let options = Decode {
+        threads: 1,
+        ..Decode::default()
+    };
+    let make = |_: &Start| Times(Vec::new());
+    trace
+        .decode(0, &options, make, |found, _| times.extend(found.0))
+        .unwrap();
+    let end = trace.header().end.clone().unwrap().ticks;
+    assert!(times.len() > 20, "{times:?}");
+    assert!(
+        times.is_sorted() && times.iter().all(|time| *time <= end),
+        "{times:?} to {end}"
+    );
 }
 
 /// SDM Vol. 3C 33.4.2.2 and table 33-50, "Interrupts and exceptions": a FUP has the address of INT n itself, as if it had not been executed.

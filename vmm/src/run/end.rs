@@ -108,6 +108,21 @@ impl End {
             End::Defect(what) => Some(format!("internal error: {what}")),
         }
     }
+
+    /// Why, in a line, for what is kept of the run.
+    pub fn reason(&self) -> String {
+        match self {
+            End::PowerOff => "the guest powered off".into(),
+            End::Reset => "the guest reset itself".into(),
+            End::DebugExit(value) => format!("the guest wrote {value} to the debug-exit port"),
+            End::Quit => "Ctrl-A x".into(),
+            End::Trace => "the trace could not be written any more".into(),
+            _ => {
+                let message = self.message().unwrap_or_default();
+                message.lines().next().unwrap_or_default().into()
+            }
+        }
+    }
 }
 
 /// How the program's run ended.

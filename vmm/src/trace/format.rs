@@ -44,6 +44,13 @@
 //! # Packets
 //! TSC packets carry virtual ticks. IP packets are linear addresses in every mode. PIP packets tell CR3 whatever the filter is.
 //! Everything else is as the SDM has it.
+//!
+//! # What packets do not tell
+//! Direct jumps and calls have no packet. So a loop that has nothing else in it (a jump to itself, HLT and a jump back) has none
+//! either, on hardware as here: only the event that ends it tells an address, and a decoder goes there the first time that the
+//! address comes by. How often the loop went round is not in the trace. Steps and time go on by what it took, from the next
+//! packet of time on: `trace info` shows fewer instructions than steps, and no gap. Likewise REP iterations are steps and one
+//! instruction, and INT n is an event and no instruction.
 
 use serde::{Deserialize, Serialize};
 

@@ -397,22 +397,22 @@ impl Observer {
         (space(cpu.context().cr3, code.linear), code.linear >> 12)
     }
 
-    /// The content of a page as executed now, and whether others have to hear that it is new.
-    fn content(&mut self, code: &Code, cpu: &mut Host<'_>) -> Option<(Arc<Content>, bool)> {
+    /// The content of a page as executed now, and what it was, where others have to hear that it is new.
+    fn content(&mut self, code: &Code, cpu: &mut Host<'_>) -> Option<(Arc<Content>, Option<Arc<Content>>)> {
         let gpa = code.physical & !0xfff;
         let shared = self.shared.clone();
         let mut pool = lock(&shared.pool);
         if let Some(content) = pool.pages.get(&gpa)
             && same(content, code, cpu)
         {
-            return Some((content.clone(), false));
+            return Some((content.clone(), None));
         }
         let mut bytes = [0; PAGE];
         cpu.read_phys(gpa, &mut bytes).ok()?;
         let hash = shared.hashing.of(&bytes);
         let content = Arc::new(Content { bytes, hash });
-        let known = pool.pages.insert(gpa, content.clone()).is_some();
-        if known {
+        let before = pool.pages.insert(gpa, content.clone());
+        if before.is_some() {
             pool.changes.push_back(gpa);
             if pool.changes.len() > CHANGES {
                 pool.changes.pop_front();
@@ -423,7 +423,7 @@ impl Observer {
             // This vCPU knows the others: it was told of them before it got its turn.
             self.seen = changed;
         }
-        Some((content, known))
+        Some((content, before))
     }
 
     /// A Linux guest goes to another page table: the one that it comes from has a name.
@@ -598,10 +598,10 @@ impl Watch for Observer {
             offset: self.tsc_offset,
         };
         let gpa = code.physical & !0xfff;
-        let Some((content, changed)) = self.content(code, &mut host) else {
+        let Some((content, was)) = self.content(code, &mut host) else {
             return false;
         };
-        if changed {
+        if was.is_some() {
             self.tell_page(gpa, &content, &mut host);
         }
         let key = Self::key(code, host.cpu);
@@ -617,12 +617,18 @@ impl Watch for Observer {
         let mut moved = false;
         match before {
             None => {
-                let number = self.sink.content(content.hash, &content.bytes);
+                // Another vCPU may have executed it as it was before: then the change is told, for its moment.
+                let was = was.filter(|_| self.shared.retired.len() > 1);
+                let first = was.as_ref().unwrap_or(&content);
+                let number = self.sink.content(first.hash, &first.bytes);
                 self.sink.record(&Record::Page {
                     space: key.0,
                     page: key.1,
                     content: number,
                 });
+                if was.is_some() {
+                    self.tell_change(key, &content, &mut host);
+                }
             }
             Some(before) => {
                 if before.gpa != gpa {

@@ -1,8 +1,10 @@
 //! `trace export --raw`: a trace in the form that users of libipt take, packets and pages of code in files of their own.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+
+use pt_packet::{Decoder, Packet};
 
 use super::format::{Kind, PAGE, Record};
 use super::frames::Frames;
@@ -25,15 +27,20 @@ pub struct RawSummary {
     pub damage: Vec<String>,
 }
 
+/// A PSB, each packet that may follow it up to its PSBEND, and some.
+const PSB_ROOM: u64 = 256;
+
 const README: &str = "\
 A trace of minivmm, for libipt.
 
 cpuN.pt     Intel PT packets of a vCPU. IPs are linear addresses. TSC packets carry the machine's virtual time.
 cpuN.pages  Pages of code, 4096 bytes each.
-cpuN.map    Which page is where, and when. A line `span BEGIN END NEXT` begins a stretch of cpuN.pt in which no code changes; it
-            begins with a PSB. NEXT is the instruction that is executed next at its end, or `-`. The lines below it, `CR3 ADDRESS NUMBER`, are pages that were not there before or are others
-            now: page NUMBER of cpuN.pages is at linear ADDRESS, where CR3 (without bits 4:0) is the address space, or `-`
-            for all. Pages of earlier spans stay until a later line covers them. A line `forget` takes all of them away.
+cpuN.map    Which page is where, and when. A line `span BEGIN END NEXT` begins a stretch of cpuN.pt in which no code changes. It
+            begins with a PSB, and ends behind the PSBEND of the next span's, so that a decoder goes on up to the change and
+            stops there: these packets are in both. NEXT is the instruction that is executed next then, or `-`. The lines
+            below it, `CR3 ADDRESS NUMBER`, are pages that were not there before or are others now: page NUMBER of cpuN.pages
+            is at linear ADDRESS, where CR3 (without bits 4:0) is the address space, or `-` for all. Pages of earlier spans
+            stay until a later line covers them. A line `forget` takes all of them away.
 ptxed.sh    `sh ptxed.sh N SPAN [CR3]` prints the ptxed command for a span.
 
 Decode a span from BEGIN to END with an image of the pages that hold then. Configure libipt with mtc_freq 15,
@@ -79,7 +86,8 @@ fn write(trace: &Trace, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> io
         let create = |suffix: &str| File::create_new(folder.join(format!("cpu{cpu}.{suffix}")));
         let frames = Frames::new(trace.folder(), Kind::Packets, cpu, trace.segments(cpu));
         let mut packets = Packets::new(frames, extent.start, extent.end, damage.clone());
-        let mut out = create("pt")?;
+        let path = folder.join(format!("cpu{cpu}.pt"));
+        let mut out = File::options().read(true).write(true).create_new(true).open(path)?;
         let mut buffer = vec![0; 1 << 18];
         loop {
             let len = packets.read(&mut buffer)?;
@@ -95,6 +103,7 @@ fn write(trace: &Trace, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> io
             trace,
             cpu,
             damage: &damage,
+            packets: &out,
             pages: &mut pages,
             map: &mut map,
         }
@@ -115,6 +124,8 @@ struct Code<'a, W> {
     trace: &'a Trace,
     cpu: usize,
     damage: &'a Damage,
+    /// The packets, written.
+    packets: &'a File,
     pages: &'a mut W,
     map: &'a mut W,
 }
@@ -136,6 +147,7 @@ impl<W: Write> Code<'_, W> {
                 // Offsets in the file, which has nothing of what a ring has dropped.
                 let (from, to) = (begin.saturating_sub(extent.start), end.saturating_sub(extent.start));
                 if end > *begin {
+                    let to = to + psb_len(self.packets, to)?;
                     let next = next.map_or("-".into(), |ip| format!("{ip:#x}"));
                     write!(map, "span {from:#x} {to:#x} {next}\n{lines}")?;
                     lines.clear();
@@ -188,6 +200,21 @@ impl<W: Write> Code<'_, W> {
         end_span(self.map, &mut lines, &mut begin, extent.end, None)?;
         Ok((pages, spans))
     }
+}
+
+/// Bytes of the PSB and what belongs to it at an offset of the file; none where there is no whole one.
+fn psb_len(packets: &File, offset: u64) -> io::Result<u64> {
+    let mut bytes = Vec::new();
+    let mut file = packets;
+    file.seek(SeekFrom::Start(offset))?;
+    file.take(PSB_ROOM).read_to_end(&mut bytes)?;
+    let mut decoder = Decoder::new(&bytes);
+    while let Some(Ok(item)) = decoder.next_packet() {
+        if item.packet == Packet::PsbEnd {
+            return Ok(decoder.offset() as u64);
+        }
+    }
+    Ok(0)
 }
 
 fn line(space: u64, page: u64, number: u64) -> String {

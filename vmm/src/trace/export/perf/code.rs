@@ -1,7 +1,7 @@
 //! The code of a window: each page as it was at first, and every change with its time.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     fs::File,
     io,
     ops::Range,
@@ -30,24 +30,50 @@ pub struct Changed {
     pub now: At,
 }
 
-/// The code of a window.
+/// A page has another content from a PSB on.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    step: u64,
+    ticks: u64,
+    was: At,
+    now: At,
+}
+
+/// What the vCPUs tell of a page.
 #[derive(Debug, Default)]
+struct Told {
+    /// As a vCPU has it that tells of no change.
+    content: Option<At>,
+    turns: Vec<Turn>,
+}
+
+/// What the vCPUs have executed.
+///
+/// All execute what is in memory, so that there is one content of a page at a time: that of the last change that any of them tells.
+/// The one that notices a change tells it where it is, the others before they go on.
+#[derive(Debug)]
 pub struct Code {
-    /// As it was first.
-    pub first: BTreeMap<Key, At>,
-    /// What changed, by vCPU and in order for each.
-    pub changes: Vec<Changed>,
+    pages: BTreeMap<Key, Told>,
+    /// The machine's step at which the first part begins.
+    begin: u64,
 }
 
 impl Code {
+    /// Of no vCPU yet.
+    pub fn new() -> Code {
+        Code {
+            pages: BTreeMap::new(),
+            begin: u64::MAX,
+        }
+    }
+
     /// Adds what a vCPU has executed in a part of its packets.
     pub fn add(&mut self, trace: &Trace, cpu: usize, range: &Range<u64>, clock: &Clock) {
+        self.begin = self.begin.min(moment(clock, range.start).0);
         let damage = Damage::default();
         let mut side = Side::new(trace.folder(), cpu, trace.segments(cpu));
         let (mut segment, mut contents, mut at) = (0, Vec::new(), 0);
-        // What others have is theirs to tell, but for changes that only this vCPU has seen.
-        let others: HashSet<Key> = self.first.keys().copied().collect();
-        let mut own = HashSet::new();
+        let mut now: HashMap<Key, At> = HashMap::new();
         while let Some(next) = side.next(&damage) {
             let Next::Record(record, place) = next else {
                 if let Next::Segment(number) = next {
@@ -88,32 +114,52 @@ impl Code {
             let Some(&place) = contents.get(content as usize) else {
                 continue;
             };
-            let now = (cpu, segment, place);
-            let known = !own.insert(key);
-            if others.contains(&key) {
-                if at <= range.start {
-                    continue;
+            let place = (cpu, segment, place);
+            let told = self.pages.entry(key).or_default();
+            match now.insert(key, place) {
+                // It was not executed before: it is as it always was.
+                None => drop(told.content.get_or_insert(place)),
+                Some(was) => {
+                    let (step, ticks) = moment(clock, at);
+                    told.turns.push(Turn {
+                        step,
+                        ticks,
+                        was,
+                        now: place,
+                    });
                 }
-            } else if !known || at <= range.start {
-                // A page that was not executed before: it is as it always was.
-                self.first.insert(key, now);
-                continue;
             }
-            self.changes.push(Changed {
-                ticks: ticks(clock, at.max(range.start)),
-                key,
-                now,
-            });
         }
+    }
+
+    /// Each page as it is at the beginning, and every change behind it, in the order of their times.
+    pub fn in_order(self) -> (BTreeMap<Key, At>, Vec<Changed>) {
+        let (mut first, mut changes) = (BTreeMap::new(), Vec::new());
+        for (key, mut told) in self.pages {
+            told.turns.sort_by_key(|turn| turn.step);
+            let (before, behind) = told
+                .turns
+                .split_at(told.turns.partition_point(|turn| turn.step <= self.begin));
+            let at_first = before.last().map(|turn| turn.now);
+            let at_first = at_first.or(behind.first().map(|turn| turn.was)).or(told.content);
+            first.extend(at_first.map(|at| (key, at)));
+            changes.extend(behind.iter().map(|turn| Changed {
+                ticks: turn.ticks,
+                key,
+                now: turn.now,
+            }));
+        }
+        changes.sort_by_key(|change| change.ticks);
+        (first, changes)
     }
 }
 
-/// When the PSB at an offset was sent.
-fn ticks(clock: &Clock, offset: u64) -> u64 {
+/// The machine's step and the ticks when the PSB at an offset was sent, or the one before it.
+fn moment(clock: &Clock, offset: u64) -> (u64, u64) {
     let psbs = clock.syncs().iter().filter(|sync| sync.psb);
     psbs.clone()
         .rfind(|sync| sync.offset <= offset)
-        .map_or(0, |sync| sync.tick)
+        .map_or((0, 0), |sync| (sync.step, sync.tick))
 }
 
 /// Contents of pages.
@@ -176,6 +222,53 @@ pub fn differences(was: &[u8; PAGE], now: &[u8; PAGE]) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // covers: 5/export-perf-smp
+    #[test]
+    fn several_cpus_tell_of_one_memory() {
+        let at = |cpu: usize, place: u64| (cpu, 0, place);
+        let turn = |step, was, now| Turn {
+            step,
+            ticks: step * 2,
+            was,
+            now,
+        };
+        // CPU 1 notices at step 100 what CPU 0 hears at 120, and a third has never had anything else.
+        let told = Told {
+            content: Some(at(2, 2)),
+            turns: vec![
+                turn(50, at(0, 0), at(0, 1)),
+                turn(120, at(0, 1), at(0, 2)),
+                turn(100, at(1, 1), at(1, 2)),
+            ],
+        };
+        let never = Told {
+            content: Some(at(1, 9)),
+            turns: Vec::new(),
+        };
+        let of = |begin, pages: [Told; 2]| {
+            let pages = [(0, 1), (0, 2)].into_iter().zip(pages).collect();
+            let (first, changes) = Code { pages, begin }.in_order();
+            let changes: Vec<_> = changes.iter().map(|change| (change.ticks, change.now)).collect();
+            (first[&(0, 1)], first[&(0, 2)], changes)
+        };
+        let copy = |told: &Told| Told {
+            content: told.content,
+            turns: told.turns.clone(),
+        };
+        let both = [(200, at(1, 2)), (240, at(0, 2))];
+        let all = [(100, at(0, 1)), both[0], both[1]];
+        for (begin, expected, changes) in [
+            (10, at(0, 0), &all[..]),
+            (50, at(0, 1), &both),
+            (99, at(0, 1), &both),
+            (110, at(1, 2), &both[1..]),
+            (120, at(0, 2), &[]),
+        ] {
+            let found = of(begin, [copy(&told), copy(&never)]);
+            assert_eq!(found, (expected, at(1, 9), changes.to_vec()), "{begin}");
+        }
+    }
 
     // covers: 5/export-perf
     #[test]

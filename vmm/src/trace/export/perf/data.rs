@@ -31,8 +31,9 @@ const ID_ALL: u64 = 1 << 18;
 const DUMMY_BITS: u64 = 1 << 8 | 1 << 9 | 1 << 13 | ID_ALL | 1 << 23 | 1 << 24 | 1 << 26 | 1 << 31;
 /// exclude_hv, sample_id_all.
 const PT_BITS: u64 = 1 | 1 << 6 | ID_ALL;
-/// HEADER_ARCH, HEADER_DIR_FORMAT.
+/// HEADER_ARCH, HEADER_NRCPUS, HEADER_DIR_FORMAT.
 const FEATURE_ARCH: usize = 6;
+const FEATURE_CPUS: usize = 7;
 const FEATURE_DIR: usize = 24;
 
 /// A vCPU's packets.
@@ -112,7 +113,7 @@ pub fn write(
         put(&mut out, record)?;
     }
     put(&mut out, &Rec::new(FINISHED_ROUND, 0).done())?;
-    features(&mut out, data + len)?;
+    features(&mut out, data + len, trace.cpus() as u32)?;
     header(&mut out, trace, data, len)
 }
 
@@ -164,19 +165,28 @@ fn info(trace: &Trace, scale: Scale) -> Vec<u8> {
     info.done()
 }
 
-/// The architecture, and that this is a directory. Their sections are described right behind the data.
-fn features(out: &mut impl Write, behind: u64) -> io::Result<()> {
+/// The architecture, the number of CPUs (which `perf script -C` asks for), and that this is a directory. Where these are is told
+/// right behind the data, in the order of their numbers.
+fn features(out: &mut impl Write, behind: u64, cpus: u32) -> io::Result<()> {
     let mut arch = Rec(Vec::new());
     arch.u32(8);
     arch.0.extend_from_slice(b"x86_64\0\0");
-    let mut tail = Rec(Vec::new());
-    let sections = behind + 32;
-    for value in [sections, arch.0.len() as u64, sections + arch.0.len() as u64, 8] {
-        tail.u64(value);
+    // Available and online.
+    let mut count = Rec(Vec::new());
+    count.u32(cpus);
+    count.u32(cpus);
+    let mut dir = Rec(Vec::new());
+    dir.u64(0);
+    let sections = [arch, count, dir];
+    let mut table = Rec(Vec::new());
+    let mut at = behind + 16 * sections.len() as u64;
+    for section in &sections {
+        table.u64(at);
+        table.u64(section.0.len() as u64);
+        at += section.0.len() as u64;
     }
-    tail.0.extend_from_slice(&arch.0);
-    tail.u64(0);
-    out.write_all(&tail.0)
+    out.write_all(&table.0)?;
+    sections.iter().try_for_each(|section| out.write_all(&section.0))
 }
 
 /// The header and the events, in front of all.
@@ -188,7 +198,7 @@ fn header(out: &mut BufWriter<File>, trace: &Trace, data: u64, len: u64) -> io::
         head.u64(value);
     }
     let mut features = [0u8; 32];
-    for feature in [FEATURE_ARCH, FEATURE_DIR] {
+    for feature in [FEATURE_ARCH, FEATURE_CPUS, FEATURE_DIR] {
         features[feature / 8] |= 1 << (feature % 8);
     }
     head.0.extend_from_slice(&features);

@@ -14,7 +14,7 @@ use crate::trace::{
 
 use super::{
     Turn,
-    code::{At, Changed, Code, Pages, differences, runs},
+    code::{At, Changed, Key, Pages, differences, runs},
     record::*,
 };
 
@@ -55,7 +55,7 @@ impl<'a> Maps<'a> {
         names: &'a Names,
         pages: Pages<'a>,
         scale: Scale,
-        code: &Code,
+        first: &BTreeMap<Key, At>,
         work: &Path,
         path: &Path,
     ) -> io::Result<Maps<'a>> {
@@ -75,7 +75,7 @@ impl<'a> Maps<'a> {
             running: HashMap::new(),
             records: Vec::new(),
         };
-        for (&(space, page), &at) in &code.first {
+        for (&(space, page), &at) in first {
             match maps.process(space) {
                 None => drop(maps.kernel.insert(page << 12, at)),
                 Some(process) => drop(maps.users.entry(process).or_default().entry(page << 12).or_insert(at)),

@@ -9,8 +9,7 @@
 //!
 //! # What is left out
 //!
-//! perf decodes all code as 64-bit code, so there are errors where a CPU is in another mode, as one that starts up is. With several
-//! vCPUs, code that one of them changes is another's from the change on, too, where it may still execute the old one for a moment.
+//! perf decodes all code as 64-bit code, so there are errors where a CPU is in another mode, as one that starts up is.
 
 mod code;
 mod data;
@@ -127,7 +126,7 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
             progress("window", done, total)
         })?);
     }
-    let (mut turns, mut parts, mut code) = (Vec::new(), Vec::new(), Code::default());
+    let (mut turns, mut parts, mut code) = (Vec::new(), Vec::new(), Code::new());
     for &cpu in job.cpus {
         let clock = job.trace.clock(cpu);
         let range = range(job, cpu, &clock, totals.steps);
@@ -157,13 +156,13 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
     let write = || {
         let scale = Scale::new(job.trace.header().tsc_khz);
         let pages = Pages::new(job.trace);
-        let mut maps = Maps::new(job.names, pages, scale, &code, folder.work(), job.path)?;
+        let (first, changes) = code.in_order();
+        let mut maps = Maps::new(job.names, pages, scale, &first, folder.work(), job.path)?;
         maps.write_kernel(&folder.work().join("kcore_dir"))?;
         // In the order of their times; a vCPU's own stay in theirs, and whose turn it is comes before what changes.
         turns.sort_by_key(|turn| turn.ticks);
-        code.changes.sort_by_key(|change| change.ticks);
         let mut turns = turns.iter().peekable();
-        for change in &code.changes {
+        for change in &changes {
             while let Some(turn) = turns.next_if(|turn| turn.ticks <= change.ticks) {
                 maps.turn(turn)?;
             }
