@@ -31,6 +31,7 @@ more:   xorb    $0xf6, third
         xorb    $0xf6, fourth
         call    fourth                  # both at the same place
         call    fourth
+        call    own
         xorw    $0x8f9f, edge           # in two pages at once
         xorb    $0x90, edge + 2
         jmp     edge
@@ -49,6 +50,21 @@ again:  jmp     round
 fourth: nop
         nop
         ret
+
+# Copies other bytes over its own beginning, which ran as it was.
+own:    .byte   0x0f, 0x1f, 0x44, 0x00, 0x00    # NOP
+        mov     $long, %esi
+        mov     $short, %eax
+        cmp     $50, %ecx
+        cmovbe  %eax, %esi
+        mov     $own, %edi
+        mov     %ecx, %ebx
+        mov     $5, %ecx
+        rep movsb
+        mov     %ebx, %ecx
+        ret
+long:   .byte   0x0f, 0x1f, 0x44, 0x00, 0x00
+short:  .byte   0xeb, 0x03, 0x0f, 0x1f, 0x00
 
         .bss
         .skip   4096

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
 
 /// Instructions in a window, which has one hash, unless said otherwise.
@@ -158,24 +158,27 @@ pub struct Lines(HashMap<(u64, u32), Line>);
 
 impl Lines {
     /// Gives the address of each instruction of `bytes`, which begin at `ip`, to `f`. False where they are not whole
-    /// instructions.
+    /// instructions. Where there is a branch among them, they cannot have run: code that has patched its own beginning, as a
+    /// kernel's `memcpy` does, ran as it was known before.
     pub fn each(&mut self, ip: u64, bits: u32, bytes: &[u8], mut f: impl FnMut(u64)) -> bool {
         let line = self.0.entry((ip, bits)).or_insert(Line {
             bytes: Vec::new(),
             starts: Vec::new(),
         });
         if line.bytes != bytes {
-            line.bytes = bytes.to_vec();
-            line.starts.clear();
+            let (mut starts, mut branches) = (Vec::new(), false);
             let mut decoder = Decoder::with_ip(bits, bytes, ip, DecoderOptions::NONE);
             let mut instruction = Instruction::default();
             while decoder.can_decode() {
-                line.starts.push(decoder.position() as u16);
+                starts.push(decoder.position() as u16);
                 decoder.decode_out(&mut instruction);
                 if instruction.is_invalid() {
-                    line.bytes.clear();
                     return false;
                 }
+                branches |= decoder.can_decode() && instruction.flow_control() == FlowControl::UnconditionalBranch;
+            }
+            if !branches || line.bytes.len() != bytes.len() {
+                (line.bytes, line.starts) = (bytes.to_vec(), starts);
             }
         }
         line.starts

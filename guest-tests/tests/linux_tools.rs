@@ -2,7 +2,7 @@
 //!
 //! The scripts are in guest-tests/linux/tools; each checks what its tool says, and says it again here.
 
-use guest_tests::{Outcome, run, scripts_in_linux};
+use guest_tests::{Outcome, linux, run, scripts_in_linux};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(900);
@@ -15,6 +15,14 @@ fn hold(options: &[&str], scripts: &[&str]) -> Outcome {
         assert!(!guest.console.contains(word), "{word}\n{}", guest.console);
     }
     guest
+}
+
+/// A demo that takes long to fetch is none.
+// covers: 5/guest-tools
+#[test]
+fn the_tools_are_less_than_100_mb() {
+    let len = std::fs::metadata(&linux().tools).unwrap().len();
+    assert!(len < 100_000_000, "{len} bytes");
 }
 
 /// The demo's trace, exact counts, last branches and Intel PT, with the model that `--pt` takes by itself.

@@ -9,7 +9,7 @@ use guest_tests::bare::image;
 use guest_tests::raw::Raw;
 use guest_tests::retired::{Heard, Lines, Retired, Stream};
 use guest_tests::{PATCHES, SMP, linux};
-use minivmm::trace::{Decode, Options, Trace, raw};
+use minivmm::trace::{Decode, Filter, Options, Trace, raw};
 use minivmm::{Console, MachineConfig, Vm};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
@@ -289,6 +289,34 @@ fn a_guest_s_own_trace_goes_on_beside_ours() {
         // When the unit's interrupts come depends on how often an observer takes branches, so that this one is its own witness.
         same(&by_libipt(&recorded.raw, 0, &Stream::default()), &found, name);
     }
+}
+
+/// What is executed in ring 0 and what is in ring 3 make up the whole.
+// covers: 5/trace-filters
+#[test]
+fn filters_by_ring_part_what_a_guest_executes() {
+    let folder = Folder::new("rings");
+    let count = |name: &str, filters: &[Filter]| {
+        let at = folder.0.join(name);
+        let traced = MachineConfig {
+            model: minivmm::model::find("sapphirerapids").expect("a model"),
+            max_instructions: Some(20_000_000),
+            trace: Some(Options {
+                filters: filters.to_vec(),
+                ..Options::new(&at)
+            }),
+            ..MachineConfig::new(image("pt_filters"))
+        };
+        run(&traced, |_| {});
+        decoded(&Trace::open(&at).expect("a trace"), 0, &Stream::default()).count
+    };
+    let (all, kernel, user) = (
+        count("all", &[]),
+        count("kernel", &[Filter::Kernel]),
+        count("user", &[Filter::User]),
+    );
+    assert!(user >= 10, "{user} of {all}");
+    assert_eq!(kernel + user, all, "{kernel} and {user}");
 }
 
 // covers: 5/trace-linux

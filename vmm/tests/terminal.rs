@@ -203,8 +203,7 @@ fn exiter() -> Vec<u8> {
     })
 }
 
-fn wait_for_key(a: &mut iced_x86::code_asm::CodeAssembler) {
-    use iced_x86::code_asm::*;
+fn wait_for_key(a: &mut CodeAssembler) {
     let mut again = a.create_label();
     a.set_label(&mut again).unwrap();
     a.mov(dx, 0x3fd).unwrap();
