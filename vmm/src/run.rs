@@ -131,6 +131,8 @@ pub struct Vm {
     history: Option<Box<History>>,
     /// The run goes to a step, and hears nothing from outside but what ends it.
     seeking: bool,
+    /// The step that somebody wants it to go to.
+    wanted: Option<u64>,
     /// It ends as by a limit when this CPU has made so many steps.
     until_cpu: Option<(usize, u64)>,
 }
@@ -262,6 +264,7 @@ impl Vm {
             names: Names::of(&config.kernel),
             history,
             seeking: false,
+            wanted: None,
             until_cpu: None,
         };
         vm.begin_history(config)?;
@@ -778,6 +781,9 @@ impl Vm {
                 return Ok(Some(End::Stopped(debug::Stop { cpu, why: Why::Asked })));
             }
             for _ in 0..COMMANDS {
+                if let Some(end) = self.go(console)? {
+                    return Ok(Some(end));
+                }
                 let next = || self.control.as_ref().and_then(Control::next);
                 let Some(request) = self.requested.take().or_else(next) else {
                     break;

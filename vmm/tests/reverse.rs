@@ -523,3 +523,52 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         assert!(matches!(vm.back(&mut console).unwrap(), Back::Beginning));
     }
 }
+
+// covers: 8/reverse-run-to
+#[test]
+fn run_to_goes_to_a_step_in_either_direction_and_stands_there() {
+    let folder = Folder::new();
+    folder.file("kernel", spinner());
+    let socket = folder.path().join("control");
+    let words = [
+        "--kernel",
+        "kernel",
+        "-m",
+        "4M",
+        "--serial",
+        "null",
+        "--reverse",
+        "--control",
+        "unix:control",
+    ];
+    let mut child = minivmm()
+        .current_dir(folder.path())
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ctl = |command: &str| {
+        let output = run(minivmm().arg("ctl").arg(&socket).arg(command));
+        String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !socket.exists() {
+        assert!(std::time::Instant::now() < end, "no socket");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let monitor = |line: &str| ctl(&format!("{{\"command\":\"monitor\",\"line\":\"{line}\"}}"));
+    for step in [1_234_567, 10, 7_000_001, 9, 0] {
+        let said = monitor(&format!("run-to {step}"));
+        assert!(said.contains(&format!("to step {step}")), "{said}");
+        let status = ctl("status");
+        assert!(
+            status.contains(&format!("\"steps\":{step},")) && status.contains("paused"),
+            "{status}"
+        );
+    }
+    assert!(monitor("run-to").contains("step 0 of 0 to "), "{}", monitor("run-to"));
+    assert!(monitor("run-to x").contains("no number"));
+    ctl("quit");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

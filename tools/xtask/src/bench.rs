@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
 //! `guest-tests/pt-oracle/benches/decode.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
-//! `guest-tests/benches/traces.rs`; this prepares and runs them.
+//! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -12,8 +12,8 @@ pub struct Options {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, what the units cost, the decoding of traces, or the trace of a boot
-    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces"])]
+    /// Measure only the boot, the loops, what the units cost, the decoding of traces, the trace of a boot, or going back
+    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces", "debug"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -48,16 +48,24 @@ pub fn run(options: &Options) -> Result<ExitCode> {
                 .current_dir(tree::root()),
         )
     };
+    let going_back = || {
+        run_to_end(
+            guests(options, "reverse")
+                .env("MINIVMM", &program)
+                .current_dir(tree::root()),
+        )
+    };
     match options.only.as_deref() {
         Some("units") => return watching(),
         Some("traces") => return tracing(),
+        Some("debug") => return going_back(),
         _ => {}
     }
     let speeds = run_to_end(speed(options).env("MINIVMM", &program).current_dir(tree::root()))?;
     if options.only.is_some() || speeds != ExitCode::SUCCESS {
         return Ok(speeds);
     }
-    for measures in [&watching as &dyn Fn() -> Result<ExitCode>, &tracing] {
+    for measures in [&watching as &dyn Fn() -> Result<ExitCode>, &tracing, &going_back] {
         let measured = measures()?;
         if measured != ExitCode::SUCCESS {
             return Ok(measured);
@@ -83,7 +91,7 @@ fn decode(options: &Options) -> Command {
     command
 }
 
-/// The command that measures the units, or the trace of a boot.
+/// The command that measures the units, the trace of a boot, or going back.
 fn guests(options: &Options, bench: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["bench", "--quiet", "-p", "guest-tests", "--bench", bench, "--"]);

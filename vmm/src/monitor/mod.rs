@@ -10,6 +10,7 @@ mod interrupts;
 mod machine;
 mod memory;
 mod names;
+mod past;
 mod recording;
 mod registers;
 mod resources;
@@ -142,6 +143,12 @@ pub const COMMANDS: &[Command] = &[
         "[VECTOR | none]",
         "Stops for gdb once an exception or interrupt of this vector (14, or a name as PF) has been delivered; lists what is caught",
         stops::catch,
+    ),
+    row(
+        "run-to",
+        "[STEP]",
+        "Goes to a step, forwards or with `--reverse` backwards, and stands there; says how far back it can go",
+        past::run_to,
     ),
     row(
         "trace",

@@ -111,7 +111,9 @@ impl Vm {
     /// # Errors
     /// The instruction would be #GP, and nothing is written; or there is no such CPU.
     pub fn write_msr(&mut self, cpu: usize, msr: u32, value: u64) -> Result<(), MsrFault> {
-        self.soft.write_msr(cpu, msr, value, &mut self.machine)
+        let written = self.soft.write_msr(cpu, msr, value, &mut self.machine);
+        self.changed_by_debugger();
+        written
     }
 
     /// What CPUID would show on a CPU now; zeroes if there is no such CPU.

@@ -388,6 +388,28 @@ impl Vm {
         self.run_until(console, steps, false)
     }
 
+    /// Has the machine go to a step when it looks at the outside next, as by [`Vm::seek`], and stand there. `false`: on KVM
+    /// nobody counts steps.
+    pub fn go_to(&mut self, steps: u64) -> bool {
+        let counts = self.host_clock.is_none();
+        self.wanted = Some(steps).filter(|_| counts);
+        counts
+    }
+
+    /// Goes where somebody wants it to.
+    pub(super) fn go(&mut self, console: &mut Console) -> Result<Option<End>, Stop> {
+        let Some(steps) = self.wanted.take() else {
+            return Ok(None);
+        };
+        self.paused = true;
+        match self.seek(console, steps) {
+            // From there one can go back.
+            Ok(Some(end)) if end.is_the_guests() && self.extent().is_some() => Ok(None),
+            Ok(end) => Ok(end),
+            Err(error) => Err(Stop::Output(error)),
+        }
+    }
+
     /// Goes to where a CPU has the last instruction (of a REP, the last iteration) that it has executed still to execute.
     /// `false`: it has executed none that is known, and nothing has changed.
     ///

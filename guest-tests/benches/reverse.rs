@@ -1,0 +1,159 @@
+//! What it costs to be able to go back, and how long going back takes, over a whole Linux boot.
+//!
+//! `cargo xtask bench --only debug [--rounds N]`; the figures go to target/bench-reverse.json too. The ratio is of times of CPUs, user
+//! and system together, since a machine that others use makes seconds lie; how long somebody waits is in seconds.
+
+use std::fs;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use guest_tests::{linux, linux_in_minivmm, run, target};
+use minivmm::{Back, Console, MachineConfig, Vm, history};
+
+const LIMIT: Duration = Duration::from_secs(600);
+const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let rounds = match &words[..] {
+        [] => 3,
+        [option, number] if option == "--rounds" && number.parse::<usize>().is_ok_and(|number| number > 0) => {
+            number.parse().unwrap_or(3)
+        }
+        _ => {
+            eprintln!("bench: --rounds wants a number above zero, and there is no other option");
+            return ExitCode::FAILURE;
+        }
+    };
+    match measure(rounds) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("bench: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Seconds of CPUs that the processes used that this one has waited for.
+fn cpu_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // proc(5), in hundredths: behind the name, which ends with the last parenthesis, cutime and cstime are the 14th and 15th.
+    let behind = text.rsplit(')').next().unwrap_or_default();
+    let words = behind.split_whitespace().skip(13).take(2);
+    words.filter_map(|word| word.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
+fn sorted(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+fn median(values: Vec<f64>) -> f64 {
+    let values = sorted(values);
+    values[values.len() / 2]
+}
+
+/// How long something takes, in seconds.
+fn seconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
+    let start = Instant::now();
+    let result = work();
+    (start.elapsed().as_secs_f64(), result)
+}
+
+fn measure(rounds: usize) -> Result<(), String> {
+    let boot = |keeps: bool| {
+        let mut command = linux_in_minivmm(CMDLINE);
+        if keeps {
+            command.arg("--reverse");
+        }
+        let before = cpu_seconds();
+        let outcome = run(&mut command, LIMIT);
+        match outcome.status {
+            Some(0) => Ok(cpu_seconds() - before),
+            _ => Err(outcome.errors),
+        }
+    };
+    let (mut plain, mut keeping) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        plain.push(boot(false)?);
+        keeping.push(boot(true)?);
+    }
+    let (plain, keeping) = (median(plain), median(keeping));
+
+    let config = MachineConfig {
+        initrd: Some(linux().initrd.clone()),
+        cmdline: Some(CMDLINE.into()),
+        reverse: Some(history::Options::default()),
+        ..MachineConfig::new(&linux().kernel)
+    };
+    let failed = |error: minivmm::Error| error.to_string();
+    let mut vm = Vm::new(&config).map_err(failed)?;
+    let mut console = Console::open(&config.serial, &[], vm.line()).map_err(failed)?;
+    vm.run(&mut console).map_err(failed)?;
+    let extent = vm.extent().ok_or("the machine keeps no past")?;
+    let (end, points, bytes) = (vm.steps(), extent.points, extent.bytes);
+
+    let (mut far, mut near, mut over) = (Vec::new(), Vec::new(), Vec::new());
+    let mut state = 7u64;
+    for _ in 0..10 * rounds {
+        state = state
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        let step = 2_000_000 + (state >> 20) % (end - 2_000_000);
+        // There from one of the points that the boot has left, forwards: what is near is what the boot has left, too.
+        let spacing = history::Options::default().spacing;
+        vm.seek(&mut console, step - step % spacing).map_err(failed)?;
+        vm.seek(&mut console, step).map_err(failed)?;
+        let (time, back) = seconds(|| vm.step_back(&mut console, 0));
+        back.map_err(failed)?;
+        far.push(time);
+        for _ in 0..20 {
+            let (time, back) = seconds(|| vm.step_back(&mut console, 0));
+            back.map_err(failed)?;
+            near.push(time);
+        }
+        // Back over a million instructions, to a breakpoint that is met on the way there once.
+        let here = vm.steps();
+        let to = here.saturating_sub(1_000_000);
+        vm.seek(&mut console, to).map_err(failed)?;
+        let rip = vm.cpu_state(0).map_or(0, |cpu| cpu.rip);
+        vm.seek(&mut console, here).map_err(failed)?;
+        vm.debugger().add_breakpoint(rip);
+        let (time, back) = seconds(|| vm.back(&mut console));
+        if !matches!(back.map_err(failed)?, Back::Stopped(_)) {
+            return Err("a breakpoint that was passed is not met on the way back".into());
+        }
+        over.push(time);
+        vm.debugger().remove_breakpoint(rip);
+    }
+    let most = |values: Vec<f64>| {
+        let values = sorted(values);
+        (values[values.len() / 2], values[values.len() - 1])
+    };
+    let (far, near, over) = (most(far), most(near), most(over));
+    println!("boot of Debian's cloud kernel, medians of {rounds}, seconds of CPUs");
+    println!(
+        "  plain          {plain:>7.2}\n  --reverse      {keeping:>7.2}\n  ratio          {:>7.2}",
+        keeping / plain
+    );
+    println!(
+        "going back in its {:.0} M steps, over {points} points of {} MiB; median and longest, in ms",
+        end as f64 / 1e6,
+        bytes >> 20
+    );
+    for (what, (median, longest)) in [("a step", far), ("the next ones", near), ("a million", over)] {
+        println!("  {what:<14} {:>7.2} {:>7.2}", median * 1e3, longest * 1e3);
+    }
+    let json = format!(
+        "{{\"rounds\": {rounds}, \"boot_s\": {plain:.2}, \"reverse_s\": {keeping:.2}, \"ratio\": {:.3}, \"steps\": {end}, \"points\": {points}, \"bytes\": {bytes}, \"anywhere_s\": [{:.4}, {:.4}], \"near_s\": [{:.4}, {:.4}], \"stop_s\": [{:.4}, {:.4}]}}\n",
+        keeping / plain,
+        far.0,
+        far.1,
+        near.0,
+        near.1,
+        over.0,
+        over.1,
+    );
+    let path = target().join("bench-reverse.json");
+    fs::write(&path, json).map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
