@@ -3,6 +3,7 @@
 
 mod branches;
 mod counters;
+mod gdb;
 pub mod pt;
 mod registers;
 mod trace;
@@ -15,6 +16,7 @@ use counters::samplers;
 use devices::virtio::block::Medium;
 use engine::bus::Bus;
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment};
+pub use gdb::gdb;
 use minivmm::cli::{self, Job};
 use minivmm::collect::{Collector, Limits};
 use minivmm::loader::{self, Boot, Entry, Input, LoadError};
@@ -99,6 +101,11 @@ pub const TARGETS: &[Target] = &[
         name: "registers",
         run: registers,
         seeds: writers,
+    },
+    Target {
+        name: "gdb",
+        run: gdb,
+        seeds: gdb::conversations,
     },
     Target {
         name: "pt_packets",

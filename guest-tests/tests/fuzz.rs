@@ -127,3 +127,9 @@ fn no_files_upset_the_trace_reader() {
 fn no_registers_upset_the_machine() {
     hammer("registers");
 }
+
+// covers: 8/fuzz-gdb
+#[test]
+fn no_client_upsets_the_debugger_s_side() {
+    hammer("gdb");
+}

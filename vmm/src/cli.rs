@@ -18,6 +18,7 @@ use crate::{
     config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
     control,
     error::Error,
+    gdb,
     history::{self, replay, session},
     matrix, model, probe,
     resolve::{Wish, Wishes},
@@ -107,6 +108,15 @@ pub struct Cli {
     /// A socket that takes commands while the guest runs, as JSON lines; `minivmm ctl` speaks to it
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
     control: Option<PathBuf>,
+    /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT (this host alone, unless HOST says otherwise) or unix:PATH
+    #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(parse_gdb))]
+    gdb: Option<gdb::Address>,
+    /// The same as --gdb tcp:127.0.0.1:1234
+    #[arg(short = 's', conflicts_with = "gdb")]
+    usual_gdb: bool,
+    /// Stand before the first instruction, until gdb or a command on the control socket lets the guest go on
+    #[arg(long, short = 'S')]
+    paused: bool,
     #[command(flatten)]
     trace: crate::trace::options::Arguments,
     /// Keep what it takes to go back to any instruction: gdb's reverse commands work, and disks are overlays
@@ -261,6 +271,12 @@ where
         let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));
         model = model.with_tsc_khz(khz).map_err(wrong)?;
     }
+    let debugged = cli.gdb.is_some() || cli.usual_gdb;
+    if cli.paused && !debugged && cli.control.is_none() {
+        return Err(Error::Usage(
+            "--paused: nobody could let the guest go on: give --gdb or --control, too".into(),
+        ));
+    }
     let config = MachineConfig {
         kernel,
         initrd: cli.initrd,
@@ -280,6 +296,8 @@ where
         },
         serial: cli.serial,
         control: cli.control,
+        gdb: cli.gdb.or(cli.usual_gdb.then_some(gdb::Address::USUAL)),
+        paused: cli.paused,
         trace: cli.trace.options()?,
         reverse: cli.reverse.then(|| history::Options {
             memory: cli.reverse_memory,
@@ -412,6 +430,10 @@ pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
 
 pub(crate) fn parse_control(text: OsString) -> Result<PathBuf, String> {
     control::parse_address(text.as_bytes())
+}
+
+pub(crate) fn parse_gdb(text: OsString) -> Result<gdb::Address, String> {
+    gdb::Address::parse(text.as_bytes())
 }
 
 pub(crate) fn parse_serial(text: OsString) -> Result<SerialTarget, String> {

@@ -106,6 +106,10 @@ pub struct MachineConfig {
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs ([`crate::control`]).
     pub control: Option<PathBuf>,
+    /// Where a debugger connects ([`crate::gdb`]).
+    pub gdb: Option<crate::gdb::Address>,
+    /// The guest stands before its first instruction until somebody lets it go on.
+    pub paused: bool,
     /// What is recorded from outside, and where to.
     pub trace: Option<crate::trace::Options>,
     /// The machine can go back, with this much kept.
@@ -146,6 +150,8 @@ impl MachineConfig {
             engine: EngineChoice::Soft,
             serial: SerialTarget::Buffer,
             control: None,
+            gdb: None,
+            paused: false,
             trace: None,
             reverse: None,
             record: None,

@@ -93,6 +93,14 @@ pub enum Error {
         /// Why not, and what to do.
         reason: String,
     },
+    /// A debugger cannot connect there.
+    #[error("--gdb {address}: {reason}")]
+    Gdb {
+        /// The option's value.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A trace cannot be read.
     #[error(transparent)]
     Trace(#[from] crate::trace::TraceError),

@@ -52,6 +52,7 @@ pub mod control;
 pub mod debug;
 pub mod disk;
 pub mod error;
+pub mod gdb;
 pub mod history;
 pub mod inject;
 pub mod linux;

@@ -44,6 +44,7 @@ use crate::{
     debug::{self, Debugger, Why},
     disk::Disk,
     error::Error,
+    gdb,
     history::{self, History, session::Session, valve::Valve},
     loader,
     machine::{
@@ -121,6 +122,8 @@ pub struct Vm {
     /// A command that has been taken from it and not been carried out.
     requested: Option<Request>,
     paused: bool,
+    /// A debugger looks.
+    held: bool,
     recorder: Option<Recorder>,
     debugger: Option<Debugger>,
     /// What RAM held when a snapshot was taken or restored last.
@@ -257,7 +260,8 @@ impl Vm {
             wall: Duration::ZERO,
             control: None,
             requested: None,
-            paused: false,
+            paused: config.paused,
+            held: false,
             recorder,
             debugger: None,
             kept: None,
@@ -392,7 +396,7 @@ impl Vm {
     /// What the control socket says of the machine.
     pub fn status(&mut self) -> control::Status {
         control::Status {
-            state: if self.paused { "paused" } else { "running" },
+            state: if self.paused || self.held { "paused" } else { "running" },
             steps: self.soft.steps(),
             instructions: self.soft.cpus().map(Cpu::retired).sum(),
             virtual_ns: self.now(),
@@ -428,6 +432,16 @@ impl Vm {
             self.soft.ask(cpu, &mut self.machine);
             self.machine.seat(cpu, Seat::Debugger, None);
         }
+    }
+
+    /// Pauses the guest, as a command over the control socket does, or lets it go on.
+    pub fn set_paused(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// Has the guest stand, whoever lets it go on, until a stop is [asked](debug::Asker::ask) for; or no longer.
+    pub(crate) fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// Has the other CPUs stand still while the machine runs; `None`: none has to. The guest can tell, so a machine that keeps its
@@ -810,7 +824,7 @@ impl Vm {
                     return Ok(Some(End::Quit));
                 }
             }
-            if !self.paused {
+            if !self.paused && !self.held {
                 return Ok(None);
             }
             let since = Instant::now();
@@ -975,12 +989,12 @@ fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
     let only_soft = hosted::needs_soft(config);
     match (config.engine, only_soft) {
         (EngineChoice::Soft, _) => Ok(None),
-        (EngineChoice::Kvm, Some(option)) => Err(refused(format!(
-            "{option} counts instructions, which KVM does not: leave it out, or use --engine soft"
-        ))),
+        (EngineChoice::Kvm, Some((option, does))) => {
+            Err(refused(format!("{option} {does}: leave it out, or use --engine soft")))
+        }
         (EngineChoice::Kvm, None) => kvm::Host::open().map(Some).map_err(refused),
-        (EngineChoice::Auto, Some(option)) => {
-            info!("--engine auto: the software engine, since {option} counts instructions");
+        (EngineChoice::Auto, Some((option, does))) => {
+            info!("--engine auto: the software engine, since {option} {does}");
             Ok(None)
         }
         (EngineChoice::Auto, None) => {
@@ -1030,7 +1044,31 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         .trace
         .as_ref()
         .is_some_and(|trace| trace.on_error == trace::OnError::Continue);
-    let mut end = vm.run(&mut console);
+    let door = match &config.gdb {
+        Some(address) => {
+            let door = gdb::Door::open(address, vm.debugger().asker())?;
+            if config.paused {
+                let _ = writeln!(
+                    io::stderr(),
+                    "minivmm: paused until gdb connects: target remote {}",
+                    door.address()
+                );
+            }
+            Some(door)
+        }
+        None => None,
+    };
+    let mut end = match &door {
+        Some(door) => gdb::run(&mut vm, &mut console, door),
+        // Without a debugger nobody looks.
+        None => loop {
+            match vm.run(&mut console) {
+                Ok(End::Stopped(_)) => {}
+                end => break end,
+            }
+        },
+    };
+    drop(door);
     let recorded = vm.end_recording(&end);
     drop(vm.control.take());
     drop(console);

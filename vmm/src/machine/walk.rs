@@ -49,7 +49,13 @@ fn walk(memory: &Memory, cpu: &CpuState, linear: u64, tell: &mut dyn FnMut(Step)
     // Four or five levels in long mode, else the last three, of which the first has four entries.
     let long = cpu.efer & EFER_LMA != 0;
     let (mut table, levels) = if long {
-        (cpu.cr3 & ADDRESS, if cpu.cr4 & CR4_LA57 != 0 { 5 } else { 4 })
+        let levels = if cpu.cr4 & CR4_LA57 != 0 { 5 } else { 4 };
+        // Not canonical: nothing can be mapped there.
+        let unused = 64 - (12 + 9 * levels);
+        if (linear as i64) << unused >> unused != linear as i64 {
+            return None;
+        }
+        (cpu.cr3 & ADDRESS, levels)
     } else {
         (cpu.cr3 & 0xffff_ffe0, 3)
     };
@@ -153,6 +159,7 @@ mod tests {
             (&long, top + 0x20_0abc, Some(0x60_0abc), "4-level, 2 MiB"),
             (&long, top + 0x4012_3456, Some(0x4012_3456), "4-level, 1 GiB"),
             (&long, 0x1000, None, "4-level, not present"),
+            (&long, top + 0x1abc & !(1 << 63), None, "4-level, not canonical"),
             (&five, top + 0x1abc, Some(0x12_3abc), "5-level, 4 KiB"),
             (&five, 0xff00_0000_0000_0000, None, "5-level, not present"),
         ] {

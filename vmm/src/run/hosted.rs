@@ -133,17 +133,19 @@ enum Stay {
     Watched,
 }
 
-/// What of a configuration needs the software engine alone.
-pub(super) fn needs_soft(config: &MachineConfig) -> Option<&'static str> {
+/// What of a configuration needs the software engine alone: the option, and what it does there.
+pub(super) fn needs_soft(config: &MachineConfig) -> Option<(&'static str, &'static str)> {
+    const COUNTS: &str = "counts instructions, which KVM does not";
     match config {
         MachineConfig {
             max_instructions: Some(_),
             ..
-        } => Some("--max-instructions"),
-        MachineConfig { trace: Some(_), .. } => Some("--trace"),
-        MachineConfig { reverse: Some(_), .. } => Some("--reverse"),
-        MachineConfig { record: Some(_), .. } => Some("--record"),
-        MachineConfig { replay: Some(_), .. } => Some("replay"),
+        } => Some(("--max-instructions", COUNTS)),
+        MachineConfig { trace: Some(_), .. } => Some(("--trace", COUNTS)),
+        MachineConfig { reverse: Some(_), .. } => Some(("--reverse", COUNTS)),
+        MachineConfig { record: Some(_), .. } => Some(("--record", COUNTS)),
+        MachineConfig { replay: Some(_), .. } => Some(("replay", COUNTS)),
+        MachineConfig { gdb: Some(_), .. } => Some(("--gdb", "stops the guest in the software engine, not in KVM")),
         _ => None,
     }
 }

@@ -1,0 +1,500 @@
+//! Debian's gdb debugs guests from outside, and they do not notice.
+
+use guest_tests::bare::image;
+use guest_tests::{Outcome, Running, SMP, in_minivmm, linux, run, start};
+use minivmm::{Console, MachineConfig, Vm};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(300);
+const START: u64 = 0x10_0020;
+
+/// A folder of its own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!(
+            "minivmm-gdb-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A guest that gdb can connect to.
+struct Guest {
+    folder: Folder,
+    running: Running,
+}
+
+/// A multiboot image of 32-bit code at [`START`], in a file.
+fn program(folder: &Path, code: &[u8]) -> PathBuf {
+    let flags = 1u32 << 16;
+    let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
+    let words = [0x1bad_b002, flags, checksum, 0x10_0000, 0x10_0000, 0, 0, START as u32];
+    let mut image: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    image.extend(code);
+    let path = folder.join("kernel");
+    std::fs::write(&path, image).unwrap();
+    path
+}
+
+impl Guest {
+    /// Waits until there is a socket.
+    fn start(kernel: &Path, options: &[&str]) -> Guest {
+        Guest::start_in(Folder::new(), kernel, options)
+    }
+
+    fn start_in(folder: Folder, kernel: &Path, options: &[&str]) -> Guest {
+        let mut command = in_minivmm(kernel);
+        command
+            .arg("--gdb")
+            .arg(format!("unix:{}", folder.0.join("gdb").display()));
+        let running = start(command.args(options), LIMIT);
+        let guest = Guest { folder, running };
+        let end = Instant::now() + LIMIT;
+        while !guest.socket().exists() {
+            assert!(Instant::now() < end, "no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        guest
+    }
+
+    fn code(code: &[u8], options: &[&str]) -> Guest {
+        let folder = Folder::new();
+        let kernel = program(&folder.0, code);
+        Guest::start_in(folder, &kernel, options)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.0.join("gdb")
+    }
+
+    fn command(&self, script: &str) -> Command {
+        let mut gdb = Command::new("gdb");
+        gdb.args([
+            "-nx",
+            "-batch",
+            "-ex",
+            "set pagination off",
+            "-ex",
+            "set confirm off",
+            "-ex",
+        ]);
+        gdb.arg(format!("target remote {}", self.socket().display()));
+        let file = self.folder.0.join("script");
+        std::fs::write(&file, script).unwrap();
+        gdb.arg("-x").arg(file);
+        gdb
+    }
+
+    /// What gdb says.
+    fn gdb(&self, script: &str) -> String {
+        let outcome = run(&mut self.command(script), LIMIT);
+        outcome.console + &outcome.errors
+    }
+
+    fn client(&self) -> UnixStream {
+        let client = UnixStream::connect(self.socket()).unwrap();
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        client
+    }
+
+    fn finish(self) -> Outcome {
+        let outcome = self.running.finish();
+        assert!(!self.folder.0.join("gdb").exists(), "the socket is removed");
+        outcome
+    }
+}
+
+/// Each in what follows the one before.
+#[track_caller]
+fn says(text: &str, parts: &[&str]) {
+    let mut rest = text;
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => panic!("{part:?} is not in what follows:\n{rest}\nof\n{text}"),
+        }
+    }
+}
+
+/// mov ecx, 4; again: inc edx; mov [200000H], edx; mov ebx, [200008H]; loop again; out F4H, al
+const LOOP: [u8; 22] = [
+    0xb9, 4, 0, 0, 0, 0x42, 0x89, 0x15, 0, 0, 0x20, 0, 0x8b, 0x1d, 8, 0, 0x20, 0, 0xe2, 0xf1, 0xe6, 0xf4,
+];
+
+// covers: 8/gdb-attach, 8/gdb-breakpoints, 8/gdb-watchpoints, 8/gdb-registers, 8/gdb-memory, 8/gdb-physical, 8/gdb-monitor
+#[test]
+fn a_program_is_debugged_from_its_first_instruction_on() {
+    let guest = Guest::code(&LOOP, &["--paused", "--serial", "null"]);
+    let said = guest.gdb(
+        "print/x $rip\nstepi\nprint $rcx\n\
+         set $rdx = 0x41\n\
+         hbreak *0x100025\ncontinue\nprint $rcx\n\
+         break *0x10002c\ncontinue\nx/2xb 0x10002c\nprint $rdx\n\
+         delete\nwatch *(int *)0x200000\ncontinue\nprint $rip\n\
+         delete\nrwatch *(int *)0x200008\ncontinue\nprint/x $rip\ndelete\n\
+         awatch *(char *)0x20000b\ncontinue\nprint/x $rip\ndelete\n\
+         set {int}0x200008 = 0x1234\nset $rcx = 2\nstepi\nstepi\nstepi\nstepi\nprint/x $rbx\n\
+         monitor info\n\
+         python\ntry:\n  gdb.execute('x/4xb 0xffffffffff000000')\nexcept gdb.error as e:\n  print('refused:', e)\nend\n\
+         maintenance packet Qqemu.PhyMemMode:1\nmaintenance packet qqemu.PhyMemMode\nx/2xb 0x100020\n\
+         maintenance packet Qqemu.PhyMemMode:0\n\
+         print $cr0\nprint $efer\nprint $st0\nprint $xmm3.uint128\nprint $cs\nprint $fs_base\nprint $dr7\n\
+         info threads\ndetach\n",
+    );
+    says(
+        &said,
+        &[
+            "$1 = 0x100020",
+            "$2 = 4",
+            "Breakpoint 1, 0x0000000000100025",
+            "$3 = 3",
+            "Breakpoint 2, 0x000000000010002c",
+            "0x8b\t0x1d",
+            "$4 = 67",
+            "Hardware watchpoint 3: *(int *)0x200000",
+            "Old value = 67",
+            "New value = 68",
+            "Hardware read watchpoint 4: *(int *)0x200008",
+            "$6 = 0x100032",
+            "Hardware access (read/write) watchpoint 5: *(char *)0x20000b",
+            "$7 = 0x100032",
+            "$8 = 0x1234",
+            "refused: Cannot access memory",
+            "received: \"1\"",
+            "0xb9\t0x04",
+            "= 17",
+            "CPU 0 [running]",
+            "detached",
+        ],
+    );
+    says(&said, &["model westmere"]);
+    assert_eq!(guest.finish().status, Some(5));
+}
+
+/// Figures of `--stats` that a run's repetition repeats.
+fn figures(outcome: &Outcome) -> Vec<&str> {
+    let lines = outcome.errors.lines();
+    let same = |line: &&str| line.starts_with("steps") || line.starts_with("state hash");
+    // How fast it was is its own.
+    let upto = |line: &'_ str| line.find(')').map_or(line.len(), |end| end + 1);
+    lines.filter(same).map(|line| &line[..upto(line)]).collect()
+}
+
+/// Instructions that a guest executes, and on which CPU.
+fn places(config: &MachineConfig, every: u64) -> Vec<(usize, u64)> {
+    let mut vm = Vm::new(config).unwrap();
+    let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
+    let mut places = Vec::new();
+    while vm.run_for(&mut console, every).unwrap().is_none() {
+        let cpu = vm.current_cpu();
+        places.push((cpu, vm.cpu_state(cpu).unwrap().rip));
+    }
+    places
+}
+
+// covers: 8/gdb-invisible
+#[test]
+fn a_guest_with_breakpoints_of_its_own_does_not_notice_gdb() {
+    let kernel = image("dr");
+    let options = ["--stats", "--serial", "stdio", "--memory", "64M"];
+    let mut plain = in_minivmm(&kernel);
+    let plain = run(plain.args(options), LIMIT).must_end_with(1);
+    assert!(
+        !plain.console.contains("\nnot ok") && figures(&plain).len() == 2,
+        "{}",
+        plain.console
+    );
+    let config = MachineConfig {
+        memory: 64 << 20,
+        ..MachineConfig::new(&kernel)
+    };
+    let places = places(&config, 997);
+    let guest = Guest::start(&kernel, &[&options[..], &["--paused"]].concat());
+    let mut script = String::new();
+    for (_, place) in places.iter().step_by(places.len() / 8) {
+        script += &format!("hbreak *{place:#x}\n");
+    }
+    // Its data, its page tables, its IDT and its stack, wherever they are: four more than it uses itself.
+    for address in [0x10_f000, 0x11_0000, 0x11_2000, 0x11_4000] {
+        script += &format!("awatch *(long *){address:#x}\n");
+    }
+    script += "set $n = 0\nwhile $n < 150\ncontinue\nset $n = $n + 1\nend\nstepi\nstepi\ndetach\n";
+    let said = guest.gdb(&script);
+    assert!(said.matches("Breakpoint ").count() > 20, "{said}");
+    let debugged = guest.finish().must_end_with(1);
+    assert_eq!(debugged.console, plain.console);
+    assert_eq!(figures(&debugged), figures(&plain));
+}
+
+// covers: 8/gdb-threads
+#[test]
+fn cpus_are_threads() {
+    let options = ["--stats", "--cpus", "3", "--cmdline", "3", "--memory", "64M"];
+    let mut plain = in_minivmm(SMP);
+    let plain = run(plain.args(options), LIMIT).must_end_with(1);
+    let config = MachineConfig {
+        memory: 64 << 20,
+        cpus: 3,
+        cmdline: Some(b"3".to_vec()),
+        ..MachineConfig::new(SMP)
+    };
+    let places = places(&config, 503);
+    let (_, there) = places.iter().find(|(cpu, _)| *cpu == 1).unwrap();
+    let guest = Guest::start(Path::new(SMP), &[&options[..], &["--paused"]].concat());
+    let said = guest.gdb(&format!(
+        "info threads\nhbreak *{there:#x} thread 2\ncontinue\nprint $_thread\ninfo threads\nstepi\nprint $_thread\n\
+         set scheduler-locking on\nstepi\nprint $_thread\nset scheduler-locking off\ncontinue\n\
+         thread apply all print/x $cpl\ndetach\n"
+    ));
+    says(
+        &said,
+        &[
+            "CPU 0 [running]",
+            "CPU 1 [not started]",
+            "Thread 2 hit",
+            "$1 = 2",
+            "CPU 2 [",
+            "$2 = 2",
+            "$3 = 2",
+            "Thread 2 hit",
+            "Thread 3",
+            "= 0x0",
+            "detached",
+        ],
+    );
+    let debugged = guest.finish().must_end_with(1);
+    assert_eq!(
+        (&debugged.console, figures(&debugged)),
+        (&plain.console, figures(&plain))
+    );
+}
+
+// covers: 8/gdb-interrupt, 8/gdb-attach
+#[test]
+fn gdb_comes_and_goes_while_the_guest_runs() {
+    // jmp $
+    let guest = Guest::code(&[0xeb, 0xfe], &["--serial", "null"]);
+    for _ in 0..2 {
+        let said = guest.gdb("print/x $rip\nhbreak *0x100000\nmonitor info\ndetach\n");
+        says(&said, &["$1 = 0x100020", "detached"]);
+    }
+    let mut gdb = guest.command("echo ready\\n\ncontinue\nprint/x $rip\nmonitor info\nkill\n");
+    let mut gdb = start(&mut gdb, LIMIT);
+    assert!(gdb.wait_for("ready").is_some());
+    // gdb asks for it when it gets the signal, and it takes a moment to get there.
+    let pid = gdb.id().to_string();
+    let interrupter = std::thread::spawn(move || {
+        let mut there = true;
+        while there {
+            std::thread::sleep(Duration::from_secs(1));
+            let killed = Command::new("kill").args(["-INT", &pid]).stderr(Stdio::null()).status();
+            there = killed.unwrap().success();
+        }
+    });
+    let outcome = gdb.finish();
+    interrupter.join().unwrap();
+    says(&outcome.console, &["SIGINT", "$1 = 0x100020"]);
+    assert_eq!(guest.finish().status, Some(0), "gdb's kill ends the machine");
+}
+
+// covers: 8/gdb-triple-fault
+#[test]
+fn a_triple_fault_is_shown_before_it_ends_the_machine() {
+    // mov eax, 7; ud2
+    let guest = Guest::code(&[0xb8, 7, 0, 0, 0, 0x0f, 0x0b], &["--paused", "--serial", "null"]);
+    let said = guest.gdb("continue\nprint/x $rip\nprint $rax\ncontinue\n");
+    says(&said, &["SIGABRT", "0x100025", "= 7", "exited with code 04"]);
+    says(&said, &["triple fault on CPU 0"]);
+    guest.finish().must_end_with(4);
+}
+
+/// Before paging is the kernel's own, in its code, and where it was linked.
+// covers: 8/gdb-linux
+#[test]
+fn a_linux_kernel_is_debugged() {
+    let cmdline = "console=ttyS0 quiet nokaslr panic=-1";
+    let guest = Guest::start(
+        &linux().kernel,
+        &[
+            "--initrd",
+            linux().initrd.to_str().unwrap(),
+            "--cmdline",
+            cmdline,
+            "--paused",
+        ],
+    );
+    // The kernel's 64-bit entry, where it was loaded; then functions, as the monitor finds them by their symbols.
+    let said = guest.gdb(
+        "hbreak *0x1000000\ncontinue\nprint/x $rip\nprint/x $efer & 0x400\ndelete\nmonitor kaslr\n\
+         python\nimport re\n\
+         def at(name):\n\
+         \tsaid = gdb.execute('monitor gva2gpa ' + name, to_string=True)\n\
+         \treturn int(re.search('ffffffff[0-9a-f]{8}', said).group(), 16)\n\
+         gdb.execute('hbreak *%#x' % at('start_kernel'))\n\
+         gdb.execute('continue')\n\
+         gdb.execute('watch *(unsigned long *)%#x' % at('jiffies'))\n\
+         gdb.execute('continue')\n\
+         end\n\
+         monitor info\ndetach\n",
+    );
+    says(
+        &said,
+        &[
+            "Breakpoint 1, 0x0000000001000000",
+            "$2 = 0x400",
+            "Breakpoint 2, 0xffffffff8",
+            "Hardware watchpoint 3",
+            "New value",
+            "detached",
+        ],
+    );
+    says(&said, &["Linux version", "slide 0x0", "do_timer"]);
+    guest.running.kill();
+}
+
+/// Packets as they are on the line, without gdb.
+fn packet(body: &str) -> Vec<u8> {
+    minivmm::gdb::packets::frame(body.as_bytes())
+}
+
+/// Sends bytes and reads until an answer holds this.
+fn ask(client: &mut UnixStream, bytes: &[u8], expected: &str) -> String {
+    client.write_all(bytes).unwrap();
+    let (mut said, mut part) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&said).contains(expected) {
+        match client.read(&mut part) {
+            Ok(count @ 1..) => said.extend(&part[..count]),
+            other => panic!("{other:?} after {:?}", String::from_utf8_lossy(&said)),
+        }
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+// covers: 8/bad-input-gdb
+#[test]
+fn what_a_client_does_wrong_is_its_own_trouble() {
+    let guest = Guest::code(&[0xeb, 0xfe], &["--paused", "--serial", "null"]);
+    let mut client = guest.client();
+    ask(&mut client, &packet("qSupported:multiprocess+;swbreak+"), "PacketSize=");
+    // Another one is told so.
+    let mut second = guest.client();
+    ask(&mut second, &packet("qSupported"), "E.another debugger is connected");
+    assert_eq!(second.read(&mut [0; 16]).unwrap(), 0, "and sent away");
+    for (bytes, expected) in [
+        (&b"$?#00"[..], "-"),
+        (b"noise\x03\x03+++$#00", "+$#00"),
+        (&packet("vCont;t"), "$E."),
+        (&packet("m10000000000000000,4"), "$E"),
+        (&packet("m0,ffffffffffffffff"), "$E.too much memory"),
+        (&packet("m0,fffffffffffffffffffffff"), "$E"),
+        (&packet("mfffffffffffffffe,8"), "$E"),
+        (&packet("Mffffffffffffffff,2:0000"), "$E"),
+        (&packet("Z2,fffffffffffffffe,8"), "$E"),
+        (&packet("Z2,1000,0"), "$E"),
+        (&packet("p9999"), "$E"),
+        (&packet("Hgp1.99"), "$OK"),
+        (&packet("g"), "$E"),
+        (&packet("Hg1"), "$OK"),
+        (&packet("G00"), "$E"),
+        (&packet("unheard-of"), "$#00"),
+        (
+            &packet(&"x".repeat(minivmm::gdb::packets::LONGEST + 1)),
+            "$E.a packet of more than",
+        ),
+        (&packet("?"), "$T05thread:p01.01;"),
+    ] {
+        ask(&mut client, bytes, expected);
+    }
+    // Gone in the middle of a packet: the guest is paused as it was, and the next one finds it so.
+    client.write_all(b"$m1000").unwrap();
+    drop(client);
+    let said = guest.gdb("print/x $rip\nmonitor info\nkill\n");
+    says(&said, &["$1 = 0x100020", " 0 steps"]);
+    assert_eq!(guest.finish().status, Some(0));
+}
+
+// covers: 8/bad-input-gdb
+#[test]
+fn a_debugger_that_cannot_be_waited_for_is_one_line() {
+    let folder = Folder::new();
+    let kernel = program(&folder.0, &[0xeb, 0xfe]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let there = folder.0.join("there");
+    std::fs::write(&there, "precious").unwrap();
+    let unix = format!("unix:{}", there.display());
+    for (options, says) in [
+        (vec!["--gdb", &format!("tcp:{port}")[..]], "the port is in use"),
+        (vec!["--gdb", &unix], "exists already"),
+        (vec!["--gdb", "unix:/nowhere/at/all"], "no such file"),
+        (vec!["--gdb", "1234"], "not tcp:[HOST:]PORT or unix:PATH"),
+        (vec!["--gdb", "tcp:1", "-s"], "cannot be used with"),
+        (vec!["--paused"], "nobody could let the guest go on"),
+        (
+            vec!["-s", "--engine", "kvm"],
+            "--gdb stops the guest in the software engine",
+        ),
+    ] {
+        let outcome = run(in_minivmm(&kernel).args(options).args(["--serial", "null"]), LIMIT).must_end_with(2);
+        assert!(outcome.errors.contains(says), "{says}: {}", outcome.errors);
+        assert_eq!(outcome.errors.trim_end().lines().count(), 1, "{}", outcome.errors);
+    }
+    assert_eq!(std::fs::read(&there).unwrap(), b"precious");
+}
+
+/// The library's side: a machine's end is told to whoever waits for it.
+// covers: 8/gdb-attach
+#[test]
+fn the_end_of_the_machine_is_told() {
+    let guest = Guest::code(&LOOP, &["--paused", "--serial", "null"]);
+    let said = guest.gdb("continue\n");
+    says(&said, &["exited with code 05"]);
+    guest.finish().must_end_with(5);
+}
+
+// covers: 8/gdb-reverse
+#[test]
+fn gdb_goes_back_in_time() {
+    let guest = Guest::code(&LOOP, &["--paused", "--reverse", "--serial", "null"]);
+    let said = guest.gdb(
+        "hbreak *0x100034\ncontinue\nprint $rcx\ndelete\nreverse-stepi\nprint/x $rip\n\
+         watch *(int *)0x200000\nreverse-continue\nprint/x $rip\nreverse-continue\nprint $rcx\ndelete\n\
+         reverse-continue\nprint/x $rip\nhbreak *0x100034\ncontinue\nprint $rcx\ndelete\ndetach\n",
+    );
+    says(
+        &said,
+        &[
+            "Breakpoint 1, 0x0000000000100034",
+            "$1 = 0",
+            "$2 = 0x100032",
+            "Hardware watchpoint 2",
+            "$3 = 0x100026",
+            "Hardware watchpoint 2",
+            "$4 = 2",
+            "No more reverse-execution history",
+            "$5 = 0x100020",
+            "Breakpoint 3, 0x0000000000100034",
+            "$6 = 0",
+            "detached",
+        ],
+    );
+    guest.finish().must_end_with(5);
+}
