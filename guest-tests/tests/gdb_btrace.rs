@@ -1,0 +1,293 @@
+//! Debian's gdb records branches of a Linux guest, kernel and user code, in both formats, with symbols of the kernel where
+//! KASLR has put it.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use guest_tests::{in_minivmm, linux, run, start};
+use iced_x86::{Decoder, DecoderOptions};
+use minivmm::debug::Why;
+use minivmm::linux::Kernel;
+use minivmm::symbols::{SymbolTable, write_elf};
+use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use x86::seam::{Appetite, Effects, Processor, Watch};
+
+const LIMIT: Duration = Duration::from_secs(150);
+const CMDLINE: &str = "console=ttyS0 panic=-1 quiet";
+
+/// A folder that goes away with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("minivmm-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Hears of every instruction.
+struct Each {
+    retired: Arc<Mutex<Vec<u64>>>,
+    /// Number and address of the instruction that is about to run; it may fault, or be an iteration of a REP.
+    next: (u64, u64),
+}
+
+impl Watch for Each {
+    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+        Appetite {
+            every_instruction: true,
+            ..Appetite::NOTHING
+        }
+    }
+    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
+        let now = cpu.retired();
+        if self.next.0 != now {
+            self.retired.lock().unwrap().push(self.next.1);
+        }
+        self.next = (now, address);
+        Effects::NONE
+    }
+}
+
+/// The same Linux here, with the symbols that it has in memory as soon as it has any.
+fn boot() -> (Vm, Console, SymbolTable, Option<String>) {
+    let config = MachineConfig {
+        initrd: Some(linux().initrd.clone()),
+        cmdline: Some(CMDLINE.into()),
+        memory: 256 << 20,
+        ..MachineConfig::new(&linux().kernel)
+    };
+    let mut vm = Vm::new(&config).unwrap();
+    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+    loop {
+        assert!(vm.run_for(&mut console, 50_000_000).unwrap().is_none());
+        let memory = &mut vm.machine().memory();
+        if let Some(kernel) = Kernel::find(memory) {
+            let (symbols, id) = (kernel.symbols().clone(), kernel.build_id().map(String::from));
+            return (vm, console, symbols, id);
+        }
+    }
+}
+
+/// Runs up to the instruction at an address.
+fn run_to(vm: &mut Vm, console: &mut Console, address: u64) {
+    vm.debugger().add_breakpoint(address);
+    let end = vm.run(console).unwrap();
+    assert!(
+        matches!(&end, End::Stopped(stop) if stop.why == Why::Breakpoint(address)),
+        "{end:?}"
+    );
+    vm.debugger().remove_breakpoint(address);
+}
+
+/// The address behind a function's first two instructions. gdb 13.1 cannot go back from the first one when packets end with its
+/// call ("bfcache_new: Assertion `*slot == NULL' failed").
+fn behind_two(vm: &Vm, function: u64) -> u64 {
+    let mut bytes = [0; 32];
+    vm.read_linear(0, function, &mut bytes).unwrap();
+    let mut decoder = Decoder::with_ip(64, &bytes, function, DecoderOptions::NONE);
+    let _ = decoder.decode();
+    decoder.decode().next_ip()
+}
+
+/// What gdb is to do; `{...}` is filled in.
+const SCRIPT: &str = "
+set pagination off
+set confirm off
+file {elf}
+target remote {socket}
+hbreak vfs_read
+continue
+monitor kaslr
+delete
+set record btrace bts buffer-size 1048576
+set record btrace pt buffer-size 262144
+set record instruction-history-size unlimited
+set record function-call-history-size unlimited
+hbreak *{stop}
+record btrace bts
+continue
+echo bts-info\\n
+monitor info
+info record
+echo bts-instructions\\n
+record instruction-history 1,+1000000
+echo bts-calls\\n
+record function-call-history /ilc 1,+1000000
+echo bts-back\\n
+reverse-stepi
+p/x $pc
+reverse-stepi
+p/x $pc
+record goto begin
+p/x $pc
+stepi
+p/x $pc
+record goto end
+record stop
+record btrace pt
+continue
+echo pt-info\\n
+monitor info
+info record
+echo pt-instructions\\n
+record instruction-history 1,+1000000
+echo pt-calls\\n
+record function-call-history /ilc 1,+1000000
+echo pt-back\\n
+reverse-stepi
+p/x $pc
+reverse-stepi
+p/x $pc
+record goto begin
+p/x $pc
+stepi
+p/x $pc
+record stop
+echo over\\n
+kill
+";
+
+/// What stands between two lines.
+fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
+    let cut = |text: &'a str, at: &str| text.split_once(&format!("{at}\n"));
+    let (_, rest) = cut(text, from).unwrap_or_else(|| panic!("{from:?} is not in {text}"));
+    let (part, _) = cut(rest, to).unwrap_or_else(|| panic!("{to:?} is not in {rest}"));
+    part
+}
+
+/// The hexadecimal number behind the first 0x.
+fn address(line: &str) -> u64 {
+    let digits = line.split_once("0x").unwrap_or_else(|| panic!("{line:?}")).1;
+    let end = digits.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(digits.len());
+    u64::from_str_radix(&digits[..end], 16).unwrap()
+}
+
+/// One of the two histories against the instructions that retired.
+fn compare(said: &str, format: &str, retired: &[u64], steps: u64) {
+    let part = |name: &str, next: &str| between(said, &format!("{format}-{name}"), next).to_string();
+    let instructions_end = format!("{format}-calls");
+    let info = part("info", &format!("{format}-instructions"));
+    // What the monitor says comes beside the rest.
+    assert!(said.contains(&format!("running: {steps} steps")), "{steps}: {said}");
+    let count = retired.len();
+    assert!(
+        info.contains(&format!("Recorded {count} instructions in ")) && info.contains("(0 gaps)"),
+        "{count}: {info}"
+    );
+    let text = part("instructions", &instructions_end);
+    let mut all: Vec<u64> = text.lines().map(address).collect();
+    // The one that comes next is shown by blocks alone.
+    all.truncate(count);
+    if all != retired {
+        let at = all
+            .iter()
+            .zip(retired)
+            .position(|(a, b)| a != b)
+            .unwrap_or(all.len().min(count));
+        let window = at.saturating_sub(5)..(at + 5).min(all.len()).min(count);
+        panic!(
+            "{format}: instruction {at} of {count}: {:x?}, retired {:x?}",
+            &all[window.clone()],
+            &retired[window]
+        );
+    }
+    // Functions follow each other without a hole.
+    let calls = part("calls", &format!("{format}-back"));
+    let mut next = 1;
+    for line in calls.lines() {
+        let (_, range) = line.split_once("\tinst ").unwrap_or_else(|| panic!("{line:?}"));
+        let range = range.split(|c: char| c.is_whitespace()).next().unwrap();
+        let (first, last) = range.split_once(',').unwrap();
+        assert_eq!(first.parse(), Ok(next), "{line}");
+        next = last.parse::<usize>().unwrap() + 1;
+    }
+    assert!(next > count, "{next} {count}");
+    // Two back from the end, and one on from the beginning.
+    let back = part("back", "Process record is stopped and all execution logs are deleted.");
+    let seen: Vec<u64> = back.lines().filter(|line| line.starts_with('$')).map(address).collect();
+    assert_eq!(
+        seen,
+        [retired[count - 1], retired[count - 2], retired[0], retired[1]],
+        "{format}: {back}"
+    );
+}
+
+// covers: 8/btrace-gdb, 8/kernel-symbols
+#[test]
+fn gdb_records_kernel_and_user_code_of_linux() {
+    let (mut vm, mut console, symbols, id) = boot();
+    let folder = Folder::new("gdb-btrace");
+    let (elf, socket) = (folder.0.join("kernel.elf"), folder.0.join("gdb"));
+    std::fs::write(&elf, write_elf(&symbols, id.as_deref()).unwrap()).unwrap();
+    let mut command = in_minivmm(&linux().kernel);
+    command
+        .arg("--initrd")
+        .arg(&linux().initrd)
+        .args(["--cmdline", CMDLINE, "-m", "256M", "--paused"]);
+    command.arg("--gdb").arg(format!("unix:{}", socket.display()));
+    let running = start(&mut command, LIMIT);
+    let limit = Instant::now() + LIMIT;
+    while !socket.exists() {
+        assert!(Instant::now() < limit, "no socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let syscall = symbols.address("do_syscall_64").unwrap();
+    let stop = behind_two(&vm, syscall);
+    let script = folder.0.join("script");
+    let text = SCRIPT
+        .replace("{stop}", &format!("{stop:#x}"))
+        .replace("{elf}", elf.to_str().unwrap())
+        .replace("{socket}", socket.to_str().unwrap());
+    std::fs::write(&script, text).unwrap();
+    let gdb = std::thread::spawn(move || run(Command::new("gdb").args(["-nx", "-batch", "-x"]).arg(script), LIMIT));
+
+    // Meanwhile the same here, which knows what retires.
+    let read = symbols.address("vfs_read").unwrap();
+    run_to(&mut vm, &mut console, read);
+    let state = vm.cpu_state(0).unwrap();
+    let retired = Arc::<Mutex<Vec<u64>>>::default();
+    let each = Each {
+        retired: Arc::clone(&retired),
+        next: (state.steps - state.iterations, state.rip),
+    };
+    vm.machine().observe(0, Some(Box::new(each)));
+    let mut stretches = Vec::new();
+    for _ in 0..2 {
+        run_to(&mut vm, &mut console, stop);
+        let log = std::mem::take(&mut *retired.lock().unwrap());
+        stretches.push((log, vm.steps()));
+    }
+
+    let outcome = gdb.join().unwrap();
+    let said = outcome.console + &outcome.errors;
+    running.finish();
+    assert!(
+        said.contains(&format!("Breakpoint 1, {read:#018x} in vfs_read ()")),
+        "{said}"
+    );
+    assert!(said.contains("    add-symbol-file vmlinux -o 0x"), "{said}");
+    for ((log, steps), format) in stretches.iter().zip(["bts", "pt"]) {
+        let user = log.iter().filter(|ip| **ip < 1 << 47).count();
+        assert!(user > 100 && log.len() - user > 1000, "{user} of {}", log.len());
+        compare(&said, format, log, *steps);
+    }
+    let calls = between(&said, "bts-calls", "bts-back");
+    assert!(
+        calls.starts_with("1\t") && calls.lines().next().unwrap().contains("vfs_read"),
+        "{calls}"
+    );
+    assert!(
+        calls.contains("ksys_read\t") && calls.contains("syscall_exit_to_user_mode\t"),
+        "{calls}"
+    );
+}
