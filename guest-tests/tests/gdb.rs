@@ -3,7 +3,7 @@
 use guest_tests::bare::image;
 use guest_tests::{Outcome, Running, SMP, in_minivmm, linux, run, start};
 use minivmm::{Console, MachineConfig, Vm};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -110,7 +110,16 @@ impl Guest {
     }
 
     fn client(&self) -> UnixStream {
-        let client = UnixStream::connect(self.socket()).unwrap();
+        // Its name is there a moment before it is listened at.
+        let limit = Instant::now() + LIMIT;
+        let client = loop {
+            match UnixStream::connect(self.socket()) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < limit => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                client => break client.unwrap(),
+            }
+        };
         client.set_read_timeout(Some(LIMIT)).unwrap();
         client
     }
@@ -496,5 +505,61 @@ fn gdb_goes_back_in_time() {
             "detached",
         ],
     );
+    guest.finish().must_end_with(5);
+}
+
+/// mov ecx, 1000; again: inc dword [200000H]; cmp ecx, 77; jne fine; mov dword [200010H], DEAD0000H; fine: loop again;
+/// mov eax, [200010H]; jmp eax
+const CRASH: [u8; 35] = [
+    0xb9, 0xe8, 3, 0, 0, 0xff, 0x05, 0, 0, 0x20, 0, 0x83, 0xf9, 77, 0x75, 10, 0xc7, 0x05, 0x10, 0, 0x20, 0, 0, 0, 0xad,
+    0xde, 0xe2, 0xe9, 0xa1, 0x10, 0, 0x20, 0, 0xff, 0xe0,
+];
+
+// covers: 8/gdb-reverse
+#[test]
+fn gdb_walks_back_from_a_crash_to_the_store_that_caused_it() {
+    let guest = Guest::code(&CRASH, &["--reverse", "--paused", "--serial", "null"]);
+    let said = guest.gdb(
+        "continue\n\
+         watch *(int *)0x200010\nreverse-continue\nprint/x $rip\nprint $rcx\n\
+         reverse-stepi\nprint/x $rip\nstepi\nprint/x $rip\ndelete\n\
+         break *0x100025\nreverse-continue\nprint $rcx\nreverse-continue\nprint $rcx\ncontinue\nprint $rcx\ndelete\n\
+         reverse-continue\nprint/x $rip\nprint *(int *)0x200000\n\
+         continue\nprint *(int *)0x200000\ncontinue\nreverse-stepi\nkill\n",
+    );
+    says(
+        &said,
+        &[
+            "SIGABRT",
+            "Hardware watchpoint 1: *(int *)0x200010",
+            "Old value = -559087616",
+            "New value = 0",
+            "$1 = 0x100030",
+            "$2 = 77",
+            "$3 = 0x10002e",
+            "$4 = 0x100030",
+            "Breakpoint 2",
+            "$5 = 77",
+            "Breakpoint 2",
+            "$6 = 78",
+            "Breakpoint 2",
+            "$7 = 77",
+            "No more reverse-execution history",
+            "$8 = 0x100020",
+            "$9 = 0",
+            "SIGABRT",
+            "$10 = 1000",
+            "No more reverse-execution history",
+        ],
+    );
+    guest.finish().must_end_with(0);
+}
+
+// covers: 8/gdb-reverse
+#[test]
+fn without_reverse_gdb_is_told_that_there_is_no_way_back() {
+    let guest = Guest::code(&LOOP, &["--paused", "--serial", "null"]);
+    let said = guest.gdb("stepi\nreverse-stepi\nkill\n");
+    says(&said, &["Target remote does not support this command."]);
     guest.finish().must_end_with(5);
 }

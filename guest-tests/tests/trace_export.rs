@@ -333,7 +333,7 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     }
     let picture = fs::read_to_string(&flamegraph).unwrap();
     let digits = picture
-        .split_once("all (")
+        .split_once("<title>all (")
         .unwrap()
         .1
         .split_once(" instructions")

@@ -573,7 +573,8 @@ impl Vm {
         self.settle_change()?;
         let here = self.moment();
         let finished = self.history.as_ref().and_then(|history| history.finished);
-        if let Some((_, effect)) = finished.filter(|(at, _)| *at == here)
+        let finished = finished.filter(|(at, _)| *at == here && !self.held);
+        if let Some((_, effect)) = finished
             && let Some(end) = self.take_effect(effect)
         {
             return Ok(end);

@@ -74,6 +74,11 @@ pub fn run(vm: &mut Vm, console: &mut Console, door: &Door) -> Result<End, Error
                 let said = session.talk.stopped(stop);
                 session.send(&said);
             }
+            // From there one can go back.
+            Ok(end) if session.looks_on(&end) => {
+                let said = session.talk.at_an_end(&end);
+                session.send(&said);
+            }
             end => {
                 if let Ok(end) = &end {
                     let said = session.talk.ended(end);
@@ -92,6 +97,12 @@ struct Session<'v> {
 }
 
 impl Session<'_> {
+    /// Whether the end of a run is none for the client, which can have it go back.
+    fn looks_on(&self, end: &End) -> bool {
+        let over = end.is_the_guests() || matches!(end, End::Replayed { .. });
+        over && self.talk.running() && self.talk.machine.vm.extent().is_some()
+    }
+
     /// Whether the client ends the machine.
     fn take(&mut self, event: Event) -> bool {
         match event {
@@ -137,6 +148,11 @@ impl Session<'_> {
                 false => Back::Beginning,
             },
         };
+        if let Back::Stopped(Stop { why: Why::Asked, .. }) = back {
+            // It is where it was. What was asked for is among the events; if it was not to stop, it goes back then.
+            self.talk.machine.resume.reverse = Some(reverse);
+            return Ok(None);
+        }
         let said = match &back {
             Back::Stopped(stop) => self.talk.stopped(*stop),
             Back::Beginning => self.talk.at_the_beginning(),

@@ -187,6 +187,13 @@ impl<'v> Talk<'v> {
         }
         let reason = self.reason(&stop);
         said.extend(self.report(reason));
+        said.extend(self.waited());
+        said
+    }
+
+    /// The answers to what came while the guest ran.
+    fn waited(&mut self) -> Vec<u8> {
+        let mut said = Vec::new();
         while !self.running
             && let Some(body) = self.waiting.pop_front()
         {
@@ -202,12 +209,26 @@ impl<'v> Talk<'v> {
 
     /// There is nothing before this point: what the client is to be sent, which waits for it.
     pub fn at_the_beginning(&mut self) -> Vec<u8> {
+        self.nothing_more(ReplayLogPosition::Begin)
+    }
+
+    /// The guest has ended its run, or a recorded session is at its end: the client may look, and turn round.
+    pub fn at_an_end(&mut self, end: &End) -> Vec<u8> {
+        let text = end
+            .message()
+            .unwrap_or_else(|| format!("the guest has ended its run: {end:?}"));
+        let mut said = packets::frame(format!("O{}", packets::hex(format!("minivmm: {text}\n").as_bytes())).as_bytes());
+        said.extend(self.nothing_more(ReplayLogPosition::End));
+        said
+    }
+
+    fn nothing_more(&mut self, pos: ReplayLogPosition) -> Vec<u8> {
         self.rest();
         self.machine.cpu = self.machine.vm.current_cpu();
-        self.report(MultiThreadStopReason::ReplayLog {
-            tid: Some(thread_of(self.machine.cpu)),
-            pos: ReplayLogPosition::Begin,
-        })
+        let tid = Some(thread_of(self.machine.cpu));
+        let mut said = self.report(MultiThreadStopReason::ReplayLog { tid, pos });
+        said.extend(self.waited());
+        said
     }
 
     /// The machine has ended, and the conversation with it.

@@ -12,6 +12,7 @@ use super::session::Session;
 use crate::cli::{self, Job};
 use crate::config::{MachineConfig, SerialTarget};
 use crate::error::Error;
+use crate::gdb;
 
 /// How a session is run again. What the machine is made of comes with it.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,6 +32,12 @@ pub struct Options {
     /// What --reverse may take of memory
     #[arg(long, value_name = "SIZE", default_value = "1G", requires = "reverse", value_parser = cli::parse_size, allow_negative_numbers = true)]
     reverse_memory: u64,
+    /// Where gdb can connect: tcp:[HOST:]PORT or unix:PATH
+    #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(cli::parse_gdb))]
+    gdb: Option<gdb::Address>,
+    /// Wait for gdb before the first instruction
+    #[arg(long, requires = "gdb")]
+    paused: bool,
     #[command(flatten)]
     trace: crate::trace::options::Arguments,
     /// Stop after N instructions, with status 8
@@ -66,6 +73,10 @@ pub fn prepare(options: &Options) -> Result<MachineConfig, Error> {
         other => other.clone(),
     };
     let control = options.control.as_ref().map(absolute).transpose()?;
+    let gdb = match &options.gdb {
+        Some(gdb::Address::Unix(path)) => Some(gdb::Address::Unix(absolute(path)?)),
+        other => other.clone(),
+    };
     let mut trace = options.trace.clone().options()?;
     if let Some(trace) = &mut trace {
         trace.folder = absolute(&trace.folder)?;
@@ -91,6 +102,8 @@ pub fn prepare(options: &Options) -> Result<MachineConfig, Error> {
         serial,
         control,
         trace,
+        gdb,
+        paused: options.paused,
         replay: Some(replay),
         record: None,
         reverse: options.reverse.then(|| super::Options {
