@@ -713,10 +713,32 @@ impl Cpu {
 
     /// The linear address of an access through a segment, checked (SDM Vol. 3A 6.3 "Limit Checking", 6.4 "Type Checking").
     pub(crate) fn segmented(&mut self, seg: usize, offset: u64, size: u64, write: bool) -> Done<u64> {
-        if let Some(linear) = self.within(seg, offset, size, write) {
-            return Ok(linear);
+        let linear = self.within(seg, offset, size, write);
+        linear.ok_or_else(|| self.segment_fault(seg))
+    }
+
+    /// What an access raises that its segment does not allow: #SS for the stack's, #GP for another.
+    pub(crate) fn segment_fault(&mut self, seg: usize) -> Stop {
+        if seg == SS { self.fault(12, Some(0)) } else { self.gp(0) }
+    }
+
+    /// Whether accesses through a segment are checked, as [`Lower::segment_checks`] tells of an instruction.
+    fn checks_segment(&self, seg: usize) -> bool {
+        !self.is64() && (self.mode & mode::FLAT == 0 || !matches!(seg, 0 | 2 | 3))
+    }
+
+    /// The linear address `at` bytes into an operand of which only the first part's segment check was made: for the `len` bytes
+    /// there; `None` where the segment does not allow the access.
+    pub(crate) fn later_part(&self, o: &Op, linear: u64, at: u64, len: u64) -> Option<u64> {
+        let seg = o.seg as usize;
+        if self.is64() {
+            return Some(linear.wrapping_add(at));
         }
-        Err(if seg == SS { self.fault(12, Some(0)) } else { self.gp(0) })
+        if !self.checks_segment(seg) {
+            return Some(linear.wrapping_add(at) & 0xffff_ffff);
+        }
+        let offset = linear.wrapping_sub(self.seg[seg.min(5)].base) & 0xffff_ffff;
+        self.within(seg, offset + at, len, false)
     }
 
     /// The same without the fault: `None` where the segment does not allow the access.

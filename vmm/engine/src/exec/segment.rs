@@ -187,10 +187,15 @@ fn pop(c: &mut Cpu, o: &Op) -> Done {
     Ok(())
 }
 
-/// A far pointer in memory: offset of `src` bytes, then the selector.
+/// A far pointer in memory: offset of `src` bytes, then the selector. The offset is read first, with all its faults: where the
+/// segment ends between the two, a page that the offset lacks is told before that.
 fn far_pointer(c: &mut Cpu, o: &Op) -> Done<(u64, u16)> {
     let (ea, size) = (c.ea(o), o.src as usize);
     let mut bytes = [0; 10];
+    if c.later_part(o, ea, size as u64, 2).is_none() {
+        c.read_aligned(o, ea, &mut bytes[..size], size as u64)?;
+        return Err(c.segment_fault(o.seg as usize));
+    }
     // 16:16 needs 2, 16:32 needs 4 (SDM Vol. 3A Table 7-7).
     c.read_aligned(o, ea, &mut bytes[..size + 2], size as u64)?;
     let mut offset = [0; 8];
@@ -413,7 +418,7 @@ pub(crate) fn lower_far(l: &mut Lower) -> End {
             (o.aux, o.imm, o.src, o.dst, o.seg) = (selector, offset, size, call, SS as u8);
         });
     }
-    let m = l.mem(size + 2, false);
+    let m = l.mem(size, false);
     l.flow_mem(chain_flow::<FarIndirect>, m, |o| (o.src, o.dst) = (size, call))
 }
 
@@ -457,7 +462,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 _ => GS,
             };
             let (dst, size) = (l.reg(0), l.size(0));
-            let m = l.mem(size + 2, false);
+            let m = l.mem(size, false);
             let set = |o: &mut Op| (o.dst, o.src, o.aux) = (dst, size, seg as u16);
             if shapes_mode(l, seg) {
                 return l.flow_mem(chain_flow::<LoadPointerFlow>, m, set);

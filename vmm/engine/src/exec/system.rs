@@ -242,20 +242,21 @@ cold_bodies! {
         c.set_pkru(v);
         Ok(())
     };
-    /// BOUND with operands of `imm` bytes.
+    /// BOUND with operands of `imm` bytes. The upper bound is not read if the lower one fails, as on Intel's processors.
     Bound = |c: &mut Cpu, o: &Op| {
         let (ea, size) = (c.ea(o), o.imm as usize);
-        let mut bytes = [0; 8];
-        c.read_aligned(o, ea, &mut bytes[..2 * size], o.imm)?;
-        let value = c.get_sized(o.dst, size as u8);
-        let inside = if size == 2 {
-            let at = |i: usize| i16::from_le_bytes([bytes[i], bytes[i + 1]]);
-            (at(0)..=at(2)).contains(&(value as i16))
-        } else {
-            let at = |i: usize| i32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
-            (at(0)..=at(4)).contains(&(value as i32))
+        let signed = |bits: u64| if size == 2 { i64::from(bits as i16) } else { i64::from(bits as i32) };
+        let value = signed(c.get_sized(o.dst, size as u8));
+        let mut bound = [0; 8];
+        c.read_aligned(o, ea, &mut bound[..size], o.imm)?;
+        if value < signed(u64::from_le_bytes(bound)) {
+            return Err(c.fault(5, None));
+        }
+        let Some(upper) = c.later_part(o, ea, o.imm, o.imm) else {
+            return Err(c.segment_fault(o.seg as usize));
         };
-        if inside { Ok(()) } else { Err(c.fault(5, None)) }
+        c.read_aligned(o, upper, &mut bound[..size], o.imm)?;
+        if value > signed(u64::from_le_bytes(bound)) { Err(c.fault(5, None)) } else { Ok(()) }
     };
 }
 
@@ -937,7 +938,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         M::Bound => {
             let (dst, size) = (l.reg(0), l.size(0));
-            let m = l.mem(2 * size, false);
+            let m = l.mem(size, false);
             l.emit_mem(chain::<Bound>, m, |o| (o.dst, o.imm) = (dst, size as u64));
             return End::Open;
         }
