@@ -7,6 +7,7 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use guest_tests::measure::{cpu_seconds_of_children, middle, rounds};
 use guest_tests::{linux, linux_in_minivmm, run, target};
 use minivmm::{Back, Console, MachineConfig, Vm, history};
 
@@ -14,43 +15,13 @@ const LIMIT: Duration = Duration::from_secs(600);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    let rounds = match &words[..] {
-        [] => 3,
-        [option, number] if option == "--rounds" && number.parse::<usize>().is_ok_and(|number| number > 0) => {
-            number.parse().unwrap_or(3)
-        }
-        _ => {
-            eprintln!("bench: --rounds wants a number above zero, and there is no other option");
-            return ExitCode::FAILURE;
-        }
-    };
-    match measure(rounds) {
+    match rounds(3).and_then(measure) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("bench: {message}");
             ExitCode::FAILURE
         }
     }
-}
-
-/// Seconds of CPUs that the processes used that this one has waited for.
-fn cpu_seconds() -> f64 {
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // proc(5), in hundredths: behind the name, which ends with the last parenthesis, cutime and cstime are the 14th and 15th.
-    let behind = text.rsplit(')').next().unwrap_or_default();
-    let words = behind.split_whitespace().skip(13).take(2);
-    words.filter_map(|word| word.parse::<f64>().ok()).sum::<f64>() / 100.0
-}
-
-fn sorted(mut values: Vec<f64>) -> Vec<f64> {
-    values.sort_by(f64::total_cmp);
-    values
-}
-
-fn median(values: Vec<f64>) -> f64 {
-    let values = sorted(values);
-    values[values.len() / 2]
 }
 
 /// How long something takes, in seconds.
@@ -66,10 +37,10 @@ fn measure(rounds: usize) -> Result<(), String> {
         if keeps {
             command.arg("--reverse");
         }
-        let before = cpu_seconds();
+        let before = cpu_seconds_of_children();
         let outcome = run(&mut command, LIMIT);
         match outcome.status {
-            Some(0) => Ok(cpu_seconds() - before),
+            Some(0) => Ok(cpu_seconds_of_children() - before),
             _ => Err(outcome.errors),
         }
     };
@@ -78,7 +49,7 @@ fn measure(rounds: usize) -> Result<(), String> {
         plain.push(boot(false)?);
         keeping.push(boot(true)?);
     }
-    let (plain, keeping) = (median(plain), median(keeping));
+    let (plain, keeping) = (middle(plain), middle(keeping));
 
     let config = MachineConfig {
         initrd: Some(linux().initrd.clone()),
@@ -127,8 +98,8 @@ fn measure(rounds: usize) -> Result<(), String> {
         vm.debugger().remove_breakpoint(rip);
     }
     let most = |values: Vec<f64>| {
-        let values = sorted(values);
-        (values[values.len() / 2], values[values.len() - 1])
+        let longest = values.iter().copied().fold(0.0, f64::max);
+        (middle(values), longest)
     };
     let (far, near, over) = (most(far), most(near), most(over));
     println!("boot of Debian's cloud kernel, medians of {rounds}, seconds of CPUs");

@@ -9,8 +9,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use guest_tests::measure::{cpu_seconds, cpu_seconds_of_children, middle, rounds};
 use guest_tests::raw::Raw;
-use guest_tests::{linux_in_minivmm, run, target};
+use guest_tests::{Folder, linux_in_minivmm, run, target};
 use minivmm::trace::{Decode, Trace, raw};
 use pt_flow::{Block, Visitor};
 use pt_oracle::libipt;
@@ -40,23 +41,8 @@ impl Visitor for Digest {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    let rounds = match &words[..] {
-        [] => 3,
-        [option, number] if option == "--rounds" && number.parse::<usize>().is_ok_and(|number| number > 0) => {
-            number.parse().unwrap_or(3)
-        }
-        _ => {
-            eprintln!("bench: --rounds wants a number above zero, and there is no other option");
-            return ExitCode::FAILURE;
-        }
-    };
-    let folder = std::env::temp_dir().join(format!("minivmm-bench-{}", std::process::id()));
-    let result = fs::create_dir(&folder)
-        .map_err(|error| error.to_string())
-        .and_then(|()| measure(&folder, rounds));
-    let _ = fs::remove_dir_all(&folder);
-    match result {
+    let folder = Folder::new("bench");
+    match rounds(3).and_then(|rounds| measure(&folder, rounds)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("bench: {message}");
@@ -65,24 +51,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Seconds of CPUs that this process, or those that it has waited for, used so far.
-fn cpu_seconds(children: bool) -> f64 {
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // proc(5), in hundredths: behind the name, which ends with the last parenthesis, utime, stime, cutime and cstime are the 12th to the 15th.
-    let behind = text.rsplit(')').next().unwrap_or_default();
-    let words = behind.split_whitespace().skip(if children { 13 } else { 11 }).take(2);
-    words.filter_map(|word| word.parse::<f64>().ok()).sum::<f64>() / 100.0
-}
-
 fn timed(children: bool, work: impl FnOnce() -> Result<(), String>) -> Result<f64, String> {
-    let before = cpu_seconds(children);
+    let used = if children { cpu_seconds_of_children } else { cpu_seconds };
+    let before = used();
     work()?;
-    Ok(cpu_seconds(children) - before)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    Ok(used() - before)
 }
 
 /// The most memory that this process had resident, in MiB.
@@ -109,7 +82,7 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), String> {
         plain.push(timed(true, || boot(false))?);
         traced.push(timed(true, || boot(true))?);
     }
-    let (plain, traced) = (median(plain), median(traced));
+    let (plain, traced) = (middle(plain), middle(traced));
     println!("boot of Debian's cloud kernel, medians of {rounds}, seconds of CPUs");
     println!(
         "  plain          {plain:>7.2}\n  --trace        {traced:>7.2}\n  ratio          {:>7.2}",
@@ -149,10 +122,10 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), String> {
             let packets = &raw.packets[span.begin..span.end];
             // Hundredths of seconds are too coarse for short ones.
             let start = Instant::now();
-            let before = cpu_seconds(false);
+            let before = cpu_seconds();
             libipt::blocks(packets, &image, |ip, count| digest.add(ip, count.into()))
                 .map_err(|error| error.to_string())?;
-            let (wall, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds(false) - before);
+            let (wall, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - before);
             seconds += if wall < 0.1 { wall } else { cpu };
         }
         black_box(digest.sum);
@@ -173,7 +146,7 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), String> {
         decode(2)?;
         two.push(start.elapsed().as_secs_f64());
     }
-    let [libipt_s, ours, one, two] = [libipt_s, ours, one, two].map(median);
+    let [libipt_s, ours, one, two] = [libipt_s, ours, one, two].map(middle);
     let bytes = trace.extent(0).end;
     println!(
         "decoding its {:.1} MB of packets, {:.0} M instructions",

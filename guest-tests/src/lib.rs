@@ -3,10 +3,14 @@
 //! Guests run in a process of their own, as a user would run them. minivmm is the release build: `MINIVMM` names it, or
 //! else cargo is asked to build it. The Linux guest is what `cargo xtask guest` makes; it is made here where it is missing.
 
+use std::fs;
 use std::io::{Read, Write};
+use std::ops::Deref;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -41,6 +45,42 @@ pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
 
 /// What /init prints first.
 pub const INIT_MARKER: &str = "minivmm-guest: init";
+
+/// A folder of a test's own, which goes away with it.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// An empty one among the system's temporary files, with this in its name.
+    pub fn new(name: &str) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("minivmm-{name}-{process}-{count}"));
+        fs::create_dir(&path).expect("a folder for the test");
+        Folder(path)
+    }
+
+    /// Makes an executable file of this name in it.
+    pub fn script(&self, name: &str, text: &str) {
+        let file = self.join(name);
+        fs::write(&file, text).expect("a script in the test's folder");
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("a script may be executed");
+    }
+}
+
+impl Deref for Folder {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
 
 /// Whether tests are to run in their long form, which `cargo xtask test --full` asks for.
 pub fn full() -> bool {
@@ -382,7 +422,7 @@ impl Running {
 
     /// The most memory that the process has had resident so far, in bytes.
     pub fn peak_memory(&self) -> Option<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
         Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
     }

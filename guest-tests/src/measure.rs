@@ -33,6 +33,47 @@ pub fn ratio(this: Duration, that: Duration) -> f64 {
     this.as_secs_f64() / that.as_secs_f64()
 }
 
+/// The middle of the sorted values, the upper one where there are two. There has to be one.
+pub fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Seconds of CPUs that this process has used so far.
+pub fn cpu_seconds() -> f64 {
+    // utime and stime.
+    stat_seconds(11)
+}
+
+/// The same of the processes that it has waited for.
+pub fn cpu_seconds_of_children() -> f64 {
+    // cutime and cstime.
+    stat_seconds(13)
+}
+
+/// Two times that proc(5) counts in hundredths of a second: so many fields behind the name, which ends with the last parenthesis.
+fn stat_seconds(field: usize) -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind = text.rsplit(')').next().unwrap_or_default();
+    let words = behind.split_whitespace().skip(field).take(2);
+    words.filter_map(|word| word.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
+/// The rounds that `--rounds N` asks for, the only option of a benchmark; else so many.
+///
+/// # Errors
+/// Another word is there, or no number above zero.
+pub fn rounds(default: usize) -> Result<usize, String> {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let number = |text: &String| text.parse().ok().filter(|&number| number > 0);
+    match &words[..] {
+        [] => Some(default),
+        [option, text] if option == "--rounds" => number(text),
+        _ => None,
+    }
+    .ok_or_else(|| "--rounds wants a number above zero, and there is no other option".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

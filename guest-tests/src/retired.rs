@@ -10,6 +10,40 @@ use std::sync::{Arc, Mutex};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
 
+/// Hears of every instruction, and tells those that have retired.
+pub struct Each<F> {
+    tell: F,
+    /// Number and address of the instruction that is about to run; it may fault, or be an iteration of a REP.
+    next: Option<(u64, u64)>,
+}
+
+impl<F: FnMut(u64)> Each<F> {
+    /// Tells the address of each. `next`: how many have retired, and the address of the one that comes, if that is known.
+    pub fn new(next: Option<(u64, u64)>, tell: F) -> Self {
+        Each { tell, next }
+    }
+}
+
+impl<F: FnMut(u64)> Watch for Each<F> {
+    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+        Appetite {
+            every_instruction: true,
+            ..Appetite::NOTHING
+        }
+    }
+
+    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
+        let now = cpu.retired();
+        if let Some((number, ip)) = self.next
+            && number != now
+        {
+            (self.tell)(ip);
+        }
+        self.next = Some((now, address));
+        Effects::NONE
+    }
+}
+
 /// Instructions in a window, which has one hash, unless said otherwise.
 pub const WINDOW_LEN: u64 = 100_000;
 

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use guest_tests::flat::{self, CODE, DATA, wrmsr};
+use guest_tests::retired::Each;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
 use minivmm::btrace::{Annex, Block, Btrace, Format, LARGEST, Read, SMALLEST, SUPPORTED, Unread};
 use minivmm::{Console, Vm};
 use pt_oracle::libipt;
 use x86::model::WESTMERE;
-use x86::seam::{Appetite, Effects, Processor, Watch};
 
 const ON_UD: u32 = 0x10;
 const ON_IPI: u32 = 0x30;
@@ -88,40 +88,12 @@ fn machine() -> (Vm, Console) {
     flat::whole(&WESTMERE, 0, &[(6, ON_UD), (IPI, ON_IPI)], program)
 }
 
-/// Hears of every instruction.
-struct Each {
-    retired: Arc<Mutex<Vec<u64>>>,
-    /// Number and address of the instruction that is about to run; it may fault, or be an iteration of a REP.
-    next: Option<(u64, u64)>,
-}
-
-impl Watch for Each {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
-            every_instruction: true,
-            ..Appetite::NOTHING
-        }
-    }
-    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
-        let now = cpu.retired();
-        if let Some((number, ip)) = self.next
-            && number != now
-        {
-            self.retired.lock().unwrap().push(ip);
-        }
-        self.next = Some((now, address));
-        Effects::NONE
-    }
-}
-
 /// The instructions that the program retires in its first steps.
 fn retired(steps: u64) -> Vec<u64> {
     let retired = Arc::<Mutex<Vec<u64>>>::default();
     let (mut vm, mut console) = machine();
-    let each = Each {
-        retired: Arc::clone(&retired),
-        next: None,
-    };
+    let log = Arc::clone(&retired);
+    let each = Each::new(None, move |ip| log.lock().unwrap().push(ip));
     vm.machine().observe(0, Some(Box::new(each)));
     vm.run_for(&mut console, steps).unwrap();
     let retired = retired.lock().unwrap();

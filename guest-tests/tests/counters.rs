@@ -1,34 +1,16 @@
 //! Linux's own driver of the counters on the machine: it finds them, and what it counts is exact.
 
-use guest_tests::{Outcome, linux_in_minivmm, run};
+use guest_tests::{Folder, Outcome, linux_in_minivmm, run};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(300);
 /// Where the program is loaded, its headers first.
 const BASE: u64 = 0x40_0000;
 const HEADERS: u64 = 64 + 56;
-
-/// A folder of this test's own.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("minivmm-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A static 64-bit ELF program of one writable segment.
 fn program(code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
@@ -135,7 +117,7 @@ fn counting(a: &mut CodeAssembler, events: &[(u32, u64)], rounds: u32) -> Result
 /// Boots `model` with the program as /inject/count and a script that runs it.
 fn boot(model: &str, events: &[(u32, u64)], rounds: u32) -> Outcome {
     let folder = Folder::new(&format!("counters-{model}"));
-    let inject = folder.0.join("inject");
+    let inject = folder.join("inject");
     fs::create_dir_all(&inject).unwrap();
     let write = |name: &str, bytes: &[u8]| {
         fs::write(inject.join(name), bytes).unwrap();

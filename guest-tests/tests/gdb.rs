@@ -1,40 +1,16 @@
 //! Debian's gdb debugs guests from outside, and they do not notice.
 
 use guest_tests::bare::image;
-use guest_tests::{Outcome, Running, SMP, in_minivmm, linux, run, start};
+use guest_tests::{Folder, Outcome, Running, SMP, in_minivmm, linux, run, start};
 use minivmm::{Console, MachineConfig, Vm};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(300);
 const START: u64 = 0x10_0020;
-
-/// A folder of its own, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!(
-            "minivmm-gdb-{}-{}",
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        );
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A guest that gdb can connect to.
 struct Guest {
@@ -57,14 +33,14 @@ fn program(folder: &Path, code: &[u8]) -> PathBuf {
 impl Guest {
     /// Waits until there is a socket.
     fn start(kernel: &Path, options: &[&str]) -> Guest {
-        Guest::start_in(Folder::new(), kernel, options)
+        Guest::start_in(Folder::new("gdb"), kernel, options)
     }
 
     fn start_in(folder: Folder, kernel: &Path, options: &[&str]) -> Guest {
         let mut command = in_minivmm(kernel);
         command
             .arg("--gdb")
-            .arg(format!("unix:{}", folder.0.join("gdb").display()));
+            .arg(format!("unix:{}", folder.join("gdb").display()));
         let running = start(command.args(options), LIMIT);
         let guest = Guest { folder, running };
         let end = Instant::now() + LIMIT;
@@ -76,13 +52,13 @@ impl Guest {
     }
 
     fn code(code: &[u8], options: &[&str]) -> Guest {
-        let folder = Folder::new();
-        let kernel = program(&folder.0, code);
+        let folder = Folder::new("gdb");
+        let kernel = program(&folder, code);
         Guest::start_in(folder, &kernel, options)
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.0.join("gdb")
+        self.folder.join("gdb")
     }
 
     fn command(&self, script: &str) -> Command {
@@ -97,7 +73,7 @@ impl Guest {
             "-ex",
         ]);
         gdb.arg(format!("target remote {}", self.socket().display()));
-        let file = self.folder.0.join("script");
+        let file = self.folder.join("script");
         std::fs::write(&file, script).unwrap();
         gdb.arg("-x").arg(file);
         gdb
@@ -126,7 +102,7 @@ impl Guest {
 
     fn finish(self) -> Outcome {
         let outcome = self.running.finish();
-        assert!(!self.folder.0.join("gdb").exists(), "the socket is removed");
+        assert!(!self.folder.join("gdb").exists(), "the socket is removed");
         outcome
     }
 }
@@ -443,11 +419,11 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
 // covers: 8/bad-input-gdb
 #[test]
 fn a_debugger_that_cannot_be_waited_for_is_one_line() {
-    let folder = Folder::new();
-    let kernel = program(&folder.0, &[0xeb, 0xfe]);
+    let folder = Folder::new("gdb");
+    let kernel = program(&folder, &[0xeb, 0xfe]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let there = folder.0.join("there");
+    let there = folder.join("there");
     std::fs::write(&there, "precious").unwrap();
     let unix = format!("unix:{}", there.display());
     for (options, says) in [

@@ -1,62 +1,20 @@
 //! Debian's gdb records branches of a Linux guest, kernel and user code, in both formats, with symbols of the kernel where
 //! KASLR has put it.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use guest_tests::{in_minivmm, linux, run, start};
+use guest_tests::retired::Each;
+use guest_tests::{Folder, in_minivmm, linux, run, start};
 use iced_x86::{Decoder, DecoderOptions};
 use minivmm::debug::Why;
 use minivmm::linux::Kernel;
 use minivmm::symbols::{SymbolTable, write_elf};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
-use x86::seam::{Appetite, Effects, Processor, Watch};
 
 const LIMIT: Duration = Duration::from_secs(150);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet";
-
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("minivmm-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Hears of every instruction.
-struct Each {
-    retired: Arc<Mutex<Vec<u64>>>,
-    /// Number and address of the instruction that is about to run; it may fault, or be an iteration of a REP.
-    next: (u64, u64),
-}
-
-impl Watch for Each {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
-            every_instruction: true,
-            ..Appetite::NOTHING
-        }
-    }
-    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
-        let now = cpu.retired();
-        if self.next.0 != now {
-            self.retired.lock().unwrap().push(self.next.1);
-        }
-        self.next = (now, address);
-        Effects::NONE
-    }
-}
 
 /// The same Linux here, with the symbols that it has in memory as soon as it has any.
 fn boot() -> (Vm, Console, SymbolTable, Option<String>) {
@@ -114,48 +72,34 @@ set record btrace pt buffer-size 262144
 set record instruction-history-size unlimited
 set record function-call-history-size unlimited
 hbreak *{stop}
-record btrace bts
-continue
-echo bts-info\\n
-monitor info
-info record
-echo bts-instructions\\n
-record instruction-history 1,+1000000
-echo bts-calls\\n
-record function-call-history /ilc 1,+1000000
-echo bts-back\\n
-reverse-stepi
-p/x $pc
-reverse-stepi
-p/x $pc
-record goto begin
-p/x $pc
-stepi
-p/x $pc
+{bts}
 record goto end
 record stop
-record btrace pt
-continue
-echo pt-info\\n
-monitor info
-info record
-echo pt-instructions\\n
-record instruction-history 1,+1000000
-echo pt-calls\\n
-record function-call-history /ilc 1,+1000000
-echo pt-back\\n
-reverse-stepi
-p/x $pc
-reverse-stepi
-p/x $pc
-record goto begin
-p/x $pc
-stepi
-p/x $pc
+{pt}
 record stop
 echo over\\n
 kill
 ";
+
+/// What is looked at in one format.
+const HISTORY: &str = "record btrace {format}
+continue
+echo {format}-info\\n
+monitor info
+info record
+echo {format}-instructions\\n
+record instruction-history 1,+1000000
+echo {format}-calls\\n
+record function-call-history /ilc 1,+1000000
+echo {format}-back\\n
+reverse-stepi
+p/x $pc
+reverse-stepi
+p/x $pc
+record goto begin
+p/x $pc
+stepi
+p/x $pc";
 
 /// What stands between two lines.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
@@ -227,7 +171,7 @@ fn compare(said: &str, format: &str, retired: &[u64], steps: u64) {
 fn gdb_records_kernel_and_user_code_of_linux() {
     let (mut vm, mut console, symbols, id) = boot();
     let folder = Folder::new("gdb-btrace");
-    let (elf, socket) = (folder.0.join("kernel.elf"), folder.0.join("gdb"));
+    let (elf, socket) = (folder.join("kernel.elf"), folder.join("gdb"));
     std::fs::write(&elf, write_elf(&symbols, id.as_deref()).unwrap()).unwrap();
     let mut command = in_minivmm(&linux().kernel);
     command
@@ -243,8 +187,10 @@ fn gdb_records_kernel_and_user_code_of_linux() {
     }
     let syscall = symbols.address("do_syscall_64").unwrap();
     let stop = behind_two(&vm, syscall);
-    let script = folder.0.join("script");
+    let script = folder.join("script");
     let text = SCRIPT
+        .replace("{bts}", &HISTORY.replace("{format}", "bts"))
+        .replace("{pt}", &HISTORY.replace("{format}", "pt"))
         .replace("{stop}", &format!("{stop:#x}"))
         .replace("{elf}", elf.to_str().unwrap())
         .replace("{socket}", socket.to_str().unwrap());
@@ -256,10 +202,9 @@ fn gdb_records_kernel_and_user_code_of_linux() {
     run_to(&mut vm, &mut console, read);
     let state = vm.cpu_state(0).unwrap();
     let retired = Arc::<Mutex<Vec<u64>>>::default();
-    let each = Each {
-        retired: Arc::clone(&retired),
-        next: (state.steps - state.iterations, state.rip),
-    };
+    let log = Arc::clone(&retired);
+    let next = (state.steps - state.iterations, state.rip);
+    let each = Each::new(Some(next), move |ip| log.lock().unwrap().push(ip));
     vm.machine().observe(0, Some(Box::new(each)));
     let mut stretches = Vec::new();
     for _ in 0..2 {

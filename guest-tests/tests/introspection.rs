@@ -1,36 +1,12 @@
 //! What minivmm finds in the memory of a Linux guest, against what that Linux says of itself.
 
-use guest_tests::linux;
+use guest_tests::{Folder, linux};
 use minivmm::linux::{Kernel, Recorded, Recording, kallsyms_text};
 use minivmm::symbols::{Origin, SymbolFile, write_elf};
 use minivmm::{Console, MachineConfig, SerialTarget, Vm};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("minivmm-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
-    }
-
-    fn script(&self, name: &str, text: &str) {
-        let file = self.0.join(name);
-        std::fs::write(&file, text).unwrap();
-        std::fs::set_permissions(file, PermissionsExt::from_mode(0o755)).unwrap();
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// It says what it is, and then keeps the CPU busy in user mode.
 const RUN: &str = "#!/bin/sh
@@ -71,11 +47,11 @@ impl Booted {
 fn boot(folder: &Folder, cmdline: &str) -> Booted {
     folder.script("run", RUN);
     folder.script("spinner", SPINNER);
-    let collected = folder.0.join("collected");
+    let collected = folder.join("collected");
     std::fs::create_dir_all(&collected).unwrap();
     let config = MachineConfig {
         initrd: Some(linux().initrd.clone()),
-        inject: Some(folder.0.clone()),
+        inject: Some(folder.to_path_buf()),
         collect: Some(collected.clone()),
         cmdline: Some(format!("console=ttyS0 panic=-1 {cmdline}").into()),
         memory: 256 << 20,
@@ -227,8 +203,8 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     );
 
     // All of it comes back from a folder.
-    recording.write(&folder.0.join("linux")).unwrap();
-    let back = read(&folder.0.join("linux"));
+    recording.write(&folder.join("linux")).unwrap();
+    let back = read(&folder.join("linux"));
     assert_eq!((back.banner.as_str(), back.slide), (kernel.banner(), kernel.slide()));
     assert_eq!(
         (back.build_id.as_deref(), back.physical_base),
@@ -246,7 +222,7 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     assert!((virtio.1..virtio.1 + virtio.0).contains(&place.symbol.address));
     assert!(booted.console.take_output().is_empty());
 
-    let elf = folder.0.join("symbols.elf");
+    let elf = folder.join("symbols.elf");
     std::fs::write(&elf, write_elf(&back.symbols, back.build_id.as_deref()).unwrap()).unwrap();
     debuggers_read(&elf, &back);
     // It is a file of symbols as any other, and its build ID makes it this kernel's.

@@ -2,6 +2,7 @@
 //! code is what is seen when every instruction is announced. Flow kinds are re-derived from the bytes.
 
 use guest_tests::linux;
+use guest_tests::retired::Each;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use minivmm::config::MachineConfig;
 use minivmm::console::Console;
@@ -12,32 +13,6 @@ use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow
 /// What an observer has heard, with a hash for each window of so many instructions.
 type Heard = guest_tests::retired::Heard<10_000>;
 type Shared = Arc<Mutex<Heard>>;
-
-/// Hears of every instruction.
-struct Each {
-    heard: Shared,
-    /// Number and pointer of the instruction that is about to run; it may fault, or be an iteration of a REP.
-    next: Option<(u64, u64)>,
-}
-
-impl Watch for Each {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
-            every_instruction: true,
-            ..Appetite::NOTHING
-        }
-    }
-    fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
-        let now = cpu.retired();
-        if let Some((number, ip)) = self.next
-            && number != now
-        {
-            self.heard.lock().unwrap().stream.push(ip);
-        }
-        self.next = Some((now, address));
-        Effects::NONE
-    }
-}
 
 /// Hears of branches, and walks the code between them.
 struct Walker {
@@ -152,7 +127,9 @@ fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (
 fn the_stream_of_a_booting_linux_follows_from_its_branches() {
     // Most of the first steps are iterations of REP, which are no instructions of their own.
     let steps = 6_000_000;
-    let (each, first) = boot(steps, |heard| Box::new(Each { heard, next: None }));
+    let (each, first) = boot(steps, |heard| {
+        Box::new(Each::new(None, move |ip| heard.lock().unwrap().stream.push(ip)))
+    });
     let (walked, second) = boot(steps, |heard| {
         Box::new(Walker {
             heard,

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use guest_tests::retired::Lines;
-use guest_tests::{linux_in_minivmm, minivmm, run};
+use guest_tests::{Folder, linux_in_minivmm, minivmm, run};
 use minivmm::symbols::SymbolFile;
 use minivmm::trace::{At, Decode, Start, State, Trace};
 use pt_flow::{Block, Event, EventKind, Visitor};
@@ -21,22 +21,6 @@ load-modules
 md5sum /sample
 ps >/dev/null
 ";
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("minivmm-{name}-{}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -254,10 +238,10 @@ fn trace_events(path: &Path) -> BTreeMap<String, u64> {
 #[test]
 fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let folder = Folder::new("export");
-    let inject = folder.0.join("inject");
+    let inject = folder.join("inject");
     fs::create_dir(&inject).unwrap();
     fs::write(inject.join("run"), RUN).unwrap();
-    let dir = folder.0.join("trace");
+    let dir = folder.join("trace");
     let mut boot = linux_in_minivmm("console=ttyS0 panic=-1 quiet");
     boot.args(["--cpu-model", "skylake-server", "-m", "256M", "--inject"])
         .arg(&inject)
@@ -270,20 +254,20 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let (steps, total) = steps_of(&trace, 0, &functions);
     assert!(total > 500_000_000, "{total}");
     for (name, from) in ["early", "module", "user"].iter().zip(&steps) {
-        window(&trace, &folder.0, name, *from, if full { 5_000_000 } else { 3_000_000 });
+        window(&trace, &folder, name, *from, if full { 5_000_000 } else { 3_000_000 });
     }
 
-    listed_by_perf(&folder.0, &trace);
+    listed_by_perf(&folder, &trace);
 
     // The whole boot: all code, with every change in it, is there.
-    let all = folder.0.join("all");
+    let all = folder.join("all");
     output(self::trace(&["export", "--perf"]).arg(&all).arg(&dir));
     let (_, errors) = perf(&all, "--itrace=e", "0");
     assert_eq!(errors, [] as [String; 0]);
     fs::remove_dir_all(&all).unwrap();
 
     // Calls over time: the second window, with a module that is loaded.
-    let events = folder.0.join("events.json");
+    let events = folder.join("events.json");
     let (first, last) = (steps[1].to_string(), (steps[1] + 3_000_000).to_string());
     let mut export = self::trace(&["export", "--from", &first, "--to", &last, "--perfetto"]);
     let said = export.arg(&events).arg(&dir).output().unwrap();
@@ -299,7 +283,7 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     // All instructions are in every form: of the whole boot, or from the first program on.
     let dir = dir.to_str().unwrap();
     let from = if full { 0 } else { steps[2] }.to_string();
-    let file = |name: &str| folder.0.join(name).to_str().unwrap().to_string();
+    let file = |name: &str| folder.join(name).to_str().unwrap().to_string();
     let (folded, callgrind, flamegraph) = (file("folded"), file("callgrind"), file("flame.svg"));
     let export = [
         "export",
@@ -372,7 +356,7 @@ fn one_or_both(dir: &Path, from: u64) {
 #[test]
 fn perf_prints_the_instructions_of_two_cpus() {
     let folder = Folder::new("export-smp");
-    let dir = folder.0.join("trace");
+    let dir = folder.join("trace");
     let full = guest_tests::full();
     let mut boot = linux_in_minivmm("console=ttyS0 panic=-1 quiet minivmm.script=nothing");
     boot.args(["--cpus", "2", "--cpu-model", "skylake-server", "-m", "256M", "--trace"])
@@ -383,10 +367,10 @@ fn perf_prints_the_instructions_of_two_cpus() {
     run(&mut boot, Duration::from_secs(300)).must_end_with(if full { 0 } else { 8 });
     let trace = Trace::open(&dir).unwrap();
     let (steps, _) = steps_of(&trace, 1, &["cpu_startup_entry"]);
-    window(&trace, &folder.0, "two", steps[0], 3_000_000);
+    window(&trace, &folder, "two", steps[0], 3_000_000);
     one_or_both(&dir, steps[0]);
     // From there on to the end.
-    let all = folder.0.join("all");
+    let all = folder.join("all");
     output(
         self::trace(&["export", "--from", &steps[0].to_string(), "--perf"])
             .arg(&all)

@@ -1,36 +1,22 @@
 //! Transactions of a Linux guest, on several CPUs.
 
-use guest_tests::{Outcome, TRANSACTIONS, linux_in_minivmm, run};
+use guest_tests::{Folder, Outcome, TRANSACTIONS, linux_in_minivmm, run};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Boots with the program, which changes shared memory so often on each CPU.
 fn boot(model: &str, cpus: u32, rounds: u64) -> Outcome {
-    let path = std::env::temp_dir().join(format!("minivmm-rtm-{model}-{}", std::process::id()));
-    let folder = Folder(path);
-    fs::create_dir_all(&folder.0).unwrap();
-    fs::copy(TRANSACTIONS, folder.0.join("transactions")).unwrap();
+    let folder = Folder::new(&format!("rtm-{model}"));
+    fs::copy(TRANSACTIONS, folder.join("transactions")).unwrap();
     let script = format!(
         "#!/bin/sh\ngrep -m 1 -o -w rtm /proc/cpuinfo | sed 's/^/rtm: flag /'\n./transactions {rounds}\necho rtm: ended $?\n"
     );
-    let runner = folder.0.join("run");
-    fs::write(&runner, script).unwrap();
-    fs::set_permissions(&runner, fs::Permissions::from_mode(0o755)).unwrap();
+    folder.script("run", &script);
     let mut command = linux_in_minivmm("console=ttyS0 panic=-1");
     command.args(["--cpu-model", model, "--cpus", &cpus.to_string(), "--inject"]);
-    command.arg(&folder.0);
+    command.arg(&*folder);
     run(&mut command, LIMIT).must_end_with(0)
 }
 

@@ -112,6 +112,16 @@ struct Scene {
     target: Context,
 }
 
+impl Scene {
+    /// Of a batch between two words: only a far transfer changes the code segment, and it comes alone.
+    fn of(records: &[BranchRecord], before: Context, after: Context) -> Self {
+        Scene {
+            source: if records.len() == 1 { before } else { after },
+            target: after,
+        }
+    }
+}
+
 /// Where MISPRED, cycles and the rest of an entry stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
@@ -231,7 +241,7 @@ impl BranchRing {
             self.record_last(records, filter, style, code);
         }
         if let Some(index) = last_taken(records) {
-            let scene = self.scene(records, code);
+            let scene = Scene::of(records, self.code, code);
             self.last_branch = Some(self.entry(records, index, None, false, style, scene));
         }
         self.predictor.advance(records);
@@ -271,7 +281,7 @@ impl BranchRing {
         }
         let depth = usize::from(self.depth);
         self.top = ((usize::from(self.top) + passed % depth) % depth) as u8;
-        let scene = self.scene(records, code);
+        let scene = Scene::of(records, self.code, code);
         let mut kept = [0; MAX_DEPTH];
         let mut count = 0;
         // The record before the oldest one that is kept says when its cycles began.
@@ -300,7 +310,7 @@ impl BranchRing {
     fn record_call_stack(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
         const CALL: u8 = Flow::Call.code();
         const RET: u8 = Flow::Ret.code();
-        let (masks, scene) = (filter.masks(), self.scene(records, code));
+        let (masks, scene) = (filter.masks(), Scene::of(records, self.code, code));
         for (index, record) in records.iter().enumerate() {
             if passes(record, masks) == 0 {
                 continue;
@@ -320,14 +330,6 @@ impl BranchRing {
                     self.clock = Some(record.step);
                 }
             }
-        }
-    }
-
-    /// Where the branches of a batch are: only a far transfer changes the code segment, and it comes alone.
-    fn scene(&self, records: &[BranchRecord], code: Context) -> Scene {
-        Scene {
-            source: if records.len() == 1 { self.code } else { code },
-            target: code,
         }
     }
 
@@ -547,10 +549,7 @@ impl Waiting {
 
     /// Adds a batch, or the end of one, of which so many records pass.
     fn add(&mut self, records: &[BranchRecord], passed: usize, depth: u8, code: Context) {
-        let scene = Scene {
-            source: if records.len() == 1 { self.code } else { code },
-            target: code,
-        };
+        let scene = Scene::of(records, self.code, code);
         self.records.extend_from_slice(records);
         self.batches.push((self.records.len(), scene));
         let depth = usize::from(depth);

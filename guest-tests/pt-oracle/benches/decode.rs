@@ -9,7 +9,7 @@
 #[allow(dead_code)]
 mod measure;
 
-use measure::{alternate, median, ratio};
+use measure::{alternate, cpu_seconds, median, ratio};
 use pt_flow::{Block, Chunks, Decoder, Sections, Summary, Timing, Visitor, decode_parallel};
 use pt_oracle::program::{Plan, Program};
 use pt_oracle::tracer::Style;
@@ -121,19 +121,6 @@ fn timed<T>(cpu: &Cell<f64>, work: impl FnOnce() -> Result<T, String>) -> Result
     black_box(work()?);
     cpu.set(cpu.get() + cpu_seconds() - before);
     Ok(start.elapsed())
-}
-
-/// What this process used of CPUs, in the hundredths of a second that proc(5) counts.
-fn cpu_seconds() -> f64 {
-    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name, which ends with the last parenthesis, utime and stime are the 12th and 13th.
-    let behind = text.rsplit(')').next().unwrap_or_default();
-    let ticks = behind
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .filter_map(|word| word.parse::<f64>().ok());
-    ticks.sum::<f64>() / 100.0
 }
 
 fn measure(subject: &Subject, rounds: usize) -> Result<(), String> {

@@ -32,6 +32,7 @@ use self::{
     observer::{History, Listener, Trace},
     packets::Packets,
 };
+use crate::machine::watchers::Seat;
 use crate::run::Vm;
 
 /// Bytes of a record of the branch trace store in gdb's sizes.
@@ -148,7 +149,7 @@ impl Btrace {
         let history = Arc::new(Mutex::new(History::new(trace, vm.machine().restorations())));
         vm.look(cpu, |processor| lock(&history).begin(processor));
         vm.machine()
-            .observe_branches(cpu, Some(Box::new(Listener(Arc::clone(&history)))));
+            .seat(cpu, Seat::Branches, Some(Box::new(Listener(Arc::clone(&history)))));
         self.sessions.resize_with(vm.cpu_count(), || None);
         self.sessions[cpu] = Some(Session { format, size, history });
         true
@@ -158,7 +159,7 @@ impl Btrace {
     pub fn disable(&mut self, vm: &mut Vm, cpu: usize) -> bool {
         let session = self.sessions.get_mut(cpu).and_then(Option::take);
         if session.is_some() {
-            vm.machine().observe_branches(cpu, None);
+            vm.machine().seat(cpu, Seat::Branches, None);
         }
         session.is_some()
     }

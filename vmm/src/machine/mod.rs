@@ -342,11 +342,6 @@ impl Machine {
         true
     }
 
-    /// Has a history of branches hear a CPU, too, or no longer; `false` if there is no such CPU.
-    pub fn observe_branches(&mut self, cpu: usize, observer: Option<Box<dyn Watch + Send>>) -> bool {
-        self.seat(cpu, Seat::Branches, observer)
-    }
-
     /// Leaves out what watches, the guest's own units among it: for measuring what they cost while they are off. A guest that
     /// switches a unit on finds that nothing happens.
     pub fn leave_out_units(&mut self) {

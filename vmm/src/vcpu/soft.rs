@@ -127,13 +127,7 @@ impl Soft {
     /// The first CPU that something watches which has to see each of its instructions.
     pub fn needs_instructions(&mut self, machine: &mut Machine) -> Option<usize> {
         let look = |machine: &mut Machine, cpu: &mut dyn engine::bus::Processor| machine.needs_instructions(cpu);
-        (0..self.cpus.len()).find(|&cpu| {
-            let mut needs = false;
-            self.signal(cpu, machine, |engine, cpu, machine| {
-                needs = engine.look(cpu, machine, look)
-            });
-            needs
-        })
+        (0..self.cpus.len()).find(|&cpu| self.look(cpu, machine, look) == Some(true))
     }
 
     /// Looks at a CPU between two steps, as its units see it; `None` if there is no such CPU.
