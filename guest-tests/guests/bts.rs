@@ -7,9 +7,11 @@ use rt::cpu::{self, read, refuses, write};
 use rt::exception::{self, BP};
 use rt::{apic, call, label, need, paging};
 use x86::debugctl::DebugCtl;
-use x86::msr::{IA32_DEBUGCTL, IA32_DS_AREA, IA32_MISC_ENABLE};
+use x86::msr::*;
+use x86::pmu::status;
 
 use crate::pattern;
+use crate::sampling::{BRANCHES, counter};
 
 const RECORD: u64 = 24;
 /// The vector of the PMI in these tests.
@@ -288,6 +290,83 @@ fn exceptions_are_records() {
     assert!(seen.iter().any(|r| r.1 == label!(dr_int3_next)), "the IRET: {seen:X?}");
 }
 
+/// What is left after the request of a full buffer: IA32_DEBUGCTL, IA32_PERF_GLOBAL_CTRL, IA32_PERF_GLOBAL_STATUS.
+struct After {
+    debugctl: DebugCtl,
+    counters: u64,
+    status: u64,
+}
+
+/// Fills a buffer with its threshold at the third record and some records behind it, counter 0 counting branches and the
+/// last-branch stack recording. Both stand from the request on if the freeze bits say so.
+fn fill(freeze: DebugCtl) -> After {
+    interrupts(|| {});
+    let area = Area::new(100, 3);
+    let stack = need::LbrStack::here();
+    let ctl = ON.with_btint(true).with_lbr(stack.is_some());
+    counter(0, BRANCHES, 0);
+    write(IA32_PERF_GLOBAL_CTRL, 1u64);
+    // IF is 0: the request freezes, and the interrupt waits.
+    write(IA32_DEBUGCTL, ctl.into_bits() | freeze.into_bits());
+    call!(p_count(20));
+    let after = After {
+        debugctl: DebugCtl::from_bits(read(IA32_DEBUGCTL)),
+        counters: read(IA32_PERF_GLOBAL_CTRL),
+        status: read(IA32_PERF_GLOBAL_STATUS),
+    };
+    write(IA32_DEBUGCTL, 0u64);
+    write(IA32_PERF_GLOBAL_CTRL, 0u64);
+    let counted = read(IA32_PMC0);
+    assert!(apic::bit(apic::reg::IRR, PMI), "the request");
+    // The store itself goes on.
+    assert!(area.written() > 20 && after.debugctl.tr() && after.debugctl.bts());
+    // The third record's branch is one of the first.
+    assert_eq!(
+        counted < 10,
+        freeze.freeze_perfmon_on_pmi(),
+        "{counted} branches counted"
+    );
+    // On the Core microarchitecture TR, which stays, keeps the stack moving (18.4.4 "Branch Trace Messages").
+    if let Some(stack) = stack.filter(|_| cpu::family_model() != (6, 0x0F)) {
+        let newest = read(MSR_LASTBRANCH_TOS) as u32;
+        let from = read(stack.from + newest) << 3 >> 3;
+        let third = area.record(2).0;
+        assert_eq!(
+            from == third << 3 >> 3,
+            freeze.freeze_lbrs_on_pmi(),
+            "the newest is of {from:X}H, the third of {third:X}H"
+        );
+    }
+    after
+}
+
+const LBRS: DebugCtl = DebugCtl::new().with_freeze_lbrs_on_pmi(true);
+const COUNTERS: DebugCtl = DebugCtl::new().with_freeze_perfmon_on_pmi(true);
+
+/// 18.4.7 "Freezing LBR and Performance Counters on PMI": the threshold of this buffer freezes as an overflow does. The legacy
+/// freeze clears IA32_DEBUGCTL.LBR, or IA32_PERF_GLOBAL_CTRL.
+fn the_threshold_freezes_by_the_enables() {
+    for (freeze, lbr, counters) in [(DebugCtl::new(), true, 1), (LBRS, false, 1), (COUNTERS, true, 0)] {
+        let after = fill(freeze);
+        assert_eq!((after.debugctl.lbr(), after.counters), (lbr, counters), "{freeze:?}");
+    }
+}
+
+/// The streamlined freeze leaves the enables, and says LBR_FRZ and CTR_FRZ in IA32_PERF_GLOBAL_STATUS.
+fn the_threshold_freezes_by_the_status() {
+    for (freeze, bits) in [
+        (DebugCtl::new(), 0),
+        (LBRS, status::LBR_FROZEN),
+        (COUNTERS, status::COUNTERS_FROZEN),
+    ] {
+        let after = fill(freeze);
+        let seen = after.status & (status::LBR_FROZEN | status::COUNTERS_FROZEN);
+        assert_eq!((seen, after.counters), (bits, 1), "{freeze:?}");
+        assert_eq!(after.debugctl.lbr(), need::LbrStack::here().is_some());
+        write(IA32_PERF_GLOBAL_OVF_CTRL, after.status);
+    }
+}
+
 rt::tests! {
     "tests_bts";
     registers: need::BTS;
@@ -301,4 +380,6 @@ rt::tests! {
     a_handler_loses_nothing: need::BTS;
     filters_by_ring: need::DS_CPL;
     exceptions_are_records: need::BTS;
+    the_threshold_freezes_by_the_enables: need::BTS, need::LEGACY_FREEZE;
+    the_threshold_freezes_by_the_status: need::BTS, need::PMU4;
 }

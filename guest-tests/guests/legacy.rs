@@ -3,7 +3,8 @@
 //! Exception Recording", 18.16 "(P6 Family) Last Branch, Interrupt, and Exception Recording", 18.4.9.1 "64 Bit Format of the DS Save
 //! Area".
 //!
-//! There is no test of 32-bit PEBS records (28H): no model has PEBS without DTES64.
+//! No model has PEBS without DTES64, nor is one a Pentium 4 with sixteen pairs of last branches. So the matrix has two columns more:
+//! `core2,-lm,-dtes64`, which is what the Core Duo was, and `guests/prescott.toml`.
 
 use rt::at;
 use rt::monitor::{Op, Register};
@@ -14,6 +15,7 @@ core::arch::global_asm!(
     .code32
     .globl  lg_debugctl, lg_branches, lg_from_1, lg_to_1, lg_from_2, lg_to_2, lg_from_3, lg_to_3, lg_newest, lg_exception
     .globl  lg_before, lg_before_to, lg_ud, lg_count10, lg_count20, lg_area, lg_records, lg_step
+    .globl  lg_pair, lg_back, lg_sample, lg_sampled, lg_samples, lg_sample_1, lg_samples_end
     # IA32_DEBUGCTL as lg_debugctl says, three jumps, and off.
 lg_branches:
     mov     ecx, 0x1d9
@@ -45,6 +47,42 @@ lg_newest:
     and     eax, 3
     lea     ecx, [eax + 0x1db]
     rdmsr
+    ret
+
+    # Of sixteen pairs the one so far behind the newest, FROM in EAX and TO in EDX.
+lg_pair:
+    mov     ecx, 0x1da
+    rdmsr
+    sub     eax, [lg_back]
+    and     eax, 15
+    mov     esi, eax
+    lea     ecx, [esi + 0x6c0]
+    rdmsr
+    mov     edi, eax
+    lea     ecx, [esi + 0x680]
+    rdmsr
+    mov     edx, edi
+    ret
+
+    # A number in each register, and counter 0, which samples, one instruction before its overflow: the WRMSR is the first.
+lg_sample:
+    mov     [lg_stack], esp
+    mov     esp, offset lg_samples_end
+    mov     ebx, 0x000b000b
+    mov     esi, 0x00510051
+    mov     edi, 0x00d100d1
+    mov     ebp, 0x00b900b9
+    mov     ecx, 0x38f
+    mov     eax, 1
+    xor     edx, edx
+    wrmsr
+    mov     eax, 0x000a000a
+lg_sampled:
+    nop
+    nop
+    xor     eax, eax
+    wrmsr
+    mov     esp, [lg_stack]
     ret
 
     # A jump, then an exception.
@@ -120,10 +158,15 @@ lg_stepped:
     .data
     .balign 8
 lg_debugctl: .long 0
+lg_back:     .long 0
+lg_stack:    .long 0
     .bss
     .balign 4096
 lg_area:     .skip 4096
 lg_records:  .skip 4096
+lg_samples:  .skip 40
+lg_sample_1: .skip 4096 - 40
+lg_samples_end:
     .text
     .code64
 "#
@@ -131,6 +174,7 @@ lg_records:  .skip 4096
 
 const DEBUGCTL: u32 = 0x1D9;
 const DS_AREA: u32 = 0x600;
+const PEBS_ENABLE: u32 = 0x3F1;
 
 /// Leaf 1 to R; the P6 family without debug store: Pentium Pro to III.
 const P6: [Op; 4] = [
@@ -148,6 +192,9 @@ const NETBURST: [Op; 2] = [
     Op::cpuid(1, Register::Eax),
     Op::needs(0xF00, 0xF00, 0, c"not a Pentium 4 (CPUID.1:EAX[11:8] is not 15)"),
 ];
+/// Model 2 or another, by CPUID.1:EAX[7:4], which is in R.
+const PACKED: Op = Op::needs(0xF0, 0x20, 0x1DB, c"a Pentium 4 of model 3 or later (CPUID.1:EAX[7:4])");
+const PAIRS: Op = Op::needs(0xF0, 0x30, 0x680, c"a Pentium 4 before model 3 (CPUID.1:EAX[7:4])");
 const DS: [Op; 2] = [
     Op::cpuid(1, Register::Edx),
     Op::needs(1 << 21, 1 << 21, DS_AREA, c"no debug store (CPUID.1:EDX[21] is 0)"),
@@ -219,10 +266,18 @@ rt::tests32! {
         Op::expect(!0, 0x7FFF_FFFF),
     }
 
-    // WRMSR of the time-stamp counter reaches the low half, and clears the high one.
+    // WRMSR of the time-stamp counter reaches the low half, and clears the high one. SDM Vol. 3B 18.17 "Time-Stamp Counter".
     the_tsc_is_written_in_its_low_half {
-        Op::cpuid(0x8000_0001, Register::Edx),
-        Op::needs(1 << 29, 0, 0, c"64-bit parts write all of it (CPUID.80000001H:EDX[29] is 1)"),
+        P6[0], P6[1], P6[2], P6[3],
+        Op::wrmsr(0x10, 0x1234_5678_0000_0000),
+        Op::is_fine(),
+        Op::rdmsr(0x10),
+        Op::expect(0xFFFF_FFFF_0000_0000, 0),
+    }
+
+    // So it is on the Pentium 4, up to model 2.
+    netburst_tsc_is_written_in_its_low_half {
+        NETBURST[0], NETBURST[1], PACKED,
         Op::wrmsr(0x10, 0x1234_5678_0000_0000),
         Op::is_fine(),
         Op::rdmsr(0x10),
@@ -242,7 +297,7 @@ rt::tests32! {
 
     // Four registers from 1DBH on, FROM in the low half and TO in the high half, the newest at TOS.
     netburst_last_branches {
-        NETBURST[0], NETBURST[1],
+        NETBURST[0], NETBURST[1], PACKED,
         Op::store(at!(lg_debugctl), 0, 1),
         Op::call(at!(lg_branches)),
         Op::call(at!(lg_newest)),
@@ -250,6 +305,31 @@ rt::tests32! {
         Op::swap(),
         Op::expect_at(at!(lg_to_3)),
         Op::rdmsr(0x1DF),
+        Op::is_gp(),
+    }
+
+    // From model 3 on sixteen pairs from 680H and 6C0H on, the newest at TOS, which software cannot write.
+    netburst_last_branch_pairs {
+        NETBURST[0], NETBURST[1], PAIRS,
+        Op::store(at!(lg_debugctl), 0, 1),
+        Op::call(at!(lg_branches)),
+        Op::store(at!(lg_back), 0, 0),
+        Op::call(at!(lg_pair)),
+        Op::expect_at(at!(lg_from_3)),
+        Op::swap(),
+        Op::expect_at(at!(lg_to_3)),
+        Op::store(at!(lg_back), 0, 2),
+        Op::call(at!(lg_pair)),
+        Op::expect_at(at!(lg_from_1)),
+        Op::swap(),
+        Op::expect_at(at!(lg_to_1)),
+        Op::rdmsr(0x68F),
+        Op::is_fine(),
+        Op::rdmsr(0x6CF),
+        Op::is_fine(),
+        Op::rdmsr(0x690),
+        Op::is_gp(),
+        Op::wrmsr(0x1DA, 5),
         Op::is_gp(),
     }
 
@@ -262,11 +342,9 @@ rt::tests32! {
         Op::is_gp(),
     }
 
-    // Records of 12 bytes and fields of 4 where DTES64 is clear.
+    // Records of 12 bytes and fields of 4 where DTES64 is clear. On the Pentium 4 TR and BTS are bits 2 and 3.
     bts_records_of_32_bits {
-        DS[0], DS[1],
-        Op::cpuid(1, Register::Ecx),
-        Op::needs(1 << 2, 0, 0, c"the 64-bit layout (CPUID.1:ECX.DTES64 is 1)"),
+        NETBURST[0], NETBURST[1],
         Op::store_at(at!(lg_area), 0, at!(lg_records)),
         Op::store_at(at!(lg_area), 4, at!(lg_records)),
         Op::store(at!(lg_area), 8, 0x7FFF_FFFF),
@@ -286,6 +364,30 @@ rt::tests32! {
         Op::load(at!(lg_records), 28),
         Op::expect_at(at!(lg_to_3)),
         // The fourth would be here.
+        Op::load(at!(lg_records), 36),
+        Op::expect(0xFFFF_FFFF, 0),
+        Op::wrmsr(DS_AREA, 0),
+    }
+
+    // The same where TR and BTS are bits 6 and 7.
+    core_bts_records_of_32_bits {
+        DS[0], DS[1],
+        Op::cpuid(1, Register::Eax),
+        Op::needs(0xF00, 0x600, 0, c"a Pentium 4 (CPUID.1:EAX[11:8] is 15)"),
+        Op::cpuid(1, Register::Ecx),
+        Op::needs(1 << 2, 0, 0, c"the 64-bit layout (CPUID.1:ECX.DTES64 is 1)"),
+        Op::store_at(at!(lg_area), 0, at!(lg_records)),
+        Op::store_at(at!(lg_area), 4, at!(lg_records)),
+        Op::store(at!(lg_area), 8, 0x7FFF_FFFF),
+        Op::store(at!(lg_area), 12, 0x7FFF_FFFF),
+        Op::wrmsr_at(DS_AREA, at!(lg_area)),
+        Op::is_fine(),
+        Op::store(at!(lg_debugctl), 0, 0xC0),
+        Op::call(at!(lg_branches)),
+        Op::load(at!(lg_records), 0),
+        Op::expect_at(at!(lg_from_1)),
+        Op::load(at!(lg_records), 28),
+        Op::expect_at(at!(lg_to_3)),
         Op::load(at!(lg_records), 36),
         Op::expect(0xFFFF_FFFF, 0),
         Op::wrmsr(DS_AREA, 0),
@@ -318,6 +420,53 @@ rt::tests32! {
         Op::expect_at(at!(lg_to_3)),
         Op::load(at!(lg_records), 72),
         Op::expect(!0, 0),
+        Op::wrmsr(DS_AREA, 0),
+    }
+
+    // Records of 28H bytes: flags, IP, EAX, EBX, ECX, EDX, ESI, EDI, EBP, ESP. SDM Vol. 3B 19.4.9.2 "Setting Up the DS Save Area",
+    // Figure 18-5 "DS Save Area".
+    pebs_records_of_32_bits {
+        DS[0], DS[1],
+        Op::cpuid(1, Register::Ecx),
+        Op::needs(1 << 2, 0, 0, c"the 64-bit layout (CPUID.1:ECX.DTES64 is 1)"),
+        Op::rdmsr(0x1A0),
+        Op::needs(1 << 12, 0, PEBS_ENABLE, c"no PEBS (IA32_MISC_ENABLE[12] is 1)"),
+        Op::store_at(at!(lg_area), 0x10, at!(lg_samples)),
+        Op::store_at(at!(lg_area), 0x14, at!(lg_samples)),
+        Op::store_at(at!(lg_area), 0x18, at!(lg_samples_end)),
+        Op::store_at(at!(lg_area), 0x1C, at!(lg_samples_end)),
+        // What the counter goes on from: no second record.
+        Op::store(at!(lg_area), 0x20, 0),
+        Op::store(at!(lg_area), 0x24, 0),
+        Op::wrmsr_at(DS_AREA, at!(lg_area)),
+        Op::wrmsr(0x38F, 0),
+        Op::wrmsr(0xC1, 0xFFFF_FFFF),
+        Op::wrmsr(0x186, 0x43_00C0),
+        Op::wrmsr(PEBS_ENABLE, 1),
+        Op::is_fine(),
+        Op::call(at!(lg_sample)),
+        // The instruction after the one that overflowed the counter, in trap style: EIP is behind it.
+        Op::load(at!(lg_samples), 4),
+        Op::expect_at(at!(lg_sampled)),
+        Op::swap(),
+        Op::expect(0xFFFF_FFFF, 0xA_000A),
+        Op::load(at!(lg_samples), 0),
+        Op::expect(0x202, 2),
+        Op::load(at!(lg_samples), 0xC),
+        Op::expect(!0, 0x38F_000B_000B),
+        Op::load(at!(lg_samples), 0x14),
+        Op::expect(!0, 0x51_0051 << 32),
+        Op::load(at!(lg_samples), 0x1C),
+        Op::expect(!0, 0xB9_00B9_00D1_00D1),
+        Op::load(at!(lg_samples), 0x24),
+        Op::expect_at(at!(lg_samples_end)),
+        // One, and the index behind it.
+        Op::load(at!(lg_area), 0x14),
+        Op::expect_at(at!(lg_sample_1)),
+        Op::load(at!(lg_sample_1), 0),
+        Op::expect(!0, 0),
+        Op::wrmsr(PEBS_ENABLE, 0),
+        Op::wrmsr(0x186, 0),
         Op::wrmsr(DS_AREA, 0),
     }
 

@@ -8,7 +8,7 @@ use rt::cpu::{self, leaf, read, refuses, write, wrmsr};
 use rt::exception::{BP, Fault};
 use rt::{call, exception, label, need};
 use x86::msr::*;
-use x86::pt::{RtitCtl, TopaEntry};
+use x86::pt::{RtitCtl, RtitStatus, TopaEntry};
 
 use crate::pattern;
 use crate::trace::Step::*;
@@ -120,6 +120,24 @@ fn a_trace_begins_with_psb() {
     }
 }
 
+/// 33.2.8.4: a PSB that was due when the trace was switched off comes first in the next, where InjectPsbPmiOnEnable says so.
+fn a_pending_psb_is_injected() {
+    // Not at the start of a stream, which has one anyway.
+    let due = RtitStatus::new().with_packet_byte_cnt(100);
+    for (inject, pending) in [(false, true), (true, false), (true, true)] {
+        let out = output();
+        write(IA32_RTIT_STATUS, due.with_pend_psb(pending).into_bits());
+        pattern::run(IA32_RTIT_CTL, ON.with_inject_psb_pmi_on_enable(inject).into_bits(), 0);
+        let first = pt_packet::find_psb(&out.bytes(), 0) == Some(0);
+        let left = RtitStatus::from_bits(read(IA32_RTIT_STATUS)).pend_psb();
+        assert_eq!(
+            (first, left),
+            (inject && pending, pending && !inject),
+            "inject {inject}, pending {pending}"
+        );
+    }
+}
+
 /// Clearing TraceEn flushes: the bytes are in memory, and a later run has the same packets.
 fn a_run_repeats() {
     let out = output();
@@ -193,7 +211,7 @@ fn ptwrite() {
 fn status_after_a_trace() {
     let _out = output();
     pattern::run(IA32_RTIT_CTL, ON.into_bits(), 0);
-    let status = x86::pt::RtitStatus::from_bits(read(IA32_RTIT_STATUS));
+    let status = RtitStatus::from_bits(read(IA32_RTIT_STATUS));
     assert!(
         !status.error() && !status.stopped() && !status.trigger_en(),
         "{status:?}"
@@ -394,6 +412,7 @@ rt::tests! {
     packets_of_each_branch: need::PT;
     returns_without_compression: need::PT;
     a_trace_begins_with_psb: need::PT;
+    a_pending_psb_is_injected: need::PT, trace::INJECT;
     a_run_repeats: need::PT;
     exceptions_are_fup_and_tip: need::PT;
     mov_cr3_gives_pip: need::PT;

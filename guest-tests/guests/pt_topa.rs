@@ -71,6 +71,42 @@ fn int_raises_a_pmi() {
     assert!(taken >= 199_999, "{taken} taken branches");
 }
 
+/// 33.2.8.4: with InjectPsbPmiOnEnable the region's interrupt is also left as PendTopaPMI, for whoever saves the registers before
+/// it is delivered; where they are loaded again it comes at the enable.
+fn a_pending_pmi_is_injected() {
+    COUNT.store(0, SeqCst);
+    SEEN.store(0, SeqCst);
+    apic::enable();
+    exception::on(PMI, |_| {
+        COUNT.fetch_add(1, SeqCst);
+        SEEN.fetch_or(read(IA32_PERF_GLOBAL_STATUS), SeqCst);
+        write(IA32_PERF_GLOBAL_OVF_CTRL, status::TRACE_TOPA);
+        apic::write(apic::reg::LVT_PC, u32::from(PMI));
+        apic::eoi();
+    });
+    // As if the request were lost.
+    apic::write(apic::reg::LVT_PC, apic::MASKED);
+    for inject in [false, true] {
+        let _out = Output::new(16, 0, TopaEntry::new().with_int(true));
+        fill(ON.with_inject_psb_pmi_on_enable(inject).into_bits());
+        assert_eq!(state().pend_topa_pmi(), inject);
+    }
+    write(IA32_PERF_GLOBAL_OVF_CTRL, status::TRACE_TOPA);
+    apic::write(apic::reg::LVT_PC, u32::from(PMI));
+    for inject in [false, true] {
+        let out = Output::new(16, 0, TopaEntry::new());
+        write(IA32_RTIT_STATUS, RtitStatus::new().with_pend_topa_pmi(true).into_bits());
+        cpu::enable_interrupts();
+        write(IA32_RTIT_CTL, ON.with_inject_psb_pmi_on_enable(inject).into_bits());
+        cpu::pause();
+        write(IA32_RTIT_CTL, 0u64);
+        cpu::disable_interrupts();
+        assert_eq!(COUNT.load(SeqCst), u64::from(inject));
+        assert!(!out.bytes().is_empty());
+    }
+    assert_eq!(SEEN.load(SeqCst) & status::TRACE_TOPA, status::TRACE_TOPA);
+}
+
 /// STOP ends the trace at the end of the region.
 fn stop_ends_the_trace() {
     let out = Output::new(1, 0, TopaEntry::new().with_stop(true));
@@ -124,6 +160,7 @@ rt::tests! {
     "tests_pt_topa";
     regions_follow_each_other: need::PT, trace::TABLES;
     int_raises_a_pmi: need::PT, trace::TABLES;
+    a_pending_pmi_is_injected: need::PT, trace::TABLES, trace::INJECT;
     stop_ends_the_trace: need::PT;
     malformed_tables: need::PT;
     end_makes_a_ring: need::PT, trace::TABLES;

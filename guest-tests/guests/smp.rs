@@ -306,6 +306,48 @@ fn traces_are_of_each_cpu() {
     }
 }
 
+/// 33.2.8.1, 33.7: INIT is no reset of Intel PT. All registers stay, TraceEn with them, and the trace goes on: it shows where the
+/// CPU was and where it starts again.
+fn a_trace_goes_on_over_init() {
+    let cpus = Cpus::start();
+    let output = Output::new(1, 4, Default::default());
+    see(0, output.table);
+    see(1, 0);
+    cpus.begin(1, || {
+        write(IA32_RTIT_STATUS, 0u64);
+        write(IA32_RTIT_OUTPUT_BASE, seen(0));
+        write(IA32_RTIT_OUTPUT_MASK_PTRS, 0x7Fu64);
+        see(1, 1);
+        write(IA32_RTIT_CTL, trace::ON.into_bits());
+        call!(p_spin());
+    });
+    assert!(until(|| seen(1) == 1), "CPU 1 spins");
+    for _ in 0..100 {
+        cpu::pause();
+    }
+    cpus.restart(1);
+    cpus.run(1, || {
+        see(2, read(IA32_RTIT_CTL));
+        see(3, read(IA32_RTIT_OUTPUT_BASE));
+        write(IA32_RTIT_CTL, 0u64);
+        see(1, read(IA32_RTIT_OUTPUT_MASK_PTRS) >> 32);
+        write(IA32_RTIT_STATUS, 0u64);
+    });
+    assert_eq!((seen(2), seen(3)), (trace::ON.into_bits(), output.table));
+    let bytes: alloc::vec::Vec<u8> = (0..seen(1))
+        .map(|at| paging::peek(output.regions[0] + at) as u8)
+        .collect();
+    let steps = trace::flow(&trace::packets(&bytes));
+    let at = steps.iter().position(|step| matches!(step, Step::Fup(_)));
+    let at = at.unwrap_or_else(|| panic!("no FUP: {steps:X?}"));
+    let spins = [label!(p_spin), label!(p_spin_jmp)].map(Step::Fup);
+    assert!(spins.contains(&steps[at]), "{steps:X?}");
+    // The start-up IPI's page is CS; addresses are offsets in it, or linear by CPUID.14H.0:ECX[31].
+    let linear = cpu::leaf(0x14, 0)[2] >> 31 != 0;
+    let start = if linear { rt::START_PAGE } else { 0 };
+    assert_eq!(steps[at + 1], Step::Tip(start), "{steps:X?}");
+}
+
 /// Branch trace store: each CPU has its area and its switch.
 fn branch_records_are_of_each_cpu() {
     let cpus = Cpus::start();
@@ -355,6 +397,7 @@ rt::tests! {
     the_script_with_the_loop_on_another_cpu: need::OTHER_CPUS, need::LBR, need::LBR_SELECT;
     a_pmi_comes_to_its_own_cpu: need::OTHER_CPUS, need::PMU2;
     traces_are_of_each_cpu: need::OTHER_CPUS, need::PT;
+    a_trace_goes_on_over_init: need::OTHER_CPUS, need::PT;
     branch_records_are_of_each_cpu: need::OTHER_CPUS, need::BTS;
     associations_are_of_each_cpu: need::OTHER_CPUS, need::RDT_M;
 }

@@ -67,6 +67,22 @@ pub const PTWRITE: need::Need = need::Need {
     },
 };
 
+/// PendPSB and PendTopaPMI, and that IA32_RTIT_CTL.InjectPsbPmiOnEnable has them act: CPUID.14H.0:EBX[6].
+pub const INJECT: need::Need = need::Need {
+    reason: "no preservation of PSBs and PMIs (CPUID.14H.0:EBX[6] is 0)",
+    present: || ebx() & 64 != 0,
+    absent: || {
+        if (need::PT.present)() {
+            rt::cpu::refuses(
+                IA32_RTIT_CTL,
+                RtitCtl::new().with_inject_psb_pmi_on_enable(true).into_bits(),
+            );
+            rt::cpu::refuses(IA32_RTIT_STATUS, 1 << 6);
+            rt::cpu::refuses(IA32_RTIT_STATUS, 1 << 7);
+        }
+    },
+};
+
 /// An output of one table.
 pub struct Output {
     /// The table.

@@ -21,11 +21,14 @@ pub fn expected() -> PathBuf {
 /// All guests on all models, as `cargo xtask matrix` runs them on the software engine.
 pub fn matrix() -> Command {
     let mut command = Command::new(minivmm());
+    command.current_dir(root());
     command.arg("matrix").arg("--guests").arg(folder());
     command.args([
         "--model",
         "all",
         "skylake-server,+rtm",
+        "core2,-lm,-dtes64",
+        "guest-tests/guests/prescott.toml",
         "--max-instructions",
         INSTRUCTIONS,
     ]);

@@ -130,6 +130,7 @@ const QEMU: &[(&str, &str, &str)] = &[
     ),
     ("smp", "a_pmi_comes_to_its_own_cpu", ANSWERS_0),
     ("smp", "traces_are_of_each_cpu", ANSWERS_0),
+    ("smp", "a_trace_goes_on_over_init", ANSWERS_0),
     ("smp", "branch_records_are_of_each_cpu", ANSWERS_0),
     ("smp", "associations_are_of_each_cpu", ANSWERS_0),
     ("task_switch", "the_t_bit_traps_in_the_new_task", NO_T),

@@ -41,6 +41,7 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("tsc", "it_can_be_written", TIME),
     ("pt_packets", "transactions_show", CPU),
     ("pt_topa", "int_raises_a_pmi", COUNTERS),
+    ("pt_topa", "a_pending_pmi_is_injected", COUNTERS),
 ];
 
 /// Guest tests: image, model, options, and whether a unit of ours is in it, so that the machine has to be handed over.

@@ -330,6 +330,16 @@ pub const fn netburst(signature: u32) -> LbrCaps {
     }
 }
 
+impl LbrCaps {
+    /// The same on a part with another CPUID signature, by which the Pentium 4's registers go.
+    pub const fn with_signature(self, signature: u32) -> Self {
+        match self.layout {
+            LbrLayout::NetBurst => netburst(signature),
+            _ => self,
+        }
+    }
+}
+
 /// Intel Core microarchitecture: four pairs at 40H and 60H. SDM Vol. 3B 18.5.1 "LBR Stack".
 pub const CORE2: LbrCaps = LbrCaps {
     layout: LbrLayout::Ring {

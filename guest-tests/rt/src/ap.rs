@@ -32,21 +32,16 @@ impl Cpus {
             return Self(());
         }
         IDS[0].store(apic::id(), Ordering::SeqCst);
-        for id in 1..MAX_CPUS {
-            let stack = core::ptr::addr_of!(STACKS) as u64 + (STACK * (id + 1)) as u64;
-            boot::prepare_start(stack);
-            apic::send(apic::ICR_INIT, id as u32);
-            time::wait(200);
-            apic::send(apic::ICR_STARTUP | (boot::TRAMPOLINE >> 12) as u32, id as u32);
-            let end = time::Deadline::after(if cfg!(debug_assertions) { 20_000 } else { 5_000 });
-            while STARTED.load(Ordering::SeqCst) == id && !end.passed() {
-                cpu::pause();
-            }
-            if STARTED.load(Ordering::SeqCst) == id {
-                break;
-            }
-        }
+        (1..MAX_CPUS).find(|id| !start(*id, *id as u32));
         Self(())
+    }
+
+    /// Resets a CPU by INIT, whatever it is doing, and starts it again.
+    pub fn restart(&self, cpu: usize) {
+        let count = STARTED.swap(cpu, Ordering::SeqCst);
+        WORK[cpu].store(0, Ordering::SeqCst);
+        assert!(start(cpu, self.id(cpu)), "CPU {cpu} starts again");
+        STARTED.store(count, Ordering::SeqCst);
     }
 
     /// How many there are, the boot CPU included.
@@ -78,6 +73,20 @@ impl Cpus {
         self.begin(cpu, work);
         self.wait(cpu);
     }
+}
+
+/// Starts the CPU with this APIC ID, which is the one after those that are counted as started; whether it arrived.
+fn start(this: usize, id: u32) -> bool {
+    let stack = core::ptr::addr_of!(STACKS) as u64 + (STACK * (this + 1)) as u64;
+    boot::prepare_start(stack);
+    apic::send(apic::ICR_INIT, id);
+    time::wait(200);
+    apic::send(apic::ICR_STARTUP | (boot::TRAMPOLINE >> 12) as u32, id);
+    let end = time::Deadline::after(if cfg!(debug_assertions) { 20_000 } else { 5_000 });
+    while STARTED.load(Ordering::SeqCst) == this && !end.passed() {
+        cpu::pause();
+    }
+    STARTED.load(Ordering::SeqCst) != this
 }
 
 /// Where another CPU arrives in 64-bit mode, on a stack of its own.

@@ -259,6 +259,7 @@ impl OwnedModel {
             return Err(pairs.join("; "));
         }
         self.check_leaves()?;
+        let signature = self.part_row(1, 0).map_or(0, |row| row.regs[0]);
         let (silicon, mut cpuid) = (self.silicon.clone(), self.silicon);
         let at = cpuid.partition_point(|row| row.leaf < policy::HYPERVISOR.leaf);
         cpuid.insert(at, policy::HYPERVISOR);
@@ -308,6 +309,7 @@ impl OwnedModel {
             removed: self.removed,
             msrs: registers.leak(),
             units: UnitCaps {
+                lbr: self.units.lbr.map(|caps| caps.with_signature(signature)),
                 // A user's rows decide here too, and a part without the feature has no unit.
                 pt: if Features::of(silicon).intel_pt() && !self.removed.intel_pt() {
                     PtCaps::of(silicon, self.tsc_khz)
