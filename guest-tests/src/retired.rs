@@ -193,33 +193,53 @@ pub struct Lines(HashMap<(u64, u32), Line>);
 impl Lines {
     /// Gives the address of each instruction of `bytes`, which begin at `ip`, to `f`. False where they are not whole
     /// instructions. Where there is a branch among them, they cannot have run: code that has patched its own beginning, as a
-    /// kernel's `memcpy` does, ran as it was known before.
-    pub fn each(&mut self, ip: u64, bits: u32, bytes: &[u8], mut f: impl FnMut(u64)) -> bool {
+    /// kernel's `memcpy` does, ran with the bytes `before`, which it began with when it was entered.
+    pub fn each(&mut self, ip: u64, bits: u32, bytes: &[u8], before: &[u8], mut f: impl FnMut(u64)) -> bool {
         let line = self.0.entry((ip, bits)).or_insert(Line {
             bytes: Vec::new(),
             starts: Vec::new(),
         });
         if line.bytes != bytes {
-            let (mut starts, mut branches) = (Vec::new(), false);
-            let mut decoder = Decoder::with_ip(bits, bytes, ip, DecoderOptions::NONE);
-            let mut instruction = Instruction::default();
-            while decoder.can_decode() {
-                starts.push(decoder.position() as u16);
-                decoder.decode_out(&mut instruction);
-                if instruction.is_invalid() {
-                    return false;
-                }
-                branches |= decoder.can_decode() && instruction.flow_control() == FlowControl::UnconditionalBranch;
+            let (mut starts, branches) = match starts(ip, bits, bytes) {
+                Some(found) => found,
+                None => return false,
+            };
+            if branches {
+                let mut entered = bytes.to_vec();
+                entered
+                    .iter_mut()
+                    .zip(before)
+                    .for_each(|(byte, before)| *byte = *before);
+                starts = match self::starts(ip, bits, &entered) {
+                    Some((starts, false)) => starts,
+                    _ => return false,
+                };
             }
-            if !branches || line.bytes.len() != bytes.len() {
-                (line.bytes, line.starts) = (bytes.to_vec(), starts);
-            }
+            // With the bytes that come next time.
+            (line.bytes, line.starts) = (if branches { Vec::new() } else { bytes.to_vec() }, starts);
         }
         line.starts
             .iter()
             .for_each(|start| f(ip.wrapping_add(u64::from(*start))));
         true
     }
+}
+
+/// Where the instructions of `bytes` begin, and whether one before the last is a branch that is always taken; `None` where they
+/// are not whole instructions.
+fn starts(ip: u64, bits: u32, bytes: &[u8]) -> Option<(Vec<u16>, bool)> {
+    let (mut starts, mut branches) = (Vec::new(), false);
+    let mut decoder = Decoder::with_ip(bits, bytes, ip, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        starts.push(decoder.position() as u16);
+        decoder.decode_out(&mut instruction);
+        if instruction.is_invalid() {
+            return None;
+        }
+        branches |= decoder.can_decode() && instruction.flow_control() == FlowControl::UnconditionalBranch;
+    }
+    Some((starts, branches))
 }
 
 /// What an observer has heard.
@@ -236,6 +256,8 @@ pub struct Retired {
     heard: Arc<Mutex<Heard>>,
     lines: Lines,
     ip: Option<u64>,
+    /// The bytes there when it was entered, as many as a kernel patches at once; none where they cannot be read.
+    entered: Option<[u8; 8]>,
     context: Context,
 }
 
@@ -247,6 +269,7 @@ impl Retired {
             heard: heard.clone(),
             lines: Lines::default(),
             ip: None,
+            entered: None,
             context: Context::default(),
         };
         (observer, heard)
@@ -267,14 +290,17 @@ impl Retired {
         let mut bytes = vec![0; len.min(1 << 16) as usize];
         let there = len <= 1 << 16 && cpu.read_linear(ip, &mut bytes).is_ok();
         let stream = &mut heard.stream;
+        let entered = self.entered.as_ref().map_or(&[][..], |entered| entered);
         if !there
             || !self
                 .lines
-                .each(ip, self.context.code.bits(), &bytes, |ip| stream.push(ip))
+                .each(ip, self.context.code.bits(), &bytes, entered, |ip| stream.push(ip))
         {
             heard.wrong = Some(format!("from {ip:x} to {record:x?}"));
         }
         self.ip = Some(record.to);
+        let mut entered = [0; 8];
+        self.entered = cpu.read_linear(record.to, &mut entered).is_ok().then_some(entered);
     }
 
     /// Up to the instruction that is next, at the end of a run.

@@ -74,7 +74,7 @@ impl Visitor for Each<'_> {
         let mut both = self.stream.lock().expect("nobody panicked with it");
         let (stream, lines) = &mut *both;
         let mut count = 0;
-        let whole = lines.each(block.ip, bits, bytes, |ip| {
+        let whole = lines.each(block.ip, bits, bytes, &[], |ip| {
             count += 1;
             stream.push(ip);
         });

@@ -62,7 +62,10 @@ impl Visitor for Ips<'_> {
     fn code(&mut self, block: &Block, bytes: &[u8]) {
         let ips = &mut self.ips;
         if self.wanted.is_empty() {
-            assert!(self.lines.each(block.ip, block.mode.bits(), bytes, |ip| ips.push(ip)));
+            assert!(
+                self.lines
+                    .each(block.ip, block.mode.bits(), bytes, &[], |ip| ips.push(ip))
+            );
         } else if let Some(at) = self.wanted.iter().position(|wanted| *wanted == block.ip) {
             self.found[at] = self.found[at].or(self.state.ticks);
         }
