@@ -65,13 +65,16 @@ fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
 // covers: 7/linux-gdb
 #[test]
 fn branches_samples_loads_and_gdb() {
-    if !guest_tests::full() {
-        return;
-    }
     hold(
         &["--pt"],
         &["perf-bts", "perf-pebs", "perf-mem", "perf-pt-kernel", "gdb-watch"],
     );
+    if !guest_tests::full() {
+        println!(
+            "left out: the same on westmere, and without isolated page tables on skylake-server, which the full form runs"
+        );
+        return;
+    }
     hold(&["--cpu-model", "westmere"], &["perf-stat", "perf-pebs", "gdb-watch"]);
     let nopti = "console=ttyS0 quiet panic=-1 nopti minivmm.script=perf-bts,perf-pt,perf-lbr,perf-pebs";
     let guest = run(
@@ -87,10 +90,7 @@ fn branches_samples_loads_and_gdb() {
 // covers: 4/rdt-guest
 // covers: 7/linux-resctrl
 #[test]
-fn resctrl_shows_the_same_numbers_twice() {
-    if !guest_tests::full() {
-        return;
-    }
+fn resctrl_shows_what_tasks_hold_of_the_cache() {
     let numbers = || {
         let guest = hold(&["--cpu-model", "icelake-server"], &["resctrl"]);
         let lines = guest.console.lines().filter(|line| line.starts_with("resctrl: "));
@@ -98,5 +98,9 @@ fn resctrl_shows_the_same_numbers_twice() {
     };
     let first = numbers();
     assert!(first.iter().any(|line| line.contains("occupancy")), "{first:?}");
-    assert_eq!(first, numbers());
+    if guest_tests::full() {
+        assert_eq!(first, numbers());
+    } else {
+        println!("left out: a second run, which has the same numbers, in the full form");
+    }
 }
