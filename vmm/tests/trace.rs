@@ -636,36 +636,104 @@ fn a_run_that_is_killed_leaves_what_was_written() {
     );
 }
 
+/// What is left of a run whose trace found no room any more.
+fn cut_short(output: &std::process::Output, at: &Path, policy: &str) {
+    let status = if policy == "stop" { 2 } else { 3 };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{policy}: {text}");
+    assert!(
+        text.contains("--trace") && text.lines().count() == 1,
+        "{policy}: {text}"
+    );
+    let trace = Trace::open(at).unwrap();
+    let (_, summary) = trace.count(0, &Decode::default(), |_| {}).unwrap();
+    assert!(summary.flow.instructions > 1_000_000, "{policy}: {summary:?}");
+    assert!(summary.flow.gaps <= 2, "{policy}: {summary:?}");
+    let names = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(
+        names.into_iter().all(|name| !name.to_string_lossy().ends_with(".new")),
+        "{policy}: something half written"
+    );
+    // Where there is no room for that either, the header still says that the trace has not ended.
+    let end = trace.header().end.as_ref();
+    assert!(end.is_none_or(|end| !end.complete), "{policy}: {end:?}");
+}
+
+/// `--trace` of a guest that writes more than there is room for.
+const MUCH: [&str; 8] = [
+    env!("CARGO_BIN_EXE_minivmm"),
+    "-m",
+    "4M",
+    "--serial",
+    "null",
+    "--clock",
+    "virtual",
+    "--kernel",
+];
+
 // covers: 5/trace-full-disk
 #[test]
 fn a_full_disk_stops_the_run_or_does_not() {
     let folder = Folder::new();
     let kernel = folder.file("guest", guest(|a| long(a, 7_000_000)));
-    for (policy, status) in [("stop", 2), ("continue", 3)] {
+    for policy in ["stop", "continue"] {
         let at = folder.path().join(policy);
         // Files of 16 MiB at most, which is room for what the engine makes, and no signal for it.
         let script = "trap '' XFSZ; ulimit -f 16384; exec \"$@\"";
         let output = std::process::Command::new("bash")
-            .args(["-c", script, "bash", env!("CARGO_BIN_EXE_minivmm")])
-            .args(["-m", "4M", "--serial", "null", "--clock", "virtual", "--kernel"])
+            .args(["-c", script, "bash"])
+            .args(MUCH)
             .arg(&kernel)
             .arg("--trace")
             .arg(&at)
             .args(["--trace-on-error", policy])
             .output()
             .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{policy}: {text}");
-        assert!(
-            text.contains("--trace") && text.lines().count() == 1,
-            "{policy}: {text}"
-        );
-        let trace = Trace::open(&at).unwrap();
-        let (_, summary) = trace.count(0, &Decode::default(), |_| {}).unwrap();
-        assert!(summary.flow.instructions > 1_000_000, "{policy}: {summary:?}");
-        assert!(summary.flow.gaps <= 2, "{policy}: {summary:?}");
-        assert_eq!(trace.header().end.as_ref().map(|end| end.complete), Some(false));
+        cut_short(&output, &at, policy);
     }
+}
+
+/// The same with a file system that really is full, as large as it is made here: only the process and its children see it.
+// covers: 5/trace-full-disk
+#[test]
+fn a_full_file_system_stops_the_run_or_does_not() {
+    let folder = Folder::new();
+    let kernel = folder.file("guest", guest(|a| long(a, 7_000_000)));
+    let small = folder.path().join("small");
+    fs::create_dir(&small).unwrap();
+    let alone = |script: &str| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "bash", "-c", script, "bash"]);
+        command.arg(&small);
+        command
+    };
+    let possible = alone("mount -t tmpfs -o size=1m none \"$1\"").output();
+    if !possible.as_ref().is_ok_and(|output| output.status.success()) {
+        println!("left out: this host lets nobody mount a file system of his own: {possible:?}");
+        return;
+    }
+    for policy in ["stop", "continue"] {
+        let copy = folder.path().join(policy);
+        let script = "mount -t tmpfs -o size=8m none \"$1\" || exit 99; \
+                      \"${@:3}\"; status=$?; cp -r \"$1/trace\" \"$2\" || exit 98; exit $status";
+        let output = alone(script)
+            .arg(&copy)
+            .args(MUCH)
+            .arg(&kernel)
+            .arg("--trace")
+            .arg(small.join("trace"))
+            .args(["--trace-on-error", policy])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("no space left"), "{policy}: {text}");
+        cut_short(&output, &copy, policy);
+    }
+    assert_eq!(
+        fs::read_dir(&small).unwrap().count(),
+        0,
+        "it was mounted for them alone"
+    );
 }
 
 /// A copy of a directory, which is done something to.

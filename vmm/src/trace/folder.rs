@@ -66,6 +66,10 @@ pub fn prepare(folder: &Path, force: bool) -> io::Result<()> {
 /// What the system says.
 pub fn write_header(folder: &Path, header: &Header) -> io::Result<()> {
     let temporary = folder.join(TEMPORARY);
-    fs::write(&temporary, header.text())?;
-    fs::rename(&temporary, folder.join(HEADER))
+    let written = fs::write(&temporary, header.text()).and_then(|()| fs::rename(&temporary, folder.join(HEADER)));
+    if written.is_err() {
+        // On a full disk the one before stays, which says less.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
