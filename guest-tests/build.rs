@@ -76,6 +76,17 @@ fn main() {
         .arg(source("transactions.c"));
     command.arg("-o").arg(&transactions).must();
 
+    // Another, which writes code.
+    println!("cargo::rerun-if-changed=linux/programs/start.h");
+    let jit = out.join("jit");
+    let mut command = cc();
+    command
+        .args(["-m64", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .args(bare)
+        .args(["-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none,-z,noexecstack"])
+        .arg(source("jit.c"));
+    command.arg("-o").arg(&jit).must();
+
     // One object file for the guest and for the host, so that both run the same instructions.
     let object = out.join("loops.o");
     let mut command = cc();
@@ -141,6 +152,7 @@ fn main() {
         ("LOOPS", loops),
         ("LOOPS_NATIVE", native),
         ("TRANSACTIONS", transactions),
+        ("JIT", jit),
     ] {
         println!("cargo::rustc-env=GUEST_{name}={}", path.display());
     }

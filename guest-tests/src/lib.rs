@@ -43,6 +43,9 @@ pub const HOST_DEBUG: &str = env!("GUEST_HOST_DEBUG");
 /// A program for a Linux guest, whose threads change memory in transactions; the argument is how often.
 pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
 
+/// The first process of a Linux guest that writes code and runs it, in several ways; `guests/jit.c` says which.
+pub const JIT: &str = env!("GUEST_JIT");
+
 /// What /init prints first.
 pub const INIT_MARKER: &str = "minivmm-guest: init";
 

@@ -1,5 +1,6 @@
 //! Traces of a booting Linux: what our decoder and Intel's libipt make of them is what retired, to the instruction.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use guest_tests::bare::image;
 use guest_tests::raw::Raw;
 use guest_tests::retired::{Heard, Lines, Retired, Stream};
-use guest_tests::{Folder, PATCHES, SMP, linux};
-use minivmm::trace::{Decode, Filter, Options, Trace, raw};
-use minivmm::{Console, MachineConfig, Vm};
+use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
+use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
+use minivmm::{Console, MachineConfig, SerialTarget, Vm};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
 
@@ -339,4 +340,150 @@ fn traces_of_linux_on_two_cpus_are_what_retired() {
         return;
     }
     compare("linux-smp", &config("westmere", 2), &[]);
+}
+
+/// What of a trace the program that compiles has to do with.
+#[derive(Default)]
+struct Compiled {
+    /// The first step and address.
+    first: Option<(u64, u64)>,
+    /// The time of the last packet that has it.
+    last: u64,
+    /// Pieces of code at each of the program's addresses.
+    pieces: BTreeMap<u64, BTreeSet<Vec<u8>>>,
+    /// Rounds whose filter the kernel has compiled and executed.
+    filters: BTreeSet<u32>,
+}
+
+impl Compiled {
+    /// Rounds of each way, and what a filter looks for but for the round: as in jit.c.
+    const ROUNDS: u32 = 40;
+    const WANTED: u32 = 0x5eed_0000;
+
+    fn code(&mut self, block: &Block, bytes: &[u8]) {
+        // XOR EAX, EAX to JNE.
+        if block.ip < 1 << 32
+            && block.ip.is_multiple_of(4096)
+            && bytes.starts_with(&[0x31, 0xc0])
+            && bytes.ends_with(&[0x75, 1])
+        {
+            self.pieces.entry(block.ip).or_default().insert(bytes.to_vec());
+        }
+        if block.ip >> 63 != 0 {
+            let numbers = bytes
+                .windows(4)
+                .map(|four| u32::from_le_bytes(four.try_into().expect("four")));
+            let rounds = numbers.filter_map(|number| number.checked_sub(Self::WANTED));
+            self.filters.extend(rounds.filter(|round| *round < Self::ROUNDS));
+        }
+    }
+}
+
+struct Look<'a> {
+    found: &'a Mutex<Compiled>,
+    state: State,
+    clock: &'a Clock,
+}
+
+impl Visitor for Look<'_> {
+    const CODE: bool = true;
+
+    fn code(&mut self, block: &Block, bytes: &[u8]) {
+        let mut found = self.found.lock().expect("nobody panicked with it");
+        // The packet of the time comes before the first address.
+        found.last = self.state.ticks.expect("a trace begins with the time");
+        if found.first.is_none() {
+            found.first = Some((self.clock.step(found.last).expect("a step"), block.ip));
+        }
+        found.code(block, bytes);
+    }
+    fn block(&mut self, _: &Block) {}
+    fn event(&mut self, event: &Event) {
+        self.state.event(event);
+    }
+}
+
+/// A program that writes code, runs it and writes other code over it, in pages that are executable in turns, that are both at once,
+/// that have two addresses, that are other pages each time; and the kernel's own compiler of socket filters. From the port write
+/// before to the one behind, every instruction is in the trace with the code that it was then, for our decoder as for libipt.
+// covers: 5/trace-jit
+#[test]
+fn what_compilers_in_a_guest_write_is_in_the_trace() {
+    let folder = Folder::new("jit");
+    let inject = folder.join("inject");
+    fs::create_dir(&inject).expect("a folder");
+    fs::copy(JIT, inject.join("init")).expect("a copy");
+    let plain = MachineConfig {
+        initrd: Some(linux().initrd.clone()),
+        inject: Some(inject),
+        cmdline: Some(b"console=ttyS0 panic=-1 quiet".to_vec()),
+        memory: 256 << 20,
+        model: minivmm::model::find("westmere").expect("a model"),
+        serial: SerialTarget::Buffer,
+        ..MachineConfig::new(&linux().kernel)
+    };
+    let at = folder.join("trace");
+    let traced = MachineConfig {
+        trace: Some(Options {
+            start: Some(When::Port(0x5e0, Some(1))),
+            stop: Some(When::Port(0x5e0, Some(2))),
+            ..Options::new(&at)
+        }),
+        ..plain.clone()
+    };
+    let mut vm = Vm::new(&traced).expect("a machine");
+    let mut console = Console::open(&traced.serial, &[], vm.line()).expect("a console");
+    let end = vm.run(&mut console);
+    let said = String::from_utf8_lossy(&console.take_output()).into_owned();
+    assert!(said.contains("jit: all holds"), "{end:?}: {said}");
+    vm.end_trace("the test").expect("the trace is written");
+
+    let trace = Trace::open(&at).expect("a trace");
+    let (clock, found) = (trace.clock(0), Mutex::new(Compiled::default()));
+    let options = Decode {
+        threads: 1,
+        ..Decode::default()
+    };
+    let look = |start: &Start| Look {
+        found: &found,
+        state: State::new(start),
+        clock: &clock,
+    };
+    trace.decode(0, &options, look, |_, _| {}).expect("the trace is read");
+    let found = found.into_inner().expect("nobody panicked with it");
+    let pieces: Vec<(u64, usize)> = found.pieces.iter().map(|(at, pieces)| (*at, pieces.len())).collect();
+    let all = Compiled::ROUNDS as usize;
+    let places = [0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000];
+    assert_eq!(pieces, places.map(|place| (place, all)), "pieces of code by address");
+    assert_eq!(found.filters, (0..Compiled::ROUNDS).collect(), "filters");
+
+    // Again without a trace, with an observer from the same instruction on.
+    let (first, ip) = found.first.expect("something was executed");
+    let last = clock.step(found.last).expect("a step");
+    let ran = |empty: &Stream| {
+        let mut vm = Vm::new(&plain).expect("a machine");
+        let mut console = Console::open(&plain.serial, &[], vm.line()).expect("a console");
+        assert!(vm.run_for(&mut console, first - 8).expect("a run").is_none());
+        while vm.cpu_state(0).expect("a CPU").rip != ip {
+            assert!(vm.steps() < first + 8, "{ip:#x} is not executed at step {first}");
+            assert!(vm.step(&mut console).expect("a step").is_none());
+        }
+        let (observer, ears) = Retired::new();
+        ears.lock().expect("nobody panicked with it").stream = empty.clone();
+        vm.machine().observe(0, Some(Box::new(observer)));
+        assert!(vm.run_for(&mut console, last - vm.steps()).expect("a run").is_none());
+        vm.machine().observe(0, None);
+        let heard = std::mem::take(&mut *ears.lock().expect("nobody panicked with it"));
+        assert_eq!(heard.wrong, None);
+        heard.stream
+    };
+    let empty = Stream::default();
+    let stream = ran(&empty);
+    assert!(stream.count > 1_000_000, "{}", stream.count);
+    hold("jit, our decoder", &empty, &stream, ran, |empty| {
+        decoded(&trace, 0, empty)
+    });
+    let raw = folder.join("raw");
+    raw::export(&trace, &raw, &mut |_, _| {}).expect("raw files");
+    hold("jit, libipt", &empty, &stream, ran, |empty| by_libipt(&raw, 0, empty));
 }
