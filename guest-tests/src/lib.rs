@@ -90,6 +90,23 @@ pub fn full() -> bool {
     std::env::var_os("MINIVMM_FULL").is_some()
 }
 
+/// Says that a test has nothing to run on, so that its reader and `cargo xtask test` know that it has done nothing.
+pub fn skipped(test: &str, why: &str) {
+    println!("SKIPPED {test}: {why}");
+    if let Some(path) = std::env::var_os("MINIVMM_SKIPPED") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        // In one write, as tests run side by side.
+        let written = file.and_then(|mut file| file.write_all(format!("{test}: {why}\n").as_bytes()));
+        written.expect("the file that MINIVMM_SKIPPED names takes a line");
+    }
+}
+
+/// Whether this host has no KVM, so that this test is to be skipped. It has been said then.
+pub fn kvm_is_missing(test: &str) -> bool {
+    let why = minivmm::vcpu::kvm::Host::open().err();
+    why.inspect(|why| skipped(test, why)).is_some()
+}
+
 /// The workspace's root folder.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,7 +1,7 @@
 //! Guests on this host's KVM. Where there is none the tests say so and skip.
 
 use guest_tests::bare::on_kvm;
-use guest_tests::{HELLO, SMP, in_minivmm_on_kvm, run};
+use guest_tests::{HELLO, SMP, in_minivmm_on_kvm, run, skipped};
 use minivmm::matrix::tap::{Point, Report};
 use minivmm::vcpu::kvm::Host;
 use std::time::Duration;
@@ -15,13 +15,13 @@ enum Kind {
     Interprets,
 }
 
-/// This host's, or why there is none, printed once for each test that skips.
+/// This host's; where there is none, that has been said.
 fn kvm(test: &str) -> Option<Kind> {
     match Host::open() {
         Ok(host) if host.virtualizes().is_ok() => Some(Kind::Native),
         Ok(_) => Some(Kind::Interprets),
         Err(why) => {
-            println!("SKIPPED {test}: {why}");
+            skipped(test, &why);
             None
         }
     }

@@ -410,7 +410,7 @@ impl Vm {
     }
 
     /// What stops the machine for a look. From the first call on a run may end with [`End::Stopped`], and a triple fault does so
-    /// once before it ends the machine. On the software engine only: in KVM nothing of it is met.
+    /// once before it ends the machine. A machine on KVM is in the software engine as long as there is anything to stop for.
     pub fn debugger(&mut self) -> &mut Debugger {
         let Vm { debugger, machine, .. } = self;
         debugger.get_or_insert_with(|| {
@@ -584,6 +584,9 @@ impl Vm {
             Err(stop) => self.stopped(stop),
         };
         self.wall = before + started.elapsed();
+        if let Some(clock) = &mut self.host_clock {
+            clock.stop();
+        }
         // The last lines. If they cannot be written, why it ended is still the better news.
         match (console.flush(), end) {
             (Err(stop), Ok(End::PowerOff | End::Reset | End::DebugExit(_))) => self.stopped(stop),
@@ -601,6 +604,9 @@ impl Vm {
     }
 
     fn run_until_end(&mut self, console: &mut Console, started: Instant) -> Result<End, Stop> {
+        if let Some(clock) = &mut self.host_clock {
+            clock.go_on();
+        }
         // What counts steps is for the engine.
         if self.max_instructions.is_none()
             && let Some(hosted) = self.hosted.take()
@@ -830,7 +836,9 @@ impl Vm {
             }
             let since = Instant::now();
             console.flush()?;
+            self.host_clock.as_mut().map(HostClock::stop);
             console.wait(pace.time_left(None))?;
+            self.host_clock.as_mut().map(HostClock::go_on);
             pace.paused += since.elapsed();
             if let Some(limit) = pace.time_is_up() {
                 return Ok(Some(End::Timeout(limit)));

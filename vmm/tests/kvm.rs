@@ -3,19 +3,10 @@
 
 mod common;
 
-use common::{DATA, Folder, guest};
+use common::{DATA, Folder, guest, kvm_is_missing};
 use iced_x86::code_asm::*;
 use minivmm::config::EngineChoice;
-use minivmm::vcpu::kvm::Host;
 use minivmm::{Console, CpuState, End, MachineConfig, SerialTarget, Vm};
-
-fn no_kvm(test: &str) -> bool {
-    let why = Host::open().err();
-    if let Some(why) = &why {
-        println!("SKIPPED {test}: {why}");
-    }
-    why.is_some()
-}
 
 /// A program that computes with registers, flags, memory, the stack and vector registers, and comes out of KVM once a round.
 /// The last round halts for good.
@@ -105,7 +96,7 @@ fn outcome(engine: EngineChoice, turns: &[u64]) -> (CpuState, Vec<u8>, usize) {
 // covers: 6/handover-equivalence
 #[test]
 fn a_program_ends_alike_in_kvm_in_the_engine_and_with_handovers() {
-    if no_kvm("handover equivalence") {
+    if kvm_is_missing("handover equivalence") {
         return;
     }
     let soft = outcome(EngineChoice::Soft, &[1]);
@@ -131,7 +122,7 @@ fn a_program_ends_alike_in_kvm_in_the_engine_and_with_handovers() {
 // covers: 6/kvm-inspect
 #[test]
 fn a_machine_on_kvm_is_looked_at_and_stepped() {
-    if no_kvm("looking at a machine on KVM") {
+    if kvm_is_missing("looking at a machine on KVM") {
         return;
     }
     let folder = Folder::new();
@@ -155,7 +146,7 @@ fn a_machine_on_kvm_is_looked_at_and_stepped() {
 // covers: 6/kvm-ends
 #[test]
 fn crashes_and_limits_on_kvm_are_told() {
-    if no_kvm("ends on KVM") {
+    if kvm_is_missing("ends on KVM") {
         return;
     }
     // A triple fault: no IDT.

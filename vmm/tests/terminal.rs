@@ -185,6 +185,50 @@ fn the_terminal_is_raw_while_the_guest_runs_and_restored_on_every_way_out() {
     }
 }
 
+// covers: 6/kvm-terminal
+#[test]
+fn the_terminal_is_restored_after_a_run_on_kvm_that_hangs_crashes_or_fails() {
+    if kvm_is_missing("the terminal after a run on KVM") {
+        return;
+    }
+    const KVM_INTERRUPT: u64 = 0x4004_ae86;
+    let options = ["--engine", "kvm"];
+    for (what, image, marker, typed, signal, status, says) in [
+        ("Ctrl-A x", spinner(), "spinning", &b"\x01x"[..], None, 0, ""),
+        ("SIGTERM", spinner(), "spinning", b"", Some("TERM"), 2, "SIGTERM"),
+        ("triple fault", crasher(), "crashing", b"q", None, 4, "triple fault"),
+        (
+            "a KVM that fails",
+            interrupt_echo(),
+            "ready",
+            b"k",
+            None,
+            2,
+            "KVM_INTERRUPT",
+        ),
+    ] {
+        let folder = Folder::new();
+        let mut pty = Pty::new();
+        pty.make_unusual();
+        let before = pty.settings();
+        let start = || pty.start(&image, &options, &folder);
+        let child = match says {
+            "KVM_INTERRUPT" => denied(Call::Ioctl(KVM_INTERRUPT), libc::EIO, start),
+            _ => start(),
+        };
+        pty.wait_for(marker);
+        assert_eq!(pty.settings().3 & ICANON_ECHO_ISIG, 0, "{what}: raw");
+        pty.type_in(typed);
+        if let Some(signal) = signal {
+            kill(&child.child, signal);
+        }
+        let (code, errors) = errors(child);
+        assert_eq!(code.code(), Some(status), "{what}: {errors}");
+        assert!(errors.contains(says), "{what}: {errors}");
+        assert_eq!(pty.settings(), before, "{what}: as it was");
+    }
+}
+
 /// Waits for a key, then takes an exception without an IDT.
 fn crasher() -> Vec<u8> {
     guest(|a| {

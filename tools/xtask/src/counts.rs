@@ -19,7 +19,7 @@ pub struct Counts {
     pub passed: u64,
     /// Tests that ran and did not hold, or never ended.
     pub failed: u64,
-    /// Tests that the runner left out: `#[ignore]`d ones.
+    /// Tests that the runner left out (`#[ignore]`d ones), and tests that found nothing to run on.
     pub skipped: u64,
     /// Names of the tests that held, with their modules (`tests::name`).
     pub names: BTreeSet<String>,
@@ -62,6 +62,14 @@ impl Counts {
                 }
             }
         }
+    }
+
+    /// Takes the lines of tests that found nothing to run on into account, each with its reason. The runner has counted them
+    /// with those that held.
+    pub fn skip(&mut self, lines: &str) {
+        let count = lines.lines().count() as u64;
+        self.passed = self.passed.saturating_sub(count);
+        self.skipped += count;
     }
 
     /// Whether a runner said anything about a test.
@@ -203,6 +211,16 @@ mod tests {
                 names
             );
         }
+    }
+
+    // covers: 6/kvm-skip
+    #[test]
+    fn tests_without_anything_to_run_on_have_not_passed() {
+        let mut counts = read(Nextest, "Summary [ 1s] 5 tests run: 5 passed, 1 skipped");
+        counts.skip("guests on KVM: /dev/kvm is not there\nSMP on KVM: /dev/kvm is not there\n");
+        assert_eq!((counts.passed, counts.skipped), (3, 3));
+        counts.skip("");
+        assert_eq!((counts.passed, counts.skipped), (3, 3));
     }
 
     #[test]

@@ -6,6 +6,8 @@ use crate::progress::Stage;
 use crate::table::{self, Align};
 use crate::{coverage, guest, tree};
 use anyhow::{Result, bail};
+use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -34,7 +36,14 @@ struct Row {
     name: &'static str,
     seconds: f64,
     counts: Option<Counts>,
+    /// What its tests found nothing to run on for, a line each.
+    skipped: String,
     fault: Option<String>,
+}
+
+/// Where tests say that they found nothing to run on.
+fn skips() -> PathBuf {
+    tree::target().join("skipped.txt")
 }
 
 /// The stages that ran, and the rules they share.
@@ -50,7 +59,11 @@ impl Suite {
     fn stage(&mut self, name: &'static str, work: impl FnOnce(&Stage, &Suite, &mut Counts) -> Result<()>) {
         let stage = Stage::start(name);
         let mut counts = Counts::default();
+        // There is none after most stages.
+        let _ = fs::remove_file(skips());
         let result = work(&stage, self, &mut counts);
+        let skipped = fs::read_to_string(skips()).unwrap_or_default();
+        counts.skip(&skipped);
         let fault = result.err().map(|error| format!("{error:#}"));
         let ran = counts.passed + counts.failed;
         let outcome = match &fault {
@@ -65,6 +78,7 @@ impl Suite {
             name,
             seconds,
             counts,
+            skipped,
             fault,
         });
     }
@@ -75,6 +89,7 @@ impl Suite {
             .current_dir(tree::root())
             .args(arguments)
             .env("CARGO_TERM_COLOR", "never");
+        command.env("MINIVMM_SKIPPED", skips());
         // What the guest tests boot: the stage before them builds it.
         command.env("MINIVMM", tree::target().join("release/minivmm"));
         if self.full {
@@ -236,6 +251,10 @@ fn report(rows: &[Row], total: &Counts, elapsed: Duration, limit: Duration) -> b
         if let Some(fault) = &row.fault {
             println!("{}: {fault}\n", row.name);
         }
+    }
+    for row in rows.iter().filter(|row| !row.skipped.is_empty()) {
+        println!("{}: {} tests skipped", row.name, row.skipped.lines().count());
+        row.skipped.lines().for_each(|line| println!("  {line}"));
     }
     for line in &total.closing {
         println!("{line}");

@@ -277,6 +277,18 @@ impl Debugger {
         set.step.filter(|_| !set.suspended)
     }
 
+    /// Whether something is to be stopped for that shows between instructions only, as a breakpoint.
+    pub(crate) fn needs_instructions(&self) -> bool {
+        let set = lock(&self.shared.set);
+        let nothing = set.breakpoints.is_empty() && set.watchpoints.is_empty() && set.catches.is_empty();
+        !set.suspended && (!nothing || set.step.is_some())
+    }
+
+    /// Whether somebody has asked, and [`Debugger::take_asked`] has not been asked since.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.shared.asked.load(Ordering::SeqCst)
+    }
+
     /// Has nothing stop for a while, and keeps what was wanted.
     pub(crate) fn suspend(&mut self, suspended: bool) {
         self.change(|set| set.suspended = suspended);

@@ -342,6 +342,11 @@ impl Machine {
         true
     }
 
+    /// Whether the host watches a CPU in a way that has to see whatever is executed.
+    pub fn is_observed(&self) -> bool {
+        self.watchers.iter().any(Watchers::is_observed)
+    }
+
     /// Leaves out what watches, the guest's own units among it: for measuring what they cost while they are off. A guest that
     /// switches a unit on finds that nothing happens.
     pub fn leave_out_units(&mut self) {

@@ -66,6 +66,13 @@ impl Watchers {
         self.parts = [u64::MAX; SEATS + 1];
     }
 
+    /// Whether somebody of the host's watches who has to see whatever is executed.
+    pub fn is_observed(&self) -> bool {
+        [Seat::Trace, Seat::Branches]
+            .iter()
+            .any(|seat| self.observers[*seat as usize].is_some())
+    }
+
     /// Puts together what all want watched.
     fn merge(&mut self) {
         let mut parts = [self.units.generation(); SEATS + 1];

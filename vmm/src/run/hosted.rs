@@ -12,6 +12,7 @@ use crate::{
     config::MachineConfig,
     console::{Console, Stop},
     control::Control,
+    debug::{self, Debugger},
     error::Error,
     machine::memory::Memory,
     probe,
@@ -19,7 +20,7 @@ use crate::{
     vcpu::{
         Exit,
         handover::portable,
-        kvm::{self, Counts, Host, HostClock, Hypervisor, Shared, Why},
+        kvm::{self, Counts, Host, Hypervisor, Limit, Shared, Why},
     },
 };
 
@@ -145,7 +146,6 @@ pub(super) fn needs_soft(config: &MachineConfig) -> Option<(&'static str, &'stat
         MachineConfig { reverse: Some(_), .. } => Some(("--reverse", COUNTS)),
         MachineConfig { record: Some(_), .. } => Some(("--record", COUNTS)),
         MachineConfig { replay: Some(_), .. } => Some(("replay", COUNTS)),
-        MachineConfig { gdb: Some(_), .. } => Some(("--gdb", "stops the guest in the software engine, not in KVM")),
         _ => None,
     }
 }
@@ -153,8 +153,11 @@ pub(super) fn needs_soft(config: &MachineConfig) -> Option<(&'static str, &'stat
 /// Why a configuration is better off in the software engine, where it has the choice.
 pub(super) fn wants_ours(config: &MachineConfig) -> Option<&'static str> {
     let ours = |wish: Option<Wish>| wish == Some(Wish::Emulated);
-    let any = config.units.each().iter().any(|(_, wish)| ours(*wish));
-    any.then_some("a unit of ours is wanted, and there it has all the others beside it")
+    if config.units.each().iter().any(|(_, wish)| ours(*wish)) {
+        return Some("a unit of ours is wanted, and there it has all the others beside it");
+    }
+    let gdb = config.gdb.is_some();
+    gdb.then_some("a debugger's guest stops and steps there, and its runs repeat")
 }
 
 impl Vm {
@@ -181,9 +184,9 @@ impl Vm {
             console.listen(wake).map_err(Stop::Events)?;
         }
         let mut pace = Pace::new(self.now(), started, self.timeout);
-        let mut stay = match self.soft.needs_instructions(&mut self.machine) {
-            Some(_) => Stay::Watched,
-            None => Stay::Native,
+        let mut stay = match self.needs_engine() {
+            true => Stay::Watched,
+            false => Stay::Native,
         };
         loop {
             let since = Instant::now();
@@ -191,7 +194,7 @@ impl Vm {
                 Stay::Native => None,
                 Stay::Step(cpu) => {
                     hosted.emulated += 1;
-                    self.step_for_kvm(cpu, hosted)
+                    self.step_for_kvm(cpu)
                 }
                 Stay::Watched => {
                     hosted.watched += 1;
@@ -204,13 +207,13 @@ impl Vm {
             if let Some(end) = end {
                 return Ok(end);
             }
-            let (ticks, paused) = (hosted.hypervisor.clock().ticks(), pace.paused);
             if let Some(end) = self.obey(console, &mut pace)? {
                 return Ok(end);
             }
-            if pace.paused != paused {
-                hosted.hypervisor.set_clock(HostClock::at(ticks));
-                self.host_clock = Some(hosted.hypervisor.clock());
+            if let Some(clock) = self.host_clock
+                && clock != hosted.hypervisor.clock()
+            {
+                hosted.hypervisor.set_clock(clock);
             }
             stay = match self.native(hosted, console, &mut pace)? {
                 Ok(end) => return Ok(end),
@@ -219,12 +222,40 @@ impl Vm {
         }
     }
 
+    /// Whether there is something that only the engine does: a unit or an observer that has to see instructions, something
+    /// that a debugger wants to stop for, CPUs that are to stand still.
+    fn needs_engine(&mut self) -> bool {
+        self.debugger.as_ref().is_some_and(Debugger::needs_instructions)
+            || self.soft.runs_only()
+            || self.machine.is_observed()
+            || self.soft.needs_instructions(&mut self.machine).is_some()
+    }
+
+    /// Runs a machine on KVM until it has come out of the guest so often, or something ends the run before. `None`: it has come
+    /// to that. A machine that is not on KVM, or whose next instructions have to be the engine's, runs as in [`Vm::run`].
+    ///
+    /// # Errors
+    /// As [`Vm::run`].
+    pub fn run_native(&mut self, console: &mut Console, limit: Limit) -> Result<Option<End>, Error> {
+        let set = |vm: &mut Vm, limit| {
+            if let Some(hosted) = &mut vm.hosted {
+                hosted.hypervisor.set_limit(limit);
+            }
+        };
+        set(self, Some(limit));
+        let end = self.run(console);
+        set(self, None);
+        Ok(Some(end?).filter(|end| !matches!(end, End::Instructions(_))))
+    }
+
     /// One instruction of a CPU, and what it takes until KVM can go on from there.
-    fn step_for_kvm(&mut self, cpu: usize, hosted: &Hosted) -> Option<End> {
+    fn step_for_kvm(&mut self, cpu: usize) -> Option<End> {
         self.soft.take_turn(cpu, &mut self.machine);
         for _ in 0..UNTIL_PORTABLE {
             let steps = self.soft.steps();
-            self.machine.clock().follow(hosted.hypervisor.clock().ticks(), steps);
+            if let Some(clock) = self.host_clock {
+                self.machine.clock().follow(clock.ticks(), steps);
+            }
             let exit = self.soft.run(&mut self.machine, 1);
             let steps = self.soft.steps();
             for effect in self.machine.advance(steps) {
@@ -249,7 +280,7 @@ impl Vm {
         debug!("in the engine from step {}", self.soft.steps());
         let mut needed = Instant::now();
         let end = self.software(console, pace, &mut |vm| {
-            if vm.soft.needs_instructions(&mut vm.machine).is_some() {
+            if vm.needs_engine() {
                 needed = Instant::now();
             }
             let portable = |cpu: &Cpu| portable(&cpu.state());
@@ -271,7 +302,7 @@ impl Vm {
         {
             return Ok(Err(Stay::Step(cpu)));
         }
-        let (control, mut request) = (self.control.as_ref(), None);
+        let (control, debugger, mut request) = (self.control.as_ref(), self.debugger.as_ref(), None);
         let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
         let outside = |shared: &Shared| -> Result<Option<End>, Stop> {
             while !shared.over() {
@@ -299,7 +330,7 @@ impl Vm {
                     return Ok(Some(End::Timeout(limit)));
                 }
                 request = control.and_then(Control::next);
-                if request.is_some() {
+                if request.is_some() || debugger.is_some_and(Debugger::is_asked) {
                     break;
                 }
             }
@@ -328,7 +359,15 @@ impl Vm {
                 Err(Stay::Watched)
             }
             Why::Emulation(cpu) => Err(Stay::Step(cpu)),
-            Why::Shutdown(cpu) => Ok(End::TripleFault(self.report_of(cpu))),
+            Why::Shutdown(cpu) => {
+                let mut debugger = self.debugger.as_mut().filter(|debugger| !debugger.is_suspended());
+                let why = debug::Why::TripleFault;
+                Ok(match debugger.as_mut().is_some_and(|debugger| debugger.shutdown()) {
+                    true => End::Stopped(debug::Stop { cpu, why }),
+                    false => End::TripleFault(self.report_of(cpu)),
+                })
+            }
+            Why::Limit => Ok(End::Instructions(0)),
             Why::Halted => {
                 let listening = self.soft.cpus().any(Cpu::interrupt_wakes);
                 Ok(End::Halted(self.halted(listening)))

@@ -11,7 +11,7 @@ pub struct Native {
     pub exits: Exits,
     /// Instructions that the software engine executed since KVM cannot.
     pub emulated: u64,
-    /// How often the machine moved to the software engine for a unit that has to see instructions.
+    /// How often the machine moved to the software engine for a unit that has to see instructions, or the debugger.
     pub watched: u64,
     /// Wall time in the software engine.
     pub in_engine: Duration,
@@ -89,7 +89,7 @@ impl std::fmt::Display for Stats {
             )?;
             writeln!(
                 f,
-                "handovers:    {} for an instruction, {} for a unit; {:.3} s in the engine",
+                "handovers:    {} for an instruction, {} for a unit or the debugger; {:.3} s in the engine",
                 native.emulated,
                 native.watched,
                 native.in_engine.as_secs_f64()

@@ -89,6 +89,11 @@ impl Soft {
         self.only = cpu;
     }
 
+    /// Whether CPUs stand still because somebody wishes so.
+    pub fn runs_only(&self) -> bool {
+        self.only.is_some()
+    }
+
     /// Nobody has said that it is to stand still.
     fn may_run(&self, cpu: usize) -> bool {
         self.only.is_none_or(|only| only == cpu)

@@ -1,9 +1,12 @@
 //! Small guests, and minivmm run as a user runs it.
 #![allow(dead_code, reason = "every test program uses its part of this")]
 
+pub mod long;
+
 use std::{
+    collections::BTreeMap,
     fs,
-    io::Read,
+    io::{Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -234,6 +237,62 @@ pub fn interrupt_guest(
         a.sti().unwrap();
         a.hlt().unwrap();
         a.jmp(sleep).unwrap();
+    })
+}
+
+/// Whether this host has no KVM, so that this test is to be skipped: its reader is told, and `cargo xtask test`.
+pub fn kvm_is_missing(test: &str) -> bool {
+    let Err(why) = minivmm::vcpu::kvm::Host::open() else {
+        return false;
+    };
+    println!("SKIPPED {test}: {why}");
+    if let Some(path) = std::env::var_os("MINIVMM_SKIPPED") {
+        let file = fs::OpenOptions::new().create(true).append(true).open(path);
+        // In one write, as tests run side by side.
+        file.unwrap().write_all(format!("{test}: {why}\n").as_bytes()).unwrap();
+    }
+    true
+}
+
+/// A system call of minivmm's that does nothing but fail.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    /// An ioctl by its request.
+    Ioctl(u64),
+    /// An ioctl by its request and the number that is its argument.
+    IoctlOf(u64, u64),
+    /// Opening a file to read and write it, as /dev/kvm.
+    OpenReadWrite,
+}
+
+/// Does something in a thread whose own and whose children's calls of this kind fail with this error; with 0 they return 0 and
+/// do nothing.
+pub fn denied<T: Send>(call: Call, errno: i32, f: impl FnOnce() -> T + Send) -> T {
+    use seccompiler::{
+        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+        TargetArch, apply_filter,
+    };
+    let equals = |argument: u8, value: u64| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value).unwrap()
+    };
+    let (number, conditions) = match call {
+        Call::Ioctl(request) => (libc::SYS_ioctl, vec![equals(1, request)]),
+        Call::IoctlOf(request, argument) => (libc::SYS_ioctl, vec![equals(1, request), equals(2, argument)]),
+        Call::OpenReadWrite => {
+            let flags = libc::O_RDWR | libc::O_CLOEXEC;
+            (libc::SYS_openat, vec![equals(2, flags as u64)])
+        }
+    };
+    let rules = BTreeMap::from([(number, vec![SeccompRule::new(conditions).unwrap()])]);
+    let action = SeccompAction::Errno(errno as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, TargetArch::x86_64).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    std::thread::scope(|scope| {
+        let filtered = scope.spawn(|| {
+            apply_filter(&program).unwrap();
+            f()
+        });
+        filtered.join().unwrap()
     })
 }
 

@@ -99,7 +99,10 @@ impl Host {
             .map_err(|e| says("KVM_GET_SUPPORTED_CPUID", e))?;
         let vm = kvm.create_vm().map_err(|e| says("KVM_CREATE_VM", e))?;
         let vcpu = vm.create_vcpu(0).map_err(|e| says("KVM_CREATE_VCPU", e))?;
-        let tsc_khz = vcpu.get_tsc_khz().map_err(|e| says("KVM_GET_TSC_KHZ", e))?;
+        // The wrapper's error is -1, whatever the call's was.
+        let tsc_khz = vcpu
+            .get_tsc_khz()
+            .map_err(|_| says("KVM_GET_TSC_KHZ", kvm_ioctls::Error::last()))?;
         Ok(Host {
             supported: cpuid::rows(&supported),
             tsc_khz,
@@ -132,6 +135,8 @@ impl Host {
 pub struct HostClock {
     /// The counter when the clock was at 0.
     base: u64,
+    /// It stands, and shows this.
+    stands: Option<u64>,
 }
 
 impl HostClock {
@@ -139,13 +144,37 @@ impl HostClock {
     pub fn at(ticks: u64) -> Self {
         HostClock {
             base: room::host_tsc().wrapping_sub(ticks),
+            stands: None,
         }
     }
 
     /// What it shows.
     pub fn ticks(self) -> u64 {
-        room::host_tsc().wrapping_sub(self.base)
+        self.stands.unwrap_or_else(|| room::host_tsc().wrapping_sub(self.base))
     }
+
+    /// It stands from now on.
+    pub fn stop(&mut self) {
+        self.stands = Some(self.ticks());
+    }
+
+    /// It goes on from where it stands.
+    pub fn go_on(&mut self) {
+        if let Some(ticks) = self.stands {
+            *self = HostClock::at(ticks);
+        }
+    }
+}
+
+/// How far the CPUs run in KVM, if nothing else ends that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// So many times out of KVM_RUN.
+    Exits(u64),
+    /// The same with single steps, so that most of the times are an instruction's end. KVM's steps are not exact: it takes an
+    /// instruction after MOV SS or STI, or a handler's first, together with the one before. One for tests and measurements: the
+    /// guest sees RFLAGS.TF in what PUSHF stores.
+    Steps(u64),
 }
 
 /// A CPU of the machine in KVM.
@@ -165,6 +194,7 @@ pub struct Hypervisor {
     _vm: VmFd,
     model: &'static CpuModel,
     clock: HostClock,
+    limit: Option<Limit>,
     /// A unit of ours may have to see instructions.
     watches: bool,
     /// The mapping that KVM was given, which has to stay.
@@ -230,6 +260,7 @@ impl Hypervisor {
             _vm: vm,
             model,
             clock: HostClock::at(0),
+            limit: None,
             watches,
             memory: memory.clone(),
         })
@@ -246,6 +277,11 @@ impl Hypervisor {
         for cpu in &self.cpus {
             *room::lock(&cpu.tsc_offset) = None;
         }
+    }
+
+    /// Has the CPUs come back after so much; `None`: when something asks for it.
+    pub fn set_limit(&mut self, limit: Option<Limit>) {
+        self.limit = limit;
     }
 
     /// Hands a CPU over to KVM.

@@ -15,7 +15,7 @@ use x86::msr::IA32_BIOS_SIGN_ID;
 use super::super::{Exits, Soft};
 use super::room::{self, Reason, lock};
 use super::view::View;
-use super::{Hypervisor, Processor};
+use super::{Hypervisor, Limit, Processor};
 use crate::machine::Machine;
 
 /// Why the CPUs came back from KVM.
@@ -33,6 +33,8 @@ pub enum Why {
     Shutdown(usize),
     /// All CPUs are halted, and nothing is there to wake one.
     Halted,
+    /// They have come to their [`Limit`].
+    Limit,
     /// KVM failed with this CPU: its words.
     Failed(usize, String),
 }
@@ -98,6 +100,8 @@ pub struct Shared<'a> {
     steps: u64,
     cpus: Vec<Local>,
     counts: &'a Counts,
+    /// So often CPUs still come out of KVM until the run is over.
+    left: AtomicU64,
 }
 
 /// What the threads know of each CPU.
@@ -217,6 +221,14 @@ impl<'a> Shared<'a> {
             trace!("CPU {index} completes: {reason:?}");
             unfinished = self.exit(index, cpu, &mut vcpu, reason);
         }
+        if self.single_steps()
+            && let Err(error) = room::debug(&vcpu, false)
+        {
+            self.stop(Why::Failed(
+                index,
+                format!("KVM_SET_GUEST_DEBUG: {}", crate::error::plain(&error)),
+            ));
+        }
         cpu.kick.leave();
     }
 
@@ -231,9 +243,26 @@ impl<'a> Shared<'a> {
             if !self.prepare(index, vcpu) {
                 continue;
             }
+            if self.single_steps()
+                && let Err(error) = room::debug(vcpu, true)
+            {
+                // It is lost at POPF and at some exits.
+                self.stop(Why::Failed(
+                    index,
+                    format!("KVM_SET_GUEST_DEBUG: {}", crate::error::plain(&error)),
+                ));
+                return false;
+            }
             let reason = room::run(vcpu);
             unfinished = self.exit(index, cpu, vcpu, reason);
+            if reason != Reason::Kicked && self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+                self.stop(Why::Limit);
+            }
         }
+    }
+
+    fn single_steps(&self) -> bool {
+        matches!(self.hypervisor.limit, Some(Limit::Steps(_)))
     }
 
     /// Does what an exit is for. Says whether an instruction is waiting to be completed.
@@ -267,11 +296,16 @@ impl<'a> Shared<'a> {
             }
             Reason::Window => count(&self.counts.window),
             Reason::Kicked => count(&self.counts.kicks),
+            Reason::Debug => {}
             Reason::Emulation => self.stop(Why::Emulation(index)),
             Reason::Shutdown => self.stop(Why::Shutdown(index)),
             Reason::Failure { reason, detail } => {
-                let text = format!("KVM_RUN came back with reason {reason}, {detail:#x}");
+                let text = format!("KVM_RUN: {}", room::failure(reason, detail));
                 self.stop(Why::Failed(index, text));
+            }
+            Reason::Refused(errno) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                self.stop(Why::Failed(index, format!("KVM_RUN: {}", crate::error::plain(&error))));
             }
         }
         false
@@ -312,7 +346,10 @@ impl<'a> Shared<'a> {
             let vector = machine.platform().acknowledge(index);
             if let Err(error) = room::interrupt(vcpu, vector) {
                 drop(machine);
-                self.stop(Why::Failed(index, format!("KVM_INTERRUPT: {error}")));
+                self.stop(Why::Failed(
+                    index,
+                    format!("KVM_INTERRUPT: {}", crate::error::plain(&error)),
+                ));
                 return false;
             }
             self.counts.interrupts.fetch_add(1, Ordering::Relaxed);
@@ -431,6 +468,10 @@ impl Hypervisor {
             steps: soft.steps(),
             machine: Mutex::new(machine),
             counts,
+            left: AtomicU64::new(match self.limit {
+                Some(Limit::Exits(left) | Limit::Steps(left)) => left,
+                None => u64::MAX,
+            }),
         };
         let outcome = std::thread::scope(|scope| {
             for index in 0..shared.cpus.len() {
@@ -452,6 +493,8 @@ impl Hypervisor {
             .collect();
         let why = lock(&shared.why).take().unwrap_or(Why::Asked);
         let effects = std::mem::take(&mut *lock(&shared.effects));
+        // What the guest has read of it last.
+        drop(shared.machine());
         drop(shared);
         let mut events = Vec::new();
         for (index, state) in states.iter().enumerate() {

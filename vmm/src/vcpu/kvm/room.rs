@@ -9,10 +9,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 
 use kvm_bindings::{
-    KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_IO_OUT,
-    KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SET_TPR, KVM_EXIT_SHUTDOWN, KVM_EXIT_X86_RDMSR,
-    KVM_EXIT_X86_WRMSR, KVM_INTERNAL_ERROR_EMULATION, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr,
-    kvm_interrupt, kvm_run, kvm_userspace_memory_region, kvm_xsave,
+    KVM_EXIT_DEBUG, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO,
+    KVM_EXIT_IO_OUT, KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SET_TPR, KVM_EXIT_SHUTDOWN, KVM_EXIT_UNKNOWN,
+    KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_INTERNAL_ERROR_EMULATION,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_guest_debug, kvm_interrupt, kvm_run,
+    kvm_userspace_memory_region, kvm_xsave,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
 use libc::{c_int, c_ulong, c_void, pthread_t, siginfo_t};
@@ -93,6 +94,22 @@ pub fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> io::Result<()> {
     }
 }
 
+/// Has the next entry end after an instruction, or no longer.
+///
+/// # Errors
+/// KVM refuses.
+pub fn debug(vcpu: &VcpuFd, steps: bool) -> io::Result<()> {
+    let control = match steps {
+        true => KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP,
+        false => 0,
+    };
+    let debug = kvm_guest_debug {
+        control,
+        ..Default::default()
+    };
+    vcpu.set_guest_debug(&debug).map_err(io::Error::from)
+}
+
 /// Why KVM_RUN came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -126,8 +143,12 @@ pub enum Reason {
     Shutdown,
     /// A signal, or [`Kick::kick`].
     Kicked,
+    /// A single step that was asked for.
+    Debug,
     /// KVM cannot execute the instruction at RIP.
     Emulation,
+    /// KVM_RUN itself fails, with this error number.
+    Refused(i32),
     /// Something that no guest should cause: KVM's words for it.
     Failure {
         /// `exit_reason`.
@@ -143,10 +164,7 @@ pub fn run(vcpu: &mut VcpuFd) -> Reason {
     if let Err(error) = ran {
         return match error.errno() {
             libc::EINTR | libc::EAGAIN => Reason::Kicked,
-            errno => Reason::Failure {
-                reason: u32::MAX,
-                detail: errno as u64,
-            },
+            errno => Reason::Refused(errno),
         };
     }
     let run = vcpu.get_kvm_run();
@@ -178,6 +196,7 @@ pub fn run(vcpu: &mut VcpuFd) -> Reason {
             KVM_EXIT_HLT => Reason::Halt,
             KVM_EXIT_IRQ_WINDOW_OPEN => Reason::Window,
             KVM_EXIT_SHUTDOWN => Reason::Shutdown,
+            KVM_EXIT_DEBUG => Reason::Debug,
             // MOV to CR8 has let interrupts in, or a signal came: there is something to look at.
             KVM_EXIT_SET_TPR | KVM_EXIT_INTR => Reason::Kicked,
             KVM_EXIT_INTERNAL_ERROR => match run.__bindgen_anon_1.internal.suberror {
@@ -191,8 +210,22 @@ pub fn run(vcpu: &mut VcpuFd) -> Reason {
                 reason,
                 detail: run.__bindgen_anon_1.fail_entry.hardware_entry_failure_reason,
             },
+            KVM_EXIT_UNKNOWN => Reason::Failure {
+                reason,
+                detail: run.__bindgen_anon_1.hw.hardware_exit_reason,
+            },
             _ => Reason::Failure { reason, detail: 0 },
         }
+    }
+}
+
+/// A [`Reason::Failure`] as KVM's documentation calls it.
+pub fn failure(reason: u32, detail: u64) -> String {
+    match reason {
+        KVM_EXIT_FAIL_ENTRY => format!("KVM_EXIT_FAIL_ENTRY, the processor's reason {detail:#x}"),
+        KVM_EXIT_INTERNAL_ERROR => format!("KVM_EXIT_INTERNAL_ERROR, suberror {detail}"),
+        KVM_EXIT_UNKNOWN => format!("KVM_EXIT_UNKNOWN, the processor's reason {detail:#x}"),
+        reason => format!("exit reason {reason}, which nothing asked for"),
     }
 }
 
@@ -301,4 +334,26 @@ impl Kick {
 /// A mutex whose other holder may have panicked: the panic itself ends the process.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 6/kvm-fails-mid-run
+    #[test]
+    fn what_kvm_fails_with_has_its_name() {
+        for (reason, detail, says) in [
+            (
+                KVM_EXIT_FAIL_ENTRY,
+                0x8000_0021,
+                "KVM_EXIT_FAIL_ENTRY, the processor's reason 0x80000021",
+            ),
+            (KVM_EXIT_INTERNAL_ERROR, 3, "KVM_EXIT_INTERNAL_ERROR, suberror 3"),
+            (KVM_EXIT_UNKNOWN, 0x31, "KVM_EXIT_UNKNOWN, the processor's reason 0x31"),
+            (24, 0, "exit reason 24, which"),
+        ] {
+            assert!(failure(reason, detail).contains(says), "{}", failure(reason, detail));
+        }
+    }
 }

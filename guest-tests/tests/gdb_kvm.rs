@@ -1,0 +1,238 @@
+//! Debian's gdb debugs guests on this host's KVM: in the software engine as long as it has something to stop for, else in KVM.
+//! Where there is no KVM the tests say so and skip.
+
+use guest_tests::bare::image;
+use guest_tests::{Outcome, Running, in_minivmm_on_kvm, kvm_is_missing, run, start};
+use minivmm::matrix::tap::{Point, Report};
+use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A guest on KVM that gdb can connect to.
+struct Guest {
+    folder: PathBuf,
+    running: Running,
+}
+
+impl Guest {
+    /// Of 32-bit code at 100020H.
+    fn code(name: &str, code: &[u8], options: &[&str]) -> Guest {
+        let flags = 1u32 << 16;
+        let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
+        let words = [0x1bad_b002, flags, checksum, 0x10_0000, 0x10_0000, 0, 0, 0x10_0020];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.extend(code);
+        let folder = Self::folder(name);
+        let kernel = folder.join("kernel");
+        std::fs::write(&kernel, bytes).unwrap();
+        Self::start(folder, &kernel, options)
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("minivmm-gdb-kvm-{}-{name}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        folder
+    }
+
+    fn start(folder: PathBuf, kernel: &Path, options: &[&str]) -> Guest {
+        let mut command = in_minivmm_on_kvm(kernel);
+        let socket = folder.join("gdb");
+        command.arg("--gdb").arg(format!("unix:{}", socket.display()));
+        let running = start(command.arg("--stats").args(options), LIMIT);
+        let end = Instant::now() + LIMIT;
+        while !socket.exists() {
+            assert!(Instant::now() < end, "no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Guest { folder, running }
+    }
+
+    fn command(&self, script: &str) -> Command {
+        let mut gdb = Command::new("gdb");
+        gdb.args(["-nx", "-batch", "-ex", "set pagination off", "-ex", "set confirm off"]);
+        gdb.arg("-ex")
+            .arg(format!("target remote {}", self.folder.join("gdb").display()));
+        let file = self.folder.join("script");
+        std::fs::write(&file, script).unwrap();
+        gdb.arg("-x").arg(file);
+        gdb
+    }
+
+    fn gdb(&self, script: &str) -> String {
+        let outcome = run(&mut self.command(script), LIMIT);
+        outcome.console + &outcome.errors
+    }
+
+    fn finish(self) -> Outcome {
+        let outcome = self.running.finish();
+        let _ = std::fs::remove_dir_all(&self.folder);
+        outcome
+    }
+}
+
+/// Each in what follows the one before.
+#[track_caller]
+fn says(text: &str, parts: &[&str]) {
+    let mut rest = text;
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => panic!("{part:?} is not in what follows:\n{rest}\nof\n{text}"),
+        }
+    }
+}
+
+// covers: 8/gdb-kvm
+#[test]
+fn on_kvm_it_stops_steps_and_watches_to_the_instruction() {
+    if kvm_is_missing("gdb on KVM") {
+        return;
+    }
+    // mov ecx, 4; again: inc edx; mov [200000H], edx; mov ebx, [200008H]; loop again; out F4H, al
+    let code = [
+        0xb9, 4, 0, 0, 0, 0x42, 0x89, 0x15, 0, 0, 0x20, 0, 0x8b, 0x1d, 8, 0, 0x20, 0, 0xe2, 0xf1, 0xe6, 0xf4,
+    ];
+    let guest = Guest::code("exact", &code, &["--paused", "--serial", "null"]);
+    let said = guest.gdb(
+        "print/x $rip\nstepi\nprint $rcx\n\
+         hbreak *0x100025\ncontinue\nprint $rcx\ndelete\n\
+         watch *(int *)0x200000\ncontinue\nprint/x $rip\ndelete\n\
+         rwatch *(int *)0x200008\ncontinue\nprint/x $rip\ndelete\n\
+         set $rdx = 0x41\nset {int}0x200008 = 0x1234\nset $rcx = 2\nstepi\nstepi\nstepi\nstepi\nprint/x $rbx\n\
+         print $rdx\nhbreak *0x100034\ncontinue\ndelete\nset $eax = 9\ncontinue\n",
+    );
+    says(
+        &said,
+        &[
+            "$1 = 0x100020",
+            "$2 = 4",
+            "Breakpoint 1, 0x0000000000100025",
+            "$3 = ",
+            "Hardware watchpoint 2: *(int *)0x200000",
+            "Old value",
+            "$4 = 0x10002c",
+            "Hardware read watchpoint 3: *(int *)0x200008",
+            "$5 = 0x100032",
+            "$6 = 0x1234",
+            "$7 = 66",
+            "Breakpoint 4, 0x0000000000100034",
+            "exited with code 023",
+        ],
+    );
+    assert_eq!(guest.finish().status, Some(19));
+}
+
+// covers: 8/gdb-kvm
+#[test]
+fn it_interrupts_a_guest_that_runs_in_kvm_and_lets_it_go_on_there() {
+    if kvm_is_missing("interrupting on KVM") {
+        return;
+    }
+    // again: inc dword [200000H]; inc edx; mov [200008H], edx; jmp again
+    let code = [0xff, 0x05, 0, 0, 0x20, 0, 0x42, 0x89, 0x15, 8, 0, 0x20, 0, 0xeb, 0xf1];
+    let guest = Guest::code("interrupt", &code, &["--serial", "null"]);
+    // It runs before anybody comes, and goes on after he has gone.
+    let mut counts = Vec::new();
+    for _ in 0..2 {
+        let said = guest.gdb(
+            "python print('count', int(gdb.parse_and_eval('*(unsigned *)0x200000')), \
+             int(gdb.parse_and_eval('$rdx')) & 0xffffffff, hex(int(gdb.parse_and_eval('$rip'))))\ndetach\n",
+        );
+        let line = said.lines().find(|line| line.starts_with("count ")).expect(&said);
+        let words: Vec<&str> = line.split(' ').collect();
+        let (count, edx): (u64, u64) = (words[1].parse().unwrap(), words[2].parse().unwrap());
+        assert!(count == edx || count == edx + 1, "{said}");
+        assert!(words[3].starts_with("0x10002"), "{said}");
+        counts.push(count);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    assert!(counts[0] < counts[1], "{counts:?}");
+    let mut gdb = guest.command("echo ready\\n\ncontinue\nprint/x $rip\nstepi\nstepi\nprint/x $rip\nkill\n");
+    let mut gdb = start(&mut gdb, LIMIT);
+    assert!(gdb.wait_for("ready").is_some());
+    let pid = gdb.id().to_string();
+    let interrupter = std::thread::spawn(move || {
+        let mut there = true;
+        while there {
+            std::thread::sleep(Duration::from_secs(1));
+            let killed = Command::new("kill").args(["-INT", &pid]).stderr(Stdio::null()).status();
+            there = killed.unwrap().success();
+        }
+    });
+    let outcome = gdb.finish();
+    interrupter.join().unwrap();
+    says(&outcome.console, &["SIGINT", "$1 = 0x10002", "$2 = 0x10002"]);
+    let outcome = guest.finish();
+    assert_eq!(outcome.status, Some(0), "gdb's kill ends the machine");
+    // A second and more of spinning, and the engine has had some milliseconds of it.
+    let line = outcome.errors.lines().find(|line| line.starts_with("handovers:"));
+    let line = line.expect(&outcome.errors);
+    let ms: f64 = line
+        .split_whitespace()
+        .rev()
+        .nth(4)
+        .and_then(|word| word.parse().ok())
+        .unwrap_or_else(|| panic!("{line}"));
+    assert!(ms < 0.5, "{line}");
+}
+
+// covers: 8/gdb-kvm
+#[test]
+fn a_triple_fault_on_kvm_is_shown_before_it_ends_the_machine() {
+    if kvm_is_missing("a triple fault on KVM") {
+        return;
+    }
+    // mov eax, 7; ud2
+    let code = [0xb8, 7, 0, 0, 0, 0x0f, 0x0b];
+    let guest = Guest::code("fault", &code, &["--paused", "--serial", "null"]);
+    let said = guest.gdb("continue\nprint $rax\ncontinue\n");
+    says(&said, &["SIGABRT", "= 7", "exited with code 04"]);
+    guest.finish().must_end_with(4);
+}
+
+// covers: 8/gdb-kvm
+#[test]
+fn the_guests_own_breakpoints_are_kept() {
+    if kvm_is_missing("the guest's own breakpoints on KVM") {
+        return;
+    }
+    let kernel = image("dr");
+    let passed = |outcome: &Outcome| -> BTreeSet<String> {
+        let report = Report::read(&outcome.console).unwrap_or_else(|| panic!("{outcome:?}"));
+        let passed = report.points.iter().filter(|(_, point)| *point == Point::Passed);
+        passed.map(|(name, _)| name.clone()).collect()
+    };
+    let mut command = in_minivmm_on_kvm(&kernel);
+    let plain = passed(&run(&mut command, LIMIT));
+    assert!(plain.len() > 12, "{plain:?}");
+    // Places that its tests come to, found by letting it run in the engine.
+    let config = MachineConfig {
+        memory: 64 << 20,
+        ..MachineConfig::new(&kernel)
+    };
+    let mut vm = Vm::new(&config).unwrap();
+    let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+    let mut places = BTreeSet::new();
+    while vm.run_for(&mut console, 9973).unwrap().is_none() {
+        places.insert(vm.cpu_state(0).unwrap().rip);
+    }
+    let mut script = String::new();
+    for place in places.iter().step_by(places.len().div_ceil(6)) {
+        script += &format!("thbreak *{place:#x}\n");
+    }
+    script += "set $n = 0\nwhile $n < 4\ncontinue\nset $n = $n + 1\nend\nstepi\ndelete\ndetach\n";
+    let guest = Guest::start(
+        Guest::folder("own"),
+        &kernel,
+        &["--paused", "--serial", "stdio", "--memory", "64M"],
+    );
+    let said = guest.gdb(&script);
+    assert!(said.matches("Temporary breakpoint").count() > 6, "{said}");
+    let debugged = passed(&guest.finish());
+    let lost: Vec<_> = plain.difference(&debugged).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+}
