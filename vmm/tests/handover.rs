@@ -13,7 +13,7 @@ use x86::model::{CpuModel, HASWELL};
 
 /// What is compared at the end.
 const MEMORY: std::ops::Range<u64> = 0x20_0000..0x28_0000;
-const ROUNDS: u32 = 12;
+const ROUNDS: u32 = 4;
 
 /// 64-bit code with something of everything that goes along in a handover.
 fn program(a: &mut CodeAssembler) -> Result {
@@ -139,8 +139,9 @@ fn program(a: &mut CodeAssembler) -> Result {
     a.dec(ebp)?;
     a.jne(again)?;
     a.mov(qword_ptr(COUNTS + 0x830), r14)?;
-    a.cli()?;
-    a.hlt()
+    // Not HLT, of which KVM's single steps may hear nothing.
+    a.xor(eax, eax)?;
+    a.out(0xf4, al)
 }
 
 /// How a machine is driven: so far in KVM, then so many instructions in the engine, in turn.
@@ -179,6 +180,7 @@ fn run(model: &'static CpuModel, drive: Drive) -> (Left, u64) {
                 Some(end) => Ok(Some(end)),
                 None => {
                     handovers += 1;
+                    assert!(handovers < 10_000, "{drive:?}: lost at {:x?}", vm.cpu_state(0));
                     vm.run_for(&mut console, steps)
                 }
             },
@@ -187,7 +189,7 @@ fn run(model: &'static CpuModel, drive: Drive) -> (Left, u64) {
             break end;
         }
     };
-    assert!(matches!(end, End::Halted(_)), "{drive:?}: {end:?}");
+    assert!(matches!(end, End::DebugExit(0)), "{drive:?}: {end:?}");
     let mut memory = vec![0; (MEMORY.end - MEMORY.start) as usize];
     vm.read_physical(MEMORY.start, &mut memory).unwrap();
     let mut state = vm.cpu_state(0).unwrap();
@@ -235,13 +237,13 @@ fn a_64_bit_program_ends_alike_wherever_it_is_handed_over() {
         (Limit::Exits(1), 1),
         (Limit::Exits(1), 7),
         (Limit::Exits(2), 3),
-        (Limit::Exits(5), 50),
+        (Limit::Exits(3), 50),
     ] {
         let drive = Drive::Turns(limit, steps);
         let (mixed, handovers) = run(&HASWELL, drive);
         alike(&mixed, &engine, drive);
         println!("{drive:?}: {handovers} handovers");
-        assert!(handovers > 2, "{drive:?}");
+        assert!(handovers >= 2, "{drive:?}");
         places += handovers;
     }
     assert!(places > 1000, "{places}");

@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
 //! `guest-tests/pt-oracle/benches/decode.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
-//! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`; this prepares and runs them.
+//! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -12,8 +12,9 @@ pub struct Options {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, what the units cost, the decoding of traces, the trace of a boot, or going back
-    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces", "debug"])]
+    /// Measure only the boot, the loops, what the units cost, the decoding of traces, the trace of a boot, going back, or what is added
+    /// to KVM
+    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces", "debug", "kvm"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -55,7 +56,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
                 .current_dir(tree::root()),
         )
     };
+    let on_kvm = || {
+        run_to_end(
+            guests(options, "kvm")
+                .env("MINIVMM", &program)
+                .current_dir(tree::root()),
+        )
+    };
     match options.only.as_deref() {
+        Some("kvm") => return on_kvm(),
         Some("units") => return watching(),
         Some("traces") => return tracing(),
         Some("debug") => return going_back(),
@@ -65,7 +74,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if options.only.is_some() || speeds != ExitCode::SUCCESS {
         return Ok(speeds);
     }
-    for measures in [&watching as &dyn Fn() -> Result<ExitCode>, &tracing, &going_back] {
+    for measures in [
+        &watching as &dyn Fn() -> Result<ExitCode>,
+        &tracing,
+        &going_back,
+        &on_kvm,
+    ] {
         let measured = measures()?;
         if measured != ExitCode::SUCCESS {
             return Ok(measured);
@@ -91,7 +105,7 @@ fn decode(options: &Options) -> Command {
     command
 }
 
-/// The command that measures the units, the trace of a boot, or going back.
+/// The command that measures the units, the trace of a boot, going back, or KVM.
 fn guests(options: &Options, bench: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["bench", "--quiet", "-p", "guest-tests", "--bench", bench, "--"]);
@@ -117,6 +131,7 @@ mod tests {
     // covers: 2/setup-bench
     // covers: 4/bench-units
     // covers: 5/decoder-bench
+    // covers: 6/bench-kvm
     #[test]
     fn the_options_reach_what_measures() {
         let options = Options {
@@ -127,6 +142,7 @@ mod tests {
         let command = speed(&options);
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
         let (decode, units) = (decode(&options), guests(&options, "units"));
+        assert!(guests(&options, "kvm").get_args().any(|word| word == "kvm"));
         assert!(units.get_args().any(|word| word == "units") && units.get_args().any(|word| word == "7"));
         assert!(decode.get_args().any(|word| word == "7"));
         assert!(

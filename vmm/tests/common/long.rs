@@ -14,7 +14,7 @@ const LONG: u32 = BASE + 0x200;
 
 pub type Result<T = ()> = std::result::Result<T, IcedError>;
 
-/// 32-bit code that identity-maps the first GiB and goes to [`LONG`] in 64-bit mode.
+/// 32-bit code that identity-maps the first 16 MiB and goes to [`LONG`] in 64-bit mode.
 fn enter(a: &mut CodeAssembler) -> Result {
     const GDT: u32 = IDT + 0x1000;
     for (at, value) in [
@@ -29,7 +29,7 @@ fn enter(a: &mut CodeAssembler) -> Result {
     ] {
         a.mov(dword_ptr(at), value)?;
     }
-    a.mov(ecx, 511)?;
+    a.mov(ecx, 7)?;
     let mut page = a.create_label();
     a.set_label(&mut page)?;
     a.mov(eax, ecx)?;
@@ -79,6 +79,8 @@ fn handlers(a: &mut CodeAssembler) -> Result {
             a.add(rsp, 8)?;
         }
         a.inc(qword_ptr(COUNTS + vector * 8))?;
+        // KVM's single steps leave TF in what is pushed.
+        a.and(qword_ptr(rsp + 16), !0x100)?;
         // RIP and flags but for RF.
         a.rol(r14, 5)?;
         a.add(r14, qword_ptr(rsp))?;

@@ -19,6 +19,7 @@ mod view;
 
 use std::io;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use engine::{Activity, CpuState};
 use kvm_bindings::{
@@ -122,6 +123,14 @@ impl Host {
         } else {
             Err(format!("KVM interprets here, {text}"))
         }
+    }
+
+    /// How long so many exits take that are answered at once: what whatever this program does in one is measured against.
+    ///
+    /// # Errors
+    /// One line: KVM refuses or fails.
+    pub fn bare_exits(&self, count: u16) -> Result<Duration, String> {
+        measure::exits(&self.kvm, count).map_err(refused("measuring exits of /dev/kvm"))
     }
 
     /// What KVM_CHECK_EXTENSION says of a capability, by its number.

@@ -495,7 +495,12 @@ impl Hypervisor {
         let effects = std::mem::take(&mut *lock(&shared.effects));
         // What the guest has read of it last.
         drop(shared.machine());
+        let left = shared.left.load(Ordering::SeqCst);
         drop(shared);
+        self.limit = self.limit.map(|limit| match limit {
+            Limit::Exits(_) => Limit::Exits(left),
+            Limit::Steps(_) => Limit::Steps(left),
+        });
         let mut events = Vec::new();
         for (index, state) in states.iter().enumerate() {
             if state.activity == Activity::WaitForSipi {
