@@ -94,7 +94,7 @@ pub fn full() -> bool {
 pub fn skipped(test: &str, why: &str) {
     println!("SKIPPED {test}: {why}");
     if let Some(path) = std::env::var_os("MINIVMM_SKIPPED") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let file = fs::OpenOptions::new().create(true).append(true).open(path);
         // In one write, as tests run side by side.
         let written = file.and_then(|mut file| file.write_all(format!("{test}: {why}\n").as_bytes()));
         written.expect("the file that MINIVMM_SKIPPED names takes a line");

@@ -433,10 +433,6 @@ fn a_debugger_that_cannot_be_waited_for_is_one_line() {
         (vec!["--gdb", "1234"], "not tcp:[HOST:]PORT or unix:PATH"),
         (vec!["--gdb", "tcp:1", "-s"], "cannot be used with"),
         (vec!["--paused"], "nobody could let the guest go on"),
-        (
-            vec!["-s", "--engine", "kvm"],
-            "--gdb stops the guest in the software engine",
-        ),
     ] {
         let outcome = run(in_minivmm(&kernel).args(options).args(["--serial", "null"]), LIMIT).must_end_with(2);
         assert!(outcome.errors.contains(says), "{says}: {}", outcome.errors);

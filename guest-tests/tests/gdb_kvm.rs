@@ -2,11 +2,11 @@
 //! Where there is no KVM the tests say so and skip.
 
 use guest_tests::bare::image;
-use guest_tests::{Outcome, Running, in_minivmm_on_kvm, kvm_is_missing, run, start};
+use guest_tests::{Folder, Outcome, Running, in_minivmm_on_kvm, kvm_is_missing, run, start};
 use minivmm::matrix::tap::{Point, Report};
 use minivmm::{Console, MachineConfig, SerialTarget, Vm};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,31 +14,25 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// A guest on KVM that gdb can connect to.
 struct Guest {
-    folder: PathBuf,
+    folder: Folder,
     running: Running,
 }
 
 impl Guest {
     /// Of 32-bit code at 100020H.
-    fn code(name: &str, code: &[u8], options: &[&str]) -> Guest {
+    fn code(code: &[u8], options: &[&str]) -> Guest {
         let flags = 1u32 << 16;
         let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
         let words = [0x1bad_b002, flags, checksum, 0x10_0000, 0x10_0000, 0, 0, 0x10_0020];
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.extend(code);
-        let folder = Self::folder(name);
+        let folder = Folder::new("gdb-kvm");
         let kernel = folder.join("kernel");
         std::fs::write(&kernel, bytes).unwrap();
         Self::start(folder, &kernel, options)
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("minivmm-gdb-kvm-{}-{name}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        folder
-    }
-
-    fn start(folder: PathBuf, kernel: &Path, options: &[&str]) -> Guest {
+    fn start(folder: Folder, kernel: &Path, options: &[&str]) -> Guest {
         let mut command = in_minivmm_on_kvm(kernel);
         let socket = folder.join("gdb");
         command.arg("--gdb").arg(format!("unix:{}", socket.display()));
@@ -68,9 +62,7 @@ impl Guest {
     }
 
     fn finish(self) -> Outcome {
-        let outcome = self.running.finish();
-        let _ = std::fs::remove_dir_all(&self.folder);
-        outcome
+        self.running.finish()
     }
 }
 
@@ -96,7 +88,7 @@ fn on_kvm_it_stops_steps_and_watches_to_the_instruction() {
     let code = [
         0xb9, 4, 0, 0, 0, 0x42, 0x89, 0x15, 0, 0, 0x20, 0, 0x8b, 0x1d, 8, 0, 0x20, 0, 0xe2, 0xf1, 0xe6, 0xf4,
     ];
-    let guest = Guest::code("exact", &code, &["--paused", "--serial", "null"]);
+    let guest = Guest::code(&code, &["--paused", "--serial", "null"]);
     let said = guest.gdb(
         "print/x $rip\nstepi\nprint $rcx\n\
          hbreak *0x100025\ncontinue\nprint $rcx\ndelete\n\
@@ -134,7 +126,7 @@ fn it_interrupts_a_guest_that_runs_in_kvm_and_lets_it_go_on_there() {
     }
     // again: inc dword [200000H]; inc edx; mov [200008H], edx; jmp again
     let code = [0xff, 0x05, 0, 0, 0x20, 0, 0x42, 0x89, 0x15, 8, 0, 0x20, 0, 0xeb, 0xf1];
-    let guest = Guest::code("interrupt", &code, &["--serial", "null"]);
+    let guest = Guest::code(&code, &["--serial", "null"]);
     // It runs before anybody comes, and goes on after he has gone.
     let mut counts = Vec::new();
     for _ in 0..2 {
@@ -188,7 +180,7 @@ fn a_triple_fault_on_kvm_is_shown_before_it_ends_the_machine() {
     }
     // mov eax, 7; ud2
     let code = [0xb8, 7, 0, 0, 0, 0x0f, 0x0b];
-    let guest = Guest::code("fault", &code, &["--paused", "--serial", "null"]);
+    let guest = Guest::code(&code, &["--paused", "--serial", "null"]);
     let said = guest.gdb("continue\nprint $rax\ncontinue\n");
     says(&said, &["SIGABRT", "= 7", "exited with code 04"]);
     guest.finish().must_end_with(4);
@@ -226,7 +218,7 @@ fn the_guests_own_breakpoints_are_kept() {
     }
     script += "set $n = 0\nwhile $n < 4\ncontinue\nset $n = $n + 1\nend\nstepi\ndelete\ndetach\n";
     let guest = Guest::start(
-        Guest::folder("own"),
+        Folder::new("gdb-kvm"),
         &kernel,
         &["--paused", "--serial", "stdio", "--memory", "64M"],
     );

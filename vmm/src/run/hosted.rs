@@ -297,6 +297,9 @@ impl Vm {
         console: &mut Console,
         pace: &mut Pace,
     ) -> Result<Result<End, Stay>, Stop> {
+        if hosted.hypervisor.is_at_limit() {
+            return Ok(Ok(End::Instructions(0)));
+        }
         if let Some(cpu) =
             (0..self.soft.count()).find(|&cpu| self.cpu_state(cpu).is_some_and(|state| !portable(&state)))
         {

@@ -293,6 +293,11 @@ impl Hypervisor {
         self.limit = limit;
     }
 
+    /// Whether they have come to it: something else may have had them come back at the same time.
+    pub fn is_at_limit(&self) -> bool {
+        matches!(self.limit, Some(Limit::Exits(0) | Limit::Steps(0)))
+    }
+
     /// Hands a CPU over to KVM.
     ///
     /// # Errors

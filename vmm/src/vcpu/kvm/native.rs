@@ -255,7 +255,8 @@ impl<'a> Shared<'a> {
             }
             let reason = room::run(vcpu);
             unfinished = self.exit(index, cpu, vcpu, reason);
-            if reason != Reason::Kicked && self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let less = |left: u64| left.checked_sub(1);
+            if reason != Reason::Kicked && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) == Ok(1) {
                 self.stop(Why::Limit);
             }
         }
