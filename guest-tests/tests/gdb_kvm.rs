@@ -223,7 +223,7 @@ fn the_guests_own_breakpoints_are_kept() {
         &["--paused", "--serial", "stdio", "--memory", "64M"],
     );
     let said = guest.gdb(&script);
-    assert!(said.matches("Temporary breakpoint").count() > 6, "{said}");
+    assert!(said.matches("\nTemporary breakpoint ").count() >= 4, "{said}");
     let debugged = passed(&guest.finish());
     let lost: Vec<_> = plain.difference(&debugged).collect();
     assert!(lost.is_empty(), "{lost:?}");
