@@ -11,7 +11,7 @@ use guest_tests::raw::Raw;
 use guest_tests::retired::{Heard, Lines, Retired, Stream};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
 use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, SerialTarget, Vm, monitor};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
 
@@ -27,25 +27,26 @@ fn config(model: &str, cpus: u8) -> MachineConfig {
     }
 }
 
-/// Runs it; gives the digest of the machine at its end.
-fn run(config: &MachineConfig, prepare: impl FnOnce(&mut Vm)) -> u64 {
+/// Runs it, prepared at a step; gives the digest of the machine at its end.
+fn run(config: &MachineConfig, from: u64, prepare: impl FnOnce(&mut Vm)) -> u64 {
     let mut vm = Vm::new(config).expect("a machine");
-    prepare(&mut vm);
     let mut console = Console::open(&config.serial, &[], vm.line()).expect("a console");
-    vm.run(&mut console).expect("a run");
-    for cpu in 0..vm.cpu_count() {
-        if config.trace.is_none() {
-            vm.machine().observe(cpu, None);
-        }
+    if from > 0 {
+        assert!(vm.run_for(&mut console, from).expect("a run").is_none());
     }
+    prepare(&mut vm);
+    vm.run(&mut console).expect("a run");
     vm.end_trace("the test").expect("the trace is written");
+    for cpu in 0..vm.cpu_count() {
+        vm.machine().observe(cpu, None);
+    }
     vm.digest()
 }
 
-/// What each CPU retires, by an observer that has nothing to do with traces; and the digest.
-fn retired(config: &MachineConfig, empty: &Stream) -> (Vec<Stream>, u64) {
+/// What each CPU retires from a step on, by an observer that has nothing to do with traces; and the digest.
+fn retired(config: &MachineConfig, from: u64, empty: &Stream) -> (Vec<Stream>, u64) {
     let mut heard: Vec<Arc<Mutex<Heard>>> = Vec::new();
-    let digest = run(config, |vm| {
+    let digest = run(config, from, |vm| {
         for cpu in 0..vm.cpu_count() {
             let (observer, ears) = Retired::new();
             ears.lock().expect("nobody panicked with it").stream = empty.clone();
@@ -170,15 +171,21 @@ struct Recorded {
     _folder: Folder,
 }
 
-/// Records a machine, which cannot tell that it is recorded.
-fn record(name: &str, plain: &MachineConfig) -> Recorded {
+/// Records a machine, which cannot tell that it is recorded; from a step on, if that is not the first, as the monitor begins it.
+fn record(name: &str, plain: &MachineConfig, from: u64) -> Recorded {
     let folder = Folder::new(name);
     let at = folder.join("trace");
     let traced = MachineConfig {
-        trace: Some(Options::new(&at)),
+        trace: (from == 0).then(|| Options::new(&at)),
         ..plain.clone()
     };
-    let digest = run(&traced, |_| {});
+    let digest = run(&traced, from, |vm| {
+        if from > 0 {
+            let line = format!("trace start {}", at.display());
+            let told = monitor::answer(vm, 0, &line).expect("a recording");
+            assert!(told.ends_with(&format!("recording from step {from}\n")), "{told}");
+        }
+    });
     let trace = Trace::open(&at).expect("a trace");
     let raw = folder.join("raw");
     raw::export(&trace, &raw, &mut |_, _| {}).expect("raw files");
@@ -192,13 +199,18 @@ fn record(name: &str, plain: &MachineConfig) -> Recorded {
 
 /// Records a machine and compares each vCPU's stream, as both decoders find it, with what an observer of its own says retired.
 fn compare(name: &str, plain: &MachineConfig, skip: &[Range<u64>]) -> Recorded {
-    let recorded = record(name, plain);
+    compare_from(name, plain, 0, skip)
+}
+
+/// The same from a step on.
+fn compare_from(name: &str, plain: &MachineConfig, from: u64, skip: &[Range<u64>]) -> Recorded {
+    let recorded = record(name, plain, from);
     let mut empty = Stream::default();
     empty.skip = skip.to_vec();
-    let (streams, digest) = retired(plain, &empty);
+    let (streams, digest) = retired(plain, from, &empty);
     assert_eq!(recorded.digest, digest, "{name}: the guest cannot tell");
     for (cpu, ran) in streams.iter().enumerate() {
-        let again = |empty: &Stream| retired(plain, empty).0.swap_remove(cpu);
+        let again = |empty: &Stream| retired(plain, from, empty).0.swap_remove(cpu);
         let what = format!("{name}, our decoder, vCPU {cpu}");
         hold(&what, &empty, ran, again, |empty| decoded(&recorded.trace, cpu, empty));
         let what = format!("{name}, libipt, vCPU {cpu}");
@@ -266,8 +278,8 @@ fn a_guest_s_own_trace_goes_on_beside_ours() {
             max_instructions: Some(20_000_000),
             ..MachineConfig::new(image(name))
         };
-        let recorded = record(name, &plain);
-        assert_eq!(recorded.digest, run(&plain, |_| {}), "{name}: the guest cannot tell");
+        let recorded = record(name, &plain, 0);
+        assert_eq!(recorded.digest, run(&plain, 0, |_| {}), "{name}: the guest cannot tell");
         let found = decoded(&recorded.trace, 0, &Stream::default());
         assert!(found.count > 10_000, "{name}: {} instructions", found.count);
         // When the unit's interrupts come depends on how often an observer takes branches, so that this one is its own witness.
@@ -291,7 +303,7 @@ fn filters_by_ring_part_what_a_guest_executes() {
             }),
             ..MachineConfig::new(image("pt_filters"))
         };
-        run(&traced, |_| {});
+        run(&traced, 0, |_| {});
         decoded(&Trace::open(&at).expect("a trace"), 0, &Stream::default()).count
     };
     let (all, kernel, user) = (
@@ -486,4 +498,30 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
     let raw = folder.join("raw");
     raw::export(&trace, &raw, &mut |_, _| {}).expect("raw files");
     hold("jit, libipt", &empty, &stream, ran, |empty| by_libipt(&raw, 0, empty));
+}
+
+/// A recording that the monitor begins in a run that nobody has recorded so far: code that was decoded, and translations that were
+/// made, long before are in it, too.
+// covers: 8/monitor-trace-late
+#[test]
+fn recordings_that_begin_under_way_are_what_retired() {
+    let from = 3_000_000;
+    let boot = MachineConfig {
+        max_instructions: Some(8_000_000),
+        ..config("skylake-server", 1)
+    };
+    compare_from("late", &boot, from, &[]);
+    let several = MachineConfig {
+        cmdline: Some(b"3".to_vec()),
+        cpus: 3,
+        memory: 64 << 20,
+        ..MachineConfig::new(Path::new(SMP))
+    };
+    let whole = {
+        let mut vm = Vm::new(&several).expect("a machine");
+        let mut console = Console::open(&several.serial, &[], vm.line()).expect("a console");
+        vm.run(&mut console).expect("a run");
+        vm.steps()
+    };
+    compare_from("late-smp", &several, whole / 2, &idle_loops(Path::new(SMP)));
 }

@@ -332,7 +332,7 @@ pub fn models() -> String {
 }
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.
-fn one_line(report: &str) -> String {
+pub(crate) fn one_line(report: &str) -> String {
     let head = report.strip_prefix("error: ").unwrap_or(report);
     let lines: Vec<&str> = head
         .lines()

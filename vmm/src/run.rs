@@ -10,6 +10,7 @@ mod end;
 mod files;
 mod hosted;
 mod inspect;
+mod named;
 mod pace;
 mod past;
 mod report;
@@ -23,6 +24,8 @@ pub use snapshot::{Pages, Snapshot};
 
 use std::{
     io::{self, Write},
+    path::PathBuf,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
@@ -35,14 +38,14 @@ pub use self::{
     end::{End, Ended},
     stats::Stats,
 };
-use self::{hosted::Hosted, pace::Pace, report::report};
+use self::{hosted::Hosted, named::Named, pace::Pace, report::report};
 use crate::{
     collect::{self, Collector},
     config::{ClockMode, DiskMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop},
     control::{self, Command, Control, CpuStatus, Reply, Request},
     debug::{self, Debugger, Why},
-    disk::Disk,
+    disk::{Disk, Overlay},
     error::Error,
     gdb,
     history::{self, History, session::Session, valve::Valve},
@@ -138,6 +141,16 @@ pub struct Vm {
     wanted: Option<u64>,
     /// It ends as by a limit when this CPU has made so many steps.
     until_cpu: Option<(usize, u64)>,
+    /// States that are kept under a name.
+    named: Named,
+    /// What is on disks that have an overlay, in order.
+    overlays: Vec<Overlay>,
+    /// What of the guest's would not go back to a state that was kept, in a machine that does not keep its past.
+    lasting: Option<String>,
+    /// The recording was begun under way.
+    recorder_is_late: bool,
+    /// The kernel's file.
+    kernel: PathBuf,
 }
 
 impl Vm {
@@ -234,7 +247,10 @@ impl Vm {
             reason: e.to_string(),
         })?;
         let recorder = match &config.trace {
-            Some(options) => Some(record(options, config, &mut machine)?),
+            Some(options) => {
+                let header = options.header(config.model, machine.cpu_count(), &config.kernel);
+                Some(record(options, header, config.model, &mut machine)?)
+            }
             None => None,
         };
         let boot = boot::state(config.model, &entry);
@@ -243,7 +259,7 @@ impl Vm {
             None => None,
         };
         let soft = Soft::new(engine, config.model, machine.cpu_count(), &boot);
-        let history = keeps.then(|| Box::new(History::new(config.reverse, outputs, overlays)));
+        let history = keeps.then(|| Box::new(History::new(config.reverse, outputs)));
         let mut vm = Vm {
             soft,
             host_clock: hosted.as_ref().map(|hosted| hosted.hypervisor.clock()),
@@ -270,6 +286,11 @@ impl Vm {
             seeking: false,
             wanted: None,
             until_cpu: None,
+            named: Named::new(),
+            overlays,
+            lasting: lasting(config),
+            recorder_is_late: false,
+            kernel: config.kernel.clone(),
         };
         vm.begin_history(config)?;
         Ok(vm)
@@ -375,6 +396,7 @@ impl Vm {
         let Some(recorder) = self.recorder.take() else {
             return Ok(());
         };
+        self.recorder_is_late = false;
         recorder.finish();
         for cpu in 0..self.soft.count() {
             self.soft.ask(cpu, &mut self.machine);
@@ -391,6 +413,30 @@ impl Vm {
                 path,
                 source,
             })
+    }
+
+    /// Begins a recording here and now.
+    ///
+    /// # Errors
+    /// There is one already, or the directory cannot be made; KVM executes what nobody sees.
+    pub fn begin_trace(&mut self, options: &trace::Options) -> Result<(), Error> {
+        let refused = |why: &str| Err(Error::Usage(format!("trace start: {why}")));
+        if self.host_clock.is_some() {
+            return refused("what runs in KVM is not seen: `--engine soft` is");
+        }
+        if self.recorder.is_some() {
+            return refused("there is a recording already");
+        }
+        let model = self.machine.model();
+        let header = options.header(model, self.soft.count(), &self.kernel);
+        self.recorder = Some(record(options, header, model, &mut self.machine)?);
+        self.recorder_is_late = true;
+        Ok(())
+    }
+
+    /// Whether the recording, if there is one, was begun by [`Vm::begin_trace`].
+    pub(crate) fn recorder_is_late(&self) -> bool {
+        self.recorder_is_late
     }
 
     /// What the control socket says of the machine.
@@ -722,8 +768,13 @@ impl Vm {
                 Exit::Halt => {
                     // Looks outside do not depend on steps alone here, but only what they find can matter to the guest.
                     look_at = look_at.saturating_sub(WARP);
+                    let here = (self.moment(), self.machine.restorations().load(Ordering::Relaxed));
                     if let Some(end) = self.obey(console, pace)? {
                         return Ok(Some(end));
+                    }
+                    if here != (self.moment(), self.machine.restorations().load(Ordering::Relaxed)) {
+                        // It has been put to another step, where this CPU may not be halted.
+                        continue;
                     }
                     if !self.soft.next_turn(&mut self.machine)
                         && let Some(end) = self.idle(console, pace)?
@@ -739,7 +790,9 @@ impl Vm {
 
     /// Whether a CPU's leaving the engine is a debugger's stop.
     fn stop(&mut self, cpu: usize, exit: &Exit, stepped: bool) -> Option<debug::Stop> {
+        let rip = self.soft.cpu(cpu).map_or(0, Cpu::rip);
         let debugger = self.debugger.as_mut()?;
+        let stepped = stepped && !debugger.steps_on(rip);
         match exit {
             Exit::Stop { .. } => debugger.take_stop().map(|stop| stop.why),
             Exit::Shutdown if !debugger.is_suspended() && debugger.shutdown() => Some(Why::TripleFault),
@@ -950,9 +1003,13 @@ impl Vm {
 }
 
 /// Begins a recording of all CPUs.
-fn record(options: &trace::Options, config: &MachineConfig, machine: &mut Machine) -> Result<Recorder, Error> {
-    let header = options.header(config);
-    let (recorder, observers) = Recorder::new(options, header, config.model).map_err(|source| Error::File {
+fn record(
+    options: &trace::Options,
+    header: trace::Header,
+    model: &CpuModel,
+    machine: &mut Machine,
+) -> Result<Recorder, Error> {
+    let (recorder, observers) = Recorder::new(options, header, model).map_err(|source| Error::File {
         option: "--trace",
         path: options.folder.clone(),
         source,
@@ -961,6 +1018,19 @@ fn record(options: &trace::Options, config: &MachineConfig, machine: &mut Machin
         machine.observe(cpu, Some(Box::new(observer)));
     }
     Ok(recorder)
+}
+
+/// What of a machine does not go back to a state that was kept, unless it keeps its past.
+fn lasting(config: &MachineConfig) -> Option<String> {
+    let written = |disk: &&crate::config::DiskConfig| disk.mode == DiskMode::ReadWrite;
+    if let Some(disk) = config.disks.iter().find(written) {
+        let path = disk.path.display();
+        return Some(format!(
+            "what the guest writes to {path} would not go back: give the disk as {path},overlay, or use `--reverse`"
+        ));
+    }
+    let what = "what the guest has sent to `--collect` would not go back: `--reverse` copes with that";
+    config.collect.as_ref().map(|_| what.into())
 }
 
 /// Whether a machine keeps where it came from.

@@ -36,12 +36,11 @@ use self::{
     points::Points,
     valve::Flow,
 };
-use crate::disk::Overlay;
 
 /// The memory that points take at most, unless `--reverse-memory` says otherwise.
 pub const MEMORY: u64 = 1 << 30;
 /// Steps between two points as the run goes on: some tenths of a second.
-const SPACING: u64 = 1 << 24;
+const SPACING: u64 = 1 << 23;
 
 /// How a run is kept, so that it can be gone back in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +71,6 @@ pub struct History {
     pub spacing: u64,
     /// What the serial ports send.
     pub outputs: Vec<Flow>,
-    /// The disks' overlays.
-    pub disks: Vec<Overlay>,
     /// How far it is known.
     pub head: Moment,
     /// The run is there, and what comes from outside is new.
@@ -90,6 +87,8 @@ pub struct History {
     pub changed: bool,
     /// How often the run has been put to another place.
     pub jumps: u64,
+    /// Where it was each time when what comes later was forgotten.
+    pub forgotten: Vec<Moment>,
 }
 
 /// How a recorded session ended.
@@ -103,13 +102,12 @@ pub struct Closed {
 
 impl History {
     /// A run at its beginning.
-    pub fn new(options: Option<Options>, outputs: Vec<Flow>, disks: Vec<Overlay>) -> Self {
+    pub fn new(options: Option<Options>, outputs: Vec<Flow>) -> Self {
         History {
             log: Log::default(),
             points: options.map(|options| Points::new(options.memory)),
             spacing: options.unwrap_or_default().spacing.max(1),
             outputs,
-            disks,
             head: Moment::default(),
             live: true,
             closed: None,
@@ -118,6 +116,7 @@ impl History {
             check_at: 0,
             changed: false,
             jumps: 0,
+            forgotten: Vec::new(),
         }
     }
 

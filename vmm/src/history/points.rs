@@ -89,6 +89,11 @@ impl Points {
         self.bytes -= self.list.drain(index..).map(|(_, cost)| cost).sum::<u64>();
     }
 
+    /// All are gone.
+    pub fn clear(&mut self) {
+        (self.list, self.bytes) = (Vec::new(), 0);
+    }
+
     /// What a point costs beside the one before it.
     fn count_again(&mut self, index: usize) {
         let Some((point, before)) = self.list.get(index) else {

@@ -15,6 +15,7 @@ mod recording;
 mod registers;
 mod resources;
 mod scene;
+mod snapshots;
 mod stops;
 #[cfg(test)]
 mod tests;
@@ -151,9 +152,15 @@ pub const COMMANDS: &[Command] = &[
         past::run_to,
     ),
     row(
+        "snapshot",
+        "[save NAME | load NAME | drop NAME | list]",
+        "Keeps the machine's state in memory under a name, or takes on one that was kept",
+        snapshots::snapshot,
+    ),
+    row(
         "trace",
-        "[start | stop]",
-        "Begins or stops what `--trace` records, or says whether it records",
+        "[start [DIR [OPTION...]] | stop]",
+        "Begins a recording in a new directory, with the options of `--trace`, and ends it; begins or stops what `--trace` records; says whether it records",
         recording::trace,
     ),
     row(

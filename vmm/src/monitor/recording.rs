@@ -1,23 +1,41 @@
-//! The recording of `--trace`.
+//! Recordings: that of `--trace`, and those that are begun as the machine runs.
 
 use super::{Answer, scene::Scene};
+use crate::trace::Options;
 
 /// `trace`.
 pub fn trace(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
     let steps = scene.vm.steps();
+    if let ["start", folder, options @ ..] = arguments {
+        let options = Options::of_words(folder, options)?;
+        scene.vm.begin_trace(&options).map_err(|error| error.to_string())?;
+        return Ok(format!("{folder}: recording from step {steps}\n"));
+    }
+    let late = scene.vm.recorder_is_late();
     let Some(recorder) = scene.vm.recorder() else {
-        return Err("nothing can be recorded: `--trace DIR` at the start makes it possible".into());
+        return match arguments {
+            [] => Ok("nothing is recorded\n".into()),
+            ["start" | "stop"] => Err("nothing is recorded: `trace start DIR` begins".into()),
+            _ => Err(USAGE.into()),
+        };
     };
-    let folder = recorder.folder().display();
+    let folder = recorder.folder().display().to_string();
     let on = |on: bool| if on { "on" } else { "off" };
     let wanted = match arguments {
         [] => return Ok(format!("{folder}: recording is {}\n", on(recorder.is_on()))),
+        ["stop"] if late => {
+            let ended = scene.vm.end_trace("the monitor stopped it");
+            ended.map_err(|error| format!("{error}; the trace is not complete"))?;
+            return Ok(format!("{folder}: recorded up to step {steps}\n"));
+        }
         ["start"] => true,
         ["stop"] => false,
-        _ => return Err("trace, trace start or trace stop".into()),
+        _ => return Err(USAGE.into()),
     };
     if !recorder.switch(wanted) {
         return Err(format!("recording is {} already", on(wanted)));
     }
     Ok(format!("{folder}: recording is {} from step {steps}\n", on(wanted)))
 }
+
+const USAGE: &str = "trace, trace start DIR [OPTION...], trace start or trace stop";

@@ -2,11 +2,12 @@
 
 use std::io;
 
-use log::{debug, trace};
+use log::{debug, trace, warn};
 
 use super::{End, Vm};
 use crate::{
     console::{Console, Stop},
+    disk::Overlay,
     error::Error,
     history::{
         History,
@@ -94,6 +95,7 @@ impl Vm {
         history.outputs.iter().for_each(|flow| flow.forget_future());
         (history.head, history.live, history.closed) = (here, true, None);
         history.finished = None;
+        history.forgotten.push(here);
         Ok(())
     }
 
@@ -134,29 +136,19 @@ impl Vm {
     }
 
     /// Keeps a point, unless there is one.
-    fn keep_point(&mut self, fixed: bool) {
+    pub(super) fn keep_point(&mut self, fixed: bool) {
         let at = self.moment();
         let there = |points: &Points| points.before(at.steps).is_some_and(|point| point.at.steps == at.steps);
         let known = self.history.as_ref().and_then(|history| history.points.as_ref());
         if known.is_none_or(|points| !fixed && there(points)) {
             return;
         }
-        let mut state = self.save();
+        let mut point = self.point(fixed);
         if self.debugger.is_some() {
             // Whoever goes on from here stops at what is here.
-            state.soft.cpus.iter_mut().for_each(|cpu| cpu.observed = None);
+            point.state.soft.cpus.iter_mut().for_each(|cpu| cpu.observed = None);
         }
-        let Some(history) = &mut self.history else { return };
-        let point = Point {
-            at,
-            state,
-            disks: history.disks.iter().map(|disk| disk.save()).collect(),
-            logged: history.log.position(),
-            sent: history.outputs.iter().map(|flow| flow.sent()).collect(),
-            unsettled: history.unsettled,
-            fixed,
-        };
-        if let Some(points) = &mut history.points {
+        if let Some(points) = self.history.as_mut().and_then(|history| history.points.as_mut()) {
             points.add(point);
             trace!(
                 "a point at step {}; {} take {} bytes",
@@ -167,39 +159,71 @@ impl Vm {
         }
     }
 
+    /// All there is to this moment.
+    pub(super) fn point(&mut self, fixed: bool) -> Point {
+        let at = self.moment();
+        let state = self.save();
+        let history = self.history.as_ref();
+        Point {
+            at,
+            state,
+            disks: self.overlays.iter().map(Overlay::save).collect(),
+            logged: history.map_or(0, |history| history.log.position()),
+            sent: history.map_or_else(Vec::new, |history| {
+                history.outputs.iter().map(|flow| flow.sent()).collect()
+            }),
+            unsettled: history.and_then(|history| history.unsettled),
+            fixed,
+        }
+    }
+
     /// Puts the machine to the last point that is no further than so many steps.
     pub(super) fn put_back(&mut self, steps: u64) -> Result<(), Error> {
         let here = self.moment();
         let Some(mut history) = self.history.take() else {
             return Err(no_history("going back"));
         };
-        let result = self.put_back_in(&mut history, here, steps);
+        // It is taken out for the while, and comes back as it was.
+        let points = history.points.take();
+        let result = match points.as_ref().and_then(|points| points.before(steps)) {
+            Some(point) => self.put_to(&mut history, here, point),
+            None => Err(no_history("going back")),
+        };
+        history.points = points;
         self.history = Some(history);
         result
     }
 
-    fn put_back_in(&mut self, history: &mut History, here: Moment, steps: u64) -> Result<(), Error> {
-        let point = history.points.as_ref().and_then(|points| points.before(steps));
-        let Some(point) = point else {
-            return Err(no_history("going back"));
-        };
-        let failed = |why: String| Error::System {
-            what: "going back",
-            source: io::Error::other(why),
-        };
-        self.restore(&point.state).map_err(failed)?;
+    /// Puts the machine, which is somewhere else, to a point of this past.
+    pub(super) fn put_to(&mut self, history: &mut History, here: Moment, point: &Point) -> Result<(), Error> {
+        self.take_on(point)?;
         if std::mem::take(&mut history.live) {
             history.head = history.head.max(here);
         }
         history.log.go_to(point.logged);
-        for (disk, contents) in history.disks.iter().zip(&point.disks) {
-            disk.restore(contents);
-        }
         for (flow, sent) in history.outputs.iter().zip(&point.sent) {
             flow.go_to(*sent);
         }
         history.unsettled = point.unsettled;
         history.jumps += 1;
+        Ok(())
+    }
+
+    /// Takes on a state, and what disks held then. A recording that was begun under way is at its end: it only grows.
+    pub(super) fn take_on(&mut self, point: &Point) -> Result<(), Error> {
+        if self.recorder_is_late
+            && let Err(error) = self.end_trace("the machine was put to another step")
+        {
+            warn!("{error}");
+        }
+        let failed = |why: String| Error::System {
+            what: "going back",
+            source: io::Error::other(why),
+        };
+        self.restore(&point.state).map_err(failed)?;
+        for (disk, contents) in self.overlays.iter().zip(&point.disks) {
+            disk.restore(contents);
+        }
         Ok(())
     }
 

@@ -1,12 +1,15 @@
 //! What `--trace` and its companions ask for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use x86::model::CpuModel;
 
 use super::format::Header;
 use super::record::CTL;
 use super::sink::RING_LEAST;
 use super::trigger::When;
-use crate::cli::{parse_size, parse_u64};
+use crate::cli::{one_line, parse_size, parse_u64};
 use crate::error::Error;
 
 /// What is traced.
@@ -64,13 +67,13 @@ pub struct Options {
 
 impl Options {
     /// What the trace's header says before the recording ends.
-    pub fn header(&self, config: &crate::MachineConfig) -> Header {
+    pub fn header(&self, model: &CpuModel, cpus: usize, kernel: &Path) -> Header {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Header {
-            model: config.model.name.into(),
-            tsc_khz: config.model.tsc_khz,
-            cpus: usize::from(config.cpus.max(1)),
-            kernel: config.kernel.display().to_string(),
+            model: model.name.into(),
+            tsc_khz: model.tsc_khz,
+            cpus,
+            kernel: kernel.display().to_string(),
             began: since.map_or(0, |since| since.as_secs()),
             filters: self.filters.iter().map(ToString::to_string).collect(),
             start: self.start.as_ref().map(ToString::to_string),
@@ -122,6 +125,28 @@ pub struct Arguments {
     /// Symbols for --trace-start and --trace-stop: a vmlinux or System.map; the kernel must run where it was linked (nokaslr)
     #[arg(long, value_name = "FILE", requires = "trace")]
     symbols: Option<PathBuf>,
+}
+
+/// A line of the monitor's.
+#[derive(clap::Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct Line {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
+impl Options {
+    /// A recording that the monitor begins: a directory, and options as on the command line. The guest goes on if it cannot be
+    /// written any more.
+    ///
+    /// # Errors
+    /// One line: what is wrong with them.
+    pub fn of_words(folder: &str, options: &[&str]) -> Result<Options, String> {
+        let words = ["--trace", folder, "--trace-on-error", "continue"];
+        let line = Line::try_parse_from(words.iter().chain(options)).map_err(|e| one_line(&e.to_string()))?;
+        let options = line.arguments.options().map_err(|e| e.to_string())?;
+        options.ok_or_else(|| "no directory".into())
+    }
 }
 
 /// Address ranges that a trace unit has.
@@ -195,15 +220,8 @@ fn parse_buffer(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
-
     fn options(text: &[&str]) -> Result<Option<Options>, String> {
-        use clap::Parser;
-        let line = Line::try_parse_from(std::iter::once(&"minivmm").chain(text)).map_err(|error| error.to_string())?;
+        let line = Line::try_parse_from(text).map_err(|error| error.to_string())?;
         line.arguments.options().map_err(|error| error.to_string())
     }
 

@@ -1,0 +1,130 @@
+//! States of the machine that somebody has kept under a name, in memory, and goes back to.
+//!
+//! A machine that keeps its past and has not left it since goes to the state as to any other step: what came later comes again.
+//! From another past (what came later has been forgotten in between) the state is where the run begins anew, as nothing is kept
+//! of the way there. Without a past there is the state alone, and everything that follows is new.
+
+use std::collections::BTreeMap;
+
+use super::Vm;
+use crate::history::log::{Entry, Moment, What};
+use crate::history::points::Point;
+
+/// What a run says of its states that have names.
+pub(super) type Named = BTreeMap<String, Kept>;
+
+/// A state, and of which past it is.
+#[derive(Debug)]
+pub(super) struct Kept {
+    point: Point,
+    /// How often the future had been forgotten before.
+    forgotten: usize,
+}
+
+/// Names that are kept at most.
+const MOST: usize = 64;
+
+impl Vm {
+    /// Why the machine's state cannot be kept and taken on again as it runs, if it cannot.
+    fn keeps_states(&self) -> Result<(), String> {
+        if self.host_clock.is_some() {
+            return Err("a machine in KVM cannot: `--engine soft` can".into());
+        }
+        match &self.lasting {
+            Some(why) if self.history.is_none() => Err(why.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the state under a name, in place of one that has it already.
+    ///
+    /// # Errors
+    /// One line: there are too many, or something of the guest's would not go back with it.
+    pub fn keep_state(&mut self, name: &str) -> Result<(), String> {
+        self.keeps_states()?;
+        if self.named.len() >= MOST && !self.named.contains_key(name) {
+            return Err(format!("{MOST} are kept already: `snapshot drop NAME` makes room"));
+        }
+        self.settle_change().map_err(|error| error.to_string())?;
+        let kept = Kept {
+            point: self.point(false),
+            forgotten: self.history.as_ref().map_or(0, |history| history.forgotten.len()),
+        };
+        self.named.insert(name.into(), kept);
+        Ok(())
+    }
+
+    /// The names of the states that are kept, with their steps, in the order of the names.
+    pub fn kept_states(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.named
+            .iter()
+            .map(|(name, kept)| (name.as_str(), kept.point.at.steps))
+    }
+
+    /// No longer keeps a state; `false` where there is none.
+    pub fn drop_state(&mut self, name: &str) -> bool {
+        self.named.remove(name).is_some()
+    }
+
+    /// Takes on a state that is kept, which stays so. It ends a recording that was begun as the machine ran.
+    ///
+    /// # Errors
+    /// One line: there is none, or it cannot be taken on; nothing has changed then.
+    pub fn take_state(&mut self, name: &str) -> Result<(), String> {
+        self.keeps_states()?;
+        if !self.named.contains_key(name) {
+            return Err(format!("there is no snapshot {name:?}: `snapshot list` shows them"));
+        }
+        if self.recorder.is_some() && !self.recorder_is_late {
+            return Err("a trace only grows: leave out `--trace`, and begin one with `trace start DIR`".into());
+        }
+        self.settle_change().map_err(|error| error.to_string())?;
+        let Some(mut kept) = self.named.remove(name) else {
+            return Ok(());
+        };
+        let result = self.take(&mut kept).map_err(|error| error.to_string());
+        self.named.insert(name.into(), kept);
+        result
+    }
+
+    fn take(&mut self, kept: &mut Kept) -> Result<(), crate::Error> {
+        let here = self.moment();
+        let Some(mut history) = self.history.take() else {
+            return self.take_on(&kept.point);
+        };
+        let since = history.forgotten.get(kept.forgotten..).unwrap_or_default();
+        let same = since.iter().all(|moment| *moment > kept.point.at);
+        let cut = if same { Ok(()) } else { history.log.forget_future() };
+        let result = cut.and_then(|()| self.put_to(&mut history, here, &kept.point));
+        self.history = Some(history);
+        result?;
+        if !same {
+            self.begin_anew(here)?;
+            kept.point = self.point(false);
+        }
+        kept.forgotten = self.history.as_ref().map_or(0, |history| history.forgotten.len());
+        Ok(())
+    }
+
+    /// The run has a past and a future no more: it begins here. It was at another moment before.
+    fn begin_anew(&mut self, before: Moment) -> Result<(), crate::Error> {
+        let here = self.moment();
+        let Some(history) = &mut self.history else {
+            return Ok(());
+        };
+        // What has come is no way to here, so for whoever reads the log it ends where the run was.
+        history.log.go_to(usize::MAX);
+        let what = What::Changed;
+        history.log.push(Entry { at: before, what })?;
+        if let Some(points) = &mut history.points {
+            points.clear();
+        }
+        history.outputs.iter().for_each(|flow| flow.forget_future());
+        // No state that was kept before leads here.
+        history.forgotten.push(Moment::default());
+        (history.head, history.live, history.closed) = (here, true, None);
+        history.finished = None;
+        self.keep_point(true);
+        Ok(())
+    }
+}
