@@ -136,6 +136,48 @@ fn main() {
         .arg(&native)
         .must();
 
+    // For gdb, which takes the symbols from the file of 64 bits.
+    let wide_walk = out.join("walk.elf64");
+    let mut command = cc();
+    command
+        .args([
+            "-m64",
+            "-g",
+            "-O0",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-mgeneral-regs-only",
+        ])
+        .args(["-mno-red-zone", "-fno-omit-frame-pointer", "-fcf-protection=none"])
+        .args(bare)
+        .args(link)
+        .arg(source("guest.ld"))
+        .args([source("long_entry.S"), source("walk.c")]);
+    command.arg("-o").arg(&wide_walk).must();
+    let walk = out.join("walk.elf");
+    Command::new("objcopy")
+        .args(["-I", "elf64-x86-64", "-O", "elf32-i386", "--strip-debug"])
+        .args([&wide_walk, &walk])
+        .must();
+    let crash = out.join("crash");
+    let mut command = cc();
+    command
+        .args([
+            "-m64",
+            "-g",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-static",
+            "-nostdlib",
+            "-no-pie",
+        ])
+        .args(["-fno-pie", "-ffreestanding", "-fcf-protection=none"])
+        .arg(source("crash.c"));
+    command.arg("-o").arg(&crash).must();
+
     let debug = out.join("host-debug");
     cc().args(["-O2", "-Wall", "-Wextra", "-Werror"])
         .arg(source("host_debug.c"))
@@ -153,6 +195,9 @@ fn main() {
         ("LOOPS_NATIVE", native),
         ("TRANSACTIONS", transactions),
         ("JIT", jit),
+        ("WALK", walk),
+        ("WALK_SYMBOLS", wide_walk),
+        ("CRASH", crash),
     ] {
         println!("cargo::rustc-env=GUEST_{name}={}", path.display());
     }

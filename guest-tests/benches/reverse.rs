@@ -1,18 +1,24 @@
-//! What it costs to be able to go back, and how long going back takes, over a whole Linux boot.
+//! What a debugger costs, what it costs to be able to go back, and how long going back takes, over a whole Linux boot.
 //!
 //! `cargo xtask bench --only debug [--rounds N]`; the figures go to target/bench-reverse.json too. The ratio is of times of CPUs, user
 //! and system together, since a machine that others use makes seconds lie; how long somebody waits is in seconds.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use guest_tests::gdb::Guest;
 use guest_tests::measure::{cpu_seconds_of_children, middle, rounds};
 use guest_tests::{linux, linux_in_minivmm, run, target};
+use minivmm::gdb::packets::frame;
+use minivmm::linux::Kernel;
 use minivmm::{Back, Console, MachineConfig, Vm, history};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";
+/// The same with the kernel where it was linked.
+const QUIET: &str = "console=ttyS0 panic=-1 quiet nokaslr minivmm.script=nothing";
 
 fn main() -> ExitCode {
     match rounds(3).and_then(measure) {
@@ -31,7 +37,88 @@ fn seconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_secs_f64(), result)
 }
 
+/// Symbols of the kernel without KASLR: a function that is not called, and a variable that is not written.
+fn symbols() -> Result<[u64; 2], String> {
+    let config = MachineConfig {
+        initrd: Some(linux().initrd.clone()),
+        cmdline: Some(QUIET.into()),
+        ..MachineConfig::new(&linux().kernel)
+    };
+    let failed = |error: minivmm::Error| error.to_string();
+    let mut vm = Vm::new(&config).map_err(failed)?;
+    let mut console = Console::open(&config.serial, &[], vm.line()).map_err(failed)?;
+    loop {
+        if vm.run_for(&mut console, 50_000_000).map_err(failed)?.is_some() {
+            return Err("no kernel is found in memory".into());
+        }
+        if let Some(kernel) = Kernel::find(&mut vm.machine().memory()) {
+            let found = ["panic", "panic_cpu"].map(|name| kernel.symbols().address(name));
+            return match found {
+                [Some(function), Some(variable)] => Ok([function, variable]),
+                _ => Err("the kernel's symbols are not found".into()),
+            };
+        }
+    }
+}
+
+/// CPU seconds of a boot with a debugger that has set this, and which lets it run.
+fn debugged(packet: Option<&str>) -> Result<f64, String> {
+    let before = cpu_seconds_of_children();
+    let failed = |error: std::io::Error| error.to_string();
+    let initrd = linux().initrd.display().to_string();
+    let options = ["--initrd", &initrd, "--cmdline", QUIET];
+    match packet {
+        None => {
+            let mut command = guest_tests::in_minivmm(&linux().kernel);
+            let outcome = run(command.args(options), LIMIT);
+            if outcome.status != Some(0) {
+                return Err(outcome.errors);
+            }
+        }
+        Some(packet) => {
+            let guest = Guest::start(&linux().kernel, &[&options[..], &["--paused"]].concat());
+            let mut client = guest.client();
+            client.set_read_timeout(Some(LIMIT)).map_err(failed)?;
+            for body in ["qSupported:swbreak+", packet, "vCont;c"] {
+                client.write_all(&frame(body.as_bytes())).map_err(failed)?;
+            }
+            let (mut said, mut part) = (String::new(), [0; 4096]);
+            while !said.contains("$W") {
+                match client.read(&mut part).map_err(failed)? {
+                    0 => return Err(format!("the guest was not debugged to its end: {said}")),
+                    count => said += &String::from_utf8_lossy(&part[..count]),
+                }
+            }
+            if said.contains("$T") || !said.contains("$OK") {
+                return Err(format!("it stopped on the way, or was not set: {said}"));
+            }
+            guest.finish();
+        }
+    }
+    Ok(cpu_seconds_of_children() - before)
+}
+
+/// What a breakpoint and a watchpoint cost that are not met: ratios to a boot without a debugger.
+fn stops(rounds: usize) -> Result<[f64; 2], String> {
+    let [function, variable] = symbols()?;
+    let (breakpoint, watchpoint) = (format!("Z1,{function:x},1"), format!("Z2,{variable:x},8"));
+    let mut times = [const { Vec::new() }; 3];
+    for _ in 0..rounds {
+        for (times, packet) in times.iter_mut().zip([None, Some(&breakpoint[..]), Some(&watchpoint)]) {
+            times.push(debugged(packet)?);
+        }
+    }
+    let [plain, breakpoint, watchpoint] = times.map(middle);
+    println!("boot of Debian's cloud kernel under a debugger, medians of {rounds}, seconds of CPUs");
+    println!("  without        {plain:>7.2}");
+    for (what, seconds) in [("a breakpoint", breakpoint), ("a watchpoint", watchpoint)] {
+        println!("  {what:<14} {seconds:>7.2}, ratio {:.2}", seconds / plain);
+    }
+    Ok([breakpoint / plain, watchpoint / plain])
+}
+
 fn measure(rounds: usize) -> Result<(), String> {
+    let [breakpoint, watchpoint] = stops(rounds)?;
     let boot = |keeps: bool| {
         let mut command = linux_in_minivmm(CMDLINE);
         if keeps {
@@ -116,7 +203,7 @@ fn measure(rounds: usize) -> Result<(), String> {
         println!("  {what:<14} {:>7.2} {:>7.2}", median * 1e3, longest * 1e3);
     }
     let json = format!(
-        "{{\"rounds\": {rounds}, \"boot_s\": {plain:.2}, \"reverse_s\": {keeping:.2}, \"ratio\": {:.3}, \"steps\": {end}, \"points\": {points}, \"bytes\": {bytes}, \"anywhere_s\": [{:.4}, {:.4}], \"near_s\": [{:.4}, {:.4}], \"stop_s\": [{:.4}, {:.4}]}}\n",
+        "{{\"rounds\": {rounds}, \"breakpoint\": {breakpoint:.3}, \"watchpoint\": {watchpoint:.3}, \"boot_s\": {plain:.2}, \"reverse_s\": {keeping:.2}, \"ratio\": {:.3}, \"steps\": {end}, \"points\": {points}, \"bytes\": {bytes}, \"anywhere_s\": [{:.4}, {:.4}], \"near_s\": [{:.4}, {:.4}], \"stop_s\": [{:.4}, {:.4}]}}\n",
         keeping / plain,
         far.0,
         far.1,

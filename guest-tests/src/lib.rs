@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 pub mod bare;
 pub mod flat;
 pub mod fuzz;
+pub mod gdb;
 pub mod lab;
 pub mod measure;
 pub mod observer;
@@ -45,6 +46,12 @@ pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
 
 /// The first process of a Linux guest that writes code and runs it, in several ways; `guests/jit.c` says which.
 pub const JIT: &str = env!("GUEST_JIT");
+/// The multiboot guest that gdb walks through, `guests/walk.c`.
+pub const WALK: &str = env!("GUEST_WALK");
+/// The same as a file of 64 bits with its symbols and lines, for gdb.
+pub const WALK_SYMBOLS: &str = env!("GUEST_WALK_SYMBOLS");
+/// A first process for a Linux guest that takes the kernel with it, `guests/crash.c`.
+pub const CRASH: &str = env!("GUEST_CRASH");
 
 /// What /init prints first.
 pub const INIT_MARKER: &str = "minivmm-guest: init";
@@ -429,7 +436,7 @@ impl Running {
         let errors: Vec<u8> = self.errors.iter().flatten().collect();
         Outcome {
             status: status.code(),
-            console: self.console,
+            console: std::mem::take(&mut self.console),
             errors: String::from_utf8_lossy(&errors).into_owned(),
             time: self.start.elapsed(),
         }
@@ -448,7 +455,15 @@ impl Running {
     }
 
     /// Ends the process without waiting for the guest.
-    pub fn kill(mut self) {
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+/// A test that fails leaves no guest behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Of a process that has been waited for nothing is left to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -475,6 +490,18 @@ mod tests {
         let outcome = run(Command::new("sleep").arg("60"), Duration::from_millis(50));
         assert_eq!(outcome.status, None);
         assert!(outcome.time < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_test_that_fails_leaves_no_process() {
+        let running = start(Command::new("sleep").arg("60"), Duration::from_secs(60));
+        let process = PathBuf::from(format!("/proc/{}", running.id()));
+        assert!(process.exists());
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _guest = running;
+            panic!("on purpose");
+        }));
+        assert!(failed.is_err() && !process.exists());
     }
 
     #[test]

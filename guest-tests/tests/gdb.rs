@@ -1,123 +1,14 @@
 //! Debian's gdb debugs guests from outside, and they do not notice.
 
 use guest_tests::bare::image;
-use guest_tests::{Folder, Outcome, Running, SMP, in_minivmm, linux, run, start};
+use guest_tests::gdb::{Guest, LIMIT, program, says};
+use guest_tests::{Folder, Outcome, SMP, in_minivmm, linux, run, start};
 use minivmm::{Console, MachineConfig, Vm};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-const LIMIT: Duration = Duration::from_secs(300);
-const START: u64 = 0x10_0020;
-
-/// A guest that gdb can connect to.
-struct Guest {
-    folder: Folder,
-    running: Running,
-}
-
-/// A multiboot image of 32-bit code at [`START`], in a file.
-fn program(folder: &Path, code: &[u8]) -> PathBuf {
-    let flags = 1u32 << 16;
-    let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
-    let words = [0x1bad_b002, flags, checksum, 0x10_0000, 0x10_0000, 0, 0, START as u32];
-    let mut image: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    image.extend(code);
-    let path = folder.join("kernel");
-    std::fs::write(&path, image).unwrap();
-    path
-}
-
-impl Guest {
-    /// Waits until there is a socket.
-    fn start(kernel: &Path, options: &[&str]) -> Guest {
-        Guest::start_in(Folder::new("gdb"), kernel, options)
-    }
-
-    fn start_in(folder: Folder, kernel: &Path, options: &[&str]) -> Guest {
-        let mut command = in_minivmm(kernel);
-        command
-            .arg("--gdb")
-            .arg(format!("unix:{}", folder.join("gdb").display()));
-        let running = start(command.args(options), LIMIT);
-        let guest = Guest { folder, running };
-        let end = Instant::now() + LIMIT;
-        while !guest.socket().exists() {
-            assert!(Instant::now() < end, "no socket");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        guest
-    }
-
-    fn code(code: &[u8], options: &[&str]) -> Guest {
-        let folder = Folder::new("gdb");
-        let kernel = program(&folder, code);
-        Guest::start_in(folder, &kernel, options)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.join("gdb")
-    }
-
-    fn command(&self, script: &str) -> Command {
-        let mut gdb = Command::new("gdb");
-        gdb.args([
-            "-nx",
-            "-batch",
-            "-ex",
-            "set pagination off",
-            "-ex",
-            "set confirm off",
-            "-ex",
-        ]);
-        gdb.arg(format!("target remote {}", self.socket().display()));
-        let file = self.folder.join("script");
-        std::fs::write(&file, script).unwrap();
-        gdb.arg("-x").arg(file);
-        gdb
-    }
-
-    /// What gdb says.
-    fn gdb(&self, script: &str) -> String {
-        let outcome = run(&mut self.command(script), LIMIT);
-        outcome.console + &outcome.errors
-    }
-
-    fn client(&self) -> UnixStream {
-        // Its name is there a moment before it is listened at.
-        let limit = Instant::now() + LIMIT;
-        let client = loop {
-            match UnixStream::connect(self.socket()) {
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < limit => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                client => break client.unwrap(),
-            }
-        };
-        client.set_read_timeout(Some(LIMIT)).unwrap();
-        client
-    }
-
-    fn finish(self) -> Outcome {
-        let outcome = self.running.finish();
-        assert!(!self.folder.join("gdb").exists(), "the socket is removed");
-        outcome
-    }
-}
-
-/// Each in what follows the one before.
-#[track_caller]
-fn says(text: &str, parts: &[&str]) {
-    let mut rest = text;
-    for part in parts {
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => panic!("{part:?} is not in what follows:\n{rest}\nof\n{text}"),
-        }
-    }
-}
+use std::time::Duration;
 
 /// mov ecx, 4; again: inc edx; mov [200000H], edx; mov ebx, [200008H]; loop again; out F4H, al
 const LOOP: [u8; 22] = [
@@ -408,6 +299,10 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
     ] {
         ask(&mut client, bytes, expected);
     }
+    // Once nothing is acknowledged nothing is said twice: gdb complains whenever it has waited for two seconds.
+    ask(&mut client, &packet("QStartNoAckMode"), "$OK#9a");
+    let said = ask(&mut client, &[b"--", &packet("?")[..]].concat(), "$T05");
+    assert!(said.starts_with("$T05thread"), "{said}");
     // Gone in the middle of a packet: the guest is paused as it was, and the next one finds it so.
     client.write_all(b"$m1000").unwrap();
     drop(client);
@@ -534,4 +429,137 @@ fn without_reverse_gdb_is_told_that_there_is_no_way_back() {
     let said = guest.gdb("stepi\nreverse-stepi\nkill\n");
     says(&said, &["Target remote does not support this command."]);
     guest.finish().must_end_with(5);
+}
+
+/// lgdt [100040H]; mov eax, 8; jmp to itself; at 100040H the table's place, behind it code and data of 32 bits and of CPL 3.
+const TABLES: [u8; 72] = {
+    let mut bytes = [0; 72];
+    let code = [0x0f, 0x01, 0x15, 0x40, 0, 0x10, 0, 0xb8, 8, 0, 0, 0, 0xeb, 0xfe];
+    let table: [u64; 4] = [0, 0x00cf_9b00_0000_ffff, 0x00cf_9312_3456_ffff, 0x00cf_f300_0000_ffff];
+    let mut at = 0;
+    while at < code.len() {
+        bytes[at] = code[at];
+        at += 1;
+    }
+    // Limit and base, at 100040H, then the table at 100048H.
+    (bytes[0x20], bytes[0x22], bytes[0x24]) = (31, 0x48, 0x10);
+    at = 0;
+    while at < 32 {
+        bytes[0x28 + at] = (table[at / 8] >> (at % 8 * 8)) as u8;
+        at += 1;
+    }
+    bytes
+};
+
+/// As the guest's own instructions would, or not at all.
+// covers: 8/gdb-control-registers
+#[test]
+fn selectors_and_control_registers_are_loaded_or_refused() {
+    let guest = Guest::code(&TABLES, &["--paused", "--serial", "null"]);
+    let tried = |what: &str| {
+        format!("python\ntry:\n  gdb.execute('{what}')\nexcept gdb.error as e:\n  print('refused:', e)\nend\n")
+    };
+    let script = [
+        "stepi\nset $ds = 0\nset $ds = 0x10\nmaint flush register-cache\nprint/x $ds_base\n",
+        &tried("set $ds = 0x20"),
+        &tried("set $ss = 0x1b"),
+        &tried("set $cs = 0x10"),
+        "print/x $ds\nset $es = 0\nset $cr4 = 0x20\nset $cr3 = 0x5000\nset $efer = 0x100\n",
+        &tried("set $cr4 = -1"),
+        &tried("set $cr0 = 0x80000000"),
+        &tried("set $efer = 2"),
+        &tried("set $cpl = 3"),
+        &tried("set $idtr_limit = 3"),
+        "print/x $cr4\nprint/x $cr0\nset $cr0 = 0x11\nset $dr0 = 0x10002c\nset $dr7 = 1\nprint/x $dr7\n\
+         stepi\nprint $rax\ncontinue\nkill\n",
+    ]
+    .concat();
+    let said = guest.gdb(&script);
+    says(
+        &said,
+        &[
+            "$1 = 0x123456",
+            "refused: ",
+            "refused: ",
+            "refused: ",
+            "$2 = 0x10",
+            "refused: ",
+            "refused: ",
+            "refused: ",
+            "refused: ",
+            "refused: ",
+            "$3 = 0x20",
+            "$4 = 0x11",
+            "$5 = 0x401",
+            // The guest's own breakpoint, which it has from us: #DB without a handler.
+            "SIGABRT",
+        ],
+    );
+    assert!(said.contains("triple fault"), "{said}");
+    guest.finish().must_end_with(0);
+}
+
+/// Exceptions by name, at their handlers.
+// covers: 8/gdb-catch
+#[test]
+fn exceptions_are_caught() {
+    let guest = Guest::start(&image("dr"), &["--paused", "--serial", "null", "--memory", "64M"]);
+    let said = guest.gdb(
+        "monitor catch DB\nmonitor catch 3\nmonitor catch\ncontinue\nprint $_siginfo\n\
+         continue\nmonitor catch none\nmonitor catch 6\ncontinue\nmonitor catch none\ncontinue\n",
+    );
+    says(
+        &said,
+        &["vector 1 on CPU 0; at its handler", "vector 6 on CPU 0; at its handler"],
+    );
+    says(&said, &["SIGTRAP", "SIGTRAP", "SIGILL", "exited with code 01"]);
+    says(&said, &["caught: 1 (#DB), 3 (#BP)"]);
+    guest.finish().must_end_with(1);
+}
+
+/// A CPU begins in real mode: breakpoints are linear addresses there, and RIP is the offset.
+// covers: 8/gdb-real-mode
+#[test]
+fn code_of_16_bits_is_debugged() {
+    // With a target of 64 bits gdb takes no other architecture; it shows the code as one of 32 either way.
+    for (model, architecture) in [("p6", "i8086"), ("westmere", "auto")] {
+        let options = [
+            "--cpus",
+            "2",
+            "--cmdline",
+            "2",
+            "--memory",
+            "64M",
+            "--serial",
+            "null",
+            "--paused",
+        ];
+        let guest = Guest::start(Path::new(SMP), &[&options[..], &["--cpu-model", model]].concat());
+        // 0: cli; 1: mov ax, cs; 3: mov ds, ax; 5: lgdt [..]; B: mov eax, cr0; E: or al, 1; 10: mov cr0, eax; 13: jmp 8:..
+        let said = guest.gdb(&format!(
+            "hbreak *0x8000\ncontinue\nset architecture {architecture}\nprint/x $cs\nprint/x $cs_base\nprint/x $pc\n\
+             x/1xb $cs_base+$pc\nstepi\nstepi\nprint/x $ax\nstepi\nprint/x $ds_base\n\
+             break *0x800b\ncontinue\nprint/x $pc\nprint $cr0 & 1\nset $ds = 0x1234\nmaint flush register-cache\nprint/x $ds_base\n\
+             stepi\nstepi\nstepi\nprint $cr0 & 1\nprint/x $cs\nstepi\nprint/x $cs\nprint/x $cs_base\nkill\n"
+        ));
+        says(
+            &said,
+            &[
+                "$1 = 0x800",
+                "$2 = 0x8000",
+                "$3 = 0x0",
+                "0x8000:\t0xfa",
+                "$4 = 0x800",
+                "$5 = 0x8000",
+                "$6 = 0xb",
+                "$7 = 0",
+                "$8 = 0x12340",
+                "$9 = 1",
+                "$10 = 0x800",
+                "$11 = 0x8",
+                "$12 = 0x0",
+            ],
+        );
+        guest.finish().must_end_with(0);
+    }
 }

@@ -1,12 +1,14 @@
 //! Debian's gdb records branches of a Linux guest, kernel and user code, in both formats, with symbols of the kernel where
 //! KASLR has put it.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use guest_tests::gdb::Guest;
 use guest_tests::retired::Each;
-use guest_tests::{Folder, in_minivmm, linux, run, start};
+use guest_tests::{Folder, SMP, in_minivmm, linux, run, start};
 use iced_x86::{Decoder, DecoderOptions};
 use minivmm::debug::Why;
 use minivmm::linux::Kernel;
@@ -235,4 +237,159 @@ fn gdb_records_kernel_and_user_code_of_linux() {
         calls.contains("ksys_read\t") && calls.contains("syscall_exit_to_user_mode\t"),
         "{calls}"
     );
+}
+
+/// What gdb is to do with several CPUs.
+const SEVERAL: &str = "
+set record btrace bts buffer-size 1048576
+set record btrace pt buffer-size 262144
+set record instruction-history-size unlimited
+hbreak *{from} thread 3
+continue
+delete
+record btrace {format}
+hbreak *{to}
+continue
+echo step\\n
+monitor info
+thread 1
+echo one\\n
+info record
+record instruction-history 1,+100000
+thread 2
+echo two\\n
+info record
+record instruction-history 1,+100000
+thread 3
+echo three\\n
+info record
+record instruction-history 1,+100000
+echo back\\n
+reverse-stepi
+print/x $pc
+thread 2
+print/x $pc
+record goto begin
+print/x $pc
+echo over\\n
+record stop
+kill
+";
+
+// covers: 8/btrace-smp
+#[test]
+fn each_cpu_has_a_history_of_its_own() {
+    // gdb takes all code for 32-bit code on a part that has no other: so blocks can be taken apart.
+    let options = [
+        "--cpus",
+        "3",
+        "--cmdline",
+        "3",
+        "--memory",
+        "64M",
+        "--cpu-model",
+        "p6",
+        "--serial",
+        "null",
+    ];
+    let config = MachineConfig {
+        cpus: 3,
+        cmdline: Some(b"3".to_vec()),
+        model: minivmm::model::find("p6").unwrap(),
+        memory: 64 << 20,
+        serial: SerialTarget::Buffer,
+        ..MachineConfig::new(SMP)
+    };
+    let machine = || {
+        let vm = Vm::new(&config).unwrap();
+        let console = Console::open(&config.serial, &[], vm.line()).unwrap();
+        (vm, console)
+    };
+    // An instruction that the third CPU executes once it is out of real mode, and one that comes a good deal later.
+    let (mut vm, mut console) = machine();
+    let steps = |vm: &Vm, cpu| vm.cpu_state(cpu).unwrap().steps;
+    while steps(&vm, 2) < 500 || vm.current_cpu() != 2 {
+        assert!(vm.run_for(&mut console, 50).unwrap().is_none());
+    }
+    let from = vm.cpu_state(2).unwrap().rip;
+    let (mut vm, mut console) = machine();
+    vm.debugger().add_breakpoint(from);
+    loop {
+        match vm.run(&mut console).unwrap() {
+            End::Stopped(stop) if stop.cpu == 2 => break,
+            End::Stopped(_) => {}
+            end => panic!("{end:?}"),
+        }
+    }
+    vm.debugger().remove_breakpoint(from);
+    let begin = [0, 1, 2].map(|cpu| steps(&vm, cpu));
+    let retired = |vm: &Vm| {
+        [0, 1, 2].map(|cpu| {
+            let state = vm.cpu_state(cpu).unwrap();
+            state.steps - state.iterations
+        })
+    };
+    let before = retired(&vm);
+    let heard: Vec<_> = (0..3)
+        .map(|cpu| {
+            let state = vm.cpu_state(cpu).unwrap();
+            let retired = Arc::<Mutex<Vec<u64>>>::default();
+            let log = Arc::clone(&retired);
+            let next = (state.steps - state.iterations, state.rip);
+            let each = Each::new(Some(next), move |ip| log.lock().unwrap().push(ip));
+            vm.machine().observe(cpu, Some(Box::new(each)));
+            retired
+        })
+        .collect();
+    let to = loop {
+        assert!(vm.run_for(&mut console, 200).unwrap().is_none());
+        let cpu = vm.current_cpu();
+        let rip = vm.cpu_state(cpu).unwrap().rip;
+        let busy = (0..3).all(|cpu| steps(&vm, cpu) > begin[cpu] + 300);
+        let known = heard.iter().any(|heard| heard.lock().unwrap().contains(&rip));
+        // Not where it waits.
+        if busy && !known {
+            break rip;
+        }
+    };
+    let (total, after) = (vm.steps(), retired(&vm));
+    // Of a CPU that waits for its turn the last one is heard of with the next.
+    let logs: Vec<_> = heard.iter().map(|heard| heard.lock().unwrap().clone()).collect();
+    let counts = [0, 1, 2].map(|cpu| (after[cpu] - before[cpu]) as usize);
+    for (log, count) in logs.iter().zip(counts) {
+        assert!((count - 1..=count).contains(&log.len()), "{} of {count}", log.len());
+    }
+    drop(vm);
+    for format in ["bts", "pt"] {
+        let guest = Guest::start(Path::new(SMP), &[&options[..], &["--paused"]].concat());
+        let script = SEVERAL
+            .replace("{from}", &format!("{from:#x}"))
+            .replace("{to}", &format!("{to:#x}"))
+            .replace("{format}", format);
+        let said = guest.gdb(&script);
+        guest.finish();
+        assert!(said.contains(&format!("running: {total} steps")), "{total}: {said}");
+        let mut last = 0;
+        let parts = [("one", "two"), ("two", "three"), ("three", "back")];
+        for ((log, count), (name, next)) in logs.iter().zip(counts).zip(parts) {
+            let text = between(&said, name, next);
+            assert!(
+                text.contains(&format!("Recorded {count} instructions in ")) && text.contains("(0 gaps)"),
+                "{format}, {name}, {count}: {text}"
+            );
+            // The one that comes next is marked, and no more of it.
+            let lines = text
+                .lines()
+                .filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+            let mut all: Vec<u64> = lines.map(address).collect();
+            assert!(all.len() >= count, "{format}, {name}, {count}: {}", all.len());
+            last = all[count - 1];
+            all.truncate(log.len());
+            assert!(all == *log, "{format}, {name}");
+        }
+        // The third is one back, and the second at its beginning.
+        let back = between(&said, "back", "over");
+        let seen: Vec<u64> = back.lines().filter(|line| line.starts_with('$')).map(address).collect();
+        assert_eq!((seen[0], seen[2]), (last, logs[1][0]), "{back}");
+    }
 }

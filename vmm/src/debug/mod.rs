@@ -14,6 +14,7 @@
 //! knows the same set, and copies it when it has changed. Nothing here knows of a protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range as Span;
 use std::sync::{
     Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, Ordering},
@@ -140,6 +141,8 @@ struct Set {
     catches: BTreeSet<u8>,
     /// The CPU that is to make a single step.
     step: Option<usize>,
+    /// It makes more of them as long as its instruction pointer is here.
+    within: Option<Span<u64>>,
     /// Nothing stops for now.
     suspended: bool,
 }
@@ -268,7 +271,18 @@ impl Debugger {
     /// Stops once this CPU has made one step (an instruction, or an iteration of a REP), or an event was delivered in its
     /// place. It lasts until it is taken back.
     pub fn step(&mut self, cpu: Option<usize>) {
-        self.change(|set| set.step = cpu);
+        self.change(|set| (set.step, set.within) = (cpu, None));
+    }
+
+    /// The same once this CPU has made a step that led out of a range of instruction pointers, or an event was delivered.
+    pub fn step_out_of(&mut self, cpu: usize, range: Span<u64>) {
+        self.change(|set| (set.step, set.within) = (Some(cpu), Some(range)));
+    }
+
+    /// Whether a CPU that has made a step is to make another one, since its instruction pointer is here.
+    pub(crate) fn steps_on(&self, rip: u64) -> bool {
+        let set = lock(&self.shared.set);
+        set.within.as_ref().is_some_and(|range| range.contains(&rip))
     }
 
     /// The CPU that is to make a single step.

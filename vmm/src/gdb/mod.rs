@@ -9,6 +9,7 @@
 //! gdbstub behind it and [`target`] and [`registers`] behind that. [`run`] takes the run loop's place around
 //! [`Vm::run`]: packets are looked for where commands and input are.
 
+mod control;
 pub mod listen;
 pub mod packets;
 pub mod registers;

@@ -152,6 +152,8 @@ impl<'v> Talk<'v> {
             Frame::Interrupt if self.running => (Vec::new(), Next::Interrupt),
             // A stop was on its way when it was sent.
             Frame::Interrupt => (Vec::new(), Next::Stay),
+            // gdb sends one whenever it has waited long for an answer, acknowledgments or not; the answer has come meanwhile.
+            Frame::Nack if self.quiet => (Vec::new(), Next::Stay),
             Frame::Nack => (self.last.clone(), Next::Stay),
             Frame::Damaged if !self.quiet => (b"-".to_vec(), Next::Stay),
             Frame::Damaged => (self.say(&packets::error("a packet with a wrong checksum")), Next::Stay),
@@ -410,7 +412,10 @@ impl<'v> Talk<'v> {
         let resume = self.machine.resume;
         let vm = &mut *self.machine.vm;
         vm.set_paused(false);
-        vm.debugger().step(resume.step);
+        match (resume.step, resume.range) {
+            (Some(cpu), Some((start, end))) => vm.debugger().step_out_of(cpu, start..end),
+            (step, _) => vm.debugger().step(step),
+        }
         // The CPU whose turn it is needs nobody to stand still for its step: so nothing changes for the others.
         let alone = resume
             .step

@@ -8,8 +8,8 @@ use gdbstub::arch::{Arch, RegId};
 use gdbstub::common::{Signal, Tid};
 use gdbstub::target::ext::base::BaseOps;
 use gdbstub::target::ext::base::multithread::{
-    MultiThreadBase, MultiThreadResume, MultiThreadResumeOps, MultiThreadSchedulerLocking,
-    MultiThreadSchedulerLockingOps, MultiThreadSingleStep, MultiThreadSingleStepOps,
+    MultiThreadBase, MultiThreadRangeStepping, MultiThreadRangeSteppingOps, MultiThreadResume, MultiThreadResumeOps,
+    MultiThreadSchedulerLocking, MultiThreadSchedulerLockingOps, MultiThreadSingleStep, MultiThreadSingleStepOps,
 };
 use gdbstub::target::ext::base::reverse_exec::{ReverseCont, ReverseContOps, ReverseStep, ReverseStepOps};
 use gdbstub::target::ext::base::single_register_access::{SingleRegisterAccess, SingleRegisterAccessOps};
@@ -94,6 +94,8 @@ pub enum Reverse {
 pub struct Resume {
     /// The CPU that makes a step.
     pub step: Option<usize>,
+    /// It makes more of them while it is between these addresses, the second not among them.
+    pub range: Option<(u64, u64)>,
     /// A CPU that was named to go on.
     pub named: Option<usize>,
     /// CPUs that were not named stand still.
@@ -286,7 +288,8 @@ impl MultiThreadBase for Machine<'_> {
 
     fn write_registers(&mut self, regs: &Image, tid: Tid) -> TargetResult<(), Self> {
         let mut state = self.state(tid)?;
-        let set = self.registers.set_all(&mut state, &regs.0);
+        let memory = self.vm.machine().memory();
+        let set = self.registers.set_all(&mut state, memory, &regs.0);
         set.map_err(|_| TargetError::Errno(EINVAL))?;
         self.set_state(tid, &state)
     }
@@ -344,7 +347,8 @@ impl SingleRegisterAccess<Tid> for Machine<'_> {
 
     fn write_register(&mut self, tid: Tid, reg: Number, value: &[u8]) -> TargetResult<(), Self> {
         let mut state = self.state(tid)?;
-        let set = self.registers.write(&mut state, reg.0, value);
+        let memory = self.vm.machine().memory();
+        let set = self.registers.write(&mut state, memory, reg.0, value);
         set.map_err(|_| TargetError::Errno(EINVAL))?;
         self.set_state(tid, &state)
     }
@@ -392,6 +396,10 @@ impl MultiThreadResume for Machine<'_> {
         Some(self)
     }
 
+    fn support_range_step(&mut self) -> Option<MultiThreadRangeSteppingOps<'_, Self>> {
+        Some(self)
+    }
+
     fn support_reverse_step(&mut self) -> Option<ReverseStepOps<'_, Tid, Self>> {
         if self.vm.extent().is_some() { Some(self) } else { None }
     }
@@ -422,6 +430,14 @@ impl ReverseCont<Tid> for Machine<'_> {
 impl MultiThreadSingleStep for Machine<'_> {
     fn set_resume_action_step(&mut self, tid: Tid, _: Option<Signal>) -> Result<(), String> {
         self.resume.step = Some(cpu_of(tid));
+        Ok(())
+    }
+}
+
+impl MultiThreadRangeStepping for Machine<'_> {
+    fn set_resume_action_range_step(&mut self, tid: Tid, start: u64, end: u64) -> Result<(), String> {
+        self.resume.step = Some(cpu_of(tid));
+        self.resume.range = Some((start, end));
         Ok(())
     }
 }
