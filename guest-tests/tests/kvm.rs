@@ -1,9 +1,10 @@
 //! Guests on this host's KVM. Where there is none the tests say so and skip.
 
-use guest_tests::bare::on_kvm;
+use guest_tests::bare::{image, on_kvm};
 use guest_tests::{HELLO, SMP, in_minivmm_on_kvm, run, skipped};
 use minivmm::matrix::tap::{Point, Report};
 use minivmm::vcpu::kvm::Host;
+use std::process::Command;
 use std::time::Duration;
 
 /// What a KVM is like.
@@ -151,4 +152,35 @@ fn three_cpus_start_lock_and_take_turns() {
         let value = format!("{value:08x}");
         assert_eq!(guest.fact(fact), Some(value.as_str()), "{fact}\n{}", guest.console);
     }
+}
+
+/// The first CPU of the host that this process may run on.
+fn a_cpu() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let list = list.unwrap_or("0").trim();
+    list.split([',', '-']).next().unwrap_or("0").to_string()
+}
+
+/// CPU 1 knows of an interrupt that it will let in later when the NMI comes. With one CPU of the host for all, nothing else takes it
+/// out of KVM.
+// covers: 6/kvm-nmi
+#[test]
+fn an_nmi_reaches_a_cpu_that_lets_no_interrupt_in() {
+    if kvm("NMI on KVM").is_none() {
+        return;
+    }
+    let program = in_minivmm_on_kvm(image("smp"));
+    let mut command = Command::new("taskset");
+    command
+        .args(["-c", &a_cpu()])
+        .arg(program.get_program())
+        .args(program.get_args());
+    command.args(["--cpus", "3", "--cpu-model", "westmere"]);
+    let guest = run(&mut command, Duration::from_secs(120));
+    let report = Report::read(&guest.console);
+    let point = report
+        .as_ref()
+        .and_then(|report| report.point("an_nmi_reaches_the_deaf"));
+    assert_eq!(point, Some(&Point::Passed), "{}\n{}", guest.console, guest.errors);
 }

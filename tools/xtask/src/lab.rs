@@ -1,31 +1,132 @@
-//! `cargo xtask lab`: minivmm on a real kvm-amd, in Debian's kernel on QEMU's software CPU.
+//! `cargo xtask lab`: minivmm on a real kvm-amd, in Debian's kernel on QEMU's software CPU, or on a real kvm-intel, on Bochs.
 
-use crate::packages::{self, BINUTILS, GCC, QEMU};
+use crate::packages::{self, BINUTILS, BOCHS_NEEDS, GCC, Need, QEMU};
 use crate::progress::Stage;
 use crate::{guest, tree};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::process::{Command, ExitCode};
+use std::{fs, path::Path};
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// On kvm-intel, inside Bochs, instead of kvm-amd inside QEMU
+    #[arg(long)]
+    intel: bool,
+    /// Install nothing: list what is missing and stop
+    #[arg(long)]
+    no_install: bool,
+    /// Guest tests by name, as tsc or pt_packets, with what they say [default: all that the lab's test runs]
+    #[arg(value_name = "TEST")]
+    tests: Vec<String>,
+}
+
+/// Where the labs' tests write how many guest tests came out how, a file a host.
+const TALLIES: &str = "lab";
+
+/// What a lab needs from the system.
+fn needs(intel: bool) -> Vec<Need> {
+    let emulator = if intel { &BOCHS_NEEDS[..] } else { &[QEMU] };
+    [GCC, BINUTILS].iter().chain(emulator).copied().collect()
+}
+
+/// Makes what a lab runs: packages, the guests' files, and minivmm.
+pub fn prepare(stage: &Stage, intel: bool, install: bool) -> Result<()> {
+    packages::ensure_installed(stage, &needs(intel), install)?;
+    guest::prepare(stage)?;
+    stage.say("building minivmm");
+    stage.must(&mut cargo(&["build", "--release", "-p", "minivmm"]))
+}
+
+/// cargo, with the minivmm that the labs run.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .current_dir(tree::root())
+        .args(arguments)
+        .env("MINIVMM", tree::target().join("release/minivmm"));
+    command
+}
 
 /// `cargo xtask lab`: makes what the lab needs and runs its tests with their output shown.
-pub fn run() -> Result<ExitCode> {
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let sources = tree::root().join("guest-tests/guests");
+    for test in &options.tests {
+        let known = guest_tests(&sources)?;
+        ensure!(
+            known.contains(test),
+            "no guest test {test}: there are {}",
+            known.join(" ")
+        );
+    }
     let stage = Stage::start("lab");
-    packages::ensure_installed(&stage, &[GCC, BINUTILS, QEMU], true)?;
-    guest::prepare(&stage)?;
-    stage.say("building minivmm");
-    let cargo = |arguments: &[&str]| {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        command
-            .current_dir(tree::root())
-            .args(arguments)
-            .env("MINIVMM", tree::target().join("release/minivmm"));
-        command
-    };
-    stage.must(&mut cargo(&["build", "--release", "-p", "minivmm"]))?;
+    prepare(&stage, options.intel, !options.no_install)?;
     stage.end("ok");
-    let status = cargo(&["test", "-p", "guest-tests", "--test", "lab", "--", "--nocapture"]).status()?;
+    let test = if options.intel { "lab_intel" } else { "lab" };
+    let status = cargo(&["test", "-p", "guest-tests", "--test", test, "--", "--nocapture"])
+        .env("MINIVMM_FULL", "1")
+        .env("MINIVMM_LAB", options.tests.join(","))
+        .status()?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The guest tests, by their sources: those with a table of tests.
+fn guest_tests(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let rust = path.extension().is_some_and(|extension| extension == "rs");
+        if rust && fs::read_to_string(&path)?.contains("rt::tests!") {
+            names.push(path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Forgets what the labs came to in runs before.
+pub fn forget_tallies() -> Result<()> {
+    match fs::remove_dir_all(tree::target().join(TALLIES)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// What the labs came to, a line a host.
+pub fn tallies() -> Vec<String> {
+    let Ok(entries) = fs::read_dir(tree::target().join(TALLIES)) else {
+        return Vec::new();
+    };
+    let mut lines: Vec<String> = entries
+        .filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok())
+        .map(|text| text.trim().to_string())
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 6/lab-intel
+    #[test]
+    fn guest_tests_are_known_by_name() {
+        let names = guest_tests(&tree::root().join("guest-tests/guests")).unwrap();
+        for name in ["dr", "tsc", "pt_packets", "smp"] {
+            assert!(names.iter().any(|known| known == name), "{name}: {names:?}");
+        }
+        assert!(
+            !names.iter().any(|name| name == "lib" || name == "pattern"),
+            "{names:?}"
+        );
+        let packages: Vec<&str> = needs(true).iter().map(|need| need.package).collect();
+        assert!(
+            packages.contains(&"bochs") && !packages.contains(&QEMU.package),
+            "{packages:?}"
+        );
+    }
 }

@@ -35,8 +35,8 @@ enum Command {
     Coverage(coverage::Options),
     /// Make the Linux guest's kernel and initramfs below target/guest
     Guest(guest::Options),
-    /// Run minivmm on a real kvm-amd: guest tests, units by handover, and Linux, on a host inside QEMU
-    Lab,
+    /// Run minivmm on a real KVM: guest tests, units by handover, and Linux, with kvm-amd inside QEMU or kvm-intel inside Bochs
+    Lab(lab::Options),
 }
 
 fn main() -> ExitCode {
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Guest(options) => guest::run(&options),
-        Command::Lab => lab::run(),
+        Command::Lab(options) => lab::run(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

@@ -43,6 +43,45 @@ pub const QEMU_USER: Need = Need {
     why: "runs minivmm on the CPUs of other vendors",
 };
 
+/// What a host with kvm-intel is emulated with: Bochs in parts, and what makes a CD that it boots from.
+pub const BOCHS_NEEDS: [Need; 7] = [
+    Need {
+        package: "bochs",
+        program: "bochs-bin",
+        why: "is the machine of the lab with kvm-intel",
+    },
+    Need {
+        package: "bochs-term",
+        program: "/usr/lib/x86_64-linux-gnu/bochs/plugins/libbx_term_gui.so",
+        why: "lets Bochs run without a window",
+    },
+    Need {
+        package: "bochsbios",
+        program: "/usr/share/bochs/BIOS-bochs-latest",
+        why: "is the BIOS of Bochs",
+    },
+    Need {
+        package: "vgabios",
+        program: "/usr/share/vgabios/vgabios.bin",
+        why: "is the video BIOS of Bochs",
+    },
+    Need {
+        package: "isolinux",
+        program: "/usr/lib/ISOLINUX/isolinux.bin",
+        why: "boots the lab's kernel from a CD",
+    },
+    Need {
+        package: "syslinux-common",
+        program: "/usr/lib/syslinux/modules/bios/ldlinux.c32",
+        why: "is what isolinux loads first",
+    },
+    Need {
+        package: "xorriso",
+        program: "xorriso",
+        why: "writes the CD",
+    },
+];
+
 /// Intel's decoder of Intel PT, by its header.
 pub const LIBIPT: Need = Need {
     package: "libipt-dev",
@@ -71,8 +110,13 @@ pub const VALGRIND: Need = Need {
     why: "reads exported profiles, for comparison",
 };
 
-/// The program's file, looked for as the shell does and in the system's own folders.
+/// The program's file, looked for as the shell does and in the system's own folders; or the file, where `name` is a whole path.
 pub fn find_program(name: &str) -> Option<PathBuf> {
+    if let Some(below) = name.strip_prefix('/') {
+        return [PathBuf::from(name), beside().join("root").join(below)]
+            .into_iter()
+            .find(|file| file.is_file());
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
     std::env::split_paths(&path)
@@ -180,7 +224,14 @@ fn unpack_beside(stage: &Stage, names: &[&str]) -> Result<()> {
             stage.must(Command::new("dpkg-deb").arg("-x").arg(&file).arg(&root))?;
         }
     }
-    for entry in fs::read_dir(root.join("usr/bin")).context("the packages hold no programs")? {
+    let programs = root.join("usr/bin");
+    // Some packages are data alone.
+    let programs = if programs.is_dir() {
+        fs::read_dir(&programs)?.collect()
+    } else {
+        Vec::new()
+    };
+    for entry in programs {
         let name = entry?.file_name();
         let script = bin.join(&name);
         fs::write(&script, launcher(&name.to_string_lossy()))?;
@@ -200,6 +251,7 @@ fn launcher(program: &str) -> String {
         r#"#!/bin/sh
 root=$(dirname "$(readlink -f "$0")")/../root
 export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" QEMU_MODULE_DIR="$root/usr/lib/x86_64-linux-gnu/qemu"
+export LTDL_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu/bochs/plugins" BXSHARE="$root/usr/share/bochs"
 exec "$root/usr/bin/{program}"{data} "$@"
 "#
     )
@@ -317,6 +369,9 @@ mod tests {
             why: "",
         };
         ensure_installed(&stage, &[shell], false).unwrap();
+        // A file by its whole path is one with that path, and none below a folder of programs.
+        assert_eq!(find_program("/bin/sh"), Some("/bin/sh".into()));
+        assert_eq!(find_program("/no/such/file"), None);
     }
 
     #[test]

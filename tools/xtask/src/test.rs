@@ -4,7 +4,7 @@ use crate::counts::{Counts, Runner};
 use crate::packages::{self, find_program};
 use crate::progress::Stage;
 use crate::table::{self, Align};
-use crate::{coverage, guest, tree};
+use crate::{coverage, guest, lab, tree};
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::PathBuf;
@@ -153,20 +153,19 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         nextest,
     };
     suite.stage("packages", |stage, _, _| {
-        packages::ensure_installed(
-            stage,
-            &[
-                packages::GCC,
-                packages::BINUTILS,
-                packages::QEMU,
-                packages::QEMU_USER,
-                packages::GDB,
-                packages::VALGRIND,
-                packages::PERF,
-                packages::LIBIPT,
-            ],
-            !options.no_install,
-        )
+        lab::forget_tallies()?;
+        let mut needs = vec![
+            packages::GCC,
+            packages::BINUTILS,
+            packages::QEMU,
+            packages::QEMU_USER,
+            packages::GDB,
+            packages::VALGRIND,
+            packages::PERF,
+            packages::LIBIPT,
+        ];
+        needs.extend(packages::BOCHS_NEEDS);
+        packages::ensure_installed(stage, &needs, !options.no_install)
     });
     suite.stage("guest", |stage, _, _| {
         let guest = guest::prepare(stage)?;
@@ -256,7 +255,7 @@ fn report(rows: &[Row], total: &Counts, elapsed: Duration, limit: Duration) -> b
         println!("{}: {} tests skipped", row.name, row.skipped.lines().count());
         row.skipped.lines().for_each(|line| println!("  {line}"));
     }
-    for line in &total.closing {
+    for line in total.closing.iter().chain(&lab::tallies()) {
         println!("{line}");
     }
     println!("{} seconds of {} allowed", elapsed.as_secs(), limit.as_secs());

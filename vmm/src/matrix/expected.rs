@@ -266,6 +266,11 @@ impl Table {
         (entry.outcome != Outcome::Skip).then_some(passed)
     }
 
+    /// Whether it has a section of this engine.
+    pub fn knows(&self, engine: &str) -> bool {
+        self.0.keys().any(|(e, _, _)| e == engine)
+    }
+
     /// The guests of an engine.
     pub fn guests(&self, engine: &str) -> BTreeSet<&str> {
         let cells = self.0.keys().filter(|(e, _, _)| e == engine);

@@ -204,8 +204,19 @@ pub struct Common {
     pub timeout: Duration,
     /// How a guest says that it holds.
     pub pass: PassBy,
+    /// The engine's name in reports, where it is not its own.
+    pub report_as: Option<String>,
     /// More options of minivmm.
     pub options: Vec<OsString>,
+}
+
+/// Reads a name of the expected table's sections.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match text.chars().all(fits) && !text.is_empty() {
+        true => Ok(text.to_string()),
+        false => Err("not a name of letters, digits, `-`, `_` and `.`, as kvm-intel".into()),
+    }
 }
 
 /// The cells of a shard. Cells of one guest follow each other, so that the parts of a slow one fall to different shards.
@@ -258,15 +269,18 @@ fn cell(guest: &Guest, model: &str, engine: EngineChoice, common: &Common) -> Pl
     option("--memory", memory.into());
     option("--serial", "stdio".into());
     option("--clock", "virtual".into());
-    let limit = settings.max_instructions.unwrap_or(common.max_instructions);
-    option("--max-instructions", limit.to_string().into());
+    // KVM counts none: there the time alone ends what hangs.
+    if engine != EngineChoice::Kvm {
+        let limit = settings.max_instructions.unwrap_or(common.max_instructions);
+        option("--max-instructions", limit.to_string().into());
+    }
     option("--timeout", common.timeout.as_secs_f64().to_string().into());
     arguments.extend(settings.options.iter().map(OsString::from));
     arguments.extend(common.options.iter().cloned());
     Plan {
         guest: guest.name.clone(),
         model: model.to_string(),
-        engine: engine_name(engine).to_string(),
+        engine: common.report_as.clone().unwrap_or(engine_name(engine).to_string()),
         arguments,
         pass: settings.pass.unwrap_or(common.pass),
         timeout: common.timeout,
@@ -284,6 +298,7 @@ mod tests {
             max_instructions: 1000,
             timeout: Duration::from_secs(9),
             pass: PassBy::Auto,
+            report_as: None,
             options: vec!["--stats".into()],
         }
     }
@@ -331,6 +346,27 @@ mod tests {
         );
         assert_eq!((cells[0].pass, cells[2].pass), (PassBy::Auto, PassBy::Tap));
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    // covers: 7/matrix-labs
+    #[test]
+    fn on_kvm_no_instructions_are_counted_and_a_host_can_have_a_name() {
+        let guest = [Guest::of_kernel(Path::new("/x/g"), None, None)];
+        let common = Common {
+            report_as: Some("kvm-intel".into()),
+            ..common()
+        };
+        let cells = cells(&guest, &["p6".into()], &[EngineChoice::Kvm], &common, None);
+        let words: Vec<_> = cells[0].arguments.iter().map(|word| word.to_string_lossy()).collect();
+        let text = words.join(" ");
+        assert!(
+            text.contains("--engine kvm") && !text.contains("--max-instructions"),
+            "{text}"
+        );
+        assert_eq!(cells[0].engine, "kvm-intel");
+        for (text, good) in [("kvm-intel", true), ("a]", false), ("a b", false), ("", false)] {
+            assert_eq!(parse_name(text).is_ok(), good, "{text:?}");
+        }
     }
 
     // covers: 7/matrix-bad-input

@@ -55,11 +55,12 @@ const TOOL_MODULES: [(&str, &str); 2] = [
     ("cpuid.ko", "kernel/arch/x86/kernel/cpuid.ko"),
 ];
 
-/// KVM's modules, for the host in the lab.
-const KVM_MODULES: [(&str, &str); 3] = [
+/// KVM's modules, for the hosts in the labs.
+const KVM_MODULES: [(&str, &str); 4] = [
     ("irqbypass.ko", "kernel/virt/lib/irqbypass.ko"),
     ("kvm.ko", "kernel/arch/x86/kvm/kvm.ko"),
     ("kvm-amd.ko", "kernel/arch/x86/kvm/kvm-amd.ko"),
+    ("kvm-intel.ko", "kernel/arch/x86/kvm/kvm-intel.ko"),
 ];
 
 /// All modules that are taken from the kernel's package.

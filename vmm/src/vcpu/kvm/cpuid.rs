@@ -6,6 +6,7 @@
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use x86::cpuid::Feature::{self, *};
 use x86::cpuid::Features;
+use x86::debugctl::DebugCtl;
 use x86::model::{CpuModel, CpuidRow, OwnedModel, topology};
 
 use crate::resolve::{Resolution, Resolved};
@@ -110,6 +111,13 @@ pub fn narrow(
     let emulated = |how: Resolved| how == Resolved::Emulated;
     let caps = owned.units_mut();
     caps.debugctl = caps.debugctl.filter(|_| branches(units));
+    if let Some(debugctl) = caps.debugctl.as_mut().filter(|_| !emulated(units.pmu)) {
+        // CPUID.0AH says that they are there. SDM Vol. 3B 18.4.7 "Freezing LBR and Performance Counters on PMI".
+        let freezes = DebugCtl::new()
+            .with_freeze_lbrs_on_pmi(true)
+            .with_freeze_perfmon_on_pmi(true);
+        debugctl.writable &= !u64::from(freezes);
+    }
     caps.lbr = caps.lbr.filter(|_| emulated(units.lbr));
     caps.ds = caps.ds.filter(|_| emulated(units.bts) || emulated(units.pebs));
     if let Some(ds) = &mut caps.ds {
@@ -193,6 +201,15 @@ mod tests {
         assert_eq!(model.units.pmu.is_some() as u32 + model.cpuid(0xa, 0)[0], 0);
         assert_eq!((model.units.debugctl, model.units.lbr), (None, None));
         assert_eq!(model.tsc_khz, 2_300_000);
+
+        // Freezes go with the counters.
+        for (pmu, writable) in [(Resolved::Absent, 0), (Resolved::Emulated, 3)] {
+            let lbr = Resolved::Emulated;
+            let units = Resolution { lbr, pmu, ..absent };
+            let model = narrow(&HASWELL, None, &units, None).unwrap();
+            let debugctl = model.units.debugctl.unwrap();
+            assert_eq!((debugctl.writable >> 11 & 3, debugctl.writable & 3), (writable, 3));
+        }
 
         let units = Resolution {
             pt: Resolved::Emulated,

@@ -111,6 +111,8 @@ struct Local {
     waits: bool,
     /// It knows that an interrupt waits, or is about to look.
     told: AtomicBool,
+    /// The same of an NMI.
+    told_nmi: AtomicBool,
     /// HLT with interrupts off: only an NMI ends that.
     deaf: AtomicBool,
 }
@@ -170,8 +172,16 @@ impl<'a> Shared<'a> {
             }
             if local.halted.load(Ordering::SeqCst) {
                 woken = true;
-            } else if !local.waits && !local.told.swap(true, Ordering::SeqCst) {
-                self.hypervisor.cpus[index].kick.kick();
+            } else if !local.waits {
+                // One that knows of an interrupt that it lets in later knows nothing of an NMI.
+                let flag = if platform.nmi_pending(index) {
+                    &local.told_nmi
+                } else {
+                    &local.told
+                };
+                if !flag.swap(true, Ordering::SeqCst) {
+                    self.hypervisor.cpus[index].kick.kick();
+                }
             }
         }
         if woken {
@@ -317,6 +327,7 @@ impl<'a> Shared<'a> {
         let local = &self.cpus[index];
         let mut machine = self.machine();
         local.told.store(false, Ordering::SeqCst);
+        local.told_nmi.store(false, Ordering::SeqCst);
         machine.select(index);
         let platform = machine.platform();
         platform.set_cr8(index, vcpu.get_kvm_run().cr8 as u8);
@@ -455,6 +466,7 @@ impl Hypervisor {
             halted: AtomicBool::new(state.activity == Activity::Halted),
             waits: state.activity == Activity::WaitForSipi,
             told: AtomicBool::new(false),
+            told_nmi: AtomicBool::new(false),
             deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
         });
         let shared = Shared {

@@ -1,0 +1,143 @@
+//! The lab with kvm-intel: Debian's Bochs, an interpreter of about a hundred million instructions per second.
+//!
+//! It boots from a CD alone, so the kernel and its initramfs go onto one with ISOLINUX. Its only display in Debian without a window
+//! wants a terminal, which script(1) gives it; it starts in its debugger, which `-rc` tells to go on. Its clock is the count of
+//! instructions and begins at a fixed time, so that the same files make the same run.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::system_file;
+use crate::{linux, program};
+
+/// What the host's clock shows at the start: 2000-01-01 00:00:00 UTC.
+const TIME: u32 = 946_684_800;
+/// Instructions to a second of the host's time: about what Bochs executes in one of ours.
+const IPS: u32 = 100_000_000;
+/// A part with EPT, unrestricted guests and VPID.
+const MODEL: &str = "corei7_haswell_4770";
+
+/// Debian's self-tests of its ciphers are three quarters of the boot's instructions.
+const CMDLINE: &str = "console=ttyS0,115200 panic=-1 quiet mitigations=off cryptomgr.notests";
+
+/// The command that boots the host, with its serial port on standard output. The CD and all else go into `scratch`.
+///
+/// # Errors
+/// What is missing.
+pub fn command(initrd: &Path, scratch: &Path, limit: Duration) -> Result<Command, String> {
+    let cd = cd(initrd, scratch)?;
+    let write = |name: &str, text: String| {
+        let path = scratch.join(name);
+        fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok::<_, String>(path.display().to_string())
+    };
+    let settings = write("bochsrc", settings(&cd, scratch)?)?;
+    let go = write("go", "c\n".into())?;
+    let bochs = program("bochs-bin");
+    let program = bochs.get_program().to_string_lossy();
+    // script(1) hands its own standard output to nobody, so the serial port has a descriptor of its own. timeout(1) ends Bochs
+    // should this process not live to do so.
+    let inner = format!(
+        "exec timeout -k 5 {} '{program}' -q -f '{settings}' -rc '{go}'",
+        limit.as_secs() + 10
+    );
+    let inner = write("start", format!("#!/bin/sh\n{inner}\n"))?;
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg(format!(
+            "exec 3>&1; exec script -qec \"sh '{inner}'\" /dev/null >/dev/null"
+        ))
+        .env("TERM", "xterm");
+    Ok(command)
+}
+
+/// Makes the CD, and gives its path.
+fn cd(initrd: &Path, scratch: &Path) -> Result<String, String> {
+    let folder = scratch.join("cd");
+    let failed = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+    fs::create_dir_all(folder.join("isolinux")).map_err(|error| failed(&folder, error))?;
+    let put = |from: &Path, to: &str| fs::copy(from, folder.join(to)).map_err(|error| failed(from, error));
+    put(&linux().kernel, "vmlinuz")?;
+    put(initrd, "initrd")?;
+    put(&system_file("/usr/lib/ISOLINUX/isolinux.bin")?, "isolinux/isolinux.bin")?;
+    put(
+        &system_file("/usr/lib/syslinux/modules/bios/ldlinux.c32")?,
+        "isolinux/ldlinux.c32",
+    )?;
+    let menu =
+        format!("DEFAULT lab\nPROMPT 0\nTIMEOUT 1\nLABEL lab\n KERNEL /vmlinuz\n INITRD /initrd\n APPEND {CMDLINE}\n");
+    let menu_file = folder.join("isolinux/isolinux.cfg");
+    fs::write(&menu_file, menu).map_err(|error| failed(&menu_file, error))?;
+    let cd = scratch.join("cd.iso");
+    let mut make = program("xorriso");
+    let options = "-b isolinux/isolinux.bin -c isolinux/boot.cat -no-emul-boot -boot-load-size 4 -boot-info-table";
+    make.args(["-as", "mkisofs", "-quiet", "-o"])
+        .arg(&cd)
+        .args(options.split(' '))
+        .arg(&folder);
+    match make.output() {
+        Ok(output) if output.status.success() => Ok(cd.display().to_string()),
+        Ok(output) => Err(format!("xorriso: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Err(error) => Err(format!("xorriso (Debian package of that name): {error}")),
+    }
+}
+
+/// Bochs's file of settings.
+fn settings(cd: &str, scratch: &Path) -> Result<String, String> {
+    let bios = system_file("/usr/share/bochs/BIOS-bochs-latest")?;
+    let video = system_file("/usr/share/vgabios/vgabios.bin")?;
+    Ok(format!(
+        "plugin_ctrl: unmapped=true, biosdev=true, speaker=false, extfpuirq=true, parallel=false, serial=true\n\
+         config_interface: textconfig\n\
+         display_library: term\n\
+         memory: host=1024, guest=1024\n\
+         romimage: file={}\n\
+         vgaromimage: file={}\n\
+         cpu: model={MODEL}, count=1, ips={IPS}, reset_on_triple_fault=0\n\
+         clock: sync=none, time0={TIME}\n\
+         ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14\n\
+         ata0-master: type=cdrom, path={cd}, status=inserted\n\
+         boot: cdrom\n\
+         com1: enabled=1, mode=file, dev=/dev/fd/3\n\
+         pci: enabled=1, chipset=i440fx\n\
+         log: {}\n\
+         panic: action=fatal\n\
+         error: action=ignore\n\
+         info: action=report\n\
+         debug: action=ignore\n",
+        bios.display(),
+        video.display(),
+        scratch.join("log").display()
+    ))
+}
+
+/// What Bochs logged last, where it stopped: its own panics stand there.
+pub fn last_words(scratch: &Path) -> String {
+    let log = fs::read(scratch.join("log")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = text.lines().collect();
+    format!("\nBochs:\n{}\n", lines[lines.len().saturating_sub(20)..].join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Folder;
+
+    // covers: 6/lab-intel
+    #[test]
+    fn what_bochs_said_last_is_shown() {
+        let scratch = Folder::new("bochs");
+        let lines: String = (0..30).map(|n| format!("line {n}\n")).collect();
+        fs::write(scratch.join("log"), lines + ">>PANIC<< no\n").unwrap();
+        let words = last_words(&scratch);
+        assert!(
+            words.contains("\nline 29\n>>PANIC<< no\n") && !words.contains("line 10\n"),
+            "{words}"
+        );
+        assert_eq!(last_words(&Folder::new("bochs")), "\nBochs:\n\n");
+    }
+}

@@ -1,0 +1,175 @@
+//! What a guest test's run in a lab comes to, against what is known to fail there.
+
+use std::fmt;
+
+use minivmm::matrix::tap::{Point, Report};
+
+use super::{Ended, Host};
+use crate::target;
+
+/// A test that fails in a lab: the guest, the test, and why.
+pub type Known = (&'static str, &'static str, &'static str);
+
+/// How many tests of the guests came out how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// They hold.
+    pub passed: usize,
+    /// They fail, as is known.
+    pub known: usize,
+    /// They fail, and should not.
+    pub failed: usize,
+    /// The host's CPU or the machine on it has not what they are about.
+    pub skipped: usize,
+}
+
+impl Tally {
+    /// Puts the numbers where `cargo xtask test` and `cargo xtask lab` look for them, and on standard output.
+    pub fn write(&self, host: Host) {
+        let line = format!("{} lab: {self}", host.name());
+        println!("{line}");
+        // Without the file the line is missing at the end of `cargo xtask test`, and nothing else.
+        let _ = std::fs::create_dir_all(target().join("lab"));
+        let _ = std::fs::write(target().join("lab").join(host.name()), line + "\n");
+    }
+
+    fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.known += other.known;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tally {
+            passed,
+            known,
+            failed,
+            skipped,
+        } = self;
+        write!(
+            f,
+            "{passed} guest tests passed, {known} failed as known, {failed} failed, {skipped} skipped"
+        )
+    }
+}
+
+/// Reads a guest test's run: adds it to `tally`, and says what is wrong with it. `all_ran`: what is known to fail and holds is
+/// wrong, too.
+pub fn judge(guest: &str, ended: &Ended, known: &[Known], all_ran: bool, tally: &mut Tally) -> String {
+    let report = match Report::read(&ended.said) {
+        Some(report) if report.broken.is_none() => report,
+        other => {
+            tally.failed += 1;
+            let why = other.and_then(|report| report.broken);
+            let why = why.unwrap_or_else(|| "no TAP".into());
+            return format!("{guest}: {why}, status {}\n{}\n", ended.status, ended.said);
+        }
+    };
+    let mut wrong = String::new();
+    let mut sum = Tally::default();
+    for (name, point) in &report.points {
+        let known = known.iter().any(|row| (row.0, row.1) == (guest, name.as_str()));
+        match point {
+            Point::Passed => {
+                sum.passed += 1;
+                if known && all_ran {
+                    wrong += &format!("{guest}: {name} is known to fail, and holds\n");
+                }
+            }
+            Point::Skipped(_) => sum.skipped += 1,
+            Point::Failed(_) if known => sum.known += 1,
+            Point::Failed(why) => {
+                sum.failed += 1;
+                wrong += &format!("{guest}: {name}\n{why}\n");
+            }
+        }
+    }
+    if sum.passed == 0 {
+        wrong += &format!("{guest}: nothing passed\n{}\n", ended.said);
+    }
+    tally.add(sum);
+    wrong
+}
+
+fn wanted() -> String {
+    std::env::var("MINIVMM_LAB").unwrap_or_default()
+}
+
+/// Whether `cargo xtask lab` names guests, whose words are to be seen.
+pub fn some_are_chosen() -> bool {
+    !wanted().is_empty()
+}
+
+/// The guests that `cargo xtask lab NAME...` names, or all of them.
+///
+/// # Panics
+/// None of them has a name that is wanted.
+pub fn chosen<T>(guests: impl Iterator<Item = T>, name: impl Fn(&T) -> &str) -> Vec<T> {
+    let wanted = wanted();
+    let guests: Vec<T> = guests.collect();
+    let names: Vec<&str> = guests.iter().map(&name).collect();
+    for word in wanted.split_terminator(',') {
+        assert!(
+            names.contains(&word),
+            "{word} is not run in this lab, which runs {names:?}"
+        );
+    }
+    let takes = |guest: &T| wanted.is_empty() || wanted.split(',').any(|word| word == name(guest));
+    guests.into_iter().filter(takes).collect()
+}
+
+/// How often the machine was handed over for a unit, by what `--stats` prints.
+pub fn handovers(ended: &Ended) -> Option<u64> {
+    let line = ended.said.lines().find(|line| line.starts_with("handovers:"))?;
+    let (before, _) = line.split_once(" for a unit")?;
+    before.split_whitespace().next_back()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: &[Known] = &[("dr", "b", "no"), ("dr", "a", "no")];
+
+    fn ended(said: &str) -> Ended {
+        Ended {
+            status: 3,
+            said: said.into(),
+        }
+    }
+
+    // covers: 6/lab-guests
+    #[test]
+    fn what_is_not_known_to_fail_is_wrong_and_so_is_what_holds_against_expectation() {
+        let run = ended("TAP version 14\n1..4\nok 1 - a\nnot ok 2 - b\nnot ok 3 - c\n  at: x\nok 4 - d # SKIP no\n");
+        let mut tally = Tally::default();
+        assert_eq!(judge("dr", &run, KNOWN, false, &mut tally), "dr: c\nat: x\n");
+        let wrong = judge("dr", &run, KNOWN, true, &mut tally);
+        assert!(wrong.contains("dr: a is known to fail, and holds"), "{wrong}");
+        assert_eq!(
+            tally.to_string(),
+            "2 guest tests passed, 2 failed as known, 2 failed, 2 skipped"
+        );
+        let mut tally = Tally::default();
+        for (said, word) in [
+            ("", "no TAP, status 3"),
+            ("TAP version 14\n1..2\nok 1 - a\n", "1 tests of 2"),
+            ("TAP version 14\n1..1\nnot ok 1 - b\n", "nothing passed"),
+        ] {
+            let wrong = judge("dr", &ended(said), KNOWN, false, &mut tally);
+            assert!(wrong.contains(word), "{wrong}");
+        }
+        assert_eq!((tally.failed, tally.known), (2, 1));
+    }
+
+    // covers: 6/handover-unit
+    #[test]
+    fn handovers_are_counted_by_the_line_of_the_statistics() {
+        let line = "x\nhandovers:    3 for an instruction, 12 for a unit; 0.000 s in the engine\n";
+        assert_eq!(handovers(&ended(line)), Some(12));
+        assert_eq!(handovers(&ended("x")), None);
+    }
+}

@@ -1,0 +1,321 @@
+//! A host with a real KVM, inside an emulator: Debian's kernel with its kvm-amd module on QEMU's software CPU, which has SVM, or
+//! with its kvm-intel module on Bochs, which has VMX.
+//!
+//! The host's initramfs holds busybox, the modules, minivmm with the libraries it needs, and the files that it is to run. Each
+//! run is a line of a script; its output and status come back over the host's serial port.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use minivmm::newc::Archive;
+
+use crate::{Folder, minivmm, start, target};
+
+mod bochs;
+mod judge;
+mod qemu;
+
+pub use judge::{Known, Tally, chosen, handovers, judge};
+
+/// A run that takes longer hangs; the host under the host is slow.
+const RUN_SECONDS: u64 = 300;
+
+/// Whose KVM the lab has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// kvm-amd, in QEMU.
+    Amd,
+    /// kvm-intel, in Bochs.
+    Intel,
+}
+
+impl Host {
+    /// The name of the module, which is the host's name in tables, too.
+    pub fn name(self) -> &'static str {
+        match self {
+            Host::Amd => "kvm-amd",
+            Host::Intel => "kvm-intel",
+        }
+    }
+
+    /// The host of a name.
+    pub fn named(name: &str) -> Option<Host> {
+        [Host::Amd, Host::Intel].into_iter().find(|host| host.name() == name)
+    }
+
+    /// KVM's modules in the order in which they load.
+    fn modules(self) -> [&'static str; 3] {
+        let own = match self {
+            Host::Amd => "kvm-amd.ko",
+            Host::Intel => "kvm-intel.ko",
+        };
+        ["irqbypass.ko", "kvm.ko", own]
+    }
+
+    /// Wall time from the emulator's start to the first run, at most.
+    fn boot_limit(self) -> Duration {
+        Duration::from_secs(match self {
+            Host::Amd => 60,
+            Host::Intel => 240,
+        })
+    }
+}
+
+/// One run of minivmm in the lab.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Its arguments, with files as the lab has them.
+    pub arguments: Vec<String>,
+    /// The files it needs, by their paths below /lab.
+    pub files: BTreeMap<String, PathBuf>,
+    /// Seconds of the lab's time after which it is ended.
+    pub seconds: u64,
+}
+
+impl Job {
+    /// minivmm with these arguments.
+    pub fn new<S: Into<String>>(arguments: impl IntoIterator<Item = S>) -> Self {
+        Job {
+            arguments: arguments.into_iter().map(Into::into).collect(),
+            files: BTreeMap::new(),
+            seconds: RUN_SECONDS,
+        }
+    }
+
+    /// With `option FILE` as well.
+    pub fn file(mut self, option: &str, path: impl AsRef<Path>) -> Self {
+        let path = path.as_ref();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.arguments.extend([option.to_string(), format!("/lab/{name}")]);
+        self.files.insert(name, path.to_path_buf());
+        self
+    }
+
+    /// With `option FOLDER` as well, and these files in that folder.
+    pub fn folder(mut self, option: &str, folder: &str, files: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.arguments.extend([option.to_string(), format!("/lab/{folder}")]);
+        for file in files {
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            self.files.insert(format!("{folder}/{name}"), file);
+        }
+        self
+    }
+
+    /// With another limit, in seconds of the lab's time.
+    pub fn within(self, seconds: u64) -> Self {
+        Job { seconds, ..self }
+    }
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The exit status, as the lab's shell has it.
+    pub status: i32,
+    /// What it said, standard output and standard error together.
+    pub said: String,
+}
+
+/// A file that a Debian package has, installed or unpacked beside the system.
+fn system_file(path: &str) -> Result<PathBuf, String> {
+    let beside = target().join("host/root").join(path.trim_start_matches('/'));
+    [PathBuf::from(path), beside]
+        .into_iter()
+        .find(|file| file.is_file())
+        .ok_or_else(|| format!("{path} is not here: run `cargo xtask lab --intel` once, which installs what has it"))
+}
+
+/// The shared libraries of a program, its loader among them; none of a static one.
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let output = Command::new("ldd").arg(program).output();
+    let text = output.map_or(String::new(), |output| {
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    });
+    text.split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .collect()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The program without what debuggers want, which is most of its size: every byte of it is read and unpacked in the lab.
+fn stripped(program: &Path, scratch: &Path) -> Result<Vec<u8>, String> {
+    let to = scratch.join("minivmm");
+    let mut strip = Command::new("strip");
+    let output = strip.arg("-o").arg(&to).arg(program).output();
+    match output {
+        Ok(output) if output.status.success() => read(&to),
+        Ok(output) => Err(format!("strip: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Err(error) => Err(format!("strip (Debian package binutils): {error}")),
+    }
+}
+
+/// The host's initramfs.
+fn archive(host: Host, jobs: &[Job], scratch: &Path) -> Result<Vec<u8>, String> {
+    let guest = target().join("guest");
+    let mut archive = Archive::default();
+    for folder in ["bin", "dev", "lab", "lib", "lib64", "mod", "proc", "sys", "tmp"] {
+        archive.folder(folder);
+    }
+    archive.device("dev/console", 5, 1);
+    archive.file("bin/busybox", 0o755, &read(&guest.join("busybox"))?);
+    archive.link("bin/sh", "busybox");
+    for module in host.modules() {
+        let bytes = read(&guest.join("modules").join(module))?;
+        archive.file(format!("mod/{module}"), 0o644, &bytes);
+    }
+    archive.file("lab/minivmm", 0o755, &stripped(minivmm(), scratch)?);
+    for library in libraries(minivmm()) {
+        let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        archive.file(format!("lib64/{name}"), 0o755, &read(&library)?);
+    }
+    let files: BTreeMap<&String, &PathBuf> = jobs.iter().flat_map(|job| &job.files).collect();
+    let mut folder_before = "";
+    for (name, file) in files {
+        let folder = name.split_once('/').map_or("", |(folder, _)| folder);
+        if !folder.is_empty() && folder != folder_before {
+            archive.folder(format!("lab/{folder}"));
+            folder_before = folder;
+        }
+        archive.file(format!("lab/{name}"), 0o644, &read(file)?);
+    }
+    archive.file("init", 0o755, script(host, jobs).as_bytes());
+    Ok(archive.finish())
+}
+
+/// Runs the jobs one after the other, and says on standard error how far it is.
+///
+/// # Errors
+/// What the lab lacks, or where it stopped, with what it said.
+pub fn jobs(host: Host, jobs: &[Job]) -> Result<Vec<Ended>, String> {
+    let scratch = Folder::new("lab");
+    let initrd = scratch.join("initramfs.cpio");
+    let bytes = archive(host, jobs, &scratch)?;
+    fs::write(&initrd, bytes).map_err(|error| format!("{}: {error}", initrd.display()))?;
+    let limit = host.boot_limit() + Duration::from_secs(jobs.iter().map(|job| job.seconds).sum());
+    let mut command = match host {
+        Host::Amd => qemu::command(&initrd),
+        Host::Intel => bochs::command(&initrd, &scratch, limit)?,
+    };
+    let begun = Instant::now();
+    let mut running = start(&mut command, limit);
+    let name = host.name();
+    eprintln!("{name}: boots");
+    for (index, job) in jobs.iter().enumerate() {
+        // Of a lab that stops, everything that it said is shown below.
+        if running.wait_for(&format!("### end {index} ")).is_none() {
+            break;
+        }
+        let (number, seconds) = (index + 1, begun.elapsed().as_secs());
+        eprintln!(
+            "{name}: {number} of {} done, {seconds} s: {}",
+            jobs.len(),
+            job.arguments.join(" ")
+        );
+    }
+    let console = running.finish();
+    let ended = parts(&console.console);
+    if judge::some_are_chosen() {
+        ended.iter().for_each(|job| println!("{}", job.said));
+    }
+    if ended.len() == jobs.len() {
+        return Ok(ended);
+    }
+    let more = match host {
+        Host::Amd => String::new(),
+        Host::Intel => bochs::last_words(&scratch),
+    };
+    Err(format!(
+        "{name}: {} of {} jobs came to an end within {} s\n{}\n{}{more}",
+        ended.len(),
+        jobs.len(),
+        limit.as_secs(),
+        console.console,
+        console.errors
+    ))
+}
+
+/// The host's /init.
+fn script(host: Host, jobs: &[Job]) -> String {
+    let mut text = String::from(
+        "#!/bin/sh\n\
+         /bin/busybox mount -t proc proc /proc\n\
+         /bin/busybox mount -t sysfs sys /sys\n\
+         /bin/busybox mount -t devtmpfs dev /dev\n\
+         export LD_LIBRARY_PATH=/lib64\n",
+    );
+    for module in host.modules() {
+        let _ = writeln!(text, "/bin/busybox insmod /mod/{module}");
+    }
+    for (index, job) in jobs.iter().enumerate() {
+        // Through a pipe: no progress is drawn, which the serial port would make slow.
+        let quoted: Vec<String> = job.arguments.iter().map(|word| format!("'{word}'")).collect();
+        let _ = writeln!(
+            text,
+            "echo '### begin {index}'\n\
+             (/bin/busybox timeout {} /lab/minivmm {} </dev/null 2>&1; echo $? >/tmp/status) | /bin/busybox cat\n\
+             echo \"### end {index} $(/bin/busybox cat /tmp/status)\"",
+            job.seconds,
+            quoted.join(" ")
+        );
+    }
+    text + "/bin/busybox poweroff -f\n"
+}
+
+/// What each job said, between its marks.
+fn parts(console: &str) -> Vec<Ended> {
+    let mut parts = Vec::new();
+    for rest in console.split("### begin ").skip(1) {
+        let Some((said, end)) = rest.split_once("### end ") else {
+            break;
+        };
+        let status = end.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+        let Some(status) = status else { break };
+        let said = said.split_once('\n').map_or("", |(_, said)| said).to_string();
+        parts.push(Ended { status, said });
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 6/lab
+    #[test]
+    fn a_job_is_what_stands_between_its_marks() {
+        let console = "boot\n### begin 0\nhello\nworld\n### end 0 43\n### begin 1\n### end 1 2\n### begin 2\nhangs";
+        let ended = parts(console);
+        assert_eq!(ended.len(), 2, "the third never ended");
+        assert_eq!((ended[0].status, ended[0].said.as_str()), (43, "hello\nworld\n"));
+        assert_eq!((ended[1].status, ended[1].said.as_str()), (2, ""));
+    }
+
+    // covers: 6/lab, 6/lab-intel
+    #[test]
+    fn a_job_names_its_files_where_the_lab_has_them() {
+        let job = Job::new(["--engine", "kvm"]).file("--kernel", "/some/where/dr.elf");
+        let folder = Job::new(["matrix"])
+            .folder("--guests", "smp", ["/x/smp.elf".into(), "/x/smp.toml".into()])
+            .within(7);
+        assert_eq!(folder.files.keys().collect::<Vec<_>>(), ["smp/smp.elf", "smp/smp.toml"]);
+        for (host, module) in [(Host::Amd, "kvm-amd.ko"), (Host::Intel, "kvm-intel.ko")] {
+            assert_eq!(Host::named(host.name()), Some(host));
+            let text = script(host, &[job.clone(), folder.clone()]);
+            for part in [
+                "timeout 300 /lab/minivmm '--engine' 'kvm' '--kernel' '/lab/dr.elf' </dev/null",
+                "timeout 7 /lab/minivmm 'matrix' '--guests' '/lab/smp' </dev/null",
+                module,
+            ] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+    }
+}
