@@ -28,6 +28,7 @@ const KNOWN: &[Known] = &[
     ("smp", "last_branches_are_of_each_cpu", UNITS),
     ("smp", "the_script_with_the_loop_on_another_cpu", UNITS),
     ("pt_topa", "int_raises_a_pmi", COUNTERS),
+    ("pt_topa", "a_pending_pmi_is_injected", COUNTERS),
     ("task_switch", "the_t_bit_traps_in_the_new_task", TASKS),
     ("task_switch", "the_t_bit_comes_before_the_first_breakpoint", TASKS),
     ("task_switch", "returning_to_a_task_with_t_traps", TASKS),
