@@ -88,7 +88,8 @@ const UNITS: &[(&str, &CpuModel, Registers)] = &[
         "lbr",
         &HASWELL,
         &[
-            (IA32_DEBUGCTL, 1 << 11),
+            // Without counters there is no freeze on their interrupt, and each other bit turns something on.
+            (IA32_DEBUGCTL, 0),
             (MSR_LBR_SELECT, 5),
             (MSR_LASTBRANCH_TOS, 3),
             (MSR_LASTBRANCH_0_FROM_IP, 0x1234),
