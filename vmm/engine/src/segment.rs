@@ -467,6 +467,8 @@ impl Cpu {
         if !d.present() {
             return Err(self.fault(NP, Some(error)));
         }
+        // Of a 64-bit offset into code of another size the lower half alone counts.
+        let offset = if d.long() { offset } else { offset & 0xffff_ffff };
         self.check_ip(d, offset, 0)?;
         self.mark_accessed(&mut d)?;
         if call {

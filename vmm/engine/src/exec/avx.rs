@@ -331,11 +331,12 @@ impl Cpu {
         let count = (o.aux >> element::COUNT_SHIFT & 15) as usize;
         let mask = self.ymm_bytes(o.src);
         let chosen = |i: usize| mask[size * i + size - 1] & 0x80 != 0;
-        // Only the operand's own address wraps, not those of its elements.
+        // The operand's own address wraps at its size, those of its elements at 32 bits outside 64-bit mode.
         let at = self.ea(o) & u64::MAX >> (64 - 8 * o.imm as u32);
+        let reach = if self.is64() { u64::MAX } else { 0xffff_ffff };
         let mut places = [0; 8];
         for i in (0..count).filter(|&i| chosen(i)) {
-            let offset = at.wrapping_add((size * i) as u64);
+            let offset = at.wrapping_add((size * i) as u64) & reach;
             places[i] = self.segmented(o.seg as usize, offset, size as u64, o.aux & element::STORE != 0)?;
         }
         if o.aux & element::STORE != 0 {
