@@ -262,10 +262,18 @@ pub fn linux_in_minivmm(cmdline: &str) -> Command {
 
 /// A command for Linux with perf, gdb and msr-tools, which runs these scripts of guest-tests/linux/tools one after the other.
 pub fn scripts_in_linux(scripts: &[&str]) -> Command {
+    scripts_in_linux_with("", scripts)
+}
+
+/// The same with more words on the kernel's command line.
+pub fn scripts_in_linux_with(words: &str, scripts: &[&str]) -> Command {
     let mut command = in_minivmm(&linux().kernel);
     command.arg("--initrd").arg(&linux().tools).args([
         "--cmdline",
-        &format!("console=ttyS0 quiet panic=-1 minivmm.script={}", scripts.join(",")),
+        &format!(
+            "console=ttyS0 quiet panic=-1 {words} minivmm.script={}",
+            scripts.join(",")
+        ),
     ]);
     command
 }

@@ -2,7 +2,7 @@
 //!
 //! The scripts are in guest-tests/linux/tools; each checks what its tool says, and says it again here.
 
-use guest_tests::{Outcome, linux, run, scripts_in_linux};
+use guest_tests::{Outcome, linux, run, scripts_in_linux, scripts_in_linux_with};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(900);
@@ -76,14 +76,10 @@ fn branches_samples_loads_and_gdb() {
         return;
     }
     hold(&["--cpu-model", "westmere"], &["perf-stat", "perf-pebs", "gdb-watch"]);
-    let nopti = "console=ttyS0 quiet panic=-1 nopti minivmm.script=perf-bts,perf-pt,perf-lbr,perf-pebs";
-    let guest = run(
-        scripts_in_linux(&[]).args(["--cpu-model", "skylake-server", "--cmdline", nopti]),
-        LIMIT,
-    );
-    guest
-        .must_end_with(0)
-        .must_hold(&["perf-bts", "perf-pt", "perf-lbr", "perf-pebs"]);
+    let scripts = ["perf-bts", "perf-pt", "perf-lbr", "perf-pebs"];
+    let mut nopti = scripts_in_linux_with("nopti", &scripts);
+    let guest = run(nopti.args(["--cpu-model", "skylake-server"]), LIMIT);
+    guest.must_end_with(0).must_hold(&scripts);
 }
 
 /// The resource director's numbers are plausible, and the same in two runs.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use guest_tests::bare::image;
 use guest_tests::raw::Raw;
-use guest_tests::retired::{Heard, Lines, Retired, Stream};
+use guest_tests::retired::{Heard, Lines, Retired, Stream, idle_loops};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
 use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
 use minivmm::{Console, MachineConfig, SerialTarget, Vm, monitor};
@@ -137,29 +137,6 @@ fn same(found: &Stream, ran: &Stream, what: &str) {
         found.count,
         ran.count
     );
-}
-
-/// Loops of STI, HLT and JMP. No packet tells that one was gone through before the interrupt that finds it where it was: neither
-/// hardware's packets do.
-fn idle_loops(image: &Path) -> Vec<Range<u64>> {
-    let bytes = fs::read(image).expect("the image");
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize;
-    // Program headers of an ELF32 file: offset and address of each segment, and its length in the file.
-    let (table, count) = (word(0x1c), word(0x2c) & 0xffff);
-    let segments = (0..count)
-        .map(|n| table + n * 32)
-        .map(|at| (word(at + 4), word(at + 8), word(at + 16)));
-    let loops = |(offset, address, len): (usize, usize, usize)| {
-        let code = &bytes[offset..offset + len];
-        let found = code
-            .windows(4)
-            .enumerate()
-            .filter(|(_, code)| *code == [0xfb, 0xf4, 0xeb, 0xfc]);
-        found
-            .map(|(at, _)| (address + at) as u64..(address + at + 4) as u64)
-            .collect::<Vec<_>>()
-    };
-    segments.flat_map(loops).collect()
 }
 
 /// A machine's trace, and its raw form.
