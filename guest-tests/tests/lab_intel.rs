@@ -51,9 +51,7 @@ const GUESTS: &[Guest] = &[
     ("smp", "haswell", &["--cpus=3"], false),
     ("pt_filters", "broadwell", &["--pt=emulated"], true),
     ("pt_topa", "sapphirerapids", &["--pt=emulated"], true),
-    ("rdt", "icelake-server", &["--rdt=emulated"], false),
-    ("pmu", "haswell", &[], false),
-    ("pebs", "haswell", &[], false),
+    ("rdt", "icelake-server", &["--rdt=emulated"], true),
     ("task_switch", "haswell", &[], false),
 ];
 
