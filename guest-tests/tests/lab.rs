@@ -1,7 +1,6 @@
 //! minivmm on a real kvm-amd, in the lab: guest tests, our units by handover, and Linux.
 
-use guest_tests::bare::image;
-use guest_tests::lab::{Ended, Host, Job, Known, Tally, chosen, handovers, jobs, judge};
+use guest_tests::lab::{Ended, Guest, Host, Job, Known, chosen, job, jobs, judge_all};
 use guest_tests::{HELLO, INIT_MARKER, SMP, linux};
 
 const CPU: &str = "QEMU's software CPU under the lab does otherwise than the manual says";
@@ -43,8 +42,8 @@ const KNOWN: &[Known] = &[
     ("pt_topa", "a_pending_pmi_is_injected", COUNTERS),
 ];
 
-/// Guest tests: image, model, options, and whether a unit of ours is in it, so that the machine has to be handed over.
-const GUESTS: &[(&str, &str, &[&str], bool)] = &[
+/// What runs.
+const GUESTS: &[Guest] = &[
     ("dr", "haswell", &[], false),
     ("cpuid_msrs", "haswell", &[], false),
     ("apic", "haswell", &[], false),
@@ -65,28 +64,13 @@ fn guests_and_linux_run_on_a_real_kvm() {
         return;
     }
     let guests = chosen(GUESTS.iter(), |guest| guest.0);
-    let mut all: Vec<Job> = guests
-        .iter()
-        .map(|(guest, model, options, _)| {
-            let always = ["--engine", "kvm", "--stats", "--cpu-model", model];
-            Job::new(always.iter().chain(*options).copied()).file("--kernel", image(guest))
-        })
-        .collect();
+    let mut all: Vec<Job> = guests.iter().map(|guest| job(guest, &[])).collect();
     let whole = guests.len() == GUESTS.len();
     if whole {
         all.extend(others());
     }
     let ended = jobs(Host::Amd, &all).unwrap_or_else(|why| panic!("{why}"));
-    let mut tally = Tally::default();
-    let mut wrong = String::new();
-    for ((guest, _, _, by_handover), ended) in guests.iter().zip(&ended) {
-        // What hangs on the lab's speed may hold as well.
-        wrong += &judge(guest, ended, KNOWN, false, &mut tally);
-        if handovers(ended).is_none_or(|count| (count > 0) != *by_handover) {
-            wrong += &format!("{guest}: handovers: {:?}\n", handovers(ended));
-        }
-    }
-    tally.write(Host::Amd);
+    let mut wrong = judge_all(Host::Amd, &guests, &ended, KNOWN);
     if whole {
         wrong += &judge_others(&ended[guests.len()..]);
     }

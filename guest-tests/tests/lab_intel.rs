@@ -1,7 +1,6 @@
 //! minivmm on a real kvm-intel, in the lab: guest tests, and our units by handover.
 
-use guest_tests::bare::image;
-use guest_tests::lab::{Host, Job, Known, Tally, chosen, handovers, jobs, judge};
+use guest_tests::lab::{Guest, Host, Job, Known, chosen, job, jobs, judge_all};
 
 /// In `vcpu->arch.dr6` KVM clears B0 to B3 before it sets those of the exception that it hands on.
 const STICKY: &str = "KVM takes every #DB itself and clears DR6's bits before it hands it on";
@@ -35,9 +34,6 @@ const KNOWN: &[Known] = &[
     ("task_switch", "a_task_gate_switches", TASKS),
 ];
 
-/// A guest test: image, model, options, and whether a unit of ours is in it, so that the machine has to be handed over.
-type Guest = (&'static str, &'static str, &'static [&'static str], bool);
-
 /// What runs.
 const GUESTS: &[Guest] = &[
     ("tsc", "haswell", &[], false),
@@ -64,23 +60,9 @@ fn guests_run_on_a_real_kvm_intel() {
         return;
     }
     let guests = chosen(GUESTS.iter(), |guest| guest.0);
-    let all: Vec<Job> = guests
-        .iter()
-        .map(|(guest, model, options, _)| {
-            // The statistics hash all memory, which is to be little: the host executes a hundred million instructions per second.
-            let always = ["--engine", "kvm", "--stats", "-m", "32M", "--cpu-model", model];
-            Job::new(always.iter().chain(*options).copied()).file("--kernel", image(guest))
-        })
-        .collect();
+    // The statistics hash all memory, which is to be little: the host executes a hundred million instructions per second.
+    let all: Vec<Job> = guests.iter().map(|guest| job(guest, &["-m", "32M"])).collect();
     let ended = jobs(Host::Intel, &all).unwrap_or_else(|why| panic!("{why}"));
-    let mut tally = Tally::default();
-    let mut wrong = String::new();
-    for ((guest, _, _, by_handover), ended) in guests.iter().zip(&ended) {
-        wrong += &judge(guest, ended, KNOWN, false, &mut tally);
-        if handovers(ended).is_none_or(|count| (count > 0) != *by_handover) {
-            wrong += &format!("{guest}: handovers: {:?}\n", handovers(ended));
-        }
-    }
-    tally.write(Host::Intel);
+    let wrong = judge_all(Host::Intel, &guests, &ended, KNOWN);
     assert!(wrong.is_empty(), "{wrong}");
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use minivmm::matrix::tap::{Point, Report};
 
-use super::{Ended, Host};
+use super::{Ended, Host, Job};
+use crate::bare::image;
 use crate::target;
 
 /// A test that fails in a lab: the guest, the test, and why.
@@ -91,6 +92,33 @@ pub fn judge(guest: &str, ended: &Ended, known: &[Known], all_ran: bool, tally: 
         wrong += &format!("{guest}: nothing passed\n{}\n", ended.said);
     }
     tally.add(sum);
+    wrong
+}
+
+/// A guest test in a lab: image, model, options, and whether a unit of ours is in it, so that the machine has to be handed over.
+pub type Guest = (&'static str, &'static str, &'static [&'static str], bool);
+
+/// What runs for a guest test, with more options of the lab's.
+///
+/// # Panics
+/// There is no such guest.
+pub fn job(&(guest, model, options, _): &Guest, more: &[&str]) -> Job {
+    let always = ["--engine", "kvm", "--stats", "--cpu-model", model];
+    Job::new(always.iter().chain(more).chain(options).copied()).file("--kernel", image(guest))
+}
+
+/// What is wrong with the runs of guest tests, whose numbers it writes down.
+pub fn judge_all(host: Host, guests: &[&Guest], ended: &[Ended], known: &[Known]) -> String {
+    let mut tally = Tally::default();
+    let mut wrong = String::new();
+    for ((guest, _, _, by_handover), ended) in guests.iter().zip(ended) {
+        // What hangs on the lab's speed may hold as well.
+        wrong += &judge(guest, ended, known, false, &mut tally);
+        if handovers(ended).is_none_or(|count| (count > 0) != *by_handover) {
+            wrong += &format!("{guest}: handovers: {:?}\n", handovers(ended));
+        }
+    }
+    tally.write(host);
     wrong
 }
 
