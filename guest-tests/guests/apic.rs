@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use rt::apic::{self, EN, EXTD, reg};
 use rt::cpu::{self, read, refuses, write};
+use rt::exception::Fault;
 use rt::{exception, need, time};
 use x86::msr::{IA32_APIC_BASE, IA32_X2APIC_BASE};
 
@@ -160,6 +161,31 @@ fn x2apic_mode() {
     apic::enable();
 }
 
+/// An interrupt that comes while an instruction ends in a fault waits: neither is lost.
+fn an_interrupt_beside_a_fault() {
+    const VECTOR: u8 = 0x73;
+    apic::enable();
+    COUNT.store(0, SeqCst);
+    exception::on(VECTOR, |_| {
+        COUNT.fetch_add(1, SeqCst);
+        apic::eoi();
+    });
+    apic::write(reg::DIVIDE, 0xB);
+    apic::write(reg::LVT_TIMER, VECTOR.into());
+    for turn in 0..200 {
+        apic::write(reg::INITIAL_COUNT, 1000 + turn * 997 % 40_000);
+        let limit = time::Deadline::after(1_000_000);
+        cpu::enable_interrupts();
+        while COUNT.load(SeqCst) <= turn.into() {
+            // No part has it.
+            assert_eq!(cpu::rdmsr(0xDEAD_0000), Err(Fault::GP0));
+            assert!(!limit.passed(), "interrupt {turn} is lost");
+        }
+        cpu::disable_interrupts();
+        assert!(!apic::bit(reg::ISR, VECTOR));
+    }
+}
+
 rt::tests! {
     "tests_apic";
     base;
@@ -168,6 +194,7 @@ rt::tests! {
     priorities;
     task_priority;
     the_timer;
+    an_interrupt_beside_a_fault;
     an_nmi_to_itself;
     x2apic_mode: need::X2APIC;
 }

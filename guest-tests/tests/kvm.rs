@@ -41,6 +41,7 @@ const INTERPRETED: &[(&str, &str, &str)] = &[
     ("apic", "priorities", WINDOW),
     ("apic", "task_priority", WINDOW),
     ("apic", "the_timer", WINDOW),
+    ("apic", "an_interrupt_beside_a_fault", WINDOW),
     ("apic", "an_nmi_to_itself", WINDOW),
     ("apic", "x2apic_mode", WINDOW),
     (

@@ -55,14 +55,9 @@ const GUESTS: &[Guest] = &[
     ("arch_lbr", "sapphirerapids", &["--lbr=emulated"], true),
 ];
 
-// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/lab-linux, 6/engine-auto
+// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/kvm-fault-beside, 6/lab-linux, 6/engine-auto
 #[test]
 fn guests_and_linux_run_on_a_real_kvm() {
-    // Now and then a guest hangs or misses an interrupt there, and it is not yet known whether by our doing or the lab's.
-    if !guest_tests::full() {
-        println!("left out: the lab runs in the full form");
-        return;
-    }
     let guests = chosen(GUESTS.iter(), |guest| guest.0);
     let mut all: Vec<Job> = guests.iter().map(|guest| job(guest, &[])).collect();
     let whole = guests.len() == GUESTS.len();

@@ -31,7 +31,7 @@ use std::{
 
 use devices::platform::Effect;
 use engine::{Activity, Cpu, CpuState, HostLacks, Options};
-use log::{debug, info};
+use log::{debug, info, warn};
 use x86::model::CpuModel;
 
 pub use self::{
@@ -1071,7 +1071,11 @@ fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
         (EngineChoice::Kvm, Some((option, does))) => {
             Err(refused(format!("{option} {does}: leave it out, or use --engine soft")))
         }
-        (EngineChoice::Kvm, None) => kvm::Host::open().map(Some).map_err(refused),
+        (EngineChoice::Kvm, None) => {
+            let host = kvm::Host::open().map_err(refused)?;
+            warn_of_clock();
+            Ok(Some(host))
+        }
         (EngineChoice::Auto, Some((option, does))) => {
             info!("--engine auto: the software engine, since {option} {does}");
             Ok(None)
@@ -1084,6 +1088,7 @@ fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
             match chosen {
                 Ok((host, why)) => {
                     info!("--engine auto: KVM: {why}");
+                    warn_of_clock();
                     Ok(Some(host))
                 }
                 Err(why) => {
@@ -1092,6 +1097,15 @@ fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
                 }
             }
         }
+    }
+}
+
+fn warn_of_clock() {
+    if kvm::host_tsc_is_unstable() {
+        warn!(
+            "the host holds its time-stamp counter for unstable, so KVM moves the guest's, which may go back: boot the host with \
+             tsc=reliable if it is not so, or use --engine soft"
+        );
     }
 }
 

@@ -139,6 +139,17 @@ impl Host {
     }
 }
 
+/// Whether Linux has given up the host's time-stamp counter as a clock. Whenever a CPU of a guest was put aside KVM sets its
+/// counter anew then, from what the guest saw last and the wall clock; ours is the host's and an offset that stays.
+pub fn host_tsc_is_unstable() -> bool {
+    let path = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+    std::fs::read_to_string(path).is_ok_and(|clocks| no_tsc_among(&clocks))
+}
+
+fn no_tsc_among(clocks: &str) -> bool {
+    !clocks.split_whitespace().any(|clock| clock == "tsc")
+}
+
 /// A machine's clock that the host's time-stamp counter moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostClock {
@@ -421,4 +432,17 @@ fn write(vcpu: &VcpuFd, held: &Vcpu, model: &CpuModel) -> Result<(), String> {
 /// Whether a CPU can be handed over to KVM as it is.
 pub fn portable(state: &CpuState) -> bool {
     handover::portable(state) && state.activity != Activity::Shutdown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: 6/clock-unstable
+    #[test]
+    fn a_tsc_that_linux_gave_up_is_no_clocksource() {
+        assert!(no_tsc_among("kvm-clock hpet acpi_pm\n"));
+        assert!(no_tsc_among("tsc-early\n"));
+        assert!(!no_tsc_among("tsc kvm-clock \n"));
+    }
 }

@@ -39,6 +39,17 @@ pub enum Why {
     Failed(usize, String),
 }
 
+/// What a CPU's thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It enters the guest.
+    Enter,
+    /// It completes an instruction, to let an interrupt in at its end.
+    Complete,
+    /// It was halted and has waited for a while: it looks again.
+    Look,
+}
+
 /// How a run in KVM went.
 #[derive(Debug)]
 pub struct Native<T> {
@@ -224,12 +235,8 @@ impl<'a> Shared<'a> {
         let mut vcpu = lock(&cpu.vcpu);
         cpu.kick.enter();
         let mut unfinished = self.turns(index, cpu, &mut vcpu);
-        // What an instruction asked for has been answered, and KVM finishes it at the next entry; it may ask for more.
         while unfinished {
-            cpu.kick.complete_only();
-            let reason = room::run(&mut vcpu);
-            trace!("CPU {index} completes: {reason:?}");
-            unfinished = self.exit(index, cpu, &mut vcpu, reason);
+            unfinished = self.complete(index, cpu, &mut vcpu);
         }
         if self.single_steps()
             && let Err(error) = room::debug(&vcpu, false)
@@ -250,8 +257,13 @@ impl<'a> Shared<'a> {
             if self.over() {
                 return unfinished;
             }
-            if !self.prepare(index, vcpu) {
-                continue;
+            match self.prepare(index, vcpu, unfinished) {
+                Next::Look => continue,
+                Next::Complete => {
+                    unfinished = self.complete(index, cpu, vcpu);
+                    continue;
+                }
+                Next::Enter => {}
             }
             if self.single_steps()
                 && let Err(error) = room::debug(vcpu, true)
@@ -270,6 +282,14 @@ impl<'a> Shared<'a> {
                 self.stop(Why::Limit);
             }
         }
+    }
+
+    /// What an instruction asked for has been answered: has KVM finish it. It may ask for more, which is what this says.
+    fn complete(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd) -> bool {
+        cpu.kick.complete_only();
+        let reason = room::run(vcpu);
+        trace!("CPU {index} completes: {reason:?}");
+        reason != Reason::Kicked && self.exit(index, cpu, vcpu, reason)
     }
 
     fn single_steps(&self) -> bool {
@@ -322,8 +342,8 @@ impl<'a> Shared<'a> {
         false
     }
 
-    /// Hands interrupts to a CPU that is about to run. `false`: it is halted, has waited for a while, and has to look again.
-    fn prepare(&self, index: usize, vcpu: &mut VcpuFd) -> bool {
+    /// Hands interrupts to a CPU that is about to run. `unfinished`: KVM has an instruction of it to complete.
+    fn prepare(&self, index: usize, vcpu: &mut VcpuFd, unfinished: bool) -> Next {
         let local = &self.cpus[index];
         let mut machine = self.machine();
         local.told.store(false, Ordering::SeqCst);
@@ -343,7 +363,7 @@ impl<'a> Shared<'a> {
                 let time = time.min(Duration::from_secs(1));
                 drop(self.changed.wait_timeout(machine, time));
             }
-            return false;
+            return Next::Look;
         }
         local.halted.store(false, Ordering::SeqCst);
         if nmi && vcpu.nmi().is_ok() {
@@ -354,6 +374,10 @@ impl<'a> Shared<'a> {
         // A halted CPU that listens lets an interrupt in: HLT has retired.
         let open = run.ready_for_interrupt_injection != 0 && run.if_flag != 0;
         run.request_interrupt_window = 0;
+        // KVM has one place for what it injects: an exception that the instruction ends in would have the interrupt forgotten.
+        if pending && open && unfinished {
+            return Next::Complete;
+        }
         if pending && open {
             let vector = machine.platform().acknowledge(index);
             if let Err(error) = room::interrupt(vcpu, vector) {
@@ -362,7 +386,7 @@ impl<'a> Shared<'a> {
                     index,
                     format!("KVM_INTERRUPT: {}", crate::error::plain(&error)),
                 ));
-                return false;
+                return Next::Look;
             }
             self.counts.interrupts.fetch_add(1, Ordering::Relaxed);
             // It is not ready for another one before it has run.
@@ -376,7 +400,7 @@ impl<'a> Shared<'a> {
             local.told.store(true, Ordering::SeqCst);
         }
         vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
-        true
+        Next::Enter
     }
 
     /// Does what an exit asks for. Says whether a unit has to see instructions from now on.
