@@ -116,6 +116,7 @@ const QEMU: &[(&str, &str, &str)] = &[
     ("tsc", "adjust_and_tsc_move_together", ANSWERS_0),
     ("tsc", "the_deadline_interrupts", ANSWERS_0),
     ("apic", "base", "takes reserved bits of IA32_APIC_BASE"),
+    ("apic", "an_interrupt_beside_a_fault", ANSWERS_0),
     ("apic", "x2apic_mode", "takes EXTD without showing x2APIC"),
     ("smp", "adjust_is_of_each_cpu", ANSWERS_0),
     (
