@@ -342,6 +342,7 @@ impl Soft {
     /// Lets the CPU whose turn it is run for so many steps at most, and no further than its turn goes.
     pub fn run(&mut self, machine: &mut Machine, budget: u64) -> Exit {
         let turn = self.turn;
+        debug_assert_eq!(machine.current(), turn.cpu, "the bus answers another CPU");
         if !self.may_run(turn.cpu) {
             // The one that may is halted.
             return Exit::Halt;

@@ -66,7 +66,8 @@ impl<O: Output> Pt<O> {
     pub fn synchronize(&mut self, cpu: &mut dyn Processor) {
         if self.s.status.trigger_en() {
             let step = cpu.step();
-            self.s.stream.set_tsc(step, cpu.tsc());
+            // A PSB says the time anyway.
+            let _ = self.s.stream.set_tsc(step, cpu.tsc());
             self.s.ip = next_ip(cpu, &self.s.context);
             self.send_psb(step);
             let _ = self.put(cpu);

@@ -9,7 +9,8 @@
 //! # Practice
 //! A step of the machine's clock is one cycle and one tick of the TSC. The core crystal clock's counter is the step count
 //! times the ratio of CPUID leaf 15H; it stands behind MTC and TMA, and a write to the TSC does not move it. Clocks stop while
-//! a processor sleeps and while others run for long: then TSC, TMA and CBR say what time it is.
+//! a processor sleeps and while others run for long, and wall time may move the TSC by more than the steps: then TSC, TMA and CBR
+//! say what time it is.
 
 use pt_packet::{
     IpKind, LastIp, MAX_LEN, Packet, Tnt, encode, encode_cyc, encode_long_tnt, encode_short_tnt, encode_tip,
@@ -21,6 +22,9 @@ const CALLS: usize = 64;
 
 /// MTC packets that are sent for one gap between branches at most: with more their eight bits would be ambiguous.
 const MTC_BURST: u64 = 255;
+
+/// Ticks by which the TSC may run ahead of the step clock before a packet says so: ports take their time in less.
+const JUMP: u64 = 1 << 16;
 
 /// Bytes that wait to be put out.
 #[derive(Clone, Debug, Default)]
@@ -207,9 +211,13 @@ impl Stream {
         self.set_mtc(step);
     }
 
-    /// What RDTSC reads now, so that TSC packets follow a write to the TSC.
-    pub fn set_tsc(&mut self, step: u64, tsc: u64) {
-        self.tsc_base = tsc.wrapping_sub(step);
+    /// What RDTSC reads now, so that TSC packets follow a write to the TSC. Says whether it has gone far ahead of the step clock,
+    /// as it does where wall time moves it: MTC packets, which count steps, do not tell.
+    #[must_use]
+    pub fn set_tsc(&mut self, step: u64, tsc: u64) -> bool {
+        let base = tsc.wrapping_sub(step);
+        let ahead = base.wrapping_sub(std::mem::replace(&mut self.tsc_base, base));
+        self.setup.tsc && (JUMP..1 << 63).contains(&ahead)
     }
 
     fn set_mtc(&mut self, step: u64) {

@@ -43,12 +43,20 @@ impl<O: Output> Pt<O> {
         self.s.status.context_en() && self.s.status.filter_en()
     }
 
+    /// Says the time at `step` if the clock has been moved since it was last looked at.
+    fn look_at_clock(&mut self, step: u64, cpu: &mut dyn Processor) {
+        if self.s.stream.set_tsc(cpu.step(), cpu.tsc()) {
+            self.s.stream.flush_tnt(&mut self.out, step);
+            self.s.stream.wake(&mut self.out, step);
+        }
+    }
+
     /// Branches have retired.
     pub fn branches(&mut self, mut records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
         if !self.tracing() || records.is_empty() {
             return Effects::NONE;
         }
-        self.s.stream.set_tsc(cpu.step(), cpu.tsc());
+        self.look_at_clock(records[0].step, cpu);
         self.restart(cpu);
         let mut step = 0;
         while let Some(first) = records.first() {
@@ -85,8 +93,8 @@ impl<O: Output> Pt<O> {
         if !self.tracing() {
             return Effects::NONE;
         }
-        self.s.stream.set_tsc(cpu.step(), cpu.tsc());
         let r = &event.branch;
+        self.look_at_clock(r.step, cpu);
         self.time(r.step);
         if self.s.ctl.event_en() && self.s.status.context_en() {
             if let Some(value) = event.address {
@@ -222,8 +230,11 @@ impl<O: Output> Pt<O> {
             return Effects::NONE;
         }
         let step = cpu.step();
-        self.s.stream.set_tsc(step, cpu.tsc());
-        if !matches!(change, Change::Wake { .. }) {
+        if matches!(change, Change::Wake { .. }) {
+            // It says the time anyway.
+            let _ = self.s.stream.set_tsc(step, cpu.tsc());
+        } else {
+            self.look_at_clock(step, cpu);
             self.time(step);
         }
         let next = next_ip(cpu, &cpu.context());

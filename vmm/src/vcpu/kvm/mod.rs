@@ -326,14 +326,18 @@ impl Hypervisor {
         write(&vcpu, &held, self.model)
     }
 
-    /// Takes a CPU back.
+    /// Takes a CPU back: its state, the event that KVM is in the middle of delivering, and whether KVM holds an NMI for it.
     ///
     /// # Errors
     /// One line: what KVM refused.
-    fn leave(&self, index: usize, before: &CpuState) -> Result<(CpuState, Option<engine::Event>), String> {
+    fn leave(&self, index: usize, before: &CpuState) -> Result<(CpuState, Option<engine::Event>, bool), String> {
         let vcpu = room::lock(&self.cpus[index].vcpu);
         let held = read(&vcpu, self.model)?;
-        Ok((held.give(before, self.model), held.pending()))
+        Ok((
+            held.give(before, self.model),
+            held.pending(),
+            held.events.nmi.pending != 0,
+        ))
     }
 }
 

@@ -543,7 +543,10 @@ impl Hypervisor {
             if state.activity == Activity::WaitForSipi {
                 continue;
             }
-            let (mut state, pending) = self.leave(index, state)?;
+            let (mut state, pending, nmi) = self.leave(index, state)?;
+            if nmi {
+                machine.platform().inject_nmi(index);
+            }
             state.activity = match halted[index] {
                 true => Activity::Halted,
                 false => Activity::Running,
@@ -552,6 +555,8 @@ impl Hypervisor {
             events.extend(pending.map(|event| (index, event)));
         }
         soft.forget_code();
+        // The bus has answered whichever CPU came last.
+        machine.select(soft.current());
         for (index, event) in events {
             soft.raise(index, event, machine);
         }

@@ -119,7 +119,7 @@ impl Processor for Guest {
         self.step
     }
     fn tsc(&mut self) -> u64 {
-        self.step + self.tsc_offset
+        self.step.wrapping_add(self.tsc_offset)
     }
 }
 

@@ -237,6 +237,31 @@ fn a_long_gap_is_told_as_a_time() {
     assert!(matches!(found[..], [Packet::Tsc(tsc), Packet::Tma { .. }, Packet::Cbr(_)] if tsc == step));
 }
 
+/// As wall time moves it. What ports take is little, and a write that sets it back is seen at the next TSC packet.
+// covers: 4/pt-time
+#[test]
+fn a_tsc_that_leaps_is_told_at_once() {
+    let ctl = all_rings().with_tsc_en(true).with_mtc_en(true);
+    for (ahead, told) in [
+        (1 << 16, true),
+        (1 << 40, true),
+        ((1 << 16) - 1, false),
+        (1u64.wrapping_neg(), false),
+    ] {
+        let mut bench = Bench::start(skylake(), ctl);
+        bench.guest.tsc_offset = ahead;
+        let now = bench.guest.step.wrapping_add(ahead);
+        let found = bench.packets(|b| {
+            let _ = b.pt.change(Change::Interrupts, &mut b.guest);
+            let _ = b.pt.change(Change::Interrupts, &mut b.guest);
+        });
+        match found[..] {
+            [Packet::Tsc(tsc), Packet::Tma { .. }, Packet::Cbr(_)] => assert!(told && tsc == now, "{ahead}: {tsc}"),
+            _ => assert!(!told && found.is_empty(), "{ahead}: {found:?}"),
+        }
+    }
+}
+
 // covers: 4/pt-time
 #[test]
 fn tsc_packets_follow_the_tsc() {
