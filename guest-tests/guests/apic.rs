@@ -85,6 +85,10 @@ fn task_priority() {
     cpu::set_cr8(6);
     take();
     assert_eq!(COUNT.load(SeqCst), 1);
+    // The bits that CR8 has not stay where they are until it is written.
+    apic::write(reg::TPR, 0x1F);
+    assert_eq!((apic::read(reg::TPR), cpu::cr8()), (0x1F, 1));
+    assert_eq!(apic::read(reg::TPR), 0x1F);
     cpu::set_cr8(0);
 }
 

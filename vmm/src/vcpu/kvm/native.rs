@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use devices::platform::Effect;
+use devices::platform::{Effect, Platform};
 use engine::bus::Bus;
 use engine::{Activity, CpuState};
 use kvm_ioctls::VcpuFd;
 use log::trace;
 use vmm_sys_util::eventfd::EventFd;
-use x86::msr::IA32_BIOS_SIGN_ID;
+use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE};
 
 use super::super::{Exits, Soft};
 use super::room::{self, Reason, lock};
@@ -307,7 +307,7 @@ impl<'a> Shared<'a> {
                 count(&self.counts.bus);
                 let mut machine = self.machine();
                 machine.select(index);
-                machine.platform().set_cr8(index, vcpu.get_kvm_run().cr8 as u8);
+                take_cr8(machine.platform(), index, vcpu);
                 let watched = self.serve(index, cpu, vcpu, &mut machine, reason);
                 vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
                 self.settle(&mut machine, Some(index));
@@ -350,7 +350,7 @@ impl<'a> Shared<'a> {
         local.told_nmi.store(false, Ordering::SeqCst);
         machine.select(index);
         let platform = machine.platform();
-        platform.set_cr8(index, vcpu.get_kvm_run().cr8 as u8);
+        take_cr8(platform, index, vcpu);
         let halted = local.halted.load(Ordering::SeqCst);
         let deaf = local.deaf.load(Ordering::SeqCst);
         let nmi = platform.nmi_pending(index);
@@ -447,7 +447,9 @@ impl<'a> Shared<'a> {
                 let memory = &self.hypervisor.memory;
                 let mut view = View::new(vcpu, memory, machine.tsc(now), now);
                 let written = machine.write_msr(msr, value, &mut view);
-                let watched = self.hypervisor.watches && machine.needs_instructions(&mut view);
+                // Asking fetches registers, and the timer's deadline is what guests write most.
+                let units = !(msr == IA32_TSC_DEADLINE || x2apic(msr));
+                let watched = units && self.hypervisor.watches && machine.needs_instructions(&mut view);
                 room::set_msr(vcpu, written.ok().map(|()| 0));
                 let offset = machine.tsc_offset(index);
                 cpu.set_tsc_offset(vcpu, offset, self.hypervisor.clock);
@@ -456,6 +458,19 @@ impl<'a> Shared<'a> {
             _ => false,
         }
     }
+}
+
+/// What KVM says of CR8. The task priority's low four bits, which CR8 has not, stay where that is nothing new.
+fn take_cr8(platform: &mut Platform, index: usize, vcpu: &mut VcpuFd) {
+    let class = vcpu.get_kvm_run().cr8 as u8;
+    if class != platform.cr8(index) {
+        platform.set_cr8(index, class);
+    }
+}
+
+/// A register of the local APIC in x2APIC mode. SDM Vol. 3A 11.12.1.2 "x2APIC Register Address Space".
+fn x2apic(msr: u32) -> bool {
+    (0x800..0x900).contains(&msr)
 }
 
 /// A number of up to eight bytes, least significant first.
