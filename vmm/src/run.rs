@@ -158,6 +158,12 @@ impl Vm {
     /// folder for what is collected.
     pub fn new(config: &MachineConfig) -> Result<Self, Error> {
         let host = choose_engine(config)?;
+        if host.is_some() && kvm::host_tsc_is_unstable() {
+            warn!(
+                "the host holds its time-stamp counter for unstable, so KVM moves the guest's, which may go back: boot the host \
+                 with tsc=reliable if it is not so, or use --engine soft"
+            );
+        }
         let model = match &host {
             Some(host) => hosted::model(config, host)?,
             None => hosted::soft_model(config)?,
@@ -1071,11 +1077,7 @@ fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
         (EngineChoice::Kvm, Some((option, does))) => {
             Err(refused(format!("{option} {does}: leave it out, or use --engine soft")))
         }
-        (EngineChoice::Kvm, None) => {
-            let host = kvm::Host::open().map_err(refused)?;
-            warn_of_clock();
-            Ok(Some(host))
-        }
+        (EngineChoice::Kvm, None) => kvm::Host::open().map(Some).map_err(refused),
         (EngineChoice::Auto, Some((option, does))) => {
             info!("--engine auto: the software engine, since {option} {does}");
             Ok(None)
@@ -1088,7 +1090,6 @@ fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
             match chosen {
                 Ok((host, why)) => {
                     info!("--engine auto: KVM: {why}");
-                    warn_of_clock();
                     Ok(Some(host))
                 }
                 Err(why) => {
@@ -1097,15 +1098,6 @@ fn choose_engine(config: &MachineConfig) -> Result<Option<kvm::Host>, Error> {
                 }
             }
         }
-    }
-}
-
-fn warn_of_clock() {
-    if kvm::host_tsc_is_unstable() {
-        warn!(
-            "the host holds its time-stamp counter for unstable, so KVM moves the guest's, which may go back: boot the host with \
-             tsc=reliable if it is not so, or use --engine soft"
-        );
     }
 }
 

@@ -410,8 +410,9 @@ impl Stream {
         }
     }
 
-    /// The clocks were stopped until now.
+    /// The clocks were stopped until now. The bits that wait go first.
     pub fn wake(&mut self, out: &mut Buffer, step: u64) {
+        self.flush_tnt(out, step);
         self.cyc_at = step;
         self.set_mtc(step);
         self.time(out, step);
@@ -422,7 +423,6 @@ impl Stream {
     pub fn advance(&mut self, out: &mut Buffer, step: u64) {
         let now = self.setup.ctc(step) >> self.setup.mtc_freq;
         if now.saturating_sub(self.mtc_last) > MTC_BURST {
-            self.flush_tnt(out, step);
             self.wake(out, step);
             return;
         }

@@ -46,7 +46,6 @@ impl<O: Output> Pt<O> {
     /// Says the time at `step` if the clock has been moved since it was last looked at.
     fn look_at_clock(&mut self, step: u64, cpu: &mut dyn Processor) {
         if self.s.stream.set_tsc(cpu.step(), cpu.tsc()) {
-            self.s.stream.flush_tnt(&mut self.out, step);
             self.s.stream.wake(&mut self.out, step);
         }
     }
@@ -366,7 +365,6 @@ impl<O: Output> Pt<O> {
     /// A sleep ends. The clocks stood still: row 33b.
     fn wake(&mut self, store: bool, step: u64) {
         let Some(state) = self.s.sleep.take() else { return };
-        self.s.stream.flush_tnt(&mut self.out, step);
         self.s.stream.wake(&mut self.out, step);
         if self.s.ctl.pwr_evt_en() {
             let packet = Packet::Pwrx {

@@ -10,12 +10,12 @@ use engine::{Activity, CpuState};
 use kvm_ioctls::VcpuFd;
 use log::trace;
 use vmm_sys_util::eventfd::EventFd;
-use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE};
+use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE, IA32_X2APIC_BASE};
 
 use super::super::{Exits, Soft};
 use super::room::{self, Reason, lock};
 use super::view::View;
-use super::{Hypervisor, Limit, Processor};
+use super::{Hypervisor, Limit, Processor, refused};
 use crate::machine::Machine;
 
 /// Why the CPUs came back from KVM.
@@ -241,10 +241,7 @@ impl<'a> Shared<'a> {
         if self.single_steps()
             && let Err(error) = room::debug(&vcpu, false)
         {
-            self.stop(Why::Failed(
-                index,
-                format!("KVM_SET_GUEST_DEBUG: {}", crate::error::plain(&error)),
-            ));
+            self.stop(Why::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
         }
         cpu.kick.leave();
     }
@@ -269,10 +266,7 @@ impl<'a> Shared<'a> {
                 && let Err(error) = room::debug(vcpu, true)
             {
                 // It is lost at POPF and at some exits.
-                self.stop(Why::Failed(
-                    index,
-                    format!("KVM_SET_GUEST_DEBUG: {}", crate::error::plain(&error)),
-                ));
+                self.stop(Why::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
                 return false;
             }
             let reason = room::run(vcpu);
@@ -336,7 +330,7 @@ impl<'a> Shared<'a> {
             }
             Reason::Refused(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
-                self.stop(Why::Failed(index, format!("KVM_RUN: {}", crate::error::plain(&error))));
+                self.stop(Why::Failed(index, refused("KVM_RUN")(error)));
             }
         }
         false
@@ -382,10 +376,7 @@ impl<'a> Shared<'a> {
             let vector = machine.platform().acknowledge(index);
             if let Err(error) = room::interrupt(vcpu, vector) {
                 drop(machine);
-                self.stop(Why::Failed(
-                    index,
-                    format!("KVM_INTERRUPT: {}", crate::error::plain(&error)),
-                ));
+                self.stop(Why::Failed(index, refused("KVM_INTERRUPT")(error)));
                 return Next::Look;
             }
             self.counts.interrupts.fetch_add(1, Ordering::Relaxed);
@@ -470,7 +461,7 @@ fn take_cr8(platform: &mut Platform, index: usize, vcpu: &mut VcpuFd) {
 
 /// A register of the local APIC in x2APIC mode. SDM Vol. 3A 11.12.1.2 "x2APIC Register Address Space".
 fn x2apic(msr: u32) -> bool {
-    (0x800..0x900).contains(&msr)
+    msr & !0xff == IA32_X2APIC_BASE
 }
 
 /// A number of up to eight bytes, least significant first.
@@ -549,6 +540,8 @@ impl Hypervisor {
         drop(shared.machine());
         let left = shared.left.load(Ordering::SeqCst);
         drop(shared);
+        // The bus has answered whichever CPU came last.
+        machine.select(soft.current());
         self.limit = self.limit.map(|limit| match limit {
             Limit::Exits(_) => Limit::Exits(left),
             Limit::Steps(_) => Limit::Steps(left),
@@ -570,8 +563,6 @@ impl Hypervisor {
             events.extend(pending.map(|event| (index, event)));
         }
         soft.forget_code();
-        // The bus has answered whichever CPU came last.
-        machine.select(soft.current());
         for (index, event) in events {
             soft.raise(index, event, machine);
         }
