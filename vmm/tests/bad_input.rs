@@ -4,6 +4,7 @@ mod common;
 
 use std::{
     fs,
+    io::Read,
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
     process::{Command, Stdio},
@@ -257,19 +258,14 @@ fn a_disk_of_a_running_minivmm_is_in_use() {
         command.arg("--kernel").arg(&kernel).arg("--disk").arg(&disk);
         command
     };
-    let child = start()
-        .args(["-v", "--serial", "null"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut first = Watched::new(child);
-    // It holds the disk at the latest when it has been refused to somebody else; until then the others have it and give it back.
-    let refused = (0..400).any(|_| {
-        std::thread::sleep(Duration::from_millis(50));
-        let result = run(start().args(["--serial", "null", "--max-instructions", "1"]));
-        result.status.code() == Some(2) && String::from_utf8_lossy(&result.stderr).contains("in use")
-    });
-    assert!(refused && first.child.try_wait().unwrap().is_none());
+    let mut first = Watched::new(start().stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
+    // It holds the disk when its guest runs: one that starts earlier might take the disk first.
+    let mut said = [0; 8];
+    first.child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"spinning");
+    let second = run(start().args(["--serial", "null", "--max-instructions", "1"]));
+    assert_refused(&second, 2, &["--disk", "in use"]);
+    assert!(first.child.try_wait().unwrap().is_none());
     kill(&first.child, "KILL");
     first.wait();
     // The lock is gone with the process, however it ended.
@@ -382,7 +378,7 @@ fn signals_end_the_run_in_good_order() {
                 let _stdin = child.child.stdin.take();
                 let mut stdout = child.child.stdout.take().unwrap();
                 let mut bytes = vec![0; ready.len()];
-                std::io::Read::read_exact(&mut stdout, &mut bytes).unwrap();
+                Read::read_exact(&mut stdout, &mut bytes).unwrap();
                 assert_eq!(bytes, ready.as_bytes());
                 std::thread::sleep(Duration::from_millis(20));
                 kill(&child.child, signal);
