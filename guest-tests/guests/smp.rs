@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use rt::cpu::{self, read, tsc, write};
 use rt::need::{self, LbrStack};
-use rt::{Cpus, MAX_CPUS, apic, call, debug, exception, label, paging};
+use rt::{Cpus, MAX_CPUS, apic, call, debug, exception, label, paging, time};
 use x86::debugctl::DebugCtl;
 use x86::msr::*;
 
@@ -322,9 +322,8 @@ fn a_trace_goes_on_over_init() {
         call!(p_spin());
     });
     assert!(until(|| seen(1) == 1), "CPU 1 spins");
-    for _ in 0..100 {
-        cpu::pause();
-    }
+    // It has said so before it does.
+    time::wait(5000);
     cpus.restart(1);
     cpus.run(1, || {
         see(2, read(IA32_RTIT_CTL));

@@ -7,7 +7,6 @@ const CPU: &str = "QEMU's software CPU under the lab does otherwise than the man
 /// VMRUN loads DR7 and arms nothing: what is armed is what the last MOV to a debug register armed, by whomever.
 const ARMED: &str = "QEMU's software CPU meets a breakpoint only where no exit came between it and what it is set on";
 const TIME: &str = "two exits take longer in the lab than the time that the test waits";
-const COUNTERS: &str = "the counters are absent on KVM, and with them IA32_PERF_GLOBAL_STATUS";
 const AMD: &str = "the processor under KVM is AMD's: it takes any address, and 64-bit SYSENTER";
 const UNITS: &str = "the units are absent, and the guest knows by the part's signature that it has them";
 
@@ -38,8 +37,6 @@ const KNOWN: &[Known] = &[
     ("tsc", "the_deadline_interrupts", TIME),
     ("tsc", "it_can_be_written", TIME),
     ("pt_packets", "transactions_show", CPU),
-    ("pt_topa", "int_raises_a_pmi", COUNTERS),
-    ("pt_topa", "a_pending_pmi_is_injected", COUNTERS),
 ];
 
 /// What runs.
@@ -51,11 +48,13 @@ const GUESTS: &[Guest] = &[
     ("bts", "skylake-server", &["--bts=emulated"], true),
     ("pt_packets", "sapphirerapids", &["--pt=emulated"], true),
     ("pt_filters", "broadwell", &["--pt=emulated"], true),
-    ("pt_topa", "sapphirerapids", &["--pt=emulated"], true),
+    ("pt_topa", "sapphirerapids", &["--pt=emulated", "--pmu=emulated"], true),
+    ("pmu", "skylake-server", &["--pmu=emulated"], true),
+    ("pebs", "haswell", &["--pebs=emulated"], true),
     ("arch_lbr", "sapphirerapids", &["--lbr=emulated"], true),
 ];
 
-// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/kvm-fault-beside, 6/lab-linux, 6/engine-auto
+// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/kvm-fault-beside, 6/lab-linux, 6/kvm-counters, 6/engine-auto
 #[test]
 fn guests_and_linux_run_on_a_real_kvm() {
     let guests = chosen(GUESTS.iter(), |guest| guest.0);

@@ -10,7 +10,6 @@ const SHADOW: &str = "Bochs or KVM loses the #DB between MOV SS and INT n, or RF
 const STORE: &str = "the store to the APIC is an exit, behind which KVM forgets the step";
 const TIME: &str = "two exits take longer in the lab than the millisecond that the test waits";
 const TASKS: &str = "KVM switches tasks itself, and looks at no T bit";
-const COUNTERS: &str = "the counters are absent on KVM, and with them IA32_PERF_GLOBAL_STATUS";
 const UNITS: &str = "the units are absent, and the guest knows by the part's signature that it has them";
 
 /// What fails in the lab, and why.
@@ -26,8 +25,6 @@ const KNOWN: &[Known] = &[
     ("debugctl", "tr_alone_and_the_stack", UNITS),
     ("smp", "last_branches_are_of_each_cpu", UNITS),
     ("smp", "the_script_with_the_loop_on_another_cpu", UNITS),
-    ("pt_topa", "int_raises_a_pmi", COUNTERS),
-    ("pt_topa", "a_pending_pmi_is_injected", COUNTERS),
     ("task_switch", "the_t_bit_traps_in_the_new_task", TASKS),
     ("task_switch", "the_t_bit_comes_before_the_first_breakpoint", TASKS),
     ("task_switch", "returning_to_a_task_with_t_traps", TASKS),
@@ -49,7 +46,9 @@ const GUESTS: &[Guest] = &[
     ("debugctl", "haswell", &["--lbr=emulated", "--bts=emulated"], true),
     ("smp", "haswell", &["--cpus=3"], false),
     ("pt_filters", "broadwell", &["--pt=emulated"], true),
-    ("pt_topa", "sapphirerapids", &["--pt=emulated"], true),
+    ("pt_topa", "sapphirerapids", &["--pt=emulated", "--pmu=emulated"], true),
+    ("pmu", "skylake-server", &["--pmu=emulated"], true),
+    ("pebs", "haswell", &["--pebs=emulated"], true),
     ("rdt", "icelake-server", &["--rdt=emulated"], true),
     ("task_switch", "haswell", &[], false),
 ];

@@ -121,6 +121,9 @@ impl Traits {
 }
 
 const INTEL: &str = "GenuineIntel";
+/// What counters of ours lack on a KVM, which answers RDPMC without asking anybody. Faulting is better than a count of something
+/// else.
+const NO_RDPMC: &str = "; RDPMC is #GP from 10 ms after all counters are off and none is written any more";
 
 /// A field of the first processor in /proc/cpuinfo.
 fn cpuinfo(name: &str) -> String {
@@ -145,7 +148,6 @@ fn rules(host: &Traits) -> [Rule; 8] {
         (true, Some("1")) => "kvm_intel gives it to guests, and this version does not take it".into(),
         (true, Some(_)) => "kvm_intel keeps it for the host (pt_mode=0)".into(),
     };
-    let counters = "RDPMC does not come out of KVM: use --engine soft";
     let not_taken = "this version does not pass the host's through";
     [
         Rule {
@@ -174,13 +176,13 @@ fn rules(host: &Traits) -> [Rule; 8] {
             unit: "pebs",
             own: Resolved::Absent,
             host: no(not_taken),
-            emulated: no(counters),
+            emulated: None,
         },
         Rule {
             unit: "pmu",
             own: Resolved::Absent,
             host: no(not_taken),
-            emulated: no(counters),
+            emulated: None,
         },
         Rule {
             unit: "pt",
@@ -209,6 +211,14 @@ fn rules(host: &Traits) -> [Rule; 8] {
 /// One line: a wish that cannot be met, and why.
 pub fn resolve(host: &Traits, wishes: &Wishes) -> Result<Resolution, String> {
     let mut rules = rules(host).into_iter();
+    let mut wishes = *wishes;
+    if wishes.pebs == Some(Wish::Emulated) {
+        // Its records are of counters that overflow.
+        match *wishes.pmu.get_or_insert(Wish::Emulated) {
+            Wish::Emulated => {}
+            _ => return Err("--pebs=emulated: samples are of counters, so --pmu=emulated is needed too".into()),
+        }
+    }
     wishes.try_map(|unit, wish| {
         let rule = rules.next().expect("a rule for each unit, in their order");
         let refused = |how: &str, why: String| Err(format!("--{unit}={how}: {why}"));
@@ -254,7 +264,10 @@ pub fn rows(seen: &Seen) -> Vec<Row> {
                     "as far as a KVM that interprets has them: no data and I/O breakpoints".into()
                 }
                 (Resolved::Host, ..) => "KVM gives it to guests".into(),
-                (_, Some(host), None) => format!("{host}; --{}=emulated is ours, with handovers", rule.unit),
+                (_, Some(host), None) => {
+                    let limit = if rule.unit == "pmu" { NO_RDPMC } else { "" };
+                    format!("{host}; --{}=emulated is ours, with handovers{limit}", rule.unit)
+                }
                 (_, host, emulated) => {
                     let both: Vec<String> = [host, emulated].into_iter().flatten().collect();
                     both.join("; ")
@@ -401,6 +414,7 @@ mod tests {
             pt: Some(Wish::Emulated),
             lbr: Some(Wish::Emulated),
             bts: Some(Wish::Off),
+            pebs: Some(Wish::Emulated),
             ..Wishes::default()
         };
         let wished = resolved(&wished).unwrap();
@@ -408,6 +422,7 @@ mod tests {
             (wished.pt, wished.lbr, wished.bts),
             (Resolved::Emulated, Resolved::Emulated, Resolved::Absent)
         );
+        assert_eq!((wished.pebs, wished.pmu), (Resolved::Emulated, Resolved::Emulated));
         for (wishes, says) in [
             (
                 Wishes {
@@ -418,10 +433,11 @@ mod tests {
             ),
             (
                 Wishes {
-                    pmu: Some(Wish::Emulated),
+                    pebs: Some(Wish::Emulated),
+                    pmu: Some(Wish::Off),
                     ..Wishes::default()
                 },
-                "--pmu=emulated: RDPMC",
+                "--pebs=emulated: samples are of counters",
             ),
             (
                 Wishes {

@@ -394,6 +394,12 @@ impl Units {
         self.wanted(Appetite::NOTHING, cpu) != Appetite::NOTHING
     }
 
+    /// Whether whoever writes a register is likely to read counters soon. A processor that runs elsewhere may have no RDPMC that
+    /// would come here.
+    pub fn precedes_rdpmc(&self, msr: u32) -> bool {
+        self.pmu.as_ref().is_some_and(|pmu| pmu.owns(msr))
+    }
+
     /// What the units but for the breakpoints want to hear, on top of this.
     fn wanted(&mut self, mut appetite: Appetite, cpu: &mut dyn Processor) -> Appetite {
         let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());

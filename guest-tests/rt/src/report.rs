@@ -92,6 +92,8 @@ pub fn skip(reason: &'static str) -> ! {
 /// What a panic comes to: the message, and the test is left.
 #[cfg_attr(not(feature = "bare"), allow(dead_code))]
 pub(crate) fn failed(info: &PanicInfo) -> ! {
+    // First: the message of an unexpected fault shows its frame, where the faults of `quiet` put theirs.
+    let text = alloc::format!("{}", info.message());
     quiet();
     // SAFETY: the boot CPU wrote it before the test began.
     let (number, name) = unsafe { CURRENT };
@@ -100,7 +102,6 @@ pub(crate) fn failed(info: &PanicInfo) -> ! {
         say!("  at: {}:{}", place.file(), place.line());
     }
     say!("  message: |");
-    let text = alloc::format!("{}", info.message());
     for line in text.lines() {
         say!("    {line}");
     }

@@ -62,7 +62,13 @@ fn job(host: Host, part: &Part) -> Job {
     job.arguments
         .extend(["--timeout", RUN_SECONDS, "--junit", REPORT, "--model"].map(String::from));
     job.arguments.extend(models.map(|model| model.name.to_string()));
-    let units = ["--", "--lbr=emulated", "--bts=emulated", "--rdt=emulated"];
+    let units = [
+        "--",
+        "--lbr=emulated",
+        "--bts=emulated",
+        "--rdt=emulated",
+        "--pebs=emulated",
+    ];
     job.arguments.extend(units.map(String::from));
     if part.pt {
         job.arguments.push("--pt=emulated".into());

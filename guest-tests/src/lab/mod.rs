@@ -266,7 +266,8 @@ fn script(host: Host, jobs: &[Job]) -> String {
             quoted.join(" ")
         );
     }
-    text + "/bin/busybox poweroff -f\n"
+    // stty waits until all has been sent; power off does not.
+    text + "/bin/busybox stty sane </dev/console\n/bin/busybox poweroff -f\n"
 }
 
 /// What each job said, between its marks.

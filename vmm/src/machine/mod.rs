@@ -379,6 +379,11 @@ impl Machine {
         watchers.probe.is_some() || watchers.units.needs_instructions(cpu)
     }
 
+    /// Whether a write of this register comes before RDPMC, as far as one can tell.
+    pub fn precedes_rdpmc(&self, msr: u32) -> bool {
+        self.watchers[self.current].units.precedes_rdpmc(msr)
+    }
+
     /// What a CPU's time-stamp counter is ahead of the clock's ticks, modulo 2^64.
     pub fn tsc_offset(&self, cpu: usize) -> u64 {
         self.cpus.get(cpu).map_or(0, |cpu| cpu.tsc_offset)

@@ -70,6 +70,11 @@ impl Pmu {
         }
     }
 
+    /// Whether a register is of this unit, on this model.
+    pub fn owns(&self, msr: u32) -> bool {
+        self.register(msr).is_some()
+    }
+
     /// RDMSR.
     ///
     /// # Errors

@@ -62,7 +62,8 @@ pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Reso
         Pdcm => Some(absent(units.pmu)),
         IntelPt => Some(absent(units.pt)),
         RdtM | RdtA => Some(absent(units.rdt)),
-        BusLockDetect => Some(!branches(units)),
+        // DR6's bit is the processor's.
+        BusLockDetect if !branches(units) => Some(true),
         _ => None,
     };
     // The engine and KVM have to find PKRU at the same place of an XSAVE area.
@@ -110,7 +111,7 @@ pub fn narrow(
     }
     let emulated = |how: Resolved| how == Resolved::Emulated;
     let caps = owned.units_mut();
-    caps.debugctl = caps.debugctl.filter(|_| branches(units));
+    caps.debugctl = caps.debugctl.filter(|_| branches(units) || emulated(units.pmu));
     if let Some(debugctl) = caps.debugctl.as_mut().filter(|_| !emulated(units.pmu)) {
         // CPUID.0AH says that they are there. SDM Vol. 3B 18.4.7 "Freezing LBR and Performance Counters on PMI".
         let freezes = DebugCtl::new()
@@ -122,6 +123,7 @@ pub fn narrow(
     caps.ds = caps.ds.filter(|_| emulated(units.bts) || emulated(units.pebs));
     if let Some(ds) = &mut caps.ds {
         ds.bts &= emulated(units.bts);
+        ds.pebs = ds.pebs.filter(|_| emulated(units.pebs));
     }
     caps.pmu = caps.pmu.filter(|_| emulated(units.pmu));
     if !emulated(units.pmu) && owned.part_row(0xa, 0).is_some() {

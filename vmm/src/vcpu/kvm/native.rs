@@ -126,6 +126,8 @@ struct Local {
     told_nmi: AtomicBool,
     /// HLT with interrupts off: only an NMI ends that.
     deaf: AtomicBool,
+    /// The instructions that the engine has retired for it.
+    retired: u64,
 }
 
 impl<'a> Shared<'a> {
@@ -429,18 +431,20 @@ impl<'a> Shared<'a> {
                     machine.cpuid(1, 0);
                 }
                 let memory = &self.hypervisor.memory;
-                let mut view = View::new(vcpu, memory, machine.tsc(now), now);
+                let mut view = View::new(vcpu, memory, machine.tsc(now), [self.cpus[index].retired, now]);
                 let answer = machine.read_msr(msr, &mut view).ok();
                 room::set_msr(vcpu, answer);
                 false
             }
             Reason::WriteMsr(msr, value) => {
                 let memory = &self.hypervisor.memory;
-                let mut view = View::new(vcpu, memory, machine.tsc(now), now);
+                let mut view = View::new(vcpu, memory, machine.tsc(now), [self.cpus[index].retired, now]);
                 let written = machine.write_msr(msr, value, &mut view);
                 // Asking fetches registers, and the timer's deadline is what guests write most.
                 let units = !(msr == IA32_TSC_DEADLINE || x2apic(msr));
-                let watched = units && self.hypervisor.watches && machine.needs_instructions(&mut view);
+                // KVM answers RDPMC itself, with #GP. Zeros are clearing up.
+                let counters = value != 0 && written.is_ok() && machine.precedes_rdpmc(msr);
+                let watched = units && self.hypervisor.watches && (counters || machine.needs_instructions(&mut view));
                 room::set_msr(vcpu, written.ok().map(|()| 0));
                 let offset = machine.tsc_offset(index);
                 cpu.set_tsc_offset(vcpu, offset, self.hypervisor.clock);
@@ -492,12 +496,14 @@ impl Hypervisor {
                 self.enter(index, state, machine)?;
             }
         }
-        let cpus = states.iter().map(|state| Local {
+        let retired: Vec<u64> = soft.cpus().map(engine::Cpu::retired).collect();
+        let cpus = states.iter().zip(retired).map(|(state, retired)| Local {
             halted: AtomicBool::new(state.activity == Activity::Halted),
             waits: state.activity == Activity::WaitForSipi,
             told: AtomicBool::new(false),
             told_nmi: AtomicBool::new(false),
             deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
+            retired,
         });
         let shared = Shared {
             hypervisor: self,

@@ -20,7 +20,7 @@ pub struct View<'a> {
     vcpu: &'a VcpuFd,
     memory: &'a Memory,
     tsc: u64,
-    step: u64,
+    counts: [u64; 2],
     regs: OnceCell<kvm_regs>,
     sregs: OnceCell<kvm_sregs>,
     debug: OnceCell<kvm_debugregs>,
@@ -28,13 +28,14 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The CPU, when RDTSC would read `tsc` and the machine's step clock is at `step`.
-    pub fn new(vcpu: &'a VcpuFd, memory: &'a Memory, tsc: u64, step: u64) -> Self {
+    /// The CPU, when RDTSC would read `tsc`. `counts`: the instructions that the engine has retired for it, and where the
+    /// machine's step clock is.
+    pub fn new(vcpu: &'a VcpuFd, memory: &'a Memory, tsc: u64, counts: [u64; 2]) -> Self {
         View {
             vcpu,
             memory,
             tsc,
-            step,
+            counts,
             regs: OnceCell::new(),
             sregs: OnceCell::new(),
             debug: OnceCell::new(),
@@ -174,11 +175,12 @@ impl Processor for View<'_> {
     }
 
     fn retired(&self) -> u64 {
-        0
+        // Where the engine counts on from, this access is an instruction that has retired.
+        self.counts[0].wrapping_sub(1)
     }
 
     fn step(&self) -> u64 {
-        self.step
+        self.counts[1]
     }
 
     fn tsc(&mut self) -> u64 {
