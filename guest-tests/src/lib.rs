@@ -21,6 +21,7 @@ pub mod gdb;
 pub mod lab;
 pub mod measure;
 pub mod observer;
+pub mod points;
 pub mod raw;
 pub mod retired;
 pub mod traced;

@@ -1,9 +1,11 @@
-//! Debian's gdb debugs guests on this host's KVM: in the software engine as long as it has something to stop for, else in KVM.
+//! Debian's gdb debugs guests on this host's KVM: in the software engine as long as it has something to stop for that KVM does
+//! not deliver, else in KVM.
 //! Where there is no KVM the tests say so and skip.
 
 use guest_tests::bare::image;
 use guest_tests::{Folder, Outcome, Running, in_minivmm_on_kvm, kvm_is_missing, run, start};
 use minivmm::matrix::tap::{Point, Report};
+use minivmm::vcpu::kvm::Host;
 use minivmm::{Console, MachineConfig, SerialTarget, Vm};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -118,6 +120,56 @@ fn on_kvm_it_stops_steps_and_watches_to_the_instruction() {
     assert_eq!(guest.finish().status, Some(19));
 }
 
+// covers: 8/gdb-kvm, 8/kvm-points, 6/guest-debug-probe
+#[test]
+fn four_breakpoints_are_kvms_and_a_fifth_is_the_engines() {
+    if kvm_is_missing("breakpoints in KVM") {
+        return;
+    }
+    let kinds = Host::open().and_then(|host| host.guest_debug()).unwrap();
+    // mov ecx, 50000; again: inc edx; loop again; inc ebx, five times; mov al, 9; out F4H, al
+    let code = [
+        0xb9, 0x50, 0xc3, 0, 0, 0x42, 0xe2, 0xfd, 0x43, 0x43, 0x43, 0x43, 0x43, 0xb0, 9, 0xe6, 0xf4,
+    ];
+    let guest = Guest::code(&code, &["--paused", "--serial", "null"]);
+    let said = guest.gdb(
+        "set breakpoint always-inserted on\nhbreak *0x100028\nbreak *0x100029\nmonitor info\n\
+         continue\nprint $edx\ncontinue\nprint $ebx & 15\n\
+         hbreak *0x10002a\nhbreak *0x10002b\nhbreak *0x10002c\nmonitor info\n\
+         continue\ncontinue\ndelete\ncontinue\n",
+    );
+    let (two, five) = match kinds.serves_breakpoints() {
+        true => (
+            "; 2 of 4 debug registers in use",
+            "there are more than the processor's four",
+        ),
+        false => ("the software engine has the guest", "the software engine has the guest"),
+    };
+    says(
+        &said,
+        &[
+            "Breakpoint 1, 0x0000000000100028",
+            "= 50000",
+            "Breakpoint 2, 0x0000000000100029",
+            "= 1",
+            "Breakpoint 3, 0x000000000010002a",
+            "Breakpoint 4, 0x000000000010002b",
+            "exited with code 023",
+        ],
+    );
+    // gdb has it on its standard error.
+    says(
+        &said,
+        &["debugger: KVM delivers ", two, "debugger: KVM delivers ", five],
+    );
+    let outcome = guest.finish();
+    let steps = outcome.errors.lines().find_map(|line| line.strip_prefix("steps:"));
+    let steps: u64 = steps
+        .and_then(|line| line.split_whitespace().next()?.parse().ok())
+        .unwrap_or_else(|| panic!("{outcome:?}"));
+    assert_eq!(steps < 1000, kinds.serves_breakpoints(), "{steps} steps in the engine");
+}
+
 // covers: 8/gdb-kvm
 #[test]
 fn it_interrupts_a_guest_that_runs_in_kvm_and_lets_it_go_on_there() {
@@ -193,18 +245,30 @@ fn the_guests_own_breakpoints_are_kept() {
         return;
     }
     let kernel = image("dr");
-    let passed = |outcome: &Outcome| -> BTreeSet<String> {
-        let report = Report::read(&outcome.console).unwrap_or_else(|| panic!("{outcome:?}"));
-        let passed = report.points.iter().filter(|(_, point)| *point == Point::Passed);
-        passed.map(|(name, _)| name.clone()).collect()
-    };
     let mut command = in_minivmm_on_kvm(&kernel);
     let plain = passed(&run(&mut command, LIMIT));
     assert!(plain.len() > 12, "{plain:?}");
+    // More than the processor's four, and fewer.
+    for points in [6, 3] {
+        let debugged = debugged(&kernel, points);
+        let lost: Vec<_> = plain.difference(&debugged).collect();
+        assert!(lost.is_empty(), "{points}: {lost:?}");
+    }
+}
+
+/// Which of a guest's tests pass.
+fn passed(outcome: &Outcome) -> BTreeSet<String> {
+    let report = Report::read(&outcome.console).unwrap_or_else(|| panic!("{outcome:?}"));
+    let passed = report.points.iter().filter(|(_, point)| *point == Point::Passed);
+    passed.map(|(name, _)| name.clone()).collect()
+}
+
+/// The same where gdb stops it a few times.
+fn debugged(kernel: &Path, points: usize) -> BTreeSet<String> {
     // Places that its tests come to, found by letting it run in the engine.
     let config = MachineConfig {
         memory: 64 << 20,
-        ..MachineConfig::new(&kernel)
+        ..MachineConfig::new(kernel)
     };
     let mut vm = Vm::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
@@ -213,18 +277,18 @@ fn the_guests_own_breakpoints_are_kept() {
         places.insert(vm.cpu_state(0).unwrap().rip);
     }
     let mut script = String::new();
-    for place in places.iter().step_by(places.len().div_ceil(6)) {
+    for place in places.iter().step_by(places.len().div_ceil(points)) {
         script += &format!("thbreak *{place:#x}\n");
     }
-    script += "set $n = 0\nwhile $n < 4\ncontinue\nset $n = $n + 1\nend\nstepi\ndelete\ndetach\n";
+    let stops = points - points / 3;
+    script += &format!("set $n = 0\nwhile $n < {stops}\n");
+    script += "continue\nset $n = $n + 1\nend\nstepi\ndelete\ndetach\n";
     let guest = Guest::start(
         Folder::new("gdb-kvm"),
-        &kernel,
+        kernel,
         &["--paused", "--serial", "stdio", "--memory", "64M"],
     );
     let said = guest.gdb(&script);
-    assert!(said.matches("\nTemporary breakpoint ").count() >= 4, "{said}");
-    let debugged = passed(&guest.finish());
-    let lost: Vec<_> = plain.difference(&debugged).collect();
-    assert!(lost.is_empty(), "{lost:?}");
+    assert!(said.matches("\nTemporary breakpoint ").count() >= stops, "{said}");
+    passed(&guest.finish())
 }

@@ -8,7 +8,7 @@ use std::fs;
 use serde::Serialize;
 
 use crate::resolve::{Resolution, Resolved, Wish, Wishes, never_off};
-use crate::vcpu::kvm::Host;
+use crate::vcpu::kvm::{Host, guestdbg::Kinds};
 
 /// What was found on a host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -36,6 +36,8 @@ pub struct Kvm {
     pub speed: Result<String, String>,
     /// The frequency of a guest's time-stamp counter.
     pub tsc_khz: u32,
+    /// What KVM_SET_GUEST_DEBUG delivers to a debugger, tried with a small guest; or why that could not be tried.
+    pub guest_debug: Result<Kinds, String>,
     /// Capabilities that this program uses if they are there: name and KVM's answer.
     pub capabilities: Vec<(&'static str, i32)>,
 }
@@ -70,6 +72,7 @@ impl Seen {
                 pt_mode: text_of("/sys/module/kvm_intel/parameters/pt_mode"),
                 speed: host.virtualizes(),
                 tsc_khz: host.tsc_khz,
+                guest_debug: host.guest_debug(),
                 capabilities: CAPABILITIES
                     .iter()
                     .map(|&(name, number)| (name, host.capability(number)))
@@ -282,6 +285,20 @@ pub fn rows(seen: &Seen) -> Vec<Row> {
         .collect()
 }
 
+/// What a debugger gets from KVM, and what from handovers.
+fn guest_debug(found: &Result<Kinds, String>) -> String {
+    let kinds = match found {
+        Ok(kinds) => kinds,
+        Err(why) => return format!("gdb's breakpoints and watchpoints by handover: {why}"),
+    };
+    let served = match (kinds.serves_breakpoints(), kinds.serves_watchpoints()) {
+        (true, true) => "four of gdb's breakpoints and watchpoints are the processor's",
+        (true, false) => "four of gdb's breakpoints are KVM's, watchpoints by handover",
+        (false, _) => "gdb's breakpoints and watchpoints by handover",
+    };
+    format!("KVM delivers {kinds}: {served}")
+}
+
 /// What `minivmm probe` prints.
 pub fn text(seen: &Seen) -> String {
     let mut out = String::new();
@@ -301,6 +318,7 @@ pub fn text(seen: &Seen) -> String {
             let speed = kvm.speed.as_ref().unwrap_or_else(|why| why);
             let _ = writeln!(out, "speed    {speed}");
             let _ = writeln!(out, "TSC      {} kHz", kvm.tsc_khz);
+            let _ = writeln!(out, "debug    {}", guest_debug(&kvm.guest_debug));
             for (name, answer) in &kvm.capabilities {
                 let _ = writeln!(out, "         {name}: {answer}");
             }
@@ -344,6 +362,7 @@ mod tests {
                 pt_mode: pt_mode.map(str::to_string),
                 speed: Ok("it executes 4000 million instructions per second".into()),
                 tsc_khz: 2_000_000,
+                guest_debug: Ok(Kinds::default()),
                 capabilities: vec![("KVM_CAP_XSAVE2", 4096)],
             }),
         }
@@ -397,6 +416,47 @@ mod tests {
             assert!(said.contains(why) && said.contains("--engine auto is soft"), "{said}");
             assert!(rows(&seen).iter().all(|row| row.kvm.is_none() && row.why == why));
         }
+    }
+
+    // covers: 6/guest-debug-probe
+    #[test]
+    fn what_a_debugger_gets_is_told() {
+        let intel = Kinds {
+            single_step: true,
+            execution: true,
+            data: true,
+            register_access: true,
+            ..Kinds::default()
+        };
+        let interprets = Kinds {
+            execution: true,
+            beside: true,
+            ..Kinds::default()
+        };
+        for (found, says) in [
+            (
+                Ok(intel),
+                "watchpoints, MOV DR: four of gdb's breakpoints and watchpoints are the processor's",
+            ),
+            (
+                Ok(interprets),
+                "four of gdb's breakpoints are KVM's, watchpoints by handover",
+            ),
+            (
+                Ok(Kinds::default()),
+                "KVM delivers nothing: gdb's breakpoints and watchpoints by handover",
+            ),
+            (Err("it failed".to_string()), "by handover: it failed"),
+        ] {
+            let mut seen = host("GenuineIntel", "kvm_intel", None);
+            if let Ok(kvm) = &mut seen.kvm {
+                kvm.guest_debug = found;
+            }
+            let said = text(&seen);
+            let line = said.lines().find(|line| line.starts_with("debug ")).unwrap();
+            assert!(line.contains(says), "{line}");
+        }
+        assert!(json(&host("GenuineIntel", "kvm_intel", None)).contains("\"guest_debug\":{\"Ok\":{"));
     }
 
     // covers: 6/resolution

@@ -13,6 +13,7 @@ mod inspect;
 mod named;
 mod pace;
 mod past;
+mod points;
 mod report;
 mod stats;
 
@@ -36,7 +37,7 @@ use x86::model::CpuModel;
 
 pub use self::{
     end::{End, Ended},
-    stats::Stats,
+    stats::{Native, Stats},
 };
 use self::{hosted::Hosted, named::Named, pace::Pace, report::report};
 use crate::{
@@ -129,6 +130,8 @@ pub struct Vm {
     held: bool,
     recorder: Option<Recorder>,
     debugger: Option<Debugger>,
+    /// How KVM serves it.
+    points: points::Points,
     /// What RAM held when a snapshot was taken or restored last.
     kept: Option<Pages>,
     /// What the monitor knows by name.
@@ -286,6 +289,7 @@ impl Vm {
             held: false,
             recorder,
             debugger: None,
+            points: points::Points::default(),
             kept: None,
             names: Names::of(&config.kernel),
             history,
@@ -462,7 +466,8 @@ impl Vm {
     }
 
     /// What stops the machine for a look. From the first call on a run may end with [`End::Stopped`], and a triple fault does so
-    /// once before it ends the machine. A machine on KVM is in the software engine as long as there is anything to stop for.
+    /// once before it ends the machine. A machine on KVM is in the software engine as long as there is anything to stop for that
+    /// this KVM does not serve.
     pub fn debugger(&mut self) -> &mut Debugger {
         let Vm { debugger, machine, .. } = self;
         debugger.get_or_insert_with(|| {

@@ -51,7 +51,7 @@ fn reason(count: usize) -> Stop {
         1 => Why::Watch {
             watchpoint,
             address: count as u64,
-            ip: 0,
+            ip: None,
         },
         2 => Why::Exception {
             vector: count as u8,

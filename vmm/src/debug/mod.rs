@@ -1,9 +1,10 @@
 //! What a debugger has the machine stop for: breakpoints, watchpoints, exceptions, single steps, the triple fault.
 //!
 //! # Theory
-//! The host's breakpoints are not the guest's. None of them is in guest memory or in a debug register, so their number has no
+//! The host's breakpoints are not the guest's. None of them is in guest memory or in a debug register of its, so their number has no
 //! limit and the guest cannot find them: they are addresses that the engine says a word about ([`x86::seam::Watch`]), and the
-//! answer to that word is that the run is to [stop](Effects::stop). The guest's own breakpoints go on working beside them.
+//! answer to that word is that the run is to [stop](Effects::stop). The guest's own breakpoints go on working beside them. On KVM the
+//! processor may hold them while the guest runs natively ([`guestdbg`](crate::vcpu::kvm::guestdbg)).
 //!
 //! A breakpoint stops before its instruction, a watchpoint after the access, an exception once it has been delivered. Going on
 //! does not stop at the same place again, so that nobody has to take a breakpoint away to get past it. On the virtual clock
@@ -103,8 +104,8 @@ pub enum Why {
         watchpoint: Watchpoint,
         /// The first byte of it that was accessed.
         address: u64,
-        /// Linear address of the instruction.
-        ip: u64,
+        /// Linear address of the instruction; `None` where the processor's debug registers watched, which do not say.
+        ip: Option<u64>,
     },
     /// An exception or interrupt that was to be caught has been delivered: the CPU is at its handler.
     Exception {
@@ -291,11 +292,14 @@ impl Debugger {
         set.step.filter(|_| !set.suspended)
     }
 
-    /// Whether something is to be stopped for that shows between instructions only, as a breakpoint.
-    pub(crate) fn needs_instructions(&self) -> bool {
+    /// The breakpoints and watchpoints, if nothing else is to be stopped for.
+    pub(crate) fn places(&self) -> Option<(Vec<u64>, Vec<Watchpoint>)> {
         let set = lock(&self.shared.set);
-        let nothing = set.breakpoints.is_empty() && set.watchpoints.is_empty() && set.catches.is_empty();
-        !set.suspended && (!nothing || set.step.is_some())
+        if set.suspended {
+            return Some(Default::default());
+        }
+        let only = set.catches.is_empty() && set.step.is_none();
+        only.then(|| (set.breakpoints.keys().copied().collect(), set.watchpoints.clone()))
     }
 
     /// Whether somebody has asked, and [`Debugger::take_asked`] has not been asked since.
@@ -422,7 +426,7 @@ impl Watch for Watcher {
             Some(Why::Watch {
                 watchpoint: *watchpoint,
                 address,
-                ip: access.ip,
+                ip: Some(access.ip),
             })
         };
         match self.set.watchpoints.iter().find_map(met) {

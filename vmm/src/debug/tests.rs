@@ -115,7 +115,7 @@ fn watchpoints_stop_after_the_access_that_touches_them() {
             .map(|&(address, ip)| Why::Watch {
                 watchpoint,
                 address: DATA + address,
-                ip: START + ip,
+                ip: Some(START + ip),
             })
             .collect();
         assert_eq!(came, expected, "{watchpoint:?}");

@@ -16,6 +16,9 @@ pub fn info(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
         "{}: {} steps, {} instructions, {} ns\nmodel {}, {memory} MiB\n",
         status.state, status.steps, status.instructions, status.virtual_ns, model.name
     );
+    if let Some(how) = scene.vm.how_points_are_served() {
+        let _ = writeln!(text, "{how}");
+    }
     let current = scene.vm.current_cpu();
     for cpu in 0..scene.vm.cpu_count() {
         let Some(state) = scene.vm.cpu_state(cpu) else { continue };

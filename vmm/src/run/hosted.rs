@@ -225,7 +225,7 @@ impl Vm {
     /// Whether there is something that only the engine does: a unit or an observer that has to see instructions, something
     /// that a debugger wants to stop for, CPUs that are to stand still.
     fn needs_engine(&mut self) -> bool {
-        self.debugger.as_ref().is_some_and(Debugger::needs_instructions)
+        self.points().is_err()
             || self.soft.runs_only()
             || self.machine.is_observed()
             || self.soft.needs_instructions(&mut self.machine).is_some()
@@ -257,6 +257,9 @@ impl Vm {
                 self.machine.clock().follow(clock.ticks(), steps);
             }
             let exit = self.soft.run(&mut self.machine, 1);
+            if let Some(stop) = self.stop(cpu, &exit, false) {
+                return Some(End::Stopped(stop));
+            }
             let steps = self.soft.steps();
             for effect in self.machine.advance(steps) {
                 if let Some(end) = self.take_effect(effect) {
@@ -305,6 +308,20 @@ impl Vm {
         {
             return Ok(Err(Stay::Step(cpu)));
         }
+        if let Some(stop) = self.waiting_stop() {
+            return Ok(Ok(End::Stopped(stop)));
+        }
+        let points = match self.points() {
+            // Steps have KVM's guest debugging to themselves.
+            Ok(points) if points.is_empty() || !hosted.hypervisor.single_steps() => points,
+            _ => return Ok(Err(Stay::Watched)),
+        };
+        if let Some(cpu) = self.passes(&points) {
+            return Ok(Err(Stay::Step(cpu)));
+        }
+        hosted
+            .hypervisor
+            .arm(points.iter().map(|point| point.register).collect());
         let (control, debugger, mut request) = (self.control.as_ref(), self.debugger.as_ref(), None);
         let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
         let outside = |shared: &Shared| -> Result<Option<End>, Stop> {
@@ -347,6 +364,7 @@ impl Vm {
             Ok(native) => native,
             Err(what) => return Ok(Ok(End::Kvm(format!("{what}\n{}", self.report())))),
         };
+        let met = self.met(&points, &native.hits);
         for effect in native.effects {
             if let Some(end) = self.take_effect(effect) {
                 return Ok(Ok(end));
@@ -354,6 +372,12 @@ impl Vm {
         }
         if let Some(end) = native.outcome? {
             return Ok(Ok(end));
+        }
+        if let Some(stop) = met {
+            return Ok(Ok(End::Stopped(stop)));
+        }
+        if native.hits.iter().any(|(_, hit)| hit.guest_steps) {
+            return Ok(Err(Stay::Watched));
         }
         Ok(match native.why {
             Why::Asked | Why::Effects => Err(Stay::Native),
@@ -370,6 +394,8 @@ impl Vm {
                     false => End::TripleFault(self.report_of(cpu)),
                 })
             }
+            // MOV DR, or INT1.
+            Why::Debug(cpu) => Err(Stay::Step(cpu)),
             Why::Limit => Ok(End::Instructions(0)),
             Why::Halted => {
                 let listening = self.soft.cpus().any(Cpu::interrupt_wakes);

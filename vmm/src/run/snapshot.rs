@@ -138,6 +138,7 @@ impl Vm {
         if let Some(debugger) = &mut self.debugger {
             debugger.moved();
         }
+        self.forget_stops();
         // It is what RAM holds now.
         self.soft.take_dirty();
         self.kept = Some(state.pages.clone());

@@ -78,12 +78,13 @@ impl std::fmt::Display for Stats {
             let exits = &native.exits;
             writeln!(
                 f,
-                "KVM exits:    {}: {} kick, {} device or MSR, {} window, {} halt; {} interrupts, {} NMIs",
+                "KVM exits:    {}: {} kick, {} device or MSR, {} window, {} halt, {} debug; {} interrupts, {} NMIs",
                 exits.all(),
                 exits.budget,
                 exits.bus,
                 exits.window,
                 exits.halt,
+                exits.debug,
                 exits.interrupts,
                 exits.nmis
             )?;

@@ -56,6 +56,8 @@ pub struct Exits {
     pub interrupts: u64,
     /// NMIs delivered.
     pub nmis: u64,
+    /// In KVM: debug exceptions while a debugger has breakpoints.
+    pub debug: u64,
 }
 
 impl Exits {
@@ -78,6 +80,6 @@ impl Exits {
 
     /// How often a CPU stopped.
     pub fn all(&self) -> u64 {
-        self.budget + self.bus + self.window + self.halt + self.pause
+        self.budget + self.bus + self.window + self.halt + self.pause + self.debug
     }
 }

@@ -12,6 +12,7 @@
 //! thread sees to timers and to the outside.
 
 mod cpuid;
+pub mod guestdbg;
 mod measure;
 mod native;
 mod room;
@@ -29,12 +30,13 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use log::info;
+use x86::debug::Breakpoint;
 use x86::model::{CpuModel, CpuidRow, topology};
 use x86::msr::{IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_XSS};
 
 pub use self::cpuid::{narrow, narrowings};
 pub use self::native::{Counts, Native, Shared, Why};
-use self::room::Kick;
+use self::{guestdbg::Kinds, room::Kick};
 use super::handover::{self, Vcpu};
 use crate::machine::{Machine, memory::Memory};
 
@@ -133,6 +135,14 @@ impl Host {
         measure::exits(&self.kvm, count).map_err(refused("measuring exits of /dev/kvm"))
     }
 
+    /// What KVM_SET_GUEST_DEBUG delivers here.
+    ///
+    /// # Errors
+    /// One line: KVM refuses or fails.
+    pub fn guest_debug(&self) -> Result<Kinds, String> {
+        guestdbg::measure(&self.kvm).map_err(refused("trying KVM_SET_GUEST_DEBUG"))
+    }
+
     /// What KVM_CHECK_EXTENSION says of a capability, by its number.
     pub fn capability(&self, number: u32) -> i32 {
         self.kvm.check_extension_raw(number.into())
@@ -204,6 +214,8 @@ struct Processor {
     kick: Kick,
     /// What its time-stamp counter is ahead of the machine's clock, as KVM was last told.
     tsc_offset: Mutex<Option<u64>>,
+    /// The host's breakpoints, as KVM was last told.
+    armed: Mutex<Vec<Breakpoint>>,
 }
 
 /// The CPUs of a machine in KVM.
@@ -215,6 +227,8 @@ pub struct Hypervisor {
     model: &'static CpuModel,
     clock: HostClock,
     limit: Option<Limit>,
+    /// The host's breakpoints in the CPUs' debug registers.
+    points: Vec<Breakpoint>,
     /// A unit of ours may have to see instructions.
     watches: bool,
     /// The mapping that KVM was given, which has to stay.
@@ -281,6 +295,7 @@ impl Hypervisor {
             model,
             clock: HostClock::at(0),
             limit: None,
+            points: Vec::new(),
             watches,
             memory: memory.clone(),
         })
@@ -304,6 +319,16 @@ impl Hypervisor {
         self.limit = limit;
     }
 
+    /// Has all CPUs stop at these breakpoints of the host's, four at most, from the next run on: [`Native::hits`].
+    pub fn arm(&mut self, points: Vec<Breakpoint>) {
+        self.points = points;
+    }
+
+    /// Whether they make single steps.
+    pub fn single_steps(&self) -> bool {
+        matches!(self.limit, Some(Limit::Steps(_)))
+    }
+
     /// Whether they have come to it: something else may have had them come back at the same time.
     pub fn is_at_limit(&self) -> bool {
         matches!(self.limit, Some(Limit::Exits(0) | Limit::Steps(0)))
@@ -323,7 +348,13 @@ impl Hypervisor {
         run.ready_for_interrupt_injection = 0;
         let mut held = read(&vcpu, self.model)?;
         held.take(state, self.model);
-        write(&vcpu, &held, self.model)
+        write(&vcpu, &held, self.model)?;
+        let mut armed = room::lock(&cpu.armed);
+        if *armed != self.points {
+            guestdbg::arm(&vcpu, &self.points).map_err(refused("KVM_SET_GUEST_DEBUG"))?;
+            armed.clone_from(&self.points);
+        }
+        Ok(())
     }
 
     /// Takes a CPU back: its state, the event that KVM is in the middle of delivering, and whether KVM holds an NMI for it.
@@ -356,6 +387,7 @@ impl Processor {
             kick: Kick::new(&mut vcpu),
             vcpu: Mutex::new(vcpu),
             tsc_offset: Mutex::new(None),
+            armed: Mutex::new(Vec::new()),
         })
     }
 

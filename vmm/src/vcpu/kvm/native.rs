@@ -10,9 +10,11 @@ use engine::{Activity, CpuState};
 use kvm_ioctls::VcpuFd;
 use log::trace;
 use vmm_sys_util::eventfd::EventFd;
+use x86::debug::Dr6;
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE, IA32_X2APIC_BASE};
 
 use super::super::{Exits, Soft};
+use super::guestdbg::{self, Hit};
 use super::room::{self, Reason, lock};
 use super::view::View;
 use super::{Hypervisor, Limit, Processor, refused};
@@ -31,6 +33,8 @@ pub enum Why {
     Emulation(usize),
     /// Triple fault of this CPU.
     Shutdown(usize),
+    /// This CPU has met a debug exception, [`Native::hits`].
+    Debug(usize),
     /// All CPUs are halted, and nothing is there to wake one.
     Halted,
     /// They have come to their [`Limit`].
@@ -57,6 +61,8 @@ pub struct Native<T> {
     pub why: Why,
     /// What is wanted of the machine.
     pub effects: Vec<Effect>,
+    /// CPUs that met debug exceptions while breakpoints of the host's were [set](Hypervisor::arm).
+    pub hits: Vec<(usize, Hit)>,
     /// What the calling thread has to say.
     pub outcome: T,
 }
@@ -73,6 +79,7 @@ impl Counts {
             pause: 0,
             interrupts: read(&self.interrupts),
             nmis: read(&self.nmis),
+            debug: read(&self.debug),
         }
     }
 }
@@ -92,6 +99,8 @@ pub struct Counts {
     pub interrupts: AtomicU64,
     /// NMIs delivered.
     pub nmis: AtomicU64,
+    /// Debug exceptions while the host has breakpoints.
+    pub debug: AtomicU64,
 }
 
 /// What the threads of a running machine share.
@@ -102,6 +111,7 @@ pub struct Shared<'a> {
     changed: Condvar,
     why: Mutex<Option<Why>>,
     effects: Mutex<Vec<Effect>>,
+    hits: Mutex<Vec<(usize, Hit)>>,
     over: AtomicBool,
     /// Wakes the calling thread.
     wake: &'a EventFd,
@@ -240,7 +250,7 @@ impl<'a> Shared<'a> {
         while unfinished {
             unfinished = self.complete(index, cpu, &mut vcpu);
         }
-        if self.single_steps()
+        if self.hypervisor.single_steps()
             && let Err(error) = room::debug(&vcpu, false)
         {
             self.stop(Why::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
@@ -264,7 +274,7 @@ impl<'a> Shared<'a> {
                 }
                 Next::Enter => {}
             }
-            if self.single_steps()
+            if self.hypervisor.single_steps()
                 && let Err(error) = room::debug(vcpu, true)
             {
                 // It is lost at POPF and at some exits.
@@ -286,10 +296,6 @@ impl<'a> Shared<'a> {
         let reason = room::run(vcpu);
         trace!("CPU {index} completes: {reason:?}");
         reason != Reason::Kicked && self.exit(index, cpu, vcpu, reason)
-    }
-
-    fn single_steps(&self) -> bool {
-        matches!(self.hypervisor.limit, Some(Limit::Steps(_)))
     }
 
     /// Does what an exit is for. Says whether an instruction is waiting to be completed.
@@ -323,7 +329,13 @@ impl<'a> Shared<'a> {
             }
             Reason::Window => count(&self.counts.window),
             Reason::Kicked => count(&self.counts.kicks),
-            Reason::Debug => {}
+            Reason::Debug { dr6, .. } if !self.hypervisor.points.is_empty() => {
+                count(&self.counts.debug);
+                lock(&self.hits).push((index, Hit::of(dr6, self.hypervisor.points.len())));
+                self.stop(Why::Debug(index));
+            }
+            // A step.
+            Reason::Debug { .. } => {}
             Reason::Emulation => self.stop(Why::Emulation(index)),
             Reason::Shutdown => self.stop(Why::Shutdown(index)),
             Reason::Failure { reason, detail } => {
@@ -511,6 +523,7 @@ impl Hypervisor {
             changed: Condvar::new(),
             why: Mutex::new(None),
             effects: Mutex::new(Vec::new()),
+            hits: Mutex::new(Vec::new()),
             over: AtomicBool::new(false),
             wake,
             deadline: AtomicU64::new(0),
@@ -542,6 +555,7 @@ impl Hypervisor {
             .collect();
         let why = lock(&shared.why).take().unwrap_or(Why::Asked);
         let effects = std::mem::take(&mut *lock(&shared.effects));
+        let hits = std::mem::take(&mut *lock(&shared.hits));
         // What the guest has read of it last.
         drop(shared.machine());
         let left = shared.left.load(Ordering::SeqCst);
@@ -565,6 +579,10 @@ impl Hypervisor {
                 true => Activity::Halted,
                 false => Activity::Running,
             };
+            if hits.iter().any(|(cpu, hit)| *cpu == index && hit.guest_steps) {
+                state.dr[6] |= Dr6::new().with_single_step(true).into_bits();
+                events.push((index, guestdbg::EXCEPTION));
+            }
             soft.put(index, &state);
             events.extend(pending.map(|event| (index, event)));
         }
@@ -572,6 +590,11 @@ impl Hypervisor {
         for (index, event) in events {
             soft.raise(index, event, machine);
         }
-        Ok(Native { why, effects, outcome })
+        Ok(Native {
+            why,
+            effects,
+            hits,
+            outcome,
+        })
     }
 }

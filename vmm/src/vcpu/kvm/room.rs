@@ -12,8 +12,8 @@ use kvm_bindings::{
     KVM_EXIT_DEBUG, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO,
     KVM_EXIT_IO_OUT, KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SET_TPR, KVM_EXIT_SHUTDOWN, KVM_EXIT_UNKNOWN,
     KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_INTERNAL_ERROR_EMULATION,
-    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_guest_debug, kvm_interrupt, kvm_run,
-    kvm_userspace_memory_region, kvm_xsave,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_guest_debug, kvm_guest_debug_arch, kvm_interrupt,
+    kvm_run, kvm_userspace_memory_region, kvm_xsave,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
 use libc::{c_int, c_ulong, c_void, pthread_t, siginfo_t};
@@ -99,12 +99,19 @@ pub fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> io::Result<()> {
 /// # Errors
 /// KVM refuses.
 pub fn debug(vcpu: &VcpuFd, steps: bool) -> io::Result<()> {
-    let control = match steps {
-        true => KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP,
-        false => 0,
-    };
+    let kinds = if steps { KVM_GUESTDBG_SINGLESTEP } else { 0 };
+    guest_debug(vcpu, kinds, [0; 8])
+}
+
+/// KVM_SET_GUEST_DEBUG with these kinds, or with none, and what the host's debug registers hold instead of the guest's if
+/// KVM_GUESTDBG_USE_HW_BP is among them.
+///
+/// # Errors
+/// KVM refuses.
+pub fn guest_debug(vcpu: &VcpuFd, kinds: u32, registers: [u64; 8]) -> io::Result<()> {
     let debug = kvm_guest_debug {
-        control,
+        control: if kinds == 0 { 0 } else { kinds | KVM_GUESTDBG_ENABLE },
+        arch: kvm_guest_debug_arch { debugreg: registers },
         ..Default::default()
     };
     vcpu.set_guest_debug(&debug).map_err(io::Error::from)
@@ -143,8 +150,13 @@ pub enum Reason {
     Shutdown,
     /// A signal, or [`Kick::kick`].
     Kicked,
-    /// A single step that was asked for.
-    Debug,
+    /// A debug exception, or INT3, that was asked for with [`guest_debug`].
+    Debug {
+        /// 1 or 3.
+        vector: u8,
+        /// DR6, of a debug exception: its own bits, and those that are always 1.
+        dr6: u64,
+    },
     /// KVM cannot execute the instruction at RIP.
     Emulation,
     /// KVM_RUN itself fails, with this error number.
@@ -196,7 +208,13 @@ pub fn run(vcpu: &mut VcpuFd) -> Reason {
             KVM_EXIT_HLT => Reason::Halt,
             KVM_EXIT_IRQ_WINDOW_OPEN => Reason::Window,
             KVM_EXIT_SHUTDOWN => Reason::Shutdown,
-            KVM_EXIT_DEBUG => Reason::Debug,
+            KVM_EXIT_DEBUG => {
+                let debug = run.__bindgen_anon_1.debug.arch;
+                Reason::Debug {
+                    vector: debug.exception as u8,
+                    dr6: debug.dr6,
+                }
+            }
             // MOV to CR8 has let interrupts in, or a signal came: there is something to look at.
             KVM_EXIT_SET_TPR | KVM_EXIT_INTR => Reason::Kicked,
             KVM_EXIT_INTERNAL_ERROR => match run.__bindgen_anon_1.internal.suberror {
