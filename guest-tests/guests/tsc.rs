@@ -195,9 +195,18 @@ fn the_deadline_interrupts() {
     });
     TICKS.store(0, SeqCst);
     apic::write(apic::reg::LVT_TIMER, 2 << 17 | 0x63);
-    let deadline = tsc() + FAR * time::ticks_per_ms();
+    let per_ms = time::ticks_per_ms();
+    let start = tsc();
+    let deadline = start + FAR * per_ms;
     write(IA32_TSC_DEADLINE, deadline);
-    assert_eq!(read(IA32_TSC_DEADLINE), deadline);
+    let held = read(IA32_TSC_DEADLINE);
+    assert_eq!(
+        held,
+        deadline,
+        "from {start}, {per_ms} to a ms, now {}, TICKS {}",
+        tsc(),
+        TICKS.load(SeqCst)
+    );
     cpu::halt();
     assert_eq!(TICKS.load(SeqCst), 1);
     assert!(AT.load(SeqCst) >= deadline);

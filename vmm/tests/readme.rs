@@ -138,13 +138,15 @@ fn matrix() -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/matrix-expected.txt");
     let expected = Table::parse(&fs::read_to_string(file).unwrap()).unwrap();
     let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
+    let labs = ["kvm-amd", "kvm-intel"];
     let mut table = format!(
-        "| guest | {} |\n|---|{}\n",
+        "| guest | {} | {} |\n|---|{}\n",
         names.join(" | "),
-        "---|".repeat(names.len())
+        labs.join(" | "),
+        "---|".repeat(names.len() + labs.len())
     );
     for guest in expected.guests("soft") {
-        let counts: Vec<String> = names
+        let mut counts: Vec<String> = names
             .iter()
             .map(|model| {
                 expected
@@ -152,6 +154,11 @@ fn matrix() -> String {
                     .map_or("·".into(), |count| count.to_string())
             })
             .collect();
+        counts.extend(labs.map(|lab| match expected.sums(lab, guest) {
+            [0, 0] => "·".into(),
+            [passed, 0] => passed.to_string(),
+            [passed, failed] => format!("{passed}, {failed} fail"),
+        }));
         writeln!(table, "| {guest} | {} |", counts.join(" | ")).unwrap();
     }
     table

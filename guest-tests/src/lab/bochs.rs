@@ -44,14 +44,15 @@ pub fn command(initrd: &Path, scratch: &Path, limit: Duration) -> Result<Command
         limit.as_secs() + 10
     );
     let inner = write("start", format!("#!/bin/sh\n{inner}\n"))?;
-    // What Bochs shows goes to a terminal of its own making, whose name it tells, and it stands still once that is full.
+    // What Bochs shows goes to a terminal of its own making, whose name it tells, and it stands still once that is full. Who
+    // reads it is no child of script(1), which waits for all of its own.
     let screen = scratch.join("screen").display().to_string();
     let outer = format!(
         "#!/bin/sh\n\
          mkfifo '{screen}' || exit 1\n\
-         while read -r line; do case $line in *'connected to screen \"'*)\n\
+         (while read -r line; do case $line in *'connected to screen \"'*)\n\
              name=${{line#*\\\"}}; cat \"${{name%%\\\"*}}\" & ;;\n\
-         esac; done <'{screen}' >/dev/null 2>&1 &\n\
+         esac; done <'{screen}' >/dev/null 2>&1 &)\n\
          exec 3>&1\n\
          exec script -qec \"sh '{inner}'\" /dev/null >'{screen}'\n"
     );

@@ -95,6 +95,24 @@ pub fn judge(guest: &str, ended: &Ended, known: &[Known], all_ran: bool, tally: 
     wrong
 }
 
+/// The tests that the committed matrix has failing on a host in a lab, and that have no reason in this list.
+///
+/// # Panics
+/// The table is not there, or has nothing of this host.
+pub fn without_reason(host: Host, known: &[Known]) -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../resources/matrix-expected.txt");
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let head = format!("[{}]\n", host.name());
+    let (_, section) = text.split_once(&head).unwrap_or_else(|| panic!("{path}: no {head}"));
+    let section = section.split("\n[").next().unwrap_or_default();
+    let failing = section.lines().filter(|line| line.contains("FAIL"));
+    let tests = failing.filter_map(|line| line.split_whitespace().next()?.split_once('/'));
+    tests
+        .filter(|test| !known.iter().any(|row| (row.0, row.1) == *test))
+        .map(|(guest, test)| format!("{guest}/{test}"))
+        .collect()
+}
+
 /// A guest test in a lab: image, model, options, and whether a unit of ours is in it, so that the machine has to be handed over.
 pub type Guest = (&'static str, &'static str, &'static [&'static str], bool);
 

@@ -19,7 +19,7 @@ mod bochs;
 mod judge;
 mod qemu;
 
-pub use judge::{Guest, Known, Tally, chosen, handovers, job, judge, judge_all};
+pub use judge::{Guest, Known, Tally, chosen, handovers, job, judge, judge_all, without_reason};
 
 /// A run that takes longer hangs; the host under the host is slow.
 const RUN_SECONDS: u64 = 300;

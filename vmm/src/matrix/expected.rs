@@ -266,6 +266,16 @@ impl Table {
         (entry.outcome != Outcome::Skip).then_some(passed)
     }
 
+    /// How many of a guest's tests pass and how many fail on an engine, over all models.
+    pub fn sums(&self, engine: &str, guest: &str) -> [usize; 2] {
+        let cells = self
+            .0
+            .iter()
+            .filter(|((e, g, _), _)| (e.as_str(), g.as_str()) == (engine, guest));
+        let tests: Vec<Outcome> = cells.flat_map(|(_, entry)| entry.tests.values().copied()).collect();
+        [Outcome::Pass, Outcome::Fail].map(|which| tests.iter().filter(|outcome| **outcome == which).count())
+    }
+
     /// Whether it has a section of this engine.
     pub fn knows(&self, engine: &str) -> bool {
         self.0.keys().any(|(e, _, _)| e == engine)

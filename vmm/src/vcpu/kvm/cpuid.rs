@@ -15,7 +15,6 @@ use crate::resolve::{Resolution, Resolved};
 const OURS: Features = Features::list(&[
     Apic,
     X2apic,
-    TscDeadline,
     TscAdjust,
     InvariantTsc,
     Arat,
@@ -46,6 +45,14 @@ pub fn rows(cpuid: &CpuId) -> Vec<CpuidRow> {
         .collect();
     rows.sort_by_key(|row| (row.leaf, row.subleaf));
     rows
+}
+
+/// Has KVM's rows say whether a guest's deadlines of the timer come to us.
+pub fn set_deadline(rows: &mut [CpuidRow], exits: bool) {
+    const SHOWN: u32 = 1 << 24;
+    if let Some(row) = rows.iter_mut().find(|row| row.leaf == 1) {
+        row.regs[2] = row.regs[2] & !SHOWN | if exits { SHOWN } else { 0 };
+    }
 }
 
 /// A feature that the model has and the guest does not get, and why.
@@ -80,6 +87,7 @@ pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Reso
             (_, Some(false)) => None,
             (Pku, _) if elsewhere => Some((feature, "the host keeps PKRU elsewhere in an XSAVE area")),
             _ if OURS.has(feature) || host.has(feature) => None,
+            (TscDeadline, _) => Some((feature, "KVM forgets what the guest writes to its register")),
             _ => Some((feature, "KVM does not support it")),
         })
         .collect()
@@ -191,7 +199,7 @@ mod tests {
         rows
     }
 
-    // covers: 6/cpuid-narrowed
+    // covers: 6/cpuid-narrowed, 6/kvm-deadline
     #[test]
     fn a_guest_gets_what_model_host_and_units_have() {
         let absent = Resolution::default();
@@ -199,6 +207,19 @@ mod tests {
         let features = model.features();
         assert!(features.avx() && !features.avx2());
         assert!(features.x2apic() && features.tsc_deadline(), "the APIC is ours");
+        let mut rows = host(&HASWELL, &[]);
+        set_deadline(&mut rows, false);
+        let lost = narrowings(&HASWELL, Some(&rows), &absent);
+        assert!(
+            lost.iter().any(|(f, why)| *f == TscDeadline && why.contains("forgets")),
+            "{lost:?}"
+        );
+        set_deadline(&mut rows, true);
+        assert!(
+            narrowings(&HASWELL, Some(&rows), &absent)
+                .iter()
+                .all(|(f, _)| *f != TscDeadline)
+        );
         assert!(!features.ds() && !features.pdcm());
         assert_eq!(model.units.pmu.is_some() as u32 + model.cpuid(0xa, 0)[0], 0);
         assert_eq!((model.units.debugctl, model.units.lbr), (None, None));

@@ -180,7 +180,7 @@ const OWN: u64 = 0x401;
 const HANDLER: u64 = 0x1200;
 
 /// Has a vCPU begin at an address, in protected mode: a VMX that lacks unrestricted guests has KVM interpret real mode.
-fn begin(vcpu: &VcpuFd, at: u64) -> io::Result<()> {
+pub(super) fn begin(vcpu: &VcpuFd, at: u64) -> io::Result<()> {
     let mut sregs = vcpu.get_sregs()?;
     sregs.cs = kvm_segment {
         base: 0,

@@ -54,7 +54,7 @@ const KEPT: [(u32, u32); 4] = [
 #[derive(Debug)]
 pub struct Host {
     kvm: Kvm,
-    /// What KVM_GET_SUPPORTED_CPUID says.
+    /// What KVM_GET_SUPPORTED_CPUID says; and that the timer has deadlines, which it never says, where they come to us.
     pub supported: Vec<CpuidRow>,
     /// The guest's time-stamp counter's frequency.
     pub tsc_khz: u32,
@@ -106,8 +106,11 @@ impl Host {
         let tsc_khz = vcpu
             .get_tsc_khz()
             .map_err(|_| says("KVM_GET_TSC_KHZ", kvm_ioctls::Error::last()))?;
+        let mut supported = cpuid::rows(&supported);
+        let exits = measure::deadline_exits(&kvm).map_err(refused("trying IA32_TSC_DEADLINE on /dev/kvm"))?;
+        cpuid::set_deadline(&mut supported, exits);
         Ok(Host {
-            supported: cpuid::rows(&supported),
+            supported,
             tsc_khz,
             kvm,
         })
