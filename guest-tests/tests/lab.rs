@@ -59,7 +59,7 @@ const GUESTS: &[Guest] = &[
     ("arch_lbr", "sapphirerapids", &["--lbr=emulated"], true),
 ];
 
-// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/kvm-fault-beside, 6/lab-linux, 6/kvm-counters, 6/engine-auto
+// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/kvm-fault-beside, 6/lab-linux, 6/kvm-counters, 6/engine-auto, 8/kvm-points, 8/kvm-points-own
 #[test]
 fn guests_and_linux_run_on_a_real_kvm() {
     let guests = chosen(GUESTS.iter(), |guest| guest.0);
@@ -76,7 +76,7 @@ fn guests_and_linux_run_on_a_real_kvm() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// What runs besides guest tests: the measuring engine, several CPUs, and Linux.
+/// What runs besides guest tests: the measuring engine, several CPUs, Linux, and a debugger's points.
 fn others() -> Vec<Job> {
     let cmdline = "console=ttyS0 quiet panic=-1 minivmm.script=nothing";
     let options = "--engine kvm --cpus 2 -m 256M --cpu-model sapphirerapids --stats --cmdline";
@@ -86,12 +86,13 @@ fn others() -> Vec<Job> {
         Job::new(options.split(' ').chain([cmdline]))
             .file("--kernel", &linux().kernel)
             .file("--initrd", &linux().initrd),
+        Job::program(env!("CARGO_BIN_EXE_kvm-points"), HELLO),
     ]
 }
 
 fn judge_others(ended: &[Ended]) -> String {
     let mut wrong = String::new();
-    let [auto, smp, system] = ended else {
+    let [auto, smp, system, points] = ended else {
         panic!("{ended:?}")
     };
     if auto.status != 43 || !auto.said.contains("--engine auto: KVM:") {
@@ -106,6 +107,9 @@ fn judge_others(ended: &[Ended]) -> String {
         if smp.status != 1 || !smp.said.contains(fact) {
             wrong += &format!("smp: no {fact}: {smp:?}\n");
         }
+    }
+    if points.status != 0 || !points.said.contains("KVM delivers ") || !points.said.ends_with("\nall hold\n") {
+        wrong += &format!("a debugger's points: {points:?}\n");
     }
     if system.status != 0 || !system.said.contains(INIT_MARKER) {
         wrong += &format!("Linux: {system:?}\n");

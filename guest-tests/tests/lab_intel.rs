@@ -1,7 +1,7 @@
 //! minivmm on a real kvm-intel, in the lab: guest tests, and our units by handover.
 
 use guest_tests::lab::{Ended, Guest, Host, Job, Known, chosen, job, jobs, judge_all, without_reason};
-use guest_tests::{INIT_MARKER, linux};
+use guest_tests::{HELLO, INIT_MARKER, linux};
 
 /// In `vcpu->arch.dr6` KVM clears B0 to B3 before it sets those of the exception that it hands on.
 const STICKY: &str = "KVM takes every #DB itself and clears DR6's bits before it hands it on";
@@ -54,17 +54,31 @@ const GUESTS: &[Guest] = &[
     ("task_switch", "haswell", &[], false),
 ];
 
-// covers: 6/lab-intel, 6/lab-intel-guests, 6/handover-unit
+/// The points of a debugger, on a KVM that delivers all that they need.
+fn judge_points(ended: &Ended) {
+    assert_eq!(ended.status, 0, "{}", ended.said);
+    let delivers = "KVM delivers single steps, INT3, execution breakpoints, watchpoints, MOV DR\nall hold\n";
+    assert_eq!(ended.said, delivers);
+}
+
+// covers: 6/lab-intel, 6/lab-intel-guests, 6/handover-unit, 6/guest-debug-probe, 8/kvm-points, 8/kvm-points-own
 #[test]
 fn guests_run_on_a_real_kvm_intel() {
     let mut guests = chosen(GUESTS.iter(), |guest| guest.0);
-    if guests.len() == GUESTS.len() && !guest_tests::full() {
+    let all_are = guests.len() == GUESTS.len();
+    if all_are && !guest_tests::full() {
         println!("left out: all guests but the first {SHORT}, which the full form runs");
         guests.truncate(SHORT);
     }
     // The statistics hash all memory, which is to be little: the host executes a hundred million instructions per second.
-    let all: Vec<Job> = guests.iter().map(|guest| job(guest, &["-m", "32M"])).collect();
-    let ended = jobs(Host::Intel, &all).unwrap_or_else(|why| panic!("{why}"));
+    let mut all: Vec<Job> = guests.iter().map(|guest| job(guest, &["-m", "32M"])).collect();
+    if all_are {
+        all.push(Job::program(env!("CARGO_BIN_EXE_kvm-points"), HELLO));
+    }
+    let mut ended = jobs(Host::Intel, &all).unwrap_or_else(|why| panic!("{why}"));
+    if all_are {
+        judge_points(&ended.split_off(guests.len())[0]);
+    }
     let wrong = judge_all(Host::Intel, &guests, &ended, KNOWN);
     assert!(wrong.is_empty(), "{wrong}");
 }

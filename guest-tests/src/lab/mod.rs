@@ -65,9 +65,11 @@ impl Host {
     }
 }
 
-/// One run of minivmm in the lab.
+/// One run of minivmm, or of another program, in the lab.
 #[derive(Clone, Debug)]
 pub struct Job {
+    /// The program, if it is not minivmm: one of the files.
+    pub program: Option<String>,
     /// Its arguments, with files as the lab has them.
     pub arguments: Vec<String>,
     /// The files it needs, by their paths below /lab.
@@ -80,10 +82,21 @@ impl Job {
     /// minivmm with these arguments.
     pub fn new<S: Into<String>>(arguments: impl IntoIterator<Item = S>) -> Self {
         Job {
+            program: None,
             arguments: arguments.into_iter().map(Into::into).collect(),
             files: BTreeMap::new(),
             seconds: RUN_SECONDS,
         }
+    }
+
+    /// Another program with this file.
+    pub fn program(program: impl AsRef<Path>, file: impl AsRef<Path>) -> Self {
+        let (program, file) = (program.as_ref(), file.as_ref());
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut job = Job::new([format!("/lab/{}", name(file))]);
+        job.program = Some(name(program));
+        job.files = [program, file].map(|path| (name(path), path.to_path_buf())).into();
+        job
     }
 
     /// With `option FILE` as well.
@@ -145,9 +158,9 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The program without what debuggers want, which is most of its size: every byte of it is read and unpacked in the lab.
+/// A program without what debuggers want, which is most of its size: every byte of it is read and unpacked in the lab.
 fn stripped(program: &Path, scratch: &Path) -> Result<Vec<u8>, String> {
-    let to = scratch.join("minivmm");
+    let to = scratch.join("stripped");
     let mut strip = Command::new("strip");
     let output = strip.arg("-o").arg(&to).arg(program).output();
     match output {
@@ -184,7 +197,11 @@ fn archive(host: Host, jobs: &[Job], scratch: &Path) -> Result<Vec<u8>, String> 
             archive.folder(format!("lab/{folder}"));
             folder_before = folder;
         }
-        archive.file(format!("lab/{name}"), 0o644, &read(file)?);
+        match jobs.iter().any(|job| job.program.as_ref() == Some(name)) {
+            // Its libraries are minivmm's.
+            true => archive.file(format!("lab/{name}"), 0o755, &stripped(file, scratch)?),
+            false => archive.file(format!("lab/{name}"), 0o644, &read(file)?),
+        }
     }
     archive.file("init", 0o755, script(host, jobs).as_bytes());
     Ok(archive.finish())
@@ -215,8 +232,9 @@ pub fn jobs(host: Host, jobs: &[Job]) -> Result<Vec<Ended>, String> {
         }
         let (number, seconds) = (index + 1, begun.elapsed().as_secs());
         eprintln!(
-            "{name}: {number} of {} done, {seconds} s: {}",
+            "{name}: {number} of {} done, {seconds} s: {} {}",
             jobs.len(),
+            job.program.as_deref().unwrap_or("minivmm"),
             job.arguments.join(" ")
         );
     }
@@ -260,9 +278,10 @@ fn script(host: Host, jobs: &[Job]) -> String {
         let _ = writeln!(
             text,
             "echo '### begin {index}'\n\
-             (/bin/busybox timeout {} /lab/minivmm {} </dev/null 2>&1; echo $? >/tmp/status) | /bin/busybox cat\n\
+             (/bin/busybox timeout {} /lab/{} {} </dev/null 2>&1; echo $? >/tmp/status) | /bin/busybox cat\n\
              echo \"### end {index} $(/bin/busybox cat /tmp/status)\"",
             job.seconds,
+            job.program.as_deref().unwrap_or("minivmm"),
             quoted.join(" ")
         );
     }
@@ -303,16 +322,18 @@ mod tests {
     #[test]
     fn a_job_names_its_files_where_the_lab_has_them() {
         let job = Job::new(["--engine", "kvm"]).file("--kernel", "/some/where/dr.elf");
+        let other = Job::program("/a/kvm-points", "/b/hello");
         let folder = Job::new(["matrix"])
             .folder("--guests", "smp", ["/x/smp.elf".into(), "/x/smp.toml".into()])
             .within(7);
         assert_eq!(folder.files.keys().collect::<Vec<_>>(), ["smp/smp.elf", "smp/smp.toml"]);
         for (host, module) in [(Host::Amd, "kvm-amd.ko"), (Host::Intel, "kvm-intel.ko")] {
             assert_eq!(Host::named(host.name()), Some(host));
-            let text = script(host, &[job.clone(), folder.clone()]);
+            let text = script(host, &[job.clone(), folder.clone(), other.clone()]);
             for part in [
                 "timeout 300 /lab/minivmm '--engine' 'kvm' '--kernel' '/lab/dr.elf' </dev/null",
                 "timeout 7 /lab/minivmm 'matrix' '--guests' '/lab/smp' </dev/null",
+                "timeout 300 /lab/kvm-points '/lab/hello' </dev/null",
                 module,
             ] {
                 assert!(text.contains(part), "{part}: {text}");
