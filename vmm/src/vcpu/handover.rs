@@ -7,8 +7,8 @@
 
 use engine::{Activity, CpuState, Event, Segment, Source, Table};
 use kvm_bindings::{
-    KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_MOV_SS, KVM_X86_SHADOW_INT_STI, kvm_debugregs, kvm_dtable, kvm_regs,
-    kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_MOV_SS, KVM_X86_SHADOW_INT_STI,
+    kvm_debugregs, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use x86::cpuid::Feature;
 use x86::model::CpuModel;
@@ -261,7 +261,8 @@ impl Vcpu {
             (false, true) => KVM_X86_SHADOW_INT_STI as u8,
             (false, false) => 0,
         };
-        self.events.flags = KVM_VCPUEVENT_VALID_SHADOW;
+        // No NMI waits in KVM: one that did when the CPU was there last went to the local APIC.
+        self.events.flags = KVM_VCPUEVENT_VALID_SHADOW | KVM_VCPUEVENT_VALID_NMI_PENDING;
         let mut from = state.clone();
         self.msrs = msrs(model)
             .into_iter()
@@ -480,6 +481,16 @@ mod tests {
         assert_eq!(external.map(|e| (e.vector, e.source)), Some((0x31, Source::External)));
         let nmi = event(&|e| e.nmi.injected = 1);
         assert_eq!(nmi.map(|e| (e.vector, e.source)), Some((2, Source::Nmi)));
+    }
+
+    // covers: 6/kvm-nmi
+    #[test]
+    fn an_nmi_that_left_kvm_does_not_wait_there_as_well() {
+        let mut vcpu = Vcpu::default();
+        vcpu.events.nmi.pending = 1;
+        vcpu.take(&state(&HASWELL), &HASWELL);
+        let says = vcpu.events.flags & KVM_VCPUEVENT_VALID_NMI_PENDING != 0;
+        assert_eq!((vcpu.events.nmi.pending, says), (0, true));
     }
 
     // covers: 6/handover-state
