@@ -169,6 +169,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     });
     suite.stage("guest", |stage, _, _| {
         let guest = guest::prepare(stage)?;
+        if options.full {
+            guest::debug::prepare(stage, &guest.kernel)?;
+        }
         guest::with_tools(stage, &guest).map(drop)
     });
     suite.stage("format", |stage, suite, _| {

@@ -119,7 +119,7 @@ fn fetch(stage: &Stage, what: &str, names: impl Fn() -> Option<Vec<String>>) -> 
 
 /// The file of a package: the one fetched before, or fetched now with `apt-get download`. `name` gives the package's name
 /// once the lists are there; `prefix` is how its file's name starts.
-fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> Option<String>) -> Result<PathBuf> {
+pub fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> Option<String>) -> Result<PathBuf> {
     let cache = cache();
     let elsewhere = Path::new("/var/cache/apt/archives");
     if let Some(file) = newest_package_file(&cache, prefix).or_else(|| newest_package_file(elsewhere, prefix)) {
@@ -202,6 +202,30 @@ pub fn unpacked<T>(
         .iter()
         .try_for_each(|package| stage.must(Command::new("dpkg-deb").arg("-x").arg(package).arg(&folder)))
         .and_then(|()| take(&folder));
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    result
+}
+
+/// The same with the files of one package that a pattern of tar's names: some packages are large.
+pub fn unpacked_only<T>(
+    stage: &Stage,
+    package: &Path,
+    pattern: &str,
+    near: &Path,
+    take: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
+    let folder = near.with_extension(format!("some-{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut command = Command::new("sh");
+    command
+        .args([
+            "-c",
+            r#"dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --wildcards "$3""#,
+            "sh",
+        ])
+        .args([package, &folder])
+        .arg(pattern);
+    let result = stage.must(&mut command).and_then(|()| take(&folder));
     fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     result
 }

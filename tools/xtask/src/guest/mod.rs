@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 mod debian;
+pub mod debug;
 mod tools;
 // The same file as in the VMM's library, by its path: what fetches and starts everything is not to wait for the engine.
 #[path = "../../../../vmm/src/newc.rs"]
@@ -82,6 +83,9 @@ pub struct Options {
     /// Without perf, gdb and msr-tools
     #[arg(long)]
     no_tools: bool,
+    /// With Debian's vmlinux and the kernel's own scripts for gdb: fetches 440 MB
+    #[arg(long)]
+    debug: bool,
 }
 
 /// `cargo xtask guest`: makes the files and says where they are.
@@ -93,10 +97,19 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     } else {
         Some(with_tools(&stage, &guest)?)
     };
+    let debug = if options.debug {
+        Some(debug::prepare(&stage, &guest.kernel)?)
+    } else {
+        None
+    };
     stage.end("ok");
     println!("{}\n{}", guest.kernel.display(), guest.initrd.display());
     if let Some(tools) = tools {
         println!("{}", tools.initrd.display());
+    }
+    if let Some(folder) = debug {
+        println!("{}", folder.join("vmlinux").display());
+        println!("{}", folder.join("vmlinux-gdb.py").display());
     }
     Ok(ExitCode::SUCCESS)
 }
