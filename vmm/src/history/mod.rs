@@ -39,8 +39,8 @@ use self::{
 
 /// The memory that points take at most, unless `--reverse-memory` says otherwise.
 pub const MEMORY: u64 = 1 << 30;
-/// Steps between two points as the run goes on: some tenths of a second.
-const SPACING: u64 = 1 << 24;
+/// Steps between two points as the run goes on: a tenth of a second or two.
+const SPACING: u64 = 1 << 23;
 
 /// How a run is kept, so that it can be gone back in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
