@@ -241,12 +241,8 @@ pub fn measure(kvm: &Kvm) -> io::Result<Kinds> {
             vcpu.set_debug_regs(&debug)?;
         }
         room::guest_debug(&vcpu, kinds, registers)?;
-        loop {
-            match room::run(&mut vcpu) {
-                Reason::Kicked => {}
-                reason => return Ok((reason, vcpu.get_regs()?.rip)),
-            }
-        }
+        let reason = room::run_unkicked(&mut vcpu);
+        Ok((reason, vcpu.get_regs()?.rip))
     };
     let met = |came: (Reason, u64), at: u64, bits: u64| matches!(came, (Reason::Debug { vector: 1, dr6 }, rip) if rip == at && dr6 & bits == bits);
     let store = Breakpoint {

@@ -44,10 +44,9 @@ pub fn exits(kvm: &Kvm, count: u16) -> io::Result<Duration> {
     begin(&vcpu)?;
     let started = Instant::now();
     loop {
-        match room::run(&mut vcpu) {
+        match room::run_unkicked(&mut vcpu) {
             Reason::WriteMsr(..) => room::set_msr(&mut vcpu, Some(0)),
             Reason::Halt => return Ok(started.elapsed()),
-            Reason::Kicked => {}
             reason => return Err(io::Error::other(format!("a loop ended with {reason:?}"))),
         }
     }
@@ -68,13 +67,10 @@ pub fn deadline_exits(kvm: &Kvm) -> io::Result<bool> {
     let mut vcpu = vm.create_vcpu(0)?;
     memory.write(CODE, &DEADLINE).map_err(io::Error::other)?;
     guestdbg::begin(&vcpu, CODE)?;
-    loop {
-        match room::run(&mut vcpu) {
-            Reason::WriteMsr(..) => return Ok(true),
-            Reason::Halt => return Ok(false),
-            Reason::Kicked => {}
-            reason => return Err(io::Error::other(format!("WRMSR ended with {reason:?}"))),
-        }
+    match room::run_unkicked(&mut vcpu) {
+        Reason::WriteMsr(..) => Ok(true),
+        Reason::Halt => Ok(false),
+        reason => Err(io::Error::other(format!("WRMSR ended with {reason:?}"))),
     }
 }
 
@@ -130,12 +126,9 @@ pub fn mips(kvm: &Kvm) -> io::Result<f64> {
         memory.write(CODE, &code).map_err(io::Error::other)?;
         begin(&vcpu)?;
         let started = Instant::now();
-        loop {
-            match room::run(&mut vcpu) {
-                Reason::Halt => break,
-                Reason::Kicked => {}
-                reason => return Err(io::Error::other(format!("a loop ended with {reason:?}"))),
-            }
+        match room::run_unkicked(&mut vcpu) {
+            Reason::Halt => {}
+            reason => return Err(io::Error::other(format!("a loop ended with {reason:?}"))),
         }
         let mips = f64::from(iterations) * 2.0 / started.elapsed().as_secs_f64() / 1e6;
         fastest = fastest.max(mips);

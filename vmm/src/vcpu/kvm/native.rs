@@ -455,8 +455,10 @@ impl<'a> Shared<'a> {
                 // Asking fetches registers, and the timer's deadline is what guests write most.
                 let units = !(msr == IA32_TSC_DEADLINE || x2apic(msr));
                 // KVM answers RDPMC itself, with #GP. Zeros are clearing up.
-                let counters = value != 0 && written.is_ok() && machine.precedes_rdpmc(msr);
-                let watched = units && self.hypervisor.watches && (counters || machine.needs_instructions(&mut view));
+                let watched = units
+                    && self.hypervisor.watches
+                    && (value != 0 && written.is_ok() && machine.precedes_rdpmc(msr)
+                        || machine.needs_instructions(&mut view));
                 room::set_msr(vcpu, written.ok().map(|()| 0));
                 let offset = machine.tsc_offset(index);
                 cpu.set_tsc_offset(vcpu, offset, self.hypervisor.clock);

@@ -237,6 +237,16 @@ pub fn run(vcpu: &mut VcpuFd) -> Reason {
     }
 }
 
+/// The same of a vCPU that nobody means to kick: a signal of anybody else's is no reason to stop.
+pub fn run_unkicked(vcpu: &mut VcpuFd) -> Reason {
+    loop {
+        match run(vcpu) {
+            Reason::Kicked => {}
+            reason => return reason,
+        }
+    }
+}
+
 /// A [`Reason::Failure`] as KVM's documentation calls it.
 pub fn failure(reason: u32, detail: u64) -> String {
     match reason {
