@@ -126,14 +126,16 @@ impl ArchLbr {
     }
 
     /// What the executor has to say. To be asked after every word and every write of a register, with where the processor
-    /// stands. `frozen` is IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
-    pub fn appetite(&mut self, frozen: bool, code: Context) -> Appetite {
+    /// stands, which is looked at only where something is recorded. `frozen` is IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
+    pub fn appetite(&mut self, frozen: bool, code: impl FnOnce() -> Context) -> Appetite {
         let records = self.records(frozen);
         if records && !self.running {
             self.ring.get().start();
         }
         self.running = records;
-        self.ring.now(code);
+        if records {
+            self.ring.now(code());
+        }
         Appetite {
             branches: records,
             ..Appetite::NOTHING

@@ -179,14 +179,16 @@ impl Lbr {
     }
 
     /// What the executor has to say. To be asked after every word and every write of a register, with where the processor
-    /// stands: this is also how the stack learns that recording has begun.
-    pub fn appetite(&mut self, gate: Gate, code: Context) -> Appetite {
+    /// stands, which is looked at only where something is recorded: this is also how the stack learns that recording has begun.
+    pub fn appetite(&mut self, gate: Gate, code: impl FnOnce() -> Context) -> Appetite {
         let records = self.records(gate);
         if records && !self.running {
             self.ring.get().start();
         }
         self.running = records;
-        self.ring.now(code);
+        if records {
+            self.ring.now(code());
+        }
         Appetite {
             branches: records,
             ..Appetite::NOTHING

@@ -402,7 +402,7 @@ impl Units {
 
     /// What the units but for the breakpoints want to hear, on top of this.
     fn wanted(&mut self, mut appetite: Appetite, cpu: &mut dyn Processor) -> Appetite {
-        let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
+        let (gate, frozen) = (self.gate(), self.lbr_frozen());
         let store = self.store_control();
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
@@ -415,10 +415,10 @@ impl Units {
             appetite.transfers |= control.lbr() || control.btf();
         }
         if let Some(lbr) = &mut self.lbr {
-            appetite = appetite.and(lbr.appetite(gate, context));
+            appetite = appetite.and(lbr.appetite(gate, || cpu.context()));
         }
         if let Some(lbr) = &mut self.arch_lbr {
-            appetite = appetite.and(lbr.appetite(frozen, context));
+            appetite = appetite.and(lbr.appetite(frozen, || cpu.context()));
         }
         around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
         let sampled = self.trace_samples(cpu);
