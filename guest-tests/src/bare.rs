@@ -44,12 +44,16 @@ pub fn image(name: &str) -> PathBuf {
 const INSTRUCTIONS: &str = "2000000000";
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs an image on this host's KVM.
+/// Runs an image on this host's KVM, with these options besides.
 ///
 /// # Errors
 /// That it hung, died or left no report, with what it said.
-pub fn on_kvm(name: &str, model: &str) -> Result<Report, String> {
-    judge(in_minivmm_on_kvm(image(name)).args(["--cpu-model", model]))
+pub fn on_kvm(name: &str, model: &str, options: &[&str]) -> Result<Report, String> {
+    judge(
+        in_minivmm_on_kvm(image(name))
+            .args(["--cpu-model", model])
+            .args(options),
+    )
 }
 
 /// Runs an image in QEMU's software CPU.

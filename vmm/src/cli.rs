@@ -20,6 +20,7 @@ use crate::{
     error::Error,
     gdb,
     history::{self, replay, session},
+    irqchip::Irqchip,
     matrix, model, probe,
     resolve::{Wish, Wishes},
     trace::command::TraceCommand,
@@ -102,6 +103,10 @@ pub struct Cli {
     /// What executes the guest
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
+    /// On KVM, whose interrupt controllers and interval timer: KVM's own, or this program's, which a machine needs that may move to the
+    /// software engine [default: minivmm]
+    #[arg(long, value_enum, value_name = "WHOSE")]
+    irqchip: Option<Irqchip>,
     /// Where the serial port leads: stdio, file:PATH or null
     #[arg(long, value_name = "TARGET", default_value = "stdio", value_parser = OsStringValueParser::new().try_map(parse_serial))]
     serial: SerialTarget,
@@ -294,6 +299,7 @@ where
             (EngineChoice::Auto, Some(ClockMode::Virtual)) => EngineChoice::Soft,
             (engine, _) => engine,
         },
+        irqchip: cli.irqchip,
         serial: cli.serial,
         control: cli.control,
         gdb: cli.gdb.or(cli.usual_gdb.then_some(gdb::Address::USUAL)),

@@ -102,6 +102,8 @@ pub struct MachineConfig {
     pub units: crate::resolve::Wishes,
     /// The engine.
     pub engine: EngineChoice,
+    /// Whose interrupt controllers a machine on KVM has; `None`: as fits.
+    pub irqchip: Option<crate::irqchip::Irqchip>,
     /// The first serial port.
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs ([`crate::control`]).
@@ -133,7 +135,8 @@ pub struct MachineConfig {
 }
 
 impl MachineConfig {
-    /// A machine with the defaults of the command line, a deterministic clock and an in-memory console.
+    /// A machine with the defaults of the command line, a deterministic clock and an in-memory console. On KVM it has this
+    /// program's interrupt controllers, so that it can be stepped.
     pub fn new(kernel: impl Into<PathBuf>) -> Self {
         MachineConfig {
             kernel: kernel.into(),
@@ -148,6 +151,7 @@ impl MachineConfig {
             tsc_offset: 0,
             units: crate::resolve::Wishes::default(),
             engine: EngineChoice::Soft,
+            irqchip: Some(crate::irqchip::Irqchip::Minivmm),
             serial: SerialTarget::Buffer,
             control: None,
             gdb: None,

@@ -55,6 +55,7 @@ pub mod error;
 pub mod gdb;
 pub mod history;
 pub mod inject;
+pub mod irqchip;
 pub mod linux;
 pub mod loader;
 pub mod logger;

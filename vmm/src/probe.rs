@@ -7,8 +7,9 @@ use std::fs;
 
 use serde::Serialize;
 
+use crate::irqchip::{self, Choice};
 use crate::resolve::{Resolution, Resolved, Wish, Wishes, never_off};
-use crate::vcpu::kvm::{Host, guestdbg::Kinds};
+use crate::vcpu::kvm::{self, Host, guestdbg::Kinds};
 
 /// What was found on a host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,6 +39,8 @@ pub struct Kvm {
     pub tsc_khz: u32,
     /// What KVM_SET_GUEST_DEBUG delivers to a debugger, tried with a small guest; or why that could not be tried.
     pub guest_debug: Result<Kinds, String>,
+    /// What its own interrupt controllers lack to be taken, if they do.
+    pub irqchip_lacks: Option<&'static str>,
     /// Capabilities that this program uses if they are there: name and KVM's answer.
     pub capabilities: Vec<(&'static str, i32)>,
 }
@@ -73,6 +76,7 @@ impl Seen {
                 speed: host.virtualizes(),
                 tsc_khz: host.tsc_khz,
                 guest_debug: host.guest_debug(),
+                irqchip_lacks: kvm::irqchip::lacks(&host),
                 capabilities: CAPABILITIES
                     .iter()
                     .map(|&(name, number)| (name, host.capability(number)))
@@ -299,6 +303,13 @@ fn guest_debug(found: &Result<Kinds, String>) -> String {
     format!("KVM delivers {kinds}: {served}")
 }
 
+/// Whose interrupt controllers a machine on this KVM has, without wishes; `None` where there is no KVM.
+pub fn irqchip(seen: &Seen) -> Option<Choice> {
+    let kvm = seen.kvm.as_ref().ok()?;
+    let (irqchip, why) = irqchip::of_host(kvm.irqchip_lacks, kvm.speed.clone());
+    Some(Choice { irqchip, why })
+}
+
 /// What `minivmm probe` prints.
 pub fn text(seen: &Seen) -> String {
     let mut out = String::new();
@@ -328,7 +339,11 @@ pub fn text(seen: &Seen) -> String {
         Ok(true) => "kvm",
         _ => "soft",
     };
-    let _ = writeln!(out, "\n--engine auto is {auto}\n\nunit  soft      kvm       why");
+    let _ = writeln!(out, "\n--engine auto is {auto}");
+    if let Some(Choice { irqchip, why }) = irqchip(seen) {
+        let _ = writeln!(out, "--engine kvm has --irqchip {}: {why}", irqchip.name());
+    }
+    let _ = writeln!(out, "\nunit  soft      kvm       why");
     for row in rows(seen) {
         let kvm = match row.kvm {
             Some(Resolved::Host) => "host",
@@ -343,7 +358,7 @@ pub fn text(seen: &Seen) -> String {
 
 /// The same as one JSON object on a line.
 pub fn json(seen: &Seen) -> String {
-    let value = serde_json::json!({ "host": seen, "units": rows(seen) });
+    let value = serde_json::json!({ "host": seen, "irqchip": irqchip(seen), "units": rows(seen) });
     format!("{value}\n")
 }
 
@@ -363,6 +378,7 @@ mod tests {
                 speed: Ok("it executes 4000 million instructions per second".into()),
                 tsc_khz: 2_000_000,
                 guest_debug: Ok(Kinds::default()),
+                irqchip_lacks: None,
                 capabilities: vec![("KVM_CAP_XSAVE2", 4096)],
             }),
         }
@@ -392,6 +408,10 @@ mod tests {
                 text.contains("--engine auto is kvm") && text.contains(&seen.vendor),
                 "{text}"
             );
+            assert!(
+                text.contains("--engine kvm has --irqchip minivmm: --irqchip kvm has"),
+                "{text}"
+            );
         }
     }
 
@@ -409,6 +429,7 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("itself a guest"));
+        assert!(said.contains("--irqchip minivmm: KVM interprets here"), "{said}");
         assert!(row(&rows(&seen), "dr").why.contains("interprets"));
         for why in ["/dev/kvm is not there", "no permission for /dev/kvm"] {
             seen.kvm = Err(why.into());
@@ -518,6 +539,7 @@ mod tests {
         let seen = host("AuthenticAMD", "kvm_amd", None);
         let value: serde_json::Value = serde_json::from_str(&json(&seen)).unwrap();
         assert_eq!(value["host"]["vendor"], "AuthenticAMD");
+        assert_eq!(value["irqchip"]["irqchip"], "minivmm");
         assert_eq!(value["units"][5]["unit"], "pt");
         assert_eq!(value["units"][5]["kvm"], "absent");
     }

@@ -50,6 +50,7 @@ use crate::{
     error::Error,
     gdb,
     history::{self, History, session::Session, valve::Valve},
+    irqchip::{self, Irqchip},
     loader,
     machine::{
         Machine, acpi, boot,
@@ -167,9 +168,15 @@ impl Vm {
                  with tsc=reliable if it is not so, or use --engine soft"
             );
         }
-        let model = match &host {
-            Some(host) => hosted::model(config, host)?,
-            None => hosted::soft_model(config)?,
+        let (model, irqchip) = match &host {
+            Some(host) => {
+                let irqchip = hosted::irqchip(config, host)?;
+                (hosted::model(config, host, irqchip)?, irqchip)
+            }
+            None => {
+                irqchip::check_soft(config).map_err(hosted::irqchip_refused)?;
+                (hosted::soft_model(config)?, Irqchip::Minivmm)
+            }
         };
         let config = &MachineConfig {
             model,
@@ -264,9 +271,12 @@ impl Vm {
         };
         let boot = boot::state(config.model, &entry);
         let hosted = match &host {
-            Some(host) => Some(Hosted::new(config, host, machine.memory())?),
+            Some(host) => Some(Hosted::new(config, host, irqchip, machine.memory())?),
             None => None,
         };
+        if let Some(lines) = hosted.as_ref().and_then(|hosted| hosted.hypervisor.lines()) {
+            machine.platform().give_away_controllers(lines);
+        }
         let soft = Soft::new(engine, config.model, machine.cpu_count(), &boot);
         let history = keeps.then(|| Box::new(History::new(config.reverse, outputs)));
         let mut vm = Vm {
@@ -665,6 +675,9 @@ impl Vm {
             clock.go_on();
         }
         // What counts steps is for the engine.
+        if self.max_instructions.is_some() && self.machine.platform().controllers_are_elsewhere() {
+            return Ok(hosted::stays(self, "only the software engine counts instructions"));
+        }
         if self.max_instructions.is_none()
             && let Some(hosted) = self.hosted.take()
         {

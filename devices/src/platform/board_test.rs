@@ -369,6 +369,68 @@ fn ipis_between_cpus() {
     assert!(!board.nmi_pending(0) && board.nmi_pending(1) && board.take_nmi(1) && !board.nmi_pending(1));
 }
 
+/// The lines of a board whose controllers are elsewhere: what has been said of them.
+#[derive(Clone, Debug, Default)]
+struct Heard(std::sync::Arc<std::sync::Mutex<Vec<(u8, bool)>>>);
+
+impl Lines for Heard {
+    fn set(&self, gsi: u8, asserted: bool) {
+        self.0.lock().unwrap().push((gsi, asserted));
+    }
+}
+
+impl Heard {
+    fn take(&self) -> Vec<(u8, bool)> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+// covers: 6/irqchip-kvm-lines
+#[test]
+fn lines_lead_to_controllers_elsewhere() {
+    let mut board = Platform::with_caps(&caps(), 2, 0, Box::new(io::sink()));
+    let heard = Heard::default();
+    assert!(!board.controllers_are_elsewhere());
+    board.give_away_controllers(Box::new(heard.clone()));
+    // COM1: OUT2 and the empty transmitter's interrupt, then the register that acknowledges it.
+    outb(&mut board, 0x3fc, 8);
+    outb(&mut board, 0x3f9, 2);
+    assert_eq!(heard.take(), [(4, true)]);
+    board.port_read(0x3fa, 1, 0);
+    assert_eq!(heard.take(), [(4, false)]);
+    // A device's pin: only changes are told.
+    for level in [true, true, false, false, true] {
+        board.set_gsi(17, level);
+    }
+    assert_eq!(heard.take(), [(17, true), (17, false), (17, true)]);
+    assert!(!board.take_missed());
+    // What is elsewhere is not here.
+    for port in [0x20, 0xa1, 0x40, 0x43, 0x61, 0x4d0] {
+        outb(&mut board, port, 0x34);
+        assert!(board.take_missed() && !board.take_missed(), "{port:#x}");
+        assert_eq!(board.port_read(port, 1, 0), 0xff, "{port:#x}");
+        assert!(board.take_missed(), "{port:#x}");
+    }
+    for address in [LAPIC + 0x20, ioapic::IOAPIC + 0x10] {
+        board.mmio_write(0, address, 4, 0, 0);
+        assert!(board.take_missed(), "{address:#x}");
+        assert_eq!(board.mmio_read(1, address, 4, 0), 0xffff_ffff);
+        assert!(board.take_missed(), "{address:#x}");
+    }
+    for msr in [0x1b, 0x6e0] {
+        assert_eq!(board.read_msr(0, msr, 0), Err(MsrFault::GeneralProtection));
+        assert_eq!(board.write_msr(0, msr, 0, 0), Err(MsrFault::GeneralProtection));
+        assert!(board.take_missed(), "{msr:#x}");
+    }
+    assert_eq!(board.read_msr(0, 0x10, 0), Err(MsrFault::Unclaimed));
+    assert_eq!(board.write_msr(0, 0x10, 0, 0), Err(MsrFault::Unclaimed));
+    // The other devices are, with their time, and no timer of an idle controller is waited for.
+    assert_eq!(board.port_read(0x3fd, 1, 0) & 0x60, 0x60);
+    board.advance(1 << 40);
+    assert!(!board.take_missed() && board.next_event().is_none());
+    assert!(!board.interrupt_pending(0) && heard.take().is_empty());
+}
+
 // covers: 2/devices-lapic-xapic
 #[test]
 fn the_page_moves_and_goes() {

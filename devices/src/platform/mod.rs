@@ -5,6 +5,7 @@
 
 pub mod acpi_pm;
 pub mod debug_exit;
+mod elsewhere;
 pub mod i8042;
 pub mod ioapic;
 pub mod pic;
@@ -24,6 +25,8 @@ use crate::unit::apic_message::{ApicMessage, Delivery};
 use crate::unit::lapic::{Action, Lapic, LapicCaps, LapicState, Signal};
 use acpi_pm::AcpiPm;
 use debug_exit::DebugExit;
+use elsewhere::Elsewhere;
+pub use elsewhere::Lines;
 use i8042::{I8042, I8042State};
 use ioapic::Ioapic;
 use pic::Pic;
@@ -124,6 +127,11 @@ const PORTS: [(u16, u64, Width, Port); 16] = [
 const SECOND_SERIAL: (u16, u64, Width, Port) = (serial::COM2, 8, Width::Byte, Port::Serial2);
 
 impl Port {
+    /// It goes with the interrupt controllers, to wherever they are: the interval timer does, and port 61H with its gate.
+    fn is_the_controllers(self) -> bool {
+        matches!(self, Port::Pic1 | Port::Pic2 | Port::Elcr | Port::Pit | Port::Port61)
+    }
+
     /// What the device is, for people.
     fn name(self) -> &'static str {
         match self {
@@ -255,6 +263,8 @@ pub struct Platform {
     effects: Vec<Effect>,
     /// See [`Platform::take_sent`].
     sent: bool,
+    /// The interrupt controllers are not the board's own.
+    elsewhere: Option<Elsewhere>,
 }
 
 impl Platform {
@@ -286,7 +296,34 @@ impl Platform {
             intr: false,
             effects: Vec::new(),
             sent: false,
+            elsewhere: None,
         }
+    }
+
+    /// Has somebody else be the interrupt controllers, local APICs and interval timer from now on: the board's own stand idle, and
+    /// its devices' lines lead there. To be called before anything has run.
+    pub fn give_away_controllers(&mut self, lines: Box<dyn Lines>) {
+        self.elsewhere = Some(Elsewhere::new(lines));
+    }
+
+    /// Whether somebody else has the interrupt controllers.
+    pub fn controllers_are_elsewhere(&self) -> bool {
+        self.elsewhere.is_some()
+    }
+
+    /// Whether something was reached for since the last call that is elsewhere. No part of the state: the answer was all ones, or
+    /// #GP.
+    pub fn take_missed(&mut self) -> bool {
+        let elsewhere = self.elsewhere.as_mut();
+        elsewhere.is_some_and(|elsewhere| std::mem::take(&mut elsewhere.missed))
+    }
+
+    /// What is reached for is elsewhere, if anything is.
+    fn misses(&mut self) -> bool {
+        if let Some(elsewhere) = &mut self.elsewhere {
+            elsewhere.missed = true;
+        }
+        self.elsewhere.is_some()
     }
 
     /// Adds the second serial port, which sends to `out`.
@@ -333,6 +370,9 @@ impl Platform {
 
     fn port_read_piece(&mut self, owner: Port, offset: u64, size: u8, now: u64) -> u32 {
         let ones = all_ones(size) as u32;
+        if owner.is_the_controllers() && self.misses() {
+            return ones;
+        }
         let byte = match owner {
             Port::Pic1 => self.pic.read(false, offset == 1),
             Port::Pic2 => self.pic.read(true, offset == 1),
@@ -370,6 +410,9 @@ impl Platform {
 
     fn port_write_piece(&mut self, owner: Port, offset: u64, size: u8, value: u32, now: u64) {
         let byte = value as u8;
+        if owner.is_the_controllers() && self.misses() {
+            return;
+        }
         match owner {
             Port::Pic1 => self.pic.write(false, offset == 1, byte),
             Port::Pic2 => self.pic.write(true, offset == 1, byte),
@@ -404,6 +447,9 @@ impl Platform {
 
     /// A CPU reads 1, 2, 4 or 8 bytes of a guest-physical address that is not RAM. Its own APIC's page wins over all else.
     pub fn mmio_read(&mut self, cpu: usize, address: u64, size: u8, now: u64) -> u64 {
+        if self.is_a_controllers(cpu, address) && self.misses() {
+            return all_ones(size);
+        }
         if let Some(offset) = self.lapic_offset(cpu, address) {
             let value = self.lapics[cpu].read(offset, size, now);
             self.collect(cpu);
@@ -422,6 +468,9 @@ impl Platform {
 
     /// A CPU writes 1, 2, 4 or 8 bytes to a guest-physical address that is not RAM.
     pub fn mmio_write(&mut self, cpu: usize, address: u64, size: u8, value: u64, now: u64) {
+        if self.is_a_controllers(cpu, address) && self.misses() {
+            return;
+        }
         if let Some(offset) = self.lapic_offset(cpu, address) {
             let action = self.lapics[cpu].write(offset, size, value, now);
             self.act(cpu, action);
@@ -439,6 +488,11 @@ impl Platform {
         }
     }
 
+    /// Whether a guest-physical address is a register of an interrupt controller.
+    fn is_a_controllers(&self, cpu: usize, address: u64) -> bool {
+        address & !(IOAPIC_PAGE - 1) == ioapic::IOAPIC || self.lapic_offset(cpu, address).is_some()
+    }
+
     fn lapic_offset(&self, cpu: usize, address: u64) -> Option<u64> {
         let page = self.lapics.get(cpu)?.page()?;
         (address & !0xfff == page).then_some(address & 0xfff)
@@ -450,6 +504,9 @@ impl Platform {
     /// #GP where the manual has it; unclaimed for any other register.
     pub fn read_msr(&mut self, cpu: usize, msr: u32, now: u64) -> Result<u64, MsrFault> {
         let value = self.lapics.get_mut(cpu).ok_or(MsrFault::Unclaimed)?.read_msr(msr, now);
+        if value != Err(MsrFault::Unclaimed) && self.misses() {
+            return Err(MsrFault::GeneralProtection);
+        }
         self.collect(cpu);
         value
     }
@@ -459,11 +516,16 @@ impl Platform {
     /// # Errors
     /// As [`Platform::read_msr`].
     pub fn write_msr(&mut self, cpu: usize, msr: u32, value: u64, now: u64) -> Result<(), MsrFault> {
-        let action = self
-            .lapics
-            .get_mut(cpu)
-            .ok_or(MsrFault::Unclaimed)?
-            .write_msr(msr, value, now)?;
+        let lapic = self.lapics.get_mut(cpu).ok_or(MsrFault::Unclaimed)?;
+        if self.elsewhere.is_some() {
+            // Of a copy: it is only asked whose the register is.
+            if lapic.clone().read_msr(msr, now) == Err(MsrFault::Unclaimed) {
+                return Err(MsrFault::Unclaimed);
+            }
+            self.misses();
+            return Err(MsrFault::GeneralProtection);
+        }
+        let action = lapic.write_msr(msr, value, now)?;
         self.act(cpu, action);
         Ok(())
     }
@@ -532,6 +594,9 @@ impl Platform {
     /// Drives an IOAPIC pin that has no ISA interrupt: 16 to 23.
     pub fn set_gsi(&mut self, gsi: u8, asserted: bool) {
         if usize::from(gsi) >= IRQS {
+            if let Some(elsewhere) = &mut self.elsewhere {
+                return elsewhere.set_pin(gsi, asserted);
+            }
             let message = self.ioapic.set_pin(usize::from(gsi), asserted);
             self.deliver_all(message);
         }
@@ -620,13 +685,15 @@ impl Platform {
 
     /// Carries the levels of the devices' interrupt lines to the controllers, and collects what devices ask of the machine.
     fn settle(&mut self) {
-        if self.pit.take_edge() {
+        // An interval timer elsewhere has its line there, too.
+        let own = self.elsewhere.is_none();
+        if own && self.pit.take_edge() {
             // It may have been high before, and low in between.
             self.set_irq(IRQ_PIT, false);
             self.set_irq(IRQ_PIT, true);
         }
         for (irq, level) in [
-            (IRQ_PIT, self.pit.out(0)),
+            (IRQ_PIT, own && self.pit.out(0)),
             (IRQ_KEYBOARD, self.i8042.irq()),
             (IRQ_COM1, self.serial.irq()),
             (IRQ_COM2, self.serial2.as_ref().is_some_and(Serial::irq)),
@@ -636,7 +703,9 @@ impl Platform {
         ] {
             self.set_irq(irq, level);
         }
-        self.set_intr(self.pic.intr());
+        if own {
+            self.set_intr(self.pic.intr());
+        }
         if self.acpi_pm.take_power_off() {
             self.effect(Effect::PowerOff);
         }
@@ -652,6 +721,9 @@ impl Platform {
         let line = &mut self.irqs[usize::from(irq)];
         if std::mem::replace(line, level) == level {
             return;
+        }
+        if let Some(elsewhere) = &self.elsewhere {
+            return elsewhere.set_irq(irq, level);
         }
         self.pic.set_irq(irq, level);
         let pin = if irq == IRQ_PIT { GSI_PIT } else { irq };
@@ -675,24 +747,24 @@ impl Platform {
 
     /// Moves all devices to `now` ns.
     pub fn advance(&mut self, now: u64) {
-        self.pit.advance(now);
         self.rtc.advance(now);
         self.acpi_pm.advance(now);
-        for cpu in 0..self.lapics.len() {
-            self.lapics[cpu].advance(now);
-            self.collect(cpu);
+        if self.elsewhere.is_none() {
+            self.pit.advance(now);
+            for cpu in 0..self.lapics.len() {
+                self.lapics[cpu].advance(now);
+                self.collect(cpu);
+            }
         }
         self.settle();
     }
 
     /// The ns of the next thing that will happen by itself; always later than the last `advance`.
     pub fn next_event(&self) -> Option<u64> {
-        let board = [self.pit.next_event(), self.rtc.next_event(), self.acpi_pm.next_event()];
-        board
-            .into_iter()
-            .chain(self.lapics.iter().map(Lapic::next_event))
-            .flatten()
-            .min()
+        let board = [self.rtc.next_event(), self.acpi_pm.next_event()];
+        let own = self.elsewhere.is_none();
+        let timers = std::iter::once(self.pit.next_event()).chain(self.lapics.iter().map(Lapic::next_event));
+        board.into_iter().chain(timers.filter(|_| own)).flatten().min()
     }
 
     /// What the machine has to do since the last call.

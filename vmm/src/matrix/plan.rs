@@ -11,7 +11,7 @@ use serde::Deserialize;
 use x86::model::MODELS;
 
 use super::cell::{PassBy, Plan};
-use crate::{config::EngineChoice, error::Error, loader, model};
+use crate::{config::EngineChoice, error::Error, irqchip::Irqchip, loader, model};
 
 /// What a guest's own file of settings says: `NAME.toml` beside `NAME.elf`, or with a kernel of its own.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -264,6 +264,10 @@ fn cell(guest: &Guest, model: &str, engine: EngineChoice, common: &Common) -> Pl
     }
     option("--cpu-model", model.into());
     option("--engine", engine_name(engine).into());
+    if engine == EngineChoice::Kvm {
+        // A table compares units, whose machines have these where one of them is ours.
+        option("--irqchip", Irqchip::Minivmm.name().into());
+    }
     option("--cpus", settings.cpus.unwrap_or(common.cpus).to_string().into());
     let memory = settings.memory.clone().unwrap_or(common.memory.to_string());
     option("--memory", memory.into());

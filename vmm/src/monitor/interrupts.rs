@@ -49,6 +49,9 @@ fn delivery(entry: u64) -> &'static str {
 /// `irq`.
 pub fn irq(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
+    if scene.vm.machine().platform().controllers_are_elsewhere() {
+        return Err("the interrupt controllers are KVM's: `--irqchip minivmm` has them shown".into());
+    }
     let (cpu, now) = (scene.cpu, scene.vm.virtual_ns());
     let flags = scene.state.rflags;
     let mut text = format!(

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use engine::Cpu;
+use engine::{Cpu, CpuState};
 use log::{debug, info};
 use vmm_sys_util::eventfd::EventFd;
 use x86::model::CpuModel;
@@ -14,6 +14,7 @@ use crate::{
     control::Control,
     debug::{self, Debugger},
     error::Error,
+    irqchip::{self, Irqchip},
     machine::memory::Memory,
     probe,
     resolve::{Resolution, Resolved, Wish, never_off},
@@ -51,10 +52,10 @@ pub(super) struct Hosted {
 
 impl Hosted {
     /// The CPUs of a machine of a model that [`model`] gave.
-    pub fn new(config: &MachineConfig, host: &Host, memory: &Memory) -> Result<Self, Error> {
+    pub fn new(config: &MachineConfig, host: &Host, irqchip: Irqchip, memory: &Memory) -> Result<Self, Error> {
         let watches = units(config)?.each().iter().any(|(_, how)| *how == Resolved::Emulated);
         let count = config.cpus.max(1).into();
-        let hypervisor = Hypervisor::new(host, config.model, memory, count, watches).map_err(refused)?;
+        let hypervisor = Hypervisor::new(host, config.model, memory, count, watches, irqchip).map_err(refused)?;
         let wake = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(|source| Error::System {
             what: "creating an event",
             source,
@@ -109,8 +110,26 @@ pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Er
     kvm::narrow(config.model, None, &units, None).map_err(Error::Usage)
 }
 
+/// Whose interrupt controllers a machine on this host's KVM has.
+pub(super) fn irqchip(config: &MachineConfig, host: &Host) -> Result<Irqchip, Error> {
+    let choice = irqchip::choose(config, &units(config)?, kvm::irqchip::lacks(host), || {
+        host.virtualizes()
+    });
+    let choice = choice.map_err(irqchip_refused)?;
+    info!("--irqchip {}: {}", choice.irqchip.name(), choice.why);
+    Ok(choice.irqchip)
+}
+
+/// A wish for interrupt controllers cannot be met.
+pub(super) fn irqchip_refused(reason: String) -> Error {
+    Error::Engine {
+        option: "--irqchip kvm".into(),
+        reason,
+    }
+}
+
 /// The configuration's model as a guest on this host's KVM sees it.
-pub(super) fn model(config: &MachineConfig, host: &Host) -> Result<&'static CpuModel, Error> {
+pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Result<&'static CpuModel, Error> {
     let units = units(config)?;
     for (feature, why) in kvm::narrowings(config.model, Some(&host.supported), &units) {
         info!("{} has no {}: {why}", config.model.name, feature.name());
@@ -121,7 +140,16 @@ pub(super) fn model(config: &MachineConfig, host: &Host) -> Result<&'static CpuM
             host.tsc_khz, config.model.tsc_khz
         );
     }
-    kvm::narrow(config.model, Some(&host.supported), &units, Some(host.tsc_khz)).map_err(refused)
+    let model = kvm::narrow(config.model, Some(&host.supported), &units, Some(host.tsc_khz)).map_err(refused)?;
+    if irqchip == Irqchip::Minivmm {
+        return Ok(model);
+    }
+    Ok(model
+        .with_apic_timer_khz(kvm::irqchip::APIC_TIMER_KHZ)
+        .unwrap_or_else(|why| {
+            info!("CPUID does not tell the clock of KVM's APIC timers: {why}");
+            model
+        }))
 }
 
 /// Why a machine on KVM is in the software engine.
@@ -160,6 +188,14 @@ pub(super) fn wants_ours(config: &MachineConfig) -> Option<&'static str> {
     gdb.then_some("a debugger's guest stops and steps there, and its runs repeat")
 }
 
+/// The end of a machine that cannot leave KVM, whose interrupt controllers it has, and would have to.
+pub(super) fn stays(vm: &Vm, why: &str) -> End {
+    End::Kvm(format!(
+        "the interrupt controllers are KVM's, and {why}: use --irqchip minivmm\n{}",
+        vm.report()
+    ))
+}
+
 impl Vm {
     /// [`Vm::run`] of a machine on KVM.
     pub(super) fn run_hosted(
@@ -195,6 +231,9 @@ impl Vm {
                 Stay::Step(cpu) => {
                     hosted.emulated += 1;
                     self.step_for_kvm(cpu)
+                }
+                Stay::Watched if hosted.hypervisor.has_controllers() => {
+                    Some(stays(self, "what was asked for is the software engine's to see"))
                 }
                 Stay::Watched => {
                     hosted.watched += 1;
@@ -251,6 +290,7 @@ impl Vm {
     /// One instruction of a CPU, and what it takes until KVM can go on from there.
     fn step_for_kvm(&mut self, cpu: usize) -> Option<End> {
         self.soft.take_turn(cpu, &mut self.machine);
+        self.machine.platform().take_missed();
         for _ in 0..UNTIL_PORTABLE {
             let steps = self.soft.steps();
             if let Some(clock) = self.host_clock {
@@ -265,6 +305,9 @@ impl Vm {
                 if let Some(end) = self.take_effect(effect) {
                     return Some(end);
                 }
+            }
+            if self.machine.platform().take_missed() {
+                return Some(stays(self, "it cannot execute an instruction that reaches for them"));
             }
             match exit {
                 Exit::Shutdown => return Some(End::TripleFault(self.report())),
@@ -341,7 +384,7 @@ impl Vm {
                         break;
                     }
                     shared.look_at(next);
-                    let most = if idle { IDLE_LOOK } else { LOOK };
+                    let most = if idle || shared.is_quiet() { IDLE_LOOK } else { LOOK };
                     next.map_or(most, |next| Duration::from_nanos(next.saturating_sub(now)).min(most))
                 };
                 console.flush()?;
@@ -385,6 +428,7 @@ impl Vm {
                 debug!("a unit of CPU {cpu} has to see instructions");
                 Err(Stay::Watched)
             }
+            Why::Emulation(cpu) if hosted.hypervisor.has_controllers() && self.is_at_reset(cpu) => Ok(End::Reset),
             Why::Emulation(cpu) => Err(Stay::Step(cpu)),
             Why::Shutdown(cpu) => {
                 let mut debugger = self.debugger.as_mut().filter(|debugger| !debugger.is_suspended());
@@ -403,6 +447,15 @@ impl Vm {
             }
             Why::Failed(cpu, what) => Ok(End::Kvm(format!("{what}\n{}", self.report_of(cpu)))),
         })
+    }
+
+    /// A CPU is where an INIT puts the boot CPU. KVM with its own interrupt controllers does that itself, and there is no firmware:
+    /// for us it is a reset.
+    fn is_at_reset(&self, cpu: usize) -> bool {
+        let at_reset = |state: CpuState| {
+            state.rip == 0xfff0 && state.segments[engine::CS].base == 0xffff_0000 && state.cr0 & 1 == 0
+        };
+        cpu == 0 && self.cpu_state(cpu).is_some_and(at_reset)
     }
 
     /// Registers and code of a CPU.

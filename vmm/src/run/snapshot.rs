@@ -113,6 +113,11 @@ impl Vm {
     /// # Errors
     /// One line: the state is of another machine. Nothing has changed then.
     pub fn restore(&mut self, state: &Snapshot) -> Result<(), String> {
+        if self.machine.platform().controllers_are_elsewhere() {
+            return Err(
+                "the interrupt controllers are KVM's, and a state has none of theirs: use --irqchip minivmm".into(),
+            );
+        }
         let (model, memory) = (self.machine.model().name, self.machine.memory().size());
         if (state.model, state.memory) != (model, memory) {
             return Err(format!(

@@ -1833,3 +1833,27 @@ fn another_frequency_is_said_wherever_a_guest_looks() {
         }
     }
 }
+
+// covers: 6/irqchip-kvm-clock
+#[test]
+fn another_apic_timer_is_what_leaf_15h_says() {
+    for model in MODELS {
+        let name = model.name;
+        for tsc in [1_000_000, 2_293_200, 2_595_100, 3_699_900] {
+            let model = model.with_tsc_khz(tsc).unwrap();
+            let other = model.with_apic_timer_khz(1_000_000).unwrap();
+            assert_eq!((other.tsc_khz, other.apic_timer_khz), (tsc, 1_000_000), "{name}");
+            let at = |model: &CpuModel| model.rows(0x15).first().map_or([0; 4], |row| row.regs);
+            let [denominator, numerator, crystal, _] = at(other);
+            assert_eq!(numerator == 0, at(model)[1] == 0, "{name}");
+            if numerator != 0 {
+                assert_eq!(crystal, 1_000_000_000, "{name}");
+                // As Linux computes it, in 32 bits of kHz.
+                let khz = (crystal / 1000).checked_mul(numerator).unwrap() / denominator;
+                assert!(khz.abs_diff(tsc) <= tsc / 20_000, "{name}: {khz} for {tsc}");
+            }
+            let why = model.with_apic_timer_khz(tsc + 1).unwrap_err();
+            assert!(why.contains("is slower"), "{why}");
+        }
+    }
+}

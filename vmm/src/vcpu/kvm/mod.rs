@@ -11,33 +11,38 @@
 //! ([`Why`]), and ends with all of them handed back. While the threads run they share the machine under one lock; the calling
 //! thread sees to timers and to the outside.
 
+mod asleep;
 mod cpuid;
 pub mod guestdbg;
+pub mod irqchip;
 mod measure;
 mod native;
 mod room;
 mod view;
 
+use std::cell::OnceCell;
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use devices::platform::Lines;
 use engine::{Activity, CpuState};
 use kvm_bindings::{
     KVM_CAP_EXIT_ON_EMULATION_FAILURE, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MAX_CPUID_ENTRIES,
-    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, KVM_PMU_CAP_DISABLE, Msrs,
-    kvm_enable_cap, kvm_msr_entry,
+    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, KVM_PMU_CAP_DISABLE,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, Msrs, kvm_enable_cap, kvm_msr_entry,
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use log::info;
 use x86::debug::Breakpoint;
 use x86::model::{CpuModel, CpuidRow, topology};
-use x86::msr::{IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_XSS};
+use x86::msr::{IA32_APIC_BASE, IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_TSC_DEADLINE, IA32_XSS};
 
 pub use self::cpuid::{narrow, narrowings};
 pub use self::native::{Counts, Native, Shared, Why};
 use self::{guestdbg::Kinds, room::Kick};
 use super::handover::{self, Vcpu};
+use crate::irqchip::Irqchip;
 use crate::machine::{Machine, memory::Memory};
 
 /// The core's MSRs, which KVM keeps: first and how many. All others are ours.
@@ -50,6 +55,9 @@ const KEPT: [(u32, u32); 4] = [
     (IA32_XSS, 1),
 ];
 
+/// What KVM keeps besides where the local APICs are its own; their other registers cannot be filtered then.
+const KEPT_WITH_APIC: [(u32, u32); 2] = [(IA32_APIC_BASE, 1), (IA32_TSC_DEADLINE, 1)];
+
 /// An open /dev/kvm that can do what this driver needs.
 #[derive(Debug)]
 pub struct Host {
@@ -58,6 +66,8 @@ pub struct Host {
     pub supported: Vec<CpuidRow>,
     /// The guest's time-stamp counter's frequency.
     pub tsc_khz: u32,
+    /// What [`Host::virtualizes`] found.
+    speed: OnceCell<Result<String, String>>,
 }
 
 /// What this driver cannot do without.
@@ -113,6 +123,7 @@ impl Host {
         Ok(Host {
             supported,
             tsc_khz,
+            speed: OnceCell::new(),
             kvm,
         })
     }
@@ -122,6 +133,10 @@ impl Host {
     /// # Errors
     /// One line: KVM is slower than the software engine, or fails.
     pub fn virtualizes(&self) -> Result<String, String> {
+        self.speed.get_or_init(|| self.measure()).clone()
+    }
+
+    fn measure(&self) -> Result<String, String> {
         let mips = measure::mips(&self.kvm).map_err(|error| refused("measuring /dev/kvm")(error))?;
         let text = format!("it executes {mips:.0} million instructions per second");
         if mips >= measure::NATIVE_MIPS {
@@ -225,9 +240,10 @@ struct Processor {
 /// The CPUs of a machine in KVM.
 #[derive(Debug)]
 pub struct Hypervisor {
-    // Before `_vm`, whose descriptor theirs hold anyway.
+    // Before `vm`, whose descriptor theirs hold anyway.
     cpus: Vec<Processor>,
-    _vm: VmFd,
+    vm: Arc<VmFd>,
+    irqchip: Irqchip,
     model: &'static CpuModel,
     clock: HostClock,
     limit: Option<Limit>,
@@ -244,7 +260,7 @@ fn refused(what: &'static str) -> impl Fn(io::Error) -> String {
 }
 
 impl Hypervisor {
-    /// So many CPUs of this model, narrowed by [`narrow`], on this memory.
+    /// So many CPUs of this model, narrowed by [`narrow`], on this memory, with these interrupt controllers.
     ///
     /// # Errors
     /// One line: what KVM refused.
@@ -254,6 +270,7 @@ impl Hypervisor {
         memory: &Memory,
         count: usize,
         watches: bool,
+        irqchip: Irqchip,
     ) -> Result<Self, String> {
         let vm = host.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
         let enable = |cap: u32, argument: u64| {
@@ -277,25 +294,40 @@ impl Hypervisor {
                 .map_err(|e| refused("KVM_CAP_PMU_CAPABILITY")(e.into()))?;
         }
         let bitmap = [0xff; 8];
-        let ranges = KEPT.map(|(base, msr_count)| MsrFilterRange {
-            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-            base,
-            msr_count,
-            bitmap: &bitmap,
-        });
+        let with_apic = match irqchip {
+            Irqchip::Minivmm => &[][..],
+            Irqchip::Kvm => &KEPT_WITH_APIC,
+        };
+        let ranges: Vec<MsrFilterRange> = KEPT
+            .iter()
+            .chain(with_apic)
+            .map(|&(base, msr_count)| MsrFilterRange {
+                flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
+                base,
+                msr_count,
+                bitmap: &bitmap,
+            })
+            .collect();
         vm.set_msr_filter(MsrFilterDefaultAction::DENY, &ranges)
             .map_err(|e| refused("KVM_X86_SET_MSR_FILTER")(e.into()))?;
         // Three pages that VMX needs for real mode, where this machine has neither RAM nor devices.
         vm.set_tss_address(0xfffb_d000)
             .map_err(|e| refused("KVM_SET_TSS_ADDR")(e.into()))?;
+        if irqchip == Irqchip::Kvm {
+            irqchip::create(&vm)?;
+        }
         room::lend(&vm, memory).map_err(refused("KVM_SET_USER_MEMORY_REGION"))?;
         room::take_signal().map_err(refused("taking over a signal"))?;
         let cpus = (0..count)
             .map(|cpu| Processor::new(&vm, model, cpu, count))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        if irqchip == Irqchip::Kvm {
+            irqchip::set_virtual_wire(&room::lock(&cpus[0].vcpu))?;
+        }
         Ok(Hypervisor {
             cpus,
-            _vm: vm,
+            vm: Arc::new(vm),
+            irqchip,
             model,
             clock: HostClock::at(0),
             limit: None,
@@ -303,6 +335,17 @@ impl Hypervisor {
             watches,
             memory: memory.clone(),
         })
+    }
+
+    /// Whether the interrupt controllers are KVM's.
+    pub fn has_controllers(&self) -> bool {
+        self.irqchip == Irqchip::Kvm
+    }
+
+    /// Where the devices' lines lead, if the interrupt controllers are KVM's.
+    pub fn lines(&self) -> Option<Box<dyn Lines>> {
+        let lines = || Box::new(irqchip::KernelLines(Arc::clone(&self.vm))) as _;
+        self.has_controllers().then(lines)
     }
 
     /// The clock that the guest has in KVM.
@@ -346,12 +389,24 @@ impl Hypervisor {
         let cpu = &self.cpus[index];
         let mut vcpu = room::lock(&cpu.vcpu);
         cpu.set_tsc_offset(&vcpu, machine.tsc_offset(index), self.clock);
+        if self.has_controllers() {
+            if state.activity == Activity::WaitForSipi {
+                // KVM starts it.
+                return Ok(());
+            }
+            irqchip::set_activity(&vcpu, state.activity)?;
+        }
         let run = vcpu.get_kvm_run();
         run.cr8 = machine.platform().cr8(index).into();
         // That of the state which it had when it was here last.
         run.ready_for_interrupt_injection = 0;
         let mut held = read(&vcpu, self.model)?;
         held.take(state, self.model);
+        held.sregs.cr8 = machine.platform().cr8(index).into();
+        if !self.has_controllers() {
+            // One that waited when it was here last is our APIC's since.
+            held.events.flags |= KVM_VCPUEVENT_VALID_NMI_PENDING;
+        }
         write(&vcpu, &held, self.model)?;
         let mut armed = room::lock(&cpu.armed);
         if *armed != self.points {
@@ -361,18 +416,34 @@ impl Hypervisor {
         Ok(())
     }
 
-    /// Takes a CPU back: its state, the event that KVM is in the middle of delivering, and whether KVM holds an NMI for it.
+    /// Takes a CPU back: its state, and the event that KVM is in the middle of delivering.
     ///
     /// # Errors
     /// One line: what KVM refused.
-    fn leave(&self, index: usize, before: &CpuState) -> Result<(CpuState, Option<engine::Event>, bool), String> {
+    fn leave(
+        &self,
+        index: usize,
+        before: &CpuState,
+        halted: bool,
+        machine: &mut Machine,
+    ) -> Result<(CpuState, Option<engine::Event>), String> {
         let vcpu = room::lock(&self.cpus[index].vcpu);
         let held = read(&vcpu, self.model)?;
-        Ok((
-            held.give(before, self.model),
-            held.pending(),
-            held.events.nmi.pending != 0,
-        ))
+        let mut state = held.give(before, self.model);
+        if self.has_controllers() {
+            // An NMI that waits does so in KVM, until the CPU is there again.
+            machine.platform().set_cr8(index, held.sregs.cr8 as u8);
+            state.activity = irqchip::activity(&vcpu)?;
+        } else {
+            if held.events.nmi.pending != 0 {
+                machine.platform().inject_nmi(index);
+            }
+            state.activity = match halted {
+                true => Activity::Halted,
+                false => Activity::Running,
+            };
+        }
+        Ok((state, held.pending()))
     }
 }
 

@@ -14,6 +14,7 @@ use x86::debug::Dr6;
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE, IA32_X2APIC_BASE};
 
 use super::super::{Exits, Soft};
+use super::asleep::Asleep;
 use super::guestdbg::{self, Hit};
 use super::room::{self, Reason, lock};
 use super::view::View;
@@ -105,7 +106,7 @@ pub struct Counts {
 
 /// What the threads of a running machine share.
 pub struct Shared<'a> {
-    hypervisor: &'a Hypervisor,
+    pub(super) hypervisor: &'a Hypervisor,
     machine: Mutex<&'a mut Machine>,
     /// Notified, with `machine` locked, when something may wake a halted CPU.
     changed: Condvar,
@@ -114,20 +115,21 @@ pub struct Shared<'a> {
     hits: Mutex<Vec<(usize, Hit)>>,
     over: AtomicBool,
     /// Wakes the calling thread.
-    wake: &'a EventFd,
+    pub(super) wake: &'a EventFd,
     /// When the calling thread looks at the machine next, in nanoseconds of its clock.
     deadline: AtomicU64,
     /// The step at which the engine left off, which the clock counts on from.
     steps: u64,
-    cpus: Vec<Local>,
-    counts: &'a Counts,
+    pub(super) cpus: Vec<Local>,
+    pub(super) counts: &'a Counts,
     /// So often CPUs still come out of KVM until the run is over.
     left: AtomicU64,
+    pub(super) asleep: Asleep,
 }
 
 /// What the threads know of each CPU.
-struct Local {
-    halted: AtomicBool,
+pub(super) struct Local {
+    pub(super) halted: AtomicBool,
     /// The CPU is in a wait for its start-up IPI, and no thread runs it.
     waits: bool,
     /// It knows that an interrupt waits, or is about to look.
@@ -135,7 +137,7 @@ struct Local {
     /// The same of an NMI.
     told_nmi: AtomicBool,
     /// HLT with interrupts off: only an NMI ends that.
-    deaf: AtomicBool,
+    pub(super) deaf: AtomicBool,
     /// The instructions that the engine has retired for it.
     retired: u64,
 }
@@ -224,6 +226,9 @@ impl<'a> Shared<'a> {
 
     /// All CPUs are halted, and none of them has anything pending that it lets in. Second: one of them listens to interrupts.
     pub fn idle(&self, machine: &mut Machine) -> (bool, bool) {
+        if self.hypervisor.has_controllers() {
+            return (self.sleeps_for_good(), false);
+        }
         let mut listening = false;
         for (index, local) in self.cpus.iter().enumerate() {
             if local.waits {
@@ -314,6 +319,7 @@ impl<'a> Shared<'a> {
                 vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
                 self.settle(&mut machine, Some(index));
                 drop(machine);
+                self.has_asked();
                 if watched {
                     self.stop(Why::Instructions(index));
                 }
@@ -328,7 +334,12 @@ impl<'a> Shared<'a> {
                 let _ = self.wake.write(1);
             }
             Reason::Window => count(&self.counts.window),
-            Reason::Kicked => count(&self.counts.kicks),
+            Reason::Kicked => {
+                count(&self.counts.kicks);
+                if self.hypervisor.has_controllers() {
+                    self.notice(index, vcpu);
+                }
+            }
             Reason::Debug { dr6, .. } if !self.hypervisor.points.is_empty() => {
                 count(&self.counts.debug);
                 lock(&self.hits).push((index, Hit::of(dr6, self.hypervisor.points.len())));
@@ -352,6 +363,10 @@ impl<'a> Shared<'a> {
 
     /// Hands interrupts to a CPU that is about to run. `unfinished`: KVM has an instruction of it to complete.
     fn prepare(&self, index: usize, vcpu: &mut VcpuFd, unfinished: bool) -> Next {
+        if self.hypervisor.has_controllers() {
+            // KVM does.
+            return Next::Enter;
+        }
         let local = &self.cpus[index];
         let mut machine = self.machine();
         local.told.store(false, Ordering::SeqCst);
@@ -505,15 +520,17 @@ impl Hypervisor {
     ) -> Result<Native<T>, String> {
         let states: Vec<CpuState> = soft.cpus().map(|cpu| cpu.state()).collect();
         machine.clock().follow(self.clock.ticks(), soft.steps());
+        // With its own interrupt controllers KVM starts the CPUs.
+        let waits = |state: &CpuState| state.activity == Activity::WaitForSipi && !self.has_controllers();
         for (index, state) in states.iter().enumerate() {
-            if state.activity != Activity::WaitForSipi {
+            if !waits(state) {
                 self.enter(index, state, machine)?;
             }
         }
         let retired: Vec<u64> = soft.cpus().map(engine::Cpu::retired).collect();
         let cpus = states.iter().zip(retired).map(|(state, retired)| Local {
             halted: AtomicBool::new(state.activity == Activity::Halted),
-            waits: state.activity == Activity::WaitForSipi,
+            waits: waits(state),
             told: AtomicBool::new(false),
             told_nmi: AtomicBool::new(false),
             deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
@@ -536,6 +553,7 @@ impl Hypervisor {
                 Some(Limit::Exits(left) | Limit::Steps(left)) => left,
                 None => u64::MAX,
             }),
+            asleep: Asleep::default(),
         };
         let outcome = std::thread::scope(|scope| {
             for index in 0..shared.cpus.len() {
@@ -570,17 +588,10 @@ impl Hypervisor {
         });
         let mut events = Vec::new();
         for (index, state) in states.iter().enumerate() {
-            if state.activity == Activity::WaitForSipi {
+            if state.activity == Activity::WaitForSipi && !self.has_controllers() {
                 continue;
             }
-            let (mut state, pending, nmi) = self.leave(index, state)?;
-            if nmi {
-                machine.platform().inject_nmi(index);
-            }
-            state.activity = match halted[index] {
-                true => Activity::Halted,
-                false => Activity::Running,
-            };
+            let (mut state, pending) = self.leave(index, state, halted[index], machine)?;
             if hits.iter().any(|(cpu, hit)| *cpu == index && hit.guest_steps) {
                 state.dr[6] |= Dr6::new().with_single_step(true).into_bits();
                 events.push((index, guestdbg::EXCEPTION));

@@ -67,6 +67,33 @@ impl OwnedModel {
         self.tsc_khz = khz;
         Ok(())
     }
+
+    /// Has the APIC timer run at so many kHz. Where leaf 15H has a crystal it is the one that drives that timer, so it says this one
+    /// then, with the ratio of the time-stamp counter to it that is nearest of those that systems can compute with.
+    ///
+    /// # Errors
+    /// One line: the time-stamp counter is slower, or the ratio would be off by more than 50 parts in a million.
+    pub fn set_apic_timer_khz(&mut self, khz: u32) -> Result<(), String> {
+        let refused = |why: &str| Err(format!("an APIC timer of {khz} kHz: {why}"));
+        if khz > self.tsc_khz {
+            return refused("the time-stamp counter is slower");
+        }
+        if let Some(row) = self.part_row(0x15, 0).copied().filter(|row| row.regs[1] != 0) {
+            let (tsc, crystal) = (u64::from(self.tsc_khz), u64::from(khz));
+            let ratios = (1..=1000u64).map(|denominator| ((tsc * denominator + crystal / 2) / crystal, denominator));
+            let off = |(numerator, denominator): (u64, u64)| (crystal * numerator / denominator).abs_diff(tsc);
+            let nearest = ratios
+                .filter(|(numerator, _)| crystal * numerator <= u32::MAX.into())
+                .min_by_key(|ratio| off(*ratio));
+            let Some(ratio) = nearest.filter(|ratio| off(*ratio) * 20_000 <= tsc) else {
+                return refused("no ratio to it is near enough");
+            };
+            let regs = [ratio.1 as u32, ratio.0 as u32, khz.saturating_mul(1000), 0];
+            self.set_cpuid(CpuidRow { regs, ..row });
+        }
+        self.apic_timer_khz = khz;
+        Ok(())
+    }
 }
 
 impl CpuModel {
@@ -80,6 +107,16 @@ impl CpuModel {
         }
         let mut owned = OwnedModel::from(self);
         owned.set_tsc_khz(khz)?;
+        owned.build()
+    }
+
+    /// This model with an APIC timer of so many kHz. The model lives as long as the program.
+    ///
+    /// # Errors
+    /// One line that says why it cannot be.
+    pub fn with_apic_timer_khz(&'static self, khz: u32) -> Result<&'static CpuModel, String> {
+        let mut owned = OwnedModel::from(self);
+        owned.set_apic_timer_khz(khz)?;
         owned.build()
     }
 }

@@ -1,0 +1,87 @@
+//! CPUs whose HLT is KVM's, as it is where KVM has the interrupt controllers: whether anything will ever wake them.
+//!
+//! HLT is no exit there, so nobody here sees a CPU halt. While CPUs come out of KVM something happens; once none has for a while
+//! all are asked what they are doing, by a kick.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use engine::Activity;
+use kvm_ioctls::VcpuFd;
+
+use super::irqchip;
+use super::native::{Shared, Why};
+
+/// So often in a row all have to be found halted for good: between two answers one may have woken another by an NMI.
+const TIMES: u64 = 2;
+
+/// What is known of CPUs that KVM halts.
+#[derive(Debug, Default)]
+pub struct Asleep {
+    /// The calling thread looks rarely, and wants to hear of the next access.
+    quiet: AtomicBool,
+    /// Accesses when it looked last.
+    accesses: AtomicU64,
+    /// They have been asked since the last access.
+    asked: AtomicBool,
+    /// How often in a row all were found halted for good.
+    found: AtomicU64,
+}
+
+impl Shared<'_> {
+    /// Whether no CPU has come to us since the calling thread looked last. It may sleep for longer then: it is woken.
+    pub fn is_quiet(&self) -> bool {
+        self.asleep.quiet.load(Ordering::SeqCst)
+    }
+
+    /// A CPU has come to us with an access.
+    pub(super) fn has_asked(&self) {
+        if self.asleep.quiet.swap(false, Ordering::SeqCst) {
+            let _ = self.wake.write(1);
+        }
+    }
+
+    /// A CPU that was kicked says what it is doing.
+    pub(super) fn notice(&self, index: usize, vcpu: &mut VcpuFd) {
+        let local = &self.cpus[index];
+        let (halted, deaf) = match irqchip::activity(vcpu) {
+            Ok(Activity::Running) => (false, false),
+            Ok(Activity::Halted) => (true, vcpu.get_kvm_run().if_flag == 0),
+            // Only another CPU can end that.
+            Ok(_) => (true, true),
+            Err(what) => return self.stop(Why::Failed(index, what)),
+        };
+        local.deaf.store(deaf, Ordering::SeqCst);
+        local.halted.store(halted, Ordering::SeqCst);
+    }
+
+    /// Whether all CPUs are halted with interrupts off, or wait for a start-up IPI: only one of them could wake another. Of those
+    /// that let interrupts in, nobody here knows which timers of KVM's are armed.
+    pub(super) fn sleeps_for_good(&self) -> bool {
+        let asleep = &self.asleep;
+        let accesses = || self.counts.bus.load(Ordering::SeqCst);
+        let now = accesses();
+        asleep.quiet.store(true, Ordering::SeqCst);
+        if asleep.accesses.swap(now, Ordering::SeqCst) != now || accesses() != now {
+            asleep.quiet.store(false, Ordering::SeqCst);
+            asleep.asked.store(false, Ordering::SeqCst);
+            asleep.found.store(0, Ordering::SeqCst);
+            return false;
+        }
+        let for_good =
+            |local: &super::native::Local| local.halted.load(Ordering::SeqCst) && local.deaf.load(Ordering::SeqCst);
+        let found = match asleep.asked.swap(true, Ordering::SeqCst) && self.cpus.iter().all(for_good) {
+            true => asleep.found.fetch_add(1, Ordering::SeqCst) + 1,
+            false => {
+                asleep.found.store(0, Ordering::SeqCst);
+                0
+            }
+        };
+        if found < TIMES {
+            for (local, cpu) in self.cpus.iter().zip(&self.hypervisor.cpus) {
+                local.halted.store(false, Ordering::SeqCst);
+                cpu.kick.kick();
+            }
+        }
+        found >= TIMES
+    }
+}

@@ -1,0 +1,265 @@
+//! A machine on this host's KVM whose interrupt controllers are KVM's: what its devices' lines lead to, and how it ends. Where there
+//! is no KVM the tests say so and skip.
+
+mod common;
+
+use std::io::Write;
+use std::process::{Output, Stdio};
+
+use common::{Folder, forever, guest, kvm_is_missing, minivmm, run_guest};
+use iced_x86::code_asm::*;
+
+const KVMS: [&str; 4] = ["--engine", "kvm", "--irqchip", "kvm"];
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Adds `bit` to BL if `mask` is set in EAX within a while in which `read` fetches it.
+fn expect(a: &mut CodeAssembler, mask: u32, bit: u32, read: impl Fn(&mut CodeAssembler)) {
+    let (mut again, mut there, mut done) = (a.create_label(), a.create_label(), a.create_label());
+    a.mov(ecx, 100_000).unwrap();
+    a.set_label(&mut again).unwrap();
+    read(a);
+    a.test(eax, mask).unwrap();
+    a.jne(there).unwrap();
+    a.dec(ecx).unwrap();
+    a.jne(again).unwrap();
+    a.jmp(done).unwrap();
+    a.set_label(&mut there).unwrap();
+    a.or(ebx, bit).unwrap();
+    a.set_label(&mut done).unwrap();
+    a.nop().unwrap();
+}
+
+/// Looks at the controllers' request registers with interrupts off: a bit of its debug-exit value for each line that arrives.
+fn lines(a: &mut CodeAssembler) {
+    const LAPIC: u32 = 0xfee0_0000;
+    const IOAPIC: u32 = 0xfec0_0000;
+    const VIRTIO: u32 = 0xfeb0_0000;
+    let store = |a: &mut CodeAssembler, address: u32, value: u32| {
+        a.mov(dword_ptr(address), value).unwrap();
+    };
+    let out = |a: &mut CodeAssembler, port: u32, value: u32| common::out(a, port as u16, value as u8);
+    a.cli().unwrap();
+    a.xor(ebx, ebx).unwrap();
+    for (port, value) in [
+        // Both 8259s: vectors from 20H and 28H, all unmasked; reads are of the requests.
+        (0x20, 0x11),
+        (0x21, 0x20),
+        (0x21, 4),
+        (0x21, 1),
+        (0x21, 0),
+        (0x20, 0x0a),
+        (0xa0, 0x11),
+        (0xa1, 0x28),
+        (0xa1, 2),
+        (0xa1, 1),
+        (0xa1, 0),
+        (0xa0, 0x0a),
+        // The interval timer's first channel, a kilohertz.
+        (0x43, 0x34),
+        (0x40, 0xa9),
+        (0x40, 0x04),
+        // The serial port: empty transmitter, OUT2.
+        (0x3fc, 8),
+        (0x3f9, 2),
+        // The real-time clock's update interrupt, 1024 Hz as the periodic one.
+        (0x70, 0x0a),
+        (0x71, 0x26),
+        (0x70, 0x0b),
+        (0x71, 0x42),
+    ] {
+        out(a, port, value);
+    }
+    let requests = |port: u32| {
+        move |a: &mut CodeAssembler| {
+            a.xor(eax, eax).unwrap();
+            a.mov(edx, port).unwrap();
+            a.in_(al, dx).unwrap();
+        }
+    };
+    expect(a, 1 << 0, 1, requests(0x20));
+    expect(a, 1 << 4, 2, requests(0x20));
+    expect(a, 1 << 0, 4, requests(0xa0));
+    // The first virtio device's pin: vector 50H, a level, for APIC 0.
+    store(a, LAPIC + 0xf0, 0x1ff);
+    for (register, value) in [(0x31, 0), (0x30, 0x8050)] {
+        store(a, IOAPIC, register);
+        store(a, IOAPIC + 0x10, value);
+    }
+    let request = |a: &mut CodeAssembler| a.mov(eax, dword_ptr(LAPIC + 0x220)).unwrap();
+    // Nothing yet: bit 3 stays clear if something is there too early.
+    let (mut early, mut done) = (a.create_label(), a.create_label());
+    request(a);
+    a.test(eax, 1 << 16).unwrap();
+    a.jne(early).unwrap();
+    a.or(ebx, 8).unwrap();
+    a.set_label(&mut early).unwrap();
+    // A queue at 0 is nonsense, of which a driver that is at work is told by an interrupt.
+    store(a, VIRTIO + 0x070, 15);
+    store(a, VIRTIO + 0x044, 1);
+    expect(a, 1 << 16, 16, request);
+    expect(a, 1 << 14, 32, |a| {
+        a.mov(dword_ptr(IOAPIC), 0x30).unwrap();
+        a.mov(eax, dword_ptr(IOAPIC + 0x10)).unwrap();
+    });
+    a.set_label(&mut done).unwrap();
+    a.mov(eax, ebx).unwrap();
+    a.out(0xf4, al).unwrap();
+    forever(a);
+}
+
+// covers: 6/irqchip-kvm-lines
+#[test]
+fn the_devices_lines_reach_the_controllers_whosever_they_are() {
+    let program = guest(lines);
+    let runs: &[&[&str]] = &[
+        &["--engine", "soft"],
+        &["--engine", "kvm", "--irqchip", "minivmm"],
+        &KVMS,
+    ];
+    let runs = if kvm_is_missing("lines of interrupts") {
+        &runs[..1]
+    } else {
+        runs
+    };
+    for options in runs {
+        let ended = run_guest(&program, options);
+        // 0x3f, as the debug-exit port makes it.
+        assert_eq!(ended.status.code(), Some(0x7f), "{options:?}: {}", errors(&ended));
+    }
+}
+
+/// It halts between characters, and only their interrupts wake it.
+// covers: 6/irqchip-kvm-lines
+#[test]
+fn what_is_typed_wakes_a_cpu_that_kvm_halts() {
+    if kvm_is_missing("input with KVM's interrupt controllers") {
+        return;
+    }
+    let folder = Folder::new();
+    let mut command = minivmm();
+    command
+        .arg("--kernel")
+        .arg(folder.file("kernel", common::interrupt_echo()))
+        .args(KVMS);
+    command
+        .args(["--timeout", "60"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    for typed in ["a", "bc", "q"] {
+        // Long enough for it to be asleep, and for whoever looks at the outside to look rarely.
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        input.write_all(typed.as_bytes()).unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", errors(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ready\nabcq");
+}
+
+// covers: 6/irqchip-kvm-ends
+#[test]
+fn crashes_resets_and_limits_are_told() {
+    if kvm_is_missing("ends with KVM's interrupt controllers") {
+        return;
+    }
+    let crash = guest(|a| a.ud2().unwrap());
+    let hang = guest(forever);
+    let halt = guest(|a| {
+        a.cli().unwrap();
+        a.hlt().unwrap();
+    });
+    // INIT for the boot CPU by itself, which would go on in firmware.
+    let init = guest(|a| {
+        a.mov(dword_ptr(0xfee0_00f0u32), 0x1ff).unwrap();
+        a.mov(dword_ptr(0xfee0_0310u32), 0).unwrap();
+        a.mov(dword_ptr(0xfee0_0300u32), 0x4500).unwrap();
+        forever(a);
+    });
+    for (program, options, status, says) in [
+        (crash, &[][..], 4, "triple fault"),
+        (hang, &["--timeout", "0.5"], 8, "--timeout 0.5"),
+        (halt.clone(), &[], 4, "interrupts disabled"),
+        // The other two wait for a start-up IPI that nobody sends.
+        (halt, &["--cpus", "3"], 4, "interrupts disabled"),
+        (init, &["--timeout", "20"], 0, ""),
+    ] {
+        let ended = run_guest(&program, &[&KVMS, options].concat());
+        let errors = errors(&ended);
+        assert_eq!(ended.status.code(), Some(status), "{says}: {errors}");
+        assert!(errors.contains(says), "{errors}");
+    }
+}
+
+/// What KVM cannot execute the engine does, unless it reaches for an interrupt controller: MOVD to memory that is none is no
+/// instruction of KVM's.
+// covers: 6/irqchip-kvm-emulation
+#[test]
+fn an_instruction_of_the_engines_does_not_reach_kvms_controllers() {
+    if kvm_is_missing("the engine beside KVM's interrupt controllers") {
+        return;
+    }
+    let store = |address: u32| {
+        guest(move |a| {
+            // CR4.OSFXSR, for SSE.
+            a.mov(eax, cr4).unwrap();
+            a.or(eax, 0x600).unwrap();
+            a.mov(cr4, eax).unwrap();
+            a.mov(eax, 0x50).unwrap();
+            a.movd(xmm0, eax).unwrap();
+            a.movd(dword_ptr(address), xmm0).unwrap();
+            common::debug_exit(a, 7);
+        })
+    };
+    let nobody = run_guest(&store(0xfd00_0000), &KVMS);
+    assert_eq!(nobody.status.code(), Some(15), "{}", errors(&nobody));
+    let task_priority = store(0xfee0_0080);
+    let ours = run_guest(&task_priority, &["--engine", "kvm", "--irqchip", "minivmm"]);
+    assert_eq!(ours.status.code(), Some(15), "{}", errors(&ours));
+    let kvms = run_guest(&task_priority, &KVMS);
+    let errors = errors(&kvms);
+    assert_eq!(kvms.status.code(), Some(2), "{errors}");
+    assert!(
+        errors.contains("the interrupt controllers are KVM's") && errors.contains("use --irqchip minivmm"),
+        "{errors}"
+    );
+}
+
+// covers: 6/irqchip-choice
+#[test]
+fn what_does_not_go_with_kvms_controllers_is_refused() {
+    let folder = Folder::new();
+    let kernel = folder.file("kernel", guest(forever));
+    let refused = |options: &[&str]| {
+        let output = minivmm().arg("--kernel").arg(&kernel).args(options).output().unwrap();
+        let errors = errors(&output);
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        errors
+    };
+    let said = refused(&["--engine", "soft", "--irqchip", "kvm"]);
+    assert!(said.contains("--irqchip kvm: the software engine"), "{said}");
+    let said = refused(&["--engine", "kvm", "--irqchip", "ours"]);
+    assert!(said.contains("--irqchip"), "{said}");
+    if kvm_is_missing("refusals with KVM's interrupt controllers") {
+        return;
+    }
+    for (options, says) in [
+        (
+            &["--lbr=emulated"][..],
+            "--lbr=emulated has the guest run in the software engine",
+        ),
+        (
+            &["--gdb", "tcp:127.0.0.1:0"],
+            "--gdb has the guest run in the software engine",
+        ),
+        (&["--max-instructions", "5"], "--max-instructions counts instructions"),
+    ] {
+        let said = refused(&[&KVMS, options].concat());
+        assert!(said.contains(says) && said.contains("use --"), "{said}");
+    }
+}
