@@ -229,7 +229,7 @@ fn kvm_starts_the_cpus_and_takes_messages_between_them() {
     }
     // Neither HLT nor interrupts come to us.
     assert!(
-        guest.errors.contains("0 window, 0 halt; 0 interrupts, 0 NMIs"),
+        guest.errors.contains("0 window, 0 halt, 0 debug; 0 interrupts, 0 NMIs"),
         "{}",
         guest.errors
     );
