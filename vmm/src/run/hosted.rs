@@ -131,7 +131,8 @@ pub(super) fn irqchip_refused(reason: String) -> Error {
 /// The configuration's model as a guest on this host's KVM sees it.
 pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Result<&'static CpuModel, Error> {
     let units = units(config)?;
-    for (feature, why) in kvm::narrowings(config.model, Some(&host.supported), &units) {
+    let supported = host.rows(irqchip);
+    for (feature, why) in kvm::narrowings(config.model, Some(&supported), &units) {
         info!("{} has no {}: {why}", config.model.name, feature.name());
     }
     if host.tsc_khz != config.model.tsc_khz {
@@ -140,7 +141,7 @@ pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Re
             host.tsc_khz, config.model.tsc_khz
         );
     }
-    let model = kvm::narrow(config.model, Some(&host.supported), &units, Some(host.tsc_khz)).map_err(refused)?;
+    let model = kvm::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz)).map_err(refused)?;
     if irqchip == Irqchip::Minivmm {
         return Ok(model);
     }

@@ -47,11 +47,11 @@ pub fn rows(cpuid: &CpuId) -> Vec<CpuidRow> {
     rows
 }
 
-/// Has KVM's rows say whether a guest's deadlines of the timer come to us.
-pub fn set_deadline(rows: &mut [CpuidRow], exits: bool) {
+/// Has KVM's rows say whether a guest's deadlines of the timer come to whoever has the timer.
+pub fn set_deadline(rows: &mut [CpuidRow], there: bool) {
     const SHOWN: u32 = 1 << 24;
     if let Some(row) = rows.iter_mut().find(|row| row.leaf == 1) {
-        row.regs[2] = row.regs[2] & !SHOWN | if exits { SHOWN } else { 0 };
+        row.regs[2] = row.regs[2] & !SHOWN | if there { SHOWN } else { 0 };
     }
 }
 

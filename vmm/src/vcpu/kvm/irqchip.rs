@@ -95,8 +95,8 @@ pub fn create(vm: &VmFd) -> Result<(), String> {
     vm.set_gsi_routing(&routing).map_err(says("KVM_SET_GSI_ROUTING"))
 }
 
-/// Which pins the global system interrupts lead to: interrupt, controller, pin. Unlike KVM's own table this one has the interval timer on the IOAPIC's pin
-/// 2, as the machine's tables say.
+/// Which pins the global system interrupts lead to: interrupt, controller, pin. Unlike KVM's own table this one has the interval
+/// timer on the IOAPIC's pin 2, as the machine's tables say.
 fn routes() -> Vec<(u32, u32, u32)> {
     let isa = (0..16).filter(|irq| *irq != 2).flat_map(|irq| {
         let pic = match irq {

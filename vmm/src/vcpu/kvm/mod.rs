@@ -63,7 +63,7 @@ const KEPT_WITH_APIC: [(u32, u32); 2] = [(IA32_APIC_BASE, 1), (IA32_TSC_DEADLINE
 pub struct Host {
     kvm: Kvm,
     /// What KVM_GET_SUPPORTED_CPUID says; and that the timer has deadlines, which it never says, where they come to us.
-    pub supported: Vec<CpuidRow>,
+    supported: Vec<CpuidRow>,
     /// The guest's time-stamp counter's frequency.
     pub tsc_khz: u32,
     /// What [`Host::virtualizes`] found.
@@ -144,6 +144,15 @@ impl Host {
         } else {
             Err(format!("KVM interprets here, {text}"))
         }
+    }
+
+    /// What KVM supports of a guest with these interrupt controllers: its own timers take every deadline.
+    pub fn rows(&self, irqchip: Irqchip) -> Vec<CpuidRow> {
+        let mut rows = self.supported.clone();
+        if irqchip == Irqchip::Kvm {
+            cpuid::set_deadline(&mut rows, true);
+        }
+        rows
     }
 
     /// How long so many exits take that are answered at once: what whatever this program does in one is measured against.
@@ -403,9 +412,9 @@ impl Hypervisor {
         let mut held = read(&vcpu, self.model)?;
         held.take(state, self.model);
         held.sregs.cr8 = machine.platform().cr8(index).into();
-        if !self.has_controllers() {
-            // One that waited when it was here last is our APIC's since.
-            held.events.flags |= KVM_VCPUEVENT_VALID_NMI_PENDING;
+        if self.has_controllers() {
+            // An NMI waits here, too.
+            held.events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
         }
         write(&vcpu, &held, self.model)?;
         let mut armed = room::lock(&cpu.armed);
