@@ -228,7 +228,7 @@ pub fn branches(bytes: &[u8]) {
         let (state, mut other) = (lbr.state(), lbr.clone());
         other.set_state(state.clone());
         assert_eq!(other.state(), state);
-        let _ = lbr.appetite(gate, code);
+        let _ = lbr.appetite(gate, || code);
     }
 }
 
