@@ -16,7 +16,6 @@ const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
 const KVM_SET_TSS_ADDR: u64 = 0xae47;
 const KVM_RUN: u64 = 0xae80;
 const KVM_GET_REGS: u64 = 0x8090_ae81;
-const KVM_SET_SREGS: u64 = 0x4138_ae84;
 const KVM_INTERRUPT: u64 = 0x4004_ae86;
 const KVM_SET_MSRS: u64 = 0x4008_ae89;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
@@ -78,6 +77,7 @@ fn a_kvm_that_lacks_what_is_needed_is_refused_in_one_line() {
         (188, "KVM_CAP_X86_USER_SPACE_MSR"),
         (189, "KVM_CAP_X86_MSR_FILTER"),
         (41, "KVM_CAP_VCPU_EVENTS"),
+        (74, "KVM_CAP_SYNC_REGS"),
         (50, "KVM_CAP_DEBUGREGS"),
         (55, "KVM_CAP_XSAVE"),
         (56, "KVM_CAP_XCRS"),
@@ -113,7 +113,6 @@ fn a_kvm_that_fails_while_the_guest_runs_is_told_with_where_it_was() {
     // A guest that comes to its first interrupt, one that is handed to KVM, and one whose CPU cannot be run.
     for (request, says, first) in [
         (KVM_INTERRUPT, "KVM_INTERRUPT: input/output error", "ready\n"),
-        (KVM_SET_SREGS, "KVM_SET_SREGS: input/output error", ""),
         (KVM_GET_REGS, "KVM_GET_REGS: input/output error", ""),
         (KVM_SET_MSRS, "KVM_SET_MSRS: input/output error", ""),
         (KVM_SET_XSAVE, "KVM_SET_XSAVE: input/output error", ""),

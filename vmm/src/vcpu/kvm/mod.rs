@@ -18,6 +18,7 @@ pub mod irqchip;
 mod measure;
 mod native;
 mod room;
+mod state;
 mod view;
 
 use std::cell::OnceCell;
@@ -30,18 +31,19 @@ use engine::{Activity, CpuState};
 use kvm_bindings::{
     KVM_CAP_EXIT_ON_EMULATION_FAILURE, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MAX_CPUID_ENTRIES,
     KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, KVM_PMU_CAP_DISABLE,
-    KVM_VCPUEVENT_VALID_NMI_PENDING, Msrs, kvm_enable_cap, kvm_msr_entry,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_enable_cap,
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use log::info;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use x86::debug::Breakpoint;
 use x86::model::{CpuModel, CpuidRow, topology};
 use x86::msr::{IA32_APIC_BASE, IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_TSC_DEADLINE, IA32_XSS};
 
 pub use self::cpuid::{narrow, narrowings};
 pub use self::native::{Counts, Native, Shared, Why};
-use self::{guestdbg::Kinds, room::Kick};
-use super::handover::{self, Vcpu};
+use self::{guestdbg::Kinds, room::Kick, state::Kept};
+use super::handover;
 use crate::irqchip::Irqchip;
 use crate::machine::{Machine, memory::Memory};
 
@@ -81,6 +83,7 @@ const NEEDED: &[(Cap, &str)] = &[
     (Cap::Xsave, "KVM_CAP_XSAVE"),
     (Cap::Xcrs, "KVM_CAP_XCRS"),
     (Cap::GetTscKhz, "KVM_CAP_GET_TSC_KHZ"),
+    (Cap::SyncRegs, "KVM_CAP_SYNC_REGS"),
 ];
 
 impl Host {
@@ -244,11 +247,16 @@ struct Processor {
     tsc_offset: Mutex<Option<u64>>,
     /// The host's breakpoints, as KVM was last told.
     armed: Mutex<Vec<Breakpoint>>,
+    /// What KVM holds of it while it is away.
+    kept: Mutex<Option<Kept>>,
 }
 
 /// The CPUs of a machine in KVM.
 #[derive(Debug)]
 pub struct Hypervisor {
+    /// A thread for each CPU, by its number. KVM wants a vCPU to stay on one: a change costs a grace period of the host's RCU
+    /// before Linux 6.12.
+    threads: ThreadPool,
     // Before `vm`, whose descriptor theirs hold anyway.
     cpus: Vec<Processor>,
     vm: Arc<VmFd>,
@@ -333,7 +341,13 @@ impl Hypervisor {
         if irqchip == Irqchip::Kvm {
             irqchip::set_virtual_wire(&room::lock(&cpus[0].vcpu))?;
         }
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(count)
+            .thread_name(|cpu| format!("cpu{cpu}"))
+            .build()
+            .map_err(|error| format!("starting a thread for each CPU: {error}"))?;
         Ok(Hypervisor {
+            threads,
             cpus,
             vm: Arc::new(vm),
             irqchip,
@@ -394,33 +408,38 @@ impl Hypervisor {
     ///
     /// # Errors
     /// One line: what KVM refused.
-    fn enter(&self, index: usize, state: &CpuState, machine: &mut Machine) -> Result<(), String> {
+    fn enter(&self, index: usize, vcpu: &mut VcpuFd, state: &CpuState, machine: &mut Machine) -> Result<(), String> {
         let cpu = &self.cpus[index];
-        let mut vcpu = room::lock(&cpu.vcpu);
-        cpu.set_tsc_offset(&vcpu, machine.tsc_offset(index), self.clock);
+        cpu.set_tsc_offset(vcpu, machine.tsc_offset(index), self.clock);
         if self.has_controllers() {
             if state.activity == Activity::WaitForSipi {
                 // KVM starts it.
                 return Ok(());
             }
-            irqchip::set_activity(&vcpu, state.activity)?;
+            irqchip::set_activity(vcpu, state.activity)?;
         }
+        let cr8 = machine.platform().cr8(index).into();
         let run = vcpu.get_kvm_run();
-        run.cr8 = machine.platform().cr8(index).into();
+        run.cr8 = cr8;
         // That of the state which it had when it was here last.
         run.ready_for_interrupt_injection = 0;
-        let mut held = read(&vcpu, self.model)?;
-        held.take(state, self.model);
-        held.sregs.cr8 = machine.platform().cr8(index).into();
-        if self.has_controllers() {
-            // An NMI waits here, too.
-            held.events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
-        }
-        write(&vcpu, &held, self.model)?;
+        let last = room::lock(&cpu.kept).take();
+        state::enter(vcpu, state, last, self.model, |held| {
+            held.sregs.cr8 = cr8;
+            if self.has_controllers() {
+                // An NMI waits here, too.
+                held.events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
+            }
+        })?;
         let mut armed = room::lock(&cpu.armed);
         if *armed != self.points {
-            guestdbg::arm(&vcpu, &self.points).map_err(refused("KVM_SET_GUEST_DEBUG"))?;
+            guestdbg::arm(vcpu, &self.points).map_err(refused("KVM_SET_GUEST_DEBUG"))?;
             armed.clone_from(&self.points);
+        }
+        if self.single_steps() {
+            // A step is one from where the CPU is when that is asked for.
+            cpu.kick.complete_only();
+            room::run(vcpu);
         }
         Ok(())
     }
@@ -432,19 +451,19 @@ impl Hypervisor {
     fn leave(
         &self,
         index: usize,
+        vcpu: &VcpuFd,
         before: &CpuState,
         halted: bool,
         machine: &mut Machine,
     ) -> Result<(CpuState, Option<engine::Event>), String> {
-        let vcpu = room::lock(&self.cpus[index].vcpu);
-        let held = read(&vcpu, self.model)?;
-        let mut state = held.give(before, self.model);
+        let left = state::leave(vcpu, before, self.model)?;
+        let mut state = left.state;
         if self.has_controllers() {
             // An NMI that waits does so in KVM, until the CPU is there again.
-            machine.platform().set_cr8(index, held.sregs.cr8 as u8);
-            state.activity = irqchip::activity(&vcpu)?;
+            machine.platform().set_cr8(index, left.cr8);
+            state.activity = irqchip::activity(vcpu)?;
         } else {
-            if held.events.nmi.pending != 0 {
+            if left.nmi {
                 machine.platform().inject_nmi(index);
             }
             state.activity = match halted {
@@ -452,7 +471,8 @@ impl Hypervisor {
                 false => Activity::Running,
             };
         }
-        Ok((state, held.pending()))
+        *room::lock(&self.cpus[index].kept) = Some(left.kept);
+        Ok((state, left.event))
     }
 }
 
@@ -472,6 +492,7 @@ impl Processor {
             vcpu: Mutex::new(vcpu),
             tsc_offset: Mutex::new(None),
             armed: Mutex::new(Vec::new()),
+            kept: Mutex::new(None),
         })
     }
 
@@ -486,67 +507,6 @@ impl Processor {
         }
         *told = Some(offset);
     }
-}
-
-/// The state of a CPU in KVM.
-fn read(vcpu: &VcpuFd, model: &CpuModel) -> Result<Vcpu, String> {
-    let says = |what: &'static str| move |e: kvm_ioctls::Error| refused(what)(e.into());
-    let list = handover::msrs(model);
-    let entries: Vec<kvm_msr_entry> = list
-        .iter()
-        .map(|&index| kvm_msr_entry {
-            index,
-            ..Default::default()
-        })
-        .collect();
-    let mut msrs = Msrs::from_entries(&entries).map_err(|e| format!("KVM_GET_MSRS: {e:?}"))?;
-    let there = vcpu.get_msrs(&mut msrs).map_err(says("KVM_GET_MSRS"))?;
-    if there != list.len() {
-        return Err(format!("KVM_GET_MSRS: KVM has no {:#x}", list[there]));
-    }
-    Ok(Vcpu {
-        regs: vcpu.get_regs().map_err(says("KVM_GET_REGS"))?,
-        sregs: vcpu.get_sregs().map_err(says("KVM_GET_SREGS"))?,
-        debug: vcpu.get_debug_regs().map_err(says("KVM_GET_DEBUGREGS"))?,
-        xsave: vcpu.get_xsave().map_err(says("KVM_GET_XSAVE"))?,
-        xcrs: match model.features().xsave() {
-            true => vcpu.get_xcrs().map_err(says("KVM_GET_XCRS"))?,
-            false => Default::default(),
-        },
-        events: vcpu.get_vcpu_events().map_err(says("KVM_GET_VCPU_EVENTS"))?,
-        msrs: msrs.as_slice().iter().map(|entry| entry.data).collect(),
-    })
-}
-
-/// Puts a CPU in KVM into a state.
-fn write(vcpu: &VcpuFd, held: &Vcpu, model: &CpuModel) -> Result<(), String> {
-    let says = |what: &'static str| move |e: kvm_ioctls::Error| refused(what)(e.into());
-    vcpu.set_sregs(&held.sregs).map_err(says("KVM_SET_SREGS"))?;
-    vcpu.set_regs(&held.regs).map_err(says("KVM_SET_REGS"))?;
-    if model.features().xsave() {
-        vcpu.set_xcrs(&held.xcrs).map_err(says("KVM_SET_XCRS"))?;
-    }
-    room::set_xsave(vcpu, &held.xsave).map_err(refused("KVM_SET_XSAVE"))?;
-    vcpu.set_debug_regs(&held.debug).map_err(says("KVM_SET_DEBUGREGS"))?;
-    let list = handover::msrs(model);
-    let entries: Vec<kvm_msr_entry> = list
-        .iter()
-        .zip(&held.msrs)
-        .map(|(&index, &data)| kvm_msr_entry {
-            index,
-            data,
-            ..Default::default()
-        })
-        .collect();
-    let msrs = Msrs::from_entries(&entries).map_err(|e| format!("KVM_SET_MSRS: {e:?}"))?;
-    let taken = vcpu.set_msrs(&msrs).map_err(says("KVM_SET_MSRS"))?;
-    if taken != list.len() {
-        return Err(format!(
-            "KVM_SET_MSRS: KVM does not take {:#x} for {:#x}",
-            held.msrs[taken], list[taken]
-        ));
-    }
-    vcpu.set_vcpu_events(&held.events).map_err(says("KVM_SET_VCPU_EVENTS"))
 }
 
 /// Whether a CPU can be handed over to KVM as it is.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use devices::platform::{Effect, Platform};
 use engine::bus::Bus;
-use engine::{Activity, CpuState};
+use engine::{Activity, CpuState, Event};
 use kvm_ioctls::VcpuFd;
 use log::trace;
 use vmm_sys_util::eventfd::EventFd;
@@ -17,6 +17,7 @@ use super::super::{Exits, Soft};
 use super::asleep::Asleep;
 use super::guestdbg::{self, Hit};
 use super::room::{self, Reason, lock};
+use super::state;
 use super::view::View;
 use super::{Hypervisor, Limit, Processor, refused};
 use crate::machine::Machine;
@@ -140,7 +141,14 @@ pub(super) struct Local {
     pub(super) deaf: AtomicBool,
     /// The instructions that the engine has retired for it.
     retired: u64,
+    /// Its state at the beginning.
+    before: CpuState,
+    /// `None`: it has not been there.
+    after: Mutex<Option<After>>,
 }
+
+/// A CPU's state after its visit to KVM and the event that KVM was in the middle of delivering; or what KVM refused.
+type After = Result<(CpuState, Option<Event>), String>;
 
 impl<'a> Shared<'a> {
     /// The machine, with its clock at the present.
@@ -247,29 +255,44 @@ impl<'a> Shared<'a> {
         (true, listening)
     }
 
+    /// A CPU's part of the run.
     fn thread(&self, index: usize) {
         let cpu = &self.hypervisor.cpus[index];
         let mut vcpu = lock(&cpu.vcpu);
         cpu.kick.enter();
-        let mut unfinished = self.turns(index, cpu, &mut vcpu);
-        while unfinished {
-            unfinished = self.complete(index, cpu, &mut vcpu);
+        let after = self.visit(index, cpu, &mut vcpu);
+        if after.is_err() {
+            self.stop(Why::Asked);
         }
-        if self.hypervisor.single_steps()
-            && let Err(error) = room::debug(&vcpu, false)
-        {
-            self.stop(Why::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
-        }
+        *lock(&self.cpus[index].after) = Some(after);
         cpu.kick.leave();
     }
 
-    /// Lets a CPU run until the run is over. Says whether an instruction is waiting to be completed.
-    fn turns(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd) -> bool {
+    /// Takes a CPU into KVM, lets it run, and takes it out again.
+    fn visit(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd) -> After {
+        let local = &self.cpus[index];
+        let mut machine = self.machine();
+        self.hypervisor.enter(index, vcpu, &local.before, &mut machine)?;
+        drop(machine);
+        self.turns(index, cpu, vcpu);
+        state::want(vcpu, true);
+        while self.complete(index, cpu, vcpu) {}
+        state::want(vcpu, false);
+        if self.hypervisor.single_steps() {
+            room::debug(vcpu, false).map_err(refused("KVM_SET_GUEST_DEBUG"))?;
+        }
+        let halted = local.halted.load(Ordering::SeqCst);
+        let mut machine = self.machine();
+        self.hypervisor.leave(index, vcpu, &local.before, halted, &mut machine)
+    }
+
+    /// Lets a CPU run until the run is over. An instruction may be waiting to be completed then.
+    fn turns(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd) {
         let mut unfinished = false;
         loop {
             cpu.kick.taken();
             if self.over() {
-                return unfinished;
+                return;
             }
             match self.prepare(index, vcpu, unfinished) {
                 Next::Look => continue,
@@ -284,7 +307,7 @@ impl<'a> Shared<'a> {
             {
                 // It is lost at POPF and at some exits.
                 self.stop(Why::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
-                return false;
+                return;
             }
             let reason = room::run(vcpu);
             unfinished = self.exit(index, cpu, vcpu, reason);
@@ -522,19 +545,16 @@ impl Hypervisor {
         machine.clock().follow(self.clock.ticks(), soft.steps());
         // With its own interrupt controllers KVM starts the CPUs.
         let waits = |state: &CpuState| state.activity == Activity::WaitForSipi && !self.has_controllers();
-        for (index, state) in states.iter().enumerate() {
-            if !waits(state) {
-                self.enter(index, state, machine)?;
-            }
-        }
         let retired: Vec<u64> = soft.cpus().map(engine::Cpu::retired).collect();
-        let cpus = states.iter().zip(retired).map(|(state, retired)| Local {
+        let cpus = states.into_iter().zip(retired).map(|(state, retired)| Local {
             halted: AtomicBool::new(state.activity == Activity::Halted),
-            waits: waits(state),
+            waits: waits(&state),
             told: AtomicBool::new(false),
             told_nmi: AtomicBool::new(false),
             deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
             retired,
+            before: state,
+            after: Mutex::new(None),
         });
         let shared = Shared {
             hypervisor: self,
@@ -555,31 +575,25 @@ impl Hypervisor {
             }),
             asleep: Asleep::default(),
         };
-        let outcome = std::thread::scope(|scope| {
-            for index in 0..shared.cpus.len() {
-                if !shared.cpus[index].waits {
-                    let shared = &shared;
-                    scope.spawn(move || shared.thread(index));
+        let outcome = self.threads.in_place_scope(|scope| {
+            scope.spawn_broadcast(|_, context| {
+                if !shared.cpus[context.index()].waits {
+                    shared.thread(context.index());
                 }
-            }
+            });
             let outcome = outside(&shared);
             if !shared.over() {
                 shared.stop(Why::Asked);
             }
             outcome
         });
-        let halted: Vec<bool> = shared
-            .cpus
-            .iter()
-            .map(|cpu| cpu.halted.load(Ordering::SeqCst))
-            .collect();
         let why = lock(&shared.why).take().unwrap_or(Why::Asked);
         let effects = std::mem::take(&mut *lock(&shared.effects));
         let hits = std::mem::take(&mut *lock(&shared.hits));
         // What the guest has read of it last.
         drop(shared.machine());
         let left = shared.left.load(Ordering::SeqCst);
-        drop(shared);
+        let cpus: Vec<_> = shared.cpus.into_iter().map(|cpu| lock(&cpu.after).take()).collect();
         // The bus has answered whichever CPU came last.
         machine.select(soft.current());
         self.limit = self.limit.map(|limit| match limit {
@@ -587,11 +601,9 @@ impl Hypervisor {
             Limit::Steps(_) => Limit::Steps(left),
         });
         let mut events = Vec::new();
-        for (index, state) in states.iter().enumerate() {
-            if state.activity == Activity::WaitForSipi && !self.has_controllers() {
-                continue;
-            }
-            let (mut state, pending) = self.leave(index, state, halted[index], machine)?;
+        for (index, after) in cpus.into_iter().enumerate() {
+            let Some(after) = after else { continue };
+            let (mut state, pending) = after?;
             if hits.iter().any(|(cpu, hit)| *cpu == index && hit.guest_steps) {
                 state.dr[6] |= Dr6::new().with_single_step(true).into_bits();
                 events.push((index, guestdbg::EXCEPTION));

@@ -307,6 +307,11 @@ pub fn take_signal() -> io::Result<()> {
     register_signal_handler(SIGRTMIN(), pass).map_err(io::Error::from)
 }
 
+fn own_thread() -> pthread_t {
+    // SAFETY: It has no preconditions.
+    unsafe { libc::pthread_self() }
+}
+
 impl Kick {
     /// For this vCPU, which has to live longer.
     pub fn new(vcpu: &mut VcpuFd) -> Self {
@@ -326,9 +331,7 @@ impl Kick {
 
     /// The calling thread runs the vCPU from here on, until it calls [`Kick::leave`].
     pub fn enter(&self) {
-        // SAFETY: It has no preconditions.
-        let own = unsafe { libc::pthread_self() };
-        *lock(&self.thread) = Some(own);
+        *lock(&self.thread) = Some(own_thread());
     }
 
     /// No thread runs the vCPU any more.
@@ -352,7 +355,8 @@ impl Kick {
     pub fn kick(&self) {
         self.wanted.store(true, Ordering::SeqCst);
         self.immediate_exit().store(1, Ordering::SeqCst);
-        if let Some(thread) = *lock(&self.thread) {
+        // Whoever kicks itself is not in the guest.
+        if let Some(thread) = lock(&self.thread).filter(|thread| *thread != own_thread()) {
             // SAFETY: The thread is alive: it takes itself out before it ends, under this lock.
             unsafe { libc::pthread_kill(thread, SIGRTMIN()) };
         }
