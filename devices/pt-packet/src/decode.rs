@@ -15,6 +15,13 @@ pub struct Decoder<'a> {
     failed: bool,
 }
 
+/// What a packet may borrow from those before it: what goes along where a trace comes in pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carry {
+    last_ip: LastIp,
+    block: Option<ItemSize>,
+}
+
 /// A packet and where it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
@@ -141,6 +148,23 @@ impl<'a> Decoder<'a> {
             last_ip: LastIp::new(),
             block: None,
             failed: false,
+        }
+    }
+
+    /// A decoder at the first byte of the next piece of a trace: `carry` is what [`Decoder::carry`] was at the end of the last.
+    pub const fn resume(bytes: &'a [u8], carry: Carry) -> Decoder<'a> {
+        Decoder {
+            last_ip: carry.last_ip,
+            block: carry.block,
+            ..Decoder::new(bytes)
+        }
+    }
+
+    /// What the next packet may borrow.
+    pub const fn carry(&self) -> Carry {
+        Carry {
+            last_ip: self.last_ip,
+            block: self.block,
         }
     }
 

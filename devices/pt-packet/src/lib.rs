@@ -13,7 +13,7 @@ mod ip;
 mod packet;
 mod tnt;
 
-pub use decode::{BadPayload, DecodeError, Decoder, ErrorKind, Item, find_psb};
+pub use decode::{BadPayload, Carry, DecodeError, Decoder, ErrorKind, Item, find_psb};
 pub use encode::{
     IpKind, MAX_LEN, encode, encode_cyc, encode_long_tnt, encode_mtc, encode_short_tnt, encode_suppressed, encode_tip,
 };

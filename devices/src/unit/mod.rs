@@ -391,7 +391,17 @@ impl Units {
 impl Units {
     /// Whether a unit has to see instructions, but for breakpoints, which a processor of the host's has itself.
     pub fn needs_instructions(&mut self, cpu: &mut dyn Processor) -> bool {
-        self.wanted(Appetite::NOTHING, cpu) != Appetite::NOTHING
+        self.wanted(Appetite::NOTHING, true, cpu) != Appetite::NOTHING
+    }
+
+    /// What a host's tracer does with the processor trace, and what that wants of the machine.
+    pub fn host_trace(
+        &mut self,
+        cpu: &mut dyn Processor,
+        f: impl FnOnce(&mut Pt, &mut dyn Processor) -> Effects,
+    ) -> Effects {
+        let effects = self.pt.as_mut().map_or(Effects::NONE, |pt| f(pt, cpu));
+        self.settle(effects, cpu)
     }
 
     /// Whether whoever writes a register is likely to read counters soon. A processor that runs elsewhere may have no RDPMC that
@@ -400,8 +410,8 @@ impl Units {
         self.pmu.as_ref().is_some_and(|pmu| pmu.owns(msr))
     }
 
-    /// What the units but for the breakpoints want to hear, on top of this.
-    fn wanted(&mut self, mut appetite: Appetite, cpu: &mut dyn Processor) -> Appetite {
+    /// What the units but for the breakpoints want to hear, on top of this. `natively`: from a processor whose host may trace it.
+    fn wanted(&mut self, mut appetite: Appetite, natively: bool, cpu: &mut dyn Processor) -> Appetite {
         let (gate, frozen) = (self.gate(), self.lbr_frozen());
         let store = self.store_control();
         if let Some(debugctl) = &self.debugctl {
@@ -423,7 +433,7 @@ impl Units {
         around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
         let sampled = self.trace_samples(cpu);
         self.owed = self.owed.and(sampled);
-        if let Some(pt) = &self.pt {
+        if let Some(pt) = self.pt.as_ref().filter(|pt| !(natively && pt.is_served())) {
             appetite = appetite.and(pt.appetite());
         }
         if self.owed != Effects::NONE {
@@ -436,7 +446,7 @@ impl Units {
 impl Watch for Units {
     fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
         let breakpoints = self.dr.appetite(cpu);
-        let appetite = self.wanted(breakpoints, cpu);
+        let appetite = self.wanted(breakpoints, false, cpu);
         self.merge();
         appetite
     }

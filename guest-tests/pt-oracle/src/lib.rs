@@ -3,10 +3,12 @@
 //! - [`libipt`]: Intel's own decoder (Debian's libipt-dev 2.0.5), with its errata off. It does not know CFE and EVD packets.
 //! - [`program`]: random programs of real x86 code, and walks through them.
 //! - [`tracer`]: a small, plain encoder, which writes what a processor would of such a walk.
+//! - [`vmx`]: the same of a guest that walks and of its host.
 
 pub mod libipt;
 pub mod program;
 pub mod tracer;
+pub mod vmx;
 
 /// Random numbers from a seed (SplitMix64).
 #[derive(Clone, Debug)]

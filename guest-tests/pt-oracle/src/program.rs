@@ -2,6 +2,7 @@
 
 use crate::Random;
 use crate::tracer::{Style, Tracer};
+use crate::vmx::Host;
 use pt_packet::{ExecMode, ItemSize, Packet};
 
 /// A run of code of one mode, which begins at `base`.
@@ -80,6 +81,9 @@ pub struct Walk {
     /// How many overflows there were.
     pub overflows: u64,
 }
+
+/// CR3 at the start of a walk.
+const CR3: u64 = 0x1000;
 
 const USER: usize = 0;
 const HIDDEN: usize = 1;
@@ -203,6 +207,23 @@ impl Program {
 
     /// Walks it and traces that.
     pub fn walk(&self, random: &mut Random, plan: &Plan) -> Walk {
+        self.trace(random, plan, None)
+    }
+
+    /// Walks it as a guest, and traces that together with its host: [`Walk::trace`] is of both. Before it the guest stands at
+    /// [`Program::entry`], in 64-bit code and with CR3 1000H.
+    pub fn walk_hosted(&self, random: &mut Random, plan: &Plan) -> Walk {
+        let host = Host::new(random.draw(), CR3, plan.style.timing);
+        self.trace(random, plan, Some(host))
+    }
+
+    /// The first instruction of a walk.
+    pub fn entry(&self) -> u64 {
+        self.start((USER, 0))
+    }
+
+    fn trace(&self, random: &mut Random, plan: &Plan, host: Option<Host>) -> Walk {
+        let hosted = host.is_some();
         let mut walker = Walker {
             program: self,
             tracer: Tracer::new(plan.style),
@@ -212,11 +233,14 @@ impl Program {
             stack: Vec::new(),
             on: false,
             mode: ExecMode::Bits64,
-            cr3: 0x1000,
+            cr3: CR3,
             overflows: 0,
         };
+        walker.tracer.host = host;
         let mut place = (USER, 0);
-        walker.tracer.psb(None, ExecMode::Bits64, walker.cr3);
+        if !hosted {
+            walker.tracer.psb(None, ExecMode::Bits64, walker.cr3);
+        }
         let mut steps = 0;
         while steps < plan.length {
             place = walker.block(place, random);
@@ -229,8 +253,12 @@ impl Program {
             walker.tracer.disable(None);
         }
         walker.tracer.flush();
+        if hosted {
+            walker.tracer.vm_exit(None, walker.mode, walker.cr3);
+        }
+        let host = walker.tracer.host;
         Walk {
-            trace: walker.tracer.out,
+            trace: host.map_or(walker.tracer.out, |host| host.out),
             log: walker.log,
             overflows: walker.overflows,
         }
@@ -393,6 +421,10 @@ impl Walker<'_> {
                 self.tracer.psb(here, self.mode, self.cr3);
                 self.confirmed = self.log.len();
             }
+            if self.tracer.host.is_some() && random.one_in(20) {
+                // It does not show in the guest's part: what leads up to it may still be lost.
+                self.tracer.vm_exit(self.on.then_some(ip), self.mode, self.cr3);
+            }
             if self.on
                 && let Some(pause) = self.plan.events
                 && random.one_in(pause)
@@ -463,15 +495,25 @@ impl Walker<'_> {
                 Some(self.program.anywhere(random, true))
             }
             12 => {
+                if self.tracer.host.is_some() {
+                    // Whether a PSB at an exit has told of them depends on who strips the host's part. An event does.
+                    let to = self.program.anywhere(random, true);
+                    let mode = self.mode_change(to);
+                    self.tracer.event(ip, self.program.start(to), mode);
+                    self.confirmed = self.log.len();
+                }
                 // What was executed since the last branch is lost.
                 self.log.truncate(self.confirmed);
                 self.overflows += 1;
                 let to = self.program.anywhere(random, true);
                 // Between OVF and FUP there is no place for a mode.
                 if self.region_mode(to) == self.mode {
-                    self.tracer.overflow(self.program.start(to));
+                    let ip = self.program.start(to);
+                    self.tracer.overflow(ip);
+                    self.tracer.told_again(Some(ip), self.mode, self.cr3);
                 } else {
                     self.tracer.packet(Packet::Ovf);
+                    self.tracer.told_again(None, self.mode, self.cr3);
                     self.on = false;
                 }
                 Some(to)

@@ -1,5 +1,6 @@
 //! A small encoder: what a processor would write. Plain rather than fast, and written against the manual alone.
 
+use crate::vmx::Host;
 use pt_packet::{ExecMode, LastIp, MAX_LEN, Packet, Tnt, encode};
 
 /// How it traces.
@@ -30,6 +31,8 @@ pub struct Tracer {
     calls: Vec<u64>,
     at_psb: usize,
     time: u64,
+    /// What a processor would write of the same under VMX, the host's part and all.
+    pub host: Option<Host>,
 }
 
 impl Tracer {
@@ -44,10 +47,17 @@ impl Tracer {
             calls: Vec::new(),
             at_psb: 0,
             time: 1 << 20,
+            host: None,
         }
     }
 
     fn put(&mut self, packet: Packet) {
+        if let Some(host) = &mut self.host {
+            host.put(match packet {
+                Packet::Pip { cr3, .. } => Packet::Pip { cr3, non_root: true },
+                other => other,
+            });
+        }
         let mut bytes = [0; MAX_LEN];
         let len = encode(&packet, &mut self.last_ip, &mut bytes);
         self.out.extend(&bytes[..len]);
@@ -161,6 +171,26 @@ impl Tracer {
     pub fn disable(&mut self, to: Option<u64>) {
         self.packet(Packet::TipPgd(to));
         self.calls.clear();
+    }
+
+    /// A VM exit in front of the instruction at `ip`, whatever the host does then, and the entry at the same place. `None`: where
+    /// no packets are generated.
+    pub fn vm_exit(&mut self, ip: Option<u64>, mode: ExecMode, cr3: u64) {
+        if self.host.is_some() {
+            self.flush();
+            // The host's PSBs and calls leave none of the guest's that a return could be compressed against.
+            self.calls.clear();
+        }
+        if let Some(host) = &mut self.host {
+            host.run(ip, mode, cr3);
+        }
+    }
+
+    /// What follows an OVF packet, so that whoever strips the host's part knows whose the packets are.
+    pub fn told_again(&mut self, ip: Option<u64>, mode: ExecMode, cr3: u64) {
+        if let Some(host) = &mut self.host {
+            host.psb(ip, mode, cr3, true);
+        }
     }
 
     /// Packets are lost until `ip`.

@@ -46,6 +46,11 @@ impl Ranges {
         self.filters.is_empty() && self.stops.is_empty()
     }
 
+    /// The filter ranges.
+    pub fn filters(&self) -> &[(u64, u64)] {
+        &self.filters
+    }
+
     /// FilterEn at this IP. Without a filter range it is set everywhere.
     pub fn admit(&self, ip: u64) -> bool {
         self.filters.is_empty() || within(&self.filters, ip)

@@ -8,13 +8,14 @@
 //! # Practice
 //! `msrs` holds the registers and what WRMSR does, `words` what the unit makes of each word of the seam, `flow` the loop over
 //! near branches, `filter` what is traced, `packets` the stream with its compression and clocks, `output` where bytes go. Every
-//! word ends with the bytes put out, so that nothing waits but taken/not-taken bits.
+//! word ends with the bytes put out, so that nothing waits but taken/not-taken bits. Where a processor of the host's runs the
+//! guest and traces it, `relay` takes the guest's part of that trace instead of the words, and `served` says of which settings.
 //!
 //! The unit serves twice: the guest's has [`output::GuestMemory`] behind it, an observer's a sink of the host's, which
 //! programs the same registers.
 //!
 //! # Left out
-//! SMM and VMX, and so RSM, VMCS packets and the non-root bit. Nothing here is faster than the output, so an OVF packet only
+//! SMM and VMX, and so RSM, VMCS packets and the non-root bit (a host's are stripped). Nothing here is faster than the output, so an OVF packet only
 //! tells that a host's sink was full. FabricEn is refused, as on every model: no part that is modelled enumerates it.
 
 pub mod filter;
@@ -23,6 +24,8 @@ mod host;
 mod msrs;
 pub mod output;
 pub mod packets;
+mod relay;
+mod served;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -34,6 +37,8 @@ use x86::seam::{Appetite, CodeSize, Context, Effects, Processor};
 use filter::{Addresses, Ranges};
 use output::{GuestMemory, Outcome, Output};
 use packets::{Buffer, Stream};
+use relay::Relay;
+pub use served::Served;
 
 /// A logical processor's trace unit.
 #[derive(Clone, Debug)]
@@ -49,6 +54,10 @@ pub struct Pt<O: Output = GuestMemory> {
     /// For an observer's unit: the CR3 that the last PIP told, so that it is told also where OS is clear.
     told_cr3: Option<u64>,
     tells_cr3: bool,
+    /// What a processor of the host's records for the guest, if it does.
+    served: Option<Served>,
+    /// While it does so.
+    relay: Option<Box<Relay>>,
 }
 
 /// The whole state of a [`Pt`].
@@ -136,6 +145,8 @@ impl<O: Output> Pt<O> {
             generation: 0,
             told_cr3: None,
             tells_cr3: false,
+            served: None,
+            relay: None,
         }
     }
 
@@ -265,6 +276,11 @@ impl<O: Output> Pt<O> {
 
     /// PSB and what goes with it. SDM Vol. 3C 33.3.7 "PSB+".
     fn send_psb(&mut self, step: u64) {
+        self.send_psb_at(None, step);
+    }
+
+    /// The same, with packets of somebody else's that say the time.
+    fn send_psb_at(&mut self, time: Option<&[Packet]>, step: u64) {
         let s = &mut self.s;
         s.stream.psb(&mut self.out, step);
         s.mode = None;
@@ -275,7 +291,12 @@ impl<O: Output> Pt<O> {
             self.told_cr3 = Some(cr3);
             self.send(Packet::Pip { cr3, non_root: false }, step);
         }
-        self.s.stream.time(&mut self.out, step);
+        match time {
+            None => self.s.stream.time(&mut self.out, step),
+            Some(packets) => packets
+                .iter()
+                .for_each(|&packet| self.s.stream.relay(&mut self.out, packet)),
+        }
         if self.s.packet_en {
             self.send_mode(step);
         }

@@ -305,6 +305,23 @@ impl Stream {
         self.took(out, len);
     }
 
+    /// Sends a packet that somebody else has timed. No bits of ours wait.
+    pub fn relay(&mut self, out: &mut Buffer, packet: Packet) {
+        let len = encode(&packet, &mut self.last_ip, out.slot());
+        self.took(out, len);
+    }
+
+    /// The clocks are ours again from this step on, after packets of somebody else's have told the time.
+    pub fn resume(&mut self, step: u64) {
+        self.cyc_at = step;
+        self.set_mtc(step);
+    }
+
+    /// Whether at least half of the bytes have been sent after which a PSB is due.
+    pub fn psb_is_near(&self) -> bool {
+        self.since_psb >= self.setup.psb_period / 2
+    }
+
     /// The bits that wait, under their stop bit.
     #[inline(always)]
     pub fn pending(&self) -> u64 {

@@ -3,6 +3,7 @@
 mod messages;
 mod output;
 mod registers;
+mod relay;
 mod streams;
 
 use pt_packet::{Decoder, Packet};
