@@ -131,6 +131,8 @@ const INTEL: &str = "GenuineIntel";
 /// What counters of ours lack on a KVM, which answers RDPMC without asking anybody. Faulting is better than a count of something
 /// else.
 const NO_RDPMC: &str = "; RDPMC is #GP from 10 ms after all counters are off and none is written any more";
+/// The same where the fault can be caught.
+const CAUGHT_RDPMC: &str = ", and counters of cycles alone without: RDPMC is caught by a breakpoint";
 
 /// A field of the first processor in /proc/cpuinfo.
 fn cpuinfo(name: &str) -> String {
@@ -272,7 +274,12 @@ pub fn rows(seen: &Seen) -> Vec<Row> {
                 }
                 (Resolved::Host, ..) => "KVM gives it to guests".into(),
                 (_, Some(host), None) => {
-                    let limit = if rule.unit == "pmu" { NO_RDPMC } else { "" };
+                    let caught = kvm.guest_debug.as_ref().is_ok_and(|kinds| kinds.serves_breakpoints());
+                    let limit = match (rule.unit, caught) {
+                        ("pmu", true) => CAUGHT_RDPMC,
+                        ("pmu", false) => NO_RDPMC,
+                        _ => "",
+                    };
                     format!("{host}; --{}=emulated is ours, with handovers{limit}", rule.unit)
                 }
                 (_, host, emulated) => {
@@ -402,7 +409,7 @@ mod tests {
             assert_eq!(pt.kvm, Some(Resolved::Absent));
             assert!(pt.why.contains(why) && pt.why.contains("--pt=emulated"), "{}", pt.why);
             assert_eq!(row(&rows, "dr").kvm, Some(Resolved::Host));
-            assert!(row(&rows, "pmu").why.contains("RDPMC"));
+            assert!(row(&rows, "pmu").why.contains("RDPMC is #GP"));
             let text = text(&seen);
             assert!(
                 text.contains("--engine auto is kvm") && text.contains(&seen.vendor),

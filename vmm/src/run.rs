@@ -14,6 +14,7 @@ mod named;
 mod pace;
 mod past;
 mod points;
+mod rdpmc;
 mod report;
 mod stats;
 

@@ -388,20 +388,39 @@ impl Units {
     }
 }
 
+/// Units that need not hear, as things are, of what a processor of the host's executes.
+#[derive(Clone, Copy, Default)]
+struct Aside {
+    /// They count from the time alone.
+    counters: bool,
+    /// The host traces.
+    trace: bool,
+}
+
 impl Units {
-    /// Whether a unit has to see instructions, but for breakpoints, which a processor of the host's has itself.
-    pub fn needs_instructions(&mut self, cpu: &mut dyn Processor) -> bool {
-        self.wanted(Appetite::NOTHING, true, cpu) != Appetite::NOTHING
+    /// Whether a unit has to see instructions, but for breakpoints, which a processor of the host's has itself. `times`: whoever
+    /// asks tells [how long](Units::elapsed) the processor runs, and RDPMC comes here.
+    pub fn needs_instructions(&mut self, times: bool, cpu: &mut dyn Processor) -> bool {
+        let aside = Aside {
+            counters: times && self.pmu.as_ref().is_some_and(Pmu::time_is_enough),
+            trace: self.pt.as_ref().is_some_and(Pt::is_served),
+        };
+        self.wanted(Appetite::NOTHING, aside, cpu) != Appetite::NOTHING
     }
 
-    /// What a host's tracer does with the processor trace, and what that wants of the machine.
-    pub fn host_trace(
-        &mut self,
-        cpu: &mut dyn Processor,
-        f: impl FnOnce(&mut Pt, &mut dyn Processor) -> Effects,
-    ) -> Effects {
-        let effects = self.pt.as_mut().map_or(Effects::NONE, |pt| f(pt, cpu));
-        self.settle(effects, cpu)
+    /// Whether there are counters.
+    pub fn has_counters(&self) -> bool {
+        self.pmu.is_some()
+    }
+
+    /// Cycles that a processor can run elsewhere until a counter overflows, or fewer; `None`: none does.
+    pub fn cycles_left(&self) -> Option<u64> {
+        self.pmu.as_ref().and_then(Pmu::cycles_left)
+    }
+
+    /// The processor has run elsewhere for so many cycles, and is in HLT now or not.
+    pub fn elapsed(&mut self, cycles: u64, halted: bool, cpu: &mut dyn Processor) {
+        around!(self, |pmu, around| pmu.elapsed(cycles, halted, cpu, &around));
     }
 
     /// Whether whoever writes a register is likely to read counters soon. A processor that runs elsewhere may have no RDPMC that
@@ -410,8 +429,8 @@ impl Units {
         self.pmu.as_ref().is_some_and(|pmu| pmu.owns(msr))
     }
 
-    /// What the units but for the breakpoints want to hear, on top of this. `natively`: from a processor whose host may trace it.
-    fn wanted(&mut self, mut appetite: Appetite, natively: bool, cpu: &mut dyn Processor) -> Appetite {
+    /// What the units but for the breakpoints want to hear, on top of this.
+    fn wanted(&mut self, mut appetite: Appetite, aside: Aside, cpu: &mut dyn Processor) -> Appetite {
         let (gate, frozen) = (self.gate(), self.lbr_frozen());
         let store = self.store_control();
         if let Some(debugctl) = &self.debugctl {
@@ -430,10 +449,12 @@ impl Units {
         if let Some(lbr) = &mut self.arch_lbr {
             appetite = appetite.and(lbr.appetite(frozen, || cpu.context()));
         }
-        around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
+        if !aside.counters {
+            around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
+        }
         let sampled = self.trace_samples(cpu);
         self.owed = self.owed.and(sampled);
-        if let Some(pt) = self.pt.as_ref().filter(|pt| !(natively && pt.is_served())) {
+        if let Some(pt) = self.pt.as_ref().filter(|_| !aside.trace) {
             appetite = appetite.and(pt.appetite());
         }
         if self.owed != Effects::NONE {
@@ -446,7 +467,7 @@ impl Units {
 impl Watch for Units {
     fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
         let breakpoints = self.dr.appetite(cpu);
-        let appetite = self.wanted(breakpoints, false, cpu);
+        let appetite = self.wanted(breakpoints, Aside::default(), cpu);
         self.merge();
         appetite
     }

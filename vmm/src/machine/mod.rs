@@ -373,10 +373,26 @@ impl Machine {
         &self.rdt
     }
 
-    /// Whether something that watches the CPU that the bus answers has to see each of its instructions.
-    pub fn needs_instructions(&mut self, cpu: &mut dyn Processor) -> bool {
+    /// Whether something that watches the CPU that the bus answers has to see each of its instructions. `times`: whoever asks
+    /// tells [how long](Machine::elapsed) the CPU runs elsewhere, and RDPMC comes here.
+    pub fn needs_instructions(&mut self, times: bool, cpu: &mut dyn Processor) -> bool {
         let watchers = &mut self.watchers[self.current];
-        watchers.probe.is_some() || watchers.units.needs_instructions(cpu)
+        watchers.probe.is_some() || watchers.units.needs_instructions(times, cpu)
+    }
+
+    /// Whether the CPUs have counters of ours.
+    pub fn has_counters(&self) -> bool {
+        self.watchers.iter().any(|watchers| watchers.units.has_counters())
+    }
+
+    /// Cycles that a CPU can run elsewhere until one of its counters overflows, or fewer; `None`: none does.
+    pub fn cycles_left(&self, cpu: usize) -> Option<u64> {
+        self.watchers.get(cpu)?.units.cycles_left()
+    }
+
+    /// The CPU that the bus answers has run elsewhere for so many cycles, and is in HLT now or not.
+    pub fn elapsed(&mut self, cycles: u64, halted: bool, cpu: &mut dyn Processor) {
+        self.watchers[self.current].units.elapsed(cycles, halted, cpu);
     }
 
     /// Whether a write of this register comes before RDPMC, as far as one can tell.

@@ -7,7 +7,7 @@ use log::{debug, info};
 use vmm_sys_util::eventfd::EventFd;
 use x86::model::CpuModel;
 
-use super::{End, Vm, pace::Pace, report::report, stats::Native};
+use super::{End, Vm, pace::Pace, rdpmc, report::report, stats::Native};
 use crate::{
     config::MachineConfig,
     console::{Console, Stop},
@@ -265,10 +265,11 @@ impl Vm {
     /// Whether there is something that only the engine does: a unit or an observer that has to see instructions, something
     /// that a debugger wants to stop for, CPUs that are to stand still.
     fn needs_engine(&mut self) -> bool {
-        self.points().is_err()
-            || self.soft.runs_only()
-            || self.machine.is_observed()
-            || self.soft.needs_instructions(&mut self.machine).is_some()
+        let Ok(points) = self.points() else { return true };
+        self.soft.runs_only() || self.machine.is_observed() || {
+            let times = self.rdpmc_handlers(points.len()).is_some();
+            self.soft.needs_instructions(times, &mut self.machine).is_some()
+        }
     }
 
     /// Runs a machine on KVM until it has come out of the guest so often, or something ends the run before. `None`: it has come
@@ -363,9 +364,19 @@ impl Vm {
         if let Some(cpu) = self.passes(&points) {
             return Ok(Err(Stay::Step(cpu)));
         }
+        // Steps have KVM's guest debugging to themselves here, too.
+        let handlers = match hosted.hypervisor.single_steps() {
+            true => None,
+            false => self.rdpmc_handlers(points.len()),
+        };
+        if let Some(cpu) = handlers.as_ref().and_then(|handlers| self.before_handler(handlers)) {
+            return Ok(Err(Stay::Step(cpu)));
+        }
+        let registers = points.iter().map(|point| point.register);
+        let catching = rdpmc::breakpoints(handlers.as_deref().unwrap_or_default());
         hosted
             .hypervisor
-            .arm(points.iter().map(|point| point.register).collect());
+            .arm(registers.chain(catching).collect(), handlers.is_some());
         let (control, debugger, mut request) = (self.control.as_ref(), self.debugger.as_ref(), None);
         let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
         let outside = |shared: &Shared| -> Result<Option<End>, Stop> {
@@ -408,6 +419,7 @@ impl Vm {
             Ok(native) => native,
             Err(what) => return Ok(Ok(End::Kvm(format!("{what}\n{}", self.report())))),
         };
+        let rdpmc = self.take_back_rdpmc(&native.hits, points.len());
         let met = self.met(&points, &native.hits);
         for effect in native.effects {
             if let Some(end) = self.take_effect(effect) {
@@ -423,9 +435,16 @@ impl Vm {
         if native.hits.iter().any(|(_, hit)| hit.guest_steps) {
             return Ok(Err(Stay::Watched));
         }
+        if let Some(cpu) = rdpmc {
+            return Ok(Err(Stay::Step(cpu)));
+        }
         Ok(match native.why {
             Why::Asked | Why::Effects => Err(Stay::Native),
             Why::Instructions(cpu) => {
+                // A guest that had no handler when it came to KVM may have one by now.
+                if self.rdpmc_handlers(points.len()).is_some() && !self.needs_engine() {
+                    return Ok(Err(Stay::Native));
+                }
                 debug!("a unit of CPU {cpu} has to see instructions");
                 Err(Stay::Watched)
             }

@@ -97,13 +97,13 @@ fn plan(debugger: &Debugger, kinds: Kinds) -> Result<Vec<Point>, &'static str> {
 }
 
 /// The guest has debug exceptions of its own coming: a breakpoint, or each access to a debug register.
-fn is_armed(state: &CpuState) -> bool {
+pub(super) fn is_armed(state: &CpuState) -> bool {
     let dr7 = Dr7::from_bits(state.dr[7]);
     dr7.enables() != 0 || dr7.general_detect()
 }
 
 /// Linear address of a CPU's next instruction.
-fn linear(state: &CpuState) -> u64 {
+pub(super) fn linear(state: &CpuState) -> u64 {
     state.segments[CS].base.wrapping_add(state.rip)
 }
 
@@ -117,7 +117,7 @@ fn breaks_here(state: &CpuState) -> bool {
 
 impl Vm {
     /// What KVM's debug registers can serve a debugger with. Found out once.
-    fn kinds(&mut self) -> Kinds {
+    pub(super) fn kinds(&mut self) -> Kinds {
         *self.points.kinds.get_or_insert_with(|| {
             let kinds = Host::open().and_then(|host| host.guest_debug());
             match &kinds {

@@ -1,6 +1,7 @@
 //! The ways to run a machine's CPUs.
 
 mod exit;
+pub mod fault;
 pub mod handover;
 pub mod kvm;
 mod soft;

@@ -129,9 +129,10 @@ impl Soft {
         self.cpus.iter().map(|cpu| &*cpu.0)
     }
 
-    /// The first CPU that something watches which has to see each of its instructions.
-    pub fn needs_instructions(&mut self, machine: &mut Machine) -> Option<usize> {
-        let look = |machine: &mut Machine, cpu: &mut dyn engine::bus::Processor| machine.needs_instructions(cpu);
+    /// The first CPU that something watches which has to see each of its instructions. `times` as for
+    /// [`Machine::needs_instructions`].
+    pub fn needs_instructions(&mut self, times: bool, machine: &mut Machine) -> Option<usize> {
+        let look = |machine: &mut Machine, cpu: &mut dyn engine::bus::Processor| machine.needs_instructions(times, cpu);
         (0..self.cpus.len()).find(|&cpu| self.look(cpu, machine, look) == Some(true))
     }
 

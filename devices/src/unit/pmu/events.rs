@@ -118,7 +118,7 @@ fn passed(from: u64, by: u64, unit: u64) -> u64 {
 }
 
 /// How far from `from` the multiple number `n` of `unit` is.
-fn until(from: u64, n: u64, unit: u64) -> u64 {
+pub(super) fn until(from: u64, n: u64, unit: u64) -> u64 {
     n.saturating_mul(unit).saturating_sub(from % unit).max(1)
 }
 

@@ -25,6 +25,7 @@
 //! either.
 
 mod classify;
+mod elsewhere;
 mod events;
 mod plan;
 mod registers;
@@ -92,8 +93,10 @@ pub struct PmuState {
     pub offcore: [u64; 2],
     /// MSR_PERF_METRICS as written; slots and instructions since.
     pub metrics: [u64; 3],
-    /// Instructions and steps up to which everything has been counted.
+    /// Instructions and cycles up to which everything has been counted.
     pub counted: [u64; 2],
+    /// Cycles that are no steps of the machine's: the processor ran elsewhere.
+    pub elsewhere: u64,
     /// Privilege level since then.
     pub cpl: u8,
     /// In HLT or MWAIT since then.
@@ -210,6 +213,7 @@ impl Pmu {
                 offcore: [0; 2],
                 metrics: [0; 3],
                 counted: [0; 2],
+                elsewhere: 0,
                 cpl: 0,
                 halted: false,
                 live: 0,
@@ -236,7 +240,7 @@ impl Pmu {
     /// Power-up reset: all zero, but the general counters enabled in IA32_PERF_GLOBAL_CTRL. INIT leaves everything as it is.
     /// SDM Vol. 3A Table 10-1 "IA-32 and Intel 64 Processor States Following Power-up, Reset, or INIT".
     pub fn reset(&mut self) {
-        let (counted, cpl) = (self.s.counted, self.s.cpl);
+        let (counted, elsewhere, cpl) = (self.s.counted, self.s.elsewhere, self.s.cpl);
         self.s = PmuState {
             values: [0; COUNTERS],
             selects: [0; GENERAL],
@@ -250,6 +254,7 @@ impl Pmu {
             offcore: [0; 2],
             metrics: [0; 3],
             counted,
+            elsewhere,
             cpl,
             halted: false,
             live: 0,
@@ -470,7 +475,7 @@ impl Pmu {
             Change::Wake { .. } => self.s.halted = false,
             Change::Reset => {
                 self.reset();
-                self.s.counted = [cpu.retired(), cpu.step()];
+                self.s.counted = [cpu.retired(), cpu.step().wrapping_add(self.s.elsewhere)];
             }
             Change::Init => {
                 self.s.halted = false;
@@ -571,7 +576,7 @@ impl Pmu {
 
     /// Adds what instructions and steps have moved on; the counters that had an event.
     fn advance(&mut self, cpu: &mut dyn Processor) -> Had {
-        let now = [cpu.retired(), cpu.step()];
+        let now = [cpu.retired(), cpu.step().wrapping_add(self.s.elsewhere)];
         let then = core::mem::replace(&mut self.s.counted, now);
         let instructions = now[0].wrapping_sub(then[0]);
         let steps = if self.s.halted { 0 } else { now[1].wrapping_sub(then[1]) };

@@ -597,6 +597,89 @@ fn clocks_never_ask_for_branches_or_accesses() {
     }
 }
 
+// covers: 6/native-counters
+#[test]
+fn what_counts_time_alone_counts_while_the_guest_is_elsewhere() {
+    const FIXED_CYCLES: u64 = 0x30;
+    for (select, fixed, cycles, enough, why) in [
+        (CYCLES, 0, 5000, true, "cycles"),
+        (
+            0,
+            FIXED_CYCLES,
+            5000,
+            true,
+            "the fixed counter, as the lockup watchdog has it",
+        ),
+        (CYCLES | INT, 0, 5000, true, "with an interrupt that is far away"),
+        (0, 0, 0, true, "nothing is counted"),
+        (
+            CYCLES & !USR,
+            0,
+            0,
+            false,
+            "one ring alone: nobody says when it is left",
+        ),
+        (0, FIXED_CYCLES & 0x10, 0, false, "the same of the fixed one"),
+        (INSTRUCTIONS, 0, 0, false, "instructions"),
+        (BRANCHES, 0, 0, false, "branches"),
+        (CYCLES | 1 << 18, 0, 0, false, "edges"),
+        (CYCLES, 3, 0, false, "instructions beside cycles"),
+    ] {
+        let mut run = Run::new(&WESTMERE);
+        run.write(IA32_FIXED_CTR_CTRL, fixed);
+        run.write(IA32_PERF_GLOBAL_CTRL, 7 << 32 | 1);
+        run.write(IA32_PERFEVTSEL0, select);
+        assert_eq!(run.pmu.time_is_enough(), enough, "{why}");
+        if !enough {
+            continue;
+        }
+        let counter = if fixed != 0 { IA32_FIXED_CTR0 + 1 } else { IA32_PMC0 };
+        let before = run.read(counter);
+        run.pmu.elapsed(5000, true, &mut run.core, &around());
+        assert_eq!(run.read(counter) - before, cycles, "{why}");
+        run.core.step += 77;
+        assert_eq!(run.read(counter) - before, cycles, "{why}: HLT is no time");
+        run.pmu.elapsed(5, false, &mut run.core, &around());
+        run.core.step += 10;
+        let more = if cycles == 0 { 0 } else { 15 };
+        assert_eq!(run.read(counter) - before, cycles + more, "{why}: it has been woken");
+    }
+}
+
+// covers: 6/native-counters
+#[test]
+fn an_overflow_elsewhere_comes_when_it_was_said_to() {
+    for (select, model, why) in [
+        (CYCLES | INT, &WESTMERE, "cycles"),
+        (EN | OS | USR | INT | 0x013C, &SAPPHIRERAPIDS, "reference cycles"),
+        (EN | OS | USR | INT | 0x01A4, &SAPPHIRERAPIDS, "slots"),
+    ] {
+        let mut run = Run::new(model);
+        run.write(IA32_PERFEVTSEL0, select);
+        run.write(IA32_PMC0, -1000i32 as u32 as u64);
+        let (mut rounds, mut passed) = (0, 0);
+        while run.pmu.time_is_enough() {
+            let left = run
+                .pmu
+                .cycles_left()
+                .unwrap_or_else(|| panic!("{why}: {rounds} {passed}"));
+            assert!(left > 0 && rounds < 3, "{why}: {rounds} rounds, {passed} cycles");
+            assert_eq!(run.read(IA32_PERF_GLOBAL_STATUS), 0, "{why}: early");
+            if left > 1 {
+                run.pmu.elapsed(left - 1, false, &mut run.core, &around());
+                assert!(run.pmu.time_is_enough(), "{why}: {left} were left");
+            }
+            run.pmu.elapsed(1, false, &mut run.core, &around());
+            (rounds, passed) = (rounds + 1, passed + left);
+        }
+        assert_eq!(run.read(IA32_PERF_GLOBAL_STATUS), 1, "{why}");
+        run.ask();
+        assert_eq!(run.appetite.instructions, 0, "{why}: the interrupt is to be asked for");
+        run.tick();
+        assert_eq!(run.pmis.len(), 1, "{why}");
+    }
+}
+
 // covers: 4/pmu-freeze
 #[test]
 fn a_freeze_stops_the_counters_as_the_version_does_it() {

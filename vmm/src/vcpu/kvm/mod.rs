@@ -268,6 +268,8 @@ pub struct Hypervisor {
     points: Vec<Breakpoint>,
     /// A unit of ours may have to see instructions.
     watches: bool,
+    /// RDPMC comes out of KVM, by one of the points.
+    has_rdpmc: bool,
     /// The mapping that KVM was given, which has to stay.
     memory: Memory,
 }
@@ -356,6 +358,7 @@ impl Hypervisor {
             limit: None,
             points: Vec::new(),
             watches,
+            has_rdpmc: false,
             memory: memory.clone(),
         })
     }
@@ -389,9 +392,10 @@ impl Hypervisor {
         self.limit = limit;
     }
 
-    /// Has all CPUs stop at these breakpoints of the host's, four at most, from the next run on: [`Native::hits`].
-    pub fn arm(&mut self, points: Vec<Breakpoint>) {
-        self.points = points;
+    /// Has all CPUs stop at these breakpoints of the host's, four at most, from the next run on: [`Native::hits`]. `has_rdpmc`:
+    /// that is how RDPMC comes out, so that counters of time can count here.
+    pub fn arm(&mut self, points: Vec<Breakpoint>, has_rdpmc: bool) {
+        (self.points, self.has_rdpmc) = (points, has_rdpmc);
     }
 
     /// Whether they make single steps.

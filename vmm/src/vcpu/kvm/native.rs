@@ -141,6 +141,10 @@ pub(super) struct Local {
     pub(super) deaf: AtomicBool,
     /// The instructions that the engine has retired for it.
     retired: u64,
+    /// Up to this tick of the clock its counters have counted, if it has been running since.
+    counted: AtomicU64,
+    /// When one of them overflows if it goes on running, in nanoseconds of the clock.
+    overflow: AtomicU64,
     /// Its state at the beginning.
     before: CpuState,
     /// `None`: it has not been there.
@@ -220,11 +224,57 @@ impl<'a> Shared<'a> {
         if woken {
             self.changed.notify_all();
         }
-        let next = machine.platform().next_event();
+        let mut next = machine.platform().next_event();
+        if let Some((index, overflow)) = self.next_overflow() {
+            if overflow <= machine.clock().ns(self.steps) {
+                self.stop_locked(Why::Instructions(index));
+            }
+            next = Some(next.map_or(overflow, |next| next.min(overflow)));
+        }
         if next.unwrap_or(u64::MAX) < self.deadline.load(Ordering::SeqCst) && own.is_some() {
             let _ = self.wake.write(1);
         }
         next
+    }
+
+    /// The running CPU whose counters overflow first, and when.
+    fn next_overflow(&self) -> Option<(usize, u64)> {
+        if !self.hypervisor.has_rdpmc {
+            return None;
+        }
+        let all = self
+            .cpus
+            .iter()
+            .map(|local| local.overflow.load(Ordering::SeqCst))
+            .enumerate();
+        all.filter(|(_, at)| *at != u64::MAX).min_by_key(|(_, at)| *at)
+    }
+
+    /// A CPU, which the machine's bus answers, begins to run.
+    fn begins(&self, index: usize, machine: &mut Machine) {
+        let local = &self.cpus[index];
+        let clock = machine.clock();
+        let (ticks, left) = (clock.ticks(self.steps), machine.cycles_left(index));
+        let overflow = left.map_or(u64::MAX, |left| machine.clock().ns_of(ticks.saturating_add(left)));
+        local.counted.store(ticks, Ordering::SeqCst);
+        local.overflow.store(overflow, Ordering::SeqCst);
+    }
+
+    /// A CPU, which the machine's bus answers and which has been running, halts, or is about to say what its counters hold.
+    fn has_run(&self, index: usize, halted: bool, machine: &mut Machine, view: &mut View<'_>) {
+        let local = &self.cpus[index];
+        let ticks = machine.clock().ticks(self.steps);
+        machine.elapsed(ticks.saturating_sub(local.counted.load(Ordering::SeqCst)), halted, view);
+        match halted {
+            true => local.overflow.store(u64::MAX, Ordering::SeqCst),
+            false => self.begins(index, machine),
+        }
+    }
+
+    /// The CPU whose exit is being served.
+    fn view<'v>(&'v self, index: usize, vcpu: &'v VcpuFd, machine: &mut Machine) -> View<'v> {
+        let counts = [self.cpus[index].retired, self.steps];
+        View::new(vcpu, &self.hypervisor.memory, machine.tsc(self.steps), counts)
     }
 
     /// Says when the calling thread is going to look again.
@@ -273,6 +323,9 @@ impl<'a> Shared<'a> {
         let local = &self.cpus[index];
         let mut machine = self.machine();
         self.hypervisor.enter(index, vcpu, &local.before, &mut machine)?;
+        if !local.halted.load(Ordering::SeqCst) {
+            self.begins(index, &mut machine);
+        }
         drop(machine);
         self.turns(index, cpu, vcpu);
         state::want(vcpu, true);
@@ -283,6 +336,11 @@ impl<'a> Shared<'a> {
         }
         let halted = local.halted.load(Ordering::SeqCst);
         let mut machine = self.machine();
+        if self.hypervisor.has_rdpmc && !halted {
+            machine.select(index);
+            let mut view = self.view(index, vcpu, &mut machine);
+            self.has_run(index, halted, &mut machine, &mut view);
+        }
         self.hypervisor.leave(index, vcpu, &local.before, halted, &mut machine)
     }
 
@@ -350,6 +408,12 @@ impl<'a> Shared<'a> {
             }
             Reason::Halt => {
                 count(&self.counts.halt);
+                if self.hypervisor.has_rdpmc {
+                    let mut machine = self.machine();
+                    machine.select(index);
+                    let mut view = self.view(index, vcpu, &mut machine);
+                    self.has_run(index, true, &mut machine, &mut view);
+                }
                 let deaf = vcpu.get_kvm_run().if_flag == 0;
                 local.deaf.store(deaf, Ordering::SeqCst);
                 local.halted.store(true, Ordering::SeqCst);
@@ -411,7 +475,9 @@ impl<'a> Shared<'a> {
             }
             return Next::Look;
         }
-        local.halted.store(false, Ordering::SeqCst);
+        if local.halted.swap(false, Ordering::SeqCst) {
+            self.begins(index, &mut machine);
+        }
         if nmi && vcpu.nmi().is_ok() {
             machine.platform().take_nmi(index);
             self.counts.nmis.fetch_add(1, Ordering::Relaxed);
@@ -480,23 +546,31 @@ impl<'a> Shared<'a> {
                     // CPUID, which loads it, does not come here.
                     machine.cpuid(1, 0);
                 }
-                let memory = &self.hypervisor.memory;
-                let mut view = View::new(vcpu, memory, machine.tsc(now), [self.cpus[index].retired, now]);
+                let mut view = self.view(index, vcpu, machine);
+                if machine.precedes_rdpmc(msr) {
+                    self.has_run(index, false, machine, &mut view);
+                }
                 let answer = machine.read_msr(msr, &mut view).ok();
                 room::set_msr(vcpu, answer);
                 false
             }
             Reason::WriteMsr(msr, value) => {
-                let memory = &self.hypervisor.memory;
-                let mut view = View::new(vcpu, memory, machine.tsc(now), [self.cpus[index].retired, now]);
+                let (hypervisor, counters) = (self.hypervisor, machine.precedes_rdpmc(msr));
+                let mut view = self.view(index, vcpu, machine);
+                if counters {
+                    self.has_run(index, false, machine, &mut view);
+                }
                 let written = machine.write_msr(msr, value, &mut view);
                 // Asking fetches registers, and the timer's deadline is what guests write most.
                 let units = !(msr == IA32_TSC_DEADLINE || x2apic(msr));
                 // KVM answers RDPMC itself, with #GP. Zeros are clearing up.
+                let reads = !hypervisor.has_rdpmc && value != 0 && written.is_ok() && counters;
                 let watched = units
-                    && self.hypervisor.watches
-                    && (value != 0 && written.is_ok() && machine.precedes_rdpmc(msr)
-                        || machine.needs_instructions(&mut view));
+                    && hypervisor.watches
+                    && (reads || machine.needs_instructions(hypervisor.has_rdpmc, &mut view));
+                if counters {
+                    self.begins(index, machine);
+                }
                 room::set_msr(vcpu, written.ok().map(|()| 0));
                 let offset = machine.tsc_offset(index);
                 cpu.set_tsc_offset(vcpu, offset, self.hypervisor.clock);
@@ -553,6 +627,8 @@ impl Hypervisor {
             told_nmi: AtomicBool::new(false),
             deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
             retired,
+            counted: AtomicU64::new(0),
+            overflow: AtomicU64::new(u64::MAX),
             before: state,
             after: Mutex::new(None),
         });
