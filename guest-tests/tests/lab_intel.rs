@@ -1,6 +1,6 @@
 //! minivmm on a real kvm-intel, in the lab: guest tests, and our units by handover.
 
-use guest_tests::lab::{Ended, Guest, Host, Job, Known, chosen, job, jobs, judge_all, without_reason};
+use guest_tests::lab::{Ended, Guest, Host, Job, Known, chosen, job, jobs, judge_all, share_in_engine, without_reason};
 use guest_tests::{HELLO, INIT_MARKER, linux};
 
 /// In `vcpu->arch.dr6` KVM clears B0 to B3 before it sets those of the exception that it hands on.
@@ -103,6 +103,30 @@ fn linux_boots_on_a_real_kvm_intel() {
     let Ended { status, said } = &ended[0];
     assert!(*status == 0 && said.contains(INIT_MARKER), "status {status}: {said}");
     assert!(said.contains("KVM forgets what the guest writes"), "{said}");
+}
+
+/// Its counter counts cycles of all rings, so it counts in KVM; its interrupts are the engine's, and RDPMC in their handler.
+// covers: 6/lab-watchdog
+#[test]
+fn linux_with_its_lockup_watchdog_stays_in_kvm() {
+    if !guest_tests::full() {
+        println!("left out: the watchdog in Bochs, which the full form runs");
+        return;
+    }
+    let cmdline = "console=ttyS0 quiet panic=-1 minivmm.script=watchdog";
+    let options = "--engine kvm -m 128M --cpu-model haswell --pmu=emulated --stats --cmdline";
+    let job = Job::new(options.split(' ').chain([cmdline]))
+        .file("--kernel", &linux().kernel)
+        .file("--initrd", &linux().initrd);
+    let ended = jobs(Host::Intel, &[job]).unwrap_or_else(|why| panic!("{why}"));
+    let Ended { status, said } = &ended[0];
+    assert!(
+        *status == 0 && said.contains("watchdog: all holds"),
+        "status {status}: {said}"
+    );
+    let share = share_in_engine(&ended[0]).unwrap_or_else(|| panic!("no statistics: {said}"));
+    println!("{:.1} % of the time in the engine", share * 100.0);
+    assert!(share <= 0.05, "{share}: {said}");
 }
 
 // covers: 7/matrix-labs

@@ -174,6 +174,17 @@ pub fn handovers(ended: &Ended) -> Option<u64> {
     before.split_whitespace().next_back()?.parse().ok()
 }
 
+/// Which part of its wall time a run on KVM was in the software engine, by its statistics.
+pub fn share_in_engine(ended: &Ended) -> Option<f64> {
+    let seconds = |line: &str, behind: &str, before: &str| -> Option<f64> {
+        let line = ended.said.lines().find(|said| said.starts_with(line))?;
+        let (_, from) = line.split_once(behind)?;
+        from.split_once(before)?.0.trim().parse().ok()
+    };
+    let wall = seconds("wall time:", ":", " s")?;
+    (wall > 0.0).then_some(seconds("handovers:", "debugger;", " s")? / wall)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,5 +228,14 @@ mod tests {
         let line = "x\nhandovers:    3 for an instruction, 12 for a unit; 0.000 s in the engine\n";
         assert_eq!(handovers(&ended(line)), Some(12));
         assert_eq!(handovers(&ended("x")), None);
+    }
+
+    // covers: 6/lab-watchdog
+    #[test]
+    fn the_share_in_the_engine_is_that_of_the_wall_time() {
+        let text = "handovers:    3 for an instruction, 12 for a unit or the debugger; 1.500 s in the engine\nwall time:    6.000 s\n";
+        assert_eq!(share_in_engine(&ended(text)), Some(0.25));
+        assert_eq!(share_in_engine(&ended("wall time:    6.000 s\n")), None);
+        assert_eq!(share_in_engine(&ended(&text.replace("6.000", "0.000"))), None);
     }
 }

@@ -19,7 +19,7 @@ mod bochs;
 mod judge;
 mod qemu;
 
-pub use judge::{Guest, Known, Tally, chosen, handovers, job, judge, judge_all, without_reason};
+pub use judge::{Guest, Known, Tally, chosen, handovers, job, judge, judge_all, share_in_engine, without_reason};
 
 /// A run that takes longer hangs; the host under the host is slow.
 const RUN_SECONDS: u64 = 300;

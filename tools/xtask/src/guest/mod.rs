@@ -30,7 +30,7 @@ const COMMANDS: [(&str, &str); 2] = [
         include_str!("../../../../guest-tests/linux/load-modules"),
     ),
 ];
-const SCRIPTS: [(&str, &str); 4] = [
+const SCRIPTS: [(&str, &str); 5] = [
     (DEMO_SCRIPT, include_str!("../../../../guest-tests/linux/scripts/demo")),
     (
         "selftest",
@@ -38,6 +38,10 @@ const SCRIPTS: [(&str, &str); 4] = [
     ),
     ("smp", include_str!("../../../../guest-tests/linux/scripts/smp")),
     ("nothing", include_str!("../../../../guest-tests/linux/scripts/nothing")),
+    (
+        "watchdog",
+        include_str!("../../../../guest-tests/linux/scripts/watchdog"),
+    ),
 ];
 
 /// The kernel's modules that drive our devices, in the order in which they can be loaded, and where the kernel's package has
