@@ -100,6 +100,9 @@ pub struct Cli {
     /// What every CPU's time-stamp counter reads at the start; negative: so much below 2^64
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_offset, allow_hyphen_values = true)]
     tsc_offset: u64,
+    /// Allow what has not run on the hardware that it is for: --pt=host
+    #[arg(long)]
+    experimental: bool,
     /// What executes the guest
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
@@ -300,6 +303,8 @@ where
             (engine, _) => engine,
         },
         irqchip: cli.irqchip,
+        experimental: cli.experimental,
+        host_trace: None,
         serial: cli.serial,
         control: cli.control,
         gdb: cli.gdb.or(cli.usual_gdb.then_some(gdb::Address::USUAL)),

@@ -1,8 +1,10 @@
 //! What a machine is made of, as plain data: the command line ends here and the machine begins here.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use x86::model::CpuModel;
+
+use crate::vcpu::kvm::tracer::Traces;
 
 /// The real-time clock's date in a run on the virtual clock, unless `--rtc-base` says otherwise: 2024-01-01T00:00:00Z.
 pub const VIRTUAL_RTC_BASE: i64 = 1_704_067_200;
@@ -100,6 +102,10 @@ pub struct MachineConfig {
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
     pub units: crate::resolve::Wishes,
+    /// Units that have not run on the hardware they are for may be wished for, too.
+    pub experimental: bool,
+    /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
+    pub host_trace: Option<Arc<dyn Traces>>,
     /// The engine.
     pub engine: EngineChoice,
     /// Whose interrupt controllers a machine on KVM has; `None`: as fits.
@@ -150,6 +156,8 @@ impl MachineConfig {
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
             units: crate::resolve::Wishes::default(),
+            experimental: false,
+            host_trace: None,
             engine: EngineChoice::Soft,
             irqchip: Some(crate::irqchip::Irqchip::Minivmm),
             serial: SerialTarget::Buffer,

@@ -47,6 +47,10 @@ fn moves(config: &MachineConfig, units: &Resolution) -> Option<(String, &'static
             "has the guest run in the software engine while it uses the unit",
         ));
     }
+    if units.pt == Resolved::Host {
+        let does = "has its interrupts from this program's";
+        return Some(("--pt=host".into(), does));
+    }
     let debugged = config.gdb.is_some();
     let does = "has the guest run in the software engine while there is something to stop for";
     debugged.then(|| ("--gdb".to_string(), does))
@@ -65,6 +69,12 @@ pub fn choose(
 ) -> Result<Choice, String> {
     let chosen = |irqchip, why: String| Ok(Choice { irqchip, why });
     let moves = moves(config, units);
+    if units.pmu == Resolved::Host {
+        return counters(config, moves, lacks).map(|why| Choice {
+            irqchip: Irqchip::Kvm,
+            why,
+        });
+    }
     match config.irqchip {
         Some(Irqchip::Minivmm) => chosen(Irqchip::Minivmm, "as --irqchip says".into()),
         Some(Irqchip::Kvm) => match (moves, lacks) {
@@ -86,6 +96,24 @@ pub fn choose(
             let (irqchip, why) = of_host(lacks, speed());
             chosen(irqchip, why)
         }
+    }
+}
+
+/// Why a machine with KVM's counters has KVM's.
+///
+/// # Errors
+/// One line: they cannot be had.
+fn counters(
+    config: &MachineConfig,
+    moves: Option<(String, &'static str)>,
+    lacks: Option<&'static str>,
+) -> Result<String, String> {
+    const WHY: &str = "--pmu=host: the counters' interrupts are for KVM's own local APICs";
+    match (moves, lacks, config.irqchip) {
+        (Some((option, does)), ..) => Err(format!("{WHY}, which {option} excludes: it {does}")),
+        (_, Some(name), _) => Err(format!("{WHY}, and this host's KVM has no {name}")),
+        (_, _, Some(Irqchip::Minivmm)) => Err(format!("{WHY}: leave --irqchip minivmm out")),
+        _ => Ok(WHY.into()),
     }
 }
 
@@ -178,6 +206,58 @@ mod tests {
             let choice = choose(&wished, &units, lacks, || panic!("nothing is measured")).unwrap();
             assert_eq!(choice.irqchip, Irqchip::Minivmm);
         }
+    }
+
+    // covers: 6/host-pmu-irqchip
+    #[test]
+    fn kvms_counters_imply_kvms_controllers_and_a_hosts_trace_this_programs() {
+        let base = MachineConfig {
+            irqchip: None,
+            ..MachineConfig::new("k")
+        };
+        let host = Resolved::Host;
+        let none = Resolution::default();
+        let counters = Resolution { pmu: host, ..none };
+        for irqchip in [None, Some(Irqchip::Kvm)] {
+            let config = MachineConfig {
+                irqchip,
+                ..base.clone()
+            };
+            let choice = choose(&config, &counters, None, || panic!("nothing is measured")).unwrap();
+            assert_eq!(choice.irqchip, Irqchip::Kvm);
+            assert!(choice.why.contains("--pmu=host"), "{choice:?}");
+        }
+        let ours = MachineConfig {
+            irqchip: Some(Irqchip::Minivmm),
+            ..base.clone()
+        };
+        let gdb = MachineConfig {
+            gdb: Some(crate::gdb::Address::USUAL),
+            ..base.clone()
+        };
+        for (config, lacks, says) in [
+            (&ours, None, "leave --irqchip minivmm out"),
+            (&gdb, None, "--gdb excludes"),
+            (&base, Some("KVM_CAP_PIT2"), "no KVM_CAP_PIT2"),
+        ] {
+            let error = choose(config, &counters, lacks, NATIVE).unwrap_err();
+            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
+        }
+        let trace = Resolution { pt: host, ..none };
+        let choice = choose(&base, &trace, None, NATIVE).unwrap();
+        assert_eq!(
+            (choice.irqchip, choice.why.contains("--pt=host")),
+            (Irqchip::Minivmm, true)
+        );
+        let kvms = MachineConfig {
+            irqchip: Some(Irqchip::Kvm),
+            ..base
+        };
+        assert!(
+            choose(&kvms, &trace, None, NATIVE)
+                .unwrap_err()
+                .contains("--pt=host has its interrupts")
+        );
     }
 
     // covers: 6/irqchip-choice

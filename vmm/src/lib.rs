@@ -54,6 +54,7 @@ pub mod disk;
 pub mod error;
 pub mod gdb;
 pub mod history;
+pub mod hostunits;
 pub mod inject;
 pub mod irqchip;
 pub mod linux;

@@ -7,6 +7,7 @@ use std::fs;
 
 use serde::Serialize;
 
+use crate::hostunits;
 use crate::irqchip::{self, Choice};
 use crate::resolve::{Resolution, Resolved, Wish, Wishes, never_off};
 use crate::vcpu::kvm::{self, Host, guestdbg::Kinds};
@@ -31,8 +32,10 @@ pub struct Seen {
 pub struct Kvm {
     /// The modules that are loaded, and the built-in ones that have parameters.
     pub modules: Vec<String>,
-    /// kvm_intel's `pt_mode`, where it has that parameter.
-    pub pt_mode: Option<String>,
+    /// What decides about the host's Intel PT.
+    pub pt: hostunits::Pt,
+    /// What decides about the host's counters, PEBS and last-branch records.
+    pub pmu: hostunits::Pmu,
     /// How fast it is, or that it interprets.
     pub speed: Result<String, String>,
     /// The frequency of a guest's time-stamp counter.
@@ -72,7 +75,8 @@ impl Seen {
                     .filter(|name| there(name))
                     .map(|name| (*name).to_string())
                     .collect(),
-                pt_mode: text_of("/sys/module/kvm_intel/parameters/pt_mode"),
+                pt: hostunits::Pt::here(is_intel(), || host.tries_pt().map(drop)),
+                pmu: pmu_of(&host),
                 speed: host.virtualizes(),
                 tsc_khz: host.tsc_khz,
                 guest_debug: host.guest_debug(),
@@ -109,21 +113,37 @@ struct Rule {
 }
 
 /// What the rules ask about a host.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traits {
-    /// The processor is Intel's.
-    pub intel: bool,
-    /// kvm_intel's `pt_mode`, where it has that parameter.
-    pub pt_mode: Option<String>,
+    /// What decides about the host's Intel PT.
+    pub pt: hostunits::Pt,
+    /// What decides about the host's counters, PEBS and last-branch records.
+    pub pmu: hostunits::Pmu,
 }
 
 impl Traits {
-    /// Of this host.
-    pub fn here() -> Self {
+    /// Of this host, without trying what perf records.
+    pub fn of(host: &Host) -> Self {
         Traits {
-            intel: cpuinfo("vendor_id") == INTEL,
-            pt_mode: text_of("/sys/module/kvm_intel/parameters/pt_mode"),
+            pt: hostunits::Pt::here(is_intel(), || Ok(())),
+            pmu: pmu_of(host),
         }
+    }
+}
+
+fn is_intel() -> bool {
+    cpuinfo("vendor_id") == INTEL
+}
+
+fn pmu_of(host: &Host) -> hostunits::Pmu {
+    hostunits::Pmu {
+        intel: is_intel(),
+        leaf: host.supported(0xa),
+        capabilities: host.perf_capabilities(),
+        signature: host.supported(1)[0],
+        mediated: ["1", "Y"]
+            .map(Some)
+            .contains(&hostunits::parameter("kvm", "enable_mediated_pmu").as_deref()),
     }
 }
 
@@ -149,15 +169,7 @@ fn text_of(path: &str) -> Option<String> {
 }
 
 fn rules(host: &Traits) -> [Rule; 8] {
-    let intel = host.intel;
     let no = |text: &str| Some(text.to_string());
-    let pt = match (intel, host.pt_mode.as_deref()) {
-        (false, _) => "the host's processor is not Intel's".to_string(),
-        (true, None) => "kvm_intel has no pt_mode: stock kernels since 6.12 build it without (CONFIG_BROKEN)".into(),
-        (true, Some("1")) => "kvm_intel gives it to guests, and this version does not take it".into(),
-        (true, Some(_)) => "kvm_intel keeps it for the host (pt_mode=0)".into(),
-    };
-    let not_taken = "this version does not pass the host's through";
     [
         Rule {
             unit: "dr",
@@ -168,11 +180,7 @@ fn rules(host: &Traits) -> [Rule; 8] {
         Rule {
             unit: "lbr",
             own: Resolved::Absent,
-            host: no(if intel {
-                not_taken
-            } else {
-                "the host's processor is not Intel's"
-            }),
+            host: host.pmu.lacks_lbr(),
             emulated: None,
         },
         Rule {
@@ -184,19 +192,19 @@ fn rules(host: &Traits) -> [Rule; 8] {
         Rule {
             unit: "pebs",
             own: Resolved::Absent,
-            host: no(not_taken),
+            host: host.pmu.lacks_pebs(),
             emulated: None,
         },
         Rule {
             unit: "pmu",
             own: Resolved::Absent,
-            host: no(not_taken),
+            host: host.pmu.lacks(),
             emulated: None,
         },
         Rule {
             unit: "pt",
             own: Resolved::Absent,
-            host: Some(pt),
+            host: host.pt.lacks(),
             emulated: None,
         },
         Rule {
@@ -227,6 +235,28 @@ pub fn resolve(host: &Traits, wishes: &Wishes) -> Result<Resolution, String> {
             Wish::Emulated => {}
             _ => return Err("--pebs=emulated: samples are of counters, so --pmu=emulated is needed too".into()),
         }
+    }
+    for (unit, wish) in [("pebs", wishes.pebs), ("lbr", wishes.lbr)] {
+        // KVM has them with its counters alone.
+        if wish == Some(Wish::Host) && *wishes.pmu.get_or_insert(Wish::Host) != Wish::Host {
+            return Err(format!(
+                "--{unit}=host: KVM has it with its counters, so --pmu=host is needed too"
+            ));
+        }
+    }
+    let moves = |(unit, wish): &(&str, Option<Wish>)| match (*unit, *wish) {
+        (_, Some(Wish::Emulated)) => Some(format!("--{unit}=emulated")),
+        ("pt", Some(Wish::Host)) => Some("--pt=host".into()),
+        _ => None,
+    };
+    if wishes.pmu == Some(Wish::Host)
+        && host.pmu.lacks().is_none()
+        && let Some(other) = wishes.each().iter().find_map(moves)
+    {
+        return Err(format!(
+            "--pmu=host and {other}: the interrupts of KVM's counters need KVM's own interrupt controllers, which do not come \
+             along to the software engine: leave one of the two out"
+        ));
     }
     wishes.try_map(|unit, wish| {
         let rule = rules.next().expect("a rule for each unit, in their order");
@@ -262,8 +292,8 @@ pub fn rows(seen: &Seen) -> Vec<Row> {
         }
     };
     let host = Traits {
-        intel: seen.vendor == INTEL,
-        pt_mode: kvm.pt_mode.clone(),
+        pt: kvm.pt.clone(),
+        pmu: kvm.pmu,
     };
     rules(&host)
         .into_iter()
@@ -281,6 +311,15 @@ pub fn rows(seen: &Seen) -> Vec<Row> {
                         _ => "",
                     };
                     format!("{host}; --{}=emulated is ours, with handovers{limit}", rule.unit)
+                }
+                (_, None, None) => {
+                    let with = if rule.unit == "pt" {
+                        "--experimental"
+                    } else {
+                        "--irqchip kvm, which that implies"
+                    };
+                    let unit = rule.unit;
+                    format!("--{unit}=host is the host's, with {with}; --{unit}=emulated is ours, with handovers")
                 }
                 (_, host, emulated) => {
                     let both: Vec<String> = [host, emulated].into_iter().flatten().collect();
@@ -381,13 +420,119 @@ mod tests {
             kernel: "6.1.0".into(),
             kvm: Ok(Kvm {
                 modules: vec!["kvm".into(), module.into()],
-                pt_mode: pt_mode.map(str::to_string),
+                pt: hostunits::Pt {
+                    intel: vendor == INTEL,
+                    kvm_intel: module == "kvm_intel",
+                    pt_mode: pt_mode.map(str::to_string),
+                    ept: None,
+                    perf: Err("perf has no intel_pt here".into()),
+                },
+                pmu: hostunits::Pmu {
+                    intel: vendor == INTEL,
+                    ..Default::default()
+                },
                 speed: Ok("it executes 4000 million instructions per second".into()),
                 tsc_khz: 2_000_000,
                 guest_debug: Ok(Kinds::default()),
                 irqchip_lacks: None,
                 capabilities: vec![("KVM_CAP_XSAVE2", 4096)],
             }),
+        }
+    }
+
+    fn traits(seen: &Seen) -> Traits {
+        let kvm = seen.kvm.as_ref().unwrap();
+        Traits {
+            pt: kvm.pt.clone(),
+            pmu: kvm.pmu,
+        }
+    }
+
+    /// A host whose perf and KVM have all.
+    fn generous(capabilities: u64, mediated: bool) -> Seen {
+        let mut seen = host("GenuineIntel", "kvm_intel", None);
+        if let Ok(kvm) = &mut seen.kvm {
+            kvm.pt.perf = Ok(());
+            kvm.pmu = hostunits::Pmu {
+                intel: true,
+                leaf: [0x0830_0402, 0, 0, 0x603],
+                capabilities: Some(capabilities),
+                signature: 0x0003_06f2,
+                mediated,
+            };
+        }
+        seen
+    }
+
+    // covers: 6/host-pt-probe, 6/host-pmu-probe
+    #[test]
+    fn a_host_that_has_them_offers_its_own() {
+        let why = |seen: &Seen, unit: &str| row(&rows(seen), unit).why.clone();
+        let all = generous(0x7c05, false);
+        assert!(why(&all, "pt").contains("--pt=host is the host's, with --experimental"));
+        for unit in ["pmu", "lbr", "pebs"] {
+            let why = why(&all, unit);
+            assert!(
+                why.contains(&format!("--{unit}=host")) && why.contains("--irqchip kvm"),
+                "{why}"
+            );
+            assert!(why.contains("handovers"), "{why}");
+        }
+        assert!(
+            rows(&all)
+                .iter()
+                .all(|row| row.unit == "dr" || row.unit == "tsc" || row.kvm == Some(Resolved::Absent))
+        );
+        let mediated = generous(0x2000, true);
+        assert!(why(&mediated, "lbr").contains("mediated") && why(&mediated, "pmu").contains("--pmu=host"));
+        let amd = host("AuthenticAMD", "kvm_amd", None);
+        assert!(why(&amd, "pmu").contains("another vendor's") && why(&amd, "lbr").contains("another vendor's"));
+        let mut nested = host("GenuineIntel", "kvm_intel", None);
+        nested.nested = true;
+        assert!(why(&nested, "pebs").contains("nested without them"));
+        assert!(text(&nested).contains("itself a guest"));
+    }
+
+    // covers: 6/resolution, 6/host-pmu-probe
+    #[test]
+    fn wishes_for_the_hosts_units_go_together_or_are_refused() {
+        let host = traits(&generous(0x7c05, false));
+        let of = |wishes: &[(&str, Wish)]| {
+            let wish = |unit: &str| wishes.iter().find(|(name, _)| *name == unit).map(|(_, wish)| *wish);
+            resolve(
+                &host,
+                &Wishes::default().try_map(|unit, _| Ok::<_, ()>(wish(unit))).unwrap(),
+            )
+        };
+        let lbr = of(&[("lbr", Wish::Host)]).unwrap();
+        assert_eq!(
+            (lbr.lbr, lbr.pmu, lbr.pebs),
+            (Resolved::Host, Resolved::Host, Resolved::Absent)
+        );
+        let pebs = of(&[("pebs", Wish::Host)]).unwrap();
+        assert_eq!((pebs.pebs, pebs.pmu), (Resolved::Host, Resolved::Host));
+        assert_eq!(of(&[("pt", Wish::Host)]).unwrap().pt, Resolved::Host);
+        for (wishes, says) in [
+            (
+                vec![("lbr", Wish::Host), ("pmu", Wish::Off)],
+                "--lbr=host: KVM has it with its counters",
+            ),
+            (
+                vec![("pebs", Wish::Host), ("pmu", Wish::Emulated)],
+                "--pebs=host: KVM has it with",
+            ),
+            (
+                vec![("pmu", Wish::Host), ("pt", Wish::Emulated)],
+                "--pmu=host and --pt=emulated: the interrupts",
+            ),
+            (
+                vec![("pmu", Wish::Host), ("pt", Wish::Host)],
+                "--pmu=host and --pt=host: the interrupts",
+            ),
+            (vec![("bts", Wish::Host)], "--bts=host: no KVM virtualizes it"),
+        ] {
+            let error = of(&wishes).unwrap_err();
+            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
         }
     }
 
@@ -399,9 +544,10 @@ mod tests {
     #[test]
     fn hosts_of_every_kind_get_their_reasons() {
         for (seen, why) in [
-            (host("GenuineIntel", "kvm_intel", None), "CONFIG_BROKEN"),
-            (host("GenuineIntel", "kvm_intel", Some("0")), "pt_mode=0"),
-            (host("GenuineIntel", "kvm_intel", Some("1")), "does not take it"),
+            (host("GenuineIntel", "kvm_intel", None), "no intel_pt"),
+            (host("GenuineIntel", "kvm_intel", Some("0")), "no intel_pt"),
+            (host("GenuineIntel", "kvm_intel", Some("1")), "pt_mode=0"),
+            (host("GenuineIntel", "kvm_pvm", None), "under kvm_intel"),
             (host("AuthenticAMD", "kvm_amd", None), "not Intel's"),
         ] {
             let rows = rows(&seen);
@@ -490,10 +636,7 @@ mod tests {
     // covers: 6/resolution
     #[test]
     fn a_wish_is_met_or_refused_with_the_reason() {
-        let host = Traits {
-            intel: true,
-            pt_mode: None,
-        };
+        let host = traits(&host("GenuineIntel", "kvm_intel", None));
         let resolved = |wishes: &Wishes| resolve(&host, wishes);
         let none = resolved(&Wishes::default()).unwrap();
         assert_eq!((none.dr, none.tsc), (Resolved::Host, Resolved::Host));
@@ -517,7 +660,7 @@ mod tests {
                     pt: Some(Wish::Host),
                     ..Wishes::default()
                 },
-                "--pt=host: kvm_intel has no pt_mode",
+                "--pt=host: perf has no intel_pt",
             ),
             (
                 Wishes {

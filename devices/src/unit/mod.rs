@@ -408,6 +408,16 @@ impl Units {
         self.wanted(Appetite::NOTHING, aside, cpu) != Appetite::NOTHING
     }
 
+    /// What a host's tracer does with the processor trace, and what that wants of the machine.
+    pub fn host_trace(
+        &mut self,
+        cpu: &mut dyn Processor,
+        f: impl FnOnce(&mut Pt, &mut dyn Processor) -> Effects,
+    ) -> Effects {
+        let effects = self.pt.as_mut().map_or(Effects::NONE, |pt| f(pt, cpu));
+        self.settle(effects, cpu)
+    }
+
     /// Whether there are counters.
     pub fn has_counters(&self) -> bool {
         self.pmu.is_some()

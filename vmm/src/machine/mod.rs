@@ -17,12 +17,14 @@ use std::sync::{
 
 use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
 pub use devices::random;
+use devices::unit::pt::{Pt, Served};
 use devices::unit::{Units, UnitsState, cache, rdt};
 use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::debug;
 use x86::model::{CpuModel, topology::Place};
 use x86::msr::IA32_MISC_ENABLE;
+use x86::seam::Effects;
 
 use self::{
     acpi::Hardware, clock::Clock, cpu::PerCpu, memory::Memory, random::Random, virtio::Virtio, watchers::Seat,
@@ -393,6 +395,26 @@ impl Machine {
     /// The CPU that the bus answers has run elsewhere for so many cycles, and is in HLT now or not.
     pub fn elapsed(&mut self, cycles: u64, halted: bool, cpu: &mut dyn Processor) {
         self.watchers[self.current].units.elapsed(cycles, halted, cpu);
+    }
+
+    /// The processor trace of the CPU that the bus answers.
+    pub fn processor_trace(&self) -> Option<&Pt> {
+        self.watchers[self.current].units.pt.as_ref()
+    }
+
+    /// What a host's tracer can do from now on for the CPU that the bus answers.
+    pub fn serve_trace(&mut self, served: Option<Served>) {
+        if let Some(pt) = &mut self.watchers[self.current].units.pt {
+            pt.serve(served);
+        }
+    }
+
+    /// What a host's tracer does with the processor trace of the CPU that the bus answers. An interrupt that this asks for is its
+    /// local APIC's.
+    pub fn host_trace(&mut self, cpu: &mut dyn Processor, f: impl FnOnce(&mut Pt, &mut dyn Processor) -> Effects) {
+        if self.units().host_trace(cpu, f).pmi {
+            self.pmi();
+        }
     }
 
     /// Whether a write of this register comes before RDPMC, as far as one can tell.

@@ -1,5 +1,6 @@
 //! A run on KVM: natively as long as nothing needs the software engine, and in the engine as long as something does.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Cpu, CpuState};
@@ -21,7 +22,7 @@ use crate::{
     vcpu::{
         Exit,
         handover::portable,
-        kvm::{self, Counts, Host, Hypervisor, Limit, Shared, Why},
+        kvm::{self, Counts, Host, Hypervisor, Limit, Passed, Shared, Why, tracer::Traces},
     },
 };
 
@@ -53,9 +54,15 @@ pub(super) struct Hosted {
 impl Hosted {
     /// The CPUs of a machine of a model that [`model`] gave.
     pub fn new(config: &MachineConfig, host: &Host, irqchip: Irqchip, memory: &Memory) -> Result<Self, Error> {
-        let watches = units(config)?.each().iter().any(|(_, how)| *how == Resolved::Emulated);
+        let units = units(config, host)?;
+        let watches = units.pt == Resolved::Host || units.each().iter().any(|(_, how)| *how == Resolved::Emulated);
+        let passed = Passed::of(&probe::Traits::of(host).pmu, &units);
         let count = config.cpus.max(1).into();
-        let hypervisor = Hypervisor::new(host, config.model, memory, count, watches, irqchip).map_err(refused)?;
+        let mut hypervisor =
+            Hypervisor::new(host, config.model, memory, count, watches, irqchip, &passed).map_err(refused)?;
+        if let Some(traces) = traces(config, host, &units)? {
+            hypervisor.trace_with(traces);
+        }
         let wake = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(|source| Error::System {
             what: "creating an event",
             source,
@@ -90,8 +97,38 @@ fn refused(reason: String) -> Error {
 }
 
 /// Who is each unit of a machine on KVM.
-fn units(config: &MachineConfig) -> Result<Resolution, Error> {
-    probe::resolve(&probe::Traits::here(), &config.units).map_err(Error::Usage)
+fn units(config: &MachineConfig, host: &Host) -> Result<Resolution, Error> {
+    let mut traits = probe::Traits::of(host);
+    if config.host_trace.is_some() {
+        // Whose recording it is does not matter.
+        (traits.pt.intel, traits.pt.kvm_intel, traits.pt.pt_mode, traits.pt.ept) = (true, true, None, None);
+    }
+    let units = probe::resolve(&traits, &config.units).map_err(Error::Usage)?;
+    let wrong = |unit: &str, why: String| Err(Error::Usage(format!("--{unit}=host: {why}")));
+    if units.pt == Resolved::Host && !config.experimental {
+        let why = "it is experimental, and has run on no hardware yet: say --experimental, too";
+        return wrong("pt", why.into());
+    }
+    for (unit, how) in [("lbr", units.lbr), ("pebs", units.pebs)] {
+        if how == Resolved::Host
+            && let Some(why) = traits.pmu.differs(config.model)
+        {
+            return wrong(unit, why);
+        }
+    }
+    Ok(units)
+}
+
+/// What records the guest for its Intel PT, if that is the host's.
+fn traces(config: &MachineConfig, host: &Host, units: &Resolution) -> Result<Option<Arc<dyn Traces>>, Error> {
+    match (units.pt, &config.host_trace) {
+        (Resolved::Host, Some(traces)) => Ok(Some(Arc::clone(traces))),
+        (Resolved::Host, None) => {
+            let refused = |why| Error::Usage(format!("--pt=host: {why}"));
+            host.tries_pt().map(Some).map_err(refused)
+        }
+        _ => Ok(None),
+    }
 }
 
 /// The configuration's model as the software engine has it: without the units that are not wanted.
@@ -107,12 +144,12 @@ pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Er
     if !units.each().iter().any(|(_, unit)| *unit == Resolved::Absent) {
         return Ok(config.model);
     }
-    kvm::narrow(config.model, None, &units, None).map_err(Error::Usage)
+    kvm::narrow(config.model, None, &units, None, None).map_err(Error::Usage)
 }
 
 /// Whose interrupt controllers a machine on this host's KVM has.
 pub(super) fn irqchip(config: &MachineConfig, host: &Host) -> Result<Irqchip, Error> {
-    let choice = irqchip::choose(config, &units(config)?, kvm::irqchip::lacks(host), || {
+    let choice = irqchip::choose(config, &units(config, host)?, kvm::irqchip::lacks(host), || {
         host.virtualizes()
     });
     let choice = choice.map_err(irqchip_refused)?;
@@ -130,7 +167,7 @@ pub(super) fn irqchip_refused(reason: String) -> Error {
 
 /// The configuration's model as a guest on this host's KVM sees it.
 pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Result<&'static CpuModel, Error> {
-    let units = units(config)?;
+    let units = units(config, host)?;
     let supported = host.rows(irqchip);
     for (feature, why) in kvm::narrowings(config.model, Some(&supported), &units) {
         info!("{} has no {}: {why}", config.model.name, feature.name());
@@ -141,7 +178,10 @@ pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Re
             host.tsc_khz, config.model.tsc_khz
         );
     }
-    let model = kvm::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz)).map_err(refused)?;
+    let model = {
+        let pmu = probe::Traits::of(host).pmu;
+        kvm::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz), Some(&pmu)).map_err(refused)?
+    };
     if irqchip == Irqchip::Minivmm {
         return Ok(model);
     }

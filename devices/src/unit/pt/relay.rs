@@ -154,11 +154,12 @@ impl<O: Output> Pt<O> {
         effects
     }
 
-    /// Bytes of the host's tracer are lost; what comes next is a packet's beginning.
+    /// Bytes of the host's tracer are lost: only a PSB is clear again.
     pub fn host_lost(&mut self) {
         if let Some(relay) = &mut self.relay {
             relay.rest.clear();
             relay.lose();
+            relay.searches = true;
         }
     }
 

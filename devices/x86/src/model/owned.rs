@@ -236,6 +236,15 @@ impl OwnedModel {
         }
     }
 
+    /// Has IA32_MISC_ENABLE say that branch trace store (bit 11) or PEBS (bit 12) is not there, whatever CPUID says of the debug
+    /// store that they share.
+    pub fn set_unavailable(&mut self, branch_trace_store: bool, pebs: bool) {
+        let bits = u64::from(branch_trace_store) << 11 | u64::from(pebs) << 12;
+        for row in self.msrs.iter_mut().filter(|row| row.msr == IA32_MISC_ENABLE) {
+            row.reset |= bits;
+        }
+    }
+
     /// The part's row for a leaf and subleaf, if it has one.
     pub fn part_row(&self, leaf: u32, subleaf: u32) -> Option<&CpuidRow> {
         self.silicon.iter().find(|row| row.leaf == leaf && row.answers(subleaf))

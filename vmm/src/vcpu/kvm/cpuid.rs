@@ -9,6 +9,7 @@ use x86::cpuid::Features;
 use x86::debugctl::DebugCtl;
 use x86::model::{CpuModel, CpuidRow, OwnedModel, topology};
 
+use crate::hostunits::Pmu;
 use crate::resolve::{Resolution, Resolved};
 
 /// What this machine does itself, whatever KVM has: the APIC, the clock, and registers that are exits to us.
@@ -63,8 +64,11 @@ pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Reso
     let host = supported.map_or(Features::all(), Features::of);
     let absent = |how: Resolved| how == Resolved::Absent;
     let unit = |feature: Feature| match feature {
-        ArchLbr => Some(absent(units.lbr)),
+        // No KVM gives architectural ones to a guest.
+        ArchLbr => Some(units.lbr != Resolved::Emulated),
+        Ds | Dtes64 | DsCpl if units.pebs == Resolved::Host => None,
         Ds | Dtes64 | DsCpl => Some(absent(units.bts) && absent(units.pebs)),
+        Pdcm if units.pmu == Resolved::Host => None,
         // IA32_PERF_CAPABILITIES is a register of the counters.
         Pdcm => Some(absent(units.pmu)),
         IntelPt => Some(absent(units.pt)),
@@ -99,7 +103,7 @@ fn branches(units: &Resolution) -> bool {
 }
 
 /// The model as a guest on this KVM sees it, with the host's frequency of the time-stamp counter; without both, as a guest of
-/// the software engine sees it.
+/// the software engine sees it. `pmu`: KVM's counters, if they are to be the guest's.
 ///
 /// # Errors
 /// One line: what is left does not make a processor.
@@ -108,6 +112,7 @@ pub fn narrow(
     supported: Option<&[CpuidRow]>,
     units: &Resolution,
     tsc_khz: Option<u32>,
+    pmu: Option<&Pmu>,
 ) -> Result<&'static CpuModel, String> {
     let mut owned = OwnedModel::from(model);
     let toggles: Vec<String> = narrowings(model, supported, units)
@@ -134,11 +139,16 @@ pub fn narrow(
         ds.pebs = ds.pebs.filter(|_| emulated(units.pebs));
     }
     caps.pmu = caps.pmu.filter(|_| emulated(units.pmu));
-    if !emulated(units.pmu) && owned.part_row(0xa, 0).is_some() {
+    // The units that are off say so where CPUID has one bit for two.
+    owned.set_unavailable(!emulated(units.bts), units.pebs == Resolved::Absent);
+    if !emulated(units.pmu)
+        && let Some(row) = owned.part_row(0xa, 0).copied()
+    {
+        let passed = pmu.filter(|_| units.pmu == Resolved::Host);
         owned.set_cpuid(CpuidRow {
             leaf: 0xa,
             subleaf: None,
-            regs: [0; 4],
+            regs: passed.map_or([0; 4], |pmu| pmu.narrow(row.regs)),
         });
     }
     let model = owned.build()?;
@@ -184,6 +194,7 @@ pub fn entries(model: &CpuModel, place: topology::Place) -> Result<CpuId, String
 mod tests {
     use super::*;
     use x86::model::{HASWELL, SAPPHIRERAPIDS};
+    use x86::msr::IA32_MISC_ENABLE;
 
     /// A host that has everything but these.
     fn host(model: &CpuModel, without: &[Feature]) -> Vec<CpuidRow> {
@@ -203,7 +214,7 @@ mod tests {
     #[test]
     fn a_guest_gets_what_model_host_and_units_have() {
         let absent = Resolution::default();
-        let model = narrow(&HASWELL, Some(&host(&HASWELL, &[Avx2])), &absent, Some(2_300_000)).unwrap();
+        let model = narrow(&HASWELL, Some(&host(&HASWELL, &[Avx2])), &absent, Some(2_300_000), None).unwrap();
         let features = model.features();
         assert!(features.avx() && !features.avx2());
         assert!(features.x2apic() && features.tsc_deadline(), "the APIC is ours");
@@ -229,7 +240,7 @@ mod tests {
         for (pmu, writable) in [(Resolved::Absent, 0), (Resolved::Emulated, 3)] {
             let lbr = Resolved::Emulated;
             let units = Resolution { lbr, pmu, ..absent };
-            let model = narrow(&HASWELL, None, &units, None).unwrap();
+            let model = narrow(&HASWELL, None, &units, None, None).unwrap();
             let debugctl = model.units.debugctl.unwrap();
             assert_eq!((debugctl.writable >> 11 & 3, debugctl.writable & 3), (writable, 3));
         }
@@ -241,7 +252,7 @@ mod tests {
             ..absent
         };
         let rows = host(&SAPPHIRERAPIDS, &[IntelPt, Pdcm, ArchLbr]);
-        let model = narrow(&SAPPHIRERAPIDS, Some(&rows), &units, Some(2_300_000)).unwrap();
+        let model = narrow(&SAPPHIRERAPIDS, Some(&rows), &units, Some(2_300_000), None).unwrap();
         let features = model.features();
         assert!(
             features.intel_pt() && features.pdcm() && features.arch_lbr(),
@@ -249,6 +260,52 @@ mod tests {
         );
         assert!(model.units.pt.is_some() && model.units.pmu.is_some() && model.units.ds.is_none());
         assert!(!features.rdt_m() && !features.ds());
+    }
+
+    // covers: 6/host-pmu-cpuid
+    #[test]
+    fn a_guest_with_kvms_counters_has_what_kvm_has_of_them() {
+        let absent = Resolution::default();
+        let pmu = Resolved::Host;
+        let kvm = Pmu {
+            intel: true,
+            leaf: [0x0830_0402, 0, 0, 0x8603],
+            ..Pmu::default()
+        };
+        let of = |units: Resolution, rows: &[CpuidRow]| {
+            narrow(&HASWELL, Some(rows), &units, Some(2_300_000), Some(&kvm)).unwrap()
+        };
+        let rows = host(&HASWELL, &[]);
+        let counters = of(Resolution { pmu, ..absent }, &rows);
+        assert_eq!(counters.cpuid(0xa, 0)[0], HASWELL.cpuid(0xa, 0)[0] & !0xffff | 0x402);
+        assert!(counters.features().pdcm() && !counters.features().ds());
+        assert_eq!((counters.units.pmu, counters.units.lbr), (None, None), "none of ours");
+        let lbr = of(
+            Resolution {
+                pmu,
+                lbr: pmu,
+                ..absent
+            },
+            &rows,
+        );
+        assert_eq!((lbr.units.lbr, lbr.units.debugctl), (None, None));
+        // PEBS takes a debug store of KVM's, and branch trace store is none of it.
+        let pebs = Resolution {
+            pmu,
+            pebs: pmu,
+            ..absent
+        };
+        let misc_enable = |model: &CpuModel| model.msr(IA32_MISC_ENABLE).map(|row| row.reset >> 11 & 3);
+        let model = of(pebs, &rows);
+        assert!(model.features().ds() && model.features().dtes64());
+        assert_eq!(misc_enable(model), Some(1), "bit 11: no branch trace store");
+        assert!(!of(pebs, &host(&HASWELL, &[Ds, Dtes64])).features().ds());
+        let bts = Resolution {
+            bts: Resolved::Emulated,
+            ..absent
+        };
+        assert_eq!(misc_enable(of(bts, &rows)), Some(2), "bit 12: no PEBS");
+        assert_eq!(of(absent, &rows).cpuid(0xa, 0), [0; 4]);
     }
 
     // covers: 6/cpuid-narrowed
@@ -282,7 +339,7 @@ mod tests {
             rdt: Resolved::Emulated,
             ..Resolution::default()
         };
-        let model = narrow(&SAPPHIRERAPIDS, None, &units, None).unwrap();
+        let model = narrow(&SAPPHIRERAPIDS, None, &units, None, None).unwrap();
         let lost = SAPPHIRERAPIDS.features().minus(model.features());
         assert_eq!(lost.iter().collect::<Vec<_>>(), [IntelPt]);
         assert!(model.units.pt.is_none() && model.units.pmu.is_some());

@@ -17,8 +17,12 @@ pub mod guestdbg;
 pub mod irqchip;
 mod measure;
 mod native;
+mod passed;
+mod perf;
 mod room;
 mod state;
+mod traced;
+pub mod tracer;
 mod view;
 
 use std::cell::OnceCell;
@@ -31,17 +35,21 @@ use engine::{Activity, CpuState};
 use kvm_bindings::{
     KVM_CAP_EXIT_ON_EMULATION_FAILURE, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MAX_CPUID_ENTRIES,
     KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, KVM_PMU_CAP_DISABLE,
-    KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_enable_cap,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, Msrs, kvm_enable_cap, kvm_msr_entry,
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use log::info;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use x86::debug::Breakpoint;
 use x86::model::{CpuModel, CpuidRow, topology};
-use x86::msr::{IA32_APIC_BASE, IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_TSC_DEADLINE, IA32_XSS};
+use x86::msr::{
+    IA32_APIC_BASE, IA32_FS_BASE, IA32_PERF_CAPABILITIES, IA32_STAR, IA32_SYSENTER_CS, IA32_TSC_DEADLINE, IA32_XSS,
+};
 
 pub use self::cpuid::{narrow, narrowings};
 pub use self::native::{Counts, Native, Shared, Why};
+pub use self::passed::Passed;
+use self::tracer::{Tracer, Traces};
 use self::{guestdbg::Kinds, room::Kick, state::Kept};
 use super::handover;
 use crate::irqchip::Irqchip;
@@ -166,6 +174,41 @@ impl Host {
         measure::exits(&self.kvm, count).map_err(refused("measuring exits of /dev/kvm"))
     }
 
+    /// IA32_PERF_CAPABILITIES of what KVM supports, if it has that register for guests.
+    pub fn perf_capabilities(&self) -> Option<u64> {
+        let list = self.kvm.get_msr_feature_index_list().ok()?;
+        let index = list
+            .as_slice()
+            .iter()
+            .copied()
+            .find(|&msr| msr == IA32_PERF_CAPABILITIES)?;
+        let entry = kvm_msr_entry {
+            index,
+            ..Default::default()
+        };
+        let mut msrs = Msrs::from_entries(&[entry]).ok()?;
+        let read = self.kvm.get_msrs(&mut msrs).ok()?;
+        msrs.as_slice().get(..read)?.first().map(|entry| entry.data)
+    }
+
+    /// A row of what KVM supports of CPUID; zeros where there is none.
+    pub fn supported(&self, leaf: u32) -> [u32; 4] {
+        let row = self.supported.iter().find(|row| row.leaf == leaf);
+        row.map_or([0; 4], |row| row.regs)
+    }
+
+    /// Tries whether perf's Intel PT records while KVM has a virtual machine.
+    ///
+    /// # Errors
+    /// One line: why not.
+    pub fn tries_pt(&self) -> Result<Arc<dyn Traces>, String> {
+        let perf = perf::Perf::here()?;
+        // VMXON may come with the first one only.
+        let _vm = self.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
+        perf.try_out()?;
+        Ok(Arc::new(perf))
+    }
+
     /// What KVM_SET_GUEST_DEBUG delivers here.
     ///
     /// # Errors
@@ -247,6 +290,8 @@ struct Processor {
     tsc_offset: Mutex<Option<u64>>,
     /// The host's breakpoints, as KVM was last told.
     armed: Mutex<Vec<Breakpoint>>,
+    /// What the host's tracer records of it, while the guest traces itself.
+    tracer: Mutex<Option<Box<dyn Tracer>>>,
     /// What KVM holds of it while it is away.
     kept: Mutex<Option<Kept>>,
 }
@@ -270,6 +315,8 @@ pub struct Hypervisor {
     watches: bool,
     /// RDPMC comes out of KVM, by one of the points.
     has_rdpmc: bool,
+    /// The host's Intel PT, if the guest's is that.
+    traces: Option<Arc<dyn Traces>>,
     /// The mapping that KVM was given, which has to stay.
     memory: Memory,
 }
@@ -279,7 +326,8 @@ fn refused(what: &'static str) -> impl Fn(io::Error) -> String {
 }
 
 impl Hypervisor {
-    /// So many CPUs of this model, narrowed by [`narrow`], on this memory, with these interrupt controllers.
+    /// So many CPUs of this model, narrowed by [`narrow`], on this memory, with these interrupt controllers and these units of
+    /// KVM's.
     ///
     /// # Errors
     /// One line: what KVM refused.
@@ -290,6 +338,7 @@ impl Hypervisor {
         count: usize,
         watches: bool,
         irqchip: Irqchip,
+        passed: &Passed,
     ) -> Result<Self, String> {
         let vm = host.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
         let enable = |cap: u32, argument: u64| {
@@ -307,8 +356,8 @@ impl Hypervisor {
             enable(KVM_CAP_EXIT_ON_EMULATION_FAILURE, 1)
                 .map_err(|e| refused("KVM_CAP_EXIT_ON_EMULATION_FAILURE")(e.into()))?;
         }
-        // The counters are ours or nobody's; this has RDPMC fault instead of reading the host's.
-        if host.capability(KVM_CAP_PMU_CAPABILITY) & KVM_PMU_CAP_DISABLE as i32 != 0 {
+        // Where the counters are ours or nobody's, this has RDPMC fault instead of reading the host's.
+        if !passed.pmu && host.capability(KVM_CAP_PMU_CAPABILITY) & KVM_PMU_CAP_DISABLE as i32 != 0 {
             enable(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into())
                 .map_err(|e| refused("KVM_CAP_PMU_CAPABILITY")(e.into()))?;
         }
@@ -317,9 +366,11 @@ impl Hypervisor {
             Irqchip::Minivmm => &[][..],
             Irqchip::Kvm => &KEPT_WITH_APIC,
         };
+        let passed_on = passed.registers();
         let ranges: Vec<MsrFilterRange> = KEPT
             .iter()
             .chain(with_apic)
+            .chain(&passed_on)
             .map(|&(base, msr_count)| MsrFilterRange {
                 flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
                 base,
@@ -338,7 +389,7 @@ impl Hypervisor {
         room::lend(&vm, memory).map_err(refused("KVM_SET_USER_MEMORY_REGION"))?;
         room::take_signal().map_err(refused("taking over a signal"))?;
         let cpus = (0..count)
-            .map(|cpu| Processor::new(&vm, model, cpu, count))
+            .map(|cpu| Processor::new(&vm, model, cpu, count, passed))
             .collect::<Result<Vec<_>, _>>()?;
         if irqchip == Irqchip::Kvm {
             irqchip::set_virtual_wire(&room::lock(&cpus[0].vcpu))?;
@@ -359,8 +410,14 @@ impl Hypervisor {
             points: Vec::new(),
             watches,
             has_rdpmc: false,
+            traces: None,
             memory: memory.clone(),
         })
+    }
+
+    /// Has the guest's Intel PT be the host's where that can do what the guest asks for.
+    pub fn trace_with(&mut self, traces: Arc<dyn Traces>) {
+        self.traces = Some(traces);
     }
 
     /// Whether the interrupt controllers are KVM's.
@@ -481,7 +538,7 @@ impl Hypervisor {
 }
 
 impl Processor {
-    fn new(vm: &VmFd, model: &'static CpuModel, cpu: usize, count: usize) -> Result<Self, String> {
+    fn new(vm: &VmFd, model: &'static CpuModel, cpu: usize, count: usize, passed: &Passed) -> Result<Self, String> {
         let mut vcpu = vm
             .create_vcpu(cpu as u64)
             .map_err(|e| refused("KVM_CREATE_VCPU")(e.into()))?;
@@ -491,11 +548,13 @@ impl Processor {
         };
         vcpu.set_cpuid2(&cpuid::entries(model, place)?)
             .map_err(|e| refused("KVM_SET_CPUID2")(e.into()))?;
+        passed.tell(&vcpu)?;
         Ok(Processor {
             kick: Kick::new(&mut vcpu),
             vcpu: Mutex::new(vcpu),
             tsc_offset: Mutex::new(None),
             armed: Mutex::new(Vec::new()),
+            tracer: Mutex::new(None),
             kept: Mutex::new(None),
         })
     }

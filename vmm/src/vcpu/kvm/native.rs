@@ -18,6 +18,7 @@ use super::asleep::Asleep;
 use super::guestdbg::{self, Hit};
 use super::room::{self, Reason, lock};
 use super::state;
+use super::traced;
 use super::view::View;
 use super::{Hypervisor, Limit, Processor, refused};
 use crate::machine::Machine;
@@ -175,7 +176,8 @@ impl<'a> Shared<'a> {
         drop(machine);
     }
 
-    fn stop_locked(&self, why: Why) {
+    /// The same, of whoever holds the machine.
+    pub(super) fn stop_locked(&self, why: Why) {
         lock(&self.why).get_or_insert(why);
         self.over.store(true, Ordering::SeqCst);
         for cpu in &self.hypervisor.cpus {
@@ -272,7 +274,7 @@ impl<'a> Shared<'a> {
     }
 
     /// The CPU whose exit is being served.
-    fn view<'v>(&'v self, index: usize, vcpu: &'v VcpuFd, machine: &mut Machine) -> View<'v> {
+    pub(super) fn view<'v>(&'v self, index: usize, vcpu: &'v VcpuFd, machine: &mut Machine) -> View<'v> {
         let counts = [self.cpus[index].retired, self.steps];
         View::new(vcpu, &self.hypervisor.memory, machine.tsc(self.steps), counts)
     }
@@ -326,6 +328,7 @@ impl<'a> Shared<'a> {
         if !local.halted.load(Ordering::SeqCst) {
             self.begins(index, &mut machine);
         }
+        self.trace_begins(index, cpu, vcpu, &mut machine);
         drop(machine);
         self.turns(index, cpu, vcpu);
         state::want(vcpu, true);
@@ -341,6 +344,7 @@ impl<'a> Shared<'a> {
             let mut view = self.view(index, vcpu, &mut machine);
             self.has_run(index, halted, &mut machine, &mut view);
         }
+        self.trace_ends(index, cpu, vcpu, &mut machine);
         self.hypervisor.leave(index, vcpu, &local.before, halted, &mut machine)
     }
 
@@ -352,6 +356,7 @@ impl<'a> Shared<'a> {
             if self.over() {
                 return;
             }
+            self.trace_goes_on(index, cpu, vcpu);
             match self.prepare(index, vcpu, unfinished) {
                 Next::Look => continue,
                 Next::Complete => {
@@ -396,7 +401,14 @@ impl<'a> Shared<'a> {
                 let mut machine = self.machine();
                 machine.select(index);
                 take_cr8(machine.platform(), index, vcpu);
-                let watched = self.serve(index, cpu, vcpu, &mut machine, reason);
+                let traces = self.hypervisor.traces.is_some() && traced::is_of_trace(reason);
+                if traces {
+                    self.trace_ends(index, cpu, vcpu, &mut machine);
+                }
+                let mut watched = self.serve(index, cpu, vcpu, &mut machine, reason);
+                if traces {
+                    watched |= !self.trace_resumes(index, cpu, vcpu, &mut machine);
+                }
                 vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
                 self.settle(&mut machine, Some(index));
                 drop(machine);

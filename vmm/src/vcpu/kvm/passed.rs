@@ -1,0 +1,152 @@
+//! KVM's own counters, last-branch records and PEBS for a guest: the registers that stay in KVM, and what it has to be told.
+//!
+//! KVM gives a guest what its CPUID leaf 0AH says (as far as `narrow` leaves it), and the rest by IA32_PERF_CAPABILITIES, which the
+//! guest cannot write and which KVM takes only after CPUID: a format of last-branch records has to be the processor's own, and so
+//! has all that is about PEBS. The state of these registers is KVM's alone: the software engine, which runs single instructions
+//! here, has no counters then.
+
+use kvm_bindings::{Msrs, kvm_msr_entry};
+use kvm_ioctls::VcpuFd;
+use x86::msr::*;
+
+use super::refused;
+use crate::hostunits::Pmu;
+use crate::resolve::{Resolution, Resolved};
+
+/// What is passed through to a guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// The counters.
+    pub pmu: bool,
+    lbr: bool,
+    pebs: bool,
+    /// IA32_PERF_CAPABILITIES, where KVM has that.
+    capabilities: Option<u64>,
+}
+
+/// First register and how many: the counters of all widths, their selectors, the fixed ones and the global controls. What a guest
+/// has not of these KVM refuses, as the part would.
+const PMU: [(u32, u32); 7] = [
+    (IA32_PMC0, 8),
+    (IA32_PERFEVTSEL0, 8),
+    // OFFCORE_RSP.
+    (0x1a6, 2),
+    (IA32_FIXED_CTR0, 4),
+    (IA32_PERF_CAPABILITIES, 1),
+    (IA32_FIXED_CTR_CTRL, 5),
+    (IA32_A_PMC0, 8),
+];
+const LBR: [(u32, u32); 5] = [
+    (MSR_LBR_SELECT, 2),
+    (IA32_DEBUGCTL, 1),
+    (MSR_LASTBRANCH_0_FROM_IP, 32),
+    (MSR_LASTBRANCH_0_TO_IP, 32),
+    (MSR_LBR_INFO_0, 32),
+];
+const PEBS: [(u32, u32); 3] = [(IA32_PEBS_ENABLE, 1), (MSR_PEBS_DATA_CFG, 1), (IA32_DS_AREA, 1)];
+
+impl Passed {
+    /// What these units take of KVM's.
+    pub fn of(pmu: &Pmu, units: &Resolution) -> Self {
+        let host = |how: Resolved| how == Resolved::Host;
+        let (lbr, pebs) = (host(units.lbr), host(units.pebs));
+        Passed {
+            pmu: host(units.pmu),
+            lbr,
+            pebs,
+            capabilities: pmu.capabilities.map(|_| pmu.guest_capabilities(lbr, pebs)),
+        }
+    }
+
+    /// The registers that stay in KVM for it.
+    pub fn registers(&self) -> Vec<(u32, u32)> {
+        let parts: [(bool, &[(u32, u32)]); 3] = [(self.pmu, &PMU), (self.lbr, &LBR), (self.pebs, &PEBS)];
+        let there = parts.iter().filter(|(there, _)| *there);
+        there.flat_map(|(_, ranges)| ranges.iter().copied()).collect()
+    }
+
+    /// Tells KVM, which has had the CPU's CPUID.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    pub fn tell(&self, vcpu: &VcpuFd) -> Result<(), String> {
+        let Some(data) = self.capabilities.filter(|_| self.pmu) else {
+            return Ok(());
+        };
+        let entry = kvm_msr_entry {
+            index: IA32_PERF_CAPABILITIES,
+            data,
+            ..Default::default()
+        };
+        let msrs = Msrs::from_entries(&[entry]).map_err(|e| format!("KVM_SET_MSRS: {e:?}"))?;
+        match vcpu.set_msrs(&msrs) {
+            Ok(1) => Ok(()),
+            Ok(_) => Err(format!(
+                "KVM_SET_MSRS: KVM does not take {data:#x} for IA32_PERF_CAPABILITIES"
+            )),
+            Err(error) => Err(refused("KVM_SET_MSRS")(error.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Pmu {
+        Pmu {
+            intel: true,
+            leaf: [0x0830_0402, 0, 0, 0x603],
+            capabilities: Some(0x7c05),
+            ..Pmu::default()
+        }
+    }
+
+    // covers: 6/host-pmu-msrs
+    #[test]
+    fn only_what_is_the_hosts_stays_in_kvm() {
+        let absent = Resolution::default();
+        let none = Passed::of(&host(), &absent);
+        assert_eq!((none.registers(), none.pmu), (vec![], false));
+        let pmu = Resolved::Host;
+        let counters = Passed::of(&host(), &Resolution { pmu, ..absent });
+        let within = |passed: &Passed, msr: u32| {
+            passed
+                .registers()
+                .iter()
+                .any(|&(first, count)| (first..first + count).contains(&msr))
+        };
+        for msr in [
+            0xc1, 0xc8, 0x186, 0x18d, 0x309, 0x30b, 0x345, 0x38d, 0x38e, 0x38f, 0x390, 0x391, 0x4c1, 0x4c8,
+        ] {
+            assert!(within(&counters, msr), "{msr:#x}");
+        }
+        for msr in [0x10, 0x1d9, 0x1c8, 0x680, 0x600, 0x3f1, 0x570, 0xc0, 0xc9, 0x1a0] {
+            assert!(!within(&counters, msr), "{msr:#x}");
+        }
+        assert_eq!(counters.capabilities, Some(0x2000), "neither records nor PEBS");
+        let lbr = Passed::of(
+            &host(),
+            &Resolution {
+                pmu,
+                lbr: pmu,
+                ..absent
+            },
+        );
+        for msr in [0x1d9, 0x1c8, 0x1c9, 0x680, 0x69f, 0x6c0, 0x6df, 0xdc0, 0xddf] {
+            assert!(within(&lbr, msr), "{msr:#x}");
+        }
+        assert!(!within(&lbr, 0x3f1));
+        assert_eq!(lbr.capabilities, Some(0x2005));
+        let pebs = Passed::of(
+            &host(),
+            &Resolution {
+                pmu,
+                pebs: pmu,
+                ..absent
+            },
+        );
+        assert!(within(&pebs, 0x600) && within(&pebs, 0x3f1) && within(&pebs, 0x3f2) && !within(&pebs, 0x1d9));
+        assert_eq!(pebs.capabilities, Some(0x6c00));
+    }
+}
