@@ -9,10 +9,12 @@ use devices::unit::pt::Served;
 use iced_x86::code_asm::*;
 use minivmm::config::EngineChoice;
 use minivmm::resolve::{Wish, Wishes};
+use minivmm::vcpu::kvm::Limit;
 use minivmm::vcpu::kvm::tracer::{Taken, Tracer, Traces};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
 use pt_flow::{Block, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
 use pt_packet::{Decoder as Packets, ExecMode, LastIp, MAX_LEN, Packet, encode};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex};
 use x86::model::SAPPHIRERAPIDS;
@@ -65,9 +67,49 @@ fn program(a: &mut CodeAssembler) -> Result {
     wrmsr(a, IA32_RTIT_OUTPUT_BASE, TABLE.into())?;
     wrmsr(a, IA32_RTIT_OUTPUT_MASK_PTRS, 0x7f)?;
     wrmsr(a, IA32_RTIT_CTL, control().into_bits())?;
+    for rounds in [ROUNDS, 100] {
+        rounds_of_branches(a, rounds)?;
+        if rounds == ROUNDS {
+            elsewhere(a)?;
+        }
+    }
+    wrmsr(a, IA32_RTIT_CTL, 0)?;
+    for (msr, at) in LEFT.into_iter().zip((STRINGS..).step_by(8)) {
+        a.mov(ecx, msr)?;
+        a.rdmsr()?;
+        a.mov(dword_ptr(at), eax)?;
+        a.mov(dword_ptr(at + 4), edx)?;
+    }
+    a.cli()?;
+    a.hlt()
+}
+
+/// Exits up to OUT: six registers are written before it.
+const EXITS: u64 = 7;
+
+/// Instructions from OUT to the second of the indirect jumps behind it, both left out.
+const BEHIND: u64 = 4;
+
+/// An indirect jump to OUT, which is an exit, and some behind it.
+fn elsewhere(a: &mut CodeAssembler) -> Result {
+    let (mut out, mut first, mut second) = (a.create_label(), a.create_label(), a.create_label());
+    a.lea(rax, ptr(out))?;
+    a.jmp(rax)?;
+    a.set_label(&mut out)?;
+    a.out(0x80, al)?;
+    a.lea(rax, ptr(first))?;
+    a.jmp(rax)?;
+    a.set_label(&mut first)?;
+    a.nop()?;
+    a.lea(rax, ptr(second))?;
+    a.jmp(rax)?;
+    a.set_label(&mut second)
+}
+
+fn rounds_of_branches(a: &mut CodeAssembler, rounds: u32) -> Result {
     let (mut again, mut there, mut sub, mut over) =
         (a.create_label(), a.create_label(), a.create_label(), a.create_label());
-    a.mov(ebp, ROUNDS)?;
+    a.mov(ebp, rounds)?;
     a.set_label(&mut again)?;
     a.lea(rax, ptr(there))?;
     a.jmp(rax)?;
@@ -81,16 +123,7 @@ fn program(a: &mut CodeAssembler) -> Result {
     a.nop()?;
     a.set_label(&mut over)?;
     a.dec(ebp)?;
-    a.jne(again)?;
-    wrmsr(a, IA32_RTIT_CTL, 0)?;
-    for (msr, at) in LEFT.into_iter().zip((STRINGS..).step_by(8)) {
-        a.mov(ecx, msr)?;
-        a.rdmsr()?;
-        a.mov(dword_ptr(at), eax)?;
-        a.mov(dword_ptr(at + 4), edx)?;
-    }
-    a.cli()?;
-    a.hlt()
+    a.jne(again)
 }
 
 /// What a run leaves behind.
@@ -103,6 +136,14 @@ struct Left {
 }
 
 fn run(engine: EngineChoice, traces: Option<Arc<dyn Traces>>) -> Left {
+    run_until(engine, traces, |vm, console| vm.run(console).unwrap())
+}
+
+fn run_until(
+    engine: EngineChoice,
+    traces: Option<Arc<dyn Traces>>,
+    drive: impl FnOnce(&mut Vm, &mut Console) -> End,
+) -> Left {
     let folder = Folder::new();
     let config = MachineConfig {
         memory: 8 << 20,
@@ -118,7 +159,7 @@ fn run(engine: EngineChoice, traces: Option<Arc<dyn Traces>>) -> Left {
     };
     let mut vm = Vm::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
-    let end = vm.run(&mut console).unwrap();
+    let end = drive(&mut vm, &mut console);
     assert!(matches!(end, End::Halted(_)), "{end:?}");
     let read = |at: u64, len: usize| {
         let mut bytes = vec![0; len];
@@ -208,7 +249,7 @@ impl Tracer for Replay {
 /// A host that has recorded this, and can trace with these bits.
 #[derive(Debug)]
 struct Recording {
-    recorded: Mutex<Vec<u8>>,
+    recorded: Mutex<VecDeque<Vec<u8>>>,
     bits: RtitCtl,
     fails: bool,
     asked: Mutex<Vec<RtitCtl>>,
@@ -229,23 +270,37 @@ impl Traces for Recording {
             return Err(io::Error::from_raw_os_error(16));
         }
         Ok(Box::new(Replay {
-            recorded: std::mem::take(&mut self.recorded.lock().unwrap()),
+            recorded: self.recorded.lock().unwrap().pop_front().expect("another recording"),
             stopped: false,
         }))
     }
 }
 
-fn recording(recorded: Vec<u8>, bits: RtitCtl, fails: bool) -> Arc<Recording> {
+fn recording(recorded: impl Into<VecDeque<Vec<u8>>>, bits: RtitCtl, fails: bool) -> Arc<Recording> {
     Arc::new(Recording {
-        recorded: Mutex::new(recorded),
+        recorded: Mutex::new(recorded.into()),
         bits,
         fails,
         asked: Mutex::default(),
     })
 }
 
-/// What a host's processor would have recorded of a guest with this trace: exits every now and then, and the host in between.
-fn by_a_host(trace: &[u8]) -> Vec<u8> {
+/// The packets of a guest's trace from the first instruction's TIP.PGE on, which is left out, and that instruction.
+fn packets(trace: &[u8]) -> (u64, Vec<Packet>) {
+    let packets: Vec<Packet> = Packets::new(trace).map(|item| item.unwrap().packet).collect();
+    let begin = packets
+        .iter()
+        .position(|packet| matches!(packet, Packet::TipPge(_)))
+        .unwrap();
+    let Packet::TipPge(Some(first)) = packets[begin] else {
+        panic!("a TIP.PGE without an IP");
+    };
+    (first, packets[begin + 1..].to_vec())
+}
+
+/// What a host's processor would have recorded of a guest that begins at `first` and has these packets: exits every now and then,
+/// and the host in between. It ends in an exit, whose FUP is the guest's last packet.
+fn by_a_host(first: u64, packets: &[Packet]) -> Vec<u8> {
     let (mut out, mut last_ip) = (Vec::new(), LastIp::new());
     let mut put = |packets: &[Packet]| {
         for packet in packets {
@@ -272,23 +327,11 @@ fn by_a_host(trace: &[u8]) -> Vec<u8> {
         Packet::PsbEnd,
     ];
     put(&host_psb);
-    let packets: Vec<Packet> = Packets::new(trace).map(|item| item.unwrap().packet).collect();
-    let begin = packets
-        .iter()
-        .position(|packet| matches!(packet, Packet::TipPge(_)))
-        .unwrap();
-    let Packet::TipPge(first) = packets[begin] else {
-        unreachable!()
-    };
-    put(&[Packet::TipPge(Some(HOST)), pip(true), Packet::Tip(first)]);
+    put(&[Packet::TipPge(Some(HOST)), pip(true), Packet::Tip(Some(first))]);
     let mut tips = 0;
-    let mut in_psb = false;
-    for &packet in &packets[begin + 1..] {
-        in_psb = packet == Packet::Psb || in_psb && packet != Packet::PsbEnd;
+    for &packet in packets {
         match packet {
             Packet::Pip { .. } => put(&[pip(true)]),
-            // The end of the trace is an exit at the WRMSR.
-            Packet::TipPgd(None) => put(&[pip(false), Packet::Tip(Some(HOST + 0x40))]),
             other => put(&[other]),
         }
         if let Packet::Tip(ip) = packet {
@@ -302,7 +345,8 @@ fn by_a_host(trace: &[u8]) -> Vec<u8> {
             }
         }
     }
-    assert!(!in_psb && tips > 1000, "{tips}");
+    put(&[pip(false), Packet::Tip(Some(HOST + 0x40))]);
+    assert!(tips > 100, "{tips}");
     out
 }
 
@@ -319,7 +363,10 @@ fn a_hosts_packets_arrive_in_the_guests_table() {
     let engines = run(EngineChoice::Soft, None);
     let expected = instructions(&engines);
     assert!(expected.len() > ROUNDS as usize * 8, "{}", expected.len());
-    let host = recording(by_a_host(&engines.trace), branches(), false);
+    let (first, mut packets) = packets(&engines.trace);
+    // The end of the trace is an exit at the WRMSR.
+    assert_eq!(packets.pop(), Some(Packet::TipPgd(None)));
+    let host = recording([by_a_host(first, &packets)], branches(), false);
     let hosts = run(EngineChoice::Kvm, Some(host.clone()));
     assert_eq!(hosts.watched, 0, "the machine has not left KVM");
     assert_eq!(*host.asked.lock().unwrap(), [control()]);
@@ -343,6 +390,51 @@ fn a_hosts_packets_arrive_in_the_guests_table() {
     }
 }
 
+// covers: 6/host-pt-join
+#[test]
+fn a_guest_that_the_engine_takes_over_has_one_trace() {
+    if kvm_is_missing("a host's Intel PT joined with the engine's") {
+        return;
+    }
+    let engines = run(EngineChoice::Soft, None);
+    let expected = instructions(&engines);
+    let (first, mut packets) = packets(&engines.trace);
+    assert_eq!(packets.pop(), Some(Packet::TipPgd(None)));
+    // OUT is the only instruction of its kind, E6H, and a TIP leads to it; another to the first label behind it.
+    let out = *expected
+        .iter()
+        .find(|&&ip| engines.code[(ip - CODE) as usize] == 0xe6)
+        .unwrap();
+    let at = expected.iter().position(|ip| *ip == out).unwrap();
+    let tip_to = |ip: u64| {
+        packets
+            .iter()
+            .position(|packet| *packet == Packet::Tip(Some(ip)))
+            .unwrap()
+            + 1
+    };
+    let (before, behind) = (tip_to(out), tip_to(expected[at + 3]));
+    let mut until_out = packets[..before].to_vec();
+    until_out.push(Packet::Fup(Some(out)));
+    let resumed = expected[at + 1 + BEHIND as usize];
+    let recordings = [by_a_host(first, &until_out), by_a_host(resumed, &packets[behind..])];
+    let host = recording(recordings, branches(), false);
+    let left = run_until(EngineChoice::Kvm, Some(host.clone()), |vm, console| {
+        let end = vm.run_native(console, Limit::Exits(EXITS)).unwrap();
+        assert!(end.is_none(), "{end:?}");
+        assert_eq!(vm.cpu_state(0).unwrap().rip, out + 2, "behind OUT");
+        let end = vm.run_for(console, BEHIND).unwrap();
+        assert!(end.is_none(), "{end:?}");
+        assert_eq!(vm.cpu_state(0).unwrap().rip, resumed);
+        vm.run(console).unwrap()
+    });
+    assert_eq!(host.asked.lock().unwrap().len(), 2);
+    let found = instructions(&left);
+    let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+    assert_eq!((found.len(), differs), (expected.len(), None));
+    assert!(!Packets::new(&left.trace).any(|item| item.unwrap().packet == Packet::Ovf));
+}
+
 // covers: 6/host-pt-kvm, 6/host-pt-served
 #[test]
 fn what_the_host_cannot_trace_the_engine_does() {
@@ -352,7 +444,7 @@ fn what_the_host_cannot_trace_the_engine_does() {
     let expected = instructions(&run(EngineChoice::Soft, None));
     // It has no branches; or it has, and refuses.
     for (bits, fails) in [(RtitCtl::new(), false), (branches(), true)] {
-        let host = recording(Vec::new(), bits, fails);
+        let host = recording([], bits, fails);
         let left = run(EngineChoice::Kvm, Some(host.clone()));
         assert_eq!(left.watched, 1, "fails: {fails}");
         assert_eq!(host.asked.lock().unwrap().len(), usize::from(fails));
@@ -376,7 +468,7 @@ fn it_is_asked_for_as_what_it_is() {
             pt: Some(Wish::Host),
             ..Wishes::default()
         },
-        host_trace: Some(recording(Vec::new(), branches(), false)),
+        host_trace: Some(recording([], branches(), false)),
         ..MachineConfig::new(&image)
     };
     let error = Vm::new(&config).unwrap_err().to_string();

@@ -548,7 +548,7 @@ impl Processor {
         };
         vcpu.set_cpuid2(&cpuid::entries(model, place)?)
             .map_err(|e| refused("KVM_SET_CPUID2")(e.into()))?;
-        passed.tell(&vcpu)?;
+        passed.tell(&vcpu, model)?;
         Ok(Processor {
             kick: Kick::new(&mut vcpu),
             vcpu: Mutex::new(vcpu),

@@ -7,6 +7,7 @@
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
+use x86::model::CpuModel;
 use x86::msr::*;
 
 use super::refused;
@@ -65,12 +66,17 @@ impl Passed {
         there.flat_map(|(_, ranges)| ranges.iter().copied()).collect()
     }
 
+    /// What IA32_PERF_CAPABILITIES of a CPU of this model is to be, if it has that register.
+    fn told(&self, model: &CpuModel) -> Option<u64> {
+        self.capabilities.filter(|_| self.pmu && model.features().pdcm())
+    }
+
     /// Tells KVM, which has had the CPU's CPUID.
     ///
     /// # Errors
     /// One line: what KVM refused.
-    pub fn tell(&self, vcpu: &VcpuFd) -> Result<(), String> {
-        let Some(data) = self.capabilities.filter(|_| self.pmu) else {
+    pub fn tell(&self, vcpu: &VcpuFd, model: &CpuModel) -> Result<(), String> {
+        let Some(data) = self.told(model) else {
             return Ok(());
         };
         let entry = kvm_msr_entry {
@@ -92,6 +98,7 @@ impl Passed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use x86::model::{HASWELL, P6};
 
     fn host() -> Pmu {
         Pmu {
@@ -147,6 +154,7 @@ mod tests {
             },
         );
         assert!(within(&pebs, 0x600) && within(&pebs, 0x3f1) && within(&pebs, 0x3f2) && !within(&pebs, 0x1d9));
-        assert_eq!(pebs.capabilities, Some(0x6c00));
+        assert_eq!(pebs.told(&HASWELL), Some(0x6c00));
+        assert_eq!((pebs.told(&P6), none.told(&HASWELL)), (None, None), "no such register");
     }
 }
