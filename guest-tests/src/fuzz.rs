@@ -29,8 +29,8 @@ use registers::writers;
 use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-pub use trace::trace;
-use trace::tracers;
+pub use trace::{host_trace, trace};
+use trace::{host_traces, tracers};
 pub use trace_folder::trace_folder;
 use trace_folder::trace_folders;
 use x86::model::{CpuModel, HASWELL, WESTMERE};
@@ -111,6 +111,11 @@ pub const TARGETS: &[Target] = &[
         name: "pt_packets",
         run: pt::packets,
         seeds: pt::traces,
+    },
+    Target {
+        name: "host_trace",
+        run: host_trace,
+        seeds: host_traces,
     },
     Target {
         name: "pt_flow",

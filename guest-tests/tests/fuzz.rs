@@ -98,6 +98,12 @@ fn no_bytes_upset_the_packet_decoder() {
     hammer("pt_packets");
 }
 
+// covers: 6/fuzz-host-trace
+#[test]
+fn no_trace_of_a_host_s_upsets_the_trace_unit() {
+    hammer("host_trace");
+}
+
 // covers: 5/fuzz-pt-flow
 #[test]
 fn no_trace_upsets_the_flow_decoder() {

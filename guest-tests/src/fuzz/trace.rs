@@ -2,9 +2,10 @@
 //! any order.
 
 use devices::unit::pt::Pt;
+use pt_packet::{Decoder, LastIp, MAX_LEN, Packet, encode};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, SKYLAKE_SERVER, SNOWRIDGE};
 use x86::msr::*;
-use x86::pt::PtCaps;
+use x86::pt::{PtCaps, RtitCtl};
 use x86::seam::{
     BadPhys, BranchRecord, Change, CodeSize, Context, EventRecord, Far, Flow, PageFault, Processor, TraceMem,
 };
@@ -110,6 +111,68 @@ fn record(core: &Core, argument: u8, value: u64, n: u64) -> BranchRecord {
         length: argument,
         ..BranchRecord::default()
     }
+}
+
+/// What a host's tracer writes, in two pieces: the guest gets packets, and none of the host's.
+pub fn host_trace(bytes: &[u8]) {
+    let Some((&[settings, cut], recorded)) = bytes.split_first_chunk() else {
+        return;
+    };
+    let caps = ALDERLAKE.units.pt.expect("it has a trace unit");
+    let mut core = Core {
+        memory: Vec::new(),
+        context: Context {
+            code: CodeSize::Bits64,
+            ..Context::default()
+        },
+        rip: 0x40_0000,
+        step: 0,
+        written: 0,
+    };
+    let bit = |n: u8| settings >> n & 1 != 0;
+    let ctl = RtitCtl::new()
+        .with_trace_en(true)
+        .with_os(true)
+        .with_user(true)
+        .with_branch_en(bit(0))
+        .with_tsc_en(bit(1))
+        .with_mtc_en(bit(2))
+        .with_cyc_en(bit(3))
+        .with_ptw_en(bit(4))
+        .with_event_en(bit(5) && caps.event_trace());
+    let mut pt = Pt::with_output(caps, Vec::new());
+    pt.program(ctl, &mut core).expect("settings of the model");
+    pt.host_begins(0, 77, &mut core);
+    let (first, second) = recorded.split_at(recorded.len() * usize::from(cut) / 256);
+    for piece in [first, second] {
+        let _ = pt.host_bytes(piece, &mut core);
+        if bit(6) {
+            pt.host_lost();
+        }
+    }
+    core.rip = core.rip.wrapping_add(u64::from(cut));
+    let _ = pt.host_ends(0, &mut core);
+    for item in Decoder::new(pt.output()) {
+        match item.expect("a packet").packet {
+            Packet::Vmcs(_) | Packet::Pip { non_root: true, .. } => panic!("the host shows"),
+            _ => {}
+        }
+    }
+}
+
+/// Traces whose beginning is a VM entry.
+pub(super) fn host_traces() -> Vec<Vec<u8>> {
+    let (mut last_ip, mut bytes) = (LastIp::new(), [0; MAX_LEN]);
+    let mut entry = vec![0x1f, 100];
+    let (cr3, non_root) = (0x1000, true);
+    for packet in [Packet::Pip { cr3, non_root }, Packet::Tip(Some(0x40_0000))] {
+        let len = encode(&packet, &mut last_ip, &mut bytes);
+        entry.extend_from_slice(&bytes[..len]);
+    }
+    super::pt::traces()
+        .into_iter()
+        .map(|trace| [&entry[..], &trace].concat())
+        .collect()
 }
 
 /// A table that traces: one region and its END.

@@ -203,6 +203,8 @@ impl Host {
     /// One line: why not.
     pub fn tries_pt(&self) -> Result<Arc<dyn Traces>, String> {
         let perf = perf::Perf::here()?;
+        // perf may send it.
+        room::take_signal().map_err(refused("taking over a signal"))?;
         // VMXON may come with the first one only.
         let _vm = self.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
         perf.try_out()?;
