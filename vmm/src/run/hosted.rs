@@ -29,6 +29,10 @@ use crate::{
 /// So long nothing has to need the engine before the machine goes back to KVM: turning a unit off and on again is common, and
 /// a handover costs more than the engine does in this time.
 const HYSTERESIS: Duration = Duration::from_millis(10);
+/// And so many steps, or so long, where the engine is slow: a handler of an interrupt turns counters off, reads them, and turns
+/// them on.
+const STEPS: u64 = 200_000;
+const SLOW_HYSTERESIS: Duration = Duration::from_millis(100);
 /// The longest that the outside is not looked at.
 const LOOK: Duration = Duration::from_millis(5);
 /// The longest that it is not looked at while all CPUs are halted and input wakes the look.
@@ -366,13 +370,15 @@ impl Vm {
     /// The whole machine in the engine, until no unit has needed it for a while.
     fn watch_for_kvm(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
         debug!("in the engine from step {}", self.soft.steps());
-        let mut needed = Instant::now();
+        let mut needed = (Instant::now(), self.soft.steps());
         let end = self.software(console, pace, &mut |vm| {
             if vm.needs_engine() {
-                needed = Instant::now();
+                needed = (Instant::now(), vm.soft.steps());
             }
             let portable = |cpu: &Cpu| portable(&cpu.state());
-            needed.elapsed() >= HYSTERESIS && vm.soft.cpus().all(portable)
+            let (time, steps) = (needed.0.elapsed(), vm.soft.steps() - needed.1);
+            let long = time >= HYSTERESIS && steps >= STEPS || time >= SLOW_HYSTERESIS;
+            long && vm.soft.cpus().all(portable)
         })?;
         debug!("back to KVM at step {}", self.soft.steps());
         Ok(end)
