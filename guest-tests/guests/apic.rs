@@ -85,7 +85,15 @@ fn task_priority() {
     cpu::set_cr8(6);
     take();
     assert_eq!(COUNT.load(SeqCst), 1);
-    // The bits that CR8 has not stay where they are until it is written.
+    apic::write(reg::TPR, 0x20);
+    assert_eq!((apic::read(reg::TPR), cpu::cr8()), (0x20, 2));
+    cpu::set_cr8(0);
+    assert_eq!(apic::read(reg::TPR), 0);
+}
+
+/// The bits of TPR that CR8 has not stay where they are until it is written.
+fn task_priority_beyond_cr8() {
+    apic::enable();
     apic::write(reg::TPR, 0x1F);
     assert_eq!((apic::read(reg::TPR), cpu::cr8()), (0x1F, 1));
     assert_eq!(apic::read(reg::TPR), 0x1F);
@@ -158,13 +166,23 @@ fn x2apic_mode() {
     apic::send(apic::ICR_SELF | 0x77, 0);
     take();
     assert_eq!(COUNT.load(SeqCst), 2);
-    assert!(cpu::wrmsr(IA32_X2APIC_BASE + reg::EOI, 1).is_err(), "EOI takes 0");
     assert!(cpu::rdmsr(IA32_X2APIC_BASE + reg::ICR_HIGH).is_err(), "one ICR");
     // LDR follows from the ID.
     assert_eq!(apic::read(reg::LDR), (id >> 4) << 16 | 1 << (id & 15));
     write(IA32_APIC_BASE, base & !EN & !EXTD);
     write(IA32_APIC_BASE, base);
     apic::enable();
+}
+
+/// 11.12.1.2: EOI takes no value but 0.
+fn x2apic_eoi_takes_0() {
+    let base = read(IA32_APIC_BASE);
+    write(IA32_APIC_BASE, base | EXTD);
+    let answer = cpu::wrmsr(IA32_X2APIC_BASE + reg::EOI, 1);
+    write(IA32_APIC_BASE, base & !EN & !EXTD);
+    write(IA32_APIC_BASE, base);
+    apic::enable();
+    assert_eq!(answer, Err(Fault::GP0));
 }
 
 /// An interrupt that comes while an instruction ends in a fault waits: neither is lost.
@@ -199,8 +217,10 @@ rt::tests! {
     an_ipi_to_itself;
     priorities;
     task_priority;
+    task_priority_beyond_cr8;
     the_timer;
     an_interrupt_beside_a_fault;
     an_nmi_to_itself;
+    x2apic_eoi_takes_0: need::X2APIC;
     x2apic_mode: need::X2APIC;
 }

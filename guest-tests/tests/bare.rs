@@ -117,6 +117,7 @@ const QEMU: &[(&str, &str, &str)] = &[
     ("tsc", "the_deadline_interrupts", ANSWERS_0),
     ("apic", "base", "takes reserved bits of IA32_APIC_BASE"),
     ("apic", "an_interrupt_beside_a_fault", ANSWERS_0),
+    ("apic", "x2apic_eoi_takes_0", "takes EXTD without showing x2APIC"),
     ("apic", "x2apic_mode", "takes EXTD without showing x2APIC"),
     ("smp", "adjust_is_of_each_cpu", ANSWERS_0),
     (

@@ -89,10 +89,10 @@ const ANYWHERE: &[(&str, &str, &str)] = &[("cpuid_msrs", "what_is_not_shown_is_a
 const KVMS_APIC: &[(&str, &str, &str)] = &[
     (
         "apic",
-        "task_priority",
-        "TPR comes back from the processor's CR8, which has four bits of it",
+        "task_priority_beyond_cr8",
+        "KVM makes its TPR of CR8 at each exit, which has four bits of it",
     ),
-    ("apic", "x2apic_mode", "EOI takes any value"),
+    ("apic", "x2apic_eoi_takes_0", "KVM's EOI takes any value"),
 ];
 
 fn known(kind: Kind, guest: &str, test: &str) -> bool {

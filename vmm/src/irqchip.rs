@@ -125,7 +125,7 @@ pub fn of_host(lacks: Option<&'static str>, speed: Result<String, String>) -> (I
             Irqchip::Minivmm,
             format!("{why}, so that some instructions are the software engine's"),
         ),
-        // In the lab Linux with KVM's has stopped in a few boots of many, and nobody knows why yet.
+        // This program's can be looked at, and come along should the machine have to leave KVM.
         (None, Ok(_)) => (
             Irqchip::Minivmm,
             "--irqchip kvm has KVM's own, for a guest that need not leave KVM".into(),

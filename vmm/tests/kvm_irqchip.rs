@@ -161,6 +161,222 @@ fn what_is_typed_wakes_a_cpu_that_kvm_halts() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ready\nabcq");
 }
 
+/// A timer of KVM's wakes it long after the first look at whether anything will; once the timer is off, nothing does.
+// covers: 6/irqchip-kvm-ends
+#[test]
+fn a_cpu_that_a_timer_of_kvms_will_wake_does_not_sleep_for_good() {
+    if kvm_is_missing("timers of KVM's interrupt controllers") {
+        return;
+    }
+    // Longer than it takes to find one asleep; a clock of a gigahertz, divided by 2.
+    const SECONDS: u32 = 2;
+    let timer = |again: bool| {
+        common::interrupt_guest(
+            0xff,
+            0x24,
+            |a| {
+                for (register, value) in [(0xf0, 0x1ff), (0x3e0, 0), (0x320, 0x24), (0x380, SECONDS * 500_000_000)] {
+                    a.mov(dword_ptr(0xfee0_0000u32 + register), value).unwrap();
+                }
+            },
+            move |a, quit| {
+                common::print(a, "woken\n");
+                a.mov(dword_ptr(0xfee0_00b0u32), 0).unwrap();
+                if again {
+                    a.jmp(quit).unwrap();
+                }
+            },
+        )
+    };
+    // The interval timer at 18 Hz, whose interrupt both controllers keep to themselves or the 8259 lets in.
+    let interval = |mask: u8| {
+        common::interrupt_guest(
+            mask,
+            0x20,
+            |a| {
+                for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
+                    common::out(a, port, value);
+                }
+            },
+            |a, quit| {
+                common::print(a, "woken\n");
+                a.jmp(quit).unwrap();
+            },
+        )
+    };
+    for (program, status, prints) in [
+        (timer(true), 0, "woken\n"),
+        (timer(false), 4, "woken\n"),
+        (interval(0xfe), 0, "woken\n"),
+        (interval(0xff), 4, ""),
+    ] {
+        let ended = run_guest(&program, &[&KVMS[..], &["--timeout", "30"]].concat());
+        let errors = errors(&ended);
+        assert_eq!(ended.status.code(), Some(status), "{errors}");
+        assert_eq!(String::from_utf8_lossy(&ended.stdout), prints);
+        assert_eq!(status == 4, errors.contains("with no timer armed"), "{errors}");
+    }
+}
+
+/// A guest that takes so many interrupts of a timer, and is content if two seconds of the machine's own clock have passed then: port
+/// 608H counts 3,579,545 in one.
+fn two_seconds(mask: u8, vector: u32, interrupts: u32, setup: impl FnOnce(&mut CodeAssembler)) -> Vec<u8> {
+    const HZ: u32 = 3_579_545;
+    let clock = |a: &mut CodeAssembler| {
+        a.mov(dx, 0x608).unwrap();
+        a.in_(eax, dx).unwrap();
+    };
+    common::interrupt_guest(
+        mask,
+        vector,
+        |a| {
+            a.mov(dword_ptr(0xfee0_00f0u32), 0x1ff).unwrap();
+            clock(a);
+            a.mov(edi, eax).unwrap();
+            a.xor(esi, esi).unwrap();
+            setup(a);
+        },
+        |a, quit| {
+            let (mut early, mut more) = (a.create_label(), a.create_label());
+            a.mov(dword_ptr(0xfee0_00b0u32), 0).unwrap();
+            a.inc(esi).unwrap();
+            a.cmp(esi, interrupts).unwrap();
+            a.jb(more).unwrap();
+            clock(a);
+            a.sub(eax, edi).unwrap();
+            a.and(eax, 0xff_ffff).unwrap();
+            a.cmp(eax, HZ / 10 * 19).unwrap();
+            a.jb(early).unwrap();
+            a.cmp(eax, HZ * 4).unwrap();
+            a.jb(quit).unwrap();
+            a.set_label(&mut early).unwrap();
+            // What has passed, in 64ths of a second.
+            a.xor(edx, edx).unwrap();
+            a.mov(ecx, HZ / 64).unwrap();
+            a.div(ecx).unwrap();
+            a.out(0xf4, al).unwrap();
+            a.set_label(&mut more).unwrap();
+            a.nop().unwrap();
+        },
+    )
+}
+
+/// While the machine is paused for longer than a timer would take, none of KVM's goes on.
+// covers: 6/irqchip-kvm-pause
+#[test]
+fn kvms_timers_stand_while_the_machine_does() {
+    let Ok(host) = minivmm::vcpu::kvm::Host::open() else {
+        assert!(kvm_is_missing("a pause with KVM's interrupt controllers"));
+        return;
+    };
+    let khz = host.tsc_khz;
+    let registers = |values: &'static [(u32, u32)]| {
+        move |a: &mut CodeAssembler| {
+            for &(register, value) in values {
+                a.mov(dword_ptr(0xfee0_0000 + register), value).unwrap();
+            }
+        }
+    };
+    // A clock of a gigahertz, divided by 1.
+    let once = two_seconds(
+        0xff,
+        0x24,
+        1,
+        registers(&[(0x3e0, 11), (0x320, 0x24), (0x380, 2_000_000_000)]),
+    );
+    let again = two_seconds(
+        0xff,
+        0x24,
+        4,
+        registers(&[(0x3e0, 11), (0x320, 0x2_0024), (0x380, 500_000_000)]),
+    );
+    // By the counter that it is a time of: it goes on in a pause on a KVM that does not let it be set.
+    const THEN: u32 = 0x7000;
+    let deadline = common::interrupt_guest(
+        0xff,
+        0x24,
+        |a| {
+            a.mov(dword_ptr(0xfee0_00f0u32), 0x1ff).unwrap();
+            a.mov(dword_ptr(0xfee0_0320u32), 0x4_0024).unwrap();
+            a.rdtsc().unwrap();
+            for _ in 0..2 {
+                a.add(eax, khz * 1000).unwrap();
+                a.adc(edx, 0).unwrap();
+            }
+            a.mov(dword_ptr(THEN), eax).unwrap();
+            a.mov(dword_ptr(THEN + 4), edx).unwrap();
+            a.mov(ecx, 0x6e0).unwrap();
+            a.wrmsr().unwrap();
+        },
+        |a, quit| {
+            a.rdtsc().unwrap();
+            a.sub(eax, dword_ptr(THEN)).unwrap();
+            a.sbb(edx, dword_ptr(THEN + 4)).unwrap();
+            a.jns(quit).unwrap();
+            // Early.
+            common::debug_exit(a, 1);
+        },
+    );
+    // 65536 of 1,193,182 Hz, 36 times.
+    let intervals = two_seconds(0xfe, 0x20, 37, |a| {
+        for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
+            common::out(a, port, value);
+        }
+    });
+    std::thread::scope(|scope| {
+        for (name, program) in [
+            ("once", once),
+            ("again", again),
+            ("deadline", deadline),
+            ("intervals", intervals),
+        ] {
+            scope.spawn(move || paused(name, &program));
+        }
+    });
+}
+
+/// Runs it with a pause of three seconds.
+fn paused(name: &str, program: &[u8]) {
+    let folder = Folder::new();
+    let socket = folder.path().join("control");
+    let mut command = minivmm();
+    command
+        .args(KVMS)
+        .args(["--cpu-model", "haswell", "--timeout", "60", "--paused", "--kernel"])
+        .arg(folder.file("kernel", program))
+        .arg(format!("--control=unix:{}", socket.display()));
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let limit = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let ctl = |command: &str| loop {
+        let answer = minivmm().arg("ctl").arg(&socket).arg(command).output().unwrap();
+        if answer.status.success() {
+            break;
+        }
+        // It is not there yet.
+        let late = std::time::Instant::now() > limit;
+        assert!(!late, "{name}, {command}: {}", errors(&answer));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    ctl("resume");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    ctl("pause");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    ctl("resume");
+    let output = child.wait_with_output().unwrap();
+    let status = output.status.code();
+    assert_eq!(
+        status,
+        Some(0),
+        "{name} (2 n + 1 for n 64ths of a second): {}",
+        errors(&output)
+    );
+}
+
 // covers: 6/irqchip-kvm-ends
 #[test]
 fn crashes_resets_and_limits_are_told() {
@@ -171,6 +387,14 @@ fn crashes_resets_and_limits_are_told() {
     let hang = guest(forever);
     let halt = guest(|a| {
         a.cli().unwrap();
+        a.hlt().unwrap();
+    });
+    // It lets interrupts in, and there are none: the APIC's timer has a count, but its entry is masked.
+    let listen = guest(|a| {
+        a.mov(dword_ptr(0xfee0_00f0u32), 0x1ff).unwrap();
+        a.mov(dword_ptr(0xfee0_0320u32), 0x1_0040).unwrap();
+        a.mov(dword_ptr(0xfee0_0380u32), 0x7fff_ffff).unwrap();
+        a.sti().unwrap();
         a.hlt().unwrap();
     });
     // INIT for the boot CPU by itself, which would go on in firmware.
@@ -186,6 +410,7 @@ fn crashes_resets_and_limits_are_told() {
         (halt.clone(), &[], 4, "interrupts disabled"),
         // The other two wait for a start-up IPI that nobody sends.
         (halt, &["--cpus", "3"], 4, "interrupts disabled"),
+        (listen, &["--timeout", "20"], 4, "with no timer armed and no more input"),
         (init, &["--timeout", "20"], 0, ""),
     ] {
         let ended = run_guest(&program, &[&KVMS, options].concat());

@@ -250,6 +250,12 @@ impl Vm {
         started: Instant,
     ) -> Result<End, Stop> {
         let end = self.hosted_until_end(&mut hosted, console, started);
+        // Until the next run, if there is one.
+        let stood = hosted.hypervisor.stop_timers();
+        let end = match (&end, stood) {
+            (Ok(End::Kvm(_)) | Err(_), _) | (_, Ok(())) => end,
+            (_, Err(what)) => Ok(End::Kvm(what)),
+        };
         self.hosted = Some(hosted);
         end
     }
@@ -290,6 +296,11 @@ impl Vm {
             }
             if let Some(end) = end {
                 return Ok(end);
+            }
+            if self.requested.is_some()
+                && let Err(what) = hosted.hypervisor.stop_timers()
+            {
+                return Ok(End::Kvm(what));
             }
             if let Some(end) = self.obey(console, &mut pace)? {
                 return Ok(end);

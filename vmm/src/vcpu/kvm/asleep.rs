@@ -1,15 +1,16 @@
 //! CPUs whose HLT is KVM's, as it is where KVM has the interrupt controllers: whether anything will ever wake them.
 //!
 //! HLT is no exit there, so nobody here sees a CPU halt. While CPUs come out of KVM something happens; once none has for a while
-//! all are asked what they are doing, by a kick.
+//! all are asked what they are doing, by a kick. One that lets interrupts in sleeps for good if its APIC's timer is not armed, if
+//! the interval timer is not or leads nowhere, and if no device of ours has something to come.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use engine::Activity;
 use kvm_ioctls::VcpuFd;
 
-use super::irqchip;
-use super::native::{Shared, Why};
+use super::native::{Local, Shared, Why};
+use super::{irqchip, timers};
 
 /// So often in a row all have to be found halted for good: between two answers one may have woken another by an NMI.
 const TIMES: u64 = 2;
@@ -43,20 +44,25 @@ impl Shared<'_> {
     /// A CPU that was kicked says what it is doing.
     pub(super) fn notice(&self, index: usize, vcpu: &mut VcpuFd) {
         let local = &self.cpus[index];
-        let (halted, deaf) = match irqchip::activity(vcpu) {
-            Ok(Activity::Running) => (false, false),
-            Ok(Activity::Halted) => (true, vcpu.get_kvm_run().if_flag == 0),
+        let listens = vcpu.get_kvm_run().if_flag != 0;
+        let (halted, deaf, armed) = match irqchip::activity(vcpu) {
+            Ok(Activity::Running) => (false, false, false),
+            Ok(Activity::Halted) if listens => match timers::is_armed(vcpu) {
+                Ok(armed) => (true, false, armed),
+                Err(what) => return self.stop(Why::Failed(index, what)),
+            },
             // Only another CPU can end that.
-            Ok(_) => (true, true),
+            Ok(_) => (true, true, false),
             Err(what) => return self.stop(Why::Failed(index, what)),
         };
+        local.armed.store(armed, Ordering::SeqCst);
         local.deaf.store(deaf, Ordering::SeqCst);
         local.halted.store(halted, Ordering::SeqCst);
     }
 
-    /// Whether all CPUs are halted with interrupts off, or wait for a start-up IPI: only one of them could wake another. Of those
-    /// that let interrupts in, nobody here knows which timers of KVM's are armed.
-    pub(super) fn sleeps_for_good(&self) -> bool {
+    /// Whether all CPUs are halted, or wait for a start-up IPI, and neither one of them nor a timer of KVM's could wake one. Second:
+    /// one of them listens to interrupts.
+    pub(super) fn sleeps_for_good(&self) -> (bool, bool) {
         let asleep = &self.asleep;
         let accesses = || self.counts.bus.load(Ordering::SeqCst);
         let now = accesses();
@@ -65,11 +71,14 @@ impl Shared<'_> {
             asleep.quiet.store(false, Ordering::SeqCst);
             asleep.asked.store(false, Ordering::SeqCst);
             asleep.found.store(0, Ordering::SeqCst);
-            return false;
+            return (false, true);
         }
-        let for_good =
-            |local: &super::native::Local| local.halted.load(Ordering::SeqCst) && local.deaf.load(Ordering::SeqCst);
-        let found = match asleep.asked.swap(true, Ordering::SeqCst) && self.cpus.iter().all(for_good) {
+        let for_good = |local: &Local| local.halted.load(Ordering::SeqCst) && !local.armed.load(Ordering::SeqCst);
+        let listening = !self.cpus.iter().all(|local| local.deaf.load(Ordering::SeqCst));
+        let all = asleep.asked.swap(true, Ordering::SeqCst)
+            && self.cpus.iter().all(for_good)
+            && !(listening && timers::interval_timer_wakes(&self.hypervisor.vm));
+        let found = match all {
             true => asleep.found.fetch_add(1, Ordering::SeqCst) + 1,
             false => {
                 asleep.found.store(0, Ordering::SeqCst);
@@ -82,6 +91,6 @@ impl Shared<'_> {
                 cpu.kick.kick();
             }
         }
-        found >= TIMES
+        (found >= TIMES, listening)
     }
 }

@@ -26,15 +26,16 @@ use std::sync::Arc;
 use devices::platform::{GSI_PIT, Lines, ioapic};
 use engine::Activity;
 use kvm_bindings::{
-    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_MP_STATE, KVM_CAP_PIT2, KVM_CAP_SET_IDENTITY_MAP_ADDR,
-    KVM_CAP_TSC_DEADLINE_TIMER, KVM_CAP_USER_NMI, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
-    KVM_IRQCHIP_PIC_SLAVE, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, KVM_PIT_SPEAKER_DUMMY, KvmIrqRouting,
-    kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_lapic_state, kvm_mp_state, kvm_pit_config,
+    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQCHIP, KVM_CAP_MP_STATE, KVM_CAP_PIT_STATE2, KVM_CAP_PIT2, KVM_CAP_REINJECT_CONTROL,
+    KVM_CAP_SET_IDENTITY_MAP_ADDR, KVM_CAP_TSC_DEADLINE_TIMER, KVM_CAP_USER_NMI, KVM_IRQ_ROUTING_IRQCHIP,
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
+    KVM_PIT_SPEAKER_DUMMY, KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_lapic_state,
+    kvm_mp_state, kvm_pit_config,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
 use log::warn;
 
-use super::{Host, refused};
+use super::{Host, refused, room};
 
 /// The clock of the APIC's timer in KVM. APIC_BUS_CYCLE_NS of arch/x86/kvm/lapic.h: one nanosecond.
 pub const APIC_TIMER_KHZ: u32 = 1_000_000;
@@ -46,6 +47,8 @@ const IDENTITY_MAP: u64 = 0xfffb_c000;
 const NEEDED: &[(u32, &str)] = &[
     (KVM_CAP_IRQCHIP, "KVM_CAP_IRQCHIP"),
     (KVM_CAP_PIT2, "KVM_CAP_PIT2"),
+    (KVM_CAP_PIT_STATE2, "KVM_CAP_PIT_STATE2"),
+    (KVM_CAP_REINJECT_CONTROL, "KVM_CAP_REINJECT_CONTROL"),
     (KVM_CAP_IRQ_ROUTING, "KVM_CAP_IRQ_ROUTING"),
     (KVM_CAP_MP_STATE, "KVM_CAP_MP_STATE"),
     (KVM_CAP_USER_NMI, "KVM_CAP_USER_NMI"),
@@ -79,6 +82,7 @@ pub fn create(vm: &VmFd) -> Result<(), String> {
         ..Default::default()
     };
     vm.create_pit2(pit).map_err(says("KVM_CREATE_PIT2"))?;
+    room::lose_ticks(vm).map_err(refused("KVM_REINJECT_CONTROL"))?;
     let entries: Vec<kvm_irq_routing_entry> = routes()
         .into_iter()
         .map(|(gsi, irqchip, pin)| {
@@ -123,7 +127,7 @@ pub fn set_virtual_wire(vcpu: &VcpuFd) -> Result<(), String> {
     vcpu.set_lapic(&lapic).map_err(|e| refused("KVM_SET_LAPIC")(e.into()))
 }
 
-fn register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
+pub(super) fn register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
     let bytes = &lapic.regs[offset..offset + 4];
     bytes
         .iter()
@@ -131,7 +135,7 @@ fn register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
         .fold(0, |value, byte| value << 8 | u32::from(*byte as u8))
 }
 
-fn set_register(lapic: &mut kvm_lapic_state, offset: usize, value: u32) {
+pub(super) fn set_register(lapic: &mut kvm_lapic_state, offset: usize, value: u32) {
     for (byte, new) in lapic.regs[offset..].iter_mut().zip(value.to_le_bytes()) {
         *byte = new as _;
     }

@@ -21,6 +21,7 @@ mod passed;
 mod perf;
 mod room;
 mod state;
+mod timers;
 mod traced;
 pub mod tracer;
 mod view;
@@ -50,7 +51,7 @@ pub use self::cpuid::{narrow, narrowings};
 pub use self::native::{Counts, Native, Shared, Why};
 pub use self::passed::Passed;
 use self::tracer::{Tracer, Traces};
-use self::{guestdbg::Kinds, room::Kick, state::Kept};
+use self::{guestdbg::Kinds, room::Kick, state::Kept, timers::Timers};
 use super::handover;
 use crate::irqchip::Irqchip;
 use crate::machine::{Machine, memory::Memory};
@@ -308,6 +309,8 @@ pub struct Hypervisor {
     cpus: Vec<Processor>,
     vm: Arc<VmFd>,
     irqchip: Irqchip,
+    /// KVM's own timers, while they stand.
+    timers: Option<Timers>,
     model: &'static CpuModel,
     clock: HostClock,
     limit: Option<Limit>,
@@ -406,6 +409,7 @@ impl Hypervisor {
             cpus,
             vm: Arc::new(vm),
             irqchip,
+            timers: None,
             model,
             clock: HostClock::at(0),
             limit: None,
@@ -431,6 +435,18 @@ impl Hypervisor {
     pub fn lines(&self) -> Option<Box<dyn Lines>> {
         let lines = || Box::new(irqchip::KernelLines(Arc::clone(&self.vm))) as _;
         self.has_controllers().then(lines)
+    }
+
+    /// Has KVM's timers stand until the next run; the CPUs are out of KVM. Ours follow the machine's clock.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    pub fn stop_timers(&mut self) -> Result<(), String> {
+        if self.has_controllers() && self.timers.is_none() {
+            let vcpus: Vec<_> = self.cpus.iter().map(|cpu| room::lock(&cpu.vcpu)).collect();
+            self.timers = Some(Timers::stop(&self.vm, vcpus.iter().map(|vcpu| &**vcpu))?);
+        }
+        Ok(())
     }
 
     /// The clock that the guest has in KVM.
@@ -474,6 +490,9 @@ impl Hypervisor {
     fn enter(&self, index: usize, vcpu: &mut VcpuFd, state: &CpuState, machine: &mut Machine) -> Result<(), String> {
         let cpu = &self.cpus[index];
         cpu.set_tsc_offset(vcpu, machine.tsc_offset(index), self.clock);
+        if let Some(timers) = &self.timers {
+            timers.go_on(index, vcpu)?;
+        }
         if self.has_controllers() {
             if state.activity == Activity::WaitForSipi {
                 // KVM starts it.
@@ -507,7 +526,8 @@ impl Hypervisor {
         Ok(())
     }
 
-    /// Takes a CPU back: its state, and the event that KVM is in the middle of delivering.
+    /// Takes a CPU back: its state, and the event that KVM is in the middle of delivering. `activity`: by KVM, if the interrupt
+    /// controllers are KVM's.
     ///
     /// # Errors
     /// One line: what KVM refused.
@@ -516,15 +536,15 @@ impl Hypervisor {
         index: usize,
         vcpu: &VcpuFd,
         before: &CpuState,
-        halted: bool,
+        (activity, halted): (Option<Activity>, bool),
         machine: &mut Machine,
     ) -> Result<(CpuState, Option<engine::Event>), String> {
         let left = state::leave(vcpu, before, self.model)?;
         let mut state = left.state;
-        if self.has_controllers() {
-            // An NMI that waits does so in KVM, until the CPU is there again.
+        if let Some(activity) = activity {
+            // What waits does so in KVM, until the CPU is there again.
             machine.platform().set_cr8(index, left.cr8);
-            state.activity = irqchip::activity(vcpu)?;
+            state.activity = activity;
         } else {
             if left.nmi {
                 machine.platform().inject_nmi(index);

@@ -20,7 +20,7 @@ use super::room::{self, Reason, lock};
 use super::state;
 use super::traced;
 use super::view::View;
-use super::{Hypervisor, Limit, Processor, refused};
+use super::{Hypervisor, Limit, Processor, irqchip, refused};
 use crate::machine::Machine;
 
 /// Why the CPUs came back from KVM.
@@ -140,6 +140,8 @@ pub(super) struct Local {
     told_nmi: AtomicBool,
     /// HLT with interrupts off: only an NMI ends that.
     pub(super) deaf: AtomicBool,
+    /// It is halted in KVM, and a timer that its own APIC has there will wake it.
+    pub(super) armed: AtomicBool,
     /// The instructions that the engine has retired for it.
     retired: u64,
     /// Up to this tick of the clock its counters have counted, if it has been running since.
@@ -287,7 +289,7 @@ impl<'a> Shared<'a> {
     /// All CPUs are halted, and none of them has anything pending that it lets in. Second: one of them listens to interrupts.
     pub fn idle(&self, machine: &mut Machine) -> (bool, bool) {
         if self.hypervisor.has_controllers() {
-            return (self.sleeps_for_good(), false);
+            return self.sleeps_for_good();
         }
         let mut listening = false;
         for (index, local) in self.cpus.iter().enumerate() {
@@ -331,6 +333,11 @@ impl<'a> Shared<'a> {
         self.trace_begins(index, cpu, vcpu, &mut machine);
         drop(machine);
         self.turns(index, cpu, vcpu);
+        // Before the registers come: an INIT or a start-up IPI that is there takes effect in this.
+        let activity = match self.hypervisor.has_controllers() {
+            true => Some(irqchip::activity(vcpu)?),
+            false => None,
+        };
         state::want(vcpu, true);
         while self.complete(index, cpu, vcpu) {}
         state::want(vcpu, false);
@@ -345,7 +352,8 @@ impl<'a> Shared<'a> {
             self.has_run(index, halted, &mut machine, &mut view);
         }
         self.trace_ends(index, cpu, vcpu, &mut machine);
-        self.hypervisor.leave(index, vcpu, &local.before, halted, &mut machine)
+        let doing = (activity, halted);
+        self.hypervisor.leave(index, vcpu, &local.before, doing, &mut machine)
     }
 
     /// Lets a CPU run until the run is over. An instruction may be waiting to be completed then.
@@ -631,6 +639,9 @@ impl Hypervisor {
         machine.clock().follow(self.clock.ticks(), soft.steps());
         // With its own interrupt controllers KVM starts the CPUs.
         let waits = |state: &CpuState| state.activity == Activity::WaitForSipi && !self.has_controllers();
+        if let Some(timers) = &self.timers {
+            timers.go_on_with_intervals(&self.vm)?;
+        }
         let retired: Vec<u64> = soft.cpus().map(engine::Cpu::retired).collect();
         let cpus = states.into_iter().zip(retired).map(|(state, retired)| Local {
             halted: AtomicBool::new(state.activity == Activity::Halted),
@@ -638,6 +649,7 @@ impl Hypervisor {
             told: AtomicBool::new(false),
             told_nmi: AtomicBool::new(false),
             deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
+            armed: AtomicBool::new(false),
             retired,
             counted: AtomicU64::new(0),
             overflow: AtomicU64::new(u64::MAX),
@@ -682,6 +694,7 @@ impl Hypervisor {
         drop(shared.machine());
         let left = shared.left.load(Ordering::SeqCst);
         let cpus: Vec<_> = shared.cpus.into_iter().map(|cpu| lock(&cpu.after).take()).collect();
+        self.timers = None;
         // The bus has answered whichever CPU came last.
         machine.select(soft.current());
         self.limit = self.limit.map(|limit| match limit {

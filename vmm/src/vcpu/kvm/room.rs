@@ -1,6 +1,6 @@
 //! The calls into KVM that are `unsafe`, and what they share with the kernel.
 //!
-//! UNSAFETY: KVM is given memory (the guest's), a page is shared with it (`kvm_run`), two of its ioctls have no wrapper in
+//! UNSAFETY: KVM is given memory (the guest's), a page is shared with it (`kvm_run`), three of its ioctls have no wrapper in
 //! kvm-ioctls, and a thread is interrupted by a signal. Everything else of the driver goes through safe functions.
 #![allow(unsafe_code)]
 
@@ -12,8 +12,9 @@ use kvm_bindings::{
     KVM_EXIT_DEBUG, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO,
     KVM_EXIT_IO_OUT, KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SET_TPR, KVM_EXIT_SHUTDOWN, KVM_EXIT_UNKNOWN,
     KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_INTERNAL_ERROR_EMULATION,
-    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_guest_debug, kvm_guest_debug_arch, kvm_interrupt,
-    kvm_run, kvm_userspace_memory_region, kvm_xsave,
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr,
+    kvm_guest_debug, kvm_guest_debug_arch, kvm_interrupt, kvm_irqchip, kvm_reinject_control, kvm_run,
+    kvm_userspace_memory_region, kvm_xsave,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
 use libc::{c_int, c_ulong, c_void, pthread_t, siginfo_t};
@@ -27,6 +28,8 @@ use crate::machine::memory::Memory;
 const KVM_INTERRUPT: c_ulong = 0x4004_ae86;
 /// _IOW(KVMIO, E1H, struct kvm_device_attr), and with E2H and E3H.
 const KVM_SET_DEVICE_ATTR: c_ulong = 0x4018_aee1;
+/// _IO(KVMIO, 71H), which takes a structure all the same.
+const KVM_REINJECT_CONTROL: c_ulong = 0xae71;
 
 /// Gives KVM the guest's memory.
 ///
@@ -115,6 +118,45 @@ pub fn guest_debug(vcpu: &VcpuFd, kinds: u32, registers: [u64; 8]) -> io::Result
         ..Default::default()
     };
     vcpu.set_guest_debug(&debug).map_err(io::Error::from)
+}
+
+/// Has KVM's interval timer lose the ticks that nobody takes, as a line of edges does, instead of giving them later.
+///
+/// # Errors
+/// KVM refuses.
+pub fn lose_ticks(vm: &VmFd) -> io::Result<()> {
+    let control = kvm_reinject_control::default();
+    // SAFETY: The argument is of the type that this ioctl reads.
+    match unsafe { ioctl_with_ref(vm, KVM_REINJECT_CONTROL, &control) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The kernel's CLOCK_MONOTONIC in nanoseconds, which KVM's interval timer counts by.
+pub fn monotonic() -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: The kernel writes the structure that the pointer leads to.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// What of KVM's interrupt controllers keeps the interval timer's interrupt to itself: the first 8259's mask register, and the
+/// IOAPIC's entries.
+///
+/// # Errors
+/// KVM refuses.
+pub fn masks(vm: &VmFd) -> io::Result<(u8, [u64; 24])> {
+    let chip = |chip_id: u32| {
+        let mut chip = kvm_irqchip {
+            chip_id,
+            ..Default::default()
+        };
+        vm.get_irqchip(&mut chip).map(|()| chip.chip)
+    };
+    let (pic, ioapic) = (chip(KVM_IRQCHIP_PIC_MASTER)?, chip(KVM_IRQCHIP_IOAPIC)?);
+    // SAFETY: The kernel has filled in the member that `chip_id` names; all of them are plain numbers.
+    unsafe { Ok((pic.pic.imr, ioapic.ioapic.redirtbl.map(|entry| entry.bits))) }
 }
 
 /// Why KVM_RUN came back.
