@@ -90,3 +90,30 @@ fn judged(ended: &[Ended]) -> String {
     }
     wrong
 }
+
+// covers: 6/lab-irqchip-kvm-intel
+#[test]
+fn guests_run_with_the_controllers_of_kvm_intel() {
+    if !full() {
+        return;
+    }
+    let guest = |name: &str, cpus: u32| {
+        let options = format!("--engine kvm --irqchip kvm --cpu-model haswell --cpus {cpus}");
+        let job = Job::new(options.split(' ').map(str::to_string)).within(90);
+        job.file("--kernel", image(name))
+    };
+    let guests = [("apic", 1), ("tsc", 1), ("smp", 3)];
+    let ended = jobs(Host::Intel, &guests.map(|(name, cpus)| guest(name, cpus))).unwrap_or_else(|why| panic!("{why}"));
+    // VMX keeps all of TPR.
+    let known: Vec<Known> = KNOWN
+        .iter()
+        .copied()
+        .filter(|row| row.1 != "task_priority_beyond_cr8")
+        .collect();
+    let wrong: String = guests
+        .iter()
+        .zip(&ended)
+        .map(|((name, _), ended)| judge(name, ended, &known, true, &mut Tally::default()))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong}");
+}

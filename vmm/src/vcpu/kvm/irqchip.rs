@@ -13,13 +13,21 @@
 //! (KVM_IRQFD) costs the same call, has only pulses, and of a level it needs another one for the EOI (KVM_IRQFD_FLAG_RESAMPLE) with
 //! somebody who waits for it, where our devices lower the line themselves in the very access that acknowledges it.
 //!
-//! *Queue notifications* of virtio devices come as exits. Our devices do all their work in that write, and the driver finds it
-//! done; by an eventfd (KVM_IOEVENTFD) another thread would have to be woken for it, to take the lock that the CPU's next exit
-//! waits for.
+//! *Queue notifications* of virtio devices come as exits. A write that an eventfd takes (KVM_IOEVENTFD) is cheaper: 34 microseconds
+//! for 58 under kvm-amd in the lab, 1.0 for 11.4 on a KVM that interprets. But it is one of three exits of a request; the others
+//! read and acknowledge the interrupt, which lowers a line. And our devices do all their work in that write, and the driver finds it
+//! done; by an eventfd another thread has to be woken for it, to take the lock that the CPU's next exit waits for: with a thread that
+//! does no more than hear of it the write takes 84 to 119 microseconds in the lab. It is for devices that work on threads of their
+//! own, of which there is none.
 //!
-//! *Coalesced writes* (KVM_REGISTER_COALESCED_MMIO) are for registers that are written often and never answer. Of ours only the
-//! port of diagnostic codes is one, and it is not registered. A character that waits in the ring until something else happens
-//! would be late at the console, and its interrupt late in the guest.
+//! *Coalesced writes* (KVM_REGISTER_COALESCED_MMIO) cost as little, and are for registers that are written often and never answer. Of
+//! ours only the port of diagnostic codes is one, and it is not registered. A character that waits in the ring until something else
+//! happens would be late at the console, and its interrupt late in the guest.
+//!
+//! # While the engine executes
+//! An instruction that KVM lacks runs in the engine with all CPUs out of KVM. Interrupts, NMIs and IPIs that come meanwhile, and those
+//! that wait, stay in KVM and are delivered once the CPU is back there, at an instruction's end; an event that KVM was in the middle of
+//! delivering is the engine's to deliver. The engine knows CR8 and hands it back; of TPR the four bits beyond it are lost.
 
 use std::sync::Arc;
 
