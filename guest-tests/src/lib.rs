@@ -393,8 +393,13 @@ impl Running {
     /// Waits until the console holds `text` and gives the time since the start of the process, or nothing where the process
     /// ended or the limit passed before.
     pub fn wait_for(&mut self, text: &str) -> Option<Duration> {
+        self.wait_until(|console| console.contains(text))
+    }
+
+    /// The same until the console is as `is_there` wants it.
+    pub fn wait_until(&mut self, is_there: impl Fn(&str) -> bool) -> Option<Duration> {
         loop {
-            if self.console.contains(text) {
+            if is_there(&self.console) {
                 return Some(self.start.elapsed());
             }
             if !self.read() {

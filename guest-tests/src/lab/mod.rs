@@ -99,6 +99,17 @@ impl Job {
         job
     }
 
+    /// Another program with these arguments.
+    pub fn other<S: Into<String>>(program: impl AsRef<Path>, arguments: impl IntoIterator<Item = S>) -> Self {
+        let program = program.as_ref();
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Job {
+            program: Some(name.clone()),
+            files: [(name, program.to_path_buf())].into(),
+            ..Job::new(arguments)
+        }
+    }
+
     /// With `option FILE` as well.
     pub fn file(mut self, option: &str, path: impl AsRef<Path>) -> Self {
         let path = path.as_ref();
@@ -185,11 +196,20 @@ fn archive(host: Host, jobs: &[Job], scratch: &Path) -> Result<Vec<u8>, String> 
         archive.file(format!("mod/{module}"), 0o644, &bytes);
     }
     archive.file("lab/minivmm", 0o755, &stripped(minivmm(), scratch)?);
-    for library in libraries(minivmm()) {
-        let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let files: BTreeMap<&String, &PathBuf> = jobs.iter().flat_map(|job| &job.files).collect();
+    let programs = jobs.iter().filter_map(|job| job.program.as_ref());
+    let programs = programs.filter_map(|name| files.get(name).map(|path| path.as_path()));
+    let libraries: BTreeMap<String, PathBuf> = std::iter::once(minivmm())
+        .chain(programs)
+        .flat_map(libraries)
+        .map(|library| {
+            let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            (name, library)
+        })
+        .collect();
+    for (name, library) in libraries {
         archive.file(format!("lib64/{name}"), 0o755, &read(&library)?);
     }
-    let files: BTreeMap<&String, &PathBuf> = jobs.iter().flat_map(|job| &job.files).collect();
     let mut folder_before = "";
     for (name, file) in files {
         let folder = name.split_once('/').map_or("", |(folder, _)| folder);
@@ -198,7 +218,6 @@ fn archive(host: Host, jobs: &[Job], scratch: &Path) -> Result<Vec<u8>, String> 
             folder_before = folder;
         }
         match jobs.iter().any(|job| job.program.as_ref() == Some(name)) {
-            // Its libraries are minivmm's.
             true => archive.file(format!("lab/{name}"), 0o755, &stripped(file, scratch)?),
             false => archive.file(format!("lab/{name}"), 0o644, &read(file)?),
         }
@@ -212,6 +231,14 @@ fn archive(host: Host, jobs: &[Job], scratch: &Path) -> Result<Vec<u8>, String> 
 /// # Errors
 /// What the lab lacks, or where it stopped, with what it said.
 pub fn jobs(host: Host, jobs: &[Job]) -> Result<Vec<Ended>, String> {
+    timed(host, jobs, "### end ").map(|(ended, _)| ended)
+}
+
+/// [`jobs`], with the time from each job's beginning until it has said `text`.
+///
+/// # Errors
+/// As [`jobs`], or a job that never says it.
+pub fn timed(host: Host, jobs: &[Job], text: &str) -> Result<(Vec<Ended>, Vec<Duration>), String> {
     let scratch = Folder::new("lab");
     let initrd = scratch.join("initramfs.cpio");
     let bytes = archive(host, jobs, &scratch)?;
@@ -225,7 +252,16 @@ pub fn jobs(host: Host, jobs: &[Job]) -> Result<Vec<Ended>, String> {
     let mut running = start(&mut command, limit);
     let name = host.name();
     eprintln!("{name}: boots");
+    let mut times = Vec::new();
     for (index, job) in jobs.iter().enumerate() {
+        let begin = running.wait_for(&format!("### begin {index}"));
+        let said = running.wait_until(|console| {
+            let (_, said) = console.rsplit_once(&format!("### begin {index}")).unwrap_or_default();
+            said.contains(text) || said.contains("### end ")
+        });
+        if let (Some(begin), Some(said)) = (begin, said) {
+            times.push(said - begin);
+        }
         // Of a lab that stops, everything that it said is shown below.
         if running.wait_for(&format!("### end {index} ")).is_none() {
             break;
@@ -244,7 +280,10 @@ pub fn jobs(host: Host, jobs: &[Job]) -> Result<Vec<Ended>, String> {
         ended.iter().for_each(|job| println!("{}", job.said));
     }
     if ended.len() == jobs.len() {
-        return Ok(ended);
+        return match ended.iter().find(|job| text != "### end " && !job.said.contains(text)) {
+            Some(job) => Err(format!("a job never said '{text}': {}", job.said)),
+            None => Ok((ended, times)),
+        };
     }
     let more = match host {
         Host::Amd => String::new(),

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
 //! `guest-tests/pt-oracle/benches/decode.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
-//! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs`; this prepares and runs them.
+//! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs` and, in the lab,
+//! `guest-tests/benches/lab.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -12,14 +13,23 @@ pub struct Options {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, what the units cost, the decoding of traces, the trace of a boot, going back, or what is added
-    /// to KVM
-    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces", "debug", "kvm"])]
+    /// Measure only the boot, the loops, what the units cost, the decoding of traces, the trace of a boot, going back, what is added
+    /// to KVM, or a boot on KVM in the lab
+    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces", "debug", "kvm", "lab"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
     no_install: bool,
 }
+
+/// What runs guests of its own, and which of guest-tests' benches measures it.
+const GUESTS: [(&str, &str); 5] = [
+    ("units", "units"),
+    ("traces", "traces"),
+    ("debug", "reverse"),
+    ("kvm", "kvm"),
+    ("lab", "lab"),
+];
 
 /// `cargo xtask bench`.
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -35,54 +45,24 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     guest::prepare(&stage)?;
     stage.end("ok");
     let program = demo::build_release()?;
-    let watching = || {
+    let measured = |bench| {
         run_to_end(
-            guests(options, "units")
+            guests(options, bench)
                 .env("MINIVMM", &program)
                 .current_dir(tree::root()),
         )
     };
-    let tracing = || {
-        run_to_end(
-            guests(options, "traces")
-                .env("MINIVMM", &program)
-                .current_dir(tree::root()),
-        )
-    };
-    let going_back = || {
-        run_to_end(
-            guests(options, "reverse")
-                .env("MINIVMM", &program)
-                .current_dir(tree::root()),
-        )
-    };
-    let on_kvm = || {
-        run_to_end(
-            guests(options, "kvm")
-                .env("MINIVMM", &program)
-                .current_dir(tree::root()),
-        )
-    };
-    match options.only.as_deref() {
-        Some("kvm") => return on_kvm(),
-        Some("units") => return watching(),
-        Some("traces") => return tracing(),
-        Some("debug") => return going_back(),
-        _ => {}
+    if let Some((_, bench)) = GUESTS.iter().find(|(only, _)| options.only.as_deref() == Some(only)) {
+        return measured(bench);
     }
     let speeds = run_to_end(speed(options).env("MINIVMM", &program).current_dir(tree::root()))?;
     if options.only.is_some() || speeds != ExitCode::SUCCESS {
         return Ok(speeds);
     }
-    for measures in [
-        &watching as &dyn Fn() -> Result<ExitCode>,
-        &tracing,
-        &going_back,
-        &on_kvm,
-    ] {
-        let measured = measures()?;
-        if measured != ExitCode::SUCCESS {
-            return Ok(measured);
+    for (_, bench) in GUESTS {
+        let ended = measured(bench)?;
+        if ended != ExitCode::SUCCESS {
+            return Ok(ended);
         }
     }
     decodes()
