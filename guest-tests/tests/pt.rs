@@ -1,7 +1,7 @@
 //! Programs that trace themselves on the engine: what decoders make of the packets is what ran.
 
 use guest_tests::traced::{CODE, Plan, Run, run};
-use pt_flow::{Block, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
+use pt_flow::{Block, Blocks, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
 use pt_oracle::libipt;
 use pt_packet::ItemSize;
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, ICELAKE_SERVER, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE};
@@ -176,23 +176,6 @@ fn our_decoder_finds_what_ptwrite_wrote_and_where() {
     }
 }
 
-#[derive(Default)]
-struct Log {
-    blocks: Vec<Block>,
-    gaps: Vec<Event>,
-}
-
-impl Visitor for Log {
-    fn block(&mut self, block: &Block) {
-        self.blocks.push(*block);
-    }
-    fn event(&mut self, event: &Event) {
-        if let EventKind::Gap(_) = event.kind {
-            self.gaps.push(*event);
-        }
-    }
-}
-
 // covers: 4/pt-oracle-flow, 4/rtm-trace
 #[test]
 fn our_decoder_finds_the_instructions_that_ran() {
@@ -203,7 +186,7 @@ fn our_decoder_finds_the_instructions_that_ran() {
             let what = format!("{} {seed}", model.name);
             let mut image = Sections::new();
             image.add(CODE, &run.code);
-            let mut log = Log::default();
+            let mut log = Blocks::default();
             let mut decoder = Decoder::new(image, Timing::default());
             decoder.decode(&Chunk::whole(&run.trace), &mut log);
             assert!(log.gaps.is_empty(), "{what}: {:?}", log.gaps[0]);

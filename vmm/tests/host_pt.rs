@@ -12,7 +12,7 @@ use minivmm::resolve::{Wish, Wishes};
 use minivmm::vcpu::kvm::Limit;
 use minivmm::vcpu::kvm::tracer::{Taken, Tracer, Traces};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
-use pt_flow::{Block, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
+use pt_flow::{Block, Blocks, Chunk, Decoder, Sections, Timing};
 use pt_packet::{Decoder as Packets, ExecMode, LastIp, MAX_LEN, Packet, encode};
 use std::collections::VecDeque;
 use std::io;
@@ -183,30 +183,12 @@ fn run_until(
     }
 }
 
-/// The instructions of the blocks.
-#[derive(Default)]
-struct Log {
-    blocks: Vec<Block>,
-    gaps: Vec<Event>,
-}
-
-impl Visitor for Log {
-    fn block(&mut self, block: &Block) {
-        self.blocks.push(*block);
-    }
-    fn event(&mut self, event: &Event) {
-        if let EventKind::Gap(_) = event.kind {
-            self.gaps.push(*event);
-        }
-    }
-}
-
 /// The addresses of the instructions that a trace tells of.
 fn instructions(left: &Left) -> Vec<u64> {
     let mut sections = Sections::new();
     sections.add(CODE, &left.code);
     let mut decoder = Decoder::new(sections, Timing::default());
-    let mut log = Log::default();
+    let mut log = Blocks::default();
     decoder.decode(&Chunk::whole(&left.trace), &mut log);
     assert_eq!(log.gaps, []);
     let one_by_one = |block: &Block| {

@@ -279,6 +279,27 @@ pub trait Visitor {
     }
 }
 
+/// Keeps all blocks, and what was not clear.
+#[derive(Clone, Debug, Default)]
+pub struct Blocks {
+    /// The blocks in the order of the trace.
+    pub blocks: Vec<Block>,
+    /// The events that are [gaps](EventKind::Gap).
+    pub gaps: Vec<Event>,
+}
+
+impl Visitor for Blocks {
+    fn block(&mut self, block: &Block) {
+        self.blocks.push(*block);
+    }
+
+    fn event(&mut self, event: &Event) {
+        if let EventKind::Gap(_) = event.kind {
+            self.gaps.push(*event);
+        }
+    }
+}
+
 /// What was found, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {

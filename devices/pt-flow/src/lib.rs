@@ -32,7 +32,7 @@ mod parallel;
 mod time;
 
 pub use chunk::{Chunk, Chunks};
-pub use event::{Block, End, Event, EventKind, GapKind, Summary, Visitor};
+pub use event::{Block, Blocks, End, Event, EventKind, GapKind, Summary, Visitor};
 pub use flow::Decoder;
 pub use image::{Change, Context, Image, Position, Sections};
 pub use parallel::decode_parallel;

@@ -71,6 +71,25 @@ pub struct Plan {
     pub ptwrite_ip: bool,
 }
 
+impl Plan {
+    /// Twenty thousand instructions, traced in one of the ways that there are and with events as the number has it: 64 numbers have
+    /// every combination of what is on or off.
+    pub fn of(seed: u64) -> Self {
+        Plan {
+            style: Style {
+                compress_returns: seed & 1 != 0,
+                long_tnt: seed & 2 != 0,
+                defer: seed & 4 != 0,
+                psb_period: [64, 256, 4096][seed as usize % 3],
+                timing: seed & 8 != 0,
+            },
+            length: 20_000,
+            events: (seed & 16 == 0).then_some(1 + seed as usize % 3),
+            ptwrite_ip: seed & 32 != 0,
+        }
+    }
+}
+
 /// What a walk leaves behind.
 #[derive(Debug)]
 pub struct Walk {

@@ -1,29 +1,10 @@
 //! libipt, our packet decoder and our flow decoder on the traces of random programs.
 
-use pt_flow::{Block, Chunk, Chunks, Decoder, Event, EventKind, Sections, Summary, Timing, Visitor, decode_parallel};
+use pt_flow::{Block, Blocks, Chunk, Chunks, Decoder, Sections, Summary, Timing, decode_parallel};
 use pt_oracle::program::{Plan, Program, Walk};
-use pt_oracle::tracer::Style;
 use pt_oracle::{Random, libipt};
 use pt_packet::{Decoder as Packets, ExecMode, IpBytes, Item, ItemSize, LastIp, MAX_LEN, PSB, Packet, Tnt, encode};
 use std::io::Read;
-
-/// All instructions, from the blocks and the code.
-#[derive(Default)]
-struct Log {
-    blocks: Vec<Block>,
-    gaps: Vec<Event>,
-}
-
-impl Visitor for Log {
-    fn block(&mut self, block: &Block) {
-        self.blocks.push(*block);
-    }
-    fn event(&mut self, event: &Event) {
-        if let EventKind::Gap(_) = event.kind {
-            self.gaps.push(*event);
-        }
-    }
-}
 
 fn image(program: &Program) -> Sections<'_> {
     let mut image = Sections::new();
@@ -34,18 +15,7 @@ fn image(program: &Program) -> Sections<'_> {
 fn plan(seed: u64) -> (Program, Walk, Plan) {
     let mut random = Random(seed);
     let program = Program::new(&mut random, 60 + seed as usize % 5 * 200);
-    let plan = Plan {
-        style: Style {
-            compress_returns: seed & 1 != 0,
-            long_tnt: seed & 2 != 0,
-            defer: seed & 4 != 0,
-            psb_period: [64, 256, 4096][seed as usize % 3],
-            timing: seed & 8 != 0,
-        },
-        length: 20_000,
-        events: (seed & 16 == 0).then_some(1 + seed as usize % 3),
-        ptwrite_ip: seed & 32 != 0,
-    };
+    let plan = Plan::of(seed);
     let walk = program.walk(&mut random, &plan);
     (program, walk, plan)
 }
@@ -81,7 +51,7 @@ fn both_decoders_give_the_instructions_that_were_walked() {
         let (program, walk, plan) = plan(seed);
         let chunk = Chunk::whole(&walk.trace);
         let mut decoder = Decoder::new(image(&program), Timing::default());
-        let mut log = Log::default();
+        let mut log = Blocks::default();
         decoder.decode(&chunk, &mut log);
         let what = format!("seed {seed} {plan:?}");
         assert_eq!(log.gaps, [], "{what}");
@@ -283,7 +253,7 @@ fn threads_and_chunks_do_not_change_the_result() {
         let (program, walk, _) = plan(seed);
         let mut trace = vec![0x77; seed as usize];
         trace.extend(&walk.trace);
-        let mut whole = Log::default();
+        let mut whole = Blocks::default();
         let mut decoder = Decoder::new(image(&program), Timing::default());
         let chunk = Chunk::whole(&trace);
         assert_eq!(chunk.skipped(), seed);
@@ -292,14 +262,14 @@ fn threads_and_chunks_do_not_change_the_result() {
         assert_eq!(sum.gaps, 1, "what was skipped");
         for (threads, size) in [(1, 1), (1, 5000), (2, 1), (2, 700), (3, 20_000), (4, 1 << 30)] {
             let chunks = Chunks::new(Drops(&trace, Random(seed)), size, 1 << 30);
-            let mut log = Log::default();
+            let mut log = Blocks::default();
             let mut pieces = Summary::default();
             let found = decode_parallel(
                 chunks,
                 threads,
                 Timing::default(),
                 || image(&program),
-                |_| Log::default(),
+                |_| Blocks::default(),
                 |piece, summary| {
                     log.blocks.extend(piece.blocks);
                     log.gaps.extend(piece.gaps);
@@ -333,7 +303,7 @@ fn errors_in_reading_come_behind_what_was_read() {
         2,
         Timing::default(),
         || image(&program),
-        |_| Log::default(),
+        |_| Blocks::default(),
         |_, summary| instructions += summary.instructions,
     )
     .unwrap_err();
@@ -349,7 +319,7 @@ fn a_trace_that_was_cut_gives_the_beginning() {
     let mut decoder = Decoder::new(image(&program), Timing::default());
     for _ in 0..200 {
         let cut = random.below(walk.trace.len());
-        let mut log = Log::default();
+        let mut log = Blocks::default();
         decoder.decode(&Chunk::whole(&walk.trace[..cut]), &mut log);
         let count = decoder.summary().instructions as usize;
         compare(&log.blocks, &walk.log[..count], "cut");
@@ -370,7 +340,7 @@ fn damage_is_told_and_ends_at_the_next_psb() {
         let at = random.below(trace.len() / 2);
         let wrong = [0xd9; 12];
         trace.splice(at..at + wrong.len(), wrong);
-        let mut log = Log::default();
+        let mut log = Blocks::default();
         decoder.decode(&Chunk::whole(&trace), &mut log);
         let summary = decoder.summary();
         assert!(summary.gaps > 0 && log.gaps.len() as u64 == summary.gaps);
@@ -390,6 +360,6 @@ fn damage_is_told_and_ends_at_the_next_psb() {
             let at = random.below(trace.len());
             trace[at] = random.draw() as u8;
         }
-        decoder.decode(&Chunk::whole(&trace), &mut Log::default());
+        decoder.decode(&Chunk::whole(&trace), &mut Blocks::default());
     }
 }

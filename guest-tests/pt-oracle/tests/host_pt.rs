@@ -2,7 +2,7 @@
 //! find in it what the guest walked, and nothing of the host.
 
 use devices::unit::pt::Pt;
-use pt_flow::{Block, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
+use pt_flow::{Blocks, Chunk, Decoder, Sections, Timing};
 use pt_oracle::program::{Plan, Program};
 use pt_oracle::tracer::Style;
 use pt_oracle::{Random, libipt};
@@ -70,24 +70,6 @@ impl Processor for Stands {
     }
 }
 
-/// The instructions of the blocks, and what was not clear.
-#[derive(Default)]
-struct Log {
-    blocks: Vec<Block>,
-    gaps: Vec<Event>,
-}
-
-impl Visitor for Log {
-    fn block(&mut self, block: &Block) {
-        self.blocks.push(*block);
-    }
-    fn event(&mut self, event: &Event) {
-        if let EventKind::Gap(_) = event.kind {
-            self.gaps.push(*event);
-        }
-    }
-}
-
 fn settings(timing: bool) -> RtitCtl {
     RtitCtl::new()
         .with_trace_en(true)
@@ -126,18 +108,7 @@ fn decoders_find_what_the_guest_walked_and_nothing_of_the_host() {
     for seed in 0..64u64 {
         let mut random = Random(seed);
         let program = Program::new(&mut random, 60 + seed as usize % 5 * 200);
-        let plan = Plan {
-            style: Style {
-                compress_returns: seed & 1 != 0,
-                long_tnt: seed & 2 != 0,
-                defer: seed & 4 != 0,
-                psb_period: [64, 256, 4096][seed as usize % 3],
-                timing: seed & 8 != 0,
-            },
-            length: 20_000,
-            events: (seed & 16 == 0).then_some(1 + seed as usize % 3),
-            ptwrite_ip: seed & 32 != 0,
-        };
+        let plan = Plan::of(seed);
         let walk = program.walk_hosted(&mut random, &plan);
         let trace = guests_part(&walk.trace, program.entry(), settings(plan.style.timing), &mut random);
         let what = format!("seed {seed} {plan:?}");
@@ -172,7 +143,7 @@ fn decoders_find_what_the_guest_walked_and_nothing_of_the_host() {
         let mut sections = Sections::new();
         program.sections().for_each(|(ip, bytes)| sections.add(ip, bytes));
         let mut decoder = Decoder::new(sections, Timing::default());
-        let mut log = Log::default();
+        let mut log = Blocks::default();
         decoder.decode(&Chunk::whole(&trace), &mut log);
         assert_eq!(log.gaps, [], "{what}");
         let summary = decoder.summary();

@@ -496,7 +496,11 @@ impl Vm {
             return Ok(Err(Stay::Step(cpu)));
         }
         Ok(match native.why {
-            Why::Asked | Why::Effects => Err(Stay::Native),
+            // A unit may have asked at the same time.
+            Why::Asked | Why::Effects => Err(match self.needs_engine() {
+                true => Stay::Watched,
+                false => Stay::Native,
+            }),
             Why::Instructions(cpu) => {
                 // A guest that had no handler when it came to KVM may have one by now.
                 if self.rdpmc_handlers(points.len()).is_some() && !self.needs_engine() {
