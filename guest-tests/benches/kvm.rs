@@ -3,7 +3,7 @@
 //!
 //! `cargo xtask bench --only kvm`; the figures go to target/bench-kvm.json too. Where there is no KVM it says so.
 
-use guest_tests::measure::{alternate, median, ratio};
+use guest_tests::measure::{alternate, median, ratio, rounds};
 use guest_tests::target;
 use minivmm::config::EngineChoice;
 use minivmm::resolve::{Wish, Wishes};
@@ -17,15 +17,6 @@ use x86::model::SAPPHIRERAPIDS;
 const COUNT: u32 = 2000;
 
 fn main() -> ExitCode {
-    let mut rounds = 5;
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        match (word.as_str(), words.next().map(|n| n.parse::<usize>())) {
-            ("--bench", None) => {}
-            ("--rounds", Some(Ok(number @ 1..))) => rounds = number,
-            _ => return wrong("it takes --rounds and a number above zero"),
-        }
-    }
     let host = match Host::open() {
         Ok(host) => host,
         Err(why) => {
@@ -33,7 +24,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
-    match measure(&host, rounds) {
+    match rounds(5).and_then(|rounds| measure(&host, rounds)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => wrong(&error),
     }

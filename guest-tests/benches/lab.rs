@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use guest_tests::lab::{Host, Job, timed};
-use guest_tests::measure::{median, ratio};
+use guest_tests::measure::{median, ratio, rounds};
 use guest_tests::{INIT_MARKER, linux, target};
 
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 minivmm.script=nothing";
@@ -19,16 +19,7 @@ const FIRMWARE: [&str; 4] = ["bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin",
 const FOLDERS: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 
 fn main() -> ExitCode {
-    let mut rounds = 5;
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        match (word.as_str(), words.next().map(|n| n.parse::<usize>())) {
-            ("--bench", None) => {}
-            ("--rounds", Some(Ok(number @ 1..))) => rounds = number,
-            _ => return wrong("it takes --rounds and a number above zero"),
-        }
-    }
-    match measure(rounds) {
+    match rounds(5).and_then(measure) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => wrong(&error),
     }
