@@ -10,8 +10,7 @@ use x86::debug::{Dr6, Dr7};
 use x86::model::CpuModel;
 
 use super::registers::Refused;
-use crate::machine::memory::Memory;
-use crate::machine::walk;
+use crate::machine::{descriptor, memory::Memory};
 
 /// Bits of a descriptor. SDM Vol. 3A 3.4.5 "Segment Descriptors".
 const ACCESSED: u64 = 1 << 40;
@@ -24,40 +23,8 @@ const ORDINARY: u64 = 1 << 44;
 const PRESENT: u64 = 1 << 47;
 const LONG: u64 = 1 << 53;
 const BIG: u64 = 1 << 54;
-const GRANULAR: u64 = 1 << 55;
 
 const VM: u64 = 1 << 17;
-
-/// The eight bytes of a descriptor, out of GDT or LDT.
-fn descriptor(state: &CpuState, memory: &Memory, selector: u16) -> Result<u64, Refused> {
-    let (base, limit) = match selector & 4 {
-        0 => (state.gdtr.base, u32::from(state.gdtr.limit)),
-        _ if state.ldtr.present() => (state.ldtr.base, state.ldtr.limit),
-        _ => return Err(Refused),
-    };
-    let offset = selector & !7;
-    if u32::from(offset) + 7 > limit {
-        return Err(Refused);
-    }
-    let mut bytes = [0; 8];
-    for (byte, at) in bytes.iter_mut().zip(u64::from(offset)..) {
-        *byte = walk::read_byte(memory, state, base.wrapping_add(at)).ok_or(Refused)?;
-    }
-    Ok(u64::from_le_bytes(bytes))
-}
-
-fn segment(selector: u16, bits: u64) -> Segment {
-    let limit = (bits & 0xffff | bits >> 32 & 0xf_0000) as u32;
-    Segment {
-        selector,
-        base: bits >> 16 & 0xff_ffff | bits >> 32 & 0xff00_0000,
-        limit: match bits & GRANULAR {
-            0 => limit,
-            _ => limit << 12 | 0xfff,
-        },
-        attributes: ((bits | ACCESSED) >> 40) as u16 & 0xf0ff,
-    }
-}
 
 /// Loads a segment register as MOV does, and CS as a far jump does: the privilege level stays what it is.
 ///
@@ -93,7 +60,7 @@ pub fn load_segment(state: &mut CpuState, memory: &Memory, index: usize, selecto
         state.segments[index] = none;
         return Ok(());
     }
-    let bits = descriptor(state, memory, selector)?;
+    let bits = descriptor::descriptor(memory, state, selector).ok_or(Refused)?;
     let dpl = (bits >> 45 & 3) as u8;
     let has = |bit: u64| bits & bit != 0;
     let conforming = has(CODE) && has(CONFORMING);
@@ -107,7 +74,7 @@ pub fn load_segment(state: &mut CpuState, memory: &Memory, index: usize, selecto
     if !sound || !has(ORDINARY) || !has(PRESENT) {
         return Err(Refused);
     }
-    let mut loaded = segment(selector, bits);
+    let mut loaded = descriptor::segment(selector, bits | ACCESSED);
     if index == CS {
         loaded.selector = selector & !3 | u16::from(cpl);
         // Code of 32 bits has an instruction pointer of as many.

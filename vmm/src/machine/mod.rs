@@ -4,6 +4,7 @@ pub mod acpi;
 pub mod boot;
 pub mod clock;
 pub mod cpu;
+pub mod descriptor;
 pub mod memory;
 pub mod virtio;
 pub mod walk;

@@ -7,7 +7,7 @@
 use engine::{CS, CpuState, SS, Segment};
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 
-use crate::machine::{memory::Memory, walk};
+use crate::machine::{descriptor, memory::Memory, walk};
 
 /// #GP.
 const VECTOR: u64 = 13;
@@ -21,9 +21,7 @@ const BIG: u16 = 1 << 14;
 fn read<const N: usize>(memory: &Memory, state: &CpuState, linear: u64) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     for (byte, at) in bytes.iter_mut().zip((0..).map(|n| linear.wrapping_add(n))) {
-        let mut one = [0];
-        memory.read(walk::translate(memory, state, at)?, &mut one).ok()?;
-        *byte = one[0];
+        *byte = walk::read_byte(memory, state, at)?;
     }
     Some(bytes)
 }
@@ -37,26 +35,10 @@ fn number(memory: &Memory, state: &CpuState, linear: u64, size: u64) -> Option<u
 
 /// The segment that a selector names; `None` for the null one and where there is no descriptor.
 fn segment(memory: &Memory, state: &CpuState, selector: u16) -> Option<Segment> {
-    let (base, limit) = match selector & 4 {
-        0 => (state.gdtr.base, u32::from(state.gdtr.limit)),
-        _ => (state.ldtr.base, state.ldtr.limit),
-    };
-    let first = u32::from(selector & !7);
-    if selector & !3 == 0 || first.saturating_add(7) > limit {
+    if selector & !3 == 0 {
         return None;
     }
-    let bits = u64::from_le_bytes(read(memory, state, base.wrapping_add(first.into()))?);
-    let attributes = (bits >> 40) as u16 & 0xf0ff;
-    let limit = (bits & 0xffff | bits >> 32 & 0xf_0000) as u32;
-    Some(Segment {
-        selector,
-        base: bits >> 16 & 0xff_ffff | bits >> 32 & 0xff00_0000,
-        limit: match attributes >> 15 {
-            0 => limit,
-            _ => limit << 12 | 0xfff,
-        },
-        attributes,
-    })
+    descriptor::descriptor(memory, state, selector).map(|bits| descriptor::segment(selector, bits))
 }
 
 fn is_long(state: &CpuState) -> bool {
@@ -134,8 +116,7 @@ pub fn before_rdpmc(memory: &Memory, state: &CpuState) -> Option<CpuState> {
     before.segments[CS] = cs;
     // As many as are mapped.
     let bytes: Vec<u8> = (0..15)
-        .map_while(|n| read::<1>(memory, &before, at.wrapping_add(n)))
-        .flatten()
+        .map_while(|n| walk::read_byte(memory, &before, at.wrapping_add(n)))
         .collect();
     let instruction = Decoder::new(bits, &bytes, DecoderOptions::NONE).decode();
     (instruction.mnemonic() == Mnemonic::Rdpmc).then_some(before)
