@@ -372,6 +372,21 @@ fn a_hosts_packets_arrive_in_the_guests_table() {
     }
 }
 
+// covers: 6/kvm-panic
+#[test]
+fn a_panic_on_a_cpus_thread_ends_the_run() {
+    if kvm_is_missing("a panic on a CPU's thread") {
+        return;
+    }
+    let without_recordings = recording([], branches(), false);
+    let panic = std::panic::catch_unwind(|| run(EngineChoice::Kvm, Some(without_recordings)));
+    let panic = panic.err().expect("the run panics");
+    assert_eq!(
+        panic.downcast_ref::<String>().map(String::as_str),
+        Some("another recording")
+    );
+}
+
 // covers: 6/host-pt-join
 #[test]
 fn a_guest_that_the_engine_takes_over_has_one_trace() {

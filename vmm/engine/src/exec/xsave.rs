@@ -322,13 +322,16 @@ impl Cpu {
         let access = if write { Access::Write } else { Access::Read };
         self.reach_last(o, linear, len, access)?;
         // Of the legacy region MXCSR, with whatever it belongs to, comes before the rest.
-        let shared = if xcomp_bv & COMPACTED != 0 {
-            rfbm & xstate::SSE
+        let (there, shared) = if xcomp_bv & COMPACTED != 0 {
+            (rfbm & xcomp_bv, xstate::SSE)
         } else {
-            rfbm & (xstate::SSE | xstate::AVX)
+            (rfbm, xstate::SSE | xstate::AVX)
         };
-        if shared != 0 {
+        if there & shared != 0 {
             return self.reach_first(o, linear.wrapping_add(24), 4, access);
+        }
+        if there & xstate::X87 != 0 {
+            return self.reach_first(o, linear, 4, access);
         }
         Ok(())
     }

@@ -157,6 +157,17 @@ pub(super) struct Local {
 /// A CPU's state after its visit to KVM and the event that KVM was in the middle of delivering; or what KVM refused.
 type After = Result<(CpuState, Option<Event>), String>;
 
+/// Ends the run if a CPU's thread panics; the caller, who waits for the end, is handed the panic.
+struct EndsWithThread<'a, 'b>(&'a Shared<'b>);
+
+impl Drop for EndsWithThread<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop(Why::Asked);
+        }
+    }
+}
+
 impl<'a> Shared<'a> {
     /// The machine, with its clock at the present.
     pub fn machine(&self) -> MutexGuard<'_, &'a mut Machine> {
@@ -311,6 +322,7 @@ impl<'a> Shared<'a> {
 
     /// A CPU's part of the run.
     fn thread(&self, index: usize) {
+        let _ends = EndsWithThread(self);
         let cpu = &self.hypervisor.cpus[index];
         let mut vcpu = lock(&cpu.vcpu);
         cpu.kick.enter();
