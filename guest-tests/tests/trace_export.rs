@@ -9,18 +9,24 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use guest_tests::retired::Lines;
-use guest_tests::{Folder, linux_in_minivmm, minivmm, run};
+use guest_tests::{Folder, linux_in_minivmm, minivmm, run, target};
 use minivmm::symbols::SymbolFile;
 use minivmm::trace::{At, Decode, Start, State, Trace};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use serde_json::Value;
 
-/// Loads modules, and runs programs.
+/// Loads modules, and runs programs; the last one goes from 6 to 1.
 const RUN: &str = "#!/bin/sh
 load-modules
 md5sum /sample
 ps >/dev/null
+/inject/collatz
 ";
+
+/// The functions of that program which are called from its table, as `cargo xtask demo` has them from perf, too; and the program's
+/// instructions.
+const STEPS: &str = "even odd even odd even even even even";
+const COLLATZ: u64 = 115;
 
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -237,13 +243,15 @@ fn trace_events(path: &Path) -> BTreeMap<String, u64> {
     threads.into_values().filter_map(of).collect()
 }
 
-// covers: 5/export-perf, 5/export-perf-linux, 5/export-linux, 5/export-perfetto, 5/symbols-elf, 5/trace-module-load
+// covers: 5/export-perf, 5/export-perf-linux, 5/export-linux, 5/export-perfetto, 5/symbols-elf, 5/symbols-user, 5/trace-module-load
 #[test]
 fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let folder = Folder::new("export");
     let inject = folder.join("inject");
     fs::create_dir(&inject).unwrap();
     fs::write(inject.join("run"), RUN).unwrap();
+    let program = target().join("guest/programs/collatz");
+    fs::copy(&program, inject.join("collatz")).unwrap();
     let dir = folder.join("trace");
     let mut boot = linux_in_minivmm("console=ttyS0 panic=-1 quiet");
     boot.args(["--cpu-model", "skylake-server", "-m", "256M", "--inject"])
@@ -299,6 +307,8 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
         &callgrind,
         "--flamegraph",
         &flamegraph,
+        "--symbols-user",
+        program.to_str().unwrap(),
     ];
     let exported = self::trace(&export).output().unwrap();
     let line = String::from_utf8(exported.stderr).unwrap();
@@ -318,6 +328,17 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     for stack in ["init;", "load-modules;[user];", "do_syscall_64;"] {
         assert!(stacks.contains(stack), "{stack}");
     }
+    // The program's own instructions are those of its functions, and stand below each other.
+    let of_program = |line: &&str| line.rsplit_once(' ').unwrap().0.ends_with(" [collatz]");
+    let (mut instructions, mut stacks_of_even) = (0, 0);
+    for line in stacks.lines().filter(of_program) {
+        let (stack, count) = line.rsplit_once(' ').unwrap();
+        instructions += count.parse::<u64>().unwrap();
+        assert!(stack.starts_with("collatz;"), "{line}");
+        stacks_of_even += u64::from(stack.ends_with(";main [collatz];steps [collatz];even [collatz]"));
+    }
+    assert_eq!((instructions, stacks_of_even > 0), (COLLATZ, true));
+    calls_of_the_program(dir, &program);
     let picture = fs::read_to_string(&flamegraph).unwrap();
     let digits = picture
         .split_once("<title>all (")
@@ -330,6 +351,28 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let text = output(Command::new("callgrind_annotate").arg(&callgrind));
     let line = text.lines().find(|line| line.contains("PROGRAM TOTALS")).unwrap();
     assert_eq!(line.split(' ').next().unwrap().replace(',', ""), counted.to_string());
+}
+
+/// A user's program with the file of its functions: they come by name, in their order.
+fn calls_of_the_program(dir: &str, program: &Path) {
+    let mut decode = trace(&["decode", dir, "--calls", "--from", "steps", "--symbols-user"]);
+    let mut child = decode.arg(program).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut called = Vec::new();
+    for line in lines.map(Result::unwrap) {
+        let Some((before, _)) = line.split_once(" [collatz]") else {
+            continue;
+        };
+        match before.rsplit(' ').next() {
+            // A function that an interrupt came in ends on another line.
+            Some(name @ ("even" | "odd")) if !before.contains('}') => called.push(name.to_string()),
+            Some("steps") if before.contains('}') => break,
+            _ => {}
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(called.join(" "), STEPS);
 }
 
 /// `--vcpu` shows one of two.

@@ -120,6 +120,14 @@ pub enum Error {
         /// What is wrong with it.
         source: crate::symbols::SymbolsError,
     },
+    /// A program's symbols cannot be used.
+    #[error("--symbols-user {}: {source}", path.display())]
+    ProgramSymbols {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: crate::symbols::SymbolsError,
+    },
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
     System {

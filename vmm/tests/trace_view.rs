@@ -319,6 +319,7 @@ fn what_cannot_be_used_is_one_line_and_status_2() {
     fs::create_dir(&empty).unwrap();
     let junk = traced.folder.file("junk", "no symbols\n");
     let path = |path: &Path| path.to_str().unwrap().to_string();
+    let placed = format!("{},at=0x1000", env!("CARGO_BIN_EXE_minivmm"));
     let (trace, there_, junk, empty) = (path(&traced.trace), path(&there), path(&junk), path(&empty));
     for (args, says) in [
         (
@@ -340,6 +341,26 @@ fn what_cannot_be_used_is_one_line_and_status_2() {
         (
             vec!["decode", &trace, "--symbols", "/nowhere"],
             &["--symbols /nowhere", "no such file"],
+        ),
+        (
+            vec!["decode", &trace, "--symbols-user", &junk],
+            &["--symbols-user", "no ELF file"],
+        ),
+        (
+            vec!["decode", &trace, "--symbols-user", "/nowhere,name=x"],
+            &["--symbols-user /nowhere: no such file"],
+        ),
+        (
+            vec!["decode", &trace, "--symbols-user", "x,at=y"],
+            &["--symbols-user x,at=y", "not an address"],
+        ),
+        (
+            vec!["decode", &trace, "--symbols-user", env!("CARGO_BIN_EXE_minivmm")],
+            &["--symbols-user", "position-independent", ",at=ADDRESS"],
+        ),
+        (
+            vec!["export", &trace, "--folded", &there_, "--symbols-user", &placed],
+            &["--symbols-user", "no names of processes"],
         ),
         (vec!["export", &trace], &["--perfetto"]),
         (

@@ -70,7 +70,7 @@ impl Recording {
         new
     }
 
-    /// A CPU is about to leave a page table, `page_table` as CR3 has it: names whose it is. This is cheap.
+    /// A CPU has run on a page table, `page_table` as CR3 has it: names whose it is. This is cheap.
     pub fn switched(&mut self, memory: &mut dyn Memory, cpu: usize, page_table: u64, steps: u64) -> bool {
         let Some(kernel) = &self.kernel else { return false };
         let Some(task) = kernel.current(memory, cpu) else {

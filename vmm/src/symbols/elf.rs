@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use object::{
-    Endianness, Object, ObjectSymbol, SectionKind, SymbolKind, elf,
+    Endianness, Object, ObjectKind, ObjectSegment, ObjectSymbol, SectionKind, SymbolKind, elf,
     read::{self, ObjectSection},
     write::elf::{FileHeader, SectionHeader, Sym, Writer},
 };
@@ -19,42 +19,18 @@ pub struct ElfFile {
     pub build_id: Option<String>,
 }
 
+fn damaged(error: read::Error) -> SymbolsError {
+    SymbolsError::Elf(format!("a damaged ELF file: {error}"))
+}
+
 impl ElfFile {
     /// Reads the symbol table.
     ///
     /// # Errors
     /// The file is damaged, or has no symbols.
     pub fn parse(bytes: &[u8]) -> Result<ElfFile, SymbolsError> {
-        let damaged = |error: read::Error| SymbolsError::Elf(format!("a damaged ELF file: {error}"));
         let file = object::File::parse(bytes).map_err(damaged)?;
-        let kinds: HashMap<usize, u8> = file
-            .sections()
-            .map(|section| {
-                let kind = match section.kind() {
-                    SectionKind::Text => b't',
-                    SectionKind::ReadOnlyData | SectionKind::ReadOnlyString => b'r',
-                    SectionKind::UninitializedData => b'b',
-                    _ => b'd',
-                };
-                (section.index().0, kind)
-            })
-            .collect();
-        let mut symbols = SymbolTable::new();
-        for symbol in file.symbols() {
-            let (Ok(name), Some(section)) = (symbol.name(), symbol.section_index()) else {
-                continue;
-            };
-            if name.is_empty() || matches!(symbol.kind(), SymbolKind::Section | SymbolKind::File) {
-                continue;
-            }
-            let kind = kinds.get(&section.0).copied().unwrap_or(b'd');
-            let kind = match symbol {
-                ref weak if weak.is_weak() => b'W',
-                ref global if global.is_global() => kind.to_ascii_uppercase(),
-                _ => kind,
-            };
-            symbols.add_sized(symbol.address(), symbol.size(), kind, name, None);
-        }
+        let symbols = read_symbols(&file, 0, None);
         if symbols.is_empty() {
             let hint = " (stripped; a vmlinux with symbols is in the kernel's debug package)";
             return Err(SymbolsError::Empty { hint });
@@ -66,6 +42,64 @@ impl ElfFile {
             build_id: build_id.map(hex),
         })
     }
+
+    /// Reads the symbols of a program whose first page is at an address, or where the file says; they are said to be of `name`.
+    ///
+    /// # Errors
+    /// The file is damaged, or has no symbols; nobody says where it is.
+    pub fn program(bytes: &[u8], at: Option<u64>, name: &str) -> Result<SymbolTable, SymbolsError> {
+        if !bytes.starts_with(b"\x7fELF") {
+            return Err(SymbolsError::Elf("no ELF file".into()));
+        }
+        let file = object::File::parse(bytes).map_err(damaged)?;
+        let first = file.segments().map(|segment| segment.address()).min().unwrap_or(0) & !0xfff;
+        let slide = match (at, file.kind()) {
+            (Some(at), _) => at.wrapping_sub(first),
+            (None, ObjectKind::Executable) => 0,
+            (None, _) => {
+                let why = "position-independent: say where its first mapping is, as /proc/PID/maps in the guest does, with ,at=ADDRESS";
+                return Err(SymbolsError::Elf(why.into()));
+            }
+        };
+        let symbols = read_symbols(&file, slide, Some(name));
+        if symbols.is_empty() {
+            let hint = " (stripped; take the file before it was)";
+            return Err(SymbolsError::Empty { hint });
+        }
+        Ok(symbols.sorted())
+    }
+}
+
+fn read_symbols(file: &object::File<'_>, slide: u64, module: Option<&str>) -> SymbolTable {
+    let kinds: HashMap<usize, u8> = file
+        .sections()
+        .map(|section| {
+            let kind = match section.kind() {
+                SectionKind::Text => b't',
+                SectionKind::ReadOnlyData | SectionKind::ReadOnlyString => b'r',
+                SectionKind::UninitializedData => b'b',
+                _ => b'd',
+            };
+            (section.index().0, kind)
+        })
+        .collect();
+    let mut symbols = SymbolTable::new();
+    for symbol in file.symbols() {
+        let (Ok(name), Some(section)) = (symbol.name(), symbol.section_index()) else {
+            continue;
+        };
+        if name.is_empty() || matches!(symbol.kind(), SymbolKind::Section | SymbolKind::File) {
+            continue;
+        }
+        let kind = kinds.get(&section.0).copied().unwrap_or(b'd');
+        let kind = match symbol {
+            ref weak if weak.is_weak() => b'W',
+            ref global if global.is_global() => kind.to_ascii_uppercase(),
+            _ => kind,
+        };
+        symbols.add_sized(symbol.address().wrapping_add(slide), symbol.size(), kind, name, module);
+    }
+    symbols
 }
 
 /// A section of the file that is written: addresses of one kind that lie together.

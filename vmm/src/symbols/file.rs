@@ -75,6 +75,14 @@ impl SymbolFile {
         })
     }
 
+    /// The functions of a user's program, an ELF file, whose first mapping is at an address, or where the file itself says.
+    ///
+    /// # Errors
+    /// It cannot be read, is no ELF file, has no symbols, or does not say itself where it is.
+    pub fn read_program(path: &Path, at: Option<u64>, name: &str) -> Result<SymbolTable, SymbolsError> {
+        ElfFile::program(&fs::read(path)?, at, name)
+    }
+
     /// The symbols where the traced kernel has them.
     ///
     /// The slide is the trace's, or is found by comparing with the symbols that the trace has of its own.

@@ -200,6 +200,11 @@ impl SymbolTable {
         (address < self.end(n)).then_some(n)
     }
 
+    /// How many functions have a number.
+    pub fn functions(&self) -> usize {
+        self.code.len()
+    }
+
     /// A function by its number.
     pub fn function(&self, n: usize) -> Option<Symbol<'_>> {
         Some(self.symbol(&self.entries[*self.code.get(n)? as usize]))

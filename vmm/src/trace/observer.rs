@@ -103,6 +103,8 @@ pub struct Observer {
     ranges: Vec<Range>,
     generation: u64,
     page_table: u64,
+    /// Nobody has said yet whose it is.
+    nameless: bool,
 }
 
 impl Observer {
@@ -130,6 +132,7 @@ impl Observer {
             ranges: Vec::new(),
             generation: 0,
             page_table: 0,
+            nameless: false,
         }
         .with_filters(&options.filters))
     }
@@ -432,10 +435,25 @@ impl Observer {
         let table = cpu.context().cr3 & !0x1fff;
         let before = std::mem::replace(&mut self.page_table, table);
         if before != table {
-            let steps = cpu.step();
-            let mut linux = lock(&self.shared.linux);
-            linux.new |= linux.recording.switched(&mut Physical(cpu), self.cpu, before, steps);
+            self.names(before, cpu);
+            self.nameless = true;
         }
+    }
+
+    /// The same of a process that begins to run a program: it may have ended, and its name with it, before it goes anywhere else.
+    fn name_program(&mut self, cpu: &mut dyn Processor) {
+        if self.nameless && cpu.context().cpl == 3 {
+            self.nameless = false;
+            self.names(self.page_table, cpu);
+        }
+    }
+
+    fn names(&self, page_table: u64, cpu: &mut dyn Processor) {
+        let steps = cpu.step();
+        let mut linux = lock(&self.shared.linux);
+        linux.new |= linux
+            .recording
+            .switched(&mut Physical(cpu), self.cpu, page_table, steps);
     }
 
     /// Says a word to the unit.
@@ -521,6 +539,7 @@ impl Watch for Observer {
     }
 
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        self.name_program(cpu);
         self.word(cpu, |pt, cpu| pt.branches(records, cpu));
         Effects::NONE
     }

@@ -46,7 +46,7 @@ fn parse(text: &str, names: &Names) -> Result<Bound, String> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         return number(text).ok_or_else(|| "not a step as 1000000, and not a time as 1.5s, 20ms, 300us or 7ns".into());
     }
-    match names.symbols().address(text) {
+    match names.address(text) {
         Some(address) => Ok(Bound::Address(address)),
         None if names.symbols().is_empty() => Err("the trace has no symbols: give some with --symbols".into()),
         None => Err("no such function".into()),

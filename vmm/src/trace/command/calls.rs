@@ -3,7 +3,7 @@
 use pt_flow::{Block, Event};
 use serde_json::Value;
 
-use crate::trace::view::{Frame, FrameKind, Here, Names, Process, Sink};
+use crate::trace::view::{Frame, FrameKind, Here, Names, Process, ProcessCache, Sink};
 
 use super::{
     decode::{code_json, columns, disasm_text, show_event},
@@ -21,6 +21,7 @@ pub struct Tree<'a, const CODE: bool> {
     /// A call that may turn out to make none itself: then it is one line.
     last: Option<String>,
     process: Option<String>,
+    cache: ProcessCache,
 }
 
 impl<'a, const CODE: bool> Tree<'a, CODE> {
@@ -31,6 +32,7 @@ impl<'a, const CODE: bool> Tree<'a, CODE> {
             json,
             last: None,
             process: None,
+            cache: ProcessCache::default(),
         }
     }
 
@@ -78,7 +80,7 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         let task = process.and_then(|process| names.task(process, here.step));
         if self.json {
             let mut line = json::line(if back { "back" } else { "call" }, here);
-            json::place(&mut line, names, top.ip);
+            json::place(&mut line, names, here, process, top.ip);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("kind".into(), kind(top.kind).into());
             json::process(&mut line, names, here, process);
@@ -100,12 +102,12 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         self.last = Some(format!("{}  {}{how}{}", columns(here), indent(stack), name(names, top)));
     }
 
-    fn leave(&mut self, names: &Names, here: &Here, _: Option<Process>, stack: &mut [Frame], away: bool) {
+    fn leave(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], away: bool) {
         let Some(top) = stack.last() else { return };
         let all = top.own + top.below;
         if self.json {
             let mut line = json::line(if away { "away" } else { "return" }, here);
-            json::place(&mut line, names, top.ip);
+            json::place(&mut line, names, here, process, top.ip);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("instructions".into(), all.into());
             line.insert("own".into(), top.own.into());
@@ -130,15 +132,16 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         if !CODE {
             return;
         }
+        let process = self.cache.get(names, here.state.cr3);
         if self.json {
             let mut line = json::line("block", here);
-            json::place(&mut line, names, block.ip);
+            json::place(&mut line, names, here, process, block.ip);
             line.insert("instructions".into(), block.count.into());
-            line.insert("code".into(), code_json(names, block, code));
+            line.insert("code".into(), code_json(names, here, process, block, code));
             return self.out.line(&Value::Object(line).to_string());
         }
         self.settle();
-        for line in disasm::lines(names, block, code) {
+        for line in disasm::lines(names, here, process, block, code) {
             self.out.line(&disasm_text(&line));
         }
     }

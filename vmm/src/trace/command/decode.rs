@@ -7,7 +7,7 @@ use crate::{
     error::Error,
     trace::{
         Trace,
-        view::{Calls, Here, Names, ProcessCache, Totals, Viewer, Window, view},
+        view::{Calls, Here, Names, Process, ProcessCache, Totals, Viewer, Window, view},
     },
 };
 
@@ -19,7 +19,7 @@ use super::{
 };
 
 pub fn run(options: &Decode) -> Result<(), Error> {
-    let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref())?;
+    let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref(), &options.part.programs)?;
     let (window, cpus) = bound::resolve(&options.part, &trace, &names)?;
     let mut out = Output::new();
     let bar = Bar::beside_output();
@@ -105,7 +105,7 @@ impl<const CODE: bool> Viewer for Lines<'_, CODE> {
         let process = self.cache.get(names, here.state.cr3);
         if self.json {
             let mut line = json::line("block", here);
-            json::place(&mut line, names, block.ip);
+            json::place(&mut line, names, here, process, block.ip);
             line.insert("len".into(), block.len.into());
             line.insert("instructions".into(), block.count.into());
             line.insert("end".into(), json::end(block.end).into());
@@ -113,12 +113,12 @@ impl<const CODE: bool> Viewer for Lines<'_, CODE> {
             line.insert("cr3".into(), here.state.cr3.map_or(Value::Null, json::hex));
             json::process(&mut line, names, here, process);
             if CODE {
-                line.insert("code".into(), code_json(names, block, code));
+                line.insert("code".into(), code_json(names, here, process, block, code));
             }
             return self.out.line(&Value::Object(line).to_string());
         }
         let task = process.and_then(|process| names.task(process, here.step));
-        let place = names.symbols().lookup(block.ip).map(|place| place.to_string());
+        let place = names.place(block.ip, process, here.step).map(|place| place.to_string());
         self.out.line(
             format!(
                 "{} {:<15} {:016x} {:>4} {:<13} {}",
@@ -132,7 +132,7 @@ impl<const CODE: bool> Viewer for Lines<'_, CODE> {
             .trim_end(),
         );
         if CODE {
-            for line in disasm::lines(names, block, code) {
+            for line in disasm::lines(names, here, process, block, code) {
                 self.out.line(&disasm_text(&line));
             }
         }
@@ -149,8 +149,8 @@ pub fn disasm_text(line: &disasm::Line) -> String {
 }
 
 /// Instructions as an array.
-pub fn code_json(names: &Names, block: &Block, code: &[u8]) -> Value {
-    disasm::lines(names, block, code)
+pub fn code_json(names: &Names, here: &Here, process: Option<Process>, block: &Block, code: &[u8]) -> Value {
+    disasm::lines(names, here, process, block, code)
         .iter()
         .map(|line| {
             let bytes: String = line.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -167,16 +167,22 @@ pub fn show_event(out: &mut Output, as_json: bool, names: &Names, here: &Here, e
         }
         return;
     }
-    let symbols = names.symbols();
-    let or = |ip: Option<u64>| ip.map_or("?".into(), |ip| symbols.describe(ip));
+    let describe = |ip: u64| {
+        let process = names.process(here.state.cr3);
+        match names.place(ip, process, here.step) {
+            Some(place) => format!("{ip:#x} {place}"),
+            None => format!("{ip:#x}"),
+        }
+    };
+    let or = |ip: Option<u64>| ip.map_or("?".into(), describe);
     let text = match event.kind {
         EventKind::Time(_) | EventKind::Sync { .. } => return,
         EventKind::Gap(gap) => format!("GAP: {gap}"),
         EventKind::Overflow => "OVERFLOW: the processor lost packets".into(),
         EventKind::Enabled { ip } => format!("tracing on at {}", or(ip)),
-        EventKind::Disabled { at: Some(at), to } => format!("tracing off at {}, to {}", symbols.describe(at), or(to)),
+        EventKind::Disabled { at: Some(at), to } => format!("tracing off at {}, to {}", describe(at), or(to)),
         EventKind::Disabled { at: None, to } => format!("tracing off, to {}", or(to)),
-        EventKind::Async { from, to } => format!("interrupt at {}, to {}", symbols.describe(from), or(to)),
+        EventKind::Async { from, to } => format!("interrupt at {}, to {}", describe(from), or(to)),
         EventKind::Mode { mode, .. } => format!("{}-bit code", mode.bits()),
         EventKind::Paging { cr3, .. } => {
             let task = names
@@ -187,7 +193,7 @@ pub fn show_event(out: &mut Output, as_json: bool, names: &Names, here: &Here, e
                 None => format!("CR3 {cr3:#x}"),
             }
         }
-        EventKind::Resumed { ip } => format!("goes on at {}", symbols.describe(ip)),
+        EventKind::Resumed { ip } => format!("goes on at {}", describe(ip)),
         EventKind::PtWrite { ip, value, .. } => format!("PTWRITE {value:#x} at {}", or(ip)),
         EventKind::Stopped { ip } => format!("execution stops at {}", or(ip)),
         EventKind::TraceStop => "trace stop".into(),

@@ -3,7 +3,7 @@
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use pt_flow::Block;
 
-use crate::trace::view::Names;
+use crate::trace::view::{Here, Names, Process};
 
 /// An instruction.
 #[derive(Debug)]
@@ -24,8 +24,8 @@ impl Line {
     }
 }
 
-/// Decodes a block's bytes.
-pub fn lines(names: &Names, block: &Block, code: &[u8]) -> Vec<Line> {
+/// Decodes a block's bytes, as a process executed them.
+pub fn lines(names: &Names, here: &Here, process: Option<Process>, block: &Block, code: &[u8]) -> Vec<Line> {
     let bits = block.mode.bits();
     let mut formatter = IntelFormatter::new();
     let options = formatter.options_mut();
@@ -41,7 +41,7 @@ pub fn lines(names: &Names, block: &Block, code: &[u8]) -> Vec<Line> {
         let mut text = String::new();
         formatter.format(&instruction, &mut text);
         let target = instruction.near_branch_target();
-        if let Some(place) = (target != 0).then(|| names.symbols().lookup(target)).flatten() {
+        if let Some(place) = (target != 0).then(|| names.place(target, process, here.step)).flatten() {
             text += &format!("  ; {place}");
         }
         let len = instruction.len();

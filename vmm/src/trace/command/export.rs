@@ -18,7 +18,7 @@ use super::{
 };
 
 pub fn run(options: &Export) -> Result<(), Error> {
-    let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref())?;
+    let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref(), &options.part.programs)?;
     let (window, cpus) = bound::resolve(&options.part, &trace, &names)?;
     let bar = Bar::new(true);
     let job = Job {

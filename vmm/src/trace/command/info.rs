@@ -46,7 +46,7 @@ impl Viewer for Counts {
 }
 
 pub fn run(options: &Info) -> Result<(), Error> {
-    let (trace, names) = names::open(&options.trace, None)?;
+    let (trace, names) = names::open(&options.trace, None, &[])?;
     let (mut counts, mut totals) = (Counts::default(), Totals::default());
     let bar = Bar::new(true);
     let mut bytes = 0;

@@ -22,10 +22,10 @@ pub fn line(kind: &str, here: &Here) -> Map<String, Value> {
     line
 }
 
-/// An address, and what is there.
-pub fn place(line: &mut Map<String, Value>, names: &Names, ip: u64) {
+/// An address of a process, and what is there.
+pub fn place(line: &mut Map<String, Value>, names: &Names, here: &Here, process: Option<Process>, ip: u64) {
     line.insert("ip".into(), hex(ip));
-    if let Some(place) = names.symbols().lookup(ip) {
+    if let Some(place) = names.place(ip, process, here.step) {
         line.insert("symbol".into(), place.symbol.name.into());
         line.insert("offset".into(), place.offset.into());
         if let Some(module) = place.symbol.module {
@@ -84,7 +84,8 @@ pub fn event(names: &Names, here: &Here, event: &Event) -> Option<Map<String, Va
         EventKind::Async { from, to } => {
             put("from", hex(from));
             put("to", json!(to.map(hex)));
-            if let Some(place) = to.and_then(|to| names.symbols().lookup(to)) {
+            let process = names.process(here.state.cr3);
+            if let Some(place) = to.and_then(|to| names.place(to, process, here.step)) {
                 put("symbol", place.to_string().into());
             }
             "interrupt"

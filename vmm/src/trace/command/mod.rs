@@ -60,6 +60,10 @@ pub struct Part {
     /// Symbols of the traced kernel: a vmlinux, a System.map, a copy of its /proc/kallsyms [default: those kept with the trace]
     #[arg(long, value_name = "FILE")]
     pub symbols: Option<PathBuf>,
+    /// Symbols of a user's program, an ELF file, for the processes of its name; of a position-independent one with the address of its
+    /// first mapping (repeatable)
+    #[arg(long = "symbols-user", value_name = "FILE[,name=COMM][,at=ADDRESS]")]
+    pub programs: Vec<String>,
     /// Threads that decode [default: one for each CPU]
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     pub threads: usize,

@@ -10,7 +10,7 @@ use super::{
 };
 
 pub fn run(options: &Symbols) -> Result<(), Error> {
-    let (_, names) = names::open(&options.trace, options.symbols.as_deref())?;
+    let (_, names) = names::open(&options.trace, options.symbols.as_deref(), &[])?;
     let symbols = names.symbols();
     if symbols.is_empty() {
         return Err(Error::Usage(format!(

@@ -134,7 +134,7 @@ impl<'a, S: Sink> Calls<'a, S> {
         if self.frames.len() >= DEEPEST {
             self.clear(here);
         }
-        let (function, start, end) = self.names.function(ip);
+        let (function, start, end) = self.names.function(ip, self.process, here.step);
         self.frames.push(Frame {
             function,
             ip,
@@ -253,7 +253,7 @@ impl<'a, S: Sink> Calls<'a, S> {
         if (top.start..top.end).contains(&ip) {
             return;
         }
-        let (function, start, _) = self.names.function(ip);
+        let (function, start, _) = self.names.function(ip, self.process, here.step);
         if function == top.function || self.names.is_part(function) {
             return;
         }
@@ -329,7 +329,7 @@ impl<'a, S: Sink> Calls<'a, S> {
                 if let Some(deeper) = self.frames.iter().rposition(|frame| frame.ret == ip) {
                     return self.pop_to(here, deeper);
                 }
-                let (function, start, _) = self.names.function(ip);
+                let (function, start, _) = self.names.function(ip, self.process, here.step);
                 if function.known() && start == ip {
                     self.push(here, ip, ret, FrameKind::Interrupt);
                 } else {

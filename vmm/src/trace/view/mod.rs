@@ -6,5 +6,5 @@ mod threads;
 mod window;
 
 pub use calls::{Calls, Frame, FrameKind, Sink};
-pub use names::{Function, Names, Process, ProcessCache};
+pub use names::{Function, Names, Process, ProcessCache, Program};
 pub use window::{Bound, Here, Totals, Viewer, Window, view};

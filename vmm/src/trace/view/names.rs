@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::{
     linux::{Recorded, Task},
-    symbols::SymbolTable,
+    symbols::{Place, Symbol, SymbolTable},
 };
 
 /// A function, as a number that stays the same as long as the [`Names`].
@@ -27,11 +27,21 @@ impl Function {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Process(pub u64);
 
+/// The functions of a user's program, where it has them in memory.
+#[derive(Debug)]
+pub struct Program {
+    /// What Linux calls a process that runs it: the file's name, at most 15 bytes of it.
+    pub comm: String,
+    /// Its functions.
+    pub symbols: SymbolTable,
+}
+
 /// What is known by name.
 #[derive(Debug, Default)]
 pub struct Names {
     symbols: SymbolTable,
     recorded: Recorded,
+    programs: Vec<Program>,
     /// Where a thread's CPU goes over to another's stack.
     switch: Option<(u64, u64)>,
 }
@@ -46,8 +56,16 @@ impl Names {
         Names {
             symbols,
             recorded,
+            programs: Vec::new(),
             switch,
         }
+    }
+
+    /// Takes on the functions of programs.
+    #[must_use]
+    pub fn with_programs(mut self, programs: Vec<Program>) -> Names {
+        self.programs = programs;
+        self
     }
 
     /// The symbols.
@@ -60,16 +78,67 @@ impl Names {
         &self.recorded
     }
 
-    /// The function at an address, and from where to where that holds.
-    pub fn function(&self, ip: u64) -> (Function, u64, u64) {
-        match self.symbols.find(ip) {
-            Some(n) => {
-                let start = self.symbols.function(n).map_or(ip, |symbol| symbol.address);
-                (Function(n as u32), start, self.symbols.end(n))
+    /// The tables that an address is looked up in, and how many functions are in those before: the kernel's, in its half, or else
+    /// those of programs that are the process's.
+    fn tables(
+        &self,
+        ip: u64,
+        process: Option<Process>,
+        step: Option<u64>,
+    ) -> impl Iterator<Item = (usize, &SymbolTable)> {
+        let upper = self.upper(ip);
+        let comm = (!upper && !self.programs.is_empty()).then(|| self.process_name(process, step));
+        let mut before = self.symbols.functions();
+        let programs = self.programs.iter().filter_map(move |program| {
+            let first = before;
+            before += program.symbols.functions();
+            (comm == Some(program.comm.as_str())).then_some((first, &program.symbols))
+        });
+        std::iter::once((0, &self.symbols)).chain(programs)
+    }
+
+    /// The function at an address of a process at a step, and from where to where that holds.
+    pub fn function(&self, ip: u64, process: Option<Process>, step: Option<u64>) -> (Function, u64, u64) {
+        for (first, symbols) in self.tables(ip, process, step) {
+            if let Some(n) = symbols.find(ip) {
+                let start = symbols.function(n).map_or(ip, |symbol| symbol.address);
+                return (Function((first + n) as u32), start, symbols.end(n));
             }
-            None if self.upper(ip) => (Function::UNKNOWN, 0, 0),
-            None => (Function::USER, 0, 1 << 63),
         }
+        if self.upper(ip) {
+            (Function::UNKNOWN, 0, 0)
+        } else if self.programs.is_empty() {
+            (Function::USER, 0, 1 << 63)
+        } else {
+            // What is beside it may have a name.
+            (Function::USER, ip, ip)
+        }
+    }
+
+    /// What is at an address of a process at a step.
+    pub fn place(&self, ip: u64, process: Option<Process>, step: Option<u64>) -> Option<Place<'_>> {
+        self.tables(ip, process, step)
+            .find_map(|(_, symbols)| symbols.lookup(ip))
+    }
+
+    /// The address of a function, of the kernel or else of a program.
+    pub fn address(&self, name: &str) -> Option<u64> {
+        let programs = self.programs.iter().map(|program| &program.symbols);
+        std::iter::once(&self.symbols)
+            .chain(programs)
+            .find_map(|symbols| symbols.address(name))
+    }
+
+    fn symbol(&self, function: Function) -> Option<Symbol<'_>> {
+        let mut n = function.0 as usize;
+        let programs = self.programs.iter().map(|program| &program.symbols);
+        for symbols in std::iter::once(&self.symbols).chain(programs) {
+            match n.checked_sub(symbols.functions()) {
+                None => return symbols.function(n),
+                Some(rest) => n = rest,
+            }
+        }
+        None
     }
 
     /// The address is in the kernel's half. Where no Linux is, nobody knows: then all code is the kernel's.
@@ -82,16 +151,13 @@ impl Names {
         match function {
             Function::USER => "[user]",
             Function::UNKNOWN => "[unknown]",
-            Function(n) => self
-                .symbols
-                .function(n as usize)
-                .map_or("[unknown]", |symbol| symbol.name),
+            known => self.symbol(known).map_or("[unknown]", |symbol| symbol.name),
         }
     }
 
-    /// The module that a function is of.
+    /// The module or program that a function is of.
     pub fn module(&self, function: Function) -> Option<&str> {
-        self.symbols.function(function.0 as usize)?.module
+        self.symbol(function)?.module
     }
 
     /// Part of whatever jumps to it: what the compiler has put elsewhere, and the thunks that Linux's returns go through.
