@@ -16,6 +16,7 @@ mod cpuid;
 pub mod guestdbg;
 pub mod irqchip;
 mod measure;
+mod msrs;
 mod native;
 mod passed;
 mod perf;
@@ -36,7 +37,7 @@ use engine::{Activity, CpuState};
 use kvm_bindings::{
     KVM_CAP_EXIT_ON_EMULATION_FAILURE, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_MAX_CPUID_ENTRIES,
     KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL, KVM_MSR_EXIT_REASON_UNKNOWN, KVM_PMU_CAP_DISABLE,
-    KVM_VCPUEVENT_VALID_NMI_PENDING, Msrs, kvm_enable_cap, kvm_msr_entry,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_enable_cap,
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use log::info;
@@ -178,18 +179,11 @@ impl Host {
     /// IA32_PERF_CAPABILITIES of what KVM supports, if it has that register for guests.
     pub fn perf_capabilities(&self) -> Option<u64> {
         let list = self.kvm.get_msr_feature_index_list().ok()?;
-        let index = list
-            .as_slice()
-            .iter()
-            .copied()
-            .find(|&msr| msr == IA32_PERF_CAPABILITIES)?;
-        let entry = kvm_msr_entry {
-            index,
-            ..Default::default()
-        };
-        let mut msrs = Msrs::from_entries(&[entry]).ok()?;
-        let read = self.kvm.get_msrs(&mut msrs).ok()?;
-        msrs.as_slice().get(..read)?.first().map(|entry| entry.data)
+        if !list.as_slice().contains(&IA32_PERF_CAPABILITIES) {
+            return None;
+        }
+        let values = msrs::read(|list| self.kvm.get_msrs(list), &[IA32_PERF_CAPABILITIES]);
+        values.ok()?.first().copied()
     }
 
     /// A row of what KVM supports of CPUID; zeros where there is none.

@@ -275,14 +275,14 @@ impl<'a> Shared<'a> {
         local.overflow.store(overflow, Ordering::SeqCst);
     }
 
-    /// A CPU, which the machine's bus answers and which has been running, halts, or is about to say what its counters hold.
+    /// A CPU, which the machine's bus answers and which has been running, halts, leaves, or is about to say what its counters hold,
+    /// and begins anew.
     fn has_run(&self, index: usize, halted: bool, machine: &mut Machine, view: &mut View<'_>) {
         let local = &self.cpus[index];
         let ticks = machine.clock().ticks(self.steps);
         machine.elapsed(ticks.saturating_sub(local.counted.load(Ordering::SeqCst)), halted, view);
-        match halted {
-            true => local.overflow.store(u64::MAX, Ordering::SeqCst),
-            false => self.begins(index, machine),
+        if halted {
+            local.overflow.store(u64::MAX, Ordering::SeqCst);
         }
     }
 
@@ -581,6 +581,7 @@ impl<'a> Shared<'a> {
                 let mut view = self.view(index, vcpu, machine);
                 if machine.precedes_rdpmc(msr) {
                     self.has_run(index, false, machine, &mut view);
+                    self.begins(index, machine);
                 }
                 let answer = machine.read_msr(msr, &mut view).ok();
                 room::set_msr(vcpu, answer);

@@ -5,12 +5,11 @@
 //! has all that is about PEBS. The state of these registers is KVM's alone: the software engine, which runs single instructions
 //! here, has no counters then.
 
-use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
 use x86::model::CpuModel;
 use x86::msr::*;
 
-use super::refused;
+use super::msrs;
 use crate::hostunits::Pmu;
 use crate::resolve::{Resolution, Resolved};
 
@@ -79,19 +78,7 @@ impl Passed {
         let Some(data) = self.told(model) else {
             return Ok(());
         };
-        let entry = kvm_msr_entry {
-            index: IA32_PERF_CAPABILITIES,
-            data,
-            ..Default::default()
-        };
-        let msrs = Msrs::from_entries(&[entry]).map_err(|e| format!("KVM_SET_MSRS: {e:?}"))?;
-        match vcpu.set_msrs(&msrs) {
-            Ok(1) => Ok(()),
-            Ok(_) => Err(format!(
-                "KVM_SET_MSRS: KVM does not take {data:#x} for IA32_PERF_CAPABILITIES"
-            )),
-            Err(error) => Err(refused("KVM_SET_MSRS")(error.into())),
-        }
+        msrs::write(vcpu, &[(IA32_PERF_CAPABILITIES, data)])
     }
 }
 

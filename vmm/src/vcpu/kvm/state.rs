@@ -11,12 +11,11 @@
 //! ([`want`]).
 
 use engine::CpuState;
-use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{SyncReg, VcpuFd};
 use x86::model::CpuModel;
 
 use super::super::handover::{self, Vcpu};
-use super::{refused, room};
+use super::{msrs, refused, room};
 
 /// What comes with KVM_RUN.
 const SYNCED: [SyncReg; 3] = [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents];
@@ -75,7 +74,9 @@ pub fn enter(
         vcpu.set_debug_regs(&held.debug).map_err(says("KVM_SET_DEBUGREGS"))?;
     }
     if given.is_none() || old != held.msrs {
-        set_msrs(vcpu, &held.msrs, model)?;
+        let values = held.msrs.iter().copied();
+        let pairs: Vec<(u32, u64)> = handover::msrs(model).into_iter().zip(values).collect();
+        msrs::write(vcpu, &pairs)?;
     }
     let page = vcpu.sync_regs_mut();
     (page.regs, page.sregs, page.events) = (held.regs, held.sregs, held.events);
@@ -134,17 +135,9 @@ pub struct Left {
 /// What does not come with KVM_RUN; the rest is empty.
 fn read(vcpu: &VcpuFd, model: &CpuModel) -> Result<Vcpu, String> {
     let list = handover::msrs(model);
-    let entries: Vec<kvm_msr_entry> = list
-        .iter()
-        .map(|&index| kvm_msr_entry {
-            index,
-            ..Default::default()
-        })
-        .collect();
-    let mut msrs = Msrs::from_entries(&entries).map_err(|e| format!("KVM_GET_MSRS: {e:?}"))?;
-    let there = vcpu.get_msrs(&mut msrs).map_err(says("KVM_GET_MSRS"))?;
-    if there != list.len() {
-        return Err(format!("KVM_GET_MSRS: KVM has no {:#x}", list[there]));
+    let values = msrs::read(|list| vcpu.get_msrs(list), &list)?;
+    if let Some(missing) = list.get(values.len()) {
+        return Err(format!("KVM_GET_MSRS: KVM has no {missing:#x}"));
     }
     Ok(Vcpu {
         debug: vcpu.get_debug_regs().map_err(says("KVM_GET_DEBUGREGS"))?,
@@ -153,29 +146,7 @@ fn read(vcpu: &VcpuFd, model: &CpuModel) -> Result<Vcpu, String> {
             true => vcpu.get_xcrs().map_err(says("KVM_GET_XCRS"))?,
             false => Default::default(),
         },
-        msrs: msrs.as_slice().iter().map(|entry| entry.data).collect(),
+        msrs: values,
         ..Vcpu::default()
     })
-}
-
-fn set_msrs(vcpu: &VcpuFd, values: &[u64], model: &CpuModel) -> Result<(), String> {
-    let list = handover::msrs(model);
-    let entries: Vec<kvm_msr_entry> = list
-        .iter()
-        .zip(values)
-        .map(|(&index, &data)| kvm_msr_entry {
-            index,
-            data,
-            ..Default::default()
-        })
-        .collect();
-    let msrs = Msrs::from_entries(&entries).map_err(|e| format!("KVM_SET_MSRS: {e:?}"))?;
-    let taken = vcpu.set_msrs(&msrs).map_err(says("KVM_SET_MSRS"))?;
-    match list.get(taken) {
-        None => Ok(()),
-        Some(msr) => Err(format!(
-            "KVM_SET_MSRS: KVM does not take {:#x} for {msr:#x}",
-            values[taken]
-        )),
-    }
 }

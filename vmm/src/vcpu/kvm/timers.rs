@@ -4,12 +4,12 @@
 //! comes due meanwhile comes at once when the guest goes on, early by its clock.
 
 use devices::platform::GSI_PIT;
-use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msr_entry, kvm_pit_channel_state, kvm_pit_state2};
+use kvm_bindings::{kvm_lapic_state, kvm_pit_channel_state, kvm_pit_state2};
 use kvm_ioctls::{VcpuFd, VmFd};
 use x86::msr::IA32_TSC_DEADLINE;
 
 use super::irqchip::{register, set_register};
-use super::{refused, room};
+use super::{msrs, refused, room};
 
 /// Registers of a local APIC. SDM Vol. 3A Table 11-1 "Local APIC Register Address Map".
 const LVT_TIMER: usize = 0x320;
@@ -64,24 +64,12 @@ fn lapic(vcpu: &VcpuFd) -> Result<kvm_lapic_state, String> {
 
 /// IA32_TSC_DEADLINE, which is 0 once the time has come.
 fn deadline(vcpu: &VcpuFd) -> Result<u64, String> {
-    let mut msrs = entries(0)?;
-    vcpu.get_msrs(&mut msrs)
-        .map_err(|e| refused("KVM_GET_MSRS")(e.into()))?;
-    Ok(msrs.as_slice()[0].data)
+    let values = msrs::read(|list| vcpu.get_msrs(list), &[IA32_TSC_DEADLINE])?;
+    Ok(values.first().copied().unwrap_or(0))
 }
 
 fn set_deadline(vcpu: &VcpuFd, deadline: u64) -> Result<(), String> {
-    let taken = vcpu.set_msrs(&entries(deadline)?);
-    taken.map(drop).map_err(|e| refused("KVM_SET_MSRS")(e.into()))
-}
-
-fn entries(deadline: u64) -> Result<Msrs, String> {
-    let entry = kvm_msr_entry {
-        index: IA32_TSC_DEADLINE,
-        data: deadline,
-        ..Default::default()
-    };
-    Msrs::from_entries(&[entry]).map_err(|e| format!("IA32_TSC_DEADLINE: {e:?}"))
+    msrs::write(vcpu, &[(IA32_TSC_DEADLINE, deadline)])
 }
 
 /// Has a timer count from here; KVM begins with the current count that it is given.
