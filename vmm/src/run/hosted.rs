@@ -1,6 +1,7 @@
 //! A run on KVM: natively as long as nothing needs the software engine, and in the engine as long as something does.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine::{Cpu, CpuState};
@@ -20,9 +21,9 @@ use crate::{
     probe,
     resolve::{Resolution, Resolved, Wish, never_off},
     vcpu::{
-        Exit,
+        Exit, Soft,
         handover::portable,
-        kvm::{self, Counts, Host, Hypervisor, Limit, Passed, Shared, Why, tracer::Traces},
+        kvm::{self, Counts, Host, Hypervisor, Limit, Passed, Shared, UNTIL_PORTABLE, Why, tracer::Traces},
     },
 };
 
@@ -37,8 +38,6 @@ const SLOW_HYSTERESIS: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(5);
 /// The longest that it is not looked at while all CPUs are halted and input wakes the look.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
-/// Instructions that a CPU may need after one that KVM cannot execute until KVM has a place for all of its state.
-const UNTIL_PORTABLE: u32 = 64;
 
 /// The KVM side of a machine.
 #[derive(Debug)]
@@ -48,11 +47,8 @@ pub(super) struct Hosted {
     /// The console listens to it.
     listened: bool,
     counts: Counts,
-    /// Handovers to the engine because of an instruction that KVM cannot execute, and because of a unit.
-    pub emulated: u64,
+    /// Handovers to the engine because of a unit.
     pub watched: u64,
-    /// Wall time in the engine.
-    pub in_engine: Duration,
 }
 
 impl Hosted {
@@ -76,9 +72,7 @@ impl Hosted {
             wake,
             listened: false,
             counts: Counts::default(),
-            emulated: 0,
             watched: 0,
-            in_engine: Duration::ZERO,
         })
     }
 
@@ -86,9 +80,9 @@ impl Hosted {
     pub fn stats(&self) -> Native {
         Native {
             exits: self.counts.exits(),
-            emulated: self.emulated,
+            emulated: self.counts.emulated.load(Ordering::Relaxed),
             watched: self.watched,
-            in_engine: self.in_engine,
+            in_engine: Duration::from_nanos(self.counts.in_engine.load(Ordering::Relaxed)),
         }
     }
 }
@@ -280,7 +274,7 @@ impl Vm {
             let end = match stay {
                 Stay::Native => None,
                 Stay::Step(cpu) => {
-                    hosted.emulated += 1;
+                    hosted.counts.emulated.fetch_add(1, Ordering::Relaxed);
                     self.step_for_kvm(cpu)
                 }
                 Stay::Watched if hosted.hypervisor.has_controllers() => {
@@ -292,7 +286,7 @@ impl Vm {
                 }
             };
             if !matches!(stay, Stay::Native) {
-                hosted.in_engine += since.elapsed();
+                hosted.counts.add_in_engine(since.elapsed());
             }
             if let Some(end) = end {
                 return Ok(end);
@@ -436,8 +430,9 @@ impl Vm {
             .arm(registers.chain(catching).collect(), handlers.is_some());
         let (control, debugger, mut request) = (self.control.as_ref(), self.debugger.as_ref(), None);
         let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
-        let outside = |shared: &Shared| -> Result<Option<End>, Stop> {
+        let outside = |shared: &Shared, soft: &mut Soft| -> Result<Option<End>, Stop> {
             while !shared.over() {
+                shared.execute_lent(soft, LOOK);
                 let wait = {
                     let mut machine = shared.machine();
                     if !console.input().is_empty() {
@@ -522,6 +517,7 @@ impl Vm {
             // MOV DR, or INT1.
             Why::Debug(cpu) => Err(Stay::Step(cpu)),
             Why::Limit => Ok(End::Instructions(0)),
+            Why::Defect(cpu, what) => Ok(End::Defect(format!("{what}\n{}", self.report_of(cpu)))),
             Why::Halted => {
                 let listening = self.soft.cpus().any(Cpu::interrupt_wakes);
                 Ok(End::Halted(self.halted(listening)))

@@ -15,6 +15,7 @@ mod asleep;
 mod cpuid;
 pub mod guestdbg;
 pub mod irqchip;
+mod loan;
 mod measure;
 mod msrs;
 mod native;
@@ -49,6 +50,7 @@ use x86::msr::{
 };
 
 pub use self::cpuid::{narrow, narrowings};
+pub use self::loan::UNTIL_PORTABLE;
 pub use self::native::{Counts, Native, Shared, Why};
 pub use self::passed::Passed;
 use self::tracer::{Tracer, Traces};

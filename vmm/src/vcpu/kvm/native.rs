@@ -16,6 +16,7 @@ use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE, IA32_X2APIC_BASE};
 use super::super::{Exits, Soft};
 use super::asleep::Asleep;
 use super::guestdbg::{self, Hit};
+use super::loan::Loan;
 use super::room::{self, Reason, lock};
 use super::state;
 use super::traced;
@@ -42,6 +43,8 @@ pub enum Why {
     Halted,
     /// They have come to their [`Limit`].
     Limit,
+    /// A fault of ours, while the engine executed an instruction of this CPU: what went wrong.
+    Defect(usize, String),
     /// KVM failed with this CPU: its words.
     Failed(usize, String),
 }
@@ -85,6 +88,11 @@ impl Counts {
             debug: read(&self.debug),
         }
     }
+
+    /// The software engine has had the machine for so long.
+    pub fn add_in_engine(&self, time: Duration) {
+        self.in_engine.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
 }
 
 /// How often the CPUs came out of the guest.
@@ -104,6 +112,10 @@ pub struct Counts {
     pub nmis: AtomicU64,
     /// Debug exceptions while the host has breakpoints.
     pub debug: AtomicU64,
+    /// Instructions that the software engine executed since KVM cannot.
+    pub emulated: AtomicU64,
+    /// Nanoseconds of wall time in the software engine.
+    pub in_engine: AtomicU64,
 }
 
 /// What the threads of a running machine share.
@@ -111,7 +123,7 @@ pub struct Shared<'a> {
     pub(super) hypervisor: &'a Hypervisor,
     machine: Mutex<&'a mut Machine>,
     /// Notified, with `machine` locked, when something may wake a halted CPU.
-    changed: Condvar,
+    pub(super) changed: Condvar,
     why: Mutex<Option<Why>>,
     effects: Mutex<Vec<Effect>>,
     hits: Mutex<Vec<(usize, Hit)>>,
@@ -121,12 +133,15 @@ pub struct Shared<'a> {
     /// When the calling thread looks at the machine next, in nanoseconds of its clock.
     deadline: AtomicU64,
     /// The step at which the engine left off, which the clock counts on from.
-    steps: u64,
+    pub(super) steps: AtomicU64,
     pub(super) cpus: Vec<Local>,
     pub(super) counts: &'a Counts,
     /// So often CPUs still come out of KVM until the run is over.
     left: AtomicU64,
     pub(super) asleep: Asleep,
+    pub(super) loan: Mutex<Loan>,
+    /// The calling thread has to execute something.
+    pub(super) lent: AtomicBool,
 }
 
 /// What the threads know of each CPU.
@@ -143,7 +158,9 @@ pub(super) struct Local {
     /// It is halted in KVM, and a timer that its own APIC has there will wake it.
     pub(super) armed: AtomicBool,
     /// The instructions that the engine has retired for it.
-    retired: u64,
+    pub(super) retired: AtomicU64,
+    /// Its next instruction is for the engine.
+    emulates: AtomicBool,
     /// Up to this tick of the clock its counters have counted, if it has been running since.
     counted: AtomicU64,
     /// When one of them overflows if it goes on running, in nanoseconds of the clock.
@@ -157,7 +174,7 @@ pub(super) struct Local {
 /// A CPU's state after its visit to KVM and the event that KVM was in the middle of delivering; or what KVM refused.
 type After = Result<(CpuState, Option<Event>), String>;
 
-/// Ends the run if a CPU's thread panics; the caller, who waits for the end, is handed the panic.
+/// Ends the run if its thread panics, for which the others would wait; the caller is handed the panic.
 struct EndsWithThread<'a, 'b>(&'a Shared<'b>);
 
 impl Drop for EndsWithThread<'_, '_> {
@@ -172,13 +189,13 @@ impl<'a> Shared<'a> {
     /// The machine, with its clock at the present.
     pub fn machine(&self) -> MutexGuard<'_, &'a mut Machine> {
         let mut machine = lock(&self.machine);
-        machine.clock().follow(self.hypervisor.clock.ticks(), self.steps);
+        machine.clock().follow(self.hypervisor.clock.ticks(), self.steps());
         machine
     }
 
     /// The step that the clock counts from.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.steps.load(Ordering::SeqCst)
     }
 
     /// Ends the run, for this reason unless there is one already.
@@ -208,7 +225,7 @@ impl<'a> Shared<'a> {
     /// Does what is due, tells CPUs of their interrupts, and says when the next thing is due, in nanoseconds of the clock.
     /// Called by whoever has changed something.
     pub fn settle(&self, machine: &mut Machine, own: Option<usize>) -> Option<u64> {
-        let effects = machine.advance(self.steps);
+        let effects = machine.advance(self.steps());
         // Nothing of the engine is running that would have to hear of it; it forgets all code when it does.
         machine.take_written();
         machine.platform().take_sent();
@@ -241,7 +258,7 @@ impl<'a> Shared<'a> {
         }
         let mut next = machine.platform().next_event();
         if let Some((index, overflow)) = self.next_overflow() {
-            if overflow <= machine.clock().ns(self.steps) {
+            if overflow <= machine.clock().ns(self.steps()) {
                 self.stop_locked(Why::Instructions(index));
             }
             next = Some(next.map_or(overflow, |next| next.min(overflow)));
@@ -269,7 +286,7 @@ impl<'a> Shared<'a> {
     fn begins(&self, index: usize, machine: &mut Machine) {
         let local = &self.cpus[index];
         let clock = machine.clock();
-        let (ticks, left) = (clock.ticks(self.steps), machine.cycles_left(index));
+        let (ticks, left) = (clock.ticks(self.steps()), machine.cycles_left(index));
         let overflow = left.map_or(u64::MAX, |left| machine.clock().ns_of(ticks.saturating_add(left)));
         local.counted.store(ticks, Ordering::SeqCst);
         local.overflow.store(overflow, Ordering::SeqCst);
@@ -279,7 +296,7 @@ impl<'a> Shared<'a> {
     /// and begins anew.
     fn has_run(&self, index: usize, halted: bool, machine: &mut Machine, view: &mut View<'_>) {
         let local = &self.cpus[index];
-        let ticks = machine.clock().ticks(self.steps);
+        let ticks = machine.clock().ticks(self.steps());
         machine.elapsed(ticks.saturating_sub(local.counted.load(Ordering::SeqCst)), halted, view);
         if halted {
             local.overflow.store(u64::MAX, Ordering::SeqCst);
@@ -288,8 +305,8 @@ impl<'a> Shared<'a> {
 
     /// The CPU whose exit is being served.
     pub(super) fn view<'v>(&'v self, index: usize, vcpu: &'v VcpuFd, machine: &mut Machine) -> View<'v> {
-        let counts = [self.cpus[index].retired, self.steps];
-        View::new(vcpu, &self.hypervisor.memory, machine.tsc(self.steps), counts)
+        let counts = [self.cpus[index].retired.load(Ordering::SeqCst), self.steps()];
+        View::new(vcpu, &self.hypervisor.memory, machine.tsc(self.steps()), counts)
     }
 
     /// Says when the calling thread is going to look again.
@@ -334,11 +351,24 @@ impl<'a> Shared<'a> {
         cpu.kick.leave();
     }
 
-    /// Takes a CPU into KVM, lets it run, and takes it out again.
+    /// Takes a CPU into KVM and out again, as often as it is lent in between, until the run is over.
     fn visit(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd) -> After {
         let local = &self.cpus[index];
+        let (mut state, mut event) = self.stay(index, cpu, vcpu, &local.before)?;
+        while local.emulates.swap(false, Ordering::SeqCst) && !self.over() {
+            (state, event) = self.lend(state, event);
+            if !self.over() {
+                (state, event) = self.stay(index, cpu, vcpu, &state)?;
+            }
+        }
+        Ok((state, event))
+    }
+
+    /// Takes a CPU into KVM from this state, lets it run, and takes it out again.
+    fn stay(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, before: &CpuState) -> After {
+        let local = &self.cpus[index];
         let mut machine = self.machine();
-        self.hypervisor.enter(index, vcpu, &local.before, &mut machine)?;
+        self.hypervisor.enter(index, vcpu, before, &mut machine)?;
         if !local.halted.load(Ordering::SeqCst) {
             self.begins(index, &mut machine);
         }
@@ -365,7 +395,7 @@ impl<'a> Shared<'a> {
         }
         self.trace_ends(index, cpu, vcpu, &mut machine);
         let doing = (activity, halted);
-        self.hypervisor.leave(index, vcpu, &local.before, doing, &mut machine)
+        self.hypervisor.leave(index, vcpu, before, doing, &mut machine)
     }
 
     /// Lets a CPU run until the run is over. An instruction may be waiting to be completed then.
@@ -373,7 +403,7 @@ impl<'a> Shared<'a> {
         let mut unfinished = false;
         loop {
             cpu.kick.taken();
-            if self.over() {
+            if self.over() || self.cpus[index].emulates.load(Ordering::SeqCst) {
                 return;
             }
             self.trace_goes_on(index, cpu, vcpu);
@@ -466,6 +496,7 @@ impl<'a> Shared<'a> {
             }
             // A step.
             Reason::Debug { .. } => {}
+            Reason::Emulation if self.lends() => local.emulates.store(true, Ordering::SeqCst),
             Reason::Emulation => self.stop(Why::Emulation(index)),
             Reason::Shutdown => self.stop(Why::Shutdown(index)),
             Reason::Failure { reason, detail } => {
@@ -498,7 +529,7 @@ impl<'a> Shared<'a> {
         let nmi = platform.nmi_pending(index);
         let pending = platform.interrupt_pending(index);
         if halted && !nmi && (deaf || !pending) {
-            let now = machine.clock().ns(self.steps);
+            let now = machine.clock().ns(self.steps());
             let next = self.settle(&mut machine, None);
             let time = next.map_or(Duration::MAX, |next| Duration::from_nanos(next.saturating_sub(now)));
             if !self.over() {
@@ -546,7 +577,7 @@ impl<'a> Shared<'a> {
 
     /// Does what an exit asks for. Says whether a unit has to see instructions from now on.
     fn serve(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, machine: &mut Machine, reason: Reason) -> bool {
-        let now = self.steps;
+        let now = self.steps();
         match reason {
             Reason::Port { port, size, write } => {
                 for data in room::port_data(vcpu).chunks_exact_mut(size.max(1).into()) {
@@ -635,8 +666,8 @@ fn value(data: &[u8]) -> u64 {
 }
 
 impl Hypervisor {
-    /// Runs all CPUs of a machine in KVM until something ends that. `outside` is what the calling thread does meanwhile; it
-    /// returns when [`Shared::over`].
+    /// Runs all CPUs of a machine in KVM until something ends that. `outside` is what the calling thread does meanwhile: it
+    /// executes what is [lent](Shared::execute_lent), and returns when [`Shared::over`].
     ///
     /// # Errors
     /// One line: KVM refused a CPU's state.
@@ -646,7 +677,7 @@ impl Hypervisor {
         machine: &mut Machine,
         wake: &EventFd,
         counts: &Counts,
-        outside: impl FnOnce(&Shared) -> T,
+        outside: impl FnOnce(&Shared, &mut Soft) -> T,
     ) -> Result<Native<T>, String> {
         let states: Vec<CpuState> = soft.cpus().map(|cpu| cpu.state()).collect();
         machine.clock().follow(self.clock.ticks(), soft.steps());
@@ -663,7 +694,8 @@ impl Hypervisor {
             told_nmi: AtomicBool::new(false),
             deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
             armed: AtomicBool::new(false),
-            retired,
+            retired: AtomicU64::new(retired),
+            emulates: AtomicBool::new(false),
             counted: AtomicU64::new(0),
             overflow: AtomicU64::new(u64::MAX),
             before: state,
@@ -679,7 +711,7 @@ impl Hypervisor {
             over: AtomicBool::new(false),
             wake,
             deadline: AtomicU64::new(0),
-            steps: soft.steps(),
+            steps: AtomicU64::new(soft.steps()),
             machine: Mutex::new(machine),
             counts,
             left: AtomicU64::new(match self.limit {
@@ -687,6 +719,8 @@ impl Hypervisor {
                 None => u64::MAX,
             }),
             asleep: Asleep::default(),
+            loan: Mutex::new(Loan::None),
+            lent: AtomicBool::new(false),
         };
         let outcome = self.threads.in_place_scope(|scope| {
             scope.spawn_broadcast(|_, context| {
@@ -694,7 +728,8 @@ impl Hypervisor {
                     shared.thread(context.index());
                 }
             });
-            let outcome = outside(&shared);
+            let _ends = EndsWithThread(&shared);
+            let outcome = outside(&shared, soft);
             if !shared.over() {
                 shared.stop(Why::Asked);
             }
