@@ -38,21 +38,22 @@ pub fn open(dir: &Path, symbols: Option<&Path>, programs: &[String]) -> Result<(
             "--symbols-user: the trace has no names of processes (of a Linux guest with BTF it would)".into(),
         ));
     }
-    let Some(path) = symbols else {
-        return Ok((trace, Names::new(own, recorded).with_programs(programs)));
+    let symbols = match symbols {
+        None => own,
+        Some(path) => {
+            let linux = !recorded.banner.is_empty();
+            let origin = Origin {
+                build_id: recorded.build_id.as_deref(),
+                slide: linux.then_some(recorded.slide),
+                symbols: linux.then_some(&own),
+            };
+            let resolved = SymbolFile::read(path).and_then(|file| file.resolve(origin));
+            resolved.map_err(|source| Error::Symbols {
+                path: path.into(),
+                source,
+            })?
+        }
     };
-    let linux = !recorded.banner.is_empty();
-    let origin = Origin {
-        build_id: recorded.build_id.as_deref(),
-        slide: linux.then_some(recorded.slide),
-        symbols: linux.then_some(&own),
-    };
-    let symbols = SymbolFile::read(path)
-        .and_then(|file| file.resolve(origin))
-        .map_err(|source| Error::Symbols {
-            path: path.into(),
-            source,
-        })?;
     Ok((trace, Names::new(symbols, recorded).with_programs(programs)))
 }
 

@@ -123,16 +123,18 @@ impl Names {
 
     /// The address of a function, of the kernel or else of a program.
     pub fn address(&self, name: &str) -> Option<u64> {
+        self.all_tables().find_map(|symbols| symbols.address(name))
+    }
+
+    /// The kernel's, and those of programs, as functions are numbered.
+    fn all_tables(&self) -> impl Iterator<Item = &SymbolTable> {
         let programs = self.programs.iter().map(|program| &program.symbols);
-        std::iter::once(&self.symbols)
-            .chain(programs)
-            .find_map(|symbols| symbols.address(name))
+        std::iter::once(&self.symbols).chain(programs)
     }
 
     fn symbol(&self, function: Function) -> Option<Symbol<'_>> {
         let mut n = function.0 as usize;
-        let programs = self.programs.iter().map(|program| &program.symbols);
-        for symbols in std::iter::once(&self.symbols).chain(programs) {
+        for symbols in self.all_tables() {
             match n.checked_sub(symbols.functions()) {
                 None => return symbols.function(n),
                 Some(rest) => n = rest,
