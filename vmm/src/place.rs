@@ -2,15 +2,13 @@
 
 use std::path::Path;
 
-use engine::CS;
-
 use crate::{linux::Kernel, run::Vm, symbols::SymbolFile};
 
 /// Each CPU's linear address, and what is there if the kernel's file or a Linux guest's memory tells.
 pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
     let addresses: Vec<u64> = (0..vm.cpu_count())
         .filter_map(|cpu| vm.cpu_state(cpu))
-        .map(|state| state.segments[CS].base.wrapping_add(state.rip))
+        .map(|state| state.linear_rip())
         .collect();
     let file = SymbolFile::read(kernel).ok().map(|file| file.symbols);
     let guest = match file {

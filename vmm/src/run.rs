@@ -529,8 +529,10 @@ impl Vm {
             return Err(NoCpu(cpu));
         }
         let mut state = state.clone();
-        let linear = |state: &CpuState| state.segments[engine::CS].base.wrapping_add(state.rip);
-        if self.cpu_state(cpu).is_some_and(|old| linear(&old) != linear(&state)) {
+        if self
+            .cpu_state(cpu)
+            .is_some_and(|old| old.linear_rip() != state.linear_rip())
+        {
             // Nobody has been told of what comes next now.
             state.observed = None;
         }

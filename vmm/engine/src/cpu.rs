@@ -359,6 +359,8 @@ pub struct Cpu {
     pub(crate) stack_shadow_at: u64,
     pub(crate) watched: Watched,
     pub(crate) transaction: Option<Shared>,
+    /// Events that were delivered between instructions: with the steps, how the run loop knows that it gets on.
+    pub(crate) deliveries: u64,
     /// Why the transaction aborts, where that ended the chain.
     pub(crate) abort_cause: Abort,
     /// CPUID says RTM_ALWAYS_ABORT.
@@ -449,6 +451,7 @@ impl Cpu {
             stack_shadow_at: u64::MAX,
             watched: Watched::new(),
             transaction: None,
+            deliveries: 0,
             abort_cause: Abort::Event,
             always_abort: model.features().rtm_always_abort(),
             room: Room::of(model),
@@ -959,7 +962,8 @@ impl Cpu {
     }
 
     /// The block at an address, if it was met lately; null otherwise. An address that is found needs no further check: its
-    /// page is in the TLB.
+    /// page is in the TLB. The sum is not cut to 32 bits outside 64-bit mode, to keep the mask out of every return: one that
+    /// wraps is beyond all that the cache holds, and the run loop, which cuts it, finds the block.
     #[inline(always)]
     pub(crate) fn lookup(&self, rip: u64) -> *const Op {
         let linear = rip.wrapping_add(self.cs_base);
@@ -1087,6 +1091,17 @@ fn x86_if() -> u64 {
 }
 
 impl CpuState {
+    /// The linear address of the next instruction. Outside 64-bit mode it is the sum of CS base and EIP modulo 4 GiB
+    /// (SDM Vol. 3A 3.4 "Logical and Linear Addresses"); in 64-bit mode CS has no base.
+    pub fn linear_rip(&self) -> u64 {
+        let cs = self.segments[CS];
+        if self.efer & 1 << 10 != 0 && cs.long() {
+            self.rip
+        } else {
+            self.rip.wrapping_add(cs.base) & 0xffff_ffff
+        }
+    }
+
     /// After power-up: real mode at the reset vector (SDM Vol. 3A 10.1.1 "Processor State After Reset").
     pub fn reset(model: &CpuModel) -> CpuState {
         let mut s = CpuState {

@@ -693,7 +693,7 @@ body! {
     }
     /// The second page of a straddling instruction is still mapped where it was decoded from.
     CheckSecond(c, o) {
-        let linear = c.page_ip().wrapping_add(c.cs_base).wrapping_add(0x1000);
+        let linear = c.linear(c.page_ip().wrapping_add(0x1000));
         let e = c.tlb.entry(linear);
         if e.exec == linear && e.host == o.imm {
             return Ok(());

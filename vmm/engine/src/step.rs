@@ -33,8 +33,64 @@ pub(crate) const DEBUG: Event = Event {
     source: EventSource::Exception,
 };
 
-/// Faults in a row without a step after which [`Engine::run`] returns.
-const MAX_FAULTS: u32 = 1000;
+/// Events in a row without a step after which [`Engine::run`] returns.
+const MAX_EVENTS: u64 = 1000;
+/// Rounds of the run loop without a step or an event after which it has a defect. An instruction that first hands records over,
+/// asks the units and wants a block of its own takes less than ten.
+const MAX_IDLE: u32 = 1000;
+
+/// Whether the run loop gets on: steps and events show it.
+struct Progress {
+    steps: u64,
+    /// Events delivered when the last step was made.
+    events: u64,
+    /// Events delivered so far.
+    delivered: u64,
+    /// Rounds since either grew.
+    idle: u32,
+}
+
+impl Progress {
+    fn new(cpu: &Cpu) -> Progress {
+        Progress {
+            steps: cpu.steps_now(),
+            events: cpu.deliveries,
+            delivered: cpu.deliveries,
+            idle: 0,
+        }
+    }
+
+    /// One more round begins: why it must not, if so. A guest whose exceptions never end makes no steps, and must not keep the
+    /// caller from looking at its own limits; rounds in which not even an exception is delivered are the engine's own fault or
+    /// that of a unit.
+    #[inline]
+    fn round(&mut self, cpu: &Cpu) -> Option<Exit> {
+        let steps = cpu.steps_now();
+        if steps != self.steps {
+            (self.steps, self.idle) = (steps, 0);
+            (self.events, self.delivered) = (cpu.deliveries, cpu.deliveries);
+            return None;
+        }
+        self.stalled(cpu)
+    }
+
+    #[cold]
+    fn stalled(&mut self, cpu: &Cpu) -> Option<Exit> {
+        if cpu.deliveries != self.delivered {
+            (self.delivered, self.idle) = (cpu.deliveries, 0);
+            return (self.delivered - self.events >= MAX_EVENTS).then_some(Exit::Bus);
+        }
+        self.idle += 1;
+        (self.idle > MAX_IDLE).then(|| {
+            Exit::Defect(format!(
+                "the engine makes no progress at {:#x} (RIP {:#x}, {:?})",
+                cpu.linear(cpu.rip),
+                cpu.rip,
+                cpu.stop
+            ))
+        })
+    }
+}
 
 /// How long the block at RIP may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -267,6 +323,7 @@ impl Engine {
     }
 
     pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
+        cpu.deliveries += 1;
         let origin = EventOrigin::of_processor(cpu);
         let delivered = self.deliver_whole(cpu, event);
         if !cpu.watched.tell {
@@ -394,10 +451,11 @@ impl Engine {
     }
 
     fn run_attached(&mut self, cpu: &mut Cpu) -> Exit {
-        // Budget at the last fault, and faults since a step was made: a guest whose exceptions never end makes no steps, and
-        // must not keep the caller from looking at its own limits.
-        let (mut faulted_at, mut faults) = (i64::MAX, 0);
+        let mut progress = Progress::new(cpu);
         loop {
+            if let Some(exit) = progress.round(cpu) {
+                return exit;
+            }
             // Whatever it was that the host heard, it was before anything that follows.
             if cpu.watched.stop {
                 return Exit::Budget;
@@ -495,16 +553,12 @@ impl Engine {
                     cpu.watched.pending = 0;
                     self.follow(cpu, effects);
                     self.deliver(cpu, event);
-                    faults = if faulted_at == cpu.budget { faults + 1 } else { 0 };
-                    faulted_at = cpu.budget;
-                    if faults == MAX_FAULTS {
-                        return Exit::Bus;
-                    }
                 }
                 Reason::Replay if cpu.budget <= 0 => return Exit::Budget,
                 Reason::Replay => {
                     return Exit::Defect(format!(
-                        "the instruction at {:#x} asks for a block of its own within one",
+                        "the instruction at {:#x} (RIP {:#x}) asks for a block of its own within one",
+                        cpu.linear(cpu.rip),
                         cpu.rip
                     ));
                 }
@@ -618,17 +672,13 @@ impl Engine {
         cpu.granted += rest;
         cpu.budget += rest;
         if cpu.second_page_moved {
-            let mut next = cpu.rip.wrapping_add(cpu.cs_base) & !0xfff;
-            next = next.wrapping_add(0x1000);
-            if !cpu.is64() {
-                next &= 0xffff_ffff;
-            }
+            let linear = cpu.linear(cpu.rip);
+            let next = cpu.next_page(linear);
             let Ok((_, now)) = self.fetch(cpu, next) else {
                 return cpu.stop;
             };
             // SAFETY: As above; a straddling block begins with the check that failed, and the check names the page.
             let moved = unsafe { (*first).imm } != now as u64;
-            let linear = cpu.rip.wrapping_add(cpu.cs_base);
             if moved && let Ok((gpa, _)) = self.fetch(cpu, linear) {
                 self.core.forget(gpa | linear & 0xfff, cpu.mode);
             }
@@ -638,8 +688,7 @@ impl Engine {
 
     /// The block at RIP, with its host page; decodes it if need be. `Err`: the fetch faults.
     fn find(&mut self, cpu: &mut Cpu, length: Length) -> Done<(*const Op, u64)> {
-        let linear = cpu.rip.wrapping_add(cpu.cs_base);
-        let linear = if cpu.is64() { linear } else { linear & 0xffff_ffff };
+        let linear = cpu.linear(cpu.rip);
         let limit = if cpu.is64() {
             u64::MAX
         } else {
@@ -690,11 +739,7 @@ impl Engine {
             if limit <= 0x1000 - (linear & 0xfff) {
                 return Err(cpu.gp(0));
             }
-            let mut next_linear = (linear & !0xfff).wrapping_add(0x1000);
-            if !cpu.is64() {
-                next_linear &= 0xffff_ffff;
-            }
-            let (gpa, host) = self.fetch(cpu, next_linear)?;
+            let (gpa, host) = self.fetch(cpu, cpu.next_page(linear))?;
             // SAFETY: As for the first page.
             source.next = Some(unsafe { core::slice::from_raw_parts(host.cast_const(), 16) });
             source.next_host = host as u64;
@@ -708,9 +753,7 @@ impl Engine {
         };
         cpu.announce(linear, at, decoded.bytes)?;
         if let Some(gpa) = second {
-            let next = (linear & !0xfff).wrapping_add(0x1000);
-            let next = if cpu.is64() { next } else { next & 0xffff_ffff };
-            cpu.announce(next, gpa & !0xfff, decoded.second)?;
+            cpu.announce(cpu.next_page(linear), gpa & !0xfff, decoded.second)?;
         }
         if length != Length::Whole {
             if length != Length::Cut(1) {

@@ -166,6 +166,11 @@ impl Cpu {
         (ip & self.ip_mask).wrapping_add(self.cs_base) & self.ip_mask
     }
 
+    /// The linear address of the page after that of a linear address.
+    pub(crate) fn next_page(&self, linear: u64) -> u64 {
+        (linear & !0xfff).wrapping_add(0x1000) & self.ip_mask
+    }
+
     /// Steps of the machine once the instruction of `o` has retired.
     #[inline(always)]
     fn step_after(&self, o: &Op) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use engine::{Activity, CS};
+use engine::Activity;
 
 use super::{Answer, none, scene::Scene};
 
@@ -22,7 +22,7 @@ pub fn info(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
     let current = scene.vm.current_cpu();
     for cpu in 0..scene.vm.cpu_count() {
         let Some(state) = scene.vm.cpu_state(cpu) else { continue };
-        let place = scene.describe(state.segments[CS].base.wrapping_add(state.rip));
+        let place = scene.describe(state.linear_rip());
         let activity = match state.activity {
             Activity::Running => "",
             Activity::Halted => ", halted",

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use engine::{CS, CpuState};
+use engine::CpuState;
 use log::info;
 use x86::debug::{Breakpoint, Dr7, Watched};
 
@@ -104,7 +104,7 @@ pub(super) fn is_armed(state: &CpuState) -> bool {
 
 /// Linear address of a CPU's next instruction.
 pub(super) fn linear(state: &CpuState) -> u64 {
-    state.segments[CS].base.wrapping_add(state.rip)
+    state.linear_rip()
 }
 
 /// A breakpoint of the guest's own is to be delivered before a CPU's next instruction.

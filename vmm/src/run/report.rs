@@ -1,6 +1,6 @@
 //! What the operator is shown of a CPU that crashed.
 
-use engine::{CS, CpuState};
+use engine::CpuState;
 
 use crate::machine::{memory::Memory, walk};
 
@@ -47,7 +47,7 @@ pub(super) fn report(memory: &Memory, state: &CpuState) -> String {
         state.efer, state.dr[6], state.dr[7]
     );
     text += "code";
-    let at = state.segments[CS].base.wrapping_add(state.rip);
+    let at = state.linear_rip();
     for offset in -16i64..16 {
         let byte = walk::read_byte(memory, state, at.wrapping_add_signed(offset));
         let byte = byte.map_or("--".into(), |byte| format!("{byte:02x}"));
@@ -63,6 +63,7 @@ pub(super) fn report(memory: &Memory, state: &CpuState) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::CS;
     use x86::model::WESTMERE;
 
     #[test]
