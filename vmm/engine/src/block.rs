@@ -1,7 +1,7 @@
 //! Finding decoded code again.
 
 use crate::cpu::Cpu;
-use crate::op::{Flow, Handler, Op, Reason, chain_flow};
+use crate::op::{Flow, Op, Reason, Run, chain_flow};
 
 const ENTRIES: usize = 4096;
 
@@ -70,4 +70,4 @@ impl Flow for Stale {
 }
 
 /// Stands in the first op of a block whose bytes have changed: leaves for the run loop, which decodes them anew.
-pub(crate) const STALE: Handler = chain_flow::<Stale>;
+pub(crate) const STALE: Run = chain_flow::<Stale>().run;

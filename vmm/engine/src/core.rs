@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::op::{Handler, Op};
+use crate::op::{Op, Run};
 use crate::tlb::Stores;
 use crate::transaction::Shared;
 
@@ -246,7 +246,7 @@ impl Core {
 
     /// Writes RAM on behalf of a unit, all of it or nothing; code decoded from it is dropped. Errors: the first address that
     /// is no RAM.
-    pub fn write_ram(&mut self, gpa: u64, bytes: &[u8], stale: Handler) -> Result<(), u64> {
+    pub fn write_ram(&mut self, gpa: u64, bytes: &[u8], stale: Run) -> Result<(), u64> {
         for write in [false, true] {
             let mut at = 0;
             while at < bytes.len() {
@@ -438,7 +438,7 @@ impl Core {
     }
 
     /// Drops the blocks of a page: whoever still leads to one of them finds its first op replaced.
-    pub fn invalidate_page(&mut self, gpa: u64, stale: Handler) {
+    pub fn invalidate_page(&mut self, gpa: u64, stale: Run) {
         if let Some(page) = self.pages.remove(&(gpa & !0xfff)) {
             for (key, first) in page.blocks {
                 if self.blocks.get(&key) == Some(&first) {
@@ -459,7 +459,7 @@ impl Core {
     }
 
     /// Somebody outside wrote guest memory.
-    pub fn written(&mut self, gpa: u64, len: u64, stale: Handler) {
+    pub fn written(&mut self, gpa: u64, len: u64, stale: Run) {
         self.stored(gpa, len);
         let mut page = gpa & !0xfff;
         let end = gpa.saturating_add(len);

@@ -983,6 +983,12 @@ impl Cpu {
         self.enter(t)
     }
 
+    /// The instruction pointer at the start of the running page.
+    #[inline(always)]
+    pub(crate) fn page_ip(&self) -> u64 {
+        self.get::<8>(slot::PAGE)
+    }
+
     pub(crate) fn set_page(&mut self, page: u64) {
         self.r[slot::PAGE as usize / 8] = page;
     }

@@ -1,18 +1,19 @@
 //! The software x86-64 CPU, exact to the retired instruction.
 //!
 //! A processor ([`Cpu`]) runs on an [`Engine`], which holds the map of guest RAM and the cache of decoded blocks; everything
-//! else it meets is behind [`bus::Bus`]. Instructions are decoded by iced-x86 into small ops ([`decode`]) whose handlers call
+//! else it meets is behind [`bus::Bus`]. Instructions are decoded by iced-x86 into small ops ([`frontend`], [`lower`]) whose handlers call
 //! one another in a chain ([`op`]); memory goes through a software TLB ([`tlb`], [`mem`], [`mmu`]).
 
 mod block;
 pub mod bus;
 mod core;
 mod cpu;
-mod decode;
 mod event;
 mod exec;
 mod flags;
 pub mod fpu;
+mod frontend;
+mod lower;
 mod mem;
 pub mod mmu;
 mod op;

@@ -11,7 +11,8 @@ use crate::block::STALE;
 use crate::bus::{Bus, Processor};
 use crate::core::{Core, RamRegion};
 use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
-use crate::decode::{self, MAX, Shown, Source, Trouble};
+use crate::frontend::{self, MAX, Shown, Source, Trouble};
+use crate::lower::Lowered;
 use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, enter_chain};
 use crate::watch::{EventOrigin, View};
@@ -23,7 +24,7 @@ pub struct Engine {
     shown: Shown,
     options: Options,
     /// Ops of the block being decoded, and of blocks that are run once.
-    scratch: Vec<Op>,
+    scratch: Lowered,
 }
 
 /// #DB.
@@ -116,7 +117,7 @@ impl Engine {
             core: Box::new(Core::new(&ram)),
             shown: Shown::new(model, options.undefined),
             options,
-            scratch: Vec::new(),
+            scratch: Lowered::default(),
         })
     }
 
@@ -734,7 +735,7 @@ impl Engine {
             boundaries: &boundaries,
         };
         let mut second = None;
-        let mut result = decode::decode(&self.shown, &source, &mut self.scratch);
+        let mut result = frontend::decode(&self.shown, &source, &mut self.scratch);
         if matches!(result, Err(Trouble::NeedsSecondPage)) {
             if limit <= 0x1000 - (linear & 0xfff) {
                 return Err(cpu.gp(0));
@@ -744,7 +745,7 @@ impl Engine {
             source.next = Some(unsafe { core::slice::from_raw_parts(host.cast_const(), 16) });
             source.next_host = host as u64;
             second = Some(gpa);
-            result = decode::decode(&self.shown, &source, &mut self.scratch);
+            result = frontend::decode(&self.shown, &source, &mut self.scratch);
             // The first page must still be in the TLB beside it: they differ in their lowest page bit, so it is.
         }
         let decoded = match result {
@@ -760,12 +761,12 @@ impl Engine {
                 self.core.mark_bytes(at, decoded.bytes);
                 cpu.hold_stores_back();
             }
-            return Ok((self.scratch.as_ptr(), host as u64));
+            return Ok((self.scratch.ops.as_ptr(), host as u64));
         }
         let first = self.core.insert(
             at,
             cpu.mode,
-            &self.scratch,
+            &self.scratch.ops,
             decoded.bytes,
             second.map(|gpa| (gpa, decoded.second)),
         );

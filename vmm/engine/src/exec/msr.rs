@@ -9,8 +9,8 @@ use x86::msr::*;
 use crate::Engine;
 use crate::bus::{Bus, MsrFault};
 use crate::cpu::{Cpu, FS, GS, slot};
-use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
+use crate::lower::{End, Lower};
 use crate::op::{Done, Op, chain, chain_flow};
 use crate::watch::View;
 
@@ -167,8 +167,8 @@ impl Engine {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     if l.i.mnemonic() == M::Wrmsr {
-        return l.flow(chain_flow::<Wrmsr>, |_| ());
+        return l.flow(chain_flow::<Wrmsr>(), |_| ());
     }
-    l.emit(chain::<Rdmsr>, |_| ());
+    l.emit(chain::<Rdmsr>(), |_| ());
     End::Open
 }

@@ -17,9 +17,9 @@
 use iced_x86::Mnemonic as M;
 
 use crate::cpu::{Cpu, ES, slot};
-use crate::decode::{End, Lower, body, flow, sized};
 use crate::flags::{CMP, ZF, alu};
-use crate::op::{Done, Handler, Op, Reason, Stop, chain_flow};
+use crate::lower::{End, Lower, body, flow, sized};
+use crate::op::{Done, Op, Reason, Stop, chain_flow};
 
 const MOVS: u8 = 0;
 const STOS: u8 = 1;
@@ -283,10 +283,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     macro_rules! flow_sized {
         ($size:expr, $t:ident, $k:expr) => {
             match $size {
-                1 => chain_flow::<$t<{ $k }, 1>> as Handler,
-                2 => chain_flow::<$t<{ $k }, 2>>,
-                4 => chain_flow::<$t<{ $k }, 4>>,
-                _ => chain_flow::<$t<{ $k }, 8>>,
+                1 => chain_flow::<$t<{ $k }, 1>>(),
+                2 => chain_flow::<$t<{ $k }, 2>>(),
+                4 => chain_flow::<$t<{ $k }, 4>>(),
+                _ => chain_flow::<$t<{ $k }, 8>>(),
             }
         };
     }

@@ -7,9 +7,9 @@ use x86::debug::{Dr6, Dr7};
 use x86::seam::{Change, Far};
 
 use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, slot};
-use crate::decode::{End, Lower, attempt};
 use crate::flags;
-use crate::op::{Done, Handler, Op, Reason, chain, chain_flow};
+use crate::lower::{End, Lower, attempt};
+use crate::op::{Done, Op, Reason, chain, chain_flow};
 use crate::segment::rf;
 use crate::watch::EventOrigin;
 
@@ -870,15 +870,15 @@ pub(crate) fn lower_mov(l: &mut Lower) -> End {
     let (number, other) = (register.number() as u16, l.reg(1 - special));
     match (register.is_cr(), special == 0) {
         (true, _) if !(matches!(number, 0 | 2 | 3 | 4) || number == 8 && l.is64()) => l.ud(),
-        (true, true) => l.flow(chain_flow::<WriteCr>, |o| (o.src, o.aux) = (other, number)),
+        (true, true) => l.flow(chain_flow::<WriteCr>(), |o| (o.src, o.aux) = (other, number)),
         (true, false) => {
-            l.emit(chain::<ReadCr>, |o| (o.dst, o.aux) = (other, number));
+            l.emit(chain::<ReadCr>(), |o| (o.dst, o.aux) = (other, number));
             End::Open
         }
         _ if number > 7 => l.ud(),
-        (false, true) => l.flow(chain_flow::<WriteDr>, |o| (o.src, o.aux) = (other, number)),
+        (false, true) => l.flow(chain_flow::<WriteDr>(), |o| (o.src, o.aux) = (other, number)),
         (false, false) => {
-            l.emit(chain::<ReadDr>, |o| (o.dst, o.aux) = (other, number));
+            l.emit(chain::<ReadDr>(), |o| (o.dst, o.aux) = (other, number));
             End::Open
         }
     }
@@ -886,23 +886,23 @@ pub(crate) fn lower_mov(l: &mut Lower) -> End {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     let f = match l.i.mnemonic() {
-        M::Clts => return l.flow(chain_flow::<Clts>, |_| ()),
-        M::Hlt => return l.flow(chain_flow::<Hlt>, |_| ()),
-        M::Mwait => return l.flow(chain_flow::<Mwait>, |_| ()),
+        M::Clts => return l.flow(chain_flow::<Clts>(), |_| ()),
+        M::Hlt => return l.flow(chain_flow::<Hlt>(), |_| ()),
+        M::Mwait => return l.flow(chain_flow::<Mwait>(), |_| ()),
         M::Lmsw => {
-            l.emit(chain::<SupervisorOnly>, |_| ());
+            l.emit(chain::<SupervisorOnly>(), |_| ());
             let src = l.read(0, 2);
-            return l.flow(chain_flow::<Lmsw>, |o| o.src = src);
+            return l.flow(chain_flow::<Lmsw>(), |o| o.src = src);
         }
-        M::Syscall => return l.flow(chain_flow::<Syscall>, |_| ()),
+        M::Syscall => return l.flow(chain_flow::<Syscall>(), |_| ()),
         M::Sysret | M::Sysretq => {
             let size = if l.i.code() == Code::Sysretq { 8 } else { 4 };
-            return l.flow(chain_flow::<Sysret>, |o| o.aux = size);
+            return l.flow(chain_flow::<Sysret>(), |o| o.aux = size);
         }
-        M::Sysenter => return l.flow(chain_flow::<Sysenter>, |_| ()),
+        M::Sysenter => return l.flow(chain_flow::<Sysenter>(), |_| ()),
         M::Sysexit | M::Sysexitq => {
             let size = if l.i.code() == Code::Sysexitq { 8 } else { 4 };
-            return l.flow(chain_flow::<Sysexit>, |o| o.aux = size);
+            return l.flow(chain_flow::<Sysexit>(), |o| o.aux = size);
         }
         M::Int | M::Int3 | M::Into | M::Int1 => {
             let (vector, aux) = match l.i.mnemonic() {
@@ -911,35 +911,35 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 M::Into => (4, 2),
                 _ => (1, 1),
             };
-            return l.flow(chain_flow::<Int>, |o| (o.imm, o.aux) = (vector, aux));
+            return l.flow(chain_flow::<Int>(), |o| (o.imm, o.aux) = (vector, aux));
         }
         M::Ud0 | M::Ud1 | M::Ud2 => return l.ud(),
         M::Invlpg => {
             let m = l.unchecked();
-            l.emit_mem(chain::<Invlpg>, m, |_| ());
+            l.emit_mem(chain::<Invlpg>(), m, |_| ());
             return End::Open;
         }
         M::Invpcid => {
             let dst = l.reg(0);
             let m = l.mem(16, false);
-            l.emit_mem(chain::<Invpcid>, m, |o| o.dst = dst);
+            l.emit_mem(chain::<Invpcid>(), m, |o| o.dst = dst);
             return End::Open;
         }
         M::Clflush | M::Clflushopt | M::Clwb => {
             let m = l.mem(1, false);
-            l.emit_mem(chain::<Touch>, m, |_| ());
+            l.emit_mem(chain::<Touch>(), m, |_| ());
             return End::Open;
         }
         M::Movdir64b => {
             let (dst, size) = (l.reg(0), l.size(0));
             let m = l.mem(64, false);
-            l.emit_mem(chain::<Movdir64b>, m, |o| (o.dst, o.imm) = (dst, size as u64));
+            l.emit_mem(chain::<Movdir64b>(), m, |o| (o.dst, o.imm) = (dst, size as u64));
             return End::Open;
         }
         M::Bound => {
             let (dst, size) = (l.reg(0), l.size(0));
             let m = l.mem(size, false);
-            l.emit_mem(chain::<Bound>, m, |o| (o.dst, o.imm) = (dst, size as u64));
+            l.emit_mem(chain::<Bound>(), m, |o| (o.dst, o.imm) = (dst, size as u64));
             return End::Open;
         }
         M::Monitor => {
@@ -952,19 +952,19 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 Register::None => DS,
                 r => r.number(),
             };
-            l.emit(chain::<Monitor>, |o| {
+            l.emit(chain::<Monitor>(), |o| {
                 (o.base, o.aux, o.seg) = (slot::RAX, size, seg as u8)
             });
             return End::Open;
         }
         M::Rdpid => {
             let dst = l.reg(0);
-            l.emit(chain::<Rdpid>, |o| o.dst = dst);
+            l.emit(chain::<Rdpid>(), |o| o.dst = dst);
             return End::Open;
         }
         M::Rdrand | M::Rdseed => {
             let (dst, size) = (l.reg(0), l.size(0));
-            l.emit(chain::<Random>, |o| (o.dst, o.aux) = (dst, size as u16));
+            l.emit(chain::<Random>(), |o| (o.dst, o.aux) = (dst, size as u16));
             return End::Open;
         }
         M::Rdfsbase | M::Rdgsbase | M::Wrfsbase | M::Wrgsbase => {
@@ -979,9 +979,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             };
             let write = matches!(l.i.mnemonic(), M::Wrfsbase | M::Wrgsbase);
             let f = if write {
-                chain::<WriteBase> as Handler
+                chain::<WriteBase>()
             } else {
-                chain::<ReadBase>
+                chain::<ReadBase>()
             };
             l.emit(f, |o| {
                 (o.dst, o.src, o.aux, o.imm) = (reg, reg, seg as u16, size as u64)
@@ -989,16 +989,16 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             return End::Open;
         }
         M::Swapgs if !l.is64() => return l.ud(),
-        M::Swapgs => chain::<Swapgs> as Handler,
-        M::Invd | M::Wbinvd | M::Wbnoinvd => chain::<Privileged>,
-        M::Cpuid => chain::<Cpuid>,
-        M::Rdtsc => chain::<Rdtsc>,
-        M::Rdtscp => chain::<Rdtscp>,
-        M::Rdpmc => chain::<Rdpmc>,
-        M::Rdpkru => chain::<Rdpkru>,
-        M::Wrpkru => chain::<Wrpkru>,
+        M::Swapgs => chain::<Swapgs>(),
+        M::Invd | M::Wbinvd | M::Wbnoinvd => chain::<Privileged>(),
+        M::Cpuid => chain::<Cpuid>(),
+        M::Rdtsc => chain::<Rdtsc>(),
+        M::Rdtscp => chain::<Rdtscp>(),
+        M::Rdpmc => chain::<Rdpmc>(),
+        M::Rdpkru => chain::<Rdpkru>(),
+        M::Wrpkru => chain::<Wrpkru>(),
         // PAUSE, fences, SERIALIZE, prefetches and the reserved NOPs (ENDBR among them) change nothing.
-        _ => chain::<super::mov::Nop>,
+        _ => chain::<super::mov::Nop>(),
     };
     l.emit(f, |_| ());
     End::Open

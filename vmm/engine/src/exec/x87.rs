@@ -3,9 +3,9 @@
 use iced_x86::{Code, Encoder, Instruction, Mnemonic as M, OpKind, Register};
 
 use crate::cpu::{CS, Cpu, slot};
-use crate::decode::{End, Lower, body};
 use crate::fpu::state::EnvironmentFormat;
 use crate::fpu::x87::{X87Insn, X87Memory, execute};
+use crate::lower::{End, Lower, body};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain};
 
@@ -300,13 +300,17 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     // Where an address can fault by its segment, #NM and #MF come first.
     if l.segment_checks() {
         let waits = !matches!(l.i.mnemonic(), M::Fnstcw | M::Fnstsw | M::Fnstenv | M::Fnsave);
-        let f: Handler = if waits { chain::<Ready<1>> } else { chain::<Ready<0>> };
+        let f: Handler = if waits {
+            chain::<Ready<1>>()
+        } else {
+            chain::<Ready<0>>()
+        };
         l.emit(f, |_| ());
     }
     if let Some(insn) = X87Insn::decode(l.i) {
         let fop = opcode(l);
         if insn.memory == X87Memory::None {
-            l.emit(chain::<X87>, |o| (o.imm, o.aux) = (insn.to_bits(), fop));
+            l.emit(chain::<X87>(), |o| (o.imm, o.aux) = (insn.to_bits(), fop));
         } else {
             let size = insn.memory.size() as u8;
             let (m, address) = if insn.writes_memory() {
@@ -315,7 +319,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 (l.mem(size, false), 0)
             };
             let imm = insn.to_bits() | (address as u64) << STORE_ADDRESS;
-            l.emit_mem(chain::<X87>, m, |o| (o.imm, o.aux) = (imm, fop));
+            l.emit_mem(chain::<X87>(), m, |o| (o.imm, o.aux) = (imm, fop));
         }
         return End::Open;
     }
@@ -332,18 +336,18 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     };
     let (environment, save): (u16, u16) = if wide(l.i.code()) { (28, 108) } else { (14, 94) };
     match l.i.mnemonic() {
-        M::Fninit => l.emit(chain::<Fninit>, |_| ()),
-        M::Fnclex => l.emit(chain::<Fnclex>, |_| ()),
-        M::Fnsetpm | M::Fneni | M::Fndisi => l.emit(chain::<Ignored>, |_| ()),
-        M::Wait => l.emit(chain::<Wait>, |_| ()),
-        M::Fldcw => memory(l, chain::<Fldcw>, 2, false),
-        M::Fnstcw => memory(l, chain::<Fnstcw>, 2, true),
-        M::Fnstsw if l.i.op0_kind() == OpKind::Register => l.emit(chain::<FnstswAx>, |_| ()),
-        M::Fnstsw => memory(l, chain::<Fnstsw>, 2, true),
-        M::Fnstenv => memory(l, chain::<Fnstenv>, environment, true),
-        M::Fldenv => memory(l, chain::<Fldenv>, environment, false),
-        M::Fnsave => memory(l, chain::<Fnsave>, save, true),
-        M::Frstor => memory(l, chain::<Frstor>, save, false),
+        M::Fninit => l.emit(chain::<Fninit>(), |_| ()),
+        M::Fnclex => l.emit(chain::<Fnclex>(), |_| ()),
+        M::Fnsetpm | M::Fneni | M::Fndisi => l.emit(chain::<Ignored>(), |_| ()),
+        M::Wait => l.emit(chain::<Wait>(), |_| ()),
+        M::Fldcw => memory(l, chain::<Fldcw>(), 2, false),
+        M::Fnstcw => memory(l, chain::<Fnstcw>(), 2, true),
+        M::Fnstsw if l.i.op0_kind() == OpKind::Register => l.emit(chain::<FnstswAx>(), |_| ()),
+        M::Fnstsw => memory(l, chain::<Fnstsw>(), 2, true),
+        M::Fnstenv => memory(l, chain::<Fnstenv>(), environment, true),
+        M::Fldenv => memory(l, chain::<Fldenv>(), environment, false),
+        M::Fnsave => memory(l, chain::<Fnsave>(), save, true),
+        M::Frstor => memory(l, chain::<Frstor>(), save, false),
         // With its WAIT in front the decoder sees two instructions; it makes the one-instruction forms for encoders only.
         _ => return l.ud(),
     }

@@ -19,9 +19,9 @@ use iced_x86::Mnemonic as M;
 use x86::model::CpuModel;
 
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
 use crate::fpu::state::{BadImage, fxsave_len, mxcsr, xstate};
+use crate::lower::{End, Lower};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain, chain_flow};
 
@@ -586,16 +586,16 @@ pub(crate) fn handles(m: M) -> bool {
 pub(crate) fn lower(l: &mut Lower) -> End {
     let (f, bits): (Handler, u16) = match l.i.mnemonic() {
         M::Xgetbv => {
-            l.emit(chain::<Xgetbv>, |_| ());
+            l.emit(chain::<Xgetbv>(), |_| ());
             return End::Open;
         }
-        M::Xsetbv => return l.flow(chain_flow::<Xsetbv>, |_| ()),
-        M::Xsave | M::Xsave64 => (chain::<Xsave>, 0),
-        M::Xsaveopt | M::Xsaveopt64 => (chain::<Xsave>, aux::OPTIMISE),
-        M::Xsavec | M::Xsavec64 => (chain::<Xsave>, aux::OPTIMISE | aux::COMPACT),
-        M::Xsaves | M::Xsaves64 => (chain::<Xsave>, aux::OPTIMISE | aux::COMPACT | aux::SUPERVISOR),
-        M::Xrstor | M::Xrstor64 => (chain::<Xrstor>, 0),
-        _ => (chain::<Xrstor>, aux::SUPERVISOR),
+        M::Xsetbv => return l.flow(chain_flow::<Xsetbv>(), |_| ()),
+        M::Xsave | M::Xsave64 => (chain::<Xsave>(), 0),
+        M::Xsaveopt | M::Xsaveopt64 => (chain::<Xsave>(), aux::OPTIMISE),
+        M::Xsavec | M::Xsavec64 => (chain::<Xsave>(), aux::OPTIMISE | aux::COMPACT),
+        M::Xsaves | M::Xsaves64 => (chain::<Xsave>(), aux::OPTIMISE | aux::COMPACT | aux::SUPERVISOR),
+        M::Xrstor | M::Xrstor64 => (chain::<Xrstor>(), 0),
+        _ => (chain::<Xrstor>(), aux::SUPERVISOR),
     };
     let rex_w = matches!(
         l.i.mnemonic(),
