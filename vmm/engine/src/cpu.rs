@@ -11,15 +11,15 @@ use x86::model::CpuModel;
 use x86::seam::{Abort, BranchRecord};
 
 use crate::Undefined;
-use crate::block::JumpCache;
 use crate::bus::Bus;
-use crate::core::Core;
 use crate::exec::xsave::Layout;
 use crate::flags;
 use crate::fpu::FpuState;
+use crate::jumps::JumpCache;
 use crate::op::{Link, Op, Reason, Stop, Template};
+use crate::shared::Shared;
 use crate::tlb::Tlb;
-use crate::transaction::{Room, Shared, Transaction};
+use crate::transaction::{OpenTransaction, Room, Transaction};
 use crate::watch::Watched;
 
 /// Segment register numbers as instructions encode them (SDM Vol. 2A 2.1.5 "Addressing-Mode Encoding of ModR/M and SIB Bytes").
@@ -344,9 +344,9 @@ pub struct Cpu {
     pub(crate) maxphyaddr: u32,
     /// The part's linear-address width: what registers that hold addresses take, whatever CR4.LA57 says.
     pub(crate) linear_bits: u32,
-    /// How far this processor has read [`Core::new_code`].
+    /// How far this processor has read [`crate::ram::Ram::retired_writes`].
     pub(crate) code_seen: u64,
-    /// Of [`Core::dirty_asked`] likewise.
+    /// Of [`crate::ram::Ram::dirty_asked`] likewise.
     pub(crate) dirty_asked: u64,
     /// PAUSE has retired, and `yield_on_pause` is set.
     pub(crate) paused: bool,
@@ -358,7 +358,7 @@ pub struct Cpu {
     /// Steps at which a load of SS holds debug exceptions off.
     pub(crate) stack_shadow_at: u64,
     pub(crate) watched: Watched,
-    pub(crate) transaction: Option<Shared>,
+    pub(crate) transaction: Option<OpenTransaction>,
     /// Events that were delivered between instructions: with the steps, how the run loop knows that it gets on.
     pub(crate) deliveries: u64,
     /// Why the transaction aborts, where that ended the chain.
@@ -367,7 +367,7 @@ pub struct Cpu {
     pub(crate) always_abort: bool,
     /// What a transaction may write.
     pub(crate) room: Room,
-    core: Option<NonNull<Core>>,
+    shared: Option<NonNull<Shared>>,
     bus: Option<NonNull<dyn Bus>>,
 
     /// The machine's step clock: instructions and REP iterations over all processors, in the order they ran.
@@ -455,7 +455,7 @@ impl Cpu {
             abort_cause: Abort::Event,
             always_abort: model.features().rtm_always_abort(),
             room: Room::of(model),
-            core: None,
+            shared: None,
             bus: None,
             clock: 0,
             want_window: false,
@@ -994,8 +994,8 @@ impl Cpu {
     }
 
     /// Lends the processor its surroundings for the length of a run.
-    pub(crate) fn attach(&mut self, core: NonNull<Core>, bus: &mut dyn Bus) {
-        self.core = Some(core);
+    pub(crate) fn attach(&mut self, shared: NonNull<Shared>, bus: &mut dyn Bus) {
+        self.shared = Some(shared);
         // SAFETY: Only the lifetime is dropped; `detach` ends the loan before `Engine::run` returns.
         self.bus = Some(unsafe {
             core::mem::transmute::<NonNull<dyn Bus + '_>, NonNull<dyn Bus + 'static>>(NonNull::from(bus))
@@ -1003,14 +1003,14 @@ impl Cpu {
     }
 
     pub(crate) fn detach(&mut self) {
-        self.core = None;
+        self.shared = None;
         self.bus = None;
     }
 
-    /// Memory map and code cache.
+    /// What the processors of the machine share.
     #[inline(always)]
-    pub(crate) fn core(&mut self) -> &mut Core {
-        let mut p = self.core.expect("the processor runs inside Engine::run");
+    pub(crate) fn shared(&mut self) -> &mut Shared {
+        let mut p = self.shared.expect("the processor runs inside Engine::run");
         // SAFETY: `attach` took it from the engine's own box, which `Engine::run` borrows exclusively and does not touch itself
         // while handlers run; the borrow of `self` keeps a second one from being made.
         unsafe { p.as_mut() }
@@ -1043,7 +1043,7 @@ impl Cpu {
             let size = if cs.big() { mode::SIZE32 } else { mode::SIZE16 };
             let stack = if self.seg[SS].big() { mode::STACK32 } else { 0 };
             let flat = [DS, ES, SS].iter().all(|&s| self.seg[s].flat_data());
-            let code = self.core().code_number(cs.base, cs.limit);
+            let code = self.shared().keys.code(cs.base, cs.limit);
             size | stack | if flat { mode::FLAT } else { 0 } | code << mode::CODE_SHIFT
         };
         let transaction = if self.transaction.is_some() {

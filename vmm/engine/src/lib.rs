@@ -6,18 +6,22 @@
 
 mod block;
 pub mod bus;
-mod core;
 mod cpu;
 mod event;
 mod exec;
 mod flags;
 pub mod fpu;
 mod frontend;
+mod jumps;
+mod key;
+mod lines;
 mod lower;
 mod mem;
 pub mod mmu;
 mod op;
+mod ram;
 mod segment;
+mod shared;
 mod snapshot;
 mod step;
 mod task;
@@ -27,10 +31,10 @@ pub mod undefined;
 mod virtual8086;
 mod watch;
 
-pub use crate::core::RamRegion;
 pub use crate::cpu::{
     Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, Monitor, SS, Segment, Source, Table,
 };
+pub use crate::ram::RamRegion;
 pub use crate::step::Engine;
 pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations};
 pub use crate::transaction::Transaction;

@@ -1,6 +1,6 @@
 //! Guest memory as instructions reach it: a fast path per access size through the TLB, and slow paths for everything else
 //! (misses, page crossings, devices, stores to code, faults).
-// Guest memory is one of the rooms where `unsafe` is allowed: see `core`.
+// Guest memory is one of the rooms where `unsafe` is allowed: see `ram`.
 #![allow(unsafe_code)]
 
 use x86::seam::{Abort, AccessKind};
@@ -353,8 +353,8 @@ impl Cpu {
             && std::is_x86_feature_detected!("cmpxchg16b")
         {
             self.stored(span.first.gpa, 16);
-            if self.core().is_code(span.first.gpa, 16) {
-                self.core().invalidate_page(span.first.gpa, crate::block::STALE);
+            if self.shared().blocks.covers(span.first.gpa, 16) {
+                self.shared().invalidate_page(span.first.gpa);
             }
             // SAFETY: The host has the instruction; `p` is 16 aligned bytes of guest RAM.
             return Ok(unsafe { exchange16(p, expected, new) });
@@ -466,7 +466,7 @@ impl Cpu {
         }
         for (place, len) in span.parts(len) {
             let (gpa, len) = (place.gpa, len as u64);
-            if place.host.is_none() || self.core().is_code(gpa, len) || self.core().is_line(gpa, len) {
+            if place.host.is_none() || self.shared().blocks.covers(gpa, len) || self.shared().lines.touch(gpa, len) {
                 self.need_solo()?;
             }
         }
@@ -480,8 +480,8 @@ impl Cpu {
         match place.host {
             Some(p) => {
                 self.stored(place.gpa, bytes.len() as u64);
-                if self.core().is_code(place.gpa, bytes.len() as u64) {
-                    self.core().invalidate_page(place.gpa, crate::block::STALE);
+                if self.shared().blocks.covers(place.gpa, bytes.len() as u64) {
+                    self.shared().invalidate_page(place.gpa);
                 }
                 // SAFETY: As in `get_part`.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len()) }
@@ -504,8 +504,8 @@ impl Cpu {
     /// Notes a store of the slow path. One to a monitored line ends the run, so that whoever waits for it goes on from this step,
     /// wherever the run would have ended otherwise.
     fn stored(&mut self, gpa: u64, len: u64) {
-        self.bus_used |= self.core().is_line(gpa, len);
-        self.core().stored(gpa, len);
+        self.bus_used |= self.shared().lines.touch(gpa, len);
+        self.shared().stored(gpa, len);
     }
 
     /// The instruction must be the only one of its block from here on.
@@ -619,12 +619,12 @@ impl Cpu {
             return Ok(place);
         }
         let paging = self.paging(self.cpl == 3);
-        match mmu::walk(self.core(), &paging, linear, access) {
+        match mmu::walk(&mut self.shared().ram, &paging, linear, access) {
             Ok(page) => {
-                let host = self.core().host(page.gpa);
+                let host = self.shared().ram.host(page.gpa);
                 if let Some(host) = host {
                     let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
-                    let write = self.core().stores(page.gpa, write);
+                    let write = self.shared().ram.stores(page.gpa, write);
                     let exec = self.silent_fetches(*self.tlb.entry(linear), linear, host as u64, page.exec);
                     self.tlb.fill(linear, host as u64, read, write, exec);
                     self.tlb.note(linear, &page);
@@ -648,8 +648,8 @@ impl Cpu {
         if !e.stores_to(linear) {
             return None;
         }
-        let page = self.core().gpa(e.host)?;
-        if self.core().claim_write(page) {
+        let page = self.shared().ram.gpa(e.host)?;
+        if self.shared().ram.claim_write(page) {
             self.tlb.let_stores(set, linear);
         }
         let offset = linear & 0xfff;
@@ -677,7 +677,7 @@ impl Cpu {
     /// Disarms the monitored line if somebody has stored to it.
     pub(crate) fn look_at_line(&mut self) {
         let Some(line) = self.monitor.line else { return };
-        let now = self.core().watch_line(line);
+        let now = self.shared().watch_line(line);
         self.hold_stores_back();
         match self.monitor_seen {
             Some(seen) if seen != now => self.monitor.line = None,
@@ -733,8 +733,8 @@ impl Cpu {
                 && !part.is_empty()
             {
                 self.stored(place.gpa, part.len() as u64);
-                if self.core().is_code(place.gpa, part.len() as u64) {
-                    self.core().invalidate_page(place.gpa, crate::block::STALE);
+                if self.shared().blocks.covers(place.gpa, part.len() as u64) {
+                    self.shared().invalidate_page(place.gpa);
                 }
                 // SAFETY: As in `read_system`.
                 unsafe { core::ptr::copy_nonoverlapping(part.as_ptr(), p, part.len()) }
@@ -803,12 +803,12 @@ impl Cpu {
                 });
             }
         }
-        match mmu::walk(self.core(), &paging, linear, access) {
+        match mmu::walk(&mut self.shared().ram, &paging, linear, access) {
             Ok(page) => {
-                let host = self.core().host(page.gpa);
+                let host = self.shared().ram.host(page.gpa);
                 if let (Some(set), Some(host)) = (set, host) {
                     let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
-                    let write = self.core().stores(page.gpa, write);
+                    let write = self.shared().ram.stores(page.gpa, write);
                     let known = self.tlb.entry_of(set, linear);
                     let exec = self.silent_fetches(known, linear, host as u64, page.exec);
                     self.tlb.fill_in(set, linear, host as u64, read, write, exec);
@@ -865,12 +865,17 @@ impl Cpu {
     /// have been asked for.
     pub(crate) fn hold_stores_back(&mut self) {
         let mut seen = self.code_seen;
-        match self.core().new_code(&mut seen).map(|new| new.collect::<Vec<u64>>()) {
+        match self
+            .shared()
+            .ram
+            .retired_writes(&mut seen)
+            .map(|new| new.collect::<Vec<u64>>())
+        {
             Some(new) => new.into_iter().for_each(|host| self.tlb.hold_back(host)),
             None => self.tlb.hold_all_back(),
         }
         self.code_seen = seen;
-        let asked = self.core().dirty_asked;
+        let asked = self.shared().ram.dirty_asked;
         if self.dirty_asked != asked {
             self.dirty_asked = asked;
             self.tlb.hold_all_back();

@@ -1,6 +1,6 @@
 //! The guest's page walk (SDM Vol. 3A chapter 5 "Paging").
 
-use crate::core::Core;
+use crate::ram::Ram;
 
 /// What is being done to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,17 +93,17 @@ const EFER_LMA: u64 = 1 << 10;
 const EFER_NXE: u64 = 1 << 11;
 
 /// Walks the paging structures for one access, setting accessed and dirty bits. Errors: the #PF error code.
-pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+pub(crate) fn walk(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
     walk_structures(core, p, linear, access, true)
 }
 
 /// Finds out what `walk` would answer, and changes nothing.
-pub(crate) fn probe(core: &mut Core, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+pub(crate) fn probe(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
     walk_structures(core, p, linear, access, false)
 }
 
 #[inline(always)]
-fn walk_structures(core: &mut Core, p: &Paging, linear: u64, access: Access, commit: bool) -> Result<Page, u32> {
+fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, commit: bool) -> Result<Page, u32> {
     if p.cr0 & CR0_PG == 0 {
         let gpa = linear & 0xffff_f000;
         return Ok(Page {

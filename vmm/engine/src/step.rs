@@ -7,20 +7,21 @@ use core::ptr::NonNull;
 use x86::model::CpuModel;
 use x86::seam::{Abort, Change, Effects};
 
-use crate::block::STALE;
 use crate::bus::{Bus, Processor};
-use crate::core::{Core, RamRegion};
 use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
 use crate::frontend::{self, MAX, Shown, Source, Trouble};
-use crate::lower::Lowered;
+use crate::key::Key;
+use crate::lower::{Lowered, control::Stale};
 use crate::mmu::{self, Access};
-use crate::op::{Done, Op, Reason, Stop, enter_chain};
+use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
+use crate::ram::RamRegion;
+use crate::shared::Shared;
 use crate::watch::{EventOrigin, View};
 use crate::{Exit, HostLacks, Options};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
 pub struct Engine {
-    pub(crate) core: Box<Core>,
+    pub(crate) shared: Box<Shared>,
     shown: Shown,
     options: Options,
     /// Ops of the block being decoded, and of blocks that are run once.
@@ -114,7 +115,7 @@ impl Engine {
     pub unsafe fn new(ram: Vec<RamRegion>, model: &'static CpuModel, options: Options) -> Result<Engine, HostLacks> {
         crate::host_can(model, options)?;
         Ok(Engine {
-            core: Box::new(Core::new(&ram)),
+            shared: Box::new(Shared::new(&ram, chain_flow::<Stale>().run)),
             shown: Shown::new(model, options.undefined),
             options,
             scratch: Lowered::default(),
@@ -125,13 +126,13 @@ impl Engine {
     ///
     /// An open transaction is aborted: what it reads is not followed, so that any write may be one that it must not miss.
     pub fn written(&mut self, gpa: u64, len: u64) {
-        self.core.undo(Abort::Conflict, Some((gpa, len)));
-        self.core.written(gpa, len, STALE);
+        self.shared.undo(Abort::Conflict, Some((gpa, len)));
+        self.shared.written(gpa, len);
     }
 
     /// Has the units look at a processor between two runs: they are asked what they want to hear.
     pub fn ask(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         self.question(cpu);
         cpu.detach();
     }
@@ -143,7 +144,7 @@ impl Engine {
         bus: &mut B,
         f: impl FnOnce(&mut B, &mut dyn Processor) -> T,
     ) -> T {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         let tsc = bus.tsc(cpu.clock);
         let seen = f(bus, &mut View::between(cpu, tsc));
         cpu.detach();
@@ -186,8 +187,8 @@ impl Engine {
     /// Somebody else has run the guest for a while, and may have written any of its memory: drops all decoded code, and counts
     /// every page as written.
     pub fn forget_code(&mut self) {
-        self.core.flush();
-        self.core.all_dirty = true;
+        self.shared.flush();
+        self.shared.ram.all_dirty = true;
     }
 
     /// Delivers an event that another processor had begun to deliver in this one's place: `cpu` is at the instruction that it
@@ -225,21 +226,21 @@ impl Engine {
 
     /// Lends a processor its surroundings. The transaction of another one that is open ends: there is somebody to see it.
     fn attach(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
-        self.core.part(cpu.transaction.as_ref());
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.shared.part(cpu.transaction.as_ref());
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
     }
 
     /// A processor's turn is over: its transaction, if one is open, is undone, and aborts when the processor runs next. To be
     /// called before memory is looked at on behalf of anybody else.
     pub fn end_turn(&mut self, cpu: &Cpu) {
-        self.core.part(cpu.transaction.as_ref());
-        self.core.part(None);
+        self.shared.part(cpu.transaction.as_ref());
+        self.shared.part(None);
     }
 
     /// Forgets what the processor knows of blocks that are gone, and recomputes its mode if that is out of date.
     pub(crate) fn catch_up(&mut self, cpu: &mut Cpu) {
-        if cpu.generation != self.core.generation {
-            cpu.generation = self.core.generation;
+        if cpu.generation != self.shared.blocks.generation {
+            cpu.generation = self.shared.blocks.generation;
             cpu.jumps.clear();
             cpu.bind_boundaries();
         }
@@ -254,7 +255,7 @@ impl Engine {
         if cpu.activity != Activity::Waiting {
             return cpu.activity == Activity::Running;
         }
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         self.catch_up(cpu);
         self.end_wait(cpu);
         cpu.detach();
@@ -642,13 +643,13 @@ impl Engine {
     /// Runs the chain that begins at RIP, and says what ended it.
     fn chain(&mut self, cpu: &mut Cpu, length: Length) -> Reason {
         let link = core::mem::replace(&mut cpu.link, core::ptr::null_mut());
-        let generation = self.core.generation;
+        let generation = self.shared.blocks.generation;
         let (first, host) = match self.find(cpu, length) {
             Ok(found) => found,
             Err(Stop) => return cpu.stop,
         };
-        if !link.is_null() && length == Length::Whole && generation == self.core.generation {
-            self.core.set_link(link, first, host);
+        if !link.is_null() && length == Length::Whole && generation == self.shared.blocks.generation {
+            self.shared.blocks.link(link, first, host);
         }
         // SAFETY: `find` returns the first op of a live block.
         let n = unsafe { (*first).rem } as i64;
@@ -681,7 +682,8 @@ impl Engine {
             // SAFETY: As above; a straddling block begins with the check that failed, and the check names the page.
             let moved = unsafe { (*first).imm } != now as u64;
             if moved && let Ok((gpa, _)) = self.fetch(cpu, linear) {
-                self.core.forget(gpa | linear & 0xfff, cpu.mode);
+                let gpa = gpa | linear & 0xfff;
+                self.shared.blocks.forget(Key { gpa, mode: cpu.mode });
             }
         }
         cpu.stop
@@ -707,14 +709,18 @@ impl Engine {
         let (gpa, host) = self.fetch(cpu, linear)?;
         cpu.set_page(cpu.rip.wrapping_sub(linear & 0xfff));
         let at = gpa | linear & 0xfff;
+        let key = Key {
+            gpa: at,
+            mode: cpu.mode,
+        };
         if length == Length::Whole
-            && let Some(first) = self.core.block(at, cpu.mode)
+            && let Some(first) = self.shared.blocks.find(key)
         {
             cpu.jumps.set(linear, host as u64, first, cpu.mode);
             return Ok((first, host as u64));
         }
-        if self.core.full() {
-            self.core.flush();
+        if self.shared.full() {
+            self.shared.flush();
             self.catch_up(cpu);
         }
         // SAFETY: `fetch` gave a page of guest RAM. Nothing writes it while this borrow lives: the processor is not running.
@@ -758,18 +764,12 @@ impl Engine {
         }
         if length != Length::Whole {
             if length != Length::Cut(1) {
-                self.core.mark_bytes(at, decoded.bytes);
+                self.shared.mark_bytes(at, decoded.bytes);
                 cpu.hold_stores_back();
             }
             return Ok((self.scratch.ops.as_ptr(), host as u64));
         }
-        let first = self.core.insert(
-            at,
-            cpu.mode,
-            &self.scratch.ops,
-            decoded.bytes,
-            second.map(|gpa| (gpa, decoded.second)),
-        );
+        let first = self.shared.insert(key, &self.scratch, &decoded, second);
         cpu.hold_stores_back();
         cpu.jumps.set(linear, host as u64, first, cpu.mode);
         Ok((first, host as u64))
@@ -782,20 +782,20 @@ impl Engine {
         }
         let e = cpu.tlb.entry(linear);
         if e.exec == linear & !0xfff
-            && let Some(gpa) = self.core.gpa(e.host)
+            && let Some(gpa) = self.shared.ram.gpa(e.host)
         {
             return Ok((gpa, e.host as *mut u8));
         }
         let paging = cpu.paging(cpu.cpl == 3);
-        match mmu::walk(&mut self.core, &paging, linear, Access::Fetch) {
+        match mmu::walk(&mut self.shared.ram, &paging, linear, Access::Fetch) {
             Ok(page) => {
                 // Code outside RAM: what is not there reads all ones, which is no instruction.
-                let Some(host) = self.core.host(page.gpa) else {
+                let Some(host) = self.shared.ram.host(page.gpa) else {
                     return Err(cpu.ud());
                 };
                 cpu.announce(linear & !0xfff, page.gpa & !0xfff, 0)?;
                 let (read, write) = cpu.unwatched_rights(linear, page.read, page.write && page.dirty);
-                let write = self.core.stores(page.gpa, write);
+                let write = self.shared.ram.stores(page.gpa, write);
                 cpu.tlb.fill(linear, host as u64, read, write, page.exec);
                 cpu.tlb.note(linear, &page);
                 Ok((page.gpa, host))

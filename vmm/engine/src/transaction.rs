@@ -30,11 +30,11 @@ use x86::model::CpuModel;
 use x86::msr::IA32_DEBUGCTL;
 use x86::seam::{Abort, Change};
 
-use crate::core::Core;
 use crate::cpu::{Cpu, slot};
 use crate::fpu::FpuState;
 use crate::mem::Bounce;
 use crate::op::{Done, Reason, Stop};
+use crate::shared::Shared;
 use crate::step::{DEBUG, Engine};
 
 /// EAX bit 5 after an abort: transactions were nested (SDM Vol. 1 Table 16-1 "RTM Abort Status Definition").
@@ -71,7 +71,7 @@ pub struct Transaction {
 }
 
 /// A transaction that the processor and the keeper of memory both hold.
-pub(crate) type Shared = Rc<RefCell<Transaction>>;
+pub(crate) type OpenTransaction = Rc<RefCell<Transaction>>;
 
 /// What a transaction may write: lines in each set, and sets.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +123,7 @@ impl Cpu {
             lines: BTreeMap::new(),
             doomed: self.always_abort.then_some(Abort::Event),
         }));
-        self.core().transaction = Some(transaction.clone());
+        self.shared().transaction = Some(transaction.clone());
         self.transaction = Some(transaction);
         self.refresh_mode();
     }
@@ -131,7 +131,7 @@ impl Cpu {
     /// What was written stays. When the transaction began.
     pub(crate) fn commit_transaction(&mut self) -> u64 {
         let begun = self.transaction.take().map_or(0, |open| open.borrow().begun);
-        self.core().transaction = None;
+        self.shared().transaction = None;
         self.refresh_mode();
         begun
     }
@@ -161,7 +161,7 @@ impl Cpu {
             };
             // What the TLB led to at once has no physical address yet.
             let offset = place.gpa & 0xfff;
-            let Some(page) = self.core().gpa(host as u64 - offset) else {
+            let Some(page) = self.shared().ram.gpa(host as u64 - offset) else {
                 return Err(self.abort(Abort::MemoryType));
             };
             let (first, last) = ((page + offset) & !63, (page + offset + len as u64 - 1) & !63);
@@ -175,7 +175,7 @@ impl Cpu {
                     return Err(self.abort(Abort::Capacity));
                 }
                 let mut bytes = [0; 64];
-                if self.core().read_ram(line, &mut bytes).is_err() {
+                if self.shared().ram.read(line, &mut bytes).is_err() {
                     return Err(self.abort(Abort::MemoryType));
                 }
                 t.lines.insert(line, bytes);
@@ -185,9 +185,9 @@ impl Cpu {
     }
 }
 
-impl Core {
+impl Shared {
     /// Somebody without a part in the open transaction is about to run: it is undone, and its processor will hear of it.
-    pub fn part(&mut self, own: Option<&Shared>) {
+    pub fn part(&mut self, own: Option<&OpenTransaction>) {
         match (&self.transaction, own) {
             (Some(open), own) if own.is_none_or(|own| !Rc::ptr_eq(open, own)) => {
                 self.undo(Abort::Conflict, None);
@@ -214,14 +214,14 @@ impl Core {
             if let Some((gpa, len)) = except {
                 let mut now = [0; 64];
                 // The line was read when it was kept.
-                let _ = self.read_ram(line, &mut now);
+                let _ = self.ram.read(line, &mut now);
                 for (old, (now, at)) in old.iter_mut().zip(now.into_iter().zip(line..)) {
                     if at.wrapping_sub(gpa) < len {
                         *old = now;
                     }
                 }
             }
-            let _ = self.write_ram(line, &old, crate::block::STALE);
+            let _ = self.write_ram(line, &old);
         }
     }
 
@@ -249,12 +249,12 @@ impl Engine {
             return;
         };
         if self
-            .core
+            .shared
             .transaction
             .as_ref()
             .is_some_and(|open| Rc::ptr_eq(open, &transaction))
         {
-            self.core.undo(cause, None);
+            self.shared.undo(cause, None);
         }
         let transaction = transaction.borrow();
         let from = cpu.linear(cpu.rip);
@@ -310,7 +310,7 @@ impl Engine {
     /// Undoes the open transaction of a processor that has nothing to say any more: it is reset.
     pub(crate) fn drop_transaction(&mut self, cpu: &mut Cpu) {
         if cpu.transaction.take().is_some() {
-            self.core.undo(Abort::Event, None);
+            self.shared.undo(Abort::Event, None);
         }
     }
 }

@@ -21,7 +21,6 @@ use x86::seam::{
     Flow, PageFault, Processor, Range, TraceMem, Watch,
 };
 
-use crate::block::STALE;
 use crate::bus::{Bus, MsrFault};
 use crate::cpu::{CS, Cpu, Event, Source, mode};
 use crate::mmu;
@@ -480,7 +479,7 @@ impl Cpu {
         let number = if set.is_empty() {
             0
         } else {
-            self.core().boundary_number(&set)
+            self.shared().boundary_number(&set)
         };
         let w = &mut self.watched;
         w.mode = w.mode & mode::RECORD | number << mode::BOUNDARY_SHIFT;
@@ -639,7 +638,7 @@ impl View<'_> {
         let mut paging = cpu.paging(false);
         paging.smap = smap;
         let walk = if commit { mmu::walk } else { mmu::probe };
-        match walk(cpu.core(), &paging, la, access) {
+        match walk(&mut cpu.shared().ram, &paging, la, access) {
             Ok(page) => Ok(page.gpa | la & 0xfff),
             Err(code) => Err(fault(code)),
         }
@@ -668,7 +667,7 @@ impl TraceMem for View<'_> {
         self.pages(la, bytes.len() as u64, |view, here, span| {
             let gpa = view.page(here, mmu::Access::Read, true)?;
             let part = &mut bytes[span];
-            if view.cpu.core().read_ram(gpa, part).is_err() {
+            if view.cpu.shared().ram.read(gpa, part).is_err() {
                 part.fill(0xff);
             }
             Ok(())
@@ -686,22 +685,23 @@ impl TraceMem for View<'_> {
         self.pages(la, bytes.len() as u64, |view, here, span| {
             let gpa = view.page(here, mmu::Access::Write, true)?;
             // Where there is no RAM the bytes are lost.
-            let _ = view.cpu.core().write_ram(gpa, &bytes[span], STALE);
+            let _ = view.cpu.shared().write_ram(gpa, &bytes[span]);
             Ok(())
         })
     }
 
     fn read_phys(&mut self, pa: u64, bytes: &mut [u8]) -> Result<(), BadPhys> {
         self.cpu
-            .core()
-            .read_ram(pa, bytes)
+            .shared()
+            .ram
+            .read(pa, bytes)
             .map_err(|address| BadPhys { address })
     }
 
     fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys> {
         self.cpu
-            .core()
-            .write_ram(pa, bytes, STALE)
+            .shared()
+            .write_ram(pa, bytes)
             .map_err(|address| BadPhys { address })
     }
 }

@@ -156,7 +156,7 @@ impl Engine {
             cpu.mode = u32::MAX;
             return written;
         }
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         let tsc = bus.tsc(cpu.clock);
         let written = bus.write_msr(msr, value, &mut View::between(cpu, tsc));
         cpu.watched.ask = true;

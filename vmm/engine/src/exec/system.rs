@@ -340,7 +340,7 @@ impl Cpu {
     pub(crate) fn check_pdptes(&mut self, cr3: u64) -> Done {
         let reserved = !0u64 << self.maxphyaddr | 0x1e6;
         for i in 0..4 {
-            let entry = self.core().read_phys((cr3 & 0xffff_ffe0) + i * 8, 8);
+            let entry = self.shared().ram.read_phys((cr3 & 0xffff_ffe0) + i * 8, 8);
             if entry & 1 != 0 && entry & reserved != 0 {
                 return Err(self.gp(0));
             }

@@ -4,6 +4,11 @@ use super::{body, flow};
 use crate::op::{Reason, Stop};
 
 flow! {
+    /// In the place of the first op of a block whose bytes have changed: leaves for the run loop, which decodes them anew.
+    Stale(c, o) {
+        c.stop = Reason::Resolve;
+        c.abandon(o)
+    }
     /// #UD.
     Undefined(c, o) {
         let Stop = c.ud();
