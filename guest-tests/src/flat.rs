@@ -281,9 +281,9 @@ impl Flat {
             .expect("the host can run it");
         let mut vectors = vectors.iter();
         for _ in 0..1000 {
-            match engine.get().run(&mut self.cpu, &mut self.machine, 10_000) {
+            match engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), 10_000) {
                 Exit::Halt => match vectors.next() {
-                    Some(&vector) => engine.get().interrupt(&mut self.cpu, &mut self.machine, vector),
+                    Some(&vector) => engine.get().interrupt(&mut self.cpu, &mut self.machine.cpu(0), vector),
                     None => return self.arrived(),
                 },
                 Exit::Bus | Exit::Budget | Exit::Pause => {}
@@ -306,7 +306,7 @@ impl Flat {
         // A guest whose exceptions never end makes no steps.
         for _ in 0..steps {
             let left = end.saturating_sub(self.cpu.steps());
-            match engine.get().run(&mut self.cpu, &mut self.machine, left) {
+            match engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), left) {
                 Exit::Bus | Exit::Budget | Exit::Pause if left > 0 => {}
                 exit => return exit,
             }

@@ -18,12 +18,12 @@ use engine::bus::Bus;
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment};
 pub use gdb::gdb;
 use minivmm::cli::{self, Job};
-use minivmm::collect::{Collector, Limits};
-use minivmm::loader::{self, Boot, Entry, Input, LoadError};
 use minivmm::machine::Machine;
+use minivmm::machine::collect::{Collector, Limits};
+use minivmm::machine::loader::{self, Boot, Entry, Input, LoadError};
 use minivmm::machine::memory::Memory;
+use minivmm::machine::newc::Archive;
 use minivmm::machine::virtio;
-use minivmm::newc::Archive;
 pub use registers::registers;
 use registers::writers;
 use std::io::{self, Write};
@@ -275,7 +275,7 @@ pub fn instructions(bytes: &[u8]) {
     let end = 4000;
     while cpu.steps() < end {
         let left = end - cpu.steps();
-        match soft.get().run(&mut cpu, &mut machine, left) {
+        match soft.get().run(&mut cpu, &mut machine.cpu(0), left) {
             Exit::Bus | Exit::Window | Exit::Pause => {}
             Exit::Budget | Exit::Halt | Exit::Shutdown => break,
             Exit::Stop { .. } => panic!("nobody asked: {bytes:02x?}"),
@@ -353,8 +353,8 @@ pub fn virtqueue(bytes: &[u8]) {
     for write in writes.chunks_exact(WRITE).take(100) {
         let offset = u64::from(u16::from_le_bytes([write[0], write[1]])) % virtio::SLOT;
         let value = u32::from_le_bytes([write[2], write[3], write[4], write[5]]);
-        machine.write(registers + offset, 4, value.into(), 0);
-        machine.read(registers + offset, 4, 0);
+        machine.cpu(0).write(registers + offset, 4, value.into(), 0);
+        machine.cpu(0).read(registers + offset, 4, 0);
     }
     for (gpa, len) in machine.take_written() {
         let end = gpa.checked_add(len);
@@ -367,8 +367,8 @@ pub fn virtqueue(bytes: &[u8]) {
     let state = machine.state();
     machine.set_state(&state).expect("its own state");
     assert_eq!(machine.state(), state);
-    machine.write(registers + 0x070, 4, 0, 0);
-    assert_eq!(machine.read(registers + 0x070, 4, 0), 0);
+    machine.cpu(0).write(registers + 0x070, 4, 0, 0);
+    assert_eq!(machine.cpu(0).read(registers + 0x070, 4, 0), 0);
 }
 
 /// Drivers that read, write, zero and flush the disk and ask for entropy, with a chain and with an indirect table.

@@ -1,8 +1,8 @@
 //! Going back in runs of several CPUs and of Linux, with disks and with units on.
 
 use guest_tests::{SMP, linux};
-use minivmm::config::{DiskConfig, DiskMode};
 use minivmm::{Console, End, MachineConfig, Snapshot, Vm, history};
+use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use x86::model::SKYLAKE_SERVER;
 
 fn open(config: &MachineConfig) -> (Vm, Console) {

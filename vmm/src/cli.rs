@@ -15,7 +15,7 @@ use clap::{
 use x86::model::MODELS;
 
 use crate::{
-    config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
+    config::{ClockMode, DiskConfig, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
     control,
     error::Error,
     gdb,
@@ -25,6 +25,7 @@ use crate::{
     resolve::{Wish, Wishes},
     trace::command::TraceCommand,
 };
+use machine::disk::DiskMode;
 
 /// The command line as clap sees it.
 #[derive(Debug, Parser)]

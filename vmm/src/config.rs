@@ -2,15 +2,13 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use machine::disk::DiskMode;
 use x86::model::CpuModel;
 
 use crate::vcpu::kvm::tracer::Traces;
 
 /// The real-time clock's date in a run on the virtual clock, unless `--rtc-base` says otherwise: 2024-01-01T00:00:00Z.
 pub const VIRTUAL_RTC_BASE: i64 = 1_704_067_200;
-
-/// What `--cmdline` is when it is not given and the kernel is a Linux one: the only console this machine has.
-pub const DEFAULT_LINUX_CMDLINE: &str = "console=ttyS0";
 
 /// Which CPU runs the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -56,17 +54,6 @@ pub enum ClockMode {
     Virtual,
 }
 
-/// What a guest's writes do to a disk's file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiskMode {
-    /// They go to the file, and a flush by the guest is an fsync.
-    ReadWrite,
-    /// The guest cannot write.
-    ReadOnly,
-    /// They are kept for as long as the machine runs, and the file stays as it is.
-    Overlay,
-}
-
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
@@ -89,7 +76,7 @@ pub struct MachineConfig {
     pub collect: Option<PathBuf>,
     /// The disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
-    /// The guest's command line; `None`: [`DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
+    /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
     pub memory: u64,

@@ -42,23 +42,14 @@ pub use self::{
 };
 use self::{hosted::Hosted, named::Named, pace::Pace, report::report};
 use crate::{
-    collect::{self, Collector},
-    config::{ClockMode, DiskMode, EngineChoice, MachineConfig},
+    config::{ClockMode, EngineChoice, MachineConfig},
     console::{Console, Line, Stop},
     control::{self, Command, Control, CpuStatus, Reply, Request},
     debug::{self, Debugger, Why},
-    disk::{Disk, Overlay},
     error::Error,
     gdb,
     history::{self, History, session::Session, valve::Valve},
     irqchip::{self, Irqchip},
-    loader,
-    machine::{
-        Machine, acpi, boot,
-        memory::{Digest, Memory, NotRam},
-        walk,
-        watchers::Seat,
-    },
     monitor::{self, Names},
     place,
     trace::{self, Recorder},
@@ -66,6 +57,15 @@ use crate::{
         Exit, Soft,
         kvm::{self, HostClock},
     },
+};
+use machine::{
+    Machine, acpi, boot,
+    collect::{self, Collector},
+    disk::{Disk, DiskMode, Overlay},
+    loader,
+    memory::{Digest, Memory, NotRam},
+    walk,
+    watchers::Seat,
 };
 
 /// Steps between two looks outside, on the virtual clock: a millisecond or two.
@@ -255,7 +255,11 @@ impl Vm {
             let out: Box<dyn Write + Send> = match config.replay {
                 // It has all been unpacked.
                 Some(_) => Box::new(io::sink()),
-                None => Box::new(Collector::open(folder, collect::LIMITS)?),
+                None => Box::new(Collector::open(folder, collect::LIMITS).map_err(|source| Error::File {
+                    option: "--collect",
+                    path: folder.clone(),
+                    source,
+                })?),
             };
             machine.add_second_serial(once(out));
         }

@@ -202,9 +202,9 @@ impl Guest {
             cpu.want_window = pending && !cpu.interruptible();
             if pending && cpu.interruptible() {
                 let vector = self.machine.platform().acknowledge(0);
-                self.engine.get().interrupt(cpu, &mut self.machine, vector);
+                self.engine.get().interrupt(cpu, &mut self.machine.cpu(0), vector);
             }
-            match self.engine.get().run(cpu, &mut self.machine, 10_000) {
+            match self.engine.get().run(cpu, &mut self.machine.cpu(0), 10_000) {
                 Exit::Halt => return self,
                 Exit::Budget | Exit::Bus | Exit::Window | Exit::Pause => {}
                 other => panic!("{other:?} at {:#x}", cpu.rip()),
@@ -593,7 +593,8 @@ fn counters_equal_the_stream_of_instructions() {
                 random_program(a, seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
             })
         };
-        let counters = |guest: &mut Guest| guest.machine.units().pmu.as_ref().unwrap().state().values[..4].to_vec();
+        let counters =
+            |guest: &mut Guest| guest.machine.cpu(0).units().pmu.as_ref().unwrap().state().values[..4].to_vec();
         let mut alone = Guest::new(&WESTMERE, nothing, program()).run();
 
         let log = Arc::new(Mutex::new(Vec::new()));

@@ -67,7 +67,7 @@ impl Guest {
         (state.gpr[0], state.gpr[1], state.gpr[2]) = (value & 0xFFFF_FFFF, ecx.into(), value >> 32);
         self.cpu.set_state(&state);
         for _ in 0..100 {
-            match self.engine.get().run(&mut self.cpu, &mut self.machine, 1000) {
+            match self.engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), 1000) {
                 Exit::Halt => break,
                 Exit::Bus | Exit::Budget => {}
                 exit => panic!("{exit:?}"),
@@ -322,7 +322,10 @@ fn init_leaves_the_registers_as_they_were() {
         let Value(time) = guest.read(IA32_TIME_STAMP_COUNTER) else {
             panic!("no TSC")
         };
-        guest.engine.get().init(&mut guest.cpu, &mut guest.machine, false);
+        guest
+            .engine
+            .get()
+            .init(&mut guest.cpu, &mut guest.machine.cpu(0), false);
         let s = guest.cpu.state();
         assert_eq!(
             (s.dr[6], s.dr[7], s.cr0),
@@ -330,7 +333,7 @@ fn init_leaves_the_registers_as_they_were() {
             "{}",
             model.name
         );
-        guest.engine.get().start(&mut guest.cpu, &mut guest.machine, 1);
+        guest.engine.get().start(&mut guest.cpu, &mut guest.machine.cpu(0), 1);
         for ((msr, before), (_, after)) in before.into_iter().zip(all(&mut guest)) {
             let expected = match (msr, before) {
                 (IA32_LBR_CTL, Value(value)) => Value(value & !1),

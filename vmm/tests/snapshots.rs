@@ -5,8 +5,8 @@ mod common;
 use std::fs;
 
 use common::*;
-use minivmm::config::{DiskConfig, DiskMode};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm, history, monitor};
+use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 
 fn open(kernel: &std::path::Path, more: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
     let mut config = MachineConfig {

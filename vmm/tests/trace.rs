@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use iced_x86::code_asm::*;
-use minivmm::config::{DiskConfig, DiskMode};
 use minivmm::trace::{self, Decode, Filter, Options, Start, State, Summary, Trace, When};
 use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use x86::seam::HYPERCALL;
 

@@ -63,7 +63,7 @@ impl Guest {
     fn run(mut self) -> Result<Arrived, u64> {
         let mut engine = self.memory.engine(self.model, Options::default()).unwrap();
         for _ in 0..1000 {
-            match engine.get().run(&mut self.cpu, &mut self.machine, 10_000) {
+            match engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), 10_000) {
                 Exit::Halt => break,
                 Exit::Bus | Exit::Budget => {}
                 exit => panic!("{exit:?}: {:x?}", self.cpu.state()),
@@ -336,7 +336,7 @@ fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
     for (control, enable) in [(0, RTM_ENABLE), (RTM_CONTROL, 0)] {
         let mut guest = debugged_transaction(control, enable);
         let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
-        while engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000) != Exit::Halt {}
+        while engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000) != Exit::Halt {}
         let mut status = [0; 4];
         guest.memory.read(DATA + 8, &mut status).unwrap();
         let s = guest.cpu.state();
@@ -381,8 +381,9 @@ fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
             a.hlt()
         });
         let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
-        while engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000) != Exit::Halt {}
-        let units = guest.machine.units();
+        while engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000) != Exit::Halt {}
+        let mut bus = guest.machine.cpu(0);
+        let units = bus.units();
         let entries: Vec<_> = match (&units.lbr, &units.arch_lbr) {
             (Some(lbr), _) => lbr.newest().take(2).collect(),
             (_, Some(lbr)) => lbr.newest().take(2).collect(),
@@ -439,7 +440,10 @@ fn an_observer_hears_what_the_units_hear_and_changes_nothing() {
             assert!(!guest.machine.observe(1, None), "there is one CPU");
         }
         let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
-        assert_eq!(engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000), Exit::Halt);
+        assert_eq!(
+            engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000),
+            Exit::Halt
+        );
         states.push(guest.cpu.state());
     }
     assert_eq!(states[0], states[1]);

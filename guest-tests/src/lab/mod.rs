@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use minivmm::newc::Archive;
+use minivmm::machine::newc::Archive;
 
 use crate::{Folder, minivmm, start, target};
 

@@ -183,7 +183,7 @@ fn programs_of_32_bit_code_as_the_units_tell_them_are_what_ran() {
                 let (judge, verdict) = Judge::new(model, &on, End::Halt, 0..0);
                 assert!(machine.observe(0, Some(Box::new(judge))));
                 loop {
-                    match soft.get().run(&mut cpu, &mut machine, 1 + seed * 1009) {
+                    match soft.get().run(&mut cpu, &mut machine.cpu(0), 1 + seed * 1009) {
                         Exit::Halt => break,
                         Exit::Budget | Exit::Bus | Exit::Pause | Exit::Window => {}
                         other => panic!("{}: {other:?}", model.name),

@@ -80,7 +80,7 @@ impl Engine {
     }
 
     /// Looks at a processor between two runs, as its units see it.
-    pub fn look<B: Bus + 'static, T>(
+    pub fn look<B: Bus, T>(
         &mut self,
         cpu: &mut Cpu,
         bus: &mut B,

@@ -32,8 +32,8 @@ use self::{
     observer::{History, Listener, Trace},
     packets::Packets,
 };
-use crate::machine::watchers::Seat;
 use crate::run::Vm;
+use machine::watchers::Seat;
 
 /// Bytes of a record of the branch trace store in gdb's sizes.
 const RECORD: u64 = 24;

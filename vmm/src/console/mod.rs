@@ -30,10 +30,8 @@ use self::{
     output::{Fault, Output},
     terminal::RawMode,
 };
-use crate::{
-    config::SerialTarget,
-    error::{Error, plain},
-};
+use crate::{config::SerialTarget, error::Error};
+use machine::plain;
 
 /// So many bytes of input wait here at most; the rest waits where it comes from.
 const QUEUE: usize = 4096;

@@ -41,7 +41,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::error::{Error, plain};
+use crate::error::Error;
+use machine::plain;
 
 /// The longest line in bytes, without its end.
 pub const LONGEST: usize = 4096;

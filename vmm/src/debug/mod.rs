@@ -190,7 +190,7 @@ impl Debugger {
         Debugger::default()
     }
 
-    /// What is to watch a CPU, for [`Seat::Debugger`](crate::machine::watchers::Seat::Debugger).
+    /// What is to watch a CPU, for [`Seat::Debugger`](machine::watchers::Seat::Debugger).
     pub fn watcher(&self, cpu: usize) -> Box<dyn Watch + Send> {
         Box::new(Watcher {
             cpu,

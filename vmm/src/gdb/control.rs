@@ -10,7 +10,7 @@ use x86::debug::{Dr6, Dr7};
 use x86::model::CpuModel;
 
 use super::registers::Refused;
-use crate::machine::{descriptor, memory::Memory};
+use machine::{descriptor, memory::Memory};
 
 /// Bits of a descriptor. SDM Vol. 3A 3.4.5 "Segment Descriptors".
 const ACCESSED: u64 = 1 << 40;

@@ -24,10 +24,8 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::packets::{Frame, Framer, error, frame};
-use crate::{
-    debug::Asker,
-    error::{Error, plain},
-};
+use crate::{debug::Asker, error::Error};
+use machine::plain;
 
 /// So many packets wait for the machine; a client's thread waits when there are more.
 const QUEUE: usize = 64;

@@ -10,7 +10,7 @@ use engine::{CS, CpuState, DS, ES, FS, GS, SS};
 use x86::model::CpuModel;
 
 use super::control;
-use crate::machine::memory::Memory;
+use machine::memory::Memory;
 
 /// A register's place in [`CpuState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

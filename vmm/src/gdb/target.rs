@@ -26,9 +26,9 @@ use gdbstub::target::{Target, TargetError, TargetResult};
 
 use super::registers::Registers;
 use crate::debug::{self, Watchpoint};
-use crate::machine::walk;
 use crate::monitor;
 use crate::run::Vm;
+use machine::walk;
 
 /// "Bad address" and "invalid argument", as gdb knows the numbers.
 const EFAULT: u8 = 14;

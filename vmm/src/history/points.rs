@@ -4,9 +4,9 @@
 //! all together cost more than the limit, those go first whose going leaves the smallest hole for how far away it is: the past
 //! stays dense near where the run is and gets sparse further off.
 
-use crate::disk::Contents;
 use crate::history::log::Moment;
 use crate::run::{Pages, Snapshot};
+use machine::disk::Contents;
 
 /// What a point costs beside pages and translations, about: units, devices, registers.
 const REST: u64 = 64 << 10;

@@ -134,7 +134,7 @@ pub fn run(program: &Path, plan: &Plan) -> Cell {
             }
         }
         Err(error) => {
-            let why = crate::error::plain(&error);
+            let why = machine::plain(&error);
             cell.verdict = Verdict::Failed(format!("cannot run {}: {why}", program.display()));
         }
     }

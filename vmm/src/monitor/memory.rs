@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Answer, bits, scene::Scene};
-use crate::machine::walk;
+use machine::walk;
 
 fn address(scene: &mut Scene<'_>, arguments: &[&str]) -> Result<u64, String> {
     match arguments {

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::{
     linux::{Kernel, Task},
-    machine::memory::Memory,
     symbols::{SymbolFile, SymbolTable},
 };
+use machine::memory::Memory;
 
 /// What is known by name. Looked for when it is asked for first, and again once it is no longer true.
 #[derive(Debug, Default)]

@@ -7,12 +7,11 @@ use std::{
     path::Path,
 };
 
-use crate::{
-    config::MachineConfig,
-    error::Error,
-    inject,
+use crate::{config::MachineConfig, error::Error};
+use machine::{
+    acpi, inject,
     loader::{self, Boot, Input},
-    machine::{acpi, memory::Memory},
+    memory::Memory,
 };
 
 /// Reads and loads the kernel and the initial RAM disk.

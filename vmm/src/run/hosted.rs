@@ -17,7 +17,6 @@ use crate::{
     debug::{self, Debugger},
     error::Error,
     irqchip::{self, Irqchip},
-    machine::memory::Memory,
     probe,
     resolve::{Resolution, Resolved, Wish, never_off},
     vcpu::{
@@ -26,6 +25,7 @@ use crate::{
         kvm::{self, Counts, Host, Hypervisor, Limit, Passed, Shared, UNTIL_PORTABLE, Why, tracer::Traces},
     },
 };
+use machine::memory::Memory;
 
 /// So long nothing has to need the engine before the machine goes back to KVM: turning a unit off and on again is common, and
 /// a handover costs more than the engine does in this time.
@@ -340,7 +340,7 @@ impl Vm {
 
     /// One instruction of a CPU, and what it takes until KVM can go on from there.
     fn step_for_kvm(&mut self, cpu: usize) -> Option<End> {
-        self.soft.take_turn(cpu, &mut self.machine);
+        self.soft.take_turn(cpu);
         self.machine.platform().take_missed();
         for _ in 0..UNTIL_PORTABLE {
             let steps = self.soft.steps();

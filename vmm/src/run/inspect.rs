@@ -100,8 +100,8 @@ impl Vm {
             return Ok(value);
         }
         self.soft
-            .look(cpu, &mut self.machine, |machine, processor| {
-                machine.peek_msr(msr, &mut Glance(processor))
+            .look(cpu, &mut self.machine, |bus, processor| {
+                bus.peek_msr(msr, &mut Glance(processor))
             })
             .unwrap_or(Err(MsrFault::GeneralProtection))
     }

@@ -7,15 +7,14 @@ use log::{debug, trace, warn};
 use super::{End, Vm};
 use crate::{
     console::{Console, Stop},
-    disk::Overlay,
     error::Error,
     history::{
         History,
         log::{Entry, Moment, What},
         points::{Point, Points},
     },
-    machine::memory::Digest,
 };
+use machine::{disk::Overlay, memory::Digest};
 
 /// Steps between two checks in a recorded session.
 const CHECK: u64 = 1 << 24;

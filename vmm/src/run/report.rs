@@ -2,7 +2,7 @@
 
 use engine::{CS, CpuState};
 
-use crate::machine::{memory::Memory, walk};
+use machine::{memory::Memory, walk};
 
 /// All registers, and the code around RIP with the byte at RIP in brackets.
 pub(super) fn report(memory: &Memory, state: &CpuState) -> String {

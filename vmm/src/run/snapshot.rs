@@ -1,6 +1,6 @@
 //! All of a machine's state as plain data, taken out between two instructions and put back into a machine of the same make.
 //!
-//! In it are RAM, every CPU with what it remembers of page tables, and what [`Machine::state`](crate::machine::Machine::state)
+//! In it are RAM, every CPU with what it remembers of page tables, and what [`Machine::state`](machine::Machine::state)
 //! holds: units, local APICs, virtual clock, devices. Not in it are what belongs to the host: what disks hold, input that the
 //! guest has not taken and output that the console has not, observers (whoever has one keeps its state), and the figures of
 //! `--stats`.
@@ -11,9 +11,9 @@
 use std::sync::Arc;
 
 use super::Vm;
-use crate::machine::{MachineState, memory::Memory};
-use crate::sparse::Sparse;
 use crate::vcpu::SoftState;
+use machine::sparse::Sparse;
+use machine::{MachineState, memory::Memory};
 
 const PAGE: usize = 4096;
 type Page = [u8; PAGE];
@@ -128,7 +128,7 @@ impl Vm {
         let before = self.machine.state();
         self.machine.set_state(&state.machine)?;
         // Before RAM, so that a transaction that was open writes nothing back.
-        if let Err(error) = self.soft.set_state(&state.soft, &mut self.machine) {
+        if let Err(error) = self.soft.set_state(&state.soft) {
             // It came from this machine.
             let _ = self.machine.set_state(&before);
             return Err(error);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{machine::Accesses, vcpu::Exits};
+use crate::vcpu::Exits;
+use machine::Accesses;
 
 /// What a machine on KVM did there.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use super::{ElfFile, SymbolTable};
 #[derive(Debug, thiserror::Error)]
 pub enum SymbolsError {
     /// It cannot be read.
-    #[error("{}", crate::error::plain(.0))]
+    #[error("{}", machine::plain(.0))]
     File(#[from] io::Error),
     /// It is neither ELF nor a list of symbols.
     #[error("neither an ELF file nor a list of symbols as System.map and /proc/kallsyms are (line {line}: {text})")]

@@ -7,7 +7,7 @@
 use engine::{CS, CpuState, SS, Segment};
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 
-use crate::machine::{descriptor, memory::Memory, walk};
+use machine::{descriptor, memory::Memory, walk};
 
 /// #GP.
 const VECTOR: u64 = 13;

@@ -9,7 +9,7 @@ use engine::{Activity, Cpu, CpuState, Engine, Event, Translations};
 use x86::{model::CpuModel, msr::MsrFault};
 
 use super::{Exit, Exits};
-use crate::machine::{Machine, memory::SoftEngine};
+use machine::{CpuBus, Machine, memory::SoftEngine};
 
 /// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
 /// long beside what a change costs.
@@ -132,7 +132,7 @@ impl Soft {
     /// The first CPU that something watches which has to see each of its instructions. `times` as for
     /// [`Machine::needs_instructions`].
     pub fn needs_instructions(&mut self, times: bool, machine: &mut Machine) -> Option<usize> {
-        let look = |machine: &mut Machine, cpu: &mut dyn engine::bus::Processor| machine.needs_instructions(times, cpu);
+        let look = |bus: &mut CpuBus<'_>, cpu: &mut dyn engine::bus::Processor| bus.needs_instructions(times, cpu);
         (0..self.cpus.len()).find(|&cpu| self.look(cpu, machine, look) == Some(true))
     }
 
@@ -141,12 +141,10 @@ impl Soft {
         &mut self,
         cpu: usize,
         machine: &mut Machine,
-        f: impl FnOnce(&mut Machine, &mut dyn engine::bus::Processor) -> T,
+        f: impl FnOnce(&mut CpuBus<'_>, &mut dyn engine::bus::Processor) -> T,
     ) -> Option<T> {
         let mut seen = None;
-        self.signal(cpu, machine, |engine, cpu, machine| {
-            seen = Some(engine.look(cpu, machine, f))
-        });
+        self.signal(cpu, machine, |engine, cpu, bus| seen = Some(engine.look(cpu, bus, f)));
         seen
     }
 
@@ -156,8 +154,8 @@ impl Soft {
     /// The instruction would be #GP, or there is no such CPU.
     pub fn write_msr(&mut self, cpu: usize, msr: u32, value: u64, machine: &mut Machine) -> Result<(), MsrFault> {
         let mut written = Err(MsrFault::GeneralProtection);
-        self.signal(cpu, machine, |engine, cpu, machine| {
-            written = engine.write_msr(cpu, machine, msr, value);
+        self.signal(cpu, machine, |engine, cpu, bus| {
+            written = engine.write_msr(cpu, bus, msr, value);
         });
         written
     }
@@ -176,14 +174,13 @@ impl Soft {
 
     /// Delivers an event that was under way to a CPU.
     pub fn raise(&mut self, cpu: usize, event: Event, machine: &mut Machine) {
-        self.signal(cpu, machine, |engine, cpu, machine| engine.raise(cpu, machine, event));
+        self.signal(cpu, machine, |engine, cpu, bus| engine.raise(cpu, bus, event));
     }
 
     /// Gives the turn to this CPU, if there is such a CPU.
-    pub fn take_turn(&mut self, cpu: usize, machine: &mut Machine) {
+    pub fn take_turn(&mut self, cpu: usize) {
         if cpu < self.cpus.len() {
             self.engine.get().end_turn(&self.cpus[self.turn.cpu].0);
-            machine.select(cpu);
             self.cpus[cpu].0.clock = self.steps;
             self.turn.cpu = cpu;
             if self.cpus.len() > 1 {
@@ -205,7 +202,7 @@ impl Soft {
     /// The whole state.
     pub fn state(&mut self, machine: &mut Machine) -> SoftState {
         for cpu in 0..self.cpus.len() {
-            self.signal(cpu, machine, |engine, cpu, machine| engine.look_at_line(cpu, machine));
+            self.signal(cpu, machine, |engine, cpu, bus| engine.look_at_line(cpu, bus));
         }
         let engine = self.engine.get();
         SoftState {
@@ -220,7 +217,7 @@ impl Soft {
     ///
     /// # Errors
     /// The state is not of so many CPUs, and nothing has changed.
-    pub fn set_state(&mut self, state: &SoftState, machine: &mut Machine) -> Result<(), String> {
+    pub fn set_state(&mut self, state: &SoftState) -> Result<(), String> {
         let count = self.cpus.len();
         let (cpu, end) = state.turn;
         if (state.cpus.len(), state.translations.len()) != (count, count) || cpu >= count {
@@ -237,32 +234,29 @@ impl Soft {
         }
         self.steps = state.steps;
         self.turn = Turn { cpu, end };
-        machine.select(cpu);
         Ok(())
     }
 
     /// Asks the watchers of a CPU anew what they want to hear, and hands over what waits for them.
     pub fn ask(&mut self, cpu: usize, machine: &mut Machine) {
-        self.signal(cpu, machine, |engine, cpu, machine| engine.ask(cpu, machine));
+        self.signal(cpu, machine, |engine, cpu, bus| engine.ask(cpu, bus));
     }
 
     /// INIT for a CPU that is not the boot CPU, which waits for a start-up IPI then.
     pub fn init(&mut self, cpu: usize, machine: &mut Machine) {
-        self.signal(cpu, machine, |engine, cpu, machine| engine.init(cpu, machine, false));
+        self.signal(cpu, machine, |engine, cpu, bus| engine.init(cpu, bus, false));
     }
 
     /// A start-up IPI.
     pub fn start(&mut self, cpu: usize, vector: u8, machine: &mut Machine) {
-        self.signal(cpu, machine, |engine, cpu, machine| engine.start(cpu, machine, vector));
+        self.signal(cpu, machine, |engine, cpu, bus| engine.start(cpu, bus, vector));
     }
 
     /// Has something done to a CPU whose turn it need not be, if there is such a CPU.
-    fn signal(&mut self, cpu: usize, machine: &mut Machine, f: impl FnOnce(&mut Engine, &mut Cpu, &mut Machine)) {
+    fn signal(&mut self, cpu: usize, machine: &mut Machine, f: impl FnOnce(&mut Engine, &mut Cpu, &mut CpuBus<'_>)) {
         let Some(target) = self.cpus.get_mut(cpu) else { return };
         target.0.clock = self.steps;
-        machine.select(cpu);
-        f(self.engine.get(), &mut target.0, machine);
-        machine.select(self.turn.cpu);
+        f(self.engine.get(), &mut target.0, &mut machine.cpu(cpu));
     }
 
     /// The turn is over: it has been long enough, or the CPU cannot use it.
@@ -280,7 +274,6 @@ impl Soft {
         if cpu != last {
             self.engine.get().end_turn(&self.cpus[last].0);
         }
-        machine.select(cpu);
         self.cpus[cpu].0.clock = self.steps;
         self.turn.cpu = cpu;
         if count > 1 {
@@ -295,8 +288,8 @@ impl Soft {
             return false;
         }
         if self.cpus[index].0.activity() == Activity::Waiting {
-            self.signal(index, machine, |engine, cpu, machine| {
-                engine.wake(cpu, machine);
+            self.signal(index, machine, |engine, cpu, bus| {
+                engine.wake(cpu, bus);
             });
         }
         let cpu = &self.cpus[index].0;
@@ -318,7 +311,7 @@ impl Soft {
         if machine.platform().nmi_pending(index) {
             if cpu.nmi_deliverable() {
                 machine.platform().take_nmi(index);
-                self.engine.get().nmi(cpu, machine);
+                self.engine.get().nmi(cpu, &mut machine.cpu(index));
                 self.exits.nmis += 1;
             } else if !cpu.nmi_blocked() {
                 // A shadow lasts one instruction.
@@ -330,7 +323,7 @@ impl Soft {
         cpu.want_window = false;
         if pending && cpu.interruptible() {
             let vector = machine.platform().acknowledge(index);
-            self.engine.get().interrupt(cpu, machine, vector);
+            self.engine.get().interrupt(cpu, &mut machine.cpu(index), vector);
             self.exits.interrupts += 1;
             // There may be another one, of a higher class.
             cpu.want_window = machine.platform().interrupt_pending(index);
@@ -343,7 +336,6 @@ impl Soft {
     /// Lets the CPU whose turn it is run for so many steps at most, and no further than its turn goes.
     pub fn run(&mut self, machine: &mut Machine, budget: u64) -> Exit {
         let turn = self.turn;
-        debug_assert_eq!(machine.current(), turn.cpu, "the bus answers another CPU");
         if !self.may_run(turn.cpu) {
             // The one that may is halted.
             return Exit::Halt;
@@ -353,7 +345,7 @@ impl Soft {
         // Who waits for a device, and for nobody else, does not have to leave the engine.
         cpu.yield_on_pause = !alone;
         let budget = budget.min(turn.end.saturating_sub(self.steps));
-        let exit = self.engine.get().run(cpu, machine, budget).into();
+        let exit = self.engine.get().run(cpu, &mut machine.cpu(turn.cpu), budget).into();
         self.steps = cpu.clock;
         self.exits.count(&exit);
         exit

@@ -13,7 +13,7 @@ mod debian;
 pub mod debug;
 mod tools;
 // The same file as in the VMM's library, by its path: what fetches and starts everything is not to wait for the engine.
-#[path = "../../../../vmm/src/newc.rs"]
+#[path = "../../../../vmm/machine/src/newc.rs"]
 mod newc;
 
 /// The script that a guest without a terminal runs in `cargo xtask demo`.

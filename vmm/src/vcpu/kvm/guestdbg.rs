@@ -23,7 +23,7 @@ use serde::Serialize;
 use x86::debug::{Breakpoint, Dr6, Dr7, Watched};
 
 use super::room::{self, Reason};
-use crate::machine::memory::Memory;
+use machine::memory::Memory;
 
 /// The debug registers that hold an address.
 pub const ROOM: usize = 4;

@@ -184,7 +184,7 @@ pub struct KernelLines(pub Arc<VmFd>);
 impl Lines for KernelLines {
     fn set(&self, gsi: u8, asserted: bool) {
         if let Err(error) = self.0.set_irq_line(gsi.into(), asserted) {
-            warn!("KVM_IRQ_LINE of {gsi}: {}", crate::error::plain(&error.into()));
+            warn!("KVM_IRQ_LINE of {gsi}: {}", machine::plain(&error.into()));
         }
     }
 }

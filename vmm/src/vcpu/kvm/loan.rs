@@ -103,7 +103,7 @@ impl Shared<'_> {
         if let Some(event) = *event {
             soft.raise(CPU, event, &mut machine);
         }
-        soft.take_turn(CPU, &mut machine);
+        soft.take_turn(CPU);
         let mut state = CpuState::default();
         for _ in 0..UNTIL_PORTABLE {
             machine.clock().follow(self.hypervisor.clock.ticks(), soft.steps());

@@ -9,7 +9,7 @@ use x86::msr::IA32_TSC_DEADLINE;
 
 use super::guestdbg;
 use super::room::{self, Reason};
-use crate::machine::memory::Memory;
+use machine::memory::Memory;
 
 /// What no interpreter in a kernel reaches, and every processor.
 pub const NATIVE_MIPS: f64 = 100.0;

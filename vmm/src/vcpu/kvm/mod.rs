@@ -57,7 +57,7 @@ use self::tracer::{Tracer, Traces};
 use self::{guestdbg::Kinds, room::Kick, state::Kept, timers::Timers};
 use super::handover;
 use crate::irqchip::Irqchip;
-use crate::machine::{Machine, memory::Memory};
+use machine::{Machine, memory::Memory};
 
 /// The core's MSRs, which KVM keeps: first and how many. All others are ours.
 const KEPT: [(u32, u32); 4] = [
@@ -109,7 +109,7 @@ impl Host {
             libc::EACCES | libc::EPERM => {
                 "no permission for /dev/kvm: become a member of its group, or use --engine soft".into()
             }
-            _ => format!("/dev/kvm: {}", crate::error::plain(&error.into())),
+            _ => format!("/dev/kvm: {}", machine::plain(&error.into())),
         })?;
         let version = kvm.get_api_version();
         if version != 12 {
@@ -121,7 +121,7 @@ impl Host {
             ));
         }
         let says =
-            |what: &str, error: kvm_ioctls::Error| format!("/dev/kvm: {what}: {}", crate::error::plain(&error.into()));
+            |what: &str, error: kvm_ioctls::Error| format!("/dev/kvm: {what}: {}", machine::plain(&error.into()));
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(|e| says("KVM_GET_SUPPORTED_CPUID", e))?;
@@ -323,7 +323,7 @@ pub struct Hypervisor {
 }
 
 fn refused(what: &'static str) -> impl Fn(io::Error) -> String {
-    move |error| format!("{what}: {}", crate::error::plain(&error))
+    move |error| format!("{what}: {}", machine::plain(&error))
 }
 
 impl Hypervisor {

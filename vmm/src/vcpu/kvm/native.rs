@@ -22,7 +22,7 @@ use super::state;
 use super::traced;
 use super::view::View;
 use super::{Hypervisor, Limit, Processor, irqchip, refused};
-use crate::machine::Machine;
+use machine::Machine;
 
 /// Why the CPUs came back from KVM.
 #[derive(Debug)]
@@ -297,7 +297,9 @@ impl<'a> Shared<'a> {
     fn has_run(&self, index: usize, halted: bool, machine: &mut Machine, view: &mut View<'_>) {
         let local = &self.cpus[index];
         let ticks = machine.clock().ticks(self.steps());
-        machine.elapsed(ticks.saturating_sub(local.counted.load(Ordering::SeqCst)), halted, view);
+        machine
+            .cpu(index)
+            .elapsed(ticks.saturating_sub(local.counted.load(Ordering::SeqCst)), halted, view);
         if halted {
             local.overflow.store(u64::MAX, Ordering::SeqCst);
         }
@@ -306,7 +308,12 @@ impl<'a> Shared<'a> {
     /// The CPU whose exit is being served.
     pub(super) fn view<'v>(&'v self, index: usize, vcpu: &'v VcpuFd, machine: &mut Machine) -> View<'v> {
         let counts = [self.cpus[index].retired.load(Ordering::SeqCst), self.steps()];
-        View::new(vcpu, &self.hypervisor.memory, machine.tsc(self.steps()), counts)
+        View::new(
+            vcpu,
+            &self.hypervisor.memory,
+            machine.cpu(index).tsc(self.steps()),
+            counts,
+        )
     }
 
     /// Says when the calling thread is going to look again.
@@ -389,7 +396,6 @@ impl<'a> Shared<'a> {
         let halted = local.halted.load(Ordering::SeqCst);
         let mut machine = self.machine();
         if self.hypervisor.has_rdpmc && !halted {
-            machine.select(index);
             let mut view = self.view(index, vcpu, &mut machine);
             self.has_run(index, halted, &mut machine, &mut view);
         }
@@ -449,7 +455,6 @@ impl<'a> Shared<'a> {
             Reason::Port { .. } | Reason::Mmio { .. } | Reason::ReadMsr(_) | Reason::WriteMsr(..) => {
                 count(&self.counts.bus);
                 let mut machine = self.machine();
-                machine.select(index);
                 take_cr8(machine.platform(), index, vcpu);
                 let traces = self.hypervisor.traces.is_some() && traced::is_of_trace(reason);
                 if traces {
@@ -472,7 +477,6 @@ impl<'a> Shared<'a> {
                 count(&self.counts.halt);
                 if self.hypervisor.has_rdpmc {
                     let mut machine = self.machine();
-                    machine.select(index);
                     let mut view = self.view(index, vcpu, &mut machine);
                     self.has_run(index, true, &mut machine, &mut view);
                 }
@@ -521,7 +525,6 @@ impl<'a> Shared<'a> {
         let mut machine = self.machine();
         local.told.store(false, Ordering::SeqCst);
         local.told_nmi.store(false, Ordering::SeqCst);
-        machine.select(index);
         let platform = machine.platform();
         take_cr8(platform, index, vcpu);
         let halted = local.halted.load(Ordering::SeqCst);
@@ -582,9 +585,9 @@ impl<'a> Shared<'a> {
             Reason::Port { port, size, write } => {
                 for data in room::port_data(vcpu).chunks_exact_mut(size.max(1).into()) {
                     if write {
-                        machine.port_write(port, size, value(data) as u32, now);
+                        machine.cpu(index).port_write(port, size, value(data) as u32, now);
                     } else {
-                        let value = machine.port_read(port, size, now);
+                        let value = machine.cpu(index).port_read(port, size, now);
                         data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
                     }
                 }
@@ -596,9 +599,9 @@ impl<'a> Shared<'a> {
                 let size = if len.is_power_of_two() { len } else { 1 };
                 for (data, gpa) in data.chunks_exact_mut(size.into()).zip((gpa..).step_by(size.into())) {
                     if write {
-                        machine.write(gpa, size, value(data), now);
+                        machine.cpu(index).write(gpa, size, value(data), now);
                     } else {
-                        let value = machine.read(gpa, size, now);
+                        let value = machine.cpu(index).read(gpa, size, now);
                         data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
                     }
                 }
@@ -607,31 +610,31 @@ impl<'a> Shared<'a> {
             Reason::ReadMsr(msr) => {
                 if msr == IA32_BIOS_SIGN_ID {
                     // CPUID, which loads it, does not come here.
-                    machine.cpuid(1, 0);
+                    machine.cpu(index).cpuid(1, 0);
                 }
                 let mut view = self.view(index, vcpu, machine);
-                if machine.precedes_rdpmc(msr) {
+                if machine.cpu(index).precedes_rdpmc(msr) {
                     self.has_run(index, false, machine, &mut view);
                     self.begins(index, machine);
                 }
-                let answer = machine.read_msr(msr, &mut view).ok();
+                let answer = machine.cpu(index).read_msr(msr, &mut view).ok();
                 room::set_msr(vcpu, answer);
                 false
             }
             Reason::WriteMsr(msr, value) => {
-                let (hypervisor, counters) = (self.hypervisor, machine.precedes_rdpmc(msr));
+                let (hypervisor, counters) = (self.hypervisor, machine.cpu(index).precedes_rdpmc(msr));
                 let mut view = self.view(index, vcpu, machine);
                 if counters {
                     self.has_run(index, false, machine, &mut view);
                 }
-                let written = machine.write_msr(msr, value, &mut view);
+                let written = machine.cpu(index).write_msr(msr, value, &mut view);
                 // Asking fetches registers, and the timer's deadline is what guests write most.
                 let units = !(msr == IA32_TSC_DEADLINE || x2apic(msr));
                 // KVM answers RDPMC itself, with #GP. Zeros are clearing up.
                 let reads = !hypervisor.has_rdpmc && value != 0 && written.is_ok() && counters;
                 let watched = units
                     && hypervisor.watches
-                    && (reads || machine.needs_instructions(hypervisor.has_rdpmc, &mut view));
+                    && (reads || machine.cpu(index).needs_instructions(hypervisor.has_rdpmc, &mut view));
                 if counters {
                     self.begins(index, machine);
                 }
@@ -744,7 +747,6 @@ impl Hypervisor {
         let cpus: Vec<_> = shared.cpus.into_iter().map(|cpu| lock(&cpu.after).take()).collect();
         self.timers = None;
         // The bus has answered whichever CPU came last.
-        machine.select(soft.current());
         self.limit = self.limit.map(|limit| match limit {
             Limit::Exits(_) => Limit::Exits(left),
             Limit::Steps(_) => Limit::Steps(left),

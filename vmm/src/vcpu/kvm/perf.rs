@@ -74,7 +74,7 @@ fn why(error: &io::Error) -> String {
                 .into()
         }
         Some(libc::EBUSY) => "somebody has the processor's last-branch records, which exclude its Intel PT".into(),
-        _ => format!("perf's intel_pt: {}", crate::error::plain(error)),
+        _ => format!("perf's intel_pt: {}", machine::plain(error)),
     }
 }
 

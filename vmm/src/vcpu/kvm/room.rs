@@ -22,7 +22,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use crate::machine::memory::Memory;
+use machine::memory::Memory;
 
 /// _IOW(KVMIO, 86H, struct kvm_interrupt).
 const KVM_INTERRUPT: c_ulong = 0x4004_ae86;

@@ -12,7 +12,7 @@ use x86::seam::Effects;
 use super::Processor;
 use super::native::{Shared, Why};
 use super::room::{self, Reason, lock};
-use crate::machine::Machine;
+use machine::Machine;
 
 /// A [`View`](super::view::View) stands behind the instruction at RIP, which is RDMSR or WRMSR for it.
 const ACCESS: u64 = 2;
@@ -30,8 +30,7 @@ pub(super) fn is_of_trace(reason: Reason) -> bool {
 impl Shared<'_> {
     /// The CPU is about to run in KVM.
     pub(super) fn trace_begins(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, machine: &mut Machine) {
-        machine.select(index);
-        if !self.offers(machine) {
+        if !self.offers(index, machine) {
             return;
         }
         // What it is put into goes in with a KVM_RUN.
@@ -43,24 +42,24 @@ impl Shared<'_> {
     }
 
     /// Says to the unit what the host's tracer can do, and whether that is asked for.
-    fn offers(&self, machine: &mut Machine) -> bool {
-        let (Some(traces), Some(pt)) = (&self.hypervisor.traces, machine.processor_trace()) else {
+    fn offers(&self, index: usize, machine: &mut Machine) -> bool {
+        let (Some(traces), Some(pt)) = (&self.hypervisor.traces, machine.processor_trace(index)) else {
             return false;
         };
         let served = traces.served(pt.caps());
-        machine.serve_trace(Some(served));
-        machine.processor_trace().is_some_and(|pt| pt.is_served())
+        machine.cpu(index).serve_trace(Some(served));
+        machine.processor_trace(index).is_some_and(|pt| pt.is_served())
     }
 
     /// The access has been served, and the CPU goes on behind it. `false`: the host's tracer was to record and does not. Whether a
     /// unit of ours has to see instructions is asked after each WRMSR.
     pub(super) fn trace_resumes(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd, machine: &mut Machine) -> bool {
-        !self.offers(machine) || self.trace_starts(index, cpu, vcpu, machine, 0)
+        !self.offers(index, machine) || self.trace_starts(index, cpu, vcpu, machine, 0)
     }
 
     /// Has the host's tracer record. `false`: it cannot be had.
     fn trace_starts(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd, machine: &mut Machine, back: u64) -> bool {
-        let (Some(traces), Some(pt)) = (&self.hypervisor.traces, machine.processor_trace()) else {
+        let (Some(traces), Some(pt)) = (&self.hypervisor.traces, machine.processor_trace(index)) else {
             return true;
         };
         match traces.start(pt.control(), &pt.filter()) {
@@ -69,16 +68,16 @@ impl Shared<'_> {
                 *lock(&cpu.tracer) = Some(tracer);
                 let ahead = machine.tsc_offset(index).wrapping_sub(self.hypervisor.clock().base);
                 let mut view = self.view(index, vcpu, machine);
-                machine.host_trace(&mut view, |pt, cpu| {
+                machine.cpu(index).host_trace(&mut view, |pt, cpu| {
                     pt.host_begins(back, ahead, cpu);
                     Effects::NONE
                 });
                 true
             }
             Err(error) => {
-                let why = crate::error::plain(&error);
+                let why = machine::plain(&error);
                 info!("the host does not trace CPU {index}, the software engine does: {why}");
-                machine.serve_trace(None);
+                machine.cpu(index).serve_trace(None);
                 false
             }
         }
@@ -90,10 +89,9 @@ impl Shared<'_> {
             return;
         }
         let mut machine = self.machine();
-        machine.select(index);
         self.drain(index, cpu, vcpu, &mut machine);
         // The guest's buffers may be full.
-        if !machine.processor_trace().is_some_and(|pt| pt.is_served()) {
+        if !machine.processor_trace(index).is_some_and(|pt| pt.is_served()) {
             self.trace_ends(index, cpu, vcpu, &mut machine);
         }
     }
@@ -107,7 +105,7 @@ impl Shared<'_> {
             return;
         }
         let mut view = self.view(index, vcpu, machine);
-        machine.host_trace(&mut view, |pt, cpu| {
+        machine.cpu(index).host_trace(&mut view, |pt, cpu| {
             let effects = pt.host_bytes(&bytes, cpu);
             if taken.lost {
                 pt.host_lost();
@@ -122,15 +120,13 @@ impl Shared<'_> {
         let stopped = lock(&cpu.tracer).as_mut().map(|tracer| tracer.stop());
         let Some(stopped) = stopped else { return };
         if let Err(error) = stopped {
-            info!(
-                "stopping the host's trace of CPU {index}: {}",
-                crate::error::plain(&error)
-            );
+            info!("stopping the host's trace of CPU {index}: {}", machine::plain(&error));
         }
-        machine.select(index);
         self.drain(index, cpu, vcpu, machine);
         *lock(&cpu.tracer) = None;
         let mut view = self.view(index, vcpu, machine);
-        machine.host_trace(&mut view, |pt, cpu| pt.host_ends(ACCESS, cpu));
+        machine
+            .cpu(index)
+            .host_trace(&mut view, |pt, cpu| pt.host_ends(ACCESS, cpu));
     }
 }

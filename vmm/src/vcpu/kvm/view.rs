@@ -10,7 +10,7 @@ use kvm_ioctls::VcpuFd;
 use x86::fault::PageFaultCode;
 use x86::seam::{BadPhys, CodeSize, Context, PageFault, Processor, TraceMem};
 
-use crate::machine::{memory::Memory, walk};
+use machine::{memory::Memory, walk};
 
 /// Length of RDMSR and WRMSR.
 const ACCESS: u64 = 2;

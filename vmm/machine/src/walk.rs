@@ -3,7 +3,7 @@
 
 use engine::CpuState;
 
-use super::memory::Memory;
+use crate::memory::Memory;
 
 const PRESENT: u64 = 1 << 0;
 const LARGE: u64 = 1 << 7;

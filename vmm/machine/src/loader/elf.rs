@@ -17,7 +17,7 @@ use linux_loader::loader::{
 };
 
 use super::{Boot, Entry, Input, LoadError, RAISE, e820, initrd, le16, le32, linux, size_text, too_big};
-use crate::{config::DEFAULT_LINUX_CMDLINE, machine::memory::Memory};
+use crate::{loader::DEFAULT_LINUX_CMDLINE, memory::Memory};
 
 /// Where the PVH information is.
 const START_INFO: u64 = 0x6000;

@@ -17,7 +17,18 @@ use devices::virtio::block::{Medium, SECTOR};
 use log::warn;
 use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
-use crate::{config::DiskMode, error::plain, sparse::Sparse};
+use crate::{error::plain, sparse::Sparse};
+
+/// What a guest's writes do to a disk's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskMode {
+    /// They go to the file, and a flush by the guest is an fsync.
+    ReadWrite,
+    /// The guest cannot write.
+    ReadOnly,
+    /// They are kept for as long as the machine runs, and the file stays as it is.
+    Overlay,
+}
 
 /// Overlays know of blocks of this size whether they are the guest's or the file's.
 const CLUSTER: u64 = 4096;

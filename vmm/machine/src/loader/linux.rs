@@ -24,8 +24,8 @@ use vm_memory::{ByteValued, GuestAddress};
 
 use super::{Boot, Entry, Input, LoadError, RAISE, e820, initrd, le16, le32, size_text, too_big};
 use crate::{
-    config::DEFAULT_LINUX_CMDLINE,
-    machine::memory::{Memory, NotRam},
+    loader::DEFAULT_LINUX_CMDLINE,
+    memory::{Memory, NotRam},
 };
 
 /// The GDT's address.

@@ -12,7 +12,7 @@ pub mod multiboot;
 
 use std::ops::Range;
 
-use crate::machine::memory::{Memory, NotRam};
+use crate::memory::{Memory, NotRam};
 
 /// What is wrong with a kernel, an initial RAM disk or a command line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,12 +74,15 @@ impl From<NotRam> for LoadError {
 }
 
 /// Bytes as people say them: rounded up to the next KiB, and from 1 MiB on to the next MiB.
-pub(crate) fn size_text(bytes: u64) -> String {
+pub fn size_text(bytes: u64) -> String {
     match bytes {
         0..0x10_0000 => format!("{}K", bytes.div_ceil(1 << 10)),
         _ => format!("{}M", bytes.div_ceil(1 << 20)),
     }
 }
+
+/// What `--cmdline` is when it is not given and the kernel is a Linux one: the only console this machine has.
+pub const DEFAULT_LINUX_CMDLINE: &str = "console=ttyS0";
 
 const RAISE: &str = "raise --memory";
 

@@ -18,14 +18,27 @@ use vm_memory::{
 };
 use x86::model::CpuModel;
 
-use crate::error::{Error, plain};
+use crate::error::plain;
 
 /// Where RAM below 4 GiB ends at the latest.
 pub const LOW_LIMIT: u64 = 3 << 30;
 /// Where the rest goes on.
 pub const HIGH_START: u64 = 4 << 30;
 
+/// The least that a machine can be given, in bytes.
+pub const MEMORY_MIN: u64 = 2 << 20;
+
 const PAGE: usize = 4096;
+
+/// Guest memory of this size is not to be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{size} bytes of guest memory: {reason}")]
+pub struct MemoryError {
+    /// The size asked for, in bytes.
+    pub size: u64,
+    /// What is wrong with it.
+    pub reason: String,
+}
 
 /// An access reached beyond RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,9 +59,9 @@ pub struct Memory {
 
 impl Memory {
     /// Maps `size` bytes of zeroes, a multiple of 4 KiB.
-    pub fn new(size: u64) -> Result<Self, Error> {
-        let refused = |reason: String| Error::Memory { size, reason };
-        if size < crate::cli::MEMORY_MIN || !size.is_multiple_of(PAGE as u64) {
+    pub fn new(size: u64) -> Result<Self, MemoryError> {
+        let refused = |reason: String| MemoryError { size, reason };
+        if size < MEMORY_MIN || !size.is_multiple_of(PAGE as u64) {
             return Err(refused("has to be at least 2M and a multiple of 4K".into()));
         }
         let low = size.min(LOW_LIMIT);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Boot, Entry, Input, LoadError, e820, le16, le32, place, too_big};
-use crate::machine::memory::Memory;
+use crate::memory::Memory;
 
 /// What the header starts with.
 const HEADER_MAGIC: u32 = 0x1bad_b002;

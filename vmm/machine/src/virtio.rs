@@ -126,7 +126,7 @@ impl Virtio {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{Machine, memory::Memory};
+    use crate::{Machine, memory::Memory};
     use devices::virtio::block::Medium;
     use engine::bus::Bus;
     use std::io;
@@ -177,11 +177,11 @@ mod tests {
         let mut machine = machine(2);
         assert_eq!(machine.hardware().virtio, 3);
         for (index, id) in [(0, 4), (1, 2), (2, 2)] {
-            assert_eq!(machine.read(address(index), 4, 0), 0x7472_6976);
-            assert_eq!(machine.read(address(index) + 8, 4, 0), id);
+            assert_eq!(machine.cpu(0).read(address(index), 4, 0), 0x7472_6976);
+            assert_eq!(machine.cpu(0).read(address(index) + 8, 4, 0), id);
         }
         for gpa in [address(3), WINDOW - 4] {
-            assert_eq!(machine.read(gpa, 4, 0), 0xffff_ffff, "{gpa:#x}");
+            assert_eq!(machine.cpu(0).read(gpa, 4, 0), 0xffff_ffff, "{gpa:#x}");
         }
     }
 
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_machine_s_state_has_its_devices() {
         let mut a = machine(1);
-        a.write(address(1) + 0x070, 4, 3, 0);
+        a.cpu(0).write(address(1) + 0x070, 4, 3, 0);
         let mut b = machine(1);
         assert_ne!(a.state(), b.state());
         b.set_state(&a.state()).unwrap();
@@ -228,12 +228,12 @@ mod tests {
         assert!(error.contains("2 virtio devices, the machine 3"), "{error}");
         let mut c = machine(1);
         c.add_second_serial(Box::new(io::sink()));
-        c.port_write(0x2ff, 1, 0x5a, 0);
-        assert_eq!(c.port_read(0x2ff, 1, 0), 0x5a, "the scratch register");
+        c.cpu(0).port_write(0x2ff, 1, 0x5a, 0);
+        assert_eq!(c.cpu(0).port_read(0x2ff, 1, 0), 0x5a, "the scratch register");
         c.set_state(&a.state()).unwrap_err();
         let mut d = machine(1);
         d.add_second_serial(Box::new(io::sink()));
         d.set_state(&c.state()).unwrap();
-        assert_eq!(d.port_read(0x2ff, 1, 0), 0x5a);
+        assert_eq!(d.cpu(0).port_read(0x2ff, 1, 0), 0x5a);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::machine::memory::Memory;
+use crate::memory::Memory;
 
 /// Where the extended BIOS data area of a PC begins: conventional memory ends here.
 pub const EBDA_START: u64 = 0x9_fc00;

@@ -2,7 +2,7 @@
 
 use engine::{CpuState, Segment};
 
-use super::{memory::Memory, walk};
+use crate::{memory::Memory, walk};
 
 const GRANULAR: u64 = 1 << 55;
 
