@@ -6,8 +6,8 @@
 use guest_tests::measure::{alternate, median, ratio, rounds};
 use guest_tests::target;
 use minivmm::config::EngineChoice;
-use minivmm::resolve::{Wish, Wishes};
-use minivmm::vcpu::kvm::{Host, Limit};
+use minivmm::kvm::units::{Wish, Wishes};
+use minivmm::kvm::{Host, Limit};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -111,7 +111,7 @@ pub fn skipped(test: &str, why: &str) {
 
 /// Whether this host has no KVM, so that this test is to be skipped. It has been said then.
 pub fn kvm_is_missing(test: &str) -> bool {
-    let why = minivmm::vcpu::kvm::Host::open().err();
+    let why = minivmm::kvm::Host::open().err();
     why.inspect(|why| skipped(test, why)).is_some()
 }
 

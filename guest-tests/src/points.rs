@@ -7,8 +7,8 @@ use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoderOptions, IcedError};
 use minivmm::config::EngineChoice;
 use minivmm::debug::{Stop, WatchKind, Watchpoint, Why};
+use minivmm::kvm::{Host, guest_debug::Kinds};
 use minivmm::run::Native;
-use minivmm::vcpu::kvm::{Host, guestdbg::Kinds};
 use minivmm::{Console, CpuState, End, MachineConfig, Vm};
 use x86::model::HASWELL;
 

@@ -4,8 +4,8 @@
 
 use guest_tests::bare::image;
 use guest_tests::{Folder, Outcome, Running, in_minivmm_on_kvm, kvm_is_missing, run, start};
+use minivmm::kvm::Host;
 use minivmm::matrix::tap::{Point, Report};
-use minivmm::vcpu::kvm::Host;
 use minivmm::{Console, MachineConfig, SerialTarget, Vm};
 use std::collections::BTreeSet;
 use std::path::Path;

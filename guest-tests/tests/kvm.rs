@@ -2,8 +2,8 @@
 
 use guest_tests::bare::{image, on_kvm};
 use guest_tests::{HELLO, SMP, in_minivmm_on_kvm, run, skipped};
+use minivmm::kvm::Host;
 use minivmm::matrix::tap::{Point, Report};
-use minivmm::vcpu::kvm::Host;
 use std::process::Command;
 use std::time::Duration;
 

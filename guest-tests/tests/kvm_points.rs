@@ -7,7 +7,7 @@ use guest_tests::points::Checks;
 use guest_tests::{HELLO, SMP, kvm_is_missing};
 use minivmm::config::EngineChoice;
 use minivmm::debug::{Stop, Why};
-use minivmm::vcpu::kvm::Host;
+use minivmm::kvm::Host;
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
 
 fn check(test: &str, f: impl FnOnce(&Checks)) {

@@ -20,10 +20,13 @@ use crate::{
     error::Error,
     gdb,
     history::{self, replay, session},
-    irqchip::Irqchip,
-    matrix, model, probe,
-    resolve::{Wish, Wishes},
+    matrix, model,
     trace::command::TraceCommand,
+};
+use kvm::{
+    irqchip::Irqchip,
+    probe,
+    units::{Wish, Wishes},
 };
 use machine::disk::DiskMode;
 

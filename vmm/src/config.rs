@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use machine::disk::DiskMode;
 use x86::model::CpuModel;
 
-use crate::vcpu::kvm::tracer::Traces;
+use kvm::tracer::Traces;
 
 /// The real-time clock's date in a run on the virtual clock, unless `--rtc-base` says otherwise: 2024-01-01T00:00:00Z.
 pub const VIRTUAL_RTC_BASE: i64 = 1_704_067_200;
@@ -88,7 +88,7 @@ pub struct MachineConfig {
     /// is a host's offset, which no guest sees.
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
-    pub units: crate::resolve::Wishes,
+    pub units: kvm::units::Wishes,
     /// Units that have not run on the hardware they are for may be wished for, too.
     pub experimental: bool,
     /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
@@ -96,7 +96,7 @@ pub struct MachineConfig {
     /// The engine.
     pub engine: EngineChoice,
     /// Whose interrupt controllers a machine on KVM has; `None`: as fits.
-    pub irqchip: Option<crate::irqchip::Irqchip>,
+    pub irqchip: Option<kvm::irqchip::Irqchip>,
     /// The first serial port.
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs ([`crate::control`]).
@@ -142,11 +142,11 @@ impl MachineConfig {
             cpus: 1,
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
-            units: crate::resolve::Wishes::default(),
+            units: kvm::units::Wishes::default(),
             experimental: false,
             host_trace: None,
             engine: EngineChoice::Soft,
-            irqchip: Some(crate::irqchip::Irqchip::Minivmm),
+            irqchip: Some(kvm::irqchip::Irqchip::Minivmm),
             serial: SerialTarget::Buffer,
             control: None,
             gdb: None,

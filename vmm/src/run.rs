@@ -49,14 +49,15 @@ use crate::{
     error::Error,
     gdb,
     history::{self, History, session::Session, valve::Valve},
-    irqchip::{self, Irqchip},
     monitor::{self, Names},
     place,
     trace::{self, Recorder},
-    vcpu::{
-        Exit, Soft,
-        kvm::{self, HostClock},
-    },
+    vcpu::Soft,
+};
+use engine::Exit;
+use kvm::{
+    self, HostClock,
+    irqchip::{self, Irqchip},
 };
 use machine::{
     Machine, acpi, boot,
@@ -163,7 +164,7 @@ impl Vm {
     /// folder for what is collected.
     pub fn new(config: &MachineConfig) -> Result<Self, Error> {
         let host = choose_engine(config)?;
-        if host.is_some() && kvm::host_tsc_is_unstable() {
+        if host.is_some() && kvm::clock::host_tsc_is_unstable() {
             warn!(
                 "the host holds its time-stamp counter for unstable, so KVM moves the guest's, which may go back: boot the host \
                  with tsc=reliable if it is not so, or use --engine soft"
@@ -175,7 +176,7 @@ impl Vm {
                 (hosted::model(config, host, irqchip)?, irqchip)
             }
             None => {
-                irqchip::check_soft(config).map_err(hosted::irqchip_refused)?;
+                irqchip::check_soft(&hosted::wanted(config)).map_err(hosted::irqchip_refused)?;
                 (hosted::soft_model(config)?, Irqchip::Minivmm)
             }
         };

@@ -7,7 +7,7 @@ use common::long::{COUNTS, Result, STACK, STRINGS, TABLES, VECTORS, guest, raise
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use minivmm::config::EngineChoice;
-use minivmm::vcpu::kvm::Limit;
+use minivmm::kvm::Limit;
 use minivmm::{Console, CpuState, End, MachineConfig, SerialTarget, Vm};
 use x86::model::{CpuModel, HASWELL};
 

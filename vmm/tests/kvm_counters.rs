@@ -7,7 +7,7 @@ use common::long::{COUNTS, Result, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use minivmm::config::EngineChoice;
-use minivmm::resolve::{Wish, Wishes};
+use minivmm::kvm::units::{Wish, Wishes};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
 use x86::model::HASWELL;
 
@@ -75,7 +75,7 @@ fn is_missing(test: &str) -> bool {
     if kvm_is_missing(test) {
         return true;
     }
-    let kinds = minivmm::vcpu::kvm::Host::open().unwrap().guest_debug().unwrap();
+    let kinds = minivmm::kvm::Host::open().unwrap().guest_debug().unwrap();
     if !kinds.serves_breakpoints() {
         println!("SKIPPED {test}: this KVM delivers {kinds} to the host");
     }

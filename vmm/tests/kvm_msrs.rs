@@ -8,7 +8,7 @@ use common::long::{COUNTS, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use minivmm::config::EngineChoice;
-use minivmm::resolve::{Wish, Wishes};
+use minivmm::kvm::units::{Wish, Wishes};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
 use x86::model::{CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER};
 use x86::msr::*;

@@ -12,6 +12,7 @@ pub mod cpu;
 pub mod descriptor;
 pub mod disk;
 mod error;
+pub mod exits;
 pub mod inject;
 pub mod loader;
 mod machine;

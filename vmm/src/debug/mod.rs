@@ -4,7 +4,7 @@
 //! The host's breakpoints are not the guest's. None of them is in guest memory or in a debug register of its, so their number has no
 //! limit and the guest cannot find them: they are addresses that the engine says a word about ([`x86::seam::Watch`]), and the
 //! answer to that word is that the run is to [stop](Effects::stop). The guest's own breakpoints go on working beside them. On KVM the
-//! processor may hold them while the guest runs natively ([`guestdbg`](crate::vcpu::kvm::guestdbg)).
+//! processor may hold them while the guest runs natively ([`guestdbg`](kvm::guest_debug)).
 //!
 //! A breakpoint stops before its instruction, a watchpoint after the access, an exception once it has been delivered. Going on
 //! does not stop at the same place again, so that nobody has to take a breakpoint away to get past it. On the virtual clock

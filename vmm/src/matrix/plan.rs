@@ -11,7 +11,8 @@ use serde::Deserialize;
 use x86::model::MODELS;
 
 use super::cell::{PassBy, Plan};
-use crate::{config::EngineChoice, error::Error, irqchip::Irqchip, model};
+use crate::{config::EngineChoice, error::Error, model};
+use kvm::irqchip::Irqchip;
 use machine::loader;
 
 /// What a guest's own file of settings says: `NAME.toml` beside `NAME.elf`, or with a kernel of its own.

@@ -16,14 +16,15 @@ use crate::{
     control::Control,
     debug::{self, Debugger},
     error::Error,
+};
+use engine::Exit;
+use kvm::{
+    self, Counts, Host, Hypervisor, Limit, Passed, Shared, UNTIL_PORTABLE, Why,
     irqchip::{self, Irqchip},
     probe,
-    resolve::{Resolution, Resolved, Wish, never_off},
-    vcpu::{
-        Exit, Soft,
-        handover::portable,
-        kvm::{self, Counts, Host, Hypervisor, Limit, Passed, Shared, UNTIL_PORTABLE, Why, tracer::Traces},
-    },
+    tracer::Traces,
+    units::{Resolution, Resolved, Wish, never_off},
+    vcpu_state::portable,
 };
 use machine::memory::Memory;
 
@@ -142,14 +143,17 @@ pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Er
     if !units.each().iter().any(|(_, unit)| *unit == Resolved::Absent) {
         return Ok(config.model);
     }
-    kvm::narrow(config.model, None, &units, None, None).map_err(Error::Usage)
+    kvm::cpuid::narrow(config.model, None, &units, None, None).map_err(Error::Usage)
 }
 
 /// Whose interrupt controllers a machine on this host's KVM has.
 pub(super) fn irqchip(config: &MachineConfig, host: &Host) -> Result<Irqchip, Error> {
-    let choice = irqchip::choose(config, &units(config, host)?, kvm::irqchip::lacks(host), || {
-        host.virtualizes()
-    });
+    let choice = irqchip::choose(
+        &wanted(config),
+        &units(config, host)?,
+        kvm::kernel_irqchip::lacks(host),
+        || host.virtualizes(),
+    );
     let choice = choice.map_err(irqchip_refused)?;
     info!("--irqchip {}: {}", choice.irqchip.name(), choice.why);
     Ok(choice.irqchip)
@@ -167,7 +171,7 @@ pub(super) fn irqchip_refused(reason: String) -> Error {
 pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Result<&'static CpuModel, Error> {
     let units = units(config, host)?;
     let supported = host.rows(irqchip);
-    for (feature, why) in kvm::narrowings(config.model, Some(&supported), &units) {
+    for (feature, why) in kvm::cpuid::narrowings(config.model, Some(&supported), &units) {
         info!("{} has no {}: {why}", config.model.name, feature.name());
     }
     if host.tsc_khz != config.model.tsc_khz {
@@ -178,13 +182,13 @@ pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Re
     }
     let model = {
         let pmu = probe::Traits::of(host).pmu;
-        kvm::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz), Some(&pmu)).map_err(refused)?
+        kvm::cpuid::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz), Some(&pmu)).map_err(refused)?
     };
     if irqchip == Irqchip::Minivmm {
         return Ok(model);
     }
     Ok(model
-        .with_apic_timer_khz(kvm::irqchip::APIC_TIMER_KHZ)
+        .with_apic_timer_khz(kvm::kernel_irqchip::APIC_TIMER_KHZ)
         .unwrap_or_else(|why| {
             info!("CPUID does not tell the clock of KVM's APIC timers: {why}");
             model
@@ -225,6 +229,15 @@ pub(super) fn wants_ours(config: &MachineConfig) -> Option<&'static str> {
     }
     let gdb = config.gdb.is_some();
     gdb.then_some("a debugger's guest stops and steps there, and its runs repeat")
+}
+
+/// What of a configuration decides whose interrupt controllers a machine on KVM has.
+pub(super) fn wanted(config: &MachineConfig) -> irqchip::Wanted {
+    irqchip::Wanted {
+        irqchip: config.irqchip,
+        debugged: config.gdb.is_some(),
+        monitored: config.control.is_some(),
+    }
 }
 
 /// The end of a machine that cannot leave KVM, whose interrupt controllers it has, and would have to.
@@ -430,7 +443,7 @@ impl Vm {
             .arm(registers.chain(catching).collect(), handlers.is_some());
         let (control, debugger, mut request) = (self.control.as_ref(), self.debugger.as_ref(), None);
         let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
-        let outside = |shared: &Shared, soft: &mut Soft| -> Result<Option<End>, Stop> {
+        let outside = |shared: &Shared, soft: &mut dyn kvm::Cpus| -> Result<Option<End>, Stop> {
             while !shared.over() {
                 shared.execute_lent(soft, LOOK);
                 let wait = {
@@ -439,7 +452,7 @@ impl Vm {
                         let taken = machine.platform().serial_enqueue(console.input());
                         console.consume(taken)?;
                     }
-                    let next = shared.settle(&mut machine, None);
+                    let next = shared.run_due_events(&mut machine, None);
                     let now = machine.clock().ns(shared.steps());
                     let (idle, listening) = shared.idle(&mut machine);
                     if idle && next.is_none() && !(listening && console.input_open()) && console.input().is_empty() {

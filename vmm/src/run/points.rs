@@ -8,12 +8,10 @@ use log::info;
 use x86::debug::{Breakpoint, Dr7, Watched};
 
 use super::Vm;
-use crate::{
-    debug::{self, Debugger, WatchKind, Watchpoint},
-    vcpu::kvm::{
-        Host,
-        guestdbg::{self, Hit, Kinds, ROOM},
-    },
+use crate::debug::{self, Debugger, WatchKind, Watchpoint};
+use kvm::{
+    Host,
+    guest_debug::{self, Hit, Kinds, ROOM},
 };
 
 /// RFLAGS.RF: the next instruction meets no breakpoint of the guest's.
@@ -38,7 +36,7 @@ pub(super) struct Point {
 impl Point {
     fn breakpoint(address: u64) -> Point {
         Point {
-            register: guestdbg::execution(address),
+            register: guest_debug::execution(address),
             why: debug::Why::Breakpoint(address),
         }
     }
@@ -147,7 +145,7 @@ impl Vm {
         let at = |address: u64| {
             points
                 .iter()
-                .any(|point| point.register == guestdbg::execution(address))
+                .any(|point| point.register == guest_debug::execution(address))
         };
         (0..self.cpu_count()).find(|&cpu| {
             let state = self.cpu_state(cpu).unwrap_or_default();

@@ -11,9 +11,9 @@ use engine::Activity;
 
 use super::Vm;
 use super::points::{is_armed, linear};
-use crate::vcpu::{
+use kvm::{
     fault,
-    kvm::guestdbg::{self, Hit, ROOM},
+    guest_debug::{self, Hit, ROOM},
 };
 
 impl Vm {
@@ -73,5 +73,5 @@ impl Vm {
 
 /// Breakpoints there.
 pub(super) fn breakpoints(handlers: &[u64]) -> impl Iterator<Item = x86::debug::Breakpoint> {
-    handlers.iter().copied().map(guestdbg::execution)
+    handlers.iter().copied().map(guest_debug::execution)
 }

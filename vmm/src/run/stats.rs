@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::vcpu::Exits;
 use machine::Accesses;
+use machine::exits::Exits;
 
 /// What a machine on KVM did there.
 #[derive(Clone, Copy, Debug, PartialEq)]

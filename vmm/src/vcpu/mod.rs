@@ -1,10 +1,5 @@
-//! The ways to run a machine's CPUs.
+//! The software engine's CPUs.
 
-mod exit;
-pub mod fault;
-pub mod handover;
-pub mod kvm;
 mod soft;
 
-pub use exit::{Exit, Exits};
 pub use soft::{Soft, SoftState};

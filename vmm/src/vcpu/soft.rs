@@ -5,11 +5,10 @@
 //! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
 //! [`TURN`] steps; the next one in a circle that is not halted goes on.
 
-use engine::{Activity, Cpu, CpuState, Engine, Event, Translations};
+use engine::{Activity, Cpu, CpuState, Engine, Event, Exit, Translations};
+use kvm::Cpus;
+use machine::{CpuBus, Machine, exits::Exits, memory::SoftEngine};
 use x86::{model::CpuModel, msr::MsrFault};
-
-use super::{Exit, Exits};
-use machine::{CpuBus, Machine, memory::SoftEngine};
 
 /// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
 /// long beside what a change costs.
@@ -345,9 +344,43 @@ impl Soft {
         // Who waits for a device, and for nobody else, does not have to leave the engine.
         cpu.yield_on_pause = !alone;
         let budget = budget.min(turn.end.saturating_sub(self.steps));
-        let exit = self.engine.get().run(cpu, &mut machine.cpu(turn.cpu), budget).into();
+        let exit = self.engine.get().run(cpu, &mut machine.cpu(turn.cpu), budget);
         self.steps = cpu.clock;
         self.exits.count(&exit);
         exit
+    }
+}
+
+impl Cpus for Soft {
+    fn count(&self) -> usize {
+        self.count()
+    }
+
+    fn cpu(&self, cpu: usize) -> Option<&Cpu> {
+        self.cpu(cpu)
+    }
+
+    fn steps(&self) -> u64 {
+        self.steps()
+    }
+
+    fn put(&mut self, cpu: usize, state: &CpuState) {
+        self.put(cpu, state);
+    }
+
+    fn forget_code(&mut self) {
+        self.forget_code();
+    }
+
+    fn raise(&mut self, cpu: usize, event: Event, machine: &mut Machine) {
+        self.raise(cpu, event, machine);
+    }
+
+    fn take_turn(&mut self, cpu: usize) {
+        self.take_turn(cpu);
+    }
+
+    fn run(&mut self, machine: &mut Machine, budget: u64) -> Exit {
+        self.run(machine, budget)
     }
 }

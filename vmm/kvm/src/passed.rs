@@ -9,9 +9,9 @@ use kvm_ioctls::VcpuFd;
 use x86::model::CpuModel;
 use x86::msr::*;
 
-use super::msrs;
-use crate::hostunits::Pmu;
-use crate::resolve::{Resolution, Resolved};
+use crate::host_units::Pmu;
+use crate::msrs;
+use crate::units::{Resolution, Resolved};
 
 /// What is passed through to a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,10 +7,12 @@ use std::fs;
 
 use serde::Serialize;
 
-use crate::hostunits;
+use crate::guest_debug::Kinds;
+use crate::host::Host;
+use crate::host_units;
 use crate::irqchip::{self, Choice};
-use crate::resolve::{Resolution, Resolved, Wish, Wishes, never_off};
-use crate::vcpu::kvm::{self, Host, guestdbg::Kinds};
+use crate::kernel_irqchip;
+use crate::units::{Resolution, Resolved, Wish, Wishes, never_off};
 
 /// What was found on a host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,9 +35,9 @@ pub struct Kvm {
     /// The modules that are loaded, and the built-in ones that have parameters.
     pub modules: Vec<String>,
     /// What decides about the host's Intel PT.
-    pub pt: hostunits::Pt,
+    pub pt: host_units::Pt,
     /// What decides about the host's counters, PEBS and last-branch records.
-    pub pmu: hostunits::Pmu,
+    pub pmu: host_units::Pmu,
     /// How fast it is, or that it interprets.
     pub speed: Result<String, String>,
     /// The frequency of a guest's time-stamp counter.
@@ -75,12 +77,12 @@ impl Seen {
                     .filter(|name| there(name))
                     .map(|name| (*name).to_string())
                     .collect(),
-                pt: hostunits::Pt::here(is_intel(), || host.tries_pt().map(drop)),
+                pt: host_units::Pt::here(is_intel(), || host.tries_pt().map(drop)),
                 pmu: pmu_of(&host),
                 speed: host.virtualizes(),
                 tsc_khz: host.tsc_khz,
                 guest_debug: host.guest_debug(),
-                irqchip_lacks: kvm::irqchip::lacks(&host),
+                irqchip_lacks: kernel_irqchip::lacks(&host),
                 capabilities: CAPABILITIES
                     .iter()
                     .map(|&(name, number)| (name, host.capability(number)))
@@ -116,16 +118,16 @@ struct Rule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traits {
     /// What decides about the host's Intel PT.
-    pub pt: hostunits::Pt,
+    pub pt: host_units::Pt,
     /// What decides about the host's counters, PEBS and last-branch records.
-    pub pmu: hostunits::Pmu,
+    pub pmu: host_units::Pmu,
 }
 
 impl Traits {
     /// Of this host, without trying what perf records.
     pub fn of(host: &Host) -> Self {
         Traits {
-            pt: hostunits::Pt::here(is_intel(), || Ok(())),
+            pt: host_units::Pt::here(is_intel(), || Ok(())),
             pmu: pmu_of(host),
         }
     }
@@ -135,15 +137,15 @@ fn is_intel() -> bool {
     cpuinfo("vendor_id") == INTEL
 }
 
-fn pmu_of(host: &Host) -> hostunits::Pmu {
-    hostunits::Pmu {
+fn pmu_of(host: &Host) -> host_units::Pmu {
+    host_units::Pmu {
         intel: is_intel(),
         leaf: host.supported(0xa),
         capabilities: host.perf_capabilities(),
         signature: host.supported(1)[0],
         mediated: ["1", "Y"]
             .map(Some)
-            .contains(&hostunits::parameter("kvm", "enable_mediated_pmu").as_deref()),
+            .contains(&host_units::parameter("kvm", "enable_mediated_pmu").as_deref()),
     }
 }
 
@@ -420,14 +422,14 @@ mod tests {
             kernel: "6.1.0".into(),
             kvm: Ok(Kvm {
                 modules: vec!["kvm".into(), module.into()],
-                pt: hostunits::Pt {
+                pt: host_units::Pt {
                     intel: vendor == INTEL,
                     kvm_intel: module == "kvm_intel",
                     pt_mode: pt_mode.map(str::to_string),
                     ept: None,
                     perf: Err("perf has no intel_pt here".into()),
                 },
-                pmu: hostunits::Pmu {
+                pmu: host_units::Pmu {
                     intel: vendor == INTEL,
                     ..Default::default()
                 },
@@ -453,7 +455,7 @@ mod tests {
         let mut seen = host("GenuineIntel", "kvm_intel", None);
         if let Ok(kvm) = &mut seen.kvm {
             kvm.pt.perf = Ok(());
-            kvm.pmu = hostunits::Pmu {
+            kvm.pmu = host_units::Pmu {
                 intel: true,
                 leaf: [0x0830_0402, 0, 0, 0x603],
                 capabilities: Some(capabilities),

@@ -4,29 +4,17 @@
 //! all are asked what they are doing, by a kick. One that lets interrupts in sleeps for good if its APIC's timer is not armed, if
 //! the interval timer is not or leads nowhere, and if no device of ours has something to come.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use engine::Activity;
 use kvm_ioctls::VcpuFd;
 
-use super::native::{Local, Shared, Why};
-use super::{irqchip, timers};
+use crate::kernel_irqchip;
+use crate::shared::{Local, Shared, Why};
+use crate::timers;
 
 /// So often in a row all have to be found halted for good: between two answers one may have woken another by an NMI.
 const TIMES: u64 = 2;
-
-/// What is known of CPUs that KVM halts.
-#[derive(Debug, Default)]
-pub struct Asleep {
-    /// The calling thread looks rarely, and wants to hear of the next access.
-    quiet: AtomicBool,
-    /// Accesses when it looked last.
-    accesses: AtomicU64,
-    /// They have been asked since the last access.
-    asked: AtomicBool,
-    /// How often in a row all were found halted for good.
-    found: AtomicU64,
-}
 
 impl Shared<'_> {
     /// Whether no CPU has come to us since the calling thread looked last. It may sleep for longer then: it is woken.
@@ -35,17 +23,17 @@ impl Shared<'_> {
     }
 
     /// A CPU has come to us with an access.
-    pub(super) fn has_asked(&self) {
+    pub(crate) fn has_asked(&self) {
         if self.asleep.quiet.swap(false, Ordering::SeqCst) {
             let _ = self.wake.write(1);
         }
     }
 
     /// A CPU that was kicked says what it is doing.
-    pub(super) fn notice(&self, index: usize, vcpu: &mut VcpuFd) {
+    pub(crate) fn notice(&self, index: usize, vcpu: &mut VcpuFd) {
         let local = &self.cpus[index];
         let listens = vcpu.get_kvm_run().if_flag != 0;
-        let (halted, deaf, armed) = match irqchip::activity(vcpu) {
+        let (halted, interrupts_masked, armed) = match kernel_irqchip::activity(vcpu) {
             Ok(Activity::Running) => (false, false, false),
             Ok(Activity::Halted) if listens => match timers::is_armed(vcpu) {
                 Ok(armed) => (true, false, armed),
@@ -56,13 +44,13 @@ impl Shared<'_> {
             Err(what) => return self.stop(Why::Failed(index, what)),
         };
         local.armed.store(armed, Ordering::SeqCst);
-        local.deaf.store(deaf, Ordering::SeqCst);
+        local.interrupts_masked.store(interrupts_masked, Ordering::SeqCst);
         local.halted.store(halted, Ordering::SeqCst);
     }
 
     /// Whether all CPUs are halted, or wait for a start-up IPI, and neither one of them nor a timer of KVM's could wake one. Second:
     /// one of them listens to interrupts.
-    pub(super) fn sleeps_for_good(&self) -> (bool, bool) {
+    pub(crate) fn sleeps_for_good(&self) -> (bool, bool) {
         let asleep = &self.asleep;
         let accesses = || self.counts.bus.load(Ordering::SeqCst);
         let now = accesses();
@@ -74,7 +62,10 @@ impl Shared<'_> {
             return (false, true);
         }
         let for_good = |local: &Local| local.halted.load(Ordering::SeqCst) && !local.armed.load(Ordering::SeqCst);
-        let listening = !self.cpus.iter().all(|local| local.deaf.load(Ordering::SeqCst));
+        let listening = !self
+            .cpus
+            .iter()
+            .all(|local| local.interrupts_masked.load(Ordering::SeqCst));
         let all = asleep.asked.swap(true, Ordering::SeqCst)
             && self.cpus.iter().all(for_good)
             && !(listening && timers::interval_timer_wakes(&self.hypervisor.vm));

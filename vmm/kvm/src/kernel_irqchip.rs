@@ -43,7 +43,9 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuFd, VmFd};
 use log::warn;
 
-use super::{Host, refused, room};
+use crate::error::refused;
+use crate::host::Host;
+use crate::sys;
 
 /// The clock of the APIC's timer in KVM. APIC_BUS_CYCLE_NS of arch/x86/kvm/lapic.h: one nanosecond.
 pub const APIC_TIMER_KHZ: u32 = 1_000_000;
@@ -90,7 +92,7 @@ pub fn create(vm: &VmFd) -> Result<(), String> {
         ..Default::default()
     };
     vm.create_pit2(pit).map_err(says("KVM_CREATE_PIT2"))?;
-    room::lose_ticks(vm).map_err(refused("KVM_REINJECT_CONTROL"))?;
+    sys::lose_ticks(vm).map_err(refused("KVM_REINJECT_CONTROL"))?;
     let entries: Vec<kvm_irq_routing_entry> = routes()
         .into_iter()
         .map(|(gsi, irqchip, pin)| {
@@ -135,7 +137,7 @@ pub fn set_virtual_wire(vcpu: &VcpuFd) -> Result<(), String> {
     vcpu.set_lapic(&lapic).map_err(|e| refused("KVM_SET_LAPIC")(e.into()))
 }
 
-pub(super) fn register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
+pub(crate) fn register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
     let bytes = &lapic.regs[offset..offset + 4];
     bytes
         .iter()
@@ -143,7 +145,7 @@ pub(super) fn register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
         .fold(0, |value, byte| value << 8 | u32::from(*byte as u8))
 }
 
-pub(super) fn set_register(lapic: &mut kvm_lapic_state, offset: usize, value: u32) {
+pub(crate) fn set_register(lapic: &mut kvm_lapic_state, offset: usize, value: u32) {
     for (byte, new) in lapic.regs[offset..].iter_mut().zip(value.to_le_bytes()) {
         *byte = new as _;
     }

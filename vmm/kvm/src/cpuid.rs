@@ -9,8 +9,8 @@ use x86::cpuid::Features;
 use x86::debugctl::DebugCtl;
 use x86::model::{CpuModel, CpuidRow, OwnedModel, topology};
 
-use crate::hostunits::Pmu;
-use crate::resolve::{Resolution, Resolved};
+use crate::host_units::Pmu;
+use crate::units::{Resolution, Resolved};
 
 /// What this machine does itself, whatever KVM has: the APIC, the clock, and registers that are exits to us.
 const OURS: Features = Features::list(&[

@@ -13,11 +13,12 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use engine::{Activity, CpuState, Event};
+use engine::{Activity, CpuState, Event, Exit};
 
-use super::super::{Exit, Soft};
-use super::native::{Shared, Why};
-use super::{portable, room::lock};
+use crate::cpus::Cpus;
+use crate::shared::{Loan, Shared, Why};
+use crate::sys::lock;
+use crate::vcpu_state::can_enter;
 
 /// So long a thread watches for what the other does: a few times what it takes to come out of KVM and go back.
 const WATCH: Duration = Duration::from_micros(300);
@@ -26,21 +27,9 @@ pub const UNTIL_PORTABLE: u32 = 64;
 /// The CPU that is lent, of a machine that has no other.
 const CPU: usize = 0;
 
-/// Where a CPU's state is, as far as it is lent.
-#[derive(Debug, Default)]
-pub(super) enum Loan {
-    /// With its own thread.
-    #[default]
-    None,
-    /// With the calling thread, from this state on, and with an event that KVM was in the middle of delivering.
-    Lent(Box<CpuState>, Option<Event>),
-    /// On its way back.
-    Returned(Box<CpuState>),
-}
-
 impl Shared<'_> {
     /// Whether the machine's CPU is lent instead of handed over for an instruction that KVM cannot execute.
-    pub(super) fn lends(&self) -> bool {
+    pub(crate) fn lends(&self) -> bool {
         let hypervisor = self.hypervisor;
         self.cpus.len() == 1
             && !hypervisor.has_controllers()
@@ -49,7 +38,7 @@ impl Shared<'_> {
     }
 
     /// Lends the CPU, whose thread this is; its state behind the instruction. If the run ends first: what it was.
-    pub(super) fn lend(&self, state: CpuState, event: Option<Event>) -> (CpuState, Option<Event>) {
+    pub(crate) fn lend(&self, state: CpuState, event: Option<Event>) -> (CpuState, Option<Event>) {
         *lock(&self.loan) = Loan::Lent(Box::new(state), event);
         self.lent.store(true, Ordering::SeqCst);
         let _ = self.wake.write(1);
@@ -77,7 +66,7 @@ impl Shared<'_> {
     }
 
     /// Executes the instructions for which the CPU is lent, as long as they come in a row, and for so long at most.
-    pub fn execute_lent(&self, soft: &mut Soft, most: Duration) {
+    pub fn execute_lent(&self, soft: &mut dyn Cpus, most: Duration) {
         let begun = Instant::now();
         let mut last = None;
         while !self.over() && begun.elapsed() < most {
@@ -93,7 +82,7 @@ impl Shared<'_> {
     }
 
     /// Executes the instruction, and what it takes until KVM can go on from there.
-    fn execute(&self, soft: &mut Soft) {
+    fn execute(&self, soft: &mut dyn Cpus) {
         let begun = Instant::now();
         let mut machine = self.machine();
         let mut loan = lock(&self.loan);
@@ -109,25 +98,27 @@ impl Shared<'_> {
             machine.clock().follow(self.hypervisor.clock.ticks(), soft.steps());
             let exit = soft.run(&mut machine, 1);
             self.steps.store(soft.steps(), Ordering::SeqCst);
-            self.settle(&mut machine, Some(CPU));
+            self.run_due_events(&mut machine, Some(CPU));
             match exit {
                 Exit::Shutdown => self.stop_locked(Why::Shutdown(CPU)),
                 Exit::Defect(what) => self.stop_locked(Why::Defect(CPU, what)),
                 _ => {}
             }
             state = soft.cpu(CPU).map(engine::Cpu::state).unwrap_or_default();
-            if self.over() || portable(&state) {
+            if self.over() || can_enter(&state) {
                 break;
             }
         }
-        if !portable(&state) {
+        if !can_enter(&state) {
             self.stop_locked(Why::Asked);
         }
         let local = &self.cpus[CPU];
         let retired = soft.cpu(CPU).map_or(0, engine::Cpu::retired);
         local.retired.store(retired, Ordering::SeqCst);
         local.halted.store(state.activity == Activity::Halted, Ordering::SeqCst);
-        local.deaf.store(state.rflags & 1 << 9 == 0, Ordering::SeqCst);
+        local
+            .interrupts_masked
+            .store(state.rflags & 1 << 9 == 0, Ordering::SeqCst);
         *loan = Loan::Returned(Box::new(state));
         self.counts.emulated.fetch_add(1, Ordering::Relaxed);
         self.counts.add_in_engine(begun.elapsed());

@@ -22,7 +22,7 @@ use perf_event_open_sys::bindings::{
 use vmm_sys_util::signal::SIGRTMIN;
 use x86::pt::{PtCaps, RtitCtl};
 
-use super::tracer::{IntelPt, PMU, Taken, Tracer, Traces};
+use crate::tracer::{IntelPt, PMU, Taken, Tracer, Traces};
 
 /// Sizes of the buffer for packets, in pages: the first that the kernel lets have. Whoever has neither CAP_IPC_LOCK nor a
 /// generous perf_event_mlock_kb gets less.

@@ -22,7 +22,7 @@ use kvm_ioctls::{Kvm, VcpuFd};
 use serde::Serialize;
 use x86::debug::{Breakpoint, Dr6, Dr7, Watched};
 
-use super::room::{self, Reason};
+use crate::sys::{self, Reason};
 use machine::memory::Memory;
 
 /// The debug registers that hold an address.
@@ -145,8 +145,8 @@ fn registers(points: &[Breakpoint]) -> [u64; 8] {
 /// KVM refuses.
 pub fn arm(vcpu: &VcpuFd, points: &[Breakpoint]) -> io::Result<()> {
     match points {
-        [] => room::guest_debug(vcpu, 0, [0; 8]),
-        points => room::guest_debug(vcpu, KVM_GUESTDBG_USE_HW_BP, registers(points)),
+        [] => sys::guest_debug(vcpu, 0, [0; 8]),
+        points => sys::guest_debug(vcpu, KVM_GUESTDBG_USE_HW_BP, registers(points)),
     }
 }
 
@@ -180,7 +180,7 @@ const OWN: u64 = 0x401;
 const HANDLER: u64 = 0x1200;
 
 /// Has a vCPU begin at an address, in protected mode: a VMX that lacks unrestricted guests has KVM interpret real mode.
-pub(super) fn begin(vcpu: &VcpuFd, at: u64) -> io::Result<()> {
+pub(crate) fn begin(vcpu: &VcpuFd, at: u64) -> io::Result<()> {
     let mut sregs = vcpu.get_sregs()?;
     sregs.cs = kvm_segment {
         base: 0,
@@ -220,7 +220,7 @@ pub fn measure(kvm: &Kvm) -> io::Result<Kinds> {
     let memory = Memory::new(2 << 20).map_err(io::Error::other)?;
     let vm = kvm.create_vm()?;
     vm.set_tss_address(0xfffb_d000)?;
-    room::lend(&vm, &memory)?;
+    sys::lend(&vm, &memory)?;
     let put = |at: u64, bytes: &[u8]| memory.write(at, bytes).map_err(io::Error::other);
     put(CODE, &GUEST)?;
     put(INT3, &[0xcc])?;
@@ -240,8 +240,8 @@ pub fn measure(kvm: &Kvm) -> io::Result<Kinds> {
             (debug.db[0], debug.dr7) = (address, OWN);
             vcpu.set_debug_regs(&debug)?;
         }
-        room::guest_debug(&vcpu, kinds, registers)?;
-        let reason = room::run_unkicked(&mut vcpu);
+        sys::guest_debug(&vcpu, kinds, registers)?;
+        let reason = sys::run_unkicked(&mut vcpu);
         Ok((reason, vcpu.get_regs()?.rip))
     };
     let met = |came: (Reason, u64), at: u64, bits: u64| matches!(came, (Reason::Debug { vector: 1, dr6 }, rip) if rip == at && dr6 & bits == bits);

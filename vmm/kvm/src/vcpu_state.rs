@@ -375,6 +375,11 @@ impl Vcpu {
     }
 }
 
+/// Whether a CPU can be handed over to KVM as it is, and has not come to a triple fault.
+pub fn can_enter(state: &CpuState) -> bool {
+    portable(state) && state.activity != Activity::Shutdown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

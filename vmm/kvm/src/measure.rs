@@ -7,8 +7,8 @@ use kvm_bindings::{KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_e
 use kvm_ioctls::{Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use x86::msr::IA32_TSC_DEADLINE;
 
-use super::guestdbg;
-use super::room::{self, Reason};
+use crate::guest_debug;
+use crate::sys::{self, Reason};
 use machine::memory::Memory;
 
 /// What no interpreter in a kernel reaches, and every processor.
@@ -36,7 +36,7 @@ const EXITS: [u8; 15] = [
 pub fn exits(kvm: &Kvm, count: u16) -> io::Result<Duration> {
     let memory = Memory::new(2 << 20).map_err(io::Error::other)?;
     let vm = filtered(kvm, MSR)?;
-    room::lend(&vm, &memory)?;
+    sys::lend(&vm, &memory)?;
     let mut vcpu = vm.create_vcpu(0)?;
     let mut code = EXITS;
     code[7..9].copy_from_slice(&count.to_le_bytes());
@@ -44,8 +44,8 @@ pub fn exits(kvm: &Kvm, count: u16) -> io::Result<Duration> {
     begin(&vcpu)?;
     let started = Instant::now();
     loop {
-        match room::run_unkicked(&mut vcpu) {
-            Reason::WriteMsr(..) => room::set_msr(&mut vcpu, Some(0)),
+        match sys::run_unkicked(&mut vcpu) {
+            Reason::WriteMsr(..) => sys::set_msr(&mut vcpu, Some(0)),
             Reason::Halt => return Ok(started.elapsed()),
             reason => return Err(io::Error::other(format!("a loop ended with {reason:?}"))),
         }
@@ -63,11 +63,11 @@ const DEADLINE: [u8; 11] = [0xb9, 0xe0, 0x06, 0, 0, 0x83, 0xc8, 0xff, 0x0f, 0x30
 pub fn deadline_exits(kvm: &Kvm) -> io::Result<bool> {
     let memory = Memory::new(2 << 20).map_err(io::Error::other)?;
     let vm = filtered(kvm, IA32_TSC_DEADLINE)?;
-    room::lend(&vm, &memory)?;
+    sys::lend(&vm, &memory)?;
     let mut vcpu = vm.create_vcpu(0)?;
     memory.write(CODE, &DEADLINE).map_err(io::Error::other)?;
-    guestdbg::begin(&vcpu, CODE)?;
-    match room::run_unkicked(&mut vcpu) {
+    guest_debug::begin(&vcpu, CODE)?;
+    match sys::run_unkicked(&mut vcpu) {
         Reason::WriteMsr(..) => Ok(true),
         Reason::Halt => Ok(false),
         reason => Err(io::Error::other(format!("WRMSR ended with {reason:?}"))),
@@ -113,7 +113,7 @@ pub fn mips(kvm: &Kvm) -> io::Result<f64> {
     let vm = kvm.create_vm()?;
     // VMX has to have them for real mode.
     vm.set_tss_address(0xfffb_d000)?;
-    room::lend(&vm, &memory)?;
+    sys::lend(&vm, &memory)?;
     let mut vcpu = vm.create_vcpu(0)?;
     let mut fastest = 0f64;
     // The first few find caches cold.
@@ -126,7 +126,7 @@ pub fn mips(kvm: &Kvm) -> io::Result<f64> {
         memory.write(CODE, &code).map_err(io::Error::other)?;
         begin(&vcpu)?;
         let started = Instant::now();
-        match room::run_unkicked(&mut vcpu) {
+        match sys::run_unkicked(&mut vcpu) {
             Reason::Halt => {}
             reason => return Err(io::Error::other(format!("a loop ended with {reason:?}"))),
         }

@@ -3,7 +3,7 @@
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Error, VcpuFd};
 
-use super::refused;
+use crate::error::refused;
 
 fn list(entries: impl Iterator<Item = (u32, u64)>) -> Result<Msrs, String> {
     let entry = |(index, data)| kvm_msr_entry {

@@ -1,53 +1,28 @@
 //! The guest on KVM: one thread a CPU, one lock for what they share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use devices::platform::{Effect, Platform};
+use devices::platform::Platform;
 use engine::bus::Bus;
-use engine::{Activity, CpuState, Event};
+use engine::{Activity, CpuState};
 use kvm_ioctls::VcpuFd;
 use log::trace;
+use machine::Machine;
 use vmm_sys_util::eventfd::EventFd;
 use x86::debug::Dr6;
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE, IA32_X2APIC_BASE};
 
-use super::super::{Exits, Soft};
-use super::asleep::Asleep;
-use super::guestdbg::{self, Hit};
-use super::loan::Loan;
-use super::room::{self, Reason, lock};
-use super::state;
-use super::traced;
-use super::view::View;
-use super::{Hypervisor, Limit, Processor, irqchip, refused};
-use machine::Machine;
-
-/// Why the CPUs came back from KVM.
-#[derive(Debug)]
-pub enum Why {
-    /// The calling thread wanted it.
-    Asked,
-    /// Devices, or other CPUs, want something of the machine: [`Native::effects`].
-    Effects,
-    /// A unit of this CPU has to see instructions.
-    Instructions(usize),
-    /// KVM cannot execute this CPU's next instruction.
-    Emulation(usize),
-    /// Triple fault of this CPU.
-    Shutdown(usize),
-    /// This CPU has met a debug exception, [`Native::hits`].
-    Debug(usize),
-    /// All CPUs are halted, and nothing is there to wake one.
-    Halted,
-    /// They have come to their [`Limit`].
-    Limit,
-    /// A fault of ours, while the engine executed an instruction of this CPU: what went wrong.
-    Defect(usize, String),
-    /// KVM failed with this CPU: its words.
-    Failed(usize, String),
-}
+use crate::cpus::Cpus;
+use crate::error::refused;
+use crate::guest_debug::{self, Hit};
+use crate::host_traced;
+use crate::hypervisor::{Hypervisor, Limit, Processor};
+use crate::kernel_irqchip;
+use crate::shared::{After, Asleep, Counts, Loan, Local, Native, Shared, Why};
+use crate::state;
+use crate::sys::{self, Reason, lock};
 
 /// What a CPU's thread does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,120 +35,6 @@ enum Next {
     Look,
 }
 
-/// How a run in KVM went.
-#[derive(Debug)]
-pub struct Native<T> {
-    /// Why it ended.
-    pub why: Why,
-    /// What is wanted of the machine.
-    pub effects: Vec<Effect>,
-    /// CPUs that met debug exceptions while breakpoints of the host's were [set](Hypervisor::arm).
-    pub hits: Vec<(usize, Hit)>,
-    /// What the calling thread has to say.
-    pub outcome: T,
-}
-
-impl Counts {
-    /// The same as plain numbers.
-    pub fn exits(&self) -> Exits {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Exits {
-            budget: read(&self.kicks),
-            bus: read(&self.bus),
-            window: read(&self.window),
-            halt: read(&self.halt),
-            pause: 0,
-            interrupts: read(&self.interrupts),
-            nmis: read(&self.nmis),
-            debug: read(&self.debug),
-        }
-    }
-
-    /// The software engine has had the machine for so long.
-    pub fn add_in_engine(&self, time: Duration) {
-        self.in_engine.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
-    }
-}
-
-/// How often the CPUs came out of the guest.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Accesses to devices and MSRs.
-    pub bus: AtomicU64,
-    /// Interrupts became deliverable.
-    pub window: AtomicU64,
-    /// HLT.
-    pub halt: AtomicU64,
-    /// Kicks.
-    pub kicks: AtomicU64,
-    /// Interrupts delivered.
-    pub interrupts: AtomicU64,
-    /// NMIs delivered.
-    pub nmis: AtomicU64,
-    /// Debug exceptions while the host has breakpoints.
-    pub debug: AtomicU64,
-    /// Instructions that the software engine executed since KVM cannot.
-    pub emulated: AtomicU64,
-    /// Nanoseconds of wall time in the software engine.
-    pub in_engine: AtomicU64,
-}
-
-/// What the threads of a running machine share.
-pub struct Shared<'a> {
-    pub(super) hypervisor: &'a Hypervisor,
-    machine: Mutex<&'a mut Machine>,
-    /// Notified, with `machine` locked, when something may wake a halted CPU.
-    pub(super) changed: Condvar,
-    why: Mutex<Option<Why>>,
-    effects: Mutex<Vec<Effect>>,
-    hits: Mutex<Vec<(usize, Hit)>>,
-    over: AtomicBool,
-    /// Wakes the calling thread.
-    pub(super) wake: &'a EventFd,
-    /// When the calling thread looks at the machine next, in nanoseconds of its clock.
-    deadline: AtomicU64,
-    /// The step at which the engine left off, which the clock counts on from.
-    pub(super) steps: AtomicU64,
-    pub(super) cpus: Vec<Local>,
-    pub(super) counts: &'a Counts,
-    /// So often CPUs still come out of KVM until the run is over.
-    left: AtomicU64,
-    pub(super) asleep: Asleep,
-    pub(super) loan: Mutex<Loan>,
-    /// The calling thread has to execute something.
-    pub(super) lent: AtomicBool,
-}
-
-/// What the threads know of each CPU.
-pub(super) struct Local {
-    pub(super) halted: AtomicBool,
-    /// The CPU is in a wait for its start-up IPI, and no thread runs it.
-    waits: bool,
-    /// It knows that an interrupt waits, or is about to look.
-    told: AtomicBool,
-    /// The same of an NMI.
-    told_nmi: AtomicBool,
-    /// HLT with interrupts off: only an NMI ends that.
-    pub(super) deaf: AtomicBool,
-    /// It is halted in KVM, and a timer that its own APIC has there will wake it.
-    pub(super) armed: AtomicBool,
-    /// The instructions that the engine has retired for it.
-    pub(super) retired: AtomicU64,
-    /// Its next instruction is for the engine.
-    emulates: AtomicBool,
-    /// Up to this tick of the clock its counters have counted, if it has been running since.
-    counted: AtomicU64,
-    /// When one of them overflows if it goes on running, in nanoseconds of the clock.
-    overflow: AtomicU64,
-    /// Its state at the beginning.
-    before: CpuState,
-    /// `None`: it has not been there.
-    after: Mutex<Option<After>>,
-}
-
-/// A CPU's state after its visit to KVM and the event that KVM was in the middle of delivering; or what KVM refused.
-type After = Result<(CpuState, Option<Event>), String>;
-
 /// Ends the run if its thread panics, for which the others would wait; the caller is handed the panic.
 struct EndsWithThread<'a, 'b>(&'a Shared<'b>);
 
@@ -185,142 +46,7 @@ impl Drop for EndsWithThread<'_, '_> {
     }
 }
 
-impl<'a> Shared<'a> {
-    /// The machine, with its clock at the present.
-    pub fn machine(&self) -> MutexGuard<'_, &'a mut Machine> {
-        let mut machine = lock(&self.machine);
-        machine.clock().follow(self.hypervisor.clock.ticks(), self.steps());
-        machine
-    }
-
-    /// The step that the clock counts from.
-    pub fn steps(&self) -> u64 {
-        self.steps.load(Ordering::SeqCst)
-    }
-
-    /// Ends the run, for this reason unless there is one already.
-    pub fn stop(&self, why: Why) {
-        // Under the lock, so that nobody is between looking and waiting.
-        let machine = lock(&self.machine);
-        self.stop_locked(why);
-        drop(machine);
-    }
-
-    /// The same, of whoever holds the machine.
-    pub(super) fn stop_locked(&self, why: Why) {
-        lock(&self.why).get_or_insert(why);
-        self.over.store(true, Ordering::SeqCst);
-        for cpu in &self.hypervisor.cpus {
-            cpu.kick.kick();
-        }
-        self.changed.notify_all();
-        let _ = self.wake.write(1);
-    }
-
-    /// The run is over.
-    pub fn over(&self) -> bool {
-        self.over.load(Ordering::SeqCst)
-    }
-
-    /// Does what is due, tells CPUs of their interrupts, and says when the next thing is due, in nanoseconds of the clock.
-    /// Called by whoever has changed something.
-    pub fn settle(&self, machine: &mut Machine, own: Option<usize>) -> Option<u64> {
-        let effects = machine.advance(self.steps());
-        // Nothing of the engine is running that would have to hear of it; it forgets all code when it does.
-        machine.take_written();
-        machine.platform().take_sent();
-        if !effects.is_empty() {
-            lock(&self.effects).extend(effects);
-            self.stop_locked(Why::Effects);
-        }
-        let mut woken = false;
-        for (index, local) in self.cpus.iter().enumerate() {
-            let platform = machine.platform();
-            if Some(index) == own || !(platform.interrupt_pending(index) || platform.nmi_pending(index)) {
-                continue;
-            }
-            if local.halted.load(Ordering::SeqCst) {
-                woken = true;
-            } else if !local.waits {
-                // One that knows of an interrupt that it lets in later knows nothing of an NMI.
-                let flag = if platform.nmi_pending(index) {
-                    &local.told_nmi
-                } else {
-                    &local.told
-                };
-                if !flag.swap(true, Ordering::SeqCst) {
-                    self.hypervisor.cpus[index].kick.kick();
-                }
-            }
-        }
-        if woken {
-            self.changed.notify_all();
-        }
-        let mut next = machine.platform().next_event();
-        if let Some((index, overflow)) = self.next_overflow() {
-            if overflow <= machine.clock().ns(self.steps()) {
-                self.stop_locked(Why::Instructions(index));
-            }
-            next = Some(next.map_or(overflow, |next| next.min(overflow)));
-        }
-        if next.unwrap_or(u64::MAX) < self.deadline.load(Ordering::SeqCst) && own.is_some() {
-            let _ = self.wake.write(1);
-        }
-        next
-    }
-
-    /// The running CPU whose counters overflow first, and when.
-    fn next_overflow(&self) -> Option<(usize, u64)> {
-        if !self.hypervisor.has_rdpmc {
-            return None;
-        }
-        let all = self
-            .cpus
-            .iter()
-            .map(|local| local.overflow.load(Ordering::SeqCst))
-            .enumerate();
-        all.filter(|(_, at)| *at != u64::MAX).min_by_key(|(_, at)| *at)
-    }
-
-    /// A CPU, which the machine's bus answers, begins to run.
-    fn begins(&self, index: usize, machine: &mut Machine) {
-        let local = &self.cpus[index];
-        let clock = machine.clock();
-        let (ticks, left) = (clock.ticks(self.steps()), machine.cycles_left(index));
-        let overflow = left.map_or(u64::MAX, |left| machine.clock().ns_of(ticks.saturating_add(left)));
-        local.counted.store(ticks, Ordering::SeqCst);
-        local.overflow.store(overflow, Ordering::SeqCst);
-    }
-
-    /// A CPU, which the machine's bus answers and which has been running, halts, leaves, or is about to say what its counters hold,
-    /// and begins anew.
-    fn has_run(&self, index: usize, halted: bool, machine: &mut Machine, view: &mut View<'_>) {
-        let local = &self.cpus[index];
-        let ticks = machine.clock().ticks(self.steps());
-        machine
-            .cpu(index)
-            .elapsed(ticks.saturating_sub(local.counted.load(Ordering::SeqCst)), halted, view);
-        if halted {
-            local.overflow.store(u64::MAX, Ordering::SeqCst);
-        }
-    }
-
-    /// The CPU whose exit is being served.
-    pub(super) fn view<'v>(&'v self, index: usize, vcpu: &'v VcpuFd, machine: &mut Machine) -> View<'v> {
-        let counts = [self.cpus[index].retired.load(Ordering::SeqCst), self.steps()];
-        View::new(
-            vcpu,
-            &self.hypervisor.memory,
-            machine.cpu(index).tsc(self.steps()),
-            counts,
-        )
-    }
-
-    /// Says when the calling thread is going to look again.
-    pub fn look_at(&self, deadline: Option<u64>) {
-        self.deadline.store(deadline.unwrap_or(u64::MAX), Ordering::SeqCst);
-    }
-
+impl Shared<'_> {
     /// All CPUs are halted, and none of them has anything pending that it lets in. Second: one of them listens to interrupts.
     pub fn idle(&self, machine: &mut Machine) -> (bool, bool) {
         if self.hypervisor.has_controllers() {
@@ -331,15 +57,15 @@ impl<'a> Shared<'a> {
             if local.waits {
                 continue;
             }
-            let deaf = local.deaf.load(Ordering::SeqCst);
+            let interrupts_masked = local.interrupts_masked.load(Ordering::SeqCst);
             let platform = machine.platform();
             if !local.halted.load(Ordering::SeqCst)
                 || platform.nmi_pending(index)
-                || !deaf && platform.interrupt_pending(index)
+                || !interrupts_masked && platform.interrupt_pending(index)
             {
                 return (false, true);
             }
-            listening |= !deaf;
+            listening |= !interrupts_masked;
         }
         (true, listening)
     }
@@ -384,14 +110,14 @@ impl<'a> Shared<'a> {
         self.turns(index, cpu, vcpu);
         // Before the registers come: an INIT or a start-up IPI that is there takes effect in this.
         let activity = match self.hypervisor.has_controllers() {
-            true => Some(irqchip::activity(vcpu)?),
+            true => Some(kernel_irqchip::activity(vcpu)?),
             false => None,
         };
         state::want(vcpu, true);
         while self.complete(index, cpu, vcpu) {}
         state::want(vcpu, false);
         if self.hypervisor.single_steps() {
-            room::debug(vcpu, false).map_err(refused("KVM_SET_GUEST_DEBUG"))?;
+            sys::debug(vcpu, false).map_err(refused("KVM_SET_GUEST_DEBUG"))?;
         }
         let halted = local.halted.load(Ordering::SeqCst);
         let mut machine = self.machine();
@@ -422,13 +148,13 @@ impl<'a> Shared<'a> {
                 Next::Enter => {}
             }
             if self.hypervisor.single_steps()
-                && let Err(error) = room::debug(vcpu, true)
+                && let Err(error) = sys::debug(vcpu, true)
             {
                 // It is lost at POPF and at some exits.
                 self.stop(Why::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
                 return;
             }
-            let reason = room::run(vcpu);
+            let reason = sys::run(vcpu);
             unfinished = self.exit(index, cpu, vcpu, reason);
             let less = |left: u64| left.checked_sub(1);
             if reason != Reason::Kicked && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) == Ok(1) {
@@ -440,7 +166,7 @@ impl<'a> Shared<'a> {
     /// What an instruction asked for has been answered: has KVM finish it. It may ask for more, which is what this says.
     fn complete(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd) -> bool {
         cpu.kick.complete_only();
-        let reason = room::run(vcpu);
+        let reason = sys::run(vcpu);
         trace!("CPU {index} completes: {reason:?}");
         reason != Reason::Kicked && self.exit(index, cpu, vcpu, reason)
     }
@@ -456,7 +182,7 @@ impl<'a> Shared<'a> {
                 count(&self.counts.bus);
                 let mut machine = self.machine();
                 take_cr8(machine.platform(), index, vcpu);
-                let traces = self.hypervisor.traces.is_some() && traced::is_of_trace(reason);
+                let traces = self.hypervisor.traces.is_some() && host_traced::is_of_trace(reason);
                 if traces {
                     self.trace_ends(index, cpu, vcpu, &mut machine);
                 }
@@ -465,7 +191,7 @@ impl<'a> Shared<'a> {
                     watched |= !self.trace_resumes(index, cpu, vcpu, &mut machine);
                 }
                 vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
-                self.settle(&mut machine, Some(index));
+                self.run_due_events(&mut machine, Some(index));
                 drop(machine);
                 self.has_asked();
                 if watched {
@@ -480,8 +206,8 @@ impl<'a> Shared<'a> {
                     let mut view = self.view(index, vcpu, &mut machine);
                     self.has_run(index, true, &mut machine, &mut view);
                 }
-                let deaf = vcpu.get_kvm_run().if_flag == 0;
-                local.deaf.store(deaf, Ordering::SeqCst);
+                let interrupts_masked = vcpu.get_kvm_run().if_flag == 0;
+                local.interrupts_masked.store(interrupts_masked, Ordering::SeqCst);
                 local.halted.store(true, Ordering::SeqCst);
                 // Somebody has to see when all are.
                 let _ = self.wake.write(1);
@@ -504,7 +230,7 @@ impl<'a> Shared<'a> {
             Reason::Emulation => self.stop(Why::Emulation(index)),
             Reason::Shutdown => self.stop(Why::Shutdown(index)),
             Reason::Failure { reason, detail } => {
-                let text = format!("KVM_RUN: {}", room::failure(reason, detail));
+                let text = format!("KVM_RUN: {}", sys::failure(reason, detail));
                 self.stop(Why::Failed(index, text));
             }
             Reason::Refused(errno) => {
@@ -523,17 +249,17 @@ impl<'a> Shared<'a> {
         }
         let local = &self.cpus[index];
         let mut machine = self.machine();
-        local.told.store(false, Ordering::SeqCst);
-        local.told_nmi.store(false, Ordering::SeqCst);
+        local.irq_notified.store(false, Ordering::SeqCst);
+        local.nmi_notified.store(false, Ordering::SeqCst);
         let platform = machine.platform();
         take_cr8(platform, index, vcpu);
         let halted = local.halted.load(Ordering::SeqCst);
-        let deaf = local.deaf.load(Ordering::SeqCst);
+        let interrupts_masked = local.interrupts_masked.load(Ordering::SeqCst);
         let nmi = platform.nmi_pending(index);
         let pending = platform.interrupt_pending(index);
-        if halted && !nmi && (deaf || !pending) {
+        if halted && !nmi && (interrupts_masked || !pending) {
             let now = machine.clock().ns(self.steps());
-            let next = self.settle(&mut machine, None);
+            let next = self.run_due_events(&mut machine, None);
             let time = next.map_or(Duration::MAX, |next| Duration::from_nanos(next.saturating_sub(now)));
             if !self.over() {
                 let time = time.min(Duration::from_secs(1));
@@ -558,7 +284,7 @@ impl<'a> Shared<'a> {
         }
         if pending && open {
             let vector = machine.platform().acknowledge(index);
-            if let Err(error) = room::interrupt(vcpu, vector) {
+            if let Err(error) = sys::interrupt(vcpu, vector) {
                 drop(machine);
                 self.stop(Why::Failed(index, refused("KVM_INTERRUPT")(error)));
                 return Next::Look;
@@ -569,10 +295,10 @@ impl<'a> Shared<'a> {
             let run = vcpu.get_kvm_run();
             run.ready_for_interrupt_injection = 0;
             run.request_interrupt_window = u8::from(more);
-            local.told.store(more, Ordering::SeqCst);
+            local.irq_notified.store(more, Ordering::SeqCst);
         } else if pending {
             run.request_interrupt_window = 1;
-            local.told.store(true, Ordering::SeqCst);
+            local.irq_notified.store(true, Ordering::SeqCst);
         }
         vcpu.get_kvm_run().cr8 = machine.platform().cr8(index).into();
         Next::Enter
@@ -583,7 +309,7 @@ impl<'a> Shared<'a> {
         let now = self.steps();
         match reason {
             Reason::Port { port, size, write } => {
-                for data in room::port_data(vcpu).chunks_exact_mut(size.max(1).into()) {
+                for data in sys::port_data(vcpu).chunks_exact_mut(size.max(1).into()) {
                     if write {
                         machine.cpu(index).port_write(port, size, value(data) as u32, now);
                     } else {
@@ -594,7 +320,7 @@ impl<'a> Shared<'a> {
                 false
             }
             Reason::Mmio { gpa, len, write } => {
-                let data = &mut room::mmio_data(vcpu)[..len.into()];
+                let data = &mut sys::mmio_data(vcpu)[..len.into()];
                 // Of a size that no instruction has, as a page's end makes them, byte by byte.
                 let size = if len.is_power_of_two() { len } else { 1 };
                 for (data, gpa) in data.chunks_exact_mut(size.into()).zip((gpa..).step_by(size.into())) {
@@ -618,7 +344,7 @@ impl<'a> Shared<'a> {
                     self.begins(index, machine);
                 }
                 let answer = machine.cpu(index).read_msr(msr, &mut view).ok();
-                room::set_msr(vcpu, answer);
+                sys::set_msr(vcpu, answer);
                 false
             }
             Reason::WriteMsr(msr, value) => {
@@ -638,7 +364,7 @@ impl<'a> Shared<'a> {
                 if counters {
                     self.begins(index, machine);
                 }
-                room::set_msr(vcpu, written.ok().map(|()| 0));
+                sys::set_msr(vcpu, written.ok().map(|()| 0));
                 let offset = machine.tsc_offset(index);
                 cpu.set_tsc_offset(vcpu, offset, self.hypervisor.clock);
                 watched
@@ -676,26 +402,26 @@ impl Hypervisor {
     /// One line: KVM refused a CPU's state.
     pub fn run<T>(
         &mut self,
-        soft: &mut Soft,
+        soft: &mut dyn Cpus,
         machine: &mut Machine,
         wake: &EventFd,
         counts: &Counts,
-        outside: impl FnOnce(&Shared, &mut Soft) -> T,
+        outside: impl FnOnce(&Shared, &mut dyn Cpus) -> T,
     ) -> Result<Native<T>, String> {
-        let states: Vec<CpuState> = soft.cpus().map(|cpu| cpu.state()).collect();
+        let cpus = (0..soft.count()).filter_map(|cpu| soft.cpu(cpu));
+        let (states, retired): (Vec<CpuState>, Vec<u64>) = cpus.map(|cpu| (cpu.state(), cpu.retired())).unzip();
         machine.clock().follow(self.clock.ticks(), soft.steps());
         // With its own interrupt controllers KVM starts the CPUs.
         let waits = |state: &CpuState| state.activity == Activity::WaitForSipi && !self.has_controllers();
         if let Some(timers) = &self.timers {
             timers.go_on_with_intervals(&self.vm)?;
         }
-        let retired: Vec<u64> = soft.cpus().map(engine::Cpu::retired).collect();
         let cpus = states.into_iter().zip(retired).map(|(state, retired)| Local {
             halted: AtomicBool::new(state.activity == Activity::Halted),
             waits: waits(&state),
-            told: AtomicBool::new(false),
-            told_nmi: AtomicBool::new(false),
-            deaf: AtomicBool::new(state.rflags & 1 << 9 == 0),
+            irq_notified: AtomicBool::new(false),
+            nmi_notified: AtomicBool::new(false),
+            interrupts_masked: AtomicBool::new(state.rflags & 1 << 9 == 0),
             armed: AtomicBool::new(false),
             retired: AtomicU64::new(retired),
             emulates: AtomicBool::new(false),
@@ -757,7 +483,7 @@ impl Hypervisor {
             let (mut state, pending) = after?;
             if hits.iter().any(|(cpu, hit)| *cpu == index && hit.guest_steps) {
                 state.dr[6] |= Dr6::new().with_single_step(true).into_bits();
-                events.push((index, guestdbg::EXCEPTION));
+                events.push((index, guest_debug::EXCEPTION));
             }
             soft.put(index, &state);
             events.extend(pending.map(|event| (index, event)));

@@ -5,8 +5,7 @@
 
 use serde::Serialize;
 
-use crate::config::MachineConfig;
-use crate::resolve::{Resolution, Resolved};
+use crate::units::{Resolution, Resolved};
 
 /// Whose interrupt controllers and interval timer a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -28,6 +27,17 @@ impl Irqchip {
     }
 }
 
+/// What of a run's configuration the choice hangs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// `--irqchip`.
+    pub irqchip: Option<Irqchip>,
+    /// A debugger may stop the guest.
+    pub debugged: bool,
+    /// Somebody may look at the machine through the monitor.
+    pub monitored: bool,
+}
+
 /// What has been chosen, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
@@ -38,7 +48,7 @@ pub struct Choice {
 }
 
 /// What of a configuration moves the machine to the software engine while the guest runs: the option, and what it does.
-fn moves(config: &MachineConfig, units: &Resolution) -> Option<(String, &'static str)> {
+fn moves(config: &Wanted, units: &Resolution) -> Option<(String, &'static str)> {
     let unit = units.each().into_iter().find(|(_, how)| *how == Resolved::Emulated);
     if let Some((unit, _)) = unit {
         let option = format!("--{unit}=emulated");
@@ -51,7 +61,7 @@ fn moves(config: &MachineConfig, units: &Resolution) -> Option<(String, &'static
         let does = "has its interrupts from this program's";
         return Some(("--pt=host".into(), does));
     }
-    let debugged = config.gdb.is_some();
+    let debugged = config.debugged;
     let does = "has the guest run in the software engine while there is something to stop for";
     debugged.then(|| ("--gdb".to_string(), does))
 }
@@ -62,7 +72,7 @@ fn moves(config: &MachineConfig, units: &Resolution) -> Option<(String, &'static
 /// # Errors
 /// One line: KVM's are wished for and cannot be had, and why.
 pub fn choose(
-    config: &MachineConfig,
+    config: &Wanted,
     units: &Resolution,
     lacks: Option<&'static str>,
     speed: impl FnOnce() -> Result<String, String>,
@@ -89,7 +99,7 @@ pub fn choose(
             if let Some((option, does)) = moves {
                 return chosen(Irqchip::Minivmm, format!("{option} {does}"));
             }
-            if config.control.is_some() {
+            if config.monitored {
                 let why = "the monitor behind --control shows the machine's own";
                 return chosen(Irqchip::Minivmm, why.into());
             }
@@ -104,7 +114,7 @@ pub fn choose(
 /// # Errors
 /// One line: they cannot be had.
 fn counters(
-    config: &MachineConfig,
+    config: &Wanted,
     moves: Option<(String, &'static str)>,
     lacks: Option<&'static str>,
 ) -> Result<String, String> {
@@ -137,7 +147,7 @@ pub fn of_host(lacks: Option<&'static str>, speed: Result<String, String>) -> (I
 ///
 /// # Errors
 /// One line: they are.
-pub fn check_soft(config: &MachineConfig) -> Result<(), String> {
+pub fn check_soft(config: &Wanted) -> Result<(), String> {
     match config.irqchip {
         Some(Irqchip::Kvm) => {
             Err("the software engine runs this guest, and KVM has no part in it: use --engine kvm".into())
@@ -155,22 +165,16 @@ mod tests {
     // covers: 6/irqchip-choice
     #[test]
     fn this_programs_are_taken_unless_kvms_are_wished_for() {
-        let base = MachineConfig {
-            irqchip: None,
-            ..MachineConfig::new("k")
-        };
+        let base = Wanted::default();
         let none = Resolution::default();
         let emulated = Resolution {
             pt: Resolved::Emulated,
             ..none
         };
-        let gdb = MachineConfig {
-            gdb: Some(crate::gdb::Address::USUAL),
-            ..base.clone()
-        };
-        let control = MachineConfig {
-            control: Some("socket".into()),
-            ..base.clone()
+        let gdb = Wanted { debugged: true, ..base };
+        let control = Wanted {
+            monitored: true,
+            ..base
         };
         let slow: fn() -> Result<String, String> = || Err("KVM interprets here".into());
         for (config, units, lacks, speed, irqchip, why) in [
@@ -199,9 +203,9 @@ mod tests {
             assert_eq!(choice.irqchip, irqchip, "{choice:?}");
             assert!(choice.why.contains(why), "{choice:?}");
             // A wish for this program's is always met.
-            let wished = MachineConfig {
+            let wished = Wanted {
                 irqchip: Some(Irqchip::Minivmm),
-                ..config.clone()
+                ..*config
             };
             let choice = choose(&wished, &units, lacks, || panic!("nothing is measured")).unwrap();
             assert_eq!(choice.irqchip, Irqchip::Minivmm);
@@ -211,30 +215,21 @@ mod tests {
     // covers: 6/host-pmu-irqchip
     #[test]
     fn kvms_counters_imply_kvms_controllers_and_a_hosts_trace_this_programs() {
-        let base = MachineConfig {
-            irqchip: None,
-            ..MachineConfig::new("k")
-        };
+        let base = Wanted::default();
         let host = Resolved::Host;
         let none = Resolution::default();
         let counters = Resolution { pmu: host, ..none };
         for irqchip in [None, Some(Irqchip::Kvm)] {
-            let config = MachineConfig {
-                irqchip,
-                ..base.clone()
-            };
+            let config = Wanted { irqchip, ..base };
             let choice = choose(&config, &counters, None, || panic!("nothing is measured")).unwrap();
             assert_eq!(choice.irqchip, Irqchip::Kvm);
             assert!(choice.why.contains("--pmu=host"), "{choice:?}");
         }
-        let ours = MachineConfig {
+        let ours = Wanted {
             irqchip: Some(Irqchip::Minivmm),
-            ..base.clone()
+            ..base
         };
-        let gdb = MachineConfig {
-            gdb: Some(crate::gdb::Address::USUAL),
-            ..base.clone()
-        };
+        let gdb = Wanted { debugged: true, ..base };
         for (config, lacks, says) in [
             (&ours, None, "leave --irqchip minivmm out"),
             (&gdb, None, "--gdb excludes"),
@@ -249,7 +244,7 @@ mod tests {
             (choice.irqchip, choice.why.contains("--pt=host")),
             (Irqchip::Minivmm, true)
         );
-        let kvms = MachineConfig {
+        let kvms = Wanted {
             irqchip: Some(Irqchip::Kvm),
             ..base
         };
@@ -263,9 +258,9 @@ mod tests {
     // covers: 6/irqchip-choice
     #[test]
     fn a_wish_for_kvms_is_met_or_refused_with_the_reason() {
-        let base = MachineConfig {
+        let base = Wanted {
             irqchip: Some(Irqchip::Kvm),
-            ..MachineConfig::new("k")
+            ..Wanted::default()
         };
         let none = Resolution::default();
         let unmeasured = || panic!("nothing is measured");
@@ -275,10 +270,7 @@ mod tests {
             lbr: Resolved::Emulated,
             ..none
         };
-        let gdb = MachineConfig {
-            gdb: Some(crate::gdb::Address::USUAL),
-            ..base.clone()
-        };
+        let gdb = Wanted { debugged: true, ..base };
         for (config, units, lacks, says) in [
             (
                 &base,
@@ -298,6 +290,6 @@ mod tests {
         }
         let error = check_soft(&base).unwrap_err();
         assert!(error.contains("--engine kvm"), "{error}");
-        check_soft(&MachineConfig::new("k")).unwrap();
+        check_soft(&Wanted::default()).unwrap();
     }
 }

@@ -14,8 +14,9 @@ use engine::CpuState;
 use kvm_ioctls::{SyncReg, VcpuFd};
 use x86::model::CpuModel;
 
-use super::super::handover::{self, Vcpu};
-use super::{msrs, refused, room};
+use crate::error::refused;
+use crate::vcpu_state::{self, Vcpu};
+use crate::{msrs, sys};
 
 /// What comes with KVM_RUN.
 const SYNCED: [SyncReg; 3] = [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents];
@@ -68,14 +69,14 @@ pub fn enter(
         vcpu.set_xcrs(&held.xcrs).map_err(says("KVM_SET_XCRS"))?;
     }
     if differs(&|given| (&given.fpu, given.pkru) == (&state.fpu, state.pkru)) {
-        room::set_xsave(vcpu, &held.xsave).map_err(refused("KVM_SET_XSAVE"))?;
+        sys::set_xsave(vcpu, &held.xsave).map_err(refused("KVM_SET_XSAVE"))?;
     }
     if differs(&|given| given.dr == state.dr) {
         vcpu.set_debug_regs(&held.debug).map_err(says("KVM_SET_DEBUGREGS"))?;
     }
     if given.is_none() || old != held.msrs {
         let values = held.msrs.iter().copied();
-        let pairs: Vec<(u32, u64)> = handover::msrs(model).into_iter().zip(values).collect();
+        let pairs: Vec<(u32, u64)> = vcpu_state::msrs(model).into_iter().zip(values).collect();
         msrs::write(vcpu, &pairs)?;
     }
     let page = vcpu.sync_regs_mut();
@@ -134,7 +135,7 @@ pub struct Left {
 
 /// What does not come with KVM_RUN; the rest is empty.
 fn read(vcpu: &VcpuFd, model: &CpuModel) -> Result<Vcpu, String> {
-    let list = handover::msrs(model);
+    let list = vcpu_state::msrs(model);
     let values = msrs::read(|list| vcpu.get_msrs(list), &list)?;
     if let Some(missing) = list.get(values.len()) {
         return Err(format!("KVM_GET_MSRS: KVM has no {missing:#x}"));

@@ -8,8 +8,9 @@ use kvm_bindings::{kvm_lapic_state, kvm_pit_channel_state, kvm_pit_state2};
 use kvm_ioctls::{VcpuFd, VmFd};
 use x86::msr::IA32_TSC_DEADLINE;
 
-use super::irqchip::{register, set_register};
-use super::{msrs, refused, room};
+use crate::error::refused;
+use crate::kernel_irqchip::{register, set_register};
+use crate::{msrs, sys};
 
 /// Registers of a local APIC. SDM Vol. 3A Table 11-1 "Local APIC Register Address Map".
 const LVT_TIMER: usize = 0x320;
@@ -104,7 +105,7 @@ fn counts(channel: &kvm_pit_channel_state, now: i64) -> bool {
 pub fn interval_timer_wakes(vm: &VmFd) -> bool {
     let Ok(state) = vm.get_pit2() else { return true };
     let masked = |(pic, ioapic): (u8, [u64; 24])| pic & 1 != 0 && ioapic[usize::from(GSI_PIT)] & u64::from(MASKED) != 0;
-    counts(&state.channels[0], room::monotonic()) && !room::masks(vm).is_ok_and(masked)
+    counts(&state.channels[0], sys::monotonic()) && !sys::masks(vm).is_ok_and(masked)
 }
 
 impl Timers {
@@ -124,7 +125,7 @@ impl Timers {
         };
         let cpus = vcpus.map(stop).collect::<Result<_, String>>()?;
         let state = vm.get_pit2().map_err(|e| refused("KVM_GET_PIT2")(e.into()))?;
-        let now = room::monotonic();
+        let now = sys::monotonic();
         let pit = counts(&state.channels[0], now).then_some((state, now));
         if let Some((mut state, _)) = pit {
             state.channels[0].mode = NO_MODE;
@@ -154,7 +155,7 @@ impl Timers {
             return Ok(());
         };
         for channel in &mut state.channels {
-            channel.count_load_time += room::monotonic() - then;
+            channel.count_load_time += sys::monotonic() - then;
         }
         vm.set_pit2(&state).map_err(|e| refused("KVM_SET_PIT2")(e.into()))
     }

@@ -9,16 +9,16 @@ use log::{info, trace};
 use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_ADDR3_B, IA32_RTIT_OUTPUT_BASE, IA32_RTIT_OUTPUT_MASK_PTRS};
 use x86::seam::Effects;
 
-use super::Processor;
-use super::native::{Shared, Why};
-use super::room::{self, Reason, lock};
+use crate::hypervisor::Processor;
+use crate::shared::{Shared, Why};
+use crate::sys::{self, Reason, lock};
 use machine::Machine;
 
-/// A [`View`](super::view::View) stands behind the instruction at RIP, which is RDMSR or WRMSR for it.
+/// A [`View`](crate::view::View) stands behind the instruction at RIP, which is RDMSR or WRMSR for it.
 const ACCESS: u64 = 2;
 
 /// Whether an exit is for a register of the processor trace.
-pub(super) fn is_of_trace(reason: Reason) -> bool {
+pub(crate) fn is_of_trace(reason: Reason) -> bool {
     let (Reason::ReadMsr(msr) | Reason::WriteMsr(msr, _)) = reason else {
         return false;
     };
@@ -29,13 +29,13 @@ pub(super) fn is_of_trace(reason: Reason) -> bool {
 
 impl Shared<'_> {
     /// The CPU is about to run in KVM.
-    pub(super) fn trace_begins(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, machine: &mut Machine) {
+    pub(crate) fn trace_begins(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, machine: &mut Machine) {
         if !self.offers(index, machine) {
             return;
         }
         // What it is put into goes in with a KVM_RUN.
         cpu.kick.complete_only();
-        room::run(vcpu);
+        sys::run(vcpu);
         if !self.trace_starts(index, cpu, vcpu, machine, ACCESS) {
             self.stop_locked(Why::Instructions(index));
         }
@@ -53,7 +53,7 @@ impl Shared<'_> {
 
     /// The access has been served, and the CPU goes on behind it. `false`: the host's tracer was to record and does not. Whether a
     /// unit of ours has to see instructions is asked after each WRMSR.
-    pub(super) fn trace_resumes(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd, machine: &mut Machine) -> bool {
+    pub(crate) fn trace_resumes(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd, machine: &mut Machine) -> bool {
         !self.offers(index, machine) || self.trace_starts(index, cpu, vcpu, machine, 0)
     }
 
@@ -84,7 +84,7 @@ impl Shared<'_> {
     }
 
     /// Gives the guest what has been recorded of it, as far as that can be had while it is.
-    pub(super) fn trace_goes_on(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd) {
+    pub(crate) fn trace_goes_on(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd) {
         if self.hypervisor.traces.is_none() || lock(&cpu.tracer).is_none() {
             return;
         }
@@ -116,7 +116,7 @@ impl Shared<'_> {
 
     /// The CPU goes on in the software engine, or an access to a register of the trace is about to be served: the rest of what
     /// has been recorded is the guest's.
-    pub(super) fn trace_ends(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd, machine: &mut Machine) {
+    pub(crate) fn trace_ends(&self, index: usize, cpu: &Processor, vcpu: &VcpuFd, machine: &mut Machine) {
         let stopped = lock(&cpu.tracer).as_mut().map(|tracer| tracer.stop());
         let Some(stopped) = stopped else { return };
         if let Err(error) = stopped {
