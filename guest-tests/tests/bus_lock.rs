@@ -133,7 +133,7 @@ fn what_the_exception_leaves() {
     flat.state(|s| s.dr[6] = QUIET);
     flat.restart();
     assert_eq!(flat.run().unwrap_err().vector, 1);
-    let debugctl = flat.machine.units().state().debugctl.unwrap();
+    let debugctl = flat.machine.units(0).unwrap().state().debugctl.unwrap();
     assert_eq!(debugctl.value, DETECT);
     // A fault of the instruction comes instead.
     let mut flat = Flat::new(&SAPPHIRERAPIDS, 0, |a| {

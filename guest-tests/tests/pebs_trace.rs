@@ -179,7 +179,7 @@ fn every_record_may_ask_for_an_interrupt() {
     // LVTPC is masked at reset, so what is asked for shows in the status alone, which keeps the counter's bit.
     for (enable, bit) in [(OUTPUT_TRACE, 0), (OUTPUT_TRACE | PMI_EACH, 1)] {
         let mut flat = run(enable, 0, false);
-        let pmu = flat.machine.cpu(0).units().state().pmu.unwrap();
+        let pmu = flat.machine.units(0).unwrap().state().pmu.unwrap();
         assert_eq!(pmu.status & 1, bit, "{enable:x}");
     }
 }

@@ -171,7 +171,7 @@ fn xrstors_refuses_images_that_the_registers_would() {
             assert_eq!(fault, expected, "{what}");
             let fresh = Units::new(model).state().pt;
             assert!(
-                flat.machine.cpu(0).units().state().pt == fresh,
+                flat.machine.units(0).unwrap().state().pt == fresh,
                 "{what}: something was loaded"
             );
         }
@@ -310,7 +310,7 @@ fn an_image_of_last_branches_that_is_refused_starts_no_trace() {
         let second = IMAGE + 128;
         flat.write(second, &(LBR_CTL | 1 << 60).to_le_bytes());
         assert_eq!(flat.run().unwrap_err().vector, 13, "{}", model.name);
-        let (state, fresh) = (flat.machine.cpu(0).units().state(), Units::new(model).state());
+        let (state, fresh) = (flat.machine.units(0).unwrap().state(), Units::new(model).state());
         assert!(state.pt == fresh.pt, "{}: something was loaded", model.name);
         assert_eq!(state.arch_lbr.unwrap().control, 0, "{}", model.name);
         assert_eq!(flat.read(TRACE, 64), [0; 64]);

@@ -4,8 +4,8 @@
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, FlowControl, Mnemonic};
-use minivmm::machine::Machine;
-use minivmm::machine::memory::{Memory, SoftEngine};
+use machine::Machine;
+use machine::memory::{Memory, SoftEngine};
 use std::sync::{Arc, Mutex};
 use x86::model::{CpuModel, WESTMERE};
 use x86::msr::*;
@@ -594,7 +594,7 @@ fn counters_equal_the_stream_of_instructions() {
             })
         };
         let counters =
-            |guest: &mut Guest| guest.machine.cpu(0).units().pmu.as_ref().unwrap().state().values[..4].to_vec();
+            |guest: &mut Guest| guest.machine.units(0).unwrap().pmu.as_ref().unwrap().state().values[..4].to_vec();
         let mut alone = Guest::new(&WESTMERE, nothing, program()).run();
 
         let log = Arc::new(Mutex::new(Vec::new()));

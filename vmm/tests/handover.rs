@@ -6,8 +6,8 @@ mod common;
 use common::long::{COUNTS, Result, STACK, STRINGS, TABLES, VECTORS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
+use kvm::Limit;
 use minivmm::config::EngineChoice;
-use minivmm::kvm::Limit;
 use minivmm::{Console, CpuState, End, MachineConfig, SerialTarget, Vm};
 use x86::model::{CpuModel, HASWELL};
 

@@ -7,10 +7,10 @@ use common::long::{Result, STRINGS, guest};
 use common::{Folder, assert_refused, kvm_is_missing, minivmm};
 use devices::unit::pt::Served;
 use iced_x86::code_asm::*;
+use kvm::Limit;
+use kvm::tracer::{Taken, Tracer, Traces};
+use kvm::units::{Wish, Wishes};
 use minivmm::config::EngineChoice;
-use minivmm::kvm::Limit;
-use minivmm::kvm::tracer::{Taken, Tracer, Traces};
-use minivmm::kvm::units::{Wish, Wishes};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
 use pt_flow::{Block, Blocks, Chunk, Decoder, Sections, Timing};
 use pt_packet::{Decoder as Packets, ExecMode, LastIp, MAX_LEN, Packet, encode};
@@ -476,7 +476,7 @@ fn it_is_asked_for_as_what_it_is() {
     config.experimental = true;
     Vm::new(&config).unwrap();
     // A host without it says so, whether it is called experimental or not.
-    if std::fs::metadata(minivmm::kvm::tracer::PMU).is_err() {
+    if std::fs::metadata(kvm::tracer::PMU).is_err() {
         let mut command = minivmm();
         command.args([
             "--engine",

@@ -6,8 +6,8 @@ mod common;
 use common::long::{COUNTS, Result, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
+use kvm::units::{Wish, Wishes};
 use minivmm::config::EngineChoice;
-use minivmm::kvm::units::{Wish, Wishes};
 use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
 use x86::model::HASWELL;
 
@@ -75,7 +75,7 @@ fn is_missing(test: &str) -> bool {
     if kvm_is_missing(test) {
         return true;
     }
-    let kinds = minivmm::kvm::Host::open().unwrap().guest_debug().unwrap();
+    let kinds = kvm::Host::open().unwrap().guest_debug().unwrap();
     if !kinds.serves_breakpoints() {
         println!("SKIPPED {test}: this KVM delivers {kinds} to the host");
     }

@@ -265,7 +265,7 @@ fn two_seconds(mask: u8, vector: u32, interrupts: u32, setup: impl FnOnce(&mut C
 // covers: 6/irqchip-kvm-pause
 #[test]
 fn kvms_timers_stand_while_the_machine_does() {
-    let Ok(host) = minivmm::kvm::Host::open() else {
+    let Ok(host) = kvm::Host::open() else {
         assert!(kvm_is_missing("a pause with KVM's interrupt controllers"));
         return;
     };

@@ -2,8 +2,8 @@
 //! leaves of all registers.
 
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
-use minivmm::machine::memory::SoftEngine;
-use minivmm::machine::{Machine, memory::Memory};
+use machine::memory::SoftEngine;
+use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, MODELS};
 use x86::msr::*;
 

@@ -3,7 +3,7 @@
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::machine::{Machine, memory::Memory};
+use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, SKYLAKE_SERVER, WESTMERE};
 use x86::seam::{Appetite, BranchRecord, Effects, Processor, Watch};
 
@@ -382,8 +382,7 @@ fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
         });
         let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
         while engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000) != Exit::Halt {}
-        let mut bus = guest.machine.cpu(0);
-        let units = bus.units();
+        let units = guest.machine.units(0).unwrap();
         let entries: Vec<_> = match (&units.lbr, &units.arch_lbr) {
             (Some(lbr), _) => lbr.newest().take(2).collect(),
             (_, Some(lbr)) => lbr.newest().take(2).collect(),

@@ -330,6 +330,11 @@ impl Machine {
         self.unwatched = true;
     }
 
+    /// A CPU's debug and trace units; `None` if there is no such CPU.
+    pub fn units(&mut self, cpu: usize) -> Option<&mut Units> {
+        Some(&mut self.watchers.get_mut(cpu)?.units)
+    }
+
     /// A copy of a CPU's debug and trace units, for looking at them.
     pub fn units_of(&self, cpu: usize) -> Option<Units> {
         Some(self.watchers.get(cpu)?.units.clone())
