@@ -8,7 +8,7 @@ use iced_x86::{BlockEncoderOptions, IcedError};
 use minivmm::config::EngineChoice;
 use minivmm::debug::{Stop, WatchKind, Watchpoint, Why};
 use minivmm::kvm::{Host, guest_debug::Kinds};
-use minivmm::run::Native;
+use minivmm::vm::Native;
 use minivmm::{Console, CpuState, End, MachineConfig, Vm};
 use x86::model::HASWELL;
 

@@ -6,7 +6,7 @@ use guest_tests::flat::{self, CODE, DATA, wrmsr};
 use guest_tests::retired::Each;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
-use minivmm::btrace::{Annex, Block, Btrace, Format, LARGEST, Read, SMALLEST, SUPPORTED, Unread};
+use minivmm::debug::btrace::{Annex, Block, Btrace, Format, LARGEST, Read, SMALLEST, SUPPORTED, Unread};
 use minivmm::{Console, Vm};
 use pt_oracle::libipt;
 use x86::model::WESTMERE;

@@ -238,7 +238,7 @@ fn a_linux_kernel_is_debugged() {
 
 /// Packets as they are on the line, without gdb.
 fn packet(body: &str) -> Vec<u8> {
-    minivmm::gdb::packets::frame(body.as_bytes())
+    minivmm::front::gdb::packets::frame(body.as_bytes())
 }
 
 /// Sends bytes and reads until an answer holds this.
@@ -282,7 +282,7 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
         (&packet("G00"), "$E"),
         (&packet("unheard-of"), "$#00"),
         (
-            &packet(&"x".repeat(minivmm::gdb::packets::LONGEST + 1)),
+            &packet(&"x".repeat(minivmm::front::gdb::packets::LONGEST + 1)),
             "$E.a packet of more than",
         ),
         (&packet("?"), "$T05thread:p01.01;"),

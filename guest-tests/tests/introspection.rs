@@ -243,7 +243,7 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
 /// Name by name what is known otherwise, and the guest is as it was.
 fn the_monitor_tells_the_same(booted: &mut Booted, known: &Recorded, text: u64) {
     let Booted { vm, console, .. } = booted;
-    let run = |vm: &mut Vm, line: &str| minivmm::monitor::run(vm, 0, line);
+    let run = |vm: &mut Vm, line: &str| minivmm::front::monitor::run(vm, 0, line);
     let kaslr = run(vm, "kaslr");
     let line = format!("    add-symbol-file vmlinux -o {:#x}\n", text - 0xffff_ffff_8100_0000);
     assert!(kaslr.starts_with(&known.banner) && kaslr.contains(&line), "{kaslr}");

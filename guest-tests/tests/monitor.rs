@@ -6,7 +6,7 @@ use guest_tests::flat::{self, CODE, DATA, TRACE, wrmsr};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use minivmm::debug::Why;
-use minivmm::{Console, End, Vm, monitor};
+use minivmm::{Console, End, Vm, front::monitor};
 use x86::model::{BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, WESTMERE};
 use x86::msr::*;
 use x86::pt::RtitCtl;

@@ -1,7 +1,7 @@
 //! Going back in runs of several CPUs and of Linux, with disks and with units on.
 
 use guest_tests::{SMP, linux};
-use minivmm::{Console, End, MachineConfig, Snapshot, Vm, history};
+use minivmm::{Console, End, MachineConfig, Snapshot, Vm, timeline};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use x86::model::SKYLAKE_SERVER;
 
@@ -87,9 +87,9 @@ fn where_a_run_is_stopped_does_not_matter() {
 /// A machine that keeps a point every so many steps.
 fn keeping(config: &MachineConfig, spacing: u64) -> MachineConfig {
     MachineConfig {
-        reverse: Some(history::Options {
+        reverse: Some(timeline::Options {
             spacing,
-            ..history::Options::default()
+            ..timeline::Options::default()
         }),
         ..config.clone()
     }
@@ -199,7 +199,7 @@ fn a_linux_with_a_disk_goes_back_to_any_step() {
     assert!(said.contains("swordfish: "), "{said}");
     let last = (vm.steps(), vm.digest());
     let extent = vm.extent().unwrap();
-    assert!(extent.bytes <= history::MEMORY, "{extent:?}");
+    assert!(extent.bytes <= timeline::MEMORY, "{extent:?}");
     wander(&mut vm, &mut console, &seen, if full() { 40 } else { 5 });
     for _ in 0..10 {
         let now = vm.steps();

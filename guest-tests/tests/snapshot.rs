@@ -8,7 +8,7 @@ use guest_tests::observer::{Observer, ObserverState, Unit};
 use guest_tests::{SMP, linux};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::{Console, End, MachineConfig, Snapshot, Vm, history};
+use minivmm::{Console, End, MachineConfig, Snapshot, Vm, timeline};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE, WESTMERE};
 use x86::msr::*;
 use x86::pmu::Count;
@@ -472,9 +472,9 @@ fn models() -> Vec<&'static CpuModel> {
 fn going_back_takes_what_every_unit_has_under_way_along() {
     for model in models() {
         let config = MachineConfig {
-            reverse: Some(history::Options {
+            reverse: Some(timeline::Options {
                 spacing: 301,
-                ..history::Options::default()
+                ..timeline::Options::default()
             }),
             ..flat::config(model)
         };

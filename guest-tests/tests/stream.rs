@@ -5,8 +5,8 @@ use guest_tests::linux;
 use guest_tests::retired::Each;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use minivmm::config::MachineConfig;
-use minivmm::console::Console;
-use minivmm::run::Vm;
+use minivmm::front::console::Console;
+use minivmm::vm::Vm;
 use std::sync::{Arc, Mutex};
 use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
 

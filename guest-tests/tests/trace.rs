@@ -11,7 +11,7 @@ use guest_tests::raw::Raw;
 use guest_tests::retired::{Heard, Lines, Retired, Stream, idle_loops};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
 use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm, monitor};
+use minivmm::{Console, MachineConfig, SerialTarget, Vm, front::monitor};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
 

@@ -16,11 +16,10 @@ use x86::model::MODELS;
 
 use crate::{
     config::{ClockMode, DiskConfig, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
-    control,
     error::Error,
-    gdb,
-    history::{self, replay, session},
+    front::{control, gdb},
     matrix, model,
+    timeline::{self, replay, session},
     trace::command::TraceCommand,
 };
 use kvm::{
@@ -314,9 +313,9 @@ where
         gdb: cli.gdb.or(cli.usual_gdb.then_some(gdb::Address::USUAL)),
         paused: cli.paused,
         trace: cli.trace.options()?,
-        reverse: cli.reverse.then(|| history::Options {
+        reverse: cli.reverse.then(|| timeline::Options {
             memory: cli.reverse_memory,
-            ..history::Options::default()
+            ..timeline::Options::default()
         }),
         record: cli.record.map(|folder| session::Options { folder, arguments }),
         replay: None,

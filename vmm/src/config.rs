@@ -99,18 +99,18 @@ pub struct MachineConfig {
     pub irqchip: Option<kvm::irqchip::Irqchip>,
     /// The first serial port.
     pub serial: SerialTarget,
-    /// Where a socket takes commands while the machine runs ([`crate::control`]).
+    /// Where a socket takes commands while the machine runs ([`crate::front::control`]).
     pub control: Option<PathBuf>,
-    /// Where a debugger connects ([`crate::gdb`]).
-    pub gdb: Option<crate::gdb::Address>,
+    /// Where a debugger connects ([`crate::front::gdb`]).
+    pub gdb: Option<crate::front::gdb::Address>,
     /// The guest stands before its first instruction until somebody lets it go on.
     pub paused: bool,
     /// What is recorded from outside, and where to.
     pub trace: Option<crate::trace::Options>,
     /// The machine can go back, with this much kept.
-    pub reverse: Option<crate::history::Options>,
+    pub reverse: Option<crate::timeline::Options>,
     /// The session is recorded.
-    pub record: Option<crate::history::session::Options>,
+    pub record: Option<crate::timeline::session::Options>,
     /// A recorded session that the run is to be again, in this directory.
     pub replay: Option<PathBuf>,
     /// The clock.

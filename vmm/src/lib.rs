@@ -1,5 +1,5 @@
 //! The VMM as a library. The program `minivmm` is a thin user of it: [`cli`] makes a [`MachineConfig`] of the command line, and
-//! [`run::run`] does the rest.
+//! [`vm::run`] does the rest.
 //!
 //! A machine is described by a [`MachineConfig`], built by [`Vm::new`], and connected to the outside by a [`Console`]. Then it
 //! runs to its [`End`], or for so many steps at a time; in between, its CPUs and its memory can be looked at. Nothing about it
@@ -43,30 +43,25 @@
 //! # }
 //! ```
 
-pub mod btrace;
 pub mod cli;
 pub mod config;
-pub mod console;
-pub mod control;
 pub mod debug;
 pub mod error;
-pub mod gdb;
-pub mod history;
+pub mod front;
 pub mod linux;
 pub mod logger;
 pub mod matrix;
 pub mod model;
-pub mod monitor;
-mod place;
-pub mod run;
 pub mod symbols;
+pub mod timeline;
 pub mod trace;
-pub mod vcpu;
+pub mod vm;
 
 pub use config::{MachineConfig, SerialTarget};
-pub use console::Console;
 pub use engine::CpuState;
 pub use error::Error;
+pub use front::console::Console;
 pub use kvm;
 pub use machine;
-pub use run::{Back, End, Extent, Pages, Snapshot, Vm};
+pub use timeline::{back::Back, past::Extent};
+pub use vm::{End, Pages, Snapshot, Vm};

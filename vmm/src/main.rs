@@ -8,12 +8,15 @@ use std::{
 use minivmm::{
     MachineConfig,
     cli::{self, Job},
-    console::{signals, terminal},
-    control::client,
     error::{Error, Status},
-    history::replay,
-    logger, matrix, run,
+    front::{
+        console::{signals, terminal},
+        control::client,
+    },
+    logger, matrix,
+    timeline::replay,
     trace::command,
+    vm,
 };
 
 fn main() {
@@ -47,7 +50,7 @@ fn run(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
         what: "taking over signals",
         source,
     })?;
-    let end = run::run(config)?;
+    let end = vm::run(config)?;
     if let Some(message) = end.message() {
         say(&message);
     }

@@ -290,7 +290,7 @@ fn the_monitor_answers_over_the_socket() {
     let output = ctl(&guest.socket, "monitor help");
     assert_eq!(output.status.code(), Some(0));
     let help = String::from_utf8_lossy(&output.stdout).into_owned();
-    for command in minivmm::monitor::COMMANDS {
+    for command in minivmm::front::monitor::COMMANDS {
         let line = help.lines().find(|line| line.split(' ').next() == Some(command.name));
         assert!(line.is_some_and(|line| line.ends_with(command.help)), "{help}");
     }

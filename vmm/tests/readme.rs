@@ -7,9 +7,9 @@ use clap::CommandFactory;
 use devices::platform::{ioapic, port_table};
 use minivmm::{
     cli::Cli,
+    front::monitor::COMMANDS,
     machine::{HARDWARE, virtio},
     matrix::expected::Table,
-    monitor::COMMANDS,
 };
 use x86::model::{CpuModel, MODELS};
 use x86::rdt::RdtCaps;

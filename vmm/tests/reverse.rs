@@ -13,16 +13,16 @@ use iced_x86::code_asm::*;
 use minivmm::{
     Back, Console, End, MachineConfig, SerialTarget, Vm,
     debug::{WatchKind, Watchpoint, Why},
-    history::{self, session},
+    timeline::{self, session},
 };
 
 /// A machine that keeps a point every so many steps.
 fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
     let mut config = MachineConfig {
         memory: 2 << 20,
-        reverse: Some(history::Options {
+        reverse: Some(timeline::Options {
             spacing,
-            ..history::Options::default()
+            ..timeline::Options::default()
         }),
         ..MachineConfig::new(kernel)
     };

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 
 use common::*;
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm, history, monitor};
+use minivmm::{Console, End, MachineConfig, SerialTarget, Vm, front::monitor, timeline};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 
 fn open(kernel: &std::path::Path, more: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
@@ -20,9 +20,9 @@ fn open(kernel: &std::path::Path, more: impl FnOnce(&mut MachineConfig)) -> (Vm,
 }
 
 fn keeps_past(config: &mut MachineConfig) {
-    config.reverse = Some(history::Options {
+    config.reverse = Some(timeline::Options {
         spacing: 300,
-        ..history::Options::default()
+        ..timeline::Options::default()
     });
 }
 

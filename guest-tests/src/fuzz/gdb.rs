@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 
-use minivmm::btrace::Btrace;
+use minivmm::debug::btrace::Btrace;
 use minivmm::debug::{Stop, WatchKind, Watchpoint, Why};
-use minivmm::gdb::packets::{Frame, Framer, frame};
-use minivmm::gdb::talk::{Next, Talk};
+use minivmm::front::gdb::packets::{Frame, Framer, frame};
+use minivmm::front::gdb::talk::{Next, Talk};
 use minivmm::{MachineConfig, Vm};
 use x86::model::HASWELL;
 

@@ -14,6 +14,8 @@
 //! [`Debugger`] is what the owner of a machine holds ([`Vm::debugger`](crate::Vm::debugger)); each CPU has a watcher that
 //! knows the same set, and copies it when it has changed. Nothing here knows of a protocol.
 
+pub mod btrace;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range as Span;
 use std::sync::{

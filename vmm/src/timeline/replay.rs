@@ -12,7 +12,7 @@ use super::session::Session;
 use crate::cli::{self, Job};
 use crate::config::{MachineConfig, SerialTarget};
 use crate::error::Error;
-use crate::gdb;
+use crate::front::gdb;
 
 /// How a session is run again. What the machine is made of comes with it.
 #[derive(Clone, Debug, clap::Args)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use engine::CS;
 
-use crate::{linux::Kernel, run::Vm, symbols::SymbolFile};
+use crate::{linux::Kernel, symbols::SymbolFile, vm::Vm};
 
 /// Each CPU's linear address, and what is there if the kernel's file or a Linux guest's memory tells.
 pub fn describe(vm: &mut Vm, kernel: &Path) -> String {

@@ -5,23 +5,19 @@
 //! everything in a round is a function of the steps so far and of the input, so a run repeats; wall time decides only how often
 //! the outside is looked at. Time is skipped only when all CPUs are halted.
 
-mod back;
 mod end;
 mod files;
 mod hosted;
 mod inspect;
-mod named;
 mod pace;
-mod past;
 mod points;
 mod rdpmc;
 mod report;
+pub mod soft;
 mod stats;
 
 mod snapshot;
 
-pub use back::Back;
-pub use past::Extent;
 pub use snapshot::{Pages, Snapshot};
 
 use std::{
@@ -40,19 +36,22 @@ pub use self::{
     end::{End, Ended},
     stats::{Native, Stats},
 };
-use self::{hosted::Hosted, named::Named, pace::Pace, report::report};
+use self::{hosted::Hosted, pace::Pace, report::report};
+use crate::timeline::named::Named;
 use crate::{
     config::{ClockMode, EngineChoice, MachineConfig},
-    console::{Console, Line, Stop},
-    control::{self, Command, Control, CpuStatus, Reply, Request},
     debug::{self, Debugger, Why},
     error::Error,
-    gdb,
-    history::{self, History, session::Session, valve::Valve},
-    monitor::{self, Names},
-    place,
+    front::{
+        console::{Console, Line, Stop},
+        control::{self, Command, Control, CpuStatus, Reply, Request},
+        gdb,
+        monitor::{self, Names},
+        place,
+    },
+    timeline::{self, History, output_gate::Valve, session::Session},
     trace::{self, Recorder},
-    vcpu::Soft,
+    vm::soft::Soft,
 };
 use engine::Exit;
 use kvm::{
@@ -114,49 +113,49 @@ impl From<&Cpu> for CpuStatus {
 /// A machine with its CPUs, ready to run.
 #[derive(Debug)]
 pub struct Vm {
-    soft: Soft,
+    pub(crate) soft: Soft,
     /// KVM, where the guest runs natively.
-    hosted: Option<Hosted>,
+    pub(crate) hosted: Option<Hosted>,
     /// The clock that it has there.
-    host_clock: Option<HostClock>,
-    machine: Machine,
-    line: Line,
-    clock: ClockMode,
-    max_instructions: Option<u64>,
-    timeout: Option<Duration>,
-    wall: Duration,
-    control: Option<Control>,
+    pub(crate) host_clock: Option<HostClock>,
+    pub(crate) machine: Machine,
+    pub(crate) line: Line,
+    pub(crate) clock: ClockMode,
+    pub(crate) max_instructions: Option<u64>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) wall: Duration,
+    pub(crate) control: Option<Control>,
     /// A command that has been taken from it and not been carried out.
-    requested: Option<Request>,
-    paused: bool,
+    pub(crate) requested: Option<Request>,
+    pub(crate) paused: bool,
     /// A debugger looks.
-    held: bool,
-    recorder: Option<Recorder>,
-    debugger: Option<Debugger>,
+    pub(crate) held: bool,
+    pub(crate) recorder: Option<Recorder>,
+    pub(crate) debugger: Option<Debugger>,
     /// How KVM serves it.
-    points: points::Points,
+    pub(crate) points: points::Points,
     /// What RAM held when a snapshot was taken or restored last.
-    kept: Option<Pages>,
+    pub(crate) kept: Option<Pages>,
     /// What the monitor knows by name.
-    names: Names,
+    pub(crate) names: Names,
     /// Where the run came from, if that is kept.
-    history: Option<Box<History>>,
+    pub(crate) history: Option<Box<History>>,
     /// The run goes to a step, and hears nothing from outside but what ends it.
-    seeking: bool,
+    pub(crate) seeking: bool,
     /// The step that somebody wants it to go to.
-    wanted: Option<u64>,
+    pub(crate) wanted: Option<u64>,
     /// It ends as by a limit when this CPU has made so many steps.
-    until_cpu: Option<(usize, u64)>,
+    pub(crate) until_cpu: Option<(usize, u64)>,
     /// States that are kept under a name.
-    named: Named,
+    pub(crate) named: Named,
     /// What is on disks that have an overlay, in order.
-    overlays: Vec<Overlay>,
+    pub(crate) overlays: Vec<Overlay>,
     /// What of the guest's would not go back to a state that was kept, in a machine that does not keep its past.
-    lasting: Option<String>,
+    pub(crate) lasting: Option<String>,
     /// The recording was begun under way.
-    recorder_is_late: bool,
+    pub(crate) recorder_is_late: bool,
     /// The kernel's file.
-    kernel: PathBuf,
+    pub(crate) kernel: PathBuf,
 }
 
 impl Vm {
@@ -334,13 +333,13 @@ impl Vm {
         if let Some(options) = &config.record {
             history
                 .log
-                .write_to(history::session::Writer::create(options, config, start)?);
+                .write_to(timeline::session::Writer::create(options, config, start)?);
         }
         if let Some(folder) = &config.replay {
             let (session, entries, head, closed) = Session::open(folder)?;
             session.check_disks(config)?;
             session.check_start(folder, start)?;
-            history.log = history::log::Log::of(entries);
+            history.log = timeline::log::Log::of(entries);
             (history.head, history.closed, history.live) = (head, Some(closed), false);
         }
         Ok(())
@@ -604,7 +603,7 @@ impl Vm {
     }
 
     /// Virtual time in nanoseconds.
-    fn now(&mut self) -> u64 {
+    pub(crate) fn now(&mut self) -> u64 {
         let steps = self.soft.steps();
         self.machine.clock().ns(steps)
     }
@@ -1021,7 +1020,7 @@ impl Vm {
     }
 
     /// Registers and the last code bytes of the CPU whose turn it is.
-    fn report(&self) -> String {
+    pub(crate) fn report(&self) -> String {
         let current = self.soft.current();
         let state = self.cpu_state(current).unwrap_or_default();
         let text = report(self.machine.memory(), &state);

@@ -25,7 +25,7 @@ use std::fmt::Write;
 
 pub use self::names::Names;
 use self::scene::Scene;
-use crate::run::Vm;
+use crate::vm::Vm;
 
 /// What a command answers: lines, or one that says why not.
 type Answer = Result<String, String>;

@@ -12,10 +12,12 @@ use x86::model::CpuModel;
 use super::{End, Vm, pace::Pace, rdpmc, report::report, stats::Native};
 use crate::{
     config::MachineConfig,
-    console::{Console, Stop},
-    control::Control,
     debug::{self, Debugger},
     error::Error,
+    front::{
+        console::{Console, Stop},
+        control::Control,
+    },
 };
 use engine::Exit;
 use kvm::{
@@ -42,7 +44,7 @@ const IDLE_LOOK: Duration = Duration::from_millis(500);
 
 /// The KVM side of a machine.
 #[derive(Debug)]
-pub(super) struct Hosted {
+pub(crate) struct Hosted {
     pub hypervisor: Hypervisor,
     wake: EventFd,
     /// The console listens to it.

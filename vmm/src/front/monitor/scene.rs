@@ -7,7 +7,7 @@ use x86::{cpuid::Features, model::CpuModel};
 use super::{Names, number};
 use crate::{
     linux::Task,
-    run::{Unmapped, Vm},
+    vm::{Unmapped, Vm},
 };
 
 /// The machine between two steps, and one of its CPUs.

@@ -17,24 +17,27 @@
 //! - Running on from the past makes the known way again, with the input that came then. What is typed meanwhile waits until
 //!   the run has caught up: nothing is lost and nothing is typed twice. [`Vm::forget_future`](crate::Vm::forget_future) has the
 //!   run live from where it is instead. A debugger that writes to registers or memory in the past does the same.
-//! - What the guest sends is let through once ([`valve`]). What it sends on another way than the first is new.
+//! - What the guest sends is let through once ([`output_gate`]). What it sends on another way than the first is new.
 //! - Disks are overlays, which keep what points need; the user's file is never written.
 //! - An observer (`--trace`) would hear the same instructions again, in a file that only grows: so the two are not had together.
 //!   A session that was recorded can be traced while it is replayed.
 //! - `--collect` hears every byte once, too; what it has unpacked stays when the guest goes back.
 
+pub mod back;
 pub mod log;
+pub(crate) mod named;
+pub mod output_gate;
+pub mod past;
 pub mod points;
 pub mod replay;
 pub mod session;
-pub mod valve;
 
 use devices::platform::Effect;
 
 use self::{
     log::{Log, Moment},
+    output_gate::Flow,
     points::Points,
-    valve::Flow,
 };
 
 /// The memory that points take at most, unless `--reverse-memory` says otherwise.

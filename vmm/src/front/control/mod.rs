@@ -10,7 +10,7 @@
 //! | `pause` | the guest stops between two instructions; the clock stops with it | status |
 //! | `resume` | the guest goes on | status |
 //! | `quit` | the machine ends, with exit status 0 | status |
-//! | `monitor` | what the `"line"` says ([`crate::monitor`]), on the CPU that `"cpu"` names or on 0 | `"text"` |
+//! | `monitor` | what the `"line"` says ([`crate::front::monitor`]), on the CPU that `"cpu"` names or on 0 | `"text"` |
 //!
 //! Status is `"state"` (`"running"` or `"paused"`), `"steps"` and `"instructions"` so far, `"virtual_ns"`, and for each CPU in
 //! `"cpus"` its `"rip"` (hexadecimal), `"activity"` and `"steps"`.

@@ -74,7 +74,7 @@ impl Write for Valve {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::Line;
+    use crate::front::console::Line;
 
     // covers: 8/reverse-output
     #[test]

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use super::Vm;
-use crate::history::log::{Entry, Moment, What};
-use crate::history::points::Point;
+use super::log::{Entry, Moment, What};
+use crate::timeline::points::Point;
+use crate::vm::Vm;
 
 /// What a run says of its states that have names.
-pub(super) type Named = BTreeMap<String, Kept>;
+pub(crate) type Named = BTreeMap<String, Kept>;
 
 /// A state, and of which past it is.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(crate) struct Kept {
     point: Point,
     /// How often the future had been forgotten before.
     forgotten: usize,

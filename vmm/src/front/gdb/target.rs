@@ -26,8 +26,8 @@ use gdbstub::target::{Target, TargetError, TargetResult};
 
 use super::registers::Registers;
 use crate::debug::{self, Watchpoint};
-use crate::monitor;
-use crate::run::Vm;
+use crate::front::monitor;
+use crate::vm::Vm;
 use machine::walk;
 
 /// "Bad address" and "invalid argument", as gdb knows the numbers.

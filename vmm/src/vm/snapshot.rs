@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::Vm;
-use crate::vcpu::SoftState;
+use crate::vm::soft::SoftState;
 use machine::sparse::Sparse;
 use machine::{MachineState, memory::Memory};
 

@@ -55,7 +55,7 @@ impl Address {
     /// What is wrong with it.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         if text.starts_with(b"unix:") {
-            return crate::control::parse_address(text).map(Address::Unix);
+            return crate::front::control::parse_address(text).map(Address::Unix);
         }
         let tcp = text.strip_prefix(b"tcp:").ok_or("not tcp:[HOST:]PORT or unix:PATH")?;
         let tcp = std::str::from_utf8(tcp).map_err(|_| "not tcp:[HOST:]PORT")?;

@@ -19,7 +19,7 @@ const RF: u64 = 1 << 16;
 
 /// What a machine on KVM knows of it.
 #[derive(Debug, Default)]
-pub(super) struct Points {
+pub(crate) struct Points {
     /// What this host's KVM delivers, once somebody debugs.
     kinds: Option<Kinds>,
     /// CPUs that met watchpoints while another one's stop was told.

@@ -4,8 +4,8 @@
 //! all together cost more than the limit, those go first whose going leaves the smallest hole for how far away it is: the past
 //! stays dense near where the run is and gets sparse further off.
 
-use crate::history::log::Moment;
-use crate::run::{Pages, Snapshot};
+use crate::timeline::log::Moment;
+use crate::vm::{Pages, Snapshot};
 use machine::disk::Contents;
 
 /// What a point costs beside pages and translations, about: units, devices, registers.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::c_int;
 
-use crate::{console::signals, debug, error::Status};
+use crate::{debug, error::Status, front::console::signals};
 
 /// Why a run ended.
 #[derive(Debug)]

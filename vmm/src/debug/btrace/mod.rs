@@ -32,7 +32,7 @@ use self::{
     observer::{History, Listener, Trace},
     packets::Packets,
 };
-use crate::run::Vm;
+use crate::vm::Vm;
 use machine::watchers::Seat;
 
 /// Bytes of a record of the branch trace store in gdb's sizes.

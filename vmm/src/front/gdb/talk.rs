@@ -20,9 +20,9 @@ use gdbstub::target::ext::breakpoints::WatchKind;
 
 use super::packets::{self, Frame, LONGEST};
 use super::target::{Machine, Reverse, thread_of};
-use crate::btrace::{self, Btrace};
+use crate::debug::btrace::{self, Btrace};
 use crate::debug::{self, Stop, Why};
-use crate::run::{End, Vm};
+use crate::vm::{End, Vm};
 
 /// Packets that came while the guest ran: no client sends any.
 const WAITING: usize = 16;

@@ -1,10 +1,10 @@
 //! Back to the last stop: the debugger's breakpoints, watchpoints and catches, met in the past.
 
-use super::{End, Vm};
+use crate::vm::{End, Vm};
 use crate::{
-    console::Console,
     debug::{Debugger, Stop, Why},
     error::Error,
+    front::console::Console,
 };
 
 /// Where going back has led.

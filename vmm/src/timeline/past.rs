@@ -1,14 +1,14 @@
-//! A machine that goes back, and what it needs for that while it goes on: see [`crate::history`].
+//! A machine that goes back, and what it needs for that while it goes on: see [`crate::timeline`].
 
 use std::io;
 
 use log::{debug, trace, warn};
 
-use super::{End, Vm};
+use crate::vm::{End, Vm};
 use crate::{
-    console::{Console, Stop},
     error::Error,
-    history::{
+    front::console::{Console, Stop},
+    timeline::{
         History,
         log::{Entry, Moment, What},
         points::{Point, Points},
@@ -45,7 +45,7 @@ fn no_history(what: &str) -> Error {
 
 impl Vm {
     /// Where the run is.
-    pub(super) fn moment(&mut self) -> Moment {
+    pub(crate) fn moment(&mut self) -> Moment {
         let steps = self.soft.steps();
         let ticks = self.machine.clock().ticks(steps);
         Moment { steps, ticks }
@@ -99,7 +99,7 @@ impl Vm {
     }
 
     /// Keeps what a debugger has changed, before the run goes anywhere else.
-    pub(super) fn settle_change(&mut self) -> Result<(), Error> {
+    pub(crate) fn settle_change(&mut self) -> Result<(), Error> {
         if !self
             .history
             .as_mut()
@@ -118,7 +118,7 @@ impl Vm {
     }
 
     /// A slice boundary: keeps a point if one is due.
-    pub(super) fn remember(&mut self) {
+    pub(crate) fn remember(&mut self) {
         let steps = self.soft.steps();
         let due = |points: &Points, spacing: u64| {
             let before = points.before(steps);
@@ -135,7 +135,7 @@ impl Vm {
     }
 
     /// Keeps a point, unless there is one.
-    pub(super) fn keep_point(&mut self, fixed: bool) {
+    pub(crate) fn keep_point(&mut self, fixed: bool) {
         let at = self.moment();
         let there = |points: &Points| points.before(at.steps).is_some_and(|point| point.at.steps == at.steps);
         let known = self.history.as_ref().and_then(|history| history.points.as_ref());
@@ -159,7 +159,7 @@ impl Vm {
     }
 
     /// All there is to this moment.
-    pub(super) fn point(&mut self, fixed: bool) -> Point {
+    pub(crate) fn point(&mut self, fixed: bool) -> Point {
         let at = self.moment();
         let state = self.save();
         let history = self.history.as_ref();
@@ -177,7 +177,7 @@ impl Vm {
     }
 
     /// Puts the machine to the last point that is no further than so many steps.
-    pub(super) fn put_back(&mut self, steps: u64) -> Result<(), Error> {
+    pub(crate) fn put_back(&mut self, steps: u64) -> Result<(), Error> {
         let here = self.moment();
         let Some(mut history) = self.history.take() else {
             return Err(no_history("going back"));
@@ -194,7 +194,7 @@ impl Vm {
     }
 
     /// Puts the machine, which is somewhere else, to a point of this past.
-    pub(super) fn put_to(&mut self, history: &mut History, here: Moment, point: &Point) -> Result<(), Error> {
+    pub(crate) fn put_to(&mut self, history: &mut History, here: Moment, point: &Point) -> Result<(), Error> {
         self.take_on(point)?;
         if std::mem::take(&mut history.live) {
             history.head = history.head.max(here);
@@ -209,7 +209,7 @@ impl Vm {
     }
 
     /// Takes on a state, and what disks held then. A recording that was begun under way is at its end: it only grows.
-    pub(super) fn take_on(&mut self, point: &Point) -> Result<(), Error> {
+    pub(crate) fn take_on(&mut self, point: &Point) -> Result<(), Error> {
         if self.recorder_is_late
             && let Err(error) = self.end_trace("the machine was put to another step")
         {
@@ -227,7 +227,7 @@ impl Vm {
     }
 
     /// What comes from outside now: what the log has, where the run has been before, and else the console.
-    pub(super) fn enter(&mut self, console: &mut Console) -> Result<Option<End>, Stop> {
+    pub(crate) fn enter(&mut self, console: &mut Console) -> Result<Option<End>, Stop> {
         loop {
             let here = self.moment();
             let Some(history) = &mut self.history else {
@@ -284,7 +284,7 @@ impl Vm {
     }
 
     /// Hands input to the UART; how many bytes it took.
-    pub(super) fn hand_over(&mut self, bytes: &[u8]) -> usize {
+    pub(crate) fn hand_over(&mut self, bytes: &[u8]) -> usize {
         let now = self.now();
         self.machine.platform().advance(now);
         let taken = self.machine.platform().serial_enqueue(bytes);
@@ -322,7 +322,7 @@ impl Vm {
     }
 
     /// The end of a recorded session, where something from outside ended it.
-    pub(super) fn session_is_over(&mut self) -> Option<End> {
+    pub(crate) fn session_is_over(&mut self) -> Option<End> {
         let here = self.moment();
         let history = self.history.as_ref()?;
         let closed = history.closed.as_ref().filter(|_| here >= history.head)?;
@@ -335,7 +335,7 @@ impl Vm {
     }
 
     /// Steps until something comes to pass, and the end if that is now.
-    pub(super) fn until_due(&mut self, steps: u64) -> (u64, Option<End>) {
+    pub(crate) fn until_due(&mut self, steps: u64) -> (u64, Option<End>) {
         match &self.history {
             None => (u64::MAX, None),
             Some(history) => {
@@ -354,7 +354,7 @@ impl Vm {
     }
 
     /// Something has been delivered at this step, or tried: what comes from outside waits for the next.
-    pub(super) fn unsettle(&mut self, step: u64) {
+    pub(crate) fn unsettle(&mut self, step: u64) {
         if let Some(history) = &mut self.history {
             history.unsettled = Some(step);
         }
@@ -420,7 +420,7 @@ impl Vm {
     }
 
     /// Goes where somebody wants it to.
-    pub(super) fn go(&mut self, console: &mut Console) -> Result<Option<End>, Stop> {
+    pub(crate) fn go(&mut self, console: &mut Console) -> Result<Option<End>, Stop> {
         let Some(steps) = self.wanted.take() else {
             return Ok(None);
         };
@@ -468,14 +468,14 @@ impl Vm {
     }
 
     /// The step of the last point that is no further than so many steps.
-    pub(super) fn point_before(&self, steps: u64) -> Option<u64> {
+    pub(crate) fn point_before(&self, steps: u64) -> Option<u64> {
         let points = self.history.as_ref()?.points.as_ref()?;
         points.before(steps).map(|point| point.at.steps)
     }
 
     /// Runs to a step that is not behind, and hears nothing from outside but what ends a run. Whether a debugger's stops end it is
     /// said by `stops`.
-    pub(super) fn run_until(&mut self, console: &mut Console, steps: u64, stops: bool) -> Result<Option<End>, Error> {
+    pub(crate) fn run_until(&mut self, console: &mut Console, steps: u64, stops: bool) -> Result<Option<End>, Error> {
         if let Some(debugger) = self.debugger.as_mut().filter(|_| !stops) {
             debugger.suspend(true);
         }

@@ -26,11 +26,11 @@ use self::{
     target::Reverse,
 };
 use crate::{
-    btrace::Btrace,
-    console::Console,
-    debug::{Stop, Why},
+    debug::{Stop, Why, btrace::Btrace},
     error::Error,
-    run::{Back, End, Vm},
+    front::console::Console,
+    timeline::back::Back,
+    vm::{End, Vm},
 };
 
 /// Runs a machine to its end, as [`Vm::run`], with a debugger whenever one is connected.

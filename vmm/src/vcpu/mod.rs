@@ -1,5 +1,0 @@
-//! The software engine's CPUs.
-
-mod soft;
-
-pub use soft::{Soft, SoftState};
