@@ -13,7 +13,7 @@ use guest_tests::measure::{cpu_seconds_of_children, middle, rounds};
 use guest_tests::{linux, linux_in_minivmm, run, target};
 use minivmm::front::gdb::packets::frame;
 use minivmm::linux::Kernel;
-use minivmm::{Back, Console, MachineConfig, Vm, timeline};
+use minivmm::{Back, Console, MachineConfig, Run, timeline};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";
@@ -45,7 +45,7 @@ fn symbols() -> Result<[u64; 2], String> {
         ..MachineConfig::new(&linux().kernel)
     };
     let failed = |error: minivmm::Error| error.to_string();
-    let mut vm = Vm::new(&config).map_err(failed)?;
+    let mut vm = Run::new(&config).map_err(failed)?;
     let mut console = Console::open(&config.serial, &[], vm.line()).map_err(failed)?;
     loop {
         if vm.run_for(&mut console, 50_000_000).map_err(failed)?.is_some() {
@@ -145,7 +145,7 @@ fn measure(rounds: usize) -> Result<(), String> {
         ..MachineConfig::new(&linux().kernel)
     };
     let failed = |error: minivmm::Error| error.to_string();
-    let mut vm = Vm::new(&config).map_err(failed)?;
+    let mut vm = Run::new(&config).map_err(failed)?;
     let mut console = Console::open(&config.serial, &[], vm.line()).map_err(failed)?;
     vm.run(&mut console).map_err(failed)?;
     let extent = vm.extent().ok_or("the machine keeps no past")?;

@@ -3,7 +3,7 @@
 use guest_tests::bare::image;
 use guest_tests::gdb::{Guest, LIMIT, program, says};
 use guest_tests::{Folder, Outcome, SMP, in_minivmm, linux, run};
-use minivmm::{Console, MachineConfig, Vm};
+use minivmm::{Console, MachineConfig, Run};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn figures(outcome: &Outcome) -> Vec<&str> {
 
 /// Instructions that a guest executes, and on which CPU.
 fn places(config: &MachineConfig, every: u64) -> Vec<(usize, u64)> {
-    let mut vm = Vm::new(config).unwrap();
+    let mut vm = Run::new(config).unwrap();
     let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
     let mut places = Vec::new();
     while vm.run_for(&mut console, every).unwrap().is_none() {

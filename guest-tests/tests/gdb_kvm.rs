@@ -6,7 +6,7 @@ use guest_tests::bare::image;
 use guest_tests::{Folder, Outcome, Running, in_minivmm_on_kvm, kvm_is_missing, run, start};
 use minivmm::kvm::Host;
 use minivmm::matrix::tap::{Point, Report};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -270,7 +270,7 @@ fn debugged(kernel: &Path, points: usize) -> BTreeSet<String> {
         memory: 64 << 20,
         ..MachineConfig::new(kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let mut places = BTreeSet::new();
     while vm.run_for(&mut console, 9973).unwrap().is_none() {

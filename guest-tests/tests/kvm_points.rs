@@ -8,7 +8,7 @@ use guest_tests::{HELLO, SMP, kvm_is_missing};
 use minivmm::config::EngineChoice;
 use minivmm::debug::{Stop, Why};
 use minivmm::kvm::Host;
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget, StopReason};
 
 fn check(test: &str, f: impl FnOnce(&Checks)) {
     if !kvm_is_missing(test) {
@@ -79,7 +79,7 @@ fn each_of_three_cpus_stops_once() {
         cmdline: Some(b"3".to_vec()),
         ..MachineConfig::new(SMP)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let [other, work, after] = ["other_cpu", "work", "reaches"].map(symbol);
     for address in [other, work, after] {
@@ -88,7 +88,7 @@ fn each_of_three_cpus_stops_once() {
     let mut stops = Vec::new();
     while stops.last() != Some(&(0, after)) {
         match vm.run(&mut console).unwrap() {
-            End::Stopped(Stop {
+            StopReason::Debugger(Stop {
                 cpu,
                 why: Why::Breakpoint(address),
             }) => stops.push((cpu, address)),

@@ -1,12 +1,13 @@
 //! Going back in runs of several CPUs and of Linux, with disks and with units on.
 
 use guest_tests::{SMP, linux};
-use minivmm::{Console, End, MachineConfig, Snapshot, Vm, timeline};
+use minivmm::StopReason;
+use minivmm::{Console, End, MachineConfig, Run, Snapshot, timeline};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use x86::model::SKYLAKE_SERVER;
 
-fn open(config: &MachineConfig) -> (Vm, Console) {
-    let vm = Vm::new(config).unwrap();
+fn open(config: &MachineConfig) -> (Run, Console) {
+    let vm = Run::new(config).unwrap();
     let console = Console::open(&config.serial, &[], vm.line()).unwrap();
     (vm, console)
 }
@@ -96,7 +97,7 @@ fn keeping(config: &MachineConfig, spacing: u64) -> MachineConfig {
 }
 
 /// To positions in no order: what was there is there again.
-fn wander(vm: &mut Vm, console: &mut Console, seen: &[(u64, u64)], times: usize) {
+fn wander(vm: &mut Run, console: &mut Console, seen: &[(u64, u64)], times: usize) {
     for at in random(11, seen.len() as u64).take(times) {
         let (step, digest) = seen[at as usize];
         let from = vm.steps();
@@ -126,7 +127,7 @@ fn several_cpus_go_back_together_and_each_by_its_own_instructions() {
     }
     assert!(seen.len() > 30, "{}", seen.len());
     wander(&mut vm, &mut console, &seen, 40);
-    let steps = |vm: &Vm, cpu| vm.cpu_state(cpu).unwrap().steps;
+    let steps = |vm: &Run, cpu| vm.cpu_state(cpu).unwrap().steps;
     for (cpu, at) in [(0, 10), (1, 15), (2, 20), (1, 29), (2, 29)] {
         vm.seek(&mut console, seen[at].0).unwrap();
         for _ in 0..20 {
@@ -195,7 +196,7 @@ fn a_linux_with_a_disk_goes_back_to_any_step() {
             seen.push((vm.steps(), vm.digest()));
         }
     };
-    assert!(matches!(end, Some(End::PowerOff)), "{end:?}\n{said}");
+    assert!(matches!(end, Some(StopReason::Ended(End::PowerOff))), "{end:?}\n{said}");
     assert!(said.contains("swordfish: "), "{said}");
     let last = (vm.steps(), vm.digest());
     let extent = vm.extent().unwrap();
@@ -206,7 +207,10 @@ fn a_linux_with_a_disk_goes_back_to_any_step() {
         assert!(vm.step_back(&mut console, vm.current_cpu()).unwrap());
         assert!(vm.steps() < now);
     }
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     assert_eq!((vm.steps(), vm.digest()), last, "what the disk said is the same, too");
     assert_eq!(console.take_output(), b"", "nothing is said twice");
     assert!(

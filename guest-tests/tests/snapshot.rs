@@ -1,6 +1,7 @@
 //! All state at every instruction of a program that traces itself in every way, put into another machine: what follows is the
 //! same to the byte.
 
+use minivmm::StopReason;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use guest_tests::flat::{self, CODE, DATA, TRACE, wrmsr};
@@ -8,7 +9,7 @@ use guest_tests::observer::{Observer, ObserverState, Unit};
 use guest_tests::{SMP, linux};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::{Console, End, MachineConfig, Snapshot, Vm, timeline};
+use minivmm::{Console, End, MachineConfig, Run, Snapshot, timeline};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE, WESTMERE};
 use x86::msr::*;
 use x86::pmu::Count;
@@ -315,8 +316,8 @@ impl Watch for Shared {
 }
 
 /// A machine, its console, and who observes it.
-struct Run {
-    vm: Vm,
+struct Observed {
+    vm: Run,
     console: Console,
     observer: Shared,
 }
@@ -328,12 +329,12 @@ struct Whole {
     observer: ObserverState,
 }
 
-impl Run {
-    fn new(model: &'static CpuModel) -> Run {
+impl Observed {
+    fn new(model: &'static CpuModel) -> Observed {
         let (mut vm, console) = flat::whole(model, 0, &JUMPS, program(model));
         let observer = Shared::new(model);
         assert!(vm.machine().observe(0, Some(Box::new(observer.clone()))));
-        Run { vm, console, observer }
+        Observed { vm, console, observer }
     }
 
     fn save(&mut self) -> Whole {
@@ -351,7 +352,7 @@ impl Run {
 
     fn run_out(&mut self) -> Whole {
         let end = self.vm.run(&mut self.console).unwrap();
-        assert!(matches!(end, End::DebugExit(0)), "{end:?}");
+        assert!(matches!(end, StopReason::Ended(End::DebugExit(0))), "{end:?}");
         self.save()
     }
 }
@@ -417,7 +418,7 @@ fn written(state: &Whole, from: u64, len: u64) -> usize {
 }
 
 fn at_every_instruction(model: &'static CpuModel) {
-    let end = Run::new(model).run_out();
+    let end = Observed::new(model).run_out();
     let steps = end.machine.soft.steps;
     assert!(steps > 2000, "{}: {steps}", model.name);
     if model.units.pt.is_some() {
@@ -427,14 +428,14 @@ fn at_every_instruction(model: &'static CpuModel) {
     assert!(excluded || written(&end, BTS, 0x4000) > 100, "{}: branches", model.name);
     assert!(written(&end, PEBS, 0x4000) > 10, "{}: samples", model.name);
 
-    let (mut walker, mut other) = (Run::new(model), Run::new(model));
+    let (mut walker, mut other) = (Observed::new(model), Observed::new(model));
     for step in 0..steps - 1 {
         assert!(walker.vm.step(&mut walker.console).unwrap().is_none());
         let state = walker.save();
         assert_eq!(state.machine.soft.steps, step + 1);
         // Every so often a machine that has never run, and otherwise one that has come to its end.
         if step % 64 == 0 {
-            other = Run::new(model);
+            other = Observed::new(model);
         }
         other.restore(&state);
         let what = format!("{} after step {step}", model.name);
@@ -479,7 +480,7 @@ fn going_back_takes_what_every_unit_has_under_way_along() {
             ..flat::config(model)
         };
         let (mut vm, mut console) = flat::whole_of(&config, 0, &JUMPS, program(model));
-        let look = |vm: &mut Vm| {
+        let look = |vm: &mut Run| {
             let state = vm.save();
             (state.soft.steps, state.soft.cpus, state.pages)
         };
@@ -501,8 +502,8 @@ fn going_back_takes_what_every_unit_has_under_way_along() {
     }
 }
 
-fn open(config: &MachineConfig) -> (Vm, Console) {
-    let vm = Vm::new(config).unwrap();
+fn open(config: &MachineConfig) -> (Run, Console) {
+    let vm = Run::new(config).unwrap();
     let console = Console::open(&config.serial, &[], vm.line()).unwrap();
     (vm, console)
 }

@@ -4,9 +4,9 @@
 use guest_tests::linux;
 use guest_tests::retired::Each;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use minivmm::Run;
 use minivmm::config::MachineConfig;
 use minivmm::front::console::Console;
-use minivmm::vm::Vm;
 use std::sync::{Arc, Mutex};
 use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
 
@@ -112,7 +112,7 @@ fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (
     config.initrd = Some(linux().initrd.clone());
     config.cmdline = Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec());
     config.max_instructions = Some(steps);
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let shared = Shared::default();
     assert!(vm.machine().observe(0, Some(observer(shared.clone()))));
     let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();

@@ -11,7 +11,7 @@ use guest_tests::raw::Raw;
 use guest_tests::retired::{Heard, Lines, Retired, Stream, idle_loops};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
 use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm, front::monitor};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, front::monitor};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
 
@@ -28,8 +28,8 @@ fn config(model: &str, cpus: u8) -> MachineConfig {
 }
 
 /// Runs it, prepared at a step; gives the digest of the machine at its end.
-fn run(config: &MachineConfig, from: u64, prepare: impl FnOnce(&mut Vm)) -> u64 {
-    let mut vm = Vm::new(config).expect("a machine");
+fn run(config: &MachineConfig, from: u64, prepare: impl FnOnce(&mut Run)) -> u64 {
+    let mut vm = Run::new(config).expect("a machine");
     let mut console = Console::open(&config.serial, &[], vm.line()).expect("a console");
     if from > 0 {
         assert!(vm.run_for(&mut console, from).expect("a run").is_none());
@@ -159,7 +159,8 @@ fn record(name: &str, plain: &MachineConfig, from: u64) -> Recorded {
     let digest = run(&traced, from, |vm| {
         if from > 0 {
             let line = format!("trace start {}", at.display());
-            let told = monitor::answer(vm, 0, &line).expect("a recording");
+            let told =
+                monitor::answer(&mut minivmm::front::controls::Controls::new(vm), 0, &line).expect("a recording");
             assert!(told.ends_with(&format!("recording from step {from}\n")), "{told}");
         }
     });
@@ -424,7 +425,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
         }),
         ..plain.clone()
     };
-    let mut vm = Vm::new(&traced).expect("a machine");
+    let mut vm = Run::new(&traced).expect("a machine");
     let mut console = Console::open(&traced.serial, &[], vm.line()).expect("a console");
     let end = vm.run(&mut console);
     let said = String::from_utf8_lossy(&console.take_output()).into_owned();
@@ -454,7 +455,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
     let (first, ip) = found.first.expect("something was executed");
     let last = clock.step(found.last).expect("a step");
     let ran = |empty: &Stream| {
-        let mut vm = Vm::new(&plain).expect("a machine");
+        let mut vm = Run::new(&plain).expect("a machine");
         let mut console = Console::open(&plain.serial, &[], vm.line()).expect("a console");
         assert!(vm.run_for(&mut console, first - 8).expect("a run").is_none());
         while vm.cpu_state(0).expect("a CPU").rip != ip {
@@ -499,7 +500,7 @@ fn recordings_that_begin_under_way_are_what_retired() {
         ..MachineConfig::new(Path::new(SMP))
     };
     let whole = {
-        let mut vm = Vm::new(&several).expect("a machine");
+        let mut vm = Run::new(&several).expect("a machine");
         let mut console = Console::open(&several.serial, &[], vm.line()).expect("a console");
         vm.run(&mut console).expect("a run");
         vm.steps()

@@ -9,14 +9,10 @@ use minivmm::{
     MachineConfig,
     cli::{self, Job},
     error::{Error, Status},
-    front::{
-        console::{signals, terminal},
-        control::client,
-    },
-    logger, matrix,
+    front::{console::terminal, control::client},
+    logger, matrix, signals,
     timeline::replay,
     trace::command,
-    vm,
 };
 
 fn main() {
@@ -50,7 +46,7 @@ fn run(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
         what: "taking over signals",
         source,
     })?;
-    let end = vm::run(config)?;
+    let end = minivmm::front::serve::run(config)?;
     if let Some(message) = end.message() {
         say(&message);
     }

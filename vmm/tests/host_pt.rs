@@ -10,8 +10,9 @@ use iced_x86::code_asm::*;
 use kvm::Limit;
 use kvm::tracer::{Taken, Tracer, Traces};
 use kvm::units::{Wish, Wishes};
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use pt_flow::{Block, Blocks, Chunk, Decoder, Sections, Timing};
 use pt_packet::{Decoder as Packets, ExecMode, LastIp, MAX_LEN, Packet, encode};
 use std::collections::VecDeque;
@@ -142,7 +143,7 @@ fn run(engine: EngineChoice, traces: Option<Arc<dyn Traces>>) -> Left {
 fn run_until(
     engine: EngineChoice,
     traces: Option<Arc<dyn Traces>>,
-    drive: impl FnOnce(&mut Vm, &mut Console) -> End,
+    drive: impl FnOnce(&mut Run, &mut Console) -> StopReason,
 ) -> Left {
     let folder = Folder::new();
     let config = MachineConfig {
@@ -157,10 +158,10 @@ fn run_until(
         host_trace: traces,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let end = drive(&mut vm, &mut console);
-    assert!(matches!(end, End::Halted(_)), "{end:?}");
+    assert!(matches!(end, StopReason::Ended(End::Halted(_))), "{end:?}");
     let read = |at: u64, len: usize| {
         let mut bytes = vec![0; len];
         vm.read_physical(at, &mut bytes).unwrap();
@@ -468,13 +469,13 @@ fn it_is_asked_for_as_what_it_is() {
         host_trace: Some(recording([], branches(), false)),
         ..MachineConfig::new(&image)
     };
-    let error = Vm::new(&config).unwrap_err().to_string();
+    let error = Run::new(&config).unwrap_err().to_string();
     assert!(
         error.contains("--experimental") && error.lines().count() == 1,
         "{error}"
     );
     config.experimental = true;
-    Vm::new(&config).unwrap();
+    Run::new(&config).unwrap();
     // A host without it says so, whether it is called experimental or not.
     if std::fs::metadata(kvm::tracer::PMU).is_err() {
         let mut command = minivmm();

@@ -7,8 +7,9 @@ use common::long::{COUNTS, Result, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use kvm::units::{Wish, Wishes};
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use x86::model::HASWELL;
 
 const IA32_APIC_BASE: u32 = 0x1b;
@@ -43,7 +44,7 @@ fn spin(a: &mut CodeAssembler, count: u32) -> Result {
 }
 
 /// Runs a program to its end; what it has stored by a word's number, and the machine.
-fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u64, Vm) {
+fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u64, Run) {
     let folder = Folder::new();
     let image = guest(|a| {
         program(a)?;
@@ -60,10 +61,10 @@ fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u
         },
         ..MachineConfig::new(folder.file("program", image))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::DebugExit(0)), "{end:?}");
+    assert!(matches!(end, StopReason::Ended(End::DebugExit(0))), "{end:?}");
     let mut memory = vec![0; 0x4_0000];
     vm.read_physical(COUNTS.into(), &mut memory).unwrap();
     let word = move |at: u32| u64::from_le_bytes(memory[(at - COUNTS) as usize..][..8].try_into().unwrap());

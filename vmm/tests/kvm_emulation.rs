@@ -5,8 +5,9 @@ mod common;
 
 use common::{DATA, Folder, guest, kvm_is_missing, run_guest};
 use iced_x86::code_asm::*;
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::{Console, CpuState, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, CpuState, End, MachineConfig, Run, SerialTarget};
 
 const ROUNDS: u32 = 300;
 /// Where nothing is: it reads as ones.
@@ -56,10 +57,10 @@ fn outcome(engine: EngineChoice, cpus: u8) -> (CpuState, Vec<u8>, Option<(u64, u
         engine,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::DebugExit(7)), "{end:?}");
+    assert!(matches!(end, StopReason::Ended(End::DebugExit(7))), "{end:?}");
     let mut memory = vec![0; 0x1000];
     vm.read_physical(DATA.into(), &mut memory).unwrap();
     let mut state = vm.cpu_state(0).unwrap();

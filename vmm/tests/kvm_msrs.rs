@@ -8,8 +8,9 @@ use common::long::{COUNTS, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use kvm::units::{Wish, Wishes};
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use x86::model::{CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER};
 use x86::msr::*;
 
@@ -61,10 +62,10 @@ fn run(
         units,
         ..MachineConfig::new(folder.file("program", image(registers)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::Halted(_)), "{end:?}");
+    assert!(matches!(end, StopReason::Ended(End::Halted(_))), "{end:?}");
     let mut bytes = vec![0; 32 * registers.len()];
     vm.read_physical(STRINGS.into(), &mut bytes).unwrap();
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());

@@ -11,13 +11,13 @@ use std::{
 use common::*;
 use iced_x86::code_asm::*;
 use minivmm::{
-    Back, Console, End, MachineConfig, SerialTarget, Vm,
+    Back, Console, End, MachineConfig, Run, SerialTarget, StopReason,
     debug::{WatchKind, Watchpoint, Why},
     timeline::{self, session},
 };
 
 /// A machine that keeps a point every so many steps.
-fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
+fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineConfig)) -> (Run, Console) {
     let mut config = MachineConfig {
         memory: 2 << 20,
         reverse: Some(timeline::Options {
@@ -27,7 +27,7 @@ fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineCo
         ..MachineConfig::new(kernel)
     };
     more(&mut config);
-    let vm = Vm::new(&config).unwrap();
+    let vm = Run::new(&config).unwrap();
     let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     (vm, console)
 }
@@ -44,7 +44,7 @@ fn random(below: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Runs to the end with this typed at these steps, and says how each of some positions looks.
-fn whole(vm: &mut Vm, console: &mut Console, typed: &[(u64, &str)], every: u64) -> (Vec<(u64, u64)>, End) {
+fn whole(vm: &mut Run, console: &mut Console, typed: &[(u64, &str)], every: u64) -> (Vec<(u64, u64)>, End) {
     let mut seen = Vec::new();
     let mut typed = typed.iter();
     let mut next = typed.next();
@@ -58,13 +58,13 @@ fn whole(vm: &mut Vm, console: &mut Console, typed: &[(u64, &str)], every: u64) 
         seen.push((vm.steps(), vm.digest()));
         if let Some(end) = vm.run_for(console, every).unwrap() {
             seen.push((vm.steps(), vm.digest()));
-            return (seen, end);
+            return (seen, end.end().unwrap());
         }
     }
 }
 
 /// To positions in no order, and what was there is there again.
-fn wander(vm: &mut Vm, console: &mut Console, seen: &[(u64, u64)], times: usize) {
+fn wander(vm: &mut Run, console: &mut Console, seen: &[(u64, u64)], times: usize) {
     for at in random(seen.len() as u64).take(times) {
         let (step, digest) = seen[at as usize];
         let from = vm.steps();
@@ -96,10 +96,13 @@ fn a_guest_with_input_is_at_any_step_what_it_was() {
             // Whatever is typed now waits, and the way on is the known one: to the same end, and nothing is said twice.
             console.push_input(b"zzz");
             vm.seek(&mut console, 40).unwrap();
-            assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+            assert!(matches!(
+                vm.run(&mut console).unwrap(),
+                StopReason::Ended(End::PowerOff)
+            ));
             assert_eq!((vm.steps(), vm.digest()), *seen.last().unwrap());
             assert!(
-                matches!(vm.run(&mut console).unwrap(), End::PowerOff),
+                matches!(vm.run(&mut console).unwrap(), StopReason::Ended(End::PowerOff)),
                 "and it stays off"
             );
             assert_eq!(console.take_output(), b"");
@@ -144,11 +147,17 @@ fn another_future_begins_where_the_known_one_is_forgotten() {
     assert_eq!((extent.head, extent.live), (step, true));
     assert_eq!(vm.digest(), digest);
     console.push_input(b"twoq");
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     assert_eq!(console.take_output(), b"twoq");
     let end = (vm.steps(), vm.digest());
     wander(&mut vm, &mut console, &seen[..seen.len() / 2], 20);
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     assert_eq!((vm.steps(), vm.digest()), end, "and this one is known now");
 }
 
@@ -410,7 +419,7 @@ fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
     console.push_input(b"ab");
     assert!(vm.run_for(&mut console, 1000).unwrap().is_none());
     let before = vm.digest();
-    let write = |vm: &mut Vm, byte: u8| {
+    let write = |vm: &mut Run, byte: u8| {
         vm.write_physical(0x30_0000, &[byte]).unwrap();
     };
     write(&mut vm, 1);
@@ -462,7 +471,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
     let kernel = folder.file("kernel", kernel);
     // MOV ESP and MOV ECX are before it.
     let top = u64::from(BASE) + 32 + 10;
-    let read = |vm: &Vm, at: u64| {
+    let read = |vm: &Run, at: u64| {
         let mut bytes = [0; 4];
         vm.read_physical(at, &mut bytes).unwrap();
         u32::from_le_bytes(bytes)
@@ -472,7 +481,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         vm.debugger();
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, End::Stopped(stop) if stop.why == Why::TripleFault),
+            matches!(&end, StopReason::Debugger(stop) if stop.why == Why::TripleFault),
             "{end:?}"
         );
         let crash = vm.steps();
@@ -486,7 +495,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         // Forwards it is made, and the machine stops behind it.
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, End::Stopped(stop) if matches!(stop.why, Why::Watch { .. })),
+            matches!(&end, StopReason::Debugger(stop) if matches!(stop.why, Why::Watch { .. })),
             "{end:?}"
         );
         assert_eq!(read(&vm, cell), 0xdead_0000);
@@ -513,7 +522,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         }
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, End::Stopped(stop) if stop.why == Why::Breakpoint(top)),
+            matches!(&end, StopReason::Debugger(stop) if stop.why == Why::Breakpoint(top)),
             "{end:?}"
         );
         assert_eq!(vm.cpu_state(0).unwrap().gpr[1], 29);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use iced_x86::code_asm::*;
 use minivmm::trace::{self, Decode, Filter, Options, Start, State, Summary, Trace, When};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use x86::seam::HYPERCALL;
@@ -105,7 +105,7 @@ fn code_that_changes_is_read_as_it_was_executed() {
             trace,
             ..MachineConfig::new(&kernel)
         };
-        let mut vm = Vm::new(&config).unwrap();
+        let mut vm = Run::new(&config).unwrap();
         let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
         vm.run(&mut console).unwrap();
         vm.end_trace("the test").unwrap();
@@ -253,7 +253,7 @@ fn code_that_a_device_has_written_is_read_as_it_was_executed() {
         trace: Some(Options::new(&at)),
         ..MachineConfig::new(folder.file("guest", guest(calling_sectors)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     vm.run(&mut console).unwrap();
     vm.end_trace("the test").unwrap();
@@ -287,7 +287,7 @@ fn record(folder: &Folder, image: Vec<u8>, change: impl Fn(&mut Options)) -> (Pa
         max_instructions: Some(20_000_000),
         ..MachineConfig::new(&kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     vm.run(&mut console).unwrap();
     vm.end_trace("the test").unwrap();

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use common::*;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, FlowControl};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm, trace::Options};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, trace::Options};
 use serde_json::Value;
 
 /// main calls outer three times, outer calls inner twice, and main ends with a jump to last.
@@ -69,7 +69,7 @@ fn traced() -> Traced {
         trace: Some(Options::new(&trace)),
         ..MachineConfig::new(kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     vm.run(&mut console).unwrap();
     vm.end_trace("the guest ended").unwrap();

@@ -1,10 +1,11 @@
 //! A whole boot of Linux.
 
+use minivmm::StopReason;
 use std::process::Command;
 
 use guest_tests::observer::Unit;
 use guest_tests::{linux, root};
-use minivmm::{Console, End, MachineConfig, Vm};
+use minivmm::{Console, End, MachineConfig, Run};
 use x86::model::{CpuModel, MODELS};
 
 use crate::judge::{self, Judge, Verdict, WINDOW};
@@ -78,12 +79,16 @@ fn boot((model, on): &Trial, wanted: std::ops::Range<u64>) -> Verdict {
         model,
         ..MachineConfig::new(&linux().kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let (judge, verdict) = Judge::new(model, on, judge::End::Port(POWER), wanted);
     assert!(vm.machine().observe(0, Some(Box::new(judge))));
     let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::PowerOff), "{}: {end:?}", model.name);
+    assert!(
+        matches!(end, StopReason::Ended(End::PowerOff)),
+        "{}: {end:?}",
+        model.name
+    );
     vm.machine().observe(0, None);
     std::mem::take(&mut verdict.lock().unwrap())
 }

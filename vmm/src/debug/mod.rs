@@ -14,13 +14,11 @@
 //! [`Debugger`] is what the owner of a machine holds ([`Vm::debugger`](crate::Vm::debugger)); each CPU has a watcher that
 //! knows the same set, and copies it when it has changed. Nothing here knows of a protocol.
 
-pub mod btrace;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range as Span;
 use std::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use x86::seam::{Access, AccessKind, Appetite, Effects, EventRecord, Processor, Range, Watch};
@@ -158,24 +156,10 @@ struct Shared {
     set: Mutex<Set>,
     /// What a watcher has stopped for last.
     stop: Mutex<Option<Stop>>,
-    /// Somebody asks for a stop.
-    asked: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// Asks a machine to stop, from any thread. It does so when it looks at the outside next; one that may be waiting for something
-/// has to be [woken](crate::Console::listen), too.
-#[derive(Clone, Debug)]
-pub struct Asker(Arc<Shared>);
-
-impl Asker {
-    /// Asks.
-    pub fn ask(&self) {
-        self.0.asked.store(true, Ordering::SeqCst);
-    }
 }
 
 /// What stops a machine, and what has stopped it.
@@ -202,16 +186,6 @@ impl Debugger {
             boundaries: Vec::new(),
             ranges: Vec::new(),
         })
-    }
-
-    /// What asks for a stop.
-    pub fn asker(&self) -> Asker {
-        Asker(Arc::clone(&self.shared))
-    }
-
-    /// Whether somebody has asked since this was asked last.
-    pub fn take_asked(&mut self) -> bool {
-        self.shared.asked.swap(false, Ordering::SeqCst)
     }
 
     fn change<T>(&mut self, f: impl FnOnce(&mut Set) -> T) -> T {
@@ -302,11 +276,6 @@ impl Debugger {
         }
         let only = set.catches.is_empty() && set.step.is_none();
         only.then(|| (set.breakpoints.keys().copied().collect(), set.watchpoints.clone()))
-    }
-
-    /// Whether somebody has asked, and [`Debugger::take_asked`] has not been asked since.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.shared.asked.load(Ordering::SeqCst)
     }
 
     /// Has nothing stop for a while, and keeps what was wanted.

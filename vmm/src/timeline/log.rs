@@ -1,16 +1,7 @@
 //! What came from outside, and when.
 
 use super::session::Writer;
-use crate::error::Error;
-
-/// A moment of a run: steps so far, and ticks of the virtual clock. While all CPUs are halted the clock goes on alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment {
-    /// Instructions and REP iterations so far, over all CPUs.
-    pub steps: u64,
-    /// Virtual time.
-    pub ticks: u64,
-}
+use crate::{error::Error, vm::Moment};
 
 /// What came.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,12 +10,12 @@
 //! does not reach the guest.
 //!
 //! # Practice
-//! - A *moment* ([`log::Moment`]) is steps and ticks, since time passes without steps while all CPUs are halted. Where no more
+//! - A *moment* ([`Moment`]) is steps and ticks, since time passes without steps while all CPUs are halted. Where no more
 //!   input may enter at a step because something has already been delivered there, it waits for the next.
 //! - *Points* ([`points::Points`]) are kept every [`Options::spacing`] steps as the run goes on, and closer and closer to where
 //!   one has gone back to, so that the next step back is near one. They are thinned by a limit of memory.
 //! - Running on from the past makes the known way again, with the input that came then. What is typed meanwhile waits until
-//!   the run has caught up: nothing is lost and nothing is typed twice. [`Vm::forget_future`](crate::Vm::forget_future) has the
+//!   the run has caught up: nothing is lost and nothing is typed twice. [`Run::forget_future`](run::Run::forget_future) has the
 //!   run live from where it is instead. A debugger that writes to registers or memory in the past does the same.
 //! - What the guest sends is let through once ([`output_gate`]). What it sends on another way than the first is new.
 //! - Disks are overlays, which keep what points need; the user's file is never written.
@@ -30,15 +30,12 @@ pub mod output_gate;
 pub mod past;
 pub mod points;
 pub mod replay;
+pub mod run;
 pub mod session;
 
-use devices::platform::Effect;
+use crate::vm::{End, Moment};
 
-use self::{
-    log::{Log, Moment},
-    output_gate::Flow,
-    points::Points,
-};
+use self::{log::Log, output_gate::Flow, points::Points};
 
 /// The memory that points take at most, unless `--reverse-memory` says otherwise.
 pub const MEMORY: u64 = 1 << 30;
@@ -65,7 +62,7 @@ impl Default for Options {
 
 /// Where a run came from.
 #[derive(Debug)]
-pub struct History {
+pub struct Timeline {
     /// What came from outside.
     pub log: Log,
     /// Where it can be gone back to, if it can.
@@ -80,14 +77,10 @@ pub struct History {
     pub live: bool,
     /// Nothing is new, ever: a recorded session.
     pub closed: Option<Closed>,
-    /// The step at which nothing may enter any more, as something has been delivered there, or tried.
-    pub unsettled: Option<u64>,
     /// What the guest ended its run with, and when.
-    pub finished: Option<(Moment, Effect)>,
+    pub finished: Option<(Moment, End)>,
     /// When the next check is due.
     pub check_at: u64,
-    /// A debugger has changed the guest since the last point.
-    pub changed: bool,
     /// How often the run has been put to another place.
     pub jumps: u64,
     /// Where it was each time when what comes later was forgotten.
@@ -103,10 +96,10 @@ pub struct Closed {
     pub broken: bool,
 }
 
-impl History {
+impl Timeline {
     /// A run at its beginning.
     pub fn new(options: Option<Options>, outputs: Vec<Flow>) -> Self {
-        History {
+        Timeline {
             log: Log::default(),
             points: options.map(|options| Points::new(options.memory)),
             spacing: options.unwrap_or_default().spacing.max(1),
@@ -114,13 +107,25 @@ impl History {
             head: Moment::default(),
             live: true,
             closed: None,
-            unsettled: None,
             finished: None,
             check_at: 0,
-            changed: false,
             jumps: 0,
             forgotten: Vec::new(),
         }
+    }
+
+    /// Whether a recorded session is at its end here, where something from outside ended it.
+    pub fn is_over(&self, here: Moment) -> bool {
+        let ends = self.closed.as_ref().is_some_and(|closed| closed.reason.is_some());
+        ends && here >= self.head
+    }
+
+    /// Whether a point is due at this step.
+    pub fn point_is_due(&self, steps: u64) -> bool {
+        self.points.as_ref().is_some_and(|points| {
+            let before = points.before(steps);
+            before.is_none_or(|point| steps - point.at.steps >= self.spacing)
+        })
     }
 
     /// How many steps there are until something may have to be done, from here.

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use super::log::{Entry, Moment, What};
+use super::log::{Entry, What};
+use super::run::Run;
 use crate::timeline::points::Point;
-use crate::vm::Vm;
+use crate::vm::Moment;
 
 /// What a run says of its states that have names.
 pub(crate) type Named = BTreeMap<String, Kept>;
@@ -24,14 +25,14 @@ pub(crate) struct Kept {
 /// Names that are kept at most.
 const MOST: usize = 64;
 
-impl Vm {
+impl Run {
     /// Why the machine's state cannot be kept and taken on again as it runs, if it cannot.
     fn keeps_states(&self) -> Result<(), String> {
-        if self.host_clock.is_some() {
+        if self.vm.is_hosted() {
             return Err("a machine in KVM cannot: `--engine soft` can".into());
         }
         match &self.lasting {
-            Some(why) if self.history.is_none() => Err(why.clone()),
+            Some(why) if self.timeline.is_none() => Err(why.clone()),
             _ => Ok(()),
         }
     }
@@ -45,10 +46,10 @@ impl Vm {
         if self.named.len() >= MOST && !self.named.contains_key(name) {
             return Err(format!("{MOST} are kept already: `snapshot drop NAME` makes room"));
         }
-        self.settle_change().map_err(|error| error.to_string())?;
+        self.keep_change().map_err(|error| error.to_string())?;
         let kept = Kept {
             point: self.point(false),
-            forgotten: self.history.as_ref().map_or(0, |history| history.forgotten.len()),
+            forgotten: self.timeline.as_ref().map_or(0, |timeline| timeline.forgotten.len()),
         };
         self.named.insert(name.into(), kept);
         Ok(())
@@ -75,10 +76,10 @@ impl Vm {
         if !self.named.contains_key(name) {
             return Err(format!("there is no snapshot {name:?}: `snapshot list` shows them"));
         }
-        if self.recorder.is_some() && !self.recorder_is_late {
+        if self.vm.recorder().is_some() && !self.vm.recorder_is_late() {
             return Err("a trace only grows: leave out `--trace`, and begin one with `trace start DIR`".into());
         }
-        self.settle_change().map_err(|error| error.to_string())?;
+        self.keep_change().map_err(|error| error.to_string())?;
         let Some(mut kept) = self.named.remove(name) else {
             return Ok(());
         };
@@ -88,42 +89,42 @@ impl Vm {
     }
 
     fn take(&mut self, kept: &mut Kept) -> Result<(), crate::Error> {
-        let here = self.moment();
-        let Some(mut history) = self.history.take() else {
+        let here = self.vm.moment();
+        let Some(mut timeline) = self.timeline.take() else {
             return self.take_on(&kept.point);
         };
-        let since = history.forgotten.get(kept.forgotten..).unwrap_or_default();
+        let since = timeline.forgotten.get(kept.forgotten..).unwrap_or_default();
         let same = since.iter().all(|moment| *moment > kept.point.at);
-        let cut = if same { Ok(()) } else { history.log.forget_future() };
-        let result = cut.and_then(|()| self.put_to(&mut history, here, &kept.point));
-        self.history = Some(history);
+        let cut = if same { Ok(()) } else { timeline.log.forget_future() };
+        let result = cut.and_then(|()| self.put_to(&mut timeline, here, &kept.point));
+        self.timeline = Some(timeline);
         result?;
         if !same {
             self.begin_anew(here)?;
             kept.point = self.point(false);
         }
-        kept.forgotten = self.history.as_ref().map_or(0, |history| history.forgotten.len());
+        kept.forgotten = self.timeline.as_ref().map_or(0, |timeline| timeline.forgotten.len());
         Ok(())
     }
 
     /// The run has a past and a future no more: it begins here. It was at another moment before.
     fn begin_anew(&mut self, before: Moment) -> Result<(), crate::Error> {
-        let here = self.moment();
-        let Some(history) = &mut self.history else {
+        let here = self.vm.moment();
+        let Some(timeline) = &mut self.timeline else {
             return Ok(());
         };
         // What has come is no way to here, so for whoever reads the log it ends where the run was.
-        history.log.go_to(usize::MAX);
+        timeline.log.go_to(usize::MAX);
         let what = What::Changed;
-        history.log.push(Entry { at: before, what })?;
-        if let Some(points) = &mut history.points {
+        timeline.log.push(Entry { at: before, what })?;
+        if let Some(points) = &mut timeline.points {
             points.clear();
         }
-        history.outputs.iter().for_each(|flow| flow.forget_future());
+        timeline.outputs.iter().for_each(|flow| flow.forget_future());
         // No state that was kept before leads here.
-        history.forgotten.push(Moment::default());
-        (history.head, history.live, history.closed) = (here, true, None);
-        history.finished = None;
+        timeline.forgotten.push(Moment::default());
+        (timeline.head, timeline.live, timeline.closed) = (here, true, None);
+        timeline.finished = None;
         self.keep_point(true);
         Ok(())
     }

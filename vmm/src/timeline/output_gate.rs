@@ -10,7 +10,7 @@ struct Counts {
     shown: u64,
 }
 
-/// The handle of a [`Valve`]. Clones are of the same one.
+/// The handle of a [`OutputGate`]. Clones are of the same one.
 #[derive(Clone, Debug, Default)]
 pub struct Flow(Arc<Mutex<Counts>>);
 
@@ -37,24 +37,24 @@ impl Flow {
 }
 
 /// A sink that lets through what has not been let through yet.
-pub struct Valve {
+pub struct OutputGate {
     flow: Flow,
     out: Box<dyn Write + Send>,
 }
 
-impl Valve {
-    /// A valve before `out`, and its handle.
+impl OutputGate {
+    /// A gate before `out`, and its handle.
     pub fn new(out: Box<dyn Write + Send>) -> (Self, Flow) {
         let flow = Flow::default();
-        let valve = Valve {
+        let gate = OutputGate {
             flow: flow.clone(),
             out,
         };
-        (valve, flow)
+        (gate, flow)
     }
 }
 
-impl Write for Valve {
+impl Write for OutputGate {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut counts = self.flow.counts();
         let known = counts.shown.saturating_sub(counts.sent);
@@ -74,26 +74,26 @@ impl Write for Valve {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::front::console::Line;
+    use crate::serial_line::SerialLine;
 
     // covers: 8/reverse-output
     #[test]
     fn what_was_sent_before_is_not_sent_twice() {
-        let line = Line::default();
-        let (mut valve, flow) = Valve::new(Box::new(line.clone()));
-        let seen = |valve: &mut Valve, bytes: &[u8]| {
-            valve.write_all(bytes).unwrap();
+        let line = SerialLine::default();
+        let (mut gate, flow) = OutputGate::new(Box::new(line.clone()));
+        let seen = |gate: &mut OutputGate, bytes: &[u8]| {
+            gate.write_all(bytes).unwrap();
             line.take()
         };
-        assert_eq!(seen(&mut valve, b"hello"), b"hello");
+        assert_eq!(seen(&mut gate, b"hello"), b"hello");
         flow.go_to(2);
-        assert_eq!(seen(&mut valve, b"ll"), b"");
-        assert_eq!(seen(&mut valve, b"o, you"), b", you");
+        assert_eq!(seen(&mut gate, b"ll"), b"");
+        assert_eq!(seen(&mut gate, b"o, you"), b", you");
         assert_eq!(flow.sent(), 10);
         flow.go_to(4);
         flow.forget_future();
-        assert_eq!(seen(&mut valve, b" no!"), b" no!");
+        assert_eq!(seen(&mut gate, b" no!"), b" no!");
         flow.go_to(0);
-        assert_eq!(seen(&mut valve, b"hell no!?"), b"?");
+        assert_eq!(seen(&mut gate, b"hell no!?"), b"?");
     }
 }

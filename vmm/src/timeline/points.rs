@@ -4,8 +4,7 @@
 //! all together cost more than the limit, those go first whose going leaves the smallest hole for how far away it is: the past
 //! stays dense near where the run is and gets sparse further off.
 
-use crate::timeline::log::Moment;
-use crate::vm::{Pages, Snapshot};
+use crate::vm::{Moment, Pages, Snapshot};
 use machine::disk::Contents;
 
 /// What a point costs beside pages and translations, about: units, devices, registers.
@@ -24,7 +23,7 @@ pub struct Point {
     pub logged: usize,
     /// What the serial ports had sent.
     pub sent: Vec<u64>,
-    /// The step at which nothing may enter any more, as [`super::History::unsettled`].
+    /// The step at which nothing may enter any more, since something had been delivered there.
     pub unsettled: Option<u64>,
     /// A debugger had changed the guest: nothing leads here from an earlier point.
     pub fixed: bool,

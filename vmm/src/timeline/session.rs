@@ -19,9 +19,10 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 
 use super::Closed;
-use super::log::{Entry, Moment, What};
+use super::log::{Entry, What};
 use crate::config::MachineConfig;
 use crate::error::Error;
+use crate::vm::Moment;
 
 /// The option that names the directory.
 const RECORD: &str = "--record";

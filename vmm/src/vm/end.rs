@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use libc::c_int;
 
-use crate::{debug, error::Status, front::console::signals};
+use super::Leave;
+use crate::{
+    error::{Error, Status},
+    signals,
+};
 
 /// Why a run ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum End {
     /// The guest switched itself off.
     PowerOff,
@@ -44,19 +48,28 @@ pub enum End {
     Diverged(u64),
     /// KVM failed while the guest ran: its words, and a report.
     Kvm(String),
-    /// A debugger's stop: the machine can be run on from here.
-    Stopped(debug::Stop),
     /// A fault of ours.
     Defect(String),
 }
 
 impl End {
+    /// How a run ended that the world outside ended.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn of(leave: Leave) -> Result<Self, Error> {
+        match leave {
+            Leave::Quit => Ok(End::Quit),
+            Leave::Signal(signal) => Ok(End::Signal(signal)),
+            Leave::OutputClosed => Ok(End::OutputClosed),
+            Leave::Failed(error) => Err(error),
+        }
+    }
+
     /// The exit status that goes with it.
     pub fn status(&self) -> Status {
         match self {
-            End::PowerOff | End::Reset | End::Quit | End::Stopped(_) | End::Replayed { broken: false, .. } => {
-                Status::Done
-            }
+            End::PowerOff | End::Reset | End::Quit | End::Replayed { broken: false, .. } => Status::Done,
             End::DebugExit(value) => Status::DebugExit(*value),
             End::Signal(_) | End::OutputClosed | End::Trace | End::Kvm(_) | End::Diverged(_) | End::Replayed { .. } => {
                 Status::Usage
@@ -79,7 +92,6 @@ impl End {
             | End::Instructions(_)
             | End::Timeout(_)
             | End::Trace
-            | End::Stopped(_)
             | End::Replayed { .. }
             | End::Diverged(_)
             | End::Kvm(_) => false,
@@ -90,7 +102,7 @@ impl End {
     pub fn message(&self) -> Option<String> {
         match self {
             // What went wrong with the trace is said when it is closed.
-            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace | End::Stopped(_) => None,
+            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace => None,
             End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
             End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
             End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),

@@ -1,34 +1,15 @@
 //! A run on KVM: natively as long as nothing needs the software engine, and in the engine as long as something does.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use engine::{Cpu, CpuState};
-use log::{debug, info};
+use engine::{Cpu, CpuState, Exit};
+use kvm::{Counts, Hypervisor, Shared, UNTIL_PORTABLE, Why, vcpu_state::portable};
+use log::debug;
 use vmm_sys_util::eventfd::EventFd;
-use x86::model::CpuModel;
 
-use super::{End, Vm, pace::Pace, rdpmc, report::report, stats::Native};
-use crate::{
-    config::MachineConfig,
-    debug::{self, Debugger},
-    error::Error,
-    front::{
-        console::{Console, Stop},
-        control::Control,
-    },
-};
-use engine::Exit;
-use kvm::{
-    self, Counts, Host, Hypervisor, Limit, Passed, Shared, UNTIL_PORTABLE, Why,
-    irqchip::{self, Irqchip},
-    probe,
-    tracer::Traces,
-    units::{Resolution, Resolved, Wish, never_off},
-    vcpu_state::portable,
-};
-use machine::memory::Memory;
+use super::{End, Leave, Outside, StopReason, Until, Vm, pace::Pace, rdpmc, report::report, stats::Native};
+use crate::{debug, error::Error};
 
 /// So long nothing has to need the engine before the machine goes back to KVM: turning a unit off and on again is common, and
 /// a handover costs more than the engine does in this time.
@@ -47,7 +28,7 @@ const IDLE_LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Hosted {
     pub hypervisor: Hypervisor,
     wake: EventFd,
-    /// The console listens to it.
+    /// The world outside listens to it.
     listened: bool,
     counts: Counts,
     /// Handovers to the engine because of a unit.
@@ -55,17 +36,11 @@ pub(crate) struct Hosted {
 }
 
 impl Hosted {
-    /// The CPUs of a machine of a model that [`model`] gave.
-    pub fn new(config: &MachineConfig, host: &Host, irqchip: Irqchip, memory: &Memory) -> Result<Self, Error> {
-        let units = units(config, host)?;
-        let watches = units.pt == Resolved::Host || units.each().iter().any(|(_, how)| *how == Resolved::Emulated);
-        let passed = Passed::of(&probe::Traits::of(host).pmu, &units);
-        let count = config.cpus.max(1).into();
-        let mut hypervisor =
-            Hypervisor::new(host, config.model, memory, count, watches, irqchip, &passed).map_err(refused)?;
-        if let Some(traces) = traces(config, host, &units)? {
-            hypervisor.trace_with(traces);
-        }
+    /// The CPUs of a machine in KVM.
+    ///
+    /// # Errors
+    /// The system has no more events.
+    pub fn new(hypervisor: Hypervisor) -> Result<Self, Error> {
         let wake = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(|source| Error::System {
             what: "creating an event",
             source,
@@ -90,113 +65,6 @@ impl Hosted {
     }
 }
 
-fn refused(reason: String) -> Error {
-    Error::Engine {
-        option: "--engine kvm".into(),
-        reason,
-    }
-}
-
-/// Who is each unit of a machine on KVM.
-fn units(config: &MachineConfig, host: &Host) -> Result<Resolution, Error> {
-    let mut traits = probe::Traits::of(host);
-    if config.host_trace.is_some() {
-        // Whose recording it is does not matter.
-        (traits.pt.intel, traits.pt.kvm_intel, traits.pt.pt_mode, traits.pt.ept) = (true, true, None, None);
-    }
-    let units = probe::resolve(&traits, &config.units).map_err(Error::Usage)?;
-    let wrong = |unit: &str, why: String| Err(Error::Usage(format!("--{unit}=host: {why}")));
-    if units.pt == Resolved::Host && !config.experimental {
-        let why = "it is experimental, and has run on no hardware yet: say --experimental, too";
-        return wrong("pt", why.into());
-    }
-    for (unit, how) in [("lbr", units.lbr), ("pebs", units.pebs)] {
-        if how == Resolved::Host
-            && let Some(why) = traits.pmu.differs(config.model)
-        {
-            return wrong(unit, why);
-        }
-    }
-    Ok(units)
-}
-
-/// What records the guest for its Intel PT, if that is the host's.
-fn traces(config: &MachineConfig, host: &Host, units: &Resolution) -> Result<Option<Arc<dyn Traces>>, Error> {
-    match (units.pt, &config.host_trace) {
-        (Resolved::Host, Some(traces)) => Ok(Some(Arc::clone(traces))),
-        (Resolved::Host, None) => {
-            let refused = |why| Error::Usage(format!("--pt=host: {why}"));
-            host.tries_pt().map(Some).map_err(refused)
-        }
-        _ => Ok(None),
-    }
-}
-
-/// The configuration's model as the software engine has it: without the units that are not wanted.
-pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Error> {
-    let units = config.units.try_map(|unit, wish| match (wish, never_off(unit)) {
-        (Some(Wish::Host), _) => Err(Error::Usage(format!(
-            "--{unit}=host: the software engine has no unit of the host's: use --engine kvm"
-        ))),
-        (Some(Wish::Off), Some(why)) => Err(Error::Usage(format!("--{unit}=off: {why}"))),
-        (Some(Wish::Off), None) => Ok(Resolved::Absent),
-        (Some(Wish::Emulated) | None, _) => Ok(Resolved::Emulated),
-    })?;
-    if !units.each().iter().any(|(_, unit)| *unit == Resolved::Absent) {
-        return Ok(config.model);
-    }
-    kvm::cpuid::narrow(config.model, None, &units, None, None).map_err(Error::Usage)
-}
-
-/// Whose interrupt controllers a machine on this host's KVM has.
-pub(super) fn irqchip(config: &MachineConfig, host: &Host) -> Result<Irqchip, Error> {
-    let choice = irqchip::choose(
-        &wanted(config),
-        &units(config, host)?,
-        kvm::kernel_irqchip::lacks(host),
-        || host.virtualizes(),
-    );
-    let choice = choice.map_err(irqchip_refused)?;
-    info!("--irqchip {}: {}", choice.irqchip.name(), choice.why);
-    Ok(choice.irqchip)
-}
-
-/// A wish for interrupt controllers cannot be met.
-pub(super) fn irqchip_refused(reason: String) -> Error {
-    Error::Engine {
-        option: "--irqchip kvm".into(),
-        reason,
-    }
-}
-
-/// The configuration's model as a guest on this host's KVM sees it.
-pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Result<&'static CpuModel, Error> {
-    let units = units(config, host)?;
-    let supported = host.rows(irqchip);
-    for (feature, why) in kvm::cpuid::narrowings(config.model, Some(&supported), &units) {
-        info!("{} has no {}: {why}", config.model.name, feature.name());
-    }
-    if host.tsc_khz != config.model.tsc_khz {
-        info!(
-            "the time-stamp counter runs at the host's {} kHz, not the model's {}",
-            host.tsc_khz, config.model.tsc_khz
-        );
-    }
-    let model = {
-        let pmu = probe::Traits::of(host).pmu;
-        kvm::cpuid::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz), Some(&pmu)).map_err(refused)?
-    };
-    if irqchip == Irqchip::Minivmm {
-        return Ok(model);
-    }
-    Ok(model
-        .with_apic_timer_khz(kvm::kernel_irqchip::APIC_TIMER_KHZ)
-        .unwrap_or_else(|why| {
-            info!("CPUID does not tell the clock of KVM's APIC timers: {why}");
-            model
-        }))
-}
-
 /// Why a machine on KVM is in the software engine.
 enum Stay {
     /// It is not.
@@ -205,41 +73,6 @@ enum Stay {
     Step(usize),
     /// A unit of a CPU has to see instructions.
     Watched,
-}
-
-/// What of a configuration needs the software engine alone: the option, and what it does there.
-pub(super) fn needs_soft(config: &MachineConfig) -> Option<(&'static str, &'static str)> {
-    const COUNTS: &str = "counts instructions, which KVM does not";
-    match config {
-        MachineConfig {
-            max_instructions: Some(_),
-            ..
-        } => Some(("--max-instructions", COUNTS)),
-        MachineConfig { trace: Some(_), .. } => Some(("--trace", COUNTS)),
-        MachineConfig { reverse: Some(_), .. } => Some(("--reverse", COUNTS)),
-        MachineConfig { record: Some(_), .. } => Some(("--record", COUNTS)),
-        MachineConfig { replay: Some(_), .. } => Some(("replay", COUNTS)),
-        _ => None,
-    }
-}
-
-/// Why a configuration is better off in the software engine, where it has the choice.
-pub(super) fn wants_ours(config: &MachineConfig) -> Option<&'static str> {
-    let ours = |wish: Option<Wish>| wish == Some(Wish::Emulated);
-    if config.units.each().iter().any(|(_, wish)| ours(*wish)) {
-        return Some("a unit of ours is wanted, and there it has all the others beside it");
-    }
-    let gdb = config.gdb.is_some();
-    gdb.then_some("a debugger's guest stops and steps there, and its runs repeat")
-}
-
-/// What of a configuration decides whose interrupt controllers a machine on KVM has.
-pub(super) fn wanted(config: &MachineConfig) -> irqchip::Wanted {
-    irqchip::Wanted {
-        irqchip: config.irqchip,
-        debugged: config.gdb.is_some(),
-        monitored: config.control.is_some(),
-    }
 }
 
 /// The end of a machine that cannot leave KVM, whose interrupt controllers it has, and would have to.
@@ -251,76 +84,80 @@ pub(super) fn stays(vm: &Vm, why: &str) -> End {
 }
 
 impl Vm {
-    /// [`Vm::run`] of a machine on KVM.
+    /// [`Vm::advance`] of a machine on KVM.
     pub(super) fn run_hosted(
         &mut self,
         mut hosted: Hosted,
-        console: &mut Console,
+        until: &Until,
+        outside: &mut dyn Outside,
         started: Instant,
-    ) -> Result<End, Stop> {
-        let end = self.hosted_until_end(&mut hosted, console, started);
+    ) -> Result<StopReason, Leave> {
+        hosted.hypervisor.set_limit(until.exits);
+        let reason = self.hosted_until(&mut hosted, until, outside, started);
+        hosted.hypervisor.set_limit(None);
         // Until the next run, if there is one.
         let stood = hosted.hypervisor.stop_timers();
-        let end = match (&end, stood) {
-            (Ok(End::Kvm(_)) | Err(_), _) | (_, Ok(())) => end,
-            (_, Err(what)) => Ok(End::Kvm(what)),
+        let reason = match (&reason, stood) {
+            (Ok(StopReason::Ended(End::Kvm(_))) | Err(_), _) | (_, Ok(())) => reason,
+            (_, Err(what)) => Ok(StopReason::Ended(End::Kvm(what))),
         };
         self.hosted = Some(hosted);
-        end
+        reason
     }
 
-    fn hosted_until_end(&mut self, hosted: &mut Hosted, console: &mut Console, started: Instant) -> Result<End, Stop> {
+    fn hosted_until(
+        &mut self,
+        hosted: &mut Hosted,
+        until: &Until,
+        outside: &mut dyn Outside,
+        started: Instant,
+    ) -> Result<StopReason, Leave> {
         if !std::mem::replace(&mut hosted.listened, true) {
-            let wake = hosted.wake.try_clone().map_err(|source| {
-                Stop::Events(Error::System {
-                    what: "waiting for CPUs",
-                    source,
-                })
+            let wake = hosted.wake.try_clone().map_err(|source| Error::System {
+                what: "waiting for CPUs",
+                source,
             })?;
-            console.listen(wake).map_err(Stop::Events)?;
+            outside.listen(wake)?;
         }
-        let mut pace = Pace::new(self.now(), started, self.timeout);
+        let mut pace = Pace::new(self.now(), started, until.deadline);
         let mut stay = match self.needs_engine() {
             true => Stay::Watched,
             false => Stay::Native,
         };
         loop {
             let since = Instant::now();
-            let end = match stay {
+            let reason = match stay {
                 Stay::Native => None,
                 Stay::Step(cpu) => {
                     hosted.counts.emulated.fetch_add(1, Ordering::Relaxed);
                     self.step_for_kvm(cpu)
                 }
-                Stay::Watched if hosted.hypervisor.has_controllers() => {
-                    Some(stays(self, "what was asked for is the software engine's to see"))
-                }
+                Stay::Watched if hosted.hypervisor.has_controllers() => Some(StopReason::Ended(stays(
+                    self,
+                    "what was asked for is the software engine's to see",
+                ))),
                 Stay::Watched => {
                     hosted.watched += 1;
-                    self.watch_for_kvm(console, &mut pace)?
+                    self.watch_for_kvm(until, outside, &mut pace)?
                 }
             };
             if !matches!(stay, Stay::Native) {
                 hosted.counts.add_in_engine(since.elapsed());
             }
-            if let Some(end) = end {
-                return Ok(end);
+            if let Some(reason) = reason {
+                return Ok(reason);
             }
-            if self.requested.is_some()
-                && let Err(what) = hosted.hypervisor.stop_timers()
-            {
-                return Ok(End::Kvm(what));
-            }
-            if let Some(end) = self.obey(console, &mut pace)? {
-                return Ok(end);
+            let here = self.moment();
+            if outside.comes_back(here) {
+                return Ok(StopReason::Outside);
             }
             if let Some(clock) = self.host_clock
                 && clock != hosted.hypervisor.clock()
             {
                 hosted.hypervisor.set_clock(clock);
             }
-            stay = match self.native(hosted, console, &mut pace)? {
-                Ok(end) => return Ok(end),
+            stay = match self.native(hosted, outside, &mut pace)? {
+                Ok(reason) => return Ok(reason),
                 Err(stay) => stay,
             };
         }
@@ -336,25 +173,8 @@ impl Vm {
         }
     }
 
-    /// Runs a machine on KVM until it has come out of the guest so often, or something ends the run before. `None`: it has come
-    /// to that. A machine that is not on KVM, or whose next instructions have to be the engine's, runs as in [`Vm::run`].
-    ///
-    /// # Errors
-    /// As [`Vm::run`].
-    pub fn run_native(&mut self, console: &mut Console, limit: Limit) -> Result<Option<End>, Error> {
-        let set = |vm: &mut Vm, limit| {
-            if let Some(hosted) = &mut vm.hosted {
-                hosted.hypervisor.set_limit(limit);
-            }
-        };
-        set(self, Some(limit));
-        let end = self.run(console);
-        set(self, None);
-        Ok(Some(end?).filter(|end| !matches!(end, End::Instructions(_))))
-    }
-
     /// One instruction of a CPU, and what it takes until KVM can go on from there.
-    fn step_for_kvm(&mut self, cpu: usize) -> Option<End> {
+    fn step_for_kvm(&mut self, cpu: usize) -> Option<StopReason> {
         self.soft.take_turn(cpu);
         self.machine.platform().take_missed();
         for _ in 0..UNTIL_PORTABLE {
@@ -364,20 +184,23 @@ impl Vm {
             }
             let exit = self.soft.run(&mut self.machine, 1);
             if let Some(stop) = self.stop(cpu, &exit, false) {
-                return Some(End::Stopped(stop));
+                return Some(StopReason::Debugger(stop));
             }
             let steps = self.soft.steps();
             for effect in self.machine.advance(steps) {
                 if let Some(end) = self.take_effect(effect) {
-                    return Some(end);
+                    return Some(StopReason::Ended(end));
                 }
             }
             if self.machine.platform().take_missed() {
-                return Some(stays(self, "it cannot execute an instruction that reaches for them"));
+                let end = stays(self, "it cannot execute an instruction that reaches for them");
+                return Some(StopReason::Ended(end));
             }
             match exit {
-                Exit::Shutdown => return Some(End::TripleFault(self.report())),
-                Exit::Defect(what) => return Some(End::Defect(format!("{what}\n{}", self.report()))),
+                Exit::Shutdown => return Some(StopReason::Ended(End::TripleFault(self.report()))),
+                Exit::Defect(what) => {
+                    return Some(StopReason::Ended(End::Defect(format!("{what}\n{}", self.report()))));
+                }
                 _ => {}
             }
             if self.cpu_state(cpu).is_none_or(|state| portable(&state)) {
@@ -388,10 +211,15 @@ impl Vm {
     }
 
     /// The whole machine in the engine, until no unit has needed it for a while.
-    fn watch_for_kvm(&mut self, console: &mut Console, pace: &mut Pace) -> Result<Option<End>, Stop> {
+    fn watch_for_kvm(
+        &mut self,
+        until: &Until,
+        outside: &mut dyn Outside,
+        pace: &mut Pace,
+    ) -> Result<Option<StopReason>, Leave> {
         debug!("in the engine from step {}", self.soft.steps());
         let mut needed = (Instant::now(), self.soft.steps());
-        let end = self.software(console, pace, &mut |vm| {
+        let reason = self.software(until, outside, pace, &mut |vm| {
             if vm.needs_engine() {
                 needed = (Instant::now(), vm.soft.steps());
             }
@@ -401,18 +229,19 @@ impl Vm {
             long && vm.soft.cpus().all(portable)
         })?;
         debug!("back to KVM at step {}", self.soft.steps());
-        Ok(end)
+        Ok(reason)
     }
 
     /// The guest in KVM, until something ends that.
     fn native(
         &mut self,
         hosted: &mut Hosted,
-        console: &mut Console,
+        outside: &mut dyn Outside,
         pace: &mut Pace,
-    ) -> Result<Result<End, Stay>, Stop> {
+    ) -> Result<Result<StopReason, Stay>, Leave> {
+        let over = |end: End| Ok(Ok(StopReason::Ended(end)));
         if hosted.hypervisor.is_at_limit() {
-            return Ok(Ok(End::Instructions(0)));
+            return Ok(Ok(StopReason::Reached));
         }
         if let Some(cpu) =
             (0..self.soft.count()).find(|&cpu| self.cpu_state(cpu).is_some_and(|state| !portable(&state)))
@@ -420,7 +249,7 @@ impl Vm {
             return Ok(Err(Stay::Step(cpu)));
         }
         if let Some(stop) = self.waiting_stop() {
-            return Ok(Ok(End::Stopped(stop)));
+            return Ok(Ok(StopReason::Debugger(stop)));
         }
         let points = match self.points() {
             // Steps have KVM's guest debugging to themselves.
@@ -443,21 +272,21 @@ impl Vm {
         hosted
             .hypervisor
             .arm(registers.chain(catching).collect(), handlers.is_some());
-        let (control, debugger, mut request) = (self.control.as_ref(), self.debugger.as_ref(), None);
+        let here = self.moment();
         let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
-        let outside = |shared: &Shared, soft: &mut dyn kvm::Cpus| -> Result<Option<End>, Stop> {
+        let meanwhile = |shared: &Shared, soft: &mut dyn kvm::Cpus| -> Result<Option<StopReason>, Leave> {
             while !shared.over() {
                 shared.execute_lent(soft, LOOK);
                 let wait = {
                     let mut machine = shared.machine();
-                    if !console.input().is_empty() {
-                        let taken = machine.platform().serial_enqueue(console.input());
-                        console.consume(taken)?;
+                    if !outside.input().is_empty() {
+                        let taken = machine.platform().serial_enqueue(outside.input());
+                        outside.consume(taken)?;
                     }
                     let next = shared.run_due_events(&mut machine, None);
                     let now = machine.clock().ns(shared.steps());
                     let (idle, listening) = shared.idle(&mut machine);
-                    if idle && next.is_none() && !(listening && console.input_open()) && console.input().is_empty() {
+                    if idle && next.is_none() && !(listening && outside.input_open()) && outside.input().is_empty() {
                         drop(machine);
                         shared.stop(Why::Halted);
                         break;
@@ -466,38 +295,41 @@ impl Vm {
                     let most = if idle || shared.is_quiet() { IDLE_LOOK } else { LOOK };
                     next.map_or(most, |next| Duration::from_nanos(next.saturating_sub(now)).min(most))
                 };
-                console.flush()?;
-                console.wait(Some(paced_wait(wait)))?;
-                if let Some(limit) = pace.time_is_up() {
-                    return Ok(Some(End::Timeout(limit)));
+                outside.flush()?;
+                outside.wait(Some(paced_wait(wait)))?;
+                if pace.time_is_up() {
+                    return Ok(Some(StopReason::Deadline));
                 }
-                request = control.and_then(Control::next);
-                if request.is_some() || debugger.is_some_and(Debugger::is_asked) {
+                // KVM counts no steps, so the moment is that of its entry.
+                if outside.comes_back(here) {
                     break;
                 }
             }
             Ok(None)
         };
-        let native = hosted
-            .hypervisor
-            .run(&mut self.soft, &mut self.machine, &hosted.wake, &hosted.counts, outside);
-        self.requested = request;
+        let native = hosted.hypervisor.run(
+            &mut self.soft,
+            &mut self.machine,
+            &hosted.wake,
+            &hosted.counts,
+            meanwhile,
+        );
         let native = match native {
             Ok(native) => native,
-            Err(what) => return Ok(Ok(End::Kvm(format!("{what}\n{}", self.report())))),
+            Err(what) => return over(End::Kvm(format!("{what}\n{}", self.report()))),
         };
         let rdpmc = self.take_back_rdpmc(&native.hits, points.len());
         let met = self.met(&points, &native.hits);
         for effect in native.effects {
             if let Some(end) = self.take_effect(effect) {
-                return Ok(Ok(end));
+                return over(end);
             }
         }
-        if let Some(end) = native.outcome? {
-            return Ok(Ok(end));
+        if let Some(reason) = native.outcome? {
+            return Ok(Ok(reason));
         }
         if let Some(stop) = met {
-            return Ok(Ok(End::Stopped(stop)));
+            return Ok(Ok(StopReason::Debugger(stop)));
         }
         if native.hits.iter().any(|(_, hit)| hit.guest_steps) {
             return Ok(Err(Stay::Watched));
@@ -519,25 +351,30 @@ impl Vm {
                 debug!("a unit of CPU {cpu} has to see instructions");
                 Err(Stay::Watched)
             }
-            Why::Emulation(cpu) if hosted.hypervisor.has_controllers() && self.is_at_reset(cpu) => Ok(End::Reset),
+            Why::Emulation(cpu) if hosted.hypervisor.has_controllers() && self.is_at_reset(cpu) => {
+                Ok(StopReason::Ended(End::Reset))
+            }
             Why::Emulation(cpu) => Err(Stay::Step(cpu)),
             Why::Shutdown(cpu) => {
                 let mut debugger = self.debugger.as_mut().filter(|debugger| !debugger.is_suspended());
                 let why = debug::Why::TripleFault;
                 Ok(match debugger.as_mut().is_some_and(|debugger| debugger.shutdown()) {
-                    true => End::Stopped(debug::Stop { cpu, why }),
-                    false => End::TripleFault(self.report_of(cpu)),
+                    true => StopReason::Debugger(debug::Stop { cpu, why }),
+                    false => StopReason::Ended(End::TripleFault(self.report_of(cpu))),
                 })
             }
             // MOV DR, or INT1.
             Why::Debug(cpu) => Err(Stay::Step(cpu)),
-            Why::Limit => Ok(End::Instructions(0)),
-            Why::Defect(cpu, what) => Ok(End::Defect(format!("{what}\n{}", self.report_of(cpu)))),
+            Why::Limit => Ok(StopReason::Reached),
+            Why::Defect(cpu, what) => Ok(StopReason::Ended(End::Defect(format!(
+                "{what}\n{}",
+                self.report_of(cpu)
+            )))),
             Why::Halted => {
                 let listening = self.soft.cpus().any(Cpu::interrupt_wakes);
-                Ok(End::Halted(self.halted(listening)))
+                Ok(StopReason::Ended(End::Halted(self.halted(listening))))
             }
-            Why::Failed(cpu, what) => Ok(End::Kvm(format!("{what}\n{}", self.report_of(cpu)))),
+            Why::Failed(cpu, what) => Ok(StopReason::Ended(End::Kvm(format!("{what}\n{}", self.report_of(cpu))))),
         })
     }
 

@@ -112,7 +112,7 @@ impl Vm {
     /// The instruction would be #GP, and nothing is written; or there is no such CPU.
     pub fn write_msr(&mut self, cpu: usize, msr: u32, value: u64) -> Result<(), MsrFault> {
         let written = self.soft.write_msr(cpu, msr, value, &mut self.machine);
-        self.changed_by_debugger();
+        self.changed = true;
         written
     }
 

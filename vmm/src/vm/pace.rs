@@ -7,9 +7,7 @@ pub(super) struct Pace {
     pub started: Instant,
     /// Virtual time at the start.
     pub base: u64,
-    /// Wall time that does not count for the guest.
-    pub paused: Duration,
-    pub timeout: Option<Duration>,
+    pub deadline: Option<Instant>,
     /// When the outside was last looked at.
     pub looked: Instant,
     /// The step, and virtual time, since when the CPU has been halted with interrupts off.
@@ -18,12 +16,11 @@ pub(super) struct Pace {
 
 impl Pace {
     /// A run that starts at `started`, when virtual time is `base` nanoseconds.
-    pub fn new(base: u64, started: Instant, timeout: Option<Duration>) -> Self {
+    pub fn new(base: u64, started: Instant, deadline: Option<Instant>) -> Self {
         Pace {
             started,
             base,
-            paused: Duration::ZERO,
-            timeout,
+            deadline,
             looked: started,
             dead_since: (u64::MAX, 0),
         }
@@ -31,20 +28,21 @@ impl Pace {
 
     /// What virtual time would be if it had followed wall time.
     pub fn now(&self) -> u64 {
-        let elapsed = self.started.elapsed().saturating_sub(self.paused);
+        let elapsed = self.started.elapsed();
         let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         self.base.saturating_add(elapsed)
     }
 
-    pub fn time_is_up(&self) -> Option<Duration> {
-        self.timeout.filter(|timeout| self.started.elapsed() >= *timeout)
+    /// Whether the run has come to its deadline.
+    pub fn time_is_up(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
     /// How long a wait may take that would like to take `wanted`.
     pub fn time_left(&self, wanted: Option<Duration>) -> Option<Duration> {
         let left = self
-            .timeout
-            .map(|timeout| timeout.saturating_sub(self.started.elapsed()));
+            .deadline
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()));
         match (wanted, left) {
             (Some(wanted), Some(left)) => Some(wanted.min(left)),
             (wanted, left) => wanted.or(left),

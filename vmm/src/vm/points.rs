@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// A machine of two CPUs, in which nothing runs.
-    fn machine() -> Vm {
+    fn machine() -> crate::Run {
         let flags = 1u32 << 16;
         let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
         let words = [
@@ -346,7 +346,7 @@ mod tests {
         );
         let path = std::env::temp_dir().join(name);
         std::fs::write(&path, image).unwrap();
-        let vm = Vm::new(&crate::MachineConfig {
+        let vm = crate::Run::new(&crate::MachineConfig {
             memory: 4 << 20,
             cpus: 2,
             ..crate::MachineConfig::new(&path)

@@ -5,7 +5,6 @@
 
 pub mod escape;
 mod output;
-pub mod signals;
 pub mod terminal;
 
 use std::{
@@ -17,12 +16,10 @@ use std::{
         unix::fs::OpenOptionsExt,
     },
     path::Path,
-    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps};
-use libc::c_int;
 use vmm_sys_util::{epoll::EventSet, eventfd::EventFd, timerfd::TimerFd};
 
 use self::{
@@ -30,28 +27,19 @@ use self::{
     output::{Fault, Output},
     terminal::RawMode,
 };
-use crate::{config::SerialTarget, error::Error};
+use crate::{
+    config::SerialTarget,
+    error::Error,
+    serial_line::SerialLine,
+    signals,
+    vm::{Leave, Outside},
+};
 use machine::plain;
 
 /// So many bytes of input wait here at most; the rest waits where it comes from.
 const QUEUE: usize = 4096;
 
 const HELP: &str = "\nminivmm: Ctrl-A x quits, Ctrl-A h shows this, Ctrl-A Ctrl-A sends Ctrl-A\n";
-
-/// Why the outside world ends a run.
-#[derive(Debug)]
-pub enum Stop {
-    /// Ctrl-A x.
-    Quit,
-    /// One of the signals that end a process.
-    Signal(c_int),
-    /// Nobody reads standard output any more.
-    OutputClosed,
-    /// The serial port's output cannot be written.
-    Output(Error),
-    /// Waiting for events failed.
-    Events(Error),
-}
 
 /// What comes from outside.
 #[derive(Debug)]
@@ -165,39 +153,13 @@ enum Sink {
     Buffer(Vec<u8>),
 }
 
-/// The line from the UART: what it has sent and nobody has written yet. Clones are the same line.
-#[derive(Clone, Debug, Default)]
-pub struct Line(Arc<Mutex<Vec<u8>>>);
-
-impl Line {
-    /// What has been sent and not been written or taken yet.
-    pub fn take(&self) -> Vec<u8> {
-        std::mem::take(&mut self.bytes())
-    }
-
-    fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Write for Line {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.bytes().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The serial port's connection to the outside, and everything else that comes from there.
 pub struct Console {
     events: EventManager<Sources>,
     sources: SubscriberId,
     sink: Sink,
     target: SerialTarget,
-    sent: Line,
+    sent: SerialLine,
     _raw: Option<RawMode>,
 }
 
@@ -228,7 +190,7 @@ impl Console {
     /// Connects the serial port. An output file is created, or emptied, and a terminal made raw: so this comes last, when
     /// nothing else about the machine can be wrong any more. `keep` are the files that the machine is made of, which an
     /// output file must not be; `sent` is the line from its UART.
-    pub fn open(target: &SerialTarget, keep: &[&Path], sent: Line) -> Result<Self, Error> {
+    pub fn open(target: &SerialTarget, keep: &[&Path], sent: SerialLine) -> Result<Self, Error> {
         let serial = |reason: String| Error::Serial {
             target: target.to_string(),
             reason,
@@ -321,19 +283,19 @@ impl Console {
         Ok(())
     }
 
-    fn sources(&mut self) -> Result<&mut Sources, Stop> {
+    fn sources(&mut self) -> Result<&mut Sources, Leave> {
         self.events
             .subscriber_mut(self.sources)
-            .map_err(|e| Stop::Events(events_error(e)))
+            .map_err(|e| Leave::Failed(events_error(e)))
     }
 
     /// Takes in what has arrived, without waiting.
-    pub fn poll(&mut self) -> Result<(), Stop> {
+    pub fn poll(&mut self) -> Result<(), Leave> {
         self.turn(0)
     }
 
     /// Waits for input, a signal, or until the time is up; `None`: as long as it takes.
-    pub fn wait(&mut self, time: Option<Duration>) -> Result<(), Stop> {
+    pub fn wait(&mut self, time: Option<Duration>) -> Result<(), Leave> {
         let always_ready = {
             let sources = self.sources()?;
             match time {
@@ -351,25 +313,25 @@ impl Console {
         })
     }
 
-    fn turn(&mut self, milliseconds: i32) -> Result<(), Stop> {
+    fn turn(&mut self, milliseconds: i32) -> Result<(), Leave> {
         if let Some(signal) = signals::pending() {
-            return Err(Stop::Signal(signal));
+            return Err(Leave::Signal(signal));
         }
         self.events
             .run_with_timeout(milliseconds)
-            .map_err(|e| Stop::Events(events_error(e)))?;
+            .map_err(|e| Leave::Failed(events_error(e)))?;
         let sources = self.sources()?;
         if !sources.watchable {
             sources.read();
         }
         if let Some(e) = sources.error.take() {
-            return Err(Stop::Events(system("waiting for events")(e)));
+            return Err(Leave::Failed(system("waiting for events")(e)));
         }
         if sources.quit {
-            return Err(Stop::Quit);
+            return Err(Leave::Quit);
         }
         match signals::pending() {
-            Some(signal) => Err(Stop::Signal(signal)),
+            Some(signal) => Err(Leave::Signal(signal)),
             None => Ok(()),
         }
     }
@@ -383,7 +345,7 @@ impl Console {
     }
 
     /// The UART has taken the first `count` bytes of the input.
-    pub fn consume(&mut self, count: usize) -> Result<(), Stop> {
+    pub fn consume(&mut self, count: usize) -> Result<(), Leave> {
         let sources = self.sources()?;
         let count = count.min(sources.queue.len());
         sources.queue.drain(..count);
@@ -397,10 +359,10 @@ impl Console {
                 let mut ops = self
                     .events
                     .event_ops(self.sources)
-                    .map_err(|e| Stop::Events(events_error(e)))?;
+                    .map_err(|e| Leave::Failed(events_error(e)))?;
                 ops.add(Events::new_raw(libc::STDIN_FILENO, EventSet::IN))
             };
-            added.map_err(|e| Stop::Events(events_error(e)))?;
+            added.map_err(|e| Leave::Failed(events_error(e)))?;
             self.sources()?.watched = true;
         }
         Ok(())
@@ -421,7 +383,7 @@ impl Console {
     }
 
     /// Writes out what the UART has sent.
-    pub fn flush(&mut self) -> Result<(), Stop> {
+    pub fn flush(&mut self) -> Result<(), Leave> {
         let mut sent = self.sent.bytes();
         if sent.is_empty() {
             return Ok(());
@@ -434,11 +396,11 @@ impl Console {
                 sent.clear();
                 return match result {
                     Ok(()) => Ok(()),
-                    Err(Fault::Signal(signal)) => Err(Stop::Signal(signal)),
-                    Err(Fault::Io(e)) if *stdout && e.kind() == ErrorKind::BrokenPipe => Err(Stop::OutputClosed),
+                    Err(Fault::Signal(signal)) => Err(Leave::Signal(signal)),
+                    Err(Fault::Io(e)) if *stdout && e.kind() == ErrorKind::BrokenPipe => Err(Leave::OutputClosed),
                     Err(Fault::Io(e)) => {
                         let (target, reason) = (self.target.to_string(), format!("cannot write: {}", plain(&e)));
-                        Err(Stop::Output(Error::Serial { target, reason }))
+                        Err(Leave::Failed(Error::Serial { target, reason }))
                     }
                 };
             }
@@ -456,8 +418,8 @@ impl Console {
     }
 }
 
-fn timer_stop(error: io::Error) -> Stop {
-    Stop::Events(system("setting a timer")(error))
+fn timer_stop(error: io::Error) -> Leave {
+    Leave::Failed(system("setting a timer")(error))
 }
 
 /// Two names for one file.
@@ -469,13 +431,43 @@ fn same_file(a: &Path, b: &Path) -> bool {
     }
 }
 
+impl Outside for Console {
+    fn flush(&mut self) -> Result<(), Leave> {
+        self.flush()
+    }
+
+    fn poll(&mut self) -> Result<(), Leave> {
+        self.poll()
+    }
+
+    fn wait(&mut self, at_most: Option<Duration>) -> Result<(), Leave> {
+        self.wait(at_most)
+    }
+
+    fn listen(&mut self, wake: EventFd) -> Result<(), Error> {
+        self.listen(wake)
+    }
+
+    fn input(&mut self) -> &[u8] {
+        self.input()
+    }
+
+    fn consume(&mut self, count: usize) -> Result<(), Leave> {
+        self.consume(count)
+    }
+
+    fn input_open(&mut self) -> bool {
+        self.input_open()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn output_is_kept_in_memory_until_it_is_taken() {
-        let mut line = Line::default();
+        let mut line = SerialLine::default();
         let mut console = Console::open(&SerialTarget::Buffer, &[], line.clone()).unwrap();
         line.write_all(b"hello").unwrap();
         assert_eq!(console.take_output(), b"");
@@ -487,7 +479,7 @@ mod tests {
 
     #[test]
     fn input_waits_until_it_is_consumed() {
-        let mut console = Console::open(&SerialTarget::Buffer, &[], Line::default()).unwrap();
+        let mut console = Console::open(&SerialTarget::Buffer, &[], SerialLine::default()).unwrap();
         assert!(!console.input_open(), "there is no standard input here");
         console.push_input(b"abc");
         assert_eq!(console.input(), b"abc");
@@ -500,7 +492,7 @@ mod tests {
     // covers: 2/devices-stdin-events
     #[test]
     fn waiting_ends_when_the_time_is_up() {
-        let mut console = Console::open(&SerialTarget::Buffer, &[], Line::default()).unwrap();
+        let mut console = Console::open(&SerialTarget::Buffer, &[], SerialLine::default()).unwrap();
         for millis in [0, 1, 20] {
             let start = std::time::Instant::now();
             console.wait(Some(Duration::from_millis(millis))).unwrap();
@@ -512,7 +504,7 @@ mod tests {
     fn an_output_file_is_not_one_of_the_machines_own() {
         let path = std::env::temp_dir().join(format!("minivmm-keep-{}", std::process::id()));
         std::fs::write(&path, "precious").unwrap();
-        let error = Console::open(&SerialTarget::File(path.clone()), &[&path], Line::default()).unwrap_err();
+        let error = Console::open(&SerialTarget::File(path.clone()), &[&path], SerialLine::default()).unwrap_err();
         assert!(error.to_string().contains("the same file"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         std::fs::remove_file(&path).unwrap();

@@ -41,7 +41,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::error::Error;
+use crate::{error::Error, vm::Interrupt};
 use machine::plain;
 
 /// The longest line in bytes, without its end.
@@ -145,6 +145,7 @@ impl Request {
 #[derive(Debug)]
 struct Shared {
     requests: SyncSender<Request>,
+    interrupt: Interrupt,
     wake: EventFd,
     over: AtomicBool,
     /// Clients that wait for an answer, or have one on its way to them.
@@ -167,11 +168,11 @@ pub struct Control {
 }
 
 impl Control {
-    /// Makes the socket and listens. Only its owner may connect.
+    /// Makes the socket and listens. Only its owner may connect. A command has the run come back by `interrupt`.
     ///
     /// # Errors
     /// One line: something of that name exists, a folder that is missing, a path that is too long.
-    pub fn open(path: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path, interrupt: Interrupt) -> Result<Self, Error> {
         let failed = |source| Error::File {
             option: "--control",
             path: path.into(),
@@ -189,6 +190,7 @@ impl Control {
         let shared = match opened {
             Ok(wake) => Arc::new(Shared {
                 requests: send,
+                interrupt,
                 wake,
                 over: AtomicBool::new(false),
                 busy: AtomicUsize::new(0),
@@ -325,6 +327,7 @@ fn obey(command: Command, client: &mut UnixStream, shared: &Shared) -> io::Resul
 fn ask(command: Command, shared: &Shared) -> Option<Reply> {
     let (answer, reply) = sync_channel(1);
     shared.requests.send(Request { command, answer }).ok()?;
+    shared.interrupt.request();
     let _ = shared.wake.write(1);
     reply.recv().ok()
 }

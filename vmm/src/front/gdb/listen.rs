@@ -24,7 +24,7 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::packets::{Frame, Framer, error, frame};
-use crate::{debug::Asker, error::Error};
+use crate::{error::Error, vm::Interrupt};
 use machine::plain;
 
 /// So many packets wait for the machine; a client's thread waits when there are more.
@@ -174,7 +174,7 @@ impl Listener {
 struct Shared {
     events: SyncSender<Event>,
     wake: EventFd,
-    asker: Asker,
+    interrupt: Interrupt,
     /// There is a client.
     taken: AtomicBool,
     over: AtomicBool,
@@ -184,7 +184,7 @@ impl Shared {
     /// Hands an event to the machine, and has it look.
     fn say(&self, event: Event) -> bool {
         let said = self.events.send(event).is_ok();
-        self.asker.ask();
+        self.interrupt.stop();
         let _ = self.wake.write(1);
         said
     }
@@ -199,11 +199,11 @@ pub struct Door {
 }
 
 impl Door {
-    /// Listens. What a client does has the machine asked to stop by `asker`.
+    /// Listens. What a client does has the run come back by `interrupt`.
     ///
     /// # Errors
     /// One line: the port is in use, something of the socket's name exists.
-    pub fn open(address: &Address, asker: Asker) -> Result<Self, Error> {
+    pub fn open(address: &Address, interrupt: Interrupt) -> Result<Self, Error> {
         let failed = |reason: String| Error::Gdb {
             address: address.to_string(),
             reason,
@@ -250,7 +250,7 @@ impl Door {
         let shared = Arc::new(Shared {
             events: send,
             wake,
-            asker,
+            interrupt,
             taken: AtomicBool::new(false),
             over: AtomicBool::new(false),
         });

@@ -6,8 +6,8 @@
 //!
 //! # Practice
 //! [`listen`] has the sockets and a thread for the client's bytes, [`packets`] their framing, [`talk`] the answers, with
-//! gdbstub behind it and [`target`] and [`registers`] behind that. [`run`] takes the run loop's place around
-//! [`Vm::run`]: packets are looked for where commands and input are.
+//! gdbstub behind it and [`target`] and [`registers`] behind that. A [`Session`] is one client after
+//! another; [`serve`](super::serve) has it answer packets whenever the run has come back.
 
 mod control;
 pub mod listen;
@@ -18,7 +18,7 @@ pub mod target;
 
 pub use listen::{Address, Door};
 
-use log::{debug, info};
+use log::info;
 
 use self::{
     listen::{Event, Stream},
@@ -26,89 +26,87 @@ use self::{
     target::Reverse,
 };
 use crate::{
-    debug::{Stop, Why, btrace::Btrace},
+    debug::{Stop, Why},
     error::Error,
-    front::console::Console,
+    front::{btrace::Btrace, controls::Controls},
     timeline::back::Back,
-    vm::{End, Vm},
+    vm::{End, Outside},
 };
 
-/// Runs a machine to its end, as [`Vm::run`], with a debugger whenever one is connected.
-///
-/// # Errors
-/// As [`Vm::run`].
-pub fn run(vm: &mut Vm, console: &mut Console, door: &Door) -> Result<End, Error> {
-    let wake = door.wake().map_err(|source| Error::System {
-        what: "listening for a debugger",
-        source,
-    })?;
-    console.listen(wake)?;
-    let mut session = Session {
-        talk: Talk::new(vm, vec![Box::new(Btrace::new())]),
-        client: None,
-    };
-    loop {
-        // Whoever says something asks for a stop after it has said it: what was asked until here has been said.
-        session.talk.machine.vm.debugger().take_asked();
-        while let Some(event) = door.next() {
-            if session.take(event) {
-                return Ok(End::Quit);
-            }
-        }
-        if let Some(reverse) = session.talk.take_reverse() {
-            if let Some(end) = session.reverse(console, reverse)? {
-                return Ok(end);
-            }
-            continue;
-        }
-        let held = session.client.is_some() && !session.talk.running();
-        let vm = &mut *session.talk.machine.vm;
-        vm.hold(held);
-        let end = vm.run(console);
-        vm.hold(false);
-        match end {
-            Ok(End::Stopped(Stop { why: Why::Asked, .. })) => {}
-            // Nobody is there to look.
-            Ok(End::Stopped(_)) if !session.talk.running() => {}
-            Ok(End::Stopped(stop)) => {
-                debug!("stopped: {stop:x?}");
-                let said = session.talk.stopped(stop);
-                session.send(&said);
-            }
-            // From there one can go back.
-            Ok(end) if session.looks_on(&end) => {
-                let said = session.talk.at_an_end(&end);
-                session.send(&said);
-            }
-            end => {
-                if let Ok(end) = &end {
-                    let said = session.talk.ended(end);
-                    session.send(&said);
-                }
-                session.close();
-                return end;
-            }
-        }
-    }
-}
-
-struct Session<'v> {
+/// The conversation with whichever client is connected.
+pub struct Session<'v> {
     talk: Talk<'v>,
     client: Option<Stream>,
 }
 
-impl Session<'_> {
+impl<'v> Session<'v> {
+    /// No client is connected yet.
+    pub fn new(controls: Controls<'v>) -> Self {
+        Session {
+            talk: Talk::new(controls, vec![Box::new(Btrace::new())]),
+            client: None,
+        }
+    }
+
+    /// What the front ends share.
+    pub fn controls(&mut self) -> &mut Controls<'v> {
+        &mut self.talk.machine.controls
+    }
+
+    /// Whether a client looks at the guest, which is stopped for as long.
+    pub fn holds(&self) -> bool {
+        self.client.is_some() && !self.talk.running()
+    }
+
+    /// Whether a client waits for the guest to stop.
+    pub fn waits(&self) -> bool {
+        self.talk.running()
+    }
+
+    /// How the client wants the machine to go back, once.
+    pub fn take_reverse(&mut self) -> Option<Reverse> {
+        self.talk.take_reverse()
+    }
+
+    /// Tells the client that the guest has stopped.
+    pub fn tell_stop(&mut self, stop: Stop) {
+        let said = self.talk.stopped(stop);
+        self.send(&said);
+    }
+
+    /// Tells the client that the guest has ended its run, which it can have go back.
+    pub fn at_an_end(&mut self, end: &End) {
+        let said = self.talk.at_an_end(end);
+        self.send(&said);
+    }
+
+    /// The machine has ended: tells the client, and passes the end on.
+    ///
+    /// # Errors
+    /// The end was one.
+    pub fn end(&mut self, end: Result<End, Error>) -> Result<End, Error> {
+        if let Ok(end) = &end {
+            let said = self.talk.ended(end);
+            self.send(&said);
+        }
+        self.close();
+        end
+    }
+
     /// Whether the end of a run is none for the client, which can have it go back.
-    fn looks_on(&self, end: &End) -> bool {
+    pub fn looks_on(&self, end: &End) -> bool {
         let over = end.is_the_guests() || matches!(end, End::Replayed { .. });
-        over && self.talk.running() && self.talk.machine.vm.extent().is_some()
+        over && self.talk.running() && self.talk.machine.controls.run.extent().is_some()
     }
 
     /// Whether the client ends the machine.
-    fn take(&mut self, event: Event) -> bool {
+    pub fn take(&mut self, event: Event) -> bool {
         match event {
             Event::Connected(stream) => {
-                info!("a debugger has connected at step {}", self.talk.machine.vm.steps());
+                info!(
+                    "a debugger has connected at step {}",
+                    self.talk.machine.controls.run.steps()
+                );
                 self.talk.begin();
                 self.client = Some(stream);
             }
@@ -121,12 +119,12 @@ impl Session<'_> {
                 match next {
                     Next::Stay => {}
                     Next::Interrupt => {
-                        let cpu = self.talk.machine.vm.current_cpu();
+                        let cpu = self.talk.machine.controls.run.current_cpu();
                         let said = self.talk.stopped(Stop { cpu, why: Why::Asked });
                         self.send(&said);
                     }
                     Next::Detached => {
-                        self.talk.machine.vm.set_paused(false);
+                        self.talk.machine.controls.paused = false;
                         self.close();
                     }
                     Next::Killed => {
@@ -140,11 +138,11 @@ impl Session<'_> {
     }
 
     /// Goes back in time. What ends the machine meanwhile is its end.
-    fn reverse(&mut self, console: &mut Console, reverse: Reverse) -> Result<Option<End>, Error> {
-        let vm = &mut *self.talk.machine.vm;
+    pub fn reverse(&mut self, world: &mut dyn Outside, reverse: Reverse) -> Result<Option<End>, Error> {
+        let run = &mut *self.talk.machine.controls.run;
         let back = match reverse {
-            Reverse::Continue => vm.back(console)?,
-            Reverse::Step(cpu) => match vm.step_back(console, cpu)? {
+            Reverse::Continue => run.back(world)?,
+            Reverse::Step(cpu) => match run.step_back(world, cpu)? {
                 true => Back::Stopped(Stop { cpu, why: Why::Step }),
                 false => Back::Beginning,
             },
@@ -179,7 +177,10 @@ impl Session<'_> {
     /// The client is gone, or has to go. The guest goes on, unless it was paused and has stayed so.
     fn close(&mut self) {
         if let Some(client) = self.client.take() {
-            info!("the debugger is gone at step {}", self.talk.machine.vm.steps());
+            info!(
+                "the debugger is gone at step {}",
+                self.talk.machine.controls.run.steps()
+            );
             client.close();
             self.talk.end();
         }

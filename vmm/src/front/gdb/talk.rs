@@ -20,8 +20,9 @@ use gdbstub::target::ext::breakpoints::WatchKind;
 
 use super::packets::{self, Frame, LONGEST};
 use super::target::{Machine, Reverse, thread_of};
-use crate::debug::btrace::{self, Btrace};
 use crate::debug::{self, Stop, Why};
+use crate::front::btrace::{self, Btrace};
+use crate::front::controls::Controls;
 use crate::vm::{End, Vm};
 
 /// Packets that came while the guest ran: no client sends any.
@@ -109,9 +110,9 @@ pub struct Talk<'v> {
 
 impl<'v> Talk<'v> {
     /// About a machine that stands.
-    pub fn new(vm: &'v mut Vm, extras: Vec<Box<dyn Extra>>) -> Self {
+    pub fn new(controls: Controls<'v>, extras: Vec<Box<dyn Extra>>) -> Self {
         Talk {
-            machine: Machine::new(vm),
+            machine: Machine::new(controls),
             stub: None,
             out: Out::default(),
             extras,
@@ -126,14 +127,14 @@ impl<'v> Talk<'v> {
     /// A client has come.
     pub fn begin(&mut self) {
         self.end();
-        self.machine.cpu = self.machine.vm.current_cpu();
+        self.machine.cpu = self.machine.controls.run.current_cpu();
     }
 
     /// It is gone, and what it has set is gone with it.
     pub fn end(&mut self) {
         self.machine.forget();
         for extra in &mut self.extras {
-            extra.end(self.machine.vm);
+            extra.end(self.machine.controls.run);
         }
         self.stub = None;
         (self.quiet, self.processes, self.running) = (false, false, false);
@@ -226,7 +227,7 @@ impl<'v> Talk<'v> {
 
     fn nothing_more(&mut self, pos: ReplayLogPosition) -> Vec<u8> {
         self.rest();
-        self.machine.cpu = self.machine.vm.current_cpu();
+        self.machine.cpu = self.machine.controls.run.current_cpu();
         let tid = Some(thread_of(self.machine.cpu));
         let mut said = self.report(MultiThreadStopReason::ReplayLog { tid, pos });
         said.extend(self.waited());
@@ -243,8 +244,8 @@ impl<'v> Talk<'v> {
     /// The guest stands.
     fn rest(&mut self) {
         self.running = false;
-        self.machine.vm.debugger().step(None);
-        self.machine.vm.run_only(None);
+        self.machine.controls.run.debugger().step(None);
+        self.machine.controls.run.run_only(None);
     }
 
     fn report(&mut self, reason: MultiThreadStopReason<u64>) -> Vec<u8> {
@@ -290,7 +291,7 @@ impl<'v> Talk<'v> {
     }
 
     fn extra(&mut self, body: &[u8]) -> Option<Vec<u8>> {
-        let (vm, cpu) = (&mut *self.machine.vm, self.machine.cpu);
+        let (vm, cpu) = (&mut *self.machine.controls.run, self.machine.cpu);
         self.extras.iter_mut().find_map(|extra| extra.packet(vm, cpu, body))
     }
 
@@ -384,7 +385,7 @@ impl<'v> Talk<'v> {
             .and_then(|thread| std::str::from_utf8(thread).ok());
         let thread = thread.map(|thread| thread.rsplit_once('.').map_or(thread, |(_, thread)| thread));
         if let Some(Ok(number @ 1..)) = thread.map(|thread| usize::from_str_radix(thread, 16))
-            && number <= self.machine.vm.cpu_count()
+            && number <= self.machine.controls.run.cpu_count()
         {
             self.machine.cpu = number - 1;
         }
@@ -410,8 +411,9 @@ impl<'v> Talk<'v> {
     fn go(&mut self) {
         self.running = true;
         let resume = self.machine.resume;
-        let vm = &mut *self.machine.vm;
-        vm.set_paused(false);
+        let controls = &mut self.machine.controls;
+        controls.paused = false;
+        let vm = &mut *controls.run;
         match (resume.step, resume.range) {
             (Some(cpu), Some((start, end))) => vm.debugger().step_out_of(cpu, start..end),
             (step, _) => vm.debugger().step(step),
@@ -432,7 +434,8 @@ impl<'v> Talk<'v> {
                 // gdb goes by RIP. Where the code segment has a base it would not know its breakpoint, and run on.
                 let here = self
                     .machine
-                    .vm
+                    .controls
+                    .run
                     .cpu_state(stop.cpu)
                     .is_some_and(|state| state.rip == address);
                 match self.machine.is_hardware(address).filter(|_| here) {

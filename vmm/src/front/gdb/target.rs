@@ -26,8 +26,9 @@ use gdbstub::target::{Target, TargetError, TargetResult};
 
 use super::registers::Registers;
 use crate::debug::{self, Watchpoint};
+use crate::front::controls::Controls;
 use crate::front::monitor;
-use crate::vm::Vm;
+use crate::timeline::run::Run;
 use machine::walk;
 
 /// "Bad address" and "invalid argument", as gdb knows the numbers.
@@ -106,8 +107,8 @@ pub struct Resume {
 
 /// The machine.
 pub struct Machine<'v> {
-    /// It.
-    pub vm: &'v mut Vm,
+    /// It, with what front ends share.
+    pub controls: Controls<'v>,
     /// Its registers.
     pub registers: Registers,
     /// The CPU that gdb looks at.
@@ -143,10 +144,10 @@ fn watchpoint(addr: u64, len: u64, kind: WatchKind) -> Option<Watchpoint> {
 
 impl<'v> Machine<'v> {
     /// The machine, with nothing to stop for.
-    pub fn new(vm: &'v mut Vm) -> Self {
-        let registers = Registers::of(vm.machine().model());
+    pub fn new(controls: Controls<'v>) -> Self {
+        let registers = Registers::of(controls.run.machine().model());
         Machine {
-            vm,
+            controls,
             registers,
             cpu: 0,
             physical: false,
@@ -163,13 +164,13 @@ impl<'v> Machine<'v> {
             .into_iter()
             .chain(std::mem::take(&mut self.hardware))
         {
-            self.vm.debugger().remove_breakpoint(address);
+            self.controls.run.debugger().remove_breakpoint(address);
         }
         for watchpoint in std::mem::take(&mut self.watchpoints) {
-            self.vm.debugger().remove_watchpoint(&watchpoint);
+            self.controls.run.debugger().remove_watchpoint(&watchpoint);
         }
-        self.vm.debugger().step(None);
-        self.vm.run_only(None);
+        self.controls.run.debugger().step(None);
+        self.controls.run.run_only(None);
         self.physical = false;
     }
 
@@ -182,11 +183,14 @@ impl<'v> Machine<'v> {
     }
 
     fn state(&self, tid: Tid) -> TargetResult<CpuState, Self> {
-        self.vm.cpu_state(cpu_of(tid)).ok_or(TargetError::Errno(EINVAL))
+        self.controls
+            .run
+            .cpu_state(cpu_of(tid))
+            .ok_or(TargetError::Errno(EINVAL))
     }
 
     fn set_state(&mut self, tid: Tid, state: &CpuState) -> TargetResult<(), Self> {
-        let put = self.vm.set_cpu_state(cpu_of(tid), state);
+        let put = self.controls.run.set_cpu_state(cpu_of(tid), state);
         put.map_err(|_| TargetError::Errno(EINVAL))
     }
 
@@ -195,7 +199,7 @@ impl<'v> Machine<'v> {
         if self.physical {
             return Some(address);
         }
-        walk::translate(self.vm.machine().memory(), state, address)
+        walk::translate(self.controls.run.machine().memory(), state, address)
     }
 
     /// Does something for each piece of memory that lies within a page, and says how many bytes were done before one failed.
@@ -204,7 +208,7 @@ impl<'v> Machine<'v> {
         tid: Tid,
         address: u64,
         len: usize,
-        mut f: impl FnMut(&mut Vm, u64, std::ops::Range<usize>) -> bool,
+        mut f: impl FnMut(&mut Run, u64, std::ops::Range<usize>) -> bool,
     ) -> TargetResult<usize, Self> {
         let state = self.state(tid)?;
         let mut done = 0;
@@ -215,7 +219,7 @@ impl<'v> Machine<'v> {
             };
             let part = (0x1000 - (here & 0xfff) as usize).min(len - done);
             let Some(gpa) = self.place(&state, here) else { break };
-            if !f(self.vm, gpa, done..done + part) {
+            if !f(self.controls.run, gpa, done..done + part) {
                 break;
             }
             done += part;
@@ -288,7 +292,7 @@ impl MultiThreadBase for Machine<'_> {
 
     fn write_registers(&mut self, regs: &Image, tid: Tid) -> TargetResult<(), Self> {
         let mut state = self.state(tid)?;
-        let memory = self.vm.machine().memory();
+        let memory = self.controls.run.machine().memory();
         let set = self.registers.set_all(&mut state, memory, &regs.0);
         set.map_err(|_| TargetError::Errno(EINVAL))?;
         self.set_state(tid, &state)
@@ -323,7 +327,9 @@ impl MultiThreadBase for Machine<'_> {
     }
 
     fn list_active_threads(&mut self, thread_is_active: &mut dyn FnMut(Tid)) -> Result<(), String> {
-        (0..self.vm.cpu_count()).map(thread_of).for_each(thread_is_active);
+        (0..self.controls.run.cpu_count())
+            .map(thread_of)
+            .for_each(thread_is_active);
         Ok(())
     }
 
@@ -347,7 +353,7 @@ impl SingleRegisterAccess<Tid> for Machine<'_> {
 
     fn write_register(&mut self, tid: Tid, reg: Number, value: &[u8]) -> TargetResult<(), Self> {
         let mut state = self.state(tid)?;
-        let memory = self.vm.machine().memory();
+        let memory = self.controls.run.machine().memory();
         let set = self.registers.write(&mut state, memory, reg.0, value);
         set.map_err(|_| TargetError::Errno(EINVAL))?;
         self.set_state(tid, &state)
@@ -357,7 +363,7 @@ impl SingleRegisterAccess<Tid> for Machine<'_> {
 impl ThreadExtraInfo for Machine<'_> {
     fn thread_extra_info(&self, tid: Tid, buf: &mut [u8]) -> Result<usize, String> {
         let cpu = cpu_of(tid);
-        let text = match self.vm.cpu_state(cpu).map(|state| state.activity) {
+        let text = match self.controls.run.cpu_state(cpu).map(|state| state.activity) {
             None => "no such CPU".into(),
             Some(activity) => {
                 let does = match activity {
@@ -401,11 +407,19 @@ impl MultiThreadResume for Machine<'_> {
     }
 
     fn support_reverse_step(&mut self) -> Option<ReverseStepOps<'_, Tid, Self>> {
-        if self.vm.extent().is_some() { Some(self) } else { None }
+        if self.controls.run.extent().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 
     fn support_reverse_cont(&mut self) -> Option<ReverseContOps<'_, Tid, Self>> {
-        if self.vm.extent().is_some() { Some(self) } else { None }
+        if self.controls.run.extent().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 
     fn support_scheduler_locking(&mut self) -> Option<MultiThreadSchedulerLockingOps<'_, Self>> {
@@ -466,14 +480,14 @@ impl Breakpoints for Machine<'_> {
 impl SwBreakpoint for Machine<'_> {
     fn add_sw_breakpoint(&mut self, addr: u64, _: usize) -> TargetResult<bool, Self> {
         if self.software.insert(addr) {
-            self.vm.debugger().add_breakpoint(addr);
+            self.controls.run.debugger().add_breakpoint(addr);
         }
         Ok(true)
     }
 
     fn remove_sw_breakpoint(&mut self, addr: u64, _: usize) -> TargetResult<bool, Self> {
         if self.software.remove(&addr) {
-            self.vm.debugger().remove_breakpoint(addr);
+            self.controls.run.debugger().remove_breakpoint(addr);
         }
         Ok(true)
     }
@@ -482,14 +496,14 @@ impl SwBreakpoint for Machine<'_> {
 impl HwBreakpoint for Machine<'_> {
     fn add_hw_breakpoint(&mut self, addr: u64, _: usize) -> TargetResult<bool, Self> {
         if self.hardware.insert(addr) {
-            self.vm.debugger().add_breakpoint(addr);
+            self.controls.run.debugger().add_breakpoint(addr);
         }
         Ok(true)
     }
 
     fn remove_hw_breakpoint(&mut self, addr: u64, _: usize) -> TargetResult<bool, Self> {
         if self.hardware.remove(&addr) {
-            self.vm.debugger().remove_breakpoint(addr);
+            self.controls.run.debugger().remove_breakpoint(addr);
         }
         Ok(true)
     }
@@ -502,7 +516,7 @@ impl HwWatchpoint for Machine<'_> {
         };
         if !self.watchpoints.contains(&watchpoint) {
             self.watchpoints.push(watchpoint);
-            self.vm.debugger().add_watchpoint(watchpoint);
+            self.controls.run.debugger().add_watchpoint(watchpoint);
         }
         Ok(true)
     }
@@ -513,7 +527,7 @@ impl HwWatchpoint for Machine<'_> {
         };
         if let Some(index) = self.watchpoints.iter().position(|known| *known == watchpoint) {
             self.watchpoints.remove(index);
-            self.vm.debugger().remove_watchpoint(&watchpoint);
+            self.controls.run.debugger().remove_watchpoint(&watchpoint);
         }
         Ok(true)
     }
@@ -522,7 +536,7 @@ impl HwWatchpoint for Machine<'_> {
 impl MonitorCmd for Machine<'_> {
     fn handle_monitor_cmd(&mut self, cmd: &[u8], mut out: ConsoleOutput<'_>) -> Result<(), String> {
         let line = String::from_utf8_lossy(cmd);
-        out.write_raw(monitor::run(self.vm, self.cpu, line.trim()).as_bytes());
+        out.write_raw(monitor::run(&mut self.controls, self.cpu, line.trim()).as_bytes());
         Ok(())
     }
 }

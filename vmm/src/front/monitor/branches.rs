@@ -65,7 +65,7 @@ fn beside(entry: &Entry, format: LbrFormat) -> String {
 }
 
 /// The control registers of the stack, in words.
-fn control(scene: &mut Scene<'_>, caps: LbrCaps) -> String {
+fn control(scene: &mut Scene<'_, '_>, caps: LbrCaps) -> String {
     let mut text = String::new();
     if caps.layout == LbrLayout::Architectural {
         const CTL: [(u32, &str); 11] = [
@@ -118,7 +118,7 @@ fn control(scene: &mut Scene<'_>, caps: LbrCaps) -> String {
 }
 
 /// `lbr`.
-pub fn lbr(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn lbr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let most = count(arguments, usize::MAX)?;
     let model = scene.model();
     let (units, caps) = (scene.units(), model.units.lbr);
@@ -165,7 +165,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// The buffer whose fields begin with this one.
-    pub fn read(scene: &Scene<'_>, area: u64, layout: DsLayout, first: u64) -> Result<Buffer, String> {
+    pub fn read(scene: &Scene<'_, '_>, area: u64, layout: DsLayout, first: u64) -> Result<Buffer, String> {
         let width = layout.field();
         let field = |n: u64| {
             let at = area.wrapping_add((first + n) * width);
@@ -191,7 +191,7 @@ impl Buffer {
 }
 
 /// `bts`.
-pub fn bts(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn bts(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let most = count(arguments, 16)?;
     let model = scene.model();
     let features = scene.features();

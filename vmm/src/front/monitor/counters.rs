@@ -19,7 +19,7 @@ fn event(count: &Count) -> String {
 }
 
 /// `pmu`.
-pub fn pmu(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn pmu(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
     let Some(pmu) = scene.units().pmu else {
@@ -130,7 +130,7 @@ pub fn pmu(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// `pebs`.
-pub fn pebs(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn pebs(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let most = count(arguments, 8)?;
     let model = scene.model();
     let units = scene.units();
@@ -182,7 +182,7 @@ pub fn pebs(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// Where the records of a buffer begin.
-fn records(scene: &Scene<'_>, buffer: &Buffer, size: u64, format: PebsFormat) -> Result<Vec<u64>, String> {
+fn records(scene: &Scene<'_, '_>, buffer: &Buffer, size: u64, format: PebsFormat) -> Result<Vec<u64>, String> {
     /// More no guest of ours has room for.
     const MOST: usize = 1 << 16;
     let (mut starts, mut at) = (Vec::new(), buffer.base);
@@ -202,7 +202,7 @@ fn records(scene: &Scene<'_>, buffer: &Buffer, size: u64, format: PebsFormat) ->
 }
 
 /// A record in a line.
-fn record(scene: &mut Scene<'_>, at: u64, layout: DsLayout, format: PebsFormat) -> Answer {
+fn record(scene: &mut Scene<'_, '_>, at: u64, layout: DsLayout, format: PebsFormat) -> Answer {
     let wide = |offset: u64| scene.word(at.wrapping_add(offset), 8);
     if layout == DsLayout::Bits32 {
         let ip = scene.word(at.wrapping_add(4), 4)?;

@@ -47,12 +47,12 @@ fn delivery(entry: u64) -> &'static str {
 }
 
 /// `irq`.
-pub fn irq(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn irq(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    if scene.vm.machine().platform().controllers_are_elsewhere() {
+    if scene.controls.run.machine().platform().controllers_are_elsewhere() {
         return Err("the interrupt controllers are KVM's: `--irqchip minivmm` has them shown".into());
     }
-    let (cpu, now) = (scene.cpu, scene.vm.virtual_ns());
+    let (cpu, now) = (scene.cpu, scene.controls.run.virtual_ns());
     let flags = scene.state.rflags;
     let mut text = format!(
         "CPU {cpu}: interrupts {}{}{}\n",
@@ -64,7 +64,7 @@ pub fn irq(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
         },
         if scene.state.nmi_blocked { ", NMIs blocked" } else { "" },
     );
-    let platform = scene.vm.machine().platform();
+    let platform = scene.controls.run.machine().platform();
     // Copies: some registers do something when they are read.
     let state = platform.state();
     if let Some(lapic) = platform.lapic(cpu).cloned() {

@@ -7,21 +7,23 @@ use engine::{Activity, CS};
 use super::{Answer, none, scene::Scene};
 
 /// `info`.
-pub fn info(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn info(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    let status = scene.vm.status();
+    let status = scene.controls.status();
     let model = scene.model();
-    let memory = scene.vm.machine().memory().size() >> 20;
+    let memory = scene.controls.run.machine().memory().size() >> 20;
     let mut text = format!(
         "{}: {} steps, {} instructions, {} ns\nmodel {}, {memory} MiB\n",
         status.state, status.steps, status.instructions, status.virtual_ns, model.name
     );
-    if let Some(how) = scene.vm.how_points_are_served() {
+    if let Some(how) = scene.controls.run.how_points_are_served() {
         let _ = writeln!(text, "{how}");
     }
-    let current = scene.vm.current_cpu();
-    for cpu in 0..scene.vm.cpu_count() {
-        let Some(state) = scene.vm.cpu_state(cpu) else { continue };
+    let current = scene.controls.run.current_cpu();
+    for cpu in 0..scene.controls.run.cpu_count() {
+        let Some(state) = scene.controls.run.cpu_state(cpu) else {
+            continue;
+        };
         let place = scene.describe(state.segments[CS].base.wrapping_add(state.rip));
         let activity = match state.activity {
             Activity::Running => "",
@@ -41,7 +43,7 @@ pub fn info(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// `kaslr`.
-pub fn kaslr(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn kaslr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let Some(kernel) = scene.names().linux() else {
         return Err("no Linux kernel is found in memory: it is there once it is decompressed".into());

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{Answer, bits, scene::Scene};
 use machine::walk;
 
-fn address(scene: &mut Scene<'_>, arguments: &[&str]) -> Result<u64, String> {
+fn address(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Result<u64, String> {
     match arguments {
         [word] => scene.address(word),
         _ => Err("one address: a number, a symbol, or a symbol+NUMBER".into()),
@@ -13,10 +13,10 @@ fn address(scene: &mut Scene<'_>, arguments: &[&str]) -> Result<u64, String> {
 }
 
 /// `gva2gpa`.
-pub fn gva2gpa(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn gva2gpa(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let linear = address(scene, arguments)?;
     let state = scene.state.clone();
-    let physical = walk::translate(scene.vm.machine().memory(), &state, linear);
+    let physical = walk::translate(scene.controls.run.machine().memory(), &state, linear);
     let name = scene.describe(linear);
     match physical {
         Some(physical) => Ok(format!("{name} is at physical {physical:#x}\n")),
@@ -25,7 +25,7 @@ pub fn gva2gpa(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// `pagewalk`.
-pub fn pagewalk(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn pagewalk(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     const FLAGS: [(u32, &str); 10] = [
         (0, "P"),
         (1, "W"),
@@ -40,7 +40,7 @@ pub fn pagewalk(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
     ];
     let linear = address(scene, arguments)?;
     let state = scene.state.clone();
-    let (steps, physical) = walk::steps(scene.vm.machine().memory(), &state, linear);
+    let (steps, physical) = walk::steps(scene.controls.run.machine().memory(), &state, linear);
     let mut text = format!("{}, CR3 {:#x}\n", scene.describe(linear), state.cr3);
     if steps.is_empty() && physical.is_some() {
         text += "paging is off\n";

@@ -25,7 +25,7 @@ use std::fmt::Write;
 
 pub use self::names::Names;
 use self::scene::Scene;
-use crate::vm::Vm;
+use crate::front::controls::Controls;
 
 /// What a command answers: lines, or one that says why not.
 type Answer = Result<String, String>;
@@ -39,14 +39,14 @@ pub struct Command {
     pub arguments: &'static str,
     /// What it does.
     pub help: &'static str,
-    run: fn(&mut Scene<'_>, &[&str]) -> Answer,
+    run: fn(&mut Scene<'_, '_>, &[&str]) -> Answer,
 }
 
 const fn row(
     name: &'static str,
     arguments: &'static str,
     help: &'static str,
-    run: fn(&mut Scene<'_>, &[&str]) -> Answer,
+    run: fn(&mut Scene<'_, '_>, &[&str]) -> Answer,
 ) -> Command {
     Command {
         name,
@@ -172,8 +172,8 @@ pub const COMMANDS: &[Command] = &[
 ];
 
 /// Carries out a line and gives what it has to say, which ends with a line end. What is wrong with a line is said the same way.
-pub fn run(vm: &mut Vm, cpu: usize, line: &str) -> String {
-    let mut text = match answer(vm, cpu, line) {
+pub fn run(controls: &mut Controls<'_>, cpu: usize, line: &str) -> String {
+    let mut text = match answer(controls, cpu, line) {
         Ok(text) | Err(text) => text,
     };
     if !text.ends_with('\n') {
@@ -186,12 +186,12 @@ pub fn run(vm: &mut Vm, cpu: usize, line: &str) -> String {
 ///
 /// # Errors
 /// One line: no such command or CPU, what is wrong with an argument, why it cannot be done.
-pub fn answer(vm: &mut Vm, cpu: usize, line: &str) -> Answer {
+pub fn answer(controls: &mut Controls<'_>, cpu: usize, line: &str) -> Answer {
     let mut words = line.split_ascii_whitespace();
     let name = words.next().unwrap_or("help");
     let arguments: Vec<&str> = words.collect();
     let command = find(name)?;
-    let mut scene = Scene::new(vm, cpu).ok_or_else(|| format!("there is no CPU {cpu}"))?;
+    let mut scene = Scene::new(controls, cpu).ok_or_else(|| format!("there is no CPU {cpu}"))?;
     (command.run)(&mut scene, &arguments)
 }
 
@@ -214,7 +214,7 @@ fn find(name: &str) -> Result<&'static Command, String> {
     }
 }
 
-fn help(_: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+fn help(_: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let rows: Vec<&Command> = match arguments {
         [] => COMMANDS.iter().collect(),
         [name] => vec![find(name)?],

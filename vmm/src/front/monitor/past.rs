@@ -3,9 +3,9 @@
 use super::{Answer, number, scene::Scene};
 
 /// `run-to`.
-pub fn run_to(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
-    let now = scene.vm.steps();
-    match (arguments, scene.vm.extent()) {
+pub fn run_to(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    let now = scene.controls.run.steps();
+    match (arguments, scene.controls.run.extent()) {
         ([], None) => Ok(format!("step {now}; it cannot go back without `--reverse`\n")),
         ([], Some(extent)) => Ok(format!(
             "step {now} of {} to {}; {} snapshots, {} MiB\n",
@@ -21,7 +21,7 @@ pub fn run_to(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
                     "step {step} is behind, at step {now}: `--reverse` at the start makes going back possible"
                 ));
             }
-            if !scene.vm.go_to(step) {
+            if !scene.go_to(step) {
                 return Err("KVM counts no instructions: `--engine soft` does".into());
             }
             Ok(format!("from step {now} to step {step}, and there it stands\n"))

@@ -4,15 +4,19 @@ use super::{Answer, scene::Scene};
 use crate::trace::Options;
 
 /// `trace`.
-pub fn trace(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
-    let steps = scene.vm.steps();
+pub fn trace(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    let steps = scene.controls.run.steps();
     if let ["start", folder, options @ ..] = arguments {
         let options = Options::of_words(folder, options)?;
-        scene.vm.begin_trace(&options).map_err(|error| error.to_string())?;
+        scene
+            .controls
+            .run
+            .begin_trace(&options)
+            .map_err(|error| error.to_string())?;
         return Ok(format!("{folder}: recording from step {steps}\n"));
     }
-    let late = scene.vm.recorder_is_late();
-    let Some(recorder) = scene.vm.recorder() else {
+    let late = scene.controls.run.recorder_is_late();
+    let Some(recorder) = scene.controls.run.recorder() else {
         return match arguments {
             [] => Ok("nothing is recorded\n".into()),
             ["start" | "stop"] => Err("nothing is recorded: `trace start DIR` begins".into()),
@@ -24,7 +28,7 @@ pub fn trace(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
     let wanted = match arguments {
         [] => return Ok(format!("{folder}: recording is {}\n", on(recorder.is_on()))),
         ["stop"] if late => {
-            let ended = scene.vm.end_trace("the monitor stopped it");
+            let ended = scene.controls.run.end_trace("the monitor stopped it");
             ended.map_err(|error| format!("{error}; the trace is not complete"))?;
             return Ok(format!("{folder}: recorded up to step {steps}\n"));
         }

@@ -13,7 +13,7 @@ use super::{Answer, bits, none, number, scene::Scene};
 const DE: u64 = 1 << 3;
 
 /// `dr`.
-pub fn debug(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn debug(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let dr = scene.state.dr;
     let (dr7, extensions) = (Dr7::from_bits(dr[7]), scene.state.cr4 & DE != 0);
@@ -72,7 +72,7 @@ pub fn debug(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// `debugctl`.
-pub fn debugctl(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn debugctl(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
     let (Some(caps), Some(value)) = (model.units.debugctl, scene.msr(IA32_DEBUGCTL)) else {
@@ -99,12 +99,12 @@ pub fn debugctl(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// `tsc`.
-pub fn tsc(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn tsc(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
-    let ns = scene.vm.virtual_ns();
+    let ns = scene.controls.run.virtual_ns();
     let tsc = scene.msr(IA32_TIME_STAMP_COUNTER).unwrap_or(0);
-    let offset = scene.vm.machine().tsc_offset(scene.cpu);
+    let offset = scene.controls.run.machine().tsc_offset(scene.cpu);
     let mut text = format!(
         "TSC {tsc:#x} ({tsc}) at {} kHz, virtual time {ns} ns\nahead of the machine's clock by {}\n",
         model.tsc_khz, offset as i64
@@ -130,7 +130,7 @@ pub fn tsc(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// An MSR by its number or name.
-fn register(scene: &mut Scene<'_>, word: &str) -> Result<u32, String> {
+fn register(scene: &mut Scene<'_, '_>, word: &str) -> Result<u32, String> {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return u32::try_from(number(word)?).map_err(|_| format!("{word}: an MSR has a number of 32 bits"));
     }
@@ -143,7 +143,7 @@ fn register(scene: &mut Scene<'_>, word: &str) -> Result<u32, String> {
 }
 
 /// `msr read` and `msr write`.
-pub fn msr(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn msr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let name = |msr: u32| {
         NAMES
             .iter()
@@ -161,7 +161,8 @@ pub fn msr(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
         ["write", which, value] => {
             let (msr, value) = (register(scene, which)?, number(value)?);
             scene
-                .vm
+                .controls
+                .run
                 .write_msr(scene.cpu, msr, value)
                 .map_err(|_| format!("WRMSR of {value:#x} to {msr:#x} is #GP here; nothing is written"))?;
             Ok(format!("{msr:#x} {} {value:#x} written\n", name(msr)).replace("  ", " "))
@@ -171,14 +172,14 @@ pub fn msr(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
 }
 
 /// `cpuid`.
-pub fn cpuid(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn cpuid(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let word = |word: &str| u32::try_from(number(word)?).map_err(|_| format!("{word}: a leaf has 32 bits"));
     let (leaf, subleaf) = match arguments {
         [leaf] => (word(leaf)?, 0),
         [leaf, subleaf] => (word(leaf)?, word(subleaf)?),
         _ => return Err("cpuid LEAF [SUBLEAF]".into()),
     };
-    let [eax, ebx, ecx, edx] = scene.vm.peek_cpuid(scene.cpu, leaf, subleaf);
+    let [eax, ebx, ecx, edx] = scene.controls.run.peek_cpuid(scene.cpu, leaf, subleaf);
     let mut text = format!("{leaf:#x}.{subleaf:#x}: EAX {eax:#010x} EBX {ebx:#010x} ECX {ecx:#010x} EDX {edx:#010x}\n");
     let brand: Vec<u8> = [eax, ebx, ecx, edx]
         .iter()

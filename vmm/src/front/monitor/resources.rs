@@ -7,10 +7,10 @@ use x86::{msr::*, rdt::Event};
 use super::{Answer, none, scene::Scene};
 
 /// `rdt`.
-pub fn rdt(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn rdt(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
-    let Some(caps) = scene.vm.machine().rdt().caps().copied() else {
+    let Some(caps) = scene.controls.run.machine().rdt().caps().copied() else {
         return Err(format!("model {} has no resource director here", model.name));
     };
     let association = scene.msr(IA32_PQR_ASSOC).unwrap_or(0);

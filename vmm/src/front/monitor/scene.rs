@@ -5,51 +5,57 @@ use engine::CpuState;
 use x86::{cpuid::Features, model::CpuModel};
 
 use super::{Names, number};
-use crate::{
-    linux::Task,
-    vm::{Unmapped, Vm},
-};
+use crate::{front::controls::Controls, linux::Task, vm::Unmapped};
+use machine::memory::Memory;
 
 /// The machine between two steps, and one of its CPUs.
-pub struct Scene<'a> {
-    /// The machine.
-    pub vm: &'a mut Vm,
+pub struct Scene<'a, 'r> {
+    /// The run.
+    pub controls: &'a mut Controls<'r>,
     /// The CPU.
     pub cpu: usize,
     /// Its registers.
     pub state: CpuState,
-    names: Names,
 }
 
-impl<'a> Scene<'a> {
+impl<'a, 'r> Scene<'a, 'r> {
     /// `None` if there is no such CPU.
-    pub fn new(vm: &'a mut Vm, cpu: usize) -> Option<Self> {
-        let state = vm.cpu_state(cpu)?;
-        let names = std::mem::take(vm.names());
-        Some(Scene { vm, cpu, state, names })
+    pub fn new(controls: &'a mut Controls<'r>, cpu: usize) -> Option<Self> {
+        let state = controls.run.cpu_state(cpu)?;
+        Some(Scene { controls, cpu, state })
+    }
+
+    /// Has the run go to a step and stand there. `false`: on KVM nobody counts steps.
+    pub fn go_to(&mut self, steps: u64) -> bool {
+        let counts = !self.controls.run.is_hosted();
+        self.controls.go_to = Some(steps).filter(|_| counts);
+        counts
+    }
+
+    /// The names, up to date, with the memory and the step that they are of.
+    fn looked(&mut self) -> (&mut Names, &Memory, u64) {
+        let Controls { run, names, .. } = &mut *self.controls;
+        let steps = run.steps();
+        let memory = run.machine().memory();
+        names.look(memory, steps);
+        (names, memory, steps)
     }
 
     /// The names, up to date.
     pub fn names(&mut self) -> &mut Names {
-        let steps = self.vm.steps();
-        self.names.look(self.vm.machine().memory(), steps);
-        &mut self.names
+        self.looked().0
     }
 
     /// The address as a number, with its name if it has one.
     pub fn describe(&mut self, address: u64) -> String {
-        let steps = self.vm.steps();
-        let memory = self.vm.machine().memory();
-        self.names.look(memory, steps);
-        self.names.describe(memory, steps, address)
+        let (names, memory, steps) = self.looked();
+        names.describe(memory, steps, address)
     }
 
     /// The process that a CPU runs, where that is known.
     pub fn task(&mut self, cpu: usize) -> Option<Task> {
-        let steps = self.vm.steps();
-        let memory = self.vm.machine().memory();
-        self.names.look(memory, steps);
-        self.names.task(memory, cpu)
+        let (names, memory, _) = self.looked();
+        names.task(memory, cpu)
     }
 
     /// An address: a number, or a symbol, with `+NUMBER` behind it or not.
@@ -61,10 +67,8 @@ impl<'a> Scene<'a> {
             Some((symbol, offset)) => (symbol, number(offset)?),
             None => (word, 0),
         };
-        let steps = self.vm.steps();
-        let memory = self.vm.machine().memory();
-        self.names.look(memory, steps);
-        let address = self.names.address(memory, steps, symbol);
+        let (names, memory, steps) = self.looked();
+        let address = names.address(memory, steps, symbol);
         let address =
             address.ok_or_else(|| format!("{symbol:?} is neither a number nor a symbol that is known here"))?;
         Ok(address.wrapping_add(offset))
@@ -72,7 +76,7 @@ impl<'a> Scene<'a> {
 
     /// The CPU model.
     pub fn model(&mut self) -> &'static CpuModel {
-        self.vm.machine().model()
+        self.controls.run.machine().model()
     }
 
     /// What the model shows.
@@ -83,17 +87,21 @@ impl<'a> Scene<'a> {
     /// A copy of the CPU's debug and trace units.
     pub fn units(&mut self) -> Units {
         let (cpu, model) = (self.cpu, self.model());
-        self.vm.machine().units_of(cpu).unwrap_or_else(|| Units::new(model))
+        self.controls
+            .run
+            .machine()
+            .units_of(cpu)
+            .unwrap_or_else(|| Units::new(model))
     }
 
     /// An MSR, if the CPU has it.
     pub fn msr(&mut self, msr: u32) -> Option<u64> {
-        self.vm.peek_msr(self.cpu, msr).ok()
+        self.controls.run.peek_msr(self.cpu, msr).ok()
     }
 
     /// Reads linear memory.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Unmapped> {
-        self.vm.read_linear(self.cpu, address, bytes)
+        self.controls.run.read_linear(self.cpu, address, bytes)
     }
 
     /// A number of `width` bytes in linear memory.
@@ -102,11 +110,5 @@ impl<'a> Scene<'a> {
         let len = width.min(8) as usize;
         self.read(address, &mut bytes[..len]).map_err(|e| e.to_string())?;
         Ok(u64::from_le_bytes(bytes))
-    }
-}
-
-impl Drop for Scene<'_> {
-    fn drop(&mut self) {
-        *self.vm.names() = std::mem::take(&mut self.names);
     }
 }

@@ -8,26 +8,26 @@ use super::{Answer, scene::Scene};
 const LONGEST: usize = 64;
 
 /// `snapshot`.
-pub fn snapshot(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
-    let steps = scene.vm.steps();
+pub fn snapshot(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    let steps = scene.controls.run.steps();
     match arguments {
         ["save", name] if name.len() > LONGEST => Err(format!("a name of more than {LONGEST} bytes")),
         ["save", name] => {
-            scene.vm.keep_state(name)?;
+            scene.controls.run.keep_state(name)?;
             Ok(format!("{name}: step {steps}, in memory until minivmm ends\n"))
         }
         ["load", name] => {
-            scene.vm.take_state(name)?;
-            let now = scene.vm.steps();
+            scene.controls.run.take_state(name)?;
+            let now = scene.controls.run.steps();
             Ok(format!(
                 "{name}: from step {steps} to step {now}; in gdb now `maintenance flush register-cache`\n"
             ))
         }
-        ["drop", name] if scene.vm.drop_state(name) => Ok(format!("{name}: dropped\n")),
+        ["drop", name] if scene.controls.run.drop_state(name) => Ok(format!("{name}: dropped\n")),
         ["drop", name] => Err(format!("there is no snapshot {name:?}: `snapshot list` shows them")),
         [] | ["list"] => {
             let mut text = String::new();
-            for (name, step) in scene.vm.kept_states() {
+            for (name, step) in scene.controls.run.kept_states() {
                 let _ = writeln!(text, "{name}: step {step}");
             }
             if text.is_empty() {

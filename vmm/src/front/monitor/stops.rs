@@ -35,11 +35,11 @@ fn name(vector: u8) -> String {
 }
 
 /// `catch`.
-pub fn catch(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
-    if !scene.vm.is_debugged() {
+pub fn catch(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    if !scene.controls.run.is_debugged() {
         return Err("nobody could look at what is caught: `--gdb` at the start makes it possible".into());
     }
-    let debugger = scene.vm.debugger();
+    let debugger = scene.controls.run.debugger();
     match arguments {
         [] => {
             let caught: Vec<String> = debugger.catches().into_iter().map(name).collect();

@@ -16,7 +16,7 @@ const WINDOW: u64 = 1 << 18;
 const MOST_ENTRIES: u64 = 64;
 
 /// `pt`.
-pub fn pt(scene: &mut Scene<'_>, arguments: &[&str]) -> Answer {
+pub fn pt(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let most = count(arguments, 16)?;
     let model = scene.model();
     let Some(caps) = scene.units().pt.as_ref().map(|pt| *pt.caps()) else {
@@ -118,7 +118,7 @@ fn single(base: u64, ptrs: RtitMaskPtrs, text: &mut String) -> Vec<Span> {
 }
 
 /// Output by a table; the regions up to the current byte, the oldest first.
-fn table(scene: &mut Scene<'_>, base: u64, ptrs: RtitMaskPtrs, caps: &PtCaps, text: &mut String) -> Vec<Span> {
+fn table(scene: &mut Scene<'_, '_>, base: u64, ptrs: RtitMaskPtrs, caps: &PtCaps, text: &mut String) -> Vec<Span> {
     let current = u64::from(ptrs.mask_or_table_offset());
     let offset = u64::from(ptrs.output_offset());
     let _ = writeln!(text, "ToPA table at {base:#x}, entry {current}, offset {offset:#x}");
@@ -130,7 +130,7 @@ fn table(scene: &mut Scene<'_>, base: u64, ptrs: RtitMaskPtrs, caps: &PtCaps, te
         }
         let mut bytes = [0; 8];
         let at = base.saturating_add(n * 8);
-        if scene.vm.read_physical(at, &mut bytes).is_err() {
+        if scene.controls.run.read_physical(at, &mut bytes).is_err() {
             let _ = writeln!(text, "  {n}: {at:#x} is no RAM");
             break;
         }
@@ -167,12 +167,12 @@ fn table(scene: &mut Scene<'_>, base: u64, ptrs: RtitMaskPtrs, caps: &PtCaps, te
 }
 
 /// The last bytes of the spans; what is no RAM is left out.
-fn tail(scene: &Scene<'_>, spans: &[Span]) -> Vec<u8> {
+fn tail(scene: &Scene<'_, '_>, spans: &[Span]) -> Vec<u8> {
     let (mut pieces, mut room) = (Vec::new(), WINDOW);
     for span in spans.iter().rev() {
         let len = (span.end - span.start).min(room);
         let mut bytes = vec![0; len as usize];
-        if scene.vm.read_physical(span.end - len, &mut bytes).is_err() {
+        if scene.controls.run.read_physical(span.end - len, &mut bytes).is_err() {
             break;
         }
         room -= len;
@@ -183,7 +183,7 @@ fn tail(scene: &Scene<'_>, spans: &[Span]) -> Vec<u8> {
 }
 
 /// The last packets, with names.
-fn packets(scene: &mut Scene<'_>, bytes: &[u8], most: usize) -> String {
+fn packets(scene: &mut Scene<'_, '_>, bytes: &[u8], most: usize) -> String {
     // Old packets may be cut anywhere, and memory that was never written is PAD: what counts begins with a PSB, and with the
     // last one whose packets go on to the end.
     let mut psbs = Vec::new();
