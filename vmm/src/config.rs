@@ -1,6 +1,6 @@
 //! What a machine is made of, as plain data: the command line ends here and the machine begins here.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
 use machine::disk::DiskMode;
 use x86::model::CpuModel;
@@ -63,6 +63,38 @@ pub struct DiskConfig {
     pub mode: DiskMode,
 }
 
+/// The memory that points take at most, unless `--reverse-memory` says otherwise.
+pub const REVERSE_MEMORY: u64 = 1 << 30;
+/// Steps between two points as the run goes on: a tenth of a second or two.
+const SPACING: u64 = 1 << 23;
+
+/// How a run is kept, so that it can be gone back in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReverseOptions {
+    /// What points may take of memory, in bytes; about, as the first and the last one are always kept.
+    pub memory: u64,
+    /// Steps between two points as the run goes on.
+    pub spacing: u64,
+}
+
+impl Default for ReverseOptions {
+    fn default() -> Self {
+        ReverseOptions {
+            memory: REVERSE_MEMORY,
+            spacing: SPACING,
+        }
+    }
+}
+
+/// A recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordOptions {
+    /// The directory, which is made; one that is there has to be empty.
+    pub folder: PathBuf,
+    /// The command line without the program's name: the replay has the same machine.
+    pub arguments: Vec<OsString>,
+}
+
 /// A machine to be built and run.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
@@ -99,18 +131,18 @@ pub struct MachineConfig {
     pub irqchip: Option<kvm::irqchip::Irqchip>,
     /// The first serial port.
     pub serial: SerialTarget,
-    /// Where a socket takes commands while the machine runs ([`crate::front::control`]).
+    /// Where a socket takes commands while the machine runs .
     pub control: Option<PathBuf>,
-    /// Where a debugger connects ([`crate::front::gdb`]).
-    pub gdb: Option<crate::front::gdb::Address>,
+    /// Where a debugger connects .
+    pub gdb: Option<crate::address::DebugAddress>,
     /// The guest stands before its first instruction until somebody lets it go on.
     pub paused: bool,
     /// What is recorded from outside, and where to.
     pub trace: Option<crate::trace::Options>,
     /// The machine can go back, with this much kept.
-    pub reverse: Option<crate::timeline::Options>,
+    pub reverse: Option<ReverseOptions>,
     /// The session is recorded.
-    pub record: Option<crate::timeline::session::Options>,
+    pub record: Option<RecordOptions>,
     /// A recorded session that the run is to be again, in this directory.
     pub replay: Option<PathBuf>,
     /// The clock.

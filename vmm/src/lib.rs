@@ -48,6 +48,7 @@
 //! # }
 //! ```
 
+pub mod address;
 pub mod cli;
 pub mod config;
 pub mod debug;
@@ -58,6 +59,8 @@ pub mod linux;
 pub mod logger;
 pub mod matrix;
 pub mod model;
+pub mod parse;
+pub mod replay_command;
 pub mod serial_line;
 pub mod signals;
 pub mod symbols;

@@ -10,8 +10,7 @@ use minivmm::{
     cli::{self, Job},
     error::{Error, Status},
     front::{console::terminal, control::client},
-    logger, matrix, signals,
-    timeline::replay,
+    logger, matrix, replay_command, signals,
     trace::command,
 };
 

@@ -276,7 +276,7 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
                 u64::try_from(number).map_err(|_| E::custom("a negative number"))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<u64, E> {
-                crate::cli::parse_u64(&text.replace('_', ""))
+                crate::parse::parse_u64(&text.replace('_', ""))
                     .ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
             }
         }

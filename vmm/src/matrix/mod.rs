@@ -35,7 +35,6 @@ use self::{
     plan::{Common, Guest, Shard},
 };
 use crate::{
-    cli,
     config::EngineChoice,
     error::{Error, Status},
 };
@@ -140,19 +139,19 @@ pub struct Options {
     #[arg(long, value_name = "NAME", value_parser = plan::parse_name)]
     report_as: Option<String>,
     /// Number of CPUs
-    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = cli::parse_cpus, allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = crate::parse::parse_cpus, allow_negative_numbers = true)]
     cpus: u8,
     /// Guest memory
-    #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = cli::parse_memory, allow_negative_numbers = true)]
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = crate::parse::parse_memory, allow_negative_numbers = true)]
     memory: u64,
     /// How a guest says that it holds
     #[arg(long, value_enum, default_value_t = PassBy::Auto)]
     pass: PassBy,
     /// A guest that executes more instructions hangs
-    #[arg(long, value_name = "N", default_value = "20000000000", value_parser = cli::parse_count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "20000000000", value_parser = crate::parse::parse_count, allow_negative_numbers = true)]
     max_instructions: u64,
     /// A guest that takes more wall time hangs
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = cli::parse_seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = crate::parse::parse_seconds, allow_negative_numbers = true)]
     timeout: Duration,
     /// Run the Kth of N parts only, as 2/5
     #[arg(long, value_name = "K/N", value_parser = plan::parse_shard)]

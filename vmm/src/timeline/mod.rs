@@ -12,7 +12,7 @@
 //! # Practice
 //! - A *moment* ([`Moment`]) is steps and ticks, since time passes without steps while all CPUs are halted. Where no more
 //!   input may enter at a step because something has already been delivered there, it waits for the next.
-//! - *Points* ([`points::Points`]) are kept every [`Options::spacing`] steps as the run goes on, and closer and closer to where
+//! - *Points* ([`points::Points`]) are kept every [`ReverseOptions::spacing`] steps as the run goes on, and closer and closer to where
 //!   one has gone back to, so that the next step back is near one. They are thinned by a limit of memory.
 //! - Running on from the past makes the known way again, with the input that came then. What is typed meanwhile waits until
 //!   the run has caught up: nothing is lost and nothing is typed twice. [`Run::forget_future`](run::Run::forget_future) has the
@@ -29,36 +29,15 @@ pub(crate) mod named;
 pub mod output_gate;
 pub mod past;
 pub mod points;
-pub mod replay;
 pub mod run;
 pub mod session;
 
-use crate::vm::{End, Moment};
+use crate::{
+    config::ReverseOptions,
+    vm::{End, Moment},
+};
 
 use self::{log::Log, output_gate::Flow, points::Points};
-
-/// The memory that points take at most, unless `--reverse-memory` says otherwise.
-pub const MEMORY: u64 = 1 << 30;
-/// Steps between two points as the run goes on: a tenth of a second or two.
-const SPACING: u64 = 1 << 23;
-
-/// How a run is kept, so that it can be gone back in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// What points may take of memory, in bytes; about, as the first and the last one are always kept.
-    pub memory: u64,
-    /// Steps between two points as the run goes on.
-    pub spacing: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            memory: MEMORY,
-            spacing: SPACING,
-        }
-    }
-}
 
 /// Where a run came from.
 #[derive(Debug)]
@@ -98,7 +77,7 @@ pub struct Closed {
 
 impl Timeline {
     /// A run at its beginning.
-    pub fn new(options: Option<Options>, outputs: Vec<Flow>) -> Self {
+    pub fn new(options: Option<ReverseOptions>, outputs: Vec<Flow>) -> Self {
         Timeline {
             log: Log::default(),
             points: options.map(|options| Points::new(options.memory)),

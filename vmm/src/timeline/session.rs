@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Closed;
 use super::log::{Entry, What};
-use crate::config::MachineConfig;
+use crate::config::{MachineConfig, RecordOptions};
 use crate::error::Error;
 use crate::vm::Moment;
 
@@ -35,15 +35,6 @@ const LOG: &str = "log";
 const FORMAT: u32 = 1;
 /// The longest of either file that is read.
 const LONGEST: u64 = 1 << 30;
-
-/// A recording.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// The directory, which is made; one that is there has to be empty.
-    pub folder: PathBuf,
-    /// The command line without the program's name: the replay has the same machine.
-    pub arguments: Vec<OsString>,
-}
 
 /// An argument: text, or where it is none, bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -296,8 +287,8 @@ impl Writer {
     ///
     /// # Errors
     /// It is there and not empty, or cannot be written.
-    pub fn create(options: &Options, config: &MachineConfig, start: u64) -> Result<Self, Error> {
-        let Options { folder, arguments } = options;
+    pub fn create(options: &RecordOptions, config: &MachineConfig, start: u64) -> Result<Self, Error> {
+        let RecordOptions { folder, arguments } = options;
         let session = Session::of(config, arguments, start)?;
         let make = || -> io::Result<Writer> {
             match fs::create_dir(folder) {

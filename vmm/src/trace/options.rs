@@ -9,8 +9,8 @@ use super::format::Header;
 use super::record::CTL;
 use super::sink::RING_LEAST;
 use super::trigger::When;
-use crate::cli::{one_line, parse_size, parse_u64};
 use crate::error::Error;
+use crate::parse::{one_line, parse_size, parse_u64};
 
 /// What is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

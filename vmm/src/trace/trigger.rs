@@ -5,7 +5,7 @@ use std::path::Path;
 
 use x86::seam::{Access, AccessKind, Appetite, Processor, Range};
 
-use crate::cli::parse_u64;
+use crate::parse::parse_u64;
 use crate::symbols::SymbolFile;
 
 /// What is waited for.

@@ -348,19 +348,6 @@ fn say(client: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     client.write_all(&line)
 }
 
-/// `unix:PATH`, as `--control` takes it.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn parse_address(text: &[u8]) -> Result<PathBuf, String> {
-    use std::os::unix::ffi::OsStringExt;
-    match text.strip_prefix(b"unix:") {
-        Some(b"") => Err("unix: needs a path, as unix:guest.sock".into()),
-        Some(path) => Ok(std::ffi::OsString::from_vec(path.to_vec()).into()),
-        None => Err("not unix:PATH".into()),
-    }
-}
-
 fn file(option: &'static str, path: &Path, text: &str) -> Error {
     Error::File {
         option,

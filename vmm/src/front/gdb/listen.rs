@@ -11,7 +11,6 @@ use std::{
         fs::PermissionsExt,
         net::{UnixListener, UnixStream},
     },
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,7 +23,7 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::packets::{Frame, Framer, error, frame};
-use crate::{error::Error, vm::Interrupt};
+use crate::{address::DebugAddress, error::Error, vm::Interrupt};
 use machine::plain;
 
 /// So many packets wait for the machine; a client's thread waits when there are more.
@@ -35,53 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const GOING: Duration = Duration::from_millis(500);
 /// So long one that is sent away has time for its first packet.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// Where a debugger connects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// A TCP port of this host.
-    Tcp(IpAddr, u16),
-    /// A socket's path.
-    Unix(PathBuf),
-}
-
-impl Address {
-    /// Where `-s` listens.
-    pub const USUAL: Address = Address::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST), 1234);
-
-    /// `tcp:[HOST:]PORT` or `unix:PATH`, as `--gdb` takes it. A host is a number.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
-        if text.starts_with(b"unix:") {
-            return crate::front::control::parse_address(text).map(Address::Unix);
-        }
-        let tcp = text.strip_prefix(b"tcp:").ok_or("not tcp:[HOST:]PORT or unix:PATH")?;
-        let tcp = std::str::from_utf8(tcp).map_err(|_| "not tcp:[HOST:]PORT")?;
-        let (host, port) = tcp.rsplit_once(':').unwrap_or(("127.0.0.1", tcp));
-        let port = port
-            .parse()
-            .map_err(|_| format!("{port:?} is no port: give 0 to 65535"))?;
-        let host = match host.trim_start_matches('[').trim_end_matches(']') {
-            "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            host => host
-                .parse()
-                .map_err(|_| format!("{host:?} is no IP address: give one, as 127.0.0.1, or leave it out"))?,
-        };
-        Ok(Address::Tcp(host, port))
-    }
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Address::Tcp(host @ IpAddr::V6(_), port) => write!(f, "tcp:[{host}]:{port}"),
-            Address::Tcp(host, port) => write!(f, "tcp:{host}:{port}"),
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
 
 /// A connection, of either kind.
 #[derive(Debug)]
@@ -193,7 +145,7 @@ impl Shared {
 /// A port or socket that one debugger at a time can connect to.
 #[derive(Debug)]
 pub struct Door {
-    address: Address,
+    address: DebugAddress,
     events: Receiver<Event>,
     shared: Arc<Shared>,
 }
@@ -203,14 +155,14 @@ impl Door {
     ///
     /// # Errors
     /// One line: the port is in use, something of the socket's name exists.
-    pub fn open(address: &Address, interrupt: Interrupt) -> Result<Self, Error> {
+    pub fn open(address: &DebugAddress, interrupt: Interrupt) -> Result<Self, Error> {
         let failed = |reason: String| Error::Gdb {
             address: address.to_string(),
             reason,
         };
         let system = |e: io::Error| failed(plain(&e));
         let listener = match address {
-            Address::Tcp(host, port) => {
+            DebugAddress::Tcp(host, port) => {
                 TcpListener::bind((*host, *port))
                     .map(Listener::Tcp)
                     .map_err(|e| match e.kind() {
@@ -218,7 +170,7 @@ impl Door {
                         _ => system(e),
                     })?
             }
-            Address::Unix(path) => {
+            DebugAddress::Unix(path) => {
                 let listener = UnixListener::bind(path).map_err(|e| match e.kind() {
                     io::ErrorKind::AddrInUse => {
                         failed("exists already; remove it, or choose another path for the socket".into())
@@ -230,19 +182,19 @@ impl Door {
         };
         // The port that was found, where any would do.
         let address = match (&listener, address) {
-            (Listener::Tcp(listener), Address::Tcp(host, 0)) => {
-                Address::Tcp(*host, listener.local_addr().map_err(system)?.port())
+            (Listener::Tcp(listener), DebugAddress::Tcp(host, 0)) => {
+                DebugAddress::Tcp(*host, listener.local_addr().map_err(system)?.port())
             }
             _ => address.clone(),
         };
         let opened = match &address {
-            Address::Unix(path) => fs::set_permissions(path, fs::Permissions::from_mode(0o600)),
-            Address::Tcp(..) => Ok(()),
+            DebugAddress::Unix(path) => fs::set_permissions(path, fs::Permissions::from_mode(0o600)),
+            DebugAddress::Tcp(..) => Ok(()),
         }
         .and_then(|()| EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
         let (send, events) = sync_channel(QUEUE);
         let wake = opened.map_err(|e| {
-            if let Address::Unix(path) = &address {
+            if let DebugAddress::Unix(path) = &address {
                 let _ = fs::remove_file(path);
             }
             system(e)
@@ -269,7 +221,7 @@ impl Door {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> &DebugAddress {
         &self.address
     }
 
@@ -294,7 +246,7 @@ impl Drop for Door {
         self.events.try_iter().for_each(drop);
         // The listener waits for somebody.
         match &self.address {
-            Address::Tcp(host, port) => {
+            DebugAddress::Tcp(host, port) => {
                 let host = match host {
                     IpAddr::V4(host) if host.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
                     IpAddr::V6(host) if host.is_unspecified() => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
@@ -302,7 +254,7 @@ impl Drop for Door {
                 };
                 let _ = TcpStream::connect_timeout(&(host, *port).into(), Duration::from_secs(1));
             }
-            Address::Unix(path) => {
+            DebugAddress::Unix(path) => {
                 let _ = UnixStream::connect(path);
                 let _ = fs::remove_file(path);
             }
@@ -390,7 +342,7 @@ mod tests {
             ("tcp:[::1]:7", "tcp:[::1]:7"),
             ("unix:a b", "unix:a b"),
         ] {
-            assert_eq!(Address::parse(text.as_bytes()).unwrap().to_string(), expected);
+            assert_eq!(DebugAddress::parse(text.as_bytes()).unwrap().to_string(), expected);
         }
         for (text, says) in [
             ("1234", "not tcp:[HOST:]PORT or unix:PATH"),
@@ -399,9 +351,9 @@ mod tests {
             ("tcp:host:1", "no IP address"),
             ("unix:", "needs a path"),
         ] {
-            let error = Address::parse(text.as_bytes()).unwrap_err();
+            let error = DebugAddress::parse(text.as_bytes()).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
         }
-        assert_eq!(Address::parse(b"tcp:1234"), Ok(Address::USUAL));
+        assert_eq!(DebugAddress::parse(b"tcp:1234"), Ok(DebugAddress::USUAL));
     }
 }

@@ -16,7 +16,7 @@ pub mod registers;
 pub mod talk;
 pub mod target;
 
-pub use listen::{Address, Door};
+pub use listen::Door;
 
 use log::info;
 

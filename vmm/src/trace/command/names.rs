@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    cli::parse_u64,
     error::Error,
     linux::Recorded,
+    parse::parse_u64,
     symbols::{Origin, SymbolFile, SymbolsError},
     trace::{
         Trace,

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use super::session::Session;
+use crate::address::DebugAddress;
 use crate::cli::{self, Job};
 use crate::config::{MachineConfig, SerialTarget};
 use crate::error::Error;
-use crate::front::gdb;
+use crate::timeline::session::Session;
 
 /// How a session is run again. What the machine is made of comes with it.
 #[derive(Clone, Debug, clap::Args)]
@@ -21,30 +21,30 @@ pub struct Options {
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     /// Where the serial port's output goes: stdio, file:PATH or null; what comes in is the session's
-    #[arg(long, value_name = "TARGET", default_value = "stdio", value_parser = OsStringValueParser::new().try_map(cli::parse_serial))]
+    #[arg(long, value_name = "TARGET", default_value = "stdio", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_serial))]
     serial: SerialTarget,
     /// A socket that takes commands while the guest runs
-    #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(cli::parse_control))]
+    #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_control))]
     control: Option<PathBuf>,
     /// Keep what it takes to go back to any instruction
     #[arg(long)]
     reverse: bool,
     /// What --reverse may take of memory
-    #[arg(long, value_name = "SIZE", default_value = "1G", requires = "reverse", value_parser = cli::parse_size, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", default_value = "1G", requires = "reverse", value_parser = crate::parse::parse_size, allow_negative_numbers = true)]
     reverse_memory: u64,
     /// Where gdb can connect: tcp:[HOST:]PORT or unix:PATH
-    #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(cli::parse_gdb))]
-    gdb: Option<gdb::Address>,
+    #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_gdb))]
+    gdb: Option<DebugAddress>,
     /// Wait for gdb before the first instruction
     #[arg(long, requires = "gdb")]
     paused: bool,
     #[command(flatten)]
     trace: crate::trace::options::Arguments,
     /// Stop after N instructions, with status 8
-    #[arg(long, value_name = "N", value_parser = cli::parse_count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = crate::parse::parse_count, allow_negative_numbers = true)]
     max_instructions: Option<u64>,
     /// Stop after so many seconds of wall time, with status 8
-    #[arg(long, value_name = "SECONDS", value_parser = cli::parse_seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::parse::parse_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
     /// Print steps, MIPS, exits, wall and virtual time at the end
     #[arg(long)]
@@ -74,7 +74,7 @@ pub fn prepare(options: &Options) -> Result<MachineConfig, Error> {
     };
     let control = options.control.as_ref().map(absolute).transpose()?;
     let gdb = match &options.gdb {
-        Some(gdb::Address::Unix(path)) => Some(gdb::Address::Unix(absolute(path)?)),
+        Some(DebugAddress::Unix(path)) => Some(DebugAddress::Unix(absolute(path)?)),
         other => other.clone(),
     };
     let mut trace = options.trace.clone().options()?;
@@ -106,9 +106,9 @@ pub fn prepare(options: &Options) -> Result<MachineConfig, Error> {
         paused: options.paused,
         replay: Some(replay),
         record: None,
-        reverse: options.reverse.then(|| super::Options {
+        reverse: options.reverse.then(|| crate::config::ReverseOptions {
             memory: options.reverse_memory,
-            ..super::Options::default()
+            ..crate::config::ReverseOptions::default()
         }),
         seed: session.seed,
         rtc_base: session.rtc_base,
