@@ -13,7 +13,7 @@ use guest_tests::measure::{cpu_seconds_of_children, middle, rounds};
 use guest_tests::{linux, linux_in_minivmm, run, target};
 use minivmm::front::gdb::packets::frame;
 use minivmm::linux::Kernel;
-use minivmm::{Back, Console, MachineConfig, Run, timeline};
+use minivmm::{Back, Console, MachineConfig, Run};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";
@@ -141,7 +141,7 @@ fn measure(rounds: usize) -> Result<(), String> {
     let config = MachineConfig {
         initrd: Some(linux().initrd.clone()),
         cmdline: Some(CMDLINE.into()),
-        reverse: Some(timeline::Options::default()),
+        reverse: Some(minivmm::config::ReverseOptions::default()),
         ..MachineConfig::new(&linux().kernel)
     };
     let failed = |error: minivmm::Error| error.to_string();
@@ -159,7 +159,7 @@ fn measure(rounds: usize) -> Result<(), String> {
             .wrapping_add(0x1405_7b7e_f767_814f);
         let step = 2_000_000 + (state >> 20) % (end - 2_000_000);
         // There from one of the points that the boot has left, forwards: what is near is what the boot has left, too.
-        let spacing = timeline::Options::default().spacing;
+        let spacing = minivmm::config::ReverseOptions::default().spacing;
         vm.seek(&mut console, step - step % spacing).map_err(failed)?;
         vm.seek(&mut console, step).map_err(failed)?;
         let (time, back) = seconds(|| vm.step_back(&mut console, 0));

@@ -13,7 +13,7 @@ use iced_x86::{Decoder, DecoderOptions};
 use minivmm::debug::Why;
 use minivmm::linux::Kernel;
 use minivmm::symbols::{SymbolTable, write_elf};
-use minivmm::{Console, End, MachineConfig, Run, SerialTarget, StopReason};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
 
 const LIMIT: Duration = Duration::from_secs(150);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet";

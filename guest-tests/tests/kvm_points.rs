@@ -8,7 +8,7 @@ use guest_tests::{HELLO, SMP, kvm_is_missing};
 use minivmm::config::EngineChoice;
 use minivmm::debug::{Stop, Why};
 use minivmm::kvm::Host;
-use minivmm::{Console, End, MachineConfig, Run, SerialTarget, StopReason};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
 
 fn check(test: &str, f: impl FnOnce(&Checks)) {
     if !kvm_is_missing(test) {

@@ -2,7 +2,7 @@
 
 use guest_tests::{SMP, linux};
 use minivmm::StopReason;
-use minivmm::{Console, End, MachineConfig, Run, Snapshot, timeline};
+use minivmm::{Console, End, MachineConfig, Run, Snapshot};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use x86::model::SKYLAKE_SERVER;
 
@@ -88,9 +88,9 @@ fn where_a_run_is_stopped_does_not_matter() {
 /// A machine that keeps a point every so many steps.
 fn keeping(config: &MachineConfig, spacing: u64) -> MachineConfig {
     MachineConfig {
-        reverse: Some(timeline::Options {
+        reverse: Some(minivmm::config::ReverseOptions {
             spacing,
-            ..timeline::Options::default()
+            ..minivmm::config::ReverseOptions::default()
         }),
         ..config.clone()
     }
@@ -200,7 +200,7 @@ fn a_linux_with_a_disk_goes_back_to_any_step() {
     assert!(said.contains("swordfish: "), "{said}");
     let last = (vm.steps(), vm.digest());
     let extent = vm.extent().unwrap();
-    assert!(extent.bytes <= timeline::MEMORY, "{extent:?}");
+    assert!(extent.bytes <= minivmm::config::REVERSE_MEMORY, "{extent:?}");
     wander(&mut vm, &mut console, &seen, if full() { 40 } else { 5 });
     for _ in 0..10 {
         let now = vm.steps();

@@ -9,7 +9,7 @@ use guest_tests::observer::{Observer, ObserverState, Unit};
 use guest_tests::{SMP, linux};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::{Console, End, MachineConfig, Run, Snapshot, timeline};
+use minivmm::{Console, End, MachineConfig, Run, Snapshot};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE, WESTMERE};
 use x86::msr::*;
 use x86::pmu::Count;
@@ -473,9 +473,9 @@ fn models() -> Vec<&'static CpuModel> {
 fn going_back_takes_what_every_unit_has_under_way_along() {
     for model in models() {
         let config = MachineConfig {
-            reverse: Some(timeline::Options {
+            reverse: Some(minivmm::config::ReverseOptions {
                 spacing: 301,
-                ..timeline::Options::default()
+                ..minivmm::config::ReverseOptions::default()
             }),
             ..flat::config(model)
         };

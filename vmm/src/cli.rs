@@ -23,7 +23,7 @@ use crate::{
     error::Error,
     matrix, model,
     parse::*,
-    replay_command,
+    replay_options,
     trace::command::TraceCommand,
 };
 use kvm::{
@@ -191,7 +191,7 @@ enum Command {
         command: Box<TraceCommand>,
     },
     /// Run a session again that `--record` recorded, to the instruction
-    Replay(Box<replay_command::Options>),
+    Replay(Box<replay_options::Options>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::Options>),
 }
@@ -207,7 +207,7 @@ pub enum Job {
         verbose: u8,
     },
     /// Run a recorded session again.
-    Replay(Box<replay_command::Options>),
+    Replay(Box<replay_options::Options>),
     /// Send this command to a control socket.
     Control {
         /// The socket.

@@ -61,6 +61,7 @@ pub mod matrix;
 pub mod model;
 pub mod parse;
 pub mod replay_command;
+pub mod replay_options;
 pub mod serial_line;
 pub mod signals;
 pub mod symbols;

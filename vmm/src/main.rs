@@ -27,7 +27,7 @@ fn main() {
         Ok(Job::Trace(command)) => command::run(&command),
         Ok(Job::Matrix(options)) => matrix::run(&options),
         Ok(Job::Run { config, verbose }) => run(&config, verbose),
-        Ok(Job::Replay(options)) => replay::prepare(&options).and_then(|config| run(&config, options.verbose)),
+        Ok(Job::Replay(options)) => replay_command::prepare(&options).and_then(|config| run(&config, options.verbose)),
         Err(error) => Err(error),
     };
     let status = status.unwrap_or_else(|error| {

@@ -13,16 +13,15 @@ use iced_x86::code_asm::*;
 use minivmm::{
     Back, Console, End, MachineConfig, Run, SerialTarget, StopReason,
     debug::{WatchKind, Watchpoint, Why},
-    timeline::{self, session},
 };
 
 /// A machine that keeps a point every so many steps.
 fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineConfig)) -> (Run, Console) {
     let mut config = MachineConfig {
         memory: 2 << 20,
-        reverse: Some(timeline::Options {
+        reverse: Some(minivmm::config::ReverseOptions {
             spacing,
-            ..timeline::Options::default()
+            ..minivmm::config::ReverseOptions::default()
         }),
         ..MachineConfig::new(kernel)
     };
@@ -409,7 +408,7 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
 fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
     let folder = Folder::new();
     let kernel = folder.file("kernel", echo());
-    let record = session::Options {
+    let record = minivmm::config::RecordOptions {
         folder: folder.path().join("s"),
         arguments: Vec::new(),
     };

@@ -9,7 +9,6 @@ use common::*;
 use minivmm::{
     Console, End, MachineConfig, Run, SerialTarget,
     front::{controls::Controls, monitor},
-    timeline,
 };
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 
@@ -25,9 +24,9 @@ fn open(kernel: &std::path::Path, more: impl FnOnce(&mut MachineConfig)) -> (Run
 }
 
 fn keeps_past(config: &mut MachineConfig) {
-    config.reverse = Some(timeline::Options {
+    config.reverse = Some(minivmm::config::ReverseOptions {
         spacing: 300,
-        ..timeline::Options::default()
+        ..minivmm::config::ReverseOptions::default()
     });
 }
 

@@ -3,7 +3,7 @@
 use engine::{Activity, Cpu};
 
 use super::control::{CpuStatus, Status};
-use super::monitor::Names;
+use super::names::Names;
 use crate::timeline::run::Run;
 
 /// The run as front ends drive it.

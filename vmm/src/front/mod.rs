@@ -7,4 +7,5 @@ pub mod controls;
 pub mod gdb;
 mod location;
 pub mod monitor;
+pub mod names;
 pub mod serve;

@@ -191,7 +191,7 @@ fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result
     }
     let start = vm.digest();
     if let Some(options) = &config.record {
-        timeline.log.write_to(Writer::create(options, config, start)?);
+        timeline.log.write_to(Box::new(Writer::create(options, config, start)?));
     }
     if let Some(folder) = &config.replay {
         let (session, entries, head, closed) = Session::open(folder)?;

@@ -1,6 +1,5 @@
 //! What came from outside, and when.
 
-use super::session::Writer;
 use crate::{error::Error, vm::Moment};
 
 /// What came.
@@ -23,12 +22,42 @@ pub struct Entry {
     pub what: What,
 }
 
+/// How a recorded session ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// From outside, with these words; `None`: the guest ended it, and will again.
+    pub reason: Option<String>,
+    /// The recording breaks off: nobody has ended it.
+    pub broken: bool,
+}
+
+/// Where a log is written to as it grows, so that the session can be run again.
+pub trait LogWriter: std::fmt::Debug + Send {
+    /// Another entry has come.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    fn entry(&mut self, entry: &Entry) -> Result<(), Error>;
+
+    /// Of what was written only the first `count` entries are true.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    fn keep(&mut self, count: usize) -> Result<(), Error>;
+
+    /// The last line: why the run ended.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    fn end(&mut self, at: Moment, by_guest: bool, reason: &str) -> Result<(), Error>;
+}
+
 /// All that came, in order, and how far the run has got in it.
 #[derive(Debug, Default)]
 pub struct Log {
     entries: Vec<Entry>,
     next: usize,
-    writer: Option<Writer>,
+    writer: Option<Box<dyn LogWriter>>,
 }
 
 impl Log {
@@ -41,7 +70,7 @@ impl Log {
     }
 
     /// Writes what comes from now on to a folder, too.
-    pub fn write_to(&mut self, writer: Writer) {
+    pub fn write_to(&mut self, writer: Box<dyn LogWriter>) {
         self.writer = Some(writer);
     }
 

@@ -4,23 +4,10 @@
 //! From another past (what came later has been forgotten in between) the state is where the run begins anew, as nothing is kept
 //! of the way there. Without a past there is the state alone, and everything that follows is new.
 
-use std::collections::BTreeMap;
-
 use super::log::{Entry, What};
 use super::run::Run;
-use crate::timeline::points::Point;
+use crate::timeline::points::Kept;
 use crate::vm::Moment;
-
-/// What a run says of its states that have names.
-pub(crate) type Named = BTreeMap<String, Kept>;
-
-/// A state, and of which past it is.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    point: Point,
-    /// How often the future had been forgotten before.
-    forgotten: usize,
-}
 
 /// Names that are kept at most.
 const MOST: usize = 64;

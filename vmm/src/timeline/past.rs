@@ -5,10 +5,10 @@ use std::io;
 use log::{debug, trace, warn};
 
 use super::{
-    Timeline,
     log::{Entry, What},
     points::{Point, Points},
     run::Run,
+    state::Timeline,
 };
 use crate::{
     error::Error,

@@ -4,6 +4,8 @@
 //! all together cost more than the limit, those go first whose going leaves the smallest hole for how far away it is: the past
 //! stays dense near where the run is and gets sparse further off.
 
+use std::collections::BTreeMap;
+
 use crate::vm::{Moment, Pages, Snapshot};
 use machine::disk::Contents;
 
@@ -27,6 +29,17 @@ pub struct Point {
     pub unsettled: Option<u64>,
     /// A debugger had changed the guest: nothing leads here from an earlier point.
     pub fixed: bool,
+}
+
+/// What a run says of its states that have names.
+pub(crate) type Named = BTreeMap<String, Kept>;
+
+/// A state, and of which past it is.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(super) point: Point,
+    /// How often the future had been forgotten before.
+    pub(super) forgotten: usize,
 }
 
 /// Points in order of their steps, no two at the same.

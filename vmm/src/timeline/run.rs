@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    Timeline,
     log::{Entry, What},
-    named::Named,
+    points::Named,
+    state::Timeline,
 };
 use crate::{
     error::Error,

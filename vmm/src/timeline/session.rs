@@ -18,8 +18,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
-use super::Closed;
-use super::log::{Entry, What};
+use super::log::{Closed, Entry, LogWriter, What};
 use crate::config::{MachineConfig, RecordOptions};
 use crate::error::Error;
 use crate::vm::Moment;
@@ -324,12 +323,10 @@ impl Writer {
         self.end += text.len() as u64;
         Ok(())
     }
+}
 
-    /// Writes the next entry.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn entry(&mut self, entry: &Entry) -> Result<(), Error> {
+impl LogWriter for Writer {
+    fn entry(&mut self, entry: &Entry) -> Result<(), Error> {
         self.starts.push(self.end);
         match &entry.what {
             What::Input(bytes) => self.line(entry.at, "input", &hex(bytes)),
@@ -337,12 +334,7 @@ impl Writer {
             What::Changed => self.line(entry.at, "changed", ""),
         }
     }
-
-    /// Keeps the first so many entries and no others.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn keep(&mut self, count: usize) -> Result<(), Error> {
+    fn keep(&mut self, count: usize) -> Result<(), Error> {
         let Some(&start) = self.starts.get(count) else {
             return Ok(());
         };
@@ -354,12 +346,7 @@ impl Writer {
         };
         cut(&mut self.file).map_err(failed(RECORD, &self.path))
     }
-
-    /// Writes the last line.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn end(&mut self, at: Moment, by_guest: bool, reason: &str) -> Result<(), Error> {
+    fn end(&mut self, at: Moment, by_guest: bool, reason: &str) -> Result<(), Error> {
         self.line(at, if by_guest { "guest" } else { "host" }, reason)
     }
 }

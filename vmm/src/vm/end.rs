@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libc::c_int;
 
-use super::Leave;
+use super::outside::Leave;
 use crate::{
     error::{Error, Status},
     signals,

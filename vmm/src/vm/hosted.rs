@@ -4,11 +4,19 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine::{Cpu, CpuState, Exit};
-use kvm::{Counts, Hypervisor, Shared, UNTIL_PORTABLE, Why, vcpu_state::portable};
+use kvm::{Shared, UNTIL_PORTABLE, Why, vcpu_state::portable};
 use log::debug;
-use vmm_sys_util::eventfd::EventFd;
 
-use super::{End, Leave, Outside, StopReason, Until, Vm, pace::Pace, rdpmc, report::report, stats::Native};
+use super::{
+    end::End,
+    hosted_state::{Hosted, stays},
+    outside::{Leave, Outside},
+    pace::Pace,
+    parts::Vm,
+    rdpmc,
+    report::report,
+    stop_reason::{StopReason, Until},
+};
 use crate::{debug, error::Error};
 
 /// So long nothing has to need the engine before the machine goes back to KVM: turning a unit off and on again is common, and
@@ -23,48 +31,6 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The longest that it is not looked at while all CPUs are halted and input wakes the look.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 
-/// The KVM side of a machine.
-#[derive(Debug)]
-pub(crate) struct Hosted {
-    pub hypervisor: Hypervisor,
-    wake: EventFd,
-    /// The world outside listens to it.
-    listened: bool,
-    counts: Counts,
-    /// Handovers to the engine because of a unit.
-    pub watched: u64,
-}
-
-impl Hosted {
-    /// The CPUs of a machine in KVM.
-    ///
-    /// # Errors
-    /// The system has no more events.
-    pub fn new(hypervisor: Hypervisor) -> Result<Self, Error> {
-        let wake = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(|source| Error::System {
-            what: "creating an event",
-            source,
-        })?;
-        Ok(Hosted {
-            hypervisor,
-            wake,
-            listened: false,
-            counts: Counts::default(),
-            watched: 0,
-        })
-    }
-
-    /// Figures for `--stats`.
-    pub fn stats(&self) -> Native {
-        Native {
-            exits: self.counts.exits(),
-            emulated: self.counts.emulated.load(Ordering::Relaxed),
-            watched: self.watched,
-            in_engine: Duration::from_nanos(self.counts.in_engine.load(Ordering::Relaxed)),
-        }
-    }
-}
-
 /// Why a machine on KVM is in the software engine.
 enum Stay {
     /// It is not.
@@ -73,14 +39,6 @@ enum Stay {
     Step(usize),
     /// A unit of a CPU has to see instructions.
     Watched,
-}
-
-/// The end of a machine that cannot leave KVM, whose interrupt controllers it has, and would have to.
-pub(super) fn stays(vm: &Vm, why: &str) -> End {
-    End::Kvm(format!(
-        "the interrupt controllers are KVM's, and {why}: use --irqchip minivmm\n{}",
-        vm.report()
-    ))
 }
 
 impl Vm {
@@ -133,7 +91,7 @@ impl Vm {
                     self.step_for_kvm(cpu)
                 }
                 Stay::Watched if hosted.hypervisor.has_controllers() => Some(StopReason::Ended(stays(
-                    self,
+                    &self.report(),
                     "what was asked for is the software engine's to see",
                 ))),
                 Stay::Watched => {
@@ -193,7 +151,7 @@ impl Vm {
                 }
             }
             if self.machine.platform().take_missed() {
-                let end = stays(self, "it cannot execute an instruction that reaches for them");
+                let end = stays(&self.report(), "it cannot execute an instruction that reaches for them");
                 return Some(StopReason::Ended(end));
             }
             match exit {

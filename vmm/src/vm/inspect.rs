@@ -5,7 +5,7 @@ use x86::{
     seam::{BadPhys, Context, PageFault, Processor, TraceMem},
 };
 
-use super::Vm;
+use super::parts::Vm;
 
 /// A processor of which nothing is changed: no accessed bit is set by reading its memory, and nothing is written.
 struct Glance<'a>(&'a mut dyn Processor);

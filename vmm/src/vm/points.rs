@@ -1,13 +1,11 @@
 //! A debugger's breakpoints and watchpoints while the guest runs in KVM: in the processor's debug registers where they fit, or
 //! else by handover to the software engine.
 
-use std::collections::VecDeque;
-
 use engine::{CS, CpuState};
 use log::info;
 use x86::debug::{Breakpoint, Dr7, Watched};
 
-use super::Vm;
+use super::parts::Vm;
 use crate::debug::{self, Debugger, WatchKind, Watchpoint};
 use kvm::{
     Host,
@@ -16,15 +14,6 @@ use kvm::{
 
 /// RFLAGS.RF: the next instruction meets no breakpoint of the guest's.
 const RF: u64 = 1 << 16;
-
-/// What a machine on KVM knows of it.
-#[derive(Debug, Default)]
-pub(crate) struct Points {
-    /// What this host's KVM delivers, once somebody debugs.
-    kinds: Option<Kinds>,
-    /// CPUs that met watchpoints while another one's stop was told.
-    waiting: VecDeque<debug::Stop>,
-}
 
 /// A breakpoint of the processor's, and what the machine stops for there.
 #[derive(Clone, Copy, Debug, PartialEq)]

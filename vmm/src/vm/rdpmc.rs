@@ -9,7 +9,7 @@
 
 use engine::Activity;
 
-use super::Vm;
+use super::parts::Vm;
 use super::points::{is_armed, linear};
 use kvm::{
     fault,

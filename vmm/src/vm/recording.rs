@@ -3,7 +3,7 @@
 use machine::Machine;
 use x86::model::CpuModel;
 
-use super::Vm;
+use super::parts::Vm;
 use crate::{
     error::Error,
     trace::{self, Recorder},

@@ -9,7 +9,7 @@ use std::{
 use libc::c_int;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::signals;
+use crate::signals;
 
 /// A pipe that is ready has room for at least this (pipe(7), PIPE_BUF), so a write of no more returns at once.
 const PIECE: usize = 4096;

@@ -9,8 +9,11 @@ use x86::cr::{Cr0, Cr3, Cr4, Efer};
 use x86::debug::{Dr6, Dr7};
 use x86::model::CpuModel;
 
-use super::registers::Refused;
 use machine::{descriptor, memory::Memory};
+
+/// A value that a register does not take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
 
 /// Bits of a descriptor. SDM Vol. 3A 3.4.5 "Segment Descriptors".
 const ACCESSED: u64 = 1 << 40;

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use engine::{CS, CpuState, DS, ES, FS, GS, SS};
 use x86::model::CpuModel;
 
-use super::control;
+use super::control::{self, Refused};
 use machine::memory::Memory;
 
 /// A register's place in [`CpuState`].
@@ -67,10 +67,6 @@ pub struct Registers {
     list: Vec<Register>,
     xml: String,
 }
-
-/// A value that a register does not take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused;
 
 /// gdb's order of the general registers, by their numbers in instructions.
 const ORDER: [usize; 8] = [0, 3, 1, 2, 6, 7, 5, 4];

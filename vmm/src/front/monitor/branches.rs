@@ -9,7 +9,10 @@ use x86::{
     msr::*,
 };
 
-use super::{Answer, bits, count, scene::Scene};
+use super::{
+    arguments::{Answer, bits, count},
+    scene::Scene,
+};
 
 /// An address of an entry, without what stands beside it.
 fn address(value: u64, format: LbrFormat) -> u64 {

@@ -8,7 +8,11 @@ use x86::{
     pmu::{Count, EventSelect, FixedControl, status},
 };
 
-use super::{Answer, bits, branches::Buffer, count, none, scene::Scene};
+use super::{
+    arguments::{Answer, bits, count, none},
+    branches::Buffer,
+    scene::Scene,
+};
 
 /// The first of the management area's fields that are sampling's.
 const PEBS_FIELDS: u64 = 4;

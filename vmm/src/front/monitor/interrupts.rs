@@ -7,7 +7,10 @@ use devices::{
     unit::lapic::Lapic,
 };
 
-use super::{Answer, none, scene::Scene};
+use super::{
+    arguments::{Answer, none},
+    scene::Scene,
+};
 
 /// Registers of the local APIC by their offsets. SDM Vol. 3A Table 11-1 "Local APIC Register Address Map".
 mod offset {

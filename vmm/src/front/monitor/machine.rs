@@ -4,7 +4,10 @@ use std::fmt::Write;
 
 use engine::{Activity, CS};
 
-use super::{Answer, none, scene::Scene};
+use super::{
+    arguments::{Answer, none},
+    scene::Scene,
+};
 
 /// `info`.
 pub fn info(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use super::{Answer, bits, scene::Scene};
+use super::{
+    arguments::{Answer, bits},
+    scene::Scene,
+};
 use machine::walk;
 
 fn address(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Result<u64, String> {

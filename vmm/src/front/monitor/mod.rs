@@ -4,12 +4,12 @@
 //! is looked at. Commands that read change nothing in the guest, not so much as an accessed bit of a page table; registers whose
 //! reading does something are read in copies of their units. Those that write say so in their help.
 
+mod arguments;
 mod branches;
 mod counters;
 mod interrupts;
 mod machine;
 mod memory;
-mod names;
 mod past;
 mod recording;
 mod registers;
@@ -23,12 +23,8 @@ mod trace;
 
 use std::fmt::Write;
 
-pub use self::names::Names;
-use self::scene::Scene;
+use self::{arguments::Answer, scene::Scene};
 use crate::front::controls::Controls;
-
-/// What a command answers: lines, or one that says why not.
-type Answer = Result<String, String>;
 
 /// A command.
 #[derive(Clone, Copy, Debug)]
@@ -227,44 +223,4 @@ fn help(_: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
         let _ = writeln!(text, "{:width$}  {}", usage(command), command.help);
     }
     Ok(text)
-}
-
-/// Nothing is taken.
-fn none(arguments: &[&str]) -> Result<(), String> {
-    match arguments {
-        [] => Ok(()),
-        [first, ..] => Err(format!("{first:?} is one word too many")),
-    }
-}
-
-/// At most a count is taken.
-fn count(arguments: &[&str], default: usize) -> Result<usize, String> {
-    match arguments {
-        [] => Ok(default),
-        [word] => number(word).map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
-        [_, second, ..] => Err(format!("{second:?} is one word too many")),
-    }
-}
-
-/// A number: decimal, or hexadecimal behind `0x`.
-fn number(word: &str) -> Result<u64, String> {
-    let parsed = match word.strip_prefix("0x").or(word.strip_prefix("0X")) {
-        Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16).ok(),
-        None if !word.starts_with('+') => word.parse().ok(),
-        _ => None,
-    };
-    parsed.ok_or_else(|| format!("{word:?} is no number: 10 and 0x10 are"))
-}
-
-/// The names of the bits that are set; a set bit without a name is `bit N`, and no bit at all is `-`.
-fn bits(value: u64, names: &[(u32, &str)]) -> String {
-    let mut words: Vec<String> = Vec::new();
-    let set = (0..64).filter(|bit| value >> bit & 1 != 0);
-    for bit in set {
-        match names.iter().find(|(named, _)| *named == bit) {
-            Some((_, name)) => words.push((*name).into()),
-            None => words.push(format!("bit {bit}")),
-        }
-    }
-    if words.is_empty() { "-".into() } else { words.join(" ") }
 }

@@ -1,6 +1,9 @@
 //! Where the run goes.
 
-use super::{Answer, number, scene::Scene};
+use super::{
+    arguments::{Answer, number},
+    scene::Scene,
+};
 
 /// `run-to`.
 pub fn run_to(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {

@@ -1,6 +1,6 @@
 //! Recordings: that of `--trace`, and those that are begun as the machine runs.
 
-use super::{Answer, scene::Scene};
+use super::{arguments::Answer, scene::Scene};
 use crate::trace::Options;
 
 /// `trace`.

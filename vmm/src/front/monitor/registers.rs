@@ -7,7 +7,10 @@ use x86::{
     msr::*,
 };
 
-use super::{Answer, bits, none, number, scene::Scene};
+use super::{
+    arguments::{Answer, bits, none, number},
+    scene::Scene,
+};
 
 /// CR4.DE.
 const DE: u64 = 1 << 3;

@@ -4,7 +4,10 @@ use std::fmt::Write;
 
 use x86::{msr::*, rdt::Event};
 
-use super::{Answer, none, scene::Scene};
+use super::{
+    arguments::{Answer, none},
+    scene::Scene,
+};
 
 /// `rdt`.
 pub fn rdt(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {

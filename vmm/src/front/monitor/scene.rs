@@ -4,7 +4,8 @@ use devices::unit::Units;
 use engine::CpuState;
 use x86::{cpuid::Features, model::CpuModel};
 
-use super::{Names, number};
+use super::arguments::number;
+use crate::front::names::Names;
 use crate::{front::controls::Controls, linux::Task, vm::Unmapped};
 use machine::memory::Memory;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Answer, scene::Scene};
+use super::{arguments::Answer, scene::Scene};
 
 /// The longest name in bytes.
 const LONGEST: usize = 64;

@@ -1,6 +1,9 @@
 //! What stops the guest for whoever debugs it.
 
-use super::{Answer, number, scene::Scene};
+use super::{
+    arguments::{Answer, number},
+    scene::Scene,
+};
 
 /// Names of exceptions by their vectors, without the number sign. SDM Vol. 3A Table 6-1 "Protected-Mode Exceptions and
 /// Interrupts".

@@ -1,3 +1,4 @@
+use super::arguments::{bits, number};
 use super::*;
 
 // covers: 8/monitor-help

@@ -8,7 +8,10 @@ use x86::{
     pt::{PtCaps, RangeUse, RtitCtl, RtitMaskPtrs, RtitStatus, TopaEntry},
 };
 
-use super::{Answer, bits, count, scene::Scene};
+use super::{
+    arguments::{Answer, bits, count},
+    scene::Scene,
+};
 
 /// Packets are looked for in so many bytes before the end.
 const WINDOW: u64 = 1 << 18;
