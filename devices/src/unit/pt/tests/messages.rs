@@ -829,6 +829,37 @@ fn init_and_start_up() {
     );
 }
 
+// covers: 4/pt-init
+#[test]
+fn a_psb_waits_until_a_processor_starts_after_init() {
+    let ctl = all_rings().with_mtc_en(true).with_mtc_freq(0).with_psb_freq(0);
+    let mut bench = Bench::start(everything(), ctl);
+    change(&mut bench, Change::Init);
+    let found = bench.packets(|b| {
+        // More bytes than PSBFreq 0 leaves between two PSBs: 2048.
+        for _ in 0..3000 {
+            b.guest.step += 100;
+            let _ = b.pt.tick(&mut b.guest);
+        }
+    });
+    assert!(found.len() > 1024, "{}", found.len());
+    assert_eq!(found.iter().find(|packet| !matches!(packet, Mtc(_))), None);
+    bench.guest.rip = 0x9_A000;
+    let found = bench.packets(|b| change(b, Change::StartUp(0x9A)));
+    assert_eq!(found.first(), Some(&Tip(Some(0x9_A000))));
+    assert!(found.contains(&Psb), "{found:?}");
+}
+
+/// The host's unit may be asked to trace a processor that waits already.
+// covers: 4/pt-init
+#[test]
+fn a_start_without_an_init_tells_where_the_processor_waited() {
+    let mut bench = Bench::start(everything(), all_rings());
+    bench.guest.rip = 0x9_A000;
+    let found = bench.packets(|b| change(b, Change::StartUp(0x9A)));
+    assert_eq!(found, [Fup(Some(0x1000)), Tip(Some(0x9_A000))]);
+}
+
 // covers: 4/pt-tsx
 #[test]
 fn transactions() {
