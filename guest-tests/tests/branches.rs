@@ -193,7 +193,7 @@ fn models() -> impl Iterator<Item = (&'static CpuModel, (u32, u64), usize)> {
     })
 }
 
-// covers: 4/lbr-engine
+// covers: lbr/engine
 #[test]
 fn the_stack_is_the_tail_of_the_branches_on_every_model() {
     let mut random = Random(0x1B2E);
@@ -217,7 +217,7 @@ fn the_stack_is_the_tail_of_the_branches_on_every_model() {
 }
 
 /// The two registers that people write with msr-tools while `while (1) i++;` runs on that CPU, and what they read then.
-// covers: 4/lbr-script
+// covers: lbr/script
 #[test]
 fn every_record_is_the_loop_s_own_jump() {
     for (name, depth) in [("skylake-server", 32), ("icelake-server", 32), ("westmere", 16)] {
@@ -248,7 +248,7 @@ fn every_record_is_the_loop_s_own_jump() {
     }
 }
 
-// covers: 4/lbr-engine
+// covers: lbr/engine
 #[test]
 fn the_stack_through_a_filter_is_the_tail_of_what_passes() {
     let mut random = Random(0xF117);
@@ -294,7 +294,7 @@ fn store_branches(units: &mut Units, model: &CpuModel) {
     units.bts = Some(Bts::new(DsLayout::of(features), ds.bts_predicted, bits));
 }
 
-// covers: 4/bts-engine
+// covers: bts/engine
 #[test]
 fn the_branch_trace_store_is_the_branches() {
     let mut random = Random(0xB7E);

@@ -139,7 +139,7 @@ fn stops() -> Vec<u64> {
     near.chain(far).collect()
 }
 
-// covers: 8/btrace-bts, 8/btrace-delta, 8/btrace-events
+// covers: btrace/bts, btrace/delta, btrace/events
 #[test]
 fn blocks_are_the_instructions_that_retired() {
     let log = retired(30_000);
@@ -190,7 +190,7 @@ fn blocks_are_the_instructions_that_retired() {
     assert!(gaps > 2, "{gaps}");
 }
 
-// covers: 8/btrace-pt
+// covers: btrace/pt
 #[test]
 fn packets_decode_to_the_instructions_that_retired() {
     let log = retired(30_000);
@@ -234,7 +234,7 @@ fn packets_decode_to_the_instructions_that_retired() {
     assert!(cut, "the ring is too small for all of it");
 }
 
-// covers: 8/btrace-size
+// covers: btrace/size
 #[test]
 fn rings_keep_the_newest() {
     let log = retired(30_000);
@@ -273,7 +273,7 @@ fn rings_keep_the_newest() {
 }
 
 /// A guest that is listened to is the guest that is not, whatever is read of it.
-// covers: 8/btrace-unseen
+// covers: btrace/unseen
 #[test]
 fn the_guest_does_not_notice() {
     let (mut alone, mut other) = machine();
@@ -301,7 +301,7 @@ fn the_guest_does_not_notice() {
     }
 }
 
-// covers: 8/btrace-restore
+// covers: btrace/restore
 #[test]
 fn another_state_has_a_history_from_there_on() {
     let log = retired(30_000);
@@ -344,7 +344,7 @@ fn document(vm: &mut Run, btrace: &mut Btrace, object: &str, part: usize) -> Str
     }
 }
 
-// covers: 8/btrace-packets
+// covers: btrace/packets
 #[test]
 fn packets_are_answered_as_gdb_needs() {
     let (mut vm, mut console) = machine();

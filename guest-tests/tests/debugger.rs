@@ -56,7 +56,7 @@ fn places(config: &MachineConfig, every: u64) -> Vec<u64> {
 }
 
 /// The guest that checks its own breakpoints, under breakpoints and watchpoints of ours wherever it goes.
-// covers: 8/invisible
+// covers: debug/invisible
 #[test]
 fn a_guest_s_own_breakpoints_work_under_ours() {
     for (guest, model) in [("dr", "westmere"), ("dr", "sapphirerapids"), ("debugctl", "haswell")] {
@@ -100,7 +100,7 @@ fn a_guest_s_own_breakpoints_work_under_ours() {
     }
 }
 
-// covers: 8/smp
+// covers: debug/smp
 #[test]
 fn cpus_take_their_turns_as_without_a_debugger() {
     let config = MachineConfig {
@@ -146,7 +146,7 @@ fn cpus_take_their_turns_as_without_a_debugger() {
 }
 
 /// The others miss what happens meanwhile.
-// covers: 8/smp
+// covers: debug/smp
 #[test]
 fn one_cpu_runs_alone_while_the_others_stand_still() {
     let config = MachineConfig {

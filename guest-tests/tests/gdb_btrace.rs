@@ -168,7 +168,7 @@ fn compare(said: &str, format: &str, retired: &[u64], steps: u64) {
     );
 }
 
-// covers: 8/btrace-gdb, 8/kernel-symbols
+// covers: btrace/gdb, gdb/kernel-symbols
 #[test]
 fn gdb_records_kernel_and_user_code_of_linux() {
     let (mut vm, mut console, symbols, id) = boot();
@@ -276,7 +276,7 @@ record stop
 kill
 ";
 
-// covers: 8/btrace-smp
+// covers: btrace/smp
 #[test]
 fn each_cpu_has_a_history_of_its_own() {
     // gdb takes all code for 32-bit code on a part that has no other: so blocks can be taken apart.

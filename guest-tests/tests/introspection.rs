@@ -99,7 +99,7 @@ fn read(dir: &Path) -> Recorded {
     Recorded::read(dir).unwrap().expect("a kernel was written")
 }
 
-// covers: 5/linux-kallsyms, 5/linux-slide, 5/linux-modules, 5/linux-tasks, 5/linux-current, 5/linux-recording, 5/symbols-elf, 5/symbols-own, 8/monitor-kaslr, 8/monitor-names, 8/monitor-pagewalk, 8/monitor-irq
+// covers: linux-guest/kallsyms, linux-guest/slide, linux-guest/modules, linux-guest/tasks, linux-guest/current, linux-guest/recording, symbols/elf, symbols/own, monitor/kaslr, monitor/names, monitor/pagewalk, monitor/irq
 #[test]
 fn symbols_modules_and_processes_are_those_that_linux_tells() {
     let folder = Folder::new("introspection");

@@ -16,37 +16,37 @@ fn check(test: &str, f: impl FnOnce(&Checks)) {
     }
 }
 
-// covers: 8/kvm-points, 8/kvm-points-invisible
+// covers: kvm/points, kvm/points-invisible
 #[test]
 fn a_breakpoint_is_met_by_a_guest_that_runs_in_kvm() {
     check("a breakpoint in KVM", Checks::a_breakpoint_is_met);
 }
 
-// covers: 8/kvm-points, 8/kvm-points-invisible
+// covers: kvm/points, kvm/points-invisible
 #[test]
 fn a_breakpoint_in_a_loop_is_met_once_a_round() {
     check("a breakpoint in a loop in KVM", Checks::a_breakpoint_is_met_each_time);
 }
 
-// covers: 8/kvm-points
+// covers: kvm/points
 #[test]
 fn watchpoints_are_met() {
     check("watchpoints on KVM", Checks::watchpoints_are_met);
 }
 
-// covers: 8/kvm-points
+// covers: kvm/points
 #[test]
 fn a_fifth_is_met_by_handover() {
     check("five breakpoints on KVM", Checks::a_fifth_is_met_by_handover);
 }
 
-// covers: 8/kvm-points-own
+// covers: kvm/points-own
 #[test]
 fn guest_and_host_both_meet_their_own() {
     check("breakpoints of guest and host on KVM", Checks::both_meet_their_own);
 }
 
-// covers: 8/kvm-points-own
+// covers: kvm/points-own
 #[test]
 fn a_guest_steps_itself_beside_the_hosts_breakpoint() {
     check(
@@ -66,7 +66,7 @@ fn symbol(name: &str) -> u64 {
     u64::from_str_radix(address, 16).unwrap()
 }
 
-// covers: 8/kvm-points
+// covers: kvm/points
 #[test]
 fn each_of_three_cpus_stops_once() {
     if kvm_is_missing("breakpoints of several CPUs in KVM") {

@@ -161,7 +161,7 @@ fn printed(text: &str) -> Vec<(u64, u64)> {
 
 const MODELS: [&CpuModel; 5] = [&WESTMERE, &HASWELL, &BROADWELL, &SKYLAKE_SERVER, &SAPPHIRERAPIDS];
 
-// covers: 8/monitor-lbr, 8/monitor-bts
+// covers: monitor/lbr, monitor/bts
 #[test]
 fn branch_records_are_the_branches_that_were_taken() {
     for model in MODELS {
@@ -183,7 +183,7 @@ fn branch_records_are_the_branches_that_were_taken() {
     }
 }
 
-// covers: 8/monitor-pt
+// covers: monitor/pt
 #[test]
 fn packets_of_the_guests_trace_are_shown() {
     for model in [&SKYLAKE_SERVER, &SAPPHIRERAPIDS] {
@@ -215,7 +215,7 @@ fn packets_of_the_guests_trace_are_shown() {
     }
 }
 
-// covers: 8/monitor-dr, 8/monitor-debugctl, 8/monitor-pmu, 8/monitor-pebs, 8/monitor-tsc, 8/monitor-rdt, 8/monitor-msr, 8/monitor-cpuid, 8/monitor-irq
+// covers: monitor/dr, monitor/debugctl, monitor/pmu, monitor/pebs, monitor/tsc, monitor/rdt, monitor/msr, monitor/cpuid, monitor/irq
 #[test]
 fn registers_are_decoded() {
     let (mut vm, _, _) = at_the_end(&SAPPHIRERAPIDS);
@@ -304,7 +304,7 @@ fn registers_are_decoded() {
     assert_eq!(shown(&vm), 1);
 }
 
-// covers: 8/monitor-msr
+// covers: monitor/msr
 #[test]
 fn msrs_are_written_as_the_guest_would() {
     let (mut vm, _, _) = at_the_end(&SKYLAKE_SERVER);
@@ -337,7 +337,7 @@ fn msrs_are_written_as_the_guest_would() {
     assert_eq!(vm.cpu_state(0).unwrap().msrs.lstar, 0xffff_ffff_8100_0000);
 }
 
-// covers: 8/monitor-pagewalk
+// covers: monitor/pagewalk
 #[test]
 fn addresses_are_translated() {
     let (mut vm, _, _) = at_the_end(&WESTMERE);
@@ -357,7 +357,7 @@ fn addresses_are_translated() {
 }
 
 /// Every command that reads, at many steps of the program: a run that is looked at is the run that is not.
-// covers: 8/monitor-pure
+// covers: monitor/pure
 #[test]
 fn looking_changes_nothing() {
     for model in MODELS {
@@ -391,7 +391,7 @@ fn looking_changes_nothing() {
     }
 }
 
-// covers: 8/monitor-catch
+// covers: monitor/catch
 #[test]
 fn exceptions_are_caught() {
     let (mut vm, mut console) = flat::whole(&WESTMERE, 0, &[], |a| {
@@ -430,7 +430,7 @@ fn exceptions_are_caught() {
     ));
 }
 
-// covers: 8/monitor-help
+// covers: monitor/help
 #[test]
 fn what_is_wrong_with_a_line_is_said() {
     let (mut vm, _, _) = at_the_end(&WESTMERE);

@@ -7,7 +7,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The guest's line, and its status by the debug-exit port: v = 15H gives (v << 1) | 1.
-// covers: 2/boot-multiboot, 2/exit-debug
+// covers: boot/multiboot, exit-status/debug
 #[test]
 fn hello_prints_and_ends_with_its_status_as_in_qemu() {
     let ours = run(&mut in_minivmm(HELLO), LIMIT).must_end_with(0x15 << 1 | 1);
@@ -17,8 +17,8 @@ fn hello_prints_and_ends_with_its_status_as_in_qemu() {
 }
 
 /// The facts that info.c prints, one by one.
-// covers: 2/loader-multiboot, 2/loader-multiboot-info, 2/loader-multiboot-cmdline, 2/loader-multiboot-modules
-// covers: 2/loader-multiboot-bss, 2/cli-memory, 2/cli-initrd, 2/cli-cmdline
+// covers: loader/multiboot, loader/multiboot-info, loader/multiboot-cmdline, loader/multiboot-modules
+// covers: loader/multiboot-bss, cli/memory, cli/initrd, cli/cmdline
 #[test]
 fn info_sees_the_same_machine_state_as_in_qemu() {
     let module = std::env::temp_dir().join(format!("minivmm-module-{}", std::process::id()));
@@ -76,7 +76,7 @@ fn info_sees_the_same_machine_state_as_in_qemu() {
 }
 
 /// The loops of the benchmark compute the same in the guest as on the host: 64-bit code, some 10^7 instructions each.
-// covers: 2/cpu-modes-64
+// covers: cpu/modes-64
 #[test]
 fn loops_compute_what_the_host_computes() {
     for (name, reps) in [

@@ -67,7 +67,7 @@ fn full() -> bool {
     guest_tests::full()
 }
 
-// covers: 8/reverse-determinism
+// covers: reverse/determinism
 #[test]
 fn where_a_run_is_stopped_does_not_matter() {
     let config = booting(2);
@@ -106,7 +106,7 @@ fn wander(vm: &mut Run, console: &mut Console, seen: &[(u64, u64)], times: usize
     }
 }
 
-// covers: 8/reverse-smp, 8/reverse-stepi
+// covers: reverse/smp, reverse/stepi
 #[test]
 fn several_cpus_go_back_together_and_each_by_its_own_instructions() {
     let config = MachineConfig {
@@ -155,7 +155,7 @@ dd if=/dev/zero of=/dev/vda bs=4k seek=3 count=9 conv=fsync 2>/dev/null
 echo \"$word: $sum\"
 ";
 
-// covers: 8/reverse-linux, 8/reverse-disks, 8/reverse-input, 8/reverse-output
+// covers: reverse/linux, reverse/disks, reverse/input, reverse/output
 #[test]
 fn a_linux_with_a_disk_goes_back_to_any_step() {
     use std::os::unix::fs::PermissionsExt;

@@ -444,7 +444,7 @@ fn at_every_instruction(model: &'static CpuModel) {
     }
 }
 
-// covers: 4/snapshot-every-instruction
+// covers: snapshot/every-instruction
 #[test]
 fn the_state_at_every_instruction_goes_on_to_the_same_bytes() {
     for model in models() {
@@ -468,7 +468,7 @@ fn models() -> Vec<&'static CpuModel> {
     all[..if full { 7 } else { 1 }].to_vec()
 }
 
-// covers: 8/reverse-units
+// covers: reverse/units
 #[test]
 fn going_back_takes_what_every_unit_has_under_way_along() {
     for model in models() {
@@ -537,7 +537,7 @@ fn stops(config: &MachineConfig, steps: impl Iterator<Item = u64>) {
     }
 }
 
-// covers: 4/snapshot-machine
+// covers: snapshot/machine
 #[test]
 fn a_machine_with_several_cpus_goes_on_from_any_turn() {
     let config = MachineConfig {
@@ -550,7 +550,7 @@ fn a_machine_with_several_cpus_goes_on_from_any_turn() {
     stops(&config, (1..60).map(|n| n * 4001));
 }
 
-// covers: 4/snapshot-machine
+// covers: snapshot/machine
 #[test]
 fn a_booting_linux_goes_on_from_any_state() {
     let config = MachineConfig {
@@ -565,7 +565,7 @@ fn a_booting_linux_goes_on_from_any_state() {
     stops(&config, (1..5).map(|n| n * 12_345_679));
 }
 
-// covers: 4/snapshot-machine
+// covers: snapshot/machine
 #[test]
 fn a_state_of_another_machine_is_refused() {
     let config = MachineConfig {

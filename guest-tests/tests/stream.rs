@@ -122,7 +122,7 @@ fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (
     (heard, vm.digest())
 }
 
-// covers: 4/oracle-stream
+// covers: trace/oracle-stream
 #[test]
 fn the_stream_of_a_booting_linux_follows_from_its_branches() {
     // Most of the first steps are iterations of REP, which are no instructions of their own.

@@ -223,7 +223,7 @@ fn hold(
 }
 
 /// Several patches of a page where no packet tells which code ran before and which behind them.
-// covers: 5/trace-patches
+// covers: trace/patches
 #[test]
 fn patches_between_two_packets_hold_from_their_instruction_on() {
     let recorded = compare("patches", &MachineConfig::new(Path::new(PATCHES)), &[]);
@@ -233,7 +233,7 @@ fn patches_between_two_packets_hold_from_their_instruction_on() {
 }
 
 /// Three vCPUs that start each other, from real mode on, and reset each other by INIT; each with code that the first has written.
-// covers: 5/trace-smp, 5/trace-init
+// covers: trace/smp, trace/init
 #[test]
 fn several_cpus_and_resets_among_them_are_in_the_trace() {
     let plain = MachineConfig {
@@ -247,7 +247,7 @@ fn several_cpus_and_resets_among_them_are_in_the_trace() {
 }
 
 /// A guest that programs its own unit in every way has the packets that it has without us.
-// covers: 5/trace-beside-pt
+// covers: trace/beside-pt
 #[test]
 fn a_guest_s_own_trace_goes_on_beside_ours() {
     for name in ["pt_packets", "pt_filters", "pt_topa"] {
@@ -270,7 +270,7 @@ fn a_guest_s_own_trace_goes_on_beside_ours() {
 }
 
 /// What is executed in ring 0 and what is in ring 3 make up the whole.
-// covers: 5/trace-filters
+// covers: trace/filters
 #[test]
 fn filters_by_ring_part_what_a_guest_executes() {
     let folder = Folder::new("rings");
@@ -297,8 +297,8 @@ fn filters_by_ring_part_what_a_guest_executes() {
     assert_eq!(kernel + user, all, "{kernel} and {user}");
 }
 
-// covers: 5/trace-linux
-// covers: 4/pt-oracle-linux
+// covers: trace/linux
+// covers: pt/oracle-linux
 #[test]
 fn traces_of_a_booting_linux_are_what_retired() {
     compare("westmere", &config("westmere", 1), &[]);
@@ -313,20 +313,20 @@ fn on_a_model_with_intel_pt(model: &str) {
     }
 }
 
-// covers: 5/trace-linux
+// covers: trace/linux
 #[test]
 fn traces_of_linux_on_skylake_server_are_what_retired() {
     on_a_model_with_intel_pt("skylake-server,-smap");
 }
 
-// covers: 5/trace-linux
+// covers: trace/linux
 #[test]
 fn traces_of_linux_on_sapphirerapids_are_what_retired() {
     on_a_model_with_intel_pt("sapphirerapids,-smap");
 }
 
 /// Linux on two vCPUs, of which each wakes, interrupts and patches the other.
-// covers: 5/trace-smp-linux
+// covers: trace/smp-linux
 #[test]
 fn traces_of_linux_on_two_cpus_are_what_retired() {
     if !guest_tests::full() {
@@ -400,7 +400,7 @@ impl Visitor for Look<'_> {
 /// A program that writes code, runs it and writes other code over it, in pages that are executable in turns, that are both at once,
 /// that have two addresses, that are other pages each time; and the kernel's own compiler of socket filters. From the port write
 /// before to the one behind, every instruction is in the trace with the code that it was then, for our decoder as for libipt.
-// covers: 5/trace-jit
+// covers: trace/jit
 #[test]
 fn what_compilers_in_a_guest_write_is_in_the_trace() {
     let folder = Folder::new("jit");
@@ -484,7 +484,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
 
 /// A recording that the monitor begins in a run that nobody has recorded so far: code that was decoded, and translations that were
 /// made, long before are in it, too.
-// covers: 8/monitor-trace-late
+// covers: monitor/trace-late
 #[test]
 fn recordings_that_begin_under_way_are_what_retired() {
     let from = 3_000_000;

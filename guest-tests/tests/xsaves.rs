@@ -67,8 +67,8 @@ fn start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     wrmsr(a, IA32_RTIT_CTL, CTL.into_bits())
 }
 
-// covers: 4/pt-xsaves-engine
-// covers: 4/pt-xsaves-trace
+// covers: pt/xsaves-engine
+// covers: pt/xsaves-trace
 #[test]
 fn xsaves_stops_the_trace_and_xrstors_goes_on_with_it() {
     const AFTER: u64 = DATA + 0x1000;
@@ -134,7 +134,7 @@ fn xsaves_stops_the_trace_and_xrstors_goes_on_with_it() {
     }
 }
 
-// covers: 4/pt-xsaves-gp
+// covers: pt/xsaves-gp
 #[test]
 fn xrstors_refuses_images_that_the_registers_would() {
     // (why, where in the image, value)
@@ -178,7 +178,7 @@ fn xrstors_refuses_images_that_the_registers_would() {
     }
 }
 
-// covers: 4/pt-xsaves-gp
+// covers: pt/xsaves-gp
 #[test]
 fn xrstors_while_tracing_and_a_save_that_faults() {
     let read_ctl = [0xB9, 0x70, 0x05, 0, 0, 0x0F, 0x32, 0xF4];
@@ -232,7 +232,7 @@ fn xrstors_while_tracing_and_a_save_that_faults() {
 const LBR_CTL: u64 = 0x7F_0007;
 const WITH_LBR: [&CpuModel; 2] = [&SAPPHIRERAPIDS, &ALDERLAKE];
 
-// covers: 4/lbr-xsaves-engine
+// covers: lbr/xsaves-engine
 #[test]
 fn last_branches_are_saved_and_come_back() {
     const AFTER: u64 = DATA + 0x1000;
@@ -292,7 +292,7 @@ fn last_branches_are_saved_and_come_back() {
     }
 }
 
-// covers: 4/lbr-xsaves-engine
+// covers: lbr/xsaves-engine
 #[test]
 fn an_image_of_last_branches_that_is_refused_starts_no_trace() {
     for model in WITH_LBR {

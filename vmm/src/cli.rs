@@ -368,20 +368,20 @@ mod tests {
         run(&[&["--kernel", "k"], args].concat()).unwrap()
     }
 
-    // covers: 2/cli-kernel
-    // covers: 2/cli-initrd
-    // covers: 2/cli-cmdline
-    // covers: 2/cli-memory
-    // covers: 2/cli-cpu-model
-    // covers: 5/pt-option
-    // covers: 2/cli-engine
-    // covers: 2/cli-serial
-    // covers: 2/cli-clock
-    // covers: 2/cli-seed
-    // covers: 2/cli-rtc-base
-    // covers: 2/cli-max-instructions
-    // covers: 2/cli-timeout
-    // covers: 2/cli-stats
+    // covers: cli/kernel
+    // covers: cli/initrd
+    // covers: cli/cmdline
+    // covers: cli/memory
+    // covers: cli/cpu-model
+    // covers: pt/option
+    // covers: cli/engine
+    // covers: cli/serial
+    // covers: cli/clock
+    // covers: cli/seed
+    // covers: cli/rtc-base
+    // covers: cli/max-instructions
+    // covers: cli/timeout
+    // covers: cli/stats
     #[test]
     fn options_and_their_aliases_reach_the_config() {
         assert_eq!(run(&["--kernel", "a/b"]).unwrap().kernel, PathBuf::from("a/b"));
@@ -428,7 +428,7 @@ mod tests {
         assert!(with(&["--stats"]).stats && !with(&[]).stats);
     }
 
-    // covers: 4/tsc-khz, 4/tsc-offset
+    // covers: tsc/khz, tsc/offset
     #[test]
     fn the_time_stamp_counters_frequency_and_start() {
         let config = with(&[]);
@@ -467,7 +467,7 @@ mod tests {
         }
     }
 
-    // covers: 3/smp-option
+    // covers: smp/option
     #[test]
     fn one_to_255_cpus() {
         assert_eq!(
@@ -497,9 +497,9 @@ mod tests {
         }
     }
 
-    // covers: 3/cli-disk
-    // covers: 3/cli-inject
-    // covers: 3/cli-collect
+    // covers: cli/disk
+    // covers: cli/inject
+    // covers: cli/collect
     #[test]
     fn disks_and_folders_reach_the_config() {
         use machine::disk::DiskMode::{Overlay, ReadOnly, ReadWrite};
@@ -532,7 +532,7 @@ mod tests {
         );
     }
 
-    // covers: 2/cli-verbose
+    // covers: cli/verbose
     #[test]
     fn verbose_counts() {
         for (args, expected) in [(&["-v"][..], 1), (&["-vv"], 2), (&["--verbose"], 1), (&[], 0)] {
@@ -541,7 +541,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cli-models
+    // covers: cli/models
     #[test]
     fn models_lists_every_model_on_a_line_of_its_own() {
         let text = run(&["models"]).unwrap_err();
@@ -558,10 +558,10 @@ mod tests {
         }
     }
 
-    // covers: 2/bad-input-nonsense-size
-    // covers: 2/bad-input-unknown-model
-    // covers: 5/pt-option
-    // covers: 2/bad-input-unknown-engine
+    // covers: bad-input/nonsense-size
+    // covers: bad-input/unknown-model
+    // covers: pt/option
+    // covers: bad-input/unknown-engine
     #[test]
     fn what_does_not_parse_is_one_line_that_names_the_option() {
         for (args, names) in [

@@ -174,7 +174,7 @@ impl Error {
 mod tests {
     use super::*;
 
-    // covers: 2/exit-status-codes
+    // covers: exit-status/status-codes
     #[test]
     fn statuses_are_the_documented_numbers() {
         for (status, code) in [

@@ -212,7 +212,7 @@ fn alike(left: &Left, right: &Left, drive: Drive) {
     assert_eq!(at, None, "{drive:?}: memory differs there first");
 }
 
-// covers: 6/handover-equivalence
+// covers: kvm/handover-equivalence
 #[test]
 fn a_64_bit_program_ends_alike_wherever_it_is_handed_over() {
     if kvm_is_missing("handover equivalence, 64-bit") {

@@ -337,7 +337,7 @@ fn branches() -> RtitCtl {
     RtitCtl::new().with_branch_en(true)
 }
 
-// covers: 6/host-pt-kvm
+// covers: host-units/pt-kvm
 #[test]
 fn a_hosts_packets_arrive_in_the_guests_table() {
     if kvm_is_missing("a host's Intel PT for a guest") {
@@ -373,7 +373,7 @@ fn a_hosts_packets_arrive_in_the_guests_table() {
     }
 }
 
-// covers: 6/kvm-panic
+// covers: kvm/panic
 #[test]
 fn a_panic_on_a_cpus_thread_ends_the_run() {
     if kvm_is_missing("a panic on a CPU's thread") {
@@ -388,7 +388,7 @@ fn a_panic_on_a_cpus_thread_ends_the_run() {
     );
 }
 
-// covers: 6/host-pt-join
+// covers: host-units/pt-join
 #[test]
 fn a_guest_that_the_engine_takes_over_has_one_trace() {
     if kvm_is_missing("a host's Intel PT joined with the engine's") {
@@ -433,7 +433,7 @@ fn a_guest_that_the_engine_takes_over_has_one_trace() {
     assert!(!Packets::new(&left.trace).any(|item| item.unwrap().packet == Packet::Ovf));
 }
 
-// covers: 6/host-pt-kvm, 6/host-pt-served
+// covers: host-units/pt-kvm, host-units/pt-served
 #[test]
 fn what_the_host_cannot_trace_the_engine_does() {
     if kvm_is_missing("an Intel PT of the host's that cannot do what is asked for") {
@@ -451,7 +451,7 @@ fn what_the_host_cannot_trace_the_engine_does() {
     }
 }
 
-// covers: 6/host-pt-experimental
+// covers: host-units/pt-experimental
 #[test]
 fn it_is_asked_for_as_what_it_is() {
     if kvm_is_missing("--pt=host") {

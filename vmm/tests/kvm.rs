@@ -94,7 +94,7 @@ fn outcome(engine: EngineChoice, turns: &[u64]) -> (CpuState, Vec<u8>, usize) {
     (state, memory, values)
 }
 
-// covers: 6/handover-equivalence
+// covers: kvm/handover-equivalence
 #[test]
 fn a_program_ends_alike_in_kvm_in_the_engine_and_with_handovers() {
     if kvm_is_missing("handover equivalence") {
@@ -120,7 +120,7 @@ fn a_program_ends_alike_in_kvm_in_the_engine_and_with_handovers() {
     }
 }
 
-// covers: 6/kvm-inspect
+// covers: kvm/inspect
 #[test]
 fn a_machine_on_kvm_is_looked_at_and_stepped() {
     if kvm_is_missing("looking at a machine on KVM") {
@@ -147,7 +147,7 @@ fn a_machine_on_kvm_is_looked_at_and_stepped() {
     );
 }
 
-// covers: 6/kvm-ends
+// covers: kvm/ends
 #[test]
 fn crashes_and_limits_on_kvm_are_told() {
     if kvm_is_missing("ends on KVM") {

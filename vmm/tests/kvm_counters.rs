@@ -83,7 +83,7 @@ fn is_missing(test: &str) -> bool {
     !kinds.serves_breakpoints()
 }
 
-// covers: 6/rdpmc-caught
+// covers: kvm/rdpmc-caught
 #[test]
 fn rdpmc_reads_what_counts_in_kvm_and_real_faults_stay_the_guests() {
     if is_missing("RDPMC in KVM") {
@@ -150,7 +150,7 @@ fn rdpmc_reads_what_counts_in_kvm_and_real_faults_stay_the_guests() {
     assert!(native.emulated > u64::from(ROUNDS), "{}", native.emulated);
 }
 
-// covers: 6/native-counters
+// covers: kvm/native-counters
 #[test]
 fn an_overflow_in_kvm_interrupts_and_the_engine_takes_it_from_there() {
     if is_missing("an overflow in KVM") {

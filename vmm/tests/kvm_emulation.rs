@@ -70,7 +70,7 @@ fn outcome(engine: EngineChoice, cpus: u8) -> (CpuState, Vec<u8>, Option<(u64, u
     (state, memory, needed)
 }
 
-// covers: 6/emulation
+// covers: kvm/emulation
 #[test]
 fn what_kvm_cannot_execute_the_engine_does() {
     if kvm_is_missing("instructions that KVM cannot execute") {
@@ -87,7 +87,7 @@ fn what_kvm_cannot_execute_the_engine_does() {
     }
 }
 
-// covers: 6/emulation
+// covers: kvm/emulation
 #[test]
 fn its_faults_and_endless_rows_are_told() {
     if kvm_is_missing("faults of instructions that KVM cannot execute") {

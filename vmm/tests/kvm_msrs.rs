@@ -141,7 +141,7 @@ const UNITS: &[(&str, &CpuModel, Registers)] = &[
     ),
 ];
 
-// covers: 6/msr-filter
+// covers: cpu/msr-filter
 #[test]
 fn each_register_of_a_unit_of_ours_comes_to_it() {
     if kvm_is_missing("registers of our units on KVM") {
@@ -178,7 +178,7 @@ fn each_register_of_a_unit_of_ours_comes_to_it() {
     }
 }
 
-// covers: 6/msr-filter
+// covers: cpu/msr-filter
 #[test]
 fn the_cores_registers_stay_in_kvm() {
     if kvm_is_missing("registers of the core on KVM") {
@@ -204,7 +204,7 @@ fn the_cores_registers_stay_in_kvm() {
     assert_eq!((exits, handovers), (0, 0));
 }
 
-// covers: 6/msr-filter
+// covers: cpu/msr-filter
 #[test]
 fn registers_of_the_machine_are_ours_whatever_kvm_has() {
     if kvm_is_missing("registers of the machine on KVM") {

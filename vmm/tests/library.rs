@@ -24,7 +24,7 @@ fn branching() -> Vec<u8> {
     })
 }
 
-// covers: 3/library-branches
+// covers: library/branches
 #[test]
 fn the_example_sees_the_first_branches() {
     let folder = Folder::new();
@@ -48,7 +48,7 @@ fn the_example_sees_the_first_branches() {
     assert_eq!(example::first(spinning.into(), 1000).unwrap().len(), 1000);
 }
 
-// covers: 3/library-run-step-inspect
+// covers: library/run-step-inspect
 #[test]
 fn two_machines_run_beside_each_other_and_stop_where_they_are_told() {
     let folder = Folder::new();
@@ -103,7 +103,7 @@ fn clock_reader(adjust: bool) -> Vec<u8> {
     })
 }
 
-// covers: 4/tsc-khz, 4/tsc-offset
+// covers: tsc/khz, tsc/offset
 #[test]
 fn a_guest_reads_the_frequency_and_the_start_that_were_asked_for() {
     let folder = Folder::new();

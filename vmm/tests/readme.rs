@@ -174,7 +174,7 @@ fn monitor() -> String {
     table
 }
 
-// covers: 3/readme-tables
+// covers: guide/tables
 #[test]
 fn the_readme_s_tables_are_what_the_code_says() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");

@@ -73,7 +73,7 @@ fn wander(vm: &mut Run, console: &mut Console, seen: &[(u64, u64)], times: usize
     }
 }
 
-// covers: 8/reverse-seek, 8/reverse-input, 8/reverse-output, 8/reverse-end
+// covers: reverse/seek, reverse/input, reverse/output, reverse/end
 #[test]
 fn a_guest_with_input_is_at_any_step_what_it_was() {
     let folder = Folder::new();
@@ -110,7 +110,7 @@ fn a_guest_with_input_is_at_any_step_what_it_was() {
     }
 }
 
-// covers: 8/reverse-seek
+// covers: reverse/seek
 #[test]
 fn a_machine_that_keeps_its_past_runs_as_one_that_does_not() {
     let folder = Folder::new();
@@ -131,7 +131,7 @@ fn a_machine_that_keeps_its_past_runs_as_one_that_does_not() {
     assert!(extent.points > 3 && extent.bytes > 0, "{extent:?}");
 }
 
-// covers: 8/reverse-future
+// covers: reverse/future
 #[test]
 fn another_future_begins_where_the_known_one_is_forgotten() {
     let folder = Folder::new();
@@ -160,7 +160,7 @@ fn another_future_begins_where_the_known_one_is_forgotten() {
     assert_eq!((vm.steps(), vm.digest()), end, "and this one is known now");
 }
 
-// covers: 8/reverse-stepi
+// covers: reverse/stepi
 #[test]
 fn one_instruction_back_undoes_one_step() {
     let folder = Folder::new();
@@ -182,7 +182,7 @@ fn one_instruction_back_undoes_one_step() {
     assert_eq!(vm.steps(), 0);
 }
 
-// covers: 8/reverse-memory
+// covers: reverse/memory
 #[test]
 fn points_are_thinned_by_the_limit_and_all_of_the_past_stays() {
     // Writes all over two megabytes, for ever.
@@ -215,7 +215,7 @@ fn points_are_thinned_by_the_limit_and_all_of_the_past_stays() {
     assert!(vm.extent().unwrap().bytes <= limit);
 }
 
-// covers: 8/reverse-refused
+// covers: reverse/refused
 #[test]
 fn what_cannot_go_back_is_refused_in_one_line() {
     let folder = Folder::new();
@@ -263,7 +263,7 @@ fn digest(errors: &str) -> &str {
     line.unwrap_or_else(|| panic!("{errors}"))
 }
 
-// covers: 8/record, 8/replay
+// covers: reverse/record, reverse/replay
 #[test]
 fn a_recorded_session_is_run_again_from_anywhere() {
     let folder = Folder::new();
@@ -300,7 +300,7 @@ fn a_recorded_session_is_run_again_from_anywhere() {
     }
 }
 
-// covers: 8/replay
+// covers: reverse/replay
 #[test]
 fn a_replay_ends_where_the_session_was_ended_from_outside() {
     let folder = Folder::new();
@@ -334,7 +334,7 @@ fn a_replay_ends_where_the_session_was_ended_from_outside() {
     assert!(errors.contains("breaks off") && errors.lines().count() == 1, "{errors}");
 }
 
-// covers: 8/replay-bad-input
+// covers: reverse/replay-bad-input
 #[test]
 fn a_directory_that_is_no_session_is_refused_in_one_line() {
     let folder = Folder::new();
@@ -403,7 +403,7 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
     assert!(other("kernel").contains("not a directory"), "{}", other("kernel"));
 }
 
-// covers: 8/record
+// covers: reverse/record
 #[test]
 fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
     let folder = Folder::new();
@@ -448,7 +448,7 @@ fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
     assert_eq!(log.matches("changed").count(), 1, "{log}");
 }
 
-// covers: 8/reverse-continue
+// covers: reverse/continue
 #[test]
 fn from_a_crash_back_to_the_store_that_caused_it() {
     let folder = Folder::new();
@@ -532,7 +532,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
     }
 }
 
-// covers: 8/reverse-run-to
+// covers: reverse/run-to
 #[test]
 fn run_to_goes_to_a_step_in_either_direction_and_stands_there() {
     let folder = Folder::new();

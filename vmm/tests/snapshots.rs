@@ -49,7 +49,7 @@ fn go(vm: &mut Run, console: &mut Console, steps: u64) {
     assert!(vm.run_for(console, steps).unwrap().is_none());
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn a_state_is_taken_on_again_and_everything_after_it_is_new() {
     let folder = Folder::new();
@@ -110,7 +110,7 @@ fn a_state_is_taken_on_again_and_everything_after_it_is_new() {
     say(&mut vm, "snapshot save 5");
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn with_a_past_it_is_a_place_in_it() {
     let folder = Folder::new();
@@ -141,7 +141,7 @@ fn with_a_past_it_is_a_place_in_it() {
     assert_eq!(at(&vm), kept);
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn from_another_past_it_is_a_beginning() {
     let folder = Folder::new();
@@ -185,7 +185,7 @@ fn from_another_past_it_is_a_beginning() {
     assert_eq!((at(&vm), console.take_output()), (end, Vec::new()));
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn what_would_not_go_back_is_said_before() {
     let folder = Folder::new();
@@ -214,7 +214,7 @@ fn what_would_not_go_back_is_said_before() {
     assert_eq!(fs::read(&disk).unwrap(), vec![0; 4096]);
 }
 
-// covers: 8/monitor-trace-late
+// covers: monitor/trace-late
 #[test]
 fn a_recording_begins_and_ends_under_way() {
     let folder = Folder::new();

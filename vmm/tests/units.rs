@@ -100,7 +100,7 @@ const SET: u64 = 18;
 
 type Body = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
-// covers: 4/dr-guest
+// covers: dr/guest
 #[test]
 fn a_guest_meets_its_own_breakpoints() {
     // (why, DRn, address, DR7, the rest of the program, vector, IP after the set-up, DR6)
@@ -268,7 +268,7 @@ fn a_guest_meets_its_own_breakpoints() {
     }
 }
 
-// covers: 4/dr-guest
+// covers: dr/guest
 #[test]
 fn what_is_not_enabled_or_not_touched_does_nothing() {
     let rows: [(&str, u8, u64, u32, Body); 5] = [
@@ -325,7 +325,7 @@ fn debugged_transaction(control: u32, enable: u32) -> Guest {
     })
 }
 
-// covers: 4/rtm-advanced-debug
+// covers: rtm/advanced-debug
 #[test]
 fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
     const RTM_CONTROL: u32 = 1 << 15;
@@ -357,7 +357,7 @@ fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
     assert!(!arrived.transaction && arrived.dr6 == 2, "{arrived:x?}");
 }
 
-// covers: 4/lbr-tsx-abort
+// covers: lbr/tsx-abort
 #[test]
 fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
     for model in ["haswell", "skylake-server", "sapphirerapids"] {
@@ -419,7 +419,7 @@ impl Watch for Count {
     }
 }
 
-// covers: 4/units-observer
+// covers: units/observer
 #[test]
 fn an_observer_hears_what_the_units_hear_and_changes_nothing() {
     let program: Body = |a| {

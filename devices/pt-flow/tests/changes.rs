@@ -685,7 +685,7 @@ fn check(run: Run) {
     assert_eq!(found.written, written, "{plan:?}: {:x?}", run.change);
 }
 
-// covers: 5/decoder-changes-packets
+// covers: decoder/changes-packets
 #[test]
 fn code_changes_at_any_instruction_beside_any_packet() {
     let never = Plan {

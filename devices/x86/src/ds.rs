@@ -152,7 +152,7 @@ pub const BRANCH_PREDICTED: u64 = 1 << 4;
 mod tests {
     use super::*;
 
-    // covers: 4/pebs-formats
+    // covers: pebs/formats
     #[test]
     fn record_sizes_are_the_manual_s() {
         for (format, size) in [

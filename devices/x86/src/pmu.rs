@@ -539,7 +539,7 @@ impl PmuCaps {
 mod tests {
     use super::*;
 
-    // covers: 4/pmu-select
+    // covers: pmu/select
     #[test]
     fn event_select_has_the_manual_s_layout() {
         let s = |bits| EventSelect::from_bits(bits);
@@ -562,7 +562,7 @@ mod tests {
         assert_eq!(s(0xAB << 24).counter_mask(), 0xAB);
     }
 
-    // covers: 4/pmu-fixed
+    // covers: pmu/fixed
     #[test]
     fn fixed_control_has_four_bits_a_counter_and_one_above() {
         let field = FixedControl::of(0xB0, 1);
@@ -573,7 +573,7 @@ mod tests {
         assert_eq!(FixedControl::writable(2, false, true), 0xB00 | 1 << 40);
     }
 
-    // covers: 4/pmu-branches
+    // covers: pmu/branches
     #[test]
     fn branch_kinds_choose_among_flows() {
         for (kinds, count, what) in [

@@ -118,7 +118,7 @@ fn diff(trial: &Trial, window: u64) -> String {
         .concat()
 }
 
-// covers: 4/oracle-boot
+// covers: trace/oracle-boot
 #[test]
 fn a_whole_boot_as_the_units_tell_it_is_what_ran() {
     for trial in chosen() {

@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    // covers: 2/setup-test, 2/setup-demo
+    // covers: suite/test, suite/demo
     #[test]
     fn what_cannot_be_installed_is_listed_by_package() {
         let here = list(&[QEMU, GCC], true);

@@ -291,7 +291,7 @@ fn verdict(failed: u64, passed: u64, elapsed: Duration, limit: Duration) -> Resu
 mod tests {
     use super::*;
 
-    // covers: 2/setup-test
+    // covers: suite/test
     #[test]
     fn the_suite_holds_only_when_tests_ran_none_failed_and_in_time() {
         let second = Duration::from_secs(1);

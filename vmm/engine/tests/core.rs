@@ -14,7 +14,7 @@ fn assemble(f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<
 
 use iced_x86::IcedError;
 
-// covers: 2/cpu-step-budget, 2/structure-block-cache
+// covers: cpu/step-budget, engine/block-cache
 #[test]
 fn a_budget_is_used_to_the_instruction() {
     let code = assemble(|a| {
@@ -44,7 +44,7 @@ fn a_budget_is_used_to_the_instruction() {
     assert_eq!(rig.cpu.state().gpr[0], 500_500);
 }
 
-// covers: 2/cpu-dispatch-stack, 2/structure-dispatch
+// covers: cpu/dispatch-stack, engine/dispatch
 #[test]
 fn a_hundred_million_instructions_run_on_a_256_kib_stack() {
     let code = assemble(|a| {
@@ -78,7 +78,7 @@ fn a_hundred_million_instructions_run_on_a_256_kib_stack() {
         .unwrap();
 }
 
-// covers: 2/cpu-self-modifying-code
+// covers: cpu/self-modifying-code
 #[test]
 fn a_store_into_the_running_block_is_seen_by_the_next_instruction() {
     let code = assemble(|a| {
@@ -97,7 +97,7 @@ fn a_store_into_the_running_block_is_seen_by_the_next_instruction() {
     assert_eq!(rig.cpu.state().gpr[0], 7);
 }
 
-// covers: 2/cpu-self-modifying-code
+// covers: cpu/self-modifying-code
 #[test]
 fn a_store_ahead_is_seen_however_the_steps_are_cut() {
     let code = assemble(|a| {
@@ -127,7 +127,7 @@ fn a_store_ahead_is_seen_however_the_steps_are_cut() {
     }
 }
 
-// covers: 2/cpu-straddling-instruction
+// covers: cpu/straddling-instruction
 #[test]
 fn an_instruction_may_straddle_two_pages() {
     let mut rig = Rig::new();
@@ -146,7 +146,7 @@ fn an_instruction_may_straddle_two_pages() {
     assert_eq!(rig.cpu.state().gpr[0], 0xbbaa_5678);
 }
 
-// covers: 3/smp-code-is-shared
+// covers: smp/code-is-shared
 #[test]
 fn a_store_by_one_processor_to_code_of_another_is_seen() {
     let mut rig = Rig::new();
@@ -179,7 +179,7 @@ fn a_store_by_one_processor_to_code_of_another_is_seen() {
     }
 }
 
-// covers: 3/smp-init-sipi
+// covers: smp/init-sipi
 #[test]
 fn a_start_up_ipi_begins_at_its_page_once() {
     let mut rig = Rig::new();

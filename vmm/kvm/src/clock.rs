@@ -53,7 +53,7 @@ impl HostClock {
 mod tests {
     use super::*;
 
-    // covers: 6/clock-unstable
+    // covers: clock/unstable
     #[test]
     fn a_tsc_that_linux_gave_up_is_no_clocksource() {
         assert!(no_tsc_among("kvm-clock hpet acpi_pm\n"));

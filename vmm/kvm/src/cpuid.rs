@@ -210,7 +210,7 @@ mod tests {
         rows
     }
 
-    // covers: 6/cpuid-narrowed, 6/kvm-deadline
+    // covers: cpu/cpuid-narrowed, kvm/deadline
     #[test]
     fn a_guest_gets_what_model_host_and_units_have() {
         let absent = Resolution::default();
@@ -262,7 +262,7 @@ mod tests {
         assert!(!features.rdt_m() && !features.ds());
     }
 
-    // covers: 6/host-pmu-cpuid
+    // covers: host-units/pmu-cpuid
     #[test]
     fn a_guest_with_kvms_counters_has_what_kvm_has_of_them() {
         let absent = Resolution::default();
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(of(absent, &rows).cpuid(0xa, 0), [0; 4]);
     }
 
-    // covers: 6/cpuid-narrowed
+    // covers: cpu/cpuid-narrowed
     #[test]
     fn every_narrowing_has_its_reason() {
         let lost = narrowings(
@@ -328,7 +328,7 @@ mod tests {
         assert!(lost.iter().any(|(f, why)| *f == Pku && why.contains("XSAVE")));
     }
 
-    // covers: 6/resolution
+    // covers: units/resolution
     #[test]
     fn the_software_engine_loses_only_units_that_are_off() {
         let units = Resolution {
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(model.tsc_khz, SAPPHIRERAPIDS.tsc_khz);
     }
 
-    // covers: 6/cpuid-narrowed
+    // covers: cpu/cpuid-narrowed
     #[test]
     fn each_cpu_has_its_own_ids() {
         let place = topology::Place { cpu: 3, cpus: 4 };

@@ -277,7 +277,7 @@ pub fn measure(kvm: &Kvm) -> io::Result<Kinds> {
 mod tests {
     use super::*;
 
-    // covers: 8/kvm-points
+    // covers: kvm/points
     #[test]
     fn the_registers_hold_what_was_asked_for() {
         use Watched::*;
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(registers(&points[..1])[7], 0x2402);
     }
 
-    // covers: 8/kvm-points
+    // covers: kvm/points
     #[test]
     fn dr6_says_whose_exception_it_is() {
         let hit = |points, guest_steps| Hit { points, guest_steps };

@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    // covers: 6/host-pt-probe
+    // covers: host-units/pt-probe
     #[test]
     fn a_host_gives_its_intel_pt_or_says_why_not() {
         assert_eq!(pt().lacks(), None);
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    // covers: 6/host-pmu-probe
+    // covers: host-units/pmu-probe
     #[test]
     fn kvm_gives_counters_pebs_and_branch_records_or_says_why_not() {
         let host = pmu();
@@ -286,7 +286,7 @@ mod tests {
         assert!(amd.lacks_lbr().unwrap().contains("another vendor's"));
     }
 
-    // covers: 6/host-pmu-cpuid
+    // covers: host-units/pmu-cpuid
     #[test]
     fn a_guest_has_the_counters_that_both_have() {
         let host = pmu();

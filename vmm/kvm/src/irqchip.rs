@@ -162,7 +162,7 @@ mod tests {
 
     const NATIVE: fn() -> Result<String, String> = || Ok("fast".into());
 
-    // covers: 6/irqchip-choice
+    // covers: kvm/irqchip-choice
     #[test]
     fn this_programs_are_taken_unless_kvms_are_wished_for() {
         let base = Wanted::default();
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    // covers: 6/host-pmu-irqchip
+    // covers: host-units/pmu-irqchip
     #[test]
     fn kvms_counters_imply_kvms_controllers_and_a_hosts_trace_this_programs() {
         let base = Wanted::default();
@@ -255,7 +255,7 @@ mod tests {
         );
     }
 
-    // covers: 6/irqchip-choice
+    // covers: kvm/irqchip-choice
     #[test]
     fn a_wish_for_kvms_is_met_or_refused_with_the_reason() {
         let base = Wanted {

@@ -195,7 +195,7 @@ impl Lines for KernelLines {
 mod tests {
     use super::*;
 
-    // covers: 6/irqchip-kvm-lines
+    // covers: kvm/irqchip-kvm-lines
     #[test]
     fn every_line_has_its_pins_and_the_timer_is_on_pin_2() {
         let routes = routes();

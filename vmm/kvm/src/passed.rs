@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    // covers: 6/host-pmu-msrs
+    // covers: host-units/pmu-msrs
     #[test]
     fn only_what_is_the_hosts_stays_in_kvm() {
         let absent = Resolution::default();

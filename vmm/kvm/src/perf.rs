@@ -307,7 +307,7 @@ impl Tracer for Event {
 mod tests {
     use super::*;
 
-    // covers: 6/host-pt-perf
+    // covers: host-units/pt-perf
     #[test]
     fn what_perf_refuses_for_has_its_line() {
         for (errno, says) in [
@@ -320,7 +320,7 @@ mod tests {
         }
     }
 
-    // covers: 6/host-pt-perf
+    // covers: host-units/pt-perf
     #[test]
     fn records_of_the_kernels_tell_what_is_lost() {
         let record = |kind: u32, flags: u64| {
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(aux_flags(&[11, 0, 0, 0, 0, 0, 0, 0]), 0);
     }
 
-    // covers: 6/host-pt-perf
+    // covers: host-units/pt-perf
     #[test]
     fn bytes_that_go_round_the_end_of_a_mapping_come_in_order() {
         let file = vmm_sys_util::tempfile::TempFile::new().unwrap().into_file();
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!((bytes.len(), bytes[0], bytes[PAGE - 1]), (PAGE, 1, 1));
     }
 
-    // covers: 6/host-pt-perf
+    // covers: host-units/pt-perf
     #[test]
     fn a_host_without_intel_pt_says_so() {
         match Perf::here() {

@@ -466,7 +466,7 @@ mod tests {
         seen
     }
 
-    // covers: 6/host-pt-probe, 6/host-pmu-probe
+    // covers: host-units/pt-probe, host-units/pmu-probe
     #[test]
     fn a_host_that_has_them_offers_its_own() {
         let why = |seen: &Seen, unit: &str| row(&rows(seen), unit).why.clone();
@@ -495,7 +495,7 @@ mod tests {
         assert!(text(&nested).contains("itself a guest"));
     }
 
-    // covers: 6/resolution, 6/host-pmu-probe
+    // covers: units/resolution, host-units/pmu-probe
     #[test]
     fn wishes_for_the_hosts_units_go_together_or_are_refused() {
         let host = traits(&generous(0x7c05, false));
@@ -542,7 +542,7 @@ mod tests {
         rows.iter().find(|row| row.unit == unit).unwrap()
     }
 
-    // covers: 6/probe
+    // covers: kvm/probe
     #[test]
     fn hosts_of_every_kind_get_their_reasons() {
         for (seen, why) in [
@@ -570,7 +570,7 @@ mod tests {
         }
     }
 
-    // covers: 6/probe
+    // covers: kvm/probe
     #[test]
     fn a_kvm_that_is_none_or_interprets_leaves_auto_with_the_software_engine() {
         let mut seen = host("GenuineIntel", "kvm_pvm", None);
@@ -594,7 +594,7 @@ mod tests {
         }
     }
 
-    // covers: 6/guest-debug-probe
+    // covers: linux-guest/debug-probe
     #[test]
     fn what_a_debugger_gets_is_told() {
         let intel = Kinds {
@@ -635,7 +635,7 @@ mod tests {
         assert!(json(&host("GenuineIntel", "kvm_intel", None)).contains("\"guest_debug\":{\"Ok\":{"));
     }
 
-    // covers: 6/resolution
+    // covers: units/resolution
     #[test]
     fn a_wish_is_met_or_refused_with_the_reason() {
         let host = traits(&host("GenuineIntel", "kvm_intel", None));
@@ -685,7 +685,7 @@ mod tests {
         }
     }
 
-    // covers: 6/probe
+    // covers: kvm/probe
     #[test]
     fn json_says_the_same() {
         let seen = host("AuthenticAMD", "kvm_amd", None);

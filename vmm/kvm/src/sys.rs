@@ -414,7 +414,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    // covers: 6/kvm-fails-mid-run
+    // covers: kvm/fails-mid-run
     #[test]
     fn what_kvm_fails_with_has_its_name() {
         for (reason, detail, says) in [

@@ -165,7 +165,7 @@ impl Timers {
 mod tests {
     use super::*;
 
-    // covers: 6/irqchip-kvm-pause
+    // covers: kvm/irqchip-kvm-pause
     #[test]
     fn what_a_timer_has_left_goes_by_its_mode() {
         let state = |entry: u32, initial: u32, current: u32| {
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    // covers: 6/irqchip-kvm-ends
+    // covers: kvm/irqchip-kvm-ends
     #[test]
     fn an_interval_timer_counts_until_its_end_or_for_ever() {
         let channel = |mode| kvm_pit_channel_state {

@@ -218,7 +218,7 @@ mod tests {
         RtitCtl::new().with_os(true).with_user(true).with_branch_en(true)
     }
 
-    // covers: 6/host-pt-perf
+    // covers: host-units/pt-perf
     #[test]
     fn what_perf_says_of_itself_decides_what_it_is_asked_for() {
         let pt = read(&[]).unwrap();
@@ -256,7 +256,7 @@ mod tests {
         assert!(!moved.served(&caps).takes(both_rings().with_tsc_en(true), &caps));
     }
 
-    // covers: 6/host-pt-perf
+    // covers: host-units/pt-perf
     #[test]
     fn a_perf_without_it_is_told() {
         let error = IntelPt::read(Path::new("/nonexistent")).unwrap_err();
@@ -265,7 +265,7 @@ mod tests {
         assert!(error.contains("before 4.13"), "{error}");
     }
 
-    // covers: 6/host-pt-perf
+    // covers: host-units/pt-perf
     #[test]
     fn ranges_are_filters() {
         let ranges = [(0x1000, 0x1fff), (0xffff_ffff_8100_0000, 0xffff_ffff_8100_0000)];

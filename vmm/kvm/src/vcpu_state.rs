@@ -422,7 +422,7 @@ mod tests {
         state
     }
 
-    // covers: 6/handover-state
+    // covers: kvm/handover-state
     #[test]
     fn a_state_goes_to_kvm_and_comes_back_whole() {
         for model in [&WESTMERE, &HASWELL, &SAPPHIRERAPIDS] {
@@ -445,7 +445,7 @@ mod tests {
         }
     }
 
-    // covers: 6/handover-state
+    // covers: kvm/handover-state
     #[test]
     fn components_in_their_initial_configuration_have_no_bytes() {
         let mut vcpu = Vcpu::default();
@@ -457,7 +457,7 @@ mod tests {
         assert_eq!(fpu.mxcsr, 0x9f80, "MXCSR is loaded all the same");
     }
 
-    // covers: 6/handover-events
+    // covers: kvm/handover-events
     #[test]
     fn an_event_under_way_is_begun_anew_unless_an_instruction_does_so() {
         let event = |f: &dyn Fn(&mut kvm_vcpu_events)| {
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(nmi.map(|e| (e.vector, e.source)), Some((2, Source::Nmi)));
     }
 
-    // covers: 6/kvm-nmi
+    // covers: kvm/nmi
     #[test]
     fn an_nmi_that_left_kvm_does_not_wait_there_as_well() {
         let mut vcpu = Vcpu::default();
@@ -498,7 +498,7 @@ mod tests {
         assert_eq!((vcpu.events.nmi.pending, says), (0, true));
     }
 
-    // covers: 6/handover-state
+    // covers: kvm/handover-state
     #[test]
     fn what_kvm_has_no_place_for_keeps_a_cpu_in_the_engine() {
         let mut state = state(&HASWELL);

@@ -287,7 +287,7 @@ mod tests {
         (memory, fadt, madt)
     }
 
-    // covers: 2/acpi-tables
+    // covers: loader/acpi-tables
     #[test]
     fn the_root_pointer_leads_to_whole_tables() {
         let (memory, fadt, madt) = machine();
@@ -309,7 +309,7 @@ mod tests {
         assert!(ranges.iter().all(|r| r.start >= BIOS_START && r.end <= 0x10_0000));
     }
 
-    // covers: 2/acpi-fadt
+    // covers: loader/acpi-fadt
     #[test]
     fn the_fadt_has_power_off_reset_and_the_timer() {
         let (_, fadt, _) = machine();
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(quad(&fadt, 212), 0x608, "X_PM_TMR_BLK's address");
     }
 
-    // covers: 2/acpi-madt
+    // covers: loader/acpi-madt
     #[test]
     fn the_madt_has_the_interrupt_controllers() {
         let (_, _, madt) = machine();
@@ -364,7 +364,7 @@ mod tests {
         );
     }
 
-    // covers: 2/acpi-dsdt
+    // covers: loader/acpi-dsdt
     #[test]
     fn the_dsdt_has_soft_off_and_the_legacy_devices() {
         let (memory, fadt, _) = machine();
@@ -381,7 +381,7 @@ mod tests {
         assert!(has(&[0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8, 0x22, 0x10, 0, 0x79]));
     }
 
-    // covers: 3/devices-virtio-acpi
+    // covers: devices/virtio-acpi
     #[test]
     fn the_dsdt_has_what_this_machine_has() {
         let with = |com2: bool, virtio: u8| {

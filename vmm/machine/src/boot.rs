@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use x86::model::WESTMERE;
 
-    // covers: 2/loader-bzimage
+    // covers: loader/bzimage
     #[test]
     fn linux_is_entered_in_64_bit_mode() {
         let entry = Entry::Linux64 {
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(state.gdtr, Table { base: 0x500, limit: 31 });
     }
 
-    // covers: 3/loader-pvh, 3/loader-bzimage-32
+    // covers: loader/pvh, loader/bzimage-32
     #[test]
     fn pvh_and_32_bit_linux_kernels_are_entered_in_flat_32_bit_protected_mode() {
         let pvh = Entry::Pvh {
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    // covers: 2/loader-multiboot
+    // covers: loader/multiboot
     #[test]
     fn multiboot_kernels_are_entered_in_flat_32_bit_protected_mode() {
         let state = state(

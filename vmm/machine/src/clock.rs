@@ -77,7 +77,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    // covers: 6/clock
+    // covers: kvm/clock
     #[test]
     fn the_hosts_counter_moves_it_forward_only() {
         let mut clock = Clock::new(2_000_000);
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(clock.ticks(1010), 9000);
     }
 
-    // covers: 2/cli-clock, 2/clock-exact
+    // covers: cli/clock, clock/exact
     #[test]
     fn conversions_are_exact_and_agree() {
         for khz in [1, 999_999, 1_000_000, 2_666_000, 3_000_001, u32::MAX] {

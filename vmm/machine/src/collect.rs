@@ -584,7 +584,7 @@ mod tests {
         bytes
     }
 
-    // covers: 3/collect
+    // covers: cli/collect-machine
     #[test]
     fn an_archive_becomes_files() {
         let folder = Folder::new("files");
@@ -612,7 +612,7 @@ mod tests {
         );
     }
 
-    // covers: 3/collect
+    // covers: cli/collect-machine
     #[test]
     fn names_that_share_their_contents_get_them() {
         let folder = Folder::new("links");
@@ -630,7 +630,7 @@ mod tests {
         ]);
     }
 
-    // covers: 3/bad-input-collect-escape
+    // covers: bad-input/collect-escape
     #[test]
     fn nothing_reaches_beyond_the_folder() {
         let folder = Folder::new("escape");
@@ -671,7 +671,7 @@ mod tests {
         assert!(folder.0.join("in/link").is_symlink() && folder.0.join("in/dangling").is_symlink());
     }
 
-    // covers: 3/collect
+    // covers: cli/collect-machine
     #[test]
     fn a_file_of_the_hosts_is_never_replaced() {
         let folder = Folder::new("replace");
@@ -694,7 +694,7 @@ mod tests {
         folder.has(&[("in/late", "precious"), ("in/mine", "precious"), ("in/theirs", "4")]);
     }
 
-    // covers: 3/collect
+    // covers: cli/collect-machine
     #[test]
     fn a_stream_that_ends_early_leaves_what_was_whole() {
         let whole = archive(&[("first", "1111"), ("second", "2222")]);
@@ -712,7 +712,7 @@ mod tests {
         }
     }
 
-    // covers: 3/bad-input-collect-flood
+    // covers: bad-input/collect-flood
     #[test]
     fn a_flood_is_bounded() {
         let folder = Folder::new("flood");
@@ -741,7 +741,7 @@ mod tests {
         assert_eq!(receive("huge", &huge), 0);
     }
 
-    // covers: 3/bad-input-collect-damaged
+    // covers: bad-input/collect-damaged
     #[test]
     fn after_damage_the_next_archive_counts() {
         let good = archive(&[("good", "1")]);
@@ -773,7 +773,7 @@ mod tests {
         assert!(folder.files().iter().all(|(name, _)| name == "in/text"));
     }
 
-    // covers: 3/bad-input-collect-folder
+    // covers: bad-input/collect-folder
     #[test]
     fn a_folder_that_cannot_be_used_is_refused() {
         let folder = Folder::new("open");

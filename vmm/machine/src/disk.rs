@@ -428,7 +428,7 @@ mod tests {
         (0..count * 512).map(|i| (i / 512 + i) as u8).collect()
     }
 
-    // covers: 3/devices-virtio-blk
+    // covers: devices/virtio-blk
     #[test]
     fn what_is_written_is_in_the_file() {
         let image = Image::new(&sectors(64));
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(bytes, expected[512..512 + 16384]);
     }
 
-    // covers: 3/devices-virtio-blk-overlay-readonly
+    // covers: devices/virtio-blk-overlay-readonly
     #[test]
     fn an_overlay_behaves_as_the_file_would_and_leaves_it_alone() {
         // 62 sectors and a half: the last one is a partial one.
@@ -486,7 +486,7 @@ mod tests {
         assert_eq!(image.bytes(), &sectors(64)[..32_000]);
     }
 
-    // covers: 8/reverse-disks
+    // covers: reverse/disks
     #[test]
     fn an_overlay_goes_back_to_what_it_held_and_forgets_what_nobody_keeps() {
         let image = Image::new(&sectors(64));
@@ -530,7 +530,7 @@ mod tests {
         assert!(image.open(DiskMode::ReadOnly).unwrap().overlay().is_none());
     }
 
-    // covers: 3/devices-virtio-blk-overlay-readonly
+    // covers: devices/virtio-blk-overlay-readonly
     #[test]
     fn a_readonly_disk_is_opened_for_reading_only() {
         let image = Image::new(b"a tar file, or whatever");
@@ -548,7 +548,7 @@ mod tests {
         assert_eq!(image.bytes(), b"a tar file, or whatever");
     }
 
-    // covers: 3/bad-input-disk-in-use
+    // covers: bad-input/disk-in-use
     #[test]
     fn a_writer_has_a_file_alone_and_readers_share_it() {
         use DiskMode::{Overlay, ReadOnly, ReadWrite};
@@ -572,7 +572,7 @@ mod tests {
         }
     }
 
-    // covers: 3/bad-input-disk-shrinks
+    // covers: bad-input/disk-shrinks
     #[test]
     fn a_file_that_shrinks_is_an_error_and_does_not_grow_again() {
         let image = Image::new(&sectors(16));

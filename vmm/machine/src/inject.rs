@@ -236,7 +236,7 @@ mod tests {
         error.to_string()
     }
 
-    // covers: 3/inject
+    // covers: cli/inject-machine
     #[test]
     fn a_tree_is_packed_in_the_order_of_its_names() {
         let folder = Folder::new("order");
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(append(None, injection.archive.clone()), injection.archive);
     }
 
-    // covers: 3/inject
+    // covers: cli/inject-machine
     #[test]
     fn an_init_at_the_top_is_run_first() {
         let folder = Folder::new("hook");
@@ -285,7 +285,7 @@ mod tests {
         assert!(refusal(&folder.0, LIMIT).contains("init: is not executable"));
     }
 
-    // covers: 3/bad-input-inject
+    // covers: bad-input/inject
     #[test]
     fn what_cannot_be_injected_is_refused() {
         let folder = Folder::new("bad");

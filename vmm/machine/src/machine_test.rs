@@ -18,7 +18,7 @@ fn machine() -> Machine {
     )
 }
 
-// covers: 2/devices-unclaimed
+// covers: devices/unclaimed
 #[test]
 fn unclaimed_ports_and_addresses_read_all_ones() {
     let mut machine = machine();
@@ -39,7 +39,7 @@ fn unclaimed_ports_and_addresses_read_all_ones() {
     );
 }
 
-// covers: 2/cpu-msr
+// covers: cpu/msr
 #[test]
 fn msrs_come_from_the_apic_the_model_or_fault() {
     const GP: MsrFault = MsrFault::GeneralProtection;
@@ -70,7 +70,7 @@ fn msrs_come_from_the_apic_the_model_or_fault() {
     }
 }
 
-// covers: 2/cpu-msr
+// covers: cpu/msr
 #[test]
 fn the_tsc_counts_steps_from_where_it_was_set() {
     let mut machine = machine();
@@ -83,7 +83,7 @@ fn the_tsc_counts_steps_from_where_it_was_set() {
     assert_eq!(machine.cpu(0).tsc(1010), 15 + microsecond, "what a port access takes");
 }
 
-// covers: 4/tsc-low-half
+// covers: tsc/low-half
 #[test]
 fn the_oldest_parts_write_half_of_the_tsc() {
     for (model, reads) in [
@@ -101,7 +101,7 @@ fn the_oldest_parts_write_half_of_the_tsc() {
     }
 }
 
-// covers: 4/tsc-offset
+// covers: tsc/offset
 #[test]
 fn an_offset_of_the_hosts_is_no_adjustment_of_the_guests() {
     let memory = Memory::new(2 << 20).unwrap();
@@ -121,7 +121,7 @@ fn an_offset_of_the_hosts_is_no_adjustment_of_the_guests() {
     }
 }
 
-// covers: 2/cpu-cpuid
+// covers: cpu/cpuid
 #[test]
 fn cpuid_is_the_models_with_the_apics_state() {
     let mut machine = machine();
@@ -172,7 +172,7 @@ fn the_state_goes_out_and_comes_back() {
     }
 }
 
-// covers: 4/rdt-occupancy
+// covers: rdt/occupancy
 #[test]
 fn the_caches_are_modelled_from_the_first_association_on() {
     let new = || {
@@ -203,7 +203,7 @@ fn the_caches_are_modelled_from_the_first_association_on() {
     assert_eq!(b.state(), new().state());
 }
 
-// covers: 2/loader-acpi-power
+// covers: loader/acpi-power
 #[test]
 fn what_the_tables_say_powers_off_and_resets() {
     let mut machine = machine();

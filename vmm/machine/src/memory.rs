@@ -225,7 +225,7 @@ impl Digest {
 mod tests {
     use super::*;
 
-    // covers: 2/memory-layout
+    // covers: memory/layout
     #[test]
     fn ram_has_a_hole_from_3_to_4_gib() {
         for (size, low, high) in [
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    // covers: 2/memory-as-touched
+    // covers: memory/as-touched
     #[test]
     fn ram_costs_what_is_touched() {
         let resident = || -> u64 {

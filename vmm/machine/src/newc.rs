@@ -125,7 +125,7 @@ mod tests {
         archive
     }
 
-    // covers: 2/setup-demo
+    // covers: suite/demo
     #[test]
     fn entries_come_back_as_they_went_in() {
         let bytes = sample().finish();

@@ -171,7 +171,7 @@ mod tests {
         machine
     }
 
-    // covers: 3/devices-virtio-mmio
+    // covers: devices/virtio-mmio
     #[test]
     fn each_device_has_a_page_and_the_rest_is_empty() {
         let mut machine = machine(2);
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    // covers: 3/bad-input-disk-too-many
+    // covers: bad-input/disk-too-many
     #[test]
     fn the_pages_are_used_up_at_some_point() {
         let mut machine = machine(SLOTS - 1);
@@ -194,7 +194,7 @@ mod tests {
         assert!(address(SLOTS - 1) + SLOT <= 0xfec0_0000, "below the IOAPIC");
     }
 
-    // covers: 3/devices-virtio-mmio
+    // covers: devices/virtio-mmio
     #[test]
     fn devices_that_share_a_pin_keep_it_up_until_all_are_silent() {
         let mut virtio = Virtio::new(0);
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(set(second, 0x064, 3), Some((gsi(first), false)));
     }
 
-    // covers: 3/devices-virtio-state
+    // covers: devices/virtio-state
     #[test]
     fn a_machine_s_state_has_its_devices() {
         let mut a = machine(1);

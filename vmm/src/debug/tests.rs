@@ -60,7 +60,7 @@ fn plain(code: &[u8]) -> (u64, u64) {
     (vm.digest(), vm.steps())
 }
 
-// covers: 8/breakpoints
+// covers: debug/breakpoints
 #[test]
 fn breakpoints_have_no_limit_and_leave_no_trace() {
     let (mut vm, mut console) = vm(&LOOP);
@@ -88,7 +88,7 @@ fn breakpoints_have_no_limit_and_leave_no_trace() {
     assert_eq!((vm.digest(), vm.steps()), plain(&LOOP));
 }
 
-// covers: 8/watchpoints
+// covers: debug/watchpoints
 #[test]
 fn watchpoints_stop_after_the_access_that_touches_them() {
     // mov edi, DATA; mov al, [edi+3]; mov [edi+3], al; inc dword [edi+4]; mov ecx, 8; rep stosb; out F4H, al
@@ -128,7 +128,7 @@ fn watchpoints_stop_after_the_access_that_touches_them() {
     assert!(Watchpoint::new(u64::MAX, 1, Access).is_some() && Watchpoint::new(0, u64::MAX, Access).is_some());
 }
 
-// covers: 8/step
+// covers: debug/step
 #[test]
 fn a_step_is_an_instruction_an_iteration_or_an_event() {
     // mov ecx, 2; rep stosb; int 40H, which the empty IDT makes a triple fault
@@ -148,7 +148,7 @@ fn a_step_is_an_instruction_an_iteration_or_an_event() {
     ));
 }
 
-// covers: 8/step
+// covers: debug/step
 #[test]
 fn steps_leave_no_trace() {
     let (mut vm, mut console) = vm(&LOOP);
@@ -173,7 +173,7 @@ fn steps_leave_no_trace() {
     assert_eq!((vm.digest(), vm.steps()), plain(&LOOP));
 }
 
-// covers: 8/catch
+// covers: debug/catch
 #[test]
 fn exceptions_are_caught_at_their_handlers() {
     const HANDLER: u32 = START as u32 + 0x40;
@@ -213,7 +213,7 @@ fn exceptions_are_caught_at_their_handlers() {
     assert!(vm.debugger().catches().is_empty());
 }
 
-// covers: 8/debug-change
+// covers: debug/change
 #[test]
 fn registers_and_code_are_changed_under_way() {
     let (mut vm, mut console) = vm(&LOOP);
@@ -237,7 +237,7 @@ fn registers_and_code_are_changed_under_way() {
     assert!(vm.set_cpu_state(1, &state).is_err() && vm.write_physical(u64::MAX, &[1, 2]).is_err());
 }
 
-// covers: 8/debug-ask
+// covers: debug/ask
 #[test]
 fn a_machine_stops_when_it_is_asked_to() {
     // jmp $

@@ -3,7 +3,7 @@
 use super::*;
 use x86::model::WESTMERE;
 
-// covers: 2/bad-input-host
+// covers: bad-input/host
 #[test]
 fn a_model_that_the_host_cannot_execute_is_refused_in_one_line() {
     let error = host_lacks(&WESTMERE, &HostLacks(vec!["SSE4.2", "AES"]));

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::serial_line::SerialLine;
 
-    // covers: 8/reverse-output
+    // covers: reverse/output
     #[test]
     fn what_was_sent_before_is_not_sent_twice() {
         let line = SerialLine::default();

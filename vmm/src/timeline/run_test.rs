@@ -32,7 +32,7 @@ fn vm(code: &[u8], config: impl FnOnce(&mut MachineConfig)) -> (Run, Console) {
     (vm, console)
 }
 
-// covers: 2/determinism
+// covers: determinism/repeats
 #[test]
 fn a_run_repeats_and_may_be_stopped_in_between() {
     // mov eax, 1; again: lea ecx, [ecx + eax*2]; mov [ecx + 200000H], eax; jmp again
@@ -60,7 +60,7 @@ fn a_run_repeats_and_may_be_stopped_in_between() {
     assert_eq!((vm.digest(), vm.cpu_state(0)), whole);
 }
 
-// covers: 3/library-run-step-inspect
+// covers: library/run-step-inspect
 #[test]
 fn a_machine_is_run_step_by_step_and_looked_at() {
     // mov eax, 1; again: inc eax; mov [200000H], eax; cmp eax, 5; jne again; mov al, 0; out F4H, al

@@ -365,7 +365,7 @@ mod tests {
         }
     }
 
-    // covers: 8/replay-bad-input
+    // covers: reverse/replay-bad-input
     #[test]
     fn a_log_is_read_up_to_where_it_breaks_off_and_not_where_it_is_damaged() {
         let whole = "[1,1,\"input\",\"6162\"]\n[1,5,\"check\",\"00ff\"]\n[9,9,\"host\",\"SIGTERM\"]\n";

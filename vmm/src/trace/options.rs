@@ -225,7 +225,7 @@ mod tests {
         line.arguments.options().map_err(|error| error.to_string())
     }
 
-    // covers: 5/trace-options
+    // covers: trace/options
     #[test]
     fn options_reach_the_recorder_and_bad_ones_are_told() {
         assert_eq!(options(&[]), Ok(None));

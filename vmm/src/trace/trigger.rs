@@ -131,7 +131,7 @@ impl When {
 mod tests {
     use super::*;
 
-    // covers: 5/trace-triggers
+    // covers: trace/triggers
     #[test]
     fn what_is_waited_for_is_read_and_said_again() {
         for (text, when) in [

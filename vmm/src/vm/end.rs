@@ -163,8 +163,8 @@ mod tests {
     use crate::error::Error;
     use std::io;
 
-    // covers: 2/exit-6
-    // covers: 2/exit-status-codes
+    // covers: exit-status/6
+    // covers: exit-status/status-codes
     #[test]
     fn every_end_has_its_status() {
         let replayed = |reason: &str, broken| End::Replayed {

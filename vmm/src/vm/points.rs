@@ -226,7 +226,7 @@ mod tests {
         debugger
     }
 
-    // covers: 8/kvm-points
+    // covers: kvm/points
     #[test]
     fn up_to_four_points_that_the_processor_has_are_its_own() {
         use WatchKind::*;
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(plan(&catches, ALL), Ok(Vec::new()));
     }
 
-    // covers: 8/kvm-points
+    // covers: kvm/points
     #[test]
     fn what_a_kvm_does_not_deliver_is_the_engines() {
         let data = debugger(&[1], &[(8, 8, WatchKind::Write)]);
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    // covers: 8/kvm-points
+    // covers: kvm/points
     #[test]
     fn what_several_cpus_meet_at_once_is_told_one_by_one() {
         let mut vm = machine();
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(vm.met(&points, &[]), None);
     }
 
-    // covers: 8/kvm-points-own
+    // covers: kvm/points-own
     #[test]
     fn the_guests_own_breakpoint_comes_before_the_hosts() {
         let mut vm = machine();
@@ -411,7 +411,7 @@ mod tests {
         assert!(meets(0x1_0401, 2), "its own watches stores");
     }
 
-    // covers: 8/kvm-points-own
+    // covers: kvm/points-own
     #[test]
     fn a_guest_with_breakpoints_of_its_own_is_the_engines_unless_kvm_looks_at_both() {
         let mut vm = machine();

@@ -21,7 +21,7 @@ fn image() -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-// covers: 2/cli-clock
+// covers: cli/clock
 #[test]
 fn paced_time_catches_up_without_losing_ticks() {
     const SECOND: u64 = 1_000_000_000;

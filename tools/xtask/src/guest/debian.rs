@@ -308,7 +308,7 @@ pub fn busybox(stage: &Stage, to: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    // covers: 2/setup-demo
+    // covers: suite/demo
     #[test]
     fn the_newest_cloud_kernel_is_chosen_by_number() {
         for (text, kernel) in [
@@ -332,7 +332,7 @@ mod tests {
         }
     }
 
-    // covers: 5/guest-tools
+    // covers: linux-guest/tools
     #[test]
     fn a_program_s_libraries_are_followed_and_nothing_else() {
         let text = "linux-perf\n  Depends: libdw1\n  Depends: zlib1g\n  Depends: <perl:any>\n    perl\nperl\n  Depends: libdb5.3\n\

@@ -238,7 +238,7 @@ fn sample() -> Vec<u8> {
 mod tests {
     use super::*;
 
-    // covers: 2/setup-demo
+    // covers: suite/demo
     #[test]
     fn the_initramfs_has_what_the_kernel_and_the_scripts_need() {
         let bytes = pack(

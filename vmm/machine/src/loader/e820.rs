@@ -71,7 +71,7 @@ pub fn usable_low(memory: &Memory) -> Vec<Range<u64>> {
 mod tests {
     use super::*;
 
-    // covers: 2/loader-e820
+    // covers: loader/e820
     #[test]
     fn the_map_is_sorted_and_its_usable_part_is_ram() {
         for size in [2 << 20, 512 << 20, 3 << 30, (3 << 30) + 4096, 9 << 30] {

@@ -16,8 +16,12 @@ use linux_loader::loader::{
     start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info},
 };
 
-use super::{Boot, Entry, Input, LoadError, RAISE, e820, initrd, le16, le32, linux, size_text, too_big};
-use crate::{loader::DEFAULT_LINUX_CMDLINE, memory::Memory};
+use super::{
+    e820,
+    image::{Boot, Entry, Input, LoadError, RAISE, le16, le32, size_text, too_big},
+    initrd, linux,
+};
+use crate::{loader::image::DEFAULT_LINUX_CMDLINE, memory::Memory};
 
 /// Where the PVH information is.
 const START_INFO: u64 = 0x6000;
@@ -437,7 +441,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    // covers: 3/loader-pvh
+    // covers: loader/pvh
     #[test]
     fn a_pvh_kernel_gets_its_start_info() {
         let memory = Memory::new(8 << 20).unwrap();
@@ -483,7 +487,7 @@ pub(crate) mod tests {
         );
     }
 
-    // covers: 3/loader-elf64
+    // covers: loader/elf64
     #[test]
     fn a_linux_kernel_without_the_note_is_entered_in_64_bit_mode() {
         let memory = Memory::new(8 << 20).unwrap();
@@ -500,7 +504,7 @@ pub(crate) mod tests {
         }
     }
 
-    // covers: 3/loader-bad-elf
+    // covers: loader/bad-elf
     #[test]
     fn bad_elf_files_are_refused_with_the_reason() {
         let memory = Memory::new(8 << 20).unwrap();

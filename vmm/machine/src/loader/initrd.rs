@@ -10,7 +10,7 @@ use miniz_oxide::inflate::{
     core::{DecompressorOxide, decompress, inflate_flags},
 };
 
-use super::{LoadError, le16, le32};
+use super::image::{LoadError, le16, le32};
 
 /// The header of one file in a newc archive: a magic and 13 numbers of eight hexadecimal digits.
 const NEWC_HEADER: usize = 110;
@@ -335,7 +335,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    // covers: 2/loader-initrd-formats
+    // covers: loader/initrd-formats
     #[test]
     fn what_linux_takes_passes() {
         let ext2 = {
@@ -376,7 +376,7 @@ pub(crate) mod tests {
         }
     }
 
-    // covers: 2/bad-input-truncated-initrd
+    // covers: bad-input/truncated-initrd
     #[test]
     fn every_truncation_of_a_walked_format_is_an_error() {
         for (whole, first, what) in [
@@ -399,7 +399,7 @@ pub(crate) mod tests {
         }
     }
 
-    // covers: 2/bad-input-foreign-initrd
+    // covers: bad-input/foreign-initrd
     #[test]
     fn what_linux_does_not_take_is_refused() {
         let mut damaged = archive();

@@ -22,9 +22,13 @@ use linux_loader::{
 };
 use vm_memory::{ByteValued, GuestAddress};
 
-use super::{Boot, Entry, Input, LoadError, RAISE, e820, initrd, le16, le32, size_text, too_big};
+use super::{
+    e820,
+    image::{Boot, Entry, Input, LoadError, RAISE, le16, le32, size_text, too_big},
+    initrd,
+};
 use crate::{
-    loader::DEFAULT_LINUX_CMDLINE,
+    loader::image::DEFAULT_LINUX_CMDLINE,
     memory::{Memory, NotRam},
 };
 
@@ -351,7 +355,7 @@ pub(crate) mod tests {
         image
     }
 
-    // covers: 3/loader-bzimage-32
+    // covers: loader/bzimage-32
     #[test]
     fn a_kernel_without_a_64_bit_entry_point_is_entered_at_its_32_bit_one() {
         let memory = Memory::new(64 << 20).unwrap();
@@ -382,7 +386,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    // covers: 2/loader-bzimage
+    // covers: loader/bzimage
     #[test]
     fn a_bzimage_lies_where_its_header_wants_and_is_entered_at_200h() {
         let memory = Memory::new(64 << 20).unwrap();
@@ -429,7 +433,7 @@ pub(crate) mod tests {
         assert_eq!(gdt[0x18 + 5] & 0xfe, 0x92);
     }
 
-    // covers: 2/loader-identity-map
+    // covers: loader/identity-map
     #[test]
     fn the_page_tables_map_4_gib_one_to_one() {
         let memory = Memory::new(64 << 20).unwrap();
@@ -444,7 +448,7 @@ pub(crate) mod tests {
         assert_eq!(entry(PAGE_TABLES, 1), 0);
     }
 
-    // covers: 2/loader-e820-zero-page
+    // covers: loader/e820-zero-page
     #[test]
     fn the_zero_page_has_the_memory_map() {
         let memory = Memory::new(5 << 30).unwrap();
@@ -460,7 +464,7 @@ pub(crate) mod tests {
         }
     }
 
-    // covers: 2/loader-initrd
+    // covers: loader/initrd
     #[test]
     fn the_initrd_lies_as_high_as_memory_and_the_kernel_allow() {
         for (size, initrd_max, padding, expected) in [
@@ -488,7 +492,7 @@ pub(crate) mod tests {
         }
     }
 
-    // covers: 2/bad-input-initrd-does-not-fit
+    // covers: bad-input/initrd-does-not-fit
     #[test]
     fn an_initrd_that_does_not_fit_is_refused() {
         let memory = Memory::new(32 << 20).unwrap();
@@ -516,8 +520,8 @@ pub(crate) mod tests {
         }
     }
 
-    // covers: 2/bad-input-kernel-does-not-fit
-    // covers: 2/bad-input-unusable-kernel
+    // covers: bad-input/kernel-does-not-fit
+    // covers: bad-input/unusable-kernel
     #[test]
     fn kernels_that_cannot_be_booted_say_why() {
         let memory = Memory::new(64 << 20).unwrap();
@@ -544,7 +548,7 @@ pub(crate) mod tests {
         load(&memory, &boot(&patched(0x1f1, &[0]))).unwrap();
     }
 
-    // covers: 2/loader-cmdline-limit
+    // covers: loader/cmdline-limit
     #[test]
     fn the_header_limits_the_command_line() {
         let memory = Memory::new(64 << 20).unwrap();
@@ -590,7 +594,7 @@ pub(crate) mod tests {
         );
     }
 
-    // covers: 2/bad-input-truncated-kernel
+    // covers: bad-input/truncated-kernel
     #[test]
     fn every_truncation_is_an_error() {
         let memory = Memory::new(64 << 20).unwrap();

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::{Boot, Entry, Input, LoadError, e820, le16, le32, place, too_big};
+use super::{
+    e820,
+    image::{Boot, Entry, Input, LoadError, le16, le32, place, too_big},
+};
 use crate::memory::Memory;
 
 /// What the header starts with.
@@ -458,7 +461,7 @@ pub(crate) mod tests {
             .to_vec()
     }
 
-    // covers: 2/loader-multiboot
+    // covers: loader/multiboot
     #[test]
     fn an_elf32_image_is_copied_its_bss_zeroed_and_the_block_describes_the_machine() {
         let memory = Memory::new(5 << 30).unwrap();
@@ -515,7 +518,7 @@ pub(crate) mod tests {
         }
     }
 
-    // covers: 2/loader-multiboot-info-placement
+    // covers: loader/multiboot-info-placement
     #[test]
     #[allow(clippy::single_range_in_vec_init, reason = "a list that may grow is meant")]
     fn block_and_module_keep_clear_of_the_first_page_and_of_the_image() {
@@ -573,7 +576,7 @@ pub(crate) mod tests {
         assert!(matches!(entry, Entry::Multiboot { eip: 0x10_0004, .. }), "{entry:x?}");
     }
 
-    // covers: 2/loader-multiboot-flat
+    // covers: loader/multiboot-flat
     #[test]
     fn a_flat_image_is_loaded_by_the_addresses_in_its_header() {
         let memory = Memory::new(4 << 20).unwrap();
@@ -590,7 +593,7 @@ pub(crate) mod tests {
         assert_eq!(memory_bytes(&memory, 0x20_0000, 44), expected);
     }
 
-    // covers: 2/bad-input-multiboot
+    // covers: bad-input/multiboot
     #[test]
     fn images_that_cannot_be_loaded_say_why() {
         let memory = Memory::new(4 << 20).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Annex, Unread};
+use super::types::{Annex, Unread};
 
 /// A stretch of code that ran without a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +117,17 @@ impl Blocks {
     }
 }
 
+/// What a client reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// Nothing is new.
+    Nothing,
+    /// Blocks, the newest first. The newest ends with the instruction that comes next; the oldest of a delta begins at 0.
+    Blocks(Vec<Block>),
+    /// Packets.
+    Packets(Vec<u8>),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,7 +137,7 @@ mod tests {
         Ok(blocks.read(annex, next)?.map(pairs))
     }
 
-    // covers: 8/btrace-delta
+    // covers: btrace/delta
     #[test]
     fn a_delta_goes_on_where_the_last_read_ended() {
         use Annex::*;
@@ -164,7 +175,7 @@ mod tests {
         assert_eq!(read(&mut blocks, Delta, 0x10), Ok(Some(vec![(0, 0x10)])));
     }
 
-    // covers: 8/btrace-events
+    // covers: btrace/events
     #[test]
     fn what_was_interrupted_has_not_run() {
         use Annex::*;

@@ -8,7 +8,11 @@ use std::sync::{
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use x86::seam::{Appetite, BranchRecord, Change, CodeSize, Effects, EventRecord, Flow, Processor, Watch};
 
-use super::{Annex, Packets, Read, Unread, blocks::Blocks, lock};
+use super::{
+    blocks::{Blocks, Read},
+    packets::Packets,
+    types::{Annex, Unread, lock},
+};
 
 /// No block is longer in bytes: what is beyond is not looked at.
 const LONGEST: u64 = 64 << 10;

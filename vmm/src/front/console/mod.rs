@@ -489,7 +489,7 @@ mod tests {
         assert_eq!(console.input(), b"");
     }
 
-    // covers: 2/devices-stdin-events
+    // covers: devices/stdin-events
     #[test]
     fn waiting_ends_when_the_time_is_up() {
         let mut console = Console::open(&SerialTarget::Buffer, &[], SerialLine::default()).unwrap();

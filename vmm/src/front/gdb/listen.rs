@@ -332,7 +332,7 @@ fn serve(mut client: Stream, shared: &Shared) {
 mod tests {
     use super::*;
 
-    // covers: 8/gdb-option
+    // covers: gdb/option
     #[test]
     fn addresses_are_loopback_unless_a_host_is_named() {
         for (text, expected) in [

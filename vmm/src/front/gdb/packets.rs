@@ -127,7 +127,7 @@ mod tests {
         bytes.iter().filter_map(|byte| framer.push(*byte)).collect()
     }
 
-    // covers: 8/gdb-packets
+    // covers: gdb/packets
     #[test]
     fn packets_come_out_of_whatever_is_around_them() {
         let packet = |body: &str| Frame::Packet(body.into());
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(frames(&frame(&long[1..])), [Frame::Packet(long[1..].to_vec())]);
     }
 
-    // covers: 8/gdb-packets
+    // covers: gdb/packets
     #[test]
     fn what_a_packet_cannot_hold_is_escaped() {
         assert_eq!(frame(b"OK"), b"$OK#9a");

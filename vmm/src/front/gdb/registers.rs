@@ -405,7 +405,7 @@ mod tests {
         }
     }
 
-    // covers: 8/gdb-registers
+    // covers: gdb/registers
     #[test]
     fn registers_are_read_and_written_by_number() {
         let all = Registers::of(&SAPPHIRERAPIDS);
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(state.rflags, FLAGS | 2);
     }
 
-    // covers: 8/gdb-registers
+    // covers: gdb/registers
     #[test]
     fn all_registers_go_out_and_come_back() {
         let memory = Memory::new(2 << 20).unwrap();
@@ -503,7 +503,7 @@ mod tests {
         0x12cf_9134_5678_ffff,
     ];
 
-    // covers: 8/gdb-control-registers
+    // covers: gdb/control-registers
     #[test]
     fn selectors_are_loaded_from_the_tables_or_refused() {
         let all = Registers::of(&SAPPHIRERAPIDS);
@@ -558,7 +558,7 @@ mod tests {
         }
     }
 
-    // covers: 8/gdb-control-registers
+    // covers: gdb/control-registers
     #[test]
     fn control_registers_take_what_the_guest_could_put_there() {
         let all = Registers::of(&SAPPHIRERAPIDS);
@@ -612,7 +612,7 @@ mod tests {
     }
 
     /// Whatever is written, the state is one of a processor: nothing panics, and refusals change nothing.
-    // covers: 8/gdb-control-registers
+    // covers: gdb/control-registers
     #[test]
     fn no_value_is_too_wild() {
         let memory = Memory::new(2 << 20).unwrap();

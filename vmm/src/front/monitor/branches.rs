@@ -236,7 +236,7 @@ pub fn bts(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
 mod tests {
     use super::*;
 
-    // covers: 8/monitor-lbr
+    // covers: monitor/lbr
     #[test]
     fn addresses_and_flags_of_each_format() {
         let kernel = 0xffff_ffff_8100_0000;

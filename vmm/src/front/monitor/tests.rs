@@ -1,7 +1,7 @@
 use super::arguments::{bits, number};
 use super::*;
 
-// covers: 8/monitor-help
+// covers: monitor/help
 #[test]
 fn commands_are_found_by_their_names_and_by_what_tells_them_apart() {
     for (word, found) in [
@@ -21,7 +21,7 @@ fn commands_are_found_by_their_names_and_by_what_tells_them_apart() {
     assert_eq!(names.len(), COMMANDS.len(), "each name is there once");
 }
 
-// covers: 8/monitor-help
+// covers: monitor/help
 #[test]
 fn numbers_and_bits() {
     for (word, value) in [
