@@ -101,8 +101,11 @@ fn leaves(prefix: &[String], tree: &str, found: &mut Vec<Vec<String>>) {
     }
 }
 
-/// The `use` items of a text: whether each is a re-export, and its paths. Second: the text without them.
-fn uses(text: &str) -> (Vec<(bool, Vec<Vec<String>>)>, String) {
+/// A `use` item: whether it is a re-export, and its paths.
+type Use = (bool, Vec<Vec<String>>);
+
+/// The `use` items of a text, and the text without them.
+fn uses(text: &str) -> (Vec<Use>, String) {
     let (mut items, mut rest, mut left) = (Vec::new(), String::new(), text);
     while let Some(at) = left.find("use ") {
         let before = &left[..at];
