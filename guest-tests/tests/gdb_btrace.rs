@@ -124,7 +124,7 @@ fn compare(said: &str, format: &str, retired: &[u64], steps: u64) {
     let instructions_end = format!("{format}-calls");
     let info = part("info", &format!("{format}-instructions"));
     // What the monitor says comes beside the rest.
-    assert!(said.contains(&format!("running: {steps} steps")), "{steps}: {said}");
+    assert!(said.contains(&format!("paused: {steps} steps")), "{steps}: {said}");
     let count = retired.len();
     assert!(
         info.contains(&format!("Recorded {count} instructions in ")) && info.contains("(0 gaps)"),
@@ -369,7 +369,7 @@ fn each_cpu_has_a_history_of_its_own() {
             .replace("{format}", format);
         let said = guest.gdb(&script);
         guest.finish();
-        assert!(said.contains(&format!("running: {total} steps")), "{total}: {said}");
+        assert!(said.contains(&format!("paused: {total} steps")), "{total}: {said}");
         let mut last = 0;
         let parts = [("one", "two"), ("two", "three"), ("three", "back")];
         for ((log, count), (name, next)) in logs.iter().zip(counts).zip(parts) {
