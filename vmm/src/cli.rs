@@ -25,11 +25,12 @@ use crate::{
     parse::*,
     replay_options,
     trace::command::TraceCommand,
+    unit_options::UnitOptions,
 };
 use kvm::{
     irqchip::Irqchip,
     probe,
-    units::{Wish, Wishes},
+    units::{Unit, UnitRequest},
 };
 
 /// The command line as clap sees it.
@@ -75,31 +76,8 @@ pub struct Cli {
     /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature [default: westmere]
     #[arg(long, visible_alias = "cpu", value_name = "NAME")]
     cpu_model: Option<String>,
-    /// Give the guest Intel PT: without --cpu-model that is sapphirerapids, otherwise the model must have it. On KVM `emulated` (as
-    /// `--pt` alone) is this program's unit; `host` the host's hardware; `off` takes it away
-    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "emulated")]
-    pt: Option<Wish>,
-    /// Breakpoints: on KVM the host's
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    dr: Option<Wish>,
-    /// Last-branch records, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    lbr: Option<Wish>,
-    /// Branch trace store, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    bts: Option<Wish>,
-    /// Event-based sampling, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    pebs: Option<Wish>,
-    /// Performance counters, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    pmu: Option<Wish>,
-    /// Resource director, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    rdt: Option<Wish>,
-    /// Time-stamp counter: on KVM the host's, with an offset
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    tsc: Option<Wish>,
+    #[command(flatten)]
+    units: UnitOptions,
     /// Frequency of the time-stamp counter [default: the model's]; CPUID leaves 15H and 16H say the same
     #[arg(long, value_name = "N", value_parser = parse_khz, allow_negative_numbers = true)]
     tsc_khz: Option<u32>,
@@ -269,17 +247,8 @@ where
         (Some(RtcBase::Now), _) | (None, ClockMode::Paced) => now(),
         (None, ClockMode::Virtual) => VIRTUAL_RTC_BASE,
     };
-    let units = Wishes {
-        dr: cli.dr,
-        lbr: cli.lbr,
-        bts: cli.bts,
-        pebs: cli.pebs,
-        pmu: cli.pmu,
-        pt: cli.pt,
-        tsc: cli.tsc,
-        rdt: cli.rdt,
-    };
-    let wants_pt = cli.pt.is_some_and(|wish| wish != Wish::Off);
+    let units = cli.units.0;
+    let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
     let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt)?;
     if let Some(khz) = cli.tsc_khz {
         let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));

@@ -120,7 +120,7 @@ pub struct MachineConfig {
     /// is a host's offset, which no guest sees.
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
-    pub units: kvm::units::Wishes,
+    pub units: kvm::units::UnitRequests,
     /// Units that have not run on the hardware they are for may be wished for, too.
     pub experimental: bool,
     /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
@@ -174,7 +174,7 @@ impl MachineConfig {
             cpus: 1,
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
-            units: kvm::units::Wishes::default(),
+            units: kvm::units::UnitRequests::default(),
             experimental: false,
             host_trace: None,
             engine: EngineChoice::Soft,

@@ -67,6 +67,7 @@ pub mod signals;
 pub mod symbols;
 pub mod timeline;
 pub mod trace;
+mod unit_options;
 pub mod vm;
 
 pub use config::{MachineConfig, SerialTarget};
