@@ -11,7 +11,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy};
-use crate::cpuid::Features;
 use crate::ds::DsCaps;
 use crate::msr::*;
 use crate::{debugctl, lbr};
@@ -26,26 +25,19 @@ pub const NETBURST: CpuModel = CpuModel {
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::NETBURST),
-
         lbr: Some(lbr::netburst(SILICON[1].regs[0])),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
             // Its own way of sampling is absent by decision.
             pebs: None,
         }),
-
-        pmu: None,
-
-        pt: None,
-    },
+..UnitCaps::NONE
+},
+..CpuModel::NONE
 };
 
 /// The bus clock, 200 MHz.

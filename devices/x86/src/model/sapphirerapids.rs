@@ -6,7 +6,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -23,15 +22,10 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::ARCHITECTURAL),
-
         lbr: Some(lbr::ARCHITECTURAL),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
@@ -46,7 +40,6 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
                 any_event: true,
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 5,
             general: 8,
@@ -56,7 +49,6 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
             architectural: 0xFF,
             capabilities: Some(0xE4C0),
             select: 0x4_FFDF_FFFF,
-            any_thread: false,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 80,
             slots: 6,
@@ -66,10 +58,11 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
                 events::SUNNY_COVE_BRANCHES,
                 events::TRANSACTIONS,
             ],
-        }),
-
+..PmuCaps::NONE
+}),
         pt: PtCaps::of(&SILICON, 80 * CRYSTAL_KHZ),
     },
+..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.
