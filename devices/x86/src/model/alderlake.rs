@@ -16,8 +16,8 @@ use crate::{debugctl, lbr};
 pub const ALDERLAKE: CpuModel = CpuModel {
     name: "alderlake",
     description: "Intel Core i9-12900K performance core (Alder Lake-S, 2021): x86-64-v3, SHA, architectural LBR, PT",
-    tsc_khz: // Leaf 15H: 166 to 2.
-    83 * CRYSTAL_KHZ,
+    // Leaf 15H: 166 to 2.
+    tsc_khz: 83 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
@@ -54,11 +54,11 @@ pub const ALDERLAKE: CpuModel = CpuModel {
             reference: 83,
             slots: 6,
             events: &[events::GOLDEN_COVE, events::HASWELL, events::SUNNY_COVE_BRANCHES],
-..PmuCaps::NONE
-}),
+            ..PmuCaps::NONE
+        }),
         pt: PtCaps::of(&SILICON, 83 * CRYSTAL_KHZ),
     },
-..CpuModel::NONE
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 38.4 MHz, which drives the APIC timer.

@@ -17,8 +17,8 @@ use crate::{debugctl, lbr};
 pub const BROADWELL: CpuModel = CpuModel {
     name: "broadwell",
     description: "Intel Xeon E5-2697 v4 (Broadwell-EP, 2016): x86-64-v3, ADX, RDSEED, SMAP, PT, RDT",
-    tsc_khz: // The ratio in MSR_PLATFORM_INFO times the bus clock.
-    23 * BUS_KHZ,
+    // The ratio in MSR_PLATFORM_INFO times the bus clock.
+    tsc_khz: 23 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
@@ -36,8 +36,8 @@ pub const BROADWELL: CpuModel = CpuModel {
                 resets: 4,
                 load_latency: true,
                 qualified: true,
-..PebsCaps::NONE
-}),
+                ..PebsCaps::NONE
+            }),
         }),
         pmu: Some(PmuCaps {
             version: 3,
@@ -56,7 +56,7 @@ pub const BROADWELL: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 23 * BUS_KHZ),
     },
-..CpuModel::NONE
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 100 MHz, which drives the APIC timer.

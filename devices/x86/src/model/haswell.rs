@@ -15,8 +15,8 @@ use crate::{debugctl, lbr};
 pub const HASWELL: CpuModel = CpuModel {
     name: "haswell",
     description: "Intel Core i7-4770 (Haswell, 2013): x86-64-v3, INVPCID, FSGSBASE",
-    tsc_khz: // The ratio in MSR_PLATFORM_INFO times the bus clock.
-    34 * BUS_KHZ,
+    // The ratio in MSR_PLATFORM_INFO times the bus clock.
+    tsc_khz: 34 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
@@ -34,8 +34,8 @@ pub const HASWELL: CpuModel = CpuModel {
                 resets: 4,
                 load_latency: true,
                 qualified: true,
-..PebsCaps::NONE
-}),
+                ..PebsCaps::NONE
+            }),
         }),
         pmu: Some(PmuCaps {
             version: 3,
@@ -52,9 +52,9 @@ pub const HASWELL: CpuModel = CpuModel {
             slots: 4,
             events: &[events::HASWELL, events::BRANCHES, events::TRANSACTIONS],
         }),
-..UnitCaps::NONE
-},
-..CpuModel::NONE
+        ..UnitCaps::NONE
+    },
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 100 MHz, which drives the APIC timer.

@@ -19,8 +19,8 @@ use crate::{debugctl, lbr};
 pub const NETBURST: CpuModel = CpuModel {
     name: "netburst",
     description: "Intel Pentium 4 2.80 GHz (Northwood, 2002): 32 bits, SSE2, PAE",
-    tsc_khz: // 14 times the bus clock.
-    14 * BUS_KHZ,
+    // 14 times the bus clock.
+    tsc_khz: 14 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
@@ -35,9 +35,9 @@ pub const NETBURST: CpuModel = CpuModel {
             // Its own way of sampling is absent by decision.
             pebs: None,
         }),
-..UnitCaps::NONE
-},
-..CpuModel::NONE
+        ..UnitCaps::NONE
+    },
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 200 MHz.

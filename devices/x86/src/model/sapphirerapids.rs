@@ -16,8 +16,8 @@ use crate::{debugctl, lbr};
 pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
     name: "sapphirerapids",
     description: "Intel Xeon Platinum 8480+ (Sapphire Rapids, 2023): x86-64-v4, AMX, architectural LBR, PT, RDT",
-    tsc_khz: // Leaf 15H: 160 to 2.
-    80 * CRYSTAL_KHZ,
+    // Leaf 15H: 160 to 2.
+    tsc_khz: 80 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
@@ -58,11 +58,11 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
                 events::SUNNY_COVE_BRANCHES,
                 events::TRANSACTIONS,
             ],
-..PmuCaps::NONE
-}),
+            ..PmuCaps::NONE
+        }),
         pt: PtCaps::of(&SILICON, 80 * CRYSTAL_KHZ),
     },
-..CpuModel::NONE
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

@@ -18,8 +18,8 @@ use crate::{debugctl, lbr};
 pub const SKYLAKE_SERVER: CpuModel = CpuModel {
     name: "skylake-server",
     description: "Intel Xeon Platinum 8160 (Skylake-SP, 2017): x86-64-v4, PKU, PT, RDT",
-    tsc_khz: // Leaf 15H: 168 to 2.
-    84 * CRYSTAL_KHZ,
+    // Leaf 15H: 168 to 2.
+    tsc_khz: 84 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
@@ -38,8 +38,8 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
                 load_latency: true,
                 frontend: 0x007F_FFFF,
                 qualified: true,
-..PebsCaps::NONE
-}),
+                ..PebsCaps::NONE
+            }),
         }),
         pmu: Some(PmuCaps {
             version: 4,
@@ -58,7 +58,7 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 84 * CRYSTAL_KHZ),
     },
-..CpuModel::NONE
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

@@ -15,8 +15,8 @@ use crate::{debugctl, lbr};
 pub const SNOWRIDGE: CpuModel = CpuModel {
     name: "snowridge",
     description: "Intel Atom P5942B (Snow Ridge, 2020): x86-64-v2, SHA, GFNI, PEBS by PT",
-    tsc_khz: // Leaf 15H: 176 to 2.
-    88 * CRYSTAL_KHZ,
+    // Leaf 15H: 176 to 2.
+    tsc_khz: 88 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
@@ -35,8 +35,8 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
                 data_cfg: 0xFF00_000F,
                 qualified: true,
                 any_event: true,
-..PebsCaps::NONE
-}),
+                ..PebsCaps::NONE
+            }),
         }),
         pmu: Some(PmuCaps {
             version: 5,
@@ -51,11 +51,11 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
             reference: 88,
             slots: 4,
             events: &[events::TREMONT],
-..PmuCaps::NONE
-}),
+            ..PmuCaps::NONE
+        }),
         pt: PtCaps::of(&SILICON, 88 * CRYSTAL_KHZ),
     },
-..CpuModel::NONE
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.
