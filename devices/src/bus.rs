@@ -163,7 +163,7 @@ pub fn all_ones(size: u8) -> u64 {
 mod tests {
     use super::*;
 
-    // covers: 2/devices-bus-access-sizes
+    // covers: devices/bus-access-sizes
     #[test]
     fn claims_do_not_overlap() {
         let mut map = AddressMap::new(0xffff);
@@ -188,7 +188,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-bus-access-sizes
+    // covers: devices/bus-access-sizes
     #[test]
     fn wide_accesses_split_for_byte_devices() {
         let mut map = AddressMap::new(0xffff);

@@ -24,7 +24,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    // covers: 2/cpu-rdrand
+    // covers: cpu/rdrand
     #[test]
     fn a_seed_gives_its_sequence() {
         // The reference implementation's first outputs for the seed 1234567.

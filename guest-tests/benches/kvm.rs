@@ -5,10 +5,11 @@
 
 use guest_tests::measure::{alternate, median, ratio, rounds};
 use guest_tests::target;
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::resolve::{Wish, Wishes};
-use minivmm::vcpu::kvm::{Host, Limit};
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::kvm::units::{Unit, UnitRequest, UnitRequests};
+use minivmm::kvm::{Host, Limit};
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use x86::model::SAPPHIRERAPIDS;
@@ -36,7 +37,7 @@ fn wrong(message: &str) -> ExitCode {
 }
 
 /// A machine on KVM whose guest is this 32-bit code, at its first instruction.
-fn machine(code: &[u8]) -> Result<(Vm, Console), String> {
+fn machine(code: &[u8]) -> Result<(Run, Console), String> {
     let flags = 1u32 << 16;
     let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
     let words = [0x1bad_b002, flags, checksum, 0x10_0000, 0x10_0000, 0, 0, 0x10_0020];
@@ -50,13 +51,10 @@ fn machine(code: &[u8]) -> Result<(Vm, Console), String> {
         memory: 4 << 20,
         engine: EngineChoice::Kvm,
         model: &SAPPHIRERAPIDS,
-        units: Wishes {
-            pt: Some(Wish::Emulated),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pt, Some(UnitRequest::Emulated)),
         ..MachineConfig::new(&path)
     };
-    let vm = Vm::new(&config);
+    let vm = Run::new(&config);
     let _ = std::fs::remove_file(&path);
     let vm = vm.map_err(|error| error.to_string())?;
     let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).map_err(|error| error.to_string())?;
@@ -72,7 +70,7 @@ fn served() -> Result<Duration, String> {
     let (mut vm, mut console) = machine(&code)?;
     let started = Instant::now();
     match vm.run(&mut console) {
-        Ok(End::DebugExit(0)) => Ok(started.elapsed()),
+        Ok(StopReason::Ended(End::DebugExit(0))) => Ok(started.elapsed()),
         end => Err(format!("the guest that writes MSRs: {end:?}")),
     }
 }
@@ -91,7 +89,7 @@ fn handovers() -> Result<Duration, String> {
     let (mut vm, mut console) = machine(&code)?;
     let started = Instant::now();
     match vm.run(&mut console) {
-        Ok(End::DebugExit(0)) => Ok(started.elapsed()),
+        Ok(StopReason::Ended(End::DebugExit(0))) => Ok(started.elapsed()),
         end => Err(format!("the guest that is handed over: {end:?}")),
     }
 }

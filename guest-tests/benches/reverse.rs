@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use guest_tests::gdb::Guest;
 use guest_tests::measure::{cpu_seconds_of_children, middle, rounds};
 use guest_tests::{linux, linux_in_minivmm, run, target};
-use minivmm::gdb::packets::frame;
+use minivmm::front::gdb::packets::frame;
 use minivmm::linux::Kernel;
-use minivmm::{Back, Console, MachineConfig, Vm, history};
+use minivmm::{Back, Console, MachineConfig, Run};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";
@@ -40,12 +40,12 @@ fn seconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
 /// Symbols of the kernel without KASLR: a function that is not called, and a variable that is not written.
 fn symbols() -> Result<[u64; 2], String> {
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(QUIET.into()),
         ..MachineConfig::new(&linux().kernel)
     };
     let failed = |error: minivmm::Error| error.to_string();
-    let mut vm = Vm::new(&config).map_err(failed)?;
+    let mut vm = Run::new(&config).map_err(failed)?;
     let mut console = Console::open(&config.serial, &[], vm.line()).map_err(failed)?;
     loop {
         if vm.run_for(&mut console, 50_000_000).map_err(failed)?.is_some() {
@@ -139,13 +139,13 @@ fn measure(rounds: usize) -> Result<(), String> {
     let (plain, keeping) = (middle(plain), middle(keeping));
 
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(CMDLINE.into()),
-        reverse: Some(history::Options::default()),
+        reverse: Some(minivmm::config::ReverseOptions::default()),
         ..MachineConfig::new(&linux().kernel)
     };
     let failed = |error: minivmm::Error| error.to_string();
-    let mut vm = Vm::new(&config).map_err(failed)?;
+    let mut vm = Run::new(&config).map_err(failed)?;
     let mut console = Console::open(&config.serial, &[], vm.line()).map_err(failed)?;
     vm.run(&mut console).map_err(failed)?;
     let extent = vm.extent().ok_or("the machine keeps no past")?;
@@ -159,7 +159,7 @@ fn measure(rounds: usize) -> Result<(), String> {
             .wrapping_add(0x1405_7b7e_f767_814f);
         let step = 2_000_000 + (state >> 20) % (end - 2_000_000);
         // There from one of the points that the boot has left, forwards: what is near is what the boot has left, too.
-        let spacing = history::Options::default().spacing;
+        let spacing = minivmm::config::ReverseOptions::default().spacing;
         vm.seek(&mut console, step - step % spacing).map_err(failed)?;
         vm.seek(&mut console, step).map_err(failed)?;
         let (time, back) = seconds(|| vm.step_back(&mut console, 0));

@@ -11,7 +11,7 @@
 use guest_tests::measure::{alternate, median, ratio};
 use guest_tests::observer::{Observer, Unit};
 use guest_tests::{LOOPS, linux, target};
-use minivmm::{Console, MachineConfig, Vm};
+use minivmm::{Console, MachineConfig, Run};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -137,7 +137,7 @@ fn find(name: &str) -> Option<&'static Subject> {
 fn boot(model: &'static CpuModel, steps: Option<u64>) -> MachineConfig {
     let guest = linux();
     MachineConfig {
-        initrd: Some(guest.initrd.clone()),
+        initrd: vec![guest.initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         max_instructions: steps,
         model,
@@ -222,7 +222,7 @@ fn times(rounds: usize, config: &dyn Fn(&'static CpuModel) -> MachineConfig) -> 
 
 fn once(config: &MachineConfig, subject: &Subject) -> Result<Duration, String> {
     let failed = |error: minivmm::Error| error.to_string();
-    let mut vm = Vm::new(config).map_err(failed)?;
+    let mut vm = Run::new(config).map_err(failed)?;
     let observer: Option<Box<dyn Watch + Send>> = match subject.watched {
         Watched::Absent | Watched::Nothing => None,
         Watched::Recording => Some(Box::new(Recorder)),

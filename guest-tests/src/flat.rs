@@ -5,7 +5,7 @@ use engine::{Activity, CS, Cpu, CpuState, Exit, Options, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use minivmm::machine::{Machine, memory::Memory};
-use minivmm::{Console, MachineConfig, Vm};
+use minivmm::{Console, MachineConfig, Run};
 use x86::model::CpuModel;
 
 /// Where the program is.
@@ -136,7 +136,7 @@ pub fn whole(
     control: u64,
     jumps: &[(u8, u32)],
     f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
-) -> (Vm, Console) {
+) -> (Run, Console) {
     whole_of(&config(model), control, jumps, f)
 }
 
@@ -149,8 +149,8 @@ pub fn whole_of(
     control: u64,
     jumps: &[(u8, u32)],
     f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
-) -> (Vm, Console) {
-    let mut vm = Vm::new(config).expect("the machine is to be had");
+) -> (Run, Console) {
+    let mut vm = Run::new(config).expect("the machine is to be had");
     let memory = vm.machine().memory();
     lay_out(memory, f);
     for &(vector, offset) in jumps {
@@ -281,9 +281,9 @@ impl Flat {
             .expect("the host can run it");
         let mut vectors = vectors.iter();
         for _ in 0..1000 {
-            match engine.get().run(&mut self.cpu, &mut self.machine, 10_000) {
+            match engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), 10_000) {
                 Exit::Halt => match vectors.next() {
-                    Some(&vector) => engine.get().interrupt(&mut self.cpu, &mut self.machine, vector),
+                    Some(&vector) => engine.get().interrupt(&mut self.cpu, &mut self.machine.cpu(0), vector),
                     None => return self.arrived(),
                 },
                 Exit::Bus | Exit::Budget | Exit::Pause => {}
@@ -306,7 +306,7 @@ impl Flat {
         // A guest whose exceptions never end makes no steps.
         for _ in 0..steps {
             let left = end.saturating_sub(self.cpu.steps());
-            match engine.get().run(&mut self.cpu, &mut self.machine, left) {
+            match engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), left) {
                 Exit::Bus | Exit::Budget | Exit::Pause if left > 0 => {}
                 exit => return exit,
             }

@@ -82,7 +82,7 @@ mod tests {
         values.iter().copied().map(Duration::from_millis).collect()
     }
 
-    // covers: 2/setup-bench
+    // covers: suite/bench
     #[test]
     fn the_median_is_the_middle_whatever_the_order() {
         for (times, middle) in [(&[5, 1, 100][..], 3 + 2), (&[4, 1, 100, 2], 3), (&[7], 7), (&[], 0)] {
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(ratio(Duration::from_secs(3), Duration::from_secs(2)), 1.5);
     }
 
-    // covers: 2/setup-bench
+    // covers: suite/bench
     #[test]
     fn subjects_take_turns() {
         let order = std::cell::RefCell::new(String::new());

@@ -7,9 +7,9 @@ use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoderOptions, IcedError};
 use minivmm::config::EngineChoice;
 use minivmm::debug::{Stop, WatchKind, Watchpoint, Why};
-use minivmm::run::Native;
-use minivmm::vcpu::kvm::{Host, guestdbg::Kinds};
-use minivmm::{Console, CpuState, End, MachineConfig, Vm};
+use minivmm::kvm::{Host, guest_debug::Kinds};
+use minivmm::vm::Native;
+use minivmm::{Console, CpuState, End, MachineConfig, Run, StopReason};
 use x86::model::HASWELL;
 
 use crate::flat::{self, CODE, DATA};
@@ -133,7 +133,7 @@ fn places(own: Own, rounds: u32) -> Places {
 
 /// A guest on KVM.
 struct Guest {
-    vm: Vm,
+    vm: Run,
     console: Console,
     places: Places,
 }
@@ -167,8 +167,8 @@ impl Guest {
     /// Goes on to the next stop; `None`: to the end.
     fn go(&mut self) -> Option<Why> {
         match self.vm.run(&mut self.console).expect("it runs") {
-            End::Stopped(Stop { cpu: 0, why }) => Some(why),
-            End::DebugExit(0) => None,
+            StopReason::Debugger(Stop { cpu: 0, why }) => Some(why),
+            StopReason::Ended(End::DebugExit(0)) => None,
             end => panic!("{end:?}"),
         }
     }

@@ -508,7 +508,7 @@ pub fn observe(plan: &Plan, observer: Box<dyn Watch + Send>) {
         .expect("the host can run the model");
     let mut machine = Machine::new(plan.model, 1, memory, 0, 0, Box::new(std::io::sink()));
     machine.observe(0, Some(observer));
-    go(plan, &mut soft, &mut cpu, &mut machine);
+    go(plan, &mut soft, &mut cpu, &mut machine.cpu(0));
     machine.observe(0, None);
 }
 

@@ -20,8 +20,8 @@ fn failures(who: &str, report: &Report) -> String {
 }
 
 /// `UPDATE=1 cargo xtask matrix` writes the table.
-// covers: 4/tsc-guest, 7/guest-rt, 7/guest-needs, 7/guest-dr, 7/guest-debugctl, 7/guest-lbr, 7/guest-bts, 7/guest-tsc, 7/guest-cpuid-msrs, 7/guest-pebs, 7/guest-pmu, 7/guest-arch-lbr, 7/guest-pt-packets, 7/guest-pt-filters, 7/guest-pt-topa, 7/guest-rdt, 7/guest-apic
-// covers: 7/matrix-quick
+// covers: tsc/guest, linux-guest/rt, linux-guest/needs, linux-guest/dr, linux-guest/debugctl, linux-guest/lbr, linux-guest/bts, linux-guest/tsc, linux-guest/cpuid-msrs, linux-guest/pebs, linux-guest/pmu, linux-guest/arch-lbr, linux-guest/pt-packets, linux-guest/pt-filters, linux-guest/pt-topa, linux-guest/rdt, linux-guest/apic
+// covers: matrix/quick
 #[test]
 fn the_matrix_is_as_expected() {
     let mut command = matrix();
@@ -31,7 +31,7 @@ fn the_matrix_is_as_expected() {
 }
 
 /// A guest that is stopped is said to be where it was, by the symbols of its image. This one waits for CPUs that are not there.
-// covers: 7/matrix-hang
+// covers: matrix/hang
 #[test]
 fn a_hang_is_told_with_its_symbol() {
     let mut command = Command::new(minivmm());
@@ -51,7 +51,7 @@ fn a_hang_is_told_with_its_symbol() {
 }
 
 /// A test is skipped where the model lacks what it needs, and nowhere else: each runs on some model.
-// covers: 7/guest-needs
+// covers: linux-guest/needs
 #[test]
 fn every_test_runs_somewhere() {
     let text = std::fs::read_to_string(expected()).unwrap();
@@ -142,7 +142,7 @@ const QEMU: &[(&str, &str, &str)] = &[
     ("task_switch", "a_task_gate_switches", NO_T),
 ];
 
-// covers: 7/guest-qemu
+// covers: linux-guest/qemu
 #[test]
 fn qemu_agrees_but_for_what_is_known() {
     for guest in ["dr", "tsc", "apic", "smp", "task_switch"] {

@@ -161,7 +161,7 @@ fn machine_in_ring(ring: u16, model: &'static CpuModel, code: &[u8]) -> (Machine
 fn run(machine: &mut Machine, soft: &mut SoftEngine, cpu: &mut Cpu, steps: u64) {
     let end = cpu.steps() + steps;
     while cpu.steps() < end {
-        match soft.get().run(cpu, machine, end - cpu.steps()) {
+        match soft.get().run(cpu, &mut machine.cpu(0), end - cpu.steps()) {
             Exit::Budget | Exit::Bus | Exit::Window | Exit::Pause => {}
             other => panic!("{other:?}"),
         }
@@ -193,7 +193,7 @@ fn models() -> impl Iterator<Item = (&'static CpuModel, (u32, u64), usize)> {
     })
 }
 
-// covers: 4/lbr-engine
+// covers: lbr/engine
 #[test]
 fn the_stack_is_the_tail_of_the_branches_on_every_model() {
     let mut random = Random(0x1B2E);
@@ -209,7 +209,7 @@ fn the_stack_is_the_tail_of_the_branches_on_every_model() {
                 let log = log.0.lock().unwrap();
                 let mut expected: Vec<_> = log.iter().rev().take(depth).map(|r| [r.from, r.to]).collect();
                 expected.resize(depth, [0; 2]);
-                assert_eq!(stack(machine.units()), expected, "{}", model.name);
+                assert_eq!(stack(machine.units(0).unwrap()), expected, "{}", model.name);
             }
             assert!(log.0.lock().unwrap().len() > 1000, "{}", model.name);
         }
@@ -217,7 +217,7 @@ fn the_stack_is_the_tail_of_the_branches_on_every_model() {
 }
 
 /// The two registers that people write with msr-tools while `while (1) i++;` runs on that CPU, and what they read then.
-// covers: 4/lbr-script
+// covers: lbr/script
 #[test]
 fn every_record_is_the_loop_s_own_jump() {
     for (name, depth) in [("skylake-server", 32), ("icelake-server", 32), ("westmere", 16)] {
@@ -228,11 +228,11 @@ fn every_record_is_the_loop_s_own_jump() {
             enabled: true,
             ..Gate::default()
         };
-        let units = machine.units();
+        let units = machine.units(0).unwrap();
         units.debugctl.as_mut().unwrap().write_msr(0x1D9, 1).unwrap();
         units.lbr.as_mut().unwrap().write_msr(0x1C8, 1, gate).unwrap();
         run(&mut machine, &mut soft, &mut cpu, 10_001);
-        let lbr = machine.units().lbr.as_ref().unwrap();
+        let lbr = machine.units(0).unwrap().lbr.as_ref().unwrap();
         for i in 0..depth {
             assert_eq!(lbr.read_msr(0x680 + i, gate), Ok(CODE + 2), "{name} {i}");
             assert_eq!(lbr.read_msr(0x6C0 + i, gate), Ok(CODE), "{name} {i}");
@@ -240,15 +240,15 @@ fn every_record_is_the_loop_s_own_jump() {
         assert_eq!(lbr.read_msr(0x1C9, gate), Ok(5000 % u64::from(depth)), "{name}");
         assert!(lbr.read_msr(0x680 + depth, gate).is_err(), "{name}: no more than that");
         // CPL_NEQ_0 instead: nothing more is recorded.
-        let units = machine.units();
+        let units = machine.units(0).unwrap();
         units.lbr.as_mut().unwrap().write_msr(0x1C8, 2, gate).unwrap();
         run(&mut machine, &mut soft, &mut cpu, 1000);
-        let lbr = machine.units().lbr.as_ref().unwrap();
+        let lbr = machine.units(0).unwrap().lbr.as_ref().unwrap();
         assert_eq!(lbr.read_msr(0x1C9, gate), Ok(5000 % u64::from(depth)), "{name}");
     }
 }
 
-// covers: 4/lbr-engine
+// covers: lbr/engine
 #[test]
 fn the_stack_through_a_filter_is_the_tail_of_what_passes() {
     let mut random = Random(0xF117);
@@ -272,8 +272,13 @@ fn the_stack_through_a_filter_is_the_tail_of_what_passes() {
             let passing: Vec<_> = log.iter().filter(passes).collect();
             let mut expected: Vec<_> = passing.iter().rev().take(depth).map(|r| [r.from, r.to]).collect();
             expected.resize(depth, [0; 2]);
-            assert_eq!(stack(machine.units()), expected, "{} {kept_out:#x}", model.name);
-            let tos = machine.units().lbr.as_ref().map(|unit| unit.state().ring.top);
+            assert_eq!(
+                stack(machine.units(0).unwrap()),
+                expected,
+                "{} {kept_out:#x}",
+                model.name
+            );
+            let tos = machine.units(0).unwrap().lbr.as_ref().map(|unit| unit.state().ring.top);
             assert_eq!(tos, Some((passing.len() % depth) as u8), "{} {kept_out:#x}", model.name);
         }
     }
@@ -289,7 +294,7 @@ fn store_branches(units: &mut Units, model: &CpuModel) {
     units.bts = Some(Bts::new(DsLayout::of(features), ds.bts_predicted, bits));
 }
 
-// covers: 4/bts-engine
+// covers: bts/engine
 #[test]
 fn the_branch_trace_store_is_the_branches() {
     let mut random = Random(0xB7E);
@@ -297,7 +302,7 @@ fn the_branch_trace_store_is_the_branches() {
         // TR and BTS; the buffer holds more than the run makes.
         let code = program(&mut random, &[(0x600, u64::from(AREA)), (0x1D9, 0xC0)]);
         let (mut machine, mut soft, mut cpu) = machine(model, &code);
-        store_branches(machine.units(), model);
+        store_branches(machine.units(0).unwrap(), model);
         let log = Log::default();
         machine.observe(0, Some(Box::new(log.clone())));
         run(&mut machine, &mut soft, &mut cpu, 30_000);

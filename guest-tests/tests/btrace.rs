@@ -6,8 +6,8 @@ use guest_tests::flat::{self, CODE, DATA, wrmsr};
 use guest_tests::retired::Each;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
-use minivmm::btrace::{Annex, Block, Btrace, Format, LARGEST, Read, SMALLEST, SUPPORTED, Unread};
-use minivmm::{Console, Vm};
+use minivmm::front::btrace::{Annex, Block, Btrace, Format, LARGEST, Read, SMALLEST, SUPPORTED, Unread};
+use minivmm::{Console, Run};
 use pt_oracle::libipt;
 use x86::model::WESTMERE;
 
@@ -84,7 +84,7 @@ fn program(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-fn machine() -> (Vm, Console) {
+fn machine() -> (Run, Console) {
     flat::whole(&WESTMERE, 0, &[(6, ON_UD), (IPI, ON_IPI)], program)
 }
 
@@ -101,7 +101,7 @@ fn retired(steps: u64) -> Vec<u64> {
 }
 
 /// The instructions of blocks, the oldest first; the last one comes next.
-fn expand(vm: &Vm, blocks: &[Block]) -> Vec<u64> {
+fn expand(vm: &Run, blocks: &[Block]) -> Vec<u64> {
     let mut all = Vec::new();
     for block in blocks.iter().rev() {
         let mut bytes = vec![0; (block.end - block.begin) as usize + 15];
@@ -116,7 +116,7 @@ fn expand(vm: &Vm, blocks: &[Block]) -> Vec<u64> {
 }
 
 /// The code for libipt: the program, and where interrupts go first.
-fn image(vm: &Vm) -> libipt::Image {
+fn image(vm: &Run) -> libipt::Image {
     let sections = [0x1_0000, CODE].map(|at| {
         let mut bytes = vec![0; 0x1000];
         vm.read_linear(0, at, &mut bytes).unwrap();
@@ -139,7 +139,7 @@ fn stops() -> Vec<u64> {
     near.chain(far).collect()
 }
 
-// covers: 8/btrace-bts, 8/btrace-delta, 8/btrace-events
+// covers: btrace/bts, btrace/delta, btrace/events
 #[test]
 fn blocks_are_the_instructions_that_retired() {
     let log = retired(30_000);
@@ -173,7 +173,7 @@ fn blocks_are_the_instructions_that_retired() {
             other => panic!("{other:?}"),
         }
         assert_eq!(*known.last().unwrap(), next, "step {stop}");
-        let (ran, all) = (known.len() - 1, vm.status().instructions as usize);
+        let (ran, all) = (known.len() - 1, vm.instructions() as usize);
         assert!(log[..all].ends_with(&known[..ran]), "step {stop}");
         // What a ring has lost is known as long as nothing had to be read anew.
         assert!(ran == all || ran > 7000, "step {stop}: {ran} of {all}");
@@ -190,7 +190,7 @@ fn blocks_are_the_instructions_that_retired() {
     assert!(gaps > 2, "{gaps}");
 }
 
-// covers: 8/btrace-pt
+// covers: btrace/pt
 #[test]
 fn packets_decode_to_the_instructions_that_retired() {
     let log = retired(30_000);
@@ -204,7 +204,7 @@ fn packets_decode_to_the_instructions_that_retired() {
         let steps = stop - vm.steps();
         assert!(vm.run_for(&mut console, steps).unwrap().is_none());
         assert_eq!(btrace.read(&mut vm, 0, Annex::Delta), Err(Unread::Gap));
-        let now = vm.status().instructions;
+        let now = vm.instructions();
         let bytes = match btrace.read(&mut vm, 0, Annex::New).unwrap() {
             Read::Packets(bytes) => bytes,
             // An iteration of a string instruction.
@@ -234,20 +234,20 @@ fn packets_decode_to_the_instructions_that_retired() {
     assert!(cut, "the ring is too small for all of it");
 }
 
-// covers: 8/btrace-size
+// covers: btrace/size
 #[test]
 fn rings_keep_the_newest() {
     let log = retired(30_000);
     for (format, setting) in [(Format::Bts, "bts"), (Format::Pt, "pt")] {
         let (mut vm, mut console) = machine();
         let mut btrace = Btrace::new();
-        let mut say = |vm: &mut Vm, packet: &str| btrace.packet(vm, 0, packet).unwrap();
+        let mut say = |vm: &mut Run, packet: &str| btrace.packet(vm, 0, packet).unwrap();
         assert_eq!(say(&mut vm, &format!("Qbtrace-conf:{setting}:size=0x1000")), "OK");
         assert_eq!(say(&mut vm, &format!("Qbtrace:{setting}")), "OK");
         let conf = say(&mut vm, "qXfer:btrace-conf:read::0,ffff");
         assert!(conf.contains(&format!("<{setting} size=\"0x1000\"/>")), "{conf}");
         vm.run_for(&mut console, 25_000).unwrap();
-        let count = vm.status().instructions as usize;
+        let count = vm.instructions() as usize;
         let ran = match btrace.read(&mut vm, 0, Annex::All).unwrap() {
             Read::Blocks(blocks) => {
                 assert_eq!(blocks.len(), 0x1000 / 24 + 1);
@@ -273,7 +273,7 @@ fn rings_keep_the_newest() {
 }
 
 /// A guest that is listened to is the guest that is not, whatever is read of it.
-// covers: 8/btrace-unseen
+// covers: btrace/unseen
 #[test]
 fn the_guest_does_not_notice() {
     let (mut alone, mut other) = machine();
@@ -301,7 +301,7 @@ fn the_guest_does_not_notice() {
     }
 }
 
-// covers: 8/btrace-restore
+// covers: btrace/restore
 #[test]
 fn another_state_has_a_history_from_there_on() {
     let log = retired(30_000);
@@ -309,7 +309,7 @@ fn another_state_has_a_history_from_there_on() {
     let mut btrace = Btrace::new();
     assert!(btrace.enable(&mut vm, 0, Format::Bts));
     vm.run_for(&mut console, 500).unwrap();
-    let early = (vm.save(), vm.status().instructions as usize);
+    let early = (vm.save(), vm.instructions() as usize);
     vm.run_for(&mut console, 5000).unwrap();
     btrace.read(&mut vm, 0, Annex::All).unwrap();
     vm.restore(&early.0).unwrap();
@@ -324,11 +324,11 @@ fn another_state_has_a_history_from_there_on() {
     let read = blocks(btrace.read(&mut vm, 0, Annex::All));
     let mut all = expand(&vm, &read);
     all.pop();
-    assert!(all == log[early.1..vm.status().instructions as usize]);
+    assert!(all == log[early.1..vm.instructions() as usize]);
 }
 
 /// A document in as many parts as it takes.
-fn document(vm: &mut Vm, btrace: &mut Btrace, object: &str, part: usize) -> String {
+fn document(vm: &mut Run, btrace: &mut Btrace, object: &str, part: usize) -> String {
     let mut text = String::new();
     loop {
         let packet = format!("qXfer:{object}:{:x},{part:x}", text.len());
@@ -344,7 +344,7 @@ fn document(vm: &mut Vm, btrace: &mut Btrace, object: &str, part: usize) -> Stri
     }
 }
 
-// covers: 8/btrace-packets
+// covers: btrace/packets
 #[test]
 fn packets_are_answered_as_gdb_needs() {
     let (mut vm, mut console) = machine();

@@ -76,7 +76,7 @@ const ROWS: [(&str, u64, Body); 13] = [
     ("a load", 0, |a, _| a.mov(rcx, qword_ptr(rbx))),
 ];
 
-// covers: 4/bus-lock-split
+// covers: cpu/bus-lock-split
 #[test]
 fn a_locked_access_across_a_line_is_a_trap() {
     for (why, size, body) in ROWS {
@@ -101,7 +101,7 @@ fn a_locked_access_across_a_line_is_a_trap() {
     }
 }
 
-// covers: 4/bus-lock-device
+// covers: cpu/bus-lock-device
 #[test]
 fn a_locked_access_to_a_device_is_one_too() {
     for (why, size, body) in ROWS {
@@ -113,7 +113,7 @@ fn a_locked_access_to_a_device_is_one_too() {
     assert!(!locks(DETECT, true, DATA + 48, wide).0, "it is aligned, so in one line");
 }
 
-// covers: 4/bus-lock-trap
+// covers: cpu/bus-lock-trap
 #[test]
 fn what_the_exception_leaves() {
     // With TF: one exception with both conditions.
@@ -133,7 +133,7 @@ fn what_the_exception_leaves() {
     flat.state(|s| s.dr[6] = QUIET);
     flat.restart();
     assert_eq!(flat.run().unwrap_err().vector, 1);
-    let debugctl = flat.machine.units().state().debugctl.unwrap();
+    let debugctl = flat.machine.units(0).unwrap().state().debugctl.unwrap();
     assert_eq!(debugctl.value, DETECT);
     // A fault of the instruction comes instead.
     let mut flat = Flat::new(&SAPPHIRERAPIDS, 0, |a| {
@@ -148,7 +148,7 @@ fn what_the_exception_leaves() {
     assert_eq!(flat.cpu.state().dr[6], QUIET);
 }
 
-// covers: 4/bus-lock-models
+// covers: cpu/bus-lock-models
 #[test]
 fn which_models_have_it() {
     for &model in MODELS.iter().filter(|model| model.features().lm()) {

@@ -133,7 +133,7 @@ fn boot(model: &str, events: &[(u32, u64)], rounds: u32) -> Outcome {
     run(&mut command, LIMIT).must_end_with(0)
 }
 
-// covers: 4/pmu-linux
+// covers: pmu/linux
 #[test]
 fn perf_events_count_exactly_in_a_linux_guest() {
     const HARDWARE: u32 = 0;

@@ -3,7 +3,7 @@
 use guest_tests::SMP;
 use guest_tests::bare::image;
 use minivmm::debug::{WatchKind, Watchpoint, Why};
-use minivmm::{Console, End, MachineConfig, Vm};
+use minivmm::{Console, End, MachineConfig, Run, StopReason};
 use std::collections::BTreeMap;
 
 /// A run of a guest to its end: what it said, where it ended, and everything about that.
@@ -15,13 +15,13 @@ struct Ran {
     end: String,
 }
 
-fn machine(config: &MachineConfig) -> (Vm, Console) {
-    let vm = Vm::new(config).unwrap();
+fn machine(config: &MachineConfig) -> (Run, Console) {
+    let vm = Run::new(config).unwrap();
     let console = Console::open(&config.serial, &[], vm.line()).unwrap();
     (vm, console)
 }
 
-fn finish(vm: Vm, mut console: Console, end: &End) -> Ran {
+fn finish(vm: Run, mut console: Console, end: &End) -> Ran {
     Ran {
         console: String::from_utf8_lossy(&console.take_output()).into_owned(),
         steps: vm.steps(),
@@ -31,13 +31,13 @@ fn finish(vm: Vm, mut console: Console, end: &End) -> Ran {
 }
 
 /// Runs to the end; `look` is shown each stop, and whether the machine is to make single steps is its answer.
-fn run(config: &MachineConfig, set: impl FnOnce(&mut Vm), mut look: impl FnMut(&mut Vm, Why)) -> Ran {
+fn run(config: &MachineConfig, set: impl FnOnce(&mut Run), mut look: impl FnMut(&mut Run, Why)) -> Ran {
     let (mut vm, mut console) = machine(config);
     set(&mut vm);
     loop {
         match vm.run(&mut console).unwrap() {
-            End::Stopped(stop) => look(&mut vm, stop.why),
-            end => return finish(vm, console, &end),
+            StopReason::Debugger(stop) => look(&mut vm, stop.why),
+            reason => return finish(vm, console, &reason.end().expect("an end")),
         }
     }
 }
@@ -56,7 +56,7 @@ fn places(config: &MachineConfig, every: u64) -> Vec<u64> {
 }
 
 /// The guest that checks its own breakpoints, under breakpoints and watchpoints of ours wherever it goes.
-// covers: 8/invisible
+// covers: debug/invisible
 #[test]
 fn a_guest_s_own_breakpoints_work_under_ours() {
     for (guest, model) in [("dr", "westmere"), ("dr", "sapphirerapids"), ("debugctl", "haswell")] {
@@ -100,7 +100,7 @@ fn a_guest_s_own_breakpoints_work_under_ours() {
     }
 }
 
-// covers: 8/smp
+// covers: debug/smp
 #[test]
 fn cpus_take_their_turns_as_without_a_debugger() {
     let config = MachineConfig {
@@ -146,7 +146,7 @@ fn cpus_take_their_turns_as_without_a_debugger() {
 }
 
 /// The others miss what happens meanwhile.
-// covers: 8/smp
+// covers: debug/smp
 #[test]
 fn one_cpu_runs_alone_while_the_others_stand_still() {
     let config = MachineConfig {
@@ -156,7 +156,7 @@ fn one_cpu_runs_alone_while_the_others_stand_still() {
         ..MachineConfig::new(SMP)
     };
     let (mut vm, mut console) = machine(&config);
-    let steps = |vm: &Vm| [0, 1, 2].map(|cpu| vm.cpu_state(cpu).unwrap().steps);
+    let steps = |vm: &Run| [0, 1, 2].map(|cpu| vm.cpu_state(cpu).unwrap().steps);
     while steps(&vm).contains(&0) {
         assert!(vm.run_for(&mut console, 100).unwrap().is_none());
     }
@@ -168,7 +168,7 @@ fn one_cpu_runs_alone_while_the_others_stand_still() {
     vm.debugger().step(Some(1));
     let before = steps(&vm)[1];
     match vm.run(&mut console).unwrap() {
-        End::Stopped(stop) => assert_eq!((stop.cpu, stop.why), (1, Why::Step)),
+        StopReason::Debugger(stop) => assert_eq!((stop.cpu, stop.why), (1, Why::Step)),
         end => panic!("{end:?}"),
     }
     assert_eq!(steps(&vm)[1], before + 1);

@@ -81,7 +81,7 @@ fn holds(guest: &Outcome) {
     }
 }
 
-// covers: 3/devices-virtio-blk, 3/devices-virtio-blk-power-cut
+// covers: devices/virtio-blk, devices/virtio-blk-power-cut
 #[test]
 fn what_was_synced_outlives_a_power_cut() {
     let folder = Folder::new();
@@ -127,7 +127,7 @@ fn what_was_synced_outlives_a_power_cut() {
     assert!(folder.read("raw") == expected, "and reading changes nothing");
 }
 
-// covers: 3/devices-virtio-blk-overlay-readonly
+// covers: devices/virtio-blk-overlay-readonly
 #[test]
 fn an_overlay_and_a_readonly_disk_leave_their_files_alone() {
     let folder = Folder::new();
@@ -164,7 +164,7 @@ fn an_overlay_and_a_readonly_disk_leave_their_files_alone() {
     );
 }
 
-// covers: 3/bad-input-disk-io-error
+// covers: bad-input/disk-io-error
 #[test]
 fn a_write_that_fails_is_an_error_in_the_guest() {
     let folder = Folder::new();
@@ -232,7 +232,7 @@ fn tree(root: &Path) -> Vec<(String, Vec<u8>, u32)> {
     found
 }
 
-// covers: 3/inject, 3/collect
+// covers: cli/inject-machine, cli/collect-machine
 #[test]
 fn a_tree_goes_in_and_comes_out() {
     let folder = Folder::new();
@@ -265,7 +265,7 @@ fn a_tree_goes_in_and_comes_out() {
     assert_eq!(guest.errors, "", "nothing was refused");
 }
 
-// covers: 3/devices-virtio-rng, 3/devices-virtio-determinism
+// covers: devices/virtio-rng, devices/virtio-determinism
 #[test]
 fn entropy_and_disks_repeat_with_the_seed() {
     let folder = Folder::new();

@@ -32,109 +32,109 @@ fn hammer(name: &str) {
     }
 }
 
-// covers: 2/fuzz-bzimage
+// covers: fuzz/bzimage
 #[test]
 fn no_bytes_upset_the_bzimage_loader() {
     hammer("bzimage");
 }
 
-// covers: 2/fuzz-multiboot
+// covers: fuzz/multiboot
 #[test]
 fn no_bytes_upset_the_multiboot_loader() {
     hammer("multiboot");
 }
 
-// covers: 2/fuzz-initrd
+// covers: fuzz/initrd
 #[test]
 fn no_bytes_upset_the_initrd_check() {
     hammer("initrd");
 }
 
-// covers: 2/fuzz-command-line
+// covers: fuzz/command-line
 #[test]
 fn no_words_upset_the_command_line() {
     hammer("command_line");
 }
 
-// covers: 2/fuzz-guest-command-line
+// covers: fuzz/guest-command-line
 #[test]
 fn no_bytes_upset_the_guest_s_command_line() {
     hammer("guest_command_line");
 }
 
-// covers: 2/fuzz-decode, 4/rtm-fuzz
+// covers: fuzz/decode, rtm/fuzz
 #[test]
 fn no_code_upsets_the_engine() {
     hammer("instructions");
 }
 
-// covers: 3/fuzz-elf
+// covers: fuzz/elf
 #[test]
 fn no_bytes_upset_the_elf_loader() {
     hammer("elf");
 }
 
-// covers: 3/fuzz-virtqueue
+// covers: fuzz/virtqueue
 #[test]
 fn no_driver_upsets_the_virtio_devices() {
     hammer("virtqueue");
 }
 
-// covers: 3/fuzz-collect
+// covers: fuzz/collect
 #[test]
 fn no_stream_upsets_what_collects_files() {
     hammer("collect");
 }
 
-// covers: 4/fuzz-counters
+// covers: fuzz/counters
 #[test]
 fn no_registers_or_areas_upset_the_counters() {
     hammer("counters");
 }
 
-// covers: 4/fuzz-pt-packets
+// covers: fuzz/pt-packets
 #[test]
 fn no_bytes_upset_the_packet_decoder() {
     hammer("pt_packets");
 }
 
-// covers: 6/fuzz-host-trace
+// covers: fuzz/host-trace
 #[test]
 fn no_trace_of_a_host_s_upsets_the_trace_unit() {
     hammer("host_trace");
 }
 
-// covers: 5/fuzz-pt-flow
+// covers: fuzz/pt-flow
 #[test]
 fn no_trace_upsets_the_flow_decoder() {
     hammer("pt_flow");
 }
 
-// covers: 4/fuzz-branches
+// covers: fuzz/branches
 #[test]
 fn no_guest_upsets_the_units_that_watch_branches() {
     hammer("branches");
 }
 
-// covers: 4/pt-fuzz
+// covers: pt/fuzz
 #[test]
 fn no_guest_upsets_the_trace_unit() {
     hammer("trace");
 }
 
-// covers: 5/fuzz-trace-folder
+// covers: fuzz/trace-folder
 #[test]
 fn no_files_upset_the_trace_reader() {
     hammer("trace_folder");
 }
 
-// covers: 4/fuzz-registers
+// covers: fuzz/registers
 #[test]
 fn no_registers_upset_the_machine() {
     hammer("registers");
 }
 
-// covers: 8/fuzz-gdb
+// covers: fuzz/gdb
 #[test]
 fn no_client_upsets_the_debugger_s_side() {
     hammer("gdb");

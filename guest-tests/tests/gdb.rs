@@ -3,7 +3,7 @@
 use guest_tests::bare::image;
 use guest_tests::gdb::{Guest, LIMIT, program, says};
 use guest_tests::{Folder, Outcome, SMP, in_minivmm, linux, run};
-use minivmm::{Console, MachineConfig, Vm};
+use minivmm::{Console, MachineConfig, Run};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -13,7 +13,7 @@ const LOOP: [u8; 22] = [
     0xb9, 4, 0, 0, 0, 0x42, 0x89, 0x15, 0, 0, 0x20, 0, 0x8b, 0x1d, 8, 0, 0x20, 0, 0xe2, 0xf1, 0xe6, 0xf4,
 ];
 
-// covers: 8/gdb-attach, 8/gdb-breakpoints, 8/gdb-watchpoints, 8/gdb-registers, 8/gdb-memory, 8/gdb-physical, 8/gdb-monitor
+// covers: gdb/attach, gdb/breakpoints, gdb/watchpoints, gdb/registers, gdb/memory, gdb/physical, gdb/monitor
 #[test]
 fn a_program_is_debugged_from_its_first_instruction_on() {
     let guest = Guest::code(&LOOP, &["--paused", "--serial", "null"]);
@@ -74,7 +74,7 @@ fn figures(outcome: &Outcome) -> Vec<&str> {
 
 /// Instructions that a guest executes, and on which CPU.
 fn places(config: &MachineConfig, every: u64) -> Vec<(usize, u64)> {
-    let mut vm = Vm::new(config).unwrap();
+    let mut vm = Run::new(config).unwrap();
     let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
     let mut places = Vec::new();
     while vm.run_for(&mut console, every).unwrap().is_none() {
@@ -84,7 +84,7 @@ fn places(config: &MachineConfig, every: u64) -> Vec<(usize, u64)> {
     places
 }
 
-// covers: 8/gdb-invisible
+// covers: gdb/invisible
 #[test]
 fn a_guest_with_breakpoints_of_its_own_does_not_notice_gdb() {
     let kernel = image("dr");
@@ -118,7 +118,7 @@ fn a_guest_with_breakpoints_of_its_own_does_not_notice_gdb() {
     assert_eq!(figures(&debugged), figures(&plain));
 }
 
-// covers: 8/gdb-threads
+// covers: gdb/threads
 #[test]
 fn cpus_are_threads() {
     let options = ["--stats", "--cpus", "3", "--cmdline", "3", "--memory", "64M"];
@@ -161,7 +161,7 @@ fn cpus_are_threads() {
     );
 }
 
-// covers: 8/gdb-interrupt, 8/gdb-attach
+// covers: gdb/interrupt, gdb/attach
 #[test]
 fn gdb_comes_and_goes_while_the_guest_runs() {
     // jmp $
@@ -181,7 +181,7 @@ fn gdb_comes_and_goes_while_the_guest_runs() {
     assert_eq!(guest.finish().status, Some(0), "gdb's kill ends the machine");
 }
 
-// covers: 8/gdb-triple-fault
+// covers: gdb/triple-fault
 #[test]
 fn a_triple_fault_is_shown_before_it_ends_the_machine() {
     // mov eax, 7; ud2
@@ -193,7 +193,7 @@ fn a_triple_fault_is_shown_before_it_ends_the_machine() {
 }
 
 /// Before paging is the kernel's own, in its code, and where it was linked.
-// covers: 8/gdb-linux
+// covers: gdb/linux
 #[test]
 fn a_linux_kernel_is_debugged() {
     let cmdline = "console=ttyS0 quiet nokaslr panic=-1";
@@ -238,7 +238,7 @@ fn a_linux_kernel_is_debugged() {
 
 /// Packets as they are on the line, without gdb.
 fn packet(body: &str) -> Vec<u8> {
-    minivmm::gdb::packets::frame(body.as_bytes())
+    minivmm::front::gdb::packets::frame(body.as_bytes())
 }
 
 /// Sends bytes and reads until an answer holds this.
@@ -254,7 +254,7 @@ fn ask(client: &mut UnixStream, bytes: &[u8], expected: &str) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-// covers: 8/bad-input-gdb
+// covers: bad-input/gdb
 #[test]
 fn what_a_client_does_wrong_is_its_own_trouble() {
     let guest = Guest::code(&[0xeb, 0xfe], &["--paused", "--serial", "null"]);
@@ -282,7 +282,7 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
         (&packet("G00"), "$E"),
         (&packet("unheard-of"), "$#00"),
         (
-            &packet(&"x".repeat(minivmm::gdb::packets::LONGEST + 1)),
+            &packet(&"x".repeat(minivmm::front::gdb::packets::LONGEST + 1)),
             "$E.a packet of more than",
         ),
         (&packet("?"), "$T05thread:p01.01;"),
@@ -301,7 +301,7 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
     assert_eq!(guest.finish().status, Some(0));
 }
 
-// covers: 8/bad-input-gdb
+// covers: bad-input/gdb
 #[test]
 fn a_debugger_that_cannot_be_waited_for_is_one_line() {
     let folder = Folder::new("gdb");
@@ -327,7 +327,7 @@ fn a_debugger_that_cannot_be_waited_for_is_one_line() {
 }
 
 /// The library's side: a machine's end is told to whoever waits for it.
-// covers: 8/gdb-attach
+// covers: gdb/attach
 #[test]
 fn the_end_of_the_machine_is_told() {
     let guest = Guest::code(&LOOP, &["--paused", "--serial", "null"]);
@@ -336,7 +336,7 @@ fn the_end_of_the_machine_is_told() {
     guest.finish().must_end_with(5);
 }
 
-// covers: 8/gdb-reverse
+// covers: gdb/reverse
 #[test]
 fn gdb_goes_back_in_time() {
     let guest = Guest::code(&LOOP, &["--paused", "--reverse", "--serial", "null"]);
@@ -372,7 +372,7 @@ const CRASH: [u8; 35] = [
     0xde, 0xe2, 0xe9, 0xa1, 0x10, 0, 0x20, 0, 0xff, 0xe0,
 ];
 
-// covers: 8/gdb-reverse
+// covers: gdb/reverse
 #[test]
 fn gdb_walks_back_from_a_crash_to_the_store_that_caused_it() {
     let guest = Guest::code(&CRASH, &["--reverse", "--paused", "--serial", "null"]);
@@ -412,7 +412,7 @@ fn gdb_walks_back_from_a_crash_to_the_store_that_caused_it() {
     guest.finish().must_end_with(0);
 }
 
-// covers: 8/gdb-reverse
+// covers: gdb/reverse
 #[test]
 fn without_reverse_gdb_is_told_that_there_is_no_way_back() {
     let guest = Guest::code(&LOOP, &["--paused", "--serial", "null"]);
@@ -442,7 +442,7 @@ const TABLES: [u8; 72] = {
 };
 
 /// As the guest's own instructions would, or not at all.
-// covers: 8/gdb-control-registers
+// covers: gdb/control-registers
 #[test]
 fn selectors_and_control_registers_are_loaded_or_refused() {
     let guest = Guest::code(&TABLES, &["--paused", "--serial", "null"]);
@@ -490,7 +490,7 @@ fn selectors_and_control_registers_are_loaded_or_refused() {
 }
 
 /// Exceptions by name, at their handlers.
-// covers: 8/gdb-catch
+// covers: gdb/catch
 #[test]
 fn exceptions_are_caught() {
     let guest = Guest::start(&image("dr"), &["--paused", "--serial", "null", "--memory", "64M"]);
@@ -508,7 +508,7 @@ fn exceptions_are_caught() {
 }
 
 /// A CPU begins in real mode: breakpoints are linear addresses there, and RIP is the offset.
-// covers: 8/gdb-real-mode
+// covers: gdb/real-mode
 #[test]
 fn code_of_16_bits_is_debugged() {
     // With a target of 64 bits gdb takes no other architecture; it shows the code as one of 32 either way.

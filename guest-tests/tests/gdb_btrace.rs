@@ -13,20 +13,20 @@ use iced_x86::{Decoder, DecoderOptions};
 use minivmm::debug::Why;
 use minivmm::linux::Kernel;
 use minivmm::symbols::{SymbolTable, write_elf};
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
 
 const LIMIT: Duration = Duration::from_secs(150);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet";
 
 /// The same Linux here, with the symbols that it has in memory as soon as it has any.
-fn boot() -> (Vm, Console, SymbolTable, Option<String>) {
+fn boot() -> (Run, Console, SymbolTable, Option<String>) {
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(CMDLINE.into()),
         memory: 256 << 20,
         ..MachineConfig::new(&linux().kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     loop {
         assert!(vm.run_for(&mut console, 50_000_000).unwrap().is_none());
@@ -39,11 +39,11 @@ fn boot() -> (Vm, Console, SymbolTable, Option<String>) {
 }
 
 /// Runs up to the instruction at an address.
-fn run_to(vm: &mut Vm, console: &mut Console, address: u64) {
+fn run_to(vm: &mut Run, console: &mut Console, address: u64) {
     vm.debugger().add_breakpoint(address);
     let end = vm.run(console).unwrap();
     assert!(
-        matches!(&end, End::Stopped(stop) if stop.why == Why::Breakpoint(address)),
+        matches!(&end, StopReason::Debugger(stop) if stop.why == Why::Breakpoint(address)),
         "{end:?}"
     );
     vm.debugger().remove_breakpoint(address);
@@ -51,7 +51,7 @@ fn run_to(vm: &mut Vm, console: &mut Console, address: u64) {
 
 /// The address behind a function's first two instructions. gdb 13.1 cannot go back from the first one when packets end with its
 /// call ("bfcache_new: Assertion `*slot == NULL' failed").
-fn behind_two(vm: &Vm, function: u64) -> u64 {
+fn behind_two(vm: &Run, function: u64) -> u64 {
     let mut bytes = [0; 32];
     vm.read_linear(0, function, &mut bytes).unwrap();
     let mut decoder = Decoder::with_ip(64, &bytes, function, DecoderOptions::NONE);
@@ -124,7 +124,7 @@ fn compare(said: &str, format: &str, retired: &[u64], steps: u64) {
     let instructions_end = format!("{format}-calls");
     let info = part("info", &format!("{format}-instructions"));
     // What the monitor says comes beside the rest.
-    assert!(said.contains(&format!("running: {steps} steps")), "{steps}: {said}");
+    assert!(said.contains(&format!("paused: {steps} steps")), "{steps}: {said}");
     let count = retired.len();
     assert!(
         info.contains(&format!("Recorded {count} instructions in ")) && info.contains("(0 gaps)"),
@@ -168,7 +168,7 @@ fn compare(said: &str, format: &str, retired: &[u64], steps: u64) {
     );
 }
 
-// covers: 8/btrace-gdb, 8/kernel-symbols
+// covers: btrace/gdb, gdb/kernel-symbols
 #[test]
 fn gdb_records_kernel_and_user_code_of_linux() {
     let (mut vm, mut console, symbols, id) = boot();
@@ -276,7 +276,7 @@ record stop
 kill
 ";
 
-// covers: 8/btrace-smp
+// covers: btrace/smp
 #[test]
 fn each_cpu_has_a_history_of_its_own() {
     // gdb takes all code for 32-bit code on a part that has no other: so blocks can be taken apart.
@@ -301,13 +301,13 @@ fn each_cpu_has_a_history_of_its_own() {
         ..MachineConfig::new(SMP)
     };
     let machine = || {
-        let vm = Vm::new(&config).unwrap();
+        let vm = Run::new(&config).unwrap();
         let console = Console::open(&config.serial, &[], vm.line()).unwrap();
         (vm, console)
     };
     // An instruction that the third CPU executes once it is out of real mode, and one that comes a good deal later.
     let (mut vm, mut console) = machine();
-    let steps = |vm: &Vm, cpu| vm.cpu_state(cpu).unwrap().steps;
+    let steps = |vm: &Run, cpu| vm.cpu_state(cpu).unwrap().steps;
     while steps(&vm, 2) < 500 || vm.current_cpu() != 2 {
         assert!(vm.run_for(&mut console, 50).unwrap().is_none());
     }
@@ -316,14 +316,14 @@ fn each_cpu_has_a_history_of_its_own() {
     vm.debugger().add_breakpoint(from);
     loop {
         match vm.run(&mut console).unwrap() {
-            End::Stopped(stop) if stop.cpu == 2 => break,
-            End::Stopped(_) => {}
+            StopReason::Debugger(stop) if stop.cpu == 2 => break,
+            StopReason::Debugger(_) => {}
             end => panic!("{end:?}"),
         }
     }
     vm.debugger().remove_breakpoint(from);
     let begin = [0, 1, 2].map(|cpu| steps(&vm, cpu));
-    let retired = |vm: &Vm| {
+    let retired = |vm: &Run| {
         [0, 1, 2].map(|cpu| {
             let state = vm.cpu_state(cpu).unwrap();
             state.steps - state.iterations
@@ -369,7 +369,7 @@ fn each_cpu_has_a_history_of_its_own() {
             .replace("{format}", format);
         let said = guest.gdb(&script);
         guest.finish();
-        assert!(said.contains(&format!("running: {total} steps")), "{total}: {said}");
+        assert!(said.contains(&format!("paused: {total} steps")), "{total}: {said}");
         let mut last = 0;
         let parts = [("one", "two"), ("two", "three"), ("three", "back")];
         for ((log, count), (name, next)) in logs.iter().zip(counts).zip(parts) {

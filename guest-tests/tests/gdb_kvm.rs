@@ -4,9 +4,9 @@
 
 use guest_tests::bare::image;
 use guest_tests::{Folder, Outcome, Running, in_minivmm_on_kvm, kvm_is_missing, run, start};
+use minivmm::kvm::Host;
 use minivmm::matrix::tap::{Point, Report};
-use minivmm::vcpu::kvm::Host;
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -80,7 +80,7 @@ fn says(text: &str, parts: &[&str]) {
     }
 }
 
-// covers: 8/gdb-kvm
+// covers: gdb/kvm
 #[test]
 fn on_kvm_it_stops_steps_and_watches_to_the_instruction() {
     if kvm_is_missing("gdb on KVM") {
@@ -120,7 +120,7 @@ fn on_kvm_it_stops_steps_and_watches_to_the_instruction() {
     assert_eq!(guest.finish().status, Some(19));
 }
 
-// covers: 8/gdb-kvm, 8/kvm-points, 6/guest-debug-probe
+// covers: gdb/kvm, kvm/points, linux-guest/debug-probe
 #[test]
 fn four_breakpoints_are_kvms_and_a_fifth_is_the_engines() {
     if kvm_is_missing("breakpoints in KVM") {
@@ -170,7 +170,7 @@ fn four_breakpoints_are_kvms_and_a_fifth_is_the_engines() {
     assert_eq!(steps < 1000, kinds.serves_breakpoints(), "{steps} steps in the engine");
 }
 
-// covers: 8/gdb-kvm
+// covers: gdb/kvm
 #[test]
 fn it_interrupts_a_guest_that_runs_in_kvm_and_lets_it_go_on_there() {
     if kvm_is_missing("interrupting on KVM") {
@@ -224,7 +224,7 @@ fn it_interrupts_a_guest_that_runs_in_kvm_and_lets_it_go_on_there() {
     assert!(ms < 0.5, "{line}");
 }
 
-// covers: 8/gdb-kvm
+// covers: gdb/kvm
 #[test]
 fn a_triple_fault_on_kvm_is_shown_before_it_ends_the_machine() {
     if kvm_is_missing("a triple fault on KVM") {
@@ -238,7 +238,7 @@ fn a_triple_fault_on_kvm_is_shown_before_it_ends_the_machine() {
     guest.finish().must_end_with(4);
 }
 
-// covers: 8/gdb-kvm
+// covers: gdb/kvm
 #[test]
 fn the_guests_own_breakpoints_are_kept() {
     if kvm_is_missing("the guest's own breakpoints on KVM") {
@@ -270,7 +270,7 @@ fn debugged(kernel: &Path, points: usize) -> BTreeSet<String> {
         memory: 64 << 20,
         ..MachineConfig::new(kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let mut places = BTreeSet::new();
     while vm.run_for(&mut console, 9973).unwrap().is_none() {

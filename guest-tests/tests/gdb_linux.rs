@@ -72,7 +72,7 @@ print('hits', [hits.get(b.number, 0) for b in ours])
 end
 ";
 
-// covers: 8/gdb-linux-both
+// covers: gdb/linux-both
 #[test]
 fn the_guest_s_gdb_and_ours_both_have_their_watchpoints() {
     let folder = Folder::new("gdb-linux");
@@ -138,7 +138,7 @@ fn the_guest_s_gdb_and_ours_both_have_their_watchpoints() {
 }
 
 /// A first process overwrites its own pointer, is killed for what it does with it, and the kernel has nothing left to run.
-// covers: 8/gdb-panic
+// covers: gdb/panic
 #[test]
 fn from_a_kernel_s_panic_to_the_store_that_caused_it() {
     let folder = Folder::new("gdb-linux");
@@ -191,7 +191,7 @@ fn from_a_kernel_s_panic_to_the_store_that_caused_it() {
 }
 
 /// The README's session, to the letter but for its addresses.
-// covers: 8/gdb-panic
+// covers: gdb/panic
 #[test]
 fn the_readme_s_session_goes_as_it_says() {
     if !full() {

@@ -42,7 +42,7 @@ kill
     said
 }
 
-// covers: 8/gdb-lx
+// covers: gdb/lx
 #[test]
 fn the_kernel_s_own_scripts_read_a_guest() {
     if !full() {

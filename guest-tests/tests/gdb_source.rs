@@ -14,7 +14,7 @@ fn session(options: &[&str], script: &str) -> String {
 }
 
 /// A line that loops is a single packet; a call is stepped over, into and out of.
-// covers: 8/gdb-range-step
+// covers: gdb/range-step
 #[test]
 fn a_line_is_one_step_however_long_it_loops() {
     let said = session(
@@ -44,7 +44,7 @@ fn a_line_is_one_step_however_long_it_loops() {
     assert!((1..4).contains(&ranges) && packets < 8, "{ranges} of {packets}\n{said}");
 }
 
-// covers: 8/gdb-reverse-lines
+// covers: gdb/reverse-lines
 #[test]
 fn lines_and_calls_are_undone() {
     let said = session(
@@ -84,7 +84,7 @@ fn lines_and_calls_are_undone() {
 }
 
 /// From the end of the run to the store, and to where its address comes from.
-// covers: 8/gdb-reverse-lines, 8/gdb-reverse
+// covers: gdb/reverse-lines, gdb/reverse
 #[test]
 fn whoever_wrote_it_is_found_from_the_end_of_the_run() {
     let said = session(

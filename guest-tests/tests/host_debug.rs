@@ -277,7 +277,7 @@ fn on_host(cases: &[Case]) -> Result<Vec<Run>, String> {
     Ok(runs)
 }
 
-// covers: 4/dr-host
+// covers: dr/host
 #[test]
 fn breakpoints_come_as_on_the_hosts_cpu() {
     let full = guest_tests::full();

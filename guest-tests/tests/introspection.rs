@@ -3,7 +3,7 @@
 use guest_tests::{Folder, linux};
 use minivmm::linux::{Kernel, Recorded, Recording, kallsyms_text};
 use minivmm::symbols::{Origin, SymbolFile, write_elf};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
@@ -28,7 +28,7 @@ while :; do :; done
 ";
 
 struct Booted {
-    vm: Vm,
+    vm: Run,
     console: Console,
     said: String,
     kallsyms: String,
@@ -50,7 +50,7 @@ fn boot(folder: &Folder, cmdline: &str) -> Booted {
     let collected = folder.join("collected");
     std::fs::create_dir_all(&collected).unwrap();
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         inject: Some(folder.to_path_buf()),
         collect: Some(collected.clone()),
         cmdline: Some(format!("console=ttyS0 panic=-1 {cmdline}").into()),
@@ -58,7 +58,7 @@ fn boot(folder: &Folder, cmdline: &str) -> Booted {
         model: minivmm::model::find("skylake-server").unwrap(),
         ..MachineConfig::new(&linux().kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let mut said = String::new();
     while !said.contains("said: ready now") {
@@ -99,7 +99,7 @@ fn read(dir: &Path) -> Recorded {
     Recorded::read(dir).unwrap().expect("a kernel was written")
 }
 
-// covers: 5/linux-kallsyms, 5/linux-slide, 5/linux-modules, 5/linux-tasks, 5/linux-current, 5/linux-recording, 5/symbols-elf, 5/symbols-own, 8/monitor-kaslr, 8/monitor-names, 8/monitor-pagewalk, 8/monitor-irq
+// covers: linux-guest/kallsyms, linux-guest/slide, linux-guest/modules, linux-guest/tasks, linux-guest/current, linux-guest/recording, symbols/elf, symbols/own, monitor/kaslr, monitor/names, monitor/pagewalk, monitor/irq
 #[test]
 fn symbols_modules_and_processes_are_those_that_linux_tells() {
     let folder = Folder::new("introspection");
@@ -243,7 +243,9 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
 /// Name by name what is known otherwise, and the guest is as it was.
 fn the_monitor_tells_the_same(booted: &mut Booted, known: &Recorded, text: u64) {
     let Booted { vm, console, .. } = booted;
-    let run = |vm: &mut Vm, line: &str| minivmm::monitor::run(vm, 0, line);
+    let run = |vm: &mut Run, line: &str| {
+        minivmm::front::monitor::run(&mut minivmm::front::controls::Controls::new(vm), 0, line)
+    };
     let kaslr = run(vm, "kaslr");
     let line = format!("    add-symbol-file vmlinux -o {:#x}\n", text - 0xffff_ffff_8100_0000);
     assert!(kaslr.starts_with(&known.banner) && kaslr.contains(&line), "{kaslr}");

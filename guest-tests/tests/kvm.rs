@@ -2,8 +2,8 @@
 
 use guest_tests::bare::{image, on_kvm};
 use guest_tests::{HELLO, SMP, in_minivmm_on_kvm, run, skipped};
+use minivmm::kvm::Host;
 use minivmm::matrix::tap::{Point, Report};
-use minivmm::vcpu::kvm::Host;
 use std::process::Command;
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ fn known(kind: Kind, guest: &str, test: &str) -> bool {
     rows.iter().chain(ANYWHERE).any(|row| (row.0, row.1) == (guest, test))
 }
 
-// covers: 6/kvm-guests, 6/kvm-skip, 6/irqchip-kvm-guests
+// covers: kvm/guests, kvm/skip, kvm/irqchip-kvm-guests
 #[test]
 fn guests_of_ring_0_pass_but_for_what_this_kvm_lacks() {
     let Some(kind) = kvm("guests on KVM") else { return };
@@ -145,7 +145,7 @@ fn guests_of_ring_0_pass_but_for_what_this_kvm_lacks() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-// covers: 6/kvm-guests
+// covers: kvm/guests
 #[test]
 fn a_guest_prints_and_ends_with_its_status() {
     if kvm("hello on KVM").is_none() {
@@ -158,7 +158,7 @@ fn a_guest_prints_and_ends_with_its_status() {
     assert!(guest.errors.contains("KVM exits:"), "{}", guest.errors);
 }
 
-// covers: 6/kvm-smp
+// covers: kvm/smp
 #[test]
 fn three_cpus_start_lock_and_take_turns() {
     if kvm("SMP on KVM").is_none() {
@@ -184,7 +184,7 @@ fn a_cpu() -> String {
 
 /// CPU 1 knows of an interrupt that it will let in later when the NMI comes. With one CPU of the host for all, nothing else takes it
 /// out of KVM.
-// covers: 6/kvm-nmi
+// covers: kvm/nmi
 #[test]
 fn an_nmi_reaches_a_cpu_that_lets_no_interrupt_in() {
     if kvm("NMI on KVM").is_none() {
@@ -205,7 +205,7 @@ fn an_nmi_reaches_a_cpu_that_lets_no_interrupt_in() {
     assert_eq!(point, Some(&Point::Passed), "{}\n{}", guest.console, guest.errors);
 }
 
-// covers: 6/irqchip-kvm-smp
+// covers: kvm/irqchip-kvm-smp
 #[test]
 fn kvm_starts_the_cpus_and_takes_messages_between_them() {
     if kvm("SMP with KVM's interrupt controllers").is_none() {

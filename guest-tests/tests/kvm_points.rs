@@ -7,8 +7,8 @@ use guest_tests::points::Checks;
 use guest_tests::{HELLO, SMP, kvm_is_missing};
 use minivmm::config::EngineChoice;
 use minivmm::debug::{Stop, Why};
-use minivmm::vcpu::kvm::Host;
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::kvm::Host;
+use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
 
 fn check(test: &str, f: impl FnOnce(&Checks)) {
     if !kvm_is_missing(test) {
@@ -16,37 +16,37 @@ fn check(test: &str, f: impl FnOnce(&Checks)) {
     }
 }
 
-// covers: 8/kvm-points, 8/kvm-points-invisible
+// covers: kvm/points, kvm/points-invisible
 #[test]
 fn a_breakpoint_is_met_by_a_guest_that_runs_in_kvm() {
     check("a breakpoint in KVM", Checks::a_breakpoint_is_met);
 }
 
-// covers: 8/kvm-points, 8/kvm-points-invisible
+// covers: kvm/points, kvm/points-invisible
 #[test]
 fn a_breakpoint_in_a_loop_is_met_once_a_round() {
     check("a breakpoint in a loop in KVM", Checks::a_breakpoint_is_met_each_time);
 }
 
-// covers: 8/kvm-points
+// covers: kvm/points
 #[test]
 fn watchpoints_are_met() {
     check("watchpoints on KVM", Checks::watchpoints_are_met);
 }
 
-// covers: 8/kvm-points
+// covers: kvm/points
 #[test]
 fn a_fifth_is_met_by_handover() {
     check("five breakpoints on KVM", Checks::a_fifth_is_met_by_handover);
 }
 
-// covers: 8/kvm-points-own
+// covers: kvm/points-own
 #[test]
 fn guest_and_host_both_meet_their_own() {
     check("breakpoints of guest and host on KVM", Checks::both_meet_their_own);
 }
 
-// covers: 8/kvm-points-own
+// covers: kvm/points-own
 #[test]
 fn a_guest_steps_itself_beside_the_hosts_breakpoint() {
     check(
@@ -66,7 +66,7 @@ fn symbol(name: &str) -> u64 {
     u64::from_str_radix(address, 16).unwrap()
 }
 
-// covers: 8/kvm-points
+// covers: kvm/points
 #[test]
 fn each_of_three_cpus_stops_once() {
     if kvm_is_missing("breakpoints of several CPUs in KVM") {
@@ -79,7 +79,7 @@ fn each_of_three_cpus_stops_once() {
         cmdline: Some(b"3".to_vec()),
         ..MachineConfig::new(SMP)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let [other, work, after] = ["other_cpu", "work", "reaches"].map(symbol);
     for address in [other, work, after] {
@@ -88,7 +88,7 @@ fn each_of_three_cpus_stops_once() {
     let mut stops = Vec::new();
     while stops.last() != Some(&(0, after)) {
         match vm.run(&mut console).unwrap() {
-            End::Stopped(Stop {
+            StopReason::Debugger(Stop {
                 cpu,
                 why: Why::Breakpoint(address),
             }) => stops.push((cpu, address)),

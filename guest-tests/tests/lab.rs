@@ -59,7 +59,7 @@ const GUESTS: &[Guest] = &[
     ("arch_lbr", "sapphirerapids", &["--lbr=emulated"], true),
 ];
 
-// covers: 6/lab, 6/lab-guests, 6/handover-unit, 6/kvm-fault-beside, 6/lab-linux, 6/kvm-counters, 6/engine-auto, 8/kvm-points, 8/kvm-points-own
+// covers: lab/kvm, lab/guests, kvm/handover-unit, kvm/fault-beside, lab/linux, kvm/counters, kvm/engine-auto, kvm/points, kvm/points-own
 #[test]
 fn guests_and_linux_run_on_a_real_kvm() {
     let guests = chosen(GUESTS.iter(), |guest| guest.0);
@@ -117,7 +117,7 @@ fn judge_others(ended: &[Ended]) -> String {
     wrong
 }
 
-// covers: 7/matrix-labs
+// covers: matrix/labs
 #[test]
 fn what_fails_in_the_committed_matrix_has_its_reason() {
     let missing = without_reason(Host::Amd, KNOWN);

@@ -64,7 +64,7 @@ fn judge_points(ended: &Ended) {
     assert_eq!(ended.said, delivers);
 }
 
-// covers: 6/lab-intel, 6/lab-intel-guests, 6/handover-unit, 6/guest-debug-probe, 8/kvm-points, 8/kvm-points-own
+// covers: lab/intel, lab/intel-guests, kvm/handover-unit, linux-guest/debug-probe, kvm/points, kvm/points-own
 #[test]
 fn guests_run_on_a_real_kvm_intel() {
     let mut guests = chosen(GUESTS.iter(), |guest| guest.0);
@@ -87,7 +87,7 @@ fn guests_run_on_a_real_kvm_intel() {
 }
 
 /// The host's timer is one of VMX, and its deadlines are not ours: the guest has a timer without.
-// covers: 6/lab-intel-linux
+// covers: lab/intel-linux
 #[test]
 fn linux_boots_on_a_real_kvm_intel() {
     if !guest_tests::full() {
@@ -106,7 +106,7 @@ fn linux_boots_on_a_real_kvm_intel() {
 }
 
 /// Its counter counts cycles of all rings, so it counts in KVM; its interrupts are the engine's, and RDPMC in their handler.
-// covers: 6/lab-watchdog
+// covers: lab/watchdog
 #[test]
 fn linux_with_its_lockup_watchdog_stays_in_kvm() {
     if !guest_tests::full() {
@@ -129,7 +129,7 @@ fn linux_with_its_lockup_watchdog_stays_in_kvm() {
     assert!(share <= 0.05, "{share}: {said}");
 }
 
-// covers: 7/matrix-labs
+// covers: matrix/labs
 #[test]
 fn what_fails_in_the_committed_matrix_has_its_reason() {
     let missing = without_reason(Host::Intel, KNOWN);

@@ -35,7 +35,7 @@ fn linux_on(cpus: u32) -> Job {
         .within(120)
 }
 
-// covers: 6/lab-irqchip-kvm
+// covers: lab/irqchip-kvm
 #[test]
 fn guests_run_with_kvms_own_controllers() {
     let kvms = |cpus: u32| {
@@ -91,7 +91,7 @@ fn judged(ended: &[Ended]) -> String {
     wrong
 }
 
-// covers: 6/lab-irqchip-kvm-intel
+// covers: lab/irqchip-kvm-intel
 #[test]
 fn guests_run_with_the_controllers_of_kvm_intel() {
     if !full() {

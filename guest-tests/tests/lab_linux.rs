@@ -26,7 +26,7 @@ fn facts<'a>(said: &'a str, script: &str) -> Vec<&'a str> {
         .collect()
 }
 
-// covers: 6/lab-linux-unit
+// covers: lab/linux-unit
 #[test]
 fn linux_records_with_our_units_and_goes_on_natively() {
     let job = |&(script, model, units): &(&str, &str, &[&str])| {

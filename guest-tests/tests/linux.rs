@@ -9,7 +9,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// The script's own lines are in guest-tests/linux/scripts/selftest.
-// covers: 2/boot-debian, 2/loader-bzimage, 2/exit-0, 2/loader-acpi-power
+// covers: boot/debian, loader/bzimage, exit-status/0, loader/acpi-power
 #[test]
 fn debian_boots_to_a_shell_runs_the_script_and_powers_off() {
     let guest = run(
@@ -55,7 +55,7 @@ fn position(guest: &Outcome) -> (String, String) {
     (steps.to_string(), figure(&guest.errors, "state hash").to_string())
 }
 
-// covers: 2/determinism
+// covers: determinism/repeats
 #[test]
 fn two_boots_with_the_same_inputs_end_in_the_same_state() {
     let boot = || {
@@ -80,7 +80,7 @@ fn two_boots_with_the_same_inputs_end_in_the_same_state() {
 
 /// The kernel's decompression and its first steps, on this CPU and on two that QEMU emulates: what the vendors' parts do where
 /// the manual leaves results undefined, and what QEMU does, reaches no guest.
-// covers: 2/determinism-vendor
+// covers: determinism/vendor
 #[test]
 fn the_state_does_not_depend_on_the_vendor_of_the_host_cpu() {
     let mut boot = linux_in_minivmm("console=ttyS0");
@@ -93,7 +93,7 @@ fn the_state_does_not_depend_on_the_vendor_of_the_host_cpu() {
     }
 }
 
-// covers: 2/determinism
+// covers: determinism/repeats
 #[test]
 fn different_inputs_end_in_different_states() {
     let run_with = |line: &str| {
@@ -107,7 +107,7 @@ fn different_inputs_end_in_different_states() {
 }
 
 /// What the kernel says it has found, by leaf 15H or against the PIT.
-// covers: 4/tsc-khz, 4/tsc-offset
+// covers: tsc/khz, tsc/offset
 #[test]
 fn the_kernel_calibrates_to_the_frequency_that_is_asked_for() {
     let detected = |model: &str, khz: u32, offset: &str| {
@@ -142,7 +142,7 @@ fn the_kernel_calibrates_to_the_frequency_that_is_asked_for() {
 }
 
 /// Somebody at the console: what is typed reaches the shell, and its answers come back.
-// covers: 2/boot-debian
+// covers: boot/debian
 #[test]
 fn the_shell_answers_what_is_typed() {
     let mut guest = start_with_input(&mut linux_in_minivmm("console=ttyS0 quiet panic=-1"), LIMIT);
@@ -176,7 +176,7 @@ fn flags_on(model: &str) -> String {
 
 /// What Linux finds on each model: features that it has, and that it has not. The long form boots all, the short one those
 /// with the most and the least.
-// covers: 3/cpu-models-boot
+// covers: cpu/models-boot
 #[test]
 fn debian_boots_on_every_model_with_long_mode() {
     let full = guest_tests::full();
@@ -241,7 +241,7 @@ fn unpacked_kernel() -> Vec<u8> {
 }
 
 /// Debian's kernel without its wrapping, by its PVH note, and by its 64-bit entry point when the note is no more.
-// covers: 3/loader-pvh, 3/loader-elf64
+// covers: loader/pvh, loader/elf64
 #[test]
 fn debians_vmlinux_boots_by_both_of_its_entry_points() {
     let mut kernel = unpacked_kernel();

@@ -18,7 +18,7 @@ fn hold(options: &[&str], scripts: &[&str]) -> Outcome {
 }
 
 /// A demo that takes long to fetch is none.
-// covers: 5/guest-tools
+// covers: linux-guest/tools
 #[test]
 fn the_tools_are_less_than_100_mb() {
     let len = std::fs::metadata(&linux().tools).unwrap().len();
@@ -26,13 +26,13 @@ fn the_tools_are_less_than_100_mb() {
 }
 
 /// The demo's trace, exact counts, last branches and Intel PT, with the model that `--pt` takes by itself.
-// covers: 5/pt-option
-// covers: 5/pt-guest-perf
-// covers: 5/pt-demo
-// covers: 5/guest-tools
-// covers: 7/linux-perf-stat
-// covers: 7/linux-perf-lbr
-// covers: 7/linux-perf-pt
+// covers: pt/option
+// covers: pt/guest-perf
+// covers: pt/demo
+// covers: linux-guest/tools
+// covers: linux-guest/perf-stat
+// covers: linux-guest/perf-lbr
+// covers: linux-guest/perf-pt
 #[test]
 fn perf_counts_and_traces_on_the_model_of_pt() {
     let scripts = ["trace", "perf-stat", "perf-lbr", "perf-pt", "perf-ptwrite"];
@@ -44,7 +44,7 @@ fn perf_counts_and_traces_on_the_model_of_pt() {
 }
 
 /// The script that people run, and what a model of sixteen pairs says to it.
-// covers: 7/linux-msr-lbr
+// covers: linux-guest/msr-lbr
 #[test]
 fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
     hold(
@@ -58,11 +58,11 @@ fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
 
 /// Branch trace store, event-based sampling and load latency. On parts with Meltdown Linux has no intel_bts event while page
 /// tables are isolated.
-// covers: 7/linux-perf-bts
-// covers: 7/linux-perf-pebs
-// covers: 7/linux-perf-mem
-// covers: 7/linux-perf-pt
-// covers: 7/linux-gdb
+// covers: linux-guest/perf-bts
+// covers: linux-guest/perf-pebs
+// covers: linux-guest/perf-mem
+// covers: linux-guest/perf-pt
+// covers: linux-guest/gdb
 #[test]
 fn branches_samples_loads_and_gdb() {
     hold(
@@ -83,8 +83,8 @@ fn branches_samples_loads_and_gdb() {
 }
 
 /// The resource director's numbers are plausible, and the same in two runs.
-// covers: 4/rdt-guest
-// covers: 7/linux-resctrl
+// covers: rdt/guest
+// covers: linux-guest/resctrl
 #[test]
 fn resctrl_shows_what_tasks_hold_of_the_cache() {
     let numbers = || {

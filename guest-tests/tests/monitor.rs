@@ -6,7 +6,10 @@ use guest_tests::flat::{self, CODE, DATA, TRACE, wrmsr};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use minivmm::debug::Why;
-use minivmm::{Console, End, Vm, monitor};
+use minivmm::{
+    Console, End, Run, StopReason,
+    front::{controls::Controls, monitor},
+};
 use x86::model::{BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, WESTMERE};
 use x86::msr::*;
 use x86::pt::RtitCtl;
@@ -123,12 +126,16 @@ impl Watch for Taken {
 }
 
 /// The program at its end, and the branches that it took, the newest first.
-fn at_the_end(model: &'static CpuModel) -> (Vm, Console, Vec<(u64, u64)>) {
+fn at_the_end(model: &'static CpuModel) -> (Run, Console, Vec<(u64, u64)>) {
     let taken = Taken::default();
     let (mut vm, mut console) = flat::whole(model, 0, &[], program(model));
     vm.machine().observe(0, Some(Box::new(taken.clone())));
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::Halted(_)), "{}: {end:?}", model.name);
+    assert!(
+        matches!(end, StopReason::Ended(End::Halted(_))),
+        "{}: {end:?}",
+        model.name
+    );
     let branches = taken.0.lock().unwrap().iter().rev().map(|b| (b.from, b.to)).collect();
     (vm, console, branches)
 }
@@ -154,17 +161,20 @@ fn printed(text: &str) -> Vec<(u64, u64)> {
 
 const MODELS: [&CpuModel; 5] = [&WESTMERE, &HASWELL, &BROADWELL, &SKYLAKE_SERVER, &SAPPHIRERAPIDS];
 
-// covers: 8/monitor-lbr, 8/monitor-bts
+// covers: monitor/lbr, monitor/bts
 #[test]
 fn branch_records_are_the_branches_that_were_taken() {
     for model in MODELS {
         let (mut vm, _, taken) = at_the_end(model);
-        let lbr = monitor::run(&mut vm, 0, "lbr");
+        let lbr = monitor::run(&mut Controls::new(&mut vm), 0, "lbr");
         let entries = printed(&lbr);
         assert!(lbr.starts_with("on") && entries.len() >= 16, "{}: {lbr}", model.name);
         assert_eq!(entries, taken[..entries.len()], "{}: {lbr}", model.name);
-        assert_eq!(printed(&monitor::run(&mut vm, 0, "lbr 3")), taken[..3]);
-        let bts = monitor::run(&mut vm, 0, "bts");
+        assert_eq!(
+            printed(&monitor::run(&mut Controls::new(&mut vm), 0, "lbr 3")),
+            taken[..3]
+        );
+        let bts = monitor::run(&mut Controls::new(&mut vm), 0, "bts");
         assert!(
             bts.starts_with("on") && bts.contains(&format!("buffer {BTS:#x}")),
             "{bts}"
@@ -173,12 +183,12 @@ fn branch_records_are_the_branches_that_were_taken() {
     }
 }
 
-// covers: 8/monitor-pt
+// covers: monitor/pt
 #[test]
 fn packets_of_the_guests_trace_are_shown() {
     for model in [&SKYLAKE_SERVER, &SAPPHIRERAPIDS] {
         let (mut vm, _, taken) = at_the_end(model);
-        let text = monitor::run(&mut vm, 0, "pt 400");
+        let text = monitor::run(&mut Controls::new(&mut vm), 0, "pt 400");
         for part in [
             "TraceEn OS ToPA BranchEn",
             "ContextEn TriggerEn",
@@ -205,7 +215,7 @@ fn packets_of_the_guests_trace_are_shown() {
     }
 }
 
-// covers: 8/monitor-dr, 8/monitor-debugctl, 8/monitor-pmu, 8/monitor-pebs, 8/monitor-tsc, 8/monitor-rdt, 8/monitor-msr, 8/monitor-cpuid, 8/monitor-irq
+// covers: monitor/dr, monitor/debugctl, monitor/pmu, monitor/pebs, monitor/tsc, monitor/rdt, monitor/msr, monitor/cpuid, monitor/irq
 #[test]
 fn registers_are_decoded() {
     let (mut vm, _, _) = at_the_end(&SAPPHIRERAPIDS);
@@ -280,13 +290,13 @@ fn registers_are_decoded() {
             ],
         ),
     ] {
-        let text = monitor::run(&mut vm, 0, line);
+        let text = monitor::run(&mut Controls::new(&mut vm), 0, line);
         for part in parts {
             assert!(text.contains(&part), "{line}: {part:?} is not in\n{text}");
         }
     }
     // CPUID is what the guest's own reads: OSXSAVE follows CR4.
-    let shown = |vm: &Vm| vm.peek_cpuid(0, 1, 0)[2] >> 27 & 1;
+    let shown = |vm: &Run| vm.peek_cpuid(0, 1, 0)[2] >> 27 & 1;
     assert_eq!(shown(&vm), 0);
     let mut other = state.clone();
     other.soft.cpus[0].cr4 |= 1 << 18;
@@ -294,7 +304,7 @@ fn registers_are_decoded() {
     assert_eq!(shown(&vm), 1);
 }
 
-// covers: 8/monitor-msr
+// covers: monitor/msr
 #[test]
 fn msrs_are_written_as_the_guest_would() {
     let (mut vm, _, _) = at_the_end(&SKYLAKE_SERVER);
@@ -321,19 +331,19 @@ fn msrs_are_written_as_the_guest_would() {
         ),
         ("msr", "msr read MSR, or msr write MSR VALUE\n"),
     ] {
-        assert_eq!(monitor::run(&mut vm, 0, line), says, "{line}");
+        assert_eq!(monitor::run(&mut Controls::new(&mut vm), 0, line), says, "{line}");
     }
-    assert!(monitor::run(&mut vm, 0, "lbr").starts_with("off"));
+    assert!(monitor::run(&mut Controls::new(&mut vm), 0, "lbr").starts_with("off"));
     assert_eq!(vm.cpu_state(0).unwrap().msrs.lstar, 0xffff_ffff_8100_0000);
 }
 
-// covers: 8/monitor-pagewalk
+// covers: monitor/pagewalk
 #[test]
 fn addresses_are_translated() {
     let (mut vm, _, _) = at_the_end(&WESTMERE);
-    assert!(monitor::run(&mut vm, 0, "gva2gpa 0x212345").ends_with("is at physical 0x212345\n"));
-    assert!(monitor::run(&mut vm, 0, "gva2gpa 0x40000000").ends_with("is not mapped\n"));
-    let walk = monitor::run(&mut vm, 0, "pagewalk 0x212345");
+    assert!(monitor::run(&mut Controls::new(&mut vm), 0, "gva2gpa 0x212345").ends_with("is at physical 0x212345\n"));
+    assert!(monitor::run(&mut Controls::new(&mut vm), 0, "gva2gpa 0x40000000").ends_with("is not mapped\n"));
+    let walk = monitor::run(&mut Controls::new(&mut vm), 0, "pagewalk 0x212345");
     let expected = [
         "0x212345, CR3 0x7000",
         "PML4E 0x7000: 0x8027, 0x8000 P W U A",
@@ -342,12 +352,12 @@ fn addresses_are_translated() {
         "physical 0x212345",
     ];
     assert_eq!(walk.lines().collect::<Vec<_>>(), expected);
-    assert!(monitor::run(&mut vm, 0, "pagewalk 0x40000000").ends_with("not mapped\n"));
-    assert!(monitor::run(&mut vm, 0, "gva2gpa nowhere").contains("neither a number nor a symbol"));
+    assert!(monitor::run(&mut Controls::new(&mut vm), 0, "pagewalk 0x40000000").ends_with("not mapped\n"));
+    assert!(monitor::run(&mut Controls::new(&mut vm), 0, "gva2gpa nowhere").contains("neither a number nor a symbol"));
 }
 
 /// Every command that reads, at many steps of the program: a run that is looked at is the run that is not.
-// covers: 8/monitor-pure
+// covers: monitor/pure
 #[test]
 fn looking_changes_nothing() {
     for model in MODELS {
@@ -364,7 +374,7 @@ fn looking_changes_nothing() {
         while end.is_none() {
             let before = vm.save();
             for line in &lines {
-                let text = monitor::run(&mut vm, 0, line);
+                let text = monitor::run(&mut Controls::new(&mut vm), 0, line);
                 assert!(text.ends_with('\n') && text.len() > 1, "{line}: {text:?}");
             }
             assert!(
@@ -381,14 +391,14 @@ fn looking_changes_nothing() {
     }
 }
 
-// covers: 8/monitor-catch
+// covers: monitor/catch
 #[test]
 fn exceptions_are_caught() {
     let (mut vm, mut console) = flat::whole(&WESTMERE, 0, &[], |a| {
         a.nop()?;
         a.ud2()
     });
-    let refused = monitor::run(&mut vm, 0, "catch 6");
+    let refused = monitor::run(&mut Controls::new(&mut vm), 0, "catch 6");
     assert!(refused.contains("--gdb"), "{refused}");
     // As the stub does.
     vm.debugger();
@@ -403,18 +413,24 @@ fn exceptions_are_caught() {
         ("catch XX", "\"XX\" is no number: 10 and 0x10 are\n"),
         ("catch 1 2", "\"2\" is one word too many\n"),
     ] {
-        assert_eq!(monitor::run(&mut vm, 0, line), says, "{line}");
+        assert_eq!(monitor::run(&mut Controls::new(&mut vm), 0, line), says, "{line}");
     }
     let end = vm.run(&mut console).unwrap();
     assert!(
-        matches!(end, End::Stopped(stop) if matches!(stop.why, Why::Exception { vector: 6, .. })),
+        matches!(end, StopReason::Debugger(stop) if matches!(stop.why, Why::Exception { vector: 6, .. })),
         "{end:?}"
     );
-    assert_eq!(monitor::run(&mut vm, 0, "catch none"), "nothing is caught\n");
-    assert!(matches!(vm.run(&mut console).unwrap(), End::Halted(_)));
+    assert_eq!(
+        monitor::run(&mut Controls::new(&mut vm), 0, "catch none"),
+        "nothing is caught\n"
+    );
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::Halted(_))
+    ));
 }
 
-// covers: 8/monitor-help
+// covers: monitor/help
 #[test]
 fn what_is_wrong_with_a_line_is_said() {
     let (mut vm, _, _) = at_the_end(&WESTMERE);
@@ -436,9 +452,15 @@ fn what_is_wrong_with_a_line_is_said() {
             "dr  Debug registers: what each breakpoint watches, DR6, DR7\n",
         ),
     ] {
-        assert_eq!(monitor::run(&mut vm, 0, line), says, "{line}");
+        assert_eq!(monitor::run(&mut Controls::new(&mut vm), 0, line), says, "{line}");
     }
-    assert_eq!(monitor::run(&mut vm, 1, "dr"), "there is no CPU 1\n");
-    assert_eq!(monitor::run(&mut vm, 0, ""), monitor::run(&mut vm, 0, "help"));
-    assert!(address(monitor::run(&mut vm, 0, "gva2gpa 0x100000").as_str()) == CODE);
+    assert_eq!(
+        monitor::run(&mut Controls::new(&mut vm), 1, "dr"),
+        "there is no CPU 1\n"
+    );
+    assert_eq!(
+        monitor::run(&mut Controls::new(&mut vm), 0, ""),
+        monitor::run(&mut Controls::new(&mut vm), 0, "help")
+    );
+    assert!(address(monitor::run(&mut Controls::new(&mut vm), 0, "gva2gpa 0x100000").as_str()) == CODE);
 }

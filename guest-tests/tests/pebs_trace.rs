@@ -108,7 +108,7 @@ fn in_trace(flat: &Flat) -> Vec<(Groups, u64)> {
     records
 }
 
-// covers: 4/pebs-trace
+// covers: pebs/trace
 #[test]
 fn what_is_in_the_trace_is_what_would_be_in_the_buffer() {
     for fixed in [false, true] {
@@ -149,7 +149,7 @@ fn what_is_in_the_trace_is_what_would_be_in_the_buffer() {
     }
 }
 
-// covers: 4/pebs-trace
+// covers: pebs/trace
 #[test]
 fn our_flow_decoder_reads_past_the_blocks() {
     #[derive(Default)]
@@ -173,18 +173,18 @@ fn our_flow_decoder_reads_past_the_blocks() {
     assert!(log.1.is_empty() && log.0.len() > RECORDS, "{:?}", log.1);
 }
 
-// covers: 4/pebs-trace-pmi
+// covers: pebs/trace-pmi
 #[test]
 fn every_record_may_ask_for_an_interrupt() {
     // LVTPC is masked at reset, so what is asked for shows in the status alone, which keeps the counter's bit.
     for (enable, bit) in [(OUTPUT_TRACE, 0), (OUTPUT_TRACE | PMI_EACH, 1)] {
         let mut flat = run(enable, 0, false);
-        let pmu = flat.machine.units().state().pmu.unwrap();
+        let pmu = flat.machine.units(0).unwrap().state().pmu.unwrap();
         assert_eq!(pmu.status & 1, bit, "{enable:x}");
     }
 }
 
-// covers: 4/pebs-trace-registers
+// covers: pebs/trace-registers
 #[test]
 fn only_parts_that_can_have_the_registers() {
     let accepts = |model: &'static x86::model::CpuModel, msr, value| {

@@ -44,7 +44,7 @@ fn power(model: &'static CpuModel) -> (Flat, Vec<Packet>) {
     (flat, packets)
 }
 
-// covers: 4/pt-power-guest
+// covers: pt/power-guest
 #[test]
 fn hlt_and_mwait_are_told_as_power_events() {
     let mut models = 0;

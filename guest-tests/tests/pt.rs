@@ -64,7 +64,7 @@ fn same(found: &[u64], run: &Run, what: &str) {
     );
 }
 
-// covers: 4/pt-oracle-libipt, 4/rtm-trace
+// covers: pt/oracle-libipt, rtm/trace
 #[test]
 fn libipt_finds_the_instructions_that_ran() {
     for model in MODELS {
@@ -110,7 +110,7 @@ const PTW: i32 = 26;
 
 const WITH_PTWRITE: [&CpuModel; 3] = [&SAPPHIRERAPIDS, &ALDERLAKE, &SNOWRIDGE];
 
-// covers: 4/pt-ptwrite-oracle
+// covers: pt/ptwrite-oracle
 #[test]
 fn libipt_finds_what_ptwrite_wrote_and_where() {
     for model in WITH_PTWRITE {
@@ -149,7 +149,7 @@ fn libipt_finds_what_ptwrite_wrote_and_where() {
     }
 }
 
-// covers: 4/pt-ptwrite-oracle
+// covers: pt/ptwrite-oracle
 #[test]
 fn our_decoder_finds_what_ptwrite_wrote_and_where() {
     #[derive(Default)]
@@ -176,7 +176,7 @@ fn our_decoder_finds_what_ptwrite_wrote_and_where() {
     }
 }
 
-// covers: 4/pt-oracle-flow, 4/rtm-trace
+// covers: pt/oracle-flow, rtm/trace
 #[test]
 fn our_decoder_finds_the_instructions_that_ran() {
     for model in MODELS {

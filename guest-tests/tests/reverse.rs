@@ -1,12 +1,13 @@
 //! Going back in runs of several CPUs and of Linux, with disks and with units on.
 
 use guest_tests::{SMP, linux};
-use minivmm::config::{DiskConfig, DiskMode};
-use minivmm::{Console, End, MachineConfig, Snapshot, Vm, history};
+use minivmm::StopReason;
+use minivmm::{Console, End, MachineConfig, Run, Snapshot};
+use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use x86::model::SKYLAKE_SERVER;
 
-fn open(config: &MachineConfig) -> (Vm, Console) {
-    let vm = Vm::new(config).unwrap();
+fn open(config: &MachineConfig) -> (Run, Console) {
+    let vm = Run::new(config).unwrap();
     let console = Console::open(&config.serial, &[], vm.line()).unwrap();
     (vm, console)
 }
@@ -27,7 +28,7 @@ fn booting(cpus: u8) -> MachineConfig {
     MachineConfig {
         cpus,
         memory: 256 << 20,
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         model: &SKYLAKE_SERVER,
         ..MachineConfig::new(&linux().kernel)
@@ -66,7 +67,7 @@ fn full() -> bool {
     guest_tests::full()
 }
 
-// covers: 8/reverse-determinism
+// covers: reverse/determinism
 #[test]
 fn where_a_run_is_stopped_does_not_matter() {
     let config = booting(2);
@@ -87,16 +88,16 @@ fn where_a_run_is_stopped_does_not_matter() {
 /// A machine that keeps a point every so many steps.
 fn keeping(config: &MachineConfig, spacing: u64) -> MachineConfig {
     MachineConfig {
-        reverse: Some(history::Options {
+        reverse: Some(minivmm::config::ReverseOptions {
             spacing,
-            ..history::Options::default()
+            ..minivmm::config::ReverseOptions::default()
         }),
         ..config.clone()
     }
 }
 
 /// To positions in no order: what was there is there again.
-fn wander(vm: &mut Vm, console: &mut Console, seen: &[(u64, u64)], times: usize) {
+fn wander(vm: &mut Run, console: &mut Console, seen: &[(u64, u64)], times: usize) {
     for at in random(11, seen.len() as u64).take(times) {
         let (step, digest) = seen[at as usize];
         let from = vm.steps();
@@ -105,7 +106,7 @@ fn wander(vm: &mut Vm, console: &mut Console, seen: &[(u64, u64)], times: usize)
     }
 }
 
-// covers: 8/reverse-smp, 8/reverse-stepi
+// covers: reverse/smp, reverse/stepi
 #[test]
 fn several_cpus_go_back_together_and_each_by_its_own_instructions() {
     let config = MachineConfig {
@@ -126,7 +127,7 @@ fn several_cpus_go_back_together_and_each_by_its_own_instructions() {
     }
     assert!(seen.len() > 30, "{}", seen.len());
     wander(&mut vm, &mut console, &seen, 40);
-    let steps = |vm: &Vm, cpu| vm.cpu_state(cpu).unwrap().steps;
+    let steps = |vm: &Run, cpu| vm.cpu_state(cpu).unwrap().steps;
     for (cpu, at) in [(0, 10), (1, 15), (2, 20), (1, 29), (2, 29)] {
         vm.seek(&mut console, seen[at].0).unwrap();
         for _ in 0..20 {
@@ -154,7 +155,7 @@ dd if=/dev/zero of=/dev/vda bs=4k seek=3 count=9 conv=fsync 2>/dev/null
 echo \"$word: $sum\"
 ";
 
-// covers: 8/reverse-linux, 8/reverse-disks, 8/reverse-input, 8/reverse-output
+// covers: reverse/linux, reverse/disks, reverse/input, reverse/output
 #[test]
 fn a_linux_with_a_disk_goes_back_to_any_step() {
     use std::os::unix::fs::PermissionsExt;
@@ -195,18 +196,21 @@ fn a_linux_with_a_disk_goes_back_to_any_step() {
             seen.push((vm.steps(), vm.digest()));
         }
     };
-    assert!(matches!(end, Some(End::PowerOff)), "{end:?}\n{said}");
+    assert!(matches!(end, Some(StopReason::Ended(End::PowerOff))), "{end:?}\n{said}");
     assert!(said.contains("swordfish: "), "{said}");
     let last = (vm.steps(), vm.digest());
     let extent = vm.extent().unwrap();
-    assert!(extent.bytes <= history::MEMORY, "{extent:?}");
+    assert!(extent.bytes <= minivmm::config::REVERSE_MEMORY, "{extent:?}");
     wander(&mut vm, &mut console, &seen, if full() { 40 } else { 5 });
     for _ in 0..10 {
         let now = vm.steps();
         assert!(vm.step_back(&mut console, vm.current_cpu()).unwrap());
         assert!(vm.steps() < now);
     }
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     assert_eq!((vm.steps(), vm.digest()), last, "what the disk said is the same, too");
     assert_eq!(console.take_output(), b"", "nothing is said twice");
     assert!(

@@ -79,7 +79,7 @@ fn holds(outcome: &Outcome, rows: &[Row], who: &str) {
 }
 
 /// The guest is guest-tests/guests/smp.c.
-// covers: 3/smp-ipi, 3/smp-init-sipi, 3/smp-tsc, 3/smp-turns
+// covers: smp/ipi, smp/init-sipi, smp/tsc, smp/turns
 #[test]
 fn interrupts_reach_whom_they_name_on_every_kind_of_apic() {
     for (model, x2apic) in [
@@ -108,7 +108,7 @@ fn interrupts_reach_whom_they_name_on_every_kind_of_apic() {
     holds(&guest, &theirs, "QEMU");
 }
 
-// covers: 3/smp-option
+// covers: smp/option
 #[test]
 fn there_may_be_255_cpus() {
     for (model, cpus) in [("p6", 255), ("haswell", 64), ("sapphirerapids", 255)] {
@@ -196,28 +196,28 @@ fn debian(model: &str, cpus: u32) {
 }
 
 /// Westmere has no leaf 15H: the kernel calibrates its clocks against the PIT.
-// covers: 3/smp-debian
+// covers: smp/debian
 #[test]
 fn debian_runs_on_several_cpus_of_westmere() {
     debian("westmere", 2);
     debian("westmere", 4);
 }
 
-// covers: 3/smp-debian
+// covers: smp/debian
 #[test]
 fn debian_runs_on_several_cpus_of_skylake_server() {
     debian("skylake-server", 2);
     debian("skylake-server", 4);
 }
 
-// covers: 3/smp-debian
+// covers: smp/debian
 #[test]
 fn debian_runs_on_several_cpus_of_sapphirerapids() {
     debian("sapphirerapids", 2);
     debian("sapphirerapids", 4);
 }
 
-// covers: 3/smp-determinism
+// covers: smp/determinism
 #[test]
 fn a_run_with_several_cpus_repeats_to_the_bit() {
     let hash = |guest: &Outcome| {

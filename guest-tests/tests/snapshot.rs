@@ -1,6 +1,7 @@
 //! All state at every instruction of a program that traces itself in every way, put into another machine: what follows is the
 //! same to the byte.
 
+use minivmm::StopReason;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use guest_tests::flat::{self, CODE, DATA, TRACE, wrmsr};
@@ -8,7 +9,7 @@ use guest_tests::observer::{Observer, ObserverState, Unit};
 use guest_tests::{SMP, linux};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::{Console, End, MachineConfig, Snapshot, Vm, history};
+use minivmm::{Console, End, MachineConfig, Run, Snapshot};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE, WESTMERE};
 use x86::msr::*;
 use x86::pmu::Count;
@@ -315,8 +316,8 @@ impl Watch for Shared {
 }
 
 /// A machine, its console, and who observes it.
-struct Run {
-    vm: Vm,
+struct Observed {
+    vm: Run,
     console: Console,
     observer: Shared,
 }
@@ -328,12 +329,12 @@ struct Whole {
     observer: ObserverState,
 }
 
-impl Run {
-    fn new(model: &'static CpuModel) -> Run {
+impl Observed {
+    fn new(model: &'static CpuModel) -> Observed {
         let (mut vm, console) = flat::whole(model, 0, &JUMPS, program(model));
         let observer = Shared::new(model);
         assert!(vm.machine().observe(0, Some(Box::new(observer.clone()))));
-        Run { vm, console, observer }
+        Observed { vm, console, observer }
     }
 
     fn save(&mut self) -> Whole {
@@ -351,7 +352,7 @@ impl Run {
 
     fn run_out(&mut self) -> Whole {
         let end = self.vm.run(&mut self.console).unwrap();
-        assert!(matches!(end, End::DebugExit(0)), "{end:?}");
+        assert!(matches!(end, StopReason::Ended(End::DebugExit(0))), "{end:?}");
         self.save()
     }
 }
@@ -417,7 +418,7 @@ fn written(state: &Whole, from: u64, len: u64) -> usize {
 }
 
 fn at_every_instruction(model: &'static CpuModel) {
-    let end = Run::new(model).run_out();
+    let end = Observed::new(model).run_out();
     let steps = end.machine.soft.steps;
     assert!(steps > 2000, "{}: {steps}", model.name);
     if model.units.pt.is_some() {
@@ -427,14 +428,14 @@ fn at_every_instruction(model: &'static CpuModel) {
     assert!(excluded || written(&end, BTS, 0x4000) > 100, "{}: branches", model.name);
     assert!(written(&end, PEBS, 0x4000) > 10, "{}: samples", model.name);
 
-    let (mut walker, mut other) = (Run::new(model), Run::new(model));
+    let (mut walker, mut other) = (Observed::new(model), Observed::new(model));
     for step in 0..steps - 1 {
         assert!(walker.vm.step(&mut walker.console).unwrap().is_none());
         let state = walker.save();
         assert_eq!(state.machine.soft.steps, step + 1);
         // Every so often a machine that has never run, and otherwise one that has come to its end.
         if step % 64 == 0 {
-            other = Run::new(model);
+            other = Observed::new(model);
         }
         other.restore(&state);
         let what = format!("{} after step {step}", model.name);
@@ -443,7 +444,7 @@ fn at_every_instruction(model: &'static CpuModel) {
     }
 }
 
-// covers: 4/snapshot-every-instruction
+// covers: snapshot/every-instruction
 #[test]
 fn the_state_at_every_instruction_goes_on_to_the_same_bytes() {
     for model in models() {
@@ -467,19 +468,19 @@ fn models() -> Vec<&'static CpuModel> {
     all[..if full { 7 } else { 1 }].to_vec()
 }
 
-// covers: 8/reverse-units
+// covers: reverse/units
 #[test]
 fn going_back_takes_what_every_unit_has_under_way_along() {
     for model in models() {
         let config = MachineConfig {
-            reverse: Some(history::Options {
+            reverse: Some(minivmm::config::ReverseOptions {
                 spacing: 301,
-                ..history::Options::default()
+                ..minivmm::config::ReverseOptions::default()
             }),
             ..flat::config(model)
         };
         let (mut vm, mut console) = flat::whole_of(&config, 0, &JUMPS, program(model));
-        let look = |vm: &mut Vm| {
+        let look = |vm: &mut Run| {
             let state = vm.save();
             (state.soft.steps, state.soft.cpus, state.pages)
         };
@@ -501,8 +502,8 @@ fn going_back_takes_what_every_unit_has_under_way_along() {
     }
 }
 
-fn open(config: &MachineConfig) -> (Vm, Console) {
-    let vm = Vm::new(config).unwrap();
+fn open(config: &MachineConfig) -> (Run, Console) {
+    let vm = Run::new(config).unwrap();
     let console = Console::open(&config.serial, &[], vm.line()).unwrap();
     (vm, console)
 }
@@ -536,7 +537,7 @@ fn stops(config: &MachineConfig, steps: impl Iterator<Item = u64>) {
     }
 }
 
-// covers: 4/snapshot-machine
+// covers: snapshot/machine
 #[test]
 fn a_machine_with_several_cpus_goes_on_from_any_turn() {
     let config = MachineConfig {
@@ -549,13 +550,13 @@ fn a_machine_with_several_cpus_goes_on_from_any_turn() {
     stops(&config, (1..60).map(|n| n * 4001));
 }
 
-// covers: 4/snapshot-machine
+// covers: snapshot/machine
 #[test]
 fn a_booting_linux_goes_on_from_any_state() {
     let config = MachineConfig {
         cpus: 2,
         memory: 256 << 20,
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         model: &SKYLAKE_SERVER,
         max_instructions: Some(60_000_000),
@@ -564,7 +565,7 @@ fn a_booting_linux_goes_on_from_any_state() {
     stops(&config, (1..5).map(|n| n * 12_345_679));
 }
 
-// covers: 4/snapshot-machine
+// covers: snapshot/machine
 #[test]
 fn a_state_of_another_machine_is_refused() {
     let config = MachineConfig {

@@ -4,9 +4,9 @@
 use guest_tests::linux;
 use guest_tests::retired::Each;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use minivmm::Run;
 use minivmm::config::MachineConfig;
-use minivmm::console::Console;
-use minivmm::run::Vm;
+use minivmm::front::console::Console;
 use std::sync::{Arc, Mutex};
 use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
 
@@ -109,10 +109,10 @@ impl Watch for Walker {
 /// Boots for so many steps under an observer: what it has heard, and what the machine came to.
 fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (Heard, u64) {
     let mut config = MachineConfig::new(&linux().kernel);
-    config.initrd = Some(linux().initrd.clone());
+    config.initrd = vec![linux().initrd.clone().into()];
     config.cmdline = Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec());
     config.max_instructions = Some(steps);
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let shared = Shared::default();
     assert!(vm.machine().observe(0, Some(observer(shared.clone()))));
     let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
@@ -122,7 +122,7 @@ fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (
     (heard, vm.digest())
 }
 
-// covers: 4/oracle-stream
+// covers: trace/oracle-stream
 #[test]
 fn the_stream_of_a_booting_linux_follows_from_its_branches() {
     // Most of the first steps are iterations of REP, which are no instructions of their own.

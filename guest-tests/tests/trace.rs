@@ -11,14 +11,14 @@ use guest_tests::raw::Raw;
 use guest_tests::retired::{Heard, Lines, Retired, Stream, idle_loops};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
 use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm, monitor};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, front::monitor};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
 
 /// A boot of Linux that switches itself off at its end, or after so many steps.
 fn config(model: &str, cpus: u8) -> MachineConfig {
     MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         max_instructions: if guest_tests::full() { None } else { Some(15_000_000) },
         cpus,
@@ -28,8 +28,8 @@ fn config(model: &str, cpus: u8) -> MachineConfig {
 }
 
 /// Runs it, prepared at a step; gives the digest of the machine at its end.
-fn run(config: &MachineConfig, from: u64, prepare: impl FnOnce(&mut Vm)) -> u64 {
-    let mut vm = Vm::new(config).expect("a machine");
+fn run(config: &MachineConfig, from: u64, prepare: impl FnOnce(&mut Run)) -> u64 {
+    let mut vm = Run::new(config).expect("a machine");
     let mut console = Console::open(&config.serial, &[], vm.line()).expect("a console");
     if from > 0 {
         assert!(vm.run_for(&mut console, from).expect("a run").is_none());
@@ -159,7 +159,8 @@ fn record(name: &str, plain: &MachineConfig, from: u64) -> Recorded {
     let digest = run(&traced, from, |vm| {
         if from > 0 {
             let line = format!("trace start {}", at.display());
-            let told = monitor::answer(vm, 0, &line).expect("a recording");
+            let told =
+                monitor::answer(&mut minivmm::front::controls::Controls::new(vm), 0, &line).expect("a recording");
             assert!(told.ends_with(&format!("recording from step {from}\n")), "{told}");
         }
     });
@@ -222,7 +223,7 @@ fn hold(
 }
 
 /// Several patches of a page where no packet tells which code ran before and which behind them.
-// covers: 5/trace-patches
+// covers: trace/patches
 #[test]
 fn patches_between_two_packets_hold_from_their_instruction_on() {
     let recorded = compare("patches", &MachineConfig::new(Path::new(PATCHES)), &[]);
@@ -232,7 +233,7 @@ fn patches_between_two_packets_hold_from_their_instruction_on() {
 }
 
 /// Three vCPUs that start each other, from real mode on, and reset each other by INIT; each with code that the first has written.
-// covers: 5/trace-smp, 5/trace-init
+// covers: trace/smp, trace/init
 #[test]
 fn several_cpus_and_resets_among_them_are_in_the_trace() {
     let plain = MachineConfig {
@@ -246,7 +247,7 @@ fn several_cpus_and_resets_among_them_are_in_the_trace() {
 }
 
 /// A guest that programs its own unit in every way has the packets that it has without us.
-// covers: 5/trace-beside-pt
+// covers: trace/beside-pt
 #[test]
 fn a_guest_s_own_trace_goes_on_beside_ours() {
     for name in ["pt_packets", "pt_filters", "pt_topa"] {
@@ -269,7 +270,7 @@ fn a_guest_s_own_trace_goes_on_beside_ours() {
 }
 
 /// What is executed in ring 0 and what is in ring 3 make up the whole.
-// covers: 5/trace-filters
+// covers: trace/filters
 #[test]
 fn filters_by_ring_part_what_a_guest_executes() {
     let folder = Folder::new("rings");
@@ -296,8 +297,8 @@ fn filters_by_ring_part_what_a_guest_executes() {
     assert_eq!(kernel + user, all, "{kernel} and {user}");
 }
 
-// covers: 5/trace-linux
-// covers: 4/pt-oracle-linux
+// covers: trace/linux
+// covers: pt/oracle-linux
 #[test]
 fn traces_of_a_booting_linux_are_what_retired() {
     compare("westmere", &config("westmere", 1), &[]);
@@ -312,20 +313,20 @@ fn on_a_model_with_intel_pt(model: &str) {
     }
 }
 
-// covers: 5/trace-linux
+// covers: trace/linux
 #[test]
 fn traces_of_linux_on_skylake_server_are_what_retired() {
     on_a_model_with_intel_pt("skylake-server,-smap");
 }
 
-// covers: 5/trace-linux
+// covers: trace/linux
 #[test]
 fn traces_of_linux_on_sapphirerapids_are_what_retired() {
     on_a_model_with_intel_pt("sapphirerapids,-smap");
 }
 
 /// Linux on two vCPUs, of which each wakes, interrupts and patches the other.
-// covers: 5/trace-smp-linux
+// covers: trace/smp-linux
 #[test]
 fn traces_of_linux_on_two_cpus_are_what_retired() {
     if !guest_tests::full() {
@@ -399,7 +400,7 @@ impl Visitor for Look<'_> {
 /// A program that writes code, runs it and writes other code over it, in pages that are executable in turns, that are both at once,
 /// that have two addresses, that are other pages each time; and the kernel's own compiler of socket filters. From the port write
 /// before to the one behind, every instruction is in the trace with the code that it was then, for our decoder as for libipt.
-// covers: 5/trace-jit
+// covers: trace/jit
 #[test]
 fn what_compilers_in_a_guest_write_is_in_the_trace() {
     let folder = Folder::new("jit");
@@ -407,7 +408,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
     fs::create_dir(&inject).expect("a folder");
     fs::copy(JIT, inject.join("init")).expect("a copy");
     let plain = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         inject: Some(inject),
         cmdline: Some(b"console=ttyS0 panic=-1 quiet".to_vec()),
         memory: 256 << 20,
@@ -424,7 +425,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
         }),
         ..plain.clone()
     };
-    let mut vm = Vm::new(&traced).expect("a machine");
+    let mut vm = Run::new(&traced).expect("a machine");
     let mut console = Console::open(&traced.serial, &[], vm.line()).expect("a console");
     let end = vm.run(&mut console);
     let said = String::from_utf8_lossy(&console.take_output()).into_owned();
@@ -454,7 +455,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
     let (first, ip) = found.first.expect("something was executed");
     let last = clock.step(found.last).expect("a step");
     let ran = |empty: &Stream| {
-        let mut vm = Vm::new(&plain).expect("a machine");
+        let mut vm = Run::new(&plain).expect("a machine");
         let mut console = Console::open(&plain.serial, &[], vm.line()).expect("a console");
         assert!(vm.run_for(&mut console, first - 8).expect("a run").is_none());
         while vm.cpu_state(0).expect("a CPU").rip != ip {
@@ -483,7 +484,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
 
 /// A recording that the monitor begins in a run that nobody has recorded so far: code that was decoded, and translations that were
 /// made, long before are in it, too.
-// covers: 8/monitor-trace-late
+// covers: monitor/trace-late
 #[test]
 fn recordings_that_begin_under_way_are_what_retired() {
     let from = 3_000_000;
@@ -499,7 +500,7 @@ fn recordings_that_begin_under_way_are_what_retired() {
         ..MachineConfig::new(Path::new(SMP))
     };
     let whole = {
-        let mut vm = Vm::new(&several).expect("a machine");
+        let mut vm = Run::new(&several).expect("a machine");
         let mut console = Console::open(&several.serial, &[], vm.line()).expect("a console");
         vm.run(&mut console).expect("a run");
         vm.steps()

@@ -243,7 +243,7 @@ fn trace_events(path: &Path) -> BTreeMap<String, u64> {
     threads.into_values().filter_map(of).collect()
 }
 
-// covers: 5/export-perf, 5/export-perf-linux, 5/export-linux, 5/export-perfetto, 5/symbols-elf, 5/symbols-user, 5/trace-module-load
+// covers: trace/export-perf, trace/export-perf-linux, trace/export-linux, trace/export-perfetto, symbols/elf, symbols/user, trace/module-load
 #[test]
 fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let folder = Folder::new("export");
@@ -398,7 +398,7 @@ fn one_or_both(dir: &Path, from: u64) {
 }
 
 /// Two vCPUs: perf has each one's instructions from where the second is in 64-bit mode on, which is what perf takes all code for.
-// covers: 5/export-perf-smp, 5/trace-smp-linux, 5/trace-vcpu
+// covers: trace/export-perf-smp, trace/smp-linux, trace/vcpu
 #[test]
 fn perf_prints_the_instructions_of_two_cpus() {
     let folder = Folder::new("export-smp");

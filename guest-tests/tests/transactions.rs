@@ -21,7 +21,7 @@ fn boot(model: &str, cpus: u32, rounds: u64) -> Outcome {
 }
 
 /// The program is guest-tests/guests/transactions.c.
-// covers: 4/rtm-linux
+// covers: rtm/linux
 #[test]
 fn linux_runs_transactions_on_two_cpus() {
     let full = guest_tests::full();
@@ -67,7 +67,7 @@ fn linux_runs_transactions_on_two_cpus() {
 }
 
 /// Where the instructions are there and every transaction aborts at once, the lock does all.
-// covers: 4/rtm-linux
+// covers: rtm/linux
 #[test]
 fn a_part_whose_transactions_always_abort_needs_the_lock() {
     let guest = boot("skylake-server,+rtm,+rtm_always_abort", 2, 2000);

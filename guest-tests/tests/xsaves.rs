@@ -67,8 +67,8 @@ fn start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     wrmsr(a, IA32_RTIT_CTL, CTL.into_bits())
 }
 
-// covers: 4/pt-xsaves-engine
-// covers: 4/pt-xsaves-trace
+// covers: pt/xsaves-engine
+// covers: pt/xsaves-trace
 #[test]
 fn xsaves_stops_the_trace_and_xrstors_goes_on_with_it() {
     const AFTER: u64 = DATA + 0x1000;
@@ -134,7 +134,7 @@ fn xsaves_stops_the_trace_and_xrstors_goes_on_with_it() {
     }
 }
 
-// covers: 4/pt-xsaves-gp
+// covers: pt/xsaves-gp
 #[test]
 fn xrstors_refuses_images_that_the_registers_would() {
     // (why, where in the image, value)
@@ -170,12 +170,15 @@ fn xrstors_refuses_images_that_the_registers_would() {
             };
             assert_eq!(fault, expected, "{what}");
             let fresh = Units::new(model).state().pt;
-            assert!(flat.machine.units().state().pt == fresh, "{what}: something was loaded");
+            assert!(
+                flat.machine.units(0).unwrap().state().pt == fresh,
+                "{what}: something was loaded"
+            );
         }
     }
 }
 
-// covers: 4/pt-xsaves-gp
+// covers: pt/xsaves-gp
 #[test]
 fn xrstors_while_tracing_and_a_save_that_faults() {
     let read_ctl = [0xB9, 0x70, 0x05, 0, 0, 0x0F, 0x32, 0xF4];
@@ -229,7 +232,7 @@ fn xrstors_while_tracing_and_a_save_that_faults() {
 const LBR_CTL: u64 = 0x7F_0007;
 const WITH_LBR: [&CpuModel; 2] = [&SAPPHIRERAPIDS, &ALDERLAKE];
 
-// covers: 4/lbr-xsaves-engine
+// covers: lbr/xsaves-engine
 #[test]
 fn last_branches_are_saved_and_come_back() {
     const AFTER: u64 = DATA + 0x1000;
@@ -289,7 +292,7 @@ fn last_branches_are_saved_and_come_back() {
     }
 }
 
-// covers: 4/lbr-xsaves-engine
+// covers: lbr/xsaves-engine
 #[test]
 fn an_image_of_last_branches_that_is_refused_starts_no_trace() {
     for model in WITH_LBR {
@@ -307,7 +310,7 @@ fn an_image_of_last_branches_that_is_refused_starts_no_trace() {
         let second = IMAGE + 128;
         flat.write(second, &(LBR_CTL | 1 << 60).to_le_bytes());
         assert_eq!(flat.run().unwrap_err().vector, 13, "{}", model.name);
-        let (state, fresh) = (flat.machine.units().state(), Units::new(model).state());
+        let (state, fresh) = (flat.machine.units(0).unwrap().state(), Units::new(model).state());
         assert!(state.pt == fresh.pt, "{}: something was loaded", model.name);
         assert_eq!(state.arch_lbr.unwrap().control, 0, "{}", model.name);
         assert_eq!(flat.read(TRACE, 64), [0; 64]);

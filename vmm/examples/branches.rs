@@ -2,7 +2,7 @@
 
 use std::{error::Error, ffi::OsString, sync::mpsc};
 
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use x86::seam::{Appetite, BranchRecord, Effects, Flow, Processor, Watch};
 
 struct Branches(mpsc::Sender<BranchRecord>);
@@ -27,7 +27,7 @@ impl Watch for Branches {
 
 /// The first branches of the boot CPU, fewer if the guest ends before.
 pub fn first(kernel: OsString, count: usize) -> Result<Vec<BranchRecord>, Box<dyn Error>> {
-    let mut vm = Vm::new(&MachineConfig::new(kernel))?;
+    let mut vm = Run::new(&MachineConfig::new(kernel))?;
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line())?;
     let (send, records) = mpsc::channel();
     vm.machine().observe(0, Some(Box::new(Branches(send))));

@@ -5,7 +5,7 @@ use std::{
     io::IsTerminal,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::PathBuf,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use clap::{
@@ -15,15 +15,22 @@ use clap::{
 use x86::model::MODELS;
 
 use crate::{
-    config::{ClockMode, DiskConfig, DiskMode, EngineChoice, MachineConfig, SerialTarget, VIRTUAL_RTC_BASE},
-    control,
+    address::DebugAddress,
+    config::{
+        ClockMode, DiskConfig, EngineChoice, InitrdFile, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
+        VIRTUAL_RTC_BASE,
+    },
     error::Error,
-    gdb,
-    history::{self, replay, session},
-    irqchip::Irqchip,
-    matrix, model, probe,
-    resolve::{Wish, Wishes},
+    matrix, model,
+    parse::*,
+    replay_options,
     trace::command::TraceCommand,
+    unit_options::UnitOptions,
+};
+use kvm::{
+    irqchip::Irqchip,
+    probe,
+    units::{Unit, UnitRequest},
 };
 
 /// The command line as clap sees it.
@@ -45,9 +52,10 @@ pub struct Cli {
     /// Kernel: a Linux bzImage, an ELF64 kernel (by its PVH note, or a vmlinux by its 64-bit entry point), or an ELF32 multiboot 1 image
     #[arg(long, value_name = "FILE", required = true)]
     kernel: Option<PathBuf>,
-    /// Initial RAM disk (for multiboot: the module)
-    #[arg(long, value_name = "FILE")]
-    initrd: Option<PathBuf>,
+    /// Initial RAM disk; repeated, the archives follow one another. For multiboot and PVH: a module, with the words behind its name
+    /// (repeatable)
+    #[arg(long, value_name = "FILE[ WORDS]", value_parser = OsStringValueParser::new().try_map(parse_initrd))]
+    initrd: Vec<InitrdFile>,
     /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
     #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
@@ -69,31 +77,8 @@ pub struct Cli {
     /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature [default: westmere]
     #[arg(long, visible_alias = "cpu", value_name = "NAME")]
     cpu_model: Option<String>,
-    /// Give the guest Intel PT: without --cpu-model that is sapphirerapids, otherwise the model must have it. On KVM `emulated` (as
-    /// `--pt` alone) is this program's unit; `host` the host's hardware; `off` takes it away
-    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "emulated")]
-    pt: Option<Wish>,
-    /// Breakpoints: on KVM the host's
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    dr: Option<Wish>,
-    /// Last-branch records, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    lbr: Option<Wish>,
-    /// Branch trace store, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    bts: Option<Wish>,
-    /// Event-based sampling, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    pebs: Option<Wish>,
-    /// Performance counters, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    pmu: Option<Wish>,
-    /// Resource director, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    rdt: Option<Wish>,
-    /// Time-stamp counter: on KVM the host's, with an offset
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    tsc: Option<Wish>,
+    #[command(flatten)]
+    units: UnitOptions,
     /// Frequency of the time-stamp counter [default: the model's]; CPUID leaves 15H and 16H say the same
     #[arg(long, value_name = "N", value_parser = parse_khz, allow_negative_numbers = true)]
     tsc_khz: Option<u32>,
@@ -118,7 +103,7 @@ pub struct Cli {
     control: Option<PathBuf>,
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT (this host alone, unless HOST says otherwise) or unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(parse_gdb))]
-    gdb: Option<gdb::Address>,
+    gdb: Option<DebugAddress>,
     /// The same as --gdb tcp:127.0.0.1:1234
     #[arg(short = 's', conflicts_with = "gdb")]
     usual_gdb: bool,
@@ -185,7 +170,7 @@ enum Command {
         command: Box<TraceCommand>,
     },
     /// Run a session again that `--record` recorded, to the instruction
-    Replay(Box<replay::Options>),
+    Replay(Box<replay_options::Options>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::Options>),
 }
@@ -201,7 +186,7 @@ pub enum Job {
         verbose: u8,
     },
     /// Run a recorded session again.
-    Replay(Box<replay::Options>),
+    Replay(Box<replay_options::Options>),
     /// Send this command to a control socket.
     Control {
         /// The socket.
@@ -238,7 +223,7 @@ where
             return Ok(Job::Print(if json { probe::json(&seen) } else { probe::text(&seen) }));
         }
         Some(Command::Ctl { path, command }) => {
-            let path = control::parse_address(path.as_os_str().as_bytes()).unwrap_or(path);
+            let path = crate::address::unix(path.as_os_str().as_bytes()).unwrap_or(path);
             return Ok(Job::Control { path, command });
         }
         Some(Command::Trace { command }) => return Ok(Job::Trace(command)),
@@ -263,17 +248,8 @@ where
         (Some(RtcBase::Now), _) | (None, ClockMode::Paced) => now(),
         (None, ClockMode::Virtual) => VIRTUAL_RTC_BASE,
     };
-    let units = Wishes {
-        dr: cli.dr,
-        lbr: cli.lbr,
-        bts: cli.bts,
-        pebs: cli.pebs,
-        pmu: cli.pmu,
-        pt: cli.pt,
-        tsc: cli.tsc,
-        rdt: cli.rdt,
-    };
-    let wants_pt = cli.pt.is_some_and(|wish| wish != Wish::Off);
+    let units = cli.units.0;
+    let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
     let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt)?;
     if let Some(khz) = cli.tsc_khz {
         let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));
@@ -307,14 +283,14 @@ where
         host_trace: None,
         serial: cli.serial,
         control: cli.control,
-        gdb: cli.gdb.or(cli.usual_gdb.then_some(gdb::Address::USUAL)),
+        gdb: cli.gdb.or(cli.usual_gdb.then_some(DebugAddress::USUAL)),
         paused: cli.paused,
         trace: cli.trace.options()?,
-        reverse: cli.reverse.then(|| history::Options {
+        reverse: cli.reverse.then(|| ReverseOptions {
             memory: cli.reverse_memory,
-            ..history::Options::default()
+            ..ReverseOptions::default()
         }),
-        record: cli.record.map(|folder| session::Options { folder, arguments }),
+        record: cli.record.map(|folder| RecordOptions { folder, arguments }),
         replay: None,
         clock,
         seed: match cli.seed {
@@ -342,275 +318,6 @@ pub fn models() -> String {
     list + "\nNo model shows AVX-512 or AMX, and transactions only with +rtm; `minivmm models NAME` says what else of a part is hidden, and why.\n"
 }
 
-/// Clap's report up to its first empty line (usage and tips follow), on one line.
-pub(crate) fn one_line(report: &str) -> String {
-    let head = report.strip_prefix("error: ").unwrap_or(report);
-    let lines: Vec<&str> = head
-        .lines()
-        .take_while(|line| !line.trim().is_empty())
-        .map(str::trim)
-        .collect();
-    lines.join(" ").replace(char::is_control, "?")
-}
-
-/// RDRAND's seed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seed {
-    Fixed(u64),
-    Random,
-}
-
-/// The real-time clock's start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RtcBase {
-    /// Seconds since 1970-01-01T00:00:00Z.
-    At(i64),
-    Now,
-}
-
-/// A size in bytes: decimal or 0x hexadecimal, with an optional suffix K, M, G or T (powers of 1024; `iB` and `B` may follow).
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let lower = text.trim().to_ascii_lowercase();
-    let (body, shift) = match lower.strip_prefix("0x") {
-        // A hexadecimal number has `b` as a digit, so only the letters that are none can be suffixes.
-        Some(_) => split_suffix(&lower),
-        None => split_suffix(lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower)),
-    };
-    let number = parse_u64(body).ok_or("not a size: give bytes, or a number with K, M, G or T, as 512M")?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "more than 64 bits can count".into())
-}
-
-fn split_suffix(text: &str) -> (&str, u32) {
-    for (suffix, shift) in [('k', 10), ('m', 20), ('g', 30), ('t', 40)] {
-        if let Some(body) = text.strip_suffix(suffix) {
-            return (body, shift);
-        }
-    }
-    (text, 0)
-}
-
-/// Decimal or 0x hexadecimal digits, and nothing else.
-pub(crate) fn parse_u64(text: &str) -> Option<u64> {
-    let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
-        Some(hex) => (hex, 16),
-        None => (text, 10),
-    };
-    // `from_str_radix` also takes a sign.
-    if !digits.starts_with(|c: char| c.is_digit(radix)) {
-        return None;
-    }
-    u64::from_str_radix(digits, radix).ok()
-}
-
-fn parse_khz(text: &str) -> Result<u32, String> {
-    let khz = parse_u64(text).ok_or("not a number of kHz, as 2100000 for 2.1 GHz")?;
-    u32::try_from(khz).map_err(|_| "more than 10000000, which is 10 GHz".into())
-}
-
-/// Modulo 2^64, so that a counter can start just below the end of its range.
-fn parse_offset(text: &str) -> Result<u64, String> {
-    let number = match text.strip_prefix('-') {
-        Some(below) => parse_u64(below)
-            .filter(|&below| below <= 1 << 63)
-            .map(u64::wrapping_neg),
-        None => parse_u64(text),
-    };
-    number.ok_or_else(|| "not a number from -2^63 to 2^64-1".into())
-}
-
-/// The least memory that holds the tables a kernel is entered with.
-pub const MEMORY_MIN: u64 = 2 << 20;
-
-pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
-    let size = parse_size(text)?;
-    if size < MEMORY_MIN {
-        let hint = if (1..1 << 20).contains(&size) {
-            format!(" (for mebibytes, write {size}M)")
-        } else {
-            String::new()
-        };
-        return Err(format!("less than 2M of memory{hint}"));
-    }
-    if size % 4096 != 0 {
-        return Err("not a multiple of the page size, 4K".into());
-    }
-    Ok(size)
-}
-
-pub(crate) fn parse_control(text: OsString) -> Result<PathBuf, String> {
-    control::parse_address(text.as_bytes())
-}
-
-pub(crate) fn parse_gdb(text: OsString) -> Result<gdb::Address, String> {
-    gdb::Address::parse(text.as_bytes())
-}
-
-pub(crate) fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
-    match text.as_bytes() {
-        b"stdio" => Ok(SerialTarget::Stdio),
-        b"null" | b"none" => Ok(SerialTarget::Null),
-        b"file:" => Err("file: needs a path, as file:console.log".into()),
-        bytes => match bytes.strip_prefix(b"file:") {
-            Some(path) => Ok(SerialTarget::File(PathBuf::from(OsString::from_vec(path.to_vec())))),
-            None => Err("not stdio, file:PATH or null".into()),
-        },
-    }
-}
-
-/// A file name may hold commas: only the last one counts, and only before a mode.
-fn parse_disk(text: OsString) -> Result<DiskConfig, String> {
-    let bytes = text.as_bytes();
-    let (path, mode) = [
-        (&b",overlay"[..], DiskMode::Overlay),
-        (b",readonly", DiskMode::ReadOnly),
-        (b",ro", DiskMode::ReadOnly),
-    ]
-    .into_iter()
-    .find_map(|(suffix, mode)| Some((bytes.strip_suffix(suffix)?, mode)))
-    .unwrap_or((bytes, DiskMode::ReadWrite));
-    if path.is_empty() {
-        return Err("needs a file, as disk.img or disk.img,overlay".into());
-    }
-    Ok(DiskConfig {
-        path: PathBuf::from(OsString::from_vec(path.to_vec())),
-        mode,
-    })
-}
-
-fn parse_seed(text: &str) -> Result<Seed, String> {
-    match text {
-        "random" => Ok(Seed::Random),
-        _ => parse_u64(text)
-            .map(Seed::Fixed)
-            .ok_or_else(|| "not a number of 64 bits, and not `random`".into()),
-    }
-}
-
-pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
-    match parse_u64(text) {
-        None => Err("not a number of 64 bits".into()),
-        Some(0) => Err("has to be at least 1".into()),
-        Some(count) => Ok(count),
-    }
-}
-
-/// The APICs have IDs of eight bits, of which FFH is for all of them.
-pub(crate) fn parse_cpus(text: &str) -> Result<u8, String> {
-    match parse_u64(text) {
-        Some(count @ 1..=255) => Ok(count as u8),
-        _ => Err("not a number from 1 to 255".into()),
-    }
-}
-
-pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("has to be more than 0 and not absurd".into()),
-    }
-}
-
-const RTC_HELP: &str = "not a date as 2024-01-01T00:00:00Z, not seconds since 1970, and not `now`";
-
-fn parse_rtc_base(text: &str) -> Result<RtcBase, String> {
-    if matches!(text, "now" | "host") {
-        return Ok(RtcBase::Now);
-    }
-    let seconds = match text.parse::<i64>() {
-        Ok(seconds) => seconds,
-        Err(_) => parse_date_time(text).ok_or(RTC_HELP)?,
-    };
-    // A CMOS clock has two digits for the year and two for the century.
-    match seconds {
-        0..253_402_300_800 => Ok(RtcBase::At(seconds)),
-        _ => Err("the clock runs from 1970 to 9999".into()),
-    }
-}
-
-/// `2024-01-31`, `2024-01-31T12:34:56`, with a blank or `t` for the `T`, with fractions of a second (dropped), and with
-/// `Z` or an offset as `+01:00` (RFC 3339); without an offset it is UTC. A leap second becomes the second after it.
-fn parse_date_time(text: &str) -> Option<i64> {
-    let field = |range: std::ops::Range<usize>| -> Option<i64> {
-        let digits = text.get(range)?;
-        digits
-            .bytes()
-            .all(|b| b.is_ascii_digit())
-            .then(|| digits.parse().ok())?
-    };
-    let separator = |at: usize, allowed: &str| text.get(at..at + 1).is_some_and(|c| allowed.contains(c));
-    let (year, month, day) = (field(0..4)?, field(5..7)?, field(8..10)?);
-    if !separator(4, "-")
-        || !separator(7, "-")
-        || !(1..=12).contains(&month)
-        || !(1..=days_in(year, month)).contains(&day)
-    {
-        return None;
-    }
-    let midnight = days_from_civil(year, month, day) * 86_400;
-    if text.len() == 10 {
-        return Some(midnight);
-    }
-    let (hour, minute, second) = (field(11..13)?, field(14..16)?, field(17..19)?);
-    if !separator(10, "Tt ") || !separator(13, ":") || !separator(16, ":") || hour > 23 || minute > 59 || second > 60 {
-        return None;
-    }
-    let mut rest = text.get(19..)?;
-    if let Some(fraction) = rest.strip_prefix('.') {
-        let end = fraction.find(|c: char| !c.is_ascii_digit()).unwrap_or(fraction.len());
-        if end == 0 {
-            return None;
-        }
-        rest = &fraction[end..];
-    }
-    let zone = text.len() - rest.len();
-    let offset = match rest.as_bytes() {
-        [] | [b'Z' | b'z'] => 0,
-        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
-            let (hours, minutes) = (field(zone + 1..zone + 3)?, field(zone + 4..zone + 6)?);
-            if hours > 23 || minutes > 59 {
-                return None;
-            }
-            (hours * 60 + minutes) * if *sign == b'+' { 60 } else { -60 }
-        }
-        _ => return None,
-    };
-    Some(midnight + hour * 3600 + minute * 60 + second - offset)
-}
-
-fn days_in(year: i64, month: i64) -> i64 {
-    match month {
-        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar, by counting from a March so that leap days come last.
-fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
-    let (year, month) = if month > 2 {
-        (year, month - 3)
-    } else {
-        (year - 1, month + 9)
-    };
-    let day_of_year = (153 * month + 2) / 5 + day - 1;
-    year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - 719_468
-}
-
-fn now() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(VIRTUAL_RTC_BASE, |since| since.as_secs() as i64)
-}
-
-/// The standard library's hasher keys come from the system's random source.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -631,25 +338,35 @@ mod tests {
         run(&[&["--kernel", "k"], args].concat()).unwrap()
     }
 
-    // covers: 2/cli-kernel
-    // covers: 2/cli-initrd
-    // covers: 2/cli-cmdline
-    // covers: 2/cli-memory
-    // covers: 2/cli-cpu-model
-    // covers: 5/pt-option
-    // covers: 2/cli-engine
-    // covers: 2/cli-serial
-    // covers: 2/cli-clock
-    // covers: 2/cli-seed
-    // covers: 2/cli-rtc-base
-    // covers: 2/cli-max-instructions
-    // covers: 2/cli-timeout
-    // covers: 2/cli-stats
+    // covers: cli/kernel
+    // covers: cli/initrd
+    // covers: cli/cmdline
+    // covers: cli/memory
+    // covers: cli/cpu-model
+    // covers: pt/option
+    // covers: cli/engine
+    // covers: cli/serial
+    // covers: cli/clock
+    // covers: cli/seed
+    // covers: cli/rtc-base
+    // covers: cli/max-instructions
+    // covers: cli/timeout
+    // covers: cli/stats
     #[test]
     fn options_and_their_aliases_reach_the_config() {
         assert_eq!(run(&["--kernel", "a/b"]).unwrap().kernel, PathBuf::from("a/b"));
-        assert_eq!(with(&["--initrd", "i"]).initrd, Some("i".into()));
-        assert_eq!(with(&[]).initrd, None);
+        assert_eq!(with(&["--initrd", "i"]).initrd, ["i".into()]);
+        assert_eq!(with(&[]).initrd, []);
+        let module = InitrdFile {
+            path: "vmlinuz".into(),
+            words: b"console=hvc0 root=/dev/ram0".to_vec(),
+        };
+        let two = with(&["--initrd", "vmlinuz console=hvc0 root=/dev/ram0", "--initrd", "i"]);
+        assert_eq!(two.initrd, [module, "i".into()]);
+        for wrong in ["", " words"] {
+            let error = run(&["--kernel", "k", "--initrd", wrong]).unwrap_err().to_string();
+            assert!(error.contains("needs a file"), "{error}");
+        }
         assert_eq!(with(&["--cmdline", "a b"]).cmdline, Some(b"a b".to_vec()));
         assert_eq!(with(&["--append", "-x"]).cmdline, Some(b"-x".to_vec()));
         assert_eq!(with(&[]).cmdline, None);
@@ -691,7 +408,7 @@ mod tests {
         assert!(with(&["--stats"]).stats && !with(&[]).stats);
     }
 
-    // covers: 4/tsc-khz, 4/tsc-offset
+    // covers: tsc/khz, tsc/offset
     #[test]
     fn the_time_stamp_counters_frequency_and_start() {
         let config = with(&[]);
@@ -730,7 +447,7 @@ mod tests {
         }
     }
 
-    // covers: 3/smp-option
+    // covers: smp/option
     #[test]
     fn one_to_255_cpus() {
         assert_eq!(
@@ -760,12 +477,12 @@ mod tests {
         }
     }
 
-    // covers: 3/cli-disk
-    // covers: 3/cli-inject
-    // covers: 3/cli-collect
+    // covers: cli/disk
+    // covers: cli/inject
+    // covers: cli/collect
     #[test]
     fn disks_and_folders_reach_the_config() {
-        use DiskMode::{Overlay, ReadOnly, ReadWrite};
+        use machine::disk::DiskMode::{Overlay, ReadOnly, ReadWrite};
         for (text, path, mode) in [
             ("a.img", "a.img", ReadWrite),
             ("a.img,overlay", "a.img", Overlay),
@@ -795,7 +512,7 @@ mod tests {
         );
     }
 
-    // covers: 2/cli-verbose
+    // covers: cli/verbose
     #[test]
     fn verbose_counts() {
         for (args, expected) in [(&["-v"][..], 1), (&["-vv"], 2), (&["--verbose"], 1), (&[], 0)] {
@@ -804,7 +521,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cli-models
+    // covers: cli/models
     #[test]
     fn models_lists_every_model_on_a_line_of_its_own() {
         let text = run(&["models"]).unwrap_err();
@@ -821,10 +538,10 @@ mod tests {
         }
     }
 
-    // covers: 2/bad-input-nonsense-size
-    // covers: 2/bad-input-unknown-model
-    // covers: 5/pt-option
-    // covers: 2/bad-input-unknown-engine
+    // covers: bad-input/nonsense-size
+    // covers: bad-input/unknown-model
+    // covers: pt/option
+    // covers: bad-input/unknown-engine
     #[test]
     fn what_does_not_parse_is_one_line_that_names_the_option() {
         for (args, names) in [

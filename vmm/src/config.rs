@@ -1,16 +1,14 @@
 //! What a machine is made of, as plain data: the command line ends here and the machine begins here.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
+use machine::disk::DiskMode;
 use x86::model::CpuModel;
 
-use crate::vcpu::kvm::tracer::Traces;
+use kvm::tracer::Traces;
 
 /// The real-time clock's date in a run on the virtual clock, unless `--rtc-base` says otherwise: 2024-01-01T00:00:00Z.
 pub const VIRTUAL_RTC_BASE: i64 = 1_704_067_200;
-
-/// What `--cmdline` is when it is not given and the kernel is a Linux one: the only console this machine has.
-pub const DEFAULT_LINUX_CMDLINE: &str = "console=ttyS0";
 
 /// Which CPU runs the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -56,17 +54,6 @@ pub enum ClockMode {
     Virtual,
 }
 
-/// What a guest's writes do to a disk's file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiskMode {
-    /// They go to the file, and a flush by the guest is an fsync.
-    ReadWrite,
-    /// The guest cannot write.
-    ReadOnly,
-    /// They are kept for as long as the machine runs, and the file stays as it is.
-    Overlay,
-}
-
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
@@ -76,20 +63,70 @@ pub struct DiskConfig {
     pub mode: DiskMode,
 }
 
+/// The memory that points take at most, unless `--reverse-memory` says otherwise.
+pub const REVERSE_MEMORY: u64 = 1 << 30;
+/// Steps between two points as the run goes on: a tenth of a second or two.
+const SPACING: u64 = 1 << 23;
+
+/// How a run is kept, so that it can be gone back in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReverseOptions {
+    /// What points may take of memory, in bytes; about, as the first and the last one are always kept.
+    pub memory: u64,
+    /// Steps between two points as the run goes on.
+    pub spacing: u64,
+}
+
+impl Default for ReverseOptions {
+    fn default() -> Self {
+        ReverseOptions {
+            memory: REVERSE_MEMORY,
+            spacing: SPACING,
+        }
+    }
+}
+
+/// A recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordOptions {
+    /// The directory, which is made; one that is there has to be empty.
+    pub folder: PathBuf,
+    /// The command line without the program's name: the replay has the same machine.
+    pub arguments: Vec<OsString>,
+}
+
+/// A part of an initial RAM disk, or a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InitrdFile {
+    /// The file.
+    pub path: PathBuf,
+    /// What a multiboot or PVH kernel is told of it behind its name.
+    pub words: Vec<u8>,
+}
+
+impl<P: Into<PathBuf>> From<P> for InitrdFile {
+    fn from(path: P) -> Self {
+        InitrdFile {
+            path: path.into(),
+            words: Vec::new(),
+        }
+    }
+}
+
 /// A machine to be built and run.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
     /// The kernel: a bzImage or an ELF32 multiboot image.
     pub kernel: PathBuf,
-    /// The initial RAM disk, or the multiboot module.
-    pub initrd: Option<PathBuf>,
+    /// The parts of Linux's initial RAM disk, or the modules of a multiboot or PVH kernel, in order.
+    pub initrd: Vec<InitrdFile>,
     /// A folder whose tree is below /inject in a Linux guest.
     pub inject: Option<PathBuf>,
     /// A folder for the files that the guest sends through its second serial port, which exists if this is given.
     pub collect: Option<PathBuf>,
     /// The disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
-    /// The guest's command line; `None`: [`DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
+    /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
     pub memory: u64,
@@ -101,7 +138,7 @@ pub struct MachineConfig {
     /// is a host's offset, which no guest sees.
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
-    pub units: crate::resolve::Wishes,
+    pub units: kvm::units::UnitRequests,
     /// Units that have not run on the hardware they are for may be wished for, too.
     pub experimental: bool,
     /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
@@ -109,21 +146,21 @@ pub struct MachineConfig {
     /// The engine.
     pub engine: EngineChoice,
     /// Whose interrupt controllers a machine on KVM has; `None`: as fits.
-    pub irqchip: Option<crate::irqchip::Irqchip>,
+    pub irqchip: Option<kvm::irqchip::Irqchip>,
     /// The first serial port.
     pub serial: SerialTarget,
-    /// Where a socket takes commands while the machine runs ([`crate::control`]).
+    /// Where a socket takes commands while the machine runs .
     pub control: Option<PathBuf>,
-    /// Where a debugger connects ([`crate::gdb`]).
-    pub gdb: Option<crate::gdb::Address>,
+    /// Where a debugger connects .
+    pub gdb: Option<crate::address::DebugAddress>,
     /// The guest stands before its first instruction until somebody lets it go on.
     pub paused: bool,
     /// What is recorded from outside, and where to.
     pub trace: Option<crate::trace::Options>,
     /// The machine can go back, with this much kept.
-    pub reverse: Option<crate::history::Options>,
+    pub reverse: Option<ReverseOptions>,
     /// The session is recorded.
-    pub record: Option<crate::history::session::Options>,
+    pub record: Option<RecordOptions>,
     /// A recorded session that the run is to be again, in this directory.
     pub replay: Option<PathBuf>,
     /// The clock.
@@ -146,7 +183,7 @@ impl MachineConfig {
     pub fn new(kernel: impl Into<PathBuf>) -> Self {
         MachineConfig {
             kernel: kernel.into(),
-            initrd: None,
+            initrd: Vec::new(),
             inject: None,
             collect: None,
             disks: Vec::new(),
@@ -155,11 +192,11 @@ impl MachineConfig {
             cpus: 1,
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
-            units: crate::resolve::Wishes::default(),
+            units: kvm::units::UnitRequests::default(),
             experimental: false,
             host_trace: None,
             engine: EngineChoice::Soft,
-            irqchip: Some(crate::irqchip::Irqchip::Minivmm),
+            irqchip: Some(kvm::irqchip::Irqchip::Minivmm),
             serial: SerialTarget::Buffer,
             control: None,
             gdb: None,

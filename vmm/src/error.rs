@@ -4,7 +4,12 @@
 
 use std::{io, path::PathBuf};
 
-use crate::loader::{LoadError, size_text};
+use machine::{
+    MemoryError,
+    inject::InjectError,
+    loader::{LoadError, size_text},
+    plain,
+};
 
 /// How a run ended, as the process's exit status tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +143,23 @@ pub enum Error {
     },
 }
 
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Self {
+        let MemoryError { size, reason } = error;
+        Error::Memory { size, reason }
+    }
+}
+
+impl From<InjectError> for Error {
+    fn from(error: InjectError) -> Self {
+        let option = "--inject";
+        match error {
+            InjectError::File { path, source } => Error::File { option, path, source },
+            InjectError::TooBig { path, source } => Error::Image { option, path, source },
+        }
+    }
+}
+
 impl Error {
     /// The exit status that goes with this error.
     pub fn status(&self) -> Status {
@@ -148,20 +170,11 @@ impl Error {
     }
 }
 
-/// The system's sentence without Rust's "(os error N)".
-pub(crate) fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    match text.split_once(" (os error") {
-        Some((sentence, _)) => sentence.to_lowercase(),
-        None => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    // covers: 2/exit-status-codes
+    // covers: exit-status/status-codes
     #[test]
     fn statuses_are_the_documented_numbers() {
         for (status, code) in [

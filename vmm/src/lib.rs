@@ -1,81 +1,80 @@
 //! The VMM as a library. The program `minivmm` is a thin user of it: [`cli`] makes a [`MachineConfig`] of the command line, and
-//! [`run::run`] does the rest.
+//! [`front::serve::run`] does the rest.
 //!
-//! A machine is described by a [`MachineConfig`], built by [`Vm::new`], and connected to the outside by a [`Console`]. Then it
-//! runs to its [`End`], or for so many steps at a time; in between, its CPUs and its memory can be looked at. Nothing about it
-//! depends on the time of day or on the host, unless the configuration says so: the same configuration gives the same run.
-//! All of its state can be [taken out](Vm::save) between two steps and [put back](Vm::restore), here or into another machine.
+//! A machine is described by a [`MachineConfig`], built by [`Run::new`], and connected to the outside by a [`Console`]. Then it
+//! runs until there is a [`StopReason`], or for so many steps at a time; in between, its CPUs and its memory can be looked at.
+//! Nothing about it depends on the time of day or on the host, unless the configuration says so: the same configuration gives the
+//! same run. All of its state can be [taken out](Vm::save) between two steps and [put back](Vm::restore), here or into another
+//! machine.
+//!
+//! The crate is layered: [`vm`] is the machine with its CPUs and the one verb that has it run, [`timeline`] knows its past,
+//! [`debug`] is what it stops for, [`front`] has the front ends (console, control socket, monitor, gdb), and nothing below
+//! `front` knows of them.
 //!
 //! ```no_run
-//! use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+//! use minivmm::{Console, MachineConfig, Run, SerialTarget};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = MachineConfig {
-//!     initrd: Some("initramfs.cpio".into()),
+//!     initrd: vec!["initramfs.cpio".into()],
 //!     memory: 256 << 20,
 //!     cpus: 2,
 //!     model: minivmm::model::find("haswell,-rdrand")?,
 //!     max_instructions: Some(10_000_000_000),
 //!     ..MachineConfig::new("vmlinuz")
 //! };
-//! let mut vm = Vm::new(&config)?;
-//! let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line())?;
+//! let mut run = Run::new(&config)?;
+//! let mut console = Console::open(&SerialTarget::Buffer, &[], run.line())?;
 //! console.push_input(b"poweroff\n");
 //!
 //! // A million instructions, and a look at where they have led.
-//! let mut end = vm.run_for(&mut console, 1_000_000)?;
-//! let cpu = vm.cpu_state(0).ok_or("no CPU")?;
+//! let mut reason = run.run_for(&mut console, 1_000_000)?;
+//! let cpu = run.cpu_state(0).ok_or("no CPU")?;
 //! let mut code = [0; 16];
-//! vm.read_linear(0, cpu.rip, &mut code)?;
-//! println!("after {} steps at {:#x}: {code:02x?}", vm.steps(), cpu.rip);
+//! run.read_linear(0, cpu.rip, &mut code)?;
+//! println!("after {} steps at {:#x}: {code:02x?}", run.steps(), cpu.rip);
 //!
 //! // One instruction at a time, and then the rest.
-//! while end.is_none() && vm.cpu_state(0).is_some_and(|cpu| cpu.cpl == 0) {
-//!     end = vm.step(&mut console)?;
+//! while reason.is_none() && run.cpu_state(0).is_some_and(|cpu| cpu.cpl == 0) {
+//!     reason = run.step(&mut console)?;
 //! }
-//! let end = match end {
-//!     Some(end) => end,
-//!     None => vm.run(&mut console)?,
+//! let reason = match reason {
+//!     Some(reason) => reason,
+//!     None => run.run(&mut console)?,
 //! };
-//! println!("{end:?} after {} ns of the guest's time", vm.virtual_ns());
+//! println!("{reason:?} after {} ns of the guest's time", run.virtual_ns());
 //! print!("{}", String::from_utf8_lossy(&console.take_output()));
 //! # Ok(())
 //! # }
 //! ```
 
-pub mod btrace;
+pub mod address;
 pub mod cli;
-pub mod collect;
 pub mod config;
-pub mod console;
-pub mod control;
 pub mod debug;
-pub mod disk;
 pub mod error;
-pub mod gdb;
-pub mod history;
-pub mod hostunits;
-pub mod inject;
-pub mod irqchip;
+pub mod front;
+mod launch;
 pub mod linux;
-pub mod loader;
 pub mod logger;
-pub mod machine;
 pub mod matrix;
 pub mod model;
-pub mod monitor;
-pub mod newc;
-mod place;
-pub mod probe;
-pub mod resolve;
-pub mod run;
-mod sparse;
+pub mod parse;
+pub mod replay_command;
+pub mod replay_options;
+pub mod serial_line;
+pub mod signals;
 pub mod symbols;
+pub mod timeline;
 pub mod trace;
-pub mod vcpu;
+mod unit_options;
+pub mod vm;
 
 pub use config::{MachineConfig, SerialTarget};
-pub use console::Console;
 pub use engine::CpuState;
 pub use error::Error;
-pub use run::{Back, End, Extent, Pages, Snapshot, Vm};
+pub use front::console::Console;
+pub use kvm;
+pub use machine;
+pub use timeline::{back::Back, past::Extent, run::Run};
+pub use vm::{End, Interrupt, Outside, Pages, Snapshot, StopReason, Vm};

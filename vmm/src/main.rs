@@ -8,11 +8,9 @@ use std::{
 use minivmm::{
     MachineConfig,
     cli::{self, Job},
-    console::{signals, terminal},
-    control::client,
     error::{Error, Status},
-    history::replay,
-    logger, matrix, run,
+    front::{console::terminal, control::client},
+    logger, matrix, replay_command, signals,
     trace::command,
 };
 
@@ -29,7 +27,7 @@ fn main() {
         Ok(Job::Trace(command)) => command::run(&command),
         Ok(Job::Matrix(options)) => matrix::run(&options),
         Ok(Job::Run { config, verbose }) => run(&config, verbose),
-        Ok(Job::Replay(options)) => replay::prepare(&options).and_then(|config| run(&config, options.verbose)),
+        Ok(Job::Replay(options)) => replay_command::prepare(&options).and_then(|config| run(&config, options.verbose)),
         Err(error) => Err(error),
     };
     let status = status.unwrap_or_else(|error| {
@@ -47,7 +45,7 @@ fn run(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
         what: "taking over signals",
         source,
     })?;
-    let end = run::run(config)?;
+    let end = minivmm::front::serve::run(config)?;
     if let Some(message) = end.message() {
         say(&message);
     }

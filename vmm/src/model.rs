@@ -276,7 +276,7 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
                 u64::try_from(number).map_err(|_| E::custom("a negative number"))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<u64, E> {
-                crate::cli::parse_u64(&text.replace('_', ""))
+                crate::parse::parse_u64(&text.replace('_', ""))
                     .ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
             }
         }
@@ -351,7 +351,7 @@ mod tests {
         find(spec).expect_err(spec).to_string()
     }
 
-    // covers: 3/cpu-model-toggles
+    // covers: cpu/model-toggles
     #[test]
     fn a_name_may_be_followed_by_toggles() {
         assert!(
@@ -377,7 +377,7 @@ mod tests {
         assert!(refused("Haswell").contains("no such CPU model"));
     }
 
-    // covers: 3/cpu-model-file
+    // covers: cpu/model-file
     #[test]
     fn a_file_changes_what_it_names() {
         let example = include_str!("../../resources/cpu-model.toml");
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!((row.reset, row.writable, row.name), (u64::MAX, 0, "WIDE"));
     }
 
-    // covers: 3/cpu-model-file
+    // covers: cpu/model-file
     #[test]
     fn a_wrong_file_is_one_line_that_names_line_and_key() {
         const HEAD: &str = "base = 'haswell'\nname = 'x'\n";
@@ -468,7 +468,7 @@ mod tests {
         assert!(refused("/dev/zero.toml").contains("/dev/zero.toml"));
     }
 
-    // covers: 3/cpu-models-details
+    // covers: cpu/models-details
     #[test]
     fn details_say_what_is_hidden_and_why() {
         let text = details(find("skylake-server,-rdrand,-pdcm").unwrap());

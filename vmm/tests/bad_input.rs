@@ -46,20 +46,20 @@ fn files(folder: &Folder) {
     fs::create_dir(folder.path().join("folder")).unwrap();
 }
 
-// covers: 2/exit-2
-// covers: 2/bad-input-missing
-// covers: 2/bad-input-empty-kernel
-// covers: 2/bad-input-empty-initrd
-// covers: 2/bad-input-truncated-kernel
-// covers: 2/bad-input-truncated-initrd
-// covers: 2/bad-input-foreign-kernel
-// covers: 2/bad-input-foreign-initrd
-// covers: 2/bad-input-kernel-does-not-fit
-// covers: 2/bad-input-initrd-does-not-fit
-// covers: 2/bad-input-nonsense-size
-// covers: 2/bad-input-unknown-model
-// covers: 4/bad-model
-// covers: 2/bad-input-unknown-engine
+// covers: exit-status/2
+// covers: bad-input/missing
+// covers: bad-input/empty-kernel
+// covers: bad-input/empty-initrd
+// covers: bad-input/truncated-kernel
+// covers: bad-input/truncated-initrd
+// covers: bad-input/foreign-kernel
+// covers: bad-input/foreign-initrd
+// covers: bad-input/kernel-does-not-fit
+// covers: bad-input/initrd-does-not-fit
+// covers: bad-input/nonsense-size
+// covers: bad-input/unknown-model
+// covers: bad-input/model
+// covers: bad-input/unknown-engine
 #[test]
 fn each_is_one_line_that_names_the_option_and_the_file() {
     let folder = Folder::new();
@@ -178,13 +178,13 @@ fn a_name_with_control_characters_is_still_one_line() {
     );
 }
 
-// covers: 3/bad-input-disk-missing
-// covers: 3/bad-input-disk-directory
-// covers: 3/bad-input-disk-size
-// covers: 3/bad-input-disk-in-use
-// covers: 3/bad-input-disk-too-many
-// covers: 3/bad-input-inject
-// covers: 3/bad-input-collect-folder
+// covers: bad-input/disk-missing
+// covers: bad-input/disk-directory
+// covers: bad-input/disk-size
+// covers: bad-input/disk-in-use
+// covers: bad-input/disk-too-many
+// covers: bad-input/inject
+// covers: bad-input/collect-folder
 #[test]
 fn disks_and_folders_that_cannot_be_used_are_one_line() {
     let folder = Folder::new();
@@ -247,7 +247,7 @@ fn disks_and_folders_that_cannot_be_used_are_one_line() {
     assert_eq!(fs::read(folder.path().join("disk")).unwrap(), [7; 1024]);
 }
 
-// covers: 3/bad-input-disk-in-use
+// covers: bad-input/disk-in-use
 #[test]
 fn a_disk_of_a_running_minivmm_is_in_use() {
     let folder = Folder::new();
@@ -281,8 +281,8 @@ fn is_root(folder: &Path) -> bool {
     fs::File::open(probe).is_ok()
 }
 
-// covers: 2/bad-input-permission
-// covers: 3/bad-input-disk-permission
+// covers: bad-input/permission
+// covers: bad-input/disk-permission
 #[test]
 fn files_that_may_not_be_touched_are_not() {
     const NOBODY: u32 = 65534;
@@ -335,14 +335,14 @@ fn files_that_may_not_be_touched_are_not() {
     assert!(kernel.exists() && !folder.path().join("new").exists());
 }
 
-// covers: 2/bad-input-permission
+// covers: bad-input/permission
 #[test]
 fn output_that_cannot_be_written_ends_the_run() {
     let result = run_guest(&spinner(), &["--serial", "file:/dev/full"]);
     assert_refused(&result, 2, &["--serial file:/dev/full", "no space left"]);
 }
 
-// covers: 2/bad-input-stdin
+// covers: bad-input/stdin
 #[test]
 fn a_closed_standard_input_is_refused_where_it_is_needed() {
     let folder = Folder::new();
@@ -359,7 +359,7 @@ fn a_closed_standard_input_is_refused_where_it_is_needed() {
     assert_eq!(result.status.code(), Some(0), "at its end, but not closed");
 }
 
-// covers: 2/bad-input-signals
+// covers: bad-input/signals
 #[test]
 fn signals_end_the_run_in_good_order() {
     let folder = Folder::new();
@@ -388,7 +388,7 @@ fn signals_end_the_run_in_good_order() {
     }
 }
 
-// covers: 2/bad-input-signals
+// covers: bad-input/signals
 #[test]
 fn a_signal_gets_through_while_nobody_reads_the_output() {
     let folder = Folder::new();

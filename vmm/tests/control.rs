@@ -113,7 +113,7 @@ fn ctl(socket: &Path, command: &str) -> Output {
     run(minivmm().arg("ctl").arg(socket).arg(command))
 }
 
-// covers: 3/control-pause, 3/control-status, 3/control-quit
+// covers: control/pause, control/status, control/quit
 #[test]
 fn a_guest_is_paused_resumed_and_ended() {
     for (clock, cpus) in [("virtual", "1"), ("paced", "1"), ("virtual", "3")] {
@@ -142,7 +142,7 @@ fn a_guest_is_paused_resumed_and_ended() {
 }
 
 /// A guest that waits for its interrupts is reached as well, and a timer does not fire while it is paused.
-// covers: 3/control-pause
+// covers: control/pause
 #[test]
 fn an_idle_guest_answers() {
     for clock in ["virtual", "paced"] {
@@ -166,7 +166,7 @@ fn an_idle_guest_answers() {
 }
 
 /// What a pause does not change: where the guest is after so many instructions, and in what state.
-// covers: 3/control-pause
+// covers: control/pause
 #[test]
 fn a_pause_leaves_no_trace_in_the_guest() {
     let hash = |pauses: u32| {
@@ -189,7 +189,7 @@ fn a_pause_leaves_no_trace_in_the_guest() {
     assert_eq!(hash(0), hash(5));
 }
 
-// covers: 3/control-garbage, 3/control-oversized
+// covers: control/garbage, control/oversized
 #[test]
 fn what_is_no_command_is_answered_and_the_guest_runs_on() {
     let guest = Guest::start(&spinner(), &[]);
@@ -225,7 +225,7 @@ fn what_is_no_command_is_answered_and_the_guest_runs_on() {
     assert_eq!(guest.end(), 0);
 }
 
-// covers: 3/control-flood
+// covers: control/flood
 #[test]
 fn a_flood_of_commands_does_not_stop_the_guest() {
     let guest = Guest::start(&spinner(), &[]);
@@ -265,7 +265,7 @@ fn a_flood_of_commands_does_not_stop_the_guest() {
     assert_eq!(guest.end(), 0);
 }
 
-// covers: 3/control-ctl
+// covers: control/ctl
 #[test]
 fn ctl_sends_a_command_and_prints_the_answer() {
     let guest = Guest::start(&spinner(), &[]);
@@ -283,14 +283,14 @@ fn ctl_sends_a_command_and_prints_the_answer() {
     assert_refused(&ctl(&socket, "status"), 2, &["ctl", "no such file"]);
 }
 
-// covers: 8/monitor-control
+// covers: monitor/control
 #[test]
 fn the_monitor_answers_over_the_socket() {
     let guest = Guest::start(&spinner(), &["--cpus", "2"]);
     let output = ctl(&guest.socket, "monitor help");
     assert_eq!(output.status.code(), Some(0));
     let help = String::from_utf8_lossy(&output.stdout).into_owned();
-    for command in minivmm::monitor::COMMANDS {
+    for command in minivmm::front::monitor::COMMANDS {
         let line = help.lines().find(|line| line.split(' ').next() == Some(command.name));
         assert!(line.is_some_and(|line| line.ends_with(command.help)), "{help}");
     }
@@ -316,7 +316,7 @@ fn the_monitor_answers_over_the_socket() {
     assert_eq!(guest.end(), 0);
 }
 
-// covers: 8/monitor-trace
+// covers: monitor/trace
 #[test]
 fn the_monitor_begins_and_stops_a_recording() {
     // It spins with conditions, of which there are packets.
@@ -369,7 +369,7 @@ fn the_monitor_begins_and_stops_a_recording() {
     );
 }
 
-// covers: 3/control-path
+// covers: control/path
 #[test]
 fn a_socket_that_cannot_be_made_is_one_line() {
     let folder = Folder::new();
@@ -394,7 +394,7 @@ fn a_socket_that_cannot_be_made_is_one_line() {
     }
 }
 
-// covers: 3/control-path
+// covers: control/path
 #[test]
 fn the_socket_goes_when_the_guest_or_a_signal_ends_the_run() {
     let guest = Guest::start(&spinner(), &[]);

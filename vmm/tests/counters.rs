@@ -4,8 +4,8 @@
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, FlowControl, Mnemonic};
-use minivmm::machine::Machine;
-use minivmm::machine::memory::{Memory, SoftEngine};
+use machine::Machine;
+use machine::memory::{Memory, SoftEngine};
 use std::sync::{Arc, Mutex};
 use x86::model::{CpuModel, WESTMERE};
 use x86::msr::*;
@@ -202,9 +202,9 @@ impl Guest {
             cpu.want_window = pending && !cpu.interruptible();
             if pending && cpu.interruptible() {
                 let vector = self.machine.platform().acknowledge(0);
-                self.engine.get().interrupt(cpu, &mut self.machine, vector);
+                self.engine.get().interrupt(cpu, &mut self.machine.cpu(0), vector);
             }
-            match self.engine.get().run(cpu, &mut self.machine, 10_000) {
+            match self.engine.get().run(cpu, &mut self.machine.cpu(0), 10_000) {
                 Exit::Halt => return self,
                 Exit::Budget | Exit::Bus | Exit::Window | Exit::Pause => {}
                 other => panic!("{other:?} at {:#x}", cpu.rip()),
@@ -284,7 +284,7 @@ fn body_of(guest: &Guest) -> u64 {
     guest.cpu.state().gpr[15]
 }
 
-// covers: 4/pebs-table
+// covers: pebs/table
 #[test]
 fn a_counter_at_its_end_samples_the_first_mov() {
     for (preset, sampled, why) in [
@@ -312,7 +312,7 @@ fn a_counter_at_its_end_samples_the_first_mov() {
     }
 }
 
-// covers: 4/pebs-table
+// covers: pebs/table
 #[test]
 fn a_buffer_of_one_record_enters_the_handler_twice() {
     let program = || experiment(&[(INSTRUCTIONS | INT, -1)], 1, movs);
@@ -343,7 +343,7 @@ fn a_buffer_of_one_record_enters_the_handler_twice() {
     );
 }
 
-// covers: 4/pebs-table
+// covers: pebs/table
 #[test]
 fn pmc0_goes_before_pmc1() {
     let both = [(INSTRUCTIONS | INT, -1), (INSTRUCTIONS | INT, -1)];
@@ -375,7 +375,7 @@ fn pmc0_goes_before_pmc1() {
     );
 }
 
-// covers: 4/pebs-table
+// covers: pebs/table
 #[test]
 fn an_event_that_cannot_be_sampled_is_an_ordinary_overflow() {
     // Cycles: 3CH, umask 0.
@@ -389,7 +389,7 @@ fn an_event_that_cannot_be_sampled_is_an_ordinary_overflow() {
     assert_eq!(entries[0].rip, body_of(&guest) + 3 * 5, "the WRMSR and three MOVs");
 }
 
-// covers: 4/pebs-table
+// covers: pebs/table
 #[test]
 fn load_latency_samples_loads() {
     let loads = |a: &mut Code| {
@@ -418,7 +418,7 @@ fn load_latency_samples_loads() {
     }
 }
 
-// covers: 4/pebs-table
+// covers: pebs/table
 #[test]
 fn three_conditions_of_one_jump_are_all_there_at_the_first_entry() {
     let program = |a: &mut Code| {
@@ -446,7 +446,7 @@ fn three_conditions_of_one_jump_are_all_there_at_the_first_entry() {
     assert_eq!(guest.field(0, 0x08), body_of(&guest) + 20);
 }
 
-// covers: 4/pmu-pmi
+// covers: pmu/pmi
 #[test]
 fn if_keeps_one_interrupt_and_a_masked_entry_drops_it() {
     let late = |mask: bool| {
@@ -472,7 +472,7 @@ fn if_keeps_one_interrupt_and_a_masked_entry_drops_it() {
     }
 }
 
-// covers: 4/pmu-engine
+// covers: pmu/engine
 #[test]
 fn rdpmc_and_rdmsr_agree_and_count_exactly() {
     // RDPMC of both counters into R8 and R9, RDMSR into R10 and R11.
@@ -578,7 +578,7 @@ fn random_program(a: &mut Code, seed: u64) {
     a.jnz(again).unwrap();
 }
 
-// covers: 4/pmu-oracle
+// covers: pmu/oracle
 #[test]
 fn counters_equal_the_stream_of_instructions() {
     let events = [
@@ -593,7 +593,8 @@ fn counters_equal_the_stream_of_instructions() {
                 random_program(a, seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
             })
         };
-        let counters = |guest: &mut Guest| guest.machine.units().pmu.as_ref().unwrap().state().values[..4].to_vec();
+        let counters =
+            |guest: &mut Guest| guest.machine.units(0).unwrap().pmu.as_ref().unwrap().state().values[..4].to_vec();
         let mut alone = Guest::new(&WESTMERE, nothing, program()).run();
 
         let log = Arc::new(Mutex::new(Vec::new()));

@@ -50,7 +50,7 @@ fn commands(script: &str, replacements: &[(&str, &str)]) -> usize {
     count
 }
 
-// covers: 7/matrix-examples
+// covers: matrix/examples
 #[test]
 fn the_github_workflow_is_one() {
     let workflow = load("github-matrix.yml");
@@ -92,7 +92,7 @@ fn the_github_workflow_is_one() {
     );
 }
 
-// covers: 7/matrix-examples
+// covers: matrix/examples
 #[test]
 fn the_kubernetes_job_is_one() {
     let job = load("kubernetes-matrix.yaml");

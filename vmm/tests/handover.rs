@@ -6,9 +6,10 @@ mod common;
 use common::long::{COUNTS, Result, STACK, STRINGS, TABLES, VECTORS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
+use kvm::Limit;
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::vcpu::kvm::Limit;
-use minivmm::{Console, CpuState, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, CpuState, End, MachineConfig, Run, SerialTarget};
 use x86::model::{CpuModel, HASWELL};
 
 /// What is compared at the end.
@@ -170,7 +171,7 @@ fn run(model: &'static CpuModel, drive: Drive) -> (Left, u64) {
         },
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let mut handovers = 0;
     let end = loop {
@@ -189,7 +190,10 @@ fn run(model: &'static CpuModel, drive: Drive) -> (Left, u64) {
             break end;
         }
     };
-    assert!(matches!(end, End::DebugExit(0)), "{drive:?}: {end:?}");
+    assert!(
+        matches!(end, StopReason::Ended(End::DebugExit(0))),
+        "{drive:?}: {end:?}"
+    );
     let mut memory = vec![0; (MEMORY.end - MEMORY.start) as usize];
     vm.read_physical(MEMORY.start, &mut memory).unwrap();
     let mut state = vm.cpu_state(0).unwrap();
@@ -208,7 +212,7 @@ fn alike(left: &Left, right: &Left, drive: Drive) {
     assert_eq!(at, None, "{drive:?}: memory differs there first");
 }
 
-// covers: 6/handover-equivalence
+// covers: kvm/handover-equivalence
 #[test]
 fn a_64_bit_program_ends_alike_wherever_it_is_handed_over() {
     if kvm_is_missing("handover equivalence, 64-bit") {

@@ -7,11 +7,12 @@ use common::long::{Result, STRINGS, guest};
 use common::{Folder, assert_refused, kvm_is_missing, minivmm};
 use devices::unit::pt::Served;
 use iced_x86::code_asm::*;
+use kvm::Limit;
+use kvm::tracer::{Taken, Tracer, Traces};
+use kvm::units::{Unit, UnitRequest, UnitRequests};
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::resolve::{Wish, Wishes};
-use minivmm::vcpu::kvm::Limit;
-use minivmm::vcpu::kvm::tracer::{Taken, Tracer, Traces};
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use pt_flow::{Block, Blocks, Chunk, Decoder, Sections, Timing};
 use pt_packet::{Decoder as Packets, ExecMode, LastIp, MAX_LEN, Packet, encode};
 use std::collections::VecDeque;
@@ -142,25 +143,22 @@ fn run(engine: EngineChoice, traces: Option<Arc<dyn Traces>>) -> Left {
 fn run_until(
     engine: EngineChoice,
     traces: Option<Arc<dyn Traces>>,
-    drive: impl FnOnce(&mut Vm, &mut Console) -> End,
+    drive: impl FnOnce(&mut Run, &mut Console) -> StopReason,
 ) -> Left {
     let folder = Folder::new();
     let config = MachineConfig {
         memory: 8 << 20,
         engine,
         model: &SAPPHIRERAPIDS,
-        units: Wishes {
-            pt: traces.is_some().then_some(Wish::Host),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pt, traces.is_some().then_some(UnitRequest::Host)),
         experimental: true,
         host_trace: traces,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let end = drive(&mut vm, &mut console);
-    assert!(matches!(end, End::Halted(_)), "{end:?}");
+    assert!(matches!(end, StopReason::Ended(End::Halted(_))), "{end:?}");
     let read = |at: u64, len: usize| {
         let mut bytes = vec![0; len];
         vm.read_physical(at, &mut bytes).unwrap();
@@ -336,7 +334,7 @@ fn branches() -> RtitCtl {
     RtitCtl::new().with_branch_en(true)
 }
 
-// covers: 6/host-pt-kvm
+// covers: host-units/pt-kvm
 #[test]
 fn a_hosts_packets_arrive_in_the_guests_table() {
     if kvm_is_missing("a host's Intel PT for a guest") {
@@ -372,7 +370,7 @@ fn a_hosts_packets_arrive_in_the_guests_table() {
     }
 }
 
-// covers: 6/kvm-panic
+// covers: kvm/panic
 #[test]
 fn a_panic_on_a_cpus_thread_ends_the_run() {
     if kvm_is_missing("a panic on a CPU's thread") {
@@ -387,7 +385,7 @@ fn a_panic_on_a_cpus_thread_ends_the_run() {
     );
 }
 
-// covers: 6/host-pt-join
+// covers: host-units/pt-join
 #[test]
 fn a_guest_that_the_engine_takes_over_has_one_trace() {
     if kvm_is_missing("a host's Intel PT joined with the engine's") {
@@ -432,7 +430,7 @@ fn a_guest_that_the_engine_takes_over_has_one_trace() {
     assert!(!Packets::new(&left.trace).any(|item| item.unwrap().packet == Packet::Ovf));
 }
 
-// covers: 6/host-pt-kvm, 6/host-pt-served
+// covers: host-units/pt-kvm, host-units/pt-served
 #[test]
 fn what_the_host_cannot_trace_the_engine_does() {
     if kvm_is_missing("an Intel PT of the host's that cannot do what is asked for") {
@@ -450,7 +448,7 @@ fn what_the_host_cannot_trace_the_engine_does() {
     }
 }
 
-// covers: 6/host-pt-experimental
+// covers: host-units/pt-experimental
 #[test]
 fn it_is_asked_for_as_what_it_is() {
     if kvm_is_missing("--pt=host") {
@@ -461,22 +459,19 @@ fn it_is_asked_for_as_what_it_is() {
     let mut config = MachineConfig {
         engine: EngineChoice::Kvm,
         model: &SAPPHIRERAPIDS,
-        units: Wishes {
-            pt: Some(Wish::Host),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pt, Some(UnitRequest::Host)),
         host_trace: Some(recording([], branches(), false)),
         ..MachineConfig::new(&image)
     };
-    let error = Vm::new(&config).unwrap_err().to_string();
+    let error = Run::new(&config).unwrap_err().to_string();
     assert!(
         error.contains("--experimental") && error.lines().count() == 1,
         "{error}"
     );
     config.experimental = true;
-    Vm::new(&config).unwrap();
+    Run::new(&config).unwrap();
     // A host without it says so, whether it is called experimental or not.
-    if std::fs::metadata(minivmm::vcpu::kvm::tracer::PMU).is_err() {
+    if std::fs::metadata(kvm::tracer::PMU).is_err() {
         let mut command = minivmm();
         command.args([
             "--engine",

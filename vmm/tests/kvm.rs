@@ -5,8 +5,9 @@ mod common;
 
 use common::{DATA, Folder, guest, kvm_is_missing};
 use iced_x86::code_asm::*;
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::{Console, CpuState, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, CpuState, End, MachineConfig, Run, SerialTarget};
 
 /// A program that computes with registers, flags, memory, the stack and vector registers, and comes out of KVM once a round.
 /// The last round halts for good.
@@ -53,13 +54,13 @@ fn program(a: &mut CodeAssembler) {
     a.ret().unwrap();
 }
 
-fn machine(engine: EngineChoice, folder: &Folder) -> (Vm, Console) {
+fn machine(engine: EngineChoice, folder: &Folder) -> (Run, Console) {
     let config = MachineConfig {
         memory: 8 << 20,
         engine,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
-    let vm = Vm::new(&config).unwrap();
+    let vm = Run::new(&config).unwrap();
     let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     (vm, console)
 }
@@ -74,8 +75,8 @@ fn outcome(engine: EngineChoice, turns: &[u64]) -> (CpuState, Vec<u8>, usize) {
     let mut end = vm.run(&mut console).unwrap();
     loop {
         match end {
-            End::DebugExit(_) => values += 1,
-            End::Halted(_) => break,
+            StopReason::Ended(End::DebugExit(_)) => values += 1,
+            StopReason::Ended(End::Halted(_)) => break,
             end => panic!("{end:?}"),
         }
         let steps = *turns.next().unwrap();
@@ -93,7 +94,7 @@ fn outcome(engine: EngineChoice, turns: &[u64]) -> (CpuState, Vec<u8>, usize) {
     (state, memory, values)
 }
 
-// covers: 6/handover-equivalence
+// covers: kvm/handover-equivalence
 #[test]
 fn a_program_ends_alike_in_kvm_in_the_engine_and_with_handovers() {
     if kvm_is_missing("handover equivalence") {
@@ -119,7 +120,7 @@ fn a_program_ends_alike_in_kvm_in_the_engine_and_with_handovers() {
     }
 }
 
-// covers: 6/kvm-inspect
+// covers: kvm/inspect
 #[test]
 fn a_machine_on_kvm_is_looked_at_and_stepped() {
     if kvm_is_missing("looking at a machine on KVM") {
@@ -127,7 +128,10 @@ fn a_machine_on_kvm_is_looked_at_and_stepped() {
     }
     let folder = Folder::new();
     let (mut vm, mut console) = machine(EngineChoice::Kvm, &folder);
-    assert!(matches!(vm.run(&mut console).unwrap(), End::DebugExit(40)));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::DebugExit(40))
+    ));
     let state = vm.cpu_state(0).unwrap();
     assert_eq!((state.gpr[0] as u32, state.gpr[1] as u32), (40, 40), "EAX and ECX");
     let mut code = [0; 1];
@@ -143,7 +147,7 @@ fn a_machine_on_kvm_is_looked_at_and_stepped() {
     );
 }
 
-// covers: 6/kvm-ends
+// covers: kvm/ends
 #[test]
 fn crashes_and_limits_on_kvm_are_told() {
     if kvm_is_missing("ends on KVM") {

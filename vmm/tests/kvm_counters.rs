@@ -6,9 +6,10 @@ mod common;
 use common::long::{COUNTS, Result, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
+use kvm::units::{Unit, UnitRequest, UnitRequests};
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::resolve::{Wish, Wishes};
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use x86::model::HASWELL;
 
 const IA32_APIC_BASE: u32 = 0x1b;
@@ -43,7 +44,7 @@ fn spin(a: &mut CodeAssembler, count: u32) -> Result {
 }
 
 /// Runs a program to its end; what it has stored by a word's number, and the machine.
-fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u64, Vm) {
+fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u64, Run) {
     let folder = Folder::new();
     let image = guest(|a| {
         program(a)?;
@@ -54,16 +55,13 @@ fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u
         memory: 8 << 20,
         model: &HASWELL,
         engine: EngineChoice::Kvm,
-        units: Wishes {
-            pmu: Some(Wish::Emulated),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pmu, Some(UnitRequest::Emulated)),
         ..MachineConfig::new(folder.file("program", image))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::DebugExit(0)), "{end:?}");
+    assert!(matches!(end, StopReason::Ended(End::DebugExit(0))), "{end:?}");
     let mut memory = vec![0; 0x4_0000];
     vm.read_physical(COUNTS.into(), &mut memory).unwrap();
     let word = move |at: u32| u64::from_le_bytes(memory[(at - COUNTS) as usize..][..8].try_into().unwrap());
@@ -75,14 +73,14 @@ fn is_missing(test: &str) -> bool {
     if kvm_is_missing(test) {
         return true;
     }
-    let kinds = minivmm::vcpu::kvm::Host::open().unwrap().guest_debug().unwrap();
+    let kinds = kvm::Host::open().unwrap().guest_debug().unwrap();
     if !kinds.serves_breakpoints() {
         println!("SKIPPED {test}: this KVM delivers {kinds} to the host");
     }
     !kinds.serves_breakpoints()
 }
 
-// covers: 6/rdpmc-caught
+// covers: kvm/rdpmc-caught
 #[test]
 fn rdpmc_reads_what_counts_in_kvm_and_real_faults_stay_the_guests() {
     if is_missing("RDPMC in KVM") {
@@ -149,7 +147,7 @@ fn rdpmc_reads_what_counts_in_kvm_and_real_faults_stay_the_guests() {
     assert!(native.emulated > u64::from(ROUNDS), "{}", native.emulated);
 }
 
-// covers: 6/native-counters
+// covers: kvm/native-counters
 #[test]
 fn an_overflow_in_kvm_interrupts_and_the_engine_takes_it_from_there() {
     if is_missing("an overflow in KVM") {

@@ -5,8 +5,9 @@ mod common;
 
 use common::{DATA, Folder, guest, kvm_is_missing, run_guest};
 use iced_x86::code_asm::*;
+use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::{Console, CpuState, End, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, CpuState, End, MachineConfig, Run, SerialTarget};
 
 const ROUNDS: u32 = 300;
 /// Where nothing is: it reads as ones.
@@ -56,10 +57,10 @@ fn outcome(engine: EngineChoice, cpus: u8) -> (CpuState, Vec<u8>, Option<(u64, u
         engine,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::DebugExit(7)), "{end:?}");
+    assert!(matches!(end, StopReason::Ended(End::DebugExit(7))), "{end:?}");
     let mut memory = vec![0; 0x1000];
     vm.read_physical(DATA.into(), &mut memory).unwrap();
     let mut state = vm.cpu_state(0).unwrap();
@@ -69,7 +70,7 @@ fn outcome(engine: EngineChoice, cpus: u8) -> (CpuState, Vec<u8>, Option<(u64, u
     (state, memory, needed)
 }
 
-// covers: 6/emulation
+// covers: kvm/emulation
 #[test]
 fn what_kvm_cannot_execute_the_engine_does() {
     if kvm_is_missing("instructions that KVM cannot execute") {
@@ -86,7 +87,7 @@ fn what_kvm_cannot_execute_the_engine_does() {
     }
 }
 
-// covers: 6/emulation
+// covers: kvm/emulation
 #[test]
 fn its_faults_and_endless_rows_are_told() {
     if kvm_is_missing("faults of instructions that KVM cannot execute") {

@@ -30,7 +30,7 @@ fn run_denied(call: Call, errno: i32, image: &[u8], options: &[&str]) -> Output 
     denied(call, errno, || run(minivmm().arg("--kernel").arg(kernel).args(options)))
 }
 
-// covers: 6/kvm-missing
+// covers: kvm/missing
 #[test]
 fn no_kvm_and_no_permission_are_told_and_auto_goes_without() {
     for (errno, says) in [
@@ -60,7 +60,7 @@ fn no_kvm_and_no_permission_are_told_and_auto_goes_without() {
     }
 }
 
-// covers: 6/kvm-capabilities
+// covers: kvm/capabilities
 #[test]
 fn a_kvm_that_lacks_what_is_needed_is_refused_in_one_line() {
     if kvm_is_missing("a KVM that lacks something") {
@@ -104,7 +104,7 @@ fn a_kvm_that_lacks_what_is_needed_is_refused_in_one_line() {
     }
 }
 
-// covers: 6/kvm-fails-mid-run
+// covers: kvm/fails-mid-run
 #[test]
 fn a_kvm_that_fails_while_the_guest_runs_is_told_with_where_it_was() {
     if kvm_is_missing("a KVM that fails") {

@@ -110,7 +110,7 @@ fn lines(a: &mut CodeAssembler) {
     forever(a);
 }
 
-// covers: 6/irqchip-kvm-lines
+// covers: kvm/irqchip-kvm-lines
 #[test]
 fn the_devices_lines_reach_the_controllers_whosever_they_are() {
     let program = guest(lines);
@@ -132,7 +132,7 @@ fn the_devices_lines_reach_the_controllers_whosever_they_are() {
 }
 
 /// It halts between characters, and only their interrupts wake it.
-// covers: 6/irqchip-kvm-lines
+// covers: kvm/irqchip-kvm-lines
 #[test]
 fn what_is_typed_wakes_a_cpu_that_kvm_halts() {
     if kvm_is_missing("input with KVM's interrupt controllers") {
@@ -162,7 +162,7 @@ fn what_is_typed_wakes_a_cpu_that_kvm_halts() {
 }
 
 /// A timer of KVM's wakes it long after the first look at whether anything will; once the timer is off, nothing does.
-// covers: 6/irqchip-kvm-ends
+// covers: kvm/irqchip-kvm-ends
 #[test]
 fn a_cpu_that_a_timer_of_kvms_will_wake_does_not_sleep_for_good() {
     if kvm_is_missing("timers of KVM's interrupt controllers") {
@@ -262,10 +262,10 @@ fn two_seconds(mask: u8, vector: u32, interrupts: u32, setup: impl FnOnce(&mut C
 }
 
 /// While the machine is paused for longer than a timer would take, none of KVM's goes on.
-// covers: 6/irqchip-kvm-pause
+// covers: kvm/irqchip-kvm-pause
 #[test]
 fn kvms_timers_stand_while_the_machine_does() {
-    let Ok(host) = minivmm::vcpu::kvm::Host::open() else {
+    let Ok(host) = kvm::Host::open() else {
         assert!(kvm_is_missing("a pause with KVM's interrupt controllers"));
         return;
     };
@@ -377,7 +377,7 @@ fn paused(name: &str, program: &[u8]) {
     );
 }
 
-// covers: 6/irqchip-kvm-ends
+// covers: kvm/irqchip-kvm-ends
 #[test]
 fn crashes_resets_and_limits_are_told() {
     if kvm_is_missing("ends with KVM's interrupt controllers") {
@@ -422,7 +422,7 @@ fn crashes_resets_and_limits_are_told() {
 
 /// What KVM cannot execute the engine does, unless it reaches for an interrupt controller: MOVD to memory that is none is no
 /// instruction of KVM's.
-// covers: 6/irqchip-kvm-emulation
+// covers: kvm/irqchip-kvm-emulation
 #[test]
 fn an_instruction_of_the_engines_does_not_reach_kvms_controllers() {
     if kvm_is_missing("the engine beside KVM's interrupt controllers") {
@@ -454,7 +454,7 @@ fn an_instruction_of_the_engines_does_not_reach_kvms_controllers() {
     );
 }
 
-// covers: 6/irqchip-choice
+// covers: kvm/irqchip-choice
 #[test]
 fn what_does_not_go_with_kvms_controllers_is_refused() {
     let folder = Folder::new();

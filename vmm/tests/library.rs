@@ -6,7 +6,8 @@ mod example;
 
 use common::*;
 use iced_x86::code_asm::*;
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm};
+use minivmm::StopReason;
+use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use x86::model::{CpuModel, SAPPHIRERAPIDS, WESTMERE};
 use x86::seam::Flow;
 
@@ -23,7 +24,7 @@ fn branching() -> Vec<u8> {
     })
 }
 
-// covers: 3/library-branches
+// covers: library/branches
 #[test]
 fn the_example_sees_the_first_branches() {
     let folder = Folder::new();
@@ -47,7 +48,7 @@ fn the_example_sees_the_first_branches() {
     assert_eq!(example::first(spinning.into(), 1000).unwrap().len(), 1000);
 }
 
-// covers: 3/library-run-step-inspect
+// covers: library/run-step-inspect
 #[test]
 fn two_machines_run_beside_each_other_and_stop_where_they_are_told() {
     let folder = Folder::new();
@@ -56,9 +57,9 @@ fn two_machines_run_beside_each_other_and_stop_where_they_are_told() {
         cpus: 2,
         ..MachineConfig::new(folder.file("kernel", hello()))
     };
-    let mut machines: Vec<(Vm, Console)> = (0..2)
+    let mut machines: Vec<(Run, Console)> = (0..2)
         .map(|_| {
-            let vm = Vm::new(&config).unwrap();
+            let vm = Run::new(&config).unwrap();
             let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
             (vm, console)
         })
@@ -72,7 +73,7 @@ fn two_machines_run_beside_each_other_and_stop_where_they_are_told() {
     assert!(vm.run_for(console, 5).unwrap().is_none());
     assert_eq!(machines[0].0.digest(), machines[1].0.digest());
     for (vm, console) in &mut machines {
-        assert!(matches!(vm.run(console).unwrap(), End::PowerOff));
+        assert!(matches!(vm.run(console).unwrap(), StopReason::Ended(End::PowerOff)));
         assert_eq!(console.take_output(), b"hello\n");
     }
     assert_eq!(machines[0].0.digest(), machines[1].0.digest());
@@ -102,7 +103,7 @@ fn clock_reader(adjust: bool) -> Vec<u8> {
     })
 }
 
-// covers: 4/tsc-khz, 4/tsc-offset
+// covers: tsc/khz, tsc/offset
 #[test]
 fn a_guest_reads_the_frequency_and_the_start_that_were_asked_for() {
     let folder = Folder::new();
@@ -114,7 +115,7 @@ fn a_guest_reads_the_frequency_and_the_start_that_were_asked_for() {
             tsc_offset: offset,
             ..MachineConfig::new(kernel)
         };
-        let mut vm = Vm::new(&config).unwrap();
+        let mut vm = Run::new(&config).unwrap();
         let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
         // Nothing but instructions up to the first access to a port.
         assert!(vm.run_for(&mut console, 10).unwrap().is_none());
@@ -123,7 +124,10 @@ fn a_guest_reads_the_frequency_and_the_start_that_were_asked_for() {
             10 * 1_000_000 / u64::from(khz),
             "ten steps are ten ticks"
         );
-        assert!(matches!(vm.run(&mut console).unwrap(), End::DebugExit(0)));
+        assert!(matches!(
+            vm.run(&mut console).unwrap(),
+            StopReason::Ended(End::DebugExit(0))
+        ));
         let mut bytes = [0; 48];
         vm.read_physical(u64::from(DATA), &mut bytes).unwrap();
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());

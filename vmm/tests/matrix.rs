@@ -56,10 +56,10 @@ fn zoo() -> Folder {
     folder
 }
 
-// covers: 7/matrix-cells
-// covers: 7/matrix-hang
-// covers: 7/matrix-crash
-// covers: 7/matrix-table
+// covers: matrix/cells
+// covers: matrix/hang
+// covers: matrix/crash
+// covers: matrix/table
 #[test]
 fn every_cell_comes_out_by_itself() {
     let folder = zoo();
@@ -88,11 +88,11 @@ fn every_cell_comes_out_by_itself() {
     );
 }
 
-// covers: 7/matrix-expected
-// covers: 7/matrix-shard
-// covers: 7/matrix-merge
-// covers: 7/matrix-junit
-// covers: 7/matrix-html
+// covers: matrix/expected
+// covers: matrix/shard
+// covers: matrix/merge
+// covers: matrix/junit
+// covers: matrix/html
 #[test]
 fn shards_merge_to_the_same_table_and_a_change_fails() {
     let folder = zoo();
@@ -166,7 +166,7 @@ fn shards_merge_to_the_same_table_and_a_change_fails() {
     assert!(std::fs::read_to_string(&html).unwrap().contains("Not as expected"));
 }
 
-// covers: 7/matrix-engines
+// covers: matrix/engines
 #[test]
 fn an_engine_that_is_not_to_be_had_is_a_skip_with_its_reason() {
     let folder = Folder::new();
@@ -185,7 +185,7 @@ fn an_engine_that_is_not_to_be_had_is_a_skip_with_its_reason() {
     assert!(ran || output.contains("skip: --engine kvm: "), "{output}");
 }
 
-// covers: 7/matrix-bad-input
+// covers: matrix/bad-input
 #[test]
 fn what_is_wrong_is_one_line_and_status_2() {
     let folder = zoo();

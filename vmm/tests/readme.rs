@@ -7,9 +7,9 @@ use clap::CommandFactory;
 use devices::platform::{ioapic, port_table};
 use minivmm::{
     cli::Cli,
+    front::monitor::COMMANDS,
     machine::{HARDWARE, virtio},
     matrix::expected::Table,
-    monitor::COMMANDS,
 };
 use x86::model::{CpuModel, MODELS};
 use x86::rdt::RdtCaps;
@@ -174,7 +174,7 @@ fn monitor() -> String {
     table
 }
 
-// covers: 3/readme-tables
+// covers: guide/tables
 #[test]
 fn the_readme_s_tables_are_what_the_code_says() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");

@@ -2,8 +2,8 @@
 //! leaves of all registers.
 
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
-use minivmm::machine::memory::SoftEngine;
-use minivmm::machine::{Machine, memory::Memory};
+use machine::memory::SoftEngine;
+use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, MODELS};
 use x86::msr::*;
 
@@ -67,7 +67,7 @@ impl Guest {
         (state.gpr[0], state.gpr[1], state.gpr[2]) = (value & 0xFFFF_FFFF, ecx.into(), value >> 32);
         self.cpu.set_state(&state);
         for _ in 0..100 {
-            match self.engine.get().run(&mut self.cpu, &mut self.machine, 1000) {
+            match self.engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), 1000) {
                 Exit::Halt => break,
                 Exit::Bus | Exit::Budget => {}
                 exit => panic!("{exit:?}"),
@@ -96,7 +96,7 @@ impl Guest {
     }
 }
 
-// covers: 4/dr-bits
+// covers: dr/bits
 #[test]
 fn debug_registers_bit_by_bit() {
     for model in MODELS {
@@ -129,7 +129,7 @@ fn debug_registers_bit_by_bit() {
     }
 }
 
-// covers: 4/tsc-bits
+// covers: tsc/bits
 #[test]
 fn registers_of_the_time_stamp_counter_bit_by_bit() {
     for model in MODELS {
@@ -157,7 +157,7 @@ fn registers_of_the_time_stamp_counter_bit_by_bit() {
     }
 }
 
-// covers: 4/rdt-bits
+// covers: rdt/bits
 #[test]
 fn registers_of_the_resource_director_bit_by_bit() {
     for model in MODELS {
@@ -227,7 +227,7 @@ fn registers_of_the_resource_director_bit_by_bit() {
 }
 
 /// SDM Vol. 4 Table 2-2 "IA-32 Architectural MSRs", IA32_MISC_ENABLE[18].
-// covers: 4/monitor-fsm
+// covers: monitor/fsm
 #[test]
 fn monitor_and_mwait_can_be_switched_off() {
     const UD: End = Vector(6);
@@ -302,7 +302,7 @@ const SET: [(u32, u64); 22] = [
 /// What INIT leaves of the registers, but for the local APIC's: all is as it was (SDM Vol. 3A Table 10-1 "IA-32 and Intel 64
 /// Processor States Following Power-up, Reset, or INIT"), except that architectural last-branch records are off, as after a
 /// warm reset (Vol. 3B 19.1.4 "Interaction with Other Processor Features"). Intel PT traces on.
-// covers: 4/init-registers
+// covers: cpu/registers
 #[test]
 fn init_leaves_the_registers_as_they_were() {
     for model in MODELS {
@@ -322,7 +322,10 @@ fn init_leaves_the_registers_as_they_were() {
         let Value(time) = guest.read(IA32_TIME_STAMP_COUNTER) else {
             panic!("no TSC")
         };
-        guest.engine.get().init(&mut guest.cpu, &mut guest.machine, false);
+        guest
+            .engine
+            .get()
+            .init(&mut guest.cpu, &mut guest.machine.cpu(0), false);
         let s = guest.cpu.state();
         assert_eq!(
             (s.dr[6], s.dr[7], s.cr0),
@@ -330,7 +333,7 @@ fn init_leaves_the_registers_as_they_were() {
             "{}",
             model.name
         );
-        guest.engine.get().start(&mut guest.cpu, &mut guest.machine, 1);
+        guest.engine.get().start(&mut guest.cpu, &mut guest.machine.cpu(0), 1);
         for ((msr, before), (_, after)) in before.into_iter().zip(all(&mut guest)) {
             let expected = match (msr, before) {
                 (IA32_LBR_CTL, Value(value)) => Value(value & !1),

@@ -4,30 +4,30 @@ mod common;
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use common::*;
 use iced_x86::code_asm::*;
 use minivmm::{
-    Back, Console, End, MachineConfig, SerialTarget, Vm,
+    Back, Console, End, MachineConfig, Run, SerialTarget, StopReason,
     debug::{WatchKind, Watchpoint, Why},
-    history::{self, session},
 };
 
 /// A machine that keeps a point every so many steps.
-fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
+fn open(kernel: &std::path::Path, spacing: u64, more: impl FnOnce(&mut MachineConfig)) -> (Run, Console) {
     let mut config = MachineConfig {
         memory: 2 << 20,
-        reverse: Some(history::Options {
+        reverse: Some(minivmm::config::ReverseOptions {
             spacing,
-            ..history::Options::default()
+            ..minivmm::config::ReverseOptions::default()
         }),
         ..MachineConfig::new(kernel)
     };
     more(&mut config);
-    let vm = Vm::new(&config).unwrap();
+    let vm = Run::new(&config).unwrap();
     let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     (vm, console)
 }
@@ -44,7 +44,7 @@ fn random(below: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Runs to the end with this typed at these steps, and says how each of some positions looks.
-fn whole(vm: &mut Vm, console: &mut Console, typed: &[(u64, &str)], every: u64) -> (Vec<(u64, u64)>, End) {
+fn whole(vm: &mut Run, console: &mut Console, typed: &[(u64, &str)], every: u64) -> (Vec<(u64, u64)>, End) {
     let mut seen = Vec::new();
     let mut typed = typed.iter();
     let mut next = typed.next();
@@ -58,13 +58,13 @@ fn whole(vm: &mut Vm, console: &mut Console, typed: &[(u64, &str)], every: u64) 
         seen.push((vm.steps(), vm.digest()));
         if let Some(end) = vm.run_for(console, every).unwrap() {
             seen.push((vm.steps(), vm.digest()));
-            return (seen, end);
+            return (seen, end.end().unwrap());
         }
     }
 }
 
 /// To positions in no order, and what was there is there again.
-fn wander(vm: &mut Vm, console: &mut Console, seen: &[(u64, u64)], times: usize) {
+fn wander(vm: &mut Run, console: &mut Console, seen: &[(u64, u64)], times: usize) {
     for at in random(seen.len() as u64).take(times) {
         let (step, digest) = seen[at as usize];
         let from = vm.steps();
@@ -74,7 +74,7 @@ fn wander(vm: &mut Vm, console: &mut Console, seen: &[(u64, u64)], times: usize)
     }
 }
 
-// covers: 8/reverse-seek, 8/reverse-input, 8/reverse-output, 8/reverse-end
+// covers: reverse/seek, reverse/input, reverse/output, reverse/end
 #[test]
 fn a_guest_with_input_is_at_any_step_what_it_was() {
     let folder = Folder::new();
@@ -96,10 +96,13 @@ fn a_guest_with_input_is_at_any_step_what_it_was() {
             // Whatever is typed now waits, and the way on is the known one: to the same end, and nothing is said twice.
             console.push_input(b"zzz");
             vm.seek(&mut console, 40).unwrap();
-            assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+            assert!(matches!(
+                vm.run(&mut console).unwrap(),
+                StopReason::Ended(End::PowerOff)
+            ));
             assert_eq!((vm.steps(), vm.digest()), *seen.last().unwrap());
             assert!(
-                matches!(vm.run(&mut console).unwrap(), End::PowerOff),
+                matches!(vm.run(&mut console).unwrap(), StopReason::Ended(End::PowerOff)),
                 "and it stays off"
             );
             assert_eq!(console.take_output(), b"");
@@ -108,7 +111,7 @@ fn a_guest_with_input_is_at_any_step_what_it_was() {
     }
 }
 
-// covers: 8/reverse-seek
+// covers: reverse/seek
 #[test]
 fn a_machine_that_keeps_its_past_runs_as_one_that_does_not() {
     let folder = Folder::new();
@@ -129,7 +132,7 @@ fn a_machine_that_keeps_its_past_runs_as_one_that_does_not() {
     assert!(extent.points > 3 && extent.bytes > 0, "{extent:?}");
 }
 
-// covers: 8/reverse-future
+// covers: reverse/future
 #[test]
 fn another_future_begins_where_the_known_one_is_forgotten() {
     let folder = Folder::new();
@@ -144,15 +147,21 @@ fn another_future_begins_where_the_known_one_is_forgotten() {
     assert_eq!((extent.head, extent.live), (step, true));
     assert_eq!(vm.digest(), digest);
     console.push_input(b"twoq");
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     assert_eq!(console.take_output(), b"twoq");
     let end = (vm.steps(), vm.digest());
     wander(&mut vm, &mut console, &seen[..seen.len() / 2], 20);
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     assert_eq!((vm.steps(), vm.digest()), end, "and this one is known now");
 }
 
-// covers: 8/reverse-stepi
+// covers: reverse/stepi
 #[test]
 fn one_instruction_back_undoes_one_step() {
     let folder = Folder::new();
@@ -174,7 +183,7 @@ fn one_instruction_back_undoes_one_step() {
     assert_eq!(vm.steps(), 0);
 }
 
-// covers: 8/reverse-memory
+// covers: reverse/memory
 #[test]
 fn points_are_thinned_by_the_limit_and_all_of_the_past_stays() {
     // Writes all over two megabytes, for ever.
@@ -207,7 +216,7 @@ fn points_are_thinned_by_the_limit_and_all_of_the_past_stays() {
     assert!(vm.extent().unwrap().bytes <= limit);
 }
 
-// covers: 8/reverse-refused
+// covers: reverse/refused
 #[test]
 fn what_cannot_go_back_is_refused_in_one_line() {
     let folder = Folder::new();
@@ -235,18 +244,28 @@ fn what_cannot_go_back_is_refused_in_one_line() {
     }
 }
 
-/// Runs a command with this on its standard input: status, output and errors.
-fn typed(command: &mut Command, text: &str) -> (i32, String, String) {
+/// Runs a command with this on its standard input, at once or once it has printed a line and had the time to fall asleep: status,
+/// output and errors.
+fn typed(command: &mut Command, text: &str, late: bool) -> (i32, String, String) {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    if late {
+        said.read_line(&mut line).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // A replay may be over before it is told anything.
+    let written = child.stdin.take().unwrap().write_all(text.as_bytes());
+    assert!(written.is_ok() || written.unwrap_err().kind() == ErrorKind::BrokenPipe);
+    said.read_to_string(&mut line).unwrap();
     let output = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    let errors = String::from_utf8(output.stderr).unwrap();
+    (output.status.code().unwrap(), line, errors)
 }
 
 /// The digest that `--stats` prints.
@@ -255,17 +274,21 @@ fn digest(errors: &str) -> &str {
     line.unwrap_or_else(|| panic!("{errors}"))
 }
 
-// covers: 8/record, 8/replay
+// covers: reverse/record, reverse/replay
 #[test]
 fn a_recorded_session_is_run_again_from_anywhere() {
     let folder = Folder::new();
-    for (name, image) in [("polls", echo()), ("sleeps", interrupt_echo())] {
+    for (name, image, late) in [
+        ("polls", echo(), false),
+        ("sleeps", interrupt_echo(), false),
+        ("slept", interrupt_echo(), true),
+    ] {
         folder.file(name, image);
         let record = format!("{name}-session");
         let words = [
             "--kernel", name, "-m", "4M", "--stats", "--seed", "random", "--record", &record,
         ];
-        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(words), "hello there q");
+        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(words), "hello there q", late);
         assert_eq!((status, said.as_str()), (0, "ready\nhello there q"), "{errors}");
         let first = digest(&errors).to_string();
         for options in [&[][..], &["--reverse"], &["--trace", "trace"]] {
@@ -281,7 +304,7 @@ fn a_recorded_session_is_run_again_from_anywhere() {
                 };
             }
             // What is typed now is not for the guest.
-            let (status, said, errors) = typed(&mut command, "other words q");
+            let (status, said, errors) = typed(&mut command, "other words q", false);
             assert_eq!(
                 (status, said.as_str()),
                 (0, "ready\nhello there q"),
@@ -292,7 +315,7 @@ fn a_recorded_session_is_run_again_from_anywhere() {
     }
 }
 
-// covers: 8/replay
+// covers: reverse/replay
 #[test]
 fn a_replay_ends_where_the_session_was_ended_from_outside() {
     let folder = Folder::new();
@@ -304,12 +327,14 @@ fn a_replay_ends_where_the_session_was_ended_from_outside() {
             .args(words)
             .args(["--max-instructions", "123456"]),
         "",
+        false,
     );
     assert_eq!(status, 8, "{errors}");
     let first = digest(&errors).to_string();
     let (status, said, errors) = typed(
         minivmm().current_dir(folder.path()).args(["replay", "s", "--stats"]),
         "",
+        false,
     );
     assert_eq!((status, said.as_str()), (0, "spinning\n"), "{errors}");
     assert!(
@@ -321,26 +346,26 @@ fn a_replay_ends_where_the_session_was_ended_from_outside() {
     let log = folder.path().join("s/log");
     let text = fs::read_to_string(&log).unwrap();
     fs::write(&log, &text[..text.len() - 3]).unwrap();
-    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "", false);
     assert_eq!(status, 2, "{errors}");
     assert!(errors.contains("breaks off") && errors.lines().count() == 1, "{errors}");
 }
 
-// covers: 8/replay-bad-input
+// covers: reverse/replay-bad-input
 #[test]
 fn a_directory_that_is_no_session_is_refused_in_one_line() {
     let folder = Folder::new();
     let disk = folder.file("disk", vec![0; 4096]);
     let kernel = folder.file("kernel", echo());
     let words = ["--kernel", "kernel", "--disk", "disk", "-m", "4M", "--record", "s"];
-    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(words), "abc q");
+    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(words), "abc q", false);
     assert_eq!(status, 0, "{errors}");
     let path = |name: &str| folder.path().join("s").join(name);
     let session = fs::read_to_string(path("session.json")).unwrap();
     let log = fs::read_to_string(path("log")).unwrap();
     assert!(log.lines().count() >= 3, "{log}");
     let refused = |says: &str| {
-        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "", false);
         assert_eq!((status, said.as_str()), (2, ""), "{says}: {errors}");
         assert!(errors.contains(says) && errors.lines().count() == 1, "{says}: {errors}");
     };
@@ -379,7 +404,7 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
         ),
     ] {
         fs::write(path("log"), text).unwrap();
-        let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+        let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "", false);
         assert_eq!(status, 2, "{errors}");
         assert!(errors.contains(says) && errors.lines().count() == 1, "{errors}");
     }
@@ -390,17 +415,17 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
     refused("has changed since the session was recorded");
     fs::remove_file(&disk).unwrap();
     refused("--disk disk");
-    let other = |name: &str| typed(minivmm().current_dir(folder.path()).args(["replay", name]), "").2;
+    let other = |name: &str| typed(minivmm().current_dir(folder.path()).args(["replay", name]), "", false).2;
     assert!(other("nowhere").contains("no such file"), "{}", other("nowhere"));
     assert!(other("kernel").contains("not a directory"), "{}", other("kernel"));
 }
 
-// covers: 8/record
+// covers: reverse/record
 #[test]
 fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
     let folder = Folder::new();
     let kernel = folder.file("kernel", echo());
-    let record = session::Options {
+    let record = minivmm::config::RecordOptions {
         folder: folder.path().join("s"),
         arguments: Vec::new(),
     };
@@ -410,7 +435,7 @@ fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
     console.push_input(b"ab");
     assert!(vm.run_for(&mut console, 1000).unwrap().is_none());
     let before = vm.digest();
-    let write = |vm: &mut Vm, byte: u8| {
+    let write = |vm: &mut Run, byte: u8| {
         vm.write_physical(0x30_0000, &[byte]).unwrap();
     };
     write(&mut vm, 1);
@@ -440,7 +465,7 @@ fn what_a_debugger_changes_is_known_from_there_on_and_ends_a_recording() {
     assert_eq!(log.matches("changed").count(), 1, "{log}");
 }
 
-// covers: 8/reverse-continue
+// covers: reverse/continue
 #[test]
 fn from_a_crash_back_to_the_store_that_caused_it() {
     let folder = Folder::new();
@@ -462,7 +487,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
     let kernel = folder.file("kernel", kernel);
     // MOV ESP and MOV ECX are before it.
     let top = u64::from(BASE) + 32 + 10;
-    let read = |vm: &Vm, at: u64| {
+    let read = |vm: &Run, at: u64| {
         let mut bytes = [0; 4];
         vm.read_physical(at, &mut bytes).unwrap();
         u32::from_le_bytes(bytes)
@@ -472,7 +497,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         vm.debugger();
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, End::Stopped(stop) if stop.why == Why::TripleFault),
+            matches!(&end, StopReason::Debugger(stop) if stop.why == Why::TripleFault),
             "{end:?}"
         );
         let crash = vm.steps();
@@ -486,7 +511,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         // Forwards it is made, and the machine stops behind it.
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, End::Stopped(stop) if matches!(stop.why, Why::Watch { .. })),
+            matches!(&end, StopReason::Debugger(stop) if matches!(stop.why, Why::Watch { .. })),
             "{end:?}"
         );
         assert_eq!(read(&vm, cell), 0xdead_0000);
@@ -513,7 +538,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         }
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, End::Stopped(stop) if stop.why == Why::Breakpoint(top)),
+            matches!(&end, StopReason::Debugger(stop) if stop.why == Why::Breakpoint(top)),
             "{end:?}"
         );
         assert_eq!(vm.cpu_state(0).unwrap().gpr[1], 29);
@@ -524,7 +549,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
     }
 }
 
-// covers: 8/reverse-run-to
+// covers: reverse/run-to
 #[test]
 fn run_to_goes_to_a_step_in_either_direction_and_stands_there() {
     let folder = Folder::new();
@@ -552,10 +577,10 @@ fn run_to_goes_to_a_step_in_either_direction_and_stands_there() {
         let output = run(minivmm().arg("ctl").arg(&socket).arg(command));
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
     };
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let end = std::time::Instant::now() + Duration::from_secs(60);
     while !socket.exists() {
         assert!(std::time::Instant::now() < end, "no socket");
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     let monitor = |line: &str| ctl(&format!("{{\"command\":\"monitor\",\"line\":\"{line}\"}}"));
     for step in [1_234_567, 10, 7_000_001, 9, 0] {

@@ -2,50 +2,54 @@
 
 mod common;
 
+use minivmm::StopReason;
 use std::fs;
 
 use common::*;
-use minivmm::config::{DiskConfig, DiskMode};
-use minivmm::{Console, End, MachineConfig, SerialTarget, Vm, history, monitor};
+use minivmm::{
+    Console, End, MachineConfig, Run, SerialTarget,
+    front::{controls::Controls, monitor},
+};
+use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 
-fn open(kernel: &std::path::Path, more: impl FnOnce(&mut MachineConfig)) -> (Vm, Console) {
+fn open(kernel: &std::path::Path, more: impl FnOnce(&mut MachineConfig)) -> (Run, Console) {
     let mut config = MachineConfig {
         memory: 4 << 20,
         ..MachineConfig::new(kernel)
     };
     more(&mut config);
-    let vm = Vm::new(&config).unwrap();
+    let vm = Run::new(&config).unwrap();
     let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     (vm, console)
 }
 
 fn keeps_past(config: &mut MachineConfig) {
-    config.reverse = Some(history::Options {
+    config.reverse = Some(minivmm::config::ReverseOptions {
         spacing: 300,
-        ..history::Options::default()
+        ..minivmm::config::ReverseOptions::default()
     });
 }
 
 /// Where a machine is, and everything about that.
-fn at(vm: &Vm) -> (u64, u64) {
+fn at(vm: &Run) -> (u64, u64) {
     (vm.steps(), vm.digest())
 }
 
-fn say(vm: &mut Vm, line: &str) -> String {
-    monitor::answer(vm, 0, line).unwrap_or_else(|why| panic!("{line}: {why}"))
+fn say(vm: &mut Run, line: &str) -> String {
+    monitor::answer(&mut Controls::new(vm), 0, line).unwrap_or_else(|why| panic!("{line}: {why}"))
 }
 
-fn refused(vm: &mut Vm, line: &str) -> String {
-    let why = monitor::answer(vm, 0, line).expect_err(line);
+fn refused(vm: &mut Run, line: &str) -> String {
+    let why = monitor::answer(&mut Controls::new(vm), 0, line).expect_err(line);
     assert_eq!(why.trim_end().lines().count(), 1, "{why}");
     why
 }
 
-fn go(vm: &mut Vm, console: &mut Console, steps: u64) {
+fn go(vm: &mut Run, console: &mut Console, steps: u64) {
     assert!(vm.run_for(console, steps).unwrap().is_none());
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn a_state_is_taken_on_again_and_everything_after_it_is_new() {
     let folder = Folder::new();
@@ -62,7 +66,10 @@ fn a_state_is_taken_on_again_and_everything_after_it_is_new() {
     let mut ends = Vec::new();
     for typed in ["cq", "xyzq", "cq"] {
         console.push_input(typed.as_bytes());
-        assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+        assert!(matches!(
+            vm.run(&mut console).unwrap(),
+            StopReason::Ended(End::PowerOff)
+        ));
         let said = String::from_utf8(console.take_output()).unwrap();
         ends.push((at(&vm), said));
         let told = say(&mut vm, "snapshot load first");
@@ -103,7 +110,7 @@ fn a_state_is_taken_on_again_and_everything_after_it_is_new() {
     say(&mut vm, "snapshot save 5");
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn with_a_past_it_is_a_place_in_it() {
     let folder = Folder::new();
@@ -134,7 +141,7 @@ fn with_a_past_it_is_a_place_in_it() {
     assert_eq!(at(&vm), kept);
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn from_another_past_it_is_a_beginning() {
     let folder = Folder::new();
@@ -155,7 +162,10 @@ fn from_another_past_it_is_a_beginning() {
     assert_eq!((extent.first, extent.head, extent.live), (kept.0, kept.0, true));
     assert!(!vm.step_back(&mut console, 0).unwrap(), "nothing leads here");
     console.push_input(b"xyq");
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     let end = at(&vm);
     assert_eq!(console.take_output(), b"xyq");
     // And from here on it is as ever.
@@ -168,11 +178,14 @@ fn from_another_past_it_is_a_beginning() {
     }
     say(&mut vm, "snapshot load here");
     assert_eq!((at(&vm), vm.extent().unwrap().head), (kept, end.0));
-    assert!(matches!(vm.run(&mut console).unwrap(), End::PowerOff));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::PowerOff)
+    ));
     assert_eq!((at(&vm), console.take_output()), (end, Vec::new()));
 }
 
-// covers: 8/monitor-snapshot
+// covers: monitor/snapshot
 #[test]
 fn what_would_not_go_back_is_said_before() {
     let folder = Folder::new();
@@ -201,7 +214,7 @@ fn what_would_not_go_back_is_said_before() {
     assert_eq!(fs::read(&disk).unwrap(), vec![0; 4096]);
 }
 
-// covers: 8/monitor-trace-late
+// covers: monitor/trace-late
 #[test]
 fn a_recording_begins_and_ends_under_way() {
     let folder = Folder::new();

@@ -16,11 +16,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-// covers: 2/exit-0
-// covers: 2/exit-debug
-// covers: 2/exit-4
-// covers: 2/cli-kernel
-// covers: 2/boot-multiboot
+// covers: exit-status/0
+// covers: exit-status/debug
+// covers: exit-status/4
+// covers: cli/kernel
+// covers: boot/multiboot
 #[test]
 fn a_guest_ends_the_run_with_its_status() {
     let rows: [(&str, Vec<u8>, i32, &str, &str); 8] = [
@@ -94,9 +94,9 @@ fn a_guest_ends_the_run_with_its_status() {
     }
 }
 
-// covers: 2/exit-8
-// covers: 2/cli-max-instructions
-// covers: 2/cli-timeout
+// covers: exit-status/8
+// covers: cli/max-instructions
+// covers: cli/timeout
 #[test]
 fn limits_end_the_run_with_status_8() {
     for (options, says) in [
@@ -120,7 +120,7 @@ fn limits_end_the_run_with_status_8() {
     );
 }
 
-// covers: 2/cli-max-instructions
+// covers: cli/max-instructions
 #[test]
 fn the_limit_of_instructions_is_exact() {
     // MOV ESP, three NOPs, then eight instructions to the debug exit.
@@ -146,8 +146,8 @@ fn stat<'a>(errors: &'a str, name: &str) -> &'a str {
     line[name.len()..].trim_start_matches(':').trim()
 }
 
-// covers: 2/cli-stats
-// covers: 2/determinism
+// covers: cli/stats
+// covers: determinism/repeats
 #[test]
 fn stats_tell_steps_and_times_and_repeat_on_the_virtual_clock() {
     let folder = Folder::new();
@@ -175,9 +175,9 @@ fn stats_tell_steps_and_times_and_repeat_on_the_virtual_clock() {
     );
 }
 
-// covers: 2/cli-initrd
-// covers: 2/cli-cmdline
-// covers: 2/cli-memory
+// covers: cli/initrd
+// covers: cli/cmdline
+// covers: cli/memory
 #[test]
 fn command_line_module_and_memory_reach_the_guest() {
     // Prints the command line, the module, and mem_upper's third byte.
@@ -218,7 +218,7 @@ fn command_line_module_and_memory_reach_the_guest() {
     }
 }
 
-// covers: 2/cli-serial
+// covers: cli/serial
 #[test]
 fn the_serial_port_leads_where_it_is_told() {
     let folder = Folder::new();
@@ -236,7 +236,7 @@ fn the_serial_port_leads_where_it_is_told() {
     assert_eq!(fs::read(&log).unwrap(), b"hello\n");
 }
 
-// covers: 2/cli-rtc-base
+// covers: cli/rtc-base
 #[test]
 fn the_clock_starts_when_it_is_told() {
     // The year, from CMOS register 9, is BCD.
@@ -262,7 +262,7 @@ fn the_clock_starts_when_it_is_told() {
     }
 }
 
-// covers: 2/cli-clock
+// covers: cli/clock
 #[test]
 fn a_paced_guest_takes_wall_time_and_a_virtual_one_does_not() {
     // Waits half a second by the PM timer.
@@ -292,7 +292,7 @@ fn a_paced_guest_takes_wall_time_and_a_virtual_one_does_not() {
     assert!(seconds >= 0.5, "{seconds}");
 }
 
-// covers: 2/cli-clock
+// covers: cli/clock
 #[test]
 fn an_idle_paced_guest_sleeps_until_its_timer_fires() {
     // 20 periods of the PIT at its slowest are 1.1 s.
@@ -326,7 +326,7 @@ fn timer_guest(count: u32) -> Vec<u8> {
     )
 }
 
-// covers: 2/devices-stdin-events
+// covers: devices/stdin-events
 #[test]
 fn input_from_a_pipe_reaches_the_guest_whole() {
     let folder = Folder::new();
@@ -377,7 +377,7 @@ fn input_from_a_pipe_reaches_the_guest_whole() {
     }
 }
 
-// covers: 2/console-stdin-eof
+// covers: console/stdin-eof
 #[test]
 fn an_idle_guest_costs_nothing_at_the_end_of_standard_input() {
     let folder = Folder::new();
@@ -406,7 +406,7 @@ fn an_idle_guest_costs_nothing_at_the_end_of_standard_input() {
     }
 }
 
-// covers: 2/cli-models
+// covers: cli/models
 #[test]
 fn models_are_listed() {
     let result = run(minivmm().arg("models"));
@@ -419,9 +419,9 @@ fn models_are_listed() {
     assert!(result.stderr.is_empty());
 }
 
-// covers: 2/cli-verbose
-// covers: 2/cli-engine
-// covers: 2/cli-cpu-model
+// covers: cli/verbose
+// covers: cli/engine
+// covers: cli/cpu-model
 #[test]
 fn verbose_runs_say_which_engine_they_took_and_why() {
     for (options, says) in [

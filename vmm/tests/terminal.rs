@@ -117,8 +117,8 @@ fn errors(child: Watched) -> (ExitStatus, String) {
 
 const ICANON_ECHO_ISIG: u32 = libc::ICANON | libc::ECHO | libc::ISIG;
 
-// covers: 2/console-raw-restored
-// covers: 2/console-escape
+// covers: console/raw-restored
+// covers: console/escape
 #[test]
 fn the_terminal_is_raw_while_the_guest_runs_and_restored_on_every_way_out() {
     enum Way {
@@ -185,7 +185,7 @@ fn the_terminal_is_raw_while_the_guest_runs_and_restored_on_every_way_out() {
     }
 }
 
-// covers: 6/kvm-terminal
+// covers: kvm/terminal
 #[test]
 fn the_terminal_is_restored_after_a_run_on_kvm_that_hangs_crashes_or_fails() {
     if kvm_is_missing("the terminal after a run on KVM") {
@@ -256,7 +256,7 @@ fn wait_for_key(a: &mut CodeAssembler) {
     a.je(again).unwrap();
 }
 
-// covers: 2/console-raw-restored
+// covers: console/raw-restored
 #[test]
 fn bad_input_leaves_the_terminal_alone() {
     for options in [
@@ -276,7 +276,7 @@ fn bad_input_leaves_the_terminal_alone() {
     }
 }
 
-// covers: 2/console-escape
+// covers: console/escape
 #[test]
 fn keys_reach_the_guest_unchanged() {
     let folder = Folder::new();
@@ -295,7 +295,7 @@ fn keys_reach_the_guest_unchanged() {
     assert!(errors.contains("Ctrl-A x quits"), "{errors}");
 }
 
-// covers: 2/cli-clock
+// covers: cli/clock
 #[test]
 fn a_terminal_means_wall_time_unless_told_otherwise() {
     let folder = Folder::new();
@@ -317,7 +317,7 @@ fn a_terminal_means_wall_time_unless_told_otherwise() {
 }
 
 /// Long work on a trace shows how far it is on a terminal, and cleans that up for its last line; elsewhere there is the line alone.
-// covers: 5/trace-progress
+// covers: trace/progress
 #[test]
 fn work_on_a_trace_shows_a_bar_on_a_terminal() {
     let folder = Folder::new();

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use iced_x86::code_asm::*;
-use minivmm::config::{DiskConfig, DiskMode};
 use minivmm::trace::{self, Decode, Filter, Options, Start, State, Summary, Trace, When};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget};
+use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use x86::seam::HYPERCALL;
 
@@ -93,8 +93,8 @@ fn changing(a: &mut CodeAssembler) {
     debug_exit(a, 1);
 }
 
-// covers: 5/trace-record
-// covers: 5/trace-self-modifying
+// covers: trace/record
+// covers: trace/self-modifying
 #[test]
 fn code_that_changes_is_read_as_it_was_executed() {
     let folder = Folder::new();
@@ -105,7 +105,7 @@ fn code_that_changes_is_read_as_it_was_executed() {
             trace,
             ..MachineConfig::new(&kernel)
         };
-        let mut vm = Vm::new(&config).unwrap();
+        let mut vm = Run::new(&config).unwrap();
         let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
         vm.run(&mut console).unwrap();
         vm.end_trace("the test").unwrap();
@@ -131,7 +131,7 @@ fn code_that_changes_is_read_as_it_was_executed() {
     );
 }
 
-// covers: 5/trace-force
+// covers: trace/force
 #[test]
 fn what_is_there_is_not_overwritten() {
     let folder = Folder::new();
@@ -233,7 +233,7 @@ fn calling_sectors(a: &mut CodeAssembler) {
 /// Where the sectors are read to.
 const SECTOR: u32 = 0x21_0000;
 
-// covers: 5/trace-device-written
+// covers: trace/device-written
 #[test]
 fn code_that_a_device_has_written_is_read_as_it_was_executed() {
     let folder = Folder::new();
@@ -253,7 +253,7 @@ fn code_that_a_device_has_written_is_read_as_it_was_executed() {
         trace: Some(Options::new(&at)),
         ..MachineConfig::new(folder.file("guest", guest(calling_sectors)))
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     vm.run(&mut console).unwrap();
     vm.end_trace("the test").unwrap();
@@ -287,7 +287,7 @@ fn record(folder: &Folder, image: Vec<u8>, change: impl Fn(&mut Options)) -> (Pa
         max_instructions: Some(20_000_000),
         ..MachineConfig::new(&kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     vm.run(&mut console).unwrap();
     vm.end_trace("the test").unwrap();
@@ -318,7 +318,7 @@ fn long(a: &mut CodeAssembler, rounds: u32) {
     debug_exit(a, 1);
 }
 
-// covers: 5/trace-ring
+// covers: trace/ring
 #[test]
 fn a_ring_keeps_the_last_and_it_decodes() {
     let folder = Folder::new();
@@ -353,7 +353,7 @@ fn a_ring_keeps_the_last_and_it_decodes() {
     assert_eq!((last, &gaps[..]), (whole.last().unwrap(), &[][..]));
 }
 
-// covers: 5/trace-filters
+// covers: trace/filters
 #[test]
 fn filters_let_through_what_they_say() {
     let folder = Folder::new();
@@ -384,7 +384,7 @@ fn filters_let_through_what_they_say() {
     }
 }
 
-// covers: 5/trace-triggers
+// covers: trace/triggers
 #[test]
 fn recording_begins_and_stops_where_it_is_told() {
     let folder = Folder::new();
@@ -439,7 +439,7 @@ fn recording_begins_and_stops_where_it_is_told() {
     }
 }
 
-// covers: 5/trace-triggers
+// covers: trace/triggers
 #[test]
 fn a_symbol_begins_and_ends_a_recording() {
     let folder = Folder::new();
@@ -490,7 +490,7 @@ impl Visitor for Times {
     }
 }
 
-// covers: 5/trace-tsc
+// covers: trace/tsc
 #[test]
 fn a_tsc_that_the_guest_moves_is_told_and_moves_no_time_of_the_trace() {
     let folder = Folder::new();
@@ -534,7 +534,7 @@ fn a_tsc_that_the_guest_moves_is_told_and_moves_no_time_of_the_trace() {
 }
 
 /// SDM Vol. 3C 33.4.2.2 and table 33-50, "Interrupts and exceptions": a FUP has the address of INT n itself, as if it had not been executed.
-// covers: 5/decoder-software-interrupts
+// covers: decoder/software-interrupts
 #[test]
 fn software_interrupts_are_told_as_events_and_all_else_as_instructions() {
     let folder = Folder::new();
@@ -558,7 +558,7 @@ fn software_interrupts_are_told_as_events_and_all_else_as_instructions() {
 }
 
 /// Wakes from HLT are moments of the recording, too, but no decoder can begin there.
-// covers: 5/trace-window
+// covers: trace/window
 #[test]
 fn a_window_may_begin_anywhere_also_where_the_guest_slept() {
     let folder = Folder::new();
@@ -604,7 +604,7 @@ fn a_window_may_begin_anywhere_also_where_the_guest_slept() {
     }
 }
 
-// covers: 5/trace-kill
+// covers: trace/kill
 #[test]
 fn a_run_that_is_killed_leaves_what_was_written() {
     let folder = Folder::new();
@@ -671,7 +671,7 @@ const MUCH: [&str; 8] = [
     "--kernel",
 ];
 
-// covers: 5/trace-full-disk
+// covers: trace/full-disk
 #[test]
 fn a_full_disk_stops_the_run_or_does_not() {
     let folder = Folder::new();
@@ -694,7 +694,7 @@ fn a_full_disk_stops_the_run_or_does_not() {
 }
 
 /// The same with a file system that really is full, as large as it is made here: only the process and its children see it.
-// covers: 5/trace-full-disk
+// covers: trace/full-disk
 #[test]
 fn a_full_file_system_stops_the_run_or_does_not() {
     let folder = Folder::new();
@@ -751,7 +751,7 @@ fn damaged(from: &Path, to: &Path, file: &str, f: impl FnOnce(&mut Vec<u8>)) {
     fs::write(to.join(file), bytes).unwrap();
 }
 
-// covers: 5/trace-damage
+// covers: trace/damage
 #[test]
 fn what_is_cut_or_flipped_is_missed_and_told_and_the_rest_decodes() {
     let folder = Folder::new();
@@ -820,7 +820,7 @@ fn what_is_cut_or_flipped_is_missed_and_told_and_the_rest_decodes() {
     }
 }
 
-// covers: 5/trace-raw
+// covers: trace/raw
 #[test]
 fn raw_packets_and_pages_are_what_was_recorded() {
     let folder = Folder::new();

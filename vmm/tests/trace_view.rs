@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use common::*;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, FlowControl};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm, trace::Options};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, trace::Options};
 use serde_json::Value;
 
 /// main calls outer three times, outer calls inner twice, and main ends with a jump to last.
@@ -69,7 +69,7 @@ fn traced() -> Traced {
         trace: Some(Options::new(&trace)),
         ..MachineConfig::new(kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     vm.run(&mut console).unwrap();
     vm.end_trace("the guest ended").unwrap();
@@ -109,7 +109,7 @@ fn snapshot(name: &str, text: &str) {
     assert_eq!(text, expected, "{name}: UPDATE=1 writes it anew");
 }
 
-// covers: 5/trace-decode-text, 5/trace-decode-disasm, 5/trace-decode-calls, 5/trace-info, 5/trace-decode-json
+// covers: trace/decode-text, trace/decode-disasm, trace/decode-calls, trace/info, trace/decode-json
 #[test]
 fn text_and_json_are_what_they_were() {
     let traced = traced();
@@ -135,7 +135,7 @@ fn json(text: &str) -> Vec<Value> {
         .collect()
 }
 
-// covers: 5/trace-decode-json, 5/trace-window
+// covers: trace/decode-json, trace/window
 #[test]
 fn json_lines_add_up_and_windows_cut_exactly() {
     let traced = traced();
@@ -188,7 +188,7 @@ fn run_tool(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-// covers: 5/export-folded, 5/export-flamegraph
+// covers: trace/export-folded, trace/export-flamegraph
 #[test]
 fn stacks_have_all_instructions() {
     let traced = traced();
@@ -216,7 +216,7 @@ fn stacks_have_all_instructions() {
     assert!(svg.trim_end().ends_with("</svg>"));
 }
 
-// covers: 5/export-callgrind
+// covers: trace/export-callgrind
 #[test]
 fn callgrind_annotate_reads_functions_and_calls() {
     let traced = traced();
@@ -279,7 +279,7 @@ fn nesting(trace: &Value) -> Vec<(usize, String)> {
     calls
 }
 
-// covers: 5/export-perfetto
+// covers: trace/export-perfetto
 #[test]
 fn trace_events_nest() {
     let traced = traced();
@@ -310,7 +310,7 @@ fn trace_events_nest() {
     assert!(nesting(&events).iter().all(|(_, name)| name != "inner"));
 }
 
-// covers: 5/bad-input-trace-command, 5/bad-input-symbols, 5/export-never-overwrites
+// covers: bad-input/trace-command, bad-input/symbols, trace/export-never-overwrites
 #[test]
 fn what_cannot_be_used_is_one_line_and_status_2() {
     let traced = traced();
@@ -400,7 +400,7 @@ fn what_cannot_be_used_is_one_line_and_status_2() {
     assert!(fs::metadata("/dev/full").is_ok());
 }
 
-// covers: 5/trace-sigpipe
+// covers: trace/sigpipe
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let traced = traced();

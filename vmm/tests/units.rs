@@ -3,7 +3,7 @@
 use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::machine::{Machine, memory::Memory};
+use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, SKYLAKE_SERVER, WESTMERE};
 use x86::seam::{Appetite, BranchRecord, Effects, Processor, Watch};
 
@@ -63,7 +63,7 @@ impl Guest {
     fn run(mut self) -> Result<Arrived, u64> {
         let mut engine = self.memory.engine(self.model, Options::default()).unwrap();
         for _ in 0..1000 {
-            match engine.get().run(&mut self.cpu, &mut self.machine, 10_000) {
+            match engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), 10_000) {
                 Exit::Halt => break,
                 Exit::Bus | Exit::Budget => {}
                 exit => panic!("{exit:?}: {:x?}", self.cpu.state()),
@@ -100,7 +100,7 @@ const SET: u64 = 18;
 
 type Body = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
-// covers: 4/dr-guest
+// covers: dr/guest
 #[test]
 fn a_guest_meets_its_own_breakpoints() {
     // (why, DRn, address, DR7, the rest of the program, vector, IP after the set-up, DR6)
@@ -268,7 +268,7 @@ fn a_guest_meets_its_own_breakpoints() {
     }
 }
 
-// covers: 4/dr-guest
+// covers: dr/guest
 #[test]
 fn what_is_not_enabled_or_not_touched_does_nothing() {
     let rows: [(&str, u8, u64, u32, Body); 5] = [
@@ -325,7 +325,7 @@ fn debugged_transaction(control: u32, enable: u32) -> Guest {
     })
 }
 
-// covers: 4/rtm-advanced-debug
+// covers: rtm/advanced-debug
 #[test]
 fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
     const RTM_CONTROL: u32 = 1 << 15;
@@ -336,7 +336,7 @@ fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
     for (control, enable) in [(0, RTM_ENABLE), (RTM_CONTROL, 0)] {
         let mut guest = debugged_transaction(control, enable);
         let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
-        while engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000) != Exit::Halt {}
+        while engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000) != Exit::Halt {}
         let mut status = [0; 4];
         guest.memory.read(DATA + 8, &mut status).unwrap();
         let s = guest.cpu.state();
@@ -357,7 +357,7 @@ fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
     assert!(!arrived.transaction && arrived.dr6 == 2, "{arrived:x?}");
 }
 
-// covers: 4/lbr-tsx-abort
+// covers: lbr/tsx-abort
 #[test]
 fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
     for model in ["haswell", "skylake-server", "sapphirerapids"] {
@@ -381,8 +381,8 @@ fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
             a.hlt()
         });
         let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
-        while engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000) != Exit::Halt {}
-        let units = guest.machine.units();
+        while engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000) != Exit::Halt {}
+        let units = guest.machine.units(0).unwrap();
         let entries: Vec<_> = match (&units.lbr, &units.arch_lbr) {
             (Some(lbr), _) => lbr.newest().take(2).collect(),
             (_, Some(lbr)) => lbr.newest().take(2).collect(),
@@ -419,7 +419,7 @@ impl Watch for Count {
     }
 }
 
-// covers: 4/units-observer
+// covers: units/observer
 #[test]
 fn an_observer_hears_what_the_units_hear_and_changes_nothing() {
     let program: Body = |a| {
@@ -439,7 +439,10 @@ fn an_observer_hears_what_the_units_hear_and_changes_nothing() {
             assert!(!guest.machine.observe(1, None), "there is one CPU");
         }
         let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
-        assert_eq!(engine.get().run(&mut guest.cpu, &mut guest.machine, 10_000), Exit::Halt);
+        assert_eq!(
+            engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000),
+            Exit::Halt
+        );
         states.push(guest.cpu.state());
     }
     assert_eq!(states[0], states[1]);

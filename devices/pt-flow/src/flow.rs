@@ -50,6 +50,8 @@ struct Place {
     offset: u64,
     /// Offset of the packet since which execution is known.
     since: u64,
+    /// The last TNT packet begins before this offset.
+    behind_tnt: u64,
 }
 
 /// Packets that wait for what they belong to.
@@ -67,9 +69,25 @@ struct Pending {
     block_end: bool,
     control: Option<(u8, u8)>,
     /// What waits for its instruction.
-    writes: VecDeque<(u64, ItemSize)>,
-    paging: VecDeque<(u64, bool)>,
+    writes: VecDeque<Write>,
+    paging: VecDeque<Pip>,
     vmcs: Option<u64>,
+}
+
+/// A PTW packet without a FUP, which waits for its PTWRITE.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    offset: u64,
+    value: u64,
+    size: ItemSize,
+}
+
+/// A PIP packet, which waits for its MOV CR3 or far transfer.
+#[derive(Clone, Copy, Debug)]
+struct Pip {
+    offset: u64,
+    cr3: u64,
+    non_root: bool,
 }
 
 impl<I: Image> Decoder<I> {
@@ -92,6 +110,7 @@ impl<I: Image> Decoder<I> {
                 deferrable: false,
                 offset: 0,
                 since: 0,
+                behind_tnt: 0,
             },
             returns: Returns::default(),
             pending: Pending::default(),
@@ -218,10 +237,13 @@ impl<I: Image> Decoder<I> {
             Packet::ShortTnt(tnt) | Packet::LongTnt(tnt) => {
                 self.pending.fup = None;
                 self.place.deferrable = true;
-                if !self.place.known {
-                    return if self.place.enabled { Ok(()) } else { Err(GapKind::NoIp) };
-                }
-                self.walk_tnt(tnt, packets, visitor)
+                let walked = match (self.place.known, self.place.enabled) {
+                    (true, _) => self.walk_tnt(tnt, packets, visitor),
+                    (false, true) => Ok(()),
+                    (false, false) => Err(GapKind::NoIp),
+                };
+                self.place.behind_tnt = self.place.offset + 1;
+                walked
             }
             Packet::Tip(to) => self.tip(to, visitor),
             Packet::Pad => Ok(()),
@@ -271,7 +293,8 @@ impl<I: Image> Decoder<I> {
                 return Ok(());
             }
             Packet::Pip { cr3, non_root } => {
-                self.pending.paging.push_back((cr3, non_root));
+                let offset = self.place.offset;
+                self.pending.paging.push_back(Pip { offset, cr3, non_root });
                 if !self.place.enabled || self.pending.paging.len() > WAITING {
                     self.take_paging(visitor);
                 }
@@ -289,13 +312,15 @@ impl<I: Image> Decoder<I> {
                 return Ok(());
             }
             Packet::Ptw { value, size, ip } => {
+                let offset = self.place.offset;
                 let waiting = if ip {
-                    &mut self.pending.writes_at
+                    self.pending.writes_at.push_back((value, size));
+                    self.pending.writes_at.len()
                 } else {
-                    &mut self.pending.writes
+                    self.pending.writes.push_back(Write { offset, value, size });
+                    self.pending.writes.len()
                 };
-                waiting.push_back((value, size));
-                if waiting.len() > WAITING || !self.place.known && !ip {
+                if waiting > WAITING || !self.place.known && !ip {
                     self.flush_writes(visitor);
                 }
                 return Ok(());
@@ -576,7 +601,7 @@ impl<I: Image> Decoder<I> {
             self.set_context();
             self.event(EventKind::Vmcs { pointer }, visitor);
         }
-        while let Some((cr3, non_root)) = self.pending.paging.pop_front() {
+        while let Some(Pip { cr3, non_root, .. }) = self.pending.paging.pop_front() {
             self.set_paging(cr3, non_root, visitor);
         }
     }
@@ -605,7 +630,7 @@ impl<I: Image> Decoder<I> {
     }
 
     fn flush_writes<V: Visitor>(&mut self, visitor: &mut V) {
-        while let Some((value, size)) = self.pending.writes.pop_front() {
+        while let Some(Write { value, size, .. }) = self.pending.writes.pop_front() {
             let ip = None;
             self.event(EventKind::PtWrite { ip, value, size }, visitor);
         }

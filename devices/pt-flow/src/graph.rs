@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    // covers: 5/decoder-memory
+    // covers: decoder/memory
     #[test]
     fn code_that_was_met_is_forgotten_when_there_is_too_much_of_it() {
         // Indirect jumps to ever new addresses, and PSBs among them.

@@ -127,7 +127,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    // covers: 5/decoder-time
+    // covers: decoder/time
     #[test]
     fn packets_of_time_add_up() {
         let mut clock = Clock::new(Timing {
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(clock.now().tsc, Some(2_000_000));
     }
 
-    // covers: 5/decoder-time
+    // covers: decoder/time
     #[test]
     fn a_counter_of_which_tma_tells_too_little_is_taken_up_at_the_next_mtc() {
         let mut clock = Clock::new(Timing {

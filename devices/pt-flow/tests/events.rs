@@ -90,7 +90,7 @@ fn start(ip: u64) -> Vec<Found> {
     ]
 }
 
-// covers: 5/decoder-events
+// covers: decoder/events
 #[test]
 fn events_stand_where_they_happened() {
     use EventKind::*;
@@ -410,7 +410,7 @@ fn events_stand_where_they_happened() {
     }
 }
 
-// covers: 5/decoder-gaps
+// covers: decoder/gaps
 #[test]
 fn what_cannot_be_decoded_is_a_gap_at_its_place() {
     let rows: [(&str, Vec<Packet>, GapKind); 7] = [
@@ -536,7 +536,7 @@ impl Image for Versions {
     }
 }
 
-// covers: 5/decoder-changes
+// covers: decoder/changes
 #[test]
 fn code_changes_where_its_position_says() {
     use End::{Conditional, Cut};
@@ -630,7 +630,7 @@ fn code_changes_where_its_position_says() {
     assert!(list.0.contains(&gap), "{:?}", list.0);
 }
 
-// covers: 5/decoder-changes
+// covers: decoder/changes
 #[test]
 fn a_context_has_its_own_code() {
     /// `jmp rax` behind as many NOPs as CR3's page number says.
@@ -693,7 +693,7 @@ fn a_context_has_its_own_code() {
     assert_eq!(counts, [2, 2, 5, 2, 3]);
 }
 
-// covers: 5/decoder-stream
+// covers: decoder/stream
 #[test]
 fn a_stream_is_cut_at_its_psbs() {
     let mut bytes = vec![0; 5];

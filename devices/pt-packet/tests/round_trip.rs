@@ -228,7 +228,7 @@ fn block(size: ItemSize) -> Vec<Packet> {
     packets
 }
 
-// covers: 4/pt-packet-bytes
+// covers: pt/packet-bytes
 #[test]
 fn every_packet_has_the_bytes_of_the_manual_and_comes_back() {
     for (packet, bytes) in table() {
@@ -249,7 +249,7 @@ fn every_packet_has_the_bytes_of_the_manual_and_comes_back() {
     }
 }
 
-// covers: 4/pt-packet-truncated
+// covers: pt/packet-truncated
 #[test]
 fn every_truncation_is_told_from_a_packet() {
     let mut rows = table();
@@ -284,7 +284,7 @@ fn every_truncation_is_told_from_a_packet() {
     }
 }
 
-// covers: 4/pt-packet-reserved
+// covers: pt/packet-reserved
 #[test]
 fn reserved_encodings_are_rejected() {
     use BadPayload::*;
@@ -385,7 +385,7 @@ fn reserved_encodings_are_rejected() {
     }
 }
 
-// covers: 4/pt-packet-ip-compression
+// covers: pt/packet-ip-compression
 #[test]
 fn ips_are_sent_in_the_shortest_form() {
     const KERNEL: u64 = 0xffff_ffff_8100_0000;
@@ -439,7 +439,7 @@ fn ips_are_sent_in_the_shortest_form() {
     }
 }
 
-// covers: 4/pt-packet-stream
+// covers: pt/packet-stream
 #[test]
 fn a_stream_of_random_packets_comes_back() {
     let mut random = 1u64;
@@ -489,7 +489,7 @@ fn a_stream_of_random_packets_comes_back() {
     assert_eq!((offset, count), (bytes.len(), packets.len()));
 }
 
-// covers: 4/pt-packet-sync
+// covers: pt/packet-sync
 #[test]
 fn the_next_psb_is_found_wherever_it_stands() {
     for before in 0..40 {
@@ -530,7 +530,7 @@ fn the_next_psb_is_found_wherever_it_stands() {
     assert_eq!(decoder.next(), None);
 }
 
-// covers: 4/pt-packet-bytes
+// covers: pt/packet-bytes
 #[test]
 fn branches_keep_their_order() {
     let mut bits = Tnt::EMPTY;

@@ -174,7 +174,7 @@ mod tests {
         u16::from_le_bytes([pm.read_event(0, now), pm.read_event(1, now)])
     }
 
-    // covers: 2/devices-pm-timer-pm1
+    // covers: devices/pm-timer-pm1
     #[test]
     fn the_timer_is_exact() {
         let mut pm = AcpiPm::new();
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pm-timer-pm1
+    // covers: devices/pm-timer-pm1
     #[test]
     fn timer_status_is_set_when_bit_31_changes() {
         let mut pm = AcpiPm::new();
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pm-timer-pm1
+    // covers: devices/pm-timer-pm1
     #[test]
     fn registers_and_soft_off() {
         let mut pm = AcpiPm::new();

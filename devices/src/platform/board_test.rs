@@ -34,7 +34,7 @@ fn program_pin(board: &mut Platform, pin: u64, entry: u64) {
     }
 }
 
-// covers: 2/devices-unclaimed-all-ones
+// covers: devices/unclaimed-all-ones
 #[test]
 fn unclaimed_addresses_read_all_ones() {
     let mut board = board(1);
@@ -78,7 +78,7 @@ fn unclaimed_addresses_read_all_ones() {
     assert_eq!(board.port_read(0x3ff, 2, 0), 0xff5a);
 }
 
-// covers: 2/devices-bus-access-sizes
+// covers: devices/bus-access-sizes
 #[test]
 fn accesses_of_every_size() {
     let mut board = board(1);
@@ -106,7 +106,7 @@ fn accesses_of_every_size() {
     );
 }
 
-// covers: 2/devices-debug-exit
+// covers: devices/debug-exit
 #[test]
 fn debug_exit() {
     for (size, value, want) in [(1, 0x1ff, 0xff), (2, 0x1_0042, 0x42), (4, 0xdead_beef, 0xdead_beef)] {
@@ -118,8 +118,8 @@ fn debug_exit() {
     }
 }
 
-// covers: 2/devices-i8042-reset
-// covers: 2/devices-reset-register
+// covers: devices/i8042-reset
+// covers: devices/reset-register
 #[test]
 fn ways_to_reset_and_to_switch_off() {
     for (port, size, value, effect, why) in [
@@ -151,7 +151,7 @@ fn ways_to_reset_and_to_switch_off() {
     }
 }
 
-// covers: 2/devices-pit-channel2
+// covers: devices/pit-channel2
 #[test]
 fn port_61_and_channel_2() {
     let mut board = board(1);
@@ -189,7 +189,7 @@ fn port_61_and_channel_2() {
     assert!(toggles.windows(2).filter(|w| w[0] != w[1]).count() >= 97, "{toggles:?}");
 }
 
-// covers: 2/devices-interrupt-routing
+// covers: devices/interrupt-routing
 #[test]
 fn isa_interrupts_reach_both_controllers() {
     // IRQ 4, through the serial port.
@@ -205,7 +205,7 @@ fn isa_interrupts_reach_both_controllers() {
     assert!(!board.interrupt_pending(0), "LINT0 is masked, so it stays there");
 }
 
-// covers: 2/devices-interrupt-routing
+// covers: devices/interrupt-routing
 #[test]
 fn the_timer_is_pin_2() {
     let mut board = board(1);
@@ -230,7 +230,7 @@ fn the_timer_is_pin_2() {
     assert_eq!(board.port_read(0x20, 1, last), 0x01, "IRQ 0 at the 8259");
 }
 
-// covers: 2/devices-interrupt-routing
+// covers: devices/interrupt-routing
 #[test]
 fn virtual_wire() {
     let mut board = Platform::with_caps(&caps(), 2, 0, Box::new(io::sink()));
@@ -259,7 +259,7 @@ fn virtual_wire() {
     assert_eq!(board.acknowledge(0), 0xff, "nothing: the APIC's spurious vector");
 }
 
-// covers: 2/devices-interrupt-routing
+// covers: devices/interrupt-routing
 #[test]
 fn the_8259_through_the_ioapic() {
     let mut board = board(1);
@@ -284,7 +284,7 @@ fn the_8259_through_the_ioapic() {
     assert!(!board.interrupt_pending(0));
 }
 
-// covers: 2/devices-ioapic-edge-level-eoi
+// covers: devices/ioapic-edge-level-eoi
 #[test]
 fn a_level_comes_back_with_the_eoi_until_it_is_served() {
     let mut board = board(1);
@@ -311,7 +311,7 @@ fn a_level_comes_back_with_the_eoi_until_it_is_served() {
     assert!(!board.interrupt_pending(0));
 }
 
-// covers: 2/devices-lapic-nmi-self-ipi
+// covers: devices/lapic-nmi-self-ipi
 #[test]
 fn ipis_between_cpus() {
     // ICR high and low of CPU 1, then who gets vector 55H, an NMI, an effect.
@@ -385,7 +385,7 @@ impl Heard {
     }
 }
 
-// covers: 6/irqchip-kvm-lines
+// covers: kvm/irqchip-kvm-lines
 #[test]
 fn lines_lead_to_controllers_elsewhere() {
     let mut board = Platform::with_caps(&caps(), 2, 0, Box::new(io::sink()));
@@ -431,7 +431,7 @@ fn lines_lead_to_controllers_elsewhere() {
     assert!(!board.interrupt_pending(0) && heard.take().is_empty());
 }
 
-// covers: 2/devices-lapic-xapic
+// covers: devices/lapic-xapic
 #[test]
 fn the_page_moves_and_goes() {
     let mut board = board(2);
@@ -461,7 +461,7 @@ fn the_page_moves_and_goes() {
     assert_eq!(board.write_msr(0, 0x80b, 1, 0), Err(MsrFault::GeneralProtection));
 }
 
-// covers: 2/devices-tpr-cr8
+// covers: devices/tpr-cr8
 #[test]
 fn cr8_holds_interrupts_back() {
     let mut board = board(1);
@@ -475,7 +475,7 @@ fn cr8_holds_interrupts_back() {
     assert_eq!(board.cr8(0), 15);
 }
 
-// covers: 2/devices-state-round-trip
+// covers: devices/state-round-trip
 #[test]
 fn a_state_of_another_machine_is_refused() {
     let mut two = board(2);

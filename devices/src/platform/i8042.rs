@@ -213,7 +213,7 @@ impl I8042 {
 mod tests {
     use super::*;
 
-    // covers: 2/devices-i8042-reset
+    // covers: devices/i8042-reset
     #[test]
     fn the_reset_pulse() {
         for command in 0..=255 {
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-i8042-probe
+    // covers: devices/i8042-probe
     #[test]
     fn what_a_driver_asks() {
         // Command, parameter, answer, status bits with it.
@@ -284,7 +284,7 @@ mod tests {
         assert_ne!(i8042.read_status() & STATUS_TIMEOUT, 0, "no keyboard answers");
     }
 
-    // covers: 2/devices-i8042-probe
+    // covers: devices/i8042-probe
     #[test]
     fn interrupts_follow_the_output_buffer() {
         let mut i8042 = I8042::new();

@@ -199,7 +199,7 @@ mod tests {
         ioapic.read(0x10)
     }
 
-    // covers: 2/devices-ioapic-edge-level-eoi
+    // covers: devices/ioapic-edge-level-eoi
     #[test]
     fn registers() {
         let mut ioapic = Ioapic::new();
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(ioapic.read(0), 0x40, "the index reads back");
     }
 
-    // covers: 2/devices-ioapic-edge-level-eoi
+    // covers: devices/ioapic-edge-level-eoi
     #[test]
     fn messages() {
         let fixed = |vector, destination| ApicMessage {
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-ioapic-edge-level-eoi
+    // covers: devices/ioapic-edge-level-eoi
     #[test]
     fn an_edge_goes_out_once_and_is_lost_while_masked() {
         let mut ioapic = Ioapic::new();
@@ -289,7 +289,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-ioapic-edge-level-eoi
+    // covers: devices/ioapic-edge-level-eoi
     #[test]
     fn a_level_waits_for_its_eoi() {
         const LEVEL_50: u64 = 0x8050;

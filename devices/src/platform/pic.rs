@@ -385,7 +385,7 @@ mod tests {
         pic.read(second, false)
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn every_line_has_its_vector() {
         for irq in (0..16).filter(|irq| *irq != CASCADE) {
@@ -406,7 +406,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn fully_nested_mode() {
         for (serving, request, delivered, why) in [
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(pic.acknowledge(), 0x71);
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn end_of_interrupt_and_rotation() {
         // (levels in service, OCW2, levels left in service, the level that now has the lowest priority)
@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn automatic_end_of_interrupt() {
         let mut pic = pic_with_icw4(0x03);
@@ -512,7 +512,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn special_mask_mode() {
         let mut pic = pic();
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(isr(&mut pic, false), 1 << 3);
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn poll_command() {
         let mut pic = pic();
@@ -548,7 +548,7 @@ mod tests {
         assert_eq!(pic.read(false, true), 0, "one read only: this is the mask");
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn a_request_that_is_withdrawn_is_spurious() {
         for (irq, vector, first_isr) in [(3, 0x0f, 0), (11, 0x77, 1 << CASCADE)] {
@@ -566,7 +566,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn edge_and_level() {
         for (elcr, again, why) in [
@@ -594,7 +594,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn initialization() {
         let mut pic = pic();
@@ -617,7 +617,7 @@ mod tests {
         assert_eq!(pic.read(false, true), 0x5a);
     }
 
-    // covers: 2/devices-pic
+    // covers: devices/pic
     #[test]
     fn requests_of_the_second_controller_follow_one_another() {
         let mut pic = pic();

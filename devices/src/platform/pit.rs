@@ -582,7 +582,7 @@ mod tests {
         (pit.out(2), pit.channels[2].encoded(pit.tick))
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn the_clock_is_exact() {
         for (now, want) in [
@@ -599,7 +599,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn the_waveforms_of_the_data_sheet() {
         // Figures 15 to 20: OUT and the count at every clock after the count was written. The modes with a hardware trigger get
@@ -660,7 +660,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn the_gate() {
         // Modes 0 and 4: the gate holds the count. Modes 2 and 3: it also sets OUT high, and its rise reloads.
@@ -693,7 +693,7 @@ mod tests {
         assert_eq!(at(&mut pit, 8), (true, 0), "3 + 1 + 4");
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn a_new_count_while_counting() {
         // The tick of the write, then the ticks with their outputs and counts.
@@ -750,7 +750,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn mode_0_with_a_two_byte_count() {
         let mut pit = Pit::new();
@@ -766,7 +766,7 @@ mod tests {
         assert_eq!(at(&mut pit, 51 + 0x104), (true, 0));
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn the_gate_of_mode_0_does_not_hold_the_load() {
         let mut pit = channel2(0, 5);
@@ -777,7 +777,7 @@ mod tests {
         assert_eq!(at(&mut pit, 35), (true, 0), "N clocks after the gate");
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn reading() {
         let mut pit = Pit::new();
@@ -799,7 +799,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn read_back() {
         let mut pit = Pit::new();
@@ -839,7 +839,7 @@ mod tests {
         assert_eq!(pit.read(3, ns_of(21)), 0xff, "the control register cannot be read");
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn bcd_counting_and_the_largest_count() {
         let mut pit = Pit::new();
@@ -864,7 +864,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn channel_0_interrupts_to_the_nanosecond() {
         // HZ=1000 as an OS programs it: mode 2, 1193.
@@ -893,7 +893,7 @@ mod tests {
         assert!(next - 3_600_000_000_000 <= 1_000_000);
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn a_control_word_moves_the_output_at_once() {
         let mut pit = Pit::new();
@@ -905,7 +905,7 @@ mod tests {
         assert!(pit.out(0) && !pit.take_edge(), "mode 3 too: no edge");
     }
 
-    // covers: 2/devices-pit
+    // covers: devices/pit
     #[test]
     fn one_shot_interrupts_once() {
         // Mode 0 ("interrupt on terminal count") and mode 4 (as Linux's one-shot clock event has it).

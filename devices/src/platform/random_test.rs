@@ -81,8 +81,8 @@ fn act(platform: &mut Platform, random: &mut XorShift, now: u64) {
     }
 }
 
-// covers: 2/devices-bad-input
-// covers: 2/devices-state-round-trip
+// covers: devices/bad-input
+// covers: devices/state-round-trip
 #[test]
 fn random_accesses_neither_panic_nor_linger_and_state_round_trips() {
     for seed in 1..=40 {

@@ -457,7 +457,7 @@ mod tests {
         [CENTURY, YEAR, MONTH, DAY, DAY_OF_WEEK, HOURS, MINUTES, SECONDS].map(|i| get(rtc, i, now))
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn the_calendar() {
         // Binary, 24-hour: century, year, month, day, day of week from Sunday = 1, hour, minute, second.
@@ -480,7 +480,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn formats_of_the_hour() {
         for (hour, bcd24, binary24, bcd12, binary12) in [
@@ -510,7 +510,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn setting_the_time() {
         let mut rtc = Rtc::new(0);
@@ -546,7 +546,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn impossible_dates_are_survived() {
         for value in 0..=255 {
@@ -564,7 +564,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn update_in_progress() {
         let mut rtc = Rtc::new(0);
@@ -583,7 +583,7 @@ mod tests {
         assert_eq!(get(&mut rtc, REG_A, 2 * S), 0x26, "UIP is read-only");
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn divider_reset() {
         let mut rtc = Rtc::new(0);
@@ -598,7 +598,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn periodic_interrupt_rates() {
         // RS3:0 and the period in units of 1/32768 s: table 5 of the data sheet.
@@ -641,7 +641,7 @@ mod tests {
         assert_eq!(rtc.next_event(), None, "rate 0 is none");
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn update_ended_interrupt() {
         let mut rtc = Rtc::new(0);
@@ -659,7 +659,7 @@ mod tests {
         assert!(!rtc.irq());
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn alarms() {
         const ANY: u8 = 0xc0;
@@ -695,7 +695,7 @@ mod tests {
         assert_eq!(rtc.next_event(), None, "an hour that there is not");
     }
 
-    // covers: 2/devices-rtc
+    // covers: devices/rtc
     #[test]
     fn memory_and_the_other_registers() {
         let mut rtc = Rtc::new(0);

@@ -267,7 +267,7 @@ mod tests {
         serial
     }
 
-    // covers: 2/devices-16550
+    // covers: devices/16550
     #[test]
     fn transmission() {
         let out = Shared::default();
@@ -287,7 +287,7 @@ mod tests {
         assert!(serial.take_error().is_none());
     }
 
-    // covers: 2/devices-16550
+    // covers: devices/16550
     #[test]
     fn reception_interrupts_while_there_is_data() {
         let mut serial = serial();
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!((serial.read(IIR), serial.read(LSR) & 1), (IIR_FIFOS | IIR_NONE, 0));
     }
 
-    // covers: 2/devices-16550
+    // covers: devices/16550
     #[test]
     fn input_is_bounded() {
         let mut serial = serial();
@@ -328,7 +328,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-16550
+    // covers: devices/16550
     #[test]
     fn transmitter_empty_interrupt() {
         let mut serial = serial();
@@ -359,7 +359,7 @@ mod tests {
         assert!(!serial.irq(), "in loopback OUT2 is not at its pin");
     }
 
-    // covers: 2/devices-16550
+    // covers: devices/16550
     #[test]
     fn what_a_driver_probes() {
         let mut serial = Serial::new(Box::new(io::sink()));
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(serial.read(IER), 0);
     }
 
-    // covers: 2/devices-16550
+    // covers: devices/16550
     #[test]
     fn state_keeps_the_input_and_the_sink() {
         let out = Shared::default();

@@ -118,7 +118,7 @@ impl SystemControl {
 mod tests {
     use super::*;
 
-    // covers: 2/devices-reset-register
+    // covers: devices/reset-register
     #[test]
     fn a_reset_starts_when_its_bit_rises() {
         let mut control = SystemControl::new();

@@ -34,7 +34,7 @@ fn entry(unit: &ArchLbr, age: u32) -> [u64; 3] {
     [0x1500, 0x1600, 0x1200].map(|first| read(unit, first + age))
 }
 
-// covers: 4/lbr-architectural-bits
+// covers: lbr/architectural-bits
 #[test]
 fn every_register_bit_by_bit() {
     const USER: u64 = (1 << 47) - 1;
@@ -85,7 +85,7 @@ fn every_register_bit_by_bit() {
     }
 }
 
-// covers: 4/lbr-architectural-bits
+// covers: lbr/architectural-bits
 #[test]
 fn what_cpuid_does_not_name_is_reserved() {
     for (ebx, control) in [(0, 0x1u64), (1, 0x7), (2, 0x7F_0001), (4, 0x9)] {
@@ -101,7 +101,7 @@ fn what_cpuid_does_not_name_is_reserved() {
     }
 }
 
-// covers: 4/lbr-architectural-bits
+// covers: lbr/architectural-bits
 #[test]
 fn other_numbers_are_unclaimed() {
     let caps = x86::lbr::ARCHITECTURAL;
@@ -116,7 +116,7 @@ fn other_numbers_are_unclaimed() {
     }
 }
 
-// covers: 4/lbr-architectural-depth
+// covers: lbr/architectural-depth
 #[test]
 fn a_write_of_the_depth_clears_the_entries_and_hides_those_beyond() {
     let mut unit = recording(EVERYTHING);
@@ -146,7 +146,7 @@ fn a_write_of_the_depth_clears_the_entries_and_hides_those_beyond() {
     assert_eq!(read(&unit, 0x14CF), 8);
 }
 
-// covers: 4/lbr-architectural-entries
+// covers: lbr/architectural-entries
 #[test]
 fn entry_0_is_the_newest_and_says_what_it_is() {
     let mut unit = recording(EVERYTHING);
@@ -181,7 +181,7 @@ fn entry_0_is_the_newest_and_says_what_it_is() {
     assert_eq!(entry(&plain, 1), [0x410, 0x440, 0]);
 }
 
-// covers: 4/lbr-architectural-filter
+// covers: lbr/architectural-filter
 #[test]
 fn what_the_control_lets_in() {
     let near = |flow, cpl| branch(flow, 0x10, 0x40, cpl);
@@ -240,7 +240,7 @@ fn what_the_control_lets_in() {
     }
 }
 
-// covers: 4/lbr-architectural-callstack
+// covers: lbr/architectural-callstack
 #[test]
 fn a_return_takes_entry_0_off_and_the_far_end_becomes_zero() {
     // What perf programs for --call-graph lbr: user, calls and returns.
@@ -258,7 +258,7 @@ fn a_return_takes_entry_0_off_and_the_far_end_becomes_zero() {
     assert_eq!(froms(&unit), [0; 8], "more returns than calls");
 }
 
-// covers: 4/lbr-architectural-db
+// covers: lbr/architectural-db
 #[test]
 fn a_debug_exception_clears_the_enable_and_is_not_recorded() {
     let mut unit = recording(EVERYTHING);
@@ -272,7 +272,7 @@ fn a_debug_exception_clears_the_enable_and_is_not_recorded() {
     assert_eq!(entry(&unit, 0)[..2], [0x10, 0x40]);
 }
 
-// covers: 4/lbr-architectural-freeze
+// covers: lbr/architectural-freeze
 #[test]
 fn a_freeze_stops_recording_and_reset_and_init_do_what_the_manual_says() {
     let jump = branch(Flow::Jump, 0x10, 0x40, 0);
@@ -297,7 +297,7 @@ fn a_freeze_stops_recording_and_reset_and_init_do_what_the_manual_says() {
     );
 }
 
-// covers: 4/lbr-architectural-ip
+// covers: lbr/architectural-ip
 #[test]
 fn cpuid_says_whether_addresses_are_linear() {
     let code = segment(0x1_0000);
@@ -311,7 +311,7 @@ fn cpuid_says_whether_addresses_are_linear() {
     }
 }
 
-// covers: 4/lbr-xsaves
+// covers: lbr/xsaves
 #[test]
 fn xsaves_component_15() {
     assert_eq!(image::SIZE, 0x328, "CPUID.(0DH, 15):EAX");
@@ -352,7 +352,7 @@ fn xsaves_component_15() {
     assert!(other.save(&mut area));
 }
 
-// covers: 4/lbr-xsaves
+// covers: lbr/xsaves
 #[test]
 fn xrstors_refuses_what_wrmsr_would() {
     let mut area = [0; image::SIZE];
@@ -383,7 +383,7 @@ fn xrstors_refuses_what_wrmsr_would() {
     assert_eq!(unit.restore(Some(&[])), Ok(()), "a short area is zeros");
 }
 
-// covers: 4/lbr-state
+// covers: lbr/state
 #[test]
 fn state_goes_out_and_comes_back() {
     let mut random = Random(5);
@@ -411,7 +411,7 @@ fn state_goes_out_and_comes_back() {
     two.branches(&random.near(5, 0, &mut step), false, long(0));
 }
 
-// covers: 4/lbr-fuzz
+// covers: lbr/fuzz
 #[test]
 fn no_writes_images_or_branches_upset_it() {
     let mut random = Random(0xA2C4);

@@ -609,7 +609,7 @@ fn kind(flow: u8) -> u8 {
 mod tests {
     use super::*;
 
-    // covers: 4/lbr-tail
+    // covers: lbr/tail
     #[test]
     fn a_ring_that_works_when_it_is_looked_at_is_the_same_ring() {
         let mut x = 7_u64;

@@ -40,7 +40,7 @@ fn quiet(appetite: Appetite) -> bool {
     !appetite.branches && !appetite.step_on_branches && appetite.branch_room == u32::MAX
 }
 
-// covers: 4/debugctl-btf
+// covers: debugctl/btf
 #[test]
 fn btf_asks_for_steps_on_branches_until_a_debug_exception() {
     for name in ["p6", "netburst", "westmere", "alderlake"] {
@@ -60,7 +60,7 @@ fn btf_asks_for_steps_on_branches_until_a_debug_exception() {
     }
 }
 
-// covers: 4/debugctl-db
+// covers: debugctl/db
 #[test]
 fn a_debug_exception_stops_the_stack_and_not_the_store() {
     // LBR, TR and BTS. On core2 TR alone keeps the stack moving, but a debug exception is in the store only.
@@ -85,7 +85,7 @@ fn a_debug_exception_stops_the_stack_and_not_the_store() {
     }
 }
 
-// covers: 4/debugctl-tr
+// covers: debugctl/tr
 #[test]
 fn tr_without_bts_writes_no_memory() {
     for (name, tr) in [("netburst", 0x4), ("core2", 0x40), ("skylake-server", 0x40)] {
@@ -96,7 +96,7 @@ fn tr_without_bts_writes_no_memory() {
     }
 }
 
-// covers: 4/debugctl-freeze
+// covers: debugctl/freeze
 #[test]
 fn the_interrupt_of_a_full_buffer_freezes_the_stack() {
     // LBR, TR, BTS, BTINT, FREEZE_LBRS_ON_PMI: four records to the threshold, and the fourth is in the stack as well.
@@ -122,7 +122,7 @@ fn the_interrupt_of_a_full_buffer_freezes_the_stack() {
     }
 }
 
-// covers: 4/lbr-pt-exclusion
+// covers: lbr/pt-exclusion
 #[test]
 fn intel_pt_pauses_the_stack_and_the_store_where_they_exclude_each_other() {
     for (name, stored) in [("broadwell", 0), ("skylake-server", 1)] {
@@ -144,7 +144,7 @@ fn intel_pt_pauses_the_stack_and_the_store_where_they_exclude_each_other() {
     }
 }
 
-// covers: 4/lbr-xsaves
+// covers: lbr/xsaves
 #[test]
 fn component_15_is_there_where_architectural_records_are() {
     let mut area = [0; x86::lbr::image::SIZE];
@@ -176,7 +176,7 @@ fn component_15_is_there_where_architectural_records_are() {
     }
 }
 
-// covers: 4/lbr-state
+// covers: lbr/state
 #[test]
 fn the_whole_state_of_every_model_goes_out_and_comes_back() {
     let mut random = Random(0x5747);

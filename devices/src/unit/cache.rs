@@ -403,7 +403,7 @@ mod tests {
         }
     }
 
-    // covers: 4/cache-geometry
+    // covers: rdt/cache-geometry
     #[test]
     fn caches_have_the_sizes_of_leaf_4() {
         for (model, level, sets, ways) in [
@@ -428,7 +428,7 @@ mod tests {
         }
     }
 
-    // covers: 4/cache-places
+    // covers: rdt/cache-places
     #[test]
     fn a_line_is_found_where_it_was_left() {
         let mut caches = Hierarchy::of(&WESTMERE);
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(caches.access(&port, Some), None);
     }
 
-    // covers: 4/cache-places
+    // covers: rdt/cache-places
     #[test]
     fn a_line_is_its_physical_address_whatever_leads_there() {
         let mut caches = Hierarchy::of(&WESTMERE);
@@ -481,7 +481,7 @@ mod tests {
         }
     }
 
-    // covers: 4/cache-owners
+    // covers: rdt/cache-owners
     #[test]
     fn owners_fill_their_ways_and_no_others() {
         let mut core = Core::of(&WESTMERE);
@@ -507,7 +507,7 @@ mod tests {
         assert_eq!((shared.occupancy(4), shared.traffic(4)), (0, LINE), "no way, no line");
     }
 
-    // covers: 4/cache-sources
+    // covers: rdt/cache-sources
     #[test]
     fn records_say_where_data_came_from() {
         for (load, store, place, source, latency) in [

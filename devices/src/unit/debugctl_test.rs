@@ -28,7 +28,7 @@ fn event(vector: u8, flow: Far, length: u8) -> EventRecord {
     }
 }
 
-// covers: 4/debugctl-bits
+// covers: debugctl/bits
 #[test]
 fn every_bit_of_every_model() {
     for (name, writable, ignored) in [
@@ -77,7 +77,7 @@ fn every_bit_of_every_model() {
     assert_eq!(MODELS.len(), 12, "a new model needs its row");
 }
 
-// covers: 4/debugctl-smm
+// covers: debugctl/smm
 #[test]
 fn freeze_while_smm_is_rejected_everywhere() {
     for model in MODELS {
@@ -85,7 +85,7 @@ fn freeze_while_smm_is_rejected_everywhere() {
     }
 }
 
-// covers: 4/debugctl-bits
+// covers: debugctl/bits
 #[test]
 fn other_registers_are_somebody_else_s() {
     let mut unit = named("westmere");
@@ -95,7 +95,7 @@ fn other_registers_are_somebody_else_s() {
     }
 }
 
-// covers: 4/debugctl-db
+// covers: debugctl/db
 #[test]
 fn a_debug_exception_clears_lbr_and_btf_and_nothing_else() {
     for (name, before, after) in [
@@ -126,7 +126,7 @@ fn a_debug_exception_clears_lbr_and_btf_and_nothing_else() {
     }
 }
 
-// covers: 4/debugctl-freeze
+// covers: debugctl/freeze
 #[test]
 fn a_pmi_freezes_by_clearing_enables_or_by_setting_status() {
     const LBRS: u64 = 1 << 11;
@@ -160,7 +160,7 @@ fn a_pmi_freezes_by_clearing_enables_or_by_setting_status() {
     }
 }
 
-// covers: 4/debugctl-tr
+// covers: debugctl/tr
 #[test]
 fn tr_alone_moves_the_stack_on_the_core_microarchitecture_only() {
     for (name, tr, moves) in [
@@ -179,7 +179,7 @@ fn tr_alone_moves_the_stack_on_the_core_microarchitecture_only() {
     }
 }
 
-// covers: 4/debugctl-features
+// covers: debugctl/features
 #[test]
 fn what_a_guest_is_not_shown_is_reserved() {
     let model = by_name("skylake-server").unwrap();
@@ -192,7 +192,7 @@ fn what_a_guest_is_not_shown_is_reserved() {
     }
 }
 
-// covers: 4/debugctl-state
+// covers: debugctl/state
 #[test]
 fn state_goes_out_and_comes_back_and_reset_clears_it() {
     let mut unit = named("skylake-server");

@@ -1137,7 +1137,7 @@ mod tests {
         get(lapic, 0x280)
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn registers_after_reset() {
         let mut lapic = Lapic::new(caps(), 3, false);
@@ -1188,7 +1188,7 @@ mod tests {
         assert_eq!(esr(&mut old), ESR_ILLEGAL_REGISTER, "no CMCI, no register");
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn writable_bits() {
         for (offset, value, name) in [
@@ -1218,7 +1218,7 @@ mod tests {
         assert_eq!(get(&mut lapic, 0xe0), 0x0fff_ffff, "DFR bits 27:0 are ones");
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn error_status_register() {
         for (offset, why) in [
@@ -1267,7 +1267,7 @@ mod tests {
         assert_eq!(esr(&mut lapic), ESR_RECEIVE_ILLEGAL_VECTOR);
     }
 
-    // covers: 2/devices-tpr-cr8
+    // covers: devices/tpr-cr8
     #[test]
     fn priorities() {
         // TPR, vector in service (0: none), PPR; then a vector requested and whether it is delivered.
@@ -1294,7 +1294,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-tpr-cr8
+    // covers: devices/tpr-cr8
     #[test]
     fn cr8_is_the_class_of_tpr() {
         let mut lapic = lapic();
@@ -1315,7 +1315,7 @@ mod tests {
         assert_eq!(lapic.pending_vector(), Some(0x5f));
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn request_service_and_end() {
         let mut lapic = lapic();
@@ -1359,7 +1359,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn spurious_vector_and_software_disable() {
         let mut lapic = lapic();
@@ -1401,7 +1401,7 @@ mod tests {
         assert!(lapic.take_nmi() && !lapic.nmi_pending());
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn destinations() {
         const FLAT: u32 = 0xffff_ffff;
@@ -1453,7 +1453,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-lapic-nmi-self-ipi
+    // covers: devices/lapic-nmi-self-ipi
     #[test]
     fn interrupt_command_register() {
         let message = |delivery, destination| ApicMessage {
@@ -1523,7 +1523,7 @@ mod tests {
         assert_eq!(lapic.acknowledge(), 0x41, "self, fixed");
     }
 
-    // covers: 2/devices-lapic-nmi-self-ipi
+    // covers: devices/lapic-nmi-self-ipi
     #[test]
     fn x2apic_ipis() {
         let mut lapic = x2apic();
@@ -1585,7 +1585,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-lapic-nmi-self-ipi
+    // covers: devices/lapic-nmi-self-ipi
     #[test]
     fn nmi_through_the_pins_and_the_lvt() {
         let mut lapic = lapic();
@@ -1604,7 +1604,7 @@ mod tests {
         assert!(lapic.nmi_pending(), "with the APIC disabled LINT1 is the NMI pin");
     }
 
-    // covers: 2/devices-lapic-lvtpc
+    // covers: devices/lapic-lvtpc
     #[test]
     fn lvtpc_masks_itself() {
         let mut lapic = lapic();
@@ -1624,7 +1624,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn lint0() {
         let mut lapic = lapic();
@@ -1656,7 +1656,7 @@ mod tests {
         assert!(lapic.ext_int_pending(), "with the APIC disabled LINT0 is INTR");
     }
 
-    // covers: 2/devices-lapic-x2apic
+    // covers: devices/lapic-x2apic
     #[test]
     fn modes_and_their_transitions() {
         const DISABLED: u64 = DEFAULT_BASE;
@@ -1723,7 +1723,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-lapic-x2apic
+    // covers: devices/lapic-x2apic
     #[test]
     fn state_across_modes() {
         let mut lapic = lapic();
@@ -1767,7 +1767,7 @@ mod tests {
         assert_eq!(get(&mut lapic, 0x20), 0x0300_0000);
     }
 
-    // covers: 2/devices-lapic-x2apic
+    // covers: devices/lapic-x2apic
     #[test]
     fn x2apic_registers() {
         let gp = Err(MsrFault::GeneralProtection);
@@ -1829,7 +1829,7 @@ mod tests {
         assert_eq!(lapic.read_msr(0x10, 0), Err(MsrFault::Unclaimed));
     }
 
-    // covers: 2/devices-lapic-timer-modes
+    // covers: devices/lapic-timer-modes
     #[test]
     fn one_shot() {
         let mut lapic = lapic();
@@ -1858,7 +1858,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-lapic-timer-modes
+    // covers: devices/lapic-timer-modes
     #[test]
     fn periodic_is_exact() {
         // 133.333 MHz does not divide into nanoseconds; the millionth period is where it belongs all the same.
@@ -1893,7 +1893,7 @@ mod tests {
         assert_eq!(lapic.next_event(), Some(late));
     }
 
-    // covers: 2/devices-lapic-timer-modes
+    // covers: devices/lapic-timer-modes
     #[test]
     fn divider() {
         // Figure 11-10: bits 3, 1 and 0.
@@ -1923,7 +1923,7 @@ mod tests {
         }
     }
 
-    // covers: 2/devices-lapic-timer-modes
+    // covers: devices/lapic-timer-modes
     #[test]
     fn mode_changes_and_the_mask() {
         let mut lapic = lapic();
@@ -1958,7 +1958,7 @@ mod tests {
         );
     }
 
-    // covers: 2/devices-lapic-timer-modes
+    // covers: devices/lapic-timer-modes
     #[test]
     fn tsc_deadline() {
         let mut lapic = lapic();
@@ -2027,7 +2027,7 @@ mod tests {
         assert_eq!(get(&mut old, 0x320), 0x3_00ff, "bit 18 is reserved without it");
     }
 
-    // covers: 2/devices-lapic-xapic
+    // covers: devices/lapic-xapic
     #[test]
     fn capabilities_of_the_models() {
         for model in x86::model::MODELS {

@@ -43,7 +43,7 @@ fn models() -> impl Iterator<Item = &'static str> {
         .map(|m| m.name)
 }
 
-// covers: 4/lbr-msr-bits
+// covers: lbr/msr-bits
 #[test]
 fn every_register_of_every_model_bit_by_bit() {
     const NONE: u64 = 0;
@@ -94,7 +94,7 @@ fn every_register_of_every_model_bit_by_bit() {
     }
 }
 
-// covers: 4/lbr-msr-bits
+// covers: lbr/msr-bits
 #[test]
 fn what_a_part_has_not_is_unclaimed() {
     for name in models() {
@@ -109,7 +109,7 @@ fn what_a_part_has_not_is_unclaimed() {
     }
 }
 
-// covers: 4/lbr-sign
+// covers: lbr/sign
 #[test]
 fn a_written_address_is_sign_extended_below_the_flags() {
     const KERNEL: u64 = 0xFFFF_FFFF_8100_0000;
@@ -181,7 +181,7 @@ fn a_written_address_is_sign_extended_below_the_flags() {
     assert_eq!(wide.write_msr(0x680, 1 << 56, ON), Err(GP));
 }
 
-// covers: 4/lbr-formats
+// covers: lbr/formats
 #[test]
 fn an_entry_in_every_format() {
     let ring = |format, info| LbrCaps {
@@ -261,7 +261,7 @@ fn an_entry_in_every_format() {
     }
 }
 
-// covers: 4/lbr-formats
+// covers: lbr/formats
 #[test]
 fn a_predicted_branch_has_no_flag_and_a_transaction_has_one() {
     let mut unit = recording(lbr::HASWELL);
@@ -284,7 +284,7 @@ fn a_predicted_branch_has_no_flag_and_a_transaction_has_one() {
     assert_eq!(read(&unit, 0xDC1), 1 << 62);
 }
 
-// covers: 4/lbr-tsx-abort
+// covers: lbr/tsx-abort
 #[test]
 fn the_abort_of_a_transaction_is_an_entry() {
     let abort = super::super::branch_ring::abort_record(0x1000, 7, 0x2000, long(0));
@@ -313,7 +313,7 @@ fn the_abort_of_a_transaction_is_an_entry() {
     }
 }
 
-// covers: 4/lbr-cycles
+// covers: lbr/cycles
 #[test]
 fn cycles_count_from_the_record_before_and_saturate() {
     let mut unit = recording(lbr::SKYLAKE);
@@ -333,7 +333,7 @@ fn cycles_count_from_the_record_before_and_saturate() {
     assert_eq!(cycles(&unit, 4), 0);
 }
 
-// covers: 4/lbr-select
+// covers: lbr/select
 #[test]
 fn what_the_filter_lets_in() {
     let jcc = branch(TAKEN, 0x10, 0x40, 0);
@@ -385,7 +385,7 @@ fn what_the_filter_lets_in() {
     }
 }
 
-// covers: 4/lbr-select
+// covers: lbr/select
 #[test]
 fn interrupts_and_exceptions_are_far_branches() {
     for (select, vector, kind, kept) in [
@@ -404,7 +404,7 @@ fn interrupts_and_exceptions_are_far_branches() {
     }
 }
 
-// covers: 4/lbr-db
+// covers: lbr/db
 #[test]
 fn a_debug_exception_is_not_recorded() {
     for name in models() {
@@ -424,7 +424,7 @@ fn a_debug_exception_is_not_recorded() {
     }
 }
 
-// covers: 4/lbr-order
+// covers: lbr/order
 #[test]
 fn tos_moves_first_and_points_at_the_newest() {
     for (name, tos, from, to, depth) in [
@@ -450,7 +450,7 @@ fn tos_moves_first_and_points_at_the_newest() {
     }
 }
 
-// covers: 4/lbr-netburst-models
+// covers: lbr/netburst-models
 #[test]
 fn the_pentium_4_packs_from_and_to() {
     let mut unit = named("netburst");
@@ -473,7 +473,7 @@ fn the_pentium_4_packs_from_and_to() {
     assert_eq!(prescott.write_msr(0x681, 0, ON), Err(GP));
 }
 
-// covers: 4/lbr-p6
+// covers: lbr/p6
 #[test]
 fn p6_keeps_one_branch_and_copies_it_at_an_exception() {
     let mut unit = named("p6");
@@ -503,7 +503,7 @@ fn p6_keeps_one_branch_and_copies_it_at_an_exception() {
     );
 }
 
-// covers: 4/lbr-ler
+// covers: lbr/ler
 #[test]
 fn the_last_exception_record_is_the_branch_before_whatever_the_filter() {
     for name in models() {
@@ -525,7 +525,7 @@ fn the_last_exception_record_is_the_branch_before_whatever_the_filter() {
     }
 }
 
-// covers: 4/lbr-callstack
+// covers: lbr/callstack
 #[test]
 fn call_stack_mode_keeps_the_frames_that_are_open() {
     let call = |from, to| branch(Flow::Call, from, to, 0);
@@ -615,7 +615,7 @@ impl Reference {
     }
 }
 
-// covers: 4/lbr-tail
+// covers: lbr/tail
 #[test]
 fn the_stack_is_the_tail_of_the_branches_however_they_are_batched() {
     let mut random = Random(0x1B2);
@@ -663,7 +663,7 @@ fn the_stack_is_the_tail_of_the_branches_however_they_are_batched() {
     }
 }
 
-// covers: 4/lbr-freeze
+// covers: lbr/freeze
 #[test]
 fn nothing_is_recorded_while_it_is_off_or_frozen_and_nothing_is_lost() {
     let jump = branch(Flow::Jump, 0x1000, 0x2000, 0);
@@ -682,7 +682,7 @@ fn nothing_is_recorded_while_it_is_off_or_frozen_and_nothing_is_lost() {
     }
 }
 
-// covers: 4/lbr-pt-exclusion
+// covers: lbr/pt-exclusion
 #[test]
 fn intel_pt_and_the_stack_exclude_each_other_on_broadwell() {
     let tracing = Gate { tracing: true, ..ON };
@@ -708,7 +708,7 @@ fn intel_pt_and_the_stack_exclude_each_other_on_broadwell() {
     }
 }
 
-// covers: 4/lbr-segments
+// covers: lbr/segments
 #[test]
 fn a_far_transfer_leaves_one_segment_and_ends_in_another() {
     let mut unit = recording(lbr::NEHALEM);
@@ -720,7 +720,7 @@ fn a_far_transfer_leaves_one_segment_and_ends_in_another() {
     assert_eq!((read(&unit, 0x682), read(&unit, 0x6C2)), (0x10, 0xFFFF_8000_0000_0040));
 }
 
-// covers: 4/lbr-state
+// covers: lbr/state
 #[test]
 fn state_goes_out_and_comes_back_at_any_point() {
     let mut random = Random(77);
@@ -747,7 +747,7 @@ fn state_goes_out_and_comes_back_at_any_point() {
     }
 }
 
-// covers: 4/lbr-fuzz
+// covers: lbr/fuzz
 #[test]
 fn no_writes_and_no_branches_upset_the_stack() {
     let mut random = Random(0xF022);

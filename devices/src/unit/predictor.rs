@@ -167,7 +167,7 @@ mod tests {
     const TAKEN: Flow = Flow::Cond { taken: true };
     const NOT: Flow = Flow::Cond { taken: false };
 
-    // covers: 4/lbr-mispredict
+    // covers: lbr/mispredict
     #[test]
     fn what_is_predicted() {
         for (earlier, branch, predicted, why) in [
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    // covers: 4/lbr-mispredict
+    // covers: lbr/mispredict
     #[test]
     fn answers_do_not_depend_on_the_batches() {
         let mut x = 1u64;

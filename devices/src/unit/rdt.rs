@@ -392,7 +392,7 @@ mod tests {
         (Package::new(model), Thread::new(model))
     }
 
-    // covers: 4/rdt-registers
+    // covers: rdt/registers
     #[test]
     fn registers_take_what_the_models_cpuid_allows() {
         let ok = Ok(());
@@ -452,7 +452,7 @@ mod tests {
         }
     }
 
-    // covers: 4/rdt-registers
+    // covers: rdt/registers
     #[test]
     fn masks_allow_everything_at_reset_and_models_without_rdt_have_no_registers() {
         for model in MODELS {
@@ -476,7 +476,7 @@ mod tests {
         assert!(MODELS.iter().filter(|model| RdtCaps::of(model).is_some()).count() >= 6);
     }
 
-    // covers: 4/rdt-counter
+    // covers: rdt/counter
     #[test]
     fn the_counter_answers_for_the_selected_rmid_and_event() {
         let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
@@ -506,7 +506,7 @@ mod tests {
         assert_eq!(package.read_msr(&thread, IA32_QM_CTR, &Full), Ok(ERROR));
     }
 
-    // covers: 4/rdt-counter
+    // covers: rdt/counter
     #[test]
     fn bandwidth_counters_wrap_at_their_width() {
         struct Wide;
@@ -537,7 +537,7 @@ mod tests {
         }
     }
 
-    // covers: 4/rdt-occupancy
+    // covers: rdt/occupancy
     #[test]
     fn occupancy_and_traffic_follow_the_association_and_the_capacity_mask() {
         let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
@@ -566,7 +566,7 @@ mod tests {
         assert_eq!(counted, way * 64 / 0x18000);
     }
 
-    // covers: 4/rdt-masks
+    // covers: rdt/masks
     #[test]
     fn a_mask_of_another_length_than_the_cache_has_ways_stands_for_shares() {
         let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
@@ -578,7 +578,7 @@ mod tests {
         assert_eq!(package.owner(&thread, 16).ways, 0xFFFF, "no masks, no limit");
     }
 
-    // covers: 4/rdt-cdp
+    // covers: rdt/cdp
     #[test]
     fn with_cdp_even_masks_are_for_data_and_odd_ones_for_code() {
         let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
@@ -594,7 +594,7 @@ mod tests {
         assert_eq!(package.l3_mask(8, false), 0x7FF, "a class that CDP leaves no masks for");
     }
 
-    // covers: 4/rdt-mba
+    // covers: rdt/mba
     #[test]
     fn a_linear_delay_reads_back_as_the_step_that_it_becomes() {
         let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
@@ -602,7 +602,7 @@ mod tests {
         assert_eq!(package.read_msr(&thread, IA32_MBA_THRTL_0 + 1, &Unmetered), Ok(50));
     }
 
-    // covers: 4/rdt-registers
+    // covers: rdt/registers
     #[test]
     fn the_state_goes_out_and_comes_back_to_a_package_of_its_shape() {
         let (mut a, mut thread) = at_reset(&SKYLAKE_SERVER);

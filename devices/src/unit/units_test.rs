@@ -74,7 +74,7 @@ impl Processor for Still {
     }
 }
 
-// covers: 4/units-msr
+// covers: units/msr
 #[test]
 fn every_register_has_one_owner_and_refuses_nothing_it_reads_back() {
     for model in MODELS {
@@ -97,7 +97,7 @@ fn every_register_has_one_owner_and_refuses_nothing_it_reads_back() {
     }
 }
 
-// covers: 4/units-state
+// covers: units/state
 #[test]
 fn the_whole_state_goes_out_and_comes_back_on_every_model() {
     for model in MODELS {
@@ -114,7 +114,7 @@ fn the_whole_state_goes_out_and_comes_back_on_every_model() {
 }
 
 /// Breakpoints with what they have watched and what they make of a word.
-// covers: 4/dr-units
+// covers: dr/units
 #[test]
 fn breakpoints_become_boundaries_and_ranges_and_set_their_bits() {
     let model: &'static CpuModel = MODELS[0];
@@ -174,7 +174,7 @@ fn breakpoints_become_boundaries_and_ranges_and_set_their_bits() {
     }
 }
 
-// covers: 4/units-msr
+// covers: units/msr
 #[test]
 fn btf_has_single_steps_come_after_branches() {
     for model in MODELS {
@@ -185,7 +185,7 @@ fn btf_has_single_steps_come_after_branches() {
     }
 }
 
-// covers: 4/pt-units
+// covers: pt/units
 #[test]
 fn a_full_region_of_the_trace_is_an_interrupt_and_a_status_bit() {
     use x86::msr::{IA32_PERF_GLOBAL_STATUS, IA32_RTIT_ADDR0_A, IA32_RTIT_ADDR0_B, IA32_RTIT_CTL, IA32_RTIT_STATUS};

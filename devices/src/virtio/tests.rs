@@ -253,7 +253,7 @@ impl Driver {
     }
 }
 
-// covers: 3/devices-virtio-mmio
+// covers: devices/virtio-mmio
 #[test]
 fn the_registers_say_what_the_device_is() {
     let fake = Fake::new();
@@ -291,7 +291,7 @@ fn the_registers_say_what_the_device_is() {
     assert_eq!(driver.device.read(0, 1), 0, "registers have 32 bits");
 }
 
-// covers: 3/devices-virtio-mmio
+// covers: devices/virtio-mmio
 #[test]
 fn only_what_was_offered_is_agreed_on() {
     let fake = Fake::new();
@@ -308,7 +308,7 @@ fn only_what_was_offered_is_agreed_on() {
     }
 }
 
-// covers: 3/devices-virtio-blk
+// covers: devices/virtio-blk
 #[test]
 fn requests_are_answered() {
     let last = SECTORS - 1;
@@ -339,7 +339,7 @@ fn requests_are_answered() {
     }
 }
 
-// covers: 3/devices-virtio-blk
+// covers: devices/virtio-blk
 #[test]
 fn data_go_where_they_should() {
     let fake = Fake::new();
@@ -365,7 +365,7 @@ fn data_go_where_they_should() {
     assert_eq!(&driver.bytes(DATA, 20), b"minivmm-0\0\0\0\0\0\0\0\0\0\0\0");
 }
 
-// covers: 3/devices-virtio-blk
+// covers: devices/virtio-blk
 #[test]
 fn the_framing_is_the_drivers_choice() {
     // 2.7.4 "Message Framing": header, data and status may be cut anywhere.
@@ -388,7 +388,7 @@ fn the_framing_is_the_drivers_choice() {
     assert_eq!(driver.bytes(DATA + 0x3000, 513), [&[5; 512][..], &[OK]].concat());
 }
 
-// covers: 3/devices-virtio-blk
+// covers: devices/virtio-blk
 #[test]
 fn discards_and_zeroes_leave_zeroes() {
     for (kind, flags, sector, count, bytes, status, why) in [
@@ -446,7 +446,7 @@ fn discards_and_zeroes_leave_zeroes() {
     }
 }
 
-// covers: 3/devices-virtio-blk-overlay-readonly
+// covers: devices/virtio-blk-overlay-readonly
 #[test]
 fn a_readonly_disk_takes_no_writes() {
     let fake = Fake::new();
@@ -462,7 +462,7 @@ fn a_readonly_disk_takes_no_writes() {
     assert!(!driver.negotiate(VERSION_1 | 1 << VIRTIO_BLK_F_DISCARD), "not offered");
 }
 
-// covers: 3/bad-input-disk-io-error
+// covers: bad-input/disk-io-error
 #[test]
 fn a_failing_disk_is_an_error_to_the_guest_and_no_write_is_lost() {
     let fake = Fake::new();
@@ -493,7 +493,7 @@ fn a_failing_disk_is_an_error_to_the_guest_and_no_write_is_lost() {
     );
 }
 
-// covers: 3/devices-virtio-blk
+// covers: devices/virtio-blk
 #[test]
 fn a_driver_without_flush_gets_every_write_flushed() {
     for (features, flushes) in [(VERSION_1, 2), (VERSION_1 | FLUSH, 0)] {
@@ -505,7 +505,7 @@ fn a_driver_without_flush_gets_every_write_flushed() {
     }
 }
 
-// covers: 3/bad-input-virtqueue
+// covers: bad-input/virtqueue
 #[test]
 fn nonsense_in_a_queue_asks_for_a_reset() {
     let header = (HEADER, 16, NEXT, 1);
@@ -571,7 +571,7 @@ fn nonsense_in_a_queue_asks_for_a_reset() {
     }
 }
 
-// covers: 3/bad-input-virtqueue
+// covers: bad-input/virtqueue
 #[test]
 fn an_indirect_table_inside_an_indirect_table_is_nonsense() {
     let mut driver = Driver::disk(&Fake::new(), VERSION_1 | FLUSH);
@@ -591,7 +591,7 @@ fn an_indirect_table_inside_an_indirect_table_is_nonsense() {
     assert_eq!(driver.get(VIRTIO_MMIO_STATUS), 0x4f);
 }
 
-// covers: 3/bad-input-virtqueue
+// covers: bad-input/virtqueue
 #[test]
 fn more_requests_than_entries_are_nonsense() {
     let mut driver = Driver::disk(&Fake::new(), VERSION_1 | FLUSH);
@@ -600,7 +600,7 @@ fn more_requests_than_entries_are_nonsense() {
     assert_eq!(driver.get(VIRTIO_MMIO_STATUS), 0x4f);
 }
 
-// covers: 3/bad-input-virtqueue
+// covers: bad-input/virtqueue
 #[test]
 fn a_queue_has_to_be_a_queue_in_ram() {
     for (size, desc, avail, used, ready, why) in [
@@ -632,7 +632,7 @@ fn a_queue_has_to_be_a_queue_in_ram() {
     }
 }
 
-// covers: 3/bad-input-virtqueue
+// covers: bad-input/virtqueue
 #[test]
 fn a_request_that_overwrites_its_own_rings_ends() {
     let fake = Fake::new();
@@ -652,7 +652,7 @@ fn a_request_that_overwrites_its_own_rings_ends() {
     assert_eq!(driver.get(VIRTIO_MMIO_STATUS) & 0x40, 0x40);
 }
 
-// covers: 3/devices-virtio-mmio
+// covers: devices/virtio-mmio
 #[test]
 fn interrupts_come_as_the_driver_asks() {
     // VIRTQ_AVAIL_F_NO_INTERRUPT, without EVENT_IDX.
@@ -679,7 +679,7 @@ fn interrupts_come_as_the_driver_asks() {
     }
 }
 
-// covers: 3/devices-virtio-rng
+// covers: devices/virtio-rng
 #[test]
 fn entropy_is_a_function_of_the_seed() {
     let take = |seed| {
@@ -702,7 +702,7 @@ fn entropy_is_a_function_of_the_seed() {
     assert_eq!(driver.get(VIRTIO_MMIO_STATUS), 0x4f, "nothing is read");
 }
 
-// covers: 3/devices-virtio-state
+// covers: devices/virtio-state
 #[test]
 fn the_state_goes_out_and_comes_back() {
     let fake = Fake::new();

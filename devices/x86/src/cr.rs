@@ -302,7 +302,7 @@ mod tests {
 
     const GP: GeneralProtection = GeneralProtection;
 
-    // covers: 2/cpu-control-registers
+    // covers: cpu/control-registers
     #[test]
     fn cr0_takes_what_the_manual_allows() {
         for (value, expected, why) in [
@@ -318,7 +318,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-control-registers
+    // covers: cpu/control-registers
     #[test]
     fn cr0_paging_changes_follow_the_mode() {
         let off = Cr0::from_bits(0x11);
@@ -350,7 +350,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-control-registers
+    // covers: cpu/control-registers
     #[test]
     fn cr3_reserved_bits_start_at_maxphyaddr() {
         for (bits, pcide, expected) in [
@@ -369,7 +369,7 @@ mod tests {
         assert!(Cr3::from_bits(1 << 63).no_invalidate());
     }
 
-    // covers: 2/cpu-control-registers
+    // covers: cpu/control-registers
     #[test]
     fn cr4_has_the_bits_of_the_model() {
         let westmere = WESTMERE.features();
@@ -413,7 +413,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-control-registers
+    // covers: cpu/control-registers
     #[test]
     fn cr4_changes_follow_the_mode() {
         let pae = Cr4::new().with_pae(true);
@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-control-registers
+    // covers: cpu/control-registers
     #[test]
     fn cr4_writes_flush_what_the_manual_lists() {
         let base = Cr4::new().with_pae(true).with_pge(true);
@@ -480,7 +480,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-control-registers
+    // covers: cpu/control-registers
     #[test]
     fn efer_takes_what_the_manual_allows() {
         let features = WESTMERE.features();

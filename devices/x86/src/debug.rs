@@ -149,7 +149,7 @@ mod tests {
     use super::*;
     use crate::cpuid::Feature;
 
-    // covers: 4/dr-fixed-bits
+    // covers: dr/fixed-bits
     #[test]
     fn reserved_bits_of_dr6_and_dr7_keep_their_values() {
         let plain = Features::NONE;
@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    // covers: 4/dr-decode
+    // covers: dr/decode
     #[test]
     fn each_breakpoint_has_its_kind_length_and_enables() {
         use Watched::*;
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    // covers: 4/dr-decode
+    // covers: dr/decode
     #[test]
     fn any_touched_byte_counts() {
         let b = Breakpoint {

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
     use crate::cpuid::Feature;
 
-    // covers: 4/debugctl-layouts
+    // covers: debugctl/layouts
     #[test]
     fn the_three_layouts_say_the_same() {
         use DebugCtlLayout::*;
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    // covers: 4/debugctl-features
+    // covers: debugctl/features
     #[test]
     fn a_bit_whose_feature_is_hidden_is_reserved() {
         for (caps, feature, bits) in [

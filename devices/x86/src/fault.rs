@@ -102,7 +102,7 @@ pub mod vector {
 mod tests {
     use super::*;
 
-    // covers: 2/cpu-error-codes
+    // covers: cpu/error-codes
     #[test]
     fn error_codes_are_laid_out_as_the_manual_draws_them() {
         for (code, expected, why) in [

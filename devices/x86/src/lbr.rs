@@ -445,7 +445,7 @@ mod tests {
     use super::*;
     use crate::model::MODELS;
 
-    // covers: 4/lbr-formats
+    // covers: lbr/formats
     #[test]
     fn perf_capabilities_names_the_format() {
         for (format, number, linear) in [
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(perf_capabilities(None), 0);
     }
 
-    // covers: 4/lbr-architectural-leaf
+    // covers: lbr/architectural-leaf
     #[test]
     fn leaf_1ch_says_what_architectural_records_can_do() {
         // Golden Cove: depths 8, 16 and 32, all filters, all of INFO, effective addresses.
@@ -501,7 +501,7 @@ mod tests {
         }
     }
 
-    // covers: 4/lbr-models
+    // covers: lbr/models
     #[test]
     fn every_model_has_the_stack_of_its_microarchitecture() {
         for (name, depth, format, some, none) in [
@@ -570,7 +570,7 @@ mod tests {
         assert_eq!(MODELS.iter().filter(|model| model.units.lbr.is_some()).count(), 12);
     }
 
-    // covers: 4/lbr-netburst-models
+    // covers: lbr/netburst-models
     #[test]
     fn the_pentium_4_s_model_number_decides() {
         for (signature, packed) in [

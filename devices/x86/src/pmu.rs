@@ -512,6 +512,25 @@ pub struct PmuCaps {
 }
 
 impl PmuCaps {
+    /// No counters: what a model's row leaves out.
+    pub const NONE: Self = Self {
+        version: 0,
+        general: 0,
+        general_width: 0,
+        fixed: 0,
+        fixed_width: 0,
+        architectural: 0,
+        capabilities: None,
+        select: 0,
+        any_thread: false,
+        offcore: [0, 0],
+        reference: 1,
+        slots: 1,
+        events: &[],
+    };
+}
+
+impl PmuCaps {
     /// The event with this code, if the model has it.
     pub fn event(&self, select: EventSelect) -> Option<&'static EventRow> {
         let is = |row: &&EventRow| (row.event, row.umask) == (select.event(), select.umask());
@@ -539,7 +558,7 @@ impl PmuCaps {
 mod tests {
     use super::*;
 
-    // covers: 4/pmu-select
+    // covers: pmu/select
     #[test]
     fn event_select_has_the_manual_s_layout() {
         let s = |bits| EventSelect::from_bits(bits);
@@ -562,7 +581,7 @@ mod tests {
         assert_eq!(s(0xAB << 24).counter_mask(), 0xAB);
     }
 
-    // covers: 4/pmu-fixed
+    // covers: pmu/fixed
     #[test]
     fn fixed_control_has_four_bits_a_counter_and_one_above() {
         let field = FixedControl::of(0xB0, 1);
@@ -573,7 +592,7 @@ mod tests {
         assert_eq!(FixedControl::writable(2, false, true), 0xB00 | 1 << 40);
     }
 
-    // covers: 4/pmu-branches
+    // covers: pmu/branches
     #[test]
     fn branch_kinds_choose_among_flows() {
         for (kinds, count, what) in [

@@ -168,7 +168,7 @@ impl RdtCaps {
 mod tests {
     use super::*;
 
-    // covers: 4/rdt-masks
+    // covers: rdt/masks
     #[test]
     fn capacity_masks_are_contiguous_and_within_their_length() {
         let cache = CacheAllocation {
@@ -197,7 +197,7 @@ mod tests {
         assert!(sparse.accepts(0x401) && !sparse.accepts(0) && !sparse.accepts(0x801));
     }
 
-    // covers: 4/rdt-mba
+    // covers: rdt/mba
     #[test]
     fn a_linear_delay_is_rounded_down_to_a_step() {
         let linear = BandwidthAllocation {

@@ -68,7 +68,7 @@ impl RFlags {
 mod tests {
     use super::*;
 
-    // covers: 2/cpu-rflags
+    // covers: cpu/rflags
     #[test]
     fn bits_stand_where_figure_3_8_has_them() {
         let flag = |set: fn(RFlags) -> RFlags| set(RFlags::new()).into_bits();

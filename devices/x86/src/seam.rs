@@ -625,7 +625,7 @@ pub trait TraceMem {
 mod tests {
     use super::*;
 
-    // covers: 2/seam-vocabulary
+    // covers: interest/vocabulary
     #[test]
     fn flow_codes_round_trip() {
         for (code, flow) in Flow::ALL.into_iter().enumerate() {
@@ -638,7 +638,7 @@ mod tests {
         }
     }
 
-    // covers: 2/seam-vocabulary
+    // covers: interest/vocabulary
     #[test]
     fn a_record_has_the_layout_that_machine_code_writes() {
         use core::mem::offset_of;
@@ -656,7 +656,7 @@ mod tests {
         }
     }
 
-    // covers: 2/seam-vocabulary
+    // covers: interest/vocabulary
     #[test]
     fn two_appetites_make_one_that_satisfies_both() {
         let exact = Appetite {
@@ -682,7 +682,7 @@ mod tests {
         assert_eq!(exact.and(counting), counting.and(exact));
     }
 
-    // covers: 2/seam-vocabulary
+    // covers: interest/vocabulary
     #[test]
     fn effects_add_up() {
         let trap = |bits| Effects {

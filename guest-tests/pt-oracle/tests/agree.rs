@@ -43,8 +43,8 @@ fn compare(blocks: &[Block], log: &[u64], what: &str) {
     );
 }
 
-// covers: 5/decoder-flow
-// covers: 5/decoder-oracle
+// covers: decoder/flow
+// covers: decoder/oracle
 #[test]
 fn both_decoders_give_the_instructions_that_were_walked() {
     for seed in 0..64 {
@@ -207,7 +207,7 @@ fn all_packets(random: &mut Random) -> Vec<u8> {
     trace
 }
 
-// covers: 4/pt-packet-libipt
+// covers: pt/packet-libipt
 #[test]
 fn libipt_sees_the_same_packets() {
     let mut traces: Vec<Vec<u8>> = (0..8).map(|seed| all_packets(&mut Random(seed))).collect();
@@ -246,7 +246,7 @@ impl Read for Drops<'_> {
     }
 }
 
-// covers: 5/decoder-parallel
+// covers: decoder/parallel
 #[test]
 fn threads_and_chunks_do_not_change_the_result() {
     for seed in [3, 8, 21, 46] {
@@ -284,7 +284,7 @@ fn threads_and_chunks_do_not_change_the_result() {
     }
 }
 
-// covers: 5/decoder-parallel
+// covers: decoder/parallel
 #[test]
 fn errors_in_reading_come_behind_what_was_read() {
     struct Broken<'a>(&'a [u8]);
@@ -311,7 +311,7 @@ fn errors_in_reading_come_behind_what_was_read() {
     assert!(instructions <= walk.log.len() as u64);
 }
 
-// covers: 5/decoder-damage
+// covers: decoder/damage
 #[test]
 fn a_trace_that_was_cut_gives_the_beginning() {
     let (program, walk, _) = plan(5);
@@ -328,7 +328,7 @@ fn a_trace_that_was_cut_gives_the_beginning() {
     }
 }
 
-// covers: 5/decoder-damage
+// covers: decoder/damage
 #[test]
 fn damage_is_told_and_ends_at_the_next_psb() {
     let (program, walk, _) = plan(10);

@@ -102,7 +102,7 @@ fn guests_part(trace: &[u8], entry: u64, ctl: RtitCtl, random: &mut Random) -> V
     std::mem::take(pt.output())
 }
 
-// covers: 6/host-pt-strip
+// covers: host-units/pt-strip
 #[test]
 fn decoders_find_what_the_guest_walked_and_nothing_of_the_host() {
     for seed in 0..64u64 {
@@ -152,7 +152,7 @@ fn decoders_find_what_the_guest_walked_and_nothing_of_the_host() {
     }
 }
 
-// covers: 6/host-pt-bad-bytes
+// covers: host-units/pt-bad-bytes
 #[test]
 fn bytes_that_mean_nothing_neither_panic_nor_reach_the_guest() {
     let mut random = Random(77);

@@ -123,7 +123,7 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    // covers: 7/matrix-labs
+    // covers: matrix/labs
     #[test]
     fn a_report_is_found_among_what_a_run_said() {
         let said =
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(report("minivmm: --guests: no\n"), None);
     }
 
-    // covers: 7/matrix-labs
+    // covers: matrix/labs
     #[test]
     fn every_model_is_in_one_of_a_guest_s_parts() {
         let parts = parts(&["dr".to_string()]).unwrap();

@@ -2,20 +2,20 @@
 
 use std::cell::RefCell;
 
-use minivmm::btrace::Btrace;
 use minivmm::debug::{Stop, WatchKind, Watchpoint, Why};
-use minivmm::gdb::packets::{Frame, Framer, frame};
-use minivmm::gdb::talk::{Next, Talk};
-use minivmm::{MachineConfig, Vm};
+use minivmm::front::gdb::packets::{Frame, Framer, frame};
+use minivmm::front::gdb::talk::{Next, Talk};
+use minivmm::front::{btrace::Btrace, controls::Controls};
+use minivmm::{MachineConfig, Run};
 use x86::model::HASWELL;
 
 /// Sends bytes to a machine that stands. Whatever comes back is whole packets, acknowledgments aside, and short.
 pub fn gdb(bytes: &[u8]) {
     thread_local! {
-        static VM: RefCell<Vm> = RefCell::new(machine());
+        static VM: RefCell<Run> = RefCell::new(machine());
     }
     VM.with_borrow_mut(|vm| {
-        let mut talk = Talk::new(vm, vec![Box::new(Btrace::new())]);
+        let mut talk = Talk::new(Controls::new(vm), vec![Box::new(Btrace::new())]);
         talk.begin();
         let mut framer = Framer::default();
         for (count, byte) in bytes.iter().enumerate() {
@@ -33,14 +33,14 @@ pub fn gdb(bytes: &[u8]) {
     });
 }
 
-fn machine() -> Vm {
+fn machine() -> Run {
     let config = MachineConfig {
         memory: 4 << 20,
         cpus: 2,
         model: &HASWELL,
         ..MachineConfig::new(crate::HELLO)
     };
-    Vm::new(&config).expect("the machine is to be had")
+    Run::new(&config).expect("the machine is to be had")
 }
 
 /// Some stop or other.

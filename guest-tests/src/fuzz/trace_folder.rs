@@ -10,7 +10,7 @@ use minivmm::trace::export::{folded::Stacks, perf};
 use minivmm::trace::format::{FrameHeader, Kind};
 use minivmm::trace::view::{Calls, Names, Totals, Window, view};
 use minivmm::trace::{Decode, Options, Trace, raw};
-use minivmm::{Console, MachineConfig, SerialTarget, Vm};
+use minivmm::{Console, MachineConfig, Run, SerialTarget};
 
 /// The files that a directory may have, by number.
 fn file(number: u8) -> (PathBuf, Option<Kind>) {
@@ -173,7 +173,7 @@ pub fn trace_folders() -> Vec<Vec<u8>> {
         trace: Some(Options::new(&at)),
         ..MachineConfig::new(&kernel)
     };
-    let mut vm = Vm::new(&config).expect("a machine");
+    let mut vm = Run::new(&config).expect("a machine");
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).expect("a console");
     vm.run(&mut console).expect("a run");
     vm.end_trace("the seed").expect("a trace");

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use crate::Folder;
 
-    // covers: 6/lab-intel
+    // covers: lab/intel
     #[test]
     fn what_bochs_said_last_is_shown() {
         let scratch = Folder::new("bochs");

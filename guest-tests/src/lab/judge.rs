@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    // covers: 6/lab-guests
+    // covers: lab/guests
     #[test]
     fn what_is_not_known_to_fail_is_wrong_and_so_is_what_holds_against_expectation() {
         let run = ended("TAP version 14\n1..4\nok 1 - a\nnot ok 2 - b\nnot ok 3 - c\n  at: x\nok 4 - d # SKIP no\n");
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!((tally.failed, tally.known), (2, 1));
     }
 
-    // covers: 6/handover-unit
+    // covers: kvm/handover-unit
     #[test]
     fn handovers_are_counted_by_the_line_of_the_statistics() {
         let line = "x\nhandovers:    3 for an instruction, 12 for a unit; 0.000 s in the engine\n";
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(handovers(&ended("x")), None);
     }
 
-    // covers: 6/lab-watchdog
+    // covers: lab/watchdog
     #[test]
     fn the_share_in_the_engine_is_that_of_the_wall_time() {
         let text = "handovers:    3 for an instruction, 12 for a unit or the debugger; 1.500 s in the engine\nwall time:    6.000 s\n";

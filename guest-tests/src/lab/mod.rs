@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use minivmm::newc::Archive;
+use minivmm::machine::newc::Archive;
 
 use crate::{Folder, minivmm, start, target};
 
@@ -347,7 +347,7 @@ fn parts(console: &str) -> Vec<Ended> {
 mod tests {
     use super::*;
 
-    // covers: 6/lab
+    // covers: lab/kvm
     #[test]
     fn a_job_is_what_stands_between_its_marks() {
         let console = "boot\n### begin 0\nhello\nworld\n### end 0 43\n### begin 1\n### end 1 2\n### begin 2\nhangs";
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!((ended[1].status, ended[1].said.as_str()), (2, ""));
     }
 
-    // covers: 6/lab, 6/lab-intel
+    // covers: lab/kvm, lab/intel
     #[test]
     fn a_job_names_its_files_where_the_lab_has_them() {
         let job = Job::new(["--engine", "kvm"]).file("--kernel", "/some/where/dr.elf");

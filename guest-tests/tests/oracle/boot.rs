@@ -1,10 +1,11 @@
 //! A whole boot of Linux.
 
+use minivmm::StopReason;
 use std::process::Command;
 
 use guest_tests::observer::Unit;
 use guest_tests::{linux, root};
-use minivmm::{Console, End, MachineConfig, Vm};
+use minivmm::{Console, End, MachineConfig, Run};
 use x86::model::{CpuModel, MODELS};
 
 use crate::judge::{self, Judge, Verdict, WINDOW};
@@ -73,17 +74,21 @@ fn chosen() -> Vec<Trial> {
 
 fn boot((model, on): &Trial, wanted: std::ops::Range<u64>) -> Verdict {
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         model,
         ..MachineConfig::new(&linux().kernel)
     };
-    let mut vm = Vm::new(&config).unwrap();
+    let mut vm = Run::new(&config).unwrap();
     let (judge, verdict) = Judge::new(model, on, judge::End::Port(POWER), wanted);
     assert!(vm.machine().observe(0, Some(Box::new(judge))));
     let mut console = Console::open(&config.serial, &[], vm.line()).unwrap();
     let end = vm.run(&mut console).unwrap();
-    assert!(matches!(end, End::PowerOff), "{}: {end:?}", model.name);
+    assert!(
+        matches!(end, StopReason::Ended(End::PowerOff)),
+        "{}: {end:?}",
+        model.name
+    );
     vm.machine().observe(0, None);
     std::mem::take(&mut verdict.lock().unwrap())
 }
@@ -113,7 +118,7 @@ fn diff(trial: &Trial, window: u64) -> String {
         .concat()
 }
 
-// covers: 4/oracle-boot
+// covers: trace/oracle-boot
 #[test]
 fn a_whole_boot_as_the_units_tell_it_is_what_ran() {
     for trial in chosen() {

@@ -56,7 +56,7 @@ fn straight(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.hlt()
 }
 
-// covers: 4/oracle-edges
+// covers: trace/oracle-edges
 #[test]
 fn a_trace_begins_and_ends_in_straight_line_code() {
     let mut random = Random(0xED6E);
@@ -84,7 +84,7 @@ fn a_trace_begins_and_ends_in_straight_line_code() {
     }
 }
 
-// covers: 4/oracle-edges
+// covers: trace/oracle-edges
 #[test]
 fn code_changes_in_the_block_that_runs() {
     for model in models() {
@@ -131,7 +131,7 @@ fn code_changes_in_the_block_that_runs() {
     }
 }
 
-// covers: 4/oracle-edges
+// covers: trace/oracle-edges
 #[test]
 fn a_page_has_two_addresses() {
     for model in models() {

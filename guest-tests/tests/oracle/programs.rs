@@ -28,7 +28,7 @@ pub fn judged(found: &Verdict, on: &[Unit], what: &str) -> [u64; 2] {
     [found.instructions, found.taken]
 }
 
-// covers: 4/oracle-programs
+// covers: trace/oracle-programs
 #[test]
 fn programs_as_the_units_tell_them_are_what_ran() {
     for model in MODELS.iter().copied().filter(|model| model.features().lm()) {
@@ -166,7 +166,7 @@ fn protected(model: &'static CpuModel, memory: &Memory, handler: u64) -> Box<Cpu
     cpu
 }
 
-// covers: 4/oracle-programs
+// covers: trace/oracle-programs
 #[test]
 fn programs_of_32_bit_code_as_the_units_tell_them_are_what_ran() {
     for model in MODELS.iter().copied() {
@@ -183,7 +183,7 @@ fn programs_of_32_bit_code_as_the_units_tell_them_are_what_ran() {
                 let (judge, verdict) = Judge::new(model, &on, End::Halt, 0..0);
                 assert!(machine.observe(0, Some(Box::new(judge))));
                 loop {
-                    match soft.get().run(&mut cpu, &mut machine, 1 + seed * 1009) {
+                    match soft.get().run(&mut cpu, &mut machine.cpu(0), 1 + seed * 1009) {
                         Exit::Halt => break,
                         Exit::Budget | Exit::Bus | Exit::Pause | Exit::Window => {}
                         other => panic!("{}: {other:?}", model.name),

@@ -48,7 +48,7 @@ const TEXT: &str = "\
 0000001e  01                                TIP.PGD    no ip
 ";
 
-// covers: 4/ptdump
+// covers: trace/ptdump
 #[test]
 fn packets_are_printed_one_a_line() {
     let text = TEXT.to_string();
@@ -69,7 +69,7 @@ fn packets_are_printed_one_a_line() {
     assert_eq!(without, part(0, 2) + &part(3, 7));
 }
 
-// covers: 4/ptdump
+// covers: trace/ptdump
 #[test]
 fn what_is_wrong_is_said() {
     let bytes = trace();

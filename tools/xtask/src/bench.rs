@@ -108,10 +108,10 @@ fn speed(options: &Options) -> Command {
 mod tests {
     use super::*;
 
-    // covers: 2/setup-bench
-    // covers: 4/bench-units
-    // covers: 5/decoder-bench
-    // covers: 6/bench-kvm
+    // covers: suite/bench
+    // covers: suite/units
+    // covers: decoder/bench
+    // covers: suite/kvm
     #[test]
     fn the_options_reach_what_measures() {
         let options = Options {

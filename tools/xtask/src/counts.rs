@@ -116,7 +116,7 @@ mod tests {
         counts
     }
 
-    // covers: 2/setup-test
+    // covers: suite/test
     #[test]
     fn both_runners_closing_lines_are_counted() {
         for (runner, line, passed, failed, skipped) in [
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    // covers: 6/kvm-skip
+    // covers: kvm/skip
     #[test]
     fn tests_without_anything_to_run_on_have_not_passed() {
         let mut counts = read(Nextest, "Summary [ 1s] 5 tests run: 5 passed, 1 skipped");

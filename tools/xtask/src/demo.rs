@@ -117,7 +117,7 @@ fn script_status(line: &str, name: &str) -> Option<u8> {
 mod tests {
     use super::*;
 
-    // covers: 2/setup-demo
+    // covers: suite/demo
     #[test]
     fn the_script_s_status_is_read_from_the_console() {
         for (line, status) in [
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    // covers: 2/setup-demo
+    // covers: suite/demo
     #[test]
     fn the_guest_is_booted_by_kernel_initrd_and_command_line() {
         let guest = Guest {

@@ -112,7 +112,7 @@ pub fn tallies() -> Vec<String> {
 mod tests {
     use super::*;
 
-    // covers: 6/lab-intel
+    // covers: lab/intel
     #[test]
     fn guest_tests_are_known_by_name() {
         let names = guest_tests(&tree::root().join("guest-tests/guests")).unwrap();

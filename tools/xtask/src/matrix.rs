@@ -162,7 +162,7 @@ mod tests {
         options: Options,
     }
 
-    // covers: 7/matrix-labs
+    // covers: matrix/labs
     #[test]
     fn engines_are_here_or_in_labs() {
         for (line, here, labs) in [

@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-int-flags
+    // covers: cpu/int-flags
     #[test]
     fn the_host_alu_and_the_portable_one_agree() {
         macro_rules! all { ($($o:ident)*) => { $( compare::<$o, 1>(); compare::<$o, 2>(); compare::<$o, 4>(); compare::<$o, 8>(); )* } }

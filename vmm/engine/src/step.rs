@@ -138,7 +138,7 @@ impl Engine {
     }
 
     /// Looks at a processor between two runs, as its units see it.
-    pub fn look<B: Bus + 'static, T>(
+    pub fn look<B: Bus, T>(
         &mut self,
         cpu: &mut Cpu,
         bus: &mut B,
@@ -279,22 +279,22 @@ impl Engine {
     /// INIT: see [`Cpu::init`].
     pub fn init(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, bootstrap: bool) {
         self.drop_transaction(cpu);
-        cpu.init(bootstrap);
-        self.tell(cpu, bus, Change::Init);
+        self.tell(cpu, bus, Change::Init, |cpu| cpu.init(bootstrap));
     }
 
     /// A start-up IPI: see [`Cpu::start`].
     pub fn start(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, vector: u8) {
         if cpu.activity == Activity::WaitForSipi {
-            cpu.start(vector);
-            self.tell(cpu, bus, Change::StartUp(vector));
+            self.tell(cpu, bus, Change::StartUp(vector), |cpu| cpu.start(vector));
         }
     }
 
-    /// Tells the units of a change that came from outside.
-    fn tell(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, change: Change) {
+    /// Makes a change that comes from outside, and tells the units. They are asked what they want to hear while the processor is
+    /// still as it was: what they do then is about the instruction that it would have executed next.
+    fn tell(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, change: Change, make: impl FnOnce(&mut Cpu)) {
         self.attach(cpu, bus);
         cpu.ask();
+        make(cpu);
         self.catch_up(cpu);
         if cpu.watched.tell {
             let effects = cpu.say(|watch, view| watch.state(change, view));

@@ -486,7 +486,7 @@ pub struct Translation {
 mod tests {
     use super::*;
 
-    // covers: 2/structure-tlb
+    // covers: engine/tlb
     #[test]
     fn an_empty_entry_matches_no_address_of_its_index() {
         let tlb = Tlb::new();

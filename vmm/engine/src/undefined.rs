@@ -555,7 +555,7 @@ mod tests {
         (RflagsBits::PF, "PF"),
     ];
 
-    // covers: 2/cpu-undefined-table
+    // covers: cpu/undefined-table
     #[test]
     fn every_undefined_flag_of_x86_64_v2_has_a_pin() {
         let (mut seen, mut missing) = (BTreeSet::new(), BTreeSet::new());
@@ -598,7 +598,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-undefined-table
+    // covers: cpu/undefined-table
     #[test]
     fn every_pin_has_a_rule_and_a_source_and_no_instruction_is_pinned_twice() {
         let mut names = BTreeSet::new();
@@ -667,7 +667,7 @@ mod tests {
         )
     }
 
-    // covers: 2/cpu-undefined-table
+    // covers: cpu/undefined-table
     #[test]
     fn shifts_by_any_count_are_one_bit_shifts_repeated() {
         use Shift::*;
@@ -705,7 +705,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-undefined-table
+    // covers: cpu/undefined-table
     #[test]
     fn shifts_by_hand() {
         use Shift::*;
@@ -799,7 +799,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-undefined-table
+    // covers: cpu/undefined-table
     #[test]
     fn multiplications_and_scans_leave_the_flags_of_intel_parts() {
         for (bits, low, carry, expected, why) in [
@@ -821,7 +821,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-undefined-table
+    // covers: cpu/undefined-table
     #[test]
     fn decimal_adjustments() {
         use Adjust::*;

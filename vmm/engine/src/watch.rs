@@ -771,7 +771,7 @@ impl Processor for View<'_> {
 mod tests {
     use super::*;
 
-    // covers: 4/seam-records
+    // covers: interest/records
     #[test]
     fn a_record_that_is_written_as_four_words_is_the_record_of_the_seam() {
         let words = [0x1111_2222_3333_4444u64, 0x5555_6666_7777_8888, 9, 0x0303_0501];

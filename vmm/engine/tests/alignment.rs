@@ -34,7 +34,7 @@ fn user(bits: u32, data: u64) -> Bench {
     b
 }
 
-// covers: 3/cpu-ac
+// covers: cpu/ac
 #[test]
 fn each_operand_has_its_alignment() {
     // Bits, code, the alignment that it asks for: an address that has it passes, half of it does not.
@@ -97,7 +97,7 @@ fn each_operand_has_its_alignment() {
     }
 }
 
-// covers: 3/cpu-ac
+// covers: cpu/ac
 #[test]
 fn stacks_are_data_too() {
     for (bits, name, code, align) in [
@@ -131,7 +131,7 @@ fn stacks_are_data_too() {
     }
 }
 
-// covers: 3/cpu-ac
+// covers: cpu/ac
 #[test]
 fn three_bits_must_agree_and_other_faults_go_first() {
     let load: Code = |a| a.mov(eax, dword_ptr(rbx));
@@ -177,7 +177,7 @@ fn three_bits_must_agree_and_other_faults_go_first() {
     assert_eq!(b.read::<9>(DATA), [255, 255, 255, 255, 255, 255, 255, 255, 0]);
 }
 
-// covers: 3/cpu-ac
+// covers: cpu/ac
 #[test]
 fn popf_and_iret_turn_checks_on_and_off() {
     let mut b = user(64, DATA + 1);

@@ -83,7 +83,7 @@ fn bytes(b: &mut Bench, hex: &str) -> Result<(), Fault> {
     b.one(|a| a.db(&code))
 }
 
-// covers: 3/cpu-avx-enabling
+// covers: cpu/avx-enabling
 #[test]
 fn control_registers_and_xcr0_decide_who_may_execute() {
     let vaddps: Code = |a| a.vaddps(ymm1, ymm2, ymm3);
@@ -126,7 +126,7 @@ fn control_registers_and_xcr0_decide_who_may_execute() {
     }
 }
 
-// covers: 3/cpu-avx-encoding
+// covers: cpu/avx-encoding
 #[test]
 fn what_is_no_vex_encoding_is_invalid() {
     for (hex, expected, why) in [
@@ -171,7 +171,7 @@ fn what_is_no_vex_encoding_is_invalid() {
     }
 }
 
-// covers: 3/cpu-avx-encoding
+// covers: cpu/avx-encoding
 #[test]
 fn there_is_no_vex_in_real_and_virtual_8086_mode() {
     for hex in ["c5 f8 77", "c5 ec 58 cb", "c4 e2 70 f2 c2"] {
@@ -216,7 +216,7 @@ fn there_is_no_vex_in_real_and_virtual_8086_mode() {
     assert_eq!((s.gpr[0] as u16, s.segments[engine::ES].selector), (0x1234, 0x2000));
 }
 
-// covers: 3/cpu-avx-alignment
+// covers: cpu/avx-alignment
 #[test]
 fn only_the_aligned_moves_ask_for_alignment() {
     let rows: [(&str, Code, u64, Result<(), Fault>); 12] = [
@@ -254,7 +254,7 @@ fn only_the_aligned_moves_ask_for_alignment() {
     }
 }
 
-// covers: 3/cpu-avx-alignment
+// covers: cpu/avx-alignment
 #[test]
 fn alignment_checks_are_for_scalars_and_gathers() {
     const AC: Fault = (17, Some(0));
@@ -287,7 +287,7 @@ fn alignment_checks_are_for_scalars_and_gathers() {
     }
 }
 
-// covers: 3/cpu-avx
+// covers: cpu/avx
 #[test]
 fn operands_reach_over_pages_and_faults_change_nothing() {
     let pattern: [u8; 32] = core::array::from_fn(|i| i as u8 * 5 + 1);
@@ -350,7 +350,7 @@ fn operands_reach_over_pages_and_faults_change_nothing() {
     }
 }
 
-// covers: 3/cpu-f16c
+// covers: cpu/f16c
 #[test]
 fn half_precision_is_converted_before_its_operand_faults() {
     const INEXACT: u32 = 0x20;
@@ -370,7 +370,7 @@ fn half_precision_is_converted_before_its_operand_faults() {
     }
 }
 
-// covers: 3/cpu-avx
+// covers: cpu/avx
 #[test]
 fn legacy_instructions_keep_upper_halves_and_vex_ones_clear_them() {
     let rows: [(&str, Code, bool); 14] = [
@@ -424,7 +424,7 @@ fn legacy_instructions_keep_upper_halves_and_vex_ones_clear_them() {
     }
 }
 
-// covers: 3/cpu-avx-exceptions
+// covers: cpu/avx-exceptions
 #[test]
 fn unmasked_exceptions_stop_the_instruction() {
     let one = 0x3f80_0000_3f80_0000_3f80_0000_3f80_0000u128;
@@ -523,7 +523,7 @@ fn unmasked_exceptions_stop_the_instruction() {
     }
 }
 
-// covers: 3/cpu-avx2-gather
+// covers: cpu/avx2-gather
 #[test]
 fn a_gather_that_faults_goes_on_where_it_stopped() {
     let word = |n: u128, i: u32| (n >> (32 * i)) as u32;
@@ -590,7 +590,7 @@ fn a_gather_that_faults_goes_on_where_it_stopped() {
     assert_eq!((f.xmm[3], f.ymm_hi[3]), (0, 0), "the mask is cleared");
 }
 
-// covers: 3/cpu-avx2-gather
+// covers: cpu/avx2-gather
 #[test]
 fn gathers_of_every_shape() {
     // 64 quadwords that say where they are.
@@ -639,7 +639,7 @@ fn gathers_of_every_shape() {
     }
 }
 
-// covers: 3/cpu-avx-maskmov
+// covers: cpu/avx-maskmov
 #[test]
 fn elements_that_are_masked_off_do_not_fault() {
     let ask = 0x8000_0000_0000_0000u128;
@@ -694,7 +694,7 @@ fn elements_that_are_masked_off_do_not_fault() {
     }
 }
 
-// covers: 3/cpu-avx-vnni
+// covers: cpu/avx-vnni
 #[test]
 fn dot_products_of_bytes_and_words() {
     let bytes = |v: [i16; 4]| v.iter().rev().fold(0u128, |all, &b| all << 8 | (b as u8) as u128);
@@ -791,7 +791,7 @@ fn alderlake() -> &'static CpuModel {
     }
 }
 
-// covers: 3/cpu-avx-toggles, 3/cpu-cache-line, 3/cpu-rdseed-rdpid, 3/cpu-movbe
+// covers: cpu/avx-toggles, cpu/cache-line, cpu/rdseed-rdpid, cpu/movbe
 #[test]
 fn what_a_model_does_not_show_is_undefined() {
     use Feature::*;

@@ -40,7 +40,7 @@ fn machine() -> Bench {
     b
 }
 
-// covers: 3/cpu-bmi, 3/cpu-adx
+// covers: cpu/bmi, cpu/adx
 #[test]
 fn general_registers_of_bmi_and_adx() {
     let (cf, zf, sf, of) = (1u64, 1 << 6, 1 << 7, 1 << 11);
@@ -142,7 +142,7 @@ fn general_registers_of_bmi_and_adx() {
     b.one(|a| a.andn(eax, ecx, edx)).unwrap();
 }
 
-// covers: 3/cpu-movdiri, 3/cpu-serialize
+// covers: cpu/movdiri, cpu/serialize
 #[test]
 fn direct_stores_and_serialize() {
     let mut b = machine();

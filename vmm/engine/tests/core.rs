@@ -21,7 +21,7 @@ fn assemble(f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<
 
 use iced_x86::IcedError;
 
-// covers: 2/cpu-step-budget, 2/structure-block-cache
+// covers: cpu/step-budget, engine/block-cache
 #[test]
 fn a_budget_is_used_to_the_instruction() {
     let code = assemble(|a| {
@@ -51,7 +51,7 @@ fn a_budget_is_used_to_the_instruction() {
     assert_eq!(rig.cpu.state().gpr[0], 500_500);
 }
 
-// covers: 2/cpu-dispatch-stack, 2/structure-dispatch
+// covers: cpu/dispatch-stack, engine/dispatch
 #[test]
 fn a_hundred_million_instructions_run_on_a_256_kib_stack() {
     let code = assemble(|a| {
@@ -85,7 +85,7 @@ fn a_hundred_million_instructions_run_on_a_256_kib_stack() {
         .unwrap();
 }
 
-// covers: 2/cpu-self-modifying-code
+// covers: cpu/self-modifying-code
 #[test]
 fn a_store_into_the_running_block_is_seen_by_the_next_instruction() {
     let code = assemble(|a| {
@@ -104,7 +104,7 @@ fn a_store_into_the_running_block_is_seen_by_the_next_instruction() {
     assert_eq!(rig.cpu.state().gpr[0], 7);
 }
 
-// covers: 2/cpu-self-modifying-code
+// covers: cpu/self-modifying-code
 #[test]
 fn a_store_ahead_is_seen_however_the_steps_are_cut() {
     let code = assemble(|a| {
@@ -134,7 +134,7 @@ fn a_store_ahead_is_seen_however_the_steps_are_cut() {
     }
 }
 
-// covers: 2/cpu-straddling-instruction
+// covers: cpu/straddling-instruction
 #[test]
 fn an_instruction_may_straddle_two_pages() {
     let mut rig = Rig::new();
@@ -175,7 +175,7 @@ fn wrapping(base: u64, rip: u64) -> Bench {
 
 // SDM Vol. 3A 3.4 "Logical and Linear Addresses": outside 64-bit mode a linear address has 32 bits, and so has the sum of base and
 // offset that it is.
-// covers: 2/cpu-linear-address-wrap
+// covers: cpu/linear-address-wrap
 #[test]
 fn an_instruction_straddles_pages_where_base_and_eip_wrap_at_4_gib() {
     for (base, rip, first, second, why) in [
@@ -217,7 +217,7 @@ fn an_instruction_straddles_pages_where_base_and_eip_wrap_at_4_gib() {
     }
 }
 
-// covers: 2/cpu-linear-address-wrap
+// covers: cpu/linear-address-wrap
 #[test]
 fn branches_and_returns_wrap_at_4_gib() {
     // The base and the offsets are such that each linear address is a sum beyond 4 GiB.
@@ -259,7 +259,7 @@ impl Watch for Forgetful {
     }
 }
 
-// covers: 2/cpu-no-progress
+// covers: cpu/no-progress
 #[test]
 fn a_run_that_makes_no_progress_ends_with_a_defect() {
     let mut b = Bench::long_with(&HASWELL);
@@ -280,7 +280,7 @@ fn a_run_that_makes_no_progress_ends_with_a_defect() {
 }
 
 // What the guest brings upon itself is no defect: its exceptions may never come to an end.
-// covers: 2/cpu-no-progress
+// covers: cpu/no-progress
 #[test]
 fn exceptions_without_end_give_the_host_its_turn() {
     let mut b = Bench::protected();
@@ -330,7 +330,7 @@ impl Watch for Breakpoint {
     }
 }
 
-// covers: 3/smp-code-is-shared
+// covers: smp/code-is-shared
 #[test]
 fn a_store_by_one_processor_to_code_of_another_is_seen() {
     let mut rig = Rig::new();
@@ -363,7 +363,7 @@ fn a_store_by_one_processor_to_code_of_another_is_seen() {
     }
 }
 
-// covers: 3/smp-init-sipi
+// covers: smp/init-sipi
 #[test]
 fn a_start_up_ipi_begins_at_its_page_once() {
     let mut rig = Rig::new();

@@ -15,7 +15,7 @@ type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 const FAR_OUT: u64 = 0x0000_8000_0000_0000;
 const RF: u64 = 1 << 16;
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn an_exception_in_user_code_switches_to_the_kernel_stack_and_iretq_returns() {
     let mut b = Bench::long();
@@ -36,7 +36,7 @@ fn an_exception_in_user_code_switches_to_the_kernel_stack_and_iretq_returns() {
     assert_eq!((t.vector, t.error), (13, Some(0x30 * 8 + 2)), "the gate's DPL is 0");
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn a_64_bit_gate_sets_up_the_stack_the_frame_and_the_flags() {
     for (name, user, kind, ist, from, base) in [
@@ -86,7 +86,7 @@ fn a_64_bit_gate_sets_up_the_stack_the_frame_and_the_flags() {
     }
 }
 
-// covers: 2/cpu-exceptions
+// covers: cpu/exceptions
 #[test]
 fn frames_hold_the_right_rip_and_rf() {
     for (name, code, vector, error, offset, rf) in [
@@ -118,8 +118,8 @@ fn frames_hold_the_right_rip_and_rf() {
     }
 }
 
-// covers: 2/cpu-exceptions
-// covers: 2/differential-tables
+// covers: cpu/exceptions
+// covers: differential/tables
 #[test]
 fn gates_that_do_not_work_name_themselves_in_the_error_code() {
     // SDM Vol. 2A "INT n", exceptions in 64-bit mode; 7.13 "Error Code": bit 1 IDT, bit 0 EXT.
@@ -262,7 +262,7 @@ fn gates_that_do_not_work_name_themselves_in_the_error_code() {
     }
 }
 
-// covers: 2/cpu-double-fault
+// covers: cpu/double-fault
 #[test]
 fn a_second_exception_makes_a_double_fault_or_is_handled_in_turn() {
     // SDM Vol. 3A Tables 7-4 and 7-5. The first exception's gate leads to the second: #GP by a null selector, #NP by a gate
@@ -314,7 +314,7 @@ fn a_second_exception_makes_a_double_fault_or_is_handled_in_turn() {
     }
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn protected_mode_gates_are_16_or_32_bits_wide() {
     for (name, kind, user, frame, flags_after) in [
@@ -357,7 +357,7 @@ fn protected_mode_gates_are_16_or_32_bits_wide() {
     }
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn a_stack_switch_checks_the_new_stack() {
     // SDM Vol. 2A "INT n", inter-privilege-level interrupt, protected mode.
@@ -434,7 +434,7 @@ fn a_stack_switch_checks_the_new_stack() {
     }
 }
 
-// covers: 2/cpu-exceptions
+// covers: cpu/exceptions
 #[test]
 fn exceptions_without_end_do_not_keep_the_run_loop() {
     // #UD whose handler is #UD, on a stack that wraps around: no instruction ever retires.
@@ -448,7 +448,7 @@ fn exceptions_without_end_do_not_keep_the_run_loop() {
     }
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn real_mode_delivers_through_the_vector_table() {
     let mut b = Bench::real();
@@ -489,7 +489,7 @@ fn real_mode_delivers_through_the_vector_table() {
     assert_eq!(b.run(2), Exit::Shutdown);
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn iret_loads_what_the_level_may_change() {
     // SDM Vol. 2A "IRET/IRETD/IRETQ", 64-bit mode. The image of RFLAGS has every bit set but TF and NT.
@@ -524,7 +524,7 @@ fn iret_loads_what_the_level_may_change() {
     }
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn iret_checks_what_it_returns_to() {
     const GPU: u32 = UCODE as u32;
@@ -620,7 +620,7 @@ fn iret_checks_what_it_returns_to() {
     assert_eq!(b.one(|a| a.iretd()), Err((10, Some(0))));
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn going_outward_takes_away_the_segments_of_the_inner_level() {
     let mut b = Bench::long();
@@ -648,7 +648,7 @@ fn going_outward_takes_away_the_segments_of_the_inner_level() {
     assert_eq!(s.segments[GS].selector, UDATA);
 }
 
-// covers: 2/cpu-nmi
+// covers: cpu/nmi
 #[test]
 fn nmis_are_blocked_until_iret_even_one_that_faults() {
     let mut b = Bench::long();
@@ -685,7 +685,7 @@ fn nmis_are_blocked_until_iret_even_one_that_faults() {
     assert_eq!(b.cpu.rip(), handler(2));
 }
 
-// covers: 2/cpu-windows
+// covers: cpu/windows
 #[test]
 fn a_window_is_told_at_the_instruction_that_opens_it() {
     let frame = |b: &mut Bench| {
@@ -763,7 +763,7 @@ fn a_window_is_told_at_the_instruction_that_opens_it() {
     assert_eq!((b.run(100), b.cpu.steps()), (Exit::Window, 0));
 }
 
-// covers: 2/cpu-shadows
+// covers: cpu/shadows
 #[test]
 fn sti_and_loads_of_ss_hold_interrupts_off_for_one_instruction() {
     for (name, rflags, code, shadow, nmi) in [
@@ -810,7 +810,7 @@ fn sti_and_loads_of_ss_hold_interrupts_off_for_one_instruction() {
     assert_eq!((b.run(100), b.cpu.steps()), (Exit::Window, 2));
 }
 
-// covers: 2/cpu-exceptions
+// covers: cpu/exceptions
 #[test]
 fn single_step_traps_after_each_instruction_but_not_in_a_shadow() {
     let mut b = Bench::long();
@@ -865,7 +865,7 @@ fn single_step_traps_after_each_instruction_but_not_in_a_shadow() {
     assert_eq!((t.vector, t.rip), (1, CODE + 0x41));
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn call_gates_go_inward_and_copy_parameters() {
     // Protected mode: a 32-bit gate with two parameters, from ring 3 to ring 0 and back.
@@ -929,7 +929,7 @@ fn call_gates_go_inward_and_copy_parameters() {
     assert_eq!((s.rip, s.cpl, s.gpr[4]), (CODE + length, 3, STACK));
 }
 
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn far_transfers_check_their_target() {
     let np = descriptor(0, u32::MAX, 0xa01b);
@@ -1001,7 +1001,7 @@ fn far_transfers_check_their_target() {
 }
 
 /// A run ends right at a branch whose target has not been looked up yet; what comes in between is not the branch's target.
-// covers: 2/cpu-gates
+// covers: cpu/gates
 #[test]
 fn an_interrupt_between_two_runs_leaves_the_branch_before_it_alone() {
     for user in [false, true] {

@@ -38,7 +38,7 @@ fn at(code: Code) -> Bench {
     b
 }
 
-// covers: 2/cpu-sse, 2/cpu-mmx, 2/cpu-x87, 2/cpu-fxsave, 2/cpu-xsave
+// covers: cpu/sse, cpu/mmx, cpu/x87, cpu/fxsave, cpu/xsave
 #[test]
 fn control_registers_decide_who_may_execute() {
     const UD: u8 = 6;
@@ -115,7 +115,7 @@ fn control_registers_decide_who_may_execute() {
     }
 }
 
-// covers: 2/cpu-sse, 2/cpu-sse2, 2/cpu-fxsave, 2/cpu-xsave
+// covers: cpu/sse, cpu/sse2, cpu/fxsave, cpu/xsave
 #[test]
 fn operands_must_be_aligned_and_mapped() {
     const GP: Fault = (13, Some(0));
@@ -170,7 +170,7 @@ fn operands_must_be_aligned_and_mapped() {
     assert_eq!(b.cpu.state().cr2, NOWHERE + 8, "a masked store of nothing");
 }
 
-// covers: 2/cpu-sse, 2/cpu-mmx, 2/cpu-x87
+// covers: cpu/sse, cpu/mmx, cpu/x87
 #[test]
 fn the_units_checks_come_before_the_segments() {
     // FS holds no segment: its use alone is #GP.
@@ -197,7 +197,7 @@ fn the_units_checks_come_before_the_segments() {
     }
 }
 
-// covers: 2/cpu-mxcsr-exceptions
+// covers: cpu/mxcsr-exceptions
 #[test]
 fn unmasked_simd_exceptions_are_xm_or_ud() {
     for (osxmmexcpt, vector) in [(true, 19), (false, 6)] {
@@ -228,7 +228,7 @@ fn unmasked_simd_exceptions_are_xm_or_ud() {
     assert_eq!(b.trap().flags & 0x8d5, 0);
 }
 
-// covers: 2/cpu-mxcsr, 2/cpu-fxsave
+// covers: cpu/mxcsr, cpu/fxsave
 #[test]
 fn reserved_mxcsr_bits_are_gp() {
     let rows: [(&str, Code, u64); 2] = [
@@ -243,7 +243,7 @@ fn reserved_mxcsr_bits_are_gp() {
     }
 }
 
-// covers: 2/cpu-x87-exceptions
+// covers: cpu/x87-exceptions
 #[test]
 fn a_pending_exception_waits_for_the_next_waiting_instruction() {
     // fldz; fld1; fdivrp with ZM clear: nothing happens yet.
@@ -299,7 +299,7 @@ fn a_pending_exception_waits_for_the_next_waiting_instruction() {
     }
 }
 
-// covers: 2/cpu-x87
+// covers: cpu/x87
 #[test]
 fn pointers_and_opcode_are_those_of_the_last_computing_instruction() {
     let mut b = at(|a| {
@@ -322,7 +322,7 @@ fn pointers_and_opcode_are_those_of_the_last_computing_instruction() {
     );
 }
 
-// covers: 2/cpu-x87
+// covers: cpu/x87
 #[test]
 fn programs_compute() {
     // The distance of (3, 4), then pi rounded down and up, then 10 in packed decimal.
@@ -362,7 +362,7 @@ fn programs_compute() {
     assert_eq!(b.cpu.state().gpr[1] & 0xff, 1);
 }
 
-// covers: 2/cpu-x87, 2/cpu-fxsave
+// covers: cpu/x87, cpu/fxsave
 #[test]
 fn images_follow_the_mode() {
     // 32-bit protected mode: FNSAVE with 32-bit pointers and selectors, FXSAVE with eight XMM registers.
@@ -444,7 +444,7 @@ fn with_xsave() -> &'static CpuModel {
     }))
 }
 
-// covers: 2/cpu-xsave
+// covers: cpu/xsave
 #[test]
 fn xsave_and_xrstor_work_through_memory() {
     let machine = |code: Code| {

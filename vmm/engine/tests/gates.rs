@@ -28,7 +28,7 @@ fn words(b: &Bench, at: u64, n: u64) -> Vec<u16> {
     (0..n).map(|i| u16::from_le_bytes(b.read(at + i * 2))).collect()
 }
 
-// covers: 3/cpu-call-gates
+// covers: cpu/call-gates
 #[test]
 fn a_call_gate_checks_itself_its_target_and_the_new_stack() {
     type Row = (
@@ -183,7 +183,7 @@ fn a_call_gate_checks_itself_its_target_and_the_new_stack() {
     }
 }
 
-// covers: 3/cpu-call-gates
+// covers: cpu/call-gates
 #[test]
 fn gates_of_both_sizes_copy_their_parameters_and_returns_take_them_back() {
     for (name, kind, count, size) in [
@@ -269,7 +269,7 @@ fn gates_of_both_sizes_copy_their_parameters_and_returns_take_them_back() {
     }
 }
 
-// covers: 3/cpu-call-gates
+// covers: cpu/call-gates
 #[test]
 fn gates_of_ia_32e_mode_are_16_bytes_and_lead_to_64_bit_code() {
     let low = |selector, dpl| gate(selector, TARGET, 12, dpl, 0);
@@ -325,7 +325,7 @@ fn gates_of_ia_32e_mode_are_16_bytes_and_lead_to_64_bit_code() {
     }
 }
 
-// covers: 3/cpu-conforming, 3/cpu-ldt
+// covers: cpu/conforming, cpu/ldt
 #[test]
 fn conforming_code_runs_at_the_caller_s_level_and_an_ldt_serves_as_the_gdt_does() {
     // In the LDT: conforming code at 0, code and data of CPL 3.
@@ -380,7 +380,7 @@ fn conforming_code_runs_at_the_caller_s_level_and_an_ldt_serves_as_the_gdt_does(
     assert_eq!(b.one(|a| a.db(&[0x64, 0x8b, 0x0b])), Err((13, Some(0))));
 }
 
-// covers: 3/cpu-call-gates
+// covers: cpu/call-gates
 #[test]
 fn a_far_return_outward_checks_where_it_goes() {
     let code = |attributes| descriptor(0, u32::MAX, attributes);

@@ -56,7 +56,7 @@ fn step(rig: &mut Rig, len: u64) -> CpuState {
     s
 }
 
-// covers: 2/cpu-int-shift, 2/cpu-undefined
+// covers: cpu/int-shift, cpu/undefined
 #[test]
 fn shifts_and_rotations_agree_with_the_table_of_pins() {
     let mut rig = Rig::new();
@@ -142,7 +142,7 @@ fn shifts_and_rotations_agree_with_the_table_of_pins() {
     }
 }
 
-// covers: 2/cpu-int-shift, 2/cpu-undefined
+// covers: cpu/int-shift, cpu/undefined
 #[test]
 fn double_shifts_agree_with_the_table_of_pins() {
     let mut rig = Rig::new();
@@ -192,7 +192,7 @@ fn double_shifts_agree_with_the_table_of_pins() {
     }
 }
 
-// covers: 2/cpu-int-shift
+// covers: cpu/int-shift
 #[test]
 fn shifts_by_hand() {
     for (code, rbx, flags, expected, after, why) in [
@@ -244,7 +244,7 @@ fn shifts_by_hand() {
     }
 }
 
-// covers: 2/cpu-int-muldiv
+// covers: cpu/int-muldiv
 #[test]
 fn multiplication() {
     for (code, rax, rbx, rdx, low, high, after, why) in [
@@ -378,7 +378,7 @@ fn multiplication() {
     }
 }
 
-// covers: 2/cpu-int-muldiv
+// covers: cpu/int-muldiv
 #[test]
 fn division() {
     for (code, rax, rdx, rbx, expected, why) in [
@@ -503,7 +503,7 @@ fn division() {
     }
 }
 
-// covers: 2/cpu-int-muldiv, 2/cpu-int-move
+// covers: cpu/int-muldiv, cpu/int-move
 #[test]
 fn sign_extensions_of_the_accumulator() {
     for (code, rax, rdx, after, why) in [
@@ -535,7 +535,7 @@ fn with_memory(code: &[u8], regs: &[(usize, u64)], flags: u64, memory: u64) -> (
     (s, u64::from_le_bytes(rig.read(DATA)))
 }
 
-// covers: 2/cpu-int-logic, 2/cpu-undefined
+// covers: cpu/int-logic, cpu/undefined
 #[test]
 fn bit_tests() {
     for (code, rbx, rcx, flags, after, carry, why) in [
@@ -606,7 +606,7 @@ fn bit_tests() {
     }
 }
 
-// covers: 2/cpu-int-logic, 2/cpu-int-atomic
+// covers: cpu/int-logic, cpu/int-atomic
 #[test]
 fn bit_tests_reach_outside_their_operand() {
     // The offset in RCX counts from RDI, in operands of the instruction's size, in both directions.
@@ -654,7 +654,7 @@ fn bit_tests_reach_outside_their_operand() {
     assert_eq!((s.rflags & CF, left), (CF, 1));
 }
 
-// covers: 2/cpu-int-logic, 2/cpu-undefined, 2/cpu-int-v2
+// covers: cpu/int-logic, cpu/undefined, cpu/int-v2
 #[test]
 fn bit_scans_and_counts() {
     for (code, rbx, rax, after, flags, why) in [
@@ -698,7 +698,7 @@ fn bit_scans_and_counts() {
     }
 }
 
-// covers: 2/cpu-int-v2, 2/cpu-int-move, 2/cpu-undefined
+// covers: cpu/int-v2, cpu/int-move, cpu/undefined
 #[test]
 fn byte_swaps() {
     for (code, rbx, after, why) in [
@@ -716,7 +716,7 @@ fn byte_swaps() {
     }
 }
 
-// covers: 2/cpu-int-v2
+// covers: cpu/int-v2
 #[test]
 fn crc32_has_the_values_of_the_castagnoli_polynomial() {
     // CRC-32C of "123456789" is E3069283, with ones before and after.
@@ -784,7 +784,7 @@ fn holds(k: u8, f: u64) -> bool {
     }
 }
 
-// covers: 2/cpu-int-move
+// covers: cpu/int-move
 #[test]
 fn conditions_move_and_set() {
     let mut rig = Rig::new();
@@ -845,7 +845,7 @@ fn conditions_move_and_set() {
     assert_eq!(rig.run(1), Exit::Shutdown);
 }
 
-// covers: 2/cpu-int-atomic
+// covers: cpu/int-atomic
 #[test]
 fn exchanges_with_a_sum() {
     for (code, rax, rbx, after, sum, flags, why) in [
@@ -896,7 +896,7 @@ fn exchanges_with_a_sum() {
     }
 }
 
-// covers: 2/cpu-int-atomic
+// covers: cpu/int-atomic
 #[test]
 fn compare_and_exchange() {
     for (code, rax, rbx, rcx, after, flags, why) in [
@@ -948,7 +948,7 @@ fn compare_and_exchange() {
     }
 }
 
-// covers: 2/cpu-int-atomic, 2/cpu-int-v2
+// covers: cpu/int-atomic, cpu/int-v2
 #[test]
 fn compare_and_exchange_of_double_words() {
     for lock in [&[][..], &[0xf0]] {
@@ -997,7 +997,7 @@ fn compare_and_exchange_of_double_words() {
     assert_eq!(rig.read(DATA + 0xffd), [1, 2, 3, 4, 5, 6, 7, 8]);
 }
 
-// covers: 2/cpu-int-atomic, 2/cpu-self-modifying-code
+// covers: cpu/int-atomic, cpu/self-modifying-code
 #[test]
 fn a_locked_write_to_code_is_seen() {
     // MOV EAX, 1; LOCK INC BYTE [RDI]; JMP back
@@ -1007,7 +1007,7 @@ fn a_locked_write_to_code_is_seen() {
     assert_eq!(rig.cpu.state().gpr[RAX], 4);
 }
 
-// covers: 2/cpu-int-move
+// covers: cpu/int-move
 #[test]
 fn table_look_up() {
     let mut rig = machine(&[0xd7], &[(RAX, 0xffff_ff05), (RBX, DATA)], STATUS);
@@ -1039,7 +1039,7 @@ fn protected(rig: &mut Rig, small: bool) {
     rig.cpu.set_state(&s);
 }
 
-// covers: 2/cpu-int-bcd
+// covers: cpu/int-bcd
 #[test]
 fn decimal_adjustments() {
     use undefined::Adjust::*;
@@ -1097,7 +1097,7 @@ fn decimal_adjustments() {
 const RSP: usize = 4;
 const RBP: usize = 5;
 
-// covers: 2/cpu-int-stack
+// covers: cpu/int-stack
 #[test]
 fn all_registers_go_on_the_stack_and_come_back() {
     for (code, size, sp, small, why) in [
@@ -1141,7 +1141,7 @@ fn all_registers_go_on_the_stack_and_come_back() {
     }
 }
 
-// covers: 2/cpu-int-stack
+// covers: cpu/int-stack
 #[test]
 fn frames_with_their_displays() {
     const SP: u64 = 0x20_0000;
@@ -1191,7 +1191,7 @@ fn frames_with_their_displays() {
     assert_eq!(rig.read(0x40_07f8), [0u8; 8]);
 }
 
-// covers: 2/cpu-int-muldiv, 2/cpu-int-bcd, 2/cpu-int-atomic, 2/cpu-exceptions
+// covers: cpu/int-muldiv, cpu/int-bcd, cpu/int-atomic, cpu/exceptions
 #[test]
 fn what_faults_and_how() {
     for (code, bits, fault, why) in [
@@ -1236,7 +1236,7 @@ fn what_faults_and_how() {
     }
 }
 
-// covers: 2/cpu-int-atomic, 2/cpu-int-shift, 2/cpu-int-logic
+// covers: cpu/int-atomic, cpu/int-shift, cpu/int-logic
 #[test]
 fn a_write_that_is_not_allowed_changes_nothing() {
     // A page that can only be read: every read-modify-write faults as a write, flags and registers untouched.
@@ -1299,7 +1299,7 @@ fn with_more() -> &'static x86::model::CpuModel {
     }))
 }
 
-// covers: 2/cpu-int-v2
+// covers: cpu/int-v2
 #[test]
 fn instructions_of_models_that_have_them() {
     let model = with_more();
@@ -1390,7 +1390,7 @@ fn instructions_of_models_that_have_them() {
     }
 }
 
-// covers: 2/cpu-undefined
+// covers: cpu/undefined
 #[test]
 fn model_and_host_agree_on_all_that_the_manual_defines() {
     use iced_x86::{Decoder, DecoderOptions, RflagsBits};

@@ -89,7 +89,7 @@ fn access(b: &mut Bench, what: Do, user: bool) -> Result<(), u32> {
     Err(u32::from_le_bytes(b.read(s.gpr[4])))
 }
 
-// covers: 3/cpu-pku, 3/cpu-pks
+// covers: cpu/pku, cpu/pks
 #[test]
 fn keys_take_rights_from_data_accesses_and_say_so_in_the_error_code() {
     // PK is 32, I 16, U 4, W 2, P 1.
@@ -261,7 +261,7 @@ fn keys_take_rights_from_data_accesses_and_say_so_in_the_error_code() {
     }
 }
 
-// covers: 3/cpu-pku
+// covers: cpu/pku
 #[test]
 fn wrpkru_is_seen_by_the_next_access() {
     let mut b = bench(RW | US | KEY5, PKE);
@@ -284,7 +284,7 @@ fn wrpkru_is_seen_by_the_next_access() {
     assert_eq!(u32::from_le_bytes(b.read(PAGE)), 1);
 }
 
-// covers: 3/cpu-pks
+// covers: cpu/pks
 #[test]
 fn ia32_pkrs_is_seen_by_the_next_access() {
     let mut b = bench(RW | KEY5, PKS);
@@ -296,7 +296,7 @@ fn ia32_pkrs_is_seen_by_the_next_access() {
     assert_eq!(access(&mut b, Write, false), Ok(()));
 }
 
-// covers: 3/cpu-pku, 3/cpu-pks
+// covers: cpu/pku, cpu/pks
 #[test]
 fn the_registers_check_their_operands() {
     const UD: Result<(), (u8, Option<u32>)> = Err((6, None));

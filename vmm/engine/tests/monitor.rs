@@ -80,7 +80,7 @@ fn waits(b: &Bench) -> bool {
     b.cpu.activity() == Activity::Waiting
 }
 
-// covers: 3/cpu-mwait
+// covers: cpu/mwait
 #[test]
 fn a_store_to_the_line_keeps_mwait_from_waiting() {
     for (name, between, expected) in [
@@ -103,7 +103,7 @@ fn a_store_to_the_line_keeps_mwait_from_waiting() {
     }
 }
 
-// covers: 3/cpu-mwait
+// covers: cpu/mwait
 #[test]
 fn interrupts_end_the_wait() {
     // An interrupt that IF lets in.
@@ -135,7 +135,7 @@ fn interrupts_end_the_wait() {
     assert_eq!(b.cpu.state().gpr[7], 1);
 }
 
-// covers: 3/cpu-mwait
+// covers: cpu/mwait
 #[test]
 fn stores_of_others_end_the_wait() {
     // Another processor, which has written the page before, so that its TLB has it.
@@ -207,7 +207,7 @@ impl Watch for Wakes {
     }
 }
 
-// covers: 4/seam-changes
+// covers: interest/changes
 #[test]
 fn the_units_hear_what_ended_a_wait() {
     type End = fn(&mut Bench);
@@ -237,7 +237,7 @@ fn parts(b: &mut Bench) -> World<'_> {
     World { rig, world }
 }
 
-// covers: 3/cpu-mwait
+// covers: cpu/mwait
 #[test]
 fn what_monitor_and_mwait_check() {
     let monitor: Code = |a| a.monitor();

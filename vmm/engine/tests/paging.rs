@@ -244,11 +244,11 @@ const SMEP: u64 = 1 << 20;
 const SMAP: u64 = 1 << 21;
 const NXE: u64 = 0x800;
 
-// covers: 2/cpu-paging-4-level
-// covers: 2/cpu-paging-nx
-// covers: 2/cpu-paging-wp
-// covers: 2/cpu-paging-reserved
-// covers: 2/differential-tables
+// covers: cpu/paging-4-level
+// covers: cpu/paging-nx
+// covers: cpu/paging-wp
+// covers: cpu/paging-reserved
+// covers: differential/tables
 #[test]
 fn four_level_paging_gives_the_error_codes_of_the_manual() {
     // SDM Vol. 3A 5.7 "Page-Fault Exceptions": P 1, W 2, U 4, RSVD 8, I 16.
@@ -352,9 +352,9 @@ fn four_level_paging_gives_the_error_codes_of_the_manual() {
     check(Kind::Four, rows);
 }
 
-// covers: 2/cpu-paging-3-level
-// covers: 2/cpu-paging-nx
-// covers: 2/cpu-paging-reserved
+// covers: cpu/paging-3-level
+// covers: cpu/paging-nx
+// covers: cpu/paging-reserved
 #[test]
 fn three_level_paging_gives_the_error_codes_of_the_manual() {
     let mut rows = Vec::new();
@@ -398,9 +398,9 @@ fn three_level_paging_gives_the_error_codes_of_the_manual() {
     check(Kind::Three, rows);
 }
 
-// covers: 2/cpu-paging-2-level
-// covers: 2/cpu-paging-wp
-// covers: 2/cpu-paging-reserved
+// covers: cpu/paging-2-level
+// covers: cpu/paging-wp
+// covers: cpu/paging-reserved
 #[test]
 fn two_level_paging_gives_the_error_codes_of_the_manual() {
     let mut rows = Vec::new();
@@ -454,9 +454,9 @@ fn two_level_paging_gives_the_error_codes_of_the_manual() {
     assert_eq!(b.cpu.state().gpr[0], 0xffff_ffff);
 }
 
-// covers: 2/cpu-paging-4-level
-// covers: 2/cpu-paging-3-level
-// covers: 2/cpu-paging-2-level
+// covers: cpu/paging-4-level
+// covers: cpu/paging-3-level
+// covers: cpu/paging-2-level
 #[test]
 fn large_pages_map_their_whole_range() {
     for (kind, level, shift) in [
@@ -480,7 +480,7 @@ fn large_pages_map_their_whole_range() {
     }
 }
 
-// covers: 2/cpu-paging-3-level
+// covers: cpu/paging-3-level
 #[test]
 fn pdptes_are_checked_when_cr3_is_loaded() {
     for (name, pdpte, expected) in [
@@ -498,7 +498,7 @@ fn pdptes_are_checked_when_cr3_is_loaded() {
     }
 }
 
-// covers: 2/cpu-paging-ad-bits
+// covers: cpu/paging-ad-bits
 #[test]
 fn accessed_and_dirty_bits_are_set_by_what_happens_and_by_nothing_else() {
     for kind in [Kind::Two, Kind::Three, Kind::Four] {
@@ -545,8 +545,8 @@ fn accessed_and_dirty_bits_are_set_by_what_happens_and_by_nothing_else() {
     assert_eq!(u64::from_le_bytes(b.read(at)), ALL | PS | A | D);
 }
 
-// covers: 2/cpu-paging-pcid
-// covers: 2/cpu-paging-global
+// covers: cpu/paging-pcid
+// covers: cpu/paging-global
 #[test]
 fn what_invalidates_makes_new_translations_seen() {
     const OTHER: u64 = 0x52_0000;
@@ -696,7 +696,7 @@ fn what_invalidates_makes_new_translations_seen() {
     }
 }
 
-// covers: 2/cpu-paging-pcid
+// covers: cpu/paging-pcid
 #[test]
 fn two_pcids_keep_their_own_translations() {
     // Two address spaces differ in one page; the code switches between them without flushing, again and again.
@@ -738,7 +738,7 @@ fn two_pcids_keep_their_own_translations() {
     assert_eq!((s.gpr[0], s.cr3), (50 * 1010, TABLES | 1), "bit 63 of CR3 is not kept");
 }
 
-// covers: 2/cpu-paging-pcid
+// covers: cpu/paging-pcid
 #[test]
 fn invpcid_checks_its_descriptor() {
     for (name, kind, pcid, linear, pcide, expected) in [
@@ -768,7 +768,7 @@ fn invpcid_checks_its_descriptor() {
     }
 }
 
-// covers: 2/cpu-paging-4-level
+// covers: cpu/paging-4-level
 #[test]
 fn invlpg_forgets_the_whole_of_a_large_page() {
     let mut b = Kind::Four.bench();
@@ -793,7 +793,7 @@ fn invlpg_forgets_the_whole_of_a_large_page() {
     assert_eq!((s.gpr[0], s.gpr[1], s.gpr[2]), (1, 1, 2));
 }
 
-// covers: 2/cpu-canonical
+// covers: cpu/canonical
 #[test]
 fn addresses_that_are_not_canonical_are_gp_or_ss() {
     type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
@@ -906,7 +906,7 @@ fn addresses_that_are_not_canonical_are_gp_or_ss() {
     assert_eq!((t.vector, t.error, t.rip), (13, Some(0), FAR_OUT));
 }
 
-// covers: 2/cpu-exceptions
+// covers: cpu/exceptions
 #[test]
 fn accesses_that_cross_pages_fault_before_anything_changes() {
     let kind = Kind::Four;

@@ -21,7 +21,7 @@ const EM: u64 = 4;
 const NOWHERE: u64 = 0x7000_0001;
 const FAR_OUT: u64 = 0x0000_8000_0000_0000;
 
-// covers: 3/cpu-priorities
+// covers: cpu/priorities
 #[test]
 fn of_several_faults_the_first_in_the_manual_s_order_comes() {
     for (name, code, bits, user, address, vector) in [
@@ -190,7 +190,7 @@ fn of_several_faults_the_first_in_the_manual_s_order_comes() {
     assert_eq!((t.vector, t.error, b.cpu.state().cr2), (14, Some(0x10), 0x40_0000));
 }
 
-// covers: 3/cpu-rf
+// covers: cpu/rf
 #[test]
 fn rf_is_set_in_the_frame_of_an_instruction_that_is_not_over() {
     // REP MOVSB of three elements: an interrupt after so many of them.

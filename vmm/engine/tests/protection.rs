@@ -83,7 +83,7 @@ fn five() -> Bench {
     b
 }
 
-// covers: 3/cpu-la57
+// covers: cpu/la57
 #[test]
 fn five_level_paging_walks_five_levels_and_faults_at_each() {
     let (p, rw, us, accessed, dirty) = (1u64, 2u64, 4u64, 0x20u64, 0x40u64);
@@ -138,7 +138,7 @@ fn five_level_paging_walks_five_levels_and_faults_at_each() {
     }
 }
 
-// covers: 3/cpu-la57
+// covers: cpu/la57
 #[test]
 fn la57_moves_the_end_of_canonical_addresses() {
     let load: Code = |a| a.mov(eax, dword_ptr(rbx));
@@ -185,7 +185,7 @@ fn la57_moves_the_end_of_canonical_addresses() {
     }
 }
 
-// covers: 3/cpu-la57
+// covers: cpu/la57
 #[test]
 fn registers_take_what_the_part_s_widest_mode_takes() {
     // Whatever CR4.LA57 says. EBX holds the address of a descriptor, or the address itself.
@@ -228,7 +228,7 @@ fn registers_take_what_the_part_s_widest_mode_takes() {
     assert_eq!(b.one(wrfsbase), GP);
 }
 
-// covers: 3/cpu-la57
+// covers: cpu/la57
 #[test]
 fn la57_changes_outside_ia_32e_mode_only() {
     let write: Code = |a| a.mov(cr4, rax);
@@ -244,7 +244,7 @@ fn la57_changes_outside_ia_32e_mode_only() {
     }
 }
 
-// covers: 3/cpu-smap
+// covers: cpu/smap
 #[test]
 fn clac_and_stac_decide_about_user_pages() {
     // 2 MiB to 4 MiB are the user's here, with STACK in them.
@@ -302,7 +302,7 @@ fn clac_and_stac_decide_about_user_pages() {
     assert_eq!(b.one(|a| a.stac()), UD);
 }
 
-// covers: 3/cpu-umip
+// covers: cpu/umip
 #[test]
 fn umip_keeps_tables_and_tasks_from_user_mode() {
     for (name, code) in [
@@ -339,7 +339,7 @@ fn umip_keeps_tables_and_tasks_from_user_mode() {
     }
 }
 
-// covers: 3/cpu-cet-mpx-absent
+// covers: cpu/cet-mpx-absent
 #[test]
 fn cet_and_mpx_are_absent() {
     let rdmsr: Code = |a| a.rdmsr();

@@ -47,7 +47,7 @@ fn heard(b: &mut Bench, code: &[u8]) -> (Vec<(Change, u64)>, u64) {
 const DATA: u64 = 0x30_0000;
 const VALUE: u64 = 0x1122_3344_5566_7788;
 
-// covers: 4/pt-ptwrite-engine
+// covers: pt/ptwrite-engine
 #[test]
 fn the_unit_hears_operand_size_and_address() {
     for model in [&SNOWRIDGE, &SAPPHIRERAPIDS, &ALDERLAKE] {
@@ -82,7 +82,7 @@ fn the_unit_hears_operand_size_and_address() {
     }
 }
 
-// covers: 4/pt-ptwrite-engine
+// covers: pt/ptwrite-engine
 #[test]
 fn below_64_bits_the_operand_is_32_bits_and_the_address_is_linear() {
     let code = [0xf3, 0x0f, 0xae, 0xe3, 0xf4];
@@ -99,7 +99,7 @@ fn below_64_bits_the_operand_is_32_bits_and_the_address_is_linear() {
     }
 }
 
-// covers: 4/pt-ptwrite-engine
+// covers: pt/ptwrite-engine
 #[test]
 fn nobody_listens() {
     let mut b = Bench::long_with(&SAPPHIRERAPIDS);
@@ -109,7 +109,7 @@ fn nobody_listens() {
     assert_eq!(b.cpu.rip(), CODE + 10);
 }
 
-// covers: 4/pt-ptwrite-engine
+// covers: pt/ptwrite-engine
 #[test]
 fn an_operand_that_faults_is_not_written() {
     let mut b = Bench::long_with(&SAPPHIRERAPIDS);
@@ -128,7 +128,7 @@ fn an_operand_that_faults_is_not_written() {
     );
 }
 
-// covers: 4/pt-ptwrite-ud
+// covers: pt/ptwrite-ud
 #[test]
 fn what_is_no_ptwrite() {
     let ud = |model: &'static CpuModel, code: &[u8]| {

@@ -16,7 +16,7 @@ type Outcome = Result<(), (u8, Option<u32>)>;
 const GP0: Outcome = Err((13, Some(0)));
 const SS0: Outcome = Err((12, Some(0)));
 
-// covers: 2/cpu-segmentation
+// covers: cpu/segmentation
 #[test]
 fn limits_and_rights_of_data_segments() {
     let read: Code = |a| a.mov(eax, dword_ptr(ebx));
@@ -118,8 +118,8 @@ fn limits_and_rights_of_data_segments() {
     );
 }
 
-// covers: 2/cpu-segmentation
-// covers: 2/differential-tables
+// covers: cpu/segmentation
+// covers: differential/tables
 #[test]
 fn loads_of_segment_registers_check_the_descriptor() {
     // SDM Vol. 2B "MOV—Move", protected mode exceptions.
@@ -211,7 +211,7 @@ fn loads_of_segment_registers_check_the_descriptor() {
     }
 }
 
-// covers: 2/cpu-segmentation
+// covers: cpu/segmentation
 #[test]
 fn pointers_and_selectors_are_stored_and_loaded() {
     let mut b = Bench::protected();
@@ -258,7 +258,7 @@ fn pointers_and_selectors_are_stored_and_loaded() {
     assert_eq!((s.gdtr.base, s.gdtr.limit), (0xffff_8000_0000_0000, 0x1234));
 }
 
-// covers: 2/cpu-segmentation
+// covers: cpu/segmentation
 #[test]
 fn ltr_and_lldt_load_system_segments() {
     let available = descriptor(TSS as u32, 0x67, 0x89);
@@ -334,7 +334,7 @@ fn ltr_and_lldt_load_system_segments() {
     }
 }
 
-// covers: 2/cpu-segmentation
+// covers: cpu/segmentation
 #[test]
 fn lar_lsl_verr_and_verw_tell_what_may_be_reached() {
     let user_data = descriptor(0, 0x12345, 0x40f3);
@@ -444,9 +444,9 @@ fn assemble(bits: u32, at: u64, f: impl FnOnce(&mut CodeAssembler) -> Result<(),
     a.assemble(at).unwrap()
 }
 
-// covers: 2/cpu-modes-real
-// covers: 2/cpu-modes-32
-// covers: 2/cpu-modes-64
+// covers: cpu/modes-real
+// covers: cpu/modes-32
+// covers: cpu/modes-64
 #[test]
 fn a_program_goes_from_real_mode_to_64_bit_mode() {
     let mut b = Bench::real();
@@ -512,7 +512,7 @@ fn a_program_goes_from_real_mode_to_64_bit_mode() {
     assert_eq!(b.read::<8>(0x7000 - 8), 0x1122_3344_5566_7788u64.to_le_bytes());
 }
 
-// covers: 2/cpu-modes-real
+// covers: cpu/modes-real
 #[test]
 fn real_mode_segments_wrap_and_keep_their_limits() {
     for (name, code, expected) in [
@@ -576,7 +576,7 @@ fn real_mode_segments_wrap_and_keep_their_limits() {
     assert_eq!(b.cpu.state().gpr[0], 0x77);
 }
 
-// covers: 2/cpu-modes-16
+// covers: cpu/modes-16
 #[test]
 fn sixteen_bit_protected_mode_has_16_bit_addresses_and_stacks() {
     let mut b = Bench::protected();
@@ -624,8 +624,8 @@ fn sixteen_bit_protected_mode_has_16_bit_addresses_and_stacks() {
     assert_eq!(b.read::<4>(0x31_ff40), [0x21, 0x43, 0x65, 0x87]);
 }
 
-// covers: 2/cpu-modes-compatibility
-// covers: 2/cpu-modes-64
+// covers: cpu/modes-compatibility
+// covers: cpu/modes-64
 #[test]
 fn compatibility_mode_is_32_bits_within_ia_32e_mode() {
     let mut b = Bench::long();
@@ -680,7 +680,7 @@ fn compatibility_mode_is_32_bits_within_ia_32e_mode() {
     assert_eq!((s.rip, s.segments[CS].selector, s.cpl), (0x10_2000, UCODE32 | 3, 3));
 }
 
-// covers: 2/cpu-modes-64
+// covers: cpu/modes-64
 #[test]
 fn instructions_that_64_bit_mode_lacks_are_undefined() {
     for (name, bytes) in [

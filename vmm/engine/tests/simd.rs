@@ -24,7 +24,7 @@ fn run(rig: &mut Rig, steps: u64, f: impl FnOnce(&mut CodeAssembler) -> Result<(
     assert_eq!(rig.run(steps), Exit::Budget);
 }
 
-// covers: 2/cpu-sse, 2/cpu-sse2
+// covers: cpu/sse, cpu/sse2
 #[test]
 fn moves_reach_memory_at_any_place() {
     let pattern: [u8; 32] = core::array::from_fn(|i| i as u8 * 7 + 1);
@@ -60,7 +60,7 @@ fn moves_reach_memory_at_any_place() {
     }
 }
 
-// covers: 2/cpu-sse2, 2/cpu-sse41, 2/cpu-mmx
+// covers: cpu/sse2, cpu/sse41, cpu/mmx
 #[test]
 fn registers_of_all_kinds_mix() {
     let mut rig = Rig::new();
@@ -97,7 +97,7 @@ fn registers_of_all_kinds_mix() {
     assert_eq!(rig.read::<8>(DATA), 0x1122_3344_5566_7788u64.to_le_bytes());
 }
 
-// covers: 2/cpu-sse2, 2/cpu-mmx
+// covers: cpu/sse2, cpu/mmx
 #[test]
 fn masked_stores_write_the_chosen_bytes() {
     let mut rig = Rig::new();
@@ -122,7 +122,7 @@ fn masked_stores_write_the_chosen_bytes() {
     assert_eq!(rig.read::<16>(DATA + 0xff8), expected);
 }
 
-// covers: 2/cpu-sse
+// covers: cpu/sse
 #[test]
 fn reciprocals_are_the_same_on_every_host() {
     let mut rig = Rig::new();
@@ -141,7 +141,7 @@ fn reciprocals_are_the_same_on_every_host() {
     assert_eq!(s.fpu.xmm[4], 0x3eff_f000_3f7f_f000_3eff_f000_3f7f_f000);
 }
 
-// covers: 2/cpu-fxsave, 2/cpu-mxcsr
+// covers: cpu/fxsave, cpu/mxcsr
 #[test]
 fn the_state_goes_to_memory_and_back() {
     let mut rig = Rig::new();
@@ -167,7 +167,7 @@ fn the_state_goes_to_memory_and_back() {
     assert_eq!(rig.read::<4>(DATA + 0x804), 0xbf80u32.to_le_bytes());
 }
 
-// covers: 2/cpu-sse, 2/cpu-dispatch-stack
+// covers: cpu/sse, cpu/dispatch-stack
 #[test]
 fn vector_handlers_do_not_grow_the_stack() {
     let code = assemble(|a| {

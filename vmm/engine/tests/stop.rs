@@ -81,7 +81,7 @@ fn host(b: &mut Bench, wish: Wish) -> Rc<RefCell<Wish>> {
     wish
 }
 
-// covers: 8/stop-before
+// covers: debug/stop-before
 #[test]
 fn a_stop_is_before_the_instruction_and_comes_once() {
     for every_instruction in [false, true] {
@@ -118,7 +118,7 @@ fn a_stop_is_before_the_instruction_and_comes_once() {
     }
 }
 
-// covers: 8/stop-guest-breakpoint
+// covers: debug/stop-guest-breakpoint
 #[test]
 fn the_guests_breakpoint_at_the_same_address_comes_first_and_rf_lets_only_the_hosts_through() {
     let mut b = Bench::long();
@@ -151,7 +151,7 @@ fn the_guests_breakpoint_at_the_same_address_comes_first_and_rf_lets_only_the_ho
     assert_eq!((b.cpu.state().gpr[0], wish.borrow().heard), (2, 2));
 }
 
-// covers: 8/stop-access
+// covers: debug/stop-access
 #[test]
 fn a_stop_for_an_access_is_after_the_instruction_or_the_iteration() {
     let mut b = Bench::long();
@@ -189,7 +189,7 @@ fn a_stop_for_an_access_is_after_the_instruction_or_the_iteration() {
     assert_eq!(b.read::<4>(DATA), [0, 1, 0, 0]);
 }
 
-// covers: 8/stop-event
+// covers: debug/stop-event
 #[test]
 fn a_stop_for_an_event_is_at_its_handler() {
     let mut b = Bench::long();
@@ -217,7 +217,7 @@ fn a_stop_for_an_event_is_at_its_handler() {
     assert_eq!(b.run(100), Exit::Halt);
 }
 
-// covers: 8/stop-transaction
+// covers: debug/stop-transaction
 #[test]
 fn a_transaction_is_not_aborted_by_a_stop() {
     let mut b = Bench::long_with(HASWELL.with_toggles("+rtm").unwrap());
@@ -258,7 +258,7 @@ fn a_transaction_is_not_aborted_by_a_stop() {
     assert_eq!((b.cpu.state().gpr[3], b.read::<1>(DATA)), (1, [9]), "it was committed");
 }
 
-// covers: 8/stop-before
+// covers: debug/stop-before
 #[test]
 fn with_a_stop_at_pause_the_turn_still_ends() {
     let mut b = Bench::long();

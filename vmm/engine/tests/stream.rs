@@ -216,7 +216,7 @@ fn walk(b: &Bench, transfers: &[BranchRecord], end: u64) -> Vec<u64> {
     ips
 }
 
-// covers: 4/seam-stream
+// covers: interest/stream
 #[test]
 fn the_stream_from_branches_is_the_stream_of_every_instruction() {
     let mut longest = 0;

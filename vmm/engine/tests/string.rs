@@ -230,7 +230,7 @@ fn arbitrary(r: &mut Numbers, size: usize) -> World {
     }
 }
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn strings_do_what_their_iterations_do() {
     let mut rig = Rig::new();
@@ -267,7 +267,7 @@ fn strings_do_what_their_iterations_do() {
     }
 }
 
-// covers: 2/cpu-int-string, 2/cpu-step-budget
+// covers: cpu/int-string, cpu/step-budget
 #[test]
 fn a_repetition_may_be_cut_after_any_step() {
     let mut r = Numbers(7);
@@ -309,7 +309,7 @@ fn a_repetition_may_be_cut_after_any_step() {
     }
 }
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn a_fault_leaves_the_iterations_before_it_done() {
     const END: u64 = 0x40_0000;
@@ -403,7 +403,7 @@ impl Bus for Device {
     }
 }
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn a_device_sees_every_iteration_once_and_in_time() {
     const END: u64 = rig::RAM as u64;
@@ -438,7 +438,7 @@ fn a_device_sees_every_iteration_once_and_in_time() {
     assert_eq!(rig.read::<4>(DATA), [0x10, 0, 0x12, 0]);
 }
 
-// covers: 2/cpu-int-string, 2/cpu-self-modifying-code
+// covers: cpu/int-string, cpu/self-modifying-code
 #[test]
 fn a_repetition_may_write_the_code_after_it() {
     let mut rig = Rig::new();
@@ -486,7 +486,7 @@ fn protected(s: &mut CpuState) {
     }
 }
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn address_sizes_and_segments() {
     type Setup = fn(&mut CpuState);
@@ -608,7 +608,7 @@ fn address_sizes_and_segments() {
     }
 }
 
-// covers: 2/cpu-int-string, 2/cpu-segmentation
+// covers: cpu/int-string, cpu/segmentation
 #[test]
 fn a_segment_limit_stops_a_repetition_where_it_lies() {
     for (limit, down, rdi, done, why) in [
@@ -640,7 +640,7 @@ fn a_segment_limit_stops_a_repetition_where_it_lies() {
     }
 }
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn a_fault_in_an_iteration_is_that_of_the_instruction() {
     let mut b = Bench::long();
@@ -663,7 +663,7 @@ fn a_fault_in_an_iteration_is_that_of_the_instruction() {
 const RF: u64 = 1 << 16;
 const TF: u64 = 1 << 8;
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn a_trap_comes_after_every_iteration() {
     let mut b = Bench::long();
@@ -686,7 +686,7 @@ fn a_trap_comes_after_every_iteration() {
     }
 }
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn an_interrupt_between_iterations_saves_rf() {
     let mut b = Bench::long();

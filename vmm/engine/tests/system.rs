@@ -21,7 +21,7 @@ fn star(b: &mut Bench) {
     b.msr(0xc000_0084, 0x700);
 }
 
-// covers: 2/cpu-syscall
+// covers: cpu/syscall
 #[test]
 fn syscall_and_sysret_go_there_and_back() {
     let mut b = Bench::long();
@@ -52,7 +52,7 @@ fn syscall_and_sysret_go_there_and_back() {
     assert_eq!((s.segments[1].selector, s.rflags, s.cpl), (UCODE | 3, 0x3202, 3));
 }
 
-// covers: 2/cpu-syscall
+// covers: cpu/syscall
 #[test]
 fn syscall_and_sysret_fault_as_the_manual_says() {
     // SDM Vol. 2B "SYSCALL", "SYSRET", 64-bit mode exceptions.
@@ -113,7 +113,7 @@ fn syscall_and_sysret_fault_as_the_manual_says() {
     assert_eq!(b.one(syscall), UD);
 }
 
-// covers: 2/cpu-sysenter
+// covers: cpu/sysenter
 #[test]
 fn sysenter_and_sysexit_take_their_selectors_from_one_register() {
     let mut b = Bench::long();
@@ -161,8 +161,8 @@ fn sysenter_and_sysexit_take_their_selectors_from_one_register() {
     assert_eq!(s.segments[CS].selector, (KCODE + 16) | 3);
 }
 
-// covers: 2/cpu-exceptions-privileged
-// covers: 2/differential-tables
+// covers: cpu/exceptions-privileged
+// covers: differential/tables
 #[test]
 fn privileged_instructions_are_gp_in_ring_3() {
     let rows: [(&str, Code); 24] = [
@@ -223,7 +223,7 @@ fn privileged_instructions_are_gp_in_ring_3() {
     }
 }
 
-// covers: 2/cpu-control-registers
+// covers: cpu/control-registers
 #[test]
 fn control_registers_take_what_the_mode_allows() {
     let (to_cr0, to_cr3, to_cr4, to_cr8): (Code, Code, Code, Code) = (
@@ -277,7 +277,7 @@ fn control_registers_take_what_the_mode_allows() {
     assert_eq!(b.cpu.state().cr0, 0x8001_0037);
 }
 
-// covers: 2/cpu-control-registers
+// covers: cpu/control-registers
 #[test]
 fn debug_registers_keep_their_fixed_bits_and_aliases() {
     let mut b = Bench::long();
@@ -319,7 +319,7 @@ fn debug_registers_keep_their_fixed_bits_and_aliases() {
     );
 }
 
-// covers: 2/cpu-msr
+// covers: cpu/msr
 #[test]
 fn msrs_of_the_core_check_their_values() {
     let write: Code = |a| a.wrmsr();
@@ -370,7 +370,7 @@ fn msrs_of_the_core_check_their_values() {
     assert_eq!((b.run(100), b.cpu.rip()), (Exit::Bus, CODE + 2));
 }
 
-// covers: 2/cpu-cpuid
+// covers: cpu/cpuid
 #[test]
 fn cpuid_comes_from_the_model_and_shows_the_state() {
     for (name, leaf, subleaf, bits, xcr0, register, mask, expected) in [
@@ -403,7 +403,7 @@ fn cpuid_comes_from_the_model_and_shows_the_state() {
     );
 }
 
-// covers: 2/cpu-cpuid
+// covers: cpu/cpuid
 #[test]
 fn what_the_model_does_not_show_is_undefined() {
     for (name, code) in [
@@ -441,7 +441,7 @@ fn what_the_model_does_not_show_is_undefined() {
     }
 }
 
-// covers: 2/cpu-fsgsbase
+// covers: cpu/fsgsbase
 #[test]
 fn fsgsbase_needs_its_bit_and_a_canonical_base() {
     let mut b = Bench::long();
@@ -465,7 +465,7 @@ fn fsgsbase_needs_its_bit_and_a_canonical_base() {
     assert_eq!(b.one(|a| a.wrgsbase(rbx)), GP0);
 }
 
-// covers: 2/cpu-msr
+// covers: cpu/msr
 #[test]
 fn swapgs_exchanges_the_bases() {
     let mut b = Bench::long();
@@ -485,7 +485,7 @@ fn swapgs_exchanges_the_bases() {
     assert_eq!(b.cpu.state().gpr[0], 77);
 }
 
-// covers: 2/cpu-rdrand
+// covers: cpu/rdrand
 #[test]
 fn rdrand_and_rdseed_come_from_the_bus() {
     let mut b = Bench::long();
@@ -503,7 +503,7 @@ fn rdrand_and_rdseed_come_from_the_bus() {
     assert_eq!((s.gpr[0], s.gpr[3]), (0x89ab_cdef, 0x0123_4567_89ab_cdef));
 }
 
-// covers: 2/cpu-clflush
+// covers: cpu/clflush
 #[test]
 fn clflush_checks_its_address_as_a_load() {
     for (name, address, expected) in [
@@ -520,7 +520,7 @@ fn clflush_checks_its_address_as_a_load() {
     }
 }
 
-// covers: 2/cpu-msr
+// covers: cpu/msr
 #[test]
 fn the_time_stamp_counter_is_the_bus_s_at_the_instruction() {
     let mut b = Bench::long();
@@ -542,7 +542,7 @@ fn the_time_stamp_counter_is_the_bus_s_at_the_instruction() {
     assert_eq!(b.one(|a| a.rdpmc()), GP0, "there are no counters");
 }
 
-// covers: 2/cpu-control-registers
+// covers: cpu/control-registers
 #[test]
 fn xsetbv_takes_what_leaf_d_offers() {
     let set: Code = |a| a.xsetbv();
@@ -574,7 +574,7 @@ fn xsetbv_takes_what_leaf_d_offers() {
     }
 }
 
-// covers: 2/cpu-exceptions-privileged
+// covers: cpu/exceptions-privileged
 #[test]
 fn the_io_permission_bitmap_decides_below_iopl() {
     for (name, port, clear, limit, expected) in [
@@ -622,7 +622,7 @@ fn the_io_permission_bitmap_decides_below_iopl() {
     assert_eq!(b.one(|a| a.out(dx, eax)), GP0);
 }
 
-// covers: 2/cpu-int-string
+// covers: cpu/int-string
 #[test]
 fn ins_and_outs_move_one_element_a_step() {
     let mut b = Bench::long();
@@ -679,7 +679,7 @@ fn ins_and_outs_move_one_element_a_step() {
     );
 }
 
-// covers: 2/cpu-exceptions
+// covers: cpu/exceptions
 #[test]
 fn bound_and_into_ask_their_operands() {
     for (value, expected) in [
@@ -705,7 +705,7 @@ fn bound_and_into_ask_their_operands() {
     );
 }
 
-// covers: 2/cpu-int-flags
+// covers: cpu/int-flags
 #[test]
 fn popf_changes_what_the_privilege_level_may() {
     // SDM Vol. 2B Table 4-16. The image has every bit set but TF; the flags begin with the given IOPL.
@@ -732,7 +732,7 @@ fn popf_changes_what_the_privilege_level_may() {
     );
 }
 
-// covers: 2/cpu-int-flags
+// covers: cpu/int-flags
 #[test]
 fn flag_instructions_change_their_flag() {
     for (name, code, before, after) in [
@@ -756,7 +756,7 @@ fn flag_instructions_change_their_flag() {
     assert_eq!(b.cpu.state().gpr[0], 0xd700);
 }
 
-// covers: 2/cpu-hlt
+// covers: cpu/hlt
 #[test]
 fn hlt_waits_for_an_interrupt_and_goes_on_after_it() {
     let mut b = Bench::long();

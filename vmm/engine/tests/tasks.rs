@@ -150,7 +150,7 @@ fn go(b: &mut Bench, way: Way) {
     }
 }
 
-// covers: 3/cpu-task-switch, 4/dr-task-switch
+// covers: cpu/task-switch, dr/task-switch
 #[test]
 fn every_way_to_another_task_saves_one_and_loads_the_other() {
     for way in [Jmp, Call, JmpGate, CallGate, Int, Exception, External, Iret] {
@@ -225,7 +225,7 @@ fn every_way_to_another_task_saves_one_and_loads_the_other() {
     }
 }
 
-// covers: 3/cpu-task-switch
+// covers: cpu/task-switch
 #[test]
 fn a_nested_task_returns_by_iret() {
     for way in [Call, CallGate, Int, Exception, External] {
@@ -251,7 +251,7 @@ fn a_nested_task_returns_by_iret() {
     }
 }
 
-// covers: 3/cpu-task-faults
+// covers: cpu/task-faults
 #[test]
 fn a_switch_that_cannot_begin_faults_in_the_old_task() {
     const N: u32 = NEW as u32;
@@ -371,7 +371,7 @@ fn a_switch_that_cannot_begin_faults_in_the_old_task() {
     assert_eq!((t.vector, t.error), (11, Some(N | 1)));
 }
 
-// covers: 3/cpu-task-faults
+// covers: cpu/task-faults
 #[test]
 fn privilege_decides_who_may_switch() {
     let (n, g) = (NEW as u32, GATE as u32);
@@ -417,7 +417,7 @@ fn privilege_decides_who_may_switch() {
     assert_eq!(b.one(|a| a.db(&code)), Err((13, Some(n))));
 }
 
-// covers: 3/cpu-task-faults
+// covers: cpu/task-faults
 #[test]
 fn what_is_wrong_with_the_new_task_is_its_own_fault() {
     // SDM Vol. 3A Table 9-1 "Exception Conditions Checked During a Task Switch". The new task runs at CPL 3, so that its
@@ -508,7 +508,7 @@ fn what_is_wrong_with_the_new_task_is_its_own_fault() {
     }
 }
 
-// covers: 3/cpu-task-switch
+// covers: cpu/task-switch
 #[test]
 fn tss_of_16_bits_hold_16_bits() {
     // From a 32-bit task to a 16-bit one and back.
@@ -560,7 +560,7 @@ fn tss_of_16_bits_hold_16_bits() {
     assert_eq!(saved[2..], fields[2..14]);
 }
 
-// covers: 3/cpu-task-trap, 4/dr-task-switch
+// covers: cpu/task-trap, dr/task-switch
 #[test]
 fn the_t_flag_of_a_tss_traps_before_the_first_instruction() {
     for (name, way, trap, flags, expected) in [
@@ -599,7 +599,7 @@ fn the_t_flag_of_a_tss_traps_before_the_first_instruction() {
     assert_eq!(b.cpu.rip(), NEW_CODE + 1);
 }
 
-// covers: 3/cpu-task-switch
+// covers: cpu/task-switch
 #[test]
 fn an_error_code_goes_on_the_new_task_s_stack() {
     for (name, attributes, limit, size) in [("32 bits", 0x89, 0x67, 4), ("16 bits", 0x81, 0x2b, 2)] {
@@ -640,7 +640,7 @@ fn an_error_code_goes_on_the_new_task_s_stack() {
     assert_eq!(b.cpu.state().tr.selector, NEW);
 }
 
-// covers: 3/cpu-task-switch, 3/cpu-vm86
+// covers: cpu/task-switch, cpu/vm86
 #[test]
 fn a_task_may_be_a_virtual_8086_program() {
     let mut b = tasks(false);
@@ -683,7 +683,7 @@ fn a_task_may_be_a_virtual_8086_program() {
     assert_eq!((t.vector, t.error, t.rip), (13, Some(0), 0x1_0000));
 }
 
-// covers: 3/cpu-task-switch
+// covers: cpu/task-switch
 #[test]
 fn a_task_brings_its_address_space_and_its_ldt() {
     let mut b = tasks(false);
@@ -747,7 +747,7 @@ fn a_task_brings_its_address_space_and_its_ldt() {
     assert_eq!(b.cpu.state().cr3, cr3);
 }
 
-// covers: 3/cpu-task-switch
+// covers: cpu/task-switch
 #[test]
 fn ia_32e_mode_has_no_tasks() {
     for (name, entry) in [

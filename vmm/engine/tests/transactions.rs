@@ -116,7 +116,7 @@ fn memory(b: &Bench) -> Vec<u8> {
     all
 }
 
-// covers: 4/rtm-commit
+// covers: rtm/commit
 #[test]
 fn what_a_transaction_writes_is_there_after_xend() {
     let mut b = machine();
@@ -136,7 +136,7 @@ fn what_a_transaction_writes_is_there_after_xend() {
     );
 }
 
-// covers: 4/rtm-shown
+// covers: rtm/shown
 #[test]
 fn where_the_instructions_are() {
     let always = part(0, 1 << 11);
@@ -170,7 +170,7 @@ fn where_the_instructions_are() {
     }
 }
 
-// covers: 4/rtm-xtest
+// covers: rtm/xtest
 #[test]
 fn xtest_says_whether_a_transaction_runs() {
     let mut b = machine();
@@ -185,7 +185,7 @@ fn xtest_says_whether_a_transaction_runs() {
     assert_eq!((found, b.cpu.state().gpr[1] & 0xff), (End::Committed, 0));
 }
 
-// covers: 4/rtm-abort-status, 4/rtm-unfriendly
+// covers: rtm/abort-status, rtm/unfriendly
 #[test]
 fn what_ends_a_transaction_and_with_which_status() {
     let rows: &[(&str, u64, Code)] = &[
@@ -276,7 +276,7 @@ fn what_ends_a_transaction_and_with_which_status() {
     }
 }
 
-// covers: 4/rtm-friendly
+// covers: rtm/friendly
 #[test]
 fn what_does_not_end_a_transaction() {
     let rows: &[(&str, Code)] = &[
@@ -343,7 +343,7 @@ fn what_does_not_end_a_transaction() {
     }
 }
 
-// covers: 4/rtm-nesting
+// covers: rtm/nesting
 #[test]
 fn the_outermost_fallback_is_taken_and_eight_are_too_many() {
     let mut b = machine();
@@ -359,7 +359,7 @@ fn the_outermost_fallback_is_taken_and_eight_are_too_many() {
     assert_eq!(found, End::Aborted(NESTED));
 }
 
-// covers: 4/rtm-commit
+// covers: rtm/commit
 #[test]
 fn an_inner_xend_commits_nothing() {
     let mut b = machine();
@@ -374,7 +374,7 @@ fn an_inner_xend_commits_nothing() {
     assert_eq!((found, word(&b, DATA)), (End::Aborted(0x0700_0001), 0));
 }
 
-// covers: 4/rtm-fallback
+// covers: rtm/fallback
 #[test]
 fn the_fallback_must_be_a_place_to_go_to() {
     // 32-bit code in a segment that ends before the fallback.
@@ -395,7 +395,7 @@ fn the_fallback_must_be_a_place_to_go_to() {
     assert_eq!(b.cpu.rip(), 4 + 0x11, "real mode has it, too");
 }
 
-// covers: 4/rtm-capacity
+// covers: rtm/capacity
 #[test]
 fn a_transaction_writes_no_more_than_the_cache_holds() {
     // Eight lines of each of 64 sets: the ninth line at the same place of its page is too many.
@@ -423,7 +423,7 @@ fn a_transaction_writes_no_more_than_the_cache_holds() {
     }
 }
 
-// covers: 4/rtm-interrupt
+// covers: rtm/interrupt
 #[test]
 fn an_interrupt_comes_at_the_fallback_address() {
     for (nmi, vector) in [(false, 0x40), (true, 2)] {
@@ -451,7 +451,7 @@ fn an_interrupt_comes_at_the_fallback_address() {
     }
 }
 
-// covers: 4/rtm-conflict
+// covers: rtm/conflict
 #[test]
 fn a_write_from_outside_aborts_and_stays() {
     // Offset from the line that the transaction has written; even what it has nothing to do with, as reads are not followed.
@@ -474,7 +474,7 @@ fn a_write_from_outside_aborts_and_stays() {
     }
 }
 
-// covers: 4/rtm-turns
+// covers: rtm/turns
 #[test]
 fn another_processor_never_sees_a_transaction() {
     let mut b = machine();
@@ -513,7 +513,7 @@ fn another_processor_never_sees_a_transaction() {
     assert_eq!(word(&b, DATA + 8), DATA, "what the other one has written stays");
 }
 
-// covers: 4/rtm-turns
+// covers: rtm/turns
 #[test]
 fn a_turn_that_goes_on_does_not_end_a_transaction() {
     // Step by step or at once: the same.
@@ -531,7 +531,7 @@ fn a_turn_that_goes_on_does_not_end_a_transaction() {
     assert!(states.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
-// covers: 4/rtm-state
+// covers: rtm/state
 #[test]
 fn a_state_with_an_open_transaction_goes_round() {
     let mut b = machine();
@@ -569,7 +569,7 @@ fn a_state_with_an_open_transaction_goes_round() {
     assert_eq!(end(&d), End::Aborted(CONFLICT | RETRY));
 }
 
-// covers: 4/rtm-smc
+// covers: rtm/smc
 #[test]
 fn code_that_a_transaction_changes_is_changed_in_it_alone() {
     let mut b = machine();
@@ -600,7 +600,7 @@ fn code_that_a_transaction_changes_is_changed_in_it_alone() {
 }
 
 /// Advanced debugging off and on, and what makes the debug exception.
-// covers: 4/rtm-debug, 4/rtm-advanced-debug
+// covers: rtm/debug, rtm/advanced-debug
 #[test]
 fn debug_exceptions_abort_or_go_back_to_xbegin() {
     let int3: Code = |a| a.int3();
@@ -652,7 +652,7 @@ fn debug_exceptions_abort_or_go_back_to_xbegin() {
     }
 }
 
-// covers: 4/rtm-debug
+// covers: rtm/debug
 #[test]
 fn any_other_debug_exception_sets_dr6_rtm() {
     let mut b = machine();
@@ -713,7 +713,7 @@ fn listen(b: &mut Bench, appetite: Appetite) -> Rc<RefCell<Notes>> {
     notes
 }
 
-// covers: 4/rtm-seam
+// covers: rtm/seam
 #[test]
 fn the_units_hear_of_every_transaction() {
     // Who wants nothing hears of transactions all the same.
@@ -783,7 +783,7 @@ impl Taken for Rc<RefCell<Notes>> {
     }
 }
 
-// covers: 4/rtm-debug
+// covers: rtm/debug
 #[test]
 fn a_data_breakpoint_and_a_unit_s_wish_abort() {
     let debug = Effects {
@@ -903,7 +903,7 @@ fn full(seed: u64) -> Bench {
     b
 }
 
-// covers: 4/rtm-undo
+// covers: rtm/undo
 #[test]
 fn an_abort_leaves_nothing_but_rip_and_eax() {
     for seed in 0..20 {
@@ -933,7 +933,7 @@ fn an_abort_leaves_nothing_but_rip_and_eax() {
     }
 }
 
-// covers: 4/rtm-commit
+// covers: rtm/commit
 #[test]
 fn a_transaction_that_commits_does_what_its_instructions_do() {
     for seed in 0..20 {
@@ -971,7 +971,7 @@ fn a_transaction_that_commits_does_what_its_instructions_do() {
     }
 }
 
-// covers: 4/rtm-user
+// covers: rtm/user
 #[test]
 fn a_transaction_in_ring_3_ends_before_the_kernel_sees_it() {
     let mut b = machine();
@@ -986,7 +986,7 @@ fn a_transaction_in_ring_3_ends_before_the_kernel_sees_it() {
     assert_eq!((t.vector, word(&b, DATA), b.cpu.state().gpr[0]), (13, 0, 0));
 }
 
-// covers: 4/rtm-host
+// covers: rtm/host
 #[test]
 fn the_host_s_transactions_end_alike() {
     if !std::is_x86_feature_detected!("rtm") {

@@ -72,7 +72,7 @@ fn halves<const N: usize>(b: &Bench, at: u64) -> [u16; N] {
     core::array::from_fn(|i| u16::from_le_bytes(b.read(at + i as u64 * 2)))
 }
 
-// covers: 3/cpu-vm86
+// covers: cpu/vm86
 #[test]
 fn iretd_enters_and_an_interrupt_leaves_with_all_segments_on_the_stack() {
     let mut b = Bench::protected();
@@ -151,7 +151,7 @@ fn step(b: &mut Bench, code: &[u8]) -> Result<CpuState, (u8, Option<u32>)> {
 
 const GP: Result<u64, (u8, Option<u32>)> = Err((13, Some(0)));
 
-// covers: 3/cpu-vm86, 3/cpu-vme
+// covers: cpu/vm86, cpu/vme
 #[test]
 fn flag_instructions_ask_iopl_and_then_vme() {
     const CLI: &[u8] = &[0xfa];
@@ -227,7 +227,7 @@ fn flag_instructions_ask_iopl_and_then_vme() {
     }
 }
 
-// covers: 3/cpu-vm86, 3/cpu-vme
+// covers: cpu/vm86, cpu/vme
 #[test]
 fn pushf_shows_what_the_program_may_believe() {
     for (name, wide, flags, cr4, expected) in [
@@ -249,7 +249,7 @@ fn pushf_shows_what_the_program_may_believe() {
     }
 }
 
-// covers: 3/cpu-vme
+// covers: cpu/vme
 #[test]
 fn software_interrupts_go_by_the_redirection_bitmap() {
     // SDM Vol. 3B Table 22-2 "Software Interrupt Handling Methods While in Virtual-8086 Mode".
@@ -323,7 +323,7 @@ fn software_interrupts_go_by_the_redirection_bitmap() {
     }
 }
 
-// covers: 3/cpu-vme
+// covers: cpu/vme
 #[test]
 fn a_pending_virtual_interrupt_is_gp_before_the_next_instruction() {
     for (name, cr4, flags, due) in [
@@ -355,7 +355,7 @@ fn a_pending_virtual_interrupt_is_gp_before_the_next_instruction() {
     }
 }
 
-// covers: 3/cpu-vme
+// covers: cpu/vme
 #[test]
 fn protected_mode_virtual_interrupts_are_for_cli_and_sti_at_cpl_3() {
     for (name, code, cpl3, flags, cr4, expected) in [
@@ -386,7 +386,7 @@ fn protected_mode_virtual_interrupts_are_for_cli_and_sti_at_cpl_3() {
     assert_eq!(b.faults(), (13, Some(0)));
 }
 
-// covers: 3/cpu-vm86
+// covers: cpu/vm86
 #[test]
 fn what_virtual_8086_mode_lacks_is_undefined_or_protected() {
     let (ud, gp) = ((6, None), (13, Some(0)));
@@ -423,7 +423,7 @@ fn what_virtual_8086_mode_lacks_is_undefined_or_protected() {
     assert!(step(&mut b, &[0x0f, 0x01, 0xe0]).is_ok(), "SMSW");
 }
 
-// covers: 3/cpu-vm86
+// covers: cpu/vm86
 #[test]
 fn ports_go_by_the_bitmap_alone() {
     // IN AL, 64H. IOPL says nothing about ports here.
@@ -460,7 +460,7 @@ impl CodeIn for Bench {
     }
 }
 
-// covers: 3/cpu-vm86
+// covers: cpu/vm86
 #[test]
 fn only_a_gate_to_ring_0_leads_out() {
     for (name, selector, attributes, expected) in [

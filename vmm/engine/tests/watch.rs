@@ -138,7 +138,7 @@ fn flows(
 const TAKEN: Flow = Flow::Cond { taken: true };
 const NOT_TAKEN: Flow = Flow::Cond { taken: false };
 
-// covers: 4/seam-branches
+// covers: interest/branches
 #[test]
 fn near_branches_are_recorded_with_their_kind_and_length() {
     // Conditional branches, joined with their compare and alone, and one that leads to where it would go anyway.
@@ -174,7 +174,7 @@ fn near_branches_are_recorded_with_their_kind_and_length() {
     );
 }
 
-// covers: 4/seam-branches
+// covers: interest/branches
 #[test]
 fn calls_returns_and_indirect_branches_are_told_apart() {
     let heard = flows(Bench::long(), CODE, |a| {
@@ -209,7 +209,7 @@ fn calls_returns_and_indirect_branches_are_told_apart() {
     );
 }
 
-// covers: 4/seam-branches
+// covers: interest/branches
 #[test]
 fn outside_64_bit_mode_addresses_are_linear() {
     // Code segment 1000H: base 10000H.
@@ -230,7 +230,7 @@ fn outside_64_bit_mode_addresses_are_linear() {
     );
 }
 
-// covers: 4/seam-branches
+// covers: interest/branches
 #[test]
 fn what_did_not_retire_or_is_no_branch_leaves_no_record() {
     // A REP, PAUSE, a block that ends for its length, and a call whose push faults.
@@ -262,7 +262,7 @@ fn what_did_not_retire_or_is_no_branch_leaves_no_record() {
 }
 
 /// Far transfers at CPL 0 and across levels, each with what is heard of it.
-// covers: 4/seam-transfers
+// covers: interest/transfers
 #[test]
 fn far_transfers_come_alone_with_the_processor_where_they_lead() {
     let transfers = Appetite {
@@ -335,7 +335,7 @@ fn far_transfers_come_alone_with_the_processor_where_they_lead() {
     }
 }
 
-// covers: 4/seam-transfers
+// covers: interest/transfers
 #[test]
 fn exceptions_and_interrupts_say_vector_error_and_address() {
     let mut b = Bench::long();
@@ -381,7 +381,7 @@ fn exceptions_and_interrupts_say_vector_error_and_address() {
     assert!(notes.words.contains(&Word::Change(Change::Wake { store: false })));
 }
 
-// covers: 4/seam-changes
+// covers: interest/changes
 #[test]
 fn changes_are_announced_in_the_order_of_the_program() {
     let mut b = Bench::long();
@@ -427,7 +427,7 @@ fn changes_are_announced_in_the_order_of_the_program() {
     );
 }
 
-// covers: 4/seam-room
+// covers: interest/room
 #[test]
 fn records_are_handed_over_when_the_room_is_used_up_and_at_the_end_of_a_run() {
     for room in [1, 7, 100, u32::MAX] {
@@ -479,7 +479,7 @@ fn debug(b: &mut Bench) -> (u64, u64, u64) {
     (t.rip, t.flags >> 16 & 1, b.cpu.state().dr[6] & 0xf00f)
 }
 
-// covers: 4/seam-before
+// covers: interest/before
 #[test]
 fn before_is_said_wherever_control_comes_from_and_not_for_other_addresses_of_the_offset() {
     let mut b = Bench::long();
@@ -522,7 +522,7 @@ fn before_is_said_wherever_control_comes_from_and_not_for_other_addresses_of_the
     assert_eq!(notes.borrow().words.len(), 10);
 }
 
-// covers: 4/dr-execute
+// covers: dr/execute
 #[test]
 fn an_instruction_breakpoint_is_a_fault_and_rf_lets_it_pass() {
     let mut b = Bench::long();
@@ -597,7 +597,7 @@ fn watched(b: &mut Bench, first: u64, len: u64, reads: bool, effect: bool) -> Rc
     notes
 }
 
-// covers: 4/seam-access
+// covers: interest/access
 #[test]
 fn accesses_that_touch_a_range_are_announced_and_no_others() {
     use x86::seam::AccessKind::{Read, ReadWrite, Write};
@@ -648,7 +648,7 @@ fn accesses_that_touch_a_range_are_announced_and_no_others() {
     );
 }
 
-// covers: 4/dr-data
+// covers: dr/data
 #[test]
 fn a_data_breakpoint_is_a_trap_after_the_instruction_or_the_iteration() {
     let mut b = Bench::long();
@@ -674,7 +674,7 @@ fn a_data_breakpoint_is_a_trap_after_the_instruction_or_the_iteration() {
     assert_eq!(b.cpu.retired(), 3, "MOV, MOV and the handler's HLT");
 }
 
-// covers: 4/dr-stack-switch
+// covers: dr/stack-switch
 #[test]
 fn a_data_breakpoint_of_a_load_of_ss_comes_one_instruction_later_or_not_at_all() {
     for (fault, why) in [
@@ -709,7 +709,7 @@ fn a_data_breakpoint_of_a_load_of_ss_comes_one_instruction_later_or_not_at_all()
     assert_eq!((t.vector, t.rip), (1, handler(0x40)));
 }
 
-// covers: 4/dr-io
+// covers: dr/io
 #[test]
 fn ports_are_watched_and_trap_after_the_instruction() {
     let mut b = Bench::long();
@@ -738,7 +738,7 @@ fn ports_are_watched_and_trap_after_the_instruction() {
     assert_eq!(b.world.out.len(), 2, "the write was made");
 }
 
-// covers: 4/seam-tick
+// covers: interest/tick
 #[test]
 fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
     for distance in [1, 3, 10] {
@@ -783,7 +783,7 @@ fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
     }
 }
 
-// covers: 4/dr-btf
+// covers: dr/btf
 #[test]
 fn with_btf_a_single_step_comes_after_taken_branches_only() {
     let mut b = Bench::long();

@@ -224,7 +224,7 @@ fn undefined_codes(op: X87Op, after: &FpuState) -> u16 {
     }
 }
 
-// covers: 2/cpu-x87, 2/cpu-x87-exceptions
+// covers: cpu/x87, cpu/x87-exceptions
 #[test]
 fn every_instruction_does_what_the_host_does() {
     let host = Host::new();
@@ -336,7 +336,7 @@ fn named(name: &str) -> ([u8; 2], X87Insn) {
     ([0xd9, modrm], decode(&[0xd9, modrm]).expect("an instruction").1)
 }
 
-// covers: 2/cpu-x87-transcendental
+// covers: cpu/x87-transcendental
 #[test]
 fn transcendental_results_are_rounded_correctly() {
     let mut rows = 0;
@@ -380,7 +380,7 @@ fn transcendental_results_are_rounded_correctly() {
     assert!(rows > 300);
 }
 
-// covers: 2/cpu-x87-transcendental
+// covers: cpu/x87-transcendental
 #[test]
 fn transcendental_results_are_close_to_the_hosts() {
     let host = Host::new();
@@ -415,7 +415,7 @@ fn transcendental_results_are_close_to_the_hosts() {
     }
 }
 
-// covers: 2/cpu-x87-transcendental, 2/cpu-x87-exceptions
+// covers: cpu/x87-transcendental, cpu/x87-exceptions
 #[test]
 fn transcendental_special_cases_are_the_manuals() {
     const INF: u128 = 0x7fff_8000_0000_0000_0000;

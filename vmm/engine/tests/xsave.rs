@@ -86,7 +86,7 @@ fn word(b: &Bench, at: u64) -> u64 {
     u64::from_le_bytes(b.read::<8>(at))
 }
 
-// covers: 3/cpu-xsave-format
+// covers: cpu/xsave-format
 #[test]
 fn each_instruction_has_its_format() {
     let (xsave, opt): (Code, Code) = (|a| a.xsave64(ptr(rbx)), |a| a.xsaveopt64(ptr(rbx)));
@@ -160,7 +160,7 @@ fn each_instruction_has_its_format() {
     }
 }
 
-// covers: 3/cpu-xsave-init
+// covers: cpu/xsave-init
 #[test]
 fn what_is_in_its_initial_state_is_not_written() {
     let (xsave, opt): (Code, Code) = (|a| a.xsave(ptr(rbx)), |a| a.xsaveopt(ptr(rbx)));
@@ -227,7 +227,7 @@ fn what_is_in_its_initial_state_is_not_written() {
     }
 }
 
-// covers: 3/cpu-xsave-restore
+// covers: cpu/xsave-restore
 #[test]
 fn each_component_is_loaded_initialised_or_left_alone() {
     for (name, save, load, all) in [
@@ -289,7 +289,7 @@ fn each_component_is_loaded_initialised_or_left_alone() {
     }
 }
 
-// covers: 3/cpu-xsave-header
+// covers: cpu/xsave-header
 #[test]
 fn what_an_area_may_not_say() {
     let (user, supervisor): (Code, Code) = (|a| a.xrstor(ptr(rbx)), |a| a.xrstors(ptr(rbx)));
@@ -418,7 +418,7 @@ fn what_an_area_may_not_say() {
     assert_eq!(b.one(user), Err(GP));
 }
 
-// covers: 3/cpu-xsave-faults
+// covers: cpu/xsave-faults
 #[test]
 fn who_may_and_where() {
     let saves: [Code; 6] = [
@@ -479,7 +479,7 @@ fn who_may_and_where() {
     b.one(|a| a.xsave(ptr(rbx))).unwrap();
 }
 
-// covers: 3/cpu-xsave-registers
+// covers: cpu/xsave-registers
 #[test]
 fn xcr0_and_xss_take_what_the_part_has() {
     for (why, value, expected) in [
@@ -533,7 +533,7 @@ fn xcr0_and_xss_take_what_the_part_has() {
     }
 }
 
-// covers: 3/cpu-xsave-cpuid
+// covers: cpu/xsave-cpuid
 #[test]
 fn leaf_0dh_tells_the_sizes_of_what_is_enabled() {
     // XCR0, IA32_XSS; EBX of subleaf 0: standard; of subleaf 1: compacted, of both registers' components.
@@ -563,7 +563,7 @@ fn leaf_0dh_tells_the_sizes_of_what_is_enabled() {
     }
 }
 
-// covers: 3/cpu-xsave-format
+// covers: cpu/xsave-format
 #[test]
 fn outside_64_bit_mode_there_are_eight_registers() {
     let mut b = Bench::protected_with(part());

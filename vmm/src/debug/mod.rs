@@ -4,7 +4,7 @@
 //! The host's breakpoints are not the guest's. None of them is in guest memory or in a debug register of its, so their number has no
 //! limit and the guest cannot find them: they are addresses that the engine says a word about ([`x86::seam::Watch`]), and the
 //! answer to that word is that the run is to [stop](Effects::stop). The guest's own breakpoints go on working beside them. On KVM the
-//! processor may hold them while the guest runs natively ([`guestdbg`](crate::vcpu::kvm::guestdbg)).
+//! processor may hold them while the guest runs natively ([`guestdbg`](kvm::guest_debug)).
 //!
 //! A breakpoint stops before its instruction, a watchpoint after the access, an exception once it has been delivered. Going on
 //! does not stop at the same place again, so that nobody has to take a breakpoint away to get past it. On the virtual clock
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range as Span;
 use std::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use x86::seam::{Access, AccessKind, Appetite, Effects, EventRecord, Processor, Range, Watch};
@@ -156,24 +156,10 @@ struct Shared {
     set: Mutex<Set>,
     /// What a watcher has stopped for last.
     stop: Mutex<Option<Stop>>,
-    /// Somebody asks for a stop.
-    asked: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// Asks a machine to stop, from any thread. It does so when it looks at the outside next; one that may be waiting for something
-/// has to be [woken](crate::Console::listen), too.
-#[derive(Clone, Debug)]
-pub struct Asker(Arc<Shared>);
-
-impl Asker {
-    /// Asks.
-    pub fn ask(&self) {
-        self.0.asked.store(true, Ordering::SeqCst);
-    }
 }
 
 /// What stops a machine, and what has stopped it.
@@ -190,7 +176,7 @@ impl Debugger {
         Debugger::default()
     }
 
-    /// What is to watch a CPU, for [`Seat::Debugger`](crate::machine::watchers::Seat::Debugger).
+    /// What is to watch a CPU, for [`Seat::Debugger`](machine::watchers::Seat::Debugger).
     pub fn watcher(&self, cpu: usize) -> Box<dyn Watch + Send> {
         Box::new(Watcher {
             cpu,
@@ -200,16 +186,6 @@ impl Debugger {
             boundaries: Vec::new(),
             ranges: Vec::new(),
         })
-    }
-
-    /// What asks for a stop.
-    pub fn asker(&self) -> Asker {
-        Asker(Arc::clone(&self.shared))
-    }
-
-    /// Whether somebody has asked since this was asked last.
-    pub fn take_asked(&mut self) -> bool {
-        self.shared.asked.swap(false, Ordering::SeqCst)
     }
 
     fn change<T>(&mut self, f: impl FnOnce(&mut Set) -> T) -> T {
@@ -300,11 +276,6 @@ impl Debugger {
         }
         let only = set.catches.is_empty() && set.step.is_none();
         only.then(|| (set.breakpoints.keys().copied().collect(), set.watchpoints.clone()))
-    }
-
-    /// Whether somebody has asked, and [`Debugger::take_asked`] has not been asked since.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.shared.asked.load(Ordering::SeqCst)
     }
 
     /// Has nothing stop for a while, and keeps what was wanted.

@@ -1,19 +1,19 @@
 //! A machine that is stopped, looked at, and run on.
 
 use super::*;
-use crate::{Console, End, MachineConfig, SerialTarget, Vm};
+use crate::{Console, End, MachineConfig, Run, SerialTarget, StopReason};
 
 /// Where the image is loaded.
 const START: u64 = 0x10_0020;
 const DATA: u64 = 0x20_0000;
 
 /// A flat multiboot image of this code at [`START`], which is entered in 32-bit mode without paging.
-fn vm(code: &[u8]) -> (Vm, Console) {
+fn vm(code: &[u8]) -> (Run, Console) {
     vm_for(code, Some(10_000_000))
 }
 
 /// The same with another limit, or none.
-fn vm_for(code: &[u8], max_instructions: Option<u64>) -> (Vm, Console) {
+fn vm_for(code: &[u8], max_instructions: Option<u64>) -> (Run, Console) {
     let flags = 1u32 << 16;
     let checksum = 0u32.wrapping_sub(0x1bad_b002).wrapping_sub(flags);
     let words = [0x1bad_b002, flags, checksum, 0x10_0000, 0x10_0000, 0, 0, START as u32];
@@ -27,7 +27,7 @@ fn vm_for(code: &[u8], max_instructions: Option<u64>) -> (Vm, Console) {
         max_instructions,
         ..MachineConfig::new(&path)
     };
-    let vm = Vm::new(&config).unwrap();
+    let vm = Run::new(&config).unwrap();
     std::fs::remove_file(&path).unwrap();
     let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     (vm, console)
@@ -38,19 +38,19 @@ const LOOP: [u8; 16] = [
     0xb9, 0xe8, 3, 0, 0, 0x42, 0x89, 0x15, 0, 0, 0x20, 0, 0xe2, 0xf7, 0xe6, 0xf4,
 ];
 
-fn stop(end: End) -> Option<Why> {
-    match end {
-        End::Stopped(stop) => {
+fn stop(reason: StopReason) -> Option<Why> {
+    match reason {
+        StopReason::Debugger(stop) => {
             assert_eq!(stop.cpu, 0);
             Some(stop.why)
         }
-        End::DebugExit(_) => None,
-        end => panic!("{end:?}"),
+        StopReason::Ended(End::DebugExit(_)) => None,
+        reason => panic!("{reason:?}"),
     }
 }
 
 /// Runs to the end and says what it was stopped for.
-fn stops(vm: &mut Vm, console: &mut Console) -> Vec<Why> {
+fn stops(vm: &mut Run, console: &mut Console) -> Vec<Why> {
     std::iter::from_fn(|| stop(vm.run(console).unwrap())).collect()
 }
 
@@ -60,7 +60,7 @@ fn plain(code: &[u8]) -> (u64, u64) {
     (vm.digest(), vm.steps())
 }
 
-// covers: 8/breakpoints
+// covers: debug/breakpoints
 #[test]
 fn breakpoints_have_no_limit_and_leave_no_trace() {
     let (mut vm, mut console) = vm(&LOOP);
@@ -88,7 +88,7 @@ fn breakpoints_have_no_limit_and_leave_no_trace() {
     assert_eq!((vm.digest(), vm.steps()), plain(&LOOP));
 }
 
-// covers: 8/watchpoints
+// covers: debug/watchpoints
 #[test]
 fn watchpoints_stop_after_the_access_that_touches_them() {
     // mov edi, DATA; mov al, [edi+3]; mov [edi+3], al; inc dword [edi+4]; mov ecx, 8; rep stosb; out F4H, al
@@ -128,7 +128,7 @@ fn watchpoints_stop_after_the_access_that_touches_them() {
     assert!(Watchpoint::new(u64::MAX, 1, Access).is_some() && Watchpoint::new(0, u64::MAX, Access).is_some());
 }
 
-// covers: 8/step
+// covers: debug/step
 #[test]
 fn a_step_is_an_instruction_an_iteration_or_an_event() {
     // mov ecx, 2; rep stosb; int 40H, which the empty IDT makes a triple fault
@@ -142,10 +142,13 @@ fn a_step_is_an_instruction_an_iteration_or_an_event() {
     }
     // Shown once, and the end when it is run on.
     assert_eq!(stop(vm.run(&mut console).unwrap()), Some(Why::TripleFault));
-    assert!(matches!(vm.run(&mut console).unwrap(), End::TripleFault(_)));
+    assert!(matches!(
+        vm.run(&mut console).unwrap(),
+        StopReason::Ended(End::TripleFault(_))
+    ));
 }
 
-// covers: 8/step
+// covers: debug/step
 #[test]
 fn steps_leave_no_trace() {
     let (mut vm, mut console) = vm(&LOOP);
@@ -170,7 +173,7 @@ fn steps_leave_no_trace() {
     assert_eq!((vm.digest(), vm.steps()), plain(&LOOP));
 }
 
-// covers: 8/catch
+// covers: debug/catch
 #[test]
 fn exceptions_are_caught_at_their_handlers() {
     const HANDLER: u32 = START as u32 + 0x40;
@@ -210,7 +213,7 @@ fn exceptions_are_caught_at_their_handlers() {
     assert!(vm.debugger().catches().is_empty());
 }
 
-// covers: 8/debug-change
+// covers: debug/change
 #[test]
 fn registers_and_code_are_changed_under_way() {
     let (mut vm, mut console) = vm(&LOOP);
@@ -234,17 +237,18 @@ fn registers_and_code_are_changed_under_way() {
     assert!(vm.set_cpu_state(1, &state).is_err() && vm.write_physical(u64::MAX, &[1, 2]).is_err());
 }
 
-// covers: 8/debug-ask
+// covers: debug/ask
 #[test]
 fn a_machine_stops_when_it_is_asked_to() {
     // jmp $
     let (mut vm, mut console) = vm_for(&[0xeb, 0xfe], None);
-    let asker = vm.debugger().asker();
+    let interrupt = vm.interrupt().clone();
     let thread = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(20));
-        asker.ask();
+        interrupt.stop();
     });
-    assert_eq!(stop(vm.run(&mut console).unwrap()), Some(Why::Asked));
+    assert!(matches!(vm.run(&mut console), Ok(StopReason::Outside)));
+    assert!(vm.interrupt().take() && !vm.interrupt().is_set());
     thread.join().unwrap();
     vm.end_debugging();
     assert!(matches!(vm.run_for(&mut console, 100), Ok(None)));

@@ -32,7 +32,8 @@ pub use self::{
     recording::{Recorded, Recording, TaskSeen},
     tasks::Task,
 };
-use crate::{machine::memory, symbols::SymbolTable};
+use crate::symbols::SymbolTable;
+use machine::memory;
 
 /// Physical memory of a machine, running or not.
 pub trait Memory {

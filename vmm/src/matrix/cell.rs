@@ -134,7 +134,7 @@ pub fn run(program: &Path, plan: &Plan) -> Cell {
             }
         }
         Err(error) => {
-            let why = crate::error::plain(&error);
+            let why = machine::plain(&error);
             cell.verdict = Verdict::Failed(format!("cannot run {}: {why}", program.display()));
         }
     }
@@ -299,7 +299,7 @@ mod tests {
         run(Path::new("sh"), &plan)
     }
 
-    // covers: 7/matrix-verdict
+    // covers: matrix/verdict
     #[test]
     fn a_cell_passes_by_tap_or_by_exit_status() {
         const TAP: &str = "TAP version 14\r\n1..2\r\nok 1 - a\r\nok 2 - b # SKIP no b\r\n";
@@ -386,7 +386,7 @@ mod tests {
         }
     }
 
-    // covers: 7/matrix-crash
+    // covers: matrix/crash
     #[test]
     fn what_a_failed_cell_said_is_kept_also_the_tests_before_its_end() {
         let console = "TAP version 14\n1..3\nok 1 - a\n";
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(cell(&long, "", 1, PassBy::Auto).log, "");
     }
 
-    // covers: 7/matrix-crash
+    // covers: matrix/crash
     #[test]
     fn a_process_that_dies_or_cannot_be_run_fails_its_cell() {
         let plan = Plan {

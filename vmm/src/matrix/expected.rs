@@ -362,7 +362,7 @@ pt/a       FAIL
 pt/b c     pass
 ";
 
-    // covers: 7/matrix-expected
+    // covers: matrix/expected
     #[test]
     fn a_table_is_written_and_read() {
         let mut table = Table::default();
@@ -383,7 +383,7 @@ pt/b c     pass
         assert_eq!(counts, [Some(2), Some(1), None, None]);
     }
 
-    // covers: 7/matrix-expected
+    // covers: matrix/expected
     #[test]
     fn a_change_shows_as_the_lines_that_differ() {
         let expected = Table::parse(TEXT).unwrap();
@@ -420,7 +420,7 @@ pt/b c     pass
         );
     }
 
-    // covers: 7/matrix-bad-input
+    // covers: matrix/bad-input
     #[test]
     fn what_is_no_table_is_said_with_its_line() {
         for (text, words) in [

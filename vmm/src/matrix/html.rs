@@ -189,7 +189,7 @@ mod tests {
     use quick_xml::{Reader, events::Event};
     use std::collections::BTreeSet;
 
-    // covers: 7/matrix-html
+    // covers: matrix/html
     #[test]
     fn the_report_is_well_formed_whole_in_itself_and_its_links_lead_somewhere() {
         let mut dead = cell(

@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    // covers: 7/matrix-junit
+    // covers: matrix/junit
     #[test]
     fn a_report_is_written_and_read() {
         let report = report(None);
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    // covers: 7/matrix-merge
+    // covers: matrix/merge
     #[test]
     fn shards_are_put_together_and_a_missing_one_is_missed() {
         let folder = std::env::temp_dir().join(format!("minivmm-junit-{}", std::process::id()));
@@ -281,7 +281,7 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
-    // covers: 7/matrix-bad-input
+    // covers: matrix/bad-input
     #[test]
     fn what_is_no_report_is_said() {
         for (text, words) in [

@@ -8,6 +8,7 @@ pub mod expected;
 pub mod html;
 pub mod junit;
 pub mod plan;
+mod report;
 pub mod tap;
 pub mod text;
 
@@ -29,77 +30,16 @@ use std::{
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+pub use self::report::Report;
 use self::{
     cell::{Cell, PassBy, Plan, Verdict},
     expected::Table,
     plan::{Common, Guest, Shard},
 };
 use crate::{
-    cli,
     config::EngineChoice,
     error::{Error, Status},
 };
-
-/// What has run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
-    /// The cells, in the order in which they were planned.
-    pub cells: Vec<Cell>,
-    /// The part of all cells that this is.
-    pub shard: Option<Shard>,
-}
-
-impl Report {
-    /// The engines, in the order of their first cells.
-    pub fn engines(&self) -> Vec<&str> {
-        distinct(self.cells.iter().map(|cell| cell.engine.as_str()))
-    }
-
-    /// The models, likewise.
-    pub fn models(&self) -> Vec<&str> {
-        distinct(self.cells.iter().map(|cell| cell.model.as_str()))
-    }
-
-    /// The guests, likewise.
-    pub fn guests(&self) -> Vec<&str> {
-        distinct(self.cells.iter().map(|cell| cell.guest.as_str()))
-    }
-
-    /// A cell.
-    pub fn cell(&self, guest: &str, model: &str, engine: &str) -> Option<&Cell> {
-        let here = |cell: &&Cell| cell.guest == guest && cell.model == model && cell.engine == engine;
-        self.cells.iter().find(here)
-    }
-
-    /// Whether an engine was to be had for no cell.
-    pub fn absent(&self, engine: &str) -> bool {
-        let mut cells = self.cells.iter().filter(|cell| cell.engine == engine);
-        cells.all(|cell| matches!(cell.verdict, Verdict::Absent(_)))
-    }
-
-    /// How many cells passed, failed and were skipped.
-    pub fn counts(&self) -> [usize; 3] {
-        let mut counts = [0; 3];
-        for cell in &self.cells {
-            counts[match cell.verdict {
-                Verdict::Passed => 0,
-                Verdict::Failed(_) => 1,
-                Verdict::Skipped(_) | Verdict::Absent(_) => 2,
-            }] += 1;
-        }
-        counts
-    }
-}
-
-fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct = Vec::new();
-    for name in names {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    }
-    distinct
-}
 
 /// `minivmm matrix`.
 #[derive(Clone, Debug, Args)]
@@ -140,19 +80,19 @@ pub struct Options {
     #[arg(long, value_name = "NAME", value_parser = plan::parse_name)]
     report_as: Option<String>,
     /// Number of CPUs
-    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = cli::parse_cpus, allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = crate::parse::parse_cpus, allow_negative_numbers = true)]
     cpus: u8,
     /// Guest memory
-    #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = cli::parse_memory, allow_negative_numbers = true)]
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = crate::parse::parse_memory, allow_negative_numbers = true)]
     memory: u64,
     /// How a guest says that it holds
     #[arg(long, value_enum, default_value_t = PassBy::Auto)]
     pass: PassBy,
     /// A guest that executes more instructions hangs
-    #[arg(long, value_name = "N", default_value = "20000000000", value_parser = cli::parse_count, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "20000000000", value_parser = crate::parse::parse_count, allow_negative_numbers = true)]
     max_instructions: u64,
     /// A guest that takes more wall time hangs
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = cli::parse_seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = crate::parse::parse_seconds, allow_negative_numbers = true)]
     timeout: Duration,
     /// Run the Kth of N parts only, as 2/5
     #[arg(long, value_name = "K/N", value_parser = plan::parse_shard)]

@@ -11,7 +11,9 @@ use serde::Deserialize;
 use x86::model::MODELS;
 
 use super::cell::{PassBy, Plan};
-use crate::{config::EngineChoice, error::Error, irqchip::Irqchip, loader, model};
+use crate::{config::EngineChoice, error::Error, model};
+use kvm::irqchip::Irqchip;
+use machine::loader;
 
 /// What a guest's own file of settings says: `NAME.toml` beside `NAME.elf`, or with a kernel of its own.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -316,7 +318,7 @@ mod tests {
         folder
     }
 
-    // covers: 7/matrix-guests
+    // covers: matrix/guests
     #[test]
     fn a_folder_s_guests_have_their_settings() {
         let files = [
@@ -352,7 +354,7 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
-    // covers: 7/matrix-labs
+    // covers: matrix/labs
     #[test]
     fn on_kvm_no_instructions_are_counted_and_a_host_can_have_a_name() {
         let guest = [Guest::of_kernel(Path::new("/x/g"), None, None)];
@@ -373,7 +375,7 @@ mod tests {
         }
     }
 
-    // covers: 7/matrix-bad-input
+    // covers: matrix/bad-input
     #[test]
     fn what_is_wrong_with_a_folder_is_said_in_one_line() {
         for (name, files, words) in [
@@ -400,7 +402,7 @@ mod tests {
         );
     }
 
-    // covers: 7/matrix-shard
+    // covers: matrix/shard
     #[test]
     fn shards_have_every_cell_once() {
         let guests: Vec<Guest> = ["a", "b c", "d"]

@@ -162,7 +162,7 @@ mod tests {
         Report::read(text).unwrap().points
     }
 
-    // covers: 7/matrix-tap
+    // covers: matrix/tap
     #[test]
     fn a_report_is_read_from_among_other_output() {
         let text = "SeaBIOS\nTAP version 14\n1..4\nok 1 - a\nnoise\nok 2 - b # SKIP no x (y)\n\
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(none.broken, None);
     }
 
-    // covers: 7/matrix-tap
+    // covers: matrix/tap
     #[test]
     fn what_breaks_a_report_is_said_and_the_points_before_it_stay() {
         for (text, word, count) in [

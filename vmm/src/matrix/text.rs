@@ -186,7 +186,7 @@ mod tests {
     use super::super::expected::tests::cell;
     use super::*;
 
-    // covers: 7/matrix-table
+    // covers: matrix/table
     #[test]
     fn a_table_has_a_row_for_each_guest_and_a_column_for_each_model() {
         let report = Report {

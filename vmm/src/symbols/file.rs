@@ -8,7 +8,7 @@ use super::{ElfFile, SymbolTable};
 #[derive(Debug, thiserror::Error)]
 pub enum SymbolsError {
     /// It cannot be read.
-    #[error("{}", crate::error::plain(.0))]
+    #[error("{}", machine::plain(.0))]
     File(#[from] io::Error),
     /// It is neither ELF nor a list of symbols.
     #[error("neither an ELF file nor a list of symbols as System.map and /proc/kallsyms are (line {line}: {text})")]
@@ -187,7 +187,7 @@ mod tests {
 
     const MAP: &str = "0000000000000000 D __per_cpu_start\nffffffff81000000 T _text\nffffffff81000100 T one\nffffffff81000200 t two\n";
 
-    // covers: 5/symbols-system-map
+    // covers: symbols/system-map
     #[test]
     fn a_list_is_moved_by_the_slide_that_is_found() {
         let file = || SymbolFile {
@@ -212,7 +212,7 @@ mod tests {
         );
     }
 
-    // covers: 5/bad-input-symbols
+    // covers: bad-input/symbols
     #[test]
     fn symbols_of_another_kernel_are_refused() {
         let own = SymbolTable::parse(&MAP.replace("one", "uno").replace("0200 t", "0280 t")).unwrap();
@@ -246,7 +246,7 @@ mod tests {
         );
     }
 
-    // covers: 5/bad-input-symbols
+    // covers: bad-input/symbols
     #[test]
     fn what_is_no_list_is_refused_with_its_line() {
         for (text, expected) in [

@@ -249,7 +249,7 @@ impl SymbolTable {
 mod tests {
     use super::*;
 
-    // covers: 5/symbols-lookup
+    // covers: symbols/lookup
     #[test]
     fn an_address_is_in_the_function_before_it() {
         let mut table = SymbolTable::new();

@@ -656,7 +656,7 @@ mod tests {
         ]
     }
 
-    // covers: 5/trace-format
+    // covers: trace/format
     #[test]
     fn records_go_out_and_come_back_and_break_off_anywhere() {
         let mut encoder = Encoder::default();
@@ -681,7 +681,7 @@ mod tests {
         assert_eq!(Records::new(&[6, 7, 0, 0, 0]).next(), Some(Err(NoRecord)));
     }
 
-    // covers: 5/trace-format
+    // covers: trace/format
     #[test]
     fn a_frame_header_with_any_flipped_bit_is_none() {
         let header = FrameHeader::of(b"packets", 0x1234_5678_9abc);
@@ -695,7 +695,7 @@ mod tests {
         }
     }
 
-    // covers: 5/trace-bad-header
+    // covers: trace/bad-header
     #[test]
     fn a_header_says_what_is_wrong_with_it() {
         let header = Header {

@@ -63,6 +63,8 @@ struct Anchor {
     begin: u64,
     end: u64,
     ip: u64,
+    /// The machine's step, which its time packets tell.
+    step: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +85,6 @@ pub struct Observer {
     ctl: RtitCtl,
     sink: Sink,
     state: State,
-    /// Words since tracing began.
-    words: u64,
     maps: Map<Key, Mapping>,
     /// Which addresses lead to a physical page.
     by_gpa: Map<u64, Vec<Key>>,
@@ -118,7 +118,6 @@ impl Observer {
             ctl: CTL,
             sink: Sink::new(&options.folder, cpu, options.buffer)?,
             state: State::Idle,
-            words: 0,
             maps: Map::default(),
             by_gpa: Map::default(),
             code: 1,
@@ -187,7 +186,6 @@ impl Observer {
 
     fn start(&mut self, cpu: &mut Host<'_>) {
         self.state = State::Tracing;
-        self.words = 0;
         self.seen = self.shared.changed.load(Ordering::Relaxed);
         self.epoch += 1;
         self.code += 1;
@@ -297,7 +295,8 @@ impl Observer {
     /// Begins the next segment where it is time for it, and where the engine asks next what is to be announced: all code is.
     fn turn_page(&mut self, cpu: &mut Host<'_>) {
         let waiting = self.pt.output().len();
-        if self.state == State::Tracing && (self.sink.is_full(waiting) || self.maps.len() > MAPPINGS) {
+        let room = self.state == State::Tracing && !self.pt.place().restarts;
+        if room && (self.sink.is_full(waiting) || self.maps.len() > MAPPINGS) {
             self.next_segment(cpu);
         }
     }
@@ -322,11 +321,11 @@ impl Observer {
 
     /// A PSB in front of the next instruction.
     fn anchor(&mut self, cpu: &mut Host<'_>) -> Anchor {
-        let ip = next_ip(cpu);
+        let (ip, step) = (next_ip(cpu), cpu.step());
         let place = self.pt.place();
         let total = self.total();
         if let Some(anchor) = self.anchor
-            && (anchor.end, place.bits) == (total, 0)
+            && (anchor.end, anchor.step, place.bits) == (total, step, 0)
             && (anchor.ip == ip || !place.packet_en)
         {
             return anchor;
@@ -338,6 +337,7 @@ impl Observer {
             begin,
             end: self.total(),
             ip,
+            step,
         };
         self.anchor = Some(anchor);
         anchor
@@ -381,6 +381,9 @@ impl Observer {
         let pool = lock(&shared.pool);
         match self.seen.checked_sub(pool.dropped) {
             Some(from) => {
+                // A reader that has one memory for all vCPUs, as perf has, orders what they executed by time. So this vCPU
+                // tells the time behind the changes even where it has executed none of the pages.
+                self.anchor(cpu);
                 let pages: Vec<u64> = pool.changes.iter().skip(from as usize).copied().collect();
                 for gpa in pages {
                     if let Some(content) = pool.pages.get(&gpa) {
@@ -461,7 +464,6 @@ impl Observer {
         if self.state != State::Tracing {
             return;
         }
-        self.words += 1;
         let mut host = Host {
             cpu,
             offset: self.tsc_offset,
@@ -514,6 +516,8 @@ impl Watch for Observer {
             _ if finish => self.stop(Mark::End, &mut host),
             State::Idle if on => self.start(&mut host),
             State::Tracing if !on => self.stop(Mark::Stop, &mut host),
+            // Nothing is executed before the start-up IPI.
+            State::Tracing if self.pt.place().restarts => {}
             State::Tracing => self.catch_up(&mut host),
             State::Idle => {}
         }
@@ -572,10 +576,6 @@ impl Watch for Observer {
                 offset: self.tsc_offset,
             };
             self.mark(mark, &mut host);
-        }
-        // Where tracing began just now, it began where the start-up IPI led.
-        if matches!(change, Change::StartUp(_)) && self.words == 0 {
-            return Effects::NONE;
         }
         self.word(cpu, |pt, cpu| pt.change(change, cpu));
         if matches!(change, Change::Wake { .. }) {

@@ -9,8 +9,8 @@ use super::format::Header;
 use super::record::CTL;
 use super::sink::RING_LEAST;
 use super::trigger::When;
-use crate::cli::{one_line, parse_size, parse_u64};
 use crate::error::Error;
+use crate::parse::{one_line, parse_size, parse_u64};
 
 /// What is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,7 +225,7 @@ mod tests {
         line.arguments.options().map_err(|error| error.to_string())
     }
 
-    // covers: 5/trace-options
+    // covers: trace/options
     #[test]
     fn options_reach_the_recorder_and_bad_ones_are_told() {
         assert_eq!(options(&[]), Ok(None));

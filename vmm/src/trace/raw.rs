@@ -68,7 +68,7 @@ awk -v cpu="cpu$1" -v wanted="$2" -v cr3="$3" '
 pub fn export(trace: &Trace, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<RawSummary, TraceError> {
     write(trace, folder, progress).map_err(|error| TraceError {
         folder: folder.into(),
-        reason: crate::error::plain(&error),
+        reason: machine::plain(&error),
     })
 }
 

@@ -32,7 +32,7 @@ use super::options::{OnError, Options};
 use super::sink::Hashing;
 use super::trigger::When;
 use crate::linux::Recording;
-use crate::machine::memory::Memory;
+use machine::memory::Memory;
 
 /// PSBs every 16 KiB.
 const PSB_FREQ: u8 = 3;

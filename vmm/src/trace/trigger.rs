@@ -5,7 +5,7 @@ use std::path::Path;
 
 use x86::seam::{Access, AccessKind, Appetite, Processor, Range};
 
-use crate::cli::parse_u64;
+use crate::parse::parse_u64;
 use crate::symbols::SymbolFile;
 
 /// What is waited for.
@@ -131,7 +131,7 @@ impl When {
 mod tests {
     use super::*;
 
-    // covers: 5/trace-triggers
+    // covers: trace/triggers
     #[test]
     fn what_is_waited_for_is_read_and_said_again() {
         for (text, when) in [

@@ -242,7 +242,7 @@ pub fn interrupt_guest(
 
 /// Whether this host has no KVM, so that this test is to be skipped: its reader is told, and `cargo xtask test`.
 pub fn kvm_is_missing(test: &str) -> bool {
-    let Err(why) = minivmm::vcpu::kvm::Host::open() else {
+    let Err(why) = kvm::Host::open() else {
         return false;
     };
     println!("SKIPPED {test}: {why}");

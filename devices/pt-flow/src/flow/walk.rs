@@ -1,6 +1,6 @@
 //! The walk along the code.
 
-use super::Decoder;
+use super::{Decoder, Pip, Write};
 use crate::event::{Block, End, EventKind, GapKind, Visitor};
 use crate::graph::{NONE, Node, cut};
 use crate::image::{Image, Position};
@@ -177,14 +177,14 @@ impl<I: Image> Decoder<I> {
             }
             End::MovCr3 => {
                 self.follow(id, 0)?;
-                if let Some((cr3, non_root)) = self.pending.paging.pop_front() {
+                if let Some(Pip { cr3, non_root, .. }) = self.pending.paging.pop_front() {
                     let ip = self.here();
                     self.set_paging(cr3, non_root, visitor);
                     self.go(ip);
                 }
             }
             End::PtWrite => {
-                if let Some((value, size)) = self.pending.writes.pop_front() {
+                if let Some(Write { value, size, .. }) = self.pending.writes.pop_front() {
                     let ip = self.last_ip_of(id);
                     self.event(EventKind::PtWrite { ip, value, size }, visitor);
                 }
@@ -220,7 +220,7 @@ impl<I: Image> Decoder<I> {
         for bit in (0..tnt.len()).rev() {
             let taken = (bits >> bit & 1) as usize;
             if changes {
-                self.changes(tnt.len() - 1 - bit, bit == 0, visitor)?;
+                self.changes(tnt.len() - 1 - bit, visitor)?;
             }
             let mut hops = 0;
             loop {
@@ -329,7 +329,7 @@ impl<I: Image> Decoder<I> {
     /// TIP: the way to the branch that it is the target of.
     pub(super) fn walk_tip<V: Visitor>(&mut self, to: Option<u64>, visitor: &mut V) -> Result<(), GapKind> {
         if self.next_change <= self.place.offset {
-            self.changes(0, true, visitor)?;
+            self.changes(u32::MAX, visitor)?;
         }
         for _ in 0..ENDLESS {
             let id = self.node()?;
@@ -348,21 +348,42 @@ impl<I: Image> Decoder<I> {
     /// FUP: the way to the instruction at `to`, which is not executed yet.
     pub(super) fn walk_to<V: Visitor>(&mut self, to: u64, visitor: &mut V) -> Result<(), GapKind> {
         if self.next_change <= self.place.offset {
-            self.changes(0, true, visitor)?;
+            self.changes(u32::MAX, visitor)?;
         }
-        self.walk_direct(to, visitor)
+        let due = self.due(to);
+        self.walk_direct(to, due, visitor)
     }
 
-    fn walk_direct<V: Visitor>(&mut self, to: u64, visitor: &mut V) -> Result<(), GapKind> {
+    /// Up to which offset packets must have found their instructions where the way to `to` ends: all so far, if there is a way
+    /// past all of their instructions.
+    fn due(&mut self, to: u64) -> u64 {
+        let due = self.place.offset;
+        if self.waits(0, 0, due) && self.leads_to(to, due) {
+            due
+        } else {
+            0
+        }
+    }
+
+    /// Whether packets in front of the offset `due` still wait for their MOV CR3 or PTWRITE when so many have found theirs.
+    fn waits(&self, pips: usize, writes: usize, due: u64) -> bool {
+        let pending = &self.pending;
+        pending.paging.get(pips).is_some_and(|pip| pip.offset < due)
+            || pending.writes.get(writes).is_some_and(|write| write.offset < due)
+    }
+
+    /// The way to `to`, past all instructions whose packets stand in front of the offset `due`: a loop may come by `to` before.
+    fn walk_direct<V: Visitor>(&mut self, to: u64, due: u64, visitor: &mut V) -> Result<(), GapKind> {
         let from = self.here();
         for _ in 0..ENDLESS {
+            let waits = self.waits(0, 0, due);
             // The code there need not be anything that can be decoded.
-            if self.here() == to {
+            if self.here() == to && !waits {
                 return Ok(());
             }
             let id = self.node()?;
             let node = self.graph.nodes[id as usize];
-            if inside(&node, to) {
+            if inside(&node, to) && !waits {
                 let block = cut(&mut self.image, &node, to).ok_or(GapKind::Unreached { from, to })?;
                 self.emit(&block, visitor);
                 self.go(to);
@@ -390,6 +411,15 @@ impl<I: Image> Decoder<I> {
 
     /// The way to the instructions that packets wait for, when no more packets will tell of it.
     pub(super) fn walk_waiting<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), GapKind> {
+        // Behind the packets that were lost the code need not lead to its next change.
+        while self.place.known
+            && self.waits(0, 0, self.place.offset)
+            && let Some(position) = self.image.next_change()
+            && position.offset <= self.place.offset
+            && self.walk_to_change(position, visitor)?
+        {
+            self.advance(position);
+        }
         for _ in 0..ENDLESS {
             if !self.place.known || self.pending.writes.is_empty() && self.pending.paging.is_empty() {
                 return Ok(());
@@ -408,14 +438,15 @@ impl<I: Image> Decoder<I> {
     /// TIP.PGD: the way to the instruction that ended tracing, and with it.
     pub(super) fn walk_out<V: Visitor>(&mut self, to: Option<u64>, visitor: &mut V) -> Result<(), GapKind> {
         if self.next_change <= self.place.offset {
-            self.changes(0, true, visitor)?;
+            self.changes(u32::MAX, visitor)?;
         }
         for _ in 0..ENDLESS {
             let id = self.node()?;
             let node = self.graph.nodes[id as usize];
             // Straight-line code leaves a filtered region without a branch.
             if let Some(to) = to.filter(|to| inside(&node, *to)) {
-                return self.walk_direct(to, visitor);
+                let due = self.due(to);
+                return self.walk_direct(to, due, visitor);
             }
             let out = match (node.block.end, to) {
                 // A direct branch leaves the filtered region where its target is told.
@@ -438,51 +469,78 @@ impl<I: Image> Decoder<I> {
         Err(GapKind::Endless { ip: self.here() })
     }
 
-    /// The changes of the code that lie on the way to the branch number `bits` of the present packet, which is the packet's last
-    /// as `last` tells.
+    /// The changes of the code that lie on the way to the present packet, or to the branch in it that `bits` come before.
     #[cold]
-    fn changes<V: Visitor>(&mut self, bits: u32, last: bool, visitor: &mut V) -> Result<(), GapKind> {
-        let mut result = Ok(());
+    fn changes<V: Visitor>(&mut self, bits: u32, visitor: &mut V) -> Result<(), GapKind> {
         while let Some(position) = self.image.next_change() {
-            if position.offset > self.place.offset || position.bits > bits && !last {
+            // Bits that were pending are those of the first TNT behind the position.
+            let of_this = position.offset >= self.place.behind_tnt;
+            if position.offset > self.place.offset || of_this && position.bits > bits {
                 break;
             }
-            // Before execution was known here, nothing leads to the change.
-            if let Some(ip) = position.ip.filter(|_| position.offset > self.place.since) {
-                if self.leads_to(ip) {
-                    result = self.walk_direct(ip, visitor);
-                } else {
-                    self.event(EventKind::Gap(GapKind::ChangeUnreached { ip }), visitor);
-                }
+            let walked = self.walk_to_change(position, visitor);
+            if let (Ok(false), Some(ip)) = (walked, position.ip) {
+                self.event(EventKind::Gap(GapKind::ChangeUnreached { ip }), visitor);
             }
             self.advance(position);
-            result?;
+            walked?;
         }
-        self.next_change = self.image.next_change().map_or(u64::MAX, |position| position.offset);
         Ok(())
     }
 
-    /// Whether the code leads to an address without a packet.
-    fn leads_to(&mut self, to: u64) -> bool {
+    /// The way to a change of the code; `false`, and nothing done, where the code does not lead there without a packet.
+    fn walk_to_change<V: Visitor>(&mut self, position: Position, visitor: &mut V) -> Result<bool, GapKind> {
+        // Before execution was known here, nothing leads to the change.
+        let Some(ip) = position.ip.filter(|_| position.offset > self.place.since) else {
+            return Ok(true);
+        };
+        // Packets in front of the change are of instructions in front of it.
+        let Some(due) = [position.offset, 0].into_iter().find(|due| self.leads_to(ip, *due)) else {
+            return Ok(false);
+        };
+        self.walk_direct(ip, due, visitor)?;
+        Ok(true)
+    }
+
+    /// Whether the code leads to an address without a packet that tells of a branch, as [`Self::walk_direct`] goes.
+    fn leads_to(&mut self, to: u64, due: u64) -> bool {
         let mut ip = self.here();
+        let (mut context, mut spaces) = (self.place.context, self.place.spaces);
+        // Packets that have found their instructions.
+        let (mut pips, mut writes) = (0, 0);
         for _ in 0..ENDLESS {
-            if ip == to {
+            let waits = self.waits(pips, writes, due);
+            if ip == to && !waits {
                 return true;
             }
-            let space = self.space(ip);
-            let Ok(id) = self.graph.find(&mut self.image, space, self.place.mode, ip) else {
+            let space = spaces[(ip >> 63) as usize];
+            let mode = self.place.mode;
+            let Ok(id) = self.graph.find(&mut self.image, space, mode, ip) else {
                 return false;
             };
             let node = self.graph.nodes[id as usize];
-            if inside(&node, to) {
+            if inside(&node, to) && !waits {
                 return cut(&mut self.image, &node, to).is_some();
+            }
+            match node.block.end {
+                End::MovCr3 => {
+                    if let Some(pip) = self.pending.paging.get(pips) {
+                        (context.cr3, context.non_root) = (Some(pip.cr3), pip.non_root);
+                        spaces = [false, true].map(|upper| self.image.space(&context, upper));
+                        pips += 1;
+                    }
+                }
+                End::PtWrite => writes += 1,
+                _ => {}
             }
             ip = match node.block.end {
                 End::Jump | End::Call => node.target,
-                End::MovCr3 if !self.pending.paging.is_empty() => return false,
                 end if needs_packet(end) => return false,
                 _ => node.end_ip(),
             };
+            if mode != ExecMode::Bits64 {
+                ip &= 0xffff_ffff;
+            }
         }
         false
     }
@@ -490,14 +548,15 @@ impl<I: Image> Decoder<I> {
     fn advance(&mut self, position: Position) {
         let graph = &mut self.graph;
         self.image.advance(position, &mut |change| graph.change(change));
+        self.next_change = self.image.next_change().map_or(u64::MAX, |position| position.offset);
     }
 
     /// Brings the image to the PSB at `offset`, in front of which all branches were sent.
     pub(super) fn change_up_to(&mut self, offset: u64) {
+        self.next_change = self.image.next_change().map_or(u64::MAX, |position| position.offset);
         while let Some(position) = self.image.next_change().filter(|position| position.offset <= offset) {
             self.advance(position);
         }
-        self.next_change = self.image.next_change().map_or(u64::MAX, |position| position.offset);
     }
 }
 

@@ -83,7 +83,7 @@ mod tests {
     use x86::cpuid::Feature;
     use x86::model::by_name;
 
-    // covers: 4/bts-ds-area
+    // covers: bts/ds-area
     #[test]
     fn the_address_is_canonical_bit_by_bit() {
         for (name, bits) in [
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(area.base(), 0);
     }
 
-    // covers: 4/bts-ds-area
+    // covers: bts/ds-area
     #[test]
     fn without_ds_there_is_no_register() {
         let mut area = DsArea::new(by_name("p6").unwrap().part_features(), 32);

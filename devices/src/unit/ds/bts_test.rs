@@ -127,7 +127,7 @@ fn jumps(count: u64) -> Vec<BranchRecord> {
     (1..=count).map(|i| branch(Flow::Jump, i, 0x1000 + i, 0)).collect()
 }
 
-// covers: 4/bts-records
+// covers: bts/records
 #[test]
 fn records_in_both_layouts() {
     for (layout, size, predicted) in [
@@ -168,7 +168,7 @@ fn records_in_both_layouts() {
     }
 }
 
-// covers: 4/bts-control
+// covers: bts/control
 #[test]
 fn tr_bts_and_the_ring_filters_decide_what_is_stored() {
     let kernel = branch(Flow::Jump, 0x10, 0x20, 0);
@@ -213,7 +213,7 @@ fn tr_bts_and_the_ring_filters_decide_what_is_stored() {
     }
 }
 
-// covers: 4/bts-circular
+// covers: bts/circular
 #[test]
 fn with_btint_clear_the_buffer_is_a_ring() {
     for layout in [DsLayout::Bits32, DsLayout::Bits64] {
@@ -238,7 +238,7 @@ fn with_btint_clear_the_buffer_is_a_ring() {
     }
 }
 
-// covers: 4/bts-threshold
+// covers: bts/threshold
 #[test]
 fn the_interrupt_comes_at_the_record_that_reaches_the_threshold() {
     for layout in [DsLayout::Bits32, DsLayout::Bits64] {
@@ -269,7 +269,7 @@ fn the_interrupt_comes_at_the_record_that_reaches_the_threshold() {
     }
 }
 
-// covers: 4/bts-threshold
+// covers: bts/threshold
 #[test]
 fn a_handler_that_moves_the_index_starts_over_and_a_full_buffer_goes_on_at_the_base() {
     let layout = DsLayout::Bits64;
@@ -293,7 +293,7 @@ fn a_handler_that_moves_the_index_starts_over_and_a_full_buffer_goes_on_at_the_b
     assert_eq!(memory.index(layout), BUFFER + 72);
 }
 
-// covers: 4/bts-room
+// covers: bts/room
 #[test]
 fn a_batch_ends_where_something_happens() {
     let layout = DsLayout::Bits64;
@@ -328,7 +328,7 @@ fn a_batch_ends_where_something_happens() {
     );
 }
 
-// covers: 4/bts-faults
+// covers: bts/faults
 #[test]
 fn pages_that_are_missing_or_read_only_fault_and_leave_the_index() {
     let layout = DsLayout::Bits64;
@@ -388,7 +388,7 @@ fn pages_that_are_missing_or_read_only_fault_and_leave_the_index() {
     assert_eq!(effects, fault(AREA + 8, read_only));
 }
 
-// covers: 4/bts-events
+// covers: bts/events
 #[test]
 fn interrupts_and_exceptions_are_stored_and_never_fault() {
     let layout = DsLayout::Bits64;
@@ -409,7 +409,7 @@ fn interrupts_and_exceptions_are_stored_and_never_fault() {
     assert!(unit.branches(&jumps(1), control, AREA, &mut memory).fault.is_some());
 }
 
-// covers: 4/bts-bounds
+// covers: bts/bounds
 #[test]
 fn nonsense_bounds_drop_records_and_touch_nothing_else() {
     for (layout, fields, stored, why) in [
@@ -496,7 +496,7 @@ fn nonsense_bounds_drop_records_and_touch_nothing_else() {
     }
 }
 
-// covers: 4/bts-all
+// covers: bts/all
 #[test]
 fn the_buffer_is_the_branches_however_they_are_batched() {
     let mut random = Random(0xB75);
@@ -537,7 +537,7 @@ fn the_buffer_is_the_branches_however_they_are_batched() {
     }
 }
 
-// covers: 4/bts-state
+// covers: bts/state
 #[test]
 fn state_goes_out_and_comes_back() {
     let layout = DsLayout::Bits64;
@@ -561,7 +561,7 @@ fn state_goes_out_and_comes_back() {
     assert_eq!(one.state(), BtsState::default());
 }
 
-// covers: 4/bts-fuzz
+// covers: bts/fuzz
 #[test]
 fn no_area_of_random_bytes_leads_outside_the_guest_s_pages() {
     let mut random = Random(0xD5);

@@ -64,7 +64,7 @@ impl Class {
 mod tests {
     use super::*;
 
-    // covers: 4/pmu-classes
+    // covers: pmu/classes
     #[test]
     fn opcodes_tell_x87_and_simd_apart() {
         for (bytes, long, class, what) in [

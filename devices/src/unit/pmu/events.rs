@@ -240,7 +240,7 @@ impl Line {
 mod tests {
     use super::*;
 
-    // covers: 4/pmu-qualifiers
+    // covers: pmu/qualifiers
     #[test]
     fn counter_masks_invert_and_edge_choose_what_is_added() {
         let plain = EventSelect::new();
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    // covers: 4/pmu-overflow-distance
+    // covers: pmu/overflow-distance
     #[test]
     fn the_distance_to_an_overflow_is_never_too_far() {
         let line = |count| Line::new(count, EventSelect::new());

@@ -389,7 +389,7 @@ fn movs(n: u64) -> Vec<Do> {
     (1..=n).map(Do::Mov).collect()
 }
 
-// covers: 4/pmu-exact
+// covers: pmu/exact
 #[test]
 fn counters_count_what_retires() {
     let stream = [
@@ -452,7 +452,7 @@ fn counters_count_what_retires() {
     }
 }
 
-// covers: 4/pmu-rings
+// covers: pmu/rings
 #[test]
 fn rings_are_told_apart_at_each_transfer() {
     let stream = [
@@ -487,7 +487,7 @@ fn rings_are_told_apart_at_each_transfer() {
     }
 }
 
-// covers: 4/pmu-halt
+// covers: pmu/halt
 #[test]
 fn cycles_do_not_pass_in_hlt() {
     let mut run = Run::new(&WESTMERE);
@@ -499,7 +499,7 @@ fn cycles_do_not_pass_in_hlt() {
     assert_eq!(run.read(IA32_PMC0), 4, "WRMSR, MOV, HLT, MOV");
 }
 
-// covers: 4/pmu-overflow
+// covers: pmu/overflow
 #[test]
 fn an_overflow_interrupts_after_the_very_instruction_or_branch() {
     for (select, preset, stream, at, why) in [
@@ -545,7 +545,7 @@ fn an_overflow_interrupts_after_the_very_instruction_or_branch() {
     }
 }
 
-// covers: 4/pmu-appetite
+// covers: pmu/appetite
 #[test]
 fn clocks_never_ask_for_branches_or_accesses() {
     for (select, branches, transfers, every_access, every_instruction, why) in [
@@ -597,7 +597,7 @@ fn clocks_never_ask_for_branches_or_accesses() {
     }
 }
 
-// covers: 6/native-counters
+// covers: kvm/native-counters
 #[test]
 fn what_counts_time_alone_counts_while_the_guest_is_elsewhere() {
     const FIXED_CYCLES: u64 = 0x30;
@@ -646,7 +646,7 @@ fn what_counts_time_alone_counts_while_the_guest_is_elsewhere() {
     }
 }
 
-// covers: 6/native-counters
+// covers: kvm/native-counters
 #[test]
 fn an_overflow_elsewhere_comes_when_it_was_said_to() {
     for (select, model, why) in [
@@ -680,7 +680,7 @@ fn an_overflow_elsewhere_comes_when_it_was_said_to() {
     }
 }
 
-// covers: 4/pmu-freeze
+// covers: pmu/freeze
 #[test]
 fn a_freeze_stops_the_counters_as_the_version_does_it() {
     for (model, control, status) in [(&WESTMERE, 0, 0), (&SKYLAKE_SERVER, 1, status::COUNTERS_FROZEN)] {
@@ -702,7 +702,7 @@ fn a_freeze_stops_the_counters_as_the_version_does_it() {
     }
 }
 
-// covers: 4/pmu-rdpmc
+// covers: pmu/rdpmc
 #[test]
 fn rdpmc_reads_the_counters_that_there_are() {
     for (name, general, fixed, metrics) in [
@@ -739,7 +739,7 @@ enum Bits {
     Absent,
 }
 
-// covers: 4/pmu-registers, 4/pebs-registers
+// covers: pmu/registers, pebs/registers
 #[test]
 fn every_bit_of_every_register_on_every_model() {
     use Bits::*;
@@ -943,7 +943,7 @@ fn every_bit_of_every_register_on_every_model() {
     assert!(pmu(&NETBURST).is_none(), "its own counters are absent by decision");
 }
 
-// covers: 4/pmu-registers
+// covers: pmu/registers
 #[test]
 fn capabilities_read_as_the_manual_s_fields() {
     for (name, lbr, pebs, full_width, baseline, metrics) in [
@@ -970,7 +970,7 @@ fn capabilities_read_as_the_manual_s_fields() {
     }
 }
 
-// covers: 4/pmu-status
+// covers: pmu/status
 #[test]
 fn version_4_sets_and_resets_status_and_says_what_is_in_use() {
     let mut run = Run::new(&SKYLAKE_SERVER);
@@ -987,7 +987,7 @@ fn version_4_sets_and_resets_status_and_says_what_is_in_use() {
     assert_eq!(run.read(IA32_PERF_GLOBAL_INUSE), 1 << 63 | 0x2_0000_0004);
 }
 
-// covers: 4/pmu-p6
+// covers: pmu/p6
 #[test]
 fn p6_has_one_enable_for_both_counters() {
     let mut run = Run::new(&P6);
@@ -1002,7 +1002,7 @@ fn p6_has_one_enable_for_both_counters() {
     assert_eq!(run.pmis.len(), 1, "at the second jump");
 }
 
-// covers: 4/pmu-metrics
+// covers: pmu/metrics
 #[test]
 fn metrics_share_out_the_slots() {
     let mut run = Run::new(&ICELAKE_SERVER);
@@ -1024,7 +1024,7 @@ fn metrics_share_out_the_slots() {
     assert_eq!(run.read(MSR_PERF_METRICS), 0x1234);
 }
 
-// covers: 4/pmu-mispredict, 4/pmu-llc
+// covers: pmu/mispredict, pmu/llc
 #[test]
 fn what_is_modelled_follows_its_rule() {
     let mut run = Run::new(&WESTMERE);
@@ -1042,7 +1042,7 @@ fn what_is_modelled_follows_its_rule() {
     assert_eq!(run.read(IA32_PMC0 + 2), 1);
 }
 
-// covers: 4/pmu-state
+// covers: pmu/state
 #[test]
 fn the_state_goes_out_and_comes_back_at_every_instruction() {
     let stream: Vec<Do> = (0..400)
@@ -1088,7 +1088,7 @@ fn the_state_goes_out_and_comes_back_at_every_instruction() {
     assert!(whole.index() > 0 && whole.pmis.len() > 3, "something happened");
 }
 
-// covers: 4/pmu-reset
+// covers: pmu/reset
 #[test]
 fn reset_clears_and_enables_the_general_counters() {
     for model in MODELS {

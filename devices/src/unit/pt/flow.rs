@@ -57,7 +57,7 @@ impl<O: Output> Pt<O> {
     #[cold]
     fn late(&mut self, step: u64) {
         self.s.stream.advance(&mut self.out, step);
-        if self.s.stream.psb_due() {
+        if self.psb_due() {
             self.send_psb(step);
         }
     }

@@ -21,6 +21,8 @@ pub struct Place {
     pub bits: u32,
     /// PacketEn: the next instruction is traced.
     pub packet_en: bool,
+    /// After INIT: where execution starts is told when it does, and no PSB may come before that.
+    pub restarts: bool,
 }
 
 impl<O: Output> Pt<O> {
@@ -49,6 +51,7 @@ impl<O: Output> Pt<O> {
             psb_tsc,
             bits: 63 - self.s.stream.pending().leading_zeros(),
             packet_en: self.s.packet_en,
+            restarts: self.s.restarts,
         }
     }
 

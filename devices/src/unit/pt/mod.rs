@@ -274,6 +274,12 @@ impl<O: Output> Pt<O> {
         }
     }
 
+    /// Whether a PSB is due and may stand here: between the FUP of an INIT and the TIP of the start that follows it would be in the
+    /// way of both.
+    fn psb_due(&self) -> bool {
+        self.s.stream.psb_due() && !self.s.restarts
+    }
+
     /// PSB and what goes with it. SDM Vol. 3C 33.3.7 "PSB+".
     fn send_psb(&mut self, step: u64) {
         self.send_psb_at(None, step);
@@ -371,7 +377,7 @@ impl<O: Output> Pt<O> {
                 self.s.lost = false;
                 self.send_overflow(step);
             }
-            if self.s.stream.psb_due() {
+            if self.psb_due() {
                 self.send_psb(step);
             }
         }

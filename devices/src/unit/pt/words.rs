@@ -406,16 +406,18 @@ impl<O: Output> Pt<O> {
         self.s.restarts = true;
     }
 
-    /// The processor runs after INIT: rows 30 and 32.
+    /// The processor runs after INIT: rows 30 and 32. An observer that has not heard of the INIT tells here, too, where the
+    /// processor waited.
     fn start_up(&mut self, step: u64, cpu: &mut dyn Processor) {
-        self.s.restarts = false;
+        let waited = !std::mem::take(&mut self.s.restarts);
         let context = cpu.context();
         let record = BranchRecord {
+            from: self.s.ip,
             to: next_ip(cpu, &context),
             step,
             ..BranchRecord::default()
         };
-        self.far(&record, false, cpu);
+        self.far(&record, waited, cpu);
     }
 
     /// A processor that INIT did not leave waiting for a start-up IPI has started where it stands now.

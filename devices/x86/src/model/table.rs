@@ -103,7 +103,7 @@ fn table() -> String {
     text
 }
 
-// covers: 3/cpu-models-table
+// covers: cpu/models-table
 #[test]
 fn models_md_is_what_the_models_say() {
     let text = table();

@@ -38,34 +38,34 @@ macro_rules! dump {
     };
 }
 
-// covers: 2/cpu-model-cpuid
+// covers: cpu/model-cpuid
 #[test]
 fn every_model_s_part_is_the_dumped_one() {
     let mut checked = Vec::new();
     for (name, dump) in [
-        // covers: 3/cpu-models-p6
+        // covers: cpu/models-p6
         ("p6", dump!("pentium-iii-733")),
-        // covers: 3/cpu-models-netburst
+        // covers: cpu/models-netburst
         ("netburst", dump!("pentium-4-2800")),
-        // covers: 3/cpu-models-core2
+        // covers: cpu/models-core2
         ("core2", dump!("core-2-e6750")),
-        // covers: 3/cpu-models-westmere
+        // covers: cpu/models-westmere
         ("westmere", dump!("xeon-x5650")),
-        // covers: 3/cpu-models-sandybridge
+        // covers: cpu/models-sandybridge
         ("sandybridge", dump!("core-i7-2600")),
-        // covers: 3/cpu-models-haswell
+        // covers: cpu/models-haswell
         ("haswell", dump!("core-i7-4770")),
-        // covers: 3/cpu-models-broadwell
+        // covers: cpu/models-broadwell
         ("broadwell", dump!("xeon-e5-2697-v4")),
-        // covers: 3/cpu-models-skylake-server
+        // covers: cpu/models-skylake-server
         ("skylake-server", dump!("xeon-platinum-8160")),
-        // covers: 3/cpu-models-icelake-server
+        // covers: cpu/models-icelake-server
         ("icelake-server", dump!("xeon-platinum-8351n")),
-        // covers: 3/cpu-models-snowridge
+        // covers: cpu/models-snowridge
         ("snowridge", dump!("atom-p5942b")),
-        // covers: 3/cpu-models-sapphirerapids
+        // covers: cpu/models-sapphirerapids
         ("sapphirerapids", dump!("xeon-platinum-8480plus")),
-        // covers: 3/cpu-models-alderlake
+        // covers: cpu/models-alderlake
         ("alderlake", dump!("core-i9-12900k")),
     ] {
         let model = model(name);
@@ -97,7 +97,7 @@ fn every_model_s_part_is_the_dumped_one() {
     assert_eq!(checked, MODELS.iter().map(|m| m.name).collect::<Vec<_>>());
 }
 
-// covers: 2/cpu-model-cpuid
+// covers: cpu/model-cpuid
 #[test]
 fn every_difference_from_the_part_has_its_reason() {
     for model in MODELS {
@@ -136,7 +136,7 @@ fn every_difference_from_the_part_has_its_reason() {
     }
 }
 
-// covers: 3/cpu-models-policy
+// covers: cpu/models-policy
 #[test]
 fn every_feature_of_a_part_is_shown_or_hidden_for_a_reason() {
     for &(feature, why) in policy::HIDDEN {
@@ -181,7 +181,7 @@ fn every_feature_of_a_part_is_shown_or_hidden_for_a_reason() {
     )));
 }
 
-// covers: 3/cpu-models-policy
+// covers: cpu/models-policy
 #[test]
 fn no_part_and_no_model_contradicts_itself() {
     for model in MODELS {
@@ -200,7 +200,7 @@ fn no_part_and_no_model_contradicts_itself() {
     }
 }
 
-// covers: 3/cpu-models-policy
+// covers: cpu/models-policy
 #[test]
 fn every_bit_of_a_feature_word_has_a_name() {
     // Leaf, subleaf, register, bits that are no features: OSXSAVE; OSPKE and MAWAU.
@@ -331,7 +331,7 @@ const QEMU_DIFFERS: &[(Option<&str>, &[Feature], &str)] = &[
     ),
 ];
 
-// covers: 3/cpu-models-qemu
+// covers: cpu/models-qemu
 #[test]
 fn every_difference_from_qemu_s_models_is_listed() {
     let mut used = std::vec![0; QEMU_DIFFERS.len()];
@@ -392,7 +392,7 @@ fn signature(eax: u32) -> (u32, u32, u32) {
     (family, model, eax & 0xF)
 }
 
-// covers: 2/cpu-model-cpuid, 3/cpu-models-identity
+// covers: cpu/model-cpuid, cpu/models-identity
 #[test]
 fn every_model_says_who_it_is() {
     let mut checked = Vec::new();
@@ -553,7 +553,7 @@ fn every_model_says_who_it_is() {
     assert_eq!(checked, MODELS.iter().map(|m| m.name).collect::<Vec<_>>());
 }
 
-// covers: 3/cpu-models-leaves
+// covers: cpu/models-leaves
 #[test]
 fn the_leaves_of_every_model_fit_together() {
     for model in MODELS {
@@ -644,7 +644,7 @@ fn unlimited(model: &CpuModel) -> Vec<CpuidRow> {
     rows
 }
 
-// covers: 3/cpu-models-xsave
+// covers: cpu/models-xsave
 #[test]
 fn leaf_0dh_follows_from_the_features_that_remain() {
     let leaf = |rows: &[CpuidRow], subleaf| {
@@ -726,7 +726,7 @@ fn leaf_0dh_follows_from_the_features_that_remain() {
     }
 }
 
-// covers: 4/rdt-cpuid
+// covers: rdt/cpuid
 #[test]
 fn the_resource_directors_leaves_are_the_parts() {
     for (name, leaf, subleaf, part) in [
@@ -743,7 +743,7 @@ fn the_resource_directors_leaves_are_the_parts() {
     assert_eq!(crate::rdt::RdtCaps::of(without), None);
 }
 
-// covers: 4/lbr-shown
+// covers: lbr/shown
 #[test]
 fn architectural_last_branch_records_are_shown() {
     for model in MODELS {
@@ -764,7 +764,7 @@ fn architectural_last_branch_records_are_shown() {
     assert_eq!(without.cpuid(0xD, 15), [0; 4]);
 }
 
-// covers: 4/pt-cpuid
+// covers: pt/cpuid
 #[test]
 fn processor_trace_is_what_leaf_14h_of_the_part_says() {
     for (name, rows, why) in [
@@ -817,7 +817,7 @@ fn processor_trace_is_what_leaf_14h_of_the_part_says() {
     }
 }
 
-// covers: 3/cpu-models-hidden
+// covers: cpu/models-hidden
 #[test]
 fn what_comes_later_is_hidden_and_kept() {
     // Leaves of the debug, trace and resource units: the model shows none, the part's rows keep them.
@@ -880,7 +880,7 @@ fn what_comes_later_is_hidden_and_kept() {
     assert!(!SANDYBRIDGE.features().fsgsbase() && !SNOWRIDGE.features().pcid());
 }
 
-// covers: 2/cpu-model-cpuid
+// covers: cpu/model-cpuid
 #[test]
 fn westmere_shows_what_qemu_shows_and_thirteen_features_more() {
     let rows = rows_of(dump!("qemu-7.2-tcg-westmere"));
@@ -915,7 +915,7 @@ fn westmere_shows_what_qemu_shows_and_thirteen_features_more() {
     }
 }
 
-// covers: 2/cpu-model-cpuid
+// covers: cpu/model-cpuid
 #[test]
 fn leaf_4_describes_the_caches() {
     // type: 1 data, 2 instruction, 3 unified
@@ -948,7 +948,7 @@ fn leaf_4_describes_the_caches() {
     }
 }
 
-// covers: 2/cpu-model-cpuid
+// covers: cpu/model-cpuid
 #[test]
 fn leaves_out_of_range_follow_the_manual() {
     let topology = WESTMERE.cpuid(0xB, 0);
@@ -980,7 +980,7 @@ fn leaves_out_of_range_follow_the_manual() {
     }
 }
 
-// covers: 2/cpu-model-cpuid
+// covers: cpu/model-cpuid
 #[test]
 fn westmere_shows_x86_64_v2_and_hides_what_is_not_modelled() {
     let features = WESTMERE.features();
@@ -1047,7 +1047,7 @@ fn every_model_is_sorted_and_found_by_name() {
     assert!(by_name("pentium").is_none());
 }
 
-// covers: 2/cpu-model-msrs
+// covers: cpu/model-msrs
 #[test]
 fn msr_rows_carry_the_manual_names() {
     for model in MODELS {
@@ -1071,7 +1071,7 @@ fn msr_rows_carry_the_manual_names() {
     }
 }
 
-// covers: 2/cpu-model-msrs
+// covers: cpu/model-msrs
 #[test]
 fn every_msr_that_linux_reads_on_this_part_answers_as_it_should() {
     // Registers that a stock 6.1 kernel reads at boot and that no other part of the machine holds.
@@ -1105,7 +1105,7 @@ fn every_msr_that_linux_reads_on_this_part_answers_as_it_should() {
     }
 }
 
-// covers: 2/cpu-model-msrs
+// covers: cpu/model-msrs
 #[test]
 fn writes_follow_the_manual() {
     const GP: Result<u64, MsrFault> = Err(MsrFault::GeneralProtection);
@@ -1181,7 +1181,7 @@ fn writes_follow_the_manual() {
     }
 }
 
-// covers: 2/cpu-model-msrs, 3/cpu-msrs
+// covers: cpu/model-msrs, cpu/msrs
 #[test]
 fn every_row_but_the_read_only_ones_takes_its_own_start_value() {
     for row in MODELS.iter().flat_map(|model| model.msrs) {
@@ -1194,7 +1194,7 @@ fn every_row_but_the_read_only_ones_takes_its_own_start_value() {
     }
 }
 
-// covers: 2/cpu-model-msrs, 3/cpu-msrs
+// covers: cpu/model-msrs, cpu/msrs
 #[test]
 fn capabilities_agree_with_the_registers_they_count() {
     // Name, variable ranges, banks, more of IA32_MCG_CAP, ratio of MSR_PLATFORM_INFO.
@@ -1244,7 +1244,7 @@ fn capabilities_agree_with_the_registers_they_count() {
     }
 }
 
-// covers: 3/cpu-msrs
+// covers: cpu/msrs
 #[test]
 fn registers_are_there_where_cpuid_enumerates_them() {
     for model in MODELS {
@@ -1260,7 +1260,7 @@ fn registers_are_there_where_cpuid_enumerates_them() {
     }
 }
 
-// covers: 3/cpu-msrs
+// covers: cpu/msrs
 #[test]
 fn what_linux_asks_of_a_model_has_the_model_s_answer() {
     const GP: Result<u64, MsrFault> = Err(MsrFault::GeneralProtection);
@@ -1420,7 +1420,7 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
     }
 }
 
-// covers: 3/cpu-model-toggles
+// covers: cpu/model-toggles
 #[test]
 fn toggles_switch_features_or_say_why_not() {
     let shown = |m: &CpuModel| m.features();
@@ -1545,7 +1545,7 @@ fn toggles_switch_features_or_say_why_not() {
     );
 }
 
-// covers: 3/cpu-model-toggles
+// covers: cpu/model-toggles
 #[test]
 fn features_are_found_by_linux_s_qemu_s_and_the_manual_s_names() {
     for &feature in Feature::ALL {
@@ -1574,7 +1574,7 @@ fn features_are_found_by_linux_s_qemu_s_and_the_manual_s_names() {
     }
 }
 
-// covers: 3/cpu-model-file
+// covers: cpu/model-file
 #[test]
 fn a_model_of_one_s_own_is_checked_before_it_runs() {
     let base = || OwnedModel::from(&HASWELL);
@@ -1668,7 +1668,7 @@ fn a_model_of_one_s_own_is_checked_before_it_runs() {
     }
 }
 
-// covers: 4/pmu-caps
+// covers: pmu/caps
 #[test]
 fn what_a_model_counts_agrees_with_its_leaf_0ah() {
     use crate::pmu::{ARCHITECTURAL, EventSelect, capabilities};
@@ -1726,7 +1726,7 @@ fn what_a_model_counts_agrees_with_its_leaf_0ah() {
     }
 }
 
-// covers: 4/pmu-cpuid
+// covers: pmu/cpuid
 #[test]
 fn counters_and_the_debug_store_are_shown_and_said_to_be_available() {
     for (name, leaf, misc_enable) in [
@@ -1758,7 +1758,7 @@ fn counters_and_the_debug_store_are_shown_and_said_to_be_available() {
     );
 }
 
-// covers: 4/tsc-khz
+// covers: tsc/khz
 #[test]
 fn another_frequency_is_said_wherever_a_guest_looks() {
     // Beyond the highest leaf CPUID answers for another.
@@ -1834,7 +1834,7 @@ fn another_frequency_is_said_wherever_a_guest_looks() {
     }
 }
 
-// covers: 6/irqchip-kvm-clock
+// covers: kvm/irqchip-kvm-clock
 #[test]
 fn another_apic_timer_is_what_leaf_15h_says() {
     for model in MODELS {

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::model::{CORE2, HASWELL, ICELAKE_SERVER, MODELS, NETBURST, P6, SAPPHIRERAPIDS, SNOWRIDGE, WESTMERE};
 
-    // covers: 3/smp-cpuid
+    // covers: smp/cpuid
     #[test]
     fn alone_a_cpu_is_what_the_rows_say() {
         for model in MODELS {
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    // covers: 3/smp-cpuid
+    // covers: smp/cpuid
     #[test]
     fn each_cpu_finds_its_ids_and_its_package() {
         // CPU, CPUs; then: IDs a package in leaf 1, HTT, bits of the core field and CPUs of the package in leaf 0BH.
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(HASWELL.msr_at(index, place), 0x6_0006);
     }
 
-    // covers: 3/smp-cpuid
+    // covers: smp/cpuid
     #[test]
     fn parts_without_leaf_4_are_a_package_each() {
         for model in [&P6, &NETBURST] {
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    // covers: 3/smp-cpuid
+    // covers: smp/cpuid
     #[test]
     fn caches_are_shared_as_on_the_part() {
         // Cores that share L1D, L1I, L2, L3; cores of the package.

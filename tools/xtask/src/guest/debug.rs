@@ -113,7 +113,7 @@ pub fn prepare(stage: &Stage, kernel: &Path) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
-    // covers: 8/gdb-lx
+    // covers: gdb/lx
     #[test]
     fn a_kernel_says_its_release() {
         let mut kernel = vec![0; 0x400];

@@ -12,8 +12,9 @@ use std::process::{Command, ExitCode};
 mod debian;
 pub mod debug;
 mod tools;
+pub mod xen;
 // The same file as in the VMM's library, by its path: what fetches and starts everything is not to wait for the engine.
-#[path = "../../../../vmm/src/newc.rs"]
+#[path = "../../../../vmm/machine/src/newc.rs"]
 mod newc;
 
 /// The script that a guest without a terminal runs in `cargo xtask demo`.
@@ -101,6 +102,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     } else {
         Some(with_tools(&stage, &guest)?)
     };
+    if !options.no_tools {
+        xen::prepare(&stage)?;
+    }
     let debug = if options.debug {
         Some(debug::prepare(&stage, &guest.kernel)?)
     } else {
@@ -238,7 +242,7 @@ fn sample() -> Vec<u8> {
 mod tests {
     use super::*;
 
-    // covers: 2/setup-demo
+    // covers: suite/demo
     #[test]
     fn the_initramfs_has_what_the_kernel_and_the_scripts_need() {
         let bytes = pack(

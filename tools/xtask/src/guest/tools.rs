@@ -231,7 +231,7 @@ fn pack(root: &Path, modules: &Path, programs: &[PathBuf], scripts: &[PathBuf]) 
 mod tests {
     use super::*;
 
-    // covers: 5/guest-tools
+    // covers: linux-guest/tools
     #[test]
     fn the_linker_s_list_is_read() {
         let text = "\tlinux-vdso.so.1 (0x00007ffd2b5f6000)\n\
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(library_files(text), expected.map(PathBuf::from));
     }
 
-    // covers: 5/guest-tools
+    // covers: linux-guest/tools
     #[test]
     fn the_archive_has_tools_modules_and_programs_and_is_the_same_each_time() {
         let folder = std::env::temp_dir().join(format!("minivmm-xtask-tools-{}", std::process::id()));

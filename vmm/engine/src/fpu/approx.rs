@@ -61,7 +61,7 @@ pub fn rsqrt(x: u32) -> u32 {
 mod tests {
     use super::*;
 
-    // covers: 2/cpu-sse
+    // covers: cpu/sse
     #[test]
     fn special_operands_are_as_the_manual_has_them() {
         let bits = f32::to_bits;
@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-sse
+    // covers: cpu/sse
     #[test]
     fn errors_stay_within_the_bound() {
         let bound = 1.5 / 4096.0;

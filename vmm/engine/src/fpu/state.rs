@@ -546,7 +546,7 @@ mod tests {
         s
     }
 
-    // covers: 2/cpu-fxsave
+    // covers: cpu/fxsave
     #[test]
     fn fxsave_and_fxrstor_are_inverse() {
         for (long, rex_w) in [(true, true), (true, false), (false, false)] {
@@ -569,7 +569,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-fxsave
+    // covers: cpu/fxsave
     #[test]
     fn fxsave_has_the_manuals_layout() {
         let s = busy();
@@ -603,7 +603,7 @@ mod tests {
         );
     }
 
-    // covers: 2/cpu-fxsave
+    // covers: cpu/fxsave
     #[test]
     fn fxrstor_refuses_reserved_mxcsr_bits_and_loads_nothing() {
         let mut image = busy().fxsave(true, true);
@@ -613,7 +613,7 @@ mod tests {
         assert_eq!(s, FpuState::new());
     }
 
-    // covers: 2/cpu-x87
+    // covers: cpu/x87
     #[test]
     fn tags_follow_from_contents() {
         let mut s = busy();
@@ -623,7 +623,7 @@ mod tests {
         assert_eq!(s.full_tags(), 0b10_11_10_10_01_00_11_00);
     }
 
-    // covers: 2/cpu-x87
+    // covers: cpu/x87
     #[test]
     fn environments_have_four_layouts() {
         let word = |image: &[u8], i: usize, wide: bool| {
@@ -699,7 +699,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-x87
+    // covers: cpu/x87
     #[test]
     fn fnsave_initialises_and_frstor_restores() {
         for wide in [false, true] {
@@ -716,7 +716,7 @@ mod tests {
         }
     }
 
-    // covers: 2/cpu-x87-exceptions
+    // covers: cpu/x87-exceptions
     #[test]
     fn summary_follows_flags_and_masks() {
         let mut s = FpuState::new();

@@ -289,217 +289,217 @@ fn family(family: Family, modes: &[u32]) {
     findings.judge(&format!("{family:?}"));
 }
 
-// covers: 2/differential-mov, 2/cpu-int-move
+// covers: differential/mov, cpu/int-move
 #[test]
 fn mov() {
     family(Family::Mov, &[64, 32, 16]);
 }
 
-// covers: 2/differential-alu, 2/cpu-int-arith, 2/cpu-int-logic
+// covers: differential/alu, cpu/int-arith, cpu/int-logic
 #[test]
 fn alu() {
     family(Family::Alu, &[64, 32, 16]);
 }
 
-// covers: 2/differential-shift, 2/cpu-int-shift
+// covers: differential/shift, cpu/int-shift
 #[test]
 fn shift() {
     family(Family::Shift, &[64, 32, 16]);
 }
 
-// covers: 2/differential-muldiv, 2/cpu-int-muldiv
+// covers: differential/muldiv, cpu/int-muldiv
 #[test]
 fn muldiv() {
     family(Family::MulDiv, &[64, 32, 16]);
 }
 
-// covers: 2/differential-bit, 2/cpu-int-logic, 2/cpu-int-v2
+// covers: differential/bit, cpu/int-logic, cpu/int-v2
 #[test]
 fn bit() {
     family(Family::Bit, &[64, 32, 16]);
 }
 
-// covers: 2/differential-string, 2/cpu-int-string
+// covers: differential/string, cpu/int-string
 #[test]
 fn string() {
     family(Family::String, &[64, 32, 16]);
 }
 
-// covers: 2/differential-stack, 2/cpu-int-stack
+// covers: differential/stack, cpu/int-stack
 #[test]
 fn stack() {
     family(Family::Stack, &[64, 32, 16]);
 }
 
-// covers: 2/differential-flow, 2/cpu-int-flow
+// covers: differential/flow, cpu/int-flow
 #[test]
 fn flow() {
     family(Family::Flow, &[64, 32, 16]);
 }
 
-// covers: 2/differential-cond, 2/cpu-int-move
+// covers: differential/cond, cpu/int-move
 #[test]
 fn cond() {
     family(Family::Cond, &[64, 32, 16]);
 }
 
-// covers: 2/differential-flags, 2/cpu-int-flags
+// covers: differential/flags, cpu/int-flags
 #[test]
 fn flags() {
     family(Family::Flags, &[64, 32, 16]);
 }
 
-// covers: 2/differential-xchg, 2/cpu-int-atomic
+// covers: differential/xchg, cpu/int-atomic
 #[test]
 fn xchg() {
     family(Family::Xchg, &[64, 32, 16]);
 }
 
-// covers: 2/differential-bcd, 2/cpu-int-bcd
+// covers: differential/bcd, cpu/int-bcd
 #[test]
 fn bcd() {
     family(Family::Bcd, &[32, 16]);
 }
 
-// covers: 2/differential-segment, 2/cpu-int-move
+// covers: differential/segment, cpu/int-move
 #[test]
 fn segment() {
     family(Family::Segment, &[64, 32, 16]);
 }
 
-// covers: 2/differential-system, 2/cpu-exceptions-privileged
+// covers: differential/system, cpu/exceptions-privileged
 #[test]
 fn system() {
     family(Family::System, &[64, 32, 16]);
 }
 
-// covers: 2/differential-nop, 2/cpu-int-move
+// covers: differential/nop, cpu/int-move
 #[test]
 fn nop() {
     family(Family::Nop, &[64, 32, 16]);
 }
 
-// covers: 2/differential-x87, 2/cpu-x87
+// covers: differential/x87, cpu/x87
 #[test]
 fn x87() {
     family(Family::X87, &[64, 32, 16]);
 }
 
-// covers: 2/differential-mmx, 2/cpu-mmx
+// covers: differential/mmx, cpu/mmx
 #[test]
 fn mmx() {
     family(Family::Mmx, &[64, 32, 16]);
 }
 
-// covers: 2/differential-sse, 2/cpu-sse
+// covers: differential/sse, cpu/sse
 #[test]
 fn sse() {
     family(Family::Sse, &[64, 32, 16]);
 }
 
-// covers: 2/differential-sse2, 2/cpu-sse2
+// covers: differential/sse2, cpu/sse2
 #[test]
 fn sse2() {
     family(Family::Sse2, &[64, 32, 16]);
 }
 
-// covers: 2/differential-sse3, 2/cpu-sse3
+// covers: differential/sse3, cpu/sse3
 #[test]
 fn sse3() {
     family(Family::Sse3, &[64, 32, 16]);
 }
 
-// covers: 2/differential-ssse3, 2/cpu-ssse3
+// covers: differential/ssse3, cpu/ssse3
 #[test]
 fn ssse3() {
     family(Family::Ssse3, &[64, 32, 16]);
 }
 
-// covers: 2/differential-sse41, 2/cpu-sse41
+// covers: differential/sse41, cpu/sse41
 #[test]
 fn sse41() {
     family(Family::Sse41, &[64, 32, 16]);
 }
 
-// covers: 2/differential-sse42, 2/cpu-sse42
+// covers: differential/sse42, cpu/sse42
 #[test]
 fn sse42() {
     family(Family::Sse42, &[64, 32, 16]);
 }
 
-// covers: 2/differential-aes, 2/cpu-aes
+// covers: differential/aes, cpu/aes
 #[test]
 fn aes() {
     family(Family::Aes, &[64, 32, 16]);
 }
 
-// covers: 2/differential-pclmul, 2/cpu-pclmul
+// covers: differential/pclmul, cpu/pclmul
 #[test]
 fn pclmul() {
     family(Family::Pclmul, &[64, 32, 16]);
 }
 
-// covers: 2/differential-fxsave, 2/cpu-fxsave
+// covers: differential/fxsave, cpu/fxsave
 #[test]
 fn fxsave() {
     family(Family::Xsave, &[64, 32, 16]);
 }
 
-// covers: 3/differential-bmi, 3/cpu-bmi, 3/cpu-adx
+// covers: differential/bmi, cpu/bmi, cpu/adx
 #[test]
 fn bmi() {
     family(Family::Bmi, &[64, 32, 16]);
 }
 
-// covers: 3/differential-sha, 3/cpu-sha
+// covers: differential/sha, cpu/sha
 #[test]
 fn sha() {
     family(Family::Sha, &[64, 32, 16]);
 }
 
-// covers: 3/differential-gfni, 3/cpu-gfni
+// covers: differential/gfni, cpu/gfni
 #[test]
 fn gfni() {
     family(Family::Gfni, &[64, 32, 16]);
 }
 
-// covers: 3/differential-avx, 3/cpu-avx
+// covers: differential/avx, cpu/avx
 #[test]
 fn avx() {
     family(Family::Avx, &[64, 32, 16]);
 }
 
-// covers: 3/differential-avx2, 3/cpu-avx2
+// covers: differential/avx2, cpu/avx2
 #[test]
 fn avx2() {
     family(Family::Avx2, &[64, 32, 16]);
 }
 
-// covers: 3/differential-fma, 3/cpu-fma
+// covers: differential/fma, cpu/fma
 #[test]
 fn fma() {
     family(Family::Fma, &[64, 32, 16]);
 }
 
-// covers: 3/differential-f16c, 3/cpu-f16c
+// covers: differential/f16c, cpu/f16c
 #[test]
 fn f16c() {
     family(Family::F16c, &[64, 32, 16]);
 }
 
-// covers: 3/differential-vaes, 3/cpu-vaes
+// covers: differential/vaes, cpu/vaes
 #[test]
 fn vaes() {
     family(Family::Vaes, &[64, 32, 16]);
 }
 
-// covers: 3/differential-xsave, 3/cpu-xsave
+// covers: differential/xsave, cpu/xsave-machine
 #[test]
 fn xstate() {
     family(Family::Xstate, &[64, 32, 16]);
 }
 
-// covers: 2/differential-undefined-host
+// covers: differential/undefined-host
 #[test]
 fn undefined_results_can_be_the_hosts() {
     // Not the decimal adjustments: a 64-bit host has none to ask.
@@ -512,7 +512,7 @@ fn undefined_results_can_be_the_hosts() {
     findings.judge("undefined results of the host");
 }
 
-// covers: 2/differential-forms
+// covers: differential/forms
 #[test]
 fn every_form_is_executed() {
     let mut pair = Pair::take(engine::Undefined::Model);

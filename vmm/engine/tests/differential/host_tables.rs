@@ -18,7 +18,7 @@ const RCX: usize = 1;
 const RDX: usize = 2;
 const RSP: usize = 4;
 
-// covers: 2/differential-host
+// covers: differential/host
 #[test]
 fn host_computes_known_results() {
     let mut host = Host::take();
@@ -83,7 +83,7 @@ fn host_computes_known_results() {
     }
 }
 
-// covers: 2/differential-host
+// covers: differential/host
 #[test]
 fn host_reports_faults() {
     let mut host = Host::take();
@@ -162,7 +162,7 @@ fn host_reports_faults() {
     }
 }
 
-// covers: 2/differential-host
+// covers: differential/host
 #[test]
 fn host_loads_and_saves_every_register() {
     let mut host = Host::take();
@@ -204,7 +204,7 @@ fn host_loads_and_saves_every_register() {
     assert_eq!(Host::take().area(0).len(), AREAS[0].len as usize);
 }
 
-// covers: 2/differential-host
+// covers: differential/host
 #[test]
 fn host_runs_32_bit_code() {
     let mut host = Host::take();
@@ -223,7 +223,7 @@ fn host_runs_32_bit_code() {
     assert_eq!(u32::from_le_bytes(pushed), 0x42);
 }
 
-// covers: 2/differential-host
+// covers: differential/host
 #[test]
 fn host_single_steps() {
     let mut host = Host::take();
@@ -237,7 +237,7 @@ fn host_single_steps() {
     assert_eq!(outcome.state.gpr[RCX], 0);
 }
 
-// covers: 2/differential-host
+// covers: differential/host
 #[test]
 fn host_stops_an_endless_loop() {
     let mut host = Host::take();

@@ -760,13 +760,13 @@ fn run(bits: u32, count: u64) {
     );
 }
 
-// covers: 2/differential-sequences
+// covers: differential/sequences
 #[test]
 fn programs_64() {
     run(64, 4000);
 }
 
-// covers: 2/differential-sequences, 2/cpu-modes-compatibility
+// covers: differential/sequences, cpu/modes-compatibility
 #[test]
 fn programs_32() {
     run(32, 4000);

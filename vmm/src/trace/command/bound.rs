@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::{linux::Recorded, symbols::SymbolTable};
 
-    // covers: 5/trace-window
+    // covers: trace/window
     #[test]
     fn moments_are_steps_times_addresses_and_functions() {
         let symbols = SymbolTable::parse("ffffffff81000000 T start\n").unwrap();

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    cli::parse_u64,
     error::Error,
     linux::Recorded,
+    parse::parse_u64,
     symbols::{Origin, SymbolFile, SymbolsError},
     trace::{
         Trace,
@@ -112,7 +112,7 @@ fn program(text: &str) -> Result<Program, Error> {
 mod tests {
     use super::*;
 
-    // covers: 5/symbols-user
+    // covers: symbols/user
     #[test]
     fn a_program_is_named_with_its_process_and_place() {
         for (text, path, comm, at) in [

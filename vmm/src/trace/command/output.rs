@@ -25,11 +25,7 @@ impl Output {
     fn check(result: io::Result<()>) {
         if let Err(error) = result {
             if error.kind() != ErrorKind::BrokenPipe {
-                let _ = writeln!(
-                    io::stderr(),
-                    "minivmm: standard output: {}",
-                    crate::error::plain(&error)
-                );
+                let _ = writeln!(io::stderr(), "minivmm: standard output: {}", machine::plain(&error));
                 exit(Status::Usage.code());
             }
             exit(Status::Done.code());

@@ -210,7 +210,7 @@ impl Drop for Folder {
 mod tests {
     use super::*;
 
-    // covers: 5/export-never-overwrites
+    // covers: trace/export-never-overwrites
     #[test]
     fn what_is_there_stays_until_the_new_one_is_whole() {
         let dir = std::env::temp_dir().join(format!("minivmm-out-{}", std::process::id()));

@@ -29,7 +29,7 @@ fn live(run: &mut Run) -> u64 {
 
 const BUFFER_BIT: u64 = status::BUFFER;
 
-// covers: 4/pebs-timing
+// covers: pebs/timing
 #[test]
 fn overflow_arms_and_the_next_event_records() {
     for (preset, eax, ip, why) in [
@@ -70,7 +70,7 @@ fn overflow_arms_and_the_next_event_records() {
     }
 }
 
-// covers: 4/pebs-timing
+// covers: pebs/timing
 #[test]
 fn without_int_only_the_threshold_interrupts() {
     let mut run = start(&WESTMERE, &[(INSTRUCTIONS, -1)], 1, 3);
@@ -87,7 +87,7 @@ fn without_int_only_the_threshold_interrupts() {
     assert_eq!(live(&mut run), BUFFER_BIT);
 }
 
-// covers: 4/pebs-two-requests
+// covers: pebs/two-requests
 #[test]
 fn a_full_buffer_and_an_overflow_are_two_interrupts() {
     let mut run = start(&WESTMERE, &[(INSTRUCTIONS | INT, -1)], 1, 1);
@@ -107,7 +107,7 @@ fn a_full_buffer_and_an_overflow_are_two_interrupts() {
     assert_eq!(live(&mut run), 0);
 }
 
-// covers: 4/pebs-order
+// covers: pebs/order
 #[test]
 fn a_plain_counter_goes_before_a_sampling_one_above_it() {
     let both = [(INSTRUCTIONS | INT, -1), (INSTRUCTIONS | INT, -1)];
@@ -124,7 +124,7 @@ fn a_plain_counter_goes_before_a_sampling_one_above_it() {
     );
 }
 
-// covers: 4/pebs-order
+// covers: pebs/order
 #[test]
 fn a_sampling_counter_goes_before_a_plain_one_above_it() {
     let both = [(INSTRUCTIONS | INT, -1), (INSTRUCTIONS | INT, -1)];
@@ -137,7 +137,7 @@ fn a_sampling_counter_goes_before_a_plain_one_above_it() {
     assert!(!run.pmu.unmasked().pmi, "both are overflows: one interrupt");
 }
 
-// covers: 4/pebs-order
+// covers: pebs/order
 #[test]
 fn simultaneous_plain_overflows_are_one_interrupt() {
     let both = [(INSTRUCTIONS | INT, -2), (INSTRUCTIONS | INT, -2)];
@@ -149,7 +149,7 @@ fn simultaneous_plain_overflows_are_one_interrupt() {
     assert!(!run.pmu.unmasked().pmi);
 }
 
-// covers: 4/pebs-order
+// covers: pebs/order
 #[test]
 fn two_sampling_counters_take_turns() {
     let both = [(INSTRUCTIONS, -1), (INSTRUCTIONS, -1)];
@@ -165,7 +165,7 @@ fn two_sampling_counters_take_turns() {
     assert_eq!((record(1, 0x10), record(1, 0x90)), (2, 2), "PMC1 at the second");
 }
 
-// covers: 4/pebs-branches
+// covers: pebs/branches
 #[test]
 fn the_tenth_jump_records_with_all_conditions() {
     // Counter at -10 on instructions, eleven jumps, a buffer of one record: the WRMSR and nine jumps overflow.
@@ -189,7 +189,7 @@ fn the_tenth_jump_records_with_all_conditions() {
     assert_eq!((run.index(), live(&mut run)), (RECORD, BUFFER_BIT));
 }
 
-// covers: 4/pebs-load-latency
+// covers: pebs/load-latency
 #[test]
 fn loads_slower_than_the_threshold_are_sampled() {
     let stream = [
@@ -236,7 +236,7 @@ fn loads_slower_than_the_threshold_are_sampled() {
     }
 }
 
-// covers: 4/pebs-load-latency
+// covers: pebs/load-latency
 #[test]
 fn an_overflow_arms_load_latency_too() {
     let mut run = start(&WESTMERE, &[(EN | OS | USR | 0x100B, -1)], 1 << 32 | 1, 8);
@@ -246,7 +246,7 @@ fn an_overflow_arms_load_latency_too() {
     assert_eq!(run.core.word(BUFFER + 0x98), 0xB000);
 }
 
-// covers: 4/pebs-other-events
+// covers: pebs/other-events
 #[test]
 fn an_event_that_cannot_be_sampled_interrupts_plainly() {
     for (model, select, record, why) in [
@@ -301,7 +301,7 @@ fn an_event_that_cannot_be_sampled_interrupts_plainly() {
     );
 }
 
-// covers: 4/pebs-formats
+// covers: pebs/formats
 #[test]
 fn records_of_every_format() {
     for (model, select, size) in [
@@ -336,7 +336,7 @@ fn records_of_every_format() {
     }
 }
 
-// covers: 4/pebs-adaptive
+// covers: pebs/adaptive
 #[test]
 fn adaptive_records_have_the_groups_that_are_asked_for() {
     const ADAPTIVE: u64 = 1 << 34;
@@ -383,7 +383,7 @@ fn adaptive_records_have_the_groups_that_are_asked_for() {
     }
 }
 
-// covers: 4/pebs-fixed
+// covers: pebs/fixed
 #[test]
 fn fixed_counters_sample_where_records_are_adaptive() {
     let mut run = Run::new(&ICELAKE_SERVER);
@@ -402,7 +402,7 @@ fn fixed_counters_sample_where_records_are_adaptive() {
     assert_eq!(run.core.word(BUFFER + 0x20 + 16), 1, "RAX after the first MOV");
 }
 
-// covers: 4/pebs-bad-area
+// covers: pebs/bad-area
 #[test]
 fn a_bad_area_harms_the_guest_alone() {
     for (base, index, maximum, written, fault, why) in [
@@ -455,7 +455,7 @@ fn a_bad_area_harms_the_guest_alone() {
     assert_eq!(effects.fault.map(|fault| fault.address), Some(0xFFFF_8000_0000_0020));
 }
 
-// covers: 4/pebs-rings
+// covers: pebs/rings
 #[test]
 fn the_event_that_records_is_of_the_counter_s_ring() {
     let mut run = start(&WESTMERE, &[(INSTRUCTIONS & !OS, -1)], 1, 4);

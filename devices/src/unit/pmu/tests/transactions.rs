@@ -25,7 +25,7 @@ fn counts<const N: usize>(run: &mut Run) -> [u64; N] {
 
 const TAKEN: Do = Do::Branch(Flow::Cond { taken: true });
 
-// covers: 4/pmu-in-tx
+// covers: pmu/in-tx
 #[test]
 fn in_tx_counts_inside_and_in_txcp_forgets_what_was_aborted() {
     let select = EN | OS | USR | 0xC4;
@@ -89,7 +89,7 @@ fn in_tx_counts_inside_and_in_txcp_forgets_what_was_aborted() {
     }
 }
 
-// covers: 4/pmu-transactions
+// covers: pmu/transactions
 #[test]
 fn transactions_are_events() {
     let event = |event: u64, umask: u64| EN | OS | USR | event | umask << 8;
@@ -119,7 +119,7 @@ fn transactions_are_events() {
     }
 }
 
-// covers: 4/pebs-transactions
+// covers: pebs/transactions
 #[test]
 fn a_record_in_a_transaction_comes_after_the_abort_that_it_makes() {
     // Format 2 and 3: 98H is the data address, B0H the eventing IP, B8H the TX Abort Information.
@@ -142,7 +142,7 @@ fn a_record_in_a_transaction_comes_after_the_abort_that_it_makes() {
     }
 }
 
-// covers: 4/pebs-transactions
+// covers: pebs/transactions
 #[test]
 fn an_abort_can_be_sampled_and_says_why() {
     for (cause, flags) in [
@@ -172,7 +172,7 @@ fn an_abort_can_be_sampled_and_says_why() {
     }
 }
 
-// covers: 4/pebs-transactions
+// covers: pebs/transactions
 #[test]
 fn the_adaptive_memory_group_has_the_field_too() {
     let mut run = counting(&ICELAKE_SERVER, &[ABORTED | INT | 1 << 34]);

@@ -43,7 +43,7 @@ fn change(bench: &mut Bench, change: Change) {
     let _ = bench.pt.change(change, &mut bench.guest);
 }
 
-// covers: 4/pt-psb-start
+// covers: pt/psb-start
 #[test]
 fn a_trace_begins_with_psb_unless_bytes_have_been_counted() {
     let all = all_rings().with_tsc_en(true).with_mtc_en(true);
@@ -106,7 +106,7 @@ fn a_trace_begins_with_psb_unless_bytes_have_been_counted() {
     }
 }
 
-// covers: 4/pt-trace-en-falls
+// covers: pt/trace-en-falls
 #[test]
 fn a_trace_ends_with_fup_and_tip_pgd() {
     let mut bench = Bench::start(skylake(), all_rings());
@@ -122,7 +122,7 @@ fn a_trace_ends_with_fup_and_tip_pgd() {
     assert_eq!(bench.packets(|b| b.stop()), [], "PacketEn is clear");
 }
 
-// covers: 4/pt-near
+// covers: pt/near
 #[test]
 fn near_branches() {
     let cond = |taken| Flow::Cond { taken };
@@ -181,7 +181,7 @@ fn near_branches() {
     }
 }
 
-// covers: 4/pt-tnt
+// covers: pt/tnt
 #[test]
 fn tnt_packets_hold_up_to_47_branches() {
     let mut bench = Bench::start(skylake(), all_rings());
@@ -195,7 +195,7 @@ fn tnt_packets_hold_up_to_47_branches() {
     assert_eq!(found[..3], [tnt(&bits[..47]), tnt(&bits[47..94]), tnt(&bits[94..])]);
 }
 
-// covers: 4/pt-ret-compression
+// covers: pt/ret-compression
 #[test]
 fn returns_that_can_and_cannot_be_compressed() {
     let call = |b: &mut Bench, n: u64| b.branch(Flow::Call, 0x1000 + 16 * n, 0x1010 + 16 * n);
@@ -273,7 +273,7 @@ fn returns_that_can_and_cannot_be_compressed() {
     assert_eq!(bits, 0, "only calls since the last PSB count");
 }
 
-// covers: 4/pt-ip-compression
+// covers: pt/ip-compression
 #[test]
 fn ips_are_sent_in_the_shortest_form() {
     let mut bench = Bench::start(skylake(), all_rings());
@@ -289,7 +289,7 @@ fn ips_are_sent_in_the_shortest_form() {
     assert_eq!(len(0xFFFF_8000_0000_0000), 7, "48 bits, sign-extended");
 }
 
-// covers: 4/pt-far
+// covers: pt/far
 #[test]
 fn far_transfers() {
     let mut bench = Bench::start(skylake(), all_rings());
@@ -332,7 +332,7 @@ fn far_transfers() {
     assert_eq!(found, [Fup(Some(0x4000)), pip, Tip(Some(0x5000))], "a task switch");
 }
 
-// covers: 4/pt-filter-cpl
+// covers: pt/filter-cpl
 #[test]
 fn rings() {
     let user = all_rings().with_os(false);
@@ -370,7 +370,7 @@ fn rings() {
     assert_eq!(found, [TipPgd(None)], "OS alone");
 }
 
-// covers: 4/pt-filter-cr3
+// covers: pt/filter-cr3
 #[test]
 fn cr3() {
     let mut bench = Bench::new(skylake());
@@ -427,7 +427,7 @@ fn ranged(configuration: u16, ranges: [(u64, u64); 2], ctl: RtitCtl) -> Bench {
     bench
 }
 
-// covers: 4/pt-filter-ip
+// covers: pt/filter-ip
 #[test]
 fn branches_into_and_out_of_ranges() {
     let mut bench = ranged(0x11, [(0x2000, 0x2FFF), (0x8000, 0x8000)], all_rings());
@@ -525,7 +525,7 @@ fn branches_into_and_out_of_ranges() {
     );
 }
 
-// covers: 4/pt-filter-straight
+// covers: pt/filter-straight
 #[test]
 fn straight_line_code_walks_over_edges() {
     let mut bench = ranged(0x01, [(0x2000, 0x20FF), (0, 0)], all_rings());
@@ -555,7 +555,7 @@ fn straight_line_code_walks_over_edges() {
     assert_ne!(bench.pt.generation(), generation);
 }
 
-// covers: 4/pt-trace-stop
+// covers: pt/trace-stop
 #[test]
 fn trace_stop() {
     for (filter, walks, outside, why) in [
@@ -601,7 +601,7 @@ fn trace_stop() {
     assert_eq!(bench.packets_from(0).last(), Some(&TraceStop));
 }
 
-// covers: 4/pt-lip
+// covers: pt/lip
 #[test]
 fn effective_and_linear_addresses() {
     for (model, tip) in [(&SKYLAKE_SERVER, 0x800), (&SNOWRIDGE, 0x1_0800)] {
@@ -622,7 +622,7 @@ fn effective_and_linear_addresses() {
     }
 }
 
-// covers: 4/pt-ptwrite
+// covers: pt/ptwrite
 #[test]
 fn ptwrite() {
     let caps = caps(&SNOWRIDGE);
@@ -677,7 +677,7 @@ fn ptwrite() {
     }
 }
 
-// covers: 4/pt-power
+// covers: pt/power
 #[test]
 fn power_events() {
     let ctl = all_rings().with_pwr_evt_en(true).with_tsc_en(true);
@@ -735,7 +735,7 @@ fn power_events() {
     );
 }
 
-// covers: 4/pt-events
+// covers: pt/events
 #[test]
 fn event_trace() {
     let ctl = all_rings().with_event_en(true);
@@ -789,7 +789,7 @@ fn event_trace() {
     assert_eq!(bench.packets(|b| change(b, Change::Interrupts)), [], "EventEn is clear");
 }
 
-// covers: 4/pt-init
+// covers: pt/init
 #[test]
 fn init_and_start_up() {
     let mut bench = Bench::start(everything(), all_rings().with_event_en(true));
@@ -829,7 +829,38 @@ fn init_and_start_up() {
     );
 }
 
-// covers: 4/pt-tsx
+// covers: pt/init
+#[test]
+fn a_psb_waits_until_a_processor_starts_after_init() {
+    let ctl = all_rings().with_mtc_en(true).with_mtc_freq(0).with_psb_freq(0);
+    let mut bench = Bench::start(everything(), ctl);
+    change(&mut bench, Change::Init);
+    let found = bench.packets(|b| {
+        // More bytes than PSBFreq 0 leaves between two PSBs: 2048.
+        for _ in 0..3000 {
+            b.guest.step += 100;
+            let _ = b.pt.tick(&mut b.guest);
+        }
+    });
+    assert!(found.len() > 1024, "{}", found.len());
+    assert_eq!(found.iter().find(|packet| !matches!(packet, Mtc(_))), None);
+    bench.guest.rip = 0x9_A000;
+    let found = bench.packets(|b| change(b, Change::StartUp(0x9A)));
+    assert_eq!(found.first(), Some(&Tip(Some(0x9_A000))));
+    assert!(found.contains(&Psb), "{found:?}");
+}
+
+/// The host's unit may be asked to trace a processor that waits already.
+// covers: pt/init
+#[test]
+fn a_start_without_an_init_tells_where_the_processor_waited() {
+    let mut bench = Bench::start(everything(), all_rings());
+    bench.guest.rip = 0x9_A000;
+    let found = bench.packets(|b| change(b, Change::StartUp(0x9A)));
+    assert_eq!(found, [Fup(Some(0x1000)), Tip(Some(0x9_A000))]);
+}
+
+// covers: pt/tsx
 #[test]
 fn transactions() {
     let mut bench = Bench::start(skylake(), all_rings());
@@ -856,7 +887,7 @@ fn transactions() {
     );
 }
 
-// covers: 4/pt-overflow
+// covers: pt/overflow
 #[test]
 fn overflow() {
     let mut bench = Bench::start(skylake(), all_rings());
@@ -884,7 +915,7 @@ fn overflow() {
     );
 }
 
-// covers: 4/pt-tnt-disable
+// covers: pt/tnt-disable
 #[test]
 fn without_tnt() {
     let mut bench = Bench::start(everything(), all_rings().with_dis_tnt(true));
@@ -897,7 +928,7 @@ fn without_tnt() {
     assert_eq!(found, [Tip(Some(0x2000))]);
 }
 
-// covers: 4/pt-pebs
+// covers: pt/pebs
 #[test]
 fn pebs_records_in_the_trace() {
     let mut bench = Bench::start(caps(&SNOWRIDGE), all_rings());
@@ -935,7 +966,7 @@ fn pebs_records_in_the_trace() {
     assert_eq!(found, [], "out of context it is lost");
 }
 
-// covers: 4/pt-inject
+// covers: pt/inject
 #[test]
 fn a_pending_psb_is_injected() {
     let caps = caps(&SAPPHIRERAPIDS);
@@ -956,7 +987,7 @@ fn a_pending_psb_is_injected() {
     }
 }
 
-// covers: 4/pt-lbr
+// covers: pt/lbr
 #[test]
 fn last_branch_records_pause_on_the_first_generation() {
     for model in MODELS {

@@ -30,7 +30,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8 + 1).collect()
 }
 
-// covers: 4/pt-output-single
+// covers: pt/output-single
 #[test]
 fn single_range_rows() {
     let caps = caps(&SKYLAKE_SERVER);
@@ -58,7 +58,7 @@ fn single_range_rows() {
     }
 }
 
-// covers: 4/pt-output-single
+// covers: pt/output-single
 #[test]
 fn a_single_range_wraps() {
     let caps = caps(&SKYLAKE_SERVER);
@@ -80,7 +80,7 @@ fn a_single_range_wraps() {
     );
 }
 
-// covers: 4/pt-topa-errors
+// covers: pt/topa-errors
 #[test]
 fn malformed_tables() {
     let many = caps(&SKYLAKE_SERVER);
@@ -161,7 +161,7 @@ fn malformed_tables() {
     }
 }
 
-// covers: 4/pt-topa
+// covers: pt/topa
 #[test]
 fn regions_fill_one_after_the_other() {
     let caps = caps(&SKYLAKE_SERVER);
@@ -202,7 +202,7 @@ fn regions_fill_one_after_the_other() {
     assert!(guest.ram[0x6_1000..].iter().all(|&byte| byte == 0));
 }
 
-// covers: 4/pt-topa
+// covers: pt/topa
 #[test]
 fn one_write_can_fill_several_regions() {
     let caps = caps(&SKYLAKE_SERVER);
@@ -217,7 +217,7 @@ fn one_write_can_fill_several_regions() {
     assert_eq!(output.registers().1.output_offset(), 0x800);
 }
 
-// covers: 4/pt-topa-errors
+// covers: pt/topa-errors
 #[test]
 fn an_entry_is_judged_when_it_is_reached() {
     let caps = caps(&SKYLAKE_SERVER);
@@ -237,7 +237,7 @@ fn an_entry_is_judged_when_it_is_reached() {
     );
 }
 
-// covers: 4/pt-topa-single-entry
+// covers: pt/topa-single-entry
 #[test]
 fn the_first_generation_asks_before_its_region_is_full() {
     let caps = caps(&BROADWELL);
@@ -254,7 +254,7 @@ fn the_first_generation_asks_before_its_region_is_full() {
     assert_eq!(asked, [due, due + 0x1000], "once a round");
 }
 
-// covers: 4/pt-output-nowhere
+// covers: pt/output-nowhere
 #[test]
 fn data_for_addresses_without_memory_is_dropped() {
     let caps = caps(&SKYLAKE_SERVER);
@@ -271,7 +271,7 @@ fn data_for_addresses_without_memory_is_dropped() {
     );
 }
 
-// covers: 4/pt-topa-offset-wraps
+// covers: pt/topa-offset-wraps
 #[test]
 fn after_the_last_entry_a_table_begins_anew() {
     let caps = caps(&SKYLAKE_SERVER);
@@ -291,7 +291,7 @@ fn after_the_last_entry_a_table_begins_anew() {
     assert_eq!(guest.ram[0x5_0000], pattern(0x1001)[0x1000]);
 }
 
-// covers: 4/pt-topa-pmi
+// covers: pt/topa-pmi
 #[test]
 fn the_pmi_of_a_region_is_an_effect_and_a_status_bit() {
     for (inject, model) in [(false, &SKYLAKE_SERVER), (true, &SAPPHIRERAPIDS)] {
@@ -321,7 +321,7 @@ fn the_pmi_of_a_region_is_an_effect_and_a_status_bit() {
     }
 }
 
-// covers: 4/pt-topa-stop
+// covers: pt/topa-stop
 #[test]
 fn a_stop_region_ends_the_trace_without_a_packet() {
     let mut bench = Bench::new(caps(&SKYLAKE_SERVER));

@@ -27,7 +27,7 @@ fn ctl_bits(model: &str) -> Vec<u32> {
     bits.to_vec()
 }
 
-// covers: 4/pt-msr-bits
+// covers: pt/msr-bits
 #[test]
 fn each_bit_of_ctl_by_model() {
     for model in MODELS {
@@ -47,7 +47,7 @@ fn each_bit_of_ctl_by_model() {
     }
 }
 
-// covers: 4/pt-msr-encodings
+// covers: pt/msr-encodings
 #[test]
 fn each_encoding_of_the_frequencies_by_model() {
     // MTCFreq at 14, CycThresh at 19, PSBFreq at 24: the values that leaf 14H.1 lists.
@@ -81,7 +81,7 @@ fn each_encoding_of_the_frequencies_by_model() {
     }
 }
 
-// covers: 4/pt-msr-bits
+// covers: pt/msr-bits
 #[test]
 fn each_bit_of_status_by_model() {
     for model in MODELS {
@@ -105,7 +105,7 @@ fn each_bit_of_status_by_model() {
     }
 }
 
-// covers: 4/pt-msr-bits
+// covers: pt/msr-bits
 #[test]
 fn each_bit_of_the_other_registers_by_model() {
     for model in MODELS {
@@ -157,7 +157,7 @@ fn each_bit_of_the_other_registers_by_model() {
     }
 }
 
-// covers: 4/pt-msr-trace-en
+// covers: pt/msr-trace-en
 #[test]
 fn output_schemes_and_branches_that_a_model_lacks_cannot_be_traced() {
     let en = RtitCtl::new().with_trace_en(true);
@@ -180,7 +180,7 @@ fn output_schemes_and_branches_that_a_model_lacks_cannot_be_traced() {
     }
 }
 
-// covers: 4/pt-msr-trace-en
+// covers: pt/msr-trace-en
 #[test]
 fn while_tracing_only_trace_en_can_be_cleared() {
     let ctl = all_rings().with_trace_en(true);
@@ -212,7 +212,7 @@ fn while_tracing_only_trace_en_can_be_cleared() {
     }
 }
 
-// covers: 4/pt-status-enables
+// covers: pt/status-enables
 #[test]
 fn status_shows_the_enables() {
     let enables = |bench: &Bench| {
@@ -248,7 +248,7 @@ fn status_shows_the_enables() {
     }
 }
 
-// covers: 4/pt-reset
+// covers: pt/reset
 #[test]
 fn what_outlives_a_reset() {
     for model in MODELS {
@@ -287,7 +287,7 @@ fn what_outlives_a_reset() {
     }
 }
 
-// covers: 4/pt-xsaves
+// covers: pt/xsaves
 #[test]
 fn xsaves_takes_the_registers_and_stops_the_trace() {
     let mut bench = Bench::new(caps(&SKYLAKE_SERVER));

@@ -86,7 +86,7 @@ fn told(ctl: RtitCtl, recorded: &Recorded) -> Vec<Packet> {
     })
 }
 
-// covers: 6/host-pt-strip
+// covers: host-units/pt-strip
 #[test]
 fn a_guest_that_goes_on_needs_no_packet_and_one_that_is_led_away_two() {
     let fup = |ip| Packet::Fup(Some(ip));
@@ -128,7 +128,7 @@ fn a_guest_that_goes_on_needs_no_packet_and_one_that_is_led_away_two() {
     }
 }
 
-// covers: 6/host-pt-strip
+// covers: host-units/pt-strip
 #[test]
 fn what_leads_to_an_exit_is_told_from_the_guests_own_fups() {
     let abort = Packet::ModeTsx {
@@ -159,7 +159,7 @@ fn what_leads_to_an_exit_is_told_from_the_guests_own_fups() {
     assert_eq!(told(all_rings(), &recorded), expected);
 }
 
-// covers: 6/host-pt-strip
+// covers: host-units/pt-strip
 #[test]
 fn time_goes_on_while_the_host_runs() {
     let ctl = all_rings().with_tsc_en(true).with_mtc_en(true).with_cyc_en(true);
@@ -201,7 +201,7 @@ fn time_goes_on_while_the_host_runs() {
     assert_eq!(rest, expected);
 }
 
-// covers: 6/host-pt-lost
+// covers: host-units/pt-lost
 #[test]
 fn lost_packets_are_an_overflow_where_the_guest_is_found_again() {
     let resync = |ip: u64| [Packet::Ovf, Packet::Fup(Some(ip)), Packet::Psb];
@@ -244,7 +244,7 @@ fn lost_packets_are_an_overflow_where_the_guest_is_found_again() {
     assert!(told_so.windows(3).any(|w| w == resync(0x7000)), "{told_so:?}");
 }
 
-// covers: 6/host-pt-join
+// covers: host-units/pt-join
 #[test]
 fn the_unit_goes_on_where_the_host_left_the_guest() {
     let mut bench = hosted(all_rings());
@@ -294,7 +294,7 @@ fn jumps(count: usize) -> Recorded {
     recorded
 }
 
-// covers: 6/host-pt-output
+// covers: host-units/pt-output
 #[test]
 fn regions_that_fill_ask_for_interrupts_and_end_the_trace() {
     const TABLE: u64 = 0x8000;
@@ -340,7 +340,7 @@ fn regions_that_fill_ask_for_interrupts_and_end_the_trace() {
     bench.wrmsr(IA32_RTIT_CTL, 0);
 }
 
-// covers: 6/host-pt-served
+// covers: host-units/pt-served
 #[test]
 fn a_host_traces_both_rings_and_what_its_tracer_can() {
     let bits = RtitCtl::new().with_branch_en(true).with_tsc_en(true).with_mtc_en(true);
@@ -391,7 +391,7 @@ fn a_host_traces_both_rings_and_what_its_tracer_can() {
     assert!(!bench.pt.is_served(), "nothing to trace");
 }
 
-// covers: 6/host-pt-strip
+// covers: host-units/pt-strip
 #[test]
 fn filters_of_the_hosts_switch_packets_on_and_off() {
     let ctl = all_rings().with_addr_cfg(1);

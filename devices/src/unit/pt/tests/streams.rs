@@ -163,7 +163,7 @@ fn full() -> RtitCtl {
         .with_event_en(true)
 }
 
-// covers: 4/pt-psb-period
+// covers: pt/psb-period
 #[test]
 fn psb_comes_every_period() {
     for freq in 0..6 {
@@ -194,7 +194,7 @@ fn skylake() -> PtCaps {
     caps(&SKYLAKE_SERVER)
 }
 
-// covers: 4/pt-time
+// covers: pt/time
 #[test]
 fn mtc_packets_are_ticks_of_the_crystal_clock() {
     for (model, ticks) in [(&SKYLAKE_SERVER, 84u64), (&ICELAKE_SERVER, 96), (&ALDERLAKE, 83)] {
@@ -224,7 +224,7 @@ fn mtc_packets_are_ticks_of_the_crystal_clock() {
     }
 }
 
-// covers: 4/pt-time
+// covers: pt/time
 #[test]
 fn a_long_gap_is_told_as_a_time() {
     let ctl = all_rings().with_tsc_en(true).with_mtc_en(true);
@@ -238,7 +238,7 @@ fn a_long_gap_is_told_as_a_time() {
 }
 
 /// As wall time moves it. What ports take is little, and a write that sets it back is seen at the next TSC packet.
-// covers: 4/pt-time
+// covers: pt/time
 #[test]
 fn a_tsc_that_leaps_is_told_at_once() {
     let ctl = all_rings().with_tsc_en(true).with_mtc_en(true);
@@ -262,7 +262,7 @@ fn a_tsc_that_leaps_is_told_at_once() {
     }
 }
 
-// covers: 4/pt-time
+// covers: pt/time
 #[test]
 fn tsc_packets_follow_the_tsc() {
     let mut bench = Bench::new(skylake());
@@ -283,7 +283,7 @@ fn tsc_packets_follow_the_tsc() {
     );
 }
 
-// covers: 4/pt-cyc
+// covers: pt/cyc
 #[test]
 fn cycles_add_up() {
     for thresh in [0u8, 1, 4, 8] {
@@ -313,7 +313,7 @@ fn cycles_add_up() {
     }
 }
 
-// covers: 4/pt-stream-decodes
+// covers: pt/stream-decodes
 #[test]
 fn every_byte_is_part_of_a_packet() {
     for seed in 1..20 {
@@ -349,7 +349,7 @@ fn every_byte_is_part_of_a_packet() {
     }
 }
 
-// covers: 4/pt-snapshot
+// covers: pt/snapshot
 #[test]
 fn a_snapshot_at_every_record_gives_the_same_bytes() {
     for (ctl, freq) in [(full(), 0), (all_rings(), 1)] {
@@ -383,7 +383,7 @@ fn a_snapshot_at_every_record_gives_the_same_bytes() {
     }
 }
 
-// covers: 4/pt-batches
+// covers: pt/batches
 #[test]
 fn batches_do_not_matter() {
     let mut random = Random(5);
@@ -419,7 +419,7 @@ fn batches_do_not_matter() {
     }
 }
 
-// covers: 4/pt-host-sink
+// covers: pt/host-sink
 #[test]
 fn an_observer_s_unit_writes_to_the_host() {
     let mut random = Random(3);
@@ -457,7 +457,7 @@ fn an_observer_s_unit_writes_to_the_host() {
     assert!(guest.ram.iter().all(|&byte| byte == 0), "and none in guest memory");
 }
 
-// covers: 4/pt-host-sink
+// covers: pt/host-sink
 #[test]
 fn a_sink_that_fails_ends_the_trace() {
     let mut guest = Guest::default();
@@ -469,7 +469,7 @@ fn a_sink_that_fails_ends_the_trace() {
     assert!(pt.output().take_error().is_some());
 }
 
-// covers: 4/pt-fuzz
+// covers: pt/fuzz
 #[test]
 fn random_registers_and_tables_harm_nothing() {
     let rounds = if std::env::var_os("MINIVMM_FULL").is_some() {

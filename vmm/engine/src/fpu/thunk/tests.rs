@@ -104,7 +104,7 @@ fn all_forms() -> Vec<Instruction> {
     forms
 }
 
-// covers: 2/cpu-sse, 2/cpu-mmx, 3/cpu-avx
+// covers: cpu/sse, cpu/mmx, cpu/avx
 #[test]
 fn every_form_touches_its_operands_only() {
     let forms = all_forms();
@@ -166,7 +166,7 @@ fn every_form_touches_its_operands_only() {
     }
 }
 
-// covers: 2/cpu-sse
+// covers: cpu/sse
 #[test]
 fn thunks_are_shared_by_all_register_numbers() {
     let entry = |hex: &str| prepare(&decode(hex)).expect("a vector instruction").entry as usize;
@@ -185,7 +185,7 @@ fn thunks_are_shared_by_all_register_numbers() {
     );
 }
 
-// covers: 2/cpu-sse, 2/cpu-sse2, 2/cpu-sse3, 2/cpu-ssse3, 2/cpu-sse41, 2/cpu-sse42, 2/cpu-aes, 2/cpu-pclmul
+// covers: cpu/sse, cpu/sse2, cpu/sse3, cpu/ssse3, cpu/sse41, cpu/sse42, cpu/aes, cpu/pclmul
 #[test]
 fn results_by_family() {
     // XMM1, XMM2 in; XMM1 out.
@@ -246,7 +246,7 @@ fn results_by_family() {
     }
 }
 
-// covers: 2/cpu-mmx
+// covers: cpu/mmx
 #[test]
 fn mmx_goes_through_the_x87_registers() {
     let mut m = Machine::new();
@@ -272,7 +272,7 @@ fn mmx_goes_through_the_x87_registers() {
     assert!(!prepare(&decode("66 0f 2a 0b")).expect("cvtpi2pd xmm1,[rbx]").traits.mmx);
 }
 
-// covers: 2/cpu-sse2, 2/cpu-sse41
+// covers: cpu/sse2, cpu/sse41
 #[test]
 fn general_registers_go_in_and_out() {
     let mut m = Machine::new();
@@ -296,7 +296,7 @@ fn general_registers_go_in_and_out() {
     assert_eq!(m.memory.0[..6], [0, 0, 0x08, 0xc0, 0, 0]);
 }
 
-// covers: 2/cpu-sse42
+// covers: cpu/sse42
 #[test]
 fn string_compares_use_their_implicit_operands() {
     let load = |text: &[u8]| {
@@ -325,7 +325,7 @@ fn string_compares_use_their_implicit_operands() {
     assert_eq!(m.fpu.xmm[0], mask);
 }
 
-// covers: 2/cpu-sse41
+// covers: cpu/sse41
 #[test]
 fn variable_blends_read_xmm0() {
     let mut m = Machine::new();
@@ -338,7 +338,7 @@ fn variable_blends_read_xmm0() {
     assert_eq!(m.fpu.xmm[0], 0x33 << 120 | 0x7f, "XMM0 as mask and destination");
 }
 
-// covers: 2/cpu-sse, 2/cpu-sse2, 2/cpu-sse41
+// covers: cpu/sse, cpu/sse2, cpu/sse41
 #[test]
 fn compares_return_flags() {
     let (cf, pf, zf) = (1, 1 << 2, 1 << 6);
@@ -357,7 +357,7 @@ fn compares_return_flags() {
     }
 }
 
-// covers: 2/cpu-mxcsr-exceptions
+// covers: cpu/mxcsr-exceptions
 #[test]
 fn exceptions_are_sticky_or_stop_the_instruction() {
     use mxcsr::{DAZ, FTZ};
@@ -555,7 +555,7 @@ fn exceptions_are_sticky_or_stop_the_instruction() {
     }
 }
 
-// covers: 2/cpu-mxcsr-exceptions
+// covers: cpu/mxcsr-exceptions
 #[test]
 fn the_hosts_mxcsr_is_left_alone() {
     let mut m = Machine::new();
@@ -569,7 +569,7 @@ fn the_hosts_mxcsr_is_left_alone() {
     assert_eq!(now & !mxcsr::FLAGS, mxcsr::RESET);
 }
 
-// covers: 2/cpu-sse
+// covers: cpu/sse
 #[test]
 fn alignment_is_demanded_of_sixteen_byte_operands() {
     for (hex, alignment, read, write, why) in [
@@ -593,7 +593,7 @@ fn alignment_is_demanded_of_sixteen_byte_operands() {
     }
 }
 
-// covers: 2/cpu-sse
+// covers: cpu/sse
 #[test]
 fn others_are_refused() {
     for (hex, why) in [
@@ -616,7 +616,7 @@ fn others_are_refused() {
     }
 }
 
-// covers: 3/cpu-avx, 3/cpu-avx2
+// covers: cpu/avx, cpu/avx2
 #[test]
 fn what_vex_writes_it_writes_to_the_top() {
     let (low, high) = (0x0101_0101_0101_0101_0202_0202_0202_0202u128, 0x0303_0303u128);

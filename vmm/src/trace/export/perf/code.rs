@@ -223,7 +223,7 @@ pub fn differences(was: &[u8; PAGE], now: &[u8; PAGE]) -> Vec<Range<usize>> {
 mod tests {
     use super::*;
 
-    // covers: 5/export-perf-smp
+    // covers: trace/export-perf-smp
     #[test]
     fn several_cpus_tell_of_one_memory() {
         let at = |cpu: usize, place: u64| (cpu, 0, place);
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    // covers: 5/export-perf
+    // covers: trace/export-perf
     #[test]
     fn changes_are_told_as_far_as_they_go() {
         let was = [0; PAGE];

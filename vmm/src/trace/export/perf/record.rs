@@ -108,7 +108,7 @@ impl Scale {
 mod tests {
     use super::*;
 
-    // covers: 5/export-perf
+    // covers: trace/export-perf
     #[test]
     fn time_scales_as_perf_has_it() {
         for khz in [2_100_000, 2_666_660, 733_000, 1_000_000] {

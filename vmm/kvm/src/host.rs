@@ -1,0 +1,166 @@
+//! An open /dev/kvm, and what it has been found to do.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use kvm_ioctls::{Cap, Kvm};
+use x86::model::CpuidRow;
+use x86::msr::IA32_PERF_CAPABILITIES;
+
+use crate::error::refused;
+use crate::guest_debug::{self, Kinds};
+use crate::irqchip::Irqchip;
+use crate::tracer::Traces;
+use crate::{cpuid, measure, msrs, perf, sys};
+
+/// An open /dev/kvm that can do what this driver needs.
+#[derive(Debug)]
+pub struct Host {
+    pub(crate) kvm: Kvm,
+    /// What KVM_GET_SUPPORTED_CPUID says; and that the timer has deadlines, which it never says, where they come to us.
+    supported: Vec<CpuidRow>,
+    /// The guest's time-stamp counter's frequency.
+    pub tsc_khz: u32,
+    /// What [`Host::virtualizes`] found.
+    speed: OnceCell<Result<String, String>>,
+}
+
+/// What this driver cannot do without.
+const NEEDED: &[(Cap, &str)] = &[
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    (Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR"),
+    (Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER"),
+    (Cap::VcpuEvents, "KVM_CAP_VCPU_EVENTS"),
+    (Cap::Debugregs, "KVM_CAP_DEBUGREGS"),
+    (Cap::Xsave, "KVM_CAP_XSAVE"),
+    (Cap::Xcrs, "KVM_CAP_XCRS"),
+    (Cap::GetTscKhz, "KVM_CAP_GET_TSC_KHZ"),
+    (Cap::SyncRegs, "KVM_CAP_SYNC_REGS"),
+];
+
+impl Host {
+    /// Opens /dev/kvm.
+    ///
+    /// # Errors
+    /// One line: why there is no KVM for us, and what to do.
+    pub fn open() -> Result<Self, String> {
+        let kvm = Kvm::new().map_err(|error| match error.errno() {
+            libc::ENOENT => "/dev/kvm is not there: load kvm-intel or kvm-amd, or use --engine soft".to_string(),
+            libc::EACCES | libc::EPERM => {
+                "no permission for /dev/kvm: become a member of its group, or use --engine soft".into()
+            }
+            _ => format!("/dev/kvm: {}", machine::plain(&error.into())),
+        })?;
+        let version = kvm.get_api_version();
+        if version != 12 {
+            return Err(format!("/dev/kvm has API version {version}, not 12"));
+        }
+        if let Some((_, name)) = NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+            return Err(format!(
+                "this host's KVM has no {name} (Linux 5.10 has): use --engine soft"
+            ));
+        }
+        let says =
+            |what: &str, error: kvm_ioctls::Error| format!("/dev/kvm: {what}: {}", machine::plain(&error.into()));
+        let supported = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(|e| says("KVM_GET_SUPPORTED_CPUID", e))?;
+        let vm = kvm.create_vm().map_err(|e| says("KVM_CREATE_VM", e))?;
+        let vcpu = vm.create_vcpu(0).map_err(|e| says("KVM_CREATE_VCPU", e))?;
+        // The wrapper's error is -1, whatever the call's was.
+        let tsc_khz = vcpu
+            .get_tsc_khz()
+            .map_err(|_| says("KVM_GET_TSC_KHZ", kvm_ioctls::Error::last()))?;
+        let mut supported = cpuid::rows(&supported);
+        // What fails here fails again where it is told; until then nothing relies on it.
+        let exits = measure::deadline_exits(&kvm).unwrap_or(false);
+        cpuid::set_deadline(&mut supported, exits);
+        Ok(Host {
+            supported,
+            tsc_khz,
+            speed: OnceCell::new(),
+            kvm,
+        })
+    }
+
+    /// Measures whether KVM runs instructions on the processor or interprets them: what it found, as an error if it interprets.
+    ///
+    /// # Errors
+    /// One line: KVM is slower than the software engine, or fails.
+    pub fn virtualizes(&self) -> Result<String, String> {
+        self.speed.get_or_init(|| self.measure()).clone()
+    }
+
+    fn measure(&self) -> Result<String, String> {
+        let mips = measure::mips(&self.kvm).map_err(|error| refused("measuring /dev/kvm")(error))?;
+        let text = format!("it executes {mips:.0} million instructions per second");
+        if mips >= measure::NATIVE_MIPS {
+            Ok(text)
+        } else {
+            Err(format!("KVM interprets here, {text}"))
+        }
+    }
+
+    /// What KVM supports of a guest with these interrupt controllers: its own timers take every deadline.
+    pub fn rows(&self, irqchip: Irqchip) -> Vec<CpuidRow> {
+        let mut rows = self.supported.clone();
+        if irqchip == Irqchip::Kvm {
+            cpuid::set_deadline(&mut rows, true);
+        }
+        rows
+    }
+
+    /// How long so many exits take that are answered at once: what whatever this program does in one is measured against.
+    ///
+    /// # Errors
+    /// One line: KVM refuses or fails.
+    pub fn bare_exits(&self, count: u16) -> Result<Duration, String> {
+        measure::exits(&self.kvm, count).map_err(refused("measuring exits of /dev/kvm"))
+    }
+
+    /// IA32_PERF_CAPABILITIES of what KVM supports, if it has that register for guests.
+    pub fn perf_capabilities(&self) -> Option<u64> {
+        let list = self.kvm.get_msr_feature_index_list().ok()?;
+        if !list.as_slice().contains(&IA32_PERF_CAPABILITIES) {
+            return None;
+        }
+        let values = msrs::read(|list| self.kvm.get_msrs(list), &[IA32_PERF_CAPABILITIES]);
+        values.ok()?.first().copied()
+    }
+
+    /// A row of what KVM supports of CPUID; zeros where there is none.
+    pub fn supported(&self, leaf: u32) -> [u32; 4] {
+        let row = self.supported.iter().find(|row| row.leaf == leaf);
+        row.map_or([0; 4], |row| row.regs)
+    }
+
+    /// Tries whether perf's Intel PT records while KVM has a virtual machine.
+    ///
+    /// # Errors
+    /// One line: why not.
+    pub fn tries_pt(&self) -> Result<Arc<dyn Traces>, String> {
+        let perf = perf::Perf::here()?;
+        // perf may send it.
+        sys::take_signal().map_err(refused("taking over a signal"))?;
+        // VMXON may come with the first one only.
+        let _vm = self.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
+        perf.try_out()?;
+        Ok(Arc::new(perf))
+    }
+
+    /// What KVM_SET_GUEST_DEBUG delivers here.
+    ///
+    /// # Errors
+    /// One line: KVM refuses or fails.
+    pub fn guest_debug(&self) -> Result<Kinds, String> {
+        guest_debug::measure(&self.kvm).map_err(refused("trying KVM_SET_GUEST_DEBUG"))
+    }
+
+    /// What KVM_CHECK_EXTENSION says of a capability, by its number.
+    pub fn capability(&self, number: u32) -> i32 {
+        self.kvm.check_extension_raw(number.into())
+    }
+}

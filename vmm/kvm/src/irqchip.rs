@@ -1,0 +1,289 @@
+//! Whose interrupt controllers a machine on KVM has: this program's, or KVM's own.
+//!
+//! KVM's stay in the kernel, and an interrupt, an IPI or HLT takes no exit to this program there. But what is in the kernel does
+//! not come along to the software engine: a machine that moves there while the guest runs has this program's.
+
+use serde::Serialize;
+
+use crate::units::{Backend, Backends, Unit};
+
+/// Whose interrupt controllers and interval timer a machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Irqchip {
+    /// This program's.
+    Minivmm,
+    /// KVM's, in the kernel.
+    Kvm,
+}
+
+impl Irqchip {
+    /// As `--irqchip` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Irqchip::Minivmm => "minivmm",
+            Irqchip::Kvm => "kvm",
+        }
+    }
+}
+
+/// What of a run's configuration the choice hangs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// `--irqchip`.
+    pub irqchip: Option<Irqchip>,
+    /// A debugger may stop the guest.
+    pub debugged: bool,
+    /// Somebody may look at the machine through the monitor.
+    pub monitored: bool,
+}
+
+/// What has been chosen, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// Whose they are.
+    pub irqchip: Irqchip,
+    /// Why.
+    pub why: String,
+}
+
+/// What of a configuration moves the machine to the software engine while the guest runs: the option, and what it does.
+fn moves(config: &Wanted, units: &Backends) -> Option<(String, &'static str)> {
+    let unit = units.each().find(|(_, backend)| *backend == Backend::Emulated);
+    if let Some((row, _)) = unit {
+        let option = format!("--{}=emulated", row.name);
+        return Some((
+            option,
+            "has the guest run in the software engine while it uses the unit",
+        ));
+    }
+    if units[Unit::Pt] == Backend::Host {
+        let does = "has its interrupts from this program's";
+        return Some(("--pt=host".into(), does));
+    }
+    let debugged = config.debugged;
+    let does = "has the guest run in the software engine while there is something to stop for";
+    debugged.then(|| ("--gdb".to_string(), does))
+}
+
+/// Whose a machine on KVM has. `lacks`: what of KVM's are missing on this host; `speed`: how it executes a guest, as an error if
+/// it interprets.
+///
+/// # Errors
+/// One line: KVM's are wished for and cannot be had, and why.
+pub fn choose(
+    config: &Wanted,
+    units: &Backends,
+    lacks: Option<&'static str>,
+    speed: impl FnOnce() -> Result<String, String>,
+) -> Result<Choice, String> {
+    let chosen = |irqchip, why: String| Ok(Choice { irqchip, why });
+    let moves = moves(config, units);
+    if units[Unit::Pmu] == Backend::Host {
+        return counters(config, moves, lacks).map(|why| Choice {
+            irqchip: Irqchip::Kvm,
+            why,
+        });
+    }
+    match config.irqchip {
+        Some(Irqchip::Minivmm) => chosen(Irqchip::Minivmm, "as --irqchip says".into()),
+        Some(Irqchip::Kvm) => match (moves, lacks) {
+            (Some((option, does)), _) => Err(format!(
+                "{option} {does}, and KVM's interrupt controllers do not come along: leave one of the two out, or use --irqchip \
+                 minivmm"
+            )),
+            (None, Some(name)) => Err(format!("this host's KVM has no {name}: use --irqchip minivmm")),
+            (None, None) => chosen(Irqchip::Kvm, "as --irqchip says".into()),
+        },
+        None => {
+            if let Some((option, does)) = moves {
+                return chosen(Irqchip::Minivmm, format!("{option} {does}"));
+            }
+            if config.monitored {
+                let why = "the monitor behind --control shows the machine's own";
+                return chosen(Irqchip::Minivmm, why.into());
+            }
+            let (irqchip, why) = of_host(lacks, speed());
+            chosen(irqchip, why)
+        }
+    }
+}
+
+/// Why a machine with KVM's counters has KVM's.
+///
+/// # Errors
+/// One line: they cannot be had.
+fn counters(
+    config: &Wanted,
+    moves: Option<(String, &'static str)>,
+    lacks: Option<&'static str>,
+) -> Result<String, String> {
+    const WHY: &str = "--pmu=host: the counters' interrupts are for KVM's own local APICs";
+    match (moves, lacks, config.irqchip) {
+        (Some((option, does)), ..) => Err(format!("{WHY}, which {option} excludes: it {does}")),
+        (_, Some(name), _) => Err(format!("{WHY}, and this host's KVM has no {name}")),
+        (_, _, Some(Irqchip::Minivmm)) => Err(format!("{WHY}: leave --irqchip minivmm out")),
+        _ => Ok(WHY.into()),
+    }
+}
+
+/// Whose a machine has that nothing else is known of.
+pub fn of_host(lacks: Option<&'static str>, speed: Result<String, String>) -> (Irqchip, String) {
+    match (lacks, speed) {
+        (Some(name), _) => (Irqchip::Minivmm, format!("this host's KVM has no {name}")),
+        (None, Err(why)) => (
+            Irqchip::Minivmm,
+            format!("{why}, so that some instructions are the software engine's"),
+        ),
+        // This program's can be looked at, and come along should the machine have to leave KVM.
+        (None, Ok(_)) => (
+            Irqchip::Minivmm,
+            "--irqchip kvm has KVM's own, for a guest that need not leave KVM".into(),
+        ),
+    }
+}
+
+/// Why a machine in the software engine has none of KVM's, if they are wished for.
+///
+/// # Errors
+/// One line: they are.
+pub fn check_soft(config: &Wanted) -> Result<(), String> {
+    match config.irqchip {
+        Some(Irqchip::Kvm) => {
+            Err("the software engine runs this guest, and KVM has no part in it: use --engine kvm".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NATIVE: fn() -> Result<String, String> = || Ok("fast".into());
+
+    // covers: kvm/irqchip-choice
+    #[test]
+    fn this_programs_are_taken_unless_kvms_are_wished_for() {
+        let base = Wanted::default();
+        let none = Backends::default();
+        let emulated = none.with(Unit::Pt, Backend::Emulated);
+        let gdb = Wanted { debugged: true, ..base };
+        let control = Wanted {
+            monitored: true,
+            ..base
+        };
+        let slow: fn() -> Result<String, String> = || Err("KVM interprets here".into());
+        for (config, units, lacks, speed, irqchip, why) in [
+            (
+                &base,
+                none,
+                None,
+                NATIVE,
+                Irqchip::Minivmm,
+                "--irqchip kvm has KVM's own",
+            ),
+            (&base, emulated, None, NATIVE, Irqchip::Minivmm, "--pt=emulated"),
+            (&gdb, none, None, NATIVE, Irqchip::Minivmm, "--gdb"),
+            (&control, none, None, NATIVE, Irqchip::Minivmm, "--control"),
+            (&base, none, None, slow, Irqchip::Minivmm, "KVM interprets here"),
+            (
+                &base,
+                none,
+                Some("KVM_CAP_PIT2"),
+                NATIVE,
+                Irqchip::Minivmm,
+                "KVM_CAP_PIT2",
+            ),
+        ] {
+            let choice = choose(config, &units, lacks, speed).unwrap();
+            assert_eq!(choice.irqchip, irqchip, "{choice:?}");
+            assert!(choice.why.contains(why), "{choice:?}");
+            // A wish for this program's is always met.
+            let wished = Wanted {
+                irqchip: Some(Irqchip::Minivmm),
+                ..*config
+            };
+            let choice = choose(&wished, &units, lacks, || panic!("nothing is measured")).unwrap();
+            assert_eq!(choice.irqchip, Irqchip::Minivmm);
+        }
+    }
+
+    // covers: host-units/pmu-irqchip
+    #[test]
+    fn kvms_counters_imply_kvms_controllers_and_a_hosts_trace_this_programs() {
+        let base = Wanted::default();
+        let host = Backend::Host;
+        let none = Backends::default();
+        let counters = none.with(Unit::Pmu, host);
+        for irqchip in [None, Some(Irqchip::Kvm)] {
+            let config = Wanted { irqchip, ..base };
+            let choice = choose(&config, &counters, None, || panic!("nothing is measured")).unwrap();
+            assert_eq!(choice.irqchip, Irqchip::Kvm);
+            assert!(choice.why.contains("--pmu=host"), "{choice:?}");
+        }
+        let ours = Wanted {
+            irqchip: Some(Irqchip::Minivmm),
+            ..base
+        };
+        let gdb = Wanted { debugged: true, ..base };
+        for (config, lacks, says) in [
+            (&ours, None, "leave --irqchip minivmm out"),
+            (&gdb, None, "--gdb excludes"),
+            (&base, Some("KVM_CAP_PIT2"), "no KVM_CAP_PIT2"),
+        ] {
+            let error = choose(config, &counters, lacks, NATIVE).unwrap_err();
+            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
+        }
+        let trace = none.with(Unit::Pt, host);
+        let choice = choose(&base, &trace, None, NATIVE).unwrap();
+        assert_eq!(
+            (choice.irqchip, choice.why.contains("--pt=host")),
+            (Irqchip::Minivmm, true)
+        );
+        let kvms = Wanted {
+            irqchip: Some(Irqchip::Kvm),
+            ..base
+        };
+        assert!(
+            choose(&kvms, &trace, None, NATIVE)
+                .unwrap_err()
+                .contains("--pt=host has its interrupts")
+        );
+    }
+
+    // covers: kvm/irqchip-choice
+    #[test]
+    fn a_wish_for_kvms_is_met_or_refused_with_the_reason() {
+        let base = Wanted {
+            irqchip: Some(Irqchip::Kvm),
+            ..Wanted::default()
+        };
+        let none = Backends::default();
+        let unmeasured = || panic!("nothing is measured");
+        let choice = choose(&base, &none, None, unmeasured).unwrap();
+        assert_eq!(choice.irqchip, Irqchip::Kvm);
+        let lbr = none.with(Unit::Lbr, Backend::Emulated);
+        let gdb = Wanted { debugged: true, ..base };
+        for (config, units, lacks, says) in [
+            (
+                &base,
+                lbr,
+                None,
+                "--lbr=emulated has the guest run in the software engine",
+            ),
+            (&gdb, none, None, "--gdb has the guest run"),
+            (&base, none, Some("KVM_CAP_IRQCHIP"), "has no KVM_CAP_IRQCHIP"),
+        ] {
+            let error = choose(config, &units, lacks, unmeasured).unwrap_err();
+            assert!(
+                error.contains(says) && error.ends_with("use --irqchip minivmm"),
+                "{error}"
+            );
+            assert_eq!(error.lines().count(), 1);
+        }
+        let error = check_soft(&base).unwrap_err();
+        assert!(error.contains("--engine kvm"), "{error}");
+        check_soft(&Wanted::default()).unwrap();
+    }
+}

@@ -1,0 +1,214 @@
+//! KVM's own timers: those of its local APICs, and its interval timer.
+//!
+//! They run by the kernel's clock, whether the CPUs run or not. While the machine stands still they have to stand, too: else what
+//! comes due meanwhile comes at once when the guest goes on, early by its clock.
+
+use devices::platform::GSI_PIT;
+use kvm_bindings::{kvm_lapic_state, kvm_pit_channel_state, kvm_pit_state2};
+use kvm_ioctls::{VcpuFd, VmFd};
+use x86::msr::IA32_TSC_DEADLINE;
+
+use crate::error::refused;
+use crate::kernel_irqchip::{register, set_register};
+use crate::{msrs, sys};
+
+/// Registers of a local APIC. SDM Vol. 3A Table 11-1 "Local APIC Register Address Map".
+const LVT_TIMER: usize = 0x320;
+const INITIAL_COUNT: usize = 0x380;
+const CURRENT_COUNT: usize = 0x390;
+/// The mask of an entry of the local vector table, and of one of the IOAPIC's.
+const MASKED: u32 = 1 << 16;
+/// The interval timer's clock in Hz.
+const PIT_HZ: i64 = 1_193_182;
+/// What KVM has for a mode in a channel that none has been set for; the 8254's are 0 to 5.
+const NO_MODE: u8 = 0xff;
+
+/// What a CPU's timer has still to count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// It is off, or has come to its end.
+    Nothing,
+    /// Its registers.
+    Counts {
+        /// The initial count.
+        initial: u32,
+        /// The current count.
+        current: u32,
+    },
+    /// The time-stamp counter's value that it waits for.
+    Deadline(u64),
+}
+
+/// The timers of a machine that stands still.
+#[derive(Debug)]
+pub struct Timers {
+    cpus: Vec<Left>,
+    /// The interval timer, where it was counting, and when that was.
+    pit: Option<(kvm_pit_state2, i64)>,
+}
+
+/// Bits 18:17 of the timer's entry. SDM Vol. 3A Figure 11-8 "Local Vector Table (LVT)".
+fn left(lapic: &kvm_lapic_state, deadline: u64) -> Left {
+    let entry = register(lapic, LVT_TIMER);
+    let (initial, current) = (register(lapic, INITIAL_COUNT), register(lapic, CURRENT_COUNT));
+    match (entry >> 17 & 3, deadline) {
+        (0, _) if current != 0 => Left::Counts { initial, current },
+        (1, _) if initial != 0 => Left::Counts { initial, current },
+        (0 | 1, _) | (_, 0) => Left::Nothing,
+        (_, deadline) => Left::Deadline(deadline),
+    }
+}
+
+fn lapic(vcpu: &VcpuFd) -> Result<kvm_lapic_state, String> {
+    vcpu.get_lapic().map_err(|e| refused("KVM_GET_LAPIC")(e.into()))
+}
+
+/// IA32_TSC_DEADLINE, which is 0 once the time has come.
+fn deadline(vcpu: &VcpuFd) -> Result<u64, String> {
+    let values = msrs::read(|list| vcpu.get_msrs(list), &[IA32_TSC_DEADLINE])?;
+    Ok(values.first().copied().unwrap_or(0))
+}
+
+fn set_deadline(vcpu: &VcpuFd, deadline: u64) -> Result<(), String> {
+    msrs::write(vcpu, &[(IA32_TSC_DEADLINE, deadline)])
+}
+
+/// Has a timer count from here; KVM begins with the current count that it is given.
+fn set_counts(vcpu: &VcpuFd, initial: u32, current: u32) -> Result<(), String> {
+    let mut state = lapic(vcpu)?;
+    set_register(&mut state, INITIAL_COUNT, initial);
+    set_register(&mut state, CURRENT_COUNT, current);
+    vcpu.set_lapic(&state).map_err(|e| refused("KVM_SET_LAPIC")(e.into()))
+}
+
+/// Whether a halted CPU's own timer will interrupt it.
+///
+/// # Errors
+/// One line: what KVM refused.
+pub fn is_armed(vcpu: &VcpuFd) -> Result<bool, String> {
+    let state = lapic(vcpu)?;
+    Ok(register(&state, LVT_TIMER) & MASKED == 0 && left(&state, deadline(vcpu)?) != Left::Nothing)
+}
+
+/// Whether the first channel of an interval timer has something to come. `now`: the time that it counts by.
+fn counts(channel: &kvm_pit_channel_state, now: i64) -> bool {
+    let period = i64::from(channel.count) * 1_000_000_000 / PIT_HZ;
+    match channel.mode {
+        2 | 3 => true,
+        0 | 1 | 4 => now.saturating_sub(channel.count_load_time) < period,
+        _ => false,
+    }
+}
+
+/// Whether KVM's interval timer may interrupt a CPU: it is counting, and a controller lets it through. What cannot be found out is
+/// taken for yes.
+pub fn interval_timer_wakes(vm: &VmFd) -> bool {
+    let Ok(state) = vm.get_pit2() else { return true };
+    let masked = |(pic, ioapic): (u8, [u64; 24])| pic & 1 != 0 && ioapic[usize::from(GSI_PIT)] & u64::from(MASKED) != 0;
+    counts(&state.channels[0], sys::monotonic()) && !sys::masks(vm).is_ok_and(masked)
+}
+
+impl Timers {
+    /// Has all of them stand.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    pub fn stop<'a>(vm: &VmFd, vcpus: impl Iterator<Item = &'a VcpuFd>) -> Result<Self, String> {
+        let stop = |vcpu: &VcpuFd| {
+            let left = left(&lapic(vcpu)?, deadline(vcpu)?);
+            match left {
+                Left::Nothing => {}
+                Left::Counts { .. } => set_counts(vcpu, 0, 0)?,
+                Left::Deadline(_) => set_deadline(vcpu, 0)?,
+            }
+            Ok(left)
+        };
+        let cpus = vcpus.map(stop).collect::<Result<_, String>>()?;
+        let state = vm.get_pit2().map_err(|e| refused("KVM_GET_PIT2")(e.into()))?;
+        let now = sys::monotonic();
+        let pit = counts(&state.channels[0], now).then_some((state, now));
+        if let Some((mut state, _)) = pit {
+            state.channels[0].mode = NO_MODE;
+            vm.set_pit2(&state).map_err(|e| refused("KVM_SET_PIT2")(e.into()))?;
+        }
+        Ok(Timers { cpus, pit })
+    }
+
+    /// Has a CPU's go on from where it stands. Its time-stamp counter is right again.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    pub fn go_on(&self, cpu: usize, vcpu: &VcpuFd) -> Result<(), String> {
+        match self.cpus[cpu] {
+            Left::Nothing => Ok(()),
+            Left::Counts { initial, current } => set_counts(vcpu, initial, current),
+            Left::Deadline(deadline) => set_deadline(vcpu, deadline),
+        }
+    }
+
+    /// The same of the interval timer, whose first channel begins a period.
+    ///
+    /// # Errors
+    /// One line: what KVM refused.
+    pub fn go_on_with_intervals(&self, vm: &VmFd) -> Result<(), String> {
+        let Some((mut state, then)) = self.pit else {
+            return Ok(());
+        };
+        for channel in &mut state.channels {
+            channel.count_load_time += sys::monotonic() - then;
+        }
+        vm.set_pit2(&state).map_err(|e| refused("KVM_SET_PIT2")(e.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: kvm/irqchip-kvm-pause
+    #[test]
+    fn what_a_timer_has_left_goes_by_its_mode() {
+        let state = |entry: u32, initial: u32, current: u32| {
+            let mut state = kvm_lapic_state::default();
+            for (at, value) in [(LVT_TIMER, entry), (INITIAL_COUNT, initial), (CURRENT_COUNT, current)] {
+                set_register(&mut state, at, value);
+            }
+            state
+        };
+        let counts = |initial, current| Left::Counts { initial, current };
+        for (state, deadline, expected) in [
+            (state(0x40, 9, 5), 7, counts(9, 5)),
+            (state(0x40, 9, 0), 7, Left::Nothing),
+            (state(0x2_0040, 9, 5), 0, counts(9, 5)),
+            (state(0x2_0040, 9, 0), 0, counts(9, 0)),
+            (state(0x2_0040, 0, 0), 7, Left::Nothing),
+            (state(0x4_0040, 9, 5), 7, Left::Deadline(7)),
+            (state(0x4_0040, 9, 5), 0, Left::Nothing),
+        ] {
+            assert_eq!(left(&state, deadline), expected);
+        }
+    }
+
+    // covers: kvm/irqchip-kvm-ends
+    #[test]
+    fn an_interval_timer_counts_until_its_end_or_for_ever() {
+        let channel = |mode| kvm_pit_channel_state {
+            mode,
+            // A millisecond.
+            count: 1193,
+            count_load_time: 5_000_000,
+            ..Default::default()
+        };
+        for (mode, soon, late) in [
+            (0, true, false),
+            (2, true, true),
+            (3, true, true),
+            (4, true, false),
+            (5, false, false),
+            (NO_MODE, false, false),
+        ] {
+            assert_eq!(counts(&channel(mode), 5_900_000), soon, "{mode}");
+            assert_eq!(counts(&channel(mode), 6_100_000), late, "{mode}");
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! The ACPI tables (ACPI Specification 6.5): RSDP, XSDT, FADT, FACS, MADT and DSDT.
+//!
+//! They lie in the BIOS area, where a scan for the root pointer finds them, too.
+
+use acpi_tables::{
+    Aml, AmlSink,
+    aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope},
+    facs::FACS,
+    fadt::{FADTBuilder, Flags, PmProfile},
+    gas::{AccessSize, AddressSpace, GAS},
+    madt::{EnabledStatus, IoApic, ProcessorLocalApic},
+    rsdp::Rsdp,
+    sdt::Sdt,
+    xsdt::XSDT,
+};
+
+use super::{
+    memory::{Memory, NotRam},
+    virtio,
+};
+use crate::loader::e820::BIOS_START;
+
+/// Where the root pointer is.
+pub const RSDP: u64 = BIOS_START;
+
+const OEM: [u8; 6] = *b"MINVMM";
+const OEM_TABLE: [u8; 8] = *b"MINIVMM ";
+const OEM_REVISION: u32 = 1;
+
+/// What the tables say about the machine. The numbers are those of the devices that answer there.
+#[derive(Clone, Copy, Debug)]
+pub struct Hardware {
+    /// The local APICs' page.
+    pub lapic: u32,
+    /// The IOAPIC's registers.
+    pub ioapic: u32,
+    /// The IOAPIC's ID.
+    pub ioapic_id: u8,
+    /// The number of CPUs; their APIC IDs count from 0.
+    pub cpus: u8,
+    /// PM1a event block: status at +0, enable at +2.
+    pub pm1a_event: u16,
+    /// PM1a control register.
+    pub pm1a_control: u16,
+    /// The PM timer, of 32 bits.
+    pub pm_timer: u16,
+    /// The reset control register, and what to write to it.
+    pub reset: (u16, u8),
+    /// SLP_TYP of the soft-off state.
+    pub soft_off: u8,
+    /// The global system interrupt of the SCI.
+    pub sci: u8,
+    /// There is a second serial port.
+    pub com2: bool,
+    /// How many virtio devices there are; [`super::virtio`] says where.
+    pub virtio: u8,
+}
+
+/// Writes the tables and returns the root pointer's address.
+pub fn write(memory: &Memory, hardware: &Hardware) -> Result<u64, NotRam> {
+    for (address, bytes) in tables(hardware) {
+        memory.write(address, &bytes)?;
+    }
+    Ok(RSDP)
+}
+
+/// The tables with their addresses, the root pointer first.
+pub fn tables(hardware: &Hardware) -> Vec<(u64, Vec<u8>)> {
+    let mut next = RSDP + 0x40;
+    let mut tables = Vec::new();
+    let mut place = |bytes: Vec<u8>| {
+        let address = next;
+        // A FACS has to be aligned to 64 bytes; the others do not mind.
+        next = (next + bytes.len() as u64).next_multiple_of(64);
+        tables.push((address, bytes));
+        address
+    };
+    let facs = place(bytes(&FACS::new()));
+    let dsdt = place(dsdt(hardware));
+    let fadt = place(bytes(&fadt(hardware, facs, dsdt)));
+    let madt = place(madt(hardware));
+    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    xsdt.add_entry(fadt);
+    xsdt.add_entry(madt);
+    let xsdt = place(bytes(&xsdt));
+    tables.insert(0, (RSDP, bytes(&Rsdp::new(OEM, xsdt))));
+    tables
+}
+
+fn bytes(table: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    table.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+/// ACPI 6.5, 5.2.9 "Fixed ACPI Description Table (FADT)".
+fn fadt(hardware: &Hardware, facs: u64, dsdt: u64) -> acpi_tables::fadt::FADT {
+    // 5.2.9.3 "IA-PC Boot Architecture Flags": legacy devices, and an 8042.
+    const LEGACY_DEVICES: u16 = 1 << 0;
+    const I8042: u16 = 1 << 1;
+    const NO_VGA: u16 = 1 << 2;
+    const NO_MSI: u16 = 1 << 3;
+    const NO_ASPM: u16 = 1 << 4;
+    /// "The index into CMOS RAM of the century": 0 for none.
+    const CENTURY: u8 = 0x32;
+    let port = |address: u16, bits: u8, access| GAS::new(AddressSpace::SystemIo, bits, 0, access, address.into());
+
+    let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
+        .flag(Flags::Wbinvd)
+        .flag(Flags::ProcC1)
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
+        .flag(Flags::FixRtc)
+        .flag(Flags::TmrValExt)
+        .flag(Flags::ResetRegSup)
+        .preferred_pm_profile(PmProfile::Desktop);
+    // All of this is below 1 MiB, so both the old and the new fields hold it.
+    fadt.firmware_ctrl = (facs as u32).into();
+    fadt.dsdt = (dsdt as u32).into();
+    fadt.x_dsdt = dsdt.into();
+    // There is no SMI command port, so ACPI mode is always on (5.2.9, SMI_CMD).
+    fadt.sci_int = u16::from(hardware.sci).into();
+    fadt.pm1a_evt_blk = u32::from(hardware.pm1a_event).into();
+    fadt.pm1_evt_len = 4;
+    fadt.pm1a_cnt_blk = u32::from(hardware.pm1a_control).into();
+    fadt.pm1_cnt_len = 2;
+    fadt.pm_tmr_blk = u32::from(hardware.pm_timer).into();
+    fadt.pm_tmr_len = 4;
+    fadt.x_pm1a_evt_blk = port(hardware.pm1a_event, 32, AccessSize::WordAccess);
+    fadt.x_pm1a_cnt_blk = port(hardware.pm1a_control, 16, AccessSize::WordAccess);
+    fadt.x_pm_tmr_blk = port(hardware.pm_timer, 32, AccessSize::DwordAccess);
+    // More than 100 and 1000 microseconds: there is no C2 and no C3.
+    fadt.p_lvl2_lat = 0xfff.into();
+    fadt.p_lvl3_lat = 0xfff.into();
+    fadt.century = CENTURY;
+    fadt.iapc_boot_arch = (LEGACY_DEVICES | I8042 | NO_VGA | NO_MSI | NO_ASPM).into();
+    let (reset_port, reset_value) = hardware.reset;
+    fadt.reset_reg = port(reset_port, 8, AccessSize::ByteAccess);
+    fadt.reset_value = reset_value;
+    fadt.finalize()
+}
+
+/// ACPI 6.5, 5.2.12 "Multiple APIC Description Table (MADT)". The crate's own builder cannot say that there are 8259s.
+fn madt(hardware: &Hardware) -> Vec<u8> {
+    const REVISION: u8 = 5;
+    const PCAT_COMPAT: u32 = 1 << 0;
+    /// MPS INTI flags: polarity in bits 1:0 (1 active high), trigger mode in 3:2 (3 level); 0 is what ISA has.
+    const CONFORMS: [u8; 2] = [0, 0];
+    const LEVEL_HIGH: [u8; 2] = [0b1101, 0];
+
+    let mut madt = Sdt::new(*b"APIC", 44, REVISION, OEM, OEM_TABLE, OEM_REVISION);
+    madt.write_u32(36, hardware.lapic);
+    madt.write_u32(40, PCAT_COMPAT);
+    for id in 0..hardware.cpus {
+        madt.append_slice(&bytes(&ProcessorLocalApic::new(id, id, EnabledStatus::Enabled)));
+    }
+    madt.append_slice(&bytes(&IoApic::new(hardware.ioapic_id, hardware.ioapic, 0)));
+    // 5.2.12.5 "Interrupt Source Override Structure": type, length, bus, source, GSI, flags.
+    let overridden = |source: u8, gsi: u8, flags: [u8; 2]| [2, 10, 0, source, gsi, 0, 0, 0, flags[0], flags[1]];
+    // The PIT's line goes to the IOAPIC's third pin, since the first is for the 8259s.
+    madt.append_slice(&overridden(0, 2, CONFORMS));
+    madt.append_slice(&overridden(hardware.sci, hardware.sci, LEVEL_HIGH));
+    // 5.2.12.7 "Local APIC NMI Structure": LINT1 of all processors.
+    madt.append_slice(&[4, 6, 0xff, 0, 0, 1]);
+    madt.as_slice().to_vec()
+}
+
+/// An interrupt line by its ISA number (ACPI 6.5, 6.4.2.1 "IRQ Descriptor"), which the crate lacks.
+struct Irq(u8);
+
+impl Aml for Irq {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.byte(0x22);
+        sink.word(1 << self.0);
+    }
+}
+
+/// The devices that have no other way to be found, and the sleep type that powers off.
+fn dsdt(hardware: &Hardware) -> Vec<u8> {
+    const REVISION: u8 = 2;
+    let mut dsdt = Sdt::new(*b"DSDT", 36, REVISION, OEM, OEM_TABLE, OEM_REVISION);
+    let s5 = Package::new(vec![&hardware.soft_off, &0u8, &0u8, &0u8]);
+    dsdt.append_slice(&bytes(&Name::new(Path::new("\\_S5_"), &s5)));
+
+    let ports = |first: u16, count: u8| IO::new(first, first, 1, count);
+    let mut code = Vec::new();
+    // IDs as the list of Plug and Play device IDs has them.
+    device(
+        &mut code,
+        "PIC_",
+        "PNP0000",
+        vec![&ports(0x20, 2), &ports(0xa0, 2), &Irq(2)],
+    );
+    device(&mut code, "TMR_", "PNP0100", vec![&ports(0x40, 4), &Irq(0)]);
+    device(&mut code, "SPKR", "PNP0800", vec![&ports(0x61, 1)]);
+    device(&mut code, "RTC_", "PNP0B00", vec![&ports(0x70, 2), &Irq(8)]);
+    device(
+        &mut code,
+        "KBD_",
+        "PNP0303",
+        vec![&ports(0x60, 1), &ports(0x64, 1), &Irq(1)],
+    );
+    device(&mut code, "COM1", "PNP0501", vec![&ports(0x3f8, 8), &Irq(4)]);
+    if hardware.com2 {
+        device(&mut code, "COM2", "PNP0501", vec![&ports(0x2f8, 8), &Irq(3)]);
+    }
+    for index in 0..hardware.virtio {
+        virtio_device(&mut code, index);
+    }
+    dsdt.append_slice(&Scope::raw(Path::new("\\_SB_"), code));
+    dsdt.as_slice().to_vec()
+}
+
+/// A device with a Plug and Play ID and its resources.
+fn device(code: &mut Vec<u8>, name: &str, id: &str, resources: Vec<&dyn Aml>) {
+    let id = EISAName::new(id);
+    let hid = Name::new(Path::new("_HID"), &id);
+    let resources = ResourceTemplate::new(resources);
+    let crs = Name::new(Path::new("_CRS"), &resources);
+    Device::new(Path::new(name), vec![&hid, &crs]).to_aml_bytes(code);
+}
+
+/// A virtio device over MMIO, by the ID that Linux's driver has for it.
+fn virtio_device(code: &mut Vec<u8>, index: u8) {
+    let hid = Name::new(Path::new("_HID"), &"LNRO0005");
+    let uid = Name::new(Path::new("_UID"), &index);
+    let base = virtio::address(index.into()) as u32;
+    let registers = Memory32Fixed::new(true, base, virtio::SLOT as u32);
+    // A level, active high, and shared where there are more devices than pins.
+    let interrupt = Interrupt::new(true, false, false, true, virtio::gsi(index.into()).into());
+    let resources = ResourceTemplate::new(vec![&registers, &interrupt]);
+    let crs = Name::new(Path::new("_CRS"), &resources);
+    Device::new(Path::new(&format!("VI{index:02X}")), vec![&hid, &uid, &crs]).to_aml_bytes(code);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HARDWARE: Hardware = Hardware {
+        lapic: 0xfee0_0000,
+        ioapic: 0xfec0_0000,
+        ioapic_id: 1,
+        cpus: 1,
+        pm1a_event: 0x600,
+        pm1a_control: 0x604,
+        pm_timer: 0x608,
+        reset: (0xcf9, 6),
+        soft_off: 5,
+        sci: 9,
+        com2: true,
+        virtio: 2,
+    };
+
+    fn sum(bytes: &[u8]) -> u8 {
+        bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
+    }
+
+    fn quad(bytes: &[u8], at: usize) -> u64 {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+    }
+
+    fn long(bytes: &[u8], at: usize) -> u32 {
+        u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+    }
+
+    /// The table at an address: what its own length says.
+    fn table(memory: &Memory, address: u64) -> Vec<u8> {
+        let mut header = [0; 8];
+        memory.read(address, &mut header).unwrap();
+        let mut bytes = vec![0; long(&header, 4) as usize];
+        memory.read(address, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn machine() -> (Memory, Vec<u8>, Vec<u8>) {
+        let memory = Memory::new(2 << 20).unwrap();
+        let rsdp_at = write(&memory, &HARDWARE).unwrap();
+        let mut rsdp = [0; 36];
+        memory.read(rsdp_at, &mut rsdp).unwrap();
+        assert_eq!(&rsdp[..8], b"RSD PTR ");
+        assert_eq!(rsdp_at % 16, 0, "where a scan of the BIOS area looks");
+        assert_eq!((sum(&rsdp[..20]), sum(&rsdp), rsdp[15]), (0, 0, 2));
+        let xsdt = table(&memory, quad(&rsdp, 24));
+        assert_eq!((&xsdt[..4], sum(&xsdt), xsdt.len()), (&b"XSDT"[..], 0, 36 + 16));
+        let (fadt, madt) = (table(&memory, quad(&xsdt, 36)), table(&memory, quad(&xsdt, 44)));
+        (memory, fadt, madt)
+    }
+
+    // covers: loader/acpi-tables
+    #[test]
+    fn the_root_pointer_leads_to_whole_tables() {
+        let (memory, fadt, madt) = machine();
+        assert_eq!((&fadt[..4], sum(&fadt)), (&b"FACP"[..], 0));
+        assert_eq!((&madt[..4], sum(&madt)), (&b"APIC"[..], 0));
+        let dsdt = table(&memory, quad(&fadt, 140));
+        assert_eq!((&dsdt[..4], sum(&dsdt)), (&b"DSDT"[..], 0));
+        assert_eq!(u64::from(long(&fadt, 40)), quad(&fadt, 140), "DSDT and X_DSDT");
+        let facs_at = long(&fadt, 36);
+        assert_eq!((&table(&memory, facs_at.into())[..4], facs_at % 64), (&b"FACS"[..], 0));
+    }
+
+    #[test]
+    fn tables_stay_in_the_bios_area_and_apart() {
+        let tables = tables(&Hardware { cpus: 64, ..HARDWARE });
+        let mut ranges: Vec<_> = tables.iter().map(|(at, bytes)| *at..*at + bytes.len() as u64).collect();
+        ranges.sort_by_key(|r| r.start);
+        assert!(ranges.windows(2).all(|w| w[0].end <= w[1].start));
+        assert!(ranges.iter().all(|r| r.start >= BIOS_START && r.end <= 0x10_0000));
+    }
+
+    // covers: loader/acpi-fadt
+    #[test]
+    fn the_fadt_has_power_off_reset_and_the_timer() {
+        let (_, fadt, _) = machine();
+        assert_eq!((fadt[8], fadt[131], fadt.len()), (6, 5, 276), "ACPI 6.5");
+        assert_eq!(u16::from_le_bytes([fadt[46], fadt[47]]), 9, "SCI_INT");
+        assert_eq!(long(&fadt, 48), 0, "SMI_CMD: always in ACPI mode");
+        assert_eq!((long(&fadt, 56), fadt[88]), (0x600, 4), "PM1a_EVT_BLK");
+        assert_eq!((long(&fadt, 64), fadt[89]), (0x604, 2), "PM1a_CNT_BLK");
+        assert_eq!((long(&fadt, 76), fadt[91]), (0x608, 4), "PM_TMR_BLK");
+        let flags = long(&fadt, 112);
+        for (bit, set, name) in [
+            (0, true, "WBINVD"),
+            (2, true, "PROC_C1"),
+            (4, true, "no fixed power button"),
+            (5, true, "no fixed sleep button"),
+            (8, true, "TMR_VAL_EXT"),
+            (10, true, "RESET_REG_SUP"),
+            (20, false, "HW_REDUCED_ACPI"),
+        ] {
+            assert_eq!(flags >> bit & 1 != 0, set, "{name}");
+        }
+        assert_eq!(fadt[109] & 0b11, 0b11, "IAPC_BOOT_ARCH: legacy devices, 8042");
+        assert_eq!(fadt[116..128], [1, 8, 0, 1, 0xf9, 0xc, 0, 0, 0, 0, 0, 0], "RESET_REG");
+        assert_eq!(fadt[128], 6, "RESET_VALUE");
+        assert_eq!(quad(&fadt, 212), 0x608, "X_PM_TMR_BLK's address");
+    }
+
+    // covers: loader/acpi-madt
+    #[test]
+    fn the_madt_has_the_interrupt_controllers() {
+        let (_, _, madt) = machine();
+        assert_eq!(
+            (long(&madt, 36), long(&madt, 40)),
+            (0xfee0_0000, 1),
+            "local APIC, PCAT_COMPAT"
+        );
+        let (mut at, mut structures) = (44, Vec::new());
+        while at < madt.len() {
+            let len = usize::from(madt[at + 1]);
+            structures.push(&madt[at..at + len]);
+            at += len;
+        }
+        assert_eq!(
+            structures,
+            [
+                &[0, 8, 0, 0, 1, 0, 0, 0][..],
+                &[1, 12, 1, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0],
+                &[2, 10, 0, 0, 2, 0, 0, 0, 0, 0],
+                &[2, 10, 0, 9, 9, 0, 0, 0, 13, 0],
+                &[4, 6, 0xff, 0, 0, 1],
+            ]
+        );
+    }
+
+    // covers: loader/acpi-dsdt
+    #[test]
+    fn the_dsdt_has_soft_off_and_the_legacy_devices() {
+        let (memory, fadt, _) = machine();
+        let dsdt = table(&memory, quad(&fadt, 140));
+        let has = |needle: &[u8]| dsdt.windows(needle.len()).any(|w| w == needle);
+        assert!(
+            has(b"\x08\\_S5_\x12\x07\x04\x0a\x05\x00\x00\x00"),
+            "Name (\\_S5, Package () {{ 5, 0, 0, 0 }})"
+        );
+        for name in [b"PIC_", b"TMR_", b"SPKR", b"RTC_", b"KBD_", b"COM1"] {
+            assert!(has(name));
+        }
+        // COM1: ports 3F8H to 3FFH, IRQ 4.
+        assert!(has(&[0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8, 0x22, 0x10, 0, 0x79]));
+    }
+
+    // covers: devices/virtio-acpi
+    #[test]
+    fn the_dsdt_has_what_this_machine_has() {
+        let with = |com2: bool, virtio: u8| {
+            let hardware = Hardware {
+                com2,
+                virtio,
+                ..HARDWARE
+            };
+            tables(&hardware)[2].1.clone()
+        };
+        let has = |dsdt: &[u8], needle: &[u8]| dsdt.windows(needle.len()).any(|w| w == needle);
+        let two = with(true, 2);
+        assert_eq!((&two[..4], sum(&two)), (&b"DSDT"[..], 0));
+        // COM2: ports 2F8H to 2FFH, IRQ 3.
+        assert!(has(&two, b"COM2") && has(&two, &[0x47, 1, 0xf8, 2, 0xf8, 2, 1, 8, 0x22, 0x08, 0, 0x79]));
+        assert!(has(&two, b"VI00\x08_HID\x0dLNRO0005\0\x08_UID\x00"));
+        // Memory32Fixed of a page, read-write; a level interrupt, active high, shared: ACPI 6.5, 6.4.3.4 and 6.4.3.6.
+        let registers = [0x86, 9, 0, 1, 0, 0x10, 0xb0, 0xfe, 0, 0x10, 0, 0];
+        let interrupt = [0x89, 6, 0, 0b1001, 1, 17, 0, 0, 0, 0x79];
+        assert!(has(&two, b"VI01") && has(&two, &[&registers[..], &interrupt].concat()));
+        let none = with(false, 0);
+        assert!(!has(&none, b"COM2") && !has(&none, b"LNRO0005"));
+        // All that there can be still fits below 1 MiB.
+        let (at, last) = tables(&Hardware { virtio: 64, ..HARDWARE }).pop().unwrap();
+        assert!(at + (last.len() as u64) < 1 << 20);
+    }
+}

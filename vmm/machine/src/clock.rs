@@ -1,0 +1,127 @@
+//! Virtual time.
+//!
+//! One tick is one cycle of the model's time-stamp counter, and by default one step (an instruction or a REP iteration). The
+//! rest is *skew*: idle time that nobody waited for, the time port accesses take on a real machine, and jumps towards wall
+//! time.
+
+/// An ISA port access takes about a microsecond on a real machine, and drivers count on it: the PIT is calibrated against
+/// so and so many reads.
+const PORT_ACCESS_NS: u64 = 1000;
+
+/// The clock. All arithmetic is exact: the same steps and skew give the same nanoseconds on every host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    tsc_khz: u32,
+    skew: u64,
+    /// The host's time-stamp counter moves it ([`Clock::follow`]), so nothing else has to count for time.
+    hosts: bool,
+}
+
+impl Clock {
+    /// A clock at 0 whose ticks have this frequency.
+    pub fn new(tsc_khz: u32) -> Self {
+        Clock {
+            tsc_khz: tsc_khz.max(1),
+            skew: 0,
+            hosts: false,
+        }
+    }
+
+    /// Follows the host's time-stamp counter: shows this many ticks, or what it showed before if that is more.
+    pub fn follow(&mut self, ticks: u64, steps: u64) {
+        self.hosts = true;
+        self.skew = self.skew.wrapping_add(ticks.saturating_sub(self.ticks(steps)));
+    }
+
+    /// Ticks after so many steps of the machine.
+    pub fn ticks(&self, steps: u64) -> u64 {
+        steps.wrapping_add(self.skew)
+    }
+
+    /// Nanoseconds after so many steps of the machine.
+    pub fn ns(&self, steps: u64) -> u64 {
+        self.ns_of(self.ticks(steps))
+    }
+
+    /// Nanoseconds in so many ticks, rounded down.
+    pub fn ns_of(&self, ticks: u64) -> u64 {
+        let ns = u128::from(ticks) * 1_000_000 / u128::from(self.tsc_khz);
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    /// The first tick at which [`Clock::ns_of`] is at least `ns`.
+    pub fn tick_at(&self, ns: u64) -> u64 {
+        let ticks = (u128::from(ns) * u128::from(self.tsc_khz)).div_ceil(1_000_000);
+        u64::try_from(ticks).unwrap_or(u64::MAX)
+    }
+
+    /// Steps from `steps` on until the clock shows `ns`; 0 if it does already.
+    pub fn steps_until(&self, ns: u64, steps: u64) -> u64 {
+        self.tick_at(ns).saturating_sub(self.ticks(steps))
+    }
+
+    /// Lets time pass without steps until the clock shows `ns`; it never goes back.
+    pub fn skip_to(&mut self, ns: u64, steps: u64) {
+        self.skew = self.skew.wrapping_add(self.steps_until(ns, steps));
+    }
+
+    /// Lets the time of one port access pass.
+    pub fn port_access(&mut self) {
+        if !self.hosts {
+            self.skew = self.skew.wrapping_add(self.tick_at(PORT_ACCESS_NS));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: kvm/clock
+    #[test]
+    fn the_hosts_counter_moves_it_forward_only() {
+        let mut clock = Clock::new(2_000_000);
+        clock.follow(5000, 1000);
+        assert_eq!(clock.ticks(1000), 5000);
+        clock.port_access();
+        assert_eq!(clock.ticks(1010), 5010, "steps count, port accesses do not");
+        clock.follow(5005, 1010);
+        assert_eq!(clock.ticks(1010), 5010, "it never goes back");
+        clock.follow(9000, 1010);
+        assert_eq!(clock.ticks(1010), 9000);
+    }
+
+    // covers: cli/clock, clock/exact
+    #[test]
+    fn conversions_are_exact_and_agree() {
+        for khz in [1, 999_999, 1_000_000, 2_666_000, 3_000_001, u32::MAX] {
+            let clock = Clock::new(khz);
+            for ns in [0, 1, 2, 999, 1_000_000, 3_600_000_000_000, 1 << 55] {
+                let tick = clock.tick_at(ns);
+                if tick < u64::MAX {
+                    assert!(clock.ns_of(tick) >= ns, "{khz} kHz, {ns} ns");
+                    assert!(
+                        tick == 0 || clock.ns_of(tick - 1) < ns,
+                        "{khz} kHz, {ns} ns: the first such tick"
+                    );
+                }
+            }
+        }
+        assert_eq!(Clock::new(2_666_000).tick_at(1_000_000_000), 2_666_000_000);
+        assert_eq!(Clock::new(1).ns_of(u64::MAX), u64::MAX, "no overflow");
+    }
+
+    #[test]
+    fn skew_adds_time_and_never_takes_any() {
+        let mut clock = Clock::new(2_000_000);
+        assert_eq!(clock.ns(1000), 500);
+        clock.port_access();
+        assert_eq!(clock.ns(1000), 1500);
+        clock.skip_to(1_000_000, 1000);
+        assert_eq!(clock.ns(1000), 1_000_000);
+        clock.skip_to(5, 1000);
+        assert_eq!(clock.ns(1000), 1_000_000);
+        assert_eq!(clock.steps_until(1_000_001, 1000), 2);
+        assert_eq!(clock.steps_until(7, 1000), 0);
+    }
+}

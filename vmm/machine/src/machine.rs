@@ -1,0 +1,422 @@
+//! The machine: memory, tables, devices, and what the CPUs reach through the bus.
+
+use std::io::Write;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
+use devices::random::Random;
+use devices::unit::pt::Pt;
+use devices::unit::{Units, UnitsState, cache, rdt};
+use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
+use engine::bus::{MsrFault, Watch};
+use log::debug;
+use x86::model::{CpuModel, topology::Place};
+use x86::msr::IA32_MISC_ENABLE;
+
+use crate::{
+    acpi::Hardware,
+    clock::Clock,
+    cpu::PerCpu,
+    memory::Memory,
+    virtio::{self, Virtio},
+    watchers::{Seat, Watchers},
+};
+
+/// Local APICs start with their registers here (SDM Vol. 3A 11.4.1 "The Local APIC Block Diagram").
+const LAPIC: u32 = 0xfee0_0000;
+
+/// IA32_MISC_ENABLE: MONITOR and MWAIT are on, and CPUID.1:ECX says so.
+const MONITOR_FSM: u64 = 1 << 18;
+const CPUID_MONITOR: u32 = 1 << 3;
+
+/// What this machine's ACPI tables say.
+pub const HARDWARE: Hardware = Hardware {
+    lapic: LAPIC,
+    ioapic: ioapic::IOAPIC as u32,
+    ioapic_id: 0,
+    cpus: 1,
+    pm1a_event: acpi_pm::PM1A_EVENT,
+    pm1a_control: acpi_pm::PM1A_CONTROL,
+    pm_timer: acpi_pm::PM_TIMER,
+    // Full reset by a rising RST_CPU with SYS_RST set.
+    reset: (system_control::CF9, 0x06),
+    soft_off: acpi_pm::S5,
+    sci: acpi_pm::SCI,
+    com2: false,
+    virtio: 0,
+};
+
+/// How often the guest has reached for what is not RAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accesses {
+    /// IN and OUT, each repetition.
+    pub ports: u64,
+    /// Reads and writes of addresses that are not RAM.
+    pub mmio: u64,
+    /// RDMSR and WRMSR that reached the machine.
+    pub msrs: u64,
+}
+
+/// The whole state of a machine but for RAM and CPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MachineState {
+    /// The devices.
+    pub platform: PlatformState,
+    /// Virtual time.
+    pub clock: Clock,
+    /// What is kept for each CPU.
+    pub cpus: Vec<PerCpu>,
+    /// The debug and trace units of each CPU.
+    pub units: Vec<UnitsState>,
+    /// The package's resource director.
+    pub rdt: rdt::PackageState,
+    /// Its model of the caches, once it runs: the last level, and what each CPU has for itself.
+    pub caches: Option<(cache::Shared, Vec<cache::Core>)>,
+    /// RDRAND.
+    pub random: Random,
+    /// The virtio devices, without what the disks hold.
+    pub virtio: Vec<TransportState>,
+}
+
+/// Everything around the CPUs. Each of them reaches it over a bus of its own, [`Machine::cpu`].
+#[derive(Debug)]
+pub struct Machine {
+    pub(crate) memory: Memory,
+    pub(crate) platform: Platform,
+    pub(crate) model: &'static CpuModel,
+    pub(crate) clock: Clock,
+    pub(crate) cpus: Vec<PerCpu>,
+    pub(crate) watchers: Vec<Watchers>,
+    pub(crate) rdt: rdt::Package,
+    /// Nobody watches.
+    pub(crate) unwatched: bool,
+    pub(crate) last_level: Option<rdt::LastLevel>,
+    pub(crate) random: Random,
+    pub(crate) virtio: Virtio,
+    pub(crate) second_serial: bool,
+    pub(crate) accesses: Accesses,
+    pub(crate) restorations: Arc<AtomicU64>,
+}
+
+impl Machine {
+    /// A machine at reset with so many CPUs, at least one; the first is the boot CPU.
+    pub fn new(
+        model: &'static CpuModel,
+        cpus: u8,
+        memory: Memory,
+        rtc_base: i64,
+        seed: u64,
+        serial_out: Box<dyn Write + Send>,
+    ) -> Self {
+        let count = cpus.max(1).into();
+        let cpus = (0..count).map(|cpu| PerCpu::new(model, Place { cpu, cpus: count }));
+        let mut platform = Platform::new(model, cpus.len(), rtc_base, serial_out);
+        platform.set_virtual_wire();
+        Machine {
+            memory,
+            platform,
+            model,
+            clock: Clock::new(model.tsc_khz),
+            cpus: cpus.collect(),
+            watchers: (0..count).map(|_| Watchers::new(model)).collect(),
+            rdt: rdt::Package::new(model),
+            unwatched: false,
+            last_level: None,
+            random: Random::new(seed),
+            virtio: Virtio::new(seed),
+            second_serial: false,
+            accesses: Accesses::default(),
+            restorations: Arc::default(),
+        }
+    }
+
+    /// Sets what every CPU's time-stamp counter is ahead of the clock, modulo 2^64. It is the host's, as a hypervisor's TSC offset
+    /// is: IA32_TSC_ADJUST stays as it is (SDM Vol. 3B 18.17.3 "Time-Stamp Counter Adjustment").
+    pub fn set_tsc_offset(&mut self, offset: u64) {
+        for (index, cpu) in self.cpus.iter_mut().enumerate() {
+            cpu.tsc_offset = offset;
+            if let Some(lapic) = self.platform.lapic_mut(index) {
+                lapic.set_tsc_offset(offset);
+            }
+        }
+    }
+
+    /// How many CPUs there are.
+    pub fn cpu_count(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// RAM.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The devices.
+    pub fn platform(&mut self) -> &mut Platform {
+        &mut self.platform
+    }
+
+    /// Adds a disk. It has to be there before the tables are written.
+    pub fn add_disk(&mut self, medium: Box<dyn Medium>) -> Result<(), virtio::NoSlot> {
+        self.virtio.add_disk(medium)
+    }
+
+    /// Adds a second serial port, which sends to `out`. It has to be there before the tables are written.
+    pub fn add_second_serial(&mut self, out: Box<dyn Write + Send>) {
+        self.platform.add_serial2(out);
+        self.second_serial = true;
+    }
+
+    /// What the tables have to say about this machine.
+    pub fn hardware(&self) -> Hardware {
+        Hardware {
+            com2: self.second_serial,
+            virtio: self.virtio.count(),
+            cpus: u8::try_from(self.cpus.len()).unwrap_or(u8::MAX),
+            ..HARDWARE
+        }
+    }
+
+    /// RAM that devices have written since the last call: address and length in bytes. The engine has to hear of it before
+    /// it runs on.
+    pub fn take_written(&mut self) -> std::vec::Drain<'_, Written> {
+        self.virtio.take_written()
+    }
+
+    /// Virtual time.
+    pub fn clock(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+
+    /// What the guest has reached for so far.
+    pub fn accesses(&self) -> Accesses {
+        self.accesses
+    }
+
+    /// Lets the devices do what is due after so many steps, and says what they want of the machine.
+    pub fn advance(&mut self, steps: u64) -> Vec<Effect> {
+        self.platform.advance(self.clock.ns(steps));
+        self.platform.effects()
+    }
+
+    /// The whole state but for RAM and CPUs.
+    pub fn state(&self) -> MachineState {
+        MachineState {
+            platform: self.platform.state(),
+            clock: self.clock,
+            cpus: self.cpus.clone(),
+            units: self.watchers.iter().map(|watchers| watchers.units.state()).collect(),
+            rdt: self.rdt.state(),
+            caches: self.last_level.as_ref().map(|last| {
+                let own = self.watchers.iter().filter_map(|watchers| watchers.probe.as_ref());
+                (last.contents(), own.map(|probe| probe.core().clone()).collect())
+            }),
+            random: self.random,
+            virtio: self.virtio.state(),
+        }
+    }
+
+    /// The model of its CPUs.
+    pub fn model(&self) -> &'static CpuModel {
+        self.model
+    }
+
+    /// Takes on a state of a machine of this model. A state of another shape says so, and nothing has changed then.
+    pub fn set_state(&mut self, state: &MachineState) -> Result<(), String> {
+        let before = self.state();
+        self.take_on(state).inspect_err(|_| {
+            // It came from this machine.
+            let _ = self.take_on(&before);
+        })
+    }
+
+    /// How often the machine has been put into another state: what an observer has heard before belongs to another past.
+    pub fn restorations(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.restorations)
+    }
+
+    fn take_on(&mut self, state: &MachineState) -> Result<(), String> {
+        if state.cpus.len() != self.cpus.len() {
+            return Err(format!(
+                "the state has {} CPUs, the machine has {}",
+                state.cpus.len(),
+                self.cpus.len()
+            ));
+        }
+        let rows = self.model.msrs.len();
+        if let Some(cpu) = state.cpus.iter().find(|cpu| cpu.msrs.len() != rows) {
+            return Err(format!("the state has {} plain MSRs, the model {rows}", cpu.msrs.len()));
+        }
+        if state.platform.serial2.is_some() != self.second_serial {
+            return Err("one of state and machine has a second serial port, the other has none".into());
+        }
+        self.platform.restore(&state.platform).map_err(|e| e.to_string())?;
+        self.virtio.restore(&state.virtio, self.memory.mmap())?;
+        self.rdt.restore(&state.rdt)?;
+        self.restorations.fetch_add(1, Ordering::Relaxed);
+        self.clock = state.clock;
+        self.cpus.clone_from(&state.cpus);
+        for (watchers, state) in self.watchers.iter_mut().zip(&state.units) {
+            watchers.units.set_state(state);
+        }
+        self.last_level = None;
+        self.watchers.iter_mut().for_each(|watchers| watchers.probe = None);
+        if let Some((last, own)) = &state.caches {
+            self.measure(rdt::LastLevel::with(last.clone()), own.iter().cloned());
+        }
+        self.random = state.random;
+        for (index, cpu) in self.cpus.iter().enumerate() {
+            if let Some(lapic) = self.platform.lapic_mut(index) {
+                lapic.set_tsc_offset(cpu.tsc_offset);
+            }
+            self.watchers[index].tsc_offset(cpu.tsc_offset);
+        }
+        Ok(())
+    }
+
+    /// Starts the model of the caches.
+    pub(crate) fn measure(&mut self, last: rdt::LastLevel, own: impl Iterator<Item = cache::Core>) {
+        for (watchers, core) in self.watchers.iter_mut().zip(own) {
+            watchers.probe = Some(rdt::Probe::new(core, last.clone()));
+        }
+        self.last_level = Some(last);
+        self.associate();
+    }
+
+    /// Tells the model of the caches on whose behalf each CPU runs.
+    pub(crate) fn associate(&mut self) {
+        let ways = cache::Geometry::of(self.model, 3).ways;
+        for (watchers, cpu) in self.watchers.iter_mut().zip(&self.cpus) {
+            if let Some(probe) = &mut watchers.probe {
+                probe.set_owner(self.rdt.owner(&cpu.rdt, ways));
+            }
+        }
+    }
+
+    /// Where a CPU stands among its like.
+    fn place(&self, cpu: usize) -> Place {
+        Place {
+            cpu: cpu as u32,
+            cpus: self.cpus.len() as u32,
+        }
+    }
+
+    /// Has the host watch a CPU from [`Seat::Trace`], too, or no longer; `false` if there is no such CPU.
+    pub fn observe(&mut self, cpu: usize, observer: Option<Box<dyn Watch + Send>>) -> bool {
+        self.seat(cpu, Seat::Trace, observer)
+    }
+
+    /// Has the host watch a CPU from any seat, or no longer; `false` if there is no such CPU.
+    pub fn seat(&mut self, cpu: usize, seat: Seat, observer: Option<Box<dyn Watch + Send>>) -> bool {
+        let (Some(watchers), Some(own)) = (self.watchers.get_mut(cpu), self.cpus.get(cpu)) else {
+            return false;
+        };
+        watchers.observe(seat, observer);
+        watchers.tsc_offset(own.tsc_offset);
+        true
+    }
+
+    /// Whether the host watches a CPU in a way that has to see whatever is executed.
+    pub fn is_observed(&self) -> bool {
+        self.watchers.iter().any(Watchers::is_observed)
+    }
+
+    /// Leaves out what watches, the guest's own units among it: for measuring what they cost while they are off. A guest that
+    /// switches a unit on finds that nothing happens.
+    pub fn leave_out_units(&mut self) {
+        self.unwatched = true;
+    }
+
+    /// A CPU's debug and trace units; `None` if there is no such CPU.
+    pub fn units(&mut self, cpu: usize) -> Option<&mut Units> {
+        Some(&mut self.watchers.get_mut(cpu)?.units)
+    }
+
+    /// A copy of a CPU's debug and trace units, for looking at them.
+    pub fn units_of(&self, cpu: usize) -> Option<Units> {
+        Some(self.watchers.get(cpu)?.units.clone())
+    }
+
+    /// The registers of a CPU that the machine keeps.
+    pub fn per_cpu(&self, cpu: usize) -> Option<&PerCpu> {
+        self.cpus.get(cpu)
+    }
+
+    /// The resource director.
+    pub fn rdt(&self) -> &rdt::Package {
+        &self.rdt
+    }
+
+    /// The processor trace of a CPU, if there is such a CPU and its model has one.
+    pub fn processor_trace(&self, cpu: usize) -> Option<&Pt> {
+        self.watchers.get(cpu)?.units.pt.as_ref()
+    }
+
+    /// Whether the CPUs have counters of ours.
+    pub fn has_counters(&self) -> bool {
+        self.watchers.iter().any(|watchers| watchers.units.has_counters())
+    }
+
+    /// Cycles that a CPU can run elsewhere until one of its counters overflows, or fewer; `None`: none does.
+    pub fn cycles_left(&self, cpu: usize) -> Option<u64> {
+        self.watchers.get(cpu)?.units.cycles_left()
+    }
+
+    /// What a CPU's time-stamp counter is ahead of the clock's ticks, modulo 2^64.
+    pub fn tsc_offset(&self, cpu: usize) -> u64 {
+        self.cpus.get(cpu).map_or(0, |cpu| cpu.tsc_offset)
+    }
+
+    pub(crate) fn has_tsc_adjust(&self) -> bool {
+        self.model.features().tsc_adjust()
+    }
+
+    pub(crate) fn row(&self, msr: u32) -> Option<usize> {
+        self.model.msrs.binary_search_by_key(&msr, |row| row.msr).ok()
+    }
+
+    /// RDMSR of what is neither a unit's nor the local APIC's.
+    pub(crate) fn own_msr(&self, cpu: usize, msr: u32) -> Result<u64, MsrFault> {
+        let own = &self.cpus[cpu];
+        let meter: &dyn rdt::Meter = match &self.last_level {
+            Some(last) => last,
+            None => &rdt::Unmetered,
+        };
+        match self.rdt.read_msr(&own.rdt, msr, meter) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => return answer,
+        }
+        match self.row(msr) {
+            Some(index) => self.model.msrs[index].read(own.msrs[index]),
+            None => {
+                debug!("RDMSR of {msr:#x}, which the model does not have");
+                Err(MsrFault::GeneralProtection)
+            }
+        }
+    }
+
+    pub(crate) fn monitor_on(&self, cpu: usize) -> bool {
+        let row = self.row(IA32_MISC_ENABLE);
+        row.is_none_or(|row| self.cpus[cpu].msrs[row] & MONITOR_FSM != 0)
+    }
+
+    /// What CPUID shows on a CPU, but for bits that follow the processor's registers.
+    pub fn peek_cpuid(&self, cpu: usize, leaf: u32, subleaf: u32) -> [u32; 4] {
+        let mut regs = self.model.cpuid_at(leaf, subleaf, self.place(cpu));
+        if leaf == 1 {
+            let enabled = self.platform.lapic(cpu).is_some_and(|lapic| lapic.enabled());
+            regs[3] = regs[3] & !(1 << 9) | u32::from(enabled) << 9;
+            if !self.monitor_on(cpu) {
+                regs[2] &= !CPUID_MONITOR;
+            }
+        }
+        regs
+    }
+}
+
+#[cfg(test)]
+#[path = "machine_test.rs"]
+mod tests;

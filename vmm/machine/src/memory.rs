@@ -1,0 +1,285 @@
+//! Guest memory: one region below 3 GiB, the rest from 4 GiB up.
+//!
+//! The gap leaves room for the IOAPIC, the local APIC and whatever else answers by address. The regions are private
+//! anonymous mappings without reserved swap, so that only pages the guest touches cost anything.
+//!
+//! # Why `unsafe` is allowed here
+//!
+//! The engine runs on host pointers to the mappings. Here is where they are handed over, and where it is argued that they
+//! stay good.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use engine::{Engine, HostLacks, Options, RamRegion};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+    mmap::MmapRegionBuilder,
+};
+use x86::model::CpuModel;
+
+use crate::error::plain;
+
+/// Where RAM below 4 GiB ends at the latest.
+pub const LOW_LIMIT: u64 = 3 << 30;
+/// Where the rest goes on.
+pub const HIGH_START: u64 = 4 << 30;
+
+/// The least that a machine can be given, in bytes.
+pub const MEMORY_MIN: u64 = 2 << 20;
+
+const PAGE: usize = 4096;
+
+/// Guest memory of this size is not to be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{size} bytes of guest memory: {reason}")]
+pub struct MemoryError {
+    /// The size asked for, in bytes.
+    pub size: u64,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// An access reached beyond RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at {gpa:#x} are not all RAM")]
+pub struct NotRam {
+    /// The first guest-physical address of the access.
+    pub gpa: u64,
+    /// Its length.
+    pub len: u64,
+}
+
+/// The RAM of a machine.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    mmap: GuestMemoryMmap,
+    size: u64,
+}
+
+impl Memory {
+    /// Maps `size` bytes of zeroes, a multiple of 4 KiB.
+    pub fn new(size: u64) -> Result<Self, MemoryError> {
+        let refused = |reason: String| MemoryError { size, reason };
+        if size < MEMORY_MIN || !size.is_multiple_of(PAGE as u64) {
+            return Err(refused("has to be at least 2M and a multiple of 4K".into()));
+        }
+        let low = size.min(LOW_LIMIT);
+        let ranges = [(0, low), (HIGH_START, size - low)];
+        let regions = ranges.into_iter().filter(|(_, len)| *len > 0).map(|(start, len)| {
+            let len = usize::try_from(len).map_err(|_| refused("more than this host can address".into()))?;
+            let mapping: MmapRegion = MmapRegionBuilder::new(len)
+                .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+                .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
+                .build()
+                .map_err(|e| match e {
+                    vm_memory::mmap::MmapRegionError::Mmap(e) => refused(format!("cannot be mapped: {}", plain(&e))),
+                    e => refused(format!("cannot be mapped: {e}")),
+                })?;
+            GuestRegionMmap::new(mapping, GuestAddress(start)).ok_or_else(|| refused("wraps the address space".into()))
+        });
+        let regions = regions.collect::<Result<Vec<_>, _>>()?;
+        let mmap = GuestMemoryMmap::from_regions(regions).map_err(|e| refused(format!("cannot be laid out: {e}")))?;
+        Ok(Memory { mmap, size })
+    }
+
+    /// All RAM, in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The end of RAM below 4 GiB.
+    pub fn low_end(&self) -> u64 {
+        self.size.min(LOW_LIMIT)
+    }
+
+    /// RAM from 4 GiB up, if there is any.
+    pub fn high(&self) -> Option<Range<u64>> {
+        (self.size > LOW_LIMIT).then(|| HIGH_START..HIGH_START + (self.size - LOW_LIMIT))
+    }
+
+    /// The end of the guest-physical address space that has RAM.
+    pub fn end(&self) -> u64 {
+        self.high().map_or(self.low_end(), |high| high.end)
+    }
+
+    /// The mapping, for crates that load into it.
+    pub fn mmap(&self) -> &GuestMemoryMmap {
+        &self.mmap
+    }
+
+    /// Copies `bytes` to RAM.
+    pub fn write(&self, gpa: u64, bytes: &[u8]) -> Result<(), NotRam> {
+        let len = bytes.len() as u64;
+        self.mmap
+            .write_slice(bytes, GuestAddress(gpa))
+            .map_err(|_| NotRam { gpa, len })
+    }
+
+    /// Copies RAM to `bytes`.
+    pub fn read(&self, gpa: u64, bytes: &mut [u8]) -> Result<(), NotRam> {
+        let len = bytes.len() as u64;
+        self.mmap
+            .read_slice(bytes, GuestAddress(gpa))
+            .map_err(|_| NotRam { gpa, len })
+    }
+
+    /// Zeroes `len` bytes, and leaves pages alone that are zero: they may never have been touched.
+    pub fn zero(&self, gpa: u64, len: u64) -> Result<(), NotRam> {
+        let end = gpa.checked_add(len).ok_or(NotRam { gpa, len })?;
+        let (mut at, mut page) = (gpa, [0; PAGE]);
+        while at < end {
+            let part = (end - at).min(PAGE as u64 - at % PAGE as u64) as usize;
+            self.read(at, &mut page[..part])?;
+            if page[..part].iter().any(|b| *b != 0) {
+                self.write(at, &[0; PAGE][..part])?;
+            }
+            at += part as u64;
+        }
+        Ok(())
+    }
+
+    /// A software CPU that runs on this memory.
+    pub fn engine(&self, model: &'static CpuModel, options: Options) -> Result<SoftEngine, HostLacks> {
+        let regions = self.mmap.iter().map(|region| RamRegion {
+            gpa: region.start_addr().0,
+            host: region.get_mmap().as_ptr(),
+            len: region.len(),
+        });
+        // SAFETY: The pointers are to mappings that are readable, writable and aligned to pages, as their guest addresses
+        // are. `keep` holds the mappings as long as the engine lives. Everybody else reaches them through vm-memory's
+        // volatile copies, which hold no references.
+        let engine = unsafe { Engine::new(regions.collect(), model, options) }?;
+        Ok(SoftEngine {
+            engine,
+            _keep: self.mmap.clone(),
+        })
+    }
+
+    /// A 64-bit hash of all RAM, the same for the same contents on every host. Zero pages do not count, so that it does not
+    /// matter whether a page was ever touched.
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        let mut page = [0; PAGE];
+        for range in [0..self.low_end(), self.high().unwrap_or(0..0)] {
+            for gpa in range.step_by(PAGE) {
+                if self.read(gpa, &mut page).is_ok() && page.iter().any(|b| *b != 0) {
+                    digest.add(&gpa.to_le_bytes());
+                    digest.add(&page);
+                }
+            }
+        }
+        digest.value()
+    }
+}
+
+/// The engine together with the memory it runs on.
+pub struct SoftEngine {
+    engine: Engine,
+    _keep: GuestMemoryMmap,
+}
+
+impl std::fmt::Debug for SoftEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SoftEngine")
+    }
+}
+
+impl SoftEngine {
+    /// The engine. It cannot be moved out, so it does not outlive the memory.
+    pub fn get(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}
+
+/// FNV-1a over 64-bit words, stirred at the end. Finds differences; keeps no secrets.
+#[derive(Clone, Copy, Debug)]
+pub struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Digest {
+    /// Takes more bytes in.
+    pub fn add(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 = (self.0 ^ u64::from_le_bytes(word))
+                .wrapping_mul(0x0000_0100_0000_01b3)
+                .rotate_left(23);
+        }
+    }
+
+    /// The hash so far.
+    pub fn value(self) -> u64 {
+        let x = (self.0 ^ (self.0 >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        x ^ (x >> 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: memory/layout
+    #[test]
+    fn ram_has_a_hole_from_3_to_4_gib() {
+        for (size, low, high) in [
+            (2 << 20, 2 << 20, None),
+            (3 << 30, 3 << 30, None),
+            (5 << 30, 3 << 30, Some(4 << 30..6 << 30)),
+        ] {
+            let memory = Memory::new(size).unwrap();
+            assert_eq!((memory.low_end(), memory.high()), (low, high.clone()));
+            memory.write(low - 1, &[1]).unwrap();
+            memory.write(low, &[1]).unwrap_err();
+            memory.write(low - 1, &[1, 2]).unwrap_err();
+            if let Some(high) = high {
+                memory.write(high.end - 1, &[7]).unwrap();
+                memory.write(high.start - 1, &[1]).unwrap_err();
+                memory.write(high.end, &[1]).unwrap_err();
+            }
+            assert_eq!(memory.mmap().iter().map(GuestMemoryRegion::len).sum::<u64>(), size);
+        }
+    }
+
+    // covers: memory/as-touched
+    #[test]
+    fn ram_costs_what_is_touched() {
+        let resident = || -> u64 {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+        };
+        let before = resident();
+        let memory = Memory::new(64 << 30).unwrap();
+        memory.write(63 << 30, &[1]).unwrap();
+        assert!(resident() - before < 64 << 20);
+    }
+
+    #[test]
+    fn an_absurd_size_is_an_error() {
+        for size in [0, 4096, (2 << 20) + 1, 1 << 62, u64::MAX & !4095] {
+            assert!(Memory::new(size).is_err(), "{size:#x}");
+        }
+    }
+
+    #[test]
+    fn zero_wipes_exactly_its_range_and_the_digest_sees_contents_only() {
+        let memory = Memory::new(2 << 20).unwrap();
+        let empty = memory.digest();
+        memory.write(0xfff, &[1, 2, 3, 4]).unwrap();
+        assert_ne!(memory.digest(), empty);
+        memory.zero(0x1000, 2).unwrap();
+        let mut bytes = [0; 4];
+        memory.read(0xfff, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 0, 0, 4]);
+        memory.zero(0, 2 << 20).unwrap();
+        assert_eq!(memory.digest(), empty);
+        memory.zero(1, 2 << 20).unwrap_err();
+        memory.zero(u64::MAX, 2).unwrap_err();
+    }
+}

@@ -1,0 +1,165 @@
+//! Packets of the remote serial protocol as they are on the line: `$body#checksum`, acknowledgments, and the byte that
+//! interrupts (Debugging with GDB, appendix E "GDB Remote Serial Protocol", "Overview").
+
+/// The longest body that is taken in bytes. It is what the answer to qSupported says as PacketSize.
+pub const LONGEST: usize = 1 << 16;
+
+/// What has come over the line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A packet's body, still escaped.
+    Packet(Vec<u8>),
+    /// A packet whose checksum is wrong.
+    Damaged,
+    /// A packet of more than [`LONGEST`] bytes, which is gone.
+    Oversized,
+    /// `-`: the last packet did not arrive.
+    Nack,
+    /// 03H outside a packet: stop.
+    Interrupt,
+}
+
+/// Where in a packet the next byte is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Between,
+    Body,
+    First,
+    Second(u8),
+}
+
+/// Makes frames of bytes.
+#[derive(Debug, Default)]
+pub struct Framer {
+    place: Place,
+    body: Vec<u8>,
+    sum: u8,
+    oversized: bool,
+}
+
+/// A hexadecimal digit's value; anything else is no digit.
+fn digit(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).map(|digit| digit as u8)
+}
+
+impl Framer {
+    /// Takes the next byte.
+    pub fn push(&mut self, byte: u8) -> Option<Frame> {
+        match (self.place, byte) {
+            // One begins, and what there was of another is lost.
+            (_, b'$') => {
+                *self = Framer {
+                    place: Place::Body,
+                    ..Framer::default()
+                };
+                None
+            }
+            (Place::Between, 3) => Some(Frame::Interrupt),
+            (Place::Between, b'-') => Some(Frame::Nack),
+            // Acknowledgments, and noise.
+            (Place::Between, _) => None,
+            (Place::Body, b'#') => {
+                self.place = Place::First;
+                None
+            }
+            (Place::Body, byte) => {
+                self.sum = self.sum.wrapping_add(byte);
+                if self.body.len() < LONGEST {
+                    self.body.push(byte);
+                } else {
+                    self.oversized = true;
+                }
+                None
+            }
+            (Place::First, byte) => {
+                self.place = Place::Second(byte);
+                None
+            }
+            (Place::Second(first), second) => {
+                self.place = Place::Between;
+                let checksum = digit(first).zip(digit(second)).map(|(high, low)| high << 4 | low);
+                Some(match (checksum == Some(self.sum), self.oversized) {
+                    (false, _) => Frame::Damaged,
+                    (true, true) => Frame::Oversized,
+                    (true, false) => Frame::Packet(std::mem::take(&mut self.body)),
+                })
+            }
+        }
+    }
+}
+
+/// A packet with this body, which is escaped already.
+pub fn frame(body: &[u8]) -> Vec<u8> {
+    let sum = body.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+    [b"$", body, b"#", format!("{sum:02x}").as_bytes()].concat()
+}
+
+/// The bytes with those escaped that a packet cannot hold, or that would stand for something else.
+pub fn escape(bytes: &[u8]) -> Vec<u8> {
+    let mut escaped = Vec::with_capacity(bytes.len());
+    for &byte in bytes {
+        if matches!(byte, b'#' | b'$' | b'}' | b'*') {
+            escaped.extend([b'}', byte ^ 0x20]);
+        } else {
+            escaped.push(byte);
+        }
+    }
+    escaped
+}
+
+/// Two hexadecimal digits for each byte.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An error as gdb shows it to its user: text instead of a number.
+pub fn error(text: &str) -> Vec<u8> {
+    escape(format!("E.{text}").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames(bytes: &[u8]) -> Vec<Frame> {
+        let mut framer = Framer::default();
+        bytes.iter().filter_map(|byte| framer.push(*byte)).collect()
+    }
+
+    // covers: gdb/packets
+    #[test]
+    fn packets_come_out_of_whatever_is_around_them() {
+        let packet = |body: &str| Frame::Packet(body.into());
+        for (line, expected) in [
+            ("+$?#3f", vec![packet("?")]),
+            ("$?#3F+", vec![packet("?")]),
+            ("$#00", vec![packet("")]),
+            ("$?#3e$?#3f", vec![Frame::Damaged, packet("?")]),
+            ("$?#xx", vec![Frame::Damaged]),
+            (
+                "-\x03noise$m0,4#fd",
+                vec![Frame::Nack, Frame::Interrupt, packet("m0,4")],
+            ),
+            ("$qSup$?#3f", vec![packet("?")]),
+            ("$a\x03b#c6", vec![packet("a\x03b")]),
+            ("$?#3", vec![]),
+        ] {
+            assert_eq!(frames(line.as_bytes()), expected, "{line}");
+        }
+        let long = vec![b'x'; LONGEST + 1];
+        assert_eq!(frames(&frame(&long)), [Frame::Oversized]);
+        assert_eq!(frames(&frame(&long[1..])), [Frame::Packet(long[1..].to_vec())]);
+    }
+
+    // covers: gdb/packets
+    #[test]
+    fn what_a_packet_cannot_hold_is_escaped() {
+        assert_eq!(frame(b"OK"), b"$OK#9a");
+        assert_eq!(escape(b"a#b$c}d*"), b"a}\x03b}\x04c}\x5dd}\x0a");
+        assert_eq!(
+            (hex(&[0, 0xab]), error("no #")),
+            ("00ab".into(), b"E.no }\x03".to_vec())
+        );
+    }
+}

@@ -1,0 +1,648 @@
+//! A CPU's registers in gdb's order, and the target description that tells gdb of them.
+//!
+//! The features `org.gnu.gdb.i386.*` are gdb's own, with the names and the order that it asks for (Debugging with GDB, G.5.6
+//! "i386 Features"). What else a CPU has is in a feature of ours. A model without long mode is an i386, any other one an
+//! x86-64 in every mode: gdb takes the registers' widths once, when it connects.
+
+use std::fmt::Write;
+
+use engine::{CS, CpuState, DS, ES, FS, GS, SS};
+use x86::model::CpuModel;
+
+use super::control::{self, Refused};
+use machine::memory::Memory;
+
+/// A register's place in [`CpuState`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Gpr(usize),
+    Rip,
+    Flags,
+    Selector(usize),
+    St(usize),
+    ControlWord,
+    StatusWord,
+    Tags,
+    CodeSegment,
+    CodeOffset,
+    DataSegment,
+    DataOffset,
+    Opcode,
+    Xmm(usize),
+    Mxcsr,
+    YmmHigh(usize),
+    Base(usize),
+    Cr0,
+    Cr2,
+    Cr3,
+    Cr4,
+    Efer,
+    KernelGsBase,
+    Xcr0,
+    Dr(usize),
+    TaskSelector,
+    TaskBase,
+    LocalSelector,
+    LocalBase,
+    GlobalBase,
+    GlobalLimit,
+    InterruptBase,
+    InterruptLimit,
+    Cpl,
+}
+
+/// A register as gdb knows it.
+#[derive(Clone, Debug)]
+struct Register {
+    name: String,
+    bits: usize,
+    kind: &'static str,
+    place: Place,
+}
+
+/// The registers of a model, in gdb's order.
+#[derive(Clone, Debug)]
+pub struct Registers {
+    model: &'static CpuModel,
+    list: Vec<Register>,
+    xml: String,
+}
+
+/// gdb's order of the general registers, by their numbers in instructions.
+const ORDER: [usize; 8] = [0, 3, 1, 2, 6, 7, 5, 4];
+/// Bits of RFLAGS that a user may set: status, TF, IF, DF, IOPL, NT, RF, AC, ID.
+const FLAGS: u64 = 0x0025_7fd5;
+
+const TYPES: &str = r#"<flags id="i386_eflags" size="4"><field name="CF" start="0" end="0"/><field name="" start="1" end="1"/><field name="PF" start="2" end="2"/><field name="AF" start="4" end="4"/><field name="ZF" start="6" end="6"/><field name="SF" start="7" end="7"/><field name="TF" start="8" end="8"/><field name="IF" start="9" end="9"/><field name="DF" start="10" end="10"/><field name="OF" start="11" end="11"/><field name="NT" start="14" end="14"/><field name="RF" start="16" end="16"/><field name="VM" start="17" end="17"/><field name="AC" start="18" end="18"/><field name="VIF" start="19" end="19"/><field name="VIP" start="20" end="20"/><field name="ID" start="21" end="21"/></flags>"#;
+const VECTOR: &str = r#"<vector id="v4f" type="ieee_single" count="4"/><vector id="v2d" type="ieee_double" count="2"/><vector id="v16i8" type="int8" count="16"/><vector id="v8i16" type="int16" count="8"/><vector id="v4i32" type="int32" count="4"/><vector id="v2i64" type="int64" count="2"/><union id="vec128"><field name="v4_float" type="v4f"/><field name="v2_double" type="v2d"/><field name="v16_int8" type="v16i8"/><field name="v8_int16" type="v8i16"/><field name="v4_int32" type="v4i32"/><field name="v2_int64" type="v2i64"/><field name="uint128" type="uint128"/></union><flags id="i386_mxcsr" size="4"><field name="IE" start="0" end="0"/><field name="DE" start="1" end="1"/><field name="ZE" start="2" end="2"/><field name="OE" start="3" end="3"/><field name="UE" start="4" end="4"/><field name="PE" start="5" end="5"/><field name="DAZ" start="6" end="6"/><field name="IM" start="7" end="7"/><field name="DM" start="8" end="8"/><field name="ZM" start="9" end="9"/><field name="OM" start="10" end="10"/><field name="UM" start="11" end="11"/><field name="PM" start="12" end="12"/><field name="FZ" start="15" end="15"/></flags>"#;
+
+impl Registers {
+    /// Those of a model.
+    pub fn of(model: &'static CpuModel) -> Self {
+        let features = model.features();
+        let long = features.lm();
+        let mut all = Registers {
+            model,
+            list: Vec::new(),
+            xml: String::new(),
+        };
+        let architecture = if long { "i386:x86-64" } else { "i386" };
+        all.xml += r#"<?xml version="1.0"?><!DOCTYPE target SYSTEM "gdb-target.dtd"><target>"#;
+        let _ = write!(all.xml, "<architecture>{architecture}</architecture>");
+        all.feature("org.gnu.gdb.i386.core", TYPES, core(long));
+        if features.sse() {
+            all.feature("org.gnu.gdb.i386.sse", VECTOR, vectors(long));
+        }
+        if features.avx() {
+            let high = (0..vector_count(long)).map(|n| register(format!("ymm{n}h"), 128, "uint128", Place::YmmHigh(n)));
+            all.feature("org.gnu.gdb.i386.avx", "", high.collect());
+        }
+        if long {
+            let bases = [("fs_base", FS), ("gs_base", GS)];
+            let bases = bases.map(|(name, segment)| register(name, 64, "int64", Place::Base(segment)));
+            all.feature("org.gnu.gdb.i386.segments", "", bases.into());
+        }
+        all.feature("minivmm.i386.system", "", system(long));
+        all.xml += "</target>";
+        all
+    }
+
+    fn feature(&mut self, name: &str, types: &str, registers: Vec<Register>) {
+        let _ = write!(self.xml, r#"<feature name="{name}">{types}"#);
+        for register in registers {
+            let Register { name, bits, kind, .. } = &register;
+            let number = self.list.len();
+            let _ = write!(
+                self.xml,
+                r#"<reg name="{name}" bitsize="{bits}" type="{kind}" regnum="{number}"/>"#
+            );
+            self.list.push(register);
+        }
+        self.xml += "</feature>";
+    }
+
+    /// The target description, a document of XML.
+    pub fn description(&self) -> &str {
+        &self.xml
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// A register's bytes, least significant first; `None` if there is no such register.
+    pub fn read(&self, state: &CpuState, number: usize) -> Option<Vec<u8>> {
+        let register = self.list.get(number)?;
+        let mut bytes = get(state, register.place).to_le_bytes().to_vec();
+        bytes.truncate(register.bits / 8);
+        Some(bytes)
+    }
+
+    /// Changes a register, if it takes the value. Descriptors and tables are in `memory`.
+    ///
+    /// # Errors
+    /// It does not, or has another size, or there is none. The state is as it was.
+    pub fn write(&self, state: &mut CpuState, memory: &Memory, number: usize, bytes: &[u8]) -> Result<(), Refused> {
+        let register = self.list.get(number).ok_or(Refused)?;
+        if bytes.len() != register.bits / 8 {
+            return Err(Refused);
+        }
+        let mut value = [0; 16];
+        value[..bytes.len()].copy_from_slice(bytes);
+        let value = u128::from_le_bytes(value);
+        if value == get(state, register.place) & mask(register.bits) {
+            return Ok(());
+        }
+        match register.place {
+            Place::Selector(segment) => {
+                let selector = u16::try_from(value).map_err(|_| Refused)?;
+                control::load_segment(state, memory, segment, selector)
+            }
+            Place::Cr0 => control::set_cr0(state, self.model, memory, value as u64),
+            Place::Cr3 => control::set_cr3(state, self.model, memory, value as u64),
+            Place::Cr4 => control::set_cr4(state, self.model, memory, value as u64),
+            Place::Efer => control::set_efer(state, self.model, value as u64),
+            Place::Xcr0 => control::set_xcr0(state, self.model, value as u64),
+            Place::Dr(number @ 6..) => control::set_debug(state, self.model, number, value as u64),
+            place => set(state, place, value),
+        }
+    }
+
+    /// All registers' bytes, one after the other.
+    pub fn all(&self, state: &CpuState) -> Vec<u8> {
+        (0..self.count())
+            .flat_map(|number| self.read(state, number).unwrap_or_default())
+            .collect()
+    }
+
+    /// Changes all registers: those whose bytes are not what they were, in their order.
+    ///
+    /// # Errors
+    /// So many bytes are not theirs, or one does not take its value. The state is as it was.
+    pub fn set_all(&self, state: &mut CpuState, memory: &Memory, bytes: &[u8]) -> Result<(), Refused> {
+        let whole: usize = self.list.iter().map(|register| register.bits / 8).sum();
+        if bytes.len() != whole {
+            return Err(Refused);
+        }
+        let (mut rest, mut changed) = (bytes, state.clone());
+        for (number, register) in self.list.iter().enumerate() {
+            let (own, after) = rest.split_at(register.bits / 8);
+            // gdb sends back what it has read for those that its user did not touch. One that has changed with another is none.
+            if self.read(state, number).as_deref() != Some(own) {
+                self.write(&mut changed, memory, number, own)?;
+            }
+            rest = after;
+        }
+        *state = changed;
+        Ok(())
+    }
+}
+
+fn mask(bits: usize) -> u128 {
+    u128::MAX >> (128 - bits)
+}
+
+fn register(name: impl Into<String>, bits: usize, kind: &'static str, place: Place) -> Register {
+    Register {
+        name: name.into(),
+        bits,
+        kind,
+        place,
+    }
+}
+
+fn vector_count(long: bool) -> usize {
+    if long { 16 } else { 8 }
+}
+
+fn core(long: bool) -> Vec<Register> {
+    const LONG: [&str; 8] = ["rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp"];
+    const SHORT: [&str; 8] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi"];
+    let (bits, integer) = if long { (64, "int64") } else { (32, "int32") };
+    let mut list = Vec::new();
+    for index in 0..8 {
+        let (name, number) = if long {
+            (LONG[index], ORDER[index])
+        } else {
+            (SHORT[index], index)
+        };
+        let kind = if matches!(number, 4 | 5) { "data_ptr" } else { integer };
+        list.push(register(name, bits, kind, Place::Gpr(number)));
+    }
+    if long {
+        list.extend((8..16).map(|number| register(format!("r{number}"), 64, integer, Place::Gpr(number))));
+    }
+    list.push(register(if long { "rip" } else { "eip" }, bits, "code_ptr", Place::Rip));
+    list.push(register("eflags", 32, "i386_eflags", Place::Flags));
+    for (name, segment) in [("cs", CS), ("ss", SS), ("ds", DS), ("es", ES), ("fs", FS), ("gs", GS)] {
+        list.push(register(name, 32, "int32", Place::Selector(segment)));
+    }
+    list.extend((0..8).map(|n| register(format!("st{n}"), 80, "i387_ext", Place::St(n))));
+    for (name, place) in [
+        ("fctrl", Place::ControlWord),
+        ("fstat", Place::StatusWord),
+        ("ftag", Place::Tags),
+        ("fiseg", Place::CodeSegment),
+        ("fioff", Place::CodeOffset),
+        ("foseg", Place::DataSegment),
+        ("fooff", Place::DataOffset),
+        ("fop", Place::Opcode),
+    ] {
+        list.push(register(name, 32, "int", place));
+    }
+    list
+}
+
+fn vectors(long: bool) -> Vec<Register> {
+    let mut list: Vec<_> = (0..vector_count(long))
+        .map(|n| register(format!("xmm{n}"), 128, "vec128", Place::Xmm(n)))
+        .collect();
+    list.push(register("mxcsr", 32, "i386_mxcsr", Place::Mxcsr));
+    list
+}
+
+fn system(long: bool) -> Vec<Register> {
+    let word = if long { 64 } else { 32 };
+    let kind = if long { "uint64" } else { "uint32" };
+    let mut list = Vec::new();
+    for (name, place) in [
+        ("cr0", Place::Cr0),
+        ("cr2", Place::Cr2),
+        ("cr3", Place::Cr3),
+        ("cr4", Place::Cr4),
+    ] {
+        list.push(register(name, word, kind, place));
+    }
+    for number in [0, 1, 2, 3, 6, 7] {
+        list.push(register(format!("dr{number}"), word, kind, Place::Dr(number)));
+    }
+    if long {
+        list.push(register("efer", 64, kind, Place::Efer));
+        list.push(register("k_gs_base", 64, kind, Place::KernelGsBase));
+    } else {
+        list.push(register("fs_base", 32, kind, Place::Base(FS)));
+        list.push(register("gs_base", 32, kind, Place::Base(GS)));
+    }
+    list.push(register("xcr0", 64, "uint64", Place::Xcr0));
+    for (name, segment) in [("cs_base", CS), ("ss_base", SS), ("ds_base", DS), ("es_base", ES)] {
+        list.push(register(name, word, kind, Place::Base(segment)));
+    }
+    for (name, bits, place) in [
+        ("tr", 16, Place::TaskSelector),
+        ("tr_base", word, Place::TaskBase),
+        ("ldtr", 16, Place::LocalSelector),
+        ("ldtr_base", word, Place::LocalBase),
+        ("gdtr_base", word, Place::GlobalBase),
+        ("gdtr_limit", 16, Place::GlobalLimit),
+        ("idtr_base", word, Place::InterruptBase),
+        ("idtr_limit", 16, Place::InterruptLimit),
+        ("cpl", 8, Place::Cpl),
+    ] {
+        let kind = match bits {
+            8 => "uint8",
+            16 => "uint16",
+            _ => kind,
+        };
+        list.push(register(name, bits, kind, place));
+    }
+    list
+}
+
+fn get(state: &CpuState, place: Place) -> u128 {
+    let fpu = &state.fpu;
+    let word: u64 = match place {
+        Place::Gpr(number) => state.gpr[number],
+        Place::Rip => state.rip,
+        Place::Flags => state.rflags,
+        Place::Selector(segment) => state.segments[segment].selector.into(),
+        Place::St(number) => return fpu.st(number),
+        Place::ControlWord => fpu.cw.into(),
+        Place::StatusWord => fpu.sw.into(),
+        Place::Tags => fpu.full_tags().into(),
+        Place::CodeSegment => fpu.fcs.into(),
+        Place::CodeOffset => fpu.fip,
+        Place::DataSegment => fpu.fds.into(),
+        Place::DataOffset => fpu.fdp,
+        Place::Opcode => fpu.fop.into(),
+        Place::Xmm(number) => return fpu.xmm[number],
+        Place::Mxcsr => fpu.mxcsr.into(),
+        Place::YmmHigh(number) => return fpu.ymm_hi[number],
+        Place::Base(segment) => state.segments[segment].base,
+        Place::Cr0 => state.cr0,
+        Place::Cr2 => state.cr2,
+        Place::Cr3 => state.cr3,
+        Place::Cr4 => state.cr4,
+        Place::Efer => state.efer,
+        Place::KernelGsBase => state.msrs.kernel_gs_base,
+        Place::Xcr0 => state.xcr0,
+        Place::Dr(number) => state.dr[number],
+        Place::TaskSelector => state.tr.selector.into(),
+        Place::TaskBase => state.tr.base,
+        Place::LocalSelector => state.ldtr.selector.into(),
+        Place::LocalBase => state.ldtr.base,
+        Place::GlobalBase => state.gdtr.base,
+        Place::GlobalLimit => state.gdtr.limit.into(),
+        Place::InterruptBase => state.idtr.base,
+        Place::InterruptLimit => state.idtr.limit.into(),
+        Place::Cpl => state.cpl.into(),
+    };
+    word.into()
+}
+
+/// What a user may change as it is; [`control`] has what more hangs on. Segments' hidden parts, tables and the privilege level
+/// are not to be changed alone: that would be no state of a processor.
+fn set(state: &mut CpuState, place: Place, value: u128) -> Result<(), Refused> {
+    let word = value as u64;
+    let fpu = &mut state.fpu;
+    match place {
+        Place::Gpr(number) => state.gpr[number] = word,
+        Place::Rip => state.rip = word,
+        Place::Flags => state.rflags = state.rflags & !FLAGS | word & FLAGS,
+        Place::St(number) => {
+            fpu.set_st(number, value);
+            fpu.tag |= 1 << ((fpu.top() + number) & 7);
+        }
+        Place::ControlWord => fpu.fldcw(word as u16),
+        Place::StatusWord => {
+            fpu.sw = word as u16;
+            fpu.summarise();
+        }
+        Place::CodeSegment => fpu.fcs = word as u16,
+        Place::CodeOffset => fpu.fip = word,
+        Place::DataSegment => fpu.fds = word as u16,
+        Place::DataOffset => fpu.fdp = word,
+        Place::Opcode => fpu.fop = word as u16 & 0x7ff,
+        Place::Xmm(number) => fpu.xmm[number] = value,
+        Place::Mxcsr => fpu.ldmxcsr(word as u32).map_err(|_| Refused)?,
+        Place::YmmHigh(number) => fpu.ymm_hi[number] = value,
+        // A processor takes canonical addresses only (with 57 bits at most).
+        Place::Base(FS | GS) | Place::KernelGsBase if (word as i64) << 7 >> 7 != word as i64 => return Err(Refused),
+        Place::Base(segment @ (FS | GS)) => state.segments[segment].base = word,
+        Place::KernelGsBase => state.msrs.kernel_gs_base = word,
+        Place::Cr2 => state.cr2 = word,
+        Place::Dr(number @ 0..=3) => state.dr[number] = word,
+        _ => return Err(Refused),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use x86::model::{MODELS, P6, SAPPHIRERAPIDS, WESTMERE};
+
+    impl Registers {
+        fn number(&self, name: &str) -> usize {
+            self.list.iter().position(|register| register.name == name).unwrap()
+        }
+
+        /// Writes one by its name.
+        fn put(&self, state: &mut CpuState, memory: &Memory, name: &str, value: u64) -> Result<(), Refused> {
+            let number = self.number(name);
+            let bytes = &value.to_le_bytes()[..self.list[number].bits / 8];
+            self.write(state, memory, number, bytes)
+        }
+    }
+
+    // covers: gdb/registers
+    #[test]
+    fn registers_are_read_and_written_by_number() {
+        let all = Registers::of(&SAPPHIRERAPIDS);
+        let memory = Memory::new(2 << 20).unwrap();
+        let number = |name: &str| all.number(name);
+        // gdb's own numbers.
+        for (name, expected) in [
+            ("rax", 0),
+            ("rsp", 7),
+            ("r15", 15),
+            ("rip", 16),
+            ("eflags", 17),
+            ("cs", 18),
+            ("st0", 24),
+        ] {
+            assert_eq!(number(name), expected, "{name}");
+        }
+        let mut state = CpuState::reset(&SAPPHIRERAPIDS);
+        for (name, bytes) in [
+            ("rbx", vec![1, 2, 3, 4, 5, 6, 7, 8]),
+            ("rip", vec![0xf0, 0xff, 0, 0, 0, 0, 0, 0]),
+            ("st3", vec![0, 0, 0, 0, 0, 0, 0, 0x80, 0xff, 0x3f]),
+            ("xmm15", (0..16).collect()),
+            ("ymm1h", (16..32).collect()),
+            ("fs_base", vec![0, 0, 0, 0, 0, 0x80, 0xff, 0xff]),
+            ("cr2", vec![9; 8]),
+        ] {
+            assert_eq!(all.write(&mut state, &memory, number(name), &bytes), Ok(()), "{name}");
+            assert_eq!(all.read(&state, number(name)), Some(bytes), "{name}");
+        }
+        assert_eq!((state.gpr[3], state.fpu.ymm_hi[1] as u8), (0x0807_0605_0403_0201, 16));
+        let before = state.clone();
+        for (name, bytes) in [
+            ("cr0", vec![0xff; 8]),
+            ("cs", vec![8, 0, 1, 0]),
+            ("cs_base", vec![8; 8]),
+            ("rax", vec![1]),
+            ("mxcsr", vec![0xff; 4]),
+            ("gs_base", vec![0, 0, 0, 0, 0, 0, 0, 0x40]),
+            ("cpl", vec![3]),
+        ] {
+            assert_eq!(
+                all.write(&mut state, &memory, number(name), &bytes),
+                Err(Refused),
+                "{name}"
+            );
+        }
+        assert_eq!(all.write(&mut state, &memory, 10_000, &[]), Err(Refused));
+        assert_eq!((all.read(&state, 10_000), state.clone()), (None, before));
+        // RFLAGS keeps what no user may set.
+        all.write(&mut state, &memory, number("eflags"), &[0xff; 4]).unwrap();
+        assert_eq!(state.rflags, FLAGS | 2);
+    }
+
+    // covers: gdb/registers
+    #[test]
+    fn all_registers_go_out_and_come_back() {
+        let memory = Memory::new(2 << 20).unwrap();
+        for model in MODELS {
+            let all = Registers::of(model);
+            let mut state = CpuState::reset(model);
+            let bytes = all.all(&state);
+            let mut changed = bytes.clone();
+            changed[0] = 0x55;
+            all.set_all(&mut state, &memory, &changed).unwrap();
+            assert_eq!((state.gpr[0], all.all(&state)), (0x55, changed), "{}", model.name);
+            assert_eq!(all.set_all(&mut state, &memory, &bytes[1..]), Err(Refused));
+            // One that is refused: nothing is changed.
+            let before = state.clone();
+            let mut bad = bytes.clone();
+            *bad.last_mut().unwrap() = 3;
+            assert_eq!((all.set_all(&mut state, &memory, &bad), state), (Err(Refused), before));
+            let xml = all.description();
+            assert_eq!(xml.matches("<reg ").count(), all.count());
+            assert_eq!(xml.contains("org.gnu.gdb.i386.avx"), model.features().avx());
+        }
+        assert!(Registers::of(&P6).description().contains("<architecture>i386<"));
+        assert!(
+            Registers::of(&WESTMERE)
+                .description()
+                .contains("<architecture>i386:x86-64<")
+        );
+    }
+
+    /// Code and data for 64 bits, for 32, for CPL 3, a TSS, code that is not present, and data that cannot be written.
+    const TABLE: [u64; 9] = [
+        0,
+        0x00af_9b00_0000_ffff,
+        0x00cf_9300_0000_ffff,
+        0x00cf_9b00_0000_ffff,
+        0x00af_fb00_0000_ffff,
+        0x00cf_f300_0000_ffff,
+        0x0000_8900_0000_0067,
+        0x00af_1b00_0000_ffff,
+        0x12cf_9134_5678_ffff,
+    ];
+
+    // covers: gdb/control-registers
+    #[test]
+    fn selectors_are_loaded_from_the_tables_or_refused() {
+        let all = Registers::of(&SAPPHIRERAPIDS);
+        let memory = Memory::new(2 << 20).unwrap();
+        let mut state = CpuState::reset(&SAPPHIRERAPIDS);
+        // Real mode: no table at all.
+        all.put(&mut state, &memory, "ds", 0x1234).unwrap();
+        assert_eq!((state.segments[DS].base, state.segments[DS].limit), (0x12340, 0xffff));
+        for (entry, at) in TABLE.iter().zip((0x1000..).step_by(8)) {
+            memory.write(at, &entry.to_le_bytes()).unwrap();
+        }
+        (state.gdtr.base, state.gdtr.limit) = (0x1000, 0x47);
+        state.rip = 0x8000;
+        all.put(&mut state, &memory, "cr0", 0x11).unwrap();
+        for (name, selector, holds) in [
+            ("cs", 0x18, true),
+            ("ss", 0x10, true),
+            ("ds", 0x40, true),
+            ("es", 0x18, true),
+            ("fs", 0x10, true),
+            ("fs", 0, true),
+            ("gs", 0x2b, true),
+            ("cs", 0, false),
+            ("cs", 0x10, false),
+            ("cs", 0x20, false),
+            ("cs", 0x1b, false),
+            ("cs", 0x38, false),
+            ("ss", 0, false),
+            ("ss", 0x2b, false),
+            ("ss", 0x40, false),
+            ("ds", 0x30, false),
+            ("ds", 0x48, false),
+            ("ds", 0x14, false),
+            ("ds", 0x43, false),
+        ] {
+            let before = state.clone();
+            let put = all.put(&mut state, &memory, name, selector);
+            assert_eq!(put.is_ok(), holds, "{name} {selector:#x}");
+            assert!(holds || state == before, "{name} {selector:#x}");
+        }
+        let ds = state.segments[DS];
+        assert_eq!((ds.selector, ds.base, ds.limit), (0x40, 0x1234_5678, u32::MAX));
+        assert!(state.segments[CS].big() && state.segments[CS].selector == 0x18);
+        assert!(!state.segments[FS].present());
+        let mut entry = [0; 8];
+        memory.read(0x1040, &mut entry).unwrap();
+        assert_eq!(u64::from_le_bytes(entry), TABLE[8], "not so much as an accessed bit");
+        // A table that is not there, and one that wraps.
+        for base in [0xffff_f000, u64::MAX - 8] {
+            state.gdtr.base = base;
+            assert_eq!(all.put(&mut state, &memory, "es", 0x10), Err(Refused));
+        }
+    }
+
+    // covers: gdb/control-registers
+    #[test]
+    fn control_registers_take_what_the_guest_could_put_there() {
+        let all = Registers::of(&SAPPHIRERAPIDS);
+        let memory = Memory::new(2 << 20).unwrap();
+        let mut state = CpuState::reset(&SAPPHIRERAPIDS);
+        // Into IA-32e mode, in the order that the manual asks for.
+        for (name, value, holds, reads) in [
+            ("cr0", 0x8000_0000, false, 0x6000_0010),
+            ("cr0", 0x2000_0011, false, 0x6000_0010),
+            ("cr0", 1 << 32, false, 0x6000_0010),
+            ("cr0", 1, true, 0x11),
+            ("cr4", 1 << 63, false, 0),
+            ("cr4", 0x20, true, 0x20),
+            ("cr3", 1 << 62, false, 0),
+            ("cr3", 0x5000, true, 0x5000),
+            ("efer", 1 << 1, false, 0),
+            ("efer", 0x100, true, 0x100),
+            ("cr0", 0x8000_0011, true, 0x8000_0011),
+            ("efer", 0, false, 0x500),
+            ("efer", 0x900, true, 0xd00),
+            ("cr4", 0, false, 0x20),
+            ("xcr0", 3, false, 1),
+            ("cr4", 0x4_0020, true, 0x4_0020),
+            ("xcr0", 4, false, 1),
+            ("xcr0", 5, false, 1),
+            ("xcr0", 1 << 62 | 1, false, 1),
+            ("xcr0", 7, true, 7),
+            ("dr7", 0xffff_ffff_ffff, false, 0x400),
+            ("dr7", 1, true, 0x401),
+            ("dr6", 0, true, 0xfffe_0ff0),
+            ("cr0", 0x11, true, 0x11),
+        ] {
+            let put = all.put(&mut state, &memory, name, value);
+            assert_eq!(put.is_ok(), holds, "{name} {value:#x}");
+            let number = all.number(name);
+            let mut bytes = all.read(&state, number).unwrap();
+            bytes.resize(8, 0);
+            let now = u64::from_le_bytes(bytes.try_into().unwrap());
+            if name != "dr6" {
+                assert_eq!(now, reads, "{name} {value:#x}");
+            }
+        }
+        assert_eq!(state.efer, 0x900, "no longer active");
+        // PAE paging reads its first table.
+        (state.efer, state.cr3) = (0, 0x6000);
+        memory.write(0x6008, &[0xff; 8]).unwrap();
+        assert_eq!(all.put(&mut state, &memory, "cr0", 0x8000_0011), Err(Refused));
+        state.cr3 = 0x7000;
+        assert_eq!(all.put(&mut state, &memory, "cr0", 0x8000_0011), Ok(()));
+        assert_eq!(all.put(&mut state, &memory, "cr3", 0x6000), Err(Refused));
+    }
+
+    /// Whatever is written, the state is one of a processor: nothing panics, and refusals change nothing.
+    // covers: gdb/control-registers
+    #[test]
+    fn no_value_is_too_wild() {
+        let memory = Memory::new(2 << 20).unwrap();
+        for (entry, at) in TABLE.iter().zip((0x1000..).step_by(8)) {
+            memory.write(at, &entry.to_le_bytes()).unwrap();
+        }
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
+        let mut next = move || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        for model in MODELS {
+            let all = Registers::of(model);
+            let mut state = CpuState::reset(model);
+            let mut taken = 0;
+            for _ in 0..20_000 {
+                let number = next() as usize % (all.count() + 1);
+                let value = next() & next() >> (next() % 64);
+                let mut bytes = value.to_le_bytes().repeat(2);
+                bytes.truncate(all.list.get(number).map_or(4, |register| register.bits / 8));
+                let before = state.clone();
+                let put = all.write(&mut state, &memory, number, &bytes);
+                assert!(put.is_ok() || state == before);
+                taken += usize::from(put.is_ok());
+                (state.gdtr.base, state.gdtr.limit) = (0x1000, 0x47);
+                assert!(state.cr0 & 1 << 31 == 0 || state.cr0 & 1 != 0);
+            }
+            assert!(taken > 5000, "{}: {taken}", model.name);
+        }
+    }
+}

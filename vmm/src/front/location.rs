@@ -1,0 +1,28 @@
+//! Where a machine's CPUs are, for the line that says why a run was ended: a guest that hangs is found by it.
+
+use std::path::Path;
+
+use crate::{linux::Kernel, symbols::SymbolFile, vm::Vm};
+
+/// Each CPU's linear address, and what is there if the kernel's file or a Linux guest's memory tells.
+pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
+    let addresses: Vec<u64> = (0..vm.cpu_count())
+        .filter_map(|cpu| vm.cpu_state(cpu))
+        .map(|state| state.linear_rip())
+        .collect();
+    let file = SymbolFile::read(kernel).ok().map(|file| file.symbols);
+    let guest = match file {
+        None => Kernel::find(&mut vm.machine().memory()),
+        Some(_) => None,
+    };
+    let symbols = file.as_ref().or(guest.as_ref().map(Kernel::symbols));
+    let places: Vec<String> = addresses
+        .iter()
+        .enumerate()
+        .map(|(cpu, address)| match symbols {
+            Some(symbols) => format!("CPU {cpu} at {}", symbols.describe(*address)),
+            None => format!("CPU {cpu} at {address:#x}"),
+        })
+        .collect();
+    places.join(", ")
+}

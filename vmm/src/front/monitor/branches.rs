@@ -1,0 +1,279 @@
+//! Branch records: last-branch records and branch trace store.
+
+use std::fmt::Write;
+
+use devices::unit::branch_ring::Entry;
+use x86::{
+    ds::{BRANCH_PREDICTED, DsLayout, management},
+    lbr::{LbrCaps, LbrCtl, LbrFormat, LbrInfo, LbrLayout, branch_type},
+    msr::*,
+};
+
+use super::{
+    arguments::{Answer, bits, count},
+    scene::Scene,
+};
+
+/// An address of an entry, without what stands beside it.
+fn address(value: u64, format: LbrFormat) -> u64 {
+    let up = match format {
+        // Flags or cycles in the high bits.
+        LbrFormat::EffectiveFlags | LbrFormat::EffectiveTsx | LbrFormat::LinearCycles => 16,
+        _ => 0,
+    };
+    ((value << up) as i64 >> up) as u64
+}
+
+/// What stands beside the addresses of an entry.
+fn beside(entry: &Entry, format: LbrFormat) -> String {
+    let flag = |bit: u32, name: &str| {
+        if entry.from >> bit & 1 != 0 {
+            format!(" {name}")
+        } else {
+            String::new()
+        }
+    };
+    match format {
+        LbrFormat::Offset32 | LbrFormat::Linear | LbrFormat::Effective => String::new(),
+        LbrFormat::EffectiveFlags => flag(63, "mispredicted"),
+        LbrFormat::EffectiveTsx => flag(63, "mispredicted") + &flag(62, "in-tsx") + &flag(61, "abort"),
+        LbrFormat::LinearCycles => flag(63, "mispredicted") + &format!(" {} cycles", entry.to >> 48),
+        LbrFormat::EffectiveInfo | LbrFormat::LinearInfo | LbrFormat::Architectural => {
+            let info = LbrInfo::from_bits(entry.info);
+            let mut text = String::new();
+            for (set, name) in [
+                (info.mispred(), " mispredicted"),
+                (info.in_tsx(), " in-tsx"),
+                (info.tsx_abort(), " abort"),
+            ] {
+                text += if set { name } else { "" };
+            }
+            if format == LbrFormat::Architectural {
+                text += match info.branch_type() {
+                    branch_type::COND => " conditional",
+                    branch_type::NEAR_IND_JMP => " jmp-indirect",
+                    branch_type::NEAR_REL_JMP => " jmp",
+                    branch_type::NEAR_IND_CALL => " call-indirect",
+                    branch_type::NEAR_REL_CALL => " call",
+                    branch_type::NEAR_RET => " ret",
+                    _ => " other",
+                };
+            }
+            if format != LbrFormat::Architectural || info.cycles_valid() {
+                let _ = write!(text, " {} cycles", info.cycles());
+            }
+            text
+        }
+    }
+}
+
+/// The control registers of the stack, in words.
+fn control(scene: &mut Scene<'_, '_>, caps: LbrCaps) -> String {
+    let mut text = String::new();
+    if caps.layout == LbrLayout::Architectural {
+        const CTL: [(u32, &str); 11] = [
+            (0, "LBREn"),
+            (1, "OS"),
+            (2, "USR"),
+            (3, "CALL_STACK"),
+            (16, "COND"),
+            (17, "NEAR_REL_JMP"),
+            (18, "NEAR_IND_JMP"),
+            (19, "NEAR_REL_CALL"),
+            (20, "NEAR_IND_CALL"),
+            (21, "NEAR_RET"),
+            (22, "OTHER_BRANCH"),
+        ];
+        let value = scene.msr(IA32_LBR_CTL).unwrap_or(0);
+        let depth = scene.msr(IA32_LBR_DEPTH).unwrap_or(0);
+        let on = if LbrCtl::from_bits(value).lbr_en() { "on" } else { "off" };
+        let _ = writeln!(
+            text,
+            "{on}; IA32_LBR_CTL {value:#x}: {}; depth {depth}",
+            bits(value, &CTL)
+        );
+        return text;
+    }
+    let debugctl = scene.msr(IA32_DEBUGCTL).unwrap_or(0);
+    let on = if debugctl & 1 != 0 { "on" } else { "off" };
+    let _ = write!(text, "{on} (IA32_DEBUGCTL.LBR)");
+    if caps.select != 0 {
+        const SELECT: [(u32, &str); 10] = [
+            (0, "no-CPL-0"),
+            (1, "no-CPL-above-0"),
+            (2, "no-JCC"),
+            (3, "no-NEAR_REL_CALL"),
+            (4, "no-NEAR_IND_CALL"),
+            (5, "no-NEAR_RET"),
+            (6, "no-NEAR_IND_JMP"),
+            (7, "no-NEAR_REL_JMP"),
+            (8, "no-FAR_BRANCH"),
+            (9, "EN_CALLSTACK"),
+        ];
+        let select = scene.msr(MSR_LBR_SELECT).unwrap_or(0);
+        let _ = write!(text, "; MSR_LBR_SELECT {select:#x}: {}", bits(select, &SELECT));
+    }
+    if let LbrLayout::Ring { tos, .. } = caps.layout {
+        let _ = write!(text, "; TOS {}", scene.msr(tos).unwrap_or(0));
+    }
+    text.push('\n');
+    text
+}
+
+/// `lbr`.
+pub fn lbr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    let most = count(arguments, usize::MAX)?;
+    let model = scene.model();
+    let (units, caps) = (scene.units(), model.units.lbr);
+    let (caps, entries): (LbrCaps, Vec<Entry>) = match (caps, &units.lbr, &units.arch_lbr) {
+        (Some(caps), Some(unit), _) => (caps, unit.newest().collect()),
+        (Some(caps), _, Some(unit)) => (caps, unit.newest().collect()),
+        _ => return Err(format!("model {} has no last-branch records here", model.name)),
+    };
+    let mut text = control(scene, caps);
+    let used = entries
+        .iter()
+        .rposition(|entry| *entry != Entry::default())
+        .map_or(0, |last| last + 1);
+    for (age, entry) in entries[..used].iter().enumerate().take(most) {
+        let from = scene.describe(address(entry.from, caps.format));
+        let to = scene.describe(address(entry.to, caps.format));
+        let _ = writeln!(text, "{age:2}  {from} -> {to}{}", beside(entry, caps.format));
+    }
+    if used == 0 {
+        text += "no records\n";
+    }
+    if let Some(first) = caps.ler
+        && let (Some(from), Some(to)) = (scene.msr(first), scene.msr(first + 1))
+        && (from, to) != (0, 0)
+    {
+        let (from, to) = (address(from, caps.format), address(to, caps.format));
+        let (from, to) = (scene.describe(from), scene.describe(to));
+        let _ = writeln!(text, "last exception  {from} -> {to}");
+    }
+    Ok(text)
+}
+
+/// A buffer of the debug-store area: base, index, maximum, threshold.
+pub struct Buffer {
+    /// The first record.
+    pub base: u64,
+    /// Where the next one goes.
+    pub index: u64,
+    /// Behind the last one.
+    pub maximum: u64,
+    /// Where an interrupt is asked for.
+    pub threshold: u64,
+}
+
+impl Buffer {
+    /// The buffer whose fields begin with this one.
+    pub fn read(scene: &Scene<'_, '_>, area: u64, layout: DsLayout, first: u64) -> Result<Buffer, String> {
+        let width = layout.field();
+        let field = |n: u64| {
+            let at = area.wrapping_add((first + n) * width);
+            scene
+                .word(at, width)
+                .map_err(|e| format!("IA32_DS_AREA {area:#x}: {e}"))
+        };
+        Ok(Buffer {
+            base: field(management::BTS_BASE)?,
+            index: field(management::BTS_INDEX)?,
+            maximum: field(management::BTS_MAXIMUM)?,
+            threshold: field(management::BTS_THRESHOLD)?,
+        })
+    }
+
+    /// In words, with how many records are in it.
+    pub fn text(&self, records: u64) -> String {
+        format!(
+            "buffer {:#x} to {:#x}, index {:#x} ({records} records), threshold {:#x}\n",
+            self.base, self.maximum, self.index, self.threshold
+        )
+    }
+}
+
+/// `bts`.
+pub fn bts(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    let most = count(arguments, 16)?;
+    let model = scene.model();
+    let features = scene.features();
+    if scene.units().bts.is_none() {
+        return Err(format!("model {} has no branch trace store here", model.name));
+    }
+    let layout = DsLayout::of(features);
+    let area = scene.msr(IA32_DS_AREA).unwrap_or(0);
+    let value = scene.msr(IA32_DEBUGCTL).unwrap_or(0);
+    let control = model.units.debugctl.map(|caps| caps.layout.decode(value));
+    let on = control.is_some_and(|control| control.tr() && control.bts());
+    let mut text = format!("{}; IA32_DS_AREA {area:#x}\n", if on { "on" } else { "off" });
+    if area == 0 {
+        return Ok(text);
+    }
+    let buffer = Buffer::read(scene, area, layout, 0)?;
+    let (size, width) = (layout.branch_record(), layout.field());
+    text += &buffer.text(buffer.index.saturating_sub(buffer.base) / size);
+    let mut at = buffer.index;
+    for age in 0..most {
+        let Some(before) = at.checked_sub(size).filter(|before| *before >= buffer.base) else {
+            break;
+        };
+        at = before;
+        let field = |n: u64| scene.word(at.wrapping_add(n * width), width);
+        let (from, to, flags) = (field(0)?, field(1)?, field(2)?);
+        let predicted = if flags & BRANCH_PREDICTED != 0 {
+            " predicted"
+        } else {
+            ""
+        };
+        let (from, to) = (scene.describe(from), scene.describe(to));
+        let _ = writeln!(text, "{age:2}  {from} -> {to}{predicted}");
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: monitor/lbr
+    #[test]
+    fn addresses_and_flags_of_each_format() {
+        let kernel = 0xffff_ffff_8100_0000;
+        for (format, from, says) in [
+            (LbrFormat::Effective, kernel, ""),
+            (LbrFormat::EffectiveFlags, kernel, " mispredicted"),
+            (LbrFormat::EffectiveFlags, kernel & !(1 << 63), ""),
+            (LbrFormat::EffectiveTsx, kernel & !(3 << 62), " abort"),
+            (LbrFormat::EffectiveTsx, kernel & !(5 << 61), " in-tsx"),
+        ] {
+            let entry = Entry {
+                from,
+                to: kernel,
+                info: 0,
+            };
+            assert_eq!(
+                (address(from, format), beside(&entry, format).as_str()),
+                (kernel, says),
+                "{format:?} {from:x}"
+            );
+        }
+        let cycles = Entry {
+            from: 0x40_1000,
+            to: 7 << 48 | 0x40_2000,
+            info: 0,
+        };
+        assert_eq!(address(cycles.to, LbrFormat::LinearCycles), 0x40_2000);
+        assert_eq!(beside(&cycles, LbrFormat::LinearCycles), " 7 cycles");
+        let info = LbrInfo::new()
+            .with_cycles(9)
+            .with_cycles_valid(true)
+            .with_branch_type(branch_type::NEAR_RET);
+        let entry = Entry {
+            info: info.with_mispred(true).into_bits(),
+            ..cycles
+        };
+        assert_eq!(beside(&entry, LbrFormat::Architectural), " mispredicted ret 9 cycles");
+        assert_eq!(beside(&entry, LbrFormat::LinearInfo), " mispredicted 9 cycles");
+    }
+}

@@ -1,0 +1,75 @@
+//! Addresses and page tables. SDM Vol. 3A chapter 4 "Paging".
+
+use std::fmt::Write;
+
+use super::{
+    arguments::{Answer, bits},
+    scene::Scene,
+};
+use machine::walk;
+
+fn address(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Result<u64, String> {
+    match arguments {
+        [word] => scene.address(word),
+        _ => Err("one address: a number, a symbol, or a symbol+NUMBER".into()),
+    }
+}
+
+/// `gva2gpa`.
+pub fn gva2gpa(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    let linear = address(scene, arguments)?;
+    let state = scene.state.clone();
+    let physical = walk::translate(scene.controls.run.machine().memory(), &state, linear);
+    let name = scene.describe(linear);
+    match physical {
+        Some(physical) => Ok(format!("{name} is at physical {physical:#x}\n")),
+        None => Err(format!("{name} is not mapped")),
+    }
+}
+
+/// `pagewalk`.
+pub fn pagewalk(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    const FLAGS: [(u32, &str); 10] = [
+        (0, "P"),
+        (1, "W"),
+        (2, "U"),
+        (3, "PWT"),
+        (4, "PCD"),
+        (5, "A"),
+        (6, "D"),
+        (7, "PS"),
+        (8, "G"),
+        (63, "XD"),
+    ];
+    let linear = address(scene, arguments)?;
+    let state = scene.state.clone();
+    let (steps, physical) = walk::steps(scene.controls.run.machine().memory(), &state, linear);
+    let mut text = format!("{}, CR3 {:#x}\n", scene.describe(linear), state.cr3);
+    if steps.is_empty() && physical.is_some() {
+        text += "paging is off\n";
+    }
+    for step in &steps {
+        let _ = write!(text, "{:5} {:#x}: ", step.table, step.at);
+        match step.entry {
+            // Bit 7 of a page-table entry is the PAT bit.
+            Some(entry) => {
+                let flags = entry & (0x1ff | 1 << 63);
+                let flags = bits(flags, &FLAGS);
+                let flags = if step.table == "PTE" {
+                    flags.replace("PS", "PAT")
+                } else {
+                    flags
+                };
+                let _ = writeln!(text, "{entry:#x}, {:#x} {flags}", entry & walk::ADDRESS);
+            }
+            None => text += "no RAM\n",
+        }
+    }
+    match physical {
+        Some(physical) => {
+            let _ = writeln!(text, "physical {physical:#x}");
+        }
+        None => text += "not mapped\n",
+    }
+    Ok(text)
+}

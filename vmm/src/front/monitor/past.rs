@@ -1,0 +1,34 @@
+//! Where the run goes.
+
+use super::{
+    arguments::{Answer, number},
+    scene::Scene,
+};
+
+/// `run-to`.
+pub fn run_to(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    let now = scene.controls.run.steps();
+    match (arguments, scene.controls.run.extent()) {
+        ([], None) => Ok(format!("step {now}; it cannot go back without `--reverse`\n")),
+        ([], Some(extent)) => Ok(format!(
+            "step {now} of {} to {}; {} snapshots, {} MiB\n",
+            extent.first,
+            extent.head,
+            extent.points,
+            extent.bytes >> 20
+        )),
+        ([word], extent) => {
+            let step = number(word)?;
+            if step < now && extent.is_none() {
+                return Err(format!(
+                    "step {step} is behind, at step {now}: `--reverse` at the start makes going back possible"
+                ));
+            }
+            if !scene.go_to(step) {
+                return Err("KVM counts no instructions: `--engine soft` does".into());
+            }
+            Ok(format!("from step {now} to step {step}, and there it stands\n"))
+        }
+        _ => Err("run-to takes one step".into()),
+    }
+}

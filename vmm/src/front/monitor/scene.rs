@@ -1,0 +1,115 @@
+//! What a command looks at.
+
+use devices::unit::Units;
+use engine::CpuState;
+use x86::{cpuid::Features, model::CpuModel};
+
+use super::arguments::number;
+use crate::front::names::Names;
+use crate::{front::controls::Controls, linux::Task, vm::Unmapped};
+use machine::memory::Memory;
+
+/// The machine between two steps, and one of its CPUs.
+pub struct Scene<'a, 'r> {
+    /// The run.
+    pub controls: &'a mut Controls<'r>,
+    /// The CPU.
+    pub cpu: usize,
+    /// Its registers.
+    pub state: CpuState,
+}
+
+impl<'a, 'r> Scene<'a, 'r> {
+    /// `None` if there is no such CPU.
+    pub fn new(controls: &'a mut Controls<'r>, cpu: usize) -> Option<Self> {
+        let state = controls.run.cpu_state(cpu)?;
+        Some(Scene { controls, cpu, state })
+    }
+
+    /// Has the run go to a step and stand there. `false`: on KVM nobody counts steps.
+    pub fn go_to(&mut self, steps: u64) -> bool {
+        let counts = !self.controls.run.is_hosted();
+        self.controls.go_to = Some(steps).filter(|_| counts);
+        counts
+    }
+
+    /// The names, up to date, with the memory and the step that they are of.
+    fn looked(&mut self) -> (&mut Names, &Memory, u64) {
+        let Controls { run, names, .. } = &mut *self.controls;
+        let steps = run.steps();
+        let memory = run.machine().memory();
+        names.look(memory, steps);
+        (names, memory, steps)
+    }
+
+    /// The names, up to date.
+    pub fn names(&mut self) -> &mut Names {
+        self.looked().0
+    }
+
+    /// The address as a number, with its name if it has one.
+    pub fn describe(&mut self, address: u64) -> String {
+        let (names, memory, steps) = self.looked();
+        names.describe(memory, steps, address)
+    }
+
+    /// The process that a CPU runs, where that is known.
+    pub fn task(&mut self, cpu: usize) -> Option<Task> {
+        let (names, memory, _) = self.looked();
+        names.task(memory, cpu)
+    }
+
+    /// An address: a number, or a symbol, with `+NUMBER` behind it or not.
+    pub fn address(&mut self, word: &str) -> Result<u64, String> {
+        if word.starts_with(|c: char| c.is_ascii_digit()) {
+            return number(word);
+        }
+        let (symbol, offset) = match word.split_once('+') {
+            Some((symbol, offset)) => (symbol, number(offset)?),
+            None => (word, 0),
+        };
+        let (names, memory, steps) = self.looked();
+        let address = names.address(memory, steps, symbol);
+        let address =
+            address.ok_or_else(|| format!("{symbol:?} is neither a number nor a symbol that is known here"))?;
+        Ok(address.wrapping_add(offset))
+    }
+
+    /// The CPU model.
+    pub fn model(&mut self) -> &'static CpuModel {
+        self.controls.run.machine().model()
+    }
+
+    /// What the model shows.
+    pub fn features(&mut self) -> Features {
+        self.model().features()
+    }
+
+    /// A copy of the CPU's debug and trace units.
+    pub fn units(&mut self) -> Units {
+        let (cpu, model) = (self.cpu, self.model());
+        self.controls
+            .run
+            .machine()
+            .units_of(cpu)
+            .unwrap_or_else(|| Units::new(model))
+    }
+
+    /// An MSR, if the CPU has it.
+    pub fn msr(&mut self, msr: u32) -> Option<u64> {
+        self.controls.run.peek_msr(self.cpu, msr).ok()
+    }
+
+    /// Reads linear memory.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Unmapped> {
+        self.controls.run.read_linear(self.cpu, address, bytes)
+    }
+
+    /// A number of `width` bytes in linear memory.
+    pub fn word(&self, address: u64, width: u64) -> Result<u64, String> {
+        let mut bytes = [0; 8];
+        let len = width.min(8) as usize;
+        self.read(address, &mut bytes[..len]).map_err(|e| e.to_string())?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+}

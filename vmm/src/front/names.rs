@@ -1,0 +1,96 @@
+//! Names of addresses in a guest: of the kernel's file where that has symbols, else of the Linux in memory.
+
+use std::path::{Path, PathBuf};
+
+use crate::{
+    linux::{Kernel, Task},
+    symbols::{SymbolFile, SymbolTable},
+};
+use machine::memory::Memory;
+
+/// What is known by name. Looked for when it is asked for first, and again once it is no longer true.
+#[derive(Debug, Default)]
+pub struct Names {
+    file: PathBuf,
+    /// The symbols of the kernel's file, once that was read.
+    own: Option<SymbolTable>,
+    linux: Option<Kernel>,
+    /// The step at which no Linux was found.
+    missed: Option<u64>,
+    /// Symbols of its modules, as of a step.
+    modules: Option<(u64, SymbolTable)>,
+}
+
+impl Names {
+    /// Of a guest with this kernel.
+    pub fn of(kernel: &Path) -> Names {
+        Names {
+            file: kernel.into(),
+            ..Names::default()
+        }
+    }
+
+    /// Brings itself up to date with the guest at a step.
+    pub fn look(&mut self, mut memory: &Memory, steps: u64) {
+        let own = self.own.get_or_insert_with(|| match SymbolFile::read(&self.file) {
+            Ok(file) => file.symbols,
+            Err(_) => SymbolTable::new(),
+        });
+        if !own.is_empty() {
+            return;
+        }
+        if self.linux.as_ref().is_some_and(|linux| !linux.is_there(&mut memory)) {
+            self.linux = None;
+            self.modules = None;
+        }
+        if self.linux.is_none() && self.missed != Some(steps) {
+            self.linux = Kernel::find(&mut memory);
+            self.missed = self.linux.is_none().then_some(steps);
+        }
+    }
+
+    /// The Linux, if there is one.
+    pub fn linux(&self) -> Option<&Kernel> {
+        self.linux.as_ref()
+    }
+
+    /// The process that a CPU runs.
+    pub fn task(&self, mut memory: &Memory, cpu: usize) -> Option<Task> {
+        self.linux.as_ref()?.current(&mut memory, cpu)
+    }
+
+    /// The address as a number, with its name if it has one.
+    pub fn describe(&mut self, memory: &Memory, steps: u64, address: u64) -> String {
+        let tables = [self.own.as_ref(), self.linux.as_ref().map(Kernel::symbols)];
+        let place = tables.into_iter().flatten().find_map(|table| table.lookup(address));
+        if let Some(place) = place {
+            return format!("{address:#x} {place}");
+        }
+        match self.modules(memory, steps) {
+            Some(modules) => modules.describe(address),
+            None => format!("{address:#x}"),
+        }
+    }
+
+    /// The address of a symbol.
+    pub fn address(&mut self, memory: &Memory, steps: u64, name: &str) -> Option<u64> {
+        let tables = [self.own.as_ref(), self.linux.as_ref().map(Kernel::symbols)];
+        let found = tables.into_iter().flatten().find_map(|table| table.address(name));
+        found.or_else(|| self.modules(memory, steps)?.address(name))
+    }
+
+    fn modules(&mut self, mut memory: &Memory, steps: u64) -> Option<&SymbolTable> {
+        let linux = self.linux.as_ref()?;
+        if self.modules.as_ref().is_none_or(|(then, _)| *then != steps) {
+            let mut table = SymbolTable::new();
+            for module in linux.modules(&mut memory) {
+                for (address, kind, name) in &module.symbols {
+                    table.add(*address, *kind, name, Some(&module.name));
+                }
+                table.set_module_end(&module.name, module.base.saturating_add(module.size));
+            }
+            self.modules = Some((steps, table.sorted()));
+        }
+        self.modules.as_ref().map(|(_, table)| table)
+    }
+}

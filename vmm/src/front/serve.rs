@@ -1,0 +1,214 @@
+//! Has a machine run to its end for whoever is there: the console's user, clients of the control socket, gdb.
+//!
+//! The machine runs until it has a reason to come back. What is done then is decided here: a request is answered, a stop is told
+//! to the debugger's client, a guest that is held stopped waits for the outside.
+
+use std::io::{self, Write};
+
+use log::debug;
+
+use super::{
+    console::Console,
+    control::{Command, Control, Reply, Request},
+    controls::Controls,
+    gdb::{self, Door},
+    location, monitor,
+};
+use crate::{
+    config::MachineConfig,
+    debug::{Stop, Why},
+    error::Error,
+    timeline::run::Run,
+    trace,
+    vm::{End, Ended, StopReason},
+};
+
+/// Requests that are answered before the guest goes on.
+const REQUESTS: usize = 16;
+
+/// Builds a machine and runs it to its end. Prints what `--stats` asks for on stderr once the terminal is as it was.
+///
+/// # Errors
+/// The machine cannot be built, or what it is connected to fails.
+pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
+    let mut run = Run::new(config)?;
+    let mut keep = vec![config.kernel.as_path()];
+    keep.extend(config.initrd.iter().map(|part| part.path.as_path()));
+    keep.extend(config.disks.iter().map(|disk| disk.path.as_path()));
+    let mut console = Console::open(&config.serial, &keep, run.line())?;
+    let listening = |what| move |source| Error::System { what, source };
+    let control = match &config.control {
+        Some(path) => {
+            let control = Control::open(path, run.interrupt().clone())?;
+            console.listen(control.wake().map_err(listening("listening for commands"))?)?;
+            Some(control)
+        }
+        None => None,
+    };
+    let door = match &config.gdb {
+        Some(address) => {
+            let door = Door::open(address, run.interrupt().clone())?;
+            console.listen(door.wake().map_err(listening("listening for a debugger"))?)?;
+            if config.paused {
+                let _ = writeln!(
+                    io::stderr(),
+                    "minivmm: paused until gdb connects: target remote {}",
+                    door.address()
+                );
+            }
+            Some(door)
+        }
+        None => None,
+    };
+    let mut end = to_the_end(&mut run, &mut console, control.as_ref(), door.as_ref(), config.paused);
+    drop(door);
+    let recorded = run.end_recording(&end);
+    drop(control);
+    drop(console);
+    let reason = match &end {
+        Ok(end) => end.reason(),
+        Err(error) => error.to_string(),
+    };
+    let traced = run.end_trace(&reason);
+    let goes_on = config
+        .trace
+        .as_ref()
+        .is_some_and(|trace| trace.on_error == trace::OnError::Continue);
+    match (&end, traced) {
+        // The guest was to go on, and how it ended is what counts.
+        (Ok(_), Err(error)) if goes_on => {
+            let _ = writeln!(io::stderr(), "minivmm: {error}; the trace is not complete");
+        }
+        (Ok(_), Err(error)) => end = Err(error),
+        _ => {}
+    }
+    if let (Ok(_), Err(error)) = (&end, recorded) {
+        end = Err(error);
+    }
+    if config.stats {
+        // A closed stderr is no reason to fail.
+        let _ = writeln!(io::stderr(), "{}", run.stats());
+    }
+    let end = end?;
+    let place = match end {
+        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run, &config.kernel)),
+        _ => None,
+    };
+    Ok(Ended { end, place })
+}
+
+/// Runs a machine to its end, with a debugger's client whenever one is connected and with what comes over the control socket.
+/// `paused`: the guest is held stopped until somebody resumes it.
+///
+/// # Errors
+/// The console or the system fails.
+pub fn to_the_end(
+    run: &mut Run,
+    console: &mut Console,
+    control: Option<&Control>,
+    door: Option<&Door>,
+    paused: bool,
+) -> Result<End, Error> {
+    let deadline = run.deadline();
+    if door.is_some() {
+        // A triple fault is shown to whoever connects later, too.
+        run.debugger();
+    }
+    let mut gdb = gdb::Session::new(Controls {
+        paused,
+        ..Controls::new(run)
+    });
+    loop {
+        // Whoever has a request says so before the run is asked to come back: what was asked until here is answered now.
+        gdb.controls().run.interrupt().take();
+        while let Some(event) = door.and_then(Door::next) {
+            if gdb.take(event) {
+                return Ok(End::Quit);
+            }
+        }
+        for request in (0..REQUESTS).map_while(|_| control.and_then(Control::next)) {
+            if answer(request, gdb.controls()) {
+                return Ok(End::Quit);
+            }
+        }
+        if let Some(steps) = gdb.controls().go_to.take() {
+            if let Some(end) = go_to(gdb.controls(), console, steps)? {
+                return Ok(end);
+            }
+            continue;
+        }
+        if let Some(reverse) = gdb.take_reverse() {
+            if let Some(end) = gdb.reverse(console, reverse)? {
+                return Ok(end);
+            }
+            continue;
+        }
+        let held = gdb.holds();
+        let controls = gdb.controls();
+        controls.held = held;
+        if controls.paused || held {
+            if controls.run.interrupt().is_set() {
+                continue;
+            }
+            let left = deadline.map(|(deadline, _)| deadline.saturating_duration_since(std::time::Instant::now()));
+            let waited = console.flush().and_then(|()| console.wait(left));
+            if let Err(leave) = waited {
+                return gdb.end(End::of(leave));
+            }
+            if let (Some(std::time::Duration::ZERO), Some((_, timeout))) = (left, deadline) {
+                return gdb.end(Ok(End::Timeout(timeout)));
+            }
+            continue;
+        }
+        match controls.run.run_until_deadline(console, deadline) {
+            Ok(StopReason::Outside | StopReason::Reached | StopReason::Deadline) => {}
+            Ok(StopReason::Debugger(stop)) => gdb.stopped(stop),
+            Ok(StopReason::Ended(end)) if gdb.looks_on(&end) => gdb.at_an_end(&end),
+            Ok(StopReason::Ended(end)) => return gdb.end(Ok(end)),
+            Err(error) => return gdb.end(Err(error)),
+        }
+    }
+}
+
+/// Answers a request of the control socket's, and says whether it ends the machine.
+fn answer(request: Request, controls: &mut Controls<'_>) -> bool {
+    debug!("{:?} at step {}", request.command, controls.run.steps());
+    let mut quit = false;
+    let reply = match &request.command {
+        Command::Monitor { line, cpu } => match monitor::answer(controls, *cpu, line) {
+            Ok(text) => Reply::Text(text),
+            Err(why) => Reply::Refused(why),
+        },
+        command => {
+            match command {
+                Command::Pause => controls.paused = true,
+                Command::Resume => controls.paused = false,
+                _ => {}
+            }
+            quit = *command == Command::Quit;
+            Reply::Status(controls.status())
+        }
+    };
+    request.answer(reply);
+    quit
+}
+
+/// Goes to a step, and holds the guest stopped there.
+fn go_to(controls: &mut Controls<'_>, console: &mut Console, steps: u64) -> Result<Option<End>, Error> {
+    controls.paused = true;
+    match controls.run.seek(console, steps)? {
+        // From there one can go back.
+        Some(end) if end.is_the_guests() && controls.run.extent().is_some() => Ok(None),
+        end => Ok(end),
+    }
+}
+
+impl gdb::Session<'_> {
+    /// The guest has stopped for the debugger's client, if one waits for that.
+    fn stopped(&mut self, stop: Stop) {
+        if stop.why != Why::Asked && self.waits() {
+            debug!("stopped: {stop:x?}");
+            self.tell_stop(stop);
+        }
+    }
+}

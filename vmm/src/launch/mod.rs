@@ -1,0 +1,255 @@
+//! From a configuration to a machine at its first instruction: files are read, memory is laid out, devices and CPUs are made.
+
+mod engine;
+mod files;
+
+use std::io::{self, Write};
+
+use ::engine::{HostLacks, Options};
+use log::{info, warn};
+use machine::{
+    Machine, acpi, boot,
+    collect::{self, Collector},
+    disk::{Disk, DiskMode},
+    loader,
+    memory::Memory,
+};
+use x86::model::CpuModel;
+
+use crate::{
+    config::{ClockMode, MachineConfig},
+    error::Error,
+    serial_line::SerialLine,
+    timeline::{
+        Timeline,
+        log::Log,
+        output_gate::{Flow, OutputGate},
+        run::{Beginning, Run},
+        session::{Session, Writer},
+    },
+    vm::{Hosted, Parts, Vm, soft::Soft},
+};
+
+impl Run {
+    /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading, unless it is a disk or the
+    /// folder for what is collected.
+    pub fn new(config: &MachineConfig) -> Result<Self, Error> {
+        let host = engine::choose(config)?;
+        if host.is_some() && kvm::clock::host_tsc_is_unstable() {
+            warn!(
+                "the host holds its time-stamp counter for unstable, so KVM moves the guest's, which may go back: boot the host \
+                 with tsc=reliable if it is not so, or use --engine soft"
+            );
+        }
+        let (model, irqchip) = match &host {
+            Some(host) => {
+                let irqchip = engine::irqchip(config, host)?;
+                (engine::model(config, host, irqchip)?, irqchip)
+            }
+            None => {
+                engine::check_soft(config)?;
+                (engine::soft_model(config)?, kvm::irqchip::Irqchip::Minivmm)
+            }
+        };
+        let config = &MachineConfig {
+            model,
+            ..config.clone()
+        };
+        let limit = 1u64.checked_shl(config.model.physical_bits()).unwrap_or(u64::MAX);
+        let memory = Memory::new(config.memory)?;
+        if memory.end() > limit {
+            let reason = format!("the model addresses {} bits of it", config.model.physical_bits());
+            return Err(Error::Memory {
+                size: config.memory,
+                reason,
+            });
+        }
+        let engine = memory
+            .engine(config.model, Options::default())
+            .map_err(|lacks| host_lacks(config.model, &lacks))?;
+
+        let entry = files::load(&memory, config)?;
+        if matches!(entry, loader::Entry::Linux64 { .. }) && !config.model.features().lm() {
+            return Err(Error::Engine {
+                option: format!("--cpu-model {}", config.model.name),
+                reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
+            });
+        }
+        info!(
+            "CPU model {}: {}, Intel PT: {}",
+            config.model.name,
+            config.model.description,
+            if config.model.features().intel_pt() {
+                "yes"
+            } else {
+                "no"
+            }
+        );
+        info!("entering the kernel: {entry:x?}");
+
+        let line = SerialLine::default();
+        let keeps = keeps_history(config)?;
+        let (mut outputs, mut overlays) = (Vec::new(), Vec::new());
+        let mut once = |out: Box<dyn Write + Send>| match keeps {
+            true => {
+                let (gate, flow) = OutputGate::new(out);
+                outputs.push(flow);
+                Box::new(gate)
+            }
+            false => out,
+        };
+        let mut machine = Machine::new(
+            config.model,
+            config.cpus,
+            memory,
+            config.rtc_base,
+            config.seed,
+            once(Box::new(line.clone())),
+        );
+        machine.set_tsc_offset(config.tsc_offset);
+        for disk in &config.disks {
+            let failed = |source| Error::File {
+                option: "--disk",
+                path: disk.path.clone(),
+                source,
+            };
+            let mode = match disk.mode {
+                DiskMode::ReadWrite if keeps => DiskMode::Overlay,
+                mode => mode,
+            };
+            let medium = Disk::open(&disk.path, mode).map_err(failed)?;
+            overlays.extend(medium.overlay());
+            machine
+                .add_disk(Box::new(medium))
+                .map_err(|e| failed(io::Error::other(e)))?;
+        }
+        if let Some(folder) = &config.collect {
+            let out: Box<dyn Write + Send> = match config.replay {
+                // It has all been unpacked.
+                Some(_) => Box::new(io::sink()),
+                None => Box::new(Collector::open(folder, collect::LIMITS).map_err(|source| Error::File {
+                    option: "--collect",
+                    path: folder.clone(),
+                    source,
+                })?),
+            };
+            machine.add_second_serial(once(out));
+        }
+        acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
+            size: config.memory,
+            reason: e.to_string(),
+        })?;
+        let boot = boot::state(config.model, &entry);
+        let hosted = match &host {
+            Some(host) => Some(Hosted::new(engine::hypervisor(
+                config,
+                host,
+                irqchip,
+                machine.memory(),
+            )?)?),
+            None => None,
+        };
+        if let Some(lines) = hosted.as_ref().and_then(|hosted| hosted.hypervisor.lines()) {
+            machine.platform().give_away_controllers(lines);
+        }
+        let soft = Soft::new(engine, config.model, machine.cpu_count(), &boot);
+        let clock = match hosted {
+            Some(_) => ClockMode::Paced,
+            None => config.clock,
+        };
+        let mut vm = Vm::assemble(Parts {
+            soft,
+            hosted,
+            machine,
+            clock,
+            overlays,
+            kernel: config.kernel.clone(),
+        });
+        if let Some(options) = &config.trace {
+            vm.record_from_the_start(options)?;
+        }
+        let timeline = match keeps {
+            true => Some(Box::new(begin_timeline(config, &vm, outputs)?)),
+            false => None,
+        };
+        Ok(Run::begin(Beginning {
+            vm,
+            timeline,
+            lasting: lasting(config),
+            max_instructions: config.max_instructions,
+            timeout: config.timeout,
+            line,
+        }))
+    }
+}
+
+/// The past of a machine at its beginning: what a session is recorded from, or replayed.
+fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result<Timeline, Error> {
+    let mut timeline = Timeline::new(config.reverse, outputs);
+    if config.record.is_none() && config.replay.is_none() {
+        return Ok(timeline);
+    }
+    let start = vm.digest();
+    if let Some(options) = &config.record {
+        timeline.log.write_to(Box::new(Writer::create(options, config, start)?));
+    }
+    if let Some(folder) = &config.replay {
+        let (session, entries, head, closed) = Session::open(folder)?;
+        session.check_disks(config)?;
+        session.check_start(folder, start)?;
+        timeline.log = Log::of(entries);
+        (timeline.head, timeline.closed, timeline.live) = (head, Some(closed), false);
+    }
+    Ok(timeline)
+}
+
+/// What of a machine does not go back to a state that was kept, unless it keeps its past.
+fn lasting(config: &MachineConfig) -> Option<String> {
+    let written = |disk: &&crate::config::DiskConfig| disk.mode == DiskMode::ReadWrite;
+    if let Some(disk) = config.disks.iter().find(written) {
+        let path = disk.path.display();
+        return Some(format!(
+            "what the guest writes to {path} would not go back: give the disk as {path},overlay, or use `--reverse`"
+        ));
+    }
+    let what = "what the guest has sent to `--collect` would not go back: `--reverse` copes with that";
+    config.collect.as_ref().map(|_| what.into())
+}
+
+/// Whether a machine keeps where it came from.
+///
+/// # Errors
+/// It could not.
+fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
+    let options = [
+        (config.reverse.is_some(), "--reverse"),
+        (config.record.is_some(), "--record"),
+        (config.replay.is_some(), "replay"),
+    ];
+    let Some((_, option)) = options.into_iter().find(|(wanted, _)| *wanted) else {
+        return Ok(false);
+    };
+    let refused = |why: &str| Err(Error::Usage(format!("{option}: {why}")));
+    if config.clock == ClockMode::Paced {
+        return refused("a run whose clock follows wall time does not repeat: leave out --clock paced");
+    }
+    if config.reverse.is_some() && config.trace.is_some() {
+        return refused("a trace only grows: leave out --trace, or record with --record and trace the replay");
+    }
+    if config.record.is_some() && config.replay.is_some() {
+        return refused("a session that is replayed has been recorded");
+    }
+    Ok(true)
+}
+
+/// The model has instructions that are executed by the host's own, which it has not got.
+fn host_lacks(model: &CpuModel, lacks: &HostLacks) -> Error {
+    Error::Engine {
+        option: format!("--cpu-model {}", model.name),
+        reason: format!("{lacks}, which the model needs; choose another model or host"),
+    }
+}
+
+#[cfg(test)]
+#[path = "launch_test.rs"]
+mod tests;

@@ -1,0 +1,300 @@
+//! What the options of a command line take: numbers, sizes, dates, addresses.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use machine::{disk::DiskMode, memory::MEMORY_MIN};
+
+use crate::{
+    address::{self, DebugAddress},
+    config::{DiskConfig, InitrdFile, SerialTarget, VIRTUAL_RTC_BASE},
+};
+
+/// Clap's report up to its first empty line (usage and tips follow), on one line.
+pub(crate) fn one_line(report: &str) -> String {
+    let head = report.strip_prefix("error: ").unwrap_or(report);
+    let lines: Vec<&str> = head
+        .lines()
+        .take_while(|line| !line.trim().is_empty())
+        .map(str::trim)
+        .collect();
+    lines.join(" ").replace(char::is_control, "?")
+}
+
+/// RDRAND's seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seed {
+    Fixed(u64),
+    Random,
+}
+
+/// The real-time clock's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RtcBase {
+    /// Seconds since 1970-01-01T00:00:00Z.
+    At(i64),
+    Now,
+}
+
+/// A size in bytes: decimal or 0x hexadecimal, with an optional suffix K, M, G or T (powers of 1024; `iB` and `B` may follow).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let (body, shift) = match lower.strip_prefix("0x") {
+        // A hexadecimal number has `b` as a digit, so only the letters that are none can be suffixes.
+        Some(_) => split_suffix(&lower),
+        None => split_suffix(lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower)),
+    };
+    let number = parse_u64(body).ok_or("not a size: give bytes, or a number with K, M, G or T, as 512M")?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "more than 64 bits can count".into())
+}
+
+fn split_suffix(text: &str) -> (&str, u32) {
+    for (suffix, shift) in [('k', 10), ('m', 20), ('g', 30), ('t', 40)] {
+        if let Some(body) = text.strip_suffix(suffix) {
+            return (body, shift);
+        }
+    }
+    (text, 0)
+}
+
+/// Decimal or 0x hexadecimal digits, and nothing else.
+pub(crate) fn parse_u64(text: &str) -> Option<u64> {
+    let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+        Some(hex) => (hex, 16),
+        None => (text, 10),
+    };
+    // `from_str_radix` also takes a sign.
+    if !digits.starts_with(|c: char| c.is_digit(radix)) {
+        return None;
+    }
+    u64::from_str_radix(digits, radix).ok()
+}
+
+pub(crate) fn parse_khz(text: &str) -> Result<u32, String> {
+    let khz = parse_u64(text).ok_or("not a number of kHz, as 2100000 for 2.1 GHz")?;
+    u32::try_from(khz).map_err(|_| "more than 10000000, which is 10 GHz".into())
+}
+
+/// Modulo 2^64, so that a counter can start just below the end of its range.
+pub(crate) fn parse_offset(text: &str) -> Result<u64, String> {
+    let number = match text.strip_prefix('-') {
+        Some(below) => parse_u64(below)
+            .filter(|&below| below <= 1 << 63)
+            .map(u64::wrapping_neg),
+        None => parse_u64(text),
+    };
+    number.ok_or_else(|| "not a number from -2^63 to 2^64-1".into())
+}
+
+pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if size < MEMORY_MIN {
+        let hint = if (1..1 << 20).contains(&size) {
+            format!(" (for mebibytes, write {size}M)")
+        } else {
+            String::new()
+        };
+        return Err(format!("less than 2M of memory{hint}"));
+    }
+    if size % 4096 != 0 {
+        return Err("not a multiple of the page size, 4K".into());
+    }
+    Ok(size)
+}
+
+pub(crate) fn parse_control(text: OsString) -> Result<PathBuf, String> {
+    address::unix(text.as_bytes())
+}
+
+pub(crate) fn parse_gdb(text: OsString) -> Result<DebugAddress, String> {
+    DebugAddress::parse(text.as_bytes())
+}
+
+pub(crate) fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
+    match text.as_bytes() {
+        b"stdio" => Ok(SerialTarget::Stdio),
+        b"null" | b"none" => Ok(SerialTarget::Null),
+        b"file:" => Err("file: needs a path, as file:console.log".into()),
+        bytes => match bytes.strip_prefix(b"file:") {
+            Some(path) => Ok(SerialTarget::File(PathBuf::from(OsString::from_vec(path.to_vec())))),
+            None => Err("not stdio, file:PATH or null".into()),
+        },
+    }
+}
+
+/// A file name may hold commas: only the last one counts, and only before a mode.
+pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, String> {
+    let bytes = text.as_bytes();
+    let (path, mode) = [
+        (&b",overlay"[..], DiskMode::Overlay),
+        (b",readonly", DiskMode::ReadOnly),
+        (b",ro", DiskMode::ReadOnly),
+    ]
+    .into_iter()
+    .find_map(|(suffix, mode)| Some((bytes.strip_suffix(suffix)?, mode)))
+    .unwrap_or((bytes, DiskMode::ReadWrite));
+    if path.is_empty() {
+        return Err("needs a file, as disk.img or disk.img,overlay".into());
+    }
+    Ok(DiskConfig {
+        path: PathBuf::from(OsString::from_vec(path.to_vec())),
+        mode,
+    })
+}
+
+/// A file, or a file and behind a space the words that go with it. A file whose name has spaces is one that exists.
+pub(crate) fn parse_initrd(text: OsString) -> Result<InitrdFile, String> {
+    let bytes = text.as_bytes();
+    let space = bytes.iter().position(|byte| *byte == b' ');
+    let Some(space) = space.filter(|_| !Path::new(&text).exists()) else {
+        return match bytes {
+            [] => Err("needs a file".into()),
+            _ => Ok(PathBuf::from(text).into()),
+        };
+    };
+    if space == 0 {
+        return Err("needs a file before the words, as \"FILE WORDS\"".into());
+    }
+    Ok(InitrdFile {
+        path: PathBuf::from(OsString::from_vec(bytes[..space].to_vec())),
+        words: bytes[space + 1..].to_vec(),
+    })
+}
+
+pub(crate) fn parse_seed(text: &str) -> Result<Seed, String> {
+    match text {
+        "random" => Ok(Seed::Random),
+        _ => parse_u64(text)
+            .map(Seed::Fixed)
+            .ok_or_else(|| "not a number of 64 bits, and not `random`".into()),
+    }
+}
+
+pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
+    match parse_u64(text) {
+        None => Err("not a number of 64 bits".into()),
+        Some(0) => Err("has to be at least 1".into()),
+        Some(count) => Ok(count),
+    }
+}
+
+/// The APICs have IDs of eight bits, of which FFH is for all of them.
+pub(crate) fn parse_cpus(text: &str) -> Result<u8, String> {
+    match parse_u64(text) {
+        Some(count @ 1..=255) => Ok(count as u8),
+        _ => Err("not a number from 1 to 255".into()),
+    }
+}
+
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("has to be more than 0 and not absurd".into()),
+    }
+}
+
+const RTC_HELP: &str = "not a date as 2024-01-01T00:00:00Z, not seconds since 1970, and not `now`";
+
+pub(crate) fn parse_rtc_base(text: &str) -> Result<RtcBase, String> {
+    if matches!(text, "now" | "host") {
+        return Ok(RtcBase::Now);
+    }
+    let seconds = match text.parse::<i64>() {
+        Ok(seconds) => seconds,
+        Err(_) => parse_date_time(text).ok_or(RTC_HELP)?,
+    };
+    // A CMOS clock has two digits for the year and two for the century.
+    match seconds {
+        0..253_402_300_800 => Ok(RtcBase::At(seconds)),
+        _ => Err("the clock runs from 1970 to 9999".into()),
+    }
+}
+
+/// `2024-01-31`, `2024-01-31T12:34:56`, with a blank or `t` for the `T`, with fractions of a second (dropped), and with
+/// `Z` or an offset as `+01:00` (RFC 3339); without an offset it is UTC. A leap second becomes the second after it.
+fn parse_date_time(text: &str) -> Option<i64> {
+    let field = |range: std::ops::Range<usize>| -> Option<i64> {
+        let digits = text.get(range)?;
+        digits
+            .bytes()
+            .all(|b| b.is_ascii_digit())
+            .then(|| digits.parse().ok())?
+    };
+    let separator = |at: usize, allowed: &str| text.get(at..at + 1).is_some_and(|c| allowed.contains(c));
+    let (year, month, day) = (field(0..4)?, field(5..7)?, field(8..10)?);
+    if !separator(4, "-")
+        || !separator(7, "-")
+        || !(1..=12).contains(&month)
+        || !(1..=days_in(year, month)).contains(&day)
+    {
+        return None;
+    }
+    let midnight = days_from_civil(year, month, day) * 86_400;
+    if text.len() == 10 {
+        return Some(midnight);
+    }
+    let (hour, minute, second) = (field(11..13)?, field(14..16)?, field(17..19)?);
+    if !separator(10, "Tt ") || !separator(13, ":") || !separator(16, ":") || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let mut rest = text.get(19..)?;
+    if let Some(fraction) = rest.strip_prefix('.') {
+        let end = fraction.find(|c: char| !c.is_ascii_digit()).unwrap_or(fraction.len());
+        if end == 0 {
+            return None;
+        }
+        rest = &fraction[end..];
+    }
+    let zone = text.len() - rest.len();
+    let offset = match rest.as_bytes() {
+        [] | [b'Z' | b'z'] => 0,
+        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
+            let (hours, minutes) = (field(zone + 1..zone + 3)?, field(zone + 4..zone + 6)?);
+            if hours > 23 || minutes > 59 {
+                return None;
+            }
+            (hours * 60 + minutes) * if *sign == b'+' { 60 } else { -60 }
+        }
+        _ => return None,
+    };
+    Some(midnight + hour * 3600 + minute * 60 + second - offset)
+}
+
+fn days_in(year: i64, month: i64) -> i64 {
+    match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar, by counting from a March so that leap days come last.
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
+    let day_of_year = (153 * month + 2) / 5 + day - 1;
+    year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - 719_468
+}
+
+pub(crate) fn now() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(VIRTUAL_RTC_BASE, |since| since.as_secs() as i64)
+}
+
+/// The standard library's hasher keys come from the system's random source.
+pub(crate) fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}

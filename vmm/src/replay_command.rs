@@ -1,0 +1,78 @@
+//! `minivmm replay DIR`: the machine of a recorded session, with what comes from outside taken from the directory.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+
+use crate::address::DebugAddress;
+use crate::cli::{self, Job};
+use crate::config::{MachineConfig, SerialTarget};
+use crate::error::Error;
+use crate::replay_options::Options;
+use crate::timeline::session::Session;
+
+/// The session's machine. The process is in the directory then that the session was recorded in: the guest sees its kernel's
+/// name as it was given.
+///
+/// # Errors
+/// One line: the directory is no recorded session, or one that this program cannot run.
+pub fn prepare(options: &Options) -> Result<MachineConfig, Error> {
+    let failed = |source| Error::File {
+        option: "replay",
+        path: options.folder.clone(),
+        source,
+    };
+    let absolute = |path: &PathBuf| std::path::absolute(path).map_err(failed);
+    let (session, ..) = Session::open(&options.folder)?;
+    let replay = absolute(&options.folder)?;
+    let serial = match &options.serial {
+        SerialTarget::File(path) => SerialTarget::File(absolute(path)?),
+        other => other.clone(),
+    };
+    let control = options.control.as_ref().map(absolute).transpose()?;
+    let gdb = match &options.gdb {
+        Some(DebugAddress::Unix(path)) => Some(DebugAddress::Unix(absolute(path)?)),
+        other => other.clone(),
+    };
+    let mut trace = options.trace.clone().options()?;
+    if let Some(trace) = &mut trace {
+        trace.folder = absolute(&trace.folder)?;
+    }
+    let directory = session.directory();
+    env::set_current_dir(&directory).map_err(|source| {
+        let directory = directory.display();
+        failed(io::Error::other(format!(
+            "recorded in {directory}, where this program cannot go: {source}"
+        )))
+    })?;
+    let words = std::iter::once(OsString::from("minivmm")).chain(session.arguments());
+    let not_ours = |why: &str| {
+        failed(io::Error::other(format!(
+            "its command line is none that this program takes: {why}"
+        )))
+    };
+    let config = match cli::parse(words).map_err(|error| not_ours(&error.to_string()))? {
+        Job::Run { config, .. } => config,
+        _ => return Err(not_ours("it runs no machine")),
+    };
+    Ok(MachineConfig {
+        serial,
+        control,
+        trace,
+        gdb,
+        paused: options.paused,
+        replay: Some(replay),
+        record: None,
+        reverse: options.reverse.then(|| crate::config::ReverseOptions {
+            memory: options.reverse_memory,
+            ..crate::config::ReverseOptions::default()
+        }),
+        seed: session.seed,
+        rtc_base: session.rtc_base,
+        max_instructions: options.max_instructions,
+        timeout: options.timeout,
+        stats: options.stats,
+        ..*config
+    })
+}

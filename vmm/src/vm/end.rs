@@ -1,0 +1,213 @@
+//! Why a run ended.
+
+use std::time::Duration;
+
+use libc::c_int;
+
+use super::outside::Leave;
+use crate::{
+    error::{Error, Status},
+    signals,
+};
+
+/// Why a run ended.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// The guest switched itself off.
+    PowerOff,
+    /// The guest reset itself.
+    Reset,
+    /// The guest wrote this to the debug-exit port.
+    DebugExit(u32),
+    /// The user typed Ctrl-A x.
+    Quit,
+    /// A signal came.
+    Signal(c_int),
+    /// Nobody reads standard output any more.
+    OutputClosed,
+    /// Triple fault; a report of several lines.
+    TripleFault(String),
+    /// The guest halted, and nothing can wake it; where and why.
+    Halted(String),
+    /// `--max-instructions`
+    Instructions(u64),
+    /// `--timeout`
+    Timeout(Duration),
+    /// The trace could not be written any more, and `--trace-on-error` says to stop.
+    Trace,
+    /// A recorded session ended here, from outside.
+    Replayed {
+        /// The step.
+        steps: u64,
+        /// What ended it.
+        reason: String,
+        /// Nobody did: the recorder was killed.
+        broken: bool,
+    },
+    /// A replay went another way than the session, before this step.
+    Diverged(u64),
+    /// KVM failed while the guest ran: its words, and a report.
+    Kvm(String),
+    /// A fault of ours.
+    Defect(String),
+}
+
+impl End {
+    /// How a run ended that the world outside ended.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn of(leave: Leave) -> Result<Self, Error> {
+        match leave {
+            Leave::Quit => Ok(End::Quit),
+            Leave::Signal(signal) => Ok(End::Signal(signal)),
+            Leave::OutputClosed => Ok(End::OutputClosed),
+            Leave::Failed(error) => Err(error),
+        }
+    }
+
+    /// The exit status that goes with it.
+    pub fn status(&self) -> Status {
+        match self {
+            End::PowerOff | End::Reset | End::Quit | End::Replayed { broken: false, .. } => Status::Done,
+            End::DebugExit(value) => Status::DebugExit(*value),
+            End::Signal(_) | End::OutputClosed | End::Trace | End::Kvm(_) | End::Diverged(_) | End::Replayed { .. } => {
+                Status::Usage
+            }
+            End::TripleFault(_) | End::Halted(_) => Status::Crash,
+            End::Instructions(_) | End::Timeout(_) => Status::Limit,
+            End::Defect(_) => Status::Internal,
+        }
+    }
+
+    /// The guest itself has ended the run, as it will whenever it runs so far.
+    pub fn is_the_guests(&self) -> bool {
+        match self {
+            End::PowerOff | End::Reset | End::DebugExit(_) | End::TripleFault(_) | End::Halted(_) | End::Defect(_) => {
+                true
+            }
+            End::Quit
+            | End::Signal(_)
+            | End::OutputClosed
+            | End::Instructions(_)
+            | End::Timeout(_)
+            | End::Trace
+            | End::Replayed { .. }
+            | End::Diverged(_)
+            | End::Kvm(_) => false,
+        }
+    }
+
+    /// What to tell the operator; nothing where the guest or the user meant it.
+    pub fn message(&self) -> Option<String> {
+        match self {
+            // What went wrong with the trace is said when it is closed.
+            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace => None,
+            End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
+            End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
+            End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),
+            End::Halted(where_why) => Some(format!("guest halted for good: {where_why}")),
+            End::Instructions(limit) => Some(format!("--max-instructions {limit}: reached")),
+            End::Timeout(limit) => Some(format!("--timeout {}: reached", limit.as_secs_f64())),
+            End::Replayed { steps, reason, .. } => Some(format!("replay: the session ends at step {steps}: {reason}")),
+            End::Diverged(steps) => Some(format!(
+                "replay: at step {steps} it has gone another way than the session: a file it starts from has changed, or this \
+                 is another build of minivmm"
+            )),
+            End::Kvm(what) => Some(format!(
+                "--engine kvm: the host's KVM failed; --engine soft does without it: {what}"
+            )),
+            End::Defect(what) => Some(format!("internal error: {what}")),
+        }
+    }
+
+    /// Why, in a line, for what is kept of the run.
+    pub fn reason(&self) -> String {
+        match self {
+            End::PowerOff => "the guest powered off".into(),
+            End::Reset => "the guest reset itself".into(),
+            End::DebugExit(value) => format!("the guest wrote {value} to the debug-exit port"),
+            End::Quit => "Ctrl-A x".into(),
+            End::Trace => "the trace could not be written any more".into(),
+            _ => {
+                let message = self.message().unwrap_or_default();
+                message.lines().next().unwrap_or_default().into()
+            }
+        }
+    }
+}
+
+/// How the program's run ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// How.
+    pub end: End,
+    /// Where the CPUs were, if the guest did not end by itself.
+    pub place: Option<String>,
+}
+
+impl Ended {
+    /// What to tell the operator, as [`End::message`], and where it was.
+    pub fn message(&self) -> Option<String> {
+        let message = self.end.message()?;
+        match &self.place {
+            Some(place) => Some(format!("{message}, {place}")),
+            None => Some(message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use std::io;
+
+    // covers: exit-status/6
+    // covers: exit-status/status-codes
+    #[test]
+    fn every_end_has_its_status() {
+        let replayed = |reason: &str, broken| End::Replayed {
+            steps: 5,
+            reason: reason.into(),
+            broken,
+        };
+        for (end, code, says) in [
+            (End::PowerOff, 0, None),
+            (End::Reset, 0, None),
+            (End::Quit, 0, None),
+            (End::DebugExit(5), 11, None),
+            (End::Signal(libc::SIGTERM), 2, Some("SIGTERM")),
+            (End::OutputClosed, 2, Some("standard output")),
+            (End::TripleFault("RIP 1".into()), 4, Some("triple fault\nRIP 1")),
+            (End::Halted("HLT".into()), 4, Some("HLT")),
+            (End::Kvm("reason 9\nRIP 1".into()), 2, Some("--engine soft")),
+            (
+                End::Defect("block 7 has no end".into()),
+                6,
+                Some("internal error: block 7 has no end"),
+            ),
+            (End::Instructions(9), 8, Some("--max-instructions 9")),
+            (End::Diverged(7), 2, Some("at step 7")),
+            (replayed("SIGTERM", false), 0, Some("ends at step 5: SIGTERM")),
+            (replayed("breaks off", true), 2, Some("breaks off")),
+            (End::Timeout(Duration::from_millis(1500)), 8, Some("--timeout 1.5")),
+        ] {
+            assert_eq!(end.status().code(), code, "{end:?}");
+            match (end.message(), says) {
+                (Some(message), Some(says)) => assert!(message.contains(says), "{message}"),
+                (message, says) => assert_eq!(message.as_deref(), says),
+            }
+        }
+        let source = io::Error::from_raw_os_error(libc::EMFILE);
+        assert_eq!(
+            Error::System {
+                what: "creating a timer",
+                source
+            }
+            .status()
+            .code(),
+            6
+        );
+    }
+}

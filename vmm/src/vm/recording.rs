@@ -1,0 +1,89 @@
+//! Recordings of what a machine executes, from its start or begun under way.
+
+use machine::Machine;
+use x86::model::CpuModel;
+
+use super::parts::Vm;
+use crate::{
+    error::Error,
+    trace::{self, Recorder},
+};
+
+impl Vm {
+    /// Ends the recording, if there is one: what was executed so far is in the directory, whole.
+    ///
+    /// # Errors
+    /// What went wrong first while it was written. What was written before that can be read.
+    pub fn end_trace(&mut self, reason: &str) -> Result<(), Error> {
+        let Some(recorder) = self.recorder.take() else {
+            return Ok(());
+        };
+        self.recorder_is_late = false;
+        recorder.finish();
+        for cpu in 0..self.soft.count() {
+            self.soft.ask(cpu, &mut self.machine);
+            self.machine.observe(cpu, None);
+        }
+        let steps = self.soft.steps();
+        let ticks = self.machine.clock().ticks(steps);
+        let path = recorder.folder().to_path_buf();
+        let memory = self.machine.memory();
+        recorder
+            .close(reason, memory, steps, ticks)
+            .map_err(|source| Error::File {
+                option: "--trace",
+                path,
+                source,
+            })
+    }
+
+    /// Begins a recording here and now.
+    ///
+    /// # Errors
+    /// There is one already, or the directory cannot be made; KVM executes what nobody sees.
+    pub fn begin_trace(&mut self, options: &trace::Options) -> Result<(), Error> {
+        let refused = |why: &str| Err(Error::Usage(format!("trace start: {why}")));
+        if self.host_clock.is_some() {
+            return refused("what runs in KVM is not seen: `--engine soft` is");
+        }
+        if self.recorder.is_some() {
+            return refused("there is a recording already");
+        }
+        let model = self.machine.model();
+        let header = options.header(model, self.soft.count(), &self.kernel);
+        self.recorder = Some(record(options, header, model, &mut self.machine)?);
+        self.recorder_is_late = true;
+        Ok(())
+    }
+
+    /// Begins the recording that a machine has from its start on.
+    pub(crate) fn record_from_the_start(&mut self, options: &trace::Options) -> Result<(), Error> {
+        let model = self.machine.model();
+        let header = options.header(model, self.soft.count(), &self.kernel);
+        self.recorder = Some(record(options, header, model, &mut self.machine)?);
+        Ok(())
+    }
+
+    /// Whether the recording, if there is one, was begun by [`Vm::begin_trace`].
+    pub(crate) fn recorder_is_late(&self) -> bool {
+        self.recorder_is_late
+    }
+}
+
+/// Begins a recording of all CPUs.
+fn record(
+    options: &trace::Options,
+    header: trace::Header,
+    model: &CpuModel,
+    machine: &mut Machine,
+) -> Result<Recorder, Error> {
+    let (recorder, observers) = Recorder::new(options, header, model).map_err(|source| Error::File {
+        option: "--trace",
+        path: options.folder.clone(),
+        source,
+    })?;
+    for (cpu, observer) in observers.into_iter().enumerate() {
+        machine.observe(cpu, Some(Box::new(observer)));
+    }
+    Ok(recorder)
+}

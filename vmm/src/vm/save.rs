@@ -1,0 +1,95 @@
+//! Taking a machine's state out and putting it back.
+
+use machine::memory::Memory;
+
+use super::{
+    parts::Vm,
+    snapshot::{PAGE, Pages, Snapshot},
+};
+
+/// The addresses of the pages of RAM.
+fn all_pages(memory: &Memory) -> impl Iterator<Item = u64> + use<> {
+    let high = memory.high().unwrap_or(0..0);
+    (0..memory.low_end()).step_by(PAGE).chain(high.step_by(PAGE))
+}
+
+impl Vm {
+    /// The whole state. The first time all of RAM is read, and later what has been written since.
+    pub fn save(&mut self) -> Snapshot {
+        let soft = self.soft.state(&mut self.machine);
+        let pages = self.pages();
+        Snapshot {
+            model: self.machine.model().name,
+            soft,
+            machine: self.machine.state(),
+            memory: self.machine.memory().size(),
+            pages,
+        }
+    }
+
+    /// Takes on a state that a machine of the same model, size and devices gave. Observers stay, and hear nothing of it.
+    ///
+    /// # Errors
+    /// One line: the state is of another machine. Nothing has changed then.
+    pub fn restore(&mut self, state: &Snapshot) -> Result<(), String> {
+        if self.machine.platform().controllers_are_elsewhere() {
+            return Err(
+                "the interrupt controllers are KVM's, and a state has none of theirs: use --irqchip minivmm".into(),
+            );
+        }
+        let (model, memory) = (self.machine.model().name, self.machine.memory().size());
+        if (state.model, state.memory) != (model, memory) {
+            return Err(format!(
+                "the state is of model {} with {} bytes of RAM, the machine of {model} with {memory}",
+                state.model, state.memory
+            ));
+        }
+        let before = self.machine.state();
+        self.machine.set_state(&state.machine)?;
+        // Before RAM, so that a transaction that was open writes nothing back.
+        if let Err(error) = self.soft.set_state(&state.soft) {
+            // It came from this machine.
+            let _ = self.machine.set_state(&before);
+            return Err(error);
+        }
+        let present = self.pages();
+        for gpa in present.apart(&state.pages) {
+            let page = state.pages.get(gpa).unwrap_or(&[0; PAGE]);
+            if self.machine.memory().write(gpa, page).is_ok() {
+                self.soft.written(gpa, PAGE as u64);
+            }
+        }
+        if let Some(debugger) = &mut self.debugger {
+            debugger.moved();
+        }
+        self.forget_stops();
+        // It is what RAM holds now.
+        self.soft.take_dirty();
+        self.kept = Some(state.pages.clone());
+        Ok(())
+    }
+
+    /// What RAM holds, of which those pages are read that have been written since this was asked last.
+    fn pages(&mut self) -> Pages {
+        for (gpa, len) in self.machine.take_written() {
+            self.soft.written(gpa, len);
+        }
+        let dirty = self.soft.take_dirty();
+        let memory = self.machine.memory();
+        let (mut pages, mut page) = (self.kept.take(), [0; PAGE]);
+        let known = pages.is_some();
+        let kept = pages.get_or_insert_default();
+        let mut read = |gpa| {
+            if memory.read(gpa, &mut page).is_ok() {
+                kept.set(gpa, &page);
+            }
+        };
+        if known {
+            dirty.into_iter().for_each(&mut read);
+        } else {
+            all_pages(memory).for_each(&mut read);
+        }
+        self.kept.clone_from(&pages);
+        pages.unwrap_or_default()
+    }
+}
