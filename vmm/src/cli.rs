@@ -24,7 +24,7 @@ use crate::{
     matrix, model,
     parse::*,
     replay_options,
-    trace::command::TraceCommand,
+    trace_command::TraceCommand,
 };
 use kvm::{
     irqchip::Irqchip,
@@ -132,7 +132,7 @@ pub struct Cli {
     #[arg(long, short = 'S')]
     paused: bool,
     #[command(flatten)]
-    trace: crate::trace::options::Arguments,
+    trace: crate::recording::options::Arguments,
     /// Keep what it takes to go back to any instruction: gdb's reverse commands work, and disks are overlays
     #[arg(long)]
     reverse: bool,

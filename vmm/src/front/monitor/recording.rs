@@ -1,7 +1,7 @@
 //! Recordings: that of `--trace`, and those that are begun as the machine runs.
 
 use super::{arguments::Answer, scene::Scene};
-use crate::trace::Options;
+use crate::recording::Options;
 
 /// `trace`.
 pub fn trace(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
