@@ -4,7 +4,7 @@
 //! Names are compressed: each of their bytes stands for a token. The index of the 256 tokens, 256 ascending numbers of 16 bits
 //! that begin with 0, is what a scan can recognise; the rest lies before it.
 
-use super::Memory;
+use super::memory::Memory;
 use crate::symbols::SymbolTable;
 
 /// No kernel has more: Debian's have 150 thousand.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Kernel, Memory, btf::Btf, until_nul};
+use super::{kernel::Kernel, layouts::ModuleLayout, memory::Memory, text::until_nul};
 use crate::symbols::SymbolTable;
 
 /// More would be a list that does not close.
@@ -31,47 +31,6 @@ pub struct Module {
     pub symbols: Vec<(u64, u8, String)>,
 }
 
-/// Offsets in `struct module` and `struct mod_kallsyms`.
-#[derive(Debug)]
-pub struct Layout {
-    state: u64,
-    list: u64,
-    name: u64,
-    name_len: usize,
-    base: u64,
-    size: u64,
-    init: u64,
-    init_size: u64,
-    kallsyms: u64,
-    symtab: u64,
-    num_symtab: u64,
-    strtab: u64,
-    typetab: u64,
-}
-
-impl Layout {
-    /// As the kernel's types say.
-    pub fn of(btf: &Btf) -> Option<Layout> {
-        let of = |path| btf.offset("module", path);
-        let symbols = |path| btf.offset("mod_kallsyms", path);
-        Some(Layout {
-            state: of("state")?,
-            list: of("list")?,
-            name: of("name")?,
-            name_len: btf.array("module", "name")? as usize,
-            base: of("core_layout.base")?,
-            size: of("core_layout.size")?,
-            init: of("init_layout.base")?,
-            init_size: of("init_layout.size")?,
-            kallsyms: of("kallsyms")?,
-            symtab: symbols("symtab")?,
-            num_symtab: symbols("num_symtab")?,
-            strtab: symbols("strtab")?,
-            typetab: symbols("typetab")?,
-        })
-    }
-}
-
 impl Kernel {
     /// The modules that are loaded, the newest first, as `/proc/modules` has them.
     pub fn modules(&self, memory: &mut dyn Memory) -> Vec<Module> {
@@ -91,7 +50,7 @@ impl Kernel {
     }
 
     /// `Some(None)`: it is being made, and tells nothing yet.
-    fn module(&self, memory: &mut dyn Memory, layout: &Layout, at: u64) -> Option<Option<Module>> {
+    fn module(&self, memory: &mut dyn Memory, layout: &ModuleLayout, at: u64) -> Option<Option<Module>> {
         let state = match self.half(memory, at + layout.state)? {
             0 => "Live",
             1 => "Loading",
@@ -114,7 +73,12 @@ impl Kernel {
         }))
     }
 
-    fn module_symbols(&self, memory: &mut dyn Memory, layout: &Layout, at: u64) -> Option<Vec<(u64, u8, String)>> {
+    fn module_symbols(
+        &self,
+        memory: &mut dyn Memory,
+        layout: &ModuleLayout,
+        at: u64,
+    ) -> Option<Vec<(u64, u8, String)>> {
         let count = u64::from(self.half(memory, at + layout.num_symtab)?);
         let (table, names, kinds) = (
             self.word(memory, at + layout.symtab)?,

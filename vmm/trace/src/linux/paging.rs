@@ -1,7 +1,7 @@
 //! The kernel's own page tables, `init_top_pgt`: its half of the addresses, without any CPU's state. SDM Vol. 3A 4.5 "4-Level Paging and
 //! 5-Level Paging".
 
-use super::Memory;
+use super::memory::Memory;
 use crate::symbols::SymbolTable;
 
 const PRESENT: u64 = 1 << 0;

@@ -5,7 +5,12 @@
 
 use std::{collections::HashMap, fmt::Write, fs, io, path::Path};
 
-use super::{Kernel, Memory, Module, Task, kallsyms_text, modules_text};
+use super::{
+    kernel::Kernel,
+    memory::Memory,
+    modules::{Module, kallsyms_text, modules_text},
+    tasks::Task,
+};
 use crate::symbols::SymbolTable;
 
 /// A page table got a name.

@@ -1,7 +1,6 @@
 //! Processes: `struct task_struct`. include/linux/sched.h of Linux 6.1.
 
-use super::{Kernel, Memory, btf::Btf};
-use crate::symbols::SymbolTable;
+use super::{kernel::Kernel, layouts::TaskLayout, memory::Memory};
 
 /// More would be a list that does not close.
 const MOST: usize = 1 << 20;
@@ -18,37 +17,6 @@ pub struct Task {
     /// The physical address of its page tables: CR3 without its low 12 bits, in user mode with page-table isolation without bit 12, too. Kernel
     /// threads have none.
     pub page_table: Option<u64>,
-}
-
-/// Offsets in `struct task_struct`, and in `struct mm_struct`.
-#[derive(Debug)]
-pub struct Layout {
-    tasks: u64,
-    pid: u64,
-    tgid: u64,
-    comm: u64,
-    comm_len: usize,
-    mm: u64,
-    pgd: u64,
-    /// Addresses of `__per_cpu_offset`, and of `current_task` in a CPU's part: they are asked for often, and looked up once.
-    current: Option<(u64, u64)>,
-}
-
-impl Layout {
-    /// As the kernel's types say.
-    pub fn of(btf: &Btf, symbols: &SymbolTable) -> Option<Layout> {
-        let of = |path| btf.offset("task_struct", path);
-        Some(Layout {
-            tasks: of("tasks")?,
-            pid: of("pid")?,
-            tgid: of("tgid")?,
-            comm: of("comm")?,
-            comm_len: btf.array("task_struct", "comm")? as usize,
-            mm: of("mm")?,
-            pgd: btf.offset("mm_struct", "pgd")?,
-            current: symbols.address("__per_cpu_offset").zip(symbols.address("current_task")),
-        })
-    }
 }
 
 impl Kernel {
@@ -79,7 +47,7 @@ impl Kernel {
         self.task(memory, layout, at)
     }
 
-    fn task(&self, memory: &mut dyn Memory, layout: &Layout, at: u64) -> Option<Task> {
+    fn task(&self, memory: &mut dyn Memory, layout: &TaskLayout, at: u64) -> Option<Task> {
         let mut comm = vec![0; layout.comm_len];
         if !self.read(memory, at + layout.comm, &mut comm) {
             return None;

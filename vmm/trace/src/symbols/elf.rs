@@ -8,7 +8,7 @@ use object::{
     write::elf::{FileHeader, SectionHeader, Sym, Writer},
 };
 
-use super::{Symbol, SymbolTable, file::SymbolsError};
+use super::{Symbol, SymbolTable, error::SymbolsError};
 
 /// What is taken from an ELF file.
 #[derive(Debug)]

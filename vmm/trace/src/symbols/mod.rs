@@ -1,13 +1,15 @@
 //! Names of addresses: from `kallsyms`, a System.map, or an ELF file.
 
 mod elf;
+mod error;
 mod file;
 
 use std::fmt::Write;
 
 pub use self::{
     elf::{ElfFile, write_elf},
-    file::{Origin, SymbolFile, SymbolsError},
+    error::SymbolsError,
+    file::{Origin, SymbolFile},
 };
 
 /// A symbol.

@@ -4,7 +4,7 @@
 //! wait at the same place. So one is taken that fits, and when it returns to where the one that was taken would not, another is taken
 //! instead that fits all that was seen since. Threads that cannot be told apart in this way have the same frames.
 
-use super::{calls::Frame, names::Process};
+use super::{frame::Frame, names::Process};
 
 /// More threads than this are forgotten, the oldest first.
 const MOST: usize = 4096;

@@ -13,9 +13,9 @@ use crate::{
 };
 
 use super::{
-    Turn,
     code::{At, Changed, Key, Pages, differences, runs},
     record::*,
+    turn::Turn,
 };
 
 /// Page tables that no process ever had are the kernel's, also those with which it is unpacked and moved: code at low addresses,

@@ -15,6 +15,7 @@ mod code;
 mod data;
 mod maps;
 mod record;
+mod turn;
 
 use std::path::Path;
 
@@ -29,6 +30,7 @@ use super::{Folder, error::ExportError};
 use code::{Code, Pages};
 use maps::Maps;
 use record::Scale;
+use turn::Turn;
 
 /// What is wanted.
 #[derive(Debug)]
@@ -45,15 +47,6 @@ pub struct Job<'a> {
     pub path: &'a Path,
     /// Replace it.
     pub force: bool,
-}
-
-/// A vCPU goes over to a process.
-#[derive(Clone, Copy, Debug)]
-struct Turn {
-    ticks: u64,
-    step: Option<u64>,
-    cpu: u32,
-    process: Process,
 }
 
 /// Takes down the turns.
