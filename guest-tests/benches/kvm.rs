@@ -7,7 +7,7 @@ use guest_tests::measure::{alternate, median, ratio, rounds};
 use guest_tests::target;
 use minivmm::StopReason;
 use minivmm::config::EngineChoice;
-use minivmm::kvm::units::{Wish, Wishes};
+use minivmm::kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::kvm::{Host, Limit};
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use std::process::ExitCode;
@@ -51,10 +51,7 @@ fn machine(code: &[u8]) -> Result<(Run, Console), String> {
         memory: 4 << 20,
         engine: EngineChoice::Kvm,
         model: &SAPPHIRERAPIDS,
-        units: Wishes {
-            pt: Some(Wish::Emulated),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pt, Some(UnitRequest::Emulated)),
         ..MachineConfig::new(&path)
     };
     let vm = Run::new(&config);

@@ -1,7 +1,7 @@
 //! Host side of the guest tests: boots a guest in minivmm, or in QEMU for comparison, and hands back what it said.
 //!
-//! Guests run in a process of their own, as a user would run them. minivmm is the release build: `MINIVMM` names it, or
-//! else cargo is asked to build it. The Linux guest is what `cargo xtask guest` makes; it is made here where it is missing.
+//! Guests run in a process of their own, as a user would run them. `MINIVMM` names the build of minivmm, or else it
+//! is the one with which the tests are built. The Linux guest is what `cargo xtask guest` makes; it is made here where it is missing.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -147,15 +147,15 @@ fn cargo(arguments: &[&str]) {
     );
 }
 
-/// The release build of minivmm.
+/// The build of minivmm that boots the guests.
 pub fn minivmm() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         if let Some(program) = std::env::var_os("MINIVMM") {
             return PathBuf::from(program);
         }
-        cargo(&["build", "--release", "-p", "minivmm"]);
-        target().join("release/minivmm")
+        cargo(&["build", "-p", "minivmm"]);
+        target().join("debug/minivmm")
     })
 }
 

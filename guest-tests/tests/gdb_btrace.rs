@@ -22,7 +22,7 @@ const CMDLINE: &str = "console=ttyS0 panic=-1 quiet";
 /// The same Linux here, with the symbols that it has in memory as soon as it has any.
 fn boot() -> (Run, Console, SymbolTable, Option<String>) {
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(CMDLINE.into()),
         memory: 256 << 20,
         ..MachineConfig::new(&linux().kernel)
@@ -125,7 +125,7 @@ fn compare(said: &str, format: &str, retired: &[u64], steps: u64) {
     let instructions_end = format!("{format}-calls");
     let info = part("info", &format!("{format}-instructions"));
     // What the monitor says comes beside the rest.
-    assert!(said.contains(&format!("running: {steps} steps")), "{steps}: {said}");
+    assert!(said.contains(&format!("paused: {steps} steps")), "{steps}: {said}");
     let count = retired.len();
     assert!(
         info.contains(&format!("Recorded {count} instructions in ")) && info.contains("(0 gaps)"),
@@ -370,7 +370,7 @@ fn each_cpu_has_a_history_of_its_own() {
             .replace("{format}", format);
         let said = guest.gdb(&script);
         guest.finish();
-        assert!(said.contains(&format!("running: {total} steps")), "{total}: {said}");
+        assert!(said.contains(&format!("paused: {total} steps")), "{total}: {said}");
         let mut last = 0;
         let parts = [("one", "two"), ("two", "three"), ("three", "back")];
         for ((log, count), (name, next)) in logs.iter().zip(counts).zip(parts) {

@@ -17,7 +17,7 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        ClockMode, DiskConfig, EngineChoice, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
+        ClockMode, DiskConfig, EngineChoice, InitrdFile, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
         VIRTUAL_RTC_BASE,
     },
     error::Error,
@@ -25,11 +25,12 @@ use crate::{
     parse::*,
     replay_options,
     trace_command::TraceCommand,
+    unit_options::UnitOptions,
 };
 use kvm::{
     irqchip::Irqchip,
     probe,
-    units::{Wish, Wishes},
+    units::{Unit, UnitRequest},
 };
 
 /// The command line as clap sees it.
@@ -51,9 +52,10 @@ pub struct Cli {
     /// Kernel: a Linux bzImage, an ELF64 kernel (by its PVH note, or a vmlinux by its 64-bit entry point), or an ELF32 multiboot 1 image
     #[arg(long, value_name = "FILE", required = true)]
     kernel: Option<PathBuf>,
-    /// Initial RAM disk (for multiboot: the module)
-    #[arg(long, value_name = "FILE")]
-    initrd: Option<PathBuf>,
+    /// Initial RAM disk; repeated, the archives follow one another. For multiboot and PVH: a module, with the words behind its name
+    /// (repeatable)
+    #[arg(long, value_name = "FILE[ WORDS]", value_parser = OsStringValueParser::new().try_map(parse_initrd))]
+    initrd: Vec<InitrdFile>,
     /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
     #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
@@ -75,31 +77,8 @@ pub struct Cli {
     /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature [default: westmere]
     #[arg(long, visible_alias = "cpu", value_name = "NAME")]
     cpu_model: Option<String>,
-    /// Give the guest Intel PT: without --cpu-model that is sapphirerapids, otherwise the model must have it. On KVM `emulated` (as
-    /// `--pt` alone) is this program's unit; `host` the host's hardware; `off` takes it away
-    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "emulated")]
-    pt: Option<Wish>,
-    /// Breakpoints: on KVM the host's
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    dr: Option<Wish>,
-    /// Last-branch records, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    lbr: Option<Wish>,
-    /// Branch trace store, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    bts: Option<Wish>,
-    /// Event-based sampling, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    pebs: Option<Wish>,
-    /// Performance counters, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    pmu: Option<Wish>,
-    /// Resource director, as --pt
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    rdt: Option<Wish>,
-    /// Time-stamp counter: on KVM the host's, with an offset
-    #[arg(long, value_enum, value_name = "HOW", require_equals = true)]
-    tsc: Option<Wish>,
+    #[command(flatten)]
+    units: UnitOptions,
     /// Frequency of the time-stamp counter [default: the model's]; CPUID leaves 15H and 16H say the same
     #[arg(long, value_name = "N", value_parser = parse_khz, allow_negative_numbers = true)]
     tsc_khz: Option<u32>,
@@ -269,17 +248,8 @@ where
         (Some(RtcBase::Now), _) | (None, ClockMode::Paced) => now(),
         (None, ClockMode::Virtual) => VIRTUAL_RTC_BASE,
     };
-    let units = Wishes {
-        dr: cli.dr,
-        lbr: cli.lbr,
-        bts: cli.bts,
-        pebs: cli.pebs,
-        pmu: cli.pmu,
-        pt: cli.pt,
-        tsc: cli.tsc,
-        rdt: cli.rdt,
-    };
-    let wants_pt = cli.pt.is_some_and(|wish| wish != Wish::Off);
+    let units = cli.units.0;
+    let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
     let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt)?;
     if let Some(khz) = cli.tsc_khz {
         let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));
@@ -385,8 +355,18 @@ mod tests {
     #[test]
     fn options_and_their_aliases_reach_the_config() {
         assert_eq!(run(&["--kernel", "a/b"]).unwrap().kernel, PathBuf::from("a/b"));
-        assert_eq!(with(&["--initrd", "i"]).initrd, Some("i".into()));
-        assert_eq!(with(&[]).initrd, None);
+        assert_eq!(with(&["--initrd", "i"]).initrd, ["i".into()]);
+        assert_eq!(with(&[]).initrd, []);
+        let module = InitrdFile {
+            path: "vmlinuz".into(),
+            words: b"console=hvc0 root=/dev/ram0".to_vec(),
+        };
+        let two = with(&["--initrd", "vmlinuz console=hvc0 root=/dev/ram0", "--initrd", "i"]);
+        assert_eq!(two.initrd, [module, "i".into()]);
+        for wrong in ["", " words"] {
+            let error = run(&["--kernel", "k", "--initrd", wrong]).unwrap_err().to_string();
+            assert!(error.contains("needs a file"), "{error}");
+        }
         assert_eq!(with(&["--cmdline", "a b"]).cmdline, Some(b"a b".to_vec()));
         assert_eq!(with(&["--append", "-x"]).cmdline, Some(b"-x".to_vec()));
         assert_eq!(with(&[]).cmdline, None);

@@ -95,13 +95,31 @@ pub struct RecordOptions {
     pub arguments: Vec<OsString>,
 }
 
+/// A part of an initial RAM disk, or a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InitrdFile {
+    /// The file.
+    pub path: PathBuf,
+    /// What a multiboot or PVH kernel is told of it behind its name.
+    pub words: Vec<u8>,
+}
+
+impl<P: Into<PathBuf>> From<P> for InitrdFile {
+    fn from(path: P) -> Self {
+        InitrdFile {
+            path: path.into(),
+            words: Vec::new(),
+        }
+    }
+}
+
 /// A machine to be built and run.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
     /// The kernel: a bzImage or an ELF32 multiboot image.
     pub kernel: PathBuf,
-    /// The initial RAM disk, or the multiboot module.
-    pub initrd: Option<PathBuf>,
+    /// The parts of Linux's initial RAM disk, or the modules of a multiboot or PVH kernel, in order.
+    pub initrd: Vec<InitrdFile>,
     /// A folder whose tree is below /inject in a Linux guest.
     pub inject: Option<PathBuf>,
     /// A folder for the files that the guest sends through its second serial port, which exists if this is given.
@@ -120,7 +138,7 @@ pub struct MachineConfig {
     /// is a host's offset, which no guest sees.
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
-    pub units: kvm::units::Wishes,
+    pub units: kvm::units::UnitRequests,
     /// Units that have not run on the hardware they are for may be wished for, too.
     pub experimental: bool,
     /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
@@ -165,7 +183,7 @@ impl MachineConfig {
     pub fn new(kernel: impl Into<PathBuf>) -> Self {
         MachineConfig {
             kernel: kernel.into(),
-            initrd: None,
+            initrd: Vec::new(),
             inject: None,
             collect: None,
             disks: Vec::new(),
@@ -174,7 +192,7 @@ impl MachineConfig {
             cpus: 1,
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
-            units: kvm::units::Wishes::default(),
+            units: kvm::units::UnitRequests::default(),
             experimental: false,
             host_trace: None,
             engine: EngineChoice::Soft,

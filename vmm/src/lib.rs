@@ -16,7 +16,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = MachineConfig {
-//!     initrd: Some("initramfs.cpio".into()),
+//!     initrd: vec!["initramfs.cpio".into()],
 //!     memory: 256 << 20,
 //!     cpus: 2,
 //!     model: minivmm::model::find("haswell,-rdrand")?,
@@ -66,6 +66,7 @@ pub mod serial_line;
 pub mod signals;
 pub mod timeline;
 pub mod trace_command;
+mod unit_options;
 pub mod vm;
 
 pub use config::{MachineConfig, SerialTarget};

@@ -9,7 +9,7 @@ use devices::unit::pt::Served;
 use iced_x86::code_asm::*;
 use kvm::Limit;
 use kvm::tracer::{Taken, Tracer, Traces};
-use kvm::units::{Wish, Wishes};
+use kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::StopReason;
 use minivmm::config::EngineChoice;
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
@@ -150,10 +150,7 @@ fn run_until(
         memory: 8 << 20,
         engine,
         model: &SAPPHIRERAPIDS,
-        units: Wishes {
-            pt: traces.is_some().then_some(Wish::Host),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pt, traces.is_some().then_some(UnitRequest::Host)),
         experimental: true,
         host_trace: traces,
         ..MachineConfig::new(folder.file("program", guest(program)))
@@ -462,10 +459,7 @@ fn it_is_asked_for_as_what_it_is() {
     let mut config = MachineConfig {
         engine: EngineChoice::Kvm,
         model: &SAPPHIRERAPIDS,
-        units: Wishes {
-            pt: Some(Wish::Host),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pt, Some(UnitRequest::Host)),
         host_trace: Some(recording([], branches(), false)),
         ..MachineConfig::new(&image)
     };

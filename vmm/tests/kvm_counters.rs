@@ -6,7 +6,7 @@ mod common;
 use common::long::{COUNTS, Result, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
-use kvm::units::{Wish, Wishes};
+use kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::StopReason;
 use minivmm::config::EngineChoice;
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
@@ -55,10 +55,7 @@ fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u
         memory: 8 << 20,
         model: &HASWELL,
         engine: EngineChoice::Kvm,
-        units: Wishes {
-            pmu: Some(Wish::Emulated),
-            ..Wishes::default()
-        },
+        units: UnitRequests::default().with(Unit::Pmu, Some(UnitRequest::Emulated)),
         ..MachineConfig::new(folder.file("program", image))
     };
     let mut vm = Run::new(&config).unwrap();

@@ -7,7 +7,7 @@ mod common;
 use common::long::{COUNTS, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
-use kvm::units::{Wish, Wishes};
+use kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::StopReason;
 use minivmm::config::EngineChoice;
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
@@ -51,7 +51,7 @@ fn image(registers: Registers) -> Vec<u8> {
 fn run(
     engine: EngineChoice,
     model: &'static CpuModel,
-    units: Wishes,
+    units: UnitRequests,
     registers: Registers,
 ) -> (Vec<[u64; 3]>, u64, u64) {
     let folder = Folder::new();
@@ -77,16 +77,15 @@ fn run(
     (words.collect(), exits, watched)
 }
 
-/// A wish for one unit.
-fn wish(unit: &str, wish: Wish) -> Wishes {
-    let wishes = Wishes::default().try_map(|name, _| Ok::<_, ()>((name == unit).then_some(wish)));
-    wishes.unwrap()
+/// A request for one unit.
+fn request(unit: Unit, request: UnitRequest) -> UnitRequests {
+    UnitRequests::default().with(unit, Some(request))
 }
 
 /// The registers of each unit that can be ours on KVM.
-const UNITS: &[(&str, &CpuModel, Registers)] = &[
+const UNITS: &[(Unit, &CpuModel, Registers)] = &[
     (
-        "lbr",
+        Unit::Lbr,
         &HASWELL,
         &[
             // Without counters there is no freeze on their interrupt, and each other bit turns something on.
@@ -100,7 +99,7 @@ const UNITS: &[(&str, &CpuModel, Registers)] = &[
         ],
     ),
     (
-        "lbr",
+        Unit::Lbr,
         &SAPPHIRERAPIDS,
         &[
             (IA32_LBR_CTL, 6),
@@ -112,12 +111,12 @@ const UNITS: &[(&str, &CpuModel, Registers)] = &[
         ],
     ),
     (
-        "bts",
+        Unit::Bts,
         &SKYLAKE_SERVER,
         &[(IA32_DEBUGCTL, 1 << 8), (IA32_DS_AREA, STRINGS as u64)],
     ),
     (
-        "pt",
+        Unit::Pt,
         &SAPPHIRERAPIDS,
         &[
             (IA32_RTIT_OUTPUT_BASE, 0x28_0000),
@@ -130,7 +129,7 @@ const UNITS: &[(&str, &CpuModel, Registers)] = &[
         ],
     ),
     (
-        "rdt",
+        Unit::Rdt,
         &SKYLAKE_SERVER,
         &[
             (IA32_L3_QOS_MASK_0, 7),
@@ -149,30 +148,30 @@ fn each_register_of_a_unit_of_ours_comes_to_it() {
     }
     for &(unit, model, registers) in UNITS {
         let name = model.name;
-        let ours = wish(unit, Wish::Emulated);
+        let ours = request(unit, UnitRequest::Emulated);
         let (there, exits, handovers) = run(EngineChoice::Kvm, model, ours, registers);
-        let (expected, ..) = run(EngineChoice::Soft, model, Wishes::default(), registers);
+        let (expected, ..) = run(EngineChoice::Soft, model, UnitRequests::default(), registers);
         for ((&(msr, value), row), expected) in registers.iter().zip(&there).zip(&expected) {
-            assert_eq!(row, expected, "{unit} of {name}: {msr:#x}");
-            assert!(row[2] <= 1, "{unit} of {name}: {msr:#x} can be read");
+            assert_eq!(row, expected, "{unit:?} of {name}: {msr:#x}");
+            assert!(row[2] <= 1, "{unit:?} of {name}: {msr:#x} can be read");
             assert!(
                 row[1] == value || row[2] == 1,
-                "{unit} of {name}: {msr:#x} keeps {value:#x}: {row:x?}"
+                "{unit:?} of {name}: {msr:#x} keeps {value:#x}: {row:x?}"
             );
         }
         // Nothing turns a unit on but asking the resource director for a count.
-        assert_eq!(handovers, u64::from(unit == "rdt"), "{unit} of {name}");
+        assert_eq!(handovers, u64::from(unit == Unit::Rdt), "{unit:?} of {name}");
         if handovers == 0 {
-            assert_eq!(exits, 3 * registers.len() as u64, "{unit} of {name}");
+            assert_eq!(exits, 3 * registers.len() as u64, "{unit:?} of {name}");
         }
-        let (absent, exits, _) = run(EngineChoice::Kvm, model, wish(unit, Wish::Off), registers);
-        let (expected, ..) = run(EngineChoice::Soft, model, wish(unit, Wish::Off), registers);
-        assert_eq!(exits, 3 * registers.len() as u64, "{unit} of {name}");
+        let (absent, exits, _) = run(EngineChoice::Kvm, model, request(unit, UnitRequest::Off), registers);
+        let (expected, ..) = run(EngineChoice::Soft, model, request(unit, UnitRequest::Off), registers);
+        assert_eq!(exits, 3 * registers.len() as u64, "{unit:?} of {name}");
         for ((&(msr, _), row), expected) in registers.iter().zip(&absent).zip(&expected) {
             let shared = msr == IA32_DEBUGCTL || msr == IA32_DS_AREA;
             assert!(
                 row[2] == 3 || shared && row == expected,
-                "{unit} of {name}, absent: {msr:#x} {row:x?}"
+                "{unit:?} of {name}, absent: {msr:#x} {row:x?}"
             );
         }
     }
@@ -197,7 +196,7 @@ fn the_cores_registers_stay_in_kvm() {
         (IA32_GS_BASE, 0x2222),
         (IA32_KERNEL_GS_BASE, 0x3333),
     ];
-    let (there, exits, handovers) = run(EngineChoice::Kvm, &HASWELL, Wishes::default(), CORE);
+    let (there, exits, handovers) = run(EngineChoice::Kvm, &HASWELL, UnitRequests::default(), CORE);
     for (&(msr, value), row) in CORE.iter().zip(&there) {
         assert_eq!(row[1..], [value, 0], "{msr:#x}");
     }
@@ -217,7 +216,7 @@ fn registers_of_the_machine_are_ours_whatever_kvm_has() {
         (IA32_MTRR_DEF_TYPE, 0xc06),
         (0x1234_5678, 0),
     ];
-    let (there, exits, _) = run(EngineChoice::Kvm, &SKYLAKE_SERVER, Wishes::default(), MACHINE);
+    let (there, exits, _) = run(EngineChoice::Kvm, &SKYLAKE_SERVER, UnitRequests::default(), MACHINE);
     assert_eq!(exits, 3 * MACHINE.len() as u64);
     assert_eq!(there[0][..], [0, 0x1000, 0]);
     assert_eq!(there[4][2], 3, "#GP for what there is not");

@@ -250,7 +250,9 @@ fn launcher(program: &str) -> String {
     format!(
         r#"#!/bin/sh
 root=$(dirname "$(readlink -f "$0")")/../root
-export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" QEMU_MODULE_DIR="$root/usr/lib/x86_64-linux-gnu/qemu"
+# Packages of before the merge of /lib and /usr/lib have their libraries in the former.
+export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu"
+export QEMU_MODULE_DIR="$root/usr/lib/x86_64-linux-gnu/qemu"
 export LTDL_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu/bochs/plugins" BXSHARE="$root/usr/share/bochs"
 exec "$root/usr/bin/{program}"{data} "$@"
 "#

@@ -10,7 +10,7 @@ use x86::debugctl::DebugCtl;
 use x86::model::{CpuModel, CpuidRow, OwnedModel, topology};
 
 use crate::host_units::Pmu;
-use crate::units::{Resolution, Resolved};
+use crate::units::{Backend, Backends, Shown, Unit};
 
 /// What this machine does itself, whatever KVM has: the APIC, the clock, and registers that are exits to us.
 const OURS: Features = Features::list(&[
@@ -60,23 +60,8 @@ pub fn set_deadline(rows: &mut [CpuidRow], there: bool) {
 pub type Narrowing = (Feature, &'static str);
 
 /// What a guest loses of a model with these units on a KVM with these rows; `None` for the software engine.
-pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Resolution) -> Vec<Narrowing> {
+pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Backends) -> Vec<Narrowing> {
     let host = supported.map_or(Features::all(), Features::of);
-    let absent = |how: Resolved| how == Resolved::Absent;
-    let unit = |feature: Feature| match feature {
-        // No KVM gives architectural ones to a guest.
-        ArchLbr => Some(units.lbr != Resolved::Emulated),
-        Ds | Dtes64 | DsCpl if units.pebs == Resolved::Host => None,
-        Ds | Dtes64 | DsCpl => Some(absent(units.bts) && absent(units.pebs)),
-        Pdcm if units.pmu == Resolved::Host => None,
-        // IA32_PERF_CAPABILITIES is a register of the counters.
-        Pdcm => Some(absent(units.pmu)),
-        IntelPt => Some(absent(units.pt)),
-        RdtM | RdtA => Some(absent(units.rdt)),
-        // DR6's bit is the processor's.
-        BusLockDetect if !branches(units) => Some(true),
-        _ => None,
-    };
     // The engine and KVM have to find PKRU at the same place of an XSAVE area.
     let own = |leaf: u32, subleaf: u32| -> Option<[u32; 4]> {
         let row = supported?.iter().find(|row| row.leaf == leaf && row.answers(subleaf));
@@ -86,20 +71,15 @@ pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Reso
     model
         .features()
         .iter()
-        .filter_map(|feature| match (feature, unit(feature)) {
-            (_, Some(true)) => Some((feature, "its unit is absent")),
-            (_, Some(false)) => None,
+        .filter_map(|feature| match (feature, units.shown(feature)) {
+            (_, Some(Shown::Never)) => Some((feature, "its unit is absent")),
+            (_, Some(Shown::Always)) => None,
             (Pku, _) if elsewhere => Some((feature, "the host keeps PKRU elsewhere in an XSAVE area")),
             _ if OURS.has(feature) || host.has(feature) => None,
             (TscDeadline, _) => Some((feature, "KVM forgets what the guest writes to its register")),
             _ => Some((feature, "KVM does not support it")),
         })
         .collect()
-}
-
-/// Whether a unit is there that IA32_DEBUGCTL switches.
-fn branches(units: &Resolution) -> bool {
-    [units.lbr, units.bts].contains(&Resolved::Emulated)
 }
 
 /// The model as a guest on this KVM sees it, with the host's frequency of the time-stamp counter; without both, as a guest of
@@ -110,7 +90,7 @@ fn branches(units: &Resolution) -> bool {
 pub fn narrow(
     model: &CpuModel,
     supported: Option<&[CpuidRow]>,
-    units: &Resolution,
+    units: &Backends,
     tsc_khz: Option<u32>,
     pmu: Option<&Pmu>,
 ) -> Result<&'static CpuModel, String> {
@@ -122,29 +102,29 @@ pub fn narrow(
     if !toggles.is_empty() {
         owned.toggle(&toggles.join(","))?;
     }
-    let emulated = |how: Resolved| how == Resolved::Emulated;
+    let emulated = |unit: Unit| units[unit] == Backend::Emulated;
     let caps = owned.units_mut();
-    caps.debugctl = caps.debugctl.filter(|_| branches(units) || emulated(units.pmu));
-    if let Some(debugctl) = caps.debugctl.as_mut().filter(|_| !emulated(units.pmu)) {
+    for (row, backend) in units.each() {
+        if backend != Backend::Emulated {
+            (row.remove)(caps);
+        }
+    }
+    // Registers that several units share.
+    caps.ds = caps.ds.filter(|_| emulated(Unit::Bts) || emulated(Unit::Pebs));
+    caps.debugctl = caps.debugctl.filter(|_| units.has_branches() || emulated(Unit::Pmu));
+    if let Some(debugctl) = caps.debugctl.as_mut().filter(|_| !emulated(Unit::Pmu)) {
         // CPUID.0AH says that they are there. SDM Vol. 3B 18.4.7 "Freezing LBR and Performance Counters on PMI".
         let freezes = DebugCtl::new()
             .with_freeze_lbrs_on_pmi(true)
             .with_freeze_perfmon_on_pmi(true);
         debugctl.writable &= !u64::from(freezes);
     }
-    caps.lbr = caps.lbr.filter(|_| emulated(units.lbr));
-    caps.ds = caps.ds.filter(|_| emulated(units.bts) || emulated(units.pebs));
-    if let Some(ds) = &mut caps.ds {
-        ds.bts &= emulated(units.bts);
-        ds.pebs = ds.pebs.filter(|_| emulated(units.pebs));
-    }
-    caps.pmu = caps.pmu.filter(|_| emulated(units.pmu));
     // The units that are off say so where CPUID has one bit for two.
-    owned.set_unavailable(!emulated(units.bts), units.pebs == Resolved::Absent);
-    if !emulated(units.pmu)
+    owned.set_unavailable(!emulated(Unit::Bts), units[Unit::Pebs] == Backend::Absent);
+    if !emulated(Unit::Pmu)
         && let Some(row) = owned.part_row(0xa, 0).copied()
     {
-        let passed = pmu.filter(|_| units.pmu == Resolved::Host);
+        let passed = pmu.filter(|_| units[Unit::Pmu] == Backend::Host);
         owned.set_cpuid(CpuidRow {
             leaf: 0xa,
             subleaf: None,
@@ -213,7 +193,7 @@ mod tests {
     // covers: cpu/cpuid-narrowed, kvm/deadline
     #[test]
     fn a_guest_gets_what_model_host_and_units_have() {
-        let absent = Resolution::default();
+        let absent = Backends::default();
         let model = narrow(&HASWELL, Some(&host(&HASWELL, &[Avx2])), &absent, Some(2_300_000), None).unwrap();
         let features = model.features();
         assert!(features.avx() && !features.avx2());
@@ -237,20 +217,18 @@ mod tests {
         assert_eq!(model.tsc_khz, 2_300_000);
 
         // Freezes go with the counters.
-        for (pmu, writable) in [(Resolved::Absent, 0), (Resolved::Emulated, 3)] {
-            let lbr = Resolved::Emulated;
-            let units = Resolution { lbr, pmu, ..absent };
+        for (pmu, writable) in [(Backend::Absent, 0), (Backend::Emulated, 3)] {
+            let lbr = Backend::Emulated;
+            let units = absent.with(Unit::Lbr, lbr).with(Unit::Pmu, pmu);
             let model = narrow(&HASWELL, None, &units, None, None).unwrap();
             let debugctl = model.units.debugctl.unwrap();
             assert_eq!((debugctl.writable >> 11 & 3, debugctl.writable & 3), (writable, 3));
         }
 
-        let units = Resolution {
-            pt: Resolved::Emulated,
-            lbr: Resolved::Emulated,
-            pmu: Resolved::Emulated,
-            ..absent
-        };
+        let units = absent
+            .with(Unit::Pt, Backend::Emulated)
+            .with(Unit::Lbr, Backend::Emulated)
+            .with(Unit::Pmu, Backend::Emulated);
         let rows = host(&SAPPHIRERAPIDS, &[IntelPt, Pdcm, ArchLbr]);
         let model = narrow(&SAPPHIRERAPIDS, Some(&rows), &units, Some(2_300_000), None).unwrap();
         let features = model.features();
@@ -265,45 +243,31 @@ mod tests {
     // covers: host-units/pmu-cpuid
     #[test]
     fn a_guest_with_kvms_counters_has_what_kvm_has_of_them() {
-        let absent = Resolution::default();
-        let pmu = Resolved::Host;
+        let absent = Backends::default();
+        let pmu = Backend::Host;
         let kvm = Pmu {
             intel: true,
             leaf: [0x0830_0402, 0, 0, 0x8603],
             ..Pmu::default()
         };
-        let of = |units: Resolution, rows: &[CpuidRow]| {
+        let of = |units: Backends, rows: &[CpuidRow]| {
             narrow(&HASWELL, Some(rows), &units, Some(2_300_000), Some(&kvm)).unwrap()
         };
         let rows = host(&HASWELL, &[]);
-        let counters = of(Resolution { pmu, ..absent }, &rows);
+        let counters = of(absent.with(Unit::Pmu, pmu), &rows);
         assert_eq!(counters.cpuid(0xa, 0)[0], HASWELL.cpuid(0xa, 0)[0] & !0xffff | 0x402);
         assert!(counters.features().pdcm() && !counters.features().ds());
         assert_eq!((counters.units.pmu, counters.units.lbr), (None, None), "none of ours");
-        let lbr = of(
-            Resolution {
-                pmu,
-                lbr: pmu,
-                ..absent
-            },
-            &rows,
-        );
+        let lbr = of(absent.with(Unit::Pmu, pmu).with(Unit::Lbr, pmu), &rows);
         assert_eq!((lbr.units.lbr, lbr.units.debugctl), (None, None));
         // PEBS takes a debug store of KVM's, and branch trace store is none of it.
-        let pebs = Resolution {
-            pmu,
-            pebs: pmu,
-            ..absent
-        };
+        let pebs = absent.with(Unit::Pmu, pmu).with(Unit::Pebs, pmu);
         let misc_enable = |model: &CpuModel| model.msr(IA32_MISC_ENABLE).map(|row| row.reset >> 11 & 3);
         let model = of(pebs, &rows);
         assert!(model.features().ds() && model.features().dtes64());
         assert_eq!(misc_enable(model), Some(1), "bit 11: no branch trace store");
         assert!(!of(pebs, &host(&HASWELL, &[Ds, Dtes64])).features().ds());
-        let bts = Resolution {
-            bts: Resolved::Emulated,
-            ..absent
-        };
+        let bts = absent.with(Unit::Bts, Backend::Emulated);
         assert_eq!(misc_enable(of(bts, &rows)), Some(2), "bit 12: no PEBS");
         assert_eq!(of(absent, &rows).cpuid(0xa, 0), [0; 4]);
     }
@@ -314,7 +278,7 @@ mod tests {
         let lost = narrowings(
             &SAPPHIRERAPIDS,
             Some(&host(&SAPPHIRERAPIDS, &[Sha])),
-            &Resolution::default(),
+            &Backends::default(),
         );
         let why = |feature| lost.iter().find(|(f, _)| *f == feature).map(|(_, why)| *why);
         assert_eq!(why(Sha), Some("KVM does not support it"));
@@ -324,21 +288,19 @@ mod tests {
         for row in rows.iter_mut().filter(|row| row.leaf == 0xd && row.subleaf == Some(9)) {
             row.regs[1] = 2432;
         }
-        let lost = narrowings(&SAPPHIRERAPIDS, Some(&rows), &Resolution::default());
+        let lost = narrowings(&SAPPHIRERAPIDS, Some(&rows), &Backends::default());
         assert!(lost.iter().any(|(f, why)| *f == Pku && why.contains("XSAVE")));
     }
 
     // covers: units/resolution
     #[test]
     fn the_software_engine_loses_only_units_that_are_off() {
-        let units = Resolution {
-            lbr: Resolved::Emulated,
-            bts: Resolved::Emulated,
-            pebs: Resolved::Emulated,
-            pmu: Resolved::Emulated,
-            rdt: Resolved::Emulated,
-            ..Resolution::default()
-        };
+        let units = Backends::default()
+            .with(Unit::Lbr, Backend::Emulated)
+            .with(Unit::Bts, Backend::Emulated)
+            .with(Unit::Pebs, Backend::Emulated)
+            .with(Unit::Pmu, Backend::Emulated)
+            .with(Unit::Rdt, Backend::Emulated);
         let model = narrow(&SAPPHIRERAPIDS, None, &units, None, None).unwrap();
         let lost = SAPPHIRERAPIDS.features().minus(model.features());
         assert_eq!(lost.iter().collect::<Vec<_>>(), [IntelPt]);

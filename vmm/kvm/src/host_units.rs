@@ -9,6 +9,15 @@ use x86::pmu::capabilities;
 /// The format of PEBS records in IA32_PERF_CAPABILITIES.
 const PEBS_FORMAT: u64 = 15 << capabilities::PEBS_FORMAT_SHIFT;
 
+/// What decides which of the host's own units a guest can have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traits {
+    /// What decides about the host's Intel PT.
+    pub pt: Pt,
+    /// What decides about the host's counters, PEBS and last-branch records.
+    pub pmu: Pmu,
+}
+
 /// A module's parameter, if the module is there and has it.
 pub fn parameter(module: &str, name: &str) -> Option<String> {
     let path = format!("/sys/module/{module}/parameters/{name}");

@@ -135,11 +135,11 @@ impl Hypervisor {
             Irqchip::Minivmm => &[][..],
             Irqchip::Kvm => &KEPT_WITH_APIC,
         };
-        let passed_on = passed.registers();
+        let passed_on = &passed.registers;
         let ranges: Vec<MsrFilterRange> = KEPT
             .iter()
             .chain(with_apic)
-            .chain(&passed_on)
+            .chain(passed_on)
             .map(|&(base, msr_count)| MsrFilterRange {
                 flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
                 base,

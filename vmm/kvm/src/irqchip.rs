@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::units::{Resolution, Resolved};
+use crate::units::{Backend, Backends, Unit};
 
 /// Whose interrupt controllers and interval timer a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -48,16 +48,16 @@ pub struct Choice {
 }
 
 /// What of a configuration moves the machine to the software engine while the guest runs: the option, and what it does.
-fn moves(config: &Wanted, units: &Resolution) -> Option<(String, &'static str)> {
-    let unit = units.each().into_iter().find(|(_, how)| *how == Resolved::Emulated);
-    if let Some((unit, _)) = unit {
-        let option = format!("--{unit}=emulated");
+fn moves(config: &Wanted, units: &Backends) -> Option<(String, &'static str)> {
+    let unit = units.each().find(|(_, backend)| *backend == Backend::Emulated);
+    if let Some((row, _)) = unit {
+        let option = format!("--{}=emulated", row.name);
         return Some((
             option,
             "has the guest run in the software engine while it uses the unit",
         ));
     }
-    if units.pt == Resolved::Host {
+    if units[Unit::Pt] == Backend::Host {
         let does = "has its interrupts from this program's";
         return Some(("--pt=host".into(), does));
     }
@@ -73,13 +73,13 @@ fn moves(config: &Wanted, units: &Resolution) -> Option<(String, &'static str)> 
 /// One line: KVM's are wished for and cannot be had, and why.
 pub fn choose(
     config: &Wanted,
-    units: &Resolution,
+    units: &Backends,
     lacks: Option<&'static str>,
     speed: impl FnOnce() -> Result<String, String>,
 ) -> Result<Choice, String> {
     let chosen = |irqchip, why: String| Ok(Choice { irqchip, why });
     let moves = moves(config, units);
-    if units.pmu == Resolved::Host {
+    if units[Unit::Pmu] == Backend::Host {
         return counters(config, moves, lacks).map(|why| Choice {
             irqchip: Irqchip::Kvm,
             why,
@@ -166,11 +166,8 @@ mod tests {
     #[test]
     fn this_programs_are_taken_unless_kvms_are_wished_for() {
         let base = Wanted::default();
-        let none = Resolution::default();
-        let emulated = Resolution {
-            pt: Resolved::Emulated,
-            ..none
-        };
+        let none = Backends::default();
+        let emulated = none.with(Unit::Pt, Backend::Emulated);
         let gdb = Wanted { debugged: true, ..base };
         let control = Wanted {
             monitored: true,
@@ -216,9 +213,9 @@ mod tests {
     #[test]
     fn kvms_counters_imply_kvms_controllers_and_a_hosts_trace_this_programs() {
         let base = Wanted::default();
-        let host = Resolved::Host;
-        let none = Resolution::default();
-        let counters = Resolution { pmu: host, ..none };
+        let host = Backend::Host;
+        let none = Backends::default();
+        let counters = none.with(Unit::Pmu, host);
         for irqchip in [None, Some(Irqchip::Kvm)] {
             let config = Wanted { irqchip, ..base };
             let choice = choose(&config, &counters, None, || panic!("nothing is measured")).unwrap();
@@ -238,7 +235,7 @@ mod tests {
             let error = choose(config, &counters, lacks, NATIVE).unwrap_err();
             assert!(error.contains(says) && error.lines().count() == 1, "{error}");
         }
-        let trace = Resolution { pt: host, ..none };
+        let trace = none.with(Unit::Pt, host);
         let choice = choose(&base, &trace, None, NATIVE).unwrap();
         assert_eq!(
             (choice.irqchip, choice.why.contains("--pt=host")),
@@ -262,14 +259,11 @@ mod tests {
             irqchip: Some(Irqchip::Kvm),
             ..Wanted::default()
         };
-        let none = Resolution::default();
+        let none = Backends::default();
         let unmeasured = || panic!("nothing is measured");
         let choice = choose(&base, &none, None, unmeasured).unwrap();
         assert_eq!(choice.irqchip, Irqchip::Kvm);
-        let lbr = Resolution {
-            lbr: Resolved::Emulated,
-            ..none
-        };
+        let lbr = none.with(Unit::Lbr, Backend::Emulated);
         let gdb = Wanted { debugged: true, ..base };
         for (config, units, lacks, says) in [
             (

@@ -30,6 +30,7 @@ mod msrs;
 mod passed;
 mod perf;
 pub mod probe;
+pub mod resolve;
 mod run;
 mod shared;
 mod state;

@@ -11,58 +11,30 @@ use x86::msr::*;
 
 use crate::host_units::Pmu;
 use crate::msrs;
-use crate::units::{Resolution, Resolved};
+use crate::units::{Backend, Backends, Unit};
 
 /// What is passed through to a guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
     /// The counters.
     pub pmu: bool,
-    lbr: bool,
-    pebs: bool,
+    /// The registers that stay in KVM for it: the first, and how many.
+    pub registers: Vec<(u32, u32)>,
     /// IA32_PERF_CAPABILITIES, where KVM has that.
     capabilities: Option<u64>,
 }
 
-/// First register and how many: the counters of all widths, their selectors, the fixed ones and the global controls. What a guest
-/// has not of these KVM refuses, as the part would.
-const PMU: [(u32, u32); 7] = [
-    (IA32_PMC0, 8),
-    (IA32_PERFEVTSEL0, 8),
-    // OFFCORE_RSP.
-    (0x1a6, 2),
-    (IA32_FIXED_CTR0, 4),
-    (IA32_PERF_CAPABILITIES, 1),
-    (IA32_FIXED_CTR_CTRL, 5),
-    (IA32_A_PMC0, 8),
-];
-const LBR: [(u32, u32); 5] = [
-    (MSR_LBR_SELECT, 2),
-    (IA32_DEBUGCTL, 1),
-    (MSR_LASTBRANCH_0_FROM_IP, 32),
-    (MSR_LASTBRANCH_0_TO_IP, 32),
-    (MSR_LBR_INFO_0, 32),
-];
-const PEBS: [(u32, u32); 3] = [(IA32_PEBS_ENABLE, 1), (MSR_PEBS_DATA_CFG, 1), (IA32_DS_AREA, 1)];
-
 impl Passed {
     /// What these units take of KVM's.
-    pub fn of(pmu: &Pmu, units: &Resolution) -> Self {
-        let host = |how: Resolved| how == Resolved::Host;
-        let (lbr, pebs) = (host(units.lbr), host(units.pebs));
+    pub fn of(pmu: &Pmu, backends: &Backends) -> Self {
+        let host = |unit: Unit| backends[unit] == Backend::Host;
+        let (lbr, pebs) = (host(Unit::Lbr), host(Unit::Pebs));
+        let units = backends.each().filter(|(_, backend)| *backend == Backend::Host);
         Passed {
-            pmu: host(units.pmu),
-            lbr,
-            pebs,
+            pmu: host(Unit::Pmu),
+            registers: units.flat_map(|(row, _)| row.passed).copied().collect(),
             capabilities: pmu.capabilities.map(|_| pmu.guest_capabilities(lbr, pebs)),
         }
-    }
-
-    /// The registers that stay in KVM for it.
-    pub fn registers(&self) -> Vec<(u32, u32)> {
-        let parts: [(bool, &[(u32, u32)]); 3] = [(self.pmu, &PMU), (self.lbr, &LBR), (self.pebs, &PEBS)];
-        let there = parts.iter().filter(|(there, _)| *there);
-        there.flat_map(|(_, ranges)| ranges.iter().copied()).collect()
     }
 
     /// What IA32_PERF_CAPABILITIES of a CPU of this model is to be, if it has that register.
@@ -99,14 +71,14 @@ mod tests {
     // covers: host-units/pmu-msrs
     #[test]
     fn only_what_is_the_hosts_stays_in_kvm() {
-        let absent = Resolution::default();
+        let absent = Backends::default();
         let none = Passed::of(&host(), &absent);
-        assert_eq!((none.registers(), none.pmu), (vec![], false));
-        let pmu = Resolved::Host;
-        let counters = Passed::of(&host(), &Resolution { pmu, ..absent });
+        assert_eq!((none.registers.clone(), none.pmu), (vec![], false));
+        let pmu = Backend::Host;
+        let counters = Passed::of(&host(), &absent.with(Unit::Pmu, pmu));
         let within = |passed: &Passed, msr: u32| {
             passed
-                .registers()
+                .registers
                 .iter()
                 .any(|&(first, count)| (first..first + count).contains(&msr))
         };
@@ -119,27 +91,13 @@ mod tests {
             assert!(!within(&counters, msr), "{msr:#x}");
         }
         assert_eq!(counters.capabilities, Some(0x2000), "neither records nor PEBS");
-        let lbr = Passed::of(
-            &host(),
-            &Resolution {
-                pmu,
-                lbr: pmu,
-                ..absent
-            },
-        );
+        let lbr = Passed::of(&host(), &absent.with(Unit::Pmu, pmu).with(Unit::Lbr, pmu));
         for msr in [0x1d9, 0x1c8, 0x1c9, 0x680, 0x69f, 0x6c0, 0x6df, 0xdc0, 0xddf] {
             assert!(within(&lbr, msr), "{msr:#x}");
         }
         assert!(!within(&lbr, 0x3f1));
         assert_eq!(lbr.capabilities, Some(0x2005));
-        let pebs = Passed::of(
-            &host(),
-            &Resolution {
-                pmu,
-                pebs: pmu,
-                ..absent
-            },
-        );
+        let pebs = Passed::of(&host(), &absent.with(Unit::Pmu, pmu).with(Unit::Pebs, pmu));
         assert!(within(&pebs, 0x600) && within(&pebs, 0x3f1) && within(&pebs, 0x3f2) && !within(&pebs, 0x1d9));
         assert_eq!(pebs.told(&HASWELL), Some(0x6c00));
         assert_eq!((pebs.told(&P6), none.told(&HASWELL)), (None, None), "no such register");

@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use crate::guest_debug::Kinds;
 use crate::host::Host;
-use crate::host_units;
+use crate::host_units::{self, Traits};
 use crate::irqchip::{self, Choice};
 use crate::kernel_irqchip;
-use crate::units::{Resolution, Resolved, Wish, Wishes, never_off};
+use crate::units::{Backend, UNITS, UnitRow};
 
 /// What was found on a host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -98,29 +98,9 @@ pub struct Row {
     /// The unit, as its option is called.
     pub unit: &'static str,
     /// Under KVM; `None` where there is none.
-    pub kvm: Option<Resolved>,
+    pub kvm: Option<Backend>,
     /// Why.
     pub why: String,
-}
-
-/// What may be wished for a unit under KVM, and why not the rest.
-struct Rule {
-    unit: &'static str,
-    /// Without a wish.
-    own: Resolved,
-    /// Why it cannot be the host's, if it cannot.
-    host: Option<String>,
-    /// Why it cannot be ours, if it cannot.
-    emulated: Option<String>,
-}
-
-/// What the rules ask about a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Traits {
-    /// What decides about the host's Intel PT.
-    pub pt: host_units::Pt,
-    /// What decides about the host's counters, PEBS and last-branch records.
-    pub pmu: host_units::Pmu,
 }
 
 impl Traits {
@@ -150,12 +130,6 @@ fn pmu_of(host: &Host) -> host_units::Pmu {
 }
 
 const INTEL: &str = "GenuineIntel";
-/// What counters of ours lack on a KVM, which answers RDPMC without asking anybody. Faulting is better than a count of something
-/// else.
-const NO_RDPMC: &str = "; RDPMC is #GP from 10 ms after all counters are off and none is written any more";
-/// The same where the fault can be caught.
-const CAUGHT_RDPMC: &str = ", and counters of cycles alone without: RDPMC is caught by a breakpoint";
-
 /// A field of the first processor in /proc/cpuinfo.
 fn cpuinfo(name: &str) -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -170,171 +144,53 @@ fn text_of(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_string())
 }
 
-fn rules(host: &Traits) -> [Rule; 8] {
-    let no = |text: &str| Some(text.to_string());
-    [
-        Rule {
-            unit: "dr",
-            own: Resolved::Host,
-            host: None,
-            emulated: no("KVM has the debug registers itself"),
-        },
-        Rule {
-            unit: "lbr",
-            own: Resolved::Absent,
-            host: host.pmu.lacks_lbr(),
-            emulated: None,
-        },
-        Rule {
-            unit: "bts",
-            own: Resolved::Absent,
-            host: no("no KVM virtualizes it"),
-            emulated: None,
-        },
-        Rule {
-            unit: "pebs",
-            own: Resolved::Absent,
-            host: host.pmu.lacks_pebs(),
-            emulated: None,
-        },
-        Rule {
-            unit: "pmu",
-            own: Resolved::Absent,
-            host: host.pmu.lacks(),
-            emulated: None,
-        },
-        Rule {
-            unit: "pt",
-            own: Resolved::Absent,
-            host: host.pt.lacks(),
-            emulated: None,
-        },
-        Rule {
-            unit: "tsc",
-            own: Resolved::Host,
-            host: None,
-            emulated: no("RDTSC does not come out of KVM"),
-        },
-        Rule {
-            unit: "rdt",
-            own: Resolved::Absent,
-            host: no("no KVM virtualizes it"),
-            emulated: None,
-        },
-    ]
-}
-
-/// What the units of a guest on this KVM are.
-///
-/// # Errors
-/// One line: a wish that cannot be met, and why.
-pub fn resolve(host: &Traits, wishes: &Wishes) -> Result<Resolution, String> {
-    let mut rules = rules(host).into_iter();
-    let mut wishes = *wishes;
-    if wishes.pebs == Some(Wish::Emulated) {
-        // Its records are of counters that overflow.
-        match *wishes.pmu.get_or_insert(Wish::Emulated) {
-            Wish::Emulated => {}
-            _ => return Err("--pebs=emulated: samples are of counters, so --pmu=emulated is needed too".into()),
-        }
-    }
-    for (unit, wish) in [("pebs", wishes.pebs), ("lbr", wishes.lbr)] {
-        // KVM has them with its counters alone.
-        if wish == Some(Wish::Host) && *wishes.pmu.get_or_insert(Wish::Host) != Wish::Host {
-            return Err(format!(
-                "--{unit}=host: KVM has it with its counters, so --pmu=host is needed too"
-            ));
-        }
-    }
-    let moves = |(unit, wish): &(&str, Option<Wish>)| match (*unit, *wish) {
-        (_, Some(Wish::Emulated)) => Some(format!("--{unit}=emulated")),
-        ("pt", Some(Wish::Host)) => Some("--pt=host".into()),
-        _ => None,
-    };
-    if wishes.pmu == Some(Wish::Host)
-        && host.pmu.lacks().is_none()
-        && let Some(other) = wishes.each().iter().find_map(moves)
-    {
-        return Err(format!(
-            "--pmu=host and {other}: the interrupts of KVM's counters need KVM's own interrupt controllers, which do not come \
-             along to the software engine: leave one of the two out"
-        ));
-    }
-    wishes.try_map(|unit, wish| {
-        let rule = rules.next().expect("a rule for each unit, in their order");
-        let refused = |how: &str, why: String| Err(format!("--{unit}={how}: {why}"));
-        match (wish, rule.host, rule.emulated) {
-            (None, ..) => Ok(rule.own),
-            (Some(Wish::Host), None, _) => Ok(Resolved::Host),
-            (Some(Wish::Host), Some(why), _) => refused("host", why),
-            (Some(Wish::Emulated), _, None) => Ok(Resolved::Emulated),
-            (Some(Wish::Emulated), _, Some(why)) => refused("emulated", why),
-            (Some(Wish::Off), ..) => match never_off(unit) {
-                Some(why) => refused("off", why.into()),
-                None => Ok(Resolved::Absent),
-            },
-        }
-    })
-}
-
-/// A row a unit, without wishes.
+/// A row a unit, where nothing is asked for.
 pub fn rows(seen: &Seen) -> Vec<Row> {
     let kvm = match &seen.kvm {
         Ok(kvm) => kvm,
         Err(why) => {
-            let units = Wishes::default().each();
-            return units
-                .iter()
-                .map(|(unit, _)| Row {
-                    unit,
-                    kvm: None,
-                    why: why.clone(),
-                })
-                .collect();
+            let row = |unit: &UnitRow| Row {
+                unit: unit.name,
+                kvm: None,
+                why: why.clone(),
+            };
+            return UNITS.iter().map(row).collect();
         }
     };
     let host = Traits {
         pt: kvm.pt.clone(),
         pmu: kvm.pmu,
     };
-    rules(&host)
-        .into_iter()
-        .map(|rule| {
-            let why = match (rule.own, rule.host, rule.emulated) {
-                (Resolved::Host, ..) if kvm.speed.is_err() && rule.unit == "dr" => {
-                    "as far as a KVM that interprets has them: no data and I/O breakpoints".into()
-                }
-                (Resolved::Host, ..) => "KVM gives it to guests".into(),
-                (_, Some(host), None) => {
-                    let caught = kvm.guest_debug.as_ref().is_ok_and(|kinds| kinds.serves_breakpoints());
-                    let limit = match (rule.unit, caught) {
-                        ("pmu", true) => CAUGHT_RDPMC,
-                        ("pmu", false) => NO_RDPMC,
-                        _ => "",
-                    };
-                    format!("{host}; --{}=emulated is ours, with handovers{limit}", rule.unit)
-                }
-                (_, None, None) => {
-                    let with = if rule.unit == "pt" {
-                        "--experimental"
-                    } else {
-                        "--irqchip kvm, which that implies"
-                    };
-                    let unit = rule.unit;
-                    format!("--{unit}=host is the host's, with {with}; --{unit}=emulated is ours, with handovers")
-                }
-                (_, host, emulated) => {
-                    let both: Vec<String> = [host, emulated].into_iter().flatten().collect();
-                    both.join("; ")
-                }
-            };
-            Row {
-                unit: rule.unit,
-                kvm: Some(rule.own),
-                why,
-            }
-        })
-        .collect()
+    let row = |unit: &UnitRow| Row {
+        unit: unit.name,
+        kvm: Some(unit.on_kvm),
+        why: why(unit, kvm, &host),
+    };
+    UNITS.iter().map(row).collect()
+}
+
+/// Why a unit has the backend that it has where nothing is asked for, and what can be asked for.
+fn why(unit: &UnitRow, kvm: &Kvm, host: &Traits) -> String {
+    let name = unit.name;
+    match (unit.on_kvm, (unit.lacks_host)(host), unit.lacks_emulated) {
+        (Backend::Host, ..) => match unit.interpreted {
+            Some(lacks) if kvm.speed.is_err() => lacks.into(),
+            _ => "KVM gives it to guests".into(),
+        },
+        (_, Some(lacks), None) => {
+            let caught = kvm.guest_debug.as_ref().is_ok_and(|kinds| kinds.serves_breakpoints());
+            let limit = unit.limits[usize::from(caught)];
+            format!("{lacks}; --{name}=emulated is ours, with handovers{limit}")
+        }
+        (_, None, None) => {
+            let with = unit.host_with;
+            format!("--{name}=host is the host's, with {with}; --{name}=emulated is ours, with handovers")
+        }
+        (_, host, emulated) => {
+            let both: Vec<String> = host.into_iter().chain(emulated.map(String::from)).collect();
+            both.join("; ")
+        }
+    }
 }
 
 /// What a debugger gets from KVM, and what from handovers.
@@ -394,9 +250,9 @@ pub fn text(seen: &Seen) -> String {
     let _ = writeln!(out, "\nunit  soft      kvm       why");
     for row in rows(seen) {
         let kvm = match row.kvm {
-            Some(Resolved::Host) => "host",
-            Some(Resolved::Emulated) => "emulated",
-            Some(Resolved::Absent) => "absent",
+            Some(Backend::Host) => "host",
+            Some(Backend::Emulated) => "emulated",
+            Some(Backend::Absent) => "absent",
             None => "-",
         };
         let _ = writeln!(out, "{:4}  emulated  {kvm:8}  {}", row.unit, row.why);
@@ -442,14 +298,6 @@ mod tests {
         }
     }
 
-    fn traits(seen: &Seen) -> Traits {
-        let kvm = seen.kvm.as_ref().unwrap();
-        Traits {
-            pt: kvm.pt.clone(),
-            pmu: kvm.pmu,
-        }
-    }
-
     /// A host whose perf and KVM have all.
     fn generous(capabilities: u64, mediated: bool) -> Seen {
         let mut seen = host("GenuineIntel", "kvm_intel", None);
@@ -483,7 +331,7 @@ mod tests {
         assert!(
             rows(&all)
                 .iter()
-                .all(|row| row.unit == "dr" || row.unit == "tsc" || row.kvm == Some(Resolved::Absent))
+                .all(|row| row.unit == "dr" || row.unit == "tsc" || row.kvm == Some(Backend::Absent))
         );
         let mediated = generous(0x2000, true);
         assert!(why(&mediated, "lbr").contains("mediated") && why(&mediated, "pmu").contains("--pmu=host"));
@@ -493,49 +341,6 @@ mod tests {
         nested.nested = true;
         assert!(why(&nested, "pebs").contains("nested without them"));
         assert!(text(&nested).contains("itself a guest"));
-    }
-
-    // covers: units/resolution, host-units/pmu-probe
-    #[test]
-    fn wishes_for_the_hosts_units_go_together_or_are_refused() {
-        let host = traits(&generous(0x7c05, false));
-        let of = |wishes: &[(&str, Wish)]| {
-            let wish = |unit: &str| wishes.iter().find(|(name, _)| *name == unit).map(|(_, wish)| *wish);
-            resolve(
-                &host,
-                &Wishes::default().try_map(|unit, _| Ok::<_, ()>(wish(unit))).unwrap(),
-            )
-        };
-        let lbr = of(&[("lbr", Wish::Host)]).unwrap();
-        assert_eq!(
-            (lbr.lbr, lbr.pmu, lbr.pebs),
-            (Resolved::Host, Resolved::Host, Resolved::Absent)
-        );
-        let pebs = of(&[("pebs", Wish::Host)]).unwrap();
-        assert_eq!((pebs.pebs, pebs.pmu), (Resolved::Host, Resolved::Host));
-        assert_eq!(of(&[("pt", Wish::Host)]).unwrap().pt, Resolved::Host);
-        for (wishes, says) in [
-            (
-                vec![("lbr", Wish::Host), ("pmu", Wish::Off)],
-                "--lbr=host: KVM has it with its counters",
-            ),
-            (
-                vec![("pebs", Wish::Host), ("pmu", Wish::Emulated)],
-                "--pebs=host: KVM has it with",
-            ),
-            (
-                vec![("pmu", Wish::Host), ("pt", Wish::Emulated)],
-                "--pmu=host and --pt=emulated: the interrupts",
-            ),
-            (
-                vec![("pmu", Wish::Host), ("pt", Wish::Host)],
-                "--pmu=host and --pt=host: the interrupts",
-            ),
-            (vec![("bts", Wish::Host)], "--bts=host: no KVM virtualizes it"),
-        ] {
-            let error = of(&wishes).unwrap_err();
-            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
-        }
     }
 
     fn row<'a>(rows: &'a [Row], unit: &str) -> &'a Row {
@@ -554,9 +359,9 @@ mod tests {
         ] {
             let rows = rows(&seen);
             let pt = row(&rows, "pt");
-            assert_eq!(pt.kvm, Some(Resolved::Absent));
+            assert_eq!(pt.kvm, Some(Backend::Absent));
             assert!(pt.why.contains(why) && pt.why.contains("--pt=emulated"), "{}", pt.why);
-            assert_eq!(row(&rows, "dr").kvm, Some(Resolved::Host));
+            assert_eq!(row(&rows, "dr").kvm, Some(Backend::Host));
             assert!(row(&rows, "pmu").why.contains("RDPMC is #GP"));
             let text = text(&seen);
             assert!(
@@ -633,56 +438,6 @@ mod tests {
             assert!(line.contains(says), "{line}");
         }
         assert!(json(&host("GenuineIntel", "kvm_intel", None)).contains("\"guest_debug\":{\"Ok\":{"));
-    }
-
-    // covers: units/resolution
-    #[test]
-    fn a_wish_is_met_or_refused_with_the_reason() {
-        let host = traits(&host("GenuineIntel", "kvm_intel", None));
-        let resolved = |wishes: &Wishes| resolve(&host, wishes);
-        let none = resolved(&Wishes::default()).unwrap();
-        assert_eq!((none.dr, none.tsc), (Resolved::Host, Resolved::Host));
-        assert_eq!((none.pt, none.lbr, none.pmu), Default::default());
-        let wished = Wishes {
-            pt: Some(Wish::Emulated),
-            lbr: Some(Wish::Emulated),
-            bts: Some(Wish::Off),
-            pebs: Some(Wish::Emulated),
-            ..Wishes::default()
-        };
-        let wished = resolved(&wished).unwrap();
-        assert_eq!(
-            (wished.pt, wished.lbr, wished.bts),
-            (Resolved::Emulated, Resolved::Emulated, Resolved::Absent)
-        );
-        assert_eq!((wished.pebs, wished.pmu), (Resolved::Emulated, Resolved::Emulated));
-        for (wishes, says) in [
-            (
-                Wishes {
-                    pt: Some(Wish::Host),
-                    ..Wishes::default()
-                },
-                "--pt=host: perf has no intel_pt",
-            ),
-            (
-                Wishes {
-                    pebs: Some(Wish::Emulated),
-                    pmu: Some(Wish::Off),
-                    ..Wishes::default()
-                },
-                "--pebs=emulated: samples are of counters",
-            ),
-            (
-                Wishes {
-                    dr: Some(Wish::Off),
-                    ..Wishes::default()
-                },
-                "--dr=off: every processor",
-            ),
-        ] {
-            let error = resolved(&wishes).unwrap_err();
-            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
-        }
     }
 
     // covers: kvm/probe

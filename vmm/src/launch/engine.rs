@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use kvm::{
     Host, Hypervisor, Passed,
+    host_units::Traits,
     irqchip::{self, Irqchip},
-    probe,
+    resolve::{self, UnitError},
     tracer::Traces,
-    units::{Resolution, Resolved, Wish, never_off},
+    units::{Backend, Backends, Unit, UnitRequest},
 };
 use log::info;
 use machine::memory::Memory;
@@ -33,8 +34,8 @@ pub(super) fn hypervisor(
     memory: &Memory,
 ) -> Result<Hypervisor, Error> {
     let units = units(config, host)?;
-    let watches = units.pt == Resolved::Host || units.each().iter().any(|(_, how)| *how == Resolved::Emulated);
-    let passed = Passed::of(&probe::Traits::of(host).pmu, &units);
+    let watches = units[Unit::Pt] == Backend::Host || units.each().any(|(_, backend)| backend == Backend::Emulated);
+    let passed = Passed::of(&Traits::of(host).pmu, &units);
     let count = config.cpus.max(1).into();
     let mut hypervisor =
         Hypervisor::new(host, config.model, memory, count, watches, irqchip, &passed).map_err(refused)?;
@@ -49,34 +50,28 @@ pub(super) fn check_soft(config: &MachineConfig) -> Result<(), Error> {
     irqchip::check_soft(&wanted(config)).map_err(irqchip_refused)
 }
 
-/// Who is each unit of a machine on KVM.
-fn units(config: &MachineConfig, host: &Host) -> Result<Resolution, Error> {
-    let mut traits = probe::Traits::of(host);
+/// Which backend provides each unit of a machine on KVM.
+fn units(config: &MachineConfig, host: &Host) -> Result<Backends, Error> {
+    let mut traits = Traits::of(host);
     if config.host_trace.is_some() {
         // Whose recording it is does not matter.
         (traits.pt.intel, traits.pt.kvm_intel, traits.pt.pt_mode, traits.pt.ept) = (true, true, None, None);
     }
-    let units = probe::resolve(&traits, &config.units).map_err(Error::Usage)?;
-    let wrong = |unit: &str, why: String| Err(Error::Usage(format!("--{unit}=host: {why}")));
-    if units.pt == Resolved::Host && !config.experimental {
+    let refused = |why: UnitError| Error::Usage(why.to_string());
+    let units = resolve::on_kvm(&traits, &config.units).map_err(refused)?;
+    if units[Unit::Pt] == Backend::Host && !config.experimental {
         let why = "it is experimental, and has run on no hardware yet: say --experimental, too";
-        return wrong("pt", why.into());
+        return Err(Error::Usage(format!("--pt=host: {why}")));
     }
-    for (unit, how) in [("lbr", units.lbr), ("pebs", units.pebs)] {
-        if how == Resolved::Host
-            && let Some(why) = traits.pmu.differs(config.model)
-        {
-            return wrong(unit, why);
-        }
-    }
+    resolve::check_model(&traits.pmu, config.model, &units).map_err(refused)?;
     Ok(units)
 }
 
 /// What records the guest for its Intel PT, if that is the host's.
-fn traces(config: &MachineConfig, host: &Host, units: &Resolution) -> Result<Option<Arc<dyn Traces>>, Error> {
-    match (units.pt, &config.host_trace) {
-        (Resolved::Host, Some(traces)) => Ok(Some(Arc::clone(traces))),
-        (Resolved::Host, None) => {
+fn traces(config: &MachineConfig, host: &Host, units: &Backends) -> Result<Option<Arc<dyn Traces>>, Error> {
+    match (units[Unit::Pt], &config.host_trace) {
+        (Backend::Host, Some(traces)) => Ok(Some(Arc::clone(traces))),
+        (Backend::Host, None) => {
             let refused = |why| Error::Usage(format!("--pt=host: {why}"));
             host.tries_pt().map(Some).map_err(refused)
         }
@@ -86,15 +81,8 @@ fn traces(config: &MachineConfig, host: &Host, units: &Resolution) -> Result<Opt
 
 /// The configuration's model as the software engine has it: without the units that are not wanted.
 pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Error> {
-    let units = config.units.try_map(|unit, wish| match (wish, never_off(unit)) {
-        (Some(Wish::Host), _) => Err(Error::Usage(format!(
-            "--{unit}=host: the software engine has no unit of the host's: use --engine kvm"
-        ))),
-        (Some(Wish::Off), Some(why)) => Err(Error::Usage(format!("--{unit}=off: {why}"))),
-        (Some(Wish::Off), None) => Ok(Resolved::Absent),
-        (Some(Wish::Emulated) | None, _) => Ok(Resolved::Emulated),
-    })?;
-    if !units.each().iter().any(|(_, unit)| *unit == Resolved::Absent) {
+    let units = resolve::in_software(&config.units).map_err(|why| Error::Usage(why.to_string()))?;
+    if units.each().all(|(_, backend)| backend != Backend::Absent) {
         return Ok(config.model);
     }
     kvm::cpuid::narrow(config.model, None, &units, None, None).map_err(Error::Usage)
@@ -135,7 +123,7 @@ pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Re
         );
     }
     let model = {
-        let pmu = probe::Traits::of(host).pmu;
+        let pmu = Traits::of(host).pmu;
         kvm::cpuid::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz), Some(&pmu)).map_err(refused)?
     };
     if irqchip == Irqchip::Minivmm {
@@ -167,8 +155,8 @@ pub(super) fn needs_soft(config: &MachineConfig) -> Option<(&'static str, &'stat
 
 /// Why a configuration is better off in the software engine, where it has the choice.
 pub(super) fn wants_ours(config: &MachineConfig) -> Option<&'static str> {
-    let ours = |wish: Option<Wish>| wish == Some(Wish::Emulated);
-    if config.units.each().iter().any(|(_, wish)| ours(*wish)) {
+    let ours = Some(UnitRequest::Emulated);
+    if config.units.each().any(|(_, request)| request == ours) {
         return Some("a unit of ours is wanted, and there it has all the others beside it");
     }
     let gdb = config.gdb.is_some();

@@ -194,7 +194,12 @@ impl Vm {
     /// What KVM delivers to a debugger, and how breakpoints and watchpoints are served on KVM, in a line; `None` in a machine that is not on KVM, or that nobody
     /// debugs.
     pub(crate) fn how_points_are_served(&mut self) -> Option<String> {
-        let kinds = self.points.kinds?;
+        let kinds = match self.points.kinds {
+            Some(kinds) => kinds,
+            // The first question may come before the guest has run.
+            None if self.is_hosted() && self.debugger.is_some() => self.kinds(),
+            None => return None,
+        };
         let plan = plan(self.debugger.as_ref()?, kinds);
         let how = match (plan, self.points()) {
             (Ok(points), Ok(_)) => format!("{} of {ROOM} debug registers in use", points.len()),

@@ -25,6 +25,7 @@ use std::fmt::Write;
 
 use self::{arguments::Answer, scene::Scene};
 use crate::front::controls::Controls;
+use kvm::units::{UNITS, Unit};
 
 /// A command.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,12 @@ const fn row(
     }
 }
 
+/// The command that shows a unit.
+const fn unit(unit: Unit, run: fn(&mut Scene<'_, '_>, &[&str]) -> Answer) -> Command {
+    let about = &UNITS[unit as usize];
+    row(about.name, about.monitor_arguments, about.monitor, run)
+}
+
 /// All commands, in the order of their help.
 pub const COMMANDS: &[Command] = &[
     row("help", "[COMMAND]", "This list, or one command of it", help),
@@ -67,50 +74,15 @@ pub const COMMANDS: &[Command] = &[
         "The Linux kernel in memory: version, where KASLR has put it, and gdb's line for its symbols",
         machine::kaslr,
     ),
-    row(
-        "dr",
-        "",
-        "Debug registers: what each breakpoint watches, DR6, DR7",
-        registers::debug,
-    ),
+    unit(Unit::Dr, registers::debug),
     row("debugctl", "", "IA32_DEBUGCTL, bit by bit", registers::debugctl),
-    row("lbr", "[COUNT]", "Last-branch records, the newest first", branches::lbr),
-    row(
-        "bts",
-        "[COUNT]",
-        "Branch trace store: the buffer and its newest records (16)",
-        branches::bts,
-    ),
-    row(
-        "pebs",
-        "[COUNT]",
-        "PEBS: enables, the buffer and its newest records (8)",
-        counters::pebs,
-    ),
-    row(
-        "pmu",
-        "",
-        "Performance counters: what each counts, and how far it is",
-        counters::pmu,
-    ),
-    row(
-        "pt",
-        "[COUNT]",
-        "Intel PT: control, status, output, and the newest packets (16)",
-        trace::pt,
-    ),
-    row(
-        "tsc",
-        "",
-        "Time-stamp counter: value, offset, adjustment, deadline",
-        registers::tsc,
-    ),
-    row(
-        "rdt",
-        "",
-        "Resource director: association, masks, delays, monitoring",
-        resources::rdt,
-    ),
+    unit(Unit::Lbr, branches::lbr),
+    unit(Unit::Bts, branches::bts),
+    unit(Unit::Pebs, counters::pebs),
+    unit(Unit::Pmu, counters::pmu),
+    unit(Unit::Pt, trace::pt),
+    unit(Unit::Tsc, registers::tsc),
+    unit(Unit::Rdt, resources::rdt),
     row(
         "msr",
         "read MSR | write MSR VALUE",

@@ -19,6 +19,9 @@ fn commands_are_found_by_their_names_and_by_what_tells_them_apart() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), COMMANDS.len(), "each name is there once");
+    for unit in &UNITS {
+        assert!(names.contains(&unit.name), "no command shows {}", unit.name);
+    }
 }
 
 // covers: monitor/help

@@ -1,0 +1,285 @@
+//! From what is asked for each unit to the backend that provides it, or the reason why none can.
+
+use x86::model::CpuModel;
+
+use crate::host_units::{Pmu, Traits};
+use crate::units::{Backend, Backends, Unit, UnitRequest, UnitRequests, UnitRow};
+
+/// Why a request cannot be met.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnitError {
+    /// That backend does not provide this unit here.
+    #[error("--{unit}={}: {why}", request.name())]
+    Unavailable {
+        /// The unit.
+        unit: &'static str,
+        /// What was asked for.
+        request: UnitRequest,
+        /// Why not.
+        why: String,
+    },
+    /// It needs performance counters of the same backend.
+    #[error("--{unit}={0}: {why}, so --pmu={0} is needed too", request.name())]
+    NeedsCounters {
+        /// The unit.
+        unit: &'static str,
+        /// What was asked for.
+        request: UnitRequest,
+        /// Why.
+        why: &'static str,
+    },
+    /// The host's counters exclude what needs this program's interrupt controllers.
+    #[error(
+        "--pmu=host and --{unit}={}: the interrupts of KVM's counters need KVM's own interrupt controllers, which do not come along \
+         to the software engine: leave one of the two out",
+        request.name()
+    )]
+    Controllers {
+        /// The unit.
+        unit: &'static str,
+        /// What was asked for.
+        request: UnitRequest,
+    },
+}
+
+fn unavailable(row: &UnitRow, request: UnitRequest, why: impl Into<String>) -> UnitError {
+    UnitError::Unavailable {
+        unit: row.name,
+        request,
+        why: why.into(),
+    }
+}
+
+/// Which backends provide the units of a guest on this KVM.
+///
+/// # Errors
+/// A request that cannot be met.
+pub fn on_kvm(host: &Traits, requests: &UnitRequests) -> Result<Backends, UnitError> {
+    let mut requests = *requests;
+    for (row, request) in requests.each() {
+        for &(needs, why) in row.with_counters {
+            if request == Some(needs) && *requests[Unit::Pmu].get_or_insert(needs) != needs {
+                return Err(UnitError::NeedsCounters {
+                    unit: row.name,
+                    request: needs,
+                    why,
+                });
+            }
+        }
+    }
+    if requests[Unit::Pmu] == Some(UnitRequest::Host) && host.pmu.lacks().is_none() {
+        // Our units need the software engine, and the host's trace has its interrupts from this program's controllers.
+        let excluded = |row: &UnitRow, request| match request {
+            UnitRequest::Emulated => true,
+            UnitRequest::Host => row.unit == Unit::Pt,
+            UnitRequest::Off => false,
+        };
+        for (row, request) in requests.each() {
+            if let Some(request) = request.filter(|request| excluded(row, *request)) {
+                return Err(UnitError::Controllers {
+                    unit: row.name,
+                    request,
+                });
+            }
+        }
+    }
+    requests.try_map(|row, request| match request {
+        None => Ok(row.on_kvm),
+        Some(request) => {
+            let (backend, lacks) = match request {
+                UnitRequest::Host => (Backend::Host, (row.lacks_host)(host)),
+                UnitRequest::Emulated => (Backend::Emulated, row.lacks_emulated.map(String::from)),
+                UnitRequest::Off => (Backend::Absent, row.never_off.map(String::from)),
+            };
+            lacks.map_or(Ok(backend), |why| Err(unavailable(row, request, why)))
+        }
+    })
+}
+
+/// Whether a guest of this model can have those of the host's units that it is to have.
+///
+/// # Errors
+/// KVM has one of them for other models alone.
+pub fn check_model(pmu: &Pmu, model: &CpuModel, backends: &Backends) -> Result<(), UnitError> {
+    for (row, backend) in backends.each() {
+        if row.host_of_own_model
+            && backend == Backend::Host
+            && let Some(why) = pmu.differs(model)
+        {
+            return Err(unavailable(row, UnitRequest::Host, why));
+        }
+    }
+    Ok(())
+}
+
+/// Which backends provide the units of a guest in the software engine.
+///
+/// # Errors
+/// A request that cannot be met.
+pub fn in_software(requests: &UnitRequests) -> Result<Backends, UnitError> {
+    requests.try_map(|row, request| match (request, row.never_off) {
+        (Some(UnitRequest::Host), _) => Err(unavailable(
+            row,
+            UnitRequest::Host,
+            "the software engine has no unit of the host's: use --engine kvm",
+        )),
+        (Some(UnitRequest::Off), Some(why)) => Err(unavailable(row, UnitRequest::Off, why)),
+        (Some(UnitRequest::Off), None) => Ok(Backend::Absent),
+        (Some(UnitRequest::Emulated) | None, _) => Ok(Backend::Emulated),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_units::Pt;
+
+    fn host() -> Traits {
+        Traits {
+            pt: Pt {
+                intel: true,
+                kvm_intel: true,
+                pt_mode: None,
+                ept: None,
+                perf: Err("perf has no intel_pt here".into()),
+            },
+            pmu: Pmu {
+                intel: true,
+                ..Default::default()
+            },
+        }
+    }
+
+    /// A host whose perf and KVM have all.
+    fn generous() -> Traits {
+        let mut host = host();
+        host.pt.perf = Ok(());
+        host.pmu = Pmu {
+            intel: true,
+            leaf: [0x0830_0402, 0, 0, 0x603],
+            capabilities: Some(0x7c05),
+            signature: 0x0003_06f2,
+            mediated: false,
+        };
+        host
+    }
+
+    fn of(host: &Traits, requests: &[(Unit, UnitRequest)]) -> Result<Backends, UnitError> {
+        let mut all = UnitRequests::default();
+        for &(unit, request) in requests {
+            all[unit] = Some(request);
+        }
+        on_kvm(host, &all)
+    }
+
+    // covers: units/resolution, host-units/pmu-probe
+    #[test]
+    fn requests_for_the_hosts_units_go_together_or_are_refused() {
+        use UnitRequest::{Emulated, Host, Off};
+        let host = generous();
+        for (request, units) in [
+            (Unit::Lbr, vec![Unit::Lbr, Unit::Pmu]),
+            (Unit::Pebs, vec![Unit::Pebs, Unit::Pmu]),
+            (Unit::Pt, vec![Unit::Pt]),
+        ] {
+            let backends = of(&host, &[(request, Host)]).unwrap();
+            for unit in [Unit::Lbr, Unit::Bts, Unit::Pebs, Unit::Pmu, Unit::Pt, Unit::Rdt] {
+                let there = backends[unit] == Backend::Host;
+                assert_eq!(there, units.contains(&unit), "{unit:?} with {request:?}");
+            }
+        }
+        for (requests, says) in [
+            (
+                vec![(Unit::Lbr, Host), (Unit::Pmu, Off)],
+                "--lbr=host: KVM has it with its counters",
+            ),
+            (
+                vec![(Unit::Pebs, Host), (Unit::Pmu, Emulated)],
+                "--pebs=host: KVM has it with",
+            ),
+            (
+                vec![(Unit::Pmu, Host), (Unit::Pt, Emulated)],
+                "--pmu=host and --pt=emulated: the interrupts",
+            ),
+            (
+                vec![(Unit::Pmu, Host), (Unit::Pt, Host)],
+                "--pmu=host and --pt=host: the interrupts",
+            ),
+            (vec![(Unit::Bts, Host)], "--bts=host: no KVM virtualizes it"),
+        ] {
+            let error = of(&host, &requests).unwrap_err().to_string();
+            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
+        }
+    }
+
+    // covers: units/resolution
+    #[test]
+    fn a_request_is_met_or_refused_with_the_reason() {
+        use UnitRequest::{Emulated, Host, Off};
+        let host = host();
+        let none = of(&host, &[]).unwrap();
+        for (row, backend) in none.each() {
+            let own = ["dr", "tsc"].contains(&row.name);
+            assert_eq!(
+                backend,
+                if own { Backend::Host } else { Backend::Absent },
+                "{}",
+                row.name
+            );
+        }
+        let requests = [
+            (Unit::Pt, Emulated),
+            (Unit::Lbr, Emulated),
+            (Unit::Bts, Off),
+            (Unit::Pebs, Emulated),
+        ];
+        let backends = of(&host, &requests).unwrap();
+        for (unit, backend) in [
+            (Unit::Pt, Backend::Emulated),
+            (Unit::Lbr, Backend::Emulated),
+            (Unit::Bts, Backend::Absent),
+            (Unit::Pebs, Backend::Emulated),
+            // Its records are of counters that overflow.
+            (Unit::Pmu, Backend::Emulated),
+        ] {
+            assert_eq!(backends[unit], backend, "{unit:?}");
+        }
+        for (requests, says) in [
+            (vec![(Unit::Pt, Host)], "--pt=host: perf has no intel_pt"),
+            (
+                vec![(Unit::Pebs, Emulated), (Unit::Pmu, Off)],
+                "--pebs=emulated: samples are of counters, so --pmu=emulated is needed too",
+            ),
+            (vec![(Unit::Dr, Off)], "--dr=off: every processor"),
+            (
+                vec![(Unit::Tsc, Emulated)],
+                "--tsc=emulated: RDTSC does not come out of KVM",
+            ),
+        ] {
+            let error = of(&host, &requests).unwrap_err().to_string();
+            assert!(error.contains(says) && error.lines().count() == 1, "{error}");
+        }
+    }
+
+    // covers: units/resolution
+    #[test]
+    fn the_software_engine_has_units_of_ours_alone() {
+        let requests = |unit, request| UnitRequests::default().with(unit, Some(request));
+        let backends = in_software(&requests(Unit::Rdt, UnitRequest::Off)).unwrap();
+        assert_eq!(
+            (backends[Unit::Rdt], backends[Unit::Lbr]),
+            (Backend::Absent, Backend::Emulated)
+        );
+        for (unit, request, says) in [
+            (
+                Unit::Pt,
+                UnitRequest::Host,
+                "--pt=host: the software engine has no unit of the host's",
+            ),
+            (Unit::Tsc, UnitRequest::Off, "--tsc=off: every processor has it"),
+        ] {
+            let error = in_software(&requests(unit, request)).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}
