@@ -66,6 +66,7 @@ pub mod serial_line;
 pub mod signals;
 pub mod timeline;
 pub mod trace_command;
+pub mod trace_options;
 mod unit_options;
 pub mod vm;
 

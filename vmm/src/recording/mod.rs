@@ -8,7 +8,9 @@ mod host;
 mod observer;
 pub mod options;
 pub mod recorder;
+mod state;
 pub mod trigger;
+pub mod unit;
 
 pub use guest_memory::GuestMemory;
 pub use observer::Observer;

@@ -19,8 +19,9 @@ use trace::format::{Mark, PAGE, Record, space};
 
 use super::host::{Host, Nobody, Physical};
 use super::options::{Filter, Options};
-use super::recorder::{CHANGES, CTL, Content, Shared, caps, lock};
+use super::state::{CHANGES, Content, RecordingState, lock};
 use super::trigger::When;
+use super::unit::{CTL, caps};
 
 /// Mappings that are remembered of a vCPU; with more, a segment is begun and all is forgotten.
 const MAPPINGS: usize = 1 << 18;
@@ -69,7 +70,7 @@ struct Anchor {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ObserverState {
     /// Not begun yet, or stopped.
     Idle,
     Tracing,
@@ -81,11 +82,11 @@ enum State {
 #[derive(Debug)]
 pub struct Observer {
     cpu: usize,
-    shared: Arc<Shared>,
+    shared: Arc<RecordingState>,
     pt: Pt<Vec<u8>>,
     ctl: RtitCtl,
     sink: Sink,
-    state: State,
+    state: ObserverState,
     maps: Map<Key, Mapping>,
     /// Which addresses lead to a physical page.
     by_gpa: Map<u64, Vec<Key>>,
@@ -109,7 +110,12 @@ pub struct Observer {
 }
 
 impl Observer {
-    pub(super) fn new(cpu: usize, options: &Options, shared: Arc<Shared>, model: &CpuModel) -> io::Result<Observer> {
+    pub(super) fn new(
+        cpu: usize,
+        options: &Options,
+        shared: Arc<RecordingState>,
+        model: &CpuModel,
+    ) -> io::Result<Observer> {
         let mut pt = Pt::with_output(caps(model), Vec::new());
         pt.tell_cr3();
         Ok(Observer {
@@ -118,7 +124,7 @@ impl Observer {
             pt,
             ctl: CTL,
             sink: Sink::new(&options.folder, cpu, options.buffer)?,
-            state: State::Idle,
+            state: ObserverState::Idle,
             maps: Map::default(),
             by_gpa: Map::default(),
             code: 1,
@@ -186,7 +192,7 @@ impl Observer {
     }
 
     fn start(&mut self, cpu: &mut Host<'_>) {
-        self.state = State::Tracing;
+        self.state = ObserverState::Tracing;
         self.seen = self.shared.changed.load(Ordering::Relaxed);
         self.epoch += 1;
         self.code += 1;
@@ -206,14 +212,18 @@ impl Observer {
     }
 
     fn stop(&mut self, mark: Mark, cpu: &mut Host<'_>) {
-        if self.state == State::Tracing {
+        if self.state == ObserverState::Tracing {
             let programmed = self.pt.program(self.ctl, cpu);
             debug_assert!(programmed.is_ok());
             self.settle(cpu);
         }
         self.mark(mark, cpu);
         self.write();
-        self.state = if mark == Mark::Stop { State::Idle } else { State::Done };
+        self.state = if mark == Mark::Stop {
+            ObserverState::Idle
+        } else {
+            ObserverState::Done
+        };
     }
 
     /// Whether recording is to begin or stop at what has just happened; the executor asks next what is wanted now.
@@ -236,14 +246,14 @@ impl Observer {
     fn wants(&mut self) -> Appetite {
         let mut appetite = Appetite::NOTHING;
         let (mut boundaries, mut ranges) = (Vec::new(), Vec::new());
-        if self.state == State::Tracing {
+        if self.state == ObserverState::Tracing {
             appetite = Appetite {
                 code: self.code,
                 ..self.pt.appetite()
             };
             boundaries.extend_from_slice(self.pt.boundaries());
         }
-        if self.state != State::Done
+        if self.state != ObserverState::Done
             && let Some(when) = self.shared.trigger()
         {
             appetite = appetite.and(when.appetite(self.shared.retired()));
@@ -287,8 +297,8 @@ impl Observer {
         }
         if self.pt.output().len() >= PACKETS || self.sink.is_due() {
             self.write();
-            if self.shared.failed.load(Ordering::Relaxed) && self.state == State::Tracing {
-                self.state = State::Done;
+            if self.shared.failed.load(Ordering::Relaxed) && self.state == ObserverState::Tracing {
+                self.state = ObserverState::Done;
             }
         }
     }
@@ -296,7 +306,7 @@ impl Observer {
     /// Begins the next segment where it is time for it, and where the engine asks next what is to be announced: all code is.
     fn turn_page(&mut self, cpu: &mut Host<'_>) {
         let waiting = self.pt.output().len();
-        let room = self.state == State::Tracing && !self.pt.place().restarts;
+        let room = self.state == ObserverState::Tracing && !self.pt.place().restarts;
         if room && (self.sink.is_full(waiting) || self.maps.len() > MAPPINGS) {
             self.next_segment(cpu);
         }
@@ -462,7 +472,7 @@ impl Observer {
 
     /// Says a word to the unit.
     fn word(&mut self, cpu: &mut dyn Processor, say: impl FnOnce(&mut Pt<Vec<u8>>, &mut Host<'_>) -> Effects) {
-        if self.state != State::Tracing {
+        if self.state != ObserverState::Tracing {
             return;
         }
         let mut host = Host {
@@ -513,14 +523,14 @@ impl Watch for Observer {
         self.count(host.cpu);
         let on = self.shared.on.load(Ordering::Relaxed);
         match self.state {
-            State::Done => {}
+            ObserverState::Done => {}
             _ if finish => self.stop(Mark::End, &mut host),
-            State::Idle if on => self.start(&mut host),
-            State::Tracing if !on => self.stop(Mark::Stop, &mut host),
+            ObserverState::Idle if on => self.start(&mut host),
+            ObserverState::Tracing if !on => self.stop(Mark::Stop, &mut host),
             // Nothing is executed before the start-up IPI.
-            State::Tracing if self.pt.place().restarts => {}
-            State::Tracing => self.catch_up(&mut host),
-            State::Idle => {}
+            ObserverState::Tracing if self.pt.place().restarts => {}
+            ObserverState::Tracing => self.catch_up(&mut host),
+            ObserverState::Idle => {}
         }
         self.wants()
     }
@@ -559,7 +569,7 @@ impl Watch for Observer {
             let on = self.shared.on.load(Ordering::Relaxed);
             self.pull(|when| *when == When::Hypercall && function == u32::from(!on));
         }
-        if self.state != State::Tracing {
+        if self.state != ObserverState::Tracing {
             return Effects::NONE;
         }
         if change == Change::Cr3 {
@@ -592,7 +602,7 @@ impl Watch for Observer {
     }
 
     fn knows(&mut self, code: &Code, cpu: &mut dyn Processor) -> bool {
-        if self.state != State::Tracing {
+        if self.state != ObserverState::Tracing {
             return true;
         }
         if code.len == 0 {
@@ -610,7 +620,7 @@ impl Watch for Observer {
     }
 
     fn code(&mut self, code: &Code, cpu: &mut dyn Processor) -> bool {
-        if self.state != State::Tracing {
+        if self.state != ObserverState::Tracing {
             return false;
         }
         let mut host = Host {
@@ -686,7 +696,7 @@ impl Watch for Observer {
 impl Drop for Observer {
     /// A machine that goes away unfinished leaves what there is.
     fn drop(&mut self) {
-        if self.state == State::Tracing {
+        if self.state == ObserverState::Tracing {
             self.write();
         }
     }

@@ -1,12 +1,8 @@
 //! When recording begins and stops: `--trace-start` and `--trace-stop`.
 
 use std::fmt;
-use std::path::Path;
 
-use trace::symbols::SymbolFile;
 use x86::seam::{Access, AccessKind, Appetite, Processor, Range};
-
-use crate::parse::parse_u64;
 
 /// What is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,53 +30,6 @@ impl fmt::Display for When {
 }
 
 impl When {
-    /// Reads the option's value; names are looked up in `symbols`.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn parse(text: &str, symbols: Option<&Path>) -> Result<When, String> {
-        if text == "hypercall" {
-            return Ok(When::Hypercall);
-        }
-        if let Some(count) = text.strip_prefix("instructions=") {
-            return match parse_u64(count) {
-                Some(count @ 1..) => Ok(When::Instructions(count)),
-                _ => Err(format!("{count} is not a number of instructions, from 1 on")),
-            };
-        }
-        if let Some(port) = text.strip_prefix("port=") {
-            let (port, value) = port
-                .split_once(':')
-                .map_or((port, None), |(port, value)| (port, Some(value)));
-            let port = parse_u64(port).and_then(|port| u16::try_from(port).ok());
-            let port = port.ok_or("port= needs a port from 0 to 0xffff, as port=0x80 or port=0x80:1")?;
-            let value = match value {
-                None => None,
-                Some(value) => Some(
-                    parse_u64(value)
-                        .and_then(|value| u32::try_from(value).ok())
-                        .ok_or("what is written to a port has at most 32 bits")?,
-                ),
-            };
-            return Ok(When::Port(port, value));
-        }
-        if text.starts_with(|first: char| first.is_ascii_digit()) {
-            return parse_u64(text)
-                .map(When::Address)
-                .ok_or_else(|| format!("{text} is not an address"));
-        }
-        let Some(file) = symbols else {
-            return Err(format!(
-                "{text} is not an address, instructions=N, hypercall or port=P[:VALUE]; for a symbol give --symbols FILE"
-            ));
-        };
-        let symbols = SymbolFile::read(file).map_err(|error| format!("--symbols {}: {error}", file.display()))?;
-        let address = symbols.symbols.address(text);
-        address
-            .map(When::Address)
-            .ok_or_else(|| format!("there is no symbol {text} in {}", file.display()))
-    }
-
     /// What the executor must announce for it; `retired` instructions are behind.
     pub fn appetite(&self, retired: u64) -> Appetite {
         let mut appetite = Appetite::NOTHING;
@@ -124,41 +73,5 @@ impl When {
         access.kind == AccessKind::PortWrite
             && access.address == u64::from(port)
             && wanted.is_none_or(|wanted| u64::from(wanted) == cpu.gpr(0) & mask)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // covers: trace/triggers
-    #[test]
-    fn what_is_waited_for_is_read_and_said_again() {
-        for (text, when) in [
-            ("0xffffffff81000000", When::Address(0xffff_ffff_8100_0000)),
-            ("0x1000", When::Address(4096)),
-            ("instructions=12", When::Instructions(12)),
-            ("hypercall", When::Hypercall),
-            ("port=0x80", When::Port(0x80, None)),
-            ("port=0x80:0x1", When::Port(128, Some(1))),
-        ] {
-            assert_eq!(When::parse(text, None), Ok(when.clone()), "{text}");
-            assert_eq!(when.to_string(), text);
-        }
-        for (text, says) in [
-            ("start_kernel", "--symbols"),
-            ("12x", "not an address"),
-            ("instructions=0", "from 1 on"),
-            ("instructions=", "from 1 on"),
-            ("port=", "port=0x80"),
-            ("port=0x10000", "0xffff"),
-            ("port=1:0x100000000", "32 bits"),
-            ("", "--symbols"),
-        ] {
-            let error = When::parse(text, None).unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
-        }
-        let missing = When::parse("start_kernel", Some(Path::new("/no/such/vmlinux"))).unwrap_err();
-        assert!(missing.contains("/no/such/vmlinux"), "{missing}");
     }
 }

@@ -5,7 +5,7 @@ use trace::{
     view::{Bound, Names, Window},
 };
 
-use super::Part;
+use super::arguments::Part;
 use crate::error::Error;
 
 /// The window and the vCPUs that are wanted.

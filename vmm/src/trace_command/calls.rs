@@ -6,8 +6,8 @@ use serde_json::Value;
 use trace::view::{Frame, FrameKind, Here, Names, Process, ProcessCache, Sink};
 
 use super::{
-    decode::{code_json, columns, disasm_text, show_event},
     disasm, json,
+    lines::{code_json, columns, disasm_text, show_event},
     output::{Output, count},
 };
 

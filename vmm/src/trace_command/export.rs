@@ -10,7 +10,8 @@ use trace::{
 };
 
 use super::{
-    Export, bound, names,
+    arguments::Export,
+    bound, names,
     output::{Bar, conclude, count, must_begin, say},
 };
 use crate::error::Error;

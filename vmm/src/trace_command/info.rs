@@ -5,7 +5,8 @@ use pt_flow::{Block, End, Event, EventKind};
 use trace::view::{Here, Totals, Viewer, Window, view};
 
 use super::{
-    Info, names,
+    arguments::Info,
+    names,
     output::{Bar, Output, conclude, count, seconds},
 };
 use crate::error::Error;

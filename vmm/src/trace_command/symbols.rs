@@ -5,7 +5,8 @@ use std::io::Write;
 use trace::{export::OutFile, symbols::write_elf};
 
 use super::{
-    Symbols, names,
+    arguments::Symbols,
+    names,
     output::{count, say},
 };
 use crate::error::Error;
