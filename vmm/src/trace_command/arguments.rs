@@ -22,7 +22,7 @@ pub enum TraceCommand {
 const AFTER_DECODE: &str = "WHEN is a step of the machine (1000000), a virtual time (1.5s, 20ms, 300us, 7ns), an address (0xffffffff81000000), or a\n\
     function's name: the first time that it is executed. Times and steps of lines are exact where the trace tells them, and in between\n\
     count an instruction as a step.\n\
-    JSON: every line is an object with `type`: block, event, gap, call, return or summary. README, \"Traces\", has the schema.\n\
+    JSON: every line is an object with `type`: block, event, gap, call, return or summary. The guide, \"Traces\", has the schema.\n\
     Gaps and overflows stand where instructions are missing, and are counted in the summary.";
 
 const AFTER_EXPORT: &str = "WHEN is as for `minivmm trace decode`. Several forms can be written at once.\n\

@@ -1,4 +1,5 @@
-//! The JSON lines of `minivmm trace decode --json`. The README has the schema; what is in it stays, and more may come.
+//! The JSON lines of `minivmm trace decode --json`. The page "Traces" of the guide has the schema; what is
+//! in it stays, and more may come.
 //!
 //! Addresses are strings of hexadecimal digits, as 64 bits are more than a JSON number holds everywhere; counts are numbers.
 
