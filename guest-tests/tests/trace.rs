@@ -10,10 +10,11 @@ use guest_tests::bare::image;
 use guest_tests::raw::Raw;
 use guest_tests::retired::{Heard, Lines, Retired, Stream, idle_loops};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
-use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
+use minivmm::recording::{Filter, Options, When};
 use minivmm::{Console, MachineConfig, Run, SerialTarget, front::monitor};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
+use trace::{Clock, Decode, Start, State, Trace, raw};
 
 /// A boot of Linux that switches itself off at its end, or after so many steps.
 fn config(model: &str, cpus: u8) -> MachineConfig {

@@ -6,11 +6,12 @@
 // The engine core is one of the rooms where `unsafe` is allowed: ops are followed by raw pointer, see `op`.
 #![allow(unsafe_code)]
 
+use core::fmt;
 use core::ops::Range;
 
 use crate::frontend::Placed;
 use crate::key::{Key, Map};
-use crate::lower::Lowered;
+use crate::lower::{Lowered, control};
 use crate::op::{Link, Op, OpKind, Run};
 
 /// Ops kept before the cache is emptied: 64 MiB of them.
@@ -51,11 +52,6 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// The first op: what links and the jump cache hold.
-    pub fn first(&self) -> *mut Op {
-        self.first
-    }
-
     /// Its ops, and the slots among them that are none (see `kinds`).
     pub fn ops(&self) -> &[Op] {
         // SAFETY: `BlockCache::insert` put as many ops there as there are kinds. They stay until the cache is emptied, blocks and all,
@@ -76,12 +72,11 @@ impl Block {
     /// The index of the op that leads to the next block and is no instruction, or of the first slot that is no op.
     fn end_of_instructions(&self) -> usize {
         let slots = self.kinds.iter().position(Option::is_none).unwrap_or(self.kinds.len());
-        // What goes on in the next block has no length.
-        slots - self.ops()[..slots].last().is_some_and(|op| op.len == 0) as usize
+        let last = self.kinds[..slots].last().copied().flatten();
+        slots - last.is_some_and(control::leads_on) as usize
     }
 
     /// Where its translation is entered, if it has one.
-    #[allow(dead_code)] // A translator sets and asks it.
     pub fn native(&self) -> Option<NativeEntry> {
         // SAFETY: A header stands before each block's first op, as long as the block is there.
         unsafe { (*self.first.sub(1).cast::<Header>()).native }
@@ -91,6 +86,29 @@ impl Block {
     pub fn set_native(&mut self, native: Option<NativeEntry>) {
         // SAFETY: As in `native`; exclusive, since the block is.
         unsafe { (*self.first.sub(1).cast::<Header>()).native = native };
+    }
+}
+
+/// Where it is from, and each instruction's offset in its page with what its ops are: for the reports of defects.
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Key { gpa, mode } = self.key;
+        write!(f, "{} bytes at guest-physical {gpa:#x}", self.bytes)?;
+        if let Some((gpa, bytes)) = self.second {
+            write!(f, " and {bytes} at {gpa:#x}")?;
+        }
+        write!(f, ", mode {mode:#x}")?;
+        if self.native().is_some() {
+            f.write_str(", translated")?;
+        }
+        for (i, placed) in self.instructions.iter().enumerate() {
+            write!(f, "; {:03x}:", placed.offset)?;
+            let ops = self.ops_of(i);
+            for (op, kind) in self.ops()[ops.clone()].iter().zip(&self.kinds[ops]) {
+                write!(f, " {}({:#x})", kind.map_or("?", OpKind::name), op.imm)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -142,17 +160,15 @@ impl BlockCache {
         self.by_key.get(&key).copied()
     }
 
-    /// The block that begins with an op.
+    /// The block that was decoded last.
+    pub fn newest(&self) -> Option<&Block> {
+        self.blocks.last()
+    }
+
+    /// The index of the block that begins with an op.
     ///
     /// # Safety
     /// `first` was given by `find` or `insert`, and the cache has not been emptied since.
-    pub unsafe fn block(&self, first: *const Op) -> &Block {
-        // SAFETY: The caller's promise.
-        &self.blocks[unsafe { Self::index(first) }]
-    }
-
-    /// # Safety
-    /// As for `block`.
     unsafe fn index(first: *const Op) -> usize {
         // SAFETY: `insert` put a header before the op.
         unsafe { (*first.sub(1).cast::<Header>()).block as usize }
@@ -305,3 +321,7 @@ impl BlockCache {
 /// From an entry of a link to its host page.
 const LINK_HOST: usize = core::mem::offset_of!(Link, taken_host) - core::mem::offset_of!(Link, taken);
 const _: () = assert!(LINK_HOST == core::mem::offset_of!(Link, next_host) - core::mem::offset_of!(Link, next));
+
+#[cfg(test)]
+#[path = "block_test.rs"]
+mod tests;

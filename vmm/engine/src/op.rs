@@ -55,8 +55,6 @@ pub(crate) type Run = unsafe fn(&mut Cpu, *const Op) -> Next;
 pub(crate) struct OpKind {
     id: fn() -> TypeId,
     name: fn() -> &'static str,
-    /// A [`Flow`]: the op chooses the next one.
-    pub is_flow: bool,
 }
 
 impl OpKind {
@@ -160,7 +158,6 @@ pub(crate) const fn chain<B: Body>() -> Handler {
             &OpKind {
                 id: TypeId::of::<B>,
                 name: core::any::type_name::<B>,
-                is_flow: false,
             }
         },
     }
@@ -174,7 +171,6 @@ pub(crate) const fn chain_flow<F: Flow>() -> Handler {
             &OpKind {
                 id: TypeId::of::<F>,
                 name: core::any::type_name::<F>,
-                is_flow: true,
             }
         },
     }

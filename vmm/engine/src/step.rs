@@ -7,6 +7,7 @@ use core::ptr::NonNull;
 use x86::model::CpuModel;
 use x86::seam::{Abort, Change, Effects};
 
+use crate::block::BlockCache;
 use crate::bus::{Bus, Processor};
 use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
 use crate::frontend::{self, MAX, Shown, Source, Trouble};
@@ -66,30 +67,34 @@ impl Progress {
     /// caller from looking at its own limits; rounds in which not even an exception is delivered are the engine's own fault or
     /// that of a unit.
     #[inline]
-    fn round(&mut self, cpu: &Cpu) -> Option<Exit> {
+    fn round(&mut self, cpu: &Cpu, blocks: &BlockCache) -> Option<Exit> {
         let steps = cpu.steps_now();
         if steps != self.steps {
             (self.steps, self.idle) = (steps, 0);
             (self.events, self.delivered) = (cpu.deliveries, cpu.deliveries);
             return None;
         }
-        self.stalled(cpu)
+        self.stalled(cpu, blocks)
     }
 
     #[cold]
-    fn stalled(&mut self, cpu: &Cpu) -> Option<Exit> {
+    fn stalled(&mut self, cpu: &Cpu, blocks: &BlockCache) -> Option<Exit> {
         if cpu.deliveries != self.delivered {
             (self.delivered, self.idle) = (cpu.deliveries, 0);
             return (self.delivered - self.events >= MAX_EVENTS).then_some(Exit::Bus);
         }
         self.idle += 1;
         (self.idle > MAX_IDLE).then(|| {
-            Exit::Defect(format!(
+            let mut what = format!(
                 "the engine makes no progress at {:#x} (RIP {:#x}, {:?})",
                 cpu.linear(cpu.rip),
                 cpu.rip,
                 cpu.stop
-            ))
+            );
+            if let Some(block) = blocks.newest() {
+                what += &format!("; decoded last: {block}");
+            }
+            Exit::Defect(what)
         })
     }
 }
@@ -455,7 +460,7 @@ impl Engine {
     fn run_attached(&mut self, cpu: &mut Cpu) -> Exit {
         let mut progress = Progress::new(cpu);
         loop {
-            if let Some(exit) = progress.round(cpu) {
+            if let Some(exit) = progress.round(cpu, &self.shared.blocks) {
                 return exit;
             }
             // Whatever it was that the host heard, it was before anything that follows.

@@ -1,7 +1,12 @@
 //! Ops that hold a block together and are no instructions, and the one that stands for what is none.
 
 use super::{body, flow};
-use crate::op::{Reason, Stop};
+use crate::op::{OpKind, Reason, Stop};
+
+/// Whether an op stands behind a block's instructions and leads on to the next block.
+pub(crate) fn leads_on(kind: &OpKind) -> bool {
+    kind.is::<Continue>() || kind.is::<ContinueFar>() || kind.is::<ContinueSlow>() || kind.is::<Pause>()
+}
 
 flow! {
     /// In the place of the first op of a block whose bytes have changed: leaves for the run loop, which decodes them anew.
