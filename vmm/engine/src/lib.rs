@@ -6,6 +6,7 @@
 
 mod block;
 pub mod bus;
+mod code_memory;
 mod cpu;
 mod event;
 mod exec;
