@@ -7,7 +7,9 @@ use core::ptr::NonNull;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use x86::cr::{Cr0, Cr4, Efer};
 use x86::model::CpuModel;
+use x86::rflags::{RFlags, flag as rf};
 use x86::seam::{Abort, BranchRecord};
 
 use crate::Undefined;
@@ -172,18 +174,18 @@ pub struct CpuState {
     /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     pub gpr: [u64; 16],
     pub rip: u64,
-    pub rflags: u64,
+    pub rflags: RFlags,
     /// ES, CS, SS, DS, FS, GS.
     pub segments: [Segment; 6],
     pub ldtr: Segment,
     pub tr: Segment,
     pub gdtr: Table,
     pub idtr: Table,
-    pub cr0: u64,
+    pub cr0: Cr0,
     pub cr2: u64,
     pub cr3: u64,
-    pub cr4: u64,
-    pub efer: u64,
+    pub cr4: Cr4,
+    pub efer: Efer,
     pub dr: [u64; 8],
     pub xcr0: u64,
     /// PKRU: the XSAVE component 9.
@@ -304,11 +306,11 @@ pub struct Cpu {
     pub(crate) tr: Segment,
     pub(crate) gdtr: Table,
     pub(crate) idtr: Table,
-    pub(crate) cr0: u64,
+    pub(crate) cr0: Cr0,
     pub(crate) cr2: u64,
     pub(crate) cr3: u64,
-    pub(crate) cr4: u64,
-    pub(crate) efer: u64,
+    pub(crate) cr4: Cr4,
+    pub(crate) efer: Efer,
     pub(crate) dr: [u64; 8],
     pub(crate) xcr0: u64,
     /// Set by `set_pkru` alone: what the TLB grants depends on it.
@@ -414,11 +416,11 @@ impl Cpu {
             tr: Segment::default(),
             gdtr: Table::default(),
             idtr: Table::default(),
-            cr0: 0,
+            cr0: Cr0::new(),
             cr2: 0,
             cr3: 0,
-            cr4: 0,
-            efer: 0,
+            cr4: Cr4::new(),
+            efer: Efer::new(),
             dr: [0; 8],
             xcr0: 1,
             pkru: 0,
@@ -474,7 +476,7 @@ impl Cpu {
         CpuState {
             gpr,
             rip: self.rip,
-            rflags: self.rflags() | ((self.rf_at == self.steps) as u64) << 16,
+            rflags: RFlags::from_bits(self.rflags()).with_rf(self.rf_at == self.steps),
             segments: self.seg,
             ldtr: self.ldtr,
             tr: self.tr,
@@ -509,7 +511,7 @@ impl Cpu {
     pub fn set_state(&mut self, s: &CpuState) {
         self.r[..16].copy_from_slice(&s.gpr);
         self.rip = s.rip;
-        self.set_rflags(s.rflags);
+        self.set_rflags(s.rflags.into_bits());
         self.seg = s.segments;
         self.ldtr = s.ldtr;
         self.tr = s.tr;
@@ -532,7 +534,7 @@ impl Cpu {
         self.steps = s.steps;
         self.iterations = s.iterations;
         self.shadow_at = if s.shadow { s.steps } else { u64::MAX };
-        self.rf_at = if s.rflags & (1 << 16) != 0 { s.steps } else { u64::MAX };
+        self.rf_at = if s.rflags.rf() { s.steps } else { u64::MAX };
         self.stack_shadow_at = if s.stack_shadow { s.steps } else { u64::MAX };
         self.watched.observed = s.observed.map_or((u64::MAX, 0), |linear| (s.steps, linear));
         self.watched.pending = s.pending_debug;
@@ -574,7 +576,7 @@ impl Cpu {
 
     /// An external interrupt would be taken now: IF is set and no shadow holds it off.
     pub fn interruptible(&self) -> bool {
-        self.rflags & x86_if() != 0 && self.shadow_at != self.steps && self.activity_allows()
+        self.rflags & rf::IF != 0 && self.shadow_at != self.steps && self.activity_allows()
     }
 
     /// A non-maskable interrupt would be taken now.
@@ -600,7 +602,7 @@ impl Cpu {
     /// States Following Power-up, Reset, or INIT"), then waiting for a start-up IPI unless this is the bootstrap processor.
     pub fn init(&mut self, bootstrap: bool) {
         let old = self.state();
-        let cr0 = old.cr0 & 0x6000_0000 | 0x10;
+        let cr0 = Cr0::RESET.with_cd(old.cr0.cd()).with_nw(old.cr0.nw());
         self.set_state(&CpuState {
             cr0,
             xcr0: old.xcr0,
@@ -1032,7 +1034,7 @@ impl Cpu {
     /// Recomputes what depends on CS, SS, CR0, EFER and CPL: call after any of them changes.
     pub(crate) fn refresh_mode(&mut self) {
         let cs = self.seg[CS];
-        let long_mode = self.efer & (1 << 10) != 0;
+        let long_mode = self.efer.lma();
         let mode = if long_mode && cs.long() {
             self.cs_base = 0;
             self.ip_mask = u64::MAX;
@@ -1077,7 +1079,7 @@ impl Cpu {
     /// Protected mode outside virtual-8086 mode.
     #[inline]
     pub(crate) fn protected(&self) -> bool {
-        self.cr0 & 1 != 0 && self.rflags & (1 << 17) == 0
+        self.cr0.pe() && self.rflags & rf::VM == 0
     }
 }
 
@@ -1092,16 +1094,12 @@ fn stay_a_branch<const N: u8>() {
     }
 }
 
-fn x86_if() -> u64 {
-    1 << 9
-}
-
 impl CpuState {
     /// The linear address of the next instruction. Outside 64-bit mode it is the sum of CS base and EIP modulo 4 GiB
     /// (SDM Vol. 3A 3.4 "Logical and Linear Addresses"); in 64-bit mode CS has no base.
     pub fn linear_rip(&self) -> u64 {
         let cs = self.segments[CS];
-        if self.efer & 1 << 10 != 0 && cs.long() {
+        if self.efer.lma() && cs.long() {
             self.rip
         } else {
             self.rip.wrapping_add(cs.base) & 0xffff_ffff
@@ -1112,9 +1110,9 @@ impl CpuState {
     pub fn reset(model: &CpuModel) -> CpuState {
         let mut s = CpuState {
             rip: 0xfff0,
-            rflags: 2,
+            rflags: RFlags::from_bits(RFlags::RESET),
             segments: [Segment::real(0); 6],
-            cr0: 0x6000_0010,
+            cr0: Cr0::RESET,
             dr: [0, 0, 0, 0, 0, 0, 0xffff_0ff0, 0x400],
             xcr0: 1,
             idtr: Table { base: 0, limit: 0xffff },

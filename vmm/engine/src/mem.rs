@@ -3,6 +3,7 @@
 // Guest memory is one of the rooms where `unsafe` is allowed: see `ram`.
 #![allow(unsafe_code)]
 
+use x86::rflags::flag as rf;
 use x86::seam::{Abort, AccessKind};
 
 use crate::cpu::{Cpu, SS, slot};
@@ -73,12 +74,6 @@ unsafe fn exchange16(p: *mut u8, expected: u128, new: u128) -> u128 {
     }
     (high as u128) << 64 | low as u128
 }
-
-const CR0_AM: u64 = 1 << 18;
-const CR4_SMAP: u64 = 1 << 21;
-const CR4_PCIDE: u64 = 1 << 17;
-const CR4_LA57: u64 = 1 << 12;
-const AC: u64 = 1 << 18;
 
 /// The alignment of an operand by its length (SDM Vol. 3A Table 7-7 "Alignment Requirements by Data Type"). Vectors are left
 /// out: parts may check unaligned ones or not (SDM Vol. 2A Table 2-21 "Type 4 Class Exception Conditions"), and ours do not.
@@ -584,7 +579,7 @@ impl Cpu {
     /// Bits above the linear-address width are copies of its top bit (SDM Vol. 1 3.3.7.1 "Canonical Addressing").
     #[inline]
     pub(crate) fn canonical(&self, linear: u64) -> bool {
-        let shift = if self.cr4 & CR4_LA57 != 0 { 7 } else { 16 };
+        let shift = if self.cr4.la57() { 7 } else { 16 };
         ((linear << shift) as i64 >> shift) as u64 == linear
     }
 
@@ -598,7 +593,7 @@ impl Cpu {
     /// Alignment is checked: CPL 3, CR0.AM and EFLAGS.AC (SDM Vol. 3A 7.15, "Interrupt 17—Alignment Check Exception (#AC)").
     #[inline]
     pub(crate) fn checks_alignment(&self) -> bool {
-        self.cpl == 3 && self.cr0 & CR0_AM != 0 && self.rflags & AC != 0
+        self.cpl == 3 && self.cr0.am() && self.rflags & rf::AC != 0
     }
 
     /// #AC(0) for an address that is not a multiple of `align`, where that is checked; 0 for one that has been found not to be.
@@ -693,7 +688,7 @@ impl Cpu {
             cr4: self.cr4,
             efer: self.efer,
             user,
-            smap: !user && self.cr4 & CR4_SMAP != 0 && (self.rflags & AC == 0 || self.cpl == 3),
+            smap: !user && self.cr4.smap() && (self.rflags & rf::AC == 0 || self.cpl == 3),
             maxphyaddr: self.maxphyaddr,
             huge: self.huge_pages,
             pkru: self.pkru,
@@ -768,7 +763,7 @@ impl Cpu {
     }
 
     fn system_place(&mut self, linear: u64, access: Access, who: Who) -> Done<Place> {
-        let linear = if self.efer & 1 << 10 != 0 {
+        let linear = if self.efer.lma() {
             if !self.canonical(linear) {
                 return Err(self.gp(0));
             }
@@ -779,7 +774,7 @@ impl Cpu {
         let mut paging = self.paging(who == Who::Stack(3));
         // Implicit accesses ignore EFLAGS.AC.
         if who == Who::System {
-            paging.smap = self.cr4 & CR4_SMAP != 0;
+            paging.smap = self.cr4.smap();
         }
         let privilege = match (paging.user, paging.smap) {
             (true, _) => Privilege::User,
@@ -827,11 +822,7 @@ impl Cpu {
 
     /// The present address space's number.
     fn pcid(&self) -> u16 {
-        if self.cr4 & CR4_PCIDE != 0 {
-            (self.cr3 & 0xfff) as u16
-        } else {
-            0
-        }
+        if self.cr4.pcide() { (self.cr3 & 0xfff) as u16 } else { 0 }
     }
 
     /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
@@ -849,7 +840,7 @@ impl Cpu {
             Privilege::Aligned
         } else if self.cpl == 3 {
             Privilege::User
-        } else if self.cr4 & CR4_SMAP != 0 && self.rflags & AC == 0 {
+        } else if self.cr4.smap() && self.rflags & rf::AC == 0 {
             Privilege::Guarded
         } else {
             Privilege::Supervisor

@@ -13,20 +13,7 @@ pub(crate) const NP: u8 = 11;
 pub(crate) const STACK: u8 = 12;
 pub(crate) const GP: u8 = 13;
 
-/// RFLAGS bits outside the arithmetic ones (SDM Vol. 1 3.4.3 "EFLAGS Register").
-pub(crate) mod rf {
-    pub const TF: u64 = 1 << 8;
-    pub const IF: u64 = 1 << 9;
-    pub const DF: u64 = 1 << 10;
-    pub const IOPL: u64 = 3 << 12;
-    pub const NT: u64 = 1 << 14;
-    pub const RF: u64 = 1 << 16;
-    pub const VM: u64 = 1 << 17;
-    pub const AC: u64 = 1 << 18;
-    pub const VIF: u64 = 1 << 19;
-    pub const VIP: u64 = 1 << 20;
-    pub const ID: u64 = 1 << 21;
-}
+pub(crate) use x86::rflags::flag as rf;
 
 /// A descriptor as it stands in its table (SDM Vol. 3A 3.4.5 "Segment Descriptors").
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +133,7 @@ impl Cpu {
     /// IA-32e mode.
     #[inline]
     pub(crate) fn long_mode(&self) -> bool {
-        self.efer & (1 << 10) != 0
+        self.efer.lma()
     }
 
     /// I/O privilege level.
@@ -762,7 +749,7 @@ impl Cpu {
         if size > 2 {
             mask |= rf::AC | rf::ID;
         }
-        let real = self.cr0 & 1 == 0;
+        let real = !self.cr0.pe();
         if (real || cpl == 0) && !self.virtual8086() {
             mask |= rf::IOPL;
             if size > 2 && !real {

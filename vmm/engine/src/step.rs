@@ -5,6 +5,7 @@
 use core::ptr::NonNull;
 
 use x86::model::CpuModel;
+use x86::rflags::flag as rf;
 use x86::seam::{Abort, Change, Effects};
 
 use crate::block::BlockCache;
@@ -486,7 +487,7 @@ impl Engine {
                 return Exit::Budget;
             }
             if cpu.want_window
-                && cpu.rflags & (1 << 9) != 0
+                && cpu.rflags & rf::IF != 0
                 && cpu.shadow_at != cpu.steps + (cpu.granted - cpu.budget) as u64
             {
                 return Exit::Window;
@@ -501,9 +502,9 @@ impl Engine {
             if cpu.watched.appetite.every_instruction && (self.observe(cpu) || cpu.watched.stop) {
                 continue;
             }
-            let stepping = cpu.rflags & (1 << 8) != 0;
+            let stepping = cpu.rflags & rf::TF != 0;
             // A shadow lasts one instruction; whoever waits for the window wants to hear right after it.
-            let shadowed = cpu.want_window && cpu.rflags & (1 << 9) != 0;
+            let shadowed = cpu.want_window && cpu.rflags & rf::IF != 0;
             let single = stepping || shadowed || cpu.watched.appetite.every_instruction || cpu.watched.pending != 0;
             let length = if single { Length::Cut(1) } else { Length::Whole };
             // No further than the next tick: a step is an instruction at most.

@@ -16,6 +16,7 @@
 use std::rc::Rc;
 
 use x86::fault::PageFaultCode;
+use x86::rflags::flag as rf;
 use x86::seam::{
     Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, Code, CodeSize, Context, Effects, EventRecord, Far,
     Flow, PageFault, Processor, Range, TraceMem, Watch,
@@ -616,13 +617,13 @@ impl View<'_> {
     /// accessed and dirty bits.
     fn page(&mut self, la: u64, access: mmu::Access, commit: bool) -> Result<u64, PageFault> {
         // An implicit supervisor access ignores EFLAGS.AC.
-        let smap = self.cpu.cr4 & 1 << 21 != 0;
+        let smap = self.cpu.cr4.smap();
         self.translate(la, access, commit, smap)
     }
 
     fn translate(&mut self, la: u64, access: mmu::Access, commit: bool, smap: bool) -> Result<u64, PageFault> {
         let cpu = &mut *self.cpu;
-        let long = cpu.efer & 1 << 10 != 0;
+        let long = cpu.efer.lma();
         let la = if long { la } else { la & 0xffff_ffff };
         let fault = |code| PageFault {
             address: la,
@@ -726,7 +727,7 @@ impl Processor for View<'_> {
     fn context(&self) -> Context {
         let c = &*self.cpu;
         let cs = c.seg[CS];
-        let long_mode = c.efer & 1 << 10 != 0;
+        let long_mode = c.efer.lma();
         let wide = long_mode && cs.long();
         Context {
             cpl: c.cpl,
@@ -736,9 +737,9 @@ impl Processor for View<'_> {
                 (false, false) => CodeSize::Bits16,
             },
             long_mode,
-            paging: c.cr0 & 1 << 31 != 0,
+            paging: c.cr0.pg(),
             cr3: c.cr3,
-            interrupts: c.rflags & 1 << 9 != 0,
+            interrupts: c.rflags & rf::IF != 0,
             cs_base: if wide { 0 } else { cs.base },
         }
     }
@@ -748,7 +749,7 @@ impl Processor for View<'_> {
     }
 
     fn cr4(&self) -> u64 {
-        self.cpu.cr4
+        self.cpu.cr4.into_bits()
     }
 
     fn physical(&mut self, linear: u64) -> Option<u64> {

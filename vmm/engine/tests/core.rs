@@ -165,8 +165,8 @@ fn wrapping(base: u64, rip: u64) -> Bench {
     put(TABLE + 1023 * 4, CODE | 7);
     b.state(|s| {
         s.cr3 = DIRECTORY;
-        s.cr4 = 0x10;
-        s.cr0 |= 1 << 31;
+        s.cr4 = 0x10.into();
+        s.cr0.set_pg(true);
         s.segments[CS].base = base;
         s.rip = rip;
     });

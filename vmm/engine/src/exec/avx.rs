@@ -8,6 +8,8 @@
 use iced_x86::{Code, Mnemonic as M, OpKind, Register};
 
 use super::simd::{AND, ANDN, Buffer, OR, XOR};
+use x86::rflags::flag as rf;
+
 use crate::cpu::Cpu;
 use crate::fpu::approx;
 use crate::fpu::state::{BadImage, mxcsr, xstate};
@@ -15,10 +17,6 @@ use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
 use crate::lower::{End, Lower, body};
 use crate::op::{Done, Handler, Op, Stop, chain};
 
-const CR0_PE: u64 = 1 << 0;
-const CR0_TS: u64 = 1 << 3;
-const CR4_OSXSAVE: u64 = 1 << 18;
-const VM: u64 = 1 << 17;
 const ENABLED: u64 = xstate::SSE | xstate::AVX;
 
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
@@ -62,8 +60,8 @@ impl Cpu {
     #[inline(always)]
     fn avx_ready(&mut self) -> Done {
         let (cr0, cr4) = (self.cr0, self.cr4);
-        let never = !cr4 & CR4_OSXSAVE | !self.xcr0 & ENABLED | !cr0 & CR0_PE | self.rflags & VM;
-        if never | cr0 & CR0_TS != 0 {
+        let never = !cr4.osxsave() | (!self.xcr0 & ENABLED != 0) | !cr0.pe() | (self.rflags & rf::VM != 0);
+        if never | cr0.ts() {
             return Err(self.avx_unready(never));
         }
         Ok(())
@@ -71,8 +69,8 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn avx_unready(&mut self, never: u64) -> Stop {
-        if never != 0 {
+    fn avx_unready(&mut self, never: bool) -> Stop {
+        if never {
             return self.ud();
         }
         self.fault(7, None)

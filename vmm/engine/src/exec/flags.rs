@@ -74,7 +74,7 @@ fn virtual_if<const ON: u8>(c: &mut Cpu) -> Done {
 /// CLI and STI may change IF itself (SDM Vol. 2A "CLI", 2B "STI").
 #[inline(always)]
 fn reaches_if(c: &Cpu) -> bool {
-    c.cr0 & 1 == 0 || c.cpl <= c.iopl()
+    !c.cr0.pe() || c.cpl <= c.iopl()
 }
 
 /// PUSHF and POPF in virtual-8086 mode below IOPL 3: the monitor's, but with VME and 16 bits.
@@ -124,7 +124,7 @@ body! {
         if S > 2 {
             mask |= rf::AC | rf::ID;
         }
-        let real = c.cr0 & 1 == 0;
+        let real = !c.cr0.pe();
         if real || c.cpl == 0 {
             mask |= rf::IOPL;
         }

@@ -48,7 +48,7 @@ cold_bodies! {
         Ok(())
     };
     Smsw = |c: &mut Cpu, o: &Op| {
-        let v = c.cr0;
+        let v = c.cr0.into_bits();
         c.set_sized(o.dst, o.imm as u8, v);
         Ok(())
     };
@@ -221,7 +221,7 @@ fn need_protected(c: &mut Cpu) -> Done {
 
 /// CR4.UMIP keeps user code from reading where the tables are (SDM Vol. 3A 2.5 "Control Registers").
 fn no_umip(c: &mut Cpu) -> Done {
-    if c.cr4 & 1 << 11 != 0 && c.cpl != 0 {
+    if c.cr4.umip() && c.cpl != 0 {
         return Err(c.gp(0));
     }
     Ok(())

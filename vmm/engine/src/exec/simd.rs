@@ -15,12 +15,6 @@ use crate::lower::{End, Lower, body, sized};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, Stop, chain};
 
-const CR0_EM: u64 = 1 << 2;
-const CR0_TS: u64 = 1 << 3;
-const CR0_NE: u64 = 1 << 5;
-const CR4_OSFXSR: u64 = 1 << 9;
-const CR4_OSXMMEXCPT: u64 = 1 << 10;
-
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
 mod aux {
     pub const ALIGNED: u16 = 1 << 0;
@@ -42,7 +36,7 @@ impl Cpu {
     /// An SSE instruction may run. SDM Vol. 3A 2.5 "Control Registers": EM or no OSFXSR is #UD, TS #NM.
     #[inline(always)]
     fn sse_ready(&mut self) -> Done {
-        if self.cr0 & (CR0_EM | CR0_TS) | !self.cr4 & CR4_OSFXSR != 0 {
+        if self.cr0.em() || self.cr0.ts() || !self.cr4.osfxsr() {
             return Err(self.sse_unready());
         }
         Ok(())
@@ -51,7 +45,7 @@ impl Cpu {
     #[cold]
     #[inline(never)]
     fn sse_unready(&mut self) -> Stop {
-        if self.cr0 & CR0_EM != 0 || self.cr4 & CR4_OSFXSR == 0 {
+        if self.cr0.em() || !self.cr4.osfxsr() {
             return self.ud();
         }
         self.fault(7, None)
@@ -59,10 +53,10 @@ impl Cpu {
 
     /// An MMX instruction may run: EM is #UD, TS #NM, a pending x87 exception #MF.
     fn mmx_ready(&mut self) -> Done {
-        if self.cr0 & CR0_EM != 0 {
+        if self.cr0.em() {
             return Err(self.ud());
         }
-        if self.cr0 & CR0_TS != 0 {
+        if self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         self.no_math_fault()
@@ -71,7 +65,7 @@ impl Cpu {
     /// A pending x87 exception is #MF at every waiting instruction. With CR0.NE clear it would go to the FERR# pin: there is
     /// none on this machine, and execution goes on as on a PC whose IGNNE# is asserted.
     pub(crate) fn no_math_fault(&mut self) -> Done {
-        if self.fpu.pending() && self.cr0 & CR0_NE != 0 {
+        if self.fpu.pending() && self.cr0.ne() {
             return Err(self.fault(16, None));
         }
         Ok(())
@@ -204,7 +198,7 @@ impl Cpu {
     /// An unmasked SIMD floating-point exception: #XM, or #UD without OSXMMEXCPT.
     #[cold]
     pub(super) fn simd_exception(&mut self) -> Stop {
-        if self.cr4 & CR4_OSXMMEXCPT != 0 {
+        if self.cr4.osxmmexcpt() {
             self.fault(19, None)
         } else {
             self.ud()
@@ -297,7 +291,7 @@ impl Cpu {
 
     /// EM or TS is #NM for FXSAVE and FXRSTOR, which are no waiting instructions.
     fn fx_ready(&mut self) -> Done {
-        if self.cr0 & (CR0_EM | CR0_TS) != 0 {
+        if self.cr0.em() || self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         Ok(())

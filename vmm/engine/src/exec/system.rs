@@ -2,7 +2,7 @@
 //! random numbers, software interrupts.
 
 use iced_x86::{Code, Mnemonic as M, Register};
-use x86::cr::{Cr0, Cr3, Cr4, Efer};
+use x86::cr::{Cr0, Cr3, Cr4};
 use x86::debug::{Dr6, Dr7};
 use x86::seam::{Change, Far};
 
@@ -123,7 +123,7 @@ cold_flows! {
     WriteCr = write_cr;
     Clts = |c: &mut Cpu, o: &Op| {
         c.supervisor_only()?;
-        c.cr0 &= !8;
+        c.cr0.set_ts(false);
         Ok(Go::To(c.next_ip(o)))
     };
     /// LMSW from `src`.
@@ -260,21 +260,9 @@ cold_bodies! {
     };
 }
 
-const CR0_PG: u64 = 1 << 31;
-const CR4_TSD: u64 = 1 << 2;
-const CR4_DE: u64 = 1 << 3;
-const CR4_PAE: u64 = 1 << 5;
-const CR4_PCE: u64 = 1 << 8;
-const CR4_FSGSBASE: u64 = 1 << 16;
-const CR4_PCIDE: u64 = 1 << 17;
-const CR4_OSXSAVE: u64 = 1 << 18;
-const CR4_PKE: u64 = 1 << 22;
-const EFER_SCE: u64 = 1;
-const EFER_LMA: u64 = 1 << 10;
-
 /// SDM Vol. 2B "RDPKRU", Vol. 2D "WRPKRU": #UD without CR4.PKE, #GP for an index other than 0.
 fn need_keys(c: &mut Cpu) -> Done {
-    if c.cr4 & CR4_PKE == 0 {
+    if !c.cr4.pke() {
         return Err(c.ud());
     }
     if c.get::<4>(slot::RCX) != 0 {
@@ -284,7 +272,7 @@ fn need_keys(c: &mut Cpu) -> Done {
 }
 
 fn need_fsgsbase(c: &mut Cpu) -> Done {
-    if c.cr4 & CR4_FSGSBASE == 0 {
+    if !c.cr4.fsgsbase() {
         return Err(c.ud());
     }
     Ok(())
@@ -296,17 +284,13 @@ impl Cpu {
         if self.cpl == 0 { Ok(()) } else { Err(self.ud()) }
     }
 
-    fn cr4_as_type(&self) -> Cr4 {
-        Cr4::from_bits(self.cr4)
-    }
-
     /// Sets CR0, checked (SDM Vol. 2B "MOV—Move to/from Control Registers").
     fn set_cr0(&mut self, value: u64) -> Done {
-        let old = Cr0::from_bits(self.cr0);
+        let old = self.cr0;
         let Ok(new) = Cr0::accept(value) else {
             return Err(self.gp(0));
         };
-        let (cr4, efer) = (self.cr4_as_type(), Efer::from_bits(self.efer));
+        let (cr4, efer) = (self.cr4, self.efer);
         if !old.may_become(new, cr4, efer, self.seg[CS].long()) {
             return Err(self.gp(0));
         }
@@ -320,16 +304,16 @@ impl Cpu {
         if new.pg() && cr4.pae() && !efer.lme() && changed & PG_CD_NW != 0 {
             self.check_pdptes(self.cr3)?;
         }
-        self.cr0 = new.into_bits();
-        if changed & CR0_PG != 0 {
-            self.efer = self.efer & !EFER_LMA | if entering_long { EFER_LMA } else { 0 };
+        self.cr0 = new;
+        if old.pg() != new.pg() {
+            self.efer.set_lma(entering_long);
         }
         const PG_WP_PE: u64 = 1 << 31 | 1 << 16 | 1;
         if changed & PG_WP_PE != 0 {
             self.tlb.flush_all();
         }
         self.refresh_mode();
-        if changed & CR0_PG != 0 {
+        if old.pg() != new.pg() {
             self.change(Change::Mode);
         }
         Ok(())
@@ -349,12 +333,12 @@ impl Cpu {
     }
 
     fn set_cr3(&mut self, value: u64) -> Done {
-        let pcide = self.cr4 & CR4_PCIDE != 0;
+        let pcide = self.cr4.pcide();
         // Bits above 31 cannot be written outside 64-bit mode; bits 62:52 and those above the physical width are reserved.
         if value & Cr3::reserved(self.maxphyaddr, pcide) != 0 {
             return Err(self.gp(0));
         }
-        if self.cr0 & CR0_PG != 0 && self.cr4 & CR4_PAE != 0 && self.efer & EFER_LMA == 0 {
+        if self.cr0.pg() && self.cr4.pae() && !self.efer.lma() {
             self.check_pdptes(value)?;
         }
         let keep = pcide && value >> 63 != 0;
@@ -368,15 +352,11 @@ impl Cpu {
     }
 
     fn set_cr4(&mut self, value: u64) -> Done {
-        let (old, features) = (self.cr4_as_type(), self.model.features());
+        let (old, features) = (self.cr4, self.model.features());
         let Ok(new) = Cr4::accept(value, features) else {
             return Err(self.gp(0));
         };
-        let (cr0, cr3, efer) = (
-            Cr0::from_bits(self.cr0),
-            Cr3::from_bits(self.cr3),
-            Efer::from_bits(self.efer),
-        );
+        let (cr0, cr3, efer) = (self.cr0, Cr3::from_bits(self.cr3), self.efer);
         if !old.may_become(new, cr0, cr3, efer) {
             return Err(self.gp(0));
         }
@@ -386,10 +366,10 @@ impl Cpu {
         if cr0.pg() && new.pae() && !efer.lma() && changed & LOADS_PDPTES != 0 {
             self.check_pdptes(self.cr3)?;
         }
-        self.cr4 = new.into_bits();
+        self.cr4 = new;
         // What the TLB holds of rights depends on SMEP, SMAP and the keys too, so it goes when they change.
         const RIGHTS: u64 = 0x170_0000;
-        if old.flushes_all(new) || changed & (RIGHTS | CR4_PCIDE) != 0 {
+        if old.flushes_all(new) || changed & RIGHTS != 0 || old.pcide() != new.pcide() {
             self.tlb.flush_all();
         }
         self.select_tlb();
@@ -455,10 +435,10 @@ fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
 fn read_cr(c: &mut Cpu, o: &Op) -> Done {
     c.supervisor_only()?;
     let value = match o.aux {
-        0 => c.cr0,
+        0 => c.cr0.into_bits(),
         2 => c.cr2,
         3 => c.cr3,
-        4 => c.cr4,
+        4 => c.cr4.into_bits(),
         _ => c.bus().cr8(),
     };
     let size = if c.is64() { 8 } else { 4 };
@@ -471,7 +451,7 @@ fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.settle()?;
     // PE can be set and not cleared (SDM Vol. 2A "LMSW").
     let value = c.get::<2>(o.src) & 0xf;
-    let new = c.cr0 & !0xe | value;
+    let new = c.cr0.into_bits() & !0xe | value;
     c.set_cr0(new)?;
     Ok(Go::Look(c.next_ip(o)))
 }
@@ -480,7 +460,7 @@ fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
 fn debug_register(c: &mut Cpu, o: &Op) -> Done<usize> {
     c.supervisor_only()?;
     let number = match o.aux as usize {
-        4 | 5 if c.cr4 & CR4_DE != 0 => return Err(c.ud()),
+        4 | 5 if c.cr4.de() => return Err(c.ud()),
         number @ (4 | 5) => number + 2,
         number => number,
     };
@@ -540,7 +520,7 @@ fn invpcid(c: &mut Cpu, o: &Op) -> Done {
         u64::from_le_bytes(half)
     });
     let kind = if c.is64() { c.get::<8>(o.dst) } else { c.get::<4>(o.dst) };
-    if kind > 3 || pcid >> 12 != 0 || kind < 2 && pcid != 0 && c.cr4 & CR4_PCIDE == 0 {
+    if kind > 3 || pcid >> 12 != 0 || kind < 2 && pcid != 0 && !c.cr4.pcide() {
         return Err(c.gp(0));
     }
     match kind {
@@ -574,12 +554,12 @@ impl Cpu {
         match leaf {
             1 => {
                 // OSXSAVE shows CR4's bit.
-                let on = self.cr4 & CR4_OSXSAVE != 0;
+                let on = self.cr4.osxsave();
                 r[2] = r[2] & !(1 << 27) | (on as u32) << 27;
             }
             7 if subleaf == 0 && r[2] & 1 << 3 != 0 => {
                 // OSPKE shows CR4.PKE.
-                let on = self.cr4 & CR4_PKE != 0;
+                let on = self.cr4.pke();
                 r[2] = r[2] & !(1 << 4) | (on as u32) << 4;
             }
             0xd if r != [0; 4] => {
@@ -588,7 +568,7 @@ impl Cpu {
                 }
             }
             // SYSCALL shows in 64-bit mode only.
-            0x8000_0001 if self.efer & 1 << 10 == 0 || !self.seg[CS].long() => r[3] &= !(1 << 11),
+            0x8000_0001 if !self.efer.lma() || !self.seg[CS].long() => r[3] &= !(1 << 11),
             _ => {}
         }
         r
@@ -596,7 +576,7 @@ impl Cpu {
 }
 
 fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
-    if c.cr4 & CR4_TSD != 0 && c.cpl != 0 {
+    if c.cr4.tsd() && c.cpl != 0 {
         return Err(c.gp(0));
     }
     let now = c.now(o);
@@ -608,7 +588,7 @@ fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
 
 /// SDM Vol. 2B "RDPMC—Read Performance-Monitoring Counters".
 fn rdpmc(c: &mut Cpu, o: &Op) -> Done {
-    if c.cr4 & CR4_PCE == 0 && c.cpl != 0 && c.cr0 & 1 != 0 {
+    if !c.cr4.pce() && c.cpl != 0 && c.cr0.pe() {
         return Err(c.gp(0));
     }
     c.settle()?;
@@ -623,7 +603,7 @@ fn rdpmc(c: &mut Cpu, o: &Op) -> Done {
 
 /// SDM Vol. 2B "SYSCALL—Fast System Call".
 fn syscall(c: &mut Cpu, o: &Op) -> Done<Go> {
-    if !c.is64() || c.efer & EFER_SCE == 0 {
+    if !c.is64() || !c.efer.sce() {
         return Err(c.ud());
     }
     let (next, old) = (c.next_ip(o), c.rflags());
@@ -642,7 +622,7 @@ fn syscall(c: &mut Cpu, o: &Op) -> Done<Go> {
 
 /// SDM Vol. 2B "SYSRET—Return From Fast System Call"; `aux` is the operand size.
 fn sysret(c: &mut Cpu, o: &Op) -> Done<Go> {
-    if !c.is64() || c.efer & EFER_SCE == 0 {
+    if !c.is64() || !c.efer.sce() {
         return Err(c.ud());
     }
     c.supervisor_only()?;
@@ -665,7 +645,7 @@ fn sysret(c: &mut Cpu, o: &Op) -> Done<Go> {
 /// SDM Vol. 2B "SYSENTER—Fast System Call".
 fn sysenter(c: &mut Cpu, _: &Op) -> Done<Go> {
     let code = c.msrs.sysenter_cs as u16 & 0xfffc;
-    if c.cr0 & 1 == 0 || code == 0 {
+    if !c.cr0.pe() || code == 0 {
         return Err(c.gp(0));
     }
     c.rflags &= !(rf::VM | rf::IF);
@@ -679,7 +659,7 @@ fn sysenter(c: &mut Cpu, _: &Op) -> Done<Go> {
 /// SDM Vol. 2B "SYSEXIT—Fast Return from Fast System Call"; `aux` is the operand size.
 fn sysexit(c: &mut Cpu, o: &Op) -> Done<Go> {
     let base = c.msrs.sysenter_cs as u16 & 0xfffc;
-    if c.cr0 & 1 == 0 || base == 0 || c.cpl != 0 {
+    if !c.cr0.pe() || base == 0 || c.cpl != 0 {
         return Err(c.gp(0));
     }
     let wide = o.aux == 8;

@@ -9,10 +9,6 @@ use crate::lower::{End, Lower, body};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain};
 
-const CR0_MP: u64 = 1 << 1;
-const CR0_EM: u64 = 1 << 2;
-const CR0_TS: u64 = 1 << 3;
-
 /// In an op's `imm`, above the instruction: the address size of a store whose segment is still to be checked, else 0.
 const STORE_ADDRESS: u32 = 56;
 
@@ -20,7 +16,7 @@ impl Cpu {
     /// EM or TS is #NM for every x87 instruction but WAIT. SDM Vol. 3A 2.5 "Control Registers".
     #[inline]
     fn x87_ready(&mut self) -> Done {
-        if self.cr0 & (CR0_EM | CR0_TS) != 0 {
+        if self.cr0.em() || self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         Ok(())
@@ -200,7 +196,7 @@ body! {
     }
     /// WAIT: #NM only with both MP and TS.
     Wait(c, _o) {
-        if c.cr0 & (CR0_MP | CR0_TS) == CR0_MP | CR0_TS {
+        if c.cr0.mp() && c.cr0.ts() {
             return Err(c.fault(7, None));
         }
         c.no_math_fault()

@@ -25,8 +25,6 @@ use crate::lower::{End, Lower};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain, chain_flow};
 
-const CR0_TS: u64 = 1 << 3;
-const CR4_OSXSAVE: u64 = 1 << 18;
 /// The number of PKRU's component.
 const PKRU: u32 = 9;
 /// What the core has of the components of XCR0.
@@ -225,7 +223,7 @@ cold_bodies! {
     Xsave = save;
     Xrstor = restore;
     Xgetbv = |c: &mut Cpu, _: &Op| {
-        if c.cr4 & CR4_OSXSAVE == 0 {
+        if !c.cr4.osxsave() {
             return Err(c.ud());
         }
         let v = match c.get::<4>(slot::RCX) {
@@ -244,7 +242,7 @@ cold_flows! {
 }
 
 fn xsetbv(c: &mut Cpu, o: &Op) -> Done<Go> {
-    if c.cr4 & CR4_OSXSAVE == 0 {
+    if !c.cr4.osxsave() {
         return Err(c.ud());
     }
     c.supervisor_only()?;
@@ -286,13 +284,13 @@ impl Cpu {
 
     /// The instruction may run on the area that is there.
     fn xsave_ready(&mut self, o: &Op, write: bool) -> Done {
-        if self.cr4 & CR4_OSXSAVE == 0 {
+        if !self.cr4.osxsave() {
             return Err(self.ud());
         }
         if o.aux & aux::SUPERVISOR != 0 {
             self.supervisor_only()?;
         }
-        if self.cr0 & CR0_TS != 0 {
+        if self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         // Alignment comes after the limit for the first bytes, and before that for the rest.
