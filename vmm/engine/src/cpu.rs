@@ -3,6 +3,7 @@
 // decoder computed, without a check per access.
 #![allow(unsafe_code)]
 
+use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,17 +11,16 @@ use std::rc::Rc;
 use x86::cr::{Cr0, Cr4, Efer};
 use x86::model::CpuModel;
 use x86::rflags::{RFlags, flag as rf};
-use x86::seam::{Abort, BranchRecord};
+use x86::seam::Abort;
 
 use crate::Undefined;
 use crate::bus::Bus;
 use crate::exec::xsave::Layout;
 use crate::flags;
 use crate::fpu::FpuState;
-use crate::jumps::JumpCache;
 use crate::op::{Link, Op, Reason, Stop, Template};
 use crate::shared::Shared;
-use crate::tlb::Tlb;
+use crate::state::Hot;
 use crate::transaction::{OpenTransaction, Room, Transaction};
 use crate::watch::Watched;
 
@@ -265,41 +265,11 @@ pub(crate) mod mode {
 /// One logical processor.
 #[repr(C)]
 pub struct Cpu {
-    r: [u64; slot::COUNT],
-    /// Arithmetic flags, in the form of [`crate::flags`].
-    pub(crate) nf: u64,
-    /// Steps left in this run, the running block already taken off.
-    pub(crate) budget: i64,
-    pub(crate) ip_mask: u64,
-    pub(crate) cs_base: u64,
-    pub(crate) mode: u32,
-    pub(crate) stop: Reason,
-    /// The running block holds one instruction, so that it may do what needs a look right after it.
-    pub(crate) solo: bool,
-    pub(crate) cpl: u8,
-    /// An access to the bus with side effects was made.
-    pub(crate) bus_used: bool,
-    /// Where the next branch record goes, and where there is no room for it.
-    pub(crate) record_at: *mut BranchRecord,
-    pub(crate) record_end: *mut BranchRecord,
-    /// What a record's last two words are made of: the machine's step clock at the end of what this chain was granted (less
-    /// the budget, it is the present one), and the present privilege level as a record has it, at source and target.
-    pub(crate) record_rest: [u64; 2],
-    /// Instruction pointer: valid outside chains.
-    pub(crate) rip: u64,
-    /// RFLAGS without the arithmetic flags.
-    pub(crate) rflags: u64,
-    /// The link that the block which is looked up next should be entered in; null for none.
-    pub(crate) link: *mut *const Op,
+    /// At its beginning: who has a pointer to the processor has one to these.
+    hot: Hot,
     pub(crate) event: Option<Event>,
-    /// Where a load that took the slow path has put its bytes.
-    pub(crate) bounce: [u8; 8],
-    /// Where a read-modify-write will go back to.
+    /// Where a read-modify-write will go back to, unless `direct` says.
     pub(crate) bounce_to: crate::mem::Bounce,
-    /// Where it is if it is plain RAM that the TLB leads to; else null, and `bounce_to` says.
-    pub(crate) direct: *mut u8,
-    pub(crate) tlb: Tlb,
-    pub(crate) jumps: JumpCache,
 
     pub(crate) seg: [Segment; 6],
     pub(crate) ldtr: Segment,
@@ -325,7 +295,6 @@ pub struct Cpu {
     pub(crate) shadow_at: u64,
     /// Step count at which RFLAGS.RF is set: between the instruction that set it and the end of the next one.
     pub(crate) rf_at: u64,
-    pub(crate) fpu: FpuState,
     /// Steps before this run.
     pub(crate) steps: u64,
     pub(crate) iterations: u64,
@@ -385,32 +354,29 @@ pub struct Cpu {
 /// DR6.BLD, which is clear where a bus lock led to a debug exception.
 pub(crate) const BUS_LOCK: u64 = 1 << 11;
 
+impl Deref for Cpu {
+    type Target = Hot;
+
+    #[inline(always)]
+    fn deref(&self) -> &Hot {
+        &self.hot
+    }
+}
+
+impl DerefMut for Cpu {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Hot {
+        &mut self.hot
+    }
+}
+
 impl Cpu {
     /// A processor after power-up (SDM Vol. 3A 10.1.1 "Processor State After Reset").
     pub fn new(model: &'static CpuModel) -> Box<Cpu> {
         let mut cpu = Box::new(Cpu {
-            r: [0; slot::COUNT],
-            nf: 0,
-            budget: 0,
-            ip_mask: 0xffff,
-            cs_base: 0,
-            mode: 0,
-            stop: Reason::Resolve,
-            solo: false,
-            cpl: 0,
-            bus_used: false,
-            record_at: core::ptr::null_mut(),
-            record_end: core::ptr::null_mut(),
-            record_rest: [0; 2],
-            rip: 0,
-            rflags: 2,
-            link: core::ptr::null_mut(),
+            hot: Hot::new(),
             event: None,
-            bounce: [0; 8],
             bounce_to: crate::mem::Bounce::default(),
-            direct: core::ptr::null_mut(),
-            tlb: Tlb::new(),
-            jumps: JumpCache::new(),
             seg: [Segment::default(); 6],
             ldtr: Segment::default(),
             tr: Segment::default(),
@@ -431,7 +397,6 @@ impl Cpu {
             nmi_blocked: false,
             shadow_at: u64::MAX,
             rf_at: u64::MAX,
-            fpu: FpuState::default(),
             steps: 0,
             iterations: 0,
             granted: 0,

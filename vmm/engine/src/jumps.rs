@@ -15,6 +15,7 @@ pub(crate) struct Jump {
     pub mode: u64,
 }
 
+#[repr(transparent)]
 pub(crate) struct JumpCache(Box<[Jump; ENTRIES]>);
 
 impl JumpCache {

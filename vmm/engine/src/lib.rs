@@ -24,6 +24,7 @@ mod ram;
 mod segment;
 mod shared;
 mod snapshot;
+mod state;
 mod step;
 mod task;
 mod tlb;

@@ -827,10 +827,12 @@ impl Cpu {
 
     /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
     pub(crate) fn select_tlb(&mut self) {
-        self.tlb.select(self.pcid(), self.privilege());
+        let (pcid, privilege) = (self.pcid(), self.privilege());
+        self.tlb.select(pcid, privilege);
         if self.watched.appetite.code != 0 {
             // What is announced is announced of an address space. That an entry outlives its number there is no guest's right.
-            self.tlb.root(self.cr3 & !0x1f);
+            let root = self.cr3 & !0x1f;
+            self.tlb.root(root);
         }
     }
 

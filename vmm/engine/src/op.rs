@@ -24,6 +24,7 @@ pub(crate) type Done<T = ()> = Result<T, Stop>;
 
 /// Why the chain of handlers ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Reason {
     /// `rip` is where to go on, and no decoded block was at hand.
     Resolve,

@@ -722,7 +722,8 @@ impl Engine {
         if length == Length::Whole
             && let Some(first) = self.shared.blocks.find(key)
         {
-            cpu.jumps.set(linear, host as u64, first, cpu.mode);
+            let mode = cpu.mode;
+            cpu.jumps.set(linear, host as u64, first, mode);
             return Ok((first, host as u64));
         }
         if self.shared.full() {
@@ -777,7 +778,8 @@ impl Engine {
         }
         let first = self.shared.insert(key, &self.scratch, &decoded, second);
         cpu.hold_stores_back();
-        cpu.jumps.set(linear, host as u64, first, cpu.mode);
+        let mode = cpu.mode;
+        cpu.jumps.set(linear, host as u64, first, mode);
         Ok((first, host as u64))
     }
 
