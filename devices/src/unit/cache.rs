@@ -14,6 +14,7 @@
 //! # Left out
 //! Instruction fetches, page walks, write-backs, inclusion.
 
+use serde::{Deserialize, Serialize};
 use x86::model::CpuModel;
 use x86::seam::{Access, AccessKind};
 
@@ -128,7 +129,7 @@ impl Geometry {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Line {
     /// Physical address in lines; [`EMPTY`] for none.
     number: u64,
@@ -144,7 +145,7 @@ const NO_LINE: Line = Line {
 };
 
 /// One cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
     sets: u32,
     ways: u32,
@@ -239,14 +240,14 @@ impl Cache {
 }
 
 /// What a core has for itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Core {
     l1: Cache,
     l2: Cache,
 }
 
 /// What the cores of a package share: the last level, and who has how much of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shared {
     l3: Cache,
     /// Lines in the cache, by RMID.
@@ -368,7 +369,7 @@ impl Core {
 }
 
 /// All levels, for one core alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hierarchy {
     core: Core,
     shared: Shared,

@@ -20,6 +20,7 @@ pub mod rdt;
 #[cfg(test)]
 mod units_test;
 
+use serde::{Deserialize, Serialize};
 use x86::debugctl::DebugCtl;
 use x86::ds::DsLayout;
 use x86::lbr::ArchLbrLeaf;
@@ -77,6 +78,7 @@ pub struct Units {
 /// The whole state of [`Units`]; DR0 to DR7 are the processor's.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // Named like the units.
+#[derive(Serialize, Deserialize)]
 pub struct UnitsState {
     pub debugctl: Option<DebugCtlState>,
     pub lbr: Option<LbrState>,

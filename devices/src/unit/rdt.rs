@@ -14,6 +14,7 @@
 //! Occupancy and bandwidth are those of a small deterministic cache, not of a part's. All memory is local, so local and
 //! total bandwidth are one number. Delays of bandwidth allocation are kept and change nothing: time is a count of steps.
 
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use x86::model::CpuModel;
@@ -125,7 +126,7 @@ impl Probe {
 }
 
 /// One logical processor's registers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
     /// IA32_PQR_ASSOC.
     pub association: u64,
@@ -165,7 +166,7 @@ pub struct Package {
 }
 
 /// What a [`Package`] holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackageState {
     /// IA32_L3_QOS_CFG.
     pub l3_config: u64,

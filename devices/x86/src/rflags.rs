@@ -1,10 +1,11 @@
 //! RFLAGS. SDM Vol. 1 3.4.3 "EFLAGS Register".
 
 use bitfield_struct::bitfield;
+use serde::{Deserialize, Serialize};
 
 /// RFLAGS.
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct RFlags {
     /// Carry.
     pub cf: bool,

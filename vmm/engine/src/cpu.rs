@@ -5,6 +5,7 @@
 
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -62,7 +63,7 @@ pub(crate) mod slot {
 }
 
 /// A segment register with its hidden part (SDM Vol. 3A 3.4.3 "Segment Registers").
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// The visible part.
     pub selector: u16,
@@ -117,7 +118,7 @@ impl Segment {
 }
 
 /// GDTR or IDTR.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// Linear base address.
     pub base: u64,
@@ -126,7 +127,7 @@ pub struct Table {
 }
 
 /// What the processor is doing (SDM Vol. 3C 25.4.2 "Guest Non-Register State", activity state).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activity {
     /// Executing instructions.
     #[default]
@@ -142,7 +143,7 @@ pub enum Activity {
 }
 
 /// What MONITOR and MWAIT have set up (SDM Vol. 2B "MONITOR", "MWAIT").
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Monitor {
     /// Guest-physical address of the armed line, a multiple of 64.
     pub line: Option<u64>,
@@ -153,6 +154,7 @@ pub struct Monitor {
 /// MSRs that the core holds itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // They are the manual's names.
+#[derive(Serialize, Deserialize)]
 pub struct CoreMsrs {
     pub star: u64,
     pub lstar: u64,
@@ -170,6 +172,7 @@ pub struct CoreMsrs {
 /// The whole state of a processor as plain data.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)] // They are the manual's names.
+#[derive(Serialize, Deserialize)]
 pub struct CpuState {
     /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     pub gpr: [u64; 16],

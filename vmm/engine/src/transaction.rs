@@ -22,6 +22,7 @@
 //! # Left out
 //! Lock elision: its prefixes are ignored, as the manual allows.
 
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -44,7 +45,7 @@ const NESTED: u32 = 1 << 5;
 pub(crate) const MAX_NESTING: u8 = 7;
 
 /// An open transaction as plain data: what an abort puts back.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transaction {
     /// General registers at XBEGIN.
     pub gpr: [u64; 16],
@@ -65,9 +66,30 @@ pub struct Transaction {
     /// The machine's step clock at XBEGIN.
     pub begun: u64,
     /// Lines that have been written, by guest-physical address, as they were.
+    #[serde(with = "lines")]
     pub lines: BTreeMap<u64, [u8; 64]>,
     /// The abort that waits for the processor to run again; memory is as it was.
     pub doomed: Option<Abort>,
+}
+
+/// [`Transaction::lines`] as a list.
+mod lines {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    type Lines = BTreeMap<u64, [u8; 64]>;
+
+    pub fn serialize<S: Serializer>(lines: &Lines, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(lines.iter().map(|(at, line)| (at, line.as_slice())))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lines, D::Error> {
+        let list = Vec::<(u64, Vec<u8>)>::deserialize(from)?;
+        let line = |(at, line): (u64, Vec<u8>)| Some((at, line.try_into().ok()?));
+        let lines = list.into_iter().map(line).collect::<Option<_>>();
+        lines.ok_or_else(|| D::Error::custom("a line is 64 bytes"))
+    }
 }
 
 /// A transaction that the processor and the keeper of memory both hold.
