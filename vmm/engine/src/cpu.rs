@@ -380,6 +380,8 @@ pub struct Cpu {
 
 /// DR6.BLD, which is clear where a bus lock led to a debug exception.
 pub(crate) const BUS_LOCK: u64 = 1 << 11;
+/// DR6.B0 to B3.
+const BREAKPOINTS: u64 = 0xf;
 
 impl Cpu {
     /// A processor after power-up (SDM Vol. 3A 10.1.1 "Processor State After Reset").
@@ -728,14 +730,16 @@ impl Cpu {
         }
     }
 
-    /// A slot with its size given at run time (1, 2, 4 or 8 bytes).
-    #[inline]
-    /// Notes the conditions of a debug exception in DR6. SDM Vol. 3B 18.2.3 "Debug Status Register (DR6)".
+    /// Notes the conditions of a debug exception in DR6. SDM Vol. 3B 18.2.3 "Debug Status Register (DR6)": "certain debug
+    /// exceptions may clear bits 0-3". On Intel's parts each one does, INT1 too, so that B0 to B3 are those of the last debug
+    /// exception, as KVM's `kvm_deliver_exception_payload` and Xen's `x86_merge_dr6` have them; the other bits stay.
     pub(crate) fn set_debug_status(&mut self, conditions: u64) {
-        self.dr[6] |= conditions & !BUS_LOCK;
+        self.dr[6] = self.dr[6] & !BREAKPOINTS | conditions & !BUS_LOCK;
         self.dr[6] &= !(conditions & BUS_LOCK);
     }
 
+    /// A slot with its size given at run time (1, 2, 4 or 8 bytes).
+    #[inline]
     pub(crate) fn get_sized(&self, at: u8, size: u8) -> u64 {
         match size {
             1 => self.get::<1>(at),

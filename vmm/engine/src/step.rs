@@ -251,11 +251,6 @@ impl Engine {
         self.catch_up(cpu);
         // It comes at the fallback address (SDM Vol. 1 16.3.8.2 "Runtime Considerations").
         self.abort(cpu, Abort::Event, None);
-        let was = core::mem::take(&mut cpu.activity);
-        if matches!(was, Activity::Halted | Activity::Waiting) && cpu.watched.tell {
-            let effects = cpu.say(|watch, view| watch.state(Change::Wake { store: false }, view));
-            self.follow(cpu, effects);
-        }
         self.deliver(cpu, event);
         cpu.detach();
     }
@@ -267,6 +262,7 @@ impl Engine {
     }
 
     pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
+        self.resume(cpu);
         let origin = EventOrigin::of_processor(cpu);
         let delivered = self.deliver_whole(cpu, event);
         if !cpu.watched.tell {
@@ -278,6 +274,18 @@ impl Engine {
                 cpu.say(|watch, view| watch.event(&record, view))
             }
             None => cpu.say(|watch, view| watch.state(Change::Shutdown, view)),
+        }
+    }
+
+    /// Before an event: a debug exception ends HLT and MWAIT as an interrupt does (SDM Vol. 2A "HLT", Vol. 2B "MWAIT").
+    fn resume(&mut self, cpu: &mut Cpu) {
+        if !matches!(cpu.activity, Activity::Halted | Activity::Waiting) {
+            return;
+        }
+        cpu.activity = Activity::Running;
+        if cpu.watched.tell {
+            let effects = cpu.say(|watch, view| watch.state(Change::Wake { store: false }, view));
+            self.follow(cpu, effects);
         }
     }
 
@@ -324,7 +332,7 @@ impl Engine {
                 if !core::mem::take(&mut cpu.task_trap) {
                     return Some(event);
                 }
-                event = cpu.task_switch_trap();
+                event = cpu.task_switch_trap(0);
                 continue;
             }
             let next = cpu.event.take()?;
@@ -521,8 +529,7 @@ impl Engine {
                         | if bus_lock { crate::cpu::BUS_LOCK } else { 0 };
                     if core::mem::take(&mut cpu.task_trap) {
                         effects.debug = None;
-                        cpu.set_debug_status(bits);
-                        let event = cpu.task_switch_trap();
+                        let event = cpu.task_switch_trap(bits);
                         self.deliver(cpu, event);
                     } else if cpu.stack_shadow_at == cpu.steps_now() {
                         cpu.watched.pending = bits;
