@@ -291,6 +291,9 @@ pub struct EventRecord {
     pub branch: BranchRecord,
     /// The vector.
     pub vector: u8,
+    /// It is a debug exception (#DB), INT1 with whatever prefixes included; INT 1, which has the same vector, is none. SDM Vol. 3B
+    /// 18.3.1 "Debug Exception (#DB)—Interrupt Vector 1".
+    pub debug: bool,
     /// The error code, where one was pushed.
     pub error: Option<u32>,
     /// CR2, for a page fault.

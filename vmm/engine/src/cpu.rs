@@ -223,6 +223,13 @@ pub struct Event {
     pub source: Source,
 }
 
+impl Event {
+    /// A debug exception, INT1's included; INT 1 is a software interrupt like any other.
+    pub(crate) fn debug(&self) -> bool {
+        self.vector == 1 && matches!(self.source, Source::Exception | Source::PrivilegedSoftware)
+    }
+}
+
 /// Where an event comes from: it decides which RIP is pushed, the EXT bit, and the privilege check of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {

@@ -145,6 +145,7 @@ impl EventOrigin {
                 reserved: 0,
             },
             vector: event.vector,
+            debug: event.debug(),
             error: event.error,
             address: (far == Far::Exception && event.vector == 14).then_some(c.cr2),
         }
