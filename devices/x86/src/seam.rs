@@ -538,6 +538,12 @@ pub trait Watch {
         Effects::NONE
     }
 
+    /// The processor accessed memory for itself: a descriptor table, a TSS, or the stack of a handler. Said of watched ranges
+    /// alone, after the instruction or event that it belongs to.
+    fn implicit_access(&mut self, _access: &Access, _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
     /// Branches have retired.
     fn branches(&mut self, _records: &[BranchRecord], _cpu: &mut dyn Processor) -> Effects {
         Effects::NONE

@@ -580,12 +580,17 @@ impl Cpu {
 
     /// An external interrupt would be taken now: IF is set and no shadow holds it off.
     pub fn interruptible(&self) -> bool {
-        self.rflags & x86_if() != 0 && self.shadow_at != self.steps && self.activity_allows()
+        self.rflags & x86_if() != 0 && self.shadow_at != self.steps && self.activity_allows() && !self.debug_due()
     }
 
     /// A non-maskable interrupt would be taken now.
     pub fn nmi_deliverable(&self) -> bool {
-        !self.nmi_blocked && self.shadow_at != self.steps && self.activity_allows()
+        !self.nmi_blocked && self.shadow_at != self.steps && self.activity_allows() && !self.debug_due()
+    }
+
+    /// A debug exception comes before the next instruction, and before any interrupt.
+    pub(crate) fn debug_due(&self) -> bool {
+        self.watched.pending & crate::watch::DUE != 0
     }
 
     /// NMIs are blocked until IRET.

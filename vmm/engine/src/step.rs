@@ -14,7 +14,7 @@ use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
 use crate::decode::{self, MAX, Shown, Source, Trouble};
 use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, enter_chain};
-use crate::watch::{EventOrigin, View};
+use crate::watch::{DUE, EventOrigin, View};
 use crate::{Exit, HostLacks, Options};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
@@ -35,6 +35,13 @@ pub(crate) const DEBUG: Event = Event {
 
 /// Faults in a row without a step after which [`Engine::run`] returns.
 const MAX_FAULTS: u32 = 1000;
+
+/// Counts an exception. Whether there were so many in a row without a step that the caller is to look at its own limits.
+fn endless(faults: &mut u32, faulted_at: &mut i64, cpu: &Cpu) -> bool {
+    *faults = if *faulted_at == cpu.budget { *faults + 1 } else { 0 };
+    *faulted_at = cpu.budget;
+    *faults >= MAX_FAULTS
+}
 
 /// How long the block at RIP may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -264,17 +271,28 @@ impl Engine {
     pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
         self.resume(cpu);
         let origin = EventOrigin::of_processor(cpu);
+        let solo = core::mem::replace(&mut cpu.solo, true);
         let delivered = self.deliver_whole(cpu, event);
-        if !cpu.watched.tell {
-            return Effects::NONE;
+        cpu.solo = solo;
+        let mut effects = Effects::NONE;
+        if cpu.watched.tell {
+            effects = match delivered {
+                Some(event) => {
+                    let record = origin.record(cpu, event);
+                    cpu.say(|watch, view| watch.event(&record, view))
+                }
+                None => cpu.say(|watch, view| watch.state(Change::Shutdown, view)),
+            };
         }
-        match delivered {
-            Some(event) => {
-                let record = origin.record(cpu, event);
-                cpu.say(|watch, view| watch.event(&record, view))
+        for access in core::mem::take(&mut cpu.watched.implicit) {
+            let met = cpu.say(|watch, view| watch.implicit_access(&access, view));
+            if let Some(bits) = met.debug
+                && delivered.is_some()
+            {
+                cpu.watched.pending |= bits | DUE;
             }
-            None => cpu.say(|watch, view| watch.state(Change::Shutdown, view)),
         }
+        effects
     }
 
     /// Before an event: a debug exception ends HLT and MWAIT as an interrupt does (SDM Vol. 2A "HLT", Vol. 2B "MWAIT").
@@ -327,6 +345,7 @@ impl Engine {
         let mut event = first;
         loop {
             cpu.event = None;
+            cpu.watched.implicit.clear();
             if cpu.deliver(event).is_ok() && !core::mem::take(&mut cpu.late_fault) {
                 cpu.event = None;
                 if !core::mem::take(&mut cpu.task_trap) {
@@ -382,6 +401,9 @@ impl Engine {
         for access in core::mem::take(&mut cpu.watched.accesses) {
             effects = effects.and(cpu.say(|watch, view| watch.access(&access, view)));
         }
+        for access in core::mem::take(&mut cpu.watched.implicit) {
+            effects = effects.and(cpu.say(|watch, view| watch.implicit_access(&access, view)));
+        }
         for change in core::mem::take(&mut cpu.watched.changes) {
             effects = effects.and(cpu.say(|watch, view| watch.state(change, view)));
         }
@@ -428,6 +450,15 @@ impl Engine {
             if cpu.budget <= 0 {
                 return Exit::Budget;
             }
+            if cpu.debug_due() {
+                let bits = core::mem::take(&mut cpu.watched.pending) & !DUE;
+                cpu.set_debug_status(bits);
+                self.deliver(cpu, DEBUG);
+                if endless(&mut faults, &mut faulted_at, cpu) {
+                    return Exit::Bus;
+                }
+                continue;
+            }
             if cpu.want_window
                 && cpu.rflags & (1 << 9) != 0
                 && cpu.shadow_at != cpu.steps + (cpu.granted - cpu.budget) as u64
@@ -472,6 +503,7 @@ impl Engine {
             if !matches!(reason, Reason::Resolve | Reason::Budget | Reason::Look) {
                 // Of an instruction that did not retire.
                 cpu.watched.accesses.clear();
+                cpu.watched.implicit.clear();
             }
             let bus_lock = core::mem::take(&mut cpu.watched.bus_lock);
             let mut effects = Effects::NONE;
@@ -503,9 +535,7 @@ impl Engine {
                     cpu.watched.pending = 0;
                     self.follow(cpu, effects);
                     self.deliver(cpu, event);
-                    faults = if faulted_at == cpu.budget { faults + 1 } else { 0 };
-                    faulted_at = cpu.budget;
-                    if faults == MAX_FAULTS {
+                    if endless(&mut faults, &mut faulted_at, cpu) {
                         return Exit::Bus;
                     }
                 }
