@@ -3,8 +3,6 @@
 use guest_tests::lab::{Ended, Guest, Host, Job, Known, chosen, job, jobs, judge_all, share_in_engine, without_reason};
 use guest_tests::{HELLO, INIT_MARKER, linux};
 
-/// In `vcpu->arch.dr6` KVM clears B0 to B3 before it sets those of the exception that it hands on.
-const STICKY: &str = "KVM takes every #DB itself and clears DR6's bits before it hands it on";
 const PORTS: &str = "IN and OUT are exits, and KVM looks for no breakpoint";
 /// It has not been looked into which of the two it is.
 const SHADOW: &str = "Bochs or KVM loses the #DB between MOV SS and INT n, or RF between the iterations of REP";
@@ -15,7 +13,6 @@ const UNITS: &str = "the units are absent, and the guest knows by the part's sig
 
 /// What fails in the lab, and why.
 const KNOWN: &[Known] = &[
-    ("dr", "dr6_is_sticky", STICKY),
     ("dr", "io_breakpoint_is_a_trap", PORTS),
     ("dr", "io_breakpoint_stops_rep_after_an_iteration", PORTS),
     ("dr", "data_breakpoint_in_rep", SHADOW),
