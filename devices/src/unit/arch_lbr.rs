@@ -173,7 +173,7 @@ impl ArchLbr {
         match change {
             Change::TransactionBegin { .. } => self.ring.get().transaction = true,
             Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.get().transaction = false,
-            Change::Init => self.control.set_lbr_en(false),
+            Change::Init { .. } => self.control.set_lbr_en(false),
             Change::Reset => {
                 self.ring = BranchRing::new(self.leaf.max_depth()).into();
                 self.control = LbrCtl::new();

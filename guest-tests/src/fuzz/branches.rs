@@ -215,7 +215,7 @@ pub fn branches(bytes: &[u8]) {
                     arch.save(&mut bytes);
                 }
                 let change = if argument & 1 == 0 {
-                    Change::Init
+                    Change::Init { at: 0 }
                 } else {
                     Change::TransactionBegin { at: 0 }
                 };

@@ -231,7 +231,7 @@ pub fn counters(bytes: &[u8]) {
                 let change = [
                     Change::Halt,
                     Change::Wake { store: false },
-                    Change::Init,
+                    Change::Init { at: 0 },
                     Change::Cr3,
                     Change::Reset,
                 ];

@@ -565,7 +565,7 @@ impl Watch for Observer {
             self.name_process(cpu);
         }
         let mark = match change {
-            Change::Init => Some(Mark::Init),
+            Change::Init { .. } => Some(Mark::Init),
             Change::StartUp(_) => Some(Mark::StartUp),
             Change::Shutdown => Some(Mark::Shutdown),
             _ => None,

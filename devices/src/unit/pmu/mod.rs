@@ -477,7 +477,7 @@ impl Pmu {
                 self.reset();
                 self.s.counted = [cpu.retired(), cpu.step().wrapping_add(self.s.elsewhere)];
             }
-            Change::Init => {
+            Change::Init { .. } => {
                 self.s.halted = false;
                 self.s.in_transaction = false;
             }

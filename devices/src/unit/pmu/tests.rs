@@ -1107,7 +1107,7 @@ fn reset_clears_and_enables_the_general_counters() {
         pmu.write_msr(IA32_PERFEVTSEL0, INSTRUCTIONS & 0xFFDF_FFFF, &mut core, &Around::NONE)
             .unwrap();
         pmu.write_msr(IA32_PMC0, 77, &mut core, &Around::NONE).unwrap();
-        let _ = pmu.state_change(Change::Init, &mut core, &Around::NONE);
+        let _ = pmu.state_change(Change::Init { at: 0 }, &mut core, &Around::NONE);
         assert_ne!(pmu.state(), fresh, "{}: INIT leaves it alone", model.name);
         let _ = pmu.state_change(Change::Reset, &mut core, &Around::NONE);
         assert_eq!(pmu.state(), fresh, "{}", model.name);

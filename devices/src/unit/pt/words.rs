@@ -280,7 +280,7 @@ impl<O: Output> Pt<O> {
                 };
                 self.far(&record, true, cpu);
             }
-            Change::Init => self.init(step, cpu),
+            Change::Init { at } => self.init(at, step, cpu),
             Change::StartUp(vector) => {
                 if self.s.ctl.event_en() && self.s.status.context_en() {
                     self.control_flow_event(cfe::SIPI, vector, None, false, step);
@@ -388,8 +388,8 @@ impl<O: Output> Pt<O> {
 
     /// INIT: the source is told now, the target when execution starts, at the reset vector or after a start-up IPI. Rows 30
     /// and 31.
-    fn init(&mut self, step: u64, cpu: &mut dyn Processor) {
-        let (from, before) = (self.s.ip, self.s.packet_en);
+    fn init(&mut self, from: u64, step: u64, cpu: &mut dyn Processor) {
+        let before = self.s.packet_en;
         if self.s.ctl.event_en() && self.s.status.context_en() {
             self.control_flow_event(cfe::INIT, 0, Some(from), before, step);
         }

@@ -798,7 +798,8 @@ fn init_and_start_up() {
         ..Context::default()
     };
     bench.guest.rip = 0xFFF0;
-    let found = bench.packets(|b| change(b, Change::Init));
+    // Straight-line code has run since the last packet.
+    let found = bench.packets(|b| change(b, Change::Init { at: 0x1234 }));
     let cfe = |kind, vector, ip| Cfe { kind, vector, ip };
     let pip = Pip {
         cr3: 0,
@@ -806,7 +807,7 @@ fn init_and_start_up() {
     };
     assert_eq!(
         found,
-        [cfe(6, 0, true), Fup(Some(0x1000)), pip],
+        [cfe(6, 0, true), Fup(Some(0x1234)), pip],
         "INIT: the target is not known yet"
     );
     let mut bsp = bench.clone();
@@ -834,7 +835,7 @@ fn init_and_start_up() {
 fn a_psb_waits_until_a_processor_starts_after_init() {
     let ctl = all_rings().with_mtc_en(true).with_mtc_freq(0).with_psb_freq(0);
     let mut bench = Bench::start(everything(), ctl);
-    change(&mut bench, Change::Init);
+    change(&mut bench, Change::Init { at: 0x1000 });
     let found = bench.packets(|b| {
         // More bytes than PSBFreq 0 leaves between two PSBs: 2048.
         for _ in 0..3000 {
