@@ -75,9 +75,15 @@ fn a_trace_begins_with_psb_unless_bytes_have_been_counted() {
     bench.stop();
     let from = bench.offset();
     assert_ne!(bench.rdmsr(IA32_RTIT_STATUS) >> 32, 0, "PacketByteCnt");
-    bench.wrmsr(IA32_RTIT_CTL, all.with_trace_en(true).into_bits());
-    let again = [Tsc(step), tma, Cbr(cbr), mode64(), TipPge(Some(0x1000))];
-    assert_eq!(bench.packets_from(from), again, "a start in the middle");
+    let mut from = from;
+    for ip in [0xFFFF_8000_0000_1000, 0x1000, 0x7F00_0000_1000] {
+        bench.guest.rip = ip;
+        bench.wrmsr(IA32_RTIT_CTL, all.with_trace_en(true).into_bits());
+        let again = [Tsc(step), tma, Cbr(cbr), mode64(), TipPge(Some(ip))];
+        assert_eq!(bench.packets_from(from), again, "a start in the middle, at {ip:#x}");
+        bench.stop();
+        from = bench.offset();
+    }
 
     let bench = Bench::start(skylake(), all_rings());
     assert!(
@@ -276,17 +282,38 @@ fn returns_that_can_and_cannot_be_compressed() {
 // covers: pt/ip-compression
 #[test]
 fn ips_are_sent_in_the_shortest_form() {
-    let mut bench = Bench::start(skylake(), all_rings());
-    let mut len = |to: u64| {
+    let all = all_rings();
+    let mut bench = Bench::start(skylake(), all);
+    let jumps = [
+        (0x1234, 3, "16 bits"),
+        (0x5_1234, 5, "32 bits"),
+        (0x7F00_0005_1234, 7, "48 bits"),
+        (0x7F00_0005_0000, 3, "16 bits more"),
+        (0xFFFF_8000_0000_0000, 7, "48 bits, sign-extended"),
+    ];
+    for (to, len, what) in jumps {
         let from = bench.offset();
         bench.sync(to);
-        bench.offset() - from
-    };
-    assert_eq!(len(0x1234), 3, "16 bits");
-    assert_eq!(len(0x5_1234), 5, "32 bits");
-    assert_eq!(len(0x7F00_0005_1234), 7, "48 bits");
-    assert_eq!(len(0x7F00_0005_0000), 3, "16 bits more");
-    assert_eq!(len(0xFFFF_8000_0000_0000), 7, "48 bits, sign-extended");
+        assert_eq!(bench.offset() - from, len, "{what}");
+    }
+    // A stop there, and a start at a low address.
+    bench.stop();
+    bench.guest.rip = 0x1_2345;
+    bench.wrmsr(IA32_RTIT_CTL, all.with_trace_en(true).into_bits());
+    bench.sync(0x1_2300);
+    // The whole trace from its one PSB on gives the addresses back.
+    let ips: Vec<u64> = bench
+        .packets_from(0)
+        .into_iter()
+        .filter_map(|packet| match packet {
+            Tip(ip) | TipPge(ip) => ip,
+            _ => None,
+        })
+        .collect();
+    let mut expected = vec![0x1000];
+    expected.extend(jumps.map(|(to, ..)| to));
+    expected.extend([0x1_2345, 0x1_2300]);
+    assert_eq!(ips, expected);
 }
 
 // covers: pt/far
