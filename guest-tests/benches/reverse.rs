@@ -40,7 +40,7 @@ fn seconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
 /// Symbols of the kernel without KASLR: a function that is not called, and a variable that is not written.
 fn symbols() -> Result<[u64; 2], String> {
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(QUIET.into()),
         ..MachineConfig::new(&linux().kernel)
     };
@@ -139,7 +139,7 @@ fn measure(rounds: usize) -> Result<(), String> {
     let (plain, keeping) = (middle(plain), middle(keeping));
 
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(CMDLINE.into()),
         reverse: Some(minivmm::config::ReverseOptions::default()),
         ..MachineConfig::new(&linux().kernel)

@@ -137,7 +137,7 @@ fn find(name: &str) -> Option<&'static Subject> {
 fn boot(model: &'static CpuModel, steps: Option<u64>) -> MachineConfig {
     let guest = linux();
     MachineConfig {
-        initrd: Some(guest.initrd.clone()),
+        initrd: vec![guest.initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         max_instructions: steps,
         model,

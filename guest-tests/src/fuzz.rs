@@ -20,7 +20,7 @@ pub use gdb::gdb;
 use minivmm::cli::{self, Job};
 use minivmm::machine::Machine;
 use minivmm::machine::collect::{Collector, Limits};
-use minivmm::machine::loader::{self, Boot, Entry, Input, LoadError};
+use minivmm::machine::loader::{self, Boot, Entry, Input, LoadError, Module};
 use minivmm::machine::memory::Memory;
 use minivmm::machine::newc::Archive;
 use minivmm::machine::virtio;
@@ -155,14 +155,29 @@ fn load(boot: &Boot) -> Result<(Entry, Memory), (Input, LoadError)> {
     Ok((entry, memory))
 }
 
-fn boot<'a>(kernel: &'a [u8], initrd: Option<&'a [u8]>, cmdline: Option<&'a [u8]>) -> Boot<'a> {
+fn boot<'a>(kernel: &'a [u8], modules: &'a [Module<'a>], cmdline: Option<&'a [u8]>) -> Boot<'a> {
     Boot {
         kernel,
         kernel_name: b"kernel",
-        initrd,
-        initrd_name: b"initrd",
+        modules,
         cmdline,
         rsdp: 0xe_0000,
+    }
+}
+
+fn module(bytes: &[u8]) -> Module<'_> {
+    Module {
+        bytes,
+        name: b"module",
+        words: b"words",
+    }
+}
+
+/// A part of an initial RAM disk, of which Linux is told nothing.
+fn part(bytes: &[u8]) -> Module<'_> {
+    Module {
+        words: b"",
+        ..module(bytes)
     }
 }
 
@@ -175,28 +190,28 @@ fn check<T>(result: Result<T, (Input, LoadError)>) {
 
 /// The bytes as a Linux kernel.
 pub fn bzimage(bytes: &[u8]) {
-    check(load(&boot(bytes, None, None)));
+    check(load(&boot(bytes, &[], None)));
 }
 
 /// The bytes as a multiboot kernel, with a module.
 pub fn multiboot(bytes: &[u8]) {
-    check(load(&boot(bytes, Some(b"module"), Some(b"words"))));
+    check(load(&boot(bytes, &[module(b"module"), module(bytes)], Some(b"words"))));
 }
 
 /// The bytes as an ELF64 kernel, with a module.
 pub fn elf(bytes: &[u8]) {
-    check(load(&boot(bytes, Some(b"module"), Some(b"words"))));
+    check(load(&boot(bytes, &[module(b"module"), module(bytes)], Some(b"words"))));
 }
 
 /// The bytes as an initial RAM disk.
 pub fn initrd(bytes: &[u8]) {
-    check(load(&boot(&small_bzimage(), Some(bytes), None)));
+    check(load(&boot(&small_bzimage(), &[part(bytes), part(bytes)], None)));
 }
 
 /// The bytes as the guest's command line, for both kinds of kernel.
 pub fn guest_command_line(bytes: &[u8]) {
-    check(load(&boot(&small_bzimage(), None, Some(bytes))));
-    check(load(&boot(&multiboot_images()[0], None, Some(bytes))));
+    check(load(&boot(&small_bzimage(), &[], Some(bytes))));
+    check(load(&boot(&multiboot_images()[0], &[], Some(bytes))));
 }
 
 /// The bytes as minivmm's own command line, its words separated by NUL.
@@ -641,16 +656,16 @@ mod tests {
     #[test]
     fn seeds_are_accepted() {
         for archive in initrds() {
-            load(&boot(&small_bzimage(), Some(&archive), Some(b"x")))
+            load(&boot(&small_bzimage(), &[part(&archive)], Some(b"x")))
                 .map(drop)
                 .unwrap();
         }
         for image in multiboot_images() {
-            load(&boot(&image, Some(b"module"), None)).map(drop).unwrap();
+            load(&boot(&image, &[module(b"module")], None)).map(drop).unwrap();
         }
         for image in elf_images() {
             let archive = &initrds()[0];
-            load(&boot(&image, Some(archive), None)).map(drop).unwrap();
+            load(&boot(&image, &[part(archive)], None)).map(drop).unwrap();
         }
         for words in command_lines() {
             let words = words

@@ -21,7 +21,7 @@ const CMDLINE: &str = "console=ttyS0 panic=-1 quiet";
 /// The same Linux here, with the symbols that it has in memory as soon as it has any.
 fn boot() -> (Run, Console, SymbolTable, Option<String>) {
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(CMDLINE.into()),
         memory: 256 << 20,
         ..MachineConfig::new(&linux().kernel)

@@ -50,7 +50,7 @@ fn boot(folder: &Folder, cmdline: &str) -> Booted {
     let collected = folder.join("collected");
     std::fs::create_dir_all(&collected).unwrap();
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         inject: Some(folder.to_path_buf()),
         collect: Some(collected.clone()),
         cmdline: Some(format!("console=ttyS0 panic=-1 {cmdline}").into()),

@@ -1,6 +1,6 @@
 //! Multiboot guests in minivmm, and the same images in QEMU for comparison.
 
-use guest_tests::{HELLO, INFO, LOOPS, LOOPS_NATIVE, Outcome, in_minivmm, in_qemu, run};
+use guest_tests::{HELLO, INFO, LOOPS, LOOPS_NATIVE, Outcome, in_minivmm, in_qemu, linux, run};
 use std::process::Command;
 use std::time::Duration;
 
@@ -89,5 +89,42 @@ fn loops_compute_what_the_host_computes() {
         let guest = run(in_minivmm(LOOPS).args(["--cmdline", &format!("{name} {reps}")]), LIMIT).must_end_with(1);
         assert!(host.fact("end").is_some_and(|value| value.len() == 16), "{host:?}");
         assert_eq!(guest.fact("end"), host.fact("end"), "{name}");
+    }
+}
+
+/// Xen, with Linux as its first domain: two modules, the first with words of its own. The domain's processes print, and its end
+/// ends the machine.
+// covers: loader/multiboot-modules, loader/bios-data, boot/xen
+#[test]
+fn xen_boots_linux_from_its_modules() {
+    let linux = linux();
+    let xen = linux.kernel.with_file_name("xen");
+    let domain = linux.kernel.with_file_name("vmlinuz-dom0");
+    let kernel = format!(
+        "{} console=hvc0 panic=-1 quiet minivmm.script=nothing",
+        domain.display()
+    );
+    let outcome = run(
+        in_minivmm(xen)
+            .args(["--cmdline", "console=com1 com1=115200,8n1 dom0_mem=256M"])
+            .args(["--initrd", &kernel, "--initrd"])
+            .arg(&linux.initrd)
+            .args([
+                "-m",
+                "1G",
+                "--cpu-model",
+                "haswell",
+                "--max-instructions",
+                "40000000000",
+            ]),
+        LIMIT,
+    );
+    for line in [
+        "(XEN) Multiboot-e820 RAM map:",
+        "(XEN) Xen version 4.",
+        "minivmm-guest: script nothing ended with status 0",
+        "(XEN) Entering ACPI S5 state.",
+    ] {
+        assert!(outcome.console.contains(line), "no {line:?} in {}", outcome.console);
     }
 }

@@ -28,7 +28,7 @@ fn booting(cpus: u8) -> MachineConfig {
     MachineConfig {
         cpus,
         memory: 256 << 20,
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         model: &SKYLAKE_SERVER,
         ..MachineConfig::new(&linux().kernel)

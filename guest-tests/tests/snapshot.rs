@@ -556,7 +556,7 @@ fn a_booting_linux_goes_on_from_any_state() {
     let config = MachineConfig {
         cpus: 2,
         memory: 256 << 20,
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         model: &SKYLAKE_SERVER,
         max_instructions: Some(60_000_000),

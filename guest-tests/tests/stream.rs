@@ -109,7 +109,7 @@ impl Watch for Walker {
 /// Boots for so many steps under an observer: what it has heard, and what the machine came to.
 fn boot(steps: u64, observer: impl FnOnce(Shared) -> Box<dyn Watch + Send>) -> (Heard, u64) {
     let mut config = MachineConfig::new(&linux().kernel);
-    config.initrd = Some(linux().initrd.clone());
+    config.initrd = vec![linux().initrd.clone().into()];
     config.cmdline = Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec());
     config.max_instructions = Some(steps);
     let mut vm = Run::new(&config).unwrap();

@@ -17,7 +17,7 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        ClockMode, DiskConfig, EngineChoice, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
+        ClockMode, DiskConfig, EngineChoice, InitrdFile, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
         VIRTUAL_RTC_BASE,
     },
     error::Error,
@@ -52,9 +52,10 @@ pub struct Cli {
     /// Kernel: a Linux bzImage, an ELF64 kernel (by its PVH note, or a vmlinux by its 64-bit entry point), or an ELF32 multiboot 1 image
     #[arg(long, value_name = "FILE", required = true)]
     kernel: Option<PathBuf>,
-    /// Initial RAM disk (for multiboot: the module)
-    #[arg(long, value_name = "FILE")]
-    initrd: Option<PathBuf>,
+    /// Initial RAM disk; repeated, the archives follow one another. For multiboot and PVH: a module, with the words behind its name
+    /// (repeatable)
+    #[arg(long, value_name = "FILE[ WORDS]", value_parser = OsStringValueParser::new().try_map(parse_initrd))]
+    initrd: Vec<InitrdFile>,
     /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
     #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
@@ -354,8 +355,18 @@ mod tests {
     #[test]
     fn options_and_their_aliases_reach_the_config() {
         assert_eq!(run(&["--kernel", "a/b"]).unwrap().kernel, PathBuf::from("a/b"));
-        assert_eq!(with(&["--initrd", "i"]).initrd, Some("i".into()));
-        assert_eq!(with(&[]).initrd, None);
+        assert_eq!(with(&["--initrd", "i"]).initrd, ["i".into()]);
+        assert_eq!(with(&[]).initrd, []);
+        let module = InitrdFile {
+            path: "vmlinuz".into(),
+            words: b"console=hvc0 root=/dev/ram0".to_vec(),
+        };
+        let two = with(&["--initrd", "vmlinuz console=hvc0 root=/dev/ram0", "--initrd", "i"]);
+        assert_eq!(two.initrd, [module, "i".into()]);
+        for wrong in ["", " words"] {
+            let error = run(&["--kernel", "k", "--initrd", wrong]).unwrap_err().to_string();
+            assert!(error.contains("needs a file"), "{error}");
+        }
         assert_eq!(with(&["--cmdline", "a b"]).cmdline, Some(b"a b".to_vec()));
         assert_eq!(with(&["--append", "-x"]).cmdline, Some(b"-x".to_vec()));
         assert_eq!(with(&[]).cmdline, None);

@@ -95,13 +95,31 @@ pub struct RecordOptions {
     pub arguments: Vec<OsString>,
 }
 
+/// A part of an initial RAM disk, or a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InitrdFile {
+    /// The file.
+    pub path: PathBuf,
+    /// What a multiboot or PVH kernel is told of it behind its name.
+    pub words: Vec<u8>,
+}
+
+impl<P: Into<PathBuf>> From<P> for InitrdFile {
+    fn from(path: P) -> Self {
+        InitrdFile {
+            path: path.into(),
+            words: Vec::new(),
+        }
+    }
+}
+
 /// A machine to be built and run.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
     /// The kernel: a bzImage or an ELF32 multiboot image.
     pub kernel: PathBuf,
-    /// The initial RAM disk, or the multiboot module.
-    pub initrd: Option<PathBuf>,
+    /// The parts of Linux's initial RAM disk, or the modules of a multiboot or PVH kernel, in order.
+    pub initrd: Vec<InitrdFile>,
     /// A folder whose tree is below /inject in a Linux guest.
     pub inject: Option<PathBuf>,
     /// A folder for the files that the guest sends through its second serial port, which exists if this is given.
@@ -165,7 +183,7 @@ impl MachineConfig {
     pub fn new(kernel: impl Into<PathBuf>) -> Self {
         MachineConfig {
             kernel: kernel.into(),
-            initrd: None,
+            initrd: Vec::new(),
             inject: None,
             collect: None,
             disks: Vec::new(),

@@ -16,7 +16,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = MachineConfig {
-//!     initrd: Some("initramfs.cpio".into()),
+//!     initrd: vec!["initramfs.cpio".into()],
 //!     memory: 256 << 20,
 //!     cpus: 2,
 //!     model: minivmm::model::find("haswell,-rdrand")?,

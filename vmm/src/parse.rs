@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     os::unix::ffi::{OsStrExt, OsStringExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -11,7 +11,7 @@ use machine::{disk::DiskMode, memory::MEMORY_MIN};
 
 use crate::{
     address::{self, DebugAddress},
-    config::{DiskConfig, SerialTarget, VIRTUAL_RTC_BASE},
+    config::{DiskConfig, InitrdFile, SerialTarget, VIRTUAL_RTC_BASE},
 };
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.
@@ -145,6 +145,25 @@ pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, String> {
     Ok(DiskConfig {
         path: PathBuf::from(OsString::from_vec(path.to_vec())),
         mode,
+    })
+}
+
+/// A file, or a file and behind a space the words that go with it. A file whose name has spaces is one that exists.
+pub(crate) fn parse_initrd(text: OsString) -> Result<InitrdFile, String> {
+    let bytes = text.as_bytes();
+    let space = bytes.iter().position(|byte| *byte == b' ');
+    let Some(space) = space.filter(|_| !Path::new(&text).exists()) else {
+        return match bytes {
+            [] => Err("needs a file".into()),
+            _ => Ok(PathBuf::from(text).into()),
+        };
+    };
+    if space == 0 {
+        return Err("needs a file before the words, as \"FILE WORDS\"".into());
+    }
+    Ok(InitrdFile {
+        path: PathBuf::from(OsString::from_vec(bytes[..space].to_vec())),
+        words: bytes[space + 1..].to_vec(),
     })
 }
 

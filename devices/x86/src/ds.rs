@@ -37,6 +37,20 @@ pub struct PebsCaps {
     pub any_event: bool,
 }
 
+impl PebsCaps {
+    /// Nothing beyond records of the first format: what a model's row leaves out.
+    pub const NONE: Self = Self {
+        format: PebsFormat::Core,
+        enable: 0,
+        resets: 0,
+        load_latency: false,
+        frontend: 0,
+        data_cfg: 0,
+        qualified: false,
+        any_event: false,
+    };
+}
+
 /// PEBS_EN bit 63 of Sandy Bridge: precise store on counter 3.
 pub const PRECISE_STORE: u64 = 1 << 63;
 

@@ -512,6 +512,25 @@ pub struct PmuCaps {
 }
 
 impl PmuCaps {
+    /// No counters: what a model's row leaves out.
+    pub const NONE: Self = Self {
+        version: 0,
+        general: 0,
+        general_width: 0,
+        fixed: 0,
+        fixed_width: 0,
+        architectural: 0,
+        capabilities: None,
+        select: 0,
+        any_thread: false,
+        offcore: [0, 0],
+        reference: 1,
+        slots: 1,
+        events: &[],
+    };
+}
+
+impl PmuCaps {
     /// The event with this code, if the model has it.
     pub fn event(&self, select: EventSelect) -> Option<&'static EventRow> {
         let is = |row: &&EventRow| (row.event, row.umask) == (select.event(), select.umask());

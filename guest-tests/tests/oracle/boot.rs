@@ -74,7 +74,7 @@ fn chosen() -> Vec<Trial> {
 
 fn boot((model, on): &Trial, wanted: std::ops::Range<u64>) -> Verdict {
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         model,
         ..MachineConfig::new(&linux().kernel)

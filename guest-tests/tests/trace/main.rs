@@ -19,7 +19,7 @@ mod sweep;
 /// A boot of Linux that switches itself off at its end, or after so many steps.
 fn config(model: &str, cpus: u8) -> MachineConfig {
     MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 minivmm.script=nothing".to_vec()),
         max_instructions: if guest_tests::full() { None } else { Some(15_000_000) },
         cpus,
@@ -214,7 +214,7 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
     fs::create_dir(&inject).expect("a folder");
     fs::copy(JIT, inject.join("init")).expect("a copy");
     let plain = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         inject: Some(inject),
         cmdline: Some(b"console=ttyS0 panic=-1 quiet".to_vec()),
         memory: 256 << 20,

@@ -201,6 +201,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         if options.full {
             guest::debug::prepare(stage, &guest.kernel)?;
         }
+        guest::xen::prepare(stage)?;
         guest::with_tools(stage, &guest).map(drop)
     });
     suite.stage("format", |stage, suite, _| {

@@ -86,19 +86,6 @@ pub fn pack(folder: &Path, limit: u64) -> Result<Injection, InjectError> {
     })
 }
 
-/// The initial RAM disk with the archive behind it.
-pub fn append(initrd: Option<Vec<u8>>, archive: Vec<u8>) -> Vec<u8> {
-    match initrd {
-        None => archive,
-        Some(mut bytes) => {
-            // An archive starts at a multiple of four; the zeroes between are skipped.
-            bytes.resize(bytes.len().next_multiple_of(4), 0);
-            bytes.extend(archive);
-            bytes
-        }
-    }
-}
-
 /// The command line with the hook, unless it names a first process itself.
 pub fn hooked(cmdline: Option<Vec<u8>>, hook: Option<&str>) -> Option<Vec<u8>> {
     let Some(hook) = hook else { return cmdline };
@@ -257,13 +244,6 @@ mod tests {
         let injection = pack(&folder.0, LIMIT).unwrap();
         assert!(injection.archive == expected.finish() && injection.hook.is_none());
         loader::initrd::check(&injection.archive).unwrap();
-        // Behind whatever is there, plain or compressed, of any length.
-        let gzip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        let both = append(Some(gzip[..].to_vec()), injection.archive.clone());
-        loader::initrd::check(&both).unwrap();
-        let odd = append(Some(vec![0; 5]), injection.archive.clone());
-        assert_eq!(odd[8..], injection.archive);
-        assert_eq!(append(None, injection.archive.clone()), injection.archive);
     }
 
     // covers: cli/inject-machine

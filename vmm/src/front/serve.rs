@@ -33,7 +33,7 @@ const REQUESTS: usize = 16;
 pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     let mut run = Run::new(config)?;
     let mut keep = vec![config.kernel.as_path()];
-    keep.extend(config.initrd.as_deref());
+    keep.extend(config.initrd.iter().map(|part| part.path.as_path()));
     keep.extend(config.disks.iter().map(|disk| disk.path.as_path()));
     let mut console = Console::open(&config.serial, &keep, run.line())?;
     let listening = |what| move |source| Error::System { what, source };

@@ -10,17 +10,17 @@ use std::{
 use crate::{config::MachineConfig, error::Error};
 use machine::{
     acpi, inject,
-    loader::{self, Boot, Input},
+    loader::{self, Boot, Input, Module},
     memory::Memory,
 };
 
 /// Reads and loads the kernel and the initial RAM disk.
 pub(super) fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::Entry, Error> {
     let kernel = read_file("--kernel", &config.kernel, memory.low_end())?;
-    let mut initrd = match &config.initrd {
-        Some(path) => Some(read_file("--initrd", path, memory.low_end())?),
-        None => None,
-    };
+    let mut parts = Vec::new();
+    for part in &config.initrd {
+        parts.push(read_file("--initrd", &part.path, memory.low_end())?);
+    }
     let mut cmdline = config.cmdline.clone();
     if let Some(folder) = &config.inject {
         let unfit = |text| Error::File {
@@ -33,50 +33,49 @@ pub(super) fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::En
                 "needs a Linux kernel; give a multiboot kernel its module with --initrd",
             ));
         }
-        if initrd.as_deref().is_some_and(loader::initrd::is_file_system) {
+        if parts.iter().any(|part| loader::initrd::is_file_system(part)) {
             return Err(unfit(
                 "needs an initial RAM disk that is an archive; this one is a file system",
             ));
         }
-        // What the file lacks must not come from the archive behind it.
-        if let (Some(bytes), Some(path)) = (&initrd, &config.initrd) {
-            loader::initrd::check(bytes).map_err(|source| Error::Image {
-                option: "--initrd",
-                path: path.clone(),
-                source,
-            })?;
-        }
         let injection = inject::pack(folder, memory.low_end())?;
         cmdline = inject::hooked(cmdline, injection.hook);
-        initrd = Some(inject::append(initrd, injection.archive));
+        parts.push(injection.archive);
     }
     let name = |path: &Path| path.as_os_str().as_bytes().to_vec();
-    let initrd_name = config.initrd.as_deref().map(name).unwrap_or_default();
+    let names: Vec<Vec<u8>> = config.initrd.iter().map(|part| name(&part.path)).collect();
+    let modules: Vec<Module<'_>> = parts
+        .iter()
+        .enumerate()
+        .map(|(n, bytes)| Module {
+            bytes,
+            name: names.get(n).map_or(&[], Vec::as_slice),
+            words: config.initrd.get(n).map_or(&[], |part| part.words.as_slice()),
+        })
+        .collect();
     let request = Boot {
         kernel: &kernel,
         kernel_name: &name(&config.kernel),
-        initrd: initrd.as_deref(),
-        initrd_name: &initrd_name,
+        modules: &modules,
         cmdline: cmdline.as_deref(),
         rsdp: acpi::RSDP,
     };
-    loader::load(memory, &request).map_err(|(input, source)| match (input, &config.initrd, &config.inject) {
-        (Input::Initrd, Some(path), _) => Error::Image {
-            option: "--initrd",
-            path: path.clone(),
-            source,
-        },
-        (Input::Initrd, None, Some(path)) => Error::Image {
-            option: "--inject",
-            path: path.clone(),
-            source,
-        },
-        (Input::Cmdline, ..) => Error::Cmdline(source),
-        _ => Error::Image {
-            option: "--kernel",
-            path: config.kernel.clone(),
-            source,
-        },
+    loader::load(memory, &request).map_err(|(input, source)| {
+        let image = |option, path: &Path| Error::Image {
+            option,
+            path: path.into(),
+            source: source.clone(),
+        };
+        match input {
+            Input::Kernel => image("--kernel", &config.kernel),
+            Input::Cmdline => Error::Cmdline(source.clone()),
+            // What has no file among the parts is what was injected.
+            Input::Module(n) => match (config.initrd.get(n), &config.inject) {
+                (Some(part), _) => image("--initrd", &part.path),
+                (None, Some(folder)) => image("--inject", folder),
+                (None, None) => image("--kernel", &config.kernel),
+            },
+        }
     })
 }
 

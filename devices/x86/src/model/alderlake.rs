@@ -7,7 +7,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
@@ -17,21 +16,16 @@ use crate::{debugctl, lbr};
 pub const ALDERLAKE: CpuModel = CpuModel {
     name: "alderlake",
     description: "Intel Core i9-12900K performance core (Alder Lake-S, 2021): x86-64-v3, SHA, architectural LBR, PT",
-    tsc_khz: // Leaf 15H: 166 to 2.
-    83 * CRYSTAL_KHZ,
+    // Leaf 15H: 166 to 2.
+    tsc_khz: 83 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::ARCHITECTURAL),
-
         lbr: Some(lbr::ARCHITECTURAL),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
@@ -46,7 +40,6 @@ pub const ALDERLAKE: CpuModel = CpuModel {
                 any_event: true,
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 5,
             // Leaf 0AH shows what both kinds of cores have; a performance core has eight and four, and MSR_PERF_METRICS.
@@ -57,15 +50,15 @@ pub const ALDERLAKE: CpuModel = CpuModel {
             architectural: 0x7F,
             capabilities: Some(0xE4C0),
             select: 0x4_FFDF_FFFF,
-            any_thread: false,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 83,
             slots: 6,
             events: &[events::GOLDEN_COVE, events::HASWELL, events::SUNNY_COVE_BRANCHES],
+            ..PmuCaps::NONE
         }),
-
         pt: PtCaps::of(&SILICON, 83 * CRYSTAL_KHZ),
     },
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 38.4 MHz, which drives the APIC timer.

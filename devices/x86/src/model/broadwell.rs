@@ -7,7 +7,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -18,21 +17,16 @@ use crate::{debugctl, lbr};
 pub const BROADWELL: CpuModel = CpuModel {
     name: "broadwell",
     description: "Intel Xeon E5-2697 v4 (Broadwell-EP, 2016): x86-64-v3, ADX, RDSEED, SMAP, PT, RDT",
-    tsc_khz: // The ratio in MSR_PLATFORM_INFO times the bus clock.
-    23 * BUS_KHZ,
+    // The ratio in MSR_PLATFORM_INFO times the bus clock.
+    tsc_khz: 23 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::NEHALEM),
-
         lbr: Some(lbr::BROADWELL),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
@@ -41,13 +35,10 @@ pub const BROADWELL: CpuModel = CpuModel {
                 enable: 0xF_0000_000F,
                 resets: 4,
                 load_latency: true,
-                frontend: 0,
-                data_cfg: 0,
                 qualified: true,
-                any_event: false,
+                ..PebsCaps::NONE
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 3,
             general: 4,
@@ -63,9 +54,9 @@ pub const BROADWELL: CpuModel = CpuModel {
             slots: 4,
             events: &[events::HASWELL, events::BRANCHES, events::TRANSACTIONS],
         }),
-
         pt: PtCaps::of(&SILICON, 23 * BUS_KHZ),
     },
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 100 MHz, which drives the APIC timer.

@@ -9,7 +9,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -19,21 +18,16 @@ use crate::{debugctl, lbr};
 pub const CORE2: CpuModel = CpuModel {
     name: "core2",
     description: "Intel Core 2 Duo E6750 (Conroe, 2007): x86-64, SSSE3, CMPXCHG16B",
-    tsc_khz: // 8 times the bus clock.
-    8 * BUS_KHZ,
+    // 8 times the bus clock.
+    tsc_khz: 8 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::CORE2),
-
         lbr: Some(lbr::CORE2),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: false,
@@ -41,14 +35,9 @@ pub const CORE2: CpuModel = CpuModel {
                 format: PebsFormat::Core,
                 enable: 0x1,
                 resets: 1,
-                load_latency: false,
-                frontend: 0,
-                data_cfg: 0,
-                qualified: false,
-                any_event: false,
+                ..PebsCaps::NONE
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 2,
             general: 2,
@@ -58,15 +47,14 @@ pub const CORE2: CpuModel = CpuModel {
             architectural: 0x7F,
             capabilities: Some(0x00C0),
             select: 0xFFDF_FFFF,
-            any_thread: false,
-            offcore: [0, 0],
             reference: 8,
             slots: 4,
             events: &[events::CORE2],
+            ..PmuCaps::NONE
         }),
-
-        pt: None,
+        ..UnitCaps::NONE
     },
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 333.33 MHz.

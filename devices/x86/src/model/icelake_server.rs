@@ -7,7 +7,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -18,21 +17,16 @@ use crate::{debugctl, lbr};
 pub const ICELAKE_SERVER: CpuModel = CpuModel {
     name: "icelake-server",
     description: "Intel Xeon Platinum 8351N (Ice Lake-SP, 2021): x86-64-v4, SHA, UMIP, LA57, PT, RDT",
-    tsc_khz: // Leaf 15H: 192 to 2.
-    96 * CRYSTAL_KHZ,
+    // Leaf 15H: 192 to 2.
+    tsc_khz: 96 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::SKYLAKE),
-
         lbr: Some(lbr::SKYLAKE),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
@@ -47,7 +41,6 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
                 any_event: true,
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 5,
             general: 8,
@@ -57,15 +50,15 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
             architectural: 0xFF,
             capabilities: Some(0xE4C0),
             select: 0x4_FFDF_FFFF,
-            any_thread: false,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 96,
             slots: 5,
             events: &[events::HASWELL, events::SUNNY_COVE_BRANCHES, events::TRANSACTIONS],
+            ..PmuCaps::NONE
         }),
-
         pt: PtCaps::of(&SILICON, 96 * CRYSTAL_KHZ),
     },
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

@@ -278,6 +278,22 @@ impl UnitCaps {
 }
 
 impl CpuModel {
+    /// A part without anything: what a model's row leaves out.
+    pub const NONE: Self = Self {
+        name: "",
+        description: "",
+        tsc_khz: 0,
+        apic_timer_khz: 0,
+        microcode: 0,
+        silicon: &[],
+        cpuid: &[],
+        adjustments: &[],
+        added: Features::NONE,
+        removed: Features::NONE,
+        msrs: &[],
+        units: UnitCaps::NONE,
+    };
+
     /// What CPUID answers: `[eax, ebx, ecx, edx]` for EAX = `leaf` and ECX = `subleaf`.
     ///
     /// A leaf above the highest of its range answers as the highest basic leaf does, ECX honoured; an absent leaf below

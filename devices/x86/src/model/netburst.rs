@@ -11,7 +11,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy};
-use crate::cpuid::Features;
 use crate::ds::DsCaps;
 use crate::msr::*;
 use crate::{debugctl, lbr};
@@ -20,32 +19,25 @@ use crate::{debugctl, lbr};
 pub const NETBURST: CpuModel = CpuModel {
     name: "netburst",
     description: "Intel Pentium 4 2.80 GHz (Northwood, 2002): 32 bits, SSE2, PAE",
-    tsc_khz: // 14 times the bus clock.
-    14 * BUS_KHZ,
+    // 14 times the bus clock.
+    tsc_khz: 14 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::NETBURST),
-
         lbr: Some(lbr::netburst(SILICON[1].regs[0])),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
             // Its own way of sampling is absent by decision.
             pebs: None,
         }),
-
-        pmu: None,
-
-        pt: None,
+        ..UnitCaps::NONE
     },
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 200 MHz.

@@ -10,7 +10,7 @@
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy};
-use crate::cpuid::{Features, Register};
+use crate::cpuid::Register;
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::{debugctl, lbr};
@@ -19,41 +19,29 @@ use crate::{debugctl, lbr};
 pub const P6: CpuModel = CpuModel {
     name: "p6",
     description: "Intel Pentium III 733 MHz (Coppermine, 1999): 32 bits, SSE, PAE",
-    tsc_khz: // 5.5 times the bus clock.
-    11 * BUS_KHZ / 2,
+    // 5.5 times the bus clock.
+    tsc_khz: 11 * BUS_KHZ / 2,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
     adjustments: ADJUSTMENTS,
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::P6),
-
         lbr: Some(lbr::P6),
-
-        ds: None,
-
         pmu: Some(PmuCaps {
-            version: 0,
             general: 2,
             general_width: 40,
-            fixed: 0,
-            fixed_width: 0,
-            architectural: 0,
-            capabilities: None,
             select: 0xFFDF_FFFF,
-            any_thread: false,
-            offcore: [0, 0],
             reference: 1,
             slots: 1,
             events: &[events::P6],
+            ..PmuCaps::NONE
         }),
-
-        pt: None,
+        ..UnitCaps::NONE
     },
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 133.33 MHz.

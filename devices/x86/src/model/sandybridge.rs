@@ -7,7 +7,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PRECISE_STORE, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
 use crate::{debugctl, lbr};
@@ -16,21 +15,16 @@ use crate::{debugctl, lbr};
 pub const SANDYBRIDGE: CpuModel = CpuModel {
     name: "sandybridge",
     description: "Intel Core i7-2600 (Sandy Bridge, 2011): x86-64-v2, AVX, XSAVE, TSC deadline",
-    tsc_khz: // The ratio in MSR_PLATFORM_INFO times the bus clock.
-    34 * BUS_KHZ,
+    // The ratio in MSR_PLATFORM_INFO times the bus clock.
+    tsc_khz: 34 * BUS_KHZ,
     apic_timer_khz: BUS_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::NEHALEM),
-
         lbr: Some(lbr::NEHALEM),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
@@ -39,13 +33,10 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
                 enable: PRECISE_STORE | 0xF_0000_000F,
                 resets: 4,
                 load_latency: true,
-                frontend: 0,
-                data_cfg: 0,
                 qualified: true,
-                any_event: false,
+                ..PebsCaps::NONE
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 3,
             general: 4,
@@ -61,9 +52,9 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
             slots: 4,
             events: &[events::SANDYBRIDGE, events::BRANCHES],
         }),
-
-        pt: None,
+        ..UnitCaps::NONE
     },
+    ..CpuModel::NONE
 };
 
 /// The bus clock, 100 MHz, which drives the APIC timer.

@@ -8,7 +8,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -19,21 +18,16 @@ use crate::{debugctl, lbr};
 pub const SKYLAKE_SERVER: CpuModel = CpuModel {
     name: "skylake-server",
     description: "Intel Xeon Platinum 8160 (Skylake-SP, 2017): x86-64-v4, PKU, PT, RDT",
-    tsc_khz: // Leaf 15H: 168 to 2.
-    84 * CRYSTAL_KHZ,
+    // Leaf 15H: 168 to 2.
+    tsc_khz: 84 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::SKYLAKE),
-
         lbr: Some(lbr::SKYLAKE),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
@@ -43,12 +37,10 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
                 resets: 4,
                 load_latency: true,
                 frontend: 0x007F_FFFF,
-                data_cfg: 0,
                 qualified: true,
-                any_event: false,
+                ..PebsCaps::NONE
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 4,
             general: 4,
@@ -64,9 +56,9 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
             slots: 4,
             events: &[events::HASWELL, events::BRANCHES, events::TRANSACTIONS],
         }),
-
         pt: PtCaps::of(&SILICON, 84 * CRYSTAL_KHZ),
     },
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

@@ -6,7 +6,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
@@ -16,21 +15,16 @@ use crate::{debugctl, lbr};
 pub const SNOWRIDGE: CpuModel = CpuModel {
     name: "snowridge",
     description: "Intel Atom P5942B (Snow Ridge, 2020): x86-64-v2, SHA, GFNI, PEBS by PT",
-    tsc_khz: // Leaf 15H: 176 to 2.
-    88 * CRYSTAL_KHZ,
+    // Leaf 15H: 176 to 2.
+    tsc_khz: 88 * CRYSTAL_KHZ,
     apic_timer_khz: CRYSTAL_KHZ,
     microcode: MICROCODE,
     silicon: &SILICON,
     cpuid: &CPUID,
-    adjustments: &[],
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::SKYLAKE),
-
         lbr: Some(lbr::TREMONT),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: false,
@@ -38,14 +32,12 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
                 format: PebsFormat::Adaptive,
                 enable: 0x7_0000_000F,
                 resets: 11,
-                load_latency: false,
-                frontend: 0,
                 data_cfg: 0xFF00_000F,
                 qualified: true,
                 any_event: true,
+                ..PebsCaps::NONE
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 5,
             general: 4,
@@ -55,15 +47,15 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
             architectural: 0x7F,
             capabilities: Some(0x1_64C0),
             select: 0x4_FFDF_FFFF,
-            any_thread: false,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 88,
             slots: 4,
             events: &[events::TREMONT],
+            ..PmuCaps::NONE
         }),
-
         pt: PtCaps::of(&SILICON, 88 * CRYSTAL_KHZ),
     },
+    ..CpuModel::NONE
 };
 
 /// The crystal of leaf 15H, 25 MHz, which drives the APIC timer.

@@ -15,7 +15,7 @@
 
 use super::msrs::{self, BANK_REGISTERS, MTRR_FIXED};
 use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::{Feature, Features, Register};
+use crate::cpuid::{Feature, Register};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -32,14 +32,10 @@ pub const WESTMERE: CpuModel = CpuModel {
     silicon: &SILICON,
     cpuid: &CPUID,
     adjustments: ADJUSTMENTS,
-    added: Features::NONE,
-    removed: Features::NONE,
     msrs: &MSRS,
     units: UnitCaps {
         debugctl: Some(debugctl::NEHALEM),
-
         lbr: Some(lbr::NEHALEM),
-
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
@@ -48,13 +44,10 @@ pub const WESTMERE: CpuModel = CpuModel {
                 enable: 0xF_0000_000F,
                 resets: 4,
                 load_latency: true,
-                frontend: 0,
-                data_cfg: 0,
                 qualified: true,
-                any_event: false,
+                ..PebsCaps::NONE
             }),
         }),
-
         pmu: Some(PmuCaps {
             version: 3,
             general: 4,
@@ -70,9 +63,9 @@ pub const WESTMERE: CpuModel = CpuModel {
             slots: 4,
             events: &[events::NEHALEM],
         }),
-
-        pt: None,
+        ..UnitCaps::NONE
     },
+    ..CpuModel::NONE
 };
 
 /// The bus clock of the 5600 series, 133.33 MHz.

@@ -123,6 +123,36 @@ fn resolve_kernel() -> Option<String> {
         .or_else(|| newest_kernel(&apt_cache(&["pkgnames", "linux-image-6.1.0-"])))
 }
 
+/// The word with the highest number between a prefix and a suffix.
+fn highest<'a>(words: impl Iterator<Item = &'a str>, prefix: &str, suffix: &str) -> Option<&'a str> {
+    let number = |word: &str| -> Option<u32> { word.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok() };
+    let numbered = words.filter_map(|word| Some((number(word)?, word)));
+    numbered.max().map(|(_, word)| word)
+}
+
+/// The file of the package whose name has the highest number between a prefix and a suffix: one fetched before, or fetched now.
+pub fn highest_package_file(stage: &Stage, prefix: &str, suffix: &str) -> Result<PathBuf> {
+    let cache = cache();
+    let files: Vec<PathBuf> = fs::read_dir(&cache)
+        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+        .unwrap_or_default();
+    let names = files
+        .iter()
+        .filter_map(|file| file.file_name()?.to_str()?.split('_').next());
+    if let Some(name) = highest(names, prefix, suffix)
+        && let Some(file) = newest_package_file(&cache, &format!("{name}_"))
+    {
+        return Ok(file);
+    }
+    let what = format!("{prefix}*{suffix}");
+    let names = fetch(stage, &what, || {
+        let known = apt_cache(&["pkgnames", prefix]);
+        Some(vec![highest(known.split_whitespace(), prefix, suffix)?.to_string()])
+    })?;
+    let name = names.first().context("nothing was downloaded")?;
+    newest_package_file(&cache, &format!("{name}_")).with_context(|| format!("{what} was downloaded but is not there"))
+}
+
 /// Fetches packages into the cache with `apt-get download`, all or none; false where apt could not.
 fn download(stage: &Stage, names: &[String]) -> Result<bool> {
     let cache = cache();
@@ -361,6 +391,15 @@ mod tests {
     use super::*;
 
     // covers: suite/demo
+    #[test]
+    fn the_highest_number_in_a_name_is_the_newest() {
+        let text =
+            "xen-hypervisor-4.9-amd64\nxen-hypervisor-4.17-amd64\nxen-hypervisor-4.17-arm64\nxen-hypervisor-common\n";
+        let newest = |text: &'static str| highest(text.lines(), "xen-hypervisor-4.", "-amd64");
+        assert_eq!(newest(text), Some("xen-hypervisor-4.17-amd64"));
+        assert_eq!(newest("xen-hypervisor-common"), None);
+    }
+
     #[test]
     fn the_newest_cloud_kernel_is_chosen_by_number() {
         for (text, kernel) in [

@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode};
 mod debian;
 pub mod debug;
 mod tools;
+pub mod xen;
 // The same file as in the VMM's library, by its path: what fetches and starts everything is not to wait for the engine.
 #[path = "../../../../vmm/machine/src/newc.rs"]
 mod newc;
@@ -104,6 +105,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     } else {
         Some(with_tools(&stage, &guest)?)
     };
+    if !options.no_tools {
+        xen::prepare(&stage)?;
+    }
     let debug = if options.debug {
         Some(debug::prepare(&stage, &guest.kernel)?)
     } else {

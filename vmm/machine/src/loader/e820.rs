@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::memory::Memory;
+use crate::memory::{Memory, NotRam};
 
 /// Where the extended BIOS data area of a PC begins: conventional memory ends here.
 pub const EBDA_START: u64 = 0x9_fc00;
@@ -12,6 +12,32 @@ pub const VIDEO_START: u64 = 0xa_0000;
 pub const BIOS_START: u64 = 0xe_0000;
 /// Extended memory begins here.
 pub const EXTENDED_START: u64 = 0x10_0000;
+
+/// The BIOS data area: "base memory size in KiB".
+const BASE_MEMORY: u64 = 0x413;
+/// The BIOS data area: the segment of the extended BIOS data area.
+const EBDA_SEGMENT: u64 = 0x40e;
+
+/// Interrupt vectors of real mode.
+const VECTORS: u64 = 256;
+/// Where every one of them leads: the address of the handler that does nothing in the BIOS of a PC.
+const HANDLER: (u16, u16) = (0xf000, 0xff53);
+/// Says "not supported" (CF in the flags that IRET takes) and nothing else:
+/// `push bp; mov bp, sp; or byte [bp + 6], 1; pop bp; iret`.
+const NOT_SUPPORTED: [u8; 9] = [0x55, 0x89, 0xe5, 0x80, 0x4e, 0x06, 0x01, 0x5d, 0xcf];
+
+/// Writes what a PC's firmware leaves in low memory: the size of conventional memory; where the extended BIOS data area is, whose
+/// first byte is its own size in KiB; and interrupt vectors. There is no BIOS to call, and a kernel that calls it all the same (Xen
+/// does, for a video mode) learns that there is no such service.
+pub fn write_bios_data(memory: &Memory) -> Result<(), NotRam> {
+    let (segment, offset) = HANDLER;
+    let vector = u32::from(segment) << 16 | u32::from(offset);
+    memory.write(0, &vector.to_le_bytes().repeat(VECTORS as usize))?;
+    memory.write(u64::from(segment) * 16 + u64::from(offset), &NOT_SUPPORTED)?;
+    memory.write(BASE_MEMORY, &((EBDA_START >> 10) as u16).to_le_bytes())?;
+    memory.write(EBDA_SEGMENT, &((EBDA_START >> 4) as u16).to_le_bytes())?;
+    memory.write(EBDA_START, &[((VIDEO_START - EBDA_START) >> 10) as u8])
+}
 
 /// What a range of addresses is for (ACPI 6.5, table 15.2 "Address Range Types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,5 +124,23 @@ mod tests {
             usable_low(&Memory::new(5 << 30).unwrap()),
             [0..EBDA_START, EXTENDED_START..3 << 30]
         );
+    }
+
+    // covers: loader/bios-data
+    #[test]
+    fn the_bios_data_area_says_what_the_map_says() {
+        // SeaBIOS and every PC since the AT: 40:13 is conventional memory in KiB, 40:0E the segment of the area behind it.
+        let memory = Memory::new(64 << 20).unwrap();
+        write_bios_data(&memory).unwrap();
+        let word = |at: u64| {
+            let mut bytes = [0; 2];
+            memory.read(at, &mut bytes).unwrap();
+            u64::from(u16::from_le_bytes(bytes))
+        };
+        let conventional = &map(&memory)[0];
+        assert_eq!((conventional.range.start, conventional.kind), (0, Kind::Usable));
+        assert_eq!(word(0x413) << 10, conventional.range.end);
+        assert_eq!(word(0x40e) << 4, conventional.range.end);
+        assert_eq!(word(conventional.range.end) & 0xff, 1, "it ends at the video memory");
     }
 }

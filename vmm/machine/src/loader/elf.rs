@@ -19,14 +19,17 @@ use linux_loader::loader::{
 use super::{
     e820,
     image::{Boot, Entry, Input, LoadError, RAISE, le16, le32, size_text, too_big},
-    initrd, linux,
+    initrd::{check_parts, joined_len, last_module, write_joined},
+    linux,
 };
-use crate::{loader::image::DEFAULT_LINUX_CMDLINE, memory::Memory};
+use crate::{
+    loader::image::DEFAULT_LINUX_CMDLINE,
+    memory::{Memory, NotRam},
+};
 
 /// Where the PVH information is.
 const START_INFO: u64 = 0x6000;
-const MODULE_LIST: u64 = START_INFO + size_of::<hvm_start_info>() as u64;
-const MEMORY_MAP: u64 = MODULE_LIST + size_of::<hvm_modlist_entry>() as u64;
+const MEMORY_MAP: u64 = START_INFO + size_of::<hvm_start_info>() as u64;
 
 /// `XEN_HVM_START_MAGIC_VALUE`: "xEn3" with the 0x80 bit of the "E" set.
 const START_MAGIC: u32 = 0x336e_c578;
@@ -256,27 +259,30 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
         let have = cmdline.len() as u64;
         return Err((Input::Cmdline, LoadError::CmdlineTooLong { have, max }));
     }
-    let module = match boot.initrd {
-        None => None,
-        Some(bytes) => {
-            if image.linux {
-                initrd::check(bytes).map_err(|e| (Input::Initrd, e))?;
-            }
-            let len = bytes.len() as u64;
-            // As high as there is RAM below 4 GiB: out of the kernel's way.
-            let start = memory.low_end().checked_sub(len).map(|start| start & !4095);
-            let start = start.filter(|start| *start >= end).ok_or_else(|| {
-                let error = LoadError::TooBig {
-                    what: "the initial RAM disk",
-                    need: size_text(len),
-                    have: format!("{}M above the kernel", memory.low_end().saturating_sub(end) >> 20),
-                    advice: RAISE,
-                };
-                (Input::Initrd, error)
-            })?;
-            Some((start, bytes))
+    // Linux has one initial RAM disk, of all the parts; any other kernel has its modules one by one.
+    let mut modules = ModuleList::default();
+    let mut initrd = None;
+    if image.linux {
+        check_parts(boot.modules)?;
+        initrd = joined_len(boot.modules);
+        modules.push(initrd, Vec::new());
+    } else {
+        for module in boot.modules {
+            modules.push(Some(module.bytes.len() as u64), module.string());
         }
-    };
+    }
+    // As high as there is RAM below 4 GiB: out of the kernel's way.
+    let len = modules.len();
+    let at = memory.low_end().checked_sub(len).map(|start| start & !4095);
+    let at = at.filter(|at| len == 0 || *at >= end).ok_or_else(|| {
+        let error = LoadError::TooBig {
+            what: "the initial RAM disk",
+            need: size_text(len),
+            have: format!("{}M above the kernel", memory.low_end().saturating_sub(end) >> 20),
+            advice: RAISE,
+        };
+        (last_module(boot.modules), error)
+    })?;
 
     let not_ram = |e| kernel_error(LoadError::from(e));
     for segment in &image.segments {
@@ -289,13 +295,17 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     memory
         .write(linux::CMDLINE + cmdline.len() as u64, &[0])
         .map_err(not_ram)?;
-    if let Some((start, bytes)) = module {
-        memory.write(start, bytes).map_err(not_ram)?;
+    if image.linux {
+        write_joined(memory, at, boot.modules).map_err(not_ram)?;
+    } else {
+        for (module, start) in boot.modules.iter().zip(modules.starts()) {
+            memory.write(at + start, module.bytes).map_err(not_ram)?;
+        }
     }
-    let module = module.map(|(start, bytes)| (start, bytes.len() as u64));
     match image.way {
         Way::Pvh(eip) => {
-            write_start_info(memory, module, boot.rsdp).map_err(kernel_error)?;
+            let list = modules.write(memory, at).map_err(not_ram)?;
+            write_start_info(memory, list, boot.rsdp).map_err(kernel_error)?;
             Ok(Entry::Pvh {
                 eip,
                 start_info: START_INFO as u32,
@@ -313,22 +323,81 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
                 cmdline_size: LINUX_CMDLINE_MAX as u32,
                 ..Default::default()
             };
-            linux::write_zero_page(memory, setup, linux::HEADER_END, module, boot.rsdp).map_err(kernel_error)?;
+            linux::write_zero_page(memory, setup, linux::HEADER_END, initrd.map(|len| (at, len)), boot.rsdp)
+                .map_err(kernel_error)?;
             linux::write_tables(memory).map_err(kernel_error)?;
             Ok(linux::entry_64(rip))
         }
     }
 }
 
+/// Modules as PVH passes them, in one stretch of memory: their contents, each from a page on, then the list of them, then their
+/// strings.
+#[derive(Debug, Default)]
+struct ModuleList {
+    modules: Vec<(u64, Vec<u8>)>,
+}
+
+impl ModuleList {
+    /// One more, if it has a length, with its string.
+    fn push(&mut self, len: Option<u64>, string: Vec<u8>) {
+        self.modules.extend(len.map(|len| (len, string)));
+    }
+
+    /// Where each begins, from the start of the stretch; the last one is where the list is.
+    fn starts(&self) -> Vec<u64> {
+        let mut starts = vec![0];
+        let mut at = 0u64;
+        for (n, (len, _)) in self.modules.iter().enumerate() {
+            let align = if n + 1 < self.modules.len() { 4096 } else { 8 };
+            at = (at + len).next_multiple_of(align);
+            starts.push(at);
+        }
+        starts
+    }
+
+    /// How much memory it takes.
+    fn len(&self) -> u64 {
+        let list = self.starts().last().copied().unwrap_or(0);
+        let entry = |(_, string): &(u64, Vec<u8>)| (size_of::<hvm_modlist_entry>() + string.len() + 1) as u64;
+        list + self.modules.iter().map(entry).sum::<u64>()
+    }
+
+    /// Writes the list and the strings of a stretch that begins at `at`, and gives the list's address and how many it has.
+    fn write(&self, memory: &Memory, at: u64) -> Result<Option<(u64, u32)>, NotRam> {
+        let starts = self.starts();
+        let list = at + starts.last().copied().unwrap_or(0);
+        let mut string_at = list + (self.modules.len() * size_of::<hvm_modlist_entry>()) as u64;
+        let (mut entries, mut strings) = (Vec::new(), Vec::new());
+        for ((size, string), start) in self.modules.iter().zip(starts) {
+            let entry = hvm_modlist_entry {
+                paddr: at + start,
+                size: *size,
+                cmdline_paddr: if string.is_empty() { 0 } else { string_at },
+                reserved: 0,
+            };
+            for quad in [entry.paddr, entry.size, entry.cmdline_paddr, entry.reserved] {
+                entries.extend(quad.to_le_bytes());
+            }
+            strings.extend_from_slice(string);
+            strings.push(0);
+            string_at += string.len() as u64 + 1;
+        }
+        entries.append(&mut strings);
+        memory.write(list, &entries)?;
+        Ok((!self.modules.is_empty()).then_some((list, self.modules.len() as u32)))
+    }
+}
+
 /// The structures of the PVH protocol, all of little-endian integers without gaps.
-fn write_start_info(memory: &Memory, module: Option<(u64, u64)>, rsdp: u64) -> Result<(), LoadError> {
+fn write_start_info(memory: &Memory, modules: Option<(u64, u32)>, rsdp: u64) -> Result<(), LoadError> {
     let map = e820::map(memory);
     let info = hvm_start_info {
         magic: START_MAGIC,
         version: 1,
         flags: 0,
-        nr_modules: module.is_some().into(),
-        modlist_paddr: if module.is_some() { MODULE_LIST } else { 0 },
+        nr_modules: modules.map_or(0, |(_, count)| count),
+        modlist_paddr: modules.map_or(0, |(list, _)| list),
         cmdline_paddr: linux::CMDLINE,
         rsdp_paddr: rsdp,
         memmap_paddr: MEMORY_MAP,
@@ -350,15 +419,6 @@ fn write_start_info(memory: &Memory, module: Option<(u64, u64)>, rsdp: u64) -> R
     for word in [info.memmap_entries, info.reserved] {
         bytes.extend(word.to_le_bytes());
     }
-    let (paddr, size) = module.unwrap_or_default();
-    let module = hvm_modlist_entry {
-        paddr,
-        size,
-        ..Default::default()
-    };
-    for quad in [module.paddr, module.size, module.cmdline_paddr, module.reserved] {
-        bytes.extend(quad.to_le_bytes());
-    }
     for entry in &map {
         // XEN_HVM_MEMMAP_TYPE_RAM and _RESERVED are E820's numbers.
         let entry = hvm_memmap_table_entry {
@@ -378,7 +438,10 @@ fn write_start_info(memory: &Memory, module: Option<(u64, u64)>, rsdp: u64) -> R
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::loader::tests::boot;
+    use crate::loader::{
+        Module,
+        tests::{boot, module},
+    };
 
     const BASE: u64 = 0x10_0000;
 
@@ -448,7 +511,7 @@ pub(crate) mod tests {
         memory.write(BASE + 3, &[0xff; 16]).unwrap();
         let kernel = pvh();
         let request = Boot {
-            initrd: Some(b"any module"),
+            modules: &[module(b"any module")],
             cmdline: Some(b"one two"),
             ..boot(&kernel)
         };
@@ -477,6 +540,22 @@ pub(crate) mod tests {
         assert_eq!(word(48), 4);
         assert_eq!((quad(map), quad(map + 8), word(map + 16)), (0, e820::EBDA_START, 1));
         assert_eq!((quad(map + 72), quad(map + 80), word(map + 88)), (1 << 20, 7 << 20, 1));
+
+        let named = |bytes, name, words| Module { bytes, name, words };
+        let request = Boot {
+            modules: &[named(b"one", b"a", b"b c"), named(&[7; 9000], b"d", b"")],
+            ..boot(&kernel)
+        };
+        load(&memory, &request).unwrap();
+        assert_eq!(word(12), 2, "modules");
+        let list = quad(16) - START_INFO;
+        let (first, second) = (quad(list), quad(list + 32));
+        assert_eq!((quad(list + 8), quad(list + 40)), (3, 9000));
+        assert_eq!((first % 4096, second % 4096), (0, 0));
+        assert_eq!(&read::<3>(&memory, first), b"one");
+        assert_eq!(read::<9000>(&memory, second), [7; 9000]);
+        assert_eq!(&read::<6>(&memory, quad(list + 16)), b"a b c\0");
+        assert_eq!(&read::<2>(&memory, quad(list + 48)), b"d\0");
 
         let alone = load(&memory, &boot(&kernel)).unwrap();
         assert_eq!((alone, word(12), quad(16)), (entry, 0, 0), "no module");
@@ -568,9 +647,9 @@ pub(crate) mod tests {
         }
         let big = vec![0; 8 << 20];
         let request = Boot {
-            initrd: Some(&big),
+            modules: &[module(&big)],
             ..boot(&good)
         };
-        assert_eq!(load(&memory, &request).unwrap_err().0, Input::Initrd);
+        assert_eq!(load(&memory, &request).unwrap_err().0, Input::Module(0));
     }
 }

@@ -32,6 +32,11 @@ pub enum LoadError {
     /// Not an initial RAM disk that Linux knows.
     #[error("not an initial RAM disk: {0}")]
     ForeignInitrd(String),
+    /// Words for a part of an initial RAM disk.
+    #[error(
+        "{0:?} stands behind its name, and Linux is told nothing of an initial RAM disk: words are for multiboot and PVH modules"
+    )]
+    ModuleWords(String),
     /// More than RAM holds.
     #[error("does not fit: {what} needs {need}, and there are {have}; {advice}")]
     TooBig {
@@ -98,6 +103,27 @@ pub fn too_big_file(what: &'static str, len: Option<u64>, limit: u64) -> LoadErr
     }
 }
 
+/// A file that is loaded beside the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Module<'a> {
+    /// Its contents.
+    pub bytes: &'a [u8],
+    /// Its name.
+    pub name: &'a [u8],
+    /// What the kernel is told of it behind the name.
+    pub words: &'a [u8],
+}
+
+impl Module<'_> {
+    /// The string that goes with a module: its name, and behind a space its words.
+    pub(super) fn string(&self) -> Vec<u8> {
+        match self.words {
+            [] => self.name.to_vec(),
+            words => [self.name, b" ", words].concat(),
+        }
+    }
+}
+
 /// What to boot.
 #[derive(Clone, Copy, Debug)]
 pub struct Boot<'a> {
@@ -105,10 +131,8 @@ pub struct Boot<'a> {
     pub kernel: &'a [u8],
     /// The kernel file's name, which multiboot puts first on the command line.
     pub kernel_name: &'a [u8],
-    /// The initial RAM disk's contents.
-    pub initrd: Option<&'a [u8]>,
-    /// The initial RAM disk's name, which multiboot gives to the module.
-    pub initrd_name: &'a [u8],
+    /// What is loaded beside the kernel, in order: multiboot and PVH modules, or the parts of Linux's initial RAM disk.
+    pub modules: &'a [Module<'a>],
     /// The command line; `None` for the default of the kernel's kind.
     pub cmdline: Option<&'a [u8]>,
     /// Where the ACPI root pointer is.
@@ -120,8 +144,8 @@ pub struct Boot<'a> {
 pub enum Input {
     /// `--kernel`
     Kernel,
-    /// `--initrd`
-    Initrd,
+    /// One of the files of `--initrd`, by its place among them.
+    Module(usize),
     /// `--cmdline`
     Cmdline,
 }

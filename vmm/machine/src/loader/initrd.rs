@@ -10,7 +10,8 @@ use miniz_oxide::inflate::{
     core::{DecompressorOxide, decompress, inflate_flags},
 };
 
-use super::image::{LoadError, le16, le32};
+use super::image::{Input, LoadError, Module, le16, le32};
+use crate::memory::{Memory, NotRam};
 
 /// The header of one file in a newc archive: a magic and 13 numbers of eight hexadecimal digits.
 const NEWC_HEADER: usize = 110;
@@ -54,6 +55,49 @@ pub fn check(bytes: &[u8]) -> Result<(), LoadError> {
         return Err(LoadError::ForeignInitrd("nothing but zeroes".into()));
     }
     Ok(())
+}
+
+/// Several archives are one initial RAM disk, each from a multiple of four on; the zeroes between them are skipped. Linux,
+/// Documentation/driver-api/early-userspace/buffer-format.rst.
+const ARCHIVE_ALIGN: u64 = 4;
+
+/// The length of the initial RAM disk that Linux gets of these parts; `None` where there are none.
+pub(super) fn joined_len(parts: &[Module<'_>]) -> Option<u64> {
+    let [before @ .., last] = parts else { return None };
+    let aligned = |part: &Module<'_>| (part.bytes.len() as u64).next_multiple_of(ARCHIVE_ALIGN);
+    Some(before.iter().map(aligned).sum::<u64>() + last.bytes.len() as u64)
+}
+
+/// Writes the initial RAM disk of these parts.
+pub(super) fn write_joined(memory: &Memory, mut at: u64, parts: &[Module<'_>]) -> Result<(), NotRam> {
+    for (n, part) in parts.iter().enumerate() {
+        memory.write(at, part.bytes)?;
+        at += part.bytes.len() as u64;
+        if n + 1 < parts.len() {
+            let next = at.next_multiple_of(ARCHIVE_ALIGN);
+            memory.zero(at, next - at)?;
+            at = next;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the parts of an initial RAM disk.
+pub(super) fn check_parts(parts: &[Module<'_>]) -> Result<(), (Input, LoadError)> {
+    for (n, part) in parts.iter().enumerate() {
+        let wrong = |error| (Input::Module(n), error);
+        if !part.words.is_empty() {
+            let words = String::from_utf8_lossy(part.words).into_owned();
+            return Err(wrong(LoadError::ModuleWords(words)));
+        }
+        check(part.bytes).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// What is wrong with all modules together is said of the last of them.
+pub(super) fn last_module(modules: &[Module<'_>]) -> Input {
+    Input::Module(modules.len().saturating_sub(1))
 }
 
 /// What is wrong with a part.

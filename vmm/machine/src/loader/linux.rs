@@ -142,7 +142,8 @@ impl Header {
             ));
         }
         let file_end = setup_end as u64 + payload;
-        if file_end > have {
+        // The length counts paragraphs of 16 bytes, and not every linker fills the last one.
+        if file_end - 15 > have {
             return Err(LoadError::Truncated {
                 what: "the kernel",
                 need: file_end,
@@ -157,8 +158,7 @@ impl Header {
             return Err(LoadError::DamagedKernel(format!("it wants to be loaded at {load:#x}")));
         }
         Ok(Header {
-            // At most `have`, so it fits.
-            file_end: file_end as usize,
+            file_end: file_end.min(have) as usize,
             load,
             need: payload.max(u64::from(long(0x260)?)),
             cmdline_max: u64::from(long(0x238)?).min(CMDLINE_ROOM - 1),
@@ -193,12 +193,13 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
         return Err((Input::Cmdline, error));
     }
 
-    let initrd = match boot.initrd {
+    initrd::check_parts(boot.modules)?;
+    let initrd = match initrd::joined_len(boot.modules) {
         None => None,
-        Some(bytes) => {
-            initrd::check(bytes).map_err(|e| (Input::Initrd, e))?;
-            let address = place_initrd(memory, &header, end, bytes.len() as u64).map_err(|e| (Input::Initrd, e))?;
-            Some((address, bytes))
+        Some(len) => {
+            let address =
+                place_initrd(memory, &header, end, len).map_err(|e| (initrd::last_module(boot.modules), e))?;
+            Some((address, len))
         }
     };
 
@@ -213,10 +214,9 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     let not_ram = |e| kernel_error(LoadError::from(e));
     memory.write(CMDLINE, cmdline).map_err(not_ram)?;
     memory.write(CMDLINE + cmdline.len() as u64, &[0]).map_err(not_ram)?;
-    if let Some((address, bytes)) = initrd {
-        memory.write(address, bytes).map_err(not_ram)?;
+    if let Some((address, _)) = initrd {
+        initrd::write_joined(memory, address, boot.modules).map_err(not_ram)?;
     }
-    let initrd = initrd.map(|(address, bytes)| (address, bytes.len() as u64));
     write_zero_page(memory, setup, header.header_end, initrd, boot.rsdp).map_err(kernel_error)?;
     if header.wide {
         write_tables(memory).map_err(kernel_error)?;
@@ -326,7 +326,10 @@ pub(super) fn write_tables(memory: &Memory) -> Result<(), LoadError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::loader::tests::boot;
+    use crate::loader::{
+        Module,
+        tests::{boot, module},
+    };
 
     /// A bzImage with everything in place and `payload` bytes (a multiple of 16) of code, each the low byte of its offset.
     pub(crate) fn bzimage(payload: usize) -> Vec<u8> {
@@ -480,7 +483,7 @@ pub(crate) mod tests {
             load(
                 &memory,
                 &Boot {
-                    initrd: Some(&initrd),
+                    modules: &[module(&initrd)],
                     ..boot(&kernel)
                 },
             )
@@ -490,6 +493,64 @@ pub(crate) mod tests {
             assert_eq!(le32(&params, 0x21c), Some(initrd.len() as u32));
             assert_eq!(&read::<6>(&memory, expected.into()), b"070701");
         }
+    }
+
+    // covers: loader/initrd-parts
+    #[test]
+    fn several_archives_are_one_initrd_each_from_a_multiple_of_four_on() {
+        let kernel = patched(0x22c, &0x7fff_ffffu32.to_le_bytes());
+        // A compressed one may have any length: a gzip member of nothing has 20 bytes, a zero makes it 21.
+        let gzip = [
+            &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],
+            &[0],
+        ]
+        .concat();
+        let archive = empty_cpio(0);
+        let memory = Memory::new(64 << 20).unwrap();
+        memory.write((64 << 20) - 4096, &[0xff; 4096]).unwrap();
+        let request = Boot {
+            modules: &[module(&gzip), module(&archive)],
+            ..boot(&kernel)
+        };
+        load(&memory, &request).unwrap();
+        let mut params = [0; 4096];
+        memory.read(ZERO_PAGE, &mut params).unwrap();
+        let (at, len) = (le32(&params, 0x218).unwrap(), le32(&params, 0x21c).unwrap());
+        let mut bytes = vec![0; len as usize];
+        memory.read(at.into(), &mut bytes).unwrap();
+        assert_eq!(bytes, [&gzip[..], &[0; 3], &archive].concat());
+        // The second is what is wrong, and words are nothing that Linux could be told.
+        for (second, says) in [
+            (module(b"no archive"), "not an initial RAM disk"),
+            (
+                Module {
+                    words: b"a b",
+                    ..module(&archive)
+                },
+                "\"a b\" stands behind its name",
+            ),
+        ] {
+            let request = Boot {
+                modules: &[module(&archive), second],
+                ..boot(&kernel)
+            };
+            let (input, error) = load(&memory, &request).unwrap_err();
+            assert_eq!(input, Input::Module(1));
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+
+    // covers: loader/short-paragraph
+    #[test]
+    fn the_last_paragraph_may_be_short() {
+        let memory = Memory::new(64 << 20).unwrap();
+        let whole = patched(0x22c, &0x7fff_ffffu32.to_le_bytes());
+        for missing in [0, 1, 15] {
+            let kernel = &whole[..whole.len() - missing];
+            load(&memory, &boot(kernel)).unwrap_or_else(|error| panic!("{missing}: {error:?}"));
+        }
+        let (_, error) = load(&memory, &boot(&whole[..whole.len() - 16])).unwrap_err();
+        assert!(error.to_string().contains("truncated: the kernel"), "{error}");
     }
 
     // covers: bad-input/initrd-does-not-fit
@@ -502,7 +563,7 @@ pub(crate) mod tests {
             let result = load(
                 &memory,
                 &Boot {
-                    initrd: Some(&initrd),
+                    modules: &[module(&initrd)],
                     ..boot(&bzimage(4096))
                 },
             );
@@ -510,7 +571,7 @@ pub(crate) mod tests {
                 Ok(_) => assert!(fits),
                 Err((input, error)) => {
                     assert!(!fits);
-                    assert_eq!(input, Input::Initrd);
+                    assert_eq!(input, Input::Module(0));
                     assert!(
                         error.to_string().contains("14M above the kernel; raise --memory"),
                         "{error}"
@@ -599,7 +660,7 @@ pub(crate) mod tests {
     fn every_truncation_is_an_error() {
         let memory = Memory::new(64 << 20).unwrap();
         let image = bzimage(64 << 10);
-        for len in (0..image.len()).step_by(512).chain([image.len() - 1]) {
+        for len in (0..image.len()).step_by(512).chain([image.len() - 16]) {
             let (input, error) = crate::loader::load(&memory, &boot(&image[..len])).unwrap_err();
             assert_eq!(input, Input::Kernel);
             if len > HDRS + 4 {

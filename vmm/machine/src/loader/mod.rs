@@ -12,7 +12,7 @@ pub mod multiboot;
 
 mod image;
 
-pub use image::{Boot, DEFAULT_LINUX_CMDLINE, Entry, Input, LoadError, size_text, too_big_file};
+pub use image::{Boot, DEFAULT_LINUX_CMDLINE, Entry, Input, LoadError, Module, size_text, too_big_file};
 
 use crate::memory::Memory;
 
@@ -21,12 +21,13 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     if boot.kernel.is_empty() {
         return Err((Input::Kernel, LoadError::Empty));
     }
-    if boot.initrd.is_some_and(<[u8]>::is_empty) {
-        return Err((Input::Initrd, LoadError::Empty));
+    if let Some(empty) = boot.modules.iter().position(|module| module.bytes.is_empty()) {
+        return Err((Input::Module(empty), LoadError::Empty));
     }
     if boot.cmdline.is_some_and(|cmdline| cmdline.contains(&0)) {
         return Err((Input::Cmdline, LoadError::CmdlineNul));
     }
+    e820::write_bios_data(memory).map_err(|error| (Input::Kernel, error.into()))?;
     if linux::is_bzimage(boot.kernel) {
         return linux::load(memory, boot);
     }
@@ -87,10 +88,17 @@ mod tests {
         Boot {
             kernel,
             kernel_name: b"kernel",
-            initrd: None,
-            initrd_name: b"initrd",
+            modules: &[],
             cmdline: None,
             rsdp: 0xe0000,
+        }
+    }
+
+    pub(super) fn module(bytes: &[u8]) -> Module<'_> {
+        Module {
+            bytes,
+            name: b"initrd",
+            words: b"",
         }
     }
 
@@ -117,12 +125,12 @@ mod tests {
         let (input, error) = load(
             &memory,
             &Boot {
-                initrd: Some(b""),
+                modules: &[module(b"a"), module(b"")],
                 ..boot(b"x")
             },
         )
         .unwrap_err();
-        assert_eq!((input, error), (Input::Initrd, LoadError::Empty));
+        assert_eq!((input, error), (Input::Module(1), LoadError::Empty));
         let (input, error) = load(
             &memory,
             &Boot {

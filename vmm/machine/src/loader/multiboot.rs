@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     e820,
-    image::{Boot, Entry, Input, LoadError, le16, le32, place, too_big},
+    image::{Boot, Entry, Input, LoadError, Module, le16, le32, place, too_big},
 };
 use crate::memory::Memory;
 
@@ -250,7 +250,7 @@ impl Image {
     }
 }
 
-/// Loads a multiboot image and its module, and writes the information block.
+/// Loads a multiboot image and its modules, and writes the information block.
 pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     let kernel_error = |e| (Input::Kernel, e);
     let usable = e820::usable_low(memory);
@@ -261,27 +261,22 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
     let mut taken: Vec<_> = image.segments.iter().map(|s| s.memory.clone()).collect();
     taken.push(0..0x1000);
     let image_end = image.segments.iter().map(|s| s.memory.end).max().unwrap_or(0);
-    let module = match boot.initrd {
-        None => None,
-        Some(bytes) => {
-            let len = bytes.len() as u64;
-            let from = image_end.max(e820::EXTENDED_START);
-            // Most kernels have their modules behind themselves; one that sits at the end of memory has them before.
-            let start = place(len, 0x1000, from, &usable, &taken).or_else(|| place(len, 0x1000, 0, &usable, &taken));
-            let start = start.ok_or_else(|| {
-                let need = image_end.saturating_add(len);
-                (Input::Initrd, too_big("the kernel with the module", need, memory))
-            })?;
-            taken.push(start..start + len);
-            Some((start, bytes))
-        }
-    };
+    let mut modules = Vec::new();
+    for (n, module) in boot.modules.iter().enumerate() {
+        let len = module.bytes.len() as u64;
+        let from = image_end.max(e820::EXTENDED_START);
+        // Most kernels have their modules behind themselves; one that sits at the end of memory has them before.
+        let start = place(len, 0x1000, from, &usable, &taken).or_else(|| place(len, 0x1000, 0, &usable, &taken));
+        let start = start.ok_or_else(|| {
+            let all: u64 = boot.modules.iter().map(|module| module.bytes.len() as u64).sum();
+            let need = image_end.saturating_add(all);
+            (Input::Module(n), too_big("the kernel with its modules", need, memory))
+        })?;
+        taken.push(start..start + len);
+        modules.push(start as u32..(start + len) as u32);
+    }
 
-    let info = Info::new(
-        memory,
-        boot,
-        module.map(|(start, bytes)| (start as u32, bytes.len() as u32)),
-    );
+    let info = Info::new(memory, boot, modules.clone());
     let len = info.len() as u64;
     let at = place(len, 0x1000, INFO_FROM, &usable, &taken).or_else(|| place(len, 16, 0, &usable, &taken));
     let at = at.ok_or_else(|| {
@@ -299,8 +294,8 @@ pub fn load(memory: &Memory, boot: &Boot) -> Result<Entry, (Input, LoadError)> {
         let bss = segment.memory.start + bytes.len() as u64;
         memory.zero(bss, segment.memory.end - bss).map_err(not_ram)?;
     }
-    if let Some((start, bytes)) = module {
-        memory.write(start, bytes).map_err(not_ram)?;
+    for (module, at) in boot.modules.iter().zip(&modules) {
+        memory.write(at.start.into(), module.bytes).map_err(not_ram)?;
     }
     // Everything was placed in usable memory below 4 GiB.
     memory.write(at, &info.bytes(at as u32)).map_err(not_ram)?;
@@ -315,13 +310,13 @@ struct Info {
     mem_lower: u32,
     mem_upper: u32,
     map: Vec<e820::E820Entry>,
-    module: Option<(u32, u32)>,
     cmdline: Vec<u8>,
-    module_string: Vec<u8>,
+    /// Where each module is, and its string.
+    modules: Vec<(Range<u32>, Vec<u8>)>,
 }
 
 impl Info {
-    fn new(memory: &Memory, boot: &Boot, module: Option<(u32, u32)>) -> Self {
+    fn new(memory: &Memory, boot: &Boot, modules: Vec<Range<u32>>) -> Self {
         let mut cmdline = boot.kernel_name.to_vec();
         if let Some(arguments) = boot.cmdline.filter(|arguments| !arguments.is_empty()) {
             cmdline.push(b' ');
@@ -331,9 +326,11 @@ impl Info {
             mem_lower: (e820::EBDA_START >> 10) as u32,
             mem_upper: ((memory.low_end() - e820::EXTENDED_START) >> 10) as u32,
             map: e820::map(memory),
-            module,
             cmdline,
-            module_string: boot.initrd_name.to_vec(),
+            modules: modules
+                .into_iter()
+                .zip(boot.modules.iter().map(Module::string))
+                .collect(),
         }
     }
 
@@ -346,19 +343,20 @@ impl Info {
     }
 
     fn cmdline_at(&self) -> usize {
-        self.modules_at() + MODULE_ENTRY
-    }
-
-    fn module_string_at(&self) -> usize {
-        self.cmdline_at() + self.cmdline.len() + 1
+        self.modules_at() + self.modules.len() * MODULE_ENTRY
     }
 
     fn loader_name_at(&self) -> usize {
-        self.module_string_at() + self.module_string.len() + 1
+        self.cmdline_at() + self.cmdline.len() + 1
+    }
+
+    fn strings_at(&self) -> usize {
+        self.loader_name_at() + LOADER_NAME.len() + 1
     }
 
     fn len(&self) -> usize {
-        self.loader_name_at() + LOADER_NAME.len() + 1
+        let strings = self.modules.iter().map(|(_, string)| string.len() + 1);
+        self.strings_at() + strings.sum::<usize>()
     }
 
     /// The bytes of a block that lies at `base` (multiboot 3.3 "Boot information format").
@@ -370,17 +368,27 @@ impl Info {
 
         field(
             0,
-            INFO_FLAGS & if self.module.is_some() { u32::MAX } else { !INFO_MODULES },
+            INFO_FLAGS
+                & if self.modules.is_empty() {
+                    !INFO_MODULES
+                } else {
+                    u32::MAX
+                },
         );
         field(4, self.mem_lower);
         field(8, self.mem_upper);
         field(16, address(self.cmdline_at()));
-        if let Some((start, len)) = self.module {
-            field(20, 1);
+        if !self.modules.is_empty() {
+            field(20, self.modules.len() as u32);
             field(24, address(self.modules_at()));
-            field(self.modules_at(), start);
-            field(self.modules_at() + 4, start + len);
-            field(self.modules_at() + 8, address(self.module_string_at()));
+        }
+        let mut string_at = self.strings_at();
+        for (n, (module, string)) in self.modules.iter().enumerate() {
+            let at = self.modules_at() + n * MODULE_ENTRY;
+            field(at, module.start);
+            field(at + 4, module.end);
+            field(at + 8, address(string_at));
+            string_at += string.len() + 1;
         }
         field(44, (self.map.len() * MMAP_ENTRY) as u32);
         field(48, address(self.map_at()));
@@ -394,8 +402,12 @@ impl Info {
             put(at + 20, &(entry.kind as u32).to_le_bytes());
         }
         put(self.cmdline_at(), &self.cmdline);
-        put(self.module_string_at(), &self.module_string);
         put(self.loader_name_at(), LOADER_NAME);
+        let mut string_at = self.strings_at();
+        for (_, string) in &self.modules {
+            put(string_at, string);
+            string_at += string.len() + 1;
+        }
         bytes
     }
 }
@@ -403,7 +415,7 @@ impl Info {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::loader::tests::boot;
+    use crate::loader::tests::{boot, module as named};
 
     const BASE: u32 = 0x10_0000;
 
@@ -474,7 +486,7 @@ pub(crate) mod tests {
         let module = b"a module".as_slice();
         let request = Boot {
             cmdline: Some(b"a=1 b"),
-            initrd: Some(module),
+            modules: &[named(module)],
             ..boot(&image)
         };
         let Ok(Entry::Multiboot { eip, info }) = load(&memory, &request) else {
@@ -518,6 +530,54 @@ pub(crate) mod tests {
         }
     }
 
+    // covers: loader/multiboot-modules
+    #[test]
+    fn each_module_has_its_own_words() {
+        let memory = Memory::new(8 << 20).unwrap();
+        let image = elf(BASE, 3, &[(BASE, BASE, b"code", 32)]);
+        let modules = [
+            Module {
+                bytes: b"first",
+                name: b"vmlinuz",
+                words: b"console=hvc0",
+            },
+            Module {
+                bytes: &[2; 5000],
+                name: b"dir/initrd",
+                words: b"",
+            },
+            Module {
+                bytes: b"third",
+                name: b"x",
+                words: b"y z",
+            },
+        ];
+        let request = Boot {
+            modules: &modules,
+            ..boot(&image)
+        };
+        let Ok(Entry::Multiboot { info, .. }) = load(&memory, &request) else {
+            panic!("not loaded")
+        };
+        let block = memory_bytes(&memory, info, INFO_SIZE);
+        let field = |at| le32(&block, at).unwrap();
+        assert_eq!(field(20), 3, "mods_count");
+        let list = memory_bytes(&memory, field(24), 3 * MODULE_ENTRY);
+        let mut before = BASE + 32;
+        for ((entry, module), string) in
+            list.chunks(MODULE_ENTRY)
+                .zip(&modules)
+                .zip([&b"vmlinuz console=hvc0"[..], b"dir/initrd", b"x y z"])
+        {
+            let (start, end) = (le32(entry, 0).unwrap(), le32(entry, 4).unwrap());
+            assert!(start >= before && start % 4096 == 0, "{start:#x}");
+            assert_eq!(memory_bytes(&memory, start, (end - start) as usize), module.bytes);
+            assert_eq!(c_string(&memory, le32(entry, 8).unwrap()), string);
+            before = end;
+        }
+        assert_eq!(c_string(&memory, field(64)), b"minivmm");
+    }
+
     // covers: loader/multiboot-info-placement
     #[test]
     #[allow(clippy::single_range_in_vec_init, reason = "a list that may grow is meant")]
@@ -534,7 +594,7 @@ pub(crate) mod tests {
             let image = elf(segments[0].0, 0, &segments);
             for module in [None, Some(&[9u8; 100][..])] {
                 let request = Boot {
-                    initrd: module,
+                    modules: &module.map(named).into_iter().collect::<Vec<_>>(),
                     ..boot(&image)
                 };
                 let Ok(Entry::Multiboot { info, .. }) = load(&memory, &request) else {
@@ -651,12 +711,12 @@ pub(crate) mod tests {
         let (input, error) = load(
             &memory,
             &Boot {
-                initrd: Some(&module),
+                modules: &[named(&module)],
                 ..boot(&good)
             },
         )
         .unwrap_err();
-        assert_eq!(input, Input::Initrd);
+        assert_eq!(input, Input::Module(0));
         assert!(error.to_string().contains("--memory"), "{error}");
     }
 
