@@ -43,6 +43,7 @@ fn plan(model: &'static CpuModel, seed: u64) -> Plan {
         model,
         seed: seed * 7919,
         ctl,
+        range: None,
         blocks: 3000,
         interrupts: if seed.is_multiple_of(2) { 0 } else { 37 },
     }
@@ -173,6 +174,34 @@ fn our_decoder_finds_what_ptwrite_wrote_and_where() {
             Decoder::new(image, Timing::default()).decode(&Chunk::whole(&run.trace), &mut writes);
             assert!(writes.0 == written(&run, &plan), "{} {seed}", model.name);
         }
+    }
+}
+
+/// FilterEn changes where taken branches and events land, and nowhere else: what is traced is that, on programs with straight-line code
+/// over the edges of every kind.
+// covers: pt/filter-landing
+#[test]
+fn libipt_finds_what_ran_from_where_a_branch_landed_in_the_range() {
+    let mut random = guest_tests::traced::Random(0x1A2B);
+    for model in MODELS {
+        let ranged = model.units.pt.is_some_and(|pt| pt.ranges() > 0);
+        let (mut some, mut all) = (0, 0);
+        for seed in (1..=seeds() * 2).filter(|_| ranged) {
+            let mut plan = plan(model, seed);
+            let first = CODE + random.below(0x700);
+            plan.range = Some((first, first + random.below(0x300)));
+            plan.ctl = plan.ctl.with_addr_cfg(1);
+            let run = run(&plan);
+            all += 1;
+            some += u64::from(run.retired.len() > 100);
+            let what = format!("{} {seed} {:x?}", model.name, plan.range);
+            let image = libipt::Image::new([(CODE, &run.code[..])]);
+            let mut found = Vec::new();
+            libipt::instructions(&run.trace, &image, |ip| found.push(ip))
+                .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+            same(&found, &run, &what);
+        }
+        assert!(some * 4 >= all, "{}: {some} of {all}", model.name);
     }
 }
 

@@ -132,41 +132,45 @@ fn check(flat: &Flat, output: u64, ran: &[u64], what: &str) {
     assert!(count == ran.len() && firsts, "{what}: {:x?}", blocks.blocks);
 }
 
+/// Two of the aliases, by number.
+fn pairs() -> impl Iterator<Item = (usize, usize)> {
+    let count = ALIASES.len();
+    (0..count).flat_map(move |from| (0..count).map(move |to| (from, to)))
+}
+
 // covers: pt/restart
 #[test]
 fn a_trace_that_stops_and_starts_elsewhere_decodes() {
     use Turn::{First, Nobody};
     for model in TRACERS {
-        for from in 0..ALIASES.len() {
-            for to in 0..ALIASES.len() {
-                let mut flat = machine(model, |a| {
-                    go(a, from)?;
-                    start(a, TRACE)?;
-                    work(a, from)?;
-                    wrmsr(a, IA32_RTIT_CTL, 0)?;
-                    // It starts again at an address with other upper bytes, and once more at one with the same.
-                    go(a, to)?;
-                    wrmsr(a, IA32_RTIT_CTL, CTL.into_bits())?;
-                    work(a, to)?;
-                    wrmsr(a, IA32_RTIT_CTL, 0)?;
-                    wrmsr(a, IA32_RTIT_CTL, CTL.into_bits())?;
-                    work(a, from)?;
-                    wrmsr(a, IA32_RTIT_CTL, 0)?;
-                    a.hlt()
-                });
-                flat.run().unwrap();
-                let turns = [First, Nobody, First, Nobody, First, Nobody];
-                let [ran, _] = ran(&flat, &[from, from, to, to, from], &turns);
-                assert!(ran.len() > 30);
-                let what = format!("{}: {:x} to {:x}", model.name, ALIASES[from], ALIASES[to]);
-                check(&flat, TRACE, &ran, &what);
-                let psbs = flat
-                    .read(TRACE, 0x1000)
-                    .windows(16)
-                    .filter(|at| *at == [2, 0x82].repeat(8))
-                    .count();
-                assert_eq!(psbs, 1, "{what}: bytes have been counted at the later starts");
-            }
+        for (from, to) in pairs() {
+            let mut flat = machine(model, |a| {
+                go(a, from)?;
+                start(a, TRACE)?;
+                work(a, from)?;
+                wrmsr(a, IA32_RTIT_CTL, 0)?;
+                // It starts again at an address with other upper bytes, and once more at one with the same.
+                go(a, to)?;
+                wrmsr(a, IA32_RTIT_CTL, CTL.into_bits())?;
+                work(a, to)?;
+                wrmsr(a, IA32_RTIT_CTL, 0)?;
+                wrmsr(a, IA32_RTIT_CTL, CTL.into_bits())?;
+                work(a, from)?;
+                wrmsr(a, IA32_RTIT_CTL, 0)?;
+                a.hlt()
+            });
+            flat.run().unwrap();
+            let turns = [First, Nobody, First, Nobody, First, Nobody];
+            let [ran, _] = ran(&flat, &[from, from, to, to, from], &turns);
+            assert!(ran.len() > 30);
+            let what = format!("{}: {:x} to {:x}", model.name, ALIASES[from], ALIASES[to]);
+            check(&flat, TRACE, &ran, &what);
+            let psbs = flat
+                .read(TRACE, 0x1000)
+                .windows(16)
+                .filter(|at| *at == [2, 0x82].repeat(8))
+                .count();
+            assert_eq!(psbs, 1, "{what}: bytes have been counted at the later starts");
         }
     }
 }
@@ -177,37 +181,35 @@ fn a_trace_that_stops_and_starts_elsewhere_decodes() {
 fn a_trace_that_goes_on_after_another_one_decodes() {
     use Turn::{First, Nobody, Other};
     for model in TRACERS {
-        for from in 0..ALIASES.len() {
-            for other in 0..ALIASES.len() {
-                let components = |a: &mut CodeAssembler| {
-                    a.mov(eax, PT as u32)?;
-                    a.xor(edx, edx)?;
-                    a.mov(rbx, DATA)
-                };
-                let mut flat = machine(model, |a| {
-                    wrmsr(a, IA32_XSS, PT)?;
-                    go(a, from)?;
-                    start(a, TRACE)?;
-                    work(a, from)?;
-                    components(a)?;
-                    a.xsaves64(ptr(rbx))?;
-                    go(a, other)?;
-                    start(a, OTHER)?;
-                    work(a, other)?;
-                    wrmsr(a, IA32_RTIT_CTL, 0)?;
-                    components(a)?;
-                    a.xrstors64(ptr(rbx))?;
-                    work(a, from)?;
-                    wrmsr(a, IA32_RTIT_CTL, 0)?;
-                    a.hlt()
-                });
-                flat.run().unwrap();
-                let turns = [First, Nobody, Other, Nobody, First, Nobody];
-                let [first, second] = ran(&flat, &[from, from, other, other, from], &turns);
-                let what = format!("{}: {:x}, {:x} in between", model.name, ALIASES[from], ALIASES[other]);
-                check(&flat, TRACE, &first, &what);
-                check(&flat, OTHER, &second, &what);
-            }
+        for (from, other) in pairs() {
+            let components = |a: &mut CodeAssembler| {
+                a.mov(eax, PT as u32)?;
+                a.xor(edx, edx)?;
+                a.mov(rbx, DATA)
+            };
+            let mut flat = machine(model, |a| {
+                wrmsr(a, IA32_XSS, PT)?;
+                go(a, from)?;
+                start(a, TRACE)?;
+                work(a, from)?;
+                components(a)?;
+                a.xsaves64(ptr(rbx))?;
+                go(a, other)?;
+                start(a, OTHER)?;
+                work(a, other)?;
+                wrmsr(a, IA32_RTIT_CTL, 0)?;
+                components(a)?;
+                a.xrstors64(ptr(rbx))?;
+                work(a, from)?;
+                wrmsr(a, IA32_RTIT_CTL, 0)?;
+                a.hlt()
+            });
+            flat.run().unwrap();
+            let turns = [First, Nobody, Other, Nobody, First, Nobody];
+            let [first, second] = ran(&flat, &[from, from, other, other, from], &turns);
+            let what = format!("{}: {:x}, {:x} in between", model.name, ALIASES[from], ALIASES[other]);
+            check(&flat, TRACE, &first, &what);
+            check(&flat, OTHER, &second, &what);
         }
     }
 }

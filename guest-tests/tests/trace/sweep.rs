@@ -51,7 +51,7 @@ fn machine(number: u64, kernels: &[PathBuf]) -> (String, MachineConfig) {
         kernel.display()
     );
     let config = MachineConfig {
-        initrd: Some(linux().initrd.clone()),
+        initrd: vec![linux().initrd.clone().into()],
         cmdline: Some(b"console=ttyS0 panic=-1 quiet minivmm.script=nothing".to_vec()),
         memory: memory << 20,
         cpus,

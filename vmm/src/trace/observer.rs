@@ -111,6 +111,7 @@ impl Observer {
     pub(super) fn new(cpu: usize, options: &Options, shared: Arc<Shared>, model: &CpuModel) -> io::Result<Observer> {
         let mut pt = Pt::with_output(caps(model), Vec::new());
         pt.tell_cr3();
+        pt.follow_edges();
         Ok(Observer {
             cpu,
             shared,

@@ -554,8 +554,10 @@ fn branches_into_and_out_of_ranges() {
 
 // covers: pt/filter-straight
 #[test]
-fn straight_line_code_walks_over_edges() {
+fn an_observer_sees_straight_line_code_walk_over_edges() {
     let mut bench = ranged(0x01, [(0x2000, 0x20FF), (0, 0)], all_rings());
+    assert!(bench.pt.boundaries().is_empty(), "the guest's unit does not look");
+    bench.pt.follow_edges();
     // The first instruction beyond an edge starts at one of fifteen addresses.
     let expected: Vec<u64> = (0x2000..0x200F).chain(0x2100..0x210F).collect();
     assert_eq!(bench.pt.boundaries(), expected);
@@ -582,26 +584,91 @@ fn straight_line_code_walks_over_edges() {
     assert_ne!(bench.pt.generation(), generation);
 }
 
+/// SDM Vol. 3C 33.2.5.3 "Filtering by IP": detected when a taken branch or event lands; Table "TIP.PGE Packet Definition": any branch
+/// instruction, control flow transfer or MOV CR3, or the WRMSR that enables.
+// covers: pt/filter-landing
+#[test]
+fn ranges_count_where_execution_lands() {
+    let range = [(0x2000, 0x20FF), (0, 0)];
+    let filter_en = |b: &Bench| RtitStatus::from_bits(b.rdmsr(IA32_RTIT_STATUS)).filter_en();
+    let [taken, not_taken] = [true, false].map(|taken| Flow::Cond { taken });
+    let mut bench = ranged(0x01, range, all_rings());
+    for (flow, from, to, expected, within, why) in [
+        (
+            not_taken,
+            0x1FFE,
+            0x2000,
+            vec![],
+            false,
+            "walks in over a branch not taken",
+        ),
+        (
+            taken,
+            0x2002,
+            0x2010,
+            vec![mode64(), TipPge(Some(0x2010))],
+            true,
+            "lands in",
+        ),
+        (
+            not_taken,
+            0x20FE,
+            0x2100,
+            vec![],
+            true,
+            "walks out over a branch not taken",
+        ),
+        (not_taken, 0x2100, 0x2102, vec![], true, "is out, and traced"),
+    ] {
+        let found = bench.packets(|b| b.branch(flow, from, to));
+        assert_eq!((found, filter_en(&bench)), (expected, within), "{why}");
+    }
+    // What was not taken outside is in the packet before the one of the branch that is.
+    let found = bench.packets(|b| b.branch(Flow::JumpInd, 0x2102, 0x3000));
+    let bits = found.first().map(|packet| match packet {
+        ShortTnt(tnt) => tnt.bits(),
+        _ => 0,
+    });
+    assert_eq!(
+        (bits, found.last()),
+        (Some(0b100), Some(&TipPgd(Some(0x3000)))),
+        "{found:?}"
+    );
+    assert!(!filter_en(&bench));
+    // MOV to CR3 within the range, and behind it.
+    for (rip, expected) in [
+        (0x2005, Some(TipPge(Some(0x2005)))),
+        (0x2105, Some(TipPgd(Some(0x2105)))),
+    ] {
+        bench.guest.rip = rip;
+        bench.guest.context.cr3 ^= 0x1000;
+        let found = bench.packets(|b| change(b, Change::Cr3));
+        assert_eq!(found.last().copied(), expected, "MOV to CR3 at {rip:#x}");
+    }
+}
+
 // covers: pt/trace-stop
 #[test]
 fn trace_stop() {
-    for (filter, walks, outside, why) in [
-        (false, false, false, "a branch enters"),
-        (false, true, false, "straight-line code enters"),
-        (true, false, true, "while FilterEn is clear"),
-        (true, true, true, "the same, straight-line"),
+    for (filter, outside, why) in [
+        (false, false, "a branch enters"),
+        (true, true, "while FilterEn is clear"),
     ] {
         let configuration = if filter { 0x12 } else { 0x02 };
         let mut bench = ranged(configuration, [(0x6000, 0x6FFF), (0x2000, 0x2FFF)], all_rings());
+        // Straight-line code does not land there.
+        let walked = bench.packets(|b| {
+            b.branch(Flow::Cond { taken: false }, 0x5FFE, 0x6000);
+            b.branch(Flow::Cond { taken: false }, 0x6000, 0x6002);
+        });
+        assert_eq!(walked, [], "{why}");
+        let stopped = |b: &Bench| RtitStatus::from_bits(b.rdmsr(IA32_RTIT_STATUS)).stopped();
+        assert!(!stopped(&bench), "{why}");
         let found = bench.packets(|b| {
-            if walks {
-                b.guest.step += 1;
-                let _ = b.pt.before(0x6002, &mut b.guest);
-            } else {
-                b.branch(Flow::JumpInd, 0x1000, 0x6002);
-            }
+            b.branch(Flow::JumpInd, 0x1000, 0x6002);
             b.branch(Flow::JumpInd, 0x6002, 0x2000);
         });
+        let found: Vec<Packet> = found.into_iter().filter(|p| !matches!(p, ShortTnt(_))).collect();
         let expected = if outside {
             vec![TraceStop]
         } else {
@@ -610,6 +677,7 @@ fn trace_stop() {
         assert_eq!(found, expected, "{why}");
         let status = RtitStatus::from_bits(bench.rdmsr(IA32_RTIT_STATUS));
         assert!(status.stopped() && !status.trigger_en(), "{why}");
+        assert!(!status.filter_en(), "{why}: 33.4.2.9");
         assert_eq!(bench.packets(|b| b.stop()), [], "{why}: off until it is enabled again");
         bench.wrmsr(IA32_RTIT_STATUS, 0);
         bench.guest.rip = 0x2000;
@@ -645,6 +713,7 @@ fn effective_and_linear_addresses() {
             let _ = b.pt.branches(&[record], &mut b.guest);
         });
         assert_eq!(found.last(), Some(&TipPge(Some(tip))), "{}", model.name);
+        bench.pt.follow_edges();
         assert_eq!(bench.pt.boundaries()[0], 0x1_0800, "boundaries are linear");
     }
 }
