@@ -266,6 +266,17 @@ impl Lbr {
         self.ring = ring.into();
     }
 
+    /// Intel PT's TraceEn was cleared: where the two exclude each other the stack is empty then. SDM Vol. 3C 33.3.1.2 "Model Specific
+    /// Capability Restrictions".
+    pub fn trace_ended(&mut self) {
+        if self.caps.excluded_by_pt {
+            let ring = self.ring.get();
+            let exception = ring.last_exception;
+            ring.clear();
+            ring.last_exception = exception;
+        }
+    }
+
     /// Whether Intel PT and branch recording exclude each other on this part.
     pub fn excluded_by_pt(&self) -> bool {
         self.caps.excluded_by_pt

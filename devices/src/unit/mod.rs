@@ -247,6 +247,7 @@ impl Units {
                 Err(fault) => return Err(fault),
                 Ok(effects) => {
                     self.owed = self.owed.and(effects);
+                    self.trace_may_end(gate);
                     return Ok(());
                 }
             }
@@ -267,12 +268,17 @@ impl Units {
     /// XSAVES of a supervisor component: 8 Intel PT, 15 architectural LBR. Fills in the image, which is zero, and says whether
     /// the component differs from its initial configuration. `length` is the instruction's, in bytes.
     pub fn save_component(&mut self, component: u32, image: &mut [u8], length: u8, cpu: &mut dyn Processor) -> bool {
+        let gate = self.gate();
         match component {
-            8 => self.pt.as_mut().is_some_and(|pt| {
-                let (initial, effects) = pt.save_component(image, length.into(), cpu);
-                self.owed = self.owed.and(effects);
-                !initial
-            }),
+            8 => {
+                let saved = self.pt.as_mut().is_some_and(|pt| {
+                    let (initial, effects) = pt.save_component(image, length.into(), cpu);
+                    self.owed = self.owed.and(effects);
+                    !initial
+                });
+                self.trace_may_end(gate);
+                saved
+            }
             15 => self.arch_lbr.as_mut().is_some_and(|lbr| !lbr.save(image)),
             _ => false,
         }
@@ -305,6 +311,16 @@ impl Units {
     /// LVTPC has been unmasked by software.
     pub fn performance_unmasked(&mut self) -> Effects {
         self.pmu.as_mut().map_or(Effects::NONE, Pmu::unmasked)
+    }
+
+    /// Something may have cleared Intel PT's TraceEn; `before`: how it was.
+    fn trace_may_end(&mut self, before: Gate) {
+        if before.tracing
+            && !self.gate().tracing
+            && let Some(lbr) = &mut self.lbr
+        {
+            lbr.trace_ended();
+        }
     }
 
     /// Whether the last-branch stack records.

@@ -357,7 +357,7 @@ pub enum Change {
     },
     /// Power-up reset.
     Reset,
-    /// INIT (a warm reset as the units see it).
+    /// INIT, which is not a reset: registers of the units stay as they are.
     Init {
         /// Linear address of the instruction that would have come next.
         at: u64,

@@ -112,13 +112,13 @@ impl Bts {
         }
         Appetite {
             branches: true,
-            branch_room: self.room(control, area, mem),
+            branch_room: self.room(area, mem),
             ..Appetite::NOTHING
         }
     }
 
     /// How many branches can be stored until something happens that must be exact: at least 1.
-    pub fn room(&self, control: DebugCtl, area: u64, mem: &mut dyn TraceMem) -> u32 {
+    pub fn room(&self, area: u64, mem: &mut dyn TraceMem) -> u32 {
         let size = self.layout.branch_record();
         let Ok(buffer) = self.read(area, mem) else { return 1 };
         let Some(at) = self.slot(&buffer) else {

@@ -306,10 +306,10 @@ fn a_handler_that_moves_the_index_starts_over_and_a_full_buffer_goes_on_at_the_b
     let mut unit = unit(layout);
     let mut memory = Pages::with_buffer(1);
     memory.set(layout, [BUFFER, BUFFER, BUFFER + 96, BUFFER + 72]);
-    assert_eq!(unit.room(control, AREA, &mut memory), 3);
+    assert_eq!(unit.room(AREA, &mut memory), 3);
     assert!(unit.branches(&jumps(3), control, AREA, &mut memory).pmi);
     memory.set(layout, [BUFFER, BUFFER, BUFFER + 96, BUFFER + 72]);
-    assert_eq!(unit.room(control, AREA, &mut memory), 3);
+    assert_eq!(unit.room(AREA, &mut memory), 3);
     assert!(!unit.branches(&jumps(2), control, AREA, &mut memory).pmi);
     // Nobody moves it: the processor does not stop by itself.
     for i in 0..5 {
@@ -327,35 +327,29 @@ fn a_handler_that_moves_the_index_starts_over_and_a_full_buffer_goes_on_at_the_b
 fn a_batch_ends_where_something_happens() {
     let layout = DsLayout::Bits64;
     let unit = unit(layout);
-    let int = on().with_btint(true);
-    for (fields, control, room, why) in [
-        ([0, 0, 240, 264], on(), 10, "the end of the buffer"),
-        ([0, 0, 240, 120], on(), 5, "the threshold, without BTINT too"),
-        ([0, 0, 240, 120], int, 5, "the threshold"),
-        ([0, 48, 240, 120], int, 3, "from the index on"),
-        ([0, 120, 240, 120], int, 1, "at the threshold: each at once"),
-        ([0, 240, 240, 999], on(), 10, "full: from the base on"),
-        ([0, 0, 250, 999], on(), 10, "what does not fit does not count"),
-        ([0, 0, 4 * PAGE, 5 * PAGE], on(), 341, "two pages are mapped: 8192 / 24"),
-        ([0, 0, 10, 5], on(), BATCH as u32, "no room: all are dropped"),
+    for (fields, room, why) in [
+        ([0, 0, 240, 264], 10, "the end of the buffer"),
+        ([0, 0, 240, 120], 5, "the threshold"),
+        ([0, 48, 240, 120], 3, "from the index on"),
+        ([0, 120, 240, 120], 1, "at the threshold: each at once"),
+        ([0, 240, 240, 999], 10, "full: from the base on"),
+        ([0, 0, 250, 999], 10, "what does not fit does not count"),
+        ([0, 0, 4 * PAGE, 5 * PAGE], 341, "two pages are mapped: 8192 / 24"),
+        ([0, 0, 10, 5], BATCH as u32, "no room: all are dropped"),
     ] {
         let mut memory = Pages::with_buffer(2);
         memory.set(layout, fields.map(|offset| BUFFER + offset));
-        assert_eq!(unit.room(control, AREA, &mut memory), room, "{why}");
+        assert_eq!(unit.room(AREA, &mut memory), room, "{why}");
     }
     let mut memory = Pages::default();
     assert_eq!(
-        unit.room(on(), AREA, &mut memory),
+        unit.room(AREA, &mut memory),
         1,
         "no management area: the #PF comes at once"
     );
     let mut memory = Pages::with_buffer(64);
     memory.set(layout, [BUFFER, BUFFER, BUFFER + 64 * PAGE, BUFFER + 65 * PAGE]);
-    assert_eq!(
-        unit.room(on(), AREA, &mut memory),
-        BATCH as u32,
-        "never more than a batch"
-    );
+    assert_eq!(unit.room(AREA, &mut memory), BATCH as u32, "never more than a batch");
 }
 
 // covers: bts/faults
@@ -373,9 +367,9 @@ fn pages_that_are_missing_or_read_only_fault_and_leave_the_index() {
     let mut unit = unit(layout);
     let mut memory = Pages::with_buffer(1);
     memory.set(layout, [BUFFER, BUFFER, BUFFER + 4 * PAGE, BUFFER + 4 * PAGE]);
-    assert_eq!(unit.room(on(), AREA, &mut memory), 170);
+    assert_eq!(unit.room(AREA, &mut memory), 170);
     assert_eq!(unit.branches(&jumps(170), on(), AREA, &mut memory), Effects::NONE);
-    assert_eq!(unit.room(on(), AREA, &mut memory), 1);
+    assert_eq!(unit.room(AREA, &mut memory), 1);
     let index = BUFFER + 170 * 24;
     for _ in 0..2 {
         let effects = unit.branches(&jumps(1), on(), AREA, &mut memory);
