@@ -12,8 +12,9 @@ use guest_tests::gdb::Guest;
 use guest_tests::measure::{cpu_seconds_of_children, middle, rounds};
 use guest_tests::{linux, linux_in_minivmm, run, target};
 use minivmm::front::gdb::packets::frame;
-use minivmm::linux::Kernel;
+use minivmm::recording::GuestMemory;
 use minivmm::{Back, Console, MachineConfig, Run};
+use trace::linux::Kernel;
 
 const LIMIT: Duration = Duration::from_secs(600);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";
@@ -51,7 +52,7 @@ fn symbols() -> Result<[u64; 2], String> {
         if vm.run_for(&mut console, 50_000_000).map_err(failed)?.is_some() {
             return Err("no kernel is found in memory".into());
         }
-        if let Some(kernel) = Kernel::find(&mut vm.machine().memory()) {
+        if let Some(kernel) = Kernel::find(&mut GuestMemory(vm.machine().memory())) {
             let found = ["panic", "panic_cpu"].map(|name| kernel.symbols().address(name));
             return match found {
                 [Some(function), Some(variable)] => Ok([function, variable]),

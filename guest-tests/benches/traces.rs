@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use guest_tests::measure::{cpu_seconds, cpu_seconds_of_children, middle, rounds};
 use guest_tests::raw::Raw;
 use guest_tests::{Folder, linux_in_minivmm, run, target};
-use minivmm::trace::{Decode, Trace, raw};
 use pt_flow::{Block, Visitor};
 use pt_oracle::libipt;
+use trace::{Decode, Trace, raw};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet minivmm.script=nothing";

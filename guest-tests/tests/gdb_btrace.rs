@@ -11,9 +11,10 @@ use guest_tests::retired::{Each, idle_loops};
 use guest_tests::{Folder, SMP, in_minivmm, linux, run, start};
 use iced_x86::{Decoder, DecoderOptions};
 use minivmm::debug::Why;
-use minivmm::linux::Kernel;
-use minivmm::symbols::{SymbolTable, write_elf};
+use minivmm::recording::GuestMemory;
 use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
+use trace::linux::Kernel;
+use trace::symbols::{SymbolTable, write_elf};
 
 const LIMIT: Duration = Duration::from_secs(150);
 const CMDLINE: &str = "console=ttyS0 panic=-1 quiet";
@@ -30,7 +31,7 @@ fn boot() -> (Run, Console, SymbolTable, Option<String>) {
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     loop {
         assert!(vm.run_for(&mut console, 50_000_000).unwrap().is_none());
-        let memory = &mut vm.machine().memory();
+        let memory = &mut GuestMemory(vm.machine().memory());
         if let Some(kernel) = Kernel::find(memory) {
             let (symbols, id) = (kernel.symbols().clone(), kernel.build_id().map(String::from));
             return (vm, console, symbols, id);

@@ -190,10 +190,10 @@ fn from_a_kernel_s_panic_to_the_store_that_caused_it() {
     );
 }
 
-/// The README's session, to the letter but for its addresses.
+/// The session in the guide, `resources/guide/src/debugging.md`, to the letter but for its addresses.
 // covers: gdb/panic
 #[test]
-fn the_readme_s_session_goes_as_it_says() {
+fn the_guide_s_session_goes_as_it_says() {
     if !full() {
         return;
     }

@@ -1,12 +1,13 @@
 //! What minivmm finds in the memory of a Linux guest, against what that Linux says of itself.
 
 use guest_tests::{Folder, linux};
-use minivmm::linux::{Kernel, Recorded, Recording, kallsyms_text};
-use minivmm::symbols::{Origin, SymbolFile, write_elf};
+use minivmm::recording::GuestMemory;
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
+use trace::linux::{Kernel, Recorded, Recording, kallsyms_text};
+use trace::symbols::{Origin, SymbolFile, write_elf};
 
 /// It says what it is, and then keeps the CPU busy in user mode.
 const RUN: &str = "#!/bin/sh
@@ -106,7 +107,7 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     let mut booted = boot(&folder, "");
     let state = booted.vm.cpu_state(0).unwrap();
     let steps = booted.vm.steps();
-    let memory = &mut booted.vm.machine().memory();
+    let memory = &mut GuestMemory(booted.vm.machine().memory());
     let kernel = Kernel::find(memory).expect("a kernel is in memory");
     let modules = kernel.modules(memory);
     let tasks = kernel.tasks(memory);
@@ -133,7 +134,7 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     assert_ne!(kernel.slide(), 0);
     assert_eq!(kernel.slide(), text - 0xffff_ffff_8100_0000);
     let mut code = [[0; 64]; 2];
-    memory.read(kernel.physical_base(), &mut code[0]).unwrap();
+    memory.0.read(kernel.physical_base(), &mut code[0]).unwrap();
     assert!(kernel.read(memory, text, &mut code[1]));
     assert_eq!(code[0], code[1]);
     assert_eq!(booted.said("version").next(), Some(kernel.banner()));

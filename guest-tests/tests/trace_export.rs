@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use guest_tests::retired::Lines;
 use guest_tests::{Folder, linux_in_minivmm, minivmm, run, target};
-use minivmm::symbols::SymbolFile;
-use minivmm::trace::{At, Decode, Start, State, Trace};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use serde_json::Value;
+use trace::symbols::SymbolFile;
+use trace::{At, Decode, Start, State, Trace};
 
 /// Loads modules, and runs programs; the last one goes from 6 to 1.
 const RUN: &str = "#!/bin/sh

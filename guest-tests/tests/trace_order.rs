@@ -9,10 +9,11 @@ use guest_tests::raw::Raw;
 use guest_tests::{Folder, flat::whole_of};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
-use minivmm::trace::{Decode, Filter, Options, Start, State, Trace, raw};
+use minivmm::recording::{Filter, Options};
 use minivmm::{Console, End, Run, StopReason};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
+use trace::{Decode, Start, State, Trace, raw};
 use x86::seam::{Appetite, Effects, Processor, Watch};
 
 /// An instruction that was executed: its address and address space, and bytes from there on.

@@ -24,7 +24,7 @@ use crate::{
     matrix, model,
     parse::*,
     replay_options,
-    trace::command::TraceCommand,
+    trace_command::TraceCommand,
     unit_options::UnitOptions,
 };
 use kvm::{
@@ -111,7 +111,7 @@ pub struct Cli {
     #[arg(long, short = 'S')]
     paused: bool,
     #[command(flatten)]
-    trace: crate::trace::options::Arguments,
+    trace: crate::trace_options::Arguments,
     /// Keep what it takes to go back to any instruction: gdb's reverse commands work, and disks are overlays
     #[arg(long)]
     reverse: bool,

@@ -108,7 +108,15 @@ pub enum Error {
     },
     /// A trace cannot be read.
     #[error(transparent)]
-    Trace(#[from] crate::trace::TraceError),
+    Trace(#[from] trace::TraceError),
+    /// A trace cannot be written in the form of another program.
+    #[error("{option} {source}{}", export_hint(source))]
+    Export {
+        /// The option that named the file.
+        option: &'static str,
+        /// What is wrong.
+        source: trace::export::ExportError,
+    },
     /// The console cannot be used.
     #[error("--serial {target}: {reason}")]
     Serial {
@@ -123,7 +131,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: crate::symbols::SymbolsError,
+        source: trace::symbols::SymbolsError,
     },
     /// A program's symbols cannot be used.
     #[error("--symbols-user {}: {source}", path.display())]
@@ -131,7 +139,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: crate::symbols::SymbolsError,
+        source: trace::symbols::SymbolsError,
     },
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
@@ -157,6 +165,15 @@ impl From<InjectError> for Error {
             InjectError::File { path, source } => Error::File { option, path, source },
             InjectError::TooBig { path, source } => Error::Image { option, path, source },
         }
+    }
+}
+
+/// What the operator can do about an export that failed.
+fn export_hint(error: &trace::export::ExportError) -> &'static str {
+    match error {
+        trace::export::ExportError::Exists(_) => " (--force replaces it)",
+        trace::export::ExportError::NoKernelSymbols(_) => ": give some with --symbols",
+        _ => "",
     }
 }
 

@@ -33,7 +33,7 @@ pub struct Options {
     #[arg(long, requires = "gdb")]
     pub(crate) paused: bool,
     #[command(flatten)]
-    pub(crate) trace: crate::trace::options::Arguments,
+    pub(crate) trace: crate::trace_options::Arguments,
     /// Stop after N instructions, with status 8
     #[arg(long, value_name = "N", value_parser = crate::parse::parse_count, allow_negative_numbers = true)]
     pub(crate) max_instructions: Option<u64>,

@@ -360,9 +360,9 @@ fn the_monitor_begins_and_stops_a_recording() {
     let trace = guest.folder.path().join("recorded");
     let Guest { mut process, .. } = guest;
     assert_eq!(process.wait().code(), Some(0));
-    let trace = minivmm::trace::Trace::open(&trace).unwrap();
+    let trace = trace::Trace::open(&trace).unwrap();
     assert_eq!(trace.info(0).starts, 2);
-    let (counts, summary) = trace.count(0, &minivmm::trace::Decode::default(), |_| ()).unwrap();
+    let (counts, summary) = trace.count(0, &trace::Decode::default(), |_| ()).unwrap();
     assert!(
         counts.conditional > 1000 && summary.damage.is_empty(),
         "{counts:?} {summary:?}"

@@ -4,8 +4,9 @@ mod common;
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use common::*;
@@ -243,18 +244,28 @@ fn what_cannot_go_back_is_refused_in_one_line() {
     }
 }
 
-/// Runs a command with this on its standard input: status, output and errors.
-fn typed(command: &mut Command, text: &str) -> (i32, String, String) {
+/// Runs a command with this on its standard input, at once or once it has printed a line and had the time to fall asleep: status,
+/// output and errors.
+fn typed(command: &mut Command, text: &str, late: bool) -> (i32, String, String) {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    if late {
+        said.read_line(&mut line).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // A replay may be over before it is told anything.
+    let written = child.stdin.take().unwrap().write_all(text.as_bytes());
+    assert!(written.is_ok() || written.unwrap_err().kind() == ErrorKind::BrokenPipe);
+    said.read_to_string(&mut line).unwrap();
     let output = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    let errors = String::from_utf8(output.stderr).unwrap();
+    (output.status.code().unwrap(), line, errors)
 }
 
 /// The digest that `--stats` prints.
@@ -267,13 +278,17 @@ fn digest(errors: &str) -> &str {
 #[test]
 fn a_recorded_session_is_run_again_from_anywhere() {
     let folder = Folder::new();
-    for (name, image) in [("polls", echo()), ("sleeps", interrupt_echo())] {
+    for (name, image, late) in [
+        ("polls", echo(), false),
+        ("sleeps", interrupt_echo(), false),
+        ("slept", interrupt_echo(), true),
+    ] {
         folder.file(name, image);
         let record = format!("{name}-session");
         let words = [
             "--kernel", name, "-m", "4M", "--stats", "--seed", "random", "--record", &record,
         ];
-        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(words), "hello there q");
+        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(words), "hello there q", late);
         assert_eq!((status, said.as_str()), (0, "ready\nhello there q"), "{errors}");
         let first = digest(&errors).to_string();
         for options in [&[][..], &["--reverse"], &["--trace", "trace"]] {
@@ -289,7 +304,7 @@ fn a_recorded_session_is_run_again_from_anywhere() {
                 };
             }
             // What is typed now is not for the guest.
-            let (status, said, errors) = typed(&mut command, "other words q");
+            let (status, said, errors) = typed(&mut command, "other words q", false);
             assert_eq!(
                 (status, said.as_str()),
                 (0, "ready\nhello there q"),
@@ -312,12 +327,14 @@ fn a_replay_ends_where_the_session_was_ended_from_outside() {
             .args(words)
             .args(["--max-instructions", "123456"]),
         "",
+        false,
     );
     assert_eq!(status, 8, "{errors}");
     let first = digest(&errors).to_string();
     let (status, said, errors) = typed(
         minivmm().current_dir(folder.path()).args(["replay", "s", "--stats"]),
         "",
+        false,
     );
     assert_eq!((status, said.as_str()), (0, "spinning\n"), "{errors}");
     assert!(
@@ -329,7 +346,7 @@ fn a_replay_ends_where_the_session_was_ended_from_outside() {
     let log = folder.path().join("s/log");
     let text = fs::read_to_string(&log).unwrap();
     fs::write(&log, &text[..text.len() - 3]).unwrap();
-    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "", false);
     assert_eq!(status, 2, "{errors}");
     assert!(errors.contains("breaks off") && errors.lines().count() == 1, "{errors}");
 }
@@ -341,14 +358,14 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
     let disk = folder.file("disk", vec![0; 4096]);
     let kernel = folder.file("kernel", echo());
     let words = ["--kernel", "kernel", "--disk", "disk", "-m", "4M", "--record", "s"];
-    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(words), "abc q");
+    let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(words), "abc q", false);
     assert_eq!(status, 0, "{errors}");
     let path = |name: &str| folder.path().join("s").join(name);
     let session = fs::read_to_string(path("session.json")).unwrap();
     let log = fs::read_to_string(path("log")).unwrap();
     assert!(log.lines().count() >= 3, "{log}");
     let refused = |says: &str| {
-        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+        let (status, said, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "", false);
         assert_eq!((status, said.as_str()), (2, ""), "{says}: {errors}");
         assert!(errors.contains(says) && errors.lines().count() == 1, "{says}: {errors}");
     };
@@ -387,7 +404,7 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
         ),
     ] {
         fs::write(path("log"), text).unwrap();
-        let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "");
+        let (status, _, errors) = typed(minivmm().current_dir(folder.path()).args(["replay", "s"]), "", false);
         assert_eq!(status, 2, "{errors}");
         assert!(errors.contains(says) && errors.lines().count() == 1, "{errors}");
     }
@@ -398,7 +415,7 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
     refused("has changed since the session was recorded");
     fs::remove_file(&disk).unwrap();
     refused("--disk disk");
-    let other = |name: &str| typed(minivmm().current_dir(folder.path()).args(["replay", name]), "").2;
+    let other = |name: &str| typed(minivmm().current_dir(folder.path()).args(["replay", name]), "", false).2;
     assert!(other("nowhere").contains("no such file"), "{}", other("nowhere"));
     assert!(other("kernel").contains("not a directory"), "{}", other("kernel"));
 }
@@ -560,10 +577,10 @@ fn run_to_goes_to_a_step_in_either_direction_and_stands_there() {
         let output = run(minivmm().arg("ctl").arg(&socket).arg(command));
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
     };
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let end = std::time::Instant::now() + Duration::from_secs(60);
     while !socket.exists() {
         assert!(std::time::Instant::now() < end, "no socket");
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     let monitor = |line: &str| ctl(&format!("{{\"command\":\"monitor\",\"line\":\"{line}\"}}"));
     for step in [1_234_567, 10, 7_000_001, 9, 0] {

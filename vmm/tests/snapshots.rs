@@ -205,7 +205,7 @@ fn what_would_not_go_back_is_said_before() {
     }
     let (mut vm, _) = open(&kernel, |config| config.collect = Some(folder.path().join("out")));
     assert!(refused(&mut vm, "snapshot save a").contains("--collect"));
-    let trace = minivmm::trace::Options::new(folder.path().join("trace"));
+    let trace = minivmm::recording::Options::new(folder.path().join("trace"));
     let (mut vm, mut console) = open(&kernel, |config| config.trace = Some(trace));
     say(&mut vm, "snapshot save a");
     go(&mut vm, &mut console, 10);
@@ -244,8 +244,8 @@ fn a_recording_begins_and_ends_under_way() {
     assert_eq!(say(&mut vm, "trace stop"), format!("{one}: recorded up to step 1600\n"));
     // Each instruction is one of a loop without devices' interrupts.
     let count = |dir: &str| {
-        let trace = minivmm::trace::Trace::open(std::path::Path::new(dir)).unwrap();
-        let (_, summary) = trace.count(0, &minivmm::trace::Decode::default(), |_| ()).unwrap();
+        let trace = trace::Trace::open(std::path::Path::new(dir)).unwrap();
+        let (_, summary) = trace.count(0, &trace::Decode::default(), |_| ()).unwrap();
         assert!(summary.damage.is_empty(), "{summary:?}");
         summary.flow.instructions
     };

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use iced_x86::code_asm::*;
-use minivmm::trace::{self, Decode, Filter, Options, Start, State, Summary, Trace, When};
+use minivmm::recording::{Filter, Options, When};
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use pt_flow::{Block, Event, EventKind, Visitor};
+use trace::{self, Decode, Start, State, Summary, Trace};
 use x86::seam::HYPERCALL;
 
 /// A block with its bytes and CR3.

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use common::*;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, FlowControl};
-use minivmm::{Console, MachineConfig, Run, SerialTarget, trace::Options};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, recording::Options};
 use serde_json::Value;
 
 /// main calls outer three times, outer calls inner twice, and main ends with a jump to last.

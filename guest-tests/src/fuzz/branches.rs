@@ -178,7 +178,7 @@ pub fn branches(bytes: &[u8]) {
                         reserved: 0,
                     })
                     .collect();
-                assert!(bts.room(control, area.base(), &mut memory) >= 1);
+                assert!(bts.room(area.base(), &mut memory) >= 1);
                 let _ = bts.appetite(control, area.base(), &mut memory);
                 lbr.branches(&records, gate, code);
                 if let Some(arch) = &mut arch {

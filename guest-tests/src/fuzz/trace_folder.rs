@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use minivmm::linux::Recorded;
-use minivmm::symbols::SymbolTable;
-use minivmm::trace::export::{folded::Stacks, perf};
-use minivmm::trace::format::{FrameHeader, Kind};
-use minivmm::trace::view::{Calls, Names, Totals, Window, view};
-use minivmm::trace::{Decode, Options, Trace, raw};
+use minivmm::recording::Options;
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
+use trace::export::{folded::Stacks, perf};
+use trace::format::{FrameHeader, Kind};
+use trace::linux::Recorded;
+use trace::symbols::SymbolTable;
+use trace::view::{Calls, Names, Totals, Window, view};
+use trace::{Decode, Trace, raw};
 
 /// The files that a directory may have, by number.
 fn file(number: u8) -> (PathBuf, Option<Kind>) {

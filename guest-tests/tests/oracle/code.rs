@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use guest_tests::retired::Sum;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use minivmm::trace::format::space;
 use pt_flow::{Change, Context, Image, Position};
 use pt_oracle::libipt;
+use trace::format::space;
 use x86::seam;
 
 const PAGE: usize = 4096;

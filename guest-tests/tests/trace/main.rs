@@ -8,10 +8,11 @@ use std::sync::Mutex;
 use guest_tests::bare::image;
 use guest_tests::retired::{Retired, Stream, idle_loops};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
-use minivmm::trace::{Clock, Decode, Filter, Options, Start, State, Trace, When, raw};
+use minivmm::recording::{Filter, Options, When};
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use pt_flow::{Block, Event, Visitor};
 use recorded::{by_libipt, compare, compare_from, decoded, hold, record, run, same};
+use trace::{Clock, Decode, Start, State, Trace, raw};
 
 mod recorded;
 mod sweep;

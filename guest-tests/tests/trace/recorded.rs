@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use minivmm::trace::{Decode, Options, Trace, raw};
+use minivmm::recording::Options;
 use minivmm::{Console, MachineConfig, Run, front::monitor};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
+use trace::{Decode, Trace, raw};
 
 use guest_tests::Folder;
 use guest_tests::raw::Raw;

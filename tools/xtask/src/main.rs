@@ -1,4 +1,4 @@
-//! The developer loop, one word each: `cargo xtask demo | test | lab | matrix | bench | coverage | guest`.
+//! The developer loop, one word each: `cargo xtask demo | test | lab | matrix | bench | coverage | guest | guide`.
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -8,6 +8,7 @@ mod counts;
 mod coverage;
 mod demo;
 mod guest;
+mod guide;
 mod lab;
 mod matrix;
 mod packages;
@@ -35,6 +36,8 @@ enum Command {
     Coverage(coverage::Options),
     /// Make the Linux guest's kernel and initramfs below target/guest
     Guest(guest::Options),
+    /// Write what of the guide is made from the code, and build the book where mdbook is installed
+    Guide(guide::Options),
     /// Run minivmm on a real KVM: guest tests, units by handover, and Linux, with kvm-amd inside QEMU or kvm-intel inside Bochs
     Lab(lab::Options),
 }
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Guest(options) => guest::run(&options),
+        Command::Guide(options) => guide::run(&options),
         Command::Lab(options) => lab::run(&options),
     };
     result.unwrap_or_else(|error| {

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use engine::CS;
 
-use crate::{linux::Kernel, symbols::SymbolFile, vm::Vm};
+use trace::{linux::Kernel, symbols::SymbolFile};
+
+use crate::{recording::GuestMemory, vm::Vm};
 
 /// Each CPU's linear address, and what is there if the kernel's file or a Linux guest's memory tells.
 pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
@@ -14,7 +16,7 @@ pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
         .collect();
     let file = SymbolFile::read(kernel).ok().map(|file| file.symbols);
     let guest = match file {
-        None => Kernel::find(&mut vm.machine().memory()),
+        None => Kernel::find(&mut GuestMemory(vm.machine().memory())),
         Some(_) => None,
     };
     let symbols = file.as_ref().or(guest.as_ref().map(Kernel::symbols));

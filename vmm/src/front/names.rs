@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{
+use machine::memory::Memory;
+use trace::{
     linux::{Kernel, Task},
     symbols::{SymbolFile, SymbolTable},
 };
-use machine::memory::Memory;
+
+use crate::recording::GuestMemory;
 
 /// What is known by name. Looked for when it is asked for first, and again once it is no longer true.
 #[derive(Debug, Default)]
@@ -31,7 +33,7 @@ impl Names {
     }
 
     /// Brings itself up to date with the guest at a step.
-    pub fn look(&mut self, mut memory: &Memory, steps: u64) {
+    pub fn look(&mut self, memory: &Memory, steps: u64) {
         let own = self.own.get_or_insert_with(|| match SymbolFile::read(&self.file) {
             Ok(file) => file.symbols,
             Err(_) => SymbolTable::new(),
@@ -39,12 +41,16 @@ impl Names {
         if !own.is_empty() {
             return;
         }
-        if self.linux.as_ref().is_some_and(|linux| !linux.is_there(&mut memory)) {
+        if self
+            .linux
+            .as_ref()
+            .is_some_and(|linux| !linux.is_there(&mut GuestMemory(memory)))
+        {
             self.linux = None;
             self.modules = None;
         }
         if self.linux.is_none() && self.missed != Some(steps) {
-            self.linux = Kernel::find(&mut memory);
+            self.linux = Kernel::find(&mut GuestMemory(memory));
             self.missed = self.linux.is_none().then_some(steps);
         }
     }
@@ -55,8 +61,8 @@ impl Names {
     }
 
     /// The process that a CPU runs.
-    pub fn task(&self, mut memory: &Memory, cpu: usize) -> Option<Task> {
-        self.linux.as_ref()?.current(&mut memory, cpu)
+    pub fn task(&self, memory: &Memory, cpu: usize) -> Option<Task> {
+        self.linux.as_ref()?.current(&mut GuestMemory(memory), cpu)
     }
 
     /// The address as a number, with its name if it has one.
@@ -79,11 +85,11 @@ impl Names {
         found.or_else(|| self.modules(memory, steps)?.address(name))
     }
 
-    fn modules(&mut self, mut memory: &Memory, steps: u64) -> Option<&SymbolTable> {
+    fn modules(&mut self, memory: &Memory, steps: u64) -> Option<&SymbolTable> {
         let linux = self.linux.as_ref()?;
         if self.modules.as_ref().is_none_or(|(then, _)| *then != steps) {
             let mut table = SymbolTable::new();
-            for module in linux.modules(&mut memory) {
+            for module in linux.modules(&mut GuestMemory(memory)) {
                 for (address, kind, name) in &module.symbols {
                     table.add(*address, *kind, name, Some(&module.name));
                 }

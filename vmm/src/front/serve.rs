@@ -18,8 +18,8 @@ use crate::{
     config::MachineConfig,
     debug::{Stop, Why},
     error::Error,
+    recording::OnError,
     timeline::run::Run,
-    trace,
     vm::{End, Ended, StopReason},
 };
 
@@ -73,7 +73,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     let goes_on = config
         .trace
         .as_ref()
-        .is_some_and(|trace| trace.on_error == trace::OnError::Continue);
+        .is_some_and(|trace| trace.on_error == OnError::Continue);
     match (&end, traced) {
         // The guest was to go on, and how it ended is what counts.
         (Ok(_), Err(error)) if goes_on => {

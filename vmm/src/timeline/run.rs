@@ -189,6 +189,11 @@ impl Outside for Entrance<'_> {
         Ok(false)
     }
 
+    fn enters(&mut self, here: Moment) -> bool {
+        let next = self.timeline.as_ref().and_then(|timeline| timeline.log.next());
+        next.is_some_and(|entry| entry.at <= here)
+    }
+
     fn due(&mut self, here: Moment) -> Option<u64> {
         let Some(timeline) = &self.timeline else {
             return Some(u64::MAX);

@@ -97,6 +97,11 @@ pub trait Outside {
         Ok(false)
     }
 
+    /// Whether something is known to enter at this very moment, so that a machine that is halted does not wait for it.
+    fn enters(&mut self, _here: Moment) -> bool {
+        false
+    }
+
     /// Steps from here until something is known to enter, or the run has to come back; `None`: it has to come back now.
     fn due(&mut self, _here: Moment) -> Option<u64> {
         Some(u64::MAX)

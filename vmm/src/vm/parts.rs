@@ -23,7 +23,7 @@ use super::{
     soft::Soft,
     stats::Stats,
 };
-use crate::{config::ClockMode, debug::Debugger, trace::Recorder};
+use crate::{config::ClockMode, debug::Debugger, recording::Recorder};
 
 /// No RAM is mapped at this linear address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

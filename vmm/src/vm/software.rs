@@ -236,6 +236,10 @@ impl Vm {
     /// All CPUs are halted, and nothing is pending that one of them lets in: lets time pass until the next event.
     fn idle(&mut self, outside: &mut dyn Outside, pace: &mut Pace) -> Result<Option<StopReason>, Leave> {
         let steps = self.soft.steps();
+        let here = self.moment();
+        if outside.enters(here) {
+            return Ok(None);
+        }
         // An enabled interrupt wakes a CPU; else only an NMI can, and nothing typed is one.
         let enabled = self.soft.cpus().any(Cpu::interrupt_wakes);
         let next = self.machine.platform().next_event();

@@ -9,7 +9,7 @@ use x86::{
     seam::{Effects, Processor},
 };
 
-use crate::trace::record::caps;
+use crate::recording::unit::caps;
 
 /// Both rings, branches, no time, and a PSB every 2 KiB: the ring is small, and begins to count with the first one.
 const CTL: RtitCtl = RtitCtl::new().with_branch_en(true).with_os(true).with_user(true);

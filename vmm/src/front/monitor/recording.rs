@@ -1,13 +1,13 @@
 //! Recordings: that of `--trace`, and those that are begun as the machine runs.
 
 use super::{arguments::Answer, scene::Scene};
-use crate::trace::Options;
+use crate::trace_options;
 
 /// `trace`.
 pub fn trace(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let steps = scene.controls.run.steps();
     if let ["start", folder, options @ ..] = arguments {
-        let options = Options::of_words(folder, options)?;
+        let options = trace_options::of_words(folder, options)?;
         scene
             .controls
             .run

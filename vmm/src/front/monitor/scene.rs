@@ -6,8 +6,9 @@ use x86::{cpuid::Features, model::CpuModel};
 
 use super::arguments::number;
 use crate::front::names::Names;
-use crate::{front::controls::Controls, linux::Task, vm::Unmapped};
+use crate::{front::controls::Controls, vm::Unmapped};
 use machine::memory::Memory;
+use trace::linux::Task;
 
 /// The machine between two steps, and one of its CPUs.
 pub struct Scene<'a, 'r> {

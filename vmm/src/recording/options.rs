@@ -1,0 +1,95 @@
+//! What a recording is to have in it, and where it goes.
+
+use std::path::{Path, PathBuf};
+
+use trace::format::Header;
+use x86::model::CpuModel;
+
+use super::trigger::When;
+use super::unit::CTL;
+
+/// What is traced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// CPL 0.
+    Kernel,
+    /// CPL 1 to 3.
+    User,
+    /// One address space: CR3 without bits 4:0.
+    Cr3(u64),
+    /// Linear addresses, both inclusive.
+    Ip(u64, u64),
+}
+
+impl std::fmt::Display for Filter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Filter::Kernel => f.write_str("kernel"),
+            Filter::User => f.write_str("user"),
+            Filter::Cr3(cr3) => write!(f, "cr3={cr3:#x}"),
+            Filter::Ip(first, last) => write!(f, "ip={first:#x}-{last:#x}"),
+        }
+    }
+}
+
+/// What happens when the directory cannot be written any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnError {
+    /// The run ends.
+    #[default]
+    Stop,
+    /// The guest goes on without being recorded.
+    Continue,
+}
+
+/// A recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The directory, which is made.
+    pub folder: PathBuf,
+    /// A trace that is there already is replaced.
+    pub force: bool,
+    /// What is traced; everything without any.
+    pub filters: Vec<Filter>,
+    /// When it begins; at once without.
+    pub start: Option<When>,
+    /// When it stops.
+    pub stop: Option<When>,
+    /// Of each vCPU, so many bytes of packets are kept: the last.
+    pub buffer: Option<u64>,
+    /// What happens when the directory cannot be written any more.
+    pub on_error: OnError,
+}
+
+impl Options {
+    /// What the trace's header says before the recording ends.
+    pub fn header(&self, model: &CpuModel, cpus: usize, kernel: &Path) -> Header {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Header {
+            model: model.name.into(),
+            tsc_khz: model.tsc_khz,
+            cpus,
+            kernel: kernel.display().to_string(),
+            began: since.map_or(0, |since| since.as_secs()),
+            filters: self.filters.iter().map(ToString::to_string).collect(),
+            start: self.start.as_ref().map(ToString::to_string),
+            stop: self.stop.as_ref().map(ToString::to_string),
+            buffer: self.buffer,
+            rtit_ctl: CTL.into_bits(),
+            end: None,
+        }
+    }
+
+    /// A recording of everything.
+    pub fn new(folder: impl Into<PathBuf>) -> Options {
+        Options {
+            folder: folder.into(),
+            force: false,
+            filters: Vec::new(),
+            start: None,
+            stop: None,
+            buffer: None,
+            on_error: OnError::Stop,
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The recorder: an observer of each vCPU that writes what a decoder needs.
+//!
+//! # Theory
+//! The observer's own trace unit makes the packets; the guest's is another one and may do what it likes. Packets tell the way
+//! through the code, so the code has to be there, too, as it was when it was executed. The engine says which pages it
+//! translates for fetching and which bytes it decodes. A page that was never seen at its address is told as soon as it is
+//! fetched from: that is true for all time before, since nothing was executed there. A page whose bytes, when they are decoded
+//! or translated anew, are not those that were told last has changed: that is true from this instruction on. So before a
+//! change is told the pending TNT bits are sent and a PSB with the whole state; the change stands at that PSB, where any
+//! decoder can change its image.
+//!
+//! # Practice
+//! vCPUs share memory, so the last contents of each physical page are shared ([`Pool`]); a vCPU that gets its turn hears which
+//! of them changed while others had theirs, and tells its own stream before it executes anything. Where a translation leads to
+//! another page than before, the TLB forgets the old one in all its address spaces, so that addresses above bit 63 can count as
+//! one space for all CR3s, as operating systems have it, and stay exact for guests that do otherwise.
+//!
+//! Packets carry virtual time instead of the guest's TSC.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use machine::memory::Memory;
+use trace::directory::folder;
+use trace::format::{Header, HeaderEnd};
+use x86::model::CpuModel;
+
+use super::guest_memory::GuestMemory;
+use super::observer::Observer;
+use super::options::{OnError, Options};
+use super::state::{LinuxWatch, RecordingState, lock};
+
+/// Steps between two looks for symbols, modules and processes of a Linux guest.
+const LOOK: u64 = 64 << 20;
+
+/// Records a machine.
+#[derive(Debug)]
+pub struct Recorder {
+    folder: PathBuf,
+    header: Header,
+    state: Arc<RecordingState>,
+}
+
+impl Recorder {
+    /// Makes the directory and its files, and the observers, one for each vCPU.
+    ///
+    /// # Errors
+    /// The directory is there already, or something cannot be made.
+    pub fn new(options: &Options, header: Header, model: &CpuModel) -> io::Result<(Recorder, Vec<Observer>)> {
+        folder::prepare(&options.folder, options.force)?;
+        let state = Arc::new(RecordingState::new(options, header.cpus, LOOK));
+        let observers = (0..header.cpus)
+            .map(|cpu| Observer::new(cpu, options, state.clone(), model))
+            .collect::<io::Result<Vec<Observer>>>()?;
+        let recorder = Recorder {
+            folder: options.folder.clone(),
+            header,
+            state,
+        };
+        recorder.write_header()?;
+        Ok((recorder, observers))
+    }
+
+    fn write_header(&self) -> io::Result<()> {
+        folder::write_header(&self.folder, &self.header)
+    }
+
+    /// The directory.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Whether writing has failed and the run is to stop for that.
+    pub fn stops(&self) -> bool {
+        self.state.failed.load(Ordering::Relaxed) && self.state.on_error == OnError::Stop
+    }
+
+    /// Whether something is recorded.
+    pub fn is_on(&self) -> bool {
+        self.state.on.load(Ordering::Relaxed)
+    }
+
+    /// Begins or stops recording with the guest's next instruction, whatever else it waits for; `false` if it is so already.
+    pub fn switch(&self, on: bool) -> bool {
+        let changes = self.is_on() != on;
+        if changes {
+            self.state.switch(on);
+        }
+        changes
+    }
+
+    /// Looks for what is new of a Linux in the guest, if it is time for that.
+    pub fn look(&self, memory: &Memory, steps: u64) {
+        let mut linux = lock(&self.state.linux);
+        if steps >= linux.due {
+            self.look_now(&mut linux, memory, steps);
+            // The kernel is looked for in all memory, which may not be Linux's.
+            let wait = if linux.recording.kernel().is_some() {
+                LOOK
+            } else {
+                LOOK.max(steps)
+            };
+            linux.due = steps + wait;
+        }
+    }
+
+    fn look_now(&self, linux: &mut LinuxWatch, memory: &Memory, steps: u64) {
+        linux.new |= linux.recording.look(&mut GuestMemory(memory), steps);
+        if std::mem::take(&mut linux.new)
+            && let Err(error) = linux.recording.write(&self.folder.join(folder::LINUX))
+        {
+            self.state.fail(error);
+        }
+    }
+
+    /// From the next time that the observers are asked what they want, the recording is over.
+    pub fn finish(&self) {
+        self.state.finish.store(true, Ordering::Relaxed);
+    }
+
+    /// Once all observers have finished: says in the header how it ended.
+    ///
+    /// # Errors
+    /// What went wrong first while recording.
+    pub fn close(mut self, reason: &str, memory: &Memory, steps: u64, ticks: u64) -> io::Result<()> {
+        self.look_now(&mut lock(&self.state.linux), memory, steps);
+        let error = lock(&self.state.error).take();
+        self.header.end = Some(HeaderEnd {
+            reason: reason.into(),
+            steps,
+            ticks,
+            complete: error.is_none(),
+        });
+        let written = self.write_header();
+        match error {
+            Some(error) => Err(error),
+            None => written,
+        }
+    }
+}

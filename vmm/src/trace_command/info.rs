@@ -1,0 +1,173 @@
+//! `minivmm trace info`.
+
+use pt_flow::{Block, End, Event, EventKind};
+
+use trace::view::{Here, Totals, Viewer, Window, view};
+
+use super::{
+    arguments::Info,
+    names,
+    output::{Bar, Output, conclude, count, seconds},
+};
+use crate::error::Error;
+
+/// What is counted.
+#[derive(Default)]
+struct Counts {
+    conditional: u64,
+    direct: u64,
+    indirect: u64,
+    returns: u64,
+    far: u64,
+    interrupts: u64,
+    pagings: u64,
+}
+
+impl Viewer for Counts {
+    fn block(&mut self, _: &Here, block: &Block, _: &[u8]) {
+        match block.end {
+            End::Conditional => self.conditional += 1,
+            End::Jump | End::Call => self.direct += 1,
+            End::IndirectJump | End::IndirectCall => self.indirect += 1,
+            End::Return => self.returns += 1,
+            End::Far => self.far += 1,
+            _ => {}
+        }
+    }
+
+    fn event(&mut self, _: &Here, event: &Event) {
+        match event.kind {
+            EventKind::Async { .. } => self.interrupts += 1,
+            EventKind::Paging { .. } => self.pagings += 1,
+            _ => {}
+        }
+    }
+}
+
+pub fn run(options: &Info) -> Result<(), Error> {
+    let (trace, names) = names::open(&options.trace, None, &[])?;
+    let (mut counts, mut totals) = (Counts::default(), Totals::default());
+    let bar = Bar::new(true);
+    let mut bytes = 0;
+    for cpu in 0..trace.cpus() {
+        bar.say(format!("vCPU {cpu}"));
+        let extent = trace.extent(cpu);
+        bytes += extent.end - extent.start;
+        totals.add(&view(
+            &trace,
+            cpu,
+            &Window::default(),
+            &mut counts,
+            &mut |done, total| bar.at(done, total),
+        )?);
+    }
+    drop(bar);
+    let header = trace.header();
+    let branches = counts.conditional + counts.direct + counts.indirect + counts.returns + counts.far;
+    let mut out = Output::new();
+    if options.json {
+        let linux = names.linux();
+        out.line(
+            &serde_json::json!({
+                "type": "info",
+                "model": header.model,
+                "vcpus": header.cpus,
+                "kernel": header.kernel,
+                "banner": linux.banner,
+                "build_id": linux.build_id,
+                "slide": format!("{:#x}", linux.slide),
+                "filters": header.filters,
+                "ended": header.end.as_ref().map(|end| &end.reason),
+                "bytes": bytes,
+                "branches": branches,
+                "conditional": counts.conditional,
+                "direct": counts.direct,
+                "indirect": counts.indirect,
+                "returns": counts.returns,
+                "far": counts.far,
+                "interrupts": counts.interrupts,
+                "cr3_changes": counts.pagings,
+                "symbols": names.symbols().len(),
+                "summary": super::output::summary_json(&totals),
+            })
+            .to_string(),
+        );
+        out.flush();
+        return Ok(());
+    }
+    let mut line = |what: &str, text: String| out.line(&format!("{what:<13} {text}"));
+    line(
+        "machine",
+        format!(
+            "{}, {}, TSC {} kHz",
+            header.model,
+            count(header.cpus as u64, "vCPU"),
+            header.tsc_khz
+        ),
+    );
+    line("kernel", header.kernel.clone());
+    let linux = names.linux();
+    if !linux.banner.is_empty() {
+        line("Linux", linux.banner.clone());
+        line(
+            "",
+            format!("moved by {:#x}, physically at {:#x}", linux.slide, linux.physical_base),
+        );
+        let processes: std::collections::BTreeSet<&str> =
+            linux.tasks.iter().map(|seen| seen.task.comm.as_str()).collect();
+        line(
+            "symbols",
+            format!(
+                "{}, {}, processes of {}",
+                names.symbols().len(),
+                count(linux.modules.len() as u64, "module"),
+                count(processes.len() as u64, "name")
+            ),
+        );
+    }
+    if !header.filters.is_empty() {
+        line("filter", header.filters.join(" "));
+    }
+    line(
+        "recording",
+        match &header.end {
+            Some(end) if end.complete => format!("ended: {}", end.reason),
+            Some(end) => format!("ended: {}; not all could be written", end.reason),
+            None => "was cut off: decoded as far as it goes".into(),
+        },
+    );
+    if let (Some((from, to)), Some((begin, end))) = (totals.steps, totals.time) {
+        line(
+            "length",
+            format!(
+                "{} s ({} s to {} s), steps {from} to {to}",
+                seconds(end - begin),
+                seconds(begin),
+                seconds(end)
+            ),
+        );
+    }
+    let per = if totals.instructions == 0 {
+        0.0
+    } else {
+        bytes as f64 * 8.0 / totals.instructions as f64
+    };
+    line("packets", format!("{bytes} bytes, {per:.3} bits an instruction"));
+    line("instructions", totals.instructions.to_string());
+    line(
+        "branches",
+        format!(
+            "{branches}: {} conditional, {} direct, {} indirect, {} returns, {} far",
+            counts.conditional, counts.direct, counts.indirect, counts.returns, counts.far
+        ),
+    );
+    line("interrupts", format!("{} and exceptions", counts.interrupts));
+    line("CR3", count(counts.pagings, "change"));
+    line(
+        "missing",
+        format!("{}, {}", count(totals.gaps, "gap"), count(totals.overflows, "overflow")),
+    );
+    out.flush();
+    conclude(&totals);
+    Ok(())
+}

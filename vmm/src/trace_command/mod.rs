@@ -1,0 +1,32 @@
+//! `minivmm trace`: what a recorded trace shows, on standard output or in files for other programs.
+
+mod arguments;
+mod bound;
+mod calls;
+mod decode;
+mod disasm;
+mod export;
+mod info;
+mod json;
+mod lines;
+mod names;
+mod output;
+mod symbols;
+
+pub use arguments::{Decode, Export, Info, Part, Symbols, TraceCommand};
+
+use crate::error::{Error, Status};
+
+/// Does it.
+///
+/// # Errors
+/// The trace, the symbols or the output cannot be used.
+pub fn run(command: &TraceCommand) -> Result<Status, Error> {
+    match command {
+        TraceCommand::Info(options) => info::run(options),
+        TraceCommand::Decode(options) => decode::run(options),
+        TraceCommand::Export(options) => export::run(options),
+        TraceCommand::Symbols(options) => symbols::run(options),
+    }?;
+    Ok(Status::Done)
+}

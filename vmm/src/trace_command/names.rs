@@ -1,0 +1,145 @@
+//! The names that go with a trace: of its own, or of a file; and those of the users' programs that are given.
+
+use std::path::{Path, PathBuf};
+
+use trace::{
+    Trace,
+    linux::Recorded,
+    symbols::{Origin, SymbolFile, SymbolsError},
+    view::{Names, Program},
+};
+
+use crate::{error::Error, parse::parse_u64};
+
+/// The folder in the trace's directory.
+pub const LINUX: &str = "linux";
+
+/// Opens a trace with its names.
+///
+/// # Errors
+/// The trace or the symbols cannot be used.
+pub fn open(dir: &Path, symbols: Option<&Path>, programs: &[String]) -> Result<(Trace, Names), Error> {
+    let trace = Trace::open(dir)?;
+    let recorded = Recorded::read(&dir.join(LINUX)).map_err(|source| Error::File {
+        option: "trace",
+        path: dir.join(LINUX),
+        source,
+    })?;
+    let mut recorded = recorded.unwrap_or_default();
+    let own = std::mem::take(&mut recorded.symbols);
+    let programs = programs
+        .iter()
+        .map(|text| program(text))
+        .collect::<Result<Vec<_>, _>>()?;
+    if !programs.is_empty() && recorded.tasks.is_empty() {
+        return Err(Error::Usage(
+            "--symbols-user: the trace has no names of processes (of a Linux guest with BTF it would)".into(),
+        ));
+    }
+    let symbols = match symbols {
+        None => own,
+        Some(path) => {
+            let linux = !recorded.banner.is_empty();
+            let origin = Origin {
+                build_id: recorded.build_id.as_deref(),
+                slide: linux.then_some(recorded.slide),
+                symbols: linux.then_some(&own),
+            };
+            let resolved = SymbolFile::read(path).and_then(|file| file.resolve(origin));
+            resolved.map_err(|source| Error::Symbols {
+                path: path.into(),
+                source,
+            })?
+        }
+    };
+    Ok((trace, Names::new(symbols, recorded).with_programs(programs)))
+}
+
+/// What `--symbols-user` names.
+#[derive(Debug, PartialEq, Eq)]
+struct Wanted {
+    path: PathBuf,
+    comm: String,
+    at: Option<u64>,
+}
+
+/// Bytes of a process's name in Linux, less the 0 at its end.
+const COMM: usize = 15;
+
+impl Wanted {
+    fn parse(text: &str) -> Result<Wanted, String> {
+        let (mut rest, mut comm, mut at) = (text, None, None);
+        while let Some((before, option)) = rest.rsplit_once(',') {
+            if let Some(name) = option.strip_prefix("name=") {
+                comm = Some(name);
+            } else if let Some(address) = option.strip_prefix("at=") {
+                at = Some(parse_u64(address).ok_or_else(|| format!("at={address}: not an address"))?);
+            } else {
+                break;
+            }
+            rest = before;
+        }
+        let path = PathBuf::from(rest);
+        let file = path.file_name().ok_or("names no file")?;
+        let name = comm.map_or(file.to_string_lossy(), Into::into);
+        let bytes = name.char_indices().map(|(at, c)| at + c.len_utf8());
+        let len = bytes.take_while(|end| *end <= COMM).last().unwrap_or(0);
+        Ok(Wanted {
+            comm: name[..len].into(),
+            path,
+            at,
+        })
+    }
+}
+
+fn program(text: &str) -> Result<Program, Error> {
+    let wanted = Wanted::parse(text).map_err(|why| Error::Usage(format!("--symbols-user {text}: {why}")))?;
+    let failed = |source: SymbolsError| Error::ProgramSymbols {
+        path: wanted.path.clone(),
+        source,
+    };
+    let file = wanted.path.file_name().unwrap_or_default().to_string_lossy();
+    let symbols = SymbolFile::read_program(&wanted.path, wanted.at, &file).map_err(failed)?;
+    Ok(Program {
+        comm: wanted.comm,
+        symbols,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: symbols/user
+    #[test]
+    fn a_program_is_named_with_its_process_and_place() {
+        for (text, path, comm, at) in [
+            ("collatz", "collatz", "collatz", None),
+            (
+                "/usr/bin/a-program-of-a-long-name",
+                "/usr/bin/a-program-of-a-long-name",
+                "a-program-of-a-",
+                None,
+            ),
+            ("a,b", "a,b", "a,b", None),
+            ("a,name=x,at=0x1000", "a", "x", Some(0x1000)),
+            ("a,at=4096,name=x y", "a", "x y", Some(4096)),
+            ("a,b,at=1", "a,b", "a,b", Some(1)),
+            (
+                "\u{e9}".repeat(9).as_str(),
+                "\u{e9}".repeat(9).as_str(),
+                "\u{e9}".repeat(7).as_str(),
+                None,
+            ),
+        ] {
+            let expected = Wanted {
+                path: path.into(),
+                comm: comm.into(),
+                at,
+            };
+            assert_eq!(Wanted::parse(text), Ok(expected), "{text}");
+        }
+        assert_eq!(Wanted::parse("a,at=here"), Err("at=here: not an address".into()));
+        assert_eq!(Wanted::parse("..,at=1"), Err("names no file".into()));
+    }
+}

@@ -1,0 +1,158 @@
+//! Standard output, progress, and the line at the end.
+
+use std::{
+    io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write},
+    process::exit,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use trace::view::Totals;
+
+use crate::error::{Error, Status};
+
+/// Standard output. When nobody reads it any more, there is nothing left to do.
+#[derive(Debug)]
+pub struct Output(BufWriter<StdoutLock<'static>>);
+
+impl Output {
+    /// Begins.
+    pub fn new() -> Output {
+        Output(BufWriter::with_capacity(1 << 16, io::stdout().lock()))
+    }
+
+    fn check(result: io::Result<()>) {
+        if let Err(error) = result {
+            if error.kind() != ErrorKind::BrokenPipe {
+                let _ = writeln!(io::stderr(), "minivmm: standard output: {}", machine::plain(&error));
+                exit(Status::Usage.code());
+            }
+            exit(Status::Done.code());
+        }
+    }
+
+    /// Writes a line.
+    pub fn line(&mut self, text: &str) {
+        Output::check(self.0.write_all(text.as_bytes()).and_then(|()| self.0.write_all(b"\n")));
+    }
+
+    /// Writes what waits.
+    pub fn flush(&mut self) {
+        Output::check(self.0.flush());
+    }
+}
+
+/// A bar on standard error, if that is a terminal and nothing else is written to it.
+#[derive(Debug)]
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar that is not shown when lines go to the terminal.
+    pub fn beside_output() -> Bar {
+        Bar::new(!io::stdout().is_terminal())
+    }
+
+    /// A bar where standard output is not used.
+    pub fn new(shown: bool) -> Bar {
+        let target = if shown {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let style = ProgressStyle::with_template("{msg} [{bar:40}] {bytes}/{total_bytes} {elapsed} (eta {eta})");
+        let bar = ProgressBar::with_draw_target(None, target);
+        bar.set_style(
+            style
+                .unwrap_or_else(|_| ProgressStyle::default_bar())
+                .progress_chars("=> "),
+        );
+        Bar(bar)
+    }
+
+    /// What is being done.
+    pub fn say(&self, what: String) {
+        self.0.set_message(what);
+    }
+
+    /// So many of so many bytes.
+    pub fn at(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// `1 gap`, `2 gaps`.
+pub fn count(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// Seconds with all digits of a nanosecond.
+pub fn seconds(ns: u64) -> String {
+    format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
+}
+
+/// The line at the end.
+pub fn summary(totals: &Totals) -> String {
+    let mut text = format!(
+        "{}, {}",
+        count(totals.instructions, "instruction"),
+        count(totals.blocks, "block")
+    );
+    if let Some((from, to)) = totals.steps {
+        text += &format!(", steps {from} to {to}");
+    }
+    if let Some((from, to)) = totals.time {
+        text += &format!(", {} s to {} s", seconds(from), seconds(to));
+    }
+    text += &format!(
+        ", {}, {}",
+        count(totals.gaps, "gap"),
+        count(totals.overflows, "overflow")
+    );
+    if totals.lost > 0 {
+        text += &format!(", {} of packets lost", count(totals.lost, "byte"));
+    }
+    text
+}
+
+/// Says what is damaged, and the summary.
+pub fn conclude(totals: &Totals) {
+    for line in &totals.damage {
+        say(&line.replace(char::is_control, "?"));
+    }
+    say(&summary(totals));
+}
+
+/// A line for the user beside the output.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "minivmm: {text}");
+}
+
+/// A summary as a JSON object.
+pub fn summary_json(totals: &Totals) -> serde_json::Value {
+    serde_json::json!({
+        "type": "summary",
+        "instructions": totals.instructions,
+        "blocks": totals.blocks,
+        "steps": totals.steps.map(|(from, to)| [from, to]),
+        "ns": totals.time.map(|(from, to)| [from, to]),
+        "gaps": totals.gaps,
+        "overflows": totals.overflows,
+        "lost_bytes": totals.lost,
+        "damage": totals.damage,
+    })
+}
+
+/// Nothing was found where something was asked for.
+pub fn must_begin(totals: &Totals, from: Option<&str>) -> Result<(), Error> {
+    match from {
+        Some(from) if totals.blocks == 0 => Err(Error::Usage(format!("--from {from}: the trace does not come there"))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,176 @@
+//! `--trace` and its companions on the command line, and the same words in the monitor.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use trace::{directory::sink::RING_LEAST, symbols::SymbolFile};
+
+use crate::{
+    error::Error,
+    parse::{one_line, parse_size, parse_u64},
+    recording::{Filter, OnError, Options, When},
+};
+
+/// The options of the command line.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    /// Record what every CPU executes, from outside, in a new directory; `minivmm trace` reads it
+    #[arg(long, value_name = "DIR")]
+    trace: Option<PathBuf>,
+    /// Record only the kernel, user programs, an address space or addresses (repeatable: what all of them let through; `ip` up to four times)
+    #[arg(long = "trace-filter", value_name = "kernel|user|cr3=X|ip=A-B", requires = "trace", value_parser = parse_filter)]
+    filters: Vec<Filter>,
+    /// Begin when this happens: an address or symbol is executed, instructions=N have retired, `hypercall`, port=P[:VALUE] is written
+    #[arg(long = "trace-start", value_name = "WHEN", requires = "trace")]
+    start: Option<String>,
+    /// Stop when this happens; after that it may begin again
+    #[arg(long = "trace-stop", value_name = "WHEN", requires = "trace")]
+    stop: Option<String>,
+    /// Keep the last SIZE bytes of packets of each CPU
+    #[arg(long = "trace-buffer", value_name = "SIZE", requires = "trace", value_parser = parse_buffer)]
+    buffer: Option<u64>,
+    /// What to do when the trace cannot be written any more
+    #[arg(long = "trace-on-error", value_enum, default_value_t = OnError::Stop, requires = "trace")]
+    on_error: OnError,
+    /// Replace a trace that is in the directory already
+    #[arg(long, requires = "trace")]
+    force: bool,
+    /// Symbols for --trace-start and --trace-stop: a vmlinux or System.map; the kernel must run where it was linked (nokaslr)
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    symbols: Option<PathBuf>,
+}
+
+/// Address ranges that a trace unit has.
+const RANGES: usize = 4;
+
+impl Arguments {
+    /// What they ask for.
+    ///
+    /// # Errors
+    /// They do not go together.
+    pub fn options(self) -> Result<Option<Options>, Error> {
+        let Some(folder) = self.trace else { return Ok(None) };
+        let count = |kind: fn(&Filter) -> bool| self.filters.iter().filter(|filter| kind(filter)).count();
+        if count(|filter| matches!(filter, Filter::Cr3(_))) > 1 {
+            return Err(Error::Usage(
+                "--trace-filter cr3=X: only one address space can be chosen".into(),
+            ));
+        }
+        if count(|filter| matches!(filter, Filter::Ip(..))) > RANGES {
+            return Err(Error::Usage(format!(
+                "--trace-filter ip=A-B: only {RANGES} ranges can be chosen"
+            )));
+        }
+        let when = |option: &str, text: Option<String>| match text {
+            None => Ok(None),
+            Some(text) => parse_when(&text, self.symbols.as_deref())
+                .map(Some)
+                .map_err(|reason| Error::Usage(format!("{option} {text}: {reason}"))),
+        };
+        Ok(Some(Options {
+            start: when("--trace-start", self.start)?,
+            stop: when("--trace-stop", self.stop)?,
+            force: self.force,
+            filters: self.filters,
+            buffer: self.buffer,
+            on_error: self.on_error,
+            ..Options::new(folder)
+        }))
+    }
+}
+
+fn parse_filter(text: &str) -> Result<Filter, String> {
+    let number = |text: &str| parse_u64(text).ok_or_else(|| format!("{text} is not a number of 64 bits"));
+    match text {
+        "kernel" => return Ok(Filter::Kernel),
+        "user" => return Ok(Filter::User),
+        _ => {}
+    }
+    if let Some(cr3) = text.strip_prefix("cr3=") {
+        return Ok(Filter::Cr3(number(cr3)?));
+    }
+    if let Some((first, last)) = text.strip_prefix("ip=").and_then(|range| range.split_once('-')) {
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err("the range ends before it begins".into());
+        }
+        return Ok(Filter::Ip(first, last));
+    }
+    Err("not kernel, user, cr3=X or ip=A-B".into())
+}
+
+fn parse_buffer(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if size < RING_LEAST {
+        return Err(format!("less than {}K", RING_LEAST >> 10));
+    }
+    Ok(size)
+}
+
+/// A line of the monitor's `trace start`.
+#[derive(clap::Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct MonitorLine {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
+/// A recording that the monitor begins: a directory, and options as on the command line. The guest goes on if it cannot be written any
+/// more.
+///
+/// # Errors
+/// One line: what is wrong with them.
+pub fn of_words(folder: &str, options: &[&str]) -> Result<Options, String> {
+    let words = ["--trace", folder, "--trace-on-error", "continue"];
+    let line = MonitorLine::try_parse_from(words.iter().chain(options)).map_err(|e| one_line(&e.to_string()))?;
+    let options = line.arguments.options().map_err(|e| e.to_string())?;
+    options.ok_or_else(|| "no directory".into())
+}
+
+/// When something begins or stops; names are looked up in `symbols`. The error says what is wrong with it.
+fn parse_when(text: &str, symbols: Option<&Path>) -> Result<When, String> {
+    if text == "hypercall" {
+        return Ok(When::Hypercall);
+    }
+    if let Some(count) = text.strip_prefix("instructions=") {
+        return match parse_u64(count) {
+            Some(count @ 1..) => Ok(When::Instructions(count)),
+            _ => Err(format!("{count} is not a number of instructions, from 1 on")),
+        };
+    }
+    if let Some(port) = text.strip_prefix("port=") {
+        let (port, value) = port
+            .split_once(':')
+            .map_or((port, None), |(port, value)| (port, Some(value)));
+        let port = parse_u64(port).and_then(|port| u16::try_from(port).ok());
+        let port = port.ok_or("port= needs a port from 0 to 0xffff, as port=0x80 or port=0x80:1")?;
+        let value = match value {
+            None => None,
+            Some(value) => Some(
+                parse_u64(value)
+                    .and_then(|value| u32::try_from(value).ok())
+                    .ok_or("what is written to a port has at most 32 bits")?,
+            ),
+        };
+        return Ok(When::Port(port, value));
+    }
+    if text.starts_with(|first: char| first.is_ascii_digit()) {
+        return parse_u64(text)
+            .map(When::Address)
+            .ok_or_else(|| format!("{text} is not an address"));
+    }
+    let Some(file) = symbols else {
+        return Err(format!(
+            "{text} is not an address, instructions=N, hypercall or port=P[:VALUE]; for a symbol give --symbols FILE"
+        ));
+    };
+    let symbols = SymbolFile::read(file).map_err(|error| format!("--symbols {}: {error}", file.display()))?;
+    let address = symbols.symbols.address(text);
+    address
+        .map(When::Address)
+        .ok_or_else(|| format!("there is no symbol {text} in {}", file.display()))
+}
+
+#[cfg(test)]
+#[path = "trace_options_test.rs"]
+mod trace_options_test;

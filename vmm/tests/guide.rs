@@ -1,0 +1,537 @@
+//! The guide (`resources/guide`) and the README say what is so: what can be made from the code is made from it, what is named
+//! exists, and command lines are such that minivmm takes them. `cargo xtask guide` writes what is made.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::{Arg, Command, CommandFactory};
+use devices::platform::{ioapic, port_table};
+use minivmm::{
+    cli::Cli,
+    front::monitor::COMMANDS,
+    machine::{HARDWARE, virtio},
+    matrix::expected::Table,
+};
+use x86::model::{CpuModel, MODELS};
+use x86::rdt::RdtCaps;
+
+/// The file in which the command line is described, all of it made.
+const CLI: &str = "cli.md";
+/// How what is made is made anew.
+const UPDATE: &str = "run `cargo xtask guide`";
+
+/// The longest that the README may be.
+const README_LINES: usize = 200;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()
+}
+
+fn source() -> PathBuf {
+    root().join("resources/guide/src")
+}
+
+/// The pages of the guide with their texts, by the names of their files.
+fn pages() -> BTreeMap<String, String> {
+    let files = fs::read_dir(source()).unwrap().map(|entry| entry.unwrap().path());
+    let page = |file: PathBuf| {
+        let name = file.file_name().unwrap().to_str().unwrap().to_string();
+        (name, fs::read_to_string(file).unwrap())
+    };
+    files.map(page).collect()
+}
+
+/// The guide's pages and the README, each with its folder.
+fn texts() -> Vec<(String, PathBuf, String)> {
+    let page = |(name, text)| (name, source(), text);
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let mut texts: Vec<_> = pages().into_iter().map(page).collect();
+    texts.push(("README.md".into(), root(), readme));
+    texts
+}
+
+/// A file's text is `should`, or becomes it where that is asked for.
+fn compare(file: &Path, should: &str) {
+    if env::var_os("UPDATE").is_some() {
+        fs::write(file, should).unwrap();
+        return;
+    }
+    let is = fs::read_to_string(file).unwrap_or_default();
+    for (is, should) in is.lines().zip(should.lines()) {
+        assert_eq!(is, should, "{}: {UPDATE}", file.display());
+    }
+    assert_eq!(is.len(), should.len(), "{}: {UPDATE}", file.display());
+}
+
+/// A cell's text: a bar or a line's end would end it.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+/// An option's names and its value, or an argument's name.
+fn names(argument: &Arg) -> String {
+    let mut names: Vec<String> = argument
+        .get_long()
+        .map(|long| format!("--{long}"))
+        .into_iter()
+        .collect();
+    let aliases = argument.get_visible_aliases().unwrap_or_default();
+    names.extend(aliases.into_iter().map(|alias| format!("--{alias}")));
+    names.extend(argument.get_short().map(|short| format!("-{short}")));
+    let values: Vec<String> = argument
+        .get_possible_values()
+        .iter()
+        .map(|value| value.get_name().to_string())
+        .collect();
+    let value = match argument.get_action().takes_values() {
+        false => String::new(),
+        true if !values.is_empty() => values.join("|"),
+        true => argument.get_value_names().unwrap_or_default().join(" "),
+    };
+    let optional = argument.get_num_args().is_some_and(|count| count.min_values() == 0);
+    match names.first_mut() {
+        Some(name) if !value.is_empty() => {
+            *name += &match (argument.is_require_equals_set(), optional) {
+                (true, true) => format!("[={value}]"),
+                (true, false) => format!("={value}"),
+                _ => format!(" {value}"),
+            };
+        }
+        Some(_) => {}
+        None => names.push(value),
+    }
+    let names: Vec<String> = names.iter().map(|name| format!("`{}`", cell(name))).collect();
+    names.join(", ")
+}
+
+/// What an argument is for, its default, and what its values mean where that has not been `told` before.
+fn meaning(argument: &Arg, told: &mut BTreeSet<String>) -> String {
+    let mut text = argument.get_help().map(ToString::to_string).unwrap_or_default();
+    let defaults: Vec<_> = argument
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .collect();
+    if !defaults.is_empty() && argument.get_action().takes_values() && !argument.is_hide_default_value_set() {
+        write!(text, " [default: {}]", defaults.join(" ")).unwrap();
+    }
+    let values = argument.get_possible_values();
+    let explained = values
+        .iter()
+        .filter_map(|value| value.get_help().map(|help| format!("`{}`: {help}", value.get_name())));
+    let explained = explained.collect::<Vec<_>>().join("; ");
+    if argument.get_action().takes_values() && !explained.is_empty() && told.insert(explained.clone()) {
+        write!(text, ". {explained}").unwrap();
+    }
+    cell(&text)
+}
+
+/// A command and those below it, each a section.
+fn describe(command: &mut Command, name: &str, text: &mut String) {
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let usage = command.render_usage().to_string();
+    let usage = usage.strip_prefix("Usage: ").unwrap_or(&usage);
+    let usage: Vec<&str> = usage.lines().map(str::trim).collect();
+    writeln!(text, "\n## {name}\n\n{about}.\n\n```text\n{}\n```", usage.join("\n")).unwrap();
+    let shown: Vec<&Arg> = command
+        .get_arguments()
+        .filter(|argument| !matches!(argument.get_id().as_str(), "help" | "version") && !argument.is_hide_set())
+        .collect();
+    if !shown.is_empty() {
+        text.push_str("\n| option | meaning |\n|---|---|\n");
+    }
+    let mut told = BTreeSet::new();
+    for argument in shown {
+        writeln!(text, "| {} | {} |", names(argument), meaning(argument, &mut told)).unwrap();
+    }
+    if let Some(after) = command.get_after_help() {
+        writeln!(text, "\n```text\n{after}\n```").unwrap();
+    }
+    for command in command.get_subcommands_mut() {
+        let name = format!("{name} {}", command.get_name());
+        describe(command, &name, text);
+    }
+}
+
+/// The page about the command line.
+fn command_line() -> String {
+    let mut text = String::from(
+        "# Command line\n\nMade from the program's own definitions. Every command has `--help`, and `--version` says which minivmm it is.\n",
+    );
+    let mut command = Cli::command();
+    command.build();
+    describe(&mut command, "minivmm", &mut text);
+    text
+}
+
+/// The library's example, from the head of the crate, without the lines that its documentation hides.
+fn example() -> String {
+    let text = fs::read_to_string(root().join("vmm/src/lib.rs")).unwrap();
+    let lines = text.lines().map_while(|line| line.strip_prefix("//!"));
+    let lines: Vec<&str> = lines.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+    let from = lines.iter().position(|line| *line == "```no_run").expect("an example");
+    let code: Vec<&str> = lines[from + 1..]
+        .iter()
+        .copied()
+        .take_while(|line| *line != "```")
+        .collect();
+    let shown = code.into_iter().filter(|line| !line.starts_with("# ") && *line != "#");
+    format!("```rust,ignore\n{}\n```\n", shown.collect::<Vec<_>>().join("\n"))
+}
+
+fn machine() -> String {
+    let mut table = String::from("| where | device |\n|---|---|\n");
+    for (first, last, name) in port_table() {
+        let ports = if first == last {
+            format!("port {first:X}H")
+        } else {
+            format!("ports {first:X}H to {last:X}H")
+        };
+        writeln!(table, "| {ports} | {} |", cell(name)).unwrap();
+    }
+    let slots = virtio::SLOTS;
+    let end = virtio::WINDOW + virtio::SLOT * slots as u64 - 1;
+    for (first, last, name) in [
+        (
+            virtio::WINDOW,
+            end,
+            format!("virtio-mmio, {slots} places: entropy, then the disks"),
+        ),
+        (ioapic::IOAPIC, ioapic::IOAPIC + 0xfff, "I/O APIC".to_string()),
+        (
+            u64::from(HARDWARE.lapic),
+            u64::from(HARDWARE.lapic) + 0xfff,
+            "each CPU's local APIC, with x2APIC where the model has it".to_string(),
+        ),
+    ] {
+        writeln!(table, "| {first:X}H to {last:X}H | {name} |").unwrap();
+    }
+    table
+}
+
+/// Which debug and trace units a model shows.
+fn units(model: &CpuModel) -> [String; 6] {
+    let (features, caps) = (model.features(), model.units);
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
+    let lbr = if features.arch_lbr() {
+        Some("architectural".to_string())
+    } else {
+        caps.lbr.map(|lbr| lbr.depth.to_string())
+    };
+    let ds = caps.ds.filter(|_| features.ds());
+    let yes = |there: bool| there.then(|| "yes".to_string());
+    [
+        or_none(lbr),
+        or_none(ds.and_then(|ds| yes(ds.bts))),
+        or_none(
+            ds.and_then(|ds| ds.pebs)
+                .map(|pebs| format!("format {}", pebs.format as u8)),
+        ),
+        or_none(caps.pmu.map(|pmu| pmu.version.to_string())),
+        or_none(yes(features.intel_pt())),
+        or_none(RdtCaps::of(model).map(|caps| {
+            let has = [
+                ("CMT, MBM", caps.l3_monitor.is_some()),
+                ("L3", caps.l3.is_some()),
+                ("L2", caps.l2.is_some()),
+                ("MBA", caps.bandwidth.is_some()),
+            ];
+            let has: Vec<&str> = has.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect();
+            has.join(", ")
+        })),
+    ]
+}
+
+fn models() -> String {
+    let mut table =
+        String::from("| model | part | LBR | BTS | PEBS | PMU | PT | RDT |\n|---|---|---|---|---|---|---|---|\n");
+    for model in MODELS {
+        let units = units(model).join(" | ");
+        writeln!(table, "| {} | {} | {units} |", model.name, cell(model.description)).unwrap();
+    }
+    table
+}
+
+/// Guests by models, with how many of the guest's tests pass.
+fn matrix() -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/matrix-expected.txt");
+    let expected = Table::parse(&fs::read_to_string(file).unwrap()).unwrap();
+    let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
+    let labs = ["kvm-amd", "kvm-intel"];
+    let mut table = format!(
+        "| guest | {} | {} |\n|---|{}\n",
+        names.join(" | "),
+        labs.join(" | "),
+        "---|".repeat(names.len() + labs.len())
+    );
+    for guest in expected.guests("soft") {
+        let mut counts: Vec<String> = names
+            .iter()
+            .map(|model| {
+                expected
+                    .passes("soft", guest, model)
+                    .map_or("·".into(), |count| count.to_string())
+            })
+            .collect();
+        counts.extend(labs.map(|lab| match expected.sums(lab, guest) {
+            [0, 0] => "·".into(),
+            [passed, 0] => passed.to_string(),
+            [passed, failed] => format!("{passed}, {failed} fail"),
+        }));
+        writeln!(table, "| {guest} | {} |", counts.join(" | ")).unwrap();
+    }
+    table
+}
+
+/// The monitor's commands.
+fn monitor() -> String {
+    let mut table = String::from("| command | what it does |\n|---|---|\n");
+    for command in COMMANDS {
+        let usage = format!("{} {}", command.name, command.arguments);
+        writeln!(table, "| `{}` | {} |", cell(usage.trim_end()), cell(command.help)).unwrap();
+    }
+    table
+}
+
+// covers: guide/tables
+#[test]
+fn what_is_made_from_the_code_is_what_the_code_says() {
+    compare(&source().join(CLI), &command_line());
+    for (name, page, made) in [
+        ("devices", "machine.md", machine()),
+        ("monitor", "monitor.md", monitor()),
+        ("models", "models.md", models()),
+        ("matrix", "matrix.md", matrix()),
+        ("example", "library.md", example()),
+    ] {
+        let file = source().join(page);
+        let mut should = fs::read_to_string(&file).unwrap();
+        let (head, tail) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+        let start = should.find(&head).unwrap_or_else(|| panic!("{page} has no {head}")) + head.len();
+        let end = should.find(&tail).unwrap_or_else(|| panic!("{page} has no {tail}"));
+        should.replace_range(start..end, &made);
+        compare(&file, &should);
+    }
+}
+
+// covers: guide/readme
+#[test]
+fn the_readme_is_short_and_names_both_commands() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let count = readme.lines().count();
+    assert!(count <= README_LINES, "{count} lines: what is more is for the guide");
+    for command in ["cargo xtask demo", "cargo xtask test"] {
+        assert!(readme.contains(command), "{command}");
+    }
+}
+
+// covers: guide/links
+#[test]
+fn every_page_is_in_the_summary_once() {
+    let pages = pages();
+    let linked: Vec<String> = links(&pages["SUMMARY.md"])
+        .into_iter()
+        .map(|(target, _)| target)
+        .collect();
+    let mut there: Vec<&String> = pages.keys().filter(|name| *name != "SUMMARY.md").collect();
+    let mut sorted: Vec<&String> = linked.iter().collect();
+    there.sort();
+    sorted.sort();
+    assert_eq!(sorted, there);
+}
+
+/// A text without its blocks of code.
+fn prose(text: &str) -> String {
+    let mut code = false;
+    let mut prose = String::new();
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            code = !code;
+        } else if !code {
+            prose += line;
+            prose.push('\n');
+        }
+    }
+    prose
+}
+
+/// Links of a page: file and anchor, either of which may be empty.
+fn links(text: &str) -> Vec<(String, String)> {
+    let prose = prose(text);
+    let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    targets
+        .map(|(target, _)| target.split_once('#').unwrap_or((target, "")))
+        .map(|(file, anchor)| (file.to_string(), anchor.to_string()))
+        .collect()
+}
+
+/// What headings of a page are called in links, as mdBook has it.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let prose = prose(text);
+    let headings = prose.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| -> String {
+        let kept = heading.trim_start_matches('#').trim().chars().filter_map(|c| match c {
+            c if c.is_alphanumeric() || c == '_' || c == '-' => Some(c.to_ascii_lowercase()),
+            c if c.is_whitespace() => Some('-'),
+            _ => None,
+        });
+        kept.collect()
+    };
+    headings.map(anchor).collect()
+}
+
+// covers: guide/links
+#[test]
+fn every_link_leads_somewhere() {
+    let mut seen = 0;
+    for (name, folder, text) in texts() {
+        for (file, anchor) in links(&text) {
+            if file.starts_with("https:") {
+                continue;
+            }
+            let path = folder.join(&file);
+            assert!(file.is_empty() || path.exists(), "{name}: there is no {file}");
+            if !anchor.is_empty() {
+                let there = match file.is_empty() {
+                    true => anchors(&text),
+                    false => anchors(&fs::read_to_string(&path).unwrap()),
+                };
+                assert!(there.contains(&anchor), "{name}: {file} has no #{anchor}: {there:?}");
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 50, "{seen} links");
+}
+
+/// Folders of the tree in which named files lie.
+const FOLDERS: [&str; 6] = ["devices/", "vmm/", "tools/", "guest-tests/", "resources/", ".github/"];
+
+// covers: guide/links
+#[test]
+fn every_file_that_is_named_exists() {
+    let mut seen = 0;
+    for (name, _, text) in texts() {
+        let ends = |c: char| c.is_whitespace() || "`'\"(),;|".contains(c);
+        for word in text.split(ends) {
+            let word = word.trim_end_matches(['.', ':']);
+            if FOLDERS.iter().any(|folder| word.starts_with(folder)) {
+                assert!(root().join(word).exists(), "{name}: there is no {word}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 100, "{seen} files");
+}
+
+// covers: guide/walks
+#[test]
+fn the_walks_lead_through_functions_that_are_there() {
+    let walks = fs::read_to_string(source().join("walks.md")).unwrap();
+    let mut seen = 0;
+    for row in walks.lines().filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [_, number, file, functions, ..] = cells[..] else {
+            panic!("{row}");
+        };
+        if number.parse::<u32>().is_err() {
+            continue;
+        }
+        let file = file.trim_matches('`');
+        let text = fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let functions = functions.split(", ").map(|function| function.trim_matches('`'));
+        for function in functions {
+            let is = ["(", "<"]
+                .iter()
+                .any(|open| text.contains(&format!("fn {function}{open}")));
+            assert!(is, "{file} has no function {function}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 60, "{seen} functions");
+    let headings = walks.lines().filter(|line| line.starts_with("## "));
+    assert_eq!(headings.count(), 4, "four walks");
+}
+
+/// The command lines in blocks of code, without a prompt, each whole.
+fn commands(text: &str) -> Vec<String> {
+    let (mut code, mut commands, mut open) = (false, Vec::new(), false);
+    for line in text.lines() {
+        if line.starts_with("```") {
+            code = !code;
+            open = false;
+        } else if code {
+            let begins = line.strip_prefix("$ ").unwrap_or(line);
+            let whole = begins.trim_end_matches('\\');
+            if open {
+                commands
+                    .last_mut()
+                    .map(|command: &mut String| *command += whole)
+                    .unwrap();
+            } else {
+                commands.push(whole.to_string());
+            }
+            open = line.ends_with('\\');
+        }
+    }
+    commands
+}
+
+/// The first command of a shell's line as words.
+fn words(line: &str) -> Vec<String> {
+    let line = line.replace("$(uname -r)", "6.1.0");
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for c in line.chars() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (None, '\'' | '"') => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (None, '&' | '|' | '<' | '>' | ';') => break,
+            (None, c) if c.is_whitespace() => words.extend(word.take()),
+            (_, c) => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+// covers: guide/commands
+#[test]
+fn every_command_line_is_one_that_minivmm_takes() {
+    let mut seen = 0;
+    for (name, _, text) in texts().into_iter().filter(|(name, ..)| name != CLI) {
+        for line in commands(&text).iter().filter(|line| line.starts_with("minivmm ")) {
+            let parsed = Cli::command().try_get_matches_from(words(line));
+            assert!(parsed.is_ok(), "{name}: {line}\n{}", parsed.unwrap_err());
+            seen += 1;
+        }
+    }
+    assert!(seen > 30, "{seen} command lines");
+}
+
+// covers: guide/commands
+#[test]
+fn every_xtask_that_is_named_is_there() {
+    let main = fs::read_to_string(root().join("tools/xtask/src/main.rs")).unwrap();
+    let known = main.split("enum Command {").nth(1).unwrap().split('}').next().unwrap();
+    let known: BTreeSet<String> = known
+        .lines()
+        .filter_map(|line| Some(line.trim().split_once('(')?.0.to_ascii_lowercase()))
+        .collect();
+    let mut named = BTreeSet::new();
+    for (name, _, text) in texts() {
+        for rest in text.split("cargo xtask ").skip(1) {
+            let task: String = rest.chars().take_while(char::is_ascii_lowercase).collect();
+            assert!(known.contains(&task), "{name}: cargo xtask {task}: {known:?}");
+            named.insert(task);
+        }
+    }
+    assert_eq!(named, known, "one is not in the guide");
+}

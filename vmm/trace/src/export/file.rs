@@ -1,0 +1,233 @@
+//! Files that are whole or not there.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use super::error::ExportError;
+
+/// A file that gets its name when it is finished. Until then, and if it never is, what was there stays.
+#[derive(Debug)]
+pub struct OutFile {
+    path: PathBuf,
+    /// Its name until then.
+    part: Option<PathBuf>,
+    writer: Option<BufWriter<File>>,
+}
+
+fn exists(path: &Path, replace: bool) -> Result<(), ExportError> {
+    if !replace && path.symlink_metadata().is_ok() {
+        return Err(ExportError::Exists(path.into()));
+    }
+    Ok(())
+}
+
+/// A name beside `path`, of this process alone.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".part-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+impl OutFile {
+    /// Begins a file.
+    ///
+    /// # Errors
+    /// There is one already and it is not to be replaced, or none can be made.
+    pub fn create(path: &Path, replace: bool) -> Result<OutFile, ExportError> {
+        let fail = |source| ExportError::Write {
+            path: path.into(),
+            source,
+        };
+        // Pipes, terminals and the like are written to; there is nothing in them to be lost.
+        let special = path.metadata().is_ok_and(|there| !there.is_file() && !there.is_dir());
+        if special {
+            let file = OpenOptions::new().write(true).open(path).map_err(fail)?;
+            return Ok(OutFile {
+                path: path.into(),
+                part: None,
+                writer: Some(BufWriter::with_capacity(1 << 16, file)),
+            });
+        }
+        exists(path, replace)?;
+        if path.is_dir() {
+            return Err(fail(io::ErrorKind::IsADirectory.into()));
+        }
+        let part = beside(path);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&part)
+            .map_err(fail)?;
+        Ok(OutFile {
+            path: path.into(),
+            part: Some(part),
+            writer: Some(BufWriter::with_capacity(1 << 16, file)),
+        })
+    }
+
+    /// What went wrong with the file.
+    pub fn error(&self, source: io::Error) -> ExportError {
+        ExportError::Write {
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// What was written last cannot be.
+    pub fn finish(mut self) -> Result<(), ExportError> {
+        let result = match self.writer.take() {
+            Some(mut writer) => writer.flush().and_then(|()| match self.part.take() {
+                Some(part) => fs::rename(&part, &self.path).inspect_err(|_| self.part = Some(part)),
+                None => Ok(()),
+            }),
+            None => Ok(()),
+        };
+        result.map_err(|source| self.error(source))
+    }
+}
+
+impl Write for OutFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer
+            .as_mut()
+            .map_or(Ok(bytes.len()), |writer| writer.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.as_mut().map_or(Ok(()), BufWriter::flush)
+    }
+}
+
+impl Drop for OutFile {
+    fn drop(&mut self) {
+        // Nothing is left of a file that was not finished.
+        drop(self.writer.take().map(BufWriter::into_parts));
+        if let Some(part) = self.part.take() {
+            let _ = fs::remove_file(part);
+        }
+    }
+}
+
+/// A directory that gets its name when it is finished.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    part: PathBuf,
+    marker: &'static str,
+    finished: bool,
+}
+
+impl Folder {
+    /// Begins a directory. With `replace` one that is there is replaced, if it is one of these: it has `marker` in it, or nothing.
+    ///
+    /// # Errors
+    /// There is one already, or none can be made.
+    pub fn create(path: &Path, replace: bool, marker: &'static str) -> Result<Folder, ExportError> {
+        exists(path, replace)?;
+        let fail = |source| ExportError::Write {
+            path: path.into(),
+            source,
+        };
+        if path.symlink_metadata().is_ok() {
+            let ours =
+                path.is_dir() && (path.join(marker).is_file() || fs::read_dir(path).map_err(fail)?.next().is_none());
+            if !ours {
+                return Err(ExportError::NotOurs(path.into()));
+            }
+        }
+        let part = beside(path);
+        fs::create_dir(&part).map_err(fail)?;
+        Ok(Folder {
+            path: path.into(),
+            part,
+            marker,
+            finished: false,
+        })
+    }
+
+    /// Where its files go until it is finished.
+    pub fn work(&self) -> &Path {
+        &self.part
+    }
+
+    /// What went wrong with it.
+    pub fn error(&self, source: io::Error) -> ExportError {
+        ExportError::Write {
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn finish(mut self) -> Result<(), ExportError> {
+        let replace = || {
+            if self.path.join(self.marker).is_file() {
+                fs::remove_dir_all(&self.path)?;
+            } else if self.path.is_dir() {
+                fs::remove_dir(&self.path)?;
+            }
+            fs::rename(&self.part, &self.path)
+        };
+        replace().map_err(|source| self.error(source))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = fs::remove_dir_all(&self.part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: trace/export-never-overwrites
+    #[test]
+    fn what_is_there_stays_until_the_new_one_is_whole() {
+        let dir = std::env::temp_dir().join(format!("minivmm-out-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let path = dir.join("out");
+        let mut file = OutFile::create(&path, false).unwrap();
+        file.write_all(b"one").unwrap();
+        assert!(!path.exists());
+        file.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        let refused = OutFile::create(&path, false).unwrap_err().to_string();
+        assert_eq!(refused, format!("{}: exists already", path.display()));
+        let mut file = OutFile::create(&path, true).unwrap();
+        file.write_all(b"two").unwrap();
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap(), b"one", "not finished");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+
+        let folder = dir.join("folder");
+        let new = Folder::create(&folder, false, "data").unwrap();
+        fs::write(new.work().join("data"), b"1").unwrap();
+        new.finish().unwrap();
+        Folder::create(&folder, false, "data").unwrap_err();
+        let new = Folder::create(&folder, true, "data").unwrap();
+        new.finish().unwrap();
+        assert!(!folder.join("data").exists());
+        let users = dir.join("users");
+        fs::create_dir(&users).unwrap();
+        fs::write(users.join("thesis"), b"x").unwrap();
+        let refused = Folder::create(&users, true, "data").unwrap_err().to_string();
+        assert!(refused.contains("is not replaced"), "{refused}");
+        assert!(users.join("thesis").is_file());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,193 @@
+//! Stacks with the instructions that ran in them: lines as flame graphs are made of, and flame graphs.
+
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+};
+
+use pt_flow::{Block, Event};
+
+use crate::view::{Frame, Function, Here, Names, Process, Sink};
+
+/// Paths that are told apart, at most; what is deeper counts for what is above.
+const MOST: usize = 2 << 20;
+const ROOT: u32 = 0;
+/// Parts of the whole that a flame graph does not show: a tenth of a pixel of some thousand.
+const NARROWEST: u64 = 12_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Process(u32),
+    Function(Function),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    parent: u32,
+    key: Key,
+    own: u64,
+}
+
+/// Instructions by stack.
+#[derive(Debug)]
+pub struct Stacks {
+    nodes: Vec<Node>,
+    children: HashMap<(u32, Key), u32>,
+    processes: Vec<String>,
+    /// The process of the present frames.
+    at: Option<(Option<Process>, u32)>,
+}
+
+impl Default for Stacks {
+    fn default() -> Stacks {
+        Stacks {
+            nodes: vec![Node {
+                parent: ROOT,
+                key: Key::Process(0),
+                own: 0,
+            }],
+            children: HashMap::new(),
+            processes: Vec::new(),
+            at: None,
+        }
+    }
+}
+
+/// A line's name for it: what separates names is not in them.
+fn clean(name: &str) -> String {
+    name.replace([';', '\n', '\r'], "_")
+}
+
+impl Stacks {
+    fn child(&mut self, parent: u32, key: Key) -> u32 {
+        if let Some(node) = self.children.get(&(parent, key)) {
+            return *node;
+        }
+        if self.nodes.len() >= MOST {
+            return parent;
+        }
+        let node = self.nodes.len() as u32;
+        self.nodes.push(Node { parent, key, own: 0 });
+        self.children.insert((parent, key), node);
+        node
+    }
+
+    fn process(&mut self, names: &Names, here: &Here, process: Option<Process>) -> u32 {
+        let name = names.process_name(process, here.step);
+        let known = self.processes.iter().position(|known| known == name);
+        let n = known.unwrap_or_else(|| {
+            self.processes.push(name.to_string());
+            self.processes.len() - 1
+        });
+        let node = self.child(ROOT, Key::Process(n as u32));
+        self.at = Some((process, node));
+        node
+    }
+
+    /// All instructions.
+    pub fn total(&self) -> u64 {
+        self.nodes.iter().map(|node| node.own).sum()
+    }
+
+    fn name(&self, names: &Names, key: Key) -> String {
+        match key {
+            Key::Process(n) => clean(self.processes.get(n as usize).map_or("", String::as_str)),
+            Key::Function(function) => match names.module(function) {
+                Some(module) => format!("{} [{module}]", clean(names.name(function))),
+                None => clean(names.name(function)),
+            },
+        }
+    }
+
+    /// The lines, sorted. Paths whose instructions are fewer than `least` count for the path above.
+    fn lines(&self, names: &Names, least: u64, mut line: impl FnMut(&str, u64) -> io::Result<()>) -> io::Result<()> {
+        // Children come behind their parents.
+        let mut all: Vec<u64> = self.nodes.iter().map(|node| node.own).collect();
+        for n in (1..self.nodes.len()).rev() {
+            all[self.nodes[n].parent as usize] += all[n];
+        }
+        let mut own: Vec<u64> = self.nodes.iter().map(|node| node.own).collect();
+        let mut children = vec![Vec::new(); self.nodes.len()];
+        for n in (1..self.nodes.len()).rev() {
+            let parent = self.nodes[n].parent as usize;
+            if all[n] < least && parent != 0 {
+                own[parent] += own[n];
+            } else {
+                children[parent].push((self.name(names, self.nodes[n].key), n));
+            }
+        }
+        let mut waiting: Vec<(usize, usize, String)> = vec![(0, 0, String::new())];
+        let mut path = String::new();
+        while let Some((node, len, name)) = waiting.pop() {
+            path.truncate(len);
+            if !path.is_empty() {
+                path.push(';');
+            }
+            path.push_str(&name);
+            if own[node] > 0 {
+                line(&path, own[node])?;
+            }
+            let mut below = std::mem::take(&mut children[node]);
+            below.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+            waiting.extend(below.into_iter().map(|(name, node)| (node, path.len(), name)));
+        }
+        Ok(())
+    }
+
+    /// Writes `process;function;function count`, a line for each stack.
+    ///
+    /// # Errors
+    /// The writer's.
+    pub fn write_folded(&self, names: &Names, out: &mut dyn Write) -> io::Result<()> {
+        self.lines(names, 0, |path, count| writeln!(out, "{path} {count}"))
+    }
+
+    /// Writes a flame graph as SVG. What would be too narrow to be seen is part of its caller.
+    ///
+    /// # Errors
+    /// The writer's.
+    pub fn write_flamegraph(&self, names: &Names, title: &str, out: &mut dyn Write) -> io::Result<()> {
+        let mut lines = Vec::new();
+        self.lines(names, self.total().div_ceil(NARROWEST), |path, count| {
+            lines.push(format!("{path} {count}"));
+            Ok(())
+        })?;
+        let mut options = inferno::flamegraph::Options::default();
+        options.title = title.into();
+        options.count_name = "instructions".into();
+        options.name_type = "Function:".into();
+        options.no_sort = true;
+        if lines.is_empty() {
+            lines.push("nothing 1".into());
+        }
+        inferno::flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out).map_err(io::Error::other)
+    }
+}
+
+impl Sink for &mut Stacks {
+    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], _: bool) {
+        let Some((top, rest)) = stack.split_last_mut() else {
+            return;
+        };
+        let (parent, of) = match rest.last() {
+            Some(below) => (below.tag as u32, Some(below.function)),
+            None => (self.process(names, here, process), None),
+        };
+        // Calls between functions that have no names show nothing.
+        top.tag = if of == Some(top.function) && !top.function.known() {
+            parent
+        } else {
+            self.child(parent, Key::Function(top.function))
+        }
+        .into();
+    }
+
+    fn leave(&mut self, _: &Names, _: &Here, _: Option<Process>, _: &mut [Frame], _: bool) {}
+
+    fn run(&mut self, _: &Names, _: &Here, stack: &mut [Frame], block: &Block, _: &[u8]) {
+        let node = stack.last().map_or(ROOT, |top| top.tag as u32);
+        self.nodes[node as usize].own += u64::from(block.count);
+    }
+
+    fn event(&mut self, _: &Names, _: &Here, _: &[Frame], _: &Event) {}
+}

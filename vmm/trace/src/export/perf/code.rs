@@ -1,0 +1,291 @@
+//! The code of a window: each page as it was at first, and every change with its time.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+};
+
+use crate::{
+    Clock, Trace,
+    directory::format::{Kind, Mark, PAGE, Record},
+    directory::packets::Damage,
+    reader::image::{Next, Side},
+};
+
+/// An address space and a page in it, as [`crate::format`] has them; space 0 is the kernel's.
+pub type Key = (u64, u64);
+
+/// Where a page's content is: vCPU, segment and place in its file.
+pub type At = (usize, u32, u64);
+
+/// A page has another content from here on.
+#[derive(Clone, Copy, Debug)]
+pub struct Changed {
+    /// Virtual ticks of a PSB.
+    pub ticks: u64,
+    pub key: Key,
+    pub now: At,
+}
+
+/// A page has another content from a PSB on.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    step: u64,
+    ticks: u64,
+    was: At,
+    now: At,
+}
+
+/// What the vCPUs tell of a page.
+#[derive(Debug, Default)]
+struct Told {
+    /// As a vCPU has it that tells of no change.
+    content: Option<At>,
+    turns: Vec<Turn>,
+}
+
+/// What the vCPUs have executed.
+///
+/// All execute what is in memory, so that there is one content of a page at a time: that of the last change that any of them tells.
+/// The one that notices a change tells it where it is, the others before they go on.
+#[derive(Debug)]
+pub struct Code {
+    pages: BTreeMap<Key, Told>,
+    /// The machine's step at which the first part begins.
+    begin: u64,
+}
+
+impl Code {
+    /// Of no vCPU yet.
+    pub fn new() -> Code {
+        Code {
+            pages: BTreeMap::new(),
+            begin: u64::MAX,
+        }
+    }
+
+    /// Adds what a vCPU has executed in a part of its packets.
+    pub fn add(&mut self, trace: &Trace, cpu: usize, range: &Range<u64>, clock: &Clock) {
+        self.begin = self.begin.min(moment(clock, range.start).0);
+        let damage = Damage::default();
+        let mut side = Side::new(trace.folder(), cpu, trace.segments(cpu));
+        let (mut segment, mut contents, mut at) = (0, Vec::new(), 0);
+        let mut now: HashMap<Key, At> = HashMap::new();
+        while let Some(next) = side.next(&damage) {
+            let Next::Record(record, place) = next else {
+                if let Next::Segment(number) = next {
+                    segment = number;
+                    contents.clear();
+                }
+                continue;
+            };
+            let (key, content) = match record {
+                Record::Content { .. } => {
+                    contents.push(place);
+                    continue;
+                }
+                Record::Page { space, page, content } => ((space, page), content),
+                Record::Change {
+                    offset,
+                    space,
+                    page,
+                    content,
+                    ..
+                } => {
+                    at = offset;
+                    ((space, page), content)
+                }
+                Record::Mark {
+                    mark: Mark::Segment,
+                    offset,
+                    ..
+                } => {
+                    at = offset;
+                    continue;
+                }
+                _ => continue,
+            };
+            if at >= range.end {
+                break;
+            }
+            let Some(&place) = contents.get(content as usize) else {
+                continue;
+            };
+            let place = (cpu, segment, place);
+            let told = self.pages.entry(key).or_default();
+            match now.insert(key, place) {
+                // It was not executed before: it is as it always was.
+                None => drop(told.content.get_or_insert(place)),
+                Some(was) => {
+                    let (step, ticks) = moment(clock, at);
+                    told.turns.push(Turn {
+                        step,
+                        ticks,
+                        was,
+                        now: place,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Each page as it is at the beginning, and every change behind it, in the order of their times.
+    pub fn in_order(self) -> (BTreeMap<Key, At>, Vec<Changed>) {
+        let (mut first, mut changes) = (BTreeMap::new(), Vec::new());
+        for (key, mut told) in self.pages {
+            told.turns.sort_by_key(|turn| turn.step);
+            let (before, behind) = told
+                .turns
+                .split_at(told.turns.partition_point(|turn| turn.step <= self.begin));
+            let at_first = before.last().map(|turn| turn.now);
+            let at_first = at_first.or(behind.first().map(|turn| turn.was)).or(told.content);
+            first.extend(at_first.map(|at| (key, at)));
+            changes.extend(behind.iter().map(|turn| Changed {
+                ticks: turn.ticks,
+                key,
+                now: turn.now,
+            }));
+        }
+        changes.sort_by_key(|change| change.ticks);
+        (first, changes)
+    }
+}
+
+/// The machine's step and the ticks when the PSB at an offset was sent, or the one before it.
+fn moment(clock: &Clock, offset: u64) -> (u64, u64) {
+    let psbs = clock.syncs().iter().filter(|sync| sync.psb);
+    psbs.clone()
+        .rfind(|sync| sync.offset <= offset)
+        .map_or((0, 0), |sync| (sync.step, sync.tick))
+}
+
+/// Contents of pages.
+#[derive(Debug)]
+pub struct Pages<'a> {
+    trace: &'a Trace,
+    files: HashMap<(usize, u32), File>,
+}
+
+impl<'a> Pages<'a> {
+    /// Those of a trace.
+    pub fn new(trace: &'a Trace) -> Pages<'a> {
+        Pages {
+            trace,
+            files: HashMap::new(),
+        }
+    }
+
+    /// A content.
+    ///
+    /// # Errors
+    /// Its file cannot be read.
+    pub fn read(&mut self, at: At) -> io::Result<[u8; PAGE]> {
+        use std::collections::hash_map::Entry;
+        let file = match self.files.entry((at.0, at.1)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(File::open(self.trace.folder().join(Kind::Side.file(at.0, at.1)))?),
+        };
+        let mut bytes = [0; PAGE];
+        file.read_exact_at(&mut bytes, at.2)?;
+        Ok(bytes)
+    }
+}
+
+/// Pages that lie together, or no further apart than `near`.
+pub fn runs(pages: &[(u64, At)], near: u64) -> Vec<Vec<(u64, At)>> {
+    let mut runs: Vec<Vec<(u64, At)>> = Vec::new();
+    for page in pages {
+        match runs.last_mut().and_then(|run| Some((run.last()?.0, run))) {
+            Some((last, run)) if page.0 - last <= near + PAGE as u64 => run.push(*page),
+            _ => runs.push(vec![*page]),
+        }
+    }
+    runs
+}
+
+/// Where two contents differ. What lies close together is one.
+pub fn differences(was: &[u8; PAGE], now: &[u8; PAGE]) -> Vec<Range<usize>> {
+    const NEAR: usize = 16;
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for at in (0..PAGE).filter(|at| was[*at] != now[*at]) {
+        match found.last_mut() {
+            Some(last) if at - last.end <= NEAR => last.end = at + 1,
+            _ => found.push(at..at + 1),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: trace/export-perf-smp
+    #[test]
+    fn several_cpus_tell_of_one_memory() {
+        let at = |cpu: usize, place: u64| (cpu, 0, place);
+        let turn = |step, was, now| Turn {
+            step,
+            ticks: step * 2,
+            was,
+            now,
+        };
+        // CPU 1 notices at step 100 what CPU 0 hears at 120, and a third has never had anything else.
+        let told = Told {
+            content: Some(at(2, 2)),
+            turns: vec![
+                turn(50, at(0, 0), at(0, 1)),
+                turn(120, at(0, 1), at(0, 2)),
+                turn(100, at(1, 1), at(1, 2)),
+            ],
+        };
+        let never = Told {
+            content: Some(at(1, 9)),
+            turns: Vec::new(),
+        };
+        let of = |begin, pages: [Told; 2]| {
+            let pages = [(0, 1), (0, 2)].into_iter().zip(pages).collect();
+            let (first, changes) = Code { pages, begin }.in_order();
+            let changes: Vec<_> = changes.iter().map(|change| (change.ticks, change.now)).collect();
+            (first[&(0, 1)], first[&(0, 2)], changes)
+        };
+        let copy = |told: &Told| Told {
+            content: told.content,
+            turns: told.turns.clone(),
+        };
+        let both = [(200, at(1, 2)), (240, at(0, 2))];
+        let all = [(100, at(0, 1)), both[0], both[1]];
+        for (begin, expected, changes) in [
+            (10, at(0, 0), &all[..]),
+            (50, at(0, 1), &both),
+            (99, at(0, 1), &both),
+            (110, at(1, 2), &both[1..]),
+            (120, at(0, 2), &[]),
+        ] {
+            let found = of(begin, [copy(&told), copy(&never)]);
+            assert_eq!(found, (expected, at(1, 9), changes.to_vec()), "{begin}");
+        }
+    }
+
+    // covers: trace/export-perf
+    #[test]
+    fn changes_are_told_as_far_as_they_go() {
+        let was = [0; PAGE];
+        let mut now = was;
+        (now[0], now[10], now[100], now[PAGE - 1]) = (1, 1, 1, 1);
+        assert_eq!(differences(&was, &now), [0..11, 100..101, PAGE - 1..PAGE]);
+        assert_eq!(differences(&was, &now), differences(&now, &was));
+        assert_eq!(differences(&was, &was), []);
+    }
+
+    #[test]
+    fn pages_that_lie_together_are_a_run() {
+        let at = (0, 0, 0);
+        let pages = [0x1000, 0x2000, 0x4000].map(|page| (page, at));
+        assert_eq!(runs(&pages, 0).iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(runs(&pages, 0x1000).len(), 1);
+    }
+}

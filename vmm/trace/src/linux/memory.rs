@@ -1,0 +1,11 @@
+//! The memory that a kernel is read from.
+
+use std::ops::Range;
+
+/// Physical memory of a machine, running or not.
+pub trait Memory {
+    /// Reads guest-physical memory; `false` if not all of it is RAM.
+    fn read_physical(&mut self, gpa: u64, bytes: &mut [u8]) -> bool;
+    /// Where RAM is, ascending.
+    fn ram(&self) -> Vec<Range<u64>>;
+}

@@ -1,0 +1,174 @@
+//! Modules: `struct module` and its symbols. kernel/module/ of Linux 6.1.
+
+use std::fmt::Write;
+
+use super::{kernel::Kernel, layouts::ModuleLayout, memory::Memory, text::until_nul};
+use crate::symbols::SymbolTable;
+
+/// More would be a list that does not close.
+const MOST: usize = 4096;
+const MOST_SYMBOLS: u64 = 1 << 20;
+const MOST_STRINGS: usize = 16 << 20;
+/// `struct elf64_sym`.
+const SYMBOL: u64 = 24;
+
+/// A module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Its name.
+    pub name: String,
+    /// Where its code and data are.
+    pub base: u64,
+    /// How long they are.
+    pub size: u64,
+    /// Where its initialisation's code is until that has ended; 0 then.
+    pub init: u64,
+    /// How long that is.
+    pub init_size: u64,
+    /// `Live`, `Loading` or `Unloading`.
+    pub state: &'static str,
+    /// Address, type as in `/proc/kallsyms` and name, in the module's order.
+    pub symbols: Vec<(u64, u8, String)>,
+}
+
+impl Kernel {
+    /// The modules that are loaded, the newest first, as `/proc/modules` has them.
+    pub fn modules(&self, memory: &mut dyn Memory) -> Vec<Module> {
+        let mut found = Vec::new();
+        let (Some(layout), Some(head)) = (&self.types.modules, self.symbols.address("modules")) else {
+            return found;
+        };
+        let mut at = self.image_word(memory, head);
+        while let Some(link) = at.filter(|link| *link != head && found.len() < MOST) {
+            let Some(module) = self.module(memory, layout, link.wrapping_sub(layout.list)) else {
+                break;
+            };
+            found.extend(module);
+            at = self.word(memory, link);
+        }
+        found
+    }
+
+    /// `Some(None)`: it is being made, and tells nothing yet.
+    fn module(&self, memory: &mut dyn Memory, layout: &ModuleLayout, at: u64) -> Option<Option<Module>> {
+        let state = match self.half(memory, at + layout.state)? {
+            0 => "Live",
+            1 => "Loading",
+            2 => "Unloading",
+            _ => return Some(None),
+        };
+        let mut name = vec![0; layout.name_len];
+        if !self.read(memory, at + layout.name, &mut name) {
+            return None;
+        }
+        let symbols = self.word(memory, at + layout.kallsyms)?;
+        Some(Some(Module {
+            name: until_nul(&name)?,
+            base: self.word(memory, at + layout.base)?,
+            size: self.half(memory, at + layout.size)?.into(),
+            init: self.word(memory, at + layout.init)?,
+            init_size: self.half(memory, at + layout.init_size)?.into(),
+            state,
+            symbols: self.module_symbols(memory, layout, symbols).unwrap_or_default(),
+        }))
+    }
+
+    fn module_symbols(
+        &self,
+        memory: &mut dyn Memory,
+        layout: &ModuleLayout,
+        at: u64,
+    ) -> Option<Vec<(u64, u8, String)>> {
+        let count = u64::from(self.half(memory, at + layout.num_symtab)?);
+        let (table, names, kinds) = (
+            self.word(memory, at + layout.symtab)?,
+            self.word(memory, at + layout.strtab)?,
+            self.word(memory, at + layout.typetab)?,
+        );
+        if count > MOST_SYMBOLS {
+            return None;
+        }
+        let mut symbols = Vec::new();
+        let (mut entries, mut types) = (vec![0; (count * SYMBOL) as usize], vec![0; count as usize]);
+        if !self.read(memory, table, &mut entries) || !self.read(memory, kinds, &mut types) {
+            return None;
+        }
+        let mut strings = Strings {
+            base: names,
+            bytes: Vec::new(),
+        };
+        for (entry, kind) in entries.chunks_exact(SYMBOL as usize).zip(types) {
+            let name = u32::from_le_bytes(entry[..4].try_into().ok()?);
+            let value = u64::from_le_bytes(entry[8..16].try_into().ok()?);
+            if let Some(name) = strings.get(self, memory, name as usize).filter(|name| !name.is_empty()) {
+                symbols.push((value, kind, name));
+            }
+        }
+        Some(symbols)
+    }
+}
+
+/// A string table that is read as far as it is asked for.
+struct Strings {
+    base: u64,
+    bytes: Vec<u8>,
+}
+
+impl Strings {
+    fn get(&mut self, kernel: &Kernel, memory: &mut dyn Memory, offset: usize) -> Option<String> {
+        loop {
+            if let Some(text) = self.bytes.get(offset..).and_then(until_nul) {
+                return Some(text);
+            }
+            let at = self.base + self.bytes.len() as u64;
+            if self.bytes.len() > MOST_STRINGS {
+                return None;
+            }
+            // To the end of the page, behind which there may be nothing.
+            let len = 4096 - (at & 4095) as usize;
+            let from = self.bytes.len();
+            self.bytes.resize(from + len, 0);
+            if !kernel.read(memory, at, &mut self.bytes[from..]) {
+                self.bytes.truncate(from);
+                return None;
+            }
+        }
+    }
+}
+
+/// All symbols in the form of `/proc/kallsyms`, but that a module's exported symbols are not told from its others.
+pub fn kallsyms_text<'a>(kernel: &SymbolTable, modules: impl IntoIterator<Item = &'a Module>) -> String {
+    let mut text = String::new();
+    let mut line = |address: u64, kind: u8, name: &str, module: Option<&str>| {
+        let _ = write!(text, "{address:016x} {} {name}", char::from(kind));
+        if let Some(module) = module {
+            let _ = write!(text, "\t[{module}]");
+        }
+        text.push('\n');
+    };
+    for symbol in kernel.iter() {
+        line(symbol.address, symbol.kind, symbol.name, None);
+    }
+    for module in modules {
+        for (address, kind, name) in &module.symbols {
+            line(*address, *kind, name, Some(&module.name));
+        }
+    }
+    text
+}
+
+/// Modules in the form of `/proc/modules`; who uses them is not told.
+pub fn modules_text<'a>(modules: impl IntoIterator<Item = &'a Module>) -> String {
+    let line = |module: &Module| {
+        let Module {
+            name,
+            size,
+            init_size,
+            state,
+            base,
+            ..
+        } = module;
+        format!("{name} {} 0 - {state} 0x{base:016x}\n", size + init_size)
+    };
+    modules.into_iter().map(line).collect()
+}

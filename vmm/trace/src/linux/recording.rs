@@ -1,0 +1,240 @@
+//! What a trace keeps of the Linux in it: symbols and names, gathered while the machine runs, and read back.
+//!
+//! Four text files, each of which is whole or absent: `kallsyms` and `modules` in the forms of `/proc`, `kernel` with a line for each
+//! fact, and `tasks` with a line for each name that a page table had: steps, page table, pid, tgid, name.
+
+use std::{collections::HashMap, fmt::Write, fs, io, path::Path};
+
+use super::{
+    kernel::Kernel,
+    memory::Memory,
+    modules::{Module, kallsyms_text, modules_text},
+    tasks::Task,
+};
+use crate::symbols::SymbolTable;
+
+/// A page table got a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskSeen {
+    /// When it was seen, in steps of the machine. The name may be older, back to the last look.
+    pub steps: u64,
+    /// Whose it is.
+    pub task: Task,
+}
+
+/// What is gathered.
+#[derive(Debug, Default)]
+pub struct Recording {
+    kernel: Option<Kernel>,
+    /// By base and name. What was unloaded stays: traces of it do.
+    modules: Vec<Module>,
+    tasks: Vec<TaskSeen>,
+    /// The last name of each page table.
+    names: HashMap<u64, (u32, String)>,
+}
+
+impl Recording {
+    /// The kernel, once it was found.
+    pub fn kernel(&self) -> Option<&Kernel> {
+        self.kernel.as_ref()
+    }
+
+    /// Looks for the kernel until it is found, and for modules and processes that are new. Says whether there is something new to write.
+    pub fn look(&mut self, memory: &mut dyn Memory, steps: u64) -> bool {
+        let mut new = false;
+        if self.kernel.is_none() {
+            self.kernel = Kernel::find(memory);
+            new = self.kernel.is_some();
+        }
+        let Some(kernel) = &self.kernel else { return false };
+        for module in kernel
+            .modules(memory)
+            .into_iter()
+            .filter(|module| module.state == "Live" || module.init != 0)
+        {
+            let known = self
+                .modules
+                .iter_mut()
+                .find(|known| (known.base, &known.name) == (module.base, &module.name));
+            match known {
+                // While it is loaded, it has more symbols: those of its initialisation.
+                Some(known) if known.symbols.len() >= module.symbols.len() => {}
+                Some(known) => {
+                    *known = module;
+                    new = true;
+                }
+                None => {
+                    self.modules.push(module);
+                    new = true;
+                }
+            }
+        }
+        for task in kernel.tasks(memory) {
+            new |= self.saw(task, steps);
+        }
+        new
+    }
+
+    /// A CPU has run on a page table, `page_table` as CR3 has it: names whose it is. This is cheap.
+    pub fn switched(&mut self, memory: &mut dyn Memory, cpu: usize, page_table: u64, steps: u64) -> bool {
+        let Some(kernel) = &self.kernel else { return false };
+        let Some(task) = kernel.current(memory, cpu) else {
+            return false;
+        };
+        // A kernel thread borrows page tables, and between processes the new one's may be in use already.
+        let own = task.page_table.is_some_and(|own| same(own, page_table));
+        own && self.saw(task, steps)
+    }
+
+    fn saw(&mut self, task: Task, steps: u64) -> bool {
+        let Some(table) = task.page_table else { return false };
+        let name = (task.tgid, task.comm.clone());
+        if self.names.get(&table) == Some(&name) {
+            return false;
+        }
+        self.names.insert(table, name);
+        self.tasks.push(TaskSeen { steps, task });
+        true
+    }
+
+    /// Writes the four files, or none where no kernel was found. Each replaces the one before in one step.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn write(&self, dir: &Path) -> io::Result<()> {
+        let Some(kernel) = &self.kernel else { return Ok(()) };
+        fs::create_dir_all(dir)?;
+        let mut facts = format!("banner {}\n", kernel.banner());
+        if let Some(id) = kernel.build_id() {
+            let _ = writeln!(facts, "build-id {id}");
+        }
+        let _ = writeln!(
+            facts,
+            "slide {:#x}\nphysical-base {:#x}",
+            kernel.slide(),
+            kernel.physical_base()
+        );
+        let mut tasks = String::new();
+        for TaskSeen { steps, task } in &self.tasks {
+            let table = task.page_table.unwrap_or(0);
+            // The name is the rest of the line, and may hold anything but its end.
+            let comm = task.comm.replace(char::is_control, "?");
+            let _ = writeln!(tasks, "{steps} {table:#x} {} {} {comm}", task.pid, task.tgid);
+        }
+        let replace = |name: &str, text: &str| {
+            let new = dir.join(format!("{name}.new"));
+            fs::write(&new, text)?;
+            fs::rename(new, dir.join(name))
+        };
+        replace("kallsyms", &kallsyms_text(kernel.symbols(), &self.modules))?;
+        replace("modules", &modules_text(&self.modules))?;
+        replace("tasks", &tasks)?;
+        replace("kernel", &facts)
+    }
+}
+
+/// CR3 is of this page table: the kernel's or, with page-table isolation, the user's, which is in the next page.
+fn same(table: u64, cr3: u64) -> bool {
+    table == cr3 & !0xfff || table == cr3 & !0x1fff
+}
+
+/// What a trace has of its Linux.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    /// Its banner.
+    pub banner: String,
+    /// Its build ID.
+    pub build_id: Option<String>,
+    /// KASLR's slide.
+    pub slide: u64,
+    /// Where `_text` is physically.
+    pub physical_base: u64,
+    /// All symbols.
+    pub symbols: SymbolTable,
+    /// Name, base and size of each module.
+    pub modules: Vec<(String, u64, u64)>,
+    /// Names by the time they were seen.
+    pub tasks: Vec<TaskSeen>,
+}
+
+impl Recorded {
+    /// Reads what [`Recording::write`] wrote; `None` if there was no Linux.
+    ///
+    /// # Errors
+    /// The system's, or a file that is not as it was written.
+    pub fn read(dir: &Path) -> io::Result<Option<Recorded>> {
+        let text = |name: &str| match fs::read(dir.join(name)) {
+            Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let Some(kallsyms) = text("kallsyms")? else {
+            return Ok(None);
+        };
+        let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        let mut recorded = Recorded {
+            symbols: SymbolTable::parse(&kallsyms).map_err(|error| damaged(format!("kallsyms: {error}")))?,
+            ..Recorded::default()
+        };
+        for line in text("kernel")?.unwrap_or_default().lines() {
+            let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0);
+            match line.split_once(' ') {
+                Some(("banner", value)) => recorded.banner = value.into(),
+                Some(("build-id", value)) => recorded.build_id = Some(value.into()),
+                Some(("slide", value)) => recorded.slide = number(value),
+                Some(("physical-base", value)) => recorded.physical_base = number(value),
+                _ => {}
+            }
+        }
+        for (n, line) in text("modules")?.unwrap_or_default().lines().enumerate() {
+            let words: Vec<_> = line.split(' ').collect();
+            let module = (|| {
+                let base = u64::from_str_radix(words.get(5)?.strip_prefix("0x")?, 16).ok()?;
+                Some((words[0].to_string(), base, words[1].parse().ok()?))
+            })();
+            let module = module.ok_or_else(|| damaged(format!("modules: line {}: not a module", n + 1)))?;
+            recorded
+                .symbols
+                .set_module_end(&module.0, module.1.saturating_add(module.2));
+            recorded.modules.push(module);
+        }
+        for (n, line) in text("tasks")?.unwrap_or_default().lines().enumerate() {
+            let task = (|| {
+                let mut words = line.splitn(5, ' ');
+                let mut word = || words.next();
+                Some(TaskSeen {
+                    steps: word()?.parse().ok()?,
+                    task: Task {
+                        page_table: Some(u64::from_str_radix(word()?.strip_prefix("0x")?, 16).ok()?),
+                        pid: word()?.parse().ok()?,
+                        tgid: word()?.parse().ok()?,
+                        comm: word()?.into(),
+                    },
+                })
+            })();
+            recorded
+                .tasks
+                .push(task.ok_or_else(|| damaged(format!("tasks: line {}: not a process", n + 1)))?);
+        }
+        Ok(Some(recorded))
+    }
+
+    /// Whose page table `cr3` is, as of a step: the last name until then, or the first one after, as a name is seen after it was given.
+    pub fn task(&self, cr3: u64, steps: u64) -> Option<&Task> {
+        let of = |table: u64| {
+            let mut all = self
+                .tasks
+                .iter()
+                .filter(|seen| seen.task.page_table == Some(table))
+                .peekable();
+            let mut found = all.peek().map(|seen| &seen.task);
+            for seen in all {
+                if seen.steps <= steps {
+                    found = Some(&seen.task);
+                }
+            }
+            found
+        };
+        of(cr3 & !0xfff).or_else(|| of(cr3 & !0x1fff))
+    }
+}

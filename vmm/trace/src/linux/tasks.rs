@@ -1,0 +1,70 @@
+//! Processes: `struct task_struct`. include/linux/sched.h of Linux 6.1.
+
+use super::{kernel::Kernel, layouts::TaskLayout, memory::Memory};
+
+/// More would be a list that does not close.
+const MOST: usize = 1 << 20;
+
+/// A process, or one of its threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// The thread's number.
+    pub pid: u32,
+    /// The process's number.
+    pub tgid: u32,
+    /// Its name, at most 15 bytes; what is no UTF-8 is replaced.
+    pub comm: String,
+    /// The physical address of its page tables: CR3 without its low 12 bits, in user mode with page-table isolation without bit 12, too. Kernel
+    /// threads have none.
+    pub page_table: Option<u64>,
+}
+
+impl Kernel {
+    /// All processes but the idle one, in the order of `/proc` until numbers wrap.
+    pub fn tasks(&self, memory: &mut dyn Memory) -> Vec<Task> {
+        let mut found = Vec::new();
+        let (Some(layout), Some(init)) = (&self.types.tasks, self.symbols.address("init_task")) else {
+            return found;
+        };
+        let head = init + layout.tasks;
+        let mut at = self.image_word(memory, head);
+        while let Some(link) = at.filter(|link| *link != head && found.len() < MOST) {
+            let Some(task) = self.task(memory, layout, link.wrapping_sub(layout.tasks)) else {
+                break;
+            };
+            found.push(task);
+            at = self.word(memory, link);
+        }
+        found
+    }
+
+    /// The task that a CPU runs; CPUs by Linux's numbers.
+    pub fn current(&self, memory: &mut dyn Memory, cpu: usize) -> Option<Task> {
+        let layout = self.types.tasks.as_ref()?;
+        let (offsets, variable) = layout.current?;
+        let offset = self.image_word(memory, offsets + 8 * cpu as u64)?;
+        let at = self.word(memory, variable.wrapping_add(offset))?;
+        self.task(memory, layout, at)
+    }
+
+    fn task(&self, memory: &mut dyn Memory, layout: &TaskLayout, at: u64) -> Option<Task> {
+        let mut comm = vec![0; layout.comm_len];
+        if !self.read(memory, at + layout.comm, &mut comm) {
+            return None;
+        }
+        let len = comm.iter().position(|byte| *byte == 0).unwrap_or(comm.len());
+        let mm = self.word(memory, at + layout.mm)?;
+        let page_table = if mm == 0 {
+            None
+        } else {
+            let pgd = self.word(memory, mm + layout.pgd)?;
+            self.paging.translate(memory, pgd).map(|(at, _)| at)
+        };
+        Some(Task {
+            pid: self.half(memory, at + layout.pid)?,
+            tgid: self.half(memory, at + layout.tgid)?,
+            comm: String::from_utf8_lossy(&comm[..len]).into_owned(),
+            page_table,
+        })
+    }
+}

@@ -1,0 +1,296 @@
+//! Names of addresses: from `kallsyms`, a System.map, or an ELF file.
+
+mod elf;
+mod error;
+mod file;
+
+use std::fmt::Write;
+
+pub use self::{
+    elf::{ElfFile, write_elf},
+    error::SymbolsError,
+    file::{Origin, SymbolFile},
+};
+
+/// A symbol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbol<'a> {
+    /// Where it is.
+    pub address: u64,
+    /// Its length in bytes, 0 where that is not told.
+    pub size: u64,
+    /// Its type, as `nm` and `/proc/kallsyms` have it.
+    pub kind: u8,
+    /// Its name.
+    pub name: &'a str,
+    /// The kernel module that it is of.
+    pub module: Option<&'a str>,
+}
+
+/// What is at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The symbol.
+    pub symbol: Symbol<'a>,
+    /// Bytes from its beginning.
+    pub offset: u64,
+}
+
+impl std::fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.symbol.name)?;
+        if self.offset != 0 {
+            write!(f, "+{:#x}", self.offset)?;
+        }
+        match self.symbol.module {
+            Some(module) => write!(f, " [{module}]"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    address: u64,
+    size: u64,
+    /// In the text of all names.
+    name: u32,
+    len: u16,
+    kind: u8,
+    /// One more than the module's index.
+    module: u16,
+}
+
+/// Names of addresses, sorted by address once [`SymbolTable::sorted`].
+#[derive(Clone, Debug, Default)]
+pub struct SymbolTable {
+    names: String,
+    entries: Vec<Entry>,
+    modules: Vec<Module>,
+    /// Code: what addresses are looked up in. One entry for each address.
+    code: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Module {
+    name: String,
+    /// Where it ends, if that is known.
+    end: u64,
+}
+
+/// Behind the last symbol before a hole nothing is named: no function is longer.
+const FARTHEST: u64 = 1 << 20;
+
+impl SymbolTable {
+    /// Without symbols.
+    pub fn new() -> SymbolTable {
+        SymbolTable::default()
+    }
+
+    /// Adds a symbol. Names longer than a table can hold are cut.
+    pub fn add(&mut self, address: u64, kind: u8, name: &str, module: Option<&str>) {
+        self.add_sized(address, 0, kind, name, module);
+    }
+
+    /// Adds a symbol whose size is known.
+    pub fn add_sized(&mut self, address: u64, size: u64, kind: u8, name: &str, module: Option<&str>) {
+        let module = module.map_or(0, |module| self.module(module) + 1);
+        let Ok(at) = u32::try_from(self.names.len()) else {
+            return;
+        };
+        let len = name.len().min(u16::MAX.into());
+        let name = name.get(..len).unwrap_or("");
+        self.names.push_str(name);
+        let len = name.len() as u16;
+        self.entries.push(Entry {
+            address,
+            size,
+            name: at,
+            len,
+            kind,
+            module,
+        });
+    }
+
+    fn module(&mut self, name: &str) -> u16 {
+        // Symbols come module by module.
+        if let Some(last) = self.modules.iter().rposition(|module| module.name == name) {
+            return last as u16;
+        }
+        if self.modules.len() < usize::from(u16::MAX) - 1 {
+            let name = name.to_string();
+            self.modules.push(Module { name, end: u64::MAX });
+        }
+        (self.modules.len() - 1) as u16
+    }
+
+    /// Says where a module's code ends.
+    pub fn set_module_end(&mut self, module: &str, end: u64) {
+        if let Some(module) = self.modules.iter_mut().find(|known| known.name == module) {
+            module.end = end;
+        }
+    }
+
+    /// Makes lookups possible. Symbols of the same address stay in their order.
+    pub fn sorted(mut self) -> SymbolTable {
+        self.entries.sort_by_key(|entry| entry.address);
+        let code = |entry: &Entry| matches!(entry.kind, b't' | b'T' | b'w' | b'W' | b'i');
+        self.code.clear();
+        for (n, entry) in self.entries.iter().enumerate().filter(|(_, entry)| code(entry)) {
+            let n = n as u32;
+            match self.code.last_mut() {
+                Some(last) if self.entries[*last as usize].address == entry.address => {
+                    // Of several names the one that others see, then the one with the fewest underscores in front.
+                    let rank = |n: u32| {
+                        let entry = &self.entries[n as usize];
+                        let name = &self.names[entry.name as usize..][..entry.len.into()];
+                        let kind = match entry.kind {
+                            b'T' => 0,
+                            b't' | b'i' => 1,
+                            _ => 2,
+                        };
+                        (entry.size == 0, kind, name.len() - name.trim_start_matches('_').len())
+                    };
+                    if rank(n) < rank(*last) {
+                        *last = n;
+                    }
+                }
+                _ => self.code.push(n),
+            }
+        }
+        self
+    }
+
+    fn symbol(&self, entry: &Entry) -> Symbol<'_> {
+        Symbol {
+            address: entry.address,
+            size: entry.size,
+            kind: entry.kind,
+            name: &self.names[entry.name as usize..][..entry.len.into()],
+            module: (entry.module > 0).then(|| self.modules[usize::from(entry.module) - 1].name.as_str()),
+        }
+    }
+
+    /// All symbols by their addresses.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol<'_>> {
+        self.entries.iter().map(|entry| self.symbol(entry))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// There are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The address of the first symbol of this name.
+    pub fn address(&self, name: &str) -> Option<u64> {
+        self.iter()
+            .find(|symbol| symbol.name == name)
+            .map(|symbol| symbol.address)
+    }
+
+    /// The function that an address is in, as a number that stays the same and that [`SymbolTable::function`] takes.
+    pub fn find(&self, address: u64) -> Option<usize> {
+        let n = self
+            .code
+            .partition_point(|n| self.entries[*n as usize].address <= address)
+            .checked_sub(1)?;
+        (address < self.end(n)).then_some(n)
+    }
+
+    /// How many functions have a number.
+    pub fn functions(&self) -> usize {
+        self.code.len()
+    }
+
+    /// A function by its number.
+    pub fn function(&self, n: usize) -> Option<Symbol<'_>> {
+        Some(self.symbol(&self.entries[*self.code.get(n)? as usize]))
+    }
+
+    /// Where a function ends: with its size, or else at the next symbol of any kind.
+    pub fn end(&self, n: usize) -> u64 {
+        let Some(at) = self.code.get(n) else { return 0 };
+        let entry = &self.entries[*at as usize];
+        if entry.size != 0 {
+            return entry.address.saturating_add(entry.size);
+        }
+        let next = self.entries[*at as usize..]
+            .iter()
+            .find(|next| next.address > entry.address);
+        let far = entry.address.saturating_add(FARTHEST);
+        let module = match entry.module {
+            0 => u64::MAX,
+            n => self.modules[usize::from(n) - 1].end,
+        };
+        next.map_or(far, |next| next.address.min(far)).min(module)
+    }
+
+    /// What is at an address of code.
+    pub fn lookup(&self, address: u64) -> Option<Place<'_>> {
+        let symbol = self.function(self.find(address)?)?;
+        let offset = address - symbol.address;
+        Some(Place { symbol, offset })
+    }
+
+    /// The address as a number, with its name if it has one.
+    pub fn describe(&self, address: u64) -> String {
+        let mut text = format!("{address:#x}");
+        if let Some(place) = self.lookup(address) {
+            let _ = write!(text, " {place}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: symbols/lookup
+    #[test]
+    fn an_address_is_in_the_function_before_it() {
+        let mut table = SymbolTable::new();
+        for (address, kind, name, module) in [
+            (0x2000, b't', "late", None),
+            (0x1000, b'W', "weak", None),
+            (0x1000, b'T', "__start", None),
+            (0x1000, b'T', "start", None),
+            (0x1000, b't', "local", None),
+            (0x1800, b'D', "data", None),
+            (0x9000, b't', "init", Some("mod")),
+            (0, b'A', "absolute", None),
+        ] {
+            table.add(address, kind, name, module);
+        }
+        table.add_sized(0x3000, 8, b'T', "sized", None);
+        table.set_module_end("mod", 0x9100);
+        let table = table.sorted();
+        for (address, expected) in [
+            (0x10, None),
+            (0xfff, None),
+            (0x1000, Some("start")),
+            (0x17ff, Some("start+0x7ff")),
+            (0x1800, None),
+            (0x2001, Some("late+0x1")),
+            (0x3007, Some("sized+0x7")),
+            (0x3008, None),
+            (0x9001, Some("init+0x1 [mod]")),
+            (0x9100, None),
+            (u64::MAX, None),
+        ] {
+            assert_eq!(
+                table.lookup(address).map(|place| place.to_string()).as_deref(),
+                expected,
+                "{address:#x}"
+            );
+        }
+        assert_eq!(table.describe(0x2001), "0x2001 late+0x1");
+        assert_eq!(table.describe(1), "0x1");
+        assert_eq!((table.address("data"), table.address("none")), (Some(0x1800), None));
+    }
+}

@@ -1,0 +1,43 @@
+//! A function that runs, and how it came to.
+
+use super::names::Function;
+
+/// How a function came to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// It was running already.
+    Root,
+    /// By a call.
+    Call,
+    /// By a jump at the end of another.
+    Jump,
+    /// By an interrupt or an exception.
+    Interrupt,
+    /// By a system call or the like.
+    Entry,
+}
+
+/// A function that runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    /// Which.
+    pub function: Function,
+    /// Its first instruction that ran.
+    pub ip: u64,
+    /// Where it returns to; 0 if that is not known.
+    pub ret: u64,
+    /// How it came to run.
+    pub kind: FrameKind,
+    /// Instructions of the vCPU when it was entered, or came back with its thread.
+    pub since: u64,
+    /// Virtual time then, in nanoseconds.
+    pub since_ns: Option<u64>,
+    /// Instructions of its own since then.
+    pub own: u64,
+    /// Instructions of what it called since then.
+    pub below: u64,
+    /// A number for the sink's use.
+    pub tag: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
+}

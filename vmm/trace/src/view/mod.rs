@@ -1,0 +1,12 @@
+//! What a trace shows: its blocks and events with the moment of each, the names of addresses and processes, and the calls.
+
+mod calls;
+mod frame;
+mod names;
+mod threads;
+mod window;
+
+pub use calls::{Calls, Sink};
+pub use frame::{Frame, FrameKind};
+pub use names::{Function, Names, Process, ProcessCache, Program};
+pub use window::{Bound, Here, Totals, Viewer, Window, view};
