@@ -36,6 +36,7 @@ use ds::bts::{Bts, BtsState};
 use lbr::{Gate, Lbr, LbrState};
 use pmu::{Around, Pmu, PmuState};
 use pt::{Pt, PtState};
+use rdt::{LastLevel, Probe};
 
 /// The debug and trace units of one logical processor.
 ///
@@ -65,6 +66,11 @@ pub struct Units {
     pub pmu: Option<Pmu>,
     /// Processor trace.
     pub pt: Option<Pt>,
+    /// Caches and TLBs, from the first time on that something asks what they do: a counter, or whoever owns the last level.
+    pub caches: Option<Probe>,
+    /// Somebody beside the counters wants all that the caches do: the resource director.
+    pub caches_measured: bool,
+    model: &'static CpuModel,
     /// What an access to a register owes the machine: the next word brings it.
     owed: Effects,
     boundaries: Vec<u64>,
@@ -154,6 +160,9 @@ impl Units {
                 .map(|ds| Bts::new(DsLayout::of(features), ds.bts_predicted, bits)),
             pmu: Pmu::new(model),
             pt: caps.pt.filter(|_| features.intel_pt()).map(Pt::new),
+            caches: None,
+            caches_measured: false,
+            model,
             owed: Effects::NONE,
             boundaries: Vec::new(),
             ranges: Vec::new(),
@@ -198,6 +207,15 @@ impl Units {
             unit.restore(state.clone());
         }
         self.owed = state.owed;
+        self.want_caches();
+    }
+
+    /// Counters that ask for it find a model of the caches; one whose last level is theirs alone, unless they are given another.
+    fn want_caches(&mut self) {
+        if self.caches.is_none() && self.pmu.as_ref().is_some_and(Pmu::uses_caches) {
+            let last = LastLevel::new(self.model);
+            self.caches = Some(Probe::new(cache::Core::of(self.model), last));
+        }
     }
 
     /// RDMSR.
@@ -252,7 +270,13 @@ impl Units {
                 }
             }
         }
-        around!(self, |pmu, around| claimed!(pmu.write_msr(msr, value, cpu, &around)));
+        around!(self, |pmu, around| match pmu.write_msr(msr, value, cpu, &around) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => {
+                self.want_caches();
+                return answer;
+            }
+        });
         Err(MsrFault::Unclaimed)
     }
 
@@ -321,6 +345,18 @@ impl Units {
         {
             lbr.trace_ended();
         }
+    }
+
+    /// What was executed up to these branches has been fetched.
+    fn fetch(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        let asked = self.caches_measured || self.pmu.as_ref().is_some_and(Pmu::counts_fetches);
+        let Some(caches) = self.caches.as_mut().filter(|_| asked) else {
+            return Effects::NONE;
+        };
+        let step = cpu.step();
+        let fetched = caches.branches(records, step, |linear| cpu.physical(linear));
+        around!(self, |pmu, around| return pmu.fetched(&fetched, cpu, &around));
+        Effects::NONE
     }
 
     /// Whether the last-branch stack records.
@@ -459,6 +495,8 @@ impl Units {
     fn wanted(&mut self, mut appetite: Appetite, aside: Aside, cpu: &mut dyn Processor) -> Appetite {
         let (gate, frozen) = (self.gate(), self.lbr_frozen());
         let store = self.store_control();
+        appetite.every_access |= self.caches_measured;
+        appetite.branches |= self.caches_measured;
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             appetite.step_on_branches = control.btf();
@@ -525,8 +563,13 @@ impl Watch for Units {
 
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         let mut effects = self.dr.access(access);
+        // An access that is announced for another reason is none to them: they hear of all or of none.
+        let asked = self.caches_measured || self.pmu.as_ref().is_some_and(Pmu::counts_accesses);
+        let caches = self.caches.as_mut().filter(|_| asked);
+        let step = cpu.step();
+        let memory = caches.and_then(|caches| caches.access(access, step, |linear| cpu.physical(linear)));
         around!(self, |pmu, around| effects =
-            effects.and(pmu.access(access, cpu, &around)));
+            effects.and(pmu.access(access, memory, cpu, &around)));
         self.settle(effects, cpu)
     }
 
@@ -541,6 +584,7 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.branches(records, cpu, &around)));
+        effects = effects.and(self.fetch(records, cpu));
         let store = self.store_control();
         if let Some(bts) = &mut self.bts {
             effects = effects.and(bts.branches(records, store, self.ds_area.base(), cpu));
@@ -565,6 +609,7 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.event(event, cpu, &around)));
+        effects = effects.and(self.fetch(core::slice::from_ref(&event.branch), cpu));
         let store = self.store_control();
         if let Some(bts) = &mut self.bts {
             effects = effects.and(bts.event(event, store, self.ds_area.base(), cpu));
