@@ -114,10 +114,11 @@ fn both_switches() {
     }
 }
 
-/// With BTINT clear the buffer is a ring: the index starts again at the base, and no interrupt comes.
+/// With BTINT clear and the threshold above the maximum the buffer is a ring: the index starts again at the base, and no interrupt
+/// comes.
 fn without_btint_it_is_a_ring() {
     interrupts(|| {});
-    let area = Area::new(5, 2);
+    let area = Area::new(5, 6);
     pattern::run(IA32_DEBUGCTL, ON.into_bits(), 0);
     let every = expected();
     cpu::enable_interrupts();
@@ -129,6 +130,17 @@ fn without_btint_it_is_a_ring() {
         (area.record(0), area.record(1), area.record(2)),
         (every[5], every[6], every[2])
     );
+}
+
+/// 18.4.9.3, notes: it is not enough to clear BTINT, a threshold inside the buffer asks for an interrupt.
+fn without_btint_a_threshold_inside_interrupts() {
+    interrupts(|| {});
+    let area = Area::new(100, 3);
+    cpu::enable_interrupts();
+    pattern::run(IA32_DEBUGCTL, ON.into_bits(), 0);
+    cpu::disable_interrupts();
+    assert_eq!((COUNT.load(SeqCst), area.written() >= 3), (1, true));
+    assert_eq!(&area.records()[..3], &expected()[..3]);
 }
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -374,6 +386,7 @@ rt::tests! {
     flags_say_predicted: need::BTS;
     both_switches: need::BTS;
     without_btint_it_is_a_ring: need::BTS;
+    without_btint_a_threshold_inside_interrupts: need::BTS;
     btint_interrupts_at_the_threshold: need::BTS;
     a_full_buffer_goes_on: need::BTS;
     a_masked_lvtpc_drops_it: need::BTS;

@@ -145,9 +145,8 @@ mod offset {
     pub const R8: u64 = 0x50;
     pub const R15: u64 = 0x88;
     pub const STATUS: u64 = 0x90;
+    /// Then the source and the latency.
     pub const ADDRESS: u64 = 0x98;
-    pub const SOURCE: u64 = 0xA0;
-    pub const LATENCY: u64 = 0xA8;
 }
 
 /// Instructions retired can be sampled on counter 0: Core, Nehalem, Westmere.
@@ -360,22 +359,118 @@ fn three_conditions_at_once() {
     assert_eq!(paging::peek(bts + 9 * 24), label!(pe_jump_10));
 }
 
-/// Load latency: event 0BH umask 10H, MSR_PEBS_LD_LAT = 3, LL_EN.
+/// Load latency exists: since Nehalem, but on cores of the Atom line.
+const LOAD_LATENCY: Need = Need {
+    reason: "no load latency (MSR_PEBS_LD_LAT)",
+    present: || need::pebs() && need::pebs_format() >= 1 && !matches!(cpu::family_model(), (6, 0x86 | 0x96 | 0x9C)),
+    absent: || {},
+};
+
+/// The shape of a data or unified cache: sets and ways, by CPUID leaf 4.
+fn shape(level: u32) -> (u64, u64) {
+    let of_level = |leaf: &[u32; 4]| matches!(leaf[0] & 0x1F, 1 | 3) && leaf[0] >> 5 & 7 == level;
+    let leaf = (0..8).map(|n| cpu::leaf(4, n)).find(of_level).expect("the part has it");
+    (u64::from(leaf[2]) + 1, u64::from(leaf[1] >> 22) + 1)
+}
+
+/// Load latency: MEM_INST_RETIRED.LATENCY_ABOVE_THRESHOLD of Nehalem, MEM_TRANS_RETIRED.LOAD_LATENCY since Sandy Bridge, above 3 cycles.
+/// A cold line comes from memory, a warm one from the first level, and one that other lines have driven out of the first two levels
+/// from the last one, which it is in yet. Sources are those of SDM Vol. 3B Table 21-27 "Data Source Encoding for Load Latency Record".
 fn load_latency() {
-    let pebs = Pebs::new(20, 20);
-    let memory = paging::pages(256);
-    counter(0, event(0x0B, 0x10), 1);
-    pebs.reset(0, u64::MAX >> 16);
+    const COUNTER: u32 = 3;
+    let adaptive = need::pebs_format() >= 4;
+    let select = if (FORMAT_1.present)() {
+        event(0x0B, 0x10)
+    } else {
+        event(0xCD, 0x01).with_adaptive(adaptive)
+    };
+    // LL_EN, where records are not adaptive.
+    let sampling = 1u64 << COUNTER | if adaptive { 0 } else { 1 << (32 + COUNTER) };
+    let apart = matches!(cpu::family_model(), (6, 0x8F | 0x97 | 0x9A));
+    let (sets, ways) = shape(2);
+    let (stride, lines) = (sets * 64, ways.max(shape(1).1) + 2);
+    let memory = paging::pages((stride * (lines + 1)).div_ceil(4096) as usize + 1);
+    let (line, other) = (memory, memory + stride * lines + 2048);
     write(MSR_PEBS_LD_LAT, 3u64);
-    enable(1 | 1 << 32);
-    call!(pe_loads(1, memory, 4096u64, 64u64));
-    assert!(pebs.written() > 0, "some loads are sampled");
-    for n in 0..pebs.written() {
-        let address = pebs.field(n, offset::ADDRESS);
-        assert_eq!(pebs.field(n, offset::RBX), address, "the register that the load used");
-        assert!((memory..memory + 256 * 4096).contains(&address));
-        assert!(pebs.field(n, offset::LATENCY) > 3);
-        assert!(pebs.field(n, offset::SOURCE) <= 0xF, "a data source code");
+    if adaptive {
+        // Data address, source, latency.
+        write(MSR_PEBS_DATA_CFG, 1u64);
+    }
+    let walk = |from: u64, stride: u64, count: u64| {
+        counter(COUNTER, select, 1 << 30);
+        write(IA32_PEBS_ENABLE, if adaptive { 0 } else { 1u64 << (32 + COUNTER) });
+        call!(pe_loads(1u64 << COUNTER, from, stride, count));
+    };
+    // A load that overflows, and the one that is recorded.
+    let sample = |level: &str, source: u64, latency: u64| {
+        let pebs = Pebs::new(4, 4);
+        counter(COUNTER, select, 1);
+        write(IA32_PERF_GLOBAL_OVF_CTRL, 1u64 << COUNTER);
+        write(IA32_PEBS_ENABLE, sampling);
+        call!(pe_loads(1u64 << COUNTER, other, line.wrapping_sub(other), 2u64));
+        write(IA32_PEBS_ENABLE, 0u64);
+        assert_ne!(paging::peek(pebs.at + 40), pebs.base, "{level}: a record");
+        let first = if adaptive { 0x20 } else { offset::ADDRESS };
+        let [address, from, took] = [0, 8, 16].map(|n| pebs.field(0, first + n));
+        assert_eq!((address, from), (line, source), "{level}");
+        if !adaptive {
+            assert_eq!(pebs.field(0, offset::RBX), address, "the register that the load used");
+        }
+        // The latency of the caches; and of the instruction, which the caches' is a part of.
+        let (caches, whole) = if apart {
+            (took >> 32, took & 0xFFFF)
+        } else {
+            (took, took)
+        };
+        assert_eq!(caches, latency, "{level}");
+        assert!(whole >= caches && whole < 2 * caches + 40, "{level}: {took:X}H");
+    };
+    walk(other, 0, 1);
+    sample("memory", 0xA, 200);
+    sample("the first level", 0x1, 4);
+    walk(memory + stride, stride, lines - 1);
+    sample("the last level", 0x4, 40);
+}
+
+/// Everything that an adaptive record may have, in its order: SDM Vol. 3B 21.9.2.2 "Adaptive PEBS Record Format".
+fn all_adaptive_groups() {
+    const ENTRIES: u64 = 8;
+    let pebs = Pebs::new(32, 32);
+    write(MSR_PEBS_DATA_CFG, 0xF | (ENTRIES - 1) << 24);
+    let architectural = cpu::has(x86::cpuid::Feature::ArchLbr);
+    if architectural {
+        // Every branch, in every ring.
+        write(IA32_LBR_CTL, 0x7F_0007u64);
+    }
+    counter(0, BRANCHES.with_adaptive(true), 4);
+    enable(1);
+    call!(pe_jumps(1, u64::from(!architectural)));
+    if architectural {
+        write(IA32_LBR_CTL, 0u64);
+    }
+    let size = 0x20 + 0x20 + 18 * 8 + 16 * 16 + ENTRIES * 24;
+    assert_eq!(paging::peek(pebs.at + 40) - pebs.base, size);
+    let word = |offset: u64| paging::peek(pebs.base + offset);
+    assert_eq!(
+        (word(0) & 0xFFFF_FFFF_FFFF, word(0) >> 48),
+        (0xF | (ENTRIES - 1) << 24, size)
+    );
+    let jump = label!(pe_jump_1) + 8;
+    assert_eq!((word(8), word(16) & 1), (jump, 1), "the jump, the counter");
+    assert_eq!([word(0x20), word(0x28), word(0x30)], [0; 3], "a jump accesses nothing");
+    assert_eq!(
+        (word(0x40) & 2, word(0x48)),
+        (2, jump + 2),
+        "flags, and where execution goes on"
+    );
+    let here = core::ptr::addr_of!(pebs) as u64;
+    let rsp = word(0x50 + 4 * 8);
+    assert!(rsp < here && here - rsp < 4096, "RSP is the fifth register: {rsp:X}H");
+    let branches = 0x20 + 0x20 + 18 * 8 + 16 * 16;
+    for n in 0..4 {
+        // The newest one first: this jump, and those before it, of two bytes each.
+        let [from, to] = [word(branches + 24 * n), word(branches + 24 * n + 8)];
+        assert_eq!((from, to), (jump - 2 * n, jump - 2 * n + 2), "branch {n}");
     }
 }
 
@@ -561,7 +656,8 @@ rt::tests! {
     a_plain_counter_before_a_pebs_counter: FORMAT_1;
     a_pebs_counter_before_a_plain_counter: FORMAT_1;
     three_conditions_at_once: FORMAT_1;
-    load_latency: FORMAT_1;
+    load_latency: LOAD_LATENCY;
+    all_adaptive_groups: ADAPTIVE;
     an_event_that_cannot: need::PEBS, need::PMU2, PRECISE_ONLY;
     branches_are_sampled: FIXED_FORMAT, BRANCHES_PRECISE;
     counter_resets: FIXED_FORMAT, BRANCHES_PRECISE;

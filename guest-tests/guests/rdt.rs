@@ -87,6 +87,73 @@ fn code_and_data() {
     write(IA32_L3_QOS_MASK_0 + 1, full);
 }
 
+core::arch::global_asm!(
+    r#"
+    .text
+    # code(address, lines): jumps from the end of each line to the next one, and comes back
+    .globl rd_code
+rd_code:
+    push    rbx
+    jmp     rdi
+"#
+);
+
+/// Writes code of so many lines: each jumps to the next one, and the last returns.
+fn write_lines(code: u64, lines: u64) {
+    for n in 0..lines {
+        // JMP to the next line: E9H and a displacement. POP RBX; RET.
+        let bytes: u64 = if n + 1 == lines { 0xC35B } else { 0xE9 | (64 - 5) << 8 };
+        rt::paging::poke(code + 64 * n, bytes);
+    }
+}
+
+/// With CDP what a class reads stays in the ways of its even mask and what it executes in those of its odd one, so that neither drives
+/// the other out; without, one mask is for both.
+fn code_and_data_have_ways_of_their_own() {
+    let [_, unit, _, _] = leaf(0xF, 1);
+    let unit = u64::from(unit);
+    let l3 = (0..8)
+        .map(|n| leaf(4, n))
+        .find(|leaf| leaf[0] >> 5 & 7 == 3)
+        .expect("a last level");
+    // A way of the model's: of 1 MiB at most.
+    let way = (u64::from(l3[2]) + 1).min(1 << 14) * 64;
+    // Written while nobody asks, so that nobody has its lines in the cache.
+    write(IA32_PQR_ASSOC, 0u64);
+    write(IA32_QM_EVTSEL, 0u64);
+    let [code, memory] = [(); 2].map(|()| rt::paging::pages(2 * way as usize / 4096));
+    let read_all = || (0..2 * way / 64).for_each(|n| _ = rt::paging::peek(memory + 64 * n));
+    write_lines(code, 2 * way / 64);
+    write(IA32_L3_QOS_CFG, 1u64);
+    // Class 1: the lowest way for data, the second and third for code.
+    write(IA32_L3_QOS_MASK_0 + 2, 1u64);
+    write(IA32_L3_QOS_MASK_0 + 3, 6u64);
+    write(IA32_PQR_ASSOC, 1 << 32 | 2u64);
+    read_all();
+    let data = counter(2, OCCUPANCY) * unit;
+    assert!(
+        data <= way && data + way / 8 + unit > way,
+        "one way of data: {data} of {way}"
+    );
+    rt::call!(rd_code(code));
+    let both = counter(2, OCCUPANCY) * unit;
+    read_all();
+    let again = counter(2, OCCUPANCY) * unit;
+    write(IA32_PQR_ASSOC, 0u64);
+    assert!(
+        both <= 3 * way && both + way / 4 + unit > 3 * way,
+        "and two of code: {both} of {way}"
+    );
+    assert!(
+        again + way / 8 + unit > both,
+        "which data leaves alone: {again} of {both}"
+    );
+    let full = (2u64 << (leaf(0x10, 1)[0] & 31)) - 1;
+    write(IA32_L3_QOS_MASK_0 + 2, full);
+    write(IA32_L3_QOS_MASK_0 + 3, full);
+    write(IA32_L3_QOS_CFG, 0u64);
+}
+
 /// Delays up to the maximum, in steps where they are linear.
 fn bandwidth_delays() {
     let [eax, _, _, edx] = leaf(0x10, 3);
@@ -181,5 +248,6 @@ rt::tests! {
     l3_masks: need::RDT_A, L3;
     l2_masks: need::RDT_A, L2;
     code_and_data: need::RDT_A, CDP;
+    code_and_data_have_ways_of_their_own: need::RDT_A, need::RDT_M, CDP, L3_MONITOR;
     bandwidth_delays: need::RDT_A, MBA;
 }

@@ -193,6 +193,20 @@ pub fn linux() -> &'static Linux {
     })
 }
 
+/// The Linux guest's kernel, and with it the oldest and the newest that `cargo xtask guest --kernels` could get. Tests in their long form
+/// have them fetched.
+pub fn linux_kernels() -> Vec<PathBuf> {
+    let folder = target().join("guest/kernels");
+    if full() {
+        cargo(&["xtask", "guest", "--no-tools", "--kernels"]);
+    }
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut kernels: Vec<PathBuf> = files.map(|file| file.path()).collect();
+    kernels.sort();
+    kernels.insert(0, linux().kernel.clone());
+    kernels
+}
+
 /// A command that boots `kernel` in minivmm on the deterministic clock.
 pub fn in_minivmm(kernel: impl AsRef<Path>) -> Command {
     let mut command = Command::new(minivmm());

@@ -140,8 +140,9 @@ impl Observer {
         u64::from_le_bytes(bytes)
     }
 
-    /// Has the trace unit trace these addresses alone, both inclusive. To be said before it begins.
+    /// Has the trace unit trace these addresses alone, both inclusive, in straight-line code too. To be said before it begins.
     pub fn filter(&mut self, first: u64, last: u64) {
+        self.units.pt.iter_mut().for_each(|pt| pt.follow_edges());
         for (_, ctl) in self.first.iter_mut().filter(|(msr, _)| *msr == IA32_RTIT_CTL) {
             *ctl = x86::pt::RtitCtl::from_bits(*ctl).with_addr_cfg(1).into_bits();
         }

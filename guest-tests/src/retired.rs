@@ -376,7 +376,7 @@ impl Watch for Retired {
         use x86::seam::Change;
         match change {
             // Execution goes on somewhere else.
-            Change::Init | Change::StartUp(_) => {
+            Change::Init { .. } | Change::StartUp(_) => {
                 self.context = cpu.context();
                 self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
             }

@@ -70,6 +70,8 @@ pub struct Plan {
     pub seed: u64,
     /// Settings, to which ToPA and TraceEn are added.
     pub ctl: RtitCtl,
+    /// Addresses, both inclusive, that alone are traced: the first range.
+    pub range: Option<(u64, u64)>,
     /// Blocks that are run at most.
     pub blocks: u32,
     /// Steps between external interrupts; 0 for none.
@@ -85,6 +87,9 @@ struct World {
     /// The count of retired instructions when the last one in `retired` began.
     begun: Option<u64>,
     tracing: bool,
+    range: Option<(u64, u64)>,
+    /// The last branch, event or start of the trace landed in the range. SDM Vol. 3C 33.2.5.3 "Filtering by IP".
+    landed: bool,
     user: bool,
     os: bool,
     transactions: [u64; 2],
@@ -92,7 +97,12 @@ struct World {
 
 impl World {
     fn wanted(&self, cpl: u8) -> bool {
-        self.tracing && if cpl == 0 { self.os } else { self.user }
+        self.tracing && self.landed && if cpl == 0 { self.os } else { self.user }
+    }
+
+    /// A taken branch or an event lands.
+    fn land(&mut self, ip: u64) {
+        self.landed = self.range.is_none_or(|(first, last)| (first..=last).contains(&ip));
     }
 }
 
@@ -112,7 +122,10 @@ impl Bus for World {
         let was = self.tracing;
         let _ = self.pt.write_msr(msr, value, cpu)?;
         self.tracing = self.pt.trace_en();
-        if was && !self.tracing && self.os {
+        if !was && self.tracing {
+            self.land(cpu.rip());
+        }
+        if was && !self.tracing && self.os && self.landed {
             // The WRMSR that ends the trace is not part of it.
             self.retired.pop();
         }
@@ -164,6 +177,11 @@ impl Watch for World {
         self.pt.before(address, cpu)
     }
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        for record in records {
+            if Flow::from_code(record.flow) != Some(Flow::Cond { taken: false }) {
+                self.land(record.to);
+            }
+        }
         self.pt.branches(records, cpu)
     }
     fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
@@ -173,6 +191,7 @@ impl Watch for World {
             self.retired.pop();
             self.begun = None;
         }
+        self.land(event.branch.to);
         self.pt.event(event, cpu)
     }
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
@@ -183,6 +202,9 @@ impl Watch for World {
             Change::TransactionCommit { .. } if self.wanted(cpu.context().cpl) => self.transactions[0] += 1,
             Change::TransactionAbort { .. } if self.wanted(cpu.context().cpl) => self.transactions[1] += 1,
             _ => {}
+        }
+        if let Change::TransactionAbort { .. } = change {
+            self.land(cpu.rip());
         }
         self.pt.change(change, cpu)
     }
@@ -225,6 +247,10 @@ fn program(plan: &Plan) -> Result<(Vec<u8>, u64, u64), IcedError> {
     let traces = plan.model.units.pt.is_some();
     if traces {
         wrmsr(&mut a, IA32_RTIT_OUTPUT_BASE, TOPA)?;
+        if let Some((first, last)) = plan.range {
+            wrmsr(&mut a, IA32_RTIT_ADDR0_A, first)?;
+            wrmsr(&mut a, IA32_RTIT_ADDR0_B, last)?;
+        }
         wrmsr(&mut a, IA32_RTIT_CTL, ctl.into_bits())?;
     }
     // Into ring 3: SS, RSP, RFLAGS with IF, CS, RIP.
@@ -533,6 +559,8 @@ pub fn run(plan: &Plan) -> Run {
         written: Vec::new(),
         begun: None,
         tracing: false,
+        range: plan.range,
+        landed: false,
         user: plan.ctl.user(),
         os: plan.ctl.os(),
         transactions: [0; 2],

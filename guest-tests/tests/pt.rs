@@ -1,11 +1,14 @@
 //! Programs that trace themselves on the engine: what decoders make of the packets is what ran.
 
+use guest_tests::flat::{DATA, Flat, wrmsr};
 use guest_tests::traced::{CODE, Plan, Run, run};
+use iced_x86::code_asm::*;
 use pt_flow::{Block, Blocks, Chunk, Decoder, Event, EventKind, Sections, Timing, Visitor};
 use pt_oracle::libipt;
 use pt_packet::ItemSize;
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, ICELAKE_SERVER, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE};
-use x86::pt::RtitCtl;
+use x86::msr::*;
+use x86::pt::{RtitCtl, RtitStatus};
 
 const MODELS: [&CpuModel; 6] = [
     &BROADWELL,
@@ -43,6 +46,7 @@ fn plan(model: &'static CpuModel, seed: u64) -> Plan {
         model,
         seed: seed * 7919,
         ctl,
+        range: None,
         blocks: 3000,
         interrupts: if seed.is_multiple_of(2) { 0 } else { 37 },
     }
@@ -172,6 +176,91 @@ fn our_decoder_finds_what_ptwrite_wrote_and_where() {
             let mut writes = Writes::default();
             Decoder::new(image, Timing::default()).decode(&Chunk::whole(&run.trace), &mut writes);
             assert!(writes.0 == written(&run, &plan), "{} {seed}", model.name);
+        }
+    }
+}
+
+/// FilterEn changes where taken branches and events land, and nowhere else: what is traced is that, on programs with straight-line code
+/// over the edges of every kind.
+// covers: pt/filter-landing
+#[test]
+fn libipt_finds_what_ran_from_where_a_branch_landed_in_the_range() {
+    let mut random = guest_tests::traced::Random(0x1A2B);
+    for model in MODELS {
+        let ranged = model.units.pt.is_some_and(|pt| pt.ranges() > 0);
+        let (mut some, mut all) = (0, 0);
+        for seed in (1..=seeds() * 2).filter(|_| ranged) {
+            let mut plan = plan(model, seed);
+            let first = CODE + random.below(0x700);
+            plan.range = Some((first, first + random.below(0x300)));
+            plan.ctl = plan.ctl.with_addr_cfg(1);
+            let run = run(&plan);
+            all += 1;
+            some += u64::from(run.retired.len() > 100);
+            let what = format!("{} {seed} {:x?}", model.name, plan.range);
+            let image = libipt::Image::new([(CODE, &run.code[..])]);
+            let mut found = Vec::new();
+            libipt::instructions(&run.trace, &image, |ip| found.push(ip))
+                .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+            same(&found, &run, &what);
+        }
+        assert!(some * 4 >= all, "{}: {some} of {all}", model.name);
+    }
+}
+
+/// SDM Vol. 3C 33.2.7.4 "Restricted Memory Access": packets for the local APIC's page are lost without an error, and so are those for any
+/// other address without memory.
+// covers: pt/output-nowhere
+#[test]
+fn packets_for_devices_go_nowhere() {
+    const SEEN: u64 = DATA;
+    for model in &MODELS[1..] {
+        for base in [0xFEE0_0000u64, 0xFEC0_0000, 0xF000_0000] {
+            let mut flat = Flat::new(model, 0, |a| {
+                // The local APIC's registers from TPR to the spurious vector, before and after.
+                let registers = |a: &mut CodeAssembler, to: u64| {
+                    for (register, at) in (0xFEE0_0080u32..=0xFEE0_00F0).step_by(16).zip((to..).step_by(4)) {
+                        a.mov(ebx, register)?;
+                        a.mov(eax, dword_ptr(rbx))?;
+                        a.mov(rdi, at)?;
+                        a.mov(dword_ptr(rdi), eax)?;
+                    }
+                    Ok(())
+                };
+                // Of the APIC, which is not in the first GiB.
+                registers(a, SEEN)?;
+                wrmsr(a, IA32_RTIT_OUTPUT_BASE, base)?;
+                wrmsr(a, IA32_RTIT_OUTPUT_MASK_PTRS, 0xFFF)?;
+                let ctl = RtitCtl::new().with_trace_en(true).with_os(true).with_branch_en(true);
+                wrmsr(a, IA32_RTIT_CTL, ctl.into_bits())?;
+                let mut again = a.create_label();
+                a.lea(rsi, ptr(again))?;
+                a.mov(ecx, 200)?;
+                a.set_label(&mut again)?;
+                a.dec(ecx)?;
+                let mut out = a.create_label();
+                a.jz(out)?;
+                a.jmp(rsi)?;
+                a.set_label(&mut out)?;
+                wrmsr(a, IA32_RTIT_CTL, 0)?;
+                registers(a, SEEN + 64)?;
+                for (msr, to) in [(IA32_RTIT_STATUS, SEEN + 128), (IA32_RTIT_OUTPUT_MASK_PTRS, SEEN + 136)] {
+                    a.mov(ecx, msr)?;
+                    a.rdmsr()?;
+                    a.mov(rdi, to)?;
+                    a.mov(dword_ptr(rdi), eax)?;
+                    a.mov(dword_ptr(rdi + 4), edx)?;
+                }
+                a.hlt()
+            });
+            // The fourth GiB, to itself.
+            flat.write(0x8018, &0xC000_0087u64.to_le_bytes());
+            flat.run().unwrap();
+            let what = format!("{} {base:x}", model.name);
+            assert_eq!(flat.read(SEEN, 32), flat.read(SEEN + 64, 32), "{what}");
+            let status = RtitStatus::from_bits(flat.word(SEEN + 128));
+            assert!(!status.error() && !status.stopped(), "{what}: {status:?}");
+            assert!(flat.word(SEEN + 136) >> 32 > 256, "{what}: the packets were put out");
         }
     }
 }

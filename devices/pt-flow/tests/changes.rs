@@ -65,6 +65,12 @@ enum Op {
     FarPaging(&'static str),
     /// Direct JMP out of the filter's range; outside, CR3 changes, and a branch leads back in to the unit.
     Leave(&'static str),
+    /// A far transfer into a context that is not traced, and back.
+    FarOut,
+    /// MOV to CR3 of a context that is not traced, and back.
+    MovCr3Out,
+    /// MOV to CR3, right behind which the filter's range ends; a branch leads back in.
+    MovCr3Leaves,
     /// NOP behind which tracing ends from outside.
     Stop,
 }
@@ -79,7 +85,7 @@ impl Op {
             Op::Nop | Op::Interrupted | Op::InterruptedTold | Op::Aborted(_) | Op::Sampled | Op::Lost | Op::Stop => {
                 vec![0x90]
             }
-            Op::MovCr3 => vec![0x0f, 0x22, 0xd8],
+            Op::MovCr3 | Op::MovCr3Out | Op::MovCr3Leaves => vec![0x0f, 0x22, 0xd8],
             Op::PtWrite(_) | Op::PtWriteLost => vec![0xf3, 0x0f, 0xae, 0xe0],
             Op::Jne(label) => near(&[0x0f, 0x85], label),
             Op::NotTaken => vec![0x75, 0x00],
@@ -94,7 +100,7 @@ impl Op {
             Op::Hlt => vec![0xf4],
             Op::Mwait => vec![0x0f, 0x01, 0xc9],
             Op::Iret => vec![0xcf],
-            Op::Far(..) | Op::FarPaging(_) => vec![0xff, 0x28],
+            Op::Far(..) | Op::FarPaging(_) | Op::FarOut => vec![0xff, 0x28],
         }
     }
 }
@@ -162,6 +168,15 @@ const PROGRAM: &[(&str, Op)] = &[
     ("wide", Op::MovCr3),
     ("", Op::Leave("outside")),
     ("inside", Op::MovCr3),
+    ("", Op::FarOut),
+    ("", Op::MovCr3),
+    ("", Op::MovCr3),
+    ("", Op::FarOut),
+    ("", Op::MovCr3),
+    ("", Op::MovCr3Out),
+    ("", Op::MovCr3),
+    ("", Op::MovCr3Leaves),
+    ("", Op::MovCr3),
     // The same instructions again, with no branch between that a packet tells of.
     ("loop", Op::MovCr3),
     ("", Op::Again("loop", 3)),
@@ -573,6 +588,21 @@ impl Run {
                 self.send(&[self.pip()]);
                 self.point(None);
                 self.send(&[self.mode_exec(), Packet::TipPge(Some(self.places[unit]))]);
+                self.returns.clear();
+            }
+            // SDM Vol. 3C Table "Packet Generation under Different Enable Conditions": 5c has no PIP, 5e has one.
+            Op::FarOut | Op::MovCr3Out => {
+                self.send(&[Packet::TipPgd(None)]);
+                self.point(None);
+                self.space ^= 1;
+                self.send(&[self.pip(), self.mode_exec(), Packet::TipPge(Some(next))]);
+                self.returns.clear();
+            }
+            Op::MovCr3Leaves => {
+                self.space ^= 1;
+                self.send(&[self.pip(), Packet::TipPgd(Some(next))]);
+                self.point(None);
+                self.send(&[self.mode_exec(), Packet::TipPge(Some(next))]);
                 self.returns.clear();
             }
             Op::Stop => {

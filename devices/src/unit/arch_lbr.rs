@@ -13,7 +13,9 @@
 //! - INFO also says what kind of branch it was, and whether its cycles mean anything.
 //! - In call-stack mode a near return takes entry 0 off and everything moves back; the place at the far end becomes 0.
 //! - A debug exception clears LBREn (19.1.4 "Interaction with Other Processor Features"); a warm reset clears LBREn and
-//!   leaves all else; FREEZE_LBRS_ON_PMI sets IA32_PERF_GLOBAL_STATUS.LBR_FRZ, which stops recording.
+//!   leaves all else (a machine ends at a reset, so that no guest sees one); INIT, which is not a reset, leaves everything, as it
+//!   leaves IA32_DEBUGCTL (Vol. 3A Table 10-1 "IA-32 and Intel 64 Processor States Following Power-up, Reset, or INIT");
+//!   FREEZE_LBRS_ON_PMI sets IA32_PERF_GLOBAL_STATUS.LBR_FRZ, which stops recording.
 //! - XSAVES component 15 holds all of it (Vol. 1 13.5.14 "LBR State"). Saving changes nothing: LBREn falls at a debug
 //!   exception, an SMI and a warm reset only (19.1.4), and Linux reads the entries by XSAVES in its NMI handler without ever
 //!   setting LBREn again. An image of another depth does not fit: XRSTORS takes its control and last-exception record and
@@ -173,7 +175,6 @@ impl ArchLbr {
         match change {
             Change::TransactionBegin { .. } => self.ring.get().transaction = true,
             Change::TransactionCommit { .. } | Change::TransactionAbort { .. } => self.ring.get().transaction = false,
-            Change::Init => self.control.set_lbr_en(false),
             Change::Reset => {
                 self.ring = BranchRing::new(self.leaf.max_depth()).into();
                 self.control = LbrCtl::new();
@@ -182,6 +183,11 @@ impl ArchLbr {
             _ => {}
         }
         self.ring.now(code);
+    }
+
+    /// A warm reset: recording is off, and all else is as it was. SDM Vol. 3B 19.1.4 "Interaction with Other Processor Features".
+    pub fn warm_reset(&mut self) {
+        self.control.set_lbr_en(false);
     }
 
     /// XSAVES of component 15: whether it is in its initial state, and then nothing is written.

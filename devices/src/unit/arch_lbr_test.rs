@@ -283,7 +283,9 @@ fn a_freeze_stops_recording_and_reset_and_init_do_what_the_manual_says() {
     assert_eq!(entry(&unit, 0)[0], 0x10);
     unit.write_msr(0x14CF, 16).unwrap();
     unit.branches(&[jump], false, long(0));
-    unit.state_changed(Change::Init, long(0));
+    unit.state_changed(Change::Init { at: 0 }, long(0));
+    assert_eq!(read(&unit, 0x14CE), EVERYTHING, "INIT leaves it");
+    unit.warm_reset();
     assert_eq!(read(&unit, 0x14CE), EVERYTHING & !1, "a warm reset clears LBREn");
     assert_eq!(
         (read(&unit, 0x14CF), entry(&unit, 0)[0]),

@@ -126,21 +126,35 @@ fn the_interrupt_of_a_full_buffer_freezes_the_stack() {
 #[test]
 fn intel_pt_pauses_the_stack_and_the_store_where_they_exclude_each_other() {
     for (name, stored) in [("broadwell", 0), ("skylake-server", 1)] {
-        // LBR, TR, BTS; then TraceEn with BranchEn, ToPA and both rings, into nowhere.
+        // LBR, TR, BTS, and a record; then TraceEn with BranchEn, ToPA and both rings, into nowhere.
         let (mut units, mut cpu) = storing(name, 0xC1);
+        let _ = units.appetite(&mut cpu);
+        let _ = units.branches(&[branch(Flow::Jump, 0x50, 0x60, 0)], &mut cpu);
+        assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(1), "{name}");
         units.write_msr(0x570, 0x210C, &mut cpu).unwrap();
         units.write_msr(0x570, 0x210D, &mut cpu).unwrap();
         assert!(units.pt.as_ref().unwrap().trace_en(), "{name}");
         let _ = units.appetite(&mut cpu);
         let _ = units.branches(&[branch(Flow::Jump, 0x10, 0x20, 0)], &mut cpu);
-        assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(stored), "{name}");
-        assert_eq!(cpu.stored().len() as u64, stored, "{name}");
-        // Tracing off, both go on.
+        assert_eq!(
+            units.read_msr(0x1C9, &mut cpu),
+            Ok(2 * stored),
+            "{name}: or 0 while excluded"
+        );
+        assert_eq!(cpu.stored().len() as u64, 1 + stored, "{name}");
+        // Tracing off, the stack is reset where it was excluded (SDM Vol. 3C 33.3.1.2), and both go on.
         units.write_msr(0x570, 0, &mut cpu).unwrap();
+        let records = |units: &mut Units, cpu: &mut Still| {
+            let from = (0x680..0x690).map(|msr| units.read_msr(msr, cpu).unwrap() & 0xFFFF);
+            from.filter(|from| *from != 0).collect::<Vec<_>>()
+        };
+        let left = if stored == 0 { vec![] } else { vec![0x50, 0x10] };
+        assert_eq!(records(&mut units, &mut cpu), left, "{name}");
         let _ = units.appetite(&mut cpu);
         let _ = units.branches(&[branch(Flow::Jump, 0x30, 0x40, 0)], &mut cpu);
-        assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(stored + 1), "{name}");
-        assert_eq!(cpu.stored().len() as u64, stored + 1, "{name}");
+        assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(2 * stored + 1), "{name}");
+        assert_eq!(records(&mut units, &mut cpu).len() as u64, 2 * stored + 1, "{name}");
+        assert_eq!(cpu.stored().len() as u64, 2 + stored, "{name}");
     }
 }
 

@@ -1,22 +1,25 @@
-//! A small deterministic model of the caches: where a load finds its data, and whose lines are where.
+//! A small deterministic model of the caches and TLBs: where an access finds its data, and whose lines are where.
 //!
 //! # Theory
 //! Nothing here makes a program faster; the caches exist so that counters, load latencies and the resource director have
-//! something plausible to tell, the same in every run. Three levels with the sizes of CPUID leaf 4, least recently used
-//! within a set, filled by every load and store, with no prefetch and no traffic between cores.
+//! something plausible to tell, the same in every run, and so that what they tell agrees: there is one model, and all of them look at
+//! it. Three levels with the sizes of CPUID leaf 4, least recently used within a set, filled by every load, store and fetch, with no
+//! prefetch and no traffic between cores; TLBs of two levels before them.
 //!
 //! # Practice
 //! Lines are known by physical address, as [`Processor::physical`](x86::seam::Processor::physical) tells it for the linear one
 //! that the seam announces: what two processes share is one line, and an instruction that has changed its own mapping meets
-//! the new one. The last-level cache is a piece of its own ([`Shared`]), so that the cores of a package can have one between them, tags its lines with the RMID that
+//! the new one. An entry of a TLB is known by its page's linear and physical address, so that a mapping that has changed is met with a
+//! page walk, and no instruction need be told that flushes. What is fetched follows from the branches: from where one lands to the next
+//! one. The last-level cache is a piece of its own ([`Shared`]), so that the cores of a package can have one between them, tags its lines with the RMID that
 //! brought them in, and fills only the ways that a capacity mask allows.
 //!
 //! # Left out
-//! Instruction fetches, page walks, write-backs, inclusion.
+//! The accesses of page walks, large pages in the TLBs, write-backs, inclusion.
 
 use serde::{Deserialize, Serialize};
 use x86::model::CpuModel;
-use x86::seam::{Access, AccessKind};
+use x86::seam::{Access, AccessKind, BranchRecord};
 
 /// Bytes of a line, on every part since the Pentium 4's L2.
 pub const LINE: u64 = 64;
@@ -51,6 +54,18 @@ impl Place {
     }
 }
 
+/// Where a translation was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Translation {
+    /// In the first-level TLB.
+    #[default]
+    First,
+    /// In the second-level TLB.
+    Second,
+    /// In the page tables.
+    Walk,
+}
+
 /// An access and what became of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
@@ -62,11 +77,54 @@ pub struct Memory {
     pub store: bool,
     /// Where the data was.
     pub place: Place,
-    /// How long it took, in core cycles.
+    /// Where the translation was.
+    pub translation: Translation,
+    /// The last level was asked for it: the second where there is no third.
+    pub asked: bool,
+    /// How long it took, in core cycles, once its address was translated.
     pub latency: u16,
 }
 
+/// What fetching some code came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// Lines that were fetched.
+    pub lines: u32,
+    /// Lines that were not in the first level.
+    pub missed: u32,
+    /// Lines that were asked of the last level.
+    pub asked: u32,
+    /// Lines that came from memory.
+    pub memory: u32,
+    /// Pages whose translation was in the second-level TLB.
+    pub second: u32,
+    /// Pages whose translation was in the page tables.
+    pub walks: u32,
+}
+
+impl Translation {
+    /// Core cycles until it is there: plausible ones.
+    pub const fn latency(self) -> u16 {
+        match self {
+            Translation::First => 0,
+            Translation::Second => 7,
+            Translation::Walk => 30,
+        }
+    }
+}
+
 impl Memory {
+    /// The latency of a record: in one number on most parts; since Golden Cove that of the whole instruction in bits 15:0 and that of
+    /// the caches alone in bits 47:32. SDM Vol. 3B 21.9.2.2 "Adaptive PEBS Record Format".
+    pub const fn latencies(&self, apart: bool) -> u64 {
+        let caches = self.latency as u64;
+        if apart {
+            (self.latency + self.translation.latency()) as u64 | caches << 32
+        } else {
+            caches
+        }
+    }
+
     /// The data source of a record: SDM Vol. 3B Table 21-27 "Data Source Encoding for Load Latency Record", and for stores
     /// Table 21-38 "Layout of Precise Store Information In PEBS Record".
     pub const fn source(&self) -> u8 {
@@ -91,11 +149,17 @@ pub struct Owner {
     pub rmid: u16,
     /// Ways of the last-level cache that may be filled.
     pub ways: u32,
+    /// Ways of the second level that may be filled.
+    pub second: u32,
 }
 
 impl Owner {
     /// RMID 0, all ways.
-    pub const ANYBODY: Self = Self { rmid: 0, ways: !0 };
+    pub const ANYBODY: Self = Self {
+        rmid: 0,
+        ways: !0,
+        second: !0,
+    };
 }
 
 /// The shape of a cache.
@@ -110,10 +174,19 @@ pub struct Geometry {
 impl Geometry {
     /// The data or unified cache of this level by CPUID leaf 4, or what a part without the leaf may have.
     pub fn of(model: &CpuModel, level: u32) -> Self {
+        Self::kind(model, level, 1)
+    }
+
+    /// The instruction cache of the first level.
+    pub fn code(model: &CpuModel) -> Self {
+        Self::kind(model, 1, 2)
+    }
+
+    /// A cache of this type, or a unified one.
+    fn kind(model: &CpuModel, level: u32, kind: u32) -> Self {
         for subleaf in 0..8 {
             let [eax, ebx, ecx, _] = model.cpuid(4, subleaf);
-            // Data or unified.
-            if matches!(eax & 0x1F, 1 | 3) && eax >> 5 & 7 == level {
+            if (eax & 0x1F == kind || eax & 0x1F == 3) && eax >> 5 & 7 == level {
                 return Self {
                     sets: ecx.saturating_add(1),
                     ways: (ebx >> 22) + 1,
@@ -167,6 +240,12 @@ pub struct Found {
 impl Cache {
     fn bytes(&self) -> usize {
         size_of_val(&*self.lines)
+    }
+
+    /// Empties it.
+    fn clear(&mut self) {
+        self.lines.fill(NO_LINE);
+        self.clock = 0;
     }
 
     /// An empty cache, of at most so many sets.
@@ -243,8 +322,27 @@ impl Cache {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Core {
     l1: Cache,
+    l1i: Cache,
     l2: Cache,
+    tlb: Cache,
+    code_tlb: Cache,
+    second_tlb: Cache,
+    /// The step of the last access, and where the code goes on that has been fetched up to there.
+    last: u64,
+    next: Option<u64>,
 }
+
+/// Sets and ways of the TLBs: as large as most parts have them.
+const TLB: Geometry = Geometry { sets: 16, ways: 4 };
+const CODE_TLB: Geometry = Geometry { sets: 16, ways: 8 };
+const SECOND_TLB: Geometry = Geometry { sets: 128, ways: 12 };
+
+/// Steps after which a core's own caches hold nothing of its program any more, if nobody has asked for its accesses: about a time
+/// slice of an operating system. A counter that is stopped for an interrupt and started again finds them as they were.
+pub const SLICE: u64 = 4_000_000;
+
+/// The longest run of code that is fetched between two branches; what is said to be longer has been elsewhere.
+const RUN: u64 = 1 << 12;
 
 /// What the cores of a package share: the last level, and who has how much of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -259,7 +357,15 @@ pub struct Shared {
 impl Core {
     /// What its state takes of the host's memory, in bytes.
     pub fn bytes(&self) -> usize {
-        self.l1.bytes() + self.l2.bytes()
+        let caches = [
+            &self.l1,
+            &self.l1i,
+            &self.l2,
+            &self.tlb,
+            &self.code_tlb,
+            &self.second_tlb,
+        ];
+        caches.into_iter().map(Cache::bytes).sum()
     }
 }
 
@@ -281,6 +387,11 @@ impl Shared {
     /// Bytes.
     pub fn size(&self) -> u64 {
         self.l3.size()
+    }
+
+    /// The level before the last one.
+    fn before(&self) -> Place {
+        if self.l3.lines.is_empty() { Place::L1 } else { Place::L2 }
     }
 
     /// Bytes that this RMID has in the cache.
@@ -316,18 +427,45 @@ impl Shared {
 }
 
 impl Core {
-    /// The model's first two levels, empty.
+    /// The model's first two levels and its TLBs, empty.
     pub fn of(model: &CpuModel) -> Self {
         Self {
             l1: Cache::new(Geometry::of(model, 1), SETS),
+            l1i: Cache::new(Geometry::code(model), SETS),
             l2: Cache::new(Geometry::of(model, 2), SETS),
+            tlb: Cache::new(TLB, SETS),
+            code_tlb: Cache::new(CODE_TLB, SETS),
+            second_tlb: Cache::new(SECOND_TLB, SETS),
+            last: 0,
+            next: None,
         }
     }
 
-    /// An access, with what tells physical addresses. `None` for ports.
+    /// Something is accessed at this step. What was there a time slice ago has gone since, unless accesses were heard of all the time.
+    fn now(&mut self, step: u64) {
+        if step.wrapping_sub(self.last) > SLICE {
+            let Self {
+                l1,
+                l1i,
+                l2,
+                tlb,
+                code_tlb,
+                second_tlb,
+                ..
+            } = self;
+            [l1, l1i, l2, tlb, code_tlb, second_tlb]
+                .into_iter()
+                .for_each(Cache::clear);
+            self.next = None;
+        }
+        self.last = step;
+    }
+
+    /// An access at a step, with what tells physical addresses. `None` for ports.
     pub fn access(
         &mut self,
         access: &Access,
+        step: u64,
         mut physical: impl FnMut(u64) -> Option<u64>,
         shared: &mut Shared,
         owner: Owner,
@@ -338,34 +476,96 @@ impl Core {
             AccessKind::ReadWrite => (true, true),
             AccessKind::PortRead | AccessKind::PortWrite => return None,
         };
-        // What is mapped no longer counts as where it was told.
-        let mut line = |linear| physical(linear).unwrap_or(linear) / LINE;
+        self.now(step);
         let last = access.address.wrapping_add(u64::from(access.size.max(1)) - 1);
-        let first = self.line(line(access.address), shared, owner);
-        // The slower line makes the access wait. An access has two at most: what is longer than a line is cut.
-        let place = if last / LINE == access.address / LINE {
-            first
-        } else {
-            first.max(self.line(line(last), shared, owner))
+        let mut one = |linear: u64| {
+            // What is mapped no longer counts as where it was told.
+            let physical = physical(linear).unwrap_or(linear);
+            let translation = translate(&mut self.tlb, &mut self.second_tlb, linear, physical);
+            (
+                translation,
+                line(&mut self.l1, &mut self.l2, physical / LINE, shared, owner),
+            )
         };
+        let mut found = one(access.address);
+        // The slower line makes the access wait. An access has two at most: what is longer than a line is cut.
+        if last / LINE != access.address / LINE {
+            let (translation, place) = one(last);
+            found = (found.0.max(translation), found.1.max(place));
+        }
+        let (translation, place) = found;
         Some(Memory {
             address: access.address,
             load,
             store,
             place,
+            translation,
+            asked: place > shared.before(),
             latency: place.latency(),
         })
     }
 
-    fn line(&mut self, line: u64, shared: &mut Shared, owner: Owner) -> Place {
-        if self.l1.access(line, Owner::ANYBODY).hit {
-            return Place::L1;
+    /// Branches were executed, the last one at this step: what was fetched between them.
+    pub fn branches(
+        &mut self,
+        records: &[BranchRecord],
+        step: u64,
+        mut physical: impl FnMut(u64) -> Option<u64>,
+        shared: &mut Shared,
+        owner: Owner,
+    ) -> Fetched {
+        self.now(step);
+        let mut fetched = Fetched::default();
+        for record in records {
+            let from = self.next.replace(record.to).unwrap_or(record.from);
+            let length = record.from.wrapping_sub(from);
+            // Code that was not announced lies between the two.
+            let from = if length < RUN { from } else { record.from };
+            let (mut page, mut translated) = (None, 0);
+            for number in from / LINE..=record.from / LINE {
+                let linear = number * LINE;
+                if page.replace(linear >> 12) != Some(linear >> 12) {
+                    translated = physical(linear).unwrap_or(linear);
+                    match translate(&mut self.code_tlb, &mut self.second_tlb, linear, translated) {
+                        Translation::First => {}
+                        Translation::Second => fetched.second += 1,
+                        Translation::Walk => fetched.walks += 1,
+                    }
+                }
+                let place = translated & !0xFFF | linear & 0xFFF;
+                let place = line(&mut self.l1i, &mut self.l2, place / LINE, shared, owner);
+                fetched.lines += 1;
+                fetched.missed += u32::from(place > Place::L1);
+                fetched.asked += u32::from(place > shared.before());
+                fetched.memory += u32::from(place == Place::Memory);
+            }
         }
-        if self.l2.access(line, Owner::ANYBODY).hit {
-            return Place::L2;
-        }
-        shared.access(line, owner)
+        fetched
     }
+}
+
+/// Looks a translation up, and fills it in.
+fn translate(first: &mut Cache, second: &mut Cache, linear: u64, physical: u64) -> Translation {
+    let number = linear >> 12 & 0xF_FFFF_FFFF | physical >> 12 << 36;
+    if first.access(number, Owner::ANYBODY).hit {
+        Translation::First
+    } else if second.access(number, Owner::ANYBODY).hit {
+        Translation::Second
+    } else {
+        Translation::Walk
+    }
+}
+
+/// Looks a line up from its first level on, and fills it in.
+fn line(first: &mut Cache, second: &mut Cache, number: u64, shared: &mut Shared, owner: Owner) -> Place {
+    if first.access(number, Owner::ANYBODY).hit {
+        return Place::L1;
+    }
+    let ways = owner.second;
+    if second.access(number, Owner { ways, ..owner }).hit {
+        return Place::L2;
+    }
+    shared.access(number, owner)
 }
 
 /// All levels, for one core alone.
@@ -386,7 +586,13 @@ impl Hierarchy {
 
     /// As [`Core::access`].
     pub fn access(&mut self, access: &Access, physical: impl FnMut(u64) -> Option<u64>) -> Option<Memory> {
-        self.core.access(access, physical, &mut self.shared, Owner::ANYBODY)
+        self.core.access(access, 0, physical, &mut self.shared, Owner::ANYBODY)
+    }
+
+    /// As [`Core::branches`].
+    pub fn branches(&mut self, records: &[BranchRecord], physical: impl FnMut(u64) -> Option<u64>) -> Fetched {
+        self.core
+            .branches(records, 0, physical, &mut self.shared, Owner::ANYBODY)
     }
 }
 
@@ -487,24 +693,29 @@ mod tests {
     fn owners_fill_their_ways_and_no_others() {
         let mut core = Core::of(&WESTMERE);
         let mut shared = Shared::of(&WESTMERE);
-        let (a, b) = (Owner { rmid: 1, ways: 0x3 }, Owner { rmid: 2, ways: 0xFFFC });
+        let owner = |rmid, ways| Owner {
+            rmid,
+            ways,
+            ..Owner::ANYBODY
+        };
+        let (a, b) = (owner(1, 0x3), owner(2, 0xFFFC));
         let stride = u64::from(shared.l3.sets) * LINE;
         // Far more lines of one set than there are ways.
         for n in 0..64 {
-            core.access(&read(n * stride), Some, &mut shared, a);
+            core.access(&read(n * stride), 0, Some, &mut shared, a);
         }
         assert_eq!(shared.occupancy(1), 2 * LINE, "two ways");
         assert_eq!(shared.traffic(1), 64 * LINE);
         for n in 100..164 {
-            core.access(&read(n * stride), Some, &mut shared, b);
+            core.access(&read(n * stride), 0, Some, &mut shared, b);
         }
         assert_eq!((shared.occupancy(1), shared.occupancy(2)), (2 * LINE, 14 * LINE));
         for n in 200..264 {
-            core.access(&read(n * stride), Some, &mut shared, Owner { rmid: 3, ways: !0 });
+            core.access(&read(n * stride), 0, Some, &mut shared, owner(3, !0));
         }
         assert_eq!(shared.occupancy(3), 16 * LINE, "the others' lines went");
         assert_eq!((shared.occupancy(1), shared.occupancy(2)), (0, 0));
-        core.access(&read(1 << 40), Some, &mut shared, Owner { rmid: 4, ways: 0 });
+        core.access(&read(1 << 40), 0, Some, &mut shared, owner(4, 0));
         assert_eq!((shared.occupancy(4), shared.traffic(4)), (0, LINE), "no way, no line");
     }
 
@@ -524,7 +735,7 @@ mod tests {
                 store,
                 place,
                 latency: place.latency(),
-                address: 0,
+                ..Memory::default()
             };
             assert_eq!((memory.source(), memory.latency), (source, latency), "{place:?}");
         }

@@ -202,7 +202,7 @@ fn state_goes_out_and_comes_back_and_reset_clears_it() {
     other.set_state(unit.state());
     assert_eq!(other.state(), unit.state());
     assert_eq!(other.read_msr(IA32_DEBUGCTL), Ok(0x1FC3));
-    other.state_changed(Change::Init);
+    other.state_changed(Change::Init { at: 0 });
     assert_eq!(other.read_msr(IA32_DEBUGCTL), Ok(0x1FC3), "INIT leaves it");
     other.state_changed(Change::Reset);
     assert_eq!(other.read_msr(IA32_DEBUGCTL), Ok(0));

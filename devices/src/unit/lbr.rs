@@ -37,7 +37,8 @@
 //! parts and sets IA32_PERF_GLOBAL_STATUS.LBR_FRZ on those with the streamlined freeze (18.4.7 "Freezing LBR and Performance
 //! Counters on PMI"). None of them clears what was recorded. On the Core microarchitecture TR alone keeps the stack moving,
 //! because branch trace messages are taken from there. On Broadwell Intel PT and the stack exclude each other: while PT
-//! traces, the registers read 0 and drop writes.
+//! traces, the registers read 0 and drop writes, and when it stops tracing the stack is empty (Vol. 3C 33.3.1.2 "Model Specific
+//! Capability Restrictions").
 //!
 //! *Who may write it.* An operating system that switches tasks saves and restores the stack, so from the Core
 //! microarchitecture on FROM, TO, INFO and TOS can be written; the Pentium 4's and P6's cannot, and neither can the
@@ -264,6 +265,17 @@ impl Lbr {
         ring.depth = self.caps.depth;
         ring.top %= self.caps.depth.max(1);
         self.ring = ring.into();
+    }
+
+    /// Intel PT's TraceEn was cleared: where the two exclude each other the stack is empty then. SDM Vol. 3C 33.3.1.2 "Model Specific
+    /// Capability Restrictions".
+    pub fn trace_ended(&mut self) {
+        if self.caps.excluded_by_pt {
+            let ring = self.ring.get();
+            let exception = ring.last_exception;
+            ring.clear();
+            ring.last_exception = exception;
+        }
     }
 
     /// Whether Intel PT and branch recording exclude each other on this part.

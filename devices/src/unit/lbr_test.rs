@@ -737,7 +737,7 @@ fn state_goes_out_and_comes_back_at_any_point() {
             copy.branches(&batch, ON, long(0));
             assert_eq!(copy.state(), unit.state(), "{name}: goes on the same way");
         }
-        unit.state_changed(Change::Init, long(0));
+        unit.state_changed(Change::Init { at: 0 }, long(0));
         let mut same = unit.clone();
         same.state_changed(Change::Reset, long(0));
         assert_ne!(unit.state(), same.state(), "{name}: INIT leaves the stack");

@@ -37,6 +37,7 @@ use ds::bts::{Bts, BtsState};
 use lbr::{Gate, Lbr, LbrState};
 use pmu::{Around, Pmu, PmuState};
 use pt::{Pt, PtState};
+use rdt::{LastLevel, Probe};
 
 /// The debug and trace units of one logical processor.
 ///
@@ -66,6 +67,11 @@ pub struct Units {
     pub pmu: Option<Pmu>,
     /// Processor trace.
     pub pt: Option<Pt>,
+    /// Caches and TLBs, from the first time on that something asks what they do: a counter, or whoever owns the last level.
+    pub caches: Option<Probe>,
+    /// Somebody beside the counters wants all that the caches do: the resource director.
+    pub caches_measured: bool,
+    model: &'static CpuModel,
     /// What an access to a register owes the machine: the next word brings it.
     owed: Effects,
     boundaries: Vec<u64>,
@@ -156,6 +162,9 @@ impl Units {
                 .map(|ds| Bts::new(DsLayout::of(features), ds.bts_predicted, bits)),
             pmu: Pmu::new(model),
             pt: caps.pt.filter(|_| features.intel_pt()).map(Pt::new),
+            caches: None,
+            caches_measured: false,
+            model,
             owed: Effects::NONE,
             boundaries: Vec::new(),
             ranges: Vec::new(),
@@ -200,6 +209,15 @@ impl Units {
             unit.restore(state.clone());
         }
         self.owed = state.owed;
+        self.want_caches();
+    }
+
+    /// Counters that ask for it find a model of the caches; one whose last level is theirs alone, unless they are given another.
+    fn want_caches(&mut self) {
+        if self.caches.is_none() && self.pmu.as_ref().is_some_and(Pmu::uses_caches) {
+            let last = LastLevel::new(self.model);
+            self.caches = Some(Probe::new(cache::Core::of(self.model), last));
+        }
     }
 
     /// RDMSR.
@@ -249,11 +267,18 @@ impl Units {
                 Err(fault) => return Err(fault),
                 Ok(effects) => {
                     self.owed = self.owed.and(effects);
+                    self.trace_may_end(gate);
                     return Ok(());
                 }
             }
         }
-        around!(self, |pmu, around| claimed!(pmu.write_msr(msr, value, cpu, &around)));
+        around!(self, |pmu, around| match pmu.write_msr(msr, value, cpu, &around) {
+            Err(MsrFault::Unclaimed) => {}
+            answer => {
+                self.want_caches();
+                return answer;
+            }
+        });
         Err(MsrFault::Unclaimed)
     }
 
@@ -269,12 +294,17 @@ impl Units {
     /// XSAVES of a supervisor component: 8 Intel PT, 15 architectural LBR. Fills in the image, which is zero, and says whether
     /// the component differs from its initial configuration. `length` is the instruction's, in bytes.
     pub fn save_component(&mut self, component: u32, image: &mut [u8], length: u8, cpu: &mut dyn Processor) -> bool {
+        let gate = self.gate();
         match component {
-            8 => self.pt.as_mut().is_some_and(|pt| {
-                let (initial, effects) = pt.save_component(image, length.into(), cpu);
-                self.owed = self.owed.and(effects);
-                !initial
-            }),
+            8 => {
+                let saved = self.pt.as_mut().is_some_and(|pt| {
+                    let (initial, effects) = pt.save_component(image, length.into(), cpu);
+                    self.owed = self.owed.and(effects);
+                    !initial
+                });
+                self.trace_may_end(gate);
+                saved
+            }
             15 => self.arch_lbr.as_mut().is_some_and(|lbr| !lbr.save(image)),
             _ => false,
         }
@@ -307,6 +337,28 @@ impl Units {
     /// LVTPC has been unmasked by software.
     pub fn performance_unmasked(&mut self) -> Effects {
         self.pmu.as_mut().map_or(Effects::NONE, Pmu::unmasked)
+    }
+
+    /// Something may have cleared Intel PT's TraceEn; `before`: how it was.
+    fn trace_may_end(&mut self, before: Gate) {
+        if before.tracing
+            && !self.gate().tracing
+            && let Some(lbr) = &mut self.lbr
+        {
+            lbr.trace_ended();
+        }
+    }
+
+    /// What was executed up to these branches has been fetched.
+    fn fetch(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
+        let asked = self.caches_measured || self.pmu.as_ref().is_some_and(Pmu::counts_fetches);
+        let Some(caches) = self.caches.as_mut().filter(|_| asked) else {
+            return Effects::NONE;
+        };
+        let step = cpu.step();
+        let fetched = caches.branches(records, step, |linear| cpu.physical(linear));
+        around!(self, |pmu, around| return pmu.fetched(&fetched, cpu, &around));
+        Effects::NONE
     }
 
     /// Whether the last-branch stack records.
@@ -445,6 +497,8 @@ impl Units {
     fn wanted(&mut self, mut appetite: Appetite, aside: Aside, cpu: &mut dyn Processor) -> Appetite {
         let (gate, frozen) = (self.gate(), self.lbr_frozen());
         let store = self.store_control();
+        appetite.every_access |= self.caches_measured;
+        appetite.branches |= self.caches_measured;
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             appetite.step_on_branches = control.btf();
@@ -511,8 +565,13 @@ impl Watch for Units {
 
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         let mut effects = self.dr.access(access);
+        // An access that is announced for another reason is none to them: they hear of all or of none.
+        let asked = self.caches_measured || self.pmu.as_ref().is_some_and(Pmu::counts_accesses);
+        let caches = self.caches.as_mut().filter(|_| asked);
+        let step = cpu.step();
+        let memory = caches.and_then(|caches| caches.access(access, step, |linear| cpu.physical(linear)));
         around!(self, |pmu, around| effects =
-            effects.and(pmu.access(access, cpu, &around)));
+            effects.and(pmu.access(access, memory, cpu, &around)));
         self.settle(effects, cpu)
     }
 
@@ -532,6 +591,7 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.branches(records, cpu, &around)));
+        effects = effects.and(self.fetch(records, cpu));
         let store = self.store_control();
         if let Some(bts) = &mut self.bts {
             effects = effects.and(bts.branches(records, store, self.ds_area.base(), cpu));
@@ -556,6 +616,7 @@ impl Watch for Units {
         }
         around!(self, |pmu, around| effects =
             effects.and(pmu.event(event, cpu, &around)));
+        effects = effects.and(self.fetch(core::slice::from_ref(&event.branch), cpu));
         let store = self.store_control();
         if let Some(bts) = &mut self.bts {
             effects = effects.and(bts.event(event, store, self.ds_area.base(), cpu));

@@ -11,7 +11,8 @@
 //! processor accesses ([`Probe`]); before, the answer is "Unavailable", as of a part that has no data for an RMID yet.
 //!
 //! # What is modelled
-//! Occupancy and bandwidth are those of a small deterministic cache, not of a part's. All memory is local, so local and
+//! Occupancy and bandwidth are those of a small deterministic cache, not of a part's. Masks of the L3 and the L2 limit what may be
+//! filled there, of code and of data each by its own where code and data prioritisation is on. All memory is local, so local and
 //! total bandwidth are one number. Delays of bandwidth allocation are kept and change nothing: time is a count of steps.
 
 use serde::{Deserialize, Serialize};
@@ -23,9 +24,9 @@ use x86::msr::{
     IA32_QM_CTR, IA32_QM_EVTSEL, MsrFault,
 };
 use x86::rdt::{CacheAllocation, Event, RdtCaps};
-use x86::seam::Access;
+use x86::seam::{Access, BranchRecord};
 
-use super::cache::{Core, Owner, Shared};
+use super::cache::{Core, Fetched, Geometry, Memory, Owner, Shared};
 
 /// IA32_QM_CTR: an unsupported event or RMID is selected.
 const ERROR: u64 = 1 << 63;
@@ -90,12 +91,21 @@ impl Meter for LastLevel {
     }
 }
 
-/// What feeds the last level: one logical processor's own caches, and on whose behalf it runs.
+/// On whose behalf a logical processor fills caches: with data, and with code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owners {
+    /// Loads and stores.
+    pub data: Owner,
+    /// Fetches.
+    pub code: Owner,
+}
+
+/// The caches as one logical processor reaches them: its own, the package's last level, and on whose behalf it runs.
 #[derive(Clone, Debug)]
 pub struct Probe {
     core: Core,
     last: LastLevel,
-    owner: Owner,
+    owners: Owners,
 }
 
 impl Probe {
@@ -104,7 +114,10 @@ impl Probe {
         Self {
             core,
             last,
-            owner: Owner::ANYBODY,
+            owners: Owners {
+                data: Owner::ANYBODY,
+                code: Owner::ANYBODY,
+            },
         }
     }
 
@@ -114,14 +127,25 @@ impl Probe {
     }
 
     /// On whose behalf it runs from now on.
-    pub fn set_owner(&mut self, owner: Owner) {
-        self.owner = owner;
+    pub fn set_owners(&mut self, owners: Owners) {
+        self.owners = owners;
     }
 
-    /// A load or store, with what tells physical addresses.
-    pub fn access(&mut self, access: &Access, physical: impl FnMut(u64) -> Option<u64>) {
-        let Self { core, last, owner } = self;
-        last.shared(|shared| core.access(access, physical, shared, *owner));
+    /// A load or store at a step, with what tells physical addresses; `None` for ports.
+    pub fn access(&mut self, access: &Access, step: u64, physical: impl FnMut(u64) -> Option<u64>) -> Option<Memory> {
+        let Self { core, last, owners } = self;
+        last.shared(|shared| core.access(access, step, physical, shared, owners.data))
+    }
+
+    /// Branches, the last one at this step: what was fetched between them.
+    pub fn branches(
+        &mut self,
+        records: &[BranchRecord],
+        step: u64,
+        physical: impl FnMut(u64) -> Option<u64>,
+    ) -> Fetched {
+        let Self { core, last, owners } = self;
+        last.shared(|shared| core.branches(records, step, physical, shared, owners.code))
     }
 }
 
@@ -241,17 +265,31 @@ impl Package {
         self.caps.is_some() && (thread.association != 0 || thread.select != 0)
     }
 
-    /// On whose behalf a logical processor fills a last-level cache of so many ways. A mask whose bits are not one for each
-    /// way stands for shares of them.
-    pub fn owner(&self, thread: &Thread, ways: u32) -> Owner {
-        let mask = self.l3_mask(thread.cos(), false);
-        let length = self.caps.and_then(|caps| caps.l3).map_or(ways, |l3| l3.length).max(1);
-        let ways = (0..ways.min(32))
-            .filter(|way| mask >> (way * length / ways.max(1)) & 1 != 0)
-            .fold(0, |all, way| all | 1 << way);
-        Owner {
+    /// The ways of the L2 that a class of service may fill, for data or for code: mapped as those of the L3.
+    pub fn l2_mask(&self, thread: &Thread, code: bool) -> u64 {
+        let cos = thread.cos() as usize;
+        let index = if thread.l2_config & 1 == 0 {
+            cos
+        } else {
+            cos << 1 | usize::from(code)
+        };
+        let full = self.caps.and_then(|caps| caps.l2).map_or(u64::MAX, |l2| l2.full());
+        thread.l2_masks.get(index).copied().unwrap_or(full)
+    }
+
+    /// On whose behalf a logical processor fills the caches of a model. A mask whose bits are not one for each way stands for shares
+    /// of them.
+    pub fn owners(&self, thread: &Thread, model: &CpuModel) -> Owners {
+        let [l2, l3] = [2, 3].map(|level| Geometry::of(model, level).ways);
+        let caps = |cache: fn(&RdtCaps) -> Option<CacheAllocation>| self.caps.as_ref().and_then(cache);
+        let owner = |code| Owner {
             rmid: thread.rmid() as u16,
-            ways,
+            ways: share(self.l3_mask(thread.cos(), code), caps(|caps| caps.l3), l3),
+            second: share(self.l2_mask(thread, code), caps(|caps| caps.l2), l2),
+        };
+        Owners {
+            data: owner(false),
+            code: owner(true),
         }
     }
 
@@ -367,12 +405,20 @@ impl Package {
     }
 }
 
+/// The ways of a cache that a mask allows.
+fn share(mask: u64, cache: Option<CacheAllocation>, ways: u32) -> u32 {
+    let ways = ways.min(32);
+    let length = cache.map_or(ways, |cache| cache.length).max(1);
+    (0..ways)
+        .filter(|way| mask >> (way * length / ways) & 1 != 0)
+        .fold(0, |all, way| all | 1 << way)
+}
+
 /// The last number that the manual leaves for delays.
 const LAST_DELAY: u32 = IA32_MBA_THRTL_0 + 0x3F;
 
 #[cfg(test)]
 mod tests {
-    use super::super::cache::Geometry;
     use super::*;
     use x86::model::{BROADWELL, ICELAKE_SERVER, MODELS, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE, WESTMERE};
 
@@ -534,7 +580,7 @@ mod tests {
                 kind: x86::seam::AccessKind::Read,
                 ip: 0,
             };
-            probe.access(&access, Some);
+            probe.access(&access, 0, Some);
         }
     }
 
@@ -548,7 +594,7 @@ mod tests {
         let ways = Geometry::of(&SKYLAKE_SERVER, 3).ways;
         let last = LastLevel::new(&SKYLAKE_SERVER);
         let mut probe = Probe::new(Core::of(&SKYLAKE_SERVER), last.clone());
-        probe.set_owner(package.owner(&thread, ways));
+        probe.set_owners(package.owners(&thread, &SKYLAKE_SERVER));
         // Half a megabyte for RMID 7, twice: the second time it is there.
         walk(&mut probe, 0, 8192);
         walk(&mut probe, 0, 8192);
@@ -557,7 +603,7 @@ mod tests {
         // One way of eleven is all that class 1 may fill: what is walked over twice its size does not stay.
         package.write_msr(&mut thread, IA32_L3_QOS_MASK_0 + 1, 1).unwrap();
         package.write_msr(&mut thread, IA32_PQR_ASSOC, 1 << 32 | 8).unwrap();
-        probe.set_owner(package.owner(&thread, ways));
+        probe.set_owners(package.owners(&thread, &SKYLAKE_SERVER));
         let way = last.contents().size() / 64 / u64::from(ways);
         walk(&mut probe, 1 << 30, 2 * way);
         assert_eq!(last.occupancy(8), Some(way * 64));
@@ -570,13 +616,18 @@ mod tests {
     // covers: rdt/masks
     #[test]
     fn a_mask_of_another_length_than_the_cache_has_ways_stands_for_shares() {
-        let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
-        package.write_msr(&mut thread, IA32_L3_QOS_MASK_0, 0b11).unwrap();
+        let l3 = RdtCaps::of(&SKYLAKE_SERVER).unwrap().l3;
+        assert_eq!(l3.unwrap().length, 11);
         for (ways, expected) in [(11, 0b11), (22, 0b1111), (1, 1), (0, 0), (32, 0b11_1111)] {
-            assert_eq!(package.owner(&thread, ways).ways, expected, "{ways} ways");
+            assert_eq!(share(0b11, l3, ways), expected, "{ways} ways");
         }
         let (package, thread) = at_reset(&WESTMERE);
-        assert_eq!(package.owner(&thread, 16).ways, 0xFFFF, "no masks, no limit");
+        let owners = package.owners(&thread, &WESTMERE);
+        assert_eq!(
+            (owners.data.ways, owners.data.second),
+            (0xFFFF, 0xFF),
+            "no masks, no limit"
+        );
     }
 
     // covers: rdt/cdp
@@ -593,6 +644,80 @@ mod tests {
         package.write_msr(&mut thread, IA32_L3_QOS_CFG, 1).unwrap();
         assert_eq!((package.l3_mask(3, false), package.l3_mask(3, true)), (1 << 6, 1 << 7));
         assert_eq!(package.l3_mask(8, false), 0x7FF, "a class that CDP leaves no masks for");
+    }
+
+    /// Code that is executed from here, a jump a line, over so many lines.
+    fn run(probe: &mut Probe, from: u64, lines: u64) {
+        for line in from..from + lines {
+            let record = BranchRecord {
+                from: line * 64,
+                to: line * 64 + 64,
+                ..BranchRecord::default()
+            };
+            probe.branches(&[record], 0, Some);
+        }
+    }
+
+    /// SDM Vol. 3B 18.19.5.1 "Mapping Between L3 CDP Masks and CAT Masks": code and data of one class have masks of their own.
+    // covers: rdt/cdp, rdt/l2-masks
+    #[test]
+    fn code_and_data_stay_in_the_ways_of_their_masks() {
+        let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
+        let mut write = |package: &mut Package, msr, value| package.write_msr(&mut thread, msr, value).unwrap();
+        write(&mut package, IA32_PQR_ASSOC, 1 << 32 | 5);
+        write(&mut package, IA32_L3_QOS_CFG, 1);
+        // Class 1: one way for data, two for code.
+        write(&mut package, IA32_L3_QOS_MASK_0 + 2, 1);
+        write(&mut package, IA32_L3_QOS_MASK_0 + 3, 6);
+        let last = LastLevel::new(&SKYLAKE_SERVER);
+        let mut probe = Probe::new(Core::of(&SKYLAKE_SERVER), last.clone());
+        probe.set_owners(package.owners(&thread, &SKYLAKE_SERVER));
+        let way = last.contents().size() / 64 / u64::from(Geometry::of(&SKYLAKE_SERVER, 3).ways);
+        walk(&mut probe, 1 << 30, 4 * way);
+        assert_eq!(last.occupancy(5), Some(way * 64), "data");
+        run(&mut probe, 1 << 31, 4 * way);
+        assert_eq!(last.occupancy(5), Some(3 * way * 64), "and code beside it");
+        // The other way about, data throws code out.
+        package.write_msr(&mut thread, IA32_L3_QOS_CFG, 0).unwrap();
+        package.write_msr(&mut thread, IA32_L3_QOS_MASK_0 + 1, 3).unwrap();
+        probe.set_owners(package.owners(&thread, &SKYLAKE_SERVER));
+        walk(&mut probe, 1 << 32, 4 * way);
+        assert_eq!(
+            last.occupancy(5),
+            Some(3 * way * 64),
+            "without CDP one mask is for both"
+        );
+        assert_eq!(last.traffic(5), Some(12 * way * 64));
+    }
+
+    // covers: rdt/l2-masks
+    #[test]
+    fn l2_masks_limit_what_stays_in_the_l2() {
+        let (mut package, mut thread) = at_reset(&SNOWRIDGE);
+        let l2 = Geometry::of(&SNOWRIDGE, 2);
+        package.write_msr(&mut thread, IA32_PQR_ASSOC, 1 << 32).unwrap();
+        let way = u64::from(l2.sets);
+        let mut found = Vec::new();
+        for ways in [1, l2.ways] {
+            let mask = (1 << RdtCaps::of(&SNOWRIDGE).unwrap().l2.unwrap().length) - 1;
+            let mask = if ways == 1 { 1 } else { mask };
+            package.write_msr(&mut thread, IA32_L2_QOS_MASK_0 + 1, mask).unwrap();
+            let mut probe = Probe::new(Core::of(&SNOWRIDGE), LastLevel::new(&SNOWRIDGE));
+            probe.set_owners(package.owners(&thread, &SNOWRIDGE));
+            // Half of the cache, twice.
+            let lines = way * u64::from(l2.ways) / 2;
+            walk(&mut probe, 0, lines);
+            let read = |line: u64| Access {
+                address: line * 64,
+                size: 8,
+                kind: x86::seam::AccessKind::Read,
+                ip: 0,
+            };
+            let places = (0..lines).map(|line| probe.access(&read(line), 0, Some).unwrap().place);
+            found.push(places.filter(|place| *place == super::super::cache::Place::L2).count() as u64);
+        }
+        assert_eq!(found[0], 0, "one way does not hold half of it: {found:?}");
+        assert!(found[1] > way * u64::from(l2.ways) / 4, "all ways do: {found:?}");
     }
 
     // covers: rdt/mba

@@ -27,6 +27,8 @@ pub struct PebsCaps {
     pub resets: u8,
     /// MSR_PEBS_LD_LAT exists.
     pub load_latency: bool,
+    /// A record has the latency of the caches apart from the instruction's.
+    pub cache_latency: bool,
     /// MSR_PEBS_FRONTEND exists: the bits that can be written, else 0.
     pub frontend: u64,
     /// Bits of MSR_PEBS_DATA_CFG that can be written; 0 where the register is absent.
@@ -44,6 +46,7 @@ impl PebsCaps {
         enable: 0,
         resets: 0,
         load_latency: false,
+        cache_latency: false,
         frontend: 0,
         data_cfg: 0,
         qualified: false,

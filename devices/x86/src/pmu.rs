@@ -202,6 +202,105 @@ impl Levels {
     }
 }
 
+/// What becomes of accesses and fetches in the caches and TLBs, as events choose among it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caches {
+    /// Loads, stores and fetches that the last level was asked for.
+    References,
+    /// Of these, the ones that memory had to serve.
+    Misses,
+    /// Loads that the last level was asked for.
+    LoadReferences,
+    /// Of these, the ones that memory had to serve.
+    LoadMisses,
+    /// Stores that the last level was asked for.
+    StoreReferences,
+    /// Of these, the ones that memory had to serve.
+    StoreMisses,
+    /// Lines that loads and stores brought into the first-level data cache.
+    DataFills,
+    /// Lines that stores brought there.
+    StoreFills,
+    /// Lines that were fetched.
+    Fetches,
+    /// Of these, the ones that were not in the first-level instruction cache.
+    FetchMisses,
+    /// Loads whose translation was not in the first-level TLB.
+    LoadTlbMisses,
+    /// Loads whose translation the second-level TLB had.
+    LoadTlbSecond,
+    /// Loads that walked the page tables.
+    LoadWalks,
+    /// Stores whose translation was not in the first-level TLB.
+    StoreTlbMisses,
+    /// Stores whose translation the second-level TLB had.
+    StoreTlbSecond,
+    /// Stores that walked the page tables.
+    StoreWalks,
+    /// Fetches whose translation was not in the first-level TLB.
+    FetchTlbMisses,
+    /// Fetches whose translation the second-level TLB had.
+    FetchTlbSecond,
+    /// Fetches that walked the page tables.
+    FetchWalks,
+    /// Requests to the last level that MSR_OFFCORE_RSP_0 or 1 chooses, by index.
+    Offcore(u8),
+}
+
+impl Caches {
+    /// Loads and stores have a part in it.
+    pub const fn of_data(self) -> bool {
+        !self.of_code() || matches!(self, Self::References | Self::Misses | Self::Offcore(_))
+    }
+
+    /// Fetches have a part in it.
+    pub const fn of_code(self) -> bool {
+        use Caches::{FetchMisses, FetchTlbMisses, FetchTlbSecond, FetchWalks, Fetches, Misses, Offcore, References};
+        matches!(
+            self,
+            References | Misses | Fetches | FetchMisses | FetchTlbMisses | FetchTlbSecond | FetchWalks | Offcore(_)
+        )
+    }
+}
+
+/// The requests that MSR_OFFCORE_RSP_0 or 1 chooses: demand loads, stores and fetches, as far as they were served where it says. SDM Vol.
+/// 3B 21.3.1.1.3 "Off-core Response Performance Monitoring in the Processor Core" and, for Sandy Bridge and later, 21.3.4.5 "Off-core
+/// Response Performance Monitoring".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offcore {
+    /// Demand data reads.
+    pub loads: bool,
+    /// Demand reads for ownership.
+    pub stores: bool,
+    /// Demand code reads.
+    pub fetches: bool,
+    /// Those that the last level had.
+    pub hits: bool,
+    /// Those that memory had to serve.
+    pub misses: bool,
+}
+
+impl Offcore {
+    /// By the register's value and the bits that it has on the part. Neither other processors' caches nor other sockets answer.
+    pub const fn of(value: u64, bits: u64) -> Self {
+        let (hits, misses) = if bits >> 16 == 0 {
+            // Nehalem: UNCORE_HIT; LOCAL_DRAM.
+            (value >> 8 & 1 != 0, value >> 14 & 1 != 0)
+        } else {
+            // Any response; hits M, E, S, F in the last level; local memory, in one of the two bits that parts have for it.
+            let any = value >> 16 & 1 != 0;
+            (any || value >> 18 & 0xF != 0, any || value & (1 << 22 | 1 << 26) != 0)
+        };
+        Self {
+            loads: value & 1 != 0,
+            stores: value & 2 != 0,
+            fetches: value & 4 != 0,
+            hits,
+            misses,
+        }
+    }
+}
+
 /// What becomes of transactions, as events choose among it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transactions(u8);
@@ -258,10 +357,8 @@ pub enum Count {
     Branches(Branches),
     /// Of these, the mispredicted ones.
     Mispredicted(Branches),
-    /// Requests to the last-level cache.
-    LlcReferences,
-    /// Of these, the ones that missed.
-    LlcMisses,
+    /// What the caches and TLBs have to do.
+    Caches(Caches),
     /// Loads retired whose data came from there.
     Loads(Levels),
     /// Stores retired.
@@ -274,6 +371,8 @@ pub enum Count {
     Simd,
     /// Transactions.
     Transactions(Transactions),
+    /// Nothing: what it is for does not happen here.
+    Nothing,
 }
 
 /// An event of a model.
@@ -311,8 +410,8 @@ pub const ARCHITECTURAL: [EventRow; 8] = [
     plain(0x3C, 0x00, Count::Cycles),
     plain(0xC0, 0x00, Count::Instructions),
     plain(0x3C, 0x01, Count::Reference),
-    plain(0x2E, 0x4F, Count::LlcReferences),
-    plain(0x2E, 0x41, Count::LlcMisses),
+    plain(0x2E, 0x4F, Count::Caches(Caches::References)),
+    plain(0x2E, 0x41, Count::Caches(Caches::Misses)),
     plain(0xC4, 0x00, Count::Branches(Branches::ALL)),
     plain(0xC5, 0x00, Count::Mispredicted(Branches::ALL)),
     plain(0xA4, 0x01, Count::Slots),
@@ -321,7 +420,7 @@ pub const ARCHITECTURAL: [EventRow; 8] = [
 /// Other events, by generation. A row here comes before the architectural event of the same code, so it can make that one
 /// precise. SDM Vol. 3B ch. 21, "PEBS Performance Events" of each, and the event lists at perfmon-events.intel.com.
 pub mod events {
-    use super::{Branches as B, Count::*, EventRow, Levels as L, Transactions as T, plain, precise};
+    use super::{Branches as B, Caches as C, Count::*, EventRow, Levels as L, Transactions as T, plain, precise};
 
     /// P6. SDM Vol. 3B 21.6.8.2 "PerfEvtSel0 and PerfEvtSel1 MSRs".
     pub const P6: &[EventRow] = &[
@@ -333,21 +432,47 @@ pub mod events {
         plain(0xC9, 0x00, Branches(B::ALL_TAKEN)),     // BR_TAKEN_RETIRED
         plain(0xCA, 0x00, Mispredicted(B::ALL_TAKEN)), // BR_MISS_PRED_TAKEN_RET
         plain(0x43, 0x00, Loads(L::ALL)),              // DATA_MEM_REFS
-        plain(0x45, 0x00, Loads(L::BEYOND_L1)),        // DCU_LINES_IN
+        plain(0x45, 0x00, Caches(C::DataFills)),       // DCU_LINES_IN
+        plain(0x29, 0x0F, Loads(L::BEYOND_L1)),        // L2_LD
+        plain(0x2A, 0x0F, Caches(C::StoreFills)),      // L2_ST
+        plain(0x28, 0x0F, Caches(C::FetchMisses)),     // L2_IFETCH
+        plain(0x25, 0x00, Nothing),                    // L2_M_LINES_INM
+        plain(0x2E, 0x0F, Caches(C::References)),      // L2_RQSTS, all states
+        plain(0x2E, 0x01, Caches(C::Misses)),          // L2_RQSTS, not there
+        plain(0x80, 0x00, Caches(C::Fetches)),         // IFU_IFETCH
+        plain(0x81, 0x00, Caches(C::FetchMisses)),     // IFU_IFETCH_MISS
+        plain(0x85, 0x00, Caches(C::FetchTlbMisses)),  // ITLB_MISS
     ];
 
     /// Core 2. SDM Vol. 3B Table 21-86 "PEBS Performance Events for Intel Core Microarchitecture".
     pub const CORE2: &[EventRow] = &[
-        precise(0xC0, 0x00, Instructions),         // INST_RETIRED.ANY_P
-        precise(0xC1, 0xFE, X87),                  // X87_OPS_RETIRED.ANY
-        plain(0xC2, 0x0F, Instructions),           // UOPS_RETIRED.ANY
-        plain(0xC4, 0x0C, Branches(B::ALL_TAKEN)), // BR_INST_RETIRED.TAKEN
-        precise(0xC5, 0x00, Mispredicted(B::ALL)), // BR_INST_RETIRED.MISPRED
-        precise(0xC7, 0x1F, Simd),                 // SIMD_INST_RETIRED.ANY
-        precise(0xCB, 0x01, Loads(L::BEYOND_L1)),  // MEM_LOAD_RETIRED.L1D_MISS
-        precise(0xCB, 0x02, Loads(L::BEYOND_L1)),  // MEM_LOAD_RETIRED.L1D_LINE_MISS
-        precise(0xCB, 0x04, Loads(L::BEYOND_L2)),  // MEM_LOAD_RETIRED.L2_MISS
-        precise(0xCB, 0x08, Loads(L::BEYOND_L2)),  // MEM_LOAD_RETIRED.L2_LINE_MISS
+        precise(0xC0, 0x00, Instructions),             // INST_RETIRED.ANY_P
+        precise(0xC1, 0xFE, X87),                      // X87_OPS_RETIRED.ANY
+        plain(0xC2, 0x0F, Instructions),               // UOPS_RETIRED.ANY
+        plain(0xC4, 0x0C, Branches(B::ALL_TAKEN)),     // BR_INST_RETIRED.TAKEN
+        precise(0xC5, 0x00, Mispredicted(B::ALL)),     // BR_INST_RETIRED.MISPRED
+        precise(0xC7, 0x1F, Simd),                     // SIMD_INST_RETIRED.ANY
+        precise(0xCB, 0x01, Loads(L::BEYOND_L1)),      // MEM_LOAD_RETIRED.L1D_MISS
+        precise(0xCB, 0x02, Loads(L::BEYOND_L1)),      // MEM_LOAD_RETIRED.L1D_LINE_MISS
+        precise(0xCB, 0x04, Loads(L::BEYOND_L2)),      // MEM_LOAD_RETIRED.L2_MISS
+        precise(0xCB, 0x08, Loads(L::BEYOND_L2)),      // MEM_LOAD_RETIRED.L2_LINE_MISS
+        precise(0xCB, 0x10, Caches(C::LoadWalks)),     // MEM_LOAD_RETIRED.DTLB_MISS
+        plain(0x08, 0x01, Caches(C::LoadWalks)),       // DTLB_MISSES.ANY
+        plain(0x08, 0x02, Caches(C::LoadWalks)),       // DTLB_MISSES.MISS_LD
+        plain(0x08, 0x08, Caches(C::StoreWalks)),      // DTLB_MISSES.MISS_ST
+        plain(0x29, 0x4F, Caches(C::LoadReferences)),  // L2_LD.SELF.DEMAND.MESI
+        plain(0x29, 0x41, Caches(C::LoadMisses)),      // L2_LD.SELF.DEMAND.I_STATE
+        plain(0x2A, 0x4F, Caches(C::StoreReferences)), // L2_ST.SELF.MESI
+        plain(0x2A, 0x41, Caches(C::StoreMisses)),     // L2_ST.SELF.I_STATE
+        plain(0x40, 0x0F, Loads(L::ALL)),              // L1D_CACHE_LD.MESI
+        plain(0x40, 0x01, Loads(L::BEYOND_L1)),        // L1D_CACHE_LD.I_STATE
+        plain(0x41, 0x0F, Stores),                     // L1D_CACHE_ST.MESI
+        plain(0x41, 0x01, Caches(C::StoreFills)),      // L1D_CACHE_ST.I_STATE
+        plain(0x45, 0x0F, Caches(C::DataFills)),       // L1D_REPL
+        plain(0x4E, 0x10, Nothing),                    // L1D_PREFETCH.REQUESTS
+        plain(0x80, 0x00, Caches(C::Fetches)),         // L1I_READS
+        plain(0x81, 0x00, Caches(C::FetchMisses)),     // L1I_MISSES
+        plain(0x82, 0x12, Caches(C::FetchWalks)),      // ITLB.MISSES
     ];
 
     /// Nehalem and Westmere. SDM Vol. 3B 21.3.1.1.2 "Processor Event Based Sampling".
@@ -371,6 +496,60 @@ pub mod events {
         precise(0xCB, 0x02, Loads(L::L2)),           // MEM_LOAD_RETIRED.L2_HIT
         precise(0xCB, 0x04, Loads(L::L3)),           // MEM_LOAD_RETIRED.LLC_UNSHARED_HIT
         precise(0xCB, 0x10, Loads(L::MEMORY)),       // MEM_LOAD_RETIRED.LLC_MISS
+        precise(0xCB, 0x80, Caches(C::LoadTlbMisses)), // MEM_LOAD_RETIRED.DTLB_MISS
+        precise(0x0C, 0x01, Caches(C::StoreTlbMisses)), // MEM_STORE_RETIRED.DTLB_MISS
+        plain(0x08, 0x01, Caches(C::LoadTlbMisses)), // DTLB_LOAD_MISSES.ANY
+        plain(0x08, 0x02, Caches(C::LoadWalks)),     // DTLB_LOAD_MISSES.WALK_COMPLETED
+        plain(0x08, 0x10, Caches(C::LoadTlbSecond)), // DTLB_LOAD_MISSES.STLB_HIT
+        plain(0x49, 0x01, Caches(C::StoreTlbMisses)), // DTLB_MISSES.ANY
+        plain(0x4E, 0x01, Nothing),                  // L1D_PREFETCH.REQUESTS
+        plain(0x4E, 0x02, Nothing),                  // L1D_PREFETCH.MISS
+        plain(0x51, 0x01, Caches(C::DataFills)),     // L1D.REPL
+        plain(0x51, 0x02, Caches(C::StoreFills)),    // L1D.M_REPL
+        plain(0x80, 0x02, Caches(C::FetchMisses)),   // L1I.MISSES
+        plain(0x80, 0x03, Caches(C::Fetches)),       // L1I.READS
+        plain(0x85, 0x01, Caches(C::FetchTlbMisses)), // ITLB_MISSES.ANY
+        plain(0x85, 0x02, Caches(C::FetchWalks)),    // ITLB_MISSES.WALK_COMPLETED
+        plain(0xB7, 0x01, Caches(C::Offcore(0))),    // OFF_CORE_RESPONSE_0
+        plain(0xBB, 0x01, Caches(C::Offcore(1))),    // OFF_CORE_RESPONSE_1
+        plain(0xE8, 0x03, Mispredicted(B::ALL)),     // BPU_CLEARS.ANY
+    ];
+
+    /// Caches and TLBs of Sandy Bridge to Broadwell.
+    pub const CACHES: &[EventRow] = &[
+        plain(0x08, 0x01, Caches(C::LoadWalks)),  // DTLB_LOAD_MISSES.MISS_CAUSES_A_WALK
+        plain(0x49, 0x01, Caches(C::StoreWalks)), // DTLB_STORE_MISSES.MISS_CAUSES_A_WALK
+        plain(0x49, 0x10, Caches(C::StoreTlbSecond)), // DTLB_STORE_MISSES.STLB_HIT
+        plain(0x4E, 0x02, Nothing),               // HW_PRE_REQ.DL1_MISS
+        plain(0x51, 0x01, Caches(C::DataFills)),  // L1D.REPLACEMENT
+        plain(0x80, 0x02, Caches(C::FetchMisses)), // ICACHE.MISSES
+        plain(0x85, 0x01, Caches(C::FetchWalks)), // ITLB_MISSES.MISS_CAUSES_A_WALK
+        plain(0x85, 0x10, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT
+        plain(0x85, 0x60, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT, since Haswell
+        plain(0xB7, 0x01, Caches(C::Offcore(0))), // OFF_CORE_RESPONSE_0
+        plain(0xBB, 0x01, Caches(C::Offcore(1))), // OFF_CORE_RESPONSE_1
+    ];
+
+    /// Caches and TLBs of Skylake and Ice Lake.
+    pub const SKYLAKE_CACHES: &[EventRow] = &[
+        plain(0x08, 0x0E, Caches(C::LoadWalks)),      // DTLB_LOAD_MISSES.WALK_COMPLETED
+        plain(0x08, 0x20, Caches(C::LoadTlbSecond)),  // DTLB_LOAD_MISSES.STLB_HIT
+        plain(0x49, 0x0E, Caches(C::StoreWalks)),     // DTLB_STORE_MISSES.WALK_COMPLETED
+        plain(0x49, 0x20, Caches(C::StoreTlbSecond)), // DTLB_STORE_MISSES.STLB_HIT
+        plain(0x51, 0x01, Caches(C::DataFills)),      // L1D.REPLACEMENT
+        plain(0x83, 0x02, Caches(C::FetchMisses)),    // ICACHE_64B.IFTAG_MISS
+        plain(0x85, 0x0E, Caches(C::FetchWalks)),     // ITLB_MISSES.WALK_COMPLETED
+        plain(0x85, 0x20, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT
+        plain(0xB7, 0x01, Caches(C::Offcore(0))),     // OFFCORE_RESPONSE_0
+        plain(0xBB, 0x01, Caches(C::Offcore(1))),     // OFFCORE_RESPONSE_1
+    ];
+
+    /// Slots of Sandy Bridge to Skylake, by which top-down analysis parts them.
+    pub const SLOTS: &[EventRow] = &[
+        plain(0x0D, 0x01, Mispredicted(B::ALL)), // INT_MISC.RECOVERY_CYCLES, Skylake
+        plain(0x0D, 0x03, Mispredicted(B::ALL)), // INT_MISC.RECOVERY_CYCLES
+        plain(0x0E, 0x01, Instructions),         // UOPS_ISSUED.ANY
+        plain(0x9C, 0x01, Nothing),              // IDQ_UOPS_NOT_DELIVERED.CORE
     ];
 
     /// Branches since Sandy Bridge, up to Skylake.
@@ -392,17 +571,20 @@ pub mod events {
     /// Instructions and memory of Sandy Bridge. SDM Vol. 3B 21.3.4.4 "PEBS Support in Sandy Bridge".
     pub const SANDYBRIDGE: &[EventRow] = &[
         plain(0xC0, 0x00, Instructions),
-        precise(0xC0, 0x01, Instructions),     // INST_RETIRED.PREC_DIST
-        precise(0xC2, 0x01, Instructions),     // UOPS_RETIRED.ALL
-        precise(0xC2, 0x02, Instructions),     // UOPS_RETIRED.RETIRE_SLOTS
-        precise(0xCD, 0x01, LoadLatency),      // MEM_TRANS_RETIRED.LOAD_LATENCY
-        precise(0xCD, 0x02, Stores),           // MEM_TRANS_RETIRED.PRECISE_STORE
-        precise(0xD0, 0x81, Loads(L::ALL)),    // MEM_UOPS_RETIRED.ALL_LOADS
-        precise(0xD0, 0x82, Stores),           // MEM_UOPS_RETIRED.ALL_STORES
-        precise(0xD1, 0x01, Loads(L::L1)),     // MEM_LOAD_UOPS_RETIRED.L1_HIT
-        precise(0xD1, 0x02, Loads(L::L2)),     // MEM_LOAD_UOPS_RETIRED.L2_HIT
-        precise(0xD1, 0x04, Loads(L::L3)),     // MEM_LOAD_UOPS_RETIRED.LLC_HIT
-        precise(0xD1, 0x20, Loads(L::MEMORY)), // MEM_LOAD_UOPS_RETIRED.LLC_MISS
+        precise(0xC0, 0x01, Instructions),        // INST_RETIRED.PREC_DIST
+        precise(0xC2, 0x01, Instructions),        // UOPS_RETIRED.ALL
+        precise(0xC2, 0x02, Instructions),        // UOPS_RETIRED.RETIRE_SLOTS
+        precise(0xCD, 0x01, LoadLatency),         // MEM_TRANS_RETIRED.LOAD_LATENCY
+        precise(0xCD, 0x02, Stores),              // MEM_TRANS_RETIRED.PRECISE_STORE
+        precise(0xD0, 0x81, Loads(L::ALL)),       // MEM_UOPS_RETIRED.ALL_LOADS
+        precise(0xD0, 0x82, Stores),              // MEM_UOPS_RETIRED.ALL_STORES
+        precise(0xD0, 0xF1, Loads(L::ALL)),       // the same, as Linux asks for them
+        precise(0xD0, 0xF2, Stores),              // the same
+        plain(0x51, 0x08, Caches(C::StoreFills)), // L1D.ALL_M_REPLACEMENT
+        precise(0xD1, 0x01, Loads(L::L1)),        // MEM_LOAD_UOPS_RETIRED.L1_HIT
+        precise(0xD1, 0x02, Loads(L::L2)),        // MEM_LOAD_UOPS_RETIRED.L2_HIT
+        precise(0xD1, 0x04, Loads(L::L3)),        // MEM_LOAD_UOPS_RETIRED.LLC_HIT
+        precise(0xD1, 0x20, Loads(L::MEMORY)),    // MEM_LOAD_UOPS_RETIRED.LLC_MISS
     ];
 
     /// Instructions and memory since Haswell.
@@ -454,7 +636,20 @@ pub mod events {
 
     /// Memory since Golden Cove, beside [`HASWELL`].
     pub const GOLDEN_COVE: &[EventRow] = &[
-        precise(0xCD, 0x02, Stores), // MEM_TRANS_RETIRED.STORE_SAMPLE
+        precise(0xCD, 0x02, Stores),                  // MEM_TRANS_RETIRED.STORE_SAMPLE
+        precise(0xC4, 0x04, Branches(B::ALL)),        // as Linux asks for branches
+        precise(0xC5, 0x04, Mispredicted(B::ALL)),    // and for mispredicted ones
+        plain(0x11, 0x0E, Caches(C::FetchWalks)),     // ITLB_MISSES.WALK_COMPLETED
+        plain(0x11, 0x20, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT
+        plain(0x12, 0x0E, Caches(C::LoadWalks)),      // DTLB_LOAD_MISSES.WALK_COMPLETED
+        plain(0x12, 0x20, Caches(C::LoadTlbSecond)),  // DTLB_LOAD_MISSES.STLB_HIT
+        plain(0x13, 0x0E, Caches(C::StoreWalks)),     // DTLB_STORE_MISSES.WALK_COMPLETED
+        plain(0x13, 0x20, Caches(C::StoreTlbSecond)), // DTLB_STORE_MISSES.STLB_HIT
+        plain(0x24, 0xE1, Loads(L::BEYOND_L1)),       // L2_RQSTS.ALL_DEMAND_DATA_RD
+        plain(0x24, 0xE4, Caches(C::FetchMisses)),    // L2_RQSTS.ALL_CODE_RD
+        plain(0x2A, 0x01, Caches(C::Offcore(0))),     // OCR
+        plain(0x2B, 0x01, Caches(C::Offcore(1))),     // OCR
+        plain(0x51, 0x01, Caches(C::DataFills)),      // L1D.REPLACEMENT
     ];
 
     /// Tremont.
@@ -470,13 +665,24 @@ pub mod events {
         precise(0xC4, 0xBF, Branches(B::FAR)),         // BR_INST_RETIRED.FAR_BRANCH
         precise(0xC5, 0x00, Mispredicted(B::ALL)),
         precise(0xC5, 0x7E, Mispredicted(B::CONDITIONAL)),
-        precise(0xD0, 0x81, Loads(L::ALL)),       // MEM_UOPS_RETIRED.ALL_LOADS
-        precise(0xD0, 0x82, Stores),              // MEM_UOPS_RETIRED.ALL_STORES
-        precise(0xD1, 0x01, Loads(L::L1)),        // MEM_LOAD_UOPS_RETIRED.L1_HIT
-        precise(0xD1, 0x02, Loads(L::L2)),        // MEM_LOAD_UOPS_RETIRED.L2_HIT
-        precise(0xD1, 0x04, Loads(L::L3)),        // MEM_LOAD_UOPS_RETIRED.L3_HIT
-        precise(0xD1, 0x08, Loads(L::BEYOND_L1)), // MEM_LOAD_UOPS_RETIRED.L1_MISS
-        precise(0xD1, 0x10, Loads(L::BEYOND_L2)), // MEM_LOAD_UOPS_RETIRED.L2_MISS
+        precise(0xD0, 0x81, Loads(L::ALL)),           // MEM_UOPS_RETIRED.ALL_LOADS
+        precise(0xD0, 0x82, Stores),                  // MEM_UOPS_RETIRED.ALL_STORES
+        precise(0xD1, 0x01, Loads(L::L1)),            // MEM_LOAD_UOPS_RETIRED.L1_HIT
+        precise(0xD1, 0x02, Loads(L::L2)),            // MEM_LOAD_UOPS_RETIRED.L2_HIT
+        precise(0xD1, 0x04, Loads(L::L3)),            // MEM_LOAD_UOPS_RETIRED.L3_HIT
+        precise(0xD1, 0x08, Loads(L::BEYOND_L1)),     // MEM_LOAD_UOPS_RETIRED.L1_MISS
+        precise(0xD1, 0x10, Loads(L::BEYOND_L2)),     // MEM_LOAD_UOPS_RETIRED.L2_MISS
+        plain(0x08, 0x0E, Caches(C::LoadWalks)),      // DTLB_LOAD_MISSES.WALK_COMPLETED
+        plain(0x49, 0x0E, Caches(C::StoreWalks)),     // DTLB_STORE_MISSES.WALK_COMPLETED
+        plain(0x80, 0x02, Caches(C::FetchMisses)),    // ICACHE.MISSES
+        plain(0x80, 0x03, Caches(C::Fetches)),        // ICACHE.ACCESSES
+        plain(0x81, 0x04, Caches(C::FetchTlbMisses)), // ITLB.FILLS
+        plain(0x85, 0x0E, Caches(C::FetchWalks)),     // ITLB_MISSES.WALK_COMPLETED
+        plain(0xB7, 0x01, Caches(C::Offcore(0))),     // OCR
+        plain(0xB7, 0x02, Caches(C::Offcore(1))),     // OCR
+        plain(0x0E, 0x00, Instructions),              // UOPS_ISSUED.ANY
+        plain(0x9C, 0x00, Nothing),                   // UOPS_NOT_DELIVERED.ANY
+        plain(0xCA, 0x02, Mispredicted(B::ALL)),      // ISSUE_SLOTS_NOT_CONSUMED.RECOVERY
     ];
 }
 

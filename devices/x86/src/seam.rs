@@ -361,8 +361,11 @@ pub enum Change {
     },
     /// Power-up reset.
     Reset,
-    /// INIT (a warm reset as the units see it).
-    Init,
+    /// INIT, which is not a reset: registers of the units stay as they are.
+    Init {
+        /// Linear address of the instruction that would have come next.
+        at: u64,
+    },
     /// A start-up IPI with this vector was accepted.
     StartUp(u8),
     /// Shutdown after a triple fault.

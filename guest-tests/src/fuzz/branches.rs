@@ -178,7 +178,7 @@ pub fn branches(bytes: &[u8]) {
                         reserved: 0,
                     })
                     .collect();
-                assert!(bts.room(control, area.base(), &mut memory) >= 1);
+                assert!(bts.room(area.base(), &mut memory) >= 1);
                 let _ = bts.appetite(control, area.base(), &mut memory);
                 lbr.branches(&records, gate, code);
                 if let Some(arch) = &mut arch {
@@ -216,7 +216,7 @@ pub fn branches(bytes: &[u8]) {
                     arch.save(&mut bytes);
                 }
                 let change = if argument & 1 == 0 {
-                    Change::Init
+                    Change::Init { at: 0 }
                 } else {
                     Change::TransactionBegin { at: 0 }
                 };

@@ -1,6 +1,7 @@
 //! The bytes as what a guest and its processor do to the counters: registers written with anything, a debug-store area of
 //! anything, and words of the seam.
 
+use devices::unit::cache::Hierarchy;
 use devices::unit::pmu::{Around, Pmu};
 use x86::fault::PageFaultCode;
 use x86::model::MODELS;
@@ -156,6 +157,7 @@ pub fn counters(bytes: &[u8]) {
     let [model, operations @ ..] = bytes else { return };
     let model = MODELS[usize::from(*model) % MODELS.len()];
     let Some(mut pmu) = Pmu::new(model) else { return };
+    let mut caches = Hierarchy::of(model);
     let mut core = Core {
         memory: vec![0; MEMORY as usize],
         area: 0x100,
@@ -208,7 +210,9 @@ pub fn counters(bytes: &[u8]) {
                     .collect();
                 core.retired = core.retired.wrapping_add(records.len() as u64);
                 core.step = core.step.wrapping_add(records.len() as u64);
-                pmu.branches(&records, &mut core, &around)
+                let effects = pmu.branches(&records, &mut core, &around);
+                let fetched = caches.branches(&records, Some);
+                effects.and(pmu.fetched(&fetched, &mut core, &around))
             }
             7 => {
                 core.retired = core.retired.wrapping_add(1);
@@ -225,13 +229,14 @@ pub fn counters(bytes: &[u8]) {
                     kind: kind[usize::from(argument % 4)],
                     ip: core.rip,
                 };
-                pmu.access(&access, &mut core, &around)
+                let memory = caches.access(&access, Some);
+                pmu.access(&access, memory, &mut core, &around)
             }
             8 => {
                 let change = [
                     Change::Halt,
                     Change::Wake { store: false },
-                    Change::Init,
+                    Change::Init { at: 0 },
                     Change::Cr3,
                     Change::Reset,
                 ];

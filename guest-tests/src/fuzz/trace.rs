@@ -285,7 +285,7 @@ pub fn trace(bytes: &[u8]) {
                         cause: x86::seam::Abort::Conflict,
                         steps: 1,
                     },
-                    Change::Init,
+                    Change::Init { at: 0 },
                     Change::StartUp(argument),
                     Change::Shutdown,
                     Change::Reset,

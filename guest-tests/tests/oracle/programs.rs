@@ -45,6 +45,7 @@ fn programs_as_the_units_tell_them_are_what_ran() {
                 seed: seed * 104_729,
                 // The guest's own trace beside the observer's.
                 ctl: RtitCtl::new().with_branch_en(traces).with_os(true).with_user(true),
+                range: None,
                 blocks: 3000,
                 interrupts: if seed % 3 == 0 { 0 } else { 41 },
             };

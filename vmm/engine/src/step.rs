@@ -285,22 +285,30 @@ impl Engine {
     /// INIT: see [`Cpu::init`].
     pub fn init(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, bootstrap: bool) {
         self.drop_transaction(cpu);
-        self.tell(cpu, bus, Change::Init, |cpu| cpu.init(bootstrap));
+        self.tell(cpu, bus, |cpu| {
+            let at = cpu.linear(cpu.rip);
+            cpu.init(bootstrap);
+            Change::Init { at }
+        });
     }
 
     /// A start-up IPI: see [`Cpu::start`].
     pub fn start(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, vector: u8) {
         if cpu.activity == Activity::WaitForSipi {
-            self.tell(cpu, bus, Change::StartUp(vector), |cpu| cpu.start(vector));
+            self.tell(cpu, bus, |cpu| {
+                cpu.start(vector);
+                Change::StartUp(vector)
+            });
         }
     }
 
     /// Makes a change that comes from outside, and tells the units. They are asked what they want to hear while the processor is
     /// still as it was: what they do then is about the instruction that it would have executed next.
-    fn tell(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, change: Change, make: impl FnOnce(&mut Cpu)) {
+    fn tell(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, make: impl FnOnce(&mut Cpu) -> Change) {
         self.attach(cpu, bus);
         cpu.ask();
-        make(cpu);
+        self.catch_up(cpu);
+        let change = make(cpu);
         self.catch_up(cpu);
         if cpu.watched.tell {
             let effects = cpu.say(|watch, view| watch.state(change, view));

@@ -2,7 +2,6 @@
 
 use devices::unit::Units;
 use devices::unit::pt::{Pt, Served};
-use devices::unit::{cache, rdt};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::debug;
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
@@ -48,8 +47,7 @@ impl CpuBus<'_> {
     /// Whether something that watches this CPU has to see each of its instructions. `times`: whoever asks
     /// tells [how long](Machine::elapsed) the CPU runs elsewhere, and RDPMC comes here.
     pub fn needs_instructions(&mut self, times: bool, cpu: &mut dyn Processor) -> bool {
-        let watchers = &mut self.machine.watchers[self.cpu];
-        watchers.probe.is_some() || watchers.units.needs_instructions(times, cpu)
+        self.units().needs_instructions(times, cpu)
     }
 
     /// This CPU has run elsewhere for so many cycles, and is in HLT now or not.
@@ -196,13 +194,7 @@ impl CpuBus<'_> {
         {
             Err(MsrFault::Unclaimed) => {}
             Ok(()) => {
-                if self.machine.last_level.is_some() {
-                    self.machine.associate();
-                } else if self.machine.rdt.in_use(&self.machine.cpus[self.cpu].rdt) {
-                    let own = cache::Core::of(self.machine.model);
-                    self.machine
-                        .measure(rdt::LastLevel::new(self.machine.model), std::iter::repeat(own));
-                }
+                self.machine.share_caches();
                 return Ok(());
             }
             answer => return answer,
@@ -276,6 +268,9 @@ impl Bus for CpuBus<'_> {
             Err(MsrFault::Unclaimed) => self.with_performance_entry(|bus| bus.wrmsr(msr, value, cpu.step())),
             answer => {
                 self.machine.accesses.msrs += 1;
+                if self.units().caches.is_some() && self.machine.last_level.is_none() {
+                    self.machine.share_caches();
+                }
                 answer
             }
         }

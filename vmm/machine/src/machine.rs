@@ -212,7 +212,10 @@ impl Machine {
             units: self.watchers.iter().map(|watchers| watchers.units.state()).collect(),
             rdt: self.rdt.state(),
             caches: self.last_level.as_ref().map(|last| {
-                let own = self.watchers.iter().filter_map(|watchers| watchers.probe.as_ref());
+                let own = self
+                    .watchers
+                    .iter()
+                    .filter_map(|watchers| watchers.units.caches.as_ref());
                 (last.contents(), own.map(|probe| probe.core().clone()).collect())
             }),
             random: self.random,
@@ -264,9 +267,13 @@ impl Machine {
             watchers.units.set_state(state);
         }
         self.last_level = None;
-        self.watchers.iter_mut().for_each(|watchers| watchers.probe = None);
+        self.watchers
+            .iter_mut()
+            .for_each(|watchers| watchers.units.caches = None);
         if let Some((last, own)) = &state.caches {
             self.measure(rdt::LastLevel::with(last.clone()), own.iter().cloned());
+        } else {
+            self.share_caches();
         }
         self.random = state.random;
         for (index, cpu) in self.cpus.iter().enumerate() {
@@ -278,10 +285,27 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether the resource director asks what the caches do.
+    fn is_measured(&self) -> bool {
+        self.cpus.iter().any(|cpu| self.rdt.in_use(&cpu.rdt))
+    }
+
+    /// After a write to a register: starts the model of the caches, which all CPUs share, if one of them asks what it does, and tells it
+    /// on whose behalf each CPU runs.
+    pub(crate) fn share_caches(&mut self) {
+        let asked = self.watchers.iter().any(|watchers| watchers.units.caches.is_some());
+        if self.last_level.is_none() && (asked || self.is_measured()) {
+            let own = cache::Core::of(self.model);
+            self.measure(rdt::LastLevel::new(self.model), std::iter::repeat(own));
+        } else if self.last_level.is_some() {
+            self.associate();
+        }
+    }
+
     /// Starts the model of the caches.
     pub(crate) fn measure(&mut self, last: rdt::LastLevel, own: impl Iterator<Item = cache::Core>) {
         for (watchers, core) in self.watchers.iter_mut().zip(own) {
-            watchers.probe = Some(rdt::Probe::new(core, last.clone()));
+            watchers.units.caches = Some(rdt::Probe::new(core, last.clone()));
         }
         self.last_level = Some(last);
         self.associate();
@@ -289,10 +313,11 @@ impl Machine {
 
     /// Tells the model of the caches on whose behalf each CPU runs.
     pub(crate) fn associate(&mut self) {
-        let ways = cache::Geometry::of(self.model, 3).ways;
+        let measured = self.is_measured();
         for (watchers, cpu) in self.watchers.iter_mut().zip(&self.cpus) {
-            if let Some(probe) = &mut watchers.probe {
-                probe.set_owner(self.rdt.owner(&cpu.rdt, ways));
+            watchers.units.caches_measured = measured;
+            if let Some(probe) = &mut watchers.units.caches {
+                probe.set_owners(self.rdt.owners(&cpu.rdt, self.model));
             }
         }
     }
@@ -383,8 +408,8 @@ impl Machine {
     pub(crate) fn own_msr(&self, cpu: usize, msr: u32) -> Result<u64, MsrFault> {
         let own = &self.cpus[cpu];
         let meter: &dyn rdt::Meter = match &self.last_level {
-            Some(last) => last,
-            None => &rdt::Unmetered,
+            Some(last) if self.is_measured() => last,
+            _ => &rdt::Unmetered,
         };
         match self.rdt.read_msr(&own.rdt, msr, meter) {
             Err(MsrFault::Unclaimed) => {}

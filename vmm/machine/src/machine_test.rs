@@ -193,7 +193,12 @@ fn the_caches_are_modelled_from_the_first_association_on() {
         ip: 0,
     };
     for line in 0..0x18000 / 64 * 5 {
-        a.watchers[1].probe.as_mut().unwrap().access(&access(line), Some);
+        a.watchers[1]
+            .units
+            .caches
+            .as_mut()
+            .unwrap()
+            .access(&access(line), 0, Some);
     }
     assert_eq!(a.cpu(1).rdmsr(IA32_QM_CTR, 0), Ok(5));
     b.set_state(&a.state()).unwrap();

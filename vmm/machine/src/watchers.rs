@@ -4,7 +4,7 @@
 //! cannot tell whether it is there. One of them, the debugger, may say that the machine is to stop for a look, which no guest
 //! notices either.
 
-use devices::unit::{Units, rdt::Probe};
+use devices::unit::Units;
 use x86::model::CpuModel;
 use x86::seam::{Access, Appetite, BranchRecord, Change, Code, Effects, EventRecord, Processor, Range, Watch};
 
@@ -26,8 +26,6 @@ const SEATS: usize = 3;
 pub struct Watchers {
     /// The guest's units.
     pub units: Units,
-    /// What feeds the resource director's model of the caches, while there is one.
-    pub probe: Option<Probe>,
     /// By [`Seat`].
     observers: [Option<Box<dyn Watch + Send>>; SEATS],
     boundaries: Vec<u64>,
@@ -51,7 +49,6 @@ impl Watchers {
     pub fn new(model: &'static CpuModel) -> Self {
         Watchers {
             units: Units::new(model),
-            probe: None,
             observers: [const { None }; SEATS],
             boundaries: Vec::new(),
             ranges: Vec::new(),
@@ -120,7 +117,6 @@ impl Watch for Watchers {
         for observer in self.observers.iter_mut().flatten() {
             appetite = appetite.and(observer.appetite(cpu));
         }
-        appetite.every_access |= self.probe.is_some();
         self.merge();
         appetite
     }
@@ -152,9 +148,6 @@ impl Watch for Watchers {
 
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         let stop = self.tell(|observer| observer.access(access, cpu));
-        if let Some(probe) = &mut self.probe {
-            probe.access(access, |linear| cpu.physical(linear));
-        }
         with(self.units.access(access, cpu), stop)
     }
 

@@ -118,6 +118,7 @@ impl Observer {
     ) -> io::Result<Observer> {
         let mut pt = Pt::with_output(caps(model), Vec::new());
         pt.tell_cr3();
+        pt.follow_edges();
         Ok(Observer {
             cpu,
             shared,
@@ -576,7 +577,7 @@ impl Watch for Observer {
             self.name_process(cpu);
         }
         let mark = match change {
-            Change::Init => Some(Mark::Init),
+            Change::Init { .. } => Some(Mark::Init),
             Change::StartUp(_) => Some(Mark::StartUp),
             Change::Shutdown => Some(Mark::Shutdown),
             _ => None,

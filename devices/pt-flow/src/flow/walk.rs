@@ -454,7 +454,8 @@ impl<I: Image> Decoder<I> {
                 (End::Conditional, Some(to)) if node.target != to && node.end_ip() != to => {
                     return Err(GapKind::Mismatch { ip: node.block.ip });
                 }
-                (End::MovCr3, None) => true,
+                // One that is followed by its PIP did not end tracing.
+                (End::MovCr3, None) => self.pending.paging.is_empty(),
                 (end, _) => needs_packet(end),
             };
             self.emit(&node.block, visitor);
@@ -462,7 +463,8 @@ impl<I: Image> Decoder<I> {
                 return Ok(());
             }
             self.direct(id, node.block.end, visitor)?;
-            if node.block.end == End::Continue && Some(self.here()) == to {
+            let straight = matches!(node.block.end, End::Continue | End::MovCr3 | End::PtWrite);
+            if straight && Some(self.here()) == to {
                 return Ok(());
             }
         }

@@ -109,7 +109,7 @@ mod tests {
         let mut copy = DsArea::new(Features::list(&[Feature::Ds]), 48);
         copy.set_state(area.state());
         assert_eq!(copy.base(), 0xFFFF_8000_0000_0000);
-        area.state_changed(Change::Init);
+        area.state_changed(Change::Init { at: 0 });
         assert_ne!(area.base(), 0);
         area.state_changed(Change::Reset);
         assert_eq!(area.base(), 0);

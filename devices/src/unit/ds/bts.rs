@@ -19,10 +19,11 @@
 //! keeps the buffer from users for that), and SYSRET and IRET are not. TR with both, or without BTS, makes messages that nobody
 //! stores.
 //!
-//! With BTINT clear the buffer is a ring. With BTINT set, the record that takes the index to the threshold or beyond asks for
-//! a performance-monitoring interrupt, and so does every record after it until the handler has moved the index: a request that
-//! a masked LVTPC swallowed is made again. The processor does not stop at the end of the buffer by itself (unlike PEBS): it
-//! goes on at the base.
+//! The record that takes the index to the threshold or beyond asks for a performance-monitoring interrupt, and so does every
+//! record after it until the index is below: a request that a masked LVTPC swallowed is made again. The processor does not stop
+//! at the end of the buffer by itself (unlike PEBS): it goes on at the base. BTINT has no say in either: software that wants a
+//! ring without interrupts has to put the threshold above the absolute maximum, "It's not enough to clear the BTINT flag itself
+//! only" (18.4.9.3 "Setting Up the BTS Buffer", notes). Linux's perf does both.
 //!
 //! # The rules here
 //! *When the management area is read.* The manual tells software to switch BTS off before it touches the area (18.4.9.5
@@ -112,23 +113,21 @@ impl Bts {
         }
         Appetite {
             branches: true,
-            branch_room: self.room(control, area, mem),
+            branch_room: self.room(area, mem),
             ..Appetite::NOTHING
         }
     }
 
     /// How many branches can be stored until something happens that must be exact: at least 1.
-    pub fn room(&self, control: DebugCtl, area: u64, mem: &mut dyn TraceMem) -> u32 {
+    pub fn room(&self, area: u64, mem: &mut dyn TraceMem) -> u32 {
         let size = self.layout.branch_record();
         let Ok(buffer) = self.read(area, mem) else { return 1 };
         let Some(at) = self.slot(&buffer) else {
             return BATCH as u32;
         };
         let mut records = BATCH.min((buffer.maximum - at) / size);
-        if control.btint() {
-            // The record that reaches the threshold is the last of its batch.
-            records = records.min(buffer.threshold.saturating_sub(at).div_ceil(size));
-        }
+        // The record that reaches the threshold is the last of its batch.
+        records = records.min(buffer.threshold.saturating_sub(at).div_ceil(size));
         if let Err(fault) = mem.probe_linear(at, records * size) {
             records = fault.address.saturating_sub(at).min(records * size) / size;
         }
@@ -201,7 +200,7 @@ impl Bts {
             }
             let stored = self.write(at, &bytes[..len], mem);
             buffer.index = at + stored.as_ref().map_or_else(|(done, _)| *done, |()| len as u64);
-            if control.btint() && buffer.index > at && buffer.index >= buffer.threshold {
+            if buffer.index > at && buffer.index >= buffer.threshold {
                 effects.pmi = true;
             }
             if let Err((_, fault)) = stored {

@@ -336,7 +336,7 @@ impl Pebs {
             out.words(&[
                 memory.address,
                 memory.source().into(),
-                memory.latency.into(),
+                memory.latencies(self.caps().is_some_and(|caps| caps.cache_latency)),
                 sample.transaction,
             ]);
         }

@@ -84,7 +84,7 @@ impl Pebs {
             let values = vec![
                 memory.address,
                 memory.source().into(),
-                memory.latency.into(),
+                memory.latencies(self.caps().is_some_and(|caps| caps.cache_latency)),
                 sample.transaction,
             ];
             groups.push((kind::MEMORY, values));

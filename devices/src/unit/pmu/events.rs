@@ -1,18 +1,17 @@
 //! What a counter adds up, from what it hears.
 
-use x86::pmu::{Branches, Count, EventSelect, Levels, Transactions};
+use x86::pmu::{Branches, Caches, Count, EventSelect, Levels, Offcore, Transactions};
 use x86::seam::{BranchRecord, Flow};
 
 use super::classify::Class;
 use super::plan::Line;
-use super::{LLC_MISS, LLC_REFERENCE};
-use crate::unit::cache::{Memory, Place};
+use crate::unit::cache::{Fetched, Memory, Place, Translation};
 
 /// Where the events come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The processor's count of instructions: one event in so many.
-    Instructions(u64),
+    /// The processor's count of instructions.
+    Instructions,
     /// The step clock.
     Cycles,
     /// The step clock, one event in several steps.
@@ -24,6 +23,9 @@ pub(super) enum Source {
     Loads(Levels),
     Stores,
     LoadLatency,
+    Caches(Caches),
+    /// Requests to the last level.
+    Offcore(Offcore),
     Class(Class),
     Transactions(Transactions),
 }
@@ -60,7 +62,20 @@ impl Source {
     }
 
     pub fn is_access(self) -> bool {
-        matches!(self, Source::Loads(_) | Source::Stores | Source::LoadLatency)
+        match self {
+            Source::Loads(_) | Source::Stores | Source::LoadLatency => true,
+            Source::Caches(what) => what.of_data(),
+            Source::Offcore(which) => which.loads || which.stores,
+            _ => false,
+        }
+    }
+
+    pub fn is_fetch(self) -> bool {
+        match self {
+            Source::Caches(what) => what.of_code(),
+            Source::Offcore(which) => which.fetches,
+            _ => false,
+        }
     }
 
     pub fn is_class(self) -> bool {
@@ -73,7 +88,7 @@ impl Source {
 
     /// Something in every cycle, or nearly.
     pub fn is_clock(self) -> bool {
-        matches!(self, Source::Instructions(1) | Source::Cycles | Source::Slots)
+        matches!(self, Source::Instructions | Source::Cycles | Source::Slots)
     }
 
     /// The codes of branches that count, as bits.
@@ -106,7 +121,56 @@ impl Source {
             Source::Loads(levels) => memory.load && levels.meets(place),
             Source::Stores => memory.store,
             Source::LoadLatency => memory.load && threshold.is_some_and(|least| memory.latency > least),
+            Source::Offcore(which) => {
+                // What writes is asked for as something that will be owned.
+                let wanted = if memory.store { which.stores } else { which.loads };
+                let missed = memory.place == Place::Memory;
+                memory.asked && wanted && if missed { which.misses } else { which.hits }
+            }
+            Source::Caches(what) => {
+                let missed = memory.asked && memory.place == Place::Memory;
+                match what {
+                    Caches::References => memory.asked,
+                    Caches::Misses => missed,
+                    Caches::LoadReferences => memory.load && memory.asked,
+                    Caches::LoadMisses => memory.load && missed,
+                    Caches::StoreReferences => memory.store && memory.asked,
+                    Caches::StoreMisses => memory.store && missed,
+                    Caches::DataFills => memory.place > Place::L1,
+                    Caches::StoreFills => memory.store && memory.place > Place::L1,
+                    Caches::LoadTlbMisses => memory.load && memory.translation > Translation::First,
+                    Caches::LoadTlbSecond => memory.load && memory.translation == Translation::Second,
+                    Caches::LoadWalks => memory.load && memory.translation == Translation::Walk,
+                    Caches::StoreTlbMisses => memory.store && memory.translation > Translation::First,
+                    Caches::StoreTlbSecond => memory.store && memory.translation == Translation::Second,
+                    Caches::StoreWalks => memory.store && memory.translation == Translation::Walk,
+                    Caches::Fetches
+                    | Caches::FetchMisses
+                    | Caches::FetchTlbMisses
+                    | Caches::FetchTlbSecond
+                    | Caches::FetchWalks
+                    | Caches::Offcore(_) => false,
+                }
+            }
             _ => false,
+        }
+    }
+
+    /// Events in what was fetched.
+    pub fn fetches(self, fetched: &Fetched) -> u32 {
+        match self {
+            Source::Caches(Caches::References) => fetched.asked,
+            Source::Caches(Caches::Misses) => fetched.memory,
+            Source::Caches(Caches::Fetches) => fetched.lines,
+            Source::Caches(Caches::FetchMisses) => fetched.missed,
+            Source::Caches(Caches::FetchTlbMisses) => fetched.second + fetched.walks,
+            Source::Caches(Caches::FetchTlbSecond) => fetched.second,
+            Source::Caches(Caches::FetchWalks) => fetched.walks,
+            Source::Offcore(which) if which.fetches => {
+                let hits = if which.hits { fetched.asked - fetched.memory } else { 0 };
+                hits + if which.misses { fetched.memory } else { 0 }
+            }
+            _ => 0,
         }
     }
 }
@@ -122,6 +186,9 @@ pub(super) fn until(from: u64, n: u64, unit: u64) -> u64 {
     n.saturating_mul(unit).saturating_sub(from % unit).max(1)
 }
 
+/// Lines that may be fetched from one branch to the next: as many as a run of 4 KiB touches.
+const LINES: u64 = 65;
+
 impl Line {
     /// Every event adds one, and nothing else does.
     pub fn plain(&self) -> bool {
@@ -131,9 +198,9 @@ impl Line {
     /// What a counter with these qualifiers adds up.
     pub fn new(count: Count, select: EventSelect) -> Self {
         let source = match count {
-            Count::Instructions => Source::Instructions(1),
-            Count::LlcReferences => Source::Instructions(LLC_REFERENCE),
-            Count::LlcMisses => Source::Instructions(LLC_MISS),
+            // Nothing is counted by its rate.
+            Count::Instructions | Count::Nothing => Source::Instructions,
+            Count::Caches(what) => Source::Caches(what),
             Count::Cycles => Source::Cycles,
             Count::Reference => Source::Reference,
             Count::Slots => Source::Slots,
@@ -154,6 +221,7 @@ impl Line {
             (_, false) => Rate::Never,
             (_, true) => Rate::Cycles,
         };
+        let rate = if count == Count::Nothing { Rate::Never } else { rate };
         // There are slots in every cycle.
         let (source, rate) = match (source, rate, select.counter_mask()) {
             (Source::Slots, Rate::Events, 1..) => (Source::Cycles, Rate::Events),
@@ -176,7 +244,7 @@ impl Line {
 
     /// Something is added when instructions and steps have moved on.
     pub fn counts_on_its_own(self) -> bool {
-        self.counts_cycles() || matches!(self.source, Source::Instructions(_))
+        self.counts_cycles() || matches!(self.source, Source::Instructions)
     }
 
     /// Events in so many instructions and steps from `then`.
@@ -195,7 +263,7 @@ impl Line {
             return 0;
         }
         let events = match self.source {
-            Source::Instructions(unit) => passed(then[0], instructions, unit),
+            Source::Instructions => instructions,
             Source::Cycles => steps,
             Source::Reference => passed(then[1], steps, reference.max(1).into()),
             Source::Slots => steps.saturating_mul(slots.into()),
@@ -213,22 +281,26 @@ impl Line {
     }
 
     /// How far the overflow is away that takes `left` more, from where counting stands.
-    pub fn distance(self, left: u64, counted: [u64; 2]) -> Distance {
+    pub fn distance(self, left: u64) -> Distance {
+        let branches = if self.source.is_branch() {
+            Some(left)
+        } else {
+            self.source.is_fetch().then_some((left / LINES).max(1))
+        };
         let none = Distance {
             instructions: u64::MAX,
-            branches: self.source.is_branch().then_some(left),
+            branches,
         };
         if matches!(self.rate, Rate::Idle | Rate::Cycles) {
             // At most one a cycle, and an instruction takes at least one.
             return Distance {
                 instructions: left,
-                branches: self.source.is_branch().then_some(u64::MAX),
+                branches: branches.map(|_| u64::MAX),
             };
         }
         let instructions = match self.source {
             _ if self.rate == Rate::Never => u64::MAX,
-            Source::Instructions(unit) => until(counted[0], left, unit),
-            Source::Cycles | Source::Reference => left,
+            Source::Instructions | Source::Cycles | Source::Reference => left,
             Source::Slots => left.div_ceil(8).max(1),
             _ => return none,
         };
@@ -263,7 +335,7 @@ mod tests {
             (plain, Count::Slots, 56, "four a cycle"),
             (masked(1, false), Count::Slots, 14, "cycles with a slot"),
             (plain, Count::Reference, 1, "one in ten steps from 5"),
-            (plain, Count::LlcReferences, 1, "one in 64 instructions from 60"),
+            (plain, Count::Nothing, 0, "nothing"),
             (plain.with_edge(true), Count::Cycles, 0, "true all along"),
         ] {
             let line = Line::new(count, select);
@@ -277,8 +349,14 @@ mod tests {
         let line = |count| Line::new(count, EventSelect::new());
         for (count, left, instructions, branches, why) in [
             (Count::Instructions, 7, 7, None, "exact"),
-            (Count::LlcReferences, 1, 4, None, "from 60 to 64"),
-            (Count::LlcReferences, 2, 68, None, "from 60 to 128"),
+            (Count::Caches(Caches::LoadWalks), 7, u64::MAX, None, "heard of singly"),
+            (
+                Count::Caches(Caches::Fetches),
+                700,
+                u64::MAX,
+                Some(10),
+                "no more than 65 lines a branch",
+            ),
             (Count::Cycles, 7, 7, None, "an instruction takes a cycle at least"),
             (Count::Slots, 9, 2, None, "at most eight a cycle"),
             (
@@ -290,7 +368,7 @@ mod tests {
             ),
             (Count::Stores, 7, u64::MAX, None, "heard of singly"),
         ] {
-            let distance = line(count).distance(left, [60, 5]);
+            let distance = line(count).distance(left);
             assert_eq!(distance, Distance { instructions, branches }, "{why}");
         }
     }

@@ -15,10 +15,10 @@
 //! makes of them is the local APIC's.
 //!
 //! # Modelled, not measured
-//! Cycles are steps, outside HLT. One request to the last-level cache goes out in 64 instructions, and one of 16 of these
-//! misses ([`LLC_REFERENCE`], [`LLC_MISS`]). Mispredicted branches are those of [`Predictor`](super::predictor::Predictor), the
-//! places where loads find their data those of [`Hierarchy`](super::cache::Hierarchy). MSR_PERF_METRICS has the retired share
-//! of the slots, and calls the rest back-end bound.
+//! Cycles are steps, outside HLT. Mispredicted branches are those of [`Predictor`](super::predictor::Predictor). Whatever caches and
+//! TLBs do is what the [model of them](super::cache) does, which the caller keeps and asks ([`Pmu::counts_accesses`],
+//! [`Pmu::counts_fetches`]): references and misses of the last level, fills, page walks, and the places where loads find their data.
+//! MSR_PERF_METRICS has the retired share of the slots and those that mispredicted branches lose, and calls the rest back-end bound.
 //!
 //! # Left out
 //! The uncore, and every event that is not in the model's table: it counts nothing. Events of lock elision count nothing
@@ -40,7 +40,7 @@ use x86::msr::MsrFault;
 use x86::pmu::{EventSelect, FixedControl, PmuCaps, Transactions, status};
 use x86::seam::{Abort, Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor};
 
-use super::cache::Hierarchy;
+use super::cache::{Fetched, Memory};
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
 use super::ds::pebs_trace::TraceRecord;
 use super::predictor::{Predictor, Stream};
@@ -54,11 +54,6 @@ pub const GENERAL: usize = 8;
 pub const FIXED: usize = 4;
 /// All of them: the general ones first.
 const COUNTERS: usize = GENERAL + FIXED;
-
-/// Instructions in one request to the last-level cache.
-pub const LLC_REFERENCE: u64 = 64;
-/// Instructions in one miss of the last-level cache.
-pub const LLC_MISS: u64 = 16 * LLC_REFERENCE;
 
 /// What a unit outside the counters lends them for PEBS records.
 #[derive(Clone, Copy)]
@@ -92,8 +87,8 @@ pub struct PmuState {
     pub status: u64,
     /// MSR_OFFCORE_RSP_0 and 1.
     pub offcore: [u64; 2],
-    /// MSR_PERF_METRICS as written; slots and instructions since.
-    pub metrics: [u64; 3],
+    /// MSR_PERF_METRICS as written; slots, instructions and mispredicted branches since.
+    pub metrics: [u64; 4],
     /// Instructions and cycles up to which everything has been counted.
     pub counted: [u64; 2],
     /// Cycles that are no steps of the machine's: the processor ran elsewhere.
@@ -120,8 +115,6 @@ pub struct PmuState {
     pub pebs: PebsState,
     /// The branches that prediction goes by, while a counter counts mispredicted ones.
     pub predictor: Predictor,
-    /// Caches; from the first counter of loads on.
-    pub caches: Option<Box<Hierarchy>>,
     /// In a transaction.
     pub in_transaction: bool,
     /// The counters where the transaction began, for those that an abort takes back.
@@ -139,7 +132,6 @@ pub struct Pmu {
     pebs: Pebs,
     /// IA32_PERF_CAPABILITIES.
     capabilities: Option<u64>,
-    model: &'static CpuModel,
     features: Features,
     s: PmuState,
     plan: Plan,
@@ -203,7 +195,6 @@ impl Pmu {
             ),
             records: Vec::new(),
             capabilities,
-            model,
             features,
             s: PmuState {
                 values: [0; COUNTERS],
@@ -212,7 +203,7 @@ impl Pmu {
                 global_control: 0,
                 status: 0,
                 offcore: [0; 2],
-                metrics: [0; 3],
+                metrics: [0; 4],
                 counted: [0; 2],
                 elsewhere: 0,
                 cpl: 0,
@@ -226,7 +217,6 @@ impl Pmu {
                 next_ip: 0,
                 pebs: PebsState::default(),
                 predictor: Predictor::default(),
-                caches: None,
                 in_transaction: false,
                 checkpoint: [0; GENERAL],
                 last_transaction: 0,
@@ -253,7 +243,7 @@ impl Pmu {
             },
             status: 0,
             offcore: [0; 2],
-            metrics: [0; 3],
+            metrics: [0; 4],
             counted,
             elsewhere,
             cpl,
@@ -267,7 +257,6 @@ impl Pmu {
             next_ip: 0,
             pebs: PebsState::default(),
             predictor: Predictor::default(),
-            caches: None,
             in_transaction: false,
             checkpoint: [0; GENERAL],
             last_transaction: 0,
@@ -371,7 +360,7 @@ impl Pmu {
             } else {
                 (self.mask(counter) - self.s.values[counter]).saturating_add(1)
             };
-            let distance = line.distance(left, self.s.counted);
+            let distance = line.distance(left);
             appetite.instructions = appetite.instructions.min(distance.instructions);
             if let Some(room) = distance.branches {
                 appetite.branches = true;
@@ -380,10 +369,51 @@ impl Pmu {
             appetite.every_access |= line.source.is_access();
             appetite.every_instruction |= line.source.is_class();
         }
+        // Mispredicted branches are a part of them.
+        appetite.branches |= plan.metrics;
         if self.s.outbox != Effects::NONE {
             appetite.instructions = 0;
         }
         appetite
+    }
+
+    /// Whether a counter that is enabled asks for what caches and TLBs do.
+    pub fn uses_caches(&self) -> bool {
+        (self.plan.accesses | self.plan.fetches) != 0
+    }
+
+    /// Whether a counter asks now for what becomes of loads and stores.
+    pub fn counts_accesses(&self) -> bool {
+        self.s.live & self.plan.accesses != 0
+    }
+
+    /// Whether a counter asks now for what becomes of fetches.
+    pub fn counts_fetches(&self) -> bool {
+        self.s.live & self.plan.fetches != 0
+    }
+
+    /// Code has been fetched, up to the branches that were told last.
+    pub fn fetched(&mut self, fetched: &Fetched, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+        let mut events = self.advance(cpu);
+        for counter in each(self.s.live & self.plan.fetches) {
+            let Some(line) = self.plan.counters[counter] else {
+                continue;
+            };
+            for _ in 0..line.source.fetches(fetched) {
+                events |= self.one_event(counter, cpu.step());
+            }
+        }
+        let ip = self.s.next_ip;
+        self.finish(
+            events,
+            Sample {
+                ip,
+                ..Sample::default()
+            },
+            cpu,
+            around,
+        );
+        self.take_effects()
     }
 
     /// Execution is about to run the instruction at this linear address.
@@ -432,7 +462,13 @@ impl Pmu {
                 }
             }
         }
-        if self.plan.mispredicted != 0 {
+        if self.plan.metrics && self.s.live & 1 << (COUNTERS - 1) != 0 {
+            let predictor = self.s.predictor;
+            let mut predictions = Stream::new(&predictor, records);
+            let wrong = (0..records.len()).filter(|index| !predictions.predicts(*index)).count();
+            self.s.metrics[3] += wrong as u64;
+        }
+        if self.plan.mispredicted != 0 || self.plan.metrics {
             self.s.predictor.advance(records);
         }
         let ip = records.last().map_or(self.s.next_ip, |record| record.from);
@@ -448,26 +484,30 @@ impl Pmu {
         self.take_effects()
     }
 
-    /// Memory was accessed by an instruction, which has retired.
-    pub fn access(&mut self, access: &Access, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+    /// Memory was accessed by an instruction, which has retired; with what the caches made of it, if a counter
+    /// [asks](Self::counts_accesses).
+    pub fn access(
+        &mut self,
+        access: &Access,
+        memory: Option<Memory>,
+        cpu: &mut dyn Processor,
+        around: &Around<'_>,
+    ) -> Effects {
         let counting = self.s.live & self.plan.accesses;
         let mut events = self.advance(cpu);
         let mut sample = Sample {
             ip: access.ip,
             ..Sample::default()
         };
-        if counting != 0 {
-            let caches = self.s.caches.get_or_insert_with(|| Box::new(Hierarchy::of(self.model)));
-            if let Some(memory) = caches.access(access, |linear| cpu.physical(linear)) {
-                sample.memory = Some(memory);
-                for counter in each(counting) {
-                    let Some(line) = self.plan.counters[counter] else {
-                        continue;
-                    };
-                    let threshold = self.s.pebs.load_latency_for(counter, &self.pebs);
-                    if line.source.has_access(&memory, threshold) {
-                        events |= self.one_event(counter, cpu.step());
-                    }
+        if let Some(memory) = memory {
+            sample.memory = Some(memory);
+            for counter in each(counting) {
+                let Some(line) = self.plan.counters[counter] else {
+                    continue;
+                };
+                let threshold = self.s.pebs.load_latency_for(counter, &self.pebs);
+                if line.source.has_access(&memory, threshold) {
+                    events |= self.one_event(counter, cpu.step());
                 }
             }
         }
@@ -485,7 +525,7 @@ impl Pmu {
                 self.reset();
                 self.s.counted = [cpu.retired(), cpu.step().wrapping_add(self.s.elsewhere)];
             }
-            Change::Init => {
+            Change::Init { .. } => {
                 self.s.halted = false;
                 self.s.in_transaction = false;
             }

@@ -1,6 +1,6 @@
 //! What follows from the registers: which counters count what, and what they need to hear for it.
 
-use x86::pmu::{Count, EventSelect, FixedControl, status};
+use x86::pmu::{Caches, Count, EventSelect, FixedControl, Offcore, status};
 
 use super::events::{Rate, Source};
 use super::{COUNTERS, FIXED, GENERAL, Pmu, bit, each};
@@ -16,6 +16,8 @@ pub(super) struct Plan {
     pub branches: u16,
     /// Counters that want accesses.
     pub accesses: u16,
+    /// Counters that want to know what was fetched.
+    pub fetches: u16,
     /// Counters that want to see instructions.
     pub classes: u16,
     /// Counters that count in transactions only.
@@ -67,6 +69,9 @@ impl Plan {
         if line.source.is_access() {
             self.accesses |= own;
         }
+        if line.source.is_fetch() {
+            self.fetches |= own;
+        }
         if line.source.is_class() {
             self.classes |= own;
         }
@@ -100,14 +105,17 @@ impl Pmu {
         self.caps.capable(x86::pmu::capabilities::METRICS)
     }
 
-    /// MSR_PERF_METRICS: retiring in the lowest byte, back-end bound in the fourth.
+    /// MSR_PERF_METRICS: retiring in the lowest byte, bad speculation in the second, back-end bound in the fourth. A mispredicted branch
+    /// loses a cycle's slots. The four are 255 together.
     pub(super) fn metrics(&self) -> u64 {
-        let [written, slots, instructions] = self.s.metrics;
+        let [written, slots, instructions, mispredicted] = self.s.metrics;
         if slots == 0 {
             return written;
         }
-        let retiring = (u128::from(instructions) * 255 / u128::from(slots)).min(255) as u64;
-        retiring | (255 - retiring) << 24
+        let share = |part: u64| (u128::from(part) * 255 / u128::from(slots)).min(255) as u64;
+        let retiring = share(instructions);
+        let speculation = share(mispredicted.saturating_mul(self.caps.slots.into())).min(255 - retiring);
+        retiring | speculation << 8 | (255 - retiring - speculation) << 24
     }
 
     /// Whether an overflow asks for an interrupt.
@@ -158,7 +166,12 @@ impl Pmu {
             let Some(row) = self.caps.event(select).filter(|_| enabled) else {
                 continue;
             };
-            plan.put(counter, Line::new(row.count, select), [select.os(), select.usr()]);
+            let mut line = Line::new(row.count, select);
+            if let Count::Caches(Caches::Offcore(index)) = row.count {
+                let index = usize::from(index & 1);
+                line.source = Source::Offcore(Offcore::of(self.s.offcore[index], self.caps.offcore[index]));
+            }
+            plan.put(counter, line, [select.os(), select.usr()]);
         }
         const COUNTS: [Count; FIXED] = [Count::Instructions, Count::Cycles, Count::Cycles, Count::Slots];
         for (index, &count) in COUNTS.iter().enumerate().take(self.caps.fixed.into()) {
@@ -174,11 +187,8 @@ impl Pmu {
         if frozen {
             plan = Plan::default();
         }
-        if plan.mispredicted == 0 {
+        if plan.mispredicted == 0 && !plan.metrics {
             self.s.predictor.reset();
-        }
-        if plan.accesses == 0 {
-            self.s.caches = None;
         }
         if plan.classes == 0 {
             self.s.class = None;

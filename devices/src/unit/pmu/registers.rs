@@ -144,7 +144,7 @@ impl Pmu {
                 self.s.status |= value;
             }
             Register::Offcore(index) => self.s.offcore[index] = accept(value, self.caps.offcore[index])?,
-            Register::Metrics => self.s.metrics = [value, 0, 0],
+            Register::Metrics => self.s.metrics = [value, 0, 0, 0],
             Register::Pebs(msr) => self.pebs.write_msr(&mut self.s.pebs, msr, value)?,
         }
         self.replan();

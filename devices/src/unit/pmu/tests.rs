@@ -10,12 +10,14 @@ use x86::model::{
     SKYLAKE_SERVER, SNOWRIDGE, WESTMERE, by_name,
 };
 use x86::msr::*;
+use x86::pmu::{Caches, Count};
 use x86::seam::{
     Abort, Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, Far, Flow,
     PageFault, Processor, TraceMem,
 };
 
 use super::*;
+use crate::unit::cache::{Hierarchy, Memory, Place, Translation};
 
 const GP: MsrFault = MsrFault::GeneralProtection;
 const AREA: u64 = 0x1000;
@@ -157,6 +159,7 @@ enum Do {
 struct Run {
     pmu: Pmu,
     core: Core,
+    caches: Hierarchy,
     records: Vec<BranchRecord>,
     appetite: Appetite,
     tick_at: u64,
@@ -179,6 +182,7 @@ impl Run {
         let mut run = Self {
             pmu: pmu(model).unwrap(),
             core: Core::default(),
+            caches: Hierarchy::of(model),
             records: Vec::new(),
             appetite: Appetite::NOTHING,
             tick_at: u64::MAX,
@@ -208,9 +212,12 @@ impl Run {
 
     fn hand_over(&mut self) {
         if !self.records.is_empty() {
-            let effects = self
-                .pmu
-                .branches(&std::mem::take(&mut self.records), &mut self.core, &around());
+            let records = std::mem::take(&mut self.records);
+            let mut effects = self.pmu.branches(&records, &mut self.core, &around());
+            if self.pmu.counts_fetches() {
+                let fetched = self.caches.branches(&records, Some);
+                effects = effects.and(self.pmu.fetched(&fetched, &mut self.core, &around()));
+            }
             self.said(effects);
         }
     }
@@ -293,7 +300,9 @@ impl Run {
                             kind,
                             ip: from,
                         };
-                        let effects = self.pmu.access(&access, &mut self.core, &around());
+                        let asked = self.pmu.counts_accesses();
+                        let memory = asked.then(|| self.caches.access(&access, Some)).flatten();
+                        let effects = self.pmu.access(&access, memory, &mut self.core, &around());
                         self.said(effects);
                     }
                 }
@@ -561,11 +570,11 @@ fn clocks_never_ask_for_branches_or_accesses() {
         (INSTRUCTIONS & !OS, false, true, false, false, "of one ring"),
         (
             EN | OS | USR | 0x4F2E,
+            true,
             false,
+            true,
             false,
-            false,
-            false,
-            "last-level cache references",
+            "last-level cache references, of data and of code",
         ),
         (BRANCHES, true, false, false, false, "branches"),
         (EN | OS | USR | 0x10CB, false, false, true, false, "loads"),
@@ -1024,22 +1033,273 @@ fn metrics_share_out_the_slots() {
     assert_eq!(run.read(MSR_PERF_METRICS), 0x1234);
 }
 
-// covers: pmu/mispredict, pmu/llc
+// covers: pmu/mispredict
 #[test]
 fn what_is_modelled_follows_its_rule() {
     let mut run = Run::new(&WESTMERE);
     run.write(IA32_PERF_GLOBAL_CTRL, 0);
-    run.write(IA32_PERFEVTSEL0, EN | OS | USR | 0x4F2E);
-    run.write(IA32_PERFEVTSEL0 + 1, EN | OS | USR | 0x412E);
-    run.write(IA32_PERFEVTSEL0 + 2, EN | OS | USR | 0xC5);
-    let already = run.core.retired;
-    run.write(IA32_PERF_GLOBAL_CTRL, 7);
-    run.run(&vec![Do::Mov(0); 64 * 160 - 1]);
-    assert_eq!(run.read(IA32_PMC0), 160, "one in {LLC_REFERENCE} instructions");
-    assert_eq!(run.read(IA32_PMC0 + 1), 10, "one in {LLC_MISS} ({already} before)");
+    run.write(IA32_PERFEVTSEL0, EN | OS | USR | 0xC5);
+    run.write(IA32_PERF_GLOBAL_CTRL, 1);
     // Forward and taken, seen for the first time: mispredicted. An unconditional jump never is.
     run.run(&[Do::Branch(Flow::Cond { taken: true }), JUMP]);
-    assert_eq!(run.read(IA32_PMC0 + 2), 1);
+    assert_eq!(run.read(IA32_PMC0), 1);
+}
+
+/// The counters beside the accesses that were made, which another instance of the model sees.
+// covers: pmu/llc, pmu/caches
+#[test]
+fn counters_of_the_caches_agree_with_the_accesses_and_with_each_other() {
+    for model in MODELS.iter().copied().filter(|model| model.units.pmu.is_some()) {
+        let pmu = pmu(model).unwrap();
+        let mut found: Vec<(Caches, u64)> = Vec::new();
+        let mut random = 1u64;
+        let stream: Vec<Do> = (0..20_000)
+            .map(|n| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                // Small and large strides: something is found everywhere.
+                let range = [1 << 12, 1 << 18, 1 << 25][(random >> 20) as usize % 3];
+                let address = 0x10_0000 + (random >> 33) % range;
+                match n % 4 {
+                    0 | 1 => Do::Load(address),
+                    2 => Do::Store(address),
+                    _ => Do::Branch(Flow::Jump),
+                }
+            })
+            .collect();
+        let mut witness = Hierarchy::of(model);
+        let (mut loads, mut stores) = (Vec::<Memory>::new(), Vec::<Memory>::new());
+        for what in &stream {
+            let (address, kind) = match *what {
+                Do::Load(address) => (address, AccessKind::Read),
+                Do::Store(address) => (address, AccessKind::Write),
+                _ => continue,
+            };
+            let access = Access {
+                address,
+                size: 8,
+                kind,
+                ip: 0,
+            };
+            let memory = witness.access(&access, Some).unwrap();
+            if memory.load { &mut loads } else { &mut stores }.push(memory);
+        }
+        let count = |of: &[Memory], what: fn(&Memory) -> bool| of.iter().filter(|memory| what(memory)).count() as u64;
+        for row in pmu.caps.events.iter().flat_map(|rows| rows.iter()) {
+            let (Count::Caches(what), false) = (row.count, matches!(row.count, Count::Caches(Caches::Offcore(_))))
+            else {
+                continue;
+            };
+            let mut run = Run::new(model);
+            run.write(
+                IA32_PERFEVTSEL0,
+                u64::from(row.event) | u64::from(row.umask) << 8 | EN | OS | USR,
+            );
+            run.run(&stream);
+            run.write(IA32_PERFEVTSEL0, 0);
+            let counted = run.read(IA32_PMC0);
+            let expected = match what {
+                Caches::LoadReferences => Some(count(&loads, |memory| memory.asked)),
+                Caches::LoadMisses => Some(count(&loads, |memory| memory.place == Place::Memory)),
+                Caches::StoreReferences => Some(count(&stores, |memory| memory.asked)),
+                Caches::StoreMisses => Some(count(&stores, |memory| memory.place == Place::Memory)),
+                Caches::StoreFills => Some(count(&stores, |memory| memory.place > Place::L1)),
+                Caches::DataFills => Some(
+                    count(&stores, |memory| memory.place > Place::L1)
+                        + count(&loads, |memory| memory.place > Place::L1),
+                ),
+                Caches::LoadTlbMisses => Some(count(&loads, |memory| memory.translation > Translation::First)),
+                Caches::LoadWalks => Some(count(&loads, |memory| memory.translation == Translation::Walk)),
+                Caches::StoreWalks => Some(count(&stores, |memory| memory.translation == Translation::Walk)),
+                _ => None,
+            };
+            if let Some(expected) = expected {
+                assert_eq!(counted, expected, "{} {what:?}", model.name);
+            }
+            // Code that runs straight on comes to no page twice.
+            assert_eq!(counted > 0, what != Caches::FetchTlbSecond, "{} {what:?}", model.name);
+            found.push((what, counted));
+        }
+        let of = |what| {
+            found
+                .iter()
+                .find(|(found, _)| *found == what)
+                .map(|(_, counted)| *counted)
+        };
+        for (part, whole) in [
+            (Caches::Misses, Caches::References),
+            (Caches::LoadMisses, Caches::LoadReferences),
+            (Caches::FetchMisses, Caches::Fetches),
+            (Caches::LoadWalks, Caches::LoadTlbMisses),
+        ] {
+            if let (Some(part), Some(whole)) = (of(part), of(whole)) {
+                assert!(part <= whole, "{}: {part} of {whole}", model.name);
+            }
+        }
+    }
+}
+
+/// Loads by where they found their data add up to all loads.
+// covers: pmu/caches
+#[test]
+fn loads_add_up() {
+    let loads: Vec<Do> = (0..3000u64).map(|n| Do::Load(n * n % 977 * 64)).collect();
+    for (model, all, parts) in [
+        (&WESTMERE, 0x010B, &[0x01CB, 0x02CB, 0x04CB, 0x10CB][..]),
+        (&SKYLAKE_SERVER, 0x81D0, &[0x01D1, 0x02D1, 0x04D1, 0x20D1]),
+        (&SAPPHIRERAPIDS, 0x81D0, &[0x01D1, 0x08D1]),
+        (&ALDERLAKE, 0x81D0, &[0x01D1, 0x02D1, 0x10D1]),
+        (&SNOWRIDGE, 0x81D0, &[0x01D1, 0x08D1]),
+    ] {
+        let count = |code: u64| {
+            let mut run = Run::new(model);
+            run.write(IA32_PERFEVTSEL0, EN | OS | USR | code);
+            run.run(&loads);
+            run.read(IA32_PMC0)
+        };
+        assert_eq!(count(all), 3000, "{}", model.name);
+        let sum: u64 = parts.iter().map(|code| count(*code)).sum();
+        assert_eq!(sum, 3000, "{}", model.name);
+    }
+}
+
+/// A counter that is stopped for an interrupt and started again goes on with the caches as they were; after a time slice they are empty.
+// covers: pmu/caches
+#[test]
+fn caches_stay_while_counting_pauses() {
+    let mut core = crate::unit::cache::Core::of(&SKYLAKE_SERVER);
+    let mut shared = crate::unit::cache::Shared::of(&SKYLAKE_SERVER);
+    let access = Access {
+        address: 0x1000,
+        size: 8,
+        kind: AccessKind::Read,
+        ip: 0,
+    };
+    let slice = crate::unit::cache::SLICE;
+    for (step, place) in [
+        (10, Place::Memory),
+        (11, Place::L1),
+        (11 + slice, Place::L1),
+        (12 + 2 * slice, Place::L3),
+    ] {
+        let owner = crate::unit::cache::Owner::ANYBODY;
+        let memory = core.access(&access, step, Some, &mut shared, owner).unwrap();
+        assert_eq!(memory.place, place, "{step}");
+    }
+}
+
+/// MSR_OFFCORE_RSP_0 and 1 with the values that Linux has in `hw_cache_extra_regs`: `LLC-loads`, `LLC-load-misses`, `LLC-stores`,
+/// `node-loads`, `node-load-misses`.
+// covers: pmu/offcore
+#[test]
+fn offcore_responses_choose_by_request_and_supplier() {
+    for (model, code, [loads, misses, stores, local, remote]) in [
+        (&WESTMERE, 0x01B7, [0xF701, 0xF001, 0xF702, 0x7001, 0x2001]),
+        (
+            &SKYLAKE_SERVER,
+            0x01B7,
+            [0x10001, 0x3F_BC00_0001, 0x10002, 0x1F_8400_0001, 0x1F_B800_0001],
+        ),
+        (
+            &SAPPHIRERAPIDS,
+            0x012A,
+            [0x10001, 0x3F_BFC0_0001, 0x3F_3FFC_0002, 0x1_0C00_0001, 0x7_3000_0001],
+        ),
+    ] {
+        let accesses: Vec<Do> = (0..100u64).map(|n| Do::Load(n * 4096)).collect();
+        let writes: Vec<Do> = (1000..1030u64).map(|n| Do::Store(n * 4096)).collect();
+        for (value, expected, what) in [
+            (loads, 100, "loads"),
+            (misses, 100, "cold ones"),
+            (stores, 30, "stores"),
+            (local, 100, "all memory is local"),
+            (remote, 0, "none is remote"),
+        ] {
+            let mut run = Run::new(model);
+            run.write(MSR_OFFCORE_RSP_0, value & model.units.pmu.unwrap().offcore[0]);
+            run.write(IA32_PERFEVTSEL0, EN | OS | USR | code);
+            run.run(&accesses);
+            run.run(&writes);
+            assert_eq!(run.read(IA32_PMC0), expected, "{} {value:#x}: {what}", model.name);
+        }
+    }
+}
+
+/// The codes that Linux programs for its generic cache events (`hw_cache_event_ids` of `arch/x86/events/intel/core.c` and `p6.c`): each
+/// model knows each of them.
+// covers: pmu/linux-events
+#[test]
+fn every_generic_event_of_linux_is_known() {
+    const SKYLAKE: &[u64] = &[
+        0x81D0, 0x151, 0x82D0, 0x283, 0x1B7, 0xE08, 0xE49, 0x2085, 0xE85, 0xC4, 0xC5,
+    ];
+    const HASWELL_CODES: &[u64] = &[
+        0x81D0, 0x151, 0x82D0, 0x280, 0x1B7, 0x108, 0x149, 0x6085, 0x185, 0xC4, 0xC5,
+    ];
+    const GOLDEN_COVE: &[u64] = &[0x81D0, 0xE124, 0x82D0, 0xE424, 0x12A, 0xE12, 0xE13, 0xE11, 0x4C4, 0x4C5];
+    for (model, codes) in [
+        (&P6, &[0x43, 0x45, 0x0F29, 0x80, 0x0F28, 0x25, 0x85, 0xC4, 0xC5][..]),
+        (
+            &CORE2,
+            &[
+                0x0F40, 0x0140, 0x0F41, 0x0141, 0x104E, 0x80, 0x81, 0x4F29, 0x4129, 0x4F2A, 0x412A, 0x0208, 0x0808,
+                0xC0, 0x1282, 0xC4, 0xC5,
+            ],
+        ),
+        (
+            &WESTMERE,
+            &[
+                0x010B, 0x0151, 0x020B, 0x0251, 0x014E, 0x024E, 0x0380, 0x0280, 0x01B7, 0x0108, 0x010C, 0x01C0, 0x0185,
+                0xC4, 0x03E8,
+            ],
+        ),
+        (
+            &SANDYBRIDGE,
+            &[
+                0xF1D0, 0x0151, 0xF2D0, 0x0851, 0x024E, 0x0280, 0x01B7, 0x81D0, 0x0108, 0x82D0, 0x0149, 0x1085, 0x0185,
+                0xC4, 0xC5,
+            ],
+        ),
+        (&HASWELL, HASWELL_CODES),
+        (&BROADWELL, HASWELL_CODES),
+        (&SKYLAKE_SERVER, SKYLAKE),
+        (&ICELAKE_SERVER, SKYLAKE),
+        (&SAPPHIRERAPIDS, GOLDEN_COVE),
+        (&ALDERLAKE, GOLDEN_COVE),
+        (
+            &SNOWRIDGE,
+            &[
+                0x81D0, 0x82D0, 0x0380, 0x0280, 0x01B7, 0xE08, 0xE49, 0xC0, 0xE85, 0xC4, 0xC5,
+            ],
+        ),
+    ] {
+        let caps = model.units.pmu.unwrap();
+        for code in codes {
+            let select = EventSelect::from_bits(*code);
+            assert!(caps.event(select).is_some(), "{} {code:#x}", model.name);
+        }
+    }
+}
+
+/// What mispredicted branches lose is bad speculation, and the four parts are the whole.
+// covers: pmu/metrics
+#[test]
+fn metrics_have_what_mispredicted_branches_lose() {
+    let mut shares = Vec::new();
+    for taken in [false, true] {
+        let mut run = Run::new(&ICELAKE_SERVER);
+        run.write(IA32_FIXED_CTR_CTRL, 0x3000);
+        run.write(IA32_FIXED_CTR0 + 3, 0);
+        run.write(MSR_PERF_METRICS, 0);
+        run.write(IA32_PERF_GLOBAL_CTRL, 1 << 48 | 1 << 35);
+        // Forward branches at addresses of their own: those that are taken are mispredicted.
+        run.run(&[Do::Branch(Flow::Cond { taken }), Do::Mov(0), Do::Mov(0)].repeat(100));
+        let metrics = run.read(MSR_PERF_METRICS);
+        let parts: Vec<u64> = (0..4).map(|n| metrics >> (8 * n) & 0xFF).collect();
+        assert_eq!(parts.iter().sum::<u64>(), 255, "{metrics:#x}");
+        shares.push(parts[1]);
+    }
+    assert_eq!(shares[0], 0);
+    assert!((80..=85).contains(&shares[1]), "a third of all cycles: {shares:?}");
 }
 
 // covers: pmu/state
@@ -1107,7 +1367,7 @@ fn reset_clears_and_enables_the_general_counters() {
         pmu.write_msr(IA32_PERFEVTSEL0, INSTRUCTIONS & 0xFFDF_FFFF, &mut core, &Around::NONE)
             .unwrap();
         pmu.write_msr(IA32_PMC0, 77, &mut core, &Around::NONE).unwrap();
-        let _ = pmu.state_change(Change::Init, &mut core, &Around::NONE);
+        let _ = pmu.state_change(Change::Init { at: 0 }, &mut core, &Around::NONE);
         assert_ne!(pmu.state(), fresh, "{}: INIT leaves it alone", model.name);
         let _ = pmu.state_change(Change::Reset, &mut core, &Around::NONE);
         assert_eq!(pmu.state(), fresh, "{}", model.name);

@@ -2,12 +2,14 @@
 //!
 //! # Theory
 //! Privilege and CR3 make ContextEn, address ranges FilterEn. Both are functions of where the processor stands, so they are
-//! worked out where that changes: at far transfers and changes of state for the context, at every branch for the ranges.
+//! worked out where that changes: at far transfers and changes of state for the context, at taken branches, events, MOV to CR3 and
+//! the start of the trace for the ranges. What code walks into without any of these changes nothing: 33.2.5.3 "Filtering by IP",
+//! "TraceStop", and the generation scenarios of TIP.PGE and TIP.PGD.
 //!
 //! # Practice
-//! Straight-line code walks into a range and out of it without a branch. An instruction has at most fifteen bytes, so the
-//! first one beyond an edge starts at one of fifteen addresses: these are the boundaries that the executor announces.
-//! Ranges hold what IP packets hold: effective addresses, or linear ones where CPUID says so.
+//! An observer of the host's wants the instructions of a range, however they were come to: its unit looks at straight-line code,
+//! too. An instruction has at most fifteen bytes, so the first one beyond an edge starts at one of fifteen addresses: these are the
+//! boundaries that the executor announces. Ranges hold what IP packets hold: effective addresses, or linear ones where CPUID says so.
 
 use x86::pt::{PtCaps, RangeUse, RtitCtl};
 use x86::seam::{CodeSize, Context};

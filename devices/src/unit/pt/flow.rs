@@ -121,6 +121,17 @@ impl<O: Output> Pt<O> {
     /// One branch, with all that may happen at one.
     fn one(&mut self, r: &BranchRecord) {
         let ip = self.code.ip(r.to);
+        if r.flow == NOT_TAKEN && !self.follows_edges {
+            // It lands nowhere.
+            if self.s.packet_en {
+                self.inside(r, ip);
+            }
+            self.s.ip = r.to;
+            if self.s.stream.psb_due() {
+                self.send_psb(r.step);
+            }
+            return;
+        }
         let filter = self.ranges.admit(ip);
         let stop = self.ranges.stop(ip);
         self.s.status.set_filter_en(filter);

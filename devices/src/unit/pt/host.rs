@@ -32,6 +32,12 @@ impl<O: Output> Pt<O> {
         self.tells_cr3 = true;
     }
 
+    /// Ranges hold for straight-line code, too: an observer wants the instructions of a range, however they were come to.
+    pub fn follow_edges(&mut self) {
+        self.follows_edges = true;
+        self.set_boundaries();
+    }
+
     /// Writes the control register between two instructions.
     ///
     /// # Errors

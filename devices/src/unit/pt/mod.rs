@@ -55,6 +55,8 @@ pub struct Pt<O: Output = GuestMemory> {
     /// For an observer's unit: the CR3 that the last PIP told, so that it is told also where OS is clear.
     told_cr3: Option<u64>,
     tells_cr3: bool,
+    /// For an observer's unit: ranges are looked at in straight-line code, too.
+    follows_edges: bool,
     /// What a processor of the host's records for the guest, if it does.
     served: Option<Served>,
     /// While it does so.
@@ -146,6 +148,7 @@ impl<O: Output> Pt<O> {
             generation: 0,
             told_cr3: None,
             tells_cr3: false,
+            follows_edges: false,
             served: None,
             relay: None,
         }
@@ -214,7 +217,7 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// The addresses before whose instructions `before` is to be called.
+    /// The addresses before whose instructions `before` is to be called: none of the guest's unit.
     pub fn boundaries(&self) -> &[u64] {
         &self.boundaries
     }
@@ -235,7 +238,10 @@ impl<O: Output> Pt<O> {
     }
 
     fn set_boundaries(&mut self) {
-        let boundaries = self.ranges.boundaries(self.code);
+        let boundaries = match self.follows_edges {
+            true => self.ranges.boundaries(self.code),
+            false => Vec::new(),
+        };
         if boundaries != self.boundaries {
             self.boundaries = boundaries;
             self.generation += 1;
@@ -338,10 +344,12 @@ impl<O: Output> Pt<O> {
         self.send(Packet::TipPge(Some(ip)), step);
     }
 
-    /// A TraceStop range is entered: the trace has come to its end. SDM Vol. 3C 33.2.5.3 "Filtering by IP".
+    /// A TraceStop range is entered: the trace has come to its end, and FilterEn is clear. SDM Vol. 3C 33.2.5.3 "Filtering by IP",
+    /// 33.4.2.9 "TraceStop Packet".
     fn trace_stop(&mut self, step: u64) {
         self.send(Packet::TraceStop, step);
         self.s.status.set_stopped(true);
+        self.s.status.set_filter_en(false);
         self.end();
     }
 

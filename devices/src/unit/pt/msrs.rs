@@ -180,6 +180,10 @@ impl<O: Output> Pt<O> {
             effects.pmi = true;
         }
         self.set_ranges();
+        if self.ranges.filters().is_empty() {
+            // SDM Vol. 3C 33.2.6.5 "Filter Enable (FilterEn)": at all times.
+            self.s.status.set_filter_en(true);
+        }
         let context_en = context_en(self.s.ctl, self.s.cr3_match, &self.s.context);
         self.s.status.set_context_en(context_en);
         let fresh = !self.caps.psb_cyc() || self.s.stream.since_psb == 0;

@@ -168,6 +168,8 @@ impl Setup {
 pub struct Stream {
     setup: Setup,
     last_ip: LastIp,
+    /// The next IP is sent whole: what the decoder of this trace has for the last one is not known here.
+    whole_ip: bool,
     /// Pending bits under their stop bit.
     tnt: u64,
     returns: Returns,
@@ -191,6 +193,7 @@ impl Stream {
         Self {
             setup: Setup::new(RtitCtl::new(), caps),
             last_ip: LastIp::new(),
+            whole_ip: true,
             tnt: 1,
             returns: Returns::default(),
             since_psb: 0,
@@ -202,7 +205,9 @@ impl Stream {
         }
     }
 
-    /// Tracing starts under this control register.
+    /// Tracing starts under this control register. It may go on with a trace that another processor, or a trace of another program's
+    /// before this one, has left somewhere else, and a decoder keeps its last IP until there is a PSB. SDM Vol. 3C 33.4.2.2
+    /// "Target IP (TIP) Packet", "IP Compression".
     pub fn start(&mut self, ctl: RtitCtl, caps: &PtCaps, step: u64, tsc: u64) {
         *self = Self {
             since_psb: self.since_psb,
@@ -304,14 +309,28 @@ impl Stream {
         if self.setup.cyc && wants_cyc(&packet) {
             self.cyc(out, step);
         }
+        self.put(out, packet);
+    }
+
+    fn put(&mut self, out: &mut Buffer, packet: Packet) {
+        if self.whole_ip {
+            match packet {
+                Packet::Psb => self.whole_ip = false,
+                Packet::Fup(Some(ip)) | Packet::Tip(Some(ip)) | Packet::TipPge(Some(ip)) | Packet::TipPgd(Some(ip)) => {
+                    self.whole_ip = false;
+                    // Nothing of it can be left out.
+                    self.last_ip = LastIp(!ip);
+                }
+                _ => {}
+            }
+        }
         let len = encode(&packet, &mut self.last_ip, out.slot());
         self.took(out, len);
     }
 
     /// Sends a packet that somebody else has timed. No bits of ours wait.
     pub fn relay(&mut self, out: &mut Buffer, packet: Packet) {
-        let len = encode(&packet, &mut self.last_ip, out.slot());
-        self.took(out, len);
+        self.put(out, packet);
     }
 
     /// The clocks are ours again from this step on, after packets of somebody else's have told the time.
@@ -377,6 +396,7 @@ impl Stream {
         if self.setup.cyc {
             self.cyc(out, step);
         }
+        debug_assert!(!self.whole_ip, "PacketEn has risen with an IP");
         let len = encode_tip(IpKind::Tip, ip, &mut self.last_ip, out.slot());
         self.took(out, len);
     }

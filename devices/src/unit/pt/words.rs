@@ -185,7 +185,8 @@ impl<O: Output> Pt<O> {
 
     /// Execution is about to run the instruction at a boundary.
     pub fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
-        if !self.tracing() || !self.s.status.context_en() || self.ranges.is_empty() {
+        // Others have boundaries, too.
+        if !self.follows_edges || !self.tracing() || !self.s.status.context_en() || self.ranges.is_empty() {
             return Effects::NONE;
         }
         let step = cpu.step();
@@ -194,7 +195,8 @@ impl<O: Output> Pt<O> {
         self.finish(step, cpu)
     }
 
-    /// Execution has come to an instruction without a branch, in a context that may be traced.
+    /// Execution has come to an instruction without a branch, in a context that may be traced: behind MOV to CR3, at the start of the
+    /// trace, and for an observer anywhere.
     pub(super) fn arrive(&mut self, at: u64, step: u64) {
         let ip = self.code.ip(at);
         let stop = self.ranges.stop(ip);
@@ -280,7 +282,7 @@ impl<O: Output> Pt<O> {
                 };
                 self.far(&record, true, cpu);
             }
-            Change::Init => self.init(step, cpu),
+            Change::Init { at } => self.init(at, step, cpu),
             Change::StartUp(vector) => {
                 if self.s.ctl.event_en() && self.s.status.context_en() {
                     self.control_flow_event(cfe::SIPI, vector, None, false, step);
@@ -388,8 +390,8 @@ impl<O: Output> Pt<O> {
 
     /// INIT: the source is told now, the target when execution starts, at the reset vector or after a start-up IPI. Rows 30
     /// and 31.
-    fn init(&mut self, step: u64, cpu: &mut dyn Processor) {
-        let (from, before) = (self.s.ip, self.s.packet_en);
+    fn init(&mut self, from: u64, step: u64, cpu: &mut dyn Processor) {
+        let before = self.s.packet_en;
         if self.s.ctl.event_en() && self.s.status.context_en() {
             self.control_flow_event(cfe::INIT, 0, Some(from), before, step);
         }

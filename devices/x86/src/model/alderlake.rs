@@ -34,6 +34,7 @@ pub const ALDERLAKE: CpuModel = CpuModel {
                 enable: 0xF_0000_00FF,
                 resets: 12,
                 load_latency: true,
+                cache_latency: true,
                 frontend: 0x007F_FFFF,
                 data_cfg: 0xFF00_000F,
                 qualified: true,

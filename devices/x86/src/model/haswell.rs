@@ -50,7 +50,13 @@ pub const HASWELL: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],
             reference: 34,
             slots: 4,
-            events: &[events::HASWELL, events::BRANCHES, events::TRANSACTIONS],
+            events: &[
+                events::HASWELL,
+                events::BRANCHES,
+                events::CACHES,
+                events::SLOTS,
+                events::TRANSACTIONS,
+            ],
         }),
         ..UnitCaps::NONE
     },

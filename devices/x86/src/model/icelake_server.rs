@@ -35,6 +35,7 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
                 enable: 0xF_0000_00FF,
                 resets: 12,
                 load_latency: true,
+                cache_latency: false,
                 frontend: 0x007F_FFFF,
                 data_cfg: 0xFF00_000F,
                 qualified: true,
@@ -53,7 +54,13 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 96,
             slots: 5,
-            events: &[events::HASWELL, events::SUNNY_COVE_BRANCHES, events::TRANSACTIONS],
+            events: &[
+                events::HASWELL,
+                events::SUNNY_COVE_BRANCHES,
+                events::SKYLAKE_CACHES,
+                events::SLOTS,
+                events::TRANSACTIONS,
+            ],
             ..PmuCaps::NONE
         }),
         pt: PtCaps::of(&SILICON, 96 * CRYSTAL_KHZ),

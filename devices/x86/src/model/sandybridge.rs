@@ -50,7 +50,7 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],
             reference: 34,
             slots: 4,
-            events: &[events::SANDYBRIDGE, events::BRANCHES],
+            events: &[events::SANDYBRIDGE, events::BRANCHES, events::CACHES, events::SLOTS],
         }),
         ..UnitCaps::NONE
     },

@@ -29,6 +29,58 @@ fn newest_kernel(text: &str) -> Option<String> {
         .map(|(_, word)| word.to_string())
 }
 
+/// The numbers of a cloud kernel's release, by which kernels are older and newer: `linux-image-6.12.117+deb12-cloud-amd64`.
+fn release_numbers(package: &str) -> Option<Vec<u32>> {
+    let release = package.strip_prefix("linux-image-")?.strip_suffix("-cloud-amd64")?;
+    let numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .filter(|word| !word.is_empty());
+    let numbers: Option<Vec<u32>> = numbers.map(|word| word.parse().ok()).collect();
+    // `linux-image-6.12-cloud-amd64` depends on the newest of its series.
+    numbers.filter(|numbers| numbers.len() > 2)
+}
+
+/// The oldest and the newest cloud kernel among the words of apt-cache's answers, and the newest of the oldest's series.
+fn oldest_and_newest(text: &str) -> Option<[String; 3]> {
+    let mut found: Vec<_> = text
+        .split_whitespace()
+        .filter_map(|word| Some((release_numbers(word)?, word.to_string())))
+        .collect();
+    found.sort();
+    let (first, newest) = (found.first()?.clone(), found.last()?.1.clone());
+    let mut series = found.into_iter().filter(|(numbers, _)| numbers[..2] == first.0[..2]);
+    Some([first.1, series.next_back()?.1, newest])
+}
+
+/// Puts the oldest and the newest cloud kernels that apt knows of into a folder, by their releases, and gives their files. What is there
+/// stays, so that nothing is asked of apt a second time.
+pub fn kernels(stage: &Stage, folder: &Path) -> Result<Vec<PathBuf>> {
+    let there = || -> Result<Vec<PathBuf>> {
+        let files = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let mut files: Vec<PathBuf> = files.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+        files.sort();
+        Ok(files)
+    };
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    if there()?.len() >= 3 {
+        return there();
+    }
+    let names = || Some(oldest_and_newest(&apt_cache(&["pkgnames", "linux-image-"]))?.to_vec());
+    for name in fetch(stage, "Debian's oldest and newest cloud kernels", names)? {
+        let package = newest_package_file(&cache(), &format!("{name}_")).context("what was downloaded is not there")?;
+        let release = name.trim_start_matches("linux-image-");
+        let to = folder.join(format!("vmlinuz-{release}"));
+        unpacked_only(
+            stage,
+            &package,
+            "*/boot/vmlinuz-*",
+            &folder.with_extension("new"),
+            |root| place(&root.join("boot").join(format!("vmlinuz-{release}")), &to),
+        )?;
+    }
+    there()
+}
+
 /// Where fetched packages are kept: outside the working tree, so that a second clone needs no network.
 fn cache() -> PathBuf {
     let own = |name: &str| {
@@ -369,6 +421,21 @@ mod tests {
         ] {
             assert_eq!(newest_kernel(text).as_deref(), kernel, "{text}");
         }
+    }
+
+    // covers: trace/sweep
+    #[test]
+    fn the_oldest_and_the_newest_kernel_are_chosen_by_number() {
+        let text = "linux-image-6.1.0-56-cloud-amd64 linux-image-6.1.0-9-cloud-amd64 linux-image-6.1.0-9-amd64 linux-image-cloud-amd64 \
+                    linux-image-6.12.9+deb12-cloud-amd64 linux-image-6.12.117+deb12-cloud-amd64 linux-image-6.12-cloud-amd64 \
+                    linux-image-6.12.118+deb12-cloud-amd64-unsigned linux-image-6.12.119+deb12-rt-amd64";
+        let names = [
+            "linux-image-6.1.0-9-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+            "linux-image-6.12.117+deb12-cloud-amd64",
+        ];
+        assert_eq!(oldest_and_newest(text), Some(names.map(String::from)));
+        assert_eq!(oldest_and_newest("linux-image-cloud-amd64"), None);
     }
 
     // covers: linux-guest/tools

@@ -91,6 +91,9 @@ pub struct Options {
     /// With Debian's vmlinux and the kernel's own scripts for gdb: fetches 440 MB
     #[arg(long)]
     debug: bool,
+    /// With the oldest and the newest kernels that Debian has: fetches 90 MB
+    #[arg(long)]
+    kernels: bool,
 }
 
 /// `cargo xtask guest`: makes the files and says where they are.
@@ -110,6 +113,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     } else {
         None
     };
+    let kernels = if options.kernels {
+        debian::kernels(&stage, &tree::target().join("guest/kernels"))?
+    } else {
+        Vec::new()
+    };
     stage.end("ok");
     println!("{}\n{}", guest.kernel.display(), guest.initrd.display());
     if let Some(tools) = tools {
@@ -118,6 +126,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if let Some(folder) = debug {
         println!("{}", folder.join("vmlinux").display());
         println!("{}", folder.join("vmlinux-gdb.py").display());
+    }
+    for kernel in kernels {
+        println!("{}", kernel.display());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -163,7 +163,7 @@ impl History {
                     self.transfer(&record, cpu);
                 }
                 // Where it goes on is no branch's doing.
-                Change::Reset | Change::Init | Change::StartUp(_) => self.begin(cpu),
+                Change::Reset | Change::Init { .. } | Change::StartUp(_) => self.begin(cpu),
                 _ => {}
             }
         }

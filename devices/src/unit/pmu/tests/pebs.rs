@@ -189,49 +189,66 @@ fn the_tenth_jump_records_with_all_conditions() {
     assert_eq!((run.index(), live(&mut run)), (RECORD, BUFFER_BIT));
 }
 
+/// A load that overflows the counter arms it, and the next load that is slow enough is recorded: with its address, its latency and where
+/// its data was, by SDM Vol. 3B Table 21-27 "Data Source Encoding for Load Latency Record".
 // covers: pebs/load-latency
 #[test]
 fn loads_slower_than_the_threshold_are_sampled() {
-    let stream = [
-        Do::Load(0x9000),
-        Do::Mov(0),
-        Do::Store(0xA000),
-        Do::Load(0x9008),
-        Do::Load(0xB000),
-    ];
-    for (threshold, enable, addresses, why) in [
-        (
-            3,
-            1 << 32 | 1,
-            &[(0x9000, 200, 0xA), (0x9008, 4, 1), (0xB000, 200, 0xA)][..],
-            "all loads",
-        ),
-        (
-            4,
-            1 << 32 | 1,
-            &[(0x9000, 200, 0xA), (0xB000, 200, 0xA)][..],
-            "those that missed",
-        ),
-        (200, 1 << 32 | 1, &[][..], "none took longer"),
-        (3, 1, &[][..], "LL_EN is off"),
-    ] {
+    // Where each load finds its data: a cold line, a warm one, and one that went from the first two levels and not from the last.
+    const COLD: u64 = 0x10_9000;
+    let warm = [Do::Load(COLD)];
+    // 4 KiB and 32 KiB apart: the sets of Westmere's first and second level.
+    let evict: Vec<Do> = (1..=16u64).map(|n| Do::Load(COLD + (n << 15))).collect();
+    let recorded = |threshold, enable, before: &[Do]| {
         let mut run = start(&WESTMERE, &[(EN | OS | USR | 0x100B, -1)], enable, 8);
         run.write(MSR_PEBS_LD_LAT, threshold);
-        // Armed at once: every load is recorded.
-        for what in stream {
-            run.write(IA32_PMC0, -1_i64 as u64);
-            run.write(IA32_PERF_GLOBAL_CTRL, 1);
-            run.pmu.s.pebs.armed = if enable >> 32 != 0 { 1 } else { 0 };
-            run.run(&[what]);
-        }
-        assert_eq!(run.index(), addresses.len() as u64 * RECORD, "{why}");
-        for (n, &(address, latency, source)) in addresses.iter().enumerate() {
-            let field = |offset| run.core.word(BUFFER + n as u64 * RECORD + offset);
-            assert_eq!(
-                (field(0x98), field(0xA8), field(0xA0)),
-                (address, latency, source),
-                "{why}"
-            );
+        // Without an overflow.
+        run.write(IA32_PMC0, 0);
+        run.run(before);
+        run.write(IA32_PMC0, -1_i64 as u64 & 0xFFFF_FFFF);
+        run.write(IA32_PERF_GLOBAL_CTRL, 1);
+        run.run(&[Do::Load(0x77_0000), Do::Load(COLD)]);
+        let field = |offset| run.core.word(BUFFER + offset);
+        (run.index() > 0).then(|| (field(0x98), field(0xA8), field(0xA0)))
+    };
+    let on = 1 << 32 | 1;
+    for (threshold, enable, before, expected, why) in [
+        (3, on, &[][..], Some((COLD, 200, 0xA)), "from memory"),
+        (3, on, &warm, Some((COLD, 4, 1)), "from the first level"),
+        (
+            3,
+            on,
+            &[&warm[..], &evict].concat(),
+            Some((COLD, 40, 4)),
+            "from the last level",
+        ),
+        (4, on, &warm, None, "as fast as the threshold"),
+        (199, on, &[], Some((COLD, 200, 0xA)), "slower than the threshold"),
+        (200, on, &[], None, "none takes longer"),
+        (3, 1, &[], None, "LL_EN is off"),
+    ] {
+        assert_eq!(recorded(threshold, enable, before), expected, "{why}");
+    }
+}
+
+/// Since Golden Cove the latency of the caches and that of the instruction stand apart, which the page walk is a part of.
+// covers: pebs/cache-latency
+#[test]
+fn golden_cove_tells_the_caches_latency_apart() {
+    for (model, latencies) in [
+        (&ICELAKE_SERVER, [200, 4]),
+        (&SAPPHIRERAPIDS, [230 | 200 << 32, 4 | 4 << 32]),
+        (&ALDERLAKE, [230 | 200 << 32, 4 | 4 << 32]),
+    ] {
+        for (load, expected) in [(0x55_0000, latencies[0]), (0x77_0008, latencies[1])] {
+            let select = EN | OS | USR | 0x01CD | 1 << 34;
+            let mut run = start(model, &[(select, -1)], 1, 8);
+            run.write(MSR_PEBS_DATA_CFG, 1);
+            run.write(MSR_PEBS_LD_LAT, 3);
+            run.run(&[Do::Load(0x77_0000), Do::Load(load)]);
+            // Four words, then address, source and latency.
+            assert_eq!(run.core.word(BUFFER + 32), load, "{}", model.name);
+            assert_eq!(run.core.word(BUFFER + 48), expected, "{} {load:#x}", model.name);
         }
     }
 }

@@ -76,9 +76,15 @@ fn a_trace_begins_with_psb_unless_bytes_have_been_counted() {
     bench.stop();
     let from = bench.offset();
     assert_ne!(bench.rdmsr(IA32_RTIT_STATUS) >> 32, 0, "PacketByteCnt");
-    bench.wrmsr(IA32_RTIT_CTL, all.with_trace_en(true).into_bits());
-    let again = [Tsc(step), tma, Cbr(cbr), mode64(), TipPge(Some(0x1000))];
-    assert_eq!(bench.packets_from(from), again, "a start in the middle");
+    let mut from = from;
+    for ip in [0xFFFF_8000_0000_1000, 0x1000, 0x7F00_0000_1000] {
+        bench.guest.rip = ip;
+        bench.wrmsr(IA32_RTIT_CTL, all.with_trace_en(true).into_bits());
+        let again = [Tsc(step), tma, Cbr(cbr), mode64(), TipPge(Some(ip))];
+        assert_eq!(bench.packets_from(from), again, "a start in the middle, at {ip:#x}");
+        bench.stop();
+        from = bench.offset();
+    }
 
     let bench = Bench::start(skylake(), all_rings());
     assert!(
@@ -277,17 +283,38 @@ fn returns_that_can_and_cannot_be_compressed() {
 // covers: pt/ip-compression
 #[test]
 fn ips_are_sent_in_the_shortest_form() {
-    let mut bench = Bench::start(skylake(), all_rings());
-    let mut len = |to: u64| {
+    let all = all_rings();
+    let mut bench = Bench::start(skylake(), all);
+    let jumps = [
+        (0x1234, 3, "16 bits"),
+        (0x5_1234, 5, "32 bits"),
+        (0x7F00_0005_1234, 7, "48 bits"),
+        (0x7F00_0005_0000, 3, "16 bits more"),
+        (0xFFFF_8000_0000_0000, 7, "48 bits, sign-extended"),
+    ];
+    for (to, len, what) in jumps {
         let from = bench.offset();
         bench.sync(to);
-        bench.offset() - from
-    };
-    assert_eq!(len(0x1234), 3, "16 bits");
-    assert_eq!(len(0x5_1234), 5, "32 bits");
-    assert_eq!(len(0x7F00_0005_1234), 7, "48 bits");
-    assert_eq!(len(0x7F00_0005_0000), 3, "16 bits more");
-    assert_eq!(len(0xFFFF_8000_0000_0000), 7, "48 bits, sign-extended");
+        assert_eq!(bench.offset() - from, len, "{what}");
+    }
+    // A stop there, and a start at a low address.
+    bench.stop();
+    bench.guest.rip = 0x1_2345;
+    bench.wrmsr(IA32_RTIT_CTL, all.with_trace_en(true).into_bits());
+    bench.sync(0x1_2300);
+    // The whole trace from its one PSB on gives the addresses back.
+    let ips: Vec<u64> = bench
+        .packets_from(0)
+        .into_iter()
+        .filter_map(|packet| match packet {
+            Tip(ip) | TipPge(ip) => ip,
+            _ => None,
+        })
+        .collect();
+    let mut expected = vec![0x1000];
+    expected.extend(jumps.map(|(to, ..)| to));
+    expected.extend([0x1_2345, 0x1_2300]);
+    assert_eq!(ips, expected);
 }
 
 // covers: pt/far
@@ -528,8 +555,10 @@ fn branches_into_and_out_of_ranges() {
 
 // covers: pt/filter-straight
 #[test]
-fn straight_line_code_walks_over_edges() {
+fn an_observer_sees_straight_line_code_walk_over_edges() {
     let mut bench = ranged(0x01, [(0x2000, 0x20FF), (0, 0)], all_rings());
+    assert!(bench.pt.boundaries().is_empty(), "the guest's unit does not look");
+    bench.pt.follow_edges();
     // The first instruction beyond an edge starts at one of fifteen addresses.
     let expected: Vec<u64> = (0x2000..0x200F).chain(0x2100..0x210F).collect();
     assert_eq!(bench.pt.boundaries(), expected);
@@ -556,26 +585,91 @@ fn straight_line_code_walks_over_edges() {
     assert_ne!(bench.pt.generation(), generation);
 }
 
+/// SDM Vol. 3C 33.2.5.3 "Filtering by IP": detected when a taken branch or event lands; Table "TIP.PGE Packet Definition": any branch
+/// instruction, control flow transfer or MOV CR3, or the WRMSR that enables.
+// covers: pt/filter-landing
+#[test]
+fn ranges_count_where_execution_lands() {
+    let range = [(0x2000, 0x20FF), (0, 0)];
+    let filter_en = |b: &Bench| RtitStatus::from_bits(b.rdmsr(IA32_RTIT_STATUS)).filter_en();
+    let [taken, not_taken] = [true, false].map(|taken| Flow::Cond { taken });
+    let mut bench = ranged(0x01, range, all_rings());
+    for (flow, from, to, expected, within, why) in [
+        (
+            not_taken,
+            0x1FFE,
+            0x2000,
+            vec![],
+            false,
+            "walks in over a branch not taken",
+        ),
+        (
+            taken,
+            0x2002,
+            0x2010,
+            vec![mode64(), TipPge(Some(0x2010))],
+            true,
+            "lands in",
+        ),
+        (
+            not_taken,
+            0x20FE,
+            0x2100,
+            vec![],
+            true,
+            "walks out over a branch not taken",
+        ),
+        (not_taken, 0x2100, 0x2102, vec![], true, "is out, and traced"),
+    ] {
+        let found = bench.packets(|b| b.branch(flow, from, to));
+        assert_eq!((found, filter_en(&bench)), (expected, within), "{why}");
+    }
+    // What was not taken outside is in the packet before the one of the branch that is.
+    let found = bench.packets(|b| b.branch(Flow::JumpInd, 0x2102, 0x3000));
+    let bits = found.first().map(|packet| match packet {
+        ShortTnt(tnt) => tnt.bits(),
+        _ => 0,
+    });
+    assert_eq!(
+        (bits, found.last()),
+        (Some(0b100), Some(&TipPgd(Some(0x3000)))),
+        "{found:?}"
+    );
+    assert!(!filter_en(&bench));
+    // MOV to CR3 within the range, and behind it.
+    for (rip, expected) in [
+        (0x2005, Some(TipPge(Some(0x2005)))),
+        (0x2105, Some(TipPgd(Some(0x2105)))),
+    ] {
+        bench.guest.rip = rip;
+        bench.guest.context.cr3 ^= 0x1000;
+        let found = bench.packets(|b| change(b, Change::Cr3));
+        assert_eq!(found.last().copied(), expected, "MOV to CR3 at {rip:#x}");
+    }
+}
+
 // covers: pt/trace-stop
 #[test]
 fn trace_stop() {
-    for (filter, walks, outside, why) in [
-        (false, false, false, "a branch enters"),
-        (false, true, false, "straight-line code enters"),
-        (true, false, true, "while FilterEn is clear"),
-        (true, true, true, "the same, straight-line"),
+    for (filter, outside, why) in [
+        (false, false, "a branch enters"),
+        (true, true, "while FilterEn is clear"),
     ] {
         let configuration = if filter { 0x12 } else { 0x02 };
         let mut bench = ranged(configuration, [(0x6000, 0x6FFF), (0x2000, 0x2FFF)], all_rings());
+        // Straight-line code does not land there.
+        let walked = bench.packets(|b| {
+            b.branch(Flow::Cond { taken: false }, 0x5FFE, 0x6000);
+            b.branch(Flow::Cond { taken: false }, 0x6000, 0x6002);
+        });
+        assert_eq!(walked, [], "{why}");
+        let stopped = |b: &Bench| RtitStatus::from_bits(b.rdmsr(IA32_RTIT_STATUS)).stopped();
+        assert!(!stopped(&bench), "{why}");
         let found = bench.packets(|b| {
-            if walks {
-                b.guest.step += 1;
-                let _ = b.pt.before(0x6002, &mut b.guest);
-            } else {
-                b.branch(Flow::JumpInd, 0x1000, 0x6002);
-            }
+            b.branch(Flow::JumpInd, 0x1000, 0x6002);
             b.branch(Flow::JumpInd, 0x6002, 0x2000);
         });
+        let found: Vec<Packet> = found.into_iter().filter(|p| !matches!(p, ShortTnt(_))).collect();
         let expected = if outside {
             vec![TraceStop]
         } else {
@@ -584,6 +678,7 @@ fn trace_stop() {
         assert_eq!(found, expected, "{why}");
         let status = RtitStatus::from_bits(bench.rdmsr(IA32_RTIT_STATUS));
         assert!(status.stopped() && !status.trigger_en(), "{why}");
+        assert!(!status.filter_en(), "{why}: 33.4.2.9");
         assert_eq!(bench.packets(|b| b.stop()), [], "{why}: off until it is enabled again");
         bench.wrmsr(IA32_RTIT_STATUS, 0);
         bench.guest.rip = 0x2000;
@@ -619,6 +714,7 @@ fn effective_and_linear_addresses() {
             let _ = b.pt.branches(&[record], &mut b.guest);
         });
         assert_eq!(found.last(), Some(&TipPge(Some(tip))), "{}", model.name);
+        bench.pt.follow_edges();
         assert_eq!(bench.pt.boundaries()[0], 0x1_0800, "boundaries are linear");
     }
 }
@@ -799,7 +895,8 @@ fn init_and_start_up() {
         ..Context::default()
     };
     bench.guest.rip = 0xFFF0;
-    let found = bench.packets(|b| change(b, Change::Init));
+    // Straight-line code has run since the last packet.
+    let found = bench.packets(|b| change(b, Change::Init { at: 0x1234 }));
     let cfe = |kind, vector, ip| Cfe { kind, vector, ip };
     let pip = Pip {
         cr3: 0,
@@ -807,7 +904,7 @@ fn init_and_start_up() {
     };
     assert_eq!(
         found,
-        [cfe(6, 0, true), Fup(Some(0x1000)), pip],
+        [cfe(6, 0, true), Fup(Some(0x1234)), pip],
         "INIT: the target is not known yet"
     );
     let mut bsp = bench.clone();
@@ -835,7 +932,7 @@ fn init_and_start_up() {
 fn a_psb_waits_until_a_processor_starts_after_init() {
     let ctl = all_rings().with_mtc_en(true).with_mtc_freq(0).with_psb_freq(0);
     let mut bench = Bench::start(everything(), ctl);
-    change(&mut bench, Change::Init);
+    change(&mut bench, Change::Init { at: 0x1000 });
     let found = bench.packets(|b| {
         // More bytes than PSBFreq 0 leaves between two PSBs: 2048.
         for _ in 0..3000 {
