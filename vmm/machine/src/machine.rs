@@ -1,5 +1,6 @@
 //! The machine: memory, tables, devices, and what the CPUs reach through the bus.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{
     Arc,
@@ -94,6 +95,8 @@ pub struct Machine {
     /// Nobody watches.
     pub(crate) unwatched: bool,
     pub(crate) last_level: Option<rdt::LastLevel>,
+    /// Events and unit masks that a guest has counted, that are always 0, and of which this has been said.
+    pub(crate) silent_events: BTreeSet<(u8, u8)>,
     pub(crate) random: Random,
     pub(crate) virtio: Virtio,
     pub(crate) second_serial: bool,
@@ -125,6 +128,7 @@ impl Machine {
             rdt: rdt::Package::new(model),
             unwatched: false,
             last_level: None,
+            silent_events: BTreeSet::new(),
             random: Random::new(seed),
             virtio: Virtio::new(seed),
             second_serial: false,
