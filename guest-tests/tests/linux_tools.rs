@@ -62,7 +62,7 @@ fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
 // covers: linux-guest/perf-pebs
 // covers: linux-guest/perf-mem
 // covers: linux-guest/perf-pt
-// covers: linux-guest/perf-caches
+// covers: linux-guest/perf-caches, pmu/llc, pmu/caches, pmu/offcore, pmu/linux-events
 // covers: linux-guest/gdb
 #[test]
 fn branches_samples_loads_and_gdb() {
