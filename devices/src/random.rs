@@ -1,8 +1,10 @@
 //! The numbers of RDRAND and RDSEED, from a seed: a run repeats.
 
+use serde::{Deserialize, Serialize};
+
 /// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014). Passes BigCrush and keeps no
 /// secrets: whoever knows the seed knows the numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Random(u64);
 
 impl Random {

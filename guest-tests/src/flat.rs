@@ -50,7 +50,7 @@ pub(crate) fn map(memory: &Memory) {
 /// caller's to choose.
 pub(crate) fn long_mode(model: &'static CpuModel, gdt_limit: u16) -> CpuState {
     let mut state = CpuState::reset(model);
-    (state.cr0, state.cr3) = (0x8001_0033, TABLES);
+    (state.cr0, state.cr3) = (0x8001_0033.into(), TABLES);
     let segment = |selector, attributes| Segment {
         selector,
         base: 0,
@@ -113,7 +113,7 @@ fn lay_out(memory: &Memory, f: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
 /// A processor that is about to run the program.
 fn beginning(model: &'static CpuModel, control: u64) -> CpuState {
     let mut state = long_mode(model, 0x27);
-    (state.cr4, state.efer, state.gpr[4]) = (0x420 | control, 0xD00, STACK);
+    (state.cr4, state.efer, state.gpr[4]) = ((0x420 | control).into(), 0xD00.into(), STACK);
     state
 }
 

@@ -274,14 +274,14 @@ pub fn instructions(bytes: &[u8]) {
             }
         }
         wide => {
-            state.cr0 = 0x8001_0033;
-            (state.cr3, state.cr4) = (TABLES, 0x6a0);
-            state.efer = if wide == 1 { 0x801 } else { 0xd01 };
+            state.cr0 = 0x8001_0033.into();
+            (state.cr3, state.cr4) = (TABLES, 0x6a0.into());
+            state.efer = (if wide == 1 { 0x801 } else { 0xd01 }).into();
             state.segments.fill(segment(16, 0xc093));
             state.segments[CS] = segment(8, if wide == 3 { 0xa09b } else { 0xc09b });
             if wide == 1 {
                 // Without IA32_EFER.LMA these are not the tables of this mode: run it unpaged.
-                state.cr0 = 0x33;
+                state.cr0 = 0x33.into();
             }
         }
     }

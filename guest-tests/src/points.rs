@@ -226,8 +226,8 @@ impl Checks {
         let state = guest.state();
         assert_eq!((state.rip, state.gpr[5]), (end, SPIN.into()));
         assert_eq!(
-            (state.dr[6], state.dr[7], state.rflags & 1 << 16),
-            (0xffff_0ff0, 0x400, 0)
+            (state.dr[6], state.dr[7], state.rflags.rf()),
+            (0xffff_0ff0, 0x400, false)
         );
         let mut now = [0; 8];
         guest.vm.read_linear(0, end, &mut now).expect("RAM");

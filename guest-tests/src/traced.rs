@@ -492,7 +492,7 @@ fn prepare(plan: &Plan) -> Ready {
     }
 
     let mut state = long_mode(plan.model, 0x2F);
-    (state.cr4, state.efer, state.gpr[4]) = (0x6A0, 0xD01, KERNEL_STACK);
+    (state.cr4, state.efer, state.gpr[4]) = (0x6A0.into(), 0xD01.into(), KERNEL_STACK);
     let mut cpu = Cpu::new(plan.model);
     cpu.set_state(&state);
     Ready {
@@ -513,7 +513,7 @@ fn go(plan: &Plan, engine: &mut SoftEngine, cpu: &mut Cpu, bus: &mut dyn Bus) {
     for _ in 0..1_000_000u32 {
         match engine.get().run(cpu, bus, slice) {
             Exit::Halt => return,
-            Exit::Budget if plan.interrupts != 0 && cpu.state().rflags & 1 << 9 != 0 => {
+            Exit::Budget if plan.interrupts != 0 && cpu.state().rflags.interrupt() => {
                 engine.get().interrupt(cpu, bus, 0x40);
             }
             Exit::Budget | Exit::Bus | Exit::Pause | Exit::Window => {}

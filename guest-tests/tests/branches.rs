@@ -142,8 +142,8 @@ fn machine_in_ring(ring: u16, model: &'static CpuModel, code: &[u8]) -> (Machine
     let mut state = CpuState::reset(model);
     (state.rip, state.gpr[4]) = (CODE, STACK.into());
     state.cpl = ring as u8;
-    state.cr0 = 0x8001_0033;
-    (state.cr3, state.cr4, state.efer) = (TABLES, 0x6A0, 0xD01);
+    state.cr0 = 0x8001_0033.into();
+    (state.cr3, state.cr4, state.efer) = (TABLES, 0x6A0.into(), 0xD01.into());
     let segment = |selector: u16, attributes: u16| Segment {
         selector: selector | ring,
         base: 0,

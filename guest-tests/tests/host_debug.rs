@@ -186,7 +186,7 @@ fn on_engine(case: &Case) -> Run {
         ];
         s.dr[..4].copy_from_slice(&case.addresses);
         s.dr[7] = 0x400 | case.control;
-        s.rflags = 0x202 | if case.step { TF } else { 0 };
+        s.rflags = (0x202 | if case.step { TF } else { 0 }).into();
     });
     let mut run = Run {
         events: Vec::new(),
@@ -220,7 +220,7 @@ fn on_engine(case: &Case) -> Run {
         flat.state(|s| {
             s.rip = ip;
             s.gpr[4] = stack;
-            s.rflags = flags | if executes { RF } else { 0 };
+            s.rflags = (flags | if executes { RF } else { 0 }).into();
             s.cpl = 3;
             (s.segments[CS].selector, s.segments[CS].attributes) = (code as u16, 0xA0FB);
             (s.segments[SS].selector, s.segments[SS].attributes) = (data as u16, 0xC0F3);

@@ -267,7 +267,7 @@ fn registers_are_decoded() {
         ("msr read IA32_DS_AREA", vec![format!("0x600 IA32_DS_AREA {AREA:#x}\n")]),
         (
             "msr read 0xc0000080",
-            vec![format!("0xc0000080 IA32_EFER {:#x}\n", cpu.efer)],
+            vec![format!("0xc0000080 IA32_EFER {:#x}\n", cpu.efer.into_bits())],
         ),
         ("cpuid 0", vec!["vendor GenuineIntel".into()]),
         ("cpuid 0x80000003", vec!["brand ".into()]),
@@ -299,7 +299,7 @@ fn registers_are_decoded() {
     let shown = |vm: &Run| vm.peek_cpuid(0, 1, 0)[2] >> 27 & 1;
     assert_eq!(shown(&vm), 0);
     let mut other = state.clone();
-    other.soft.cpus[0].cr4 |= 1 << 18;
+    other.soft.cpus[0].cr4.set_osxsave(true);
     vm.restore(&other).unwrap();
     assert_eq!(shown(&vm), 1);
 }

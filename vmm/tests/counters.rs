@@ -151,7 +151,7 @@ impl Guest {
         let machine = Machine::new(model, 1, memory, 0, 0, Box::new(std::io::sink()));
         let mut state = CpuState::reset(model);
         (state.rip, state.gpr[4]) = (CODE, STACK);
-        (state.cr0, state.cr3, state.cr4, state.efer) = (0x8001_0033, TABLES, 0x6A0, 0xD01);
+        (state.cr0, state.cr3, state.cr4, state.efer) = (0x8001_0033.into(), TABLES, 0x6A0.into(), 0xD01.into());
         let segment = |selector, attributes| Segment {
             selector,
             base: 0,

@@ -327,7 +327,7 @@ fn init_leaves_the_registers_as_they_were() {
             .init(&mut guest.cpu, &mut guest.machine.cpu(0), false);
         let s = guest.cpu.state();
         assert_eq!(
-            (s.dr[6], s.dr[7], s.cr0),
+            (s.dr[6], s.dr[7], s.cr0.into_bits()),
             (0xFFFF_0FF0, 0x400, 0x6000_0010),
             "{}",
             model.name

@@ -119,8 +119,9 @@ fn with_a_past_it_is_a_place_in_it() {
     go(&mut vm, &mut console, 1000);
     let kept = at(&vm);
     say(&mut vm, "snapshot save here");
+    go(&mut vm, &mut console, 10);
     console.push_input(b"de");
-    go(&mut vm, &mut console, 1000);
+    go(&mut vm, &mut console, 990);
     let later = at(&vm);
     assert_eq!(console.take_output(), b"ready\nabcde");
     say(&mut vm, "snapshot load here");

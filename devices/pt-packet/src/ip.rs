@@ -1,3 +1,5 @@
+use serde::{Deserialize, Serialize};
+
 /// The IPBytes field of an IP packet: how many bytes follow and how they make an address. SDM Vol. 3C Table "FUP/TIP IP
 /// Reconstruction" in 33.4.2.2 "Target IP (TIP) Packet".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +52,7 @@ impl IpBytes {
 
 /// The last IP that was sent, from which the next one borrows its upper bytes. It is 0 after a PSB,
 /// and after an OVF, since the IP that was sent last may be among what was lost. SDM Vol. 3C 33.4.2.2, "IP Compression".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastIp(pub u64);
 
 impl LastIp {

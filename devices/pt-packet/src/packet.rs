@@ -1,7 +1,8 @@
 use crate::Tnt;
+use serde::{Deserialize, Serialize};
 
 /// Size of the code segment that MODE.Exec tells. SDM Vol. 3C 33.4.2.8 "MODE Packets".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ExecMode {
     /// CS.L and CS.D are clear.
     Bits16,

@@ -3,6 +3,8 @@
 //!
 //! There is no SMI command port in the tables, so the machine is always in ACPI mode and SCI_EN always reads 1.
 
+use serde::{Deserialize, Serialize};
+
 /// PM1a event block: status and enable, 16 bits each. FADT "PM1a_EVT_BLK", length 4.
 pub const PM1A_EVENT: u16 = 0x600;
 /// PM1a control block, 16 bits. FADT "PM1a_CNT_BLK", length 2.
@@ -36,7 +38,7 @@ fn ticks(now: u64) -> u64 {
 }
 
 /// The power-management registers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcpiPm {
     status: u16,
     enable: u16,

@@ -1,10 +1,12 @@
 //! The debug-exit port: a guest that writes a value to it ends the run with that value.
 
+use serde::{Deserialize, Serialize};
+
 /// The port; there are four, so that an access of any size is one value.
 pub const DEBUG_EXIT: u16 = 0xf4;
 
 /// Keeps the first value until somebody takes it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DebugExit {
     value: Option<u32>,
 }

@@ -4,6 +4,7 @@
 //!
 //! A driver that gets no answer waits half a second for each of its questions, so an absent keyboard says that it is absent.
 
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -56,14 +57,14 @@ impl Trigger for ResetLine {
 }
 
 /// A byte for the output buffer and the status bits that go with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     value: u8,
     status: u8,
 }
 
 /// The controller's registers: its whole state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct I8042State {
     /// Controller RAM; byte 0 is the command byte.
     ram: [u8; 32],

@@ -1,6 +1,7 @@
 //! The I/O APIC. Intel 82093AA data sheet (290566), with the EOI register of version 20H (ICH and later).
 
 use crate::unit::apic_message::{ApicMessage, Delivery, Destination};
+use serde::{Deserialize, Serialize};
 
 /// Where the registers are; the claim is one page.
 pub const IOAPIC: u64 = 0xfec0_0000;
@@ -18,7 +19,7 @@ const MASKED: u64 = 1 << 16;
 const WRITABLE: u64 = 0xff00_0000_0001_afff;
 
 /// 24 pins with a redirection entry each.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ioapic {
     id: u32,
     select: u8,

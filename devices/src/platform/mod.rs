@@ -14,6 +14,7 @@ pub mod rtc;
 pub mod serial;
 pub mod system_control;
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::{self, Write};
 
@@ -53,7 +54,7 @@ const PIN_8259: usize = 0;
 const IOAPIC_PAGE: u64 = 0x1000;
 
 /// What the machine has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
     /// The guest has switched itself off (ACPI S5).
     PowerOff,
@@ -208,7 +209,7 @@ impl fmt::Display for CpuCount {
 impl std::error::Error for CpuCount {}
 
 /// The whole state of the board and the local APICs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlatformState {
     /// Serial port.
     pub serial: SerialState,

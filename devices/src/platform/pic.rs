@@ -1,6 +1,8 @@
 //! The pair of 8259A interrupt controllers, cascaded as on a PC. Intel 8259A data sheet (231468) and, for the edge/level
 //! registers, 82371SB (PIIX3) data sheet "ELCR".
 
+use serde::{Deserialize, Serialize};
+
 /// Port of the first controller's command register; its data register follows.
 pub const PIC1: u16 = 0x20;
 /// Port of the second controller's command register; its data register follows.
@@ -14,7 +16,7 @@ const CASCADE: u8 = 2;
 const ELCR_WRITABLE: [u8; 2] = [0xf8, 0xde];
 
 /// What the next write to the data port is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Expect {
     Ocw1,
     Icw2,
@@ -23,7 +25,7 @@ enum Expect {
 }
 
 /// One 8259A.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Chip {
     /// The input pins.
     lines: u8,
@@ -254,7 +256,7 @@ impl Chip {
 }
 
 /// Both controllers: IRQ 0 to 7 on the first, 8 to 15 on the second.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pic {
     chips: [Chip; 2],
 }

@@ -3,6 +3,8 @@
 //! A counting element is not stepped. It is kept as the tick at which its count was loaded and the ticks it has counted since,
 //! so that its count, its output and its next edge are arithmetic, however long the guest looks away.
 
+use serde::{Deserialize, Serialize};
+
 /// Port of channel 0; channels 1 and 2 and the control register follow.
 pub const PIT: u16 = 0x40;
 /// The input frequency in Hz.
@@ -59,7 +61,7 @@ impl Mode {
 }
 
 /// Counting element (CE).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Element {
     /// Stands still with this count and output.
     Idle { count: u32, out: bool },
@@ -73,20 +75,20 @@ enum Element {
 }
 
 /// The count register will go into the counting element at this tick, as if `elapsed` ticks had passed already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Load {
     at: u64,
     elapsed: LoadAt,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum LoadAt {
     Start,
     /// Mode 3: at the beginning of the low half.
     LowHalf,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Channel {
     /// Control word, bits 5:0.
     control: u8,
@@ -441,7 +443,7 @@ fn from_bcd(raw: u16) -> u32 {
 }
 
 /// Three channels: 0 is wired to IRQ 0, 1 once refreshed memory, 2 has its gate and its output at port 61H.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pit {
     channels: [Channel; 3],
     /// Tick up to which channel 0 has been watched for edges.

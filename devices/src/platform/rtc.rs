@@ -4,6 +4,9 @@
 //! The time is kept as a count of seconds and the ns of a second's boundary, not as registers that are stepped. While the clock
 //! stands (SET, or a divider that does not run) the registers are plain memory.
 
+use serde::{Deserialize, Serialize};
+use serde_big_array::BigArray;
+
 /// Index port, with the NMI mask in bit 7; the data port follows.
 pub const RTC: u16 = 0x70;
 
@@ -103,11 +106,12 @@ fn month_length(year: i64, month: i64) -> i64 {
 }
 
 /// The clock and its memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rtc {
     /// Port 70H as last written: the index, and the NMI mask that nothing here obeys.
     index: u8,
     /// The registers that are memory; those of the time only while the clock stands.
+    #[serde(with = "BigArray")]
     ram: [u8; 128],
     a: u8,
     b: u8,

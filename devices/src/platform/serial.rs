@@ -2,6 +2,7 @@
 //! line, the FIFO control register, and an interrupt identification that lasts as long as its cause.
 //! National PC16550D data sheet.
 
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::fmt;
@@ -65,10 +66,27 @@ impl Write for Out {
     }
 }
 
+/// vm-superio's registers, as they are stored.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Uart")]
+struct UartFields {
+    baud_divisor_low: u8,
+    baud_divisor_high: u8,
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    in_buffer: Vec<u8>,
+}
+
 /// The whole state of the port.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SerialState {
     /// vm-superio's registers and the received bytes.
+    #[serde(with = "UartFields")]
     pub uart: Uart,
     /// FIFO control register.
     pub fifo_control: u8,

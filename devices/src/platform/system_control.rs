@@ -1,6 +1,8 @@
 //! System control ports 61H and 92H, the reset control register at CF9H and the diagnostic port 80H: the board's own bits.
 //! 82371SB (PIIX3) data sheet "NMI Status and Control Register", "Reset Control Register"; ICH data sheets "PORT92".
 
+use serde::{Deserialize, Serialize};
+
 /// NMI status and control, with the gate of PIT channel 2.
 pub const PORT61: u16 = 0x61;
 /// Fast A20 and fast reset.
@@ -24,7 +26,7 @@ const RESET_CPU: u8 = 0x04;
 const CF9_WRITABLE: u8 = 0x0e;
 
 /// The board's bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemControl {
     port61: u8,
     port92: u8,

@@ -24,6 +24,7 @@
 //! # Practice
 //! [`ArchLbr`] is the registers over a [`BranchRing`], entry n being the one that is n older than the newest.
 
+use serde::{Deserialize, Serialize};
 use x86::lbr::{ArchLbrLeaf, LbrCtl, LbrInfo, MAX_DEPTH, image};
 use x86::msr::{
     IA32_LBR_0_FROM_IP, IA32_LBR_0_INFO, IA32_LBR_0_TO_IP, IA32_LBR_CTL, IA32_LBR_DEPTH, IA32_LER_INFO,
@@ -52,7 +53,7 @@ pub struct ArchLbr {
 }
 
 /// The whole state of [`ArchLbr`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArchLbrState {
     /// IA32_LBR_CTL.
     pub control: u64,

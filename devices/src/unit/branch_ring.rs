@@ -9,6 +9,7 @@
 //! and short batches that follow it, and makes entries of them only when somebody looks, which is far less often than another
 //! batch comes that fills the ring.
 
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 use x86::lbr::{LbrInfo, MAX_DEPTH, branch_type};
@@ -17,7 +18,7 @@ use x86::seam::{BranchRecord, CodeSize, Context, Far, Flow};
 use super::predictor::{Predictor, WINDOW};
 
 /// One entry, as its registers read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// FROM.
     pub from: u64,
@@ -156,7 +157,7 @@ pub struct Style {
 }
 
 /// The ring.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BranchRing {
     /// The entries; those from `depth` on are zero.
     pub entries: [Entry; MAX_DEPTH],
@@ -170,7 +171,9 @@ pub struct BranchRing {
     pub last_branch: Option<Entry>,
     /// When the last record was made, if one was since recording began.
     pub clock: Option<u64>,
-    /// The code that ran up to the last word that was heard.
+    /// The code that ran up to the last branch or change that the unit heard of. It is not stored: whoever takes on a state asks for
+    /// the unit's interest, which brings it.
+    #[serde(skip)]
     pub code: Context,
     /// In a transaction.
     pub transaction: bool,

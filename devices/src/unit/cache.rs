@@ -17,6 +17,7 @@
 //! # Left out
 //! The accesses of page walks, large pages in the TLBs, write-backs, inclusion.
 
+use serde::{Deserialize, Serialize};
 use x86::model::CpuModel;
 use x86::seam::{Access, AccessKind, BranchRecord};
 
@@ -201,7 +202,7 @@ impl Geometry {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Line {
     /// Physical address in lines; [`EMPTY`] for none.
     number: u64,
@@ -217,7 +218,7 @@ const NO_LINE: Line = Line {
 };
 
 /// One cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
     sets: u32,
     ways: u32,
@@ -318,7 +319,7 @@ impl Cache {
 }
 
 /// What a core has for itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Core {
     l1: Cache,
     l1i: Cache,
@@ -344,7 +345,7 @@ pub const SLICE: u64 = 4_000_000;
 const RUN: u64 = 1 << 12;
 
 /// What the cores of a package share: the last level, and who has how much of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shared {
     l3: Cache,
     /// Lines in the cache, by RMID.
@@ -504,18 +505,17 @@ impl Core {
         })
     }
 
-    /// Branches were executed, the last one at this step: what was fetched between them.
+    /// Branches were executed: what was fetched between them, however they are handed over.
     pub fn branches(
         &mut self,
         records: &[BranchRecord],
-        step: u64,
         mut physical: impl FnMut(u64) -> Option<u64>,
         shared: &mut Shared,
         owner: Owner,
     ) -> Fetched {
-        self.now(step);
         let mut fetched = Fetched::default();
         for record in records {
+            self.now(record.step);
             let from = self.next.replace(record.to).unwrap_or(record.from);
             let length = record.from.wrapping_sub(from);
             // Code that was not announced lies between the two.
@@ -568,7 +568,7 @@ fn line(first: &mut Cache, second: &mut Cache, number: u64, shared: &mut Shared,
 }
 
 /// All levels, for one core alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hierarchy {
     core: Core,
     shared: Shared,
@@ -590,8 +590,7 @@ impl Hierarchy {
 
     /// As [`Core::branches`].
     pub fn branches(&mut self, records: &[BranchRecord], physical: impl FnMut(u64) -> Option<u64>) -> Fetched {
-        self.core
-            .branches(records, 0, physical, &mut self.shared, Owner::ANYBODY)
+        self.core.branches(records, physical, &mut self.shared, Owner::ANYBODY)
     }
 }
 
@@ -685,6 +684,36 @@ mod tests {
             let found = caches.access(&read(address), |linear| page(process, linear));
             assert_eq!(found.unwrap().place, place, "{address:#x} {process}");
         }
+    }
+
+    // covers: pmu/caches
+    #[test]
+    fn what_is_fetched_does_not_depend_on_the_batches() {
+        let record = |n: u64| BranchRecord {
+            from: 0x1000 * (n % 7) + 0x80,
+            to: 0x1000 * ((n + 1) % 7),
+            step: n * 3 + n / 50 * 2 * SLICE,
+            ..BranchRecord::default()
+        };
+        let records: Vec<_> = (0..200).map(record).collect();
+        let mut found = Vec::new();
+        for size in [1, 7, 200] {
+            let (mut core, mut shared) = (Core::of(&WESTMERE), Shared::of(&WESTMERE));
+            let (mut lines, mut walks) = (0, 0);
+            for batch in records.chunks(size) {
+                let fetched = core.branches(batch, Some, &mut shared, Owner::ANYBODY);
+                (lines, walks) = (lines + fetched.lines, walks + fetched.walks);
+            }
+            found.push((core, shared, lines, walks));
+        }
+        assert_eq!(found[0], found[1]);
+        assert_eq!(found[0], found[2]);
+        // Three lines from where a branch lands to the next one; seven pages, walked to again after each of three pauses.
+        let (_, _, lines, walks) = &found[0];
+        assert!(
+            *lines >= 3 * 190 && (7 * 4..7 * 4 + 8).contains(walks),
+            "{lines} {walks}"
+        );
     }
 
     // covers: rdt/cache-owners

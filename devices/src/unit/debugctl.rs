@@ -20,6 +20,7 @@
 //! System-management mode, and so FREEZE_WHILE_SMM: the bit is #GP(0), as on a part whose IA32_PERF_CAPABILITIES\[12\] is
 //! clear. The uncore raises no PMIs; ENABLE_UNCORE_PMI is storage. The pins of P6's PB0 to PB3 lead nowhere.
 
+use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::debugctl::{DebugCtl, DebugCtlCaps, Freeze};
 use x86::msr::{IA32_DEBUGCTL, MsrFault};
@@ -34,7 +35,7 @@ pub struct DebugCtlUnit {
 }
 
 /// What the register holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DebugCtlState {
     /// The value as software reads it, in the model's own layout.
     pub value: u64,

@@ -15,6 +15,7 @@
 //! Focus processors, the APIC bus of P6 and Pentium (checksum and accept errors), and software changes of the APIC ID, which
 //! "some processors permit" (11.4.6 "Local APIC ID").
 
+use serde::{Deserialize, Serialize};
 use x86::model::CpuModel;
 use x86::msr::{IA32_APIC_BASE, IA32_MCG_CAP, IA32_TSC_DEADLINE, IA32_X2APIC_BASE, MsrFault};
 
@@ -211,14 +212,14 @@ enum Access {
 }
 
 /// The counting timer, running: `first` ticks from `start`, and then, if periodic, again and again the initial count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Countdown {
     start: u64,
     first: u32,
 }
 
 /// 256 bits, one for each vector.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Vectors([u32; 8]);
 
 impl Vectors {
@@ -241,7 +242,7 @@ impl Vectors {
 }
 
 /// The local APIC's registers: its whole state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LapicState {
     id: u32,
     base: u64,

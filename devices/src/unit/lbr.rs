@@ -57,6 +57,7 @@
 //! MISPRED comes from a small predictor ([`super::predictor`]) and cycles are steps of the machine's clock, so both are the
 //! same in every run and neither says anything about real hardware.
 
+use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::lbr::{LbrCaps, LbrFormat, LbrInfo, LbrLayout, LbrSelect};
 use x86::msr::{MSR_LASTBRANCH_0_NETBURST, MSR_LASTBRANCH_TOS_NETBURST, MSR_LBR_SELECT, MsrFault};
@@ -88,7 +89,7 @@ pub struct Lbr {
 }
 
 /// The whole state of [`Lbr`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LbrState {
     /// MSR_LBR_SELECT.
     pub select: u64,

@@ -20,6 +20,7 @@ pub mod rdt;
 #[cfg(test)]
 mod units_test;
 
+use serde::{Deserialize, Serialize};
 use x86::debugctl::DebugCtl;
 use x86::ds::DsLayout;
 use x86::lbr::ArchLbrLeaf;
@@ -83,6 +84,7 @@ pub struct Units {
 /// The whole state of [`Units`]; DR0 to DR7 are the processor's.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // Named like the units.
+#[derive(Serialize, Deserialize)]
 pub struct UnitsState {
     pub debugctl: Option<DebugCtlState>,
     pub lbr: Option<LbrState>,
@@ -353,8 +355,7 @@ impl Units {
         let Some(caches) = self.caches.as_mut().filter(|_| asked) else {
             return Effects::NONE;
         };
-        let step = cpu.step();
-        let fetched = caches.branches(records, step, |linear| cpu.physical(linear));
+        let fetched = caches.branches(records, |linear| cpu.physical(linear));
         around!(self, |pmu, around| return pmu.fetched(&fetched, cpu, &around));
         Effects::NONE
     }

@@ -13,6 +13,7 @@
 //! The answer for a branch depends on the branches right before it alone, however they were handed over. That is what makes
 //! it cheap: a unit that keeps the last 32 of a batch of thousands asks for those 32 only.
 
+use serde::{Deserialize, Serialize};
 use x86::seam::{BranchRecord, Flow};
 
 /// How many branches back the predictor remembers.
@@ -24,7 +25,7 @@ const JUMP_IND: u8 = Flow::JumpInd.code();
 const CALL_IND: u8 = Flow::CallInd.code();
 
 /// The branches before the batch at hand, oldest first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predictor {
     recent: [(u64, u64); WINDOW],
     len: u8,

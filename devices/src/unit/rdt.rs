@@ -15,6 +15,7 @@
 //! filled there, of code and of data each by its own where code and data prioritisation is on. All memory is local, so local and
 //! total bandwidth are one number. Delays of bandwidth allocation are kept and change nothing: time is a count of steps.
 
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use x86::model::CpuModel;
@@ -136,20 +137,15 @@ impl Probe {
         last.shared(|shared| core.access(access, step, physical, shared, owners.data))
     }
 
-    /// Branches, the last one at this step: what was fetched between them.
-    pub fn branches(
-        &mut self,
-        records: &[BranchRecord],
-        step: u64,
-        physical: impl FnMut(u64) -> Option<u64>,
-    ) -> Fetched {
+    /// Branches: what was fetched between them.
+    pub fn branches(&mut self, records: &[BranchRecord], physical: impl FnMut(u64) -> Option<u64>) -> Fetched {
         let Self { core, last, owners } = self;
-        last.shared(|shared| core.branches(records, step, physical, shared, owners.code))
+        last.shared(|shared| core.branches(records, physical, shared, owners.code))
     }
 }
 
 /// One logical processor's registers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
     /// IA32_PQR_ASSOC.
     pub association: u64,
@@ -189,7 +185,7 @@ pub struct Package {
 }
 
 /// What a [`Package`] holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackageState {
     /// IA32_L3_QOS_CFG.
     pub l3_config: u64,
@@ -653,7 +649,7 @@ mod tests {
                 to: line * 64 + 64,
                 ..BranchRecord::default()
             };
-            probe.branches(&[record], 0, Some);
+            probe.branches(&[record], Some);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Virtio over MMIO, version 2 (4.2 "Virtio Over MMIO"): the registers in front of a device.
 
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 
 use virtio_bindings::{
@@ -29,7 +30,7 @@ const USED: u32 = VIRTIO_MMIO_INT_VRING;
 const CHANGED: u32 = VIRTIO_MMIO_INT_CONFIG;
 
 /// The whole state of a transport and its device, but for what a disk's file holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportState {
     /// DeviceFeaturesSel.
     pub device_features_select: u32,
@@ -44,9 +45,42 @@ pub struct TransportState {
     /// InterruptStatus.
     pub interrupt_status: u32,
     /// The queues' registers and positions.
+    #[serde(with = "queues")]
     pub queues: Vec<QueueState>,
     /// The device's own.
     pub device: DeviceState,
+}
+
+/// [`TransportState::queues`], whose type another crate has, as they are stored.
+mod queues {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use virtio_queue::QueueState;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(remote = "QueueState")]
+    struct Fields {
+        max_size: u16,
+        next_avail: u16,
+        next_used: u16,
+        event_idx_enabled: bool,
+        size: u16,
+        ready: bool,
+        desc_table: u64,
+        avail_ring: u64,
+        used_ring: u64,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    struct Stored(#[serde(with = "Fields")] QueueState);
+
+    pub fn serialize<S: Serializer>(queues: &[QueueState], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(queues.iter().copied().map(Stored))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<QueueState>, D::Error> {
+        let stored = Vec::<Stored>::deserialize(from)?;
+        Ok(stored.into_iter().map(|Stored(queue)| queue).collect())
+    }
 }
 
 /// A device behind its registers.

@@ -12,6 +12,7 @@ pub mod mmio;
 pub mod request;
 pub mod rng;
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 pub use self::request::Request;
@@ -60,7 +61,7 @@ pub trait Device: fmt::Debug + Send {
 }
 
 /// What devices remember beyond the transport's registers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceState {
     /// A disk.
     Block {

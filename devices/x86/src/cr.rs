@@ -5,6 +5,7 @@
 
 use crate::cpuid::Features;
 use bitfield_struct::bitfield;
+use serde::{Deserialize, Serialize};
 
 /// The guest gets #GP(0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +13,7 @@ pub struct GeneralProtection;
 
 /// CR0.
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cr0 {
     /// Protection enable.
     pub pe: bool,
@@ -123,7 +124,7 @@ impl Cr3 {
 
 /// CR4.
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cr4 {
     /// Virtual-8086 mode extensions.
     pub vme: bool,
@@ -253,7 +254,7 @@ impl Cr4 {
 
 /// IA32_EFER.
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct Efer {
     /// SYSCALL and SYSRET.
     pub sce: bool,

@@ -1,10 +1,11 @@
 //! Exception vectors and their error codes. SDM Vol. 3A 7.13 "Error Code", 7.15 "Exception and Interrupt Reference".
 
 use bitfield_struct::bitfield;
+use serde::{Deserialize, Serialize};
 
 /// The error code of #PF. SDM Vol. 3A 5.7 "Page-Fault Exceptions".
 #[bitfield(u32)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageFaultCode {
     /// P: the page was present, so a protection was violated.
     pub present: bool,

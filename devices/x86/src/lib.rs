@@ -12,6 +12,7 @@ pub mod fault;
 pub mod lbr;
 pub mod model;
 pub mod msr;
+pub mod paging;
 pub mod pmu;
 pub mod pt;
 pub mod rdt;

@@ -5,6 +5,7 @@
 use crate::model::CpuidRow;
 use crate::msr::MsrFault;
 use bitfield_struct::bitfield;
+use serde::{Deserialize, Serialize};
 
 /// What a model's processor trace can do: CPUID leaf 14H, and what else decides about its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +160,7 @@ const fn find(rows: &[CpuidRow], leaf: u32, subleaf: u32) -> [u32; 4] {
 
 /// IA32_RTIT_CTL. SDM Vol. 3C 33.2.8.2 "IA32_RTIT_CTL MSR".
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct RtitCtl {
     /// Enables tracing.
     pub trace_en: bool,
@@ -290,7 +291,7 @@ impl RtitCtl {
 
 /// IA32_RTIT_STATUS. SDM Vol. 3C 33.2.8.4 "IA32_RTIT_STATUS MSR".
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct RtitStatus {
     /// The IP may be traced.
     pub filter_en: bool,
@@ -343,7 +344,7 @@ impl RtitStatus {
 
 /// IA32_RTIT_OUTPUT_MASK_PTRS. SDM Vol. 3C 33.2.8.8 "IA32_RTIT_OUTPUT_MASK_PTRS MSR".
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct RtitMaskPtrs {
     /// Forced to 1s.
     #[bits(7)]

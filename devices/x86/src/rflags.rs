@@ -1,10 +1,11 @@
 //! RFLAGS. SDM Vol. 1 3.4.3 "EFLAGS Register".
 
 use bitfield_struct::bitfield;
+use serde::{Deserialize, Serialize};
 
 /// RFLAGS.
 #[bitfield(u64)]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct RFlags {
     /// Carry.
     pub cf: bool,
@@ -62,6 +63,34 @@ impl RFlags {
     pub const fn canonical(value: u64) -> u64 {
         value & Self::IMPLEMENTED | Self::RESET
     }
+}
+
+/// Masks of flags, for what is moved and merged as a word.
+pub mod flag {
+    use super::RFlags;
+
+    /// Trap.
+    pub const TF: u64 = RFlags::new().with_tf(true).into_bits();
+    /// Interrupt enable.
+    pub const IF: u64 = RFlags::new().with_interrupt(true).into_bits();
+    /// Direction.
+    pub const DF: u64 = RFlags::new().with_df(true).into_bits();
+    /// I/O privilege level.
+    pub const IOPL: u64 = RFlags::new().with_iopl(3).into_bits();
+    /// Nested task.
+    pub const NT: u64 = RFlags::new().with_nt(true).into_bits();
+    /// Resume.
+    pub const RF: u64 = RFlags::new().with_rf(true).into_bits();
+    /// Virtual-8086 mode.
+    pub const VM: u64 = RFlags::new().with_vm(true).into_bits();
+    /// Alignment check.
+    pub const AC: u64 = RFlags::new().with_ac(true).into_bits();
+    /// Virtual interrupt flag.
+    pub const VIF: u64 = RFlags::new().with_vif(true).into_bits();
+    /// Virtual interrupt pending.
+    pub const VIP: u64 = RFlags::new().with_vip(true).into_bits();
+    /// Can be changed.
+    pub const ID: u64 = RFlags::new().with_id(true).into_bits();
 }
 
 #[cfg(test)]

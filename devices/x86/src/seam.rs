@@ -11,6 +11,7 @@
 //! the words as [`Watch`], and reach the processor and memory through [`Processor`] and [`TraceMem`].
 
 use crate::fault::PageFaultCode;
+use serde::{Deserialize, Serialize};
 
 /// How control was transferred, or that it might have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -198,7 +199,7 @@ impl Default for Appetite {
 }
 
 /// What the units want of the machine after they have been told something.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use]
 pub struct Effects {
     /// A #DB with these bits to be set in DR6: a fault where the word was [`Watch::before`], else a trap.
@@ -242,7 +243,7 @@ impl Effects {
 }
 
 /// The width of code, as packets and records name it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CodeSize {
     /// CS.D clear, outside 64-bit mode.
     #[default]
@@ -265,7 +266,7 @@ impl CodeSize {
 }
 
 /// Where a processor stands: all that filters ask about.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Context {
     /// Privilege level: 0 in real-address mode, 3 in virtual-8086 mode.
     pub cpl: u8,
@@ -369,7 +370,7 @@ pub enum Change {
 }
 
 /// Why a transaction was aborted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Abort {
     /// XABORT with this operand.
     Explicit(u8),
@@ -575,7 +576,7 @@ pub trait Watch {
 }
 
 /// A translation that failed on behalf of a unit: the guest gets #PF.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageFault {
     /// The linear address, which goes to CR2.
     pub address: u64,

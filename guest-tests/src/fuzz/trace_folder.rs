@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use minivmm::recording::Options;
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
-use trace::export::{folded::Stacks, perf};
+use trace::export::{self, Callgrind, Export, FlameGraph, Folded, OutFile, Perfetto, perf};
 use trace::format::{FrameHeader, Kind};
 use trace::linux::Recorded;
 use trace::symbols::SymbolTable;
-use trace::view::{Calls, Names, Totals, Window, view};
+use trace::view::{Names, Totals, Window};
 use trace::{Decode, Trace, raw};
 
 /// The files that a directory may have, by number.
@@ -92,20 +92,36 @@ fn read(folder: &Path) {
     for cpu in 0..trace.cpus().min(2) {
         trace.info(cpu);
         let (_, summary) = trace.count(cpu, &options, |_| {}).expect("files can be read");
-        let mut stacks = Stacks::default();
         let window = Window {
             threads: 1,
             ..Window::default()
         };
-        let mut calls = Calls::new(&names, &mut stacks);
-        let totals = view(&trace, cpu, &window, &mut calls, &mut |_, _| {}).expect("files can be read");
+        let file = |name| OutFile::create(&folder.join(name), true).expect("a file of ours");
+        let mut forms: [Box<dyn Export>; 4] = [
+            Box::new(Folded::new(file("folded"))),
+            Box::new(FlameGraph::new(file("svg"), "title")),
+            Box::new(Callgrind::new(file("callgrind"), "command")),
+            Box::new(Perfetto::new(file("json"), "title", 2)),
+        ];
+        let job = export::Job {
+            trace: &trace,
+            names: &names,
+            window,
+            cpus: &[cpu],
+        };
+        let totals = export::calls(&job, &mut forms, &mut |_, _, _| {}).expect("files can be read");
         let seen = |totals: &Totals| (totals.instructions, totals.gaps, totals.lost);
         assert_eq!(
             seen(&totals),
             (summary.flow.instructions, summary.flow.gaps, summary.lost)
         );
-        drop(calls);
-        assert_eq!(stacks.total(), totals.instructions);
+        for form in forms {
+            form.finish(&names).expect("files of ours can be written");
+        }
+        let folded = fs::read_to_string(folder.join("folded")).expect("it was written");
+        let count = |line: &str| line.rsplit(' ').next().and_then(|count| count.parse::<u64>().ok());
+        let all: u64 = folded.lines().filter_map(count).sum();
+        assert_eq!(all, totals.instructions, "each instruction is in one stack");
         cpus.push(cpu);
     }
     if let Err(error) = raw::export(&trace, &folder.join("raw"), &mut |_, _| {}) {
@@ -118,6 +134,7 @@ fn read(folder: &Path) {
         cpus: &cpus,
         path: &folder.join("perf"),
         force: false,
+        totals: None,
     };
     if let Err(error) = perf::export(&job, &mut |_, _, _| {}) {
         line(error);

@@ -151,7 +151,7 @@ fn protected(model: &'static CpuModel, memory: &Memory, handler: u64) -> Box<Cpu
     let gate = handler & 0xFFFF | 8 << 16 | 0x8E00 << 32 | (handler >> 16) << 48;
     memory.write(TABLES + 0x100 + 8 * 0x80, &gate.to_le_bytes()).unwrap();
     let mut state = CpuState::reset(model);
-    (state.rip, state.gpr[4], state.cr0) = (CODE, STACK, 0x31);
+    (state.rip, state.gpr[4], state.cr0) = (CODE, STACK, 0x31.into());
     let segment = |selector, attributes| Segment {
         selector,
         base: 0,

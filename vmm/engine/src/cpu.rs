@@ -3,23 +3,26 @@
 // decoder computed, without a check per access.
 #![allow(unsafe_code)]
 
+use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use x86::cr::{Cr0, Cr4, Efer};
 use x86::model::CpuModel;
-use x86::seam::{Abort, BranchRecord};
+use x86::rflags::{RFlags, flag as rf};
+use x86::seam::Abort;
 
 use crate::Undefined;
-use crate::block::JumpCache;
 use crate::bus::Bus;
-use crate::core::Core;
 use crate::exec::xsave::Layout;
 use crate::flags;
 use crate::fpu::FpuState;
 use crate::op::{Link, Op, Reason, Stop, Template};
-use crate::tlb::Tlb;
-use crate::transaction::{Room, Shared, Transaction};
+use crate::shared::Shared;
+use crate::state::Hot;
+use crate::transaction::{OpenTransaction, Room, Transaction};
 use crate::watch::Watched;
 
 /// Segment register numbers as instructions encode them (SDM Vol. 2A 2.1.5 "Addressing-Mode Encoding of ModR/M and SIB Bytes").
@@ -60,7 +63,7 @@ pub(crate) mod slot {
 }
 
 /// A segment register with its hidden part (SDM Vol. 3A 3.4.3 "Segment Registers").
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// The visible part.
     pub selector: u16,
@@ -115,7 +118,7 @@ impl Segment {
 }
 
 /// GDTR or IDTR.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// Linear base address.
     pub base: u64,
@@ -124,7 +127,7 @@ pub struct Table {
 }
 
 /// What the processor is doing (SDM Vol. 3C 25.4.2 "Guest Non-Register State", activity state).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activity {
     /// Executing instructions.
     #[default]
@@ -140,7 +143,7 @@ pub enum Activity {
 }
 
 /// What MONITOR and MWAIT have set up (SDM Vol. 2B "MONITOR", "MWAIT").
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Monitor {
     /// Guest-physical address of the armed line, a multiple of 64.
     pub line: Option<u64>,
@@ -151,6 +154,7 @@ pub struct Monitor {
 /// MSRs that the core holds itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // They are the manual's names.
+#[derive(Serialize, Deserialize)]
 pub struct CoreMsrs {
     pub star: u64,
     pub lstar: u64,
@@ -168,22 +172,23 @@ pub struct CoreMsrs {
 /// The whole state of a processor as plain data.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)] // They are the manual's names.
+#[derive(Serialize, Deserialize)]
 pub struct CpuState {
     /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     pub gpr: [u64; 16],
     pub rip: u64,
-    pub rflags: u64,
+    pub rflags: RFlags,
     /// ES, CS, SS, DS, FS, GS.
     pub segments: [Segment; 6],
     pub ldtr: Segment,
     pub tr: Segment,
     pub gdtr: Table,
     pub idtr: Table,
-    pub cr0: u64,
+    pub cr0: Cr0,
     pub cr2: u64,
     pub cr3: u64,
-    pub cr4: u64,
-    pub efer: u64,
+    pub cr4: Cr4,
+    pub efer: Efer,
     pub dr: [u64; 8],
     pub xcr0: u64,
     /// PKRU: the XSAVE component 9.
@@ -263,52 +268,22 @@ pub(crate) mod mode {
 /// One logical processor.
 #[repr(C)]
 pub struct Cpu {
-    r: [u64; slot::COUNT],
-    /// Arithmetic flags, in the form of [`crate::flags`].
-    pub(crate) nf: u64,
-    /// Steps left in this run, the running block already taken off.
-    pub(crate) budget: i64,
-    pub(crate) ip_mask: u64,
-    pub(crate) cs_base: u64,
-    pub(crate) mode: u32,
-    pub(crate) stop: Reason,
-    /// The running block holds one instruction, so that it may do what needs a look right after it.
-    pub(crate) solo: bool,
-    pub(crate) cpl: u8,
-    /// An access to the bus with side effects was made.
-    pub(crate) bus_used: bool,
-    /// Where the next branch record goes, and where there is no room for it.
-    pub(crate) record_at: *mut BranchRecord,
-    pub(crate) record_end: *mut BranchRecord,
-    /// What a record's last two words are made of: the machine's step clock at the end of what this chain was granted (less
-    /// the budget, it is the present one), and the present privilege level as a record has it, at source and target.
-    pub(crate) record_rest: [u64; 2],
-    /// Instruction pointer: valid outside chains.
-    pub(crate) rip: u64,
-    /// RFLAGS without the arithmetic flags.
-    pub(crate) rflags: u64,
-    /// The link that the block which is looked up next should be entered in; null for none.
-    pub(crate) link: *mut *const Op,
+    /// At its beginning: who has a pointer to the processor has one to these.
+    hot: Hot,
     pub(crate) event: Option<Event>,
-    /// Where a load that took the slow path has put its bytes.
-    pub(crate) bounce: [u8; 8],
-    /// Where a read-modify-write will go back to.
+    /// Where a read-modify-write will go back to, unless `direct` says.
     pub(crate) bounce_to: crate::mem::Bounce,
-    /// Where it is if it is plain RAM that the TLB leads to; else null, and `bounce_to` says.
-    pub(crate) direct: *mut u8,
-    pub(crate) tlb: Tlb,
-    pub(crate) jumps: JumpCache,
 
     pub(crate) seg: [Segment; 6],
     pub(crate) ldtr: Segment,
     pub(crate) tr: Segment,
     pub(crate) gdtr: Table,
     pub(crate) idtr: Table,
-    pub(crate) cr0: u64,
+    pub(crate) cr0: Cr0,
     pub(crate) cr2: u64,
     pub(crate) cr3: u64,
-    pub(crate) cr4: u64,
-    pub(crate) efer: u64,
+    pub(crate) cr4: Cr4,
+    pub(crate) efer: Efer,
     pub(crate) dr: [u64; 8],
     pub(crate) xcr0: u64,
     /// Set by `set_pkru` alone: what the TLB grants depends on it.
@@ -323,7 +298,6 @@ pub struct Cpu {
     pub(crate) shadow_at: u64,
     /// Step count at which RFLAGS.RF is set: between the instruction that set it and the end of the next one.
     pub(crate) rf_at: u64,
-    pub(crate) fpu: FpuState,
     /// Steps before this run.
     pub(crate) steps: u64,
     pub(crate) iterations: u64,
@@ -344,9 +318,9 @@ pub struct Cpu {
     pub(crate) maxphyaddr: u32,
     /// The part's linear-address width: what registers that hold addresses take, whatever CR4.LA57 says.
     pub(crate) linear_bits: u32,
-    /// How far this processor has read [`Core::new_code`].
+    /// How far this processor has read [`crate::ram::Ram::retired_writes`].
     pub(crate) code_seen: u64,
-    /// Of [`Core::dirty_asked`] likewise.
+    /// Of [`crate::ram::Ram::dirty_asked`] likewise.
     pub(crate) dirty_asked: u64,
     /// PAUSE has retired, and `yield_on_pause` is set.
     pub(crate) paused: bool,
@@ -358,14 +332,16 @@ pub struct Cpu {
     /// Steps at which a load of SS holds debug exceptions off.
     pub(crate) stack_shadow_at: u64,
     pub(crate) watched: Watched,
-    pub(crate) transaction: Option<Shared>,
+    pub(crate) transaction: Option<OpenTransaction>,
+    /// Events that were delivered between instructions: with the steps, how the run loop knows that it gets on.
+    pub(crate) deliveries: u64,
     /// Why the transaction aborts, where that ended the chain.
     pub(crate) abort_cause: Abort,
     /// CPUID says RTM_ALWAYS_ABORT.
     pub(crate) always_abort: bool,
     /// What a transaction may write.
     pub(crate) room: Room,
-    core: Option<NonNull<Core>>,
+    shared: Option<NonNull<Shared>>,
     bus: Option<NonNull<dyn Bus>>,
 
     /// The machine's step clock: instructions and REP iterations over all processors, in the order they ran.
@@ -381,42 +357,39 @@ pub struct Cpu {
 /// DR6.BLD, which is clear where a bus lock led to a debug exception.
 pub(crate) const BUS_LOCK: u64 = 1 << 11;
 
+impl Deref for Cpu {
+    type Target = Hot;
+
+    #[inline(always)]
+    fn deref(&self) -> &Hot {
+        &self.hot
+    }
+}
+
+impl DerefMut for Cpu {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Hot {
+        &mut self.hot
+    }
+}
+
 impl Cpu {
     /// A processor after power-up (SDM Vol. 3A 10.1.1 "Processor State After Reset").
     pub fn new(model: &'static CpuModel) -> Box<Cpu> {
         let mut cpu = Box::new(Cpu {
-            r: [0; slot::COUNT],
-            nf: 0,
-            budget: 0,
-            ip_mask: 0xffff,
-            cs_base: 0,
-            mode: 0,
-            stop: Reason::Resolve,
-            solo: false,
-            cpl: 0,
-            bus_used: false,
-            record_at: core::ptr::null_mut(),
-            record_end: core::ptr::null_mut(),
-            record_rest: [0; 2],
-            rip: 0,
-            rflags: 2,
-            link: core::ptr::null_mut(),
+            hot: Hot::new(),
             event: None,
-            bounce: [0; 8],
             bounce_to: crate::mem::Bounce::default(),
-            direct: core::ptr::null_mut(),
-            tlb: Tlb::new(),
-            jumps: JumpCache::new(),
             seg: [Segment::default(); 6],
             ldtr: Segment::default(),
             tr: Segment::default(),
             gdtr: Table::default(),
             idtr: Table::default(),
-            cr0: 0,
+            cr0: Cr0::new(),
             cr2: 0,
             cr3: 0,
-            cr4: 0,
-            efer: 0,
+            cr4: Cr4::new(),
+            efer: Efer::new(),
             dr: [0; 8],
             xcr0: 1,
             pkru: 0,
@@ -427,7 +400,6 @@ impl Cpu {
             nmi_blocked: false,
             shadow_at: u64::MAX,
             rf_at: u64::MAX,
-            fpu: FpuState::default(),
             steps: 0,
             iterations: 0,
             granted: 0,
@@ -449,10 +421,11 @@ impl Cpu {
             stack_shadow_at: u64::MAX,
             watched: Watched::new(),
             transaction: None,
+            deliveries: 0,
             abort_cause: Abort::Event,
             always_abort: model.features().rtm_always_abort(),
             room: Room::of(model),
-            core: None,
+            shared: None,
             bus: None,
             clock: 0,
             want_window: false,
@@ -471,7 +444,7 @@ impl Cpu {
         CpuState {
             gpr,
             rip: self.rip,
-            rflags: self.rflags() | ((self.rf_at == self.steps) as u64) << 16,
+            rflags: RFlags::from_bits(self.rflags()).with_rf(self.rf_at == self.steps),
             segments: self.seg,
             ldtr: self.ldtr,
             tr: self.tr,
@@ -506,7 +479,7 @@ impl Cpu {
     pub fn set_state(&mut self, s: &CpuState) {
         self.r[..16].copy_from_slice(&s.gpr);
         self.rip = s.rip;
-        self.set_rflags(s.rflags);
+        self.set_rflags(s.rflags.into_bits());
         self.seg = s.segments;
         self.ldtr = s.ldtr;
         self.tr = s.tr;
@@ -529,7 +502,7 @@ impl Cpu {
         self.steps = s.steps;
         self.iterations = s.iterations;
         self.shadow_at = if s.shadow { s.steps } else { u64::MAX };
-        self.rf_at = if s.rflags & (1 << 16) != 0 { s.steps } else { u64::MAX };
+        self.rf_at = if s.rflags.rf() { s.steps } else { u64::MAX };
         self.stack_shadow_at = if s.stack_shadow { s.steps } else { u64::MAX };
         self.watched.observed = s.observed.map_or((u64::MAX, 0), |linear| (s.steps, linear));
         self.watched.pending = s.pending_debug;
@@ -571,7 +544,7 @@ impl Cpu {
 
     /// An external interrupt would be taken now: IF is set and no shadow holds it off.
     pub fn interruptible(&self) -> bool {
-        self.rflags & x86_if() != 0 && self.shadow_at != self.steps && self.activity_allows()
+        self.rflags & rf::IF != 0 && self.shadow_at != self.steps && self.activity_allows()
     }
 
     /// A non-maskable interrupt would be taken now.
@@ -597,7 +570,7 @@ impl Cpu {
     /// States Following Power-up, Reset, or INIT"), then waiting for a start-up IPI unless this is the bootstrap processor.
     pub fn init(&mut self, bootstrap: bool) {
         let old = self.state();
-        let cr0 = old.cr0 & 0x6000_0000 | 0x10;
+        let cr0 = Cr0::RESET.with_cd(old.cr0.cd()).with_nw(old.cr0.nw());
         self.set_state(&CpuState {
             cr0,
             xcr0: old.xcr0,
@@ -959,7 +932,8 @@ impl Cpu {
     }
 
     /// The block at an address, if it was met lately; null otherwise. An address that is found needs no further check: its
-    /// page is in the TLB.
+    /// page is in the TLB. The sum is not cut to 32 bits outside 64-bit mode, to keep the mask out of every return: one that
+    /// wraps is beyond all that the cache holds, and the run loop, which cuts it, finds the block.
     #[inline(always)]
     pub(crate) fn lookup(&self, rip: u64) -> *const Op {
         let linear = rip.wrapping_add(self.cs_base);
@@ -979,13 +953,19 @@ impl Cpu {
         self.enter(t)
     }
 
+    /// The instruction pointer at the start of the running page.
+    #[inline(always)]
+    pub(crate) fn page_ip(&self) -> u64 {
+        self.get::<8>(slot::PAGE)
+    }
+
     pub(crate) fn set_page(&mut self, page: u64) {
         self.r[slot::PAGE as usize / 8] = page;
     }
 
     /// Lends the processor its surroundings for the length of a run.
-    pub(crate) fn attach(&mut self, core: NonNull<Core>, bus: &mut dyn Bus) {
-        self.core = Some(core);
+    pub(crate) fn attach(&mut self, shared: NonNull<Shared>, bus: &mut dyn Bus) {
+        self.shared = Some(shared);
         // SAFETY: Only the lifetime is dropped; `detach` ends the loan before `Engine::run` returns.
         self.bus = Some(unsafe {
             core::mem::transmute::<NonNull<dyn Bus + '_>, NonNull<dyn Bus + 'static>>(NonNull::from(bus))
@@ -993,14 +973,14 @@ impl Cpu {
     }
 
     pub(crate) fn detach(&mut self) {
-        self.core = None;
+        self.shared = None;
         self.bus = None;
     }
 
-    /// Memory map and code cache.
+    /// What the processors of the machine share.
     #[inline(always)]
-    pub(crate) fn core(&mut self) -> &mut Core {
-        let mut p = self.core.expect("the processor runs inside Engine::run");
+    pub(crate) fn shared(&mut self) -> &mut Shared {
+        let mut p = self.shared.expect("the processor runs inside Engine::run");
         // SAFETY: `attach` took it from the engine's own box, which `Engine::run` borrows exclusively and does not touch itself
         // while handlers run; the borrow of `self` keeps a second one from being made.
         unsafe { p.as_mut() }
@@ -1022,7 +1002,7 @@ impl Cpu {
     /// Recomputes what depends on CS, SS, CR0, EFER and CPL: call after any of them changes.
     pub(crate) fn refresh_mode(&mut self) {
         let cs = self.seg[CS];
-        let long_mode = self.efer & (1 << 10) != 0;
+        let long_mode = self.efer.lma();
         let mode = if long_mode && cs.long() {
             self.cs_base = 0;
             self.ip_mask = u64::MAX;
@@ -1033,7 +1013,7 @@ impl Cpu {
             let size = if cs.big() { mode::SIZE32 } else { mode::SIZE16 };
             let stack = if self.seg[SS].big() { mode::STACK32 } else { 0 };
             let flat = [DS, ES, SS].iter().all(|&s| self.seg[s].flat_data());
-            let code = self.core().code_number(cs.base, cs.limit);
+            let code = self.shared().keys.code(cs.base, cs.limit);
             size | stack | if flat { mode::FLAT } else { 0 } | code << mode::CODE_SHIFT
         };
         let transaction = if self.transaction.is_some() {
@@ -1067,7 +1047,7 @@ impl Cpu {
     /// Protected mode outside virtual-8086 mode.
     #[inline]
     pub(crate) fn protected(&self) -> bool {
-        self.cr0 & 1 != 0 && self.rflags & (1 << 17) == 0
+        self.cr0.pe() && self.rflags & rf::VM == 0
     }
 }
 
@@ -1082,18 +1062,25 @@ fn stay_a_branch<const N: u8>() {
     }
 }
 
-fn x86_if() -> u64 {
-    1 << 9
-}
-
 impl CpuState {
+    /// The linear address of the next instruction. Outside 64-bit mode it is the sum of CS base and EIP modulo 4 GiB
+    /// (SDM Vol. 3A 3.4 "Logical and Linear Addresses"); in 64-bit mode CS has no base.
+    pub fn linear_rip(&self) -> u64 {
+        let cs = self.segments[CS];
+        if self.efer.lma() && cs.long() {
+            self.rip
+        } else {
+            self.rip.wrapping_add(cs.base) & 0xffff_ffff
+        }
+    }
+
     /// After power-up: real mode at the reset vector (SDM Vol. 3A 10.1.1 "Processor State After Reset").
     pub fn reset(model: &CpuModel) -> CpuState {
         let mut s = CpuState {
             rip: 0xfff0,
-            rflags: 2,
+            rflags: RFlags::from_bits(RFlags::RESET),
             segments: [Segment::real(0); 6],
-            cr0: 0x6000_0010,
+            cr0: Cr0::RESET,
             dr: [0, 0, 0, 0, 0, 0, 0xffff_0ff0, 0x400],
             xcr0: 1,
             idtr: Table { base: 0, limit: 0xffff },

@@ -18,7 +18,7 @@ impl Cpu {
     pub(crate) fn deliver(&mut self, event: Event) -> Done {
         // Whoever comes back from a handler looks at the line again: MWAIT does not wait.
         self.monitor.line = None;
-        let switched = if self.cr0 & 1 == 0 {
+        let switched = if !self.cr0.pe() {
             self.deliver_real(event)?;
             false
         } else {

@@ -1,23 +1,30 @@
 //! The software x86-64 CPU, exact to the retired instruction.
 //!
 //! A processor ([`Cpu`]) runs on an [`Engine`], which holds the map of guest RAM and the cache of decoded blocks; everything
-//! else it meets is behind [`bus::Bus`]. Instructions are decoded by iced-x86 into small ops ([`decode`]) whose handlers call
+//! else it meets is behind [`bus::Bus`]. Instructions are decoded by iced-x86 into small ops ([`frontend`], [`lower`]) whose handlers call
 //! one another in a chain ([`op`]); memory goes through a software TLB ([`tlb`], [`mem`], [`mmu`]).
 
 mod block;
 pub mod bus;
-mod core;
+mod code_memory;
 mod cpu;
-mod decode;
 mod event;
 mod exec;
 mod flags;
 pub mod fpu;
+mod frontend;
+mod jumps;
+mod key;
+mod lines;
+mod lower;
 mod mem;
 pub mod mmu;
 mod op;
+mod ram;
 mod segment;
+mod shared;
 mod snapshot;
+mod state;
 mod step;
 mod task;
 mod tlb;
@@ -26,10 +33,10 @@ pub mod undefined;
 mod virtual8086;
 mod watch;
 
-pub use crate::core::RamRegion;
 pub use crate::cpu::{
     Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, Monitor, SS, Segment, Source, Table,
 };
+pub use crate::ram::RamRegion;
 pub use crate::step::Engine;
 pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations};
 pub use crate::transaction::Transaction;

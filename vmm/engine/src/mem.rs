@@ -1,8 +1,9 @@
 //! Guest memory as instructions reach it: a fast path per access size through the TLB, and slow paths for everything else
 //! (misses, page crossings, devices, stores to code, faults).
-// Guest memory is one of the rooms where `unsafe` is allowed: see `core`.
+// Guest memory is one of the rooms where `unsafe` is allowed: see `ram`.
 #![allow(unsafe_code)]
 
+use x86::rflags::flag as rf;
 use x86::seam::{Abort, AccessKind};
 
 use crate::cpu::{Cpu, SS, slot};
@@ -73,12 +74,6 @@ unsafe fn exchange16(p: *mut u8, expected: u128, new: u128) -> u128 {
     }
     (high as u128) << 64 | low as u128
 }
-
-const CR0_AM: u64 = 1 << 18;
-const CR4_SMAP: u64 = 1 << 21;
-const CR4_PCIDE: u64 = 1 << 17;
-const CR4_LA57: u64 = 1 << 12;
-const AC: u64 = 1 << 18;
 
 /// The alignment of an operand by its length (SDM Vol. 3A Table 7-7 "Alignment Requirements by Data Type"). Vectors are left
 /// out: parts may check unaligned ones or not (SDM Vol. 2A Table 2-21 "Type 4 Class Exception Conditions"), and ours do not.
@@ -353,8 +348,8 @@ impl Cpu {
             && std::is_x86_feature_detected!("cmpxchg16b")
         {
             self.stored(span.first.gpa, 16);
-            if self.core().is_code(span.first.gpa, 16) {
-                self.core().invalidate_page(span.first.gpa, crate::block::STALE);
+            if self.shared().blocks.covers(span.first.gpa, 16) {
+                self.shared().invalidate_page(span.first.gpa);
             }
             // SAFETY: The host has the instruction; `p` is 16 aligned bytes of guest RAM.
             return Ok(unsafe { exchange16(p, expected, new) });
@@ -466,7 +461,7 @@ impl Cpu {
         }
         for (place, len) in span.parts(len) {
             let (gpa, len) = (place.gpa, len as u64);
-            if place.host.is_none() || self.core().is_code(gpa, len) || self.core().is_line(gpa, len) {
+            if place.host.is_none() || self.shared().blocks.covers(gpa, len) || self.shared().lines.touch(gpa, len) {
                 self.need_solo()?;
             }
         }
@@ -480,8 +475,8 @@ impl Cpu {
         match place.host {
             Some(p) => {
                 self.stored(place.gpa, bytes.len() as u64);
-                if self.core().is_code(place.gpa, bytes.len() as u64) {
-                    self.core().invalidate_page(place.gpa, crate::block::STALE);
+                if self.shared().blocks.covers(place.gpa, bytes.len() as u64) {
+                    self.shared().invalidate_page(place.gpa);
                 }
                 // SAFETY: As in `get_part`.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len()) }
@@ -504,8 +499,8 @@ impl Cpu {
     /// Notes a store of the slow path. One to a monitored line ends the run, so that whoever waits for it goes on from this step,
     /// wherever the run would have ended otherwise.
     fn stored(&mut self, gpa: u64, len: u64) {
-        self.bus_used |= self.core().is_line(gpa, len);
-        self.core().stored(gpa, len);
+        self.bus_used |= self.shared().lines.touch(gpa, len);
+        self.shared().stored(gpa, len);
     }
 
     /// The instruction must be the only one of its block from here on.
@@ -584,7 +579,7 @@ impl Cpu {
     /// Bits above the linear-address width are copies of its top bit (SDM Vol. 1 3.3.7.1 "Canonical Addressing").
     #[inline]
     pub(crate) fn canonical(&self, linear: u64) -> bool {
-        let shift = if self.cr4 & CR4_LA57 != 0 { 7 } else { 16 };
+        let shift = if self.cr4.la57() { 7 } else { 16 };
         ((linear << shift) as i64 >> shift) as u64 == linear
     }
 
@@ -598,7 +593,7 @@ impl Cpu {
     /// Alignment is checked: CPL 3, CR0.AM and EFLAGS.AC (SDM Vol. 3A 7.15, "Interrupt 17—Alignment Check Exception (#AC)").
     #[inline]
     pub(crate) fn checks_alignment(&self) -> bool {
-        self.cpl == 3 && self.cr0 & CR0_AM != 0 && self.rflags & AC != 0
+        self.cpl == 3 && self.cr0.am() && self.rflags & rf::AC != 0
     }
 
     /// #AC(0) for an address that is not a multiple of `align`, where that is checked; 0 for one that has been found not to be.
@@ -619,12 +614,12 @@ impl Cpu {
             return Ok(place);
         }
         let paging = self.paging(self.cpl == 3);
-        match mmu::walk(self.core(), &paging, linear, access) {
+        match mmu::walk(&mut self.shared().ram, &paging, linear, access) {
             Ok(page) => {
-                let host = self.core().host(page.gpa);
+                let host = self.shared().ram.host(page.gpa);
                 if let Some(host) = host {
                     let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
-                    let write = self.core().stores(page.gpa, write);
+                    let write = self.shared().ram.stores(page.gpa, write);
                     let exec = self.silent_fetches(*self.tlb.entry(linear), linear, host as u64, page.exec);
                     self.tlb.fill(linear, host as u64, read, write, exec);
                     self.tlb.note(linear, &page);
@@ -648,8 +643,8 @@ impl Cpu {
         if !e.stores_to(linear) {
             return None;
         }
-        let page = self.core().gpa(e.host)?;
-        if self.core().claim_write(page) {
+        let page = self.shared().ram.gpa(e.host)?;
+        if self.shared().ram.claim_write(page) {
             self.tlb.let_stores(set, linear);
         }
         let offset = linear & 0xfff;
@@ -677,7 +672,7 @@ impl Cpu {
     /// Disarms the monitored line if somebody has stored to it.
     pub(crate) fn look_at_line(&mut self) {
         let Some(line) = self.monitor.line else { return };
-        let now = self.core().watch_line(line);
+        let now = self.shared().watch_line(line);
         self.hold_stores_back();
         match self.monitor_seen {
             Some(seen) if seen != now => self.monitor.line = None,
@@ -693,7 +688,7 @@ impl Cpu {
             cr4: self.cr4,
             efer: self.efer,
             user,
-            smap: !user && self.cr4 & CR4_SMAP != 0 && (self.rflags & AC == 0 || self.cpl == 3),
+            smap: !user && self.cr4.smap() && (self.rflags & rf::AC == 0 || self.cpl == 3),
             maxphyaddr: self.maxphyaddr,
             huge: self.huge_pages,
             pkru: self.pkru,
@@ -733,8 +728,8 @@ impl Cpu {
                 && !part.is_empty()
             {
                 self.stored(place.gpa, part.len() as u64);
-                if self.core().is_code(place.gpa, part.len() as u64) {
-                    self.core().invalidate_page(place.gpa, crate::block::STALE);
+                if self.shared().blocks.covers(place.gpa, part.len() as u64) {
+                    self.shared().invalidate_page(place.gpa);
                 }
                 // SAFETY: As in `read_system`.
                 unsafe { core::ptr::copy_nonoverlapping(part.as_ptr(), p, part.len()) }
@@ -768,7 +763,7 @@ impl Cpu {
     }
 
     fn system_place(&mut self, linear: u64, access: Access, who: Who) -> Done<Place> {
-        let linear = if self.efer & 1 << 10 != 0 {
+        let linear = if self.efer.lma() {
             if !self.canonical(linear) {
                 return Err(self.gp(0));
             }
@@ -779,7 +774,7 @@ impl Cpu {
         let mut paging = self.paging(who == Who::Stack(3));
         // Implicit accesses ignore EFLAGS.AC.
         if who == Who::System {
-            paging.smap = self.cr4 & CR4_SMAP != 0;
+            paging.smap = self.cr4.smap();
         }
         let privilege = match (paging.user, paging.smap) {
             (true, _) => Privilege::User,
@@ -803,12 +798,12 @@ impl Cpu {
                 });
             }
         }
-        match mmu::walk(self.core(), &paging, linear, access) {
+        match mmu::walk(&mut self.shared().ram, &paging, linear, access) {
             Ok(page) => {
-                let host = self.core().host(page.gpa);
+                let host = self.shared().ram.host(page.gpa);
                 if let (Some(set), Some(host)) = (set, host) {
                     let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
-                    let write = self.core().stores(page.gpa, write);
+                    let write = self.shared().ram.stores(page.gpa, write);
                     let known = self.tlb.entry_of(set, linear);
                     let exec = self.silent_fetches(known, linear, host as u64, page.exec);
                     self.tlb.fill_in(set, linear, host as u64, read, write, exec);
@@ -827,19 +822,17 @@ impl Cpu {
 
     /// The present address space's number.
     fn pcid(&self) -> u16 {
-        if self.cr4 & CR4_PCIDE != 0 {
-            (self.cr3 & 0xfff) as u16
-        } else {
-            0
-        }
+        if self.cr4.pcide() { (self.cr3 & 0xfff) as u16 } else { 0 }
     }
 
     /// Chooses the TLB set for the present address space and privilege: call after CR3, CPL, EFLAGS.AC or CR4 change.
     pub(crate) fn select_tlb(&mut self) {
-        self.tlb.select(self.pcid(), self.privilege());
+        let (pcid, privilege) = (self.pcid(), self.privilege());
+        self.tlb.select(pcid, privilege);
         if self.watched.appetite.code != 0 {
             // What is announced is announced of an address space. That an entry outlives its number there is no guest's right.
-            self.tlb.root(self.cr3 & !0x1f);
+            let root = self.cr3 & !0x1f;
+            self.tlb.root(root);
         }
     }
 
@@ -849,7 +842,7 @@ impl Cpu {
             Privilege::Aligned
         } else if self.cpl == 3 {
             Privilege::User
-        } else if self.cr4 & CR4_SMAP != 0 && self.rflags & AC == 0 {
+        } else if self.cr4.smap() && self.rflags & rf::AC == 0 {
             Privilege::Guarded
         } else {
             Privilege::Supervisor
@@ -865,12 +858,17 @@ impl Cpu {
     /// have been asked for.
     pub(crate) fn hold_stores_back(&mut self) {
         let mut seen = self.code_seen;
-        match self.core().new_code(&mut seen).map(|new| new.collect::<Vec<u64>>()) {
+        match self
+            .shared()
+            .ram
+            .retired_writes(&mut seen)
+            .map(|new| new.collect::<Vec<u64>>())
+        {
             Some(new) => new.into_iter().for_each(|host| self.tlb.hold_back(host)),
             None => self.tlb.hold_all_back(),
         }
         self.code_seen = seen;
-        let asked = self.core().dirty_asked;
+        let asked = self.shared().ram.dirty_asked;
         if self.dirty_asked != asked {
             self.dirty_asked = asked;
             self.tlb.hold_all_back();

@@ -1,6 +1,8 @@
 //! The guest's page walk (SDM Vol. 3A chapter 5 "Paging").
 
-use crate::core::Core;
+use x86::cr::{Cr0, Cr4, Efer};
+
+use crate::ram::Ram;
 
 /// What is being done to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +19,13 @@ pub enum Access {
 #[derive(Clone, Copy, Debug)]
 pub struct Paging {
     /// CR0.
-    pub cr0: u64,
+    pub cr0: Cr0,
     /// CR3.
     pub cr3: u64,
     /// CR4.
-    pub cr4: u64,
+    pub cr4: Cr4,
     /// IA32_EFER.
-    pub efer: u64,
+    pub efer: Efer,
     /// A user-mode access: CPL 3, and not an implicit supervisor access.
     pub user: bool,
     /// SMAP applies: supervisor-mode data accesses to user pages fault.
@@ -81,30 +83,19 @@ const D: u64 = 1 << 6;
 const PS: u64 = 1 << 7;
 const NX: u64 = 1 << 63;
 
-const CR0_PG: u64 = 1 << 31;
-const CR0_WP: u64 = 1 << 16;
-const CR4_PSE: u64 = 1 << 4;
-const CR4_PAE: u64 = 1 << 5;
-const CR4_LA57: u64 = 1 << 12;
-const CR4_SMEP: u64 = 1 << 20;
-const CR4_PKE: u64 = 1 << 22;
-const CR4_PKS: u64 = 1 << 24;
-const EFER_LMA: u64 = 1 << 10;
-const EFER_NXE: u64 = 1 << 11;
-
 /// Walks the paging structures for one access, setting accessed and dirty bits. Errors: the #PF error code.
-pub(crate) fn walk(core: &mut Core, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+pub(crate) fn walk(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
     walk_structures(core, p, linear, access, true)
 }
 
 /// Finds out what `walk` would answer, and changes nothing.
-pub(crate) fn probe(core: &mut Core, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+pub(crate) fn probe(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
     walk_structures(core, p, linear, access, false)
 }
 
 #[inline(always)]
-fn walk_structures(core: &mut Core, p: &Paging, linear: u64, access: Access, commit: bool) -> Result<Page, u32> {
-    if p.cr0 & CR0_PG == 0 {
+fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, commit: bool) -> Result<Page, u32> {
+    if !p.cr0.pg() {
         let gpa = linear & 0xffff_f000;
         return Ok(Page {
             gpa,
@@ -116,7 +107,7 @@ fn walk_structures(core: &mut Core, p: &Paging, linear: u64, access: Access, com
             key: None,
         });
     }
-    let nxe = p.efer & EFER_NXE != 0;
+    let nxe = p.efer.nxe();
     let mut code = 0;
     if access == Access::Write {
         code |= code::WRITE;
@@ -124,15 +115,15 @@ fn walk_structures(core: &mut Core, p: &Paging, linear: u64, access: Access, com
     if p.user {
         code |= code::USER;
     }
-    if access == Access::Fetch && (nxe && p.cr4 & CR4_PAE != 0 || p.cr4 & CR4_SMEP != 0) {
+    if access == Access::Fetch && (nxe && p.cr4.pae() || p.cr4.smep()) {
         code |= code::FETCH;
     }
     let physical = (1u64 << p.maxphyaddr) - 1;
-    let pae = p.cr4 & CR4_PAE != 0;
-    let long = p.efer & EFER_LMA != 0;
+    let pae = p.cr4.pae();
+    let long = p.efer.lma();
     let size = if pae { 8 } else { 4 };
     let (mut level, mut table) = match (long, pae) {
-        (true, _) => (if p.cr4 & CR4_LA57 != 0 { 5 } else { 4 }, p.cr3 & physical & !0xfff),
+        (true, _) => (if p.cr4.la57() { 5 } else { 4 }, p.cr3 & physical & !0xfff),
         (false, true) => (3, p.cr3 & 0xffff_ffe0),
         (false, false) => (2, p.cr3 & 0xffff_f000),
     };
@@ -158,8 +149,8 @@ fn walk_structures(core: &mut Core, p: &Paging, linear: u64, access: Access, com
         }
         let pdpte_of_pae = pae && !long && level == 3;
         // A page: the last level, or PS at a level that can map one.
-        let leaf = level == 1
-            || entry & PS != 0 && (level == 2 && (pae || p.cr4 & CR4_PSE != 0) || level == 3 && long && p.huge);
+        let leaf =
+            level == 1 || entry & PS != 0 && (level == 2 && (pae || p.cr4.pse()) || level == 3 && long && p.huge);
         let mut reserved = 0;
         if pae {
             reserved |= !physical & 0x000f_ffff_ffff_f000;
@@ -204,25 +195,15 @@ fn walk_structures(core: &mut Core, p: &Paging, linear: u64, access: Access, com
         }
 
         let supervisor = !p.user;
-        let key = (long && p.cr4 & if user { CR4_PKE } else { CR4_PKS } != 0).then_some((entry >> 59 & 0xf) as u8);
+        let key = (long && if user { p.cr4.pke() } else { p.cr4.pks() }).then_some((entry >> 59 & 0xf) as u8);
         let (key_read, key_write) = key.map_or((true, true), |key| {
             let rights = if user { p.pkru } else { p.pkrs } >> (2 * key);
             let read = rights & 1 == 0;
-            (read, read && (rights & 2 == 0 || supervisor && p.cr0 & CR0_WP == 0))
+            (read, read && (rights & 2 == 0 || supervisor && !p.cr0.wp()))
         });
         let read_ok = if supervisor { !(p.smap && user) } else { user };
-        let write_ok = read_ok
-            && if supervisor {
-                write || p.cr0 & CR0_WP == 0
-            } else {
-                write
-            };
-        let exec_ok = exec
-            && if supervisor {
-                !(p.cr4 & CR4_SMEP != 0 && user)
-            } else {
-                user
-            };
+        let write_ok = read_ok && if supervisor { write || !p.cr0.wp() } else { write };
+        let exec_ok = exec && if supervisor { !(p.cr4.smep() && user) } else { user };
         // Protection keys speak of data accesses only (SDM Vol. 3A 5.6.2 "Protection Keys").
         let (allowed, by_key) = match access {
             Access::Read => (read_ok, key_read),

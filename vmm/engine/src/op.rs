@@ -4,9 +4,14 @@
 //! into the register file. Handlers are written as safe [`Body`] or [`Flow`] types; [`chain`] and [`chain_flow`] wrap them in
 //! the dispatch, which has two expansions: handlers that call the next one as their last act (a sibling call, so the stack
 //! does not grow), and a plain loop that asks each handler for the next op.
+//!
+//! What an op *is* stands beside it and not in it: a handler comes with an [`OpKind`], which names the body that it was made
+//! from. Blocks keep the kinds of their ops for whoever reads ops instead of running them; the interpreter never looks.
 // The engine core is one of the rooms where `unsafe` is allowed: ops are followed by raw pointer, because a bounds check per
 // op would cost more than the op.
 #![allow(unsafe_code)]
+
+use core::any::TypeId;
 
 use crate::cpu::Cpu;
 
@@ -19,6 +24,7 @@ pub(crate) type Done<T = ()> = Result<T, Stop>;
 
 /// Why the chain of handlers ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Reason {
     /// `rip` is where to go on, and no decoded block was at hand.
     Resolve,
@@ -44,13 +50,44 @@ pub(crate) type Next = ();
 pub(crate) type Next = *const Op;
 
 /// Runs one op and what follows it.
-pub(crate) type Handler = unsafe fn(&mut Cpu, *const Op) -> Next;
+pub(crate) type Run = unsafe fn(&mut Cpu, *const Op) -> Next;
+
+/// What an op is: its [`Body`] or [`Flow`] with all parameters.
+pub(crate) struct OpKind {
+    id: fn() -> TypeId,
+    name: fn() -> &'static str,
+}
+
+impl OpKind {
+    /// Whether it is the op that a body or flow defines.
+    pub fn is<T: 'static>(&self) -> bool {
+        (self.id)() == TypeId::of::<T>()
+    }
+
+    /// The body's path and parameters.
+    pub fn name(&self) -> &'static str {
+        (self.name)()
+    }
+}
+
+impl core::fmt::Debug for OpKind {
+    fn fmt(&self, f: &mut core::fmt::Formatter) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How an op is carried out, and what it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handler {
+    pub run: Run,
+    pub kind: &'static OpKind,
+}
 
 /// One decoded operation.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Op {
-    pub f: Handler,
+    pub f: Run,
     /// Destination, as a byte offset into the register file.
     pub dst: u8,
     /// Source, likewise.
@@ -103,19 +140,44 @@ pub(crate) struct Template {
 const _: () = assert!(size_of::<Op>() == 32 && size_of::<Link>() == 32 && size_of::<Template>() == 32);
 
 /// What an op does when it leads to the op after it.
-pub(crate) trait Body {
+pub(crate) trait Body: 'static {
     /// Carries out the op. On `Err` nothing the guest can see has changed.
     fn run(c: &mut Cpu, o: &Op) -> Done;
 }
 
 /// What an op does that ends a block.
-pub(crate) trait Flow {
+pub(crate) trait Flow: 'static {
     /// Carries out the op and says which op is next; null leaves the chain with `Cpu::stop` and `Cpu::rip` set.
     fn run(c: &mut Cpu, o: &Op) -> *const Op;
 }
 
 /// The handler for a body.
-pub(crate) unsafe fn chain<B: Body>(c: &mut Cpu, o: *const Op) -> Next {
+pub(crate) const fn chain<B: Body>() -> Handler {
+    Handler {
+        run: run_body::<B>,
+        kind: const {
+            &OpKind {
+                id: TypeId::of::<B>,
+                name: core::any::type_name::<B>,
+            }
+        },
+    }
+}
+
+/// The handler for a flow op.
+pub(crate) const fn chain_flow<F: Flow>() -> Handler {
+    Handler {
+        run: run_flow::<F>,
+        kind: const {
+            &OpKind {
+                id: TypeId::of::<F>,
+                name: core::any::type_name::<F>,
+            }
+        },
+    }
+}
+
+unsafe fn run_body<B: Body>(c: &mut Cpu, o: *const Op) -> Next {
     // SAFETY: `o` is an op of a block that stays allocated while the chain runs (blocks are freed between chains only).
     match B::run(c, unsafe { &*o }) {
         Ok(()) => {
@@ -137,9 +199,8 @@ pub(crate) unsafe fn chain<B: Body>(c: &mut Cpu, o: *const Op) -> Next {
     }
 }
 
-/// The handler for a flow op.
-pub(crate) unsafe fn chain_flow<F: Flow>(c: &mut Cpu, o: *const Op) -> Next {
-    // SAFETY: As in `chain`.
+unsafe fn run_flow<F: Flow>(c: &mut Cpu, o: *const Op) -> Next {
+    // SAFETY: As in `run_body`.
     let next = F::run(c, unsafe { &*o });
     #[cfg(chained)]
     if !next.is_null() {

@@ -3,9 +3,9 @@
 //!
 //! Where a far transfer means another task it goes on in `task`.
 
-use crate::cpu::{CS, Cpu, DS, ES, FS, GS, SS, Segment, slot};
+use crate::cpu::{CS, Cpu, DS, ES, FS, GS, SS, Segment, mode, slot};
 use crate::mem::Who;
-use crate::op::{Done, Op};
+use crate::op::{Done, Op, Stop};
 
 /// Exception vectors that segment checks raise.
 pub(crate) const TS: u8 = 10;
@@ -13,20 +13,7 @@ pub(crate) const NP: u8 = 11;
 pub(crate) const STACK: u8 = 12;
 pub(crate) const GP: u8 = 13;
 
-/// RFLAGS bits outside the arithmetic ones (SDM Vol. 1 3.4.3 "EFLAGS Register").
-pub(crate) mod rf {
-    pub const TF: u64 = 1 << 8;
-    pub const IF: u64 = 1 << 9;
-    pub const DF: u64 = 1 << 10;
-    pub const IOPL: u64 = 3 << 12;
-    pub const NT: u64 = 1 << 14;
-    pub const RF: u64 = 1 << 16;
-    pub const VM: u64 = 1 << 17;
-    pub const AC: u64 = 1 << 18;
-    pub const VIF: u64 = 1 << 19;
-    pub const VIP: u64 = 1 << 20;
-    pub const ID: u64 = 1 << 21;
-}
+pub(crate) use x86::rflags::flag as rf;
 
 /// A descriptor as it stands in its table (SDM Vol. 3A 3.4.5 "Segment Descriptors").
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +133,7 @@ impl Cpu {
     /// IA-32e mode.
     #[inline]
     pub(crate) fn long_mode(&self) -> bool {
-        self.efer & (1 << 10) != 0
+        self.efer.lma()
     }
 
     /// I/O privilege level.
@@ -762,7 +749,7 @@ impl Cpu {
         if size > 2 {
             mask |= rf::AC | rf::ID;
         }
-        let real = self.cr0 & 1 == 0;
+        let real = !self.cr0.pe();
         if (real || cpl == 0) && !self.virtual8086() {
             mask |= rf::IOPL;
             if size > 2 && !real {
@@ -833,5 +820,61 @@ pub(crate) fn null_stack(selector: u16) -> Segment {
         base: 0,
         limit: 0,
         attributes: (selector & 3) << 5,
+    }
+}
+
+impl Cpu {
+    /// The linear address of an access through a segment, checked (SDM Vol. 3A 6.3 "Limit Checking", 6.4 "Type Checking").
+    pub(crate) fn segmented(&mut self, seg: usize, offset: u64, size: u64, write: bool) -> Done<u64> {
+        let linear = self.within(seg, offset, size, write);
+        linear.ok_or_else(|| self.segment_fault(seg))
+    }
+
+    /// What an access raises that its segment does not allow: #SS for the stack's, #GP for another.
+    pub(crate) fn segment_fault(&mut self, seg: usize) -> Stop {
+        if seg == SS { self.fault(12, Some(0)) } else { self.gp(0) }
+    }
+
+    /// Whether accesses through a segment are checked, as [`Lower::segment_checks`](crate::lower::Lower::segment_checks) tells of an instruction.
+    fn checks_segment(&self, seg: usize) -> bool {
+        !self.is64() && (self.mode & mode::FLAT == 0 || !matches!(seg, 0 | 2 | 3))
+    }
+
+    /// The linear address `at` bytes into an operand of which only the first part's segment check was made: for the `len` bytes
+    /// there; `None` where the segment does not allow the access.
+    pub(crate) fn later_part(&self, o: &Op, linear: u64, at: u64, len: u64) -> Option<u64> {
+        let seg = o.seg as usize;
+        if self.is64() {
+            return Some(linear.wrapping_add(at));
+        }
+        if !self.checks_segment(seg) {
+            return Some(linear.wrapping_add(at) & 0xffff_ffff);
+        }
+        let offset = linear.wrapping_sub(self.seg[seg.min(5)].base) & 0xffff_ffff;
+        self.within(seg, offset + at, len, false)
+    }
+
+    /// The same without the fault: `None` where the segment does not allow the access.
+    pub(crate) fn within(&self, seg: usize, offset: u64, size: u64, write: bool) -> Option<u64> {
+        let s = self.seg[seg.min(5)];
+        if self.is64() {
+            return Some(if seg >= 4 { s.base.wrapping_add(offset) } else { offset });
+        }
+        let code = s.attributes & 8 != 0;
+        let rights = s.present()
+            && if write {
+                !code && s.attributes & 2 != 0
+            } else {
+                !code || s.attributes & 2 != 0
+            };
+        let last = offset + size.max(1) - 1;
+        let expand_down = s.attributes & 0xc == 4;
+        let within = if expand_down {
+            let top = if s.big() { 0xffff_ffff } else { 0xffff };
+            offset > s.limit as u64 && last <= top
+        } else {
+            last <= s.limit as u64
+        };
+        (rights && within).then(|| s.base.wrapping_add(offset) & 0xffff_ffff)
     }
 }

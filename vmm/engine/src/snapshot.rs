@@ -14,12 +14,12 @@ impl Engine {
     /// Guest-physical addresses of the pages of RAM that processors, units and [`Engine::written`] may have written since this
     /// was last asked, ascending; the first time, since the engine was made.
     pub fn take_dirty(&mut self) -> Vec<u64> {
-        self.core.take_dirty()
+        self.shared.ram.take_dirty()
     }
 
     /// What a processor remembers of page tables.
     pub fn translations(&self, cpu: &Cpu) -> Translations {
-        let (spaces, large, huge, keys) = cpu.tlb.state(|host| self.core.gpa(host));
+        let (spaces, large, huge, keys) = cpu.tlb.state(|host| self.shared.ram.gpa(host));
         let watched = &cpu.watched;
         Translations {
             spaces,
@@ -35,7 +35,7 @@ impl Engine {
     /// Disarms a monitored line that has been stored to, of which the processor would hear when it looks next. Its state then
     /// says so.
     pub fn look_at_line(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         cpu.look_at_line();
         cpu.detach();
     }
@@ -44,7 +44,7 @@ impl Engine {
     /// left out.
     pub fn set_translations(&self, cpu: &mut Cpu, translations: &Translations) {
         cpu.tlb
-            .set_state(translations, |gpa| self.core.host(gpa).map(|host| host as u64));
+            .set_state(translations, |gpa| self.shared.ram.host(gpa).map(|host| host as u64));
         // What the units want is compared with this when they are asked next.
         let watched = &mut cpu.watched;
         watched.generation = None;

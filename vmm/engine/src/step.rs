@@ -5,25 +5,29 @@
 use core::ptr::NonNull;
 
 use x86::model::CpuModel;
+use x86::rflags::flag as rf;
 use x86::seam::{Abort, Change, Effects};
 
-use crate::block::STALE;
+use crate::block::BlockCache;
 use crate::bus::{Bus, Processor};
-use crate::core::{Core, RamRegion};
 use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
-use crate::decode::{self, MAX, Shown, Source, Trouble};
+use crate::frontend::{self, MAX, Shown, Source, Trouble};
+use crate::key::Key;
+use crate::lower::{Lowered, control::Stale};
 use crate::mmu::{self, Access};
-use crate::op::{Done, Op, Reason, Stop, enter_chain};
+use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
+use crate::ram::RamRegion;
+use crate::shared::Shared;
 use crate::watch::{EventOrigin, View};
 use crate::{Exit, HostLacks, Options};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
 pub struct Engine {
-    pub(crate) core: Box<Core>,
+    pub(crate) shared: Box<Shared>,
     shown: Shown,
     options: Options,
     /// Ops of the block being decoded, and of blocks that are run once.
-    scratch: Vec<Op>,
+    scratch: Lowered,
 }
 
 /// #DB.
@@ -33,8 +37,68 @@ pub(crate) const DEBUG: Event = Event {
     source: EventSource::Exception,
 };
 
-/// Faults in a row without a step after which [`Engine::run`] returns.
-const MAX_FAULTS: u32 = 1000;
+/// Events in a row without a step after which [`Engine::run`] returns.
+const MAX_EVENTS: u64 = 1000;
+/// Rounds of the run loop without a step or an event after which it has a defect. An instruction that first hands records over,
+/// asks the units and wants a block of its own takes less than ten.
+const MAX_IDLE: u32 = 1000;
+
+/// Whether the run loop gets on: steps and events show it.
+struct Progress {
+    steps: u64,
+    /// Events delivered when the last step was made.
+    events: u64,
+    /// Events delivered so far.
+    delivered: u64,
+    /// Rounds since either grew.
+    idle: u32,
+}
+
+impl Progress {
+    fn new(cpu: &Cpu) -> Progress {
+        Progress {
+            steps: cpu.steps_now(),
+            events: cpu.deliveries,
+            delivered: cpu.deliveries,
+            idle: 0,
+        }
+    }
+
+    /// One more round begins: why it must not, if so. A guest whose exceptions never end makes no steps, and must not keep the
+    /// caller from looking at its own limits; rounds in which not even an exception is delivered are the engine's own fault or
+    /// that of a unit.
+    #[inline]
+    fn round(&mut self, cpu: &Cpu, blocks: &BlockCache) -> Option<Exit> {
+        let steps = cpu.steps_now();
+        if steps != self.steps {
+            (self.steps, self.idle) = (steps, 0);
+            (self.events, self.delivered) = (cpu.deliveries, cpu.deliveries);
+            return None;
+        }
+        self.stalled(cpu, blocks)
+    }
+
+    #[cold]
+    fn stalled(&mut self, cpu: &Cpu, blocks: &BlockCache) -> Option<Exit> {
+        if cpu.deliveries != self.delivered {
+            (self.delivered, self.idle) = (cpu.deliveries, 0);
+            return (self.delivered - self.events >= MAX_EVENTS).then_some(Exit::Bus);
+        }
+        self.idle += 1;
+        (self.idle > MAX_IDLE).then(|| {
+            let mut what = format!(
+                "the engine makes no progress at {:#x} (RIP {:#x}, {:?})",
+                cpu.linear(cpu.rip),
+                cpu.rip,
+                cpu.stop
+            );
+            if let Some(block) = blocks.newest() {
+                what += &format!("; decoded last: {block}");
+            }
+            Exit::Defect(what)
+        })
+    }
+}
 
 /// How long the block at RIP may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,10 +121,10 @@ impl Engine {
     pub unsafe fn new(ram: Vec<RamRegion>, model: &'static CpuModel, options: Options) -> Result<Engine, HostLacks> {
         crate::host_can(model, options)?;
         Ok(Engine {
-            core: Box::new(Core::new(&ram)),
+            shared: Box::new(Shared::new(&ram, chain_flow::<Stale>().run)),
             shown: Shown::new(model, options.undefined),
             options,
-            scratch: Vec::new(),
+            scratch: Lowered::default(),
         })
     }
 
@@ -68,13 +132,13 @@ impl Engine {
     ///
     /// An open transaction is aborted: what it reads is not followed, so that any write may be one that it must not miss.
     pub fn written(&mut self, gpa: u64, len: u64) {
-        self.core.undo(Abort::Conflict, Some((gpa, len)));
-        self.core.written(gpa, len, STALE);
+        self.shared.undo(Abort::Conflict, Some((gpa, len)));
+        self.shared.written(gpa, len);
     }
 
     /// Has the units look at a processor between two runs: they are asked what they want to hear.
     pub fn ask(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         self.question(cpu);
         cpu.detach();
     }
@@ -86,7 +150,7 @@ impl Engine {
         bus: &mut B,
         f: impl FnOnce(&mut B, &mut dyn Processor) -> T,
     ) -> T {
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         let tsc = bus.tsc(cpu.clock);
         let seen = f(bus, &mut View::between(cpu, tsc));
         cpu.detach();
@@ -129,8 +193,8 @@ impl Engine {
     /// Somebody else has run the guest for a while, and may have written any of its memory: drops all decoded code, and counts
     /// every page as written.
     pub fn forget_code(&mut self) {
-        self.core.flush();
-        self.core.all_dirty = true;
+        self.shared.flush();
+        self.shared.ram.all_dirty = true;
     }
 
     /// Delivers an event that another processor had begun to deliver in this one's place: `cpu` is at the instruction that it
@@ -168,21 +232,21 @@ impl Engine {
 
     /// Lends a processor its surroundings. The transaction of another one that is open ends: there is somebody to see it.
     fn attach(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) {
-        self.core.part(cpu.transaction.as_ref());
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        self.shared.part(cpu.transaction.as_ref());
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
     }
 
     /// A processor's turn is over: its transaction, if one is open, is undone, and aborts when the processor runs next. To be
     /// called before memory is looked at on behalf of anybody else.
     pub fn end_turn(&mut self, cpu: &Cpu) {
-        self.core.part(cpu.transaction.as_ref());
-        self.core.part(None);
+        self.shared.part(cpu.transaction.as_ref());
+        self.shared.part(None);
     }
 
     /// Forgets what the processor knows of blocks that are gone, and recomputes its mode if that is out of date.
     pub(crate) fn catch_up(&mut self, cpu: &mut Cpu) {
-        if cpu.generation != self.core.generation {
-            cpu.generation = self.core.generation;
+        if cpu.generation != self.shared.blocks.generation {
+            cpu.generation = self.shared.blocks.generation;
             cpu.jumps.clear();
             cpu.bind_boundaries();
         }
@@ -197,7 +261,7 @@ impl Engine {
         if cpu.activity != Activity::Waiting {
             return cpu.activity == Activity::Running;
         }
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         self.catch_up(cpu);
         self.end_wait(cpu);
         cpu.detach();
@@ -275,6 +339,7 @@ impl Engine {
     }
 
     pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
+        cpu.deliveries += 1;
         let origin = EventOrigin::of_processor(cpu);
         let delivered = self.deliver_whole(cpu, event);
         if !cpu.watched.tell {
@@ -402,10 +467,11 @@ impl Engine {
     }
 
     fn run_attached(&mut self, cpu: &mut Cpu) -> Exit {
-        // Budget at the last fault, and faults since a step was made: a guest whose exceptions never end makes no steps, and
-        // must not keep the caller from looking at its own limits.
-        let (mut faulted_at, mut faults) = (i64::MAX, 0);
+        let mut progress = Progress::new(cpu);
         loop {
+            if let Some(exit) = progress.round(cpu, &self.shared.blocks) {
+                return exit;
+            }
             // Whatever it was that the host heard, it was before anything that follows.
             if cpu.watched.stop {
                 return Exit::Budget;
@@ -429,7 +495,7 @@ impl Engine {
                 return Exit::Budget;
             }
             if cpu.want_window
-                && cpu.rflags & (1 << 9) != 0
+                && cpu.rflags & rf::IF != 0
                 && cpu.shadow_at != cpu.steps + (cpu.granted - cpu.budget) as u64
             {
                 return Exit::Window;
@@ -444,9 +510,9 @@ impl Engine {
             if cpu.watched.appetite.every_instruction && (self.observe(cpu) || cpu.watched.stop) {
                 continue;
             }
-            let stepping = cpu.rflags & (1 << 8) != 0;
+            let stepping = cpu.rflags & rf::TF != 0;
             // A shadow lasts one instruction; whoever waits for the window wants to hear right after it.
-            let shadowed = cpu.want_window && cpu.rflags & (1 << 9) != 0;
+            let shadowed = cpu.want_window && cpu.rflags & rf::IF != 0;
             let single = stepping || shadowed || cpu.watched.appetite.every_instruction || cpu.watched.pending != 0;
             let length = if single { Length::Cut(1) } else { Length::Whole };
             // No further than the next tick: a step is an instruction at most.
@@ -503,16 +569,12 @@ impl Engine {
                     cpu.watched.pending = 0;
                     self.follow(cpu, effects);
                     self.deliver(cpu, event);
-                    faults = if faulted_at == cpu.budget { faults + 1 } else { 0 };
-                    faulted_at = cpu.budget;
-                    if faults == MAX_FAULTS {
-                        return Exit::Bus;
-                    }
                 }
                 Reason::Replay if cpu.budget <= 0 => return Exit::Budget,
                 Reason::Replay => {
                     return Exit::Defect(format!(
-                        "the instruction at {:#x} asks for a block of its own within one",
+                        "the instruction at {:#x} (RIP {:#x}) asks for a block of its own within one",
+                        cpu.linear(cpu.rip),
                         cpu.rip
                     ));
                 }
@@ -595,13 +657,13 @@ impl Engine {
     /// Runs the chain that begins at RIP, and says what ended it.
     fn chain(&mut self, cpu: &mut Cpu, length: Length) -> Reason {
         let link = core::mem::replace(&mut cpu.link, core::ptr::null_mut());
-        let generation = self.core.generation;
+        let generation = self.shared.blocks.generation;
         let (first, host) = match self.find(cpu, length) {
             Ok(found) => found,
             Err(Stop) => return cpu.stop,
         };
-        if !link.is_null() && length == Length::Whole && generation == self.core.generation {
-            self.core.set_link(link, first, host);
+        if !link.is_null() && length == Length::Whole && generation == self.shared.blocks.generation {
+            self.shared.blocks.link(link, first, host);
         }
         // SAFETY: `find` returns the first op of a live block.
         let n = unsafe { (*first).rem } as i64;
@@ -626,19 +688,16 @@ impl Engine {
         cpu.granted += rest;
         cpu.budget += rest;
         if cpu.second_page_moved {
-            let mut next = cpu.rip.wrapping_add(cpu.cs_base) & !0xfff;
-            next = next.wrapping_add(0x1000);
-            if !cpu.is64() {
-                next &= 0xffff_ffff;
-            }
+            let linear = cpu.linear(cpu.rip);
+            let next = cpu.next_page(linear);
             let Ok((_, now)) = self.fetch(cpu, next) else {
                 return cpu.stop;
             };
             // SAFETY: As above; a straddling block begins with the check that failed, and the check names the page.
             let moved = unsafe { (*first).imm } != now as u64;
-            let linear = cpu.rip.wrapping_add(cpu.cs_base);
             if moved && let Ok((gpa, _)) = self.fetch(cpu, linear) {
-                self.core.forget(gpa | linear & 0xfff, cpu.mode);
+                let gpa = gpa | linear & 0xfff;
+                self.shared.blocks.forget(Key { gpa, mode: cpu.mode });
             }
         }
         cpu.stop
@@ -646,8 +705,7 @@ impl Engine {
 
     /// The block at RIP, with its host page; decodes it if need be. `Err`: the fetch faults.
     fn find(&mut self, cpu: &mut Cpu, length: Length) -> Done<(*const Op, u64)> {
-        let linear = cpu.rip.wrapping_add(cpu.cs_base);
-        let linear = if cpu.is64() { linear } else { linear & 0xffff_ffff };
+        let linear = cpu.linear(cpu.rip);
         let limit = if cpu.is64() {
             u64::MAX
         } else {
@@ -665,14 +723,19 @@ impl Engine {
         let (gpa, host) = self.fetch(cpu, linear)?;
         cpu.set_page(cpu.rip.wrapping_sub(linear & 0xfff));
         let at = gpa | linear & 0xfff;
+        let key = Key {
+            gpa: at,
+            mode: cpu.mode,
+        };
         if length == Length::Whole
-            && let Some(first) = self.core.block(at, cpu.mode)
+            && let Some(first) = self.shared.blocks.find(key)
         {
-            cpu.jumps.set(linear, host as u64, first, cpu.mode);
+            let mode = cpu.mode;
+            cpu.jumps.set(linear, host as u64, first, mode);
             return Ok((first, host as u64));
         }
-        if self.core.full() {
-            self.core.flush();
+        if self.shared.full() {
+            self.shared.flush();
             self.catch_up(cpu);
         }
         // SAFETY: `fetch` gave a page of guest RAM. Nothing writes it while this borrow lives: the processor is not running.
@@ -693,21 +756,17 @@ impl Engine {
             boundaries: &boundaries,
         };
         let mut second = None;
-        let mut result = decode::decode(&self.shown, &source, &mut self.scratch);
+        let mut result = frontend::decode(&self.shown, &source, &mut self.scratch);
         if matches!(result, Err(Trouble::NeedsSecondPage)) {
             if limit <= 0x1000 - (linear & 0xfff) {
                 return Err(cpu.gp(0));
             }
-            let mut next_linear = (linear & !0xfff).wrapping_add(0x1000);
-            if !cpu.is64() {
-                next_linear &= 0xffff_ffff;
-            }
-            let (gpa, host) = self.fetch(cpu, next_linear)?;
+            let (gpa, host) = self.fetch(cpu, cpu.next_page(linear))?;
             // SAFETY: As for the first page.
             source.next = Some(unsafe { core::slice::from_raw_parts(host.cast_const(), 16) });
             source.next_host = host as u64;
             second = Some(gpa);
-            result = decode::decode(&self.shown, &source, &mut self.scratch);
+            result = frontend::decode(&self.shown, &source, &mut self.scratch);
             // The first page must still be in the TLB beside it: they differ in their lowest page bit, so it is.
         }
         let decoded = match result {
@@ -716,26 +775,19 @@ impl Engine {
         };
         cpu.announce(linear, at, decoded.bytes)?;
         if let Some(gpa) = second {
-            let next = (linear & !0xfff).wrapping_add(0x1000);
-            let next = if cpu.is64() { next } else { next & 0xffff_ffff };
-            cpu.announce(next, gpa & !0xfff, decoded.second)?;
+            cpu.announce(cpu.next_page(linear), gpa & !0xfff, decoded.second)?;
         }
         if length != Length::Whole {
             if length != Length::Cut(1) {
-                self.core.mark_bytes(at, decoded.bytes);
+                self.shared.mark_bytes(at, decoded.bytes);
                 cpu.hold_stores_back();
             }
-            return Ok((self.scratch.as_ptr(), host as u64));
+            return Ok((self.scratch.ops.as_ptr(), host as u64));
         }
-        let first = self.core.insert(
-            at,
-            cpu.mode,
-            &self.scratch,
-            decoded.bytes,
-            second.map(|gpa| (gpa, decoded.second)),
-        );
+        let first = self.shared.insert(key, &self.scratch, &decoded, second);
         cpu.hold_stores_back();
-        cpu.jumps.set(linear, host as u64, first, cpu.mode);
+        let mode = cpu.mode;
+        cpu.jumps.set(linear, host as u64, first, mode);
         Ok((first, host as u64))
     }
 
@@ -746,20 +798,20 @@ impl Engine {
         }
         let e = cpu.tlb.entry(linear);
         if e.exec == linear & !0xfff
-            && let Some(gpa) = self.core.gpa(e.host)
+            && let Some(gpa) = self.shared.ram.gpa(e.host)
         {
             return Ok((gpa, e.host as *mut u8));
         }
         let paging = cpu.paging(cpu.cpl == 3);
-        match mmu::walk(&mut self.core, &paging, linear, Access::Fetch) {
+        match mmu::walk(&mut self.shared.ram, &paging, linear, Access::Fetch) {
             Ok(page) => {
                 // Code outside RAM: what is not there reads all ones, which is no instruction.
-                let Some(host) = self.core.host(page.gpa) else {
+                let Some(host) = self.shared.ram.host(page.gpa) else {
                     return Err(cpu.ud());
                 };
                 cpu.announce(linear & !0xfff, page.gpa & !0xfff, 0)?;
                 let (read, write) = cpu.unwatched_rights(linear, page.read, page.write && page.dirty);
-                let write = self.core.stores(page.gpa, write);
+                let write = self.shared.ram.stores(page.gpa, write);
                 cpu.tlb.fill(linear, host as u64, read, write, page.exec);
                 cpu.tlb.note(linear, &page);
                 Ok((page.gpa, host))

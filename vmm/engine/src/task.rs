@@ -86,9 +86,6 @@ const TRAP: u64 = 0x64;
 
 /// The busy bit of a TSS descriptor's type.
 const BUSY: u8 = 2;
-const CR0_TS: u64 = 8;
-const CR0_PG: u64 = 1 << 31;
-const CR4_PAE: u64 = 1 << 5;
 /// L0 to L3 and LE of DR7.
 const LOCAL: u64 = 0x155;
 
@@ -222,7 +219,7 @@ impl Cpu {
         self.tr = d.segment(selector);
         self.tr.attributes |= BUSY as u16;
 
-        self.cr0 |= CR0_TS;
+        self.cr0.set_ts(true);
         self.dr[7] &= !LOCAL;
         self.watched.ask = true;
         if why != Why::Event {
@@ -316,11 +313,11 @@ impl Cpu {
         let virtual8086 = flags & rf::VM != 0;
         self.cpl = if virtual8086 { 3 } else { (selectors[CS] & 3) as u8 };
 
-        if wide && self.cr0 & CR0_PG != 0 {
+        if wide && self.cr0.pg() {
             self.cr3 = cr3;
             self.change(x86::seam::Change::Cr3);
             self.tlb.flush_pcid(0);
-            if self.cr4 & CR4_PAE != 0 {
+            if self.cr4.pae() {
                 self.check_pdptes(cr3)?;
             }
         }

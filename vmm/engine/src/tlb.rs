@@ -90,6 +90,7 @@ struct Set {
     entries: Box<[Entry; ENTRIES]>,
 }
 
+#[repr(C)]
 pub(crate) struct Tlb {
     current: *mut Entry,
     now: usize,
@@ -139,6 +140,9 @@ fn clear(entries: &mut [Entry; ENTRIES]) {
 }
 
 impl Tlb {
+    /// Where the pointer to the entries in use is.
+    pub const CURRENT: usize = core::mem::offset_of!(Tlb, current);
+
     pub fn new() -> Tlb {
         let mut sets: Vec<Set> = (0..SETS)
             .map(|_| {

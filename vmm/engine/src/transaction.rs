@@ -22,6 +22,7 @@
 //! # Left out
 //! Lock elision: its prefixes are ignored, as the manual allows.
 
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -30,11 +31,11 @@ use x86::model::CpuModel;
 use x86::msr::IA32_DEBUGCTL;
 use x86::seam::{Abort, Change};
 
-use crate::core::Core;
 use crate::cpu::{Cpu, slot};
 use crate::fpu::FpuState;
 use crate::mem::Bounce;
 use crate::op::{Done, Reason, Stop};
+use crate::shared::Shared;
 use crate::step::{DEBUG, Engine};
 
 /// EAX bit 5 after an abort: transactions were nested (SDM Vol. 1 Table 16-1 "RTM Abort Status Definition").
@@ -44,7 +45,7 @@ const NESTED: u32 = 1 << 5;
 pub(crate) const MAX_NESTING: u8 = 7;
 
 /// An open transaction as plain data: what an abort puts back.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transaction {
     /// General registers at XBEGIN.
     pub gpr: [u64; 16],
@@ -65,13 +66,34 @@ pub struct Transaction {
     /// The machine's step clock at XBEGIN.
     pub begun: u64,
     /// Lines that have been written, by guest-physical address, as they were.
+    #[serde(with = "lines")]
     pub lines: BTreeMap<u64, [u8; 64]>,
     /// The abort that waits for the processor to run again; memory is as it was.
     pub doomed: Option<Abort>,
 }
 
+/// [`Transaction::lines`] as a list.
+mod lines {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    type Lines = BTreeMap<u64, [u8; 64]>;
+
+    pub fn serialize<S: Serializer>(lines: &Lines, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(lines.iter().map(|(at, line)| (at, line.as_slice())))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lines, D::Error> {
+        let list = Vec::<(u64, Vec<u8>)>::deserialize(from)?;
+        let line = |(at, line): (u64, Vec<u8>)| Some((at, line.try_into().ok()?));
+        let lines = list.into_iter().map(line).collect::<Option<_>>();
+        lines.ok_or_else(|| D::Error::custom("a line is 64 bytes"))
+    }
+}
+
 /// A transaction that the processor and the keeper of memory both hold.
-pub(crate) type Shared = Rc<RefCell<Transaction>>;
+pub(crate) type OpenTransaction = Rc<RefCell<Transaction>>;
 
 /// What a transaction may write: lines in each set, and sets.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +145,7 @@ impl Cpu {
             lines: BTreeMap::new(),
             doomed: self.always_abort.then_some(Abort::Event),
         }));
-        self.core().transaction = Some(transaction.clone());
+        self.shared().transaction = Some(transaction.clone());
         self.transaction = Some(transaction);
         self.refresh_mode();
     }
@@ -131,7 +153,7 @@ impl Cpu {
     /// What was written stays. When the transaction began.
     pub(crate) fn commit_transaction(&mut self) -> u64 {
         let begun = self.transaction.take().map_or(0, |open| open.borrow().begun);
-        self.core().transaction = None;
+        self.shared().transaction = None;
         self.refresh_mode();
         begun
     }
@@ -161,7 +183,7 @@ impl Cpu {
             };
             // What the TLB led to at once has no physical address yet.
             let offset = place.gpa & 0xfff;
-            let Some(page) = self.core().gpa(host as u64 - offset) else {
+            let Some(page) = self.shared().ram.gpa(host as u64 - offset) else {
                 return Err(self.abort(Abort::MemoryType));
             };
             let (first, last) = ((page + offset) & !63, (page + offset + len as u64 - 1) & !63);
@@ -175,7 +197,7 @@ impl Cpu {
                     return Err(self.abort(Abort::Capacity));
                 }
                 let mut bytes = [0; 64];
-                if self.core().read_ram(line, &mut bytes).is_err() {
+                if self.shared().ram.read(line, &mut bytes).is_err() {
                     return Err(self.abort(Abort::MemoryType));
                 }
                 t.lines.insert(line, bytes);
@@ -185,9 +207,9 @@ impl Cpu {
     }
 }
 
-impl Core {
+impl Shared {
     /// Somebody without a part in the open transaction is about to run: it is undone, and its processor will hear of it.
-    pub fn part(&mut self, own: Option<&Shared>) {
+    pub fn part(&mut self, own: Option<&OpenTransaction>) {
         match (&self.transaction, own) {
             (Some(open), own) if own.is_none_or(|own| !Rc::ptr_eq(open, own)) => {
                 self.undo(Abort::Conflict, None);
@@ -214,14 +236,14 @@ impl Core {
             if let Some((gpa, len)) = except {
                 let mut now = [0; 64];
                 // The line was read when it was kept.
-                let _ = self.read_ram(line, &mut now);
+                let _ = self.ram.read(line, &mut now);
                 for (old, (now, at)) in old.iter_mut().zip(now.into_iter().zip(line..)) {
                     if at.wrapping_sub(gpa) < len {
                         *old = now;
                     }
                 }
             }
-            let _ = self.write_ram(line, &old, crate::block::STALE);
+            let _ = self.write_ram(line, &old);
         }
     }
 
@@ -249,12 +271,12 @@ impl Engine {
             return;
         };
         if self
-            .core
+            .shared
             .transaction
             .as_ref()
             .is_some_and(|open| Rc::ptr_eq(open, &transaction))
         {
-            self.core.undo(cause, None);
+            self.shared.undo(cause, None);
         }
         let transaction = transaction.borrow();
         let from = cpu.linear(cpu.rip);
@@ -310,7 +332,7 @@ impl Engine {
     /// Undoes the open transaction of a processor that has nothing to say any more: it is reset.
     pub(crate) fn drop_transaction(&mut self, cpu: &mut Cpu) {
         if cpu.transaction.take().is_some() {
-            self.core.undo(Abort::Event, None);
+            self.shared.undo(Abort::Event, None);
         }
     }
 }

@@ -14,27 +14,23 @@ use crate::cpu::{CS, Cpu, SS};
 use crate::op::{Done, Op};
 use crate::segment::rf;
 
-const CR4_VME: u64 = 1;
-const CR4_PVI: u64 = 2;
-
 /// Bytes of the redirection bitmap, which ends where the I/O permission bitmap begins.
 const REDIRECTION: u64 = 32;
 
 impl Cpu {
     /// Virtual-8086 mode with extensions, below IOPL 3: VIF stands for IF.
     pub(crate) fn has_virtual_if(&self) -> bool {
-        self.virtual8086() && self.cr4 & CR4_VME != 0 && self.iopl() < 3
+        self.virtual8086() && self.cr4.vme() && self.iopl() < 3
     }
 
     /// CLI and STI change VIF: in virtual-8086 mode with VME, or at CPL 3 with PVI.
     fn flips_virtual_if(&self) -> bool {
-        let on = if self.virtual8086() { CR4_VME } else { CR4_PVI };
-        self.cpl == 3 && self.iopl() < 3 && self.cr4 & on != 0
+        self.cpl == 3 && self.iopl() < 3 && self.virtual_interrupts()
     }
 
     /// The flag that CLI and STI change (SDM Vol. 2A "CLI", Vol. 2B "STI").
     pub(crate) fn interrupt_flag(&mut self) -> Done<u64> {
-        if self.cr0 & 1 == 0 || self.cpl <= self.iopl() {
+        if !self.cr0.pe() || self.cpl <= self.iopl() {
             return Ok(rf::IF);
         }
         if self.flips_virtual_if() {
@@ -46,10 +42,19 @@ impl Cpu {
     /// VIF and VIP are both set where they count: #GP before the next instruction.
     pub(crate) fn virtual_interrupt_due(&self) -> bool {
         const BOTH: u64 = rf::VIF | rf::VIP;
-        if self.rflags & BOTH != BOTH || self.cr0 & 1 == 0 || self.cpl != 3 {
+        if self.rflags & BOTH != BOTH || !self.cr0.pe() || self.cpl != 3 {
             return false;
         }
-        self.cr4 & if self.virtual8086() { CR4_VME } else { CR4_PVI } != 0
+        self.virtual_interrupts()
+    }
+
+    /// VIF and VIP count: CR4.VME in virtual-8086 mode, CR4.PVI elsewhere.
+    fn virtual_interrupts(&self) -> bool {
+        if self.virtual8086() {
+            self.cr4.vme()
+        } else {
+            self.cr4.pvi()
+        }
     }
 
     /// FLAGS as PUSHF and a redirected INT n push them below IOPL 3: IF shows VIF, IOPL shows 3.
@@ -72,7 +77,7 @@ impl Cpu {
     /// INT n in virtual-8086 mode (SDM Vol. 3B 22.3.3 "Class 3—Software Interrupt Handling in Virtual-8086 Mode"): the new
     /// instruction pointer if the program's own vector table served it, `None` if the IDT is to.
     pub(crate) fn redirect(&mut self, o: &Op, vector: u8) -> Done<Option<u64>> {
-        if self.cr4 & CR4_VME != 0 && !self.intercepted(vector)? {
+        if self.cr4.vme() && !self.intercepted(vector)? {
             return self.own_vector(o, vector).map(Some);
         }
         if self.iopl() < 3 {

@@ -16,12 +16,12 @@
 use std::rc::Rc;
 
 use x86::fault::PageFaultCode;
+use x86::rflags::flag as rf;
 use x86::seam::{
     Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, Code, CodeSize, Context, Effects, EventRecord, Far,
     Flow, PageFault, Processor, Range, TraceMem, Watch,
 };
 
-use crate::block::STALE;
 use crate::bus::{Bus, MsrFault};
 use crate::cpu::{CS, Cpu, Event, Source, mode};
 use crate::mmu;
@@ -164,6 +164,11 @@ impl Cpu {
     pub(crate) fn linear(&self, ip: u64) -> u64 {
         // Outside 64-bit mode both sums wrap at 4 GiB; within it the base is 0 and the mask all ones.
         (ip & self.ip_mask).wrapping_add(self.cs_base) & self.ip_mask
+    }
+
+    /// The linear address of the page after that of a linear address.
+    pub(crate) fn next_page(&self, linear: u64) -> u64 {
+        (linear & !0xfff).wrapping_add(0x1000) & self.ip_mask
     }
 
     /// Steps of the machine once the instruction of `o` has retired.
@@ -475,7 +480,7 @@ impl Cpu {
         let number = if set.is_empty() {
             0
         } else {
-            self.core().boundary_number(&set)
+            self.shared().boundary_number(&set)
         };
         let w = &mut self.watched;
         w.mode = w.mode & mode::RECORD | number << mode::BOUNDARY_SHIFT;
@@ -612,13 +617,13 @@ impl View<'_> {
     /// accessed and dirty bits.
     fn page(&mut self, la: u64, access: mmu::Access, commit: bool) -> Result<u64, PageFault> {
         // An implicit supervisor access ignores EFLAGS.AC.
-        let smap = self.cpu.cr4 & 1 << 21 != 0;
+        let smap = self.cpu.cr4.smap();
         self.translate(la, access, commit, smap)
     }
 
     fn translate(&mut self, la: u64, access: mmu::Access, commit: bool, smap: bool) -> Result<u64, PageFault> {
         let cpu = &mut *self.cpu;
-        let long = cpu.efer & 1 << 10 != 0;
+        let long = cpu.efer.lma();
         let la = if long { la } else { la & 0xffff_ffff };
         let fault = |code| PageFault {
             address: la,
@@ -634,7 +639,7 @@ impl View<'_> {
         let mut paging = cpu.paging(false);
         paging.smap = smap;
         let walk = if commit { mmu::walk } else { mmu::probe };
-        match walk(cpu.core(), &paging, la, access) {
+        match walk(&mut cpu.shared().ram, &paging, la, access) {
             Ok(page) => Ok(page.gpa | la & 0xfff),
             Err(code) => Err(fault(code)),
         }
@@ -663,7 +668,7 @@ impl TraceMem for View<'_> {
         self.pages(la, bytes.len() as u64, |view, here, span| {
             let gpa = view.page(here, mmu::Access::Read, true)?;
             let part = &mut bytes[span];
-            if view.cpu.core().read_ram(gpa, part).is_err() {
+            if view.cpu.shared().ram.read(gpa, part).is_err() {
                 part.fill(0xff);
             }
             Ok(())
@@ -681,22 +686,23 @@ impl TraceMem for View<'_> {
         self.pages(la, bytes.len() as u64, |view, here, span| {
             let gpa = view.page(here, mmu::Access::Write, true)?;
             // Where there is no RAM the bytes are lost.
-            let _ = view.cpu.core().write_ram(gpa, &bytes[span], STALE);
+            let _ = view.cpu.shared().write_ram(gpa, &bytes[span]);
             Ok(())
         })
     }
 
     fn read_phys(&mut self, pa: u64, bytes: &mut [u8]) -> Result<(), BadPhys> {
         self.cpu
-            .core()
-            .read_ram(pa, bytes)
+            .shared()
+            .ram
+            .read(pa, bytes)
             .map_err(|address| BadPhys { address })
     }
 
     fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys> {
         self.cpu
-            .core()
-            .write_ram(pa, bytes, STALE)
+            .shared()
+            .write_ram(pa, bytes)
             .map_err(|address| BadPhys { address })
     }
 }
@@ -721,7 +727,7 @@ impl Processor for View<'_> {
     fn context(&self) -> Context {
         let c = &*self.cpu;
         let cs = c.seg[CS];
-        let long_mode = c.efer & 1 << 10 != 0;
+        let long_mode = c.efer.lma();
         let wide = long_mode && cs.long();
         Context {
             cpl: c.cpl,
@@ -731,9 +737,9 @@ impl Processor for View<'_> {
                 (false, false) => CodeSize::Bits16,
             },
             long_mode,
-            paging: c.cr0 & 1 << 31 != 0,
+            paging: c.cr0.pg(),
             cr3: c.cr3,
-            interrupts: c.rflags & 1 << 9 != 0,
+            interrupts: c.rflags & rf::IF != 0,
             cs_base: if wide { 0 } else { cs.base },
         }
     }
@@ -743,7 +749,7 @@ impl Processor for View<'_> {
     }
 
     fn cr4(&self) -> u64 {
-        self.cpu.cr4
+        self.cpu.cr4.into_bits()
     }
 
     fn physical(&mut self, linear: u64) -> Option<u64> {

@@ -24,9 +24,9 @@ fn user(bits: u32, data: u64) -> Bench {
     b.user();
     b.write(DATA & !0xf, &[0; 0x100]);
     b.state(|s| {
-        s.cr0 |= AM | 2;
-        s.cr4 |= 0x600;
-        s.rflags |= AC;
+        s.cr0 = (s.cr0.into_bits() | (AM | 2)).into();
+        s.cr4 = (s.cr4.into_bits() | 0x600).into();
+        s.rflags.set_ac(true);
         for i in [3, 6, 7] {
             s.gpr[i] = data;
         }
@@ -146,8 +146,8 @@ fn three_bits_must_agree_and_other_faults_go_first() {
             b.user();
         }
         b.state(|s| {
-            s.cr0 |= if am { AM } else { 0 };
-            s.rflags |= if ac { AC } else { 0 };
+            s.cr0.set_am(am);
+            s.rflags.set_ac(ac);
             s.gpr[3] = DATA + 1;
         });
         assert_eq!(b.one(load), expected, "{name}");
@@ -181,7 +181,7 @@ fn three_bits_must_agree_and_other_faults_go_first() {
 #[test]
 fn popf_and_iret_turn_checks_on_and_off() {
     let mut b = user(64, DATA + 1);
-    b.state(|s| s.rflags &= !AC);
+    b.state(|s| s.rflags.set_ac(false));
     b.code(|a| {
         a.mov(eax, dword_ptr(rbx))?; // allowed, and remembered by the TLB
         a.push(AC as i32 | 2)?;
@@ -204,5 +204,5 @@ fn popf_and_iret_turn_checks_on_and_off() {
     });
     assert_eq!(b.run(5), Exit::Budget);
     let s = b.cpu.state();
-    assert_eq!((s.rip, s.cpl, s.rflags & AC), (t.rip + 2, 3, 0));
+    assert_eq!((s.rip, s.cpl, s.rflags.into_bits() & AC), (t.rip + 2, 3, 0));
 }

@@ -62,7 +62,7 @@ fn vectors() -> &'static CpuModel {
 fn machine() -> Bench {
     let mut b = Bench::long_with(vectors());
     b.state(|s| {
-        s.cr4 |= OSXSAVE;
+        s.cr4.set_osxsave(true);
         s.xcr0 = 7;
         s.gpr[3] = DATA;
     });
@@ -112,8 +112,8 @@ fn control_registers_and_xcr0_decide_who_may_execute() {
         let run = |code: Code| {
             let mut b = machine();
             b.state(|s| {
-                s.cr0 |= set;
-                s.cr4 &= !clear;
+                s.cr0 = (s.cr0.into_bits() | set).into();
+                s.cr4 = (s.cr4.into_bits() & (!clear)).into();
                 s.xcr0 = xcr0;
             });
             b.one(code)
@@ -184,10 +184,10 @@ fn there_is_no_vex_in_real_and_virtual_8086_mode() {
             (true, Bench::protected_with(vectors())),
         ] {
             b.state(|s| {
-                s.cr4 |= OSXSAVE;
+                s.cr4.set_osxsave(true);
                 s.xcr0 = 7;
                 if vm {
-                    s.rflags |= 1 << 17 | 3 << 12;
+                    s.rflags = (s.rflags.into_bits() | (1 << 17 | 3 << 12)).into();
                     s.cpl = 3;
                     s.segments = [Segment {
                         attributes: 0xf3,
@@ -278,8 +278,8 @@ fn alignment_checks_are_for_scalars_and_gathers() {
         let mut b = machine();
         b.user();
         b.state(|s| {
-            s.cr0 |= 1 << 18;
-            s.rflags |= 1 << 18;
+            s.cr0.set_am(true);
+            s.rflags.set_ac(true);
             s.gpr[3] = DATA + 1;
             (s.fpu.xmm[3], s.fpu.ymm_hi[3]) = (!0, !0);
         });
@@ -408,7 +408,7 @@ fn legacy_instructions_keep_upper_halves_and_vex_ones_clear_them() {
                 Bench::protected_with(vectors())
             };
             b.state(|s| {
-                s.cr4 |= OSXSAVE;
+                s.cr4.set_osxsave(true);
                 s.xcr0 = 7;
                 s.fpu.xmm = [1; 16];
                 s.fpu.ymm_hi = [2; 16];
@@ -505,7 +505,7 @@ fn unmasked_exceptions_stop_the_instruction() {
     ] {
         let mut bench = machine();
         bench.state(|s| {
-            s.cr4 = s.cr4 & !OSXMMEXCPT | enabled;
+            s.cr4 = (s.cr4.into_bits() & !OSXMMEXCPT | enabled).into();
             s.fpu.mxcsr = control;
             (s.fpu.xmm[2], s.fpu.xmm[3]) = (a, b);
             // The upper halves are ones: no flags.
@@ -827,7 +827,7 @@ fn what_a_model_does_not_show_is_undefined() {
         let run = |model: &'static CpuModel| {
             let mut b = Bench::long_with(model);
             b.state(|s| {
-                s.cr4 |= OSXSAVE;
+                s.cr4.set_osxsave(true);
                 s.xcr0 = 3 | if model.features().avx() { 4 } else { 0 };
                 s.gpr[3] = DATA;
                 s.gpr[1] = DATA + 0x40;

@@ -63,7 +63,7 @@ fn a_64_bit_gate_sets_up_the_stack_the_frame_and_the_flags() {
         // Everything that delivery clears: IF (interrupt gates), TF is another test's, NT, RF.
         b.state(|s| {
             s.gpr[4] = from;
-            s.rflags = 0x4a97;
+            s.rflags = 0x4a97.into();
         });
         b.code(|a| a.int(0x30));
         let before = b.cpu.state();
@@ -76,7 +76,7 @@ fn a_64_bit_gate_sets_up_the_stack_the_frame_and_the_flags() {
             (before.segments[CS].selector, before.segments[SS].selector),
             "{name}"
         );
-        assert_eq!(s.rflags, if kind == 14 { 0x897 } else { 0xa97 }, "{name}");
+        assert_eq!(s.rflags.into_bits(), if kind == 14 { 0x897 } else { 0xa97 }, "{name}");
         assert_eq!(
             s.segments[SS].selector,
             if user { 0 } else { KDATA },
@@ -330,7 +330,7 @@ fn protected_mode_gates_are_16_or_32_bits_wide() {
         if user {
             b.user();
         }
-        b.state(|s| s.rflags = 0x4a93);
+        b.state(|s| s.rflags = 0x4a93.into());
         b.code(|a| a.int(0x30));
         assert_eq!(b.run(1), Exit::Budget);
         let s = b.cpu.state();
@@ -338,7 +338,7 @@ fn protected_mode_gates_are_16_or_32_bits_wide() {
         let top = if user { KERNEL_STACK } else { STACK };
         assert_eq!(s.gpr[4], top - frame, "{name}");
         assert_eq!(
-            (s.rflags, s.cpl, s.segments[SS].selector),
+            (s.rflags.into_bits(), s.cpl, s.segments[SS].selector),
             (flags_after, 0, KDATA),
             "{name}"
         );
@@ -452,7 +452,7 @@ fn exceptions_without_end_do_not_keep_the_run_loop() {
 #[test]
 fn real_mode_delivers_through_the_vector_table() {
     let mut b = Bench::real();
-    b.state(|s| s.rflags = 0x4_0a97);
+    b.state(|s| s.rflags = 0x4_0a97.into());
     b.code(|a| a.int(0x21));
     assert_eq!(b.run(1), Exit::Budget);
     let s = b.cpu.state();
@@ -460,13 +460,17 @@ fn real_mode_delivers_through_the_vector_table() {
         (s.rip, s.segments[CS].selector, s.segments[CS].base),
         (handler(0x21), 0, 0)
     );
-    assert_eq!((s.gpr[4], s.rflags), (0x8000 - 6, 0x897), "IF, TF and AC are clear");
+    assert_eq!(
+        (s.gpr[4], s.rflags.into_bits()),
+        (0x8000 - 6, 0x897),
+        "IF, TF and AC are clear"
+    );
     assert_eq!(b.read::<6>(0x8000 - 6), [2, 0, 0, 0x10, 0x97, 0x0a]);
     b.at(handler(0x21), |a| a.iret());
     assert_eq!(b.run(1), Exit::Budget);
     let s = b.cpu.state();
     assert_eq!(
-        (s.rip, s.segments[CS].selector, s.gpr[4], s.rflags),
+        (s.rip, s.segments[CS].selector, s.gpr[4], s.rflags.into_bits()),
         (2, 0x1000, 0x8000, 0xa97)
     );
     // No error codes, and a table that is too short leads to the double fault and to shutdown.
@@ -512,12 +516,12 @@ fn iret_loads_what_the_level_may_change() {
         }
         b.state(|s| {
             s.gpr[4] = STACK - 40;
-            s.rflags = 2 | iopl << 12;
+            s.rflags = (2 | iopl << 12).into();
         });
         b.one(|a| a.iretq()).unwrap();
         let s = b.cpu.state();
         assert_eq!(
-            (s.rip, s.gpr[4], s.rflags),
+            (s.rip, s.gpr[4], s.rflags.into_bits()),
             (0x10_9000, STACK + 0x123, expected),
             "{name}"
         );
@@ -613,10 +617,10 @@ fn iret_checks_what_it_returns_to() {
     }
     // NT asks for a task return: #GP(0) in IA-32e mode, #TS for a link to no task.
     let mut b = Bench::long();
-    b.state(|s| s.rflags = 0x4002);
+    b.state(|s| s.rflags = 0x4002.into());
     assert_eq!(b.one(|a| a.iretq()), Err((13, Some(0))));
     let mut b = Bench::protected();
-    b.state(|s| s.rflags = 0x4002);
+    b.state(|s| s.rflags = 0x4002.into());
     assert_eq!(b.one(|a| a.iretd()), Err((10, Some(0))));
 }
 
@@ -758,7 +762,7 @@ fn a_window_is_told_at_the_instruction_that_opens_it() {
     }
     // One that is open already is told at once.
     let mut b = Bench::long();
-    b.state(|s| s.rflags = 0x202);
+    b.state(|s| s.rflags = 0x202.into());
     b.cpu.want_window = true;
     assert_eq!((b.run(100), b.cpu.steps()), (Exit::Window, 0));
 }
@@ -779,7 +783,7 @@ fn sti_and_loads_of_ss_hold_interrupts_off_for_one_instruction() {
             Bench::long()
         };
         b.put(STACK - 8, KDATA as u64);
-        b.state(|s| (s.rflags, s.gpr[0], s.gpr[4]) = (rflags, KDATA as u64, STACK - 8));
+        b.state(|s| (s.rflags, s.gpr[0], s.gpr[4]) = (rflags.into(), KDATA as u64, STACK - 8));
         b.code(|a| {
             code(a)?;
             a.nop()?;
@@ -824,7 +828,7 @@ fn single_step_traps_after_each_instruction_but_not_in_a_shadow() {
     b.at(CODE + 0x40, |a| a.syscall());
     b.at(0x10_8000, |a| a.nop());
     b.state(|s| {
-        (s.rflags, s.gpr[0]) = (0x102, KDATA as u64);
+        (s.rflags, s.gpr[0]) = (0x102.into(), KDATA as u64);
         (s.msrs.star, s.msrs.lstar, s.msrs.fmask) = ((KCODE as u64) << 32, 0x10_8000, 0x100);
     });
     let mut seen = Vec::new();
@@ -834,7 +838,7 @@ fn single_step_traps_after_each_instruction_but_not_in_a_shadow() {
         if s.rip == handler(1) {
             seen.push(u64::from_le_bytes(b.read(s.gpr[4])) - CODE);
             assert_eq!(s.dr[6], 0xffff_4ff0, "DR6.BS");
-            assert_eq!(s.rflags & 0x100, 0, "the handler does not step");
+            assert_eq!(s.rflags.into_bits() & 0x100, 0, "the handler does not step");
         }
         if s.rip == 0x10_8000 {
             break;
@@ -1009,7 +1013,7 @@ fn an_interrupt_between_two_runs_leaves_the_branch_before_it_alone() {
         if user {
             b.user();
         }
-        b.state(|s| s.rflags |= 1 << 9);
+        b.state(|s| s.rflags.set_interrupt(true));
         b.at(handler(0x40), |a| {
             a.inc(rcx)?;
             a.iretq()

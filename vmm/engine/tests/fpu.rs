@@ -20,8 +20,6 @@ const EM: u64 = 1 << 2;
 const TS: u64 = 1 << 3;
 const NE: u64 = 1 << 5;
 const OSFXSR: u64 = 1 << 9;
-const OSXMMEXCPT: u64 = 1 << 10;
-const OSXSAVE: u64 = 1 << 18;
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 /// Vector and error code.
@@ -99,8 +97,8 @@ fn control_registers_decide_who_may_execute() {
     ] {
         let mut b = at(code);
         b.state(|s| {
-            s.cr0 = s.cr0 & !MP | cr0_set;
-            s.cr4 &= !cr4_clear;
+            s.cr0 = (s.cr0.into_bits() & !MP | cr0_set).into();
+            s.cr4 = (s.cr4.into_bits() & (!cr4_clear)).into();
             s.gpr[0] = NOWHERE;
         });
         let before = b.cpu.state();
@@ -186,8 +184,8 @@ fn the_units_checks_come_before_the_segments() {
             let mut b = Bench::protected();
             b.state(|s| {
                 s.gpr[3] = DATA;
-                s.cr4 |= OSFXSR;
-                s.cr0 |= ts;
+                s.cr4.set_osfxsr(true);
+                s.cr0 = (s.cr0.into_bits() | ts).into();
                 s.fpu.fninit();
                 s.segments[4] = Default::default();
             });
@@ -206,7 +204,7 @@ fn unmasked_simd_exceptions_are_xm_or_ud() {
             s.fpu.mxcsr = 0x1f80 & !0x200;
             s.fpu.xmm[1] = 0x3f80_0000;
             if !osxmmexcpt {
-                s.cr4 &= !OSXMMEXCPT;
+                s.cr4.set_osxmmexcpt(false);
             }
         });
         assert_eq!(b.faults(), (vector, None));
@@ -223,7 +221,7 @@ fn unmasked_simd_exceptions_are_xm_or_ud() {
     b.state(|s| {
         s.fpu.mxcsr = 0x1f00;
         s.fpu.xmm[1] = 0x7fc0_0000;
-        s.rflags = 2;
+        s.rflags = 2.into();
     });
     assert_eq!(b.trap().flags & 0x8d5, 0);
 }
@@ -269,7 +267,7 @@ fn a_pending_exception_waits_for_the_next_waiting_instruction() {
             s.gpr[3] = DATA;
             s.fpu.fninit();
             s.fpu.cw &= !sw::ZE;
-            s.cr0 |= NE | MP;
+            s.cr0 = (s.cr0.into_bits() | (NE | MP)).into();
         });
         b.code(|a| {
             a.fldz()?;
@@ -288,7 +286,7 @@ fn a_pending_exception_waits_for_the_next_waiting_instruction() {
         assert_eq!(b.faults(), (16, None), "{name}");
         // With NE clear nobody listens to FERR#.
         let mut b = prepare(next);
-        b.state(|s| s.cr0 &= !NE);
+        b.state(|s| s.cr0.set_ne(false));
         assert_eq!(b.run(1), Exit::Budget, "{name}");
         assert!(b.cpu.rip() < CODE + 32, "{name}");
     }
@@ -369,7 +367,7 @@ fn images_follow_the_mode() {
     let mut b = Bench::protected();
     b.state(|s| {
         s.gpr[3] = DATA;
-        s.cr4 |= OSFXSR;
+        s.cr4.set_osfxsr(true);
         s.fpu.fninit();
         s.fpu.xmm = [u128::MAX; 16];
     });
@@ -451,7 +449,7 @@ fn xsave_and_xrstor_work_through_memory() {
         let mut b = Bench::long_with(with_xsave());
         b.state(|s| {
             s.gpr[3] = DATA;
-            s.cr4 |= OSXSAVE;
+            s.cr4.set_osxsave(true);
             s.xcr0 = 3;
             (s.gpr[0], s.gpr[2]) = (u64::MAX, u64::MAX);
             s.fpu.fninit();
@@ -483,8 +481,13 @@ fn xsave_and_xrstor_work_through_memory() {
     let xrstor: Code = |a| a.xrstor(ptr(rbx));
     type Change = fn(&mut Bench);
     let rows: [(&str, Code, Change, Fault); 7] = [
-        ("OSXSAVE clear", xsave, |b| b.state(|s| s.cr4 &= !OSXSAVE), (6, None)),
-        ("TS", xsave, |b| b.state(|s| s.cr0 |= TS), (7, None)),
+        (
+            "OSXSAVE clear",
+            xsave,
+            |b| b.state(|s| s.cr4.set_osxsave(false)),
+            (6, None),
+        ),
+        ("TS", xsave, |b| b.state(|s| s.cr0.set_ts(true)), (7, None)),
         (
             "64-byte alignment",
             xsave,

@@ -38,7 +38,7 @@ fn load(rig: &mut Rig, code: &[u8], regs: &[(usize, u64)], flags: u64) {
     for &(r, v) in regs {
         s.gpr[r] = v;
     }
-    s.rflags = 2 | flags;
+    s.rflags = (2 | flags).into();
     rig.cpu.set_state(&s);
 }
 
@@ -133,7 +133,7 @@ fn shifts_and_rotations_agree_with_the_table_of_pins() {
                                 "{op:?} {bits} {value:x} by {count}, flags {flags:x}, form {opcode:x} {modrm:x}"
                             );
                             assert_eq!(got, expected, "{what}");
-                            assert_eq!(s.rflags & STATUS, f, "flags of {what}");
+                            assert_eq!(s.rflags.into_bits() & STATUS, f, "flags of {what}");
                         }
                     }
                 }
@@ -181,7 +181,7 @@ fn double_shifts_agree_with_the_table_of_pins() {
                             u64::from_le_bytes(rig.read(DATA))
                         };
                         assert_eq!(
-                            (got, s.rflags & STATUS),
+                            (got, s.rflags.into_bits() & STATUS),
                             (expected, f),
                             "{op:?} {bits} by {count}, {modrm:x}"
                         );
@@ -240,7 +240,7 @@ fn shifts_by_hand() {
         ),
     ] {
         let s = one(code, &[(RBX, rbx)], flags);
-        assert_eq!((s.gpr[RBX], s.rflags & STATUS), (expected, after), "{why}");
+        assert_eq!((s.gpr[RBX], s.rflags.into_bits() & STATUS), (expected, after), "{why}");
     }
 }
 
@@ -374,7 +374,7 @@ fn multiplication() {
     ] {
         let s = one(code, &[(RAX, rax), (RBX, rbx), (RDX, rdx)], STATUS);
         assert_eq!((s.gpr[RAX], s.gpr[RDX]), (low, high), "{why}");
-        assert_eq!(s.rflags & STATUS, after, "flags: {why}");
+        assert_eq!(s.rflags.into_bits() & STATUS, after, "flags: {why}");
     }
 }
 
@@ -485,7 +485,7 @@ fn division() {
             Some(pair) => {
                 let s = one(code, &regs, STATUS);
                 assert_eq!((s.gpr[RAX], s.gpr[RDX]), pair, "{why}");
-                assert_eq!(s.rflags & STATUS, STATUS, "flags keep their values: {why}");
+                assert_eq!(s.rflags.into_bits() & STATUS, STATUS, "flags keep their values: {why}");
             }
             None => {
                 let mut rig = machine(code, &regs, STATUS);
@@ -494,7 +494,7 @@ fn division() {
                 assert_eq!(rig.run(1), Exit::Shutdown, "{why}");
                 let s = rig.cpu.state();
                 assert_eq!(
-                    (s.gpr[RAX], s.gpr[RDX], s.rflags & STATUS),
+                    (s.gpr[RAX], s.gpr[RDX], s.rflags.into_bits() & STATUS),
                     (before.gpr[RAX], before.gpr[RDX], STATUS),
                     "{why}"
                 );
@@ -523,7 +523,7 @@ fn sign_extensions_of_the_accumulator() {
     ] {
         let s = one(code, &[(RAX, rax), (RDX, rdx)], STATUS);
         assert_eq!((s.gpr[RAX], s.gpr[RDX]), after, "{why}");
-        assert_eq!(s.rflags & STATUS, STATUS, "{why}");
+        assert_eq!(s.rflags.into_bits() & STATUS, STATUS, "{why}");
     }
 }
 
@@ -601,7 +601,11 @@ fn bit_tests() {
         for other in [0, OF | SF | ZF | AF | PF] {
             let s = one(code, &[(RBX, rbx), (RCX, rcx)], flags | other);
             assert_eq!(s.gpr[RBX], after, "{why}");
-            assert_eq!(s.rflags & STATUS, other | carry as u64, "{why}: only CF changes");
+            assert_eq!(
+                s.rflags.into_bits() & STATUS,
+                other | carry as u64,
+                "{why}: only CF changes"
+            );
         }
     }
 }
@@ -641,17 +645,17 @@ fn bit_tests_reach_outside_their_operand() {
         let place = DATA.wrapping_add(at as i64 as u64);
         let s = step(&mut rig, code.len() as u64);
         assert_eq!(u64::from_le_bytes(rig.read(place)), 1 << bit, "{why}");
-        assert_eq!(s.rflags & CF, 0, "{why}");
+        assert_eq!(s.rflags.into_bits() & CF, 0, "{why}");
         // The bit is set now; BTS finds it so.
         load(&mut rig, code, &[(RCX, rcx), (RDI, DATA)], 0);
         let s = step(&mut rig, code.len() as u64);
-        assert_eq!(s.rflags & CF, CF, "{why}: again");
+        assert_eq!(s.rflags.into_bits() & CF, CF, "{why}: again");
     }
     // BT only reads: a bit far away, and BTR takes it away.
     let (s, _) = with_memory(&[0x48, 0x0f, 0xa3, 0x0f], &[(RCX, 64 * 10 + 1), (RDI, DATA - 80)], 0, 2);
-    assert_eq!(s.rflags & CF, CF);
+    assert_eq!(s.rflags.into_bits() & CF, CF);
     let (s, left) = with_memory(&[0x48, 0x0f, 0xb3, 0x0f], &[(RCX, 64 * 10 + 1), (RDI, DATA - 80)], 0, 3);
-    assert_eq!((s.rflags & CF, left), (CF, 1));
+    assert_eq!((s.rflags.into_bits() & CF, left), (CF, 1));
 }
 
 // covers: cpu/int-logic, cpu/undefined, cpu/int-v2
@@ -694,7 +698,7 @@ fn bit_scans_and_counts() {
         (&[0xf3, 0x0f, 0xb8, 0xc3], 1 << 40, u64::MAX, 0, ZF, "POPCNT of 0"),
     ] {
         let s = one(code, &[(RBX, rbx), (RAX, rax)], STATUS);
-        assert_eq!((s.gpr[RAX], s.rflags & STATUS), (after, flags), "{why}");
+        assert_eq!((s.gpr[RAX], s.rflags.into_bits() & STATUS), (after, flags), "{why}");
     }
 }
 
@@ -712,7 +716,7 @@ fn byte_swaps() {
         (&[0x66, 0x0f, 0xcb], 0x1234_5678, 0x1234_0000, "BSWAP BX"),
     ] {
         let s = one(code, &[(RBX, rbx)], STATUS);
-        assert_eq!((s.gpr[RBX], s.rflags & STATUS), (after, STATUS), "{why}");
+        assert_eq!((s.gpr[RBX], s.rflags.into_bits() & STATUS), (after, STATUS), "{why}");
     }
 }
 
@@ -727,7 +731,7 @@ fn crc32_has_the_values_of_the_castagnoli_polynomial() {
             &[(RAX, crc | 7 << 40), (RBX, *b as u64)],
             STATUS,
         );
-        assert_eq!(s.rflags & STATUS, STATUS);
+        assert_eq!(s.rflags.into_bits() & STATUS, STATUS);
         crc = s.gpr[RAX];
     }
     assert_eq!(crc, !0xe306_9283u32 as u64);
@@ -832,7 +836,7 @@ fn conditions_move_and_set() {
                     if yes { if_so } else { if_not },
                     "{why}: condition {k:x}, flags {f:x}"
                 );
-                assert_eq!(s.rflags & STATUS, f, "{why}");
+                assert_eq!(s.rflags.into_bits() & STATUS, f, "{why}");
             }
             load(&mut rig, &[0x0f, 0x90 | k, 0x07], &regs, f);
             rig.write(DATA, &[0xaa, 0xbb]);
@@ -879,7 +883,7 @@ fn exchanges_with_a_sum() {
     ] {
         let s = one(code, &[(RAX, rax), (RBX, rbx)], STATUS);
         assert_eq!(
-            (s.gpr[RBX], s.gpr[RAX], s.rflags & STATUS),
+            (s.gpr[RBX], s.gpr[RAX], s.rflags.into_bits() & STATUS),
             (after, sum, flags),
             "{why}"
         );
@@ -889,7 +893,7 @@ fn exchanges_with_a_sum() {
         code.extend([0x66, 0x0f, 0xc1, 0x1f]);
         let (s, memory) = with_memory(&code, &[(RBX, 0x11_0003), (RDI, DATA)], 0, 0x5_fffe);
         assert_eq!(
-            (s.gpr[RBX], memory, s.rflags & STATUS),
+            (s.gpr[RBX], memory, s.rflags.into_bits() & STATUS),
             (0x11_fffe, 0x5_0001, CF | AF),
             "XADD [RDI], BX"
         );
@@ -929,7 +933,11 @@ fn compare_and_exchange() {
         ),
     ] {
         let s = one(code, &[(RAX, rax), (RBX, rbx), (RCX, rcx)], 0);
-        assert_eq!(((s.gpr[RAX], s.gpr[RBX]), s.rflags & STATUS), (after, flags), "{why}");
+        assert_eq!(
+            ((s.gpr[RAX], s.gpr[RBX]), s.rflags.into_bits() & STATUS),
+            (after, flags),
+            "{why}"
+        );
     }
     for lock in [false, true] {
         for (rax, memory, after, flags) in [
@@ -940,7 +948,7 @@ fn compare_and_exchange() {
             code.extend([0x66, 0x0f, 0xb1, 0x1f]);
             let (s, left) = with_memory(&code, &[(RAX, rax), (RBX, 0x9999), (RDI, DATA)], 0, memory);
             assert_eq!(
-                ((s.gpr[RAX], left), s.rflags & STATUS),
+                ((s.gpr[RAX], left), s.rflags.into_bits() & STATUS),
                 (after, flags),
                 "CMPXCHG [RDI], BX, lock {lock}"
             );
@@ -966,10 +974,10 @@ fn compare_and_exchange_of_double_words() {
             (left, s.gpr[RAX], s.gpr[RDX]),
             (0x8_0000_0007, 0x1_0000_0001, 0x1_0000_0002)
         );
-        assert_eq!(s.rflags & STATUS, STATUS, "only ZF changes");
+        assert_eq!(s.rflags.into_bits() & STATUS, STATUS, "only ZF changes");
         let (s, left) = with_memory(&code, &regs, STATUS, 0x3_0000_0001);
         assert_eq!((left, s.gpr[RAX], s.gpr[RDX]), (0x3_0000_0001, 1, 3));
-        assert_eq!(s.rflags & STATUS, STATUS & !ZF);
+        assert_eq!(s.rflags.into_bits() & STATUS, STATUS & !ZF);
 
         let mut code = lock.to_vec();
         code.extend([0x48, 0x0f, 0xc7, 0x0f]);
@@ -981,7 +989,7 @@ fn compare_and_exchange_of_double_words() {
             let memory = u128::from_le_bytes(rig.read(DATA));
             assert_eq!(memory, if equal { 7 | 8 << 64 } else { 1 | 3 << 64 });
             assert_eq!((s.gpr[RAX], s.gpr[RDX]), if equal { (1, 2) } else { (1, 3) });
-            assert_eq!(s.rflags & STATUS, STATUS ^ if equal { 0 } else { ZF });
+            assert_eq!(s.rflags.into_bits() & STATUS, STATUS ^ if equal { 0 } else { ZF });
         }
     }
     // 16 bytes must be aligned.
@@ -1013,7 +1021,7 @@ fn table_look_up() {
     let mut rig = machine(&[0xd7], &[(RAX, 0xffff_ff05), (RBX, DATA)], STATUS);
     rig.write(DATA + 5, &[0x99]);
     let s = step(&mut rig, 1);
-    assert_eq!((s.gpr[RAX], s.rflags & STATUS), (0xffff_ff99, STATUS));
+    assert_eq!((s.gpr[RAX], s.rflags.into_bits() & STATUS), (0xffff_ff99, STATUS));
     // 32-bit addresses: the sum wraps.
     load(&mut rig, &[0x67, 0xd7], &[(RAX, 0xff), (RBX, 0x5_ffff_ff02)], 0);
     rig.write(1, &[0x77]);
@@ -1023,7 +1031,7 @@ fn table_look_up() {
 /// 32-bit protected mode without paging; the stack's segment has 16-bit pointers if `small`.
 fn protected(rig: &mut Rig, small: bool) {
     let mut s = rig.cpu.state();
-    (s.cr0, s.cr4, s.efer) = (0x33, 0, 0);
+    (s.cr0, s.cr4, s.efer) = (0x33.into(), 0.into(), 0.into());
     s.segments[engine::CS] = rig::code_segment(0xc09b);
     for i in [engine::SS, engine::DS, engine::ES] {
         s.segments[i] = engine::Segment {
@@ -1061,7 +1069,7 @@ fn decimal_adjustments() {
                 let s = step(&mut rig, code.len() as u64);
                 let (expected, after) = undefined::adjust(op, ax, flags);
                 assert_eq!(s.gpr[RAX], 0x5555_0000 | expected as u64, "{op:?} {ax:x} {flags:x}");
-                assert_eq!(s.rflags & STATUS, after, "{op:?} {ax:x} {flags:x}");
+                assert_eq!(s.rflags.into_bits() & STATUS, after, "{op:?} {ax:x} {flags:x}");
             }
         }
     }
@@ -1258,12 +1266,16 @@ fn a_write_that_is_not_allowed_changes_nothing() {
         b.write(0x40_0000, &[0x5a; 16]);
         b.state(|s| {
             (s.gpr[RAX], s.gpr[RCX], s.gpr[RDI]) = (5, 3, 0x40_0000);
-            s.rflags = 2 | STATUS;
+            s.rflags = (2 | STATUS).into();
         });
         let before = b.cpu.state();
         assert_eq!(b.faults(), (14, Some(3)), "{why}");
         let after = b.cpu.state();
-        assert_eq!((after.cr2, after.rflags & STATUS), (0x40_0000, STATUS), "{why}");
+        assert_eq!(
+            (after.cr2, after.rflags.into_bits() & STATUS),
+            (0x40_0000, STATUS),
+            "{why}"
+        );
         assert_eq!(
             (&after.gpr[..4], &after.gpr[5..]),
             (&before.gpr[..4], &before.gpr[5..]),
@@ -1383,7 +1395,7 @@ fn instructions_of_models_that_have_them() {
         rig.write(DATA, &[0x44, 0x33, 0x22, 0x11]);
         let s = step(&mut rig, code.len() as u64);
         assert_eq!(
-            (s.gpr[RAX], rig.read(DATA), s.rflags & STATUS),
+            (s.gpr[RAX], rig.read(DATA), s.rflags.into_bits() & STATUS),
             (after, memory, flags),
             "{why}"
         );
@@ -1478,7 +1490,10 @@ fn model_and_host_agree_on_all_that_the_manual_defines() {
                 if double && code[0] == 0x66 && counted & 31 > 16 {
                     continue;
                 }
-                (a.rflags, b.rflags) = (a.rflags & !undefined, b.rflags & !undefined);
+                (a.rflags, b.rflags) = (
+                    (a.rflags.into_bits() & !undefined).into(),
+                    (b.rflags.into_bits() & !undefined).into(),
+                );
                 (a.steps, b.steps) = (0, 0);
                 assert_eq!(a.rflags, b.rflags, "{i} of {rax:x} {rbx:x} {rcx:x} {rdx:x}");
                 assert!(

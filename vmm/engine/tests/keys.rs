@@ -49,7 +49,7 @@ fn bench(flags: u64, cr4: u64) -> Bench {
     }
     b.write(PAGE, &[0xeb, 0xfe]);
     b.write(handler(14), &[0xeb, 0xfe]);
-    b.state(|s| s.cr4 |= cr4);
+    b.state(|s| s.cr4 = (s.cr4.into_bits() | cr4).into());
     b
 }
 
@@ -253,7 +253,12 @@ fn keys_take_rights_from_data_accesses_and_say_so_in_the_error_code() {
     ] {
         let mut b = bench(flags, cr4);
         b.state(|s| {
-            s.cr0 = if wp { s.cr0 | WP } else { s.cr0 & !WP };
+            s.cr0 = (if wp {
+                s.cr0.into_bits() | WP
+            } else {
+                s.cr0.into_bits() & !WP
+            })
+            .into();
             s.pkru = pkru;
             s.msrs.pkrs = pkrs as u64;
         });
@@ -265,7 +270,7 @@ fn keys_take_rights_from_data_accesses_and_say_so_in_the_error_code() {
 #[test]
 fn wrpkru_is_seen_by_the_next_access() {
     let mut b = bench(RW | US | KEY5, PKE);
-    b.state(|s| s.cr0 |= WP);
+    b.state(|s| s.cr0.set_wp(true));
     b.write(handler(14), &[0xeb, 0xfe]);
     b.code(|a| {
         a.mov(dword_ptr(rbx), 1)?; // Allowed: the translation is remembered.
@@ -288,7 +293,7 @@ fn wrpkru_is_seen_by_the_next_access() {
 #[test]
 fn ia32_pkrs_is_seen_by_the_next_access() {
     let mut b = bench(RW | KEY5, PKS);
-    b.state(|s| s.cr0 |= WP);
+    b.state(|s| s.cr0.set_wp(true));
     assert_eq!(access(&mut b, Write, false), Ok(()));
     b.msr(IA32_PKRS, AD as u64);
     assert_eq!(access(&mut b, Write, false), Err(0x23));
@@ -312,7 +317,7 @@ fn the_registers_check_their_operands() {
     ] {
         let mut b = Bench::long();
         b.state(|s| {
-            s.cr4 |= cr4;
+            s.cr4 = (s.cr4.into_bits() | cr4).into();
             s.pkru = 0x5555_5554;
             (s.gpr[0], s.gpr[1], s.gpr[2]) = (0xffff_ffff_0000_0ff0, index, high);
         });
@@ -345,7 +350,7 @@ fn the_registers_check_their_operands() {
     for (cr4, shown) in [(0, 0), (PKE, 1 << 4)] {
         let mut b = Bench::long();
         b.state(|s| {
-            s.cr4 |= cr4;
+            s.cr4 = (s.cr4.into_bits() | cr4).into();
             (s.gpr[0], s.gpr[1]) = (7, 0);
         });
         assert_eq!(b.one(|a| a.cpuid()), Ok(()));

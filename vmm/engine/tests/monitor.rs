@@ -64,7 +64,7 @@ fn wait(between: Code, extensions: u32, flags: u64) -> (Bench, Exit) {
     });
     b.write(CODE + 0x80, &[0xeb, 0xfe]);
     b.state(|s| {
-        s.rflags |= flags;
+        s.rflags = (s.rflags.into_bits() | flags).into();
         s.gpr[3] = LINE + 8;
         s.gpr[7] = 0;
     });

@@ -110,10 +110,10 @@ impl Kind {
         }
         if self != Kind::Four {
             b.state(|s| {
-                s.cr0 = 0x8001_0011;
+                s.cr0 = 0x8001_0011.into();
                 s.cr3 = TABLES;
-                s.cr4 = if self == Kind::Three { 0xb0 } else { 0x90 };
-                s.efer = if self == Kind::Three { 0x800 } else { 0 };
+                s.cr4 = (if self == Kind::Three { 0xb0 } else { 0x90 }).into();
+                s.efer = (if self == Kind::Three { 0x800 } else { 0 }).into();
             });
         }
         for level in 1..=self.levels() {
@@ -225,10 +225,10 @@ fn check(kind: Kind, rows: Vec<Row>) {
         handlers(&mut b);
         kind.set(&mut b, r.entry.0, r.entry.1);
         b.state(|s| {
-            s.cr0 ^= r.cr0;
-            s.cr4 ^= r.cr4;
-            s.efer ^= r.efer;
-            s.rflags |= r.rflags;
+            s.cr0 = (s.cr0.into_bits() ^ r.cr0).into();
+            s.cr4 = (s.cr4.into_bits() ^ r.cr4).into();
+            s.efer = (s.efer.into_bits() ^ r.efer).into();
+            s.rflags = (s.rflags.into_bits() | r.rflags).into();
         });
         let got = access(&mut b, kind.linear(), r.what, r.user);
         assert_eq!(
@@ -444,7 +444,7 @@ fn two_level_paging_gives_the_error_codes_of_the_manual() {
         b.write(TABLES + i as u64 * 4, &(0x60_0007 + i * 0x1000).to_le_bytes());
     }
     Kind::Two.set(&mut b, 2, ALL | PS);
-    b.state(|s| s.cr4 = 0);
+    b.state(|s| s.cr4 = 0.into());
     assert_eq!(access(&mut b, Kind::Two.linear(), Read, false), Ok(()));
     // PSE-36: bits 20:13 of the entry are bits 39:32 of the address, which is beyond RAM here and reads all ones.
     let mut b = Kind::Two.bench();
@@ -685,7 +685,7 @@ fn what_invalidates_makes_new_translations_seen() {
             a.hlt()
         });
         b.state(|s| {
-            s.cr4 = CR4 | if pcid != 0 { PCIDE } else { 0 };
+            s.cr4 = (CR4 | if pcid != 0 { PCIDE } else { 0 }).into();
             s.cr3 = TABLES | pcid;
             (s.gpr[3], s.gpr[6], s.gpr[7]) = (kind.linear(), kind.entry(1), OTHER | ALL | flags);
         });
@@ -715,7 +715,7 @@ fn two_pcids_keep_their_own_translations() {
     b.put(PAGE, 10);
     b.put(PAGE + 0x1000, 1000);
     b.state(|s| {
-        s.cr4 |= 1 << 17;
+        s.cr4.set_pcide(true);
         s.cr3 = TABLES | 1;
         s.gpr[3] = 1 << 39;
         s.gpr[6] = 1 << 63 | TABLES | 1;
@@ -761,7 +761,7 @@ fn invpcid_checks_its_descriptor() {
         b.put(STACK, pcid);
         b.put(STACK + 8, linear);
         b.state(|s| {
-            s.cr4 |= (pcide as u64) << 17;
+            s.cr4 = (s.cr4.into_bits() | ((pcide as u64) << 17)).into();
             s.gpr[0] = kind;
         });
         assert_eq!(b.one(|a| a.invpcid(rax, xmmword_ptr(STACK))), expected, "{name}");

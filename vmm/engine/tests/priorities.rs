@@ -165,8 +165,8 @@ fn of_several_faults_the_first_in_the_manual_s_order_comes() {
             b.user();
         }
         b.state(|s| {
-            s.cr0 |= bits;
-            s.cr4 |= 0x600;
+            s.cr0 = (s.cr0.into_bits() | bits).into();
+            s.cr4 = (s.cr4.into_bits() | 0x600).into();
             (s.gpr[0], s.gpr[2], s.gpr[3], s.gpr[7]) = (0, 0x60, address, address);
         });
         let got = b.one(code).map_err(|e| e.0);
@@ -175,7 +175,7 @@ fn of_several_faults_the_first_in_the_manual_s_order_comes() {
     // A pending x87 exception before the operand.
     let mut b = Bench::long();
     b.state(|s| {
-        s.cr0 |= 0x22;
+        s.cr0 = (s.cr0.into_bits() | 0x22).into();
         s.fpu.cw = 0x37e;
         s.fpu.sw = 0x8081;
         s.gpr[3] = NOWHERE;
@@ -197,7 +197,7 @@ fn rf_is_set_in_the_frame_of_an_instruction_that_is_not_over() {
     for (steps, expected) in [(0u64, 0u64), (1, RF), (2, RF), (3, 0)] {
         let mut b = Bench::long();
         b.state(|s| {
-            s.rflags = IF | 2;
+            s.rflags = (IF | 2).into();
             (s.gpr[1], s.gpr[6], s.gpr[7]) = (3, STACK, STACK + 0x100);
         });
         b.code(|a| a.rep().movsb());
@@ -222,7 +222,7 @@ fn rf_is_set_in_the_frame_of_an_instruction_that_is_not_over() {
     for (count, at, expected) in [(2u64, CODE, RF), (1, CODE + 2, 0)] {
         let mut b = Bench::long();
         b.state(|s| {
-            s.rflags = TF | 2;
+            s.rflags = (TF | 2).into();
             (s.gpr[1], s.gpr[6], s.gpr[7]) = (count, STACK, STACK + 0x100);
         });
         b.code(|a| a.rep().movsb());

@@ -16,9 +16,7 @@ type Outcome = Result<(), (u8, Option<u32>)>;
 const UD: Outcome = Err((6, None));
 const GP: Outcome = Err((13, Some(0)));
 
-const UMIP: u64 = 1 << 11;
 const LA57: u64 = 1 << 12;
-const SMAP: u64 = 1 << 21;
 const AC: u64 = 1 << 18;
 
 /// The rows of `EVERYTHING` with LA57 and 57 linear bits.
@@ -78,7 +76,7 @@ fn five() -> Bench {
     b.write(handler(14), &[0xeb, 0xfe]);
     b.state(|s| {
         s.cr3 = PML5;
-        s.cr4 |= LA57;
+        s.cr4.set_la57(true);
     });
     b
 }
@@ -174,7 +172,7 @@ fn la57_moves_the_end_of_canonical_addresses() {
         b.state(|s| {
             if !la57 {
                 s.cr3 = TABLES;
-                s.cr4 &= !LA57;
+                s.cr4.set_la57(false);
             }
             s.gpr[3] = address;
             if name.starts_with("push") {
@@ -207,9 +205,9 @@ fn registers_take_what_the_part_s_widest_mode_takes() {
                 b.state(|s| {
                     if !la57 {
                         s.cr3 = TABLES;
-                        s.cr4 &= !LA57;
+                        s.cr4.set_la57(false);
                     }
-                    s.cr4 |= 1 << 16;
+                    s.cr4.set_fsgsbase(true);
                     (s.gpr[3], s.gpr[6]) = (address, STACK);
                     // KERNEL_GS_BASE.
                     (s.gpr[0], s.gpr[1], s.gpr[2]) = (address & 0xffff_ffff, 0xc000_0102, address >> 32);
@@ -222,7 +220,7 @@ fn registers_take_what_the_part_s_widest_mode_takes() {
     // A part without LA57 has 48 bits everywhere.
     let mut b = Bench::long();
     b.state(|s| {
-        s.cr4 |= 1 << 16;
+        s.cr4.set_fsgsbase(true);
         s.gpr[3] = CANONICAL_48;
     });
     assert_eq!(b.one(wrfsbase), GP);
@@ -239,7 +237,7 @@ fn la57_changes_outside_ia_32e_mode_only() {
         ("a part without it", &EVERYTHING, 0, LA57, GP),
     ] {
         let mut b = if from == LA57 { five() } else { Bench::long_with(model) };
-        b.state(|s| s.gpr[0] = s.cr4 & !LA57 | to);
+        b.state(|s| s.gpr[0] = s.cr4.into_bits() & !LA57 | to);
         assert_eq!(b.one(write), expected, "{name}");
     }
 }
@@ -255,7 +253,7 @@ fn clac_and_stac_decide_about_user_pages() {
     b.put(bench::TSS + 0x24, CODE - 0x1000);
     b.gate64(14, bench::KCODE, handler(14), 14, 0, 1);
     b.state(|s| {
-        s.cr4 |= SMAP;
+        s.cr4.set_smap(true);
         (s.gpr[3], s.gpr[4]) = (STACK, CODE - 0x100);
     });
     let start = b.cpu.state();
@@ -263,10 +261,10 @@ fn clac_and_stac_decide_about_user_pages() {
     assert_eq!(b.one(read), Err((14, Some(1))));
     b.again(&start);
     assert_eq!(b.one(|a| a.stac()), Ok(()));
-    assert_eq!(b.cpu.state().rflags & AC, AC);
+    assert_eq!(b.cpu.state().rflags.into_bits() & AC, AC);
     assert_eq!(b.one(read), Ok(()));
     assert_eq!(b.one(|a| a.clac()), Ok(()));
-    assert_eq!(b.cpu.state().rflags & AC, 0);
+    assert_eq!(b.cpu.state().rflags.into_bits() & AC, 0);
     assert_eq!(b.one(read), Err((14, Some(1))));
     // POPF sets AC as well.
     b.again(&start);
@@ -278,7 +276,7 @@ fn clac_and_stac_decide_about_user_pages() {
     b.again(&start);
     b.put(STACK + FREE as u64, descriptor(0, u32::MAX, 0xc093));
     b.state(|s| {
-        s.rflags |= AC;
+        s.rflags.set_ac(true);
         s.gdtr.base = STACK;
         s.gpr[0] = FREE as u64;
     });
@@ -323,7 +321,7 @@ fn umip_keeps_tables_and_tasks_from_user_mode() {
         ] {
             let mut b = Bench::long();
             b.state(|s| {
-                s.cr4 |= if on { UMIP } else { 0 };
+                s.cr4.set_umip(on);
                 (s.gpr[3], s.gpr[7]) = (STACK + 0x100, 0x7000_0000_0000);
             });
             if user {
@@ -368,7 +366,7 @@ fn cet_and_mpx_are_absent() {
     ] {
         let mut b = Bench::long();
         b.state(|s: &mut CpuState| {
-            s.cr4 |= 1 << 18;
+            s.cr4.set_osxsave(true);
             (s.gpr[0], s.gpr[1], s.gpr[2], s.gpr[3]) = (rax_value, rcx_value, 0, STACK + 0x100);
         });
         assert_eq!(b.one(code), expected, "{name}");

@@ -408,12 +408,12 @@ fn lar_lsl_verr_and_verw_tell_what_may_be_reached() {
         let mut ask = |code: Code| {
             b.state(|s| {
                 s.rip = CODE;
-                (s.gpr[0], s.gpr[1], s.rflags) = (FREE as u64, 0x55, 0x8d7 ^ 0x40);
+                (s.gpr[0], s.gpr[1], s.rflags) = (FREE as u64, 0x55, (0x8d7 ^ 0x40).into());
             });
             b.one(code).unwrap();
             let s = b.cpu.state();
-            let zf = s.rflags & 0x40 != 0;
-            assert_eq!(s.rflags | 0x40, 0x8d7, "{name}: only ZF changes");
+            let zf = s.rflags.into_bits() & 0x40 != 0;
+            assert_eq!(s.rflags.into_bits() | 0x40, 0x8d7, "{name}: only ZF changes");
             (zf, s.gpr[1])
         };
         let told = |v: Option<u64>| (v.is_some(), v.unwrap_or(0x55));
@@ -433,7 +433,7 @@ fn lar_lsl_verr_and_verw_tell_what_may_be_reached() {
         b.state(|s| (s.gpr[0], s.gpr[1]) = (dst, src));
         b.one(|a| a.arpl(ax, cx)).unwrap();
         let s = b.cpu.state();
-        assert_eq!((s.gpr[0], s.rflags & 0x40 != 0), (expected, zf));
+        assert_eq!((s.gpr[0], s.rflags.into_bits() & 0x40 != 0), (expected, zf));
     }
 }
 
@@ -504,7 +504,11 @@ fn a_program_goes_from_real_mode_to_64_bit_mode() {
     let s = b.cpu.state();
     assert_eq!(s.gpr[15], 0x1122_3344_5566_7788);
     assert_eq!(
-        (s.cr0 & 0x8000_0001, s.efer & 0x500, s.segments[CS].attributes),
+        (
+            s.cr0.into_bits() & 0x8000_0001,
+            s.efer.into_bits() & 0x500,
+            s.segments[CS].attributes
+        ),
         (0x8000_0001, 0x500, 0xa09b)
     );
     assert_eq!(b.read::<2>(0x1_2344), [0x34, 0x12], "real mode's segment base");
@@ -651,7 +655,7 @@ fn compatibility_mode_is_32_bits_within_ia_32e_mode() {
     assert_eq!(b.run(1), Exit::Budget);
     let s = b.cpu.state();
     assert_eq!(
-        (s.rip, s.segments[CS].attributes, s.efer & 0x400),
+        (s.rip, s.segments[CS].attributes, s.efer.into_bits() & 0x400),
         (0x10_2000, 0xc0fb, 0x400)
     );
     assert_eq!(b.run(5), Exit::Budget);

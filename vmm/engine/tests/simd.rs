@@ -93,7 +93,7 @@ fn registers_of_all_kinds_mix() {
     );
     assert_eq!((s.fpu.r[3], s.fpu.tag), (0xffff_1122_3344_5566_7788, 0xff));
     assert_eq!(f64::from_bits(s.fpu.xmm[1] as u64), 0x5566_7788 as f64);
-    assert_eq!(s.rflags & 0x8d5, 0, "greater");
+    assert_eq!(s.rflags.into_bits() & 0x8d5, 0, "greater");
     assert_eq!(rig.read::<8>(DATA), 0x1122_3344_5566_7788u64.to_le_bytes());
 }
 

@@ -211,7 +211,7 @@ fn a_stop_for_an_event_is_at_its_handler() {
     assert_eq!((b.run(100), b.cpu.rip(), b.cpu.steps()), (STOP, handler(6), 0));
     assert_eq!((b.run(100), b.cpu.rip(), b.cpu.steps()), (STOP, handler(0x40), 1));
     // One that comes from outside between two runs.
-    b.state(|s| (s.rip, s.rflags) = (CODE + 2, 0x202));
+    b.state(|s| (s.rip, s.rflags) = (CODE + 2, 0x202.into()));
     b.interrupt(0x41);
     assert_eq!((b.run(100), b.cpu.rip(), b.cpu.steps()), (STOP, handler(0x41), 1));
     assert_eq!(b.run(100), Exit::Halt);

@@ -170,7 +170,7 @@ fn set(rig: &mut Rig, code: &[u8], w: &World) {
     let mut s = rig.cpu.state();
     s.rip = CODE;
     (s.gpr[RAX], s.gpr[RCX], s.gpr[RSI], s.gpr[RDI]) = (w.rax, w.rcx, w.rsi, w.rdi);
-    s.rflags = 2 | w.flags;
+    s.rflags = (2 | w.flags).into();
     rig.cpu.set_state(&s);
 }
 
@@ -181,7 +181,7 @@ fn seen(rig: &Rig) -> World {
         rcx: s.gpr[RCX],
         rsi: s.gpr[RSI],
         rdi: s.gpr[RDI],
-        flags: s.rflags & (STATUS | DF),
+        flags: s.rflags.into_bits() & (STATUS | DF),
         bytes: rig.read::<LEN>(DATA).to_vec(),
     }
 }
@@ -339,7 +339,7 @@ fn a_fault_leaves_the_iterations_before_it_done() {
         rig.write(CODE, &code);
         let mut s = rig.cpu.state();
         (s.gpr[RAX], s.gpr[RCX], s.gpr[RSI], s.gpr[RDI]) = (0, 100, rsi, rdi);
-        s.rflags = 2 | flags;
+        s.rflags = (2 | flags).into();
         rig.cpu.set_state(&s);
         // Without gates the fault ends in shutdown, with the registers as it found them.
         assert_eq!(rig.run(1000), Exit::Shutdown, "{why}");
@@ -479,7 +479,7 @@ fn flat(attributes: u16) -> Segment {
 
 /// A 32-bit protected-mode state without paging.
 fn protected(s: &mut CpuState) {
-    (s.cr0, s.cr4, s.efer) = (0x33, 0, 0);
+    (s.cr0, s.cr4, s.efer) = (0x33.into(), 0.into(), 0.into());
     s.segments[engine::CS] = code_segment(0xc09b);
     for i in [SS, DS, ES] {
         s.segments[i] = flat(0xc093);
@@ -491,7 +491,7 @@ fn protected(s: &mut CpuState) {
 fn address_sizes_and_segments() {
     type Setup = fn(&mut CpuState);
     let real: Setup = |s| {
-        (s.cr0, s.cr4, s.efer) = (0x10, 0, 0);
+        (s.cr0, s.cr4, s.efer) = (0x10.into(), 0.into(), 0.into());
         s.segments = [Segment::real(0); 6];
         s.segments[ES] = Segment::real(0x3000);
         s.segments[FS] = Segment::real(0x2000);
@@ -669,7 +669,7 @@ fn a_trap_comes_after_every_iteration() {
     let mut b = Bench::long();
     let code = encode(Movs, 8, Prefix::Rep, false);
     b.write(CODE, &code);
-    b.state(|s| (s.gpr[RCX], s.gpr[RSI], s.gpr[RDI], s.rflags) = (3, DATA, DATA + 0x100, 2 | TF));
+    b.state(|s| (s.gpr[RCX], s.gpr[RSI], s.gpr[RDI], s.rflags) = (3, DATA, DATA + 0x100, (2 | TF).into()));
     for (left, rip, rf, why) in [
         (2, CODE, RF, "between iterations: at the instruction, RF set"),
         (1, CODE, RF, "again"),
@@ -680,7 +680,7 @@ fn a_trap_comes_after_every_iteration() {
         assert_eq!(b.cpu.state().gpr[RCX], left, "{why}");
         // As IRET would.
         b.state(|s| {
-            (s.rip, s.gpr[4], s.rflags) = (t.rip, t.rsp, t.flags);
+            (s.rip, s.gpr[4], s.rflags) = (t.rip, t.rsp, t.flags.into());
             s.activity = engine::Activity::Running;
         });
     }
@@ -694,7 +694,7 @@ fn an_interrupt_between_iterations_saves_rf() {
     for (steps, rip, rf) in [(5, CODE, RF), (10, CODE + 3, 0)] {
         b.state(|s| {
             (s.rip, s.gpr[4]) = (CODE, rig::STACK);
-            (s.gpr[RCX], s.gpr[RDI], s.rflags) = (10, DATA, 0x202);
+            (s.gpr[RCX], s.gpr[RDI], s.rflags) = (10, DATA, 0x202.into());
             s.activity = engine::Activity::Running;
         });
         assert_eq!(b.run(steps), Exit::Budget);

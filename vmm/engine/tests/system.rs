@@ -36,12 +36,12 @@ fn syscall_and_sysret_go_there_and_back() {
         a.mov(ebx, ss)?;
         a.syscall()
     });
-    b.state(|s| s.rflags = 0x3202);
+    b.state(|s| s.rflags = 0x3202.into());
     assert_eq!(b.run(1), Exit::Budget);
     let s = b.cpu.state();
     assert_eq!((s.rip, s.gpr[1], s.gpr[11], s.cpl), (0x10_8000, CODE + 2, 0x3202, 0));
     assert_eq!(
-        (s.rflags, s.segments[1].selector, s.segments[2].selector),
+        (s.rflags.into_bits(), s.segments[1].selector, s.segments[2].selector),
         (0x3002, KCODE, KDATA)
     );
     assert_eq!(b.run(4), Exit::Budget);
@@ -49,7 +49,10 @@ fn syscall_and_sysret_go_there_and_back() {
     assert_eq!((s.gpr[0], s.gpr[3], s.rip), (CODE + 2, UDATA as u64 | 3, 0x10_8000));
     b.run(2);
     let s = b.cpu.state();
-    assert_eq!((s.segments[1].selector, s.rflags, s.cpl), (UCODE | 3, 0x3202, 3));
+    assert_eq!(
+        (s.segments[1].selector, s.rflags.into_bits(), s.cpl),
+        (UCODE | 3, 0x3202, 3)
+    );
 }
 
 // covers: cpu/syscall
@@ -87,7 +90,7 @@ fn syscall_and_sysret_fault_as_the_manual_says() {
             b.user();
         }
         b.state(|s| {
-            s.efer = s.efer & !1 | sce as u64;
+            s.efer = (s.efer.into_bits() & !1 | sce as u64).into();
             s.gpr[1] = target;
         });
         assert_eq!(b.one(code), expected, "{name}");
@@ -107,9 +110,9 @@ fn syscall_and_sysret_fault_as_the_manual_says() {
     assert_eq!(s.segments[CS].selector, UCODE32 | 3);
     assert_eq!(s.segments[CS].attributes, 0xc0fb, "32-bit code");
     assert_eq!(s.segments[SS].selector, UDATA | 3);
-    assert_eq!(s.rflags, 0x3c_7ed7, "RF and VM stay clear");
+    assert_eq!(s.rflags.into_bits(), 0x3c_7ed7, "RF and VM stay clear");
     // Compatibility mode has no SYSCALL on Intel parts.
-    b.state(|s| s.rflags = 2);
+    b.state(|s| s.rflags = 2.into());
     assert_eq!(b.one(syscall), UD);
 }
 
@@ -123,12 +126,15 @@ fn sysenter_and_sysexit_take_their_selectors_from_one_register() {
     b.at(0x10_8000, |a| a.sysexitq());
     b.user();
     b.state(|s| {
-        s.rflags = 0x202;
+        s.rflags = 0x202.into();
         (s.gpr[2], s.gpr[1]) = (CODE + 0x10, STACK);
     });
     b.one(|a| a.sysenter()).unwrap();
     let s = b.cpu.state();
-    assert_eq!((s.rip, s.gpr[4], s.cpl, s.rflags), (0x10_8000, 0x30_0000, 0, 2));
+    assert_eq!(
+        (s.rip, s.gpr[4], s.cpl, s.rflags.into_bits()),
+        (0x10_8000, 0x30_0000, 0, 2)
+    );
     assert_eq!((s.segments[CS].selector, s.segments[CS].attributes), (KCODE, 0xa09b));
     assert_eq!((s.segments[SS].selector, s.segments[SS].attributes), (KDATA, 0xc093));
     b.run(1);
@@ -200,7 +206,7 @@ fn privileged_instructions_are_gp_in_ring_3() {
     for (name, code) in &rows[1..5] {
         let mut b = Bench::long();
         b.user();
-        b.state(|s| s.rflags |= 0x3000);
+        b.state(|s| s.rflags = (s.rflags.into_bits() | 0x3000).into());
         assert_eq!(b.one(*code), Ok(()), "{name}");
     }
     // CR4.TSD and CR4.UMIP take more away.
@@ -218,7 +224,7 @@ fn privileged_instructions_are_gp_in_ring_3() {
         assert_eq!(b.one(code), Ok(()), "{name}");
         let mut b = Bench::long();
         b.user();
-        b.state(|s| s.cr4 |= bits);
+        b.state(|s| s.cr4 = (s.cr4.into_bits() | bits).into());
         assert_eq!(b.one(code), GP0, "{name}");
     }
 }
@@ -270,11 +276,11 @@ fn control_registers_take_what_the_mode_allows() {
     let mut b = Bench::long();
     b.state(|s| s.gpr[0] = 0xe);
     b.one(|a| a.lmsw(ax)).unwrap();
-    assert_eq!(b.cpu.state().cr0, 0x8001_003f);
+    assert_eq!(b.cpu.state().cr0.into_bits(), 0x8001_003f);
     b.one(|a| a.smsw(ebx)).unwrap();
     assert_eq!(b.cpu.state().gpr[3], 0x8001_003f);
     b.one(|a| a.clts()).unwrap();
-    assert_eq!(b.cpu.state().cr0, 0x8001_0037);
+    assert_eq!(b.cpu.state().cr0.into_bits(), 0x8001_0037);
 }
 
 // covers: cpu/control-registers
@@ -304,7 +310,7 @@ fn debug_registers_keep_their_fixed_bits_and_aliases() {
             "{name}"
         );
     }
-    b.state(|s| s.cr4 |= 8);
+    b.state(|s| s.cr4.set_de(true));
     assert_eq!(b.one(|a| a.mov(rax, dr4)), UD, "CR4.DE takes the aliases away");
     // General detection: #DB before the access, with DR6.BD, and off in the handler.
     let mut b = Bench::long();
@@ -382,7 +388,7 @@ fn cpuid_comes_from_the_model_and_shows_the_state() {
     ] {
         let mut b = Bench::long();
         b.state(|s| {
-            s.cr4 |= bits;
+            s.cr4 = (s.cr4.into_bits() | bits).into();
             s.xcr0 = xcr0;
             (s.gpr[0], s.gpr[1]) = (leaf | 0xffff_ffff << 32, subleaf);
         });
@@ -449,7 +455,7 @@ fn fsgsbase_needs_its_bit_and_a_canonical_base() {
     let mut b = Bench::long();
     b.user();
     b.state(|s| {
-        s.cr4 |= 1 << 16;
+        s.cr4.set_fsgsbase(true);
         (s.gpr[0], s.gpr[3]) = (0xffff_8000_1234_5678, FAR_OUT);
     });
     b.one(|a| a.wrfsbase(rax)).unwrap();
@@ -489,11 +495,11 @@ fn swapgs_exchanges_the_bases() {
 #[test]
 fn rdrand_and_rdseed_come_from_the_bus() {
     let mut b = Bench::long();
-    b.state(|s| (s.rflags, s.gpr[0], s.gpr[3]) = (0x8d6, u64::MAX, u64::MAX));
+    b.state(|s| (s.rflags, s.gpr[0], s.gpr[3]) = (0x8d6.into(), u64::MAX, u64::MAX));
     b.one(|a| a.rdrand(ax)).unwrap();
     let s = b.cpu.state();
     assert_eq!(
-        (s.gpr[0], s.rflags),
+        (s.gpr[0], s.rflags.into_bits()),
         (0xffff_ffff_ffff_cdef, 3),
         "CF set, the other flags clear"
     );
@@ -562,7 +568,7 @@ fn xsetbv_takes_what_leaf_d_offers() {
             b.user();
         }
         b.state(|s| {
-            s.cr4 |= (osxsave as u64) << 18;
+            s.cr4 = (s.cr4.into_bits() | ((osxsave as u64) << 18)).into();
             (s.gpr[0], s.gpr[1], s.gpr[2]) = (value, index, 0);
         });
         assert_eq!(b.one(set), expected, "{name}");
@@ -671,7 +677,7 @@ fn ins_and_outs_move_one_element_a_step() {
     // Backwards.
     let mut b = Bench::long();
     b.write(STACK, &[1, 2, 3, 4]);
-    b.state(|s| (s.gpr[6], s.gpr[2], s.rflags) = (STACK + 2, 0x80, 0x402));
+    b.state(|s| (s.gpr[6], s.gpr[2], s.rflags) = (STACK + 2, 0x80, 0x402.into()));
     b.one(|a| a.outsw()).unwrap();
     assert_eq!(
         (b.cpu.state().gpr[6], b.world.out.clone()),
@@ -696,7 +702,7 @@ fn bound_and_into_ask_their_operands() {
     let mut b = Bench::protected();
     b.code(|a| a.into());
     assert_eq!((b.run(1), b.cpu.rip()), (Exit::Budget, CODE + 1));
-    b.state(|s| (s.rip, s.rflags) = (CODE, 0x802));
+    b.state(|s| (s.rip, s.rflags) = (CODE, 0x802.into()));
     let t = b.trap();
     assert_eq!(
         (t.vector, t.rip),
@@ -715,18 +721,18 @@ fn popf_changes_what_the_privilege_level_may() {
             b.user();
         }
         b.put(STACK - 8, 0xffff_ffff & !0x100);
-        b.state(|s| (s.rflags, s.gpr[4]) = (2 | iopl << 12, STACK - 8));
+        b.state(|s| (s.rflags, s.gpr[4]) = ((2 | iopl << 12).into(), STACK - 8));
         b.one(|a| a.popfq()).unwrap();
-        assert_eq!(b.cpu.state().rflags, expected, "CPL {cpl}, IOPL {iopl}");
+        assert_eq!(b.cpu.state().rflags.into_bits(), expected, "CPL {cpl}, IOPL {iopl}");
         b.one(|a| a.pushfq()).unwrap();
         assert_eq!(u64::from_le_bytes(b.read(STACK - 8)), expected);
     }
     let mut b = Bench::long();
     b.write(STACK - 8, &[0xff, 0xfe]);
-    b.state(|s| (s.rflags, s.gpr[4]) = (0x24_0002, STACK - 8));
+    b.state(|s| (s.rflags, s.gpr[4]) = (0x24_0002.into(), STACK - 8));
     b.one(|a| a.popf()).unwrap();
     assert_eq!(
-        (b.cpu.state().rflags, b.cpu.state().gpr[4]),
+        (b.cpu.state().rflags.into_bits(), b.cpu.state().gpr[4]),
         (0x24_7ed7, STACK - 6),
         "16 bits leave the upper ones"
     );
@@ -746,12 +752,12 @@ fn flag_instructions_change_their_flag() {
         ("SAHF", |a| a.sahf(), 0x802, 0x8d7),
     ] {
         let mut b = Bench::long();
-        b.state(|s| (s.rflags, s.gpr[0]) = (before, 0xff00));
+        b.state(|s| (s.rflags, s.gpr[0]) = (before.into(), 0xff00));
         b.one(code).unwrap();
-        assert_eq!(b.cpu.state().rflags, after, "{name}");
+        assert_eq!(b.cpu.state().rflags.into_bits(), after, "{name}");
     }
     let mut b = Bench::long();
-    b.state(|s| s.rflags = 0x8d7);
+    b.state(|s| s.rflags = 0x8d7.into());
     b.one(|a| a.lahf()).unwrap();
     assert_eq!(b.cpu.state().gpr[0], 0xd700);
 }

@@ -131,7 +131,7 @@ fn go(b: &mut Bench, way: Way) {
             b.write(TSS, &NEW.to_le_bytes());
             let busy = access(b, NEW) | 2;
             b.write(GDT + NEW as u64 + 5, &[busy]);
-            b.state(|s| s.rflags |= NT);
+            b.state(|s| s.rflags.set_nt(true));
         }
         _ => {}
     }
@@ -160,7 +160,7 @@ fn every_way_to_another_task_saves_one_and_loads_the_other() {
                 s.gpr[i] = 0x100 + i as u64;
             }
             s.gpr[4] = STACK;
-            s.rflags = 0x8d7 | IF;
+            s.rflags = (0x8d7 | IF).into();
             s.dr[7] = 0x7ff;
             s.segments[FS].selector = 0x1234;
             s.segments[GS].selector = 0x4321;
@@ -189,7 +189,7 @@ fn every_way_to_another_task_saves_one_and_loads_the_other() {
         let nops = (way == Exception) as u64;
         assert_eq!(s.rip, NEW_CODE + nops, "{way:?}");
         let nested = if way.nests() { NT } else { 0 };
-        assert_eq!(s.rflags, IF | 0x43 | nested, "{way:?}");
+        assert_eq!(s.rflags.into_bits(), IF | 0x43 | nested, "{way:?}");
         for i in 0..8 {
             let expected = if i == 4 {
                 NEW_STACK
@@ -215,7 +215,7 @@ fn every_way_to_another_task_saves_one_and_loads_the_other() {
             }
         );
         assert_eq!(s.ldtr.attributes & 0x80, 0, "{way:?}: no LDT");
-        assert_eq!(s.cr0 & 8, 8, "{way:?}: TS");
+        assert_eq!(s.cr0.into_bits() & 8, 8, "{way:?}: TS");
         assert_eq!(s.dr[7], 0x6aa | 0x400, "{way:?}: local breakpoints and LE go");
 
         // Who is busy, and who is linked to whom.
@@ -231,7 +231,7 @@ fn a_nested_task_returns_by_iret() {
     for way in [Call, CallGate, Int, Exception, External] {
         let mut b = tasks(false);
         b.write(NEW_CODE, &[0x83, 0xc0, 0x01, 0xcf, 0xeb, 0xfa]); // ADD EAX, 1; IRETD; and again
-        b.state(|s| (s.gpr[0], s.rflags) = (0x77, IF | 2));
+        b.state(|s| (s.gpr[0], s.rflags) = (0x77, (IF | 2).into()));
         go(&mut b, way);
         b.run(if way == Exception { 1 } else { 2 });
         let s = b.cpu.state();
@@ -242,7 +242,7 @@ fn a_nested_task_returns_by_iret() {
         assert_eq!((s.rip, s.gpr[0], s.tr.selector), (resumes, 0x77, OLD), "{way:?}");
         // RF comes back with the old task's flags and holds for the instruction that faulted.
         let rf = if way == Exception { RF } else { 0 };
-        assert_eq!(s.rflags, IF | 2 | rf, "{way:?}");
+        assert_eq!(s.rflags.into_bits(), IF | 2 | rf, "{way:?}");
         assert_eq!((access(&b, OLD), access(&b, NEW)), (0x8b, 0x89), "{way:?}");
         // The handler's task goes on behind its IRET next time, with NT clear in its image.
         assert_eq!(get32(&b, NEW_TSS + EIP), NEW_CODE + 4, "{way:?}");
@@ -351,14 +351,18 @@ fn a_switch_that_cannot_begin_faults_in_the_old_task() {
             }
             if way == Iret {
                 b.write(TSS, &NEW.to_le_bytes());
-                b.state(|s| s.rflags |= NT);
+                b.state(|s| s.rflags.set_nt(true));
             }
             setup(&mut b);
             let before = b.read::<0x68>(TSS);
             let got = b.one(|a| a.db(&instruction(way)));
             assert_eq!(got, Err((vector, Some(error))), "{name}: {way:?}");
             let s = b.cpu.state();
-            assert_eq!((s.tr.selector, s.cr0 & 8), (OLD, 0), "{name}: {way:?}: the old task");
+            assert_eq!(
+                (s.tr.selector, s.cr0.into_bits() & 8),
+                (OLD, 0),
+                "{name}: {way:?}: the old task"
+            );
             assert_eq!(b.read::<0x68>(TSS), before, "{name}: {way:?}: nothing is saved");
         }
     }
@@ -547,7 +551,10 @@ fn tss_of_16_bits_hold_16_bits() {
         general,
         [0x1111, 0x2222, 0x3333, 0x4444, 0x5555, 0x6666, 0x7777, 0x8888]
     );
-    assert_eq!((s.rip, s.rflags, s.tr.attributes), (0x8000, 0x203 | NT, 0x83));
+    assert_eq!(
+        (s.rip, s.rflags.into_bits(), s.tr.attributes),
+        (0x8000, 0x203 | NT, 0x83)
+    );
     assert_eq!(s.segments[FS], Segment::default());
     assert_eq!(get16(&b, NEW_TSS), OLD as u64);
     b.run(1);
@@ -593,7 +600,7 @@ fn the_t_flag_of_a_tss_traps_before_the_first_instruction() {
     assert_eq!(get32(&b, s.gpr[4]), NEW_CODE + 1);
     // TF in the old task's flags does not trap in the new one.
     let mut b = tasks(false);
-    b.state(|s| s.rflags |= TF);
+    b.state(|s| s.rflags.set_tf(true));
     go(&mut b, Jmp);
     b.run(1);
     assert_eq!(b.cpu.rip(), NEW_CODE + 1);
@@ -657,7 +664,7 @@ fn a_task_may_be_a_virtual_8086_program() {
     b.put(IDT + 0x35 * 8, gate(OLD, 0, 5, 3, 0));
     go(&mut b, Jmp);
     let s = b.cpu.state();
-    assert_eq!((s.cpl, s.rip, s.rflags & VM), (3, 0x100, VM));
+    assert_eq!((s.cpl, s.rip, s.rflags.into_bits() & VM), (3, 0x100, VM));
     for seg in s.segments {
         assert_eq!((seg.base, seg.limit), ((seg.selector as u64) << 4, 0xffff));
     }
@@ -667,7 +674,7 @@ fn a_task_may_be_a_virtual_8086_program() {
     b.run(1);
     let s = b.cpu.state();
     assert_eq!(
-        (s.tr.selector, s.cpl, s.rip, s.rflags & (VM | NT)),
+        (s.tr.selector, s.cpl, s.rip, s.rflags.into_bits() & (VM | NT)),
         (OLD, 0, CODE + 7, NT)
     );
     assert_eq!(get32(&b, NEW_TSS + EFLAGS) & VM, VM);
@@ -706,8 +713,8 @@ fn a_task_brings_its_address_space_and_its_ldt() {
     b.write(NEW_CODE, &[0xa1, 0x00, 0x07, 0, 0]); // MOV EAX, [700H]
     b.state(|s| {
         s.cr3 = TABLES;
-        s.cr4 = 0x10;
-        s.cr0 |= 1 << 31;
+        s.cr4 = 0x10.into();
+        s.cr0.set_pg(true);
         s.gdtr = Table {
             base: GDT,
             limit: 0x7ff,
@@ -730,8 +737,8 @@ fn a_task_brings_its_address_space_and_its_ldt() {
     b.put(GDT + NEW as u64, descriptor(0x80_0000 - 0x20, 0x67, 0x89));
     b.state(|s| {
         s.cr3 = TABLES;
-        s.cr4 = 0x10;
-        s.cr0 |= 1 << 31;
+        s.cr4 = 0x10.into();
+        s.cr0.set_pg(true);
     });
     let before = b.read::<0x68>(TSS);
     assert_eq!(b.one(|a| a.db(&instruction(Call))), Err((14, Some(0))));

@@ -56,7 +56,7 @@ fn rtm() -> &'static CpuModel {
 fn machine() -> Bench {
     let mut b = Bench::long_with(rtm());
     b.state(|s| {
-        s.cr4 |= 1 << 18 | 1 << 16;
+        s.cr4 = (s.cr4.into_bits() | (1 << 18 | 1 << 16)).into();
         s.xcr0 = 7;
         (s.gpr[0], s.gpr[3]) = (0xffff_8888_7777_6666, DATA);
         s.fpu.fninit();
@@ -174,9 +174,9 @@ fn where_the_instructions_are() {
 #[test]
 fn xtest_says_whether_a_transaction_runs() {
     let mut b = machine();
-    b.state(|s| s.rflags |= 0x8d5);
+    b.state(|s| s.rflags = (s.rflags.into_bits() | 0x8d5).into());
     b.one(|a| a.xtest()).unwrap();
-    assert_eq!(b.cpu.state().rflags & 0x8d5, 0x40, "outside: ZF alone");
+    assert_eq!(b.cpu.state().rflags.into_bits() & 0x8d5, 0x40, "outside: ZF alone");
     b.state(|s| s.rip = CODE);
     let found = outcome(&mut b, |a| {
         a.xtest()?;
@@ -428,7 +428,7 @@ fn a_transaction_writes_no_more_than_the_cache_holds() {
 fn an_interrupt_comes_at_the_fallback_address() {
     for (nmi, vector) in [(false, 0x40), (true, 2)] {
         let mut b = machine();
-        b.state(|s| s.rflags |= 1 << 9);
+        b.state(|s| s.rflags.set_interrupt(true));
         transaction(&mut b, |a| {
             a.mov(qword_ptr(rbx), rbx)?;
             a.mov(eax, 5)?;
@@ -625,7 +625,7 @@ fn debug_exceptions_abort_or_go_back_to_xbegin() {
             });
             let begin = b.cpu.rip();
             if tf {
-                b.state(|s| s.rflags |= 1 << 8);
+                b.state(|s| s.rflags.set_tf(true));
             }
             let name = format!("{name}, DR7 {enable:x}, DEBUGCTL {control:x}");
             b.run(if tf { 1 } else { 100 });
@@ -633,7 +633,7 @@ fn debug_exceptions_abort_or_go_back_to_xbegin() {
             assert_eq!(word(&b, DATA), 0, "{name}");
             let s = b.cpu.state();
             if advanced {
-                b.state(|s| s.rflags &= !(1 << 8));
+                b.state(|s| s.rflags.set_tf(false));
                 if tf {
                     assert_eq!(s.rip, handler(1), "{name}");
                     b.run(1);
@@ -658,7 +658,7 @@ fn any_other_debug_exception_sets_dr6_rtm() {
     let mut b = machine();
     b.state(|s| {
         s.dr[6] = 0xfffe_0ff0;
-        s.rflags |= 1 << 8;
+        s.rflags.set_tf(true);
     });
     b.code(|a| a.nop());
     b.run(1);
@@ -898,7 +898,7 @@ fn full(seed: u64) -> Bench {
         s.gpr[6] = DATA - 0x100;
         s.fpu.xmm = core::array::from_fn(|i| 0x11_0000_0000_0000_0000 * (i as u128 + 1) + seed as u128);
         s.fpu.ymm_hi = core::array::from_fn(|i| 0x22_0000_0000_0000_0000 * (i as u128 + 1));
-        s.rflags |= seed & 0x8d5;
+        s.rflags = (s.rflags.into_bits() | (seed & 0x8d5)).into();
     });
     b
 }

@@ -42,8 +42,8 @@ fn program(flags: u64, cr4: u64) -> Bench {
     b.write(TSS + 0x66, &(IO_MAP as u16).to_le_bytes());
     b.state(|s| {
         s.tr.limit = 0x200;
-        s.cr4 |= cr4;
-        s.rflags = VM | flags | 2;
+        s.cr4 = (s.cr4.into_bits() | cr4).into();
+        s.rflags = (VM | flags | 2).into();
         s.cpl = 3;
         for (seg, selector) in [
             (CS, V_CS),
@@ -97,7 +97,7 @@ fn iretd_enters_and_an_interrupt_leaves_with_all_segments_on_the_stack() {
     b.write(((V_CS as u64) << 4) + IP, &[0x8c, 0xd8, 0xa3, 2, 0, 0x0f, 0xa8]);
     assert_eq!(b.run(10), Exit::Budget);
     let s = b.cpu.state();
-    assert_eq!((s.rip, s.cpl, s.rflags & VM), (IP, 3, VM));
+    assert_eq!((s.rip, s.cpl, s.rflags.into_bits() & VM), (IP, 3, VM));
     let selectors: [u16; 6] = core::array::from_fn(|i| s.segments[i].selector);
     assert_eq!(selectors, [0x3100, V_CS, V_SS, 0x3000, 0x3200, 0x3300]);
     for seg in s.segments {
@@ -111,7 +111,7 @@ fn iretd_enters_and_an_interrupt_leaves_with_all_segments_on_the_stack() {
 
     b.interrupt(0x40);
     let s = b.cpu.state();
-    assert_eq!((s.rip, s.cpl, s.rflags & (VM | IF)), (handler(0x40), 0, 0));
+    assert_eq!((s.rip, s.cpl, s.rflags.into_bits() & (VM | IF)), (handler(0x40), 0, 0));
     assert_eq!((s.segments[CS].selector, s.segments[SS].selector), (KCODE32, KDATA));
     assert_eq!(s.gpr[4], KERNEL_STACK - 36);
     assert_eq!(
@@ -139,7 +139,10 @@ fn iretd_enters_and_an_interrupt_leaves_with_all_segments_on_the_stack() {
     b.at(handler(0x40), |a| a.iretd());
     b.run(1);
     let s = b.cpu.state();
-    assert_eq!((s.rip, s.cpl, s.rflags, s.gpr[4]), (IP + 7, 3, image, 0x1_0ffe));
+    assert_eq!(
+        (s.rip, s.cpl, s.rflags.into_bits(), s.gpr[4]),
+        (IP + 7, 3, image, 0x1_0ffe)
+    );
     assert_eq!(s.segments[DS].base, 0x30000);
 }
 
@@ -210,7 +213,9 @@ fn flag_instructions_ask_iopl_and_then_vme() {
         }
         let got = step(&mut b, code);
         assert_eq!(
-            got.as_ref().map(|s| s.rflags & !(VM | 0xff)).map_err(|e| *e),
+            got.as_ref()
+                .map(|s| s.rflags.into_bits() & !(VM | 0xff))
+                .map_err(|e| *e),
             expected,
             "{name}"
         );
@@ -219,7 +224,7 @@ fn flag_instructions_ask_iopl_and_then_vme() {
             assert_eq!((s.rip, s.gpr[4]), (IP + 1, SP), "{name}");
             continue;
         }
-        assert_eq!(s.rflags & 0xff, 0x83, "{name}: arithmetic flags");
+        assert_eq!(s.rflags.into_bits() & 0xff, 0x83, "{name}: arithmetic flags");
         assert_eq!(s.gpr[4], SP + items.len() as u64 * size, "{name}");
         if returns {
             assert_eq!((s.rip, s.segments[CS].selector), (0x500, 0x1234), "{name}");
@@ -241,7 +246,7 @@ fn pushf_shows_what_the_program_may_believe() {
         let mut b = program(flags, cr4);
         let code: &[u8] = if wide { &[0x66, 0x9c] } else { &[0x9c] };
         let got = step(&mut b, code).map(|s| {
-            assert_eq!(s.rflags, flags | VM | 2, "{name}: the flags stay");
+            assert_eq!(s.rflags.into_bits(), flags | VM | 2, "{name}: the flags stay");
             let image = words::<1>(&b, stack(SP - if wide { 4 } else { 2 }))[0] as u64;
             if wide { image } else { image & 0xffff }
         });
@@ -283,7 +288,7 @@ fn software_interrupts_go_by_the_redirection_bitmap() {
                 To::Monitor
             }
             Ok(s) if s.rip == handler(0x35) => {
-                assert_eq!((s.cpl, s.rflags & VM), (0, 0), "method {method}");
+                assert_eq!((s.cpl, s.rflags.into_bits() & VM), (0, 0), "method {method}");
                 To::Kernel
             }
             Ok(s) => {
@@ -295,7 +300,7 @@ fn software_interrupts_go_by_the_redirection_bitmap() {
                 );
                 let [ip, cs, image] = halves(&b, stack(SP - 6));
                 assert_eq!((ip as u64, cs), (IP + 2, V_CS), "method {method}");
-                To::Program(image as u64 & !2, s.rflags & !(VM | 2))
+                To::Program(image as u64 & !2, s.rflags.into_bits() & !(VM | 2))
             }
         };
         assert_eq!(got, expected, "method {method}");
@@ -334,7 +339,7 @@ fn a_pending_virtual_interrupt_is_gp_before_the_next_instruction() {
         ("at IOPL 3 too", VME, VIF | VIP | IOPL, true),
     ] {
         let mut b = Bench::protected();
-        b.state(|s| s.cr4 = cr4);
+        b.state(|s| s.cr4 = cr4.into());
         let image = (VM | flags) as i32;
         b.code(|a| {
             for item in [0, 0, 0, 0, V_SS as i32, 0x1000, image, V_CS as i32, IP as i32] {
@@ -367,21 +372,21 @@ fn protected_mode_virtual_interrupts_are_for_cli_and_sti_at_cpl_3() {
         ("CLI at CPL 0", 0xfa, false, IF | VIF, PVI, Ok(VIF)),
     ] {
         let mut b = Bench::protected();
-        b.state(|s| (s.cr4, s.rflags) = (cr4, flags | 2));
+        b.state(|s| (s.cr4, s.rflags) = (cr4.into(), (flags | 2).into()));
         if cpl3 {
             b.user();
         }
-        let got = step(&mut b, &[code]).map(|s| s.rflags & !2);
+        let got = step(&mut b, &[code]).map(|s| s.rflags.into_bits() & !2);
         assert_eq!(got, expected, "{name}");
     }
     // PUSHF shows IF as it is, with PVI too; and the pending interrupt is noticed on the way in.
     let mut b = Bench::protected();
-    b.state(|s| (s.cr4, s.rflags) = (PVI, VIF | 2));
+    b.state(|s| (s.cr4, s.rflags) = (PVI.into(), (VIF | 2).into()));
     b.user();
     b.one(|a| a.pushfd()).expect("PUSHFD is anybody's");
     let s = b.cpu.state();
     assert_eq!(words(&b, s.gpr[4]), [(VIF | 2) as u32]);
-    b.state(|s| s.rflags |= VIP);
+    b.state(|s| s.rflags.set_vip(true));
     b.code(|a| a.nop());
     assert_eq!(b.faults(), (13, Some(0)));
 }
@@ -491,5 +496,5 @@ fn only_a_gate_to_ring_0_leads_out() {
     b.at(CODE + 0x40, |a| a.mov(eax, 1));
     b.run(5);
     let s = b.cpu.state();
-    assert_eq!((s.gpr[0], s.rflags & VM, s.cpl), (1, 0, 3));
+    assert_eq!((s.gpr[0], s.rflags.into_bits() & VM, s.cpl), (1, 0, 3));
 }

@@ -345,7 +345,7 @@ fn exceptions_and_interrupts_say_vector_error_and_address() {
         a.mov(eax, dword_ptr(rax))
     });
     assert_eq!(b.run(100), Exit::Halt);
-    b.state(|s| s.rflags |= 0x200);
+    b.state(|s| s.rflags = (s.rflags.into_bits() | 0x200).into());
     let rip = b.cpu.rip();
     b.interrupt(0x55);
     let notes = notes.borrow();

@@ -13,7 +13,6 @@ use x86::msr::IA32_XSS;
 
 const DATA: u64 = 0x30_0000;
 const OSXSAVE: u64 = 1 << 18;
-const TS: u64 = 1 << 3;
 const COMPACTED: u64 = 1 << 63;
 /// Bits of XCR0 and IA32_XSS that the part has, and where the components lie in the standard format.
 const ALL: u64 = 0x8307;
@@ -63,7 +62,7 @@ fn part() -> &'static CpuModel {
 fn machine() -> Bench {
     let mut b = Bench::long_with(part());
     b.state(|s| {
-        s.cr4 |= OSXSAVE;
+        s.cr4.set_osxsave(true);
         s.xcr0 = 0x207;
         s.msrs.xss = 0x8100;
         s.pkru = 0x5555_0000;
@@ -410,7 +409,7 @@ fn what_an_area_may_not_say() {
     // A part without XSAVEC knows no compacted format.
     let mut b = Bench::long();
     b.state(|s| {
-        s.cr4 |= OSXSAVE;
+        s.cr4.set_osxsave(true);
         (s.xcr0, s.gpr[3], s.gpr[0]) = (7, DATA, 7);
     });
     b.put(DATA + 520, compacted(7));
@@ -435,8 +434,8 @@ fn who_may_and_where() {
         type Change = fn(&mut Bench);
         let rows: [(&str, Change, Result<(), Fault>); 8] = [
             ("as it is", |_| (), Ok(())),
-            ("without OSXSAVE", |b| b.state(|s| s.cr4 &= !OSXSAVE), Err(UD)),
-            ("TS", |b| b.state(|s| s.cr0 |= TS), Err(NM)),
+            ("without OSXSAVE", |b| b.state(|s| s.cr4.set_osxsave(false)), Err(UD)),
+            ("TS", |b| b.state(|s| s.cr0.set_ts(true)), Err(NM)),
             (
                 "an address that is no multiple of 64",
                 |b| b.state(|s| s.gpr[3] += 32),
@@ -528,7 +527,7 @@ fn xcr0_and_xss_take_what_the_part_has() {
     // XGETBV knows XCR0, and XINUSE where the part says so.
     for (model, index, expected) in [(part(), 2, Err(GP)), (&EVERYTHING, 1, Err(GP)), (part(), 1, Ok(()))] {
         let mut b = Bench::long_with(model);
-        b.state(|s| (s.cr4, s.gpr[1]) = (s.cr4 | OSXSAVE, index));
+        b.state(|s| (s.cr4, s.gpr[1]) = ((s.cr4.into_bits() | OSXSAVE).into(), index));
         assert_eq!(b.one(|a| a.xgetbv()), expected, "XCR{index}");
     }
 }
@@ -568,7 +567,7 @@ fn leaf_0dh_tells_the_sizes_of_what_is_enabled() {
 fn outside_64_bit_mode_there_are_eight_registers() {
     let mut b = Bench::protected_with(part());
     b.state(|s| {
-        s.cr4 |= OSXSAVE;
+        s.cr4.set_osxsave(true);
         s.xcr0 = 7;
         (s.gpr[0], s.gpr[2], s.gpr[3]) = (7, 0, DATA);
         s.fpu.xmm = [1; 16];

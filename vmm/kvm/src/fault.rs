@@ -7,13 +7,12 @@
 use engine::{CS, CpuState, SS, Segment};
 use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 
+use x86::rflags::RFlags;
+
 use machine::{descriptor, memory::Memory, walk};
 
 /// #GP.
 const VECTOR: u64 = 13;
-const CR0_PE: u64 = 1 << 0;
-const EFER_LMA: u64 = 1 << 10;
-const RFLAGS_VM: u64 = 1 << 17;
 /// Bits of a segment's attributes.
 const LONG: u16 = 1 << 13;
 const BIG: u16 = 1 << 14;
@@ -42,13 +41,13 @@ fn segment(memory: &Memory, state: &CpuState, selector: u16) -> Option<Segment> 
 }
 
 fn is_long(state: &CpuState) -> bool {
-    state.efer & EFER_LMA != 0
+    state.efer.lma()
 }
 
 /// Linear address of the first instruction of a CPU's handler of #GP; `None` where the fault cannot be taken back: in
 /// real-address mode, with a task gate, a 16-bit gate or none. SDM Vol. 3A 7.11 "IDT Descriptors", 7.14.1 "64-Bit Mode IDT".
 pub fn handler(memory: &Memory, state: &CpuState) -> Option<u64> {
-    if state.cr0 & CR0_PE == 0 {
+    if !state.cr0.pe() {
         return None;
     }
     let size = if is_long(state) { 16 } else { 8 };
@@ -80,8 +79,8 @@ pub fn before_rdpmc(memory: &Memory, state: &CpuState) -> Option<CpuState> {
     };
     // The error code, and above it what IRET takes.
     let item = |n: u64| number(memory, state, stack.wrapping_add(n * size), size);
-    let (error, rip, selector, rflags) = (item(0)?, item(1)?, item(2)? as u16, item(3)?);
-    if error != 0 || rflags & RFLAGS_VM != 0 {
+    let (error, rip, selector, rflags) = (item(0)?, item(1)?, item(2)? as u16, RFlags::from_bits(item(3)?));
+    if error != 0 || rflags.vm() {
         return None;
     }
     let cs = segment(memory, state, selector)?;

@@ -118,7 +118,7 @@ impl Shared<'_> {
         local.halted.store(state.activity == Activity::Halted, Ordering::SeqCst);
         local
             .interrupts_masked
-            .store(state.rflags & 1 << 9 == 0, Ordering::SeqCst);
+            .store(!state.rflags.interrupt(), Ordering::SeqCst);
         *loan = Loan::Returned(Box::new(state));
         self.counts.emulated.fetch_add(1, Ordering::Relaxed);
         self.counts.add_in_engine(begun.elapsed());

@@ -421,7 +421,7 @@ impl Hypervisor {
             waits: waits(&state),
             irq_notified: AtomicBool::new(false),
             nmi_notified: AtomicBool::new(false),
-            interrupts_masked: AtomicBool::new(state.rflags & 1 << 9 == 0),
+            interrupts_masked: AtomicBool::new(!state.rflags.interrupt()),
             armed: AtomicBool::new(false),
             retired: AtomicU64::new(retired),
             emulates: AtomicBool::new(false),

@@ -14,12 +14,6 @@ use x86::cpuid::Feature;
 use x86::model::CpuModel;
 use x86::msr::*;
 
-/// RFLAGS.VM.
-const VM: u64 = 1 << 17;
-/// CR0.PE.
-const PE: u64 = 1 << 0;
-/// IA32_EFER.LMA.
-const LMA: u64 = 1 << 10;
 /// XSTATE_BV bits of x87, SSE, AVX and PKRU.
 const X87: u64 = 1 << 0;
 const SSE: u64 = 1 << 1;
@@ -210,7 +204,7 @@ impl Vcpu {
             r14,
             r15,
             rip: state.rip,
-            rflags: state.rflags,
+            rflags: state.rflags.into_bits(),
         };
         let [es, cs, ss, ds, fs, gs] = state.segments.each_ref().map(segment);
         let s = &mut self.sregs;
@@ -223,13 +217,10 @@ impl Vcpu {
         s.tr.unusable = 0;
         s.tr.present = 1;
         s.tr.s = 0;
-        s.tr.type_ = if state.efer & LMA != 0 || s.tr.type_ & 8 != 0 {
-            11
-        } else {
-            3
-        };
+        s.tr.type_ = if state.efer.lma() || s.tr.type_ & 8 != 0 { 11 } else { 3 };
         (s.gdt, s.idt) = (table(&state.gdtr), table(&state.idtr));
-        (s.cr0, s.cr2, s.cr3, s.cr4, s.efer) = (state.cr0, state.cr2, state.cr3, state.cr4, state.efer);
+        (s.cr0, s.cr4, s.efer) = (state.cr0.into(), state.cr4.into(), state.efer.into());
+        (s.cr2, s.cr3) = (state.cr2, state.cr3);
         s.interrupt_bitmap = [0; 4];
         self.debug.db.copy_from_slice(&state.dr[..4]);
         (self.debug.dr6, self.debug.dr7) = (state.dr[6], state.dr[7]);
@@ -278,12 +269,13 @@ impl Vcpu {
             r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
             r.r15,
         ];
-        (state.rip, state.rflags) = (r.rip, r.rflags);
+        (state.rip, state.rflags) = (r.rip, r.rflags.into());
         state.segments = [&s.es, &s.cs, &s.ss, &s.ds, &s.fs, &s.gs].map(of_segment);
         (state.ldtr, state.tr) = (of_segment(&s.ldt), of_segment(&s.tr));
         (state.gdtr, state.idtr) = (of_table(&s.gdt), of_table(&s.idt));
-        (state.cr0, state.cr2, state.cr3, state.cr4, state.efer) = (s.cr0, s.cr2, s.cr3, s.cr4, s.efer);
-        state.cpl = match (s.cr0 & PE != 0, r.rflags & VM != 0) {
+        (state.cr0, state.cr4, state.efer) = (s.cr0.into(), s.cr4.into(), s.efer.into());
+        (state.cr2, state.cr3) = (s.cr2, s.cr3);
+        state.cpl = match (state.cr0.pe(), state.rflags.vm()) {
             (false, _) => 0,
             (true, true) => 3,
             (true, false) => s.ss.dpl & 3,
@@ -392,7 +384,7 @@ mod tests {
         for (i, gpr) in state.gpr.iter_mut().enumerate() {
             *gpr = 0x1111_0000_0000_0000 + i as u64;
         }
-        (state.rip, state.rflags) = (0xffff_8000_0000_1234, 0x1_0ad7);
+        (state.rip, state.rflags) = (0xffff_8000_0000_1234, 0x1_0ad7.into());
         state.segments[CS].attributes = 0xa09b;
         state.segments[SS].attributes = 0xc0f3;
         state.segments[FS] = Segment {
@@ -401,7 +393,8 @@ mod tests {
         };
         state.cpl = 3;
         (state.gdtr.base, state.gdtr.limit, state.idtr.base) = (0x1000, 0x7f, 0x2000);
-        (state.cr0, state.cr2, state.cr3, state.cr4, state.efer) = (0x8005_0033, 0xdead, 0x5000, 0x620, 0xd01);
+        (state.cr0, state.cr4, state.efer) = (0x8005_0033.into(), 0x620.into(), 0xd01.into());
+        (state.cr2, state.cr3) = (0xdead, 0x5000);
         state.dr = [1, 2, 3, 4, 0, 0, 0xffff_0ff3, 0x455];
         for (i, (xmm, r)) in state.fpu.xmm.iter_mut().zip(1u128..).enumerate() {
             *xmm = r << 64 | i as u128;

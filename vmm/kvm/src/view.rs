@@ -61,10 +61,10 @@ impl<'a> View<'a> {
     fn translate(&self, linear: u64) -> Option<u64> {
         let s = self.sregs();
         let state = CpuState {
-            cr0: s.cr0,
+            cr0: s.cr0.into(),
             cr3: s.cr3,
-            cr4: s.cr4,
-            efer: s.efer,
+            cr4: s.cr4.into(),
+            efer: s.efer.into(),
             ..CpuState::default()
         };
         walk::translate(self.memory, &state, linear)

@@ -1,6 +1,7 @@
 //! The state in which the boot CPU meets the kernel.
 
 use engine::{CS, CpuState, DS, ES, FS, GS, SS, Segment, Table};
+use x86::cr::{Cr0, Cr4, Efer};
 use x86::model::CpuModel;
 
 use crate::loader::{Entry, linux, multiboot};
@@ -12,12 +13,8 @@ const DATA: u16 = 0xc093;
 /// A present TSS of 32 bits, busy.
 const BUSY_TSS: u16 = 0x008b;
 
-const CR0_PE: u64 = 1 << 0;
-const CR0_ET: u64 = 1 << 4;
-const CR0_PG: u64 = 1 << 31;
-const CR4_PAE: u64 = 1 << 5;
-const EFER_LME: u64 = 1 << 8;
-const EFER_LMA: u64 = 1 << 10;
+/// Protected mode without paging.
+const PROTECTED: Cr0 = Cr0::new().with_pe(true).with_et(true);
 
 /// Indices into [`CpuState::gpr`].
 const RAX: usize = 0;
@@ -55,10 +52,10 @@ pub fn state(model: &CpuModel, entry: &Entry) -> CpuState {
                 limit: gdt_limit,
             };
             state.idtr = Table { base: 0, limit: 0 };
-            state.cr0 = CR0_PE | CR0_ET | CR0_PG;
+            state.cr0 = PROTECTED.with_pg(true);
             state.cr3 = cr3;
-            state.cr4 = CR4_PAE;
-            state.efer = EFER_LME | EFER_LMA;
+            state.cr4 = Cr4::new().with_pae(true);
+            state.efer = Efer::new().with_lme(true).with_lma(true);
             state.gpr[RSI] = boot_params;
             state.rip = rip;
         }
@@ -74,7 +71,7 @@ pub fn state(model: &CpuModel, entry: &Entry) -> CpuState {
                 limit: gdt_limit,
             };
             state.idtr = Table { base: 0, limit: 0 };
-            state.cr0 = CR0_PE | CR0_ET;
+            state.cr0 = PROTECTED;
             // EBP, EDI and EBX have to be 0.
             state.gpr[RSI] = boot_params.into();
             state.rip = eip.into();
@@ -90,7 +87,7 @@ pub fn state(model: &CpuModel, entry: &Entry) -> CpuState {
                 limit: 0x67,
                 attributes: BUSY_TSS,
             };
-            state.cr0 = CR0_PE | CR0_ET;
+            state.cr0 = PROTECTED;
             state.gpr[RBX] = start_info.into();
             state.rip = eip.into();
         }
@@ -99,7 +96,7 @@ pub fn state(model: &CpuModel, entry: &Entry) -> CpuState {
             set(&mut state, flat(0x08, CODE_32), flat(0x10, DATA));
             state.gdtr = Table { base: 0, limit: 0 };
             state.idtr = Table { base: 0, limit: 0 };
-            state.cr0 = CR0_PE | CR0_ET;
+            state.cr0 = PROTECTED;
             state.gpr[RAX] = multiboot::LOADER_MAGIC.into();
             state.gpr[RBX] = info.into();
             state.rip = eip.into();
@@ -125,8 +122,8 @@ mod tests {
         };
         let state = state(&WESTMERE, &entry);
         assert_eq!((state.rip, state.gpr[RSI], state.cr3), (0x100_0200, 0x7000, 0x9000));
-        assert_eq!(state.rflags & 1 << 9, 0, "interrupts are off");
-        assert_eq!((state.cr0 & CR0_PG, state.efer & EFER_LMA), (CR0_PG, EFER_LMA));
+        assert!(!state.rflags.interrupt(), "interrupts are off");
+        assert!(state.cr0.pg() && state.efer.lma());
         assert!(state.segments[CS].long() && state.segments[CS].selector == 0x10);
         for segment in [DS, ES, SS] {
             assert_eq!(
@@ -156,11 +153,10 @@ mod tests {
         ] {
             let state = state(&WESTMERE, &entry);
             assert_eq!((state.rip, state.gpr[RBX], state.gpr[RSI]), (rip, rbx, rsi));
-            assert_eq!((state.gpr[5], state.gpr[7], state.efer, state.cr4), (0, 0, 0, 0));
-            assert_eq!(
-                (state.cr0 & (CR0_PG | CR0_PE), state.rflags & (1 << 9 | 1 << 17)),
-                (CR0_PE, 0)
-            );
+            assert_eq!((state.gpr[5], state.gpr[7]), (0, 0));
+            assert_eq!((state.efer, state.cr4), (Efer::new(), Cr4::new()));
+            assert!(state.cr0.pe() && !state.cr0.pg());
+            assert!(!state.rflags.interrupt() && !state.rflags.vm());
             assert_eq!((state.segments[CS].selector, state.segments[DS].selector), (cs, ds));
             for segment in [CS, DS, ES, SS] {
                 let segment = &state.segments[segment];
@@ -183,10 +179,8 @@ mod tests {
             (state.gpr[RAX], state.gpr[RBX], state.rip),
             (0x2bad_b002, 0x1_0000, 0x10_000c)
         );
-        assert_eq!(
-            (state.cr0 & (CR0_PG | CR0_PE), state.rflags & (1 << 9 | 1 << 17)),
-            (CR0_PE, 0)
-        );
+        assert!(state.cr0.pe() && !state.cr0.pg());
+        assert!(!state.rflags.interrupt() && !state.rflags.vm());
         for (segment, kind) in [(CS, 0xb), (DS, 3), (ES, 3), (FS, 3), (GS, 3), (SS, 3)] {
             let segment = &state.segments[segment];
             assert_eq!((segment.base, segment.limit), (0, u32::MAX));

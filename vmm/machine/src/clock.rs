@@ -4,12 +4,14 @@
 //! rest is *skew*: idle time that nobody waited for, the time port accesses take on a real machine, and jumps towards wall
 //! time.
 
+use serde::{Deserialize, Serialize};
+
 /// An ISA port access takes about a microsecond on a real machine, and drivers count on it: the PIT is calibrated against
 /// so and so many reads.
 const PORT_ACCESS_NS: u64 = 1000;
 
 /// The clock. All arithmetic is exact: the same steps and skew give the same nanoseconds on every host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clock {
     tsc_khz: u32,
     skew: u64,

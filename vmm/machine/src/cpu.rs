@@ -5,10 +5,11 @@
 //! all of them, and systems write them alike.
 
 use devices::unit::rdt;
+use serde::{Deserialize, Serialize};
 use x86::model::{CpuModel, topology::Place};
 
 /// One CPU's registers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PerCpu {
     /// The model's plain MSRs, in the order of its rows.
     pub msrs: Vec<u64>,

@@ -1,5 +1,6 @@
 //! The machine: memory, tables, devices, and what the CPUs reach through the bus.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{
@@ -62,7 +63,7 @@ pub struct Accesses {
 }
 
 /// The whole state of a machine but for RAM and CPUs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineState {
     /// The devices.
     pub platform: PlatformState,

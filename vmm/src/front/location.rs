@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use engine::CS;
-
 use trace::{linux::Kernel, symbols::SymbolFile};
 
 use crate::{recording::GuestMemory, vm::Vm};
@@ -12,7 +10,7 @@ use crate::{recording::GuestMemory, vm::Vm};
 pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
     let addresses: Vec<u64> = (0..vm.cpu_count())
         .filter_map(|cpu| vm.cpu_state(cpu))
-        .map(|state| state.segments[CS].base.wrapping_add(state.rip))
+        .map(|state| state.linear_rip())
         .collect();
     let file = SymbolFile::read(kernel).ok().map(|file| file.symbols);
     let guest = match file {

@@ -7,7 +7,7 @@ use crate::{error::Error, vm::Moment};
 pub enum What {
     /// Bytes that the first serial port took.
     Input(Vec<u8>),
-    /// Nothing: what the CPUs' state is, by its hash.
+    /// Nothing: what the machine's state is, by its hash.
     Check(u64),
     /// A debugger has changed the guest: the state from here on is kept elsewhere.
     Changed,

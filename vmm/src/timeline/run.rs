@@ -77,7 +77,7 @@ enum Event {
     Point,
     /// The next entry of the log is for the machine as a whole.
     Entry,
-    /// A recorded session is to be given the hash of the CPUs.
+    /// A recorded session is to be given the machine's hash.
     Check,
     /// A recorded session is at its end.
     Over,
@@ -391,7 +391,7 @@ impl Run {
     /// The next entry of the log is for the machine as a whole. `false`: the machine is not as it was.
     fn pass_entry(&mut self) -> Result<bool, Error> {
         let steps = self.vm.steps();
-        let hash = self.vm.hash_of_cpus();
+        let hash = self.vm.hash_beside_ram();
         let Some(timeline) = &mut self.timeline else {
             return Ok(true);
         };
@@ -408,7 +408,7 @@ impl Run {
     }
 
     fn write_check(&mut self) -> Result<(), Error> {
-        let (at, hash) = (self.vm.moment(), self.vm.hash_of_cpus());
+        let (at, hash) = (self.vm.moment(), self.vm.hash_beside_ram());
         let Some(timeline) = &mut self.timeline else {
             return Ok(());
         };

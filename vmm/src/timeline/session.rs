@@ -5,7 +5,7 @@
 //! | `session.json` | one object: what the session starts from ([`Session`]) |
 //! | `log` | one JSON array a line, in order: steps, ticks, kind, text |
 //!
-//! Kinds are `input` (the bytes in hexadecimal), `check` (a hash of the CPUs' state, which a replay compares), `changed` (a
+//! Kinds are `input` (the bytes in hexadecimal), `check` (a hash of the machine without RAM, which a replay compares), `changed` (a
 //! debugger wrote to the guest, which is not recorded: a replay ends there), and at last `guest` (the guest ended the run) or
 //! `host` (something else did) with the reason. A log without one of the last two breaks off: the recorder was killed.
 
@@ -31,7 +31,7 @@ const REPLAY: &str = "replay";
 const SESSION: &str = "session.json";
 const LOG: &str = "log";
 /// The version of the directory. Another version of the program may execute otherwise, which the checks find.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 3;
 /// The longest of either file that is read.
 const LONGEST: u64 = 1 << 30;
 
@@ -83,7 +83,7 @@ pub struct Session {
     pub seed: u64,
     /// What `--rtc-base` came to.
     pub rtc_base: i64,
-    /// A hash of memory and registers at the start, in hexadecimal.
+    /// The hash of the machine at the start, in hexadecimal.
     start: String,
     disks: Vec<DiskWas>,
 }
@@ -131,7 +131,7 @@ fn disks(config: &MachineConfig) -> Result<Vec<DiskWas>, Error> {
 }
 
 impl Session {
-    /// What a run starts from whose memory and registers have this hash.
+    /// What a run starts from which has this hash.
     ///
     /// # Errors
     /// A disk, or the working directory, cannot be looked at.
@@ -175,7 +175,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a machine starts from what the session started from, by the hash of its memory and registers.
+    /// Whether a machine starts from what the session started from, by its hash.
     ///
     /// # Errors
     /// It does not.

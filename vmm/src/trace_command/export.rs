@@ -1,22 +1,19 @@
 //! `minivmm trace export`.
 
-use std::{io::Write, path::Path};
+use std::path::Path;
 
 use trace::{
-    Trace,
-    export::{ExportError, OutFile, callgrind::Profile, folded::Stacks, perf, perfetto::Events},
+    export::{self, Callgrind, Export, ExportError, FlameGraph, Folded, Job, OutFile, Perfetto, perf},
     raw,
-    view::{Calls, Names, Sink, Totals, Window, view},
 };
 
 use super::{
-    arguments::Export,
-    bound, names,
+    arguments, bound, names,
     output::{Bar, conclude, count, must_begin, say},
 };
 use crate::error::Error;
 
-pub fn run(options: &Export) -> Result<(), Error> {
+pub fn run(options: &arguments::Export) -> Result<(), Error> {
     let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref(), &options.part.programs)?;
     let (window, cpus) = bound::resolve(&options.part, &trace, &names)?;
     let bar = Bar::new(true);
@@ -24,68 +21,61 @@ pub fn run(options: &Export) -> Result<(), Error> {
         trace: &trace,
         names: &names,
         window,
-        cpus,
-        bar: &bar,
+        cpus: &cpus,
     };
     let title = format!("minivmm: {}", trace.header().kernel);
     let mut totals = None;
 
-    if options.folded.is_some() || options.flamegraph.is_some() {
-        // What cannot be written is to be known before the work.
-        let create = |option, path: &Option<_>| {
-            path.as_deref()
-                .map(|path| OutFile::create(path, options.force))
-                .transpose()
-                .map_err(of(option))
-        };
-        let folded = create("--folded", &options.folded)?;
-        let flamegraph = create("--flamegraph", &options.flamegraph)?;
-        let mut stacks = Stacks::default();
-        totals = Some(job.calls("stacks", &mut stacks, |_, _| {})?);
-        if let Some(mut file) = folded {
-            stacks
-                .write_folded(&names, &mut file)
-                .map_err(|source| of("--folded")(file.error(source)))?;
-            file.finish().map_err(of("--folded"))?;
-        }
-        if let Some(mut file) = flamegraph {
-            stacks
-                .write_flamegraph(&names, &title, &mut file)
-                .map_err(|source| of("--flamegraph")(file.error(source)))?;
-            file.finish().map_err(of("--flamegraph"))?;
-        }
+    // What cannot be written is to be known before the work.
+    let create = |option, path: &Path| OutFile::create(path, options.force).map_err(of(option));
+    let (mut named, mut forms) = (Vec::new(), Vec::<Box<dyn Export>>::new());
+    let mut add = |option, form| {
+        named.push(option);
+        forms.push(form);
+    };
+    if let Some(path) = &options.folded {
+        let file = create("--folded", path)?;
+        add("--folded", Box::new(Folded::new(file)));
+    }
+    if let Some(path) = &options.flamegraph {
+        let file = create("--flamegraph", path)?;
+        add("--flamegraph", Box::new(FlameGraph::new(file, &title)));
     }
     if let Some(path) = &options.callgrind {
-        let mut file = OutFile::create(path, options.force).map_err(of("--callgrind"))?;
-        let mut profile = Profile::default();
-        totals = Some(job.calls("calls", &mut profile, |_, _| {})?);
-        profile
-            .write(&names, &trace.header().kernel, &mut file)
-            .map_err(|source| of("--callgrind")(file.error(source)))?;
-        file.finish().map_err(of("--callgrind"))?;
+        let file = create("--callgrind", path)?;
+        let command = &trace.header().kernel;
+        add("--callgrind", Box::new(Callgrind::new(file, command)));
     }
     if let Some(path) = &options.perfetto {
-        let mut file = OutFile::create(path, options.force).map_err(of("--perfetto"))?;
-        let mut events = Events::new(&mut file, options.least);
-        totals = Some(job.calls("events", &mut events, |events, cpu| match cpu {
-            Some(cpu) => events.cpu(cpu),
-            None => events.cpu_over(),
-        })?);
-        let (calls, left_out) = events
-            .finish(&title)
-            .map_err(|source| of("--perfetto")(file.error(source)))?;
-        file.flush().map_err(|source| of("--perfetto")(file.error(source)))?;
-        file.finish().map_err(of("--perfetto"))?;
-        if left_out > 0 {
-            say(&format!(
-                "{}: {}, {left_out} shorter ones left out",
-                path.display(),
-                count(calls, "call")
-            ));
+        let file = create("--perfetto", path)?;
+        add("--perfetto", Box::new(Perfetto::new(file, &title, options.least)));
+    }
+    if !forms.is_empty() {
+        let mut now = None;
+        let decoded = export::calls(&job, &mut forms, &mut |cpu, done, total| {
+            if now.replace(cpu) != Some(cpu) {
+                bar.say(format!("calls, vCPU {cpu}"));
+            }
+            bar.at(done, total);
+        });
+        totals = Some(decoded.map_err(Error::Trace)?);
+    }
+    for (option, form) in named.into_iter().zip(forms) {
+        if let Some(said) = form.finish(&names).map_err(of(option))? {
+            say(&said);
         }
     }
     if let Some(path) = &options.perf {
-        let written = perf::export(&job.perf(path, options.force), &mut |what, done, total| {
+        let perf = perf::Job {
+            trace: &trace,
+            names: &names,
+            window,
+            cpus: &cpus,
+            path,
+            force: options.force,
+            totals: totals.as_ref(),
+        };
+        let written = perf::export(&perf, &mut |what, done, total| {
             bar.say(what.into());
             bar.at(done, total);
         });
@@ -123,43 +113,5 @@ fn of(option: &'static str) -> impl Fn(ExportError) -> Error {
     move |source| match source {
         ExportError::Trace(error) => Error::Trace(error),
         source => Error::Export { option, source },
-    }
-}
-
-struct Job<'a> {
-    trace: &'a Trace,
-    names: &'a Names,
-    window: Window,
-    cpus: Vec<usize>,
-    bar: &'a Bar,
-}
-
-impl Job<'_> {
-    fn perf<'a>(&'a self, path: &'a Path, force: bool) -> perf::Job<'a> {
-        perf::Job {
-            trace: self.trace,
-            names: self.names,
-            window: self.window,
-            cpus: &self.cpus,
-            path,
-            force,
-        }
-    }
-
-    /// Shows the calls of all vCPUs, one after the other, to a sink, and tells it of each vCPU's beginning and end.
-    fn calls<T>(&self, what: &str, state: &mut T, mut turn: impl FnMut(&mut T, Option<usize>)) -> Result<Totals, Error>
-    where
-        for<'t> &'t mut T: Sink,
-    {
-        let mut totals = Totals::default();
-        for &cpu in &self.cpus {
-            self.bar.say(format!("{what}, vCPU {cpu}"));
-            turn(state, Some(cpu));
-            let mut calls = Calls::new(self.names, &mut *state);
-            let mut progress = |done, total| self.bar.at(done, total);
-            totals.add(&view(self.trace, cpu, &self.window, &mut calls, &mut progress)?);
-            turn(state, None);
-        }
-        Ok(totals)
     }
 }

@@ -339,9 +339,8 @@ impl Vm {
     /// A CPU is where an INIT puts the boot CPU. KVM with its own interrupt controllers does that itself, and there is no firmware:
     /// for us it is a reset.
     fn is_at_reset(&self, cpu: usize) -> bool {
-        let at_reset = |state: CpuState| {
-            state.rip == 0xfff0 && state.segments[engine::CS].base == 0xffff_0000 && state.cr0 & 1 == 0
-        };
+        let at_reset =
+            |state: CpuState| state.rip == 0xfff0 && state.segments[engine::CS].base == 0xffff_0000 && !state.cr0.pe();
         cpu == 0 && self.cpu_state(cpu).is_some_and(at_reset)
     }
 

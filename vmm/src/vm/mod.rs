@@ -21,6 +21,7 @@ pub mod soft;
 mod software;
 mod stats;
 mod stop_reason;
+mod stored;
 
 pub use self::{
     end::{End, Ended},

@@ -7,13 +7,7 @@ use std::{
 
 use engine::{Cpu, CpuState};
 use kvm::HostClock;
-use machine::{
-    Machine,
-    disk::Overlay,
-    memory::{Digest, NotRam},
-    walk,
-    watchers::Seat,
-};
+use machine::{Machine, disk::Overlay, memory::NotRam, walk, watchers::Seat};
 
 use super::{
     hosted_state::{Hosted, Served},
@@ -22,6 +16,7 @@ use super::{
     snapshot::Pages,
     soft::Soft,
     stats::Stats,
+    stored::{self, Stored},
 };
 use crate::{config::ClockMode, debug::Debugger, recording::Recorder};
 
@@ -156,13 +151,22 @@ impl Vm {
         self.soft.run_only(cpu);
     }
 
-    /// A hash of the CPUs' registers.
-    pub(crate) fn hash_of_cpus(&self) -> u64 {
-        let mut digest = Digest::default();
-        for cpu in self.soft.cpus() {
-            digest.add(format!("{:?}", cpu.state()).as_bytes());
+    /// The state in the form in which it is written down, RAM aside.
+    pub(super) fn stored(&self) -> Stored {
+        Stored {
+            format: stored::FORMAT,
+            model: self.machine.model().name.into(),
+            memory: self.machine.memory().size(),
+            cpus: self.soft.cpus().map(Cpu::state).collect(),
+            steps: self.soft.steps(),
+            turn: self.soft.turn(),
+            machine: self.machine.state(),
         }
-        digest.value()
+    }
+
+    /// A hash of the CPUs and of what is around them, without RAM.
+    pub(crate) fn hash_beside_ram(&self) -> u64 {
+        self.stored().hash().value()
     }
 
     /// How many CPUs there are.
@@ -263,8 +267,10 @@ impl Vm {
             return Err(NoCpu(cpu));
         }
         let mut state = state.clone();
-        let linear = |state: &CpuState| state.segments[engine::CS].base.wrapping_add(state.rip);
-        if self.cpu_state(cpu).is_some_and(|old| linear(&old) != linear(&state)) {
+        if self
+            .cpu_state(cpu)
+            .is_some_and(|old| old.linear_rip() != state.linear_rip())
+        {
             // Nobody has been told of what comes next now.
             state.observed = None;
         }
@@ -306,14 +312,10 @@ impl Vm {
         &mut self.machine
     }
 
-    /// A hash of memory and registers: equal for equal runs, on every host.
+    /// A hash of the whole machine, in the form in which its state is stored: equal for equal runs, on every host.
     pub fn digest(&self) -> u64 {
-        let mut digest = Digest::default();
+        let mut digest = self.stored().hash();
         digest.add(&self.machine.memory().digest().to_le_bytes());
-        for cpu in self.soft.cpus() {
-            // The text of plain data is plain data.
-            digest.add(format!("{:?}", cpu.state()).as_bytes());
-        }
         digest.value()
     }
 

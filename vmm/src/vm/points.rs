@@ -1,7 +1,7 @@
 //! A debugger's breakpoints and watchpoints while the guest runs in KVM: in the processor's debug registers where they fit, or
 //! else by handover to the software engine.
 
-use engine::{CS, CpuState};
+use engine::CpuState;
 use log::info;
 use x86::debug::{Breakpoint, Dr7, Watched};
 
@@ -11,9 +11,6 @@ use kvm::{
     Host,
     guest_debug::{self, Hit, Kinds, ROOM},
 };
-
-/// RFLAGS.RF: the next instruction meets no breakpoint of the guest's.
-const RF: u64 = 1 << 16;
 
 /// A breakpoint of the processor's, and what the machine stops for there.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,7 +88,7 @@ pub(super) fn is_armed(state: &CpuState) -> bool {
 
 /// Linear address of a CPU's next instruction.
 pub(super) fn linear(state: &CpuState) -> u64 {
-    state.segments[CS].base.wrapping_add(state.rip)
+    state.linear_rip()
 }
 
 /// A breakpoint of the guest's own is to be delivered before a CPU's next instruction.
@@ -99,7 +96,7 @@ fn breaks_here(state: &CpuState) -> bool {
     let dr7 = Dr7::from_bits(state.dr[7]);
     let own = |n: u8| dr7.breakpoint(n, state.dr[usize::from(n)], false);
     let here = |point: Breakpoint| point.enabled && point.watched == Watched::Execute && point.first == linear(state);
-    state.rflags & RF == 0 && (0..ROOM as u8).filter_map(own).any(here)
+    !state.rflags.rf() && (0..ROOM as u8).filter_map(own).any(here)
 }
 
 impl Vm {
@@ -406,13 +403,13 @@ mod tests {
         vm.debugger().add_breakpoint(here);
         let points = plan(vm.debugger(), ALL).unwrap();
         let mut meets = |dr7: u64, rflags: u64| {
-            (state.dr[0], state.dr[7], state.rflags, state.observed) = (here, dr7, rflags, None);
+            (state.dr[0], state.dr[7], state.rflags, state.observed) = (here, dr7, rflags.into(), None);
             vm.set_cpu_state(0, &state).unwrap();
             vm.met(&points, &[(0, hit(1))]).is_some()
         };
         assert!(meets(0x400, 2), "it has none");
         assert!(!meets(0x401, 2));
-        assert!(meets(0x401, 2 | RF), "its handler has returned");
+        assert!(meets(0x401, 2 | x86::rflags::flag::RF), "its handler has returned");
         assert!(meets(0x1_0401, 2), "its own watches stores");
     }
 

@@ -1,6 +1,6 @@
 //! What the operator is shown of a CPU that crashed.
 
-use engine::{CS, CpuState};
+use engine::CpuState;
 
 use machine::{memory::Memory, walk};
 
@@ -12,7 +12,9 @@ pub(super) fn report(memory: &Memory, state: &CpuState) -> String {
     const SEGMENTS: [&str; 6] = ["ES", "CS", "SS", "DS", "FS", "GS"];
     let mut text = format!(
         "RIP {:016x}  RFLAGS {:08x}  CPL {}\n",
-        state.rip, state.rflags, state.cpl
+        state.rip,
+        state.rflags.into_bits(),
+        state.cpl
     );
     for (names, values) in NAMES.chunks(4).zip(state.gpr.chunks(4)) {
         let line: Vec<String> = names
@@ -40,14 +42,19 @@ pub(super) fn report(memory: &Memory, state: &CpuState) -> String {
     );
     text += &format!(
         "CR0 {:08x}  CR2 {:016x}  CR3 {:016x}  CR4 {:08x}\n",
-        state.cr0, state.cr2, state.cr3, state.cr4
+        state.cr0.into_bits(),
+        state.cr2,
+        state.cr3,
+        state.cr4.into_bits()
     );
     text += &format!(
         "EFER {:08x}  DR6 {:08x}  DR7 {:08x}\n",
-        state.efer, state.dr[6], state.dr[7]
+        state.efer.into_bits(),
+        state.dr[6],
+        state.dr[7]
     );
     text += "code";
-    let at = state.segments[CS].base.wrapping_add(state.rip);
+    let at = state.linear_rip();
     for offset in -16i64..16 {
         let byte = walk::read_byte(memory, state, at.wrapping_add_signed(offset));
         let byte = byte.map_or("--".into(), |byte| format!("{byte:02x}"));
@@ -63,6 +70,7 @@ pub(super) fn report(memory: &Memory, state: &CpuState) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::CS;
     use x86::model::WESTMERE;
 
     #[test]

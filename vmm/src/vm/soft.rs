@@ -208,8 +208,13 @@ impl Soft {
             cpus: self.cpus.iter().map(|cpu| cpu.0.state()).collect(),
             translations: self.cpus.iter().map(|cpu| engine.translations(&cpu.0)).collect(),
             steps: self.steps,
-            turn: (self.turn.cpu, self.turn.end),
+            turn: self.turn(),
         }
+    }
+
+    /// The CPU whose turn it is, and the step at which that ends.
+    pub fn turn(&self) -> (usize, u64) {
+        (self.turn.cpu, self.turn.end)
     }
 
     /// Takes on a state that as many CPUs of the same model gave. RAM is still to be written then.

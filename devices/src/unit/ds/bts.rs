@@ -44,6 +44,7 @@
 //!
 //! *Debug exceptions* are stored like any other; a #DB does not clear TR.
 
+use serde::{Deserialize, Serialize};
 use x86::debugctl::DebugCtl;
 use x86::ds::{BRANCH_PREDICTED, DsLayout, management};
 use x86::seam::{Appetite, BranchRecord, Effects, EventRecord, Flow, PageFault, TraceMem};
@@ -69,7 +70,7 @@ pub struct Bts {
 }
 
 /// The whole state of [`Bts`]; all else is in IA32_DS_AREA, IA32_DEBUGCTL and the guest's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BtsState {
     /// Storing was on at the last word.
     pub running: bool,

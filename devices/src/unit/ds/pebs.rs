@@ -39,6 +39,7 @@
 //! that stops counting, and here it is at the third instruction. Records in the processor trace are
 //! [`pebs_trace`](super::pebs_trace)'s.
 
+use serde::{Deserialize, Serialize};
 use x86::ds::{DsLayout, PRECISE_STORE, PebsCaps, PebsFormat, data_cfg};
 use x86::msr::{IA32_PEBS_ENABLE, MSR_PEBS_DATA_CFG, MSR_PEBS_FRONTEND, MSR_PEBS_LD_LAT, MsrFault};
 use x86::seam::{PageFault, Processor};
@@ -48,7 +49,7 @@ use crate::unit::cache::Memory;
 use crate::unit::pmu::{Around, FIXED, GENERAL};
 
 /// The registers, and which counters are armed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PebsState {
     /// IA32_PEBS_ENABLE.
     pub enable: u64,

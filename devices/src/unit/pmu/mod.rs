@@ -32,6 +32,7 @@ mod registers;
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::ds::PebsCaps;
 use x86::model::CpuModel;
@@ -72,7 +73,7 @@ impl Around<'_> {
 }
 
 /// The whole state.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PmuState {
     /// The counters: general ones from 0, fixed ones from [`GENERAL`].
     pub values: [u64; GENERAL + FIXED],
@@ -266,10 +267,16 @@ impl Pmu {
 
     /// The whole state.
     pub fn state(&self) -> PmuState {
-        // Where the next instruction is counts for one that may write a record; else it says when somebody asked last.
+        // Where the next instruction is matters to a counter that may write a record, up to where things are counted to one that
+        // counts, and the privilege level to one that is programmed. For others they would say when somebody asked last, which is
+        // no state of the guest's.
         let next_ip = if self.s.pebs.armed != 0 { self.s.next_ip } else { 0 };
+        let counted = if self.s.live != 0 { self.s.counted } else { [0; 2] };
+        let programmed = self.plan.rings != [0; 2] || self.plan.metrics;
         PmuState {
             next_ip,
+            counted,
+            cpl: if programmed { self.s.cpl } else { 0 },
             ..self.s.clone()
         }
     }

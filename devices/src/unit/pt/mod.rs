@@ -31,6 +31,7 @@ mod tests;
 mod words;
 
 use pt_packet::{ExecMode, Packet};
+use serde::{Deserialize, Serialize};
 use x86::pt::{PtCaps, RtitCtl, RtitStatus};
 use x86::seam::{Appetite, CodeSize, Context, Effects, Processor};
 
@@ -63,13 +64,13 @@ pub struct Pt<O: Output = GuestMemory> {
 }
 
 /// The whole state of a [`Pt`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PtState<S = GuestMemory> {
     inner: Inner,
     output: S,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Inner {
     ctl: RtitCtl,
     /// Without PacketByteCnt, which the stream counts.
@@ -181,8 +182,14 @@ impl<O: Output> Pt<O> {
 
     /// The whole state.
     pub fn state(&self) -> PtState<O::State> {
+        let mut inner = self.s.clone();
+        // While nothing is traced this says where the processor stood when somebody asked last, which is no state of the guest's;
+        // a trace that begins asks the processor.
+        if !inner.status.trigger_en() {
+            (inner.context, inner.ip) = (Context::default(), 0);
+        }
         PtState {
-            inner: self.s.clone(),
+            inner,
             output: self.output.state(),
         }
     }

@@ -9,6 +9,7 @@
 //! without memory behind it reads as all ones, which is malformed. Table entries are read when tracing starts and when one is reached, so a table may be prepared while its
 //! predecessors fill.
 
+use serde::{Deserialize, Serialize};
 use std::io;
 
 use x86::pt::{PtCaps, RtitMaskPtrs, TopaEntry};
@@ -55,7 +56,7 @@ pub trait Output {
 }
 
 /// A region in use: a table entry, as it was when it was reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// The first address.
     pub base: u64,
@@ -68,7 +69,7 @@ pub struct Region {
 }
 
 /// What is in use while tracing is on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scheme {
     /// Nothing: tracing is off, or has come to its end.
     #[default]
@@ -82,7 +83,7 @@ pub enum Scheme {
 }
 
 /// Guest memory: the two output registers and what is in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestMemory {
     base: u64,
     ptrs: RtitMaskPtrs,

@@ -15,6 +15,8 @@
 use pt_packet::{
     IpKind, LastIp, MAX_LEN, Packet, Tnt, encode, encode_cyc, encode_long_tnt, encode_short_tnt, encode_tip,
 };
+use serde::{Deserialize, Serialize};
+use serde_big_array::BigArray;
 use x86::pt::{PtCaps, RtitCtl};
 
 /// Calls that can wait for their returns. SDM Vol. 3C 33.4.2.2, "Indirect Transfer Compression for Returns (RET)".
@@ -66,8 +68,9 @@ impl Buffer {
 }
 
 /// Return addresses of calls, a ring that forgets the oldest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Returns {
+    #[serde(with = "BigArray")]
     addresses: [u64; CALLS],
     top: u8,
     depth: u8,
@@ -110,7 +113,7 @@ impl Returns {
 }
 
 /// What the control register and the model make of the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Setup {
     cyc: bool,
     /// Cycles that a CYC packet tells at least.
@@ -161,7 +164,7 @@ impl Setup {
 }
 
 /// The stream's own state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     setup: Setup,
     last_ip: LastIp,

@@ -2,9 +2,9 @@
 
 use iced_x86::{Mnemonic as M, OpKind};
 
-use crate::decode::{End, Lower, body, sized};
 use crate::exec::fuse::{Compare, Form};
 use crate::flags::{ADC, ADD, AND, CMP, DEC, INC, NEG, OR, SBB, SUB, TEST, XOR, alu};
+use crate::lower::{End, Lower, body, sized};
 use crate::op::Handler;
 
 const fn writes(op: u8) -> bool {

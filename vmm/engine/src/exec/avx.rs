@@ -8,17 +8,15 @@
 use iced_x86::{Code, Mnemonic as M, OpKind, Register};
 
 use super::simd::{AND, ANDN, Buffer, OR, XOR};
+use x86::rflags::flag as rf;
+
 use crate::cpu::Cpu;
-use crate::decode::{End, Lower, body};
 use crate::fpu::approx;
 use crate::fpu::state::{BadImage, mxcsr, xstate};
 use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
+use crate::lower::{End, Lower, body};
 use crate::op::{Done, Handler, Op, Stop, chain};
 
-const CR0_PE: u64 = 1 << 0;
-const CR0_TS: u64 = 1 << 3;
-const CR4_OSXSAVE: u64 = 1 << 18;
-const VM: u64 = 1 << 17;
 const ENABLED: u64 = xstate::SSE | xstate::AVX;
 
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
@@ -62,8 +60,8 @@ impl Cpu {
     #[inline(always)]
     fn avx_ready(&mut self) -> Done {
         let (cr0, cr4) = (self.cr0, self.cr4);
-        let never = !cr4 & CR4_OSXSAVE | !self.xcr0 & ENABLED | !cr0 & CR0_PE | self.rflags & VM;
-        if never | cr0 & CR0_TS != 0 {
+        let never = !cr4.osxsave() | (!self.xcr0 & ENABLED != 0) | !cr0.pe() | (self.rflags & rf::VM != 0);
+        if never | cr0.ts() {
             return Err(self.avx_unready(never));
         }
         Ok(())
@@ -71,8 +69,8 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn avx_unready(&mut self, never: u64) -> Stop {
-        if never != 0 {
+    fn avx_unready(&mut self, never: bool) -> Stop {
+        if never {
             return self.ud();
         }
         self.fault(7, None)
@@ -563,23 +561,23 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     let i = l.i;
     // Where an address can fault by its segment, #UD and #NM come first.
     if l.segment_checks() {
-        l.emit(chain::<Ready>, |_| ());
+        l.emit(chain::<Ready>(), |_| ());
     }
     match i.mnemonic() {
-        M::Vzeroupper => l.emit(chain::<ZeroUpper>, |_| ()),
-        M::Vzeroall => l.emit(chain::<ZeroAll>, |_| ()),
+        M::Vzeroupper => l.emit(chain::<ZeroUpper>(), |_| ()),
+        M::Vzeroall => l.emit(chain::<ZeroAll>(), |_| ()),
         M::Vldmxcsr => {
             let m = l.mem(4, false);
-            l.emit_mem(chain::<Ldmxcsr>, m, |_| ());
+            l.emit_mem(chain::<Ldmxcsr>(), m, |_| ());
         }
         M::Vstmxcsr => {
             let m = l.mem(4, true);
-            l.emit_mem(chain::<Stmxcsr>, m, |_| ());
+            l.emit_mem(chain::<Stmxcsr>(), m, |_| ());
         }
         M::Vmaskmovdqu => {
             let (dst, src) = (number(i.op_register(1)), number(i.op_register(2)));
             let (seg, size) = (l.segment(), l.address_size());
-            l.emit(chain::<MaskedStore>, |o| {
+            l.emit(chain::<MaskedStore>(), |o| {
                 (o.dst, o.src, o.seg, o.imm) = (dst, src, seg, size as u64);
             });
         }
@@ -613,7 +611,7 @@ fn lower_masked(l: &mut Lower) {
     let (data, mask) = (i.op_register(if store { 2 } else { 0 }), i.op_register(1));
     let count = data.size() / if wide { 8 } else { 4 };
     let aux = count_bits(count, wide) | if store { element::STORE } else { 0 };
-    elements(l, chain::<MaskedMove>, |o| {
+    elements(l, chain::<MaskedMove>(), |o| {
         (o.dst, o.src, o.aux) = (number(data), number(mask), aux);
     });
 }
@@ -640,7 +638,7 @@ fn lower_gather(l: &mut Lower) {
         | scale << element::SCALE_SHIFT
         | (number(index) as u16) << element::INDEX_SHIFT
         | (dst.size().max(index.size()) as u16 / 16) << element::LENGTH_SHIFT;
-    elements(l, chain::<Gather>, |o| {
+    elements(l, chain::<Gather>(), |o| {
         (o.dst, o.src, o.aux) = (number(dst), number(mask), aux);
     });
 }
@@ -656,12 +654,12 @@ fn lower_approximate(l: &mut Lower) {
     if l.is_mem(source) {
         let size = i.memory_size().size() as u8;
         let m = l.mem(size, false);
-        l.emit_mem(chain::<Approximate>, m, |o| {
+        l.emit_mem(chain::<Approximate>(), m, |o| {
             (o.dst, o.aux, o.imm) = (number(dst), aux | 4, keeps);
         });
     } else {
         let src = number(i.op_register(source));
-        l.emit(chain::<Approximate>, |o| {
+        l.emit(chain::<Approximate>(), |o| {
             (o.dst, o.src, o.aux, o.imm) = (number(dst), src, aux, keeps);
         });
     }
@@ -676,10 +674,10 @@ fn lower_dot_product(l: &mut Lower) {
     let aux = words as u16 | (saturates as u16) << 1 | (wide as u16) << 3 | first << 8;
     if l.is_mem(2) {
         let m = l.mem(if wide { 32 } else { 16 }, false);
-        l.emit_mem(chain::<DotProduct>, m, |o| (o.dst, o.aux) = (dst, aux | 4));
+        l.emit_mem(chain::<DotProduct>(), m, |o| (o.dst, o.aux) = (dst, aux | 4));
     } else {
         let src = number(i.op_register(2));
-        l.emit(chain::<DotProduct>, |o| (o.dst, o.src, o.aux) = (dst, src, aux));
+        l.emit(chain::<DotProduct>(), |o| (o.dst, o.src, o.aux) = (dst, src, aux));
     }
 }
 
@@ -690,9 +688,9 @@ fn lower_move(l: &mut Lower) -> bool {
     macro_rules! by_width {
         ($t:ident $(, $c:expr)*) => {
             if wide {
-                chain::<$t<$({ $c },)* 32>> as Handler
+                chain::<$t<$({ $c },)* 32>>()
             } else {
-                chain::<$t<$({ $c },)* 16>>
+                chain::<$t<$({ $c },)* 16>>()
             }
         };
     }
@@ -703,8 +701,8 @@ fn lower_move(l: &mut Lower) -> bool {
         M::Vmovups | M::Vmovupd | M::Vmovdqu | M::Vlddqu => {
             (by_width!(Load, 0), by_width!(Store, 0), if wide { 32 } else { 16 })
         }
-        M::Vmovss | M::Vmovd => (chain::<LoadLow<4>>, chain::<StoreLow<4>>, 4),
-        M::Vmovsd | M::Vmovq => (chain::<LoadLow<8>>, chain::<StoreLow<8>>, 8),
+        M::Vmovss | M::Vmovd => (chain::<LoadLow<4>>(), chain::<StoreLow<4>>(), 4),
+        M::Vmovsd | M::Vmovq => (chain::<LoadLow<8>>(), chain::<StoreLow<8>>(), 8),
         M::Vpand | M::Vandps | M::Vandpd if l.is_reg(2) => return logic(l, by_width!(Logic, AND)),
         M::Vpandn | M::Vandnps | M::Vandnpd if l.is_reg(2) => return logic(l, by_width!(Logic, ANDN)),
         M::Vpor | M::Vorps | M::Vorpd if l.is_reg(2) => return logic(l, by_width!(Logic, OR)),
@@ -732,17 +730,17 @@ fn lower_move(l: &mut Lower) -> bool {
     } else if !vector(0) {
         let (dst, src) = (l.reg(0), number(i.op_register(1)));
         let f: Handler = if size == 8 {
-            chain::<ToGpr<8>>
+            chain::<ToGpr<8>>()
         } else {
-            chain::<ToGpr<4>>
+            chain::<ToGpr<4>>()
         };
         l.emit(f, |o| (o.dst, o.src) = (dst, src));
     } else if !vector(1) {
         let (dst, src) = (number(i.op_register(0)), l.reg(1));
         let f: Handler = if size == 8 {
-            chain::<FromGpr<8>>
+            chain::<FromGpr<8>>()
         } else {
-            chain::<FromGpr<4>>
+            chain::<FromGpr<4>>()
         };
         l.emit(f, |o| (o.dst, o.src) = (dst, src));
     } else {
@@ -782,7 +780,7 @@ fn lower_thunk(l: &mut Lower) -> End {
         o.imm = entry | (thunk.slots[2].0 as u64) << 48 | (thunk.slots[3].0 as u64) << 56;
     };
     let Some(memory) = thunk.memory else {
-        l.emit(chain::<Vex>, |o| {
+        l.emit(chain::<Vex>(), |o| {
             set(o);
             o.aux = bits;
         });
@@ -807,7 +805,7 @@ fn lower_thunk(l: &mut Lower) -> End {
     } else {
         l.mem(memory.size, memory.write)
     };
-    l.emit_mem(chain::<Vex>, m, |o| {
+    l.emit_mem(chain::<Vex>(), m, |o| {
         set(o);
         o.aux = bits;
     });

@@ -7,8 +7,8 @@ use core::num::NonZeroU8;
 use iced_x86::Mnemonic as M;
 
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower, body};
 use crate::flags::{CF, from_rflags, to_rflags};
+use crate::lower::{End, Lower, body};
 use crate::op::{Done, Op, chain};
 use crate::undefined::{self, Adjust};
 
@@ -59,10 +59,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Aam => (AAM, l.imm(0)),
         M::Aad => (AAD, l.imm(0)),
         _ => {
-            l.emit(chain::<Salc>, |_| ());
+            l.emit(chain::<Salc>(), |_| ());
             return End::Open;
         }
     };
-    l.emit(chain::<Decimal>, |o| (o.aux, o.imm) = (op, imm));
+    l.emit(chain::<Decimal>(), |o| (o.aux, o.imm) = (op, imm));
     End::Open
 }

@@ -4,10 +4,10 @@ use iced_x86::Mnemonic as M;
 
 use crate::Undefined;
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower, Mem, body, sized, sized_wide};
 use crate::exec::host;
 use crate::exec::mov::extend;
 use crate::flags::{CF, PF, ZF, from_rflags, to_rflags};
+use crate::lower::{End, Lower, Mem, body, sized, sized_wide};
 use crate::op::{Handler, chain};
 
 const BT: u8 = 0;
@@ -238,10 +238,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Bswap => {
             let dst = l.reg(0);
             let f = match (l.size(0), host) {
-                (2, false) => chain::<Swap16> as Handler,
-                (2, true) => chain::<HostSwap16>,
-                (4, _) => chain::<Swap<4>>,
-                _ => chain::<Swap<8>>,
+                (2, false) => chain::<Swap16>(),
+                (2, true) => chain::<HostSwap16>(),
+                (4, _) => chain::<Swap<4>>(),
+                _ => chain::<Swap<8>>(),
             };
             l.emit(f, |o| (o.dst, o.src) = (dst, dst));
         }

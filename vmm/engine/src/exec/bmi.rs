@@ -5,20 +5,20 @@ use iced_x86::Mnemonic as M;
 use super::avx;
 use crate::Undefined;
 use crate::cpu::slot;
-use crate::decode::{End, Lower, body};
 use crate::exec::host;
 use crate::exec::mov::extend;
 use crate::flags::{CF, OF, SF, ZF, from_rflags, of_result, to_rflags};
-use crate::op::{Handler, chain};
+use crate::lower::{End, Lower, body};
+use crate::op::chain;
 use crate::undefined::Bmi;
 
 /// Picks the instantiation for 4 or 8 bytes.
 macro_rules! by_size {
     ($size:expr, $t:ident $(, $c:expr)*) => {
         if $size == 8 {
-            chain::<$t<$({ $c },)* 8>> as Handler
+            chain::<$t<$({ $c },)* 8>>()
         } else {
-            chain::<$t<$({ $c },)* 4>>
+            chain::<$t<$({ $c },)* 4>>()
         }
     };
 }
@@ -175,7 +175,7 @@ pub(crate) fn lower_vex(l: &mut Lower) -> End {
         _ => return avx::lower(l),
     };
     if !l.is64() {
-        l.emit(chain::<avx::ReadyVex>, |_| ());
+        l.emit(chain::<avx::ReadyVex>(), |_| ());
     }
     let dst = l.reg(0);
     let source = l.read(memory, size);

@@ -1,8 +1,8 @@
 //! CMOVcc and SETcc.
 
-use crate::decode::{End, Lower, body, sized_wide};
 use crate::flags::condition;
-use crate::op::{Handler, chain};
+use crate::lower::{End, Lower, body, sized_wide};
+use crate::op::chain;
 
 body! {
     /// A 32-bit destination is zero-extended even if nothing moves (SDM Vol. 2A "CMOVcc").
@@ -29,7 +29,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     if l.i.op_count() == 1 {
         macro_rules! set {
             ($n:literal) => {
-                chain::<Set<$n>> as Handler
+                chain::<Set<$n>>()
             };
         }
         let f = by_condition!(k, set, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14], 15);

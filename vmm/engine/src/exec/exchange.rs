@@ -3,8 +3,8 @@
 use iced_x86::{Mnemonic as M, Register};
 
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower, Mem, body, sized};
 use crate::flags::{ADD, CMP, ZF, alu};
+use crate::lower::{End, Lower, Mem, body, sized};
 use crate::op::{Done, Op, chain};
 
 body! {
@@ -153,14 +153,14 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             if l.i.has_lock_prefix() {
                 l.lock(m, 8);
             }
-            l.emit_mem(chain::<Compare8b>, m, |_| ());
+            l.emit_mem(chain::<Compare8b>(), m, |_| ());
         }
         M::Cmpxchg16b => {
             let m = l.mem(16, true);
             if l.i.has_lock_prefix() {
                 l.lock(m, 16);
             }
-            l.emit_mem(chain::<Compare16b>, m, |_| ());
+            l.emit_mem(chain::<Compare16b>(), m, |_| ());
         }
         _ => {
             // The index of the operand is AL, not a whole register.
@@ -172,10 +172,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 seg: 3,
                 disp: 0,
             };
-            l.emit_mem(chain::<TableSum>, raw, |_| ());
+            l.emit_mem(chain::<TableSum>(), raw, |_| ());
             let sum = Mem { base: slot::EA, ..raw };
             let m = l.place(sum, 1, false);
-            l.emit_mem(chain::<Table>, m, |_| ());
+            l.emit_mem(chain::<Table>(), m, |_| ());
         }
     }
     End::Open

@@ -4,8 +4,8 @@ use iced_x86::Mnemonic as M;
 use x86::seam::Change;
 
 use crate::cpu::{Cpu, SS, slot};
-use crate::decode::{End, Lower, body, sized_wide};
 use crate::flags;
+use crate::lower::{End, Lower, body, sized_wide};
 use crate::op::{Done, Op, chain};
 use crate::segment::rf;
 
@@ -74,7 +74,7 @@ fn virtual_if<const ON: u8>(c: &mut Cpu) -> Done {
 /// CLI and STI may change IF itself (SDM Vol. 2A "CLI", 2B "STI").
 #[inline(always)]
 fn reaches_if(c: &Cpu) -> bool {
-    c.cr0 & 1 == 0 || c.cpl <= c.iopl()
+    !c.cr0.pe() || c.cpl <= c.iopl()
 }
 
 /// PUSHF and POPF in virtual-8086 mode below IOPL 3: the monitor's, but with VME and 16 bits.
@@ -124,7 +124,7 @@ body! {
         if S > 2 {
             mask |= rf::AC | rf::ID;
         }
-        let real = c.cr0 & 1 == 0;
+        let real = !c.cr0.pe();
         if real || c.cpl == 0 {
             mask |= rf::IOPL;
         }
@@ -231,17 +231,17 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         // In 64-bit mode a feature of its own (SDM Vol. 2A "LAHF").
         M::Lahf | M::Sahf if l.is64() && !l.features.lahf_sahf() => return l.ud(),
-        M::Lahf => chain::<Lahf>,
-        M::Sahf => chain::<Sahf>,
-        M::Clc => chain::<Clc>,
-        M::Stc => chain::<Stc>,
-        M::Cmc => chain::<Cmc>,
-        M::Cld => chain::<Cld>,
-        M::Std => chain::<Std>,
-        M::Clac => chain::<Clac>,
-        M::Stac => chain::<Stac>,
-        M::Cli => chain::<Cli>,
-        _ => chain::<Sti>,
+        M::Lahf => chain::<Lahf>(),
+        M::Sahf => chain::<Sahf>(),
+        M::Clc => chain::<Clc>(),
+        M::Stc => chain::<Stc>(),
+        M::Cmc => chain::<Cmc>(),
+        M::Cld => chain::<Cld>(),
+        M::Std => chain::<Std>(),
+        M::Clac => chain::<Clac>(),
+        M::Stac => chain::<Stac>(),
+        M::Cli => chain::<Cli>(),
+        _ => chain::<Sti>(),
     };
     l.emit(f, |_| ());
     End::Open

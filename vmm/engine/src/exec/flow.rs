@@ -3,9 +3,9 @@
 use iced_x86::{Code, Mnemonic as M, OpKind};
 
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower, attempt, flow};
 use crate::flags::condition;
-use crate::op::{Done, Handler, Op, Reason, Stop, chain_flow};
+use crate::lower::{End, Lower, attempt, flow};
+use crate::op::{Done, Op, Reason, Stop, chain_flow};
 use x86::seam::Flow;
 
 /// Where an instruction goes in a code segment that is not flat, or with 16-bit operands: checked against the limit, and
@@ -281,10 +281,10 @@ flow! {
 macro_rules! by_condition {
     ($k:expr, $recorded:expr, $t:ident, $second:expr, $($n:literal)*) => {
         match ($k, $recorded) {
-            $(($n, false) => chain_flow::<$t<$n, { $second }, 0>> as Handler,)*
-            $(($n, true) => chain_flow::<$t<$n, { $second }, 1>>,)*
-            (_, false) => chain_flow::<$t<15, { $second }, 0>>,
-            (_, true) => chain_flow::<$t<15, { $second }, 1>>,
+            $(($n, false) => chain_flow::<$t<$n, { $second }, 0>>(),)*
+            $(($n, true) => chain_flow::<$t<$n, { $second }, 1>>(),)*
+            (_, false) => chain_flow::<$t<15, { $second }, 0>>(),
+            (_, true) => chain_flow::<$t<15, { $second }, 1>>(),
         }
     };
     ($k:expr, $recorded:expr, $t:ident, $second:expr) => {
@@ -319,9 +319,9 @@ macro_rules! indirect {
 macro_rules! flow_sized {
     ($size:expr, $t:ident $(, $c:expr)*) => {
         match $size {
-            2 => chain_flow::<$t<$({ $c },)* 2>> as Handler,
-            4 => chain_flow::<$t<$({ $c },)* 4>>,
-            _ => chain_flow::<$t<$({ $c },)* 8>>,
+            2 => chain_flow::<$t<$({ $c },)* 2>>(),
+            4 => chain_flow::<$t<$({ $c },)* 4>>(),
+            _ => chain_flow::<$t<$({ $c },)* 8>>(),
         }
     };
 }
@@ -359,9 +359,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Pause => {
             let next = l.next();
             let f = match (l.flat_code(), next < 0x1000) {
-                (true, true) => chain_flow::<Pause<NEAR>> as Handler,
-                (true, false) => chain_flow::<Pause<FAR>>,
-                _ => chain_flow::<Pause<SLOW>>,
+                (true, true) => chain_flow::<Pause<NEAR>>(),
+                (true, false) => chain_flow::<Pause<FAR>>(),
+                _ => chain_flow::<Pause<SLOW>>(),
             };
             l.flow(f, |o| o.imm = next)
         }
@@ -382,10 +382,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             _ => {
                 let target = l.target();
                 let f = match (simple, how(l, false), recorded) {
-                    (true, NEAR, false) => chain_flow::<Jmp<NEAR, 0>> as Handler,
-                    (true, NEAR, true) => chain_flow::<Jmp<NEAR, 1>>,
-                    (true, _, false) => chain_flow::<Jmp<FAR, 0>>,
-                    (true, _, true) => chain_flow::<Jmp<FAR, 1>>,
+                    (true, NEAR, false) => chain_flow::<Jmp<NEAR, 0>>(),
+                    (true, NEAR, true) => chain_flow::<Jmp<NEAR, 1>>(),
+                    (true, _, false) => chain_flow::<Jmp<FAR, 0>>(),
+                    (true, _, true) => chain_flow::<Jmp<FAR, 1>>(),
                     (_, _, false) => flow_sized!(size, JmpSlow, 0),
                     (_, _, true) => flow_sized!(size, JmpSlow, 1),
                 };

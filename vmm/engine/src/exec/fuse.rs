@@ -5,9 +5,9 @@
 //! `rem` is the compare's, so the budget gets both back.
 
 use crate::cpu::Cpu;
-use crate::decode::attempt;
 use crate::exec::arith::{Mi, Mr, Ri, Rm, Rr};
 use crate::flags::{ADD, AND, CMP, DEC, SUB, TEST, condition};
+use crate::lower::attempt;
 use crate::op::{Body, Flow, Handler, Op, chain_flow};
 
 /// Where a compare's operands are.
@@ -48,7 +48,7 @@ impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
 
 macro_rules! conditions {
     ($k:expr, $r:literal, $b:ty, [$($n:literal)*]) => {
-        match $k { $($n => chain_flow::<Fused<$b, $n, $r>> as Handler,)* _ => chain_flow::<Fused<$b, 15, $r>> }
+        match $k { $($n => chain_flow::<Fused<$b, $n, $r>>(),)* _ => chain_flow::<Fused<$b, 15, $r>>() }
     };
     ($k:expr, $r:literal, $b:ty) => { conditions!($k, $r, $b, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14]) };
 }

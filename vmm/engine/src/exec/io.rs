@@ -4,9 +4,9 @@ use iced_x86::{Mnemonic as M, OpKind, Register};
 use x86::seam::AccessKind;
 
 use crate::cpu::{Cpu, DS, ES, slot};
-use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_flows};
-use crate::op::{Done, Handler, Op, chain_flow};
+use crate::lower::{End, Lower};
+use crate::op::{Done, Op, chain_flow};
 use crate::segment::rf;
 
 cold_flows! {
@@ -49,7 +49,7 @@ fn port(c: &mut Cpu, o: &Op) -> Done<(u16, u8)> {
 
 /// IOPL, then the I/O permission bitmap (SDM Vol. 1 20.5.2 "I/O Permission Bit Map").
 fn may_access(c: &mut Cpu, port: u16, size: u8) -> Done {
-    if c.cr0 & 1 == 0 || c.cpl <= c.iopl() && c.rflags & rf::VM == 0 {
+    if !c.cr0.pe() || c.cpl <= c.iopl() && c.rflags & rf::VM == 0 {
         return Ok(());
     }
     // A 16-bit TSS has no bitmap.
@@ -160,9 +160,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             l.i.segment_prefix().number()
         };
         let f = if input {
-            chain_flow::<Ins> as Handler
+            chain_flow::<Ins>()
         } else {
-            chain_flow::<Outs>
+            chain_flow::<Outs>()
         };
         return l.flow(f, |o| {
             (o.aux, o.dst, o.scale, o.seg) = (size | DX, address, rep as u8, seg as u8);
@@ -178,10 +178,6 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     } else {
         (0, l.imm(port) & 0xff)
     };
-    let f = if input {
-        chain_flow::<In> as Handler
-    } else {
-        chain_flow::<Out>
-    };
+    let f = if input { chain_flow::<In>() } else { chain_flow::<Out>() };
     l.flow(f, |o| (o.aux, o.imm) = (size | from_dx, number))
 }

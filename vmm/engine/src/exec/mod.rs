@@ -28,7 +28,7 @@ pub(crate) mod xsave;
 
 use iced_x86::{ConditionCode, EncodingKind, Mnemonic as M};
 
-use crate::decode::{End, Lower};
+use crate::lower::{End, Lower};
 
 /// Emits the ops of one instruction.
 pub(crate) fn lower(l: &mut Lower) -> End {

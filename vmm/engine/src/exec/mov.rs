@@ -3,7 +3,7 @@
 use iced_x86::{Mnemonic as M, OpKind, Register};
 
 use crate::cpu::{Cpu, SS, mode, slot};
-use crate::decode::{End, Lower, body, sized, sized_wide};
+use crate::lower::{End, Lower, body, sized, sized_wide};
 use crate::op::{Done, Op, chain};
 
 impl Cpu {
@@ -215,7 +215,7 @@ pub(crate) fn stack_size(l: &Lower) -> u8 {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     match l.i.mnemonic() {
-        M::Nop => l.emit(chain::<Nop>, |_| ()),
+        M::Nop => l.emit(chain::<Nop>(), |_| ()),
         M::Mov => mov(l),
         M::Movzx | M::Movsx | M::Movsxd => widen(l),
         M::Lea => {

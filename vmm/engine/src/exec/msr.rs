@@ -3,14 +3,13 @@
 use core::ptr::NonNull;
 
 use iced_x86::Mnemonic as M;
-use x86::cr::{Cr0, Efer};
 use x86::msr::*;
 
 use crate::Engine;
 use crate::bus::{Bus, MsrFault};
 use crate::cpu::{Cpu, FS, GS, slot};
-use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
+use crate::lower::{End, Lower};
 use crate::op::{Done, Op, chain, chain_flow};
 use crate::watch::View;
 
@@ -44,7 +43,7 @@ impl Cpu {
     /// The value of an MSR that the processor holds itself; `None` for those that the bus is asked for.
     pub fn held_msr(&self, msr: u32) -> Option<u64> {
         Some(match msr {
-            IA32_EFER => self.efer,
+            IA32_EFER => self.efer.into_bits(),
             IA32_STAR => self.msrs.star,
             IA32_LSTAR => self.msrs.lstar,
             IA32_CSTAR => self.msrs.cstar,
@@ -81,11 +80,11 @@ impl Cpu {
         }
         match msr {
             IA32_EFER => {
-                let old = Efer::from_bits(self.efer);
-                let Ok(new) = old.write(value, self.model.features(), Cr0::from_bits(self.cr0)) else {
+                let old = self.efer;
+                let Ok(new) = old.write(value, self.model.features(), self.cr0) else {
                     return Some(GP);
                 };
-                self.efer = new.into_bits();
+                self.efer = new;
                 if old.nxe() != new.nxe() {
                     self.tlb.flush_all();
                 }
@@ -156,7 +155,7 @@ impl Engine {
             cpu.mode = u32::MAX;
             return written;
         }
-        cpu.attach(NonNull::from(&mut *self.core), bus);
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
         let tsc = bus.tsc(cpu.clock);
         let written = bus.write_msr(msr, value, &mut View::between(cpu, tsc));
         cpu.watched.ask = true;
@@ -167,8 +166,8 @@ impl Engine {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     if l.i.mnemonic() == M::Wrmsr {
-        return l.flow(chain_flow::<Wrmsr>, |_| ());
+        return l.flow(chain_flow::<Wrmsr>(), |_| ());
     }
-    l.emit(chain::<Rdmsr>, |_| ());
+    l.emit(chain::<Rdmsr>(), |_| ());
     End::Open
 }

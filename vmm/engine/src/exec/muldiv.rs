@@ -4,10 +4,10 @@ use iced_x86::Mnemonic as M;
 
 use crate::Undefined;
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower, body, sized, sized_wide};
 use crate::exec::host;
 use crate::exec::mov::extend;
 use crate::flags::{CF, OF, TEST, ZF, alu, from_rflags, to_rflags};
+use crate::lower::{End, Lower, body, sized, sized_wide};
 use crate::op::{Done, Op, chain};
 
 /// The flags after a multiplication (`undefined::multiply`).
@@ -190,12 +190,12 @@ fn divide_signed_wide(high: u64, low: u64, divisor: i64) -> Option<(u64, u64)> {
 pub(crate) fn lower(l: &mut Lower) -> End {
     let host = l.undefined == Undefined::Host;
     match l.i.mnemonic() {
-        M::Cbw => l.emit(chain::<ExtendA<2>>, |_| ()),
-        M::Cwde => l.emit(chain::<ExtendA<4>>, |_| ()),
-        M::Cdqe => l.emit(chain::<ExtendA<8>>, |_| ()),
-        M::Cwd => l.emit(chain::<SignToD<2>>, |_| ()),
-        M::Cdq => l.emit(chain::<SignToD<4>>, |_| ()),
-        M::Cqo => l.emit(chain::<SignToD<8>>, |_| ()),
+        M::Cbw => l.emit(chain::<ExtendA<2>>(), |_| ()),
+        M::Cwde => l.emit(chain::<ExtendA<4>>(), |_| ()),
+        M::Cdqe => l.emit(chain::<ExtendA<8>>(), |_| ()),
+        M::Cwd => l.emit(chain::<SignToD<2>>(), |_| ()),
+        M::Cdq => l.emit(chain::<SignToD<4>>(), |_| ()),
+        M::Cqo => l.emit(chain::<SignToD<8>>(), |_| ()),
         M::Imul if l.i.op_count() > 1 => {
             let (size, dst) = (l.size(0), l.reg(0));
             let src = l.read(1, size);

@@ -4,10 +4,10 @@ use iced_x86::{Code, Mnemonic as M, OpKind, Register};
 use x86::seam::Far;
 
 use crate::cpu::{Cpu, DS, ES, FS, GS, SS, Segment, Table, slot};
-use crate::decode::{End, Lower};
 use crate::exec::system::{Go, SupervisorOnly, cold_bodies, cold_flows};
 use crate::flags;
-use crate::op::{Done, Handler, Op, chain, chain_flow};
+use crate::lower::{End, Lower};
+use crate::op::{Done, Op, chain, chain_flow};
 use crate::segment::{GP, NP, named};
 
 cold_bodies! {
@@ -48,7 +48,7 @@ cold_bodies! {
         Ok(())
     };
     Smsw = |c: &mut Cpu, o: &Op| {
-        let v = c.cr0;
+        let v = c.cr0.into_bits();
         c.set_sized(o.dst, o.imm as u8, v);
         Ok(())
     };
@@ -221,7 +221,7 @@ fn need_protected(c: &mut Cpu) -> Done {
 
 /// CR4.UMIP keeps user code from reading where the tables are (SDM Vol. 3A 2.5 "Control Registers").
 fn no_umip(c: &mut Cpu) -> Done {
-    if c.cr4 & 1 << 11 != 0 && c.cpl != 0 {
+    if c.cr4.umip() && c.cpl != 0 {
         return Err(c.gp(0));
     }
     Ok(())
@@ -350,9 +350,9 @@ pub(crate) fn lower_mov(l: &mut Lower) -> End {
         };
         let src = l.read(1, 2);
         if shapes_mode(l, seg) {
-            return l.flow(chain_flow::<LoadSelectorFlow>, |o| (o.src, o.aux) = (src, seg as u16));
+            return l.flow(chain_flow::<LoadSelectorFlow>(), |o| (o.src, o.aux) = (src, seg as u16));
         }
-        l.emit(chain::<LoadSelector>, |o| (o.src, o.aux) = (src, seg as u16));
+        l.emit(chain::<LoadSelector>(), |o| (o.src, o.aux) = (src, seg as u16));
         return End::Open;
     }
     let seg = l.i.op_register(1).number() as u16;
@@ -362,7 +362,7 @@ pub(crate) fn lower_mov(l: &mut Lower) -> End {
     // Memory takes 16 bits, a register its operand size.
     let size = if l.is_mem(0) { 2 } else { l.size(0) };
     l.write(0, size, |l, dst| {
-        l.emit(chain::<ReadSelector>, |o| {
+        l.emit(chain::<ReadSelector>(), |o| {
             (o.dst, o.aux, o.imm) = (dst, seg, size as u64)
         })
     });
@@ -375,7 +375,9 @@ pub(crate) fn lower_stack(l: &mut Lower) -> End {
     let register = l.i.op_register(0);
     if l.i.mnemonic() == M::Push {
         let seg = register.number() as u16;
-        l.emit(chain::<PushSelector>, |o| (o.aux, o.imm, o.seg) = (seg, size, SS as u8));
+        l.emit(chain::<PushSelector>(), |o| {
+            (o.aux, o.imm, o.seg) = (seg, size, SS as u8)
+        });
         return End::Open;
     }
     let Some(seg) = loadable(register) else {
@@ -383,9 +385,9 @@ pub(crate) fn lower_stack(l: &mut Lower) -> End {
     };
     let set = |o: &mut Op| (o.aux, o.imm, o.seg) = (seg as u16, size, SS as u8);
     if shapes_mode(l, seg) {
-        return l.flow(chain_flow::<PopSelectorFlow>, set);
+        return l.flow(chain_flow::<PopSelectorFlow>(), set);
     }
-    l.emit(chain::<PopSelector>, set);
+    l.emit(chain::<PopSelector>(), set);
     End::Open
 }
 
@@ -414,12 +416,12 @@ pub(crate) fn lower_far(l: &mut Lower) -> End {
             l.i.far_branch32() as u64
         };
         let selector = l.i.far_branch_selector();
-        return l.flow(chain_flow::<FarDirect>, |o| {
+        return l.flow(chain_flow::<FarDirect>(), |o| {
             (o.aux, o.imm, o.src, o.dst, o.seg) = (selector, offset, size, call, SS as u8);
         });
     }
     let m = l.mem(size, false);
-    l.flow_mem(chain_flow::<FarIndirect>, m, |o| (o.src, o.dst) = (size, call))
+    l.flow_mem(chain_flow::<FarIndirect>(), m, |o| (o.src, o.dst) = (size, call))
 }
 
 pub(crate) fn lower(l: &mut Lower) -> End {
@@ -428,10 +430,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         mnemonic,
         M::Sldt | M::Str | M::Lldt | M::Ltr | M::Lar | M::Lsl | M::Verr | M::Verw | M::Arpl
     ) {
-        l.emit(chain::<NeedProtected>, |_| ());
+        l.emit(chain::<NeedProtected>(), |_| ());
     }
     if l.features.umip() && matches!(mnemonic, M::Sldt | M::Str | M::Smsw | M::Sgdt | M::Sidt) {
-        l.emit(chain::<NoUmip>, |_| ());
+        l.emit(chain::<NoUmip>(), |_| ());
     }
     match mnemonic {
         M::Retf => {
@@ -441,7 +443,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 _ => 4,
             };
             let extra = if l.i.op_count() > 0 { l.imm(0) & 0xffff } else { 0 };
-            l.flow(chain_flow::<FarRet>, |o| {
+            l.flow(chain_flow::<FarRet>(), |o| {
                 (o.src, o.imm, o.seg) = (size, extra, SS as u8)
             })
         }
@@ -451,7 +453,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 M::Iretd => 4,
                 _ => 8,
             };
-            l.flow(chain_flow::<Iret>, |o| (o.src, o.seg) = (size, SS as u8))
+            l.flow(chain_flow::<Iret>(), |o| (o.src, o.seg) = (size, SS as u8))
         }
         M::Lds | M::Les | M::Lss | M::Lfs | M::Lgs => {
             let seg = match mnemonic {
@@ -465,17 +467,17 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             let m = l.mem(size, false);
             let set = |o: &mut Op| (o.dst, o.src, o.aux) = (dst, size, seg as u16);
             if shapes_mode(l, seg) {
-                return l.flow_mem(chain_flow::<LoadPointerFlow>, m, set);
+                return l.flow_mem(chain_flow::<LoadPointerFlow>(), m, set);
             }
-            l.emit_mem(chain::<LoadPointer>, m, set);
+            l.emit_mem(chain::<LoadPointer>(), m, set);
             End::Open
         }
         M::Sldt | M::Str | M::Smsw => {
             let size = if l.is_mem(0) { 2 } else { l.size(0) };
             let f = if mnemonic == M::Smsw {
-                chain::<Smsw> as Handler
+                chain::<Smsw>()
             } else {
-                chain::<StoreSystem>
+                chain::<StoreSystem>()
             };
             let which = (mnemonic == M::Str) as u16;
             l.write(0, size, |l, dst| {
@@ -487,28 +489,28 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             let size = if l.is64() { 10 } else { 6 };
             let m = l.mem(size, true);
             let which = (mnemonic == M::Sidt) as u16;
-            l.emit_mem(chain::<StoreTable>, m, |o| o.aux = which);
+            l.emit_mem(chain::<StoreTable>(), m, |o| o.aux = which);
             End::Open
         }
         M::Lgdt | M::Lidt => {
             let size = if l.is64() { 10 } else { 6 };
-            l.emit(chain::<SupervisorOnly>, |_| ());
+            l.emit(chain::<SupervisorOnly>(), |_| ());
             let m = l.mem(size, false);
             let which = (mnemonic == M::Lidt) as u16;
             let operand = match l.i.code() {
                 Code::Lgdt_m1632_16 | Code::Lidt_m1632_16 => 2,
                 _ => 4,
             };
-            l.emit_mem(chain::<LoadTable>, m, |o| (o.aux, o.imm) = (which, operand));
+            l.emit_mem(chain::<LoadTable>(), m, |o| (o.aux, o.imm) = (which, operand));
             End::Open
         }
         M::Lldt | M::Ltr => {
-            l.emit(chain::<SupervisorOnly>, |_| ());
+            l.emit(chain::<SupervisorOnly>(), |_| ());
             let src = l.read(0, 2);
             let f = if mnemonic == M::Ltr {
-                chain::<Ltr> as Handler
+                chain::<Ltr>()
             } else {
-                chain::<Lldt>
+                chain::<Lldt>()
             };
             l.emit(f, |o| o.src = src);
             End::Open
@@ -517,7 +519,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             let (dst, size) = (l.reg(0), l.size(0));
             let src = l.read(1, 2);
             let which = (mnemonic == M::Lsl) as u16;
-            l.emit(chain::<Look>, |o| {
+            l.emit(chain::<Look>(), |o| {
                 (o.dst, o.src, o.aux, o.imm) = (dst, src, which, size as u64)
             });
             End::Open
@@ -525,7 +527,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Verr | M::Verw => {
             let src = l.read(0, 2);
             let which = 2 + (mnemonic == M::Verw) as u16;
-            l.emit(chain::<Look>, |o| (o.src, o.aux) = (src, which));
+            l.emit(chain::<Look>(), |o| (o.src, o.aux) = (src, which));
             End::Open
         }
         _ => {
@@ -533,12 +535,12 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             if l.is_mem(0) {
                 let (seg, size) = (l.segment(), l.address_size());
                 let m = l.sum();
-                l.emit_mem(chain::<ArplMemory>, m, |o| {
+                l.emit_mem(chain::<ArplMemory>(), m, |o| {
                     (o.src, o.seg, o.imm) = (src, seg, size as u64);
                 });
                 return End::Open;
             }
-            l.modify(0, 2, |l, dst| l.emit(chain::<Arpl>, |o| (o.dst, o.src) = (dst, src)));
+            l.modify(0, 2, |l, dst| l.emit(chain::<Arpl>(), |o| (o.dst, o.src) = (dst, src)));
             End::Open
         }
     }

@@ -4,10 +4,10 @@ use iced_x86::{Mnemonic as M, OpKind};
 
 use crate::Undefined;
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower, body, sized, sized_wide};
 use crate::exec::host;
 use crate::exec::mov::MovRr;
 use crate::flags::{self, CF, LEFT, OF, RIGHT, RIGHT_SIGNED, TEST, alu, from_rflags, to_rflags};
+use crate::lower::{End, Lower, body, sized, sized_wide};
 use crate::op::Handler;
 use crate::undefined::{self, Shift};
 

@@ -8,18 +8,12 @@ use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
 
 use super::mov::{MovMr, Nop};
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower, body, sized};
 use crate::fpu::approx;
 use crate::fpu::state::{BadImage, fxsave_len};
 use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
+use crate::lower::{End, Lower, body, sized};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, Stop, chain};
-
-const CR0_EM: u64 = 1 << 2;
-const CR0_TS: u64 = 1 << 3;
-const CR0_NE: u64 = 1 << 5;
-const CR4_OSFXSR: u64 = 1 << 9;
-const CR4_OSXMMEXCPT: u64 = 1 << 10;
 
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
 mod aux {
@@ -42,7 +36,7 @@ impl Cpu {
     /// An SSE instruction may run. SDM Vol. 3A 2.5 "Control Registers": EM or no OSFXSR is #UD, TS #NM.
     #[inline(always)]
     fn sse_ready(&mut self) -> Done {
-        if self.cr0 & (CR0_EM | CR0_TS) | !self.cr4 & CR4_OSFXSR != 0 {
+        if self.cr0.em() || self.cr0.ts() || !self.cr4.osfxsr() {
             return Err(self.sse_unready());
         }
         Ok(())
@@ -51,7 +45,7 @@ impl Cpu {
     #[cold]
     #[inline(never)]
     fn sse_unready(&mut self) -> Stop {
-        if self.cr0 & CR0_EM != 0 || self.cr4 & CR4_OSFXSR == 0 {
+        if self.cr0.em() || !self.cr4.osfxsr() {
             return self.ud();
         }
         self.fault(7, None)
@@ -59,10 +53,10 @@ impl Cpu {
 
     /// An MMX instruction may run: EM is #UD, TS #NM, a pending x87 exception #MF.
     fn mmx_ready(&mut self) -> Done {
-        if self.cr0 & CR0_EM != 0 {
+        if self.cr0.em() {
             return Err(self.ud());
         }
-        if self.cr0 & CR0_TS != 0 {
+        if self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         self.no_math_fault()
@@ -71,7 +65,7 @@ impl Cpu {
     /// A pending x87 exception is #MF at every waiting instruction. With CR0.NE clear it would go to the FERR# pin: there is
     /// none on this machine, and execution goes on as on a PC whose IGNNE# is asserted.
     pub(crate) fn no_math_fault(&mut self) -> Done {
-        if self.fpu.pending() && self.cr0 & CR0_NE != 0 {
+        if self.fpu.pending() && self.cr0.ne() {
             return Err(self.fault(16, None));
         }
         Ok(())
@@ -204,7 +198,7 @@ impl Cpu {
     /// An unmasked SIMD floating-point exception: #XM, or #UD without OSXMMEXCPT.
     #[cold]
     pub(super) fn simd_exception(&mut self) -> Stop {
-        if self.cr4 & CR4_OSXMMEXCPT != 0 {
+        if self.cr4.osxmmexcpt() {
             self.fault(19, None)
         } else {
             self.ud()
@@ -297,7 +291,7 @@ impl Cpu {
 
     /// EM or TS is #NM for FXSAVE and FXRSTOR, which are no waiting instructions.
     fn fx_ready(&mut self) -> Done {
-        if self.cr0 & (CR0_EM | CR0_TS) != 0 {
+        if self.cr0.em() || self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         Ok(())
@@ -472,35 +466,31 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             || matches!(i.mnemonic(), M::Ldmxcsr | M::Stmxcsr)
             || thunk::scalar_to_integer(i.mnemonic())
         {
-            l.emit(chain::<Ready<0>>, |_| ());
+            l.emit(chain::<Ready<0>>(), |_| ());
         } else if (0..i.op_count()).any(|n| is_vector(i, n)) {
-            l.emit(chain::<Ready<1>>, |_| ());
+            l.emit(chain::<Ready<1>>(), |_| ());
         }
     }
     if l.is_mem(0) && l.is_reg(1) && i.op1_register().is_mm() {
-        l.emit(chain::<MmxStore>, |_| ());
+        l.emit(chain::<MmxStore>(), |_| ());
     }
     match i.mnemonic() {
         M::Prefetcht0 | M::Prefetcht1 | M::Prefetcht2 | M::Prefetchnta | M::Prefetchw | M::Prefetchwt1 => {
-            l.emit(chain::<Nop>, |_| ());
+            l.emit(chain::<Nop>(), |_| ());
         }
         // Processors take turns, and a store is made when its instruction is: every order is the program's.
-        M::Sfence | M::Lfence | M::Mfence => l.emit(chain::<Nop>, |_| ()),
+        M::Sfence | M::Lfence | M::Mfence => l.emit(chain::<Nop>(), |_| ()),
         M::Movnti | M::Movdiri => {
             let (src, size) = (l.reg(1), l.size(1));
             let m = l.mem(size, true);
             l.emit_mem(sized!(size, MovMr, 1), m, |o| o.src = src);
         }
-        M::Emms => l.emit(chain::<Emms>, |_| ()),
-        M::Ldmxcsr => memory(l, chain::<Ldmxcsr>, 4, false, 0),
-        M::Stmxcsr => memory(l, chain::<Stmxcsr>, 4, true, 0),
+        M::Emms => l.emit(chain::<Emms>(), |_| ()),
+        M::Ldmxcsr => memory(l, chain::<Ldmxcsr>(), 4, false, 0),
+        M::Stmxcsr => memory(l, chain::<Stmxcsr>(), 4, true, 0),
         M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => {
             let save = matches!(i.mnemonic(), M::Fxsave | M::Fxsave64);
-            let f = if save {
-                chain::<Fxsave> as Handler
-            } else {
-                chain::<Fxrstor>
-            };
+            let f = if save { chain::<Fxsave>() } else { chain::<Fxrstor>() };
             let rex_w = matches!(i.mnemonic(), M::Fxsave64 | M::Fxrstor64);
             let aux = l.is64() as u16 | (rex_w as u16) << 1;
             // Alignment comes after the limit for the first bytes, and before that for the rest.
@@ -514,7 +504,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             let (dst, src) = (number(i.op_register(1)), number(i.op_register(2)));
             let mmx = i.mnemonic() == M::Maskmovq;
             let (seg, size) = (l.segment(), l.address_size());
-            l.emit(chain::<MaskedStore>, |o| {
+            l.emit(chain::<MaskedStore>(), |o| {
                 (o.dst, o.src, o.seg, o.aux, o.imm) = (dst, src, seg, mmx as u16, size as u64);
             });
         }
@@ -528,10 +518,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                     l.alignment_first(16);
                 }
                 let m = l.mem(if scalar { 4 } else { 16 }, false);
-                l.emit_mem(chain::<Approximate>, m, |o| (o.dst, o.aux) = (dst, aux | 4));
+                l.emit_mem(chain::<Approximate>(), m, |o| (o.dst, o.aux) = (dst, aux | 4));
             } else {
                 let src = number(i.op_register(1));
-                l.emit(chain::<Approximate>, |o| (o.dst, o.src, o.aux) = (dst, src, aux));
+                l.emit(chain::<Approximate>(), |o| (o.dst, o.src, o.aux) = (dst, src, aux));
             }
         }
         _ => {
@@ -559,15 +549,15 @@ fn lower_move(l: &mut Lower) -> bool {
     // The handlers for a load and a store, and their size.
     let (load, store, size): (Handler, Handler, u8) = match i.mnemonic() {
         M::Movaps | M::Movapd | M::Movdqa | M::Movntdqa | M::Movntps | M::Movntpd | M::Movntdq => {
-            (chain::<LoadXmm<1>>, chain::<StoreXmm<1>>, 16)
+            (chain::<LoadXmm<1>>(), chain::<StoreXmm<1>>(), 16)
         }
-        M::Movups | M::Movupd | M::Movdqu | M::Lddqu => (chain::<LoadXmm<0>>, chain::<StoreXmm<0>>, 16),
-        M::Movss | M::Movd => (chain::<LoadLow<4>>, chain::<StoreLow<4>>, 4),
-        M::Movsd | M::Movq => (chain::<LoadLow<8>>, chain::<StoreLow<8>>, 8),
-        M::Pand | M::Andps | M::Andpd if xmm(1) => return logic(l, chain::<Logic<AND>>),
-        M::Pandn | M::Andnps | M::Andnpd if xmm(1) => return logic(l, chain::<Logic<ANDN>>),
-        M::Por | M::Orps | M::Orpd if xmm(1) => return logic(l, chain::<Logic<OR>>),
-        M::Pxor | M::Xorps | M::Xorpd if xmm(1) => return logic(l, chain::<Logic<XOR>>),
+        M::Movups | M::Movupd | M::Movdqu | M::Lddqu => (chain::<LoadXmm<0>>(), chain::<StoreXmm<0>>(), 16),
+        M::Movss | M::Movd => (chain::<LoadLow<4>>(), chain::<StoreLow<4>>(), 4),
+        M::Movsd | M::Movq => (chain::<LoadLow<8>>(), chain::<StoreLow<8>>(), 8),
+        M::Pand | M::Andps | M::Andpd if xmm(1) => return logic(l, chain::<Logic<AND>>()),
+        M::Pandn | M::Andnps | M::Andnpd if xmm(1) => return logic(l, chain::<Logic<ANDN>>()),
+        M::Por | M::Orps | M::Orpd if xmm(1) => return logic(l, chain::<Logic<OR>>()),
+        M::Pxor | M::Xorps | M::Xorpd if xmm(1) => return logic(l, chain::<Logic<XOR>>()),
         _ => return false,
     };
     if size == 16 && !matches!(i.mnemonic(), M::Movups | M::Movupd | M::Movdqu | M::Lddqu) {
@@ -584,25 +574,25 @@ fn lower_move(l: &mut Lower) -> bool {
     } else if !xmm(0) {
         let (dst, src) = (l.reg(0), number(1));
         let f: Handler = if size == 8 {
-            chain::<ToGpr<8>>
+            chain::<ToGpr<8>>()
         } else {
-            chain::<ToGpr<4>>
+            chain::<ToGpr<4>>()
         };
         l.emit(f, |o| (o.dst, o.src) = (dst, src));
     } else if !xmm(1) {
         let (dst, src) = (number(0), l.reg(1));
         let f: Handler = if size == 8 {
-            chain::<FromGpr<8>>
+            chain::<FromGpr<8>>()
         } else {
-            chain::<FromGpr<4>>
+            chain::<FromGpr<4>>()
         };
         l.emit(f, |o| (o.dst, o.src) = (dst, src));
     } else {
         let f: Handler = match i.mnemonic() {
             // MOVSS and MOVSD between registers keep the rest of the destination.
             M::Movss | M::Movsd => return false,
-            M::Movq => chain::<MovLow>,
-            _ => chain::<MovXmm>,
+            M::Movq => chain::<MovLow>(),
+            _ => chain::<MovXmm>(),
         };
         let (dst, src) = (number(0), number(1));
         l.emit(f, |o| (o.dst, o.src) = (dst, src));
@@ -640,7 +630,7 @@ fn lower_thunk(l: &mut Lower) -> End {
         o.imm = thunk.entry as usize as u64;
     };
     let Some(memory) = thunk.memory else {
-        l.emit(chain::<Vector>, |o| {
+        l.emit(chain::<Vector>(), |o| {
             set(o);
             o.aux = bits;
         });
@@ -655,7 +645,7 @@ fn lower_thunk(l: &mut Lower) -> End {
         bits |= aux::WRITE;
     }
     let m = l.mem(memory.size, memory.write);
-    l.emit_mem(chain::<Vector>, m, |o| {
+    l.emit_mem(chain::<Vector>(), m, |o| {
         set(o);
         o.aux = bits;
     });

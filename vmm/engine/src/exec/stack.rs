@@ -3,7 +3,7 @@
 use iced_x86::Mnemonic as M;
 
 use crate::cpu::{Cpu, SS, slot};
-use crate::decode::{End, Lower, body, sized_wide};
+use crate::lower::{End, Lower, body, sized_wide};
 use crate::op::{Done, Op, chain};
 
 /// ENTER pushes at most the frame pointer, 30 of the display, and the new frame pointer.
@@ -129,10 +129,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 (o.imm, o.aux, o.seg) = (bytes, level, SS as u8)
             });
         }
-        M::Pusha => l.emit(chain::<PushA<2>>, |o| o.seg = SS as u8),
-        M::Pushad => l.emit(chain::<PushA<4>>, |o| o.seg = SS as u8),
-        M::Popa => l.emit(chain::<PopA<2>>, |o| o.seg = SS as u8),
-        _ => l.emit(chain::<PopA<4>>, |o| o.seg = SS as u8),
+        M::Pusha => l.emit(chain::<PushA<2>>(), |o| o.seg = SS as u8),
+        M::Pushad => l.emit(chain::<PushA<4>>(), |o| o.seg = SS as u8),
+        M::Popa => l.emit(chain::<PopA<2>>(), |o| o.seg = SS as u8),
+        _ => l.emit(chain::<PopA<4>>(), |o| o.seg = SS as u8),
     }
     End::Open
 }

@@ -15,11 +15,12 @@
 //! were before the instruction: the manual says so of page faults, and on Intel's processors it is so for traps as well.
 
 use iced_x86::Mnemonic as M;
+use x86::rflags::flag as rf;
 
 use crate::cpu::{Cpu, ES, slot};
-use crate::decode::{End, Lower, body, flow, sized};
 use crate::flags::{CMP, ZF, alu};
-use crate::op::{Done, Handler, Op, Reason, Stop, chain_flow};
+use crate::lower::{End, Lower, body, flow, sized};
+use crate::op::{Done, Op, Reason, Stop, chain_flow};
 
 const MOVS: u8 = 0;
 const STOS: u8 = 1;
@@ -31,10 +32,6 @@ const SCAS: u8 = 4;
 const ALWAYS: u8 = 0;
 const WHILE_EQUAL: u8 = 1;
 const WHILE_NOT_EQUAL: u8 = 2;
-
-/// DF and TF in RFLAGS.
-const DF: u64 = 1 << 10;
-const TF: u64 = 1 << 8;
 
 // In the op: `src` the source's segment, `imm` the bits that the address size leaves of rSI, rDI and rCX.
 
@@ -60,7 +57,11 @@ impl Cpu {
 #[inline(always)]
 fn once<const K: u8, const S: u8>(c: &mut Cpu, o: &Op) -> Done {
     let (size, mask) = (S as u64, o.imm);
-    let by = if c.rflags & DF != 0 { size.wrapping_neg() } else { size };
+    let by = if c.rflags & rf::DF != 0 {
+        size.wrapping_neg()
+    } else {
+        size
+    };
     let mut from = 0;
     let mut to = 0;
     // CMPS reads its second operand first.
@@ -167,11 +168,11 @@ fn repeat<const K: u8, const S: u8>(c: &mut Cpu, o: &Op) -> bool {
             started::<K>(c, mask);
             return true;
         }
-        let trap = c.rflags & TF != 0;
+        let trap = c.rflags & rf::TF != 0;
         // The block's budget covers one step already.
         let max = count.min(c.budget as u64 + 1);
         let mut n = 0;
-        if matches!(K, MOVS | STOS) && c.rflags & DF == 0 && !trap {
+        if matches!(K, MOVS | STOS) && c.rflags & rf::DF == 0 && !trap {
             n = many::<K, S>(c, o, max);
         }
         if n == 0 {
@@ -283,10 +284,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     macro_rules! flow_sized {
         ($size:expr, $t:ident, $k:expr) => {
             match $size {
-                1 => chain_flow::<$t<{ $k }, 1>> as Handler,
-                2 => chain_flow::<$t<{ $k }, 2>>,
-                4 => chain_flow::<$t<{ $k }, 4>>,
-                _ => chain_flow::<$t<{ $k }, 8>>,
+                1 => chain_flow::<$t<{ $k }, 1>>(),
+                2 => chain_flow::<$t<{ $k }, 2>>(),
+                4 => chain_flow::<$t<{ $k }, 4>>(),
+                _ => chain_flow::<$t<{ $k }, 8>>(),
             }
         };
     }

@@ -2,14 +2,14 @@
 //! random numbers, software interrupts.
 
 use iced_x86::{Code, Mnemonic as M, Register};
-use x86::cr::{Cr0, Cr3, Cr4, Efer};
+use x86::cr::{Cr0, Cr3, Cr4};
 use x86::debug::{Dr6, Dr7};
 use x86::seam::{Change, Far};
 
 use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, slot};
-use crate::decode::{End, Lower, attempt};
 use crate::flags;
-use crate::op::{Done, Handler, Op, Reason, chain, chain_flow};
+use crate::lower::{End, Lower, attempt};
+use crate::op::{Done, Op, Reason, chain, chain_flow};
 use crate::segment::rf;
 use crate::watch::EventOrigin;
 
@@ -123,7 +123,7 @@ cold_flows! {
     WriteCr = write_cr;
     Clts = |c: &mut Cpu, o: &Op| {
         c.supervisor_only()?;
-        c.cr0 &= !8;
+        c.cr0.set_ts(false);
         Ok(Go::To(c.next_ip(o)))
     };
     /// LMSW from `src`.
@@ -260,21 +260,9 @@ cold_bodies! {
     };
 }
 
-const CR0_PG: u64 = 1 << 31;
-const CR4_TSD: u64 = 1 << 2;
-const CR4_DE: u64 = 1 << 3;
-const CR4_PAE: u64 = 1 << 5;
-const CR4_PCE: u64 = 1 << 8;
-const CR4_FSGSBASE: u64 = 1 << 16;
-const CR4_PCIDE: u64 = 1 << 17;
-const CR4_OSXSAVE: u64 = 1 << 18;
-const CR4_PKE: u64 = 1 << 22;
-const EFER_SCE: u64 = 1;
-const EFER_LMA: u64 = 1 << 10;
-
 /// SDM Vol. 2B "RDPKRU", Vol. 2D "WRPKRU": #UD without CR4.PKE, #GP for an index other than 0.
 fn need_keys(c: &mut Cpu) -> Done {
-    if c.cr4 & CR4_PKE == 0 {
+    if !c.cr4.pke() {
         return Err(c.ud());
     }
     if c.get::<4>(slot::RCX) != 0 {
@@ -284,7 +272,7 @@ fn need_keys(c: &mut Cpu) -> Done {
 }
 
 fn need_fsgsbase(c: &mut Cpu) -> Done {
-    if c.cr4 & CR4_FSGSBASE == 0 {
+    if !c.cr4.fsgsbase() {
         return Err(c.ud());
     }
     Ok(())
@@ -296,17 +284,13 @@ impl Cpu {
         if self.cpl == 0 { Ok(()) } else { Err(self.ud()) }
     }
 
-    fn cr4_as_type(&self) -> Cr4 {
-        Cr4::from_bits(self.cr4)
-    }
-
     /// Sets CR0, checked (SDM Vol. 2B "MOV—Move to/from Control Registers").
     fn set_cr0(&mut self, value: u64) -> Done {
-        let old = Cr0::from_bits(self.cr0);
+        let old = self.cr0;
         let Ok(new) = Cr0::accept(value) else {
             return Err(self.gp(0));
         };
-        let (cr4, efer) = (self.cr4_as_type(), Efer::from_bits(self.efer));
+        let (cr4, efer) = (self.cr4, self.efer);
         if !old.may_become(new, cr4, efer, self.seg[CS].long()) {
             return Err(self.gp(0));
         }
@@ -320,16 +304,16 @@ impl Cpu {
         if new.pg() && cr4.pae() && !efer.lme() && changed & PG_CD_NW != 0 {
             self.check_pdptes(self.cr3)?;
         }
-        self.cr0 = new.into_bits();
-        if changed & CR0_PG != 0 {
-            self.efer = self.efer & !EFER_LMA | if entering_long { EFER_LMA } else { 0 };
+        self.cr0 = new;
+        if old.pg() != new.pg() {
+            self.efer.set_lma(entering_long);
         }
         const PG_WP_PE: u64 = 1 << 31 | 1 << 16 | 1;
         if changed & PG_WP_PE != 0 {
             self.tlb.flush_all();
         }
         self.refresh_mode();
-        if changed & CR0_PG != 0 {
+        if old.pg() != new.pg() {
             self.change(Change::Mode);
         }
         Ok(())
@@ -340,7 +324,7 @@ impl Cpu {
     pub(crate) fn check_pdptes(&mut self, cr3: u64) -> Done {
         let reserved = !0u64 << self.maxphyaddr | 0x1e6;
         for i in 0..4 {
-            let entry = self.core().read_phys((cr3 & 0xffff_ffe0) + i * 8, 8);
+            let entry = self.shared().ram.read_phys((cr3 & 0xffff_ffe0) + i * 8, 8);
             if entry & 1 != 0 && entry & reserved != 0 {
                 return Err(self.gp(0));
             }
@@ -349,12 +333,12 @@ impl Cpu {
     }
 
     fn set_cr3(&mut self, value: u64) -> Done {
-        let pcide = self.cr4 & CR4_PCIDE != 0;
+        let pcide = self.cr4.pcide();
         // Bits above 31 cannot be written outside 64-bit mode; bits 62:52 and those above the physical width are reserved.
         if value & Cr3::reserved(self.maxphyaddr, pcide) != 0 {
             return Err(self.gp(0));
         }
-        if self.cr0 & CR0_PG != 0 && self.cr4 & CR4_PAE != 0 && self.efer & EFER_LMA == 0 {
+        if self.cr0.pg() && self.cr4.pae() && !self.efer.lma() {
             self.check_pdptes(value)?;
         }
         let keep = pcide && value >> 63 != 0;
@@ -368,15 +352,11 @@ impl Cpu {
     }
 
     fn set_cr4(&mut self, value: u64) -> Done {
-        let (old, features) = (self.cr4_as_type(), self.model.features());
+        let (old, features) = (self.cr4, self.model.features());
         let Ok(new) = Cr4::accept(value, features) else {
             return Err(self.gp(0));
         };
-        let (cr0, cr3, efer) = (
-            Cr0::from_bits(self.cr0),
-            Cr3::from_bits(self.cr3),
-            Efer::from_bits(self.efer),
-        );
+        let (cr0, cr3, efer) = (self.cr0, Cr3::from_bits(self.cr3), self.efer);
         if !old.may_become(new, cr0, cr3, efer) {
             return Err(self.gp(0));
         }
@@ -386,10 +366,10 @@ impl Cpu {
         if cr0.pg() && new.pae() && !efer.lma() && changed & LOADS_PDPTES != 0 {
             self.check_pdptes(self.cr3)?;
         }
-        self.cr4 = new.into_bits();
+        self.cr4 = new;
         // What the TLB holds of rights depends on SMEP, SMAP and the keys too, so it goes when they change.
         const RIGHTS: u64 = 0x170_0000;
-        if old.flushes_all(new) || changed & (RIGHTS | CR4_PCIDE) != 0 {
+        if old.flushes_all(new) || changed & RIGHTS != 0 || old.pcide() != new.pcide() {
             self.tlb.flush_all();
         }
         self.select_tlb();
@@ -455,10 +435,10 @@ fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
 fn read_cr(c: &mut Cpu, o: &Op) -> Done {
     c.supervisor_only()?;
     let value = match o.aux {
-        0 => c.cr0,
+        0 => c.cr0.into_bits(),
         2 => c.cr2,
         3 => c.cr3,
-        4 => c.cr4,
+        4 => c.cr4.into_bits(),
         _ => c.bus().cr8(),
     };
     let size = if c.is64() { 8 } else { 4 };
@@ -471,7 +451,7 @@ fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.settle()?;
     // PE can be set and not cleared (SDM Vol. 2A "LMSW").
     let value = c.get::<2>(o.src) & 0xf;
-    let new = c.cr0 & !0xe | value;
+    let new = c.cr0.into_bits() & !0xe | value;
     c.set_cr0(new)?;
     Ok(Go::Look(c.next_ip(o)))
 }
@@ -480,7 +460,7 @@ fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
 fn debug_register(c: &mut Cpu, o: &Op) -> Done<usize> {
     c.supervisor_only()?;
     let number = match o.aux as usize {
-        4 | 5 if c.cr4 & CR4_DE != 0 => return Err(c.ud()),
+        4 | 5 if c.cr4.de() => return Err(c.ud()),
         number @ (4 | 5) => number + 2,
         number => number,
     };
@@ -540,7 +520,7 @@ fn invpcid(c: &mut Cpu, o: &Op) -> Done {
         u64::from_le_bytes(half)
     });
     let kind = if c.is64() { c.get::<8>(o.dst) } else { c.get::<4>(o.dst) };
-    if kind > 3 || pcid >> 12 != 0 || kind < 2 && pcid != 0 && c.cr4 & CR4_PCIDE == 0 {
+    if kind > 3 || pcid >> 12 != 0 || kind < 2 && pcid != 0 && !c.cr4.pcide() {
         return Err(c.gp(0));
     }
     match kind {
@@ -574,12 +554,12 @@ impl Cpu {
         match leaf {
             1 => {
                 // OSXSAVE shows CR4's bit.
-                let on = self.cr4 & CR4_OSXSAVE != 0;
+                let on = self.cr4.osxsave();
                 r[2] = r[2] & !(1 << 27) | (on as u32) << 27;
             }
             7 if subleaf == 0 && r[2] & 1 << 3 != 0 => {
                 // OSPKE shows CR4.PKE.
-                let on = self.cr4 & CR4_PKE != 0;
+                let on = self.cr4.pke();
                 r[2] = r[2] & !(1 << 4) | (on as u32) << 4;
             }
             0xd if r != [0; 4] => {
@@ -588,7 +568,7 @@ impl Cpu {
                 }
             }
             // SYSCALL shows in 64-bit mode only.
-            0x8000_0001 if self.efer & 1 << 10 == 0 || !self.seg[CS].long() => r[3] &= !(1 << 11),
+            0x8000_0001 if !self.efer.lma() || !self.seg[CS].long() => r[3] &= !(1 << 11),
             _ => {}
         }
         r
@@ -596,7 +576,7 @@ impl Cpu {
 }
 
 fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
-    if c.cr4 & CR4_TSD != 0 && c.cpl != 0 {
+    if c.cr4.tsd() && c.cpl != 0 {
         return Err(c.gp(0));
     }
     let now = c.now(o);
@@ -608,7 +588,7 @@ fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
 
 /// SDM Vol. 2B "RDPMC—Read Performance-Monitoring Counters".
 fn rdpmc(c: &mut Cpu, o: &Op) -> Done {
-    if c.cr4 & CR4_PCE == 0 && c.cpl != 0 && c.cr0 & 1 != 0 {
+    if !c.cr4.pce() && c.cpl != 0 && c.cr0.pe() {
         return Err(c.gp(0));
     }
     c.settle()?;
@@ -623,7 +603,7 @@ fn rdpmc(c: &mut Cpu, o: &Op) -> Done {
 
 /// SDM Vol. 2B "SYSCALL—Fast System Call".
 fn syscall(c: &mut Cpu, o: &Op) -> Done<Go> {
-    if !c.is64() || c.efer & EFER_SCE == 0 {
+    if !c.is64() || !c.efer.sce() {
         return Err(c.ud());
     }
     let (next, old) = (c.next_ip(o), c.rflags());
@@ -642,7 +622,7 @@ fn syscall(c: &mut Cpu, o: &Op) -> Done<Go> {
 
 /// SDM Vol. 2B "SYSRET—Return From Fast System Call"; `aux` is the operand size.
 fn sysret(c: &mut Cpu, o: &Op) -> Done<Go> {
-    if !c.is64() || c.efer & EFER_SCE == 0 {
+    if !c.is64() || !c.efer.sce() {
         return Err(c.ud());
     }
     c.supervisor_only()?;
@@ -665,7 +645,7 @@ fn sysret(c: &mut Cpu, o: &Op) -> Done<Go> {
 /// SDM Vol. 2B "SYSENTER—Fast System Call".
 fn sysenter(c: &mut Cpu, _: &Op) -> Done<Go> {
     let code = c.msrs.sysenter_cs as u16 & 0xfffc;
-    if c.cr0 & 1 == 0 || code == 0 {
+    if !c.cr0.pe() || code == 0 {
         return Err(c.gp(0));
     }
     c.rflags &= !(rf::VM | rf::IF);
@@ -679,7 +659,7 @@ fn sysenter(c: &mut Cpu, _: &Op) -> Done<Go> {
 /// SDM Vol. 2B "SYSEXIT—Fast Return from Fast System Call"; `aux` is the operand size.
 fn sysexit(c: &mut Cpu, o: &Op) -> Done<Go> {
     let base = c.msrs.sysenter_cs as u16 & 0xfffc;
-    if c.cr0 & 1 == 0 || base == 0 || c.cpl != 0 {
+    if !c.cr0.pe() || base == 0 || c.cpl != 0 {
         return Err(c.gp(0));
     }
     let wide = o.aux == 8;
@@ -870,15 +850,15 @@ pub(crate) fn lower_mov(l: &mut Lower) -> End {
     let (number, other) = (register.number() as u16, l.reg(1 - special));
     match (register.is_cr(), special == 0) {
         (true, _) if !(matches!(number, 0 | 2 | 3 | 4) || number == 8 && l.is64()) => l.ud(),
-        (true, true) => l.flow(chain_flow::<WriteCr>, |o| (o.src, o.aux) = (other, number)),
+        (true, true) => l.flow(chain_flow::<WriteCr>(), |o| (o.src, o.aux) = (other, number)),
         (true, false) => {
-            l.emit(chain::<ReadCr>, |o| (o.dst, o.aux) = (other, number));
+            l.emit(chain::<ReadCr>(), |o| (o.dst, o.aux) = (other, number));
             End::Open
         }
         _ if number > 7 => l.ud(),
-        (false, true) => l.flow(chain_flow::<WriteDr>, |o| (o.src, o.aux) = (other, number)),
+        (false, true) => l.flow(chain_flow::<WriteDr>(), |o| (o.src, o.aux) = (other, number)),
         (false, false) => {
-            l.emit(chain::<ReadDr>, |o| (o.dst, o.aux) = (other, number));
+            l.emit(chain::<ReadDr>(), |o| (o.dst, o.aux) = (other, number));
             End::Open
         }
     }
@@ -886,23 +866,23 @@ pub(crate) fn lower_mov(l: &mut Lower) -> End {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     let f = match l.i.mnemonic() {
-        M::Clts => return l.flow(chain_flow::<Clts>, |_| ()),
-        M::Hlt => return l.flow(chain_flow::<Hlt>, |_| ()),
-        M::Mwait => return l.flow(chain_flow::<Mwait>, |_| ()),
+        M::Clts => return l.flow(chain_flow::<Clts>(), |_| ()),
+        M::Hlt => return l.flow(chain_flow::<Hlt>(), |_| ()),
+        M::Mwait => return l.flow(chain_flow::<Mwait>(), |_| ()),
         M::Lmsw => {
-            l.emit(chain::<SupervisorOnly>, |_| ());
+            l.emit(chain::<SupervisorOnly>(), |_| ());
             let src = l.read(0, 2);
-            return l.flow(chain_flow::<Lmsw>, |o| o.src = src);
+            return l.flow(chain_flow::<Lmsw>(), |o| o.src = src);
         }
-        M::Syscall => return l.flow(chain_flow::<Syscall>, |_| ()),
+        M::Syscall => return l.flow(chain_flow::<Syscall>(), |_| ()),
         M::Sysret | M::Sysretq => {
             let size = if l.i.code() == Code::Sysretq { 8 } else { 4 };
-            return l.flow(chain_flow::<Sysret>, |o| o.aux = size);
+            return l.flow(chain_flow::<Sysret>(), |o| o.aux = size);
         }
-        M::Sysenter => return l.flow(chain_flow::<Sysenter>, |_| ()),
+        M::Sysenter => return l.flow(chain_flow::<Sysenter>(), |_| ()),
         M::Sysexit | M::Sysexitq => {
             let size = if l.i.code() == Code::Sysexitq { 8 } else { 4 };
-            return l.flow(chain_flow::<Sysexit>, |o| o.aux = size);
+            return l.flow(chain_flow::<Sysexit>(), |o| o.aux = size);
         }
         M::Int | M::Int3 | M::Into | M::Int1 => {
             let (vector, aux) = match l.i.mnemonic() {
@@ -911,35 +891,35 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 M::Into => (4, 2),
                 _ => (1, 1),
             };
-            return l.flow(chain_flow::<Int>, |o| (o.imm, o.aux) = (vector, aux));
+            return l.flow(chain_flow::<Int>(), |o| (o.imm, o.aux) = (vector, aux));
         }
         M::Ud0 | M::Ud1 | M::Ud2 => return l.ud(),
         M::Invlpg => {
             let m = l.unchecked();
-            l.emit_mem(chain::<Invlpg>, m, |_| ());
+            l.emit_mem(chain::<Invlpg>(), m, |_| ());
             return End::Open;
         }
         M::Invpcid => {
             let dst = l.reg(0);
             let m = l.mem(16, false);
-            l.emit_mem(chain::<Invpcid>, m, |o| o.dst = dst);
+            l.emit_mem(chain::<Invpcid>(), m, |o| o.dst = dst);
             return End::Open;
         }
         M::Clflush | M::Clflushopt | M::Clwb => {
             let m = l.mem(1, false);
-            l.emit_mem(chain::<Touch>, m, |_| ());
+            l.emit_mem(chain::<Touch>(), m, |_| ());
             return End::Open;
         }
         M::Movdir64b => {
             let (dst, size) = (l.reg(0), l.size(0));
             let m = l.mem(64, false);
-            l.emit_mem(chain::<Movdir64b>, m, |o| (o.dst, o.imm) = (dst, size as u64));
+            l.emit_mem(chain::<Movdir64b>(), m, |o| (o.dst, o.imm) = (dst, size as u64));
             return End::Open;
         }
         M::Bound => {
             let (dst, size) = (l.reg(0), l.size(0));
             let m = l.mem(size, false);
-            l.emit_mem(chain::<Bound>, m, |o| (o.dst, o.imm) = (dst, size as u64));
+            l.emit_mem(chain::<Bound>(), m, |o| (o.dst, o.imm) = (dst, size as u64));
             return End::Open;
         }
         M::Monitor => {
@@ -952,19 +932,19 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 Register::None => DS,
                 r => r.number(),
             };
-            l.emit(chain::<Monitor>, |o| {
+            l.emit(chain::<Monitor>(), |o| {
                 (o.base, o.aux, o.seg) = (slot::RAX, size, seg as u8)
             });
             return End::Open;
         }
         M::Rdpid => {
             let dst = l.reg(0);
-            l.emit(chain::<Rdpid>, |o| o.dst = dst);
+            l.emit(chain::<Rdpid>(), |o| o.dst = dst);
             return End::Open;
         }
         M::Rdrand | M::Rdseed => {
             let (dst, size) = (l.reg(0), l.size(0));
-            l.emit(chain::<Random>, |o| (o.dst, o.aux) = (dst, size as u16));
+            l.emit(chain::<Random>(), |o| (o.dst, o.aux) = (dst, size as u16));
             return End::Open;
         }
         M::Rdfsbase | M::Rdgsbase | M::Wrfsbase | M::Wrgsbase => {
@@ -979,9 +959,9 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             };
             let write = matches!(l.i.mnemonic(), M::Wrfsbase | M::Wrgsbase);
             let f = if write {
-                chain::<WriteBase> as Handler
+                chain::<WriteBase>()
             } else {
-                chain::<ReadBase>
+                chain::<ReadBase>()
             };
             l.emit(f, |o| {
                 (o.dst, o.src, o.aux, o.imm) = (reg, reg, seg as u16, size as u64)
@@ -989,16 +969,16 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             return End::Open;
         }
         M::Swapgs if !l.is64() => return l.ud(),
-        M::Swapgs => chain::<Swapgs> as Handler,
-        M::Invd | M::Wbinvd | M::Wbnoinvd => chain::<Privileged>,
-        M::Cpuid => chain::<Cpuid>,
-        M::Rdtsc => chain::<Rdtsc>,
-        M::Rdtscp => chain::<Rdtscp>,
-        M::Rdpmc => chain::<Rdpmc>,
-        M::Rdpkru => chain::<Rdpkru>,
-        M::Wrpkru => chain::<Wrpkru>,
+        M::Swapgs => chain::<Swapgs>(),
+        M::Invd | M::Wbinvd | M::Wbnoinvd => chain::<Privileged>(),
+        M::Cpuid => chain::<Cpuid>(),
+        M::Rdtsc => chain::<Rdtsc>(),
+        M::Rdtscp => chain::<Rdtscp>(),
+        M::Rdpmc => chain::<Rdpmc>(),
+        M::Rdpkru => chain::<Rdpkru>(),
+        M::Wrpkru => chain::<Wrpkru>(),
         // PAUSE, fences, SERIALIZE, prefetches and the reserved NOPs (ENDBR among them) change nothing.
-        _ => chain::<super::mov::Nop>,
+        _ => chain::<super::mov::Nop>(),
     };
     l.emit(f, |_| ());
     End::Open

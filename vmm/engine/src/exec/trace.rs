@@ -4,8 +4,8 @@
 use x86::seam::{Change, Far, HYPERCALL};
 
 use crate::cpu::Cpu;
-use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
+use crate::lower::{End, Lower};
 use crate::op::{Done, Op, chain, chain_flow};
 
 cold_bodies! {
@@ -49,10 +49,10 @@ fn vmcall(c: &mut Cpu, o: &Op) -> Done<Go> {
 
 pub(crate) fn lower(l: &mut Lower) -> End {
     if l.i.mnemonic() == iced_x86::Mnemonic::Vmcall {
-        return l.flow(chain_flow::<Vmcall>, |_| ());
+        return l.flow(chain_flow::<Vmcall>(), |_| ());
     }
     let size = l.size(0);
     let src = l.read(0, size);
-    l.emit(chain::<Ptwrite>, |o| (o.src, o.aux) = (src, size.into()));
+    l.emit(chain::<Ptwrite>(), |o| (o.src, o.aux) = (src, size.into()));
     End::Open
 }

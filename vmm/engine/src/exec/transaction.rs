@@ -5,9 +5,9 @@ use x86::seam::{Abort, Change};
 
 use super::system::{Go, cold_flows};
 use crate::cpu::{Cpu, mode};
-use crate::decode::{End, Lower, body, flow};
 use crate::flags;
-use crate::op::{Done, Handler, Op, Stop, chain, chain_flow};
+use crate::lower::{End, Lower, body, flow};
+use crate::op::{Done, Op, Stop, chain, chain_flow};
 use crate::transaction::MAX_NESTING;
 
 cold_flows! {
@@ -89,8 +89,8 @@ fn end(c: &mut Cpu, o: &Op) -> Done<Go> {
 /// Ends the block with the abort that `aborts` gave.
 pub(crate) fn lower_abort(l: &mut Lower, cause: Abort) -> End {
     let f = match cause {
-        Abort::Debug => chain_flow::<Breakpoint> as Handler,
-        _ => chain_flow::<Unfriendly>,
+        Abort::Debug => chain_flow::<Breakpoint>(),
+        _ => chain_flow::<Unfriendly>(),
     };
     l.flow(f, |_| ())
 }
@@ -101,21 +101,21 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     match l.i.mnemonic() {
         M::Xbegin => {
             let target = l.target();
-            l.flow(chain_flow::<Begin>, |o| o.imm = target)
+            l.flow(chain_flow::<Begin>(), |o| o.imm = target)
         }
-        M::Xend if inside => l.flow(chain_flow::<Commit>, |_| ()),
-        M::Xend => l.flow(chain_flow::<EndOfNothing>, |_| ()),
+        M::Xend if inside => l.flow(chain_flow::<Commit>(), |_| ()),
+        M::Xend => l.flow(chain_flow::<EndOfNothing>(), |_| ()),
         M::Xabort if inside => {
             let operand = l.imm(0);
-            l.flow(chain_flow::<Explicit>, |o| o.imm = operand)
+            l.flow(chain_flow::<Explicit>(), |o| o.imm = operand)
         }
         M::Xabort => {
-            l.emit(chain::<super::mov::Nop>, |_| ());
+            l.emit(chain::<super::mov::Nop>(), |_| ());
             End::Open
         }
         _ => {
             const ZF: u64 = 1 << 6;
-            l.emit(chain::<Test>, |o| o.imm = if inside { 0 } else { ZF });
+            l.emit(chain::<Test>(), |o| o.imm = if inside { 0 } else { ZF });
             End::Open
         }
     }

@@ -3,15 +3,11 @@
 use iced_x86::{Code, Encoder, Instruction, Mnemonic as M, OpKind, Register};
 
 use crate::cpu::{CS, Cpu, slot};
-use crate::decode::{End, Lower, body};
 use crate::fpu::state::EnvironmentFormat;
 use crate::fpu::x87::{X87Insn, X87Memory, execute};
+use crate::lower::{End, Lower, body};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain};
-
-const CR0_MP: u64 = 1 << 1;
-const CR0_EM: u64 = 1 << 2;
-const CR0_TS: u64 = 1 << 3;
 
 /// In an op's `imm`, above the instruction: the address size of a store whose segment is still to be checked, else 0.
 const STORE_ADDRESS: u32 = 56;
@@ -20,7 +16,7 @@ impl Cpu {
     /// EM or TS is #NM for every x87 instruction but WAIT. SDM Vol. 3A 2.5 "Control Registers".
     #[inline]
     fn x87_ready(&mut self) -> Done {
-        if self.cr0 & (CR0_EM | CR0_TS) != 0 {
+        if self.cr0.em() || self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         Ok(())
@@ -200,7 +196,7 @@ body! {
     }
     /// WAIT: #NM only with both MP and TS.
     Wait(c, _o) {
-        if c.cr0 & (CR0_MP | CR0_TS) == CR0_MP | CR0_TS {
+        if c.cr0.mp() && c.cr0.ts() {
             return Err(c.fault(7, None));
         }
         c.no_math_fault()
@@ -300,13 +296,17 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     // Where an address can fault by its segment, #NM and #MF come first.
     if l.segment_checks() {
         let waits = !matches!(l.i.mnemonic(), M::Fnstcw | M::Fnstsw | M::Fnstenv | M::Fnsave);
-        let f: Handler = if waits { chain::<Ready<1>> } else { chain::<Ready<0>> };
+        let f: Handler = if waits {
+            chain::<Ready<1>>()
+        } else {
+            chain::<Ready<0>>()
+        };
         l.emit(f, |_| ());
     }
     if let Some(insn) = X87Insn::decode(l.i) {
         let fop = opcode(l);
         if insn.memory == X87Memory::None {
-            l.emit(chain::<X87>, |o| (o.imm, o.aux) = (insn.to_bits(), fop));
+            l.emit(chain::<X87>(), |o| (o.imm, o.aux) = (insn.to_bits(), fop));
         } else {
             let size = insn.memory.size() as u8;
             let (m, address) = if insn.writes_memory() {
@@ -315,7 +315,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
                 (l.mem(size, false), 0)
             };
             let imm = insn.to_bits() | (address as u64) << STORE_ADDRESS;
-            l.emit_mem(chain::<X87>, m, |o| (o.imm, o.aux) = (imm, fop));
+            l.emit_mem(chain::<X87>(), m, |o| (o.imm, o.aux) = (imm, fop));
         }
         return End::Open;
     }
@@ -332,18 +332,18 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     };
     let (environment, save): (u16, u16) = if wide(l.i.code()) { (28, 108) } else { (14, 94) };
     match l.i.mnemonic() {
-        M::Fninit => l.emit(chain::<Fninit>, |_| ()),
-        M::Fnclex => l.emit(chain::<Fnclex>, |_| ()),
-        M::Fnsetpm | M::Fneni | M::Fndisi => l.emit(chain::<Ignored>, |_| ()),
-        M::Wait => l.emit(chain::<Wait>, |_| ()),
-        M::Fldcw => memory(l, chain::<Fldcw>, 2, false),
-        M::Fnstcw => memory(l, chain::<Fnstcw>, 2, true),
-        M::Fnstsw if l.i.op0_kind() == OpKind::Register => l.emit(chain::<FnstswAx>, |_| ()),
-        M::Fnstsw => memory(l, chain::<Fnstsw>, 2, true),
-        M::Fnstenv => memory(l, chain::<Fnstenv>, environment, true),
-        M::Fldenv => memory(l, chain::<Fldenv>, environment, false),
-        M::Fnsave => memory(l, chain::<Fnsave>, save, true),
-        M::Frstor => memory(l, chain::<Frstor>, save, false),
+        M::Fninit => l.emit(chain::<Fninit>(), |_| ()),
+        M::Fnclex => l.emit(chain::<Fnclex>(), |_| ()),
+        M::Fnsetpm | M::Fneni | M::Fndisi => l.emit(chain::<Ignored>(), |_| ()),
+        M::Wait => l.emit(chain::<Wait>(), |_| ()),
+        M::Fldcw => memory(l, chain::<Fldcw>(), 2, false),
+        M::Fnstcw => memory(l, chain::<Fnstcw>(), 2, true),
+        M::Fnstsw if l.i.op0_kind() == OpKind::Register => l.emit(chain::<FnstswAx>(), |_| ()),
+        M::Fnstsw => memory(l, chain::<Fnstsw>(), 2, true),
+        M::Fnstenv => memory(l, chain::<Fnstenv>(), environment, true),
+        M::Fldenv => memory(l, chain::<Fldenv>(), environment, false),
+        M::Fnsave => memory(l, chain::<Fnsave>(), save, true),
+        M::Frstor => memory(l, chain::<Frstor>(), save, false),
         // With its WAIT in front the decoder sees two instructions; it makes the one-instruction forms for encoders only.
         _ => return l.ud(),
     }

@@ -19,14 +19,12 @@ use iced_x86::Mnemonic as M;
 use x86::model::CpuModel;
 
 use crate::cpu::{Cpu, slot};
-use crate::decode::{End, Lower};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
 use crate::fpu::state::{BadImage, fxsave_len, mxcsr, xstate};
+use crate::lower::{End, Lower};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, chain, chain_flow};
 
-const CR0_TS: u64 = 1 << 3;
-const CR4_OSXSAVE: u64 = 1 << 18;
 /// The number of PKRU's component.
 const PKRU: u32 = 9;
 /// What the core has of the components of XCR0.
@@ -225,7 +223,7 @@ cold_bodies! {
     Xsave = save;
     Xrstor = restore;
     Xgetbv = |c: &mut Cpu, _: &Op| {
-        if c.cr4 & CR4_OSXSAVE == 0 {
+        if !c.cr4.osxsave() {
             return Err(c.ud());
         }
         let v = match c.get::<4>(slot::RCX) {
@@ -244,7 +242,7 @@ cold_flows! {
 }
 
 fn xsetbv(c: &mut Cpu, o: &Op) -> Done<Go> {
-    if c.cr4 & CR4_OSXSAVE == 0 {
+    if !c.cr4.osxsave() {
         return Err(c.ud());
     }
     c.supervisor_only()?;
@@ -286,13 +284,13 @@ impl Cpu {
 
     /// The instruction may run on the area that is there.
     fn xsave_ready(&mut self, o: &Op, write: bool) -> Done {
-        if self.cr4 & CR4_OSXSAVE == 0 {
+        if !self.cr4.osxsave() {
             return Err(self.ud());
         }
         if o.aux & aux::SUPERVISOR != 0 {
             self.supervisor_only()?;
         }
-        if self.cr0 & CR0_TS != 0 {
+        if self.cr0.ts() {
             return Err(self.fault(7, None));
         }
         // Alignment comes after the limit for the first bytes, and before that for the rest.
@@ -586,16 +584,16 @@ pub(crate) fn handles(m: M) -> bool {
 pub(crate) fn lower(l: &mut Lower) -> End {
     let (f, bits): (Handler, u16) = match l.i.mnemonic() {
         M::Xgetbv => {
-            l.emit(chain::<Xgetbv>, |_| ());
+            l.emit(chain::<Xgetbv>(), |_| ());
             return End::Open;
         }
-        M::Xsetbv => return l.flow(chain_flow::<Xsetbv>, |_| ()),
-        M::Xsave | M::Xsave64 => (chain::<Xsave>, 0),
-        M::Xsaveopt | M::Xsaveopt64 => (chain::<Xsave>, aux::OPTIMISE),
-        M::Xsavec | M::Xsavec64 => (chain::<Xsave>, aux::OPTIMISE | aux::COMPACT),
-        M::Xsaves | M::Xsaves64 => (chain::<Xsave>, aux::OPTIMISE | aux::COMPACT | aux::SUPERVISOR),
-        M::Xrstor | M::Xrstor64 => (chain::<Xrstor>, 0),
-        _ => (chain::<Xrstor>, aux::SUPERVISOR),
+        M::Xsetbv => return l.flow(chain_flow::<Xsetbv>(), |_| ()),
+        M::Xsave | M::Xsave64 => (chain::<Xsave>(), 0),
+        M::Xsaveopt | M::Xsaveopt64 => (chain::<Xsave>(), aux::OPTIMISE),
+        M::Xsavec | M::Xsavec64 => (chain::<Xsave>(), aux::OPTIMISE | aux::COMPACT),
+        M::Xsaves | M::Xsaves64 => (chain::<Xsave>(), aux::OPTIMISE | aux::COMPACT | aux::SUPERVISOR),
+        M::Xrstor | M::Xrstor64 => (chain::<Xrstor>(), 0),
+        _ => (chain::<Xrstor>(), aux::SUPERVISOR),
     };
     let rex_w = matches!(
         l.i.mnemonic(),

@@ -4,6 +4,8 @@
 //! address translation and its faults. SDM Vol. 1 chapter 8 "Programming with the x87 FPU", 10.5 "FXSAVE and FXRSTOR
 //! Instructions" and chapter 13 "Managing State Using the XSAVE Feature Set".
 
+use serde::{Deserialize, Serialize};
+
 /// Bits of the x87 status word. SDM Vol. 1 8.1.3 "x87 FPU Status Register".
 pub mod sw {
     /// Invalid operation.
@@ -100,7 +102,7 @@ impl EnvironmentFormat {
 /// 80-bit value (sign and exponent in bits 79:64); bits 127:80 are zero. `tag` has one bit a physical register, set when the
 /// register is not empty, as FXSAVE has it; the two-bit tags of FSTENV follow from the contents.
 #[repr(C, align(64))]
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FpuState {
     /// XMM0 to XMM15.
     pub xmm: [u128; 16],

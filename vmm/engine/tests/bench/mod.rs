@@ -277,9 +277,9 @@ impl Bench {
         }
         b.put(TSS + 4, KERNEL_STACK | (KDATA as u64) << 32);
         b.state(|s| {
-            s.cr0 = 0x11;
-            s.cr4 = 0;
-            s.efer = 0;
+            s.cr0 = 0x11.into();
+            s.cr4 = 0.into();
+            s.efer = 0.into();
             s.tr = Segment {
                 selector: TR,
                 base: TSS,

@@ -188,7 +188,7 @@ impl Guest {
         let mut cpu = self.template.clone();
         cpu.gpr = state.gpr;
         cpu.rip = state.rip;
-        cpu.rflags = state.rflags;
+        cpu.rflags = state.rflags.into();
         cpu.segments[engine::CS] = code_segment(state.cs);
         cpu.segments[engine::SS] = data_segment(state.ss);
         cpu.segments[engine::ES] = data_segment(state.es_ds[0]);
@@ -322,15 +322,15 @@ fn system(ram: &mut Ram) -> CpuState {
     }
     let mut cpu = Cpu::new(model()).state();
     // PE MP ET NE WP AM PG; PAE PGE OSFXSR OSXMMEXCPT; SCE LME LMA NXE.
-    cpu.cr0 = 0x8005_0033;
+    cpu.cr0 = 0x8005_0033.into();
     cpu.cr3 = PML4;
-    cpu.cr4 = 0x06a0;
+    cpu.cr4 = 0x06a0.into();
     if model().features().avx() {
         // OSXSAVE; x87, SSE and AVX.
-        cpu.cr4 |= 1 << 18;
+        cpu.cr4.set_osxsave(true);
         cpu.xcr0 = 7;
     }
-    cpu.efer = 0xd01;
+    cpu.efer = 0xd01.into();
     cpu.cpl = 3;
     cpu.gdtr = Table {
         base: KERNEL + GDT,

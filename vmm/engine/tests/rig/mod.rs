@@ -93,10 +93,10 @@ impl Rig {
             rig.write(TABLES + 0x2000 + i * 8, &(i << 21 | 0x87).to_le_bytes());
         }
         let mut s = CpuState::reset(model);
-        s.cr0 = 0x8001_0033;
+        s.cr0 = 0x8001_0033.into();
         s.cr3 = TABLES;
-        s.cr4 = 0x6a0;
-        s.efer = 0xd01;
+        s.cr4 = 0x6a0.into();
+        s.efer = 0xd01.into();
         s.segments[CS] = code_segment(0xa09b);
         for i in [SS, DS, ES] {
             s.segments[i] = Segment {

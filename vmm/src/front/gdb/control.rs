@@ -5,7 +5,7 @@
 //! instruction nothing is written to memory: the accessed bit is set in the hidden part of the segment register alone.
 
 use engine::{CS, CpuState, SS, Segment};
-use x86::cr::{Cr0, Cr3, Cr4, Efer};
+use x86::cr::{Cr0, Cr3, Cr4};
 use x86::debug::{Dr6, Dr7};
 use x86::model::CpuModel;
 
@@ -27,15 +27,13 @@ const PRESENT: u64 = 1 << 47;
 const LONG: u64 = 1 << 53;
 const BIG: u64 = 1 << 54;
 
-const VM: u64 = 1 << 17;
-
 /// Loads a segment register as MOV does, and CS as a far jump does: the privilege level stays what it is.
 ///
 /// # Errors
 /// The instruction would fault.
 pub fn load_segment(state: &mut CpuState, memory: &Memory, index: usize, selector: u16) -> Result<(), Refused> {
-    let virtual8086 = state.rflags & VM != 0;
-    if state.cr0 & 1 == 0 || virtual8086 {
+    let virtual8086 = state.rflags.vm();
+    if !state.cr0.pe() || virtual8086 {
         let register = &mut state.segments[index];
         (register.selector, register.base) = (selector, u64::from(selector) << 4);
         if virtual8086 {
@@ -44,7 +42,7 @@ pub fn load_segment(state: &mut CpuState, memory: &Memory, index: usize, selecto
         return Ok(());
     }
     let (rpl, cpl) = ((selector & 3) as u8, state.cpl);
-    let long = state.efer & 1 << 10 != 0;
+    let long = state.efer.lma();
     if selector & !3 == 0 {
         let none = match index {
             CS => return Err(Refused),
@@ -110,11 +108,7 @@ fn check_pdptes(model: &CpuModel, memory: &Memory, cr3: u64) -> Result<(), Refus
 /// # Errors
 /// The instruction would fault.
 pub fn set_cr0(state: &mut CpuState, model: &CpuModel, memory: &Memory, value: u64) -> Result<(), Refused> {
-    let (old, cr4, efer) = (
-        Cr0::from_bits(state.cr0),
-        Cr4::from_bits(state.cr4),
-        Efer::from_bits(state.efer),
-    );
+    let (old, cr4, efer) = (state.cr0, state.cr4, state.efer);
     let new = Cr0::accept(value).map_err(|_| Refused)?;
     // Without protection there is one privilege level.
     let leaves = old.pe() && !new.pe() && state.cpl != 0;
@@ -130,9 +124,9 @@ pub fn set_cr0(state: &mut CpuState, model: &CpuModel, memory: &Memory, value: u
     if new.pg() && cr4.pae() && !efer.lme() && changed & PG_CD_NW != 0 {
         check_pdptes(model, memory, state.cr3)?;
     }
-    state.cr0 = new.into_bits();
+    state.cr0 = new;
     if old.pg() != new.pg() {
-        state.efer = efer.with_lma(enters).into_bits();
+        state.efer = efer.with_lma(enters);
     }
     Ok(())
 }
@@ -142,11 +136,7 @@ pub fn set_cr0(state: &mut CpuState, model: &CpuModel, memory: &Memory, value: u
 /// # Errors
 /// The instruction would fault.
 pub fn set_cr3(state: &mut CpuState, model: &CpuModel, memory: &Memory, value: u64) -> Result<(), Refused> {
-    let (cr0, cr4, efer) = (
-        Cr0::from_bits(state.cr0),
-        Cr4::from_bits(state.cr4),
-        Efer::from_bits(state.efer),
-    );
+    let (cr0, cr4, efer) = (state.cr0, state.cr4, state.efer);
     if value & Cr3::reserved(model.physical_bits(), cr4.pcide()) != 0 {
         return Err(Refused);
     }
@@ -162,19 +152,15 @@ pub fn set_cr3(state: &mut CpuState, model: &CpuModel, memory: &Memory, value: u
 /// # Errors
 /// The instruction would fault.
 pub fn set_cr4(state: &mut CpuState, model: &CpuModel, memory: &Memory, value: u64) -> Result<(), Refused> {
-    let (cr0, cr3, efer) = (
-        Cr0::from_bits(state.cr0),
-        Cr3::from_bits(state.cr3),
-        Efer::from_bits(state.efer),
-    );
+    let (cr0, cr3, efer) = (state.cr0, Cr3::from_bits(state.cr3), state.efer);
     let new = Cr4::accept(value, model.features()).map_err(|_| Refused)?;
-    if !Cr4::from_bits(state.cr4).may_become(new, cr0, cr3, efer) {
+    if !state.cr4.may_become(new, cr0, cr3, efer) {
         return Err(Refused);
     }
     if cr0.pg() && new.pae() && !efer.lma() {
         check_pdptes(model, memory, state.cr3)?;
     }
-    state.cr4 = new.into_bits();
+    state.cr4 = new;
     Ok(())
 }
 
@@ -183,8 +169,8 @@ pub fn set_cr4(state: &mut CpuState, model: &CpuModel, memory: &Memory, value: u
 /// # Errors
 /// The instruction would fault.
 pub fn set_efer(state: &mut CpuState, model: &CpuModel, value: u64) -> Result<(), Refused> {
-    let written = Efer::from_bits(state.efer).write(value, model.features(), Cr0::from_bits(state.cr0));
-    state.efer = written.map_err(|_| Refused)?.into_bits();
+    let written = state.efer.write(value, model.features(), state.cr0);
+    state.efer = written.map_err(|_| Refused)?;
     Ok(())
 }
 
@@ -198,7 +184,7 @@ pub fn set_xcr0(state: &mut CpuState, model: &CpuModel, value: u64) -> Result<()
     const SSE: u64 = 2;
     const AVX: u64 = 4;
     const PKRU: u64 = 1 << 9;
-    if !model.features().xsave() || !Cr4::from_bits(state.cr4).osxsave() {
+    if !model.features().xsave() || !state.cr4.osxsave() {
         return Err(Refused);
     }
     let [low, .., high] = model.cpuid(LEAF, 0);

@@ -314,7 +314,7 @@ fn get(state: &CpuState, place: Place) -> u128 {
     let word: u64 = match place {
         Place::Gpr(number) => state.gpr[number],
         Place::Rip => state.rip,
-        Place::Flags => state.rflags,
+        Place::Flags => state.rflags.into_bits(),
         Place::Selector(segment) => state.segments[segment].selector.into(),
         Place::St(number) => return fpu.st(number),
         Place::ControlWord => fpu.cw.into(),
@@ -329,11 +329,11 @@ fn get(state: &CpuState, place: Place) -> u128 {
         Place::Mxcsr => fpu.mxcsr.into(),
         Place::YmmHigh(number) => return fpu.ymm_hi[number],
         Place::Base(segment) => state.segments[segment].base,
-        Place::Cr0 => state.cr0,
+        Place::Cr0 => state.cr0.into_bits(),
         Place::Cr2 => state.cr2,
         Place::Cr3 => state.cr3,
-        Place::Cr4 => state.cr4,
-        Place::Efer => state.efer,
+        Place::Cr4 => state.cr4.into_bits(),
+        Place::Efer => state.efer.into_bits(),
         Place::KernelGsBase => state.msrs.kernel_gs_base,
         Place::Xcr0 => state.xcr0,
         Place::Dr(number) => state.dr[number],
@@ -358,7 +358,7 @@ fn set(state: &mut CpuState, place: Place, value: u128) -> Result<(), Refused> {
     match place {
         Place::Gpr(number) => state.gpr[number] = word,
         Place::Rip => state.rip = word,
-        Place::Flags => state.rflags = state.rflags & !FLAGS | word & FLAGS,
+        Place::Flags => state.rflags = (state.rflags.into_bits() & !FLAGS | word & FLAGS).into(),
         Place::St(number) => {
             fpu.set_st(number, value);
             fpu.tag |= 1 << ((fpu.top() + number) & 7);
@@ -457,7 +457,7 @@ mod tests {
         assert_eq!((all.read(&state, 10_000), state.clone()), (None, before));
         // RFLAGS keeps what no user may set.
         all.write(&mut state, &memory, number("eflags"), &[0xff; 4]).unwrap();
-        assert_eq!(state.rflags, FLAGS | 2);
+        assert_eq!(state.rflags.into_bits(), FLAGS | 2);
     }
 
     // covers: gdb/registers
@@ -601,9 +601,9 @@ mod tests {
                 assert_eq!(now, reads, "{name} {value:#x}");
             }
         }
-        assert_eq!(state.efer, 0x900, "no longer active");
+        assert_eq!(state.efer.into_bits(), 0x900, "no longer active");
         // PAE paging reads its first table.
-        (state.efer, state.cr3) = (0, 0x6000);
+        (state.efer, state.cr3) = (0.into(), 0x6000);
         memory.write(0x6008, &[0xff; 8]).unwrap();
         assert_eq!(all.put(&mut state, &memory, "cr0", 0x8000_0011), Err(Refused));
         state.cr3 = 0x7000;
@@ -640,7 +640,7 @@ mod tests {
                 assert!(put.is_ok() || state == before);
                 taken += usize::from(put.is_ok());
                 (state.gdtr.base, state.gdtr.limit) = (0x1000, 0x47);
-                assert!(state.cr0 & 1 << 31 == 0 || state.cr0 & 1 != 0);
+                assert!(!state.cr0.pg() || state.cr0.pe());
             }
             assert!(taken > 5000, "{}: {taken}", model.name);
         }

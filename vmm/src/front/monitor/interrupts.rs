@@ -59,7 +59,7 @@ pub fn irq(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let flags = scene.state.rflags;
     let mut text = format!(
         "CPU {cpu}: interrupts {}{}{}\n",
-        if flags & 1 << 9 != 0 { "on" } else { "off" },
+        if flags.interrupt() { "on" } else { "off" },
         if scene.state.shadow {
             ", held back until after the next instruction"
         } else {

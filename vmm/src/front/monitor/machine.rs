@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use engine::{Activity, CS};
+use engine::Activity;
 
 use super::{
     arguments::{Answer, none},
@@ -27,7 +27,7 @@ pub fn info(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
         let Some(state) = scene.controls.run.cpu_state(cpu) else {
             continue;
         };
-        let place = scene.describe(state.segments[CS].base.wrapping_add(state.rip));
+        let place = scene.describe(state.linear_rip());
         let activity = match state.activity {
             Activity::Running => "",
             Activity::Halted => ", halted",

@@ -12,14 +12,11 @@ use super::{
     scene::Scene,
 };
 
-/// CR4.DE.
-const DE: u64 = 1 << 3;
-
 /// `dr`.
 pub fn debug(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let dr = scene.state.dr;
-    let (dr7, extensions) = (Dr7::from_bits(dr[7]), scene.state.cr4 & DE != 0);
+    let (dr7, extensions) = (Dr7::from_bits(dr[7]), scene.state.cr4.de());
     let mut text = String::new();
     for n in 0..4u8 {
         let address = dr[usize::from(n)];

@@ -6,13 +6,32 @@ use std::{
     io::{self, Write},
 };
 
-use pt_flow::{Block, Event};
+use pt_flow::Block;
 
-use crate::view::{Frame, Function, Here, Names, Process, Sink};
+use super::{calls::Export, error::ExportError, file::OutFile};
+use crate::view::{Frame, Function, Here, Names, Process};
 
-/// Instructions by function and by call.
+/// Instructions by function and by call, in a file.
+#[derive(Debug)]
+pub struct Callgrind {
+    command: String,
+    file: OutFile,
+    profile: Profile,
+}
+
+impl Callgrind {
+    /// To this file, as what a command ran.
+    pub fn new(file: OutFile, command: &str) -> Callgrind {
+        Callgrind {
+            command: command.into(),
+            file,
+            profile: Profile::default(),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
-pub struct Profile {
+struct Profile {
     own: BTreeMap<Function, u64>,
     /// By caller and callee: calls, and instructions in them.
     calls: HashMap<(Function, Function), (u64, u64)>,
@@ -20,15 +39,12 @@ pub struct Profile {
 
 impl Profile {
     /// All instructions.
-    pub fn total(&self) -> u64 {
+    fn total(&self) -> u64 {
         self.own.values().sum()
     }
 
     /// Writes the profile.
-    ///
-    /// # Errors
-    /// The writer's.
-    pub fn write(&self, names: &Names, command: &str, out: &mut dyn Write) -> io::Result<()> {
+    fn write(&self, names: &Names, command: &str, out: &mut dyn Write) -> io::Result<()> {
         let total = self.total();
         let command = command.replace(char::is_control, " ");
         writeln!(
@@ -75,32 +91,36 @@ impl Profile {
     }
 }
 
-impl Sink for &mut Profile {
+impl Export for Callgrind {
     fn enter(&mut self, _: &Names, _: &Here, _: Option<Process>, stack: &mut [Frame], back: bool) {
         if let [.., from, to] = stack
             && !back
         {
-            self.calls.entry((from.function, to.function)).or_default().0 += 1;
+            self.profile.calls.entry((from.function, to.function)).or_default().0 += 1;
         }
     }
 
-    fn leave(&mut self, _: &Names, _: &Here, _: Option<Process>, stack: &mut [Frame], _: bool) {
+    fn leave(&mut self, _: &Names, _: &Here, stack: &mut [Frame]) {
         if let [rest @ .., from, to] = stack {
             // Of a recursion the outermost call has it all.
             let again = rest
                 .windows(2)
                 .any(|pair| (pair[0].function, pair[1].function) == (from.function, to.function));
-            let edge = self.calls.entry((from.function, to.function)).or_default();
+            let edge = self.profile.calls.entry((from.function, to.function)).or_default();
             if !again {
                 edge.1 += to.own + to.below;
             }
         }
     }
 
-    fn run(&mut self, _: &Names, _: &Here, stack: &mut [Frame], block: &Block, _: &[u8]) {
+    fn run(&mut self, stack: &[Frame], block: &Block) {
         let function = stack.last().map_or(Function::UNKNOWN, |top| top.function);
-        *self.own.entry(function).or_default() += u64::from(block.count);
+        *self.profile.own.entry(function).or_default() += u64::from(block.count);
     }
 
-    fn event(&mut self, _: &Names, _: &Here, _: &[Frame], _: &Event) {}
+    fn finish(mut self: Box<Self>, names: &Names) -> Result<Option<String>, ExportError> {
+        let written = self.profile.write(names, &self.command, &mut self.file);
+        written.map_err(|source| self.file.error(source))?;
+        self.file.finish().map(|()| None)
+    }
 }

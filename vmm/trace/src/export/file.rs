@@ -68,6 +68,11 @@ impl OutFile {
         })
     }
 
+    /// The name that it will have.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// What went wrong with the file.
     pub fn error(&self, source: io::Error) -> ExportError {
         ExportError::Write {

@@ -5,9 +5,10 @@ use std::{
     io::{self, Write},
 };
 
-use pt_flow::{Block, Event};
+use pt_flow::Block;
 
-use crate::view::{Frame, Function, Here, Names, Process, Sink};
+use super::{calls::Export, error::ExportError, file::OutFile};
+use crate::view::{Frame, Function, Here, Names, Process};
 
 /// Paths that are told apart, at most; what is deeper counts for what is above.
 const MOST: usize = 2 << 20;
@@ -30,7 +31,9 @@ struct Node {
 
 /// Instructions by stack.
 #[derive(Debug)]
-pub struct Stacks {
+struct Stacks {
+    /// Where frames keep their node.
+    tag: usize,
     nodes: Vec<Node>,
     children: HashMap<(u32, Key), u32>,
     processes: Vec<String>,
@@ -41,6 +44,7 @@ pub struct Stacks {
 impl Default for Stacks {
     fn default() -> Stacks {
         Stacks {
+            tag: 0,
             nodes: vec![Node {
                 parent: ROOT,
                 key: Key::Process(0),
@@ -85,7 +89,7 @@ impl Stacks {
     }
 
     /// All instructions.
-    pub fn total(&self) -> u64 {
+    fn total(&self) -> u64 {
         self.nodes.iter().map(|node| node.own).sum()
     }
 
@@ -135,18 +139,12 @@ impl Stacks {
     }
 
     /// Writes `process;function;function count`, a line for each stack.
-    ///
-    /// # Errors
-    /// The writer's.
-    pub fn write_folded(&self, names: &Names, out: &mut dyn Write) -> io::Result<()> {
+    fn write_folded(&self, names: &Names, out: &mut dyn Write) -> io::Result<()> {
         self.lines(names, 0, |path, count| writeln!(out, "{path} {count}"))
     }
 
     /// Writes a flame graph as SVG. What would be too narrow to be seen is part of its caller.
-    ///
-    /// # Errors
-    /// The writer's.
-    pub fn write_flamegraph(&self, names: &Names, title: &str, out: &mut dyn Write) -> io::Result<()> {
+    fn write_flamegraph(&self, names: &Names, title: &str, out: &mut dyn Write) -> io::Result<()> {
         let mut lines = Vec::new();
         self.lines(names, self.total().div_ceil(NARROWEST), |path, count| {
             lines.push(format!("{path} {count}"));
@@ -164,17 +162,17 @@ impl Stacks {
     }
 }
 
-impl Sink for &mut Stacks {
-    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], _: bool) {
+impl Stacks {
+    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame]) {
         let Some((top, rest)) = stack.split_last_mut() else {
             return;
         };
         let (parent, of) = match rest.last() {
-            Some(below) => (below.tag as u32, Some(below.function)),
+            Some(below) => (below.tags[self.tag] as u32, Some(below.function)),
             None => (self.process(names, here, process), None),
         };
         // Calls between functions that have no names show nothing.
-        top.tag = if of == Some(top.function) && !top.function.known() {
+        top.tags[self.tag] = if of == Some(top.function) && !top.function.known() {
             parent
         } else {
             self.child(parent, Key::Function(top.function))
@@ -182,12 +180,81 @@ impl Sink for &mut Stacks {
         .into();
     }
 
-    fn leave(&mut self, _: &Names, _: &Here, _: Option<Process>, _: &mut [Frame], _: bool) {}
-
-    fn run(&mut self, _: &Names, _: &Here, stack: &mut [Frame], block: &Block, _: &[u8]) {
-        let node = stack.last().map_or(ROOT, |top| top.tag as u32);
+    fn run(&mut self, stack: &[Frame], block: &Block) {
+        let node = stack.last().map_or(ROOT, |top| top.tags[self.tag] as u32);
         self.nodes[node as usize].own += u64::from(block.count);
     }
+}
 
-    fn event(&mut self, _: &Names, _: &Here, _: &[Frame], _: &Event) {}
+/// A file of lines `process;function;function count`, one for each stack.
+#[derive(Debug)]
+pub struct Folded {
+    stacks: Stacks,
+    file: OutFile,
+}
+
+impl Folded {
+    /// To this file.
+    pub fn new(file: OutFile) -> Folded {
+        let stacks = Stacks::default();
+        Folded { stacks, file }
+    }
+}
+
+/// A flame graph as SVG.
+#[derive(Debug)]
+pub struct FlameGraph {
+    stacks: Stacks,
+    title: String,
+    file: OutFile,
+}
+
+impl FlameGraph {
+    /// To this file, under a title.
+    pub fn new(file: OutFile, title: &str) -> FlameGraph {
+        FlameGraph {
+            stacks: Stacks::default(),
+            title: title.into(),
+            file,
+        }
+    }
+}
+
+/// What both forms do with calls.
+macro_rules! of_stacks {
+    () => {
+        fn begin(&mut self, tag: usize) {
+            self.stacks.tag = tag;
+        }
+
+        fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], _: bool) {
+            self.stacks.enter(names, here, process, stack);
+        }
+
+        fn leave(&mut self, _: &Names, _: &Here, _: &mut [Frame]) {}
+
+        fn run(&mut self, stack: &[Frame], block: &Block) {
+            self.stacks.run(stack, block);
+        }
+    };
+}
+
+impl Export for Folded {
+    of_stacks!();
+
+    fn finish(mut self: Box<Self>, names: &Names) -> Result<Option<String>, ExportError> {
+        let written = self.stacks.write_folded(names, &mut self.file);
+        written.map_err(|source| self.file.error(source))?;
+        self.file.finish().map(|()| None)
+    }
+}
+
+impl Export for FlameGraph {
+    of_stacks!();
+
+    fn finish(mut self: Box<Self>, names: &Names) -> Result<Option<String>, ExportError> {
+        let written = self.stacks.write_flamegraph(names, &self.title, &mut self.file);
+        written.map_err(|source| self.file.error(source))?;
+        self.file.finish().map(|()| None)
+    }
 }

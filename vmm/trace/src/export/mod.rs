@@ -1,12 +1,20 @@
 //! Traces in the forms of other programs.
+//!
+//! The forms that are made of calls share one decode: each is an [`Export`], and [`calls`] shows the calls of all vCPUs to all of them.
+//! [`perf`] and [`raw`] hold packets, and go through the trace in their own way.
 
-pub mod callgrind;
+mod callgrind;
+mod calls;
 mod error;
 mod file;
-pub mod folded;
+mod folded;
 pub mod perf;
-pub mod perfetto;
+mod perfetto;
 pub mod raw;
 
+pub use callgrind::Callgrind;
+pub use calls::{Export, Job, calls};
 pub use error::ExportError;
 pub use file::{Folder, OutFile};
+pub use folded::{FlameGraph, Folded};
+pub use perfetto::Perfetto;

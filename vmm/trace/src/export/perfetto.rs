@@ -5,17 +5,22 @@ use std::io::{self, Write};
 
 use pt_flow::{Block, Event, EventKind};
 
-use crate::view::{Frame, Here, Names, Process, Sink};
+use super::{calls::Export, error::ExportError, file::OutFile};
+use crate::view::{Frame, Here, Names, Process};
 
-/// `tag` of a frame whose beginning was not written yet.
+/// The number of a frame whose beginning was not written yet.
 const UNWRITTEN: u64 = 0;
 const WRITTEN: u64 = 1;
 /// Part of what called it.
 const HIDDEN: u64 = 2;
 
 /// Writes events as they come.
-pub struct Events<'a> {
-    out: &'a mut dyn Write,
+#[derive(Debug)]
+pub struct Perfetto {
+    file: OutFile,
+    title: String,
+    /// Where frames keep whether they were written.
+    tag: usize,
     failed: Option<io::Error>,
     /// Calls of fewer instructions are left out.
     least: u64,
@@ -25,15 +30,9 @@ pub struct Events<'a> {
     /// Of the last event: a viewer takes none that go back.
     last: u64,
     /// Calls that were written.
-    pub calls: u64,
+    calls: u64,
     /// Calls that were left out.
-    pub left_out: u64,
-}
-
-impl std::fmt::Debug for Events<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Events")
-    }
+    left_out: u64,
 }
 
 /// Microseconds with all digits of a nanosecond.
@@ -45,11 +44,13 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-impl<'a> Events<'a> {
-    /// Begins the file.
-    pub fn new(out: &'a mut dyn Write, least: u64) -> Events<'a> {
-        let mut events = Events {
-            out,
+impl Perfetto {
+    /// Begins the file. Calls of fewer instructions than `least` are left out.
+    pub fn new(file: OutFile, title: &str, least: u64) -> Perfetto {
+        let mut events = Perfetto {
+            file,
+            title: title.into(),
+            tag: 0,
             failed: None,
             least,
             cpu: 0,
@@ -65,7 +66,7 @@ impl<'a> Events<'a> {
 
     fn put(&mut self, text: &str) {
         if self.failed.is_none()
-            && let Err(error) = self.out.write_all(text.as_bytes())
+            && let Err(error) = self.file.write_all(text.as_bytes())
         {
             self.failed = Some(error);
         }
@@ -76,43 +77,6 @@ impl<'a> Events<'a> {
             self.put(",\n");
         }
         self.put(text);
-    }
-
-    /// Goes over to a vCPU.
-    pub fn cpu(&mut self, cpu: usize) {
-        (self.cpu, self.process, self.last) = (cpu, None, 0);
-        for (tid, name) in [
-            (2 * cpu + 1, format!("vCPU {cpu}")),
-            (2 * cpu + 2, format!("vCPU {cpu}: process")),
-        ] {
-            self.line(&format!(
-                "{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":{tid},\"args\":{{\"name\":\"{name}\"}}}},\n{{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":1,\"tid\":{tid},\"args\":{{\"sort_index\":{tid}}}}}"
-            ));
-        }
-    }
-
-    /// The vCPU's trace is over, and all its frames are left.
-    pub fn cpu_over(&mut self) {
-        if self.process.take().is_some() {
-            let (ts, tid) = (micros(self.last), 2 * self.cpu + 2);
-            self.line(&format!("{{\"ph\":\"E\",\"pid\":1,\"tid\":{tid},\"ts\":{ts}}}"));
-        }
-    }
-
-    /// Ends the file.
-    ///
-    /// # Errors
-    /// Something could not be written.
-    pub fn finish(mut self, title: &str) -> io::Result<(u64, u64)> {
-        let name = quoted(title);
-        self.line(&format!(
-            "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,\"args\":{{\"name\":{name}}}}}"
-        ));
-        self.put("\n]}\n");
-        match self.failed {
-            Some(error) => Err(error),
-            None => Ok((self.calls, self.left_out)),
-        }
     }
 
     fn time(&mut self, ns: Option<u64>) -> u64 {
@@ -135,14 +99,38 @@ impl<'a> Events<'a> {
 
     /// Writes the beginnings that were put off, as what is inside is to be seen.
     fn begin_all(&mut self, names: &Names, stack: &mut [Frame]) {
-        for frame in stack.iter_mut().filter(|frame| frame.tag == UNWRITTEN) {
-            frame.tag = WRITTEN;
+        let tag = self.tag;
+        for frame in stack.iter_mut().filter(|frame| frame.tags[tag] == UNWRITTEN) {
+            frame.tags[tag] = WRITTEN;
             self.begin(names, frame);
         }
     }
 }
 
-impl Sink for &mut Events<'_> {
+impl Export for Perfetto {
+    fn begin(&mut self, tag: usize) {
+        self.tag = tag;
+    }
+
+    fn cpu(&mut self, cpu: usize) {
+        (self.cpu, self.process, self.last) = (cpu, None, 0);
+        for (tid, name) in [
+            (2 * cpu + 1, format!("vCPU {cpu}")),
+            (2 * cpu + 2, format!("vCPU {cpu}: process")),
+        ] {
+            self.line(&format!(
+                "{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":{tid},\"args\":{{\"name\":\"{name}\"}}}},\n{{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":1,\"tid\":{tid},\"args\":{{\"sort_index\":{tid}}}}}"
+            ));
+        }
+    }
+
+    fn cpu_over(&mut self) {
+        if self.process.take().is_some() {
+            let (ts, tid) = (micros(self.last), 2 * self.cpu + 2);
+            self.line(&format!("{{\"ph\":\"E\",\"pid\":1,\"tid\":{tid},\"ts\":{ts}}}"));
+        }
+    }
+
     fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], _: bool) {
         let known = self.process.as_ref().is_some_and(|(known, _)| *known == process);
         if !known {
@@ -164,21 +152,21 @@ impl Sink for &mut Events<'_> {
             && below.function == top.function
             && !top.function.known()
         {
-            top.tag = HIDDEN;
+            top.tags[self.tag] = HIDDEN;
         } else if let Some(top) = stack.last_mut() {
-            top.tag = UNWRITTEN;
+            top.tags[self.tag] = UNWRITTEN;
         }
         if self.least == 0 {
             self.begin_all(names, stack);
         }
     }
 
-    fn leave(&mut self, names: &Names, here: &Here, _: Option<Process>, stack: &mut [Frame], _: bool) {
+    fn leave(&mut self, names: &Names, here: &Here, stack: &mut [Frame]) {
         let Some(top) = stack.last() else { return };
-        if top.tag == HIDDEN {
+        if top.tags[self.tag] == HIDDEN {
             return;
         }
-        if top.tag == UNWRITTEN && top.own + top.below < self.least {
+        if top.tags[self.tag] == UNWRITTEN && top.own + top.below < self.least {
             self.left_out += 1;
             return;
         }
@@ -187,9 +175,9 @@ impl Sink for &mut Events<'_> {
         self.line(&format!("{{\"ph\":\"E\",\"pid\":1,\"tid\":{tid},\"ts\":{ts}}}"));
     }
 
-    fn run(&mut self, _: &Names, _: &Here, _: &mut [Frame], _: &Block, _: &[u8]) {}
+    fn run(&mut self, _: &[Frame], _: &Block) {}
 
-    fn event(&mut self, _: &Names, here: &Here, _: &[Frame], event: &Event) {
+    fn event(&mut self, here: &Here, event: &Event) {
         let name = match event.kind {
             EventKind::Gap(gap) => format!("gap: {gap}"),
             EventKind::Overflow => "overflow".into(),
@@ -199,5 +187,26 @@ impl Sink for &mut Events<'_> {
         self.line(&format!(
             "{{\"ph\":\"i\",\"s\":\"t\",\"pid\":1,\"tid\":{tid},\"ts\":{ts},\"name\":{name}}}"
         ));
+    }
+
+    fn finish(mut self: Box<Self>, _: &Names) -> Result<Option<String>, ExportError> {
+        let name = quoted(&self.title);
+        self.line(&format!(
+            "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,\"args\":{{\"name\":{name}}}}}"
+        ));
+        self.put("\n]}\n");
+        if let Some(error) = self.failed {
+            return Err(self.file.error(error));
+        }
+        let said = (self.left_out > 0).then(|| {
+            let calls = if self.calls == 1 { "call" } else { "calls" };
+            format!(
+                "{}: {} {calls}, {} shorter ones left out",
+                self.file.path().display(),
+                self.calls,
+                self.left_out
+            )
+        });
+        self.file.finish().map(|()| said)
     }
 }

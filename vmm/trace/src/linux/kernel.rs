@@ -5,7 +5,7 @@ use super::{
     kallsyms::{self, Tables},
     layouts::{ModuleLayout, TaskLayout},
     memory::Memory,
-    paging::Paging,
+    paging::KernelTables,
     text::{build_id, until_nul},
 };
 use crate::symbols::SymbolTable;
@@ -26,7 +26,7 @@ pub struct Kernel {
     slide: u64,
     banner: String,
     build_id: Option<String>,
-    pub(super) paging: Paging,
+    pub(super) paging: KernelTables,
     pub(super) types: Types,
 }
 
@@ -71,7 +71,7 @@ impl Kernel {
             .and_then(&mut text_of)
             .and_then(|notes| build_id(&notes));
         let mut kernel = Kernel {
-            paging: Paging::new(memory, &symbols, delta),
+            paging: KernelTables::new(memory, &symbols, delta),
             slide: text.wrapping_sub(TEXT),
             banner: banner.trim_end().to_string(),
             build_id,

@@ -105,7 +105,7 @@ impl<'a, S: Sink> Calls<'a, S> {
             since_ns: here.ns(),
             own: 0,
             below: 0,
-            tag: 0,
+            tags: [0; Frame::TAGS],
             start,
             end,
         });

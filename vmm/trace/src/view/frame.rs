@@ -36,8 +36,13 @@ pub struct Frame {
     pub own: u64,
     /// Instructions of what it called since then.
     pub below: u64,
-    /// A number for the sink's use.
-    pub tag: u64,
+    /// Numbers for the sink's use, 0 when the frame is entered first.
+    pub tags: [u64; Frame::TAGS],
     pub(super) start: u64,
     pub(super) end: u64,
+}
+
+impl Frame {
+    /// Numbers that a frame has for its sink.
+    pub const TAGS: usize = 4;
 }

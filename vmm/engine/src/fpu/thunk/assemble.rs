@@ -1,7 +1,7 @@
 //! From an instruction to the machine code of its thunk.
 
-use super::arena;
 use super::forms::{self, Implicit};
+use super::kept;
 use super::{Env, MemoryUse, NoThunk, Slot, Thunk, Traits};
 use crate::fpu::state::{FpuState, mxcsr};
 use iced_x86::{
@@ -128,7 +128,7 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
         slots[2] = Slot::GPRS;
     }
     Ok(Thunk {
-        entry: arena::entry(&parts.assemble(&renamed, traits)?)?,
+        entry: kept::entry(&parts.assemble(&renamed, traits)?)?,
         slots,
         memory,
         traits,

@@ -26,7 +26,7 @@
 //!
 //! Operand i is host register xmm(i+1) or mm(i), a general register is RAX, memory is `[pi]`; so the guest's register numbers
 //! are not part of a thunk and thunks are few: one for each instruction form and immediate. They are kept for the life of the
-//! process, in one arena that is mapped twice, writable at one address and executable at another.
+//! process, in executable memory of their own ([`crate::code_memory`]).
 //!
 //! # VEX
 //! An instruction with a VEX prefix has a thunk of the same kind, made of VEX instructions throughout. A YMM register is kept in
@@ -45,13 +45,13 @@
 //! Exceptions"). Chosen: with an unmasked overflow or underflow the precision flag is the one of the masked response.
 #![allow(unsafe_code)] // Generating machine code and calling it is what this file is for.
 
-mod arena;
 mod assemble;
 mod forms;
+mod kept;
 
-pub use arena::available;
 pub use assemble::prepare;
 pub use forms::{needs_alignment, scalar_to_integer, uses_mxcsr};
+pub use kept::available;
 
 use super::state::{FpuState, mxcsr};
 use std::mem::offset_of;
@@ -61,7 +61,7 @@ use std::mem::offset_of;
 pub enum NoThunk {
     /// Not in the families that thunks serve.
     Unsupported,
-    /// The arena could not be mapped or is full.
+    /// There is no executable memory, or no more.
     NoMemory,
 }
 

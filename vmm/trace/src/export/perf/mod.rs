@@ -47,6 +47,8 @@ pub struct Job<'a> {
     pub path: &'a Path,
     /// Replace it.
     pub force: bool,
+    /// What of the window was decoded, if it was already.
+    pub totals: Option<&'a Totals>,
 }
 
 /// Takes down the turns.
@@ -107,12 +109,18 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
         return Err(ExportError::NoKernelSymbols(job.path.into()));
     }
     let folder = Folder::create(job.path, job.force, "data")?;
-    let mut totals = Totals::default();
-    for &cpu in job.cpus {
-        totals.add(&view(job.trace, cpu, &job.window, &mut Nothing, &mut |done, total| {
-            progress("window", done, total)
-        })?);
-    }
+    let totals = match job.totals {
+        Some(totals) => totals.clone(),
+        None => {
+            let mut totals = Totals::default();
+            for &cpu in job.cpus {
+                totals.add(&view(job.trace, cpu, &job.window, &mut Nothing, &mut |done, total| {
+                    progress("window", done, total)
+                })?);
+            }
+            totals
+        }
+    };
     let (mut turns, mut parts, mut code) = (Vec::new(), Vec::new(), Code::new());
     for &cpu in job.cpus {
         let clock = job.trace.clock(cpu);

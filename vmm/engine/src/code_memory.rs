@@ -1,0 +1,88 @@
+//! Memory that host code is put in and run from: never writable and executable at one address.
+//!
+//! One memory file is mapped twice, for writing at one address and for running at another. The other way, changing the rights of one
+//! mapping back and forth (mprotect), needs a system call for each piece of code, which the process's jail would have to allow for as
+//! long as the guest runs; and while the rights are those for writing no other thread can run what is there. Both mappings are made
+//! before the jail closes, and nothing about them changes afterwards.
+// The engine core is one of the rooms where `unsafe` is allowed: mapping executable memory and writing code to it is what this file is
+// for.
+#![allow(unsafe_code)]
+
+use core::ffi::CStr;
+
+/// Where each piece of code begins is a multiple of this: what the host fetches at a time.
+const ALIGN: usize = 16;
+
+/// A stretch of executable memory, filled from its beginning.
+pub(crate) struct CodeMemory {
+    writable: *mut u8,
+    executable: *mut u8,
+    len: usize,
+    used: usize,
+}
+
+// SAFETY: Both mappings belong to this value alone and to no thread in particular; writing takes it exclusively.
+unsafe impl Send for CodeMemory {}
+
+impl CodeMemory {
+    /// Maps `len` bytes, a multiple of 4096; memory is taken as they are filled. `None`: this host gives no executable memory, or not
+    /// so much. `name` is what the mappings have in `/proc/PID/maps`.
+    pub fn map(name: &CStr, len: usize) -> Option<CodeMemory> {
+        // SAFETY: A plain system call.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return None;
+        }
+        // SAFETY: The descriptor is ours; new mappings, at addresses of the kernel's choice, touch nobody's memory.
+        let map =
+            |protection| match unsafe { libc::mmap(core::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, 0) } {
+                libc::MAP_FAILED => core::ptr::null_mut(),
+                at => at.cast::<u8>(),
+            };
+        let mut memory = CodeMemory {
+            writable: core::ptr::null_mut(),
+            executable: core::ptr::null_mut(),
+            len,
+            used: 0,
+        };
+        // SAFETY: The descriptor is ours.
+        if unsafe { libc::ftruncate(fd, len as libc::off_t) } == 0 {
+            memory.writable = map(libc::PROT_READ | libc::PROT_WRITE);
+            memory.executable = map(libc::PROT_READ | libc::PROT_EXEC);
+        }
+        // SAFETY: The descriptor is ours, and not used again; mappings outlive it.
+        unsafe { libc::close(fd) };
+        // One mapping without the other goes with `memory`.
+        (!memory.writable.is_null() && !memory.executable.is_null()).then_some(memory)
+    }
+
+    /// Adds a piece of code: where it is run from, for as long as this value is there. `None`: no room is left for it.
+    pub fn put(&mut self, code: &[u8]) -> Option<*const u8> {
+        let at = self.used;
+        let end = at.checked_add(code.len())?.checked_next_multiple_of(ALIGN)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: [at, end) is within the mapping. Nobody has been told of these bytes, so that nobody runs or reads them.
+        unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), self.writable.add(at), code.len()) };
+        // Code written at another linear address wants a serializing instruction before it is fetched
+        // (SDM Vol. 3A 9.1.3 "Handling Self- and Cross-Modifying Code").
+        core::arch::x86_64::__cpuid(0);
+        self.used = end;
+        // SAFETY: As above.
+        Some(unsafe { self.executable.add(at) })
+    }
+}
+
+impl Drop for CodeMemory {
+    fn drop(&mut self) {
+        for at in [self.writable, self.executable].into_iter().filter(|at| !at.is_null()) {
+            // SAFETY: The mapping is ours, `len` bytes long, and whoever was told of code in it has been told for how long.
+            unsafe { libc::munmap(at.cast(), self.len) };
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "code_memory_test.rs"]
+mod tests;

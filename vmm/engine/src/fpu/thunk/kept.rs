@@ -1,0 +1,48 @@
+//! The thunks that have been made: kept for the life of the process, each once.
+#![allow(unsafe_code)] // An address that code was put at becomes a function.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock};
+
+use super::{Entry, NoThunk};
+use crate::code_memory::CodeMemory;
+
+/// Bytes for every form with every immediate, several times over.
+const ROOM: usize = 8 << 20;
+
+struct Kept {
+    memory: CodeMemory,
+    /// Where code stands.
+    known: HashMap<Vec<u8>, Entry>,
+}
+
+/// The process's thunks; none where the system gives no executable memory.
+fn kept() -> Option<&'static Mutex<Kept>> {
+    static KEPT: OnceLock<Option<Mutex<Kept>>> = OnceLock::new();
+    KEPT.get_or_init(|| {
+        let memory = CodeMemory::map(c"engine-thunks", ROOM)?;
+        let known = HashMap::new();
+        Some(Mutex::new(Kept { memory, known }))
+    })
+    .as_ref()
+}
+
+/// Whether thunks can be made here: to be asked before a guest runs, which could only be told #UD.
+pub fn available() -> bool {
+    kept().is_some()
+}
+
+/// Where a thunk with this code is entered; it is added if it is new.
+pub(super) fn entry(code: &[u8]) -> Result<Entry, NoThunk> {
+    let kept = kept().ok_or(NoThunk::NoMemory)?;
+    // A panic cannot leave an entry half made: the table is written last.
+    let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(&entry) = kept.known.get(code) {
+        return Ok(entry);
+    }
+    let at = kept.memory.put(code).ok_or(NoThunk::NoMemory)?;
+    // SAFETY: Complete code of this signature stands there, and for ever: what is in a static is not dropped.
+    let entry = unsafe { core::mem::transmute::<*const u8, Entry>(at) };
+    kept.known.insert(code.to_vec(), entry);
+    Ok(entry)
+}

@@ -1,0 +1,106 @@
+//! One decode for all forms that are made of calls.
+
+use std::fmt;
+
+use pt_flow::{Block, Event};
+
+use super::error::ExportError;
+use crate::{
+    reader::{Trace, TraceError},
+    view::{Calls, Frame, Here, Names, Process, Sink, Totals, Window, view},
+};
+
+/// A file in the form of another program that is made of calls. It hears of those of all vCPUs, of one vCPU after the other.
+///
+/// Of each frame a form may keep a number, [`Frame::tags`] at the index that [`Export::begin`] told it.
+pub trait Export: fmt::Debug {
+    /// Before everything else: where its numbers in frames are.
+    fn begin(&mut self, _tag: usize) {}
+    /// The calls that follow are those of this vCPU.
+    fn cpu(&mut self, _cpu: usize) {}
+    /// The trace of that vCPU is over, and all its frames are left.
+    fn cpu_over(&mut self) {}
+    /// The last frame was entered, or came back with its thread.
+    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], back: bool);
+    /// The last frame is left, or goes away with its thread.
+    fn leave(&mut self, names: &Names, here: &Here, stack: &mut [Frame]);
+    /// The last frame runs.
+    fn run(&mut self, stack: &[Frame], block: &Block);
+    /// Something else happens.
+    fn event(&mut self, _here: &Here, _event: &Event) {}
+    /// Finishes the file. What is to be told beside it, if anything is.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    fn finish(self: Box<Self>, names: &Names) -> Result<Option<String>, ExportError>;
+}
+
+/// What is shown to the forms.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// The trace.
+    pub trace: &'a Trace,
+    /// Names of functions and processes.
+    pub names: &'a Names,
+    /// The part of it.
+    pub window: Window,
+    /// The vCPUs.
+    pub cpus: &'a [usize],
+}
+
+/// Shows the calls to all forms. `progress` hears of a vCPU, and of how many bytes of its packets are done, of how many.
+///
+/// # Errors
+/// The trace cannot be read.
+///
+/// # Panics
+/// There are more forms than frames have numbers for, [`Frame::TAGS`].
+pub fn calls(
+    job: &Job<'_>,
+    forms: &mut [Box<dyn Export>],
+    progress: &mut dyn FnMut(usize, u64, u64),
+) -> Result<Totals, TraceError> {
+    assert!(forms.len() <= Frame::TAGS, "more forms than frames have numbers for");
+    for (tag, form) in forms.iter_mut().enumerate() {
+        form.begin(tag);
+    }
+    let mut totals = Totals::default();
+    for &cpu in job.cpus {
+        forms.iter_mut().for_each(|form| form.cpu(cpu));
+        let mut calls = Calls::new(job.names, All(&mut *forms));
+        totals.add(&view(job.trace, cpu, &job.window, &mut calls, &mut |done, total| {
+            progress(cpu, done, total);
+        })?);
+        forms.iter_mut().for_each(|form| form.cpu_over());
+    }
+    Ok(totals)
+}
+
+/// All forms.
+struct All<'a>(&'a mut [Box<dyn Export>]);
+
+impl Sink for All<'_> {
+    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], back: bool) {
+        for form in &mut *self.0 {
+            form.enter(names, here, process, stack, back);
+        }
+    }
+
+    fn leave(&mut self, names: &Names, here: &Here, _: Option<Process>, stack: &mut [Frame], _: bool) {
+        for form in &mut *self.0 {
+            form.leave(names, here, stack);
+        }
+    }
+
+    fn run(&mut self, _: &Names, _: &Here, stack: &mut [Frame], block: &Block, _: &[u8]) {
+        for form in &mut *self.0 {
+            form.run(stack, block);
+        }
+    }
+
+    fn event(&mut self, _: &Names, here: &Here, _: &[Frame], event: &Event) {
+        for form in &mut *self.0 {
+            form.event(here, event);
+        }
+    }
+}
