@@ -16,16 +16,16 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use x86::model::{CpuModel, SAPPHIRERAPIDS, SKYLAKE_SERVER};
-use x86::seam::{Appetite, Processor, Watch};
+use x86::seam::{Interest, Processor, Watch};
 
 /// Has branches recorded, and throws the records away.
 struct Recorder;
 
 impl Watch for Recorder {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             branches: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 }

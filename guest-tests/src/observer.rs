@@ -13,7 +13,7 @@ use x86::fault::PageFaultCode;
 use x86::model::CpuModel;
 use x86::msr::*;
 use x86::seam::{
-    Access, Appetite, BadPhys, BranchRecord, Change, Context, Effects, EventRecord, PageFault, Processor, Range,
+    Access, BadPhys, BranchRecord, Change, Context, Effects, EventRecord, Interest, PageFault, Processor, Range,
     TraceMem, Watch,
 };
 
@@ -247,12 +247,12 @@ fn registers(model: &CpuModel, unit: Unit) -> Vec<(u32, u64)> {
 }
 
 impl Watch for Observer {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         for (msr, value) in std::mem::take(&mut self.first) {
             let written = self.with(cpu, |units, cpu| units.write_msr(msr, value, cpu));
             assert_eq!(written, Ok(()), "{msr:X}H takes {value:X}H");
         }
-        self.with(cpu, |units, cpu| units.appetite(cpu))
+        self.with(cpu, |units, cpu| units.interest(cpu))
     }
     fn boundaries(&self) -> &[u64] {
         Watch::boundaries(&self.units)

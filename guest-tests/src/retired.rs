@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
+use x86::seam::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
 
 /// Hears of every instruction, and tells those that have retired.
 pub struct Each<F> {
@@ -27,10 +27,10 @@ impl<F: FnMut(u64)> Each<F> {
 }
 
 impl<F: FnMut(u64)> Watch for Each<F> {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             every_instruction: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 
@@ -348,16 +348,16 @@ impl Retired {
 }
 
 impl Watch for Retired {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         if self.ip.is_none() {
             self.context = cpu.context();
             self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
         }
-        Appetite {
+        Interest {
             branches: true,
             // The code must still be what ran, also where a guest patches it soon behind.
             branch_room: 1,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {

@@ -14,7 +14,7 @@ use minivmm::machine::memory::{Memory, SoftEngine};
 use x86::model::CpuModel;
 use x86::msr::*;
 use x86::pt::RtitCtl;
-use x86::seam::{Appetite, BranchRecord, Change, Effects, EventRecord, Far, Flow};
+use x86::seam::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Interest};
 
 pub use crate::flat::CODE;
 use crate::flat::{GDT, IDT, TSS, long_mode, map};
@@ -150,12 +150,12 @@ impl Bus for World {
 }
 
 impl Watch for World {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        let log = Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        let log = Interest {
             every_instruction: self.tracing,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         };
-        self.pt.appetite().and(log)
+        self.pt.interest().and(log)
     }
     fn boundaries(&self) -> &[u64] {
         self.pt.boundaries()

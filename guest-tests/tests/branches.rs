@@ -15,7 +15,7 @@ use minivmm::machine::memory::{Memory, SoftEngine};
 use x86::ds::DsLayout;
 use x86::lbr::LbrLayout;
 use x86::model::{CpuModel, MODELS};
-use x86::seam::{Appetite, BranchRecord, Effects, EventRecord, Flow, Processor, Watch};
+use x86::seam::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Watch};
 
 const CODE: u64 = 0x1_0000;
 const STACK: u32 = 0x8000;
@@ -31,10 +31,10 @@ const BLOCK: u64 = 64;
 struct Log(Arc<Mutex<Vec<BranchRecord>>>);
 
 impl Watch for Log {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             branches: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 

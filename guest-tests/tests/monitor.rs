@@ -13,7 +13,7 @@ use minivmm::{
 use x86::model::{BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, WESTMERE};
 use x86::msr::*;
 use x86::pt::RtitCtl;
-use x86::seam::{Appetite, BranchRecord, Effects, EventRecord, Flow, Processor, Watch};
+use x86::seam::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Watch};
 
 const TOPA: u64 = DATA;
 const AREA: u64 = DATA + 0x1000;
@@ -106,10 +106,10 @@ fn program(model: &'static CpuModel) -> impl Fn(&mut CodeAssembler) -> Result<()
 struct Taken(Arc<Mutex<Vec<BranchRecord>>>);
 
 impl Watch for Taken {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             branches: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
     fn branches(&mut self, records: &[BranchRecord], _: &mut dyn Processor) -> Effects {

@@ -14,7 +14,7 @@ use x86::model::{ALDERLAKE, BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAK
 use x86::msr::*;
 use x86::pmu::Count;
 use x86::pt::RtitCtl;
-use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor, Watch};
+use x86::seam::{Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Watch};
 
 const TOPA: u64 = DATA;
 const AREA: u64 = DATA + 0x1000;
@@ -292,8 +292,8 @@ impl Shared {
 }
 
 impl Watch for Shared {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
-        self.lock().appetite(cpu)
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
+        self.lock().interest(cpu)
     }
     fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
         self.lock().before(address, cpu)

@@ -8,7 +8,7 @@ use minivmm::Run;
 use minivmm::config::MachineConfig;
 use minivmm::front::console::Console;
 use std::sync::{Arc, Mutex};
-use x86::seam::{Appetite, BranchRecord, Context, Effects, EventRecord, Far, Flow, Processor, Watch};
+use x86::seam::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
 
 /// What an observer has heard, with a hash for each window of so many instructions.
 type Heard = guest_tests::retired::Heard<10_000>;
@@ -80,16 +80,16 @@ impl Walker {
 }
 
 impl Watch for Walker {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         if self.ip.is_none() {
             self.context = cpu.context();
             self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
         }
-        Appetite {
+        Interest {
             branches: true,
             // The code must still be what ran.
             branch_room: 64,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {

@@ -3,17 +3,17 @@
 use std::{error::Error, ffi::OsString, sync::mpsc};
 
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
-use x86::seam::{Appetite, BranchRecord, Effects, Flow, Processor, Watch};
+use x86::seam::{BranchRecord, Effects, Flow, Interest, Processor, Watch};
 
 struct Branches(mpsc::Sender<BranchRecord>);
 
 impl Watch for Branches {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         let (branches, branch_room) = (true, 1000);
-        Appetite {
+        Interest {
             branches,
             branch_room,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 

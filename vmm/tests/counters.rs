@@ -9,7 +9,7 @@ use machine::memory::{Memory, SoftEngine};
 use std::sync::{Arc, Mutex};
 use x86::model::{CpuModel, WESTMERE};
 use x86::msr::*;
-use x86::seam::{Appetite, Effects, Processor, Watch};
+use x86::seam::{Effects, Interest, Processor, Watch};
 
 const CODE: u64 = 0x10_0000;
 const HANDLER: u64 = 0x11_0000;
@@ -522,10 +522,10 @@ fn rdpmc_and_rdmsr_agree_and_count_exactly() {
 struct Log(Arc<Mutex<Vec<u64>>>);
 
 impl Watch for Log {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             every_instruction: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 

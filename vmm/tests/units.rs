@@ -5,7 +5,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, SKYLAKE_SERVER, WESTMERE};
-use x86::seam::{Appetite, BranchRecord, Effects, Processor, Watch};
+use x86::seam::{BranchRecord, Effects, Interest, Processor, Watch};
 
 const CODE: u64 = 0x1000;
 const HANDLERS: u64 = 0x3000;
@@ -402,10 +402,10 @@ fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
 struct Count(std::sync::Arc<std::sync::atomic::AtomicUsize>);
 
 impl Watch for Count {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             branches: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
     fn branches(&mut self, records: &[BranchRecord], _: &mut dyn Processor) -> Effects {

@@ -390,7 +390,7 @@ impl Heard {
 fn lines_lead_to_controllers_elsewhere() {
     let mut board = Platform::with_caps(&caps(), 2, 0, Box::new(io::sink()));
     let heard = Heard::default();
-    assert!(!board.controllers_are_elsewhere());
+    assert!(!board.irqchip_is_external());
     board.give_away_controllers(Box::new(heard.clone()));
     // COM1: OUT2 and the empty transmitter's interrupt, then the register that acknowledges it.
     outb(&mut board, 0x3fc, 8);

@@ -308,7 +308,7 @@ impl Platform {
     }
 
     /// Whether somebody else has the interrupt controllers.
-    pub fn controllers_are_elsewhere(&self) -> bool {
+    pub fn irqchip_is_external(&self) -> bool {
         self.elsewhere.is_some()
     }
 
@@ -365,7 +365,7 @@ impl Platform {
             };
             value |= part << i.shift;
         }
-        self.settle();
+        self.update_irqs();
         value
     }
 
@@ -406,7 +406,7 @@ impl Platform {
                 self.port_write_piece(owner, offset, i.size, part, now);
             }
         }
-        self.settle();
+        self.update_irqs();
     }
 
     fn port_write_piece(&mut self, owner: Port, offset: u64, size: u8, value: u32, now: u64) {
@@ -565,7 +565,7 @@ impl Platform {
         let vector = self.pic.acknowledge();
         // INT falls at INTA: a further request is a new edge at whatever listens for edges.
         self.set_intr(false);
-        self.settle();
+        self.update_irqs();
         vector
     }
 
@@ -685,7 +685,7 @@ impl Platform {
     }
 
     /// Carries the levels of the devices' interrupt lines to the controllers, and collects what devices ask of the machine.
-    fn settle(&mut self) {
+    fn update_irqs(&mut self) {
         // An interval timer elsewhere has its line there, too.
         let own = self.elsewhere.is_none();
         if own && self.pit.take_edge() {
@@ -757,7 +757,7 @@ impl Platform {
                 self.collect(cpu);
             }
         }
-        self.settle();
+        self.update_irqs();
     }
 
     /// The ns of the next thing that will happen by itself; always later than the last `advance`.
@@ -776,7 +776,7 @@ impl Platform {
     /// Hands received bytes to the serial port; how many fitted.
     pub fn serial_enqueue(&mut self, bytes: &[u8]) -> usize {
         let fitted = self.serial.enqueue(bytes);
-        self.settle();
+        self.update_irqs();
         fitted
     }
 
@@ -793,7 +793,7 @@ impl Platform {
     /// Somebody presses the power button.
     pub fn press_power_button(&mut self) {
         self.acpi_pm.press_power_button();
-        self.settle();
+        self.update_irqs();
     }
 
     /// The last byte that the guest wrote to port 80H.

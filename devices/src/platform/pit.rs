@@ -139,7 +139,7 @@ impl Channel {
     }
 
     /// Carries out a load whose tick has come.
-    fn settle(&mut self, tick: u64) {
+    fn load_due(&mut self, tick: u64) {
         let Some(load) = self.load.filter(|load| load.at <= tick) else {
             return;
         };
@@ -259,7 +259,7 @@ impl Channel {
             let before = load.at.saturating_sub(1).max(at);
             rose |= self.next_rise(at).is_some_and(|r| r <= before);
             let low = !self.out(before);
-            self.settle(load.at);
+            self.load_due(load.at);
             rose |= low && self.out(load.at);
             at = load.at.max(at);
         }
@@ -474,8 +474,8 @@ impl Pit {
     pub fn advance(&mut self, now: u64) {
         let to = ticks(now).max(self.tick);
         self.rose |= self.channels[0].advance(self.tick, to);
-        self.channels[1].settle(to);
-        self.channels[2].settle(to);
+        self.channels[1].load_due(to);
+        self.channels[2].load_due(to);
         self.tick = to;
     }
 

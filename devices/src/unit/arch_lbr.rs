@@ -30,7 +30,7 @@ use x86::msr::{
     IA32_LBR_0_FROM_IP, IA32_LBR_0_INFO, IA32_LBR_0_TO_IP, IA32_LBR_CTL, IA32_LBR_DEPTH, IA32_LER_INFO,
     MSR_LER_FROM_LIP, MsrFault,
 };
-use x86::seam::{Appetite, BranchRecord, Change, Context, EventRecord};
+use x86::seam::{BranchRecord, Change, Context, EventRecord, Interest};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 use super::debugctl::is_debug_exception;
@@ -92,8 +92,8 @@ impl ArchLbr {
         Ok(match self.register(msr)? {
             Register::Control => self.control.into_bits(),
             Register::Depth => self.ring.depth().into(),
-            Register::Exception(field) => field.of(&self.ring.settled().last_exception),
-            Register::Entry(age, field) => field.of(self.ring.settled().by_age(age)),
+            Register::Exception(field) => field.of(&self.ring.with_records().last_exception),
+            Register::Entry(age, field) => field.of(self.ring.with_records().by_age(age)),
         })
     }
 
@@ -130,7 +130,7 @@ impl ArchLbr {
 
     /// What the executor has to say. To be asked after every word and every write of a register, with where the processor
     /// stands, which is looked at only where something is recorded. `frozen` is IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
-    pub fn appetite(&mut self, frozen: bool, code: impl FnOnce() -> Context) -> Appetite {
+    pub fn interest(&mut self, frozen: bool, code: impl FnOnce() -> Context) -> Interest {
         let records = self.records(frozen);
         if records && !self.running {
             self.ring.get().start();
@@ -139,9 +139,9 @@ impl ArchLbr {
         if records {
             self.ring.now(code());
         }
-        Appetite {
+        Interest {
             branches: records,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 
@@ -193,7 +193,7 @@ impl ArchLbr {
 
     /// XSAVES of component 15: whether it is in its initial state, and then nothing is written.
     pub fn save(&self, area: &mut [u8]) -> bool {
-        let ring = self.ring.settled();
+        let ring = self.ring.with_records();
         let initial = self.control.into_bits() == 0
             && ring.last_exception == Entry::default()
             && ring.entries == [Entry::default(); MAX_DEPTH];
@@ -266,12 +266,12 @@ impl ArchLbr {
 
     /// The newest records first, for a PEBS record's group of last branches.
     pub fn newest(&self) -> impl Iterator<Item = Entry> {
-        let ring = self.ring.settled();
+        let ring = self.ring.with_records();
         (0..ring.depth).map(move |age| *ring.by_age(age))
     }
 
     /// Makes what has been recorded ready to be read: not necessary, but each read of a register would do it for itself.
-    pub fn settle(&mut self) {
+    pub fn apply_records(&mut self) {
         self.ring.get();
     }
 
@@ -279,7 +279,7 @@ impl ArchLbr {
     pub fn state(&self) -> ArchLbrState {
         ArchLbrState {
             control: self.control.into_bits(),
-            ring: self.ring.settled().into_owned(),
+            ring: self.ring.with_records().into_owned(),
             running: self.running,
         }
     }

@@ -22,7 +22,7 @@ fn unit() -> ArchLbr {
 fn recording(control: u64) -> ArchLbr {
     let mut unit = unit();
     unit.write_msr(0x14CE, control).unwrap();
-    let _ = unit.appetite(false, || long(0));
+    let _ = unit.interest(false, || long(0));
     unit
 }
 
@@ -265,7 +265,7 @@ fn a_debug_exception_clears_the_enable_and_is_not_recorded() {
     unit.event(&event(1, far(Far::Exception, 0x10, 0x40, 0, 0)), false, long(0));
     assert_eq!(read(&unit, 0x14CE), EVERYTHING & !1);
     assert_eq!(entry(&unit, 0), [0; 3]);
-    assert!(!unit.appetite(false, || long(0)).branches);
+    assert!(!unit.interest(false, || long(0)).branches);
     let mut unit = recording(EVERYTHING);
     unit.event(&event(3, far(Far::SoftwareInterrupt, 0x10, 0x40, 0, 0)), false, long(0));
     assert_eq!(read(&unit, 0x14CE), EVERYTHING);
@@ -278,7 +278,7 @@ fn a_freeze_stops_recording_and_reset_and_init_do_what_the_manual_says() {
     let jump = branch(Flow::Jump, 0x10, 0x40, 0);
     let mut unit = recording(EVERYTHING);
     unit.branches(&[jump], false, long(0));
-    assert!(unit.appetite(false, || long(0)).branches && !unit.appetite(true, || long(0)).branches);
+    assert!(unit.interest(false, || long(0)).branches && !unit.interest(true, || long(0)).branches);
     unit.branches(&[branch(Flow::Jump, 0x20, 0x80, 0)], true, long(0));
     assert_eq!(entry(&unit, 0)[0], 0x10);
     unit.write_msr(0x14CF, 16).unwrap();
@@ -307,7 +307,7 @@ fn cpuid_says_whether_addresses_are_linear() {
     for (eax, expected) in [(0x4000_000B, [0x10, 0x40]), (0xC000_000B, [0x1_0010, 0x1_0040])] {
         let mut unit = ArchLbr::new(ArchLbrLeaf { regs: [eax, 7, 7, 0] }, 48);
         unit.write_msr(0x14CE, EVERYTHING).unwrap();
-        let _ = unit.appetite(false, || code);
+        let _ = unit.interest(false, || code);
         unit.branches(&[jump], false, code);
         assert_eq!(entry(&unit, 0)[..2], expected);
     }

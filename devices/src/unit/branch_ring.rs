@@ -514,19 +514,19 @@ impl LazyRing {
     /// The ring, with all entries made.
     pub fn get(&mut self) -> &mut BranchRing {
         if let Some(waiting) = self.waiting.take() {
-            waiting.settle(&mut self.ring);
+            waiting.apply(&mut self.ring);
             self.spare = (waiting.records, waiting.batches);
         }
         &mut self.ring
     }
 
     /// The same, to look at.
-    pub fn settled(&self) -> Cow<'_, BranchRing> {
+    pub fn with_records(&self) -> Cow<'_, BranchRing> {
         let Some(waiting) = &self.waiting else {
             return Cow::Borrowed(&self.ring);
         };
         let mut ring = self.ring.clone();
-        waiting.settle(&mut ring);
+        waiting.apply(&mut ring);
         Cow::Owned(ring)
     }
 
@@ -567,7 +567,7 @@ impl Waiting {
         Some(ring.entry(&self.records, index, None, false, &self.style, scene))
     }
 
-    fn settle(&self, ring: &mut BranchRing) {
+    fn apply(&self, ring: &mut BranchRing) {
         let passed = passing(&self.records, self.filter.masks());
         let depth = usize::from(ring.depth);
         ring.top = ((usize::from(self.top) + depth - passed % depth) % depth) as u8;
@@ -674,7 +674,7 @@ mod tests {
                 eager.now(code);
                 lazy.now(code);
                 if below(3) == 0 {
-                    assert_eq!(*lazy.settled(), eager, "round {round}, batch {batch}");
+                    assert_eq!(*lazy.with_records(), eager, "round {round}, batch {batch}");
                 }
                 if below(5) == 0 {
                     assert_eq!(*lazy.get(), eager, "round {round}, batch {batch}");

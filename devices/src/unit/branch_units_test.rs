@@ -11,7 +11,7 @@ use x86::ds::DsLayout;
 use x86::lbr::LbrLayout;
 use x86::model::{MODELS, by_name};
 use x86::msr::MsrFault;
-use x86::seam::{Appetite, Change, Effects, Far, Flow, Watch};
+use x86::seam::{Change, Effects, Far, Flow, Interest, Watch};
 
 /// The units of a model with the branch units as the part has them, whatever of it is shown.
 fn units(name: &str) -> Units {
@@ -36,8 +36,8 @@ fn storing(name: &str, debugctl: u64) -> (Units, Still) {
     (units, cpu)
 }
 
-fn quiet(appetite: Appetite) -> bool {
-    !appetite.branches && !appetite.step_on_branches && appetite.branch_room == u32::MAX
+fn quiet(interest: Interest) -> bool {
+    !interest.branches && !interest.step_on_branches && interest.branch_room == u32::MAX
 }
 
 // covers: debugctl/btf
@@ -46,16 +46,16 @@ fn btf_asks_for_steps_on_branches_until_a_debug_exception() {
     for name in ["p6", "netburst", "westmere", "alderlake"] {
         let mut units = units(name);
         let mut cpu = Still::default();
-        assert!(quiet(units.appetite(&mut cpu)), "{name}");
+        assert!(quiet(units.interest(&mut cpu)), "{name}");
         units.write_msr(0x1D9, 2, &mut cpu).unwrap();
-        let appetite = units.appetite(&mut cpu);
+        let interest = units.interest(&mut cpu);
         assert!(
-            appetite.step_on_branches && !appetite.branches && appetite.transfers,
+            interest.step_on_branches && !interest.branches && interest.transfers,
             "{name}"
         );
         let step = event(1, far(Far::Exception, 0x10, 0x40, 0, 0));
         let _ = units.event(&step, &mut cpu);
-        assert!(quiet(units.appetite(&mut cpu)), "{name}");
+        assert!(quiet(units.interest(&mut cpu)), "{name}");
         assert_eq!(units.read_msr(0x1D9, &mut cpu), Ok(0), "{name}");
     }
 }
@@ -66,8 +66,8 @@ fn a_debug_exception_stops_the_stack_and_not_the_store() {
     // LBR, TR and BTS. On core2 TR alone keeps the stack moving, but a debug exception is in the store only.
     for (name, control, after) in [("westmere", 0xC1, 0xC0), ("core2", 0xC1, 0xC0)] {
         let (mut units, mut cpu) = storing(name, control);
-        let appetite = units.appetite(&mut cpu);
-        assert!(appetite.branches && appetite.branch_room == 4, "{name}: {appetite:?}");
+        let interest = units.interest(&mut cpu);
+        assert!(interest.branches && interest.branch_room == 4, "{name}: {interest:?}");
         let _ = units.branches(&[branch(Flow::Jump, 0x10, 0x20, 0)], &mut cpu);
         let debug = event(1, far(Far::Exception, 0x30, 0x40, 0, 0));
         let _ = units.event(&debug, &mut cpu);
@@ -90,7 +90,7 @@ fn a_debug_exception_stops_the_stack_and_not_the_store() {
 fn tr_without_bts_writes_no_memory() {
     for (name, tr) in [("netburst", 0x4), ("core2", 0x40), ("skylake-server", 0x40)] {
         let (mut units, mut cpu) = storing(name, tr);
-        assert_eq!(units.appetite(&mut cpu).branch_room, u32::MAX, "{name}");
+        assert_eq!(units.interest(&mut cpu).branch_room, u32::MAX, "{name}");
         let effects = units.branches(&[branch(Flow::Jump, 0x10, 0x20, 0)], &mut cpu);
         assert_eq!((effects, cpu.stored().len()), (Effects::NONE, 0), "{name}");
     }
@@ -104,7 +104,7 @@ fn the_interrupt_of_a_full_buffer_freezes_the_stack() {
     for (name, legacy) in [("westmere", true), ("skylake-server", false)] {
         let (mut units, mut cpu) = storing(name, 0x9C1);
         for i in 1..=4 {
-            let _ = units.appetite(&mut cpu);
+            let _ = units.interest(&mut cpu);
             assert_eq!(units.branches(&[jump], &mut cpu).pmi, i == 4, "{name}");
         }
         assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(4), "{name}");
@@ -128,13 +128,13 @@ fn intel_pt_pauses_the_stack_and_the_store_where_they_exclude_each_other() {
     for (name, stored) in [("broadwell", 0), ("skylake-server", 1)] {
         // LBR, TR, BTS, and a record; then TraceEn with BranchEn, ToPA and both rings, into nowhere.
         let (mut units, mut cpu) = storing(name, 0xC1);
-        let _ = units.appetite(&mut cpu);
+        let _ = units.interest(&mut cpu);
         let _ = units.branches(&[branch(Flow::Jump, 0x50, 0x60, 0)], &mut cpu);
         assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(1), "{name}");
         units.write_msr(0x570, 0x210C, &mut cpu).unwrap();
         units.write_msr(0x570, 0x210D, &mut cpu).unwrap();
         assert!(units.pt.as_ref().unwrap().trace_en(), "{name}");
-        let _ = units.appetite(&mut cpu);
+        let _ = units.interest(&mut cpu);
         let _ = units.branches(&[branch(Flow::Jump, 0x10, 0x20, 0)], &mut cpu);
         assert_eq!(
             units.read_msr(0x1C9, &mut cpu),
@@ -150,7 +150,7 @@ fn intel_pt_pauses_the_stack_and_the_store_where_they_exclude_each_other() {
         };
         let left = if stored == 0 { vec![] } else { vec![0x50, 0x10] };
         assert_eq!(records(&mut units, &mut cpu), left, "{name}");
-        let _ = units.appetite(&mut cpu);
+        let _ = units.interest(&mut cpu);
         let _ = units.branches(&[branch(Flow::Jump, 0x30, 0x40, 0)], &mut cpu);
         assert_eq!(units.read_msr(0x1C9, &mut cpu), Ok(2 * stored + 1), "{name}");
         assert_eq!(records(&mut units, &mut cpu).len() as u64, 2 * stored + 1, "{name}");
@@ -211,8 +211,8 @@ fn the_whole_state_of_every_model_goes_out_and_comes_back() {
             assert_eq!(two.state(), one.state(), "{}", model.name);
             let batch = random.near(40, 0, &mut step);
             let mut same = cpu.clone();
-            let _ = one.appetite(&mut cpu);
-            let _ = two.appetite(&mut same);
+            let _ = one.interest(&mut cpu);
+            let _ = two.interest(&mut same);
             assert_eq!(one.branches(&batch, &mut cpu), two.branches(&batch, &mut same));
             assert_eq!((one.state(), &cpu), (two.state(), &same), "{}", model.name);
         }

@@ -13,7 +13,7 @@
 //! not (18.2.3 "Debug Status Register (DR6)").
 
 use x86::debug::{Breakpoint, Dr7, Watched};
-use x86::seam::{Access, AccessKind, Appetite, Effects, Processor, Range};
+use x86::seam::{Access, AccessKind, Effects, Interest, Processor, Range};
 
 /// CR4.DE.
 const DE: u64 = 1 << 3;
@@ -36,16 +36,16 @@ impl Dr {
     }
 
     /// What the executor has to say. To be asked after every write of a debug register or CR4.
-    pub fn appetite(&mut self, cpu: &dyn Processor) -> Appetite {
+    pub fn interest(&mut self, cpu: &dyn Processor) -> Interest {
         let addresses = [0, 1, 2, 3].map(|n| cpu.debug_register(n));
         let now = (addresses, cpu.debug_register(7), cpu.cr4() & DE != 0);
         if now != self.seen {
             self.seen = now;
             self.plan();
         }
-        Appetite {
+        Interest {
             ranges: !self.ranges.is_empty(),
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 

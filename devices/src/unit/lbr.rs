@@ -61,7 +61,7 @@ use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::lbr::{LbrCaps, LbrFormat, LbrInfo, LbrLayout, LbrSelect};
 use x86::msr::{MSR_LASTBRANCH_0_NETBURST, MSR_LASTBRANCH_TOS_NETBURST, MSR_LBR_SELECT, MsrFault};
-use x86::seam::{Appetite, BranchRecord, Change, Context, EventRecord};
+use x86::seam::{BranchRecord, Change, Context, EventRecord, Interest};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 use super::debugctl::is_debug_exception;
@@ -132,7 +132,7 @@ impl Lbr {
         if self.excluded(gate) {
             return Ok(0);
         }
-        let ring = self.ring.settled();
+        let ring = self.ring.with_records();
         let entries = &ring.entries;
         Ok(match register {
             Register::Select => self.select.into_bits(),
@@ -182,7 +182,7 @@ impl Lbr {
 
     /// What the executor has to say. To be asked after every word and every write of a register, with where the processor
     /// stands, which is looked at only where something is recorded: this is also how the stack learns that recording has begun.
-    pub fn appetite(&mut self, gate: Gate, code: impl FnOnce() -> Context) -> Appetite {
+    pub fn interest(&mut self, gate: Gate, code: impl FnOnce() -> Context) -> Interest {
         let records = self.records(gate);
         if records && !self.running {
             self.ring.get().start();
@@ -191,9 +191,9 @@ impl Lbr {
         if records {
             self.ring.now(code());
         }
-        Appetite {
+        Interest {
             branches: records,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 
@@ -240,12 +240,12 @@ impl Lbr {
     /// The newest records first, as many as there are entries: FROM, TO and INFO in the layout of [`LbrInfo`], for a PEBS
     /// record's group of last branches.
     pub fn newest(&self) -> impl Iterator<Item = Entry> {
-        let ring = self.ring.settled();
+        let ring = self.ring.with_records();
         (0..ring.depth).map(move |age| *ring.by_age(age))
     }
 
     /// Makes what has been recorded ready to be read: not necessary, but each read of a register would do it for itself.
-    pub fn settle(&mut self) {
+    pub fn apply_records(&mut self) {
         self.ring.get();
     }
 
@@ -253,7 +253,7 @@ impl Lbr {
     pub fn state(&self) -> LbrState {
         LbrState {
             select: self.select.into_bits(),
-            ring: self.ring.settled().into_owned(),
+            ring: self.ring.with_records().into_owned(),
             running: self.running,
         }
     }

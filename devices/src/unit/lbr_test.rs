@@ -26,7 +26,7 @@ fn named(name: &str) -> Lbr {
 fn recording(caps: LbrCaps) -> Lbr {
     let tsx = Features::list(&[Feature::Rtm]);
     let mut unit = Lbr::new(caps, tsx, 48);
-    let _ = unit.appetite(ON, || long(0));
+    let _ = unit.interest(ON, || long(0));
     unit
 }
 
@@ -244,7 +244,7 @@ fn an_entry_in_every_format() {
     ] {
         let info = matches!(format, LbrFormat::EffectiveInfo | LbrFormat::LinearInfo).then_some(0xDC0);
         let mut unit = recording(ring(format, info));
-        let _ = unit.appetite(ON, || code);
+        let _ = unit.interest(ON, || code);
         unit.branches(
             &[
                 at(1000, branch(Flow::Jump, from - 0x10, from, 0)),
@@ -327,8 +327,8 @@ fn cycles_count_from_the_record_before_and_saturate() {
     unit.branches(&[at(600_000, jump)], ON, long(0));
     assert_eq!((cycles(&unit, 1), cycles(&unit, 2), cycles(&unit, 3)), (0, 30, 0xFFFF));
     // Switched off and on again: the first record has nothing to count from.
-    let _ = unit.appetite(OFF, || long(0));
-    let _ = unit.appetite(ON, || long(0));
+    let _ = unit.interest(OFF, || long(0));
+    let _ = unit.interest(ON, || long(0));
     unit.branches(&[at(600_001, jump)], ON, long(0));
     assert_eq!(cycles(&unit, 4), 0);
 }
@@ -409,7 +409,7 @@ fn interrupts_and_exceptions_are_far_branches() {
 fn a_debug_exception_is_not_recorded() {
     for name in models() {
         let mut unit = named(name);
-        let _ = unit.appetite(ON, || long(0));
+        let _ = unit.interest(ON, || long(0));
         unit.branches(&[branch(Flow::Jump, 0x1000, 0x2000, 0)], ON, long(0));
         let before = unit.state().ring.entries;
         unit.event(&event(1, far(Far::Exception, 0x2000, 0x9000, 0, 0)), ON, long(0));
@@ -433,7 +433,7 @@ fn tos_moves_first_and_points_at_the_newest() {
         ("skylake-server", 0x1C9, 0x680, 0x6C0, 32),
     ] {
         let mut unit = named(name);
-        let _ = unit.appetite(ON, || long(0));
+        let _ = unit.interest(ON, || long(0));
         for i in 1..=3 * depth {
             unit.branches(&[branch(Flow::Jump, i, 0x1000 + i, 0)], ON, long(0));
             assert_eq!(read(&unit, tos), i % depth, "{name}");
@@ -455,7 +455,7 @@ fn tos_moves_first_and_points_at_the_newest() {
 fn the_pentium_4_packs_from_and_to() {
     let mut unit = named("netburst");
     let code = segment(0x1_0000);
-    let _ = unit.appetite(ON, || code);
+    let _ = unit.interest(ON, || code);
     for i in 1..=5u64 {
         unit.branches(&[branch(Flow::Jump, 0x1_0000 + i, 0x1_1000 + i, 0)], ON, code);
     }
@@ -466,7 +466,7 @@ fn the_pentium_4_packs_from_and_to() {
     assert_eq!((read(&unit, 0x1D7), read(&unit, 0x1D8)), (0x1_0005, 0x1_1005));
     // Model 3 and later: 16 pairs that cannot be written.
     let mut prescott = Lbr::new(lbr::netburst(0xF34), Features::NONE, 48);
-    let _ = prescott.appetite(ON, || code);
+    let _ = prescott.interest(ON, || code);
     prescott.branches(&[branch(Flow::Jump, 0x1_0000, 0x1_1000, 0)], ON, code);
     assert_eq!(read(&prescott, 0x1DA), 1);
     assert_eq!((read(&prescott, 0x681), read(&prescott, 0x6C1)), (0x1_0000, 0x1_1000));
@@ -478,7 +478,7 @@ fn the_pentium_4_packs_from_and_to() {
 fn p6_keeps_one_branch_and_copies_it_at_an_exception() {
     let mut unit = named("p6");
     let code = segment(0x1000);
-    let _ = unit.appetite(ON, || code);
+    let _ = unit.interest(ON, || code);
     let all = |unit: &Lbr| [0x1DB, 0x1DC, 0x1DD, 0x1DE].map(|msr| read(unit, msr));
     unit.branches(
         &[branch(TAKEN, 0x1010, 0x1020, 0), branch(Flow::Jump, 0x1030, 0x1040, 0)],
@@ -510,7 +510,7 @@ fn the_last_exception_record_is_the_branch_before_whatever_the_filter() {
         let caps = by_name(name).unwrap().units.lbr.unwrap();
         let first = caps.ler.unwrap();
         let mut unit = named(name);
-        let _ = unit.appetite(ON, || long(0));
+        let _ = unit.interest(ON, || long(0));
         if caps.select != 0 {
             unit.write_msr(0x1C8, 0x1FF, ON).unwrap();
         }
@@ -670,8 +670,8 @@ fn nothing_is_recorded_while_it_is_off_or_frozen_and_nothing_is_lost() {
     for (gate, why) in [(OFF, "off"), (Gate { frozen: true, ..ON }, "frozen")] {
         let mut unit = recording(lbr::SKYLAKE);
         unit.branches(&[jump], ON, long(0));
-        assert!(unit.appetite(ON, || long(0)).branches);
-        assert_eq!(unit.appetite(gate, || long(0)), Appetite::NOTHING, "{why}");
+        assert!(unit.interest(ON, || long(0)).branches);
+        assert_eq!(unit.interest(gate, || long(0)), Interest::NOTHING, "{why}");
         unit.branches(&[branch(Flow::Jump, 0x3000, 0x4000, 0)], gate, long(0));
         unit.event(&event(14, far(Far::Exception, 0x4000, 0x5000, 0, 0)), gate, long(0));
         assert_eq!(
@@ -688,9 +688,9 @@ fn intel_pt_and_the_stack_exclude_each_other_on_broadwell() {
     let tracing = Gate { tracing: true, ..ON };
     for (name, excluded) in [("broadwell", true), ("haswell", false), ("skylake-server", false)] {
         let mut unit = named(name);
-        let _ = unit.appetite(ON, || long(0));
+        let _ = unit.interest(ON, || long(0));
         unit.branches(&[branch(Flow::Jump, 0x1000, 0x2000, 0)], ON, long(0));
-        assert_eq!(unit.appetite(tracing, || long(0)).branches, !excluded, "{name}");
+        assert_eq!(unit.interest(tracing, || long(0)).branches, !excluded, "{name}");
         let seen = if excluded { 0 } else { 0x2000 };
         assert_eq!(
             unit.read_msr(0x6C1, tracing),
@@ -712,7 +712,7 @@ fn intel_pt_and_the_stack_exclude_each_other_on_broadwell() {
 #[test]
 fn a_far_transfer_leaves_one_segment_and_ends_in_another() {
     let mut unit = recording(lbr::NEHALEM);
-    let _ = unit.appetite(ON, || segment(0x1_0000));
+    let _ = unit.interest(ON, || segment(0x1_0000));
     unit.branches(&[far(Far::Jump, 0x1_0010, 0x2_0040, 0, 0)], ON, segment(0x2_0000));
     assert_eq!((read(&unit, 0x681), read(&unit, 0x6C1)), (0x10, 0x40));
     // To 64-bit mode: the upper half is the target's alone.
@@ -726,7 +726,7 @@ fn state_goes_out_and_comes_back_at_any_point() {
     let mut random = Random(77);
     for name in models() {
         let mut unit = named(name);
-        let _ = unit.appetite(ON, || long(0));
+        let _ = unit.interest(ON, || long(0));
         let mut step = 0;
         for _ in 0..20 {
             let batch = random.near(30, 0, &mut step);
@@ -786,7 +786,7 @@ fn no_writes_and_no_branches_upset_the_stack() {
                 }
                 2 => unit.event(&event(random.next() as u8, BranchRecord::default()), gate, code),
                 _ => {
-                    let _ = unit.appetite(gate, || code);
+                    let _ = unit.interest(gate, || code);
                 }
             }
             let tos = unit.state().ring.top;

@@ -27,7 +27,7 @@ use x86::lbr::ArchLbrLeaf;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::pmu::status;
-use x86::seam::{Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor, Range, Watch};
+use x86::seam::{Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 use arch_lbr::{ArchLbr, ArchLbrState};
 use debugctl::{DebugCtlState, DebugCtlUnit};
@@ -35,7 +35,7 @@ use dr::Dr;
 use ds::area::DsArea;
 use ds::bts::{Bts, BtsState};
 use lbr::{Gate, Lbr, LbrState};
-use pmu::{Around, Pmu, PmuState};
+use pmu::{PebsInputs, Pmu, PmuState};
 use pt::{Pt, PtState};
 use rdt::{LastLevel, Probe};
 
@@ -107,8 +107,8 @@ macro_rules! claimed {
 }
 
 /// Does something with the counters, if there are any, and what other units lend them.
-macro_rules! around {
-    ($units:ident, |$pmu:ident, $around:ident| $then:expr) => {
+macro_rules! with_pmu {
+    ($units:ident, |$pmu:ident, $inputs:ident| $then:expr) => {
         let Units {
             pmu,
             lbr,
@@ -127,7 +127,7 @@ macro_rules! around {
                 let entry = all.get(usize::from(n));
                 entry.map_or([0; 3], |entry| [entry.from, entry.to, entry.info])
             };
-            let $around = Around {
+            let $inputs = PebsInputs {
                 ds_area: ds_area.base(),
                 last_branch: &newest,
             };
@@ -230,18 +230,18 @@ impl Units {
             claimed!(unit.read_msr(msr));
         }
         if let Some(unit) = &mut self.lbr {
-            unit.settle();
+            unit.apply_records();
             claimed!(unit.read_msr(msr, gate));
         }
         if let Some(unit) = &mut self.arch_lbr {
-            unit.settle();
+            unit.apply_records();
             claimed!(unit.read_msr(msr));
         }
         claimed!(self.ds_area.read_msr(msr));
         if let Some(unit) = &self.pt {
             claimed!(unit.read_msr(msr));
         }
-        around!(self, |pmu, around| claimed!(pmu.read_msr(msr, cpu, &around)));
+        with_pmu!(self, |pmu, inputs| claimed!(pmu.read_msr(msr, cpu, &inputs)));
         Err(MsrFault::Unclaimed)
     }
 
@@ -272,7 +272,7 @@ impl Units {
                 }
             }
         }
-        around!(self, |pmu, around| match pmu.write_msr(msr, value, cpu, &around) {
+        with_pmu!(self, |pmu, inputs| match pmu.write_msr(msr, value, cpu, &inputs) {
             Err(MsrFault::Unclaimed) => {}
             answer => {
                 self.want_caches();
@@ -287,7 +287,7 @@ impl Units {
     /// # Errors
     /// [`MsrFault::GeneralProtection`]: there is no such counter.
     pub fn read_counter(&mut self, index: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {
-        around!(self, |pmu, around| return pmu.rdpmc(index, cpu, &around));
+        with_pmu!(self, |pmu, inputs| return pmu.rdpmc(index, cpu, &inputs));
         Err(MsrFault::GeneralProtection)
     }
 
@@ -356,7 +356,7 @@ impl Units {
             return Effects::NONE;
         };
         let fetched = caches.branches(records, |linear| cpu.physical(linear));
-        around!(self, |pmu, around| return pmu.fetched(&fetched, cpu, &around));
+        with_pmu!(self, |pmu, inputs| return pmu.fetched(&fetched, cpu, &inputs));
         Effects::NONE
     }
 
@@ -399,7 +399,7 @@ impl Units {
     }
 
     /// What all words end with: PEBS records in the trace, and what a request for an interrupt freezes.
-    fn settle(&mut self, effects: Effects, cpu: &mut dyn Processor) -> Effects {
+    fn finish_effects(&mut self, effects: Effects, cpu: &mut dyn Processor) -> Effects {
         let effects = effects.and(self.trace_samples(cpu)).and(std::mem::take(&mut self.owed));
         if self.pt.as_mut().is_some_and(Pt::take_topa_pmi)
             && let Some(pmu) = &mut self.pmu
@@ -458,7 +458,7 @@ impl Units {
             counters: times && self.pmu.as_ref().is_some_and(Pmu::time_is_enough),
             trace: self.pt.as_ref().is_some_and(Pt::is_served),
         };
-        self.wanted(Appetite::NOTHING, aside, cpu) != Appetite::NOTHING
+        self.wanted(Interest::NOTHING, aside, cpu) != Interest::NOTHING
     }
 
     /// What a host's tracer does with the processor trace, and what that wants of the machine.
@@ -468,7 +468,7 @@ impl Units {
         f: impl FnOnce(&mut Pt, &mut dyn Processor) -> Effects,
     ) -> Effects {
         let effects = self.pt.as_mut().map_or(Effects::NONE, |pt| f(pt, cpu));
-        self.settle(effects, cpu)
+        self.finish_effects(effects, cpu)
     }
 
     /// Whether there are counters.
@@ -483,7 +483,7 @@ impl Units {
 
     /// The processor has run elsewhere for so many cycles, and is in HLT now or not.
     pub fn elapsed(&mut self, cycles: u64, halted: bool, cpu: &mut dyn Processor) {
-        around!(self, |pmu, around| pmu.elapsed(cycles, halted, cpu, &around));
+        with_pmu!(self, |pmu, inputs| pmu.elapsed(cycles, halted, cpu, &inputs));
     }
 
     /// Whether whoever writes a register is likely to read counters soon. A processor that runs elsewhere may have no RDPMC that
@@ -493,48 +493,48 @@ impl Units {
     }
 
     /// What the units but for the breakpoints want to hear, on top of this.
-    fn wanted(&mut self, mut appetite: Appetite, aside: Aside, cpu: &mut dyn Processor) -> Appetite {
+    fn wanted(&mut self, mut interest: Interest, aside: Aside, cpu: &mut dyn Processor) -> Interest {
         let (gate, frozen) = (self.gate(), self.lbr_frozen());
         let store = self.store_control();
-        appetite.every_access |= self.caches_measured;
-        appetite.branches |= self.caches_measured;
+        interest.every_access |= self.caches_measured;
+        interest.branches |= self.caches_measured;
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
-            appetite.step_on_branches = control.btf();
-            appetite.bus_locks = control.bus_lock_detect();
+            interest.step_on_branches = control.btf();
+            interest.bus_locks = control.bus_lock_detect();
             if let Some(bts) = &mut self.bts {
-                appetite = appetite.and(bts.appetite(store, self.ds_area.base(), cpu));
+                interest = interest.and(bts.interest(store, self.ds_area.base(), cpu));
             }
             // A debug exception changes the register.
-            appetite.transfers |= control.lbr() || control.btf();
+            interest.transfers |= control.lbr() || control.btf();
         }
         if let Some(lbr) = &mut self.lbr {
-            appetite = appetite.and(lbr.appetite(gate, || cpu.context()));
+            interest = interest.and(lbr.interest(gate, || cpu.context()));
         }
         if let Some(lbr) = &mut self.arch_lbr {
-            appetite = appetite.and(lbr.appetite(frozen, || cpu.context()));
+            interest = interest.and(lbr.interest(frozen, || cpu.context()));
         }
         if !aside.counters {
-            around!(self, |pmu, around| appetite = appetite.and(pmu.appetite(cpu, &around)));
+            with_pmu!(self, |pmu, inputs| interest = interest.and(pmu.interest(cpu, &inputs)));
         }
         let sampled = self.trace_samples(cpu);
         self.owed = self.owed.and(sampled);
         if let Some(pt) = self.pt.as_ref().filter(|_| !aside.trace) {
-            appetite = appetite.and(pt.appetite());
+            interest = interest.and(pt.interest());
         }
         if self.owed != Effects::NONE {
-            appetite.instructions = 1;
+            interest.instructions = 1;
         }
-        appetite
+        interest
     }
 }
 
 impl Watch for Units {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
-        let breakpoints = self.dr.appetite(cpu);
-        let appetite = self.wanted(breakpoints, Aside::default(), cpu);
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
+        let breakpoints = self.dr.interest(cpu);
+        let interest = self.wanted(breakpoints, Aside::default(), cpu);
         self.merge();
-        appetite
+        interest
     }
 
     fn boundaries(&self) -> &[u64] {
@@ -551,15 +551,15 @@ impl Watch for Units {
 
     fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
         let mut effects = self.dr.before(address);
-        around!(self, |pmu, around| effects =
-            effects.and(pmu.before(address, cpu, &around)));
+        with_pmu!(self, |pmu, inputs| effects =
+            effects.and(pmu.before(address, cpu, &inputs)));
         // Of the instruction before this one.
         effects = effects.and(self.trace_samples(cpu));
         // An instruction that a breakpoint holds back does not run now.
         if let (Some(pt), None) = (&mut self.pt, effects.debug) {
             effects = effects.and(pt.before(address, cpu));
         }
-        self.settle(effects, cpu)
+        self.finish_effects(effects, cpu)
     }
 
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
@@ -569,9 +569,9 @@ impl Watch for Units {
         let caches = self.caches.as_mut().filter(|_| asked);
         let step = cpu.step();
         let memory = caches.and_then(|caches| caches.access(access, step, |linear| cpu.physical(linear)));
-        around!(self, |pmu, around| effects =
-            effects.and(pmu.access(access, memory, cpu, &around)));
-        self.settle(effects, cpu)
+        with_pmu!(self, |pmu, inputs| effects =
+            effects.and(pmu.access(access, memory, cpu, &inputs)));
+        self.finish_effects(effects, cpu)
     }
 
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
@@ -583,8 +583,8 @@ impl Watch for Units {
         if let Some(lbr) = &mut self.arch_lbr {
             lbr.branches(records, frozen, context);
         }
-        around!(self, |pmu, around| effects =
-            effects.and(pmu.branches(records, cpu, &around)));
+        with_pmu!(self, |pmu, inputs| effects =
+            effects.and(pmu.branches(records, cpu, &inputs)));
         effects = effects.and(self.fetch(records, cpu));
         let store = self.store_control();
         if let Some(bts) = &mut self.bts {
@@ -593,7 +593,7 @@ impl Watch for Units {
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.branches(records, cpu));
         }
-        self.settle(effects, cpu)
+        self.finish_effects(effects, cpu)
     }
 
     fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
@@ -608,8 +608,8 @@ impl Watch for Units {
         if let Some(lbr) = &mut self.arch_lbr {
             lbr.event(event, frozen, context);
         }
-        around!(self, |pmu, around| effects =
-            effects.and(pmu.event(event, cpu, &around)));
+        with_pmu!(self, |pmu, inputs| effects =
+            effects.and(pmu.event(event, cpu, &inputs)));
         effects = effects.and(self.fetch(core::slice::from_ref(&event.branch), cpu));
         let store = self.store_control();
         if let Some(bts) = &mut self.bts {
@@ -618,7 +618,7 @@ impl Watch for Units {
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.event(event, cpu));
         }
-        self.settle(effects, cpu)
+        self.finish_effects(effects, cpu)
     }
 
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
@@ -649,8 +649,8 @@ impl Watch for Units {
         if let (Some(bts), Change::Reset) = (&mut self.bts, change) {
             bts.reset();
         }
-        around!(self, |pmu, around| effects =
-            effects.and(pmu.state_change(change, cpu, &around)));
+        with_pmu!(self, |pmu, inputs| effects =
+            effects.and(pmu.state_change(change, cpu, &inputs)));
         let store = self.store_control();
         if let (Some(bts), Some(abort)) = (&mut self.bts, abort) {
             effects = effects.and(bts.branches(&[abort], store, self.ds_area.base(), cpu));
@@ -658,15 +658,15 @@ impl Watch for Units {
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.change(change, cpu));
         }
-        self.settle(effects, cpu)
+        self.finish_effects(effects, cpu)
     }
 
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
         let mut effects = Effects::NONE;
-        around!(self, |pmu, around| effects = effects.and(pmu.tick(cpu, &around)));
+        with_pmu!(self, |pmu, inputs| effects = effects.and(pmu.tick(cpu, &inputs)));
         if let Some(pt) = &mut self.pt {
             effects = effects.and(pt.tick(cpu));
         }
-        self.settle(effects, cpu)
+        self.finish_effects(effects, cpu)
     }
 }

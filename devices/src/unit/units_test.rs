@@ -109,7 +109,7 @@ fn the_whole_state_goes_out_and_comes_back_on_every_model() {
         let mut b = Units::new(model);
         b.set_state(&a.state());
         assert_eq!(a.state(), b.state(), "{}", model.name);
-        assert_eq!(a.appetite(&mut cpu), b.appetite(&mut cpu), "{}", model.name);
+        assert_eq!(a.interest(&mut cpu), b.interest(&mut cpu), "{}", model.name);
     }
 }
 
@@ -119,7 +119,7 @@ fn the_whole_state_goes_out_and_comes_back_on_every_model() {
 fn breakpoints_become_boundaries_and_ranges_and_set_their_bits() {
     let model: &'static CpuModel = MODELS[0];
     let (mut units, mut cpu) = (Units::new(model), Still::new());
-    assert!(!units.appetite(&mut cpu).ranges && units.boundaries().is_empty());
+    assert!(!units.interest(&mut cpu).ranges && units.boundaries().is_empty());
     // DR0 execute (L), DR1 write 4 (G), DR2 I/O 2, DR3 read or write, disabled, at the address of DR1.
     cpu.dr[0] = 0x2000;
     cpu.dr[1] = 0x3000;
@@ -132,7 +132,7 @@ fn breakpoints_become_boundaries_and_ranges_and_set_their_bits() {
     ] {
         cpu.cr4 = de;
         let generation = units.generation();
-        assert!(units.appetite(&mut cpu).ranges, "{why}");
+        assert!(units.interest(&mut cpu).ranges, "{why}");
         assert_ne!(units.generation(), generation, "{why}");
         assert_eq!(units.boundaries(), [0x2000], "{why}");
         assert_eq!(units.ranges().len(), 1 + ports, "{why}");
@@ -180,7 +180,7 @@ fn btf_has_single_steps_come_after_branches() {
     for model in MODELS {
         let (mut units, mut cpu) = (Units::new(model), Still::new());
         if units.write_msr(IA32_DEBUGCTL, 2, &mut cpu) == Ok(()) {
-            assert!(units.appetite(&mut cpu).step_on_branches, "{}", model.name);
+            assert!(units.interest(&mut cpu).step_on_branches, "{}", model.name);
         }
     }
 }
@@ -207,10 +207,10 @@ fn a_full_region_of_the_trace_is_an_interrupt_and_a_status_bit() {
             .with_branch_en(true)
             .with_addr_cfg(u16::from(caps.ranges() > 0));
         units.write_msr(IA32_RTIT_CTL, ctl.into_bits(), &mut cpu).unwrap();
-        let appetite = units.appetite(&mut cpu);
+        let interest = units.interest(&mut cpu);
         let status = RtitStatus::from_bits(units.read_msr(IA32_RTIT_STATUS, &mut cpu).unwrap());
         assert_eq!(status.error(), !caps.topa_multiple(), "{}", model.name);
-        assert_eq!(appetite.branches, caps.topa_multiple(), "{}", model.name);
+        assert_eq!(interest.branches, caps.topa_multiple(), "{}", model.name);
         // Ranges count where branches land, so that no instruction has to be announced.
         assert!(units.boundaries().is_empty(), "{}", model.name);
 
@@ -221,7 +221,7 @@ fn a_full_region_of_the_trace_is_an_interrupt_and_a_status_bit() {
             units.write_msr(IA32_RTIT_STATUS, pending, &mut cpu).unwrap();
             let ctl = ctl.with_inject_psb_pmi_on_enable(true);
             units.write_msr(IA32_RTIT_CTL, ctl.into_bits(), &mut cpu).unwrap();
-            assert_eq!(units.appetite(&mut cpu).instructions, 1, "{}", model.name);
+            assert_eq!(units.interest(&mut cpu).instructions, 1, "{}", model.name);
             assert!(units.tick(&mut cpu).pmi, "{}", model.name);
             let global = units.read_msr(IA32_PERF_GLOBAL_STATUS, &mut cpu).unwrap_or(0);
             let shown = units.pmu.is_some();

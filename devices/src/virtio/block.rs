@@ -128,7 +128,7 @@ impl Block {
             }
             done += piece.len() as u64;
         }
-        Ok(self.settle())
+        Ok(self.complete_write())
     }
 
     /// 5.2.6.2 "Device Requirements: Device Operation": of the flags, a discard has none and a write of zeroes only UNMAP.
@@ -147,7 +147,7 @@ impl Block {
             .range(sector, len)
             .filter(|_| self.may_write() && count <= ZERO_MAX)
         {
-            Some(start) if self.medium.zero(start, len).is_ok() => Ok(self.settle()),
+            Some(start) if self.medium.zero(start, len).is_ok() => Ok(self.complete_write()),
             _ => Ok(VIRTIO_BLK_S_IOERR),
         }
     }
@@ -157,7 +157,7 @@ impl Block {
     }
 
     /// What a write is answered with once it is in the file.
-    fn settle(&mut self) -> u32 {
+    fn complete_write(&mut self) -> u32 {
         if self.write_through {
             self.flush()
         } else {

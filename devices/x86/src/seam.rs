@@ -7,7 +7,7 @@
 //!
 //! # Practice
 //! A branch is a [`BranchRecord`], appended to a buffer that the units drain when it is full, before any other word, and
-//! before a unit's register is read or written. The units say with an [`Appetite`] what the executor may leave out, hear
+//! before a unit's register is read or written. The units say with an [`Interest`] what the executor may leave out, hear
 //! the words as [`Watch`], and reach the processor and memory through [`Processor`] and [`TraceMem`].
 
 use crate::fault::PageFaultCode;
@@ -135,7 +135,7 @@ const _: () = assert!(size_of::<BranchRecord>() == 32, "a record is half a cache
 
 /// How closely the units need to watch: what the executor has to say, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Appetite {
+pub struct Interest {
     /// Every branch is to be recorded, taken or not.
     pub branches: bool,
     /// How many branch records may wait at most before they are handed over; 1 for each at once. What must be exact to
@@ -160,7 +160,7 @@ pub struct Appetite {
     pub code: u64,
 }
 
-impl Appetite {
+impl Interest {
     /// Nobody watches.
     pub const NOTHING: Self = Self {
         branches: false,
@@ -192,7 +192,7 @@ impl Appetite {
     }
 }
 
-impl Default for Appetite {
+impl Default for Interest {
     fn default() -> Self {
         Self::NOTHING
     }
@@ -509,8 +509,8 @@ pub trait Processor: TraceMem {
 /// hear nothing.
 pub trait Watch {
     /// What to announce. Asked at the start of every run, after every word, and after an access to an MSR or debug register.
-    fn appetite(&mut self, _cpu: &mut dyn Processor) -> Appetite {
-        Appetite::NOTHING
+    fn interest(&mut self, _cpu: &mut dyn Processor) -> Interest {
+        Interest::NOTHING
     }
 
     /// Linear addresses before whose instructions [`Watch::before`] is called, in ascending order. Asked when
@@ -569,7 +569,7 @@ pub trait Watch {
     /// The TSC of this processor is from now on so much ahead of the machine's clock, modulo 2^64.
     fn tsc_offset(&mut self, _offset: u64) {}
 
-    /// [`Appetite::instructions`] have retired, or the run ends.
+    /// [`Interest::instructions`] have retired, or the run ends.
     fn tick(&mut self, _cpu: &mut dyn Processor) -> Effects {
         Effects::NONE
     }
@@ -663,21 +663,21 @@ mod tests {
     // covers: interest/vocabulary
     #[test]
     fn two_appetites_make_one_that_satisfies_both() {
-        let exact = Appetite {
+        let exact = Interest {
             branches: true,
             branch_room: 1,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         };
-        let counting = Appetite {
+        let counting = Interest {
             transfers: true,
             branch_room: 7,
             instructions: 100,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         };
-        assert_eq!(Appetite::NOTHING.and(exact), exact);
+        assert_eq!(Interest::NOTHING.and(exact), exact);
         assert_eq!(
             exact.and(counting),
-            Appetite {
+            Interest {
                 instructions: 100,
                 transfers: true,
                 ..exact

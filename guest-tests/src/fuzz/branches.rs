@@ -179,7 +179,7 @@ pub fn branches(bytes: &[u8]) {
                     })
                     .collect();
                 assert!(bts.room(area.base(), &mut memory) >= 1);
-                let _ = bts.appetite(control, area.base(), &mut memory);
+                let _ = bts.interest(control, area.base(), &mut memory);
                 lbr.branches(&records, gate, code);
                 if let Some(arch) = &mut arch {
                     arch.branches(&records, gate.frozen, code);
@@ -228,7 +228,7 @@ pub fn branches(bytes: &[u8]) {
         let (state, mut other) = (lbr.state(), lbr.clone());
         other.set_state(state.clone());
         assert_eq!(other.state(), state);
-        let _ = lbr.appetite(gate, || code);
+        let _ = lbr.interest(gate, || code);
     }
 }
 

@@ -2,7 +2,7 @@
 //! anything, and words of the seam.
 
 use devices::unit::cache::Hierarchy;
-use devices::unit::pmu::{Around, Pmu};
+use devices::unit::pmu::{PebsInputs, Pmu};
 use x86::fault::PageFaultCode;
 use x86::model::MODELS;
 use x86::msr::*;
@@ -169,7 +169,7 @@ pub fn counters(bytes: &[u8]) {
     for operation in operations.chunks_exact(OPERATION).take(500) {
         let (kind, argument) = (operation[0], operation[1]);
         let value = u64::from_le_bytes(operation[2..].try_into().expect("eight bytes"));
-        let around = Around {
+        let around = PebsInputs {
             ds_area: core.area,
             last_branch: &|number| [number.into(); 3],
         };
@@ -259,7 +259,7 @@ pub fn counters(bytes: &[u8]) {
             }
         };
         assert_eq!(effects.debug, None, "counters raise no #DB");
-        let _ = pmu.appetite(&mut core, &around);
+        let _ = pmu.interest(&mut core, &around);
     }
     let state = pmu.state();
     let width = pmu.caps().general_width.max(pmu.caps().fixed_width);

@@ -18,7 +18,7 @@ use pt_oracle::libipt;
 use x86::model::CpuModel;
 use x86::msr::{IA32_FIXED_CTR0, IA32_PMC0};
 use x86::seam::{
-    Access, Appetite, BranchRecord, Change, Code as CodeWord, Context, Effects, EventRecord, Far, Flow, Processor,
+    Access, BranchRecord, Change, Code as CodeWord, Context, Effects, EventRecord, Far, Flow, Interest, Processor,
     Range, Watch,
 };
 
@@ -542,22 +542,22 @@ impl Visitor for Ours<'_> {
 }
 
 impl Watch for Judge {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         if self.over() {
-            return Appetite::NOTHING;
+            return Interest::NOTHING;
         }
-        let appetite = self.observer.appetite(cpu);
+        let interest = self.observer.interest(cpu);
         if self.ip.is_none() {
             self.context = cpu.context();
             self.ip = Some(next_ip(cpu));
             self.cr3 = self.context.cr3;
             self.start = cpu.step();
         }
-        Appetite {
+        Interest {
             branches: true,
             code: 1,
             ranges: !self.ranges.is_empty(),
-            ..appetite
+            ..interest
         }
     }
     fn boundaries(&self) -> &[u64] {

@@ -14,16 +14,16 @@ use std::time::Instant;
 use engine::Exit;
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use rig::{CODE, Nothing, Rig, STACK};
-use x86::seam::Appetite;
+use x86::seam::Interest;
 
 /// The rig's bus, and a watcher that has branches recorded and throws the records away if `self.0`.
 struct Recording(bool);
 
 impl Watch for Recording {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             branches: self.0,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 }

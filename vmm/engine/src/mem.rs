@@ -829,7 +829,7 @@ impl Cpu {
     pub(crate) fn select_tlb(&mut self) {
         let (pcid, privilege) = (self.pcid(), self.privilege());
         self.tlb.select(pcid, privilege);
-        if self.watched.appetite.code != 0 {
+        if self.watched.interest.code != 0 {
             // What is announced is announced of an address space. That an entry outlives its number there is no guest's right.
             let root = self.cr3 & !0x1f;
             self.tlb.root(root);

@@ -26,9 +26,9 @@ impl Engine {
             large,
             huge,
             keys,
-            ranges: watched.appetite.ranges.then(|| watched.ranges.clone()),
-            every_access: watched.appetite.every_access,
-            code: watched.appetite.code,
+            ranges: watched.interest.ranges.then(|| watched.ranges.clone()),
+            every_access: watched.interest.every_access,
+            code: watched.interest.code,
         }
     }
 
@@ -48,11 +48,11 @@ impl Engine {
         // What the units want is compared with this when they are asked next.
         let watched = &mut cpu.watched;
         watched.generation = None;
-        watched.appetite.ranges = translations.ranges.is_some();
+        watched.interest.ranges = translations.ranges.is_some();
         watched.ranges.clear();
         watched.ranges.extend(translations.ranges.iter().flatten());
-        watched.appetite.every_access = translations.every_access;
-        watched.appetite.code = translations.code;
+        watched.interest.every_access = translations.every_access;
+        watched.interest.code = translations.code;
         cpu.mode = u32::MAX;
     }
 }

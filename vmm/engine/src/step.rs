@@ -425,7 +425,7 @@ impl Engine {
             self.follow(cpu, effects);
             cpu.ask();
             self.catch_up(cpu);
-            if cpu.watched.appetite.instructions != 0 {
+            if cpu.watched.interest.instructions != 0 {
                 return;
             }
             let effects = cpu.say(|watch, view| watch.tick(view));
@@ -456,7 +456,7 @@ impl Engine {
     /// The end of a run: everything is handed over, and counters are brought up to date.
     fn close(&mut self, cpu: &mut Cpu, exit: Exit) -> Exit {
         let mut effects = self.speak(cpu);
-        if cpu.watched.appetite.instructions != u64::MAX {
+        if cpu.watched.interest.instructions != u64::MAX {
             effects = effects.and(cpu.say(|watch, view| watch.tick(view)));
         }
         self.follow(cpu, effects);
@@ -507,13 +507,13 @@ impl Engine {
                 }
                 continue;
             }
-            if cpu.watched.appetite.every_instruction && (self.observe(cpu) || cpu.watched.stop) {
+            if cpu.watched.interest.every_instruction && (self.observe(cpu) || cpu.watched.stop) {
                 continue;
             }
             let stepping = cpu.rflags & rf::TF != 0;
             // A shadow lasts one instruction; whoever waits for the window wants to hear right after it.
             let shadowed = cpu.want_window && cpu.rflags & rf::IF != 0;
-            let single = stepping || shadowed || cpu.watched.appetite.every_instruction || cpu.watched.pending != 0;
+            let single = stepping || shadowed || cpu.watched.interest.every_instruction || cpu.watched.pending != 0;
             let length = if single { Length::Cut(1) } else { Length::Whole };
             // No further than the next tick: a step is an instruction at most.
             let tick = cpu.watched.tick_at.saturating_sub(cpu.retired_now()).max(1);
@@ -534,7 +534,7 @@ impl Engine {
             }
             cpu.granted += aside;
             cpu.budget += aside;
-            let branched = stepping && (!cpu.watched.appetite.step_on_branches || cpu.branched());
+            let branched = stepping && (!cpu.watched.interest.step_on_branches || cpu.branched());
             if !matches!(reason, Reason::Resolve | Reason::Budget | Reason::Look) {
                 // Of an instruction that did not retire.
                 cpu.watched.accesses.clear();

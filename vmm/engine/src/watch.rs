@@ -18,8 +18,8 @@ use std::rc::Rc;
 use x86::fault::PageFaultCode;
 use x86::rflags::flag as rf;
 use x86::seam::{
-    Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, Code, CodeSize, Context, Effects, EventRecord, Far,
-    Flow, PageFault, Processor, Range, TraceMem, Watch,
+    Access, AccessKind, BadPhys, BranchRecord, Change, Code, CodeSize, Context, Effects, EventRecord, Far, Flow,
+    Interest, PageFault, Processor, Range, TraceMem, Watch,
 };
 
 use crate::bus::{Bus, MsrFault};
@@ -33,10 +33,10 @@ const ROOM: usize = 512;
 /// What a processor knows of its watchers.
 pub(crate) struct Watched {
     records: Box<[BranchRecord]>,
-    pub appetite: Appetite,
+    pub interest: Interest,
     /// Far transfers, events and changes are to be announced.
     pub tell: bool,
-    /// The appetite may have changed: an MSR or debug register was written.
+    /// The interest may have changed: an MSR or debug register was written.
     pub ask: bool,
     /// What the instruction that ended the chain has to say.
     pub far: Option<BranchRecord>,
@@ -71,7 +71,7 @@ impl Watched {
     pub fn new() -> Watched {
         Watched {
             records: vec![BranchRecord::default(); ROOM].into_boxed_slice(),
-            appetite: Appetite::NOTHING,
+            interest: Interest::NOTHING,
             tell: false,
             ask: false,
             far: None,
@@ -290,7 +290,7 @@ impl Cpu {
 
     /// Leaves for the run loop while branch records wait: what the instruction is about to do must come after them.
     #[inline]
-    pub(crate) fn settle(&mut self) -> Done {
+    pub(crate) fn drain_records_first(&mut self) -> Done {
         if self.record_at == self.record_start() {
             return Ok(());
         }
@@ -301,10 +301,10 @@ impl Cpu {
     /// The rights that the TLB may grant on a page: none that would let a watched access pass unseen.
     pub(crate) fn unwatched_rights(&self, linear: u64, read: bool, write: bool) -> (bool, bool) {
         let w = &self.watched;
-        if w.appetite.every_access {
+        if w.interest.every_access {
             return (false, false);
         }
-        if !w.appetite.ranges {
+        if !w.interest.ranges {
             return (read, write);
         }
         let page = linear & !0xfff;
@@ -316,13 +316,13 @@ impl Cpu {
     /// Whether the TLB may grant fetches from a page that was translated for data. Where code is announced it may not, unless
     /// it does already: what is fetched goes by way of `announce` first.
     pub(crate) fn silent_fetches(&self, known: crate::tlb::Entry, linear: u64, host: u64, exec: bool) -> bool {
-        exec && (self.watched.appetite.code == 0 || known.exec == linear & !0xfff && known.host == host)
+        exec && (self.watched.interest.code == 0 || known.exec == linear & !0xfff && known.host == host)
     }
 
     /// Before code is executed: the units hear of it if they do not know it, after all that has retired.
     #[inline]
     pub(crate) fn announce(&mut self, linear: u64, physical: u64, len: u64) -> Done {
-        if self.watched.appetite.code == 0 {
+        if self.watched.interest.code == 0 {
             return Ok(());
         }
         self.announce_now(&Code {
@@ -343,7 +343,7 @@ impl Cpu {
         if watch.knows(code, &mut View::between(self, tsc)) {
             return Ok(());
         }
-        self.settle()?;
+        self.drain_records_first()?;
         if watch.code(code, &mut View::between(self, tsc)) {
             self.tlb.flush_page(code.linear);
         }
@@ -360,20 +360,20 @@ impl Cpu {
             AccessKind::PortRead => (true, true, false),
             AccessKind::PortWrite => (true, false, true),
         };
-        if w.appetite.every_access && !ports {
+        if w.interest.every_access && !ports {
             return true;
         }
         let wants = |r: &Range| {
             r.ports == ports && (r.reads && reads || r.writes && writes) && overlap(r, address, size as u64)
         };
-        w.appetite.ranges && w.ranges.iter().any(wants)
+        w.interest.ranges && w.ranges.iter().any(wants)
     }
 
     /// Before a memory access: one that is announced needs a block of its own, so that the word comes right after the
     /// instruction.
     #[inline]
     pub(crate) fn heard(&mut self, linear: u64, size: usize, kind: AccessKind) -> Done {
-        let a = &self.watched.appetite;
+        let a = &self.watched.interest;
         if (a.ranges || a.every_access) && self.wanted(linear, size, kind) {
             self.need_solo()?;
         }
@@ -383,7 +383,7 @@ impl Cpu {
     /// Notes an access that the units want to hear of, by the instruction of `o`.
     #[inline]
     pub(crate) fn note_access(&mut self, o: &Op, address: u64, size: usize, kind: AccessKind) {
-        let a = &self.watched.appetite;
+        let a = &self.watched.interest;
         if (a.ranges || a.every_access) && self.wanted(address, size, kind) {
             let ip = self.linear(self.ip(o));
             self.watched.accesses.push(Access {
@@ -398,7 +398,7 @@ impl Cpu {
     /// Before an instruction that does not end its block and changes what the units hold: records are handed over, and the
     /// run loop asks them again right after it.
     pub(crate) fn units_change(&mut self) -> Done {
-        self.settle()?;
+        self.drain_records_first()?;
         self.need_solo()?;
         self.watched.ask = true;
         Ok(())
@@ -436,29 +436,29 @@ impl Cpu {
         });
     }
 
-    /// The buffer as it is now, empty, with the room that the appetite leaves.
+    /// The buffer as it is now, empty, with the room that the interest leaves.
     pub(crate) fn reset_records(&mut self) {
-        let room = (self.watched.appetite.branch_room as usize).clamp(1, ROOM);
+        let room = (self.watched.interest.branch_room as usize).clamp(1, ROOM);
         self.record_at = self.watched.records.as_mut_ptr();
         // SAFETY: At most the buffer's length.
         self.record_end = unsafe { self.record_at.add(room) };
     }
 
     /// Takes on what the units want.
-    fn set_appetite(&mut self, appetite: Appetite, watch: &dyn Watch) {
+    fn set_interest(&mut self, interest: Interest, watch: &dyn Watch) {
         let w = &mut self.watched;
         w.ask = false;
-        let moved = (appetite.ranges || w.appetite.ranges) && w.ranges != watch.ranges();
-        let kinds = |a: &Appetite| (a.ranges, a.every_access, a.code);
-        let rights = moved || kinds(&appetite) != kinds(&w.appetite);
-        w.appetite = appetite;
+        let moved = (interest.ranges || w.interest.ranges) && w.ranges != watch.ranges();
+        let kinds = |a: &Interest| (a.ranges, a.every_access, a.code);
+        let rights = moved || kinds(&interest) != kinds(&w.interest);
+        w.interest = interest;
         if rights {
             self.tlb.flush_all();
             self.select_tlb();
         }
         let w = &mut self.watched;
-        let branches = appetite.branches || appetite.step_on_branches;
-        w.tell = branches || appetite.transfers;
+        let branches = interest.branches || interest.step_on_branches;
+        w.tell = branches || interest.transfers;
         w.mode = w.mode & !mode::RECORD | if branches { mode::RECORD } else { 0 };
         let generation = watch.generation();
         let anew = w.generation != Some(generation);
@@ -471,7 +471,7 @@ impl Cpu {
         }
         self.reset_records();
         let retired = self.retired_now();
-        self.watched.tick_at = retired.saturating_add(appetite.instructions);
+        self.watched.tick_at = retired.saturating_add(interest.instructions);
     }
 
     /// Has blocks decoded for the present boundaries.
@@ -526,8 +526,8 @@ impl Cpu {
         match unsafe { &mut *bus }.watch() {
             None => self.unwatched(),
             Some(watch) => {
-                let appetite = watch.appetite(&mut View::between(self, tsc));
-                self.set_appetite(appetite, watch);
+                let interest = watch.interest(&mut View::between(self, tsc));
+                self.set_interest(interest, watch);
             }
         }
         if self.watched.mode != before {

@@ -11,7 +11,7 @@ use engine::{CS, Exit, SS};
 use iced_x86::code_asm::*;
 use rig::{CODE, Rig, STACK};
 use x86::model::HASWELL;
-use x86::seam::{Appetite, Code, Effects};
+use x86::seam::{Code, Effects, Interest};
 
 fn assemble(f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
     let mut a = CodeAssembler::new(64).unwrap();
@@ -244,11 +244,11 @@ fn branches_and_returns_wrap_at_4_gib() {
 struct Forgetful;
 
 impl Watch for Forgetful {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             code: 1,
             every_instruction: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
     fn knows(&mut self, _: &Code, _: &mut dyn Processor) -> bool {
@@ -316,8 +316,8 @@ fn exceptions_without_end_give_the_host_its_turn() {
 struct Breakpoint([u64; 1]);
 
 impl Watch for Breakpoint {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite::NOTHING
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest::NOTHING
     }
     fn boundaries(&self) -> &[u64] {
         &self.0

@@ -13,7 +13,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
 use x86::model::{CpuModel, CpuidRow};
-use x86::seam::{Appetite, Change, Effects};
+use x86::seam::{Change, Effects, Interest};
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
@@ -192,10 +192,10 @@ fn stores_of_others_end_the_wait() {
 struct Wakes(Rc<RefCell<Vec<bool>>>);
 
 impl Watch for Wakes {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             transfers: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 

@@ -14,17 +14,17 @@ use engine::bus::{Processor, Watch};
 use iced_x86::code_asm::*;
 use rig::CODE;
 use x86::model::{ALDERLAKE, CpuModel, MODELS, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE};
-use x86::seam::{Appetite, Change, Effects};
+use x86::seam::{Change, Effects, Interest};
 
 /// Hears changes, and where the processor is then.
 #[derive(Clone, Default)]
 struct Listener(Rc<RefCell<Vec<(Change, u64)>>>);
 
 impl Watch for Listener {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
-        Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
             transfers: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {

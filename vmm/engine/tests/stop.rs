@@ -14,7 +14,7 @@ use engine::bus::{Processor, Watch};
 use iced_x86::code_asm::*;
 use rig::CODE;
 use x86::model::HASWELL;
-use x86::seam::{Access, Appetite, Effects, EventRecord, Range};
+use x86::seam::{Access, Effects, EventRecord, Interest, Range};
 
 const STOP: Exit = Exit::Stop { pause: false };
 const DATA: u64 = 0x30_0000;
@@ -24,7 +24,7 @@ const DATA: u64 = 0x30_0000;
 struct Wish {
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
-    appetite: Appetite,
+    interest: Interest,
     /// Of `before`, besides the stop.
     debug: Option<u64>,
     generation: u64,
@@ -47,10 +47,10 @@ impl Host {
 }
 
 impl Watch for Host {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         let wish = self.0.borrow();
         (self.1, self.2) = (wish.boundaries.clone(), wish.ranges.clone());
-        wish.appetite
+        wish.interest
     }
     fn boundaries(&self) -> &[u64] {
         &self.1
@@ -94,9 +94,9 @@ fn a_stop_is_before_the_instruction_and_comes_once() {
                 } else {
                     vec![CODE + 5, CODE + 7]
                 },
-                appetite: Appetite {
+                interest: Interest {
                     every_instruction,
-                    ..Appetite::NOTHING
+                    ..Interest::NOTHING
                 },
                 ..Wish::default()
             },
@@ -165,9 +165,9 @@ fn a_stop_for_an_access_is_after_the_instruction_or_the_iteration() {
                 reads: false,
                 writes: true,
             }],
-            appetite: Appetite {
+            interest: Interest {
                 ranges: true,
-                ..Appetite::NOTHING
+                ..Interest::NOTHING
             },
             ..Wish::default()
         },
@@ -196,9 +196,9 @@ fn a_stop_for_an_event_is_at_its_handler() {
     host(
         &mut b,
         Wish {
-            appetite: Appetite {
+            interest: Interest {
                 transfers: true,
-                ..Appetite::NOTHING
+                ..Interest::NOTHING
             },
             ..Wish::default()
         },
@@ -232,9 +232,9 @@ fn a_transaction_is_not_aborted_by_a_stop() {
                 reads: true,
                 writes: true,
             }],
-            appetite: Appetite {
+            interest: Interest {
                 ranges: true,
-                ..Appetite::NOTHING
+                ..Interest::NOTHING
             },
             ..Wish::default()
         },

@@ -16,7 +16,7 @@ use engine::bus::{Processor, Watch};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use rig::CODE;
-use x86::seam::{Appetite, BranchRecord, Effects, EventRecord, Far, Flow};
+use x86::seam::{BranchRecord, Effects, EventRecord, Far, Flow, Interest};
 
 /// What one run has heard.
 #[derive(Default)]
@@ -32,13 +32,13 @@ struct Heard {
 struct Ear(Rc<RefCell<Heard>>);
 
 impl Watch for Ear {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         let heard = self.0.borrow();
-        Appetite {
+        Interest {
             every_instruction: heard.every_instruction,
             branches: !heard.every_instruction,
             branch_room: heard.room,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
     fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {

@@ -16,7 +16,7 @@ use iced_x86::code_asm::*;
 use rig::{CODE, RAM, STACK, TABLES};
 use x86::model::CpuModel;
 use x86::msr::IA32_DEBUGCTL;
-use x86::seam::{Abort, Access, Appetite, BranchRecord, Change, Effects, EventRecord, Range};
+use x86::seam::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Range};
 
 const DATA: u64 = 0x30_0000;
 /// Status bits (SDM Vol. 1 Table 16-1 "RTM Abort Status Definition").
@@ -668,7 +668,7 @@ fn any_other_debug_exception_sets_dr6_rtm() {
 /// What the units hear of transactions.
 #[derive(Default)]
 struct Notes {
-    appetite: Appetite,
+    interest: Interest,
     ranges: Vec<Range>,
     changes: Vec<Change>,
     branches: Vec<BranchRecord>,
@@ -681,9 +681,9 @@ struct Notes {
 struct Listener(Rc<RefCell<Notes>>, Vec<Range>);
 
 impl Watch for Listener {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         self.1 = self.0.borrow().ranges.clone();
-        self.0.borrow().appetite
+        self.0.borrow().interest
     }
     fn ranges(&self) -> &[Range] {
         &self.1
@@ -705,9 +705,9 @@ impl Watch for Listener {
     }
 }
 
-fn listen(b: &mut Bench, appetite: Appetite) -> Rc<RefCell<Notes>> {
+fn listen(b: &mut Bench, interest: Interest) -> Rc<RefCell<Notes>> {
     let listener = Listener::default();
-    listener.0.borrow_mut().appetite = appetite;
+    listener.0.borrow_mut().interest = interest;
     let notes = listener.0.clone();
     b.world.watch = Some(Box::new(listener));
     notes
@@ -717,15 +717,15 @@ fn listen(b: &mut Bench, appetite: Appetite) -> Rc<RefCell<Notes>> {
 #[test]
 fn the_units_hear_of_every_transaction() {
     // Who wants nothing hears of transactions all the same.
-    for appetite in [
-        Appetite::NOTHING,
-        Appetite {
+    for interest in [
+        Interest::NOTHING,
+        Interest {
             branches: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         },
     ] {
         let mut b = machine();
-        let notes = listen(&mut b, appetite);
+        let notes = listen(&mut b, interest);
         let begin = CODE;
         assert_eq!(outcome(&mut b, |a| a.nop()), End::Committed);
         let found = notes.take_changes();
@@ -750,7 +750,7 @@ fn the_units_hear_of_every_transaction() {
         });
         assert_eq!(found, End::Aborted(0x0200_0001));
         let branches = notes.borrow().branches.len();
-        assert_eq!(branches, appetite.branches as usize, "what was aborted has been seen");
+        assert_eq!(branches, interest.branches as usize, "what was aborted has been seen");
         assert_eq!(
             notes.take_changes(),
             [
@@ -796,11 +796,11 @@ fn a_data_breakpoint_and_a_unit_s_wish_abort() {
     };
     for (effects, status) in [(debug, DEBUG), (wish, 0)] {
         let mut b = machine();
-        let appetite = Appetite {
+        let interest = Interest {
             ranges: true,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         };
-        let notes = listen(&mut b, appetite);
+        let notes = listen(&mut b, interest);
         notes.borrow_mut().ranges = vec![Range {
             first: DATA,
             last: DATA + 7,

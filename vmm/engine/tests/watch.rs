@@ -14,7 +14,7 @@ use engine::bus::{Processor, Watch};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
-use x86::seam::{Access, Appetite, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Range};
+use x86::seam::{Access, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Interest, Range};
 
 /// A word as a test writes it down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ enum Word {
 /// What a [`Listener`] wants, and what it has heard.
 #[derive(Default)]
 struct Notes {
-    appetite: Appetite,
+    interest: Interest,
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
     generation: u64,
@@ -47,10 +47,10 @@ struct Notes {
 struct Listener(Rc<RefCell<Notes>>, Vec<u64>, Vec<Range>);
 
 impl Watch for Listener {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         let notes = self.0.borrow();
         (self.1, self.2) = (notes.boundaries.clone(), notes.ranges.clone());
-        notes.appetite
+        notes.interest
     }
     fn boundaries(&self) -> &[u64] {
         &self.1
@@ -95,15 +95,15 @@ impl Watch for Listener {
     }
 }
 
-const BRANCHES: Appetite = Appetite {
+const BRANCHES: Interest = Interest {
     branches: true,
-    ..Appetite::NOTHING
+    ..Interest::NOTHING
 };
 
 /// Has a machine listened to; what is heard arrives in the notes.
-fn listen(b: &mut Bench, appetite: Appetite) -> Rc<RefCell<Notes>> {
+fn listen(b: &mut Bench, interest: Interest) -> Rc<RefCell<Notes>> {
     let listener = Listener::default();
-    listener.0.borrow_mut().appetite = appetite;
+    listener.0.borrow_mut().interest = interest;
     let notes = listener.0.clone();
     b.world.watch = Some(Box::new(listener));
     notes
@@ -265,13 +265,13 @@ fn what_did_not_retire_or_is_no_branch_leaves_no_record() {
 // covers: interest/transfers
 #[test]
 fn far_transfers_come_alone_with_the_processor_where_they_lead() {
-    let transfers = Appetite {
+    let transfers = Interest {
         transfers: true,
-        ..Appetite::NOTHING
+        ..Interest::NOTHING
     };
-    for appetite in [BRANCHES, transfers] {
+    for interest in [BRANCHES, transfers] {
         let mut b = Bench::long();
-        let notes = listen(&mut b, appetite);
+        let notes = listen(&mut b, interest);
         b.msr(x86::msr::IA32_STAR, (UDATA as u64 - 8 | 3) << 48 | (KCODE as u64) << 32);
         b.msr(x86::msr::IA32_LSTAR, CODE + 0x200);
         b.msr(x86::msr::IA32_EFER, 0xd01);
@@ -300,7 +300,7 @@ fn far_transfers_come_alone_with_the_processor_where_they_lead() {
         });
         assert_eq!(b.run(1000), Exit::Halt);
         let notes = notes.borrow();
-        let near = usize::from(appetite.branches);
+        let near = usize::from(interest.branches);
         let heard: Vec<_> = notes
             .words
             .iter()
@@ -434,7 +434,7 @@ fn records_are_handed_over_when_the_room_is_used_up_and_at_the_end_of_a_run() {
         let mut b = Bench::long();
         let notes = listen(
             &mut b,
-            Appetite {
+            Interest {
                 branch_room: room,
                 ..BRANCHES
             },
@@ -483,7 +483,7 @@ fn debug(b: &mut Bench) -> (u64, u64, u64) {
 #[test]
 fn before_is_said_wherever_control_comes_from_and_not_for_other_addresses_of_the_offset() {
     let mut b = Bench::long();
-    let notes = listen(&mut b, Appetite::NOTHING);
+    let notes = listen(&mut b, Interest::NOTHING);
     let target = CODE + 0x40;
     // The same offset in the next page runs, too, and is nobody's boundary.
     b.code(|a| {
@@ -526,7 +526,7 @@ fn before_is_said_wherever_control_comes_from_and_not_for_other_addresses_of_the
 #[test]
 fn an_instruction_breakpoint_is_a_fault_and_rf_lets_it_pass() {
     let mut b = Bench::long();
-    let notes = listen(&mut b, Appetite::NOTHING);
+    let notes = listen(&mut b, Interest::NOTHING);
     {
         let mut notes = notes.borrow_mut();
         notes.boundaries = vec![CODE + 5];
@@ -577,9 +577,9 @@ fn an_instruction_breakpoint_is_a_fault_and_rf_lets_it_pass() {
 const DATA: u64 = 0x30_0000;
 
 fn watched(b: &mut Bench, first: u64, len: u64, reads: bool, effect: bool) -> Rc<RefCell<Notes>> {
-    let ranges = Appetite {
+    let ranges = Interest {
         ranges: true,
-        ..Appetite::NOTHING
+        ..Interest::NOTHING
     };
     let notes = listen(b, ranges);
     {
@@ -743,9 +743,9 @@ fn ports_are_watched_and_trap_after_the_instruction() {
 fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
     for distance in [1, 3, 10] {
         let mut b = Bench::long();
-        let counting = Appetite {
+        let counting = Interest {
             instructions: distance,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         };
         let notes = listen(&mut b, counting);
         notes.borrow_mut().effects.pmi = true;
@@ -787,9 +787,9 @@ fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
 #[test]
 fn with_btf_a_single_step_comes_after_taken_branches_only() {
     let mut b = Bench::long();
-    let stepping = Appetite {
+    let stepping = Interest {
         step_on_branches: true,
-        ..Appetite::NOTHING
+        ..Interest::NOTHING
     };
     let _notes = listen(&mut b, stepping);
     b.code(|a| {

@@ -1,7 +1,7 @@
 //! CPUs in KVM that the host's Intel PT traces for the guest.
 //!
 //! The unit of the CPU begins and ends the guest's trace itself, as it does in the software engine; in between it takes what the
-//! host's tracer has. Around every access to one of its registers the tracer is stopped, so that the guest finds them as after
+//! host's tracer has. PebsInputs every access to one of its registers the tracer is stopped, so that the guest finds them as after
 //! its last instruction.
 
 use kvm_ioctls::VcpuFd;

@@ -6,7 +6,7 @@
 
 use devices::unit::Units;
 use x86::model::CpuModel;
-use x86::seam::{Access, Appetite, BranchRecord, Change, Code, Effects, EventRecord, Processor, Range, Watch};
+use x86::seam::{Access, BranchRecord, Change, Code, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 /// A place for an observer of the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,13 +112,13 @@ fn with(effects: Effects, stop: bool) -> Effects {
 }
 
 impl Watch for Watchers {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
-        let mut appetite = self.units.appetite(cpu);
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
+        let mut interest = self.units.interest(cpu);
         for observer in self.observers.iter_mut().flatten() {
-            appetite = appetite.and(observer.appetite(cpu));
+            interest = interest.and(observer.interest(cpu));
         }
         self.merge();
-        appetite
+        interest
     }
 
     fn boundaries(&self) -> &[u64] {

@@ -21,7 +21,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use x86::seam::{Access, AccessKind, Appetite, Effects, EventRecord, Processor, Range, Watch};
+use x86::seam::{Access, AccessKind, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 /// What an access does that a watchpoint stops at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -362,12 +362,12 @@ impl Watcher {
 }
 
 impl Watch for Watcher {
-    fn appetite(&mut self, _: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         self.catch_up();
-        Appetite {
+        Interest {
             ranges: !self.ranges.is_empty(),
             transfers: !self.set.catches.is_empty() || self.stepping(),
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 

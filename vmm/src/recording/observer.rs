@@ -11,7 +11,7 @@ use x86::model::CpuModel;
 use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_CR3_MATCH, IA32_RTIT_STATUS};
 use x86::pt::RtitCtl;
 use x86::seam::{
-    Access, Appetite, BranchRecord, Change, Code, CodeSize, Effects, EventRecord, Processor, Range, TraceMem, Watch,
+    Access, BranchRecord, Change, Code, CodeSize, Effects, EventRecord, Interest, Processor, Range, TraceMem, Watch,
 };
 
 use trace::directory::sink::{PACKETS, Sink};
@@ -90,7 +90,7 @@ pub struct Observer {
     maps: Map<Key, Mapping>,
     /// Which addresses lead to a physical page.
     by_gpa: Map<u64, Vec<Key>>,
-    /// [`Appetite::code`].
+    /// [`Interest::code`].
     code: u64,
     /// How many of the pool's changes are told.
     seen: u64,
@@ -209,14 +209,14 @@ impl Observer {
         // Whatever `CTL` and the filters are, `caps` has it.
         let programmed = self.pt.program(ctl, cpu);
         debug_assert!(programmed.is_ok(), "{ctl:?}");
-        self.settle(cpu);
+        self.write_due(cpu);
     }
 
     fn stop(&mut self, mark: Mark, cpu: &mut Host<'_>) {
         if self.state == ObserverState::Tracing {
             let programmed = self.pt.program(self.ctl, cpu);
             debug_assert!(programmed.is_ok());
-            self.settle(cpu);
+            self.write_due(cpu);
         }
         self.mark(mark, cpu);
         self.write();
@@ -244,20 +244,20 @@ impl Observer {
     }
 
     /// What the unit and the trigger want announced.
-    fn wants(&mut self) -> Appetite {
-        let mut appetite = Appetite::NOTHING;
+    fn wants(&mut self) -> Interest {
+        let mut interest = Interest::NOTHING;
         let (mut boundaries, mut ranges) = (Vec::new(), Vec::new());
         if self.state == ObserverState::Tracing {
-            appetite = Appetite {
+            interest = Interest {
                 code: self.code,
-                ..self.pt.appetite()
+                ..self.pt.interest()
             };
             boundaries.extend_from_slice(self.pt.boundaries());
         }
         if self.state != ObserverState::Done
             && let Some(when) = self.shared.trigger()
         {
-            appetite = appetite.and(when.appetite(self.shared.retired()));
+            interest = interest.and(when.interest(self.shared.retired()));
             boundaries.extend(when.boundary());
             ranges.extend(when.range());
             boundaries.sort_unstable();
@@ -267,7 +267,7 @@ impl Observer {
             (self.boundaries, self.ranges) = (boundaries, ranges);
             self.generation += 1;
         }
-        appetite
+        interest
     }
 
     fn write(&mut self) {
@@ -277,7 +277,7 @@ impl Observer {
     }
 
     /// After a word: syncs are told, and what waits is written when it is much.
-    fn settle(&mut self, cpu: &mut Host<'_>) {
+    fn write_due(&mut self, cpu: &mut Host<'_>) {
         let place = self.pt.place();
         let psb = self.total().checked_sub(u64::from(place.since_psb));
         if psb.is_some() && psb != self.psb {
@@ -328,7 +328,7 @@ impl Observer {
         self.tsc_moved = true;
         self.pt.synchronize(cpu);
         self.psb = None;
-        self.settle(cpu);
+        self.write_due(cpu);
     }
 
     /// A PSB in front of the next instruction.
@@ -408,7 +408,7 @@ impl Observer {
         }
         self.seen = changed;
         drop(pool);
-        self.settle(cpu);
+        self.write_due(cpu);
     }
 
     fn key(code: &Code, cpu: &dyn Processor) -> Key {
@@ -481,7 +481,7 @@ impl Observer {
             offset: self.tsc_offset,
         };
         let _ = say(&mut self.pt, &mut host);
-        self.settle(&mut host);
+        self.write_due(&mut host);
         self.turn_page(&mut host);
     }
 }
@@ -515,7 +515,7 @@ fn same(content: &Content, code: &Code, cpu: &mut Host<'_>) -> bool {
 }
 
 impl Watch for Observer {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         let mut host = Host {
             cpu,
             offset: self.tsc_offset,
@@ -673,7 +673,7 @@ impl Watch for Observer {
                 }
             }
         }
-        self.settle(&mut host);
+        self.write_due(&mut host);
         moved
     }
 

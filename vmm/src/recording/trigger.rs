@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use x86::seam::{Access, AccessKind, Appetite, Processor, Range};
+use x86::seam::{Access, AccessKind, Interest, Processor, Range};
 
 /// What is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,15 +31,15 @@ impl fmt::Display for When {
 
 impl When {
     /// What the executor must announce for it; `retired` instructions are behind.
-    pub fn appetite(&self, retired: u64) -> Appetite {
-        let mut appetite = Appetite::NOTHING;
+    pub fn interest(&self, retired: u64) -> Interest {
+        let mut interest = Interest::NOTHING;
         match self {
             When::Address(_) => {}
-            When::Instructions(count) => appetite.instructions = count.saturating_sub(retired),
-            When::Hypercall => appetite.transfers = true,
-            When::Port(..) => appetite.ranges = true,
+            When::Instructions(count) => interest.instructions = count.saturating_sub(retired),
+            When::Hypercall => interest.transfers = true,
+            When::Port(..) => interest.ranges = true,
         }
-        appetite
+        interest
     }
 
     /// The address before which it is to be asked.

@@ -134,7 +134,7 @@ impl Run {
             sent: timeline.map_or_else(Vec::new, |timeline| {
                 timeline.outputs.iter().map(|flow| flow.sent()).collect()
             }),
-            unsettled: self.vm.unsettled(),
+            closed_to_input: self.vm.closed_to_input(),
             fixed,
         }
     }
@@ -166,7 +166,7 @@ impl Run {
         for (flow, sent) in timeline.outputs.iter().zip(&point.sent) {
             flow.go_to(*sent);
         }
-        self.vm.set_unsettled(point.unsettled);
+        self.vm.set_closed_to_input(point.closed_to_input);
         timeline.jumps += 1;
         Ok(())
     }

@@ -26,7 +26,7 @@ pub struct Point {
     /// What the serial ports had sent.
     pub sent: Vec<u64>,
     /// The step at which nothing may enter any more, since something had been delivered there.
-    pub unsettled: Option<u64>,
+    pub closed_to_input: Option<u64>,
     /// A debugger had changed the guest: nothing leads here from an earlier point.
     pub fixed: bool,
 }

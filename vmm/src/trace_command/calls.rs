@@ -36,7 +36,7 @@ impl<'a, const CODE: bool> Tree<'a, CODE> {
         }
     }
 
-    fn settle(&mut self) {
+    fn open_pending(&mut self) {
         if let Some(line) = self.last.take() {
             self.out.line(&(line + " {"));
         }
@@ -44,7 +44,7 @@ impl<'a, const CODE: bool> Tree<'a, CODE> {
 
     /// The trace is over; what runs goes on running.
     pub fn end(&mut self, _: &Names) {
-        self.settle();
+        self.open_pending();
     }
 }
 
@@ -86,7 +86,7 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
             json::process(&mut line, names, here, process);
             return self.out.line(&Value::Object(line).to_string());
         }
-        self.settle();
+        self.open_pending();
         let whose = task.map_or("-".into(), |task| format!("{} ({})", task.comm, task.tgid));
         if self.process.as_ref() != Some(&whose) {
             self.out.line(&format!("{} -- {whose}", columns(here)));
@@ -140,7 +140,7 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
             line.insert("code".into(), code_json(names, here, process, block, code));
             return self.out.line(&Value::Object(line).to_string());
         }
-        self.settle();
+        self.open_pending();
         for line in disasm::lines(names, here, process, block, code) {
             self.out.line(&disasm_text(&line));
         }
@@ -151,7 +151,7 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
             event.kind,
             pt_flow::EventKind::Time(_) | pt_flow::EventKind::Sync { .. } | pt_flow::EventKind::Paging { .. }
         ) {
-            self.settle();
+            self.open_pending();
             show_event(self.out, self.json, names, here, event);
         }
     }

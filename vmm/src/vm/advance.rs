@@ -43,7 +43,7 @@ impl Vm {
         }
         let counts = until.steps.is_some() || until.cpu.is_some();
         // What counts steps is for the engine.
-        if counts && self.machine.platform().controllers_are_elsewhere() {
+        if counts && self.machine.platform().irqchip_is_external() {
             let end = stays(&self.report(), "only the software engine counts instructions");
             return Ok(StopReason::Ended(end));
         }

@@ -53,7 +53,7 @@ pub struct Vm {
     /// What is on disks that have an overlay, in order.
     pub(super) overlays: Vec<Overlay>,
     /// The step at which nothing may enter any more, as something has been delivered there, or tried.
-    pub(super) unsettled: Option<u64>,
+    pub(super) closed_to_input: Option<u64>,
     /// A debugger has changed registers or memory since this was last asked.
     pub(super) changed: bool,
     /// The kernel's file.
@@ -93,7 +93,7 @@ impl Vm {
             points: Served::default(),
             kept: None,
             overlays: parts.overlays,
-            unsettled: None,
+            closed_to_input: None,
             changed: false,
             kernel: parts.kernel,
         }
@@ -117,13 +117,13 @@ impl Vm {
     }
 
     /// The step at which nothing may enter any more, as something has been delivered there, or tried.
-    pub(crate) fn unsettled(&self) -> Option<u64> {
-        self.unsettled
+    pub(crate) fn closed_to_input(&self) -> Option<u64> {
+        self.closed_to_input
     }
 
     /// The machine has been put to a state in which this was so.
-    pub(crate) fn set_unsettled(&mut self, step: Option<u64>) {
-        self.unsettled = step;
+    pub(crate) fn set_closed_to_input(&mut self, step: Option<u64>) {
+        self.closed_to_input = step;
     }
 
     /// Whether a debugger has changed registers or memory since this was last asked.

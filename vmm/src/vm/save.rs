@@ -32,7 +32,7 @@ impl Vm {
     /// # Errors
     /// One line: the state is of another machine. Nothing has changed then.
     pub fn restore(&mut self, state: &Snapshot) -> Result<(), String> {
-        if self.machine.platform().controllers_are_elsewhere() {
+        if self.machine.platform().irqchip_is_external() {
             return Err(
                 "the interrupt controllers are KVM's, and a state has none of theirs: use --irqchip minivmm".into(),
             );

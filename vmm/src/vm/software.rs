@@ -74,7 +74,7 @@ impl Vm {
                 }
             }
             let now = self.soft.steps();
-            if self.unsettled != Some(now) {
+            if self.closed_to_input != Some(now) {
                 let here = self.moment();
                 if outside.enter(here, &mut |bytes| self.hand_over(bytes))? {
                     return Ok(Some(StopReason::Outside));
@@ -91,7 +91,7 @@ impl Vm {
             let before = self.soft.exits().delivered();
             let retry = self.soft.deliver(&mut self.machine);
             if self.soft.exits().delivered() != before {
-                self.unsettled = Some(now);
+                self.closed_to_input = Some(now);
             }
 
             let Some(left) = until.left(&self.soft) else {
@@ -115,7 +115,7 @@ impl Vm {
                 .soft
                 .run(&mut self.machine, if stepping { budget.min(1) } else { budget });
             if self.soft.steps() == now && exit != Exit::Halt {
-                self.unsettled = Some(now);
+                self.closed_to_input = Some(now);
             }
             let stepped = stepping && self.soft.steps() > now;
             if let Some(stop) = self.stop(cpu, &exit, stepped) {

@@ -47,7 +47,7 @@
 use serde::{Deserialize, Serialize};
 use x86::debugctl::DebugCtl;
 use x86::ds::{BRANCH_PREDICTED, DsLayout, management};
-use x86::seam::{Appetite, BranchRecord, Effects, EventRecord, Flow, PageFault, TraceMem};
+use x86::seam::{BranchRecord, Effects, EventRecord, Flow, Interest, PageFault, TraceMem};
 
 use crate::unit::lbr::is_canonical;
 use crate::unit::predictor::{Predictor, Stream};
@@ -102,19 +102,19 @@ impl Bts {
 
     /// What the executor has to say: every branch, in batches that end where something happens. To be asked after every word
     /// and every write of a register.
-    pub fn appetite(&mut self, control: DebugCtl, area: u64, mem: &mut dyn TraceMem) -> Appetite {
+    pub fn interest(&mut self, control: DebugCtl, area: u64, mem: &mut dyn TraceMem) -> Interest {
         let stores = stores(control);
         if stores && !self.running {
             self.predictor.reset();
         }
         self.running = stores;
         if !stores {
-            return Appetite::NOTHING;
+            return Interest::NOTHING;
         }
-        Appetite {
+        Interest {
             branches: true,
             branch_room: self.room(area, mem),
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 

@@ -191,7 +191,7 @@ fn tr_bts_and_the_ring_filters_decide_what_is_stored() {
         let mut memory = Pages::with_buffer(1);
         memory.set(DsLayout::Bits64, [BUFFER, BUFFER, BUFFER + 2400, BUFFER + 2400]);
         assert_eq!(
-            unit.appetite(control, AREA, &mut memory).branches,
+            unit.interest(control, AREA, &mut memory).branches,
             !stored.is_empty(),
             "{why}"
         );
@@ -254,7 +254,7 @@ fn with_btint_clear_a_threshold_inside_asks_for_interrupts_all_the_same() {
         let mut asked = Vec::new();
         let mut stored = 0;
         while !left.is_empty() {
-            let room = unit.appetite(on(), AREA, &mut memory).branch_room as usize;
+            let room = unit.interest(on(), AREA, &mut memory).branch_room as usize;
             let rest = left.split_off(room.min(left.len()));
             stored += left.len();
             if unit.branches(&left, on(), AREA, &mut memory).pmi {
@@ -282,7 +282,7 @@ fn the_interrupt_comes_at_the_record_that_reaches_the_threshold() {
             let mut requests = Vec::new();
             let mut retired = 0;
             while !left.is_empty() {
-                let room = unit.appetite(control, AREA, &mut memory).branch_room as usize;
+                let room = unit.interest(control, AREA, &mut memory).branch_room as usize;
                 let batch: Vec<_> = left.drain(..room.min(left.len())).collect();
                 retired += batch.len();
                 if unit.branches(&batch, control, AREA, &mut memory).pmi {
@@ -571,7 +571,7 @@ fn state_goes_out_and_comes_back() {
     let mut memory = Pages::with_buffer(16);
     memory.set(layout, [BUFFER, BUFFER, BUFFER + 16 * PAGE, 0]);
     let mut one = unit(layout);
-    let _ = one.appetite(on(), AREA, &mut memory);
+    let _ = one.interest(on(), AREA, &mut memory);
     let mut step = 0;
     for _ in 0..20 {
         let mut two = unit(layout);
@@ -613,7 +613,7 @@ fn no_area_of_random_bytes_leads_outside_the_guest_s_pages() {
             _ => AREA,
         };
         for _ in 0..4 {
-            let room = unit.appetite(control, area, &mut memory).branch_room;
+            let room = unit.interest(control, area, &mut memory).branch_room;
             assert!(room >= 1);
             let batch: Vec<_> = (0..random.below(700))
                 .map(|i| {

@@ -46,7 +46,7 @@ use x86::seam::{PageFault, Processor};
 
 use super::pebs_trace::{OUTPUT_TRACE, PMI_AFTER_EACH_RECORD, reload_register};
 use crate::unit::cache::Memory;
-use crate::unit::pmu::{Around, FIXED, GENERAL};
+use crate::unit::pmu::{FIXED, GENERAL, PebsInputs};
 
 /// The registers, and which counters are armed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -223,13 +223,13 @@ impl Pebs {
         counter: usize,
         sample: &Sample,
         cpu: &mut dyn Processor,
-        around: &Around<'_>,
+        inputs: &PebsInputs<'_>,
     ) -> Result<(Outcome, Option<u64>), PageFault> {
         let Some(caps) = self.caps else {
             return Ok((Outcome::default(), None));
         };
         let width = self.layout.field();
-        let at = |number: u64| around.ds_area.wrapping_add(number * width);
+        let at = |number: u64| inputs.ds_area.wrapping_add(number * width);
 
         let mut fields = [0; 32];
         let fields = &mut fields[..4 * width as usize];
@@ -256,7 +256,7 @@ impl Pebs {
         };
 
         let mut bytes = [0; LONGEST];
-        let len = self.compose(caps.format, s, sample, cpu, around, &mut bytes);
+        let len = self.compose(caps.format, s, sample, cpu, inputs, &mut bytes);
         let end = index.checked_add(len as u64);
         let Some(end) = end.filter(|&end| base <= index && end <= maximum) else {
             return Ok((Outcome::default(), None));
@@ -276,14 +276,14 @@ impl Pebs {
         s: &PebsState,
         sample: &Sample,
         cpu: &mut dyn Processor,
-        around: &Around<'_>,
+        inputs: &PebsInputs<'_>,
         bytes: &mut [u8; LONGEST],
     ) -> usize {
         let mut out = Out { bytes, len: 0 };
         let ip = sample.ip.wrapping_sub(cpu.context().cs_base);
         if format == PebsFormat::Adaptive {
             let groups = if sample.adaptive { s.data_cfg } else { 0 };
-            self.compose_adaptive(groups, ip, sample, cpu, around, &mut out);
+            self.compose_adaptive(groups, ip, sample, cpu, inputs, &mut out);
             return out.len;
         }
         // RAX, RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8 to R15.
@@ -327,7 +327,7 @@ impl Pebs {
         ip: u64,
         sample: &Sample,
         cpu: &mut dyn Processor,
-        around: &Around<'_>,
+        inputs: &PebsInputs<'_>,
         out: &mut Out<'_>,
     ) {
         let size = data_cfg::size(groups);
@@ -354,7 +354,7 @@ impl Pebs {
         }
         if groups & data_cfg::LBRS != 0 {
             for number in 0..=(groups >> data_cfg::LBR_ENTRIES) as u8 {
-                out.words(&(around.last_branch)(number));
+                out.words(&(inputs.last_branch)(number));
             }
         }
     }

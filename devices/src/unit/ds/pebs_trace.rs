@@ -20,7 +20,7 @@ use x86::msr::{MSR_RELOAD_FIXED_CTR0, MSR_RELOAD_PMC0};
 use x86::seam::Processor;
 
 use super::pebs::{Pebs, PebsState, Sample};
-use crate::unit::pmu::{Around, FIXED, GENERAL};
+use crate::unit::pmu::{FIXED, GENERAL, PebsInputs};
 
 /// IA32_PEBS_ENABLE.PMI_AFTER_EACH_RECORD.
 pub const PMI_AFTER_EACH_RECORD: u64 = 1 << 60;
@@ -74,7 +74,7 @@ impl Pebs {
         s: &PebsState,
         sample: &Sample,
         cpu: &mut dyn Processor,
-        around: &Around<'_>,
+        inputs: &PebsInputs<'_>,
     ) -> TraceRecord {
         let ip = sample.ip.wrapping_sub(cpu.context().cs_base);
         let mut groups = vec![(kind::BASIC, vec![ip, sample.applicable, cpu.tsc()])];
@@ -107,7 +107,7 @@ impl Pebs {
                 .min(MOST_ENTRIES);
             for (block, first) in (0..count).step_by(ENTRIES.into()).enumerate() {
                 let entries = first..count.min(first + ENTRIES);
-                let values = entries.flat_map(|number| (around.last_branch)(number));
+                let values = entries.flat_map(|number| (inputs.last_branch)(number));
                 groups.push((kind::LBRS + block as u8, values.collect()));
             }
         }

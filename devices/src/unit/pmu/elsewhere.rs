@@ -7,7 +7,7 @@ use x86::seam::{Effects, Processor};
 
 use super::events::{Rate, Source, until};
 use super::plan::Line;
-use super::{Around, Pmu, each};
+use super::{PebsInputs, Pmu, each};
 
 impl Line {
     fn counts_time(self) -> bool {
@@ -42,14 +42,14 @@ impl Pmu {
     }
 
     /// The processor has run elsewhere for so many cycles, and is in HLT now or not.
-    pub fn elapsed(&mut self, cycles: u64, halted: bool, cpu: &mut dyn Processor, around: &Around<'_>) {
+    pub fn elapsed(&mut self, cycles: u64, halted: bool, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) {
         // What the engine counted last.
-        self.settle(cpu, around);
+        self.count_to_now(cpu, inputs);
         if cycles != 0 {
             self.s.halted = false;
             self.relive();
             self.s.elsewhere = self.s.elsewhere.wrapping_add(cycles);
-            self.settle(cpu, around);
+            self.count_to_now(cpu, inputs);
         }
         self.s.halted = halted;
         self.relive();

@@ -5,7 +5,7 @@
 //! word of the seam or an access to an MSR, so between two of these every counter either counts all the time or not at all,
 //! and what the processor's own count of instructions and the machine's step clock have moved on is added then
 //! ([`Pmu::settle`]). Branches come as records, loads and stores as accesses; both are asked for only while a counter wants
-//! them. The distance to the next overflow goes into the appetite, so that an interrupt comes after the very instruction or
+//! them. The distance to the next overflow goes into the interest, so that an interrupt comes after the very instruction or
 //! branch that overflowed.
 //!
 //! # Practice
@@ -38,7 +38,7 @@ use x86::ds::PebsCaps;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::pmu::{EventSelect, FixedControl, PmuCaps, Transactions, status};
-use x86::seam::{Abort, Access, Appetite, BranchRecord, Change, Effects, EventRecord, Processor};
+use x86::seam::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor};
 
 use super::cache::{Fetched, Memory};
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
@@ -57,16 +57,16 @@ const COUNTERS: usize = GENERAL + FIXED;
 
 /// What a unit outside the counters lends them for PEBS records.
 #[derive(Clone, Copy)]
-pub struct Around<'a> {
+pub struct PebsInputs<'a> {
     /// IA32_DS_AREA.
     pub ds_area: u64,
     /// The last-branch record with this number, 0 the newest: source, target, information.
     pub last_branch: &'a dyn Fn(u8) -> [u64; 3],
 }
 
-impl Around<'_> {
+impl PebsInputs<'_> {
     /// Neither.
-    pub const NONE: Around<'static> = Around {
+    pub const NONE: PebsInputs<'static> = PebsInputs {
         ds_area: 0,
         last_branch: &|_| [0; 3],
     };
@@ -340,15 +340,15 @@ impl Pmu {
     // ---- The words ---------------------------------------------------------------------------------------------------
 
     /// What to announce.
-    pub fn appetite(&mut self, cpu: &mut dyn Processor, around: &Around<'_>) -> Appetite {
-        self.settle(cpu, around);
+    pub fn interest(&mut self, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Interest {
+        self.count_to_now(cpu, inputs);
         let plan = &self.plan;
         if plan.rings == [0; 2] && !plan.metrics && self.s.outbox == Effects::NONE {
-            return Appetite::NOTHING;
+            return Interest::NOTHING;
         }
-        let mut appetite = Appetite {
+        let mut interest = Interest {
             transfers: plan.transfers,
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         };
         for counter in each(self.s.live) {
             let Some(line) = plan.counters[counter] else { continue };
@@ -360,20 +360,20 @@ impl Pmu {
                 (self.mask(counter) - self.s.values[counter]).saturating_add(1)
             };
             let distance = line.distance(left);
-            appetite.instructions = appetite.instructions.min(distance.instructions);
+            interest.instructions = interest.instructions.min(distance.instructions);
             if let Some(room) = distance.branches {
-                appetite.branches = true;
-                appetite.branch_room = appetite.branch_room.min(u32::try_from(room).unwrap_or(u32::MAX));
+                interest.branches = true;
+                interest.branch_room = interest.branch_room.min(u32::try_from(room).unwrap_or(u32::MAX));
             }
-            appetite.every_access |= line.source.is_access();
-            appetite.every_instruction |= line.source.is_class();
+            interest.every_access |= line.source.is_access();
+            interest.every_instruction |= line.source.is_class();
         }
         // Mispredicted branches are a part of them.
-        appetite.branches |= plan.metrics;
+        interest.branches |= plan.metrics;
         if self.s.outbox != Effects::NONE {
-            appetite.instructions = 0;
+            interest.instructions = 0;
         }
-        appetite
+        interest
     }
 
     /// Whether a counter that is enabled asks for what caches and TLBs do.
@@ -392,7 +392,7 @@ impl Pmu {
     }
 
     /// Code has been fetched, up to the branches that were told last.
-    pub fn fetched(&mut self, fetched: &Fetched, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+    pub fn fetched(&mut self, fetched: &Fetched, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
         let mut events = self.advance(cpu);
         for counter in each(self.s.live & self.plan.fetches) {
             let Some(line) = self.plan.counters[counter] else {
@@ -410,14 +410,14 @@ impl Pmu {
                 ..Sample::default()
             },
             cpu,
-            around,
+            inputs,
         );
         self.take_effects()
     }
 
     /// Execution is about to run the instruction at this linear address.
-    pub fn before(&mut self, address: u64, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
-        self.settle(cpu, around);
+    pub fn before(&mut self, address: u64, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
+        self.count_to_now(cpu, inputs);
         self.s.next_ip = address;
         if self.plan.classes != 0 {
             self.s.class = Some(Class::of(address, cpu));
@@ -426,7 +426,7 @@ impl Pmu {
     }
 
     /// Branches have retired.
-    pub fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
+    pub fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
         let counting = self.s.live & self.plan.branches;
         let mut events = self.advance(cpu);
         if counting != 0 {
@@ -478,7 +478,7 @@ impl Pmu {
                 ..Sample::default()
             },
             cpu,
-            around,
+            inputs,
         );
         self.take_effects()
     }
@@ -490,7 +490,7 @@ impl Pmu {
         access: &Access,
         memory: Option<Memory>,
         cpu: &mut dyn Processor,
-        around: &Around<'_>,
+        inputs: &PebsInputs<'_>,
     ) -> Effects {
         let counting = self.s.live & self.plan.accesses;
         let mut events = self.advance(cpu);
@@ -510,13 +510,13 @@ impl Pmu {
                 }
             }
         }
-        self.finish(events, sample, cpu, around);
+        self.finish(events, sample, cpu, inputs);
         self.take_effects()
     }
 
     /// Something has changed.
-    pub fn state_change(&mut self, change: Change, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
-        self.settle(cpu, around);
+    pub fn state_change(&mut self, change: Change, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
+        self.count_to_now(cpu, inputs);
         match change {
             Change::Halt | Change::Mwait { .. } => self.s.halted = true,
             Change::Wake { .. } => self.s.halted = false,
@@ -530,13 +530,13 @@ impl Pmu {
             }
             Change::TransactionBegin { at } => {
                 self.s.checkpoint.copy_from_slice(&self.s.values[..GENERAL]);
-                self.transaction(Transactions::STARTED, at, cpu, around);
+                self.transaction(Transactions::STARTED, at, cpu, inputs);
                 self.s.in_transaction = true;
             }
             Change::TransactionCommit { at, steps } => {
                 self.s.in_transaction = false;
                 self.s.last_transaction = steps & 0xFFFF_FFFF;
-                self.transaction(Transactions::COMMITTED, at, cpu, around);
+                self.transaction(Transactions::COMMITTED, at, cpu, inputs);
             }
             Change::TransactionAbort { from, cause, steps } => {
                 self.s.in_transaction = false;
@@ -546,7 +546,7 @@ impl Pmu {
                     }
                 }
                 self.s.last_transaction = steps & 0xFFFF_FFFF | transaction_abort(cause);
-                self.transaction(Transactions::of(cause), from, cpu, around);
+                self.transaction(Transactions::of(cause), from, cpu, inputs);
                 // Without a record's cause any more.
                 self.s.last_transaction &= 0xFFFF_FFFF;
             }
@@ -557,7 +557,7 @@ impl Pmu {
     }
 
     /// Something has become of a transaction, at the instruction at `ip`. A record that an abort was asked for comes after it.
-    fn transaction(&mut self, what: Transactions, ip: u64, cpu: &mut dyn Processor, around: &Around<'_>) {
+    fn transaction(&mut self, what: Transactions, ip: u64, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) {
         let mut had = Had::default();
         for counter in each(self.s.live & self.plan.transactions) {
             if let Some(Source::Transactions(wanted)) = self.plan.counters[counter].map(|line| line.source)
@@ -574,17 +574,17 @@ impl Pmu {
             transaction: self.s.last_transaction,
             ..Sample::default()
         };
-        self.finish(had, sample, cpu, around);
+        self.finish(had, sample, cpu, inputs);
     }
 
     /// An interrupt or exception has been delivered. INT n and its like are instructions, and branches.
-    pub fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
-        self.branches(core::slice::from_ref(&event.branch), cpu, around)
+    pub fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
+        self.branches(core::slice::from_ref(&event.branch), cpu, inputs)
     }
 
-    /// Any other word: the end of a run, the number of instructions that the appetite asked for.
-    pub fn tick(&mut self, cpu: &mut dyn Processor, around: &Around<'_>) -> Effects {
-        self.settle(cpu, around);
+    /// Any other word: the end of a run, the number of instructions that the interest asked for.
+    pub fn tick(&mut self, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
+        self.count_to_now(cpu, inputs);
         self.take_effects()
     }
 
@@ -593,8 +593,8 @@ impl Pmu {
     ///
     /// # Errors
     /// [`MsrFault::GeneralProtection`]: there is no such counter. Bit 31, fast reads, is NetBurst's alone.
-    pub fn rdpmc(&mut self, index: u32, cpu: &mut dyn Processor, around: &Around<'_>) -> Result<u64, MsrFault> {
-        self.settle(cpu, around);
+    pub fn rdpmc(&mut self, index: u32, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Result<u64, MsrFault> {
+        self.count_to_now(cpu, inputs);
         let (kind, number) = (index >> 29, (index & 0x1FFF_FFFF) as usize);
         match kind {
             0 if number < usize::from(self.caps.general) => Ok(self.s.values[number]),
@@ -607,7 +607,7 @@ impl Pmu {
     // ---- Counting ----------------------------------------------------------------------------------------------------
 
     /// Counts up to now, and does what follows from it. Effects stay in the outbox.
-    fn settle(&mut self, cpu: &mut dyn Processor, around: &Around<'_>) {
+    fn count_to_now(&mut self, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) {
         let ip = self.s.next_ip;
         let events = self.advance(cpu);
         self.finish(
@@ -617,7 +617,7 @@ impl Pmu {
                 ..Sample::default()
             },
             cpu,
-            around,
+            inputs,
         );
     }
 
@@ -690,9 +690,9 @@ impl Pmu {
 
     /// What follows from events: overflows, records, interrupts, in the order of the counters. The rule is at the head of
     /// [`pebs`](super::ds::pebs).
-    fn finish(&mut self, had: Had, sample: Sample, cpu: &mut dyn Processor, around: &Around<'_>) {
+    fn finish(&mut self, had: Had, sample: Sample, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) {
         if had.any != 0 {
-            self.serve(had, sample, cpu, around);
+            self.serve(had, sample, cpu, inputs);
         }
         let cpl = cpu.context().cpl;
         if cpl != self.s.cpl {
@@ -705,7 +705,7 @@ impl Pmu {
         }
     }
 
-    fn serve(&mut self, had: Had, sample: Sample, cpu: &mut dyn Processor, around: &Around<'_>) {
+    fn serve(&mut self, had: Had, sample: Sample, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) {
         // Armed by an earlier instruction, so that this one records.
         let due = self.s.pebs.armed;
         let mut overflow_pmi = false;
@@ -727,7 +727,7 @@ impl Pmu {
             self.s.pended = Some(counter as u8);
             self.s.outbox.abort = true;
         } else if let Some(counter) = recording {
-            match self.record(counter, sample, cpu, around) {
+            match self.record(counter, sample, cpu, inputs) {
                 Ok(Outcome { written, buffer }) => {
                     let each = self.pebs.pmi_after_record(&self.s.pebs);
                     overflow_pmi |= written && (each || self.interrupts(counter));
@@ -772,7 +772,7 @@ impl Pmu {
         counter: usize,
         mut sample: Sample,
         cpu: &mut dyn Processor,
-        around: &Around<'_>,
+        inputs: &PebsInputs<'_>,
     ) -> Result<Outcome, x86::seam::PageFault> {
         let own = bit(counter);
         sample.status = self.s.status | own;
@@ -789,7 +789,7 @@ impl Pmu {
             sample.transaction = self.s.last_transaction;
         }
         let (outcome, reload) = if self.pebs.traced(&self.s.pebs) {
-            let record = self.pebs.trace_record(&self.s.pebs, &sample, cpu, around);
+            let record = self.pebs.trace_record(&self.s.pebs, &sample, cpu, inputs);
             self.records.push(record);
             let written = Outcome {
                 written: true,
@@ -797,7 +797,7 @@ impl Pmu {
             };
             (written, Some(self.s.pebs.reload[counter]))
         } else {
-            self.pebs.record(&self.s.pebs, counter, &sample, cpu, around)?
+            self.pebs.record(&self.s.pebs, counter, &sample, cpu, inputs)?
         };
         self.s.pebs.armed &= !own;
         if !self.pebs.pmi_after_record(&self.s.pebs) {

@@ -4,7 +4,7 @@ use x86::msr::*;
 use x86::pmu::{FixedControl, capabilities, status};
 use x86::seam::Processor;
 
-use super::{Around, COUNTERS, FIXED, GENERAL, Pmu, bit};
+use super::{COUNTERS, FIXED, GENERAL, PebsInputs, Pmu, bit};
 
 /// What a number stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +79,9 @@ impl Pmu {
     ///
     /// # Errors
     /// [`MsrFault::Unclaimed`]: the register is not one of this model's.
-    pub fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor, around: &Around<'_>) -> Result<u64, MsrFault> {
+    pub fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Result<u64, MsrFault> {
         let register = self.register(msr).ok_or(MsrFault::Unclaimed)?;
-        self.settle(cpu, around);
+        self.count_to_now(cpu, inputs);
         let s = &self.s;
         Ok(match register {
             Register::Capabilities => self.capabilities.unwrap_or(0),
@@ -110,10 +110,10 @@ impl Pmu {
         msr: u32,
         value: u64,
         cpu: &mut dyn Processor,
-        around: &Around<'_>,
+        inputs: &PebsInputs<'_>,
     ) -> Result<(), MsrFault> {
         let register = self.register(msr).ok_or(MsrFault::Unclaimed)?;
-        self.settle(cpu, around);
+        self.count_to_now(cpu, inputs);
         match register {
             Register::Capabilities | Register::GlobalStatus | Register::InUse => {
                 return Err(MsrFault::GeneralProtection);

@@ -1,5 +1,5 @@
 //! Counters against hand-made streams, by a stand-in for the executor that keeps the rules of the seam: records are handed
-//! over before any other word and when there is no more room, and a tick comes when the appetite said so.
+//! over before any other word and when there is no more room, and a tick comes when the interest said so.
 
 mod pebs;
 mod transactions;
@@ -12,7 +12,7 @@ use x86::model::{
 use x86::msr::*;
 use x86::pmu::{Caches, Count};
 use x86::seam::{
-    Abort, Access, AccessKind, Appetite, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, Far, Flow,
+    Abort, Access, AccessKind, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, Far, Flow, Interest,
     PageFault, Processor, TraceMem,
 };
 
@@ -161,7 +161,7 @@ struct Run {
     core: Core,
     caches: Hierarchy,
     records: Vec<BranchRecord>,
-    appetite: Appetite,
+    interest: Interest,
     tick_at: u64,
     /// Retired instructions at each interrupt request.
     pmis: Vec<u64>,
@@ -170,8 +170,8 @@ struct Run {
     begun: u64,
 }
 
-fn around() -> Around<'static> {
-    Around {
+fn inputs() -> PebsInputs<'static> {
+    PebsInputs {
         ds_area: AREA,
         last_branch: &|number| [0x100 + u64::from(number), 0x200, 0x300],
     }
@@ -184,7 +184,7 @@ impl Run {
             core: Core::default(),
             caches: Hierarchy::of(model),
             records: Vec::new(),
-            appetite: Appetite::NOTHING,
+            interest: Interest::NOTHING,
             tick_at: u64::MAX,
             pmis: Vec::new(),
             faults: Vec::new(),
@@ -195,8 +195,8 @@ impl Run {
     }
 
     fn ask(&mut self) {
-        self.appetite = self.pmu.appetite(&mut self.core, &around());
-        self.tick_at = self.core.retired.saturating_add(self.appetite.instructions);
+        self.interest = self.pmu.interest(&mut self.core, &inputs());
+        self.tick_at = self.core.retired.saturating_add(self.interest.instructions);
     }
 
     fn said(&mut self, effects: Effects) {
@@ -213,10 +213,10 @@ impl Run {
     fn hand_over(&mut self) {
         if !self.records.is_empty() {
             let records = std::mem::take(&mut self.records);
-            let mut effects = self.pmu.branches(&records, &mut self.core, &around());
+            let mut effects = self.pmu.branches(&records, &mut self.core, &inputs());
             if self.pmu.counts_fetches() {
                 let fetched = self.caches.branches(&records, Some);
-                effects = effects.and(self.pmu.fetched(&fetched, &mut self.core, &around()));
+                effects = effects.and(self.pmu.fetched(&fetched, &mut self.core, &inputs()));
             }
             self.said(effects);
         }
@@ -224,7 +224,7 @@ impl Run {
 
     fn tick(&mut self) {
         self.hand_over();
-        let effects = self.pmu.tick(&mut self.core, &around());
+        let effects = self.pmu.tick(&mut self.core, &inputs());
         self.said(effects);
     }
 
@@ -246,12 +246,12 @@ impl Run {
 
     fn change(&mut self, change: Change) {
         self.hand_over();
-        let effects = self.pmu.state_change(change, &mut self.core, &around());
+        let effects = self.pmu.state_change(change, &mut self.core, &inputs());
         self.said(effects);
     }
 
     fn after(&mut self) {
-        if self.records.len() as u64 >= u64::from(self.appetite.branch_room) {
+        if self.records.len() as u64 >= u64::from(self.interest.branch_room) {
             self.hand_over();
         }
         if self.core.retired >= self.tick_at {
@@ -270,7 +270,7 @@ impl Run {
                 Do::Rep(iterations) => self.retire(iterations),
                 Do::Branch(flow) => {
                     self.retire(1);
-                    if self.appetite.branches {
+                    if self.interest.branches {
                         self.record(from, flow, self.core.cpl);
                     }
                 }
@@ -280,14 +280,14 @@ impl Run {
                         self.retire(1);
                     }
                     let from_cpl = std::mem::replace(&mut self.core.cpl, cpl);
-                    if self.appetite.branches || self.appetite.transfers {
+                    if self.interest.branches || self.interest.transfers {
                         self.record(from, Flow::Far(far), from_cpl);
                         self.hand_over();
                     }
                 }
                 Do::Load(address) | Do::Store(address) => {
                     self.retire(1);
-                    if self.appetite.every_access {
+                    if self.interest.every_access {
                         self.hand_over();
                         let kind = if matches!(what, Do::Load(_)) {
                             AccessKind::Read
@@ -302,7 +302,7 @@ impl Run {
                         };
                         let asked = self.pmu.counts_accesses();
                         let memory = asked.then(|| self.caches.access(&access, Some)).flatten();
-                        let effects = self.pmu.access(&access, memory, &mut self.core, &around());
+                        let effects = self.pmu.access(&access, memory, &mut self.core, &inputs());
                         self.said(effects);
                     }
                 }
@@ -321,13 +321,13 @@ impl Run {
                     if matches!(what, Do::Halt) {
                         self.retire(1);
                     }
-                    if self.appetite.transfers {
+                    if self.interest.transfers {
                         let change = if matches!(what, Do::Halt) {
                             Change::Halt
                         } else {
                             Change::Wake { store: false }
                         };
-                        let effects = self.pmu.state_change(change, &mut self.core, &around());
+                        let effects = self.pmu.state_change(change, &mut self.core, &inputs());
                         self.said(effects);
                     }
                 }
@@ -359,12 +359,12 @@ impl Run {
     }
 
     fn try_write(&mut self, msr: u32, value: u64) -> Result<(), MsrFault> {
-        self.pmu.write_msr(msr, value, &mut self.core, &around())
+        self.pmu.write_msr(msr, value, &mut self.core, &inputs())
     }
 
     fn read(&mut self, msr: u32) -> u64 {
         self.hand_over();
-        self.pmu.read_msr(msr, &mut self.core, &around()).unwrap()
+        self.pmu.read_msr(msr, &mut self.core, &inputs()).unwrap()
     }
 
     /// The debug-store area: room for so many bytes, threshold after so many, and the counters' resets.
@@ -554,7 +554,7 @@ fn an_overflow_interrupts_after_the_very_instruction_or_branch() {
     }
 }
 
-// covers: pmu/appetite
+// covers: pmu/interest
 #[test]
 fn clocks_never_ask_for_branches_or_accesses() {
     for (select, branches, transfers, every_access, every_instruction, why) in [
@@ -591,7 +591,7 @@ fn clocks_never_ask_for_branches_or_accesses() {
     ] {
         let mut run = Run::new(&WESTMERE);
         run.write(IA32_PERFEVTSEL0, select);
-        let a = run.appetite;
+        let a = run.interest;
         assert_eq!(
             (a.branches, a.transfers, a.every_access, a.every_instruction),
             (branches, transfers, every_access, every_instruction),
@@ -599,7 +599,7 @@ fn clocks_never_ask_for_branches_or_accesses() {
         );
         assert!(a.instructions > 1 << 40, "{why}");
         assert_eq!(
-            a == Appetite::NOTHING,
+            a == Interest::NOTHING,
             select == 0 || select & 0xFFFF == 0xEEEE,
             "{why}"
         );
@@ -644,11 +644,11 @@ fn what_counts_time_alone_counts_while_the_guest_is_elsewhere() {
         }
         let counter = if fixed != 0 { IA32_FIXED_CTR0 + 1 } else { IA32_PMC0 };
         let before = run.read(counter);
-        run.pmu.elapsed(5000, true, &mut run.core, &around());
+        run.pmu.elapsed(5000, true, &mut run.core, &inputs());
         assert_eq!(run.read(counter) - before, cycles, "{why}");
         run.core.step += 77;
         assert_eq!(run.read(counter) - before, cycles, "{why}: HLT is no time");
-        run.pmu.elapsed(5, false, &mut run.core, &around());
+        run.pmu.elapsed(5, false, &mut run.core, &inputs());
         run.core.step += 10;
         let more = if cycles == 0 { 0 } else { 15 };
         assert_eq!(run.read(counter) - before, cycles + more, "{why}: it has been woken");
@@ -675,15 +675,15 @@ fn an_overflow_elsewhere_comes_when_it_was_said_to() {
             assert!(left > 0 && rounds < 3, "{why}: {rounds} rounds, {passed} cycles");
             assert_eq!(run.read(IA32_PERF_GLOBAL_STATUS), 0, "{why}: early");
             if left > 1 {
-                run.pmu.elapsed(left - 1, false, &mut run.core, &around());
+                run.pmu.elapsed(left - 1, false, &mut run.core, &inputs());
                 assert!(run.pmu.time_is_enough(), "{why}: {left} were left");
             }
-            run.pmu.elapsed(1, false, &mut run.core, &around());
+            run.pmu.elapsed(1, false, &mut run.core, &inputs());
             (rounds, passed) = (rounds + 1, passed + left);
         }
         assert_eq!(run.read(IA32_PERF_GLOBAL_STATUS), 1, "{why}");
         run.ask();
-        assert_eq!(run.appetite.instructions, 0, "{why}: the interrupt is to be asked for");
+        assert_eq!(run.interest.instructions, 0, "{why}: the interrupt is to be asked for");
         run.tick();
         assert_eq!(run.pmis.len(), 1, "{why}");
     }
@@ -722,7 +722,7 @@ fn rdpmc_reads_the_counters_that_there_are() {
         ("alderlake", 8, 4, true),
     ] {
         let mut run = Run::new(by_name(name).unwrap());
-        let mut ask = |index| run.pmu.rdpmc(index, &mut run.core, &Around::NONE).is_ok();
+        let mut ask = |index| run.pmu.rdpmc(index, &mut run.core, &PebsInputs::NONE).is_ok();
         for index in 0..16 {
             assert_eq!(ask(index), index < general, "{name} {index}");
             assert_eq!(ask(1 << 30 | index), index < fixed, "{name} fixed {index}");
@@ -913,7 +913,7 @@ fn every_bit_of_every_register_on_every_model() {
             let mut run = Run::new(model);
             if bits == Absent {
                 assert_eq!(run.try_write(msr, 0), Err(MsrFault::Unclaimed), "{what}");
-                let read = run.pmu.read_msr(msr, &mut run.core, &Around::NONE);
+                let read = run.pmu.read_msr(msr, &mut run.core, &PebsInputs::NONE);
                 assert_eq!(read, Err(MsrFault::Unclaimed), "{what}");
                 continue;
             }
@@ -1364,12 +1364,17 @@ fn reset_clears_and_enables_the_general_counters() {
         );
         let fresh = pmu.state();
         let mut core = Core::default();
-        pmu.write_msr(IA32_PERFEVTSEL0, INSTRUCTIONS & 0xFFDF_FFFF, &mut core, &Around::NONE)
-            .unwrap();
-        pmu.write_msr(IA32_PMC0, 77, &mut core, &Around::NONE).unwrap();
-        let _ = pmu.state_change(Change::Init { at: 0 }, &mut core, &Around::NONE);
+        pmu.write_msr(
+            IA32_PERFEVTSEL0,
+            INSTRUCTIONS & 0xFFDF_FFFF,
+            &mut core,
+            &PebsInputs::NONE,
+        )
+        .unwrap();
+        pmu.write_msr(IA32_PMC0, 77, &mut core, &PebsInputs::NONE).unwrap();
+        let _ = pmu.state_change(Change::Init { at: 0 }, &mut core, &PebsInputs::NONE);
         assert_ne!(pmu.state(), fresh, "{}: INIT leaves it alone", model.name);
-        let _ = pmu.state_change(Change::Reset, &mut core, &Around::NONE);
+        let _ = pmu.state_change(Change::Reset, &mut core, &PebsInputs::NONE);
         assert_eq!(pmu.state(), fresh, "{}", model.name);
     }
 }

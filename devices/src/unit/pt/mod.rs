@@ -33,7 +33,7 @@ mod words;
 use pt_packet::{ExecMode, Packet};
 use serde::{Deserialize, Serialize};
 use x86::pt::{PtCaps, RtitCtl, RtitStatus};
-use x86::seam::{Appetite, CodeSize, Context, Effects, Processor};
+use x86::seam::{CodeSize, Context, Effects, Interest, Processor};
 
 use filter::{Addresses, Ranges};
 use output::{GuestMemory, Outcome, Output};
@@ -204,16 +204,16 @@ impl<O: Output> Pt<O> {
     }
 
     /// What the executor must say.
-    pub fn appetite(&self) -> Appetite {
+    pub fn interest(&self) -> Interest {
         if !self.s.status.trigger_en() {
-            return Appetite::NOTHING;
+            return Interest::NOTHING;
         }
         let context_en = self.s.status.context_en();
-        Appetite {
+        Interest {
             transfers: true,
             branches: context_en && (self.s.ctl.branch_en() || !self.ranges.is_empty()),
             instructions: self.s.stream.tick(),
-            ..Appetite::NOTHING
+            ..Interest::NOTHING
         }
     }
 
@@ -361,7 +361,7 @@ impl<O: Output> Pt<O> {
     }
 
     /// What became of bytes.
-    fn settle(&mut self, outcome: Outcome) -> Effects {
+    fn note_output(&mut self, outcome: Outcome) -> Effects {
         let s = &mut self.s;
         if outcome.pmi {
             s.topa_pmi = true;
@@ -405,7 +405,7 @@ impl<O: Output> Pt<O> {
         }
         let outcome = self.output.put(self.out.filled(), &self.caps, cpu);
         self.out.clear();
-        self.settle(outcome)
+        self.note_output(outcome)
     }
 
     /// OVF, and where the trace goes on: FUP, unless PacketEn is clear; then TIP.PGE follows when it rises. SDM Vol. 3C 33.3.8

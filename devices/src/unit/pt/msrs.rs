@@ -170,7 +170,7 @@ impl<O: Output> Pt<O> {
         self.s.status.set_trigger_en(true);
         let (topa, fabric) = (self.s.ctl.topa(), self.s.ctl.fabric_en());
         let outcome = self.output.start(topa, fabric, &self.caps, cpu);
-        let mut effects = self.settle(outcome);
+        let mut effects = self.note_output(outcome);
         if !self.s.status.trigger_en() {
             return effects;
         }

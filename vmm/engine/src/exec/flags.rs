@@ -32,7 +32,7 @@ fn flags_slow(c: &mut Cpu, new: u64) -> Done {
     let access = (new ^ c.rflags) & rf::AC != 0;
     let told = c.watched.tell && (new ^ c.rflags) & rf::IF != 0;
     if told {
-        c.settle()?;
+        c.drain_records_first()?;
     }
     if new & rf::TF != 0 || c.want_window || told {
         c.need_solo()?;
@@ -198,7 +198,7 @@ body! {
         }
         if c.rflags & rf::IF == 0 {
             if c.want_window || c.watched.tell {
-                c.settle()?;
+                c.drain_records_first()?;
                 c.need_solo()?;
                 c.change(Change::Interrupts);
             }

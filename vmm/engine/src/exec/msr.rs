@@ -27,7 +27,7 @@ fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
     let value = match c.held_msr(msr) {
         Some(value) => value,
         None => {
-            c.settle()?;
+            c.drain_records_first()?;
             match c.with_view(o, |bus, view| bus.read_msr(msr, view)) {
                 Ok(value) => value,
                 Err(_) => return Err(c.gp(0)),
@@ -134,7 +134,7 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
         Some(Ok(())) => Ok(Go::To(next)),
         Some(Err(_)) => Err(c.gp(0)),
         None => {
-            c.settle()?;
+            c.drain_records_first()?;
             if c.with_view(o, |bus, view| bus.write_msr(msr, value, view)).is_err() {
                 return Err(c.gp(0));
             }

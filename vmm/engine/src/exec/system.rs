@@ -50,7 +50,7 @@ impl Cpu {
         if !self.watched.tell {
             return f(self, o);
         }
-        self.settle()?;
+        self.drain_records_first()?;
         let (from, cpl) = (self.linear(self.ip(o)), self.cpl);
         let go = f(self, o)?.seen();
         let (Go::To(rip) | Go::Look(rip) | Go::Raise(rip)) = go;
@@ -131,7 +131,7 @@ cold_flows! {
     WriteDr = write_dr;
     Hlt = |c: &mut Cpu, o: &Op| {
         c.supervisor_only()?;
-        c.settle()?;
+        c.drain_records_first()?;
         c.activity = Activity::Halted;
         c.change(Change::Halt);
         Ok(Go::Look(c.next_ip(o)))
@@ -393,7 +393,7 @@ fn mwait(c: &mut Cpu, o: &Op) -> Done<Go> {
     if extensions & !known != 0 {
         return Err(c.gp(0));
     }
-    c.settle()?;
+    c.drain_records_first()?;
     c.look_at_line();
     let next = c.next_ip(o);
     if c.monitor.line.is_some() {
@@ -406,7 +406,7 @@ fn mwait(c: &mut Cpu, o: &Op) -> Done<Go> {
 
 fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.supervisor_only()?;
-    c.settle()?;
+    c.drain_records_first()?;
     let value = if c.is64() { c.get::<8>(o.src) } else { c.get::<4>(o.src) };
     match o.aux {
         0 => c.set_cr0(value)?,
@@ -448,7 +448,7 @@ fn read_cr(c: &mut Cpu, o: &Op) -> Done {
 
 fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.supervisor_only()?;
-    c.settle()?;
+    c.drain_records_first()?;
     // PE can be set and not cleared (SDM Vol. 2A "LMSW").
     let value = c.get::<2>(o.src) & 0xf;
     let new = c.cr0.into_bits() & !0xe | value;
@@ -474,7 +474,7 @@ fn debug_register(c: &mut Cpu, o: &Op) -> Done<usize> {
 }
 
 fn write_dr(c: &mut Cpu, o: &Op) -> Done<Go> {
-    c.settle()?;
+    c.drain_records_first()?;
     let number = debug_register(c, o)?;
     let value = if c.is64() { c.get::<8>(o.src) } else { c.get::<4>(o.src) };
     if number >= 6 && value >> 32 != 0 {
@@ -591,7 +591,7 @@ fn rdpmc(c: &mut Cpu, o: &Op) -> Done {
     if !c.cr4.pce() && c.cpl != 0 && c.cr0.pe() {
         return Err(c.gp(0));
     }
-    c.settle()?;
+    c.drain_records_first()?;
     let index = c.get::<4>(slot::RCX) as u32;
     let Ok(value) = c.with_view(o, |bus, view| bus.read_counter(index, view)) else {
         return Err(c.gp(0));
@@ -679,7 +679,7 @@ fn software_interrupt(c: &mut Cpu, o: &Op) -> Done<Go> {
     if o.imm == 4 && o.aux == 2 && c.nf & flags::OF == 0 {
         return Ok(Go::To(next));
     }
-    c.settle()?;
+    c.drain_records_first()?;
     let origin = EventOrigin::of_instruction(c, o);
     let event = Event {
         vector: o.imm as u8,

@@ -23,7 +23,7 @@ fn ptwrite(c: &mut Cpu, o: &Op) -> Done {
     if !c.watched.tell {
         return Ok(());
     }
-    c.settle()?;
+    c.drain_records_first()?;
     c.need_solo()?;
     let (value, at) = (c.get_sized(o.src, o.aux as u8), c.linear(c.ip(o)));
     c.change(Change::PtWrite {

@@ -60,7 +60,7 @@ fn begin(c: &mut Cpu, o: &Op) -> Done<Go> {
     }
     let fallback = c.page_ip().wrapping_add(o.imm) & c.ip_mask;
     c.check_target(fallback)?;
-    c.settle()?;
+    c.drain_records_first()?;
     let (begin, clock) = (c.ip(o), c.now(o));
     c.begin_transaction(begin, fallback, clock);
     let at = c.linear(begin);
@@ -78,7 +78,7 @@ fn end(c: &mut Cpu, o: &Op) -> Done<Go> {
             return Ok(Go::To(next));
         }
     }
-    c.settle()?;
+    c.drain_records_first()?;
     let (at, now) = (c.linear(c.ip(o)), c.now(o));
     let begun = c.commit_transaction();
     let steps = now.wrapping_sub(begun);

@@ -313,7 +313,7 @@ body! {
     }
     /// Before a locked access of `aux` bytes.
     BusLock(c, o) {
-        if !c.watched.appetite.bus_locks || c.cpl == 0 {
+        if !c.watched.interest.bus_locks || c.cpl == 0 {
             return Ok(());
         }
         c.note_bus_lock(o)

@@ -1,6 +1,6 @@
 //! The linear addresses that both machines see: the same pages, with the same rights, at the same place.
 //!
-//! Everything lies below 2 GiB, so that 64-bit and 32-bit code reach it alike. Around each area there is nothing: a page that
+//! Everything lies below 2 GiB, so that 64-bit and 32-bit code reach it alike. PebsInputs each area there is nothing: a page that
 //! is not present, so that accesses that leave an area, or straddle its end, fault on both sides.
 
 /// Bytes in a page.

@@ -113,7 +113,7 @@ impl Rng {
             ]),
             7 | 8 => ((self.below(4000) as f64) / self.pick(&[1.0, 2.0, 4.0, 3.0])).to_bits(),
             9 => 0x3fe0_0000_0000_0000 + (self.next() >> 9),
-            // Around the ends of what a single can hold.
+            // PebsInputs the ends of what a single can hold.
             10 => (self.pick(&[0x380_u64, 0x369, 0x47e, 0x36a]) << 52) + (self.next() >> 11),
             _ => self.next() >> 1,
         }

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use x86::seam::{Appetite, BranchRecord, Change, CodeSize, Effects, EventRecord, Flow, Processor, Watch};
+use x86::seam::{BranchRecord, Change, CodeSize, Effects, EventRecord, Flow, Interest, Processor, Watch};
 
 use super::{
     blocks::{Blocks, Read},
@@ -102,15 +102,15 @@ impl History {
     }
 
     /// What the executor has to say.
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         self.catch_up(cpu);
         self.code = cpu.context().code;
         match &self.trace {
-            Trace::Blocks(_) => Appetite {
+            Trace::Blocks(_) => Interest {
                 branches: true,
-                ..Appetite::NOTHING
+                ..Interest::NOTHING
             },
-            Trace::Packets(packets) => packets.pt.appetite(),
+            Trace::Packets(packets) => packets.pt.interest(),
         }
     }
 
@@ -192,8 +192,8 @@ impl History {
 pub(super) struct Listener(pub Arc<Mutex<History>>);
 
 impl Watch for Listener {
-    fn appetite(&mut self, cpu: &mut dyn Processor) -> Appetite {
-        lock(&self.0).appetite(cpu)
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
+        lock(&self.0).interest(cpu)
     }
 
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {

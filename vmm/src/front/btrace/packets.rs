@@ -48,16 +48,16 @@ impl Packets {
         // `caps` has all of it.
         let programmed = self.pt.program(CTL.with_trace_en(true), cpu);
         debug_assert!(programmed.is_ok());
-        self.settle();
+        self.take_output();
     }
 
     /// Says a word to the unit.
     pub fn word(&mut self, cpu: &mut dyn Processor, say: impl FnOnce(&mut Pt<Vec<u8>>, &mut dyn Processor) -> Effects) {
         let _ = say(&mut self.pt, cpu);
-        self.settle();
+        self.take_output();
     }
 
-    fn settle(&mut self) {
+    fn take_output(&mut self) {
         let bytes = std::mem::take(self.pt.output());
         self.total += bytes.len() as u64;
         self.ring.extend(&bytes);

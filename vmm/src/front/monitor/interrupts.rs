@@ -52,7 +52,7 @@ fn delivery(entry: u64) -> &'static str {
 /// `irq`.
 pub fn irq(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
-    if scene.controls.run.machine().platform().controllers_are_elsewhere() {
+    if scene.controls.run.machine().platform().irqchip_is_external() {
         return Err("the interrupt controllers are KVM's: `--irqchip minivmm` has them shown".into());
     }
     let (cpu, now) = (scene.cpu, scene.controls.run.virtual_ns());

@@ -326,7 +326,7 @@ impl<'a, S: Sink> Calls<'a, S> {
         if let Some(kernel) = self.kernel.take() {
             self.pop_to(here, kernel);
         }
-        self.threads.settled();
+        self.threads.confirm();
         match self.frames.last() {
             None => self.push(here, ip, 0, FrameKind::Root),
             Some(_) => self.jump(here, ip),

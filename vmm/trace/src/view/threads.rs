@@ -125,7 +125,7 @@ impl Threads {
     }
 
     /// There is no doubt any more.
-    pub fn settled(&mut self) {
+    pub fn confirm(&mut self) {
         self.doubt = None;
     }
 

@@ -463,9 +463,9 @@ fn a_bad_area_harms_the_guest_alone() {
     }
     // No area at all.
     let mut run = start(&WESTMERE, &[(INSTRUCTIONS, -1)], 1, 1);
-    let nowhere = Around {
+    let nowhere = PebsInputs {
         ds_area: 0xFFFF_8000_0000_0000,
-        ..Around::NONE
+        ..PebsInputs::NONE
     };
     run.retire(1);
     let effects = run.pmu.tick(&mut run.core, &nowhere);

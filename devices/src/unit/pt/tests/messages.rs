@@ -366,7 +366,7 @@ fn rings() {
     let mut bench = Bench::start(skylake(), user);
     let mut go = |cpl, far, from, to| {
         bench.guest.context.cpl = cpl;
-        let appetite = bench.pt.appetite();
+        let interest = bench.pt.interest();
         let found = bench.packets(|b| {
             if matches!(far, Far::Exception | Far::Interrupt) {
                 let _ = event(b, far, 14, from, to);
@@ -374,7 +374,7 @@ fn rings() {
                 b.branch(Flow::Far(far), from, to);
             }
         });
-        (appetite.transfers, appetite.branches, found)
+        (interest.transfers, interest.branches, found)
     };
     let found = go(3, Far::Sysret, 0x1000, 0x40_0000);
     assert_eq!(

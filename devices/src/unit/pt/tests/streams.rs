@@ -219,7 +219,7 @@ fn mtc_packets_are_ticks_of_the_crystal_clock() {
             let found: Vec<Packet> = bench.packets_from(from);
             let found: Vec<_> = found.into_iter().filter(|p| matches!(p, Packet::Mtc(_))).collect();
             assert_eq!(found, expected, "{} at {freq}", model.name);
-            assert!(bench.pt.appetite().instructions <= 255 * period, "none is missed");
+            assert!(bench.pt.interest().instructions <= 255 * period, "none is missed");
         }
     }
 }
