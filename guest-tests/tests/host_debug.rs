@@ -283,13 +283,16 @@ fn breakpoints_come_as_on_the_hosts_cpu() {
     let full = guest_tests::full();
     let cases: Vec<Case> = (0..if full { 20 * CASES } else { CASES }).map(case).collect();
     if !std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel")) {
-        println!("skipped: the host's CPU is none of Intel's");
+        guest_tests::skipped(
+            "breakpoints_come_as_on_the_hosts_cpu",
+            "the host's CPU is none of Intel's",
+        );
         return;
     }
     let host = match on_host(&cases) {
         Ok(host) => host,
         Err(why) => {
-            println!("skipped: {why}");
+            guest_tests::skipped("breakpoints_come_as_on_the_hosts_cpu", &why);
             return;
         }
     };

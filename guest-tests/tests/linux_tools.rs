@@ -62,12 +62,20 @@ fn a_loop_s_last_branches_are_read_with_msr_tools_from_another_cpu() {
 // covers: linux-guest/perf-pebs
 // covers: linux-guest/perf-mem
 // covers: linux-guest/perf-pt
+// covers: linux-guest/perf-caches, pmu/llc, pmu/caches, pmu/offcore, pmu/linux-events
 // covers: linux-guest/gdb
 #[test]
 fn branches_samples_loads_and_gdb() {
     hold(
         &["--pt"],
-        &["perf-bts", "perf-pebs", "perf-mem", "perf-pt-kernel", "gdb-watch"],
+        &[
+            "perf-bts",
+            "perf-pebs",
+            "perf-mem",
+            "perf-caches",
+            "perf-pt-kernel",
+            "gdb-watch",
+        ],
     );
     if !guest_tests::full() {
         println!(
@@ -75,7 +83,13 @@ fn branches_samples_loads_and_gdb() {
         );
         return;
     }
-    hold(&["--cpu-model", "westmere"], &["perf-stat", "perf-pebs", "gdb-watch"]);
+    hold(
+        &["--cpu-model", "westmere"],
+        &["perf-stat", "perf-pebs", "perf-caches", "gdb-watch"],
+    );
+    for model in ["haswell", "skylake-server", "sapphirerapids"] {
+        hold(&["--cpu-model", model], &["perf-caches", "perf-mem"]);
+    }
     let scripts = ["perf-bts", "perf-pt", "perf-lbr", "perf-pebs"];
     let mut nopti = scripts_in_linux_with("nopti", &scripts);
     let guest = run(nopti.args(["--cpu-model", "skylake-server"]), LIMIT);

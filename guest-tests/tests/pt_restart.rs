@@ -138,7 +138,7 @@ fn pairs() -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |from| (0..count).map(move |to| (from, to)))
 }
 
-// covers: pt/restart
+// covers: pt/restart, pt/ip-compression
 #[test]
 fn a_trace_that_stops_and_starts_elsewhere_decodes() {
     use Turn::{First, Nobody};

@@ -237,13 +237,32 @@ impl Guest {
     }
 }
 
+/// IA32_DEBUGCTL in the experiments: TR, BTS and FREEZE_PERFMON_ON_PMI.
+const DEBUGCTL: u64 = 1 << 6 | 1 << 7 | 1 << 12;
+const BTINT: u64 = 1 << 8;
+
 /// Presets counters, enables sampling, and lets `body` follow right after the enabling WRMSR. Where it begins is in R15.
 fn experiment<Body>(counters: &[(u64, i64)], pebs: u64, body: Body) -> impl FnOnce(&mut Code) + use<Body>
 where
     Body: FnOnce(&mut Code),
 {
+    experiment_under(DEBUGCTL, counters, pebs, body)
+}
+
+/// The same with another IA32_DEBUGCTL.
+fn experiment_under<Body>(
+    debugctl: u64,
+    counters: &[(u64, i64)],
+    pebs: u64,
+    body: Body,
+) -> impl FnOnce(&mut Code) + use<Body>
+where
+    Body: FnOnce(&mut Code),
+{
     let counters = counters.to_vec();
     move |a: &mut Code| {
+        // Before the counters: what the body branches to is stored from its first branch on.
+        wrmsr(a, IA32_DEBUGCTL, debugctl);
         for (n, &(select, preset)) in counters.iter().enumerate() {
             wrmsr(a, IA32_PERFEVTSEL0 + n as u32, select);
             wrmsr(a, IA32_PMC0 + n as u32, preset as u64);
@@ -289,7 +308,8 @@ fn body_of(guest: &Guest) -> u64 {
 fn a_counter_at_its_end_samples_the_first_mov() {
     for (preset, sampled, why) in [
         (-1, 1, "the WRMSR overflows, the first MOV records"),
-        (-3, 3, "two MOVs later; hardware was seen to be later still"),
+        // What hardware was seen to do, a record at the code that disables the counter, is not reproduced: nothing is late here.
+        (-3, 3, "two MOVs later"),
     ] {
         let program = experiment(&[(INSTRUCTIONS | INT, preset)], 1, movs);
         let guest = Guest::new(&WESTMERE, nothing, program)
@@ -413,19 +433,14 @@ fn load_latency_samples_loads() {
         let (address, source, latency) = (guest.field(n, 0x98), guest.field(n, 0xA0), guest.field(n, 0xA8));
         assert_eq!(address, guest.field(n, 0x18), "the register that the load used: RBX");
         assert_eq!(address, DATA + 64 * (2 * n + 1));
-        assert!(latency > 3, "{latency}");
-        assert_eq!(source, 0xA, "a cold line, from memory");
+        assert_eq!((source, latency), (0xA, 200), "a cold line, from memory");
     }
 }
 
 // covers: pebs/table
 #[test]
 fn three_conditions_of_one_jump_are_all_there_at_the_first_entry() {
-    let program = |a: &mut Code| {
-        // TR, BTS and BTINT, before the counters: the jumps are the first branches.
-        wrmsr(a, IA32_DEBUGCTL, 0x1C0);
-        experiment(&[(INSTRUCTIONS | INT, -10)], 1, jumps)(a);
-    };
+    let program = experiment_under(DEBUGCTL | BTINT, &[(INSTRUCTIONS | INT, -10)], 1, jumps);
     // The handler stops branch records, looks at each condition, and counts those it found.
     let check = |a: &mut Code| {
         wrmsr(a, IA32_DEBUGCTL, 0);
@@ -589,7 +604,7 @@ fn counters_equal_the_stream_of_instructions() {
     ];
     for seed in 1..=12_u64 {
         let program = || {
-            experiment(&events, 0, move |a: &mut Code| {
+            experiment_under(0, &events, 0, move |a: &mut Code| {
                 random_program(a, seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
             })
         };

@@ -18,6 +18,7 @@ use minivmm::{
     matrix::expected::Table,
 };
 use x86::model::{CpuModel, MODELS};
+use x86::pmu::{Branches, Caches, Count, Fidelity, Levels};
 use x86::rdt::RdtCaps;
 
 /// The file in which the command line is described, all of it made.
@@ -288,6 +289,118 @@ fn matrix() -> String {
     table
 }
 
+/// What an event adds up, in a few words.
+fn counted(count: Count) -> String {
+    let branches = |kinds: Branches| {
+        let names = [
+            (Branches::ALL, "branches"),
+            (Branches::ALL_TAKEN, "branches that are taken"),
+            (Branches::NEAR_TAKEN, "near branches that are taken"),
+            (Branches::CONDITIONAL, "conditional branches"),
+            (Branches::TAKEN, "conditional branches that are taken"),
+            (Branches::NOT_TAKEN, "conditional branches that are not taken"),
+            (Branches::CALLS, "near calls"),
+            (Branches::RETURNS, "near returns"),
+            (Branches::INDIRECT, "indirect jumps and calls"),
+            (
+                Branches::INDIRECT.or(Branches::RETURNS),
+                "indirect jumps, calls and returns",
+            ),
+            (Branches::FAR, "far branches"),
+        ];
+        let name = names.iter().find(|(all, _)| *all == kinds);
+        name.unwrap_or_else(|| panic!("{kinds:?} has no name")).1
+    };
+    match count {
+        Count::Instructions => "instructions".into(),
+        Count::Cycles => "steps".into(),
+        Count::Reference => "steps, at the bus or crystal clock's rate".into(),
+        Count::Slots => "steps, times the issue slots".into(),
+        Count::Branches(kinds) => branches(kinds).into(),
+        Count::Mispredicted(kinds) => format!("mispredicted {}", branches(kinds)),
+        Count::Loads(Levels::ALL) => "loads".into(),
+        Count::Loads(levels) => {
+            let places = [
+                (Levels::L1, "L1"),
+                (Levels::L2, "L2"),
+                (Levels::L3, "L3"),
+                (Levels::MEMORY, "memory"),
+            ];
+            let places = places
+                .iter()
+                .filter(|(level, _)| levels.meets(*level))
+                .map(|(_, name)| *name);
+            format!("loads served by {}", places.collect::<Vec<_>>().join(", "))
+        }
+        Count::Stores => "stores".into(),
+        Count::LoadLatency => "loads slower than MSR_PEBS_LD_LAT".into(),
+        Count::X87 => "x87 instructions".into(),
+        Count::Simd => "MMX, SSE and AVX instructions".into(),
+        Count::Transactions(_) => "transactions".into(),
+        Count::Nothing => "nothing".into(),
+        Count::Caches(what) => match what {
+            Caches::Accesses => "loads and stores",
+            Caches::References => "loads, stores and fetches that reach the last level",
+            Caches::Misses => "loads, stores and fetches that memory serves",
+            Caches::LoadReferences => "loads that reach the last level",
+            Caches::LoadMisses => "loads that memory serves",
+            Caches::StoreReferences => "stores that reach the last level",
+            Caches::StoreMisses => "stores that memory serves",
+            Caches::DataFills => "lines brought into L1",
+            Caches::StoreFills => "lines that stores bring into L1",
+            Caches::Fetches => "lines fetched",
+            Caches::FetchMisses => "lines fetched that are not in L1I",
+            Caches::LoadTlbMisses => "loads that miss the first-level TLB",
+            Caches::LoadTlbSecond => "loads whose translation is in the second-level TLB",
+            Caches::LoadWalks => "loads that walk the page tables",
+            Caches::StoreTlbMisses => "stores that miss the first-level TLB",
+            Caches::StoreTlbSecond => "stores whose translation is in the second-level TLB",
+            Caches::StoreWalks => "stores that walk the page tables",
+            Caches::FetchTlbMisses => "pages fetched from that miss the first-level TLB",
+            Caches::FetchTlbSecond => "pages fetched from whose translation is in the second-level TLB",
+            Caches::FetchWalks => "pages fetched from that are walked to",
+            Caches::Offcore(0) => "requests to the last level that MSR_OFFCORE_RSP_0 chooses",
+            Caches::Offcore(_) => "requests to the last level that MSR_OFFCORE_RSP_1 chooses",
+        }
+        .into(),
+    }
+}
+
+/// What each model counts.
+fn events() -> String {
+    let mut text = String::new();
+    for model in MODELS {
+        let Some(pmu) = model.units.pmu else { continue };
+        writeln!(
+            text,
+            "\n## {}\n\n| event, unit mask | name | counts | |\n|---|---|---|---|",
+            model.name
+        )
+        .unwrap();
+        let mut rows: Vec<_> = pmu.all_events().collect();
+        rows.sort_by_key(|row| (row.event, row.umask));
+        rows.dedup();
+        for row in rows {
+            let fidelity = match row.fidelity() {
+                Fidelity::Exact => "exact",
+                Fidelity::Modelled => "modelled",
+                Fidelity::Zero => "always 0",
+            };
+            let sampled = if row.precise { ", sampled by PEBS" } else { "" };
+            writeln!(
+                text,
+                "| {:02X}H, {:02X}H | {} | {} | {fidelity}{sampled} |",
+                row.event,
+                row.umask,
+                row.name,
+                counted(row.count)
+            )
+            .unwrap();
+        }
+    }
+    text
+}
+
 /// The monitor's commands.
 fn monitor() -> String {
     let mut table = String::from("| command | what it does |\n|---|---|\n");
@@ -307,6 +420,7 @@ fn what_is_made_from_the_code_is_what_the_code_says() {
         ("monitor", "monitor.md", monitor()),
         ("models", "models.md", models()),
         ("matrix", "matrix.md", matrix()),
+        ("events", "events.md", events()),
         ("example", "library.md", example()),
     ] {
         let file = source().join(page);

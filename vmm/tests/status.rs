@@ -436,6 +436,39 @@ fn verbose_runs_say_which_engine_they_took_and_why() {
     }
 }
 
+// covers: cli/verbose, pmu/always-zero
+#[test]
+fn verbose_runs_say_once_which_events_of_a_guest_are_always_0() {
+    let kernel = guest(|a| {
+        // IA32_PERFEVTSEL0: enabled, both rings. DIV.ACTIVE_CYCLES, which is not modelled, twice; L1D_PREFETCH.REQUESTS; instructions.
+        for event in [0x0114, 0x0114, 0x014E, 0x00C0] {
+            a.mov(ecx, 0x186).unwrap();
+            a.xor(edx, edx).unwrap();
+            a.mov(eax, 0x43_0000 | event).unwrap();
+            a.wrmsr().unwrap();
+        }
+        power_off(a);
+    });
+    let result = run_guest(&kernel, &["-v", "--engine", "soft", "--cpu-model", "westmere"]);
+    assert_eq!(result.status.code(), Some(0));
+    let said: Vec<_> = text(&result.stderr)
+        .lines()
+        .filter_map(|line| {
+            line.split_once("the guest counts event ")
+                .map(|(_, rest)| rest.to_string())
+        })
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "14H with unit mask 01H, which is always 0 here",
+            "4EH with unit mask 01H, which is always 0 here"
+        ]
+    );
+    let quiet = run_guest(&kernel, &["--engine", "soft", "--cpu-model", "westmere"]);
+    assert!(!text(&quiet.stderr).contains("event"));
+}
+
 #[test]
 fn a_reader_that_goes_away_ends_the_run() {
     let folder = Folder::new();

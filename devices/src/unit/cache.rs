@@ -505,18 +505,17 @@ impl Core {
         })
     }
 
-    /// Branches were executed, the last one at this step: what was fetched between them.
+    /// Branches were executed: what was fetched between them, however they are handed over.
     pub fn branches(
         &mut self,
         records: &[BranchRecord],
-        step: u64,
         mut physical: impl FnMut(u64) -> Option<u64>,
         shared: &mut Shared,
         owner: Owner,
     ) -> Fetched {
-        self.now(step);
         let mut fetched = Fetched::default();
         for record in records {
+            self.now(record.step);
             let from = self.next.replace(record.to).unwrap_or(record.from);
             let length = record.from.wrapping_sub(from);
             // Code that was not announced lies between the two.
@@ -591,8 +590,7 @@ impl Hierarchy {
 
     /// As [`Core::branches`].
     pub fn branches(&mut self, records: &[BranchRecord], physical: impl FnMut(u64) -> Option<u64>) -> Fetched {
-        self.core
-            .branches(records, 0, physical, &mut self.shared, Owner::ANYBODY)
+        self.core.branches(records, physical, &mut self.shared, Owner::ANYBODY)
     }
 }
 
@@ -686,6 +684,36 @@ mod tests {
             let found = caches.access(&read(address), |linear| page(process, linear));
             assert_eq!(found.unwrap().place, place, "{address:#x} {process}");
         }
+    }
+
+    // covers: pmu/caches
+    #[test]
+    fn what_is_fetched_does_not_depend_on_the_batches() {
+        let record = |n: u64| BranchRecord {
+            from: 0x1000 * (n % 7) + 0x80,
+            to: 0x1000 * ((n + 1) % 7),
+            step: n * 3 + n / 50 * 2 * SLICE,
+            ..BranchRecord::default()
+        };
+        let records: Vec<_> = (0..200).map(record).collect();
+        let mut found = Vec::new();
+        for size in [1, 7, 200] {
+            let (mut core, mut shared) = (Core::of(&WESTMERE), Shared::of(&WESTMERE));
+            let (mut lines, mut walks) = (0, 0);
+            for batch in records.chunks(size) {
+                let fetched = core.branches(batch, Some, &mut shared, Owner::ANYBODY);
+                (lines, walks) = (lines + fetched.lines, walks + fetched.walks);
+            }
+            found.push((core, shared, lines, walks));
+        }
+        assert_eq!(found[0], found[1]);
+        assert_eq!(found[0], found[2]);
+        // Three lines from where a branch lands to the next one; seven pages, walked to again after each of three pauses.
+        let (_, _, lines, walks) = &found[0];
+        assert!(
+            *lines >= 3 * 190 && (7 * 4..7 * 4 + 8).contains(walks),
+            "{lines} {walks}"
+        );
     }
 
     // covers: rdt/cache-owners

@@ -355,8 +355,7 @@ impl Units {
         let Some(caches) = self.caches.as_mut().filter(|_| asked) else {
             return Effects::NONE;
         };
-        let step = cpu.step();
-        let fetched = caches.branches(records, step, |linear| cpu.physical(linear));
+        let fetched = caches.branches(records, |linear| cpu.physical(linear));
         with_pmu!(self, |pmu, inputs| return pmu.fetched(&fetched, cpu, &inputs));
         Effects::NONE
     }

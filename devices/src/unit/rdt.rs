@@ -137,15 +137,10 @@ impl Probe {
         last.shared(|shared| core.access(access, step, physical, shared, owners.data))
     }
 
-    /// Branches, the last one at this step: what was fetched between them.
-    pub fn branches(
-        &mut self,
-        records: &[BranchRecord],
-        step: u64,
-        physical: impl FnMut(u64) -> Option<u64>,
-    ) -> Fetched {
+    /// Branches: what was fetched between them.
+    pub fn branches(&mut self, records: &[BranchRecord], physical: impl FnMut(u64) -> Option<u64>) -> Fetched {
         let Self { core, last, owners } = self;
-        last.shared(|shared| core.branches(records, step, physical, shared, owners.code))
+        last.shared(|shared| core.branches(records, physical, shared, owners.code))
     }
 }
 
@@ -654,7 +649,7 @@ mod tests {
                 to: line * 64 + 64,
                 ..BranchRecord::default()
             };
-            probe.branches(&[record], 0, Some);
+            probe.branches(&[record], Some);
         }
     }
 

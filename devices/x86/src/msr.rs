@@ -145,6 +145,11 @@ registers! {
     0x0000_0586 IA32_RTIT_ADDR3_A "Processor trace: first address of the fourth range.";
     0x0000_0587 IA32_RTIT_ADDR3_B "Processor trace: last address of the fourth range.";
     0x0000_0600 IA32_DS_AREA "Linear address of the debug-store area.";
+    0x0000_0606 MSR_RAPL_POWER_UNIT "Units of the energy counters.";
+    0x0000_0611 MSR_PKG_ENERGY_STATUS "Energy of the package.";
+    0x0000_0619 MSR_DRAM_ENERGY_STATUS "Energy of the memory.";
+    0x0000_0639 MSR_PP0_ENERGY_STATUS "Energy of the cores.";
+    0x0000_0641 MSR_PP1_ENERGY_STATUS "Energy of the graphics.";
     0x0000_064E MSR_PPERF "Productive performance count.";
     0x0000_0680 MSR_LASTBRANCH_0_FROM_IP "Last-branch records: first source.";
     0x0000_06C0 MSR_LASTBRANCH_0_TO_IP "Last-branch records: first target.";

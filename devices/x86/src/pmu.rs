@@ -205,6 +205,8 @@ impl Levels {
 /// What becomes of accesses and fetches in the caches and TLBs, as events choose among it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caches {
+    /// Loads and stores.
+    Accesses,
     /// Loads, stores and fetches that the last level was asked for.
     References,
     /// Of these, the ones that memory had to serve.
@@ -375,6 +377,40 @@ pub enum Count {
     Nothing,
 }
 
+/// How true a count is to what a part of that model would have counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fidelity {
+    /// The number that the manual says.
+    Exact,
+    /// The manual leaves it to the part's caches and pipeline; a rule decides it, the same in every run.
+    Modelled,
+    /// What it is for does not happen here: always 0.
+    Zero,
+}
+
+impl Count {
+    /// How true it is.
+    pub const fn fidelity(self) -> Fidelity {
+        match self {
+            Self::Instructions
+            | Self::Branches(_)
+            | Self::Stores
+            | Self::Loads(Levels::ALL)
+            | Self::X87
+            | Self::Simd
+            | Self::Transactions(_) => Fidelity::Exact,
+            Self::Cycles
+            | Self::Reference
+            | Self::Slots
+            | Self::Mispredicted(_)
+            | Self::Caches(_)
+            | Self::Loads(_)
+            | Self::LoadLatency => Fidelity::Modelled,
+            Self::Nothing => Fidelity::Zero,
+        }
+    }
+}
+
 /// An event of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRow {
@@ -382,39 +418,57 @@ pub struct EventRow {
     pub event: u8,
     /// Unit mask.
     pub umask: u8,
+    /// Its name in the manual or in the public event lists.
+    pub name: &'static str,
     /// What it counts.
     pub count: Count,
     /// PEBS can sample it.
     pub precise: bool,
 }
 
-const fn plain(event: u8, umask: u8, count: Count) -> EventRow {
+const fn plain(event: u8, umask: u8, name: &'static str, count: Count) -> EventRow {
     EventRow {
         event,
         umask,
+        name,
         count,
         precise: false,
     }
 }
 
-const fn precise(event: u8, umask: u8, count: Count) -> EventRow {
+const fn precise(event: u8, umask: u8, name: &'static str, count: Count) -> EventRow {
     EventRow {
         precise: true,
-        ..plain(event, umask, count)
+        ..plain(event, umask, name, count)
     }
 }
 
 /// The architectural events in the order of CPUID.0AH:EBX. SDM Vol. 3B Table 21-1 "UMask and Event Select Encodings for
 /// Pre-Defined Architectural Performance Events".
 pub const ARCHITECTURAL: [EventRow; 8] = [
-    plain(0x3C, 0x00, Count::Cycles),
-    plain(0xC0, 0x00, Count::Instructions),
-    plain(0x3C, 0x01, Count::Reference),
-    plain(0x2E, 0x4F, Count::Caches(Caches::References)),
-    plain(0x2E, 0x41, Count::Caches(Caches::Misses)),
-    plain(0xC4, 0x00, Count::Branches(Branches::ALL)),
-    plain(0xC5, 0x00, Count::Mispredicted(Branches::ALL)),
-    plain(0xA4, 0x01, Count::Slots),
+    plain(0x3C, 0x00, "CPU_CLK_UNHALTED.CORE", Count::Cycles),
+    plain(0xC0, 0x00, "INST_RETIRED.ANY_P", Count::Instructions),
+    plain(0x3C, 0x01, "CPU_CLK_UNHALTED.REF", Count::Reference),
+    plain(
+        0x2E,
+        0x4F,
+        "LONGEST_LAT_CACHE.REFERENCE",
+        Count::Caches(Caches::References),
+    ),
+    plain(0x2E, 0x41, "LONGEST_LAT_CACHE.MISS", Count::Caches(Caches::Misses)),
+    plain(
+        0xC4,
+        0x00,
+        "BR_INST_RETIRED.ALL_BRANCHES",
+        Count::Branches(Branches::ALL),
+    ),
+    plain(
+        0xC5,
+        0x00,
+        "BR_MISP_RETIRED.ALL_BRANCHES",
+        Count::Mispredicted(Branches::ALL),
+    ),
+    plain(0xA4, 0x01, "TOPDOWN.SLOTS", Count::Slots),
 ];
 
 /// Other events, by generation. A row here comes before the architectural event of the same code, so it can make that one
@@ -424,266 +478,292 @@ pub mod events {
 
     /// P6. SDM Vol. 3B 21.6.8.2 "PerfEvtSel0 and PerfEvtSel1 MSRs".
     pub const P6: &[EventRow] = &[
-        plain(0x79, 0x00, Cycles),                     // CPU_CLK_UNHALTED
-        plain(0xC0, 0x00, Instructions),               // INST_RETIRED
-        plain(0xC2, 0x00, Instructions),               // UOPS_RETIRED
-        plain(0xC4, 0x00, Branches(B::ALL)),           // BR_INST_RETIRED
-        plain(0xC5, 0x00, Mispredicted(B::ALL)),       // BR_MISS_PRED_RETIRED
-        plain(0xC9, 0x00, Branches(B::ALL_TAKEN)),     // BR_TAKEN_RETIRED
-        plain(0xCA, 0x00, Mispredicted(B::ALL_TAKEN)), // BR_MISS_PRED_TAKEN_RET
-        plain(0x43, 0x00, Loads(L::ALL)),              // DATA_MEM_REFS
-        plain(0x45, 0x00, Caches(C::DataFills)),       // DCU_LINES_IN
-        plain(0x29, 0x0F, Loads(L::BEYOND_L1)),        // L2_LD
-        plain(0x2A, 0x0F, Caches(C::StoreFills)),      // L2_ST
-        plain(0x28, 0x0F, Caches(C::FetchMisses)),     // L2_IFETCH
-        plain(0x25, 0x00, Nothing),                    // L2_M_LINES_INM
-        plain(0x2E, 0x0F, Caches(C::References)),      // L2_RQSTS, all states
-        plain(0x2E, 0x01, Caches(C::Misses)),          // L2_RQSTS, not there
-        plain(0x80, 0x00, Caches(C::Fetches)),         // IFU_IFETCH
-        plain(0x81, 0x00, Caches(C::FetchMisses)),     // IFU_IFETCH_MISS
-        plain(0x85, 0x00, Caches(C::FetchTlbMisses)),  // ITLB_MISS
+        plain(0x79, 0x00, "CPU_CLK_UNHALTED", Cycles),
+        plain(0xC0, 0x00, "INST_RETIRED", Instructions),
+        plain(0xC2, 0x00, "UOPS_RETIRED", Instructions),
+        plain(0xC4, 0x00, "BR_INST_RETIRED", Branches(B::ALL)),
+        plain(0xC5, 0x00, "BR_MISS_PRED_RETIRED", Mispredicted(B::ALL)),
+        plain(0xC9, 0x00, "BR_TAKEN_RETIRED", Branches(B::ALL_TAKEN)),
+        plain(0xCA, 0x00, "BR_MISS_PRED_TAKEN_RET", Mispredicted(B::ALL_TAKEN)),
+        plain(0x43, 0x00, "DATA_MEM_REFS", Caches(C::Accesses)),
+        plain(0x45, 0x00, "DCU_LINES_IN", Caches(C::DataFills)),
+        plain(0x29, 0x0F, "L2_LD", Loads(L::BEYOND_L1)),
+        plain(0x2A, 0x0F, "L2_ST", Caches(C::StoreFills)),
+        plain(0x28, 0x0F, "L2_IFETCH", Caches(C::FetchMisses)),
+        plain(0x25, 0x00, "L2_M_LINES_INM", Nothing),
+        plain(0x2E, 0x0F, "L2_RQSTS", Caches(C::References)), // all states
+        plain(0x2E, 0x01, "L2_RQSTS", Caches(C::Misses)),     // not there
+        plain(0x80, 0x00, "IFU_IFETCH", Caches(C::Fetches)),
+        plain(0x81, 0x00, "IFU_IFETCH_MISS", Caches(C::FetchMisses)),
+        plain(0x85, 0x00, "ITLB_MISS", Caches(C::FetchTlbMisses)),
     ];
 
     /// Core 2. SDM Vol. 3B Table 21-86 "PEBS Performance Events for Intel Core Microarchitecture".
     pub const CORE2: &[EventRow] = &[
-        precise(0xC0, 0x00, Instructions),             // INST_RETIRED.ANY_P
-        precise(0xC1, 0xFE, X87),                      // X87_OPS_RETIRED.ANY
-        plain(0xC2, 0x0F, Instructions),               // UOPS_RETIRED.ANY
-        plain(0xC4, 0x0C, Branches(B::ALL_TAKEN)),     // BR_INST_RETIRED.TAKEN
-        precise(0xC5, 0x00, Mispredicted(B::ALL)),     // BR_INST_RETIRED.MISPRED
-        precise(0xC7, 0x1F, Simd),                     // SIMD_INST_RETIRED.ANY
-        precise(0xCB, 0x01, Loads(L::BEYOND_L1)),      // MEM_LOAD_RETIRED.L1D_MISS
-        precise(0xCB, 0x02, Loads(L::BEYOND_L1)),      // MEM_LOAD_RETIRED.L1D_LINE_MISS
-        precise(0xCB, 0x04, Loads(L::BEYOND_L2)),      // MEM_LOAD_RETIRED.L2_MISS
-        precise(0xCB, 0x08, Loads(L::BEYOND_L2)),      // MEM_LOAD_RETIRED.L2_LINE_MISS
-        precise(0xCB, 0x10, Caches(C::LoadWalks)),     // MEM_LOAD_RETIRED.DTLB_MISS
-        plain(0x08, 0x01, Caches(C::LoadWalks)),       // DTLB_MISSES.ANY
-        plain(0x08, 0x02, Caches(C::LoadWalks)),       // DTLB_MISSES.MISS_LD
-        plain(0x08, 0x08, Caches(C::StoreWalks)),      // DTLB_MISSES.MISS_ST
-        plain(0x29, 0x4F, Caches(C::LoadReferences)),  // L2_LD.SELF.DEMAND.MESI
-        plain(0x29, 0x41, Caches(C::LoadMisses)),      // L2_LD.SELF.DEMAND.I_STATE
-        plain(0x2A, 0x4F, Caches(C::StoreReferences)), // L2_ST.SELF.MESI
-        plain(0x2A, 0x41, Caches(C::StoreMisses)),     // L2_ST.SELF.I_STATE
-        plain(0x40, 0x0F, Loads(L::ALL)),              // L1D_CACHE_LD.MESI
-        plain(0x40, 0x01, Loads(L::BEYOND_L1)),        // L1D_CACHE_LD.I_STATE
-        plain(0x41, 0x0F, Stores),                     // L1D_CACHE_ST.MESI
-        plain(0x41, 0x01, Caches(C::StoreFills)),      // L1D_CACHE_ST.I_STATE
-        plain(0x45, 0x0F, Caches(C::DataFills)),       // L1D_REPL
-        plain(0x4E, 0x10, Nothing),                    // L1D_PREFETCH.REQUESTS
-        plain(0x80, 0x00, Caches(C::Fetches)),         // L1I_READS
-        plain(0x81, 0x00, Caches(C::FetchMisses)),     // L1I_MISSES
-        plain(0x82, 0x12, Caches(C::FetchWalks)),      // ITLB.MISSES
+        precise(0xC0, 0x00, "INST_RETIRED.ANY_P", Instructions),
+        precise(0xC1, 0xFE, "X87_OPS_RETIRED.ANY", X87),
+        plain(0xC2, 0x0F, "UOPS_RETIRED.ANY", Instructions),
+        plain(0xC4, 0x0C, "BR_INST_RETIRED.TAKEN", Branches(B::ALL_TAKEN)),
+        precise(0xC5, 0x00, "BR_INST_RETIRED.MISPRED", Mispredicted(B::ALL)),
+        precise(0xC7, 0x1F, "SIMD_INST_RETIRED.ANY", Simd),
+        precise(0xCB, 0x01, "MEM_LOAD_RETIRED.L1D_MISS", Loads(L::BEYOND_L1)),
+        precise(0xCB, 0x02, "MEM_LOAD_RETIRED.L1D_LINE_MISS", Loads(L::BEYOND_L1)),
+        precise(0xCB, 0x04, "MEM_LOAD_RETIRED.L2_MISS", Loads(L::BEYOND_L2)),
+        precise(0xCB, 0x08, "MEM_LOAD_RETIRED.L2_LINE_MISS", Loads(L::BEYOND_L2)),
+        precise(0xCB, 0x10, "MEM_LOAD_RETIRED.DTLB_MISS", Caches(C::LoadWalks)),
+        plain(0x08, 0x01, "DTLB_MISSES.ANY", Caches(C::LoadWalks)),
+        plain(0x08, 0x02, "DTLB_MISSES.MISS_LD", Caches(C::LoadWalks)),
+        plain(0x08, 0x08, "DTLB_MISSES.MISS_ST", Caches(C::StoreWalks)),
+        plain(0x29, 0x4F, "L2_LD.SELF.DEMAND.MESI", Caches(C::LoadReferences)),
+        plain(0x29, 0x41, "L2_LD.SELF.DEMAND.I_STATE", Caches(C::LoadMisses)),
+        plain(0x2A, 0x4F, "L2_ST.SELF.MESI", Caches(C::StoreReferences)),
+        plain(0x2A, 0x41, "L2_ST.SELF.I_STATE", Caches(C::StoreMisses)),
+        plain(0x40, 0x0F, "L1D_CACHE_LD.MESI", Loads(L::ALL)),
+        plain(0x40, 0x01, "L1D_CACHE_LD.I_STATE", Loads(L::BEYOND_L1)),
+        plain(0x41, 0x0F, "L1D_CACHE_ST.MESI", Stores),
+        plain(0x41, 0x01, "L1D_CACHE_ST.I_STATE", Caches(C::StoreFills)),
+        plain(0x45, 0x0F, "L1D_REPL", Caches(C::DataFills)),
+        plain(0x4E, 0x10, "L1D_PREFETCH.REQUESTS", Nothing),
+        plain(0x80, 0x00, "L1I_READS", Caches(C::Fetches)),
+        plain(0x81, 0x00, "L1I_MISSES", Caches(C::FetchMisses)),
+        plain(0x82, 0x12, "ITLB.MISSES", Caches(C::FetchWalks)),
     ];
 
     /// Nehalem and Westmere. SDM Vol. 3B 21.3.1.1.2 "Processor Event Based Sampling".
     pub const NEHALEM: &[EventRow] = &[
-        precise(0x0B, 0x01, Loads(L::ALL)), // MEM_INST_RETIRED.LOADS
-        precise(0x0B, 0x02, Stores),        // MEM_INST_RETIRED.STORES
-        precise(0x0B, 0x10, LoadLatency),   // MEM_INST_RETIRED.LATENCY_ABOVE_THRESHOLD
-        precise(0xC0, 0x00, Instructions),
-        precise(0xC0, 0x01, Instructions), // INST_RETIRED.ANY_P
-        precise(0xC0, 0x02, X87),          // INST_RETIRED.X87
-        precise(0xC2, 0x01, Instructions), // UOPS_RETIRED.ANY
-        precise(0xC4, 0x00, Branches(B::ALL)),
-        precise(0xC4, 0x01, Branches(B::CONDITIONAL)), // BR_INST_RETIRED.CONDITIONAL
-        precise(0xC4, 0x02, Branches(B::CALLS)),       // BR_INST_RETIRED.NEAR_CALL
-        precise(0xC4, 0x04, Branches(B::ALL)),         // BR_INST_RETIRED.ALL_BRANCHES
-        precise(0xC5, 0x01, Mispredicted(B::CONDITIONAL)),
-        precise(0xC5, 0x02, Mispredicted(B::CALLS)), // BR_MISP_RETIRED.NEAR_CALL
-        precise(0xC5, 0x04, Mispredicted(B::ALL)),   // BR_MISP_RETIRED.ALL_BRANCHES
-        precise(0xC7, 0x1F, Simd),                   // SSEX_UOPS_RETIRED, all kinds
-        precise(0xCB, 0x01, Loads(L::L1)),           // MEM_LOAD_RETIRED.L1D_HIT
-        precise(0xCB, 0x02, Loads(L::L2)),           // MEM_LOAD_RETIRED.L2_HIT
-        precise(0xCB, 0x04, Loads(L::L3)),           // MEM_LOAD_RETIRED.LLC_UNSHARED_HIT
-        precise(0xCB, 0x10, Loads(L::MEMORY)),       // MEM_LOAD_RETIRED.LLC_MISS
-        precise(0xCB, 0x80, Caches(C::LoadTlbMisses)), // MEM_LOAD_RETIRED.DTLB_MISS
-        precise(0x0C, 0x01, Caches(C::StoreTlbMisses)), // MEM_STORE_RETIRED.DTLB_MISS
-        plain(0x08, 0x01, Caches(C::LoadTlbMisses)), // DTLB_LOAD_MISSES.ANY
-        plain(0x08, 0x02, Caches(C::LoadWalks)),     // DTLB_LOAD_MISSES.WALK_COMPLETED
-        plain(0x08, 0x10, Caches(C::LoadTlbSecond)), // DTLB_LOAD_MISSES.STLB_HIT
-        plain(0x49, 0x01, Caches(C::StoreTlbMisses)), // DTLB_MISSES.ANY
-        plain(0x4E, 0x01, Nothing),                  // L1D_PREFETCH.REQUESTS
-        plain(0x4E, 0x02, Nothing),                  // L1D_PREFETCH.MISS
-        plain(0x51, 0x01, Caches(C::DataFills)),     // L1D.REPL
-        plain(0x51, 0x02, Caches(C::StoreFills)),    // L1D.M_REPL
-        plain(0x80, 0x02, Caches(C::FetchMisses)),   // L1I.MISSES
-        plain(0x80, 0x03, Caches(C::Fetches)),       // L1I.READS
-        plain(0x85, 0x01, Caches(C::FetchTlbMisses)), // ITLB_MISSES.ANY
-        plain(0x85, 0x02, Caches(C::FetchWalks)),    // ITLB_MISSES.WALK_COMPLETED
-        plain(0xB7, 0x01, Caches(C::Offcore(0))),    // OFF_CORE_RESPONSE_0
-        plain(0xBB, 0x01, Caches(C::Offcore(1))),    // OFF_CORE_RESPONSE_1
-        plain(0xE8, 0x03, Mispredicted(B::ALL)),     // BPU_CLEARS.ANY
+        precise(0x0B, 0x01, "MEM_INST_RETIRED.LOADS", Loads(L::ALL)),
+        precise(0x0B, 0x02, "MEM_INST_RETIRED.STORES", Stores),
+        precise(0x0B, 0x10, "MEM_INST_RETIRED.LATENCY_ABOVE_THRESHOLD", LoadLatency),
+        precise(0xC0, 0x00, "INST_RETIRED.ANY_P", Instructions),
+        precise(0xC0, 0x01, "INST_RETIRED.ANY_P", Instructions),
+        precise(0xC0, 0x02, "INST_RETIRED.X87", X87),
+        precise(0xC2, 0x01, "UOPS_RETIRED.ANY", Instructions),
+        precise(0xC4, 0x00, "BR_INST_RETIRED.ALL_BRANCHES", Branches(B::ALL)),
+        precise(0xC4, 0x01, "BR_INST_RETIRED.CONDITIONAL", Branches(B::CONDITIONAL)),
+        precise(0xC4, 0x02, "BR_INST_RETIRED.NEAR_CALL", Branches(B::CALLS)),
+        precise(0xC4, 0x04, "BR_INST_RETIRED.ALL_BRANCHES", Branches(B::ALL)),
+        precise(0xC5, 0x01, "BR_MISP_RETIRED.CONDITIONAL", Mispredicted(B::CONDITIONAL)),
+        precise(0xC5, 0x02, "BR_MISP_RETIRED.NEAR_CALL", Mispredicted(B::CALLS)),
+        precise(0xC5, 0x04, "BR_MISP_RETIRED.ALL_BRANCHES", Mispredicted(B::ALL)),
+        precise(0xC7, 0x1F, "SSEX_UOPS_RETIRED", Simd), // all kinds
+        precise(0xCB, 0x01, "MEM_LOAD_RETIRED.L1D_HIT", Loads(L::L1)),
+        precise(0xCB, 0x02, "MEM_LOAD_RETIRED.L2_HIT", Loads(L::L2)),
+        precise(0xCB, 0x04, "MEM_LOAD_RETIRED.LLC_UNSHARED_HIT", Loads(L::L3)),
+        precise(0xCB, 0x10, "MEM_LOAD_RETIRED.LLC_MISS", Loads(L::MEMORY)),
+        precise(0xCB, 0x80, "MEM_LOAD_RETIRED.DTLB_MISS", Caches(C::LoadTlbMisses)),
+        precise(0x0C, 0x01, "MEM_STORE_RETIRED.DTLB_MISS", Caches(C::StoreTlbMisses)),
+        plain(0x08, 0x01, "DTLB_LOAD_MISSES.ANY", Caches(C::LoadTlbMisses)),
+        plain(0x08, 0x02, "DTLB_LOAD_MISSES.WALK_COMPLETED", Caches(C::LoadWalks)),
+        plain(0x08, 0x10, "DTLB_LOAD_MISSES.STLB_HIT", Caches(C::LoadTlbSecond)),
+        plain(0x49, 0x01, "DTLB_MISSES.ANY", Caches(C::StoreTlbMisses)),
+        plain(0x4E, 0x01, "L1D_PREFETCH.REQUESTS", Nothing),
+        plain(0x4E, 0x02, "L1D_PREFETCH.MISS", Nothing),
+        plain(0x51, 0x01, "L1D.REPL", Caches(C::DataFills)),
+        plain(0x51, 0x02, "L1D.M_REPL", Caches(C::StoreFills)),
+        plain(0x80, 0x02, "L1I.MISSES", Caches(C::FetchMisses)),
+        plain(0x80, 0x03, "L1I.READS", Caches(C::Fetches)),
+        plain(0x85, 0x01, "ITLB_MISSES.ANY", Caches(C::FetchTlbMisses)),
+        plain(0x85, 0x02, "ITLB_MISSES.WALK_COMPLETED", Caches(C::FetchWalks)),
+        plain(0xB7, 0x01, "OFF_CORE_RESPONSE_0", Caches(C::Offcore(0))),
+        plain(0xBB, 0x01, "OFF_CORE_RESPONSE_1", Caches(C::Offcore(1))),
+        plain(0xE8, 0x03, "BPU_CLEARS.ANY", Mispredicted(B::ALL)),
     ];
 
     /// Caches and TLBs of Sandy Bridge to Broadwell.
     pub const CACHES: &[EventRow] = &[
-        plain(0x08, 0x01, Caches(C::LoadWalks)),  // DTLB_LOAD_MISSES.MISS_CAUSES_A_WALK
-        plain(0x49, 0x01, Caches(C::StoreWalks)), // DTLB_STORE_MISSES.MISS_CAUSES_A_WALK
-        plain(0x49, 0x10, Caches(C::StoreTlbSecond)), // DTLB_STORE_MISSES.STLB_HIT
-        plain(0x4E, 0x02, Nothing),               // HW_PRE_REQ.DL1_MISS
-        plain(0x51, 0x01, Caches(C::DataFills)),  // L1D.REPLACEMENT
-        plain(0x80, 0x02, Caches(C::FetchMisses)), // ICACHE.MISSES
-        plain(0x85, 0x01, Caches(C::FetchWalks)), // ITLB_MISSES.MISS_CAUSES_A_WALK
-        plain(0x85, 0x10, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT
-        plain(0x85, 0x60, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT, since Haswell
-        plain(0xB7, 0x01, Caches(C::Offcore(0))), // OFF_CORE_RESPONSE_0
-        plain(0xBB, 0x01, Caches(C::Offcore(1))), // OFF_CORE_RESPONSE_1
+        plain(0x08, 0x01, "DTLB_LOAD_MISSES.MISS_CAUSES_A_WALK", Caches(C::LoadWalks)),
+        plain(
+            0x49,
+            0x01,
+            "DTLB_STORE_MISSES.MISS_CAUSES_A_WALK",
+            Caches(C::StoreWalks),
+        ),
+        plain(0x49, 0x10, "DTLB_STORE_MISSES.STLB_HIT", Caches(C::StoreTlbSecond)),
+        plain(0x4E, 0x02, "HW_PRE_REQ.DL1_MISS", Nothing),
+        plain(0x51, 0x01, "L1D.REPLACEMENT", Caches(C::DataFills)),
+        plain(0x80, 0x02, "ICACHE.MISSES", Caches(C::FetchMisses)),
+        plain(0x85, 0x01, "ITLB_MISSES.MISS_CAUSES_A_WALK", Caches(C::FetchWalks)),
+        plain(0x85, 0x10, "ITLB_MISSES.STLB_HIT", Caches(C::FetchTlbSecond)),
+        plain(0x85, 0x60, "ITLB_MISSES.STLB_HIT", Caches(C::FetchTlbSecond)), // since Haswell
+        plain(0xB7, 0x01, "OFF_CORE_RESPONSE_0", Caches(C::Offcore(0))),
+        plain(0xBB, 0x01, "OFF_CORE_RESPONSE_1", Caches(C::Offcore(1))),
     ];
 
     /// Caches and TLBs of Skylake and Ice Lake.
     pub const SKYLAKE_CACHES: &[EventRow] = &[
-        plain(0x08, 0x0E, Caches(C::LoadWalks)),      // DTLB_LOAD_MISSES.WALK_COMPLETED
-        plain(0x08, 0x20, Caches(C::LoadTlbSecond)),  // DTLB_LOAD_MISSES.STLB_HIT
-        plain(0x49, 0x0E, Caches(C::StoreWalks)),     // DTLB_STORE_MISSES.WALK_COMPLETED
-        plain(0x49, 0x20, Caches(C::StoreTlbSecond)), // DTLB_STORE_MISSES.STLB_HIT
-        plain(0x51, 0x01, Caches(C::DataFills)),      // L1D.REPLACEMENT
-        plain(0x83, 0x02, Caches(C::FetchMisses)),    // ICACHE_64B.IFTAG_MISS
-        plain(0x85, 0x0E, Caches(C::FetchWalks)),     // ITLB_MISSES.WALK_COMPLETED
-        plain(0x85, 0x20, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT
-        plain(0xB7, 0x01, Caches(C::Offcore(0))),     // OFFCORE_RESPONSE_0
-        plain(0xBB, 0x01, Caches(C::Offcore(1))),     // OFFCORE_RESPONSE_1
+        plain(0x08, 0x0E, "DTLB_LOAD_MISSES.WALK_COMPLETED", Caches(C::LoadWalks)),
+        plain(0x08, 0x20, "DTLB_LOAD_MISSES.STLB_HIT", Caches(C::LoadTlbSecond)),
+        plain(0x49, 0x0E, "DTLB_STORE_MISSES.WALK_COMPLETED", Caches(C::StoreWalks)),
+        plain(0x49, 0x20, "DTLB_STORE_MISSES.STLB_HIT", Caches(C::StoreTlbSecond)),
+        plain(0x51, 0x01, "L1D.REPLACEMENT", Caches(C::DataFills)),
+        plain(0x83, 0x02, "ICACHE_64B.IFTAG_MISS", Caches(C::FetchMisses)),
+        plain(0x85, 0x0E, "ITLB_MISSES.WALK_COMPLETED", Caches(C::FetchWalks)),
+        plain(0x85, 0x20, "ITLB_MISSES.STLB_HIT", Caches(C::FetchTlbSecond)),
+        plain(0xB7, 0x01, "OFFCORE_RESPONSE_0", Caches(C::Offcore(0))),
+        plain(0xBB, 0x01, "OFFCORE_RESPONSE_1", Caches(C::Offcore(1))),
     ];
 
     /// Slots of Sandy Bridge to Skylake, by which top-down analysis parts them.
     pub const SLOTS: &[EventRow] = &[
-        plain(0x0D, 0x01, Mispredicted(B::ALL)), // INT_MISC.RECOVERY_CYCLES, Skylake
-        plain(0x0D, 0x03, Mispredicted(B::ALL)), // INT_MISC.RECOVERY_CYCLES
-        plain(0x0E, 0x01, Instructions),         // UOPS_ISSUED.ANY
-        plain(0x9C, 0x01, Nothing),              // IDQ_UOPS_NOT_DELIVERED.CORE
+        plain(0x0D, 0x01, "INT_MISC.RECOVERY_CYCLES", Mispredicted(B::ALL)), // Skylake
+        plain(0x0D, 0x03, "INT_MISC.RECOVERY_CYCLES", Mispredicted(B::ALL)),
+        plain(0x0E, 0x01, "UOPS_ISSUED.ANY", Instructions),
+        plain(0x9C, 0x01, "IDQ_UOPS_NOT_DELIVERED.CORE", Nothing),
     ];
 
     /// Branches since Sandy Bridge, up to Skylake.
     pub const BRANCHES: &[EventRow] = &[
-        precise(0xC4, 0x00, Branches(B::ALL)),
-        precise(0xC4, 0x01, Branches(B::CONDITIONAL)), // BR_INST_RETIRED.CONDITIONAL
-        precise(0xC4, 0x02, Branches(B::CALLS)),       // BR_INST_RETIRED.NEAR_CALL
-        precise(0xC4, 0x04, Branches(B::ALL)),         // BR_INST_RETIRED.ALL_BRANCHES_PEBS
-        precise(0xC4, 0x08, Branches(B::RETURNS)),     // BR_INST_RETIRED.NEAR_RETURN
-        plain(0xC4, 0x10, Branches(B::NOT_TAKEN)),     // BR_INST_RETIRED.NOT_TAKEN
-        precise(0xC4, 0x20, Branches(B::NEAR_TAKEN)),  // BR_INST_RETIRED.NEAR_TAKEN
-        plain(0xC4, 0x40, Branches(B::FAR)),           // BR_INST_RETIRED.FAR_BRANCH
-        precise(0xC5, 0x00, Mispredicted(B::ALL)),
-        precise(0xC5, 0x01, Mispredicted(B::CONDITIONAL)),
-        precise(0xC5, 0x04, Mispredicted(B::ALL)), // BR_MISP_RETIRED.ALL_BRANCHES_PEBS
-        precise(0xC5, 0x20, Mispredicted(B::NEAR_TAKEN)),
+        precise(0xC4, 0x00, "BR_INST_RETIRED.ALL_BRANCHES", Branches(B::ALL)),
+        precise(0xC4, 0x01, "BR_INST_RETIRED.CONDITIONAL", Branches(B::CONDITIONAL)),
+        precise(0xC4, 0x02, "BR_INST_RETIRED.NEAR_CALL", Branches(B::CALLS)),
+        precise(0xC4, 0x04, "BR_INST_RETIRED.ALL_BRANCHES_PEBS", Branches(B::ALL)),
+        precise(0xC4, 0x08, "BR_INST_RETIRED.NEAR_RETURN", Branches(B::RETURNS)),
+        plain(0xC4, 0x10, "BR_INST_RETIRED.NOT_TAKEN", Branches(B::NOT_TAKEN)),
+        precise(0xC4, 0x20, "BR_INST_RETIRED.NEAR_TAKEN", Branches(B::NEAR_TAKEN)),
+        plain(0xC4, 0x40, "BR_INST_RETIRED.FAR_BRANCH", Branches(B::FAR)),
+        precise(0xC5, 0x00, "BR_MISP_RETIRED.ALL_BRANCHES", Mispredicted(B::ALL)),
+        precise(0xC5, 0x01, "BR_MISP_RETIRED.CONDITIONAL", Mispredicted(B::CONDITIONAL)),
+        precise(0xC5, 0x04, "BR_MISP_RETIRED.ALL_BRANCHES_PEBS", Mispredicted(B::ALL)),
+        precise(0xC5, 0x20, "BR_MISP_RETIRED.NEAR_TAKEN", Mispredicted(B::NEAR_TAKEN)),
     ];
 
     /// Instructions and memory of Sandy Bridge. SDM Vol. 3B 21.3.4.4 "PEBS Support in Sandy Bridge".
     pub const SANDYBRIDGE: &[EventRow] = &[
-        plain(0xC0, 0x00, Instructions),
-        precise(0xC0, 0x01, Instructions),        // INST_RETIRED.PREC_DIST
-        precise(0xC2, 0x01, Instructions),        // UOPS_RETIRED.ALL
-        precise(0xC2, 0x02, Instructions),        // UOPS_RETIRED.RETIRE_SLOTS
-        precise(0xCD, 0x01, LoadLatency),         // MEM_TRANS_RETIRED.LOAD_LATENCY
-        precise(0xCD, 0x02, Stores),              // MEM_TRANS_RETIRED.PRECISE_STORE
-        precise(0xD0, 0x81, Loads(L::ALL)),       // MEM_UOPS_RETIRED.ALL_LOADS
-        precise(0xD0, 0x82, Stores),              // MEM_UOPS_RETIRED.ALL_STORES
-        precise(0xD0, 0xF1, Loads(L::ALL)),       // the same, as Linux asks for them
-        precise(0xD0, 0xF2, Stores),              // the same
-        plain(0x51, 0x08, Caches(C::StoreFills)), // L1D.ALL_M_REPLACEMENT
-        precise(0xD1, 0x01, Loads(L::L1)),        // MEM_LOAD_UOPS_RETIRED.L1_HIT
-        precise(0xD1, 0x02, Loads(L::L2)),        // MEM_LOAD_UOPS_RETIRED.L2_HIT
-        precise(0xD1, 0x04, Loads(L::L3)),        // MEM_LOAD_UOPS_RETIRED.LLC_HIT
-        precise(0xD1, 0x20, Loads(L::MEMORY)),    // MEM_LOAD_UOPS_RETIRED.LLC_MISS
+        plain(0xC0, 0x00, "INST_RETIRED.ANY_P", Instructions),
+        precise(0xC0, 0x01, "INST_RETIRED.PREC_DIST", Instructions),
+        precise(0xC2, 0x01, "UOPS_RETIRED.ALL", Instructions),
+        precise(0xC2, 0x02, "UOPS_RETIRED.RETIRE_SLOTS", Instructions),
+        precise(0xCD, 0x01, "MEM_TRANS_RETIRED.LOAD_LATENCY", LoadLatency),
+        precise(0xCD, 0x02, "MEM_TRANS_RETIRED.PRECISE_STORE", Stores),
+        precise(0xD0, 0x81, "MEM_UOPS_RETIRED.ALL_LOADS", Loads(L::ALL)),
+        precise(0xD0, 0x82, "MEM_UOPS_RETIRED.ALL_STORES", Stores),
+        precise(0xD0, 0xF1, "MEM_UOPS_RETIRED.LOADS", Loads(L::ALL)), // the same, as Linux asks for them
+        precise(0xD0, 0xF2, "MEM_UOPS_RETIRED.STORES", Stores),       // the same
+        plain(0x51, 0x08, "L1D.ALL_M_REPLACEMENT", Caches(C::StoreFills)),
+        precise(0xD1, 0x01, "MEM_LOAD_UOPS_RETIRED.L1_HIT", Loads(L::L1)),
+        precise(0xD1, 0x02, "MEM_LOAD_UOPS_RETIRED.L2_HIT", Loads(L::L2)),
+        precise(0xD1, 0x04, "MEM_LOAD_UOPS_RETIRED.LLC_HIT", Loads(L::L3)),
+        precise(0xD1, 0x20, "MEM_LOAD_UOPS_RETIRED.LLC_MISS", Loads(L::MEMORY)),
     ];
 
     /// Instructions and memory since Haswell.
     pub const HASWELL: &[EventRow] = &[
-        plain(0xC0, 0x00, Instructions),
-        precise(0xC0, 0x01, Instructions),        // INST_RETIRED.PREC_DIST
-        precise(0xC2, 0x01, Instructions),        // UOPS_RETIRED.ALL
-        precise(0xC2, 0x02, Instructions),        // UOPS_RETIRED.RETIRE_SLOTS
-        precise(0xCD, 0x01, LoadLatency),         // MEM_TRANS_RETIRED.LOAD_LATENCY
-        precise(0xD0, 0x81, Loads(L::ALL)),       // MEM_UOPS_RETIRED.ALL_LOADS
-        precise(0xD0, 0x82, Stores),              // MEM_UOPS_RETIRED.ALL_STORES
-        precise(0xD1, 0x01, Loads(L::L1)),        // MEM_LOAD_UOPS_RETIRED.L1_HIT
-        precise(0xD1, 0x02, Loads(L::L2)),        // MEM_LOAD_UOPS_RETIRED.L2_HIT
-        precise(0xD1, 0x04, Loads(L::L3)),        // MEM_LOAD_UOPS_RETIRED.L3_HIT
-        precise(0xD1, 0x08, Loads(L::BEYOND_L1)), // MEM_LOAD_UOPS_RETIRED.L1_MISS
-        precise(0xD1, 0x10, Loads(L::BEYOND_L2)), // MEM_LOAD_UOPS_RETIRED.L2_MISS
-        precise(0xD1, 0x20, Loads(L::MEMORY)),    // MEM_LOAD_UOPS_RETIRED.L3_MISS
+        plain(0xC0, 0x00, "INST_RETIRED.ANY_P", Instructions),
+        precise(0xC0, 0x01, "INST_RETIRED.PREC_DIST", Instructions),
+        precise(0xC2, 0x01, "UOPS_RETIRED.ALL", Instructions),
+        precise(0xC2, 0x02, "UOPS_RETIRED.RETIRE_SLOTS", Instructions),
+        precise(0xCD, 0x01, "MEM_TRANS_RETIRED.LOAD_LATENCY", LoadLatency),
+        precise(0xD0, 0x81, "MEM_UOPS_RETIRED.ALL_LOADS", Loads(L::ALL)),
+        precise(0xD0, 0x82, "MEM_UOPS_RETIRED.ALL_STORES", Stores),
+        precise(0xD1, 0x01, "MEM_LOAD_UOPS_RETIRED.L1_HIT", Loads(L::L1)),
+        precise(0xD1, 0x02, "MEM_LOAD_UOPS_RETIRED.L2_HIT", Loads(L::L2)),
+        precise(0xD1, 0x04, "MEM_LOAD_UOPS_RETIRED.L3_HIT", Loads(L::L3)),
+        precise(0xD1, 0x08, "MEM_LOAD_UOPS_RETIRED.L1_MISS", Loads(L::BEYOND_L1)),
+        precise(0xD1, 0x10, "MEM_LOAD_UOPS_RETIRED.L2_MISS", Loads(L::BEYOND_L2)),
+        precise(0xD1, 0x20, "MEM_LOAD_UOPS_RETIRED.L3_MISS", Loads(L::MEMORY)),
     ];
 
     /// Transactions since Haswell, whose names are Skylake's. There are none unless the machine shows RTM.
     pub const TRANSACTIONS: &[EventRow] = &[
-        plain(0x54, 0x01, Transactions(T::CONFLICT)),    // TX_MEM.ABORT_CONFLICT
-        plain(0x54, 0x02, Transactions(T::CAPACITY)),    // TX_MEM.ABORT_CAPACITY
-        plain(0xC9, 0x01, Transactions(T::STARTED)),     // RTM_RETIRED.START
-        plain(0xC9, 0x02, Transactions(T::COMMITTED)),   // RTM_RETIRED.COMMIT
-        precise(0xC9, 0x04, Transactions(T::ABORTED)),   // RTM_RETIRED.ABORTED
-        plain(0xC9, 0x08, Transactions(T::MEMORY)),      // RTM_RETIRED.ABORTED_MEM
-        plain(0xC9, 0x20, Transactions(T::UNFRIENDLY)),  // RTM_RETIRED.ABORTED_UNFRIENDLY
-        plain(0xC9, 0x40, Transactions(T::MEMORY_TYPE)), // RTM_RETIRED.ABORTED_MEMTYPE
-        plain(0xC9, 0x80, Transactions(T::EVENTS)),      // RTM_RETIRED.ABORTED_EVENTS
+        plain(0x54, 0x01, "TX_MEM.ABORT_CONFLICT", Transactions(T::CONFLICT)),
+        plain(0x54, 0x02, "TX_MEM.ABORT_CAPACITY", Transactions(T::CAPACITY)),
+        plain(0xC9, 0x01, "RTM_RETIRED.START", Transactions(T::STARTED)),
+        plain(0xC9, 0x02, "RTM_RETIRED.COMMIT", Transactions(T::COMMITTED)),
+        precise(0xC9, 0x04, "RTM_RETIRED.ABORTED", Transactions(T::ABORTED)),
+        plain(0xC9, 0x08, "RTM_RETIRED.ABORTED_MEM", Transactions(T::MEMORY)),
+        plain(
+            0xC9,
+            0x20,
+            "RTM_RETIRED.ABORTED_UNFRIENDLY",
+            Transactions(T::UNFRIENDLY),
+        ),
+        plain(0xC9, 0x40, "RTM_RETIRED.ABORTED_MEMTYPE", Transactions(T::MEMORY_TYPE)),
+        plain(0xC9, 0x80, "RTM_RETIRED.ABORTED_EVENTS", Transactions(T::EVENTS)),
     ];
 
     /// Branches since Ice Lake, in codes of their own.
     pub const SUNNY_COVE_BRANCHES: &[EventRow] = &[
-        precise(0xC4, 0x00, Branches(B::ALL)),
-        precise(0xC4, 0x01, Branches(B::TAKEN)),     // BR_INST_RETIRED.COND_TAKEN
-        precise(0xC4, 0x02, Branches(B::CALLS)),     // BR_INST_RETIRED.NEAR_CALL
-        precise(0xC4, 0x08, Branches(B::RETURNS)),   // BR_INST_RETIRED.NEAR_RETURN
-        precise(0xC4, 0x10, Branches(B::NOT_TAKEN)), // BR_INST_RETIRED.COND_NTAKEN
-        precise(0xC4, 0x11, Branches(B::CONDITIONAL)), // BR_INST_RETIRED.COND
-        precise(0xC4, 0x20, Branches(B::NEAR_TAKEN)), // BR_INST_RETIRED.NEAR_TAKEN
-        precise(0xC4, 0x40, Branches(B::FAR)),       // BR_INST_RETIRED.FAR_BRANCH
-        precise(0xC4, 0x80, Branches(B::INDIRECT)),  // BR_INST_RETIRED.INDIRECT
-        precise(0xC5, 0x00, Mispredicted(B::ALL)),
-        precise(0xC5, 0x11, Mispredicted(B::CONDITIONAL)),
-        precise(0xC5, 0x20, Mispredicted(B::NEAR_TAKEN)),
-        precise(0xC5, 0x80, Mispredicted(B::INDIRECT)),
+        precise(0xC4, 0x00, "BR_INST_RETIRED.ALL_BRANCHES", Branches(B::ALL)),
+        precise(0xC4, 0x01, "BR_INST_RETIRED.COND_TAKEN", Branches(B::TAKEN)),
+        precise(0xC4, 0x02, "BR_INST_RETIRED.NEAR_CALL", Branches(B::CALLS)),
+        precise(0xC4, 0x08, "BR_INST_RETIRED.NEAR_RETURN", Branches(B::RETURNS)),
+        precise(0xC4, 0x10, "BR_INST_RETIRED.COND_NTAKEN", Branches(B::NOT_TAKEN)),
+        precise(0xC4, 0x11, "BR_INST_RETIRED.COND", Branches(B::CONDITIONAL)),
+        precise(0xC4, 0x20, "BR_INST_RETIRED.NEAR_TAKEN", Branches(B::NEAR_TAKEN)),
+        precise(0xC4, 0x40, "BR_INST_RETIRED.FAR_BRANCH", Branches(B::FAR)),
+        precise(0xC4, 0x80, "BR_INST_RETIRED.INDIRECT", Branches(B::INDIRECT)),
+        precise(0xC5, 0x00, "BR_MISP_RETIRED.ALL_BRANCHES", Mispredicted(B::ALL)),
+        precise(0xC5, 0x11, "BR_MISP_RETIRED.COND", Mispredicted(B::CONDITIONAL)),
+        precise(0xC5, 0x20, "BR_MISP_RETIRED.NEAR_TAKEN", Mispredicted(B::NEAR_TAKEN)),
+        precise(0xC5, 0x80, "BR_MISP_RETIRED.INDIRECT", Mispredicted(B::INDIRECT)),
     ];
 
     /// Memory since Golden Cove, beside [`HASWELL`].
     pub const GOLDEN_COVE: &[EventRow] = &[
-        precise(0xCD, 0x02, Stores),                  // MEM_TRANS_RETIRED.STORE_SAMPLE
-        precise(0xC4, 0x04, Branches(B::ALL)),        // as Linux asks for branches
-        precise(0xC5, 0x04, Mispredicted(B::ALL)),    // and for mispredicted ones
-        plain(0x11, 0x0E, Caches(C::FetchWalks)),     // ITLB_MISSES.WALK_COMPLETED
-        plain(0x11, 0x20, Caches(C::FetchTlbSecond)), // ITLB_MISSES.STLB_HIT
-        plain(0x12, 0x0E, Caches(C::LoadWalks)),      // DTLB_LOAD_MISSES.WALK_COMPLETED
-        plain(0x12, 0x20, Caches(C::LoadTlbSecond)),  // DTLB_LOAD_MISSES.STLB_HIT
-        plain(0x13, 0x0E, Caches(C::StoreWalks)),     // DTLB_STORE_MISSES.WALK_COMPLETED
-        plain(0x13, 0x20, Caches(C::StoreTlbSecond)), // DTLB_STORE_MISSES.STLB_HIT
-        plain(0x24, 0xE1, Loads(L::BEYOND_L1)),       // L2_RQSTS.ALL_DEMAND_DATA_RD
-        plain(0x24, 0xE4, Caches(C::FetchMisses)),    // L2_RQSTS.ALL_CODE_RD
-        plain(0x2A, 0x01, Caches(C::Offcore(0))),     // OCR
-        plain(0x2B, 0x01, Caches(C::Offcore(1))),     // OCR
-        plain(0x51, 0x01, Caches(C::DataFills)),      // L1D.REPLACEMENT
+        precise(0xCD, 0x02, "MEM_TRANS_RETIRED.STORE_SAMPLE", Stores),
+        precise(0xC4, 0x04, "BR_INST_RETIRED.ALL_BRANCHES", Branches(B::ALL)), // as Linux asks for branches
+        precise(0xC5, 0x04, "BR_MISP_RETIRED.ALL_BRANCHES", Mispredicted(B::ALL)), // and for mispredicted ones
+        plain(0x11, 0x0E, "ITLB_MISSES.WALK_COMPLETED", Caches(C::FetchWalks)),
+        plain(0x11, 0x20, "ITLB_MISSES.STLB_HIT", Caches(C::FetchTlbSecond)),
+        plain(0x12, 0x0E, "DTLB_LOAD_MISSES.WALK_COMPLETED", Caches(C::LoadWalks)),
+        plain(0x12, 0x20, "DTLB_LOAD_MISSES.STLB_HIT", Caches(C::LoadTlbSecond)),
+        plain(0x13, 0x0E, "DTLB_STORE_MISSES.WALK_COMPLETED", Caches(C::StoreWalks)),
+        plain(0x13, 0x20, "DTLB_STORE_MISSES.STLB_HIT", Caches(C::StoreTlbSecond)),
+        plain(0x24, 0xE1, "L2_RQSTS.ALL_DEMAND_DATA_RD", Loads(L::BEYOND_L1)),
+        plain(0x24, 0xE4, "L2_RQSTS.ALL_CODE_RD", Caches(C::FetchMisses)),
+        plain(0x2A, 0x01, "OCR", Caches(C::Offcore(0))),
+        plain(0x2B, 0x01, "OCR", Caches(C::Offcore(1))),
+        plain(0x51, 0x01, "L1D.REPLACEMENT", Caches(C::DataFills)),
     ];
 
     /// Tremont.
     pub const TREMONT: &[EventRow] = &[
-        precise(0xC0, 0x00, Instructions), // INST_RETIRED.ANY_P
-        precise(0xC2, 0x00, Instructions), // TOPDOWN_RETIRING.ALL
-        precise(0xC4, 0x00, Branches(B::ALL)),
-        precise(0xC4, 0x7E, Branches(B::CONDITIONAL)), // BR_INST_RETIRED.JCC
-        precise(0xC4, 0xFE, Branches(B::TAKEN)),       // BR_INST_RETIRED.TAKEN_JCC
-        precise(0xC4, 0xF9, Branches(B::CALLS)),       // BR_INST_RETIRED.CALL
-        precise(0xC4, 0xF7, Branches(B::RETURNS)),     // BR_INST_RETIRED.RETURN
-        precise(0xC4, 0xEB, Branches(B::INDIRECT.or(B::RETURNS))), // BR_INST_RETIRED.NON_RETURN_IND and returns
-        precise(0xC4, 0xBF, Branches(B::FAR)),         // BR_INST_RETIRED.FAR_BRANCH
-        precise(0xC5, 0x00, Mispredicted(B::ALL)),
-        precise(0xC5, 0x7E, Mispredicted(B::CONDITIONAL)),
-        precise(0xD0, 0x81, Loads(L::ALL)),           // MEM_UOPS_RETIRED.ALL_LOADS
-        precise(0xD0, 0x82, Stores),                  // MEM_UOPS_RETIRED.ALL_STORES
-        precise(0xD1, 0x01, Loads(L::L1)),            // MEM_LOAD_UOPS_RETIRED.L1_HIT
-        precise(0xD1, 0x02, Loads(L::L2)),            // MEM_LOAD_UOPS_RETIRED.L2_HIT
-        precise(0xD1, 0x04, Loads(L::L3)),            // MEM_LOAD_UOPS_RETIRED.L3_HIT
-        precise(0xD1, 0x08, Loads(L::BEYOND_L1)),     // MEM_LOAD_UOPS_RETIRED.L1_MISS
-        precise(0xD1, 0x10, Loads(L::BEYOND_L2)),     // MEM_LOAD_UOPS_RETIRED.L2_MISS
-        plain(0x08, 0x0E, Caches(C::LoadWalks)),      // DTLB_LOAD_MISSES.WALK_COMPLETED
-        plain(0x49, 0x0E, Caches(C::StoreWalks)),     // DTLB_STORE_MISSES.WALK_COMPLETED
-        plain(0x80, 0x02, Caches(C::FetchMisses)),    // ICACHE.MISSES
-        plain(0x80, 0x03, Caches(C::Fetches)),        // ICACHE.ACCESSES
-        plain(0x81, 0x04, Caches(C::FetchTlbMisses)), // ITLB.FILLS
-        plain(0x85, 0x0E, Caches(C::FetchWalks)),     // ITLB_MISSES.WALK_COMPLETED
-        plain(0xB7, 0x01, Caches(C::Offcore(0))),     // OCR
-        plain(0xB7, 0x02, Caches(C::Offcore(1))),     // OCR
-        plain(0x0E, 0x00, Instructions),              // UOPS_ISSUED.ANY
-        plain(0x9C, 0x00, Nothing),                   // UOPS_NOT_DELIVERED.ANY
-        plain(0xCA, 0x02, Mispredicted(B::ALL)),      // ISSUE_SLOTS_NOT_CONSUMED.RECOVERY
+        precise(0xC0, 0x00, "INST_RETIRED.ANY_P", Instructions),
+        precise(0xC2, 0x00, "TOPDOWN_RETIRING.ALL", Instructions),
+        precise(0xC4, 0x00, "BR_INST_RETIRED.ALL_BRANCHES", Branches(B::ALL)),
+        precise(0xC4, 0x7E, "BR_INST_RETIRED.JCC", Branches(B::CONDITIONAL)),
+        precise(0xC4, 0xFE, "BR_INST_RETIRED.TAKEN_JCC", Branches(B::TAKEN)),
+        precise(0xC4, 0xF9, "BR_INST_RETIRED.CALL", Branches(B::CALLS)),
+        precise(0xC4, 0xF7, "BR_INST_RETIRED.RETURN", Branches(B::RETURNS)),
+        precise(
+            0xC4,
+            0xEB,
+            "BR_INST_RETIRED.NON_RETURN_IND",
+            Branches(B::INDIRECT.or(B::RETURNS)),
+        ), // and returns
+        precise(0xC4, 0xBF, "BR_INST_RETIRED.FAR_BRANCH", Branches(B::FAR)),
+        precise(0xC5, 0x00, "BR_MISP_RETIRED.ALL_BRANCHES", Mispredicted(B::ALL)),
+        precise(0xC5, 0x7E, "BR_MISP_RETIRED.JCC", Mispredicted(B::CONDITIONAL)),
+        precise(0xD0, 0x81, "MEM_UOPS_RETIRED.ALL_LOADS", Loads(L::ALL)),
+        precise(0xD0, 0x82, "MEM_UOPS_RETIRED.ALL_STORES", Stores),
+        precise(0xD1, 0x01, "MEM_LOAD_UOPS_RETIRED.L1_HIT", Loads(L::L1)),
+        precise(0xD1, 0x02, "MEM_LOAD_UOPS_RETIRED.L2_HIT", Loads(L::L2)),
+        precise(0xD1, 0x04, "MEM_LOAD_UOPS_RETIRED.L3_HIT", Loads(L::L3)),
+        precise(0xD1, 0x08, "MEM_LOAD_UOPS_RETIRED.L1_MISS", Loads(L::BEYOND_L1)),
+        precise(0xD1, 0x10, "MEM_LOAD_UOPS_RETIRED.L2_MISS", Loads(L::BEYOND_L2)),
+        plain(0x08, 0x0E, "DTLB_LOAD_MISSES.WALK_COMPLETED", Caches(C::LoadWalks)),
+        plain(0x49, 0x0E, "DTLB_STORE_MISSES.WALK_COMPLETED", Caches(C::StoreWalks)),
+        plain(0x80, 0x02, "ICACHE.MISSES", Caches(C::FetchMisses)),
+        plain(0x80, 0x03, "ICACHE.ACCESSES", Caches(C::Fetches)),
+        plain(0x81, 0x04, "ITLB.FILLS", Caches(C::FetchTlbMisses)),
+        plain(0x85, 0x0E, "ITLB_MISSES.WALK_COMPLETED", Caches(C::FetchWalks)),
+        plain(0xB7, 0x01, "OCR", Caches(C::Offcore(0))),
+        plain(0xB7, 0x02, "OCR", Caches(C::Offcore(1))),
+        plain(0x0E, 0x00, "UOPS_ISSUED.ANY", Instructions),
+        plain(0x9C, 0x00, "UOPS_NOT_DELIVERED.ANY", Nothing),
+        plain(0xCA, 0x02, "ISSUE_SLOTS_NOT_CONSUMED.RECOVERY", Mispredicted(B::ALL)),
     ];
+}
+
+impl EventRow {
+    /// How true its count is. Micro-operations are no parts of instructions here: each has one.
+    pub fn fidelity(&self) -> Fidelity {
+        match self.count.fidelity() {
+            Fidelity::Exact if self.name.contains("UOPS_") && !self.name.starts_with("MEM_") => Fidelity::Modelled,
+            Fidelity::Exact if self.name.starts_with("TOPDOWN") => Fidelity::Modelled,
+            fidelity => fidelity,
+        }
+    }
 }
 
 /// What a model counts.
@@ -737,6 +817,16 @@ impl PmuCaps {
 }
 
 impl PmuCaps {
+    /// All events that it knows.
+    pub fn all_events(&self) -> impl Iterator<Item = &'static EventRow> {
+        let own = self.events.iter().flat_map(|group| group.iter());
+        own.chain(ARCHITECTURAL.iter()).filter(|row| {
+            let select = EventSelect::new().with_event(row.event).with_umask(row.umask);
+            // Of two rows with a code the first one counts.
+            self.event(select) == Some(*row)
+        })
+    }
+
     /// The event with this code, if the model has it.
     pub fn event(&self, select: EventSelect) -> Option<&'static EventRow> {
         let is = |row: &&EventRow| (row.event, row.umask) == (select.event(), select.umask());

@@ -3,7 +3,7 @@
 use devices::unit::Units;
 use devices::unit::pt::{Pt, Served};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
-use log::debug;
+use log::{debug, info};
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
 use x86::seam::Effects;
 
@@ -37,6 +37,18 @@ impl CpuBus<'_> {
     /// The number of the CPU.
     pub fn index(&self) -> usize {
         self.cpu
+    }
+
+    /// Says once of each event that a guest has enabled and that is always 0.
+    fn tell_of_event(&mut self, msr: u32, value: u64) {
+        let pmu = self.units().pmu.as_ref();
+        let Some(select) = pmu.and_then(|pmu| pmu.counts_nothing(msr, value)) else {
+            return;
+        };
+        let (event, umask) = (select.event(), select.umask());
+        if self.machine.silent_events.insert((event, umask)) {
+            info!("the guest counts event {event:02X}H with unit mask {umask:02X}H, which is always 0 here");
+        }
     }
 
     /// The debug and trace units of this CPU.
@@ -268,6 +280,9 @@ impl Bus for CpuBus<'_> {
             Err(MsrFault::Unclaimed) => self.with_performance_entry(|bus| bus.wrmsr(msr, value, cpu.step())),
             answer => {
                 self.machine.accesses.msrs += 1;
+                if answer.is_ok() {
+                    self.tell_of_event(msr, value);
+                }
                 if self.units().caches.is_some() && self.machine.last_level.is_none() {
                     self.machine.share_caches();
                 }

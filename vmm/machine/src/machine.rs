@@ -1,6 +1,7 @@
 //! The machine: memory, tables, devices, and what the CPUs reach through the bus.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{
     Arc,
@@ -95,6 +96,8 @@ pub struct Machine {
     /// Nobody watches.
     pub(crate) unwatched: bool,
     pub(crate) last_level: Option<rdt::LastLevel>,
+    /// Events and unit masks that a guest has counted, that are always 0, and of which this has been said.
+    pub(crate) silent_events: BTreeSet<(u8, u8)>,
     pub(crate) random: Random,
     pub(crate) virtio: Virtio,
     pub(crate) second_serial: bool,
@@ -126,6 +129,7 @@ impl Machine {
             rdt: rdt::Package::new(model),
             unwatched: false,
             last_level: None,
+            silent_events: BTreeSet::new(),
             random: Random::new(seed),
             virtio: Virtio::new(seed),
             second_serial: false,

@@ -30,12 +30,13 @@
 //!
 //! # Modelled, not measured
 //! Every load whose latency exceeds the threshold is sampled, where a part picks some of them. Latency and source come from
-//! [`Hierarchy`](crate::unit::cache::Hierarchy). Data address, source and latency are 0 for events that are no accesses. A
+//! [the model of the caches](crate::unit::cache). Data address, source and latency are 0 for events that are no accesses. A
 //! transaction's cycles are its steps. A record that is due in a transaction aborts it and is written then, with the registers
 //! after the abort, of which the manual says that they mean nothing.
 //!
 //! # Left out
-//! The delay of hardware ("shadowing") between an overflow and its record. Records in the processor trace are
+//! The delay of hardware ("shadowing") between an overflow and its record: with a counter at -3 an experiment saw the record at the code
+//! that stops counting, and here it is at the third instruction. Records in the processor trace are
 //! [`pebs_trace`](super::pebs_trace)'s.
 
 use serde::{Deserialize, Serialize};

@@ -130,6 +130,7 @@ impl Source {
             Source::Caches(what) => {
                 let missed = memory.asked && memory.place == Place::Memory;
                 match what {
+                    Caches::Accesses => memory.load || memory.store,
                     Caches::References => memory.asked,
                     Caches::Misses => missed,
                     Caches::LoadReferences => memory.load && memory.asked,

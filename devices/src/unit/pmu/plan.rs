@@ -1,5 +1,6 @@
 //! What follows from the registers: which counters count what, and what they need to hear for it.
 
+use x86::msr::IA32_PERFEVTSEL0;
 use x86::pmu::{Caches, Count, EventSelect, FixedControl, Offcore, status};
 
 use super::events::{Rate, Source};
@@ -116,6 +117,15 @@ impl Pmu {
         let retiring = share(instructions);
         let speculation = share(mispredicted.saturating_mul(self.caps.slots.into())).min(255 - retiring);
         retiring | speculation << 8 | (255 - retiring - speculation) << 24
+    }
+
+    /// The event that a value of an IA32_PERFEVTSELx enables and that counts nothing here: one that is not known, or whose occasion never
+    /// comes.
+    pub fn counts_nothing(&self, msr: u32, value: u64) -> Option<EventSelect> {
+        let select = EventSelect::from_bits(value);
+        let counter = msr.wrapping_sub(IA32_PERFEVTSEL0) < u32::from(self.caps.general);
+        let counts = || self.caps.event(select).is_some_and(|row| row.count != Count::Nothing);
+        (counter && select.enable() && (select.os() || select.usr()) && !counts()).then_some(select)
     }
 
     /// Whether an overflow asks for an interrupt.

@@ -180,14 +180,19 @@ pub const fn arch_capabilities(value: u64) -> MsrRow {
 /// What every part since Sandy Bridge has, and firmware sets up in the same way. The registers of the debug and trace units
 /// are the units' own.
 ///
-/// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and IA32_APERF, the C-state residency and
-/// RAPL registers (power),
-/// IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
-pub const COMMON: [MsrRow; 19] = [
+/// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and IA32_APERF (CPUID.06H:ECX\[0\]), the C-state
+/// residency registers and the limits of RAPL (power), IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
+pub const COMMON: [MsrRow; 24] = [
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
     MsrRow::read_only(IA32_P5_MC_ADDR, "IA32_P5_MC_ADDR", 0),
     MsrRow::read_only(IA32_P5_MC_TYPE, "IA32_P5_MC_TYPE", 0),
     MsrRow::read_only(MSR_SMI_COUNT, "MSR_SMI_COUNT", 0),
+    // No energy is measured: units and counters are 0, as KVM shows them to its guests.
+    MsrRow::read_only(MSR_RAPL_POWER_UNIT, "MSR_RAPL_POWER_UNIT", 0),
+    MsrRow::read_only(MSR_PKG_ENERGY_STATUS, "MSR_PKG_ENERGY_STATUS", 0),
+    MsrRow::read_only(MSR_DRAM_ENERGY_STATUS, "MSR_DRAM_ENERGY_STATUS", 0),
+    MsrRow::read_only(MSR_PP0_ENERGY_STATUS, "MSR_PP0_ENERGY_STATUS", 0),
+    MsrRow::read_only(MSR_PP1_ENERGY_STATUS, "MSR_PP1_ENERGY_STATUS", 0),
     // One core of one thread.
     MsrRow::read_only(MSR_CORE_THREAD_COUNT, "MSR_CORE_THREAD_COUNT", 0x1_0001),
     // Locked with VMX off; a write to the locked register is #GP.
