@@ -300,6 +300,7 @@ fn guest_tests(out: &Path, linker_script: &Path) {
 /// The guest tests, by their modules' names.
 const GUESTS: &[&str] = &[
     "dr",
+    "dr_delivery",
     "debugctl",
     "lbr",
     "arch_lbr",

@@ -130,11 +130,19 @@ fn filters_by_ring() {
 fn debug_exceptions_switch_them_off() {
     clear();
     exception::on(exception::DB, |_| {});
-    write(IA32_LBR_CTL, ON.into_bits());
-    rt::call!(dr_icebp());
-    let after = read(IA32_LBR_CTL);
-    write(IA32_LBR_CTL, 0u64);
-    assert_eq!(after, ON.with_lbr_en(false).into_bits());
+    // INT1 is one, whatever prefixes it has.
+    let causes: [fn() -> u64; 3] = [
+        || rt::call!(dr_icebp()),
+        || rt::call!(dr_icebp_3e()),
+        || rt::call!(dr_icebp_rex()),
+    ];
+    for cause in causes {
+        write(IA32_LBR_CTL, ON.into_bits());
+        cause();
+        let after = read(IA32_LBR_CTL);
+        write(IA32_LBR_CTL, 0u64);
+        assert_eq!(after, ON.with_lbr_en(false).into_bits());
+    }
 }
 
 rt::tests! {

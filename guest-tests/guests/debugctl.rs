@@ -150,13 +150,29 @@ fn btf_without_tf() {
 /// 18.4.2, 18.4.3: a #DB clears LBR and BTF, not TR.
 fn debug_exceptions_clear_lbr_and_btf() {
     exception::on(exception::DB, |_| AT.store(read(IA32_DEBUGCTL), SeqCst));
-    write(
-        IA32_DEBUGCTL,
-        DebugCtl::new().with_lbr(true).with_btf(true).with_tr(true),
-    );
-    AT.store(0, SeqCst);
-    call!(dr_icebp());
-    assert_eq!(AT.load(SeqCst), DebugCtl::new().with_tr(true).into_bits());
+    let all = DebugCtl::new().with_lbr(true).with_btf(true).with_tr(true);
+    // INT1, with and without prefixes, is a debug exception; INT 1 is a software interrupt like any other.
+    let causes: [(fn() -> u64, bool); 6] = [
+        (|| call!(dr_icebp()), true),
+        (|| call!(dr_icebp_66()), true),
+        (|| call!(dr_icebp_3e()), true),
+        (|| call!(dr_icebp_rex()), true),
+        (|| call!(dr_icebp_all()), true),
+        (|| call!(dr_int_1()), false),
+    ];
+    for (n, (cause, clears)) in causes.into_iter().enumerate() {
+        write(IA32_DEBUGCTL, all);
+        // Where last-branch records are architectural LBR reads 0.
+        let before = read(IA32_DEBUGCTL);
+        AT.store(0, SeqCst);
+        cause();
+        let after = if clears {
+            DebugCtl::new().with_tr(true).into_bits()
+        } else {
+            before
+        };
+        assert_eq!(AT.load(SeqCst), after, "cause {n}");
+    }
 }
 
 /// 18.4.4: messages of TR without BTS go nowhere in memory.

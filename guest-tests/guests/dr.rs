@@ -77,6 +77,25 @@ dr_icebp:
 dr_icebp_next:
     ret
 
+    # INT1 behind prefixes: it is INT1 still. INT 1 is not.
+    .globl dr_icebp_66, dr_icebp_3e, dr_icebp_rex, dr_icebp_all, dr_icebp_all_next, dr_int_1
+dr_icebp_66:
+    .byte   0x66, 0xf1
+    ret
+dr_icebp_3e:
+    .byte   0x3e, 0xf1
+    ret
+dr_icebp_rex:
+    .byte   0x48, 0xf1
+    ret
+dr_icebp_all:
+    .byte   0xf2, 0x67, 0x66, 0x2e, 0x4f, 0xf1
+dr_icebp_all_next:
+    ret
+dr_int_1:
+    .byte   0xcd, 1
+    ret
+
     .globl dr_out, dr_out_next, dr_in
 dr_out:
     mov     edx, edi
@@ -109,7 +128,7 @@ dr_movs_next:
 
     # ss(address of a word with the selector)
     .globl dr_ss, dr_ss_shadow, dr_ss_next, dr_ss_fault, dr_ss_fault_here, dr_ss_fault_next, dr_ss_int, dr_ss_int_next
-    .globl dr_ss_int3, dr_ss_int3_next, dr_pop_ss_shadow
+    .globl dr_ss_int3, dr_ss_int3_next, dr_ss_icebp, dr_ss_icebp_next
 dr_ss:
     mov     ss, word ptr [rdi]
 dr_ss_shadow:
@@ -133,6 +152,12 @@ dr_ss_int3:
     int3
 dr_ss_int3_next:
     ret
+dr_ss_icebp:
+    mov     ss, word ptr [rdi]
+    .byte   0xf1
+dr_ss_icebp_next:
+    mov     eax, 1
+    ret
 
     .globl dr_step, dr_step_1, dr_step_2, dr_step_3, dr_step_end
 dr_step:
@@ -149,6 +174,18 @@ dr_step_3:
     and     qword ptr [rsp], -257
     popfq
 dr_step_end:
+    ret
+
+    .globl dr_step_hlt, dr_step_hlt_next
+dr_step_hlt:
+    pushfq
+    or      qword ptr [rsp], 0x300
+    popfq
+    hlt
+dr_step_hlt_next:
+    pushfq
+    and     qword ptr [rsp], -769
+    popfq
     ret
 
     .globl dr_step_ss, dr_step_ss_1, dr_step_ss_2, dr_step_ss_3
@@ -462,21 +499,25 @@ fn dr6_shows_the_breakpoints_that_matched() {
     assert_eq!(only().dr6, CLEAR | 3);
 }
 
-/// 18.2.3: the processor does not clear DR6's bits.
-fn dr6_is_sticky() {
+/// 18.2.3: certain debug exceptions may clear B0 to B3, and the parts do so at each; nothing else in DR6 is ever cleared.
+fn breakpoint_bits_are_of_the_last_exception() {
     let at = row();
     exception::on(DB, |frame| {
         keep(frame);
         SAVED.store(dr(6).unwrap(), SeqCst);
     });
-    set_dr(6, CLEAR).unwrap();
+    set_dr(6, CLEAR | BS | BD).unwrap();
     set(0, at, On::Write, 1);
     set(1, at + 1, On::Write, 1);
     call!(dr_store1(at, 1));
-    assert_eq!(SAVED.load(SeqCst) & 3, 1);
+    assert_eq!(SAVED.load(SeqCst), CLEAR | BS | BD | 1);
     call!(dr_store1(at + 1, 1));
+    assert_eq!(SAVED.load(SeqCst), CLEAR | BS | BD | 2);
     off();
-    assert_eq!(SAVED.load(SeqCst) & 3, 3);
+    // A single step meets no breakpoint.
+    set_dr(6, CLEAR | BD | 0xF).unwrap();
+    call!(dr_step());
+    assert_eq!(SAVED.load(SeqCst), CLEAR | BS | BD);
 }
 
 /// 18.2.5, R/W = 10b with CR4.DE.
@@ -689,6 +730,17 @@ fn data_breakpoint_of_mov_ss_before_int() {
     assert_eq!(rips(), [exception::entry(BP)]);
 }
 
+/// INT1 drops it: there is one #DB, which shows no breakpoint (`tools/testing/selftests/x86/mov_ss_trap.c` of Linux has what
+/// the parts do).
+fn data_breakpoint_of_mov_ss_before_int1() {
+    watch();
+    set(0, selector(), On::ReadWrite, 2);
+    call!(dr_ss_icebp(selector()));
+    off();
+    let hit = only();
+    assert_eq!((hit.rip, hit.dr6), (label!(dr_ss_icebp_next), CLEAR));
+}
+
 /// 18.3.1.4: the instruction that sets TF is not stepped; each after it is, the one that clears it included.
 fn single_step() {
     watch();
@@ -712,6 +764,27 @@ fn delivery_clears_tf() {
     call!(dr_step());
     assert_eq!(INSIDE.load(SeqCst) & TF, 0);
     assert_ne!(SAVED.load(SeqCst) & TF, 0);
+}
+
+/// Vol. 2A "HLT": a debug exception ends it, as an interrupt does; the frame holds the next instruction.
+fn a_step_ends_hlt() {
+    static TIMER: AtomicU64 = AtomicU64::new(0);
+    // Where no #DB ends it, this does; where hypervisors are slow it may come behind.
+    apic::enable();
+    exception::on(0x43, |_| {
+        TIMER.store(hits().len() as u64 + 1, SeqCst);
+        apic::eoi();
+    });
+    apic::write(apic::reg::DIVIDE, 0xB);
+    apic::write(apic::reg::LVT_TIMER, 0x43);
+    watch();
+    apic::write(apic::reg::INITIAL_COUNT, 20_000_000);
+    call!(dr_step_hlt());
+    apic::write(apic::reg::INITIAL_COUNT, 0);
+    let all = hits();
+    assert_ne!(TIMER.load(SeqCst), 1, "the timer has ended it");
+    assert_eq!((all[0].rip, all[0].dr6), (label!(dr_step_hlt_next), CLEAR | BS));
+    assert_eq!(all.len(), 4, "and the next instruction is stepped");
 }
 
 /// No step right after MOV SS.
@@ -761,12 +834,19 @@ fn a_step_beats_an_interrupt() {
     );
 }
 
-/// INT1 is a #DB that leaves DR6 alone, INT3 a #BP; both after the instruction.
+/// INT1 is a #DB that has no bit in DR6 and shows no breakpoint there, INT3 a #BP; both after the instruction.
 fn int1_and_int3() {
     watch();
     call!(dr_icebp());
     let hit = only();
     assert_eq!((hit.rip, hit.dr6), (label!(dr_icebp_next), CLEAR));
+    watch();
+    set_dr(6, CLEAR | BS | 5).unwrap();
+    call!(dr_icebp());
+    assert_eq!(only().dr6, CLEAR | BS);
+    watch();
+    call!(dr_icebp_all());
+    assert_eq!(only().rip, label!(dr_icebp_all_next), "with prefixes");
     exception::on(BP, keep);
     call!(dr_int3());
     assert_eq!(SAVED_RIP.load(SeqCst), label!(dr_int3_next));
@@ -839,7 +919,7 @@ rt::tests! {
     reads_and_writes;
     data_breakpoint_is_a_trap;
     dr6_shows_the_breakpoints_that_matched;
-    dr6_is_sticky;
+    breakpoint_bits_are_of_the_last_exception;
     io_breakpoint_is_a_trap;
     io_breakpoint_stops_rep_after_an_iteration;
     data_breakpoint_in_rep;
@@ -853,8 +933,10 @@ rt::tests! {
     data_breakpoint_of_mov_ss;
     data_breakpoint_of_mov_ss_before_a_fault;
     data_breakpoint_of_mov_ss_before_int;
+    data_breakpoint_of_mov_ss_before_int1;
     single_step;
     delivery_clears_tf;
+    a_step_ends_hlt;
     no_step_after_mov_ss;
     int_n_is_not_stepped;
     a_step_beats_an_interrupt;

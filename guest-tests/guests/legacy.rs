@@ -216,6 +216,70 @@ rt::tests32! {
         Op::is_gp(),
     }
 
+    // IA32_STAR to IA32_FMASK and the bases come with 64-bit mode. SDM Vol. 4 Table 2-2 "IA-32 Architectural MSRs".
+    registers_of_64_bit_mode_come_with_it {
+        Op::cpuid(0x8000_0001, Register::Edx),
+        Op::needs(1 << 29, 0, 0, c"64-bit mode (CPUID.80000001H:EDX[29] is 1)"),
+        Op::rdmsr(0xC000_0081),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0081, 0),
+        Op::is_gp(),
+        Op::rdmsr(0xC000_0082),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0082, 0),
+        Op::is_gp(),
+        Op::rdmsr(0xC000_0083),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0083, 0),
+        Op::is_gp(),
+        Op::rdmsr(0xC000_0084),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0084, 0),
+        Op::is_gp(),
+        Op::rdmsr(0xC000_0100),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0100, 0),
+        Op::is_gp(),
+        Op::rdmsr(0xC000_0101),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0101, 0),
+        Op::is_gp(),
+        Op::rdmsr(0xC000_0102),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0102, 0),
+        Op::is_gp(),
+    }
+
+    // IA32_EFER comes with 64-bit mode, execute-disable or SYSCALL.
+    efer_comes_with_its_bits {
+        Op::cpuid(0x8000_0001, Register::Edx),
+        Op::needs(
+            1 << 29 | 1 << 20 | 1 << 11,
+            0,
+            0,
+            c"64-bit mode, execute-disable or SYSCALL (CPUID.80000001H:EDX)",
+        ),
+        Op::rdmsr(0xC000_0080),
+        Op::is_gp(),
+        Op::wrmsr(0xC000_0080, 0),
+        Op::is_gp(),
+    }
+
+    // MCi_CTL of the P6 family takes all ones or all zeros. SDM Vol. 3B 16.3.2.1 "IA32_MCi_CTL MSRs".
+    p6_machine_check_controls {
+        P6[0], P6[1], P6[2], P6[3],
+        Op::wrmsr(0x404, !0),
+        Op::is_fine(),
+        Op::rdmsr(0x404),
+        Op::expect(!0, !0),
+        Op::wrmsr(0x404, 1),
+        Op::is_gp(),
+        Op::wrmsr(0x404, !1),
+        Op::is_gp(),
+        Op::wrmsr(0x404, 0),
+        Op::is_fine(),
+    }
+
     // LastBranchFromIP and LastBranchToIP: the newest branch.
     p6_last_branch {
         P6[0], P6[1], P6[2], P6[3],

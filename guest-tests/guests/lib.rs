@@ -10,6 +10,7 @@ pub mod bts;
 pub mod cpuid_msrs;
 pub mod debugctl;
 pub mod dr;
+pub mod dr_delivery;
 pub mod lbr;
 pub mod legacy;
 pub mod pattern;

@@ -384,11 +384,50 @@ fn associations_are_of_each_cpu() {
 
 const _: () = assert!(MAX_CPUS <= 64, "APIC IDs are bits of a word");
 
+/// NMIs of two senders are two: the first is taken at the next instruction boundary of its target, wherever the senders stand,
+/// and one that comes while it is handled waits. SDM Vol. 3A 7.7.1 "Handling Multiple NMIs".
+fn nmis_of_two_senders_are_two() {
+    const ROUNDS: u64 = 200;
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let cpus = Cpus::start();
+    exception::on(2, |_| {
+        COUNT.fetch_add(1, SeqCst);
+    });
+    COUNT.store(0, SeqCst);
+    STOP.store(false, SeqCst);
+    // The round, the round of the other CPU's last NMI, the target.
+    see(0, 0);
+    see(1, 0);
+    see(2, u64::from(apic::id()));
+    cpus.begin(1, || {
+        for round in 1..=ROUNDS {
+            while seen(0) < round && !STOP.load(SeqCst) {
+                cpu::pause();
+            }
+            apic::send(apic::NMI, seen(2) as u32);
+            see(1, round);
+        }
+    });
+    let mut counts = [0; 2];
+    for round in 1..=ROUNDS {
+        see(0, round);
+        apic::send(apic::NMI, apic::id());
+        if !until(|| seen(1) == round) {
+            break;
+        }
+        counts = [round, COUNT.load(SeqCst)];
+    }
+    STOP.store(true, SeqCst);
+    cpus.wait(1);
+    assert_eq!(counts, [ROUNDS, 2 * ROUNDS]);
+}
+
 rt::tests! {
     "tests_smp";
     every_cpu_has_its_id: need::OTHER_CPUS;
     messages: need::OTHER_CPUS;
     an_nmi_reaches_the_deaf: need::OTHER_CPUS;
+    nmis_of_two_senders_are_two: need::OTHER_CPUS;
     tsc_goes_on_from_cpu_to_cpu: need::OTHER_CPUS;
     adjust_is_of_each_cpu: need::OTHER_CPUS, need::TSC_ADJUST;
     breakpoints_are_of_each_cpu: need::OTHER_CPUS;

@@ -74,7 +74,6 @@ const QEMU: &[(&str, &str, &str)] = &[
         "dr6_shows_the_breakpoints_that_matched",
         "shows the first that matched",
     ),
-    ("dr", "dr6_is_sticky", "clears the bits of the breakpoint before"),
     (
         "dr",
         "io_breakpoint_stops_rep_after_an_iteration",
@@ -103,6 +102,8 @@ const QEMU: &[(&str, &str, &str)] = &[
         "data_breakpoint_of_mov_ss_before_int",
         "has no shadow of MOV SS for breakpoints",
     ),
+    ("dr", "data_breakpoint_of_mov_ss_before_int1", "has no INT1: F1H is #UD"),
+    ("dr", "a_step_ends_hlt", "loses the step of HLT"),
     ("dr", "int1_and_int3", "has no INT1: F1H is #UD"),
     (
         "dr",

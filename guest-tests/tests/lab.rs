@@ -15,7 +15,6 @@ const TASKS: &str = "KVM switches tasks itself: no T bit, no clearing of DR7's l
 const KNOWN: &[Known] = &[
     ("dr", "any_touched_byte_counts", CPU),
     ("dr", "dr6_shows_the_breakpoints_that_matched", CPU),
-    ("dr", "dr6_is_sticky", CPU),
     (
         "dr",
         "io_breakpoint_is_a_trap",
@@ -30,6 +29,7 @@ const KNOWN: &[Known] = &[
     ("dr", "data_breakpoint_of_mov_ss", CPU),
     ("dr", "data_breakpoint_of_mov_ss_before_a_fault", CPU),
     ("dr", "data_breakpoint_of_mov_ss_before_int", CPU),
+    ("dr", "data_breakpoint_of_mov_ss_before_int1", CPU),
     ("dr", "a_step_beats_an_interrupt", CPU),
     ("dr", "int1_and_int3", CPU),
     ("dr", "debug_exceptions_abort_transactions", CPU),

@@ -3,11 +3,10 @@
 use guest_tests::lab::{Ended, Guest, Host, Job, Known, chosen, job, jobs, judge_all, share_in_engine, without_reason};
 use guest_tests::{HELLO, INIT_MARKER, linux};
 
-/// In `vcpu->arch.dr6` KVM clears B0 to B3 before it sets those of the exception that it hands on.
-const STICKY: &str = "KVM takes every #DB itself and clears DR6's bits before it hands it on";
 const PORTS: &str = "IN and OUT are exits, and KVM looks for no breakpoint";
 /// It has not been looked into which of the two it is.
 const SHADOW: &str = "Bochs or KVM loses the #DB between MOV SS and INT n, or RF between the iterations of REP";
+const INT1: &str = "Bochs shows the data breakpoint that MOV SS has met with the #DB of INT1";
 const STORE: &str = "the store to the APIC is an exit, behind which KVM forgets the step";
 const DEADLINE: &str = "KVM takes writes of IA32_TSC_DEADLINE and forgets them, instead of #GP";
 const TASKS: &str = "KVM switches tasks itself, and looks at no T bit";
@@ -15,11 +14,11 @@ const UNITS: &str = "the units are absent, and the guest knows by the part's sig
 
 /// What fails in the lab, and why.
 const KNOWN: &[Known] = &[
-    ("dr", "dr6_is_sticky", STICKY),
     ("dr", "io_breakpoint_is_a_trap", PORTS),
     ("dr", "io_breakpoint_stops_rep_after_an_iteration", PORTS),
     ("dr", "data_breakpoint_in_rep", SHADOW),
     ("dr", "data_breakpoint_of_mov_ss_before_int", SHADOW),
+    ("dr", "data_breakpoint_of_mov_ss_before_int1", INT1),
     ("dr", "a_step_beats_an_interrupt", STORE),
     ("tsc", "the_deadline_interrupts", DEADLINE),
     ("cpuid_msrs", "what_is_not_shown_is_absent", DEADLINE),

@@ -190,6 +190,8 @@ fn a_linux_with_a_disk_goes_back_to_any_step() {
         if said.contains("ask me") && !asked {
             console.push_input(b"swordfish\n");
             asked = true;
+            // It enters here: who comes back finds it in the serial port.
+            continue;
         }
         // Every digest reads all of memory.
         if full() || asked || seen.len() < 3 {

@@ -569,7 +569,7 @@ impl Platform {
         vector
     }
 
-    /// Whether a CPU has sent an interrupt through its ICR since the last call. No part of the state: whoever runs the CPUs asks
+    /// Whether a CPU has sent another one an interrupt through its ICR since the last call. No part of the state: whoever runs the CPUs asks
     /// after every access.
     pub fn take_sent(&mut self) -> bool {
         std::mem::take(&mut self.sent)
@@ -606,12 +606,11 @@ impl Platform {
     fn act(&mut self, cpu: usize, action: Option<Action>) {
         match action {
             Some(Action::Send(message)) => {
-                self.sent = true;
-                self.deliver(message, None);
+                let takers = self.deliver(message, None);
+                self.sent |= takers.iter().any(|&taker| taker != cpu);
             }
             Some(Action::SendOthers(message)) => {
-                self.sent = true;
-                self.deliver(message, Some(cpu));
+                self.sent |= !self.deliver(message, Some(cpu)).is_empty();
             }
             Some(Action::Eoi(vector)) => {
                 let messages = self.ioapic.eoi(vector);
@@ -628,7 +627,8 @@ impl Platform {
         }
     }
 
-    fn deliver(&mut self, message: ApicMessage, but: Option<usize>) {
+    /// Hands a message to the CPUs that it is addressed to, and says which they are.
+    fn deliver(&mut self, message: ApicMessage, but: Option<usize>) -> Vec<usize> {
         let addressed = |(i, lapic): &(usize, &Lapic)| Some(*i) != but && lapic.addressed(message.destination);
         if message.delivery == Delivery::LowestPriority {
             // SDM Vol. 3A 11.6.2.4 "Lowest Priority Delivery Mode"; among equals, the first.
@@ -638,10 +638,11 @@ impl Platform {
                 .enumerate()
                 .filter(addressed)
                 .min_by_key(|(_, l)| l.ppr());
-            if let Some(cpu) = lowest.map(|(i, _)| i) {
+            let taker = lowest.map(|(i, _)| i);
+            if let Some(cpu) = taker {
                 self.receive(cpu, message);
             }
-            return;
+            return taker.into_iter().collect();
         }
         let takers: Vec<usize> = self
             .lapics
@@ -650,9 +651,10 @@ impl Platform {
             .filter(addressed)
             .map(|(i, _)| i)
             .collect();
-        for cpu in takers {
+        for &cpu in &takers {
             self.receive(cpu, message);
         }
+        takers
     }
 
     fn receive(&mut self, cpu: usize, message: ApicMessage) {

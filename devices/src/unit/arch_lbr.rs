@@ -33,7 +33,6 @@ use x86::msr::{
 use x86::seam::{BranchRecord, Change, Context, EventRecord, Interest};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
-use super::debugctl::is_debug_exception;
 use super::lbr::is_canonical;
 
 /// IA32_LER_TO_IP follows IA32_LER_FROM_IP.
@@ -154,7 +153,7 @@ impl ArchLbr {
 
     /// A word of the seam: an interrupt or exception was delivered.
     pub fn event(&mut self, event: &EventRecord, frozen: bool, code: Context) {
-        if is_debug_exception(event) {
+        if event.debug {
             self.control.set_lbr_en(false);
         } else if self.records(frozen) {
             self.ring.note_exception();

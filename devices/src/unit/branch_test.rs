@@ -54,6 +54,7 @@ pub fn event(vector: u8, branch: BranchRecord) -> EventRecord {
     EventRecord {
         branch,
         vector,
+        debug: vector == 1 && branch.flow != Flow::Far(Far::SoftwareInterrupt).code(),
         error: None,
         address: None,
     }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::debugctl::{DebugCtl, DebugCtlCaps, Freeze};
 use x86::msr::{IA32_DEBUGCTL, MsrFault};
-use x86::seam::{BranchRecord, Change, EventRecord, Far, Flow};
+use x86::seam::{Change, EventRecord};
 
 /// The register.
 #[derive(Clone, Debug)]
@@ -124,7 +124,7 @@ impl DebugCtlUnit {
 
     /// A word of the seam: a debug exception clears LBR and BTF. To be told before the units that record.
     pub fn event(&mut self, event: &EventRecord) {
-        if is_debug_exception(event) {
+        if event.debug {
             self.clear(DebugCtl::new().with_lbr(true).with_btf(true));
         }
     }
@@ -151,14 +151,6 @@ impl DebugCtlUnit {
     fn clear(&mut self, bits: DebugCtl) {
         self.state.value &= !bits.into_bits();
     }
-}
-
-/// Whether an event is a debug exception: vector 1, but not by INT 1, which is a software interrupt like any other. INT1
-/// (opcode F1H) is one byte long. SDM Vol. 3B 18.3.1 "Debug Exception (#DB)—Interrupt Vector 1".
-pub(super) fn is_debug_exception(event: &EventRecord) -> bool {
-    const SOFTWARE: u8 = Flow::Far(Far::SoftwareInterrupt).code();
-    let BranchRecord { flow, length, .. } = event.branch;
-    event.vector == 1 && (flow != SOFTWARE || length == 1)
 }
 
 #[cfg(test)]

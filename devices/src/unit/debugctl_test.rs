@@ -3,6 +3,7 @@
 use super::*;
 use x86::cpuid::Feature;
 use x86::model::{CpuModel, MODELS, by_name};
+use x86::seam::{BranchRecord, Far, Flow};
 
 const GP: Result<(), MsrFault> = Err(MsrFault::GeneralProtection);
 
@@ -15,14 +16,14 @@ fn named(name: &str) -> DebugCtlUnit {
     part(by_name(name).unwrap())
 }
 
-fn event(vector: u8, flow: Far, length: u8) -> EventRecord {
+fn event(vector: u8, flow: Far, debug: bool) -> EventRecord {
     EventRecord {
         branch: BranchRecord {
             flow: Flow::Far(flow).code(),
-            length,
             ..BranchRecord::default()
         },
         vector,
+        debug,
         error: None,
         address: None,
     }
@@ -106,16 +107,16 @@ fn a_debug_exception_clears_lbr_and_btf_and_nothing_else() {
         ("alderlake", 0x3FC2, 0x3FC0),
     ] {
         for (event, clears, why) in [
-            (event(1, Far::Exception, 0), true, "a breakpoint or a single step"),
-            (event(1, Far::SoftwareInterrupt, 1), true, "INT1"),
+            (event(1, Far::Exception, true), true, "a breakpoint or a single step"),
+            (event(1, Far::SoftwareInterrupt, true), true, "INT1"),
             (
-                event(1, Far::SoftwareInterrupt, 2),
+                event(1, Far::SoftwareInterrupt, false),
                 false,
                 "INT 1 is no debug exception",
             ),
-            (event(3, Far::SoftwareInterrupt, 1), false, "#BP"),
-            (event(14, Far::Exception, 0), false, "#PF"),
-            (event(2, Far::Interrupt, 0), false, "NMI"),
+            (event(3, Far::SoftwareInterrupt, false), false, "#BP"),
+            (event(14, Far::Exception, false), false, "#PF"),
+            (event(2, Far::Interrupt, false), false, "NMI"),
         ] {
             let mut unit = named(name);
             unit.write_msr(IA32_DEBUGCTL, before).unwrap();

@@ -64,7 +64,6 @@ use x86::msr::{MSR_LASTBRANCH_0_NETBURST, MSR_LASTBRANCH_TOS_NETBURST, MSR_LBR_S
 use x86::seam::{BranchRecord, Change, Context, EventRecord, Interest};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
-use super::debugctl::is_debug_exception;
 
 /// Whether the stack records, as the other units' registers say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -207,7 +206,7 @@ impl Lbr {
     /// A word of the seam: an interrupt or exception was delivered. The gate is that of before the delivery of a debug
     /// exception, or after it: it is not recorded anyway.
     pub fn event(&mut self, event: &EventRecord, gate: Gate, code: Context) {
-        if self.records(gate) && !is_debug_exception(event) {
+        if self.records(gate) && !event.debug {
             self.ring.note_exception();
             self.ring.record(&[event.branch], &self.filter(), &self.style, code);
         }

@@ -574,6 +574,11 @@ impl Watch for Units {
         self.finish_effects(effects, cpu)
     }
 
+    fn implicit_access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
+        let effects = self.dr.access(access);
+        self.settle(effects, cpu)
+    }
+
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
         let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
         let mut effects = Effects::NONE;

@@ -292,6 +292,9 @@ pub struct EventRecord {
     pub branch: BranchRecord,
     /// The vector.
     pub vector: u8,
+    /// It is a debug exception (#DB), INT1 with whatever prefixes included; INT 1, which has the same vector, is none. SDM Vol. 3B
+    /// 18.3.1 "Debug Exception (#DB)—Interrupt Vector 1".
+    pub debug: bool,
     /// The error code, where one was pushed.
     pub error: Option<u32>,
     /// CR2, for a page fault.
@@ -536,6 +539,12 @@ pub trait Watch {
 
     /// Memory or a port was accessed by an instruction, which has retired when this is called; one call an access.
     fn access(&mut self, _access: &Access, _cpu: &mut dyn Processor) -> Effects {
+        Effects::NONE
+    }
+
+    /// The processor accessed memory for itself: a descriptor table, a TSS, or the stack of a handler. Said of watched ranges
+    /// alone, after the instruction or event that it belongs to.
+    fn implicit_access(&mut self, _access: &Access, _cpu: &mut dyn Processor) -> Effects {
         Effects::NONE
     }
 

@@ -196,6 +196,7 @@ pub fn branches(bytes: &[u8]) {
                         ..BranchRecord::default()
                     },
                     vector: argument,
+                    debug: argument == 1,
                     error: None,
                     address: None,
                 };

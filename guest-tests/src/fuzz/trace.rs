@@ -265,6 +265,7 @@ pub fn trace(bytes: &[u8]) {
                 let event = EventRecord {
                     branch,
                     vector: argument,
+                    debug: argument == 1,
                     error: None,
                     address: Some(value),
                 };

@@ -228,6 +228,13 @@ pub struct Event {
     pub source: Source,
 }
 
+impl Event {
+    /// A debug exception, INT1's included; INT 1 is a software interrupt like any other.
+    pub(crate) fn debug(&self) -> bool {
+        self.vector == 1 && matches!(self.source, Source::Exception | Source::PrivilegedSoftware)
+    }
+}
+
 /// Where an event comes from: it decides which RIP is pushed, the EXT bit, and the privilege check of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -356,6 +363,8 @@ pub struct Cpu {
 
 /// DR6.BLD, which is clear where a bus lock led to a debug exception.
 pub(crate) const BUS_LOCK: u64 = 1 << 11;
+/// DR6.B0 to B3.
+const BREAKPOINTS: u64 = 0xf;
 
 impl Deref for Cpu {
     type Target = Hot;
@@ -544,12 +553,17 @@ impl Cpu {
 
     /// An external interrupt would be taken now: IF is set and no shadow holds it off.
     pub fn interruptible(&self) -> bool {
-        self.rflags & rf::IF != 0 && self.shadow_at != self.steps && self.activity_allows()
+        self.rflags & rf::IF != 0 && self.shadow_at != self.steps && self.activity_allows() && !self.debug_due()
     }
 
     /// A non-maskable interrupt would be taken now.
     pub fn nmi_deliverable(&self) -> bool {
-        !self.nmi_blocked && self.shadow_at != self.steps && self.activity_allows()
+        !self.nmi_blocked && self.shadow_at != self.steps && self.activity_allows() && !self.debug_due()
+    }
+
+    /// A debug exception comes before the next instruction, and before any interrupt.
+    pub(crate) fn debug_due(&self) -> bool {
+        self.watched.pending & crate::watch::DUE != 0
     }
 
     /// NMIs are blocked until IRET.
@@ -701,14 +715,16 @@ impl Cpu {
         }
     }
 
-    /// A slot with its size given at run time (1, 2, 4 or 8 bytes).
-    #[inline]
-    /// Notes the conditions of a debug exception in DR6. SDM Vol. 3B 18.2.3 "Debug Status Register (DR6)".
+    /// Notes the conditions of a debug exception in DR6. SDM Vol. 3B 18.2.3 "Debug Status Register (DR6)": "certain debug
+    /// exceptions may clear bits 0-3". On Intel's parts each one does, INT1 too, so that B0 to B3 are those of the last debug
+    /// exception, as KVM's `kvm_deliver_exception_payload` and Xen's `x86_merge_dr6` have them; the other bits stay.
     pub(crate) fn set_debug_status(&mut self, conditions: u64) {
-        self.dr[6] |= conditions & !BUS_LOCK;
+        self.dr[6] = self.dr[6] & !BREAKPOINTS | conditions & !BUS_LOCK;
         self.dr[6] &= !(conditions & BUS_LOCK);
     }
 
+    /// A slot with its size given at run time (1, 2, 4 or 8 bytes).
+    #[inline]
     pub(crate) fn get_sized(&self, at: u8, size: u8) -> u64 {
         match size {
             1 => self.get::<1>(at),

@@ -25,7 +25,7 @@ impl Cpu {
             self.deliver_protected(event)?
         };
         // A #DB handler runs with general detection off (SDM Vol. 3B 19.2.4 "Debug Control Register (DR7)").
-        if event.vector == 1 && event.source != Source::Software {
+        if event.debug() {
             self.dr[7] &= !(1 << 13);
             self.dr[6] |= DR6_RTM;
         }

@@ -699,6 +699,7 @@ impl Cpu {
     /// Reads a descriptor table, TSS or the like: an implicit supervisor access (SDM Vol. 3A 5.6 "Access Rights").
     pub(crate) fn read_system(&mut self, linear: u64, size: usize) -> Done<u64> {
         let span = self.system_span(linear, size, Access::Read, Who::System)?;
+        self.note_implicit(linear, size, AccessKind::Read)?;
         let mut bytes = [0; 8];
         let (a, b) = bytes[..size].split_at_mut(span.split);
         for (place, part) in [(span.first, a), (span.second, b)] {
@@ -722,6 +723,7 @@ impl Cpu {
         if self.transaction.is_some() {
             self.keep_lines(&span, bytes.len())?;
         }
+        self.note_implicit(linear, bytes.len(), AccessKind::Write)?;
         let (a, b) = bytes.split_at(span.split);
         for (place, part) in [(span.first, a), (span.second, b)] {
             if let Some(p) = place.host
@@ -740,7 +742,8 @@ impl Cpu {
 
     /// Checks that `write_as` would succeed.
     pub(crate) fn probe_as(&mut self, linear: u64, len: usize, who: Who) -> Done {
-        self.system_span(linear, len, Access::Write, who).map(|_| ())
+        self.system_span(linear, len, Access::Write, who)?;
+        self.heard_implicit(linear, len, AccessKind::Write).map(|_| ())
     }
 
     /// Both parts of a span for accesses that are not those of the running instruction's own operands.

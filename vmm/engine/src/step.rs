@@ -18,7 +18,7 @@ use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
 use crate::ram::RamRegion;
 use crate::shared::Shared;
-use crate::watch::{EventOrigin, View};
+use crate::watch::{DUE, EventOrigin, View};
 use crate::{Exit, HostLacks, Options};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
@@ -323,11 +323,6 @@ impl Engine {
         self.catch_up(cpu);
         // It comes at the fallback address (SDM Vol. 1 16.3.8.2 "Runtime Considerations").
         self.abort(cpu, Abort::Event, None);
-        let was = core::mem::take(&mut cpu.activity);
-        if matches!(was, Activity::Halted | Activity::Waiting) && cpu.watched.tell {
-            let effects = cpu.say(|watch, view| watch.state(Change::Wake { store: false }, view));
-            self.follow(cpu, effects);
-        }
         self.deliver(cpu, event);
         cpu.detach();
     }
@@ -340,17 +335,41 @@ impl Engine {
 
     pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
         cpu.deliveries += 1;
+        self.resume(cpu);
         let origin = EventOrigin::of_processor(cpu);
+        let solo = core::mem::replace(&mut cpu.solo, true);
         let delivered = self.deliver_whole(cpu, event);
-        if !cpu.watched.tell {
-            return Effects::NONE;
+        cpu.solo = solo;
+        let mut effects = Effects::NONE;
+        if cpu.watched.tell {
+            effects = match delivered {
+                Some(event) => {
+                    let record = origin.record(cpu, event);
+                    cpu.say(|watch, view| watch.event(&record, view))
+                }
+                None => cpu.say(|watch, view| watch.state(Change::Shutdown, view)),
+            };
         }
-        match delivered {
-            Some(event) => {
-                let record = origin.record(cpu, event);
-                cpu.say(|watch, view| watch.event(&record, view))
+        for access in core::mem::take(&mut cpu.watched.implicit) {
+            let met = cpu.say(|watch, view| watch.implicit_access(&access, view));
+            if let Some(bits) = met.debug
+                && delivered.is_some()
+            {
+                cpu.watched.pending |= bits | DUE;
             }
-            None => cpu.say(|watch, view| watch.state(Change::Shutdown, view)),
+        }
+        effects
+    }
+
+    /// Before an event: a debug exception ends HLT and MWAIT as an interrupt does (SDM Vol. 2A "HLT", Vol. 2B "MWAIT").
+    fn resume(&mut self, cpu: &mut Cpu) {
+        if !matches!(cpu.activity, Activity::Halted | Activity::Waiting) {
+            return;
+        }
+        cpu.activity = Activity::Running;
+        if cpu.watched.tell {
+            let effects = cpu.say(|watch, view| watch.state(Change::Wake { store: false }, view));
+            self.follow(cpu, effects);
         }
     }
 
@@ -392,12 +411,13 @@ impl Engine {
         let mut event = first;
         loop {
             cpu.event = None;
+            cpu.watched.implicit.clear();
             if cpu.deliver(event).is_ok() && !core::mem::take(&mut cpu.late_fault) {
                 cpu.event = None;
                 if !core::mem::take(&mut cpu.task_trap) {
                     return Some(event);
                 }
-                event = cpu.task_switch_trap();
+                event = cpu.task_switch_trap(0);
                 continue;
             }
             let next = cpu.event.take()?;
@@ -447,6 +467,9 @@ impl Engine {
         for access in core::mem::take(&mut cpu.watched.accesses) {
             effects = effects.and(cpu.say(|watch, view| watch.access(&access, view)));
         }
+        for access in core::mem::take(&mut cpu.watched.implicit) {
+            effects = effects.and(cpu.say(|watch, view| watch.implicit_access(&access, view)));
+        }
         for change in core::mem::take(&mut cpu.watched.changes) {
             effects = effects.and(cpu.say(|watch, view| watch.state(change, view)));
         }
@@ -494,6 +517,12 @@ impl Engine {
             if cpu.budget <= 0 {
                 return Exit::Budget;
             }
+            if cpu.debug_due() {
+                let bits = core::mem::take(&mut cpu.watched.pending) & !DUE;
+                cpu.set_debug_status(bits);
+                self.deliver(cpu, DEBUG);
+                continue;
+            }
             if cpu.want_window
                 && cpu.rflags & rf::IF != 0
                 && cpu.shadow_at != cpu.steps + (cpu.granted - cpu.budget) as u64
@@ -538,6 +567,7 @@ impl Engine {
             if !matches!(reason, Reason::Resolve | Reason::Budget | Reason::Look) {
                 // Of an instruction that did not retire.
                 cpu.watched.accesses.clear();
+                cpu.watched.implicit.clear();
             }
             let bus_lock = core::mem::take(&mut cpu.watched.bus_lock);
             let mut effects = Effects::NONE;
@@ -591,8 +621,7 @@ impl Engine {
                         | if bus_lock { crate::cpu::BUS_LOCK } else { 0 };
                     if core::mem::take(&mut cpu.task_trap) {
                         effects.debug = None;
-                        cpu.set_debug_status(bits);
-                        let event = cpu.task_switch_trap();
+                        let event = cpu.task_switch_trap(bits);
                         self.deliver(cpu, event);
                     } else if cpu.stack_shadow_at == cpu.steps_now() {
                         cpu.watched.pending = bits;

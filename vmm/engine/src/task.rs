@@ -236,8 +236,9 @@ impl Cpu {
     }
 
     /// The debug trap of a task whose TSS has its T flag set (SDM Vol. 3B 19.3.1.5 "Task-Switch Exception Condition").
-    pub(crate) fn task_switch_trap(&mut self) -> Event {
-        self.dr[6] |= 1 << 15;
+    /// `others` are the DR6 bits of what else led to it.
+    pub(crate) fn task_switch_trap(&mut self, others: u64) -> Event {
+        self.set_debug_status(others | 1 << 15);
         Event {
             vector: 1,
             error: None,

@@ -313,7 +313,7 @@ impl Engine {
             self.follow(cpu, effects);
         }
         if advanced {
-            cpu.dr[6] |= debug.unwrap_or(0);
+            cpu.set_debug_status(debug.unwrap_or(0));
             let _ = self.deliver_told(cpu, DEBUG);
             cpu.dr[6] &= !DR6_RTM;
         }

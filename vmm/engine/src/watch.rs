@@ -30,6 +30,10 @@ use crate::op::{Done, Op, Reason, Stop, Template};
 /// Branch records that wait at most: 16 KiB of them, so that they stay in the host's first-level cache.
 const ROOM: usize = 512;
 
+/// Beside the DR6 bits that wait: the delivery of an event has met a data breakpoint, and the debug exception comes at the
+/// handler's first instruction.
+pub(crate) const DUE: u64 = 1 << 63;
+
 /// What a processor knows of its watchers.
 pub(crate) struct Watched {
     records: Box<[BranchRecord]>,
@@ -43,6 +47,8 @@ pub(crate) struct Watched {
     pub event: Option<EventRecord>,
     pub changes: Vec<Change>,
     pub accesses: Vec<Access>,
+    /// Accesses to watched ranges that the processor has made for itself.
+    pub implicit: Vec<Access>,
     /// The units' generation that `boundaries` and `ranges` belong to; `None` before the first.
     pub generation: Option<u64>,
     pub boundaries: Rc<[u64]>,
@@ -55,7 +61,8 @@ pub(crate) struct Watched {
     pub observed: (u64, u64),
     /// The instruction that runs takes a bus lock that is to end in a debug exception.
     pub bus_lock: bool,
-    /// DR6 bits of traps that wait until the instruction after a load of SS has retired.
+    /// DR6 bits of traps that wait until the instruction after a load of SS has retired; with [`DUE`], of one that comes before
+    /// the next instruction.
     pub pending: u64,
     /// The host wants to look.
     pub stop: bool,
@@ -78,6 +85,7 @@ impl Watched {
             event: None,
             changes: Vec::new(),
             accesses: Vec::new(),
+            implicit: Vec::new(),
             generation: None,
             boundaries: Rc::from([]),
             ranges: Vec::new(),
@@ -92,7 +100,11 @@ impl Watched {
 
     /// Something waits to be said by the run loop, records aside.
     pub fn speaks(&self) -> bool {
-        self.far.is_some() || self.event.is_some() || !self.changes.is_empty() || !self.accesses.is_empty()
+        self.far.is_some()
+            || self.event.is_some()
+            || !self.changes.is_empty()
+            || !self.accesses.is_empty()
+            || !self.implicit.is_empty()
     }
 }
 
@@ -145,6 +157,7 @@ impl EventOrigin {
                 reserved: 0,
             },
             vector: event.vector,
+            debug: event.debug(),
             error: event.error,
             address: (far == Far::Exception && event.vector == 14).then_some(c.cr2),
         }
@@ -393,6 +406,46 @@ impl Cpu {
                 ip,
             });
         }
+    }
+
+    /// An access that the processor makes for itself, as to a descriptor table, a TSS or the stack of a handler. Data breakpoints
+    /// meet these like an instruction's own: Xen's advisory 156 ("CPU lockup during exception delivery") and Linux, which
+    /// refuses breakpoints in its descriptor tables, TSS and entry stacks, tell it of the parts.
+    #[inline]
+    pub(crate) fn note_implicit(&mut self, linear: u64, size: usize, kind: AccessKind) -> Done {
+        if self.heard_implicit(linear, size, kind)? {
+            let ip = self.linear(self.rip);
+            self.watched.implicit.push(Access {
+                address: self.implicit_address(linear),
+                size: size as u32,
+                kind,
+                ip,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether the units hear of it: then the instruction has a block of its own. Where events are delivered between two
+    /// instructions `solo` is set.
+    #[inline]
+    pub(crate) fn heard_implicit(&mut self, linear: u64, size: usize, kind: AccessKind) -> Done<bool> {
+        if !self.watched.appetite.ranges || !self.meets_range(linear, size, kind) {
+            return Ok(false);
+        }
+        self.need_solo()?;
+        Ok(true)
+    }
+
+    #[cold]
+    fn meets_range(&self, linear: u64, size: usize, kind: AccessKind) -> bool {
+        let (linear, writes) = (self.implicit_address(linear), kind != AccessKind::Read);
+        let met = |r: &Range| !r.ports && (if writes { r.writes } else { r.reads }) && overlap(r, linear, size as u64);
+        self.watched.ranges.iter().any(met)
+    }
+
+    /// Outside IA-32e mode sums wrap at 4 GiB.
+    fn implicit_address(&self, linear: u64) -> u64 {
+        if self.efer.lma() { linear } else { linear & 0xffff_ffff }
     }
 
     /// Before an instruction that does not end its block and changes what the units hold: records are handed over, and the

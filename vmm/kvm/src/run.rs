@@ -482,7 +482,9 @@ impl Hypervisor {
             let Some(after) = after else { continue };
             let (mut state, pending) = after?;
             if hits.iter().any(|(cpu, hit)| *cpu == index && hit.guest_steps) {
-                state.dr[6] |= Dr6::new().with_single_step(true).into_bits();
+                // B0 to B3 are those of the last debug exception.
+                let before = Dr6::from_bits(state.dr[6]).with_breakpoints(0);
+                state.dr[6] = before.with_single_step(true).into_bits();
                 events.push((index, guest_debug::EXCEPTION));
             }
             soft.put(index, &state);

@@ -151,6 +151,10 @@ impl Watch for Watchers {
         with(self.units.access(access, cpu), stop)
     }
 
+    fn implicit_access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
+        self.units.implicit_access(access, cpu)
+    }
+
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
         let stop = self.tell(|observer| observer.branches(records, cpu));
         with(self.units.branches(records, cpu), stop)

@@ -303,6 +303,22 @@ impl Soft {
             || platform.interrupt_pending(index) && cpu.interrupt_wakes()
     }
 
+    /// Delivers NMIs to the CPUs whose turn it is not: each is between two instructions, where it takes one. It would be lost in
+    /// the next one, if that came before its turn.
+    pub fn deliver_nmis(&mut self, machine: &mut Machine) {
+        for index in 0..self.cpus.len() {
+            let takes = index != self.turn.cpu
+                && machine.platform().nmi_pending(index)
+                && self.may_run(index)
+                && self.cpus[index].0.nmi_deliverable();
+            if takes {
+                machine.platform().take_nmi(index);
+                self.signal(index, machine, |engine, cpu, bus| engine.nmi(cpu, bus));
+                self.exits.nmis += 1;
+            }
+        }
+    }
+
     /// Delivers an NMI or an interrupt to the CPU whose turn it is, if it lets it in. The answer is how many steps later to try
     /// again, at the latest.
     pub fn deliver(&mut self, machine: &mut Machine) -> u64 {

@@ -85,6 +85,7 @@ impl Vm {
                     return ended(end);
                 }
             }
+            self.soft.deliver_nmis(&mut self.machine);
             if self.machine.platform().take_sent() || self.soft.turn_is_over(&mut self.machine) {
                 self.soft.next_turn(&mut self.machine);
             }

@@ -268,7 +268,7 @@ impl Pmu {
     /// The whole state.
     pub fn state(&self) -> PmuState {
         // Where the next instruction is matters to a counter that may write a record, up to where things are counted to one that
-        // counts, and the privilege level to one that is programmed. For others they would say when somebody asked last, which is
+        // counts, and privilege level and HLT to one that is programmed. For others they would say when somebody asked last, which is
         // no state of the guest's.
         let next_ip = if self.s.pebs.armed != 0 { self.s.next_ip } else { 0 };
         let counted = if self.s.live != 0 { self.s.counted } else { [0; 2] };
@@ -277,6 +277,7 @@ impl Pmu {
             next_ip,
             counted,
             cpl: if programmed { self.s.cpl } else { 0 },
+            halted: programmed && self.s.halted,
             ..self.s.clone()
         }
     }

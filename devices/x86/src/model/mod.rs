@@ -117,6 +117,8 @@ pub enum Check {
     MtrrTypes,
     /// The lowest byte is a memory type that an MTRR knows. SDM Vol. 3A 12.11.2 "Setting Memory Ranges with MTRRs".
     MtrrType,
+    /// All zeros or all ones. SDM Vol. 3B 16.3.2.1 "IA32_MCi_CTL MSRs".
+    ZerosOrOnes,
     /// A command: RDMSR is #GP(0), and a WRMSR leaves nothing behind.
     Command,
 }
@@ -201,6 +203,7 @@ impl MsrRow {
                 .all(|&t| is_mtrr_type(t) || t == UNCACHED_MINUS),
             Check::MtrrTypes => value.to_le_bytes().iter().all(|&t| is_mtrr_type(t)),
             Check::MtrrType => is_mtrr_type(value.to_le_bytes()[0]),
+            Check::ZerosOrOnes => matches!(value, 0 | u64::MAX),
         };
         let reserved = (value ^ current) & !self.writable != 0 && !self.ignore_reserved;
         if !accepted || reserved {

@@ -138,6 +138,17 @@ pub const fn banks<const REGISTERS: usize>() -> [MsrRow; REGISTERS] {
     rows
 }
 
+/// The same banks on the P6 family, whose MCi_CTL takes all ones or all zeros. SDM Vol. 3B 16.3.2.1 "IA32_MCi_CTL MSRs".
+pub const fn banks_of_p6<const REGISTERS: usize>() -> [MsrRow; REGISTERS] {
+    let mut rows = banks::<REGISTERS>();
+    let mut i = 0;
+    while i < REGISTERS {
+        rows[i] = rows[i].checked(Check::ZerosOrOnes);
+        i += BANK_REGISTERS;
+    }
+    rows
+}
+
 /// IA32_MCi_CTL2 of so many banks: enable (30) and threshold (14:0) of the corrected-error interrupt. SDM Vol. 3B 16.3.2.5
 /// "IA32_MCi_CTL2 MSRs".
 pub const fn corrected<const BANKS: usize>() -> [MsrRow; BANKS] {

@@ -79,7 +79,7 @@ const PARTS: &[&[MsrRow]] = &[
     &MEMORY_TYPES,
     &msrs::identity(0, MICROCODE),
     // Banks 3 and 4 stand in the other order in the manual: MC4 at 40CH, MC3 at 410H.
-    &msrs::banks::<{ 5 * BANK_REGISTERS }>(),
+    &msrs::banks_of_p6::<{ 5 * BANK_REGISTERS }>(),
     PLAIN,
 ];
 

@@ -71,6 +71,7 @@ fn msr_row(row: &MsrRow) -> String {
         Check::PatTypes => "PAT types",
         Check::MtrrTypes => "MTRR types",
         Check::MtrrType => "an MTRR type",
+        Check::ZerosOrOnes => "all zeros or all ones",
         Check::Command => "write-only command",
     };
     let writable = match row.check {

@@ -40,8 +40,29 @@ fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
 }
 
 impl Cpu {
-    /// The value of an MSR that the processor holds itself; `None` for those that the bus is asked for.
+    /// Whether the part has a register that its processor would hold: SDM Vol. 4 Table 2-2 "IA-32 Architectural MSRs" has the CPUID
+    /// bits that it comes with.
+    fn has_msr(&self, msr: u32) -> bool {
+        let f = self.model.features();
+        match msr {
+            IA32_EFER => f.lm() || f.nx() || f.syscall(),
+            IA32_STAR | IA32_LSTAR | IA32_CSTAR | IA32_FMASK | IA32_FS_BASE | IA32_GS_BASE | IA32_KERNEL_GS_BASE => {
+                f.lm()
+            }
+            IA32_SYSENTER_CS | IA32_SYSENTER_ESP | IA32_SYSENTER_EIP => f.sep(),
+            IA32_TSC_AUX => f.rdtscp() || f.rdpid(),
+            IA32_XSS => f.xsaves(),
+            IA32_PKRS => f.pks(),
+            _ => false,
+        }
+    }
+
+    /// The value of an MSR that the processor holds itself; `None` for those that the bus is asked for, which has none that the part
+    /// has not.
     pub fn held_msr(&self, msr: u32) -> Option<u64> {
+        if !self.has_msr(msr) {
+            return None;
+        }
         Some(match msr {
             IA32_EFER => self.efer.into_bits(),
             IA32_STAR => self.msrs.star,
@@ -54,9 +75,9 @@ impl Cpu {
             IA32_SYSENTER_CS => self.msrs.sysenter_cs,
             IA32_SYSENTER_ESP => self.msrs.sysenter_esp,
             IA32_SYSENTER_EIP => self.msrs.sysenter_eip,
-            IA32_TSC_AUX if has_tsc_aux(self) => self.msrs.tsc_aux,
-            IA32_XSS if self.model.features().xsaves() => self.msrs.xss,
-            IA32_PKRS if self.model.features().pks() => self.msrs.pkrs,
+            IA32_TSC_AUX => self.msrs.tsc_aux,
+            IA32_XSS => self.msrs.xss,
+            IA32_PKRS => self.msrs.pkrs,
             _ => return None,
         })
     }
@@ -64,6 +85,9 @@ impl Cpu {
     /// Writes such an MSR; `None` for those that are the bus's.
     pub(crate) fn write_held_msr(&mut self, msr: u32, value: u64) -> Option<Result<(), MsrFault>> {
         const GP: Result<(), MsrFault> = Err(MsrFault::GeneralProtection);
+        if !self.has_msr(msr) {
+            return None;
+        }
         // Registers that hold linear addresses take canonical ones only (SDM Vol. 2D "WRMSR").
         let address = matches!(
             msr,
@@ -89,7 +113,7 @@ impl Cpu {
                     self.tlb.flush_all();
                 }
             }
-            IA32_XSS if self.model.features().xsaves() => {
+            IA32_XSS => {
                 if value & !self.supervisor_components() != 0 {
                     return Some(GP);
                 }
@@ -106,9 +130,9 @@ impl Cpu {
             IA32_SYSENTER_CS => self.msrs.sysenter_cs = value & 0xffff_ffff,
             IA32_SYSENTER_ESP => self.msrs.sysenter_esp = value,
             IA32_SYSENTER_EIP => self.msrs.sysenter_eip = value,
-            IA32_TSC_AUX if has_tsc_aux(self) && value >> 32 != 0 => return Some(GP),
-            IA32_TSC_AUX if has_tsc_aux(self) => self.msrs.tsc_aux = value,
-            IA32_PKRS if self.model.features().pks() => {
+            IA32_TSC_AUX if value >> 32 != 0 => return Some(GP),
+            IA32_TSC_AUX => self.msrs.tsc_aux = value,
+            IA32_PKRS => {
                 if value >> 32 != 0 {
                     return Some(GP);
                 }
@@ -118,11 +142,6 @@ impl Cpu {
         }
         Some(Ok(()))
     }
-}
-
-fn has_tsc_aux(c: &Cpu) -> bool {
-    let f = c.model.features();
-    f.rdtscp() || f.rdpid()
 }
 
 fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {

@@ -32,6 +32,7 @@ fn event(bench: &mut Bench, far: Far, vector: u8, from: u64, to: u64) -> x86::se
     let event = EventRecord {
         branch,
         vector,
+        debug: vector == 1 && far == Far::Exception,
         error: None,
         address: (vector == 14).then_some(0xDEAD_0000),
     };

@@ -78,6 +78,7 @@ fn program(random: &mut Random, words: usize, batch: u64) -> Vec<Said> {
                     _ => Word::Event(EventRecord {
                         branch: record(Flow::Far(Far::Exception), from, ip, step),
                         vector: 14,
+                        debug: false,
                         error: Some(0),
                         address: Some(random.next()),
                     }),
