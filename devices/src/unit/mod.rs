@@ -576,7 +576,7 @@ impl Watch for Units {
 
     fn implicit_access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         let effects = self.dr.access(access);
-        self.settle(effects, cpu)
+        self.finish_effects(effects, cpu)
     }
 
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {

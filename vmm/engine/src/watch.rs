@@ -429,7 +429,7 @@ impl Cpu {
     /// instructions `solo` is set.
     #[inline]
     pub(crate) fn heard_implicit(&mut self, linear: u64, size: usize, kind: AccessKind) -> Done<bool> {
-        if !self.watched.appetite.ranges || !self.meets_range(linear, size, kind) {
+        if !self.watched.interest.ranges || !self.meets_range(linear, size, kind) {
             return Ok(false);
         }
         self.need_solo()?;
