@@ -31,7 +31,7 @@ const REPLAY: &str = "replay";
 const SESSION: &str = "session.json";
 const LOG: &str = "log";
 /// The version of the directory. Another version of the program may execute otherwise, which the checks find.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 2;
 /// The longest of either file that is read.
 const LONGEST: u64 = 1 << 30;
 
