@@ -9,7 +9,7 @@ use guest_tests::raw::Raw;
 use guest_tests::{Folder, flat::whole_of};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
-use minivmm::recording::{Filter, Options};
+use minivmm::recording::{Filter, RecordingOptions};
 use minivmm::{Console, End, Run, StopReason};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
@@ -147,10 +147,10 @@ impl Plan<'_> {
         let at = folder.join("trace");
         let what = format!("{filters:?} from step {}, code replaced at {:?}", self.from, self.at);
         self.run(|vm| {
-            let options = Options {
+            let options = RecordingOptions {
                 filters: filters.to_vec(),
                 force: true,
-                ..Options::new(&at)
+                ..RecordingOptions::new(&at)
             };
             vm.begin_trace(&options).expect("a recording");
         });

@@ -170,9 +170,9 @@ enum Command {
         command: Box<TraceCommand>,
     },
     /// Run a session again that `--record` recorded, to the instruction
-    Replay(Box<replay_options::Options>),
+    Replay(Box<replay_options::ReplayOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
-    Matrix(Box<matrix::Options>),
+    Matrix(Box<matrix::MatrixOptions>),
 }
 
 /// What the command line asks for.
@@ -186,7 +186,7 @@ pub enum Job {
         verbose: u8,
     },
     /// Run a recorded session again.
-    Replay(Box<replay_options::Options>),
+    Replay(Box<replay_options::ReplayOptions>),
     /// Send this command to a control socket.
     Control {
         /// The socket.
@@ -197,7 +197,7 @@ pub enum Job {
     /// Look at a trace.
     Trace(Box<TraceCommand>),
     /// Run guests on CPU models.
-    Matrix(Box<matrix::Options>),
+    Matrix(Box<matrix::MatrixOptions>),
     /// Print this text on standard output: help, version or the list of models.
     Print(String),
 }

@@ -156,7 +156,7 @@ pub struct MachineConfig {
     /// The guest stands before its first instruction until somebody lets it go on.
     pub paused: bool,
     /// What is recorded from outside, and where to.
-    pub trace: Option<crate::recording::Options>,
+    pub trace: Option<crate::recording::RecordingOptions>,
     /// The machine can go back, with this much kept.
     pub reverse: Option<ReverseOptions>,
     /// The session is recorded.

@@ -9,7 +9,7 @@ use crate::address::DebugAddress;
 use crate::cli::{self, Job};
 use crate::config::{MachineConfig, SerialTarget};
 use crate::error::Error;
-use crate::replay_options::Options;
+use crate::replay_options::ReplayOptions;
 use crate::timeline::session::Session;
 
 /// The session's machine. The process is in the directory then that the session was recorded in: the guest sees its kernel's
@@ -17,7 +17,7 @@ use crate::timeline::session::Session;
 ///
 /// # Errors
 /// One line: the directory is no recorded session, or one that this program cannot run.
-pub fn prepare(options: &Options) -> Result<MachineConfig, Error> {
+pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
     let failed = |source| Error::File {
         option: "replay",
         path: options.folder.clone(),

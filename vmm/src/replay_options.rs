@@ -10,7 +10,7 @@ use crate::config::SerialTarget;
 
 /// How a session is run again. What the machine is made of comes with it.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub struct ReplayOptions {
     /// The directory that `--record` made
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,

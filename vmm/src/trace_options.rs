@@ -8,7 +8,7 @@ use trace::{directory::sink::RING_LEAST, symbols::SymbolFile};
 use crate::{
     error::Error,
     parse::{one_line, parse_size, parse_u64},
-    recording::{Filter, OnError, Options, When},
+    recording::{Filter, OnError, RecordingOptions, When},
 };
 
 /// The options of the command line.
@@ -48,7 +48,7 @@ impl Arguments {
     ///
     /// # Errors
     /// They do not go together.
-    pub fn options(self) -> Result<Option<Options>, Error> {
+    pub fn options(self) -> Result<Option<RecordingOptions>, Error> {
         let Some(folder) = self.trace else { return Ok(None) };
         let count = |kind: fn(&Filter) -> bool| self.filters.iter().filter(|filter| kind(filter)).count();
         if count(|filter| matches!(filter, Filter::Cr3(_))) > 1 {
@@ -67,14 +67,14 @@ impl Arguments {
                 .map(Some)
                 .map_err(|reason| Error::Usage(format!("{option} {text}: {reason}"))),
         };
-        Ok(Some(Options {
+        Ok(Some(RecordingOptions {
             start: when("--trace-start", self.start)?,
             stop: when("--trace-stop", self.stop)?,
             force: self.force,
             filters: self.filters,
             buffer: self.buffer,
             on_error: self.on_error,
-            ..Options::new(folder)
+            ..RecordingOptions::new(folder)
         }))
     }
 }
@@ -120,7 +120,7 @@ struct MonitorLine {
 ///
 /// # Errors
 /// One line: what is wrong with them.
-pub fn of_words(folder: &str, options: &[&str]) -> Result<Options, String> {
+pub fn of_words(folder: &str, options: &[&str]) -> Result<RecordingOptions, String> {
     let words = ["--trace", folder, "--trace-on-error", "continue"];
     let line = MonitorLine::try_parse_from(words.iter().chain(options)).map_err(|e| one_line(&e.to_string()))?;
     let options = line.arguments.options().map_err(|e| e.to_string())?;

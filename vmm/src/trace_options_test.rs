@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn options(text: &[&str]) -> Result<Option<Options>, String> {
+fn options(text: &[&str]) -> Result<Option<RecordingOptions>, String> {
     let line = MonitorLine::try_parse_from(text).map_err(|error| error.to_string())?;
     line.arguments.options().map_err(|error| error.to_string())
 }
@@ -11,7 +11,7 @@ fn options(text: &[&str]) -> Result<Option<Options>, String> {
 #[test]
 fn options_reach_the_recorder_and_bad_ones_are_told() {
     assert_eq!(options(&[]), Ok(None));
-    assert_eq!(options(&["--trace", "d"]), Ok(Some(Options::new("d"))));
+    assert_eq!(options(&["--trace", "d"]), Ok(Some(RecordingOptions::new("d"))));
     let all = [
         "--trace",
         "d",
@@ -31,14 +31,14 @@ fn options_reach_the_recorder_and_bad_ones_are_told() {
         "continue",
         "--force",
     ];
-    let expected = Options {
+    let expected = RecordingOptions {
         force: true,
         filters: vec![Filter::Kernel, Filter::Cr3(0x1000), Filter::Ip(16, 32)],
         start: Some(When::Address(0x1234)),
         stop: Some(When::Hypercall),
         buffer: Some(1 << 20),
         on_error: OnError::Continue,
-        ..Options::new("d")
+        ..RecordingOptions::new("d")
     };
     assert_eq!(options(&all), Ok(Some(expected)));
     let ip = ["--trace-filter", "ip=1-2"];

@@ -206,7 +206,7 @@ fn what_would_not_go_back_is_said_before() {
     }
     let (mut vm, _) = open(&kernel, |config| config.collect = Some(folder.path().join("out")));
     assert!(refused(&mut vm, "snapshot save a").contains("--collect"));
-    let trace = minivmm::recording::Options::new(folder.path().join("trace"));
+    let trace = minivmm::recording::RecordingOptions::new(folder.path().join("trace"));
     let (mut vm, mut console) = open(&kernel, |config| config.trace = Some(trace));
     say(&mut vm, "snapshot save a");
     go(&mut vm, &mut console, 10);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use iced_x86::code_asm::*;
-use minivmm::recording::{Filter, Options, When};
+use minivmm::recording::{Filter, RecordingOptions, When};
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use pt_flow::{Block, Event, EventKind, Visitor};
@@ -100,7 +100,7 @@ fn changing(a: &mut CodeAssembler) {
 fn code_that_changes_is_read_as_it_was_executed() {
     let folder = Folder::new();
     let kernel = folder.file("guest", guest(changing));
-    let run = |trace: Option<Options>| {
+    let run = |trace: Option<RecordingOptions>| {
         let config = MachineConfig {
             memory: 4 << 20,
             trace,
@@ -113,7 +113,7 @@ fn code_that_changes_is_read_as_it_was_executed() {
         vm.stats()
     };
     let at = folder.path().join("trace");
-    let (traced, plain) = (run(Some(Options::new(&at))), run(None));
+    let (traced, plain) = (run(Some(RecordingOptions::new(&at))), run(None));
     assert_eq!(traced.digest, plain.digest, "the guest cannot tell");
     let (blocks, gaps, summary) = read(&at);
     assert_eq!((&gaps[..], summary.lost, &summary.damage[..]), (&[][..], 0, &[][..]));
@@ -251,7 +251,7 @@ fn code_that_a_device_has_written_is_read_as_it_was_executed() {
             path: disk,
             mode: DiskMode::ReadOnly,
         }],
-        trace: Some(Options::new(&at)),
+        trace: Some(RecordingOptions::new(&at)),
         ..MachineConfig::new(folder.file("guest", guest(calling_sectors)))
     };
     let mut vm = Run::new(&config).unwrap();
@@ -271,16 +271,20 @@ fn code_that_a_device_has_written_is_read_as_it_was_executed() {
 }
 
 /// Records a guest; gives the directory and what a run without `--trace` retires.
-fn recorded(folder: &Folder, code: impl FnOnce(&mut CodeAssembler), change: impl Fn(&mut Options)) -> (PathBuf, u64) {
+fn recorded(
+    folder: &Folder,
+    code: impl FnOnce(&mut CodeAssembler),
+    change: impl Fn(&mut RecordingOptions),
+) -> (PathBuf, u64) {
     record(folder, guest(code), change)
 }
 
 /// The same of an image.
-fn record(folder: &Folder, image: Vec<u8>, change: impl Fn(&mut Options)) -> (PathBuf, u64) {
+fn record(folder: &Folder, image: Vec<u8>, change: impl Fn(&mut RecordingOptions)) -> (PathBuf, u64) {
     let kernel = folder.file("guest", image);
     let at = folder.path().join("trace");
     let _ = fs::remove_dir_all(&at);
-    let mut options = Options::new(&at);
+    let mut options = RecordingOptions::new(&at);
     change(&mut options);
     let config = MachineConfig {
         memory: 4 << 20,

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use common::*;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, FlowControl};
-use minivmm::{Console, MachineConfig, Run, SerialTarget, recording::Options};
+use minivmm::{Console, MachineConfig, Run, SerialTarget, recording::RecordingOptions};
 use serde_json::Value;
 
 /// main calls outer three times, outer calls inner twice, and main ends with a jump to last.
@@ -66,7 +66,7 @@ fn traced() -> Traced {
     let trace = folder.path().join("trace");
     let config = MachineConfig {
         memory: 4 << 20,
-        trace: Some(Options::new(&trace)),
+        trace: Some(RecordingOptions::new(&trace)),
         ..MachineConfig::new(kernel)
     };
     let mut vm = Run::new(&config).unwrap();

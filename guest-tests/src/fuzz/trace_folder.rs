@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use minivmm::recording::Options;
+use minivmm::recording::RecordingOptions;
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use trace::export::{self, Callgrind, Export, FlameGraph, Folded, OutFile, Perfetto, perf};
 use trace::format::{FrameHeader, Kind};
@@ -188,7 +188,7 @@ pub fn trace_folders() -> Vec<Vec<u8>> {
     let config = MachineConfig {
         memory: 4 << 20,
         max_instructions: Some(10_000),
-        trace: Some(Options::new(&at)),
+        trace: Some(RecordingOptions::new(&at)),
         ..MachineConfig::new(&kernel)
     };
     let mut vm = Run::new(&config).expect("a machine");

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use guest_tests::bare::image;
 use guest_tests::retired::{Retired, Stream, idle_loops};
 use guest_tests::{Folder, JIT, PATCHES, SMP, linux};
-use minivmm::recording::{Filter, Options, When};
+use minivmm::recording::{Filter, RecordingOptions, When};
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use pt_flow::{Block, Event, Visitor};
 use recorded::{by_libipt, compare, compare_from, decoded, hold, record, run, same};
@@ -86,9 +86,9 @@ fn filters_by_ring_part_what_a_guest_executes() {
         let traced = MachineConfig {
             model: minivmm::model::find("sapphirerapids").expect("a model"),
             max_instructions: Some(20_000_000),
-            trace: Some(Options {
+            trace: Some(RecordingOptions {
                 filters: filters.to_vec(),
-                ..Options::new(&at)
+                ..RecordingOptions::new(&at)
             }),
             ..MachineConfig::new(image("pt_filters"))
         };
@@ -225,10 +225,10 @@ fn what_compilers_in_a_guest_write_is_in_the_trace() {
     };
     let at = folder.join("trace");
     let traced = MachineConfig {
-        trace: Some(Options {
+        trace: Some(RecordingOptions {
             start: Some(When::Port(0x5e0, Some(1))),
             stop: Some(When::Port(0x5e0, Some(2))),
-            ..Options::new(&at)
+            ..RecordingOptions::new(&at)
         }),
         ..plain.clone()
     };

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use minivmm::recording::Options;
+use minivmm::recording::RecordingOptions;
 use minivmm::{Console, MachineConfig, Run, front::monitor};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
@@ -131,7 +131,7 @@ pub fn follow(name: &str, plain: &MachineConfig, from: u64) {
     let folder = Folder::new("sweep");
     let at = folder.join("trace");
     let digest = run(plain, from, |vm| {
-        vm.begin_trace(&Options::new(&at)).expect("a recording");
+        vm.begin_trace(&RecordingOptions::new(&at)).expect("a recording");
     });
     let trace = Trace::open(&at).expect("a trace");
     let empty = Stream::default();
@@ -164,7 +164,7 @@ pub fn record(name: &str, plain: &MachineConfig, from: u64) -> Recorded {
     let folder = Folder::new(name);
     let at = folder.join("trace");
     let traced = MachineConfig {
-        trace: (from == 0).then(|| Options::new(&at)),
+        trace: (from == 0).then(|| RecordingOptions::new(&at)),
         ..plain.clone()
     };
     let digest = run(&traced, from, |vm| {

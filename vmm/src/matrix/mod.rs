@@ -44,7 +44,7 @@ use crate::{
 /// `minivmm matrix`.
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = AFTER)]
-pub struct Options {
+pub struct MatrixOptions {
     #[command(subcommand)]
     command: Option<MatrixCommand>,
     /// Guests: every *.elf in DIR, and every *.toml there that names a kernel; NAME.toml beside NAME.elf has its settings
@@ -146,7 +146,7 @@ enum MatrixCommand {
 ///
 /// # Errors
 /// The command line or a file that it names is wrong.
-pub fn run(options: &Options) -> Result<Status, Error> {
+pub fn run(options: &MatrixOptions) -> Result<Status, Error> {
     if let Some(MatrixCommand::Merge { reports, outputs }) = &options.command {
         let expected = outputs.expected()?;
         let report = junit::merge(reports)?;

@@ -14,6 +14,6 @@ pub mod unit;
 
 pub use guest_memory::GuestMemory;
 pub use observer::Observer;
-pub use options::{Filter, OnError, Options};
+pub use options::{Filter, OnError, RecordingOptions};
 pub use recorder::Recorder;
 pub use trigger::When;

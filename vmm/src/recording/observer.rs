@@ -18,7 +18,7 @@ use trace::directory::sink::{PACKETS, Sink};
 use trace::format::{Mark, PAGE, Record, space};
 
 use super::host::{Host, Nobody, Physical};
-use super::options::{Filter, Options};
+use super::options::{Filter, RecordingOptions};
 use super::state::{CHANGES, Content, RecordingState, lock};
 use super::trigger::When;
 use super::unit::{CTL, caps};
@@ -112,7 +112,7 @@ pub struct Observer {
 impl Observer {
     pub(super) fn new(
         cpu: usize,
-        options: &Options,
+        options: &RecordingOptions,
         shared: Arc<RecordingState>,
         model: &CpuModel,
     ) -> io::Result<Observer> {

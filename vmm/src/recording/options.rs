@@ -44,7 +44,7 @@ pub enum OnError {
 
 /// A recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct RecordingOptions {
     /// The directory, which is made.
     pub folder: PathBuf,
     /// A trace that is there already is replaced.
@@ -61,7 +61,7 @@ pub struct Options {
     pub on_error: OnError,
 }
 
-impl Options {
+impl RecordingOptions {
     /// What the trace's header says before the recording ends.
     pub fn header(&self, model: &CpuModel, cpus: usize, kernel: &Path) -> Header {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -81,8 +81,8 @@ impl Options {
     }
 
     /// A recording of everything.
-    pub fn new(folder: impl Into<PathBuf>) -> Options {
-        Options {
+    pub fn new(folder: impl Into<PathBuf>) -> RecordingOptions {
+        RecordingOptions {
             folder: folder.into(),
             force: false,
             filters: Vec::new(),

@@ -29,7 +29,7 @@ use x86::model::CpuModel;
 
 use super::guest_memory::GuestMemory;
 use super::observer::Observer;
-use super::options::{OnError, Options};
+use super::options::{OnError, RecordingOptions};
 use super::state::{LinuxWatch, RecordingState, lock};
 
 /// Steps between two looks for symbols, modules and processes of a Linux guest.
@@ -48,7 +48,7 @@ impl Recorder {
     ///
     /// # Errors
     /// The directory is there already, or something cannot be made.
-    pub fn new(options: &Options, header: Header, model: &CpuModel) -> io::Result<(Recorder, Vec<Observer>)> {
+    pub fn new(options: &RecordingOptions, header: Header, model: &CpuModel) -> io::Result<(Recorder, Vec<Observer>)> {
         folder::prepare(&options.folder, options.force)?;
         let state = Arc::new(RecordingState::new(options, header.cpus, LOOK));
         let observers = (0..header.cpus)

@@ -9,7 +9,7 @@ use trace::directory::sink::Hashing;
 use trace::format::PAGE;
 use trace::linux::Recording;
 
-use super::options::{OnError, Options};
+use super::options::{OnError, RecordingOptions};
 use super::trigger::When;
 
 /// Changed pages that are remembered for vCPUs that have not run since.
@@ -71,7 +71,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl RecordingState {
     /// Of a recording that begins; a Linux is looked for at a step.
-    pub fn new(options: &Options, cpus: usize, look: u64) -> RecordingState {
+    pub fn new(options: &RecordingOptions, cpus: usize, look: u64) -> RecordingState {
         RecordingState {
             pool: Mutex::default(),
             changed: AtomicU64::new(0),

@@ -6,7 +6,7 @@ use x86::model::CpuModel;
 use super::parts::Vm;
 use crate::{
     error::Error,
-    recording::{Options, Recorder},
+    recording::{Recorder, RecordingOptions},
 };
 
 impl Vm {
@@ -41,7 +41,7 @@ impl Vm {
     ///
     /// # Errors
     /// There is one already, or the directory cannot be made; KVM executes what nobody sees.
-    pub fn begin_trace(&mut self, options: &Options) -> Result<(), Error> {
+    pub fn begin_trace(&mut self, options: &RecordingOptions) -> Result<(), Error> {
         let refused = |why: &str| Err(Error::Usage(format!("trace start: {why}")));
         if self.host_clock.is_some() {
             return refused("what runs in KVM is not seen: `--engine soft` is");
@@ -57,7 +57,7 @@ impl Vm {
     }
 
     /// Begins the recording that a machine has from its start on.
-    pub(crate) fn record_from_the_start(&mut self, options: &Options) -> Result<(), Error> {
+    pub(crate) fn record_from_the_start(&mut self, options: &RecordingOptions) -> Result<(), Error> {
         let model = self.machine.model();
         let header = options.header(model, self.soft.count(), &self.kernel);
         self.recorder = Some(record(options, header, model, &mut self.machine)?);
@@ -72,7 +72,7 @@ impl Vm {
 
 /// Begins a recording of all CPUs.
 fn record(
-    options: &Options,
+    options: &RecordingOptions,
     header: trace::Header,
     model: &CpuModel,
     machine: &mut Machine,
