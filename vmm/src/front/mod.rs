@@ -9,3 +9,4 @@ mod location;
 pub mod monitor;
 pub mod names;
 pub mod serve;
+mod socket;

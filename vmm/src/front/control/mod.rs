@@ -24,10 +24,7 @@ pub mod client;
 use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixListener, UnixStream},
-    },
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard,
@@ -41,6 +38,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::socket;
 use crate::{error::Error, vm::Interrupt};
 use machine::plain;
 
@@ -178,16 +176,9 @@ impl Control {
             path: path.into(),
             source,
         };
-        let listener = UnixListener::bind(path).map_err(|e| match e.kind() {
-            io::ErrorKind::AddrInUse => failed(io::Error::other(
-                "exists already; remove it, or choose another path for the socket",
-            )),
-            _ => failed(e),
-        })?;
+        let listener = socket::listen(path).map_err(failed)?;
         let (send, requests) = sync_channel(QUEUE);
-        let opened = fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-            .and_then(|()| EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
-        let shared = match opened {
+        let shared = match EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
             Ok(wake) => Arc::new(Shared {
                 requests: send,
                 interrupt,

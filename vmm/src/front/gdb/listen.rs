@@ -7,10 +7,7 @@ use std::{
     fs,
     io::{self, Read, Write},
     net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixListener, UnixStream},
-    },
+    os::unix::net::{UnixListener, UnixStream},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,7 +20,7 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::packets::{Frame, Framer, error, frame};
-use crate::{address::DebugAddress, error::Error, vm::Interrupt};
+use crate::{address::DebugAddress, error::Error, front::socket, vm::Interrupt};
 use machine::plain;
 
 /// So many packets wait for the machine; a client's thread waits when there are more.
@@ -170,15 +167,7 @@ impl Door {
                         _ => system(e),
                     })?
             }
-            DebugAddress::Unix(path) => {
-                let listener = UnixListener::bind(path).map_err(|e| match e.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        failed("exists already; remove it, or choose another path for the socket".into())
-                    }
-                    _ => system(e),
-                })?;
-                Listener::Unix(listener)
-            }
+            DebugAddress::Unix(path) => Listener::Unix(socket::listen(path).map_err(system)?),
         };
         // The port that was found, where any would do.
         let address = match (&listener, address) {
@@ -187,13 +176,8 @@ impl Door {
             }
             _ => address.clone(),
         };
-        let opened = match &address {
-            DebugAddress::Unix(path) => fs::set_permissions(path, fs::Permissions::from_mode(0o600)),
-            DebugAddress::Tcp(..) => Ok(()),
-        }
-        .and_then(|()| EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
         let (send, events) = sync_channel(QUEUE);
-        let wake = opened.map_err(|e| {
+        let wake = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(|e| {
             if let DebugAddress::Unix(path) = &address {
                 let _ = fs::remove_file(path);
             }
