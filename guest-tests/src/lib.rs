@@ -112,7 +112,7 @@ pub fn skipped(test: &str, why: &str) {
 /// Whether this host has no KVM, so that this test is to be skipped. It has been said then.
 pub fn kvm_is_missing(test: &str) -> bool {
     let why = minivmm::kvm::Host::open().err();
-    why.inspect(|why| skipped(test, why)).is_some()
+    why.inspect(|why| skipped(test, &why.to_string())).is_some()
 }
 
 /// The workspace's root folder.

@@ -22,7 +22,7 @@ fn kvm(test: &str) -> Option<Kind> {
         Ok(host) if host.virtualizes().is_ok() => Some(Kind::Native),
         Ok(_) => Some(Kind::Interprets),
         Err(why) => {
-            skipped(test, &why);
+            skipped(test, &why.to_string());
             None
         }
     }

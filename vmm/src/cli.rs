@@ -252,8 +252,9 @@ where
     let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
     let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt)?;
     if let Some(khz) = cli.tsc_khz {
-        let wrong = |why| Error::Usage(format!("--tsc-khz {khz}: {why}"));
-        model = model.with_tsc_khz(khz).map_err(wrong)?;
+        model = model
+            .with_tsc_khz(khz)
+            .map_err(Error::option(format!("--tsc-khz {khz}")))?;
     }
     let debugged = cli.gdb.is_some() || cli.usual_gdb;
     if cli.paused && !debugged && cli.control.is_none() {

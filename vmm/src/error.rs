@@ -90,6 +90,17 @@ pub enum Error {
         /// All names, comma-separated.
         known: String,
     },
+    /// What an option asks for cannot be had, for a reason that another part gives.
+    #[error("{option}: {source}")]
+    Option {
+        /// The option with its value.
+        option: String,
+        /// Why not, and what to do.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The units that were asked for cannot be had together, or here.
+    #[error(transparent)]
+    Unit(#[from] kvm::resolve::UnitError),
     /// The engine cannot be had, or cannot run this model here.
     #[error("{option}: {reason}")]
     Engine {
@@ -149,6 +160,19 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl Error {
+    /// For `map_err`: the reason that a part gives why what this option asks for cannot be had.
+    pub(crate) fn option<E: std::error::Error + Send + Sync + 'static>(
+        option: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
+        let option = option.into();
+        move |error| Error::Option {
+            option,
+            source: error.into(),
+        }
+    }
 }
 
 impl From<MemoryError> for Error {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
 use x86::{
     cpuid::{Feature, Features, Register},
-    model::{CpuModel, CpuidRow, MODELS, MsrRow, OwnedModel, policy},
+    model::{CpuModel, CpuidRow, MODELS, ModelError, MsrRow, OwnedModel, policy},
 };
 
 use crate::error::Error;
@@ -59,7 +59,6 @@ pub fn find(spec: &str) -> Result<&'static CpuModel, Error> {
         Some((name, toggles)) => (name, Some(toggles)),
         None => (spec, None),
     };
-    let wrong = |why: String| Error::Usage(format!("--cpu-model {}: {why}", printable(spec)));
     let ours = || MODELS.iter().find(|model| model.name == name);
     let model = match ours() {
         Some(model) => *model,
@@ -72,7 +71,10 @@ pub fn find(spec: &str) -> Result<&'static CpuModel, Error> {
         }
     };
     match toggles {
-        Some(toggles) => model.with_toggles(toggles).map_err(wrong),
+        Some(toggles) => {
+            let option = format!("--cpu-model {}", printable(spec));
+            model.with_toggles(toggles).map_err(Error::option(option))
+        }
         None => Ok(model),
     }
 }
@@ -94,33 +96,102 @@ fn from_file(path: &Path) -> Result<&'static CpuModel, Error> {
         return Err(file(io::Error::other("longer than 1 MiB, so not a CPU model")));
     }
     let text = String::from_utf8(bytes).map_err(|_| file(io::Error::other("not UTF-8, so not TOML")))?;
-    parse(&text).map_err(|why| Error::Usage(format!("--cpu-model {}: {why}", printable(&path.display().to_string()))))
+    let option = format!("--cpu-model {}", printable(&path.display().to_string()));
+    parse(&text).map_err(Error::option(option))
+}
+
+/// What is wrong with a model's file: a line of it, and there a key.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelFileError {
+    /// Not TOML, or not the keys of a model.
+    #[error("line {line}: {message}")]
+    Toml {
+        /// Counted from 1.
+        line: usize,
+        /// What the parser says.
+        message: String,
+    },
+    /// `base` names no model.
+    #[error("line {line}: base: no such CPU model: {name}")]
+    Base {
+        /// Counted from 1.
+        line: usize,
+        /// What it names.
+        name: String,
+    },
+    /// `name` is none.
+    #[error("line {line}: name: empty, or with a comma or control character")]
+    Name {
+        /// Counted from 1.
+        line: usize,
+    },
+    /// A row of CPUID that no part has.
+    #[error("line {line}: leaf: neither a basic nor an extended one")]
+    Leaf {
+        /// Counted from 1.
+        line: usize,
+    },
+    /// A row of an MSR that says too much or too little.
+    #[error("line {line}: {source}")]
+    Msr {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        source: MsrError,
+    },
+    /// A value that the model refuses.
+    #[error("line {line}: {key}: {source}")]
+    Value {
+        /// Counted from 1.
+        line: usize,
+        /// The key.
+        key: &'static str,
+        /// What is wrong with it.
+        source: ModelError,
+    },
+    /// The whole is no model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// What is wrong with a row of an MSR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MsrError {
+    /// A register that is taken away, and described.
+    #[error("absent: the register has a name, a value or writable bits as well")]
+    Absent,
+    /// A register without a value.
+    #[error("value: missing")]
+    Value,
+    /// A register that nobody knows by its number.
+    #[error("name: missing, and the number is not a known one")]
+    Name,
 }
 
 /// The model that a file's text describes.
 ///
 /// # Errors
-/// One line that names the line of the text and the key.
-pub fn parse(text: &str) -> Result<&'static CpuModel, String> {
+/// See [`ModelFileError`].
+pub fn parse(text: &str) -> Result<&'static CpuModel, ModelFileError> {
     let file: ModelFile = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_of(text, span.start));
-        format!("line {line}: {}", printable(&error.message().replace('\n', ", ")))
+        let message = printable(&error.message().replace('\n', ", "));
+        ModelFileError::Toml { line, message }
     })?;
-    let at = |span: std::ops::Range<usize>, why: String| format!("line {}: {why}", line_of(text, span.start));
+    let line = |span: std::ops::Range<usize>| line_of(text, span.start);
 
     let base = file.base.get_ref();
     let Some(base) = MODELS.iter().find(|model| model.name == base) else {
-        return Err(at(
-            file.base.span(),
-            format!("base: no such CPU model: {}", printable(base)),
-        ));
+        return Err(ModelFileError::Base {
+            line: line(file.base.span()),
+            name: printable(base),
+        });
     };
     let mut own = OwnedModel::from(*base);
     if file.name.get_ref().is_empty() || file.name.get_ref().contains(|c: char| c.is_control() || c == ',') {
-        return Err(at(
-            file.name.span(),
-            "name: empty, or with a comma or control character".into(),
-        ));
+        return Err(ModelFileError::Name {
+            line: line(file.name.span()),
+        });
     }
     own.name = file.name.into_inner();
     if let Some(description) = file.description {
@@ -134,23 +205,30 @@ pub fn parse(text: &str) -> Result<&'static CpuModel, String> {
         let row = row.into_inner();
         own.set_cpuid(row.apply(&own));
         if row.leaf.0 & 0x4000_0000 != 0 {
-            return Err(at(span, "leaf: neither a basic nor an extended one".into()));
+            return Err(ModelFileError::Leaf { line: line(span) });
         }
     }
     for row in file.msr {
-        let span = row.span();
-        match row.into_inner().row() {
-            Ok(Change::Set(row)) => own.set_msr(row).map_err(|why| at(span, format!("number: {why}")))?,
-            Ok(Change::Remove(msr)) => own.remove_msr(msr),
-            Err(why) => return Err(at(span, why)),
+        let line = line(row.span());
+        let change = row.into_inner().row();
+        match change.map_err(|source| ModelFileError::Msr { line, source })? {
+            Change::Set(row) => own.set_msr(row).map_err(|source| ModelFileError::Value {
+                line,
+                key: "number",
+                source,
+            })?,
+            Change::Remove(msr) => own.remove_msr(msr),
         }
     }
     if let Some(features) = file.features {
-        let span = features.span();
-        own.toggle(features.get_ref())
-            .map_err(|why| at(span, format!("features: {why}")))?;
+        let line = line(features.span());
+        own.toggle(features.get_ref()).map_err(|source| ModelFileError::Value {
+            line,
+            key: "features",
+            source,
+        })?;
     }
-    own.build()
+    Ok(own.build()?)
 }
 
 /// The number, from 1, of the line that holds the byte at `offset`.
@@ -227,23 +305,23 @@ enum Change {
 }
 
 impl MsrEntry {
-    fn row(self) -> Result<Change, String> {
+    fn row(self) -> Result<Change, MsrError> {
         let number = self.number.0;
         let says_more = self.name.is_some() || self.value.is_some() || self.writable.is_some() || self.ignore_reserved;
         if self.absent {
             return match says_more {
-                true => Err("absent: the register has a name, a value or writable bits as well".into()),
+                true => Err(MsrError::Absent),
                 false => Ok(Change::Remove(number)),
             };
         }
         let Some(value) = self.value else {
-            return Err("value: missing".into());
+            return Err(MsrError::Value);
         };
         let name = match self.name {
             Some(name) => &*printable(&name).leak(),
             None => match x86::msr::NAMES.iter().find(|(known, _)| *known == number) {
                 Some((_, name)) => name,
-                None => return Err("name: missing, and the number is not a known one".into()),
+                None => return Err(MsrError::Name),
             },
         };
         let writable = self.writable.map_or(0, |n| n.0);
@@ -444,7 +522,7 @@ mod tests {
             ),
         ] {
             let whole = if line < 3 { text.into() } else { format!("{HEAD}{text}") };
-            let why = parse(&whole).expect_err(text);
+            let why = parse(&whole).expect_err(text).to_string();
             assert!(
                 why.starts_with(&format!("line {line}: ")) && why.contains(names),
                 "{text:?}: {why}"
@@ -457,7 +535,7 @@ mod tests {
             ("[[msr]]\nnumber = 0x179\nvalue = 40", "IA32_MCG_CAP counts 40 banks"),
             ("[[cpuid]]\nleaf = 0x99\neax = 1", "CPUID leaf 99H is above the highest"),
         ] {
-            let why = parse(&format!("{HEAD}{text}")).expect_err(text);
+            let why = parse(&format!("{HEAD}{text}")).expect_err(text).to_string();
             assert!(why.contains(names), "{text:?}: {why}");
         }
         let missing = refused("/nonexistent/model.toml");

@@ -7,8 +7,9 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use x86::cpuid::Feature::{self, *};
 use x86::cpuid::Features;
 use x86::debugctl::DebugCtl;
-use x86::model::{CpuModel, CpuidRow, OwnedModel, topology};
+use x86::model::{CpuModel, CpuidRow, ModelError, OwnedModel, topology};
 
+use crate::error::KvmError;
 use crate::host_units::Pmu;
 use crate::units::{Backend, Backends, Shown, Unit};
 
@@ -93,7 +94,7 @@ pub fn narrow(
     units: &Backends,
     tsc_khz: Option<u32>,
     pmu: Option<&Pmu>,
-) -> Result<&'static CpuModel, String> {
+) -> Result<&'static CpuModel, ModelError> {
     let mut owned = OwnedModel::from(model);
     let toggles: Vec<String> = narrowings(model, supported, units)
         .into_iter()
@@ -145,7 +146,7 @@ pub fn narrow(
 ///
 /// # Errors
 /// More rows than KVM takes.
-pub fn entries(model: &CpuModel, place: topology::Place) -> Result<CpuId, String> {
+pub fn entries(model: &CpuModel, place: topology::Place) -> Result<CpuId, KvmError> {
     let entries: Vec<kvm_cpuid_entry2> = model
         .cpuid
         .iter()
@@ -167,7 +168,7 @@ pub fn entries(model: &CpuModel, place: topology::Place) -> Result<CpuId, String
             }
         })
         .collect();
-    CpuId::from_entries(&entries).map_err(|error| format!("CPUID: {error:?}"))
+    CpuId::from_entries(&entries).map_err(|_| KvmError::List("KVM_SET_CPUID2"))
 }
 
 #[cfg(test)]

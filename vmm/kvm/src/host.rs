@@ -9,10 +9,10 @@ use kvm_ioctls::{Cap, Kvm};
 use x86::model::CpuidRow;
 use x86::msr::IA32_PERF_CAPABILITIES;
 
-use crate::error::refused;
+use crate::error::{KvmError, refused};
 use crate::guest_debug::{self, Kinds};
 use crate::irqchip::Irqchip;
-use crate::tracer::Traces;
+use crate::tracer::{PtError, Traces};
 use crate::{cpuid, measure, msrs, perf, sys};
 
 /// An open /dev/kvm that can do what this driver needs.
@@ -24,7 +24,7 @@ pub struct Host {
     /// The guest's time-stamp counter's frequency.
     pub tsc_khz: u32,
     /// What [`Host::virtualizes`] found.
-    speed: OnceCell<Result<String, String>>,
+    speed: OnceCell<Result<String, KvmError>>,
 }
 
 /// What this driver cannot do without.
@@ -46,34 +46,28 @@ impl Host {
     ///
     /// # Errors
     /// One line: why there is no KVM for us, and what to do.
-    pub fn open() -> Result<Self, String> {
+    pub fn open() -> Result<Self, KvmError> {
         let kvm = Kvm::new().map_err(|error| match error.errno() {
-            libc::ENOENT => "/dev/kvm is not there: load kvm-intel or kvm-amd, or use --engine soft".to_string(),
-            libc::EACCES | libc::EPERM => {
-                "no permission for /dev/kvm: become a member of its group, or use --engine soft".into()
-            }
-            _ => format!("/dev/kvm: {}", machine::plain(&error.into())),
+            libc::ENOENT => KvmError::Missing,
+            libc::EACCES | libc::EPERM => KvmError::Permission,
+            _ => refused("/dev/kvm")(error),
         })?;
         let version = kvm.get_api_version();
         if version != 12 {
-            return Err(format!("/dev/kvm has API version {version}, not 12"));
+            return Err(KvmError::ApiVersion(version));
         }
         if let Some((_, name)) = NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-            return Err(format!(
-                "this host's KVM has no {name} (Linux 5.10 has): use --engine soft"
-            ));
+            return Err(KvmError::Capability(name));
         }
-        let says =
-            |what: &str, error: kvm_ioctls::Error| format!("/dev/kvm: {what}: {}", machine::plain(&error.into()));
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-            .map_err(|e| says("KVM_GET_SUPPORTED_CPUID", e))?;
-        let vm = kvm.create_vm().map_err(|e| says("KVM_CREATE_VM", e))?;
-        let vcpu = vm.create_vcpu(0).map_err(|e| says("KVM_CREATE_VCPU", e))?;
+            .map_err(refused("/dev/kvm: KVM_GET_SUPPORTED_CPUID"))?;
+        let vm = kvm.create_vm().map_err(refused("/dev/kvm: KVM_CREATE_VM"))?;
+        let vcpu = vm.create_vcpu(0).map_err(refused("/dev/kvm: KVM_CREATE_VCPU"))?;
         // The wrapper's error is -1, whatever the call's was.
         let tsc_khz = vcpu
             .get_tsc_khz()
-            .map_err(|_| says("KVM_GET_TSC_KHZ", kvm_ioctls::Error::last()))?;
+            .map_err(|_| refused("/dev/kvm: KVM_GET_TSC_KHZ")(kvm_ioctls::Error::last()))?;
         let mut supported = cpuid::rows(&supported);
         // What fails here fails again where it is told; until then nothing relies on it.
         let exits = measure::deadline_exits(&kvm).unwrap_or(false);
@@ -90,17 +84,18 @@ impl Host {
     ///
     /// # Errors
     /// One line: KVM is slower than the software engine, or fails.
-    pub fn virtualizes(&self) -> Result<String, String> {
+    pub fn virtualizes(&self) -> Result<String, KvmError> {
         self.speed.get_or_init(|| self.measure()).clone()
     }
 
-    fn measure(&self) -> Result<String, String> {
-        let mips = measure::mips(&self.kvm).map_err(|error| refused("measuring /dev/kvm")(error))?;
-        let text = format!("it executes {mips:.0} million instructions per second");
+    fn measure(&self) -> Result<String, KvmError> {
+        let mips = measure::mips(&self.kvm).map_err(refused("measuring /dev/kvm"))?;
         if mips >= measure::NATIVE_MIPS {
-            Ok(text)
+            Ok(format!("it executes {mips:.0} million instructions per second"))
         } else {
-            Err(format!("KVM interprets here, {text}"))
+            Err(KvmError::Interprets {
+                mips: mips.round() as u64,
+            })
         }
     }
 
@@ -117,7 +112,7 @@ impl Host {
     ///
     /// # Errors
     /// One line: KVM refuses or fails.
-    pub fn bare_exits(&self, count: u16) -> Result<Duration, String> {
+    pub fn bare_exits(&self, count: u16) -> Result<Duration, KvmError> {
         measure::exits(&self.kvm, count).map_err(refused("measuring exits of /dev/kvm"))
     }
 
@@ -141,12 +136,12 @@ impl Host {
     ///
     /// # Errors
     /// One line: why not.
-    pub fn tries_pt(&self) -> Result<Arc<dyn Traces>, String> {
+    pub fn tries_pt(&self) -> Result<Arc<dyn Traces>, PtError> {
         let perf = perf::Perf::here()?;
         // perf may send it.
         sys::take_signal().map_err(refused("taking over a signal"))?;
         // VMXON may come with the first one only.
-        let _vm = self.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
+        let _vm = self.kvm.create_vm().map_err(refused("KVM_CREATE_VM"))?;
         perf.try_out()?;
         Ok(Arc::new(perf))
     }
@@ -155,7 +150,7 @@ impl Host {
     ///
     /// # Errors
     /// One line: KVM refuses or fails.
-    pub fn guest_debug(&self) -> Result<Kinds, String> {
+    pub fn guest_debug(&self) -> Result<Kinds, KvmError> {
         guest_debug::measure(&self.kvm).map_err(refused("trying KVM_SET_GUEST_DEBUG"))
     }
 

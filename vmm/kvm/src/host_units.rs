@@ -6,6 +6,8 @@ use serde::Serialize;
 use x86::model::CpuModel;
 use x86::pmu::capabilities;
 
+use crate::tracer::PtError;
+
 /// The format of PEBS records in IA32_PERF_CAPABILITIES.
 const PEBS_FORMAT: u64 = 15 << capabilities::PEBS_FORMAT_SHIFT;
 
@@ -36,12 +38,12 @@ pub struct Pt {
     /// Its `ept`.
     pub ept: Option<String>,
     /// perf records what a thread executes while KVM has a guest, or why not.
-    pub perf: Result<(), String>,
+    pub perf: Result<(), PtError>,
 }
 
 impl Pt {
     /// Of this host. `intel`: its processor is Intel's; `tries`: whether perf records.
-    pub fn here(intel: bool, tries: impl FnOnce() -> Result<(), String>) -> Self {
+    pub fn here(intel: bool, tries: impl FnOnce() -> Result<(), PtError>) -> Self {
         Pt {
             intel,
             kvm_intel: fs::metadata("/sys/module/kvm_intel").is_ok(),
@@ -66,7 +68,7 @@ impl Pt {
         if self.ept.as_deref() == Some("N") {
             return Some("kvm_intel has no EPT, and packets would tell of its shadow page tables".into());
         }
-        self.perf.clone().err()
+        self.perf.as_ref().err().map(ToString::to_string)
     }
 }
 
@@ -208,7 +210,6 @@ mod tests {
             None,
             "pt_mode=0 is what it takes"
         );
-        let no_perf = "perf has no intel_pt here".to_string();
         for (host, says) in [
             (Pt { intel: false, ..pt() }, "not Intel's"),
             (
@@ -234,7 +235,7 @@ mod tests {
             ),
             (
                 Pt {
-                    perf: Err(no_perf),
+                    perf: Err(PtError::Missing),
                     ..pt()
                 },
                 "no intel_pt",

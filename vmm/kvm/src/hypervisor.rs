@@ -18,7 +18,7 @@ use x86::model::{CpuModel, topology};
 use x86::msr::{IA32_APIC_BASE, IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_TSC_DEADLINE, IA32_XSS};
 
 use crate::clock::HostClock;
-use crate::error::refused;
+use crate::error::{KvmError, refused};
 use crate::host::Host;
 use crate::irqchip::Irqchip;
 use crate::passed::Passed;
@@ -108,8 +108,8 @@ impl Hypervisor {
         watches: bool,
         irqchip: Irqchip,
         passed: &Passed,
-    ) -> Result<Self, String> {
-        let vm = host.kvm.create_vm().map_err(|e| refused("KVM_CREATE_VM")(e.into()))?;
+    ) -> Result<Self, KvmError> {
+        let vm = host.kvm.create_vm().map_err(refused("KVM_CREATE_VM"))?;
         let enable = |cap: u32, argument: u64| {
             let mut request = kvm_enable_cap {
                 cap,
@@ -119,16 +119,14 @@ impl Hypervisor {
             vm.enable_cap(&request)
         };
         let all = KVM_MSR_EXIT_REASON_INVAL | KVM_MSR_EXIT_REASON_UNKNOWN | KVM_MSR_EXIT_REASON_FILTER;
-        enable(KVM_CAP_X86_USER_SPACE_MSR, all.into()).map_err(|e| refused("KVM_CAP_X86_USER_SPACE_MSR")(e.into()))?;
+        enable(KVM_CAP_X86_USER_SPACE_MSR, all.into()).map_err(refused("KVM_CAP_X86_USER_SPACE_MSR"))?;
         // Else KVM raises #UD above CPL 0. Only newer ones can be asked.
         if host.capability(KVM_CAP_EXIT_ON_EMULATION_FAILURE) > 0 {
-            enable(KVM_CAP_EXIT_ON_EMULATION_FAILURE, 1)
-                .map_err(|e| refused("KVM_CAP_EXIT_ON_EMULATION_FAILURE")(e.into()))?;
+            enable(KVM_CAP_EXIT_ON_EMULATION_FAILURE, 1).map_err(refused("KVM_CAP_EXIT_ON_EMULATION_FAILURE"))?;
         }
         // Where the counters are ours or nobody's, this has RDPMC fault instead of reading the host's.
         if !passed.pmu && host.capability(KVM_CAP_PMU_CAPABILITY) & KVM_PMU_CAP_DISABLE as i32 != 0 {
-            enable(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into())
-                .map_err(|e| refused("KVM_CAP_PMU_CAPABILITY")(e.into()))?;
+            enable(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into()).map_err(refused("KVM_CAP_PMU_CAPABILITY"))?;
         }
         let bitmap = [0xff; 8];
         let with_apic = match irqchip {
@@ -148,10 +146,9 @@ impl Hypervisor {
             })
             .collect();
         vm.set_msr_filter(MsrFilterDefaultAction::DENY, &ranges)
-            .map_err(|e| refused("KVM_X86_SET_MSR_FILTER")(e.into()))?;
+            .map_err(refused("KVM_X86_SET_MSR_FILTER"))?;
         // Three pages that VMX needs for real mode, where this machine has neither RAM nor devices.
-        vm.set_tss_address(0xfffb_d000)
-            .map_err(|e| refused("KVM_SET_TSS_ADDR")(e.into()))?;
+        vm.set_tss_address(0xfffb_d000).map_err(refused("KVM_SET_TSS_ADDR"))?;
         if irqchip == Irqchip::Kvm {
             kernel_irqchip::create(&vm)?;
         }
@@ -167,7 +164,7 @@ impl Hypervisor {
             .num_threads(count)
             .thread_name(|cpu| format!("cpu{cpu}"))
             .build()
-            .map_err(|error| format!("starting a thread for each CPU: {error}"))?;
+            .map_err(|error| KvmError::Threads(Arc::new(error)))?;
         Ok(Hypervisor {
             threads,
             cpus,
@@ -205,7 +202,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// One line: what KVM refused.
-    pub fn stop_timers(&mut self) -> Result<(), String> {
+    pub fn stop_timers(&mut self) -> Result<(), KvmError> {
         if self.has_controllers() && self.timers.is_none() {
             let vcpus: Vec<_> = self.cpus.iter().map(|cpu| sys::lock(&cpu.vcpu)).collect();
             self.timers = Some(Timers::stop(&self.vm, vcpus.iter().map(|vcpu| &**vcpu))?);
@@ -257,7 +254,7 @@ impl Hypervisor {
         vcpu: &mut VcpuFd,
         state: &CpuState,
         machine: &mut Machine,
-    ) -> Result<(), String> {
+    ) -> Result<(), KvmError> {
         let cpu = &self.cpus[index];
         cpu.set_tsc_offset(vcpu, machine.tsc_offset(index), self.clock);
         if let Some(timers) = &self.timers {
@@ -308,7 +305,7 @@ impl Hypervisor {
         before: &CpuState,
         (activity, halted): (Option<Activity>, bool),
         machine: &mut Machine,
-    ) -> Result<(CpuState, Option<engine::Event>), String> {
+    ) -> Result<(CpuState, Option<engine::Event>), KvmError> {
         let left = state::leave(vcpu, before, self.model)?;
         let mut state = left.state;
         if let Some(activity) = activity {
@@ -336,16 +333,14 @@ impl Processor {
         cpu: usize,
         count: usize,
         passed: &Passed,
-    ) -> Result<Self, String> {
-        let mut vcpu = vm
-            .create_vcpu(cpu as u64)
-            .map_err(|e| refused("KVM_CREATE_VCPU")(e.into()))?;
+    ) -> Result<Self, KvmError> {
+        let mut vcpu = vm.create_vcpu(cpu as u64).map_err(refused("KVM_CREATE_VCPU"))?;
         let place = topology::Place {
             cpu: cpu as u32,
             cpus: count as u32,
         };
         vcpu.set_cpuid2(&cpuid::entries(model, place)?)
-            .map_err(|e| refused("KVM_SET_CPUID2")(e.into()))?;
+            .map_err(refused("KVM_SET_CPUID2"))?;
         passed.tell(&vcpu, model)?;
         Ok(Processor {
             kick: Kick::new(&mut vcpu),

@@ -5,7 +5,46 @@
 
 use serde::Serialize;
 
+use crate::error::KvmError;
 use crate::units::{Backend, Backends, Unit};
+
+/// Why counters of KVM's need controllers of KVM's.
+const COUNTERS: &str = "--pmu=host: the counters' interrupts are for KVM's own local APICs";
+
+/// Why the interrupt controllers that were asked for cannot be had. Each is one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IrqchipError {
+    /// Something moves the guest to the software engine while it runs.
+    #[error(
+        "{option} {does}, and KVM's interrupt controllers do not come along: leave one of the two out, or use --irqchip minivmm"
+    )]
+    Moves {
+        /// The option that has it do so.
+        option: String,
+        /// What it does.
+        does: &'static str,
+    },
+    /// This host's KVM has none that would do.
+    #[error("this host's KVM has no {0}: use --irqchip minivmm")]
+    Lacks(&'static str),
+    /// KVM's counters, and something that moves the guest to the software engine.
+    #[error("{COUNTERS}, which {option} excludes: it {does}")]
+    CountersExcluded {
+        /// The option that has it do so.
+        option: String,
+        /// What it does.
+        does: &'static str,
+    },
+    /// KVM's counters, and a KVM whose controllers will not do.
+    #[error("{COUNTERS}, and this host's KVM has no {0}")]
+    CountersLack(&'static str),
+    /// KVM's counters, and `--irqchip minivmm`.
+    #[error("{COUNTERS}: leave --irqchip minivmm out")]
+    CountersOption,
+    /// A guest that KVM does not run.
+    #[error("the software engine runs this guest, and KVM has no part in it: use --engine kvm")]
+    Software,
+}
 
 /// Whose interrupt controllers and interval timer a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -70,13 +109,13 @@ fn moves(config: &Wanted, units: &Backends) -> Option<(String, &'static str)> {
 /// it interprets.
 ///
 /// # Errors
-/// One line: KVM's are wished for and cannot be had, and why.
+/// One line: KVM's are asked for and cannot be had, and why.
 pub fn choose(
     config: &Wanted,
     units: &Backends,
     lacks: Option<&'static str>,
-    speed: impl FnOnce() -> Result<String, String>,
-) -> Result<Choice, String> {
+    speed: impl FnOnce() -> Result<String, KvmError>,
+) -> Result<Choice, IrqchipError> {
     let chosen = |irqchip, why: String| Ok(Choice { irqchip, why });
     let moves = moves(config, units);
     if units[Unit::Pmu] == Backend::Host {
@@ -88,11 +127,8 @@ pub fn choose(
     match config.irqchip {
         Some(Irqchip::Minivmm) => chosen(Irqchip::Minivmm, "as --irqchip says".into()),
         Some(Irqchip::Kvm) => match (moves, lacks) {
-            (Some((option, does)), _) => Err(format!(
-                "{option} {does}, and KVM's interrupt controllers do not come along: leave one of the two out, or use --irqchip \
-                 minivmm"
-            )),
-            (None, Some(name)) => Err(format!("this host's KVM has no {name}: use --irqchip minivmm")),
+            (Some((option, does)), _) => Err(IrqchipError::Moves { option, does }),
+            (None, Some(name)) => Err(IrqchipError::Lacks(name)),
             (None, None) => chosen(Irqchip::Kvm, "as --irqchip says".into()),
         },
         None => {
@@ -117,18 +153,17 @@ fn counters(
     config: &Wanted,
     moves: Option<(String, &'static str)>,
     lacks: Option<&'static str>,
-) -> Result<String, String> {
-    const WHY: &str = "--pmu=host: the counters' interrupts are for KVM's own local APICs";
+) -> Result<String, IrqchipError> {
     match (moves, lacks, config.irqchip) {
-        (Some((option, does)), ..) => Err(format!("{WHY}, which {option} excludes: it {does}")),
-        (_, Some(name), _) => Err(format!("{WHY}, and this host's KVM has no {name}")),
-        (_, _, Some(Irqchip::Minivmm)) => Err(format!("{WHY}: leave --irqchip minivmm out")),
-        _ => Ok(WHY.into()),
+        (Some((option, does)), ..) => Err(IrqchipError::CountersExcluded { option, does }),
+        (_, Some(name), _) => Err(IrqchipError::CountersLack(name)),
+        (_, _, Some(Irqchip::Minivmm)) => Err(IrqchipError::CountersOption),
+        _ => Ok(COUNTERS.into()),
     }
 }
 
 /// Whose a machine has that nothing else is known of.
-pub fn of_host(lacks: Option<&'static str>, speed: Result<String, String>) -> (Irqchip, String) {
+pub fn of_host(lacks: Option<&'static str>, speed: Result<String, KvmError>) -> (Irqchip, String) {
     match (lacks, speed) {
         (Some(name), _) => (Irqchip::Minivmm, format!("this host's KVM has no {name}")),
         (None, Err(why)) => (
@@ -143,15 +178,13 @@ pub fn of_host(lacks: Option<&'static str>, speed: Result<String, String>) -> (I
     }
 }
 
-/// Why a machine in the software engine has none of KVM's, if they are wished for.
+/// Why a machine in the software engine has none of KVM's, if they are asked for.
 ///
 /// # Errors
 /// One line: they are.
-pub fn check_soft(config: &Wanted) -> Result<(), String> {
+pub fn check_soft(config: &Wanted) -> Result<(), IrqchipError> {
     match config.irqchip {
-        Some(Irqchip::Kvm) => {
-            Err("the software engine runs this guest, and KVM has no part in it: use --engine kvm".into())
-        }
+        Some(Irqchip::Kvm) => Err(IrqchipError::Software),
         _ => Ok(()),
     }
 }
@@ -160,11 +193,11 @@ pub fn check_soft(config: &Wanted) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    const NATIVE: fn() -> Result<String, String> = || Ok("fast".into());
+    const NATIVE: fn() -> Result<String, KvmError> = || Ok("fast".into());
 
     // covers: kvm/irqchip-choice
     #[test]
-    fn this_programs_are_taken_unless_kvms_are_wished_for() {
+    fn this_programs_are_taken_unless_kvms_are_asked_for() {
         let base = Wanted::default();
         let none = Backends::default();
         let emulated = none.with(Unit::Pt, Backend::Emulated);
@@ -173,7 +206,7 @@ mod tests {
             monitored: true,
             ..base
         };
-        let slow: fn() -> Result<String, String> = || Err("KVM interprets here".into());
+        let slow: fn() -> Result<String, KvmError> = || Err(KvmError::Interprets { mips: 3 });
         for (config, units, lacks, speed, irqchip, why) in [
             (
                 &base,
@@ -199,12 +232,12 @@ mod tests {
             let choice = choose(config, &units, lacks, speed).unwrap();
             assert_eq!(choice.irqchip, irqchip, "{choice:?}");
             assert!(choice.why.contains(why), "{choice:?}");
-            // A wish for this program's is always met.
-            let wished = Wanted {
+            // This program's can always be had.
+            let asked = Wanted {
                 irqchip: Some(Irqchip::Minivmm),
                 ..*config
             };
-            let choice = choose(&wished, &units, lacks, || panic!("nothing is measured")).unwrap();
+            let choice = choose(&asked, &units, lacks, || panic!("nothing is measured")).unwrap();
             assert_eq!(choice.irqchip, Irqchip::Minivmm);
         }
     }
@@ -232,7 +265,7 @@ mod tests {
             (&gdb, None, "--gdb excludes"),
             (&base, Some("KVM_CAP_PIT2"), "no KVM_CAP_PIT2"),
         ] {
-            let error = choose(config, &counters, lacks, NATIVE).unwrap_err();
+            let error = choose(config, &counters, lacks, NATIVE).unwrap_err().to_string();
             assert!(error.contains(says) && error.lines().count() == 1, "{error}");
         }
         let trace = none.with(Unit::Pt, host);
@@ -248,13 +281,14 @@ mod tests {
         assert!(
             choose(&kvms, &trace, None, NATIVE)
                 .unwrap_err()
+                .to_string()
                 .contains("--pt=host has its interrupts")
         );
     }
 
     // covers: kvm/irqchip-choice
     #[test]
-    fn a_wish_for_kvms_is_met_or_refused_with_the_reason() {
+    fn kvms_are_taken_where_asked_for_or_refused_with_the_reason() {
         let base = Wanted {
             irqchip: Some(Irqchip::Kvm),
             ..Wanted::default()
@@ -275,14 +309,14 @@ mod tests {
             (&gdb, none, None, "--gdb has the guest run"),
             (&base, none, Some("KVM_CAP_IRQCHIP"), "has no KVM_CAP_IRQCHIP"),
         ] {
-            let error = choose(config, &units, lacks, unmeasured).unwrap_err();
+            let error = choose(config, &units, lacks, unmeasured).unwrap_err().to_string();
             assert!(
                 error.contains(says) && error.ends_with("use --irqchip minivmm"),
                 "{error}"
             );
             assert_eq!(error.lines().count(), 1);
         }
-        let error = check_soft(&base).unwrap_err();
+        let error = check_soft(&base).unwrap_err().to_string();
         assert!(error.contains("--engine kvm"), "{error}");
         check_soft(&Wanted::default()).unwrap();
     }

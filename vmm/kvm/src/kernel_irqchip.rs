@@ -43,7 +43,7 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuFd, VmFd};
 use log::warn;
 
-use crate::error::refused;
+use crate::error::{KvmError, refused};
 use crate::host::Host;
 use crate::sys;
 
@@ -81,17 +81,16 @@ pub fn lacks(host: &Host) -> Option<&'static str> {
 ///
 /// # Errors
 /// One line: what KVM refused.
-pub fn create(vm: &VmFd) -> Result<(), String> {
-    let says = |what: &'static str| move |e: kvm_ioctls::Error| refused(what)(e.into());
+pub fn create(vm: &VmFd) -> Result<(), KvmError> {
     vm.set_identity_map_address(IDENTITY_MAP)
-        .map_err(says("KVM_SET_IDENTITY_MAP_ADDR"))?;
-    vm.create_irq_chip().map_err(says("KVM_CREATE_IRQCHIP"))?;
+        .map_err(refused("KVM_SET_IDENTITY_MAP_ADDR"))?;
+    vm.create_irq_chip().map_err(refused("KVM_CREATE_IRQCHIP"))?;
     let pit = kvm_pit_config {
         // With port 61H, through which the third channel is gated and read.
         flags: KVM_PIT_SPEAKER_DUMMY,
         ..Default::default()
     };
-    vm.create_pit2(pit).map_err(says("KVM_CREATE_PIT2"))?;
+    vm.create_pit2(pit).map_err(refused("KVM_CREATE_PIT2"))?;
     sys::lose_ticks(vm).map_err(refused("KVM_REINJECT_CONTROL"))?;
     let entries: Vec<kvm_irq_routing_entry> = routes()
         .into_iter()
@@ -105,8 +104,8 @@ pub fn create(vm: &VmFd) -> Result<(), String> {
             entry
         })
         .collect();
-    let routing = KvmIrqRouting::from_entries(&entries).map_err(|e| format!("KVM_SET_GSI_ROUTING: {e:?}"))?;
-    vm.set_gsi_routing(&routing).map_err(says("KVM_SET_GSI_ROUTING"))
+    let routing = KvmIrqRouting::from_entries(&entries).map_err(|_| KvmError::List("KVM_SET_GSI_ROUTING"))?;
+    vm.set_gsi_routing(&routing).map_err(refused("KVM_SET_GSI_ROUTING"))
 }
 
 /// Which pins the global system interrupts lead to: interrupt, controller, pin. Unlike KVM's own table this one has the interval
@@ -128,13 +127,13 @@ fn routes() -> Vec<(u32, u32, u32)> {
 ///
 /// # Errors
 /// One line: what KVM refused.
-pub fn set_virtual_wire(vcpu: &VcpuFd) -> Result<(), String> {
-    let mut lapic = vcpu.get_lapic().map_err(|e| refused("KVM_GET_LAPIC")(e.into()))?;
+pub fn set_virtual_wire(vcpu: &VcpuFd) -> Result<(), KvmError> {
+    let mut lapic = vcpu.get_lapic().map_err(refused("KVM_GET_LAPIC"))?;
     let svr = register(&lapic, SVR);
     for (offset, value) in [(SVR, svr | 1 << 8), (LINT0, 0x700), (LINT1, 0x400)] {
         set_register(&mut lapic, offset, value);
     }
-    vcpu.set_lapic(&lapic).map_err(|e| refused("KVM_SET_LAPIC")(e.into()))
+    vcpu.set_lapic(&lapic).map_err(refused("KVM_SET_LAPIC"))
 }
 
 pub(crate) fn register(lapic: &kvm_lapic_state, offset: usize) -> u32 {
@@ -155,8 +154,8 @@ pub(crate) fn set_register(lapic: &mut kvm_lapic_state, offset: usize, value: u3
 ///
 /// # Errors
 /// One line: what KVM refused.
-pub fn activity(vcpu: &VcpuFd) -> Result<Activity, String> {
-    let state = vcpu.get_mp_state().map_err(|e| refused("KVM_GET_MP_STATE")(e.into()))?;
+pub fn activity(vcpu: &VcpuFd) -> Result<Activity, KvmError> {
+    let state = vcpu.get_mp_state().map_err(refused("KVM_GET_MP_STATE"))?;
     Ok(match state.mp_state {
         KVM_MP_STATE_RUNNABLE => Activity::Running,
         KVM_MP_STATE_HALTED => Activity::Halted,
@@ -169,14 +168,14 @@ pub fn activity(vcpu: &VcpuFd) -> Result<Activity, String> {
 ///
 /// # Errors
 /// One line: what KVM refused.
-pub fn set_activity(vcpu: &VcpuFd, activity: Activity) -> Result<(), String> {
+pub fn set_activity(vcpu: &VcpuFd, activity: Activity) -> Result<(), KvmError> {
     let mp_state = match activity {
         Activity::Running => KVM_MP_STATE_RUNNABLE,
         Activity::Halted => KVM_MP_STATE_HALTED,
         _ => return Ok(()),
     };
     vcpu.set_mp_state(kvm_mp_state { mp_state })
-        .map_err(|e| refused("KVM_SET_MP_STATE")(e.into()))
+        .map_err(refused("KVM_SET_MP_STATE"))
 }
 
 /// The devices' lines.

@@ -43,6 +43,7 @@ mod view;
 
 pub use clock::HostClock;
 pub use cpus::Cpus;
+pub use error::KvmError;
 pub use host::Host;
 pub use hypervisor::{Hypervisor, Limit};
 pub use inline_emulation::UNTIL_PORTABLE;

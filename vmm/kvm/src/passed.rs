@@ -9,6 +9,7 @@ use kvm_ioctls::VcpuFd;
 use x86::model::CpuModel;
 use x86::msr::*;
 
+use crate::error::KvmError;
 use crate::host_units::Pmu;
 use crate::msrs;
 use crate::units::{Backend, Backends, Unit};
@@ -46,7 +47,7 @@ impl Passed {
     ///
     /// # Errors
     /// One line: what KVM refused.
-    pub fn tell(&self, vcpu: &VcpuFd, model: &CpuModel) -> Result<(), String> {
+    pub fn tell(&self, vcpu: &VcpuFd, model: &CpuModel) -> Result<(), KvmError> {
         let Some(data) = self.told(model) else {
             return Ok(());
         };

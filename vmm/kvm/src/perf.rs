@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use devices::unit::pt::Served;
@@ -22,7 +23,7 @@ use perf_event_open_sys::bindings::{
 use vmm_sys_util::signal::SIGRTMIN;
 use x86::pt::{PtCaps, RtitCtl};
 
-use crate::tracer::{IntelPt, PMU, Taken, Tracer, Traces};
+use crate::tracer::{IntelPt, PMU, PtError, Taken, Tracer, Traces};
 
 /// Sizes of the buffer for packets, in pages: the first that the kernel lets have. Whoever has neither CAP_IPC_LOCK nor a
 /// generous perf_event_mlock_kb gets less.
@@ -44,7 +45,7 @@ impl Perf {
     ///
     /// # Errors
     /// One line: perf has none.
-    pub fn here() -> Result<Self, String> {
+    pub fn here() -> Result<Self, PtError> {
         IntelPt::read(Path::new(PMU)).map(|pmu| Perf { pmu })
     }
 
@@ -52,29 +53,26 @@ impl Perf {
     ///
     /// # Errors
     /// One line: why not.
-    pub fn try_out(&self) -> Result<(), String> {
+    pub fn try_out(&self) -> Result<(), PtError> {
         let ctl = RtitCtl::new().with_os(true).with_user(true).with_branch_en(true);
-        let mut event = Event::open(&self.pmu, ctl, &[]).map_err(|error| why(&error))?;
+        let mut event = Event::open(&self.pmu, ctl, &[]).map_err(why)?;
         let mut bytes = Vec::new();
-        event.stop().map_err(|error| why(&error))?;
+        event.stop().map_err(why)?;
         event.take(&mut bytes);
         match (event.partial, bytes.is_empty()) {
-            (true, _) => Err("the processor does not trace while it runs guests (IA32_VMX_MISC[14] is 0)".into()),
-            (false, true) => Err("perf's intel_pt records nothing".into()),
+            (true, _) => Err(PtError::NotInGuests),
+            (false, true) => Err(PtError::Nothing),
             (false, false) => Ok(()),
         }
     }
 }
 
 /// Why perf refuses an event.
-fn why(error: &io::Error) -> String {
+fn why(error: io::Error) -> PtError {
     match error.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM) => {
-            "perf does not let this user trace the kernel: set kernel.perf_event_paranoid to 1 or less, or give CAP_PERFMON"
-                .into()
-        }
-        Some(libc::EBUSY) => "somebody has the processor's last-branch records, which exclude its Intel PT".into(),
-        _ => format!("perf's intel_pt: {}", machine::plain(error)),
+        Some(libc::EACCES | libc::EPERM) => PtError::Permission,
+        Some(libc::EBUSY) => PtError::LastBranches,
+        _ => PtError::Perf(Arc::new(error)),
     }
 }
 
@@ -315,7 +313,7 @@ mod tests {
             (libc::EBUSY, "last-branch records"),
             (libc::EINVAL, "perf's intel_pt: "),
         ] {
-            let why = why(&io::Error::from_raw_os_error(errno));
+            let why = why(io::Error::from_raw_os_error(errno)).to_string();
             assert!(why.contains(says) && why.lines().count() == 1, "{why}");
         }
     }
@@ -360,11 +358,11 @@ mod tests {
     #[test]
     fn a_host_without_intel_pt_says_so() {
         match Perf::here() {
-            Err(why) => assert!(why.contains("intel_pt"), "{why}"),
+            Err(why) => assert!(why.to_string().contains("intel_pt"), "{why}"),
             // With it: it records, or says why not.
             Ok(perf) => match perf.try_out() {
                 Ok(()) => {}
-                Err(why) => assert_eq!(why.lines().count(), 1, "{why}"),
+                Err(why) => assert_eq!(why.to_string().lines().count(), 1, "{why}"),
             },
         }
     }

@@ -2,11 +2,12 @@
 //!
 //! What is looked at is plain data ([`Seen`]), so that the rules can be tested on hosts that nobody here has.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::fs;
 
 use serde::Serialize;
 
+use crate::error::KvmError;
 use crate::guest_debug::Kinds;
 use crate::host::Host;
 use crate::host_units::{self, Traits};
@@ -26,7 +27,7 @@ pub struct Seen {
     /// The kernel's release.
     pub kernel: String,
     /// /dev/kvm, or why it cannot be used.
-    pub kvm: Result<Kvm, String>,
+    pub kvm: Result<Kvm, KvmError>,
 }
 
 /// What was found of KVM.
@@ -39,11 +40,11 @@ pub struct Kvm {
     /// What decides about the host's counters, PEBS and last-branch records.
     pub pmu: host_units::Pmu,
     /// How fast it is, or that it interprets.
-    pub speed: Result<String, String>,
+    pub speed: Result<String, KvmError>,
     /// The frequency of a guest's time-stamp counter.
     pub tsc_khz: u32,
     /// What KVM_SET_GUEST_DEBUG delivers to a debugger, tried with a small guest; or why that could not be tried.
-    pub guest_debug: Result<Kinds, String>,
+    pub guest_debug: Result<Kinds, KvmError>,
     /// What its own interrupt controllers lack to be taken, if they do.
     pub irqchip_lacks: Option<&'static str>,
     /// Capabilities that this program uses if they are there: name and KVM's answer.
@@ -152,7 +153,7 @@ pub fn rows(seen: &Seen) -> Vec<Row> {
             let row = |unit: &UnitRow| Row {
                 unit: unit.name,
                 kvm: None,
-                why: why.clone(),
+                why: why.to_string(),
             };
             return UNITS.iter().map(row).collect();
         }
@@ -194,7 +195,7 @@ fn why(unit: &UnitRow, kvm: &Kvm, host: &Traits) -> String {
 }
 
 /// What a debugger gets from KVM, and what from handovers.
-fn guest_debug(found: &Result<Kinds, String>) -> String {
+fn guest_debug(found: &Result<Kinds, KvmError>) -> String {
     let kinds = match found {
         Ok(kinds) => kinds,
         Err(why) => return format!("gdb's breakpoints and watchpoints by handover: {why}"),
@@ -230,7 +231,7 @@ pub fn text(seen: &Seen) -> String {
                 false => kvm.modules.join(", "),
             };
             let _ = writeln!(out, "KVM      {modules}");
-            let speed = kvm.speed.as_ref().unwrap_or_else(|why| why);
+            let speed: &dyn Display = kvm.speed.as_ref().map_or_else(|why| why as _, |found| found as _);
             let _ = writeln!(out, "speed    {speed}");
             let _ = writeln!(out, "TSC      {} kHz", kvm.tsc_khz);
             let _ = writeln!(out, "debug    {}", guest_debug(&kvm.guest_debug));
@@ -269,6 +270,7 @@ pub fn json(seen: &Seen) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tracer::PtError;
 
     fn host(vendor: &str, module: &str, pt_mode: Option<&str>) -> Seen {
         Seen {
@@ -283,7 +285,7 @@ mod tests {
                     kvm_intel: module == "kvm_intel",
                     pt_mode: pt_mode.map(str::to_string),
                     ept: None,
-                    perf: Err("perf has no intel_pt here".into()),
+                    perf: Err(PtError::Missing),
                 },
                 pmu: host_units::Pmu {
                     intel: vendor == INTEL,
@@ -381,7 +383,7 @@ mod tests {
         let mut seen = host("GenuineIntel", "kvm_pvm", None);
         seen.nested = true;
         if let Ok(kvm) = &mut seen.kvm {
-            kvm.speed = Err("KVM interprets here, it executes 2 million instructions per second".into());
+            kvm.speed = Err(KvmError::Interprets { mips: 2 });
         }
         let said = text(&seen);
         assert!(
@@ -391,10 +393,11 @@ mod tests {
         assert!(said.contains("itself a guest"));
         assert!(said.contains("--irqchip minivmm: KVM interprets here"), "{said}");
         assert!(row(&rows(&seen), "dr").why.contains("interprets"));
-        for why in ["/dev/kvm is not there", "no permission for /dev/kvm"] {
-            seen.kvm = Err(why.into());
+        for error in [KvmError::Missing, KvmError::Permission] {
+            let why = error.to_string();
+            seen.kvm = Err(error);
             let said = text(&seen);
-            assert!(said.contains(why) && said.contains("--engine auto is soft"), "{said}");
+            assert!(said.contains(&why) && said.contains("--engine auto is soft"), "{said}");
             assert!(rows(&seen).iter().all(|row| row.kvm.is_none() && row.why == why));
         }
     }
@@ -427,7 +430,7 @@ mod tests {
                 Ok(Kinds::default()),
                 "KVM delivers nothing: gdb's breakpoints and watchpoints by handover",
             ),
-            (Err("it failed".to_string()), "by handover: it failed"),
+            (Err(KvmError::NoMsr(0x10)), "by handover: KVM_GET_MSRS: KVM has no 0x10"),
         ] {
             let mut seen = host("GenuineIntel", "kvm_intel", None);
             if let Ok(kvm) = &mut seen.kvm {

@@ -133,6 +133,7 @@ pub fn in_software(requests: &UnitRequests) -> Result<Backends, UnitError> {
 mod tests {
     use super::*;
     use crate::host_units::Pt;
+    use crate::tracer::PtError;
 
     fn host() -> Traits {
         Traits {
@@ -141,7 +142,7 @@ mod tests {
                 kvm_intel: true,
                 pt_mode: None,
                 ept: None,
-                perf: Err("perf has no intel_pt here".into()),
+                perf: Err(PtError::Missing),
             },
             pmu: Pmu {
                 intel: true,

@@ -15,7 +15,7 @@ use x86::debug::Dr6;
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TSC_DEADLINE, IA32_X2APIC_BASE};
 
 use crate::cpus::Cpus;
-use crate::error::refused;
+use crate::error::{KvmError, refused};
 use crate::guest_debug::{self, Hit};
 use crate::host_traced;
 use crate::hypervisor::{Hypervisor, Limit, Processor};
@@ -230,8 +230,8 @@ impl Shared<'_> {
             Reason::Emulation => self.stop(Why::Emulation(index)),
             Reason::Shutdown => self.stop(Why::Shutdown(index)),
             Reason::Failure { reason, detail } => {
-                let text = format!("KVM_RUN: {}", sys::failure(reason, detail));
-                self.stop(Why::Failed(index, text));
+                let exit = KvmError::Exit(sys::failure(reason, detail));
+                self.stop(Why::Failed(index, exit));
             }
             Reason::Refused(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
@@ -407,7 +407,7 @@ impl Hypervisor {
         wake: &EventFd,
         counts: &Counts,
         outside: impl FnOnce(&Shared, &mut dyn Cpus) -> T,
-    ) -> Result<Native<T>, String> {
+    ) -> Result<Native<T>, KvmError> {
         let cpus = (0..soft.count()).filter_map(|cpu| soft.cpu(cpu));
         let (states, retired): (Vec<CpuState>, Vec<u64>) = cpus.map(|cpu| (cpu.state(), cpu.retired())).unzip();
         machine.clock().follow(self.clock.ticks(), soft.steps());

@@ -11,6 +11,7 @@ use kvm_ioctls::VcpuFd;
 use machine::{Machine, exits::Exits};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::error::KvmError;
 use crate::guest_debug::Hit;
 use crate::hypervisor::Hypervisor;
 use crate::sys::lock;
@@ -37,8 +38,8 @@ pub enum Why {
     Limit,
     /// A fault of ours, while the engine executed an instruction of this CPU: what went wrong.
     Defect(usize, String),
-    /// KVM failed with this CPU: its words.
-    Failed(usize, String),
+    /// KVM failed with this CPU.
+    Failed(usize, KvmError),
 }
 
 /// How a run in KVM went.
@@ -153,7 +154,7 @@ pub(crate) struct Local {
 }
 
 /// A CPU's state after its visit to KVM and the event that KVM was in the middle of delivering; or what KVM refused.
-pub(crate) type After = Result<(CpuState, Option<Event>), String>;
+pub(crate) type After = Result<(CpuState, Option<Event>), KvmError>;
 
 /// What is known of CPUs that KVM halts.
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ use engine::CpuState;
 use kvm_ioctls::{SyncReg, VcpuFd};
 use x86::model::CpuModel;
 
-use crate::error::refused;
+use crate::error::{KvmError, refused};
 use crate::vcpu_state::{self, Vcpu};
 use crate::{msrs, sys};
 
@@ -35,10 +35,6 @@ impl std::fmt::Debug for Kept {
     }
 }
 
-fn says(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> String {
-    move |error| refused(what)(error.into())
-}
-
 /// Puts a CPU in KVM into a state. `last`: what KVM held when the CPU left it last, if it has been there. `adjust` has the last
 /// word on what KVM gets.
 ///
@@ -50,14 +46,14 @@ pub fn enter(
     last: Option<Kept>,
     model: &CpuModel,
     adjust: impl FnOnce(&mut Vcpu),
-) -> Result<(), String> {
+) -> Result<(), KvmError> {
     let (mut held, given) = match last {
         Some(kept) => (kept.held, Some(kept.given)),
         None => {
             let mut held = read(vcpu, model)?;
-            held.regs = vcpu.get_regs().map_err(says("KVM_GET_REGS"))?;
-            held.sregs = vcpu.get_sregs().map_err(says("KVM_GET_SREGS"))?;
-            held.events = vcpu.get_vcpu_events().map_err(says("KVM_GET_VCPU_EVENTS"))?;
+            held.regs = vcpu.get_regs().map_err(refused("KVM_GET_REGS"))?;
+            held.sregs = vcpu.get_sregs().map_err(refused("KVM_GET_SREGS"))?;
+            held.events = vcpu.get_vcpu_events().map_err(refused("KVM_GET_VCPU_EVENTS"))?;
             (held, None)
         }
     };
@@ -66,13 +62,13 @@ pub fn enter(
     adjust(&mut held);
     let differs = |same: &dyn Fn(&CpuState) -> bool| !given.as_ref().is_some_and(same);
     if model.features().xsave() && differs(&|given| given.xcr0 == state.xcr0) {
-        vcpu.set_xcrs(&held.xcrs).map_err(says("KVM_SET_XCRS"))?;
+        vcpu.set_xcrs(&held.xcrs).map_err(refused("KVM_SET_XCRS"))?;
     }
     if differs(&|given| (&given.fpu, given.pkru) == (&state.fpu, state.pkru)) {
         sys::set_xsave(vcpu, &held.xsave).map_err(refused("KVM_SET_XSAVE"))?;
     }
     if differs(&|given| given.dr == state.dr) {
-        vcpu.set_debug_regs(&held.debug).map_err(says("KVM_SET_DEBUGREGS"))?;
+        vcpu.set_debug_regs(&held.debug).map_err(refused("KVM_SET_DEBUGREGS"))?;
     }
     if given.is_none() || old != held.msrs {
         let values = held.msrs.iter().copied();
@@ -101,7 +97,7 @@ pub fn want(vcpu: &mut VcpuFd, wanted: bool) {
 ///
 /// # Errors
 /// One line: what KVM refused.
-pub fn leave(vcpu: &VcpuFd, before: &CpuState, model: &CpuModel) -> Result<Left, String> {
+pub fn leave(vcpu: &VcpuFd, before: &CpuState, model: &CpuModel) -> Result<Left, KvmError> {
     let mut held = read(vcpu, model)?;
     let page = vcpu.sync_regs();
     (held.regs, held.sregs, held.events) = (page.regs, page.sregs, page.events);
@@ -134,17 +130,17 @@ pub struct Left {
 }
 
 /// What does not come with KVM_RUN; the rest is empty.
-fn read(vcpu: &VcpuFd, model: &CpuModel) -> Result<Vcpu, String> {
+fn read(vcpu: &VcpuFd, model: &CpuModel) -> Result<Vcpu, KvmError> {
     let list = vcpu_state::msrs(model);
     let values = msrs::read(|list| vcpu.get_msrs(list), &list)?;
     if let Some(missing) = list.get(values.len()) {
-        return Err(format!("KVM_GET_MSRS: KVM has no {missing:#x}"));
+        return Err(KvmError::NoMsr(*missing));
     }
     Ok(Vcpu {
-        debug: vcpu.get_debug_regs().map_err(says("KVM_GET_DEBUGREGS"))?,
-        xsave: vcpu.get_xsave().map_err(says("KVM_GET_XSAVE"))?,
+        debug: vcpu.get_debug_regs().map_err(refused("KVM_GET_DEBUGREGS"))?,
+        xsave: vcpu.get_xsave().map_err(refused("KVM_GET_XSAVE"))?,
         xcrs: match model.features().xsave() {
-            true => vcpu.get_xcrs().map_err(says("KVM_GET_XCRS"))?,
+            true => vcpu.get_xcrs().map_err(refused("KVM_GET_XCRS"))?,
             false => Default::default(),
         },
         msrs: values,

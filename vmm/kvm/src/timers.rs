@@ -8,7 +8,7 @@ use kvm_bindings::{kvm_lapic_state, kvm_pit_channel_state, kvm_pit_state2};
 use kvm_ioctls::{VcpuFd, VmFd};
 use x86::msr::IA32_TSC_DEADLINE;
 
-use crate::error::refused;
+use crate::error::{KvmError, refused};
 use crate::kernel_irqchip::{register, set_register};
 use crate::{msrs, sys};
 
@@ -59,33 +59,33 @@ fn left(lapic: &kvm_lapic_state, deadline: u64) -> Left {
     }
 }
 
-fn lapic(vcpu: &VcpuFd) -> Result<kvm_lapic_state, String> {
-    vcpu.get_lapic().map_err(|e| refused("KVM_GET_LAPIC")(e.into()))
+fn lapic(vcpu: &VcpuFd) -> Result<kvm_lapic_state, KvmError> {
+    vcpu.get_lapic().map_err(refused("KVM_GET_LAPIC"))
 }
 
 /// IA32_TSC_DEADLINE, which is 0 once the time has come.
-fn deadline(vcpu: &VcpuFd) -> Result<u64, String> {
+fn deadline(vcpu: &VcpuFd) -> Result<u64, KvmError> {
     let values = msrs::read(|list| vcpu.get_msrs(list), &[IA32_TSC_DEADLINE])?;
     Ok(values.first().copied().unwrap_or(0))
 }
 
-fn set_deadline(vcpu: &VcpuFd, deadline: u64) -> Result<(), String> {
+fn set_deadline(vcpu: &VcpuFd, deadline: u64) -> Result<(), KvmError> {
     msrs::write(vcpu, &[(IA32_TSC_DEADLINE, deadline)])
 }
 
 /// Has a timer count from here; KVM begins with the current count that it is given.
-fn set_counts(vcpu: &VcpuFd, initial: u32, current: u32) -> Result<(), String> {
+fn set_counts(vcpu: &VcpuFd, initial: u32, current: u32) -> Result<(), KvmError> {
     let mut state = lapic(vcpu)?;
     set_register(&mut state, INITIAL_COUNT, initial);
     set_register(&mut state, CURRENT_COUNT, current);
-    vcpu.set_lapic(&state).map_err(|e| refused("KVM_SET_LAPIC")(e.into()))
+    vcpu.set_lapic(&state).map_err(refused("KVM_SET_LAPIC"))
 }
 
 /// Whether a halted CPU's own timer will interrupt it.
 ///
 /// # Errors
 /// One line: what KVM refused.
-pub fn is_armed(vcpu: &VcpuFd) -> Result<bool, String> {
+pub fn is_armed(vcpu: &VcpuFd) -> Result<bool, KvmError> {
     let state = lapic(vcpu)?;
     Ok(register(&state, LVT_TIMER) & MASKED == 0 && left(&state, deadline(vcpu)?) != Left::Nothing)
 }
@@ -113,7 +113,7 @@ impl Timers {
     ///
     /// # Errors
     /// One line: what KVM refused.
-    pub fn stop<'a>(vm: &VmFd, vcpus: impl Iterator<Item = &'a VcpuFd>) -> Result<Self, String> {
+    pub fn stop<'a>(vm: &VmFd, vcpus: impl Iterator<Item = &'a VcpuFd>) -> Result<Self, KvmError> {
         let stop = |vcpu: &VcpuFd| {
             let left = left(&lapic(vcpu)?, deadline(vcpu)?);
             match left {
@@ -123,13 +123,13 @@ impl Timers {
             }
             Ok(left)
         };
-        let cpus = vcpus.map(stop).collect::<Result<_, String>>()?;
-        let state = vm.get_pit2().map_err(|e| refused("KVM_GET_PIT2")(e.into()))?;
+        let cpus = vcpus.map(stop).collect::<Result<_, KvmError>>()?;
+        let state = vm.get_pit2().map_err(refused("KVM_GET_PIT2"))?;
         let now = sys::monotonic();
         let pit = counts(&state.channels[0], now).then_some((state, now));
         if let Some((mut state, _)) = pit {
             state.channels[0].mode = NO_MODE;
-            vm.set_pit2(&state).map_err(|e| refused("KVM_SET_PIT2")(e.into()))?;
+            vm.set_pit2(&state).map_err(refused("KVM_SET_PIT2"))?;
         }
         Ok(Timers { cpus, pit })
     }
@@ -138,7 +138,7 @@ impl Timers {
     ///
     /// # Errors
     /// One line: what KVM refused.
-    pub fn go_on(&self, cpu: usize, vcpu: &VcpuFd) -> Result<(), String> {
+    pub fn go_on(&self, cpu: usize, vcpu: &VcpuFd) -> Result<(), KvmError> {
         match self.cpus[cpu] {
             Left::Nothing => Ok(()),
             Left::Counts { initial, current } => set_counts(vcpu, initial, current),
@@ -150,14 +150,14 @@ impl Timers {
     ///
     /// # Errors
     /// One line: what KVM refused.
-    pub fn go_on_with_intervals(&self, vm: &VmFd) -> Result<(), String> {
+    pub fn go_on_with_intervals(&self, vm: &VmFd) -> Result<(), KvmError> {
         let Some((mut state, then)) = self.pit else {
             return Ok(());
         };
         for channel in &mut state.channels {
             channel.count_load_time += sys::monotonic() - then;
         }
-        vm.set_pit2(&state).map_err(|e| refused("KVM_SET_PIT2")(e.into()))
+        vm.set_pit2(&state).map_err(refused("KVM_SET_PIT2"))
     }
 }
 

@@ -16,9 +16,13 @@ use std::fmt::Debug;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use devices::unit::pt::Served;
+use serde::{Serialize, Serializer};
 use x86::pt::{PtCaps, RtitCtl};
+
+use crate::error::KvmError;
 
 /// Where perf says what its Intel PT is.
 pub const PMU: &str = "/sys/bus/event_source/devices/intel_pt";
@@ -69,6 +73,51 @@ const BITS: [(&str, u32, Option<&str>); 8] = [
 /// The event's bit that has BranchEn be as asked for, where TraceEn is in the register.
 const PASS_THROUGH: u64 = 1;
 
+/// Why perf's Intel PT cannot record a guest of KVM's. Each is one line.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PtError {
+    /// No such unit.
+    #[error("perf has no intel_pt here: the processor or its hypervisor has no Intel PT for Linux")]
+    Missing,
+    /// An older kernel.
+    #[error("perf's intel_pt is that of a kernel before 4.13")]
+    Old,
+    /// It stops at VM entries.
+    #[error("the processor does not trace while it runs guests (IA32_VMX_MISC[14] is 0)")]
+    NotInGuests,
+    /// It is enabled, and no packet comes.
+    #[error("perf's intel_pt records nothing")]
+    Nothing,
+    /// perf_event_paranoid.
+    #[error(
+        "perf does not let this user trace the kernel: set kernel.perf_event_paranoid to 1 or less, or give CAP_PERFMON"
+    )]
+    Permission,
+    /// The two units exclude each other.
+    #[error("somebody has the processor's last-branch records, which exclude its Intel PT")]
+    LastBranches,
+    /// perf refuses for another reason.
+    #[error("perf's intel_pt: {}", machine::plain(.0))]
+    Perf(Arc<io::Error>),
+    /// KVM, in which it was tried, refuses.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+}
+
+impl Eq for PtError {}
+
+impl PartialEq for PtError {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Serialize for PtError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// perf's Intel PT, as it describes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IntelPt {
@@ -84,7 +133,7 @@ impl IntelPt {
     ///
     /// # Errors
     /// One line: what is missing.
-    pub fn read(folder: &Path) -> Result<Self, String> {
+    pub fn read(folder: &Path) -> Result<Self, PtError> {
         let text = |name: &str| {
             fs::read_to_string(folder.join(name))
                 .ok()
@@ -95,11 +144,10 @@ impl IntelPt {
             u32::from_str_radix(&text, 16).ok()
         };
         let kind = text("type").and_then(|text| text.parse().ok());
-        let kind =
-            kind.ok_or("perf has no intel_pt here: the processor or its hypervisor has no Intel PT for Linux")?;
+        let kind = kind.ok_or(PtError::Missing)?;
         if text("format/pt").as_deref() != Some("config:0") || text("format/noretcomp").as_deref() != Some("config:11")
         {
-            return Err("perf's intel_pt is that of a kernel before 4.13".into());
+            return Err(PtError::Old);
         }
         let mut bits = 0u64;
         for (name, bit, needs) in BITS {
@@ -200,7 +248,7 @@ mod tests {
         folder
     }
 
-    fn read(changes: &[(&str, &str)]) -> Result<IntelPt, String> {
+    fn read(changes: &[(&str, &str)]) -> Result<IntelPt, PtError> {
         let folder = folder(changes);
         let read = IntelPt::read(&folder);
         fs::remove_dir_all(folder).unwrap();
@@ -259,9 +307,9 @@ mod tests {
     // covers: host-units/pt-perf
     #[test]
     fn a_perf_without_it_is_told() {
-        let error = IntelPt::read(Path::new("/nonexistent")).unwrap_err();
+        let error = IntelPt::read(Path::new("/nonexistent")).unwrap_err().to_string();
         assert!(error.contains("no intel_pt"), "{error}");
-        let error = read(&[("format/pt", "")]).unwrap_err();
+        let error = read(&[("format/pt", "")]).unwrap_err().to_string();
         assert!(error.contains("before 4.13"), "{error}");
     }
 

@@ -6,7 +6,7 @@ use kvm::{
     Host, Hypervisor, Passed,
     host_units::Traits,
     irqchip::{self, Irqchip},
-    resolve::{self, UnitError},
+    resolve,
     tracer::Traces,
     units::{Backend, Backends, Unit, UnitRequest},
 };
@@ -19,12 +19,10 @@ use crate::{
     error::Error,
 };
 
-fn refused(reason: String) -> Error {
-    Error::Engine {
-        option: "--engine kvm".into(),
-        reason,
-    }
-}
+/// The option that asks for KVM.
+const KVM: &str = "--engine kvm";
+/// The option that asks for KVM's interrupt controllers.
+const IRQCHIP_KVM: &str = "--irqchip kvm";
 
 /// The CPUs of a machine in KVM, of a model that [`model`] gave.
 pub(super) fn hypervisor(
@@ -38,7 +36,7 @@ pub(super) fn hypervisor(
     let passed = Passed::of(&Traits::of(host).pmu, &units);
     let count = config.cpus.max(1).into();
     let mut hypervisor =
-        Hypervisor::new(host, config.model, memory, count, watches, irqchip, &passed).map_err(refused)?;
+        Hypervisor::new(host, config.model, memory, count, watches, irqchip, &passed).map_err(Error::option(KVM))?;
     if let Some(traces) = traces(config, host, &units)? {
         hypervisor.trace_with(traces);
     }
@@ -47,7 +45,7 @@ pub(super) fn hypervisor(
 
 /// Whether the software engine can have the interrupt controllers that are wanted.
 pub(super) fn check_soft(config: &MachineConfig) -> Result<(), Error> {
-    irqchip::check_soft(&wanted(config)).map_err(irqchip_refused)
+    irqchip::check_soft(&asked(config)).map_err(Error::option(IRQCHIP_KVM))
 }
 
 /// Which backend provides each unit of a machine on KVM.
@@ -57,13 +55,12 @@ fn units(config: &MachineConfig, host: &Host) -> Result<Backends, Error> {
         // Whose recording it is does not matter.
         (traits.pt.intel, traits.pt.kvm_intel, traits.pt.pt_mode, traits.pt.ept) = (true, true, None, None);
     }
-    let refused = |why: UnitError| Error::Usage(why.to_string());
-    let units = resolve::on_kvm(&traits, &config.units).map_err(refused)?;
+    let units = resolve::on_kvm(&traits, &config.units)?;
     if units[Unit::Pt] == Backend::Host && !config.experimental {
         let why = "it is experimental, and has run on no hardware yet: say --experimental, too";
         return Err(Error::Usage(format!("--pt=host: {why}")));
     }
-    resolve::check_model(&traits.pmu, config.model, &units).map_err(refused)?;
+    resolve::check_model(&traits.pmu, config.model, &units)?;
     Ok(units)
 }
 
@@ -71,42 +68,31 @@ fn units(config: &MachineConfig, host: &Host) -> Result<Backends, Error> {
 fn traces(config: &MachineConfig, host: &Host, units: &Backends) -> Result<Option<Arc<dyn Traces>>, Error> {
     match (units[Unit::Pt], &config.host_trace) {
         (Backend::Host, Some(traces)) => Ok(Some(Arc::clone(traces))),
-        (Backend::Host, None) => {
-            let refused = |why| Error::Usage(format!("--pt=host: {why}"));
-            host.tries_pt().map(Some).map_err(refused)
-        }
+        (Backend::Host, None) => host.tries_pt().map(Some).map_err(Error::option("--pt=host")),
         _ => Ok(None),
     }
 }
 
 /// The configuration's model as the software engine has it: without the units that are not wanted.
 pub(super) fn soft_model(config: &MachineConfig) -> Result<&'static CpuModel, Error> {
-    let units = resolve::in_software(&config.units).map_err(|why| Error::Usage(why.to_string()))?;
+    let units = resolve::in_software(&config.units)?;
     if units.each().all(|(_, backend)| backend != Backend::Absent) {
         return Ok(config.model);
     }
-    kvm::cpuid::narrow(config.model, None, &units, None, None).map_err(Error::Usage)
+    kvm::cpuid::narrow(config.model, None, &units, None, None).map_err(Error::option("--cpu-model"))
 }
 
 /// Whose interrupt controllers a machine on this host's KVM has.
 pub(super) fn irqchip(config: &MachineConfig, host: &Host) -> Result<Irqchip, Error> {
     let choice = irqchip::choose(
-        &wanted(config),
+        &asked(config),
         &units(config, host)?,
         kvm::kernel_irqchip::lacks(host),
         || host.virtualizes(),
     );
-    let choice = choice.map_err(irqchip_refused)?;
+    let choice = choice.map_err(Error::option(IRQCHIP_KVM))?;
     info!("--irqchip {}: {}", choice.irqchip.name(), choice.why);
     Ok(choice.irqchip)
-}
-
-/// A wish for interrupt controllers cannot be met.
-pub(super) fn irqchip_refused(reason: String) -> Error {
-    Error::Engine {
-        option: "--irqchip kvm".into(),
-        reason,
-    }
 }
 
 /// The configuration's model as a guest on this host's KVM sees it.
@@ -124,7 +110,8 @@ pub(super) fn model(config: &MachineConfig, host: &Host, irqchip: Irqchip) -> Re
     }
     let model = {
         let pmu = Traits::of(host).pmu;
-        kvm::cpuid::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz), Some(&pmu)).map_err(refused)?
+        kvm::cpuid::narrow(config.model, Some(&supported), &units, Some(host.tsc_khz), Some(&pmu))
+            .map_err(Error::option(KVM))?
     };
     if irqchip == Irqchip::Minivmm {
         return Ok(model);
@@ -164,7 +151,7 @@ pub(super) fn wants_ours(config: &MachineConfig) -> Option<&'static str> {
 }
 
 /// What of a configuration decides whose interrupt controllers a machine on KVM has.
-pub(super) fn wanted(config: &MachineConfig) -> irqchip::Wanted {
+pub(super) fn asked(config: &MachineConfig) -> irqchip::Wanted {
     irqchip::Wanted {
         irqchip: config.irqchip,
         debugged: config.gdb.is_some(),
@@ -174,26 +161,30 @@ pub(super) fn wanted(config: &MachineConfig) -> irqchip::Wanted {
 
 /// `--engine`: KVM, opened, or the software engine.
 pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
-    let refused = |reason: String| Error::Engine {
-        option: "--engine kvm".into(),
-        reason,
-    };
     let only_soft = needs_soft(config);
     match (config.engine, only_soft) {
         (EngineChoice::Soft, _) => Ok(None),
         (EngineChoice::Kvm, Some((option, does))) => {
-            Err(refused(format!("{option} {does}: leave it out, or use --engine soft")))
+            let reason = format!("{option} {does}: leave it out, or use --engine soft");
+            Err(Error::Engine {
+                option: KVM.into(),
+                reason,
+            })
         }
-        (EngineChoice::Kvm, None) => Host::open().map(Some).map_err(refused),
+        (EngineChoice::Kvm, None) => Host::open().map(Some).map_err(Error::option(KVM)),
         (EngineChoice::Auto, Some((option, does))) => {
             info!("--engine auto: the software engine, since {option} {does}");
             Ok(None)
         }
         (EngineChoice::Auto, None) => {
-            let chosen = wants_ours(config)
-                .map_or(Ok(()), |why| Err(why.to_string()))
-                .and_then(|()| Host::open())
-                .and_then(|host| host.virtualizes().map(|why| (host, why)));
+            let chosen = wants_ours(config).map_or_else(
+                || {
+                    let host = Host::open().map_err(|why| why.to_string())?;
+                    let why = host.virtualizes().map_err(|why| why.to_string())?;
+                    Ok((host, why))
+                },
+                |why| Err(why.to_string()),
+            );
             match chosen {
                 Ok((host, why)) => {
                     info!("--engine auto: KVM: {why}");

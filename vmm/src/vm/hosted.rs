@@ -57,7 +57,7 @@ impl Vm {
         let stood = hosted.hypervisor.stop_timers();
         let reason = match (&reason, stood) {
             (Ok(StopReason::Ended(End::Kvm(_))) | Err(_), _) | (_, Ok(())) => reason,
-            (_, Err(what)) => Ok(StopReason::Ended(End::Kvm(what))),
+            (_, Err(what)) => Ok(StopReason::Ended(End::Kvm(what.to_string()))),
         };
         self.hosted = Some(hosted);
         reason

@@ -8,6 +8,7 @@
 mod alderlake;
 mod broadwell;
 mod core2;
+mod error;
 mod haswell;
 mod icelake_server;
 pub mod msrs;
@@ -25,6 +26,7 @@ mod westmere;
 pub use alderlake::ALDERLAKE;
 pub use broadwell::BROADWELL;
 pub use core2::CORE2;
+pub use error::{LeafError, ModelError};
 pub use haswell::HASWELL;
 pub use icelake_server::ICELAKE_SERVER;
 pub use netburst::NETBURST;

@@ -3,10 +3,10 @@
 mod clock;
 
 use alloc::boxed::Box;
-use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
+use super::error::{LeafError, ModelError};
 use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, msrs, policy};
 use crate::cpuid::{Feature, Features};
 use crate::msr::*;
@@ -135,12 +135,9 @@ impl OwnedModel {
     ///
     /// # Errors
     /// A register that a part of the machine holds itself.
-    pub fn set_msr(&mut self, row: MsrRow) -> Result<(), String> {
+    pub fn set_msr(&mut self, row: MsrRow) -> Result<(), ModelError> {
         if held_elsewhere(row.msr) {
-            return Err(format!(
-                "MSR {:X}H is not a plain one: the machine itself holds it",
-                row.msr
-            ));
+            return Err(ModelError::HeldElsewhere(row.msr));
         }
         match self.msrs.binary_search_by_key(&row.msr, |r| r.msr) {
             Ok(at) => self.msrs[at] = row,
@@ -165,25 +162,20 @@ impl OwnedModel {
     /// # Errors
     /// One line: a word that is no toggle, an unknown feature, one that the engine does not execute, one that the part has
     /// no leaf for, or one switched both ways.
-    pub fn toggle(&mut self, toggles: &str) -> Result<(), String> {
+    pub fn toggle(&mut self, toggles: &str) -> Result<(), ModelError> {
         let part = Features::of(&self.silicon);
         let (mut on, mut off) = (Features::NONE, Features::NONE);
         for toggle in toggles.split(',') {
             let (want, name) = match (toggle.strip_prefix('+'), toggle.strip_prefix('-')) {
                 (Some(name), _) => (true, name),
                 (_, Some(name)) => (false, name),
-                _ => {
-                    return Err(format!(
-                        "`{}` is no toggle: write +feature or -feature",
-                        printable(toggle)
-                    ));
-                }
+                _ => return Err(ModelError::NoToggle(printable(toggle))),
             };
             let Some(feature) = feature_named(name) else {
-                return Err(format!("unknown feature `{}`", printable(name)));
+                return Err(ModelError::UnknownFeature(printable(name)));
             };
             if feature == Feature::Apic {
-                return Err("apic is the machine's interrupt controller and cannot be switched".into());
+                return Err(ModelError::Apic);
             }
             if want {
                 on = on.with(feature);
@@ -193,7 +185,7 @@ impl OwnedModel {
             }
         }
         if let Some(both) = on.and(off).iter().next() {
-            return Err(format!("{} is switched both on and off", both.flag()));
+            return Err(ModelError::BothWays(both));
         }
         let shown = policy::shown(part);
         // Until nothing more goes: there are chains.
@@ -215,10 +207,10 @@ impl OwnedModel {
         Ok(())
     }
 
-    fn may_show(&self, feature: Feature, part: Features) -> Result<(), String> {
+    fn may_show(&self, feature: Feature, part: Features) -> Result<(), ModelError> {
         if !policy::executes(feature) {
             let why = policy::why_hidden(feature).unwrap_or("not modelled");
-            return Err(format!("{}: the engine does not have it ({why})", feature.flag()));
+            return Err(ModelError::NotExecuted { feature, why });
         }
         let place = feature.place();
         let highest = |first: u32| self.part_row(first, 0).map_or(0, |row| row.regs[0]);
@@ -227,12 +219,11 @@ impl OwnedModel {
         if part.has(feature) || listed {
             Ok(())
         } else {
-            Err(format!(
-                "{}: {} has no CPUID leaf {:X}H to show it in",
-                feature.flag(),
-                self.name,
-                place.leaf
-            ))
+            Err(ModelError::NoLeaf {
+                feature,
+                model: self.name.clone(),
+                leaf: place.leaf,
+            })
         }
     }
 
@@ -255,19 +246,15 @@ impl OwnedModel {
     /// # Errors
     /// One line: features that contradict each other, leaves that do not fit together, registers that would not accept
     /// their own values.
-    pub fn build(self) -> Result<&'static CpuModel, String> {
+    pub fn build(self) -> Result<&'static CpuModel, ModelError> {
         let features = policy::shown(Features::of(&self.silicon))
             .or(self.added)
             .minus(self.removed);
         let wrong = policy::contradictions(features);
         if !wrong.is_empty() {
-            let pairs: Vec<String> = wrong
-                .iter()
-                .map(|(f, needed)| format!("{} needs {}", f.flag(), needed.flag()))
-                .collect();
-            return Err(pairs.join("; "));
+            return Err(ModelError::Contradiction(wrong));
         }
-        self.check_leaves()?;
+        self.check_leaves().map_err(ModelError::Leaf)?;
         let signature = self.part_row(1, 0).map_or(0, |row| row.regs[0]);
         let (silicon, mut cpuid) = (self.silicon.clone(), self.silicon);
         let at = cpuid.partition_point(|row| row.leaf < policy::HYPERVISOR.leaf);
@@ -296,13 +283,10 @@ impl OwnedModel {
         }
         check_registers(&registers, features)?;
         if !(1_000..=10_000_000).contains(&self.tsc_khz) {
-            return Err(format!("tsc_khz is {}, not between 1000 and 10000000", self.tsc_khz));
+            return Err(ModelError::TscKhz(self.tsc_khz));
         }
         if !(1_000..=self.tsc_khz).contains(&self.apic_timer_khz) {
-            return Err(format!(
-                "apic_timer_khz is {}, not between 1000 and tsc_khz",
-                self.apic_timer_khz
-            ));
+            return Err(ModelError::ApicTimerKhz(self.apic_timer_khz));
         }
         let silicon: &'static [CpuidRow] = silicon.leak();
         Ok(Box::leak(Box::new(CpuModel {
@@ -330,30 +314,28 @@ impl OwnedModel {
         })))
     }
 
-    fn check_leaves(&self) -> Result<(), String> {
+    fn check_leaves(&self) -> Result<(), LeafError> {
         let highest = self.part_row(0, 0).map_or(0, |row| row.regs[0]);
         if highest == 0 || highest > 0xFFFF || self.part_row(1, 0).is_none() {
-            return Err("CPUID leaf 0 must name a highest leaf, and there must be a leaf 1".into());
+            return Err(LeafError::First);
         }
         for row in &self.silicon {
             let first = row.leaf & 0x8000_0000;
             if row.leaf & 0x4000_0000 != 0 || row.leaf & 0xFFFF != row.leaf & 0x3FFF_FFFF {
-                return Err(format!(
-                    "CPUID leaf {:X}H is neither a basic nor an extended one",
-                    row.leaf
-                ));
+                return Err(LeafError::Range(row.leaf));
             }
             let highest = self.part_row(first, 0).map_or(0, |row| row.regs[0]);
             if row.leaf > highest {
-                return Err(format!("CPUID leaf {:X}H is above the highest, {highest:X}H", row.leaf));
+                return Err(LeafError::AboveHighest {
+                    leaf: row.leaf,
+                    highest,
+                });
             }
         }
         if let Some(widths) = self.part_row(0x8000_0008, 0) {
             let (physical, linear) = (widths.regs[0] & 0xFF, widths.regs[0] >> 8 & 0xFF);
             if !(32..=52).contains(&physical) || !matches!(linear, 32 | 48 | 57) {
-                return Err(format!(
-                    "CPUID leaf 80000008H: {physical} physical and {linear} linear address bits"
-                ));
+                return Err(LeafError::Widths { physical, linear });
             }
         }
         for row in self
@@ -363,21 +345,22 @@ impl OwnedModel {
         {
             let [size, offset, ..] = row.regs;
             if size > 0x1_0000 || offset > 0x1_0000 {
-                return Err("CPUID leaf 0DH: a component beyond 64 KiB".into());
+                return Err(LeafError::Component);
             }
         }
         Ok(())
     }
 }
 
-fn check_registers(rows: &[MsrRow], features: Features) -> Result<(), String> {
+fn check_registers(rows: &[MsrRow], features: Features) -> Result<(), ModelError> {
     for row in rows {
         let accepts = row.check == super::Check::ReadOnly || row.write(row.reset, row.reset).is_ok();
         if !accepts {
-            return Err(format!(
-                "MSR {:X}H ({}) would refuse its own value {:X}H",
-                row.msr, row.name, row.reset
-            ));
+            return Err(ModelError::OwnValue {
+                msr: row.msr,
+                name: row.name,
+                value: row.reset,
+            });
         }
     }
     let value = |msr: u32| rows.iter().find(|row| row.msr == msr).map_or(0, |row| row.reset & 0xFF);
@@ -385,16 +368,12 @@ fn check_registers(rows: &[MsrRow], features: Features) -> Result<(), String> {
     if features.mtrr() {
         let pairs = value(IA32_MTRRCAP);
         if pairs > 16 || !(0..2 * pairs).all(|i| has(u64::from(IA32_MTRR_PHYSBASE0) + i)) {
-            return Err(format!(
-                "IA32_MTRRCAP counts {pairs} variable ranges, and not all of them have registers"
-            ));
+            return Err(ModelError::Mtrrs(pairs));
         }
     }
     let banks = value(IA32_MCG_CAP);
     if banks > 32 || !(0..banks).all(|i| (0..4).all(|r| has(u64::from(IA32_MC0_CTL) + 4 * i + r))) {
-        return Err(format!(
-            "IA32_MCG_CAP counts {banks} banks, and not all of them have registers"
-        ));
+        return Err(ModelError::Banks(banks));
     }
     Ok(())
 }
@@ -409,7 +388,7 @@ impl CpuModel {
     ///
     /// # Errors
     /// One line that says what is unknown, missing or contradictory.
-    pub fn with_toggles(&self, toggles: &str) -> Result<&'static CpuModel, String> {
+    pub fn with_toggles(&self, toggles: &str) -> Result<&'static CpuModel, ModelError> {
         let mut owned = OwnedModel::from(self);
         owned.toggle(toggles)?;
         owned.build()

@@ -9,12 +9,9 @@
 //! The crystal, which drives the APIC timer, stays as it is; the ratio to it changes. Systems multiply crystal and EBX in 32
 //! bits of kHz (Linux's `native_calibrate_tsc`), so a frequency whose ratio needs more is refused: they would compute another.
 
-use super::{CpuModel, OwnedModel};
+use super::{CpuModel, ModelError, OwnedModel};
 use crate::model::CpuidRow;
 use crate::msr::MSR_PLATFORM_INFO;
-
-use alloc::format;
-use alloc::string::String;
 
 /// The bus clock that leaf 16H names, in kHz.
 const BUS_KHZ: u32 = 100_000;
@@ -24,24 +21,24 @@ impl OwnedModel {
     ///
     /// # Errors
     /// One line: slower than the APIC timer, faster than 10 GHz, or not to be said in leaf 15H.
-    pub fn set_tsc_khz(&mut self, khz: u32) -> Result<(), String> {
+    pub fn set_tsc_khz(&mut self, khz: u32) -> Result<(), ModelError> {
         let crystal = self.apic_timer_khz;
         if !(crystal..=10_000_000).contains(&khz) {
-            return Err(format!(
-                "{} takes {crystal} (its APIC timer's clock) to 10000000",
-                self.name
-            ));
+            return Err(ModelError::TscRange {
+                model: self.name.clone(),
+                least: crystal,
+            });
         }
         let ratio = self.part_row(0x15, 0).copied().filter(|row| row.regs[1] != 0);
         if let Some(row) = ratio {
             let part = greatest_common_divisor(khz, crystal);
             let (numerator, denominator) = (khz / part, crystal / part);
             if crystal.checked_mul(numerator).is_none() {
-                return Err(format!(
-                    "{} tells guests a ratio to its crystal of {crystal} kHz, and they compute in 32 bits: give a multiple of 100, as {}",
-                    self.name,
-                    khz.next_multiple_of(100).min(10_000_000)
-                ));
+                return Err(ModelError::TscRatio {
+                    model: self.name.clone(),
+                    crystal,
+                    near: khz.next_multiple_of(100).min(10_000_000),
+                });
             }
             // With the crystal's frequency in ECX nobody has to guess it from leaf 16H, which is rounded.
             let regs = [denominator, numerator, crystal * 1000, 0];
@@ -73,8 +70,8 @@ impl OwnedModel {
     ///
     /// # Errors
     /// One line: the time-stamp counter is slower, or the ratio would be off by more than 50 parts in a million.
-    pub fn set_apic_timer_khz(&mut self, khz: u32) -> Result<(), String> {
-        let refused = |why: &str| Err(format!("an APIC timer of {khz} kHz: {why}"));
+    pub fn set_apic_timer_khz(&mut self, khz: u32) -> Result<(), ModelError> {
+        let refused = |why| Err(ModelError::ApicTimer { khz, why });
         if khz > self.tsc_khz {
             return refused("the time-stamp counter is slower");
         }
@@ -101,7 +98,7 @@ impl CpuModel {
     ///
     /// # Errors
     /// One line that says why it cannot be.
-    pub fn with_tsc_khz(&'static self, khz: u32) -> Result<&'static CpuModel, String> {
+    pub fn with_tsc_khz(&'static self, khz: u32) -> Result<&'static CpuModel, ModelError> {
         if khz == self.tsc_khz {
             return Ok(self);
         }
@@ -114,7 +111,7 @@ impl CpuModel {
     ///
     /// # Errors
     /// One line that says why it cannot be.
-    pub fn with_apic_timer_khz(&'static self, khz: u32) -> Result<&'static CpuModel, String> {
+    pub fn with_apic_timer_khz(&'static self, khz: u32) -> Result<&'static CpuModel, ModelError> {
         let mut owned = OwnedModel::from(self);
         owned.set_apic_timer_khz(khz)?;
         owned.build()
