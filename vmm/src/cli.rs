@@ -316,7 +316,16 @@ pub fn models() -> String {
         .iter()
         .map(|m| format!("{:width$}  {}\n", m.name, m.description))
         .collect();
-    list + "\nNo model shows AVX-512 or AMX, and transactions only with +rtm; `minivmm models NAME` says what else of a part is hidden, and why.\n"
+    let servers: Vec<_> = MODELS
+        .iter()
+        .filter(|m| model::dispatched_by_family(m))
+        .map(|m| m.name)
+        .collect();
+    let note = model::dispatch_note(&servers.join(", "), "show");
+    format!(
+        "{list}\nNo model shows AVX-512 or AMX, and transactions only with +rtm; `minivmm models NAME` says what else of a part is \
+         hidden, and why.\n{note}\n"
+    )
 }
 
 #[cfg(test)]
@@ -377,7 +386,12 @@ mod tests {
         assert_eq!(with(&["--cpu-model", "westmere"]).model.name, "westmere");
         assert_eq!(with(&["--cpu", "westmere"]).model.name, "westmere");
         assert_eq!(with(&[]).model.name, "westmere");
-        assert_eq!(with(&["--pt"]).model.name, "sapphirerapids");
+        let chosen = with(&["--pt"]).model;
+        assert_eq!(chosen.name, "alderlake");
+        assert!(
+            !chosen.part_features().avx512f(),
+            "programs that choose code by family and model run"
+        );
         assert_eq!(with(&["--pt", "--cpu-model", "broadwell"]).model.name, "broadwell");
         for (name, choice) in [
             ("auto", EngineChoice::Auto),
@@ -526,7 +540,15 @@ mod tests {
     #[test]
     fn models_lists_every_model_on_a_line_of_its_own() {
         let text = run(&["models"]).unwrap_err();
-        let hidden = text.lines().last().unwrap();
+        let note = text.lines().last().unwrap();
+        for words in [
+            "skylake-server, icelake-server, sapphirerapids",
+            "family and model",
+            "#UD",
+        ] {
+            assert!(note.contains(words), "{note}");
+        }
+        let hidden = text.lines().rev().nth(1).unwrap();
         for feature in ["AVX-512", "AMX", "transactions"] {
             assert!(hidden.contains(feature), "{hidden}");
         }

@@ -27,9 +27,9 @@ const LONGEST: u64 = 1 << 20;
 
 /// The model of a run that asks for none.
 pub const DEFAULT: &str = "westmere";
-/// The model of a run that asks for none, but for Intel PT: of those that have it the one whose other units are the newest,
-/// too.
-pub const DEFAULT_WITH_PT: &str = "sapphirerapids";
+/// The model of a run that asks for none, but for Intel PT: of those that have it and whose parts have no AVX-512 the one whose
+/// other units are the newest, too ([`dispatched_by_family`]).
+pub const DEFAULT_WITH_PT: &str = "alderlake";
 
 /// The model that `--cpu-model` and `--pt` ask for.
 ///
@@ -366,6 +366,20 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
     }
 }
 
+/// Whether the family and model of a row are those of a part with AVX-512, which the row hides: programs that choose code by these
+/// two alone take what the model does not execute.
+pub fn dispatched_by_family(model: &CpuModel) -> bool {
+    model.part_features().avx512f() && !model.features().avx512f()
+}
+
+/// What such programs meet, for the models named.
+pub fn dispatch_note(names: &str, verb: &str) -> String {
+    format!(
+        "{names} {verb} the family and model of a part with AVX-512, but not AVX-512: programs that choose code by family and model alone \
+         (GCC's target_clones(\"arch=skylake-avx512\")) get #UD; those that ask CPUID for the feature run."
+    )
+}
+
 /// What a model shows and hides, and why, for `minivmm models NAME`.
 pub fn details(model: &CpuModel) -> String {
     let mut text = format!("{}  {}\n", model.name, model.description);
@@ -407,6 +421,9 @@ pub fn details(model: &CpuModel) -> String {
             .filter(|&f| why(f) == reason)
             .fold(Features::NONE, Features::with);
         line(&format!("hides ({reason})"), &names(of_it));
+    }
+    if dispatched_by_family(model) {
+        line("dispatch", &dispatch_note("this model", "shows"));
     }
     for d in model.differences().iter().filter(|d| d.feature.is_none()) {
         let register = match d.register {
@@ -565,6 +582,9 @@ mod tests {
             let text = details(model);
             let hidden = model.part_features().minus(model.features());
             assert!(hidden.iter().all(|f| text.contains(f.flag())), "{}", model.name);
+            let server = ["skylake-server", "icelake-server", "sapphirerapids"].contains(&model.name);
+            let note = text.lines().find(|line| line.starts_with("  dispatch: "));
+            assert_eq!(note.is_some_and(|note| note.contains("#UD")), server, "{}", model.name);
             assert!(
                 !text.contains("unexplained") && !text.contains("(hidden)"),
                 "{}",

@@ -404,7 +404,8 @@ pub fn abort_record(from: u64, step: u64, rip: u64, code: Context) -> BranchReco
         length: 0,
         from_cpl: code.cpl,
         to_cpl: code.cpl,
-        reserved: 0,
+        loads_cr3: false,
+        reserved: [0; 3],
     }
 }
 

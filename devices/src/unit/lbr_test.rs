@@ -779,7 +779,8 @@ fn no_writes_and_no_branches_upset_the_stack() {
                             length: random.next() as u8,
                             from_cpl: random.next() as u8,
                             to_cpl: random.next() as u8,
-                            reserved: 0,
+                            loads_cr3: false,
+                            reserved: [0; 3],
                         })
                         .collect();
                     unit.branches(&records, gate, code);

@@ -127,8 +127,10 @@ pub struct BranchRecord {
     pub from_cpl: u8,
     /// CPL at the target.
     pub to_cpl: u8,
+    /// It is a task switch that loaded CR3, whether the value differs or not.
+    pub loads_cr3: bool,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: [u8; 3],
 }
 
 const _: () = assert!(size_of::<BranchRecord>() == 32, "a record is half a cache line");
@@ -304,7 +306,7 @@ pub struct EventRecord {
 /// A word of `state`: something that filters or packets need has changed. [`Processor::context`] is already the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// MOV to CR3 (or a task switch that loaded it), whether the value differs or not.
+    /// MOV to CR3, whether the value differs or not. A task switch says it by its branch: [`BranchRecord::loads_cr3`].
     Cr3,
     /// CR0, CR4 or EFER moved in a way that changes the context, without a far transfer.
     Mode,
@@ -663,7 +665,8 @@ mod tests {
             (offset_of!(BranchRecord, length), 25, "length"),
             (offset_of!(BranchRecord, from_cpl), 26, "from_cpl"),
             (offset_of!(BranchRecord, to_cpl), 27, "to_cpl"),
-            (offset_of!(BranchRecord, reserved), 28, "reserved"),
+            (offset_of!(BranchRecord, loads_cr3), 28, "loads_cr3"),
+            (offset_of!(BranchRecord, reserved), 29, "reserved"),
         ] {
             assert_eq!(offset, expected, "{field}");
         }

@@ -175,7 +175,8 @@ pub fn branches(bytes: &[u8]) {
                         length: argument,
                         from_cpl: argument & 3,
                         to_cpl: argument >> 2 & 3,
-                        reserved: 0,
+                        loads_cr3: false,
+                        reserved: [0; 3],
                     })
                     .collect();
                 assert!(bts.room(area.base(), &mut memory) >= 1);

@@ -91,6 +91,8 @@ pub struct Verdict {
     pub differ: Option<u64>,
     /// The end was heard.
     pub ended: bool,
+    /// The packets, where they are kept.
+    pub kept: Vec<u8>,
     /// Instructions, branches among them, and those taken with interrupts and exceptions.
     pub instructions: u64,
     pub branches: u64,
@@ -116,6 +118,8 @@ pub struct Judge {
     ranges: Vec<Range>,
     /// libipt is asked, too.
     asks_libipt: bool,
+    /// The verdict has the packets.
+    keeps: bool,
     found: Verdict,
     verdict: Arc<Mutex<Verdict>>,
     code: Code,
@@ -171,6 +175,7 @@ impl Judge {
                 End::Halt => Vec::new(),
             },
             asks_libipt: true,
+            keeps: false,
             found: Verdict::default(),
             verdict: verdict.clone(),
             decoder: Decoder::new(Shared(code.pages.clone()), Timing::default()),
@@ -200,6 +205,11 @@ impl Judge {
         self.observer.filter(*range.start(), *range.end());
         self.log.only = Some(range);
         self.asks_libipt = asks_libipt;
+    }
+
+    /// Keeps the packets for the verdict.
+    pub fn keep_packets(&mut self) {
+        self.keeps = true;
     }
 
     fn has(&self, unit: Unit) -> bool {
@@ -407,6 +417,9 @@ impl Judge {
             self.cr3 = cpu.context().cr3;
             self.found.packets += len as u64;
             self.found.chunks += 1;
+            if self.keeps {
+                self.found.kept.extend_from_slice(&packets[..len]);
+            }
         }
         packets.drain(..len);
         self.packets = packets;

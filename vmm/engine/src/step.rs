@@ -347,7 +347,10 @@ impl Engine {
                     let record = origin.record(cpu, event);
                     cpu.say(|watch, view| watch.event(&record, view))
                 }
-                None => cpu.say(|watch, view| watch.state(Change::Shutdown, view)),
+                None => {
+                    cpu.watched.loads_cr3 = false;
+                    cpu.say(|watch, view| watch.state(Change::Shutdown, view))
+                }
             };
         }
         for access in core::mem::take(&mut cpu.watched.implicit) {

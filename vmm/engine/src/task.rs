@@ -316,7 +316,7 @@ impl Cpu {
 
         if wide && self.cr0.pg() {
             self.cr3 = cr3;
-            self.change(x86::seam::Change::Cr3);
+            self.watched.loads_cr3 = self.watched.tell;
             self.tlb.flush_pcid(0);
             if self.cr4.pae() {
                 self.check_pdptes(cr3)?;

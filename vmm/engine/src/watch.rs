@@ -46,6 +46,8 @@ pub(crate) struct Watched {
     pub far: Option<BranchRecord>,
     pub event: Option<EventRecord>,
     pub changes: Vec<Change>,
+    /// A task switch has loaded CR3, which its branch or event has to say.
+    pub loads_cr3: bool,
     pub accesses: Vec<Access>,
     /// Accesses to watched ranges that the processor has made for itself.
     pub implicit: Vec<Access>,
@@ -84,6 +86,7 @@ impl Watched {
             far: None,
             event: None,
             changes: Vec::new(),
+            loads_cr3: false,
             accesses: Vec::new(),
             implicit: Vec::new(),
             generation: None,
@@ -139,7 +142,7 @@ impl EventOrigin {
     }
 
     /// What is said of an event that has been delivered.
-    pub fn record(self, c: &Cpu, event: Event) -> EventRecord {
+    pub fn record(self, c: &mut Cpu, event: Event) -> EventRecord {
         let far = match event.source {
             Source::Exception => Far::Exception,
             Source::Software | Source::PrivilegedSoftware => Far::SoftwareInterrupt,
@@ -154,7 +157,8 @@ impl EventOrigin {
                 length: self.length,
                 from_cpl: self.cpl,
                 to_cpl: c.cpl,
-                reserved: 0,
+                loads_cr3: core::mem::take(&mut c.watched.loads_cr3),
+                reserved: [0; 3],
             },
             vector: event.vector,
             debug: event.debug(),
@@ -485,7 +489,8 @@ impl Cpu {
             length: o.len,
             from_cpl: cpl,
             to_cpl: self.cpl,
-            reserved: 0,
+            loads_cr3: core::mem::take(&mut self.watched.loads_cr3),
+            reserved: [0; 3],
         });
     }
 
@@ -829,7 +834,7 @@ mod tests {
     #[test]
     fn a_record_that_is_written_as_four_words_is_the_record_of_the_seam() {
         let words = [0x1111_2222_3333_4444u64, 0x5555_6666_7777_8888, 9, 0x0303_0501];
-        // SAFETY: Same size, and every bit pattern is a record.
+        // SAFETY: Same size, and the byte of the flag is 0.
         let record = unsafe { core::mem::transmute::<[u64; 4], BranchRecord>(words) };
         assert_eq!(
             record,
@@ -841,7 +846,8 @@ mod tests {
                 length: 5,
                 from_cpl: 3,
                 to_cpl: 3,
-                reserved: 0,
+                loads_cr3: false,
+                reserved: [0; 3],
             }
         );
     }

@@ -345,7 +345,8 @@ impl Run {
             length: 1,
             from_cpl,
             to_cpl: self.core.cpl,
-            reserved: 0,
+            loads_cr3: false,
+            reserved: [0; 3],
         });
     }
 

@@ -126,11 +126,13 @@ impl<O: Output> Pt<O> {
     fn far(&mut self, r: &BranchRecord, fup: bool, cpu: &mut dyn Processor) {
         let step = r.step;
         let before = self.s.packet_en;
+        if r.loads_cr3 {
+            self.stamp_cr3(step);
+        }
         if before && fup {
             let ip = self.code.ip(r.from);
             self.send(Packet::Fup(Some(ip)), step);
         }
-        let cr3 = self.s.context.cr3;
         self.set_context(cpu.context());
         self.s.ip = r.to;
         let ctl = self.s.ctl;
@@ -143,7 +145,7 @@ impl<O: Output> Pt<O> {
             }
             return;
         }
-        if self.s.context.cr3 != cr3 {
+        if r.loads_cr3 {
             self.send_pip(step);
         }
         let ip = self.code.ip(r.to);

@@ -349,15 +349,22 @@ fn far_transfers() {
         interrupts: false,
     };
     assert_eq!(found, [mode, Tip(Some(0x4000))], "another code size");
-    let found = bench.packets(|b| {
-        b.guest.context.cr3 = 0xA000;
-        let _ = event(b, INTERRUPT, 0x20, 0x4000, 0x5000);
-    });
     let pip = Pip {
         cr3: 0xA000,
         non_root: false,
     };
-    assert_eq!(found, [Fup(Some(0x4000)), pip, Tip(Some(0x5000))], "a task switch");
+    // The second loads the same value.
+    for why in ["a task switch", "and another"] {
+        let found = bench.packets(|b| {
+            b.guest.context.cr3 = 0xA000;
+            b.loads_cr3 = true;
+            let _ = event(b, INTERRUPT, 0x20, 0x4000, 0x5000);
+        });
+        assert_eq!(found, [Fup(Some(0x4000)), pip, Tip(Some(0x5000))], "{why}");
+        let found = bench.packets(|b| b.branch(Flow::Far(Far::Jump), 0x4000, 0x5000));
+        assert_eq!(found, [pip, Tip(Some(0x5000))], "{why} by JMP");
+        bench.loads_cr3 = false;
+    }
 }
 
 // covers: pt/filter-cpl

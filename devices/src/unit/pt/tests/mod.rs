@@ -139,6 +139,8 @@ fn all_rings() -> RtitCtl {
 struct Bench {
     pt: Pt,
     guest: Guest,
+    /// Branches and events are task switches that load CR3.
+    loads_cr3: bool,
 }
 
 impl Bench {
@@ -146,6 +148,7 @@ impl Bench {
         Self {
             pt: Pt::new(caps),
             guest: Guest::default(),
+            loads_cr3: false,
         }
     }
 
@@ -218,6 +221,7 @@ impl Bench {
             step: self.guest.step,
             flow: flow.code(),
             length: 2,
+            loads_cr3: self.loads_cr3,
             ..BranchRecord::default()
         }
     }
