@@ -112,7 +112,7 @@ fn measure(host: &Host, rounds: usize) -> Result<(), String> {
     let times = alternate(
         rounds,
         &mut [
-            &mut || host.bare_exits(COUNT as u16),
+            &mut || host.bare_exits(COUNT as u16).map_err(|why| why.to_string()),
             &mut served,
             &mut handovers,
             &mut || steps(false),
