@@ -233,6 +233,51 @@ fn exceptions_are_recorded() {
     }
 }
 
+core::arch::global_asm!(
+    r#"
+    .text
+    .globl lbr_last, lbr_last_jmp, lbr_last_to, lbr_last_not
+    # last(): a branch that is taken, one that is not, then UD2, which the handler passes over
+lbr_last:
+    xor     eax, eax
+lbr_last_jmp:
+    jz      lbr_last_to
+    nop
+lbr_last_to:
+    nop
+lbr_last_not:
+    jnz     lbr_last_to
+    ud2
+    ret
+"#
+);
+
+/// 18.4.6 "LBR Stack" ff., Vol. 4: MSR_LER_FROM_LIP and MSR_LER_TO_LIP hold the last branch before the last exception or interrupt,
+/// whatever MSR_LBR_SELECT keeps out; what follows it leaves them alone.
+fn the_branch_before_an_exception() {
+    static LAST: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+    const MSR_LER_FROM_LIP: u32 = 0x1DD;
+    exception::on(exception::UD, |frame| {
+        write(IA32_DEBUGCTL, 0u64);
+        LAST[0].store(read(MSR_LER_FROM_LIP), SeqCst);
+        LAST[1].store(read(MSR_LER_FROM_LIP + 1), SeqCst);
+        frame.rip += 2;
+    });
+    let filters: &[u64] = if stack().select { &[0, 0x1FF] } else { &[0] };
+    for filter in filters {
+        clear();
+        select(LbrSelect::from_bits(*filter));
+        LAST.iter().for_each(|word| word.store(0, SeqCst));
+        write(IA32_DEBUGCTL, LBR);
+        call!(lbr_last());
+        let last = [&LAST[0], &LAST[1]].map(|word| word.load(SeqCst) & ADDRESS);
+        assert_eq!(last, [label!(lbr_last_jmp), label!(lbr_last_to)], "filter {filter:X}H");
+        pattern::run(IA32_DEBUGCTL, LBR, 0);
+        let after = [0, 1].map(|n| read(MSR_LER_FROM_LIP + n) & ADDRESS);
+        assert_eq!(after, last, "branches without an exception");
+    }
+}
+
 /// 18.4.2: a debug exception clears LBR before its handler runs and leaves no record.
 fn debug_exceptions_are_not() {
     clear();
@@ -355,6 +400,7 @@ rt::tests! {
     select_reserved_bits: need::LBR_SELECT;
     select_filters_rings: need::LBR_SELECT;
     exceptions_are_recorded: need::LBR;
+    the_branch_before_an_exception: need::LBR;
     debug_exceptions_are_not: need::LBR;
     info_has_cycles: need::LBR_INFO;
     call_stack_mode: need::LBR_CALL_STACK;

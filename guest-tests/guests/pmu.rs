@@ -6,7 +6,7 @@ use rt::cpu::{self, leaf, read, refuses, write};
 use rt::{apic, call, label, need};
 use x86::debugctl::DebugCtl;
 use x86::msr::*;
-use x86::pmu::status;
+use x86::pmu::{EventSelect, status};
 
 use crate::pattern;
 use crate::sampling::*;
@@ -294,6 +294,92 @@ fn long_runs_are_exact() {
     let _ = label!(p_count);
 }
 
+/// 21.2.1.1, 21.2.2: unhalted core cycles, of a general counter and a fixed one, do not pass in HLT; the time-stamp counter goes on.
+fn cycles_stop_in_hlt() {
+    const CYCLES: EventSelect = event(0x3C, 0);
+    static WOKEN: AtomicU64 = AtomicU64::new(0);
+    apic::enable();
+    rt::exception::on(0x62, |_| {
+        WOKEN.fetch_add(1, SeqCst);
+        apic::eoi();
+    });
+    WOKEN.store(0, SeqCst);
+    counter(0, CYCLES, 0);
+    write(IA32_PMC0, 0u64);
+    write(IA32_FIXED_CTR0 + 1, 0u64);
+    write(IA32_FIXED_CTR_CTRL, 0x030u64);
+    apic::write(apic::reg::DIVIDE, 0xB);
+    apic::write(apic::reg::LVT_TIMER, 0x62);
+    let start = cpu::tsc();
+    apic::write(apic::reg::INITIAL_COUNT, 1_000_000);
+    write(IA32_PERF_GLOBAL_CTRL, 2 << 32 | 1u64);
+    while WOKEN.load(SeqCst) == 0 {
+        cpu::halt();
+    }
+    write(IA32_PERF_GLOBAL_CTRL, 0u64);
+    let passed = cpu::tsc() - start;
+    for count in [read(IA32_PMC0), read(IA32_FIXED_CTR0 + 1)] {
+        assert!(count > 0 && count < passed / 10, "{count} cycles of {passed}");
+    }
+}
+
+core::arch::global_asm!(
+    r#"
+    .text
+    .globl pm_guess
+    # guess(times): a branch forward that goes by the bits of a number, so that half of them are guessed wrong
+pm_guess:
+    mov     eax, 1
+2:  imul    eax, eax, 0x41c64e6d
+    add     eax, 0x3039
+    bt      eax, 20
+    jc      3f
+    nop
+3:  dec     edi
+    jnz     2b
+    ret
+"#
+);
+
+/// MSR_PERF_METRICS: IA32_PERF_CAPABILITIES[15].
+const METRICS: need::Need = need::Need {
+    reason: "no MSR_PERF_METRICS (IA32_PERF_CAPABILITIES[15] is 0)",
+    present: || need::perf_capabilities() & x86::pmu::capabilities::METRICS != 0,
+    absent: || cpu::no_msr(MSR_PERF_METRICS),
+};
+
+/// The slots of some code, its instructions, and the four shares: retiring, bad speculation, front-end and back-end bound.
+fn slots(code: impl Fn()) -> (u64, u64, [u64; 4]) {
+    write(IA32_PERF_GLOBAL_CTRL, 0u64);
+    write(IA32_FIXED_CTR_CTRL, 0x3003u64);
+    for register in [IA32_FIXED_CTR0, IA32_FIXED_CTR0 + 3, MSR_PERF_METRICS] {
+        write(register, 0u64);
+    }
+    write(IA32_PERF_GLOBAL_CTRL, 1 << 48 | 1 << 35 | 1u64 << 32);
+    code();
+    write(IA32_PERF_GLOBAL_CTRL, 0u64);
+    let metrics = read(MSR_PERF_METRICS);
+    let shares = core::array::from_fn(|n| metrics >> (8 * n) & 0xFF);
+    (read(IA32_FIXED_CTR0 + 3), read(IA32_FIXED_CTR0), shares)
+}
+
+/// 21.3.9.3 "Fixed Counter 3", "Performance Metrics": the slots are shared out in parts of 255 that add up, and branches that are
+/// guessed wrong lose some.
+fn slots_are_shared_out() {
+    let (all, instructions, even) = slots(|| _ = call!(p_count(100_000)));
+    assert!(
+        instructions > 200_000 && all >= instructions,
+        "{all} for {instructions}"
+    );
+    let (.., uneven) = slots(|| _ = call!(pm_guess(100_000)));
+    for shares in [even, uneven] {
+        let sum: u64 = shares.iter().sum();
+        assert!((250..=258).contains(&sum), "{shares:?}");
+        assert_ne!(shares[0], 0, "{shares:?}");
+    }
+    assert!(uneven[1] > even[1] + 10, "bad speculation: {even:?} and {uneven:?}");
+}
+
 /// Reserved bits.
 fn reserved_bits() {
     refuses(IA32_PERFEVTSEL0, 1 << 40);
@@ -323,4 +409,6 @@ rt::tests! {
     rdpmc: need::PMU2;
     long_runs_are_exact: need::PMU2;
     reserved_bits: need::PMU2;
+    cycles_stop_in_hlt: need::PMU2;
+    slots_are_shared_out: METRICS;
 }

@@ -121,6 +121,113 @@ fn a_trace_begins_with_psb() {
     }
 }
 
+/// Configurable PSB frequency: CPUID.14H.0:EBX[1].
+const PSB_FREQ: Need = Need {
+    reason: "no choice of PSB frequency (CPUID.14H.0:EBX[1] is 0)",
+    present: || (need::PT.present)() && trace::ebx() & 2 != 0,
+    absent: || {
+        if (need::PT.present)() {
+            refuses(IA32_RTIT_CTL, 1 << 24);
+        }
+    },
+};
+
+/// 33.2.8.2, PSBFreq: a PSB about every 2 KiB shifted left by it, for the values of CPUID.14H.1:EBX[31:16].
+fn psb_comes_every_period() {
+    for freq in (0..4u8).filter(|freq| leaf(0x14, 1)[1] >> (16 + freq) & 1 != 0) {
+        let out = output();
+        write(IA32_RTIT_CTL, ON.with_psb_freq(freq).into_bits());
+        call!(p_count(340_000));
+        write(IA32_RTIT_CTL, 0u64);
+        let bytes = out.bytes();
+        let (mut at, mut psbs) = (0, Vec::new());
+        while let Some(psb) = pt_packet::find_psb(&bytes, at) {
+            psbs.push(psb);
+            at = psb + 16;
+        }
+        let period = 2048usize << freq;
+        assert!(
+            psbs.len() >= bytes.len() / period - 1,
+            "{psbs:X?} in {:X}H",
+            bytes.len()
+        );
+        for pair in psbs.windows(2) {
+            let distance = pair[1] - pair[0];
+            assert!(
+                (period..period + period / 4).contains(&distance),
+                "{distance} for {period}"
+            );
+        }
+    }
+}
+
+core::arch::global_asm!(
+    r#"
+    .text
+    .globl pt_sleep, pt_sleep_hlt, pt_sleep_next
+    # sleep(): HLT until an interrupt
+pt_sleep:
+    sti
+pt_sleep_hlt:
+    hlt
+pt_sleep_next:
+    cli
+    ret
+"#
+);
+
+/// Power-event trace: CPUID.14H.0:EBX[5].
+const POWER: Need = Need {
+    reason: "no power-event trace (CPUID.14H.0:EBX[5] is 0)",
+    present: || (need::PT.present)() && trace::ebx() & 32 != 0,
+    absent: || {
+        if (need::PT.present)() {
+            refuses(IA32_RTIT_CTL, 1 << 4);
+        }
+    },
+};
+
+/// 33.2.3 "Power Event Tracing": a sleep in HLT is PWRE, EXSTOP with HLT's address, and when it ends PWRX, with the time before what
+/// woke the processor.
+fn a_sleep_is_told() {
+    static WOKEN: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    rt::apic::enable();
+    exception::on(0x62, |_| {
+        WOKEN.store(cpu::tsc(), core::sync::atomic::Ordering::SeqCst);
+        rt::apic::eoi();
+    });
+    let out = output();
+    rt::apic::write(rt::apic::reg::DIVIDE, 0xB);
+    rt::apic::write(rt::apic::reg::LVT_TIMER, 0x62);
+    rt::apic::write(rt::apic::reg::INITIAL_COUNT, 300_000);
+    write(IA32_RTIT_CTL, ON.with_tsc_en(true).with_pwr_evt_en(true).into_bits());
+    let before = cpu::tsc();
+    call!(pt_sleep());
+    write(IA32_RTIT_CTL, 0u64);
+    let woken = WOKEN.load(core::sync::atomic::Ordering::SeqCst);
+    let all = out.packets();
+    let place = |what: fn(&Packet) -> bool| {
+        all.iter()
+            .position(what)
+            .unwrap_or_else(|| panic!("it is not there: {all:X?}"))
+    };
+    let sleeps = place(|p| matches!(p, Packet::Pwre { state: 1.., .. }));
+    let stops = place(|p| matches!(p, Packet::ExStop { ip: true }));
+    let wakes = place(|p| matches!(p, Packet::Pwrx { .. }));
+    let interrupt = Packet::Tip(Some(exception::entry(0x62)));
+    let handler = all.iter().position(|p| *p == interrupt).expect("the interrupt");
+    assert!(sleeps < stops && stops < wakes && wakes < handler, "{all:X?}");
+    // IRET of the timer's handler is no part of it: the instruction that stopped is HLT, and what would come next is behind it.
+    assert_eq!(all[stops + 1], Packet::Fup(Some(label!(pt_sleep_hlt))), "{all:X?}");
+    assert_eq!(all[handler - 1], Packet::Fup(Some(label!(pt_sleep_next))), "{all:X?}");
+    let time = all[stops..handler].iter().find_map(|p| match *p {
+        Packet::Tsc(tsc) => Some(tsc),
+        _ => None,
+    });
+    let time = time.expect("the time is told when it wakes");
+    assert!(time > before && time <= woken, "{before} {time} {woken}");
+}
+
 /// 33.2.8.4: a PSB that was due when the trace was switched off comes first in the next, where InjectPsbPmiOnEnable says so.
 fn a_pending_psb_is_injected() {
     // Not at the start of a stream, which has one anyway.
@@ -421,6 +528,8 @@ rt::tests! {
     packets_of_each_branch: need::PT;
     returns_without_compression: need::PT;
     a_trace_begins_with_psb: need::PT;
+    psb_comes_every_period: PSB_FREQ;
+    a_sleep_is_told: POWER;
     a_pending_psb_is_injected: need::PT, trace::INJECT;
     a_run_repeats: need::PT;
     exceptions_are_fup_and_tip: need::PT;

@@ -154,6 +154,43 @@ fn code_and_data_have_ways_of_their_own() {
     write(IA32_L3_QOS_CFG, 0u64);
 }
 
+/// What a class reads again stays in the L2 as far as its mask leaves it ways. SDM Vol. 3B 18.19.4.3 "Cache Mask Programming".
+fn l2_masks_limit_what_stays() {
+    // MEM_LOAD_RETIRED.L2_HIT of all parts that have the masks.
+    const L2_HIT: u64 = 0x43_02D1;
+    let l2 = (0..8)
+        .map(|n| leaf(4, n))
+        .find(|leaf| leaf[0] >> 5 & 7 == 2)
+        .expect("a second level");
+    let (ways, sets) = (u64::from(l2[1] >> 22) + 1, u64::from(l2[2]) + 1);
+    // Half of the cache.
+    let lines = ways * sets / 2;
+    let [memory, other] = [lines, 4 * lines].map(|lines| rt::paging::pages(lines as usize / 64 + 1));
+    let touch = |from: u64, lines| (0..lines).for_each(|n| _ = rt::paging::peek(from + 64 * n));
+    let read_all = || touch(memory, lines);
+    let full = (2u64 << (leaf(0x10, 2)[0] & 31)) - 1;
+    let found = [1, full].map(|mask| {
+        write(IA32_L2_QOS_MASK_0 + 1, mask);
+        write(IA32_PERF_GLOBAL_CTRL, 0u64);
+        write(IA32_PERFEVTSEL0, L2_HIT);
+        write(IA32_PERF_GLOBAL_CTRL, 1u64);
+        // A mask limits where lines come to, not where they are found: first another class has something else in all ways.
+        touch(other, 4 * lines);
+        write(IA32_PQR_ASSOC, 1u64 << 32);
+        read_all();
+        write(IA32_PMC0, 0u64);
+        read_all();
+        let hits = read(IA32_PMC0);
+        write(IA32_PERF_GLOBAL_CTRL, 0u64);
+        write(IA32_PERFEVTSEL0, 0u64);
+        write(IA32_PQR_ASSOC, 0u64);
+        write(IA32_L2_QOS_MASK_0 + 1, full);
+        hits
+    });
+    let [one, all] = found;
+    assert!(one < lines / 8 && all > lines / 2, "{found:?} of {lines} lines");
+}
+
 /// Delays up to the maximum, in steps where they are linear.
 fn bandwidth_delays() {
     let [eax, _, _, edx] = leaf(0x10, 3);
@@ -247,6 +284,7 @@ rt::tests! {
     errors: need::RDT_M, L3_MONITOR;
     l3_masks: need::RDT_A, L3;
     l2_masks: need::RDT_A, L2;
+    l2_masks_limit_what_stays: need::RDT_A, L2, need::PMU2;
     code_and_data: need::RDT_A, CDP;
     code_and_data_have_ways_of_their_own: need::RDT_A, need::RDT_M, CDP, L3_MONITOR;
     bandwidth_delays: need::RDT_A, MBA;
