@@ -161,7 +161,7 @@ pub fn whole_of(
     }
     let mut state = vm.save();
     state.soft.cpus[0] = beginning(config.model, control);
-    vm.restore(&state).expect("it is its own");
+    vm.set_state(&state).expect("it is its own");
     let console = Console::open(&config.serial, &[], vm.line()).expect("a buffer");
     (vm, console)
 }

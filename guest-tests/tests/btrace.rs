@@ -312,7 +312,7 @@ fn another_state_has_a_history_from_there_on() {
     let early = (vm.save(), vm.instructions() as usize);
     vm.run_for(&mut console, 5000).unwrap();
     btrace.read(&mut vm, 0, Annex::All).unwrap();
-    vm.restore(&early.0).unwrap();
+    vm.set_state(&early.0).unwrap();
     assert_eq!(
         btrace.read(&mut vm, 0, Annex::All),
         Ok(Read::Blocks(vec![Block {

@@ -300,7 +300,7 @@ fn registers_are_decoded() {
     assert_eq!(shown(&vm), 0);
     let mut other = state.clone();
     other.soft.cpus[0].cr4.set_osxsave(true);
-    vm.restore(&other).unwrap();
+    vm.set_state(&other).unwrap();
     assert_eq!(shown(&vm), 1);
 }
 

@@ -345,9 +345,9 @@ impl Observed {
         }
     }
 
-    fn restore(&mut self, state: &Whole) {
+    fn set_state(&mut self, state: &Whole) {
         self.observer.lock().restore(&state.observer);
-        self.vm.restore(&state.machine).unwrap();
+        self.vm.set_state(&state.machine).unwrap();
     }
 
     fn run_out(&mut self) -> Whole {
@@ -437,7 +437,7 @@ fn at_every_instruction(model: &'static CpuModel) {
         if step % 64 == 0 {
             other = Observed::new(model);
         }
-        other.restore(&state);
+        other.set_state(&state);
         let what = format!("{} after step {step}", model.name);
         same(&what, &other.save(), &state);
         same(&what, &other.run_out(), &end);
@@ -526,7 +526,7 @@ fn stops(config: &MachineConfig, steps: impl Iterator<Item = u64>) {
     let said = console.take_output();
     let (mut again, _) = open(config);
     for state in states.iter().rev() {
-        again.restore(state).unwrap();
+        again.set_state(state).unwrap();
         // What was said before the state was taken has been said elsewhere.
         let mut console = Console::open(&config.serial, &[], again.line()).unwrap();
         again.run(&mut console).unwrap();
@@ -589,13 +589,13 @@ fn a_state_of_another_machine_is_refused() {
         },
     ] {
         let other = open(&config).0.save();
-        let why = vm.restore(&other).unwrap_err();
+        let why = vm.set_state(&other).unwrap_err().to_string();
         assert_eq!(why.lines().count(), 1, "{why}");
         assert!(vm.save() == before, "{why}");
     }
     // One that is of this machine but for a device.
     let mut state = before.clone();
     state.machine.virtio.clear();
-    let why = vm.restore(&state).unwrap_err();
+    let why = vm.set_state(&state).unwrap_err().to_string();
     assert!(vm.save() == before, "{why}");
 }

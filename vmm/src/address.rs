@@ -3,16 +3,39 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
+/// What is wrong with an address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// A socket without a path.
+    #[error("unix: needs a path, as unix:guest.sock")]
+    NoPath,
+    /// Something else than a socket.
+    #[error("not unix:PATH")]
+    NotUnix,
+    /// Neither a port nor a socket.
+    #[error("not tcp:[HOST:]PORT or unix:PATH")]
+    Neither,
+    /// A port that is no text.
+    #[error("not tcp:[HOST:]PORT")]
+    NotTcp,
+    /// No port.
+    #[error("{0:?} is no port: give 0 to 65535")]
+    Port(String),
+    /// No host, or one by its name.
+    #[error("{0:?} is no IP address: give one, as 127.0.0.1, or leave it out")]
+    Host(String),
+}
+
 /// `unix:PATH`, as `--control` takes it.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn unix(text: &[u8]) -> Result<PathBuf, String> {
+pub fn unix(text: &[u8]) -> Result<PathBuf, AddressError> {
     use std::os::unix::ffi::OsStringExt;
     match text.strip_prefix(b"unix:") {
-        Some(b"") => Err("unix: needs a path, as unix:guest.sock".into()),
+        Some(b"") => Err(AddressError::NoPath),
         Some(path) => Ok(std::ffi::OsString::from_vec(path.to_vec()).into()),
-        None => Err("not unix:PATH".into()),
+        None => Err(AddressError::NotUnix),
     }
 }
 
@@ -33,21 +56,17 @@ impl DebugAddress {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
+    pub fn parse(text: &[u8]) -> Result<Self, AddressError> {
         if text.starts_with(b"unix:") {
             return unix(text).map(DebugAddress::Unix);
         }
-        let tcp = text.strip_prefix(b"tcp:").ok_or("not tcp:[HOST:]PORT or unix:PATH")?;
-        let tcp = std::str::from_utf8(tcp).map_err(|_| "not tcp:[HOST:]PORT")?;
+        let tcp = text.strip_prefix(b"tcp:").ok_or(AddressError::Neither)?;
+        let tcp = std::str::from_utf8(tcp).map_err(|_| AddressError::NotTcp)?;
         let (host, port) = tcp.rsplit_once(':').unwrap_or(("127.0.0.1", tcp));
-        let port = port
-            .parse()
-            .map_err(|_| format!("{port:?} is no port: give 0 to 65535"))?;
+        let port = port.parse().map_err(|_| AddressError::Port(port.into()))?;
         let host = match host.trim_start_matches('[').trim_end_matches(']') {
             "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            host => host
-                .parse()
-                .map_err(|_| format!("{host:?} is no IP address: give one, as 127.0.0.1, or leave it out"))?,
+            host => host.parse().map_err(|_| AddressError::Host(host.into()))?,
         };
         Ok(DebugAddress::Tcp(host, port))
     }

@@ -10,9 +10,81 @@ use std::{
 use machine::{disk::DiskMode, memory::MEMORY_MIN};
 
 use crate::{
-    address::{self, DebugAddress},
+    address::{self, AddressError, DebugAddress},
     config::{DiskConfig, InitrdFile, SerialTarget, VIRTUAL_RTC_BASE},
 };
+
+/// What is wrong with an option's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// No size.
+    #[error("not a size: give bytes, or a number with K, M, G or T, as 512M")]
+    Size,
+    /// A size of more than 64 bits.
+    #[error("more than 64 bits can count")]
+    SizeRange,
+    /// No frequency.
+    #[error("not a number of kHz, as 2100000 for 2.1 GHz")]
+    Khz,
+    /// A frequency of more than 32 bits.
+    #[error("more than 10000000, which is 10 GHz")]
+    KhzRange,
+    /// No offset.
+    #[error("not a number from -2^63 to 2^64-1")]
+    Offset,
+    /// Less than a machine can have.
+    #[error("less than 2M of memory{}", hint(*mebibytes))]
+    LittleMemory {
+        /// The number, if mebibytes of it may have been meant.
+        mebibytes: Option<u64>,
+    },
+    /// Memory that ends within a page.
+    #[error("not a multiple of the page size, 4K")]
+    Pages,
+    /// A file without a path.
+    #[error("file: needs a path, as file:console.log")]
+    SerialFile,
+    /// None of the console's targets.
+    #[error("not stdio, file:PATH or null")]
+    Serial,
+    /// A disk without a file.
+    #[error("needs a file, as disk.img or disk.img,overlay")]
+    Disk,
+    /// An archive without a file.
+    #[error("needs a file")]
+    Initrd,
+    /// Words, and no file before them.
+    #[error("needs a file before the words, as \"FILE WORDS\"")]
+    InitrdWords,
+    /// No seed.
+    #[error("not a number of 64 bits, and not `random`")]
+    Seed,
+    /// No count.
+    #[error("not a number of 64 bits")]
+    Count,
+    /// A count of nothing.
+    #[error("has to be at least 1")]
+    CountZero,
+    /// No number of CPUs.
+    #[error("not a number from 1 to 255")]
+    Cpus,
+    /// No number of seconds.
+    #[error("not a number of seconds")]
+    Seconds,
+    /// Seconds that no clock counts.
+    #[error("has to be more than 0 and not absurd")]
+    SecondsRange,
+    /// No date.
+    #[error("not a date as 2024-01-01T00:00:00Z, not seconds since 1970, and not `now`")]
+    Date,
+    /// A date that the clock cannot show.
+    #[error("the clock runs from 1970 to 9999")]
+    DateRange,
+}
+
+fn hint(mebibytes: Option<u64>) -> String {
+    mebibytes.map_or_else(String::new, |size| format!(" (for mebibytes, write {size}M)"))
+}
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.
 pub(crate) fn one_line(report: &str) -> String {
@@ -41,17 +113,18 @@ pub(crate) enum RtcBase {
 }
 
 /// A size in bytes: decimal or 0x hexadecimal, with an optional suffix K, M, G or T (powers of 1024; `iB` and `B` may follow).
-pub fn parse_size(text: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// No size, or a greater one.
+pub fn parse_size(text: &str) -> Result<u64, ValueError> {
     let lower = text.trim().to_ascii_lowercase();
     let (body, shift) = match lower.strip_prefix("0x") {
         // A hexadecimal number has `b` as a digit, so only the letters that are none can be suffixes.
         Some(_) => split_suffix(&lower),
         None => split_suffix(lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower)),
     };
-    let number = parse_u64(body).ok_or("not a size: give bytes, or a number with K, M, G or T, as 512M")?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "more than 64 bits can count".into())
+    let number = parse_u64(body).ok_or(ValueError::Size)?;
+    number.checked_mul(1 << shift).ok_or(ValueError::SizeRange)
 }
 
 fn split_suffix(text: &str) -> (&str, u32) {
@@ -76,60 +149,56 @@ pub(crate) fn parse_u64(text: &str) -> Option<u64> {
     u64::from_str_radix(digits, radix).ok()
 }
 
-pub(crate) fn parse_khz(text: &str) -> Result<u32, String> {
-    let khz = parse_u64(text).ok_or("not a number of kHz, as 2100000 for 2.1 GHz")?;
-    u32::try_from(khz).map_err(|_| "more than 10000000, which is 10 GHz".into())
+pub(crate) fn parse_khz(text: &str) -> Result<u32, ValueError> {
+    let khz = parse_u64(text).ok_or(ValueError::Khz)?;
+    u32::try_from(khz).map_err(|_| ValueError::KhzRange)
 }
 
 /// Modulo 2^64, so that a counter can start just below the end of its range.
-pub(crate) fn parse_offset(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_offset(text: &str) -> Result<u64, ValueError> {
     let number = match text.strip_prefix('-') {
         Some(below) => parse_u64(below)
             .filter(|&below| below <= 1 << 63)
             .map(u64::wrapping_neg),
         None => parse_u64(text),
     };
-    number.ok_or_else(|| "not a number from -2^63 to 2^64-1".into())
+    number.ok_or(ValueError::Offset)
 }
 
-pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_memory(text: &str) -> Result<u64, ValueError> {
     let size = parse_size(text)?;
     if size < MEMORY_MIN {
-        let hint = if (1..1 << 20).contains(&size) {
-            format!(" (for mebibytes, write {size}M)")
-        } else {
-            String::new()
-        };
-        return Err(format!("less than 2M of memory{hint}"));
+        let mebibytes = (1..1 << 20).contains(&size).then_some(size);
+        return Err(ValueError::LittleMemory { mebibytes });
     }
     if size % 4096 != 0 {
-        return Err("not a multiple of the page size, 4K".into());
+        return Err(ValueError::Pages);
     }
     Ok(size)
 }
 
-pub(crate) fn parse_control(text: OsString) -> Result<PathBuf, String> {
+pub(crate) fn parse_control(text: OsString) -> Result<PathBuf, AddressError> {
     address::unix(text.as_bytes())
 }
 
-pub(crate) fn parse_gdb(text: OsString) -> Result<DebugAddress, String> {
+pub(crate) fn parse_gdb(text: OsString) -> Result<DebugAddress, AddressError> {
     DebugAddress::parse(text.as_bytes())
 }
 
-pub(crate) fn parse_serial(text: OsString) -> Result<SerialTarget, String> {
+pub(crate) fn parse_serial(text: OsString) -> Result<SerialTarget, ValueError> {
     match text.as_bytes() {
         b"stdio" => Ok(SerialTarget::Stdio),
         b"null" | b"none" => Ok(SerialTarget::Null),
-        b"file:" => Err("file: needs a path, as file:console.log".into()),
+        b"file:" => Err(ValueError::SerialFile),
         bytes => match bytes.strip_prefix(b"file:") {
             Some(path) => Ok(SerialTarget::File(PathBuf::from(OsString::from_vec(path.to_vec())))),
-            None => Err("not stdio, file:PATH or null".into()),
+            None => Err(ValueError::Serial),
         },
     }
 }
 
 /// A file name may hold commas: only the last one counts, and only before a mode.
-pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, String> {
+pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, ValueError> {
     let bytes = text.as_bytes();
     let (path, mode) = [
         (&b",overlay"[..], DiskMode::Overlay),
@@ -140,7 +209,7 @@ pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, String> {
     .find_map(|(suffix, mode)| Some((bytes.strip_suffix(suffix)?, mode)))
     .unwrap_or((bytes, DiskMode::ReadWrite));
     if path.is_empty() {
-        return Err("needs a file, as disk.img or disk.img,overlay".into());
+        return Err(ValueError::Disk);
     }
     Ok(DiskConfig {
         path: PathBuf::from(OsString::from_vec(path.to_vec())),
@@ -149,17 +218,17 @@ pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, String> {
 }
 
 /// A file, or a file and behind a space the words that go with it. A file whose name has spaces is one that exists.
-pub(crate) fn parse_initrd(text: OsString) -> Result<InitrdFile, String> {
+pub(crate) fn parse_initrd(text: OsString) -> Result<InitrdFile, ValueError> {
     let bytes = text.as_bytes();
     let space = bytes.iter().position(|byte| *byte == b' ');
     let Some(space) = space.filter(|_| !Path::new(&text).exists()) else {
         return match bytes {
-            [] => Err("needs a file".into()),
+            [] => Err(ValueError::Initrd),
             _ => Ok(PathBuf::from(text).into()),
         };
     };
     if space == 0 {
-        return Err("needs a file before the words, as \"FILE WORDS\"".into());
+        return Err(ValueError::InitrdWords);
     }
     Ok(InitrdFile {
         path: PathBuf::from(OsString::from_vec(bytes[..space].to_vec())),
@@ -167,53 +236,49 @@ pub(crate) fn parse_initrd(text: OsString) -> Result<InitrdFile, String> {
     })
 }
 
-pub(crate) fn parse_seed(text: &str) -> Result<Seed, String> {
+pub(crate) fn parse_seed(text: &str) -> Result<Seed, ValueError> {
     match text {
         "random" => Ok(Seed::Random),
-        _ => parse_u64(text)
-            .map(Seed::Fixed)
-            .ok_or_else(|| "not a number of 64 bits, and not `random`".into()),
+        _ => parse_u64(text).map(Seed::Fixed).ok_or(ValueError::Seed),
     }
 }
 
-pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_count(text: &str) -> Result<u64, ValueError> {
     match parse_u64(text) {
-        None => Err("not a number of 64 bits".into()),
-        Some(0) => Err("has to be at least 1".into()),
+        None => Err(ValueError::Count),
+        Some(0) => Err(ValueError::CountZero),
         Some(count) => Ok(count),
     }
 }
 
 /// The APICs have IDs of eight bits, of which FFH is for all of them.
-pub(crate) fn parse_cpus(text: &str) -> Result<u8, String> {
+pub(crate) fn parse_cpus(text: &str) -> Result<u8, ValueError> {
     match parse_u64(text) {
         Some(count @ 1..=255) => Ok(count as u8),
-        _ => Err("not a number from 1 to 255".into()),
+        _ => Err(ValueError::Cpus),
     }
 }
 
-pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, ValueError> {
+    let seconds: f64 = text.parse().map_err(|_| ValueError::Seconds)?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("has to be more than 0 and not absurd".into()),
+        _ => Err(ValueError::SecondsRange),
     }
 }
 
-const RTC_HELP: &str = "not a date as 2024-01-01T00:00:00Z, not seconds since 1970, and not `now`";
-
-pub(crate) fn parse_rtc_base(text: &str) -> Result<RtcBase, String> {
+pub(crate) fn parse_rtc_base(text: &str) -> Result<RtcBase, ValueError> {
     if matches!(text, "now" | "host") {
         return Ok(RtcBase::Now);
     }
     let seconds = match text.parse::<i64>() {
         Ok(seconds) => seconds,
-        Err(_) => parse_date_time(text).ok_or(RTC_HELP)?,
+        Err(_) => parse_date_time(text).ok_or(ValueError::Date)?,
     };
     // A CMOS clock has two digits for the year and two for the century.
     match seconds {
         0..253_402_300_800 => Ok(RtcBase::At(seconds)),
-        _ => Err("the clock runs from 1970 to 9999".into()),
+        _ => Err(ValueError::DateRange),
     }
 }
 

@@ -100,7 +100,7 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
 }
 
 fn parse_buffer(text: &str) -> Result<u64, String> {
-    let size = parse_size(text)?;
+    let size = parse_size(text).map_err(|why| why.to_string())?;
     if size < RING_LEAST {
         return Err(format!("less than {}K", RING_LEAST >> 10));
     }

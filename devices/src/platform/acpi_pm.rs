@@ -155,7 +155,7 @@ impl AcpiPm {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &AcpiPm) {
+    pub fn set_state(&mut self, state: &AcpiPm) {
         self.clone_from(state);
     }
 }

@@ -480,7 +480,7 @@ fn cr8_holds_interrupts_back() {
 fn a_state_of_another_machine_is_refused() {
     let mut two = board(2);
     let before = two.state();
-    let err = two.restore(&board(3).state()).unwrap_err();
+    let err = two.set_state(&board(3).state()).unwrap_err();
     assert_eq!(err.to_string(), "the state has 3 CPUs, the machine has 2");
     assert_eq!(two.state(), before);
 }

@@ -33,7 +33,7 @@ impl DebugExit {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &DebugExit) {
+    pub fn set_state(&mut self, state: &DebugExit) {
         self.clone_from(state);
     }
 }

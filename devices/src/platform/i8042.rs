@@ -205,7 +205,7 @@ impl I8042 {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &I8042State) {
+    pub fn set_state(&mut self, state: &I8042State) {
         self.s.clone_from(state);
     }
 }

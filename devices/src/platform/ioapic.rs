@@ -163,7 +163,7 @@ impl Ioapic {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &Ioapic) {
+    pub fn set_state(&mut self, state: &Ioapic) {
         self.clone_from(state);
     }
 }

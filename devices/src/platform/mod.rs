@@ -828,28 +828,28 @@ impl Platform {
     ///
     /// # Errors
     /// A state with another number of CPUs, of which nothing is taken.
-    pub fn restore(&mut self, state: &PlatformState) -> Result<(), CpuCount> {
+    pub fn set_state(&mut self, state: &PlatformState) -> Result<(), CpuCount> {
         if state.lapics.len() != self.lapics.len() {
             return Err(CpuCount {
                 here: self.lapics.len(),
                 state: state.lapics.len(),
             });
         }
-        self.serial.restore(&state.serial);
+        self.serial.set_state(&state.serial);
         // Where the ends of the line are is the machine's affair: a port that one side lacks is left alone.
         if let (Some(serial), Some(state)) = (&mut self.serial2, &state.serial2) {
-            serial.restore(state);
+            serial.set_state(state);
         }
-        self.i8042.restore(&state.i8042);
-        self.rtc.restore(&state.rtc);
-        self.pic.restore(&state.pic);
-        self.pit.restore(&state.pit);
-        self.ioapic.restore(&state.ioapic);
-        self.acpi_pm.restore(&state.acpi_pm);
-        self.system_control.restore(&state.system_control);
-        self.debug_exit.restore(&state.debug_exit);
+        self.i8042.set_state(&state.i8042);
+        self.rtc.set_state(&state.rtc);
+        self.pic.set_state(&state.pic);
+        self.pit.set_state(&state.pit);
+        self.ioapic.set_state(&state.ioapic);
+        self.acpi_pm.set_state(&state.acpi_pm);
+        self.system_control.set_state(&state.system_control);
+        self.debug_exit.set_state(&state.debug_exit);
         for (lapic, state) in self.lapics.iter_mut().zip(&state.lapics) {
-            lapic.restore(state);
+            lapic.set_state(state);
         }
         self.irqs = state.irqs;
         self.intr = state.intr;

@@ -340,7 +340,7 @@ impl Pic {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &Pic) {
+    pub fn set_state(&mut self, state: &Pic) {
         self.clone_from(state);
     }
 

@@ -561,7 +561,7 @@ impl Pit {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &Pit) {
+    pub fn set_state(&mut self, state: &Pit) {
         self.clone_from(state);
     }
 }

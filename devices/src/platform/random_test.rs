@@ -108,7 +108,7 @@ fn random_accesses_neither_panic_nor_linger_and_state_round_trips() {
             assert!(platform.effects.len() < 1100, "effects do not pile up");
             if random.below(150) == 0 {
                 // The twin takes the state and must then behave alike.
-                twin.restore(&platform.state()).unwrap();
+                twin.set_state(&platform.state()).unwrap();
                 assert_eq!(twin.state(), platform.state());
                 let seed = random.0;
                 let mut at = now;

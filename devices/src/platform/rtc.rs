@@ -433,7 +433,7 @@ impl Rtc {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &Rtc) {
+    pub fn set_state(&mut self, state: &Rtc) {
         self.clone_from(state);
     }
 }

@@ -205,7 +205,7 @@ impl Serial {
     }
 
     /// Takes a state back; the sink stays. More received bytes than the FIFO holds are dropped.
-    pub fn restore(&mut self, state: &SerialState) {
+    pub fn set_state(&mut self, state: &SerialState) {
         let mut uart = state.uart.clone();
         uart.in_buffer.truncate(FIFO);
         let sink = Out {
@@ -415,7 +415,7 @@ mod tests {
         serial.enqueue(b"abc");
         let state = serial.state();
         serial.write(FCR, FCR_ENABLE | FCR_CLEAR_RX);
-        serial.restore(&state);
+        serial.set_state(&state);
         assert_eq!(serial.state(), state);
         assert!(serial.irq());
         assert_eq!(serial.read(DATA), b'a');
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(*out.0.lock().unwrap(), b"z");
         let mut crowded = state.clone();
         crowded.uart.in_buffer = vec![1; 1000];
-        serial.restore(&crowded);
+        serial.set_state(&crowded);
         assert_eq!(serial.capacity(), 0, "more than fits is dropped");
     }
 }

@@ -111,7 +111,7 @@ impl SystemControl {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &SystemControl) {
+    pub fn set_state(&mut self, state: &SystemControl) {
         self.clone_from(state);
     }
 }

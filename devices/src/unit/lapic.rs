@@ -1078,7 +1078,7 @@ impl Lapic {
     }
 
     /// Takes a state back.
-    pub fn restore(&mut self, state: &LapicState) {
+    pub fn set_state(&mut self, state: &LapicState) {
         self.s.clone_from(state);
     }
 }

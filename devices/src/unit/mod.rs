@@ -206,7 +206,7 @@ impl Units {
             unit.set_state(state);
         }
         if let (Some(unit), Some(state)) = (&mut self.pt, &state.pt) {
-            unit.restore(state.clone());
+            unit.set_state(state.clone());
         }
         self.owed = state.owed;
         self.want_caches();

@@ -231,7 +231,7 @@ impl Package {
     ///
     /// # Errors
     /// What differs.
-    pub fn restore(&mut self, state: &PackageState) -> Result<(), &'static str> {
+    pub fn set_state(&mut self, state: &PackageState) -> Result<(), &'static str> {
         if state.l3_masks.len() != self.state.l3_masks.len() {
             return Err("the number of classes of service of the L3");
         }
@@ -730,10 +730,10 @@ mod tests {
         a.write_msr(&mut thread, IA32_L3_QOS_MASK_0 + 2, 0x70).unwrap();
         a.write_msr(&mut thread, IA32_MBA_THRTL_0, 30).unwrap();
         let mut b = Package::new(&SKYLAKE_SERVER);
-        b.restore(&a.state()).unwrap();
+        b.set_state(&a.state()).unwrap();
         assert_eq!(a, b);
         let mut other = Package::new(&WESTMERE);
-        other.restore(&a.state()).unwrap_err();
+        other.set_state(&a.state()).unwrap_err();
         assert_eq!(other, Package::new(&WESTMERE));
     }
 }

@@ -254,7 +254,7 @@ impl Device for Block {
         }
     }
 
-    fn restore(&mut self, state: &DeviceState) {
+    fn set_state(&mut self, state: &DeviceState) {
         if let DeviceState::Block { write_through, failed } = *state {
             (self.write_through, self.failed) = (write_through, failed);
         }

@@ -359,7 +359,7 @@ impl Transport {
     ///
     /// # Errors
     /// A state of a device with other queues, or with queues that are not in this memory; the device is as after a reset then.
-    pub fn restore(&mut self, state: &TransportState, memory: &GuestMemoryMmap) -> Result<(), Nonsense> {
+    pub fn set_state(&mut self, state: &TransportState, memory: &GuestMemoryMmap) -> Result<(), Nonsense> {
         self.reset();
         let same = |(queue, state): (&VirtQueue, &QueueState)| queue.registers.max_size == state.max_size;
         if state.queues.len() != self.queues.len() || !self.queues.iter().zip(&state.queues).all(same) {
@@ -380,7 +380,7 @@ impl Transport {
         self.queue_select = state.queue_select;
         self.status = state.status;
         self.interrupt_status = state.interrupt_status;
-        self.device.restore(&state.device);
+        self.device.set_state(&state.device);
         Ok(())
     }
 }

@@ -57,7 +57,7 @@ pub trait Device: fmt::Debug + Send {
     fn state(&self) -> DeviceState;
 
     /// Takes a state back. One of another kind of device is left alone.
-    fn restore(&mut self, state: &DeviceState);
+    fn set_state(&mut self, state: &DeviceState);
 }
 
 /// What devices remember beyond the transport's registers.

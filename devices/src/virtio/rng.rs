@@ -55,7 +55,7 @@ impl Device for Rng {
         DeviceState::Rng(self.random)
     }
 
-    fn restore(&mut self, state: &DeviceState) {
+    fn set_state(&mut self, state: &DeviceState) {
         if let DeviceState::Rng(random) = state {
             self.random = *random;
         }

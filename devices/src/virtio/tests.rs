@@ -712,7 +712,7 @@ fn the_state_goes_out_and_comes_back() {
     driver.request(VIRTIO_BLK_T_FLUSH, 0, 0, true);
     let state = driver.device.state();
     let mut other = Transport::new(Box::new(Block::new(Box::new(fake.clone()), "minivmm-0")));
-    other.restore(&state, &driver.memory).unwrap();
+    other.set_state(&state, &driver.memory).unwrap();
     assert_eq!(other.state(), state);
     assert!(other.interrupt());
     driver.device = other;
@@ -731,7 +731,7 @@ fn the_state_goes_out_and_comes_back() {
     rng.send(&[(DATA, 5, true)]);
     let mut copy = Driver::rng(1);
     copy.memory = rng.memory.clone();
-    copy.device.restore(&rng.device.state(), &rng.memory).unwrap();
+    copy.device.set_state(&rng.device.state(), &rng.memory).unwrap();
     assert_eq!(copy.device.state(), rng.device.state());
 
     // States that are none of this device's.
@@ -744,7 +744,7 @@ fn the_state_goes_out_and_comes_back() {
         let mut bad = state.clone();
         spoil(&mut bad);
         let mut other = Transport::new(Box::new(Block::new(Box::new(fake.clone()), "x")));
-        other.restore(&bad, &driver.memory).unwrap_err();
+        other.set_state(&bad, &driver.memory).unwrap_err();
         assert_eq!(other.read(VIRTIO_MMIO_STATUS.into(), 4), 0);
     }
 }

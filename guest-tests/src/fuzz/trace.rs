@@ -309,7 +309,7 @@ pub fn trace(bytes: &[u8]) {
                 let boundary = pt.boundaries().get(usize::from(argument)).copied();
                 let _ = pt.before(boundary.unwrap_or(value), &mut core);
                 let state = pt.state();
-                pt.restore(state.clone());
+                pt.set_state(state.clone());
                 assert!(pt.state() == state);
             }
         }

@@ -22,6 +22,7 @@ use crate::{
     acpi::Hardware,
     clock::Clock,
     cpu::PerCpu,
+    error::StateError,
     memory::Memory,
     virtio::{self, Virtio},
     watchers::{Seat, Watchers},
@@ -233,7 +234,7 @@ impl Machine {
     }
 
     /// Takes on a state of a machine of this model. A state of another shape says so, and nothing has changed then.
-    pub fn set_state(&mut self, state: &MachineState) -> Result<(), String> {
+    pub fn set_state(&mut self, state: &MachineState) -> Result<(), StateError> {
         let before = self.state();
         self.take_on(state).inspect_err(|_| {
             // It came from this machine.
@@ -246,24 +247,26 @@ impl Machine {
         Arc::clone(&self.restorations)
     }
 
-    fn take_on(&mut self, state: &MachineState) -> Result<(), String> {
+    fn take_on(&mut self, state: &MachineState) -> Result<(), StateError> {
         if state.cpus.len() != self.cpus.len() {
-            return Err(format!(
-                "the state has {} CPUs, the machine has {}",
-                state.cpus.len(),
-                self.cpus.len()
-            ));
+            return Err(StateError::Cpus {
+                state: state.cpus.len(),
+                machine: self.cpus.len(),
+            });
         }
         let rows = self.model.msrs.len();
         if let Some(cpu) = state.cpus.iter().find(|cpu| cpu.msrs.len() != rows) {
-            return Err(format!("the state has {} plain MSRs, the model {rows}", cpu.msrs.len()));
+            return Err(StateError::Msrs {
+                state: cpu.msrs.len(),
+                model: rows,
+            });
         }
         if state.platform.serial2.is_some() != self.second_serial {
-            return Err("one of state and machine has a second serial port, the other has none".into());
+            return Err(StateError::SecondSerial);
         }
-        self.platform.restore(&state.platform).map_err(|e| e.to_string())?;
-        self.virtio.restore(&state.virtio, self.memory.mmap())?;
-        self.rdt.restore(&state.rdt)?;
+        self.platform.set_state(&state.platform)?;
+        self.virtio.set_state(&state.virtio, self.memory.mmap())?;
+        self.rdt.set_state(&state.rdt).map_err(StateError::Rdt)?;
         self.restorations.fetch_add(1, Ordering::Relaxed);
         self.clock = state.clock;
         self.cpus.clone_from(&state.cpus);

@@ -16,6 +16,8 @@ use devices::{
 use log::debug;
 use vm_memory::GuestMemoryMmap;
 
+use crate::error::StateError;
+
 /// Where the first device's registers are; each has a page.
 pub const WINDOW: u64 = 0xfeb0_0000;
 /// The distance from one device's registers to the next one's.
@@ -109,15 +111,17 @@ impl Virtio {
     }
 
     /// Takes a state of a machine with the same devices back.
-    pub fn restore(&mut self, states: &[TransportState], memory: &GuestMemoryMmap) -> Result<(), String> {
+    pub fn set_state(&mut self, states: &[TransportState], memory: &GuestMemoryMmap) -> Result<(), StateError> {
         if states.len() != self.transports.len() {
-            let (theirs, ours) = (states.len(), self.transports.len());
-            return Err(format!("the state has {theirs} virtio devices, the machine {ours}"));
+            return Err(StateError::Virtio {
+                state: states.len(),
+                machine: self.transports.len(),
+            });
         }
         for (index, (transport, state)) in self.transports.iter_mut().zip(states).enumerate() {
             transport
-                .restore(state, memory)
-                .map_err(|e| format!("virtio device {index}: {e}"))?;
+                .set_state(state, memory)
+                .map_err(|source| StateError::Queues { index, source })?;
         }
         Ok(())
     }
@@ -225,7 +229,7 @@ mod tests {
         b.set_state(&a.state()).unwrap();
         assert_eq!(a.state(), b.state());
         let error = machine(2).set_state(&a.state()).unwrap_err();
-        assert!(error.contains("2 virtio devices, the machine 3"), "{error}");
+        assert!(error.to_string().contains("2 virtio devices, the machine 3"), "{error}");
         let mut c = machine(1);
         c.add_second_serial(Box::new(io::sink()));
         c.cpu(0).port_write(0x2ff, 1, 0x5a, 0);

@@ -12,14 +12,37 @@ use crate::vm::Moment;
 /// Names that are kept at most.
 const MOST: usize = 64;
 
+/// Why a state cannot be kept under a name, or gone back to.
+#[derive(Debug, thiserror::Error)]
+pub enum NamedStateError {
+    /// Nobody has the state but KVM.
+    #[error("a machine in KVM cannot: `--engine soft` can")]
+    InKvm,
+    /// What the guest does outside would not go back with it.
+    #[error("{0}")]
+    Lasting(String),
+    /// No more names.
+    #[error("{MOST} are kept already: `snapshot drop NAME` makes room")]
+    Many,
+    /// No such name.
+    #[error("there is no snapshot {0:?}: `snapshot list` shows them")]
+    None(String),
+    /// A trace is being written.
+    #[error("a trace only grows: leave out `--trace`, and begin one with `trace start DIR`")]
+    Traced,
+    /// The session's log cannot be written, or the state does not fit.
+    #[error(transparent)]
+    Failed(#[from] crate::Error),
+}
+
 impl Run {
     /// Why the machine's state cannot be kept and taken on again as it runs, if it cannot.
-    fn keeps_states(&self) -> Result<(), String> {
+    fn keeps_states(&self) -> Result<(), NamedStateError> {
         if self.vm.is_hosted() {
-            return Err("a machine in KVM cannot: `--engine soft` can".into());
+            return Err(NamedStateError::InKvm);
         }
         match &self.lasting {
-            Some(why) if self.timeline.is_none() => Err(why.clone()),
+            Some(why) if self.timeline.is_none() => Err(NamedStateError::Lasting(why.clone())),
             _ => Ok(()),
         }
     }
@@ -28,12 +51,12 @@ impl Run {
     ///
     /// # Errors
     /// One line: there are too many, or something of the guest's would not go back with it.
-    pub fn keep_state(&mut self, name: &str) -> Result<(), String> {
+    pub fn keep_state(&mut self, name: &str) -> Result<(), NamedStateError> {
         self.keeps_states()?;
         if self.named.len() >= MOST && !self.named.contains_key(name) {
-            return Err(format!("{MOST} are kept already: `snapshot drop NAME` makes room"));
+            return Err(NamedStateError::Many);
         }
-        self.keep_change().map_err(|error| error.to_string())?;
+        self.keep_change()?;
         let kept = Kept {
             point: self.point(false),
             forgotten: self.timeline.as_ref().map_or(0, |timeline| timeline.forgotten.len()),
@@ -58,21 +81,21 @@ impl Run {
     ///
     /// # Errors
     /// One line: there is none, or it cannot be taken on; nothing has changed then.
-    pub fn take_state(&mut self, name: &str) -> Result<(), String> {
+    pub fn take_state(&mut self, name: &str) -> Result<(), NamedStateError> {
         self.keeps_states()?;
         if !self.named.contains_key(name) {
-            return Err(format!("there is no snapshot {name:?}: `snapshot list` shows them"));
+            return Err(NamedStateError::None(name.into()));
         }
         if self.vm.recorder().is_some() && !self.vm.recorder_is_late() {
-            return Err("a trace only grows: leave out `--trace`, and begin one with `trace start DIR`".into());
+            return Err(NamedStateError::Traced);
         }
-        self.keep_change().map_err(|error| error.to_string())?;
+        self.keep_change()?;
         let Some(mut kept) = self.named.remove(name) else {
             return Ok(());
         };
-        let result = self.take(&mut kept).map_err(|error| error.to_string());
+        let result = self.take(&mut kept);
         self.named.insert(name.into(), kept);
-        result
+        Ok(result?)
     }
 
     fn take(&mut self, kept: &mut Kept) -> Result<(), crate::Error> {

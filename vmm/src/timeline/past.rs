@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    vm::{End, Moment, Outside, StopReason, Until},
+    vm::{End, Moment, Outside, SnapshotError, StopReason, Until},
 };
 use machine::disk::Overlay;
 
@@ -178,11 +178,11 @@ impl Run {
         {
             warn!("{error}");
         }
-        let failed = |why: String| Error::System {
+        let failed = |why: SnapshotError| Error::System {
             what: "going back",
             source: io::Error::other(why),
         };
-        self.vm.restore(&point.state).map_err(failed)?;
+        self.vm.set_state(&point.state).map_err(failed)?;
         for (disk, contents) in self.vm.overlays().iter().zip(&point.disks) {
             disk.restore(contents);
         }

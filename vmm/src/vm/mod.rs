@@ -27,6 +27,7 @@ pub use self::{
     end::{End, Ended},
     outside::{Interrupt, Leave, Moment, Outside},
     parts::{NoCpu, Unmapped, Vm},
+    save::SnapshotError,
     snapshot::{Pages, Snapshot},
     stats::{Native, Stats},
     stop_reason::{StopReason, Until},

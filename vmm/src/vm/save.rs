@@ -1,6 +1,6 @@
 //! Taking a machine's state out and putting it back.
 
-use machine::memory::Memory;
+use machine::{StateError, memory::Memory};
 
 use super::{
     parts::Vm,
@@ -11,6 +11,25 @@ use super::{
 fn all_pages(memory: &Memory) -> impl Iterator<Item = u64> + use<> {
     let high = memory.high().unwrap_or(0..0);
     (0..memory.low_end()).step_by(PAGE).chain(high.step_by(PAGE))
+}
+
+/// Why a machine does not take on a state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Part of the state is in KVM.
+    #[error("the interrupt controllers are KVM's, and a state has none of theirs: use --irqchip minivmm")]
+    Irqchip,
+    /// It is one of another model, or of another size.
+    #[error("the state is of model {} with {} bytes of RAM, the machine of {} with {}", state.0, state.1, machine.0, machine.1)]
+    Model {
+        /// Model and bytes of RAM of the state.
+        state: (&'static str, u64),
+        /// Those of the machine.
+        machine: (&'static str, u64),
+    },
+    /// It is one of a machine with other parts.
+    #[error(transparent)]
+    Parts(#[from] StateError),
 }
 
 impl Vm {
@@ -31,18 +50,16 @@ impl Vm {
     ///
     /// # Errors
     /// One line: the state is of another machine. Nothing has changed then.
-    pub fn restore(&mut self, state: &Snapshot) -> Result<(), String> {
+    pub fn set_state(&mut self, state: &Snapshot) -> Result<(), SnapshotError> {
         if self.machine.platform().irqchip_is_external() {
-            return Err(
-                "the interrupt controllers are KVM's, and a state has none of theirs: use --irqchip minivmm".into(),
-            );
+            return Err(SnapshotError::Irqchip);
         }
         let (model, memory) = (self.machine.model().name, self.machine.memory().size());
         if (state.model, state.memory) != (model, memory) {
-            return Err(format!(
-                "the state is of model {} with {} bytes of RAM, the machine of {model} with {memory}",
-                state.model, state.memory
-            ));
+            return Err(SnapshotError::Model {
+                state: (state.model, state.memory),
+                machine: (model, memory),
+            });
         }
         let before = self.machine.state();
         self.machine.set_state(&state.machine)?;
@@ -50,7 +67,7 @@ impl Vm {
         if let Err(error) = self.soft.set_state(&state.soft) {
             // It came from this machine.
             let _ = self.machine.set_state(&before);
-            return Err(error);
+            return Err(error.into());
         }
         let present = self.pages();
         for gpa in present.apart(&state.pages) {

@@ -7,7 +7,7 @@
 
 use engine::{Activity, Cpu, CpuState, Engine, Event, Exit, Translations};
 use kvm::Cpus;
-use machine::{CpuBus, Machine, exits::Exits, memory::SoftEngine};
+use machine::{CpuBus, Machine, StateError, exits::Exits, memory::SoftEngine};
 use x86::{model::CpuModel, msr::MsrFault};
 
 /// The longest turn of a CPU among several, in steps: short beside the microseconds that an interrupt takes between real ones,
@@ -221,14 +221,14 @@ impl Soft {
     ///
     /// # Errors
     /// The state is not of so many CPUs, and nothing has changed.
-    pub fn set_state(&mut self, state: &SoftState) -> Result<(), String> {
+    pub fn set_state(&mut self, state: &SoftState) -> Result<(), StateError> {
         let count = self.cpus.len();
         let (cpu, end) = state.turn;
         if (state.cpus.len(), state.translations.len()) != (count, count) || cpu >= count {
-            return Err(format!(
-                "the state is of {} CPUs, the machine has {count}",
-                state.cpus.len()
-            ));
+            return Err(StateError::Cpus {
+                state: state.cpus.len(),
+                machine: count,
+            });
         }
         let engine = self.engine.get();
         for ((cpu, registers), translations) in self.cpus.iter_mut().zip(&state.cpus).zip(&state.translations) {

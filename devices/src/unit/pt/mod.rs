@@ -195,9 +195,9 @@ impl<O: Output> Pt<O> {
     }
 
     /// Takes a state back that a unit of the same model gave.
-    pub fn restore(&mut self, state: PtState<O::State>) {
+    pub fn set_state(&mut self, state: PtState<O::State>) {
         self.s = state.inner;
-        self.output.restore(state.output);
+        self.output.set_state(state.output);
         self.out.clear();
         self.code = Addresses::new(&self.caps, &self.s.context);
         self.set_ranges();

@@ -270,7 +270,7 @@ impl<O: Output> Pt<O> {
             };
             if let Err(fault) = done {
                 self.s = before.0;
-                self.output.restore(before.1);
+                self.output.set_state(before.1);
                 return Err(fault);
             }
         }

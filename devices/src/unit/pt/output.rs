@@ -52,7 +52,7 @@ pub trait Output {
     fn state(&self) -> Self::State;
 
     /// Takes a state back.
-    fn restore(&mut self, state: Self::State);
+    fn set_state(&mut self, state: Self::State);
 }
 
 /// A region in use: a table entry, as it was when it was reached.
@@ -266,7 +266,7 @@ impl Output for GuestMemory {
         self.clone()
     }
 
-    fn restore(&mut self, state: Self) {
+    fn set_state(&mut self, state: Self) {
         *self = state;
     }
 }
@@ -286,7 +286,7 @@ impl Output for Vec<u8> {
 
     fn state(&self) {}
 
-    fn restore(&mut self, (): ()) {}
+    fn set_state(&mut self, (): ()) {}
 }
 
 /// Packets written to a host's file or pipe. The first error ends the trace and is kept.
@@ -332,5 +332,5 @@ impl<W: io::Write> Output for Writer<W> {
 
     fn state(&self) {}
 
-    fn restore(&mut self, (): ()) {}
+    fn set_state(&mut self, (): ()) {}
 }

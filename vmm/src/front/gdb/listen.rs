@@ -336,7 +336,7 @@ mod tests {
             ("unix:", "needs a path"),
         ] {
             let error = DebugAddress::parse(text.as_bytes()).unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.to_string().contains(says), "{text}: {error}");
         }
         assert_eq!(DebugAddress::parse(b"tcp:1234"), Ok(DebugAddress::USUAL));
     }

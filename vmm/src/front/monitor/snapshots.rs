@@ -13,11 +13,11 @@ pub fn snapshot(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     match arguments {
         ["save", name] if name.len() > LONGEST => Err(format!("a name of more than {LONGEST} bytes")),
         ["save", name] => {
-            scene.controls.run.keep_state(name)?;
+            scene.controls.run.keep_state(name).map_err(|why| why.to_string())?;
             Ok(format!("{name}: step {steps}, in memory until minivmm ends\n"))
         }
         ["load", name] => {
-            scene.controls.run.take_state(name)?;
+            scene.controls.run.take_state(name).map_err(|why| why.to_string())?;
             let now = scene.controls.run.steps();
             Ok(format!(
                 "{name}: from step {steps} to step {now}; in gdb now `maintenance flush register-cache`\n"

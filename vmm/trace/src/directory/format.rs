@@ -559,6 +559,26 @@ struct HeaderFile {
 
 const FORMAT: &str = "minivmm-trace";
 
+/// What is wrong with a trace's header.
+#[derive(Debug, thiserror::Error)]
+pub enum HeaderError {
+    /// Not JSON, or not what a header has.
+    #[error("{HEADER} is damaged: {0}")]
+    Json(serde_json::Error),
+    /// Of something else.
+    #[error("not a trace of minivmm: {HEADER} does not say \"{FORMAT}\"")]
+    Format,
+    /// Without a version.
+    #[error("{HEADER} is damaged: no version")]
+    NoVersion,
+    /// Of another version.
+    #[error("a trace of version {0}, and this minivmm reads version {VERSION}: read it with the minivmm that wrote it")]
+    Version(u64),
+    /// Changed since it was written.
+    #[error("{HEADER} is damaged: its checksum is another")]
+    Checksum,
+}
+
 impl Header {
     /// The text of the file.
     pub fn text(&self) -> String {
@@ -576,26 +596,24 @@ impl Header {
     ///
     /// # Errors
     /// What is wrong with it, and what to do.
-    pub fn parse(text: &str) -> Result<Header, String> {
-        let damaged = |what: &str| format!("{HEADER} is damaged: {what}");
-        let value: serde_json::Value = serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;
+    pub fn parse(text: &str) -> Result<Header, HeaderError> {
+        let damaged = HeaderError::Json;
+        let value: serde_json::Value = serde_json::from_str(text).map_err(damaged)?;
         if value.get("format").and_then(serde_json::Value::as_str) != Some(FORMAT) {
-            return Err(format!("not a trace of minivmm: {HEADER} does not say \"{FORMAT}\""));
+            return Err(HeaderError::Format);
         }
         match value.get("version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(VERSION) => {}
             Some(version) => {
-                return Err(format!(
-                    "a trace of version {version}, and this minivmm reads version {VERSION}: read it with the minivmm that wrote it"
-                ));
+                return Err(HeaderError::Version(version));
             }
-            None => return Err(damaged("no version")),
+            None => return Err(HeaderError::NoVersion),
         }
-        let file: HeaderFile = serde_json::from_value(value).map_err(|error| damaged(&error.to_string()))?;
+        let file: HeaderFile = serde_json::from_value(value).map_err(damaged)?;
         if file.check != crc32fast::hash(file.header.to_string().as_bytes()) {
-            return Err(damaged("its checksum is another"));
+            return Err(HeaderError::Checksum);
         }
-        serde_json::from_value(file.header).map_err(|error| damaged(&error.to_string()))
+        serde_json::from_value(file.header).map_err(damaged)
     }
 }
 
@@ -717,7 +735,7 @@ mod tests {
             }),
         };
         let text = header.text();
-        assert_eq!(Header::parse(&text), Ok(header));
+        assert_eq!(Header::parse(&text).unwrap(), header);
         for (text, says) in [
             ("", "damaged"),
             ("{}", "not a trace"),
@@ -729,7 +747,7 @@ mod tests {
             (&text.replace("\"cpus\": 2", "\"cpus\": 3"), "checksum"),
             (&text[..text.len() / 2], "damaged"),
         ] {
-            let error = Header::parse(text).unwrap_err();
+            let error = Header::parse(text).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
     }

@@ -125,7 +125,7 @@ impl Trace {
                 _ => format!("{HEADER}: {error}"),
             })
         })?;
-        let header = Header::parse(&String::from_utf8_lossy(&text)).map_err(fail)?;
+        let header = Header::parse(&String::from_utf8_lossy(&text)).map_err(|error| fail(error.to_string()))?;
         let names: Vec<String> = fs::read_dir(folder)
             .and_then(|entries| {
                 entries

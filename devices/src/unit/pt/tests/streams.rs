@@ -366,7 +366,7 @@ fn a_snapshot_at_every_record_gives_the_same_bytes() {
                 if snapshot {
                     let state: PtState = bench.pt.state();
                     bench.pt = Pt::new(everything());
-                    bench.pt.restore(state.clone());
+                    bench.pt.set_state(state.clone());
                     assert!(bench.pt.state() == state);
                 }
             }
@@ -531,7 +531,7 @@ fn random_registers_and_tables_harm_nothing() {
         ended[1] += u32::from(status.stopped());
         ended[2] += u32::from(status.trigger_en());
         let state: PtState<GuestMemory> = bench.pt.state();
-        bench.pt.restore(state);
+        bench.pt.set_state(state);
     }
     assert!(
         ended.iter().all(|&count| count > 0),
