@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use trace::{directory::sink::RING_LEAST, symbols::SymbolFile};
+use trace::{
+    directory::sink::RING_LEAST,
+    symbols::{SymbolFile, SymbolsError},
+};
 
 use crate::{
     error::Error,
-    parse::{one_line, parse_size, parse_u64},
+    parse::{ValueError, one_line, parse_size, parse_u64},
     recording::{Filter, OnError, RecordingOptions, When},
 };
 
@@ -65,7 +68,7 @@ impl Arguments {
             None => Ok(None),
             Some(text) => parse_when(&text, self.symbols.as_deref())
                 .map(Some)
-                .map_err(|reason| Error::Usage(format!("{option} {text}: {reason}"))),
+                .map_err(Error::option(format!("{option} {text}"))),
         };
         Ok(Some(RecordingOptions {
             start: when("--trace-start", self.start)?,
@@ -79,8 +82,68 @@ impl Arguments {
     }
 }
 
-fn parse_filter(text: &str) -> Result<Filter, String> {
-    let number = |text: &str| parse_u64(text).ok_or_else(|| format!("{text} is not a number of 64 bits"));
+/// What is wrong with an option of a recording.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceOptionError {
+    /// A filter's number.
+    #[error("{0} is not a number of 64 bits")]
+    Number(String),
+    /// A filter's range.
+    #[error("the range ends before it begins")]
+    Range,
+    /// No filter.
+    #[error("not kernel, user, cr3=X or ip=A-B")]
+    Filter,
+    /// A buffer's size.
+    #[error(transparent)]
+    Size(#[from] ValueError),
+    /// A buffer that holds no two synchronization points.
+    #[error("less than {}K", RING_LEAST >> 10)]
+    Buffer,
+    /// Options that do not parse, in clap's words.
+    #[error("{0}")]
+    Line(String),
+    /// Options that do not go together.
+    #[error(transparent)]
+    Together(#[from] Box<Error>),
+    /// No directory.
+    #[error("no directory")]
+    NoDirectory,
+    /// A number of instructions.
+    #[error("{0} is not a number of instructions, from 1 on")]
+    Count(String),
+    /// A port.
+    #[error("port= needs a port from 0 to 0xffff, as port=0x80 or port=0x80:1")]
+    Port,
+    /// What is written to a port.
+    #[error("what is written to a port has at most 32 bits")]
+    PortValue,
+    /// An address.
+    #[error("{0} is not an address")]
+    Address(String),
+    /// Nothing that a recording can wait for.
+    #[error("{0} is not an address, instructions=N, hypercall or port=P[:VALUE]; for a symbol give --symbols FILE")]
+    When(String),
+    /// The symbols cannot be read.
+    #[error("--symbols {}: {source}", path.display())]
+    Symbols {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SymbolsError,
+    },
+    /// The symbols lack this one.
+    #[error("there is no symbol {name} in {}", path.display())]
+    NoSymbol {
+        /// The symbol.
+        name: String,
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+fn parse_filter(text: &str) -> Result<Filter, TraceOptionError> {
+    let number = |text: &str| parse_u64(text).ok_or_else(|| TraceOptionError::Number(text.into()));
     match text {
         "kernel" => return Ok(Filter::Kernel),
         "user" => return Ok(Filter::User),
@@ -92,17 +155,17 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
     if let Some((first, last)) = text.strip_prefix("ip=").and_then(|range| range.split_once('-')) {
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
-            return Err("the range ends before it begins".into());
+            return Err(TraceOptionError::Range);
         }
         return Ok(Filter::Ip(first, last));
     }
-    Err("not kernel, user, cr3=X or ip=A-B".into())
+    Err(TraceOptionError::Filter)
 }
 
-fn parse_buffer(text: &str) -> Result<u64, String> {
-    let size = parse_size(text).map_err(|why| why.to_string())?;
+fn parse_buffer(text: &str) -> Result<u64, TraceOptionError> {
+    let size = parse_size(text)?;
     if size < RING_LEAST {
-        return Err(format!("less than {}K", RING_LEAST >> 10));
+        return Err(TraceOptionError::Buffer);
     }
     Ok(size)
 }
@@ -120,22 +183,23 @@ struct MonitorLine {
 ///
 /// # Errors
 /// One line: what is wrong with them.
-pub fn of_words(folder: &str, options: &[&str]) -> Result<RecordingOptions, String> {
+pub fn of_words(folder: &str, options: &[&str]) -> Result<RecordingOptions, TraceOptionError> {
     let words = ["--trace", folder, "--trace-on-error", "continue"];
-    let line = MonitorLine::try_parse_from(words.iter().chain(options)).map_err(|e| one_line(&e.to_string()))?;
-    let options = line.arguments.options().map_err(|e| e.to_string())?;
-    options.ok_or_else(|| "no directory".into())
+    let line = MonitorLine::try_parse_from(words.iter().chain(options))
+        .map_err(|e| TraceOptionError::Line(one_line(&e.to_string())))?;
+    let options = line.arguments.options().map_err(Box::new)?;
+    options.ok_or(TraceOptionError::NoDirectory)
 }
 
 /// When something begins or stops; names are looked up in `symbols`. The error says what is wrong with it.
-fn parse_when(text: &str, symbols: Option<&Path>) -> Result<When, String> {
+fn parse_when(text: &str, symbols: Option<&Path>) -> Result<When, TraceOptionError> {
     if text == "hypercall" {
         return Ok(When::Hypercall);
     }
     if let Some(count) = text.strip_prefix("instructions=") {
         return match parse_u64(count) {
             Some(count @ 1..) => Ok(When::Instructions(count)),
-            _ => Err(format!("{count} is not a number of instructions, from 1 on")),
+            _ => Err(TraceOptionError::Count(count.into())),
         };
     }
     if let Some(port) = text.strip_prefix("port=") {
@@ -143,13 +207,13 @@ fn parse_when(text: &str, symbols: Option<&Path>) -> Result<When, String> {
             .split_once(':')
             .map_or((port, None), |(port, value)| (port, Some(value)));
         let port = parse_u64(port).and_then(|port| u16::try_from(port).ok());
-        let port = port.ok_or("port= needs a port from 0 to 0xffff, as port=0x80 or port=0x80:1")?;
+        let port = port.ok_or(TraceOptionError::Port)?;
         let value = match value {
             None => None,
             Some(value) => Some(
                 parse_u64(value)
                     .and_then(|value| u32::try_from(value).ok())
-                    .ok_or("what is written to a port has at most 32 bits")?,
+                    .ok_or(TraceOptionError::PortValue)?,
             ),
         };
         return Ok(When::Port(port, value));
@@ -157,18 +221,20 @@ fn parse_when(text: &str, symbols: Option<&Path>) -> Result<When, String> {
     if text.starts_with(|first: char| first.is_ascii_digit()) {
         return parse_u64(text)
             .map(When::Address)
-            .ok_or_else(|| format!("{text} is not an address"));
+            .ok_or_else(|| TraceOptionError::Address(text.into()));
     }
     let Some(file) = symbols else {
-        return Err(format!(
-            "{text} is not an address, instructions=N, hypercall or port=P[:VALUE]; for a symbol give --symbols FILE"
-        ));
+        return Err(TraceOptionError::When(text.into()));
     };
-    let symbols = SymbolFile::read(file).map_err(|error| format!("--symbols {}: {error}", file.display()))?;
+    let symbols = SymbolFile::read(file).map_err(|source| TraceOptionError::Symbols {
+        path: file.into(),
+        source,
+    })?;
     let address = symbols.symbols.address(text);
-    address
-        .map(When::Address)
-        .ok_or_else(|| format!("there is no symbol {text} in {}", file.display()))
+    address.map(When::Address).ok_or_else(|| TraceOptionError::NoSymbol {
+        name: text.into(),
+        path: file.into(),
+    })
 }
 
 #[cfg(test)]

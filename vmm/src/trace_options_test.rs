@@ -75,7 +75,7 @@ fn what_is_waited_for_is_read_and_said_again() {
         ("port=0x80", When::Port(0x80, None)),
         ("port=0x80:0x1", When::Port(128, Some(1))),
     ] {
-        assert_eq!(parse_when(text, None), Ok(when.clone()), "{text}");
+        assert_eq!(parse_when(text, None).unwrap(), when, "{text}");
         assert_eq!(when.to_string(), text);
     }
     for (text, says) in [
@@ -88,9 +88,11 @@ fn what_is_waited_for_is_read_and_said_again() {
         ("port=1:0x100000000", "32 bits"),
         ("", "--symbols"),
     ] {
-        let error = parse_when(text, None).unwrap_err();
+        let error = parse_when(text, None).unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");
     }
-    let missing = parse_when("start_kernel", Some(Path::new("/no/such/vmlinux"))).unwrap_err();
+    let missing = parse_when("start_kernel", Some(Path::new("/no/such/vmlinux")))
+        .unwrap_err()
+        .to_string();
     assert!(missing.contains("/no/such/vmlinux"), "{missing}");
 }

@@ -326,6 +326,66 @@ fn no_crate_depends_on_one_above_it() {
     }
 }
 
+/// Where an error is a plain text: `Result<…, String>`, whatever stands between.
+fn errors_without_a_type(text: &str) -> Vec<String> {
+    let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut found = Vec::new();
+    for (at, _) in squeezed.match_indices("Result<") {
+        let (mut depth, mut last) = (0, at);
+        for (offset, c) in squeezed[at..].char_indices() {
+            match c {
+                '<' | '(' | '[' => depth += 1,
+                ')' | ']' => depth -= 1,
+                // Not the arrow of a function's type.
+                '>' if !squeezed[..at + offset].ends_with('-') => depth -= 1,
+                ',' if depth == 1 => last = at + offset + 1,
+                _ => {}
+            }
+            if depth == 0 && c == '>' && offset > 7 {
+                if squeezed[last..at + offset].trim() == "String" {
+                    found.push(squeezed[at..=at + offset].to_string());
+                }
+                break;
+            }
+        }
+    }
+    found
+}
+
+// covers: architecture/typed-errors
+#[test]
+fn whoever_meets_an_error_can_tell_it_by_its_type() {
+    assert_eq!(
+        errors_without_a_type("fn a() -> Result<Vec<u8>, String> {} Result<String, Error> Result<(), Box<Error>>"),
+        ["Result<Vec<u8>, String>"]
+    );
+    assert_eq!(
+        errors_without_a_type("fn(impl Fn() -> u8) -> Result< String,\n String>").len(),
+        1
+    );
+    let mut wrong = Vec::new();
+    for (name, folder, _) in CRATES {
+        let mut files = Vec::new();
+        rust_files(&root().join(folder).join("src"), &mut files);
+        files.retain(|file| {
+            let name = file.file_name().unwrap().to_str().unwrap();
+            !(name.ends_with("_test.rs")
+                || name == "tests.rs"
+                || file.components().any(|part| part.as_os_str() == "tests"))
+        });
+        assert!(!files.is_empty(), "{name}");
+        for file in files {
+            let text = bare(&fs::read_to_string(&file).unwrap());
+            wrong.extend(
+                errors_without_a_type(&text)
+                    .into_iter()
+                    .map(|what| format!("{}: {what}", file.display())),
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "errors that are plain texts:\n{}", wrong.join("\n"));
+}
+
 // covers: architecture/no-circles
 #[test]
 fn the_walk_finds_circles_and_looks_through_re_exports() {

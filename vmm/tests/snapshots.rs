@@ -40,7 +40,9 @@ fn say(vm: &mut Run, line: &str) -> String {
 }
 
 fn refused(vm: &mut Run, line: &str) -> String {
-    let why = monitor::answer(&mut Controls::new(vm), 0, line).expect_err(line);
+    let why = monitor::answer(&mut Controls::new(vm), 0, line)
+        .expect_err(line)
+        .to_string();
     assert_eq!(why.trim_end().lines().count(), 1, "{why}");
     why
 }

@@ -177,7 +177,7 @@ fn answer(request: Request, controls: &mut Controls<'_>) -> bool {
     let reply = match &request.command {
         Command::Monitor { line, cpu } => match monitor::answer(controls, *cpu, line) {
             Ok(text) => Reply::Text(text),
-            Err(why) => Reply::Refused(why),
+            Err(why) => Reply::Refused(why.to_string()),
         },
         command => {
             match command {

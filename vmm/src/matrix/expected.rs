@@ -54,16 +54,45 @@ type Key = (String, String, String);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table(BTreeMap<Key, Entry>);
 
+/// A line of a table that means nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {why}: {text}")]
+pub struct TableError {
+    /// Counted from 1.
+    line: usize,
+    why: Wrong,
+    /// Its first words.
+    text: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Wrong {
+    #[error("no [engine] before it")]
+    Engine,
+    #[error("no two blanks after the name")]
+    Blanks,
+    #[error("neither pass nor FAIL nor skip")]
+    Outcome,
+    #[error("a model twice")]
+    Twice,
+    #[error("{guest} has no line with {model} before it")]
+    NoGuest { guest: String, model: String },
+}
+
 impl Table {
     /// Reads a table.
     ///
     /// # Errors
     /// The first line that is none, in one line.
-    pub fn parse(text: &str) -> Result<Table, String> {
+    pub fn parse(text: &str) -> Result<Table, TableError> {
         let mut table = Table::default();
         let mut engine = None;
         for (number, line) in (1..).zip(text.lines()) {
-            let wrong = |why: &str| format!("line {number}: {why}: {}", line.chars().take(60).collect::<String>());
+            let wrong = |why| TableError {
+                line: number,
+                why,
+                text: line.chars().take(60).collect(),
+            };
             let line = line.trim_end();
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -72,10 +101,8 @@ impl Table {
                 engine = Some(name.to_string());
                 continue;
             }
-            let engine = engine.clone().ok_or_else(|| wrong("no [engine] before it"))?;
-            let (name, list) = line
-                .split_once("  ")
-                .ok_or_else(|| wrong("no two blanks after the name"))?;
+            let engine = engine.clone().ok_or_else(|| wrong(Wrong::Engine))?;
+            let (name, list) = line.split_once("  ").ok_or_else(|| wrong(Wrong::Blanks))?;
             let (guest, test) = match name.split_once('/') {
                 Some((guest, test)) => (guest, Some(test)),
                 None => (name, None),
@@ -85,7 +112,7 @@ impl Table {
                 let outcome = words
                     .next()
                     .and_then(|word| Outcome::ALL.into_iter().find(|o| o.word() == word));
-                let outcome = outcome.ok_or_else(|| wrong("neither pass nor FAIL nor skip"))?;
+                let outcome = outcome.ok_or_else(|| wrong(Wrong::Outcome))?;
                 let models: Vec<String> = words.map(str::to_string).collect();
                 match test {
                     None => {
@@ -97,7 +124,7 @@ impl Table {
                                 .insert((engine.clone(), guest.to_string(), model), entry)
                                 .is_some()
                             {
-                                return Err(wrong("a model twice"));
+                                return Err(wrong(Wrong::Twice));
                             }
                         }
                     }
@@ -111,7 +138,10 @@ impl Table {
                             }
                         }
                         if let Some(model) = missing.first() {
-                            return Err(wrong(&format!("{guest} has no line with {model} before it")));
+                            return Err(wrong(Wrong::NoGuest {
+                                guest: guest.into(),
+                                model: model.clone(),
+                            }));
                         }
                     }
                 }
@@ -433,7 +463,7 @@ pt/b c     pass
                 "line 3: lbr has no line with core2",
             ),
         ] {
-            let error = Table::parse(text).unwrap_err();
+            let error = Table::parse(text).unwrap_err().to_string();
             assert!(error.starts_with(words), "{error}");
         }
     }

@@ -11,7 +11,7 @@ use x86::model::MODELS;
 use super::{
     Report,
     cell::{Cell, Verdict},
-    plan::{Shard, parse_shard},
+    plan::{PlanError, Shard, parse_shard},
     tap::Point,
 };
 use crate::error::Error;
@@ -24,13 +24,13 @@ const ENGINE: &str = "engine";
 ///
 /// # Errors
 /// It cannot be written; what is in it is no reason.
-pub fn write(report: &Report) -> Result<String, String> {
+pub fn write(report: &Report) -> Result<String, quick_junit::SerializeError> {
     let mut xml = Xml::new("minivmm matrix");
     xml.set_time(report.cells.iter().map(|cell| cell.time).sum());
     for cell in &report.cells {
         xml.add_test_suite(suite(cell, report.shard));
     }
-    xml.to_string().map_err(|error| error.to_string())
+    xml.to_string()
 }
 
 fn suite(cell: &Cell, shard: Option<Shard>) -> TestSuite {
@@ -110,7 +110,7 @@ pub fn merge(paths: &[impl AsRef<Path>]) -> Result<Report, Error> {
             path: path.into(),
             source,
         })?;
-        for (cell, shard) in read(&text).map_err(refuse)? {
+        for (cell, shard) in read(&text).map_err(|why| refuse(why.to_string()))? {
             if let Some(other) = merged.cells.iter().find(|other| other.name() == cell.name()) {
                 return Err(refuse(format!("{} is in a file before it, too", other.name())));
             }
@@ -146,25 +146,37 @@ pub fn merge(paths: &[impl AsRef<Path>]) -> Result<Report, Error> {
     Ok(merged)
 }
 
+/// Why a file is no report of a matrix.
+#[derive(Debug, thiserror::Error)]
+pub enum JunitError {
+    /// Not XML, or not JUnit's.
+    #[error("not JUnit XML: {}", .0.to_string().replace('\n', " "))]
+    Xml(#[from] quick_junit::DeserializeError),
+    /// A suite of somebody else's.
+    #[error("not of minivmm matrix: {0} has no property {1}")]
+    Property(String, String),
+    /// A part of a matrix that is none.
+    #[error(transparent)]
+    Shard(#[from] PlanError),
+}
+
 /// The cells of a report, with the shard that each is of.
 ///
 /// # Errors
 /// It is not such a report.
-pub fn read(text: &str) -> Result<Vec<(Cell, Option<Shard>)>, String> {
-    let one_line = |text: String| text.replace('\n', " ");
-    let xml =
-        Xml::deserialize_from_str(text).map_err(|error| format!("not JUnit XML: {}", one_line(error.to_string())))?;
+pub fn read(text: &str) -> Result<Vec<(Cell, Option<Shard>)>, JunitError> {
+    let xml = Xml::deserialize_from_str(text)?;
     xml.test_suites.iter().map(cell_of).collect()
 }
 
-fn cell_of(suite: &TestSuite) -> Result<(Cell, Option<Shard>), String> {
+fn cell_of(suite: &TestSuite) -> Result<(Cell, Option<Shard>), JunitError> {
     let property = |name: &str| {
         let found = suite.properties.iter().find(|property| property.name.as_str() == name);
         found.map(|property| property.value.as_str().to_string())
     };
     let must = |name: &str| {
         let suite = suite.name.as_str();
-        property(name).ok_or_else(|| format!("not of minivmm matrix: {suite} has no property {name}"))
+        property(name).ok_or_else(|| JunitError::Property(suite.into(), name.into()))
     };
     let mut cell = Cell {
         guest: must("guest")?,
@@ -292,7 +304,7 @@ mod tests {
                 "y has no property guest",
             ),
         ] {
-            let error = read(text).unwrap_err();
+            let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words) && error.lines().count() == 1, "{error}");
         }
     }

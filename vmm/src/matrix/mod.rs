@@ -274,8 +274,8 @@ impl Outputs {
                 });
             }
         };
-        let wrong = |why| Error::Usage(format!("--expected {}: {why}", path.display()));
-        Table::parse(&text).map(Some).map_err(wrong)
+        let option = format!("--expected {}", path.display());
+        Table::parse(&text).map(Some).map_err(Error::option(option))
     }
 
     /// Writes reports, compares, prints the table and says how it went. `whole`: cells that are not there are gone.
@@ -306,7 +306,7 @@ impl Outputs {
             }),
         };
         if self.junit.is_some() {
-            let text = junit::write(report).map_err(|why| Error::Usage(format!("--junit: {why}")))?;
+            let text = junit::write(report).map_err(Error::option("--junit"))?;
             write("--junit", &self.junit, text)?;
         }
         write("--html", &self.html, html::write(report, &differences))?;

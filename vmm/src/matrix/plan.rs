@@ -183,13 +183,24 @@ impl std::fmt::Display for Shard {
     }
 }
 
+/// What is wrong with an option of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// No shard.
+    #[error("not K/N with K from 1 to N, as 2/5 for the second of five parts")]
+    Shard,
+    /// No name of a section.
+    #[error("not a name of letters, digits, `-`, `_` and `.`, as kvm-intel")]
+    Name,
+}
+
 /// Reads `K/N`.
-pub fn parse_shard(text: &str) -> Result<Shard, String> {
+pub fn parse_shard(text: &str) -> Result<Shard, PlanError> {
     let parts = text.split_once('/');
     let numbers = parts.and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
     match numbers {
         Some((index, count)) if (1..=count).contains(&index) => Ok(Shard { index, count }),
-        _ => Err("not K/N with K from 1 to N, as 2/5 for the second of five parts".into()),
+        _ => Err(PlanError::Shard),
     }
 }
 
@@ -213,11 +224,11 @@ pub struct Common {
 }
 
 /// Reads a name of the expected table's sections.
-pub fn parse_name(text: &str) -> Result<String, String> {
+pub fn parse_name(text: &str) -> Result<String, PlanError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match text.chars().all(fits) && !text.is_empty() {
         true => Ok(text.to_string()),
-        false => Err("not a name of letters, digits, `-`, `_` and `.`, as kvm-intel".into()),
+        false => Err(PlanError::Name),
     }
 }
 

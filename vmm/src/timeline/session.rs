@@ -226,20 +226,30 @@ impl Session {
             None => return Err(wrong(&path, "not a recorded session")),
         }
         let session: Session = serde_json::from_str(&text).map_err(|e| wrong(&path, format!("damaged: {e}")))?;
-        let (entries, head, closed) = lines(&read(LOG)?).map_err(|why| wrong(&folder.join(LOG), why))?;
+        let (entries, head, closed) = lines(&read(LOG)?).map_err(|why| wrong(&folder.join(LOG), why.to_string()))?;
         Ok((session, entries, head, closed))
     }
+}
+
+/// A log that is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {why}")]
+struct LogError {
+    /// Counted from 1.
+    line: usize,
+    /// What is wrong with it.
+    why: &'static str,
 }
 
 /// A line of the log.
 type Line = (u64, u64, String, String);
 
 /// Reads the log. What is torn at its end was being written when the recorder was killed.
-fn lines(text: &str) -> Result<(Vec<Entry>, Moment, Closed), String> {
+fn lines(text: &str) -> Result<(Vec<Entry>, Moment, Closed), LogError> {
     let (mut entries, mut head) = (Vec::new(), Moment::default());
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     for (number, line) in (1..).zip(whole.lines()) {
-        let damaged = |why: &str| format!("line {number}: {why}");
+        let damaged = |why| LogError { line: number, why };
         let parsed: Line = serde_json::from_str(line).map_err(|_| damaged("damaged"))?;
         let (steps, ticks, kind, rest) = parsed;
         let at = Moment { steps, ticks };
@@ -389,7 +399,7 @@ mod tests {
             ("[1,1,\"output\",\"61\"]\n", "unknown kind"),
             ("[2,2,\"input\",\"61\"]\n[1,9,\"input\",\"61\"]\n", "line 2: earlier"),
         ] {
-            let error = lines(damaged).unwrap_err();
+            let error = lines(damaged).unwrap_err().to_string();
             assert!(error.contains(says), "{damaged:?}: {error}");
         }
     }

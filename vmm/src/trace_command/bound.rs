@@ -17,7 +17,7 @@ pub fn resolve(part: &Part, trace: &Trace, names: &Names) -> Result<(Window, Vec
         None => Ok(None),
         Some(text) => parse(text, names)
             .map(Some)
-            .map_err(|why| Error::Usage(format!("{option} {text}: {why}"))),
+            .map_err(Error::option(format!("{option} {text}"))),
     };
     let window = Window {
         from: bound("--from", &part.from)?,
@@ -35,19 +35,32 @@ pub fn resolve(part: &Part, trace: &Trace, names: &Names) -> Result<(Window, Vec
     Ok((window, cpus))
 }
 
-fn parse(text: &str, names: &Names) -> Result<Bound, String> {
+/// Why a window of a trace cannot begin or end there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum BoundError {
+    #[error("not an address")]
+    Address,
+    #[error("not a step as 1000000, and not a time as 1.5s, 20ms, 300us or 7ns")]
+    Moment,
+    #[error("the trace has no symbols: give some with --symbols")]
+    NoSymbols,
+    #[error("no such function")]
+    Function,
+}
+
+fn parse(text: &str, names: &Names) -> Result<Bound, BoundError> {
     if let Some(hex) = text.strip_prefix("0x") {
         return u64::from_str_radix(hex, 16)
             .map(Bound::Address)
-            .map_err(|_| "not an address".into());
+            .map_err(|_| BoundError::Address);
     }
     if text.starts_with(|c: char| c.is_ascii_digit()) {
-        return number(text).ok_or_else(|| "not a step as 1000000, and not a time as 1.5s, 20ms, 300us or 7ns".into());
+        return number(text).ok_or(BoundError::Moment);
     }
     match names.address(text) {
         Some(address) => Ok(Bound::Address(address)),
-        None if names.symbols().is_empty() => Err("the trace has no symbols: give some with --symbols".into()),
-        None => Err("no such function".into()),
+        None if names.symbols().is_empty() => Err(BoundError::NoSymbols),
+        None => Err(BoundError::Function),
     }
 }
 
@@ -104,7 +117,7 @@ mod tests {
         ] {
             assert_eq!(parse(text, &names).ok(), expected, "{text}");
         }
-        let message = parse("main", &Names::default()).unwrap_err();
+        let message = parse("main", &Names::default()).unwrap_err().to_string();
         assert!(message.contains("--symbols"), "{message}");
     }
 }

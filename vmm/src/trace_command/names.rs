@@ -66,21 +66,30 @@ struct Wanted {
 /// Bytes of a process's name in Linux, less the 0 at its end.
 const COMM: usize = 15;
 
+/// What is wrong with a value of `--symbols-user`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum WantedError {
+    #[error("at={0}: not an address")]
+    Address(String),
+    #[error("names no file")]
+    NoFile,
+}
+
 impl Wanted {
-    fn parse(text: &str) -> Result<Wanted, String> {
+    fn parse(text: &str) -> Result<Wanted, WantedError> {
         let (mut rest, mut comm, mut at) = (text, None, None);
         while let Some((before, option)) = rest.rsplit_once(',') {
             if let Some(name) = option.strip_prefix("name=") {
                 comm = Some(name);
             } else if let Some(address) = option.strip_prefix("at=") {
-                at = Some(parse_u64(address).ok_or_else(|| format!("at={address}: not an address"))?);
+                at = Some(parse_u64(address).ok_or_else(|| WantedError::Address(address.into()))?);
             } else {
                 break;
             }
             rest = before;
         }
         let path = PathBuf::from(rest);
-        let file = path.file_name().ok_or("names no file")?;
+        let file = path.file_name().ok_or(WantedError::NoFile)?;
         let name = comm.map_or(file.to_string_lossy(), Into::into);
         let bytes = name.char_indices().map(|(at, c)| at + c.len_utf8());
         let len = bytes.take_while(|end| *end <= COMM).last().unwrap_or(0);
@@ -93,7 +102,7 @@ impl Wanted {
 }
 
 fn program(text: &str) -> Result<Program, Error> {
-    let wanted = Wanted::parse(text).map_err(|why| Error::Usage(format!("--symbols-user {text}: {why}")))?;
+    let wanted = Wanted::parse(text).map_err(Error::option(format!("--symbols-user {text}")))?;
     let failed = |source: SymbolsError| Error::ProgramSymbols {
         path: wanted.path.clone(),
         source,
@@ -139,7 +148,7 @@ mod tests {
             };
             assert_eq!(Wanted::parse(text), Ok(expected), "{text}");
         }
-        assert_eq!(Wanted::parse("a,at=here"), Err("at=here: not an address".into()));
-        assert_eq!(Wanted::parse("..,at=1"), Err("names no file".into()));
+        assert_eq!(Wanted::parse("a,at=here"), Err(WantedError::Address("here".into())));
+        assert_eq!(Wanted::parse("..,at=1"), Err(WantedError::NoFile));
     }
 }

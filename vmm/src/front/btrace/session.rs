@@ -178,9 +178,13 @@ impl Btrace {
             };
             match made {
                 Ok(document) => self.reading = Some((object, cpu, document)),
-                Err(answer) => {
+                Err(why) => {
                     self.reading = None;
-                    return answer;
+                    return match why {
+                        // gdb asks for something else then, and says nothing of it.
+                        Unread::Gap => "E01".into(),
+                        _ => error(&why.to_string()),
+                    };
                 }
             }
         }
@@ -200,26 +204,21 @@ impl Btrace {
         answer
     }
 
-    fn trace(&self, vm: &mut Vm, cpu: usize, annex: &str) -> Result<String, String> {
+    fn trace(&self, vm: &mut Vm, cpu: usize, annex: &str) -> Result<String, Unread> {
         let annex = match annex {
             "all" => Annex::All,
             "new" => Annex::New,
             "delta" => Annex::Delta,
-            _ => return Err(error("Histories are read as all, new or delta.")),
+            _ => return Err(Unread::Annex),
         };
-        match self.read(vm, cpu, annex) {
-            Ok(read) => Ok(document(&read)),
-            // gdb asks for something else then, and says nothing of it.
-            Err(Unread::Gap) => Err("E01".into()),
-            Err(why) => Err(error(&why.to_string())),
-        }
+        self.read(vm, cpu, annex).map(|read| document(&read))
     }
 
-    fn configuration(&self, cpu: usize, annex: &str) -> Result<String, String> {
+    fn configuration(&self, cpu: usize, annex: &str) -> Result<String, Unread> {
         if !annex.is_empty() {
-            return Err(error("The configuration has no parts."));
+            return Err(Unread::Parts);
         }
-        let session = self.session(cpu).ok_or_else(|| error(&Unread::Off.to_string()))?;
+        let session = self.session(cpu).ok_or(Unread::Off)?;
         let format = match session.format {
             Format::Bts => "bts",
             Format::Pt => "pt",

@@ -35,4 +35,10 @@ pub enum Unread {
     /// What was not read before cannot be told from the rest; all of it can be read.
     #[error("The history does not go on where it was read before.")]
     Gap,
+    /// A part of the history that the protocol does not have.
+    #[error("Histories are read as all, new or delta.")]
+    Annex,
+    /// A part of the configuration, which is one whole.
+    #[error("The configuration has no parts.")]
+    Parts,
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use gdbstub::common::Signal;
 use gdbstub::conn::Connection;
 use gdbstub::stub::state_machine::GdbStubStateMachine;
-use gdbstub::stub::{DisconnectReason, GdbStubBuilder, MultiThreadStopReason};
+use gdbstub::stub::{DisconnectReason, GdbStubBuilder, GdbStubError, MultiThreadStopReason};
 use gdbstub::target::ext::base::reverse_exec::ReplayLogPosition;
 use gdbstub::target::ext::breakpoints::WatchKind;
 
@@ -24,6 +24,15 @@ use crate::debug::{self, Stop, Why};
 use crate::front::btrace::{self, Btrace};
 use crate::front::controls::Controls;
 use crate::vm::{End, Vm};
+
+/// Why gdbstub does not answer.
+#[derive(Debug, thiserror::Error)]
+enum StubError {
+    #[error("the debugger's side cannot be set up")]
+    Begin,
+    #[error(transparent)]
+    Stub(#[from] GdbStubError<Infallible, Infallible>),
+}
 
 /// Packets that came while the guest ran: no client sends any.
 const WAITING: usize = 16;
@@ -322,7 +331,7 @@ impl<'v> Talk<'v> {
         stub
     }
 
-    fn feed(&mut self, mut stub: Stub<'v>, body: &[u8]) -> Result<Stub<'v>, String> {
+    fn feed(&mut self, mut stub: Stub<'v>, body: &[u8]) -> Result<Stub<'v>, StubError> {
         for byte in packets::frame(body) {
             stub = match stub {
                 GdbStubStateMachine::Idle(stub) => stub.incoming_data(&mut self.machine, byte),
@@ -331,8 +340,7 @@ impl<'v> Talk<'v> {
                     stub.interrupt_handled(&mut self.machine, None::<MultiThreadStopReason<u64>>)
                 }
                 GdbStubStateMachine::Disconnected(stub) => Ok(stub.return_to_idle()),
-            }
-            .map_err(|error| error.to_string())?;
+            }?;
         }
         Ok(stub)
     }
@@ -347,13 +355,13 @@ impl<'v> Talk<'v> {
         };
         let fed = match stub {
             Some(stub) => self.feed(stub, body),
-            None => Err("the debugger's side cannot be set up".into()),
+            None => Err(StubError::Begin),
         };
         let mut said = self.out.0.take();
         match fed {
             Ok(stub) => self.stub = Some(stub),
             // It is gone; a new one takes the next packet.
-            Err(error) => return (self.say(&packets::error(&error)), Next::Stay),
+            Err(error) => return (self.say(&packets::error(&error.to_string())), Next::Stay),
         }
         let next = match &self.stub {
             Some(GdbStubStateMachine::Running(_)) => {

@@ -1,6 +1,7 @@
 //! The machine as gdbstub sees it: CPUs as threads, their registers and memory, what stops them, how they go on.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::num::NonZeroUsize;
 
 use engine::{Activity, CpuState};
@@ -230,9 +231,9 @@ impl<'v> Machine<'v> {
 
 impl Target for Machine<'_> {
     type Arch = X86;
-    type Error = String;
+    type Error = Infallible;
 
-    fn base_ops(&mut self) -> BaseOps<'_, X86, String> {
+    fn base_ops(&mut self) -> BaseOps<'_, X86, Infallible> {
         BaseOps::MultiThread(self)
     }
 
@@ -326,7 +327,7 @@ impl MultiThreadBase for Machine<'_> {
         Ok(())
     }
 
-    fn list_active_threads(&mut self, thread_is_active: &mut dyn FnMut(Tid)) -> Result<(), String> {
+    fn list_active_threads(&mut self, thread_is_active: &mut dyn FnMut(Tid)) -> Result<(), Infallible> {
         (0..self.controls.run.cpu_count())
             .map(thread_of)
             .for_each(thread_is_active);
@@ -361,7 +362,7 @@ impl SingleRegisterAccess<Tid> for Machine<'_> {
 }
 
 impl ThreadExtraInfo for Machine<'_> {
-    fn thread_extra_info(&self, tid: Tid, buf: &mut [u8]) -> Result<usize, String> {
+    fn thread_extra_info(&self, tid: Tid, buf: &mut [u8]) -> Result<usize, Infallible> {
         let cpu = cpu_of(tid);
         let text = match self.controls.run.cpu_state(cpu).map(|state| state.activity) {
             None => "no such CPU".into(),
@@ -383,16 +384,16 @@ impl ThreadExtraInfo for Machine<'_> {
 }
 
 impl MultiThreadResume for Machine<'_> {
-    fn resume(&mut self) -> Result<(), String> {
+    fn resume(&mut self) -> Result<(), Infallible> {
         Ok(())
     }
 
-    fn clear_resume_actions(&mut self) -> Result<(), String> {
+    fn clear_resume_actions(&mut self) -> Result<(), Infallible> {
         self.resume = Resume::default();
         Ok(())
     }
 
-    fn set_resume_action_continue(&mut self, tid: Tid, _: Option<Signal>) -> Result<(), String> {
+    fn set_resume_action_continue(&mut self, tid: Tid, _: Option<Signal>) -> Result<(), Infallible> {
         // A machine has no signals: one that gdb passes on is gone.
         self.resume.named = Some(cpu_of(tid));
         Ok(())
@@ -428,28 +429,28 @@ impl MultiThreadResume for Machine<'_> {
 }
 
 impl ReverseStep<Tid> for Machine<'_> {
-    fn reverse_step(&mut self, tid: Tid) -> Result<(), String> {
+    fn reverse_step(&mut self, tid: Tid) -> Result<(), Infallible> {
         self.resume.reverse = Some(Reverse::Step(cpu_of(tid)));
         Ok(())
     }
 }
 
 impl ReverseCont<Tid> for Machine<'_> {
-    fn reverse_cont(&mut self) -> Result<(), String> {
+    fn reverse_cont(&mut self) -> Result<(), Infallible> {
         self.resume.reverse = Some(Reverse::Continue);
         Ok(())
     }
 }
 
 impl MultiThreadSingleStep for Machine<'_> {
-    fn set_resume_action_step(&mut self, tid: Tid, _: Option<Signal>) -> Result<(), String> {
+    fn set_resume_action_step(&mut self, tid: Tid, _: Option<Signal>) -> Result<(), Infallible> {
         self.resume.step = Some(cpu_of(tid));
         Ok(())
     }
 }
 
 impl MultiThreadRangeStepping for Machine<'_> {
-    fn set_resume_action_range_step(&mut self, tid: Tid, start: u64, end: u64) -> Result<(), String> {
+    fn set_resume_action_range_step(&mut self, tid: Tid, start: u64, end: u64) -> Result<(), Infallible> {
         self.resume.step = Some(cpu_of(tid));
         self.resume.range = Some((start, end));
         Ok(())
@@ -457,7 +458,7 @@ impl MultiThreadRangeStepping for Machine<'_> {
 }
 
 impl MultiThreadSchedulerLocking for Machine<'_> {
-    fn set_resume_action_scheduler_lock(&mut self) -> Result<(), String> {
+    fn set_resume_action_scheduler_lock(&mut self) -> Result<(), Infallible> {
         self.resume.lock = true;
         Ok(())
     }
@@ -534,7 +535,7 @@ impl HwWatchpoint for Machine<'_> {
 }
 
 impl MonitorCmd for Machine<'_> {
-    fn handle_monitor_cmd(&mut self, cmd: &[u8], mut out: ConsoleOutput<'_>) -> Result<(), String> {
+    fn handle_monitor_cmd(&mut self, cmd: &[u8], mut out: ConsoleOutput<'_>) -> Result<(), Infallible> {
         let line = String::from_utf8_lossy(cmd);
         out.write_raw(monitor::run(&mut self.controls, self.cpu, line.trim()).as_bytes());
         Ok(())

@@ -1,33 +1,35 @@
 //! What commands take and answer: numbers, counts, bits by name.
 
+use super::error::MonitorError;
+
 /// What a command answers: lines, or one that says why not.
-pub(super) type Answer = Result<String, String>;
+pub(super) type Answer = Result<String, MonitorError>;
 
 /// Nothing is taken.
-pub(super) fn none(arguments: &[&str]) -> Result<(), String> {
+pub(super) fn none(arguments: &[&str]) -> Result<(), MonitorError> {
     match arguments {
         [] => Ok(()),
-        [first, ..] => Err(format!("{first:?} is one word too many")),
+        [first, ..] => Err(MonitorError::TooMany((*first).into())),
     }
 }
 
 /// At most a count is taken.
-pub(super) fn count(arguments: &[&str], default: usize) -> Result<usize, String> {
+pub(super) fn count(arguments: &[&str], default: usize) -> Result<usize, MonitorError> {
     match arguments {
         [] => Ok(default),
         [word] => number(word).map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
-        [_, second, ..] => Err(format!("{second:?} is one word too many")),
+        [_, second, ..] => Err(MonitorError::TooMany((*second).into())),
     }
 }
 
 /// A number: decimal, or hexadecimal behind `0x`.
-pub(super) fn number(word: &str) -> Result<u64, String> {
+pub(super) fn number(word: &str) -> Result<u64, MonitorError> {
     let parsed = match word.strip_prefix("0x").or(word.strip_prefix("0X")) {
         Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16).ok(),
         None if !word.starts_with('+') => word.parse().ok(),
         _ => None,
     };
-    parsed.ok_or_else(|| format!("{word:?} is no number: 10 and 0x10 are"))
+    parsed.ok_or_else(|| MonitorError::Number(word.into()))
 }
 
 /// The names of the bits that are set; a set bit without a name is `bit N`, and no bit at all is `-`.

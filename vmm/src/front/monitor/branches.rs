@@ -11,6 +11,7 @@ use x86::{
 
 use super::{
     arguments::{Answer, bits, count},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -128,7 +129,7 @@ pub fn lbr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let (caps, entries): (LbrCaps, Vec<Entry>) = match (caps, &units.lbr, &units.arch_lbr) {
         (Some(caps), Some(unit), _) => (caps, unit.newest().collect()),
         (Some(caps), _, Some(unit)) => (caps, unit.newest().collect()),
-        _ => return Err(format!("model {} has no last-branch records here", model.name)),
+        _ => return Err(MonitorError::Lacks(model.name, "last-branch records here")),
     };
     let mut text = control(scene, caps);
     let used = entries
@@ -168,13 +169,11 @@ pub struct Buffer {
 
 impl Buffer {
     /// The buffer whose fields begin with this one.
-    pub fn read(scene: &Scene<'_, '_>, area: u64, layout: DsLayout, first: u64) -> Result<Buffer, String> {
+    pub fn read(scene: &Scene<'_, '_>, area: u64, layout: DsLayout, first: u64) -> Result<Buffer, MonitorError> {
         let width = layout.field();
         let field = |n: u64| {
             let at = area.wrapping_add((first + n) * width);
-            scene
-                .word(at, width)
-                .map_err(|e| format!("IA32_DS_AREA {area:#x}: {e}"))
+            scene.word(at, width).map_err(|e| MonitorError::DebugStore(area, e))
         };
         Ok(Buffer {
             base: field(management::BTS_BASE)?,
@@ -199,7 +198,7 @@ pub fn bts(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let model = scene.model();
     let features = scene.features();
     if scene.units().bts.is_none() {
-        return Err(format!("model {} has no branch trace store here", model.name));
+        return Err(MonitorError::Lacks(model.name, "branch trace store here"));
     }
     let layout = DsLayout::of(features);
     let area = scene.msr(IA32_DS_AREA).unwrap_or(0);

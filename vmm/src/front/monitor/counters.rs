@@ -11,8 +11,10 @@ use x86::{
 use super::{
     arguments::{Answer, bits, count, none},
     branches::Buffer,
+    error::MonitorError,
     scene::Scene,
 };
+use crate::vm::Unmapped;
 
 /// The first of the management area's fields that are sampling's.
 const PEBS_FIELDS: u64 = 4;
@@ -27,7 +29,7 @@ pub fn pmu(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
     let Some(pmu) = scene.units().pmu else {
-        return Err(format!("model {} has no performance counters here", model.name));
+        return Err(MonitorError::Lacks(model.name, "performance counters here"));
     };
     let caps = *pmu.caps();
     let control = scene.msr(IA32_PERF_GLOBAL_CTRL);
@@ -139,7 +141,7 @@ pub fn pebs(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let model = scene.model();
     let units = scene.units();
     let Some(caps) = units.pmu.as_ref().and_then(|pmu| pmu.pebs().caps().copied()) else {
-        return Err(format!("model {} has no event-based sampling here", model.name));
+        return Err(MonitorError::Lacks(model.name, "event-based sampling here"));
     };
     let layout = DsLayout::of(scene.features());
     let area = scene.msr(IA32_DS_AREA).unwrap_or(0);
@@ -186,7 +188,7 @@ pub fn pebs(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
 }
 
 /// Where the records of a buffer begin.
-fn records(scene: &Scene<'_, '_>, buffer: &Buffer, size: u64, format: PebsFormat) -> Result<Vec<u64>, String> {
+fn records(scene: &Scene<'_, '_>, buffer: &Buffer, size: u64, format: PebsFormat) -> Result<Vec<u64>, Unmapped> {
     /// More no guest of ours has room for.
     const MOST: usize = 1 << 16;
     let (mut starts, mut at) = (Vec::new(), buffer.base);

@@ -9,6 +9,7 @@ use devices::{
 
 use super::{
     arguments::{Answer, none},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -53,7 +54,9 @@ fn delivery(entry: u64) -> &'static str {
 pub fn irq(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     if scene.controls.run.machine().platform().irqchip_is_external() {
-        return Err("the interrupt controllers are KVM's: `--irqchip minivmm` has them shown".into());
+        return Err(MonitorError::Impossible(
+            "the interrupt controllers are KVM's: `--irqchip minivmm` has them shown",
+        ));
     }
     let (cpu, now) = (scene.cpu, scene.controls.run.virtual_ns());
     let flags = scene.state.rflags;

@@ -6,6 +6,7 @@ use engine::Activity;
 
 use super::{
     arguments::{Answer, none},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -49,7 +50,9 @@ pub fn info(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
 pub fn kaslr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let Some(kernel) = scene.names().linux() else {
-        return Err("no Linux kernel is found in memory: it is there once it is decompressed".into());
+        return Err(MonitorError::Impossible(
+            "no Linux kernel is found in memory: it is there once it is decompressed",
+        ));
     };
     let mut text = format!("{}\n", kernel.banner());
     if let Some(id) = kernel.build_id() {

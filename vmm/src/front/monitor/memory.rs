@@ -4,14 +4,17 @@ use std::fmt::Write;
 
 use super::{
     arguments::{Answer, bits},
+    error::MonitorError,
     scene::Scene,
 };
 use machine::walk;
 
-fn address(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Result<u64, String> {
+fn address(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Result<u64, MonitorError> {
     match arguments {
         [word] => scene.address(word),
-        _ => Err("one address: a number, a symbol, or a symbol+NUMBER".into()),
+        _ => Err(MonitorError::Usage(
+            "one address: a number, a symbol, or a symbol+NUMBER",
+        )),
     }
 }
 
@@ -23,7 +26,7 @@ pub fn gva2gpa(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let name = scene.describe(linear);
     match physical {
         Some(physical) => Ok(format!("{name} is at physical {physical:#x}\n")),
-        None => Err(format!("{name} is not mapped")),
+        None => Err(MonitorError::NotMapped(name)),
     }
 }
 

@@ -7,6 +7,7 @@
 mod arguments;
 mod branches;
 mod counters;
+mod error;
 mod interrupts;
 mod machine;
 mod memory;
@@ -23,6 +24,7 @@ mod trace;
 
 use std::fmt::Write;
 
+pub use self::error::MonitorError;
 use self::{arguments::Answer, scene::Scene};
 use crate::front::controls::Controls;
 use kvm::units::{UNITS, Unit};
@@ -141,9 +143,7 @@ pub const COMMANDS: &[Command] = &[
 
 /// Carries out a line and gives what it has to say, which ends with a line end. What is wrong with a line is said the same way.
 pub fn run(controls: &mut Controls<'_>, cpu: usize, line: &str) -> String {
-    let mut text = match answer(controls, cpu, line) {
-        Ok(text) | Err(text) => text,
-    };
+    let mut text = answer(controls, cpu, line).unwrap_or_else(|why| why.to_string());
     if !text.ends_with('\n') {
         text.push('\n');
     }
@@ -159,12 +159,12 @@ pub fn answer(controls: &mut Controls<'_>, cpu: usize, line: &str) -> Answer {
     let name = words.next().unwrap_or("help");
     let arguments: Vec<&str> = words.collect();
     let command = find(name)?;
-    let mut scene = Scene::new(controls, cpu).ok_or_else(|| format!("there is no CPU {cpu}"))?;
+    let mut scene = Scene::new(controls, cpu).ok_or(MonitorError::NoCpu(cpu))?;
     (command.run)(&mut scene, &arguments)
 }
 
 /// A command by its name, or by as much of it as tells it from others.
-fn find(name: &str) -> Result<&'static Command, String> {
+fn find(name: &str) -> Result<&'static Command, MonitorError> {
     if let Some(command) = COMMANDS.iter().find(|command| command.name == name) {
         return Ok(command);
     }
@@ -174,10 +174,10 @@ fn find(name: &str) -> Result<&'static Command, String> {
         .collect();
     match like[..] {
         [one] => Ok(one),
-        [] => Err(format!("{name:?} is no monitor command: try `help`")),
+        [] => Err(MonitorError::NoCommand(name.into())),
         _ => {
             let names: Vec<&str> = like.iter().map(|command| command.name).collect();
-            Err(format!("{name:?} may be {}", names.join(", ")))
+            Err(MonitorError::Ambiguous(name.into(), names.join(", ")))
         }
     }
 }
@@ -186,7 +186,7 @@ fn help(_: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let rows: Vec<&Command> = match arguments {
         [] => COMMANDS.iter().collect(),
         [name] => vec![find(name)?],
-        _ => return Err("help takes one command".into()),
+        _ => return Err(MonitorError::Usage("help takes one command")),
     };
     let usage = |command: &Command| format!("{} {}", command.name, command.arguments).trim_end().to_string();
     let width = rows.iter().map(|command| usage(command).len()).max().unwrap_or(0);

@@ -2,6 +2,7 @@
 
 use super::{
     arguments::{Answer, number},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -20,15 +21,15 @@ pub fn run_to(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
         ([word], extent) => {
             let step = number(word)?;
             if step < now && extent.is_none() {
-                return Err(format!(
-                    "step {step} is behind, at step {now}: `--reverse` at the start makes going back possible"
-                ));
+                return Err(MonitorError::Behind { step, now });
             }
             if !scene.go_to(step) {
-                return Err("KVM counts no instructions: `--engine soft` does".into());
+                return Err(MonitorError::Impossible(
+                    "KVM counts no instructions: `--engine soft` does",
+                ));
             }
             Ok(format!("from step {now} to step {step}, and there it stands\n"))
         }
-        _ => Err("run-to takes one step".into()),
+        _ => Err(MonitorError::Usage("run-to takes one step")),
     }
 }

@@ -9,6 +9,7 @@ use x86::{
 
 use super::{
     arguments::{Answer, bits, none, number},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -76,7 +77,7 @@ pub fn debugctl(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
     let (Some(caps), Some(value)) = (model.units.debugctl, scene.msr(IA32_DEBUGCTL)) else {
-        return Err(format!("model {} has no debug control register", model.name));
+        return Err(MonitorError::Lacks(model.name, "debug control register"));
     };
     const BITS: [(u32, &str); 13] = [
         (0, "LBR"),
@@ -130,16 +131,17 @@ pub fn tsc(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
 }
 
 /// An MSR by its number or name.
-fn register(scene: &mut Scene<'_, '_>, word: &str) -> Result<u32, String> {
+fn register(scene: &mut Scene<'_, '_>, word: &str) -> Result<u32, MonitorError> {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
-        return u32::try_from(number(word)?).map_err(|_| format!("{word}: an MSR has a number of 32 bits"));
+        return u32::try_from(number(word)?)
+            .map_err(|_| MonitorError::Range(word.into(), "an MSR has a number of 32 bits"));
     }
     let rows = scene.model().msrs.iter().map(|row| (row.msr, row.name));
     let mut all = rows.chain(NAMES.iter().copied());
     let found = all.find(|(_, name)| name.eq_ignore_ascii_case(word));
     found
         .map(|(msr, _)| msr)
-        .ok_or_else(|| format!("{word:?} is neither a number nor the manual's name of an MSR that is known here"))
+        .ok_or_else(|| MonitorError::MsrName(word.into()))
 }
 
 /// `msr read` and `msr write`.
@@ -155,7 +157,7 @@ pub fn msr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
             let msr = register(scene, which)?;
             match scene.msr(msr) {
                 Some(value) => Ok(format!("{msr:#x} {} {value:#x}\n", name(msr)).replace("  ", " ")),
-                None => Err(format!("RDMSR of {msr:#x} is #GP here")),
+                None => Err(MonitorError::Rdmsr(msr)),
             }
         }
         ["write", which, value] => {
@@ -164,20 +166,21 @@ pub fn msr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
                 .controls
                 .run
                 .write_msr(scene.cpu, msr, value)
-                .map_err(|_| format!("WRMSR of {value:#x} to {msr:#x} is #GP here; nothing is written"))?;
+                .map_err(|_| MonitorError::Wrmsr { msr, value })?;
             Ok(format!("{msr:#x} {} {value:#x} written\n", name(msr)).replace("  ", " "))
         }
-        _ => Err("msr read MSR, or msr write MSR VALUE".into()),
+        _ => Err(MonitorError::Usage("msr read MSR, or msr write MSR VALUE")),
     }
 }
 
 /// `cpuid`.
 pub fn cpuid(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
-    let word = |word: &str| u32::try_from(number(word)?).map_err(|_| format!("{word}: a leaf has 32 bits"));
+    let word =
+        |word: &str| u32::try_from(number(word)?).map_err(|_| MonitorError::Range(word.into(), "a leaf has 32 bits"));
     let (leaf, subleaf) = match arguments {
         [leaf] => (word(leaf)?, 0),
         [leaf, subleaf] => (word(leaf)?, word(subleaf)?),
-        _ => return Err("cpuid LEAF [SUBLEAF]".into()),
+        _ => return Err(MonitorError::Usage("cpuid LEAF [SUBLEAF]")),
     };
     let [eax, ebx, ecx, edx] = scene.controls.run.peek_cpuid(scene.cpu, leaf, subleaf);
     let mut text = format!("{leaf:#x}.{subleaf:#x}: EAX {eax:#010x} EBX {ebx:#010x} ECX {ecx:#010x} EDX {edx:#010x}\n");

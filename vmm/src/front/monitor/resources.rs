@@ -6,6 +6,7 @@ use x86::{msr::*, rdt::Event};
 
 use super::{
     arguments::{Answer, none},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -14,7 +15,7 @@ pub fn rdt(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
     let Some(caps) = scene.controls.run.machine().rdt().caps().copied() else {
-        return Err(format!("model {} has no resource director here", model.name));
+        return Err(MonitorError::Lacks(model.name, "resource director here"));
     };
     let association = scene.msr(IA32_PQR_ASSOC).unwrap_or(0);
     let (rmid, cos) = (association as u32, association >> 32);

@@ -4,7 +4,7 @@ use devices::unit::Units;
 use engine::CpuState;
 use x86::{cpuid::Features, model::CpuModel};
 
-use super::arguments::number;
+use super::{arguments::number, error::MonitorError};
 use crate::front::names::Names;
 use crate::{front::controls::Controls, vm::Unmapped};
 use machine::memory::Memory;
@@ -61,7 +61,7 @@ impl<'a, 'r> Scene<'a, 'r> {
     }
 
     /// An address: a number, or a symbol, with `+NUMBER` behind it or not.
-    pub fn address(&mut self, word: &str) -> Result<u64, String> {
+    pub fn address(&mut self, word: &str) -> Result<u64, MonitorError> {
         if word.starts_with(|c: char| c.is_ascii_digit()) {
             return number(word);
         }
@@ -71,8 +71,7 @@ impl<'a, 'r> Scene<'a, 'r> {
         };
         let (names, memory, steps) = self.looked();
         let address = names.address(memory, steps, symbol);
-        let address =
-            address.ok_or_else(|| format!("{symbol:?} is neither a number nor a symbol that is known here"))?;
+        let address = address.ok_or_else(|| MonitorError::Symbol(symbol.into()))?;
         Ok(address.wrapping_add(offset))
     }
 
@@ -107,10 +106,10 @@ impl<'a, 'r> Scene<'a, 'r> {
     }
 
     /// A number of `width` bytes in linear memory.
-    pub fn word(&self, address: u64, width: u64) -> Result<u64, String> {
+    pub fn word(&self, address: u64, width: u64) -> Result<u64, Unmapped> {
         let mut bytes = [0; 8];
         let len = width.min(8) as usize;
-        self.read(address, &mut bytes[..len]).map_err(|e| e.to_string())?;
+        self.read(address, &mut bytes[..len])?;
         Ok(u64::from_le_bytes(bytes))
     }
 }

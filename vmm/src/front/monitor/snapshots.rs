@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{arguments::Answer, scene::Scene};
+use super::{arguments::Answer, error::MonitorError, scene::Scene};
 
 /// The longest name in bytes.
 const LONGEST: usize = 64;
@@ -11,20 +11,20 @@ const LONGEST: usize = 64;
 pub fn snapshot(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let steps = scene.controls.run.steps();
     match arguments {
-        ["save", name] if name.len() > LONGEST => Err(format!("a name of more than {LONGEST} bytes")),
+        ["save", name] if name.len() > LONGEST => Err(MonitorError::LongName(LONGEST)),
         ["save", name] => {
-            scene.controls.run.keep_state(name).map_err(|why| why.to_string())?;
+            scene.controls.run.keep_state(name)?;
             Ok(format!("{name}: step {steps}, in memory until minivmm ends\n"))
         }
         ["load", name] => {
-            scene.controls.run.take_state(name).map_err(|why| why.to_string())?;
+            scene.controls.run.take_state(name)?;
             let now = scene.controls.run.steps();
             Ok(format!(
                 "{name}: from step {steps} to step {now}; in gdb now `maintenance flush register-cache`\n"
             ))
         }
         ["drop", name] if scene.controls.run.drop_state(name) => Ok(format!("{name}: dropped\n")),
-        ["drop", name] => Err(format!("there is no snapshot {name:?}: `snapshot list` shows them")),
+        ["drop", name] => Err(MonitorError::NoSnapshot((*name).into())),
         [] | ["list"] => {
             let mut text = String::new();
             for (name, step) in scene.controls.run.kept_states() {
@@ -35,6 +35,6 @@ pub fn snapshot(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
             }
             Ok(text)
         }
-        _ => Err("snapshot save NAME, load NAME, drop NAME or list".into()),
+        _ => Err(MonitorError::Usage("snapshot save NAME, load NAME, drop NAME or list")),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{
     arguments::{Answer, number},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -40,7 +41,9 @@ fn name(vector: u8) -> String {
 /// `catch`.
 pub fn catch(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     if !scene.controls.run.is_debugged() {
-        return Err("nobody could look at what is caught: `--gdb` at the start makes it possible".into());
+        return Err(MonitorError::Impossible(
+            "nobody could look at what is caught: `--gdb` at the start makes it possible",
+        ));
     }
     let debugger = scene.controls.run.debugger();
     match arguments {
@@ -63,11 +66,12 @@ pub fn catch(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
             let named = NAMES.iter().find(|(_, name)| name.eq_ignore_ascii_case(plain));
             let vector = match named {
                 Some((vector, _)) => *vector,
-                None => u8::try_from(number(word)?).map_err(|_| format!("{word}: vectors end with 255"))?,
+                None => u8::try_from(number(word)?)
+                    .map_err(|_| MonitorError::Range((*word).into(), "vectors end with 255"))?,
             };
             let new = if debugger.catch(vector, true) { "" } else { " already" };
             Ok(format!("{} is caught{new}\n", name(vector)))
         }
-        [_, second, ..] => Err(format!("{second:?} is one word too many")),
+        [_, second, ..] => Err(MonitorError::TooMany((*second).into())),
     }
 }

@@ -13,7 +13,11 @@ fn commands_are_found_by_their_names_and_by_what_tells_them_apart() {
         ("pep", Err("\"pep\" is no monitor command: try `help`")),
     ] {
         let name = find(word).map(|command| command.name);
-        assert_eq!(name, found.map_err(String::from), "{word}");
+        assert_eq!(
+            name.map_err(|why| why.to_string()),
+            found.map_err(String::from),
+            "{word}"
+        );
     }
     let mut names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
     names.sort_unstable();

@@ -10,6 +10,7 @@ use x86::{
 
 use super::{
     arguments::{Answer, bits, count},
+    error::MonitorError,
     scene::Scene,
 };
 
@@ -23,7 +24,7 @@ pub fn pt(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let most = count(arguments, 16)?;
     let model = scene.model();
     let Some(caps) = scene.units().pt.as_ref().map(|pt| *pt.caps()) else {
-        return Err(format!("model {} has no Intel PT here", model.name));
+        return Err(MonitorError::Lacks(model.name, "Intel PT here"));
     };
     let ctl = RtitCtl::from_bits(scene.msr(IA32_RTIT_CTL).unwrap_or(0));
     let status = RtitStatus::from_bits(scene.msr(IA32_RTIT_STATUS).unwrap_or(0));
