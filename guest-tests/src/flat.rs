@@ -1,7 +1,7 @@
 //! A machine in 64-bit mode with identity paging and a HLT for each vector: enough for a program of a few instructions that
 //! programs its own units, whose memory and registers a test looks at afterwards.
 
-use engine::{Activity, CS, Cpu, CpuState, Exit, Options, Segment, Table};
+use engine::{Activity, CS, Cpu, CpuState, EngineOptions, Exit, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use minivmm::machine::{Machine, memory::Memory};
@@ -277,7 +277,7 @@ impl Flat {
     pub fn go(&mut self, vectors: &[u8]) -> Result<(), Arrived> {
         let mut engine = self
             .memory
-            .engine(self.model, Options::default())
+            .engine(self.model, EngineOptions::default())
             .expect("the host can run it");
         let mut vectors = vectors.iter();
         for _ in 0..1000 {
@@ -300,7 +300,7 @@ impl Flat {
     pub fn run_for(&mut self, steps: u64) -> Exit {
         let mut engine = self
             .memory
-            .engine(self.model, Options::default())
+            .engine(self.model, EngineOptions::default())
             .expect("the host can run it");
         let end = self.cpu.steps() + steps;
         // A guest whose exceptions never end makes no steps.

@@ -15,7 +15,7 @@ pub use counters::counters;
 use counters::samplers;
 use devices::virtio::block::Medium;
 use engine::bus::Bus;
-use engine::{CS, Cpu, CpuState, Exit, Options, Segment};
+use engine::{CS, Cpu, CpuState, EngineOptions, Exit, Segment};
 pub use gdb::gdb;
 use minivmm::cli::{self, Job};
 use minivmm::machine::Machine;
@@ -250,7 +250,7 @@ pub fn instructions(bytes: &[u8]) {
             .write(TABLES + at, &entry.to_le_bytes())
             .expect("the page tables are in RAM");
     }
-    let Ok(mut soft) = memory.engine(model, Options::default()) else {
+    let Ok(mut soft) = memory.engine(model, EngineOptions::default()) else {
         return;
     };
     let mut machine = Machine::new(model, 1, memory, 0, 0, Box::new(io::sink()));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoderOptions, IcedError};
 use minivmm::config::EngineChoice;
-use minivmm::debug::{Stop, WatchKind, Watchpoint, Why};
+use minivmm::debug::{DebugStop, StopCause, WatchKind, Watchpoint};
 use minivmm::kvm::{Host, guest_debug::Kinds};
 use minivmm::vm::Native;
 use minivmm::{Console, CpuState, End, MachineConfig, Run, StopReason};
@@ -165,9 +165,9 @@ impl Guest {
     }
 
     /// Goes on to the next stop; `None`: to the end.
-    fn go(&mut self) -> Option<Why> {
+    fn go(&mut self) -> Option<StopCause> {
         match self.vm.run(&mut self.console).expect("it runs") {
-            StopReason::Debugger(Stop { cpu: 0, why }) => Some(why),
+            StopReason::Debugger(DebugStop { cpu: 0, why }) => Some(why),
             StopReason::Ended(End::DebugExit(0)) => None,
             end => panic!("{end:?}"),
         }
@@ -222,7 +222,7 @@ impl Checks {
         let mut before = [0; 8];
         guest.vm.read_linear(0, end, &mut before).expect("RAM");
         guest.break_at(end);
-        assert_eq!(guest.go(), Some(Why::Breakpoint(end)));
+        assert_eq!(guest.go(), Some(StopCause::Breakpoint(end)));
         let state = guest.state();
         assert_eq!((state.rip, state.gpr[5]), (end, SPIN.into()));
         assert_eq!(
@@ -250,7 +250,7 @@ impl Checks {
         let places = guest.places;
         guest.break_at(places.store);
         for round in 1..=5 {
-            assert_eq!(guest.go(), Some(Why::Breakpoint(places.store)));
+            assert_eq!(guest.go(), Some(StopCause::Breakpoint(places.store)));
             assert_eq!(guest.state().gpr[2], round);
         }
         assert_eq!(guest.go(), None);
@@ -281,7 +281,7 @@ impl Checks {
                 for (rip, _) in behind.iter().filter(|(_, stops)| *stops) {
                     let stop = guest.go();
                     assert!(
-                        matches!(stop, Some(Why::Watch { watchpoint: met, address: DATA, .. }) if met == watchpoint),
+                        matches!(stop, Some(StopCause::Watch { watchpoint: met, address: DATA, .. }) if met == watchpoint),
                         "{kind:?}: {stop:x?}"
                     );
                     let state = guest.state();
@@ -311,13 +311,13 @@ impl Checks {
         }
         for _ in 0..2 {
             for address in [places.own, places.store, places.load] {
-                assert_eq!(guest.go(), Some(Why::Breakpoint(address)));
+                assert_eq!(guest.go(), Some(StopCause::Breakpoint(address)));
             }
         }
         let before = guest.native();
         assert!(before.watched > 0 && before.exits.debug == 0, "{before:?}");
         guest.vm.debugger().remove_breakpoint(places.own);
-        assert_eq!(guest.go(), Some(Why::Breakpoint(places.end)));
+        assert_eq!(guest.go(), Some(StopCause::Breakpoint(places.end)));
         let after = guest.native();
         if self.kinds.serves_breakpoints() {
             assert!(after.exits.debug > 0 && after.watched == before.watched, "{after:?}");
@@ -340,7 +340,7 @@ impl Checks {
             wanted.iter().for_each(|address| guest.break_at(*address));
             for round in 1..=4 {
                 for &address in &wanted {
-                    assert_eq!(guest.go(), Some(Why::Breakpoint(address)));
+                    assert_eq!(guest.go(), Some(StopCause::Breakpoint(address)));
                     let state = guest.state();
                     // Its handler has run before the host's breakpoint is told.
                     assert_eq!((state.gpr[2], state.gpr[6]), (round, round), "{same}");
@@ -351,7 +351,7 @@ impl Checks {
                 }
             }
             guest.break_at(places.end);
-            assert_eq!(guest.go(), Some(Why::Breakpoint(places.end)));
+            assert_eq!(guest.go(), Some(StopCause::Breakpoint(places.end)));
             let state = guest.state();
             assert_eq!((state.gpr[6], state.gpr[8], state.gpr[9]), (4, OWN.into(), places.own));
             assert_eq!(guest.go(), None);
@@ -375,7 +375,7 @@ impl Checks {
             let end = guest.places.end;
             if breaks {
                 guest.break_at(end);
-                assert_eq!(guest.go(), Some(Why::Breakpoint(end)));
+                assert_eq!(guest.go(), Some(StopCause::Breakpoint(end)));
             }
             assert_eq!(guest.go(), None);
             let mut status = [0; 8];

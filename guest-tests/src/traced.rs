@@ -7,7 +7,7 @@
 
 use devices::unit::pt::Pt;
 use engine::bus::{Bus, MsrFault, Processor, Watch};
-use engine::{Cpu, Exit, Options};
+use engine::{Cpu, EngineOptions, Exit};
 use iced_x86::code_asm::*;
 use minivmm::machine::Machine;
 use minivmm::machine::memory::{Memory, SoftEngine};
@@ -530,7 +530,7 @@ fn go(plan: &Plan, engine: &mut SoftEngine, cpu: &mut Cpu, bus: &mut dyn Bus) {
 pub fn observe(plan: &Plan, observer: Box<dyn Watch + Send>) {
     let Ready { memory, mut cpu, .. } = prepare(plan);
     let mut soft = memory
-        .engine(plan.model, Options::default())
+        .engine(plan.model, EngineOptions::default())
         .expect("the host can run the model");
     let mut machine = Machine::new(plan.model, 1, memory, 0, 0, Box::new(std::io::sink()));
     machine.observe(0, Some(observer));
@@ -550,7 +550,7 @@ pub fn run(plan: &Plan) -> Run {
         mut cpu,
     } = prepare(plan);
     let mut soft = memory
-        .engine(plan.model, Options::default())
+        .engine(plan.model, EngineOptions::default())
         .expect("the host can run the model");
     let mut world = World {
         model: plan.model,

@@ -9,7 +9,7 @@ use devices::unit::debugctl::DebugCtlUnit;
 use devices::unit::ds::area::DsArea;
 use devices::unit::ds::bts::Bts;
 use devices::unit::lbr::Gate;
-use engine::{CS, Cpu, CpuState, Exit, Options, Segment};
+use engine::{CS, Cpu, CpuState, EngineOptions, Exit, Segment};
 use minivmm::machine::Machine;
 use minivmm::machine::memory::{Memory, SoftEngine};
 use x86::ds::DsLayout;
@@ -137,7 +137,7 @@ fn machine_in_ring(ring: u16, model: &'static CpuModel, code: &[u8]) -> (Machine
     for (i, field) in (0..).zip(fields) {
         memory.write(u64::from(AREA) + 8 * i, &field.to_le_bytes()).unwrap();
     }
-    let soft = memory.engine(model, Options::default()).unwrap();
+    let soft = memory.engine(model, EngineOptions::default()).unwrap();
     let machine = Machine::new(model, 1, memory, 0, 0, Box::new(io::sink()));
     let mut state = CpuState::reset(model);
     (state.rip, state.gpr[4]) = (CODE, STACK.into());

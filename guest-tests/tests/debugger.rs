@@ -2,7 +2,7 @@
 
 use guest_tests::SMP;
 use guest_tests::bare::image;
-use minivmm::debug::{WatchKind, Watchpoint, Why};
+use minivmm::debug::{StopCause, WatchKind, Watchpoint};
 use minivmm::{Console, End, MachineConfig, Run, StopReason};
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ fn finish(vm: Run, mut console: Console, end: &End) -> Ran {
 }
 
 /// Runs to the end; `look` is shown each stop, and whether the machine is to make single steps is its answer.
-fn run(config: &MachineConfig, set: impl FnOnce(&mut Run), mut look: impl FnMut(&mut Run, Why)) -> Ran {
+fn run(config: &MachineConfig, set: impl FnOnce(&mut Run), mut look: impl FnMut(&mut Run, StopCause)) -> Ran {
     let (mut vm, mut console) = machine(config);
     set(&mut vm);
     loop {
@@ -81,7 +81,7 @@ fn a_guest_s_own_breakpoints_work_under_ours() {
                 vm.debugger().add_watchpoint(watchpoint);
             },
             |vm, why| {
-                let Why::Breakpoint(address) = why else { return };
+                let StopCause::Breakpoint(address) = why else { return };
                 let times = met.entry(address).or_insert(0);
                 *times += 1;
                 // What is met all the time is known by now.
@@ -120,7 +120,7 @@ fn cpus_take_their_turns_as_without_a_debugger() {
             }
         },
         |vm, why| match why {
-            Why::Breakpoint(address) => {
+            StopCause::Breakpoint(address) => {
                 let times = met.entry(address).or_insert(0);
                 *times += 1;
                 cpus[vm.current_cpu()] += 1;
@@ -132,7 +132,7 @@ fn cpus_take_their_turns_as_without_a_debugger() {
                 vm.debugger().step(Some(cpu));
                 steps = 0;
             }
-            Why::Step => {
+            StopCause::Step => {
                 steps += 1;
                 if steps == 5 {
                     vm.debugger().step(None);
@@ -168,7 +168,7 @@ fn one_cpu_runs_alone_while_the_others_stand_still() {
     vm.debugger().step(Some(1));
     let before = steps(&vm)[1];
     match vm.run(&mut console).unwrap() {
-        StopReason::Debugger(stop) => assert_eq!((stop.cpu, stop.why), (1, Why::Step)),
+        StopReason::Debugger(stop) => assert_eq!((stop.cpu, stop.why), (1, StopCause::Step)),
         end => panic!("{end:?}"),
     }
     assert_eq!(steps(&vm)[1], before + 1);

@@ -10,7 +10,7 @@ use guest_tests::gdb::Guest;
 use guest_tests::retired::{Each, idle_loops};
 use guest_tests::{Folder, SMP, in_minivmm, linux, run, start};
 use iced_x86::{Decoder, DecoderOptions};
-use minivmm::debug::Why;
+use minivmm::debug::StopCause;
 use minivmm::recording::GuestMemory;
 use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
 use trace::linux::Kernel;
@@ -44,7 +44,7 @@ fn run_to(vm: &mut Run, console: &mut Console, address: u64) {
     vm.debugger().add_breakpoint(address);
     let end = vm.run(console).unwrap();
     assert!(
-        matches!(&end, StopReason::Debugger(stop) if stop.why == Why::Breakpoint(address)),
+        matches!(&end, StopReason::Debugger(stop) if stop.why == StopCause::Breakpoint(address)),
         "{end:?}"
     );
     vm.debugger().remove_breakpoint(address);

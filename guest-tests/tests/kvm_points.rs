@@ -6,7 +6,7 @@ use std::process::Command;
 use guest_tests::points::Checks;
 use guest_tests::{HELLO, SMP, kvm_is_missing};
 use minivmm::config::EngineChoice;
-use minivmm::debug::{Stop, Why};
+use minivmm::debug::{DebugStop, StopCause};
 use minivmm::kvm::Host;
 use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
 
@@ -88,9 +88,9 @@ fn each_of_three_cpus_stops_once() {
     let mut stops = Vec::new();
     while stops.last() != Some(&(0, after)) {
         match vm.run(&mut console).unwrap() {
-            StopReason::Debugger(Stop {
+            StopReason::Debugger(DebugStop {
                 cpu,
-                why: Why::Breakpoint(address),
+                why: StopCause::Breakpoint(address),
             }) => stops.push((cpu, address)),
             end => panic!("{end:?} after {stops:x?}"),
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use guest_tests::flat::{self, CODE, DATA, TRACE, wrmsr};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use minivmm::debug::Why;
+use minivmm::debug::StopCause;
 use minivmm::{
     Console, End, Run, StopReason,
     front::{controls::Controls, monitor},
@@ -417,7 +417,7 @@ fn exceptions_are_caught() {
     }
     let end = vm.run(&mut console).unwrap();
     assert!(
-        matches!(end, StopReason::Debugger(stop) if matches!(stop.why, Why::Exception { vector: 6, .. })),
+        matches!(end, StopReason::Debugger(stop) if matches!(stop.why, StopCause::Exception { vector: 6, .. })),
         "{end:?}"
     );
     assert_eq!(

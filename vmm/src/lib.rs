@@ -4,7 +4,7 @@
 //! A machine is described by a [`MachineConfig`], built by [`Run::new`], and connected to the outside by a [`Console`]. Then it
 //! runs until there is a [`StopReason`], or for so many steps at a time; in between, its CPUs and its memory can be looked at.
 //! Nothing about it depends on the time of day or on the host, unless the configuration says so: the same configuration gives the
-//! same run. All of its state can be [taken out](Vm::save) between two steps and [put back](Vm::restore), here or into another
+//! same run. All of its state can be [taken out](Vm::save) between two steps and [put back](Vm::set_state), here or into another
 //! machine.
 //!
 //! The crate is layered: [`vm`] is the machine with its CPUs and the one verb that has it run, [`timeline`] knows its past,

@@ -1,7 +1,7 @@
 //! Counters and samples on the whole machine: small programs in 64-bit mode that program the registers themselves, with a
 //! handler for the performance-monitoring interrupt behind the local APIC. The timing table is that of the experiments.
 
-use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
+use engine::{CS, Cpu, CpuState, EngineOptions, Exit, Segment, Table};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, FlowControl, Mnemonic};
 use machine::Machine;
@@ -147,7 +147,7 @@ impl Guest {
             write(AREA + 8 * field, &value.to_le_bytes());
         }
 
-        let engine = memory.engine(model, Options::default()).unwrap();
+        let engine = memory.engine(model, EngineOptions::default()).unwrap();
         let machine = Machine::new(model, 1, memory, 0, 0, Box::new(std::io::sink()));
         let mut state = CpuState::reset(model);
         (state.rip, state.gpr[4]) = (CODE, STACK);

@@ -1,7 +1,7 @@
 //! Debug registers, time-stamp counter and resource director bit by bit on every model, as a guest reaches them; and what INIT
 //! leaves of all registers.
 
-use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
+use engine::{CS, Cpu, CpuState, EngineOptions, Exit, Segment, Table};
 use machine::memory::SoftEngine;
 use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, MODELS};
@@ -49,7 +49,7 @@ impl Guest {
         let mut cpu = Cpu::new(model);
         cpu.set_state(&start);
         Guest {
-            engine: memory.engine(model, Options::default()).unwrap(),
+            engine: memory.engine(model, EngineOptions::default()).unwrap(),
             machine,
             cpu,
             start,

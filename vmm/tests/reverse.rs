@@ -13,7 +13,7 @@ use common::*;
 use iced_x86::code_asm::*;
 use minivmm::{
     Back, Console, End, MachineConfig, Run, SerialTarget, StopReason,
-    debug::{WatchKind, Watchpoint, Why},
+    debug::{StopCause, WatchKind, Watchpoint},
 };
 
 /// A machine that keeps a point every so many steps.
@@ -500,21 +500,21 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         vm.debugger();
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, StopReason::Debugger(stop) if stop.why == Why::TripleFault),
+            matches!(&end, StopReason::Debugger(stop) if stop.why == StopCause::TripleFault),
             "{end:?}"
         );
         let crash = vm.steps();
         let watched = Watchpoint::new(cell, 4, WatchKind::Write).unwrap();
         vm.debugger().add_watchpoint(watched);
         let back = vm.back(&mut console).unwrap();
-        let met = |back: &Back| matches!(back, Back::Stopped(stop) if matches!(stop.why, Why::Watch { address, .. } if address == cell));
+        let met = |back: &Back| matches!(back, Back::Stopped(stop) if matches!(stop.why, StopCause::Watch { address, .. } if address == cell));
         assert!(met(&back), "{back:?}");
         let state = vm.cpu_state(0).unwrap();
         assert_eq!((state.gpr[1], read(&vm, cell), read(&vm, counter)), (77, 0, 924));
         // Forwards it is made, and the machine stops behind it.
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, StopReason::Debugger(stop) if matches!(stop.why, Why::Watch { .. })),
+            matches!(&end, StopReason::Debugger(stop) if matches!(stop.why, StopCause::Watch { .. })),
             "{end:?}"
         );
         assert_eq!(read(&vm, cell), 0xdead_0000);
@@ -533,7 +533,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         for round in 1..=30 {
             let back = vm.back(&mut console).unwrap();
             assert!(
-                matches!(&back, Back::Stopped(stop) if stop.why == Why::Breakpoint(top)),
+                matches!(&back, Back::Stopped(stop) if stop.why == StopCause::Breakpoint(top)),
                 "{back:?}"
             );
             let state = vm.cpu_state(0).unwrap();
@@ -541,7 +541,7 @@ fn from_a_crash_back_to_the_store_that_caused_it() {
         }
         let end = vm.run(&mut console).unwrap();
         assert!(
-            matches!(&end, StopReason::Debugger(stop) if stop.why == Why::Breakpoint(top)),
+            matches!(&end, StopReason::Debugger(stop) if stop.why == StopCause::Breakpoint(top)),
             "{end:?}"
         );
         assert_eq!(vm.cpu_state(0).unwrap().gpr[1], 29);

@@ -1,6 +1,6 @@
 //! Small programs on a whole machine, whose units are the guest's own: breakpoints by MOV to debug registers.
 
-use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
+use engine::{CS, Cpu, CpuState, EngineOptions, Exit, Segment, Table};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::{Machine, memory::Memory};
@@ -61,7 +61,7 @@ impl Guest {
 
     /// Runs to a HLT: what arrived if it is a handler's, else the address of the program's own.
     fn run(mut self) -> Result<Arrived, u64> {
-        let mut engine = self.memory.engine(self.model, Options::default()).unwrap();
+        let mut engine = self.memory.engine(self.model, EngineOptions::default()).unwrap();
         for _ in 0..1000 {
             match engine.get().run(&mut self.cpu, &mut self.machine.cpu(0), 10_000) {
                 Exit::Halt => break,
@@ -335,7 +335,7 @@ fn a_debugger_is_told_of_a_breakpoint_in_a_transaction() {
     assert!(arrived.transaction && arrived.dr6 == 2, "{arrived:x?}");
     for (control, enable) in [(0, RTM_ENABLE), (RTM_CONTROL, 0)] {
         let mut guest = debugged_transaction(control, enable);
-        let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
+        let mut engine = guest.memory.engine(guest.model, EngineOptions::default()).unwrap();
         while engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000) != Exit::Halt {}
         let mut status = [0; 4];
         guest.memory.read(DATA + 8, &mut status).unwrap();
@@ -380,7 +380,7 @@ fn the_last_branch_stack_shows_a_transaction_and_its_abort() {
             a.set_label(&mut fallback)?;
             a.hlt()
         });
-        let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
+        let mut engine = guest.memory.engine(guest.model, EngineOptions::default()).unwrap();
         while engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000) != Exit::Halt {}
         let units = guest.machine.units(0).unwrap();
         let entries: Vec<_> = match (&units.lbr, &units.arch_lbr) {
@@ -438,7 +438,7 @@ fn an_observer_hears_what_the_units_hear_and_changes_nothing() {
             assert!(guest.machine.observe(0, Some(Box::new(Count(heard.clone())))));
             assert!(!guest.machine.observe(1, None), "there is one CPU");
         }
-        let mut engine = guest.memory.engine(guest.model, Options::default()).unwrap();
+        let mut engine = guest.memory.engine(guest.model, EngineOptions::default()).unwrap();
         assert_eq!(
             engine.get().run(&mut guest.cpu, &mut guest.machine.cpu(0), 10_000),
             Exit::Halt

@@ -6,7 +6,7 @@ use crate::chunk::Chunk;
 use crate::event::{Event, EventKind, GapKind, Summary, Visitor};
 use crate::graph::{Graph, NONE};
 use crate::image::{Context, Image};
-use crate::time::{Clock, Timing};
+use crate::time::{PacketClock, Timing};
 use pt_packet::{Decoder as Packets, ExecMode, ItemSize, Packet, find_psb};
 use std::collections::VecDeque;
 use walk::Returns;
@@ -19,11 +19,11 @@ const WAITING: usize = 1 << 12;
 pub struct Decoder<I> {
     image: I,
     graph: Graph,
-    clock: Clock,
+    clock: PacketClock,
     summary: Summary,
     /// Positions of changes of the code up to which the image is, as an offset for quick comparison.
     next_change: u64,
-    place: Place,
+    place: Position,
     returns: Returns,
     pending: Pending,
     /// Code of the block that is told.
@@ -32,7 +32,7 @@ pub struct Decoder<I> {
 
 /// Where execution is.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Position {
     /// The next instruction, where `known`.
     ip: u64,
     /// Its node, if that is known already.
@@ -96,10 +96,10 @@ impl<I: Image> Decoder<I> {
         Decoder {
             image,
             graph: Graph::default(),
-            clock: Clock::new(timing),
+            clock: PacketClock::new(timing),
             summary: Summary::default(),
             next_change: 0,
-            place: Place {
+            place: Position {
                 ip: 0,
                 node: NONE,
                 known: false,

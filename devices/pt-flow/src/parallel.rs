@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// What the threads share.
-struct Shared<R, V> {
+struct Work<R, V> {
     chunks: Mutex<(u64, Option<Chunks<R>>)>,
     done: Mutex<Done<V>>,
     /// A result was added, taken, or no more will come.
@@ -43,7 +43,7 @@ pub fn decode_parallel<R: Read + Send, I: Image, V: Visitor + Send>(
 ) -> io::Result<Summary> {
     let threads = threads.max(1);
     let window = 2 * threads as u64;
-    let shared = Shared {
+    let shared = Work {
         chunks: Mutex::new((0, Some(chunks))),
         done: Mutex::new(Done {
             results: BTreeMap::new(),
@@ -85,7 +85,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<R: Read, V> Shared<R, V> {
+impl<R: Read, V> Work<R, V> {
     /// The next chunk and its number, when there is room for its result.
     fn take(&self, window: u64) -> Option<(u64, io::Result<Chunk>)> {
         let mut chunks = lock(&self.chunks);
@@ -125,7 +125,7 @@ impl<R: Read, V> Shared<R, V> {
 }
 
 /// Tells the others that a thread has ended: one that decodes, or the one that delivers.
-struct End<'a, R, V>(&'a Shared<R, V>, usize);
+struct End<'a, R, V>(&'a Work<R, V>, usize);
 
 impl<R, V> Drop for End<'_, R, V> {
     fn drop(&mut self) {

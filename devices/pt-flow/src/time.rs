@@ -33,7 +33,7 @@ pub struct Time {
 
 /// Follows the time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Clock {
+pub(crate) struct PacketClock {
     timing: Timing,
     now: Time,
     /// The TSC at a tick of the crystal clock, and the clock's counter then.
@@ -45,11 +45,11 @@ pub(crate) struct Clock {
     since: u64,
 }
 
-impl Clock {
-    pub fn new(timing: Timing) -> Clock {
-        Clock {
+impl PacketClock {
+    pub fn new(timing: Timing) -> PacketClock {
+        PacketClock {
             timing,
-            ..Clock::default()
+            ..PacketClock::default()
         }
     }
 
@@ -59,7 +59,7 @@ impl Clock {
 
     /// Forgets what went before, at a PSB at which decoding begins.
     pub fn reset(&mut self) {
-        *self = Clock::new(self.timing);
+        *self = PacketClock::new(self.timing);
     }
 
     fn anchor_at(&mut self, tsc: u64) {
@@ -130,7 +130,7 @@ mod tests {
     // covers: decoder/time
     #[test]
     fn packets_of_time_add_up() {
-        let mut clock = Clock::new(Timing {
+        let mut clock = PacketClock::new(Timing {
             tsc_per_crystal: (84, 1),
             mtc_shift: 3,
             nominal_ratio: 20,
@@ -158,7 +158,7 @@ mod tests {
     // covers: decoder/time
     #[test]
     fn a_counter_of_which_tma_tells_too_little_is_taken_up_at_the_next_mtc() {
-        let mut clock = Clock::new(Timing {
+        let mut clock = PacketClock::new(Timing {
             mtc_shift: 15,
             ..Timing::default()
         });

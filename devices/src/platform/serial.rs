@@ -34,9 +34,9 @@ const MCR_LOOP: u8 = 0x10;
 /// vm-superio raises an interrupt by calling this; here the line's level is worked out from the registers, so the call has
 /// nothing left to say.
 #[derive(Debug)]
-struct Line;
+struct NoTrigger;
 
-impl Trigger for Line {
+impl Trigger for NoTrigger {
     type E = Infallible;
 
     fn trigger(&self) -> Result<(), Infallible> {
@@ -95,7 +95,7 @@ pub struct SerialState {
 /// The port. Transmitted bytes go to a sink at once.
 #[derive(Debug)]
 pub struct Serial {
-    uart: VmSerial<Line, NoEvents, Out>,
+    uart: VmSerial<NoTrigger, NoEvents, Out>,
     fifo_control: u8,
 }
 
@@ -104,7 +104,7 @@ impl Serial {
     pub fn new(out: Box<dyn Write + Send>) -> Serial {
         Serial {
             uart: VmSerial::new(
-                Line,
+                NoTrigger,
                 Out {
                     to: out,
                     error: Cell::new(None),
@@ -213,7 +213,7 @@ impl Serial {
             error: Cell::new(None),
         };
         let out = std::mem::replace(self.uart.writer_mut(), sink);
-        match VmSerial::from_state(&uart, Line, NoEvents, out) {
+        match VmSerial::from_state(&uart, NoTrigger, NoEvents, out) {
             Ok(restored) => self.uart = restored,
             // Neither the buffer, which is short enough, nor the trigger, which cannot fail.
             Err(Error::Trigger(never)) => match never {},

@@ -11,7 +11,7 @@
 //! that the seam announces: what two processes share is one line, and an instruction that has changed its own mapping meets
 //! the new one. An entry of a TLB is known by its page's linear and physical address, so that a mapping that has changed is met with a
 //! page walk, and no instruction need be told that flushes. What is fetched follows from the branches: from where one lands to the next
-//! one. The last-level cache is a piece of its own ([`Shared`]), so that the cores of a package can have one between them, tags its lines with the RMID that
+//! one. The last-level cache is a piece of its own ([`SharedCache`]), so that the cores of a package can have one between them, tags its lines with the RMID that
 //! brought them in, and fills only the ways that a capacity mask allows.
 //!
 //! # Left out
@@ -30,7 +30,7 @@ const OWNERS: usize = 1 << 10;
 
 /// Where data was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum HitLevel {
     /// First level.
     #[default]
     L1,
@@ -42,14 +42,14 @@ pub enum Place {
     Memory,
 }
 
-impl Place {
+impl HitLevel {
     /// Core cycles from there: plausible ones.
     pub const fn latency(self) -> u16 {
         match self {
-            Place::L1 => 4,
-            Place::L2 => 12,
-            Place::L3 => 40,
-            Place::Memory => 200,
+            HitLevel::L1 => 4,
+            HitLevel::L2 => 12,
+            HitLevel::L3 => 40,
+            HitLevel::Memory => 200,
         }
     }
 }
@@ -76,7 +76,7 @@ pub struct Memory {
     /// It wrote.
     pub store: bool,
     /// Where the data was.
-    pub place: Place,
+    pub place: HitLevel,
     /// Where the translation was.
     pub translation: Translation,
     /// The last level was asked for it: the second where there is no third.
@@ -130,14 +130,14 @@ impl Memory {
     pub const fn source(&self) -> u8 {
         if !self.load {
             // Bit 0: the store hit the first-level cache.
-            return matches!(self.place, Place::L1) as u8 & self.store as u8;
+            return matches!(self.place, HitLevel::L1) as u8 & self.store as u8;
         }
         match self.place {
-            Place::L1 => 0x1,
-            Place::L2 => 0x3,
-            Place::L3 => 0x4,
+            HitLevel::L1 => 0x1,
+            HitLevel::L2 => 0x3,
+            HitLevel::L3 => 0x4,
             // From local memory, shared.
-            Place::Memory => 0xA,
+            HitLevel::Memory => 0xA,
         }
     }
 }
@@ -203,7 +203,7 @@ impl Geometry {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Line {
+struct CacheLine {
     /// Physical address in lines; [`EMPTY`] for none.
     number: u64,
     used: u32,
@@ -211,7 +211,7 @@ struct Line {
 }
 
 const EMPTY: u64 = u64::MAX;
-const NO_LINE: Line = Line {
+const NO_LINE: CacheLine = CacheLine {
     number: EMPTY,
     used: 0,
     rmid: 0,
@@ -223,7 +223,7 @@ pub struct Cache {
     sets: u32,
     ways: u32,
     clock: u32,
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
 }
 
 /// What an access to one cache came to.
@@ -304,7 +304,7 @@ impl Cache {
         };
         let old = std::mem::replace(
             &mut lines[way],
-            Line {
+            CacheLine {
                 number,
                 used: self.clock,
                 rmid: owner.rmid,
@@ -346,7 +346,7 @@ const RUN: u64 = 1 << 12;
 
 /// What the cores of a package share: the last level, and who has how much of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shared {
+pub struct SharedCache {
     l3: Cache,
     /// Lines in the cache, by RMID.
     lines: Vec<u64>,
@@ -369,7 +369,7 @@ impl Core {
     }
 }
 
-impl Shared {
+impl SharedCache {
     /// What its state takes of the host's memory, in bytes.
     pub fn bytes(&self) -> usize {
         self.l3.bytes() + size_of_val(&*self.lines) + size_of_val(&*self.traffic)
@@ -390,8 +390,12 @@ impl Shared {
     }
 
     /// The level before the last one.
-    fn before(&self) -> Place {
-        if self.l3.lines.is_empty() { Place::L1 } else { Place::L2 }
+    fn before(&self) -> HitLevel {
+        if self.l3.lines.is_empty() {
+            HitLevel::L1
+        } else {
+            HitLevel::L2
+        }
     }
 
     /// Bytes that this RMID has in the cache.
@@ -404,10 +408,10 @@ impl Shared {
         self.traffic.get(rmid as usize).copied().unwrap_or(0).wrapping_mul(LINE)
     }
 
-    fn access(&mut self, line: u64, owner: Owner) -> Place {
+    fn access(&mut self, line: u64, owner: Owner) -> HitLevel {
         let found = self.l3.access(line, owner);
         if found.hit {
-            return Place::L3;
+            return HitLevel::L3;
         }
         let own = usize::from(owner.rmid).min(OWNERS - 1);
         if self.lines.len() <= own {
@@ -422,7 +426,7 @@ impl Shared {
         {
             *lines = lines.saturating_sub(1);
         }
-        Place::Memory
+        HitLevel::Memory
     }
 }
 
@@ -467,7 +471,7 @@ impl Core {
         access: &Access,
         step: u64,
         mut physical: impl FnMut(u64) -> Option<u64>,
-        shared: &mut Shared,
+        shared: &mut SharedCache,
         owner: Owner,
     ) -> Option<Memory> {
         let (load, store) = match access.kind {
@@ -510,7 +514,7 @@ impl Core {
         &mut self,
         records: &[BranchRecord],
         mut physical: impl FnMut(u64) -> Option<u64>,
-        shared: &mut Shared,
+        shared: &mut SharedCache,
         owner: Owner,
     ) -> Fetched {
         let mut fetched = Fetched::default();
@@ -534,9 +538,9 @@ impl Core {
                 let place = translated & !0xFFF | linear & 0xFFF;
                 let place = line(&mut self.l1i, &mut self.l2, place / LINE, shared, owner);
                 fetched.lines += 1;
-                fetched.missed += u32::from(place > Place::L1);
+                fetched.missed += u32::from(place > HitLevel::L1);
                 fetched.asked += u32::from(place > shared.before());
-                fetched.memory += u32::from(place == Place::Memory);
+                fetched.memory += u32::from(place == HitLevel::Memory);
             }
         }
         fetched
@@ -556,13 +560,13 @@ fn translate(first: &mut Cache, second: &mut Cache, linear: u64, physical: u64) 
 }
 
 /// Looks a line up from its first level on, and fills it in.
-fn line(first: &mut Cache, second: &mut Cache, number: u64, shared: &mut Shared, owner: Owner) -> Place {
+fn line(first: &mut Cache, second: &mut Cache, number: u64, shared: &mut SharedCache, owner: Owner) -> HitLevel {
     if first.access(number, Owner::ANYBODY).hit {
-        return Place::L1;
+        return HitLevel::L1;
     }
     let ways = owner.second;
     if second.access(number, Owner { ways, ..owner }).hit {
-        return Place::L2;
+        return HitLevel::L2;
     }
     shared.access(number, owner)
 }
@@ -571,7 +575,7 @@ fn line(first: &mut Cache, second: &mut Cache, number: u64, shared: &mut Shared,
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hierarchy {
     core: Core,
-    shared: Shared,
+    shared: SharedCache,
 }
 
 impl Hierarchy {
@@ -579,7 +583,7 @@ impl Hierarchy {
     pub fn of(model: &CpuModel) -> Self {
         Self {
             core: Core::of(model),
-            shared: Shared::of(model),
+            shared: SharedCache::of(model),
         }
     }
 
@@ -628,7 +632,7 @@ mod tests {
             );
         }
         for model in MODELS {
-            let size = Shared::of(model).size();
+            let size = SharedCache::of(model).size();
             assert!(size <= 32 * u64::from(SETS) * LINE, "{}: {size}", model.name);
         }
     }
@@ -638,18 +642,18 @@ mod tests {
     fn a_line_is_found_where_it_was_left() {
         let mut caches = Hierarchy::of(&WESTMERE);
         let place = |caches: &mut Hierarchy, address| caches.access(&read(address), Some).unwrap().place;
-        assert_eq!(place(&mut caches, 0x1000), Place::Memory, "cold");
-        assert_eq!(place(&mut caches, 0x1008), Place::L1, "the same line");
-        assert_eq!(place(&mut caches, 0x1040), Place::Memory, "the next one");
+        assert_eq!(place(&mut caches, 0x1000), HitLevel::Memory, "cold");
+        assert_eq!(place(&mut caches, 0x1008), HitLevel::L1, "the same line");
+        assert_eq!(place(&mut caches, 0x1040), HitLevel::Memory, "the next one");
         // Eight more lines in the same set of L1, which is 4 KiB a way.
         (2..10).for_each(|n| _ = place(&mut caches, n << 12));
-        assert_eq!(place(&mut caches, 0x1000), Place::L2);
+        assert_eq!(place(&mut caches, 0x1000), HitLevel::L2);
         // Eight more in the same set of L2, 32 KiB a way.
         (2..10).for_each(|n| _ = place(&mut caches, 0x1000 + (n << 15)));
-        assert_eq!(place(&mut caches, 0x1000), Place::L3);
+        assert_eq!(place(&mut caches, 0x1000), HitLevel::L3);
         // Across the boundary of two lines: the slower one counts.
-        assert_eq!(place(&mut caches, 0x107C), Place::Memory);
-        assert_eq!(place(&mut caches, 0x107C), Place::L1);
+        assert_eq!(place(&mut caches, 0x107C), HitLevel::Memory);
+        assert_eq!(place(&mut caches, 0x107C), HitLevel::L1);
         let port = Access {
             kind: AccessKind::PortRead,
             ..read(0x60)
@@ -668,18 +672,18 @@ mod tests {
             _ => None,
         };
         for (address, process, place) in [
-            (0x7FFF_0000, 1, Place::Memory),
-            (0x7FFF_0000, 1, Place::L1),
-            (0x7FFF_0000, 2, Place::Memory),
-            (0x1_0040, 1, Place::Memory),
-            (0x1_0040, 2, Place::L1),
-            (0x1_1040, 2, Place::L1),
+            (0x7FFF_0000, 1, HitLevel::Memory),
+            (0x7FFF_0000, 1, HitLevel::L1),
+            (0x7FFF_0000, 2, HitLevel::Memory),
+            (0x1_0040, 1, HitLevel::Memory),
+            (0x1_0040, 2, HitLevel::L1),
+            (0x1_1040, 2, HitLevel::L1),
             // Not mapped any more.
-            (0x5000, 1, Place::Memory),
-            (0x5000, 1, Place::L1),
+            (0x5000, 1, HitLevel::Memory),
+            (0x5000, 1, HitLevel::L1),
             // From one page into another that is not in the cache.
-            (0x1_0FFC, 1, Place::Memory),
-            (0x1_0FFC, 1, Place::L1),
+            (0x1_0FFC, 1, HitLevel::Memory),
+            (0x1_0FFC, 1, HitLevel::L1),
         ] {
             let found = caches.access(&read(address), |linear| page(process, linear));
             assert_eq!(found.unwrap().place, place, "{address:#x} {process}");
@@ -698,7 +702,7 @@ mod tests {
         let records: Vec<_> = (0..200).map(record).collect();
         let mut found = Vec::new();
         for size in [1, 7, 200] {
-            let (mut core, mut shared) = (Core::of(&WESTMERE), Shared::of(&WESTMERE));
+            let (mut core, mut shared) = (Core::of(&WESTMERE), SharedCache::of(&WESTMERE));
             let (mut lines, mut walks) = (0, 0);
             for batch in records.chunks(size) {
                 let fetched = core.branches(batch, Some, &mut shared, Owner::ANYBODY);
@@ -720,7 +724,7 @@ mod tests {
     #[test]
     fn owners_fill_their_ways_and_no_others() {
         let mut core = Core::of(&WESTMERE);
-        let mut shared = Shared::of(&WESTMERE);
+        let mut shared = SharedCache::of(&WESTMERE);
         let owner = |rmid, ways| Owner {
             rmid,
             ways,
@@ -751,12 +755,12 @@ mod tests {
     #[test]
     fn records_say_where_data_came_from() {
         for (load, store, place, source, latency) in [
-            (true, false, Place::L1, 0x1, 4),
-            (true, false, Place::L2, 0x3, 12),
-            (true, false, Place::L3, 0x4, 40),
-            (true, true, Place::Memory, 0xA, 200),
-            (false, true, Place::L1, 1, 4),
-            (false, true, Place::L2, 0, 12),
+            (true, false, HitLevel::L1, 0x1, 4),
+            (true, false, HitLevel::L2, 0x3, 12),
+            (true, false, HitLevel::L3, 0x4, 40),
+            (true, true, HitLevel::Memory, 0xA, 200),
+            (false, true, HitLevel::L1, 1, 4),
+            (false, true, HitLevel::L2, 0, 12),
         ] {
             let memory = Memory {
                 load,

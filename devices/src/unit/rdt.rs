@@ -26,7 +26,7 @@ use x86::msr::{
 use x86::rdt::{CacheAllocation, Event, RdtCaps};
 use x86::seam::{Access, BranchRecord};
 
-use super::cache::{Core, Fetched, Geometry, Memory, Owner, Shared};
+use super::cache::{Core, Fetched, Geometry, Memory, Owner, SharedCache};
 
 /// IA32_QM_CTR: an unsupported event or RMID is selected.
 const ERROR: u64 = 1 << 63;
@@ -57,26 +57,26 @@ impl Meter for Unmetered {
 
 /// The package's last-level cache, which its logical processors fill.
 #[derive(Clone, Debug)]
-pub struct LastLevel(Arc<Mutex<Shared>>);
+pub struct LastLevel(Arc<Mutex<SharedCache>>);
 
 impl LastLevel {
     /// The model's, empty.
     pub fn new(model: &CpuModel) -> Self {
-        Self::with(Shared::of(model))
+        Self::with(SharedCache::of(model))
     }
 
     /// One with these contents.
-    pub fn with(contents: Shared) -> Self {
+    pub fn with(contents: SharedCache) -> Self {
         Self(Arc::new(Mutex::new(contents)))
     }
 
     /// What is in it and has gone through it.
-    pub fn contents(&self) -> Shared {
+    pub fn contents(&self) -> SharedCache {
         self.shared(|shared| shared.clone())
     }
 
     /// Nothing that panics is done under the lock.
-    fn shared<T>(&self, f: impl FnOnce(&mut Shared) -> T) -> T {
+    fn shared<T>(&self, f: impl FnOnce(&mut SharedCache) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -709,7 +709,11 @@ mod tests {
                 ip: 0,
             };
             let places = (0..lines).map(|line| probe.access(&read(line), 0, Some).unwrap().place);
-            found.push(places.filter(|place| *place == super::super::cache::Place::L2).count() as u64);
+            found.push(
+                places
+                    .filter(|place| *place == super::super::cache::HitLevel::L2)
+                    .count() as u64,
+            );
         }
         assert_eq!(found[0], 0, "one way does not hold half of it: {found:?}");
         assert!(found[1] > way * u64::from(l2.ways) / 4, "all ways do: {found:?}");

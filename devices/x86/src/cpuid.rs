@@ -19,7 +19,7 @@ pub enum Register {
 
 /// Where a feature's bit stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FeatureBit {
     /// EAX on entry.
     pub leaf: u32,
     /// ECX on entry.
@@ -44,9 +44,9 @@ macro_rules! features {
             pub const ALL: &[Feature] = &[$(Feature::$variant,)*];
 
             /// Where its bit stands.
-            pub const fn place(self) -> Place {
+            pub const fn place(self) -> FeatureBit {
                 match self {
-                    $(Feature::$variant => Place { leaf: $leaf, subleaf: $subleaf, register: Register::$register, bit: $bit },)*
+                    $(Feature::$variant => FeatureBit { leaf: $leaf, subleaf: $subleaf, register: Register::$register, bit: $bit },)*
                 }
             }
 

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use minivmm::debug::{Stop, WatchKind, Watchpoint, Why};
+use minivmm::debug::{DebugStop, StopCause, WatchKind, Watchpoint};
 use minivmm::front::gdb::packets::{Frame, Framer, frame};
 use minivmm::front::gdb::talk::{Next, Talk};
 use minivmm::front::{btrace::Btrace, controls::Controls};
@@ -44,25 +44,25 @@ fn machine() -> Run {
 }
 
 /// Some stop or other.
-fn reason(count: usize) -> Stop {
+fn reason(count: usize) -> DebugStop {
     let watchpoint = Watchpoint::new(count as u64, 8, WatchKind::Access).expect("it does not wrap");
     let why = match count % 6 {
-        0 => Why::Breakpoint(count as u64),
-        1 => Why::Watch {
+        0 => StopCause::Breakpoint(count as u64),
+        1 => StopCause::Watch {
             watchpoint,
             address: count as u64,
             ip: None,
         },
-        2 => Why::Exception {
+        2 => StopCause::Exception {
             vector: count as u8,
             error: Some(1),
             address: Some(u64::MAX),
         },
-        3 => Why::Step,
-        4 => Why::TripleFault,
-        _ => Why::Asked,
+        3 => StopCause::Step,
+        4 => StopCause::TripleFault,
+        _ => StopCause::Asked,
     };
-    Stop { cpu: count % 2, why }
+    DebugStop { cpu: count % 2, why }
 }
 
 fn check(said: &[u8], bytes: &[u8]) {

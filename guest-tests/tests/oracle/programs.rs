@@ -1,7 +1,7 @@
 //! Random programs: of 64-bit code in two rings with interrupts, faults and transactions, and of 32-bit code with task switches
 //! on all models.
 
-use engine::{CS, Cpu, CpuState, Exit, Options, Segment, Table};
+use engine::{CS, Cpu, CpuState, EngineOptions, Exit, Segment, Table};
 use guest_tests::observer::Unit;
 use guest_tests::traced::{self, Plan};
 use iced_x86::IcedError;
@@ -313,7 +313,7 @@ fn programs_of_32_bit_code_as_the_units_tell_them_are_what_ran() {
                 memory.write(CODE, &program.code).unwrap();
                 let mut cpu = protected(model, &memory, &program);
                 let entered = memory.clone();
-                let mut soft = memory.engine(model, Options::default()).unwrap();
+                let mut soft = memory.engine(model, EngineOptions::default()).unwrap();
                 let mut machine = Machine::new(model, 1, memory, 0, 0, Box::new(std::io::sink()));
                 let (mut judge, verdict) = Judge::new(model, &on, End::Halt, 0..0);
                 judge.keep_packets();

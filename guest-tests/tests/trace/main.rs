@@ -12,7 +12,7 @@ use minivmm::recording::{Filter, RecordingOptions, When};
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use pt_flow::{Block, Event, Visitor};
 use recorded::{by_libipt, compare, compare_from, decoded, hold, record, run, same};
-use trace::{Clock, Decode, Start, State, Trace, raw};
+use trace::{Decode, Start, State, StepClock, Trace, raw};
 
 mod recorded;
 mod sweep;
@@ -183,7 +183,7 @@ impl Compiled {
 struct Look<'a> {
     found: &'a Mutex<Compiled>,
     state: State,
-    clock: &'a Clock,
+    clock: &'a StepClock,
 }
 
 impl Visitor for Look<'_> {

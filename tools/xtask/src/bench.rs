@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use std::process::{Command, ExitCode, Stdio};
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct BenchOptions {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -32,7 +32,7 @@ const GUESTS: [(&str, &str); 5] = [
 ];
 
 /// `cargo xtask bench`.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let stage = Stage::start("packages");
     let needs = [packages::GCC, packages::BINUTILS, packages::QEMU, packages::LIBIPT];
     packages::ensure_installed(&stage, &needs, !options.no_install)?;
@@ -78,7 +78,7 @@ fn run_to_end(command: &mut Command) -> Result<ExitCode> {
 }
 
 /// The command that measures decoders.
-fn decode(options: &Options) -> Command {
+fn decode(options: &BenchOptions) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["bench", "--quiet", "-p", "pt-oracle", "--bench", "decode", "--"]);
     command.args(["--rounds", &options.rounds.to_string()]);
@@ -86,7 +86,7 @@ fn decode(options: &Options) -> Command {
 }
 
 /// The command that measures the units, the trace of a boot, going back, or KVM.
-fn guests(options: &Options, bench: &str) -> Command {
+fn guests(options: &BenchOptions, bench: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["bench", "--quiet", "-p", "guest-tests", "--bench", bench, "--"]);
     command.args(["--rounds", &options.rounds.to_string()]);
@@ -94,7 +94,7 @@ fn guests(options: &Options, bench: &str) -> Command {
 }
 
 /// The command that measures.
-fn speed(options: &Options) -> Command {
+fn speed(options: &BenchOptions) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["bench", "--quiet", "-p", "guest-tests", "--bench", "speed", "--"]);
     command.args(["--rounds", &options.rounds.to_string()]);
@@ -114,7 +114,7 @@ mod tests {
     // covers: suite/kvm
     #[test]
     fn the_options_reach_what_measures() {
-        let options = Options {
+        let options = BenchOptions {
             rounds: 7,
             only: Some("loops".into()),
             no_install: true,

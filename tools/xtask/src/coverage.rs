@@ -22,7 +22,7 @@ const EXPECTED: &str = "resources/matrix-expected.txt";
 const MATRIX_TEST: &str = "the_matrix_is_as_expected";
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct CoverageOptions {
     /// Write nothing; fail where the table on disk differs
     #[arg(long)]
     check: bool,
@@ -54,7 +54,7 @@ pub struct Survey {
 }
 
 /// `cargo xtask coverage`.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &CoverageOptions) -> Result<()> {
     let survey = survey(tree::root())?;
     if !options.check {
         fs::write(tree::root().join(TABLE), survey.render()).with_context(|| format!("cannot write {TABLE}"))?;

@@ -16,7 +16,7 @@ const CMDLINE: &str = "console=ttyS0";
 const TRACE_SCRIPT: &str = "trace";
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct DemoOptions {
     /// Run a short script in the guest instead of a shell, as is done where there is no terminal
     #[arg(long)]
     non_interactive: bool,
@@ -26,7 +26,7 @@ pub struct Options {
 }
 
 /// `cargo xtask demo`.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &DemoOptions) -> Result<ExitCode> {
     let stage = Stage::start("packages");
     packages::ensure_installed(&stage, &[packages::GCC], !options.no_install)?;
     stage.end("ok");

@@ -11,14 +11,14 @@ const WRITES: &str = "what_is_made_from_the_code_is_what_the_code_says";
 const BOOK: &str = "resources/guide";
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct GuideOptions {
     /// Write nothing into the tree; fail where the guide is not what the code says
     #[arg(long)]
     check: bool,
 }
 
 /// `cargo xtask guide`.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &GuideOptions) -> Result<ExitCode> {
     let stage = Stage::start("guide");
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command

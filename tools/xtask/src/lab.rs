@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use std::{fs, path::Path};
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct LabOptions {
     /// On kvm-intel, inside Bochs, instead of kvm-amd inside QEMU
     #[arg(long)]
     intel: bool,
@@ -48,7 +48,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
 }
 
 /// `cargo xtask lab`: makes what the lab needs and runs its tests with their output shown.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &LabOptions) -> Result<ExitCode> {
     let sources = tree::root().join("guest-tests/guests");
     for test in &options.tests {
         let known = guest_tests(&sources)?;

@@ -25,21 +25,21 @@ mod tree;
 )]
 enum Command {
     /// Boot Debian's Linux to a shell, with a trace made in it: fetches and builds what that takes
-    Demo(demo::Options),
+    Demo(demo::DemoOptions),
     /// Run the whole test suite: what CI runs
-    Test(test::Options),
+    Test(test::TestOptions),
     /// Run the guest tests on all CPU models and compare with resources/matrix-expected.txt; UPDATE=1 writes it
-    Matrix(matrix::Options),
+    Matrix(matrix::MatrixOptions),
     /// Measure the speed against QEMU and the host: medians of alternated runs, as ratios
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Write resources/coverage.md: each item of the plan with the tests that prove it
-    Coverage(coverage::Options),
+    Coverage(coverage::CoverageOptions),
     /// Make the Linux guest's kernel and initramfs below target/guest
-    Guest(guest::Options),
+    Guest(guest::GuestOptions),
     /// Write what of the guide is made from the code, and build the book where mdbook is installed
-    Guide(guide::Options),
+    Guide(guide::GuideOptions),
     /// Run minivmm on a real KVM: guest tests, units by handover, and Linux, with kvm-amd inside QEMU or kvm-intel inside Bochs
-    Lab(lab::Options),
+    Lab(lab::LabOptions),
 }
 
 fn main() -> ExitCode {

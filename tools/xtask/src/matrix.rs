@@ -26,7 +26,7 @@ const INSTRUCTIONS: &str = "2000000000";
 const LABS: [&str; 2] = ["kvm-amd", "kvm-intel"];
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct MatrixOptions {
     /// What executes the guests: soft, kvm (this host's), kvm-amd or kvm-intel (a host in a lab) [default: soft]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = ["soft", "kvm", "kvm-amd", "kvm-intel"])]
     engine: Vec<String>,
@@ -42,7 +42,7 @@ pub struct Options {
 }
 
 /// The engines that run here, and those in labs.
-fn engines(options: &Options) -> (Vec<&str>, Vec<&'static str>) {
+fn engines(options: &MatrixOptions) -> (Vec<&str>, Vec<&'static str>) {
     let wanted: Vec<&str> = match (options.labs, options.engine.is_empty()) {
         (true, _) => ["soft"].into_iter().chain(LABS).collect(),
         (false, true) => vec!["soft"],
@@ -53,7 +53,7 @@ fn engines(options: &Options) -> (Vec<&str>, Vec<&'static str>) {
 }
 
 /// `cargo xtask matrix`. With `UPDATE=1` the expected table is written.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &MatrixOptions) -> Result<ExitCode> {
     let (here, labs) = engines(options);
     let stage = Stage::start("packages");
     let needs = [packages::GCC, packages::BINUTILS];
@@ -159,7 +159,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        options: Options,
+        options: MatrixOptions,
     }
 
     // covers: matrix/labs

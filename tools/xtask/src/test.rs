@@ -21,7 +21,7 @@ const FULL_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 const DIFFERENTIAL_SECONDS: &str = "6";
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct TestOptions {
     /// The long form of the tests that have one, such as the differential test
     #[arg(long)]
     full: bool,
@@ -171,7 +171,7 @@ impl Suite {
 }
 
 /// `cargo xtask test`.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &TestOptions) -> Result<ExitCode> {
     let start = Instant::now();
     let nextest = find_program("cargo-nextest").is_some();
     let limit = if options.full { FULL_LIMIT } else { LIMIT };

@@ -20,7 +20,7 @@ use crate::exec::xsave::Layout;
 use crate::flags;
 use crate::fpu::FpuState;
 use crate::op::{Link, Op, Reason, Stop, Template};
-use crate::shared::Shared;
+use crate::shared::SharedState;
 use crate::state::Hot;
 use crate::transaction::{OpenTransaction, Room, Transaction};
 use crate::watch::Watched;
@@ -348,7 +348,7 @@ pub struct Cpu {
     pub(crate) always_abort: bool,
     /// What a transaction may write.
     pub(crate) room: Room,
-    shared: Option<NonNull<Shared>>,
+    shared: Option<NonNull<SharedState>>,
     bus: Option<NonNull<dyn Bus>>,
 
     /// The machine's step clock: instructions and REP iterations over all processors, in the order they ran.
@@ -980,7 +980,7 @@ impl Cpu {
     }
 
     /// Lends the processor its surroundings for the length of a run.
-    pub(crate) fn attach(&mut self, shared: NonNull<Shared>, bus: &mut dyn Bus) {
+    pub(crate) fn attach(&mut self, shared: NonNull<SharedState>, bus: &mut dyn Bus) {
         self.shared = Some(shared);
         // SAFETY: Only the lifetime is dropped; `detach` ends the loan before `Engine::run` returns.
         self.bus = Some(unsafe {
@@ -995,7 +995,7 @@ impl Cpu {
 
     /// What the processors of the machine share.
     #[inline(always)]
-    pub(crate) fn shared(&mut self) -> &mut Shared {
+    pub(crate) fn shared(&mut self) -> &mut SharedState {
         let mut p = self.shared.expect("the processor runs inside Engine::run");
         // SAFETY: `attach` took it from the engine's own box, which `Engine::run` borrows exclusively and does not touch itself
         // while handlers run; the borrow of `self` keeps a second one from being made.

@@ -46,7 +46,7 @@ use x86::model::CpuModel;
 
 /// How an engine behaves where the architecture leaves a choice.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct EngineOptions {
     /// Undefined results.
     pub undefined: Undefined,
 }
@@ -90,7 +90,7 @@ pub enum Exit {
 
 /// What this host must have for a model to run: the feature, whether it is here, and its name. Instructions that thunks execute,
 /// and those that are asked for undefined results.
-fn host_can(model: &CpuModel, options: Options) -> Result<(), HostLacks> {
+fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
     use std::is_x86_feature_detected as host;
     let f = model.features();
     let asked = options.undefined == Undefined::Host;

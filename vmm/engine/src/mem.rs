@@ -13,7 +13,7 @@ use crate::tlb::Privilege;
 
 /// Where a linear address leads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Translated {
     pub gpa: u64,
     /// The byte's host address if it is RAM.
     pub host: Option<*mut u8>,
@@ -31,14 +31,14 @@ pub(crate) enum Who {
 /// A span of linear memory within two pages: its first part and, if it crosses, the rest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounce {
-    first: Place,
+    first: Translated,
     split: usize,
-    second: Place,
+    second: Translated,
 }
 
 impl Bounce {
     /// The parts of a span of `len` bytes that are not empty, with their lengths.
-    pub fn parts(&self, len: usize) -> impl Iterator<Item = (Place, usize)> + use<> {
+    pub fn parts(&self, len: usize) -> impl Iterator<Item = (Translated, usize)> + use<> {
         [(self.first, self.split), (self.second, len - self.split)]
             .into_iter()
             .filter(|(_, len)| *len > 0)
@@ -47,7 +47,7 @@ impl Bounce {
 
 impl Default for Bounce {
     fn default() -> Bounce {
-        let nowhere = Place { gpa: 0, host: None };
+        let nowhere = Translated { gpa: 0, host: None };
         Bounce {
             first: nowhere,
             split: 0,
@@ -430,7 +430,7 @@ impl Cpu {
         n
     }
 
-    fn get_part(&mut self, o: &Op, place: Place, bytes: &mut [u8]) -> Done {
+    fn get_part(&mut self, o: &Op, place: Translated, bytes: &mut [u8]) -> Done {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -468,7 +468,7 @@ impl Cpu {
         Ok(())
     }
 
-    fn put_part(&mut self, o: &Op, place: Place, bytes: &[u8]) {
+    fn put_part(&mut self, o: &Op, place: Translated, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
@@ -605,7 +605,7 @@ impl Cpu {
     }
 
     /// Translates a data access of the current privilege and enters it in the TLB.
-    pub(crate) fn translate(&mut self, linear: u64, access: Access) -> Done<Place> {
+    pub(crate) fn translate(&mut self, linear: u64, access: Access) -> Done<Translated> {
         let linear = if self.is64() { linear } else { linear & 0xffff_ffff };
         if access == Access::Write
             && let Some(set) = self.tlb.is_now(self.pcid(), self.privilege())
@@ -627,7 +627,7 @@ impl Cpu {
                 let offset = linear & 0xfff;
                 // SAFETY: The offset is within the page.
                 let host = host.map(|h| unsafe { h.add(offset as usize) });
-                Ok(Place {
+                Ok(Translated {
                     gpa: page.gpa + offset,
                     host,
                 })
@@ -638,7 +638,7 @@ impl Cpu {
 
     /// Where a store leads that the TLB knows how to make, if only by the slow path. It is made, so that it need not be held
     /// back any longer unless the engine must hear of every one.
-    fn known_store(&mut self, set: usize, linear: u64) -> Option<Place> {
+    fn known_store(&mut self, set: usize, linear: u64) -> Option<Translated> {
         let e = self.tlb.entry_of(set, linear);
         if !e.stores_to(linear) {
             return None;
@@ -648,7 +648,7 @@ impl Cpu {
             self.tlb.let_stores(set, linear);
         }
         let offset = linear & 0xfff;
-        Some(Place {
+        Some(Translated {
             gpa: page + offset,
             host: Some((e.host + offset) as *mut u8),
         })
@@ -765,7 +765,7 @@ impl Cpu {
         })
     }
 
-    fn system_place(&mut self, linear: u64, access: Access, who: Who) -> Done<Place> {
+    fn system_place(&mut self, linear: u64, access: Access, who: Who) -> Done<Translated> {
         let linear = if self.efer.lma() {
             if !self.canonical(linear) {
                 return Err(self.gp(0));
@@ -795,7 +795,7 @@ impl Cpu {
             let e = self.tlb.entry_of(set, linear);
             if access != Access::Write && e.read == linear & !0xfff {
                 // A read does not ask whether there is code: any page without it will do.
-                return Ok(Place {
+                return Ok(Translated {
                     gpa: !0xfff,
                     host: Some((e.host + offset) as *mut u8),
                 });
@@ -814,7 +814,7 @@ impl Cpu {
                 }
                 // SAFETY: The offset is within the page.
                 let host = host.map(|h| unsafe { h.add(offset as usize) });
-                Ok(Place {
+                Ok(Translated {
                     gpa: page.gpa + offset,
                     host,
                 })

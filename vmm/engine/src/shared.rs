@@ -13,7 +13,7 @@ use crate::op::{Op, Run};
 use crate::ram::{Ram, RamRegion};
 use crate::transaction::OpenTransaction;
 
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub ram: Ram,
     pub lines: MonitoredLines,
     pub blocks: BlockCache,
@@ -22,10 +22,10 @@ pub(crate) struct Shared {
     pub transaction: Option<OpenTransaction>,
 }
 
-impl Shared {
+impl SharedState {
     /// `stale` is the op that takes the place of the first one of a block whose bytes have changed.
-    pub fn new(ram: &[RamRegion], stale: Run) -> Shared {
-        Shared {
+    pub fn new(ram: &[RamRegion], stale: Run) -> SharedState {
+        SharedState {
             ram: Ram::new(ram),
             lines: MonitoredLines::default(),
             blocks: BlockCache::new(stale),

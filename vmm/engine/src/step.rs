@@ -17,15 +17,15 @@ use crate::lower::{Lowered, control::Stale};
 use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
 use crate::ram::RamRegion;
-use crate::shared::Shared;
+use crate::shared::SharedState;
 use crate::watch::{DUE, EventOrigin, View};
-use crate::{Exit, HostLacks, Options};
+use crate::{EngineOptions, Exit, HostLacks};
 
 /// The software CPU: memory map, code cache, instruction set. Processors ([`Cpu`]) run on it in turn.
 pub struct Engine {
-    pub(crate) shared: Box<Shared>,
+    pub(crate) shared: Box<SharedState>,
     shown: Shown,
-    options: Options,
+    options: EngineOptions,
     /// Ops of the block being decoded, and of blocks that are run once.
     scratch: Lowered,
 }
@@ -118,10 +118,14 @@ impl Engine {
     /// # Safety
     /// Each region's `len` bytes at `host` must stay mapped, readable and writable, for as long as the engine lives, and
     /// `host` and `gpa` must be 4-KiB aligned. Nobody may hold Rust references into them while [`Engine::run`] runs.
-    pub unsafe fn new(ram: Vec<RamRegion>, model: &'static CpuModel, options: Options) -> Result<Engine, HostLacks> {
+    pub unsafe fn new(
+        ram: Vec<RamRegion>,
+        model: &'static CpuModel,
+        options: EngineOptions,
+    ) -> Result<Engine, HostLacks> {
         crate::host_can(model, options)?;
         Ok(Engine {
-            shared: Box::new(Shared::new(&ram, chain_flow::<Stale>().run)),
+            shared: Box::new(SharedState::new(&ram, chain_flow::<Stale>().run)),
             shown: Shown::new(model, options.undefined),
             options,
             scratch: Lowered::default(),

@@ -20,7 +20,7 @@ use crate::segment::{Descriptor, GP, NP, TS, named, rf};
 
 /// What asks for a task switch: it decides about busy bits, the link and NT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum SwitchKind {
     /// Far JMP: the old task ends being busy.
     Jump,
     /// Far CALL: the new task is nested in the old one.
@@ -31,14 +31,14 @@ pub(crate) enum Why {
     Return,
 }
 
-impl Why {
+impl SwitchKind {
     fn nests(self) -> bool {
-        matches!(self, Why::Call | Why::Event)
+        matches!(self, SwitchKind::Call | SwitchKind::Event)
     }
 
     /// The vector for a TSS selector or type that will not do.
     fn vector(self) -> u8 {
-        if self == Why::Return { TS } else { GP }
+        if self == SwitchKind::Return { TS } else { GP }
     }
 }
 
@@ -104,7 +104,7 @@ impl Layout {
 /// A task switch to be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Switch {
-    pub why: Why,
+    pub why: SwitchKind,
     /// EXT of the error codes.
     pub ext: u32,
     /// The flags that the old task keeps.
@@ -118,7 +118,7 @@ impl Cpu {
     pub(crate) fn far_task(&mut self, o: &Op, selector: u16, call: bool) -> Done {
         self.rip = self.next_ip(o);
         let switch = Switch {
-            why: if call { Why::Call } else { Why::Jump },
+            why: if call { SwitchKind::Call } else { SwitchKind::Jump },
             ext: 0,
             flags: self.rflags(),
             at: self.steps_after(o),
@@ -131,7 +131,7 @@ impl Cpu {
         let link = self.tss_field(0, 2, 0)? as u16;
         self.rip = self.next_ip(o);
         let switch = Switch {
-            why: Why::Return,
+            why: SwitchKind::Return,
             ext: 0,
             flags: self.rflags() & !rf::NT,
             at: self.steps_after(o),
@@ -142,7 +142,7 @@ impl Cpu {
     /// An interrupt or exception through a task gate: the switch, then the error code on the new task's stack, in its size.
     pub(crate) fn deliver_to_task(&mut self, gate: Descriptor, event: Event, ext: u32) -> Done {
         let switch = Switch {
-            why: Why::Event,
+            why: SwitchKind::Event,
             ext,
             flags: self.flags_image(event),
             at: self.steps_now(),
@@ -171,7 +171,7 @@ impl Cpu {
         let d = self.descriptor(selector, why.vector(), ext)?;
         let kind = d.kind();
         let busy = kind & BUSY != 0;
-        if !d.system() || !matches!(kind & !BUSY, 1 | 9) || busy != (why == Why::Return) {
+        if !d.system() || !matches!(kind & !BUSY, 1 | 9) || busy != (why == SwitchKind::Return) {
             return Err(self.fault(why.vector(), Some(error)));
         }
         if !d.present() {
@@ -196,7 +196,7 @@ impl Cpu {
         if why.nests() {
             self.probe_as(to, 2, Who::System)?;
         }
-        if why != Why::Return {
+        if why != SwitchKind::Return {
             self.probe_as(d.at.wrapping_add(5), 1, Who::System)?;
         }
         let old_access = if why.nests() {
@@ -213,7 +213,7 @@ impl Cpu {
         if why.nests() {
             self.write_system(to, &self.tr.selector.to_le_bytes())?;
         }
-        if why != Why::Return {
+        if why != SwitchKind::Return {
             self.write_system(d.at.wrapping_add(5), &[(d.bits >> 40) as u8 | BUSY])?;
         }
         self.tr = d.segment(selector);
@@ -222,7 +222,7 @@ impl Cpu {
         self.cr0.set_ts(true);
         self.dr[7] &= !LOCAL;
         self.watched.ask = true;
-        if why != Why::Event {
+        if why != SwitchKind::Event {
             // The trap for TF comes after the new task's first instruction.
             self.skip_step = true;
         }

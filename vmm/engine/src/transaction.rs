@@ -35,7 +35,7 @@ use crate::cpu::{Cpu, slot};
 use crate::fpu::FpuState;
 use crate::mem::Bounce;
 use crate::op::{Done, Reason, Stop};
-use crate::shared::Shared;
+use crate::shared::SharedState;
 use crate::step::{DEBUG, Engine};
 
 /// EAX bit 5 after an abort: transactions were nested (SDM Vol. 1 Table 16-1 "RTM Abort Status Definition").
@@ -207,7 +207,7 @@ impl Cpu {
     }
 }
 
-impl Shared {
+impl SharedState {
     /// Somebody without a part in the open transaction is about to run: it is undone, and its processor will hear of it.
     pub fn part(&mut self, own: Option<&OpenTransaction>) {
         match (&self.transaction, own) {

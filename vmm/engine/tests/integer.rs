@@ -4,7 +4,7 @@ mod bench;
 mod rig;
 
 use bench::Bench;
-use engine::{CpuState, Exit, Options, undefined};
+use engine::{CpuState, EngineOptions, Exit, undefined};
 use rig::{CODE, Rig};
 
 const CF: u64 = 1;
@@ -1432,7 +1432,7 @@ fn model_and_host_agree_on_all_that_the_manual_defines() {
     for op in 4..8u8 {
         codes.push(vec![0xf6, 0xc3 | op << 3]);
     }
-    let host = Options {
+    let host = EngineOptions {
         undefined: undefined::Undefined::Host,
     };
     let (mut ours, mut theirs) = (Rig::new(), Rig::with_options(&x86::model::WESTMERE, host));

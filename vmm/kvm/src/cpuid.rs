@@ -146,7 +146,7 @@ pub fn narrow(
 ///
 /// # Errors
 /// More rows than KVM takes.
-pub fn entries(model: &CpuModel, place: topology::Place) -> Result<CpuId, KvmError> {
+pub fn entries(model: &CpuModel, place: topology::CpuPosition) -> Result<CpuId, KvmError> {
     let entries: Vec<kvm_cpuid_entry2> = model
         .cpuid
         .iter()
@@ -312,7 +312,7 @@ mod tests {
     // covers: cpu/cpuid-narrowed
     #[test]
     fn each_cpu_has_its_own_ids() {
-        let place = topology::Place { cpu: 3, cpus: 4 };
+        let place = topology::CpuPosition { cpu: 3, cpus: 4 };
         let cpuid = entries(&HASWELL, place).unwrap();
         let one = cpuid.as_slice().iter().find(|e| e.function == 1).unwrap();
         assert_eq!(one.ebx >> 24, 3);

@@ -10,7 +10,7 @@ use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_ADDR3_B, IA32_RTIT_OUTPUT_BASE, IA32
 use x86::seam::Effects;
 
 use crate::hypervisor::Processor;
-use crate::shared::{Shared, Why};
+use crate::shared::{NativeEnd, Running};
 use crate::sys::{self, Reason, lock};
 use machine::Machine;
 
@@ -27,7 +27,7 @@ pub(crate) fn is_of_trace(reason: Reason) -> bool {
         || (IA32_RTIT_ADDR0_A - 16..=IA32_RTIT_ADDR3_B).contains(&msr)
 }
 
-impl Shared<'_> {
+impl Running<'_> {
     /// The CPU is about to run in KVM.
     pub(crate) fn trace_begins(&self, index: usize, cpu: &Processor, vcpu: &mut VcpuFd, machine: &mut Machine) {
         if !self.offers(index, machine) {
@@ -37,7 +37,7 @@ impl Shared<'_> {
         cpu.kick.complete_only();
         sys::run(vcpu);
         if !self.trace_starts(index, cpu, vcpu, machine, ACCESS) {
-            self.stop_locked(Why::Instructions(index));
+            self.stop_locked(NativeEnd::Instructions(index));
         }
     }
 

@@ -335,7 +335,7 @@ impl Processor {
         passed: &Passed,
     ) -> Result<Self, KvmError> {
         let mut vcpu = vm.create_vcpu(cpu as u64).map_err(refused("KVM_CREATE_VCPU"))?;
-        let place = topology::Place {
+        let place = topology::CpuPosition {
             cpu: cpu as u32,
             cpus: count as u32,
         };

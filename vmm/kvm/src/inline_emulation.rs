@@ -7,7 +7,7 @@
 //!
 //! # Practice
 //! The CPU's thread takes the CPU out of KVM and lends its state; the calling thread executes and returns it
-//! ([`Shared::execute_lent`]). Each watches for the other for [`WATCH`] before it sleeps, as such instructions come in rows.
+//! ([`Running::execute_lent`]). Each watches for the other for [`WATCH`] before it sleeps, as such instructions come in rows.
 //! What is out of the ordinary ends the run.
 
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use engine::{Activity, CpuState, Event, Exit};
 
 use crate::cpus::Cpus;
-use crate::shared::{Loan, Shared, Why};
+use crate::shared::{Loan, NativeEnd, Running};
 use crate::sys::lock;
 use crate::vcpu_state::can_enter;
 
@@ -27,7 +27,7 @@ pub const UNTIL_PORTABLE: u32 = 64;
 /// The CPU that is lent, of a machine that has no other.
 const CPU: usize = 0;
 
-impl Shared<'_> {
+impl Running<'_> {
     /// Whether the machine's CPU is lent instead of handed over for an instruction that KVM cannot execute.
     pub(crate) fn lends(&self) -> bool {
         let hypervisor = self.hypervisor;
@@ -100,8 +100,8 @@ impl Shared<'_> {
             self.steps.store(soft.steps(), Ordering::SeqCst);
             self.run_due_events(&mut machine, Some(CPU));
             match exit {
-                Exit::Shutdown => self.stop_locked(Why::Shutdown(CPU)),
-                Exit::Defect(what) => self.stop_locked(Why::Defect(CPU, what)),
+                Exit::Shutdown => self.stop_locked(NativeEnd::Shutdown(CPU)),
+                Exit::Defect(what) => self.stop_locked(NativeEnd::Defect(CPU, what)),
                 _ => {}
             }
             state = soft.cpu(CPU).map(engine::Cpu::state).unwrap_or_default();
@@ -110,7 +110,7 @@ impl Shared<'_> {
             }
         }
         if !can_enter(&state) {
-            self.stop_locked(Why::Asked);
+            self.stop_locked(NativeEnd::Asked);
         }
         let local = &self.cpus[CPU];
         let retired = soft.cpu(CPU).map_or(0, engine::Cpu::retired);

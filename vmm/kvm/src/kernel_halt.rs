@@ -10,13 +10,13 @@ use engine::Activity;
 use kvm_ioctls::VcpuFd;
 
 use crate::kernel_irqchip;
-use crate::shared::{Local, Shared, Why};
+use crate::shared::{Local, NativeEnd, Running};
 use crate::timers;
 
 /// So often in a row all have to be found halted for good: between two answers one may have woken another by an NMI.
 const TIMES: u64 = 2;
 
-impl Shared<'_> {
+impl Running<'_> {
     /// Whether no CPU has come to us since the calling thread looked last. It may sleep for longer then: it is woken.
     pub fn is_quiet(&self) -> bool {
         self.asleep.quiet.load(Ordering::SeqCst)
@@ -37,11 +37,11 @@ impl Shared<'_> {
             Ok(Activity::Running) => (false, false, false),
             Ok(Activity::Halted) if listens => match timers::is_armed(vcpu) {
                 Ok(armed) => (true, false, armed),
-                Err(what) => return self.stop(Why::Failed(index, what)),
+                Err(what) => return self.stop(NativeEnd::Failed(index, what)),
             },
             // Only another CPU can end that.
             Ok(_) => (true, true, false),
-            Err(what) => return self.stop(Why::Failed(index, what)),
+            Err(what) => return self.stop(NativeEnd::Failed(index, what)),
         };
         local.armed.store(armed, Ordering::SeqCst);
         local.interrupts_masked.store(interrupts_masked, Ordering::SeqCst);

@@ -8,7 +8,7 @@
 //! # Practice
 //! A CPU's state is either in the software engine or in KVM. [`Hypervisor::run`] begins with all states handed to KVM, runs
 //! each CPU on a thread of its own until something asks for the software engine, for another CPU's state, or for an end
-//! ([`Why`]), and ends with all of them handed back. While the threads run they share the machine under one lock; the calling
+//! ([`NativeEnd`]), and ends with all of them handed back. While the threads run they share the machine under one lock; the calling
 //! thread sees to timers and to the outside.
 
 pub mod clock;
@@ -48,4 +48,4 @@ pub use host::Host;
 pub use hypervisor::{Hypervisor, Limit};
 pub use inline_emulation::UNTIL_PORTABLE;
 pub use passed::Passed;
-pub use shared::{Counts, Native, Shared, Why};
+pub use shared::{Counts, Native, NativeEnd, Running};

@@ -20,7 +20,7 @@ use crate::guest_debug::{self, Hit};
 use crate::host_traced;
 use crate::hypervisor::{Hypervisor, Limit, Processor};
 use crate::kernel_irqchip;
-use crate::shared::{After, Asleep, Counts, Loan, Local, Native, Shared, Why};
+use crate::shared::{After, Asleep, Counts, Loan, Local, Native, NativeEnd, Running};
 use crate::state;
 use crate::sys::{self, Reason, lock};
 
@@ -36,17 +36,17 @@ enum Next {
 }
 
 /// Ends the run if its thread panics, for which the others would wait; the caller is handed the panic.
-struct EndsWithThread<'a, 'b>(&'a Shared<'b>);
+struct EndsWithThread<'a, 'b>(&'a Running<'b>);
 
 impl Drop for EndsWithThread<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.stop(Why::Asked);
+            self.0.stop(NativeEnd::Asked);
         }
     }
 }
 
-impl Shared<'_> {
+impl Running<'_> {
     /// All CPUs are halted, and none of them has anything pending that it lets in. Second: one of them listens to interrupts.
     pub fn idle(&self, machine: &mut Machine) -> (bool, bool) {
         if self.hypervisor.has_controllers() {
@@ -78,7 +78,7 @@ impl Shared<'_> {
         cpu.kick.enter();
         let after = self.visit(index, cpu, &mut vcpu);
         if after.is_err() {
-            self.stop(Why::Asked);
+            self.stop(NativeEnd::Asked);
         }
         *lock(&self.cpus[index].after) = Some(after);
         cpu.kick.leave();
@@ -151,14 +151,14 @@ impl Shared<'_> {
                 && let Err(error) = sys::debug(vcpu, true)
             {
                 // It is lost at POPF and at some exits.
-                self.stop(Why::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
+                self.stop(NativeEnd::Failed(index, refused("KVM_SET_GUEST_DEBUG")(error)));
                 return;
             }
             let reason = sys::run(vcpu);
             unfinished = self.exit(index, cpu, vcpu, reason);
             let less = |left: u64| left.checked_sub(1);
             if reason != Reason::Kicked && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) == Ok(1) {
-                self.stop(Why::Limit);
+                self.stop(NativeEnd::Limit);
             }
         }
     }
@@ -195,7 +195,7 @@ impl Shared<'_> {
                 drop(machine);
                 self.has_asked();
                 if watched {
-                    self.stop(Why::Instructions(index));
+                    self.stop(NativeEnd::Instructions(index));
                 }
                 return true;
             }
@@ -222,20 +222,20 @@ impl Shared<'_> {
             Reason::Debug { dr6, .. } if !self.hypervisor.points.is_empty() => {
                 count(&self.counts.debug);
                 lock(&self.hits).push((index, Hit::of(dr6, self.hypervisor.points.len())));
-                self.stop(Why::Debug(index));
+                self.stop(NativeEnd::Debug(index));
             }
             // A step.
             Reason::Debug { .. } => {}
             Reason::Emulation if self.lends() => local.emulates.store(true, Ordering::SeqCst),
-            Reason::Emulation => self.stop(Why::Emulation(index)),
-            Reason::Shutdown => self.stop(Why::Shutdown(index)),
+            Reason::Emulation => self.stop(NativeEnd::Emulation(index)),
+            Reason::Shutdown => self.stop(NativeEnd::Shutdown(index)),
             Reason::Failure { reason, detail } => {
                 let exit = KvmError::Exit(sys::failure(reason, detail));
-                self.stop(Why::Failed(index, exit));
+                self.stop(NativeEnd::Failed(index, exit));
             }
             Reason::Refused(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
-                self.stop(Why::Failed(index, refused("KVM_RUN")(error)));
+                self.stop(NativeEnd::Failed(index, refused("KVM_RUN")(error)));
             }
         }
         false
@@ -286,7 +286,7 @@ impl Shared<'_> {
             let vector = machine.platform().acknowledge(index);
             if let Err(error) = sys::interrupt(vcpu, vector) {
                 drop(machine);
-                self.stop(Why::Failed(index, refused("KVM_INTERRUPT")(error)));
+                self.stop(NativeEnd::Failed(index, refused("KVM_INTERRUPT")(error)));
                 return Next::Look;
             }
             self.counts.interrupts.fetch_add(1, Ordering::Relaxed);
@@ -396,7 +396,7 @@ fn value(data: &[u8]) -> u64 {
 
 impl Hypervisor {
     /// Runs all CPUs of a machine in KVM until something ends that. `outside` is what the calling thread does meanwhile: it
-    /// executes what is [lent](Shared::execute_lent), and returns when [`Shared::over`].
+    /// executes what is [lent](Running::execute_lent), and returns when [`Running::over`].
     ///
     /// # Errors
     /// One line: KVM refused a CPU's state.
@@ -406,7 +406,7 @@ impl Hypervisor {
         machine: &mut Machine,
         wake: &EventFd,
         counts: &Counts,
-        outside: impl FnOnce(&Shared, &mut dyn Cpus) -> T,
+        outside: impl FnOnce(&Running, &mut dyn Cpus) -> T,
     ) -> Result<Native<T>, KvmError> {
         let cpus = (0..soft.count()).filter_map(|cpu| soft.cpu(cpu));
         let (states, retired): (Vec<CpuState>, Vec<u64>) = cpus.map(|cpu| (cpu.state(), cpu.retired())).unzip();
@@ -430,7 +430,7 @@ impl Hypervisor {
             before: state,
             after: Mutex::new(None),
         });
-        let shared = Shared {
+        let shared = Running {
             hypervisor: self,
             cpus: cpus.collect(),
             changed: Condvar::new(),
@@ -460,11 +460,11 @@ impl Hypervisor {
             let _ends = EndsWithThread(&shared);
             let outcome = outside(&shared, soft);
             if !shared.over() {
-                shared.stop(Why::Asked);
+                shared.stop(NativeEnd::Asked);
             }
             outcome
         });
-        let why = lock(&shared.why).take().unwrap_or(Why::Asked);
+        let why = lock(&shared.why).take().unwrap_or(NativeEnd::Asked);
         let effects = std::mem::take(&mut *lock(&shared.effects));
         let hits = std::mem::take(&mut *lock(&shared.hits));
         // What the guest has read of it last.

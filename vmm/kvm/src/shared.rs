@@ -19,7 +19,7 @@ use crate::view::View;
 
 /// Why the CPUs came back from KVM.
 #[derive(Debug)]
-pub enum Why {
+pub enum NativeEnd {
     /// The calling thread wanted it.
     Asked,
     /// Devices, or other CPUs, want something of the machine: [`Native::effects`].
@@ -46,7 +46,7 @@ pub enum Why {
 #[derive(Debug)]
 pub struct Native<T> {
     /// Why it ended.
-    pub why: Why,
+    pub why: NativeEnd,
     /// What is wanted of the machine.
     pub effects: Vec<Effect>,
     /// CPUs that met debug exceptions while breakpoints of the host's were [set](Hypervisor::arm).
@@ -101,12 +101,12 @@ pub struct Counts {
 }
 
 /// What the threads of a running machine share.
-pub struct Shared<'a> {
+pub struct Running<'a> {
     pub(crate) hypervisor: &'a Hypervisor,
     pub(crate) machine: Mutex<&'a mut Machine>,
     /// Notified, with `machine` locked, when something may wake a halted CPU.
     pub(crate) changed: Condvar,
-    pub(crate) why: Mutex<Option<Why>>,
+    pub(crate) why: Mutex<Option<NativeEnd>>,
     pub(crate) effects: Mutex<Vec<Effect>>,
     pub(crate) hits: Mutex<Vec<(usize, Hit)>>,
     pub(crate) over: AtomicBool,
@@ -181,7 +181,7 @@ pub(crate) enum Loan {
     Returned(Box<CpuState>),
 }
 
-impl<'a> Shared<'a> {
+impl<'a> Running<'a> {
     /// The machine, with its clock at the present.
     pub fn machine(&self) -> MutexGuard<'_, &'a mut Machine> {
         let mut machine = lock(&self.machine);
@@ -195,7 +195,7 @@ impl<'a> Shared<'a> {
     }
 
     /// Ends the run, for this reason unless there is one already.
-    pub fn stop(&self, why: Why) {
+    pub fn stop(&self, why: NativeEnd) {
         // Under the lock, so that nobody is between looking and waiting.
         let machine = lock(&self.machine);
         self.stop_locked(why);
@@ -203,7 +203,7 @@ impl<'a> Shared<'a> {
     }
 
     /// The same, of whoever holds the machine.
-    pub(super) fn stop_locked(&self, why: Why) {
+    pub(super) fn stop_locked(&self, why: NativeEnd) {
         lock(&self.why).get_or_insert(why);
         self.over.store(true, Ordering::SeqCst);
         for cpu in &self.hypervisor.cpus {
@@ -227,7 +227,7 @@ impl<'a> Shared<'a> {
         machine.platform().take_sent();
         if !effects.is_empty() {
             lock(&self.effects).extend(effects);
-            self.stop_locked(Why::Effects);
+            self.stop_locked(NativeEnd::Effects);
         }
         let mut woken = false;
         for (index, local) in self.cpus.iter().enumerate() {
@@ -255,7 +255,7 @@ impl<'a> Shared<'a> {
         let mut next = machine.platform().next_event();
         if let Some((index, overflow)) = self.next_overflow() {
             if overflow <= machine.clock().ns(self.steps()) {
-                self.stop_locked(Why::Instructions(index));
+                self.stop_locked(NativeEnd::Instructions(index));
             }
             next = Some(next.map_or(overflow, |next| next.min(overflow)));
         }

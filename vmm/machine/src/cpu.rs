@@ -6,7 +6,7 @@
 
 use devices::unit::rdt;
 use serde::{Deserialize, Serialize};
-use x86::model::{CpuModel, topology::Place};
+use x86::model::{CpuModel, topology::CpuPosition};
 
 /// One CPU's registers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct PerCpu {
 
 impl PerCpu {
     /// The registers as firmware hands them over.
-    pub fn new(model: &CpuModel, place: Place) -> Self {
+    pub fn new(model: &CpuModel, place: CpuPosition) -> Self {
         PerCpu {
             msrs: (0..model.msrs.len()).map(|index| model.msr_at(index, place)).collect(),
             tsc_offset: 0,

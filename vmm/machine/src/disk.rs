@@ -263,7 +263,7 @@ pub struct Overlay(Arc<Mutex<Written>>);
 /// What a guest had written to a disk at some time. The places of the temporary file that it is in are kept for as long as it
 /// lives.
 #[derive(Clone, Default)]
-pub struct Contents(Sparse<Place>);
+pub struct Contents(Sparse<Cluster>);
 
 impl fmt::Debug for Contents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -307,12 +307,12 @@ struct Written {
 }
 
 /// A cluster's place in the file, free for another one when nobody has it any more.
-struct Place {
+struct Cluster {
     number: u64,
     free: Arc<Mutex<Vec<u64>>>,
 }
 
-impl Drop for Place {
+impl Drop for Cluster {
     fn drop(&mut self) {
         free_places(&self.free).push(self.number);
     }
@@ -343,7 +343,7 @@ impl Written {
         self.places = self.places.max(number + 1);
         let free = Arc::clone(&self.free);
         // It is free again if the write fails.
-        let place = Place { number, free };
+        let place = Cluster { number, free };
         self.file.write_all_at(bytes, number * CLUSTER)?;
         self.clusters.0.set(cluster, Some(Arc::new(place)));
         Ok(())

@@ -15,7 +15,7 @@ use devices::unit::{Units, UnitsState, cache, rdt};
 use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
 use engine::bus::{MsrFault, Watch};
 use log::debug;
-use x86::model::{CpuModel, topology::Place};
+use x86::model::{CpuModel, topology::CpuPosition};
 use x86::msr::IA32_MISC_ENABLE;
 
 use crate::{
@@ -77,7 +77,7 @@ pub struct MachineState {
     /// The package's resource director.
     pub rdt: rdt::PackageState,
     /// Its model of the caches, once it runs: the last level, and what each CPU has for itself.
-    pub caches: Option<(cache::Shared, Vec<cache::Core>)>,
+    pub caches: Option<(cache::SharedCache, Vec<cache::Core>)>,
     /// RDRAND.
     pub random: Random,
     /// The virtio devices, without what the disks hold.
@@ -117,7 +117,7 @@ impl Machine {
         serial_out: Box<dyn Write + Send>,
     ) -> Self {
         let count = cpus.max(1).into();
-        let cpus = (0..count).map(|cpu| PerCpu::new(model, Place { cpu, cpus: count }));
+        let cpus = (0..count).map(|cpu| PerCpu::new(model, CpuPosition { cpu, cpus: count }));
         let mut platform = Platform::new(model, cpus.len(), rtc_base, serial_out);
         platform.set_virtual_wire();
         Machine {
@@ -330,8 +330,8 @@ impl Machine {
     }
 
     /// Where a CPU stands among its like.
-    fn place(&self, cpu: usize) -> Place {
-        Place {
+    fn place(&self, cpu: usize) -> CpuPosition {
+        CpuPosition {
             cpu: cpu as u32,
             cpus: self.cpus.len() as u32,
         }

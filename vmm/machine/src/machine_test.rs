@@ -166,7 +166,7 @@ fn the_state_goes_out_and_comes_back() {
     for cpus in [
         vec![],
         vec![state.cpus[0].clone(); 2],
-        vec![PerCpu::new(&HASWELL, Place::ALONE)],
+        vec![PerCpu::new(&HASWELL, CpuPosition::ALONE)],
     ] {
         b.set_state(&MachineState { cpus, ..state.clone() }).unwrap_err();
     }

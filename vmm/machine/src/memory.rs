@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use engine::{Engine, HostLacks, Options, RamRegion};
+use engine::{Engine, EngineOptions, HostLacks, RamRegion};
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
     mmap::MmapRegionBuilder,
@@ -140,7 +140,7 @@ impl Memory {
     }
 
     /// A software CPU that runs on this memory.
-    pub fn engine(&self, model: &'static CpuModel, options: Options) -> Result<SoftEngine, HostLacks> {
+    pub fn engine(&self, model: &'static CpuModel, options: EngineOptions) -> Result<SoftEngine, HostLacks> {
         let regions = self.mmap.iter().map(|region| RamRegion {
             gpa: region.start_addr().0,
             host: region.get_mmap().as_ptr(),

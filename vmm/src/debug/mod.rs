@@ -95,7 +95,7 @@ impl Watchpoint {
 
 /// Why the machine stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum StopCause {
     /// It is before the instruction at this linear address.
     Breakpoint(u64),
     /// An instruction has made an access.
@@ -126,11 +126,11 @@ pub enum Why {
 
 /// Where the machine stopped, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stop {
+pub struct DebugStop {
     /// The CPU whose doing it was.
     pub cpu: usize,
     /// Why.
-    pub why: Why,
+    pub why: StopCause,
 }
 
 /// What is to be stopped for.
@@ -150,12 +150,12 @@ struct Set {
 
 /// What the debugger and its watchers share.
 #[derive(Debug, Default)]
-struct Shared {
+struct WatchedPoints {
     /// Moves when `set` does.
     generation: AtomicU64,
     set: Mutex<Set>,
     /// What a watcher has stopped for last.
-    stop: Mutex<Option<Stop>>,
+    stop: Mutex<Option<DebugStop>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -165,7 +165,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What stops a machine, and what has stopped it.
 #[derive(Debug, Default)]
 pub struct Debugger {
-    shared: Arc<Shared>,
+    shared: Arc<WatchedPoints>,
     /// A triple fault has been shown.
     shutdown: bool,
 }
@@ -294,7 +294,7 @@ impl Debugger {
     }
 
     /// What a watcher stopped for.
-    pub(crate) fn take_stop(&mut self) -> Option<Stop> {
+    pub(crate) fn take_stop(&mut self) -> Option<DebugStop> {
         lock(&self.shared.stop).take()
     }
 
@@ -313,7 +313,7 @@ impl Debugger {
 /// A CPU's part of it.
 struct Watcher {
     cpu: usize,
-    shared: Arc<Shared>,
+    shared: Arc<WatchedPoints>,
     /// As it was at this generation.
     set: Set,
     generation: u64,
@@ -326,8 +326,8 @@ impl Watcher {
         self.set.step == Some(self.cpu)
     }
 
-    fn stop(&self, why: Why) -> Effects {
-        *lock(&self.shared.stop) = Some(Stop { cpu: self.cpu, why });
+    fn stop(&self, why: StopCause) -> Effects {
+        *lock(&self.shared.stop) = Some(DebugStop { cpu: self.cpu, why });
         Effects {
             stop: true,
             ..Effects::NONE
@@ -388,13 +388,13 @@ impl Watch for Watcher {
             // The units', or another observer's.
             return Effects::NONE;
         }
-        self.stop(Why::Breakpoint(address))
+        self.stop(StopCause::Breakpoint(address))
     }
 
     fn access(&mut self, access: &Access, _: &mut dyn Processor) -> Effects {
         let met = |watchpoint: &Watchpoint| {
             let address = watchpoint.met(access)?;
-            Some(Why::Watch {
+            Some(StopCause::Watch {
                 watchpoint: *watchpoint,
                 address,
                 ip: Some(access.ip),
@@ -408,14 +408,14 @@ impl Watch for Watcher {
 
     fn event(&mut self, event: &EventRecord, _: &mut dyn Processor) -> Effects {
         if self.set.catches.contains(&event.vector) {
-            return self.stop(Why::Exception {
+            return self.stop(StopCause::Exception {
                 vector: event.vector,
                 error: event.error,
                 address: event.address,
             });
         }
         if self.stepping() {
-            return self.stop(Why::Step);
+            return self.stop(StopCause::Step);
         }
         Effects::NONE
     }

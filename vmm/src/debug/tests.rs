@@ -38,7 +38,7 @@ const LOOP: [u8; 16] = [
     0xb9, 0xe8, 3, 0, 0, 0x42, 0x89, 0x15, 0, 0, 0x20, 0, 0xe2, 0xf7, 0xe6, 0xf4,
 ];
 
-fn stop(reason: StopReason) -> Option<Why> {
+fn stop(reason: StopReason) -> Option<StopCause> {
     match reason {
         StopReason::Debugger(stop) => {
             assert_eq!(stop.cpu, 0);
@@ -50,7 +50,7 @@ fn stop(reason: StopReason) -> Option<Why> {
 }
 
 /// Runs to the end and says what it was stopped for.
-fn stops(vm: &mut Run, console: &mut Console) -> Vec<Why> {
+fn stops(vm: &mut Run, console: &mut Console) -> Vec<StopCause> {
     std::iter::from_fn(|| stop(vm.run(console).unwrap())).collect()
 }
 
@@ -77,7 +77,10 @@ fn breakpoints_have_no_limit_and_leave_no_trace() {
     assert!(!vm.debugger().remove_breakpoint(START));
     let start = vm.cpu_state(0).unwrap().gpr[2];
     for round in 1..=1000 {
-        assert_eq!(stop(vm.run(&mut console).unwrap()), Some(Why::Breakpoint(START + 6)));
+        assert_eq!(
+            stop(vm.run(&mut console).unwrap()),
+            Some(StopCause::Breakpoint(START + 6))
+        );
         let state = vm.cpu_state(0).unwrap();
         assert_eq!((state.gpr[2], vm.steps()), (start + round, round * 3 - 1));
         let mut code = [0; LOOP.len()];
@@ -110,9 +113,9 @@ fn watchpoints_stop_after_the_access_that_touches_them() {
         let watchpoint = Watchpoint::new(DATA + first, len, kind).unwrap();
         vm.debugger().add_watchpoint(watchpoint);
         let came = stops(&mut vm, &mut console);
-        let expected: Vec<Why> = found
+        let expected: Vec<StopCause> = found
             .iter()
-            .map(|&(address, ip)| Why::Watch {
+            .map(|&(address, ip)| StopCause::Watch {
                 watchpoint,
                 address: DATA + address,
                 ip: Some(START + ip),
@@ -136,12 +139,12 @@ fn a_step_is_an_instruction_an_iteration_or_an_event() {
     let (mut vm, mut console) = vm(&code);
     vm.debugger().step(Some(0));
     for (rip, ecx) in [(5, 2), (5, 1), (7, 0)] {
-        assert_eq!(stop(vm.run(&mut console).unwrap()), Some(Why::Step));
+        assert_eq!(stop(vm.run(&mut console).unwrap()), Some(StopCause::Step));
         let state = vm.cpu_state(0).unwrap();
         assert_eq!((state.rip, state.gpr[1]), (START + rip, ecx));
     }
     // Shown once, and the end when it is run on.
-    assert_eq!(stop(vm.run(&mut console).unwrap()), Some(Why::TripleFault));
+    assert_eq!(stop(vm.run(&mut console).unwrap()), Some(StopCause::TripleFault));
     assert!(matches!(
         vm.run(&mut console).unwrap(),
         StopReason::Ended(End::TripleFault(_))
@@ -158,8 +161,8 @@ fn steps_leave_no_trace() {
     loop {
         let before = vm.steps();
         match stop(vm.run(&mut console).unwrap()) {
-            Some(Why::Step) => assert_eq!(vm.steps(), before + 1),
-            Some(Why::Breakpoint(_)) => {
+            Some(StopCause::Step) => assert_eq!(vm.steps(), before + 1),
+            Some(StopCause::Breakpoint(_)) => {
                 assert_eq!(vm.steps(), before);
                 breakpoints += 1;
             }
@@ -199,7 +202,7 @@ fn exceptions_are_caught_at_their_handlers() {
     assert!(vm.debugger().catch(6, true) && !vm.debugger().catch(6, true));
     assert_eq!(vm.debugger().catches(), [6]);
     let caught = |vector| {
-        Some(Why::Exception {
+        Some(StopCause::Exception {
             vector,
             error: None,
             address: None,
@@ -218,12 +221,18 @@ fn exceptions_are_caught_at_their_handlers() {
 fn registers_and_code_are_changed_under_way() {
     let (mut vm, mut console) = vm(&LOOP);
     vm.debugger().add_breakpoint(START + 5);
-    assert_eq!(stop(vm.run(&mut console).unwrap()), Some(Why::Breakpoint(START + 5)));
+    assert_eq!(
+        stop(vm.run(&mut console).unwrap()),
+        Some(StopCause::Breakpoint(START + 5))
+    );
     // Moved to where a breakpoint is, it stops there before anything runs.
     let mut state = vm.cpu_state(0).unwrap();
     (state.rip, state.gpr[1]) = (START + 12, 2);
     vm.set_cpu_state(0, &state).unwrap();
-    assert_eq!(stop(vm.run(&mut console).unwrap()), Some(Why::Breakpoint(START + 5)));
+    assert_eq!(
+        stop(vm.run(&mut console).unwrap()),
+        Some(StopCause::Breakpoint(START + 5))
+    );
     assert_eq!(vm.cpu_state(0).unwrap().gpr[1], 1);
     // The loop's code has been decoded: INC becomes DEC.
     let before = vm.cpu_state(0).unwrap().gpr[2];

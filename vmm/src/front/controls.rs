@@ -3,7 +3,7 @@
 use engine::{Activity, Cpu};
 
 use super::control::{CpuStatus, Status};
-use super::names::Names;
+use super::names::GuestNames;
 use crate::timeline::run::Run;
 
 /// The run as front ends drive it.
@@ -12,7 +12,7 @@ pub struct Controls<'r> {
     /// The run.
     pub run: &'r mut Run,
     /// What the monitor knows by name.
-    pub names: Names,
+    pub names: GuestNames,
     /// The guest is held stopped until somebody resumes it.
     pub paused: bool,
     /// A debugger's client looks at the guest, which is stopped for as long.
@@ -40,7 +40,7 @@ impl From<&Cpu> for CpuStatus {
 impl<'r> Controls<'r> {
     /// Of a run that nobody holds.
     pub fn new(run: &'r mut Run) -> Self {
-        let names = Names::of(run.kernel());
+        let names = GuestNames::of(run.kernel());
         Controls {
             run,
             names,

@@ -12,7 +12,7 @@ use crate::recording::GuestMemory;
 
 /// What is known by name. Looked for when it is asked for first, and again once it is no longer true.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct GuestNames {
     file: PathBuf,
     /// The symbols of the kernel's file, once that was read.
     own: Option<SymbolTable>,
@@ -23,12 +23,12 @@ pub struct Names {
     modules: Option<(u64, SymbolTable)>,
 }
 
-impl Names {
+impl GuestNames {
     /// Of a guest with this kernel.
-    pub fn of(kernel: &Path) -> Names {
-        Names {
+    pub fn of(kernel: &Path) -> GuestNames {
+        GuestNames {
             file: kernel.into(),
-            ..Names::default()
+            ..GuestNames::default()
         }
     }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     config::MachineConfig,
-    debug::{Stop, Why},
+    debug::{DebugStop, StopCause},
     error::Error,
     recording::OnError,
     timeline::run::Run,
@@ -205,8 +205,8 @@ fn go_to(controls: &mut Controls<'_>, console: &mut Console, steps: u64) -> Resu
 
 impl gdb::Session<'_> {
     /// The guest has stopped for the debugger's client, if one waits for that.
-    fn stopped(&mut self, stop: Stop) {
-        if stop.why != Why::Asked && self.waits() {
+    fn stopped(&mut self, stop: DebugStop) {
+        if stop.why != StopCause::Asked && self.waits() {
             debug!("stopped: {stop:x?}");
             self.tell_stop(stop);
         }

@@ -5,7 +5,7 @@ mod files;
 
 use std::io::{self, Write};
 
-use ::engine::{HostLacks, Options};
+use ::engine::{EngineOptions, HostLacks};
 use log::{info, warn};
 use machine::{
     Machine, acpi, boot,
@@ -65,7 +65,7 @@ impl Run {
             });
         }
         let engine = memory
-            .engine(config.model, Options::default())
+            .engine(config.model, EngineOptions::default())
             .map_err(|lacks| host_lacks(config.model, &lacks))?;
 
         let entry = files::load(&memory, config)?;

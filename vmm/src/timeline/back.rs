@@ -2,7 +2,7 @@
 
 use super::run::Run;
 use crate::{
-    debug::{Stop, Why},
+    debug::{DebugStop, StopCause},
     error::Error,
     vm::{End, Outside, StopReason},
 };
@@ -11,7 +11,7 @@ use crate::{
 #[derive(Debug)]
 pub enum Back {
     /// To a stop.
-    Stopped(Stop),
+    Stopped(DebugStop),
     /// To the beginning: there was none.
     Beginning,
     /// Nowhere: something from outside ended the run meanwhile.
@@ -37,7 +37,7 @@ impl Run {
                     None => break,
                     Some(StopReason::Debugger(stop)) => {
                         let at = match stop.why {
-                            Why::Watch { .. } => self.vm.steps().saturating_sub(1),
+                            StopCause::Watch { .. } => self.vm.steps().saturating_sub(1),
                             _ => self.vm.steps(),
                         };
                         if at < now {
@@ -50,7 +50,7 @@ impl Run {
             }
             if let Some((at, stop)) = last {
                 let mut reason = self.seek(world, at)?.map(StopReason::Ended);
-                if reason.is_none() && matches!(stop.why, Why::Breakpoint(_)) {
+                if reason.is_none() && matches!(stop.why, StopCause::Breakpoint(_)) {
                     // It stops here again, and then no more when it goes on.
                     reason = self.run_until(world, at + 1, true)?;
                 }
@@ -63,7 +63,10 @@ impl Run {
                 let cpu = self.vm.current_cpu();
                 return Ok(match self.seek(world, now)? {
                     Some(end) if !end.is_the_guests() => Back::Ended(end),
-                    _ => Back::Stopped(Stop { cpu, why: Why::Asked }),
+                    _ => Back::Stopped(DebugStop {
+                        cpu,
+                        why: StopCause::Asked,
+                    }),
                 });
             }
             until = from;

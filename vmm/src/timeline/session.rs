@@ -242,7 +242,7 @@ struct LogError {
 }
 
 /// A line of the log.
-type Line = (u64, u64, String, String);
+type LogLine = (u64, u64, String, String);
 
 /// Reads the log. What is torn at its end was being written when the recorder was killed.
 fn lines(text: &str) -> Result<(Vec<Entry>, Moment, Closed), LogError> {
@@ -250,7 +250,7 @@ fn lines(text: &str) -> Result<(Vec<Entry>, Moment, Closed), LogError> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     for (number, line) in (1..).zip(whole.lines()) {
         let damaged = |why| LogError { line: number, why };
-        let parsed: Line = serde_json::from_str(line).map_err(|_| damaged("damaged"))?;
+        let parsed: LogLine = serde_json::from_str(line).map_err(|_| damaged("damaged"))?;
         let (steps, ticks, kind, rest) = parsed;
         let at = Moment { steps, ticks };
         if at < head {
@@ -324,7 +324,7 @@ impl Writer {
     }
 
     fn line(&mut self, at: Moment, kind: &str, rest: &str) -> Result<(), Error> {
-        let line: Line = (at.steps, at.ticks, kind.into(), rest.into());
+        let line: LogLine = (at.steps, at.ticks, kind.into(), rest.into());
         let mut text = serde_json::to_string(&line).unwrap_or_default();
         text.push('\n');
         self.file

@@ -7,7 +7,7 @@ use trace::view::{Here, Names, Process};
 
 /// An instruction.
 #[derive(Debug)]
-pub struct Line {
+pub struct DisasmLine {
     /// Its address.
     pub ip: u64,
     /// Its bytes.
@@ -16,7 +16,7 @@ pub struct Line {
     pub text: String,
 }
 
-impl Line {
+impl DisasmLine {
     /// The bytes as hexadecimal digits.
     pub fn hex(&self) -> String {
         let digits: Vec<String> = self.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -25,7 +25,7 @@ impl Line {
 }
 
 /// Decodes a block's bytes, as a process executed them.
-pub fn lines(names: &Names, here: &Here, process: Option<Process>, block: &Block, code: &[u8]) -> Vec<Line> {
+pub fn lines(names: &Names, here: &Here, process: Option<Process>, block: &Block, code: &[u8]) -> Vec<DisasmLine> {
     let bits = block.mode.bits();
     let mut formatter = IntelFormatter::new();
     let options = formatter.options_mut();
@@ -46,7 +46,7 @@ pub fn lines(names: &Names, here: &Here, process: Option<Process>, block: &Block
         }
         let len = instruction.len();
         let bytes = code[at..at + len].to_vec();
-        lines.push(Line {
+        lines.push(DisasmLine {
             ip: instruction.ip(),
             bytes,
             text,

@@ -17,7 +17,7 @@ pub fn columns(here: &Here) -> String {
 }
 
 /// An instruction, indented below its block.
-pub fn disasm_text(line: &disasm::Line) -> String {
+pub fn disasm_text(line: &disasm::DisasmLine) -> String {
     format!("{:27} {:016x}  {:<32} {}", "", line.ip, line.hex(), line.text)
 }
 

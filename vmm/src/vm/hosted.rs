@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine::{Cpu, CpuState, Exit};
-use kvm::{Shared, UNTIL_PORTABLE, Why, vcpu_state::portable};
+use kvm::{NativeEnd, Running, UNTIL_PORTABLE, vcpu_state::portable};
 use log::debug;
 
 use super::{
@@ -232,7 +232,7 @@ impl Vm {
             .arm(registers.chain(catching).collect(), handlers.is_some());
         let here = self.moment();
         let paced_wait = |wanted: Duration| pace.time_left(Some(wanted)).unwrap_or(wanted);
-        let meanwhile = |shared: &Shared, soft: &mut dyn kvm::Cpus| -> Result<Option<StopReason>, Leave> {
+        let meanwhile = |shared: &Running, soft: &mut dyn kvm::Cpus| -> Result<Option<StopReason>, Leave> {
             while !shared.over() {
                 shared.execute_lent(soft, LOOK);
                 let wait = {
@@ -246,7 +246,7 @@ impl Vm {
                     let (idle, listening) = shared.idle(&mut machine);
                     if idle && next.is_none() && !(listening && outside.input_open()) && outside.input().is_empty() {
                         drop(machine);
-                        shared.stop(Why::Halted);
+                        shared.stop(NativeEnd::Halted);
                         break;
                     }
                     shared.look_at(next);
@@ -297,11 +297,11 @@ impl Vm {
         }
         Ok(match native.why {
             // A unit may have asked at the same time.
-            Why::Asked | Why::Effects => Err(match self.needs_engine() {
+            NativeEnd::Asked | NativeEnd::Effects => Err(match self.needs_engine() {
                 true => Stay::Watched,
                 false => Stay::Native,
             }),
-            Why::Instructions(cpu) => {
+            NativeEnd::Instructions(cpu) => {
                 // A guest that had no handler when it came to KVM may have one by now.
                 if self.rdpmc_handlers(points.len()).is_some() && !self.needs_engine() {
                     return Ok(Err(Stay::Native));
@@ -309,30 +309,30 @@ impl Vm {
                 debug!("a unit of CPU {cpu} has to see instructions");
                 Err(Stay::Watched)
             }
-            Why::Emulation(cpu) if hosted.hypervisor.has_controllers() && self.is_at_reset(cpu) => {
+            NativeEnd::Emulation(cpu) if hosted.hypervisor.has_controllers() && self.is_at_reset(cpu) => {
                 Ok(StopReason::Ended(End::Reset))
             }
-            Why::Emulation(cpu) => Err(Stay::Step(cpu)),
-            Why::Shutdown(cpu) => {
+            NativeEnd::Emulation(cpu) => Err(Stay::Step(cpu)),
+            NativeEnd::Shutdown(cpu) => {
                 let mut debugger = self.debugger.as_mut().filter(|debugger| !debugger.is_suspended());
-                let why = debug::Why::TripleFault;
+                let why = debug::StopCause::TripleFault;
                 Ok(match debugger.as_mut().is_some_and(|debugger| debugger.shutdown()) {
-                    true => StopReason::Debugger(debug::Stop { cpu, why }),
+                    true => StopReason::Debugger(debug::DebugStop { cpu, why }),
                     false => StopReason::Ended(End::TripleFault(self.report_of(cpu))),
                 })
             }
             // MOV DR, or INT1.
-            Why::Debug(cpu) => Err(Stay::Step(cpu)),
-            Why::Limit => Ok(StopReason::Reached),
-            Why::Defect(cpu, what) => Ok(StopReason::Ended(End::Defect(format!(
+            NativeEnd::Debug(cpu) => Err(Stay::Step(cpu)),
+            NativeEnd::Limit => Ok(StopReason::Reached),
+            NativeEnd::Defect(cpu, what) => Ok(StopReason::Ended(End::Defect(format!(
                 "{what}\n{}",
                 self.report_of(cpu)
             )))),
-            Why::Halted => {
+            NativeEnd::Halted => {
                 let listening = self.soft.cpus().any(Cpu::interrupt_wakes);
                 Ok(StopReason::Ended(End::Halted(self.halted(listening))))
             }
-            Why::Failed(cpu, what) => Ok(StopReason::Ended(End::Kvm(format!("{what}\n{}", self.report_of(cpu))))),
+            NativeEnd::Failed(cpu, what) => Ok(StopReason::Ended(End::Kvm(format!("{what}\n{}", self.report_of(cpu))))),
         })
     }
 

@@ -58,7 +58,7 @@ pub(crate) struct Served {
     /// What this host's KVM delivers, once somebody debugs.
     pub(super) kinds: Option<Kinds>,
     /// CPUs that met watchpoints while another one's stop was told.
-    pub(super) waiting: VecDeque<debug::Stop>,
+    pub(super) waiting: VecDeque<debug::DebugStop>,
 }
 
 /// The end of a machine that cannot leave KVM, whose interrupt controllers it has, and would have to.

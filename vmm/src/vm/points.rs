@@ -16,14 +16,14 @@ use kvm::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub register: Breakpoint,
-    why: debug::Why,
+    why: debug::StopCause,
 }
 
 impl Point {
     fn breakpoint(address: u64) -> Point {
         Point {
             register: guest_debug::execution(address),
-            why: debug::Why::Breakpoint(address),
+            why: debug::StopCause::Breakpoint(address),
         }
     }
 
@@ -43,7 +43,7 @@ impl Point {
                 len,
                 enabled: true,
             },
-            why: debug::Why::Watch {
+            why: debug::StopCause::Watch {
                 watchpoint,
                 address: first,
                 ip: None,
@@ -140,12 +140,12 @@ impl Vm {
     }
 
     /// Takes in which CPUs met which of the points.
-    pub(super) fn met(&mut self, points: &[Point], hits: &[(usize, Hit)]) -> Option<debug::Stop> {
+    pub(super) fn met(&mut self, points: &[Point], hits: &[(usize, Hit)]) -> Option<debug::DebugStop> {
         for &(cpu, hit) in hits {
             let met = points.iter().enumerate().filter(|(n, _)| hit.points >> n & 1 != 0);
             let mut data = met.filter(|(_, point)| point.register.watched != Watched::Execute);
             if let Some((_, point)) = data.next() {
-                self.points.waiting.push_back(debug::Stop { cpu, why: point.why });
+                self.points.waiting.push_back(debug::DebugStop { cpu, why: point.why });
             }
         }
         if let Some(stop) = self.waiting_stop() {
@@ -161,21 +161,21 @@ impl Vm {
         let mut state = self.cpu_state(cpu)?;
         state.observed = Some(linear(&state));
         self.soft.put(cpu, &state);
-        Some(debug::Stop {
+        Some(debug::DebugStop {
             cpu,
-            why: debug::Why::Breakpoint(address),
+            why: debug::StopCause::Breakpoint(address),
         })
     }
 
     /// A stop that has not been told, of a watchpoint that is still there.
-    pub(super) fn waiting_stop(&mut self) -> Option<debug::Stop> {
+    pub(super) fn waiting_stop(&mut self) -> Option<debug::DebugStop> {
         if self.soft.runs_only() {
             return None;
         }
         let debugger = self.debugger.as_ref()?;
         let (_, watchpoints) = debugger.places()?;
         while let Some(stop) = self.points.waiting.pop_front() {
-            let there = |watchpoint: &Watchpoint| matches!(stop.why, debug::Why::Watch { watchpoint: met, .. } if met == *watchpoint);
+            let there = |watchpoint: &Watchpoint| matches!(stop.why, debug::StopCause::Watch { watchpoint: met, .. } if met == *watchpoint);
             if watchpoints.iter().any(there) {
                 return Some(stop);
             }
@@ -363,16 +363,16 @@ mod tests {
         vm.debugger().add_watchpoint(watchpoint);
         let points = plan(vm.debugger(), ALL).unwrap();
         let watched = |cpu| {
-            let why = debug::Why::Watch {
+            let why = debug::StopCause::Watch {
                 watchpoint,
                 address: 0x20_0000,
                 ip: None,
             };
-            Some(debug::Stop { cpu, why })
+            Some(debug::DebugStop { cpu, why })
         };
-        let broken = Some(debug::Stop {
+        let broken = Some(debug::DebugStop {
             cpu: 0,
-            why: debug::Why::Breakpoint(here),
+            why: debug::StopCause::Breakpoint(here),
         });
         // The accesses have been made; the breakpoint is met again.
         assert_eq!(vm.met(&points, &[(0, hit(1)), (1, hit(2)), (0, hit(3))]), watched(1));

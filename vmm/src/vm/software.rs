@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     config::ClockMode,
-    debug::{self, Why},
+    debug::{self, StopCause},
 };
 
 /// Steps between two looks outside, on the virtual clock: a millisecond or two.
@@ -164,17 +164,17 @@ impl Vm {
     }
 
     /// Whether a CPU's leaving the engine is a debugger's stop.
-    pub(super) fn stop(&mut self, cpu: usize, exit: &Exit, stepped: bool) -> Option<debug::Stop> {
+    pub(super) fn stop(&mut self, cpu: usize, exit: &Exit, stepped: bool) -> Option<debug::DebugStop> {
         let rip = self.soft.cpu(cpu).map_or(0, Cpu::rip);
         let debugger = self.debugger.as_mut()?;
         let stepped = stepped && !debugger.steps_on(rip);
         match exit {
             Exit::Stop { .. } => debugger.take_stop().map(|stop| stop.why),
-            Exit::Shutdown if !debugger.is_suspended() && debugger.shutdown() => Some(Why::TripleFault),
+            Exit::Shutdown if !debugger.is_suspended() && debugger.shutdown() => Some(StopCause::TripleFault),
             Exit::Shutdown | Exit::Defect(_) => None,
-            _ => stepped.then_some(Why::Step),
+            _ => stepped.then_some(StopCause::Step),
         }
-        .map(|why| debug::Stop { cpu, why })
+        .map(|why| debug::DebugStop { cpu, why })
     }
 
     /// What a device, or another CPU, asks of the machine.

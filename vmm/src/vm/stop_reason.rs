@@ -45,7 +45,7 @@ pub enum StopReason {
     /// The point in wall time has passed.
     Deadline,
     /// A debugger's stop.
-    Debugger(debug::Stop),
+    Debugger(debug::DebugStop),
     /// [`Outside`] had it come back, or somebody has a request.
     Outside,
     /// The run is over.

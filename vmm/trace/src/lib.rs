@@ -19,4 +19,4 @@ pub mod view;
 pub use directory::format;
 pub use directory::format::Header;
 pub use export::raw;
-pub use reader::{At, Clock, Code, Counts, CpuInfo, Decode, Progress, Start, State, Summary, Trace, TraceError};
+pub use reader::{At, Code, Counts, CpuInfo, Decode, Progress, Start, State, StepClock, Summary, Trace, TraceError};

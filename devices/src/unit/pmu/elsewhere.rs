@@ -6,10 +6,10 @@
 use x86::seam::{Effects, Processor};
 
 use super::events::{Rate, Source, until};
-use super::plan::Line;
+use super::plan::CountRule;
 use super::{PebsInputs, Pmu, each};
 
-impl Line {
+impl CountRule {
     fn counts_time(self) -> bool {
         let time = matches!(self.source, Source::Cycles | Source::Reference | Source::Slots);
         time && self.rate == Rate::Events && !self.edge && !self.in_tx && !self.checkpointed
@@ -21,7 +21,8 @@ impl Pmu {
     pub fn time_is_enough(&self) -> bool {
         let plan = &self.plan;
         let both = plan.rings[0] == plan.rings[1];
-        let time = |counter: usize| plan.counters[counter].is_some_and(Line::counts_time) && !self.samples(counter);
+        let time =
+            |counter: usize| plan.counters[counter].is_some_and(CountRule::counts_time) && !self.samples(counter);
         let still = self.s.outbox == Effects::NONE && self.s.pebs.armed == 0 && self.s.waiting == 0;
         both && still && !plan.metrics && !self.s.in_transaction && each(plan.rings[0]).all(time)
     }

@@ -4,8 +4,8 @@ use x86::pmu::{Branches, Caches, Count, EventSelect, Levels, Offcore, Transactio
 use x86::seam::{BranchRecord, Flow};
 
 use super::classify::Class;
-use super::plan::Line;
-use crate::unit::cache::{Fetched, Memory, Place, Translation};
+use super::plan::CountRule;
+use crate::unit::cache::{Fetched, HitLevel, Memory, Translation};
 
 /// Where the events come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,10 +112,10 @@ impl Source {
     /// `threshold` is the load latency that has to be exceeded; `None` where the facility is off.
     pub fn has_access(self, memory: &Memory, threshold: Option<u16>) -> bool {
         let place = match memory.place {
-            Place::L1 => Levels::L1,
-            Place::L2 => Levels::L2,
-            Place::L3 => Levels::L3,
-            Place::Memory => Levels::MEMORY,
+            HitLevel::L1 => Levels::L1,
+            HitLevel::L2 => Levels::L2,
+            HitLevel::L3 => Levels::L3,
+            HitLevel::Memory => Levels::MEMORY,
         };
         match self {
             Source::Loads(levels) => memory.load && levels.meets(place),
@@ -124,11 +124,11 @@ impl Source {
             Source::Offcore(which) => {
                 // What writes is asked for as something that will be owned.
                 let wanted = if memory.store { which.stores } else { which.loads };
-                let missed = memory.place == Place::Memory;
+                let missed = memory.place == HitLevel::Memory;
                 memory.asked && wanted && if missed { which.misses } else { which.hits }
             }
             Source::Caches(what) => {
-                let missed = memory.asked && memory.place == Place::Memory;
+                let missed = memory.asked && memory.place == HitLevel::Memory;
                 match what {
                     Caches::Accesses => memory.load || memory.store,
                     Caches::References => memory.asked,
@@ -137,8 +137,8 @@ impl Source {
                     Caches::LoadMisses => memory.load && missed,
                     Caches::StoreReferences => memory.store && memory.asked,
                     Caches::StoreMisses => memory.store && missed,
-                    Caches::DataFills => memory.place > Place::L1,
-                    Caches::StoreFills => memory.store && memory.place > Place::L1,
+                    Caches::DataFills => memory.place > HitLevel::L1,
+                    Caches::StoreFills => memory.store && memory.place > HitLevel::L1,
                     Caches::LoadTlbMisses => memory.load && memory.translation > Translation::First,
                     Caches::LoadTlbSecond => memory.load && memory.translation == Translation::Second,
                     Caches::LoadWalks => memory.load && memory.translation == Translation::Walk,
@@ -190,7 +190,7 @@ pub(super) fn until(from: u64, n: u64, unit: u64) -> u64 {
 /// Lines that may be fetched from one branch to the next: as many as a run of 4 KiB touches.
 const LINES: u64 = 65;
 
-impl Line {
+impl CountRule {
     /// Every event adds one, and nothing else does.
     pub fn plain(&self) -> bool {
         self.rate == Rate::Events && !self.edge
@@ -229,7 +229,7 @@ impl Line {
             (_, Rate::Idle, _) if matches!(source, Source::Cycles | Source::Slots) => (source, Rate::Never),
             _ => (source, rate),
         };
-        Line {
+        CountRule {
             source,
             rate,
             edge: select.edge(),
@@ -339,7 +339,7 @@ mod tests {
             (plain, Count::Nothing, 0, "nothing"),
             (plain.with_edge(true), Count::Cycles, 0, "true all along"),
         ] {
-            let line = Line::new(count, select);
+            let line = CountRule::new(count, select);
             assert_eq!(line.moved([60, 5], 10, 14, None, 4, 10), added, "{why}");
         }
     }
@@ -347,7 +347,7 @@ mod tests {
     // covers: pmu/overflow-distance
     #[test]
     fn the_distance_to_an_overflow_is_never_too_far() {
-        let line = |count| Line::new(count, EventSelect::new());
+        let line = |count| CountRule::new(count, EventSelect::new());
         for (count, left, instructions, branches, why) in [
             (Count::Instructions, 7, 7, None, "exact"),
             (Count::Caches(Caches::LoadWalks), 7, u64::MAX, None, "heard of singly"),

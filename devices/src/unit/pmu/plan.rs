@@ -10,7 +10,7 @@ use super::{COUNTERS, FIXED, GENERAL, Pmu, bit, each};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Plan {
     /// What each counter counts, if it is enabled at all.
-    pub counters: [Option<Line>; COUNTERS],
+    pub counters: [Option<CountRule>; COUNTERS],
     /// Counters that are enabled for ring 0, and for the others.
     pub rings: [u16; 2],
     /// Counters that want branch records.
@@ -37,7 +37,7 @@ pub(super) struct Plan {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Line {
+pub(super) struct CountRule {
     pub source: Source,
     pub rate: Rate,
     pub edge: bool,
@@ -48,7 +48,7 @@ pub(super) struct Line {
 }
 
 impl Plan {
-    fn put(&mut self, counter: usize, line: Line, [os, usr]: [bool; 2]) {
+    fn put(&mut self, counter: usize, line: CountRule, [os, usr]: [bool; 2]) {
         let own = 1 << counter;
         if !os && !usr || line.rate == Rate::Never {
             return;
@@ -176,7 +176,7 @@ impl Pmu {
             let Some(row) = self.caps.event(select).filter(|_| enabled) else {
                 continue;
             };
-            let mut line = Line::new(row.count, select);
+            let mut line = CountRule::new(row.count, select);
             if let Count::Caches(Caches::Offcore(index)) = row.count {
                 let index = usize::from(index & 1);
                 line.source = Source::Offcore(Offcore::of(self.s.offcore[index], self.caps.offcore[index]));
@@ -187,7 +187,7 @@ impl Pmu {
         for (index, &count) in COUNTS.iter().enumerate().take(self.caps.fixed.into()) {
             let (counter, control) = (GENERAL + index, FixedControl::of(self.s.fixed_control, index as u32));
             if self.s.global_control & bit(counter) != 0 {
-                let line = Line::new(count, EventSelect::new());
+                let line = CountRule::new(count, EventSelect::new());
                 plan.put(counter, line, [control.os, control.usr]);
             }
         }
@@ -219,7 +219,7 @@ impl Pmu {
         let rising = live & !core::mem::replace(&mut self.s.live, live);
         for counter in each(rising) {
             // What is true in every cycle becomes true now.
-            if let Some(Line {
+            if let Some(CountRule {
                 edge: true,
                 source,
                 rate,

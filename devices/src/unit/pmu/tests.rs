@@ -17,7 +17,7 @@ use x86::seam::{
 };
 
 use super::*;
-use crate::unit::cache::{Hierarchy, Memory, Place, Translation};
+use crate::unit::cache::{Hierarchy, HitLevel, Memory, Translation};
 
 const GP: MsrFault = MsrFault::GeneralProtection;
 const AREA: u64 = 0x1000;
@@ -1100,13 +1100,13 @@ fn counters_of_the_caches_agree_with_the_accesses_and_with_each_other() {
             let counted = run.read(IA32_PMC0);
             let expected = match what {
                 Caches::LoadReferences => Some(count(&loads, |memory| memory.asked)),
-                Caches::LoadMisses => Some(count(&loads, |memory| memory.place == Place::Memory)),
+                Caches::LoadMisses => Some(count(&loads, |memory| memory.place == HitLevel::Memory)),
                 Caches::StoreReferences => Some(count(&stores, |memory| memory.asked)),
-                Caches::StoreMisses => Some(count(&stores, |memory| memory.place == Place::Memory)),
-                Caches::StoreFills => Some(count(&stores, |memory| memory.place > Place::L1)),
+                Caches::StoreMisses => Some(count(&stores, |memory| memory.place == HitLevel::Memory)),
+                Caches::StoreFills => Some(count(&stores, |memory| memory.place > HitLevel::L1)),
                 Caches::DataFills => Some(
-                    count(&stores, |memory| memory.place > Place::L1)
-                        + count(&loads, |memory| memory.place > Place::L1),
+                    count(&stores, |memory| memory.place > HitLevel::L1)
+                        + count(&loads, |memory| memory.place > HitLevel::L1),
                 ),
                 Caches::LoadTlbMisses => Some(count(&loads, |memory| memory.translation > Translation::First)),
                 Caches::LoadWalks => Some(count(&loads, |memory| memory.translation == Translation::Walk)),
@@ -1168,7 +1168,7 @@ fn loads_add_up() {
 #[test]
 fn caches_stay_while_counting_pauses() {
     let mut core = crate::unit::cache::Core::of(&SKYLAKE_SERVER);
-    let mut shared = crate::unit::cache::Shared::of(&SKYLAKE_SERVER);
+    let mut shared = crate::unit::cache::SharedCache::of(&SKYLAKE_SERVER);
     let access = Access {
         address: 0x1000,
         size: 8,
@@ -1177,10 +1177,10 @@ fn caches_stay_while_counting_pauses() {
     };
     let slice = crate::unit::cache::SLICE;
     for (step, place) in [
-        (10, Place::Memory),
-        (11, Place::L1),
-        (11 + slice, Place::L1),
-        (12 + 2 * slice, Place::L3),
+        (10, HitLevel::Memory),
+        (11, HitLevel::L1),
+        (11 + slice, HitLevel::L1),
+        (12 + 2 * slice, HitLevel::L3),
     ] {
         let owner = crate::unit::cache::Owner::ANYBODY;
         let memory = core.access(&access, step, Some, &mut shared, owner).unwrap();

@@ -10,7 +10,7 @@ use super::{Pt, next_ip};
 
 /// Where the stream stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct StreamPosition {
     /// Bytes since the beginning of the last PSB.
     pub since_psb: u32,
     /// The step at which the last PSB was sent.
@@ -49,9 +49,9 @@ impl<O: Output> Pt<O> {
     }
 
     /// Where the stream stands.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> StreamPosition {
         let (psb_step, psb_tsc) = self.s.stream.last_psb();
-        Place {
+        StreamPosition {
             since_psb: self.s.stream.since_psb,
             psb_step,
             psb_tsc,

@@ -38,7 +38,7 @@ const TSC: u64 = 0xFF_FFFF_FFFF_FFFF;
 
 /// Whose the packets are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Origin {
     /// Nobody knows.
     Unknown,
     /// The host's.
@@ -67,7 +67,7 @@ pub(super) struct Relay {
     rest: Vec<u8>,
     /// The bytes mean nothing until there is a PSB.
     searches: bool,
-    place: Place,
+    place: Origin,
     /// The IP at which the guest stands while it does not run.
     stands: Option<u64>,
     /// It does not go on there: its transaction was aborted.
@@ -124,7 +124,7 @@ impl<O: Output> Pt<O> {
             carry: Carry::default(),
             rest: Vec::new(),
             searches: false,
-            place: Place::Host,
+            place: Origin::Host,
             stands: Some(self.code.ip(self.s.ip)),
             jumps: false,
             new_cr3: false,
@@ -179,7 +179,7 @@ impl<O: Output> Pt<O> {
         let ip = self.code.ip(at);
         let admitted = self.s.ctl.branch_en() && self.ranges.admit(ip);
         // Nothing is traced any more: whoever has not come out of the guest has lost the exit.
-        relay.lost |= relay.place != Place::Host;
+        relay.lost |= relay.place != Origin::Host;
         match (relay.lost, self.s.packet_en) {
             (true, _) => self.find(&mut relay, admitted.then_some(ip), step),
             (false, true) if admitted => self.enter(&mut relay, ip, step),
@@ -267,13 +267,13 @@ impl<O: Output> Pt<O> {
             return;
         }
         match relay.place {
-            Place::Unknown | Place::Host => {
+            Origin::Unknown | Origin::Host => {
                 if let Packet::Pip { cr3, non_root } = packet {
                     self.host_pip(relay, cr3, non_root);
                 }
             }
-            Place::Entry => self.entry(relay, packet, step),
-            Place::Guest => self.guest_packet(relay, packet, step),
+            Origin::Entry => self.entry(relay, packet, step),
+            Origin::Guest => self.guest_packet(relay, packet, step),
         }
     }
 
@@ -281,9 +281,9 @@ impl<O: Output> Pt<O> {
     fn time_passes(&mut self, relay: &mut Relay, packet: Packet) -> bool {
         match packet {
             Packet::Cyc(cycles) => relay.cycles = relay.cycles.saturating_add(cycles),
-            Packet::Tsc(_) if relay.place == Place::Unknown => {}
+            Packet::Tsc(_) if relay.place == Origin::Unknown => {}
             Packet::Tsc(tsc) => {
-                let tsc = relay.guest_tsc(tsc, relay.place == Place::Guest);
+                let tsc = relay.guest_tsc(tsc, relay.place == Origin::Guest);
                 self.pass(relay, tsc);
             }
             Packet::Tma { .. } | Packet::Mtc(_) | Packet::Cbr(_) => self.pass(relay, packet),
@@ -295,14 +295,14 @@ impl<O: Output> Pt<O> {
     /// PIP while the host runs, or while nobody knows.
     fn host_pip(&mut self, relay: &mut Relay, cr3: u64, non_root: bool) {
         match (relay.place, non_root) {
-            (Place::Unknown, false) => relay.place = Place::Host,
-            (Place::Unknown, true) => {
-                relay.place = Place::Guest;
+            (Origin::Unknown, false) => relay.place = Origin::Host,
+            (Origin::Unknown, true) => {
+                relay.place = Origin::Guest;
                 self.new_cr3(relay, cr3);
             }
             (_, false) => {}
             (_, true) => {
-                relay.place = Place::Entry;
+                relay.place = Origin::Entry;
                 self.new_cr3(relay, cr3);
             }
         }
@@ -321,7 +321,7 @@ impl<O: Output> Pt<O> {
             Packet::TipPgd(_) => self.leave(relay, step),
             Packet::Pip { cr3, non_root: true } => self.new_cr3(relay, cr3),
             // It has failed, or ended at once.
-            Packet::Pip { .. } => relay.place = Place::Host,
+            Packet::Pip { .. } => relay.place = Origin::Host,
             Packet::ModeExec { mode, interrupts } => self.new_mode(mode, interrupts),
             Packet::ModeTsx { in_tx, .. } => self.s.in_transaction = in_tx,
             _ => {
@@ -355,9 +355,9 @@ impl<O: Output> Pt<O> {
         let before = relay.place;
         let non_root = match (group.pip, before) {
             (Some((_, non_root)), _) => non_root,
-            (None, Place::Guest | Place::Entry) => true,
-            (None, Place::Host) => false,
-            (None, Place::Unknown) => return,
+            (None, Origin::Guest | Origin::Entry) => true,
+            (None, Origin::Host) => false,
+            (None, Origin::Unknown) => return,
         };
         let time: Vec<Packet> = group
             .time
@@ -365,7 +365,7 @@ impl<O: Output> Pt<O> {
             .map(|&packet| relay.guest_time(packet, non_root))
             .collect();
         if non_root {
-            relay.lost |= before == Place::Host;
+            relay.lost |= before == Origin::Host;
             if let Some((cr3, _)) = group.pip {
                 self.new_cr3(relay, cr3);
             }
@@ -378,15 +378,15 @@ impl<O: Output> Pt<O> {
             relay.new_cr3 = false;
             match (group.ip, before) {
                 _ if relay.lost => self.find(relay, group.ip, step),
-                (Some(ip), Place::Entry) => self.enter(relay, ip, step),
+                (Some(ip), Origin::Entry) => self.enter(relay, ip, step),
                 (Some(ip), _) if self.s.packet_en => self.s.ip = self.code.linear(ip),
                 (None, _) if !self.s.packet_en => {}
                 (ip, _) => self.find(relay, ip, step),
             }
-            relay.place = Place::Guest;
+            relay.place = Origin::Guest;
         } else {
-            relay.lost |= before == Place::Guest;
-            relay.place = Place::Host;
+            relay.lost |= before == Origin::Guest;
+            relay.place = Origin::Host;
         }
         if !relay.lost && (!relay.joined || self.s.stream.psb_is_near()) {
             relay.joined = true;
@@ -401,7 +401,7 @@ impl<O: Output> Pt<O> {
     /// Packets were lost, and the guest is here, or somewhere without packets.
     fn find(&mut self, relay: &mut Relay, ip: Option<u64>, step: u64) {
         relay.lost = false;
-        relay.place = Place::Guest;
+        relay.place = Origin::Guest;
         (relay.fup, relay.jumps, relay.new_cr3) = (None, false, false);
         self.s.packet_en = ip.is_some() && self.s.ctl.branch_en();
         if let Some(ip) = ip {
@@ -413,7 +413,7 @@ impl<O: Output> Pt<O> {
 
     /// The guest goes on here.
     fn enter(&mut self, relay: &mut Relay, ip: u64, step: u64) {
-        relay.place = Place::Guest;
+        relay.place = Origin::Guest;
         let jumps = std::mem::take(&mut relay.jumps);
         let new_cr3 = std::mem::take(&mut relay.new_cr3);
         let at = self.code.linear(ip);
@@ -442,7 +442,7 @@ impl<O: Output> Pt<O> {
 
     /// The guest goes on where no packets are generated.
     fn leave(&mut self, relay: &mut Relay, step: u64) {
-        relay.place = Place::Guest;
+        relay.place = Origin::Guest;
         if relay.lost {
             return self.find(relay, None, step);
         }
@@ -469,7 +469,7 @@ impl<O: Output> Pt<O> {
 
     /// A VM exit: the FUP before it says where.
     fn exit(&mut self, relay: &mut Relay) {
-        relay.place = Place::Host;
+        relay.place = Origin::Host;
         relay.jumps = relay.abort;
         relay.stands = relay.fup.take();
         relay.bound = false;
@@ -567,7 +567,7 @@ impl Relay {
     /// Packets are lost, and with them whose the next ones are.
     fn lose(&mut self) {
         self.lost = true;
-        self.place = Place::Unknown;
+        self.place = Origin::Unknown;
         (self.fup, self.stands, self.group) = (None, None, None);
         (self.bound, self.abort, self.jumps) = (false, false, false);
     }

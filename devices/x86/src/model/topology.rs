@@ -21,16 +21,16 @@ const HTT: u32 = 1 << 28;
 
 /// One CPU among its like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CpuPosition {
     /// Which one, from 0: its APIC ID.
     pub cpu: u32,
     /// How many there are.
     pub cpus: u32,
 }
 
-impl Place {
+impl CpuPosition {
     /// The only CPU.
-    pub const ALONE: Place = Place { cpu: 0, cpus: 1 };
+    pub const ALONE: CpuPosition = CpuPosition { cpu: 0, cpus: 1 };
 
     /// Bits of the APIC ID below the package's.
     fn core_bits(self, model: &CpuModel) -> u32 {
@@ -50,7 +50,7 @@ impl Place {
 
 impl CpuModel {
     /// What CPUID answers on one CPU of a machine: as [`CpuModel::cpuid`], with the topology filled in.
-    pub fn cpuid_at(&self, leaf: u32, subleaf: u32, place: Place) -> [u32; 4] {
+    pub fn cpuid_at(&self, leaf: u32, subleaf: u32, place: CpuPosition) -> [u32; 4] {
         let [mut eax, mut ebx, ecx, mut edx] = self.cpuid(leaf, subleaf);
         let bits = place.core_bits(self);
         match self.answering(leaf) {
@@ -90,7 +90,7 @@ impl CpuModel {
     }
 
     /// What a plain MSR holds when the machine starts, on one CPU of it.
-    pub fn msr_at(&self, index: usize, place: Place) -> u64 {
+    pub fn msr_at(&self, index: usize, place: CpuPosition) -> u64 {
         let row = &self.msrs[index];
         match row.msr {
             MSR_CORE_THREAD_COUNT if place.cpus > 1 => {
@@ -116,14 +116,14 @@ mod tests {
             for row in model.cpuid {
                 let subleaf = row.subleaf.unwrap_or(0);
                 assert_eq!(
-                    model.cpuid_at(row.leaf, subleaf, Place::ALONE),
+                    model.cpuid_at(row.leaf, subleaf, CpuPosition::ALONE),
                     model.cpuid(row.leaf, subleaf),
                     "{}",
                     model.name
                 );
             }
             for (index, row) in model.msrs.iter().enumerate() {
-                assert_eq!(model.msr_at(index, Place::ALONE), row.reset);
+                assert_eq!(model.msr_at(index, CpuPosition::ALONE), row.reset);
             }
         }
     }
@@ -142,7 +142,7 @@ mod tests {
             (&ICELAKE_SERVER, 254, 255, 64, 1, 6, 63),
             (&SNOWRIDGE, 127, 255, 64, 1, 6, 64),
         ] {
-            let place = Place { cpu, cpus };
+            let place = CpuPosition { cpu, cpus };
             let name = format!("{} {place:?}", model.name);
             let [_, ebx, _, edx] = model.cpuid_at(1, 0, place);
             assert_eq!(
@@ -158,7 +158,7 @@ mod tests {
             );
             assert_eq!(model.cpuid_at(0xB, 2, place)[3], cpu, "no such level of {name}");
         }
-        let place = Place { cpu: 5, cpus: 6 };
+        let place = CpuPosition { cpu: 5, cpus: 6 };
         let topology = WESTMERE.cpuid_at(0xB, 1, place);
         assert_eq!(
             WESTMERE.cpuid_at(0x7FFF_FFFF, 1, place),
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn parts_without_leaf_4_are_a_package_each() {
         for model in [&P6, &NETBURST] {
-            let place = Place { cpu: 1, cpus: 2 };
+            let place = CpuPosition { cpu: 1, cpus: 2 };
             let [_, ebx, _, edx] = model.cpuid_at(1, 0, place);
             assert_eq!((ebx >> 24, edx >> 28 & 1), (1, 0), "{}", model.name);
             assert_eq!(ebx & 0x00FF_FFFF, model.cpuid(1, 0)[1] & 0x00FF_FFFF, "{}", model.name);
@@ -197,13 +197,17 @@ mod tests {
             (&SAPPHIRERAPIDS, 3, &[1, 1, 1, 4], 4),
         ] {
             for (subleaf, sharers) in (0..).zip(sharers) {
-                let place = Place { cpu: 0, cpus };
+                let place = CpuPosition { cpu: 0, cpus };
                 let eax = model.cpuid_at(4, subleaf, place)[0];
                 let found = ((eax >> 14 & 0xFFF) + 1, (eax >> 26) + 1);
                 assert_eq!(found, (*sharers, cores), "{}: cache {subleaf}", model.name);
                 assert_eq!(eax & 0x3FFF, model.cpuid(4, subleaf)[0] & 0x3FFF);
             }
-            assert_eq!(model.cpuid_at(4, 5, Place { cpu: 0, cpus }), [0; 4], "no more caches");
+            assert_eq!(
+                model.cpuid_at(4, 5, CpuPosition { cpu: 0, cpus }),
+                [0; 4],
+                "no more caches"
+            );
         }
     }
 }

@@ -84,7 +84,7 @@ pub struct Guest {
 
 /// `cargo xtask guest`'s options.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct GuestOptions {
     /// Without perf, gdb and msr-tools
     #[arg(long)]
     no_tools: bool,
@@ -97,7 +97,7 @@ pub struct Options {
 }
 
 /// `cargo xtask guest`: makes the files and says where they are.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     let stage = Stage::start("guest");
     let guest = prepare(&stage)?;
     let tools = if options.no_tools {

@@ -10,7 +10,7 @@
 use std::sync::OnceLock;
 
 use engine::bus::{Bus, MsrFault, Processor};
-use engine::{Cpu, CpuState, Engine, Exit, Options, RamRegion, Segment, Table, Undefined};
+use engine::{Cpu, CpuState, Engine, EngineOptions, Exit, RamRegion, Segment, Table, Undefined};
 use x86::model::{ALDERLAKE, CpuModel};
 
 use crate::arena::{AREAS, BASE, Memory, PAGE};
@@ -165,7 +165,7 @@ impl Guest {
             len: RAM,
         };
         // SAFETY: the mapping lives until after the engine is dropped, and slices of it are only made between runs.
-        let engine = unsafe { Engine::new(vec![region], model(), Options { undefined }) };
+        let engine = unsafe { Engine::new(vec![region], model(), EngineOptions { undefined }) };
         let engine = engine.expect("the host runs everything the model has");
         Guest {
             engine,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, dead_code)] // Handing RAM to the engine takes its promise; not every test uses every verb.
 
 use engine::bus::{Bus, MsrFault, Processor};
-use engine::{CS, Cpu, CpuState, DS, ES, Engine, Exit, Options, RamRegion, SS, Segment};
+use engine::{CS, Cpu, CpuState, DS, ES, Engine, EngineOptions, Exit, RamRegion, SS, Segment};
 use x86::model::{CpuModel, WESTMERE};
 
 /// A bus with nothing on it.
@@ -66,10 +66,10 @@ impl Rig {
     }
 
     pub fn with(model: &'static CpuModel) -> Rig {
-        Rig::with_options(model, Options::default())
+        Rig::with_options(model, EngineOptions::default())
     }
 
-    pub fn with_options(model: &'static CpuModel, options: Options) -> Rig {
+    pub fn with_options(model: &'static CpuModel, options: EngineOptions) -> Rig {
         let layout = std::alloc::Layout::from_size_align(RAM, 0x1000).unwrap();
         // SAFETY: The layout is not empty. The memory is given back in `drop`, after the engine's last run.
         let ram = unsafe { std::alloc::alloc_zeroed(layout) };

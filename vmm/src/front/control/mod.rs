@@ -141,7 +141,7 @@ impl Request {
 
 /// What the threads share.
 #[derive(Debug)]
-struct Shared {
+struct Service {
     requests: SyncSender<Request>,
     interrupt: Interrupt,
     wake: EventFd,
@@ -151,7 +151,7 @@ struct Shared {
     clients: Mutex<Vec<(u64, UnixStream)>>,
 }
 
-impl Shared {
+impl Service {
     fn clients(&self) -> MutexGuard<'_, Vec<(u64, UnixStream)>> {
         self.clients.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -162,7 +162,7 @@ impl Shared {
 pub struct Control {
     path: PathBuf,
     requests: Receiver<Request>,
-    shared: Arc<Shared>,
+    shared: Arc<Service>,
 }
 
 impl Control {
@@ -179,7 +179,7 @@ impl Control {
         let listener = socket::listen(path).map_err(failed)?;
         let (send, requests) = sync_channel(QUEUE);
         let shared = match EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
-            Ok(wake) => Arc::new(Shared {
+            Ok(wake) => Arc::new(Service {
                 requests: send,
                 interrupt,
                 wake,
@@ -235,7 +235,7 @@ impl Drop for Control {
     }
 }
 
-fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+fn accept(listener: &UnixListener, shared: &Arc<Service>) {
     let mut number = 0;
     for client in listener.incoming() {
         if shared.over.load(Ordering::SeqCst) {
@@ -271,7 +271,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 }
 
 /// Answers a client's lines until it goes away.
-fn serve(mut client: UnixStream, shared: &Shared) -> io::Result<()> {
+fn serve(mut client: UnixStream, shared: &Service) -> io::Result<()> {
     let mut lines = BufReader::new(client.try_clone()?);
     let mut line = Vec::new();
     loop {
@@ -299,7 +299,7 @@ fn serve(mut client: UnixStream, shared: &Shared) -> io::Result<()> {
 }
 
 /// Has a command carried out and says what came of it.
-fn obey(command: Command, client: &mut UnixStream, shared: &Shared) -> io::Result<()> {
+fn obey(command: Command, client: &mut UnixStream, shared: &Service) -> io::Result<()> {
     let done = |status, text| Answer {
         ok: true,
         status,
@@ -315,7 +315,7 @@ fn obey(command: Command, client: &mut UnixStream, shared: &Shared) -> io::Resul
 }
 
 /// Hands a command to the run loop and waits for its answer.
-fn ask(command: Command, shared: &Shared) -> Option<Reply> {
+fn ask(command: Command, shared: &Service) -> Option<Reply> {
     let (answer, reply) = sync_channel(1);
     shared.requests.send(Request { command, answer }).ok()?;
     shared.interrupt.request();

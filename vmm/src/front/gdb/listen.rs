@@ -120,7 +120,7 @@ impl Listener {
 
 /// What the threads share.
 #[derive(Debug)]
-struct Shared {
+struct ListenerState {
     events: SyncSender<Event>,
     wake: EventFd,
     interrupt: Interrupt,
@@ -129,7 +129,7 @@ struct Shared {
     over: AtomicBool,
 }
 
-impl Shared {
+impl ListenerState {
     /// Hands an event to the machine, and has it look.
     fn say(&self, event: Event) -> bool {
         let said = self.events.send(event).is_ok();
@@ -144,7 +144,7 @@ impl Shared {
 pub struct Door {
     address: DebugAddress,
     events: Receiver<Event>,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerState>,
 }
 
 impl Door {
@@ -183,7 +183,7 @@ impl Door {
             }
             system(e)
         })?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ListenerState {
             events: send,
             wake,
             interrupt,
@@ -246,7 +246,7 @@ impl Drop for Door {
     }
 }
 
-fn accept(listener: &Listener, shared: &Arc<Shared>) {
+fn accept(listener: &Listener, shared: &Arc<ListenerState>) {
     loop {
         let client = listener.accept();
         if shared.over.load(Ordering::SeqCst) {
@@ -295,7 +295,7 @@ fn refuse(mut client: Stream) {
 }
 
 /// Hands over what a client sends until it goes away.
-fn serve(mut client: Stream, shared: &Shared) {
+fn serve(mut client: Stream, shared: &ListenerState) {
     let twin = client.prepare().and_then(|()| client.twin());
     let Ok(twin) = twin else { return };
     if !shared.say(Event::Connected(twin)) {

@@ -26,7 +26,7 @@ use self::{
     target::Reverse,
 };
 use crate::{
-    debug::{Stop, Why},
+    debug::{DebugStop, StopCause},
     error::Error,
     front::{btrace::Btrace, controls::Controls},
     timeline::back::Back,
@@ -69,7 +69,7 @@ impl<'v> Session<'v> {
     }
 
     /// Tells the client that the guest has stopped.
-    pub fn tell_stop(&mut self, stop: Stop) {
+    pub fn tell_stop(&mut self, stop: DebugStop) {
         let said = self.talk.stopped(stop);
         self.send(&said);
     }
@@ -120,7 +120,10 @@ impl<'v> Session<'v> {
                     Next::Stay => {}
                     Next::Interrupt => {
                         let cpu = self.talk.machine.controls.run.current_cpu();
-                        let said = self.talk.stopped(Stop { cpu, why: Why::Asked });
+                        let said = self.talk.stopped(DebugStop {
+                            cpu,
+                            why: StopCause::Asked,
+                        });
                         self.send(&said);
                     }
                     Next::Detached => {
@@ -143,11 +146,17 @@ impl<'v> Session<'v> {
         let back = match reverse {
             Reverse::Continue => run.back(world)?,
             Reverse::Step(cpu) => match run.step_back(world, cpu)? {
-                true => Back::Stopped(Stop { cpu, why: Why::Step }),
+                true => Back::Stopped(DebugStop {
+                    cpu,
+                    why: StopCause::Step,
+                }),
                 false => Back::Beginning,
             },
         };
-        if let Back::Stopped(Stop { why: Why::Asked, .. }) = back {
+        if let Back::Stopped(DebugStop {
+            why: StopCause::Asked, ..
+        }) = back
+        {
             // It is where it was. What was asked for is among the events; if it was not to stop, it goes back then.
             self.talk.machine.resume.reverse = Some(reverse);
             return Ok(None);

@@ -21,7 +21,7 @@ pub enum Frame {
 
 /// Where in a packet the next byte is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum ParserState {
     #[default]
     Between,
     Body,
@@ -32,7 +32,7 @@ enum Place {
 /// Makes frames of bytes.
 #[derive(Debug, Default)]
 pub struct Framer {
-    place: Place,
+    place: ParserState,
     body: Vec<u8>,
     sum: u8,
     oversized: bool,
@@ -50,20 +50,20 @@ impl Framer {
             // One begins, and what there was of another is lost.
             (_, b'$') => {
                 *self = Framer {
-                    place: Place::Body,
+                    place: ParserState::Body,
                     ..Framer::default()
                 };
                 None
             }
-            (Place::Between, 3) => Some(Frame::Interrupt),
-            (Place::Between, b'-') => Some(Frame::Nack),
+            (ParserState::Between, 3) => Some(Frame::Interrupt),
+            (ParserState::Between, b'-') => Some(Frame::Nack),
             // Acknowledgments, and noise.
-            (Place::Between, _) => None,
-            (Place::Body, b'#') => {
-                self.place = Place::First;
+            (ParserState::Between, _) => None,
+            (ParserState::Body, b'#') => {
+                self.place = ParserState::First;
                 None
             }
-            (Place::Body, byte) => {
+            (ParserState::Body, byte) => {
                 self.sum = self.sum.wrapping_add(byte);
                 if self.body.len() < LONGEST {
                     self.body.push(byte);
@@ -72,12 +72,12 @@ impl Framer {
                 }
                 None
             }
-            (Place::First, byte) => {
-                self.place = Place::Second(byte);
+            (ParserState::First, byte) => {
+                self.place = ParserState::Second(byte);
                 None
             }
-            (Place::Second(first), second) => {
-                self.place = Place::Between;
+            (ParserState::Second(first), second) => {
+                self.place = ParserState::Between;
                 let checksum = digit(first).zip(digit(second)).map(|(high, low)| high << 4 | low);
                 Some(match (checksum == Some(self.sum), self.oversized) {
                     (false, _) => Frame::Damaged,

@@ -14,7 +14,7 @@ use machine::memory::Memory;
 
 /// A register's place in [`CpuState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Field {
     Gpr(usize),
     Rip,
     Flags,
@@ -57,7 +57,7 @@ struct Register {
     name: String,
     bits: usize,
     kind: &'static str,
-    place: Place,
+    place: Field,
 }
 
 /// The registers of a model, in gdb's order.
@@ -94,12 +94,12 @@ impl Registers {
             all.feature("org.gnu.gdb.i386.sse", VECTOR, vectors(long));
         }
         if features.avx() {
-            let high = (0..vector_count(long)).map(|n| register(format!("ymm{n}h"), 128, "uint128", Place::YmmHigh(n)));
+            let high = (0..vector_count(long)).map(|n| register(format!("ymm{n}h"), 128, "uint128", Field::YmmHigh(n)));
             all.feature("org.gnu.gdb.i386.avx", "", high.collect());
         }
         if long {
             let bases = [("fs_base", FS), ("gs_base", GS)];
-            let bases = bases.map(|(name, segment)| register(name, 64, "int64", Place::Base(segment)));
+            let bases = bases.map(|(name, segment)| register(name, 64, "int64", Field::Base(segment)));
             all.feature("org.gnu.gdb.i386.segments", "", bases.into());
         }
         all.feature("minivmm.i386.system", "", system(long));
@@ -155,16 +155,16 @@ impl Registers {
             return Ok(());
         }
         match register.place {
-            Place::Selector(segment) => {
+            Field::Selector(segment) => {
                 let selector = u16::try_from(value).map_err(|_| Refused)?;
                 control::load_segment(state, memory, segment, selector)
             }
-            Place::Cr0 => control::set_cr0(state, self.model, memory, value as u64),
-            Place::Cr3 => control::set_cr3(state, self.model, memory, value as u64),
-            Place::Cr4 => control::set_cr4(state, self.model, memory, value as u64),
-            Place::Efer => control::set_efer(state, self.model, value as u64),
-            Place::Xcr0 => control::set_xcr0(state, self.model, value as u64),
-            Place::Dr(number @ 6..) => control::set_debug(state, self.model, number, value as u64),
+            Field::Cr0 => control::set_cr0(state, self.model, memory, value as u64),
+            Field::Cr3 => control::set_cr3(state, self.model, memory, value as u64),
+            Field::Cr4 => control::set_cr4(state, self.model, memory, value as u64),
+            Field::Efer => control::set_efer(state, self.model, value as u64),
+            Field::Xcr0 => control::set_xcr0(state, self.model, value as u64),
+            Field::Dr(number @ 6..) => control::set_debug(state, self.model, number, value as u64),
             place => set(state, place, value),
         }
     }
@@ -203,7 +203,7 @@ fn mask(bits: usize) -> u128 {
     u128::MAX >> (128 - bits)
 }
 
-fn register(name: impl Into<String>, bits: usize, kind: &'static str, place: Place) -> Register {
+fn register(name: impl Into<String>, bits: usize, kind: &'static str, place: Field) -> Register {
     Register {
         name: name.into(),
         bits,
@@ -228,26 +228,26 @@ fn core(long: bool) -> Vec<Register> {
             (SHORT[index], index)
         };
         let kind = if matches!(number, 4 | 5) { "data_ptr" } else { integer };
-        list.push(register(name, bits, kind, Place::Gpr(number)));
+        list.push(register(name, bits, kind, Field::Gpr(number)));
     }
     if long {
-        list.extend((8..16).map(|number| register(format!("r{number}"), 64, integer, Place::Gpr(number))));
+        list.extend((8..16).map(|number| register(format!("r{number}"), 64, integer, Field::Gpr(number))));
     }
-    list.push(register(if long { "rip" } else { "eip" }, bits, "code_ptr", Place::Rip));
-    list.push(register("eflags", 32, "i386_eflags", Place::Flags));
+    list.push(register(if long { "rip" } else { "eip" }, bits, "code_ptr", Field::Rip));
+    list.push(register("eflags", 32, "i386_eflags", Field::Flags));
     for (name, segment) in [("cs", CS), ("ss", SS), ("ds", DS), ("es", ES), ("fs", FS), ("gs", GS)] {
-        list.push(register(name, 32, "int32", Place::Selector(segment)));
+        list.push(register(name, 32, "int32", Field::Selector(segment)));
     }
-    list.extend((0..8).map(|n| register(format!("st{n}"), 80, "i387_ext", Place::St(n))));
+    list.extend((0..8).map(|n| register(format!("st{n}"), 80, "i387_ext", Field::St(n))));
     for (name, place) in [
-        ("fctrl", Place::ControlWord),
-        ("fstat", Place::StatusWord),
-        ("ftag", Place::Tags),
-        ("fiseg", Place::CodeSegment),
-        ("fioff", Place::CodeOffset),
-        ("foseg", Place::DataSegment),
-        ("fooff", Place::DataOffset),
-        ("fop", Place::Opcode),
+        ("fctrl", Field::ControlWord),
+        ("fstat", Field::StatusWord),
+        ("ftag", Field::Tags),
+        ("fiseg", Field::CodeSegment),
+        ("fioff", Field::CodeOffset),
+        ("foseg", Field::DataSegment),
+        ("fooff", Field::DataOffset),
+        ("fop", Field::Opcode),
     ] {
         list.push(register(name, 32, "int", place));
     }
@@ -256,9 +256,9 @@ fn core(long: bool) -> Vec<Register> {
 
 fn vectors(long: bool) -> Vec<Register> {
     let mut list: Vec<_> = (0..vector_count(long))
-        .map(|n| register(format!("xmm{n}"), 128, "vec128", Place::Xmm(n)))
+        .map(|n| register(format!("xmm{n}"), 128, "vec128", Field::Xmm(n)))
         .collect();
-    list.push(register("mxcsr", 32, "i386_mxcsr", Place::Mxcsr));
+    list.push(register("mxcsr", 32, "i386_mxcsr", Field::Mxcsr));
     list
 }
 
@@ -267,37 +267,37 @@ fn system(long: bool) -> Vec<Register> {
     let kind = if long { "uint64" } else { "uint32" };
     let mut list = Vec::new();
     for (name, place) in [
-        ("cr0", Place::Cr0),
-        ("cr2", Place::Cr2),
-        ("cr3", Place::Cr3),
-        ("cr4", Place::Cr4),
+        ("cr0", Field::Cr0),
+        ("cr2", Field::Cr2),
+        ("cr3", Field::Cr3),
+        ("cr4", Field::Cr4),
     ] {
         list.push(register(name, word, kind, place));
     }
     for number in [0, 1, 2, 3, 6, 7] {
-        list.push(register(format!("dr{number}"), word, kind, Place::Dr(number)));
+        list.push(register(format!("dr{number}"), word, kind, Field::Dr(number)));
     }
     if long {
-        list.push(register("efer", 64, kind, Place::Efer));
-        list.push(register("k_gs_base", 64, kind, Place::KernelGsBase));
+        list.push(register("efer", 64, kind, Field::Efer));
+        list.push(register("k_gs_base", 64, kind, Field::KernelGsBase));
     } else {
-        list.push(register("fs_base", 32, kind, Place::Base(FS)));
-        list.push(register("gs_base", 32, kind, Place::Base(GS)));
+        list.push(register("fs_base", 32, kind, Field::Base(FS)));
+        list.push(register("gs_base", 32, kind, Field::Base(GS)));
     }
-    list.push(register("xcr0", 64, "uint64", Place::Xcr0));
+    list.push(register("xcr0", 64, "uint64", Field::Xcr0));
     for (name, segment) in [("cs_base", CS), ("ss_base", SS), ("ds_base", DS), ("es_base", ES)] {
-        list.push(register(name, word, kind, Place::Base(segment)));
+        list.push(register(name, word, kind, Field::Base(segment)));
     }
     for (name, bits, place) in [
-        ("tr", 16, Place::TaskSelector),
-        ("tr_base", word, Place::TaskBase),
-        ("ldtr", 16, Place::LocalSelector),
-        ("ldtr_base", word, Place::LocalBase),
-        ("gdtr_base", word, Place::GlobalBase),
-        ("gdtr_limit", 16, Place::GlobalLimit),
-        ("idtr_base", word, Place::InterruptBase),
-        ("idtr_limit", 16, Place::InterruptLimit),
-        ("cpl", 8, Place::Cpl),
+        ("tr", 16, Field::TaskSelector),
+        ("tr_base", word, Field::TaskBase),
+        ("ldtr", 16, Field::LocalSelector),
+        ("ldtr_base", word, Field::LocalBase),
+        ("gdtr_base", word, Field::GlobalBase),
+        ("gdtr_limit", 16, Field::GlobalLimit),
+        ("idtr_base", word, Field::InterruptBase),
+        ("idtr_limit", 16, Field::InterruptLimit),
+        ("cpl", 8, Field::Cpl),
     ] {
         let kind = match bits {
             8 => "uint8",
@@ -309,79 +309,79 @@ fn system(long: bool) -> Vec<Register> {
     list
 }
 
-fn get(state: &CpuState, place: Place) -> u128 {
+fn get(state: &CpuState, place: Field) -> u128 {
     let fpu = &state.fpu;
     let word: u64 = match place {
-        Place::Gpr(number) => state.gpr[number],
-        Place::Rip => state.rip,
-        Place::Flags => state.rflags.into_bits(),
-        Place::Selector(segment) => state.segments[segment].selector.into(),
-        Place::St(number) => return fpu.st(number),
-        Place::ControlWord => fpu.cw.into(),
-        Place::StatusWord => fpu.sw.into(),
-        Place::Tags => fpu.full_tags().into(),
-        Place::CodeSegment => fpu.fcs.into(),
-        Place::CodeOffset => fpu.fip,
-        Place::DataSegment => fpu.fds.into(),
-        Place::DataOffset => fpu.fdp,
-        Place::Opcode => fpu.fop.into(),
-        Place::Xmm(number) => return fpu.xmm[number],
-        Place::Mxcsr => fpu.mxcsr.into(),
-        Place::YmmHigh(number) => return fpu.ymm_hi[number],
-        Place::Base(segment) => state.segments[segment].base,
-        Place::Cr0 => state.cr0.into_bits(),
-        Place::Cr2 => state.cr2,
-        Place::Cr3 => state.cr3,
-        Place::Cr4 => state.cr4.into_bits(),
-        Place::Efer => state.efer.into_bits(),
-        Place::KernelGsBase => state.msrs.kernel_gs_base,
-        Place::Xcr0 => state.xcr0,
-        Place::Dr(number) => state.dr[number],
-        Place::TaskSelector => state.tr.selector.into(),
-        Place::TaskBase => state.tr.base,
-        Place::LocalSelector => state.ldtr.selector.into(),
-        Place::LocalBase => state.ldtr.base,
-        Place::GlobalBase => state.gdtr.base,
-        Place::GlobalLimit => state.gdtr.limit.into(),
-        Place::InterruptBase => state.idtr.base,
-        Place::InterruptLimit => state.idtr.limit.into(),
-        Place::Cpl => state.cpl.into(),
+        Field::Gpr(number) => state.gpr[number],
+        Field::Rip => state.rip,
+        Field::Flags => state.rflags.into_bits(),
+        Field::Selector(segment) => state.segments[segment].selector.into(),
+        Field::St(number) => return fpu.st(number),
+        Field::ControlWord => fpu.cw.into(),
+        Field::StatusWord => fpu.sw.into(),
+        Field::Tags => fpu.full_tags().into(),
+        Field::CodeSegment => fpu.fcs.into(),
+        Field::CodeOffset => fpu.fip,
+        Field::DataSegment => fpu.fds.into(),
+        Field::DataOffset => fpu.fdp,
+        Field::Opcode => fpu.fop.into(),
+        Field::Xmm(number) => return fpu.xmm[number],
+        Field::Mxcsr => fpu.mxcsr.into(),
+        Field::YmmHigh(number) => return fpu.ymm_hi[number],
+        Field::Base(segment) => state.segments[segment].base,
+        Field::Cr0 => state.cr0.into_bits(),
+        Field::Cr2 => state.cr2,
+        Field::Cr3 => state.cr3,
+        Field::Cr4 => state.cr4.into_bits(),
+        Field::Efer => state.efer.into_bits(),
+        Field::KernelGsBase => state.msrs.kernel_gs_base,
+        Field::Xcr0 => state.xcr0,
+        Field::Dr(number) => state.dr[number],
+        Field::TaskSelector => state.tr.selector.into(),
+        Field::TaskBase => state.tr.base,
+        Field::LocalSelector => state.ldtr.selector.into(),
+        Field::LocalBase => state.ldtr.base,
+        Field::GlobalBase => state.gdtr.base,
+        Field::GlobalLimit => state.gdtr.limit.into(),
+        Field::InterruptBase => state.idtr.base,
+        Field::InterruptLimit => state.idtr.limit.into(),
+        Field::Cpl => state.cpl.into(),
     };
     word.into()
 }
 
 /// What a user may change as it is; [`control`] has what more hangs on. Segments' hidden parts, tables and the privilege level
 /// are not to be changed alone: that would be no state of a processor.
-fn set(state: &mut CpuState, place: Place, value: u128) -> Result<(), Refused> {
+fn set(state: &mut CpuState, place: Field, value: u128) -> Result<(), Refused> {
     let word = value as u64;
     let fpu = &mut state.fpu;
     match place {
-        Place::Gpr(number) => state.gpr[number] = word,
-        Place::Rip => state.rip = word,
-        Place::Flags => state.rflags = (state.rflags.into_bits() & !FLAGS | word & FLAGS).into(),
-        Place::St(number) => {
+        Field::Gpr(number) => state.gpr[number] = word,
+        Field::Rip => state.rip = word,
+        Field::Flags => state.rflags = (state.rflags.into_bits() & !FLAGS | word & FLAGS).into(),
+        Field::St(number) => {
             fpu.set_st(number, value);
             fpu.tag |= 1 << ((fpu.top() + number) & 7);
         }
-        Place::ControlWord => fpu.fldcw(word as u16),
-        Place::StatusWord => {
+        Field::ControlWord => fpu.fldcw(word as u16),
+        Field::StatusWord => {
             fpu.sw = word as u16;
             fpu.summarise();
         }
-        Place::CodeSegment => fpu.fcs = word as u16,
-        Place::CodeOffset => fpu.fip = word,
-        Place::DataSegment => fpu.fds = word as u16,
-        Place::DataOffset => fpu.fdp = word,
-        Place::Opcode => fpu.fop = word as u16 & 0x7ff,
-        Place::Xmm(number) => fpu.xmm[number] = value,
-        Place::Mxcsr => fpu.ldmxcsr(word as u32).map_err(|_| Refused)?,
-        Place::YmmHigh(number) => fpu.ymm_hi[number] = value,
+        Field::CodeSegment => fpu.fcs = word as u16,
+        Field::CodeOffset => fpu.fip = word,
+        Field::DataSegment => fpu.fds = word as u16,
+        Field::DataOffset => fpu.fdp = word,
+        Field::Opcode => fpu.fop = word as u16 & 0x7ff,
+        Field::Xmm(number) => fpu.xmm[number] = value,
+        Field::Mxcsr => fpu.ldmxcsr(word as u32).map_err(|_| Refused)?,
+        Field::YmmHigh(number) => fpu.ymm_hi[number] = value,
         // A processor takes canonical addresses only (with 57 bits at most).
-        Place::Base(FS | GS) | Place::KernelGsBase if (word as i64) << 7 >> 7 != word as i64 => return Err(Refused),
-        Place::Base(segment @ (FS | GS)) => state.segments[segment].base = word,
-        Place::KernelGsBase => state.msrs.kernel_gs_base = word,
-        Place::Cr2 => state.cr2 = word,
-        Place::Dr(number @ 0..=3) => state.dr[number] = word,
+        Field::Base(FS | GS) | Field::KernelGsBase if (word as i64) << 7 >> 7 != word as i64 => return Err(Refused),
+        Field::Base(segment @ (FS | GS)) => state.segments[segment].base = word,
+        Field::KernelGsBase => state.msrs.kernel_gs_base = word,
+        Field::Cr2 => state.cr2 = word,
+        Field::Dr(number @ 0..=3) => state.dr[number] = word,
         _ => return Err(Refused),
     }
     Ok(())

@@ -20,7 +20,7 @@ use gdbstub::target::ext::breakpoints::WatchKind;
 
 use super::packets::{self, Frame, LONGEST};
 use super::target::{Machine, Reverse, thread_of};
-use crate::debug::{self, Stop, Why};
+use crate::debug::{self, DebugStop, StopCause};
 use crate::front::btrace::{self, Btrace};
 use crate::front::controls::Controls;
 use crate::vm::{End, Vm};
@@ -190,7 +190,7 @@ impl<'v> Talk<'v> {
     }
 
     /// The guest has stopped: what the client is to be sent, which waits for it.
-    pub fn stopped(&mut self, stop: Stop) -> Vec<u8> {
+    pub fn stopped(&mut self, stop: DebugStop) -> Vec<u8> {
         self.rest();
         self.machine.cpu = stop.cpu;
         let mut said = Vec::new();
@@ -434,11 +434,11 @@ impl<'v> Talk<'v> {
         vm.run_only(alone);
     }
 
-    fn reason(&mut self, stop: &Stop) -> MultiThreadStopReason<u64> {
+    fn reason(&mut self, stop: &DebugStop) -> MultiThreadStopReason<u64> {
         let tid = thread_of(stop.cpu);
         let signal = |signal| MultiThreadStopReason::SignalWithThread { tid, signal };
         match stop.why {
-            Why::Breakpoint(address) => {
+            StopCause::Breakpoint(address) => {
                 // gdb goes by RIP. Where the code segment has a base it would not know its breakpoint, and run on.
                 let here = self
                     .machine
@@ -452,7 +452,7 @@ impl<'v> Talk<'v> {
                     None => signal(Signal::SIGTRAP),
                 }
             }
-            Why::Watch {
+            StopCause::Watch {
                 watchpoint, address, ..
             } => MultiThreadStopReason::Watch {
                 tid,
@@ -463,10 +463,10 @@ impl<'v> Talk<'v> {
                 },
                 addr: address,
             },
-            Why::Exception { vector, .. } => signal(signal_of(vector)),
-            Why::Step => signal(Signal::SIGTRAP),
-            Why::TripleFault => signal(Signal::SIGABRT),
-            Why::Asked => signal(Signal::SIGINT),
+            StopCause::Exception { vector, .. } => signal(signal_of(vector)),
+            StopCause::Step => signal(Signal::SIGTRAP),
+            StopCause::TripleFault => signal(Signal::SIGABRT),
+            StopCause::Asked => signal(Signal::SIGINT),
         }
     }
 }
@@ -496,17 +496,17 @@ fn signal_of(vector: u8) -> Signal {
 }
 
 /// What gdb's user is told besides.
-fn remark(stop: &Stop) -> Option<String> {
+fn remark(stop: &DebugStop) -> Option<String> {
     let cpu = stop.cpu;
     match stop.why {
-        Why::Exception { vector, error, address } => {
+        StopCause::Exception { vector, error, address } => {
             let error = error.map_or(String::new(), |error| format!(", error code {error:#x}"));
             let address = address.map_or(String::new(), |address| format!(", CR2 {address:#x}"));
             Some(format!(
                 "minivmm: vector {vector} on CPU {cpu}{error}{address}; at its handler\n"
             ))
         }
-        Why::TripleFault => Some(format!(
+        StopCause::TripleFault => Some(format!(
             "minivmm: triple fault on CPU {cpu}; going on ends the machine\n"
         )),
         _ => None,

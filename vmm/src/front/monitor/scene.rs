@@ -5,7 +5,7 @@ use engine::CpuState;
 use x86::{cpuid::Features, model::CpuModel};
 
 use super::{arguments::number, error::MonitorError};
-use crate::front::names::Names;
+use crate::front::names::GuestNames;
 use crate::{front::controls::Controls, vm::Unmapped};
 use machine::memory::Memory;
 use trace::linux::Task;
@@ -35,7 +35,7 @@ impl<'a, 'r> Scene<'a, 'r> {
     }
 
     /// The names, up to date, with the memory and the step that they are of.
-    fn looked(&mut self) -> (&mut Names, &Memory, u64) {
+    fn looked(&mut self) -> (&mut GuestNames, &Memory, u64) {
         let Controls { run, names, .. } = &mut *self.controls;
         let steps = run.steps();
         let memory = run.machine().memory();
@@ -44,7 +44,7 @@ impl<'a, 'r> Scene<'a, 'r> {
     }
 
     /// The names, up to date.
-    pub fn names(&mut self) -> &mut Names {
+    pub fn names(&mut self) -> &mut GuestNames {
         self.looked().0
     }
 

@@ -116,7 +116,7 @@ impl Side {
 }
 
 /// Where a content is: the segment, and the place in its file.
-type Place = (u32, u64);
+type ContentAt = (u32, u64);
 
 /// The code as a vCPU executed it.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ pub struct TraceImage {
     reading: u32,
     contents: Vec<u64>,
     /// What each page holds now: by space and page.
-    pages: HashMap<(u64, u64), Place>,
+    pages: HashMap<(u64, u64), ContentAt>,
     next: Option<Ahead>,
     /// Nothing is known from the next change on.
     ended: bool,
@@ -139,7 +139,7 @@ pub struct TraceImage {
     spaces: HashMap<u64, u32>,
     numbers: Vec<u64>,
     file: Option<(u32, File)>,
-    kept: HashMap<Place, Arc<[u8; PAGE]>>,
+    kept: HashMap<ContentAt, Arc<[u8; PAGE]>>,
 }
 
 impl TraceImage {
@@ -235,7 +235,7 @@ impl TraceImage {
     }
 
     /// The bytes of a content.
-    fn content(&mut self, place: Place) -> Option<Arc<[u8; PAGE]>> {
+    fn content(&mut self, place: ContentAt) -> Option<Arc<[u8; PAGE]>> {
         if let Some(bytes) = self.kept.get(&place) {
             return Some(bytes.clone());
         }

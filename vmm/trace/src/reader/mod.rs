@@ -6,5 +6,5 @@ mod state;
 mod trace;
 
 pub use info::{Counts, CpuInfo};
-pub use state::{Clock, Start, State};
+pub use state::{Start, State, StepClock};
 pub use trace::{At, Code, Decode, Progress, Summary, Trace, TraceError};

@@ -22,12 +22,12 @@ const KEPT: usize = 1 << 20;
 
 /// Turns virtual ticks into the machine's steps.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Arc<Vec<Sync>>);
+pub struct StepClock(Arc<Vec<Sync>>);
 
-impl Clock {
+impl StepClock {
     /// A clock of moments in their order.
-    pub(super) fn new(syncs: Vec<Sync>) -> Clock {
-        Clock(Arc::new(syncs))
+    pub(super) fn new(syncs: Vec<Sync>) -> StepClock {
+        StepClock(Arc::new(syncs))
     }
 
     /// Adds a moment; a long list becomes a coarse one.
@@ -65,7 +65,7 @@ pub struct Start {
     /// Offset in its packets.
     pub offset: u64,
     /// For steps.
-    pub clock: Clock,
+    pub clock: StepClock,
 }
 
 /// Follows what events say: feed it every event, ask it at every block.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use pt_flow::{Chunks, Context, Image, Position, Timing, Visitor};
 
 use super::image::{Next, Side, TraceImage};
-use super::state::{Clock, Start, Sync};
+use super::state::{Start, StepClock, Sync};
 use crate::directory::format::{HEADER, Header, Kind, Record};
 use crate::directory::frames::{Frames, Item};
 use crate::directory::packets::{Damage, Packets};
@@ -226,7 +226,7 @@ impl Trace {
     }
 
     /// The moments of a vCPU's recording.
-    pub fn clock(&self, cpu: usize) -> Clock {
+    pub fn clock(&self, cpu: usize) -> StepClock {
         let damage = Damage::default();
         let mut syncs = Vec::new();
         let mut side = Side::new(&self.folder, cpu, self.segments(cpu));
@@ -236,7 +236,7 @@ impl Trace {
                 Next::Record(Record::Time { offset, step, tick }, _) => (false, offset, step, tick),
                 _ => continue,
             };
-            Clock::push(
+            StepClock::push(
                 &mut syncs,
                 Sync {
                     psb,
@@ -246,11 +246,11 @@ impl Trace {
                 },
             );
         }
-        Clock::new(syncs)
+        StepClock::new(syncs)
     }
 
     /// The packets from a PSB before a moment to one behind another, and at most those that are there.
-    pub(crate) fn range(&self, cpu: usize, from: At, to: At, clock: &Clock) -> Range<u64> {
+    pub(crate) fn range(&self, cpu: usize, from: At, to: At, clock: &StepClock) -> Range<u64> {
         let extent = self.extent(cpu);
         type Is = fn(&Sync, u64) -> bool;
         let is = |at: At| -> Option<(u64, Is)> {

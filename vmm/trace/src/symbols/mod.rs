@@ -29,14 +29,14 @@ pub struct Symbol<'a> {
 
 /// What is at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct NamedAddress<'a> {
     /// The symbol.
     pub symbol: Symbol<'a>,
     /// Bytes from its beginning.
     pub offset: u64,
 }
 
-impl std::fmt::Display for Place<'_> {
+impl std::fmt::Display for NamedAddress<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.symbol.name)?;
         if self.offset != 0 {
@@ -231,10 +231,10 @@ impl SymbolTable {
     }
 
     /// What is at an address of code.
-    pub fn lookup(&self, address: u64) -> Option<Place<'_>> {
+    pub fn lookup(&self, address: u64) -> Option<NamedAddress<'_>> {
         let symbol = self.function(self.find(address)?)?;
         let offset = address - symbol.address;
-        Some(Place { symbol, offset })
+        Some(NamedAddress { symbol, offset })
     }
 
     /// The address as a number, with its name if it has one.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::{
     linux::{Recorded, Task},
-    symbols::{Place, Symbol, SymbolTable},
+    symbols::{NamedAddress, Symbol, SymbolTable},
 };
 
 /// A function, as a number that stays the same as long as the [`Names`].
@@ -116,7 +116,7 @@ impl Names {
     }
 
     /// What is at an address of a process at a step.
-    pub fn place(&self, ip: u64, process: Option<Process>, step: Option<u64>) -> Option<Place<'_>> {
+    pub fn place(&self, ip: u64, process: Option<Process>, step: Option<u64>) -> Option<NamedAddress<'_>> {
         self.tables(ip, process, step)
             .find_map(|(_, symbols)| symbols.lookup(ip))
     }

@@ -2,7 +2,7 @@
 
 use pt_flow::{Block, Event, EventKind, GapKind, Visitor};
 
-use crate::{At, Clock, Decode, Progress, Start, State, Trace, TraceError};
+use crate::{At, Decode, Progress, Start, State, StepClock, Trace, TraceError};
 
 /// Packets that are decoded to one piece. Its blocks are some fifty times as large, and there are a few pieces for each thread.
 const CHUNK: usize = 1 << 16;
@@ -44,7 +44,7 @@ pub struct Here {
     pub step: Option<u64>,
     /// CR3, mode and so on.
     pub state: State,
-    clock: Clock,
+    clock: StepClock,
     tsc_khz: u64,
 }
 

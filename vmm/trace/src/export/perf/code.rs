@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Clock, Trace,
+    StepClock, Trace,
     directory::format::{Kind, Mark, PAGE, Record},
     directory::packets::Damage,
     reader::image::{Next, Side},
@@ -68,7 +68,7 @@ impl Code {
     }
 
     /// Adds what a vCPU has executed in a part of its packets.
-    pub fn add(&mut self, trace: &Trace, cpu: usize, range: &Range<u64>, clock: &Clock) {
+    pub fn add(&mut self, trace: &Trace, cpu: usize, range: &Range<u64>, clock: &StepClock) {
         self.begin = self.begin.min(moment(clock, range.start).0);
         let damage = Damage::default();
         let mut side = Side::new(trace.folder(), cpu, trace.segments(cpu));
@@ -155,7 +155,7 @@ impl Code {
 }
 
 /// The machine's step and the ticks when the PSB at an offset was sent, or the one before it.
-fn moment(clock: &Clock, offset: u64) -> (u64, u64) {
+fn moment(clock: &StepClock, offset: u64) -> (u64, u64) {
     let psbs = clock.syncs().iter().filter(|sync| sync.psb);
     psbs.clone()
         .rfind(|sync| sync.offset <= offset)

@@ -22,7 +22,7 @@ use std::path::Path;
 use pt_flow::{Block, Event, EventKind};
 
 use crate::{
-    reader::{At, Clock, Trace},
+    reader::{At, StepClock, Trace},
     view::{Bound, Here, Names, Process, ProcessCache, Totals, Viewer, Window, view},
 };
 
@@ -175,7 +175,7 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
 }
 
 /// The packets of the window: from a PSB to one, or to the end. `steps` are those that the window was found to have.
-fn range(job: &Job<'_>, cpu: usize, clock: &Clock, steps: Option<(u64, u64)>) -> std::ops::Range<u64> {
+fn range(job: &Job<'_>, cpu: usize, clock: &StepClock, steps: Option<(u64, u64)>) -> std::ops::Range<u64> {
     let step = |bound: Option<Bound>, step: Option<u64>| match (bound, step) {
         (None, _) | (_, None) => At::Whole,
         (Some(Bound::Step(step)), _) | (Some(_), Some(step)) => At::Step(step),
