@@ -75,4 +75,5 @@ pub enum DeviceState {
 }
 
 #[cfg(test)]
+#[path = "virtio_test.rs"]
 mod tests;

@@ -188,13 +188,5 @@ registers! {
 pub const IA32_LER_INFO: u32 = ROB_CR_BKUPTMPDR6;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_ascend_so_no_name_is_given_twice() {
-        for pair in NAMES.windows(2) {
-            assert!(pair[0].0 < pair[1].0, "{} before {}", pair[0].1, pair[1].1);
-        }
-    }
-}
+#[path = "msr_test.rs"]
+mod tests;

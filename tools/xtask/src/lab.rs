@@ -109,24 +109,5 @@ pub fn tallies() -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    // covers: lab/intel
-    #[test]
-    fn guest_tests_are_known_by_name() {
-        let names = guest_tests(&tree::root().join("guest-tests/guests")).unwrap();
-        for name in ["dr", "tsc", "pt_packets", "smp"] {
-            assert!(names.iter().any(|known| known == name), "{name}: {names:?}");
-        }
-        assert!(
-            !names.iter().any(|name| name == "lib" || name == "pattern"),
-            "{names:?}"
-        );
-        let packages: Vec<&str> = needs(true).iter().map(|need| need.package).collect();
-        assert!(
-            packages.contains(&"bochs") && !packages.contains(&QEMU.package),
-            "{packages:?}"
-        );
-    }
-}
+#[path = "lab_test.rs"]
+mod tests;

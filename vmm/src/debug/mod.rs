@@ -422,4 +422,5 @@ impl Watch for Watcher {
 }
 
 #[cfg(test)]
+#[path = "debug_test.rs"]
 mod tests;

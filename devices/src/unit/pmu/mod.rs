@@ -30,6 +30,7 @@ mod events;
 mod plan;
 mod registers;
 #[cfg(test)]
+#[path = "pmu_test.rs"]
 mod tests;
 
 use serde::{Deserialize, Serialize};

@@ -27,6 +27,7 @@ pub mod packets;
 mod relay;
 mod served;
 #[cfg(test)]
+#[path = "pt_test.rs"]
 mod tests;
 mod words;
 

@@ -506,4 +506,5 @@ pub fn by_name(name: &str) -> Option<&'static CpuModel> {
 #[cfg(test)]
 mod table;
 #[cfg(test)]
+#[path = "model_test.rs"]
 mod tests;

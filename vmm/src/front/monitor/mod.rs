@@ -19,6 +19,7 @@ mod scene;
 mod snapshots;
 mod stops;
 #[cfg(test)]
+#[path = "monitor_test.rs"]
 mod tests;
 mod trace;
 

@@ -230,4 +230,5 @@ impl Thunk {
 const PRE_COMPUTATION: u32 = 7;
 
 #[cfg(test)]
+#[path = "thunk_test.rs"]
 mod tests;

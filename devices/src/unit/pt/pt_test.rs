@@ -1,9 +1,14 @@
 //! A processor that does nothing by itself, and what the tables have in common.
 
+#[path = "messages_test.rs"]
 mod messages;
+#[path = "output_test.rs"]
 mod output;
+#[path = "registers_test.rs"]
 mod registers;
+#[path = "relay_test.rs"]
 mod relay;
+#[path = "streams_test.rs"]
 mod streams;
 
 use pt_packet::{Decoder, Packet};

@@ -1,7 +1,9 @@
 //! Counters against hand-made streams, by a stand-in for the executor that keeps the rules of the seam: records are handed
 //! over before any other word and when there is no more room, and a tick comes when the interest said so.
 
+#[path = "pebs_test.rs"]
 mod pebs;
+#[path = "transactions_test.rs"]
 mod transactions;
 
 use x86::fault::PageFaultCode;

@@ -1,0 +1,80 @@
+use super::*;
+
+// covers: engine/tlb
+#[test]
+fn an_empty_entry_matches_no_address_of_its_index() {
+    let tlb = Tlb::new();
+    for linear in [
+        0u64,
+        0x1000,
+        0x3ff000,
+        0x400000,
+        1 << 63,
+        u64::MAX,
+        0xffff_8000_0000_0000,
+        0x0000_8000_0000_0000,
+    ] {
+        let e = tlb.entry(linear);
+        for tag in [e.read, e.write, e.exec] {
+            assert!(linear ^ tag > 0xfff, "{linear:x}");
+        }
+    }
+}
+
+#[test]
+fn sets_are_kept_by_address_space_and_privilege() {
+    let mut tlb = Tlb::new();
+    tlb.select(1, Privilege::User);
+    tlb.fill(0x5000, 0x1234_5000, true, Stores::No, false);
+    tlb.select(2, Privilege::User);
+    assert_ne!(tlb.entry(0x5000).read, 0x5000);
+    tlb.select(1, Privilege::Supervisor);
+    assert_ne!(tlb.entry(0x5000).read, 0x5000);
+    tlb.select(1, Privilege::User);
+    assert_eq!(tlb.entry(0x5000).read, 0x5000);
+    tlb.select(2, Privilege::User);
+    tlb.flush_pcid(1);
+    tlb.select(1, Privilege::User);
+    assert_ne!(tlb.entry(0x5000).read, 0x5000);
+}
+
+#[test]
+fn what_is_held_back_matches_nothing_and_comes_back() {
+    // The lowest pages, whose addresses have no other bits than their index, and others.
+    for linear in [0, 0x1000, 0x2000, 0x3000, 0x3f_f000, 0x40_0000, 0xffff_8000_0000_3000] {
+        let mut tlb = Tlb::new();
+        tlb.fill(linear, 0x5000, true, Stores::Yes, false);
+        tlb.hold_back(0x6000);
+        assert_eq!(tlb.entry(linear).write, linear, "another page");
+        tlb.hold_back(0x5000);
+        tlb.hold_all_back();
+        let e = *tlb.entry(linear);
+        assert!(e.write ^ linear > 0xfff && e.stores_to(linear) && e.read == linear);
+        assert!(!tlb.entry(linear ^ 0x1000).stores_to(linear ^ 0x1000), "nothing there");
+        let (spaces, large, huge, keys) = tlb.state(Some);
+        let state = Translations {
+            spaces,
+            large,
+            huge,
+            keys,
+            ranges: None,
+            every_access: false,
+            code: 0,
+        };
+        let page = Translation {
+            linear,
+            physical: 0x5000,
+            reads: true,
+            writes: true,
+            fetches: false,
+        };
+        assert_eq!(state.spaces[0].pages, [page]);
+        let mut other = Tlb::new();
+        other.fill(0x9000, 0x9000, true, Stores::Yes, true);
+        other.set_state(&state, Some);
+        assert_eq!(other.state(Some), tlb.state(Some));
+        other.let_stores(other.now, linear);
+        assert_eq!((other.entry(linear).write, other.entry(linear).host), (linear, 0x5000));
+        assert_eq!(other.state(Some), tlb.state(Some));
+    }
+}
