@@ -7,7 +7,7 @@ use devices::unit::pt::Pt;
 use x86::model::SKYLAKE_SERVER;
 use x86::msr::*;
 use x86::pt::RtitCtl;
-use x86::seam::{BadPhys, BranchRecord, CodeSize, Context, Flow, PageFault, Processor, TraceMem};
+use x86::watch::{BadPhys, BranchRecord, CodeSize, Context, Flow, PageFault, Processor, TraceMem};
 
 /// RAM and nothing else.
 struct Guest {

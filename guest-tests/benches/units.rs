@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use x86::model::{CpuModel, SAPPHIRERAPIDS, SKYLAKE_SERVER};
-use x86::seam::{Interest, Processor, Watch};
+use x86::watch::{Interest, Processor, Watch};
 
 /// Has branches recorded, and throws the records away.
 struct Recorder;

@@ -224,7 +224,7 @@ fn a_sleep_is_told() {
         Packet::Tsc(tsc) => Some(tsc),
         _ => None,
     });
-    let time = time.expect("the time is told when it wakes");
+    let time = time.expect("the time is reported when it wakes");
     assert!(time > before && time <= woken, "{before} {time} {woken}");
 }
 

@@ -12,7 +12,7 @@ use x86::ds::DsLayout;
 use x86::fault::PageFaultCode;
 use x86::model::CpuModel;
 use x86::msr::*;
-use x86::seam::{
+use x86::watch::{
     Access, BadPhys, BranchRecord, Change, Context, Effects, EventRecord, Interest, PageFault, Processor, Range,
     TraceMem, Watch,
 };
@@ -191,7 +191,7 @@ impl Observer {
     }
 
     /// Sends what the trace unit keeps back, calls `between`, and has it send a PSB with the whole state. Everything up to the next
-    /// instruction must have been told.
+    /// instruction must have been reported.
     pub fn synchronize(&mut self, cpu: &mut dyn Processor, between: impl FnOnce(&mut Self, &mut dyn Processor)) {
         self.with(cpu, |units, cpu| units.pt.iter_mut().for_each(|pt| pt.flush(cpu)));
         between(self, cpu);
@@ -306,7 +306,7 @@ impl Lent<'_> {
 
 impl TraceMem for Lent<'_> {
     fn read_linear(&mut self, la: u64, bytes: &mut [u8]) -> Result<(), PageFault> {
-        // Some events are told apart by the bytes of the guest's code.
+        // Some events are distinguished by the bytes of the guest's code.
         match self.at(la, bytes.len() as u64) {
             Some(room) => bytes.copy_from_slice(room),
             None => return self.cpu.read_linear(la, bytes),

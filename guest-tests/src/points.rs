@@ -342,7 +342,7 @@ impl Checks {
                 for &address in &wanted {
                     assert_eq!(guest.go(), Some(StopCause::Breakpoint(address)));
                     let state = guest.state();
-                    // Its handler has run before the host's breakpoint is told.
+                    // Its handler has run before the host's breakpoint is reported.
                     assert_eq!((state.gpr[2], state.gpr[6]), (round, round), "{same}");
                     let mut status = [0; 8];
                     guest.vm.read_linear(0, STATUS, &mut status).expect("RAM");

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use x86::seam::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
 
 /// Hears of every instruction, and tells those that have retired.
 pub struct Each<F> {
@@ -372,8 +372,8 @@ impl Watch for Retired {
         self.context = cpu.context();
         Effects::NONE
     }
-    fn state(&mut self, change: x86::seam::Change, cpu: &mut dyn Processor) -> Effects {
-        use x86::seam::Change;
+    fn state(&mut self, change: x86::watch::Change, cpu: &mut dyn Processor) -> Effects {
+        use x86::watch::Change;
         match change {
             // Execution goes on somewhere else.
             Change::Init { .. } | Change::StartUp(_) => {

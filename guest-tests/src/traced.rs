@@ -14,7 +14,7 @@ use minivmm::machine::memory::{Memory, SoftEngine};
 use x86::model::CpuModel;
 use x86::msr::*;
 use x86::pt::RtitCtl;
-use x86::seam::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Interest};
+use x86::watch::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Interest};
 
 pub use crate::flat::CODE;
 use crate::flat::{GDT, IDT, TSS, long_mode, map};

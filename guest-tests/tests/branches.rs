@@ -15,7 +15,7 @@ use minivmm::machine::memory::{Memory, SoftEngine};
 use x86::ds::DsLayout;
 use x86::lbr::LbrLayout;
 use x86::model::{CpuModel, MODELS};
-use x86::seam::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Watch};
 
 const CODE: u64 = 0x1_0000;
 const STACK: u32 = 0x8000;

@@ -129,7 +129,7 @@ fn what_the_exception_leaves() {
     });
     assert_eq!(flat.run().unwrap_err().vector, 1);
     assert_eq!(flat.cpu.state().dr[6], LOCKED | 1 << 14);
-    // The handler sets BLD again, or the next one cannot be told; IA32_DEBUGCTL keeps its bit.
+    // The handler sets BLD again, or the next one cannot be reported; IA32_DEBUGCTL keeps its bit.
     flat.state(|s| s.dr[6] = QUIET);
     flat.restart();
     assert_eq!(flat.run().unwrap_err().vector, 1);

@@ -326,7 +326,7 @@ fn a_debugger_that_cannot_be_waited_for_is_one_line() {
     assert_eq!(std::fs::read(&there).unwrap(), b"precious");
 }
 
-/// The library's side: a machine's end is told to whoever waits for it.
+/// The library's side: a machine's end is reported to whoever waits for it.
 // covers: gdb/attach
 #[test]
 fn the_end_of_the_machine_is_told() {

@@ -383,9 +383,9 @@ fn each_cpu_has_a_history_of_its_own() {
             let recorded = text.split_once("Recorded ").unwrap().1;
             let recorded: usize = recorded.split_once(' ').unwrap().0.parse().unwrap();
             let untold = if format == "pt" { &loops[..] } else { &[] };
-            let told = |ip: &u64| untold.iter().all(|range| !range.contains(ip));
+            let reported = |ip: &u64| untold.iter().all(|range| !range.contains(ip));
             let mut ran = log.clone();
-            ran.retain(told);
+            ran.retain(reported);
             assert!(text.contains("(0 gaps)"), "{format}, {name}: {text}");
             assert!(
                 recorded <= count && recorded + log.len() >= count + ran.len() && all.len() >= recorded,
@@ -393,7 +393,7 @@ fn each_cpu_has_a_history_of_its_own() {
                 all.len()
             );
             last = all[recorded - 1];
-            all.retain(told);
+            all.retain(reported);
             all.truncate(ran.len());
             assert!(all == ran, "{format}, {name}");
         }

@@ -12,7 +12,7 @@ const VECTOR: u8 = 0x40;
 /// C-state and sub-state of MWAIT's hint.
 const HINT: u32 = 0x21;
 
-/// Traces a HLT and a MWAIT, which an interrupt ends; what is told of power, and where.
+/// Traces a HLT and a MWAIT, which an interrupt ends; what is reported of power, and where.
 fn power(model: &'static CpuModel) -> (Flat, Vec<Packet>) {
     let ctl = RtitCtl::new()
         .with_trace_en(true)
@@ -59,7 +59,7 @@ fn hlt_and_mwait_are_told_as_power_events() {
             let at = code.into_iter().find(|i| i.mnemonic() == mnemonic);
             at.expect("it is there").ip()
         };
-        let told = |packet: &Packet| {
+        let reported = |packet: &Packet| {
             matches!(
                 packet,
                 Packet::Pwre { .. } | Packet::ExStop { .. } | Packet::Pwrx { .. } | Packet::Mwait { .. }
@@ -73,7 +73,7 @@ fn hlt_and_mwait_are_told_as_power_events() {
             },
             Packet::ExStop { ip: true },
         ];
-        let found: Vec<Packet> = packets.iter().copied().filter(told).collect();
+        let found: Vec<Packet> = packets.iter().copied().filter(reported).collect();
         let woken = |state| Packet::Pwrx {
             last: state,
             deepest: state,

@@ -14,7 +14,7 @@ use x86::model::{ALDERLAKE, BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAK
 use x86::msr::*;
 use x86::pmu::Count;
 use x86::pt::RtitCtl;
-use x86::seam::{Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Watch};
+use x86::watch::{Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Watch};
 
 const TOPA: u64 = DATA;
 const AREA: u64 = DATA + 0x1000;

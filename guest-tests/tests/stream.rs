@@ -8,7 +8,7 @@ use minivmm::Run;
 use minivmm::config::MachineConfig;
 use minivmm::front::console::Console;
 use std::sync::{Arc, Mutex};
-use x86::seam::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
 
 /// What an observer has heard, with a hash for each window of so many instructions.
 type Heard = guest_tests::retired::Heard<10_000>;

@@ -14,7 +14,7 @@ use minivmm::{Console, End, Run, StopReason};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use pt_oracle::libipt;
 use trace::{Decode, Start, State, Trace, raw};
-use x86::seam::{Effects, Interest, Processor, Watch};
+use x86::watch::{Effects, Interest, Processor, Watch};
 
 /// An instruction that was executed: its address and address space, and bytes from there on.
 type Ran = (u64, u64, Vec<u8>);

@@ -3,7 +3,7 @@
 use std::{error::Error, ffi::OsString, sync::mpsc};
 
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
-use x86::seam::{BranchRecord, Effects, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Effects, Flow, Interest, Processor, Watch};
 
 struct Branches(mpsc::Sender<BranchRecord>);
 

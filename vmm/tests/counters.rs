@@ -9,7 +9,7 @@ use machine::memory::{Memory, SoftEngine};
 use std::sync::{Arc, Mutex};
 use x86::model::{CpuModel, WESTMERE};
 use x86::msr::*;
-use x86::seam::{Effects, Interest, Processor, Watch};
+use x86::watch::{Effects, Interest, Processor, Watch};
 
 const CODE: u64 = 0x10_0000;
 const HANDLER: u64 = 0x11_0000;

@@ -110,8 +110,8 @@ fn names(argument: &Arg) -> String {
     names.join(", ")
 }
 
-/// What an argument is for, its default, and what its values mean where that has not been `told` before.
-fn meaning(argument: &Arg, told: &mut BTreeSet<String>) -> String {
+/// What an argument is for, its default, and what its values mean where that has not been `reported` before.
+fn meaning(argument: &Arg, reported: &mut BTreeSet<String>) -> String {
     let mut text = argument.get_help().map(ToString::to_string).unwrap_or_default();
     let defaults: Vec<_> = argument
         .get_default_values()
@@ -126,7 +126,7 @@ fn meaning(argument: &Arg, told: &mut BTreeSet<String>) -> String {
         .iter()
         .filter_map(|value| value.get_help().map(|help| format!("`{}`: {help}", value.get_name())));
     let explained = explained.collect::<Vec<_>>().join("; ");
-    if argument.get_action().takes_values() && !explained.is_empty() && told.insert(explained.clone()) {
+    if argument.get_action().takes_values() && !explained.is_empty() && reported.insert(explained.clone()) {
         write!(text, ". {explained}").unwrap();
     }
     cell(&text)
@@ -146,9 +146,9 @@ fn describe(command: &mut Command, name: &str, text: &mut String) {
     if !shown.is_empty() {
         text.push_str("\n| option | meaning |\n|---|---|\n");
     }
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     for argument in shown {
-        writeln!(text, "| {} | {} |", names(argument), meaning(argument, &mut told)).unwrap();
+        writeln!(text, "| {} | {} |", names(argument), meaning(argument, &mut reported)).unwrap();
     }
     if let Some(after) = command.get_after_help() {
         writeln!(text, "\n```text\n{after}\n```").unwrap();

@@ -96,7 +96,7 @@ fn lines(a: &mut CodeAssembler) {
     a.jne(early).unwrap();
     a.or(ebx, 8).unwrap();
     a.set_label(&mut early).unwrap();
-    // A queue at 0 is nonsense, of which a driver that is at work is told by an interrupt.
+    // A queue at 0 is nonsense, of which a driver that is at work learns by an interrupt.
     store(a, VIRTIO + 0x070, 15);
     store(a, VIRTIO + 0x044, 1);
     expect(a, 1 << 16, 16, request);

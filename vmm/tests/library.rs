@@ -9,7 +9,7 @@ use iced_x86::code_asm::*;
 use minivmm::StopReason;
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use x86::model::{CpuModel, SAPPHIRERAPIDS, WESTMERE};
-use x86::seam::Flow;
+use x86::watch::Flow;
 
 /// mov ecx, 3; top: loop top; call f; f: debug exit
 fn branching() -> Vec<u8> {

@@ -161,7 +161,7 @@ fn shards_merge_to_the_same_table_and_a_change_fails() {
     assert!(output.contains("holds on p6 (soft): 1 of 2 tests failed\n"), "{output}");
     assert!(
         !output.contains("fails on p6"),
-        "what was expected is not told again: {output}"
+        "what was expected is not reported again: {output}"
     );
     assert!(std::fs::read_to_string(&html).unwrap().contains("Not as expected"));
 }

@@ -262,7 +262,7 @@ fn typed(command: &mut Command, text: &str, late: bool) -> (i32, String, String)
         said.read_line(&mut line).unwrap();
         std::thread::sleep(Duration::from_millis(100));
     }
-    // A replay may be over before it is told anything.
+    // A replay may be over before it gets a command.
     let written = child.stdin.take().unwrap().write_all(text.as_bytes());
     assert!(written.is_ok() || written.unwrap_err().kind() == ErrorKind::BrokenPipe);
     said.read_to_string(&mut line).unwrap();

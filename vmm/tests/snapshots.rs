@@ -60,10 +60,10 @@ fn a_state_is_taken_on_again_and_everything_after_it_is_new() {
     assert_eq!(say(&mut vm, "snapshot list"), "there are none\n");
     assert!(vm.run_for(&mut console, 400).unwrap().is_none());
     let first = at(&vm);
-    let told = say(&mut vm, "snapshot save first");
+    let reported = say(&mut vm, "snapshot save first");
     assert!(
-        told.starts_with(&format!("first: step {}, in memory", first.0)),
-        "{told}"
+        reported.starts_with(&format!("first: step {}, in memory", first.0)),
+        "{reported}"
     );
     let mut ends = Vec::new();
     for typed in ["cq", "xyzq", "cq"] {
@@ -74,9 +74,9 @@ fn a_state_is_taken_on_again_and_everything_after_it_is_new() {
         ));
         let said = String::from_utf8(console.take_output()).unwrap();
         ends.push((at(&vm), said));
-        let told = say(&mut vm, "snapshot load first");
-        assert!(told.contains(&format!(" to step {};", first.0)), "{told}");
-        assert_eq!(at(&vm), first, "{told}");
+        let reported = say(&mut vm, "snapshot load first");
+        assert!(reported.contains(&format!(" to step {};", first.0)), "{reported}");
+        assert_eq!(at(&vm), first, "{reported}");
     }
     assert!(
         ends[0].1.starts_with("ready\nab") && ends[0].1.ends_with("cq"),
@@ -239,8 +239,8 @@ fn a_recording_begins_and_ends_under_way() {
         let why = refused(&mut vm, &format!("trace start {one} {options}"));
         assert!(why.contains(says), "{why}");
     }
-    let told = say(&mut vm, &format!("trace start {one} --trace-filter kernel"));
-    assert_eq!(told, format!("{one}: recording from step 700\n"));
+    let reported = say(&mut vm, &format!("trace start {one} --trace-filter kernel"));
+    assert_eq!(reported, format!("{one}: recording from step 700\n"));
     assert!(refused(&mut vm, &format!("trace start {two}")).contains("a recording already"));
     go(&mut vm, &mut console, 900);
     assert_eq!(say(&mut vm, "trace"), format!("{one}: recording is on\n"));

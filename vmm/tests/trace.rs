@@ -14,7 +14,7 @@ use minivmm::{Console, MachineConfig, Run, SerialTarget};
 use minivmm::{config::DiskConfig, machine::disk::DiskMode};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use trace::{self, Decode, Start, State, Summary, Trace};
-use x86::seam::HYPERCALL;
+use x86::watch::HYPERCALL;
 
 /// A block with its bytes and CR3.
 type Ran = (Block, Vec<u8>, Option<u64>);
@@ -519,7 +519,7 @@ fn a_tsc_that_the_guest_moves_is_told_and_moves_no_time_of_the_trace() {
         |_| {},
     );
     let trace = Trace::open(&at).unwrap();
-    // What the TSC is ahead by is told at the beginning, too.
+    // What the TSC is ahead by is reported at the beginning, too.
     assert_eq!(trace.info(0).tsc_moves, 1 + 3);
     let mut times = Vec::new();
     let options = Decode {
@@ -794,7 +794,7 @@ fn what_is_cut_or_flipped_is_missed_and_told_and_the_rest_decodes() {
             }
         });
         let (blocks, gaps, summary) = read(&copy);
-        // Nothing is made up: every block that is told was executed.
+        // Nothing is made up: every block that is reported was executed.
         assert!(
             blocks
                 .iter()
@@ -803,8 +803,8 @@ fn what_is_cut_or_flipped_is_missed_and_told_and_the_rest_decodes() {
         );
         assert!(summary.flow.instructions <= all, "{what}");
         let missing = summary.flow.instructions < all;
-        let told = !gaps.is_empty() || !summary.damage.is_empty() || cut;
-        assert!(told || !missing, "{what}: {summary:?}");
+        let reported = !gaps.is_empty() || !summary.damage.is_empty() || cut;
+        assert!(reported || !missing, "{what}: {summary:?}");
         assert!(gaps.len() < 100_000, "{what}: {} gaps", gaps.len());
     }
     for (file, says) in [("trace.json", "damaged")] {

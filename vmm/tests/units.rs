@@ -5,7 +5,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, SKYLAKE_SERVER, WESTMERE};
-use x86::seam::{BranchRecord, Effects, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Effects, Interest, Processor, Watch};
 
 const CODE: u64 = 0x1000;
 const HANDLERS: u64 = 0x3000;

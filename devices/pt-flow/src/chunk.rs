@@ -153,7 +153,7 @@ impl<R: Read> Chunks<R> {
             if self.skipped == 0 {
                 return Ok(None);
             }
-            // What is left tells nothing, but that is to be told.
+            // What is left has no information, which is to be reported itself.
             return Ok(Some(Chunk {
                 offset: self.offset,
                 skipped: std::mem::take(&mut self.skipped),

@@ -90,7 +90,7 @@ pub enum EventKind {
     },
     /// MODE.TSX.
     Transaction {
-        /// Where it takes effect, where that is told.
+        /// Where it takes effect, where that is reported.
         ip: Option<u64>,
         /// A transaction begins or goes on.
         in_tx: bool,
@@ -120,7 +120,7 @@ pub enum EventKind {
     },
     /// Execution stopped (EXSTOP).
     Stopped {
-        /// Where, if it is told.
+        /// Where, if it is reported.
         ip: Option<u64>,
     },
     /// MWAIT.
@@ -150,7 +150,7 @@ pub enum EventKind {
     },
     /// CFE: what kind of event the next [`EventKind::Async`] is, or that one is over.
     ControlFlow {
-        /// Where, if it is told.
+        /// Where, if it is reported.
         ip: Option<u64>,
         /// Type of the CFE packet.
         kind: u8,

@@ -11,7 +11,7 @@ use pt_packet::{Decoder as Packets, ExecMode, ItemSize, Packet, find_psb};
 use std::collections::VecDeque;
 use walk::Returns;
 
-/// So many packets of one kind wait for their instruction; more are told without it.
+/// So many packets of one kind wait for their instruction; more are reported without it.
 const WAITING: usize = 1 << 12;
 
 /// Decodes chunks of a trace, in their order. Code that was met is remembered from one chunk to the next.
@@ -26,7 +26,7 @@ pub struct Decoder<I> {
     place: Position,
     returns: Returns,
     pending: Pending,
-    /// Code of the block that is told.
+    /// Code of the block that is reported.
     bytes: Vec<u8>,
 }
 
@@ -433,7 +433,7 @@ impl<I: Image> Decoder<I> {
             self.event(EventKind::Stopped { ip }, visitor);
         }
         self.pending.block_end = false;
-        // With event trace a change of IF is told by MODE.Exec and FUP; the mode itself changes with a TIP only.
+        // With event trace a change of IF is reported by MODE.Exec and FUP; the mode itself changes with a TIP only.
         if ip.is_some()
             && let Some((mode, interrupts)) = self.pending.mode.take()
         {
@@ -582,7 +582,7 @@ impl<I: Image> Decoder<I> {
         Ok(())
     }
 
-    /// The mode that a packet told takes effect.
+    /// The mode that a packet reported takes effect.
     fn take_mode<V: Visitor>(&mut self, visitor: &mut V) {
         if let Some((mode, interrupts)) = self.pending.mode.take() {
             self.place.mode = mode;
@@ -594,7 +594,7 @@ impl<I: Image> Decoder<I> {
         }
     }
 
-    /// All address spaces that packets told take effect.
+    /// All address spaces that packets reported take effect.
     fn take_paging<V: Visitor>(&mut self, visitor: &mut V) {
         if let Some(pointer) = self.pending.vmcs.take() {
             self.place.context.vmcs = Some(pointer);

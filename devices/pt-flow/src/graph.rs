@@ -284,7 +284,7 @@ fn ends(instruction: &Instruction) -> Option<End> {
             }
             _ => End::Far,
         },
-        // INTO goes on unless it overflows, which is told like a fault.
+        // INTO goes on unless it overflows, which is reported like a fault.
         FlowControl::Interrupt if instruction.code() == Code::Into => return None,
         FlowControl::Interrupt => End::Far,
         // Aborts come from outside, faults too.

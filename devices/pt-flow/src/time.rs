@@ -38,7 +38,7 @@ pub(crate) struct PacketClock {
     now: Time,
     /// The TSC at a tick of the crystal clock, and the clock's counter then.
     tick: Option<(u64, u64)>,
-    /// The counter is TMA's, of which sixteen bits are told.
+    /// The counter is TMA's, of which sixteen bits are reported.
     tma: bool,
     /// The TSC at the last packet other than CYC, and the cycles since then.
     anchor: u64,
@@ -87,18 +87,18 @@ impl PacketClock {
 
     pub fn mtc(&mut self, ctc: u8) {
         let Some((tsc, counter)) = self.tick else { return };
-        // Eight bits of the counter are told, as of a moment at which those below are zero. With a large MTCFreq TMA has not all of
+        // Eight bits of the counter are reported, as of a moment at which those below are zero. With a large MTCFreq TMA has not all of
         // them: then the next moment is taken that fits those that it has.
         let shift = self.timing.mtc_shift & 15;
         let bits = if self.tma { 16.min(shift + 8) } else { shift + 8 };
-        let told = (ctc as u64) << shift;
-        let mut now = counter >> bits << bits | told & ((1 << bits) - 1);
+        let reported = (ctc as u64) << shift;
+        let mut now = counter >> bits << bits | reported & ((1 << bits) - 1);
         // The counter of TMA may be ahead of an MTC that was due already.
         if now < counter >> shift << shift {
             now += 1 << bits;
         }
         let tsc = tsc.wrapping_add(self.ticks(now.saturating_sub(counter)));
-        self.tick = Some((tsc, told + counter.saturating_sub(now)));
+        self.tick = Some((tsc, reported + counter.saturating_sub(now)));
         self.tma = false;
         self.anchor_at(tsc);
     }

@@ -14,7 +14,7 @@ const BASE: u64 = 0x40_1000;
 const CR3: [u64; 2] = [0x1000, 0x2000];
 
 /// Four bytes of NOPs in front of every instruction: by address space, before the change and after it. What is executed of them
-/// can be told apart, and a change may come at any of their instructions.
+/// can be distinguished, and a change may come at any of their instructions.
 const NOPS: [[[u8; 4]; 2]; 2] = [
     [[0x90, 0x90, 0x90, 0x90], [0x66, 0x66, 0x66, 0x90]],
     [[0x66, 0x90, 0x66, 0x90], [0x90, 0x66, 0x66, 0x90]],
@@ -409,9 +409,9 @@ impl Run {
     }
 
     /// An interrupt in front of `ip`, up to its return.
-    fn interrupt(&mut self, ip: u64, told: bool) {
+    fn interrupt(&mut self, ip: u64, reported: bool) {
         self.point(Some(ip));
-        if told {
+        if reported {
             let (kind, vector, ip) = (1, 0x20, true);
             self.send(&[Packet::Cfe { kind, vector, ip }]);
         }
@@ -429,7 +429,7 @@ impl Run {
         }
         let mut at = self.nops(unit);
         at = self.step(at);
-        if told {
+        if reported {
             let (kind, vector) = (2, 0);
             let from = at - 1;
             self.send(&[Packet::Cfe { kind, vector, ip: true }, Packet::Fup(Some(from))]);

@@ -162,7 +162,7 @@ pub enum Packet {
         /// Type, 5 bits: 1 general-purpose registers, 4 PEBS basic, ...
         kind: u8,
     },
-    /// BIP, 33.4.2.27. Its bytes are told from TNT by the block they are in.
+    /// BIP, 33.4.2.27. Its bytes are distinguished from TNT by the block they are in.
     Bip {
         /// ID, 5 bits.
         id: u8,

@@ -398,7 +398,7 @@ fn lines_lead_to_controllers_elsewhere() {
     assert_eq!(heard.take(), [(4, true)]);
     board.port_read(0x3fa, 1, 0);
     assert_eq!(heard.take(), [(4, false)]);
-    // A device's pin: only changes are told.
+    // A device's pin: only changes are reported.
     for level in [true, true, false, false, true] {
         board.set_gsi(17, level);
     }

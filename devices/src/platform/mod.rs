@@ -120,7 +120,7 @@ const PORTS: [(u16, u64, Width, Port); 16] = [
     (acpi_pm::PM1A_EVENT, 4, Width::Byte, Port::PmEvent),
     (acpi_pm::PM1A_CONTROL, 2, Width::Byte, Port::PmControl),
     (acpi_pm::PM_TIMER, 4, Width::Whole, Port::PmTimer),
-    // The reset register lies within PCI's address register and is told from it by the size of the access.
+    // The reset register lies within PCI's address register and is distinguished from it by the size of the access.
     (system_control::CF9 - 1, 4, Width::Whole, Port::PciAddress),
 ];
 

@@ -30,7 +30,7 @@ use x86::msr::{
     IA32_LBR_0_FROM_IP, IA32_LBR_0_INFO, IA32_LBR_0_TO_IP, IA32_LBR_CTL, IA32_LBR_DEPTH, IA32_LER_INFO,
     MSR_LER_FROM_LIP, MsrFault,
 };
-use x86::seam::{BranchRecord, Change, Context, EventRecord, Interest};
+use x86::watch::{BranchRecord, Change, Context, EventRecord, Interest};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 use super::lbr::is_canonical;
@@ -127,7 +127,7 @@ impl ArchLbr {
         Ok(())
     }
 
-    /// What the executor has to say. To be asked after every word and every write of a register, with where the processor
+    /// What the executor has to say. To be asked after every callback and every write of a register, with where the processor
     /// stands, which is looked at only where something is recorded. `frozen` is IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
     pub fn interest(&mut self, frozen: bool, code: impl FnOnce() -> Context) -> Interest {
         let records = self.records(frozen);
@@ -144,14 +144,14 @@ impl ArchLbr {
         }
     }
 
-    /// A word of the seam: branches have retired. `code` is where the processor stands now.
+    /// `Watch` callback: branches have retired. `code` is where the processor stands now.
     pub fn branches(&mut self, records: &[BranchRecord], frozen: bool, code: Context) {
         if self.records(frozen) {
             self.ring.record(records, &self.filter(), &self.style, code);
         }
     }
 
-    /// A word of the seam: an interrupt or exception was delivered.
+    /// `Watch` callback: an interrupt or exception was delivered.
     pub fn event(&mut self, event: &EventRecord, frozen: bool, code: Context) {
         if event.debug {
             self.control.set_lbr_en(false);
@@ -162,7 +162,7 @@ impl ArchLbr {
         self.ring.now(code);
     }
 
-    /// A word of the seam: a transaction was aborted, which is an entry of its own. To be said before the change itself.
+    /// `Watch` callback: a transaction was aborted, which is an entry of its own. To be said before the change itself.
     pub fn transaction_aborted(&mut self, record: &BranchRecord, frozen: bool, code: Context) {
         if self.records(frozen) {
             let filter = self.filter();
@@ -170,7 +170,7 @@ impl ArchLbr {
         }
     }
 
-    /// A word of the seam.
+    /// A `Watch` callback.
     pub fn state_changed(&mut self, change: Change, code: Context) {
         match change {
             Change::TransactionBegin { .. } => self.ring.get().transaction = true,

@@ -4,7 +4,7 @@ use super::super::branch_test::{Random, at, branch, event, far, long, segment};
 use super::*;
 use x86::lbr::branch_type;
 use x86::model::by_name;
-use x86::seam::{Far, Flow};
+use x86::watch::{Far, Flow};
 
 const GP: MsrFault = MsrFault::GeneralProtection;
 const TAKEN: Flow = Flow::Cond { taken: true };
@@ -219,7 +219,7 @@ fn what_the_control_lets_in() {
             ALL | 5,
             far(Far::Sysret, 0x10, 0x40, 0, 3),
             Some(!0),
-            "where it came from is not told",
+            "where it came from is not reported",
         ),
         (
             ALL | 3,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 use x86::lbr::{LbrInfo, MAX_DEPTH, branch_type};
-use x86::seam::{BranchRecord, CodeSize, Context, Far, Flow};
+use x86::watch::{BranchRecord, CodeSize, Context, Far, Flow};
 
 use super::predictor::{Predictor, WINDOW};
 
@@ -45,7 +45,7 @@ pub struct Filter {
 
 /// Bits of [`Filter::kinds`].
 pub mod kinds {
-    use x86::seam::Flow;
+    use x86::watch::Flow;
 
     const fn bit(flow: Flow) -> u32 {
         1 << flow.code()
@@ -230,7 +230,7 @@ impl BranchRing {
         self.last_exception = Entry::default();
     }
 
-    /// Where the processor stands, told after every word.
+    /// Where the processor stands, reported after every callback.
     pub fn now(&mut self, code: Context) {
         self.code = code;
     }
@@ -536,7 +536,7 @@ impl LazyRing {
         self.ring.depth
     }
 
-    /// Where the processor stands, told after every word.
+    /// Where the processor stands, reported after every callback.
     pub fn now(&mut self, code: Context) {
         match &mut self.waiting {
             Some(waiting) => waiting.code = code,

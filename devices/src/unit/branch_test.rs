@@ -1,6 +1,6 @@
 //! Hand-written branches for the tests of the units that record them.
 
-use x86::seam::{BadPhys, BranchRecord, CodeSize, Context, EventRecord, Far, Flow, PageFault, Processor, TraceMem};
+use x86::watch::{BadPhys, BranchRecord, CodeSize, Context, EventRecord, Far, Flow, PageFault, Processor, TraceMem};
 
 /// Where 64-bit code runs, in this ring.
 pub fn long(cpl: u8) -> Context {

@@ -11,7 +11,7 @@ use x86::ds::DsLayout;
 use x86::lbr::LbrLayout;
 use x86::model::{MODELS, by_name};
 use x86::msr::MsrFault;
-use x86::seam::{Change, Effects, Far, Flow, Interest, Watch};
+use x86::watch::{Change, Effects, Far, Flow, Interest, Watch};
 
 /// The units of a model with the branch units as the part has them, whatever of it is shown.
 fn units(name: &str) -> Units {

@@ -7,8 +7,8 @@
 //! prefetch and no traffic between cores; TLBs of two levels before them.
 //!
 //! # Practice
-//! Lines are known by physical address, as [`Processor::physical`](x86::seam::Processor::physical) tells it for the linear one
-//! that the seam announces: what two processes share is one line, and an instruction that has changed its own mapping meets
+//! Lines are known by physical address, as [`Processor::physical`](x86::watch::Processor::physical) tells it for the linear one
+//! that the executor announces: what two processes share is one line, and an instruction that has changed its own mapping meets
 //! the new one. An entry of a TLB is known by its page's linear and physical address, so that a mapping that has changed is met with a
 //! page walk, and no instruction need be told that flushes. What is fetched follows from the branches: from where one lands to the next
 //! one. The last-level cache is a piece of its own ([`SharedCache`]), so that the cores of a package can have one between them, tags its lines with the RMID that
@@ -19,7 +19,7 @@
 
 use serde::{Deserialize, Serialize};
 use x86::model::CpuModel;
-use x86::seam::{Access, AccessKind, BranchRecord};
+use x86::watch::{Access, AccessKind, BranchRecord};
 
 /// Bytes of a line, on every part since the Pentium 4's L2.
 pub const LINE: u64 = 64;
@@ -483,7 +483,7 @@ impl Core {
         self.now(step);
         let last = access.address.wrapping_add(u64::from(access.size.max(1)) - 1);
         let mut one = |linear: u64| {
-            // What is mapped no longer counts as where it was told.
+            // What is mapped no longer counts as where it was reported.
             let physical = physical(linear).unwrap_or(linear);
             let translation = translate(&mut self.tlb, &mut self.second_tlb, linear, physical);
             (

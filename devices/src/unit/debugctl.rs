@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::debugctl::{DebugCtl, DebugCtlCaps, Freeze};
 use x86::msr::{IA32_DEBUGCTL, MsrFault};
-use x86::seam::{Change, EventRecord};
+use x86::watch::{Change, EventRecord};
 
 /// The register.
 #[derive(Clone, Debug)]
@@ -122,14 +122,14 @@ impl DebugCtlUnit {
         }
     }
 
-    /// A word of the seam: a debug exception clears LBR and BTF. To be told before the units that record.
+    /// `Watch` callback: a debug exception clears LBR and BTF. To be reported before the units that record.
     pub fn event(&mut self, event: &EventRecord) {
         if event.debug {
             self.clear(DebugCtl::new().with_lbr(true).with_btf(true));
         }
     }
 
-    /// A word of the seam. Power-up clears the register; INIT leaves it. SDM Vol. 3A Table 10-1 "IA-32 and Intel 64
+    /// A `Watch` callback. Power-up clears the register; INIT leaves it. SDM Vol. 3A Table 10-1 "IA-32 and Intel 64
     /// Processor States Following Power-up, Reset, or INIT" ("all other MSRs").
     pub fn state_changed(&mut self, change: Change) {
         if change == Change::Reset {

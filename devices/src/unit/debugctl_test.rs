@@ -3,7 +3,7 @@
 use super::*;
 use x86::cpuid::Feature;
 use x86::model::{CpuModel, MODELS, by_name};
-use x86::seam::{BranchRecord, Far, Flow};
+use x86::watch::{BranchRecord, Far, Flow};
 
 const GP: Result<(), MsrFault> = Err(MsrFault::GeneralProtection);
 

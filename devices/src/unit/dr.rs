@@ -13,7 +13,7 @@
 //! not (18.2.3 "Debug Status Register (DR6)").
 
 use x86::debug::{Breakpoint, Dr7, Watched};
-use x86::seam::{Access, AccessKind, Effects, Interest, Processor, Range};
+use x86::watch::{Access, AccessKind, Effects, Interest, Processor, Range};
 
 /// CR4.DE.
 const DE: u64 = 1 << 3;
@@ -90,12 +90,12 @@ impl Dr {
         }
     }
 
-    /// A word of the seam: the instruction at this address is about to run.
+    /// `Watch` callback: the instruction at this address is about to run.
     pub fn before(&self, address: u64) -> Effects {
         self.met(|b| b.watched == Watched::Execute && b.first == address)
     }
 
-    /// A word of the seam: an instruction that has retired made this access.
+    /// `Watch` callback: an instruction that has retired made this access.
     pub fn access(&self, access: &Access) -> Effects {
         let size = u64::from(access.size);
         self.met(|b| {

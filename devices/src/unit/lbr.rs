@@ -61,7 +61,7 @@ use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::lbr::{LbrCaps, LbrFormat, LbrInfo, LbrLayout, LbrSelect};
 use x86::msr::{MSR_LASTBRANCH_0_NETBURST, MSR_LASTBRANCH_TOS_NETBURST, MSR_LBR_SELECT, MsrFault};
-use x86::seam::{BranchRecord, Change, Context, EventRecord, Interest};
+use x86::watch::{BranchRecord, Change, Context, EventRecord, Interest};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 
@@ -179,7 +179,7 @@ impl Lbr {
         Ok(())
     }
 
-    /// What the executor has to say. To be asked after every word and every write of a register, with where the processor
+    /// What the executor has to say. To be asked after every callback and every write of a register, with where the processor
     /// stands, which is looked at only where something is recorded: this is also how the stack learns that recording has begun.
     pub fn interest(&mut self, gate: Gate, code: impl FnOnce() -> Context) -> Interest {
         let records = self.records(gate);
@@ -196,14 +196,14 @@ impl Lbr {
         }
     }
 
-    /// A word of the seam: branches have retired. `code` is where the processor stands now.
+    /// `Watch` callback: branches have retired. `code` is where the processor stands now.
     pub fn branches(&mut self, records: &[BranchRecord], gate: Gate, code: Context) {
         if self.records(gate) {
             self.ring.record(records, &self.filter(), &self.style, code);
         }
     }
 
-    /// A word of the seam: an interrupt or exception was delivered. The gate is that of before the delivery of a debug
+    /// `Watch` callback: an interrupt or exception was delivered. The gate is that of before the delivery of a debug
     /// exception, or after it: it is not recorded anyway.
     pub fn event(&mut self, event: &EventRecord, gate: Gate, code: Context) {
         if self.records(gate) && !event.debug {
@@ -213,7 +213,7 @@ impl Lbr {
         self.ring.now(code);
     }
 
-    /// A word of the seam: a transaction was aborted, which is an entry of its own. To be said before the change itself.
+    /// `Watch` callback: a transaction was aborted, which is an entry of its own. To be said before the change itself.
     pub fn transaction_aborted(&mut self, record: &BranchRecord, gate: Gate, code: Context) {
         if self.records(gate) {
             let filter = self.filter();
@@ -221,7 +221,7 @@ impl Lbr {
         }
     }
 
-    /// A word of the seam.
+    /// A `Watch` callback.
     pub fn state_changed(&mut self, change: Change, code: Context) {
         match change {
             Change::TransactionBegin { .. } => self.ring.get().transaction = true,

@@ -5,7 +5,7 @@ use super::*;
 use x86::cpuid::Feature;
 use x86::lbr;
 use x86::model::{MODELS, by_name};
-use x86::seam::{Far, Flow};
+use x86::watch::{Far, Flow};
 
 const GP: MsrFault = MsrFault::GeneralProtection;
 const ON: Gate = Gate {
@@ -295,7 +295,7 @@ fn the_abort_of_a_transaction_is_an_entry() {
         unit.transaction_aborted(&abort, ON, long(0));
         let change = Change::TransactionAbort {
             from: 0x1000,
-            cause: x86::seam::Abort::Conflict,
+            cause: x86::watch::Abort::Conflict,
             steps: 3,
         };
         unit.state_changed(change, long(0));

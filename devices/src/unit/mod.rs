@@ -27,7 +27,7 @@ use x86::lbr::ArchLbrLeaf;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::pmu::status;
-use x86::seam::{Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Range, Watch};
+use x86::watch::{Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 use arch_lbr::{ArchLbr, ArchLbrState};
 use debugctl::{DebugCtlState, DebugCtlUnit};
@@ -47,7 +47,7 @@ use rdt::{LastLevel, Probe};
 /// freezes what IA32_DEBUGCTL says. SDM Vol. 3B 18.4.7 "Freezing LBR and Performance Counters on PMI".
 ///
 /// # Practice
-/// Every word of the seam goes through all units as consecutive statements; what they want of the machine adds up, and what
+/// Every `Watch` callback goes through all units as consecutive statements; what they want of the machine adds up, and what
 /// they want to hear is the union of it.
 #[derive(Clone, Debug)]
 pub struct Units {
@@ -72,7 +72,7 @@ pub struct Units {
     /// Somebody beside the counters wants all that the caches do: the resource director.
     pub caches_measured: bool,
     model: &'static CpuModel,
-    /// What an access to a register owes the machine: the next word brings it.
+    /// What an access to a register owes the machine: the next callback brings it.
     owed: Effects,
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
@@ -398,7 +398,7 @@ impl Units {
         effects
     }
 
-    /// What all words end with: PEBS records in the trace, and what a request for an interrupt freezes.
+    /// What all callbacks end with: PEBS records in the trace, and what a request for an interrupt freezes.
     fn finish_effects(&mut self, effects: Effects, cpu: &mut dyn Processor) -> Effects {
         let effects = effects.and(self.trace_samples(cpu)).and(std::mem::take(&mut self.owed));
         if self.pt.as_mut().is_some_and(Pt::take_topa_pmi)

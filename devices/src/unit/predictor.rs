@@ -14,7 +14,7 @@
 //! it cheap: a unit that keeps the last 32 of a batch of thousands asks for those 32 only.
 
 use serde::{Deserialize, Serialize};
-use x86::seam::{BranchRecord, Flow};
+use x86::watch::{BranchRecord, Flow};
 
 /// How many branches back the predictor remembers.
 pub const WINDOW: usize = 16;

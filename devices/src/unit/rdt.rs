@@ -24,7 +24,7 @@ use x86::msr::{
     IA32_QM_CTR, IA32_QM_EVTSEL, MsrFault,
 };
 use x86::rdt::{CacheAllocation, Event, RdtCaps};
-use x86::seam::{Access, BranchRecord};
+use x86::watch::{Access, BranchRecord};
 
 use super::cache::{Core, Fetched, Geometry, Memory, Owner, SharedCache};
 

@@ -156,7 +156,7 @@ fn walk(probe: &mut Probe, from: u64, lines: u64) {
         let access = Access {
             address: line * 64,
             size: 8,
-            kind: x86::seam::AccessKind::Read,
+            kind: x86::watch::AccessKind::Read,
             ip: 0,
         };
         probe.access(&access, 0, Some);
@@ -289,7 +289,7 @@ fn l2_masks_limit_what_stays_in_the_l2() {
         let read = |line: u64| Access {
             address: line * 64,
             size: 8,
-            kind: x86::seam::AccessKind::Read,
+            kind: x86::watch::AccessKind::Read,
             ip: 0,
         };
         let places = (0..lines).map(|line| probe.access(&read(line), 0, Some).unwrap().place);

@@ -2,7 +2,7 @@
 
 use x86::model::{CpuModel, MODELS};
 use x86::msr::{IA32_DEBUGCTL, MsrFault};
-use x86::seam::{Access, AccessKind, BadPhys, Context, Effects, PageFault, Processor, TraceMem, Watch};
+use x86::watch::{Access, AccessKind, BadPhys, Context, Effects, PageFault, Processor, TraceMem, Watch};
 
 use super::Units;
 
@@ -113,7 +113,7 @@ fn the_whole_state_goes_out_and_comes_back_on_every_model() {
     }
 }
 
-/// Breakpoints with what they have watched and what they make of a word.
+/// Breakpoints with what they have watched and what they make of a callback.
 // covers: dr/units
 #[test]
 fn breakpoints_become_boundaries_and_ranges_and_set_their_bits() {

@@ -560,7 +560,11 @@ fn nonsense_in_a_queue_asks_for_a_reset() {
         driver.offer(*head);
         driver.kick();
         assert_eq!(driver.get(VIRTIO_MMIO_STATUS), 0x4f, "{why}: DEVICE_NEEDS_RESET");
-        assert_eq!(driver.get(VIRTIO_MMIO_INTERRUPT_STATUS), 2, "{why}: the driver is told");
+        assert_eq!(
+            driver.get(VIRTIO_MMIO_INTERRUPT_STATUS),
+            2,
+            "{why}: the driver learns it"
+        );
         assert_eq!(driver.used().0, 0, "{why}");
         // Nothing more happens, until a reset makes all good.
         driver.kick();

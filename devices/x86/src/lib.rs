@@ -17,4 +17,4 @@ pub mod pmu;
 pub mod pt;
 pub mod rdt;
 pub mod rflags;
-pub mod seam;
+pub mod watch;

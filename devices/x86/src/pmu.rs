@@ -2,7 +2,7 @@
 
 use bitfield_struct::bitfield;
 
-use crate::seam::{Abort, Far, Flow};
+use crate::watch::{Abort, Far, Flow};
 
 /// IA32_PERFEVTSELx. SDM Vol. 3B 21.2.1.1 "Architectural Performance Monitoring Version 1 Facilities"; P6 has the same layout
 /// in PerfEvtSel0 and 1.

@@ -515,7 +515,7 @@ impl Walker<'_> {
             }
             12 => {
                 if self.tracer.host.is_some() {
-                    // Whether a PSB at an exit has told of them depends on who strips the host's part. An event does.
+                    // Whether a PSB at an exit has reported them depends on who strips the host's part. An event does.
                     let to = self.program.anywhere(random, true);
                     let mode = self.mode_change(to);
                     self.tracer.event(ip, self.program.start(to), mode);

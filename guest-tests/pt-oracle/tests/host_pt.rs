@@ -9,7 +9,7 @@ use pt_oracle::{Random, libipt};
 use pt_packet::{Decoder as Packets, Packet};
 use x86::model::SAPPHIRERAPIDS;
 use x86::pt::RtitCtl;
-use x86::seam::{BadPhys, CodeSize, Context, Effects, PageFault, Processor, TraceMem};
+use x86::watch::{BadPhys, CodeSize, Context, Effects, PageFault, Processor, TraceMem};
 
 /// A processor that stands still.
 struct Stands {

@@ -72,7 +72,7 @@ macro_rules! call {
 /// The image's table of tests, under the symbol that `guest-tests/build.rs` links as `guest_tests`: `name` or `name: NEED, NEED`.
 ///
 /// A table and not an attribute of each test, for three reasons. All guests are one library, so that an attribute, which sees its
-/// function alone, could not say which image a test is of without being told at each of them. What collected them would be a
+/// function alone, could not say which image a test is of without it being named at each of them. What collected them would be a
 /// section of the linker's, whose order is its own, where tests run and are reported in the order of the table. And a model's
 /// skips can be read off a table at a glance.
 #[macro_export]

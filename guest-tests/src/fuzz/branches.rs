@@ -11,7 +11,7 @@ use x86::fault::PageFaultCode;
 use x86::lbr::{ArchLbrLeaf, image};
 use x86::model::MODELS;
 use x86::msr::*;
-use x86::seam::{BadPhys, BranchRecord, Change, CodeSize, Context, EventRecord, Flow, PageFault, TraceMem};
+use x86::watch::{BadPhys, BranchRecord, Change, CodeSize, Context, EventRecord, Flow, PageFault, TraceMem};
 
 /// Guest memory, from address 0; the management area is at its start, the buffers are in what follows.
 const MEMORY: u64 = 0x4000;

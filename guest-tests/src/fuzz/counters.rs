@@ -1,12 +1,12 @@
 //! The bytes as what a guest and its processor do to the counters: registers written with anything, a debug-store area of
-//! anything, and words of the seam.
+//! anything, and `Watch` callbacks.
 
 use devices::unit::cache::Hierarchy;
 use devices::unit::pmu::{PebsInputs, Pmu};
 use x86::fault::PageFaultCode;
 use x86::model::MODELS;
 use x86::msr::*;
-use x86::seam::{
+use x86::watch::{
     Access, AccessKind, BadPhys, BranchRecord, Change, CodeSize, Context, Flow, PageFault, Processor, TraceMem,
 };
 

@@ -1,4 +1,4 @@
-//! The bytes as what a guest and its processor do to the trace unit: registers and tables of anything, and words of the seam in
+//! The bytes as what a guest and its processor do to the trace unit: registers and tables of anything, and `Watch` callbacks in
 //! any order.
 
 use devices::unit::pt::Pt;
@@ -6,7 +6,7 @@ use pt_packet::{Decoder, LastIp, MAX_LEN, Packet, encode};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, SKYLAKE_SERVER, SNOWRIDGE};
 use x86::msr::*;
 use x86::pt::{PtCaps, RtitCtl};
-use x86::seam::{
+use x86::watch::{
     BadPhys, BranchRecord, Change, CodeSize, Context, EventRecord, Far, Flow, PageFault, Processor, TraceMem,
 };
 
@@ -282,7 +282,7 @@ pub fn trace(bytes: &[u8]) {
                     Change::TransactionBegin { at: 0x1000 },
                     Change::TransactionAbort {
                         from: 0x1000,
-                        cause: x86::seam::Abort::Conflict,
+                        cause: x86::watch::Abort::Conflict,
                         steps: 1,
                     },
                     Change::Init { at: 0 },

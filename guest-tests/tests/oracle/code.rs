@@ -8,7 +8,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use pt_flow::{Change, Context, Image, Position};
 use pt_oracle::libipt;
 use trace::format::space;
-use x86::seam;
+use x86::watch;
 
 const PAGE: usize = 4096;
 type Page = [u8; PAGE];
@@ -142,7 +142,7 @@ pub struct Code {
     pub image: libipt::Image,
 }
 
-fn key(code: &seam::Code, cr3: u64) -> Key {
+fn key(code: &watch::Code, cr3: u64) -> Key {
     (space(cr3, code.linear), code.linear >> 12)
 }
 
@@ -159,8 +159,8 @@ impl Code {
         }
     }
 
-    /// Whether this is known, as [`seam::Watch::knows`] asks.
-    pub fn knows(&self, code: &seam::Code, cpu: &mut dyn seam::Processor) -> bool {
+    /// Whether this is known, as [`watch::Watch::knows`] asks.
+    pub fn knows(&self, code: &watch::Code, cpu: &mut dyn watch::Processor) -> bool {
         let gpa = code.physical & !0xFFF;
         if code.len == 0 {
             return self.mapped.get(&key(code, cpu.context().cr3)) == Some(&gpa);
@@ -175,8 +175,8 @@ impl Code {
         known.is_some_and(|known| cpu.read_phys(code.physical, bytes).is_ok() && known == bytes)
     }
 
-    /// What [`seam::Watch::code`] says: the addresses that have other bytes from now on. Nothing of it has been taken over.
-    pub fn changes(&self, code: &seam::Code, cpu: &mut dyn seam::Processor) -> Told {
+    /// What [`watch::Watch::code`] says: the addresses that have other bytes from now on. Nothing of it has been taken over.
+    pub fn changes(&self, code: &watch::Code, cpu: &mut dyn watch::Processor) -> Reported {
         let gpa = code.physical & !0xFFF;
         let key = key(code, cpu.context().cr3);
         let mut page = [0; PAGE];
@@ -193,7 +193,7 @@ impl Code {
         {
             changed.push(key);
         }
-        Told {
+        Reported {
             key,
             gpa,
             page: match before {
@@ -207,15 +207,15 @@ impl Code {
     }
 
     /// Takes it over.
-    pub fn take(&mut self, told: Told) {
-        let Told {
+    pub fn take(&mut self, reported: Reported) {
+        let Reported {
             key,
             gpa,
             page,
             new,
             moved,
             changed,
-        } = told;
+        } = reported;
         self.contents.insert(gpa, page.clone());
         if moved && let Some(was) = self.mapped.get(&key) {
             let was = self.keys.get_mut(was).expect("it is mapped");
@@ -302,7 +302,7 @@ impl Code {
 }
 
 /// Code that was not known.
-pub struct Told {
+pub struct Reported {
     key: Key,
     gpa: u64,
     page: Arc<Page>,

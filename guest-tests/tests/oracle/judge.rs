@@ -17,7 +17,7 @@ use pt_flow::{Chunks, Decoder, Event, EventKind, Timing, Visitor};
 use pt_oracle::libipt;
 use x86::model::CpuModel;
 use x86::msr::{IA32_FIXED_CTR0, IA32_PMC0};
-use x86::seam::{
+use x86::watch::{
     Access, BranchRecord, Change, Code as CodeWord, Context, Effects, EventRecord, Far, Flow, Interest, Processor,
     Range, Watch,
 };
@@ -47,7 +47,7 @@ pub enum End {
 
 /// A stream of instructions, and those of them that are wanted one by one.
 #[derive(Default)]
-struct Told {
+struct Reported {
     stream: Stream<WINDOW>,
     wanted: ops::Range<u64>,
     ips: Vec<u64>,
@@ -55,7 +55,7 @@ struct Told {
     only: Option<ops::RangeInclusive<u64>>,
 }
 
-impl Told {
+impl Reported {
     fn push(&mut self, ip: u64) {
         if self.only.as_ref().is_some_and(|only| !only.contains(&ip)) {
             return;
@@ -124,9 +124,9 @@ pub struct Judge {
     verdict: Arc<Mutex<Verdict>>,
     code: Code,
     decoder: Decoder<Shared>,
-    log: Told,
-    ours: Told,
-    libipt: Told,
+    log: Reported,
+    ours: Reported,
+    libipt: Reported,
     /// Where the log is, in which mode.
     ip: Option<u64>,
     context: Context,
@@ -156,9 +156,9 @@ impl Judge {
     ) -> (Judge, Arc<Mutex<Verdict>>) {
         let verdict = Arc::<Mutex<Verdict>>::default();
         let code = Code::new();
-        let told = || Told {
+        let reported = || Reported {
             wanted: wanted.clone(),
-            ..Told::default()
+            ..Reported::default()
         };
         let judge = Judge {
             observer: Observer::new(model, on),
@@ -180,9 +180,9 @@ impl Judge {
             verdict: verdict.clone(),
             decoder: Decoder::new(Shared(code.pages.clone()), Timing::default()),
             code,
-            log: told(),
-            ours: told(),
-            libipt: told(),
+            log: reported(),
+            ours: reported(),
+            libipt: reported(),
             ip: None,
             context: Context::default(),
             software: 0,
@@ -226,9 +226,10 @@ impl Judge {
 
     fn publish(&mut self) {
         let streams = [&self.log, &self.ours, &self.libipt];
-        self.found.hashes = streams.map(|told| told.stream.hash());
+        self.found.hashes = streams.map(|reported| reported.stream.hash());
         self.found.instructions = self.log.stream.count;
-        self.found.ips = [&mut self.log, &mut self.ours, &mut self.libipt].map(|told| std::mem::take(&mut told.ips));
+        self.found.ips =
+            [&mut self.log, &mut self.ours, &mut self.libipt].map(|reported| std::mem::take(&mut reported.ips));
         *self.verdict.lock().unwrap() = std::mem::take(&mut self.found);
         // Nothing more is heard.
         self.found.wrong = Some("it is over".into());
@@ -431,7 +432,7 @@ impl Judge {
         let chunk = chunk.expect("there is a PSB").expect("memory can be read");
         let limit = self.log.stream.count;
         let mut ours = Ours {
-            told: &mut self.ours,
+            reported: &mut self.ours,
             code: &mut self.code,
             cr3: self.cr3,
             wrong: None,
@@ -483,9 +484,9 @@ impl Judge {
     fn compare_streams(&mut self) {
         let others = [("our decoder", &self.ours), ("libipt", &self.libipt)];
         let asked = if self.asks_libipt { &others[..] } else { &others[..1] };
-        let differ = asked.iter().find_map(|(name, told)| {
-            let why = self.log.stream.compare(&told.stream).err()?;
-            let same = self.log.stream.windows.iter().zip(&told.stream.windows);
+        let differ = asked.iter().find_map(|(name, reported)| {
+            let why = self.log.stream.compare(&reported.stream).err()?;
+            let same = self.log.stream.windows.iter().zip(&reported.stream.windows);
             Some((
                 format!("{name}: {why}"),
                 same.take_while(|(a, b)| a == b).count() as u64,
@@ -527,7 +528,7 @@ fn next_ip(cpu: &dyn Processor) -> u64 {
 
 /// What our decoder says.
 struct Ours<'a> {
-    told: &'a mut Told,
+    reported: &'a mut Reported,
     code: &'a mut Code,
     cr3: u64,
     wrong: Option<String>,
@@ -537,7 +538,7 @@ impl Visitor for Ours<'_> {
     fn block(&mut self, block: &pt_flow::Block) {
         let at = (self.cr3, block.mode.bits());
         let until = Until::Before(block.ip + u64::from(block.len));
-        let line = self.told.line(self.code, at, block.ip, until, u64::MAX);
+        let line = self.reported.line(self.code, at, block.ip, until, u64::MAX);
         if line.is_none_or(|line| line.sum.count != u64::from(block.count)) {
             self.wrong.get_or_insert(format!("{block:x?} is {line:x?}"));
         }
@@ -630,16 +631,16 @@ impl Watch for Judge {
         if self.over() {
             return false;
         }
-        let told = self.code.changes(code, cpu);
-        if !told.changed.is_empty() {
+        let reported = self.code.changes(code, cpu);
+        if !reported.changed.is_empty() {
             self.found.changes += 1;
             self.rest(cpu);
             if self.has(Unit::Pt) {
                 self.cut(cpu);
             }
         }
-        let moved = told.moved;
-        self.code.take(told);
+        let moved = reported.moved;
+        self.code.take(reported);
         moved
     }
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {

@@ -35,7 +35,7 @@ fn config(model: &str, cpus: u8) -> MachineConfig {
 fn patches_between_two_packets_hold_from_their_instruction_on() {
     let recorded = compare("patches", &MachineConfig::new(Path::new(PATCHES)), &[]);
     let info = recorded.trace.info(0);
-    // Two bytes here and two there come and go; pages that were told before are not told again.
+    // Two bytes here and two there come and go; pages that were reported before are not reported again.
     assert!(info.changes > 400 && info.contents < 100, "{info:?}");
 }
 

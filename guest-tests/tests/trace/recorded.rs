@@ -170,9 +170,12 @@ pub fn record(name: &str, plain: &MachineConfig, from: u64) -> Recorded {
     let digest = run(&traced, from, |vm| {
         if from > 0 {
             let line = format!("trace start {}", at.display());
-            let told =
+            let reported =
                 monitor::answer(&mut minivmm::front::controls::Controls::new(vm), 0, &line).expect("a recording");
-            assert!(told.ends_with(&format!("recording from step {from}\n")), "{told}");
+            assert!(
+                reported.ends_with(&format!("recording from step {from}\n")),
+                "{reported}"
+            );
         }
     });
     let trace = Trace::open(&at).expect("a trace");

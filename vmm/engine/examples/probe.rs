@@ -14,7 +14,7 @@ use std::time::Instant;
 use engine::Exit;
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use rig::{CODE, Nothing, Rig, STACK};
-use x86::seam::Interest;
+use x86::watch::Interest;
 
 /// The rig's bus, and a watcher that has branches recorded and throws the records away if `self.0`.
 struct Recording(bool);

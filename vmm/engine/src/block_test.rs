@@ -85,14 +85,14 @@ fn a_block_is_told_in_a_line() {
     let cache = kept(mode::SIZE32, 0xffd, &[0xb8, 0x78, 0x56], Some(&[0x34, 0x12, 0x90]));
     let block = cache.newest().expect("a block");
     assert!(block.kinds[0].is_some_and(OpKind::is::<CheckSecond>));
-    let told = block.to_string();
+    let reported = block.to_string();
     assert!(
-        told.starts_with("3 bytes at guest-physical 0x5ffd and 2 at 0x9000, mode 0x9; ffd: "),
-        "{told}"
+        reported.starts_with("3 bytes at guest-physical 0x5ffd and 2 at 0x9000, mode 0x9; ffd: "),
+        "{reported}"
     );
     assert!(
-        told.contains("CheckSecond(0x7000)") && told.contains("(0x12345678)"),
-        "{told}"
+        reported.contains("CheckSecond(0x7000)") && reported.contains("(0x12345678)"),
+        "{reported}"
     );
-    assert!(!told.contains('\n'));
+    assert!(!reported.contains('\n'));
 }

@@ -1,7 +1,7 @@
 //! The engine's whole outside world.
 
 pub use x86::msr::MsrFault;
-pub use x86::seam::{Processor, Watch};
+pub use x86::watch::{Processor, Watch};
 
 /// Everything that is not a register of the core, RAM or an instruction.
 ///

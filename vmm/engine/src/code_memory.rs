@@ -63,7 +63,7 @@ impl CodeMemory {
         if end > self.len {
             return None;
         }
-        // SAFETY: [at, end) is within the mapping. Nobody has been told of these bytes, so that nobody runs or reads them.
+        // SAFETY: [at, end) is within the mapping. Nobody has been notified of these bytes, so that nobody runs or reads them.
         unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), self.writable.add(at), code.len()) };
         // Code written at another linear address wants a serializing instruction before it is fetched
         // (SDM Vol. 3A 9.1.3 "Handling Self- and Cross-Modifying Code").

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use x86::cr::{Cr0, Cr4, Efer};
 use x86::model::CpuModel;
 use x86::rflags::{RFlags, flag as rf};
-use x86::seam::Abort;
+use x86::watch::Abort;
 
 use crate::Undefined;
 use crate::bus::Bus;
@@ -22,7 +22,7 @@ use crate::fpu::FpuState;
 use crate::op::{Link, Op, Reason, Stop, Template};
 use crate::shared::SharedState;
 use crate::state::Hot;
-use crate::transaction::{OpenTransaction, Room, Transaction};
+use crate::transaction::{Capacity, OpenTransaction, Transaction};
 use crate::watch::Watched;
 
 /// Segment register numbers as instructions encode them (SDM Vol. 2A 2.1.5 "Addressing-Mode Encoding of ModR/M and SIB Bytes").
@@ -206,7 +206,7 @@ pub struct CpuState {
     pub stack_shadow: bool,
     /// DR6 bits of the debug exceptions that were held off.
     pub pending_debug: u64,
-    /// Linear address of the next instruction, if the units have been told that it is about to run.
+    /// Linear address of the next instruction, if the units have been notified that it is about to run.
     pub observed: Option<u64>,
     pub fpu: FpuState,
     /// Instructions and REP iterations so far.
@@ -298,7 +298,7 @@ pub struct Cpu {
     pub(crate) msrs: CoreMsrs,
     pub(crate) activity: Activity,
     pub(crate) monitor: Monitor,
-    /// Stores to the armed line when it was armed, as the core counts them; `None` while the core has not been told.
+    /// Stores to the armed line when it was armed, as the core counts them; `None` while the core has not been asked.
     pub(crate) monitor_seen: Option<u64>,
     pub(crate) nmi_blocked: bool,
     /// Step count at which an STI or SS shadow holds.
@@ -347,7 +347,7 @@ pub struct Cpu {
     /// CPUID says RTM_ALWAYS_ABORT.
     pub(crate) always_abort: bool,
     /// What a transaction may write.
-    pub(crate) room: Room,
+    pub(crate) capacity: Capacity,
     shared: Option<NonNull<SharedState>>,
     bus: Option<NonNull<dyn Bus>>,
 
@@ -433,7 +433,7 @@ impl Cpu {
             deliveries: 0,
             abort_cause: Abort::Event,
             always_abort: model.features().rtm_always_abort(),
-            room: Room::of(model),
+            capacity: Capacity::of(model),
             shared: None,
             bus: None,
             clock: 0,

@@ -36,12 +36,12 @@ impl Hasher for PlainHasher {
 
 pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<PlainHasher>>;
 
-/// Code segments that are told apart at a time.
+/// Code segments that are distinguished at a time.
 const RECENT_CODES: usize = 64;
 /// Numbers given to code segments before the blocks are dropped: they must fit in the blocks' keys, with room for those that
 /// are given before the run loop gets to look.
 const MAX_CODES: u32 = 0x8000;
-/// Sets of boundaries that are told apart, for the same reason.
+/// Sets of boundaries that are distinguished, for the same reason.
 const MAX_BOUNDARY_SETS: usize = 255;
 
 /// The numbers that stand for code segments and sets of boundaries in the keys of blocks. All processors share them, as they share

@@ -78,7 +78,7 @@ pub enum Exit {
     Halt,
     /// Triple fault.
     Shutdown,
-    /// Whoever watches wants to look ([`x86::seam::Effects::stop`]). Something of the above may be due besides, and shows when
+    /// Whoever watches wants to look ([`x86::watch::Effects::stop`]). Something of the above may be due besides, and shows when
     /// the processor runs on, but for one thing.
     Stop {
         /// PAUSE has retired, as with [`Exit::Pause`].

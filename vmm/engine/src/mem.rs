@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use x86::rflags::flag as rf;
-use x86::seam::{Abort, AccessKind};
+use x86::watch::{Abort, AccessKind};
 
 use crate::cpu::{Cpu, SS, slot};
 use crate::mmu::{self, Access, Paging};

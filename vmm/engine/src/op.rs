@@ -36,7 +36,7 @@ pub(crate) enum Reason {
     Replay,
     /// Branch records must be handed over before the instruction runs; `rip` is the instruction.
     Drain,
-    /// The units want a word before the instruction; `rip` is the instruction.
+    /// The units want [`Watch::before`] called before the instruction; `rip` is the instruction.
     Observe,
     /// The instruction aborts the transaction that is open; `rip` is the instruction.
     Abort,
@@ -133,7 +133,7 @@ pub(crate) struct Link {
 pub(crate) struct Template {
     /// Source and target, relative to the block's page.
     pub places: [u64; 2],
-    /// Zero, and the record's last word without the privilege level: [`x86::seam::Flow::code`], and the length in bits 15:8.
+    /// Zero, and the record's last word without the privilege level: [`x86::watch::Flow::code`], and the length in bits 15:8.
     pub rest: [u64; 2],
 }
 

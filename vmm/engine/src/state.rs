@@ -3,7 +3,7 @@
 //! Host code that is made at run time reaches these fields by their offsets, which are therefore part of this file and asserted;
 //! all else of a processor is in [`Cpu`](crate::Cpu).
 
-use x86::seam::BranchRecord;
+use x86::watch::BranchRecord;
 
 use crate::cpu::slot;
 use crate::fpu::FpuState;

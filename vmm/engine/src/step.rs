@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 
 use x86::model::CpuModel;
 use x86::rflags::flag as rf;
-use x86::seam::{Abort, Change, Effects};
+use x86::watch::{Abort, Change, Effects};
 
 use crate::block::BlockCache;
 use crate::bus::{Bus, Processor};
@@ -380,7 +380,7 @@ impl Engine {
         }
     }
 
-    /// Does what the units want after a word that is not `before`.
+    /// Does what the units want after a callback that is not `before`.
     pub(crate) fn follow(&mut self, cpu: &mut Cpu, effects: Effects) {
         if cpu.transaction.is_some() && (effects.debug.is_some() || effects.fault.is_some() || effects.abort) {
             let cause = match effects {

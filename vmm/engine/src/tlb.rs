@@ -9,7 +9,7 @@
 //! path goes on without walking the page tables. So what the guest sees of its TLB does not depend on what the engine keeps.
 #![allow(unsafe_code)]
 
-use x86::seam::Range;
+use x86::watch::Range;
 
 use crate::mmu::Page;
 
@@ -82,7 +82,7 @@ impl Privilege {
 
 struct Set {
     pcid: u16,
-    /// CR3 when the set was last chosen, where [`Tlb::root`] is told it.
+    /// CR3 when the set was last chosen, where [`Tlb::root`] is given it.
     root: Option<u64>,
     privilege: Privilege,
     valid: bool,

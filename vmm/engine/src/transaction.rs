@@ -29,7 +29,7 @@ use std::rc::Rc;
 
 use x86::model::CpuModel;
 use x86::msr::IA32_DEBUGCTL;
-use x86::seam::{Abort, Change};
+use x86::watch::{Abort, Change};
 
 use crate::cpu::{Cpu, slot};
 use crate::fpu::FpuState;
@@ -97,19 +97,19 @@ pub(crate) type OpenTransaction = Rc<RefCell<Transaction>>;
 
 /// What a transaction may write: lines in each set, and sets.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     ways: usize,
     sets: u64,
 }
 
-impl Room {
+impl Capacity {
     /// The first-level data cache of CPUID leaf 4, where the part has the leaf.
-    pub fn of(model: &CpuModel) -> Room {
+    pub fn of(model: &CpuModel) -> Capacity {
         let [eax, ebx, ecx, _] = model.cpuid(4, 0);
         if eax & 0x1f == 0 {
-            return Room { ways: 8, sets: 64 };
+            return Capacity { ways: 8, sets: 64 };
         }
-        Room {
+        Capacity {
             ways: (ebx >> 22) as usize + 1,
             sets: (ecx as u64 + 1).next_power_of_two(),
         }
@@ -192,8 +192,8 @@ impl Cpu {
                 if t.lines.contains_key(&line) {
                     continue;
                 }
-                let set = self.room.set(line);
-                if t.lines.keys().filter(|&&other| self.room.set(other) == set).count() >= self.room.ways {
+                let set = self.capacity.set(line);
+                if t.lines.keys().filter(|&&other| self.capacity.set(other) == set).count() >= self.capacity.ways {
                     return Err(self.abort(Abort::Capacity));
                 }
                 let mut bytes = [0; 64];

@@ -1,4 +1,4 @@
-//! The engine's side of the seam to the debug and trace units ([`x86::seam`]).
+//! The calls from the engine to the debug and trace units ([`x86::watch`]).
 //!
 //! # Theory
 //! Nobody pays for watching that is off. What must be known of every branch is written by forms of the branch handlers
@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use x86::fault::PageFaultCode;
 use x86::rflags::flag as rf;
-use x86::seam::{
+use x86::watch::{
     Access, AccessKind, BadPhys, BranchRecord, Change, Code, CodeSize, Context, Effects, EventRecord, Far, Flow,
     Interest, PageFault, Processor, Range, TraceMem, Watch,
 };
@@ -386,7 +386,7 @@ impl Cpu {
         w.interest.ranges && w.ranges.iter().any(wants)
     }
 
-    /// Before a memory access: one that is announced needs a block of its own, so that the word comes right after the
+    /// Before a memory access: one that is announced needs a block of its own, so that the callback comes right after the
     /// instruction.
     #[inline]
     pub(crate) fn heard(&mut self, linear: u64, size: usize, kind: AccessKind) -> Done {
@@ -615,7 +615,7 @@ impl Cpu {
         unsafe { &mut *bus }.read_msr(msr, &mut View::between(self, tsc))
     }
 
-    /// Says a word to the units and asks again what they want.
+    /// Calls the units and asks again what they want.
     pub(crate) fn say(&mut self, word: impl FnOnce(&mut dyn Watch, &mut View) -> Effects) -> Effects {
         let tsc = self.tsc_now();
         let bus = self.bus_pointer();

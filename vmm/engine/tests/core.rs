@@ -11,7 +11,7 @@ use engine::{CS, Exit, SS};
 use iced_x86::code_asm::*;
 use rig::{CODE, Rig, STACK};
 use x86::model::HASWELL;
-use x86::seam::{Code, Effects, Interest};
+use x86::watch::{Code, Effects, Interest};
 
 fn assemble(f: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
     let mut a = CodeAssembler::new(64).unwrap();
@@ -240,7 +240,7 @@ fn branches_and_returns_wrap_at_4_gib() {
     assert_eq!((s.gpr[1], s.gpr[3], s.rip), (1000, 1000, rip));
 }
 
-/// A unit that never knows the code it has been told of, and has the translations of it forgotten each time.
+/// A unit that never knows the code it has been notified of, and has the translations of it forgotten each time.
 struct Forgetful;
 
 impl Watch for Forgetful {

@@ -760,7 +760,7 @@ fn a_window_is_told_at_the_instruction_that_opens_it() {
         assert_eq!(b.run(steps), Exit::Budget, "{name}");
         assert_eq!(b.cpu.rip(), rip, "{name}");
     }
-    // One that is open already is told at once.
+    // One that is open already is reported at once.
     let mut b = Bench::long();
     b.state(|s| s.rflags = 0x202.into());
     b.cpu.want_window = true;

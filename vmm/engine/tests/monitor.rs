@@ -13,7 +13,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
 use x86::model::{CpuModel, CpuidRow};
-use x86::seam::{Change, Effects, Interest};
+use x86::watch::{Change, Effects, Interest};
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 

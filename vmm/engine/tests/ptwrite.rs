@@ -14,7 +14,7 @@ use engine::bus::{Processor, Watch};
 use iced_x86::code_asm::*;
 use rig::CODE;
 use x86::model::{ALDERLAKE, CpuModel, MODELS, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE};
-use x86::seam::{Change, Effects, Interest};
+use x86::watch::{Change, Effects, Interest};
 
 /// Hears changes, and where the processor is then.
 #[derive(Clone, Default)]

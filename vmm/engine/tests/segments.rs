@@ -416,11 +416,11 @@ fn lar_lsl_verr_and_verw_tell_what_may_be_reached() {
             assert_eq!(s.rflags.into_bits() | 0x40, 0x8d7, "{name}: only ZF changes");
             (zf, s.gpr[1])
         };
-        let told = |v: Option<u64>| (v.is_some(), v.unwrap_or(0x55));
+        let reported = |v: Option<u64>| (v.is_some(), v.unwrap_or(0x55));
         // The limit's upper bits show in LAR's answer.
         let mask = |(zf, v): (bool, u64)| (zf, if zf { v & 0xf0_ff00 } else { v });
-        assert_eq!(mask(ask(|a| a.lar(ecx, eax))), mask(told(lar)), "LAR {name}");
-        assert_eq!(ask(|a| a.lsl(ecx, eax)), told(lsl), "LSL {name}");
+        assert_eq!(mask(ask(|a| a.lar(ecx, eax))), mask(reported(lar)), "LAR {name}");
+        assert_eq!(ask(|a| a.lsl(ecx, eax)), reported(lsl), "LSL {name}");
         assert_eq!(ask(|a| a.verr(ax)).0, verr, "VERR {name}");
         assert_eq!(ask(|a| a.verw(ax)).0, verw, "VERW {name}");
     }

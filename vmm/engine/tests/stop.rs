@@ -14,14 +14,14 @@ use engine::bus::{Processor, Watch};
 use iced_x86::code_asm::*;
 use rig::CODE;
 use x86::model::HASWELL;
-use x86::seam::{Access, Effects, EventRecord, Interest, Range};
+use x86::watch::{Access, Effects, EventRecord, Interest, Range};
 
 const STOP: Exit = Exit::Stop { pause: false };
 const DATA: u64 = 0x30_0000;
 
 /// What a [`Host`] listens for.
 #[derive(Default)]
-struct Wish {
+struct Requested {
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
     interest: Interest,
@@ -33,12 +33,12 @@ struct Wish {
 
 /// Answers each word with a stop.
 #[derive(Clone, Default)]
-struct Host(Rc<RefCell<Wish>>, Vec<u64>, Vec<Range>);
+struct Host(Rc<RefCell<Requested>>, Vec<u64>, Vec<Range>);
 
 impl Host {
     fn stop(&self) -> Effects {
-        let mut wish = self.0.borrow_mut();
-        wish.heard += 1;
+        let mut requested = self.0.borrow_mut();
+        requested.heard += 1;
         Effects {
             stop: true,
             ..Effects::NONE
@@ -48,9 +48,9 @@ impl Host {
 
 impl Watch for Host {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
-        let wish = self.0.borrow();
-        (self.1, self.2) = (wish.boundaries.clone(), wish.ranges.clone());
-        wish.interest
+        let requested = self.0.borrow();
+        (self.1, self.2) = (requested.boundaries.clone(), requested.ranges.clone());
+        requested.interest
     }
     fn boundaries(&self) -> &[u64] {
         &self.1
@@ -73,12 +73,15 @@ impl Watch for Host {
     }
 }
 
-fn host(b: &mut Bench, wish: Wish) -> Rc<RefCell<Wish>> {
+fn host(b: &mut Bench, requested: Requested) -> Rc<RefCell<Requested>> {
     let host = Host::default();
-    *host.0.borrow_mut() = Wish { generation: 1, ..wish };
-    let wish = host.0.clone();
+    *host.0.borrow_mut() = Requested {
+        generation: 1,
+        ..requested
+    };
+    let requested = host.0.clone();
     b.world.watch = Some(Box::new(host));
-    wish
+    requested
 }
 
 // covers: debug/stop-before
@@ -88,7 +91,7 @@ fn a_stop_is_before_the_instruction_and_comes_once() {
         let mut b = Bench::long();
         host(
             &mut b,
-            Wish {
+            Requested {
                 boundaries: if every_instruction {
                     vec![]
                 } else {
@@ -98,7 +101,7 @@ fn a_stop_is_before_the_instruction_and_comes_once() {
                     every_instruction,
                     ..Interest::NOTHING
                 },
-                ..Wish::default()
+                ..Requested::default()
             },
         );
         b.code(|a| {
@@ -122,12 +125,12 @@ fn a_stop_is_before_the_instruction_and_comes_once() {
 #[test]
 fn the_guests_breakpoint_at_the_same_address_comes_first_and_rf_lets_only_the_hosts_through() {
     let mut b = Bench::long();
-    let wish = host(
+    let requested = host(
         &mut b,
-        Wish {
+        Requested {
             boundaries: vec![CODE + 5],
             debug: Some(1),
-            ..Wish::default()
+            ..Requested::default()
         },
     );
     b.code(|a| {
@@ -146,9 +149,9 @@ fn the_guests_breakpoint_at_the_same_address_comes_first_and_rf_lets_only_the_ho
         (CODE + 5, 1),
         "after the handler, before the instruction"
     );
-    assert_eq!((state.dr[6] & 0xf, wish.borrow().heard), (1, 2));
+    assert_eq!((state.dr[6] & 0xf, requested.borrow().heard), (1, 2));
     assert_eq!(b.run(100), Exit::Halt);
-    assert_eq!((b.cpu.state().gpr[0], wish.borrow().heard), (2, 2));
+    assert_eq!((b.cpu.state().gpr[0], requested.borrow().heard), (2, 2));
 }
 
 // covers: debug/stop-access
@@ -157,7 +160,7 @@ fn a_stop_for_an_access_is_after_the_instruction_or_the_iteration() {
     let mut b = Bench::long();
     host(
         &mut b,
-        Wish {
+        Requested {
             ranges: vec![Range {
                 first: DATA + 2,
                 last: DATA + 3,
@@ -169,7 +172,7 @@ fn a_stop_for_an_access_is_after_the_instruction_or_the_iteration() {
                 ranges: true,
                 ..Interest::NOTHING
             },
-            ..Wish::default()
+            ..Requested::default()
         },
     );
     b.code(|a| {
@@ -195,12 +198,12 @@ fn a_stop_for_an_event_is_at_its_handler() {
     let mut b = Bench::long();
     host(
         &mut b,
-        Wish {
+        Requested {
             interest: Interest {
                 transfers: true,
                 ..Interest::NOTHING
             },
-            ..Wish::default()
+            ..Requested::default()
         },
     );
     b.code(|a| {
@@ -223,7 +226,7 @@ fn a_transaction_is_not_aborted_by_a_stop() {
     let mut b = Bench::long_with(HASWELL.with_toggles("+rtm").unwrap());
     host(
         &mut b,
-        Wish {
+        Requested {
             boundaries: vec![CODE + 14],
             ranges: vec![Range {
                 first: DATA,
@@ -236,7 +239,7 @@ fn a_transaction_is_not_aborted_by_a_stop() {
                 ranges: true,
                 ..Interest::NOTHING
             },
-            ..Wish::default()
+            ..Requested::default()
         },
     );
     b.code(|a| {
@@ -264,9 +267,9 @@ fn with_a_stop_at_pause_the_turn_still_ends() {
     let mut b = Bench::long();
     host(
         &mut b,
-        Wish {
+        Requested {
             boundaries: vec![CODE + 2],
-            ..Wish::default()
+            ..Requested::default()
         },
     );
     b.cpu.yield_on_pause = true;

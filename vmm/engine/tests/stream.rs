@@ -16,7 +16,7 @@ use engine::bus::{Processor, Watch};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use rig::CODE;
-use x86::seam::{BranchRecord, Effects, EventRecord, Far, Flow, Interest};
+use x86::watch::{BranchRecord, Effects, EventRecord, Far, Flow, Interest};
 
 /// What one run has heard.
 #[derive(Default)]

@@ -16,7 +16,7 @@ use iced_x86::code_asm::*;
 use rig::{CODE, RAM, STACK, TABLES};
 use x86::model::CpuModel;
 use x86::msr::IA32_DEBUGCTL;
-use x86::seam::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Range};
+use x86::watch::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Range};
 
 const DATA: u64 = 0x30_0000;
 /// Status bits (SDM Vol. 1 Table 16-1 "RTM Abort Status Definition").
@@ -713,7 +713,7 @@ fn listen(b: &mut Bench, interest: Interest) -> Rc<RefCell<Notes>> {
     notes
 }
 
-// covers: rtm/seam
+// covers: rtm/callbacks
 #[test]
 fn the_units_hear_of_every_transaction() {
     // Who wants nothing hears of transactions all the same.
@@ -790,11 +790,11 @@ fn a_data_breakpoint_and_a_unit_s_wish_abort() {
         debug: Some(1),
         ..Effects::NONE
     };
-    let wish = Effects {
+    let unknown = Effects {
         abort: true,
         ..Effects::NONE
     };
-    for (effects, status) in [(debug, DEBUG), (wish, 0)] {
+    for (effects, status) in [(debug, DEBUG), (unknown, 0)] {
         let mut b = machine();
         let interest = Interest {
             ranges: true,

@@ -14,7 +14,7 @@ use engine::bus::{Processor, Watch};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
-use x86::seam::{Access, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Interest, Range};
+use x86::watch::{Access, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Interest, Range};
 
 /// A word as a test writes it down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -600,7 +600,7 @@ fn watched(b: &mut Bench, first: u64, len: u64, reads: bool, effect: bool) -> Rc
 // covers: interest/access
 #[test]
 fn accesses_that_touch_a_range_are_announced_and_no_others() {
-    use x86::seam::AccessKind::{Read, ReadWrite, Write};
+    use x86::watch::AccessKind::{Read, ReadWrite, Write};
     let mut b = Bench::long();
     let notes = watched(&mut b, DATA + 4, 4, true, false);
     b.code(|a| {

@@ -69,7 +69,7 @@ impl Host {
             .get_tsc_khz()
             .map_err(|_| refused("/dev/kvm: KVM_GET_TSC_KHZ")(kvm_ioctls::Error::last()))?;
         let mut supported = cpuid::rows(&supported);
-        // What fails here fails again where it is told; until then nothing relies on it.
+        // What fails here fails again where it is reported; until then nothing relies on it.
         let exits = measure::deadline_exits(&kvm).unwrap_or(false);
         cpuid::set_deadline(&mut supported, exits);
         Ok(Host {

@@ -7,7 +7,7 @@
 use kvm_ioctls::VcpuFd;
 use log::{info, trace};
 use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_ADDR3_B, IA32_RTIT_OUTPUT_BASE, IA32_RTIT_OUTPUT_MASK_PTRS};
-use x86::seam::Effects;
+use x86::watch::Effects;
 
 use crate::hypervisor::Processor;
 use crate::shared::{NativeEnd, Running};

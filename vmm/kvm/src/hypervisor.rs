@@ -354,13 +354,13 @@ impl Processor {
 
     /// Tells KVM what the time-stamp counter is ahead of the machine's clock, if that has changed.
     pub(crate) fn set_tsc_offset(&self, vcpu: &VcpuFd, offset: u64, clock: HostClock) {
-        let mut told = sys::lock(&self.tsc_offset);
-        if *told == Some(offset) {
+        let mut written = sys::lock(&self.tsc_offset);
+        if *written == Some(offset) {
             return;
         }
         if let Err(error) = sys::set_tsc_offset(vcpu, offset.wrapping_sub(clock.base)) {
             info!("KVM takes no offset of the time-stamp counter: {error}");
         }
-        *told = Some(offset);
+        *written = Some(offset);
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use engine::{Activity, CpuState, Event, Exit};
 
 use crate::cpus::Cpus;
-use crate::shared::{Loan, NativeEnd, Running};
+use crate::shared::{LentState, NativeEnd, Running};
 use crate::sys::lock;
 use crate::vcpu_state::can_enter;
 
@@ -39,29 +39,29 @@ impl Running<'_> {
 
     /// Lends the CPU, whose thread this is; its state behind the instruction. If the run ends first: what it was.
     pub(crate) fn lend(&self, state: CpuState, event: Option<Event>) -> (CpuState, Option<Event>) {
-        *lock(&self.loan) = Loan::Lent(Box::new(state), event);
-        self.lent.store(true, Ordering::SeqCst);
+        *lock(&self.lent) = LentState::Lent(Box::new(state), event);
+        self.is_lent.store(true, Ordering::SeqCst);
         let _ = self.wake.write(1);
         let since = Instant::now();
-        while self.lent.load(Ordering::SeqCst) && !self.over() {
+        while self.is_lent.load(Ordering::SeqCst) && !self.over() {
             if since.elapsed() < WATCH {
                 std::thread::yield_now();
                 continue;
             }
             let machine = self.machine();
-            if self.lent.load(Ordering::SeqCst) && !self.over() {
+            if self.is_lent.load(Ordering::SeqCst) && !self.over() {
                 drop(self.changed.wait(machine));
             }
         }
         // Whoever executes holds the machine meanwhile.
         let machine = self.machine();
-        self.lent.store(false, Ordering::SeqCst);
-        let loan = std::mem::take(&mut *lock(&self.loan));
+        self.is_lent.store(false, Ordering::SeqCst);
+        let lent = std::mem::take(&mut *lock(&self.lent));
         drop(machine);
-        match loan {
-            Loan::Lent(state, event) => (*state, event),
-            Loan::Returned(state) => (*state, None),
-            Loan::None => unreachable!("only its own thread takes it back"),
+        match lent {
+            LentState::Lent(state, event) => (*state, event),
+            LentState::Returned(state) => (*state, None),
+            LentState::None => unreachable!("only its own thread takes it back"),
         }
     }
 
@@ -70,7 +70,7 @@ impl Running<'_> {
         let begun = Instant::now();
         let mut last = None;
         while !self.over() && begun.elapsed() < most {
-            if self.lent.load(Ordering::SeqCst) {
+            if self.is_lent.load(Ordering::SeqCst) {
                 self.execute(soft);
                 last = Some(Instant::now());
             } else if last.is_none_or(|last: Instant| last.elapsed() >= WATCH) {
@@ -85,8 +85,8 @@ impl Running<'_> {
     fn execute(&self, soft: &mut dyn Cpus) {
         let begun = Instant::now();
         let mut machine = self.machine();
-        let mut loan = lock(&self.loan);
-        let Loan::Lent(state, event) = &*loan else { return };
+        let mut lent = lock(&self.lent);
+        let LentState::Lent(state, event) = &*lent else { return };
         soft.put(CPU, state);
         soft.forget_code();
         if let Some(event) = *event {
@@ -119,10 +119,10 @@ impl Running<'_> {
         local
             .interrupts_masked
             .store(!state.rflags.interrupt(), Ordering::SeqCst);
-        *loan = Loan::Returned(Box::new(state));
+        *lent = LentState::Returned(Box::new(state));
         self.counts.emulated.fetch_add(1, Ordering::Relaxed);
         self.counts.add_in_engine(begun.elapsed());
-        self.lent.store(false, Ordering::SeqCst);
+        self.is_lent.store(false, Ordering::SeqCst);
         self.changed.notify_all();
     }
 }

@@ -39,16 +39,16 @@ impl Passed {
     }
 
     /// What IA32_PERF_CAPABILITIES of a CPU of this model is to be, if it has that register.
-    fn told(&self, model: &CpuModel) -> Option<u64> {
+    fn perf_capabilities(&self, model: &CpuModel) -> Option<u64> {
         self.capabilities.filter(|_| self.pmu && model.features().pdcm())
     }
 
-    /// Tells KVM, which has had the CPU's CPUID.
+    /// Writes it to KVM, which has had the CPU's CPUID.
     ///
     /// # Errors
     /// One line: what KVM refused.
     pub fn tell(&self, vcpu: &VcpuFd, model: &CpuModel) -> Result<(), KvmError> {
-        let Some(data) = self.told(model) else {
+        let Some(data) = self.perf_capabilities(model) else {
             return Ok(());
         };
         msrs::write(vcpu, &[(IA32_PERF_CAPABILITIES, data)])

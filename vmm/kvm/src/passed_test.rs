@@ -41,6 +41,10 @@ fn only_what_is_the_hosts_stays_in_kvm() {
     assert_eq!(lbr.capabilities, Some(0x2005));
     let pebs = Passed::of(&host(), &absent.with(Unit::Pmu, pmu).with(Unit::Pebs, pmu));
     assert!(within(&pebs, 0x600) && within(&pebs, 0x3f1) && within(&pebs, 0x3f2) && !within(&pebs, 0x1d9));
-    assert_eq!(pebs.told(&HASWELL), Some(0x6c00));
-    assert_eq!((pebs.told(&P6), none.told(&HASWELL)), (None, None), "no such register");
+    assert_eq!(pebs.perf_capabilities(&HASWELL), Some(0x6c00));
+    assert_eq!(
+        (pebs.perf_capabilities(&P6), none.perf_capabilities(&HASWELL)),
+        (None, None),
+        "no such register"
+    );
 }

@@ -2,7 +2,7 @@
 //!
 //! UNSAFETY: A system call that takes a structure has no wrapper of the kind that is wanted here (the crates with a safe one build
 //! the kernel's headers' bindings with libclang, or have no AUX area), and two mappings are shared with the kernel. This is the
-//! other half of the room that `room` begins.
+//! second module of this crate with `unsafe` code, beside `sys`.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;

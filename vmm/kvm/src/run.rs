@@ -20,7 +20,7 @@ use crate::guest_debug::{self, Hit};
 use crate::host_traced;
 use crate::hypervisor::{Hypervisor, Limit, Processor};
 use crate::kernel_irqchip;
-use crate::shared::{After, Asleep, Counts, Loan, Local, Native, NativeEnd, Running};
+use crate::shared::{After, Asleep, Counts, LentState, Local, Native, NativeEnd, Running};
 use crate::state;
 use crate::sys::{self, Reason, lock};
 
@@ -448,8 +448,8 @@ impl Hypervisor {
                 None => u64::MAX,
             }),
             asleep: Asleep::default(),
-            loan: Mutex::new(Loan::None),
-            lent: AtomicBool::new(false),
+            lent: Mutex::new(LentState::None),
+            is_lent: AtomicBool::new(false),
         };
         let outcome = self.threads.in_place_scope(|scope| {
             scope.spawn_broadcast(|_, context| {

@@ -121,9 +121,9 @@ pub struct Running<'a> {
     /// So often CPUs still come out of KVM until the run is over.
     pub(crate) left: AtomicU64,
     pub(crate) asleep: Asleep,
-    pub(crate) loan: Mutex<Loan>,
+    pub(crate) lent: Mutex<LentState>,
     /// The calling thread has to execute something.
-    pub(crate) lent: AtomicBool,
+    pub(crate) is_lent: AtomicBool,
 }
 
 /// What the threads know of each CPU.
@@ -171,7 +171,7 @@ pub struct Asleep {
 
 /// Where a CPU's state is, as far as it is lent.
 #[derive(Debug, Default)]
-pub(crate) enum Loan {
+pub(crate) enum LentState {
     /// With its own thread.
     #[default]
     None,

@@ -5,7 +5,7 @@
 //! packets that tell the two apart. The guest's settings are the event's, since perf's bits are those of IA32_RTIT_CTL.
 //!
 //! # Practice
-//! [`Traces`] is the seam: perf is behind it on a host that has it, a recording in tests. What comes out goes to the guest's
+//! [`Traces`] is the interface: perf implements it on a host that has it, a recording in tests. What comes out goes to the guest's
 //! unit, which takes the guest's part and puts it where the guest wants it (`devices::unit::pt`).
 //!
 //! # Left out

@@ -292,7 +292,7 @@ impl Vcpu {
         state.stack_shadow = shadow & KVM_X86_SHADOW_INT_MOV_SS != 0;
         state.shadow = shadow != 0;
         (state.pending_debug, state.transaction) = (0, None);
-        // Others have executed: nobody has been told of what comes next.
+        // Others have executed: nobody has been notified of what comes next.
         state.observed = None;
         for (msr, value) in msrs(model).into_iter().zip(&self.msrs) {
             if let Some(slot) = held(&mut state, msr) {

@@ -8,7 +8,7 @@ use engine::CpuState;
 use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_xsave};
 use kvm_ioctls::VcpuFd;
 use x86::fault::PageFaultCode;
-use x86::seam::{BadPhys, CodeSize, Context, PageFault, Processor, TraceMem};
+use x86::watch::{BadPhys, CodeSize, Context, PageFault, Processor, TraceMem};
 
 use machine::{memory::Memory, walk};
 

@@ -5,7 +5,7 @@ use devices::unit::pt::{Pt, Served};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::{debug, info};
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
-use x86::seam::Effects;
+use x86::watch::Effects;
 
 use crate::{cpu::PerCpu, machine::Machine};
 

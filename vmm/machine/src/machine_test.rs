@@ -5,7 +5,7 @@ use engine::bus::Bus;
 use x86::model::{HASWELL, SKYLAKE_SERVER, WESTMERE};
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
 use x86::msr::{IA32_PQR_ASSOC, IA32_QM_CTR, IA32_QM_EVTSEL};
-use x86::seam::{Access, AccessKind};
+use x86::watch::{Access, AccessKind};
 
 fn machine() -> Machine {
     Machine::new(

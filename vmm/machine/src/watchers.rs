@@ -6,7 +6,7 @@
 
 use devices::unit::Units;
 use x86::model::CpuModel;
-use x86::seam::{Access, BranchRecord, Change, Code, Effects, EventRecord, Interest, Processor, Range, Watch};
+use x86::watch::{Access, BranchRecord, Change, Code, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 /// A place for an observer of the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Watchers {
         self.boundaries.dedup();
     }
 
-    /// Says a word to the observers, who have no say but for one: whether the debugger wants to stop.
+    /// Calls the observers, who have no say but for one: whether the debugger wants to stop.
     fn tell(&mut self, mut word: impl FnMut(&mut dyn Watch) -> Effects) -> bool {
         let mut stop = false;
         for (seat, observer) in self.observers.iter_mut().enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! The host's breakpoints are not the guest's. None of them is in guest memory or in a debug register of its, so their number has no
-//! limit and the guest cannot find them: they are addresses that the engine says a word about ([`x86::seam::Watch`]), and the
+//! limit and the guest cannot find them: they are addresses that the engine announces ([`x86::watch::Watch`]), and the
 //! answer to that word is that the run is to [stop](Effects::stop). The guest's own breakpoints go on working beside them. On KVM the
 //! processor may hold them while the guest runs natively ([`guestdbg`](kvm::guest_debug)).
 //!
@@ -21,7 +21,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use x86::seam::{Access, AccessKind, Effects, EventRecord, Interest, Processor, Range, Watch};
+use x86::watch::{Access, AccessKind, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 /// What an access does that a watchpoint stops at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Has a machine run to its end for whoever is there: the console's user, clients of the control socket, gdb.
 //!
-//! The machine runs until it has a reason to come back. What is done then is decided here: a request is answered, a stop is told
+//! The machine runs until it has a reason to come back. What is done then is decided here: a request is answered, a stop is reported
 //! to the debugger's client, a guest that is held stopped waits for the outside.
 
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use super::{
     console::Console,
     control::{Command, Control, Reply, Request},
     controls::Controls,
-    gdb::{self, Door},
+    gdb::{self, GdbListener},
     location, monitor,
 };
 use crate::{
@@ -45,23 +45,29 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         }
         None => None,
     };
-    let door = match &config.gdb {
+    let listener = match &config.gdb {
         Some(address) => {
-            let door = Door::open(address, run.interrupt().clone())?;
-            console.listen(door.wake().map_err(listening("listening for a debugger"))?)?;
+            let listener = GdbListener::open(address, run.interrupt().clone())?;
+            console.listen(listener.wake().map_err(listening("listening for a debugger"))?)?;
             if config.paused {
                 let _ = writeln!(
                     io::stderr(),
                     "minivmm: paused until gdb connects: target remote {}",
-                    door.address()
+                    listener.address()
                 );
             }
-            Some(door)
+            Some(listener)
         }
         None => None,
     };
-    let mut end = to_the_end(&mut run, &mut console, control.as_ref(), door.as_ref(), config.paused);
-    drop(door);
+    let mut end = to_the_end(
+        &mut run,
+        &mut console,
+        control.as_ref(),
+        listener.as_ref(),
+        config.paused,
+    );
+    drop(listener);
     let recorded = run.end_recording(&end);
     drop(control);
     drop(console);
@@ -106,11 +112,11 @@ pub fn to_the_end(
     run: &mut Run,
     console: &mut Console,
     control: Option<&Control>,
-    door: Option<&Door>,
+    listener: Option<&GdbListener>,
     paused: bool,
 ) -> Result<End, Error> {
     let deadline = run.deadline();
-    if door.is_some() {
+    if listener.is_some() {
         // A triple fault is shown to whoever connects later, too.
         run.debugger();
     }
@@ -121,7 +127,7 @@ pub fn to_the_end(
     loop {
         // Whoever has a request says so before the run is asked to come back: what was asked until here is answered now.
         gdb.controls().run.interrupt().take();
-        while let Some(event) = door.and_then(Door::next) {
+        while let Some(event) = listener.and_then(GdbListener::next) {
             if gdb.take(event) {
                 return Ok(End::Quit);
             }

@@ -1,6 +1,6 @@
 //! The processor as the observer's unit sees it.
 
-use x86::seam::{BadPhys, Context, PageFault, Processor, TraceMem};
+use x86::watch::{BadPhys, Context, PageFault, Processor, TraceMem};
 
 /// The processor with virtual ticks in place of its TSC.
 pub(super) struct Host<'a> {

@@ -10,7 +10,7 @@ use devices::unit::pt::Pt;
 use x86::model::CpuModel;
 use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_CR3_MATCH, IA32_RTIT_STATUS};
 use x86::pt::RtitCtl;
-use x86::seam::{
+use x86::watch::{
     Access, BranchRecord, Change, Code, CodeSize, Effects, EventRecord, Interest, Processor, Range, TraceMem, Watch,
 };
 
@@ -53,7 +53,7 @@ type Key = (u64, u64);
 struct Mapping {
     /// The physical page.
     gpa: u64,
-    /// The content that was told.
+    /// The content that was reported.
     hash: u128,
     /// Since which beginning that is certain.
     epoch: u32,
@@ -92,10 +92,10 @@ pub struct Observer {
     by_gpa: Map<u64, Vec<Key>>,
     /// [`Interest::code`].
     code: u64,
-    /// How many of the pool's changes are told.
+    /// How many of the pool's changes are reported.
     seen: u64,
     anchor: Option<Anchor>,
-    /// Where the last PSB was that is told.
+    /// Where the last PSB was that is reported.
     psb: Option<u64>,
     tsc_offset: u64,
     tsc_moved: bool,
@@ -276,7 +276,7 @@ impl Observer {
         }
     }
 
-    /// After a word: syncs are told, and what waits is written when it is much.
+    /// After a callback: syncs are reported, and what waits is written when it is much.
     fn write_due(&mut self, cpu: &mut Host<'_>) {
         let place = self.pt.place();
         let psb = self.total().checked_sub(u64::from(place.since_psb));
@@ -355,7 +355,7 @@ impl Observer {
         anchor
     }
 
-    /// A mapping that was told before has another content.
+    /// A mapping that was reported before has another content.
     fn tell_change(&mut self, key: Key, content: &Content, cpu: &mut Host<'_>) {
         let anchor = self.anchor(cpu);
         let number = self.sink.content(content.hash, &content.bytes);
@@ -438,7 +438,7 @@ impl Observer {
             }
             let changed = pool.dropped + pool.changes.len() as u64;
             shared.changed.store(changed, Ordering::Relaxed);
-            // This vCPU knows the others: it was told of them before it got its turn.
+            // This vCPU knows the others: it was notified of them before it got its turn.
             self.seen = changed;
         }
         Some((content, before))
@@ -471,7 +471,7 @@ impl Observer {
             .switched(&mut Physical(cpu), self.cpu, page_table, steps);
     }
 
-    /// Says a word to the unit.
+    /// Calls the unit.
     fn word(&mut self, cpu: &mut dyn Processor, say: impl FnOnce(&mut Pt<Vec<u8>>, &mut Host<'_>) -> Effects) {
         if self.state != ObserverState::Tracing {
             return;
@@ -648,7 +648,7 @@ impl Watch for Observer {
         let mut moved = false;
         match before {
             None => {
-                // Another vCPU may have executed it as it was before: then the change is told, for its moment.
+                // Another vCPU may have executed it as it was before: then the change is reported, for its moment.
                 let was = was.filter(|_| self.shared.retired.len() > 1);
                 let first = was.as_ref().unwrap_or(&content);
                 let number = self.sink.content(first.hash, &first.bytes);

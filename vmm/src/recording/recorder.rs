@@ -3,10 +3,10 @@
 //! # Theory
 //! The observer's own trace unit makes the packets; the guest's is another one and may do what it likes. Packets tell the way
 //! through the code, so the code has to be there, too, as it was when it was executed. The engine says which pages it
-//! translates for fetching and which bytes it decodes. A page that was never seen at its address is told as soon as it is
+//! translates for fetching and which bytes it decodes. A page that was never seen at its address is reported as soon as it is
 //! fetched from: that is true for all time before, since nothing was executed there. A page whose bytes, when they are decoded
-//! or translated anew, are not those that were told last has changed: that is true from this instruction on. So before a
-//! change is told the pending TNT bits are sent and a PSB with the whole state; the change stands at that PSB, where any
+//! or translated anew, are not those that were reported last has changed: that is true from this instruction on. So before a
+//! change is reported the pending TNT bits are sent and a PSB with the whole state; the change stands at that PSB, where any
 //! decoder can change its image.
 //!
 //! # Practice

@@ -31,7 +31,7 @@ pub(super) struct Content {
     pub hash: u128,
 }
 
-/// The state of a recording: which code was told, what is waited for, what went wrong.
+/// The state of a recording: which code was reported, what is waited for, what went wrong.
 #[derive(Debug)]
 pub(super) struct RecordingState {
     pub pool: Mutex<Pool>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use x86::seam::{Access, AccessKind, Interest, Processor, Range};
+use x86::watch::{Access, AccessKind, Interest, Processor, Range};
 
 /// What is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum When {
     Address(u64),
     /// So many instructions have retired, over all CPUs; once.
     Instructions(u64),
-    /// The hypercall ([`x86::seam::HYPERCALL`]): with EBX 1 it begins, with 0 it stops.
+    /// The hypercall ([`x86::watch::HYPERCALL`]): with EBX 1 it begins, with 0 it stops.
     Hypercall,
     /// A write to this port, of this value if there is one.
     Port(u16, Option<u32>),

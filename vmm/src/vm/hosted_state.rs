@@ -57,7 +57,7 @@ impl Hosted {
 pub(crate) struct Served {
     /// What this host's KVM delivers, once somebody debugs.
     pub(super) kinds: Option<Kinds>,
-    /// CPUs that met watchpoints while another one's stop was told.
+    /// CPUs that met watchpoints while another one's stop was reported.
     pub(super) waiting: VecDeque<debug::DebugStop>,
 }
 

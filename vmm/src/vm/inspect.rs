@@ -2,7 +2,7 @@
 
 use x86::{
     msr::MsrFault,
-    seam::{BadPhys, Context, PageFault, Processor, TraceMem},
+    watch::{BadPhys, Context, PageFault, Processor, TraceMem},
 };
 
 use super::parts::Vm;

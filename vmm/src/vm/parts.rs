@@ -271,7 +271,7 @@ impl Vm {
             .cpu_state(cpu)
             .is_some_and(|old| old.linear_rip() != state.linear_rip())
         {
-            // Nobody has been told of what comes next now.
+            // Nobody has been notified of what comes next now.
             state.observed = None;
         }
         self.soft.put(cpu, &state);

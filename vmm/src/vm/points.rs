@@ -167,7 +167,7 @@ impl Vm {
         })
     }
 
-    /// A stop that has not been told, of a watchpoint that is still there.
+    /// A stop that has not been reported, of a watchpoint that is still there.
     pub(super) fn waiting_stop(&mut self) -> Option<debug::DebugStop> {
         if self.soft.runs_only() {
             return None;

@@ -171,13 +171,13 @@ fn what_several_cpus_meet_at_once_is_told_one_by_one() {
     assert_eq!(
         vm.waiting_stop(),
         None,
-        "one CPU is to run, and none other's stop is told"
+        "one CPU is to run, and none other's stop is reported"
     );
     vm.run_only(None);
     assert_eq!((vm.waiting_stop(), vm.waiting_stop()), (watched(0), None));
     assert_eq!(vm.met(&points, &[(0, hit(1))]), broken);
     assert_eq!(vm.passes(&points), Some(0));
-    // Of one that is gone nothing is told.
+    // Of one that is gone nothing is reported.
     vm.met(&points, &[(0, hit(2)), (1, hit(2))]);
     vm.debugger().remove_watchpoint(&watchpoint);
     assert_eq!(vm.waiting_stop(), None);

@@ -82,13 +82,13 @@ impl Soft {
         }
     }
 
-    /// Has the other CPUs stand still, whatever they would do; `None`: nobody has to. A debugger's wish: the guest can tell,
+    /// Holds the other CPUs stopped; `None`: holds none. A debugger's request: the guest can tell,
     /// as the others miss time.
     pub fn run_only(&mut self, cpu: Option<usize>) {
         self.only = cpu;
     }
 
-    /// Whether CPUs stand still because somebody wishes so.
+    /// Whether CPUs are held stopped by request.
     pub fn runs_only(&self) -> bool {
         self.only.is_some()
     }

@@ -240,7 +240,7 @@ pub fn interrupt_guest(
     })
 }
 
-/// Whether this host has no KVM, so that this test is to be skipped: its reader is told, and `cargo xtask test`.
+/// Whether this host has no KVM, so that this test is to be skipped: a message says so, which `cargo xtask test` counts.
 pub fn kvm_is_missing(test: &str) -> bool {
     let Err(why) = kvm::Host::open() else {
         return false;

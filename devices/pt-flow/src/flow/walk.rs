@@ -160,7 +160,7 @@ impl<I: Image> Decoder<I> {
     }
 
     /// Passes a node's end where no packet is needed for that: calls are remembered, packets that waited for the instruction
-    /// are told. False where a packet must tell what follows.
+    /// are reported. False where a packet must tell what follows.
     #[inline]
     fn direct<V: Visitor>(&mut self, id: u32, end: End, visitor: &mut V) -> Result<bool, GapKind> {
         match end {
@@ -449,7 +449,7 @@ impl<I: Image> Decoder<I> {
                 return self.walk_direct(to, due, visitor);
             }
             let out = match (node.block.end, to) {
-                // A direct branch leaves the filtered region where its target is told.
+                // A direct branch leaves the filtered region where its target is reported.
                 (End::Jump | End::Call, Some(to)) => node.target == to,
                 (End::Conditional, Some(to)) if node.target != to && node.end_ip() != to => {
                     return Err(GapKind::Mismatch { ip: node.block.ip });

@@ -2,7 +2,7 @@
 
 use x86::cpuid::Features;
 use x86::msr::{IA32_DS_AREA, MsrFault};
-use x86::seam::Change;
+use x86::watch::Change;
 
 use crate::unit::lbr::is_canonical;
 
@@ -57,7 +57,7 @@ impl DsArea {
         }
     }
 
-    /// A word of the seam: power-up clears the register, INIT leaves it.
+    /// `Watch` callback: power-up clears the register, INIT leaves it.
     pub fn state_changed(&mut self, change: Change) {
         if change == Change::Reset {
             self.base = 0;

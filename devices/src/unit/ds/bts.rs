@@ -47,7 +47,7 @@
 use serde::{Deserialize, Serialize};
 use x86::debugctl::DebugCtl;
 use x86::ds::{BRANCH_PREDICTED, DsLayout, management};
-use x86::seam::{BranchRecord, Effects, EventRecord, Flow, Interest, PageFault, TraceMem};
+use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, PageFault, TraceMem};
 
 use crate::unit::lbr::is_canonical;
 use crate::unit::predictor::{Predictor, Stream};
@@ -100,7 +100,7 @@ impl Bts {
         }
     }
 
-    /// What the executor has to say: every branch, in batches that end where something happens. To be asked after every word
+    /// What the executor has to say: every branch, in batches that end where something happens. To be asked after every callback
     /// and every write of a register.
     pub fn interest(&mut self, control: DebugCtl, area: u64, mem: &mut dyn TraceMem) -> Interest {
         let stores = stores(control);
@@ -134,7 +134,7 @@ impl Bts {
         records.max(1) as u32
     }
 
-    /// A word of the seam: branches have retired.
+    /// `Watch` callback: branches have retired.
     pub fn branches(
         &mut self,
         records: &[BranchRecord],
@@ -150,7 +150,7 @@ impl Bts {
         effects
     }
 
-    /// A word of the seam: an interrupt or exception was delivered. Its record never makes a #PF.
+    /// `Watch` callback: an interrupt or exception was delivered. Its record never makes a #PF.
     pub fn event(&mut self, event: &EventRecord, control: DebugCtl, area: u64, mem: &mut dyn TraceMem) -> Effects {
         Effects {
             fault: None,

@@ -4,7 +4,7 @@ use super::*;
 use crate::unit::branch_test::{Random, at, branch, event, far};
 use std::collections::BTreeMap;
 use x86::fault::PageFaultCode;
-use x86::seam::{BadPhys, Far};
+use x86::watch::{BadPhys, Far};
 
 const PAGE: u64 = 4096;
 const AREA: u64 = 0x10_0000;

@@ -42,7 +42,7 @@
 use serde::{Deserialize, Serialize};
 use x86::ds::{DsLayout, PRECISE_STORE, PebsCaps, PebsFormat, data_cfg};
 use x86::msr::{IA32_PEBS_ENABLE, MSR_PEBS_DATA_CFG, MSR_PEBS_FRONTEND, MSR_PEBS_LD_LAT, MsrFault};
-use x86::seam::{PageFault, Processor};
+use x86::watch::{PageFault, Processor};
 
 use super::pebs_trace::{OUTPUT_TRACE, PMI_AFTER_EACH_RECORD, reload_register};
 use crate::unit::cache::Memory;

@@ -17,7 +17,7 @@
 
 use x86::ds::data_cfg;
 use x86::msr::{MSR_RELOAD_FIXED_CTR0, MSR_RELOAD_PMC0};
-use x86::seam::Processor;
+use x86::watch::Processor;
 
 use super::pebs::{Pebs, PebsState, Sample};
 use crate::unit::pmu::{FIXED, GENERAL, PebsInputs};

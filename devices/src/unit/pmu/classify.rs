@@ -1,7 +1,7 @@
 //! Which instructions are x87 and which MMX or SSE: what the PEBS events C1H and C7H of the Core microarchitecture count.
 
 use serde::{Deserialize, Serialize};
-use x86::seam::{CodeSize, Processor};
+use x86::watch::{CodeSize, Processor};
 
 /// A class of instructions that events count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! What a counter adds up, from what it hears.
 
 use x86::pmu::{Branches, Caches, Count, EventSelect, Levels, Offcore, Transactions};
-use x86::seam::{BranchRecord, Flow};
+use x86::watch::{BranchRecord, Flow};
 
 use super::classify::Class;
 use super::plan::CountRule;

@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Nothing is counted one by one. Whatever makes a difference to a counter (a register, the ring, HLT, a freeze) comes with a
-//! word of the seam or an access to an MSR, so between two of these every counter either counts all the time or not at all,
+//! `Watch` callback or an access to an MSR, so between two of these every counter either counts all the time or not at all,
 //! and what the processor's own count of instructions and the machine's step clock have moved on is added then
 //! ([`Pmu::settle`]). Branches come as records, loads and stores as accesses; both are asked for only while a counter wants
 //! them. The distance to the next overflow goes into the interest, so that an interrupt comes after the very instruction or
@@ -25,8 +25,8 @@
 //! either.
 
 mod classify;
-mod elsewhere;
 mod events;
+mod host_time;
 mod plan;
 mod registers;
 #[cfg(test)]
@@ -39,7 +39,7 @@ use x86::ds::PebsCaps;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::pmu::{EventSelect, FixedControl, PmuCaps, Transactions, status};
-use x86::seam::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor};
+use x86::watch::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor};
 
 use super::cache::{Fetched, Memory};
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
@@ -92,8 +92,8 @@ pub struct PmuState {
     pub metrics: [u64; 4],
     /// Instructions and cycles up to which everything has been counted.
     pub counted: [u64; 2],
-    /// Cycles that are no steps of the machine's: the processor ran elsewhere.
-    pub elsewhere: u64,
+    /// Cycles that are no steps of the machine's: the guest ran on a processor of the host.
+    pub host_cycles: u64,
     /// Privilege level since then.
     pub cpl: u8,
     /// In HLT or MWAIT since then.
@@ -136,7 +136,7 @@ pub struct Pmu {
     features: Features,
     s: PmuState,
     plan: Plan,
-    /// Records for the processor trace, which takes them at the end of the word.
+    /// Records for the processor trace, which takes them at the end of the callback.
     records: Vec<TraceRecord>,
 }
 
@@ -206,7 +206,7 @@ impl Pmu {
                 offcore: [0; 2],
                 metrics: [0; 4],
                 counted: [0; 2],
-                elsewhere: 0,
+                host_cycles: 0,
                 cpl: 0,
                 halted: false,
                 live: 0,
@@ -232,7 +232,7 @@ impl Pmu {
     /// Power-up reset: all zero, but the general counters enabled in IA32_PERF_GLOBAL_CTRL. INIT leaves everything as it is.
     /// SDM Vol. 3A Table 10-1 "IA-32 and Intel 64 Processor States Following Power-up, Reset, or INIT".
     pub fn reset(&mut self) {
-        let (counted, elsewhere, cpl) = (self.s.counted, self.s.elsewhere, self.s.cpl);
+        let (counted, host_cycles, cpl) = (self.s.counted, self.s.host_cycles, self.s.cpl);
         self.s = PmuState {
             values: [0; COUNTERS],
             selects: [0; GENERAL],
@@ -246,7 +246,7 @@ impl Pmu {
             offcore: [0; 2],
             metrics: [0; 4],
             counted,
-            elsewhere,
+            host_cycles,
             cpl,
             halted: false,
             live: 0,
@@ -393,7 +393,7 @@ impl Pmu {
         self.s.live & self.plan.fetches != 0
     }
 
-    /// Code has been fetched, up to the branches that were told last.
+    /// Code has been fetched, up to the branches that were reported last.
     pub fn fetched(&mut self, fetched: &Fetched, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
         let mut events = self.advance(cpu);
         for counter in each(self.s.live & self.plan.fetches) {
@@ -524,7 +524,7 @@ impl Pmu {
             Change::Wake { .. } => self.s.halted = false,
             Change::Reset => {
                 self.reset();
-                self.s.counted = [cpu.retired(), cpu.step().wrapping_add(self.s.elsewhere)];
+                self.s.counted = [cpu.retired(), cpu.step().wrapping_add(self.s.host_cycles)];
             }
             Change::Init { .. } => {
                 self.s.halted = false;
@@ -625,7 +625,7 @@ impl Pmu {
 
     /// Adds what instructions and steps have moved on; the counters that had an event.
     fn advance(&mut self, cpu: &mut dyn Processor) -> Had {
-        let now = [cpu.retired(), cpu.step().wrapping_add(self.s.elsewhere)];
+        let now = [cpu.retired(), cpu.step().wrapping_add(self.s.host_cycles)];
         let then = core::mem::replace(&mut self.s.counted, now);
         let instructions = now[0].wrapping_sub(then[0]);
         let steps = if self.s.halted { 0 } else { now[1].wrapping_sub(then[1]) };
@@ -775,7 +775,7 @@ impl Pmu {
         mut sample: Sample,
         cpu: &mut dyn Processor,
         inputs: &PebsInputs<'_>,
-    ) -> Result<Outcome, x86::seam::PageFault> {
+    ) -> Result<Outcome, x86::watch::PageFault> {
         let own = bit(counter);
         sample.status = self.s.status | own;
         sample.applicable = own;

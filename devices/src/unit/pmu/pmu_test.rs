@@ -1,5 +1,5 @@
-//! Counters against hand-made streams, by a stand-in for the executor that keeps the rules of the seam: records are handed
-//! over before any other word and when there is no more room, and a tick comes when the interest said so.
+//! Counters against hand-made streams, by a stand-in for the executor that keeps the rules of [`Watch`](x86::watch::Watch): records are handed
+//! over before any other callback and when there is no more room, and a tick comes when the interest said so.
 
 #[path = "pebs_test.rs"]
 mod pebs;
@@ -13,7 +13,7 @@ use x86::model::{
 };
 use x86::msr::*;
 use x86::pmu::{Caches, Count};
-use x86::seam::{
+use x86::watch::{
     Abort, Access, AccessKind, BadPhys, BranchRecord, Change, CodeSize, Context, Effects, Far, Flow, Interest,
     PageFault, Processor, TraceMem,
 };

@@ -2,7 +2,7 @@
 
 use x86::msr::*;
 use x86::pmu::{FixedControl, capabilities, status};
-use x86::seam::Processor;
+use x86::watch::Processor;
 
 use super::{COUNTERS, FIXED, GENERAL, PebsInputs, Pmu, bit};
 

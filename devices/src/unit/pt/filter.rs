@@ -12,7 +12,7 @@
 //! boundaries that the executor announces. Ranges hold what IP packets hold: effective addresses, or linear ones where CPUID says so.
 
 use x86::pt::{PtCaps, RangeUse, RtitCtl};
-use x86::seam::{CodeSize, Context};
+use x86::watch::{CodeSize, Context};
 
 /// The longest instruction, in bytes.
 const LONGEST: u64 = 15;

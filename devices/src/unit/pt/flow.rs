@@ -2,7 +2,7 @@
 //! Table "Packet Generation under Different Enable Conditions" from 6a on.
 
 use pt_packet::Packet;
-use x86::seam::{BranchRecord, Flow};
+use x86::watch::{BranchRecord, Flow};
 
 use super::Pt;
 use super::output::Output;

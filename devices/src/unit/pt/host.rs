@@ -3,7 +3,7 @@
 
 use x86::msr::MsrFault;
 use x86::pt::RtitCtl;
-use x86::seam::Processor;
+use x86::watch::Processor;
 
 use super::output::Output;
 use super::{Pt, next_ip};
@@ -21,7 +21,7 @@ pub struct StreamPosition {
     pub bits: u32,
     /// PacketEn: the next instruction is traced.
     pub packet_en: bool,
-    /// After INIT: where execution starts is told when it does, and no PSB may come before that.
+    /// After INIT: where execution starts is reported when it does, and no PSB may come before that.
     pub restarts: bool,
 }
 
@@ -71,7 +71,7 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// Sends a PSB and the whole state. Everything before the next instruction has been told.
+    /// Sends a PSB and the whole state. Everything before the next instruction has been reported.
     pub fn synchronize(&mut self, cpu: &mut dyn Processor) {
         if self.s.status.trigger_en() {
             let step = cpu.step();

@@ -4,7 +4,7 @@ use super::*;
 use crate::unit::ds::pebs_trace::TraceRecord;
 use pt_packet::{ExecMode, ItemSize, Packet::*, Tnt};
 use x86::pt::RtitStatus;
-use x86::seam::{Abort, Change, EventRecord, Far};
+use x86::watch::{Abort, Change, EventRecord, Far};
 
 const INTERRUPT: Far = Far::Interrupt;
 
@@ -26,7 +26,7 @@ fn skylake() -> PtCaps {
 }
 
 /// An event that finds the processor at `from` and leads to `to`.
-fn event(bench: &mut Bench, far: Far, vector: u8, from: u64, to: u64) -> x86::seam::Effects {
+fn event(bench: &mut Bench, far: Far, vector: u8, from: u64, to: u64) -> x86::watch::Effects {
     let branch = bench.record(Flow::Far(far), from, to);
     bench.guest.rip = to;
     let event = EventRecord {
@@ -96,7 +96,7 @@ fn a_trace_begins_with_psb_unless_bytes_have_been_counted() {
     assert_eq!(
         user.packets_from(0),
         expected,
-        "out of context neither CR3 nor mode is told"
+        "out of context neither CR3 nor mode is reported"
     );
 
     // The first generation does not count.
@@ -794,13 +794,13 @@ fn power_events() {
         hints: 0x21,
         extensions: 1,
     };
-    let told = Mwait {
+    let reported = Mwait {
         hints: 0x21,
         extensions: 1,
     };
     let exstop = [ExStop { ip: true }, Fup(Some(0x11FF))];
     let halted = vec![pwre(1, 0), exstop[0], exstop[1]];
-    let waiting = vec![told, pwre(3, 1), exstop[0], exstop[1]];
+    let waiting = vec![reported, pwre(3, 1), exstop[0], exstop[1]];
     for (what, rip, expected, state, store) in [
         (Change::Halt, 0x1200, halted, 1, false),
         (mwait, 0x1202, waiting.clone(), 3, true),
@@ -835,7 +835,7 @@ fn power_events() {
     let found = bench.packets(|b| change(b, Change::Wake { store: false }));
     assert!(
         matches!(found[..], [Tsc(_), Cbr(22)]),
-        "the time is told after a sleep: {found:?}"
+        "the time is reported after a sleep: {found:?}"
     );
 }
 

@@ -6,10 +6,10 @@
 //! (ring and CR3), FilterEn (address ranges) and BranchEn together; packets about other things need less.
 //!
 //! # Practice
-//! `msrs` holds the registers and what WRMSR does, `words` what the unit makes of each word of the seam, `flow` the loop over
+//! `msrs` holds the registers and what WRMSR does, `callbacks` what the unit makes of each `Watch` callback, `flow` the loop over
 //! near branches, `filter` what is traced, `packets` the stream with its compression and clocks, `output` where bytes go. Every
-//! word ends with the bytes put out, so that nothing waits but taken/not-taken bits. Where a processor of the host's runs the
-//! guest and traces it, `relay` takes the guest's part of that trace instead of the words, and `served` says of which settings.
+//! callback ends with the bytes put out, so that nothing waits but taken/not-taken bits. Where a processor of the host's runs the
+//! guest and traces it, `relay` takes the guest's part of that trace instead of the callbacks, and `served` says of which settings.
 //!
 //! The unit serves twice: the guest's has [`output::GuestMemory`] behind it, an observer's a sink of the host's, which
 //! programs the same registers.
@@ -18,6 +18,7 @@
 //! SMM and VMX, and so RSM, VMCS packets and the non-root bit (a host's are stripped). Nothing here is faster than the output, so an OVF packet only
 //! tells that a host's sink was full. FabricEn is refused, as on every model: no part that is modelled enumerates it.
 
+mod callbacks;
 pub mod filter;
 mod flow;
 mod host;
@@ -29,12 +30,11 @@ mod served;
 #[cfg(test)]
 #[path = "pt_test.rs"]
 mod tests;
-mod words;
 
 use pt_packet::{ExecMode, Packet};
 use serde::{Deserialize, Serialize};
 use x86::pt::{PtCaps, RtitCtl, RtitStatus};
-use x86::seam::{CodeSize, Context, Effects, Interest, Processor};
+use x86::watch::{CodeSize, Context, Effects, Interest, Processor};
 
 use filter::{Addresses, Ranges};
 use output::{GuestMemory, Outcome, Output};
@@ -53,7 +53,7 @@ pub struct Pt<O: Output = GuestMemory> {
     code: Addresses,
     boundaries: Vec<u64>,
     generation: u64,
-    /// For an observer's unit: the CR3 that the last PIP told, so that it is told also where OS is clear.
+    /// For an observer's unit: the CR3 that the last PIP reported, so that it is reported also where OS is clear.
     told_cr3: Option<u64>,
     tells_cr3: bool,
     /// For an observer's unit: ranges are looked at in straight-line code, too.
@@ -78,7 +78,7 @@ struct Inner {
     status: RtitStatus,
     cr3_match: u64,
     addresses: [u64; 8],
-    /// Where the processor stood when the last word was said.
+    /// Where the processor stood at the last callback.
     context: Context,
     /// Linear address of an instruction that is reached without any further packet.
     ip: u64,
@@ -176,7 +176,7 @@ impl<O: Output> Pt<O> {
     }
 
     /// Whether a region has asked for a PMI since the last call: IA32_PERF_GLOBAL_STATUS.Trace_ToPA_PMI\[55\] is to be set. The
-    /// interrupt itself was in the word's effects.
+    /// interrupt itself was in the callback's effects.
     pub fn take_topa_pmi(&mut self) -> bool {
         std::mem::take(&mut self.s.topa_pmi)
     }
@@ -386,7 +386,7 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// Ends a word: PSB where it is due, then the bytes go out.
+    /// Ends a callback: PSB where it is due, then the bytes go out.
     fn finish(&mut self, step: u64, cpu: &mut dyn Processor) -> Effects {
         if self.s.status.trigger_en() {
             if self.s.lost {

@@ -3,7 +3,7 @@
 use pt_packet::Packet;
 use x86::msr::*;
 use x86::pt::{RtitCtl, RtitMaskPtrs};
-use x86::seam::{Effects, Processor};
+use x86::watch::{Effects, Processor};
 
 use super::filter::context_en;
 use super::output::Output;

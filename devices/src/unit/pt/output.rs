@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 
 use x86::pt::{PtCaps, RtitMaskPtrs, TopaEntry};
-use x86::seam::TraceMem;
+use x86::watch::TraceMem;
 
 /// What became of bytes that were put out, or of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -333,7 +333,7 @@ impl Stream {
         self.put(out, packet);
     }
 
-    /// The clocks are ours again from this step on, after packets of somebody else's have told the time.
+    /// The clocks are ours again from this step on, after packets of somebody else's have reported the time.
     pub fn resume(&mut self, step: u64) {
         self.cyc_at = step;
         self.set_mtc(step);

@@ -15,7 +15,7 @@ use pt_packet::{Decoder, Packet};
 use x86::model::{ALDERLAKE, BROADWELL, CpuModel, ICELAKE_SERVER, SAPPHIRERAPIDS, SKYLAKE_SERVER, SNOWRIDGE};
 use x86::msr::*;
 use x86::pt::{PtCaps, RtitCtl};
-use x86::seam::{BadPhys, BranchRecord, CodeSize, Context, Flow, PageFault, Processor, TraceMem};
+use x86::watch::{BadPhys, BranchRecord, CodeSize, Context, Flow, PageFault, Processor, TraceMem};
 
 use super::Pt;
 

@@ -222,7 +222,7 @@ fn status_shows_the_enables() {
     let mut bench = Bench::start(caps(&SKYLAKE_SERVER), all_rings().with_user(false));
     assert_eq!(enables(&bench), (true, true, true), "ring 0 is traced");
     bench.guest.context.cpl = 3;
-    bench.branch(Flow::Far(x86::seam::Far::Sysret), 0x1000, 0x40_0000);
+    bench.branch(Flow::Far(x86::watch::Far::Sysret), 0x1000, 0x40_0000);
     assert_eq!(
         enables(&bench),
         (true, false, true),
@@ -244,7 +244,7 @@ fn status_shows_the_enables() {
             "a trace that has ended does not begin"
         );
         assert_eq!(bench.offset(), 0);
-        assert_eq!(bench.pt.interest(), x86::seam::Interest::NOTHING);
+        assert_eq!(bench.pt.interest(), x86::watch::Interest::NOTHING);
     }
 }
 
@@ -277,7 +277,7 @@ fn what_outlives_a_reset() {
         } else {
             assert_eq!(registers(&bench), [0, 0, 0], "{}: warm, not preserved", model.name);
         }
-        let _ = cold.pt.change(x86::seam::Change::Reset, &mut cold.guest);
+        let _ = cold.pt.change(x86::watch::Change::Reset, &mut cold.guest);
         assert_eq!(registers(&cold), [0, 0, 0], "{}: cold", model.name);
         assert!(
             cold.pt.state() == Bench::new(caps(model)).pt.state(),

@@ -19,7 +19,7 @@
 //! A branch that the host executes for the guest and that leads less than an instruction's length ahead looks as none.
 
 use pt_packet::{Carry, Decoder, ErrorKind, ExecMode, Packet};
-use x86::seam::{CodeSize, Context, Effects, Processor};
+use x86::watch::{CodeSize, Context, Effects, Processor};
 
 use super::output::Output;
 use super::{Pt, Served, next_ip};
@@ -82,7 +82,7 @@ pub(super) struct Relay {
     abort: bool,
     /// Packets of the guest's are lost.
     lost: bool,
-    /// Cycles that have not been told.
+    /// Cycles that have not been reported.
     cycles: u64,
     group: Option<Group>,
     /// A PSB has been sent since the host took over.

@@ -79,7 +79,7 @@ fn hosted(ctl: RtitCtl) -> Bench {
     bench
 }
 
-fn told(ctl: RtitCtl, recorded: &Recorded) -> Vec<Packet> {
+fn reported(ctl: RtitCtl, recorded: &Recorded) -> Vec<Packet> {
     let mut bench = hosted(ctl);
     bench.packets(|bench| {
         let _ = bench.pt.host_bytes(&recorded.bytes, &mut bench.guest);
@@ -95,7 +95,7 @@ fn a_guest_that_goes_on_needs_no_packet_and_one_that_is_led_away_two() {
     let on = |from: u64, cr3: u64, to: u64| {
         let mut recorded = Recorded::default();
         recorded.entry(CR3, 0x1000).exit(from).entry(cr3, to).put(&[jump()]);
-        told(all_rings(), &recorded)
+        reported(all_rings(), &recorded)
     };
     for (from, cr3, to, expected, why) in [
         (0x1010, CR3, 0x1010, vec![jump()], "where it was"),
@@ -156,7 +156,7 @@ fn what_leads_to_an_exit_is_told_from_the_guests_own_fups() {
         tip(0x3010),
         jump(),
     ];
-    assert_eq!(told(all_rings(), &recorded), expected);
+    assert_eq!(reported(all_rings(), &recorded), expected);
 }
 
 // covers: host-units/pt-strip
@@ -173,21 +173,22 @@ fn time_goes_on_while_the_host_runs() {
         .put(&[Packet::Cyc(5), jump(), Packet::Mtc(9), Packet::Cyc(6)]);
     recorded.put(&[Packet::Tsc(!0), Packet::Cyc(7)]).entry(CR3, 0x1004);
     recorded.put(&[Packet::Cyc(1), jump()]);
-    let told = told(ctl, &recorded);
+    let reported = reported(ctl, &recorded);
     let at = |packet| {
-        told.iter()
+        reported
+            .iter()
             .position(|p| *p == packet)
-            .unwrap_or_else(|| panic!("{packet:?}: {told:?}"))
+            .unwrap_or_else(|| panic!("{packet:?}: {reported:?}"))
     };
     // The guest's PSB, where it stands, with the host's time and the guest's offset.
     assert_eq!(
-        (told[0], at(Packet::Tsc(0x100_0000 + 5000))),
+        (reported[0], at(Packet::Tsc(0x100_0000 + 5000))),
         (Packet::Psb, 2),
-        "{told:?}"
+        "{reported:?}"
     );
-    assert_eq!(told[3..5], [Packet::Tma { ctc: 7, fast: 3 }, Packet::Cbr(33)]);
+    assert_eq!(reported[3..5], [Packet::Tma { ctc: 7, fast: 3 }, Packet::Cbr(33)]);
     assert!(at(Packet::Fup(Some(0x1000))) < at(Packet::PsbEnd));
-    let rest = &told[at(Packet::PsbEnd) + 1..];
+    let rest = &reported[at(Packet::PsbEnd) + 1..];
     let expected = [
         // RDTSC of a guest has the offset already.
         Packet::Tsc(0x200_0000),
@@ -216,9 +217,9 @@ fn lost_packets_are_an_overflow_where_the_guest_is_found_again() {
         non_root: false,
     }]);
     by_entry.entry(CR3, 0x5000).put(&[jump()]);
-    let told_so = told(all_rings(), &by_entry);
-    assert_eq!(told_so[..4], [&[jump()][..], &resync(0x5000)].concat(), "{told_so:?}");
-    assert_eq!(told_so.last(), Some(&jump()));
+    let found = reported(all_rings(), &by_entry);
+    assert_eq!(found[..4], [&[jump()][..], &resync(0x5000)].concat(), "{found:?}");
+    assert_eq!(found.last(), Some(&jump()));
 
     // Bytes that mean nothing: only a PSB goes on behind them.
     let mut garbage = Recorded::default();
@@ -228,20 +229,20 @@ fn lost_packets_are_an_overflow_where_the_guest_is_found_again() {
         .put(&[Packet::Tip(Some(0x1234_5678))])
         .host_psb(1)
         .entry(CR3, 0x6000);
-    let told_so = told(all_rings(), &garbage);
-    assert_eq!(told_so[0], jump());
-    assert!(told_so.windows(3).any(|w| w == resync(0x6000)), "{told_so:?}");
+    let found = reported(all_rings(), &garbage);
+    assert_eq!(found[0], jump());
+    assert!(found.windows(3).any(|w| w == resync(0x6000)), "{found:?}");
 
     // What the kernel had no room for.
     let mut bench = hosted(all_rings());
-    let told_so = bench.packets(|bench| {
+    let found = bench.packets(|bench| {
         bench.pt.host_lost();
         let mut recorded = Recorded::default();
         recorded.host_psb(1).entry(CR3, 0x7000);
         let _ = bench.pt.host_bytes(&recorded.bytes, &mut bench.guest);
     });
-    assert_eq!(told_so.iter().filter(|p| **p == Packet::Ovf).count(), 1);
-    assert!(told_so.windows(3).any(|w| w == resync(0x7000)), "{told_so:?}");
+    assert_eq!(found.iter().filter(|p| **p == Packet::Ovf).count(), 1);
+    assert!(found.windows(3).any(|w| w == resync(0x7000)), "{found:?}");
 }
 
 // covers: host-units/pt-join
@@ -250,7 +251,7 @@ fn the_unit_goes_on_where_the_host_left_the_guest() {
     let mut bench = hosted(all_rings());
     let mut recorded = Recorded::default();
     recorded.host_psb(1).entry(CR3, 0x1000).put(&[jump()]).exit(0x2004);
-    let told_so = bench.packets(|bench| {
+    let found = bench.packets(|bench| {
         let _ = bench.pt.host_bytes(&recorded.bytes, &mut bench.guest);
         bench.guest.rip = 0x2006;
         let _ = bench.pt.host_ends(2, &mut bench.guest);
@@ -266,8 +267,8 @@ fn the_unit_goes_on_where_the_host_left_the_guest() {
         Packet::Fup(Some(0x3000)),
         Packet::TipPgd(None),
     ];
-    assert_eq!(told_so[told_so.len() - 4..], end, "{told_so:?}");
-    assert_eq!(told_so[0], Packet::Psb, "they join at a PSB");
+    assert_eq!(found[found.len() - 4..], end, "{found:?}");
+    assert_eq!(found[0], Packet::Psb, "they join at a PSB");
 
     // A guest that is found elsewhere; and one whose exit is missing.
     let ends = |recorded: &Recorded| {
@@ -363,7 +364,11 @@ fn a_host_traces_both_rings_and_what_its_tracer_can() {
         ),
         (all_rings().with_user(false), false, "one ring alone"),
         (all_rings().with_os(false), false, "one ring alone"),
-        (all_rings().with_cr3_filter(true), false, "CR3 is where no IP is told"),
+        (
+            all_rings().with_cr3_filter(true),
+            false,
+            "CR3 is where no IP is reported",
+        ),
         (all_rings().with_mtc_en(true).with_mtc_freq(3), true, "MTC"),
         (all_rings().with_mtc_en(true).with_mtc_freq(5), false, "not so often"),
         (all_rings().with_mtc_freq(5), true, "a field without its bit"),
@@ -430,7 +435,7 @@ fn filters_of_the_hosts_switch_packets_on_and_off() {
     // An exit where something is, and the guest goes on elsewhere.
     recorded.put(&[Packet::Fup(Some(0x1904))]).put(&out_of_sight);
     recorded.put(&[pge(0x1a00)]);
-    let told = bench.packets(|bench| {
+    let reported = bench.packets(|bench| {
         let _ = bench.pt.host_bytes(&recorded.bytes, &mut bench.guest);
     });
     let expected = [
@@ -440,5 +445,5 @@ fn filters_of_the_hosts_switch_packets_on_and_off() {
         Packet::Fup(Some(0x1904)),
         Packet::Tip(Some(0x1a00)),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }

@@ -4,7 +4,7 @@ use super::super::PtState;
 use super::super::output::{GuestMemory, Writer};
 use super::*;
 use x86::pt::RtitStatus;
-use x86::seam::{Change, EventRecord, Far};
+use x86::watch::{Change, EventRecord, Far};
 
 /// Numbers that look random and are the same in every run.
 struct Random(u64);
@@ -22,7 +22,7 @@ impl Random {
     }
 }
 
-/// A word of the seam, and where the processor stands when it is said.
+/// A `Watch` callback, and where the processor stands when it is said.
 #[derive(Clone)]
 enum Word {
     Branches(Vec<BranchRecord>),
@@ -243,7 +243,7 @@ fn a_long_gap_is_told_as_a_time() {
 #[test]
 fn a_tsc_that_leaps_is_told_at_once() {
     let ctl = all_rings().with_tsc_en(true).with_mtc_en(true);
-    for (ahead, told) in [
+    for (ahead, reported) in [
         (1 << 16, true),
         (1 << 40, true),
         ((1 << 16) - 1, false),
@@ -257,8 +257,8 @@ fn a_tsc_that_leaps_is_told_at_once() {
             let _ = b.pt.change(Change::Interrupts, &mut b.guest);
         });
         match found[..] {
-            [Packet::Tsc(tsc), Packet::Tma { .. }, Packet::Cbr(_)] => assert!(told && tsc == now, "{ahead}: {tsc}"),
-            _ => assert!(!told && found.is_empty(), "{ahead}: {found:?}"),
+            [Packet::Tsc(tsc), Packet::Tma { .. }, Packet::Cbr(_)] => assert!(reported && tsc == now, "{ahead}: {tsc}"),
+            _ => assert!(!reported && found.is_empty(), "{ahead}: {found:?}"),
         }
     }
 }
@@ -291,7 +291,7 @@ fn cycles_add_up() {
         let ctl = all_rings().with_cyc_en(true).with_cyc_thresh(thresh);
         let mut bench = Bench::start(skylake(), ctl);
         let start = bench.guest.step;
-        let mut told = 0;
+        let mut reported = 0;
         let mut random = Random(11);
         let from = bench.offset();
         for _ in 0..500 {
@@ -304,12 +304,12 @@ fn cycles_add_up() {
             if let Packet::Cyc(cycles) = pair[0] {
                 assert!(cycles >= least, "threshold {thresh}: {cycles}");
                 assert!(matches!(pair[1], Packet::Tip(_)), "it goes before what it times");
-                told += cycles;
+                reported += cycles;
             }
         }
         assert!(
-            told <= elapsed && elapsed - told < least,
-            "threshold {thresh}: {told} of {elapsed}"
+            reported <= elapsed && elapsed - reported < least,
+            "threshold {thresh}: {reported} of {elapsed}"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! PUSHF, POPF, LAHF, SAHF, CLC, STC, CMC, CLD, STD, CLI, STI, CLAC, STAC.
 
 use iced_x86::Mnemonic as M;
-use x86::seam::Change;
+use x86::watch::Change;
 
 use crate::cpu::{Cpu, SS, slot};
 use crate::flags;
@@ -17,8 +17,8 @@ impl Cpu {
         let opens = self.want_window && new & !self.rflags & rf::IF != 0;
         let steps = new & rf::TF != 0;
         let privilege = (new ^ self.rflags) & rf::AC != 0;
-        let told = self.watched.tell && (new ^ self.rflags) & rf::IF != 0;
-        if opens || steps || privilege || told {
+        let reported = self.watched.tell && (new ^ self.rflags) & rf::IF != 0;
+        if opens || steps || privilege || reported {
             return flags_slow(self, new);
         }
         self.rflags = new;
@@ -30,14 +30,14 @@ impl Cpu {
 #[inline(never)]
 fn flags_slow(c: &mut Cpu, new: u64) -> Done {
     let access = (new ^ c.rflags) & rf::AC != 0;
-    let told = c.watched.tell && (new ^ c.rflags) & rf::IF != 0;
-    if told {
+    let reported = c.watched.tell && (new ^ c.rflags) & rf::IF != 0;
+    if reported {
         c.drain_records_first()?;
     }
-    if new & rf::TF != 0 || c.want_window || told {
+    if new & rf::TF != 0 || c.want_window || reported {
         c.need_solo()?;
     }
-    if told {
+    if reported {
         c.change(Change::Interrupts);
     }
     c.rflags = new;

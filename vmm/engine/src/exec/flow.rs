@@ -6,7 +6,7 @@ use crate::cpu::{Cpu, slot};
 use crate::flags::condition;
 use crate::lower::{End, Lower, attempt, flow};
 use crate::op::{Done, Op, Reason, Stop, chain_flow};
-use x86::seam::Flow;
+use x86::watch::Flow;
 
 /// Where an instruction goes in a code segment that is not flat, or with 16-bit operands: checked against the limit, and
 /// found through the jump cache.
@@ -84,7 +84,7 @@ impl Cpu {
     }
 }
 
-/// Codes of [`x86::seam::Flow`].
+/// Codes of [`x86::watch::Flow`].
 const JUMP: u8 = Flow::Jump.code();
 const JUMP_IND: u8 = Flow::JumpInd.code();
 const CALL: u8 = Flow::Call.code();
@@ -105,7 +105,7 @@ pub(crate) fn full(c: &mut Cpu, o: &Op, rip: u64) {
     c.end(rip, Reason::Look);
 }
 
-/// Records the branch that `slow` carries out, unless `R` is 0; its [`x86::seam::Flow::code`] is `code`.
+/// Records the branch that `slow` carries out, unless `R` is 0; its [`x86::watch::Flow::code`] is `code`.
 #[inline(always)]
 fn slowly<const R: u8>(c: &mut Cpu, o: &Op, code: u8, slow: impl FnOnce(&mut Cpu, &Op) -> *const Op) -> *const Op {
     if R == 0 {

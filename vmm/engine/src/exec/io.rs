@@ -1,7 +1,7 @@
 //! IN, OUT, INS, OUTS (SDM Vol. 1 chapter 20 "Input/Output").
 
 use iced_x86::{Mnemonic as M, OpKind, Register};
-use x86::seam::AccessKind;
+use x86::watch::AccessKind;
 
 use crate::cpu::{Cpu, DS, ES, slot};
 use crate::exec::system::{Go, cold_flows};

@@ -1,7 +1,7 @@
 //! Segment registers, descriptor tables and far transfers of control.
 
 use iced_x86::{Code, Mnemonic as M, OpKind, Register};
-use x86::seam::Far;
+use x86::watch::Far;
 
 use crate::cpu::{Cpu, DS, ES, FS, GS, SS, Segment, Table, slot};
 use crate::exec::system::{Go, SupervisorOnly, cold_bodies, cold_flows};
@@ -188,7 +188,7 @@ fn pop(c: &mut Cpu, o: &Op) -> Done {
 }
 
 /// A far pointer in memory: offset of `src` bytes, then the selector. The offset is read first, with all its faults: where the
-/// segment ends between the two, a page that the offset lacks is told before that.
+/// segment ends between the two, a page that the offset lacks is reported before that.
 fn far_pointer(c: &mut Cpu, o: &Op) -> Done<(u64, u16)> {
     let (ea, size) = (c.ea(o), o.src as usize);
     let mut bytes = [0; 10];

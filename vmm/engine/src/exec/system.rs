@@ -4,7 +4,7 @@
 use iced_x86::{Code, Mnemonic as M, Register};
 use x86::cr::{Cr0, Cr3, Cr4};
 use x86::debug::{Dr6, Dr7};
-use x86::seam::{Change, Far};
+use x86::watch::{Change, Far};
 
 use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, slot};
 use crate::flags;

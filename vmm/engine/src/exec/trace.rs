@@ -1,7 +1,7 @@
 //! Instructions that only those hear of who watch. SDM Vol. 2B "PTWRITE—Write Data to a Processor Trace Packet", Vol. 3C 31.3
 //! "VMX Instructions", VMCALL.
 
-use x86::seam::{Change, Far, HYPERCALL};
+use x86::watch::{Change, Far, HYPERCALL};
 
 use crate::cpu::Cpu;
 use crate::exec::system::{Go, cold_bodies, cold_flows};

@@ -1,7 +1,7 @@
 //! XBEGIN, XEND, XABORT, XTEST, and what ends a transaction (SDM Vol. 1 16.3.8.1 "Instruction Based Considerations").
 
 use iced_x86::{Instruction, Mnemonic as M};
-use x86::seam::{Abort, Change};
+use x86::watch::{Abort, Change};
 
 use super::system::{Go, cold_flows};
 use crate::cpu::{Cpu, mode};

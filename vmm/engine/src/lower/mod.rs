@@ -9,7 +9,7 @@ mod memory;
 
 use iced_x86::{Instruction, OpKind as Operand, Register};
 use x86::cpuid::Features;
-use x86::seam::Flow::Cond;
+use x86::watch::Flow::Cond;
 
 use crate::cpu::{mode, slot};
 use crate::exec::{self, fuse::Compare};
@@ -242,7 +242,7 @@ impl<'a> Lower<'a> {
     }
 
     /// Behind a direct branch's link: what its record says where it jumps, which is `flow`, and where it does not.
-    pub fn templates(&mut self, flow: x86::seam::Flow, target: u64) {
+    pub fn templates(&mut self, flow: x86::watch::Flow, target: u64) {
         if !self.recorded() {
             return;
         }

@@ -1,4 +1,4 @@
-//! What must agree, and how a disagreement is told.
+//! What must agree, and how a disagreement is reported.
 
 use std::fmt::Write as _;
 

@@ -179,7 +179,7 @@ pub fn seconds() -> Option<Duration> {
         .map(Duration::from_secs)
 }
 
-/// `DIFF_REPORTS`: how many mismatches are told at length.
+/// `DIFF_REPORTS`: how many mismatches are reported at length.
 fn reports() -> usize {
     std::env::var("DIFF_REPORTS")
         .ok()

@@ -23,8 +23,8 @@ pub(super) struct Blocks {
     /// Where the block that is being executed began.
     begin: u64,
     /// The number of the block that was being executed when the history was read last, and the instruction that was next then.
-    /// `None`: what is new since then cannot be told.
-    told: Option<(u64, u64)>,
+    /// `None`: what is new since then cannot be reported.
+    reported: Option<(u64, u64)>,
 }
 
 impl Blocks {
@@ -35,7 +35,7 @@ impl Blocks {
             room: room.max(1),
             dropped: 0,
             begin: 0,
-            told: None,
+            reported: None,
         }
     }
 
@@ -45,7 +45,7 @@ impl Blocks {
         self.ring.clear();
         self.begin = ip;
         // gdb takes the instruction where it began for what it has read.
-        self.told = Some((self.next(), ip));
+        self.reported = Some((self.next(), ip));
     }
 
     /// The number of the block that is being executed.
@@ -76,12 +76,12 @@ impl Blocks {
     /// The block ends with this instruction, since the next one has not retired: control went elsewhere. `None`: not one has
     /// retired in it.
     pub fn interrupted(&mut self, last: Option<u64>, to: u64) {
-        // Whoever has read that the instruction comes next cannot be told that it did not.
-        if let Some((block, next)) = self.told
+        // Whoever has read that the instruction comes next cannot be given the opposite afterwards.
+        if let Some((block, next)) = self.reported
             && block == self.next()
             && last.is_none_or(|last| last < next)
         {
-            self.told = None;
+            self.reported = None;
         }
         if let Some(last) = last {
             self.push(last);
@@ -91,17 +91,17 @@ impl Blocks {
 
     /// The newest blocks first; `next` is the instruction that comes next. `None`: nothing is new.
     pub fn read(&mut self, annex: Annex, next: u64) -> Result<Option<Vec<Block>>, Unread> {
-        let told = self.told;
+        let reported = self.reported;
         let from = match annex {
-            Annex::New if told == Some((self.next(), next)) => return Ok(None),
+            Annex::New if reported == Some((self.next(), next)) => return Ok(None),
             Annex::All | Annex::New => 0,
             Annex::Delta => {
-                let (block, _) = told.ok_or(Unread::Gap)?;
+                let (block, _) = reported.ok_or(Unread::Gap)?;
                 // What was dropped was not read.
                 block.checked_sub(self.dropped).ok_or(Unread::Gap)? as usize
             }
         };
-        self.told = Some((self.next(), next));
+        self.reported = Some((self.next(), next));
         let mut blocks = vec![Block {
             begin: self.begin,
             end: next,

@@ -17,7 +17,7 @@
 //! there on only.
 //!
 //! # What is left out
-//! Code of 16 and 32 bits is told by linear addresses, as it runs, but gdb takes it for 64-bit code: `bts` blocks of it are
+//! Code of 16 and 32 bits is reported by linear addresses, as it runs, but gdb takes it for 64-bit code: `bts` blocks of it are
 //! misread there, `pt` ones are not.
 
 mod blocks;

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use x86::seam::{BranchRecord, Change, CodeSize, Effects, EventRecord, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Change, CodeSize, Effects, EventRecord, Flow, Interest, Processor, Watch};
 
 use super::{
     blocks::{Blocks, Read},
@@ -181,7 +181,7 @@ impl History {
             Trace::Packets(packets) => match annex {
                 // A decoder cannot go on in the middle.
                 Annex::Delta => Err(Unread::Gap),
-                Annex::New if packets.told(cpu) => Ok(Read::Nothing),
+                Annex::New if packets.reported(cpu) => Ok(Read::Nothing),
                 Annex::All | Annex::New => Ok(Read::Packets(packets.read(cpu))),
             },
         }

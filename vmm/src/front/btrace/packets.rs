@@ -6,7 +6,7 @@ use devices::unit::pt::Pt;
 use x86::{
     model::CpuModel,
     pt::RtitCtl,
-    seam::{Effects, Processor},
+    watch::{Effects, Processor},
 };
 
 use crate::recording::unit::caps;
@@ -24,7 +24,7 @@ pub(super) struct Packets {
     /// Bytes ever.
     total: u64,
     /// Bytes and steps of the CPU when it was read last.
-    told: Option<(u64, u64)>,
+    reported: Option<(u64, u64)>,
 }
 
 impl Packets {
@@ -36,7 +36,7 @@ impl Packets {
             ring: VecDeque::new(),
             room,
             total: 0,
-            told: None,
+            reported: None,
         }
     }
 
@@ -44,14 +44,14 @@ impl Packets {
     pub fn start(&mut self, cpu: &mut dyn Processor) {
         self.pt = Pt::with_output(caps(self.model), Vec::new());
         self.ring.clear();
-        self.told = None;
+        self.reported = None;
         // `caps` has all of it.
         let programmed = self.pt.program(CTL.with_trace_en(true), cpu);
         debug_assert!(programmed.is_ok());
         self.take_output();
     }
 
-    /// Says a word to the unit.
+    /// Calls the unit.
     pub fn word(&mut self, cpu: &mut dyn Processor, say: impl FnOnce(&mut Pt<Vec<u8>>, &mut dyn Processor) -> Effects) {
         let _ = say(&mut self.pt, cpu);
         self.take_output();
@@ -70,7 +70,7 @@ impl Packets {
 
     /// All of the ring, and what a unit would send that was switched off here: the bits that wait, and where it was.
     pub fn read(&mut self, cpu: &mut dyn Processor) -> Vec<u8> {
-        self.told = Some((self.total, cpu.retired()));
+        self.reported = Some((self.total, cpu.retired()));
         let mut end = self.pt.clone();
         let programmed = end.program(CTL, cpu);
         debug_assert!(programmed.is_ok());
@@ -79,7 +79,7 @@ impl Packets {
     }
 
     /// Nothing has happened since it was read last.
-    pub fn told(&self, cpu: &dyn Processor) -> bool {
-        self.told == Some((self.total, cpu.retired()))
+    pub fn reported(&self, cpu: &dyn Processor) -> bool {
+        self.reported == Some((self.total, cpu.retired()))
     }
 }

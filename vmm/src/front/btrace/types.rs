@@ -32,7 +32,7 @@ pub enum Unread {
     /// Nobody asked for one.
     #[error("Branch tracing is not on for this CPU.")]
     Off,
-    /// What was not read before cannot be told from the rest; all of it can be read.
+    /// What was not read before cannot be distinguished from the rest; all of it can be read.
     #[error("The history does not go on where it was read before.")]
     Gap,
     /// A part of the history that the protocol does not have.

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{PATIENCE, file, told};
+use super::{PATIENCE, file, reported};
 use crate::error::Error;
 
 const OPTION: &str = "ctl";
@@ -22,7 +22,7 @@ pub fn send(path: &Path, command: &str) -> Result<String, Error> {
     let failed = |e: &std::io::Error| match e.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => file(OPTION, path, "no answer"),
         ErrorKind::ConnectionRefused => file(OPTION, path, "nobody listens there any more"),
-        _ => told(OPTION, path, e),
+        _ => reported(OPTION, path, e),
     };
     let mut stream = UnixStream::connect(path).map_err(|e| failed(&e))?;
     for set in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {

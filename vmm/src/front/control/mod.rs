@@ -347,6 +347,6 @@ fn file(option: &'static str, path: &Path, text: &str) -> Error {
     }
 }
 
-fn told(option: &'static str, path: &Path, error: &io::Error) -> Error {
+fn reported(option: &'static str, path: &Path, error: &io::Error) -> Error {
     file(option, path, &plain(error))
 }

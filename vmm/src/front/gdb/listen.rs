@@ -141,13 +141,13 @@ impl ListenerState {
 
 /// A port or socket that one debugger at a time can connect to.
 #[derive(Debug)]
-pub struct Door {
+pub struct GdbListener {
     address: DebugAddress,
     events: Receiver<Event>,
     shared: Arc<ListenerState>,
 }
 
-impl Door {
+impl GdbListener {
     /// Listens. What a client does has the run come back by `interrupt`.
     ///
     /// # Errors
@@ -191,17 +191,17 @@ impl Door {
             over: AtomicBool::new(false),
         });
         let own = Arc::clone(&shared);
-        let door = Door {
+        let gdb = GdbListener {
             address,
             events,
             shared,
         };
-        // From here on dropping `door` removes the socket.
+        // From here on dropping `gdb` removes the socket.
         thread::Builder::new()
             .name("gdb".into())
             .spawn(move || accept(&listener, &own))
             .map_err(system)?;
-        Ok(door)
+        Ok(gdb)
     }
 
     /// Where it listens.
@@ -223,7 +223,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for GdbListener {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::SeqCst);
         // A client's thread may wait for room.

@@ -16,7 +16,7 @@ pub mod registers;
 pub mod talk;
 pub mod target;
 
-pub use listen::Door;
+pub use listen::GdbListener;
 
 use log::info;
 

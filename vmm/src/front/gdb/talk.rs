@@ -1,7 +1,7 @@
 //! The conversation with one client: frames in, answers out. It knows nothing of sockets.
 //!
 //! gdbstub understands most packets. In front of it we answer those that it has no place for: acknowledgments and repeats,
-//! which belong to the line; why the machine stopped (`?`), which it cannot be told between two runs; qemu's physical
+//! which belong to the line; why the machine stopped (`?`), which gdb cannot learn between two runs; qemu's physical
 //! addresses; and whatever an [`Extra`] knows, as branch traces. It could not be taught those without changes to the crate,
 //! since its set of commands is closed; so the answer to qSupported is extended on its way out. Whatever it fails at ends its
 //! state, not the connection: it begins anew with what was agreed.

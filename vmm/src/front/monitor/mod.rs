@@ -151,7 +151,7 @@ pub fn run(controls: &mut Controls<'_>, cpu: usize, line: &str) -> String {
     text
 }
 
-/// The same, with errors told from answers.
+/// The same, with errors distinguished from answers.
 ///
 /// # Errors
 /// One line: no such command or CPU, what is wrong with an argument, why it cannot be done.

@@ -36,7 +36,7 @@
 //! | 6 mark | which, offset, step, tick, ip + 1 or 0 | 0 segment begins, 1 tracing begins, 2 tracing stops, 3 INIT, 4 start-up IPI, 5 shutdown, 6 end of the recording |
 //!
 //! *Space* says whose address it is: 0 for addresses with bit 63 set, which belong to all; else CR3 >> 5, plus 1. A space that
-//! was never told has no code. A change stands at a PSB, in front of which the pending TNT bits were sent: its position has no
+//! was never reported has no code. A change stands at a PSB, in front of which the pending TNT bits were sent: its position has no
 //! pending bits. `ip` is the instruction that is executed next, 0 where none is traced. A page has a new content when code of
 //! it is executed that differs from the last content, not when it is written. A record 2 may stand behind the packets that
 //! need it; it holds for the whole time from the last change of that page on, or from the beginning of the segment.
@@ -147,7 +147,7 @@ impl FrameHeader {
 /// What a mark is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// A segment begins; all that was known of code is told anew.
+    /// A segment begins; all that was known of code is reported anew.
     Segment,
     /// Tracing begins.
     Start,

@@ -63,11 +63,11 @@ impl Profile {
             None if function == Function::USER => "[user]".into(),
             None => "[kernel]".into(),
         };
-        // Functions of one name are told apart by a number, and each is described where it comes by first.
-        let mut told = vec![false; functions.len()];
+        // Functions of one name are distinguished by a number, and each is described where it comes by first.
+        let mut reported = vec![false; functions.len()];
         let mut number = |function: Function| {
             let n = functions.binary_search(&function).unwrap_or(0);
-            match std::mem::replace(&mut told[n], true) {
+            match std::mem::replace(&mut reported[n], true) {
                 true => format!("({})", n + 1),
                 false => format!("({}) {}", n + 1, names.name(function)),
             }

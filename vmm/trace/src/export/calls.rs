@@ -12,7 +12,7 @@ use crate::{
 
 /// A file in the form of another program that is made of calls. It hears of those of all vCPUs, of one vCPU after the other.
 ///
-/// Of each frame a form may keep a number, [`Frame::tags`] at the index that [`Export::begin`] told it.
+/// Of each frame a form may keep a number, [`Frame::tags`] at the index that [`Export::begin`] was given.
 pub trait Export: fmt::Debug {
     /// Before everything else: where its numbers in frames are.
     fn begin(&mut self, _tag: usize) {}
@@ -28,7 +28,7 @@ pub trait Export: fmt::Debug {
     fn run(&mut self, stack: &[Frame], block: &Block);
     /// Something else happens.
     fn event(&mut self, _here: &Here, _event: &Event) {}
-    /// Finishes the file. What is to be told beside it, if anything is.
+    /// Finishes the file; returns what is to be printed beside it, if anything is.
     ///
     /// # Errors
     /// The file cannot be written.

@@ -10,7 +10,7 @@ use pt_flow::Block;
 use super::{calls::Export, error::ExportError, file::OutFile};
 use crate::view::{Frame, Function, Here, Names, Process};
 
-/// Paths that are told apart, at most; what is deeper counts for what is above.
+/// Paths that are distinguished, at most; what is deeper counts for what is above.
 const MOST: usize = 2 << 20;
 const ROOT: u32 = 0;
 /// Parts of the whole that a flame graph does not show: a tenth of a pixel of some thousand.

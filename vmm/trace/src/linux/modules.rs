@@ -136,7 +136,7 @@ impl Strings {
     }
 }
 
-/// All symbols in the form of `/proc/kallsyms`, but that a module's exported symbols are not told from its others.
+/// All symbols in the form of `/proc/kallsyms`, but that a module's exported symbols are not distinguished from its others.
 pub fn kallsyms_text<'a>(kernel: &SymbolTable, modules: impl IntoIterator<Item = &'a Module>) -> String {
     let mut text = String::new();
     let mut line = |address: u64, kind: u8, name: &str, module: Option<&str>| {
@@ -157,7 +157,7 @@ pub fn kallsyms_text<'a>(kernel: &SymbolTable, modules: impl IntoIterator<Item =
     text
 }
 
-/// Modules in the form of `/proc/modules`; who uses them is not told.
+/// Modules in the form of `/proc/modules`; who uses them is not reported.
 pub fn modules_text<'a>(modules: impl IntoIterator<Item = &'a Module>) -> String {
     let line = |module: &Module| {
         let Module {

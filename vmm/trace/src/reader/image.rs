@@ -1,6 +1,6 @@
 //! The code of a vCPU, by position: what a decoder asks.
 //!
-//! The sideband is read ahead up to the next change, so that pages which are told late are there in time. Memory is bounded:
+//! The sideband is read ahead up to the next change, so that pages which are reported late are there in time. Memory is bounded:
 //! an image keeps which content a page has, and the contents that were asked for lately.
 
 use std::collections::{HashMap, VecDeque};
@@ -165,7 +165,7 @@ impl TraceImage {
         image
     }
 
-    /// Reads up to the next change. What is told of pages that were not known holds already.
+    /// Reads up to the next change. What is reported of pages that were not known holds already.
     fn read_ahead(&mut self) {
         self.next = None;
         while !self.ended {
@@ -278,7 +278,7 @@ impl Image for TraceImage {
         match context.cr3 {
             Some(cr3) => self.number(space(cr3, linear)),
             None if upper => 0,
-            // Whose code it is was not told.
+            // Whose code it is was not reported.
             None => self.number(u64::MAX),
         }
     }

@@ -16,7 +16,7 @@ pub struct CpuInfo {
     pub packets: Range<u64>,
     /// Segments.
     pub segments: usize,
-    /// Machine steps from the first moment that is told to the last.
+    /// Machine steps from the first moment that is reported to the last.
     pub steps: Range<u64>,
     /// Virtual ticks, likewise.
     pub ticks: Range<u64>,

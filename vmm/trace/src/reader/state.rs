@@ -42,7 +42,7 @@ impl StepClock {
         syncs.push(sync);
     }
 
-    /// The machine's step at a time that a packet told: exact at syncs, and between them as far as the clocks ran evenly, which
+    /// The machine's step at a time that a packet reported: exact at syncs, and between them as far as the clocks ran evenly, which
     /// they do but for accesses to ports. `None` before the first.
     pub fn step(&self, ticks: u64) -> Option<u64> {
         let after = self.0.partition_point(|sync| sync.tick <= ticks);
@@ -75,7 +75,7 @@ pub struct State {
     pub cr3: Option<u64>,
     /// The width of code.
     pub mode: ExecMode,
-    /// Virtual ticks at the last packet that told them.
+    /// Virtual ticks at the last packet that reported them.
     pub ticks: Option<u64>,
     /// In a transaction.
     pub in_tx: bool,

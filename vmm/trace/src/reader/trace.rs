@@ -272,7 +272,7 @@ impl Trace {
     /// Every chunk begins with a PSB and its state: the visitor hears the mode, the time and CR3 before the first block.
     ///
     /// # Errors
-    /// There is no such vCPU, or the system does not let a file be read. What is damaged is no error: it is told.
+    /// There is no such vCPU, or the system does not let a file be read. What is damaged is no error: it is reported.
     pub fn decode<V: Visitor + Send>(
         &self,
         cpu: usize,

@@ -18,12 +18,12 @@ fn a_list_is_moved_by_the_slide_that_is_found() {
     let moved = file().resolve(origin).unwrap();
     assert_eq!(moved.lookup(0xffff_ffff_9300_0204).unwrap().to_string(), "two+0x4");
     assert_eq!(moved.address("__per_cpu_start"), Some(0));
-    let told = Origin {
+    let reported = Origin {
         slide: Some(0x100_0000),
         ..Origin::default()
     };
     assert_eq!(
-        file().resolve(told).unwrap().address("one"),
+        file().resolve(reported).unwrap().address("one"),
         Some(0xffff_ffff_8200_0100)
     );
 }

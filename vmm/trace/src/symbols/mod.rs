@@ -17,7 +17,7 @@ pub use self::{
 pub struct Symbol<'a> {
     /// Where it is.
     pub address: u64,
-    /// Its length in bytes, 0 where that is not told.
+    /// Its length in bytes, 0 where that is not reported.
     pub size: u64,
     /// Its type, as `nm` and `/proc/kallsyms` have it.
     pub kind: u8,

@@ -2,7 +2,7 @@
 //!
 //! A trace tells when Linux goes over to another thread's stack, and which address space that has, but not which thread it is. All threads
 //! wait at the same place. So one is taken that fits, and when it returns to where the one that was taken would not, another is taken
-//! instead that fits all that was seen since. Threads that cannot be told apart in this way have the same frames.
+//! instead that fits all that was seen since. Threads that cannot be distinguished in this way have the same frames.
 
 use super::{frame::Frame, names::Process};
 

@@ -41,7 +41,7 @@ struct Turn {
 
 /// What the vCPUs tell of a page.
 #[derive(Debug, Default)]
-struct Told {
+struct Reported {
     /// As a vCPU has it that tells of no change.
     content: Option<At>,
     turns: Vec<Turn>,
@@ -53,7 +53,7 @@ struct Told {
 /// The one that notices a change tells it where it is, the others before they go on.
 #[derive(Debug)]
 pub struct Code {
-    pages: BTreeMap<Key, Told>,
+    pages: BTreeMap<Key, Reported>,
     /// The machine's step at which the first part begins.
     begin: u64,
 }
@@ -115,13 +115,13 @@ impl Code {
                 continue;
             };
             let place = (cpu, segment, place);
-            let told = self.pages.entry(key).or_default();
+            let reported = self.pages.entry(key).or_default();
             match now.insert(key, place) {
                 // It was not executed before: it is as it always was.
-                None => drop(told.content.get_or_insert(place)),
+                None => drop(reported.content.get_or_insert(place)),
                 Some(was) => {
                     let (step, ticks) = moment(clock, at);
-                    told.turns.push(Turn {
+                    reported.turns.push(Turn {
                         step,
                         ticks,
                         was,
@@ -135,13 +135,13 @@ impl Code {
     /// Each page as it is at the beginning, and every change behind it, in the order of their times.
     pub fn in_order(self) -> (BTreeMap<Key, At>, Vec<Changed>) {
         let (mut first, mut changes) = (BTreeMap::new(), Vec::new());
-        for (key, mut told) in self.pages {
-            told.turns.sort_by_key(|turn| turn.step);
-            let (before, behind) = told
+        for (key, mut reported) in self.pages {
+            reported.turns.sort_by_key(|turn| turn.step);
+            let (before, behind) = reported
                 .turns
-                .split_at(told.turns.partition_point(|turn| turn.step <= self.begin));
+                .split_at(reported.turns.partition_point(|turn| turn.step <= self.begin));
             let at_first = before.last().map(|turn| turn.now);
-            let at_first = at_first.or(behind.first().map(|turn| turn.was)).or(told.content);
+            let at_first = at_first.or(behind.first().map(|turn| turn.was)).or(reported.content);
             first.extend(at_first.map(|at| (key, at)));
             changes.extend(behind.iter().map(|turn| Changed {
                 ticks: turn.ticks,

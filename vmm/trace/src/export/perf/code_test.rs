@@ -11,7 +11,7 @@ fn several_cpus_tell_of_one_memory() {
         now,
     };
     // CPU 1 notices at step 100 what CPU 0 hears at 120, and a third has never had anything else.
-    let told = Told {
+    let reported = Reported {
         content: Some(at(2, 2)),
         turns: vec![
             turn(50, at(0, 0), at(0, 1)),
@@ -19,19 +19,19 @@ fn several_cpus_tell_of_one_memory() {
             turn(100, at(1, 1), at(1, 2)),
         ],
     };
-    let never = Told {
+    let never = Reported {
         content: Some(at(1, 9)),
         turns: Vec::new(),
     };
-    let of = |begin, pages: [Told; 2]| {
+    let of = |begin, pages: [Reported; 2]| {
         let pages = [(0, 1), (0, 2)].into_iter().zip(pages).collect();
         let (first, changes) = Code { pages, begin }.in_order();
         let changes: Vec<_> = changes.iter().map(|change| (change.ticks, change.now)).collect();
         (first[&(0, 1)], first[&(0, 2)], changes)
     };
-    let copy = |told: &Told| Told {
-        content: told.content,
-        turns: told.turns.clone(),
+    let copy = |reported: &Reported| Reported {
+        content: reported.content,
+        turns: reported.turns.clone(),
     };
     let both = [(200, at(1, 2)), (240, at(0, 2))];
     let all = [(100, at(0, 1)), both[0], both[1]];
@@ -42,7 +42,7 @@ fn several_cpus_tell_of_one_memory() {
         (110, at(1, 2), &both[1..]),
         (120, at(0, 2), &[]),
     ] {
-        let found = of(begin, [copy(&told), copy(&never)]);
+        let found = of(begin, [copy(&reported), copy(&never)]);
         assert_eq!(found, (expected, at(1, 9), changes.to_vec()), "{begin}");
     }
 }

@@ -165,7 +165,7 @@ fn info(trace: &Trace, scale: Scale) -> Vec<u8> {
     info.done()
 }
 
-/// The architecture, the number of CPUs (which `perf script -C` asks for), and that this is a directory. Where these are is told
+/// The architecture, the number of CPUs (which `perf script -C` asks for), and that this is a directory. Where these are is reported
 /// right behind the data, in the order of their numbers.
 fn features(out: &mut impl Write, behind: u64, cpus: u32) -> io::Result<()> {
     let mut arch = Rec(Vec::new());

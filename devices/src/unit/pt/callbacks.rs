@@ -1,11 +1,11 @@
-//! What the unit makes of each word of the seam. SDM Vol. 3C Tables "Packet Generation under Different Enable Conditions",
+//! What the unit makes of each `Watch` callback. SDM Vol. 3C Tables "Packet Generation under Different Enable Conditions",
 //! "PwrEvtEn and PTWEn Packet Generation under Different Enable Conditions" and "EventEn Packet Generation".
 //!
 //! What the manual leaves to a part: HLT and MWAIT with hint 0 are C1; a sleep ends by an interrupt after HLT and by a store to
 //! the monitored line after MWAIT, and its deepest state is the one that was asked for.
 
 use pt_packet::{ItemSize, Packet};
-use x86::seam::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Processor};
+use x86::watch::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Processor};
 
 use super::filter::context_en;
 use super::flow::is_near;
@@ -122,7 +122,7 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// A far transfer, with the processor already where it leads. `fup`: its source cannot be told from the code.
+    /// A far transfer, with the processor already where it leads. `fup`: its source cannot be distinguished from the code.
     fn far(&mut self, r: &BranchRecord, fup: bool, cpu: &mut dyn Processor) {
         let step = r.step;
         let before = self.s.packet_en;
@@ -169,7 +169,7 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// PIP, where CR3 may be told. SDM Vol. 3C 33.4.2.7 "Paging Information (PIP) Packet".
+    /// PIP, where CR3 may be reported. SDM Vol. 3C 33.4.2.7 "Paging Information (PIP) Packet".
     pub(super) fn send_pip(&mut self, step: u64) {
         if self.s.ctl.os() || self.tells_cr3 {
             let cr3 = self.s.context.cr3;
@@ -390,7 +390,7 @@ impl<O: Output> Pt<O> {
         }
     }
 
-    /// INIT: the source is told now, the target when execution starts, at the reset vector or after a start-up IPI. Rows 30
+    /// INIT: the source is reported now, the target when execution starts, at the reset vector or after a start-up IPI. Rows 30
     /// and 31.
     fn init(&mut self, from: u64, step: u64, cpu: &mut dyn Processor) {
         let before = self.s.packet_en;

@@ -3,7 +3,7 @@
 //! One cycle is one tick of the time-stamp counter there, whatever the ring. That is enough for the counters of a lockup
 //! watchdog, and for little else: what counts anything but cycles, one ring alone, or samples, has to see instructions.
 
-use x86::seam::{Effects, Processor};
+use x86::watch::{Effects, Processor};
 
 use super::events::{Rate, Source, until};
 use super::plan::CountRule;
@@ -42,14 +42,14 @@ impl Pmu {
         each(self.plan.rings[0]).filter_map(left).min()
     }
 
-    /// The processor has run elsewhere for so many cycles, and is in HLT now or not.
+    /// The guest has run on a processor of the host for so many cycles, and is in HLT now or not.
     pub fn elapsed(&mut self, cycles: u64, halted: bool, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) {
         // What the engine counted last.
         self.count_to_now(cpu, inputs);
         if cycles != 0 {
             self.s.halted = false;
             self.relive();
-            self.s.elsewhere = self.s.elsewhere.wrapping_add(cycles);
+            self.s.host_cycles = self.s.host_cycles.wrapping_add(cycles);
             self.count_to_now(cpu, inputs);
         }
         self.s.halted = halted;

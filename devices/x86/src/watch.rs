@@ -1,4 +1,4 @@
-//! The words between whatever executes instructions and the units that watch them.
+//! What an executor of instructions and the units that watch it say to each other.
 //!
 //! # Theory
 //! Every debug or trace unit watches the stream of retired instructions. One record for each instruction could be
@@ -6,9 +6,9 @@
 //! address, an `access` to memory, a `branch`, an `event`, a change of `state`, and `code` that is met for the first time.
 //!
 //! # Practice
-//! A branch is a [`BranchRecord`], appended to a buffer that the units drain when it is full, before any other word, and
+//! A branch is a [`BranchRecord`], appended to a buffer that the units drain when it is full, before any other callback, and
 //! before a unit's register is read or written. The units say with an [`Interest`] what the executor may leave out, hear
-//! the words as [`Watch`], and reach the processor and memory through [`Processor`] and [`TraceMem`].
+//! the calls as [`Watch`], and reach the processor and memory through [`Processor`] and [`TraceMem`].
 
 use crate::fault::PageFaultCode;
 use serde::{Deserialize, Serialize};
@@ -204,7 +204,7 @@ impl Default for Interest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use]
 pub struct Effects {
-    /// A #DB with these bits to be set in DR6: a fault where the word was [`Watch::before`], else a trap.
+    /// A #DB with these bits to be set in DR6: a fault where the callback was [`Watch::before`], else a trap.
     pub debug: Option<u64>,
     /// A #PF that a write to the debug-store area met.
     pub fault: Option<PageFault>,
@@ -213,7 +213,7 @@ pub struct Effects {
     /// The transaction that is open cannot go on.
     pub abort: bool,
     /// The host wants to look: the executor leaves with nothing changed for the guest, an open transaction included. Where the
-    /// word was [`Watch::before`] it leaves before that instruction, and says no `before` of it again when it goes on; where it
+    /// callback was [`Watch::before`] it leaves before that instruction, and says no `before` of it again when it goes on; where it
     /// was [`Watch::access`], once the instruction (of a REP, the iteration) has retired; where it was [`Watch::event`], once
     /// the event has been delivered. Units of the guest never set it.
     pub stop: bool,
@@ -286,7 +286,7 @@ pub struct Context {
     pub cs_base: u64,
 }
 
-/// A word of `event`: an interrupt, exception or software interrupt has been delivered, or a processor was reset.
+/// The argument of [`Watch::event`]: an interrupt, exception or software interrupt has been delivered, or a processor was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRecord {
     /// The transfer: for a fault, `from` is the instruction that did not retire; for a trap, interrupt or NMI, the
@@ -303,7 +303,7 @@ pub struct EventRecord {
     pub address: Option<u64>,
 }
 
-/// A word of `state`: something that filters or packets need has changed. [`Processor::context`] is already the new one.
+/// The argument of [`Watch::state`]: something that filters or packets need has changed. [`Processor::context`] is already the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// MOV to CR3, whether the value differs or not. A task switch says it by its branch: [`BranchRecord::loads_cr3`].
@@ -433,7 +433,7 @@ pub enum AccessKind {
     PortWrite,
 }
 
-/// A word of `access`.
+/// The argument of [`Watch::access`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Linear address, or port.
@@ -446,7 +446,7 @@ pub struct Access {
     pub ip: u64,
 }
 
-/// A word of `code`: bytes that are about to be executed, all in one page.
+/// The argument of [`Watch::code`]: bytes that are about to be executed, all in one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code {
     /// Linear address.
@@ -473,7 +473,7 @@ pub struct Range {
     pub writes: bool,
 }
 
-/// The processor that is watched, as the units see it at the moment of a word: all instructions before it have retired.
+/// The processor that is watched, as the units see it at the moment of a callback: all instructions before it have retired.
 pub trait Processor: TraceMem {
     /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15, by number.
     fn gpr(&self, number: u8) -> u64;
@@ -506,14 +506,14 @@ pub trait Processor: TraceMem {
     fn tsc(&mut self) -> u64;
 }
 
-/// The units' side of the seam. The executor calls these on the units of the processor that it runs.
+/// The callbacks of the units. The executor calls these on the units of the processor that it runs.
 ///
-/// Order: records wait in the executor's buffer and are handed over in `branches` before any other word, so the units hear
+/// Order: records wait in the executor's buffer and are handed over in `branches` before any other callback, so the units hear
 /// everything in the order of the program. A far transfer's record is never in a batch with others: it comes alone, with
 /// the processor already in its new context, so within a batch the context is the same for all. All have defaults that
 /// hear nothing.
 pub trait Watch {
-    /// What to announce. Asked at the start of every run, after every word, and after an access to an MSR or debug register.
+    /// What to announce. Asked at the start of every run, after every callback, and after an access to an MSR or debug register.
     fn interest(&mut self, _cpu: &mut dyn Processor) -> Interest {
         Interest::NOTHING
     }
@@ -566,7 +566,7 @@ pub trait Watch {
     }
 
     /// Whether [`Watch::code`] need not be said of this. Asked of each page that is translated for fetching and each block
-    /// that is decoded, in whatever order with the other words.
+    /// that is decoded, in whatever order with the other callbacks.
     fn knows(&mut self, _code: &Code, _cpu: &mut dyn Processor) -> bool {
         true
     }
@@ -637,5 +637,5 @@ pub trait TraceMem {
 }
 
 #[cfg(test)]
-#[path = "seam_test.rs"]
+#[path = "watch_test.rs"]
 mod tests;
