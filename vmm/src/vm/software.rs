@@ -67,7 +67,7 @@ impl Vm {
                     if recorder.stops() {
                         return ended(End::Trace);
                     }
-                    recorder.look(self.machine.memory(), self.soft.steps());
+                    recorder.look(self.machine.memory(), self.soft.steps(), until.deadline);
                 }
                 if let Some(reason) = self.look_outside(outside, pace)? {
                     return Ok(Some(reason));
