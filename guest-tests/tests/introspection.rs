@@ -107,7 +107,7 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     let mut booted = boot(&folder, "");
     let state = booted.vm.cpu_state(0).unwrap();
     let steps = booted.vm.steps();
-    let memory = &mut GuestMemory(booted.vm.machine().memory());
+    let memory = &mut GuestMemory::new(booted.vm.machine().memory());
     let kernel = Kernel::find(memory).expect("a kernel is in memory");
     let modules = kernel.modules(memory);
     let tasks = kernel.tasks(memory);
