@@ -8,7 +8,6 @@
 
 use std::{
     fmt::Write,
-    fs::File,
     io::{self, Read},
     path::Path,
 };

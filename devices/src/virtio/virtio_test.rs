@@ -842,7 +842,7 @@ fn a_notification_is_served_in_slices() {
     assert_eq!(vast.moved(), first);
     // What is put off is part of the state.
     let mut other = Transport::new(Box::new(Block::new(Box::new(vast.clone()), "x")));
-    other.restore(&driver.device.state(), &driver.memory).unwrap();
+    other.set_state(&driver.device.state(), &driver.memory).unwrap();
     assert_eq!(other.state(), driver.device.state());
     driver.device = other;
     let mut slices = 1;
