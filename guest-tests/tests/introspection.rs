@@ -134,7 +134,11 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     assert_ne!(kernel.slide(), 0);
     assert_eq!(kernel.slide(), text - 0xffff_ffff_8100_0000);
     let mut code = [[0; 64]; 2];
-    assert!(trace::linux::Memory::read_physical(memory, kernel.physical_base(), &mut code[0]));
+    assert!(trace::linux::Memory::read_physical(
+        memory,
+        kernel.physical_base(),
+        &mut code[0]
+    ));
     assert!(kernel.read(memory, text, &mut code[1]));
     assert_eq!(code[0], code[1]);
     assert_eq!(booted.said("version").next(), Some(kernel.banner()));

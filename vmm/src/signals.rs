@@ -15,7 +15,7 @@ use std::{
 use libc::{EFD_CLOEXEC, EFD_NONBLOCK, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ, c_int, c_void, siginfo_t};
 use vmm_sys_util::{eventfd::EventFd, signal::register_signal_handler};
 
-use crate::{error::Status, front::console::terminal};
+use crate::{error::Status, terminal};
 
 /// The first signal that came; 0 for none.
 static PENDING: AtomicI32 = AtomicI32::new(0);
@@ -23,7 +23,7 @@ static PENDING: AtomicI32 = AtomicI32::new(0);
 static CAME: AtomicU64 = AtomicU64::new(0);
 /// When the signals were taken over.
 static STARTED: OnceLock<Instant> = OnceLock::new();
-/// The same signal in this time is the same wish.
+/// The same signal so soon after the first is a repetition of it, as timeout(1) sends one.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Wakes whoever waits for events.
 static WAKE: OnceLock<EventFd> = OnceLock::new();

@@ -79,3 +79,12 @@ pub fn read(file: File, most: u64) -> io::Result<Vec<u8>> {
     file.take(len).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
+
+/// The text of a file that a user has named.
+///
+/// # Errors
+/// It cannot be opened or read, is no regular file, has more bytes than that, or is not UTF-8.
+pub fn text(path: &Path, most: u64) -> io::Result<String> {
+    let bytes = open(path).and_then(|file| read(file, most))?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("is not UTF-8"))
+}
