@@ -64,7 +64,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         &mut run,
         &mut console,
         control.as_ref(),
-        listener.as_ref(),
+        listener.as_ref().map(|listener| (listener, config.gdb_allow_files)),
         config.paused,
     );
     drop(listener);
@@ -104,7 +104,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
 }
 
 /// Runs a machine to its end, with a debugger's client whenever one is connected and with what comes over the control socket.
-/// `paused`: the guest is held stopped until somebody resumes it.
+/// A listener comes with whether commands over TCP may write files. `paused`: the guest is held stopped until somebody resumes it.
 ///
 /// # Errors
 /// The console or the system fails.
@@ -112,7 +112,7 @@ pub fn to_the_end(
     run: &mut Run,
     console: &mut Console,
     control: Option<&Control>,
-    listener: Option<&GdbListener>,
+    listener: Option<(&GdbListener, bool)>,
     paused: bool,
 ) -> Result<End, Error> {
     let deadline = run.deadline();
@@ -120,10 +120,12 @@ pub fn to_the_end(
         // A triple fault is shown to whoever connects later, too.
         run.debugger();
     }
-    let mut gdb = gdb::Session::new(Controls {
+    let controls = Controls {
         paused,
         ..Controls::new(run)
-    });
+    };
+    let mut gdb = gdb::Session::new(controls, listener.is_some_and(|(_, allow_files)| allow_files));
+    let listener = listener.map(|(listener, _)| listener);
     loop {
         // Whoever has a request says so before the run is asked to come back: what was asked until here is answered now.
         gdb.controls().run.interrupt().take();

@@ -37,14 +37,17 @@ use crate::{
 pub struct Session<'v> {
     talk: Talk<'v>,
     client: Option<Stream>,
+    /// Commands of a client over TCP may write files, too.
+    allow_files: bool,
 }
 
 impl<'v> Session<'v> {
-    /// No client is connected yet.
-    pub fn new(controls: Controls<'v>) -> Self {
+    /// No client is connected yet. `allow_files`: commands of a client over TCP may write files, too.
+    pub fn new(controls: Controls<'v>, allow_files: bool) -> Self {
         Session {
             talk: Talk::new(controls, vec![Box::new(Btrace::new())]),
             client: None,
+            allow_files,
         }
     }
 
@@ -108,6 +111,7 @@ impl<'v> Session<'v> {
                     self.talk.machine.controls.run.steps()
                 );
                 self.talk.begin();
+                self.talk.machine.files = self.allow_files || stream.is_private();
                 self.client = Some(stream);
             }
             Event::Gone => self.close(),

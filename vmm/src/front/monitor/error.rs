@@ -78,6 +78,11 @@ pub enum MonitorError {
     /// The options of a recording.
     #[error(transparent)]
     TraceOption(#[from] TraceOptionError),
+    /// The command names files, and came over TCP.
+    #[error(
+        "{0} writes files, which a debugger over TCP may not do: connect it by --gdb unix:PATH, or start with --gdb-allow-files"
+    )]
+    Files(&'static str),
     /// A recording cannot begin.
     #[error(transparent)]
     Trace(#[from] crate::Error),
