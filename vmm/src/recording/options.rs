@@ -64,13 +64,11 @@ pub struct RecordingOptions {
 impl RecordingOptions {
     /// What the trace's header says before the recording ends.
     pub fn header(&self, model: &CpuModel, cpus: usize, kernel: &Path) -> Header {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Header {
             model: model.name.into(),
             tsc_khz: model.tsc_khz,
             cpus,
             kernel: kernel.display().to_string(),
-            began: since.map_or(0, |since| since.as_secs()),
             filters: self.filters.iter().map(ToString::to_string).collect(),
             start: self.start.as_ref().map(ToString::to_string),
             stop: self.stop.as_ref().map(ToString::to_string),

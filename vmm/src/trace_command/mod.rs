@@ -23,7 +23,7 @@ use crate::error::{Error, Status};
 /// The trace, the symbols or the output cannot be used.
 pub fn run(command: &TraceCommand) -> Result<Status, Error> {
     match command {
-        TraceCommand::Info(options) => info::run(options),
+        TraceCommand::Info(options) => return info::run(options),
         TraceCommand::Decode(options) => decode::run(options),
         TraceCommand::Export(options) => export::run(options),
         TraceCommand::Symbols(options) => symbols::run(options),

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::format::{HEADER, Header};
 
 /// Whether a name is one of ours.
-fn is_ours(name: &str) -> bool {
+pub(crate) fn is_ours(name: &str) -> bool {
     let segment = || {
         let (cpu, rest) = name.strip_prefix("cpu")?.split_once('-')?;
         let (number, suffix) = rest.split_once('.')?;
