@@ -701,6 +701,105 @@ fn a_full_disk_stops_the_run_or_does_not() {
     }
 }
 
+/// Code that changes all the time is what makes a trace long, not its packets.
+// covers: trace/limit
+#[test]
+fn a_limit_holds_for_packets_code_and_sideband_of_all_cpus() {
+    let folder = Folder::new();
+    for (what, code) in [
+        ("packets", guest(|a| long(a, 7_000_000))),
+        (
+            "code",
+            guest(|a| {
+                // Each time round the instruction behind the store is another one.
+                let mut again = a.create_label();
+                a.mov(ecx, 100_000u32).unwrap();
+                a.set_label(&mut again).unwrap();
+                let mut here = a.create_label();
+                a.call(here).unwrap();
+                a.set_label(&mut here).unwrap();
+                a.pop(esi).unwrap();
+                a.mov(byte_ptr(esi + 5), cl).unwrap();
+                a.db(&[0xb0, 0]).unwrap();
+                a.mov(byte_ptr(esi + 5), ch).unwrap();
+                a.dec(ecx).unwrap();
+                a.jne(again).unwrap();
+                debug_exit(a, 1);
+            }),
+        ),
+    ] {
+        let kernel = folder.file(what, code);
+        for policy in ["stop", "continue"] {
+            for limit in [3 << 20, 100] {
+                let at = folder.path().join(format!("{what}-{policy}-{limit}"));
+                let mut command = minivmm();
+                command.args([
+                    "--serial",
+                    "null",
+                    "--clock",
+                    "virtual",
+                    "--cpus",
+                    "2",
+                    "--trace-on-error",
+                    policy,
+                ]);
+                command.arg("--kernel").arg(&kernel).arg("--trace").arg(&at);
+                let result = run(command.arg("--trace-limit").arg(limit.to_string()));
+                let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+                assert!(
+                    errors.contains(&format!("no more than {limit} bytes")),
+                    "{what}: {errors}"
+                );
+                assert_eq!(errors.lines().count(), 1, "{errors}");
+                assert_eq!(result.status.code() == Some(2), policy == "stop", "{what}: {errors}");
+                let segments = files(&at).into_iter().filter(|(name, _)| name.starts_with("cpu"));
+                let size: usize = segments.map(|(_, bytes)| bytes.len()).sum();
+                assert!(size <= limit, "{what}: {size} bytes");
+                assert!(limit < 1000 || size > limit / 2, "{what}: {size} bytes");
+                let trace = Trace::open(&at).unwrap();
+                assert!(trace.header().end.as_ref().is_none_or(|end| !end.complete), "{what}");
+                if limit > 1000 {
+                    let (_, summary) = trace.count(0, &Decode::default(), |_| {}).unwrap();
+                    assert!(summary.flow.instructions > 1000, "{what}: {summary:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What a guest had in memory is its user's alone, whatever the umask lets others have.
+// covers: trace/private
+#[test]
+fn a_trace_and_a_session_are_their_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    folder.file("kernel", echo());
+    for umask in ["000", "022", "077"] {
+        let script = format!(
+            "umask {umask}; printf q | exec {} --kernel kernel --clock virtual --record session-{umask} --trace trace-{umask}",
+            env!("CARGO_BIN_EXE_minivmm")
+        );
+        let mut command = std::process::Command::new("sh");
+        let result = run(command.current_dir(folder.path()).args(["-c", &script]));
+        assert_eq!(
+            result.status.code(),
+            Some(0),
+            "{}",
+            String::from_utf8_lossy(&result.stderr)
+        );
+        for directory in ["session", "trace"] {
+            let path = folder.path().join(format!("{directory}-{umask}"));
+            let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+            assert_eq!(mode(&path), 0o700, "{directory}");
+            assert!(fs::read_dir(&path).unwrap().count() >= 2);
+            for entry in fs::read_dir(&path).unwrap() {
+                let path = entry.unwrap().path();
+                assert_eq!(mode(&path), 0o600, "{}", path.display());
+            }
+        }
+    }
+}
+
 /// The same with a file system that really is full, as large as it is made here: only the process and its children see it.
 // covers: trace/full-disk
 #[test]
@@ -1012,6 +1111,46 @@ fn what_a_trace_claims_is_bounded_by_its_size() {
     let (.., summary) = read(&at);
     assert!(summary.lost <= 16 * (size + 20 * 40) + (1 << 20), "{}", summary.lost);
     assert_eq!(info(&at).status.code(), Some(1));
+}
+
+// covers: trace/export-signal
+#[test]
+fn an_export_that_a_signal_ends_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let (at, _) = recorded(&folder, |a| long(a, 20_000_000), |_| {});
+    for options in [&["--raw", "out", "--folded", "stacks"][..], &["--perfetto", "out"]] {
+        for signal in ["TERM", "INT"] {
+            let mut command = minivmm();
+            command
+                .current_dir(folder.path())
+                .args(["trace", "export"])
+                .arg(&at)
+                .args(options);
+            command
+                .stdout(std::process::Stdio::piped())
+                .stderr(std::process::Stdio::piped());
+            let mut child = Watched::new(command.spawn().unwrap());
+            let names = || {
+                let entries = fs::read_dir(folder.path()).unwrap();
+                let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+                names.collect::<HashSet<String>>()
+            };
+            while !names().iter().any(|name| name.contains(".part-")) {
+                if child.child.try_wait().unwrap().is_some() {
+                    panic!("{options:?}: it has ended: {:?}", child.output());
+                }
+            }
+            kill(&child.child, signal);
+            let status = child.wait();
+            let result = child.output();
+            let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+            assert_eq!(status.code(), Some(2), "{options:?}: {errors}");
+            assert!(errors.contains(&format!("SIG{signal}")), "{errors}");
+            let mut left = names();
+            left.retain(|name| name.contains("part") || name == "out" || name == "stacks");
+            assert!(left.is_empty(), "{options:?}: {left:?}");
+        }
+    }
 }
 
 // covers: trace/raw

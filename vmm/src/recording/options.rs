@@ -57,6 +57,8 @@ pub struct RecordingOptions {
     pub stop: Option<When>,
     /// Of each vCPU, so many bytes of packets are kept: the last.
     pub buffer: Option<u64>,
+    /// All vCPUs together write so many bytes, code and sideband included; then it is as if there were no more room.
+    pub limit: Option<u64>,
     /// What happens when the directory cannot be written any more.
     pub on_error: OnError,
 }
@@ -87,6 +89,7 @@ impl RecordingOptions {
             start: None,
             stop: None,
             buffer: None,
+            limit: None,
             on_error: OnError::Stop,
         }
     }

@@ -306,7 +306,7 @@ impl Writer {
         let RecordOptions { folder, arguments } = options;
         let session = Session::of(config, arguments, start)?;
         let make = || -> io::Result<Writer> {
-            match fs::create_dir(folder) {
+            match regular::create_private_dir(folder) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 result => result?,
             }
@@ -314,10 +314,10 @@ impl Writer {
                 return Err(io::Error::other("is not empty; give a directory that is new or empty"));
             }
             let path = folder.join(LOG);
-            let file = File::create_new(&path)?;
+            let file = regular::create_private(&path)?;
             let mut text = serde_json::to_string_pretty(&session)?;
             text.push('\n');
-            fs::write(folder.join(SESSION), text)?;
+            regular::write_private(&folder.join(SESSION), text.as_bytes())?;
             let (starts, end) = (Vec::new(), 0);
             Ok(Writer {
                 path,

@@ -127,7 +127,10 @@ impl Recording {
     /// The system's.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         let Some(kernel) = &self.kernel else { return Ok(()) };
-        fs::create_dir_all(dir)?;
+        match regular::create_private_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
         let mut facts = format!("banner {}\n", kernel.banner());
         if let Some(id) = kernel.build_id() {
             let _ = writeln!(facts, "build-id {id}");
@@ -150,7 +153,7 @@ impl Recording {
         }
         let replace = |name: &str, text: &str| {
             let new = dir.join(format!("{name}.new"));
-            fs::write(&new, text)?;
+            regular::write_private(&new, text.as_bytes())?;
             fs::rename(new, dir.join(name))
         };
         replace("kallsyms", &kallsyms_text(kernel.symbols(), &self.modules))?;
