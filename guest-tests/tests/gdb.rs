@@ -301,6 +301,77 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
     assert_eq!(guest.finish().status, Some(0));
 }
 
+/// The text without the protocol's run-length encoding: a character, `*`, and 29 more than how often it comes again.
+fn expanded(text: &str) -> String {
+    let (mut all, mut chars) = (String::new(), text.chars());
+    while let Some(c) = chars.next() {
+        match (c, all.chars().next_back()) {
+            ('*', Some(last)) => {
+                let more = chars.next().map_or(0, |count| u32::from(count) - 29);
+                all.extend(std::iter::repeat_n(last, more as usize));
+            }
+            _ => all.push(c),
+        }
+    }
+    all
+}
+
+/// What follows a command that has the machine go elsewhere finds it there, however soon it comes: here with it.
+// covers: gdb/reverse, reverse/run-to
+#[test]
+fn after_a_reverse_watchpoint_run_to_is_where_it_says() {
+    // The loop of LOOP, 4096 times.
+    let mut code = LOOP;
+    code[1..5].copy_from_slice(&4096u32.to_le_bytes());
+    let guest = Guest::code(&code, &["--paused", "--reverse", "--serial", "null"]);
+    let mut client = guest.client();
+    ask(
+        &mut client,
+        &packet("qSupported:multiprocess+;swbreak+;hwbreak+"),
+        "PacketSize=",
+    );
+    ask(&mut client, &packet("QStartNoAckMode"), "$OK#9a");
+    ask(&mut client, &monitor("run-to 15000"), "$OK#9a");
+    ask(&mut client, &packet("Z2,200000,4"), "$OK#9a");
+    let hex = |text: &str| minivmm::front::gdb::packets::hex(text.as_bytes());
+    let mut state = 1u64;
+    for round in 0..200 {
+        state = state
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        let step = 100 + (state >> 33) % 15_000;
+        ask(
+            &mut client,
+            &packet(if round % 3 == 2 { "vCont;c" } else { "bc" }),
+            "$T05",
+        );
+        let both = [monitor(&format!("run-to {step}")), monitor("run-to"), monitor("info")].concat();
+        client.write_all(&both).unwrap();
+        let (mut said, mut part) = (String::new(), [0; 4096]);
+        while said.matches("$OK#9a").count() < 3 {
+            match client.read(&mut part) {
+                Ok(count @ 1..) => said.push_str(&String::from_utf8_lossy(&part[..count])),
+                other => panic!("{other:?} after {said}"),
+            }
+        }
+        let said = expanded(&said);
+        assert!(
+            said.contains(&hex(&format!("to step {step}, and there it stands"))),
+            "{said}"
+        );
+        assert!(
+            said.contains(&hex(&format!("step {step} of 0 to "))),
+            "round {round}, step {step}: {said}"
+        );
+        assert!(
+            said.contains(&hex(&format!(" {step} steps"))),
+            "round {round}, step {step}: {said}"
+        );
+    }
+    client.write_all(&packet("k")).unwrap();
+    guest.finish().must_end_with(0);
+}
+
 /// What a client is sent until its connection ends.
 fn until_closed(client: &mut (impl Read + Write), bytes: &[u8]) -> String {
     // The connection may be closed before all of it is written.

@@ -118,6 +118,7 @@ impl<'v> Session<'v> {
             // Of a client that was sent away.
             Event::Frame(_) if self.client.is_none() => {}
             Event::Frame(frame) => {
+                self.talk.machine.controls.held = self.holds();
                 let (said, next) = self.talk.take(frame);
                 self.send(&said);
                 match next {
@@ -148,6 +149,8 @@ impl<'v> Session<'v> {
     pub fn reverse(&mut self, world: &mut dyn Outside, reverse: Reverse) -> Result<Option<End>, Error> {
         let run = &mut *self.talk.machine.controls.run;
         let back = match reverse {
+            // The past is not kept any more: see `--reverse-memory`.
+            _ if run.extent().is_none() => Back::Beginning,
             Reverse::Continue => run.back(world)?,
             Reverse::Step(cpu) => match run.step_back(world, cpu)? {
                 true => Back::Stopped(DebugStop {
