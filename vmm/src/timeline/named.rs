@@ -135,7 +135,6 @@ impl Run {
         timeline.forgotten.push(Moment::default());
         (timeline.head, timeline.live, timeline.closed) = (here, true, None);
         timeline.finished = None;
-        self.keep_point(true);
-        Ok(())
+        self.keep_point(true)
     }
 }

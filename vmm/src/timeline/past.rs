@@ -93,17 +93,19 @@ impl Run {
             let what = What::Changed;
             timeline.log.push(Entry { at, what })?;
         }
-        self.keep_point(true);
-        Ok(())
+        self.keep_point(true)
     }
 
     /// Keeps a point, unless there is one.
-    pub(crate) fn keep_point(&mut self, fixed: bool) {
+    ///
+    /// # Errors
+    /// Before the first instruction: the limit is less than one takes.
+    pub(crate) fn keep_point(&mut self, fixed: bool) -> Result<(), Error> {
         let at = self.vm.moment();
         let there = |points: &Points| points.before(at.steps).is_some_and(|point| point.at.steps == at.steps);
         let known = self.timeline.as_ref().and_then(|timeline| timeline.points.as_ref());
         if known.is_none_or(|points| !fixed && there(points)) {
-            return;
+            return Ok(());
         }
         let mut point = self.point(fixed);
         if self.vm.is_debugged() {
@@ -111,16 +113,25 @@ impl Run {
             point.state.soft.cpus.iter_mut().for_each(|cpu| cpu.observed = None);
         }
         let alone = Points::cost_alone(&point.state);
-        let Some(timeline) = self.timeline.as_mut() else { return };
+        let Some(timeline) = self.timeline.as_mut() else {
+            return Ok(());
+        };
         if let Some(points) = &mut timeline.points {
             if !points.add(point) {
+                if at.steps == 0 {
+                    let (limit, alone) = (size_text(points.limit()), size_text(alone));
+                    return Err(Error::Usage(format!(
+                        "--reverse-memory {limit}: one snapshot of this machine takes {alone} before its first instruction, and more \
+                         as the guest writes to its memory: give more than that"
+                    )));
+                }
                 warn!(
                     "--reverse-memory: a snapshot takes {} by now: from step {} on the past is not kept",
                     size_text(alone),
                     at.steps
                 );
                 timeline.points = None;
-                return;
+                return Ok(());
             }
             trace!(
                 "a point at step {}; {} take {} bytes",
@@ -129,6 +140,7 @@ impl Run {
                 points.bytes()
             );
         }
+        Ok(())
     }
 
     /// All there is to this moment.
@@ -270,7 +282,7 @@ impl Run {
             if let Some(end) = self.run_until(world, middle, false)?.and_then(StopReason::end) {
                 return Ok(Some(end));
             }
-            self.keep_point(false);
+            self.keep_point(false)?;
         }
         Ok(self.run_until(world, steps, false)?.and_then(StopReason::end))
     }

@@ -70,6 +70,11 @@ impl Points {
         self.bytes
     }
 
+    /// What they may cost, in bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// All of them, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Point> {
         self.list.iter().map(|(point, _)| point)

@@ -350,7 +350,7 @@ impl Run {
             let reason = self.vm.advance(until, &mut entrance)?;
             let event = entrance.event;
             match (reason, event) {
-                (StopReason::Outside, Some(Event::Point)) => self.keep_point(false),
+                (StopReason::Outside, Some(Event::Point)) => self.keep_point(false)?,
                 (StopReason::Outside, Some(Event::Entry)) => {
                     if !self.pass_entry()? {
                         return Ok(StopReason::Ended(self.diverged()));
