@@ -49,6 +49,7 @@
 //! ```
 
 pub mod address;
+pub mod allocation;
 pub mod cli;
 pub mod config;
 pub mod debug;

@@ -7,11 +7,15 @@ use std::{
 
 use minivmm::{
     MachineConfig,
+    allocation::OrExit,
     cli::{self, Job},
     error::{Error, Status},
     front::control::client,
     logger, matrix, replay_command, signals, terminal, trace_command,
 };
+
+#[global_allocator]
+static MEMORY: OrExit = OrExit;
 
 fn main() {
     let report = std::panic::take_hook();

@@ -166,6 +166,50 @@ fn a_limit_that_leaves_no_executable_memory_is_told_before_the_guest_runs() {
     assert_refused(&result, 2, &["--cpu-model westmere", "executable memory", "ulimit -f"]);
 }
 
+/// However little memory there is, a run ends by itself, with a line that says so.
+// covers: exit-status/6
+// covers: bad-input/memory
+#[test]
+fn without_memory_a_run_ends_with_a_line_and_no_signal() {
+    let folder = Folder::new();
+    files(&folder);
+    folder.file("grows", spinner());
+    let command = |limit: u64, arguments: &str| {
+        let mut command = Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_minivmm");
+        let script = format!("ulimit -v {limit}; exec {program} {arguments}");
+        run(command.current_dir(folder.path()).args(["-c", &script]))
+    };
+    let (mut limit, mut without, mut heap) = (16 << 10, 0, 0);
+    // Less than the program's own pages, and the system does not start it.
+    while command(limit, "--version").status.code() != Some(0) {
+        limit += limit / 32;
+    }
+    loop {
+        let result = command(
+            limit,
+            "--kernel good -m 64M --serial null --gdb unix:gdb --control unix:control",
+        );
+        let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+        match result.status.code() {
+            Some(0) => break,
+            Some(2) => {}
+            Some(6) => heap += u32::from(errors.contains("out of memory")),
+            other => panic!("ulimit -v {limit}: {other:?}: {errors}"),
+        }
+        assert_eq!(errors.lines().count(), 1, "ulimit -v {limit}: {errors}");
+        assert!(errors.starts_with("minivmm: "), "ulimit -v {limit}: {errors}");
+        without += 1;
+        let _ = fs::remove_file(folder.path().join("gdb"));
+        let _ = fs::remove_file(folder.path().join("control"));
+        limit += limit / 100;
+    }
+    assert!(
+        without > 10 && heap > 0,
+        "{without} without memory, {heap} of them on the heap"
+    );
+}
+
 #[test]
 fn a_name_with_control_characters_is_still_one_line() {
     for name in ["a\nb", "\x1b[31mred", "tab\there"] {
