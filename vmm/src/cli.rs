@@ -17,8 +17,8 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        ClockMode, DiskConfig, EngineChoice, InitrdFile, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
-        VIRTUAL_RTC_BASE,
+        ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, ReverseOptions,
+        SerialTarget, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
@@ -95,6 +95,9 @@ pub struct Cli {
     /// software engine [default: minivmm]
     #[arg(long, value_enum, value_name = "WHOSE")]
     irqchip: Option<Irqchip>,
+    /// What to do where a trial guest finds that this host's KVM does not do what it accepts (`minivmm probe` lists what it found)
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = KvmDefects::Refuse)]
+    kvm_defects: KvmDefects,
     /// Where the serial port leads: stdio, file:PATH or null
     #[arg(long, value_name = "TARGET", default_value = "stdio", value_parser = OsStringValueParser::new().try_map(parse_serial))]
     serial: SerialTarget,
@@ -280,6 +283,7 @@ where
             (engine, _) => engine,
         },
         irqchip: cli.irqchip,
+        kvm_defects: cli.kvm_defects,
         experimental: cli.experimental,
         host_trace: None,
         serial: cli.serial,
