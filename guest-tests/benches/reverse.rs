@@ -52,7 +52,7 @@ fn symbols() -> Result<[u64; 2], String> {
         if vm.run_for(&mut console, 50_000_000).map_err(failed)?.is_some() {
             return Err("no kernel is found in memory".into());
         }
-        if let Some(kernel) = Kernel::find(&mut GuestMemory(vm.machine().memory())) {
+        if let Some(kernel) = Kernel::find(&mut GuestMemory::new(vm.machine().memory())) {
             let found = ["panic", "panic_cpu"].map(|name| kernel.symbols().address(name));
             return match found {
                 [Some(function), Some(variable)] => Ok([function, variable]),

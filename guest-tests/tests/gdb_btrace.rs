@@ -31,7 +31,7 @@ fn boot() -> (Run, Console, SymbolTable, Option<String>) {
     let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     loop {
         assert!(vm.run_for(&mut console, 50_000_000).unwrap().is_none());
-        let memory = &mut GuestMemory(vm.machine().memory());
+        let memory = &mut GuestMemory::new(vm.machine().memory());
         if let Some(kernel) = Kernel::find(memory) {
             let (symbols, id) = (kernel.symbols().clone(), kernel.build_id().map(String::from));
             return (vm, console, symbols, id);

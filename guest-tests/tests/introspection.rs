@@ -107,7 +107,7 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     let mut booted = boot(&folder, "");
     let state = booted.vm.cpu_state(0).unwrap();
     let steps = booted.vm.steps();
-    let memory = &mut GuestMemory(booted.vm.machine().memory());
+    let memory = &mut GuestMemory::new(booted.vm.machine().memory());
     let kernel = Kernel::find(memory).expect("a kernel is in memory");
     let modules = kernel.modules(memory);
     let tasks = kernel.tasks(memory);
@@ -134,7 +134,11 @@ fn symbols_modules_and_processes_are_those_that_linux_tells() {
     assert_ne!(kernel.slide(), 0);
     assert_eq!(kernel.slide(), text - 0xffff_ffff_8100_0000);
     let mut code = [[0; 64]; 2];
-    memory.0.read(kernel.physical_base(), &mut code[0]).unwrap();
+    assert!(trace::linux::Memory::read_physical(
+        memory,
+        kernel.physical_base(),
+        &mut code[0]
+    ));
     assert!(kernel.read(memory, text, &mut code[1]));
     assert_eq!(code[0], code[1]);
     assert_eq!(booted.said("version").next(), Some(kernel.banner()));

@@ -64,6 +64,7 @@ pub mod replay_command;
 pub mod replay_options;
 pub mod serial_line;
 pub mod signals;
+pub mod terminal;
 pub mod timeline;
 pub mod trace_command;
 pub mod trace_options;

@@ -9,8 +9,8 @@ use minivmm::{
     MachineConfig,
     cli::{self, Job},
     error::{Error, Status},
-    front::{console::terminal, control::client},
-    logger, matrix, replay_command, signals, trace_command,
+    front::control::client,
+    logger, matrix, replay_command, signals, terminal, trace_command,
 };
 
 fn main() {

@@ -8,7 +8,6 @@
 
 use std::{
     fmt::Write,
-    fs::File,
     io::{self, Read},
     path::Path,
 };
@@ -21,6 +20,7 @@ use x86::{
 };
 
 use crate::error::Error;
+use trace::regular;
 
 /// The longest model file: a dump of every leaf and register there is takes a tenth of it.
 const LONGEST: u64 = 1 << 20;
@@ -90,7 +90,7 @@ fn from_file(path: &Path) -> Result<&'static CpuModel, Error> {
         source,
     };
     let mut bytes = Vec::new();
-    let opened = File::open(path).map_err(file)?;
+    let opened = regular::open(path).map_err(file)?;
     opened.take(LONGEST + 1).read_to_end(&mut bytes).map_err(file)?;
     if bytes.len() as u64 > LONGEST {
         return Err(file(io::Error::other("longer than 1 MiB, so not a CPU model")));

@@ -1,19 +1,30 @@
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end a run in good order.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end a run in good order; a second one but SIGHUP ends it at once.
+//!
+//! timeout(1) sends its signal to the process and again to its group, so the same signal counts as a second one only after a while.
 
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
     sync::{
         OnceLock,
-        atomic::{AtomicI32, Ordering},
+        atomic::{AtomicI32, AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use libc::{EFD_CLOEXEC, EFD_NONBLOCK, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ, c_int, c_void, siginfo_t};
 use vmm_sys_util::{eventfd::EventFd, signal::register_signal_handler};
 
+use crate::{error::Status, terminal};
+
 /// The first signal that came; 0 for none.
 static PENDING: AtomicI32 = AtomicI32::new(0);
+/// When it came, in milliseconds from [`STARTED`].
+static CAME: AtomicU64 = AtomicU64::new(0);
+/// When the signals were taken over.
+static STARTED: OnceLock<Instant> = OnceLock::new();
+/// The same signal within this time is not a second one.
+const AGAIN: Duration = Duration::from_millis(250);
 /// Wakes whoever waits for events.
 static WAKE: OnceLock<EventFd> = OnceLock::new();
 
@@ -21,8 +32,24 @@ static WAKE: OnceLock<EventFd> = OnceLock::new();
 extern "C" fn pass(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
 
 extern "C" fn note(signal: c_int, _: *mut siginfo_t, _: *mut c_void) {
-    // An atomic and a write(2): both are safe in a handler.
-    let _ = PENDING.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+    // Atomics, clock_gettime(2) and write(2): all are safe in a handler.
+    let now = STARTED.get().map_or(Duration::ZERO, Instant::elapsed);
+    let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    match PENDING.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => CAME.store(now, Ordering::Relaxed),
+        Err(_) if signal == SIGHUP => {}
+        Err(first) => {
+            let again = now.saturating_sub(CAME.load(Ordering::Relaxed)) >= AGAIN.as_millis() as u64;
+            if first != signal || again {
+                let line = match signal {
+                    SIGINT => &b"minivmm: SIGINT after another signal: ended at once\n"[..],
+                    SIGTERM => b"minivmm: SIGTERM after another signal: ended at once\n",
+                    _ => b"minivmm: SIGQUIT after another signal: ended at once\n",
+                };
+                terminal::leave_at_once(line, Status::Usage.code());
+            }
+        }
+    }
     if let Some(wake) = WAKE.get() {
         let _ = wake.write(1);
     }
@@ -33,6 +60,7 @@ pub fn install() -> io::Result<()> {
     if WAKE.get().is_none() {
         let _ = WAKE.set(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
     }
+    let _ = STARTED.set(Instant::now());
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         register_signal_handler(signal, note).map_err(io::Error::from)?;
     }

@@ -175,6 +175,26 @@ fn stats_tell_steps_and_times_and_repeat_on_the_virtual_clock() {
     );
 }
 
+// covers: memory/as-touched
+#[test]
+fn the_end_of_a_run_looks_at_what_was_touched_alone() {
+    let folder = Folder::new();
+    let kernel = folder.file("kernel", echo());
+    let mut command = minivmm();
+    command.arg("--kernel").arg(&kernel);
+    command.args(["-m", "64G", "--stats", "--max-instructions", "1000"]);
+    let errors = text(&run(&mut command).stderr);
+    let line = stat(&errors, "memory");
+    let (touched, size) = line.split_once(" KiB touched and hashed of ").unwrap();
+    assert_eq!(size, "67108864 KiB");
+    // A host's large pages are more than what this guest has.
+    assert!((1..64 << 10).contains(&touched.parse::<u64>().unwrap()), "{line}");
+    assert!(
+        errors.contains("--max-instructions 1000: reached, CPU 0 at "),
+        "{errors}"
+    );
+}
+
 // covers: cli/initrd
 // covers: cli/cmdline
 // covers: cli/memory

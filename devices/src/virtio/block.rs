@@ -23,10 +23,12 @@ pub const SECTOR: u64 = 512;
 const QUEUE: u16 = 128;
 /// Header and status take a descriptor each.
 const SEG_MAX: u32 = QUEUE as u32 - 2;
-/// With SEG_MAX, this bounds a request to some 8 MB.
+/// With SEG_MAX, this bounds a request to some 8 MB. What is longer is an I/O error.
 const SIZE_MAX: u32 = 64 << 10;
 /// Sectors of a request that discards or zeroes: 64 MiB.
 const ZERO_MAX: u32 = (64 << 20) / SECTOR as u32;
+/// A flush costs about as much as moving this many bytes.
+const FLUSH_WORK: u64 = 1 << 20;
 const ID_LEN: usize = 20;
 /// Type, reserved, sector.
 const HEADER: u64 = 16;
@@ -92,7 +94,7 @@ impl Block {
     /// The byte at which `len` bytes from `sector` on start, if they are whole sectors of the disk.
     fn range(&self, sector: u64, len: u64) -> Option<u64> {
         let last = sector.checked_add(len / SECTOR)?;
-        (len.is_multiple_of(SECTOR) && last <= self.sectors()).then_some(sector * SECTOR)
+        (len.is_multiple_of(SECTOR) && last <= self.sectors()).then(|| sector * SECTOR)
     }
 
     fn read(&mut self, sector: u64, request: &mut Request) -> Result<Answer, Nonsense> {
@@ -113,7 +115,7 @@ impl Block {
         Ok((VIRTIO_BLK_S_OK, done))
     }
 
-    fn write(&mut self, sector: u64, request: &Request) -> Result<u32, Nonsense> {
+    fn write(&mut self, sector: u64, request: &mut Request) -> Result<u32, Nonsense> {
         let len = request.readable() - HEADER;
         let Some(start) = self.range(sector, len).filter(|_| self.may_write()) else {
             return Ok(VIRTIO_BLK_S_IOERR);
@@ -128,11 +130,11 @@ impl Block {
             }
             done += piece.len() as u64;
         }
-        Ok(self.complete_write())
+        Ok(self.complete_write(request))
     }
 
     /// 5.2.6.2 "Device Requirements: Device Operation": of the flags, a discard has none and a write of zeroes only UNMAP.
-    fn zero(&mut self, flags: u32, request: &Request) -> Result<u32, Nonsense> {
+    fn zero(&mut self, flags: u32, request: &mut Request) -> Result<u32, Nonsense> {
         if request.readable() != HEADER + RANGE {
             return Ok(VIRTIO_BLK_S_IOERR);
         }
@@ -143,11 +145,12 @@ impl Block {
             return Ok(VIRTIO_BLK_S_UNSUPP);
         }
         let len = u64::from(count) * SECTOR;
+        request.add_work(len.min(u64::from(ZERO_MAX) * SECTOR));
         match self
             .range(sector, len)
             .filter(|_| self.may_write() && count <= ZERO_MAX)
         {
-            Some(start) if self.medium.zero(start, len).is_ok() => Ok(self.complete_write()),
+            Some(start) if self.medium.zero(start, len).is_ok() => Ok(self.complete_write(request)),
             _ => Ok(VIRTIO_BLK_S_IOERR),
         }
     }
@@ -157,15 +160,16 @@ impl Block {
     }
 
     /// What a write is answered with once it is in the file.
-    fn complete_write(&mut self) -> u32 {
+    fn complete_write(&mut self, request: &mut Request) -> u32 {
         if self.write_through {
-            self.flush()
+            self.flush(request)
         } else {
             VIRTIO_BLK_S_OK
         }
     }
 
-    fn flush(&mut self) -> u32 {
+    fn flush(&mut self, request: &mut Request) -> u32 {
+        request.add_work(FLUSH_WORK);
         self.failed |= self.medium.flush().is_err();
         if self.failed {
             VIRTIO_BLK_S_IOERR
@@ -229,9 +233,11 @@ impl Device for Block {
         };
         let sector = u64_at(&header, 8);
         let (status, written) = match u32_at(&header, 0) {
+            // Header and status may be in one buffer with data.
+            _ if u64::from(request.longest()) > u64::from(SIZE_MAX) + HEADER + 1 => (VIRTIO_BLK_S_IOERR, 0),
             VIRTIO_BLK_T_IN => self.read(sector, request)?,
             VIRTIO_BLK_T_OUT => (self.write(sector, request)?, 0),
-            VIRTIO_BLK_T_FLUSH => (self.flush(), 0),
+            VIRTIO_BLK_T_FLUSH => (self.flush(request), 0),
             VIRTIO_BLK_T_GET_ID => {
                 let len = room.min(ID_LEN as u64);
                 request.write(0, &self.id[..len as usize])?;

@@ -25,6 +25,10 @@ const NEEDS_RESET: u32 = VIRTIO_CONFIG_S_NEEDS_RESET;
 const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
 const EVENT_IDX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 const INDIRECT: u64 = 1 << VIRTIO_RING_F_INDIRECT_DESC;
+/// Work that is done at once, in bytes moved; the request that goes beyond it is finished.
+pub const SLICE: u64 = 4 << 20;
+/// The virtual time from one slice to the next: a disk of 40 GB/s.
+pub const PAUSE_NS: u64 = 100_000;
 /// Interrupt causes.
 const USED: u32 = VIRTIO_MMIO_INT_VRING;
 const CHANGED: u32 = VIRTIO_MMIO_INT_CONFIG;
@@ -47,6 +51,10 @@ pub struct TransportState {
     /// The queues' registers and positions.
     #[serde(with = "queues")]
     pub queues: Vec<QueueState>,
+    /// Queues whose last notification is not carried out in whole, a bit for each.
+    pub waiting: u32,
+    /// When that goes on, in nanoseconds of virtual time.
+    pub due: u64,
     /// The device's own.
     pub device: DeviceState,
 }
@@ -93,6 +101,10 @@ pub struct Transport {
     queue_select: u32,
     status: u32,
     interrupt_status: u32,
+    waiting: u32,
+    due: u64,
+    /// What was done since it was asked last.
+    work: u64,
     queues: Vec<VirtQueue>,
 }
 
@@ -159,6 +171,9 @@ impl Transport {
             queue_select: 0,
             status: 0,
             interrupt_status: 0,
+            waiting: 0,
+            due: 0,
+            work: 0,
             queues,
         }
     }
@@ -207,13 +222,15 @@ impl Transport {
         value.into()
     }
 
-    /// Writes 1, 2, 4 or 8 bytes at `offset`; a notification is answered at once. What is written to memory on the way goes
-    /// to the end of `written`. The answer is what the driver did wrong, for a log.
+    /// Writes 1, 2, 4 or 8 bytes at `offset`, `now` nanoseconds of virtual time into the run; a notification is answered at once, or
+    /// its first slice is. What is written to memory on the way goes to the end of `written`. The answer is what the driver did wrong,
+    /// for a log.
     pub fn write(
         &mut self,
         offset: u64,
         size: u8,
         value: u64,
+        now: u64,
         memory: &GuestMemoryMmap,
         written: &mut Vec<Written>,
     ) -> Result<(), Nonsense> {
@@ -234,7 +251,7 @@ impl Transport {
                 }
             }
             VIRTIO_MMIO_QUEUE_SEL => self.queue_select = value,
-            VIRTIO_MMIO_QUEUE_NOTIFY => return self.notify(value, memory, written),
+            VIRTIO_MMIO_QUEUE_NOTIFY => return self.notify(value, now, memory, written),
             VIRTIO_MMIO_INTERRUPT_ACK => self.interrupt_status &= !value,
             VIRTIO_MMIO_STATUS => self.set_status(value),
             VIRTIO_MMIO_QUEUE_READY => return self.set_ready(value, memory),
@@ -267,6 +284,7 @@ impl Transport {
         self.queue_select = 0;
         self.status = 0;
         self.interrupt_status = 0;
+        (self.waiting, self.due) = (0, 0);
         for queue in &mut self.queues {
             *queue = VirtQueue::new(queue.registers.max_size);
         }
@@ -317,6 +335,7 @@ impl Transport {
     /// Passes a result on, and asks for a reset where it is an error.
     fn answer(&mut self, result: Result<(), Nonsense>) -> Result<(), Nonsense> {
         if result.is_err() {
+            self.waiting = 0;
             self.status |= NEEDS_RESET;
             if self.status & DRIVER_OK != 0 {
                 self.interrupt_status |= CHANGED;
@@ -325,18 +344,55 @@ impl Transport {
         result
     }
 
-    fn notify(&mut self, index: u32, memory: &GuestMemoryMmap, written: &mut Vec<Written>) -> Result<(), Nonsense> {
+    /// When work that was put off goes on, in nanoseconds of virtual time.
+    pub fn due(&self) -> Option<u64> {
+        (self.waiting != 0).then_some(self.due)
+    }
+
+    /// What was done since the last call, in bytes moved.
+    pub fn take_work(&mut self) -> u64 {
+        std::mem::take(&mut self.work)
+    }
+
+    /// Goes on with work that was put off, if it is time for that.
+    ///
+    /// # Errors
+    /// What the driver did wrong, for a log.
+    pub fn advance(&mut self, now: u64, memory: &GuestMemoryMmap, written: &mut Vec<Written>) -> Result<(), Nonsense> {
+        if self.due().is_none_or(|due| now < due) {
+            return Ok(());
+        }
+        let index = self.waiting.trailing_zeros();
+        self.waiting &= !(1 << index);
+        self.notify(index, now, memory, written)
+    }
+
+    fn notify(
+        &mut self,
+        index: u32,
+        now: u64,
+        memory: &GuestMemoryMmap,
+        written: &mut Vec<Written>,
+    ) -> Result<(), Nonsense> {
         const LIVE: u32 = DRIVER_OK | FEATURES_OK;
         if self.status & (LIVE | NEEDS_RESET) != LIVE {
+            return Ok(());
+        }
+        let bit = 1u32.checked_shl(index).unwrap_or(0);
+        if self.waiting & bit != 0 {
             return Ok(());
         }
         let index = index as usize;
         let Some(queue) = self.queues.get_mut(index).and_then(|q| q.queue.as_mut()) else {
             return Ok(());
         };
-        let result = serve(self.device.as_mut(), index, queue, memory, written);
-        if let Ok(true) = result {
-            self.interrupt_status |= USED;
+        let result = serve(self.device.as_mut(), index, queue, memory, written, &mut self.work);
+        if let Ok(Served { interrupt, more }) = result {
+            self.interrupt_status |= if interrupt { USED } else { 0 };
+            self.waiting |= if more { bit } else { 0 };
+        }
+        if self.waiting != 0 {
+            self.due = now.saturating_add(PAUSE_NS);
         }
         self.answer(result.map(drop))
     }
@@ -351,6 +407,8 @@ impl Transport {
             status: self.status,
             interrupt_status: self.interrupt_status,
             queues: self.queues.iter().map(VirtQueue::state).collect(),
+            waiting: self.waiting,
+            due: self.due,
             device: self.device.state(),
         }
     }
@@ -380,6 +438,8 @@ impl Transport {
         self.queue_select = state.queue_select;
         self.status = state.status;
         self.interrupt_status = state.interrupt_status;
+        let known = 1u32.checked_shl(self.queues.len() as u32).unwrap_or(0).wrapping_sub(1);
+        (self.waiting, self.due) = (state.waiting & known, state.due);
         self.device.set_state(&state.device);
         Ok(())
     }
@@ -394,14 +454,23 @@ fn half(features: u64, select: u32) -> u32 {
     }
 }
 
-/// Carries out what is available, and says whether the driver wants an interrupt for it.
+/// What came of a slice of work.
+struct Served {
+    /// The driver wants an interrupt for what was done.
+    interrupt: bool,
+    /// There is more to do.
+    more: bool,
+}
+
+/// Carries out what is available, or a slice of it.
 fn serve(
     device: &mut dyn Device,
     index: usize,
     queue: &mut Queue,
     memory: &GuestMemoryMmap,
     written: &mut Vec<Written>,
-) -> Result<bool, Nonsense> {
+    work: &mut u64,
+) -> Result<Served, Nonsense> {
     const LOST: Nonsense = Nonsense("a queue whose rings cannot be used");
     let state = queue.state();
     // Read once: a request may well write to the ring, and a notification has to end.
@@ -411,7 +480,8 @@ fn serve(
         return Err(Nonsense("more requests available than the queue has entries"));
     }
     written.push((state.used_ring, 8 * u64::from(state.size) + 6));
-    for _ in 0..count {
+    let (mut done, mut spent) = (0, 0u64);
+    while done < count && spent < SLICE {
         let Some(chain) = queue.pop_descriptor_chain(memory) else {
             return Err(LOST);
         };
@@ -420,17 +490,23 @@ fn serve(
             return Err(Nonsense("a descriptor beyond the queue"));
         }
         let mut request = Request::new(chain, state.size, memory, written)?;
-        let len = device.request(index, &mut request)?;
+        let answer = device.request(index, &mut request);
+        spent = spent.saturating_add(request.work());
+        *work = work.saturating_add(request.work());
+        let len = answer?;
+        done += 1;
         queue.add_used(memory, head, len).map_err(|_| LOST)?;
     }
+    let more = done < count;
     // Without EVENT_IDX there is nothing to ask for: notifications are never switched off.
-    if state.event_idx_enabled {
+    if state.event_idx_enabled && !more {
         queue.enable_notification(memory).map_err(|_| LOST)?;
     }
     if count == 0 {
-        return Ok(false);
+        return Ok(Served { interrupt: false, more });
     }
     let flags: u16 = memory.read_obj(GuestAddress(state.avail_ring)).map_err(|_| LOST)?;
     let silent = !state.event_idx_enabled && u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT != 0;
-    Ok(!silent && queue.needs_notification(memory).map_err(|_| LOST)?)
+    let interrupt = !silent && queue.needs_notification(memory).map_err(|_| LOST)?;
+    Ok(Served { interrupt, more })
 }

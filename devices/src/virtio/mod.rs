@@ -1,11 +1,12 @@
 //! Virtio devices (Virtual I/O Device (VIRTIO) Version 1.2) behind the MMIO transport.
 //!
-//! A request is carried out while the guest's notification is: at one counted instruction, with nothing left to complete
-//! later. So a run repeats, and the interrupt is there before the next instruction.
+//! A request is carried out while the guest's notification is: at one counted instruction. So a run repeats, and the interrupt is
+//! there before the next instruction. Where a notification brings more work than [`mmio::SLICE`], the rest follows in slices at moments
+//! of virtual time, which are counted, too; between them others see to the machine.
 //!
 //! What a driver may not do is answered as 2.1.2 "Device Requirements: Device Status Field" has it: the device sets
-//! DEVICE_NEEDS_RESET and does nothing more until it is reset. Every notification does a bounded amount of work: at most one
-//! request for each entry of the queue, of no more descriptors than that.
+//! DEVICE_NEEDS_RESET and does nothing more until it is reset. Every request is a bounded amount of work, of no more descriptors
+//! than the queue has entries and no more bytes than its device takes.
 
 pub mod block;
 pub mod mmio;

@@ -25,6 +25,7 @@ pub struct Request<'a> {
     writable: Vec<Span>,
     readable_len: u64,
     writable_len: u64,
+    work: u64,
 }
 
 impl<'a> Request<'a> {
@@ -49,6 +50,8 @@ impl<'a> Request<'a> {
             writable: Vec::new(),
             readable_len: 0,
             writable_len: 0,
+            // Walking a chain is work, too.
+            work: 64,
         };
         // The iterator just stops at a link that leads nowhere, so that a chain is whole only where its last descriptor says so.
         let mut whole = false;
@@ -95,11 +98,28 @@ impl<'a> Request<'a> {
         self.writable_len
     }
 
+    /// The longest of the buffers.
+    pub fn longest(&self) -> u32 {
+        let all = self.readable.iter().chain(&self.writable);
+        all.map(|span| span.len).max().unwrap_or(0)
+    }
+
+    /// Counts work that is not moving the request's bytes.
+    pub fn add_work(&mut self, bytes: u64) {
+        self.work = self.work.saturating_add(bytes);
+    }
+
+    /// What it has cost so far, in bytes moved.
+    pub fn work(&self) -> u64 {
+        self.work
+    }
+
     /// Reads what the driver gave, from `offset` on.
     ///
     /// # Errors
     /// There are not so many bytes.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Nonsense> {
+    pub fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Nonsense> {
+        self.add_work(bytes.len() as u64);
         const SHORT: Nonsense = Nonsense("a request that is too short");
         let mut done = 0;
         for (address, len) in pieces(&self.readable, offset, bytes.len()) {
@@ -116,6 +136,7 @@ impl<'a> Request<'a> {
     /// There is not so much room.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Nonsense> {
         const SHORT: Nonsense = Nonsense("a request with too little room");
+        self.add_work(bytes.len() as u64);
         let mut done = 0;
         for (address, len) in pieces(&self.writable, offset, bytes.len()) {
             self.written.push((address.0, len as u64));

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{
     block::{Block, Medium},
-    mmio::Transport,
+    mmio::{PAUSE_NS, SLICE, Transport},
     request::Written,
     rng::Rng,
 };
@@ -115,6 +115,8 @@ struct Driver {
     device: Transport,
     written: Vec<Written>,
     available: u16,
+    /// Virtual time.
+    now: u64,
 }
 
 impl Driver {
@@ -124,6 +126,7 @@ impl Driver {
             device,
             written: Vec::new(),
             available: 0,
+            now: 0,
         }
     }
 
@@ -147,9 +150,14 @@ impl Driver {
     }
 
     fn set(&mut self, register: u32, value: u32) {
-        let _ = self
-            .device
-            .write(register.into(), 4, value.into(), &self.memory, &mut self.written);
+        let _ = self.device.write(
+            register.into(),
+            4,
+            value.into(),
+            self.now,
+            &self.memory,
+            &mut self.written,
+        );
     }
 
     fn negotiate(&mut self, features: u64) -> bool {
@@ -750,5 +758,127 @@ fn the_state_goes_out_and_comes_back() {
         let mut other = Transport::new(Box::new(Block::new(Box::new(fake.clone()), "x")));
         other.set_state(&bad, &driver.memory).unwrap_err();
         assert_eq!(other.read(VIRTIO_MMIO_STATUS.into(), 4), 0);
+    }
+}
+
+/// A disk with room for everything, which counts what is moved.
+#[derive(Clone, Debug, Default)]
+struct Vast(Arc<Mutex<u64>>);
+
+impl Vast {
+    fn moved(&self) -> u64 {
+        *self.0.lock().unwrap()
+    }
+
+    fn count(&self, len: u64) -> io::Result<()> {
+        *self.0.lock().unwrap() += len;
+        Ok(())
+    }
+}
+
+impl Medium for Vast {
+    fn size(&self) -> u64 {
+        1 << 50
+    }
+
+    fn readonly(&self) -> bool {
+        false
+    }
+
+    fn read(&mut self, _: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.count(bytes.len() as u64)
+    }
+
+    fn write(&mut self, _: u64, bytes: &[u8]) -> io::Result<()> {
+        self.count(bytes.len() as u64)
+    }
+
+    fn zero(&mut self, _: u64, len: u64) -> io::Result<()> {
+        self.count(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+const BUFFER: u32 = 64 << 10;
+const BUFFERS: u16 = 13;
+
+/// Fills the queue with requests that are as large as it takes them: all of the same buffer.
+fn vast_driver(vast: &Vast) -> Driver {
+    let mut driver = Driver::of(Transport::new(Box::new(Block::new(Box::new(vast.clone()), "x"))));
+    driver.start(VERSION_1 | FLUSH);
+    driver.put(HEADER, VIRTIO_BLK_T_IN);
+    driver.descriptor(0x8000, 0, (HEADER, 16, NEXT, 1));
+    for n in 1..=BUFFERS {
+        driver.descriptor(0x8000, n, (0x1_0000, BUFFER, NEXT | WRITE, n + 1));
+    }
+    driver.descriptor(0x8000, BUFFERS + 1, (STATUS, 1, WRITE, 0));
+    for head in 0..SIZE {
+        driver.descriptor(DESC, head, (0x8000, 16 * u32::from(BUFFERS + 2), INDIRECT, 0));
+        driver.offer(head);
+    }
+    driver
+}
+
+// covers: devices/virtio-slices
+#[test]
+fn a_notification_is_served_in_slices() {
+    let one = u64::from(BUFFER) * u64::from(BUFFERS);
+    let vast = Vast::default();
+    let mut driver = vast_driver(&vast);
+    assert_eq!(driver.device.due(), None);
+    driver.now = 1000;
+    driver.kick();
+    let first = vast.moved();
+    assert!((SLICE..SLICE + one).contains(&first), "{first} bytes at once");
+    assert_eq!(u64::from(driver.used().0) * one, first);
+    assert!(driver.device.interrupt(), "for what is done");
+    assert_eq!(driver.device.due(), Some(1000 + PAUSE_NS));
+    assert!(driver.device.take_work() >= first);
+    // A second notification brings nothing forward.
+    driver.kick();
+    assert_eq!(vast.moved(), first);
+    // What is put off is part of the state.
+    let mut other = Transport::new(Box::new(Block::new(Box::new(vast.clone()), "x")));
+    other.set_state(&driver.device.state(), &driver.memory).unwrap();
+    assert_eq!(other.state(), driver.device.state());
+    driver.device = other;
+    let mut slices = 1;
+    while let Some(due) = driver.device.due() {
+        let before = vast.moved();
+        driver
+            .device
+            .advance(due - 1, &driver.memory, &mut driver.written)
+            .unwrap();
+        assert_eq!(vast.moved(), before, "not before it is time");
+        driver.device.advance(due, &driver.memory, &mut driver.written).unwrap();
+        assert!((1..SLICE + one).contains(&(vast.moved() - before)));
+        slices += 1;
+    }
+    assert_eq!((driver.used().0, vast.moved()), (SIZE, u64::from(SIZE) * one));
+    assert_eq!(slices, (u64::from(SIZE) * one).div_ceil(first));
+    // A reset forgets it.
+    let mut driver = vast_driver(&vast);
+    driver.kick();
+    driver.set(VIRTIO_MMIO_STATUS, 0);
+    assert_eq!(driver.device.due(), None);
+}
+
+// covers: devices/virtio-slices
+#[test]
+fn a_buffer_that_is_longer_than_was_said_is_an_error() {
+    let vast = Vast::default();
+    let mut driver = Driver::of(Transport::new(Box::new(Block::new(Box::new(vast.clone()), "x"))));
+    driver.start(VERSION_1 | FLUSH);
+    for kind in [VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT] {
+        let out = kind == VIRTIO_BLK_T_OUT;
+        assert_eq!(driver.request(kind, 0, BUFFER, out).0, OK);
+        let moved = vast.moved();
+        assert_eq!(driver.request(kind, 0, 2 * BUFFER, out).0, IOERR);
+        assert_eq!(driver.request(kind, u64::MAX, 512, out).0, IOERR, "no place wraps");
+        assert_eq!(driver.request(kind, u64::MAX / 512 + 1, 512, out).0, IOERR);
+        assert_eq!(vast.moved(), moved);
     }
 }

@@ -252,7 +252,7 @@ impl<'a> Running<'a> {
         if woken {
             self.changed.notify_all();
         }
-        let mut next = machine.platform().next_event();
+        let mut next = machine.next_event();
         if let Some((index, overflow)) = self.next_overflow() {
             if overflow <= machine.clock().ns(self.steps()) {
                 self.stop_locked(NativeEnd::Instructions(index));

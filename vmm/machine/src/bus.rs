@@ -241,7 +241,8 @@ impl Bus for CpuBus<'_> {
 
     fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64) {
         self.machine.accesses.mmio += 1;
-        if let Some((gsi, level)) = self.machine.virtio.write(gpa, size, value, self.machine.memory.mmap()) {
+        let (at, memory) = (self.machine.clock.ns(now), self.machine.memory.mmap());
+        if let Some((gsi, level)) = self.machine.virtio.write(gpa, size, value, at, memory) {
             self.machine.platform.set_gsi(gsi, level);
             return;
         }

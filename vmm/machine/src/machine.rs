@@ -204,8 +204,26 @@ impl Machine {
 
     /// Lets the devices do what is due after so many steps, and says what they want of the machine.
     pub fn advance(&mut self, steps: u64) -> Vec<Effect> {
-        self.platform.advance(self.clock.ns(steps));
+        let now = self.clock.ns(steps);
+        for (gsi, level) in self.virtio.advance(now, self.memory.mmap()) {
+            self.platform.set_gsi(gsi, level);
+        }
+        self.platform.advance(now);
         self.platform.effects()
+    }
+
+    /// The nanosecond of virtual time of the next thing that will happen by itself.
+    pub fn next_event(&self) -> Option<u64> {
+        self.platform
+            .next_event()
+            .into_iter()
+            .chain(self.virtio.next_event())
+            .min()
+    }
+
+    /// What the disks have done since the last call, in bytes moved.
+    pub fn take_work(&mut self) -> u64 {
+        self.virtio.take_work()
     }
 
     /// The whole state but for RAM and CPUs.

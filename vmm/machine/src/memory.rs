@@ -9,7 +9,7 @@
 //! stay good.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
+use std::{ops::Range, os::unix::fs::FileExt};
 
 use engine::{Engine, EngineOptions, HostLacks, RamRegion};
 use vm_memory::{
@@ -156,12 +156,32 @@ impl Memory {
         })
     }
 
+    /// Where RAM may hold anything but zeroes: pages that were written to, or read, by whoever it was. In ascending order.
+    ///
+    /// The host knows: /proc/PID/pagemap of proc_pid_pagemap(5), "pagemap, from the userspace perspective" of Linux's
+    /// Documentation/admin-guide/mm/pagemap.rst. Where it does not tell, this is all of RAM.
+    pub fn touched(&self) -> Vec<Range<u64>> {
+        let ram = || std::iter::once(0..self.low_end()).chain(self.high());
+        let mut touched = Vec::new();
+        let told = std::fs::File::open("/proc/self/pagemap").and_then(|file| {
+            for region in self.mmap.iter() {
+                let host = region.get_mmap().as_ptr().addr() as u64;
+                pages(&file, host, region.start_addr().0, region.len(), &mut touched)?;
+            }
+            Ok(())
+        });
+        match told {
+            Ok(()) => touched,
+            Err(_) => ram().collect(),
+        }
+    }
+
     /// A 64-bit hash of all RAM, the same for the same contents on every host. Zero pages do not count, so that it does not
     /// matter whether a page was ever touched.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         let mut page = [0; PAGE];
-        for range in [0..self.low_end(), self.high().unwrap_or(0..0)] {
+        for range in self.touched() {
             for gpa in range.step_by(PAGE) {
                 if self.read(gpa, &mut page).is_ok() && page.iter().any(|b| *b != 0) {
                     digest.add(&gpa.to_le_bytes());
@@ -171,6 +191,32 @@ impl Memory {
         }
         digest.value()
     }
+}
+
+/// Adds the pages of a mapping that are present or swapped out (bits 63 and 62 of their entries), as ranges.
+fn pages(file: &std::fs::File, host: u64, gpa: u64, len: u64, touched: &mut Vec<Range<u64>>) -> std::io::Result<()> {
+    const ENTRIES: u64 = 1 << 17;
+    let (page, count) = (PAGE as u64, len / PAGE as u64);
+    let mut entries = vec![0; 8 * ENTRIES.min(count) as usize];
+    let mut first = 0;
+    while first < count {
+        let part = ENTRIES.min(count - first);
+        let entries = &mut entries[..8 * part as usize];
+        file.read_exact_at(entries, (host / page + first) * 8)?;
+        for (n, entry) in entries.chunks_exact(8).enumerate() {
+            // The highest two bits of a little-endian word.
+            if entry[7] & 0xc0 == 0 {
+                continue;
+            }
+            let at = gpa + (first + n as u64) * page;
+            match touched.last_mut() {
+                Some(last) if last.end == at => last.end += page,
+                _ => touched.push(at..at + page),
+            }
+        }
+        first += part;
+    }
+    Ok(())
 }
 
 /// The engine together with the memory it runs on.

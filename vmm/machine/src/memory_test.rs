@@ -35,6 +35,23 @@ fn ram_costs_what_is_touched() {
     assert!(resident() - before < 64 << 20);
 }
 
+// covers: memory/as-touched
+#[test]
+fn what_was_touched_is_known_without_touching_the_rest() {
+    let memory = Memory::new(64 << 30).unwrap();
+    assert_eq!(memory.touched(), []);
+    for gpa in [0x5000, (40 << 30) + 0x20_0000] {
+        memory.write(gpa, &[1]).unwrap();
+    }
+    let has = |gpa: u64| memory.touched().iter().any(|range| range.contains(&gpa));
+    assert!(has(0x5000) && has((40 << 30) + 0x20_0000) && !has(20 << 30));
+    let before = memory.digest();
+    let all: u64 = memory.touched().iter().map(|range| range.end - range.start).sum();
+    assert!(all <= 8 << 20, "{all} bytes: a host's large pages");
+    memory.write(20 << 30, &[1]).unwrap();
+    assert_ne!(memory.digest(), before);
+}
+
 #[test]
 fn an_absurd_size_is_an_error() {
     for size in [0, 4096, (2 << 20) + 1, 1 << 62, u64::MAX & !4095] {

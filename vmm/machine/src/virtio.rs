@@ -95,14 +95,45 @@ impl Virtio {
         Some(self.transports[index].read(offset, size))
     }
 
-    /// Writes a register; the answer is an interrupt with its level, or `None` where no device answers.
-    pub fn write(&mut self, gpa: u64, size: u8, value: u64, memory: &GuestMemoryMmap) -> Option<(u8, bool)> {
+    /// Writes a register at a time of the virtual clock, in nanoseconds; the answer is an interrupt with its level, or `None` where no device answers.
+    pub fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64, memory: &GuestMemoryMmap) -> Option<(u8, bool)> {
         let (index, offset) = self.find(gpa)?;
-        if let Err(nonsense) = self.transports[index].write(offset, size, value, memory, &mut self.written) {
+        if let Err(nonsense) = self.transports[index].write(offset, size, value, now, memory, &mut self.written) {
             debug!("virtio device {index} needs a reset: {nonsense}");
         }
-        let sharing = self.transports.iter().skip(index % GSIS).step_by(GSIS);
-        Some((gsi(index), sharing.into_iter().any(Transport::interrupt)))
+        Some(self.line(index))
+    }
+
+    /// A device's interrupt with its level.
+    fn line(&self, index: usize) -> (u8, bool) {
+        let mut sharing = self.transports.iter().skip(index % GSIS).step_by(GSIS);
+        (gsi(index), sharing.any(Transport::interrupt))
+    }
+
+    /// Goes on with what was put off until now; the answer is interrupts with their levels.
+    pub fn advance(&mut self, now: u64, memory: &GuestMemoryMmap) -> Vec<(u8, bool)> {
+        let mut lines = Vec::new();
+        for index in 0..self.transports.len() {
+            let transport = &mut self.transports[index];
+            if transport.due().is_none_or(|due| now < due) {
+                continue;
+            }
+            if let Err(nonsense) = transport.advance(now, memory, &mut self.written) {
+                debug!("virtio device {index} needs a reset: {nonsense}");
+            }
+            lines.push(self.line(index));
+        }
+        lines
+    }
+
+    /// When something that was put off goes on, in nanoseconds of the virtual clock.
+    pub fn next_event(&self) -> Option<u64> {
+        self.transports.iter().filter_map(Transport::due).min()
+    }
+
+    /// What the devices have done since the last call, in bytes moved.
+    pub fn take_work(&mut self) -> u64 {
+        self.transports.iter_mut().map(Transport::take_work).sum()
     }
 
     /// The whole state, without what the disks hold.

@@ -78,7 +78,7 @@ fn devices_that_share_a_pin_keep_it_up_until_all_are_silent() {
     let (first, second) = (1, 1 + GSIS);
     assert_eq!(gsi(first), gsi(second));
     let mut set =
-        |index: usize, register: u64, value: u64| virtio.write(address(index) + register, 4, value, memory.mmap());
+        |index: usize, register: u64, value: u64| virtio.write(address(index) + register, 4, value, 0, memory.mmap());
     // A queue at 0 is nonsense, of which a driver that is at work learns by an interrupt.
     for index in [first, second] {
         set(index, 0x070, 15);

@@ -1,10 +1,16 @@
 //! Where a machine's CPUs are, for the line that says why a run was ended: a guest that hangs is found by it.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use trace::{linux::Kernel, symbols::SymbolFile};
 
 use crate::{recording::GuestMemory, vm::Vm};
+
+/// How long a kernel is looked for: the run has ended, and whoever ended it waits.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// Each CPU's linear address, and what is there if the kernel's file or a Linux guest's memory tells.
 pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
@@ -14,7 +20,7 @@ pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
         .collect();
     let file = SymbolFile::read(kernel).ok().map(|file| file.symbols);
     let guest = match file {
-        None => Kernel::find(&mut GuestMemory(vm.machine().memory())),
+        None => Kernel::find(&mut GuestMemory::new(vm.machine().memory()).until(Some(Instant::now() + LONGEST))),
         Some(_) => None,
     };
     let symbols = file.as_ref().or(guest.as_ref().map(Kernel::symbols));

@@ -44,13 +44,13 @@ impl GuestNames {
         if self
             .linux
             .as_ref()
-            .is_some_and(|linux| !linux.is_there(&mut GuestMemory(memory)))
+            .is_some_and(|linux| !linux.is_there(&mut GuestMemory::new(memory)))
         {
             self.linux = None;
             self.modules = None;
         }
         if self.linux.is_none() && self.missed != Some(steps) {
-            self.linux = Kernel::find(&mut GuestMemory(memory));
+            self.linux = Kernel::find(&mut GuestMemory::new(memory));
             self.missed = self.linux.is_none().then_some(steps);
         }
     }
@@ -62,7 +62,7 @@ impl GuestNames {
 
     /// The process that a CPU runs.
     pub fn task(&self, memory: &Memory, cpu: usize) -> Option<Task> {
-        self.linux.as_ref()?.current(&mut GuestMemory(memory), cpu)
+        self.linux.as_ref()?.current(&mut GuestMemory::new(memory), cpu)
     }
 
     /// The address as a number, with its name if it has one.
@@ -89,7 +89,7 @@ impl GuestNames {
         let linux = self.linux.as_ref()?;
         if self.modules.as_ref().is_none_or(|(then, _)| *then != steps) {
             let mut table = SymbolTable::new();
-            for module in linux.modules(&mut GuestMemory(memory)) {
+            for module in linux.modules(&mut GuestMemory::new(memory)) {
                 for (address, kind, name) in &module.symbols {
                     table.add(*address, *kind, name, Some(&module.name));
                 }

@@ -1,7 +1,6 @@
 //! The files that a machine starts with, into its memory.
 
 use std::{
-    fs::File,
     io::{self, Read},
     os::unix::ffi::OsStrExt,
     path::Path,
@@ -13,6 +12,7 @@ use machine::{
     loader::{self, Boot, Input, Module},
     memory::Memory,
 };
+use trace::regular;
 
 /// Reads and loads the kernel and the initial RAM disk.
 pub(super) fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::Entry, Error> {
@@ -81,13 +81,11 @@ pub(super) fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::En
 
 /// Reads a whole file of at most `limit` bytes: a larger one cannot fit into memory.
 fn read_file(option: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    use std::os::unix::fs::FileTypeExt;
     let failed = |source| Error::File {
         option,
         path: path.into(),
         source,
     };
-    let unfit = |text: &str| failed(io::Error::other(text));
     let too_big = |len| {
         let what = if option == "--initrd" {
             "the initial RAM disk"
@@ -101,19 +99,11 @@ fn read_file(option: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, E
             source,
         }
     };
-    let file = File::open(path).map_err(failed)?;
+    let file = regular::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
-    let kind = metadata.file_type();
-    if kind.is_dir() {
-        return Err(unfit("is a directory"));
-    }
-    if kind.is_char_device() || kind.is_block_device() || kind.is_socket() {
-        return Err(unfit("is not a regular file"));
-    }
     if metadata.len() > limit {
         return Err(too_big(Some(metadata.len())));
     }
-    // A pipe has no length to look at first.
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > limit {

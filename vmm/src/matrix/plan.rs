@@ -14,6 +14,10 @@ use super::cell::{PassBy, Plan};
 use crate::{config::EngineChoice, error::Error, model};
 use kvm::irqchip::Irqchip;
 use machine::loader;
+use trace::regular;
+
+/// No kernel is longer.
+const LONGEST: u64 = 1 << 30;
 
 /// What a guest's own file of settings says: `NAME.toml` beside `NAME.elf`, or with a kernel of its own.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -133,7 +137,8 @@ pub fn guests(folder: &Path) -> Result<Vec<Guest>, Error> {
 /// It cannot be read, or is of no kind that can be loaded.
 pub fn check(guest: &Guest, option: &'static str) -> Result<(), Error> {
     let path = guest.kernel();
-    let bytes = fs::read(path).map_err(|source| Error::File {
+    let read = regular::open(path).and_then(|file| regular::read(file, LONGEST));
+    let bytes = read.map_err(|source| Error::File {
         option,
         path: path.into(),
         source,

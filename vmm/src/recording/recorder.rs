@@ -21,6 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use machine::memory::Memory;
 use trace::directory::folder;
@@ -31,9 +32,12 @@ use super::guest_memory::GuestMemory;
 use super::observer::Observer;
 use super::options::{OnError, RecordingOptions};
 use super::state::{LinuxWatch, RecordingState, lock};
+use crate::signals;
 
 /// Steps between two looks for symbols, modules and processes of a Linux guest.
 const LOOK: u64 = 64 << 20;
+/// How long the last look may take where the run was to end now.
+const LAST_LOOK: Duration = Duration::from_secs(2);
 
 /// Records a machine.
 #[derive(Debug)]
@@ -92,10 +96,12 @@ impl Recorder {
     }
 
     /// Looks for what is new of a Linux in the guest, if it is time for that.
-    pub fn look(&self, memory: &Memory, steps: u64) {
+    /// The run is to end at the deadline.
+    pub fn look(&self, memory: &Memory, steps: u64, deadline: Option<Instant>) {
         let mut linux = lock(&self.state.linux);
+        linux.deadline = deadline;
         if steps >= linux.due {
-            self.look_now(&mut linux, memory, steps);
+            self.look_now(&mut linux, GuestMemory::new(memory).until(deadline), steps);
             // The kernel is looked for in all memory, which may not be Linux's.
             let wait = if linux.recording.kernel().is_some() {
                 LOOK
@@ -106,8 +112,8 @@ impl Recorder {
         }
     }
 
-    fn look_now(&self, linux: &mut LinuxWatch, memory: &Memory, steps: u64) {
-        linux.new |= linux.recording.look(&mut GuestMemory(memory), steps);
+    fn look_now(&self, linux: &mut LinuxWatch, mut memory: GuestMemory<'_>, steps: u64) {
+        linux.new |= linux.recording.look(&mut memory, steps);
         if std::mem::take(&mut linux.new)
             && let Err(error) = linux.recording.write(&self.folder.join(folder::LINUX))
         {
@@ -125,7 +131,14 @@ impl Recorder {
     /// # Errors
     /// What went wrong first while recording.
     pub fn close(mut self, reason: &str, memory: &Memory, steps: u64, ticks: u64) -> io::Result<()> {
-        self.look_now(&mut lock(&self.state.linux), memory, steps);
+        let mut linux = lock(&self.state.linux);
+        let now = Instant::now();
+        let hurried = signals::pending().is_some() || linux.deadline.is_some_and(|deadline| now >= deadline);
+        let last = GuestMemory::new(memory)
+            .at_the_end()
+            .until(hurried.then(|| now + LAST_LOOK));
+        self.look_now(&mut linux, last, steps);
+        drop(linux);
         let error = lock(&self.state.error).take();
         self.header.end = Some(HeaderEnd {
             reason: reason.into(),

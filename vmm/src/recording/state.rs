@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use trace::directory::sink::Hashing;
 use trace::format::PAGE;
@@ -61,6 +62,8 @@ pub(super) struct LinuxWatch {
     pub recording: Recording,
     /// The step of the next look.
     pub due: u64,
+    /// When the run is to end, as far as it is known.
+    pub deadline: Option<Instant>,
     /// There is something new to write.
     pub new: bool,
 }

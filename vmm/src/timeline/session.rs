@@ -22,6 +22,7 @@ use super::log::{Closed, Entry, LogWriter, What};
 use crate::config::{MachineConfig, RecordOptions};
 use crate::error::Error;
 use crate::vm::Moment;
+use trace::regular;
 
 /// The option that names the directory.
 const RECORD: &str = "--record";
@@ -197,7 +198,7 @@ impl Session {
     pub fn open(folder: &Path) -> Result<(Session, Vec<Entry>, Moment, Closed), Error> {
         let read = |name: &str| -> Result<String, Error> {
             let path = folder.join(name);
-            let opened = File::open(&path).map_err(|e| match e.kind() {
+            let opened = regular::open_inside(&path).map_err(|e| match e.kind() {
                 io::ErrorKind::NotFound if folder.is_dir() => {
                     wrong(folder, format!("no recorded session: it has no {name}"))
                 }

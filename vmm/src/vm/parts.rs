@@ -330,6 +330,11 @@ impl Vm {
             accesses: self.machine.accesses(),
             wall: self.wall,
             virtual_time: Duration::from_nanos(self.now()),
+            touched: {
+                let memory = self.machine.memory();
+                let touched = memory.touched().iter().map(|range| range.end - range.start).sum();
+                (touched, memory.size())
+            },
             digest: self.digest(),
         }
     }

@@ -29,6 +29,8 @@ const SLICE: u64 = 1 << 18;
 const PACED_SLICE: u64 = 1 << 14;
 /// Time that a warp over idle time counts for the slice, in steps, so that a guest that only sleeps is interrupted, too.
 const WARP: u64 = 1 << 12;
+/// Bytes that the disks move in the time of a step.
+const MOVED: u64 = 16;
 /// The furthest that virtual time jumps at once when paced.
 const JUMP_NS: u64 = 10_000_000;
 /// The same while an interrupt waits until the guest lets it in: a tick that fires twice before it is served is lost.
@@ -56,8 +58,13 @@ impl Vm {
         } else {
             SLICE
         };
-        let mut look_at = 0;
+        let mut look_at: u64 = 0;
         loop {
+            // What the disks did took wall time, in which nobody looked outside.
+            let worked = self.machine.take_work() / MOVED;
+            if worked > 0 {
+                look_at = look_at.saturating_sub(worked).max(1);
+            }
             if self.soft.steps() >= look_at {
                 if look_at > 0 && leave(self) {
                     return Ok(None);
@@ -67,7 +74,7 @@ impl Vm {
                     if recorder.stops() {
                         return ended(End::Trace);
                     }
-                    recorder.look(self.machine.memory(), self.soft.steps());
+                    recorder.look(self.machine.memory(), self.soft.steps(), until.deadline);
                 }
                 if let Some(reason) = self.look_outside(outside, pace)? {
                     return Ok(Some(reason));
@@ -102,7 +109,7 @@ impl Vm {
             let Some(until_due) = outside.due(here) else {
                 return Ok(Some(StopReason::Outside));
             };
-            let until_event = match self.machine.platform().next_event() {
+            let until_event = match self.machine.next_event() {
                 Some(ns) => self.machine.clock().steps_until(ns, now).max(1),
                 None => u64::MAX,
             };
@@ -229,7 +236,7 @@ impl Vm {
         } else {
             JUMP_NS
         };
-        let event = platform.next_event().unwrap_or(u64::MAX);
+        let event = self.machine.next_event().unwrap_or(u64::MAX);
         let target = wall.min(now.saturating_add(furthest)).min(event);
         self.machine.clock().skip_to(target, steps);
     }
@@ -243,7 +250,7 @@ impl Vm {
         }
         // An enabled interrupt wakes a CPU; else only an NMI can, and nothing typed is one.
         let enabled = self.soft.cpus().any(Cpu::interrupt_wakes);
-        let next = self.machine.platform().next_event();
+        let next = self.machine.next_event();
         let waiting = !outside.input().is_empty() && self.machine.platform().serial_capacity() > 0;
         let input = enabled && (waiting || outside.input_open());
         match next {

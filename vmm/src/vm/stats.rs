@@ -37,6 +37,8 @@ pub struct Stats {
     pub wall: Duration,
     /// Virtual time.
     pub virtual_time: Duration,
+    /// Guest RAM that was touched, which is what of it was hashed, and all of it. In bytes.
+    pub touched: (u64, u64),
     /// A hash of memory and registers.
     pub digest: u64,
 }
@@ -99,6 +101,13 @@ impl std::fmt::Display for Stats {
         }
         writeln!(f, "wall time:    {wall:.3} s")?;
         writeln!(f, "virtual time: {:.9} s", self.virtual_time.as_secs_f64())?;
+        let (touched, size) = self.touched;
+        writeln!(
+            f,
+            "memory:       {} KiB touched and hashed of {} KiB",
+            touched >> 10,
+            size >> 10
+        )?;
         write!(f, "state hash:   {:016x}", self.digest)
     }
 }

@@ -13,6 +13,7 @@ mod error;
 pub mod export;
 pub mod linux;
 pub mod reader;
+pub mod regular;
 pub mod symbols;
 pub mod view;
 

@@ -5,7 +5,6 @@
 
 pub mod escape;
 mod output;
-pub mod terminal;
 
 use std::{
     collections::VecDeque,
@@ -25,13 +24,13 @@ use vmm_sys_util::{epoll::EventSet, eventfd::EventFd, timerfd::TimerFd};
 use self::{
     escape::{Escape, Key},
     output::{Fault, Output},
-    terminal::RawMode,
 };
 use crate::{
     config::SerialTarget,
     error::Error,
     serial_line::SerialLine,
     signals,
+    terminal::{self, RawMode},
     vm::{Leave, Outside},
 };
 use machine::plain;

@@ -1,12 +1,16 @@
 //! Where members of the kernel's structures are. Format: Documentation/bpf/btf.rst of Linux.
 
-use std::collections::HashMap;
+use std::cell::Cell;
 
 /// A kernel's types are some five megabytes.
 pub const LIMIT: u64 = 64 << 20;
 const MAGIC: u32 = 0xeb9f;
 /// Structures in structures, and names of names.
 const DEEPEST: u32 = 32;
+/// Members that are looked at, for all questions: those of nameless members are, each time.
+const MOST_MEMBERS: u64 = 1 << 22;
+/// Structures that somebody asks for.
+const WANTED: [&str; 4] = ["module", "mod_kallsyms", "task_struct", "mm_struct"];
 
 /// The types of a kernel.
 #[derive(Debug)]
@@ -15,8 +19,10 @@ pub struct Btf {
     strings: usize,
     /// Where each type is described, from 1 on.
     types: Vec<u32>,
-    /// Structures by name.
-    structures: HashMap<Vec<u8>, u32>,
+    /// The first structure of each of these names.
+    structures: [Option<u32>; WANTED.len()],
+    /// Members that may be looked at yet.
+    left: Cell<u64>,
 }
 
 const ARRAY: u32 = 3;
@@ -53,14 +59,17 @@ impl Btf {
         let mut btf = Btf {
             types: all,
             strings,
-            structures: HashMap::new(),
+            structures: [None; WANTED.len()],
+            left: Cell::new(MOST_MEMBERS),
             bytes,
         };
         for id in 1..btf.types.len() as u32 {
             if btf.kind(id) == Some(STRUCT) {
-                let name = btf.string(btf.field(id, 0)?)?.to_vec();
-                if !name.is_empty() {
-                    btf.structures.entry(name).or_insert(id);
+                let at = btf.field(id, 0)?;
+                for (n, name) in WANTED.iter().enumerate() {
+                    if btf.structures[n].is_none() && btf.is_named(at, name.as_bytes())? {
+                        btf.structures[n] = Some(id);
+                    }
                 }
             }
         }
@@ -79,9 +88,14 @@ impl Btf {
         Some(self.field(id, 4)? >> 24 & 31)
     }
 
-    fn string(&self, offset: u32) -> Option<&[u8]> {
-        let text = self.bytes.get(self.strings + offset as usize..)?;
-        text.split(|byte| *byte == 0).next()
+    /// Whether the string there is this one; `None`: there is none.
+    fn is_named(&self, offset: u32, name: &[u8]) -> Option<bool> {
+        let text = self.bytes.get(self.strings.checked_add(offset as usize)?..)?;
+        Some(text.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0)))
+    }
+
+    fn structure(&self, name: &str) -> Option<u32> {
+        self.structures[WANTED.iter().position(|wanted| *wanted == name)?]
     }
 
     /// The type without typedefs and qualifiers.
@@ -97,7 +111,7 @@ impl Btf {
 
     /// The offset in bytes of a member, as `core_layout.base`, and of members of nameless members.
     pub fn offset(&self, structure: &str, path: &str) -> Option<u64> {
-        let mut id = *self.structures.get(structure.as_bytes())?;
+        let mut id = self.structure(structure)?;
         let mut offset = 0;
         for name in path.split('.') {
             let (at, of) = self.member(id, name.as_bytes(), 0)?;
@@ -114,28 +128,21 @@ impl Btf {
         }
         let info = self.field(id, 4)?;
         for n in 0..(info & 0xffff) as usize {
+            self.left.set(self.left.get().checked_sub(1)?);
             let at = 12 + n * 12;
             let (found, of, bits) = (self.field(id, at)?, self.field(id, at + 4)?, self.field(id, at + 8)?);
             // With the flag the upper eight bits are a bit field's size.
             let bits = if info >> 31 != 0 { bits & 0xff_ffff } else { bits };
             let here = u64::from(bits / 8);
-            let found = self.string(found)?;
-            if found == name {
+            if self.is_named(found, name)? {
                 return Some((here, of));
             }
-            if found.is_empty()
+            if self.is_named(found, b"")?
                 && let Some((inner, of)) = self.member(of, name, depth + 1)
             {
                 return Some((here + inner, of));
             }
         }
         None
-    }
-
-    /// The size in bytes of a member that is an array of bytes.
-    pub fn array(&self, structure: &str, name: &str) -> Option<u64> {
-        let (_, of) = self.member(*self.structures.get(structure.as_bytes())?, name.as_bytes(), 0)?;
-        let of = self.plain(of).filter(|of| self.kind(*of) == Some(ARRAY))?;
-        self.field(of, 20).map(u64::from)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{
     btf::{self, Btf},
+    budget::{Budget, Look},
     kallsyms::{self, Tables},
     layouts::{ModuleLayout, TaskLayout},
     memory::Memory,
@@ -14,6 +15,8 @@ use crate::symbols::SymbolTable;
 const START_KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// And `_text` in it: `CONFIG_PHYSICAL_START`, 16 MiB in every configuration in use.
 const TEXT: u64 = START_KERNEL_MAP + 0x100_0000;
+/// A word of memory, and the page tables on the way to it.
+const ONE: Budget = Budget { bytes: 4096, steps: 0 };
 /// Notes and banners are shorter.
 const SMALL: u64 = 4096;
 
@@ -40,10 +43,13 @@ pub(super) struct Types {
 impl Kernel {
     /// Looks for a kernel in all of RAM. There is one from its decompression on.
     pub fn find(memory: &mut dyn Memory) -> Option<Kernel> {
-        kallsyms::find(memory, |memory, tables| Kernel::verify(memory, tables))
+        let budget = kallsyms::budget(&memory.ram());
+        kallsyms::find(&mut Look::new(memory, budget), |memory, tables| {
+            Kernel::verify(memory, tables)
+        })
     }
 
-    fn verify(memory: &mut dyn Memory, tables: Tables) -> Option<Kernel> {
+    fn verify(memory: &mut Look<'_>, tables: Tables) -> Option<Kernel> {
         let symbols = tables.symbols;
         let (text, base, banner) = (
             symbols.address("_text")?,
@@ -84,7 +90,7 @@ impl Kernel {
     }
 
     /// Reads the layouts of structures, once.
-    fn learn(&mut self, memory: &mut dyn Memory) {
+    fn learn(&mut self, memory: &mut Look<'_>) {
         let bounds = self
             .symbols
             .address("__start_BTF")
@@ -93,7 +99,7 @@ impl Kernel {
         let btf = stop
             .checked_sub(start)
             .filter(|len| *len <= btf::LIMIT)
-            .and_then(|len| self.image(memory, start, len as usize))
+            .and_then(|len| memory.bytes(start.wrapping_add(self.delta), len))
             .and_then(Btf::parse);
         if let Some(btf) = btf {
             self.types = Types {
@@ -103,16 +109,8 @@ impl Kernel {
         }
     }
 
-    /// Bytes of the image.
-    pub(super) fn image(&self, memory: &mut dyn Memory, address: u64, len: usize) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; len];
-        memory
-            .read_physical(address.wrapping_add(self.delta), &mut bytes)
-            .then_some(bytes)
-    }
-
     /// A word of the image.
-    pub(super) fn image_word(&self, memory: &mut dyn Memory, address: u64) -> Option<u64> {
+    pub(super) fn image_word(&self, memory: &mut Look<'_>, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         memory
             .read_physical(address.wrapping_add(self.delta), &mut bytes)
@@ -121,6 +119,7 @@ impl Kernel {
 
     /// Whether it still is where it was found: memory may be another machine's time by now.
     pub fn is_there(&self, memory: &mut dyn Memory) -> bool {
+        let memory = &mut Look::new(memory, ONE);
         let base = self.symbols.address("phys_base");
         let word = base.and_then(|at| self.image_word(memory, at));
         word == Some(self.delta.wrapping_add(START_KERNEL_MAP))
@@ -153,18 +152,28 @@ impl Kernel {
 
     /// Reads at a kernel's virtual address; `false` if not all of it is mapped.
     pub fn read(&self, memory: &mut dyn Memory, address: u64, bytes: &mut [u8]) -> bool {
+        // Each page of it costs a walk of at most five levels, of entries of eight bytes.
+        let len = bytes.len() as u64;
+        let budget = Budget {
+            bytes: len.saturating_add((len / 4096 + 2) * 40),
+            steps: 0,
+        };
+        self.read_within(&mut Look::new(memory, budget), address, bytes)
+    }
+
+    pub(super) fn read_within(&self, memory: &mut Look<'_>, address: u64, bytes: &mut [u8]) -> bool {
         self.paging.read(memory, address, bytes)
     }
 
-    pub(super) fn word(&self, memory: &mut dyn Memory, address: u64) -> Option<u64> {
+    pub(super) fn word(&self, memory: &mut Look<'_>, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
-        self.read(memory, address, &mut bytes)
+        self.read_within(memory, address, &mut bytes)
             .then(|| u64::from_le_bytes(bytes))
     }
 
-    pub(super) fn half(&self, memory: &mut dyn Memory, address: u64) -> Option<u32> {
+    pub(super) fn half(&self, memory: &mut Look<'_>, address: u64) -> Option<u32> {
         let mut bytes = [0; 4];
-        self.read(memory, address, &mut bytes)
+        self.read_within(memory, address, &mut bytes)
             .then(|| u32::from_le_bytes(bytes))
     }
 }

@@ -10,7 +10,8 @@
 //! # What is checked
 //!
 //! Memory of a running machine may be anything. What is read is believed only as far as it is consistent: tables whose parts
-//! agree, a `phys_base` that says where the kernel was found, lists that close. All else is `None`, or ends a list early.
+//! agree, a `phys_base` that says where the kernel was found, lists that close. All else is `None`, or ends a list early. Each look
+//! has a budget, and what is kept of all looks has limits, so that no memory makes either of them endless.
 //!
 //! # What is left out
 //!
@@ -18,6 +19,7 @@
 //! `CONFIG_KALLSYMS_ALL`, and, for modules and processes, without `CONFIG_DEBUG_INFO_BTF`. Debian's have both.
 
 mod btf;
+mod budget;
 mod kallsyms;
 mod kernel;
 mod layouts;
@@ -27,6 +29,9 @@ mod paging;
 mod recording;
 mod tasks;
 mod text;
+
+#[cfg(test)]
+mod hostile_test;
 
 pub use self::{
     kernel::Kernel,

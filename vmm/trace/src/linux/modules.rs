@@ -2,13 +2,28 @@
 
 use std::fmt::Write;
 
-use super::{kernel::Kernel, layouts::ModuleLayout, memory::Memory, text::until_nul};
+use super::{
+    budget::{Budget, Look},
+    kernel::Kernel,
+    layouts::ModuleLayout,
+    memory::Memory,
+    text,
+};
 use crate::symbols::SymbolTable;
 
 /// More would be a list that does not close.
 const MOST: usize = 4096;
 const MOST_SYMBOLS: u64 = 1 << 20;
 const MOST_STRINGS: usize = 16 << 20;
+/// `MODULE_NAME_LEN` of include/linux/moduleparam.h.
+const NAME: usize = 64 - size_of::<u64>();
+/// A symbol without its name, in steps: what is kept of it.
+const STEPS: u64 = size_of::<(u64, u8, String)>() as u64 + 24;
+/// All modules of a guest: a million symbols.
+const LIST: Budget = Budget {
+    bytes: 256 << 20,
+    steps: STEPS << 20,
+};
 /// `struct elf64_sym`.
 const SYMBOL: u64 = 24;
 
@@ -31,15 +46,30 @@ pub struct Module {
     pub symbols: Vec<(u64, u8, String)>,
 }
 
+impl Module {
+    /// What is kept of it, in bytes.
+    pub(super) fn size_of(&self) -> u64 {
+        let symbols = self.symbols.iter().map(|(.., name)| STEPS + name.len() as u64);
+        size_of::<Module>() as u64 + self.name.len() as u64 + symbols.sum::<u64>()
+    }
+}
+
 impl Kernel {
     /// The modules that are loaded, the newest first, as `/proc/modules` has them.
     pub fn modules(&self, memory: &mut dyn Memory) -> Vec<Module> {
+        self.modules_within(&mut Look::new(memory, LIST))
+    }
+
+    fn modules_within(&self, memory: &mut Look<'_>) -> Vec<Module> {
         let mut found = Vec::new();
         let (Some(layout), Some(head)) = (&self.types.modules, self.symbols.address("modules")) else {
             return found;
         };
         let mut at = self.image_word(memory, head);
-        while let Some(link) = at.filter(|link| *link != head && found.len() < MOST) {
+        for _ in 0..MOST {
+            let Some(link) = at.filter(|link| *link != head) else {
+                break;
+            };
             let Some(module) = self.module(memory, layout, link.wrapping_sub(layout.list)) else {
                 break;
             };
@@ -50,47 +80,42 @@ impl Kernel {
     }
 
     /// `Some(None)`: it is being made, and tells nothing yet.
-    fn module(&self, memory: &mut dyn Memory, layout: &ModuleLayout, at: u64) -> Option<Option<Module>> {
-        let state = match self.half(memory, at + layout.state)? {
+    fn module(&self, memory: &mut Look<'_>, layout: &ModuleLayout, at: u64) -> Option<Option<Module>> {
+        let state = match self.half(memory, at.wrapping_add(layout.state))? {
             0 => "Live",
             1 => "Loading",
             2 => "Unloading",
             _ => return Some(None),
         };
-        let mut name = vec![0; layout.name_len];
-        if !self.read(memory, at + layout.name, &mut name) {
+        let mut name = [0; NAME];
+        if !self.read_within(memory, at.wrapping_add(layout.name), &mut name) {
             return None;
         }
-        let symbols = self.word(memory, at + layout.kallsyms)?;
+        let symbols = self.word(memory, at.wrapping_add(layout.kallsyms))?;
         Some(Some(Module {
-            name: until_nul(&name)?,
-            base: self.word(memory, at + layout.base)?,
-            size: self.half(memory, at + layout.size)?.into(),
-            init: self.word(memory, at + layout.init)?,
-            init_size: self.half(memory, at + layout.init_size)?.into(),
+            name: text::name(&name)?,
+            base: self.word(memory, at.wrapping_add(layout.base))?,
+            size: self.half(memory, at.wrapping_add(layout.size))?.into(),
+            init: self.word(memory, at.wrapping_add(layout.init))?,
+            init_size: self.half(memory, at.wrapping_add(layout.init_size))?.into(),
             state,
             symbols: self.module_symbols(memory, layout, symbols).unwrap_or_default(),
         }))
     }
 
-    fn module_symbols(
-        &self,
-        memory: &mut dyn Memory,
-        layout: &ModuleLayout,
-        at: u64,
-    ) -> Option<Vec<(u64, u8, String)>> {
-        let count = u64::from(self.half(memory, at + layout.num_symtab)?);
+    fn module_symbols(&self, memory: &mut Look<'_>, layout: &ModuleLayout, at: u64) -> Option<Vec<(u64, u8, String)>> {
+        let count = u64::from(self.half(memory, at.wrapping_add(layout.num_symtab))?);
         let (table, names, kinds) = (
-            self.word(memory, at + layout.symtab)?,
-            self.word(memory, at + layout.strtab)?,
-            self.word(memory, at + layout.typetab)?,
+            self.word(memory, at.wrapping_add(layout.symtab))?,
+            self.word(memory, at.wrapping_add(layout.strtab))?,
+            self.word(memory, at.wrapping_add(layout.typetab))?,
         );
         if count > MOST_SYMBOLS {
             return None;
         }
         let mut symbols = Vec::new();
         let (mut entries, mut types) = (vec![0; (count * SYMBOL) as usize], vec![0; count as usize]);
-        if !self.read(memory, table, &mut entries) || !self.read(memory, kinds, &mut types) {
+        if !self.read_within(memory, table, &mut entries) || !self.read_within(memory, kinds, &mut types) {
             return None;
         }
         let mut strings = Strings {
@@ -101,6 +126,11 @@ impl Kernel {
             let name = u32::from_le_bytes(entry[..4].try_into().ok()?);
             let value = u64::from_le_bytes(entry[8..16].try_into().ok()?);
             if let Some(name) = strings.get(self, memory, name as usize).filter(|name| !name.is_empty()) {
+                if !memory.spend(STEPS + name.len() as u64) {
+                    break;
+                }
+                // It is written as a character of a line.
+                let kind = if kind.is_ascii_graphic() { kind } else { b'?' };
                 symbols.push((value, kind, name));
             }
         }
@@ -115,12 +145,14 @@ struct Strings {
 }
 
 impl Strings {
-    fn get(&mut self, kernel: &Kernel, memory: &mut dyn Memory, offset: usize) -> Option<String> {
+    fn get(&mut self, kernel: &Kernel, memory: &mut Look<'_>, offset: usize) -> Option<String> {
         loop {
-            if let Some(text) = self.bytes.get(offset..).and_then(until_nul) {
-                return Some(text);
+            if let Some(rest) = self.bytes.get(offset..)
+                && (rest.len() >= text::LONGEST_NAME || rest.contains(&0))
+            {
+                return text::name(rest);
             }
-            let at = self.base + self.bytes.len() as u64;
+            let at = self.base.wrapping_add(self.bytes.len() as u64);
             if self.bytes.len() > MOST_STRINGS {
                 return None;
             }
@@ -128,7 +160,7 @@ impl Strings {
             let len = 4096 - (at & 4095) as usize;
             let from = self.bytes.len();
             self.bytes.resize(from + len, 0);
-            if !kernel.read(memory, at, &mut self.bytes[from..]) {
+            if !kernel.read_within(memory, at, &mut self.bytes[from..]) {
                 self.bytes.truncate(from);
                 return None;
             }
@@ -168,7 +200,7 @@ pub fn modules_text<'a>(modules: impl IntoIterator<Item = &'a Module>) -> String
             base,
             ..
         } = module;
-        format!("{name} {} 0 - {state} 0x{base:016x}\n", size + init_size)
+        format!("{name} {} 0 - {state} 0x{base:016x}\n", size.saturating_add(*init_size))
     };
     modules.into_iter().map(line).collect()
 }

@@ -3,7 +3,7 @@
 
 use x86::paging::{Mapped, Mode, Paging};
 
-use super::memory::Memory;
+use super::budget::Look;
 use crate::symbols::SymbolTable;
 
 /// Where the tables are; `None` where the kernel has no symbol for them.
@@ -12,7 +12,7 @@ pub struct KernelTables(Option<Paging>);
 
 impl KernelTables {
     /// `delta` takes an address of the image to where it is.
-    pub fn new(memory: &mut dyn Memory, symbols: &SymbolTable, delta: u64) -> KernelTables {
+    pub fn new(memory: &mut Look<'_>, symbols: &SymbolTable, delta: u64) -> KernelTables {
         let mut five = [0; 4];
         let flag = symbols.address("__pgtable_l5_enabled");
         let known = flag.is_some_and(|at| memory.read_physical(at.wrapping_add(delta), &mut five));
@@ -22,7 +22,7 @@ impl KernelTables {
     }
 
     /// The physical address, and how many bytes of the page are from there on.
-    pub fn translate(&self, memory: &mut dyn Memory, address: u64) -> Option<(u64, u64)> {
+    pub fn translate(&self, memory: &mut Look<'_>, address: u64) -> Option<(u64, u64)> {
         let mapped = self
             .0?
             .translate(&mut |at, bytes| memory.read_physical(at, bytes), address)?;
@@ -31,7 +31,7 @@ impl KernelTables {
     }
 
     /// Reads at a virtual address.
-    pub fn read(&self, memory: &mut dyn Memory, mut address: u64, mut bytes: &mut [u8]) -> bool {
+    pub fn read(&self, memory: &mut Look<'_>, mut address: u64, mut bytes: &mut [u8]) -> bool {
         while !bytes.is_empty() {
             let Some((at, rest)) = self.translate(memory, address) else {
                 return false;

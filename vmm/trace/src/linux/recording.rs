@@ -13,6 +13,13 @@ use super::{
 };
 use crate::symbols::SymbolTable;
 
+/// Names that are kept of page tables. With more, no new ones are.
+const MOST_NAMES: usize = 1 << 20;
+/// Modules that are kept.
+const MOST_MODULES: usize = 1 << 14;
+/// And what is kept of all of them, in bytes.
+const MOST_OF_MODULES: u64 = 256 << 20;
+
 /// A page table got a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskSeen {
@@ -31,6 +38,10 @@ pub struct Recording {
     tasks: Vec<TaskSeen>,
     /// The last name of each page table.
     names: HashMap<u64, (u32, String)>,
+    /// The size of all modules that are kept.
+    size: u64,
+    /// There was more than is kept.
+    cut: bool,
 }
 
 impl Recording {
@@ -52,18 +63,24 @@ impl Recording {
             .into_iter()
             .filter(|module| module.state == "Live" || module.init != 0)
         {
+            let count = self.modules.len();
             let known = self
                 .modules
                 .iter_mut()
                 .find(|known| (known.base, &known.name) == (module.base, &module.name));
+            let before = known.as_ref().map_or(0, |known| known.size_of());
+            let all = self.size - before + module.size_of();
             match known {
                 // While it is loaded, it has more symbols: those of its initialisation.
                 Some(known) if known.symbols.len() >= module.symbols.len() => {}
+                _ if all > MOST_OF_MODULES || count >= MOST_MODULES => self.cut = true,
                 Some(known) => {
+                    self.size = all;
                     *known = module;
                     new = true;
                 }
                 None => {
+                    self.size = all;
                     self.modules.push(module);
                     new = true;
                 }
@@ -92,6 +109,10 @@ impl Recording {
         if self.names.get(&table) == Some(&name) {
             return false;
         }
+        if self.tasks.len() >= MOST_NAMES {
+            self.cut = true;
+            return false;
+        }
         self.names.insert(table, name);
         self.tasks.push(TaskSeen { steps, task });
         true
@@ -114,6 +135,9 @@ impl Recording {
             kernel.slide(),
             kernel.physical_base()
         );
+        if self.cut {
+            facts += "cut\n";
+        }
         let mut tasks = String::new();
         for TaskSeen { steps, task } in &self.tasks {
             let table = task.page_table.unwrap_or(0);
@@ -149,6 +173,8 @@ pub struct Recorded {
     pub slide: u64,
     /// Where `_text` is physically.
     pub physical_base: u64,
+    /// There were more modules or names of processes than are kept.
+    pub cut: bool,
     /// All symbols.
     pub symbols: SymbolTable,
     /// Name, base and size of each module.
@@ -183,6 +209,7 @@ impl Recorded {
                 Some(("build-id", value)) => recorded.build_id = Some(value.into()),
                 Some(("slide", value)) => recorded.slide = number(value),
                 Some(("physical-base", value)) => recorded.physical_base = number(value),
+                None => recorded.cut |= line == "cut",
                 _ => {}
             }
         }

@@ -1,5 +1,15 @@
 //! Text and notes in a kernel's memory.
 
+/// The longest name of a symbol: `KSYM_NAME_LEN` of include/linux/kallsyms.h, since Linux 6.1.
+pub const LONGEST_NAME: usize = 512;
+
+/// A name before the first NUL: not longer than one can be, and of nothing that a line of a text file cannot hold.
+pub fn name(bytes: &[u8]) -> Option<String> {
+    let text = until_nul(&bytes[..bytes.len().min(LONGEST_NAME)])?;
+    let fits = text.chars().all(|c| !c.is_control() && !c.is_whitespace());
+    fits.then_some(text)
+}
+
 /// The text before the first NUL.
 pub fn until_nul(bytes: &[u8]) -> Option<String> {
     let len = bytes.iter().position(|byte| *byte == 0)?;

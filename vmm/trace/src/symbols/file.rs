@@ -1,8 +1,12 @@
 //! Symbols from a file of the user's: a vmlinux or any other ELF, a System.map, a copy of `/proc/kallsyms`.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use super::{ElfFile, SymbolTable, error::SymbolsError};
+use crate::regular;
+
+/// A kernel with all that a debugger wants has some gigabyte.
+const LONGEST: u64 = 4 << 30;
 
 /// What the kernel that was traced is known by.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,7 +34,7 @@ impl SymbolFile {
     /// # Errors
     /// It cannot be read, or is of no kind that is known.
     pub fn read(path: &Path) -> Result<SymbolFile, SymbolsError> {
-        let bytes = fs::read(path)?;
+        let bytes = regular::read(regular::open(path)?, LONGEST)?;
         if bytes.starts_with(b"\x7fELF") {
             let ElfFile { symbols, build_id } = ElfFile::parse(&bytes)?;
             return Ok(SymbolFile { symbols, build_id });
@@ -47,7 +51,7 @@ impl SymbolFile {
     /// # Errors
     /// It cannot be read, is no ELF file, has no symbols, or does not say itself where it is.
     pub fn read_program(path: &Path, at: Option<u64>, name: &str) -> Result<SymbolTable, SymbolsError> {
-        ElfFile::program(&fs::read(path)?, at, name)
+        ElfFile::program(&regular::read(regular::open(path)?, LONGEST)?, at, name)
     }
 
     /// The symbols where the traced kernel has them.

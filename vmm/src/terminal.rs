@@ -10,16 +10,14 @@
 use std::{
     io,
     mem::MaybeUninit,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicPtr, Ordering},
 };
 
-use libc::{STDIN_FILENO, TCSANOW, termios};
+use libc::{STDERR_FILENO, STDIN_FILENO, TCSANOW, c_int, termios};
 
-/// The mode to go back to, while the terminal is raw.
-static SAVED: Mutex<Option<termios>> = Mutex::new(None);
+/// The mode to go back to, while the terminal is raw. What it points to is never freed, so that a signal's handler that has read the
+/// pointer may use it.
+static SAVED: AtomicPtr<termios> = AtomicPtr::new(std::ptr::null_mut());
 
 static STDIN_WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
@@ -62,8 +60,8 @@ impl RawMode {
         // SAFETY: cfmakeraw changes the termios it is given.
         unsafe { libc::cfmakeraw(&mut raw) };
         raw.c_oflag = saved.c_oflag;
-        if let Ok(mut slot) = SAVED.lock() {
-            slot.get_or_insert(saved);
+        if SAVED.load(Ordering::Acquire).is_null() {
+            SAVED.store(Box::into_raw(Box::new(saved)), Ordering::Release);
         }
         // SAFETY: `raw` is a whole termios that is only read.
         if unsafe { libc::tcsetattr(STDIN_FILENO, TCSANOW, &raw) } != 0 {
@@ -79,12 +77,22 @@ impl Drop for RawMode {
     }
 }
 
-/// Puts the terminal back as it was, if it is raw. For ways out on which nothing is dropped, too.
+/// Puts the terminal back as it was, if it is raw. For ways out on which nothing is dropped, too; may be called by a signal's handler:
+/// tcsetattr is among what signal-safety(7) allows.
 pub fn restore() {
-    // A panic while the lock is held cannot happen in the lines that hold it; if it did, the terminal comes first.
-    let mut slot = SAVED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(mode) = slot.take() {
-        // SAFETY: `mode` is what tcgetattr gave.
-        unsafe { libc::tcsetattr(STDIN_FILENO, TCSANOW, &mode) };
+    let mode = SAVED.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    if !mode.is_null() {
+        // SAFETY: The pointer is of a box that holds what tcgetattr gave and that nobody frees or changes.
+        unsafe { libc::tcsetattr(STDIN_FILENO, TCSANOW, mode) };
     }
+}
+
+/// Ends the process at once, with a line on stderr and the terminal as it was. May be called by a signal's handler: write and _exit are
+/// among what signal-safety(7) allows.
+pub fn leave_at_once(line: &[u8], status: c_int) -> ! {
+    restore();
+    // SAFETY: The pointer and the length are of one slice, which is only read.
+    unsafe { libc::write(STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    // SAFETY: It ends the process, whatever other threads hold.
+    unsafe { libc::_exit(status) }
 }
