@@ -165,7 +165,16 @@ impl Guest {
             len: RAM,
         };
         // SAFETY: the mapping lives until after the engine is dropped, and slices of it are only made between runs.
-        let engine = unsafe { Engine::new(vec![region], model(), EngineOptions { undefined }) };
+        let engine = unsafe {
+            Engine::new(
+                vec![region],
+                model(),
+                EngineOptions {
+                    undefined,
+                    ..EngineOptions::default()
+                },
+            )
+        };
         let engine = engine.expect("the host runs everything the model has");
         Guest {
             engine,

@@ -1,0 +1,1036 @@
+//! From the ops of a block to host code.
+//!
+//! RBP is the processor, RAX the guest's arithmetic flags in the form of [`crate::flags`]; RCX, RDX and RSI are free within an op;
+//! the others are the guest's ([`MAPPED`]). Flags are put into RAX only where somebody may want them before they are overwritten.
+
+use core::mem::offset_of;
+
+use iced_x86::{Code, MemoryOperand, Register};
+
+use super::asm::{Asm, Label, Rm, at, host, reg};
+use super::form::{Form, Operands, Reach};
+use super::{MAPPED, Stubs, left, slot_at};
+use crate::block::{Block, native_of};
+use crate::cpu::{Cpu, Segment, slot};
+use crate::flags;
+use crate::jumps::Jump;
+use crate::op::{Link, Op, Run};
+use crate::state::offset;
+use crate::tlb::Entry as TlbEntry;
+
+use host::{RAX, RBP, RCX, RDX, RSI};
+
+const READ: i32 = offset_of!(TlbEntry, read) as i32;
+const WRITE: i32 = offset_of!(TlbEntry, write) as i32;
+const EXEC: i32 = offset_of!(TlbEntry, exec) as i32;
+const HOST: i32 = offset_of!(TlbEntry, host) as i32;
+
+/// The bits of a linear address, seven to the right, that are the offset of its TLB entry.
+const TLB_MASK: i32 = ((crate::tlb::ENTRIES - 1) * size_of::<TlbEntry>()) as i32;
+const _: () = assert!(size_of::<TlbEntry>() == 32);
+/// As the address, twelve to the right.
+const JUMP_MASK: i32 = (crate::jumps::ENTRIES - 1) as i32;
+const _: () = assert!(size_of::<Jump>() == 32);
+
+/// The memory of a slot of the register file.
+fn memory_of(slot: u8) -> Rm {
+    Rm::Mem(at(RBP, slot_at(slot)))
+}
+
+fn field(offset: i32) -> Rm {
+    Rm::Mem(at(RBP, offset))
+}
+
+/// The host register that a slot is in.
+fn mapped(slot: u8) -> Option<u8> {
+    if slot >= slot::ZERO || !slot.is_multiple_of(8) {
+        return None;
+    }
+    MAPPED
+        .iter()
+        .find(|(guest, _)| *guest == slot / 8)
+        .map(|(_, host)| *host)
+}
+
+/// Loads what is mapped, and the flags, from the processor.
+pub(super) fn load_registers(a: &mut Asm) {
+    for (guest, host) in MAPPED {
+        a.r_rm(Code::Mov_r64_rm64, host, 8, memory_of(guest * 8), 8);
+    }
+    a.r_rm(Code::Mov_r64_rm64, RAX, 8, field(offset::NF), 8);
+}
+
+/// Stores the guest registers of a set, and the flags.
+pub(super) fn store_registers(a: &mut Asm, set: u16) {
+    for (guest, host) in MAPPED {
+        if set >> guest & 1 != 0 {
+            a.rm_r(Code::Mov_rm64_r64, memory_of(guest * 8), host, 8);
+        }
+    }
+    a.rm_r(Code::Mov_rm64_r64, field(offset::NF), RAX, 8);
+}
+
+macro_rules! by_size {
+    ($size:expr, $c1:ident, $c2:ident, $c4:ident, $c8:ident) => {
+        match $size {
+            1 => Code::$c1,
+            2 => Code::$c2,
+            4 => Code::$c4,
+            _ => Code::$c8,
+        }
+    };
+}
+
+fn alu_rm_r(op: u8, size: u8) -> Code {
+    match op {
+        flags::ADD => by_size!(size, Add_rm8_r8, Add_rm16_r16, Add_rm32_r32, Add_rm64_r64),
+        flags::OR => by_size!(size, Or_rm8_r8, Or_rm16_r16, Or_rm32_r32, Or_rm64_r64),
+        flags::ADC => by_size!(size, Adc_rm8_r8, Adc_rm16_r16, Adc_rm32_r32, Adc_rm64_r64),
+        flags::SBB => by_size!(size, Sbb_rm8_r8, Sbb_rm16_r16, Sbb_rm32_r32, Sbb_rm64_r64),
+        flags::AND => by_size!(size, And_rm8_r8, And_rm16_r16, And_rm32_r32, And_rm64_r64),
+        flags::SUB => by_size!(size, Sub_rm8_r8, Sub_rm16_r16, Sub_rm32_r32, Sub_rm64_r64),
+        flags::XOR => by_size!(size, Xor_rm8_r8, Xor_rm16_r16, Xor_rm32_r32, Xor_rm64_r64),
+        flags::CMP => by_size!(size, Cmp_rm8_r8, Cmp_rm16_r16, Cmp_rm32_r32, Cmp_rm64_r64),
+        _ => by_size!(size, Test_rm8_r8, Test_rm16_r16, Test_rm32_r32, Test_rm64_r64),
+    }
+}
+
+fn alu_rm_imm(op: u8, size: u8) -> Code {
+    match op {
+        flags::ADD => by_size!(size, Add_rm8_imm8, Add_rm16_imm16, Add_rm32_imm32, Add_rm64_imm32),
+        flags::OR => by_size!(size, Or_rm8_imm8, Or_rm16_imm16, Or_rm32_imm32, Or_rm64_imm32),
+        flags::ADC => by_size!(size, Adc_rm8_imm8, Adc_rm16_imm16, Adc_rm32_imm32, Adc_rm64_imm32),
+        flags::SBB => by_size!(size, Sbb_rm8_imm8, Sbb_rm16_imm16, Sbb_rm32_imm32, Sbb_rm64_imm32),
+        flags::AND => by_size!(size, And_rm8_imm8, And_rm16_imm16, And_rm32_imm32, And_rm64_imm32),
+        flags::SUB => by_size!(size, Sub_rm8_imm8, Sub_rm16_imm16, Sub_rm32_imm32, Sub_rm64_imm32),
+        flags::XOR => by_size!(size, Xor_rm8_imm8, Xor_rm16_imm16, Xor_rm32_imm32, Xor_rm64_imm32),
+        flags::CMP => by_size!(size, Cmp_rm8_imm8, Cmp_rm16_imm16, Cmp_rm32_imm32, Cmp_rm64_imm32),
+        _ => by_size!(size, Test_rm8_imm8, Test_rm16_imm16, Test_rm32_imm32, Test_rm64_imm32),
+    }
+}
+
+/// INC, DEC and NEG; `None` for what has two operands.
+fn one_operand(op: u8, size: u8) -> Option<Code> {
+    Some(match op {
+        flags::INC => by_size!(size, Inc_rm8, Inc_rm16, Inc_rm32, Inc_rm64),
+        flags::DEC => by_size!(size, Dec_rm8, Dec_rm16, Dec_rm32, Dec_rm64),
+        flags::NEG => by_size!(size, Neg_rm8, Neg_rm16, Neg_rm32, Neg_rm64),
+        _ => return None,
+    })
+}
+
+const fn writes(op: u8) -> bool {
+    !matches!(op, flags::CMP | flags::TEST)
+}
+
+/// CF goes in.
+const fn takes_carry(op: u8) -> bool {
+    matches!(op, flags::ADC | flags::SBB | flags::INC | flags::DEC)
+}
+
+fn store_code(size: u8) -> Code {
+    by_size!(size, Mov_rm8_r8, Mov_rm16_r16, Mov_rm32_r32, Mov_rm64_r64)
+}
+
+fn store_imm_code(size: u8) -> Code {
+    by_size!(size, Mov_rm8_imm8, Mov_rm16_imm16, Mov_rm32_imm32, Mov_rm64_imm32)
+}
+
+/// The branch on a condition, as opcodes encode it.
+fn jcc(k: u8) -> Code {
+    const CODES: [Code; 16] = [
+        Code::Jo_rel32_64,
+        Code::Jno_rel32_64,
+        Code::Jb_rel32_64,
+        Code::Jae_rel32_64,
+        Code::Je_rel32_64,
+        Code::Jne_rel32_64,
+        Code::Jbe_rel32_64,
+        Code::Ja_rel32_64,
+        Code::Js_rel32_64,
+        Code::Jns_rel32_64,
+        Code::Jp_rel32_64,
+        Code::Jnp_rel32_64,
+        Code::Jl_rel32_64,
+        Code::Jge_rel32_64,
+        Code::Jle_rel32_64,
+        Code::Jg_rel32_64,
+    ];
+    CODES[k as usize & 15]
+}
+
+/// A constant as an operand of `size` bytes has it. `None`: it takes more than 32 bits.
+fn immediate(imm: u64, size: u8) -> Option<i32> {
+    match size {
+        1 => Some((imm as i8).into()),
+        2 => Some((imm as i16).into()),
+        4 => Some(imm as i32),
+        _ => i32::try_from(imm as i64).ok(),
+    }
+}
+
+/// What an op does to the flags, and whether it may leave before it has done anything.
+struct Traits {
+    reads: bool,
+    writes: bool,
+    leaves: bool,
+}
+
+fn traits(form: Form) -> Traits {
+    use Form as F;
+    let of = |reads, writes, leaves| Traits { reads, writes, leaves };
+    match form {
+        F::Alu(operands, op, _) => of(
+            takes_carry(op),
+            true,
+            matches!(operands, Operands::RegMem | Operands::MemReg | Operands::MemImm),
+        ),
+        F::ShiftImm(..) => of(false, true, false),
+        F::Cmov(..) | F::Set(_) => of(true, false, false),
+        F::Nop
+        | F::Not(_)
+        | F::MoveReg(_)
+        | F::MoveImm(_)
+        | F::ZeroReg(..)
+        | F::SignReg(..)
+        | F::Lea(..)
+        | F::EaBased(_)
+        | F::Exchange(_) => of(false, false, false),
+        F::Load(_)
+        | F::Store(_)
+        | F::StoreImm(_)
+        | F::ZeroLoad(..)
+        | F::SignLoad(..)
+        | F::PushReg(_)
+        | F::PushImm(_)
+        | F::PopReg(_)
+        | F::LoadT0(_)
+        | F::StoreT0(_) => of(false, false, true),
+        // What ends the block, and what is called.
+        _ => of(true, false, true),
+    }
+}
+
+/// Whether all slots are whole registers, or low bytes of them.
+fn low(slots: &[u8]) -> bool {
+    slots.iter().all(|slot| slot.is_multiple_of(8))
+}
+
+/// Whether an op of this form is translated with these operands.
+fn is_known(form: Form, o: &Op) -> bool {
+    use Form as F;
+    match form {
+        F::Other => false,
+        // What a locked operation does to its operand is called with the rest of it.
+        F::Alu(Operands::RegReg | Operands::RegImm, ..) | F::Not(_) if o.dst >= slot::ZERO => false,
+        F::Alu(operands, op, size) => {
+            let fits = immediate(o.imm, size).is_some();
+            match operands {
+                Operands::RegReg => low(&[o.dst, o.src]),
+                Operands::RegImm => low(&[o.dst]) && (fits || one_operand(op, size).is_some()),
+                Operands::RegMem => low(&[o.dst]),
+                Operands::MemReg => low(&[o.src]),
+                Operands::MemImm => fits || one_operand(op, size).is_some(),
+            }
+        }
+        F::Fused(operands, op, size, _) => is_known(F::Alu(operands, op, size), o),
+        F::ShiftImm(_, size) => size >= 4 && mapped(o.dst).is_some(),
+        F::Not(_) | F::Set(_) => low(&[o.dst]),
+        F::MoveReg(_) | F::ZeroReg(..) | F::SignReg(..) => low(&[o.dst, o.src]),
+        F::MoveImm(_) | F::Load(_) | F::ZeroLoad(..) | F::SignLoad(..) => low(&[o.dst]),
+        F::Store(_) => low(&[o.src]),
+        F::StoreImm(size) => immediate(o.imm, size).is_some(),
+        F::Lea(address, size) => address >= 4 && size >= 4,
+        F::PushReg(size) | F::PopReg(size) | F::Return(size) => size == 8,
+        F::Call(_, size) => size == 8 && i32::try_from(o.imm as i64).is_ok(),
+        F::PushImm(size) => size == 8 && immediate(o.imm, 8).is_some(),
+        F::Cmov(_, size) | F::Exchange(size) => size >= 4,
+        F::EaBased(address) => address == 8,
+        F::JumpReg(size) | F::CallReg(size) => size == 8,
+        F::Jump(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
+        F::Nop | F::LoadT0(_) | F::StoreT0(_) => true,
+    }
+}
+
+/// What comes of a translation before it is put anywhere: the code, how many ops became code, and how many are called.
+pub(super) type Translated = (Vec<u8>, usize, usize);
+
+/// A block that is being translated.
+pub(super) struct Emit<'a> {
+    a: Asm,
+    block: &'a Block,
+    first: *const Op,
+    stubs: &'a Stubs,
+    /// The first op's handler.
+    run: Run,
+    /// That of the op which returns.
+    returns: Run,
+    /// The guest's registers are in the host's.
+    in_host: bool,
+    /// Guest registers that have changed since the processor had them.
+    dirty: u16,
+    /// RSI holds the slot EA.
+    has_ea: bool,
+    /// Where the translation leaves at an op.
+    exits: Vec<(usize, Label)>,
+    /// Where links are that are not known yet, and what they lead to.
+    unlinked: Vec<(Label, u64, i32)>,
+    /// Ops that are called.
+    pub called: Vec<Box<[Op]>>,
+}
+
+impl<'a> Emit<'a> {
+    pub fn new(block: &'a Block, first: *const Op, stubs: &'a Stubs, start: u64, [run, returns]: [Run; 2]) -> Emit<'a> {
+        Emit {
+            a: Asm::new(start),
+            block,
+            first,
+            stubs,
+            run,
+            returns,
+            in_host: true,
+            // Who came from another translation has not stored any.
+            dirty: u16::MAX,
+            has_ea: false,
+            exits: Vec::new(),
+            unlinked: Vec::new(),
+            called: Vec::new(),
+        }
+    }
+
+    /// The whole block. `None`: nothing of it can be translated.
+    pub fn block(&mut self) -> Option<Translated> {
+        let ops = self.block.ops();
+        let kinds = &self.block.kinds;
+        let count = kinds.iter().position(Option::is_none)?;
+        let forms: Vec<Form> = kinds[..count]
+            .iter()
+            .map(|kind| kind.map_or(Form::Other, |kind| kind.form))
+            .zip(ops)
+            .map(|(form, o)| if is_known(form, o) { form } else { Form::Other })
+            .collect();
+        // The flow op ends the block: if it is not known, the interpreter goes on there.
+        let last = count - 1;
+        let mut live = vec![true; count];
+        let mut after = true;
+        for n in (0..count).rev() {
+            live[n] = after;
+            let traits = traits(forms[n]);
+            after = after && !traits.writes || traits.reads || traits.leaves;
+        }
+        let (mut native, mut calls) = (0, 0);
+        let mut n = 0;
+        while n < count {
+            let known = forms[n] != Form::Other;
+            if n == last && !known {
+                self.leave_at(n);
+                break;
+            }
+            if known {
+                self.into_host();
+                let had_ea = self.has_ea;
+                self.op(n, forms[n], &ops[n], live[n]);
+                if had_ea {
+                    self.has_ea = false;
+                }
+                native += 1;
+                n += 1;
+                continue;
+            }
+            let end = (n..last).find(|&k| forms[k] != Form::Other).unwrap_or(last);
+            self.call(n, &ops[n..end]);
+            calls += end - n;
+            n = end;
+        }
+        self.tails();
+        let a = core::mem::replace(&mut self.a, Asm::new(0));
+        Some((a.finish()?, native, calls))
+    }
+
+    fn address_of(&self, n: usize) -> u64 {
+        // The interpreter's handler of a first op is asked for by name, or the block's translation would be entered again.
+        let tag = if n == 0 { left::INTERPRET } else { left::RUN };
+        self.first.wrapping_add(n) as u64 | tag as u64
+    }
+
+    /// The interpreter goes on at an op.
+    fn leave_at(&mut self, n: usize) {
+        let to = self.address_of(n);
+        self.a.constant(RDX, to);
+        let stub = if self.in_host {
+            self.stubs.leave
+        } else {
+            self.stubs.leave_stored
+        };
+        self.a.branch_to(Code::Jmp_rel32_64, stub);
+    }
+
+    /// Where the translation leaves at an op before it has done anything.
+    fn exit(&mut self, n: usize) -> Label {
+        if let Some((_, label)) = self.exits.iter().find(|(op, _)| *op == n) {
+            return *label;
+        }
+        let label = self.a.label();
+        self.exits.push((n, label));
+        label
+    }
+
+    /// The code that is seldom run.
+    fn tails(&mut self) {
+        for (n, label) in core::mem::take(&mut self.exits) {
+            self.a.bind(label);
+            let to = self.address_of(n);
+            self.a.constant(RDX, to);
+            self.a.branch_to(Code::Jmp_rel32_64, self.stubs.leave);
+        }
+        for (label, link, rel) in core::mem::take(&mut self.unlinked) {
+            // As `Cpu::unlinked`.
+            self.a.bind(label);
+            self.a.constant(RDX, link);
+            self.a.rm_r(Code::Mov_rm64_r64, field(offset::LINK), RDX, 8);
+            self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
+            self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, rel);
+            self.a.rm_r(Code::Mov_rm64_r64, field(offset::RIP), RDX, 8);
+            let resolve = crate::op::Reason::Resolve as i32;
+            self.a.rm_i(Code::Mov_rm8_imm8, field(offset::STOP), 1, resolve);
+            self.a.branch_to(Code::Jmp_rel32_64, self.stubs.end);
+        }
+    }
+
+    fn into_host(&mut self) {
+        if !self.in_host {
+            load_registers(&mut self.a);
+            self.in_host = true;
+            self.dirty = 0;
+        }
+    }
+
+    /// Ops that their own handlers carry out.
+    fn call(&mut self, n: usize, ops: &[Op]) {
+        if self.in_host {
+            store_registers(&mut self.a, self.dirty);
+            self.in_host = false;
+        }
+        self.has_ea = false;
+        let mut row = ops.to_vec();
+        if n == 0 {
+            row[0].f = self.run;
+        }
+        let mut returns = ops[0];
+        returns.f = self.returns;
+        row.push(returns);
+        let row = row.into_boxed_slice();
+        self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(host::RDI), RBP, 8);
+        self.a.constant(RSI, row.as_ptr() as u64);
+        self.called.push(row);
+        self.a.constant(RCX, super::call as *const () as u64);
+        self.a.rm(Code::Call_rm64, Rm::Reg(RCX), 8);
+        self.a.rm_r(Code::Test_rm8_r8, Rm::Reg(RAX), RAX, 1);
+        self.a.branch_to(Code::Je_rel32_64, self.stubs.end_stored);
+    }
+
+    /// A slot in a register of the host's: its own, or `temp`. No flag changes.
+    fn value(&mut self, slot: u8, temp: u8) -> u8 {
+        if let Some(host) = mapped(slot) {
+            return host;
+        }
+        self.a.r_rm(Code::Mov_r64_rm64, temp, 8, memory_of(slot), 8);
+        temp
+    }
+
+    fn rm(&self, slot: u8) -> Rm {
+        match mapped(slot) {
+            Some(host) => Rm::Reg(host),
+            None => memory_of(slot),
+        }
+    }
+
+    fn changes(&mut self, slot: u8) {
+        if slot < slot::ZERO {
+            self.dirty |= 1 << (slot / 8);
+        }
+    }
+
+    /// An operation of 32 bits on a slot in memory has left its upper half: it is zero.
+    fn widen(&mut self, slot: u8, size: u8) {
+        if size == 4 && mapped(slot).is_none() {
+            let upper = Rm::Mem(at(RBP, slot_at(slot) + 4));
+            self.a.rm_i(Code::Mov_rm32_imm32, upper, 4, 0);
+        }
+    }
+
+    /// Sets a slot as an instruction of this operand size does. No flag changes.
+    fn set(&mut self, slot: u8, size: u8, value: u8) {
+        self.changes(slot);
+        let rm = self.rm(slot);
+        self.a.rm_r(store_code(size), rm, value, size);
+        self.widen(slot, size);
+    }
+
+    /// The flags of the instruction before go to RAX.
+    fn keep_flags(&mut self) {
+        self.a.op0(Code::Lahf);
+        self.a.rm(Code::Seto_rm8, Rm::Reg(RAX), 1);
+    }
+
+    /// A memory operand's address sum, in RCX unless it is a register as it is. RDX is overwritten, and host flags.
+    fn sum(&mut self, o: &Op) -> u8 {
+        let index = (o.idx != slot::ZERO).then(|| self.value(o.idx, RDX));
+        let base = if o.base == slot::ZERO {
+            None
+        } else if o.base == slot::EA && self.has_ea {
+            Some(RSI)
+        } else {
+            Some(self.value(o.base, RCX))
+        };
+        match (base, index) {
+            (None, None) => self.a.constant(RCX, o.disp as i64 as u64),
+            (Some(base), None) if o.disp == 0 => return base,
+            (base, index) => {
+                let memory = MemoryOperand::new(
+                    base.map_or(Register::None, |n| reg(n, 8)),
+                    index.map_or(Register::None, |n| reg(n, 8)),
+                    1 << o.scale,
+                    o.disp.into(),
+                    if base.is_some() { 1 } else { 8 },
+                    false,
+                    Register::None,
+                );
+                self.a.r_rm(Code::Lea_r64_m, RCX, 8, Rm::Mem(memory), 8);
+            }
+        }
+        RCX
+    }
+
+    /// The host's address of `size` bytes at a linear address in a register, in RCX; the translation leaves at op `n` if the TLB
+    /// has not got it.
+    fn reach(&mut self, n: usize, linear: u8, size: u8, tag: i32) {
+        let miss = self.exit(n);
+        let a = &mut self.a;
+        a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RDX), linear, 8);
+        if linear != RCX {
+            a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RCX), linear, 8);
+        }
+        a.rm_i(Code::Shr_rm64_imm8, Rm::Reg(RDX), 8, 7);
+        a.rm_i(Code::And_rm32_imm32, Rm::Reg(RDX), 4, TLB_MASK);
+        a.r_rm(Code::Add_r64_rm64, RDX, 8, field(offset::TLB), 8);
+        a.r_rm(Code::Xor_r64_rm64, RCX, 8, Rm::Mem(at(RDX, tag)), 8);
+        a.rm_i(Code::Cmp_rm64_imm32, Rm::Reg(RCX), 8, 0x1000 - i32::from(size));
+        a.branch(Code::Ja_rel32_64, miss);
+        a.r_rm(Code::Add_r64_rm64, RCX, 8, Rm::Mem(at(RDX, HOST)), 8);
+    }
+
+    /// The host's address of a memory operand, in RCX.
+    fn operand(&mut self, n: usize, o: &Op, size: u8, tag: i32) -> Rm {
+        let linear = self.sum(o);
+        self.reach(n, linear, size, tag);
+        Rm::Mem(at(RCX, 0))
+    }
+
+    /// Loads `size` bytes, zero-extended, into a register.
+    fn load(&mut self, to: u8, size: u8, from: Rm) {
+        match size {
+            1 => self.a.r_rm(Code::Movzx_r32_rm8, to, 4, from, 1),
+            2 => self.a.r_rm(Code::Movzx_r32_rm16, to, 4, from, 2),
+            4 => self.a.r_rm(Code::Mov_r32_rm32, to, 4, from, 4),
+            _ => self.a.r_rm(Code::Mov_r64_rm64, to, 8, from, 8),
+        }
+    }
+
+    /// Loads `from` bytes, sign-extended to 64 bits.
+    fn load_signed(&mut self, to: u8, from: u8, rm: Rm) {
+        match from {
+            1 => self.a.r_rm(Code::Movsx_r64_rm8, to, 8, rm, 1),
+            2 => self.a.r_rm(Code::Movsx_r64_rm16, to, 8, rm, 2),
+            4 => self.a.r_rm(Code::Movsxd_r64_rm32, to, 8, rm, 4),
+            _ => self.a.r_rm(Code::Mov_r64_rm64, to, 8, rm, 8),
+        }
+    }
+
+    /// An operation of the arithmetic unit, with the host's flags as it leaves them.
+    fn alu(&mut self, n: usize, operands: Operands, op: u8, size: u8, o: &Op) {
+        let carry = |e: &mut Self| {
+            if takes_carry(op) {
+                e.a.rm_i(Code::Bt_rm32_imm8, Rm::Reg(RAX), 4, 8);
+            }
+        };
+        let imm = immediate(o.imm, size).unwrap_or(0);
+        let act = |e: &mut Self, rm: Rm| match one_operand(op, size) {
+            Some(code) => e.a.rm(code, rm, size),
+            None => e.a.rm_i(alu_rm_imm(op, size), rm, size, imm),
+        };
+        match operands {
+            Operands::RegReg | Operands::RegImm => {
+                let rm = self.rm(o.dst);
+                if operands == Operands::RegReg {
+                    let src = self.value(o.src, RCX);
+                    carry(self);
+                    self.a.rm_r(alu_rm_r(op, size), rm, src, size);
+                } else {
+                    carry(self);
+                    act(self, rm);
+                }
+            }
+            Operands::RegMem => {
+                let from = self.operand(n, o, size, READ);
+                self.load(RCX, size, from);
+                let rm = self.rm(o.dst);
+                carry(self);
+                self.a.rm_r(alu_rm_r(op, size), rm, RCX, size);
+            }
+            Operands::MemReg => {
+                let tag = if writes(op) { WRITE } else { READ };
+                let to = self.operand(n, o, size, tag);
+                let src = self.value(o.src, RDX);
+                carry(self);
+                self.a.rm_r(alu_rm_r(op, size), to, src, size);
+            }
+            Operands::MemImm => {
+                let tag = if writes(op) { WRITE } else { READ };
+                let to = self.operand(n, o, size, tag);
+                carry(self);
+                act(self, to);
+            }
+        }
+        if writes(op) && !matches!(operands, Operands::MemReg | Operands::MemImm) {
+            self.changes(o.dst);
+            self.widen(o.dst, size);
+        }
+    }
+
+    /// Whether a condition of the flags in RAX holds: the branch that is taken if so. RCX and RDX are overwritten.
+    fn condition(&mut self, k: u8) -> Code {
+        let a = &mut self.a;
+        let mask = |flag: u64| flag as i32;
+        match k >> 1 {
+            6 | 7 => {
+                a.rm_r(Code::Mov_rm32_r32, Rm::Reg(RCX), RAX, 4);
+                a.rm_i(Code::Shr_rm32_imm8, Rm::Reg(RCX), 4, 15);
+                a.rm_r(Code::Xor_rm32_r32, Rm::Reg(RCX), RAX, 4);
+                if k >> 1 == 7 {
+                    a.rm_i(Code::And_rm32_imm32, Rm::Reg(RCX), 4, 1);
+                    a.rm_r(Code::Mov_rm32_r32, Rm::Reg(RDX), RAX, 4);
+                    a.rm_i(Code::And_rm32_imm32, Rm::Reg(RDX), 4, mask(flags::ZF));
+                    a.rm_r(Code::Or_rm32_r32, Rm::Reg(RCX), RDX, 4);
+                } else {
+                    a.rm_i(Code::Test_rm32_imm32, Rm::Reg(RCX), 4, 1);
+                }
+            }
+            n => {
+                let flag = match n {
+                    0 => flags::OF,
+                    1 => flags::CF,
+                    2 => flags::ZF,
+                    3 => flags::CF | flags::ZF,
+                    4 => flags::SF,
+                    _ => flags::PF,
+                };
+                a.rm_i(Code::Test_rm32_imm32, Rm::Reg(RAX), 4, mask(flag));
+            }
+        }
+        if k & 1 == 0 {
+            Code::Jne_rel32_64
+        } else {
+            Code::Je_rel32_64
+        }
+    }
+
+    fn op(&mut self, n: usize, form: Form, o: &Op, live: bool) {
+        use Form as F;
+        match form {
+            F::Nop | F::Other => {}
+            F::Alu(operands, op, size) => {
+                self.alu(n, operands, op, size, o);
+                if live {
+                    self.keep_flags();
+                }
+            }
+            F::Not(size) => {
+                let rm = self.rm(o.dst);
+                self.a
+                    .rm(by_size!(size, Not_rm8, Not_rm16, Not_rm32, Not_rm64), rm, size);
+                self.changes(o.dst);
+                self.widen(o.dst, size);
+            }
+            F::ShiftImm(op, size) => self.shift(op, size, o, live),
+            F::MoveReg(size) => {
+                let src = self.value(o.src, RCX);
+                self.set(o.dst, size, src);
+            }
+            F::MoveImm(size) => {
+                self.changes(o.dst);
+                match (mapped(o.dst), immediate(o.imm, size)) {
+                    (Some(dst), _) if size >= 4 => {
+                        let value = if size == 4 { o.imm as u32 as u64 } else { o.imm };
+                        self.a.constant(dst, value);
+                    }
+                    (_, Some(imm)) => {
+                        let rm = self.rm(o.dst);
+                        self.a.rm_i(store_imm_code(size), rm, size, imm);
+                        self.widen(o.dst, size);
+                    }
+                    _ => {
+                        self.a.constant(RCX, o.imm);
+                        self.set(o.dst, size, RCX);
+                    }
+                }
+            }
+            F::Load(size) => {
+                let from = self.operand(n, o, size, READ);
+                match mapped(o.dst) {
+                    Some(dst) if size >= 4 => {
+                        self.load(dst, size, from);
+                        self.changes(o.dst);
+                    }
+                    _ => {
+                        self.load(RCX, size, from);
+                        self.set(o.dst, size, RCX);
+                    }
+                }
+            }
+            F::ZeroLoad(from, to) => {
+                let memory = self.operand(n, o, from, READ);
+                self.load(RCX, from, memory);
+                self.set(o.dst, to, RCX);
+            }
+            F::SignLoad(from, to) => {
+                let memory = self.operand(n, o, from, READ);
+                self.load_signed(RCX, from, memory);
+                self.set(o.dst, to, RCX);
+            }
+            F::Store(size) => {
+                let to = self.operand(n, o, size, WRITE);
+                let src = self.value(o.src, RDX);
+                self.a.rm_r(store_code(size), to, src, size);
+            }
+            F::StoreImm(size) => {
+                let to = self.operand(n, o, size, WRITE);
+                self.a
+                    .rm_i(store_imm_code(size), to, size, immediate(o.imm, size).unwrap_or(0));
+            }
+            F::ZeroReg(from, to) => {
+                let rm = self.rm(o.src);
+                self.load(RCX, from, rm);
+                self.set(o.dst, to, RCX);
+            }
+            F::SignReg(from, to) => {
+                let rm = self.rm(o.src);
+                self.load_signed(RCX, from, rm);
+                self.set(o.dst, to, RCX);
+            }
+            F::Lea(address, size) => {
+                let sum = self.sum(o);
+                if address == 4 {
+                    self.a.rm_r(Code::Mov_rm32_r32, Rm::Reg(RCX), sum, 4);
+                    self.set(o.dst, size, RCX);
+                } else {
+                    self.set(o.dst, size, sum);
+                }
+            }
+            F::PushReg(_) => {
+                self.push_place(n);
+                let src = self.value(o.src, RDX);
+                self.a.rm_r(Code::Mov_rm64_r64, Rm::Mem(at(RCX, 0)), src, 8);
+                self.move_stack(-8);
+            }
+            F::PushImm(_) => {
+                self.push_place(n);
+                let imm = immediate(o.imm, 8).unwrap_or(0);
+                self.a.rm_i(Code::Mov_rm64_imm32, Rm::Mem(at(RCX, 0)), 8, imm);
+                self.move_stack(-8);
+            }
+            F::PopReg(_) => {
+                let sp = self.value(slot::RSP, RCX);
+                self.reach(n, sp, 8, READ);
+                self.load(RCX, 8, Rm::Mem(at(RCX, 0)));
+                self.move_stack(8);
+                self.set(o.dst, 8, RCX);
+            }
+            F::Cmov(k, size) => {
+                let holds = self.condition(k);
+                let when_set = holds == Code::Jne_rel32_64;
+                let code = match (size, when_set) {
+                    (4, true) => Code::Cmovne_r32_rm32,
+                    (4, false) => Code::Cmove_r32_rm32,
+                    (_, true) => Code::Cmovne_r64_rm64,
+                    (_, false) => Code::Cmove_r64_rm64,
+                };
+                let src = self.rm(o.src);
+                let dst = self.value(o.dst, RDX);
+                self.a.r_rm(code, dst, size, src, size);
+                self.changes(o.dst);
+                if dst == RDX {
+                    self.set(o.dst, 8, RDX);
+                }
+            }
+            F::Set(k) => {
+                let holds = self.condition(k);
+                let code = if holds == Code::Jne_rel32_64 {
+                    Code::Setne_rm8
+                } else {
+                    Code::Sete_rm8
+                };
+                let rm = self.rm(o.dst);
+                self.a.rm(code, rm, 1);
+                self.changes(o.dst);
+            }
+            F::Exchange(size) => {
+                let (a, b) = (self.value(o.dst, RCX), self.value(o.src, RDX));
+                self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RSI), a, 8);
+                self.set(o.dst, size, b);
+                self.set(o.src, size, RSI);
+            }
+            F::EaBased(_) => {
+                let sum = self.sum(o);
+                let segment = (o.seg as usize).min(5) * size_of::<Segment>();
+                let base = offset_of!(Cpu, seg) + segment + offset_of!(Segment, base);
+                self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RSI), sum, 8);
+                self.a.r_rm(Code::Add_r64_rm64, RSI, 8, field(base as i32), 8);
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::EA), RSI, 8);
+                self.has_ea = true;
+            }
+            F::LoadT0(size) => {
+                let from = self.operand(n, o, size, READ);
+                self.load(RCX, size, from);
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::T0), RCX, 8);
+            }
+            F::StoreT0(size) => {
+                let to = self.operand(n, o, size, WRITE);
+                self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::T0), 8);
+                self.a.rm_r(store_code(size), to, RDX, size);
+            }
+            F::Fused(operands, op, size, k) => {
+                self.alu(n, operands, op, size, o);
+                self.keep_flags();
+                let branch = o.off as i32 + o.len as i32;
+                let (next, target) = (branch + i32::from(o.aux >> 12), i32::from(o.aux & 0xfff));
+                let taken = self.a.label();
+                self.a.branch(jcc(k), taken);
+                self.follow(n, false, next);
+                self.a.bind(taken);
+                self.follow(n, true, target);
+            }
+            F::Jcc(k, reach) => {
+                let code = self.condition(k);
+                let taken = self.a.label();
+                self.a.branch(code, taken);
+                let next = o.off as i32 + o.len as i32;
+                self.go(n, reach, false, next);
+                self.a.bind(taken);
+                self.go(n, reach, true, o.imm as i32);
+            }
+            F::Jump(reach) => self.go(n, reach, true, o.imm as i32),
+            F::Call(reach, _) => {
+                let rel = o.imm as i32;
+                if reach == Reach::Far {
+                    self.check_far(n, true, rel);
+                }
+                self.push_next(n, o);
+                match reach {
+                    Reach::Near => self.follow(n, true, rel),
+                    Reach::Far => self.enter_far(n, true, rel),
+                }
+            }
+            F::JumpReg(_) => {
+                let to = self.value(o.src, RSI);
+                self.land(n, to);
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
+                self.enter();
+            }
+            F::CallReg(_) => {
+                let to = self.value(o.src, RSI);
+                self.land(n, to);
+                // The block's first op and its page wait where a slot of an op's own is.
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::T0), RDX, 8);
+                self.push_next(n, o);
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
+                self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::T0), 8);
+                self.enter();
+            }
+            F::Return(_) => {
+                let sp = self.value(slot::RSP, RCX);
+                self.reach(n, sp, 8, READ);
+                self.load(RSI, 8, Rm::Mem(at(RCX, 0)));
+                self.land(n, RSI);
+                self.move_stack(8 + o.imm as i32);
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
+                self.enter();
+            }
+        }
+    }
+
+    fn shift(&mut self, op: u8, size: u8, o: &Op, live: bool) {
+        const SHL: u8 = 4;
+        const SHR: u8 = 5;
+        let Some(dst) = mapped(o.dst) else { return };
+        let top = i32::from(size) * 8 - 1;
+        let wide = size == 8;
+        let shr = if wide { Code::Shr_rm64_imm8 } else { Code::Shr_rm32_imm8 };
+        let mov = if wide { Code::Mov_rm64_r64 } else { Code::Mov_rm32_r32 };
+        let xor = if wide { Code::Xor_rm64_r64 } else { Code::Xor_rm32_r32 };
+        let add = if wide { Code::Add_rm64_r64 } else { Code::Add_rm32_r32 };
+        // OF is that of the first of the one-bit shifts, see `exec::shift`.
+        if live && matches!(op, SHL | SHR) {
+            self.a.rm_r(mov, Rm::Reg(RCX), dst, size);
+            if op == SHL {
+                self.a.rm_r(add, Rm::Reg(RCX), RCX, size);
+                self.a.rm_r(xor, Rm::Reg(RCX), dst, size);
+            }
+            self.a.rm_i(shr, Rm::Reg(RCX), size, top);
+        }
+        let code = match (op, wide) {
+            (SHL, true) => Code::Shl_rm64_imm8,
+            (SHL, false) => Code::Shl_rm32_imm8,
+            (SHR, _) => shr,
+            (_, true) => Code::Sar_rm64_imm8,
+            (_, false) => Code::Sar_rm32_imm8,
+        };
+        self.a.rm_i(code, Rm::Reg(dst), size, o.imm as i32);
+        self.changes(o.dst);
+        if live {
+            let kept = flags::CF | flags::PF | flags::ZF | flags::SF;
+            self.a.op0(Code::Lahf);
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, kept as i32);
+            if matches!(op, SHL | SHR) {
+                self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), RCX, 4);
+            }
+        }
+    }
+
+    /// The host's address of what a push stores, in RCX.
+    fn push_place(&mut self, n: usize) {
+        let sp = self.value(slot::RSP, RCX);
+        self.a.r_rm(Code::Lea_r64_m, RCX, 8, Rm::Mem(at(sp, -8)), 8);
+        self.reach(n, RCX, 8, WRITE);
+    }
+
+    /// Pushes the address of the next instruction.
+    fn push_next(&mut self, n: usize, o: &Op) {
+        self.push_place(n);
+        self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
+        let next = i32::from(o.off) + i32::from(o.len);
+        self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, next);
+        self.a.rm_r(Code::Mov_rm64_r64, Rm::Mem(at(RCX, 0)), RDX, 8);
+        self.move_stack(-8);
+    }
+
+    fn move_stack(&mut self, by: i32) {
+        let sp = mapped(slot::RSP).unwrap_or(RDX);
+        self.a.r_rm(Code::Lea_r64_m, sp, 8, Rm::Mem(at(sp, by)), 8);
+        self.changes(slot::RSP);
+    }
+
+    fn go(&mut self, n: usize, reach: Reach, taken: bool, rel: i32) {
+        match reach {
+            Reach::Near => self.follow(n, taken, rel),
+            Reach::Far => {
+                self.check_far(n, taken, rel);
+                self.enter_far(n, taken, rel);
+            }
+        }
+    }
+
+    /// The address of one of the links behind the flow op.
+    fn link(&self, n: usize, taken: bool) -> u64 {
+        let link = self.first.wrapping_add(n + 1) as u64;
+        link + if taken {
+            offset_of!(Link, taken)
+        } else {
+            offset_of!(Link, next)
+        } as u64
+    }
+
+    /// As `Cpu::follow`.
+    fn follow(&mut self, n: usize, taken: bool, rel: i32) {
+        let link = self.link(n, taken);
+        self.a.constant(RDX, link);
+        self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(at(RDX, 0)), 8);
+        self.a.rm_r(Code::Test_rm64_r64, Rm::Reg(RDX), RDX, 8);
+        let unlinked = self.a.label();
+        self.a.branch(Code::Je_rel32_64, unlinked);
+        self.unlinked.push((unlinked, link, rel));
+        self.enter();
+    }
+
+    /// The first half of `Cpu::follow_far`: the target is known, and its page is mapped where it was. Nothing has changed if not.
+    fn check_far(&mut self, n: usize, taken: bool, rel: i32) {
+        let gone = self.exit(n);
+        let link = self.link(n, taken);
+        let a = &mut self.a;
+        a.r_rm(Code::Mov_r64_rm64, RCX, 8, memory_of(slot::PAGE), 8);
+        a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RCX), 8, rel);
+        a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RDX), RCX, 8);
+        a.rm_i(Code::Shr_rm64_imm8, Rm::Reg(RDX), 8, 7);
+        a.rm_i(Code::And_rm32_imm32, Rm::Reg(RDX), 4, TLB_MASK);
+        a.r_rm(Code::Add_r64_rm64, RDX, 8, field(offset::TLB), 8);
+        a.rm_i(Code::And_rm64_imm32, Rm::Reg(RCX), 8, -0x1000);
+        a.rm_r(Code::Cmp_rm64_r64, Rm::Mem(at(RDX, EXEC)), RCX, 8);
+        a.branch(Code::Jne_rel32_64, gone);
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(at(RDX, HOST)), 8);
+        a.constant(RCX, link);
+        let page = (offset_of!(Link, taken_host) - offset_of!(Link, taken)) as i32;
+        a.rm_r(Code::Cmp_rm64_r64, Rm::Mem(at(RCX, page)), RDX, 8);
+        a.branch(Code::Jne_rel32_64, gone);
+        a.rm_i(Code::Cmp_rm64_imm8, Rm::Mem(at(RCX, 0)), 8, 0);
+        a.branch(Code::Je_rel32_64, gone);
+    }
+
+    /// The second half, which cannot fail.
+    fn enter_far(&mut self, n: usize, taken: bool, rel: i32) {
+        let link = self.link(n, taken);
+        let a = &mut self.a;
+        a.r_rm(Code::Mov_r64_rm64, RCX, 8, memory_of(slot::PAGE), 8);
+        a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RCX), 8, rel);
+        a.rm_i(Code::And_rm64_imm32, Rm::Reg(RCX), 8, -0x1000);
+        a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RCX, 8);
+        a.constant(RDX, link);
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(at(RDX, 0)), 8);
+        self.enter();
+    }
+
+    /// As `Cpu::lookup`, of a register: the block's first op in RDX, its page in RSI. The translation leaves at op `n`, which has
+    /// changed nothing, if it was not met lately.
+    fn land(&mut self, n: usize, to: u8) {
+        let gone = self.exit(n);
+        let mode = self.block.key.mode as i32;
+        let a = &mut self.a;
+        if to != RSI {
+            a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RSI), to, 8);
+        }
+        a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RCX), RSI, 8);
+        a.rm_i(Code::Shr_rm64_imm8, Rm::Reg(RCX), 8, 12);
+        a.rm_r(Code::Xor_rm64_r64, Rm::Reg(RCX), RSI, 8);
+        a.rm_i(Code::And_rm32_imm32, Rm::Reg(RCX), 4, JUMP_MASK);
+        a.rm_i(Code::Shl_rm32_imm8, Rm::Reg(RCX), 4, 5);
+        a.r_rm(Code::Add_r64_rm64, RCX, 8, field(offset::JUMPS), 8);
+        let of = |offset: usize| Rm::Mem(at(RCX, offset as i32));
+        a.rm_r(Code::Cmp_rm64_r64, of(offset_of!(Jump, linear)), RSI, 8);
+        a.branch(Code::Jne_rel32_64, gone);
+        a.rm_i(Code::Cmp_rm64_imm32, of(offset_of!(Jump, mode)), 8, mode);
+        a.branch(Code::Jne_rel32_64, gone);
+        a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RDX), RSI, 8);
+        a.rm_i(Code::Shr_rm64_imm8, Rm::Reg(RDX), 8, 7);
+        a.rm_i(Code::And_rm32_imm32, Rm::Reg(RDX), 4, TLB_MASK);
+        a.r_rm(Code::Add_r64_rm64, RDX, 8, field(offset::TLB), 8);
+        a.rm_i(Code::And_rm64_imm32, Rm::Reg(RSI), 8, -0x1000);
+        a.rm_r(Code::Cmp_rm64_r64, Rm::Mem(at(RDX, EXEC)), RSI, 8);
+        a.branch(Code::Jne_rel32_64, gone);
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(at(RDX, HOST)), 8);
+        a.rm_r(Code::Cmp_rm64_r64, of(offset_of!(Jump, host)), RDX, 8);
+        a.branch(Code::Jne_rel32_64, gone);
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, of(offset_of!(Jump, ops)), 8);
+    }
+
+    /// As `Cpu::enter`, of the block whose first op is in RDX.
+    fn enter(&mut self) {
+        let a = &mut self.a;
+        let rem = Rm::Mem(at(RDX, offset_of!(Op, rem) as i32));
+        a.r_rm(Code::Movzx_r32_rm8, RCX, 4, rem, 1);
+        a.rm_r(Code::Sub_rm64_r64, field(offset::BUDGET), RCX, 8);
+        a.branch_to(Code::Js_rel32_64, self.stubs.budget);
+        a.r_rm(Code::Mov_r64_rm64, RCX, 8, Rm::Mem(at(RDX, native_of())), 8);
+        a.rm_r(Code::Test_rm64_r64, Rm::Reg(RCX), RCX, 8);
+        a.branch_to(Code::Je_rel32_64, self.stubs.leave);
+        a.rm(Code::Jmp_rm64, Rm::Reg(RCX), 8);
+    }
+}

@@ -1,0 +1,69 @@
+//! What an op does, as far as the translator knows it.
+
+/// Where the operands of an arithmetic op are, destination first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operands {
+    RegReg,
+    RegImm,
+    RegMem,
+    MemReg,
+    MemImm,
+}
+
+/// How a near branch reaches its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Within the page.
+    Near,
+    /// In another page, which the TLB must still lead to.
+    Far,
+}
+
+/// The forms of ops that are translated; all others are called ([`super::helper`]). Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Anything else.
+    Other,
+    Nop,
+    /// An operation of [`crate::flags`] on operands of a size.
+    Alu(Operands, u8, u8),
+    Not(u8),
+    /// SHL, SHR or SAR by an immediate, as ModR/M encodes the operation.
+    ShiftImm(u8, u8),
+    MoveReg(u8),
+    MoveImm(u8),
+    Load(u8),
+    Store(u8),
+    StoreImm(u8),
+    /// From a size to a size.
+    ZeroReg(u8, u8),
+    ZeroLoad(u8, u8),
+    SignReg(u8, u8),
+    SignLoad(u8, u8),
+    /// LEA with an address size and an operand size.
+    Lea(u8, u8),
+    PushReg(u8),
+    PushImm(u8),
+    PopReg(u8),
+    /// Of a condition and a size.
+    Cmov(u8, u8),
+    Set(u8),
+    Exchange(u8),
+    /// The address sum in FS or GS, with an address size.
+    EaBased(u8),
+    LoadT0(u8),
+    StoreT0(u8),
+    /// An arithmetic op and the branch on a condition within the page.
+    Fused(Operands, u8, u8, u8),
+    Jcc(u8, Reach),
+    Jump(Reach),
+    JumpReg(u8),
+    Call(Reach, u8),
+    CallReg(u8),
+    Return(u8),
+}
+
+/// How a flow op of these parameters reaches its target; those that record are called.
+pub(crate) const fn reach(how: u8) -> Reach {
+    if how == 0 { Reach::Near } else { Reach::Far }
+}
