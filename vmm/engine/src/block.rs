@@ -49,19 +49,26 @@ fn header(first: *const Op) -> *mut Header {
 
 /// In the place of the first op of a block that may be translated once it has run often enough.
 unsafe fn count(c: &mut Cpu, o: *const Op) -> Next {
+    let header = header(o);
     // SAFETY: A header stands before each block's first op; only the processor that runs has it.
-    let (left, mut run) = unsafe {
-        let header = &mut *header(o);
-        header.left -= 1;
-        (header.left, header.run)
+    let run = unsafe {
+        (*header).left -= 1;
+        match (*header).left {
+            0 => translate(c, o),
+            _ => (*header).run,
+        }
     };
-    if left == 0 {
-        c.shared().blocks.translate(o);
-        // SAFETY: The op is there as it was, but for its handler.
-        run = unsafe { (*o).f };
-    }
     // SAFETY: It is the op's own handler, or enters the translation.
     unsafe { run(c, o) }
+}
+
+/// Translates the block that runs: the handler that its first op has from now on.
+#[cold]
+#[inline(never)]
+fn translate(c: &mut Cpu, o: *const Op) -> Run {
+    c.shared().blocks.translate(o);
+    // SAFETY: The op is there as it was, but for its handler.
+    unsafe { (*o).f }
 }
 
 /// In the place of the first op of a block that is translated.

@@ -177,7 +177,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    JmpMem<R, S>(c, o) {
+    JmpMem<R, S>(c, o) [plain(R, Form::JumpMem(S))] {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);
@@ -213,7 +213,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    CallMem<R, S>(c, o) {
+    CallMem<R, S>(c, o) [plain(R, Form::CallMem(S))] {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);

@@ -5,7 +5,7 @@
 
 use core::mem::offset_of;
 
-use iced_x86::{Code, MemoryOperand, Register};
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 use super::asm::{Asm, Label, Rm, at, host, reg};
 use super::form::{Form, Operands, Reach};
@@ -24,6 +24,13 @@ const READ: i32 = offset_of!(TlbEntry, read) as i32;
 const WRITE: i32 = offset_of!(TlbEntry, write) as i32;
 const EXEC: i32 = offset_of!(TlbEntry, exec) as i32;
 const HOST: i32 = offset_of!(TlbEntry, host) as i32;
+
+/// Shifts and rotations as ModR/M encodes them.
+const ROL: u8 = 0;
+const ROR: u8 = 1;
+const SHL: u8 = 4;
+const SHR: u8 = 5;
+const SAR: u8 = 7;
 
 /// The bits of a linear address, seven to the right, that are the offset of its TLB entry.
 const TLB_MASK: i32 = ((crate::tlb::ENTRIES - 1) * size_of::<TlbEntry>()) as i32;
@@ -185,7 +192,10 @@ fn traits(form: Form) -> Traits {
             true,
             matches!(operands, Operands::RegMem | Operands::MemReg | Operands::MemImm),
         ),
-        F::ShiftImm(..) => of(false, true, false),
+        // Rotations leave most flags as they were, and shifts by CL all of them where it is 0.
+        F::ShiftImm(op, _) => of(op < SHL, op >= SHL, false),
+        F::ShiftByCl(..) | F::Bit(..) | F::BitImm(..) => of(true, false, false),
+        F::Multiply(..) | F::Product(_) | F::ProductImm(_) => of(false, true, false),
         F::Cmov(..) | F::Set(_) => of(true, false, false),
         F::Nop
         | F::Not(_)
@@ -195,6 +205,9 @@ fn traits(form: Form) -> Traits {
         | F::SignReg(..)
         | F::Lea(..)
         | F::EaBased(_)
+        | F::ExtendA(_)
+        | F::SignToD(_)
+        | F::SwapBytes(_)
         | F::Exchange(_) => of(false, false, false),
         F::Load(_)
         | F::Store(_)
@@ -234,7 +247,12 @@ fn is_known(form: Form, o: &Op) -> bool {
             }
         }
         F::Fused(operands, op, size, _) => is_known(F::Alu(operands, op, size), o),
-        F::ShiftImm(_, size) => size >= 4 && mapped(o.dst).is_some(),
+        F::ShiftImm(op, size) => size >= 4 && matches!(op, ROL | ROR | SHL | SHR | SAR) && low(&[o.dst]),
+        F::ShiftByCl(op, size) => size >= 4 && matches!(op, SHL | SHR | SAR) && low(&[o.dst]),
+        F::Multiply(_, size) | F::Product(size) => size >= 4,
+        F::ProductImm(size) => size >= 4 && immediate(o.imm, size).is_some(),
+        F::Bit(_, size) | F::BitImm(_, size) | F::SwapBytes(size) => size >= 4,
+        F::ExtendA(_) | F::SignToD(_) => true,
         F::Not(_) | F::Set(_) => low(&[o.dst]),
         F::MoveReg(_) | F::ZeroReg(..) | F::SignReg(..) => low(&[o.dst, o.src]),
         F::MoveImm(_) | F::Load(_) | F::ZeroLoad(..) | F::SignLoad(..) => low(&[o.dst]),
@@ -246,7 +264,7 @@ fn is_known(form: Form, o: &Op) -> bool {
         F::PushImm(size) => size == 8 && immediate(o.imm, 8).is_some(),
         F::Cmov(_, size) | F::Exchange(size) => size >= 4,
         F::EaBased(address) => address == 8,
-        F::JumpReg(size) | F::CallReg(size) => size == 8,
+        F::JumpReg(size) | F::CallReg(size) | F::JumpMem(size) | F::CallMem(size) => size == 8,
         F::Jump(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
         F::Nop | F::LoadT0(_) | F::StoreT0(_) => true,
     }
@@ -831,6 +849,52 @@ impl<'a> Emit<'a> {
                     Reach::Far => self.enter_far(n, true, rel),
                 }
             }
+            F::ShiftByCl(op, size) => self.shift_by_cl(op, size, o, live),
+            F::Multiply(signed, size) => self.multiply(signed, size, o, live),
+            F::Product(size) => self.product(size, o, None, live),
+            F::ProductImm(size) => {
+                let imm = immediate(o.imm, size);
+                self.product(size, o, imm, live);
+            }
+            F::Bit(k, size) => self.bit(k, size, o, true, live),
+            F::BitImm(k, size) => self.bit(k, size, o, false, live),
+            F::SwapBytes(size) => {
+                let src = self.value(o.src, RCX);
+                self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RCX), src, 8);
+                let code = if size == 8 { Code::Bswap_r64 } else { Code::Bswap_r32 };
+                self.a.rm(code, Rm::Reg(RCX), size);
+                self.set(o.dst, size, RCX);
+            }
+            F::ExtendA(size) => {
+                if let Some(a) = mapped(slot::RAX) {
+                    let (code, to, from) = match size {
+                        2 => (Code::Movsx_r16_rm8, 2, 1),
+                        4 => (Code::Movsx_r32_rm16, 4, 2),
+                        _ => (Code::Movsxd_r64_rm32, 8, 4),
+                    };
+                    self.a.r_rm(code, a, to, Rm::Reg(a), from);
+                    self.changes(slot::RAX);
+                }
+            }
+            F::SignToD(size) => {
+                if let Some(a) = mapped(slot::RAX) {
+                    self.load_signed(RCX, size, Rm::Reg(a));
+                    self.a.rm_i(Code::Sar_rm64_imm8, Rm::Reg(RCX), 8, 63);
+                    self.set(slot::RDX, size, RCX);
+                }
+            }
+            F::JumpMem(_) => {
+                let from = self.operand(n, o, 8, READ);
+                self.load(RSI, 8, from);
+                self.land(n, RSI);
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
+                self.enter();
+            }
+            F::CallMem(_) => {
+                let from = self.operand(n, o, 8, READ);
+                self.load(RSI, 8, from);
+                self.call_to(n, RSI, o);
+            }
             F::JumpReg(_) => {
                 let to = self.value(o.src, RSI);
                 self.land(n, to);
@@ -839,13 +903,7 @@ impl<'a> Emit<'a> {
             }
             F::CallReg(_) => {
                 let to = self.value(o.src, RSI);
-                self.land(n, to);
-                // The block's first op and its page wait where a slot of an op's own is.
-                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::T0), RDX, 8);
-                self.push_next(n, o);
-                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
-                self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::T0), 8);
-                self.enter();
+                self.call_to(n, to, o);
             }
             F::Return(_) => {
                 let sp = self.value(slot::RSP, RCX);
@@ -859,41 +917,249 @@ impl<'a> Emit<'a> {
         }
     }
 
-    fn shift(&mut self, op: u8, size: u8, o: &Op, live: bool) {
-        const SHL: u8 = 4;
-        const SHR: u8 = 5;
-        let Some(dst) = mapped(o.dst) else { return };
-        let top = i32::from(size) * 8 - 1;
+    /// A slot in a register that may be changed: its own, or RSI, from where [`Emit::changed`] brings it back.
+    fn changeable(&mut self, slot: u8) -> u8 {
+        self.changes(slot);
+        self.value(slot, RSI)
+    }
+
+    fn changed(&mut self, slot: u8, register: u8, size: u8) {
+        if mapped(slot).is_none() {
+            self.set(slot, size, register);
+        }
+    }
+
+    /// Bit 0 of a register becomes CF, or CF and OF, in RAX, where they are clear.
+    fn put_carry(&mut self, from: u8, both: bool) {
+        let flags = if both { flags::CF | flags::OF } else { flags::CF } as i32;
+        self.a.emit(Instruction::with3(
+            Code::Imul_r32_rm32_imm32,
+            reg(from, 4),
+            reg(from, 4),
+            flags,
+        ));
+        self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), from, 4);
+    }
+
+    /// Before a shift of a register: OF as it will be, in a temporary. It is that of the first of the one-bit shifts, see
+    /// `exec::shift`.
+    fn shift_overflow(&mut self, op: u8, size: u8, value: u8, temp: u8) {
         let wide = size == 8;
         let shr = if wide { Code::Shr_rm64_imm8 } else { Code::Shr_rm32_imm8 };
         let mov = if wide { Code::Mov_rm64_r64 } else { Code::Mov_rm32_r32 };
         let xor = if wide { Code::Xor_rm64_r64 } else { Code::Xor_rm32_r32 };
         let add = if wide { Code::Add_rm64_r64 } else { Code::Add_rm32_r32 };
-        // OF is that of the first of the one-bit shifts, see `exec::shift`.
-        if live && matches!(op, SHL | SHR) {
-            self.a.rm_r(mov, Rm::Reg(RCX), dst, size);
+        if matches!(op, SHL | SHR) {
+            self.a.rm_r(mov, Rm::Reg(temp), value, size);
             if op == SHL {
-                self.a.rm_r(add, Rm::Reg(RCX), RCX, size);
-                self.a.rm_r(xor, Rm::Reg(RCX), dst, size);
+                self.a.rm_r(add, Rm::Reg(temp), temp, size);
+                self.a.rm_r(xor, Rm::Reg(temp), value, size);
             }
-            self.a.rm_i(shr, Rm::Reg(RCX), size, top);
+            self.a.rm_i(shr, Rm::Reg(temp), size, i32::from(size) * 8 - 1);
+        }
+    }
+
+    /// After it.
+    fn keep_shift_flags(&mut self, op: u8, overflow: u8) {
+        let kept = flags::CF | flags::PF | flags::ZF | flags::SF;
+        self.a.op0(Code::Lahf);
+        self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, kept as i32);
+        if matches!(op, SHL | SHR) {
+            self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), overflow, 4);
+        }
+    }
+
+    fn shift(&mut self, op: u8, size: u8, o: &Op, live: bool) {
+        let wide = size == 8;
+        let dst = self.changeable(o.dst);
+        if live && op >= SHL {
+            self.shift_overflow(op, size, dst, RCX);
         }
         let code = match (op, wide) {
+            (ROL, true) => Code::Rol_rm64_imm8,
+            (ROL, false) => Code::Rol_rm32_imm8,
+            (ROR, true) => Code::Ror_rm64_imm8,
+            (ROR, false) => Code::Ror_rm32_imm8,
             (SHL, true) => Code::Shl_rm64_imm8,
             (SHL, false) => Code::Shl_rm32_imm8,
-            (SHR, _) => shr,
+            (SHR, true) => Code::Shr_rm64_imm8,
+            (SHR, false) => Code::Shr_rm32_imm8,
             (_, true) => Code::Sar_rm64_imm8,
             (_, false) => Code::Sar_rm32_imm8,
         };
         self.a.rm_i(code, Rm::Reg(dst), size, o.imm as i32);
-        self.changes(o.dst);
-        if live {
-            let kept = flags::CF | flags::PF | flags::ZF | flags::SF;
-            self.a.op0(Code::Lahf);
-            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, kept as i32);
-            if matches!(op, SHL | SHR) {
-                self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), RCX, 4);
+        if live && op >= SHL {
+            self.keep_shift_flags(op, RCX);
+        } else if live {
+            // CF, and OF for a count of 1; the others stay.
+            let one = o.imm == 1;
+            self.a.rm(Code::Setb_rm8, Rm::Reg(RCX), 1);
+            if one {
+                self.a.rm(Code::Seto_rm8, Rm::Reg(RDX), 1);
             }
+            let gone = if one { flags::CF | flags::OF } else { flags::CF };
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, !(gone as i32));
+            if one {
+                self.a.r_rm(Code::Movzx_r32_rm8, RDX, 4, Rm::Reg(RDX), 1);
+                self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), RDX, 4);
+            }
+            self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RCX), 1);
+            self.put_carry(RCX, false);
+        }
+        self.changed(o.dst, dst, size);
+    }
+
+    fn shift_by_cl(&mut self, op: u8, size: u8, o: &Op, live: bool) {
+        let wide = size == 8;
+        let count = self.value(slot::RCX, RCX);
+        self.a.rm_r(Code::Mov_rm32_r32, Rm::Reg(RCX), count, 4);
+        let value = self.value(o.dst, RSI);
+        let mov = if wide { Code::Mov_rm64_r64 } else { Code::Mov_rm32_r32 };
+        self.a.rm_r(mov, Rm::Reg(RSI), value, size);
+        self.a
+            .rm_i(Code::And_rm32_imm8, Rm::Reg(RCX), 4, if wide { 63 } else { 31 });
+        let none = self.a.label();
+        self.a.branch(Code::Je_rel32_64, none);
+        if live {
+            self.shift_overflow(op, size, RSI, RDX);
+        }
+        let code = match (op, wide) {
+            (SHL, true) => Code::Shl_rm64_CL,
+            (SHL, false) => Code::Shl_rm32_CL,
+            (SHR, true) => Code::Shr_rm64_CL,
+            (SHR, false) => Code::Shr_rm32_CL,
+            (_, true) => Code::Sar_rm64_CL,
+            (_, false) => Code::Sar_rm32_CL,
+        };
+        self.a.emit(Instruction::with2(code, reg(RSI, size), Register::CL));
+        if live {
+            self.keep_shift_flags(op, RDX);
+        }
+        self.a.bind(none);
+        self.set(o.dst, size, RSI);
+    }
+
+    /// The flags of a product, whose low half is in a register and whose carry in CL: `exec::muldiv`.
+    fn keep_product_flags(&mut self, low: u8, size: u8) {
+        let test = if size == 8 {
+            Code::Test_rm64_r64
+        } else {
+            Code::Test_rm32_r32
+        };
+        self.a.rm_r(test, Rm::Reg(low), low, size);
+        self.a.op0(Code::Lahf);
+        self.a
+            .rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, (flags::PF | flags::SF) as i32);
+        self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RCX), 1);
+        self.put_carry(RCX, true);
+    }
+
+    fn multiply(&mut self, signed: bool, size: u8, o: &Op, live: bool) {
+        let rm = self.rm(o.src);
+        let (Some(a), Some(d)) = (mapped(slot::RAX), mapped(slot::RDX)) else {
+            return;
+        };
+        // The flags that RAX holds are overwritten by this very instruction, or nobody wants them.
+        self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RAX), a, 8);
+        let code = match (signed, size) {
+            (false, 4) => Code::Mul_rm32,
+            (false, _) => Code::Mul_rm64,
+            (true, 4) => Code::Imul_rm32,
+            (true, _) => Code::Imul_rm64,
+        };
+        self.a.rm(code, rm, size);
+        if live {
+            self.a.rm(Code::Setb_rm8, Rm::Reg(RCX), 1);
+        }
+        let mov = if size == 8 {
+            Code::Mov_rm64_r64
+        } else {
+            Code::Mov_rm32_r32
+        };
+        self.a.rm_r(mov, Rm::Reg(a), RAX, size);
+        self.a.rm_r(mov, Rm::Reg(d), RDX, size);
+        self.changes(slot::RAX);
+        self.changes(slot::RDX);
+        if live {
+            self.keep_product_flags(a, size);
+        }
+    }
+
+    fn product(&mut self, size: u8, o: &Op, imm: Option<i32>, live: bool) {
+        let src = self.rm(o.src);
+        match imm {
+            Some(imm) => {
+                let code = if size == 8 {
+                    Code::Imul_r64_rm64_imm32
+                } else {
+                    Code::Imul_r32_rm32_imm32
+                };
+                let to = reg(RSI, size);
+                self.a.emit(match src {
+                    Rm::Reg(n) => Instruction::with3(code, to, reg(n, size), imm),
+                    Rm::Mem(m) => Instruction::with3(code, to, m, imm),
+                });
+            }
+            None => {
+                let dst = self.value(o.dst, RSI);
+                if dst != RSI {
+                    self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RSI), dst, 8);
+                }
+                let code = if size == 8 {
+                    Code::Imul_r64_rm64
+                } else {
+                    Code::Imul_r32_rm32
+                };
+                self.a.r_rm(code, RSI, size, src, size);
+            }
+        }
+        if live {
+            self.a.rm(Code::Setb_rm8, Rm::Reg(RCX), 1);
+            self.keep_product_flags(RSI, size);
+        }
+        self.set(o.dst, size, RSI);
+    }
+
+    /// BT and its kin: the bit's number is an immediate or in a register.
+    fn bit(&mut self, k: u8, size: u8, o: &Op, by_register: bool, live: bool) {
+        let wide = size == 8;
+        let dst = self.value(o.dst, RSI);
+        if by_register {
+            let n = self.value(o.src, RCX);
+            let code = match (k, wide) {
+                (0, true) => Code::Bt_rm64_r64,
+                (0, false) => Code::Bt_rm32_r32,
+                (1, true) => Code::Bts_rm64_r64,
+                (1, false) => Code::Bts_rm32_r32,
+                (2, true) => Code::Btr_rm64_r64,
+                (2, false) => Code::Btr_rm32_r32,
+                (_, true) => Code::Btc_rm64_r64,
+                (_, false) => Code::Btc_rm32_r32,
+            };
+            self.a.rm_r(code, Rm::Reg(dst), n, size);
+        } else {
+            let code = match (k, wide) {
+                (0, true) => Code::Bt_rm64_imm8,
+                (0, false) => Code::Bt_rm32_imm8,
+                (1, true) => Code::Bts_rm64_imm8,
+                (1, false) => Code::Bts_rm32_imm8,
+                (2, true) => Code::Btr_rm64_imm8,
+                (2, false) => Code::Btr_rm32_imm8,
+                (_, true) => Code::Btc_rm64_imm8,
+                (_, false) => Code::Btc_rm32_imm8,
+            };
+            let n = o.imm & (u64::from(size) * 8 - 1);
+            self.a.rm_i(code, Rm::Reg(dst), size, n as i32);
+        }
+        if live {
+            self.a.rm(Code::Setb_rm8, Rm::Reg(RCX), 1);
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, !(flags::CF as i32));
+            self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RCX), 1);
+            self.put_carry(RCX, false);
+        }
+        if k != 0 {
+            self.changes(o.dst);
+            self.changed(o.dst, dst, size);
         }
     }
 
@@ -912,6 +1178,17 @@ impl<'a> Emit<'a> {
         self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, next);
         self.a.rm_r(Code::Mov_rm64_r64, Rm::Mem(at(RCX, 0)), RDX, 8);
         self.move_stack(-8);
+    }
+
+    /// A call to an address in a register.
+    fn call_to(&mut self, n: usize, to: u8, o: &Op) {
+        self.land(n, to);
+        // The block's first op waits where a slot of an op's own is.
+        self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::T0), RDX, 8);
+        self.push_next(n, o);
+        self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
+        self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::T0), 8);
+        self.enter();
     }
 
     fn move_stack(&mut self, by: i32) {

@@ -28,8 +28,23 @@ pub(crate) enum Form {
     /// An operation of [`crate::flags`] on operands of a size.
     Alu(Operands, u8, u8),
     Not(u8),
-    /// SHL, SHR or SAR by an immediate, as ModR/M encodes the operation.
+    /// A shift or rotation by an immediate, as ModR/M encodes the operation.
     ShiftImm(u8, u8),
+    /// By CL.
+    ShiftByCl(u8, u8),
+    /// MUL and IMUL of the accumulator: signed or not.
+    Multiply(bool, u8),
+    /// IMUL with two and with three operands.
+    Product(u8),
+    ProductImm(u8),
+    /// CBW, CWDE, CDQE.
+    ExtendA(u8),
+    /// CWD, CDQ, CQO.
+    SignToD(u8),
+    /// BT, BTS, BTR and BTC of a register, by a register or an immediate.
+    Bit(u8, u8),
+    BitImm(u8, u8),
+    SwapBytes(u8),
     MoveReg(u8),
     MoveImm(u8),
     Load(u8),
@@ -58,8 +73,10 @@ pub(crate) enum Form {
     Jcc(u8, Reach),
     Jump(Reach),
     JumpReg(u8),
+    JumpMem(u8),
     Call(Reach, u8),
     CallReg(u8),
+    CallMem(u8),
     Return(u8),
 }
 

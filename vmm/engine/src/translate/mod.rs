@@ -35,7 +35,7 @@ use iced_x86::{Code, Instruction};
 const CODE_BYTES: usize = 64 << 20;
 
 /// How often a block runs before it is translated, by default.
-pub const THRESHOLD: u32 = 64;
+pub const THRESHOLD: u32 = 200;
 
 /// Where a translation is entered, with the guest's registers in the host's.
 pub(crate) type Entry = *const u8;
