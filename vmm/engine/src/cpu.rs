@@ -276,7 +276,7 @@ pub(crate) mod mode {
 #[repr(C)]
 pub struct Cpu {
     /// At its beginning: who has a pointer to the processor has one to these.
-    hot: Hot,
+    pub(crate) hot: Hot,
     pub(crate) event: Option<Event>,
     /// Where a read-modify-write will go back to, unless `direct` says.
     pub(crate) bounce_to: crate::mem::Bounce,

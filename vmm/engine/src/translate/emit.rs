@@ -12,11 +12,15 @@ use super::form::{Form, Operands, Reach};
 use super::{MAPPED, Stubs, left, slot_at};
 use crate::block::{Block, native_of};
 use crate::cpu::{Cpu, Segment, slot};
+use crate::exec::simd::{self, aux};
 use crate::flags;
+use crate::fpu::FpuState;
+use crate::fpu::thunk::Slot;
 use crate::jumps::Jump;
 use crate::op::{Link, Op, Run};
-use crate::state::offset;
+use crate::state::{Hot, offset};
 use crate::tlb::Entry as TlbEntry;
+use x86::cr::{Cr0, Cr4};
 
 use host::{RAX, RBP, RCX, RDX, RSI};
 
@@ -46,6 +50,17 @@ fn memory_of(slot: u8) -> Rm {
 
 fn field(offset: i32) -> Rm {
     Rm::Mem(at(RBP, offset))
+}
+
+/// Where the vector and x87 registers begin.
+const FPU: i32 = (offset_of!(Cpu, hot) + offset_of!(Hot, fpu)) as i32;
+
+/// The memory of an XMM register.
+fn xmm(number: u8) -> MemoryOperand {
+    at(
+        RBP,
+        FPU + (offset_of!(FpuState, xmm) + (number & 15) as usize * 16) as i32,
+    )
 }
 
 /// The host register that a slot is in.
@@ -218,7 +233,17 @@ fn traits(form: Form) -> Traits {
         | F::PushImm(_)
         | F::PopReg(_)
         | F::LoadT0(_)
-        | F::StoreT0(_) => of(false, false, true),
+        | F::StoreT0(_)
+        | F::Vector
+        | F::MoveXmm
+        | F::LoadXmm(_)
+        | F::StoreXmm(_)
+        | F::LoadLow(_)
+        | F::StoreLow(_)
+        | F::XmmFromReg(_)
+        | F::RegFromXmm(_)
+        | F::MoveLowXmm
+        | F::LogicXmm(_) => of(false, false, true),
         // What ends the block, and what is called.
         _ => of(true, false, true),
     }
@@ -267,6 +292,15 @@ fn is_known(form: Form, o: &Op) -> bool {
         F::JumpReg(size) | F::CallReg(size) | F::JumpMem(size) | F::CallMem(size) => size == 8,
         F::Jump(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
         F::Nop | F::LoadT0(_) | F::StoreT0(_) => true,
+        // Others have to do with MXCSR, the flags or the x87 unit.
+        F::Vector => {
+            let plain = aux::SSE | aux::ALIGNED | aux::WRITE;
+            o.aux & aux::SSE != 0 && o.aux & ((1 << aux::SIZE_SHIFT) - 1) & !plain == 0
+        }
+        F::LoadLow(size) | F::StoreLow(size) => size >= 4,
+        F::XmmFromReg(size) => size >= 4 && low(&[o.src]),
+        F::RegFromXmm(size) => size >= 4 && low(&[o.dst]),
+        F::MoveXmm | F::LoadXmm(_) | F::StoreXmm(_) | F::MoveLowXmm | F::LogicXmm(_) => true,
     }
 }
 
@@ -289,6 +323,8 @@ pub(super) struct Emit<'a> {
     dirty: u16,
     /// RSI holds the slot EA.
     has_ea: bool,
+    /// The control registers allow SSE, as has been looked at.
+    sse_ready: bool,
     /// Where the translation leaves at an op.
     exits: Vec<(usize, Label)>,
     /// Where links are that are not known yet, and what they lead to.
@@ -310,6 +346,7 @@ impl<'a> Emit<'a> {
             // Who came from another translation has not stored any.
             dirty: u16::MAX,
             has_ea: false,
+            sse_ready: false,
             exits: Vec::new(),
             unlinked: Vec::new(),
             called: Vec::new(),
@@ -430,6 +467,7 @@ impl<'a> Emit<'a> {
             self.in_host = false;
         }
         self.has_ea = false;
+        self.sse_ready = false;
         let mut row = ops.to_vec();
         if n == 0 {
             row[0].f = self.run;
@@ -653,6 +691,104 @@ impl<'a> Emit<'a> {
         }
     }
 
+    /// As `Cpu::sse_ready`: the translation leaves at op `n` if not. Only what is called changes a control register.
+    fn check_sse(&mut self, n: usize) {
+        if core::mem::replace(&mut self.sse_ready, true) {
+            return;
+        }
+        let exit = self.exit(n);
+        let (cr0, cr4) = (offset_of!(Cpu, cr0) as i32, offset_of!(Cpu, cr4) as i32);
+        let stops = Cr0::new().with_em(true).with_ts(true).into_bits() as i32;
+        self.a.rm_i(Code::Test_rm32_imm32, field(cr0), 4, stops);
+        self.a.branch(Code::Jne_rel32_64, exit);
+        let needs = Cr4::new().with_osfxsr(true).into_bits() as i32;
+        self.a.rm_i(Code::Test_rm32_imm32, field(cr4), 4, needs);
+        self.a.branch(Code::Je_rel32_64, exit);
+    }
+
+    fn xmm_rm(&mut self, code: Code, register: Register, rm: MemoryOperand) {
+        self.a.emit(Instruction::with2(code, register, rm));
+    }
+
+    fn load_xmm(&mut self, register: Register, from: u8) {
+        self.xmm_rm(Code::Movups_xmm_xmmm128, register, xmm(from));
+    }
+
+    /// Stores XMM0 as a register of the guest's.
+    fn store_xmm(&mut self, to: u8) {
+        self.a
+            .emit(Instruction::with2(Code::Movups_xmmm128_xmm, xmm(to), Register::XMM0));
+    }
+
+    /// The lower half of a guest's register, whose upper half becomes zero.
+    fn set_low(&mut self, to: u8, value: u8) {
+        self.a
+            .emit(Instruction::with2(Code::Movq_xmm_rm64, Register::XMM0, reg(value, 8)));
+        self.store_xmm(to);
+    }
+
+    /// The host's address of a vector's memory operand, which may have to be aligned to 16 bytes.
+    fn vector_operand(&mut self, n: usize, o: &Op, size: u8, tag: i32, aligned: bool) -> MemoryOperand {
+        let linear = self.sum(o);
+        if aligned {
+            let exit = self.exit(n);
+            self.a.rm_i(Code::Test_rm32_imm32, Rm::Reg(linear), 4, 15);
+            self.a.branch(Code::Jne_rel32_64, exit);
+        }
+        self.reach(n, linear, size, tag);
+        at(RCX, 0)
+    }
+
+    /// As `Cpu::vector`, of a thunk that has to do with its operands alone.
+    fn vector(&mut self, n: usize, o: &Op) {
+        self.check_sse(n);
+        let size = (o.aux >> aux::SIZE_SHIFT) as u8;
+        if size != 0 {
+            let tag = if o.aux & aux::WRITE != 0 { WRITE } else { READ };
+            self.vector_operand(n, o, size, tag, o.aux & aux::ALIGNED != 0);
+        }
+        let slots = [Slot(o.dst), Slot(o.src)];
+        // A general register is where the processor has it, and the thunk uses RAX for it.
+        let registers: Vec<u8> = slots.iter().filter_map(|slot| slot.general()).collect();
+        for &number in &registers {
+            if let Some(host) = mapped(number * 8) {
+                self.a.rm_r(Code::Mov_rm64_r64, memory_of(number * 8), host, 8);
+            }
+        }
+        if !registers.is_empty() {
+            self.a.rm_r(Code::Mov_rm64_r64, field(offset::NF), RAX, 8);
+        }
+        // What a thunk of this kind uses is its pointers, and R9 for the implicit operand.
+        let push = |n: u8| Instruction::with1(Code::Push_r64, reg(n, 8));
+        let pop = |n: u8| Instruction::with1(Code::Pop_r64, reg(n, 8));
+        self.a.emit(push(host::RDI));
+        self.a.emit(push(9));
+        for (slot, pointer) in slots.into_iter().zip([host::RDI, RSI]) {
+            if let Some(number) = slot.general() {
+                self.a.r_rm(Code::Lea_r64_m, pointer, 8, memory_of(number * 8), 8);
+            } else if let Some(offset) = slot.vector() {
+                let memory = Rm::Mem(at(RBP, FPU + offset as i32));
+                self.a.r_rm(Code::Lea_r64_m, pointer, 8, memory, 8);
+            } else {
+                self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(pointer), RCX, 8);
+            }
+        }
+        self.a.r_rm(Code::Lea_r64_m, 9, 8, Rm::Mem(at(RBP, FPU)), 8);
+        self.a.constant(RDX, o.imm);
+        self.a.rm(Code::Call_rm64, Rm::Reg(RDX), 8);
+        self.a.emit(pop(9));
+        self.a.emit(pop(host::RDI));
+        if !registers.is_empty() {
+            self.a.r_rm(Code::Mov_r64_rm64, RAX, 8, field(offset::NF), 8);
+        }
+        for &number in &registers {
+            if let Some(host) = mapped(number * 8) {
+                self.a.r_rm(Code::Mov_r64_rm64, host, 8, memory_of(number * 8), 8);
+                self.changes(number * 8);
+            }
+        }
+    }
+
     fn op(&mut self, n: usize, form: Form, o: &Op, live: bool) {
         use Form as F;
         match form {
@@ -806,6 +942,66 @@ impl<'a> Emit<'a> {
                 self.a.r_rm(Code::Add_r64_rm64, RSI, 8, field(base as i32), 8);
                 self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::EA), RSI, 8);
                 self.has_ea = true;
+            }
+            F::Vector => self.vector(n, o),
+            F::MoveXmm => {
+                self.check_sse(n);
+                self.load_xmm(Register::XMM0, o.src);
+                self.store_xmm(o.dst);
+            }
+            F::LoadXmm(aligned) => {
+                self.check_sse(n);
+                let from = self.vector_operand(n, o, 16, READ, aligned);
+                self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM0, from);
+                self.store_xmm(o.dst);
+            }
+            F::StoreXmm(aligned) => {
+                self.check_sse(n);
+                let to = self.vector_operand(n, o, 16, WRITE, aligned);
+                self.load_xmm(Register::XMM0, o.src);
+                self.a
+                    .emit(Instruction::with2(Code::Movups_xmmm128_xmm, to, Register::XMM0));
+            }
+            F::LoadLow(size) => {
+                self.check_sse(n);
+                let from = self.operand(n, o, size, READ);
+                self.load(RCX, size, from);
+                self.set_low(o.dst, RCX);
+            }
+            F::StoreLow(size) => {
+                self.check_sse(n);
+                let to = self.operand(n, o, size, WRITE);
+                self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(xmm(o.src)), 8);
+                self.a.rm_r(store_code(size), to, RDX, size);
+            }
+            F::XmmFromReg(size) => {
+                self.check_sse(n);
+                let rm = self.rm(o.src);
+                self.load(RCX, size, rm);
+                self.set_low(o.dst, RCX);
+            }
+            F::RegFromXmm(size) => {
+                self.check_sse(n);
+                self.load(RCX, size, Rm::Mem(xmm(o.src)));
+                self.set(o.dst, size, RCX);
+            }
+            F::MoveLowXmm => {
+                self.check_sse(n);
+                self.load(RCX, 8, Rm::Mem(xmm(o.src)));
+                self.set_low(o.dst, RCX);
+            }
+            F::LogicXmm(op) => {
+                self.check_sse(n);
+                self.load_xmm(Register::XMM0, o.dst);
+                self.load_xmm(Register::XMM1, o.src);
+                let code = match op {
+                    simd::AND => Code::Pand_xmm_xmmm128,
+                    simd::ANDN => Code::Pandn_xmm_xmmm128,
+                    simd::OR => Code::Por_xmm_xmmm128,
+                    _ => Code::Pxor_xmm_xmmm128,
+                };
+                self.a.emit(Instruction::with2(code, Register::XMM0, Register::XMM1));
+                self.store_xmm(o.dst);
             }
             F::LoadT0(size) => {
                 let from = self.operand(n, o, size, READ);

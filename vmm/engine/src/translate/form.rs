@@ -66,6 +66,18 @@ pub(crate) enum Form {
     Exchange(u8),
     /// The address sum in FS or GS, with an address size.
     EaBased(u8),
+    /// A vector instruction's thunk.
+    Vector,
+    MoveXmm,
+    /// Sixteen bytes, aligned or not.
+    LoadXmm(bool),
+    StoreXmm(bool),
+    LoadLow(u8),
+    StoreLow(u8),
+    XmmFromReg(u8),
+    RegFromXmm(u8),
+    MoveLowXmm,
+    LogicXmm(u8),
     LoadT0(u8),
     StoreT0(u8),
     /// An arithmetic op and the branch on a condition within the page.
