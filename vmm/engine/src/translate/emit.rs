@@ -145,11 +145,6 @@ const fn writes(op: u8) -> bool {
     !matches!(op, flags::CMP | flags::TEST)
 }
 
-/// CF goes in.
-const fn takes_carry(op: u8) -> bool {
-    matches!(op, flags::ADC | flags::SBB | flags::INC | flags::DEC)
-}
-
 fn store_code(size: u8) -> Code {
     by_size!(size, Mov_rm8_r8, Mov_rm16_r16, Mov_rm32_r32, Mov_rm64_r64)
 }
@@ -191,7 +186,8 @@ fn immediate(imm: u64, size: u8) -> Option<i32> {
     }
 }
 
-/// What an op does to the flags, and whether it may leave before it has done anything.
+/// What an op does to the flags, and whether it may leave before it has done anything. What changes some flags and leaves the others
+/// neither reads nor writes: whether the flags before it are wanted is whether those after it are.
 struct Traits {
     reads: bool,
     writes: bool,
@@ -203,16 +199,18 @@ fn traits(form: Form) -> Traits {
     let of = |reads, writes, leaves| Traits { reads, writes, leaves };
     match form {
         F::Alu(operands, op, _) => of(
-            takes_carry(op),
-            true,
+            matches!(op, flags::ADC | flags::SBB),
+            !matches!(op, flags::INC | flags::DEC),
             matches!(operands, Operands::RegMem | Operands::MemReg | Operands::MemImm),
         ),
-        // Rotations leave most flags as they were, and shifts by CL all of them where it is 0.
-        F::ShiftImm(op, _) => of(op < SHL, op >= SHL, false),
-        F::ShiftByCl(..) | F::Bit(..) | F::BitImm(..) => of(true, false, false),
+        // Rotations leave most flags as they were.
+        F::ShiftImm(op, _) => of(false, op >= SHL, false),
         F::Multiply(..) | F::Product(_) | F::ProductImm(_) => of(false, true, false),
         F::Cmov(..) | F::Set(_) => of(true, false, false),
         F::Nop
+        | F::ShiftByCl(..)
+        | F::Bit(..)
+        | F::BitImm(..)
         | F::Not(_)
         | F::MoveReg(_)
         | F::MoveImm(_)
@@ -507,20 +505,42 @@ impl<'a> Emit<'a> {
         }
     }
 
-    /// An operation of 32 bits on a slot in memory has left its upper half: it is zero.
-    fn widen(&mut self, slot: u8, size: u8) {
-        if size == 4 && mapped(slot).is_none() {
-            let upper = Rm::Mem(at(RBP, slot_at(slot) + 4));
-            self.a.rm_i(Code::Mov_rm32_imm32, upper, 4, 0);
-        }
-    }
-
-    /// Sets a slot as an instruction of this operand size does. No flag changes.
+    /// Sets a slot as an instruction of this operand size does. No flag changes. RDX or RSI is overwritten where that is in memory,
+    /// which is always written whole: the host forwards a store to a later load only if it covers that.
     fn set(&mut self, slot: u8, size: u8, value: u8) {
         self.changes(slot);
-        let rm = self.rm(slot);
-        self.a.rm_r(store_code(size), rm, value, size);
-        self.widen(slot, size);
+        if let Some(host) = mapped(slot) {
+            self.a.rm_r(store_code(size), Rm::Reg(host), value, size);
+            return;
+        }
+        let whole = match size {
+            8 => value,
+            4 => {
+                let to = if matches!(value, RCX | RDX | RSI) { value } else { RDX };
+                self.a.rm_r(Code::Mov_rm32_r32, Rm::Reg(to), value, 4);
+                to
+            }
+            _ => {
+                let to = if value == RSI { RDX } else { RSI };
+                self.a.r_rm(Code::Mov_r64_rm64, to, 8, memory_of(slot), 8);
+                self.a.rm_r(store_code(size), Rm::Reg(to), value, size);
+                to
+            }
+        };
+        self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot), whole, 8);
+    }
+
+    /// A slot in a register that may be changed: its own, or RSI, from where [`Emit::changed`] brings it back.
+    fn changeable(&mut self, slot: u8) -> u8 {
+        self.changes(slot);
+        self.value(slot, RSI)
+    }
+
+    /// What was changed is whole: operations of 32 bits clear the upper half of their register.
+    fn changed(&mut self, slot: u8, register: u8) {
+        if mapped(slot).is_none() {
+            self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot), register, 8);
+        }
     }
 
     /// The flags of the instruction before go to RAX.
@@ -604,11 +624,14 @@ impl<'a> Emit<'a> {
     }
 
     /// An operation of the arithmetic unit, with the host's flags as it leaves them.
-    fn alu(&mut self, n: usize, operands: Operands, op: u8, size: u8, o: &Op) {
-        let carry = |e: &mut Self| {
-            if takes_carry(op) {
-                e.a.rm_i(Code::Bt_rm32_imm8, Rm::Reg(RAX), 4, 8);
-            }
+    fn alu(&mut self, n: usize, operands: Operands, op: u8, size: u8, o: &Op, live: bool) {
+        let carry = |e: &mut Self| match op {
+            flags::ADC | flags::SBB => e.a.rm_i(Code::Bt_rm32_imm8, Rm::Reg(RAX), 4, 8),
+            flags::INC | flags::DEC if live => e.a.rm_i(Code::Bt_rm32_imm8, Rm::Reg(RAX), 4, 8),
+            flags::INC | flags::DEC => {}
+            // LAHF and SETO change a part of RAX, and would wait for what was there.
+            _ if live => e.a.rm_r(Code::Xor_rm32_r32, Rm::Reg(RAX), RAX, 4),
+            _ => {}
         };
         let imm = immediate(o.imm, size).unwrap_or(0);
         let act = |e: &mut Self, rm: Rm| match one_operand(op, size) {
@@ -617,7 +640,8 @@ impl<'a> Emit<'a> {
         };
         match operands {
             Operands::RegReg | Operands::RegImm => {
-                let rm = self.rm(o.dst);
+                let dst = if writes(op) { Some(self.changeable(o.dst)) } else { None };
+                let rm = dst.map_or(self.rm(o.dst), Rm::Reg);
                 if operands == Operands::RegReg {
                     let src = self.value(o.src, RCX);
                     carry(self);
@@ -626,13 +650,20 @@ impl<'a> Emit<'a> {
                     carry(self);
                     act(self, rm);
                 }
+                if let Some(dst) = dst {
+                    self.changed(o.dst, dst);
+                }
             }
             Operands::RegMem => {
                 let from = self.operand(n, o, size, READ);
                 self.load(RCX, size, from);
-                let rm = self.rm(o.dst);
+                let dst = if writes(op) { Some(self.changeable(o.dst)) } else { None };
+                let rm = dst.map_or(self.rm(o.dst), Rm::Reg);
                 carry(self);
                 self.a.rm_r(alu_rm_r(op, size), rm, RCX, size);
+                if let Some(dst) = dst {
+                    self.changed(o.dst, dst);
+                }
             }
             Operands::MemReg => {
                 let tag = if writes(op) { WRITE } else { READ };
@@ -647,10 +678,6 @@ impl<'a> Emit<'a> {
                 carry(self);
                 act(self, to);
             }
-        }
-        if writes(op) && !matches!(operands, Operands::MemReg | Operands::MemImm) {
-            self.changes(o.dst);
-            self.widen(o.dst, size);
         }
     }
 
@@ -794,17 +821,16 @@ impl<'a> Emit<'a> {
         match form {
             F::Nop | F::Other => {}
             F::Alu(operands, op, size) => {
-                self.alu(n, operands, op, size, o);
+                self.alu(n, operands, op, size, o, live);
                 if live {
                     self.keep_flags();
                 }
             }
             F::Not(size) => {
-                let rm = self.rm(o.dst);
-                self.a
-                    .rm(by_size!(size, Not_rm8, Not_rm16, Not_rm32, Not_rm64), rm, size);
-                self.changes(o.dst);
-                self.widen(o.dst, size);
+                let dst = self.changeable(o.dst);
+                let code = by_size!(size, Not_rm8, Not_rm16, Not_rm32, Not_rm64);
+                self.a.rm(code, Rm::Reg(dst), size);
+                self.changed(o.dst, dst);
             }
             F::ShiftImm(op, size) => self.shift(op, size, o, live),
             F::MoveReg(size) => {
@@ -812,19 +838,18 @@ impl<'a> Emit<'a> {
                 self.set(o.dst, size, src);
             }
             F::MoveImm(size) => {
-                self.changes(o.dst);
-                match (mapped(o.dst), immediate(o.imm, size)) {
+                let value = if size == 4 { o.imm as u32 as u64 } else { o.imm };
+                match (mapped(o.dst), i32::try_from(value as i64)) {
                     (Some(dst), _) if size >= 4 => {
-                        let value = if size == 4 { o.imm as u32 as u64 } else { o.imm };
                         self.a.constant(dst, value);
+                        self.changes(o.dst);
                     }
-                    (_, Some(imm)) => {
-                        let rm = self.rm(o.dst);
-                        self.a.rm_i(store_imm_code(size), rm, size, imm);
-                        self.widen(o.dst, size);
+                    (None, Ok(imm)) if size >= 4 => {
+                        self.a.rm_i(Code::Mov_rm64_imm32, memory_of(o.dst), 8, imm);
+                        self.changes(o.dst);
                     }
                     _ => {
-                        self.a.constant(RCX, o.imm);
+                        self.a.constant(RCX, value);
                         self.set(o.dst, size, RCX);
                     }
                 }
@@ -924,9 +949,9 @@ impl<'a> Emit<'a> {
                 } else {
                     Code::Sete_rm8
                 };
-                let rm = self.rm(o.dst);
-                self.a.rm(code, rm, 1);
-                self.changes(o.dst);
+                let dst = self.changeable(o.dst);
+                self.a.rm(code, Rm::Reg(dst), 1);
+                self.changed(o.dst, dst);
             }
             F::Exchange(size) => {
                 let (a, b) = (self.value(o.dst, RCX), self.value(o.src, RDX));
@@ -1014,7 +1039,7 @@ impl<'a> Emit<'a> {
                 self.a.rm_r(store_code(size), to, RDX, size);
             }
             F::Fused(operands, op, size, k) => {
-                self.alu(n, operands, op, size, o);
+                self.alu(n, operands, op, size, o, true);
                 self.keep_flags();
                 let branch = o.off as i32 + o.len as i32;
                 let (next, target) = (branch + i32::from(o.aux >> 12), i32::from(o.aux & 0xfff));
@@ -1113,27 +1138,10 @@ impl<'a> Emit<'a> {
         }
     }
 
-    /// A slot in a register that may be changed: its own, or RSI, from where [`Emit::changed`] brings it back.
-    fn changeable(&mut self, slot: u8) -> u8 {
-        self.changes(slot);
-        self.value(slot, RSI)
-    }
-
-    fn changed(&mut self, slot: u8, register: u8, size: u8) {
-        if mapped(slot).is_none() {
-            self.set(slot, size, register);
-        }
-    }
-
-    /// Bit 0 of a register becomes CF, or CF and OF, in RAX, where they are clear.
-    fn put_carry(&mut self, from: u8, both: bool) {
-        let flags = if both { flags::CF | flags::OF } else { flags::CF } as i32;
-        self.a.emit(Instruction::with3(
-            Code::Imul_r32_rm32_imm32,
-            reg(from, 4),
-            reg(from, 4),
-            flags,
-        ));
+    /// Bit 0 of a register, which is 0 or 1, becomes CF in RAX, where it is clear.
+    fn put_carry(&mut self, from: u8) {
+        self.a
+            .rm_i(Code::Shl_rm32_imm8, Rm::Reg(from), 4, flags::CF.trailing_zeros() as i32);
         self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), from, 4);
     }
 
@@ -1200,9 +1208,9 @@ impl<'a> Emit<'a> {
                 self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), RDX, 4);
             }
             self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RCX), 1);
-            self.put_carry(RCX, false);
+            self.put_carry(RCX);
         }
-        self.changed(o.dst, dst, size);
+        self.changed(o.dst, dst);
     }
 
     fn shift_by_cl(&mut self, op: u8, size: u8, o: &Op, live: bool) {
@@ -1247,7 +1255,8 @@ impl<'a> Emit<'a> {
         self.a
             .rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, (flags::PF | flags::SF) as i32);
         self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RCX), 1);
-        self.put_carry(RCX, true);
+        self.a.rm_r(Code::Or_rm32_r32, Rm::Reg(RAX), RCX, 4);
+        self.put_carry(RCX);
     }
 
     fn multiply(&mut self, signed: bool, size: u8, o: &Op, live: bool) {
@@ -1351,11 +1360,11 @@ impl<'a> Emit<'a> {
             self.a.rm(Code::Setb_rm8, Rm::Reg(RCX), 1);
             self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, !(flags::CF as i32));
             self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RCX), 1);
-            self.put_carry(RCX, false);
+            self.put_carry(RCX);
         }
         if k != 0 {
             self.changes(o.dst);
-            self.changed(o.dst, dst, size);
+            self.changed(o.dst, dst);
         }
     }
 
