@@ -56,6 +56,9 @@ pub(crate) mod offset {
     pub const NF: i32 = 168;
     pub const BUDGET: i32 = 176;
     pub const STOP: i32 = 204;
+    pub const RECORD_AT: i32 = 208;
+    pub const RECORD_END: i32 = 216;
+    pub const RECORD_REST: i32 = 224;
     pub const RIP: i32 = 240;
     pub const LINK: i32 = 256;
     pub const JUMPS: i32 = 280;
@@ -80,9 +83,9 @@ offsets! {
     solo 205;
     cpl 206;
     bus_used 207;
-    record_at 208;
-    record_end 216;
-    record_rest 224;
+    record_at offset::RECORD_AT;
+    record_end offset::RECORD_END;
+    record_rest offset::RECORD_REST;
     rip offset::RIP;
     rflags 248;
     link offset::LINK;

@@ -143,14 +143,9 @@ fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64) -
     }
 }
 
-/// A branch that records is called.
-const fn plain(r: u8, form: Form) -> Form {
-    if r == 0 { form } else { Form::Other }
-}
-
 // `R` 1: the form that records, for blocks of the mode that does; 2: that in flat code, where it makes a difference.
 flow! {
-    Jcc<K, HOW, R>(c, o) [plain(R, Form::Jcc(K, reach(HOW)))] {
+    Jcc<K, HOW, R>(c, o) [Form::Jcc(K, reach(HOW))] {
         let taken = condition::<K>(c.nf);
         go::<HOW, R>(c, o, taken, o.off as u64 + o.len as u64)
     }
@@ -158,14 +153,14 @@ flow! {
         let taken = condition::<K>(c.nf);
         slowly::<R>(c, o, taken as u8, |c, o| branch_slow::<S>(c, o, taken))
     }
-    Jmp<HOW, R>(c, o) [plain(R, Form::Jump(reach(HOW)))] {
+    Jmp<HOW, R>(c, o) [Form::Jump(reach(HOW))] {
         go::<HOW, R>(c, o, true, 0)
     }
     JmpSlow<R, S>(c, o) {
         let rip = c.relative::<S>(o.imm);
         slowly::<R>(c, o, JUMP, |c, o| go_slow(c, o, rip))
     }
-    JmpReg<R, S>(c, o) [plain(R, Form::JumpReg(S))] {
+    JmpReg<R, S>(c, o) [Form::JumpReg(S)] {
         let rip = c.get::<S>(o.src);
         let t = c.lookup(rip);
         if t.is_null() {
@@ -177,7 +172,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    JmpMem<R, S>(c, o) [plain(R, Form::JumpMem(S))] {
+    JmpMem<R, S>(c, o) [Form::JumpMem(S)] {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);
@@ -190,7 +185,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    Call<HOW, R, S>(c, o) [plain(R, Form::Call(reach(HOW), S))] {
+    Call<HOW, R, S>(c, o) [Form::Call(reach(HOW), S)] {
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
         go::<HOW, R>(c, o, true, 0)
@@ -199,7 +194,7 @@ flow! {
         let rip = c.relative::<S>(o.imm);
         slowly::<R>(c, o, CALL, |c, o| call_slow::<S>(c, o, rip))
     }
-    CallReg<R, S>(c, o) [plain(R, Form::CallReg(S))] {
+    CallReg<R, S>(c, o) [Form::CallReg(S)] {
         let rip = c.get::<S>(o.src);
         let t = c.lookup(rip);
         if t.is_null() {
@@ -213,7 +208,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    CallMem<R, S>(c, o) [plain(R, Form::CallMem(S))] {
+    CallMem<R, S>(c, o) [Form::CallMem(S)] {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);
@@ -228,7 +223,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    Ret<R, S>(c, o) [plain(R, Form::Return(S))] {
+    Ret<R, S>(c, o) [Form::Return(S)] {
         let rip = attempt!(c, o, c.peek::<S>(o, 0));
         let t = c.lookup(rip);
         if t.is_null() {

@@ -25,7 +25,7 @@ struct Fused<B, const K: u8, const R: u8>(core::marker::PhantomData<B>);
 
 impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
     const FORM: Form = match B::FORM {
-        Form::Alu(operands, op, size) if R == 0 => Form::Fused(operands, op, size, K),
+        Form::Alu(operands, op, size) => Form::Fused(operands, op, size, K),
         _ => Form::Other,
     };
 

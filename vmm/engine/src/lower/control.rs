@@ -21,11 +21,11 @@ flow! {
         c.abandon(o)
     }
     /// The block goes on in the next one, in the same page: not an instruction.
-    Continue(c, o) [Form::Jump(Reach::Near)] {
+    Continue(c, o) [Form::Continue(Reach::Near)] {
         c.follow(o.link(), true, o.imm)
     }
     /// The block goes on in the next page: not an instruction.
-    ContinueFar(c, o) [Form::Jump(Reach::Far)] {
+    ContinueFar(c, o) [Form::Continue(Reach::Far)] {
         c.follow_far::<0>(o, true, o.imm)
     }
     /// The block goes on in a code segment that is not flat: not an instruction.

@@ -11,16 +11,17 @@ use super::asm::{Asm, Label, Rm, at, host, reg};
 use super::form::{Form, Operands, Reach};
 use super::{MAPPED, Stubs, left, slot_at};
 use crate::block::{Block, native_of};
-use crate::cpu::{Cpu, Segment, slot};
+use crate::cpu::{Cpu, Segment, mode, slot};
 use crate::exec::simd::{self, aux};
 use crate::flags;
 use crate::fpu::FpuState;
 use crate::fpu::thunk::Slot;
 use crate::jumps::Jump;
-use crate::op::{Link, Op, Run};
+use crate::op::{Link, Op, Reason, Run, Template};
 use crate::state::{Hot, offset};
 use crate::tlb::Entry as TlbEntry;
 use x86::cr::{Cr0, Cr4};
+use x86::watch::BranchRecord;
 
 use host::{RAX, RBP, RCX, RDX, RSI};
 
@@ -288,7 +289,7 @@ fn is_known(form: Form, o: &Op) -> bool {
         F::Cmov(_, size) | F::Exchange(size) => size >= 4,
         F::EaBased(address) => address == 8,
         F::JumpReg(size) | F::CallReg(size) | F::JumpMem(size) | F::CallMem(size) => size == 8,
-        F::Jump(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
+        F::Jump(_) | F::Continue(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
         F::Nop | F::LoadT0(_) | F::StoreT0(_) => true,
         // Others have to do with MXCSR, the flags or the x87 unit.
         F::Vector => {
@@ -327,6 +328,10 @@ pub(super) struct Emit<'a> {
     exits: Vec<(usize, Label)>,
     /// Where links are that are not known yet, and what they lead to.
     unlinked: Vec<(Label, u64, i32)>,
+    /// The block's branches are recorded.
+    recorded: bool,
+    /// Where the buffer of records is full, and where the branch leads: so far from the page, or the address in slot T1.
+    full: Vec<(Label, Option<i32>)>,
     /// Ops that are called.
     pub called: Vec<Box<[Op]>>,
 }
@@ -347,6 +352,8 @@ impl<'a> Emit<'a> {
             sse_ready: false,
             exits: Vec::new(),
             unlinked: Vec::new(),
+            recorded: block.key.mode & mode::RECORD != 0,
+            full: Vec::new(),
             called: Vec::new(),
         }
     }
@@ -444,10 +451,63 @@ impl<'a> Emit<'a> {
             self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
             self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, rel);
             self.a.rm_r(Code::Mov_rm64_r64, field(offset::RIP), RDX, 8);
-            let resolve = crate::op::Reason::Resolve as i32;
-            self.a.rm_i(Code::Mov_rm8_imm8, field(offset::STOP), 1, resolve);
-            self.a.branch_to(Code::Jmp_rel32_64, self.stubs.end);
+            self.end(Reason::Resolve);
         }
+        for (label, rel) in core::mem::take(&mut self.full) {
+            // As `exec::flow::full`, of a target that is canonical.
+            self.a.bind(label);
+            match rel {
+                Some(rel) => {
+                    self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
+                    self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, rel);
+                }
+                None => {
+                    // What `record_landing` has pushed.
+                    self.a.rm_i(Code::Add_rm64_imm8, Rm::Reg(host::RSP), 8, 16);
+                    self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::T1), 8);
+                }
+            }
+            self.a.rm_r(Code::Mov_rm64_r64, field(offset::RIP), RDX, 8);
+            self.end(Reason::Look);
+        }
+    }
+
+    /// Ends the chain for a reason.
+    fn end(&mut self, reason: Reason) {
+        self.a.rm_i(Code::Mov_rm8_imm8, field(offset::STOP), 1, reason as i32);
+        self.a.branch_to(Code::Jmp_rel32_64, self.stubs.end);
+    }
+
+    /// Records the branch of op `n` if the block does that: to `rel` from its page, or to the address in slot T1. As
+    /// `Cpu::record_made`.
+    fn record(&mut self, n: usize, taken: bool, rel: Option<i32>) {
+        if !self.recorded {
+            return;
+        }
+        let Template { places, rest } = *self.block.ops()[n].template(taken);
+        let full = self.a.label();
+        self.full.push((full, rel));
+        let a = &mut self.a;
+        let of = |offset: usize| Rm::Mem(at(RCX, offset as i32));
+        a.r_rm(Code::Mov_r64_rm64, RCX, 8, field(offset::RECORD_AT), 8);
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
+        a.r_rm(Code::Lea_r64_m, RSI, 8, Rm::Mem(at(RDX, places[0] as i32)), 8);
+        a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, from)), RSI, 8);
+        match rel {
+            Some(_) => a.r_rm(Code::Lea_r64_m, RSI, 8, Rm::Mem(at(RDX, places[1] as i32)), 8),
+            None => a.r_rm(Code::Mov_r64_rm64, RSI, 8, memory_of(slot::T1), 8),
+        }
+        a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, to)), RSI, 8);
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RECORD_REST), 8);
+        a.r_rm(Code::Sub_r64_rm64, RDX, 8, field(offset::BUDGET), 8);
+        a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, step)), RDX, 8);
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RECORD_REST + 8), 8);
+        a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, rest[1] as i32);
+        a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, flow)), RDX, 8);
+        a.rm_i(Code::Add_rm64_imm8, Rm::Reg(RCX), 8, size_of::<BranchRecord>() as i32);
+        a.rm_r(Code::Mov_rm64_r64, field(offset::RECORD_AT), RCX, 8);
+        a.r_rm(Code::Cmp_r64_rm64, RCX, 8, field(offset::RECORD_END), 8);
+        a.branch(Code::Je_rel32_64, full);
     }
 
     fn into_host(&mut self) {
@@ -1045,9 +1105,9 @@ impl<'a> Emit<'a> {
                 let (next, target) = (branch + i32::from(o.aux >> 12), i32::from(o.aux & 0xfff));
                 let taken = self.a.label();
                 self.a.branch(jcc(k), taken);
-                self.follow(n, false, next);
+                self.go(n, Reach::Near, false, next);
                 self.a.bind(taken);
-                self.follow(n, true, target);
+                self.go(n, Reach::Near, true, target);
             }
             F::Jcc(k, reach) => {
                 let code = self.condition(k);
@@ -1059,12 +1119,18 @@ impl<'a> Emit<'a> {
                 self.go(n, reach, true, o.imm as i32);
             }
             F::Jump(reach) => self.go(n, reach, true, o.imm as i32),
+            F::Continue(reach) => {
+                let recorded = core::mem::take(&mut self.recorded);
+                self.go(n, reach, true, o.imm as i32);
+                self.recorded = recorded;
+            }
             F::Call(reach, _) => {
                 let rel = o.imm as i32;
                 if reach == Reach::Far {
                     self.check_far(n, true, rel);
                 }
                 self.push_next(n, o);
+                self.record(n, true, Some(rel));
                 match reach {
                     Reach::Near => self.follow(n, true, rel),
                     Reach::Far => self.enter_far(n, true, rel),
@@ -1108,6 +1174,7 @@ impl<'a> Emit<'a> {
                 let from = self.operand(n, o, 8, READ);
                 self.load(RSI, 8, from);
                 self.land(n, RSI);
+                self.record_landing(n);
                 self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
                 self.enter();
             }
@@ -1119,6 +1186,7 @@ impl<'a> Emit<'a> {
             F::JumpReg(_) => {
                 let to = self.value(o.src, RSI);
                 self.land(n, to);
+                self.record_landing(n);
                 self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
                 self.enter();
             }
@@ -1132,6 +1200,7 @@ impl<'a> Emit<'a> {
                 self.load(RSI, 8, Rm::Mem(at(RCX, 0)));
                 self.land(n, RSI);
                 self.move_stack(8 + o.imm as i32);
+                self.record_landing(n);
                 self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
                 self.enter();
             }
@@ -1391,9 +1460,22 @@ impl<'a> Emit<'a> {
         // The block's first op waits where a slot of an op's own is.
         self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::T0), RDX, 8);
         self.push_next(n, o);
-        self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
         self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::T0), 8);
+        self.record_landing(n);
+        self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
         self.enter();
+    }
+
+    /// Records a branch whose target [`Emit::land`] has found: RDX and RSI are as they were.
+    fn record_landing(&mut self, n: usize) {
+        if !self.recorded {
+            return;
+        }
+        self.a.emit(Instruction::with1(Code::Push_r64, Register::RDX));
+        self.a.emit(Instruction::with1(Code::Push_r64, Register::RSI));
+        self.record(n, true, None);
+        self.a.emit(Instruction::with1(Code::Pop_r64, Register::RSI));
+        self.a.emit(Instruction::with1(Code::Pop_r64, Register::RDX));
     }
 
     fn move_stack(&mut self, by: i32) {
@@ -1404,9 +1486,13 @@ impl<'a> Emit<'a> {
 
     fn go(&mut self, n: usize, reach: Reach, taken: bool, rel: i32) {
         match reach {
-            Reach::Near => self.follow(n, taken, rel),
+            Reach::Near => {
+                self.record(n, taken, Some(rel));
+                self.follow(n, taken, rel);
+            }
             Reach::Far => {
                 self.check_far(n, taken, rel);
+                self.record(n, taken, Some(rel));
                 self.enter_far(n, taken, rel);
             }
         }
@@ -1478,6 +1564,10 @@ impl<'a> Emit<'a> {
         let a = &mut self.a;
         if to != RSI {
             a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RSI), to, 8);
+        }
+        if self.recorded {
+            // Of an op's own slots the one that no branch uses.
+            a.rm_r(Code::Mov_rm64_r64, memory_of(slot::T1), RSI, 8);
         }
         a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RCX), RSI, 8);
         a.rm_i(Code::Shr_rm64_imm8, Rm::Reg(RCX), 8, 12);

@@ -84,6 +84,8 @@ pub(crate) enum Form {
     Fused(Operands, u8, u8, u8),
     Jcc(u8, Reach),
     Jump(Reach),
+    /// What leads to the next block and is no instruction.
+    Continue(Reach),
     JumpReg(u8),
     JumpMem(u8),
     Call(Reach, u8),
@@ -92,7 +94,7 @@ pub(crate) enum Form {
     Return(u8),
 }
 
-/// How a flow op of these parameters reaches its target; those that record are called.
+/// How a flow op of these parameters reaches its target.
 pub(crate) const fn reach(how: u8) -> Reach {
     if how == 0 { Reach::Near } else { Reach::Far }
 }

@@ -147,11 +147,9 @@ impl Translator {
         }
     }
 
-    /// Blocks of this mode are translated: 64-bit code that nobody records, outside transactions.
+    /// Blocks of this mode are translated: 64-bit code outside transactions.
     pub fn takes(mode: u32) -> bool {
-        mode & mode::SIZE == mode::SIZE64
-            && mode & (mode::RECORD | mode::TRANSACTION) == 0
-            && i32::try_from(mode).is_ok()
+        mode & mode::SIZE == mode::SIZE64 && mode & mode::TRANSACTION == 0 && i32::try_from(mode).is_ok()
     }
 
     /// Translates a block, whose first op has a handler of its own that is not in it now. `None`: it is left to the interpreter.
