@@ -95,6 +95,10 @@ pub struct Cli {
     /// software engine [default: minivmm]
     #[arg(long, value_enum, value_name = "WHOSE")]
     irqchip: Option<Irqchip>,
+    /// Whether the software engine makes host code of what runs often: on, off, or `after=N` for what has run N times. A run is the same
+    /// either way, but for its time
+    #[arg(long, value_name = "HOW", default_value = "on", value_parser = parse_translate)]
+    translate: TranslateAfter,
     /// What to do where a trial guest finds that this host's KVM does not do what it accepts (`minivmm probe` lists what it found)
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = KvmDefects::Refuse)]
     kvm_defects: KvmDefects,
@@ -283,6 +287,7 @@ where
             (engine, _) => engine,
         },
         irqchip: cli.irqchip,
+        translate_after: cli.translate.0,
         kvm_defects: cli.kvm_defects,
         experimental: cli.experimental,
         host_trace: None,

@@ -157,6 +157,8 @@ pub struct MachineConfig {
     pub engine: EngineChoice,
     /// Whose interrupt controllers a machine on KVM has; `None`: as fits.
     pub irqchip: Option<kvm::irqchip::Irqchip>,
+    /// How often the software engine executes a block before it translates it; `None`: it translates none.
+    pub translate_after: Option<u32>,
     /// What to do where this host's KVM does not do what it accepts.
     pub kvm_defects: KvmDefects,
     /// The first serial port.
@@ -209,6 +211,7 @@ impl MachineConfig {
             host_trace: None,
             engine: EngineChoice::Soft,
             irqchip: Some(kvm::irqchip::Irqchip::Minivmm),
+            translate_after: Some(engine::TRANSLATE_AFTER),
             kvm_defects: KvmDefects::Refuse,
             serial: SerialTarget::Buffer,
             control: None,

@@ -45,6 +45,10 @@ pub use crate::undefined::Undefined;
 
 use x86::model::CpuModel;
 
+/// How often a block runs before it becomes host code, if nothing else is asked for: what is translated for less takes longer to
+/// translate than it saves.
+pub const TRANSLATE_AFTER: u32 = 200;
+
 /// How an engine behaves where the architecture leaves a choice.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
@@ -58,7 +62,7 @@ impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
             undefined: Undefined::default(),
-            translate_after: Some(translate::THRESHOLD),
+            translate_after: Some(TRANSLATE_AFTER),
         }
     }
 }

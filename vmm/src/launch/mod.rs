@@ -65,7 +65,13 @@ impl Run {
             });
         }
         let engine = memory
-            .engine(config.model, EngineOptions::default())
+            .engine(
+                config.model,
+                EngineOptions {
+                    translate_after: config.translate_after,
+                    ..EngineOptions::default()
+                },
+            )
             .map_err(|lacks| host_lacks(config.model, &lacks))?;
 
         let entry = files::load(&memory, config)?;

@@ -387,7 +387,7 @@ impl<'a> Emit<'a> {
                 break;
             }
             if known {
-                self.into_host();
+                self.load_into_host();
                 let had_ea = self.has_ea;
                 self.op(n, forms[n], &ops[n], live[n]);
                 if had_ea {
@@ -510,7 +510,7 @@ impl<'a> Emit<'a> {
         a.branch(Code::Je_rel32_64, full);
     }
 
-    fn into_host(&mut self) {
+    fn load_into_host(&mut self) {
         if !self.in_host {
             load_registers(&mut self.a);
             self.in_host = true;

@@ -34,9 +34,6 @@ use iced_x86::{Code, Instruction};
 /// Bytes of host code that are kept: those of some hundred thousand blocks.
 const CODE_BYTES: usize = 64 << 20;
 
-/// How often a block runs before it is translated, by default.
-pub const THRESHOLD: u32 = 200;
-
 /// Where a translation is entered, with the guest's registers in the host's.
 pub(crate) type Entry = *const u8;
 

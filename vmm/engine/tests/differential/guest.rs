@@ -171,7 +171,8 @@ impl Guest {
                 model(),
                 EngineOptions {
                     undefined,
-                    ..EngineOptions::default()
+                    // As in `rig`.
+                    translate_after: (!cfg!(feature = "plain-loop")).then_some(1),
                 },
             )
         };
