@@ -266,7 +266,7 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
     assert_eq!(second.read(&mut [0; 16]).unwrap(), 0, "and sent away");
     for (bytes, expected) in [
         (&b"$?#00"[..], "-"),
-        (b"noise\x03\x03+++$#00", "+$#00"),
+        (b"\x03\x03+++$#00", "+$#00"),
         (&packet("vCont;t"), "$E."),
         (&packet("m10000000000000000,4"), "$E"),
         (&packet("m0,ffffffffffffffff"), "$E.too much memory"),
@@ -301,6 +301,209 @@ fn what_a_client_does_wrong_is_its_own_trouble() {
     assert_eq!(guest.finish().status, Some(0));
 }
 
+/// The text without the protocol's run-length encoding: a character, `*`, and 29 more than how often it comes again.
+fn expanded(text: &str) -> String {
+    let (mut all, mut chars) = (String::new(), text.chars());
+    while let Some(c) = chars.next() {
+        match (c, all.chars().next_back()) {
+            ('*', Some(last)) => {
+                let more = chars.next().map_or(0, |count| u32::from(count) - 29);
+                all.extend(std::iter::repeat_n(last, more as usize));
+            }
+            _ => all.push(c),
+        }
+    }
+    all
+}
+
+/// What follows a command that has the machine go elsewhere finds it there, however soon it comes: here with it.
+// covers: gdb/reverse, reverse/run-to
+#[test]
+fn after_a_reverse_watchpoint_run_to_is_where_it_says() {
+    // The loop of LOOP, 4096 times.
+    let mut code = LOOP;
+    code[1..5].copy_from_slice(&4096u32.to_le_bytes());
+    let guest = Guest::code(&code, &["--paused", "--reverse", "--serial", "null"]);
+    let mut client = guest.client();
+    ask(
+        &mut client,
+        &packet("qSupported:multiprocess+;swbreak+;hwbreak+"),
+        "PacketSize=",
+    );
+    ask(&mut client, &packet("QStartNoAckMode"), "$OK#9a");
+    ask(&mut client, &monitor("run-to 15000"), "$OK#9a");
+    ask(&mut client, &packet("Z2,200000,4"), "$OK#9a");
+    let hex = |text: &str| minivmm::front::gdb::packets::hex(text.as_bytes());
+    let mut state = 1u64;
+    for round in 0..200 {
+        state = state
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        let step = 100 + (state >> 33) % 15_000;
+        ask(
+            &mut client,
+            &packet(if round % 3 == 2 { "vCont;c" } else { "bc" }),
+            "$T05",
+        );
+        let both = [monitor(&format!("run-to {step}")), monitor("run-to"), monitor("info")].concat();
+        client.write_all(&both).unwrap();
+        let (mut said, mut part) = (String::new(), [0; 4096]);
+        while said.matches("$OK#9a").count() < 3 {
+            match client.read(&mut part) {
+                Ok(count @ 1..) => said.push_str(&String::from_utf8_lossy(&part[..count])),
+                other => panic!("{other:?} after {said}"),
+            }
+        }
+        let said = expanded(&said);
+        assert!(
+            said.contains(&hex(&format!("to step {step}, and there it stands"))),
+            "{said}"
+        );
+        assert!(
+            said.contains(&hex(&format!("step {step} of 0 to "))),
+            "round {round}, step {step}: {said}"
+        );
+        assert!(
+            said.contains(&hex(&format!(" {step} steps"))),
+            "round {round}, step {step}: {said}"
+        );
+    }
+    client.write_all(&packet("k")).unwrap();
+    guest.finish().must_end_with(0);
+}
+
+/// What a client is sent until its connection ends.
+fn until_closed(client: &mut (impl Read + Write), bytes: &[u8]) -> String {
+    // The connection may be closed before all of it is written.
+    let _ = client.write_all(bytes);
+    let mut said = Vec::new();
+    let _ = client.read_to_end(&mut said);
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Where a guest listens for gdb over TCP: it says so on its standard error.
+fn tcp(folder: &Folder, options: &[&str]) -> (guest_tests::Running, u16) {
+    let kernel = program(folder, &[0xeb, 0xfe]);
+    // Any port that is free now.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let mut command = in_minivmm(&kernel);
+    command.args(["--paused", "--serial", "null", "--gdb", &format!("tcp:{port}")]);
+    (guest_tests::start(command.args(options), LIMIT), port)
+}
+
+/// A client over TCP, once there is somebody who listens.
+fn connect(port: u16) -> std::net::TcpStream {
+    let limit = std::time::Instant::now() + LIMIT;
+    loop {
+        match std::net::TcpStream::connect(("127.0.0.1", port)) {
+            Ok(client) => {
+                client.set_read_timeout(Some(LIMIT)).unwrap();
+                return client;
+            }
+            Err(error) => assert!(std::time::Instant::now() < limit, "{error}"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// A command for the monitor as gdb sends it.
+fn monitor(line: &str) -> Vec<u8> {
+    packet(&format!("qRcmd,{}", minivmm::front::gdb::packets::hex(line.as_bytes())))
+}
+
+/// A web page can have a browser post to any port of this host, with any body.
+// covers: gdb/strangers
+#[test]
+fn a_request_of_another_protocol_runs_nothing() {
+    let folder = Folder::new("gdb");
+    let (running, port) = tcp(&folder, &["--gdb-allow-files"]);
+    let trace = folder.join("trace");
+    let start = monitor(&format!("trace start {}", trace.display()));
+    let request = |head: &str| [head.as_bytes(), &packet("?"), &start, &packet("k")].concat();
+    for head in [
+        "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n\r\n",
+        "\r\n",
+        "\0",
+        "+GET /",
+    ] {
+        let mut client = connect(port);
+        assert_eq!(until_closed(&mut client, &request(head)), "", "{head:?}");
+        assert!(!trace.exists(), "{head:?}");
+    }
+    // In the middle of a conversation, too.
+    let mut client = connect(port);
+    client.write_all(&packet("?")).unwrap();
+    let mut answer = [0; 5];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"+$T05");
+    let said = until_closed(&mut client, &[b"P", &start[..]].concat());
+    assert!(!said.contains('+'), "no packet was taken: {said}");
+    assert!(!trace.exists());
+    // And it works for a debugger.
+    let mut client = connect(port);
+    let said = until_closed(&mut client, &[&start[..], &packet("k")].concat());
+    assert!(said.contains("$OK") || said.contains("$O"), "{said}");
+    running.finish().must_end_with(0);
+    assert!(trace.join("trace.json").exists());
+}
+
+// covers: gdb/strangers
+#[test]
+fn commands_over_tcp_write_no_files_unless_they_may() {
+    for (options, may) in [(&[][..], false), (&["--gdb-allow-files"], true)] {
+        let folder = Folder::new("gdb");
+        let (running, port) = tcp(&folder, options);
+        let trace = folder.join("trace");
+        let mut client = connect(port);
+        let start = monitor(&format!("trace start {}", trace.display()));
+        let said = until_closed(&mut client, &[&start[..], &monitor("info"), &packet("k")].concat());
+        let refused = minivmm::front::gdb::packets::hex(b"--gdb-allow-files");
+        let info = minivmm::front::gdb::packets::hex(b"model westmere");
+        assert_eq!(said.contains(&refused), !may, "{said}");
+        assert!(said.contains(&info), "{said}");
+        running.finish().must_end_with(0);
+        assert_eq!(trace.exists(), may);
+    }
+    // Over a socket, which has an owner.
+    let guest = Guest::code(&[0xeb, 0xfe], &["--paused", "--serial", "null"]);
+    let trace = guest.folder.join("trace");
+    let start = monitor(&format!("trace start {}", trace.display()));
+    ask(&mut guest.client(), &start, "$OK");
+    assert!(trace.join("trace.json").exists());
+}
+
+/// Neither do those who connect and say nothing stop the guest or keep a debugger away, nor are there many of them.
+// covers: gdb/strangers
+#[test]
+fn whoever_says_nothing_is_sent_away() {
+    let guest = Guest::code(&[0xeb, 0xfe], &["--serial", "null"]);
+    let silent = |_| guest.client();
+    let mut few: Vec<UnixStream> = (0..4).map(silent).collect();
+    few[0].write_all(b"$never finished").unwrap();
+    // The guest runs, and somebody else is served.
+    let mut client = guest.client();
+    ask(&mut client, &packet("?"), "$T05");
+    drop(client);
+    let mut many: Vec<UnixStream> = (0..64).map(silent).collect();
+    let threads = format!("/proc/{}/task", guest.running.id());
+    let count = std::fs::read_dir(threads).unwrap().count();
+    assert!(
+        count <= minivmm::front::gdb::listen::MOST_WAITING + 8,
+        "{count} threads"
+    );
+    for client in few.iter_mut().chain(&mut many) {
+        assert_eq!(until_closed(client, b""), "");
+    }
+    let mut client = guest.client();
+    ask(&mut client, &packet("?"), "$T05");
+    let _ = client.write_all(&packet("k"));
+    guest.finish().must_end_with(0);
+}
+
 // covers: bad-input/gdb
 #[test]
 fn a_debugger_that_cannot_be_waited_for_is_one_line() {
@@ -317,6 +520,7 @@ fn a_debugger_that_cannot_be_waited_for_is_one_line() {
         (vec!["--gdb", "unix:/nowhere/at/all"], "no such file"),
         (vec!["--gdb", "1234"], "not tcp:[HOST:]PORT or unix:PATH"),
         (vec!["--gdb", "tcp:1", "-s"], "cannot be used with"),
+        (vec!["--gdb-allow-files"], "needs --gdb or -s"),
         (vec!["--paused"], "nobody could let the guest go on"),
     ] {
         let outcome = run(in_minivmm(&kernel).args(options).args(["--serial", "null"]), LIMIT).must_end_with(2);

@@ -114,6 +114,9 @@ pub struct Cli {
     /// The same as --gdb tcp:127.0.0.1:1234
     #[arg(short = 's', conflicts_with = "gdb")]
     usual_gdb: bool,
+    /// Let monitor commands of a gdb that is connected over TCP write files, too, as one over a socket may
+    #[arg(long)]
+    gdb_allow_files: bool,
     /// Stand before the first instruction, until gdb or a command on the control socket lets the guest go on
     #[arg(long, short = 'S')]
     paused: bool,
@@ -269,6 +272,9 @@ where
             "--paused: nobody could let the guest go on: give --gdb or --control, too".into(),
         ));
     }
+    if cli.gdb_allow_files && !debugged {
+        return Err(Error::Usage("--gdb-allow-files: needs --gdb or -s".into()));
+    }
     let config = MachineConfig {
         kernel,
         initrd: cli.initrd,
@@ -294,6 +300,7 @@ where
         serial: cli.serial,
         control: cli.control,
         gdb: cli.gdb.or(cli.usual_gdb.then_some(DebugAddress::USUAL)),
+        gdb_allow_files: cli.gdb_allow_files,
         paused: cli.paused,
         trace: cli.trace.options()?,
         reverse: cli.reverse.then(|| ReverseOptions {

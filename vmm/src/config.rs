@@ -167,6 +167,8 @@ pub struct MachineConfig {
     pub control: Option<PathBuf>,
     /// Where a debugger connects .
     pub gdb: Option<crate::address::DebugAddress>,
+    /// `monitor` commands of a debugger that is connected over TCP may write files.
+    pub gdb_allow_files: bool,
     /// The guest stands before its first instruction until somebody lets it go on.
     pub paused: bool,
     /// What is recorded from outside, and where to.
@@ -216,6 +218,7 @@ impl MachineConfig {
             serial: SerialTarget::Buffer,
             control: None,
             gdb: None,
+            gdb_allow_files: false,
             paused: false,
             trace: None,
             reverse: None,

@@ -26,7 +26,7 @@ pub enum Status {
     Internal,
     /// `--max-instructions` or `--timeout` was reached: 8.
     Limit,
-    /// Of `minivmm matrix`: something is not as expected: 1.
+    /// Of `minivmm matrix`: something is not as expected. Of `minivmm trace info`: the trace is damaged. 1.
     Differs,
 }
 

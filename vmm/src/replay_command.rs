@@ -61,6 +61,7 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         control,
         trace,
         gdb,
+        gdb_allow_files: options.gdb_allow_files,
         paused: options.paused,
         replay: Some(replay),
         record: None,

@@ -29,6 +29,9 @@ pub struct ReplayOptions {
     /// Where gdb can connect: tcp:[HOST:]PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_gdb))]
     pub(crate) gdb: Option<DebugAddress>,
+    /// Let monitor commands of a gdb that is connected over TCP write files, too, as one over a socket may
+    #[arg(long, requires = "gdb")]
+    pub(crate) gdb_allow_files: bool,
     /// Wait for gdb before the first instruction
     #[arg(long, requires = "gdb")]
     pub(crate) paused: bool,

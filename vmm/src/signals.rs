@@ -9,11 +9,16 @@ use std::{
         OnceLock,
         atomic::{AtomicI32, AtomicU64, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
 use libc::{EFD_CLOEXEC, EFD_NONBLOCK, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ, c_int, c_void, siginfo_t};
-use vmm_sys_util::{eventfd::EventFd, signal::register_signal_handler};
+use vmm_sys_util::{
+    epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
+    eventfd::EventFd,
+    signal::register_signal_handler,
+};
 
 use crate::{error::Status, terminal};
 
@@ -23,7 +28,7 @@ static PENDING: AtomicI32 = AtomicI32::new(0);
 static CAME: AtomicU64 = AtomicU64::new(0);
 /// When the signals were taken over.
 static STARTED: OnceLock<Instant> = OnceLock::new();
-/// The same signal within this time is not a second one.
+/// The same signal so soon after the first is a repetition of it, as timeout(1) sends one.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Wakes whoever waits for events.
 static WAKE: OnceLock<EventFd> = OnceLock::new();
@@ -67,6 +72,28 @@ pub fn install() -> io::Result<()> {
     // A write to a disk that the limit of file sizes forbids is an I/O error of the guest's.
     register_signal_handler(SIGXFSZ, pass).map_err(io::Error::from)?;
     Ok(())
+}
+
+/// Takes the signals over for work that looks at none: the first one has `end` called, on a thread of its own.
+///
+/// # Errors
+/// The system's.
+pub fn at_first(end: impl FnOnce(c_int) + Send + 'static) -> io::Result<()> {
+    install()?;
+    let epoll = Epoll::new()?;
+    if let Some(wake) = wake_fd() {
+        epoll.ctl(ControlOperation::Add, wake, EpollEvent::new(EventSet::IN, 0))?;
+    }
+    let wait = move || {
+        let mut events = [EpollEvent::default()];
+        loop {
+            let _ = epoll.wait(-1, &mut events);
+            if let Some(signal) = pending() {
+                return end(signal);
+            }
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(wait).map(drop)
 }
 
 /// The first signal that came.

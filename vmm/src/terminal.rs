@@ -87,12 +87,21 @@ pub fn restore() {
     }
 }
 
-/// Ends the process at once, with a line on stderr and the terminal as it was. May be called by a signal's handler: write and _exit are
-/// among what signal-safety(7) allows.
+/// Ends the process at once, with a line on stderr, where that has room for it, and the terminal as it was. May be called by a signal's
+/// handler: poll, write and _exit are among what signal-safety(7) allows.
 pub fn leave_at_once(line: &[u8], status: c_int) -> ! {
     restore();
-    // SAFETY: The pointer and the length are of one slice, which is only read.
-    unsafe { libc::write(STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    // A full pipe that nobody reads would wait, and may be what the first signal's end waits for.
+    let mut room = libc::pollfd {
+        fd: STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: `room` is one whole pollfd.
+    if unsafe { libc::poll(&mut room, 1, 0) } == 1 {
+        // SAFETY: The pointer and the length are of one slice, which is only read.
+        unsafe { libc::write(STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    }
     // SAFETY: It ends the process, whatever other threads hold.
     unsafe { libc::_exit(status) }
 }

@@ -32,6 +32,9 @@ pub struct Arguments {
     /// Keep the last SIZE bytes of packets of each CPU
     #[arg(long = "trace-buffer", value_name = "SIZE", requires = "trace", value_parser = parse_buffer)]
     buffer: Option<u64>,
+    /// Write at most SIZE bytes of packets, code and sideband, of all CPUs together; then do as --trace-on-error says
+    #[arg(long = "trace-limit", value_name = "SIZE", requires = "trace", value_parser = parse_size, allow_negative_numbers = true)]
+    limit: Option<u64>,
     /// What to do when the trace cannot be written any more
     #[arg(long = "trace-on-error", value_enum, default_value_t = OnError::Stop, requires = "trace")]
     on_error: OnError,
@@ -76,6 +79,7 @@ impl Arguments {
             force: self.force,
             filters: self.filters,
             buffer: self.buffer,
+            limit: self.limit,
             on_error: self.on_error,
             ..RecordingOptions::new(folder)
         }))

@@ -247,6 +247,65 @@ fn disks_and_folders_that_cannot_be_used_are_one_line() {
     assert_eq!(fs::read(folder.path().join("disk")).unwrap(), [7; 1024]);
 }
 
+/// A FIFO would wait for whoever writes it, a device may never end.
+// covers: bad-input/special-file
+#[test]
+fn files_that_are_no_regular_ones_are_refused_by_name() {
+    let folder = Folder::new();
+    files(&folder);
+    let fifo = Command::new("mkfifo").arg(folder.path().join("fifo")).status();
+    assert!(fifo.unwrap().success());
+    let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("socket")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("zero")).unwrap();
+    let trace = folder.path().join("trace");
+    let made = run(minivmm()
+        .arg("--kernel")
+        .arg(folder.path().join("good"))
+        .arg("--trace")
+        .arg(&trace));
+    assert_eq!(made.status.code(), Some(0));
+    for (name, what) in [
+        ("fifo", "is a FIFO"),
+        ("socket", "is a socket"),
+        ("zero", "is a device"),
+    ] {
+        // Names with a dot in them are a model's file, an expected table, a report.
+        for extension in ["toml", "xml"] {
+            let link = folder.path().join(format!("{name}.{extension}"));
+            std::os::unix::fs::symlink(name, link).unwrap();
+        }
+        for (arguments, option) in [
+            ("--kernel NAME", "--kernel NAME"),
+            ("--kernel good --initrd NAME", "--initrd NAME"),
+            ("--kernel good --cpu-model ./NAME.toml", "--cpu-model ./NAME.toml"),
+            (
+                "--kernel good --trace new --symbols NAME --trace-start main",
+                "--symbols NAME",
+            ),
+            ("trace decode trace --symbols NAME", "--symbols NAME"),
+            ("trace decode trace --symbols-user NAME", "--symbols-user NAME"),
+            ("matrix --kernel NAME --model westmere", "--kernel NAME"),
+            (
+                "matrix --kernel good --model westmere --expected NAME",
+                "--expected NAME",
+            ),
+            ("matrix merge NAME.xml", "matrix merge NAME.xml"),
+        ] {
+            let of = |text: &str| text.replace("NAME", name);
+            let mut command = minivmm();
+            command.current_dir(folder.path());
+            let result = run(command.args(of(arguments).split_whitespace()));
+            eprintln!("{}: {}", of(arguments), String::from_utf8_lossy(&result.stderr));
+            assert_refused(&result, 2, &[&of(option), what]);
+        }
+    }
+    assert!(!folder.path().join("new").exists());
+    // A disk is looked at before the session that it is part of.
+    let mut command = minivmm();
+    command.args(["--kernel", "good", "--disk", "fifo", "--record", "session"]);
+    assert_refused(&run(command.current_dir(folder.path())), 2, &["--disk fifo"]);
+}
+
 // covers: bad-input/disk-in-use
 #[test]
 fn a_disk_of_a_running_minivmm_is_in_use() {

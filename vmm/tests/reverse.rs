@@ -132,6 +132,47 @@ fn a_machine_that_keeps_its_past_runs_as_one_that_does_not() {
     assert!(extent.points > 3 && extent.bytes > 0, "{extent:?}");
 }
 
+/// The guest writes pages one after the other, so that a snapshot takes more and more.
+// covers: reverse/limit
+#[test]
+fn the_limit_of_memory_holds_while_the_guest_grows() {
+    let folder = Folder::new();
+    let image = guest(|a| {
+        let mut again = a.create_label();
+        a.mov(edi, 0x12_0000u32).unwrap();
+        a.set_label(&mut again).unwrap();
+        a.mov(dword_ptr(edi), edi).unwrap();
+        a.add(edi, 0x1000).unwrap();
+        a.cmp(edi, 0x50_0000).unwrap();
+        a.jb(again).unwrap();
+        forever(a);
+    });
+    let kernel = folder.file("kernel", image);
+    for (limit, keeps) in [(4 << 20, true), (6 << 20, true), (2 << 20, false)] {
+        let (mut vm, mut console) = open(&kernel, 50, |config| {
+            config.memory = 8 << 20;
+            config.reverse.as_mut().unwrap().memory = limit;
+        });
+        let mut shortened = false;
+        for _ in 0..100 {
+            assert!(vm.run_for(&mut console, 50).unwrap().is_none());
+            let Some(extent) = vm.extent() else { break };
+            assert!(extent.bytes <= limit && extent.points > 0, "{extent:?}");
+            shortened |= extent.first > 0;
+            // What is kept can be gone to, and from there on again.
+            let now = vm.steps();
+            assert!(vm.seek(&mut console, extent.first).unwrap().is_none());
+            assert_eq!(vm.steps(), extent.first);
+            assert!(vm.seek(&mut console, now).unwrap().is_none());
+            assert!(vm.extent().is_none_or(|extent| extent.bytes <= limit));
+        }
+        assert_eq!(vm.extent().is_some(), keeps, "{limit}");
+        assert!(shortened || limit > 4 << 20, "{limit}: the beginning was to go");
+        // Without a past it runs on.
+        assert!(vm.run_for(&mut console, 50).unwrap().is_none());
+    }
+}
+
 // covers: reverse/future
 #[test]
 fn another_future_begins_where_the_known_one_is_forgotten() {
@@ -240,6 +281,10 @@ fn what_cannot_go_back_is_refused_in_one_line() {
         ),
         (&["--reverse-memory", "1G"], "--reverse"),
         (&["--reverse", "--reverse-memory", "much"], "--reverse-memory"),
+        (
+            &["--reverse", "--reverse-memory", "4K"],
+            "--reverse-memory 4K: one snapshot of this machine takes ",
+        ),
         (&["--record", "full"], "not empty"),
         (&["--record", "no/where"], "--record"),
     ] {
@@ -603,6 +648,21 @@ fn run_to_goes_to_a_step_in_either_direction_and_stands_there() {
     }
     assert!(monitor("run-to").contains("step 0 of 0 to "), "{}", monitor("run-to"));
     assert!(monitor("run-to x").contains("no number"));
+    // A state of another past, and nothing is kept of the way there.
+    assert!(monitor("run-to 5000").contains("to step 5000"));
+    monitor("snapshot save one");
+    assert!(monitor("run-to 100").contains("to step 100"));
+    monitor("msr write 0x10 0");
+    monitor("snapshot load one");
+    let first = monitor("run-to");
+    assert!(first.contains("step 5000 of 5000 to 5000"), "{first}");
+    let before = monitor("run-to 4999");
+    assert!(
+        before.contains("step 4999 is before the past that is kept, which begins at step 5000"),
+        "{before}"
+    );
+    let status = ctl("status");
+    assert!(status.contains("\"steps\":5000,"), "the run goes on: {status}");
     ctl("quit");
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }

@@ -8,7 +8,10 @@ mod common;
 use std::{
     fs::File,
     io::{Read, Write},
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
     process::{ExitStatus, Stdio},
     time::Duration,
 };
@@ -182,6 +185,62 @@ fn the_terminal_is_raw_while_the_guest_runs_and_restored_on_every_way_out() {
         let (code, errors) = errors(child);
         assert_eq!(code.code(), Some(status), "{what}: {errors}");
         assert_eq!(pty.settings(), before, "{what}: as it was");
+    }
+}
+
+/// What the main thread waits for in the kernel: the call's number and its first argument (proc(5), /proc/PID/syscall).
+fn waits_in(child: &Watched, call: &str) -> bool {
+    let path = format!("/proc/{}/syscall", child.child.id());
+    std::fs::read_to_string(path).is_ok_and(|now| now.starts_with(call))
+}
+
+// covers: bad-input/second-signal
+// covers: console/raw-restored
+#[test]
+fn a_second_signal_ends_a_program_that_does_not_get_to_its_end() {
+    for (first, second) in [("TERM", "INT"), ("INT", "TERM"), ("TERM", "TERM"), ("HUP", "QUIT")] {
+        let folder = Folder::new();
+        let socket = folder.path().join("socket");
+        let mut pty = Pty::new();
+        pty.make_unusual();
+        let before = pty.settings();
+        let control = format!("unix:{}", socket.display());
+        let mut child = pty.start(&spinner(), &["-vv", "--control", &control], &folder);
+        pty.wait_for("spinning");
+        assert_eq!(pty.settings().3 & ICANON_ECHO_ISIG, 0, "raw");
+        // Nobody reads its errors, and the pipe is full: what it logs of a command waits for ever.
+        let stderr = child.child.stderr.take().unwrap();
+        let mut full = std::fs::OpenOptions::new();
+        full.write(true).custom_flags(libc::O_NONBLOCK);
+        let mut full = full.open(format!("/proc/self/fd/{}", stderr.as_raw_fd())).unwrap();
+        for piece in [4096, 1] {
+            while full.write(&vec![b'x'; piece]).is_ok() {}
+        }
+        let mut client = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        client.write_all(b"{\"command\":\"status\"}\n").unwrap();
+        let write_to_stderr = format!("{} 0x2 ", libc::SYS_write);
+        let stuck = |child: &Watched| {
+            while !waits_in(child, &write_to_stderr) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        stuck(&child);
+        kill(&child.child, first);
+        // It was taken note of, and the program is where it was.
+        let status = format!("/proc/{}/status", child.child.id());
+        while !std::fs::read_to_string(&status)
+            .unwrap()
+            .contains("ShdPnd:\t0000000000000000")
+        {}
+        stuck(&child);
+        assert_eq!(pty.settings().3 & ICANON_ECHO_ISIG, 0, "still raw");
+        // timeout(1) sends the same signal twice at once, which counts as one.
+        while child.child.try_wait().unwrap().is_none() {
+            kill(&child.child, second);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(child.wait().code(), Some(2), "{first}, {second}");
+        assert_eq!(pty.settings(), before, "{first}, {second}: as it was");
     }
 }
 

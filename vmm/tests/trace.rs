@@ -350,7 +350,10 @@ fn a_ring_keeps_the_last_and_it_decodes() {
     assert_eq!((summary.flow.gaps, summary.lost, &summary.damage[..]), (0, 0, &[][..]));
     assert_eq!(summary.flow.bytes, kept);
     let info = trace.info(0);
-    assert!(info.ended && info.segments >= 6 && info.changes > 10, "{info:?}");
+    assert!(
+        info.ended.is_some() && info.segments >= 6 && info.changes > 10,
+        "{info:?}"
+    );
     // The last instructions are those of the whole.
     let (blocks, gaps, _) = read(&ring);
     let last = blocks.last().unwrap();
@@ -632,7 +635,7 @@ fn a_run_that_is_killed_leaves_what_was_written() {
     child.wait().unwrap();
     let trace = Trace::open(&at).unwrap();
     assert_eq!(trace.header().end, None);
-    assert!(!trace.info(0).ended);
+    assert!(trace.info(0).ended.is_none());
     let (_, summary) = trace.count(0, &Decode::default(), |_| {}).unwrap();
     // What is cut off is the end: the last frame may be.
     assert!(
@@ -695,6 +698,105 @@ fn a_full_disk_stops_the_run_or_does_not() {
             .output()
             .unwrap();
         cut_short(&output, &at, policy);
+    }
+}
+
+/// Code that changes all the time is what makes a trace long, not its packets.
+// covers: trace/limit
+#[test]
+fn a_limit_holds_for_packets_code_and_sideband_of_all_cpus() {
+    let folder = Folder::new();
+    for (what, code) in [
+        ("packets", guest(|a| long(a, 7_000_000))),
+        (
+            "code",
+            guest(|a| {
+                // Each time round the instruction behind the store is another one.
+                let mut again = a.create_label();
+                a.mov(ecx, 100_000u32).unwrap();
+                a.set_label(&mut again).unwrap();
+                let mut here = a.create_label();
+                a.call(here).unwrap();
+                a.set_label(&mut here).unwrap();
+                a.pop(esi).unwrap();
+                a.mov(byte_ptr(esi + 5), cl).unwrap();
+                a.db(&[0xb0, 0]).unwrap();
+                a.mov(byte_ptr(esi + 5), ch).unwrap();
+                a.dec(ecx).unwrap();
+                a.jne(again).unwrap();
+                debug_exit(a, 1);
+            }),
+        ),
+    ] {
+        let kernel = folder.file(what, code);
+        for policy in ["stop", "continue"] {
+            for limit in [3 << 20, 100] {
+                let at = folder.path().join(format!("{what}-{policy}-{limit}"));
+                let mut command = minivmm();
+                command.args([
+                    "--serial",
+                    "null",
+                    "--clock",
+                    "virtual",
+                    "--cpus",
+                    "2",
+                    "--trace-on-error",
+                    policy,
+                ]);
+                command.arg("--kernel").arg(&kernel).arg("--trace").arg(&at);
+                let result = run(command.arg("--trace-limit").arg(limit.to_string()));
+                let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+                assert!(
+                    errors.contains(&format!("no more than {limit} bytes")),
+                    "{what}: {errors}"
+                );
+                assert_eq!(errors.lines().count(), 1, "{errors}");
+                assert_eq!(result.status.code() == Some(2), policy == "stop", "{what}: {errors}");
+                let segments = files(&at).into_iter().filter(|(name, _)| name.starts_with("cpu"));
+                let size: usize = segments.map(|(_, bytes)| bytes.len()).sum();
+                assert!(size <= limit, "{what}: {size} bytes");
+                assert!(limit < 1000 || size > limit / 2, "{what}: {size} bytes");
+                let trace = Trace::open(&at).unwrap();
+                assert!(trace.header().end.as_ref().is_none_or(|end| !end.complete), "{what}");
+                if limit > 1000 {
+                    let (_, summary) = trace.count(0, &Decode::default(), |_| {}).unwrap();
+                    assert!(summary.flow.instructions > 1000, "{what}: {summary:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What a guest had in memory is its user's alone, whatever the umask lets others have.
+// covers: trace/private
+#[test]
+fn a_trace_and_a_session_are_their_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    folder.file("kernel", echo());
+    for umask in ["000", "022", "077"] {
+        let script = format!(
+            "umask {umask}; printf q | exec {} --kernel kernel --clock virtual --record session-{umask} --trace trace-{umask}",
+            env!("CARGO_BIN_EXE_minivmm")
+        );
+        let mut command = std::process::Command::new("sh");
+        let result = run(command.current_dir(folder.path()).args(["-c", &script]));
+        assert_eq!(
+            result.status.code(),
+            Some(0),
+            "{}",
+            String::from_utf8_lossy(&result.stderr)
+        );
+        for directory in ["session", "trace"] {
+            let path = folder.path().join(format!("{directory}-{umask}"));
+            let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+            assert_eq!(mode(&path), 0o700, "{directory}");
+            assert!(fs::read_dir(&path).unwrap().count() >= 2);
+            for entry in fs::read_dir(&path).unwrap() {
+                let path = entry.unwrap().path();
+                assert_eq!(mode(&path), 0o600, "{}", path.display());
+            }
+        }
     }
 }
 
@@ -822,6 +924,232 @@ fn what_is_cut_or_flipped_is_missed_and_told_and_the_rest_decodes() {
     ] {
         let error = Trace::open(&path).unwrap_err().to_string();
         assert!(error.contains(says) && error.lines().count() == 1, "{error}");
+    }
+}
+
+/// The files of a trace, by their names.
+fn files(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| {
+            let name = entry.file_name().into_string().unwrap();
+            (name, fs::read(entry.path()).unwrap())
+        })
+        .collect()
+}
+
+// covers: trace/repeats
+#[test]
+fn two_runs_have_the_same_trace_to_the_byte() {
+    let folder = Folder::new();
+    let kernel = folder.file("guest", guest(|a| long(a, 30_000)));
+    let trace = |name: &str| {
+        let at = folder.path().join(name);
+        let result = run(minivmm()
+            .arg("--kernel")
+            .arg(&kernel)
+            .arg("--trace")
+            .arg(&at)
+            .args(["--cpus", "2"]));
+        assert_eq!(
+            result.status.code(),
+            Some(3),
+            "{}",
+            String::from_utf8_lossy(&result.stderr)
+        );
+        files(&at)
+    };
+    let first = trace("first");
+    // A clock of whole seconds is to show another one.
+    std::thread::sleep(Duration::from_millis(1100));
+    let second = trace("second");
+    assert_eq!(first.keys().collect::<Vec<_>>(), second.keys().collect::<Vec<_>>());
+    assert!(first.contains_key("trace.json") && first.contains_key("cpu1-000000.side"));
+    for (name, bytes) in first {
+        assert!(second[&name] == bytes, "{name} differs");
+    }
+}
+
+fn info(at: &Path) -> std::process::Output {
+    run(minivmm().args(["trace", "info"]).arg(at))
+}
+
+// covers: trace/damage
+#[test]
+fn info_has_status_1_where_a_trace_is_damaged() {
+    let folder = Folder::new();
+    let (at, _) = recorded(&folder, |a| long(a, 300_000), |_| {});
+    assert_eq!(info(&at).status.code(), Some(0));
+    let copy = folder.path().join("copy");
+    for file in ["cpu0-000000.side", "cpu0-000000.pt"] {
+        let len = fs::metadata(at.join(file)).unwrap().len() as usize;
+        // In the middle of a frame, and in front of the first; of the sideband, too, at the end of the last but one.
+        for cut in [len - 1, len / 2, 10] {
+            damaged(&at, &copy, file, |bytes| bytes.truncate(cut));
+            let result = info(&copy);
+            let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+            assert_eq!(result.status.code(), Some(1), "{file} cut at {cut}: {errors}");
+            assert!(
+                errors.contains(&file[..5]) && (errors.contains("damaged") || errors.contains("missing")),
+                "{errors}"
+            );
+        }
+    }
+    damaged(&at, &copy, "cpu0-000000.side", Vec::clear);
+    let result = info(&copy);
+    let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+    assert_eq!(result.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("cpu0-*.side: the end is missing"), "{errors}");
+}
+
+// covers: trace/hostile
+#[test]
+fn links_and_special_files_in_a_trace_are_refused_by_name() {
+    let folder = Folder::new();
+    let (at, _) = recorded(&folder, |a| long(a, 3000), |_| {});
+    let elsewhere = folder.path().join("elsewhere");
+    let copy = folder.path().join("copy");
+    let make = |kind: &str, path: &Path| match kind {
+        "is a symbolic link" => std::os::unix::fs::symlink(&elsewhere, path).unwrap(),
+        "is a FIFO" => {
+            let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+            assert!(made.success());
+        }
+        "is a socket" => drop(std::os::unix::net::UnixListener::bind(path).unwrap()),
+        _ => fs::create_dir(path).unwrap(),
+    };
+    for says in ["is a symbolic link", "is a FIFO", "is a socket", "is a directory"] {
+        for file in ["trace.json", "cpu0-000000.pt", "cpu0-000000.side", "cpu0-000001.side"] {
+            damaged(&at, &copy, "trace.json", |_| {});
+            let path = copy.join(file);
+            if path.exists() {
+                // A link to it would do, were links followed.
+                fs::copy(&path, &elsewhere).unwrap();
+                fs::remove_file(&path).unwrap();
+            }
+            make(says, &path);
+            for command in [&["info"][..], &["decode"], &["symbols", "--elf", "new.elf"]] {
+                let mut run_it = minivmm();
+                run_it
+                    .current_dir(folder.path())
+                    .arg("trace")
+                    .arg(command[0])
+                    .arg(&copy);
+                assert_refused(&run(run_it.args(&command[1..])), 2, &[file, says]);
+            }
+        }
+        // What is known of a Linux is a directory of its own.
+        if says != "is a directory" {
+            damaged(&at, &copy, "trace.json", |_| {});
+            make(says, &copy.join("linux"));
+            assert_refused(&info(&copy), 2, &["linux", "is no directory"]);
+        }
+        damaged(&at, &copy, "trace.json", |_| {});
+        fs::create_dir(copy.join("linux")).unwrap();
+        make(says, &copy.join("linux/kallsyms"));
+        assert_refused(&info(&copy), 2, &["linux", "kallsyms", says]);
+    }
+}
+
+// covers: trace/hostile
+#[test]
+fn a_trace_from_somebody_else_says_nothing_to_the_terminal() {
+    let folder = Folder::new();
+    let (at, _) = recorded(&folder, |a| long(a, 3000), |_| {});
+    let mut header = Trace::open(&at).unwrap().header().clone();
+    const EVIL: &str = "\x1b]0;owned\x07\x1b[2J\u{9b}31m\r";
+    header.kernel = EVIL.into();
+    header.model = EVIL.into();
+    header.filters = vec![EVIL.into()];
+    header.end.as_mut().unwrap().reason = EVIL.into();
+    fs::write(at.join("trace.json"), header.text()).unwrap();
+    fs::create_dir(at.join("linux")).unwrap();
+    fs::write(at.join("linux/kallsyms"), format!("0000000000100000 T {EVIL}\n")).unwrap();
+    fs::write(at.join("linux/kernel"), format!("banner Linux version {EVIL}\n")).unwrap();
+    for options in [
+        &["info"][..],
+        &["info", "--json"],
+        &["decode"],
+        &["decode", "--disasm"],
+        &["decode", "--json"],
+    ] {
+        let result = run(minivmm().arg("trace").arg(options[0]).arg(&at).args(&options[1..]));
+        for bytes in [&result.stdout, &result.stderr] {
+            let text = std::str::from_utf8(bytes).unwrap();
+            let control = text.chars().find(|c| c.is_control() && !"\n\t".contains(*c));
+            assert_eq!(control, None, "{options:?}: {text:?}");
+        }
+        if options.contains(&"--json") {
+            for line in std::str::from_utf8(&result.stdout).unwrap().lines() {
+                let value: Result<serde_json::Value, _> = serde_json::from_str(line);
+                assert!(value.is_ok(), "{line}");
+            }
+        }
+    }
+}
+
+/// Counts and offsets that a file only claims cost nothing.
+// covers: trace/hostile
+#[test]
+fn what_a_trace_claims_is_bounded_by_its_size() {
+    let folder = Folder::new();
+    let (at, _) = recorded(&folder, |a| long(a, 300_000), |_| {});
+    let header = Trace::open(&at).unwrap().header().clone();
+    for cpus in [0, 256, usize::MAX] {
+        let many = trace::Header { cpus, ..header.clone() };
+        fs::write(at.join("trace.json"), many.text()).unwrap();
+        assert_refused(&info(&at), 2, &["trace.json is damaged", "a machine has 1 to 255"]);
+    }
+    fs::write(at.join("trace.json"), header.text()).unwrap();
+    // Segments far away, with 32 GiB of packets that would be missing in front of each.
+    let size = fs::metadata(at.join("cpu0-000000.pt")).unwrap().len();
+    for number in 1..20u64 {
+        let header = trace::format::FrameHeader::of(&[0; 16], number << 35);
+        let frame = [&header.bytes(trace::format::Kind::Packets)[..], &[0; 16]].concat();
+        fs::write(at.join(format!("cpu0-{:06}.pt", number * 100)), frame).unwrap();
+    }
+    let (.., summary) = read(&at);
+    assert!(summary.lost <= 16 * (size + 20 * 40) + (1 << 20), "{}", summary.lost);
+    assert_eq!(info(&at).status.code(), Some(1));
+}
+
+// covers: trace/export-signal
+#[test]
+fn an_export_that_a_signal_ends_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let (at, _) = recorded(&folder, |a| long(a, 20_000_000), |_| {});
+    for options in [&["--raw", "out", "--folded", "stacks"][..], &["--perfetto", "out"]] {
+        for signal in ["TERM", "INT"] {
+            let mut command = minivmm();
+            command
+                .current_dir(folder.path())
+                .args(["trace", "export"])
+                .arg(&at)
+                .args(options);
+            command
+                .stdout(std::process::Stdio::piped())
+                .stderr(std::process::Stdio::piped());
+            let mut child = Watched::new(command.spawn().unwrap());
+            let names = || {
+                let entries = fs::read_dir(folder.path()).unwrap();
+                let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+                names.collect::<HashSet<String>>()
+            };
+            while !names().iter().any(|name| name.contains(".part-")) {
+                if child.child.try_wait().unwrap().is_some() {
+                    panic!("{options:?}: it has ended: {:?}", child.output());
+                }
+            }
+            kill(&child.child, signal);
+            let status = child.wait();
+            let result = child.output();
+            let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+            assert_eq!(status.code(), Some(2), "{options:?}: {errors}");
+            assert!(errors.contains(&format!("SIG{signal}")), "{errors}");
+            let mut left = names();
+            left.retain(|name| name.contains("part") || name == "out" || name == "stacks");
+            assert!(left.is_empty(), "{options:?}: {left:?}");
+        }
     }
 }
 

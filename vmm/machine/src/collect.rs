@@ -8,11 +8,11 @@
 use std::{
     collections::{HashMap, HashSet},
     ffi::OsStr,
-    fs::{self, File, Permissions},
+    fs::{self, File, OpenOptions, Permissions},
     io::{self, BufWriter, Write},
     os::unix::{
         ffi::OsStrExt,
-        fs::{DirBuilderExt, PermissionsExt},
+        fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
@@ -105,6 +105,16 @@ pub struct Collector {
     serial: u64,
 }
 
+/// The file mode creation mask of this process, from proc(5): umask(2) cannot be asked without changing it for all threads.
+fn umask() -> u32 {
+    let mask = || {
+        let status = fs::read_to_string("/proc/self/status").ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;
+        u32::from_str_radix(line.trim(), 8).ok()
+    };
+    mask().unwrap_or(0o077)
+}
+
 impl Collector {
     /// A collector for this folder, which is made if it is not there.
     ///
@@ -140,7 +150,12 @@ impl Collector {
         self.serial += 1;
         let name = format!(".minivmm-{}-{}.part", std::process::id(), self.serial);
         let path = self.folder.join(name);
-        Ok((File::create_new(&path)?, path))
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)?;
+        Ok((file, path))
     }
 
     /// Says what is wrong, a few times.
@@ -383,7 +398,7 @@ impl Collector {
             .and_then(|()| self.check_free(&partial.path))
             .and_then(|()| {
                 let file = partial.out.get_ref();
-                file.set_permissions(Permissions::from_mode(partial.header.mode & 0o777))?;
+                file.set_permissions(Permissions::from_mode(partial.header.mode & 0o777 & !umask()))?;
                 file.set_modified(UNIX_EPOCH + Duration::from_secs(partial.header.time.into()))?;
                 Ok(fs::rename(&partial.temporary, &partial.path)?)
             });

@@ -64,7 +64,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         &mut run,
         &mut console,
         control.as_ref(),
-        listener.as_ref(),
+        listener.as_ref().map(|listener| (listener, config.gdb_allow_files)),
         config.paused,
     );
     drop(listener);
@@ -104,7 +104,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
 }
 
 /// Runs a machine to its end, with a debugger's client whenever one is connected and with what comes over the control socket.
-/// `paused`: the guest is held stopped until somebody resumes it.
+/// A listener comes with whether commands over TCP may write files. `paused`: the guest is held stopped until somebody resumes it.
 ///
 /// # Errors
 /// The console or the system fails.
@@ -112,7 +112,7 @@ pub fn to_the_end(
     run: &mut Run,
     console: &mut Console,
     control: Option<&Control>,
-    listener: Option<&GdbListener>,
+    listener: Option<(&GdbListener, bool)>,
     paused: bool,
 ) -> Result<End, Error> {
     let deadline = run.deadline();
@@ -120,26 +120,38 @@ pub fn to_the_end(
         // A triple fault is shown to whoever connects later, too.
         run.debugger();
     }
-    let mut gdb = gdb::Session::new(Controls {
+    let controls = Controls {
         paused,
         ..Controls::new(run)
-    });
+    };
+    let mut gdb = gdb::Session::new(controls, listener.is_some_and(|(_, allow_files)| allow_files));
+    let listener = listener.map(|(listener, _)| listener);
     loop {
         // Whoever has a request says so before the run is asked to come back: what was asked until here is answered now.
         gdb.controls().run.interrupt().take();
-        while let Some(event) = listener.and_then(GdbListener::next) {
+        // Where one has the run go to another step, whatever comes behind it finds it there.
+        while gdb.controls().go_to.is_none()
+            && let Some(event) = listener.and_then(GdbListener::next)
+        {
             if gdb.take(event) {
                 return Ok(End::Quit);
             }
         }
-        for request in (0..REQUESTS).map_while(|_| control.and_then(Control::next)) {
+        for _ in 0..REQUESTS {
+            if gdb.controls().go_to.is_some() {
+                break;
+            }
+            let Some(request) = control.and_then(Control::next) else {
+                break;
+            };
             if answer(request, gdb.controls()) {
                 return Ok(End::Quit);
             }
         }
         if let Some(steps) = gdb.controls().go_to.take() {
-            if let Some(end) = go_to(gdb.controls(), console, steps)? {
-                return Ok(end);
+            let held = gdb.holds();
+            if let Some(end) = go_to(gdb.controls(), console, steps, held)? {
+                return gdb.end(Ok(end));
             }
             continue;
         }
@@ -199,9 +211,9 @@ fn answer(request: Request, controls: &mut Controls<'_>) -> bool {
     quit
 }
 
-/// Goes to a step, and holds the guest stopped there.
-fn go_to(controls: &mut Controls<'_>, console: &mut Console, steps: u64) -> Result<Option<End>, Error> {
-    controls.paused = true;
+/// Goes to a step, and holds the guest stopped there, if it is not `held` already until its debugger lets it go on.
+fn go_to(controls: &mut Controls<'_>, console: &mut Console, steps: u64, held: bool) -> Result<Option<End>, Error> {
+    controls.paused |= !held;
     match controls.run.seek(console, steps)? {
         // From there one can go back.
         Some(end) if end.is_the_guests() && controls.run.extent().is_some() => Ok(None),

@@ -11,7 +11,7 @@ use machine::{
     Machine, acpi, boot,
     collect::{self, Collector},
     disk::{Disk, DiskMode},
-    loader,
+    loader::{self, size_text},
     memory::Memory,
 };
 use x86::model::CpuModel;
@@ -24,6 +24,7 @@ use crate::{
         Timeline,
         log::Log,
         output_gate::{Flow, OutputGate},
+        points::Points,
         run::{Beginning, Run},
         session::{Session, Writer},
     },
@@ -173,6 +174,16 @@ impl Run {
         });
         if let Some(options) = &config.trace {
             vm.record_from_the_start(options)?;
+        }
+        if let Some(reverse) = &config.reverse {
+            let need = Points::cost_alone(&vm.save());
+            if need > reverse.memory {
+                let (asked, need) = (size_text(reverse.memory), size_text(need));
+                return Err(Error::Usage(format!(
+                    "--reverse-memory {asked}: one snapshot of this machine takes {need} before its first instruction, and as much \
+                     more as the guest writes: give more than that"
+                )));
+            }
         }
         let timeline = match keeps {
             true => Some(Box::new(begin_timeline(config, &vm, outputs)?)),

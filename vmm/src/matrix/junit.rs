@@ -3,7 +3,7 @@
 //! A cell is a suite, with its guest, model and engine as properties; a test of its TAP report is a case. What concerns the cell as
 //! a whole is the case `run`.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use quick_junit::{NonSuccessKind, Property, Report as Xml, TestCase, TestCaseStatus, TestSuite};
 use x86::model::MODELS;
@@ -15,6 +15,7 @@ use super::{
     tap::Point,
 };
 use crate::error::Error;
+use trace::regular;
 
 /// The case that stands for the cell as a whole.
 const RUN: &str = "run";
@@ -105,7 +106,7 @@ pub fn merge(paths: &[impl AsRef<Path>]) -> Result<Report, Error> {
     for path in paths {
         let path = path.as_ref();
         let refuse = |why: String| Error::Usage(format!("matrix merge {}: {why}", path.display()));
-        let text = fs::read_to_string(path).map_err(|source| Error::File {
+        let text = regular::text(path, super::plan::LONGEST).map_err(|source| Error::File {
             option: "matrix merge",
             path: path.into(),
             source,

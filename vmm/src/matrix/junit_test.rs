@@ -1,4 +1,6 @@
 use super::super::expected::tests::cell;
+use std::fs;
+
 use super::*;
 
 fn report(shard: Option<Shard>) -> Report {

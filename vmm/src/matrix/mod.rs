@@ -263,7 +263,7 @@ impl Outputs {
     /// The expected table, if one is asked for. With `--accept` it need not be there yet.
     fn expected(&self) -> Result<Option<Table>, Error> {
         let Some(path) = &self.expected else { return Ok(None) };
-        let text = match fs::read_to_string(path) {
+        let text = match trace::regular::text(path, plan::LONGEST) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.accept => String::new(),
             Err(source) => {

@@ -16,8 +16,8 @@ use kvm::irqchip::Irqchip;
 use machine::loader;
 use trace::regular;
 
-/// No kernel is longer.
-const LONGEST: u64 = 1 << 30;
+/// No kernel and no other file that is read here is longer.
+pub const LONGEST: u64 = 1 << 30;
 
 /// What a guest's own file of settings says: `NAME.toml` beside `NAME.elf`, or with a kernel of its own.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -97,7 +97,7 @@ pub fn guests(folder: &Path) -> Result<Vec<Guest>, Error> {
         let file = match extension {
             "elf" if beside.is_file() => continue,
             "elf" => None,
-            "toml" => Some(fs::read_to_string(&path).map_err(|source| wrong(&path, source))?),
+            "toml" => Some(regular::text(&path, LONGEST).map_err(|source| wrong(&path, source))?),
             _ => continue,
         };
         let refuse = |why: String| Error::Usage(format!("--guests {}: {why}", path.display()));

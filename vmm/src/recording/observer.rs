@@ -121,10 +121,10 @@ impl Observer {
         pt.follow_edges();
         Ok(Observer {
             cpu,
-            shared,
             pt,
             ctl: CTL,
-            sink: Sink::new(&options.folder, cpu, options.buffer)?,
+            sink: Sink::new(&options.folder, cpu, options.buffer, shared.room.clone())?,
+            shared,
             state: ObserverState::Idle,
             maps: Map::default(),
             by_gpa: Map::default(),

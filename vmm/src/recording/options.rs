@@ -57,6 +57,8 @@ pub struct RecordingOptions {
     pub stop: Option<When>,
     /// Of each vCPU, so many bytes of packets are kept: the last.
     pub buffer: Option<u64>,
+    /// All vCPUs together write so many bytes, code and sideband included; then it is as if there were no more room.
+    pub limit: Option<u64>,
     /// What happens when the directory cannot be written any more.
     pub on_error: OnError,
 }
@@ -64,13 +66,11 @@ pub struct RecordingOptions {
 impl RecordingOptions {
     /// What the trace's header says before the recording ends.
     pub fn header(&self, model: &CpuModel, cpus: usize, kernel: &Path) -> Header {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Header {
             model: model.name.into(),
             tsc_khz: model.tsc_khz,
             cpus,
             kernel: kernel.display().to_string(),
-            began: since.map_or(0, |since| since.as_secs()),
             filters: self.filters.iter().map(ToString::to_string).collect(),
             start: self.start.as_ref().map(ToString::to_string),
             stop: self.stop.as_ref().map(ToString::to_string),
@@ -89,6 +89,7 @@ impl RecordingOptions {
             start: None,
             stop: None,
             buffer: None,
+            limit: None,
             on_error: OnError::Stop,
         }
     }

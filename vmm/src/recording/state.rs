@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use trace::directory::sink::Hashing;
+use trace::directory::sink::{Hashing, Room};
 use trace::format::PAGE;
 use trace::linux::Recording;
 
@@ -45,6 +45,8 @@ pub(super) struct RecordingState {
     pub failed: AtomicBool,
     pub error: Mutex<Option<io::Error>>,
     pub on_error: OnError,
+    /// What may be written yet.
+    pub room: Room,
     /// Something is recorded now.
     pub on: AtomicBool,
     start: Option<When>,
@@ -83,6 +85,7 @@ impl RecordingState {
             failed: AtomicBool::new(false),
             error: Mutex::new(None),
             on_error: options.on_error,
+            room: Room::new(options.limit),
             on: AtomicBool::new(options.start.is_none()),
             start: options.start.clone(),
             stop: options.stop.clone(),

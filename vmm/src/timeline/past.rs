@@ -14,7 +14,7 @@ use crate::{
     error::Error,
     vm::{End, Moment, Outside, SnapshotError, StopReason, Until},
 };
-use machine::disk::Overlay;
+use machine::{disk::Overlay, loader::size_text};
 
 /// A point that is no further than this costs less to run from than to keep another one.
 const NEAR: u64 = 1 << 12;
@@ -110,8 +110,18 @@ impl Run {
             // Whoever goes on from here stops at what is here.
             point.state.soft.cpus.iter_mut().for_each(|cpu| cpu.observed = None);
         }
-        if let Some(points) = self.timeline.as_mut().and_then(|timeline| timeline.points.as_mut()) {
-            points.add(point);
+        let alone = Points::cost_alone(&point.state);
+        let Some(timeline) = self.timeline.as_mut() else { return };
+        if let Some(points) = &mut timeline.points {
+            if !points.add(point) {
+                warn!(
+                    "--reverse-memory: a snapshot takes {} by now: from step {} on the past is not kept",
+                    size_text(alone),
+                    at.steps
+                );
+                timeline.points = None;
+                return;
+            }
             trace!(
                 "a point at step {}; {} take {} bytes",
                 at.steps,

@@ -2,7 +2,7 @@
 //!
 //! They share the pages of RAM that did not change in between, so that one costs what was written since the one before. When
 //! all together cost more than the limit, those go first whose going leaves the smallest hole for how far away it is: the past
-//! stays dense near where the run is and gets sparse further off.
+//! stays dense near where the run is and gets sparse further off. When two are too many, the past becomes shorter.
 
 use std::collections::BTreeMap;
 
@@ -81,8 +81,14 @@ impl Points {
         Some(&self.list[index.checked_sub(1)?].0)
     }
 
-    /// Adds one, in place of one at the same step, and makes room for it.
-    pub fn add(&mut self, point: Point) {
+    /// What one costs that shares nothing with another, in bytes.
+    pub fn cost_alone(state: &Snapshot) -> u64 {
+        REST + state.bytes_beside_pages() + state.pages.beside(&Pages::default())
+    }
+
+    /// Adds one, in place of one at the same step, and makes room for it. `false`: alone it costs more than the limit.
+    #[must_use]
+    pub fn add(&mut self, point: Point) -> bool {
         let (now, steps) = (point.at.steps, |list: &(Point, u64)| list.0.at.steps);
         let index = self.list.partition_point(|entry| steps(entry) < now);
         if self.list.get(index).is_some_and(|entry| steps(entry) == now) {
@@ -92,7 +98,26 @@ impl Points {
         self.list.insert(index, (point, 0));
         self.count_again(index);
         self.count_again(index + 1);
-        while self.bytes > self.limit && self.thin(now) {}
+        while self.bytes > self.limit && (self.thin(now) || self.shorten(now)) {}
+        self.bytes <= self.limit || self.list.len() > 1
+    }
+
+    /// Takes the one away that is furthest behind; where nothing is behind, the one that is furthest ahead, if something leads there.
+    fn shorten(&mut self, now: u64) -> bool {
+        let behind = self.list.first().is_some_and(|(first, _)| first.at.steps < now);
+        let ahead = self
+            .list
+            .last()
+            .is_some_and(|(last, _)| last.at.steps > now && !last.fixed);
+        let at = match (behind, ahead) {
+            (true, _) => 0,
+            (false, true) => self.list.len() - 1,
+            (false, false) => return false,
+        };
+        let (_, cost) = self.list.remove(at);
+        self.bytes -= cost;
+        self.count_again(at);
+        true
     }
 
     /// Those later than a moment are gone.
@@ -113,6 +138,7 @@ impl Points {
         };
         let before_it = index.checked_sub(1).map(|index| &self.list[index].0.state.pages);
         let pages = point.state.pages.beside(before_it.unwrap_or(&Pages::default()));
+        // The first shares with nobody: that is what `cost_alone` says.
         let cost = REST + point.state.bytes_beside_pages() + pages;
         self.bytes = self.bytes - before + cost;
         self.list[index].1 = cost;

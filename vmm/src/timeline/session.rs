@@ -10,9 +10,10 @@
 //! `host` (something else did) with the reason. A log without one of the last two breaks off: the recorder was killed.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -115,7 +116,11 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 fn disks(config: &MachineConfig) -> Result<Vec<DiskWas>, Error> {
     let disks = config.disks.iter().map(|disk| {
         let look = || -> io::Result<DiskWas> {
-            let mut file = File::open(&disk.path)?;
+            // A FIFO would wait here for somebody who writes to it; what kind of file a disk may be is said where it is opened.
+            let mut file = OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+                .open(&disk.path)?;
             let metadata = file.metadata()?;
             let modified = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             Ok(DiskWas {
@@ -301,7 +306,7 @@ impl Writer {
         let RecordOptions { folder, arguments } = options;
         let session = Session::of(config, arguments, start)?;
         let make = || -> io::Result<Writer> {
-            match fs::create_dir(folder) {
+            match regular::create_private_dir(folder) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 result => result?,
             }
@@ -309,10 +314,10 @@ impl Writer {
                 return Err(io::Error::other("is not empty; give a directory that is new or empty"));
             }
             let path = folder.join(LOG);
-            let file = File::create_new(&path)?;
+            let file = regular::create_private(&path)?;
             let mut text = serde_json::to_string_pretty(&session)?;
             text.push('\n');
-            fs::write(folder.join(SESSION), text)?;
+            regular::write_private(&folder.join(SESSION), text.as_bytes())?;
             let (starts, end) = (Vec::new(), 0);
             Ok(Writer {
                 path,

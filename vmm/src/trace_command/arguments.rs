@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 /// The subcommands.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Say what a trace is of, how long it is, and what is missing in it
+    /// Say what a trace is of, how long it is, and what is missing in it; the exit status is 1 if it is damaged
     Info(Info),
     /// Print what was executed: blocks and events, or calls, as text or JSON lines
     #[command(after_help = AFTER_DECODE)]

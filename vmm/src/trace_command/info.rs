@@ -9,7 +9,7 @@ use super::{
     names,
     output::{Bar, Output, conclude, count, seconds},
 };
-use crate::error::Error;
+use crate::error::{Error, Status};
 
 /// What is counted.
 #[derive(Default)]
@@ -44,7 +44,8 @@ impl Viewer for Counts {
     }
 }
 
-pub fn run(options: &Info) -> Result<(), Error> {
+/// Says it, and with the status whether the trace is as it was written.
+pub fn run(options: &Info) -> Result<Status, Error> {
     let (trace, names) = names::open(&options.trace, None, &[])?;
     let (mut counts, mut totals) = (Counts::default(), Totals::default());
     let bar = Bar::new(true);
@@ -63,6 +64,17 @@ pub fn run(options: &Info) -> Result<(), Error> {
     }
     drop(bar);
     let header = trace.header();
+    // A recording that was ended goes up to its end.
+    let complete = header.end.as_ref().is_some_and(|end| end.complete);
+    for cpu in (0..trace.cpus()).filter(|_| complete) {
+        let there = trace.extent(cpu).end;
+        let damage = match trace.info(cpu).ended {
+            None => format!("cpu{cpu}-*.side: the end is missing"),
+            Some(end) if there < end => format!("cpu{cpu}-*.pt: the last {} bytes of packets are missing", end - there),
+            Some(_) => continue,
+        };
+        totals.damage.push(damage);
+    }
     let branches = counts.conditional + counts.direct + counts.indirect + counts.returns + counts.far;
     let mut out = Output::new();
     if options.json {
@@ -93,7 +105,7 @@ pub fn run(options: &Info) -> Result<(), Error> {
             .to_string(),
         );
         out.flush();
-        return Ok(());
+        return Ok(status(&totals));
     }
     let mut line = |what: &str, text: String| out.line(&format!("{what:<13} {text}"));
     line(
@@ -169,5 +181,13 @@ pub fn run(options: &Info) -> Result<(), Error> {
     );
     out.flush();
     conclude(&totals);
-    Ok(())
+    Ok(status(&totals))
+}
+
+fn status(totals: &Totals) -> Status {
+    if totals.damage.is_empty() {
+        Status::Done
+    } else {
+        Status::Differs
+    }
 }

@@ -1,6 +1,8 @@
 //! Standard output, progress, and the line at the end.
 
 use std::{
+    borrow::Cow,
+    fmt::Write as _,
     io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write},
     process::exit,
 };
@@ -31,8 +33,9 @@ impl Output {
         }
     }
 
-    /// Writes a line.
+    /// Writes a line. What would control a terminal is escaped, but for tabs: names come from the guest, or with the trace.
     pub fn line(&mut self, text: &str) {
+        let text = printable(text);
         Output::check(self.0.write_all(text.as_bytes()).and_then(|()| self.0.write_all(b"\n")));
     }
 
@@ -85,6 +88,23 @@ impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
+}
+
+/// The text with control characters written as JSON may have them.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let controls = |c: char| c.is_control() && c != '\t';
+    if !text.contains(controls) {
+        return text.into();
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if controls(c) {
+            let _ = write!(escaped, "\\u{:04x}", u32::from(c));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped.into()
 }
 
 /// `1 gap`, `2 gaps`.

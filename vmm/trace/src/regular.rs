@@ -4,9 +4,9 @@
 //! somebody else. What a name leads to is asked before anything is read of it.
 
 use std::{
-    fs::{File, FileType, OpenOptions},
-    io::{self, Read},
-    os::unix::fs::{FileTypeExt, OpenOptionsExt},
+    fs::{DirBuilder, File, FileType, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt},
     path::Path,
 };
 
@@ -78,4 +78,39 @@ pub fn read(file: File, most: u64) -> io::Result<Vec<u8>> {
     }
     file.take(len).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// The text of a file that a user has named.
+///
+/// # Errors
+/// It cannot be opened or read, is no regular file, has more bytes than that, or is not UTF-8.
+pub fn text(path: &Path, most: u64) -> io::Result<String> {
+    let bytes = open(path).and_then(|file| read(file, most))?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("is not UTF-8"))
+}
+
+/// Makes a file that holds what a guest had in memory or what was typed into it: its owner alone may read it.
+///
+/// # Errors
+/// There is something of that name, or the system's.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Writes such a file, in place of one that is there.
+///
+/// # Errors
+/// The system's.
+pub fn write_private(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)?.write_all(text)
+}
+
+/// Makes a directory for such files.
+///
+/// # Errors
+/// There is something of that name, or the system's.
+pub fn create_private_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
 }

@@ -17,7 +17,8 @@
 //!
 //! # Practice
 //! Each client has a thread of its own, which alone suffers from what the client does: the run loop sees whole commands only,
-//! looks for them where it looks for input, and answers a few at a time. The socket's file is removed at the end.
+//! looks for them where it looks for input, and answers a few at a time. There are [`MOST_CLIENTS`] at once: one more takes the place of
+//! the one that has asked for nothing for the longest time. The socket's file is removed at the end.
 
 pub mod client;
 
@@ -148,12 +149,51 @@ struct Service {
     over: AtomicBool,
     /// Clients that wait for an answer, or have one on its way to them.
     busy: AtomicUsize,
-    clients: Mutex<Vec<(u64, UnixStream)>>,
+    clients: Mutex<Vec<Client>>,
+}
+
+/// Somebody who is connected.
+#[derive(Debug)]
+struct Client {
+    number: u64,
+    stream: UnixStream,
+    /// When it was answered last, or connected. `None`: it waits for an answer.
+    idle: Option<Instant>,
 }
 
 impl Service {
-    fn clients(&self) -> MutexGuard<'_, Vec<(u64, UnixStream)>> {
+    fn clients(&self) -> MutexGuard<'_, Vec<Client>> {
         self.clients.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes note of whether a client waits for an answer. `false`: it was sent away meanwhile.
+    fn idles(&self, number: u64, idle: Option<Instant>) -> bool {
+        let mut clients = self.clients();
+        let client = clients.iter_mut().find(|client| client.number == number);
+        client.map(|client| client.idle = idle).is_some()
+    }
+
+    /// Makes room for another client, where all do not wait for answers. `false`: there is none.
+    fn make_room(&self) -> bool {
+        let mut clients = self.clients();
+        if clients.len() < MOST_CLIENTS {
+            return true;
+        }
+        let waits = clients.iter().enumerate();
+        let longest = waits
+            .filter_map(|(at, client)| client.idle.map(|idle| (idle, at)))
+            .min();
+        let Some((_, at)) = longest else { return false };
+        let mut client = clients.swap_remove(at);
+        drop(clients);
+        // One that does not read is not waited for.
+        let _ = client.stream.set_nonblocking(true);
+        let _ = refuse(
+            &mut client.stream,
+            "there are other clients, and this one was idle for the longest time",
+        );
+        let _ = client.stream.shutdown(std::net::Shutdown::Both);
+        true
     }
 }
 
@@ -226,8 +266,8 @@ impl Drop for Control {
             self.requests.try_iter().for_each(drop);
             thread::sleep(Duration::from_millis(1));
         }
-        for (_, client) in self.shared.clients().iter() {
-            let _ = client.shutdown(std::net::Shutdown::Both);
+        for client in self.shared.clients().iter() {
+            let _ = client.stream.shutdown(std::net::Shutdown::Both);
         }
         // The listener waits for somebody.
         let _ = UnixStream::connect(&self.path);
@@ -247,31 +287,39 @@ fn accept(listener: &UnixListener, shared: &Arc<Service>) {
             continue;
         };
         let _ = client.set_write_timeout(Some(PATIENCE));
-        if shared.clients().len() >= MOST_CLIENTS {
-            let _ = refuse(&mut client, &format!("there are {MOST_CLIENTS} clients already"));
+        if !shared.make_room() {
+            let _ = client.set_nonblocking(true);
+            let _ = refuse(
+                &mut client,
+                &format!("there are {MOST_CLIENTS} clients, and all wait for answers"),
+            );
             continue;
         }
         let Ok(twin) = client.try_clone() else { continue };
         number += 1;
         let (number, own) = (number, Arc::clone(shared));
-        shared.clients().push((number, twin));
+        shared.clients().push(Client {
+            number,
+            stream: twin,
+            idle: Some(Instant::now()),
+        });
         let serve = move || {
             // Whatever went wrong, it was the client's connection.
-            let _ = serve(client, &own);
-            own.clients().retain(|(other, _)| *other != number);
+            let _ = serve(client, number, &own);
+            own.clients().retain(|other| other.number != number);
         };
         if thread::Builder::new()
             .name("control client".into())
             .spawn(serve)
             .is_err()
         {
-            shared.clients().retain(|(other, _)| *other != number);
+            shared.clients().retain(|other| other.number != number);
         }
     }
 }
 
 /// Answers a client's lines until it goes away.
-fn serve(mut client: UnixStream, shared: &Service) -> io::Result<()> {
+fn serve(mut client: UnixStream, number: u64, shared: &Service) -> io::Result<()> {
     let mut lines = BufReader::new(client.try_clone()?);
     let mut line = Vec::new();
     loop {
@@ -288,10 +336,14 @@ fn serve(mut client: UnixStream, shared: &Service) -> io::Result<()> {
         }
         match serde_json::from_slice::<Command>(&line) {
             Ok(command) => {
+                if !shared.idles(number, None) {
+                    return Ok(());
+                }
                 shared.busy.fetch_add(1, Ordering::SeqCst);
                 let answered = obey(command, &mut client, shared);
                 shared.busy.fetch_sub(1, Ordering::SeqCst);
                 answered?;
+                shared.idles(number, Some(Instant::now()));
             }
             Err(error) => refuse(&mut client, &format!("not a command: {error}"))?,
         }

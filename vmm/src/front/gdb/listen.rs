@@ -2,6 +2,10 @@
 //!
 //! A client's bytes are read and framed by a thread of its own, which alone suffers from what it does; the machine sees whole
 //! packets. There is one client at a time: another one is told so and sent away.
+//!
+//! Whoever connects counts as a client with its first packet, for which it has a limited time, as have only so many at once. A byte that
+//! no debugger sends between packets ends the connection before anything behind it is looked at: a web page can have a browser send an
+//! HTTP request to any port of this host, with packets in its body.
 
 use std::{
     fs,
@@ -10,7 +14,7 @@ use std::{
     os::unix::net::{UnixListener, UnixStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
@@ -29,8 +33,10 @@ const QUEUE: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// So long the one before has to be gone.
 const GOING: Duration = Duration::from_millis(500);
-/// So long one that is sent away has time for its first packet.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// So long whoever connects has time for a first packet, all in all.
+const GREETING: Duration = Duration::from_secs(5);
+/// So many may be connected whose first packet has not come.
+pub const MOST_WAITING: usize = 8;
 
 /// A connection, of either kind.
 #[derive(Debug)]
@@ -59,11 +65,16 @@ impl Stream {
         }
     }
 
-    fn set_read_timeout(&self, time: Duration) -> io::Result<()> {
+    fn set_read_timeout(&self, time: Option<Duration>) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => stream.set_read_timeout(Some(time)),
-            Stream::Unix(stream) => stream.set_read_timeout(Some(time)),
+            Stream::Tcp(stream) => stream.set_read_timeout(time),
+            Stream::Unix(stream) => stream.set_read_timeout(time),
         }
+    }
+
+    /// Whether this host's file permissions say who may connect.
+    pub fn is_private(&self) -> bool {
+        matches!(self, Stream::Unix(_))
     }
 
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -127,6 +138,8 @@ struct ListenerState {
     /// There is a client.
     taken: AtomicBool,
     over: AtomicBool,
+    /// Those whose first packet has not come.
+    waiting: AtomicUsize,
 }
 
 impl ListenerState {
@@ -189,6 +202,7 @@ impl GdbListener {
             interrupt,
             taken: AtomicBool::new(false),
             over: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
         });
         let own = Arc::clone(&shared);
         let gdb = GdbListener {
@@ -257,55 +271,85 @@ fn accept(listener: &Listener, shared: &Arc<ListenerState>) {
             thread::sleep(Duration::from_millis(100));
             continue;
         };
+        // One too many is sent away as its stream is dropped, and so is one without a thread.
+        if shared.waiting.fetch_add(1, Ordering::SeqCst) >= MOST_WAITING {
+            shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
         let own = Arc::clone(shared);
-        let serve = move || {
-            // One that has just gone is seen to go a moment later.
-            let limit = Instant::now() + GOING;
-            while own.taken.swap(true, Ordering::SeqCst) {
-                if Instant::now() >= limit {
-                    refuse(client);
-                    return;
-                }
-                thread::sleep(Duration::from_millis(10));
-            }
-            serve(client, &own);
-            own.taken.store(false, Ordering::SeqCst);
-        };
-        // Without a thread the client is sent away, as its stream is dropped.
-        let _ = thread::Builder::new().name("gdb client".into()).spawn(serve);
-    }
-}
-
-/// Answers the first packet of a client with why it cannot stay.
-fn refuse(mut client: Stream) {
-    let _ = client.prepare();
-    let _ = client.set_read_timeout(FAREWELL);
-    let (mut framer, mut bytes) = (Framer::default(), [0; 4096]);
-    while let Ok(count @ 1..) = client.read(&mut bytes) {
-        if bytes[..count]
-            .iter()
-            .any(|byte| matches!(framer.push(*byte), Some(Frame::Packet(_))))
-        {
-            let answer = frame(&error("another debugger is connected to this machine"));
-            let _ = client.send(&[b"+", &answer[..]].concat());
-            break;
+        let thread = thread::Builder::new().name("gdb client".into());
+        if thread.spawn(move || admit(client, &own)).is_err() {
+            shared.waiting.fetch_sub(1, Ordering::SeqCst);
         }
     }
-    client.close();
 }
 
-/// Hands over what a client sends until it goes away.
-fn serve(mut client: Stream, shared: &ListenerState) {
-    let twin = client.prepare().and_then(|()| client.twin());
-    let Ok(twin) = twin else { return };
+/// Waits for a client's first packet, and serves it if there is no other.
+fn admit(mut client: Stream, shared: &ListenerState) {
+    let mut framer = Framer::default();
+    let first = greeting(&mut client, &mut framer);
+    shared.waiting.fetch_sub(1, Ordering::SeqCst);
+    let Some(first) = first else {
+        client.close();
+        return;
+    };
+    // One that has just gone is seen to go a moment later.
+    let limit = Instant::now() + GOING;
+    while shared.taken.swap(true, Ordering::SeqCst) {
+        if Instant::now() >= limit {
+            let answer = frame(&error("another debugger is connected to this machine"));
+            let _ = client.send(&[b"+", &answer[..]].concat());
+            client.close();
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    serve(&mut client, framer, first, shared);
+    client.close();
+    shared.taken.store(false, Ordering::SeqCst);
+}
+
+/// A client's first frames. `None`: it does not speak the protocol, says nothing, or is gone.
+fn greeting(client: &mut Stream, framer: &mut Framer) -> Option<Vec<Frame>> {
+    client.prepare().ok()?;
+    let limit = Instant::now() + GREETING;
+    let mut bytes = [0; 4096];
+    loop {
+        let left = limit.saturating_duration_since(Instant::now());
+        // A timeout of 0 would be none.
+        client
+            .set_read_timeout(Some(left).filter(|left| !left.is_zero()))
+            .ok()?;
+        if left.is_zero() {
+            return None;
+        }
+        let count = client.read(&mut bytes).ok().filter(|count| *count > 0)?;
+        let frames: Vec<Frame> = bytes[..count].iter().filter_map(|byte| framer.push(*byte)).collect();
+        if frames.contains(&Frame::Foreign) {
+            return None;
+        }
+        if !frames.is_empty() {
+            return client.set_read_timeout(None).ok().map(|()| frames);
+        }
+    }
+}
+
+/// Hands over what a client sends until it goes away, or sends what no debugger does.
+fn serve(client: &mut Stream, mut framer: Framer, first: Vec<Frame>, shared: &ListenerState) {
+    let Ok(twin) = client.twin() else { return };
     if !shared.say(Event::Connected(twin)) {
         return;
     }
-    let (mut framer, mut bytes) = (Framer::default(), vec![0; 1 << 16]);
-    while let Ok(count @ 1..) = client.read(&mut bytes) {
-        for frame in bytes[..count].iter().filter_map(|byte| framer.push(*byte)) {
-            if shared.over.load(Ordering::SeqCst) || !shared.say(Event::Frame(frame)) {
-                return;
+    let hand_over = |frame: Frame| {
+        let over = frame == Frame::Foreign || shared.over.load(Ordering::SeqCst);
+        !over && shared.say(Event::Frame(frame))
+    };
+    if first.into_iter().all(hand_over) {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = client.read(&mut bytes) {
+            let mut frames = bytes[..count].iter().filter_map(|byte| framer.push(*byte));
+            if !frames.all(hand_over) {
+                break;
             }
         }
     }

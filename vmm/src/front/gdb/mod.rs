@@ -37,14 +37,17 @@ use crate::{
 pub struct Session<'v> {
     talk: Talk<'v>,
     client: Option<Stream>,
+    /// Commands of a client over TCP may write files, too.
+    allow_files: bool,
 }
 
 impl<'v> Session<'v> {
-    /// No client is connected yet.
-    pub fn new(controls: Controls<'v>) -> Self {
+    /// No client is connected yet. `allow_files`: commands of a client over TCP may write files, too.
+    pub fn new(controls: Controls<'v>, allow_files: bool) -> Self {
         Session {
             talk: Talk::new(controls, vec![Box::new(Btrace::new())]),
             client: None,
+            allow_files,
         }
     }
 
@@ -108,12 +111,14 @@ impl<'v> Session<'v> {
                     self.talk.machine.controls.run.steps()
                 );
                 self.talk.begin();
+                self.talk.machine.files = self.allow_files || stream.is_private();
                 self.client = Some(stream);
             }
             Event::Gone => self.close(),
             // Of a client that was sent away.
             Event::Frame(_) if self.client.is_none() => {}
             Event::Frame(frame) => {
+                self.talk.machine.controls.held = self.holds();
                 let (said, next) = self.talk.take(frame);
                 self.send(&said);
                 match next {
@@ -144,6 +149,8 @@ impl<'v> Session<'v> {
     pub fn reverse(&mut self, world: &mut dyn Outside, reverse: Reverse) -> Result<Option<End>, Error> {
         let run = &mut *self.talk.machine.controls.run;
         let back = match reverse {
+            // The past is not kept any more: see `--reverse-memory`.
+            _ if run.extent().is_none() => Back::Beginning,
             Reverse::Continue => run.back(world)?,
             Reverse::Step(cpu) => match run.step_back(world, cpu)? {
                 true => Back::Stopped(DebugStop {

@@ -17,6 +17,8 @@ pub enum Frame {
     Nack,
     /// 03H outside a packet: stop.
     Interrupt,
+    /// What nobody sends between packets who speaks this protocol, as the first letter of an HTTP request.
+    Foreign,
 }
 
 /// Where in a packet the next byte is.
@@ -57,8 +59,8 @@ impl Framer {
             }
             (ParserState::Between, 3) => Some(Frame::Interrupt),
             (ParserState::Between, b'-') => Some(Frame::Nack),
-            // Acknowledgments, and noise.
-            (ParserState::Between, _) => None,
+            (ParserState::Between, b'+') => None,
+            (ParserState::Between, _) => Some(Frame::Foreign),
             (ParserState::Body, b'#') => {
                 self.place = ParserState::First;
                 None

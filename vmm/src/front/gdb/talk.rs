@@ -160,6 +160,8 @@ impl<'v> Talk<'v> {
     pub fn take(&mut self, frame: Frame) -> (Vec<u8>, Next) {
         match frame {
             Frame::Interrupt if self.running => (Vec::new(), Next::Interrupt),
+            // The connection ends with it.
+            Frame::Foreign => (Vec::new(), Next::Stay),
             // A stop was on its way when it was sent.
             Frame::Interrupt => (Vec::new(), Next::Stay),
             // gdb sends one whenever it has waited long for an answer, acknowledgments or not; the answer has come meanwhile.

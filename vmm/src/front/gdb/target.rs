@@ -118,6 +118,8 @@ pub struct Machine<'v> {
     pub physical: bool,
     /// gdb has said how it is to go on.
     pub resume: Resume,
+    /// This client's `monitor` may name files that are written.
+    pub files: bool,
     /// gdb's breakpoints, by the kind that it asked for; the debugger knows only one kind.
     software: BTreeSet<u64>,
     hardware: BTreeSet<u64>,
@@ -153,6 +155,7 @@ impl<'v> Machine<'v> {
             cpu: 0,
             physical: false,
             resume: Resume::default(),
+            files: false,
             software: BTreeSet::new(),
             hardware: BTreeSet::new(),
             watchpoints: Vec::new(),
@@ -537,7 +540,12 @@ impl HwWatchpoint for Machine<'_> {
 impl MonitorCmd for Machine<'_> {
     fn handle_monitor_cmd(&mut self, cmd: &[u8], mut out: ConsoleOutput<'_>) -> Result<(), Infallible> {
         let line = String::from_utf8_lossy(cmd);
-        out.write_raw(monitor::run(&mut self.controls, self.cpu, line.trim()).as_bytes());
+        let run = if self.files {
+            monitor::run
+        } else {
+            monitor::run_without_files
+        };
+        out.write_raw(run(&mut self.controls, self.cpu, line.trim()).as_bytes());
         Ok(())
     }
 }

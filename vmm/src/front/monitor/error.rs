@@ -66,6 +66,16 @@ pub enum MonitorError {
         /// Where it is.
         now: u64,
     },
+    /// A step before the past that is kept.
+    #[error(
+        "step {step} is before the past that is kept, which begins at step {first}; a larger `--reverse-memory` keeps more of it"
+    )]
+    Forgotten {
+        /// Where it should go.
+        step: u64,
+        /// Where the past begins.
+        first: u64,
+    },
     /// The name of a snapshot is too long.
     #[error("a name of more than {0} bytes")]
     LongName(usize),
@@ -78,6 +88,11 @@ pub enum MonitorError {
     /// The options of a recording.
     #[error(transparent)]
     TraceOption(#[from] TraceOptionError),
+    /// The command names files, and came over TCP.
+    #[error(
+        "{0} writes files, which a debugger over TCP may not do: connect it by --gdb unix:PATH, or start with --gdb-allow-files"
+    )]
+    Files(&'static str),
     /// A recording cannot begin.
     #[error(transparent)]
     Trace(#[from] crate::Error),

@@ -144,7 +144,16 @@ pub const COMMANDS: &[Command] = &[
 
 /// Carries out a line and gives what it has to say, which ends with a line end. What is wrong with a line is said the same way.
 pub fn run(controls: &mut Controls<'_>, cpu: usize, line: &str) -> String {
-    let mut text = answer(controls, cpu, line).unwrap_or_else(|why| why.to_string());
+    text_of(answer(controls, cpu, line))
+}
+
+/// The same for whoever may not write files of this host.
+pub fn run_without_files(controls: &mut Controls<'_>, cpu: usize, line: &str) -> String {
+    text_of(carry_out(controls, cpu, line, false))
+}
+
+fn text_of(answer: Answer) -> String {
+    let mut text = answer.unwrap_or_else(|why| why.to_string());
     if !text.ends_with('\n') {
         text.push('\n');
     }
@@ -156,11 +165,15 @@ pub fn run(controls: &mut Controls<'_>, cpu: usize, line: &str) -> String {
 /// # Errors
 /// One line: no such command or CPU, what is wrong with an argument, why it cannot be done.
 pub fn answer(controls: &mut Controls<'_>, cpu: usize, line: &str) -> Answer {
+    carry_out(controls, cpu, line, true)
+}
+
+fn carry_out(controls: &mut Controls<'_>, cpu: usize, line: &str, files: bool) -> Answer {
     let mut words = line.split_ascii_whitespace();
     let name = words.next().unwrap_or("help");
     let arguments: Vec<&str> = words.collect();
     let command = find(name)?;
-    let mut scene = Scene::new(controls, cpu).ok_or(MonitorError::NoCpu(cpu))?;
+    let mut scene = Scene::new(controls, cpu, files).ok_or(MonitorError::NoCpu(cpu))?;
     (command.run)(&mut scene, &arguments)
 }
 

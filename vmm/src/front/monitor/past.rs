@@ -20,8 +20,11 @@ pub fn run_to(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
         )),
         ([word], extent) => {
             let step = number(word)?;
-            if step < now && extent.is_none() {
-                return Err(MonitorError::Behind { step, now });
+            if step < now {
+                let first = extent.ok_or(MonitorError::Behind { step, now })?.first;
+                if step < first {
+                    return Err(MonitorError::Forgotten { step, first });
+                }
             }
             if !scene.go_to(step) {
                 return Err(MonitorError::Impossible(

@@ -7,6 +7,9 @@ use crate::trace_options;
 pub fn trace(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let steps = scene.controls.run.steps();
     if let ["start", folder, options @ ..] = arguments {
+        if !scene.files {
+            return Err(MonitorError::Files("trace start DIR"));
+        }
         let options = trace_options::of_words(folder, options)?;
         scene.controls.run.begin_trace(&options)?;
         return Ok(format!("{folder}: recording from step {steps}\n"));

@@ -18,13 +18,20 @@ pub struct Scene<'a, 'r> {
     pub cpu: usize,
     /// Its registers.
     pub state: CpuState,
+    /// Whoever asks may name files that are written.
+    pub files: bool,
 }
 
 impl<'a, 'r> Scene<'a, 'r> {
-    /// `None` if there is no such CPU.
-    pub fn new(controls: &'a mut Controls<'r>, cpu: usize) -> Option<Self> {
+    /// `None` if there is no such CPU. `files`: whoever asks may name files that are written.
+    pub fn new(controls: &'a mut Controls<'r>, cpu: usize, files: bool) -> Option<Self> {
         let state = controls.run.cpu_state(cpu)?;
-        Some(Scene { controls, cpu, state })
+        Some(Scene {
+            controls,
+            cpu,
+            state,
+            files,
+        })
     }
 
     /// Has the run go to a step and stand there. `false`: on KVM nobody counts steps.

@@ -5,9 +5,10 @@ use std::io;
 use std::path::Path;
 
 use super::format::{HEADER, Header};
+use crate::regular;
 
 /// Whether a name is one of ours.
-fn is_ours(name: &str) -> bool {
+pub(crate) fn is_ours(name: &str) -> bool {
     let segment = || {
         let (cpu, rest) = name.strip_prefix("cpu")?.split_once('-')?;
         let (number, suffix) = rest.split_once('.')?;
@@ -27,7 +28,7 @@ pub const LINUX: &str = "linux";
 /// # Errors
 /// It has anything else in it, or the system does not want to.
 pub fn prepare(folder: &Path, force: bool) -> io::Result<()> {
-    match fs::create_dir(folder) {
+    match regular::create_private_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => return result,
     }
@@ -66,7 +67,8 @@ pub fn prepare(folder: &Path, force: bool) -> io::Result<()> {
 /// What the system says.
 pub fn write_header(folder: &Path, header: &Header) -> io::Result<()> {
     let temporary = folder.join(TEMPORARY);
-    let written = fs::write(&temporary, header.text()).and_then(|()| fs::rename(&temporary, folder.join(HEADER)));
+    let written = regular::write_private(&temporary, header.text().as_bytes())
+        .and_then(|()| fs::rename(&temporary, folder.join(HEADER)));
     if written.is_err() {
         // On a full disk the one before stays, which says less.
         let _ = fs::remove_file(&temporary);

@@ -66,6 +66,9 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Size of a page of code.
 pub const PAGE: usize = 4096;
 
+/// The most vCPUs that a machine has.
+pub const MOST_CPUS: usize = 255;
+
 /// The file that says what the directory is.
 pub const HEADER: &str = "trace.json";
 
@@ -508,7 +511,8 @@ impl Iterator for Records<'_> {
     }
 }
 
-/// What `trace.json` says.
+/// What `trace.json` says. When it was recorded is not in it but the file's own time: two runs that are the same have traces that are
+/// the same to the byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The CPU model's name.
@@ -519,8 +523,6 @@ pub struct Header {
     pub cpus: usize,
     /// The kernel's file.
     pub kernel: String,
-    /// When the recording began, in seconds since 1970.
-    pub began: u64,
     /// `--trace-filter`, as given.
     pub filters: Vec<String>,
     /// `--trace-start`, as given.
@@ -574,6 +576,9 @@ pub enum HeaderError {
     /// Of another version.
     #[error("a trace of version {0}, and this minivmm reads version {VERSION}: read it with the minivmm that wrote it")]
     Version(u64),
+    /// More vCPUs than a machine can have.
+    #[error("{HEADER} is damaged: {0} vCPUs, and a machine has 1 to {MOST_CPUS}")]
+    Cpus(usize),
     /// Changed since it was written.
     #[error("{HEADER} is damaged: its checksum is another")]
     Checksum,
@@ -613,7 +618,11 @@ impl Header {
         if file.check != crc32fast::hash(file.header.to_string().as_bytes()) {
             return Err(HeaderError::Checksum);
         }
-        serde_json::from_value(file.header).map_err(damaged)
+        let header: Header = serde_json::from_value(file.header).map_err(damaged)?;
+        match header.cpus {
+            1..=MOST_CPUS => Ok(header),
+            cpus => Err(HeaderError::Cpus(cpus)),
+        }
     }
 }
 

@@ -100,7 +100,6 @@ fn a_header_says_what_is_wrong_with_it() {
         tsc_khz: 2_666_000,
         cpus: 2,
         kernel: "vmlinuz \"x\"".into(),
-        began: 1,
         filters: vec!["kernel".into()],
         start: None,
         stop: Some("0x1000".into()),
@@ -114,6 +113,11 @@ fn a_header_says_what_is_wrong_with_it() {
         }),
     };
     let text = header.text();
+    for cpus in [0, 256, usize::MAX] {
+        let many = Header { cpus, ..header.clone() };
+        let error = Header::parse(&many.text()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{cpus} vCPUs")), "{error}");
+    }
     assert_eq!(Header::parse(&text).unwrap(), header);
     for (text, says) in [
         ("", "damaged"),

@@ -1,11 +1,12 @@
 //! Reads the frames of a vCPU's segments, one after the other, and finds its way past those that are damaged.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::format::{FRAME, FrameHeader, Kind};
+use crate::regular;
 
 /// A frame that is whole, or what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,9 +52,11 @@ pub struct Frames {
 
 const READ: usize = 1 << 16;
 
-/// Packets that a segment which is not there may have had, and how many such segments count.
+/// Packets that a segment which is not there may have had.
 const MISSING: u64 = 1 << 31;
+/// And all that are not there, for each byte that is there and one more of this: segments of a trace are about as long as one another.
 const MISSING_MOST: u64 = 16;
+const MISSING_LEAST: u64 = 1 << 20;
 
 /// Which offsets a frame of packets can have: those behind it by no more than what is missing in front of it can have held. Else
 /// a few bytes could make a reader believe in any number of lost packets.
@@ -64,6 +67,8 @@ struct Plausible {
     /// What may be missing since.
     missing: u64,
     segment: Option<u32>,
+    /// So much of segments that are not there is believed yet.
+    left: u64,
 }
 
 impl Plausible {
@@ -72,7 +77,8 @@ impl Plausible {
             .segment
             .map_or(0, |last| segment.saturating_sub(last).saturating_sub(1));
         let gone = u64::from(between) + u64::from(!there);
-        self.missing += gone.min(MISSING_MOST) * MISSING;
+        let gone = gone.saturating_mul(MISSING).min(self.left);
+        self.missing = self.missing.saturating_add(gone);
         self.segment = Some(segment);
     }
 
@@ -87,6 +93,8 @@ impl Plausible {
         if self.end.is_some_and(|last| offset > last.saturating_add(self.missing)) {
             return false;
         }
+        let skipped = self.end.map_or(0, |last| offset.saturating_sub(last));
+        self.left = self.left.saturating_sub(skipped);
         self.end = self.end.max(Some(end));
         self.missing = 0;
         true
@@ -96,6 +104,9 @@ impl Plausible {
 impl Frames {
     /// The frames of these segments.
     pub fn new(folder: &Path, kind: Kind, cpu: usize, segments: &[u32]) -> Frames {
+        let size =
+            |segment: &u32| fs::symlink_metadata(folder.join(kind.file(cpu, *segment))).map_or(0, |file| file.len());
+        let there: u64 = segments.iter().map(size).fold(0, u64::saturating_add);
         Frames {
             folder: folder.into(),
             kind,
@@ -106,7 +117,10 @@ impl Frames {
             at: 0,
             buffer: Vec::new(),
             used: 0,
-            plausible: Plausible::default(),
+            plausible: Plausible {
+                left: there.saturating_mul(MISSING_MOST).saturating_add(MISSING_LEAST),
+                ..Plausible::default()
+            },
         }
     }
 
@@ -174,7 +188,7 @@ impl Frames {
     pub fn end(mut self) -> io::Result<u64> {
         let mut end = 0;
         for segment in std::mem::take(&mut self.segments) {
-            let file = match File::open(self.folder.join(self.kind.file(self.cpu, segment))) {
+            let file = match regular::open_inside(&self.folder.join(self.kind.file(self.cpu, segment))) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     self.plausible.segment(segment, false);
@@ -216,7 +230,7 @@ impl Frames {
                 return Ok(None);
             };
             self.next += 1;
-            self.file = match File::open(self.folder.join(self.kind.file(self.cpu, segment))) {
+            self.file = match regular::open_inside(&self.folder.join(self.kind.file(self.cpu, segment))) {
                 Ok(file) => Some(file),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(error),

@@ -1,12 +1,15 @@
 //! Writes a vCPU's segments.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::format::{Encoder, FrameHeader, Kind, MAX_PAYLOAD, PAGE, Record};
+use super::format::{Encoder, FRAME, FrameHeader, Kind, MAX_PAYLOAD, PAGE, Record};
+use crate::regular;
 
 /// Packets that wait at most.
 pub const PACKETS: usize = 1 << 18;
@@ -37,12 +40,44 @@ impl Hashing {
     }
 }
 
+/// What all vCPUs of a trace may write yet, in bytes: packets, code and everything else that is in their files.
+#[derive(Clone, Debug)]
+pub struct Room {
+    left: Arc<AtomicU64>,
+    limit: Option<u64>,
+}
+
+impl Room {
+    /// Room for so many bytes, or for any number.
+    pub fn new(limit: Option<u64>) -> Room {
+        Room {
+            left: Arc::new(AtomicU64::new(limit.unwrap_or(u64::MAX))),
+            limit,
+        }
+    }
+
+    fn take(&self, bytes: u64) -> io::Result<()> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        let less = |left: u64| left.checked_sub(bytes);
+        let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        taken.map(drop).map_err(|_| {
+            let text = format!("--trace-limit is reached: no more than {limit} bytes of packets, code and sideband");
+            io::Error::new(io::ErrorKind::QuotaExceeded, text)
+        })
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.left.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
 /// A vCPU's files.
 #[derive(Debug)]
 pub struct Sink {
     folder: PathBuf,
     cpu: usize,
     ring: Option<u64>,
+    room: Room,
     limit: u64,
     segment: u32,
     /// Offsets at which the segments that are there begin.
@@ -62,19 +97,20 @@ pub struct Sink {
 
 fn create(folder: &Path, kind: Kind, cpu: usize, segment: u32) -> io::Result<File> {
     let path = folder.join(kind.file(cpu, segment));
-    OpenOptions::new().write(true).create_new(true).open(path)
+    regular::create_private(&path)
 }
 
 impl Sink {
-    /// Begins the first segment. `ring`: so many bytes of packets are kept.
+    /// Begins the first segment. `ring`: so many bytes of packets are kept. `room`: what may be written yet.
     ///
     /// # Errors
     /// The files cannot be made.
-    pub fn new(folder: &Path, cpu: usize, ring: Option<u64>) -> io::Result<Sink> {
+    pub fn new(folder: &Path, cpu: usize, ring: Option<u64>, room: Room) -> io::Result<Sink> {
         Ok(Sink {
             folder: folder.into(),
             cpu,
             ring,
+            room,
             limit: ring.map_or(SEGMENT, |size| (size / RING).max(RING_SEGMENT)),
             segment: 0,
             begins: VecDeque::from([0]),
@@ -133,7 +169,13 @@ impl Sink {
             return;
         }
         if !self.failed
-            && let Err(error) = frame(&mut self.side, Kind::Side, &self.records.bytes, self.written)
+            && let Err(error) = frame(
+                &self.room,
+                &mut self.side,
+                Kind::Side,
+                &self.records.bytes,
+                self.written,
+            )
         {
             self.failed = true;
             self.error = Some(error);
@@ -161,10 +203,10 @@ impl Sink {
 
     fn try_write(&mut self, packets: &[u8]) -> io::Result<()> {
         let end = self.written + packets.len() as u64;
-        frame(&mut self.side, Kind::Side, &self.records.bytes, end)?;
+        frame(&self.room, &mut self.side, Kind::Side, &self.records.bytes, end)?;
         for (number, part) in packets.chunks(MAX_PAYLOAD).enumerate() {
             let offset = self.written + (number * MAX_PAYLOAD) as u64;
-            frame(&mut self.packets, Kind::Packets, part, offset)?;
+            frame(&self.room, &mut self.packets, Kind::Packets, part, offset)?;
         }
         Ok(())
     }
@@ -192,7 +234,10 @@ impl Sink {
                 self.begins.pop_front();
                 let oldest = self.segment + 1 - self.begins.len() as u32;
                 for kind in [Kind::Packets, Kind::Side] {
-                    std::fs::remove_file(self.folder.join(kind.file(self.cpu, oldest)))?;
+                    let path = self.folder.join(kind.file(self.cpu, oldest));
+                    let size = fs::symlink_metadata(&path)?.len();
+                    fs::remove_file(path)?;
+                    self.room.give_back(size);
                 }
             }
         }
@@ -203,11 +248,12 @@ impl Sink {
     }
 }
 
-/// Writes a frame.
-fn frame(file: &mut File, kind: Kind, payload: &[u8], offset: u64) -> io::Result<()> {
+/// Writes a frame, if there is room for it.
+fn frame(room: &Room, file: &mut File, kind: Kind, payload: &[u8], offset: u64) -> io::Result<()> {
     if payload.is_empty() && kind == Kind::Packets {
         return Ok(());
     }
+    room.take((FRAME + payload.len()) as u64)?;
     file.write_all(&FrameHeader::of(payload, offset).bytes(kind))?;
     file.write_all(payload)
 }

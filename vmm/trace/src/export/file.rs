@@ -1,12 +1,41 @@
 //! Files that are whole or not there.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use super::error::ExportError;
+
+/// What is being written and has not got its name.
+static UNFINISHED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+fn unfinished() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes what has not got its name, for a process that a signal ends: nothing is begun or finished any more by any thread.
+pub fn abandon() {
+    let parts = unfinished();
+    for part in parts.iter() {
+        // Another thread may be making files in a folder.
+        for _ in 0..100 {
+            let removed = if part.is_dir() {
+                fs::remove_dir_all(part)
+            } else {
+                fs::remove_file(part)
+            };
+            match removed {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {}
+                _ => break,
+            }
+        }
+    }
+    std::mem::forget(parts);
+}
 
 /// A file that gets its name when it is finished. Until then, and if it never is, what was there stays.
 #[derive(Debug)]
@@ -56,11 +85,13 @@ impl OutFile {
             return Err(fail(io::ErrorKind::IsADirectory.into()));
         }
         let part = beside(path);
+        let mut parts = unfinished();
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .open(&part)
             .map_err(fail)?;
+        parts.insert(part.clone());
         Ok(OutFile {
             path: path.into(),
             part: Some(part),
@@ -88,7 +119,17 @@ impl OutFile {
     pub fn finish(mut self) -> Result<(), ExportError> {
         let result = match self.writer.take() {
             Some(mut writer) => writer.flush().and_then(|()| match self.part.take() {
-                Some(part) => fs::rename(&part, &self.path).inspect_err(|_| self.part = Some(part)),
+                Some(part) => {
+                    let mut parts = unfinished();
+                    match fs::rename(&part, &self.path) {
+                        Ok(()) => drop(parts.remove(&part)),
+                        Err(error) => {
+                            self.part = Some(part);
+                            return Err(error);
+                        }
+                    }
+                    Ok(())
+                }
                 None => Ok(()),
             }),
             None => Ok(()),
@@ -114,7 +155,9 @@ impl Drop for OutFile {
         // Nothing is left of a file that was not finished.
         drop(self.writer.take().map(BufWriter::into_parts));
         if let Some(part) = self.part.take() {
-            let _ = fs::remove_file(part);
+            let mut parts = unfinished();
+            let _ = fs::remove_file(&part);
+            parts.remove(&part);
         }
     }
 }
@@ -147,7 +190,10 @@ impl Folder {
             }
         }
         let part = beside(path);
+        let mut parts = unfinished();
         fs::create_dir(&part).map_err(fail)?;
+        parts.insert(part.clone());
+        drop(parts);
         Ok(Folder {
             path: path.into(),
             part,
@@ -180,7 +226,10 @@ impl Folder {
             } else if self.path.is_dir() {
                 fs::remove_dir(&self.path)?;
             }
-            fs::rename(&self.part, &self.path)
+            let mut parts = unfinished();
+            fs::rename(&self.part, &self.path)?;
+            parts.remove(&self.part);
+            Ok(())
         };
         replace().map_err(|source| self.error(source))?;
         self.finished = true;
@@ -191,7 +240,9 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if !self.finished {
+            let mut parts = unfinished();
             let _ = fs::remove_dir_all(&self.part);
+            parts.remove(&self.part);
         }
     }
 }

@@ -15,6 +15,6 @@ pub mod raw;
 pub use callgrind::Callgrind;
 pub use calls::{Export, Job, calls};
 pub use error::ExportError;
-pub use file::{Folder, OutFile};
+pub use file::{Folder, OutFile, abandon};
 pub use folded::{FlameGraph, Folded};
 pub use perfetto::Perfetto;

@@ -168,7 +168,11 @@ impl<W: Write> Code<'_, W> {
                         let Some(segment) = segment else { continue };
                         let path = self.trace.folder().join(Kind::Side.file(self.cpu, segment));
                         let mut bytes = [0; PAGE];
-                        std::os::unix::fs::FileExt::read_exact_at(&File::open(path)?, &mut bytes, at)?;
+                        std::os::unix::fs::FileExt::read_exact_at(
+                            &crate::regular::open_inside(&path)?,
+                            &mut bytes,
+                            at,
+                        )?;
                         self.pages.write_all(&bytes)?;
                         pages += 1;
                     }

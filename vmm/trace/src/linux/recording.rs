@@ -11,7 +11,7 @@ use super::{
     modules::{Module, kallsyms_text, modules_text},
     tasks::Task,
 };
-use crate::symbols::SymbolTable;
+use crate::{regular, symbols::SymbolTable};
 
 /// Names that are kept of page tables. With more, no new ones are.
 const MOST_NAMES: usize = 1 << 20;
@@ -19,6 +19,9 @@ const MOST_NAMES: usize = 1 << 20;
 const MOST_MODULES: usize = 1 << 14;
 /// And what is kept of all of them, in bytes.
 const MOST_OF_MODULES: u64 = 256 << 20;
+
+/// The longest of the files that is read.
+const LONGEST: u64 = 1 << 30;
 
 /// A page table got a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +127,10 @@ impl Recording {
     /// The system's.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         let Some(kernel) = &self.kernel else { return Ok(()) };
-        fs::create_dir_all(dir)?;
+        match regular::create_private_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
         let mut facts = format!("banner {}\n", kernel.banner());
         if let Some(id) = kernel.build_id() {
             let _ = writeln!(facts, "build-id {id}");
@@ -147,7 +153,7 @@ impl Recording {
         }
         let replace = |name: &str, text: &str| {
             let new = dir.join(format!("{name}.new"));
-            fs::write(&new, text)?;
+            regular::write_private(&new, text.as_bytes())?;
             fs::rename(new, dir.join(name))
         };
         replace("kallsyms", &kallsyms_text(kernel.symbols(), &self.modules))?;
@@ -189,10 +195,15 @@ impl Recorded {
     /// # Errors
     /// The system's, or a file that is not as it was written.
     pub fn read(dir: &Path) -> io::Result<Option<Recorded>> {
-        let text = |name: &str| match fs::read(dir.join(name)) {
+        // The directory may come from somebody else: a link could lead anywhere.
+        if fs::symlink_metadata(dir).is_ok_and(|found| !found.is_dir()) {
+            return Err(io::Error::other("is no directory"));
+        }
+        let open = |name: &str| regular::open_inside(&dir.join(name)).and_then(|file| regular::read(file, LONGEST));
+        let text = |name: &str| match open(name) {
             Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            Err(error) => Err(io::Error::new(error.kind(), format!("{name}: {error}"))),
         };
         let Some(kallsyms) = text("kallsyms")? else {
             return Ok(None);

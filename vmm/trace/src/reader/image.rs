@@ -14,6 +14,7 @@ use pt_flow::{Change, Context, Image, Position};
 use crate::directory::format::{Kind, Mark, PAGE, Record, Records, space};
 use crate::directory::frames::{Frames, Item};
 use crate::directory::packets::Damage;
+use crate::regular;
 
 /// Contents that are kept in memory.
 const KEPT: usize = 1 << 10;
@@ -241,7 +242,7 @@ impl TraceImage {
         }
         if self.file.as_ref().is_none_or(|(segment, _)| *segment != place.0) {
             let path = self.folder.join(Kind::Side.file(self.cpu, place.0));
-            self.file = Some((place.0, File::open(path).ok()?));
+            self.file = Some((place.0, regular::open_inside(&path).ok()?));
         }
         let mut bytes = [0; PAGE];
         let (_, file) = self.file.as_ref()?;

@@ -34,8 +34,8 @@ pub struct CpuInfo {
     pub resets: u64,
     /// How often recording began.
     pub starts: u64,
-    /// The recording came to its end, and the sideband is there up to it.
-    pub ended: bool,
+    /// The recording came to its end, and the sideband is there up to it: so many packets there were.
+    pub ended: Option<u64>,
     /// What is damaged, in words.
     pub damage: Vec<String>,
 }
@@ -126,11 +126,17 @@ impl Trace {
                 }
                 Record::Time { step, tick, .. } => moment(&mut info, step, tick),
                 Record::Tsc { .. } => info.tsc_moves += 1,
-                Record::Mark { mark, step, tick, .. } => {
+                Record::Mark {
+                    mark,
+                    offset,
+                    step,
+                    tick,
+                    ..
+                } => {
                     match mark {
                         Mark::Start => info.starts += 1,
                         Mark::Init | Mark::StartUp => info.resets += 1,
-                        Mark::End => info.ended = true,
+                        Mark::End => info.ended = Some(offset),
                         Mark::Segment | Mark::Stop | Mark::Shutdown => {}
                     }
                     moment(&mut info, step, tick);

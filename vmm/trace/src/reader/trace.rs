@@ -9,9 +9,11 @@ use pt_flow::{Chunks, Context, Image, Position, Timing, Visitor};
 
 use super::image::{Next, Side, TraceImage};
 use super::state::{Start, StepClock, Sync};
+use crate::directory::folder::{LINUX, is_ours};
 use crate::directory::format::{HEADER, Header, Kind, Record};
 use crate::directory::frames::{Frames, Item};
 use crate::directory::packets::{Damage, Packets};
+use crate::regular;
 use x86::pt::RtitCtl;
 
 /// A trace that cannot be read: which, and why.
@@ -104,6 +106,9 @@ pub struct Summary {
 /// The longest stretch between two PSBs.
 const LIMIT: usize = 64 << 20;
 
+/// The longest `trace.json` that is read.
+const LONGEST_HEADER: u64 = 1 << 20;
+
 /// What is read behind the end, so that the last instructions are known to have been executed.
 const BEHIND: u64 = 512;
 
@@ -117,7 +122,8 @@ impl Trace {
             folder: folder.into(),
             reason,
         };
-        let text = fs::read(folder.join(HEADER)).map_err(|error| {
+        let header = regular::open_inside(&folder.join(HEADER)).and_then(|file| regular::read(file, LONGEST_HEADER));
+        let text = header.map_err(|error| {
             fail(match error.kind() {
                 io::ErrorKind::NotFound if folder.is_dir() => format!("not a trace directory: it has no {HEADER}"),
                 io::ErrorKind::NotFound => "there is no such directory".into(),
@@ -138,6 +144,13 @@ impl Trace {
             header,
             streams: Vec::new(),
         };
+        // It may come from somebody else, and each file of it is opened where it is needed: all are looked at once, here.
+        for name in &names {
+            let found = fs::symlink_metadata(folder.join(name)).map_err(|error| fail(error.to_string()))?;
+            if is_ours(name) && name != LINUX {
+                regular::check(&found).map_err(|error| fail(format!("{name} {error}")))?;
+            }
+        }
         for cpu in 0..trace.header.cpus {
             let prefix = format!("cpu{cpu}-");
             let number = |name: &String| name.strip_prefix(&prefix)?.split_once('.')?.0.parse().ok();

@@ -186,7 +186,9 @@ impl<'a> Pages<'a> {
         use std::collections::hash_map::Entry;
         let file = match self.files.entry((at.0, at.1)) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(File::open(self.trace.folder().join(Kind::Side.file(at.0, at.1)))?),
+            Entry::Vacant(entry) => entry.insert(crate::regular::open_inside(
+                &self.trace.folder().join(Kind::Side.file(at.0, at.1)),
+            )?),
         };
         let mut bytes = [0; PAGE];
         file.read_exact_at(&mut bytes, at.2)?;
