@@ -75,7 +75,9 @@ impl Run {
             )
             .map_err(|lacks| host_lacks(config.model, &lacks))?;
         if config.translate_after.is_some() && engine.translated().is_none() {
-            info!("this host gives no executable memory for translations (see `ulimit -f`): the software engine interprets");
+            info!(
+                "this host gives no executable memory for translations (see `ulimit -f`): the software engine interprets"
+            );
         }
 
         let entry = files::load(&memory, config)?;

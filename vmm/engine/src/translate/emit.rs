@@ -12,6 +12,7 @@ use super::form::{Form, Operands, Reach};
 use super::{MAPPED, Stubs, left, slot_at};
 use crate::block::{Block, native_of};
 use crate::cpu::{Cpu, Segment, mode, slot};
+use crate::exec::avx::{self, aux as vex};
 use crate::exec::simd::{self, aux};
 use crate::flags;
 use crate::fpu::FpuState;
@@ -61,6 +62,14 @@ fn xmm(number: u8) -> MemoryOperand {
     at(
         RBP,
         FPU + (offset_of!(FpuState, xmm) + (number & 15) as usize * 16) as i32,
+    )
+}
+
+/// The memory of the upper half of a YMM register.
+fn upper(number: u8) -> MemoryOperand {
+    at(
+        RBP,
+        FPU + (offset_of!(FpuState, ymm_hi) + (number & 15) as usize * 16) as i32,
     )
 }
 
@@ -242,7 +251,16 @@ fn traits(form: Form) -> Traits {
         | F::XmmFromReg(_)
         | F::RegFromXmm(_)
         | F::MoveLowXmm
-        | F::LogicXmm(_) => of(false, false, true),
+        | F::LogicXmm(_)
+        | F::Vex
+        | F::MoveYmm(_)
+        | F::LoadYmm(..)
+        | F::StoreYmm(..)
+        | F::LoadLowYmm(_)
+        | F::StoreLowYmm(_)
+        | F::YmmFromReg(_)
+        | F::RegFromYmm(_)
+        | F::LogicYmm(..) => of(false, false, true),
         // What ends the block, and what is called.
         _ => of(true, false, true),
     }
@@ -296,9 +314,14 @@ fn is_known(form: Form, o: &Op) -> bool {
             let plain = aux::SSE | aux::ALIGNED | aux::WRITE;
             o.aux & aux::SSE != 0 && o.aux & ((1 << aux::SIZE_SHIFT) - 1) & !plain == 0
         }
-        F::LoadLow(size) | F::StoreLow(size) => size >= 4,
-        F::XmmFromReg(size) => size >= 4 && low(&[o.src]),
-        F::RegFromXmm(size) => size >= 4 && low(&[o.dst]),
+        F::Vex => {
+            let plain = vex::ALIGNED | vex::WRITE;
+            o.aux & ((1 << vex::SIZE_SHIFT) - 1) & !plain == 0
+        }
+        F::LoadLow(size) | F::StoreLow(size) | F::LoadLowYmm(size) | F::StoreLowYmm(size) => size >= 4,
+        F::XmmFromReg(size) | F::YmmFromReg(size) => size >= 4 && low(&[o.src]),
+        F::RegFromXmm(size) | F::RegFromYmm(size) => size >= 4 && low(&[o.dst]),
+        F::MoveYmm(_) | F::LoadYmm(..) | F::StoreYmm(..) | F::LogicYmm(..) => true,
         F::MoveXmm | F::LoadXmm(_) | F::StoreXmm(_) | F::MoveLowXmm | F::LogicXmm(_) => true,
     }
 }
@@ -324,6 +347,8 @@ pub(super) struct Emit<'a> {
     has_ea: bool,
     /// The control registers allow SSE, as has been looked at.
     sse_ready: bool,
+    /// And AVX.
+    avx_ready: bool,
     /// Where the translation leaves at an op.
     exits: Vec<(usize, Label)>,
     /// Where links are that are not known yet, and what they lead to.
@@ -350,6 +375,7 @@ impl<'a> Emit<'a> {
             dirty: u16::MAX,
             has_ea: false,
             sse_ready: false,
+            avx_ready: false,
             exits: Vec::new(),
             unlinked: Vec::new(),
             recorded: block.key.mode & mode::RECORD != 0,
@@ -525,7 +551,7 @@ impl<'a> Emit<'a> {
             self.in_host = false;
         }
         self.has_ea = false;
-        self.sse_ready = false;
+        (self.sse_ready, self.avx_ready) = (false, false);
         let mut row = ops.to_vec();
         if n == 0 {
             row[0].f = self.run;
@@ -793,6 +819,46 @@ impl<'a> Emit<'a> {
         self.a.branch(Code::Je_rel32_64, exit);
     }
 
+    /// As `Cpu::avx_ready`, in 64-bit mode.
+    fn check_avx(&mut self, n: usize) {
+        if core::mem::replace(&mut self.avx_ready, true) {
+            return;
+        }
+        let exit = self.exit(n);
+        let (cr0, cr4) = (offset_of!(Cpu, cr0) as i32, offset_of!(Cpu, cr4) as i32);
+        self.a.rm_i(
+            Code::Test_rm32_imm32,
+            field(cr0),
+            4,
+            Cr0::new().with_ts(true).into_bits() as i32,
+        );
+        self.a.branch(Code::Jne_rel32_64, exit);
+        let needs = Cr4::new().with_osxsave(true).into_bits() as i32;
+        self.a.rm_i(Code::Test_rm32_imm32, field(cr4), 4, needs);
+        self.a.branch(Code::Je_rel32_64, exit);
+        self.a
+            .r_rm(Code::Mov_r32_rm32, RCX, 4, field(offset_of!(Cpu, xcr0) as i32), 4);
+        self.a.rm(Code::Not_rm32, Rm::Reg(RCX), 4);
+        self.a.rm_i(Code::Test_rm32_imm32, Rm::Reg(RCX), 4, avx::ENABLED as i32);
+        self.a.branch(Code::Jne_rel32_64, exit);
+    }
+
+    /// Stores a register of the host's as the upper half of one of the guest's.
+    fn store_upper(&mut self, to: u8, register: Register) {
+        self.a
+            .emit(Instruction::with2(Code::Movups_xmmm128_xmm, upper(to), register));
+    }
+
+    /// The upper half of a register becomes zero.
+    fn clear_upper(&mut self, to: u8) {
+        self.a.emit(Instruction::with2(
+            Code::Pxor_xmm_xmmm128,
+            Register::XMM1,
+            Register::XMM1,
+        ));
+        self.store_upper(to, Register::XMM1);
+    }
+
     fn xmm_rm(&mut self, code: Code, register: Register, rm: MemoryOperand) {
         self.a.emit(Instruction::with2(code, register, rm));
     }
@@ -814,12 +880,13 @@ impl<'a> Emit<'a> {
         self.store_xmm(to);
     }
 
-    /// The host's address of a vector's memory operand, which may have to be aligned to 16 bytes.
-    fn vector_operand(&mut self, n: usize, o: &Op, size: u8, tag: i32, aligned: bool) -> MemoryOperand {
+    /// The host's address of a vector's memory operand, which may have to be aligned.
+    fn vector_operand(&mut self, n: usize, o: &Op, size: u8, tag: i32, alignment: u8) -> MemoryOperand {
         let linear = self.sum(o);
-        if aligned {
+        if alignment > 1 {
             let exit = self.exit(n);
-            self.a.rm_i(Code::Test_rm32_imm32, Rm::Reg(linear), 4, 15);
+            self.a
+                .rm_i(Code::Test_rm32_imm32, Rm::Reg(linear), 4, i32::from(alignment) - 1);
             self.a.branch(Code::Jne_rel32_64, exit);
         }
         self.reach(n, linear, size, tag);
@@ -832,9 +899,32 @@ impl<'a> Emit<'a> {
         let size = (o.aux >> aux::SIZE_SHIFT) as u8;
         if size != 0 {
             let tag = if o.aux & aux::WRITE != 0 { WRITE } else { READ };
-            self.vector_operand(n, o, size, tag, o.aux & aux::ALIGNED != 0);
+            let alignment = if o.aux & aux::ALIGNED != 0 { 16 } else { 1 };
+            self.vector_operand(n, o, size, tag, alignment);
         }
-        let slots = [Slot(o.dst), Slot(o.src)];
+        self.thunk([Slot(o.dst), Slot(o.src), Slot::NONE, Slot::NONE], o.imm);
+    }
+
+    /// As `Cpu::vex`, of such a thunk.
+    fn vex(&mut self, n: usize, o: &Op) {
+        self.check_avx(n);
+        let size = (o.aux >> vex::SIZE_SHIFT) as u8;
+        if size != 0 {
+            let tag = if o.aux & vex::WRITE != 0 { WRITE } else { READ };
+            let alignment = if o.aux & vex::ALIGNED != 0 { size } else { 1 };
+            self.vector_operand(n, o, size, tag, alignment);
+        }
+        let slots = [
+            Slot(o.dst),
+            Slot(o.src),
+            Slot((o.imm >> 48) as u8),
+            Slot((o.imm >> 56) as u8),
+        ];
+        self.thunk(slots, o.imm & avx::ENTRY);
+    }
+
+    /// Calls a thunk, whose memory operand is at the address in RCX.
+    fn thunk(&mut self, slots: [Slot; 4], entry: u64) {
         // A general register is where the processor has it, and the thunk uses RAX for it.
         let registers: Vec<u8> = slots.iter().filter_map(|slot| slot.general()).collect();
         for &number in &registers {
@@ -845,26 +935,28 @@ impl<'a> Emit<'a> {
         if !registers.is_empty() {
             self.a.rm_r(Code::Mov_rm64_r64, field(offset::NF), RAX, 8);
         }
-        // What a thunk of this kind uses is its pointers, and R9 for the implicit operand.
-        let push = |n: u8| Instruction::with1(Code::Push_r64, reg(n, 8));
-        let pop = |n: u8| Instruction::with1(Code::Pop_r64, reg(n, 8));
-        self.a.emit(push(host::RDI));
-        self.a.emit(push(9));
-        for (slot, pointer) in slots.into_iter().zip([host::RDI, RSI]) {
+        // What a thunk of this kind uses is its pointers, and R9 for the implicit operand; R10 is for its address.
+        const SAVED: [u8; 3] = [host::RDI, 9, 10];
+        for register in SAVED {
+            self.a.emit(Instruction::with1(Code::Push_r64, reg(register, 8)));
+        }
+        // RCX, the last pointer, is where memory is until then.
+        for (slot, pointer) in slots.into_iter().zip([host::RDI, RSI, RDX, RCX]) {
             if let Some(number) = slot.general() {
                 self.a.r_rm(Code::Lea_r64_m, pointer, 8, memory_of(number * 8), 8);
             } else if let Some(offset) = slot.vector() {
                 let memory = Rm::Mem(at(RBP, FPU + offset as i32));
                 self.a.r_rm(Code::Lea_r64_m, pointer, 8, memory, 8);
-            } else {
+            } else if slot.is_memory() && pointer != RCX {
                 self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(pointer), RCX, 8);
             }
         }
         self.a.r_rm(Code::Lea_r64_m, 9, 8, Rm::Mem(at(RBP, FPU)), 8);
-        self.a.constant(RDX, o.imm);
-        self.a.rm(Code::Call_rm64, Rm::Reg(RDX), 8);
-        self.a.emit(pop(9));
-        self.a.emit(pop(host::RDI));
+        self.a.constant(10, entry);
+        self.a.rm(Code::Call_rm64, Rm::Reg(10), 8);
+        for register in SAVED.into_iter().rev() {
+            self.a.emit(Instruction::with1(Code::Pop_r64, reg(register, 8)));
+        }
         if !registers.is_empty() {
             self.a.r_rm(Code::Mov_r64_rm64, RAX, 8, field(offset::NF), 8);
         }
@@ -1029,6 +1121,92 @@ impl<'a> Emit<'a> {
                 self.has_ea = true;
             }
             F::Vector => self.vector(n, o),
+            F::Vex => self.vex(n, o),
+            F::MoveYmm(size) => {
+                self.check_avx(n);
+                self.load_xmm(Register::XMM0, o.src);
+                if size == 32 {
+                    self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM1, upper(o.src));
+                    self.store_upper(o.dst, Register::XMM1);
+                } else {
+                    self.clear_upper(o.dst);
+                }
+                self.store_xmm(o.dst);
+            }
+            F::LoadYmm(aligned, size) => {
+                self.check_avx(n);
+                let from = self.vector_operand(n, o, size, READ, if aligned { size } else { 1 });
+                self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM0, from);
+                if size == 32 {
+                    self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM1, at(RCX, 16));
+                    self.store_upper(o.dst, Register::XMM1);
+                } else {
+                    self.clear_upper(o.dst);
+                }
+                self.store_xmm(o.dst);
+            }
+            F::StoreYmm(aligned, size) => {
+                self.check_avx(n);
+                let to = self.vector_operand(n, o, size, WRITE, if aligned { size } else { 1 });
+                self.load_xmm(Register::XMM0, o.src);
+                self.a
+                    .emit(Instruction::with2(Code::Movups_xmmm128_xmm, to, Register::XMM0));
+                if size == 32 {
+                    self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM1, upper(o.src));
+                    self.a.emit(Instruction::with2(
+                        Code::Movups_xmmm128_xmm,
+                        at(RCX, 16),
+                        Register::XMM1,
+                    ));
+                }
+            }
+            F::LoadLowYmm(size) => {
+                self.check_avx(n);
+                let from = self.operand(n, o, size, READ);
+                self.load(RCX, size, from);
+                self.set_low(o.dst, RCX);
+                self.clear_upper(o.dst);
+            }
+            F::StoreLowYmm(size) => {
+                self.check_avx(n);
+                let to = self.operand(n, o, size, WRITE);
+                self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(xmm(o.src)), 8);
+                self.a.rm_r(store_code(size), to, RDX, size);
+            }
+            F::YmmFromReg(size) => {
+                self.check_avx(n);
+                let rm = self.rm(o.src);
+                self.load(RCX, size, rm);
+                self.set_low(o.dst, RCX);
+                self.clear_upper(o.dst);
+            }
+            F::RegFromYmm(size) => {
+                self.check_avx(n);
+                self.load(RCX, size, Rm::Mem(xmm(o.src)));
+                self.set(o.dst, size, RCX);
+            }
+            F::LogicYmm(op, size) => {
+                self.check_avx(n);
+                let code = match op {
+                    simd::AND => Code::Pand_xmm_xmmm128,
+                    simd::ANDN => Code::Pandn_xmm_xmmm128,
+                    simd::OR => Code::Por_xmm_xmmm128,
+                    _ => Code::Pxor_xmm_xmmm128,
+                };
+                // Both halves are read before either is written.
+                self.load_xmm(Register::XMM0, o.src);
+                self.load_xmm(Register::XMM1, o.base);
+                self.a.emit(Instruction::with2(code, Register::XMM0, Register::XMM1));
+                if size == 32 {
+                    self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM2, upper(o.src));
+                    self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM1, upper(o.base));
+                    self.a.emit(Instruction::with2(code, Register::XMM2, Register::XMM1));
+                    self.store_upper(o.dst, Register::XMM2);
+                } else {
+                    self.clear_upper(o.dst);
+                }
+                self.store_xmm(o.dst);
+            }
             F::MoveXmm => {
                 self.check_sse(n);
                 self.load_xmm(Register::XMM0, o.src);
@@ -1036,13 +1214,13 @@ impl<'a> Emit<'a> {
             }
             F::LoadXmm(aligned) => {
                 self.check_sse(n);
-                let from = self.vector_operand(n, o, 16, READ, aligned);
+                let from = self.vector_operand(n, o, 16, READ, if aligned { 16 } else { 1 });
                 self.xmm_rm(Code::Movups_xmm_xmmm128, Register::XMM0, from);
                 self.store_xmm(o.dst);
             }
             F::StoreXmm(aligned) => {
                 self.check_sse(n);
-                let to = self.vector_operand(n, o, 16, WRITE, aligned);
+                let to = self.vector_operand(n, o, 16, WRITE, if aligned { 16 } else { 1 });
                 self.load_xmm(Register::XMM0, o.src);
                 self.a
                     .emit(Instruction::with2(Code::Movups_xmmm128_xmm, to, Register::XMM0));

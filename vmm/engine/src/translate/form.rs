@@ -78,6 +78,16 @@ pub(crate) enum Form {
     RegFromXmm(u8),
     MoveLowXmm,
     LogicXmm(u8),
+    /// The same with VEX prefixes: 128-bit results clear the upper half of their register.
+    Vex,
+    MoveYmm(u8),
+    LoadYmm(bool, u8),
+    StoreYmm(bool, u8),
+    LoadLowYmm(u8),
+    StoreLowYmm(u8),
+    YmmFromReg(u8),
+    RegFromYmm(u8),
+    LogicYmm(u8, u8),
     LoadT0(u8),
     StoreT0(u8),
     /// An arithmetic op and the branch on a condition within the page.

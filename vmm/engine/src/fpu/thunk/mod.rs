@@ -114,6 +114,11 @@ impl Slot {
         (self.0 >> 6 == 1).then_some(self.0 & 0x3f)
     }
 
+    /// It points at the memory operand.
+    pub(crate) fn is_memory(self) -> bool {
+        self.0 >> 6 == 2
+    }
+
     /// The offset in the state, where it points there.
     pub(crate) fn vector(self) -> Option<usize> {
         (self.0 >> 6 == 0).then_some((self.0 & 0x3f) as usize * 16)
