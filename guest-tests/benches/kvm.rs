@@ -6,7 +6,7 @@
 use guest_tests::measure::{alternate, median, ratio, rounds};
 use guest_tests::target;
 use minivmm::StopReason;
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::kvm::{Host, Limit};
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
@@ -50,6 +50,7 @@ fn machine(code: &[u8]) -> Result<(Run, Console), String> {
     let config = MachineConfig {
         memory: 4 << 20,
         engine: EngineChoice::Kvm,
+        kvm_defects: KvmDefects::Accept,
         model: &SAPPHIRERAPIDS,
         units: UnitRequests::default().with(Unit::Pt, Some(UnitRequest::Emulated)),
         ..MachineConfig::new(&path)

@@ -220,7 +220,10 @@ pub fn in_minivmm(kernel: impl AsRef<Path>) -> Command {
 /// A command that boots `kernel` in minivmm on this host's KVM.
 pub fn in_minivmm_on_kvm(kernel: impl AsRef<Path>) -> Command {
     let mut command = Command::new(minivmm());
-    command.arg("--kernel").arg(kernel.as_ref()).args(["--engine", "kvm"]);
+    command
+        .arg("--kernel")
+        .arg(kernel.as_ref())
+        .args(["--engine", "kvm", "--kvm-defects", "accept"]);
     command
 }
 

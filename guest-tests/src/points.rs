@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoderOptions, IcedError};
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::debug::{DebugStop, StopCause, WatchKind, Watchpoint};
 use minivmm::kvm::{Host, guest_debug::Kinds};
 use minivmm::vm::Native;
@@ -144,6 +144,7 @@ impl Guest {
         let places = places(own, rounds);
         let config = MachineConfig {
             engine: EngineChoice::Kvm,
+            kvm_defects: KvmDefects::Accept,
             kernel: kernel.into(),
             // The statistics hash it.
             memory: 4 << 20,

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use guest_tests::points::Checks;
 use guest_tests::{HELLO, SMP, kvm_is_missing};
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::debug::{DebugStop, StopCause};
 use minivmm::kvm::Host;
 use minivmm::{Console, MachineConfig, Run, SerialTarget, StopReason};
@@ -74,6 +74,7 @@ fn each_of_three_cpus_stops_once() {
     }
     let config = MachineConfig {
         engine: EngineChoice::Kvm,
+        kvm_defects: KvmDefects::Accept,
         memory: 16 << 20,
         cpus: 3,
         cmdline: Some(b"3".to_vec()),

@@ -17,8 +17,8 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        ClockMode, DiskConfig, EngineChoice, InitrdFile, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
-        VIRTUAL_RTC_BASE,
+        ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, ReverseOptions,
+        SerialTarget, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
@@ -95,6 +95,13 @@ pub struct Cli {
     /// software engine [default: minivmm]
     #[arg(long, value_enum, value_name = "WHOSE")]
     irqchip: Option<Irqchip>,
+    /// Whether the software engine makes host code of what runs often: on, off, or `after=N` for what has run N times. A run is the same
+    /// either way, but for its time
+    #[arg(long, value_name = "HOW", default_value = "on", value_parser = parse_translate)]
+    translate: TranslateAfter,
+    /// What to do where a trial guest finds that this host's KVM does not do what it accepts (`minivmm probe` lists what it found)
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = KvmDefects::Refuse)]
+    kvm_defects: KvmDefects,
     /// Where the serial port leads: stdio, file:PATH or null
     #[arg(long, value_name = "TARGET", default_value = "stdio", value_parser = OsStringValueParser::new().try_map(parse_serial))]
     serial: SerialTarget,
@@ -286,6 +293,8 @@ where
             (engine, _) => engine,
         },
         irqchip: cli.irqchip,
+        translate_after: cli.translate.0,
+        kvm_defects: cli.kvm_defects,
         experimental: cli.experimental,
         host_trace: None,
         serial: cli.serial,

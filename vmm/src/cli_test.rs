@@ -68,6 +68,10 @@ fn options_and_their_aliases_reach_the_config() {
     ] {
         assert_eq!(with(&["--engine", name]).engine, choice);
     }
+    for (how, after) in [("on", Some(200)), ("off", None), ("after=1", Some(1))] {
+        assert_eq!(with(&["--translate", how]).translate_after, after);
+    }
+    assert_eq!(with(&[]).translate_after, with(&["--translate", "on"]).translate_after);
     assert_eq!(with(&[]).serial, SerialTarget::Stdio);
     assert_eq!(with(&["--serial", "null"]).serial, SerialTarget::Null);
     assert_eq!(with(&["--serial", "file:x:y"]).serial, SerialTarget::File("x:y".into()));
@@ -339,5 +343,14 @@ fn dates() {
             _ => None,
         };
         assert_eq!(parsed, seconds, "{text}");
+    }
+}
+
+// covers: translate/option
+#[test]
+fn a_way_to_translate_is_on_off_or_a_number_of_runs() {
+    for wrong in ["", "yes", "after=", "after=0", "after=-1", "after=4294967296", "1"] {
+        let said = parse_translate(wrong).unwrap_err().to_string();
+        assert_eq!(said, "on, off, or after=N with N from 1 on", "{wrong}");
     }
 }

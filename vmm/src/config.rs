@@ -21,6 +21,16 @@ pub enum EngineChoice {
     Kvm,
 }
 
+/// What to do where a trial guest finds that this host's KVM does not do what it accepts ([`kvm::trial`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum KvmDefects {
+    /// End with an error that names what was found
+    #[default]
+    Refuse,
+    /// Run all the same: the guest sees what such a KVM shows it
+    Accept,
+}
+
 /// Where the first serial port leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SerialTarget {
@@ -147,6 +157,10 @@ pub struct MachineConfig {
     pub engine: EngineChoice,
     /// Whose interrupt controllers a machine on KVM has; `None`: as fits.
     pub irqchip: Option<kvm::irqchip::Irqchip>,
+    /// How often the software engine executes a block before it translates it; `None`: it translates none.
+    pub translate_after: Option<u32>,
+    /// What to do where this host's KVM does not do what it accepts.
+    pub kvm_defects: KvmDefects,
     /// The first serial port.
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs .
@@ -199,6 +213,8 @@ impl MachineConfig {
             host_trace: None,
             engine: EngineChoice::Soft,
             irqchip: Some(kvm::irqchip::Irqchip::Minivmm),
+            translate_after: Some(engine::TRANSLATE_AFTER),
+            kvm_defects: KvmDefects::Refuse,
             serial: SerialTarget::Buffer,
             control: None,
             gdb: None,

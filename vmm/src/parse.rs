@@ -17,6 +17,9 @@ use crate::{
 /// What is wrong with an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
+    /// No way to translate.
+    #[error("on, off, or after=N with N from 1 on")]
+    Translate,
     /// No size.
     #[error("not a size: give bytes, or a number with K, M, G or T, as 512M")]
     Size,
@@ -152,6 +155,23 @@ pub(crate) fn parse_u64(text: &str) -> Option<u64> {
 pub(crate) fn parse_khz(text: &str) -> Result<u32, ValueError> {
     let khz = parse_u64(text).ok_or(ValueError::Khz)?;
     u32::try_from(khz).map_err(|_| ValueError::KhzRange)
+}
+
+/// `--translate`: how often a block runs before it is translated; `None`: it never is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TranslateAfter(pub Option<u32>);
+
+pub(crate) fn parse_translate(text: &str) -> Result<TranslateAfter, ValueError> {
+    let after = match text {
+        "on" => Some(engine::TRANSLATE_AFTER),
+        "off" => None,
+        _ => {
+            let count = text.strip_prefix("after=").and_then(parse_u64);
+            let count = count.and_then(|count| u32::try_from(count).ok());
+            Some(count.filter(|&count| count > 0).ok_or(ValueError::Translate)?)
+        }
+    };
+    Ok(TranslateAfter(after))
 }
 
 /// Modulo 2^64, so that a counter can start just below the end of its range.

@@ -52,6 +52,10 @@ const ENGINE_CIRCLE: &[(&str, &[&str])] = &[
         &["mem", "mmu", "ram", "segment", "tlb", "transaction", "watch"],
     ),
     (
+        "a translation is made of a block's ops and calls their functions, and a block is entered by its translation",
+        &["translate", "translate/emit"],
+    ),
+    (
         "the functions of the ops: each works on a CPU and ends by calling that of the next op",
         &[
             "exec",

@@ -649,3 +649,42 @@ fn every_xtask_that_is_named_is_there() {
     }
     assert_eq!(named, known, "one is not in the guide");
 }
+
+/// What the page on units calls exact is proved by tests that are not a unit with a mock processor alone: a guest, the engine beside
+/// the host's processor, libipt, or Linux.
+// covers: guide/exact
+#[test]
+fn what_is_called_exact_is_proved_by_more_than_a_unit_test() {
+    let page = fs::read_to_string(source().join("units.md")).unwrap();
+    let coverage = fs::read_to_string(root().join("resources/coverage.md")).unwrap();
+    let tests: BTreeMap<&str, &str> = coverage
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.strip_prefix("| `")?.splitn(3, " | ");
+            Some((cells.next()?.strip_suffix('`')?, cells.nth(1)?))
+        })
+        .collect();
+    let mut lines = page.lines();
+    let (mut tables, mut rows) = (0, 0);
+    while let Some(line) = lines.next() {
+        if line != "| exact | items |" {
+            continue;
+        }
+        tables += 1;
+        for row in lines.by_ref().skip(1).take_while(|row| row.starts_with('|')) {
+            let cells: Vec<&str> = row.trim_matches('|').split(" | ").collect();
+            let items: Vec<&str> = cells[1].split('`').skip(1).step_by(2).collect();
+            assert!(!items.is_empty(), "{row}");
+            let proofs: Vec<&str> = items
+                .iter()
+                .map(|item| *tests.get(item).unwrap_or_else(|| panic!("no item {item}: {row}")))
+                .collect();
+            let whole = |proof: &&str| proof.contains("guest-tests/") || proof.contains("/tests/");
+            assert!(proofs.iter().any(whole), "only units' tables: {row}");
+            rows += 1;
+        }
+    }
+    assert_eq!(tables, 4, "debug registers, branches, Intel PT, counters");
+    assert!(rows > 20, "{rows}");
+    assert!(!page.contains("**Exact:**"), "a list without its items");
+}

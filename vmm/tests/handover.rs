@@ -8,7 +8,7 @@ use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use kvm::Limit;
 use minivmm::StopReason;
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::{Console, CpuState, End, MachineConfig, Run, SerialTarget};
 use x86::model::{CpuModel, HASWELL};
 
@@ -165,6 +165,7 @@ fn run(model: &'static CpuModel, drive: Drive) -> (Left, u64) {
     let config = MachineConfig {
         memory: 8 << 20,
         model,
+        kvm_defects: KvmDefects::Accept,
         engine: match drive {
             Drive::Engine => EngineChoice::Soft,
             _ => EngineChoice::Kvm,

@@ -11,7 +11,7 @@ use kvm::Limit;
 use kvm::tracer::{Taken, Tracer, Traces};
 use kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::StopReason;
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use pt_flow::{Block, Blocks, Chunk, Decoder, Sections, Timing};
 use pt_packet::{Decoder as Packets, ExecMode, LastIp, MAX_LEN, Packet, encode};
@@ -149,6 +149,7 @@ fn run_until(
     let config = MachineConfig {
         memory: 8 << 20,
         engine,
+        kvm_defects: KvmDefects::Accept,
         model: &SAPPHIRERAPIDS,
         units: UnitRequests::default().with(Unit::Pt, traces.is_some().then_some(UnitRequest::Host)),
         experimental: true,
@@ -458,6 +459,7 @@ fn it_is_asked_for_as_what_it_is() {
     let image = folder.file("program", guest(program));
     let mut config = MachineConfig {
         engine: EngineChoice::Kvm,
+        kvm_defects: KvmDefects::Accept,
         model: &SAPPHIRERAPIDS,
         units: UnitRequests::default().with(Unit::Pt, Some(UnitRequest::Host)),
         host_trace: Some(recording([], branches(), false)),
@@ -476,6 +478,8 @@ fn it_is_asked_for_as_what_it_is() {
         command.args([
             "--engine",
             "kvm",
+            "--kvm-defects",
+            "accept",
             "--cpu-model",
             "sapphirerapids",
             "--pt=host",

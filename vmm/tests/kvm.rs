@@ -6,7 +6,7 @@ mod common;
 use common::{DATA, Folder, guest, kvm_is_missing};
 use iced_x86::code_asm::*;
 use minivmm::StopReason;
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::{Console, CpuState, End, MachineConfig, Run, SerialTarget};
 
 /// A program that computes with registers, flags, memory, the stack and vector registers, and comes out of KVM once a round.
@@ -58,6 +58,7 @@ fn machine(engine: EngineChoice, folder: &Folder) -> (Run, Console) {
     let config = MachineConfig {
         memory: 8 << 20,
         engine,
+        kvm_defects: KvmDefects::Accept,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
     let vm = Run::new(&config).unwrap();
@@ -157,7 +158,7 @@ fn crashes_and_limits_on_kvm_are_told() {
     let crash = guest(|a| {
         a.ud2().unwrap();
     });
-    let crashed = common::run_guest(&crash, &["--engine", "kvm"]);
+    let crashed = common::run_guest(&crash, &["--engine", "kvm", "--kvm-defects", "accept"]);
     let errors = String::from_utf8_lossy(&crashed.stderr).into_owned();
     assert_eq!(crashed.status.code(), Some(4), "{errors}");
     assert!(
@@ -165,7 +166,10 @@ fn crashes_and_limits_on_kvm_are_told() {
         "{errors}"
     );
     let hang = guest(common::forever);
-    let hung = common::run_guest(&hang, &["--engine", "kvm", "--timeout", "0.5"]);
+    let hung = common::run_guest(
+        &hang,
+        &["--engine", "kvm", "--kvm-defects", "accept", "--timeout", "0.5"],
+    );
     let errors = String::from_utf8_lossy(&hung.stderr).into_owned();
     assert_eq!(hung.status.code(), Some(8), "{errors}");
     assert!(errors.contains("--timeout 0.5"), "{errors}");
@@ -173,7 +177,7 @@ fn crashes_and_limits_on_kvm_are_told() {
         a.cli().unwrap();
         a.hlt().unwrap();
     });
-    let halted = common::run_guest(&halt, &["--engine", "kvm"]);
+    let halted = common::run_guest(&halt, &["--engine", "kvm", "--kvm-defects", "accept"]);
     let errors = String::from_utf8_lossy(&halted.stderr).into_owned();
     assert_eq!(halted.status.code(), Some(4), "{errors}");
     assert!(errors.contains("interrupts disabled"), "{errors}");

@@ -8,7 +8,7 @@ use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::StopReason;
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use x86::model::HASWELL;
 
@@ -55,6 +55,7 @@ fn run(program: impl FnOnce(&mut CodeAssembler) -> Result) -> (impl Fn(u32) -> u
         memory: 8 << 20,
         model: &HASWELL,
         engine: EngineChoice::Kvm,
+        kvm_defects: KvmDefects::Accept,
         units: UnitRequests::default().with(Unit::Pmu, Some(UnitRequest::Emulated)),
         ..MachineConfig::new(folder.file("program", image))
     };

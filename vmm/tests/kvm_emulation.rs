@@ -6,7 +6,7 @@ mod common;
 use common::{DATA, Folder, guest, kvm_is_missing, run_guest};
 use iced_x86::code_asm::*;
 use minivmm::StopReason;
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::{Console, CpuState, End, MachineConfig, Run, SerialTarget};
 
 const ROUNDS: u32 = 300;
@@ -55,6 +55,7 @@ fn outcome(engine: EngineChoice, cpus: u8) -> (CpuState, Vec<u8>, Option<(u64, u
         memory: 8 << 20,
         cpus,
         engine,
+        kvm_defects: KvmDefects::Accept,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
     let mut vm = Run::new(&config).unwrap();
@@ -98,7 +99,7 @@ fn its_faults_and_endless_rows_are_told() {
         sse(a);
         a.pxor(xmm0, xmmword_ptr(NOWHERE + 8)).unwrap();
     });
-    let crashed = run_guest(&crash, &["--engine", "kvm"]);
+    let crashed = run_guest(&crash, &["--engine", "kvm", "--kvm-defects", "accept"]);
     let errors = String::from_utf8_lossy(&crashed.stderr).into_owned();
     assert_eq!(crashed.status.code(), Some(4), "{errors}");
     assert!(
@@ -115,7 +116,17 @@ fn its_faults_and_endless_rows_are_told() {
     for cpus in ["1", "2"] {
         let ended = run_guest(
             &endless,
-            &["--engine", "kvm", "--timeout", "0.5", "--cpus", cpus, "--stats"],
+            &[
+                "--engine",
+                "kvm",
+                "--kvm-defects",
+                "accept",
+                "--timeout",
+                "0.5",
+                "--cpus",
+                cpus,
+                "--stats",
+            ],
         );
         let errors = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!(ended.status.code(), Some(8), "{errors}");

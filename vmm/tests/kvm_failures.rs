@@ -14,6 +14,7 @@ const KVM_GET_SUPPORTED_CPUID: u64 = 0xc008_ae05;
 const KVM_CREATE_VCPU: u64 = 0xae41;
 const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
 const KVM_SET_TSS_ADDR: u64 = 0xae47;
+const KVM_SET_DEVICE_ATTR: u64 = 0x4018_aee1;
 const KVM_RUN: u64 = 0xae80;
 const KVM_GET_REGS: u64 = 0x8090_ae81;
 const KVM_INTERRUPT: u64 = 0x4004_ae86;
@@ -38,7 +39,12 @@ fn no_kvm_and_no_permission_are_told_and_auto_goes_without() {
         (libc::EACCES, "become a member of its group, or use --engine soft"),
         (libc::ENODEV, "/dev/kvm: "),
     ] {
-        let refused = run_denied(Call::OpenReadWrite, errno, &common::hello(), &["--engine", "kvm"]);
+        let refused = run_denied(
+            Call::OpenReadWrite,
+            errno,
+            &common::hello(),
+            &["--engine", "kvm", "--kvm-defects", "accept"],
+        );
         assert_refused(&refused, 2, &["--engine kvm", "/dev/kvm", says]);
         let auto = run_denied(
             Call::OpenReadWrite,
@@ -67,7 +73,12 @@ fn a_kvm_that_lacks_what_is_needed_is_refused_in_one_line() {
         return;
     }
     let refused = |call, errno, says: &[&str]| {
-        let ran = run_denied(call, errno, &common::hello(), &["--engine", "kvm"]);
+        let ran = run_denied(
+            call,
+            errno,
+            &common::hello(),
+            &["--engine", "kvm", "--kvm-defects", "accept"],
+        );
         assert_refused(&ran, 2, &[&["--engine kvm"], says].concat());
     };
     refused(Call::Ioctl(KVM_GET_API_VERSION), 0, &["API version 0, not 12"]);
@@ -134,7 +145,7 @@ fn a_kvm_that_fails_while_the_guest_runs_is_told_with_where_it_was() {
             Call::Ioctl(request),
             libc::EIO,
             &image,
-            &["--engine", "kvm", "--timeout", "20"],
+            &["--engine", "kvm", "--kvm-defects", "accept", "--timeout", "20"],
         );
         let errors = String::from_utf8_lossy(&failed.stderr).into_owned();
         assert_eq!(failed.status.code(), Some(2), "{errors}");
@@ -147,4 +158,37 @@ fn a_kvm_that_fails_while_the_guest_runs_is_told_with_where_it_was() {
         assert!(errors.contains("RIP"), "registers: {errors}");
         assert_eq!(String::from_utf8_lossy(&failed.stdout), first, "{says}");
     }
+}
+
+/// Nothing is assumed of this host's KVM: what `probe` found decides what is to be refused.
+// covers: kvm/trial
+#[test]
+fn a_kvm_that_does_not_do_what_it_accepts_is_refused_unless_that_is_accepted() {
+    if kvm_is_missing("a KVM that does not do what it accepts") {
+        return;
+    }
+    let probe = String::from_utf8(run(minivmm().arg("probe")).stdout).unwrap();
+    let lines = probe.lines().filter_map(|line| line.strip_prefix("trial    "));
+    let found: Vec<&str> = lines
+        .filter(|line| !line.contains("are what they are set to"))
+        .collect();
+    let on_kvm = |options: &[&str]| common::run_guest(&common::hello(), &[&["--engine", "kvm"], options].concat());
+    match found.first() {
+        Some(first) => assert_refused(&on_kvm(&[]), 2, &["--engine kvm", first, "--kvm-defects accept"]),
+        None => assert_eq!(on_kvm(&[]).status.code(), Some(0)),
+    }
+    let accepted = on_kvm(&["--kvm-defects", "accept", "-v"]);
+    let errors = String::from_utf8_lossy(&accepted.stderr).into_owned();
+    assert_eq!(accepted.status.code(), Some(0), "{errors}");
+    assert!(found.iter().all(|line| errors.contains(line)), "{errors}");
+    assert_eq!(probe.contains("--engine kvm is refused"), !found.is_empty(), "{probe}");
+
+    // One that has no offsets at all, as before Linux 5.16.
+    let old = run_denied(
+        Call::Ioctl(KVM_SET_DEVICE_ATTR),
+        libc::ENXIO,
+        &common::hello(),
+        &["--engine", "kvm"],
+    );
+    assert_refused(&old, 2, &["--engine kvm", "KVM_VCPU_TSC_OFFSET; Linux 5.16 has"]);
 }

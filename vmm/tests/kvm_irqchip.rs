@@ -9,7 +9,7 @@ use std::process::{Output, Stdio};
 use common::{Folder, forever, guest, kvm_is_missing, minivmm, run_guest};
 use iced_x86::code_asm::*;
 
-const KVMS: [&str; 4] = ["--engine", "kvm", "--irqchip", "kvm"];
+const KVMS: [&str; 6] = ["--engine", "kvm", "--kvm-defects", "accept", "--irqchip", "kvm"];
 
 fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -116,7 +116,7 @@ fn the_devices_lines_reach_the_controllers_whosever_they_are() {
     let program = guest(lines);
     let runs: &[&[&str]] = &[
         &["--engine", "soft"],
-        &["--engine", "kvm", "--irqchip", "minivmm"],
+        &["--engine", "kvm", "--kvm-defects", "accept", "--irqchip", "minivmm"],
         &KVMS,
     ];
     let runs = if kvm_is_missing("lines of interrupts") {
@@ -443,7 +443,10 @@ fn an_instruction_of_the_engines_does_not_reach_kvms_controllers() {
     let nobody = run_guest(&store(0xfd00_0000), &KVMS);
     assert_eq!(nobody.status.code(), Some(15), "{}", errors(&nobody));
     let task_priority = store(0xfee0_0080);
-    let ours = run_guest(&task_priority, &["--engine", "kvm", "--irqchip", "minivmm"]);
+    let ours = run_guest(
+        &task_priority,
+        &["--engine", "kvm", "--kvm-defects", "accept", "--irqchip", "minivmm"],
+    );
     assert_eq!(ours.status.code(), Some(15), "{}", errors(&ours));
     let kvms = run_guest(&task_priority, &KVMS);
     let errors = errors(&kvms);
@@ -468,7 +471,7 @@ fn what_does_not_go_with_kvms_controllers_is_refused() {
     };
     let said = refused(&["--engine", "soft", "--irqchip", "kvm"]);
     assert!(said.contains("--irqchip kvm: the software engine"), "{said}");
-    let said = refused(&["--engine", "kvm", "--irqchip", "ours"]);
+    let said = refused(&["--engine", "kvm", "--kvm-defects", "accept", "--irqchip", "ours"]);
     assert!(said.contains("--irqchip"), "{said}");
     if kvm_is_missing("refusals with KVM's interrupt controllers") {
         return;

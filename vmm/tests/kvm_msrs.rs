@@ -9,7 +9,7 @@ use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;
 use kvm::units::{Unit, UnitRequest, UnitRequests};
 use minivmm::StopReason;
-use minivmm::config::EngineChoice;
+use minivmm::config::{EngineChoice, KvmDefects};
 use minivmm::{Console, End, MachineConfig, Run, SerialTarget};
 use x86::model::{CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER};
 use x86::msr::*;
@@ -58,6 +58,7 @@ fn run(
     let config = MachineConfig {
         memory: 8 << 20,
         engine,
+        kvm_defects: KvmDefects::Accept,
         model,
         units,
         ..MachineConfig::new(folder.file("program", image(registers)))

@@ -271,8 +271,14 @@ fn what_cannot_go_back_is_refused_in_one_line() {
         (&["--reverse", "--clock", "paced"][..], "--clock paced"),
         (&["--record", "r", "--clock", "paced"], "--clock paced"),
         (&["--reverse", "--trace", "t"], "leave out --trace"),
-        (&["--reverse", "--engine", "kvm"], "--reverse counts instructions"),
-        (&["--record", "r", "--engine", "kvm"], "--record counts instructions"),
+        (
+            &["--reverse", "--engine", "kvm", "--kvm-defects", "accept"],
+            "--reverse counts instructions",
+        ),
+        (
+            &["--record", "r", "--engine", "kvm", "--kvm-defects", "accept"],
+            "--record counts instructions",
+        ),
         (&["--reverse-memory", "1G"], "--reverse"),
         (&["--reverse", "--reverse-memory", "much"], "--reverse-memory"),
         (

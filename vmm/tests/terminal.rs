@@ -251,7 +251,7 @@ fn the_terminal_is_restored_after_a_run_on_kvm_that_hangs_crashes_or_fails() {
         return;
     }
     const KVM_INTERRUPT: u64 = 0x4004_ae86;
-    let options = ["--engine", "kvm"];
+    let options = ["--engine", "kvm", "--kvm-defects", "accept"];
     for (what, image, marker, typed, signal, status, says) in [
         ("Ctrl-A x", spinner(), "spinning", &b"\x01x"[..], None, 0, ""),
         ("SIGTERM", spinner(), "spinning", b"", Some("TERM"), 2, "SIGTERM"),
@@ -320,7 +320,7 @@ fn wait_for_key(a: &mut CodeAssembler) {
 fn bad_input_leaves_the_terminal_alone() {
     for options in [
         &["--initrd", "/no/such/file"][..],
-        &["--engine", "kvm", "--max-instructions", "5"],
+        &["--engine", "kvm", "--kvm-defects", "accept", "--max-instructions", "5"],
         &["--cpu", "z80"],
         &["-m", "lots"],
     ] {

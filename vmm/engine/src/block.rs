@@ -9,28 +9,97 @@
 use core::fmt;
 use core::ops::Range;
 
+use crate::cpu::Cpu;
 use crate::frontend::Placed;
 use crate::key::{Key, Map};
 use crate::lower::{Lowered, control};
-use crate::op::{Link, Op, OpKind, Run};
+use crate::op::{Link, Next, Op, OpKind, Run};
+use crate::translate::{Enter, Entry, Statistics, Translator, left};
 
 /// Ops kept before the cache is emptied: 64 MiB of them.
 const MAX_OPS: usize = 2 << 20;
 /// Ops in a piece of the arena.
 const PIECE: usize = 16384;
 
-/// Where a translation of a block is entered.
-pub(crate) type NativeEntry = unsafe extern "sysv64" fn(*mut crate::cpu::Cpu);
-
 /// What stands in the slot before a block's first op.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Header {
-    /// The block's translation, if it has one.
-    native: Option<NativeEntry>,
+    /// The block's translation, or null.
+    native: Entry,
+    /// The first op's own handler, where [`count`] or [`run_translation`] stands in its place.
+    run: Run,
+    /// What enters translations.
+    enter: Option<Enter>,
     /// Its index in [`BlockCache`].
     block: u32,
-    unused: [u32; 5],
+    /// How often it is interpreted before it is translated.
+    left: u32,
+}
+
+/// From a block's first op to the address of its translation.
+pub(crate) const fn native_of() -> i32 {
+    core::mem::offset_of!(Header, native) as i32 - size_of::<Op>() as i32
+}
+
+/// The header before a block's first op.
+fn header(first: *const Op) -> *mut Header {
+    first.wrapping_sub(1).cast_mut().cast()
+}
+
+/// In the place of the first op of a block that may be translated once it has run often enough.
+unsafe fn count(c: &mut Cpu, o: *const Op) -> Next {
+    let header = header(o);
+    // SAFETY: A header stands before each block's first op; only the processor that runs has it.
+    let run = unsafe {
+        (*header).left -= 1;
+        match (*header).left {
+            0 => translate(c, o),
+            _ => (*header).run,
+        }
+    };
+    // SAFETY: It is the op's own handler, or enters the translation.
+    unsafe { run(c, o) }
+}
+
+/// Translates the block that runs: the handler that its first op has from now on.
+#[cold]
+#[inline(never)]
+fn translate(c: &mut Cpu, o: *const Op) -> Run {
+    c.shared().blocks.translate(o);
+    // SAFETY: The op is there as it was, but for its handler.
+    unsafe { (*o).f }
+}
+
+/// In the place of the first op of a block that is translated.
+unsafe fn run_translation(c: &mut Cpu, o: *const Op) -> Next {
+    // SAFETY: As in `count`; whoever puts this handler there has put the rest into the header.
+    let next = unsafe {
+        let header = &*header(o);
+        match header.enter {
+            Some(enter) => enter(c, header.native),
+            None => o as usize | left::INTERPRET,
+        }
+    };
+    let op = (next & !left::MASK) as *const Op;
+    match next & left::MASK {
+        left::BUDGET => {
+            c.out_of_budget(op);
+            #[cfg(not(chained))]
+            core::ptr::null()
+        }
+        // SAFETY: It is the first op of its block.
+        left::INTERPRET => unsafe { ((*header(op)).run)(c, op) },
+        _ => {
+            #[cfg(chained)]
+            if !op.is_null() {
+                // SAFETY: A translation leaves at an op of a live block.
+                unsafe { ((*op).f)(c, op) }
+            }
+            #[cfg(not(chained))]
+            op
+        }
+    }
 }
 
 const _: () = assert!(size_of::<Header>() == size_of::<Op>() && align_of::<Header>() <= align_of::<Op>());
@@ -76,16 +145,10 @@ impl Block {
         slots - last.is_some_and(control::leads_on) as usize
     }
 
-    /// Where its translation is entered, if it has one.
-    pub fn native(&self) -> Option<NativeEntry> {
+    /// Whether it has a translation.
+    pub fn is_translated(&self) -> bool {
         // SAFETY: A header stands before each block's first op, as long as the block is there.
-        unsafe { (*self.first.sub(1).cast::<Header>()).native }
-    }
-
-    #[allow(dead_code)] // As `native`.
-    pub fn set_native(&mut self, native: Option<NativeEntry>) {
-        // SAFETY: As in `native`; exclusive, since the block is.
-        unsafe { (*self.first.sub(1).cast::<Header>()).native = native };
+        unsafe { !(*header(self.first)).native.is_null() }
     }
 }
 
@@ -98,7 +161,7 @@ impl fmt::Display for Block {
             write!(f, " and {bytes} at {gpa:#x}")?;
         }
         write!(f, ", mode {mode:#x}")?;
-        if self.native().is_some() {
+        if self.is_translated() {
             f.write_str(", translated")?;
         }
         for (i, placed) in self.instructions.iter().enumerate() {
@@ -137,12 +200,14 @@ pub(crate) struct BlockCache {
     len: usize,
     /// What stands in the first op of a block whose bytes have changed: it leaves for the run loop.
     stale: Run,
+    /// What makes host code of blocks, where that is wanted and possible.
+    translator: Option<Translator>,
     /// Grows by one whenever the whole cache is emptied.
     pub generation: u64,
 }
 
 impl BlockCache {
-    pub fn new(stale: Run) -> BlockCache {
+    pub fn new(stale: Run, translator: Option<Translator>) -> BlockCache {
         BlockCache {
             by_key: Map::default(),
             pages: Map::default(),
@@ -150,6 +215,7 @@ impl BlockCache {
             arena: Vec::new(),
             len: 0,
             stale,
+            translator,
             generation: 0,
         }
     }
@@ -197,12 +263,19 @@ impl BlockCache {
         // SAFETY: `at` is within the piece, whose capacity was enough, so it never moves. A header is as large as an op.
         let first = unsafe {
             let header = piece.as_mut_ptr().add(at);
+            let first = header.add(1);
+            let translator = self.translator.as_ref().filter(|_| Translator::takes(key.mode));
             header.cast::<Header>().write(Header {
-                native: None,
+                native: core::ptr::null(),
+                run: (*first).f,
+                enter: translator.map(Translator::enter),
                 block: index,
-                unused: [0; 5],
+                left: translator.map_or(0, |t| t.after),
             });
-            header.add(1)
+            if translator.is_some() {
+                (*first).f = count;
+            }
+            first
         };
         self.len += slots;
         self.blocks.push(Block {
@@ -285,7 +358,11 @@ impl BlockCache {
                 self.by_key.remove(&key);
             }
             // SAFETY: Blocks stay allocated until `clear`, which empties the pages' lists too.
-            unsafe { (*first).f = self.stale };
+            unsafe {
+                (*first).f = self.stale;
+                let header = &mut *header(first);
+                (header.native, header.run) = (core::ptr::null(), self.stale);
+            }
         }
     }
 
@@ -297,9 +374,35 @@ impl BlockCache {
         }
     }
 
+    /// Translates the block that begins with an op, which has run often.
+    fn translate(&mut self, first: *const Op) {
+        // SAFETY: The block runs now.
+        let block = &self.blocks[unsafe { Self::index(first) }];
+        // SAFETY: A header stands before it.
+        let run = unsafe { (*header(first)).run };
+        let entry = self.translator.as_mut().and_then(|t| t.translate(block, first, run));
+        // SAFETY: As above; whoever runs it is between its ops.
+        unsafe {
+            let header = &mut *header(first);
+            let f = &raw mut (*first.cast_mut()).f;
+            match entry {
+                Some(entry) => {
+                    header.native = entry;
+                    f.write(run_translation);
+                }
+                None => f.write(header.run),
+            }
+        }
+    }
+
+    /// What was translated, if anything is.
+    pub fn translated(&self) -> Option<Statistics> {
+        self.translator.as_ref().map(|t| t.statistics)
+    }
+
     /// The cache is as large as it may get.
     pub fn full(&self) -> bool {
-        self.len > MAX_OPS
+        self.len > MAX_OPS || self.translator.as_ref().is_some_and(Translator::full)
     }
 
     /// Pages that hold code.
@@ -313,6 +416,9 @@ impl BlockCache {
         self.by_key.clear();
         self.blocks.clear();
         self.arena.clear();
+        if let Some(translator) = &mut self.translator {
+            translator.clear();
+        }
         self.len = 0;
         self.generation += 1;
     }

@@ -35,7 +35,7 @@ fn kept(bits: u32, offset: usize, code: &[u8], next: Option<&[u8]>) -> BlockCach
     else {
         panic!("the bytes are code");
     };
-    let mut cache = BlockCache::new(chain_flow::<Stale>().run);
+    let mut cache = BlockCache::new(chain_flow::<Stale>().run, None);
     let key = Key {
         gpa: 0x5000 + offset as u64,
         mode: source.mode,

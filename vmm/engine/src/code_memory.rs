@@ -56,6 +56,16 @@ impl CodeMemory {
         (!memory.writable.is_null() && !memory.executable.is_null()).then_some(memory)
     }
 
+    /// Where the next piece of code will be run from.
+    pub fn next(&self) -> u64 {
+        self.executable as u64 + self.used as u64
+    }
+
+    /// Forgets all code. Nobody runs any of it, or will.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
+
     /// Adds a piece of code: where it is run from, for as long as this value is there. `None`: no room is left for it.
     pub fn put(&mut self, code: &[u8]) -> Option<*const u8> {
         let at = self.used;

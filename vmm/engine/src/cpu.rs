@@ -276,7 +276,7 @@ pub(crate) mod mode {
 #[repr(C)]
 pub struct Cpu {
     /// At its beginning: who has a pointer to the processor has one to these.
-    hot: Hot,
+    pub(crate) hot: Hot,
     pub(crate) event: Option<Event>,
     /// Where a read-modify-write will go back to, unless `direct` says.
     pub(crate) bounce_to: crate::mem::Bounce,
@@ -348,6 +348,8 @@ pub struct Cpu {
     pub(crate) always_abort: bool,
     /// What a transaction may write.
     pub(crate) capacity: Capacity,
+    /// The ops that a translation has called have all been carried out.
+    pub(crate) came_through: bool,
     shared: Option<NonNull<SharedState>>,
     bus: Option<NonNull<dyn Bus>>,
 
@@ -434,6 +436,7 @@ impl Cpu {
             abort_cause: Abort::Event,
             always_abort: model.features().rtm_always_abort(),
             capacity: Capacity::of(model),
+            came_through: false,
             shared: None,
             bus: None,
             clock: 0,
@@ -832,7 +835,7 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn out_of_budget(&mut self, t: *const Op) {
+    pub(crate) fn out_of_budget(&mut self, t: *const Op) {
         // SAFETY: As in `enter`.
         let (n, off) = unsafe { ((*t).rem, (*t).off) };
         self.budget += n as i64;

@@ -2,7 +2,7 @@
 
 use crate::op::Op;
 
-const ENTRIES: usize = 4096;
+pub(crate) const ENTRIES: usize = 4096;
 
 /// Where the blocks of recent indirect branches begin.
 #[derive(Clone, Copy)]

@@ -29,6 +29,7 @@ mod step;
 mod task;
 mod tlb;
 mod transaction;
+pub mod translate;
 pub mod undefined;
 mod virtual8086;
 mod watch;
@@ -44,11 +45,26 @@ pub use crate::undefined::Undefined;
 
 use x86::model::CpuModel;
 
+/// How often a block runs before it becomes host code, if nothing else is asked for: what is translated for less takes longer to
+/// translate than it saves.
+pub const TRANSLATE_AFTER: u32 = 200;
+
 /// How an engine behaves where the architecture leaves a choice.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Undefined results.
     pub undefined: Undefined,
+    /// How often a block runs before it becomes host code; `None`: none does.
+    pub translate_after: Option<u32>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            undefined: Undefined::default(),
+            translate_after: Some(TRANSLATE_AFTER),
+        }
+    }
 }
 
 /// The host lacks instructions that the model has, or memory to run them from.

@@ -14,6 +14,7 @@
 use core::any::TypeId;
 
 use crate::cpu::Cpu;
+use crate::translate::Form;
 
 /// The handler was not able to go on; [`Cpu`]'s `stop` says why.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +57,8 @@ pub(crate) type Run = unsafe fn(&mut Cpu, *const Op) -> Next;
 pub(crate) struct OpKind {
     id: fn() -> TypeId,
     name: fn() -> &'static str,
+    /// What the translator makes of it.
+    pub form: Form,
 }
 
 impl OpKind {
@@ -141,12 +144,16 @@ const _: () = assert!(size_of::<Op>() == 32 && size_of::<Link>() == 32 && size_o
 
 /// What an op does when it leads to the op after it.
 pub(crate) trait Body: 'static {
+    /// What the translator makes of it.
+    const FORM: Form = Form::Other;
     /// Carries out the op. On `Err` nothing the guest can see has changed.
     fn run(c: &mut Cpu, o: &Op) -> Done;
 }
 
 /// What an op does that ends a block.
 pub(crate) trait Flow: 'static {
+    /// What the translator makes of it.
+    const FORM: Form = Form::Other;
     /// Carries out the op and says which op is next; null leaves the chain with `Cpu::stop` and `Cpu::rip` set.
     fn run(c: &mut Cpu, o: &Op) -> *const Op;
 }
@@ -159,6 +166,7 @@ pub(crate) const fn chain<B: Body>() -> Handler {
             &OpKind {
                 id: TypeId::of::<B>,
                 name: core::any::type_name::<B>,
+                form: B::FORM,
             }
         },
     }
@@ -172,6 +180,7 @@ pub(crate) const fn chain_flow<F: Flow>() -> Handler {
             &OpKind {
                 id: TypeId::of::<F>,
                 name: core::any::type_name::<F>,
+                form: F::FORM,
             }
         },
     }

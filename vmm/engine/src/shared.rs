@@ -12,6 +12,7 @@ use crate::lower::Lowered;
 use crate::op::{Op, Run};
 use crate::ram::{Ram, RamRegion};
 use crate::transaction::OpenTransaction;
+use crate::translate::Translator;
 
 pub(crate) struct SharedState {
     pub ram: Ram,
@@ -24,11 +25,11 @@ pub(crate) struct SharedState {
 
 impl SharedState {
     /// `stale` is the op that takes the place of the first one of a block whose bytes have changed.
-    pub fn new(ram: &[RamRegion], stale: Run) -> SharedState {
+    pub fn new(ram: &[RamRegion], stale: Run, translator: Option<Translator>) -> SharedState {
         SharedState {
             ram: Ram::new(ram),
             lines: MonitoredLines::default(),
-            blocks: BlockCache::new(stale),
+            blocks: BlockCache::new(stale, translator),
             keys: KeyNumbers::new(),
             transaction: None,
         }

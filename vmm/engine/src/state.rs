@@ -51,33 +51,48 @@ pub struct Hot {
     pub(crate) fpu: FpuState,
 }
 
+/// Where fields are that translations reach.
+pub(crate) mod offset {
+    pub const NF: i32 = 168;
+    pub const BUDGET: i32 = 176;
+    pub const STOP: i32 = 204;
+    pub const RECORD_AT: i32 = 208;
+    pub const RECORD_END: i32 = 216;
+    pub const RECORD_REST: i32 = 224;
+    pub const RIP: i32 = 240;
+    pub const LINK: i32 = 256;
+    pub const JUMPS: i32 = 280;
+    /// The pointer to the entries in use.
+    pub const TLB: i32 = 288;
+}
+
 /// Asserts where fields are.
 macro_rules! offsets {
-    ($($field:ident $at:literal)+) => {
-        $(const _: () = assert!(core::mem::offset_of!(Hot, $field) == $at, stringify!($field));)+
+    ($($field:ident $at:expr;)+) => {
+        $(const _: () = assert!(core::mem::offset_of!(Hot, $field) as i32 == $at, stringify!($field));)+
     };
 }
 offsets! {
-    r 0
-    nf 168
-    budget 176
-    ip_mask 184
-    cs_base 192
-    mode 200
-    stop 204
-    solo 205
-    cpl 206
-    bus_used 207
-    record_at 208
-    record_end 216
-    record_rest 224
-    rip 240
-    rflags 248
-    link 256
-    bounce 264
-    direct 272
-    jumps 280
-    tlb 288
+    r 0;
+    nf offset::NF;
+    budget offset::BUDGET;
+    ip_mask 184;
+    cs_base 192;
+    mode 200;
+    stop offset::STOP;
+    solo 205;
+    cpl 206;
+    bus_used 207;
+    record_at offset::RECORD_AT;
+    record_end offset::RECORD_END;
+    record_rest offset::RECORD_REST;
+    rip offset::RIP;
+    rflags 248;
+    link offset::LINK;
+    bounce 264;
+    direct 272;
+    jumps offset::JUMPS;
+    tlb offset::TLB;
 }
 const _: () = assert!(core::mem::offset_of!(Hot, fpu) % 64 == 0 && size_of::<JumpCache>() == size_of::<usize>());
 const _: () = assert!(Tlb::CURRENT == 0);

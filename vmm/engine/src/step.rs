@@ -18,6 +18,7 @@ use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
 use crate::ram::RamRegion;
 use crate::shared::SharedState;
+use crate::translate::{Statistics, Translator};
 use crate::watch::{DUE, EventOrigin, View};
 use crate::{EngineOptions, Exit, HostLacks};
 
@@ -125,11 +126,20 @@ impl Engine {
     ) -> Result<Engine, HostLacks> {
         crate::host_can(model, options)?;
         Ok(Engine {
-            shared: Box::new(SharedState::new(&ram, chain_flow::<Stale>().run)),
+            shared: Box::new(SharedState::new(
+                &ram,
+                chain_flow::<Stale>().run,
+                options.translate_after.and_then(Translator::new),
+            )),
             shown: Shown::new(model, options.undefined),
             options,
             scratch: Lowered::default(),
         })
+    }
+
+    /// What has been translated so far; `None`: nothing is, since it is not wanted or this host gives no executable memory.
+    pub fn translated(&self) -> Option<Statistics> {
+        self.shared.blocks.translated()
     }
 
     /// Somebody other than a processor of this engine wrote guest RAM: drops code decoded from it.

@@ -13,6 +13,7 @@ use crate::error::{KvmError, refused};
 use crate::guest_debug::{self, Kinds};
 use crate::irqchip::Irqchip;
 use crate::tracer::{PtError, Traces};
+use crate::trial::{self, Defect};
 use crate::{cpuid, measure, msrs, perf, sys};
 
 /// An open /dev/kvm that can do what this driver needs.
@@ -25,6 +26,8 @@ pub struct Host {
     pub tsc_khz: u32,
     /// What [`Host::virtualizes`] found.
     speed: OnceCell<Result<String, KvmError>>,
+    /// What [`Host::defects`] found.
+    defects: OnceCell<Result<Vec<Defect>, KvmError>>,
 }
 
 /// What this driver cannot do without.
@@ -76,6 +79,7 @@ impl Host {
             supported,
             tsc_khz,
             speed: OnceCell::new(),
+            defects: OnceCell::new(),
             kvm,
         })
     }
@@ -97,6 +101,17 @@ impl Host {
                 mips: mips.round() as u64,
             })
         }
+    }
+
+    /// What this KVM accepts and does not do, as a trial guest finds it.
+    ///
+    /// # Errors
+    /// One line: KVM refuses or fails.
+    pub fn defects(&self) -> Result<&[Defect], KvmError> {
+        let found = self
+            .defects
+            .get_or_init(|| trial::defects(&self.kvm).map_err(refused("trying CPUID and RDTSC in /dev/kvm")));
+        found.as_deref().map_err(Clone::clone)
     }
 
     /// What KVM supports of a guest with these interrupt controllers: its own timers take every deadline.

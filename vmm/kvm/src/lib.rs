@@ -37,6 +37,7 @@ mod state;
 mod sys;
 mod timers;
 pub mod tracer;
+pub mod trial;
 pub mod units;
 pub mod vcpu_state;
 mod view;

@@ -13,7 +13,8 @@ use crate::host::Host;
 use crate::host_units::{self, Traits};
 use crate::irqchip::{self, Choice};
 use crate::kernel_irqchip;
-use crate::units::{Backend, UNITS, UnitRow};
+use crate::trial::Defect;
+use crate::units::{Backend, UNITS, Unit, UnitRow};
 
 /// What was found on a host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -45,6 +46,8 @@ pub struct Kvm {
     pub tsc_khz: u32,
     /// What KVM_SET_GUEST_DEBUG delivers to a debugger, tried with a small guest; or why that could not be tried.
     pub guest_debug: Result<Kinds, KvmError>,
+    /// What it accepts and does not do, as a trial guest found it; or why that could not be tried.
+    pub defects: Result<Vec<Defect>, KvmError>,
     /// What its own interrupt controllers lack to be taken, if they do.
     pub irqchip_lacks: Option<&'static str>,
     /// Capabilities that this program uses if they are there: name and KVM's answer.
@@ -83,6 +86,7 @@ impl Seen {
                 speed: host.virtualizes(),
                 tsc_khz: host.tsc_khz,
                 guest_debug: host.guest_debug(),
+                defects: host.defects().map(<[_]>::to_vec),
                 irqchip_lacks: kernel_irqchip::lacks(&host),
                 capabilities: CAPABILITIES
                     .iter()
@@ -173,6 +177,12 @@ pub fn rows(seen: &Seen) -> Vec<Row> {
 /// Why a unit has the backend that it has where nothing is asked for, and what can be asked for.
 fn why(unit: &UnitRow, kvm: &Kvm, host: &Traits) -> String {
     let name = unit.name;
+    let of_time = |defect: &&Defect| !matches!(defect, Defect::Cpuid { .. });
+    if unit.unit == Unit::Tsc
+        && let Some(defect) = kvm.defects.iter().flatten().find(of_time)
+    {
+        return defect.to_string();
+    }
     match (unit.on_kvm, (unit.lacks_host)(host), unit.lacks_emulated) {
         (Backend::Host, ..) => match unit.interpreted {
             Some(lacks) if kvm.speed.is_err() => lacks.into(),
@@ -208,7 +218,16 @@ fn guest_debug(found: &Result<Kinds, KvmError>) -> String {
     format!("KVM delivers {kinds}: {served}")
 }
 
-/// Whose interrupt controllers a machine on this KVM has, without wishes; `None` where there is no KVM.
+/// What a trial guest found, a line each.
+fn trial(found: &Result<Vec<Defect>, KvmError>) -> Vec<String> {
+    match found {
+        Ok(found) if found.is_empty() => vec!["a guest's CPUID and time-stamp counter are what they are set to".into()],
+        Ok(found) => found.iter().map(ToString::to_string).collect(),
+        Err(why) => vec![why.to_string()],
+    }
+}
+
+/// Whose interrupt controllers a machine on this KVM has, where nothing is asked for; `None` where there is no KVM.
 pub fn irqchip(seen: &Seen) -> Option<Choice> {
     let kvm = seen.kvm.as_ref().ok()?;
     let (irqchip, why) = irqchip::of_host(kvm.irqchip_lacks, kvm.speed.clone());
@@ -235,16 +254,27 @@ pub fn text(seen: &Seen) -> String {
             let _ = writeln!(out, "speed    {speed}");
             let _ = writeln!(out, "TSC      {} kHz", kvm.tsc_khz);
             let _ = writeln!(out, "debug    {}", guest_debug(&kvm.guest_debug));
+            for line in trial(&kvm.defects) {
+                let _ = writeln!(out, "trial    {line}");
+            }
             for (name, answer) in &kvm.capabilities {
                 let _ = writeln!(out, "         {name}: {answer}");
             }
         }
     }
-    let auto = match seen.kvm.as_ref().map(|kvm| kvm.speed.is_ok()) {
+    let whole = |kvm: &Kvm| kvm.speed.is_ok() && kvm.defects.as_ref().is_ok_and(Vec::is_empty);
+    let auto = match seen.kvm.as_ref().map(whole) {
         Ok(true) => "kvm",
         _ => "soft",
     };
     let _ = writeln!(out, "\n--engine auto is {auto}");
+    if seen
+        .kvm
+        .as_ref()
+        .is_ok_and(|kvm| kvm.defects.as_ref().is_ok_and(|found| !found.is_empty()))
+    {
+        let _ = writeln!(out, "--engine kvm is refused, unless with --kvm-defects accept");
+    }
     if let Some(Choice { irqchip, why }) = irqchip(seen) {
         let _ = writeln!(out, "--engine kvm has --irqchip {}: {why}", irqchip.name());
     }

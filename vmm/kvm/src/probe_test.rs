@@ -23,6 +23,7 @@ fn host(vendor: &str, module: &str, pt_mode: Option<&str>) -> Seen {
             speed: Ok("it executes 4000 million instructions per second".into()),
             tsc_khz: 2_000_000,
             guest_debug: Ok(Kinds::default()),
+            defects: Ok(vec![]),
             irqchip_lacks: None,
             capabilities: vec![("KVM_CAP_XSAVE2", 4096)],
         }),
@@ -181,4 +182,25 @@ fn json_says_the_same() {
     assert_eq!(value["irqchip"]["irqchip"], "minivmm");
     assert_eq!(value["units"][5]["unit"], "pt");
     assert_eq!(value["units"][5]["kvm"], "absent");
+}
+
+// covers: kvm/trial
+#[test]
+fn a_kvm_that_does_not_do_what_it_accepts_is_shown_as_such() {
+    let mut seen = host("GenuineIntel", "kvm_intel", None);
+    let said = text(&seen);
+    assert!(said.contains("--engine auto is kvm\n"), "{said}");
+    assert!(!said.contains("is refused"), "{said}");
+    if let Ok(kvm) = &mut seen.kvm {
+        kvm.defects = Ok(vec![Defect::TscOffset]);
+    }
+    let said = text(&seen);
+    assert!(said.contains("trial    a guest's RDTSC shows the host's"), "{said}");
+    assert!(said.contains("--engine auto is soft\n"), "{said}");
+    assert!(
+        said.contains("--engine kvm is refused, unless with --kvm-defects accept\n"),
+        "{said}"
+    );
+    assert!(row(&rows(&seen), "tsc").why.contains("whatever the offset"));
+    assert!(json(&seen).contains("whatever the offset"));
 }

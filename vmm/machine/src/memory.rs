@@ -232,6 +232,11 @@ impl std::fmt::Debug for SoftEngine {
 }
 
 impl SoftEngine {
+    /// What it has translated, if it does.
+    pub fn translated(&self) -> Option<engine::translate::Statistics> {
+        self.engine.translated()
+    }
+
     /// The engine. It cannot be moved out, so it does not outlive the memory.
     pub fn get(&mut self) -> &mut Engine {
         &mut self.engine

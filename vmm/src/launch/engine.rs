@@ -8,6 +8,7 @@ use kvm::{
     irqchip::{self, Irqchip},
     resolve,
     tracer::Traces,
+    trial,
     units::{Backend, Backends, Unit, UnitRequest},
 };
 use log::info;
@@ -15,7 +16,7 @@ use machine::memory::Memory;
 use x86::model::CpuModel;
 
 use crate::{
-    config::{EngineChoice, MachineConfig},
+    config::{EngineChoice, KvmDefects, MachineConfig},
     error::Error,
 };
 
@@ -159,6 +160,30 @@ pub(super) fn asked(config: &MachineConfig) -> irqchip::Wanted {
     }
 }
 
+/// KVM, opened and tried.
+fn open(defects: KvmDefects) -> Result<Host, Error> {
+    let host = Host::open().map_err(Error::option(KVM))?;
+    let found = match host.defects() {
+        Ok(found) => found,
+        // What fails here fails in the machine, too, which says where.
+        Err(why) => {
+            info!("{KVM}: {why}");
+            &[]
+        }
+    };
+    for defect in found {
+        info!("{KVM}: {defect}");
+    }
+    if !found.is_empty() && defects == KvmDefects::Refuse {
+        let found = trial::summary(found);
+        return Err(Error::Engine {
+            option: KVM.into(),
+            reason: format!("{found}: use --engine soft, or say --kvm-defects accept"),
+        });
+    }
+    Ok(host)
+}
+
 /// `--engine`: KVM, opened, or the software engine.
 pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
     let only_soft = needs_soft(config);
@@ -171,7 +196,7 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
                 reason,
             })
         }
-        (EngineChoice::Kvm, None) => Host::open().map(Some).map_err(Error::option(KVM)),
+        (EngineChoice::Kvm, None) => open(config.kvm_defects).map(Some),
         (EngineChoice::Auto, Some((option, does))) => {
             info!("--engine auto: the software engine, since {option} {does}");
             Ok(None)
@@ -181,7 +206,10 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
                 || {
                     let host = Host::open().map_err(|why| why.to_string())?;
                     let why = host.virtualizes().map_err(|why| why.to_string())?;
-                    Ok((host, why))
+                    match host.defects().map_err(|why| why.to_string())? {
+                        [] => Ok((host, why)),
+                        found => Err(trial::summary(found)),
+                    }
                 },
                 |why| Err(why.to_string()),
             );

@@ -65,8 +65,19 @@ impl Run {
             });
         }
         let engine = memory
-            .engine(config.model, EngineOptions::default())
+            .engine(
+                config.model,
+                EngineOptions {
+                    translate_after: config.translate_after,
+                    ..EngineOptions::default()
+                },
+            )
             .map_err(|lacks| host_lacks(config.model, &lacks))?;
+        if config.translate_after.is_some() && engine.translated().is_none() {
+            info!(
+                "this host gives no executable memory for translations (see `ulimit -f`): the software engine interprets"
+            );
+        }
 
         let entry = files::load(&memory, config)?;
         if matches!(entry, loader::Entry::Linux64 { .. }) && !config.model.features().lm() {

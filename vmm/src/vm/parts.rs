@@ -335,6 +335,7 @@ impl Vm {
                 let touched = memory.touched().iter().map(|range| range.end - range.start).sum();
                 (touched, memory.size())
             },
+            translated: self.soft.translated(),
             digest: self.digest(),
         }
     }

@@ -108,6 +108,11 @@ impl Soft {
         self.turn.cpu
     }
 
+    /// What the engine has translated, if it does.
+    pub fn translated(&self) -> Option<engine::translate::Statistics> {
+        self.engine.translated()
+    }
+
     /// Instructions and REP iterations so far, over all CPUs in the order they ran.
     pub fn steps(&self) -> u64 {
         self.steps

@@ -39,6 +39,8 @@ pub struct Stats {
     pub virtual_time: Duration,
     /// Guest RAM that was touched, which is what of it was hashed, and all of it. In bytes.
     pub touched: (u64, u64),
+    /// What the software engine has translated, if it does.
+    pub translated: Option<engine::translate::Statistics>,
     /// A hash of memory and registers.
     pub digest: u64,
 }
@@ -108,6 +110,17 @@ impl std::fmt::Display for Stats {
             touched >> 10,
             size >> 10
         )?;
+        if let Some(translated) = &self.translated {
+            let ops = translated.ops + translated.called;
+            let share = 100.0 * translated.ops as f64 / (ops.max(1)) as f64;
+            writeln!(
+                f,
+                "translated:   {} blocks, {} KiB of host code; {share:.1} % of their operations, the others are called; {} blocks left",
+                translated.blocks,
+                translated.bytes >> 10,
+                translated.left
+            )?;
+        }
         write!(f, "state hash:   {:016x}", self.digest)
     }
 }

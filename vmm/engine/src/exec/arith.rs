@@ -2,10 +2,11 @@
 
 use iced_x86::{Mnemonic as M, OpKind};
 
-use crate::exec::fuse::{Compare, Form};
+use crate::exec::fuse::Compare;
 use crate::flags::{ADC, ADD, AND, CMP, DEC, INC, NEG, OR, SBB, SUB, TEST, XOR, alu};
 use crate::lower::{End, Lower, body, sized};
 use crate::op::Handler;
+use crate::translate::form::{Form, Operands};
 
 const fn writes(op: u8) -> bool {
     !matches!(op, CMP | TEST)
@@ -13,7 +14,7 @@ const fn writes(op: u8) -> bool {
 
 body! {
     /// Register with register.
-    Rr<O, S>(c, o) {
+    Rr<O, S>(c, o) [Form::Alu(Operands::RegReg, O, S)] {
         let (a, b) = (c.get::<S>(o.dst), c.get::<S>(o.src));
         let (r, nf) = alu::<O, S>(a, b, c.nf);
         c.nf = nf;
@@ -23,7 +24,7 @@ body! {
         Ok(())
     }
     /// Register with immediate; also the one-operand forms.
-    Ri<O, S>(c, o) {
+    Ri<O, S>(c, o) [Form::Alu(Operands::RegImm, O, S)] {
         let a = c.get::<S>(o.dst);
         let (r, nf) = alu::<O, S>(a, o.imm, c.nf);
         c.nf = nf;
@@ -33,7 +34,7 @@ body! {
         Ok(())
     }
     /// Register with memory.
-    Rm<O, S>(c, o) {
+    Rm<O, S>(c, o) [Form::Alu(Operands::RegMem, O, S)] {
         let ea = c.ea(o);
         let b = c.load::<S>(o, ea)?;
         let a = c.get::<S>(o.dst);
@@ -45,7 +46,7 @@ body! {
         Ok(())
     }
     /// Memory with register.
-    Mr<O, S>(c, o) {
+    Mr<O, S>(c, o) [Form::Alu(Operands::MemReg, O, S)] {
         let ea = c.ea(o);
         let b = c.get::<S>(o.src);
         if writes(O) {
@@ -61,7 +62,7 @@ body! {
         }
     }
     /// Memory with immediate; also the one-operand forms.
-    Mi<O, S>(c, o) {
+    Mi<O, S>(c, o) [Form::Alu(Operands::MemImm, O, S)] {
         let ea = c.ea(o);
         if writes(O) {
             let b = o.imm;
@@ -77,7 +78,7 @@ body! {
         }
     }
     /// NOT changes no flag.
-    Not<S>(c, o) {
+    Not<S>(c, o) [Form::Not(S)] {
         let v = !c.get::<S>(o.dst);
         c.set::<S>(o.dst, v);
         Ok(())
@@ -159,29 +160,29 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         (false, OpKind::Register) => {
             let (dst, src) = (l.reg(0), l.reg(1));
             l.emit(rr(op, size), |o| (o.dst, o.src) = (dst, src));
-            Form::RegReg
+            Operands::RegReg
         }
         (false, OpKind::Memory) => {
             let dst = l.reg(0);
             let m = l.mem(size, false);
             l.emit_mem(by_operation!(op, size, Rm), m, |o| o.dst = dst);
-            Form::RegMem
+            Operands::RegMem
         }
         (true, OpKind::Register) => {
             let src = l.reg(1);
             let m = l.mem(size, writes(op));
             l.emit_mem(by_operation!(op, size, Mr), m, |o| o.src = src);
-            Form::MemReg
+            Operands::MemReg
         }
         (true, _) => {
             let m = l.mem(size, writes(op));
             l.emit_mem(by_operation!(op, size, Mi), m, |o| o.imm = imm);
-            Form::MemImm
+            Operands::MemImm
         }
         (false, _) => {
             let dst = l.reg(0);
             l.emit(ri(op, size), |o| (o.dst, o.imm) = (dst, imm));
-            Form::RegImm
+            Operands::RegImm
         }
     };
     l.compare = Some(Compare { form, op, size });

@@ -16,11 +16,12 @@ use crate::fpu::state::{BadImage, mxcsr, xstate};
 use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
 use crate::lower::{End, Lower, body};
 use crate::op::{Done, Handler, Op, Stop, chain};
+use crate::translate::Form;
 
-const ENABLED: u64 = xstate::SSE | xstate::AVX;
+pub(crate) const ENABLED: u64 = xstate::SSE | xstate::AVX;
 
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
-mod aux {
+pub(crate) mod aux {
     pub const ALIGNED: u16 = 1 << 0;
     /// The segment of the operand, of VCVTPS2PH, is still to be checked; and the address has 16 bits.
     pub const SEGMENTED: u16 = 1 << 1;
@@ -35,7 +36,7 @@ mod aux {
 }
 
 /// A thunk op's `imm`: the entry, and above it the slots of operands 2 and 3.
-const ENTRY: u64 = (1 << 48) - 1;
+pub(crate) const ENTRY: u64 = (1 << 48) - 1;
 
 /// Bits of the `aux` of gathers and masked moves.
 mod element {
@@ -442,11 +443,11 @@ body! {
         Err(c.ud())
     }
     /// A thunk.
-    Vex(c, o) {
+    Vex(c, o) [Form::Vex] {
         c.vex(o)
     }
     /// Between registers, of `S` bytes.
-    Move<S>(c, o) {
+    Move<S>(c, o) [Form::MoveYmm(S)] {
         c.avx_ready()?;
         let n = (o.src & 15) as usize;
         let (low, high) = (c.fpu.xmm[n], c.fpu.ymm_hi[n]);
@@ -454,7 +455,7 @@ body! {
         Ok(())
     }
     /// `S` bytes, with `A` aligned.
-    Load<A, S>(c, o) {
+    Load<A, S>(c, o) [Form::LoadYmm(A != 0, S)] {
         c.avx_ready()?;
         let linear = c.ea(o);
         if A != 0 {
@@ -462,7 +463,7 @@ body! {
         }
         c.load_ymm::<S>(o, linear)
     }
-    Store<A, S>(c, o) {
+    Store<A, S>(c, o) [Form::StoreYmm(A != 0, S)] {
         c.avx_ready()?;
         let linear = c.ea(o);
         if A != 0 {
@@ -471,33 +472,33 @@ body! {
         c.store_ymm::<S>(o, linear)
     }
     /// VMOVD, VMOVQ, VMOVSS, VMOVSD: `S` bytes, the rest of the register becomes zero.
-    LoadLow<S>(c, o) {
+    LoadLow<S>(c, o) [Form::LoadLowYmm(S)] {
         c.avx_ready()?;
         let linear = c.ea(o);
         let v = c.load::<S>(o, linear)?;
         c.set_ymm(o.dst, v as u128, 0);
         Ok(())
     }
-    StoreLow<S>(c, o) {
+    StoreLow<S>(c, o) [Form::StoreLowYmm(S)] {
         c.avx_ready()?;
         let linear = c.ea(o);
         let v = c.fpu.xmm[(o.src & 15) as usize] as u64;
         c.store::<S>(o, linear, v)
     }
-    FromGpr<S>(c, o) {
+    FromGpr<S>(c, o) [Form::YmmFromReg(S)] {
         c.avx_ready()?;
         let v = c.get::<S>(o.src) as u128;
         c.set_ymm(o.dst, v, 0);
         Ok(())
     }
-    ToGpr<S>(c, o) {
+    ToGpr<S>(c, o) [Form::RegFromYmm(S)] {
         c.avx_ready()?;
         let v = c.fpu.xmm[(o.src & 15) as usize] as u64;
         c.set::<S>(o.dst, v);
         Ok(())
     }
     /// VPAND, VPANDN, VPOR, VPXOR and their twins between registers `src` and `base`.
-    Logic<OP, S>(c, o) {
+    Logic<OP, S>(c, o) [Form::LogicYmm(OP, S)] {
         c.avx_ready()?;
         let (n, m) = ((o.src & 15) as usize, (o.base & 15) as usize);
         let f = |a: u128, b: u128| match OP { AND => a & b, ANDN => !a & b, OR => a | b, _ => a ^ b };

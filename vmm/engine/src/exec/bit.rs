@@ -9,6 +9,7 @@ use crate::exec::mov::extend;
 use crate::flags::{CF, PF, ZF, from_rflags, to_rflags};
 use crate::lower::{End, Lower, Mem, body, sized, sized_wide};
 use crate::op::{Handler, chain};
+use crate::translate::Form;
 
 const BT: u8 = 0;
 const BTS: u8 = 1;
@@ -31,7 +32,7 @@ fn bit<const K: u8, const S: u8>(c: &mut Cpu, v: u64, n: u64) -> u64 {
 
 body! {
     /// A slot, by a register.
-    BitR<K, S>(c, o) {
+    BitR<K, S>(c, o) [Form::Bit(K, S)] {
         let (v, n) = (c.get::<S>(o.dst), c.get::<S>(o.src));
         let r = bit::<K, S>(c, v, n);
         if K != BT {
@@ -40,7 +41,7 @@ body! {
         Ok(())
     }
     /// A slot, by an immediate.
-    BitI<K, S>(c, o) {
+    BitI<K, S>(c, o) [Form::BitImm(K, S)] {
         let v = c.get::<S>(o.dst);
         let r = bit::<K, S>(c, v, o.imm);
         if K != BT {
@@ -125,7 +126,7 @@ body! {
         Ok(())
     }
     /// From slot to slot with the bytes in the opposite order.
-    Swap<S>(c, o) {
+    Swap<S>(c, o) [Form::SwapBytes(S)] {
         let v = c.get::<S>(o.src);
         c.set::<S>(o.dst, v.swap_bytes() >> (64 - 8 * S as u32));
         Ok(())

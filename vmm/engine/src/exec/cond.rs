@@ -3,15 +3,16 @@
 use crate::flags::condition;
 use crate::lower::{End, Lower, body, sized_wide};
 use crate::op::chain;
+use crate::translate::Form;
 
 body! {
     /// A 32-bit destination is zero-extended even if nothing moves (SDM Vol. 2A "CMOVcc").
-    Cmov<K, S>(c, o) {
+    Cmov<K, S>(c, o) [Form::Cmov(K, S)] {
         let v = c.get::<S>(if condition::<K>(c.nf) { o.src } else { o.dst });
         c.set::<S>(o.dst, v);
         Ok(())
     }
-    Set<K>(c, o) {
+    Set<K>(c, o) [Form::Set(K)] {
         let v = condition::<K>(c.nf);
         c.set::<1>(o.dst, v as u64);
         Ok(())

@@ -6,6 +6,7 @@ use crate::cpu::{Cpu, slot};
 use crate::flags::condition;
 use crate::lower::{End, Lower, attempt, flow};
 use crate::op::{Done, Op, Reason, Stop, chain_flow};
+use crate::translate::form::{Form, reach};
 use x86::watch::Flow;
 
 /// Where an instruction goes in a code segment that is not flat, or with 16-bit operands: checked against the limit, and
@@ -144,7 +145,7 @@ fn go<const HOW: u8, const R: u8>(c: &mut Cpu, o: &Op, taken: bool, next: u64) -
 
 // `R` 1: the form that records, for blocks of the mode that does; 2: that in flat code, where it makes a difference.
 flow! {
-    Jcc<K, HOW, R>(c, o) {
+    Jcc<K, HOW, R>(c, o) [Form::Jcc(K, reach(HOW))] {
         let taken = condition::<K>(c.nf);
         go::<HOW, R>(c, o, taken, o.off as u64 + o.len as u64)
     }
@@ -152,14 +153,14 @@ flow! {
         let taken = condition::<K>(c.nf);
         slowly::<R>(c, o, taken as u8, |c, o| branch_slow::<S>(c, o, taken))
     }
-    Jmp<HOW, R>(c, o) {
+    Jmp<HOW, R>(c, o) [Form::Jump(reach(HOW))] {
         go::<HOW, R>(c, o, true, 0)
     }
     JmpSlow<R, S>(c, o) {
         let rip = c.relative::<S>(o.imm);
         slowly::<R>(c, o, JUMP, |c, o| go_slow(c, o, rip))
     }
-    JmpReg<R, S>(c, o) {
+    JmpReg<R, S>(c, o) [Form::JumpReg(S)] {
         let rip = c.get::<S>(o.src);
         let t = c.lookup(rip);
         if t.is_null() {
@@ -171,7 +172,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    JmpMem<R, S>(c, o) {
+    JmpMem<R, S>(c, o) [Form::JumpMem(S)] {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);
@@ -184,7 +185,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    Call<HOW, R, S>(c, o) {
+    Call<HOW, R, S>(c, o) [Form::Call(reach(HOW), S)] {
         let next = c.next_ip(o);
         attempt!(c, o, c.push::<S>(o, next));
         go::<HOW, R>(c, o, true, 0)
@@ -193,7 +194,7 @@ flow! {
         let rip = c.relative::<S>(o.imm);
         slowly::<R>(c, o, CALL, |c, o| call_slow::<S>(c, o, rip))
     }
-    CallReg<R, S>(c, o) {
+    CallReg<R, S>(c, o) [Form::CallReg(S)] {
         let rip = c.get::<S>(o.src);
         let t = c.lookup(rip);
         if t.is_null() {
@@ -207,7 +208,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    CallMem<R, S>(c, o) {
+    CallMem<R, S>(c, o) [Form::CallMem(S)] {
         let ea = c.ea(o);
         let rip = attempt!(c, o, c.load::<S>(o, ea));
         let t = c.lookup(rip);
@@ -222,7 +223,7 @@ flow! {
         }
         c.land(rip, t)
     }
-    Ret<R, S>(c, o) {
+    Ret<R, S>(c, o) [Form::Return(S)] {
         let rip = attempt!(c, o, c.peek::<S>(o, 0));
         let t = c.lookup(rip);
         if t.is_null() {

@@ -9,21 +9,12 @@ use crate::exec::arith::{Mi, Mr, Ri, Rm, Rr};
 use crate::flags::{ADD, AND, CMP, DEC, SUB, TEST, condition};
 use crate::lower::attempt;
 use crate::op::{Body, Flow, Handler, Op, chain_flow};
-
-/// Where a compare's operands are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    RegReg,
-    RegImm,
-    RegMem,
-    MemReg,
-    MemImm,
-}
+use crate::translate::form::{Form, Operands};
 
 /// What the instruction before was, if a branch may be joined to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Compare {
-    pub form: Form,
+    pub form: Operands,
     pub op: u8,
     pub size: u8,
 }
@@ -33,6 +24,11 @@ pub(crate) struct Compare {
 struct Fused<B, const K: u8, const R: u8>(core::marker::PhantomData<B>);
 
 impl<B: Body, const K: u8, const R: u8> Flow for Fused<B, K, R> {
+    const FORM: Form = match B::FORM {
+        Form::Alu(operands, op, size) => Form::Fused(operands, op, size, K),
+        _ => Form::Other,
+    };
+
     #[inline(always)]
     fn run(c: &mut Cpu, o: &Op) -> *const Op {
         attempt!(c, o, B::run(c, o));
@@ -72,21 +68,21 @@ macro_rules! sizes {
 pub(crate) fn handler(compare: Compare, k: u8, recorded: bool) -> Option<Handler> {
     let size = compare.size;
     Some(match (compare.form, compare.op) {
-        (Form::RegReg, CMP) => sizes!((k, recorded), size, Rr, CMP),
-        (Form::RegReg, TEST) => sizes!((k, recorded), size, Rr, TEST),
-        (Form::RegReg, SUB) => sizes!((k, recorded), size, Rr, SUB),
-        (Form::RegReg, AND) => sizes!((k, recorded), size, Rr, AND),
-        (Form::RegImm, CMP) => sizes!((k, recorded), size, Ri, CMP),
-        (Form::RegImm, TEST) => sizes!((k, recorded), size, Ri, TEST),
-        (Form::RegImm, SUB) => sizes!((k, recorded), size, Ri, SUB),
-        (Form::RegImm, ADD) => sizes!((k, recorded), size, Ri, ADD),
-        (Form::RegImm, AND) => sizes!((k, recorded), size, Ri, AND),
-        (Form::RegImm, DEC) => sizes!((k, recorded), size, Ri, DEC),
-        (Form::RegMem, CMP) => sizes!((k, recorded), size, Rm, CMP),
-        (Form::MemReg, CMP) => sizes!((k, recorded), size, Mr, CMP),
-        (Form::MemReg, TEST) => sizes!((k, recorded), size, Mr, TEST),
-        (Form::MemImm, CMP) => sizes!((k, recorded), size, Mi, CMP),
-        (Form::MemImm, TEST) => sizes!((k, recorded), size, Mi, TEST),
+        (Operands::RegReg, CMP) => sizes!((k, recorded), size, Rr, CMP),
+        (Operands::RegReg, TEST) => sizes!((k, recorded), size, Rr, TEST),
+        (Operands::RegReg, SUB) => sizes!((k, recorded), size, Rr, SUB),
+        (Operands::RegReg, AND) => sizes!((k, recorded), size, Rr, AND),
+        (Operands::RegImm, CMP) => sizes!((k, recorded), size, Ri, CMP),
+        (Operands::RegImm, TEST) => sizes!((k, recorded), size, Ri, TEST),
+        (Operands::RegImm, SUB) => sizes!((k, recorded), size, Ri, SUB),
+        (Operands::RegImm, ADD) => sizes!((k, recorded), size, Ri, ADD),
+        (Operands::RegImm, AND) => sizes!((k, recorded), size, Ri, AND),
+        (Operands::RegImm, DEC) => sizes!((k, recorded), size, Ri, DEC),
+        (Operands::RegMem, CMP) => sizes!((k, recorded), size, Rm, CMP),
+        (Operands::MemReg, CMP) => sizes!((k, recorded), size, Mr, CMP),
+        (Operands::MemReg, TEST) => sizes!((k, recorded), size, Mr, TEST),
+        (Operands::MemImm, CMP) => sizes!((k, recorded), size, Mi, CMP),
+        (Operands::MemImm, TEST) => sizes!((k, recorded), size, Mi, TEST),
         _ => return None,
     })
 }

@@ -5,6 +5,7 @@ use iced_x86::{Mnemonic as M, OpKind, Register};
 use crate::cpu::{Cpu, SS, mode, slot};
 use crate::lower::{End, Lower, body, sized, sized_wide};
 use crate::op::{Done, Op, chain};
+use crate::translate::Form;
 
 impl Cpu {
     /// Where `size` bytes would be pushed: the linear address and the new stack pointer.
@@ -84,71 +85,71 @@ impl Cpu {
 }
 
 body! {
-    Nop(_c, _o) {
+    Nop(_c, _o) [Form::Nop] {
         Ok(())
     }
-    MovRr<S>(c, o) {
+    MovRr<S>(c, o) [Form::MoveReg(S)] {
         let v = c.get::<S>(o.src);
         c.set::<S>(o.dst, v);
         Ok(())
     }
-    MovRi<S>(c, o) {
+    MovRi<S>(c, o) [Form::MoveImm(S)] {
         c.set::<S>(o.dst, o.imm);
         Ok(())
     }
-    MovRm<X, S>(c, o) {
+    MovRm<X, S>(c, o) [Form::Load(S)] {
         let ea = c.ea_with::<X>(o);
         let v = c.load::<S>(o, ea)?;
         c.set::<S>(o.dst, v);
         Ok(())
     }
-    MovMr<X, S>(c, o) {
+    MovMr<X, S>(c, o) [Form::Store(S)] {
         let ea = c.ea_with::<X>(o);
         let v = c.get::<S>(o.src);
         c.store::<S>(o, ea, v)
     }
-    MovMi<S>(c, o) {
+    MovMi<S>(c, o) [Form::StoreImm(S)] {
         let ea = c.ea(o);
         c.store::<S>(o, ea, o.imm)
     }
     /// From `F` to `S` bytes, zero-extended.
-    ZeroRr<F, S>(c, o) {
+    ZeroRr<F, S>(c, o) [Form::ZeroReg(F, S)] {
         let v = c.get::<F>(o.src);
         c.set::<S>(o.dst, v);
         Ok(())
     }
-    ZeroRm<F, S>(c, o) {
+    ZeroRm<F, S>(c, o) [Form::ZeroLoad(F, S)] {
         let ea = c.ea(o);
         let v = c.load::<F>(o, ea)?;
         c.set::<S>(o.dst, v);
         Ok(())
     }
     /// From `F` to `S` bytes, sign-extended.
-    SignRr<F, S>(c, o) {
+    SignRr<F, S>(c, o) [Form::SignReg(F, S)] {
         let v = extend::<F>(c.get::<F>(o.src));
         c.set::<S>(o.dst, v);
         Ok(())
     }
-    SignRm<F, S>(c, o) {
+    SignRm<F, S>(c, o) [Form::SignLoad(F, S)] {
         let ea = c.ea(o);
         let v = extend::<F>(c.load::<F>(o, ea)?);
         c.set::<S>(o.dst, v);
         Ok(())
     }
     /// LEA with an address size of `A` bytes.
-    Lea<A, S>(c, o) {
+    Lea<A, S>(c, o) [Form::Lea(A, S)] {
         let ea = c.ea(o);
         c.set::<S>(o.dst, match A { 2 => ea & 0xffff, 4 => ea & 0xffff_ffff, _ => ea });
         Ok(())
     }
-    PushR<S>(c, o) {
+    PushR<S>(c, o) [Form::PushReg(S)] {
         let v = c.get::<S>(o.src);
         c.push::<S>(o, v)
     }
-    PushI<S>(c, o) {
+    PushI<S>(c, o) [Form::PushImm(S)] {
         c.push::<S>(o, o.imm)
     }
-    PopR<S>(c, o) {
+    PopR<S>(c, o) [Form::PopReg(S)] {
         let v = c.peek::<S>(o, 0)?;
         c.drop_stack::<S>(S as u64);
         c.set::<S>(o.dst, v);
@@ -165,7 +166,7 @@ body! {
         c.drop_stack::<S>(S as u64);
         Ok(())
     }
-    XchgRr<S>(c, o) {
+    XchgRr<S>(c, o) [Form::Exchange(S)] {
         let (a, b) = (c.get::<S>(o.dst), c.get::<S>(o.src));
         c.set::<S>(o.dst, b);
         c.set::<S>(o.src, a);

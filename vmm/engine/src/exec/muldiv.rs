@@ -9,6 +9,7 @@ use crate::exec::mov::extend;
 use crate::flags::{CF, OF, TEST, ZF, alu, from_rflags, to_rflags};
 use crate::lower::{End, Lower, body, sized, sized_wide};
 use crate::op::{Done, Op, chain};
+use crate::translate::Form;
 
 /// The flags after a multiplication (`undefined::multiply`).
 #[inline(always)]
@@ -49,7 +50,7 @@ fn carries<const G: u8, const S: u8>(low: u64, high: u64) -> bool {
 
 body! {
     /// MUL and IMUL of the accumulator. `H` 1: flags from the host.
-    Wide<G, H, S>(c, o) {
+    Wide<G, H, S>(c, o) [if H == 0 { Form::Multiply(G != 0, S) } else { Form::Other }] {
         let (a, b) = (c.get::<S>(slot::RAX), c.get::<S>(o.src));
         let (low, high) = product::<G, S>(a, b);
         c.nf = if H != 0 {
@@ -66,14 +67,14 @@ body! {
         Ok(())
     }
     /// IMUL with two operands.
-    Truncated<H, S>(c, o) {
+    Truncated<H, S>(c, o) [if H == 0 { Form::Product(S) } else { Form::Other }] {
         let (a, b) = (c.get::<S>(o.dst), c.get::<S>(o.src));
         let r = truncated::<H, S>(c, a, b);
         c.set::<S>(o.dst, r);
         Ok(())
     }
     /// IMUL with an immediate.
-    TruncatedImm<H, S>(c, o) {
+    TruncatedImm<H, S>(c, o) [if H == 0 { Form::ProductImm(S) } else { Form::Other }] {
         let a = c.get::<S>(o.src);
         let r = truncated::<H, S>(c, a, o.imm);
         c.set::<S>(o.dst, r);
@@ -84,7 +85,7 @@ body! {
         divide::<G, S>(c, o)
     }
     /// CBW, CWDE, CDQE: the accumulator's lower half to `S` bytes.
-    ExtendA<S>(c, _o) {
+    ExtendA<S>(c, _o) [Form::ExtendA(S)] {
         let v = match S {
             2 => extend::<1>(c.get::<1>(slot::RAX)),
             4 => extend::<2>(c.get::<2>(slot::RAX)),
@@ -94,7 +95,7 @@ body! {
         Ok(())
     }
     /// CWD, CDQ, CQO: the accumulator's sign to all of rDX.
-    SignToD<S>(c, _o) {
+    SignToD<S>(c, _o) [Form::SignToD(S)] {
         let v = extend::<S>(c.get::<S>(slot::RAX));
         c.set::<S>(slot::RDX, ((v as i64) >> 63) as u64);
         Ok(())

@@ -9,6 +9,7 @@ use crate::exec::mov::MovRr;
 use crate::flags::{self, CF, LEFT, OF, RIGHT, RIGHT_SIGNED, TEST, alu, from_rflags, to_rflags};
 use crate::lower::{End, Lower, body, sized, sized_wide};
 use crate::op::Handler;
+use crate::translate::Form;
 use crate::undefined::{self, Shift};
 
 // The operations as ModR/M encodes them; 6 is SHL's other name.
@@ -118,7 +119,7 @@ fn shift_any<const O: u8, const S: u8>(c: &mut Cpu, a: u64, count: u64) -> u64 {
 
 body! {
     /// Register by an immediate that is not 0 and already masked.
-    Ri<O, S>(c, o) {
+    Ri<O, S>(c, o) [Form::ShiftImm(O, S)] {
         let a = c.get::<S>(o.dst);
         let (r, nf) = shift::<O, S>(a, o.imm, c.nf);
         // These forms, and they alone, leave OF as it was (`undefined::PINS`).
@@ -128,7 +129,7 @@ body! {
         Ok(())
     }
     /// Register by CL.
-    Rc<O, S>(c, o) {
+    Rc<O, S>(c, o) [Form::ShiftByCl(O, S)] {
         let a = c.get::<S>(o.dst);
         let n = c.get::<1>(slot::RCX);
         let r = shift_any::<O, S>(c, a, n);

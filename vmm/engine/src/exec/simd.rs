@@ -14,9 +14,10 @@ use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
 use crate::lower::{End, Lower, body, sized};
 use crate::mmu::Access;
 use crate::op::{Done, Handler, Op, Stop, chain};
+use crate::translate::Form;
 
 /// Bits of a thunk op's `aux`; the size of the memory operand stands above them.
-mod aux {
+pub(crate) mod aux {
     pub const ALIGNED: u16 = 1 << 0;
     pub const MMX: u16 = 1 << 1;
     pub const MXCSR: u16 = 1 << 2;
@@ -298,10 +299,10 @@ impl Cpu {
     }
 }
 
-pub(super) const AND: u8 = 0;
-pub(super) const ANDN: u8 = 1;
-pub(super) const OR: u8 = 2;
-pub(super) const XOR: u8 = 3;
+pub(crate) const AND: u8 = 0;
+pub(crate) const ANDN: u8 = 1;
+pub(crate) const OR: u8 = 2;
+pub(crate) const XOR: u8 = 3;
 
 body! {
     /// The checks of an SSE (`MMX` 0) or MMX instruction ahead of its operand's segment checks.
@@ -319,16 +320,16 @@ body! {
         Ok(())
     }
     /// A thunk.
-    Vector(c, o) {
+    Vector(c, o) [Form::Vector] {
         c.vector(o)
     }
-    MovXmm(c, o) {
+    MovXmm(c, o) [Form::MoveXmm] {
         c.sse_ready()?;
         *c.xmm(o.dst) = *c.xmm(o.src);
         Ok(())
     }
     /// Sixteen bytes, with `A` aligned.
-    LoadXmm<A>(c, o) {
+    LoadXmm<A>(c, o) [Form::LoadXmm(A != 0)] {
         c.sse_ready()?;
         let linear = c.ea(o);
         if A != 0 {
@@ -336,7 +337,7 @@ body! {
         }
         c.load_xmm(o, linear)
     }
-    StoreXmm<A>(c, o) {
+    StoreXmm<A>(c, o) [Form::StoreXmm(A != 0)] {
         c.sse_ready()?;
         let linear = c.ea(o);
         if A != 0 {
@@ -345,39 +346,39 @@ body! {
         c.store_xmm(o, linear)
     }
     /// `S` bytes, the rest of the register becomes zero.
-    LoadLow<S>(c, o) {
+    LoadLow<S>(c, o) [Form::LoadLow(S)] {
         c.sse_ready()?;
         let linear = c.ea(o);
         let v = c.load::<S>(o, linear)?;
         *c.xmm(o.dst) = v as u128;
         Ok(())
     }
-    StoreLow<S>(c, o) {
+    StoreLow<S>(c, o) [Form::StoreLow(S)] {
         c.sse_ready()?;
         let linear = c.ea(o);
         let v = *c.xmm(o.src) as u64;
         c.store::<S>(o, linear, v)
     }
     /// MOVD and MOVQ from a general register.
-    FromGpr<S>(c, o) {
+    FromGpr<S>(c, o) [Form::XmmFromReg(S)] {
         c.sse_ready()?;
         *c.xmm(o.dst) = c.get::<S>(o.src) as u128;
         Ok(())
     }
     /// MOVD and MOVQ to a general register.
-    ToGpr<S>(c, o) {
+    ToGpr<S>(c, o) [Form::RegFromXmm(S)] {
         c.sse_ready()?;
         let v = *c.xmm(o.src) as u64;
         c.set::<S>(o.dst, v);
         Ok(())
     }
     /// MOVQ between registers.
-    MovLow(c, o) {
+    MovLow(c, o) [Form::MoveLowXmm] {
         c.sse_ready()?;
         *c.xmm(o.dst) = *c.xmm(o.src) as u64 as u128;
         Ok(())
     }
-    Logic<OP>(c, o) {
+    Logic<OP>(c, o) [Form::LogicXmm(OP)] {
         c.sse_ready()?;
         let (a, b) = (*c.xmm(o.dst), *c.xmm(o.src));
         *c.xmm(o.dst) = match OP { AND => a & b, ANDN => !a & b, OR => a | b, _ => a ^ b };

@@ -2,6 +2,7 @@
 
 use super::{body, flow};
 use crate::op::{OpKind, Reason, Stop};
+use crate::translate::form::{Form, Reach};
 
 /// Whether an op stands behind a block's instructions and leads on to the next block.
 pub(crate) fn leads_on(kind: &OpKind) -> bool {
@@ -20,11 +21,11 @@ flow! {
         c.abandon(o)
     }
     /// The block goes on in the next one, in the same page: not an instruction.
-    Continue(c, o) {
+    Continue(c, o) [Form::Continue(Reach::Near)] {
         c.follow(o.link(), true, o.imm)
     }
     /// The block goes on in the next page: not an instruction.
-    ContinueFar(c, o) {
+    ContinueFar(c, o) [Form::Continue(Reach::Far)] {
         c.follow_far::<0>(o, true, o.imm)
     }
     /// The block goes on in a code segment that is not flat: not an instruction.

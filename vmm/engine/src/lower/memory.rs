@@ -5,6 +5,7 @@ use iced_x86::Register;
 use super::{Lower, body, gpr, sized};
 use crate::cpu::{SS, mode, slot};
 use crate::op::{Handler, Reason, Stop, chain};
+use crate::translate::Form;
 
 /// A memory operand ready for an op: whatever the decoder could not fold in has been computed by an op before.
 #[derive(Clone, Copy, Debug)]
@@ -266,7 +267,7 @@ body! {
         Ok(())
     }
     /// FS or GS in 64-bit mode: a base, no limit.
-    EaBased<A>(c, o) {
+    EaBased<A>(c, o) [Form::EaBased(A)] {
         let ea = c.ea(o) & match A { 2 => 0xffff, 4 => 0xffff_ffff, _ => u64::MAX };
         let base = c.seg[(o.seg as usize).min(5)].base;
         c.set::<8>(slot::EA, ea.wrapping_add(base));
@@ -286,14 +287,14 @@ body! {
         c.aligned(linear, o.aux as u64)
     }
     /// Loads a memory operand into T0.
-    LoadT0<S>(c, o) {
+    LoadT0<S>(c, o) [Form::LoadT0(S)] {
         let ea = c.ea(o);
         let v = c.load::<S>(o, ea)?;
         c.set::<8>(slot::T0, v);
         Ok(())
     }
     /// Stores T0.
-    StoreT0<S>(c, o) {
+    StoreT0<S>(c, o) [Form::StoreT0(S)] {
         let ea = c.ea(o);
         let v = c.get::<S>(slot::T0);
         c.store::<S>(o, ea, v)

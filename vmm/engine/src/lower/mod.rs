@@ -45,12 +45,15 @@ macro_rules! sized_wide {
 }
 pub(crate) use sized_wide;
 
-/// Defines a [`Body`]: `body! { /// Doc. Name<A, B>(c, o) { ... } }`, all parameters `u8`.
+/// Defines a [`Body`]: `body! { /// Doc. Name<A, B>(c, o) { ... } }`, all parameters `u8`. In brackets before the block stands the
+/// [`Form`](crate::translate::Form) of what is translated.
 macro_rules! body {
-    ($($(#[$meta:meta])* $name:ident $(<$($p:ident),+>)? ($c:ident, $o:ident) $block:block)+) => { $(
+    ($($(#[$meta:meta])* $name:ident $(<$($p:ident),+>)? ($c:ident, $o:ident) $([$form:expr])? $block:block)+) => { $(
         $(#[$meta])*
         pub(crate) struct $name $(<$(const $p: u8),+>)?;
         impl $(<$(const $p: u8),+>)? $crate::op::Body for $name $(<$($p),+>)? {
+            $(const FORM: $crate::translate::Form = $form;)?
+
             #[inline(always)]
             fn run($c: &mut $crate::cpu::Cpu, $o: &$crate::op::Op) -> $crate::op::Done $block
         }
@@ -60,10 +63,12 @@ pub(crate) use body;
 
 /// Defines a [`Flow`], like `body!`; the block returns the next op.
 macro_rules! flow {
-    ($($(#[$meta:meta])* $name:ident $(<$($p:ident),+>)? ($c:ident, $o:ident) $block:block)+) => { $(
+    ($($(#[$meta:meta])* $name:ident $(<$($p:ident),+>)? ($c:ident, $o:ident) $([$form:expr])? $block:block)+) => { $(
         $(#[$meta])*
         pub(crate) struct $name $(<$(const $p: u8),+>)?;
         impl $(<$(const $p: u8),+>)? $crate::op::Flow for $name $(<$($p),+>)? {
+            $(const FORM: $crate::translate::Form = $form;)?
+
             #[inline(always)]
             fn run($c: &mut $crate::cpu::Cpu, $o: &$crate::op::Op) -> *const $crate::op::Op $block
         }

@@ -512,7 +512,7 @@ fn undefined_results_can_be_the_hosts() {
     findings.judge("undefined results of the host");
 }
 
-// covers: differential/forms
+// covers: differential/forms, translate/every-op
 #[test]
 fn every_form_is_executed() {
     let mut pair = Pair::take(engine::Undefined::Model);

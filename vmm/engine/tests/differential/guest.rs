@@ -165,7 +165,17 @@ impl Guest {
             len: RAM,
         };
         // SAFETY: the mapping lives until after the engine is dropped, and slices of it are only made between runs.
-        let engine = unsafe { Engine::new(vec![region], model(), EngineOptions { undefined }) };
+        let engine = unsafe {
+            Engine::new(
+                vec![region],
+                model(),
+                EngineOptions {
+                    undefined,
+                    // As in `rig`.
+                    translate_after: (!cfg!(feature = "plain-loop")).then_some(1),
+                },
+            )
+        };
         let engine = engine.expect("the host runs everything the model has");
         Guest {
             engine,

@@ -60,13 +60,24 @@ pub fn code_segment(attributes: u16) -> Segment {
     }
 }
 
+/// Whatever runs is translated at once, where that can be; in the run of these tests with the plain loop nothing is.
+pub fn translate_after() -> Option<u32> {
+    (!cfg!(feature = "plain-loop")).then_some(1)
+}
+
 impl Rig {
     pub fn new() -> Rig {
         Rig::with(&WESTMERE)
     }
 
     pub fn with(model: &'static CpuModel) -> Rig {
-        Rig::with_options(model, EngineOptions::default())
+        Rig::with_options(
+            model,
+            EngineOptions {
+                translate_after: translate_after(),
+                ..EngineOptions::default()
+            },
+        )
     }
 
     pub fn with_options(model: &'static CpuModel, options: EngineOptions) -> Rig {

@@ -167,13 +167,13 @@ fn name_at(bytes: &[u8], at: usize) -> Option<(usize, &[u8])> {
     Some((start + len, bytes.get(start..start + len)?))
 }
 
-struct Names<'a> {
+struct SymbolNames<'a> {
     bytes: &'a [u8],
     tokens: &'a [u8],
     index: &'a [u8; INDEX],
 }
 
-impl Names<'_> {
+impl SymbolNames<'_> {
     /// `None`: it is longer than a name can be, or of what no name is of.
     fn expand(&self, coded: &[u8], name: &mut Vec<u8>) -> Option<()> {
         name.clear();
@@ -211,7 +211,7 @@ fn decode(bytes: &[u8], index: &[u8; INDEX], look: &mut Look<'_>) -> Option<Symb
     let offset = |n: usize| word(offsets + n * 4).map_or(0, |word| word as i32);
     // CONFIG_KALLSYMS_ABSOLUTE_PERCPU, as all SMP kernels have it: what is not negative is an address, of per-CPU data.
     let absolute = (0..count).filter(|n| offset(*n) < 0).count() > count / 2;
-    let names = Names {
+    let names = SymbolNames {
         bytes: &bytes[names..end],
         tokens: &bytes[table..],
         index,

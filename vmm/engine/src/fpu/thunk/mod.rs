@@ -109,6 +109,21 @@ impl Slot {
         Slot(Slot::GPR | number as u8)
     }
 
+    /// The number of a general register, where it points at one.
+    pub(crate) fn general(self) -> Option<u8> {
+        (self.0 >> 6 == 1).then_some(self.0 & 0x3f)
+    }
+
+    /// It points at the memory operand.
+    pub(crate) fn is_memory(self) -> bool {
+        self.0 >> 6 == 2
+    }
+
+    /// The offset in the state, where it points there.
+    pub(crate) fn vector(self) -> Option<usize> {
+        (self.0 >> 6 == 0).then_some((self.0 & 0x3f) as usize * 16)
+    }
+
     /// Registers of the state are 16 bytes apart, general registers 8. An absent operand's pointer is never used.
     #[inline(always)]
     fn pointer(self, fpu: *mut u8, gpr: *mut u8, memory: *mut u8) -> *mut u8 {

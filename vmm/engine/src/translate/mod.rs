@@ -1,0 +1,243 @@
+//! Blocks as host code.
+//!
+//! A block that has run often is translated: its ops, one after another, become host code that keeps ten of the guest's registers
+//! in registers of the host's and its arithmetic flags in RAX, in the form of [`crate::flags`]. The interpreter stays complete and
+//! goes on wherever the translation ends.
+//!
+//! *Leaving.* A translation leaves at an op: with everything of the guest's where the interpreter has it, as it was before that op,
+//! which then runs there. So whatever is rare (a TLB miss, a device, a store to code, a fault, a branch whose target is not known)
+//! is the interpreter's, and exact without a word about it here. An op of a form that is not known ([`Form::Other`]) is called:
+//! a copy of it is run by its own handler, and behind the copy stands an op that returns.
+//!
+//! *Going on.* A translation ends with the branch to the next block, which takes the block's steps off the budget as the interpreter
+//! does and jumps into that block's translation if it has one, with the registers as they are.
+//!
+//! *What is assumed.* A translation belongs to its block: it goes when the block goes, and holds addresses of its ops and links. It
+//! holds none of a processor, which it finds by RBP, so that all processors of a machine share it.
+// The engine core is one of the rooms where `unsafe` is allowed: code that was made here is entered, and reaches the processor by
+// the offsets that `state` asserts.
+#![allow(unsafe_code)]
+
+mod asm;
+mod emit;
+pub(crate) mod form;
+
+pub(crate) use form::Form;
+
+use crate::block::Block;
+use crate::code_memory::CodeMemory;
+use crate::cpu::{Cpu, mode};
+use crate::op::{Next, Op, Run};
+use asm::{Asm, Rm, host, reg};
+use iced_x86::{Code, Instruction};
+
+/// Bytes of host code that are kept: those of some hundred thousand blocks.
+const CODE_BYTES: usize = 64 << 20;
+
+/// Where a translation is entered, with the guest's registers in the host's.
+pub(crate) type Entry = *const u8;
+
+/// Enters a translation from the interpreter. The answer is the op to go on with and what is to be done with it, see [`Left`].
+pub(crate) type Enter = unsafe extern "sysv64" fn(*mut Cpu, Entry) -> usize;
+
+/// What a translation says in the low bits of the op that it leaves with.
+pub(crate) mod left {
+    /// The op runs as the dispatch has it; null: the chain has ended.
+    pub const RUN: usize = 0;
+    /// The op runs by the interpreter's handler, whether its block is translated or not.
+    pub const INTERPRET: usize = 1;
+    /// The budget does not cover the block that begins with the op, whose steps have been taken off it.
+    pub const BUDGET: usize = 2;
+    pub const MASK: usize = 3;
+}
+
+/// The guest's registers that are in registers of the host's: number of each.
+const MAPPED: [(u8, u8); 10] = [
+    (0, host::RBX),
+    (1, host::RDI),
+    (2, 8),
+    (3, 9),
+    (4, 10),
+    (5, 11),
+    (6, 12),
+    (7, 13),
+    (8, 14),
+    (12, 15),
+];
+
+/// Code that all translations share.
+#[derive(Clone, Copy)]
+struct Stubs {
+    enter: Enter,
+    /// Registers go back to the processor, RDX is the answer.
+    leave: u64,
+    /// The same where they are there already.
+    leave_stored: u64,
+    /// The chain has ended: the answer is null.
+    end: u64,
+    end_stored: u64,
+    /// RDX is a block that the budget does not cover.
+    budget: u64,
+}
+
+/// What makes translations, and keeps them.
+pub(crate) struct Translator {
+    memory: CodeMemory,
+    stubs: Stubs,
+    /// Copies of ops that translations call, each row with the op that returns.
+    called: Vec<Box<[Op]>>,
+    /// What returns to a translation.
+    returns: Run,
+    full: bool,
+    /// How often a block runs before it is translated.
+    pub after: u32,
+    pub statistics: Statistics,
+}
+
+/// What has been translated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of host code.
+    pub bytes: u64,
+    /// Ops that became host code.
+    pub ops: u64,
+    /// Ops that are called.
+    pub called: u64,
+    /// Blocks that are left to the interpreter, since most of their ops would be called.
+    pub left: u64,
+}
+
+impl Translator {
+    /// `None`: this host gives no executable memory.
+    pub fn new(after: u32) -> Option<Translator> {
+        let mut memory = CodeMemory::map(c"engine-translations", CODE_BYTES)?;
+        let stubs = put_stubs(&mut memory)?;
+        Some(Translator {
+            memory,
+            stubs,
+            called: Vec::new(),
+            returns: return_to_translation,
+            full: false,
+            after: after.max(1),
+            statistics: Statistics::default(),
+        })
+    }
+
+    pub fn enter(&self) -> Enter {
+        self.stubs.enter
+    }
+
+    /// There is no room for more.
+    pub fn full(&self) -> bool {
+        self.full
+    }
+
+    /// Forgets all translations. Only between chains.
+    pub fn clear(&mut self) {
+        self.called.clear();
+        self.full = false;
+        self.memory.clear();
+        if let Some(stubs) = put_stubs(&mut self.memory) {
+            self.stubs = stubs;
+        }
+    }
+
+    /// Blocks of this mode are translated: 64-bit code outside transactions.
+    pub fn takes(mode: u32) -> bool {
+        mode & mode::SIZE == mode::SIZE64 && mode & mode::TRANSACTION == 0 && i32::try_from(mode).is_ok()
+    }
+
+    /// Translates a block, whose first op has a handler of its own that is not in it now. `None`: it is left to the interpreter.
+    pub fn translate(&mut self, block: &Block, first: *const Op, run: Run) -> Option<Entry> {
+        let mut emitted = emit::Emit::new(block, first, &self.stubs, self.memory.next(), [run, self.returns]);
+        let (code, native, calls) = emitted.block()?;
+        if native <= calls {
+            self.statistics.left += 1;
+            return None;
+        }
+        let Some(entry) = self.memory.put(&code) else {
+            self.full = true;
+            return None;
+        };
+        self.called.append(&mut emitted.called);
+        self.statistics.blocks += 1;
+        self.statistics.bytes += code.len() as u64;
+        self.statistics.ops += native as u64;
+        self.statistics.called += calls as u64;
+        Some(entry)
+    }
+}
+
+/// The handler of the op behind those that a translation calls.
+#[cfg(chained)]
+unsafe fn return_to_translation(c: &mut Cpu, _: *const Op) -> Next {
+    c.came_through = true;
+}
+
+#[cfg(not(chained))]
+unsafe fn return_to_translation(c: &mut Cpu, _: *const Op) -> Next {
+    c.came_through = true;
+    core::ptr::null()
+}
+
+/// Runs ops that a translation calls: whether it goes on. If not, the chain has ended as the handlers say.
+unsafe extern "sysv64" fn call(c: *mut Cpu, first: *const Op) -> bool {
+    // SAFETY: The translation runs in a chain that has the processor exclusively and does not touch it meanwhile.
+    let c = unsafe { &mut *c };
+    c.came_through = false;
+    // SAFETY: `first` begins a row of ops that stays allocated as long as the translation, and ends with one that returns.
+    unsafe { crate::op::enter_chain(c, first) };
+    c.came_through
+}
+
+/// The offset of a guest register, or of a slot, in the processor.
+const fn slot_at(slot: u8) -> i32 {
+    slot as i32
+}
+
+fn put_stubs(memory: &mut CodeMemory) -> Option<Stubs> {
+    let mut a = Asm::new(memory.next());
+    let saved = [host::RBX, host::RBP, 12, 13, 14, 15];
+    let push = |n: u8| Instruction::with1(Code::Push_r64, reg(n, 8));
+    let pop = |n: u8| Instruction::with1(Code::Pop_r64, reg(n, 8));
+    // Six registers and the return address: eight more bytes keep the stack aligned for what translations call.
+    let enter = a.here();
+    for n in saved {
+        a.emit(push(n));
+    }
+    a.rm_i(Code::Sub_rm64_imm8, Rm::Reg(host::RSP), 8, 8);
+    a.rm_r(Code::Mov_rm64_r64, Rm::Reg(host::RBP), host::RDI, 8);
+    emit::load_registers(&mut a);
+    a.rm(Code::Jmp_rm64, Rm::Reg(host::RSI), 8);
+    let budget = a.here();
+    a.rm_i(Code::Or_rm64_imm8, Rm::Reg(host::RDX), 8, left::BUDGET as i32);
+    let leave = a.here();
+    emit::store_registers(&mut a, u16::MAX);
+    let leave_stored = a.here();
+    a.rm_r(Code::Mov_rm64_r64, Rm::Reg(host::RAX), host::RDX, 8);
+    a.rm_i(Code::Add_rm64_imm8, Rm::Reg(host::RSP), 8, 8);
+    for n in saved.into_iter().rev() {
+        a.emit(pop(n));
+    }
+    a.op0(Code::Retnq);
+    let end = a.here();
+    a.rm_r(Code::Xor_rm32_r32, Rm::Reg(host::RDX), host::RDX, 4);
+    a.branch_to(Code::Jmp_rel32_64, leave);
+    let end_stored = a.here();
+    a.rm_r(Code::Xor_rm32_r32, Rm::Reg(host::RDX), host::RDX, 4);
+    a.branch_to(Code::Jmp_rel32_64, leave_stored);
+    let code = a.finish()?;
+    let start = memory.put(&code)?;
+    debug_assert_eq!(start as u64, enter);
+    Some(Stubs {
+        // SAFETY: Complete code of this signature stands there, as long as `memory` is.
+        enter: unsafe { core::mem::transmute::<*const u8, Enter>(start) },
+        leave,
+        leave_stored,
+        end,
+        end_stored,
+        budget,
+    })
+}
