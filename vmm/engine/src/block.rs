@@ -14,7 +14,7 @@ use crate::frontend::Placed;
 use crate::key::{Key, Map};
 use crate::lower::{Lowered, control};
 use crate::op::{Link, Next, Op, OpKind, Run};
-use crate::translate::{Enter, Entry, Statistics, Translator, left};
+use crate::translate::{Enter, Entry, PROLOGUE, Statistics, Translator, left};
 
 /// Ops kept before the cache is emptied: 64 MiB of them.
 const MAX_OPS: usize = 2 << 20;
@@ -77,7 +77,7 @@ unsafe fn run_translation(c: &mut Cpu, o: *const Op) -> Next {
     let next = unsafe {
         let header = &*header(o);
         match header.enter {
-            Some(enter) => enter(c, header.native),
+            Some(enter) => enter(c, header.native.wrapping_add(PROLOGUE)),
             None => o as usize | left::INTERPRET,
         }
     };
@@ -336,6 +336,24 @@ impl BlockCache {
             }
             self.blocks[Self::index(to)].incoming.push(link);
         }
+        self.chain(link);
+    }
+
+    /// The translated branch that stands for a link, if there is one, leads where the link does.
+    fn chain(&mut self, link: *mut *const Op) {
+        let Some(translator) = &mut self.translator else {
+            return;
+        };
+        // SAFETY: As in `link`: what is not null is the first op of a block, with a header before it.
+        let native = unsafe {
+            let to = link.read();
+            if to.is_null() {
+                core::ptr::null()
+            } else {
+                (*header(to)).native
+            }
+        };
+        translator.chain(link, (!native.is_null()).then_some(native));
     }
 
     /// Nobody is linked to a block any more.
@@ -343,6 +361,7 @@ impl BlockCache {
         for link in core::mem::take(&mut self.blocks[block as usize].incoming) {
             // SAFETY: Links stay allocated as long as their blocks, which is until the cache is emptied.
             unsafe { link.write(core::ptr::null()) };
+            self.chain(link);
         }
     }
 
@@ -377,21 +396,28 @@ impl BlockCache {
     /// Translates the block that begins with an op, which has run often.
     fn translate(&mut self, first: *const Op) {
         // SAFETY: The block runs now.
-        let block = &self.blocks[unsafe { Self::index(first) }];
+        let index = unsafe { Self::index(first) };
+        let block = &self.blocks[index];
         // SAFETY: A header stands before it.
         let run = unsafe { (*header(first)).run };
-        let entry = self.translator.as_mut().and_then(|t| t.translate(block, first, run));
+        let translation = self.translator.as_mut().and_then(|t| t.translate(block, first, run));
         // SAFETY: As above; whoever runs it is between its ops.
         unsafe {
             let header = &mut *header(first);
             let f = &raw mut (*first.cast_mut()).f;
-            match entry {
-                Some(entry) => {
-                    header.native = entry;
+            match &translation {
+                Some((entry, _)) => {
+                    header.native = *entry;
                     f.write(run_translation);
                 }
                 None => f.write(header.run),
             }
+        }
+        let Some((_, outgoing)) = translation else { return };
+        // Whoever was linked to the block before goes straight there from now on, and so do its own branches.
+        let incoming = block.incoming.clone();
+        for link in incoming.into_iter().chain(outgoing) {
+            self.chain(link);
         }
     }
 

@@ -12,6 +12,8 @@ use core::ffi::CStr;
 
 /// Where each piece of code begins is a multiple of this: what the host fetches at a time.
 const ALIGN: usize = 16;
+/// What the processor writes at once lies in one of these.
+pub(crate) const LINE: usize = 64;
 
 /// A stretch of executable memory, filled from its beginning.
 pub(crate) struct CodeMemory {
@@ -75,12 +77,54 @@ impl CodeMemory {
         }
         // SAFETY: [at, end) is within the mapping. Nobody has been notified of these bytes, so that nobody runs or reads them.
         unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), self.writable.add(at), code.len()) };
-        // Code written at another linear address wants a serializing instruction before it is fetched
-        // (SDM Vol. 3A 9.1.3 "Handling Self- and Cross-Modifying Code").
-        core::arch::x86_64::__cpuid(0);
+        serialize();
         self.used = end;
         // SAFETY: As above.
         Some(unsafe { self.executable.add(at) })
+    }
+}
+
+impl CodeMemory {
+    /// Replaces the 32-bit distance of a branch that is `at` bytes from the beginning, within a line of the cache: whoever runs it
+    /// takes the old or the new one.
+    pub fn patch(&mut self, at: usize, distance: i32) {
+        assert!(
+            at + 4 <= self.used && at % LINE <= LINE - 4,
+            "the distance at {at} cannot be replaced in one step"
+        );
+        // SAFETY: The bytes are within the mapping. The processor writes what does not cross a line at once (SDM Vol. 3A 10.1.1
+        // "Guaranteed Atomic Operations"), and this thread reads them nowhere.
+        unsafe { self.writable.add(at).cast::<i32>().write_unaligned(distance) };
+        serialize();
+    }
+
+    /// How far from the beginning a piece of code is that [`CodeMemory::put`] gave.
+    pub fn offset_of(&self, code: *const u8) -> usize {
+        code as usize - self.executable as usize
+    }
+}
+
+/// Code that was written at another linear address wants a serializing instruction before it is fetched (SDM Vol. 3A 9.1.3 "Handling
+/// Self- and Cross-Modifying Code"). IRET is one, and unlike CPUID no hypervisor intercepts it.
+fn serialize() {
+    // SAFETY: The frame leads to the next instruction, with everything as it is. The compiler leaves the stack below RSP alone, since
+    // nothing says that this does not use it.
+    unsafe {
+        core::arch::asm!(
+            "mov {stack}, rsp",
+            "mov {word:e}, ss",
+            "push {word}",
+            "push {stack}",
+            "pushfq",
+            "mov {word:e}, cs",
+            "push {word}",
+            "lea {word}, [rip + 2f]",
+            "push {word}",
+            "iretq",
+            "2:",
+            stack = out(reg) _,
+            word = out(reg) _,
+        );
     }
 }
 

@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode};
 mod debian;
 pub mod debug;
 mod tools;
+mod work;
 pub mod xen;
 // The same file as in the VMM's library, by its path: what fetches and starts everything is not to wait for the engine.
 #[path = "../../../../vmm/machine/src/newc.rs"]
@@ -88,6 +89,9 @@ pub struct GuestOptions {
     /// Without perf, gdb and msr-tools
     #[arg(long)]
     no_tools: bool,
+    /// With the programs of the workloads: fetches 60 MB
+    #[arg(long)]
+    work: bool,
     /// With Debian's vmlinux and the kernel's own scripts for gdb: fetches 440 MB
     #[arg(long)]
     debug: bool,
@@ -118,10 +122,18 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     } else {
         Vec::new()
     };
+    let work = if options.work {
+        Some(with_work(&stage, &guest)?)
+    } else {
+        None
+    };
     stage.end("ok");
     println!("{}\n{}", guest.kernel.display(), guest.initrd.display());
     if let Some(tools) = tools {
         println!("{}", tools.initrd.display());
+    }
+    if let Some(work) = work {
+        println!("{}", work.initrd.display());
     }
     if let Some(folder) = debug {
         println!("{}", folder.join("vmlinux").display());
@@ -141,6 +153,20 @@ pub fn with_tools(stage: &Stage, guest: &Guest) -> Result<Guest> {
     // Linux unpacks one archive after the other into the same root.
     bytes.extend(archive);
     let initrd = folder.join("initramfs-tools.cpio");
+    write_changed(&initrd, &bytes)?;
+    Ok(Guest {
+        kernel: guest.kernel.clone(),
+        initrd,
+    })
+}
+
+/// The guest with the tools and, behind them, the programs that the workloads run.
+pub fn with_work(stage: &Stage, guest: &Guest) -> Result<Guest> {
+    let folder = tree::target().join("guest");
+    let tools = with_tools(stage, guest)?;
+    let mut bytes = fs::read(&tools.initrd).with_context(|| format!("cannot read {}", tools.initrd.display()))?;
+    bytes.extend(work::archive(stage, &folder)?);
+    let initrd = folder.join("initramfs-work.cpio");
     write_changed(&initrd, &bytes)?;
     Ok(Guest {
         kernel: guest.kernel.clone(),

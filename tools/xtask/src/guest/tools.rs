@@ -23,13 +23,13 @@ const PROGRAMS: [(&str, &str); 4] = [
 ];
 
 /// Where Debian has libraries, before and after the folders below / and /usr became one.
-const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+pub(super) const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
 /// What the C library needs for the one conversion of characters that gdb asks for, and where it looks for it.
 const CONVERSIONS: [&str; 2] = ["gconv/gconv-modules", "gconv/UTF-32.so"];
 
 /// The dynamic linker, which programs name by this path.
-const LINKER: &str = "lib64/ld-linux-x86-64.so.2";
+pub(super) const LINKER: &str = "lib64/ld-linux-x86-64.so.2";
 
 /// The sources of the programs to look at, below the workspace's root.
 const SOURCES: &str = "guest-tests/linux/programs";
@@ -65,7 +65,7 @@ pub fn archive(stage: &Stage, folder: &Path) -> Result<Vec<u8>> {
 }
 
 /// The files of a folder, in the order of names.
-fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     files.sort();
@@ -81,13 +81,7 @@ fn take(unpacked: &Path, to: &Path) -> Result<()> {
         fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
         Ok(())
     };
-    let find = |folders: &[&str], name: &str| {
-        let file = folders
-            .iter()
-            .map(|folder| unpacked.join(folder).join(name))
-            .find(|f| f.is_file());
-        file.with_context(|| format!("the packages hold no {name}"))
-    };
+    let find = |folders: &[&str], name: &str| find(unpacked, folders, name);
     let linker = find(&LIBRARY_FOLDERS, "ld-linux-x86-64.so.2")?;
     copy(&linker, LINKER)?;
     for name in CONVERSIONS {
@@ -112,8 +106,15 @@ fn take(unpacked: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// A file in the first of some folders of the unpacked packages that has it.
+pub(super) fn find(unpacked: &Path, folders: &[&str], name: &str) -> Result<PathBuf> {
+    let mut files = folders.iter().map(|folder| unpacked.join(folder).join(name));
+    let file = files.find(|file| file.is_file());
+    file.with_context(|| format!("the packages hold no {name}"))
+}
+
 /// The libraries that a program loads, as the packages' own dynamic linker finds them among the packages' own.
-fn loaded(unpacked: &Path, linker: &Path, program: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn loaded(unpacked: &Path, linker: &Path, program: &Path) -> Result<Vec<PathBuf>> {
     let folders = LIBRARY_FOLDERS.map(|folder| unpacked.join(folder).display().to_string());
     let output = Command::new(linker)
         .args(["--inhibit-cache", "--library-path", &folders.join(":"), "--list"])

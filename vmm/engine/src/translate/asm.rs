@@ -1,5 +1,6 @@
 //! iced-x86's encoder with labels.
 
+use crate::code_memory::LINE;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
 /// A place in the code that is being made.
@@ -158,6 +159,21 @@ impl Asm {
         let here = self.here();
         self.emit(Instruction::with_branch(code, here));
         self.jumps.push((self.len - 4, to));
+    }
+
+    /// The same where the distance will be replaced: it lies in one line of the cache. The answer is where.
+    pub fn replaceable_branch(&mut self, code: Code, to: Label) -> usize {
+        let opcode = if code == Code::Jmp_rel32_64 { 1 } else { 2 };
+        while (self.here() as usize + opcode) % LINE > LINE - 4 {
+            self.op0(Code::Nopd);
+        }
+        self.branch(code, to);
+        self.len - 4
+    }
+
+    /// Where a label is, once everything has been appended.
+    pub fn place_of(&self, label: Label) -> Option<usize> {
+        self.labels[label.0]
     }
 
     /// A branch with a distance of 32 bits to an address.

@@ -9,7 +9,7 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 use super::asm::{Asm, Label, Rm, at, host, reg};
 use super::form::{Form, Operands, Reach};
-use super::{MAPPED, Stubs, left, slot_at};
+use super::{MAPPED, PROLOGUE, Site, Stubs, left, slot_at};
 use crate::block::{Block, native_of};
 use crate::cpu::{Cpu, Segment, mode, slot};
 use crate::exec::avx::{self, aux as vex};
@@ -351,8 +351,13 @@ pub(super) struct Emit<'a> {
     avx_ready: bool,
     /// Where the translation leaves at an op.
     exits: Vec<(usize, Label)>,
-    /// Where links are that are not known yet, and what they lead to.
-    unlinked: Vec<(Label, u64, i32)>,
+    /// Branches to other blocks: where each one's distance is, the code that looks at its link, the link, and how far from the page it
+    /// leads.
+    branches: Vec<(usize, Label, u64, i32)>,
+    /// The same as others want to know it.
+    pub sites: Vec<Site>,
+    /// Where the budget does not cover the block.
+    over: Label,
     /// The block's branches are recorded.
     recorded: bool,
     /// Where the buffer of records is full, and where the branch leads: so far from the page, or the address in slot T1.
@@ -363,8 +368,10 @@ pub(super) struct Emit<'a> {
 
 impl<'a> Emit<'a> {
     pub fn new(block: &'a Block, first: *const Op, stubs: &'a Stubs, start: u64, [run, returns]: [Run; 2]) -> Emit<'a> {
+        let mut a = Asm::new(start);
         Emit {
-            a: Asm::new(start),
+            over: a.label(),
+            a,
             block,
             first,
             stubs,
@@ -377,7 +384,8 @@ impl<'a> Emit<'a> {
             sse_ready: false,
             avx_ready: false,
             exits: Vec::new(),
-            unlinked: Vec::new(),
+            branches: Vec::new(),
+            sites: Vec::new(),
             recorded: block.key.mode & mode::RECORD != 0,
             full: Vec::new(),
             called: Vec::new(),
@@ -404,6 +412,7 @@ impl<'a> Emit<'a> {
             let traits = traits(forms[n]);
             after = after && !traits.writes || traits.reads || traits.leaves;
         }
+        self.prologue(&ops[0]);
         let (mut native, mut calls) = (0, 0);
         let mut n = 0;
         while n < count {
@@ -469,16 +478,20 @@ impl<'a> Emit<'a> {
             self.a.constant(RDX, to);
             self.a.branch_to(Code::Jmp_rel32_64, self.stubs.leave);
         }
-        for (label, link, rel) in core::mem::take(&mut self.unlinked) {
-            // As `Cpu::unlinked`.
+        for (at, label, link, rel) in core::mem::take(&mut self.branches) {
             self.a.bind(label);
             self.a.constant(RDX, link);
-            self.a.rm_r(Code::Mov_rm64_r64, field(offset::LINK), RDX, 8);
-            self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
-            self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, rel);
-            self.a.rm_r(Code::Mov_rm64_r64, field(offset::RIP), RDX, 8);
-            self.end(Reason::Resolve);
+            self.a
+                .emit(Instruction::with2(Code::Mov_rm64_imm32, Register::RCX, rel));
+            self.a.branch_to(Code::Jmp_rel32_64, self.stubs.follow);
+            if let Some(slow) = self.a.place_of(label) {
+                let link = link as *mut *const Op;
+                self.sites.push(Site { link, at, slow });
+            }
         }
+        self.a.bind(self.over);
+        self.a.constant(RDX, self.first as u64);
+        self.a.branch_to(Code::Jmp_rel32_64, self.stubs.budget);
         for (label, rel) in core::mem::take(&mut self.full) {
             // As `exec::flow::full`, of a target that is canonical.
             self.a.bind(label);
@@ -1281,20 +1294,12 @@ impl<'a> Emit<'a> {
                 self.keep_flags();
                 let branch = o.off as i32 + o.len as i32;
                 let (next, target) = (branch + i32::from(o.aux >> 12), i32::from(o.aux & 0xfff));
-                let taken = self.a.label();
-                self.a.branch(jcc(k), taken);
-                self.go(n, Reach::Near, false, next);
-                self.a.bind(taken);
-                self.go(n, Reach::Near, true, target);
+                self.branch(jcc(k), n, Reach::Near, [next, target]);
             }
             F::Jcc(k, reach) => {
                 let code = self.condition(k);
-                let taken = self.a.label();
-                self.a.branch(code, taken);
                 let next = o.off as i32 + o.len as i32;
-                self.go(n, reach, false, next);
-                self.a.bind(taken);
-                self.go(n, reach, true, o.imm as i32);
+                self.branch(code, n, reach, [next, o.imm as i32]);
             }
             F::Jump(reach) => self.go(n, reach, true, o.imm as i32),
             F::Continue(reach) => {
@@ -1310,7 +1315,7 @@ impl<'a> Emit<'a> {
                 self.push_next(n, o);
                 self.record(n, true, Some(rel));
                 match reach {
-                    Reach::Near => self.follow(n, true, rel),
+                    Reach::Near => self.follow(Code::Jmp_rel32_64, n, true, rel),
                     Reach::Far => self.enter_far(n, true, rel),
                 }
             }
@@ -1662,11 +1667,25 @@ impl<'a> Emit<'a> {
         self.changes(slot::RSP);
     }
 
+    /// A branch on a condition of the host's flags: where it leads if that does not hold, and if it does.
+    fn branch(&mut self, code: Code, n: usize, reach: Reach, [next, target]: [i32; 2]) {
+        if reach == Reach::Near && !self.recorded {
+            self.follow(code, n, true, target);
+            self.follow(Code::Jmp_rel32_64, n, false, next);
+            return;
+        }
+        let taken = self.a.label();
+        self.a.branch(code, taken);
+        self.go(n, reach, false, next);
+        self.a.bind(taken);
+        self.go(n, reach, true, target);
+    }
+
     fn go(&mut self, n: usize, reach: Reach, taken: bool, rel: i32) {
         match reach {
             Reach::Near => {
                 self.record(n, taken, Some(rel));
-                self.follow(n, taken, rel);
+                self.follow(Code::Jmp_rel32_64, n, taken, rel);
             }
             Reach::Far => {
                 self.check_far(n, taken, rel);
@@ -1686,16 +1705,13 @@ impl<'a> Emit<'a> {
         } as u64
     }
 
-    /// As `Cpu::follow`.
-    fn follow(&mut self, n: usize, taken: bool, rel: i32) {
+    /// A branch to another block in the page, or in the one that slot PAGE names now, on a condition of the host's flags: as
+    /// `Cpu::follow`.
+    fn follow(&mut self, code: Code, n: usize, taken: bool, rel: i32) {
         let link = self.link(n, taken);
-        self.a.constant(RDX, link);
-        self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(at(RDX, 0)), 8);
-        self.a.rm_r(Code::Test_rm64_r64, Rm::Reg(RDX), RDX, 8);
-        let unlinked = self.a.label();
-        self.a.branch(Code::Je_rel32_64, unlinked);
-        self.unlinked.push((unlinked, link, rel));
-        self.enter();
+        let slow = self.a.label();
+        let at = self.a.replaceable_branch(code, slow);
+        self.branches.push((at, slow, link, rel));
     }
 
     /// The first half of `Cpu::follow_far`: the target is known, and its page is mapped where it was. Nothing has changed if not.
@@ -1723,15 +1739,12 @@ impl<'a> Emit<'a> {
 
     /// The second half, which cannot fail.
     fn enter_far(&mut self, n: usize, taken: bool, rel: i32) {
-        let link = self.link(n, taken);
         let a = &mut self.a;
         a.r_rm(Code::Mov_r64_rm64, RCX, 8, memory_of(slot::PAGE), 8);
         a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RCX), 8, rel);
         a.rm_i(Code::And_rm64_imm32, Rm::Reg(RCX), 8, -0x1000);
         a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RCX, 8);
-        a.constant(RDX, link);
-        a.r_rm(Code::Mov_r64_rm64, RDX, 8, Rm::Mem(at(RDX, 0)), 8);
-        self.enter();
+        self.follow(Code::Jmp_rel32_64, n, taken, rel);
     }
 
     /// As `Cpu::lookup`, of a register: the block's first op in RDX, its page in RSI. The translation leaves at op `n`, which has
@@ -1773,14 +1786,46 @@ impl<'a> Emit<'a> {
 
     /// As `Cpu::enter`, of the block whose first op is in RDX.
     fn enter(&mut self) {
-        let a = &mut self.a;
-        let rem = Rm::Mem(at(RDX, offset_of!(Op, rem) as i32));
-        a.r_rm(Code::Movzx_r32_rm8, RCX, 4, rem, 1);
-        a.rm_r(Code::Sub_rm64_r64, field(offset::BUDGET), RCX, 8);
-        a.branch_to(Code::Js_rel32_64, self.stubs.budget);
-        a.r_rm(Code::Mov_r64_rm64, RCX, 8, Rm::Mem(at(RDX, native_of())), 8);
-        a.rm_r(Code::Test_rm64_r64, Rm::Reg(RCX), RCX, 8);
-        a.branch_to(Code::Je_rel32_64, self.stubs.leave);
-        a.rm(Code::Jmp_rm64, Rm::Reg(RCX), 8);
+        enter(&mut self.a, Some(self.stubs.interpret));
     }
+
+    /// As `Cpu::enter` of this block.
+    fn prologue(&mut self, first: &Op) {
+        let start = self.a.here();
+        let steps = i32::from(first.rem);
+        self.a.rm_i(Code::Sub_rm64_imm32, field(offset::BUDGET), 8, steps);
+        self.a.branch(Code::Js_rel32_64, self.over);
+        debug_assert_eq!(self.a.here() - start, PROLOGUE as u64);
+    }
+}
+
+/// Goes on with the block whose first op is in RDX. Without its translation the code at an address does that, or what follows.
+pub(super) fn enter(a: &mut Asm, interpret: Option<u64>) {
+    let here = a.label();
+    a.r_rm(Code::Mov_r64_rm64, RCX, 8, Rm::Mem(at(RDX, native_of())), 8);
+    a.rm_r(Code::Test_rm64_r64, Rm::Reg(RCX), RCX, 8);
+    match interpret {
+        Some(interpret) => a.branch_to(Code::Je_rel32_64, interpret),
+        None => a.branch(Code::Je_rel32_64, here),
+    }
+    a.rm(Code::Jmp_rm64, Rm::Reg(RCX), 8);
+    a.bind(here);
+}
+
+/// The block whose first op is in RDX is interpreted.
+pub(super) fn interpret(a: &mut Asm, budget: u64, leave: u64) {
+    let rem = Rm::Mem(at(RDX, offset_of!(Op, rem) as i32));
+    a.r_rm(Code::Movzx_r32_rm8, RCX, 4, rem, 1);
+    a.rm_r(Code::Sub_rm64_r64, field(offset::BUDGET), RCX, 8);
+    a.branch_to(Code::Js_rel32_64, budget);
+    a.branch_to(Code::Jmp_rel32_64, leave);
+}
+
+/// The chain ends: the run loop is to find the block that is so far from the page as RCX says, for the link in RDX.
+pub(super) fn resolve(a: &mut Asm, end: u64) {
+    a.rm_r(Code::Mov_rm64_r64, field(offset::LINK), RDX, 8);
+    a.r_rm(Code::Add_r64_rm64, RCX, 8, memory_of(slot::PAGE), 8);
+    a.rm_r(Code::Mov_rm64_r64, field(offset::RIP), RCX, 8);
+    a.rm_i(Code::Mov_rm8_imm8, field(offset::STOP), 1, Reason::Resolve as i32);
+    a.branch_to(Code::Jmp_rel32_64, end);
 }

@@ -9,8 +9,9 @@
 //! is the interpreter's, and exact without a word about it here. An op of a form that is not known ([`Form::Other`]) is called:
 //! a copy of it is run by its own handler, and behind the copy stands an op that returns.
 //!
-//! *Going on.* A translation ends with the branch to the next block, which takes the block's steps off the budget as the interpreter
-//! does and jumps into that block's translation if it has one, with the registers as they are.
+//! *Going on.* A translation begins with taking the block's steps off the budget, as the interpreter does, and ends with a branch to
+//! the next block. While that has a translation, and the link to it holds, the branch is a host branch to the beginning of the
+//! translation, with the registers as they are; else it leads to code that looks at the link ([`Translator::chain`]).
 //!
 //! *What is assumed.* A translation belongs to its block: it goes when the block goes, and holds addresses of its ops and links. It
 //! holds none of a processor, which it finds by RBP, so that all processors of a machine share it.
@@ -27,6 +28,7 @@ pub(crate) use form::Form;
 use crate::block::Block;
 use crate::code_memory::CodeMemory;
 use crate::cpu::{Cpu, mode};
+use crate::key::Map;
 use crate::op::{Next, Op, Run};
 use asm::{Asm, Rm, host, reg};
 use iced_x86::{Code, Instruction};
@@ -34,8 +36,11 @@ use iced_x86::{Code, Instruction};
 /// Bytes of host code that are kept: those of some hundred thousand blocks.
 const CODE_BYTES: usize = 64 << 20;
 
-/// Where a translation is entered, with the guest's registers in the host's.
+/// Where a translation begins, with the guest's registers in the host's: it takes its steps off the budget first.
 pub(crate) type Entry = *const u8;
+
+/// Bytes of a translation that take the steps off the budget: whoever has done that enters behind them.
+pub(crate) const PROLOGUE: usize = 17;
 
 /// Enters a translation from the interpreter. The answer is the op to go on with and what is to be done with it, see [`Left`].
 pub(crate) type Enter = unsafe extern "sysv64" fn(*mut Cpu, Entry) -> usize;
@@ -78,6 +83,20 @@ struct Stubs {
     end_stored: u64,
     /// RDX is a block that the budget does not cover.
     budget: u64,
+    /// RDX is a link to a block in the page that slot PAGE names, and RCX the offset from that page to it: the chain goes on there.
+    follow: u64,
+    /// RDX is a block without a translation: it is interpreted.
+    interpret: u64,
+}
+
+/// A branch to another block, whose distance is replaced as links come and go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site {
+    /// The link that it stands for: in the slot behind the block's flow op.
+    pub link: *mut *const Op,
+    /// Where its distance is, and where the code is that looks at the link: in the translation, later in the memory of all.
+    at: usize,
+    slow: usize,
 }
 
 /// What makes translations, and keeps them.
@@ -86,6 +105,8 @@ pub(crate) struct Translator {
     stubs: Stubs,
     /// Copies of ops that translations call, each row with the op that returns.
     called: Vec<Box<[Op]>>,
+    /// The branches between blocks, by the links that they stand for.
+    sites: Map<usize, Site>,
     /// What returns to a translation.
     returns: Run,
     full: bool,
@@ -118,6 +139,7 @@ impl Translator {
             memory,
             stubs,
             called: Vec::new(),
+            sites: Map::default(),
             returns: return_to_translation,
             full: false,
             after: after.max(1),
@@ -137,6 +159,7 @@ impl Translator {
     /// Forgets all translations. Only between chains.
     pub fn clear(&mut self) {
         self.called.clear();
+        self.sites.clear();
         self.full = false;
         self.memory.clear();
         if let Some(stubs) = put_stubs(&mut self.memory) {
@@ -149,8 +172,17 @@ impl Translator {
         mode & mode::SIZE == mode::SIZE64 && mode & mode::TRANSACTION == 0 && i32::try_from(mode).is_ok()
     }
 
-    /// Translates a block, whose first op has a handler of its own that is not in it now. `None`: it is left to the interpreter.
-    pub fn translate(&mut self, block: &Block, first: *const Op, run: Run) -> Option<Entry> {
+    /// The branch that stands for a link leads to a translation from now on, or, without one, to the code that looks at the link.
+    pub fn chain(&mut self, link: *mut *const Op, to: Option<Entry>) {
+        if let Some(site) = self.sites.get(&(link as usize)) {
+            let to = to.map_or(site.slow, |entry| self.memory.offset_of(entry));
+            self.memory.patch(site.at, (to as i64 - (site.at as i64 + 4)) as i32);
+        }
+    }
+
+    /// Translates a block, whose first op has a handler of its own that is not in it now: its translation, and the links that branches
+    /// of it stand for, which all lead to the code that looks at the link yet. `None`: it is left to the interpreter.
+    pub fn translate(&mut self, block: &Block, first: *const Op, run: Run) -> Option<(Entry, Vec<*mut *const Op>)> {
         let mut emitted = emit::Emit::new(block, first, &self.stubs, self.memory.next(), [run, self.returns]);
         let (code, native, calls) = emitted.block()?;
         if native <= calls {
@@ -162,11 +194,17 @@ impl Translator {
             return None;
         };
         self.called.append(&mut emitted.called);
+        let base = self.memory.offset_of(entry);
+        let sites = core::mem::take(&mut emitted.sites);
+        for site in &sites {
+            let (at, slow) = (base + site.at, base + site.slow);
+            self.sites.insert(site.link as usize, Site { at, slow, ..*site });
+        }
         self.statistics.blocks += 1;
         self.statistics.bytes += code.len() as u64;
         self.statistics.ops += native as u64;
         self.statistics.called += calls as u64;
-        Some(entry)
+        Some((entry, sites.iter().map(|site| site.link).collect()))
     }
 }
 
@@ -228,6 +266,18 @@ fn put_stubs(memory: &mut CodeMemory) -> Option<Stubs> {
     let end_stored = a.here();
     a.rm_r(Code::Xor_rm32_r32, Rm::Reg(host::RDX), host::RDX, 4);
     a.branch_to(Code::Jmp_rel32_64, leave_stored);
+    let unlinked = a.label();
+    let follow = a.here();
+    a.r_rm(Code::Mov_r64_rm64, host::RSI, 8, Rm::Mem(asm::at(host::RDX, 0)), 8);
+    a.rm_r(Code::Test_rm64_r64, Rm::Reg(host::RSI), host::RSI, 8);
+    a.branch(Code::Je_rel32_64, unlinked);
+    a.rm_r(Code::Mov_rm64_r64, Rm::Reg(host::RDX), host::RSI, 8);
+    emit::enter(&mut a, None);
+    let interpret = a.here();
+    emit::interpret(&mut a, budget, leave);
+    // As `Cpu::unlinked`.
+    a.bind(unlinked);
+    emit::resolve(&mut a, end);
     let code = a.finish()?;
     let start = memory.put(&code)?;
     debug_assert_eq!(start as u64, enter);
@@ -239,5 +289,7 @@ fn put_stubs(memory: &mut CodeMemory) -> Option<Stubs> {
         end,
         end_stored,
         budget,
+        follow,
+        interpret,
     })
 }
