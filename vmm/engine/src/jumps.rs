@@ -2,7 +2,7 @@
 
 use crate::op::Op;
 
-pub(crate) const ENTRIES: usize = 4096;
+pub(crate) const ENTRIES: usize = 32768;
 
 /// Where the blocks of recent indirect branches begin.
 #[derive(Clone, Copy)]

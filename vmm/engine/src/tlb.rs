@@ -14,7 +14,7 @@ use x86::watch::Range;
 use crate::mmu::Page;
 
 /// Entries in a set.
-pub(crate) const ENTRIES: usize = 1024;
+pub(crate) const ENTRIES: usize = 4096;
 /// Regions of 1 GiB remembered.
 const HUGE: usize = 64;
 /// Address spaces kept at a time, user and supervisor counted apart.

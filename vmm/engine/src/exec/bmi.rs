@@ -10,6 +10,7 @@ use crate::exec::mov::extend;
 use crate::flags::{CF, OF, SF, ZF, from_rflags, of_result, to_rflags};
 use crate::lower::{End, Lower, body};
 use crate::op::chain;
+use crate::translate::Form;
 use crate::undefined::Bmi;
 
 /// Picks the instantiation for 4 or 8 bytes.
@@ -23,8 +24,8 @@ macro_rules! by_size {
     };
 }
 
-const SARX: u8 = 0;
-const SHLX: u8 = 1;
+pub(crate) const SARX: u8 = 0;
+pub(crate) const SHLX: u8 = 1;
 const SHRX: u8 = 2;
 
 const ANDN: u8 = Bmi::Andn as u8;
@@ -69,7 +70,7 @@ body! {
         Ok(())
     }
     /// MULX: RDX by `src`, the high half to `dst` and the low half to `base`, which comes first if they are one.
-    Mulx<S>(c, o) {
+    Mulx<S>(c, o) [Form::Mulx(S)] {
         let (a, b) = (c.get::<S>(slot::RDX), c.get::<S>(o.src));
         let p = a as u128 * b as u128;
         c.set::<S>(o.base, p as u64);
@@ -101,7 +102,7 @@ body! {
         c.set::<S>(o.dst, r);
         Ok(())
     }
-    Rorx<S>(c, o) {
+    Rorx<S>(c, o) [Form::Rorx(S)] {
         let v = c.get::<S>(o.src);
         let n = o.imm as u32;
         let r = if S == 8 { v.rotate_right(n & 63) } else { (v as u32).rotate_right(n & 31) as u64 };
@@ -109,7 +110,7 @@ body! {
         Ok(())
     }
     /// SARX, SHLX, SHRX of `src` by the count in `base`.
-    Shift<K, S>(c, o) {
+    Shift<K, S>(c, o) [Form::ShiftX(K, S)] {
         let (v, n) = (c.get::<S>(o.src), c.get::<S>(o.base) & (8 * S as u64 - 1));
         let r = match K {
             SARX => (extend::<S>(v) as i64 >> n) as u64,
@@ -120,7 +121,7 @@ body! {
         Ok(())
     }
     /// ADCX (`F` 0) carries through CF alone, ADOX (1) through OF.
-    Adx<F, S>(c, o) {
+    Adx<F, S>(c, o) [Form::Adx(F, S)] {
         let carry = if F == 0 { c.nf & CF != 0 } else { c.nf & OF != 0 };
         let sum = c.get::<S>(o.dst) as u128 + c.get::<S>(o.src) as u128 + carry as u128;
         let out = (sum >> (8 * S as u32)) as u64;

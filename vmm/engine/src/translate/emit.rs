@@ -13,10 +13,12 @@ use super::{MAPPED, PROLOGUE, Site, Stubs, left, slot_at};
 use crate::block::{Block, native_of};
 use crate::cpu::{Cpu, Segment, mode, slot};
 use crate::exec::avx::{self, aux as vex};
+use crate::exec::bmi;
 use crate::exec::simd::{self, aux};
 use crate::flags;
 use crate::fpu::FpuState;
-use crate::fpu::thunk::Slot;
+use crate::fpu::state::mxcsr;
+use crate::fpu::thunk::{Env, Slot};
 use crate::jumps::Jump;
 use crate::op::{Link, Op, Reason, Run, Template};
 use crate::state::{Hot, offset};
@@ -56,6 +58,36 @@ fn field(offset: i32) -> Rm {
 
 /// Where the vector and x87 registers begin.
 const FPU: i32 = (offset_of!(Cpu, hot) + offset_of!(Hot, fpu)) as i32;
+
+const MXCSR: Rm = Rm::Mem(MemoryOperand {
+    segment_prefix: Register::None,
+    base: Register::RBP,
+    index: Register::None,
+    scale: 1,
+    displacement: (FPU as usize + offset_of!(FpuState, mxcsr)) as i64,
+    displ_size: 1,
+    is_broadcast: false,
+});
+
+/// The flags in what a thunk returns: CF, PF, AF, ZF and SF as LAHF has them, and OF.
+const FLAGS_OF_THUNK: u16 = 0xd501;
+
+/// The operands of a VEX instruction.
+fn slots(o: &Op) -> [Slot; 4] {
+    [
+        Slot(o.dst),
+        Slot(o.src),
+        Slot((o.imm >> 48) as u8),
+        Slot((o.imm >> 56) as u8),
+    ]
+}
+
+/// What a thunk has to do with besides its operands.
+struct Effects {
+    mxcsr: bool,
+    /// It returns the arithmetic flags.
+    flags: bool,
+}
 
 /// The memory of an XMM register.
 fn xmm(number: u8) -> MemoryOperand {
@@ -217,8 +249,13 @@ fn traits(form: Form) -> Traits {
         F::ShiftImm(op, _) => of(false, op >= SHL, false),
         F::Multiply(..) | F::Product(_) | F::ProductImm(_) => of(false, true, false),
         F::Cmov(..) | F::Set(_) => of(true, false, false),
+        // One flag of them changes.
+        F::Adx(..) => of(true, false, false),
         F::Nop
         | F::ShiftByCl(..)
+        | F::Mulx(_)
+        | F::Rorx(_)
+        | F::ShiftX(..)
         | F::Bit(..)
         | F::BitImm(..)
         | F::Not(_)
@@ -309,14 +346,17 @@ fn is_known(form: Form, o: &Op) -> bool {
         F::JumpReg(size) | F::CallReg(size) | F::JumpMem(size) | F::CallMem(size) => size == 8,
         F::Jump(_) | F::Continue(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
         F::Nop | F::LoadT0(_) | F::StoreT0(_) => true,
-        // Others have to do with MXCSR, the flags or the x87 unit.
+        F::Mulx(_) | F::Rorx(_) | F::ShiftX(..) | F::Adx(..) => true,
+        // Others have to do with the x87 unit, or with registers that they do not name.
         F::Vector => {
-            let plain = aux::SSE | aux::ALIGNED | aux::WRITE;
+            let plain = aux::SSE | aux::ALIGNED | aux::WRITE | aux::MXCSR | aux::FLAGS;
             o.aux & aux::SSE != 0 && o.aux & ((1 << aux::SIZE_SHIFT) - 1) & !plain == 0
         }
         F::Vex => {
-            let plain = vex::ALIGNED | vex::WRITE;
-            o.aux & ((1 << vex::SIZE_SHIFT) - 1) & !plain == 0
+            let plain = vex::ALIGNED | vex::WRITE | vex::MXCSR | vex::FLAGS;
+            // Of what writes flags, the string compares alone have to do with general registers, and with those they do not name.
+            let strings = o.aux & vex::FLAGS != 0 && slots(o).iter().any(|slot| slot.general().is_some());
+            o.aux & ((1 << vex::SIZE_SHIFT) - 1) & !plain == 0 && !strings
         }
         F::LoadLow(size) | F::StoreLow(size) | F::LoadLowYmm(size) | F::StoreLowYmm(size) => size >= 4,
         F::XmmFromReg(size) | F::YmmFromReg(size) => size >= 4 && low(&[o.src]),
@@ -349,6 +389,8 @@ pub(super) struct Emit<'a> {
     sse_ready: bool,
     /// And AVX.
     avx_ready: bool,
+    /// All SIMD floating-point exceptions are masked, as has been looked at.
+    all_masked: bool,
     /// Where the translation leaves at an op.
     exits: Vec<(usize, Label)>,
     /// Branches to other blocks: where each one's distance is, the code that looks at its link, the link, and how far from the page it
@@ -383,6 +425,7 @@ impl<'a> Emit<'a> {
             has_ea: false,
             sse_ready: false,
             avx_ready: false,
+            all_masked: false,
             exits: Vec::new(),
             branches: Vec::new(),
             sites: Vec::new(),
@@ -564,7 +607,7 @@ impl<'a> Emit<'a> {
             self.in_host = false;
         }
         self.has_ea = false;
-        (self.sse_ready, self.avx_ready) = (false, false);
+        (self.sse_ready, self.avx_ready, self.all_masked) = (false, false, false);
         let mut row = ops.to_vec();
         if n == 0 {
             row[0].f = self.run;
@@ -856,6 +899,19 @@ impl<'a> Emit<'a> {
         self.a.branch(Code::Jne_rel32_64, exit);
     }
 
+    /// The translation leaves at op `n` unless MXCSR masks all exceptions. Only what is called changes its masks.
+    fn check_masks(&mut self, n: usize) {
+        if core::mem::replace(&mut self.all_masked, true) {
+            return;
+        }
+        let exit = self.exit(n);
+        let masks = mxcsr::MASKS as i32;
+        self.a.r_rm(Code::Mov_r32_rm32, RCX, 4, MXCSR, 4);
+        self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RCX), 4, masks);
+        self.a.rm_i(Code::Cmp_rm32_imm32, Rm::Reg(RCX), 4, masks);
+        self.a.branch(Code::Jne_rel32_64, exit);
+    }
+
     /// Stores a register of the host's as the upper half of one of the guest's.
     fn store_upper(&mut self, to: u8, register: Register) {
         self.a
@@ -906,38 +962,46 @@ impl<'a> Emit<'a> {
         at(RCX, 0)
     }
 
-    /// As `Cpu::vector`, of a thunk that has to do with its operands alone.
+    /// As `Cpu::vector`, of a thunk that has to do with its operands, MXCSR and the flags alone.
     fn vector(&mut self, n: usize, o: &Op) {
         self.check_sse(n);
+        let effects = Effects {
+            mxcsr: o.aux & aux::MXCSR != 0,
+            flags: o.aux & aux::FLAGS != 0,
+        };
+        if effects.mxcsr {
+            self.check_masks(n);
+        }
         let size = (o.aux >> aux::SIZE_SHIFT) as u8;
         if size != 0 {
             let tag = if o.aux & aux::WRITE != 0 { WRITE } else { READ };
             let alignment = if o.aux & aux::ALIGNED != 0 { 16 } else { 1 };
             self.vector_operand(n, o, size, tag, alignment);
         }
-        self.thunk([Slot(o.dst), Slot(o.src), Slot::NONE, Slot::NONE], o.imm);
+        self.thunk([Slot(o.dst), Slot(o.src), Slot::NONE, Slot::NONE], o.imm, effects);
     }
 
     /// As `Cpu::vex`, of such a thunk.
     fn vex(&mut self, n: usize, o: &Op) {
         self.check_avx(n);
+        let effects = Effects {
+            mxcsr: o.aux & vex::MXCSR != 0,
+            flags: o.aux & vex::FLAGS != 0,
+        };
+        if effects.mxcsr {
+            self.check_masks(n);
+        }
         let size = (o.aux >> vex::SIZE_SHIFT) as u8;
         if size != 0 {
             let tag = if o.aux & vex::WRITE != 0 { WRITE } else { READ };
             let alignment = if o.aux & vex::ALIGNED != 0 { size } else { 1 };
             self.vector_operand(n, o, size, tag, alignment);
         }
-        let slots = [
-            Slot(o.dst),
-            Slot(o.src),
-            Slot((o.imm >> 48) as u8),
-            Slot((o.imm >> 56) as u8),
-        ];
-        self.thunk(slots, o.imm & avx::ENTRY);
+        self.thunk(slots(o), o.imm & avx::ENTRY, effects);
     }
 
     /// Calls a thunk, whose memory operand is at the address in RCX.
-    fn thunk(&mut self, slots: [Slot; 4], entry: u64) {
+    fn thunk(&mut self, slots: [Slot; 4], entry: u64, effects: Effects) {
         // A general register is where the processor has it, and the thunk uses RAX for it.
         let registers: Vec<u8> = slots.iter().filter_map(|slot| slot.general()).collect();
         for &number in &registers {
@@ -948,9 +1012,14 @@ impl<'a> Emit<'a> {
         if !registers.is_empty() {
             self.a.rm_r(Code::Mov_rm64_r64, field(offset::NF), RAX, 8);
         }
-        // What a thunk of this kind uses is its pointers, and R9 for the implicit operand; R10 is for its address.
-        const SAVED: [u8; 3] = [host::RDI, 9, 10];
-        for register in SAVED {
+        // What a thunk uses is its pointers, R9 for the implicit operand and, with MXCSR, R8 for its environment and R11; R10 is for
+        // its address.
+        let saved: &[u8] = if effects.mxcsr {
+            &[host::RDI, 9, 10, 8, 11]
+        } else {
+            &[host::RDI, 9, 10]
+        };
+        for &register in saved {
             self.a.emit(Instruction::with1(Code::Push_r64, reg(register, 8)));
         }
         // RCX, the last pointer, is where memory is until then.
@@ -966,11 +1035,39 @@ impl<'a> Emit<'a> {
         }
         self.a.r_rm(Code::Lea_r64_m, 9, 8, Rm::Mem(at(RBP, FPU)), 8);
         self.a.constant(10, entry);
+        let environment = |offset: usize| Rm::Mem(at(host::RSP, offset as i32));
+        if effects.mxcsr {
+            // All exceptions are masked: as `Thunk::run` then makes it.
+            self.a
+                .rm_i(Code::Sub_rm64_imm8, Rm::Reg(host::RSP), 8, size_of::<Env>() as i32);
+            self.a.r_rm(Code::Mov_r32_rm32, 8, 4, MXCSR, 4);
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(8), 4, !(mxcsr::FLAGS as i32));
+            let (run, host) = (offset_of!(Env, run), offset_of!(Env, host));
+            self.a.rm_r(Code::Mov_rm32_r32, environment(run), 8, 4);
+            self.a
+                .rm_i(Code::Mov_rm32_imm32, environment(host), 4, mxcsr::RESET as i32);
+            self.a
+                .rm_i(Code::Mov_rm32_imm32, environment(offset_of!(Env, unmasked)), 4, 0);
+            self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(8), host::RSP, 8);
+        }
         self.a.rm(Code::Call_rm64, Rm::Reg(10), 8);
-        for register in SAVED.into_iter().rev() {
+        if effects.mxcsr {
+            self.a
+                .r_rm(Code::Mov_r32_rm32, RCX, 4, environment(offset_of!(Env, after)), 4);
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RCX), 4, mxcsr::FLAGS as i32);
+            self.a.rm_r(Code::Or_rm32_r32, MXCSR, RCX, 4);
+            self.a
+                .rm_i(Code::Add_rm64_imm8, Rm::Reg(host::RSP), 8, size_of::<Env>() as i32);
+        }
+        if effects.flags {
+            // LAHF in AH and OF in AL: the form that flags have here.
+            self.a
+                .rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, i32::from(FLAGS_OF_THUNK));
+        }
+        for &register in saved.iter().rev() {
             self.a.emit(Instruction::with1(Code::Pop_r64, reg(register, 8)));
         }
-        if !registers.is_empty() {
+        if !registers.is_empty() && !effects.flags {
             self.a.r_rm(Code::Mov_r64_rm64, RAX, 8, field(offset::NF), 8);
         }
         for &number in &registers {
@@ -1326,6 +1423,38 @@ impl<'a> Emit<'a> {
                 let imm = immediate(o.imm, size);
                 self.product(size, o, imm, live);
             }
+            F::Mulx(size) => self.multiply_x(size, o),
+            F::Adx(flag, size) => self.add_x(flag, size, o),
+            F::Rorx(size) => {
+                let src = self.rm(o.src);
+                let (mov, ror) = if size == 8 {
+                    (Code::Mov_r64_rm64, Code::Ror_rm64_imm8)
+                } else {
+                    (Code::Mov_r32_rm32, Code::Ror_rm32_imm8)
+                };
+                self.a.r_rm(mov, RSI, size, src, size);
+                self.a
+                    .rm_i(ror, Rm::Reg(RSI), size, o.imm as i32 & (i32::from(size) * 8 - 1));
+                self.set(o.dst, size, RSI);
+            }
+            F::ShiftX(k, size) => {
+                let count = self.rm(o.base);
+                self.a.r_rm(Code::Mov_r32_rm32, RCX, 4, count, 4);
+                let src = self.rm(o.src);
+                let wide = size == 8;
+                let mov = if wide { Code::Mov_r64_rm64 } else { Code::Mov_r32_rm32 };
+                self.a.r_rm(mov, RSI, size, src, size);
+                let code = match (k, wide) {
+                    (bmi::SARX, true) => Code::Sar_rm64_CL,
+                    (bmi::SARX, false) => Code::Sar_rm32_CL,
+                    (bmi::SHLX, true) => Code::Shl_rm64_CL,
+                    (bmi::SHLX, false) => Code::Shl_rm32_CL,
+                    (_, true) => Code::Shr_rm64_CL,
+                    (_, false) => Code::Shr_rm32_CL,
+                };
+                self.a.emit(Instruction::with2(code, reg(RSI, size), Register::CL));
+                self.set(o.dst, size, RSI);
+            }
             F::Bit(k, size) => self.bit(k, size, o, true, live),
             F::BitImm(k, size) => self.bit(k, size, o, false, live),
             F::SwapBytes(size) => {
@@ -1540,6 +1669,51 @@ impl<'a> Emit<'a> {
         if live {
             self.keep_product_flags(a, size);
         }
+    }
+
+    /// MULX, which leaves the flags in RAX as they are.
+    fn multiply_x(&mut self, size: u8, o: &Op) {
+        self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RSI), RAX, 8);
+        let by = self.value(slot::RDX, RAX);
+        self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RAX), by, 8);
+        let rm = self.rm(o.src);
+        let (mul, mov) = if size == 8 {
+            (Code::Mul_rm64, Code::Mov_rm64_r64)
+        } else {
+            (Code::Mul_rm32, Code::Mov_rm32_r32)
+        };
+        self.a.rm(mul, rm, size);
+        // The high half is second, and stays if both are one register.
+        self.a.rm_r(mov, Rm::Reg(RCX), RAX, size);
+        self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RAX), RSI, 8);
+        self.a.rm_r(mov, Rm::Reg(RSI), RDX, size);
+        self.set(o.base, 8, RCX);
+        self.set(o.dst, 8, RSI);
+    }
+
+    /// ADCX, and ADOX (`flag` 1): the carry is one flag, and no other changes.
+    fn add_x(&mut self, flag: u8, size: u8, o: &Op) {
+        let overflow = flag != 0;
+        let src = self.value(o.src, RCX);
+        let dst = self.changeable(o.dst);
+        let bit = if overflow { flags::OF } else { flags::CF }.trailing_zeros() as i32;
+        self.a.rm_i(Code::Bt_rm32_imm8, Rm::Reg(RAX), 4, bit);
+        let adc = if size == 8 {
+            Code::Adc_rm64_r64
+        } else {
+            Code::Adc_rm32_r32
+        };
+        self.a.rm_r(adc, Rm::Reg(dst), src, size);
+        if overflow {
+            // OF is all of AL.
+            self.a.rm(Code::Setb_rm8, Rm::Reg(RAX), 1);
+        } else {
+            self.a.rm(Code::Setb_rm8, Rm::Reg(RCX), 1);
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, !(flags::CF as i32));
+            self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RCX), 1);
+            self.put_carry(RCX);
+        }
+        self.changed(o.dst, dst);
     }
 
     fn product(&mut self, size: u8, o: &Op, imm: Option<i32>, live: bool) {

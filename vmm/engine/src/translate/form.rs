@@ -37,6 +37,12 @@ pub(crate) enum Form {
     /// IMUL with two and with three operands.
     Product(u8),
     ProductImm(u8),
+    Mulx(u8),
+    Rorx(u8),
+    /// SARX, SHLX and SHRX.
+    ShiftX(u8, u8),
+    /// ADCX and ADOX.
+    Adx(u8, u8),
     /// CBW, CWDE, CDQE.
     ExtendA(u8),
     /// CWD, CDQ, CQO.

@@ -165,13 +165,17 @@ pub struct Traits {
     pub writes_mm: bool,
 }
 
-/// The environment of a thunk, opaque to its caller.
+/// The environment of a thunk that has to do with MXCSR.
 #[repr(C)]
 pub struct Env {
-    run: u32,
-    after: u32,
-    host: u32,
-    unmasked: u32,
+    /// What the instruction runs with.
+    pub(crate) run: u32,
+    /// What it has left.
+    pub(crate) after: u32,
+    /// What Rust expects.
+    pub(crate) host: u32,
+    /// Flags whose exceptions are not masked.
+    pub(crate) unmasked: u32,
 }
 
 impl Thunk {
