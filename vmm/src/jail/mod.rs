@@ -15,9 +15,13 @@ pub mod calls;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
 };
 
 use landlock::{
@@ -114,15 +118,26 @@ pub fn want() {
     WANTED.store(true, Ordering::SeqCst);
 }
 
-/// For a thread that serves clients: it opens no file, and makes no connection. It must not serve where this fails.
+/// Starts a thread that serves clients, and is jailed before it does: it opens no file, and makes no connection.
 ///
 /// # Errors
-/// The system's.
-pub fn enter_for_clients() -> Result<(), JailError> {
-    match WANTED.load(Ordering::SeqCst) {
-        true => enter(threads::CLIENTS, &Files::default()).map(drop),
-        false => Ok(()),
-    }
+/// The system has no thread to give; or the thread cannot be jailed, and is over.
+pub fn start_for_clients(name: &str, serve: impl FnOnce() + Send + 'static) -> io::Result<Result<(), JailError>> {
+    let (send, jailed) = mpsc::channel();
+    let begin = move || {
+        let entered = match WANTED.load(Ordering::SeqCst) {
+            true => enter(threads::CLIENTS, &Files::default()).map(drop),
+            false => Ok(()),
+        };
+        let serves = entered.is_ok();
+        // Whoever started it waits.
+        let _ = send.send(entered);
+        if serves {
+            serve();
+        }
+    };
+    thread::Builder::new().name(name.into()).spawn(begin)?;
+    jailed.recv().map_err(io::Error::other)
 }
 
 /// Jails this thread and those that it starts: `who` is a bit of [`threads`].

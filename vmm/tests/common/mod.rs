@@ -1,6 +1,7 @@
 //! Small guests, and minivmm run as a user runs it.
 #![allow(dead_code, reason = "every test program uses its part of this")]
 
+pub mod faults;
 pub mod long;
 
 use std::{

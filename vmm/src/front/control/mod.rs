@@ -244,16 +244,8 @@ impl Control {
             end: OwnedFd::from(end).into(),
             shared: Arc::clone(&shared),
         };
-        let accept = move || {
-            if jail::enter_for_clients().is_ok() {
-                accept(&listener, &shared);
-            }
-        };
         // From here on dropping `control` removes the socket.
-        thread::Builder::new()
-            .name("control".into())
-            .spawn(accept)
-            .map_err(failed)?;
+        jail::start_for_clients("control", move || accept(&listener, &shared)).map_err(failed)??;
         Ok(control)
     }
 

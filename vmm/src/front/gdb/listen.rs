@@ -226,14 +226,7 @@ impl GdbListener {
             end,
         };
         // From here on dropping `gdb` removes the socket.
-        thread::Builder::new()
-            .name("gdb".into())
-            .spawn(move || {
-                if jail::enter_for_clients().is_ok() {
-                    accept(&listener, &own);
-                }
-            })
-            .map_err(system)?;
+        jail::start_for_clients("gdb", move || accept(&listener, &own)).map_err(system)??;
         Ok(gdb)
     }
 
