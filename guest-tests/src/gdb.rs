@@ -44,7 +44,9 @@ impl Guest {
         let mut command = in_minivmm(kernel);
         command
             .arg("--gdb")
-            .arg(format!("unix:{}", folder.join("gdb").display()));
+            .arg(format!("unix:{}", folder.join("gdb").display()))
+            .arg("--allow-write")
+            .arg(folder.join(""));
         let running = start(command.args(options), LIMIT);
         let guest = Guest { folder, running };
         let end = Instant::now() + LIMIT;

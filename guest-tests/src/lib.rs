@@ -243,7 +243,9 @@ pub fn on_host_cpu(cpu: &str, command: &Command) -> Command {
     emulated
         .args(["-cpu", cpu])
         .arg(command.get_program())
-        .args(command.get_args());
+        .args(command.get_args())
+        // QEMU's user-mode emulation has no seccomp(2).
+        .args(["--sandbox", "off"]);
     emulated
 }
 

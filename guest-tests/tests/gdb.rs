@@ -392,6 +392,7 @@ fn tcp(folder: &Folder, options: &[&str]) -> (guest_tests::Running, u16) {
         .port();
     let mut command = in_minivmm(&kernel);
     command.args(["--paused", "--serial", "null", "--gdb", &format!("tcp:{port}")]);
+    command.arg("--allow-write").arg(folder.join(""));
     (guest_tests::start(command.args(options), LIMIT), port)
 }
 

@@ -120,6 +120,12 @@ pub struct Cli {
     /// Stand before the first instruction, until gdb or a command on the control socket lets the guest go on
     #[arg(long, short = 'S')]
     paused: bool,
+    /// Give up what the process does not need once the machine is built: capabilities, most system calls, files that are not named here
+    #[arg(long, value_enum, default_value_t = crate::jail::Sandbox::On)]
+    sandbox: crate::jail::Sandbox,
+    /// A folder that may be written to, and read, when a command says so as the guest runs: `monitor trace start DIR` (repeatable)
+    #[arg(long, value_name = "DIR")]
+    allow_write: Vec<PathBuf>,
     #[command(flatten)]
     trace: crate::trace_options::Arguments,
     /// Keep what it takes to go back to any instruction: gdb's reverse commands work, and disks are overlays
@@ -176,6 +182,9 @@ enum Command {
     },
     /// Look at a trace that `--trace` recorded
     Trace {
+        /// Give up what the process does not need to read the trace and to write what is asked for
+        #[arg(long, value_enum, global = true, default_value_t = crate::jail::Sandbox::On)]
+        sandbox: crate::jail::Sandbox,
         #[command(subcommand)]
         command: Box<TraceCommand>,
     },
@@ -205,7 +214,12 @@ pub enum Job {
         command: String,
     },
     /// Look at a trace.
-    Trace(Box<TraceCommand>),
+    Trace {
+        /// What to do with it.
+        command: Box<TraceCommand>,
+        /// The process is jailed before it reads the trace.
+        sandbox: bool,
+    },
     /// Run guests on CPU models.
     Matrix(Box<matrix::MatrixOptions>),
     /// Print this text on standard output: help, version or the list of models.
@@ -230,13 +244,22 @@ where
         Some(Command::Models { name: None }) => return Ok(Job::Print(models())),
         Some(Command::Probe { json }) => {
             let seen = probe::Seen::here();
-            return Ok(Job::Print(if json { probe::json(&seen) } else { probe::text(&seen) }));
+            let sandbox = crate::jail::Available::here();
+            if json {
+                let mut all = probe::json(&seen);
+                all["sandbox"] = serde_json::json!(sandbox);
+                return Ok(Job::Print(format!("{all}\n")));
+            }
+            return Ok(Job::Print(format!("{}\n{}", probe::text(&seen), sandbox.text())));
         }
         Some(Command::Ctl { path, command }) => {
             let path = crate::address::unix(path.as_os_str().as_bytes()).unwrap_or(path);
             return Ok(Job::Control { path, command });
         }
-        Some(Command::Trace { command }) => return Ok(Job::Trace(command)),
+        Some(Command::Trace { sandbox, command }) => {
+            let sandbox = sandbox == crate::jail::Sandbox::On;
+            return Ok(Job::Trace { command, sandbox });
+        }
         Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
         None => {}
@@ -300,6 +323,8 @@ where
         serial: cli.serial,
         control: cli.control,
         gdb: cli.gdb.or(cli.usual_gdb.then_some(DebugAddress::USUAL)),
+        sandbox: cli.sandbox == crate::jail::Sandbox::On,
+        allow_write: cli.allow_write,
         gdb_allow_files: cli.gdb_allow_files,
         paused: cli.paused,
         trace: cli.trace.options()?,

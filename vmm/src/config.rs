@@ -169,6 +169,10 @@ pub struct MachineConfig {
     pub gdb: Option<crate::address::DebugAddress>,
     /// `monitor` commands of a debugger that is connected over TCP may write files.
     pub gdb_allow_files: bool,
+    /// The process is jailed once the machine is built: see [`crate::jail`]. It cannot be undone.
+    pub sandbox: bool,
+    /// Folders that are written to when somebody says so as the machine runs (`monitor trace start DIR`).
+    pub allow_write: Vec<PathBuf>,
     /// The guest stands before its first instruction until somebody lets it go on.
     pub paused: bool,
     /// What is recorded from outside, and where to.
@@ -219,6 +223,8 @@ impl MachineConfig {
             control: None,
             gdb: None,
             gdb_allow_files: false,
+            sandbox: false,
+            allow_write: Vec::new(),
             paused: false,
             trace: None,
             reverse: None,

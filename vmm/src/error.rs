@@ -51,6 +51,9 @@ pub enum Error {
     /// The command line does not parse; the text names the option.
     #[error("{0}")]
     Usage(String),
+    /// The process cannot be jailed.
+    #[error("--sandbox on: {0}; --sandbox off goes without")]
+    Sandbox(#[from] crate::jail::JailError),
     /// A file could not be opened, read or written.
     #[error("{option} {}: {}", path.display(), plain(source))]
     File {

@@ -27,7 +27,7 @@ fn main() {
     let status = match cli::parse(std::env::args_os()) {
         Ok(Job::Print(text)) => print(&text),
         Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
-        Ok(Job::Trace(command)) => trace_command::run(&command),
+        Ok(Job::Trace { command, sandbox }) => trace_command::run(&command, sandbox),
         Ok(Job::Matrix(options)) => matrix::run(&options),
         Ok(Job::Run { config, verbose }) => run(&config, verbose),
         Ok(Job::Replay(options)) => replay_command::prepare(&options).and_then(|config| run(&config, options.verbose)),

@@ -61,6 +61,8 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         control,
         trace,
         gdb,
+        sandbox: options.sandbox == crate::jail::Sandbox::On,
+        allow_write: options.allow_write.iter().map(absolute).collect::<Result<_, _>>()?,
         gdb_allow_files: options.gdb_allow_files,
         paused: options.paused,
         replay: Some(replay),

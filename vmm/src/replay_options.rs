@@ -35,6 +35,12 @@ pub struct ReplayOptions {
     /// Wait for gdb before the first instruction
     #[arg(long, requires = "gdb")]
     pub(crate) paused: bool,
+    /// Give up what the process does not need once the machine is built
+    #[arg(long, value_enum, default_value_t = crate::jail::Sandbox::On)]
+    pub(crate) sandbox: crate::jail::Sandbox,
+    /// A folder that may be written to, and read, when a command says so as the guest runs (repeatable)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) allow_write: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) trace: crate::trace_options::Arguments,
     /// Stop after N instructions, with status 8

@@ -54,8 +54,9 @@ pub fn decode_parallel<R: Read + Send, I: Image, V: Visitor + Send>(
         changed: Condvar::new(),
     };
     std::thread::scope(|scope| {
+        let mut started = 0;
         for _ in 0..threads {
-            scope.spawn(|| {
+            let work = || {
                 // However the thread ends, whoever waits for it learns that.
                 let _end = End(&shared, 1);
                 let mut decoder = Decoder::new(image(), timing);
@@ -68,7 +69,13 @@ pub fn decode_parallel<R: Read + Send, I: Image, V: Visitor + Send>(
                     lock(&shared.done).results.insert(number, result);
                     shared.changed.notify_all();
                 }
-            });
+            };
+            match std::thread::Builder::new().spawn_scoped(scope, work) {
+                Ok(_) => started += 1,
+                Err(error) if started == 0 => return Err(error),
+                // Fewer do it as well.
+                Err(_) => drop(End(&shared, 1)),
+            }
         }
         let _end = End(&shared, 0);
         let mut sum = Summary::default();

@@ -37,6 +37,7 @@ mod watch;
 pub use crate::cpu::{
     Activity, CS, CoreMsrs, Cpu, CpuState, DS, ES, Event, FS, GS, Monitor, SS, Segment, Source, Table,
 };
+pub use crate::op::CHAINED;
 pub use crate::ram::RamRegion;
 pub use crate::step::Engine;
 pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations};

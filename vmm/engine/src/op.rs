@@ -45,6 +45,9 @@ pub(crate) enum Reason {
     Look,
 }
 
+/// Whether this build's handlers lead to each other by sibling calls, or a loop asks each for the next.
+pub const CHAINED: bool = cfg!(chained);
+
 #[cfg(chained)]
 pub(crate) type Next = ();
 #[cfg(not(chained))]

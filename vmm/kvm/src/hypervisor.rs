@@ -187,6 +187,16 @@ impl Hypervisor {
         self.traces = Some(traces);
     }
 
+    /// Does this on each thread that runs a CPU of the guest's.
+    pub fn on_each_thread<T: Send>(&self, work: impl Fn() -> T + Sync) -> Vec<T> {
+        self.threads.broadcast(|_| work())
+    }
+
+    /// Whether the guest's Intel PT is the host's at times.
+    pub fn has_traces(&self) -> bool {
+        self.traces.is_some()
+    }
+
     /// Whether the interrupt controllers are KVM's.
     pub fn has_controllers(&self) -> bool {
         self.irqchip == Irqchip::Kvm

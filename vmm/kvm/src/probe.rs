@@ -291,10 +291,9 @@ pub fn text(seen: &Seen) -> String {
     out
 }
 
-/// The same as one JSON object on a line.
-pub fn json(seen: &Seen) -> String {
-    let value = serde_json::json!({ "host": seen, "irqchip": irqchip(seen), "units": rows(seen) });
-    format!("{value}\n")
+/// The same as a JSON object.
+pub fn json(seen: &Seen) -> serde_json::Value {
+    serde_json::json!({ "host": seen, "irqchip": irqchip(seen), "units": rows(seen) })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use log::debug;
+use log::{debug, info};
 
 use super::{
     console::Console,
@@ -15,9 +15,11 @@ use super::{
     location, monitor,
 };
 use crate::{
+    address::DebugAddress,
     config::MachineConfig,
     debug::{DebugStop, StopCause},
     error::Error,
+    jail,
     recording::OnError,
     timeline::run::Run,
     vm::{End, Ended, StopReason},
@@ -31,6 +33,9 @@ const REQUESTS: usize = 16;
 /// # Errors
 /// The machine cannot be built, or what it is connected to fails.
 pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
+    if config.sandbox {
+        jail::want();
+    }
     let mut run = Run::new(config)?;
     let mut keep = vec![config.kernel.as_path()];
     keep.extend(config.initrd.iter().map(|part| part.path.as_path()));
@@ -60,6 +65,14 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         }
         None => None,
     };
+    if config.sandbox {
+        use jail::calls::threads;
+        let files = files(config);
+        let jailed = run.jail(listener.is_some() || control.is_some(), |traces| {
+            jail::enter(threads::MACHINE | if traces { threads::HOST_PT } else { 0 }, &files)
+        })?;
+        info!("--sandbox on: {jailed}");
+    }
     let mut end = to_the_end(
         &mut run,
         &mut console,
@@ -101,6 +114,31 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         _ => None,
     };
     Ok(Ended { end, place })
+}
+
+/// What the machine needs of files once it is built.
+fn files(config: &MachineConfig) -> jail::Files {
+    let folders = [
+        config.trace.as_ref().map(|trace| &trace.folder),
+        config.record.as_ref().map(|record| &record.folder),
+        config.collect.as_ref(),
+    ];
+    let socket = match &config.gdb {
+        Some(DebugAddress::Unix(path)) => Some(path),
+        _ => None,
+    };
+    let sockets = [socket, config.control.as_ref()].into_iter().flatten();
+    jail::Files {
+        // Of the kernel, where the guest was at the end; of /proc, what memory was touched.
+        read: vec![config.kernel.clone(), "/proc/self".into()],
+        write: folders
+            .into_iter()
+            .flatten()
+            .chain(&config.allow_write)
+            .cloned()
+            .collect(),
+        remove: sockets.map(|path| jail::folder_of(path)).collect(),
+    }
 }
 
 /// Runs a machine to its end, with a debugger's client whenever one is connected and with what comes over the control socket.

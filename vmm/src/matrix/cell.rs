@@ -149,8 +149,15 @@ fn execute(program: &Path, plan: &Plan) -> std::io::Result<Ended> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
-    let console = collect(child.stdout.take());
-    let errors = collect(child.stderr.take());
+    let streams = collect(child.stdout.take()).and_then(|console| Ok((console, collect(child.stderr.take())?)));
+    let (console, errors) = match streams {
+        Ok(streams) => streams,
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+    };
     let end = Instant::now() + plan.timeout + GRACE;
     let mut killed = false;
     let mut pause = Duration::from_millis(1);
@@ -179,8 +186,8 @@ fn execute(program: &Path, plan: &Plan) -> std::io::Result<Ended> {
 }
 
 /// Reads a stream to its end on a thread of its own, and keeps its beginning.
-fn collect(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
+fn collect(stream: Option<impl Read + Send + 'static>) -> std::io::Result<thread::JoinHandle<Vec<u8>>> {
+    thread::Builder::new().spawn(move || {
         let mut kept = Vec::new();
         let mut buffer = [0; 1 << 14];
         let Some(mut stream) = stream else { return kept };

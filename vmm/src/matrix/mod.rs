@@ -15,7 +15,6 @@ pub mod text;
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     sync::{
@@ -29,6 +28,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use trace::export::{ExportError, OutFile};
 
 pub use self::report::Report;
 use self::{
@@ -201,9 +201,9 @@ fn run_all(program: &Path, plans: &[Plan], jobs: Option<usize>) -> Vec<Cell> {
     let (sender, receiver) = mpsc::channel();
     let mut done: Vec<Option<Cell>> = vec![None; plans.len()];
     thread::scope(|scope| {
-        for _ in 0..jobs.min(plans.len()) {
+        for number in 0..jobs.min(plans.len()) {
             let (sender, next, running, bar) = (sender.clone(), &next, &running, &bar);
-            scope.spawn(move || {
+            let work = move || {
                 while let Some((number, plan)) = take(next, plans) {
                     let show = |running: &BTreeMap<usize, String>| {
                         let names: Vec<&str> = running.values().map(String::as_str).collect();
@@ -225,7 +225,13 @@ fn run_all(program: &Path, plans: &[Plan], jobs: Option<usize>) -> Vec<Cell> {
                     // The receiver lives as long as this scope.
                     let _ = sender.send((number, cell));
                 }
-            });
+            };
+            // Where the system has no more threads, fewer do it, or this one alone.
+            match thread::Builder::new().spawn_scoped(scope, work.clone()) {
+                Ok(_) => {}
+                Err(_) if number == 0 => work(),
+                Err(_) => break,
+            }
         }
         drop(sender);
         for (number, cell) in receiver {
@@ -299,11 +305,20 @@ impl Outputs {
         };
         let write = |option: &'static str, path: &Option<PathBuf>, text: String| match path {
             None => Ok(()),
-            Some(path) => fs::write(path, text).map_err(|source| Error::File {
-                option,
-                path: path.clone(),
-                source,
-            }),
+            // It has its name once it is whole.
+            Some(path) => OutFile::create(path, true)
+                .and_then(|mut file| match file.write_all(text.as_bytes()) {
+                    Ok(()) => file.finish(),
+                    Err(source) => Err(file.error(source)),
+                })
+                .map_err(|error| Error::File {
+                    option,
+                    path: path.clone(),
+                    source: match error {
+                        ExportError::Write { source, .. } => source,
+                        error => io::Error::other(error),
+                    },
+                }),
         };
         if self.junit.is_some() {
             let text = junit::write(report).map_err(Error::option("--junit"))?;

@@ -19,14 +19,63 @@ use std::process::exit;
 
 use crate::{
     error::{Error, Status},
-    signals,
+    jail, signals,
 };
 
-/// Does it.
+/// What a command reads and where it writes.
+fn files(command: &TraceCommand) -> jail::Files {
+    let (trace, part, outputs) = match command {
+        TraceCommand::Info(options) => (&options.trace, None, Vec::new()),
+        TraceCommand::Decode(options) => (&options.trace, Some(&options.part), Vec::new()),
+        TraceCommand::Symbols(options) => (&options.trace, None, vec![&options.elf]),
+        TraceCommand::Export(options) => {
+            let Export {
+                perf,
+                perfetto,
+                folded,
+                flamegraph,
+                callgrind,
+                raw,
+                ..
+            } = options;
+            let outputs = [perf, perfetto, folded, flamegraph, callgrind, raw];
+            (
+                &options.trace,
+                Some(&options.part),
+                outputs.into_iter().flatten().collect(),
+            )
+        }
+    };
+    let symbols = match command {
+        TraceCommand::Symbols(options) => options.symbols.as_ref(),
+        _ => part.and_then(|part| part.symbols.as_ref()),
+    };
+    let programs = part.into_iter().flat_map(|part| &part.programs);
+    let programs = programs.filter_map(|program| names::path_of(program));
+    // A file gets its name beside where it is written; a terminal or a pipe is written to itself.
+    let write = outputs
+        .iter()
+        .flat_map(|path| [jail::folder_of(path), path.to_path_buf()]);
+    jail::Files {
+        read: [trace.clone(), "/proc/self".into()]
+            .into_iter()
+            .chain(symbols.cloned())
+            .chain(programs)
+            .collect(),
+        write: write.collect(),
+        remove: Vec::new(),
+    }
+}
+
+/// Does it, jailed if `sandbox` says so: the trace may come from somebody else.
 ///
 /// # Errors
 /// The trace, the symbols or the output cannot be used.
-pub fn run(command: &TraceCommand) -> Result<Status, Error> {
+pub fn run(command: &TraceCommand, sandbox: bool) -> Result<Status, Error> {
+    // First, so that the thread that waits for signals is jailed, too.
+    if sandbox {
+        jail::enter(jail::calls::threads::MACHINE, &files(command))?;
+    }
     if matches!(command, TraceCommand::Export(_) | TraceCommand::Symbols(_)) {
         let end = |signal| {
             trace::export::abandon();

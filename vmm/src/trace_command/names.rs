@@ -101,6 +101,11 @@ impl Wanted {
     }
 }
 
+/// The file that a value of `--symbols-user` names.
+pub fn path_of(text: &str) -> Option<PathBuf> {
+    Wanted::parse(text).ok().map(|wanted| wanted.path)
+}
+
 fn program(text: &str) -> Result<Program, Error> {
     let wanted = Wanted::parse(text).map_err(Error::option(format!("--symbols-user {text}")))?;
     let failed = |source: SymbolsError| Error::ProgramSymbols {

@@ -100,6 +100,25 @@ fn breaks_here(state: &CpuState) -> bool {
 }
 
 impl Vm {
+    /// Jails this thread and those that run the guest's CPUs, all with `enter`. What a debugger will ask of KVM is found out before, while
+    /// it can be opened. `enter` is told whether the host's tracer will be opened, which cannot be done before the guest traces itself.
+    pub(crate) fn jail<T: Send, E: Send>(
+        &mut self,
+        debugger: bool,
+        enter: impl Fn(bool) -> Result<T, E> + Sync,
+    ) -> Result<T, E> {
+        if debugger && self.hosted.is_some() {
+            self.kinds();
+        }
+        let Some(hosted) = &self.hosted else {
+            return enter(false);
+        };
+        let traces = hosted.hypervisor.has_traces();
+        let entered = hosted.hypervisor.on_each_thread(|| enter(traces));
+        entered.into_iter().collect::<Result<Vec<_>, _>>()?;
+        enter(traces)
+    }
+
     /// What KVM's debug registers can serve a debugger with. Found out once.
     pub(super) fn kinds(&mut self) -> Kinds {
         *self.points.kinds.get_or_insert_with(|| {

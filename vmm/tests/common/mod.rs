@@ -1,6 +1,7 @@
 //! Small guests, and minivmm run as a user runs it.
 #![allow(dead_code, reason = "every test program uses its part of this")]
 
+pub mod faults;
 pub mod long;
 
 use std::{
@@ -242,16 +243,21 @@ pub fn interrupt_guest(
 
 /// Whether this host has no KVM, so that this test is to be skipped: a message says so, which `cargo xtask test` counts.
 pub fn kvm_is_missing(test: &str) -> bool {
-    let Err(why) = kvm::Host::open() else {
-        return false;
-    };
+    let missing = kvm::Host::open().err();
+    if let Some(why) = &missing {
+        skipped(test, why);
+    }
+    missing.is_some()
+}
+
+/// A test is skipped for this reason.
+pub fn skipped(test: &str, why: &dyn std::fmt::Display) {
     println!("SKIPPED {test}: {why}");
     if let Some(path) = std::env::var_os("MINIVMM_SKIPPED") {
         let file = fs::OpenOptions::new().create(true).append(true).open(path);
         // In one write, as tests run side by side.
         file.unwrap().write_all(format!("{test}: {why}\n").as_bytes()).unwrap();
     }
-    true
 }
 
 /// A system call of minivmm's that does nothing but fail.

@@ -25,7 +25,10 @@ pub mod client;
 use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard,
@@ -40,7 +43,7 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::socket;
-use crate::{error::Error, vm::Interrupt};
+use crate::{error::Error, jail, vm::Interrupt};
 use machine::plain;
 
 /// The longest line in bytes, without its end.
@@ -203,6 +206,8 @@ pub struct Control {
     path: PathBuf,
     requests: Receiver<Request>,
     shared: Arc<Service>,
+    /// The listener, for its end.
+    end: UnixStream,
 }
 
 impl Control {
@@ -232,17 +237,15 @@ impl Control {
                 return Err(failed(e));
             }
         };
+        let end = listener.try_clone().map_err(failed)?;
         let control = Control {
             path: path.into(),
             requests,
+            end: OwnedFd::from(end).into(),
             shared: Arc::clone(&shared),
         };
-        let accept = move || accept(&listener, &shared);
         // From here on dropping `control` removes the socket.
-        thread::Builder::new()
-            .name("control".into())
-            .spawn(accept)
-            .map_err(failed)?;
+        jail::start_for_clients("control", move || accept(&listener, &shared)).map_err(failed)??;
         Ok(control)
     }
 
@@ -269,8 +272,8 @@ impl Drop for Control {
         for client in self.shared.clients().iter() {
             let _ = client.stream.shutdown(std::net::Shutdown::Both);
         }
-        // The listener waits for somebody.
-        let _ = UnixStream::connect(&self.path);
+        // Whoever accepts comes back.
+        let _ = self.end.shutdown(std::net::Shutdown::Both);
         let _ = fs::remove_file(&self.path);
     }
 }

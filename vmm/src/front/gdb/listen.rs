@@ -10,8 +10,11 @@
 use std::{
     fs,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
-    os::unix::net::{UnixListener, UnixStream},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -24,7 +27,7 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::packets::{Frame, Framer, error, frame};
-use crate::{address::DebugAddress, error::Error, front::socket, vm::Interrupt};
+use crate::{address::DebugAddress, error::Error, front::socket, jail, vm::Interrupt};
 use machine::plain;
 
 /// So many packets wait for the machine; a client's thread waits when there are more.
@@ -121,6 +124,14 @@ enum Listener {
 }
 
 impl Listener {
+    /// The listener as a stream, whose [`Stream::close`] has whoever accepts come back.
+    fn end(&self) -> io::Result<Stream> {
+        Ok(match self {
+            Listener::Tcp(listener) => Stream::Tcp(OwnedFd::from(listener.try_clone()?).into()),
+            Listener::Unix(listener) => Stream::Unix(OwnedFd::from(listener.try_clone()?).into()),
+        })
+    }
+
     fn accept(&self) -> io::Result<Stream> {
         match self {
             Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
@@ -158,6 +169,8 @@ pub struct GdbListener {
     address: DebugAddress,
     events: Receiver<Event>,
     shared: Arc<ListenerState>,
+    /// The same listener, for its end.
+    end: Stream,
 }
 
 impl GdbListener {
@@ -205,16 +218,15 @@ impl GdbListener {
             waiting: AtomicUsize::new(0),
         });
         let own = Arc::clone(&shared);
+        let end = listener.end().map_err(system)?;
         let gdb = GdbListener {
             address,
             events,
             shared,
+            end,
         };
         // From here on dropping `gdb` removes the socket.
-        thread::Builder::new()
-            .name("gdb".into())
-            .spawn(move || accept(&listener, &own))
-            .map_err(system)?;
+        jail::start_for_clients("gdb", move || accept(&listener, &own)).map_err(system)??;
         Ok(gdb)
     }
 
@@ -242,20 +254,9 @@ impl Drop for GdbListener {
         self.shared.over.store(true, Ordering::SeqCst);
         // A client's thread may wait for room.
         self.events.try_iter().for_each(drop);
-        // The listener waits for somebody.
-        match &self.address {
-            DebugAddress::Tcp(host, port) => {
-                let host = match host {
-                    IpAddr::V4(host) if host.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                    IpAddr::V6(host) if host.is_unspecified() => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
-                    host => *host,
-                };
-                let _ = TcpStream::connect_timeout(&(host, *port).into(), Duration::from_secs(1));
-            }
-            DebugAddress::Unix(path) => {
-                let _ = UnixStream::connect(path);
-                let _ = fs::remove_file(path);
-            }
+        self.end.close();
+        if let DebugAddress::Unix(path) = &self.address {
+            let _ = fs::remove_file(path);
         }
     }
 }

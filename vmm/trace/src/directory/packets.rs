@@ -17,6 +17,7 @@ pub struct Damage(Arc<Mutex<Damaged>>);
 struct Damaged {
     bytes: u64,
     says: Vec<String>,
+    unread: Option<String>,
 }
 
 /// So many findings are kept in words.
@@ -30,6 +31,17 @@ impl Damage {
         if damaged.says.len() < SAYS && !damaged.says.contains(&says) {
             damaged.says.push(says);
         }
+    }
+
+    /// Notes what the system did not let be read: no finding, since the file may be whole.
+    pub fn fail(&self, says: String) {
+        let mut damaged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        damaged.unread.get_or_insert(says);
+    }
+
+    /// What the system did not let be read, if anything.
+    pub fn unread(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).unread.clone()
     }
 
     /// Bytes that are missing, and the findings in words.

@@ -112,6 +112,9 @@ fn write(trace: &Trace, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> io
         summary.spans += written.1;
         pages.flush()?;
         map.flush()?;
+        if let Some(unread) = damage.unread() {
+            return Err(io::Error::other(unread));
+        }
         let (lost, says) = damage.take();
         summary.lost += lost;
         summary.damage.extend(says);

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -108,7 +109,9 @@ impl Side {
                     }
                 }
                 Err(error) => {
-                    damage.add(0, format!("{}: {error}", Kind::Side.file(0, self.segment)));
+                    let says = format!("{}: {}", Kind::Side.file(0, self.segment), crate::error::plain(&error));
+                    damage.fail(says.clone());
+                    damage.add(0, says);
                     return None;
                 }
             }
@@ -235,6 +238,14 @@ impl TraceImage {
         number
     }
 
+    /// Notes that a segment of the sideband cannot be read. One that is gone, or cut off, is damage, and tells that elsewhere.
+    fn unread(&self, segment: u32, error: &io::Error) {
+        if !matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound) {
+            let file = Kind::Side.file(self.cpu, segment);
+            self.damage.fail(format!("{file}: {}", crate::error::plain(error)));
+        }
+    }
+
     /// The bytes of a content.
     fn content(&mut self, place: ContentAt) -> Option<Arc<[u8; PAGE]>> {
         if let Some(bytes) = self.kept.get(&place) {
@@ -242,11 +253,13 @@ impl TraceImage {
         }
         if self.file.as_ref().is_none_or(|(segment, _)| *segment != place.0) {
             let path = self.folder.join(Kind::Side.file(self.cpu, place.0));
-            self.file = Some((place.0, regular::open_inside(&path).ok()?));
+            let file = regular::open_inside(&path).map_err(|error| self.unread(place.0, &error));
+            self.file = Some((place.0, file.ok()?));
         }
         let mut bytes = [0; PAGE];
         let (_, file) = self.file.as_ref()?;
-        file.read_exact_at(&mut bytes, place.1).ok()?;
+        let read = file.read_exact_at(&mut bytes, place.1);
+        read.map_err(|error| self.unread(place.0, &error)).ok()?;
         if self.kept.len() == KEPT {
             self.kept.clear();
         }

@@ -240,10 +240,14 @@ impl Trace {
 
     /// The moments of a vCPU's recording.
     pub fn clock(&self, cpu: usize) -> StepClock {
-        let damage = Damage::default();
+        self.clock_and(cpu, &Damage::default())
+    }
+
+    /// The same, and what is damaged.
+    fn clock_and(&self, cpu: usize, damage: &Damage) -> StepClock {
         let mut syncs = Vec::new();
         let mut side = Side::new(&self.folder, cpu, self.segments(cpu));
-        while let Some(next) = side.next(&damage) {
+        while let Some(next) = side.next(damage) {
             let (psb, offset, step, tick) = match next {
                 Next::Record(Record::Sync { offset, step, tick }, _) => (true, offset, step, tick),
                 Next::Record(Record::Time { offset, step, tick }, _) => (false, offset, step, tick),
@@ -296,13 +300,13 @@ impl Trace {
         let Some(stream) = self.streams.get(cpu) else {
             return Err(self.error(format!("there is no vCPU {cpu}: there are {}", self.cpus())));
         };
-        let clock = self.clock(cpu);
+        let damage = Damage::default();
+        let clock = self.clock_and(cpu, &damage);
         let Range { start, end } = self.range(cpu, options.from, options.to, &clock);
         let total = end - start;
         // From the segment on that the beginning is in.
         let first = stream.begins.partition_point(|begin| *begin <= start).saturating_sub(1);
         let segments = &stream.segments[first.min(stream.segments.len())..];
-        let damage = Damage::default();
         let frames = Frames::new(&self.folder, Kind::Packets, cpu, segments);
         let packets = Packets::new(frames, start, end.saturating_add(BEHIND), damage.clone());
         let chunks = Chunks::new(packets, options.chunk, LIMIT)
@@ -328,6 +332,9 @@ impl Trace {
             },
         );
         let flow = flow.map_err(|error| self.error(error.to_string()))?;
+        if let Some(unread) = damage.unread() {
+            return Err(self.error(unread));
+        }
         let (lost, damage) = damage.take();
         Ok(Summary { flow, lost, damage })
     }

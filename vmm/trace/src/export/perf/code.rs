@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    StepClock, Trace,
+    StepClock, Trace, TraceError,
     directory::format::{Kind, Mark, PAGE, Record},
     directory::packets::Damage,
     reader::image::{Next, Side},
@@ -68,7 +68,10 @@ impl Code {
     }
 
     /// Adds what a vCPU has executed in a part of its packets.
-    pub fn add(&mut self, trace: &Trace, cpu: usize, range: &Range<u64>, clock: &StepClock) {
+    ///
+    /// # Errors
+    /// The system does not let a file be read.
+    pub fn add(&mut self, trace: &Trace, cpu: usize, range: &Range<u64>, clock: &StepClock) -> Result<(), TraceError> {
         self.begin = self.begin.min(moment(clock, range.start).0);
         let damage = Damage::default();
         let mut side = Side::new(trace.folder(), cpu, trace.segments(cpu));
@@ -129,6 +132,13 @@ impl Code {
                     });
                 }
             }
+        }
+        match damage.unread() {
+            Some(reason) => Err(TraceError {
+                folder: trace.folder().into(),
+                reason,
+            }),
+            None => Ok(()),
         }
     }
 

@@ -125,7 +125,7 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
     for &cpu in job.cpus {
         let clock = job.trace.clock(cpu);
         let range = range(job, cpu, &clock, totals.steps);
-        code.add(job.trace, cpu, &range, &clock);
+        code.add(job.trace, cpu, &range, &clock)?;
         let at = |offset: u64| clock.syncs().iter().find(|sync| sync.psb && sync.offset >= offset);
         let window = Window {
             from: at(range.start).map(|sync| Bound::Step(sync.step)),
