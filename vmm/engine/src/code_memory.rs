@@ -8,7 +8,9 @@
 // for.
 #![allow(unsafe_code)]
 
+use core::arch::x86_64::__cpuid;
 use core::ffi::CStr;
+use std::sync::OnceLock;
 
 /// Where each piece of code begins is a multiple of this: what the host fetches at a time.
 const ALIGN: usize = 16;
@@ -105,8 +107,14 @@ impl CodeMemory {
 }
 
 /// Code that was written at another linear address wants a serializing instruction before it is fetched (SDM Vol. 3A 9.1.3 "Handling
-/// Self- and Cross-Modifying Code"). IRET is one, and unlike CPUID no hypervisor intercepts it.
+/// Self- and Cross-Modifying Code"). IRET is one, and unlike CPUID no hypervisor intercepts it. QEMU's software CPU, which intercepts
+/// nothing, reads the frame of an IRET in ring 3 as the kernel would, so that SMAP refuses it: there it is CPUID.
 fn serialize() {
+    static BY_CPUID: OnceLock<bool> = OnceLock::new();
+    if *BY_CPUID.get_or_init(in_qemus_software_cpu) {
+        __cpuid(0);
+        return;
+    }
     // SAFETY: The frame leads to the next instruction, with everything as it is. The compiler leaves the stack below RSP alone, since
     // nothing says that this does not use it.
     unsafe {
@@ -126,6 +134,16 @@ fn serialize() {
             word = out(reg) _,
         );
     }
+}
+
+/// As the hypervisor's leaf of CPUID names it.
+fn in_qemus_software_cpu() -> bool {
+    const HYPERVISOR: u32 = 1 << 31;
+    if __cpuid(1).ecx & HYPERVISOR == 0 {
+        return false;
+    }
+    let leaf = __cpuid(0x4000_0000);
+    [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat() == b"TCGTCGTCGTCG"
 }
 
 impl Drop for CodeMemory {
