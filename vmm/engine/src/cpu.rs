@@ -111,9 +111,14 @@ impl Segment {
         self.attributes & 0x4000 != 0
     }
 
+    /// Of the attributes what says that a segment is present, data, expands up, and can be written.
+    pub(crate) const DATA_RIGHTS: u16 = 0x9e;
+    /// That of one which has all of it.
+    pub(crate) const WRITABLE_DATA: u16 = 0x92;
+
     /// Base 0, limit 4 GB, present, and both readable and writable data (or readable code): accesses need no check.
     pub(crate) const fn flat_data(&self) -> bool {
-        self.base == 0 && self.limit == u32::MAX && self.attributes & 0x9e == 0x92
+        self.base == 0 && self.limit == u32::MAX && self.attributes & Segment::DATA_RIGHTS == Segment::WRITABLE_DATA
     }
 }
 

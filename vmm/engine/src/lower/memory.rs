@@ -261,7 +261,7 @@ body! {
         Ok(())
     }
     /// Address sum cut to the address size, in a flat segment.
-    EaFlat<A>(c, o) {
+    EaFlat<A>(c, o) [Form::EaFlat(A)] {
         let ea = c.ea(o) & if A == 2 { 0xffff } else { 0xffff_ffff };
         c.set::<8>(slot::EA, ea);
         Ok(())
@@ -274,7 +274,7 @@ body! {
         Ok(())
     }
     /// A segment with base, limit and rights.
-    EaChecked<A>(c, o) {
+    EaChecked<A>(c, o) [Form::EaChecked(A)] {
         let offset = c.ea(o) & if A == 2 { 0xffff } else { 0xffff_ffff };
         let linear = c.segmented(o.seg as usize, offset, (o.aux & 0x7fff) as u64, o.aux >> 15 != 0)?;
         c.set::<8>(slot::EA, linear);

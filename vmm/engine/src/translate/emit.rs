@@ -265,6 +265,7 @@ fn traits(form: Form) -> Traits {
         | F::SignReg(..)
         | F::Lea(..)
         | F::EaBased(_)
+        | F::EaFlat(_)
         | F::ExtendA(_)
         | F::SignToD(_)
         | F::SwapBytes(_)
@@ -277,6 +278,7 @@ fn traits(form: Form) -> Traits {
         | F::PushReg(_)
         | F::PushImm(_)
         | F::PopReg(_)
+        | F::EaChecked(_)
         | F::LoadT0(_)
         | F::StoreT0(_)
         | F::Vector
@@ -308,8 +310,9 @@ fn low(slots: &[u8]) -> bool {
     slots.iter().all(|slot| slot.is_multiple_of(8))
 }
 
-/// Whether an op of this form is translated with these operands.
-fn is_known(form: Form, o: &Op) -> bool {
+/// Whether an op of this form is translated with these operands. `word`: the size of addresses, 8 in 64-bit mode and 4 in flat
+/// 32-bit code.
+fn is_known(form: Form, o: &Op, word: u8) -> bool {
     use Form as F;
     match form {
         F::Other => false,
@@ -325,7 +328,7 @@ fn is_known(form: Form, o: &Op) -> bool {
                 Operands::MemImm => fits || one_operand(op, size).is_some(),
             }
         }
-        F::Fused(operands, op, size, _) => is_known(F::Alu(operands, op, size), o),
+        F::Fused(operands, op, size, _) => is_known(F::Alu(operands, op, size), o, word),
         F::ShiftImm(op, size) => size >= 4 && matches!(op, ROL | ROR | SHL | SHR | SAR) && low(&[o.dst]),
         F::ShiftByCl(op, size) => size >= 4 && matches!(op, SHL | SHR | SAR) && low(&[o.dst]),
         F::Multiply(_, size) | F::Product(size) => size >= 4,
@@ -338,12 +341,15 @@ fn is_known(form: Form, o: &Op) -> bool {
         F::Store(_) => low(&[o.src]),
         F::StoreImm(size) => immediate(o.imm, size).is_some(),
         F::Lea(address, size) => address >= 4 && size >= 4,
-        F::PushReg(size) | F::PopReg(size) | F::Return(size) => size == 8,
-        F::Call(_, size) => size == 8 && i32::try_from(o.imm as i64).is_ok(),
-        F::PushImm(size) => size == 8 && immediate(o.imm, 8).is_some(),
+        F::PushReg(size) | F::PopReg(size) | F::Return(size) => size == word,
+        F::Call(_, size) => size == word && i32::try_from(o.imm as i64).is_ok(),
+        F::PushImm(size) => size == word && immediate(o.imm, word).is_some(),
         F::Cmov(_, size) | F::Exchange(size) => size >= 4,
         F::EaBased(address) => address == 8,
-        F::JumpReg(size) | F::CallReg(size) | F::JumpMem(size) | F::CallMem(size) => size == 8,
+        F::EaFlat(_) => true,
+        // The others have rights that are not those of data.
+        F::EaChecked(address) => address == 4 && o.seg >= 4,
+        F::JumpReg(size) | F::CallReg(size) | F::JumpMem(size) | F::CallMem(size) => size == word,
         F::Jump(_) | F::Continue(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
         F::Nop | F::LoadT0(_) | F::StoreT0(_) => true,
         F::Mulx(_) | F::Rorx(_) | F::ShiftX(..) | F::Adx(..) => true,
@@ -356,12 +362,15 @@ fn is_known(form: Form, o: &Op) -> bool {
             let plain = vex::ALIGNED | vex::WRITE | vex::MXCSR | vex::FLAGS;
             // Of what writes flags, the string compares alone have to do with general registers, and with those they do not name.
             let strings = o.aux & vex::FLAGS != 0 && slots(o).iter().any(|slot| slot.general().is_some());
-            o.aux & ((1 << vex::SIZE_SHIFT) - 1) & !plain == 0 && !strings
+            word == 8 && o.aux & ((1 << vex::SIZE_SHIFT) - 1) & !plain == 0 && !strings
         }
-        F::LoadLow(size) | F::StoreLow(size) | F::LoadLowYmm(size) | F::StoreLowYmm(size) => size >= 4,
-        F::XmmFromReg(size) | F::YmmFromReg(size) => size >= 4 && low(&[o.src]),
-        F::RegFromXmm(size) | F::RegFromYmm(size) => size >= 4 && low(&[o.dst]),
-        F::MoveYmm(_) | F::LoadYmm(..) | F::StoreYmm(..) | F::LogicYmm(..) => true,
+        F::LoadLow(size) | F::StoreLow(size) => size >= 4,
+        F::LoadLowYmm(size) | F::StoreLowYmm(size) => word == 8 && size >= 4,
+        F::XmmFromReg(size) => size >= 4 && low(&[o.src]),
+        F::YmmFromReg(size) => word == 8 && size >= 4 && low(&[o.src]),
+        F::RegFromXmm(size) => size >= 4 && low(&[o.dst]),
+        F::RegFromYmm(size) => word == 8 && size >= 4 && low(&[o.dst]),
+        F::MoveYmm(_) | F::LoadYmm(..) | F::StoreYmm(..) | F::LogicYmm(..) => word == 8,
         F::MoveXmm | F::LoadXmm(_) | F::StoreXmm(_) | F::MoveLowXmm | F::LogicXmm(_) => true,
     }
 }
@@ -383,8 +392,14 @@ pub(super) struct Emit<'a> {
     in_host: bool,
     /// Guest registers that have changed since the processor had them.
     dirty: u16,
+    /// The size of addresses: 8 in 64-bit mode, 4 in flat 32-bit code.
+    word: u8,
     /// RSI holds the slot EA.
     has_ea: bool,
+    /// And the slot does not: who leaves now does so at the op before, which computes it.
+    ea_is_here_alone: bool,
+    /// Segments, FS and GS, whose accesses need no more than their base, as has been looked at.
+    flat_segments: u8,
     /// The control registers allow SSE, as has been looked at.
     sse_ready: bool,
     /// And AVX.
@@ -422,7 +437,14 @@ impl<'a> Emit<'a> {
             in_host: true,
             // Who came from another translation has not stored any.
             dirty: u16::MAX,
+            word: if block.key.mode & mode::SIZE == mode::SIZE64 {
+                8
+            } else {
+                4
+            },
             has_ea: false,
+            ea_is_here_alone: false,
+            flat_segments: 0,
             sse_ready: false,
             avx_ready: false,
             all_masked: false,
@@ -444,7 +466,13 @@ impl<'a> Emit<'a> {
             .iter()
             .map(|kind| kind.map_or(Form::Other, |kind| kind.form))
             .zip(ops)
-            .map(|(form, o)| if is_known(form, o) { form } else { Form::Other })
+            .map(|(form, o)| {
+                if is_known(form, o, self.word) {
+                    form
+                } else {
+                    Form::Other
+                }
+            })
             .collect();
         // The flow op ends the block: if it is not known, the interpreter goes on there.
         let last = count - 1;
@@ -467,8 +495,11 @@ impl<'a> Emit<'a> {
             if known {
                 self.load_into_host();
                 let had_ea = self.has_ea;
+                self.ea_is_here_alone &= had_ea;
                 self.op(n, forms[n], &ops[n], live[n]);
-                if had_ea {
+                if matches!(forms[n], Form::EaBased(_) | Form::EaFlat(_) | Form::EaChecked(_)) {
+                    self.keep_ea(&ops[n], &ops[n + 1..count], &forms[n + 1..count]);
+                } else if had_ea {
                     self.has_ea = false;
                 }
                 native += 1;
@@ -505,6 +536,7 @@ impl<'a> Emit<'a> {
 
     /// Where the translation leaves at an op before it has done anything.
     fn exit(&mut self, n: usize) -> Label {
+        let n = n - usize::from(self.ea_is_here_alone);
         if let Some((_, label)) = self.exits.iter().find(|(op, _)| *op == n) {
             return *label;
         }
@@ -539,10 +571,7 @@ impl<'a> Emit<'a> {
             // As `exec::flow::full`, of a target that is canonical.
             self.a.bind(label);
             match rel {
-                Some(rel) => {
-                    self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
-                    self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, rel);
-                }
+                Some(rel) => self.instruction_pointer(RDX, rel),
                 None => {
                     // What `record_landing` has pushed.
                     self.a.rm_i(Code::Add_rm64_imm8, Rm::Reg(host::RSP), 8, 16);
@@ -569,14 +598,15 @@ impl<'a> Emit<'a> {
         let Template { places, rest } = *self.block.ops()[n].template(taken);
         let full = self.a.label();
         self.full.push((full, rel));
+        let (lea, word) = (self.lea(), self.word);
         let a = &mut self.a;
         let of = |offset: usize| Rm::Mem(at(RCX, offset as i32));
         a.r_rm(Code::Mov_r64_rm64, RCX, 8, field(offset::RECORD_AT), 8);
         a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
-        a.r_rm(Code::Lea_r64_m, RSI, 8, Rm::Mem(at(RDX, places[0] as i32)), 8);
+        a.r_rm(lea, RSI, word, Rm::Mem(at(RDX, places[0] as i32)), 8);
         a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, from)), RSI, 8);
         match rel {
-            Some(_) => a.r_rm(Code::Lea_r64_m, RSI, 8, Rm::Mem(at(RDX, places[1] as i32)), 8),
+            Some(_) => a.r_rm(lea, RSI, word, Rm::Mem(at(RDX, places[1] as i32)), 8),
             None => a.r_rm(Code::Mov_r64_rm64, RSI, 8, memory_of(slot::T1), 8),
         }
         a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, to)), RSI, 8);
@@ -608,6 +638,7 @@ impl<'a> Emit<'a> {
         }
         self.has_ea = false;
         (self.sse_ready, self.avx_ready, self.all_masked) = (false, false, false);
+        self.flat_segments = 0;
         let mut row = ops.to_vec();
         if n == 0 {
             row[0].f = self.run;
@@ -1171,21 +1202,22 @@ impl<'a> Emit<'a> {
             F::PushReg(_) => {
                 self.push_place(n);
                 let src = self.value(o.src, RDX);
-                self.a.rm_r(Code::Mov_rm64_r64, Rm::Mem(at(RCX, 0)), src, 8);
-                self.move_stack(-8);
+                self.a.rm_r(store_code(self.word), Rm::Mem(at(RCX, 0)), src, self.word);
+                self.move_stack(-i32::from(self.word));
             }
             F::PushImm(_) => {
                 self.push_place(n);
-                let imm = immediate(o.imm, 8).unwrap_or(0);
-                self.a.rm_i(Code::Mov_rm64_imm32, Rm::Mem(at(RCX, 0)), 8, imm);
-                self.move_stack(-8);
+                let imm = immediate(o.imm, self.word).unwrap_or(0);
+                self.a
+                    .rm_i(store_imm_code(self.word), Rm::Mem(at(RCX, 0)), self.word, imm);
+                self.move_stack(-i32::from(self.word));
             }
             F::PopReg(_) => {
-                let sp = self.value(slot::RSP, RCX);
-                self.reach(n, sp, 8, READ);
-                self.load(RCX, 8, Rm::Mem(at(RCX, 0)));
-                self.move_stack(8);
-                self.set(o.dst, 8, RCX);
+                let sp = self.stack();
+                self.reach(n, sp, self.word, READ);
+                self.load(RCX, self.word, Rm::Mem(at(RCX, 0)));
+                self.move_stack(self.word.into());
+                self.set(o.dst, self.word, RCX);
             }
             F::Cmov(k, size) => {
                 let holds = self.condition(k);
@@ -1227,7 +1259,38 @@ impl<'a> Emit<'a> {
                 let base = offset_of!(Cpu, seg) + segment + offset_of!(Segment, base);
                 self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RSI), sum, 8);
                 self.a.r_rm(Code::Add_r64_rm64, RSI, 8, field(base as i32), 8);
-                self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::EA), RSI, 8);
+                self.has_ea = true;
+            }
+            F::EaFlat(address) => {
+                let sum = self.sum(o);
+                self.load(RSI, address, Rm::Reg(sum));
+                self.has_ea = true;
+            }
+            F::EaChecked(_) => {
+                // As `Cpu::within`, of data that may be read and written up to the last byte: the translation leaves else.
+                let exit = self.exit(n);
+                let segment = (offset_of!(Cpu, seg) + (o.seg as usize).min(5) * size_of::<Segment>()) as i32;
+                let part = |part: usize| field(segment + part as i32);
+                if self.flat_segments >> o.seg & 1 == 0 {
+                    self.flat_segments |= 1 << o.seg;
+                    self.a
+                        .rm_i(Code::Cmp_rm32_imm8, part(offset_of!(Segment, limit)), 4, -1);
+                    self.a.branch(Code::Jne_rel32_64, exit);
+                    let attributes = part(offset_of!(Segment, attributes));
+                    self.a.r_rm(Code::Movzx_r32_rm16, RCX, 4, attributes, 2);
+                    self.a
+                        .rm_i(Code::And_rm32_imm32, Rm::Reg(RCX), 4, Segment::DATA_RIGHTS.into());
+                    self.a
+                        .rm_i(Code::Cmp_rm32_imm32, Rm::Reg(RCX), 4, Segment::WRITABLE_DATA.into());
+                    self.a.branch(Code::Jne_rel32_64, exit);
+                }
+                let sum = self.sum(o);
+                self.load(RSI, 4, Rm::Reg(sum));
+                let size = i32::from(o.aux & 0x7fff).max(1);
+                self.a.rm_i(Code::Cmp_rm32_imm32, Rm::Reg(RSI), 4, -size);
+                self.a.branch(Code::Ja_rel32_64, exit);
+                self.a
+                    .r_rm(Code::Add_r32_rm32, RSI, 4, part(offset_of!(Segment, base)), 4);
                 self.has_ea = true;
             }
             F::Vector => self.vector(n, o),
@@ -1483,39 +1546,50 @@ impl<'a> Emit<'a> {
                 }
             }
             F::JumpMem(_) => {
-                let from = self.operand(n, o, 8, READ);
-                self.load(RSI, 8, from);
+                let from = self.operand(n, o, self.word, READ);
+                self.load(RSI, self.word, from);
                 self.land(n, RSI);
                 self.record_landing(n);
                 self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
                 self.enter();
             }
             F::CallMem(_) => {
-                let from = self.operand(n, o, 8, READ);
-                self.load(RSI, 8, from);
+                let from = self.operand(n, o, self.word, READ);
+                self.load(RSI, self.word, from);
                 self.call_to(n, RSI, o);
             }
             F::JumpReg(_) => {
-                let to = self.value(o.src, RSI);
+                let to = self.target(o.src);
                 self.land(n, to);
                 self.record_landing(n);
                 self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
                 self.enter();
             }
             F::CallReg(_) => {
-                let to = self.value(o.src, RSI);
+                let to = self.target(o.src);
                 self.call_to(n, to, o);
             }
             F::Return(_) => {
-                let sp = self.value(slot::RSP, RCX);
-                self.reach(n, sp, 8, READ);
-                self.load(RSI, 8, Rm::Mem(at(RCX, 0)));
+                let sp = self.stack();
+                self.reach(n, sp, self.word, READ);
+                self.load(RSI, self.word, Rm::Mem(at(RCX, 0)));
                 self.land(n, RSI);
-                self.move_stack(8 + o.imm as i32);
+                self.move_stack(i32::from(self.word) + o.imm as i32);
                 self.record_landing(n);
                 self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RSI, 8);
                 self.enter();
             }
+        }
+    }
+
+    /// After an op has computed EA: the slot has it, too, if more than the next op may want it.
+    fn keep_ea(&mut self, o: &Op, ops: &[Op], forms: &[Form]) {
+        let wanted = |o: &Op| o.base == slot::EA;
+        let later = ops.iter().skip(1).take_while(|next| next.off == o.off).any(wanted);
+        let alone = !later && !wanted(o) && forms.first().is_some_and(|form| *form != Form::Other);
+        self.ea_is_here_alone = alone;
+        if !alone {
+            self.a.rm_r(Code::Mov_rm64_r64, memory_of(slot::EA), RSI, 8);
         }
     }
 
@@ -1794,21 +1868,56 @@ impl<'a> Emit<'a> {
         }
     }
 
+    /// The target of a branch to what a register holds, in RSI or in a register of its own.
+    fn target(&mut self, slot: u8) -> u8 {
+        let to = self.value(slot, RSI);
+        if self.word == 8 {
+            return to;
+        }
+        self.a.rm_r(Code::Mov_rm32_r32, Rm::Reg(RSI), to, 4);
+        RSI
+    }
+
+    /// LEA as addresses are computed: those of 32-bit code wrap at 4 GiB.
+    fn lea(&self) -> Code {
+        if self.word == 8 {
+            Code::Lea_r64_m
+        } else {
+            Code::Lea_r32_m
+        }
+    }
+
+    /// The instruction pointer so far from the page.
+    fn instruction_pointer(&mut self, to: u8, rel: i32) {
+        self.a.r_rm(Code::Mov_r64_rm64, to, 8, memory_of(slot::PAGE), 8);
+        let add = by_size!(self.word, Add_rm8_imm8, Add_rm16_imm16, Add_rm32_imm32, Add_rm64_imm32);
+        self.a.rm_i(add, Rm::Reg(to), self.word, rel);
+    }
+
+    /// The stack pointer, in RCX or in a register of its own.
+    fn stack(&mut self) -> u8 {
+        let sp = self.value(slot::RSP, RCX);
+        if self.word == 8 {
+            return sp;
+        }
+        self.a.rm_r(Code::Mov_rm32_r32, Rm::Reg(RCX), sp, 4);
+        RCX
+    }
+
     /// The host's address of what a push stores, in RCX.
     fn push_place(&mut self, n: usize) {
         let sp = self.value(slot::RSP, RCX);
-        self.a.r_rm(Code::Lea_r64_m, RCX, 8, Rm::Mem(at(sp, -8)), 8);
-        self.reach(n, RCX, 8, WRITE);
+        let below = Rm::Mem(at(sp, -i32::from(self.word)));
+        self.a.r_rm(self.lea(), RCX, self.word, below, 8);
+        self.reach(n, RCX, self.word, WRITE);
     }
 
     /// Pushes the address of the next instruction.
     fn push_next(&mut self, n: usize, o: &Op) {
         self.push_place(n);
-        self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
-        let next = i32::from(o.off) + i32::from(o.len);
-        self.a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, next);
-        self.a.rm_r(Code::Mov_rm64_r64, Rm::Mem(at(RCX, 0)), RDX, 8);
-        self.move_stack(-8);
+        self.instruction_pointer(RDX, i32::from(o.off) + i32::from(o.len));
+        self.a.rm_r(store_code(self.word), Rm::Mem(at(RCX, 0)), RDX, self.word);
+        self.move_stack(-i32::from(self.word));
     }
 
     /// A call to an address in a register.
@@ -1837,7 +1946,7 @@ impl<'a> Emit<'a> {
 
     fn move_stack(&mut self, by: i32) {
         let sp = mapped(slot::RSP).unwrap_or(RDX);
-        self.a.r_rm(Code::Lea_r64_m, sp, 8, Rm::Mem(at(sp, by)), 8);
+        self.a.r_rm(self.lea(), sp, self.word, Rm::Mem(at(sp, by)), 8);
         self.changes(slot::RSP);
     }
 
@@ -1892,9 +2001,8 @@ impl<'a> Emit<'a> {
     fn check_far(&mut self, n: usize, taken: bool, rel: i32) {
         let gone = self.exit(n);
         let link = self.link(n, taken);
+        self.instruction_pointer(RCX, rel);
         let a = &mut self.a;
-        a.r_rm(Code::Mov_r64_rm64, RCX, 8, memory_of(slot::PAGE), 8);
-        a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RCX), 8, rel);
         a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RDX), RCX, 8);
         a.rm_i(Code::Shr_rm64_imm8, Rm::Reg(RDX), 8, 7);
         a.rm_i(Code::And_rm32_imm32, Rm::Reg(RDX), 4, TLB_MASK);
@@ -1913,9 +2021,8 @@ impl<'a> Emit<'a> {
 
     /// The second half, which cannot fail.
     fn enter_far(&mut self, n: usize, taken: bool, rel: i32) {
+        self.instruction_pointer(RCX, rel);
         let a = &mut self.a;
-        a.r_rm(Code::Mov_r64_rm64, RCX, 8, memory_of(slot::PAGE), 8);
-        a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RCX), 8, rel);
         a.rm_i(Code::And_rm64_imm32, Rm::Reg(RCX), 8, -0x1000);
         a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RCX, 8);
         self.follow(Code::Jmp_rel32_64, n, taken, rel);

@@ -72,6 +72,9 @@ pub(crate) enum Form {
     Exchange(u8),
     /// The address sum in FS or GS, with an address size.
     EaBased(u8),
+    /// In a flat segment, and in one with base, limit and rights.
+    EaFlat(u8),
+    EaChecked(u8),
     /// A vector instruction's thunk.
     Vector,
     MoveXmm,

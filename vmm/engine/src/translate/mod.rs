@@ -167,9 +167,11 @@ impl Translator {
         }
     }
 
-    /// Blocks of this mode are translated: 64-bit code outside transactions.
+    /// Blocks of this mode are translated: 64-bit code, and 32-bit code with flat segments, outside transactions.
     pub fn takes(mode: u32) -> bool {
-        mode & mode::SIZE == mode::SIZE64 && mode & mode::TRANSACTION == 0 && i32::try_from(mode).is_ok()
+        let flat = mode::SIZE32 | mode::STACK32 | mode::FLAT;
+        let known = mode & mode::SIZE == mode::SIZE64 || mode & (mode::SIZE | flat | mode::CODE) == flat;
+        known && mode & mode::TRANSACTION == 0 && i32::try_from(mode).is_ok()
     }
 
     /// The branch that stands for a link leads to a translation from now on, or, without one, to the code that looks at the link.
