@@ -487,6 +487,11 @@ impl Running {
         Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
     }
 
+    /// Seconds of CPUs that the process has used so far, 0 if it is gone.
+    pub fn cpu_seconds(&self) -> f64 {
+        measure::cpu_seconds_of(self.child.id())
+    }
+
     /// Ends the process without waiting for the guest.
     pub fn kill(self) {
         drop(self);

@@ -42,18 +42,23 @@ pub fn middle(mut values: Vec<f64>) -> f64 {
 /// Seconds of CPUs that this process has used so far.
 pub fn cpu_seconds() -> f64 {
     // utime and stime.
-    stat_seconds(11)
+    stat_seconds("self", 11)
+}
+
+/// The same of another process, 0 if there is none.
+pub fn cpu_seconds_of(process: u32) -> f64 {
+    stat_seconds(&process.to_string(), 11)
 }
 
 /// The same of the processes that it has waited for.
 pub fn cpu_seconds_of_children() -> f64 {
     // cutime and cstime.
-    stat_seconds(13)
+    stat_seconds("self", 13)
 }
 
 /// Two times that proc(5) counts in hundredths of a second: so many fields behind the name, which ends with the last parenthesis.
-fn stat_seconds(field: usize) -> f64 {
-    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+fn stat_seconds(process: &str, field: usize) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let behind = text.rsplit(')').next().unwrap_or_default();
     let words = behind.split_whitespace().skip(field).take(2);
     words.filter_map(|word| word.parse::<f64>().ok()).sum::<f64>() / 100.0

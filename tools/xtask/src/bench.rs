@@ -1,5 +1,5 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
-//! `guest-tests/pt-oracle/benches/decode.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
+//! `guest-tests/pt-oracle/benches/decode.rs`, for ordinary programs `guest-tests/benches/work.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
 //! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs` and, in the lab,
 //! `guest-tests/benches/lab.rs`; this prepares and runs them.
 
@@ -13,9 +13,9 @@ pub struct BenchOptions {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, what the units cost, the decoding of traces, the trace of a boot, going back, what is added
-    /// to KVM, or a boot on KVM in the lab
-    #[arg(long, value_parser = ["boot", "loops", "units", "decode", "traces", "debug", "kvm", "lab"])]
+    /// Measure only the boot, the loops, ordinary programs, what the units cost, the decoding of traces, the trace of a boot, going back,
+    /// what is added to KVM, or a boot on KVM in the lab
+    #[arg(long, value_parser = ["boot", "loops", "work", "units", "decode", "traces", "debug", "kvm", "lab"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -23,7 +23,8 @@ pub struct BenchOptions {
 }
 
 /// What runs guests of its own, and which of guest-tests' benches measures it.
-const GUESTS: [(&str, &str); 5] = [
+const GUESTS: [(&str, &str); 6] = [
+    ("work", "work"),
     ("units", "units"),
     ("traces", "traces"),
     ("debug", "reverse"),
@@ -42,7 +43,10 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
         return decodes();
     }
     let stage = Stage::start("guest");
-    guest::prepare(&stage)?;
+    let files = guest::prepare(&stage)?;
+    if options.only.as_deref().is_none_or(|only| only == "work") {
+        guest::with_work(&stage, &files)?;
+    }
     stage.end("ok");
     let program = demo::build_release()?;
     let measured = |bench| {

@@ -4,6 +4,7 @@ use super::*;
 // covers: suite/units
 // covers: decoder/bench
 // covers: suite/kvm
+// covers: suite/programs
 #[test]
 fn the_options_reach_what_measures() {
     let options = BenchOptions {
@@ -16,6 +17,7 @@ fn the_options_reach_what_measures() {
     let (decode, units) = (decode(&options), guests(&options, "units"));
     assert!(guests(&options, "kvm").get_args().any(|word| word == "kvm"));
     assert!(units.get_args().any(|word| word == "units") && units.get_args().any(|word| word == "7"));
+    assert!(guests(&options, "work").get_args().any(|word| word == "work"));
     assert!(decode.get_args().any(|word| word == "7"));
     assert!(
         words.ends_with(&["--bench", "speed", "--", "--rounds", "7", "--only", "loops"]),
