@@ -14,7 +14,7 @@ use crate::frontend::Placed;
 use crate::key::{Key, Map};
 use crate::lower::{Lowered, control};
 use crate::op::{Link, Next, Op, OpKind, Run};
-use crate::translate::{Enter, Entry, PROLOGUE, Statistics, Translator, left};
+use crate::translate::{Enter, Entry, PROLOGUE, Statistics, Translator, Why, left};
 
 /// Ops kept before the cache is emptied: 64 MiB of them.
 const MAX_OPS: usize = 2 << 20;
@@ -424,6 +424,19 @@ impl BlockCache {
     /// What was translated, if anything is.
     pub fn translated(&self) -> Option<Statistics> {
         self.translator.as_ref().map(|t| t.statistics)
+    }
+
+    /// What the interpreter did for translations, as the manual names the instructions, and how often: what it did most comes first.
+    pub fn not_translated(&self) -> Vec<(String, Why, u64)> {
+        let all = self
+            .translator
+            .as_ref()
+            .map(Translator::not_translated)
+            .unwrap_or_default();
+        let name = |mnemonic| format!("{mnemonic:?}").to_uppercase();
+        let mut all: Vec<_> = all.into_iter().map(|((m, why), times)| (name(m), why, times)).collect();
+        all.sort_by_key(|(_, _, times)| core::cmp::Reverse(*times));
+        all
     }
 
     /// The cache is as large as it may get.

@@ -5,7 +5,7 @@
 //! physical address and serve every mapping of the page. An instruction that straddles two pages has a block of its own, which
 //! checks first that the second page is still mapped where it was.
 
-use iced_x86::{CpuidFeature, Decoder, DecoderError, DecoderOptions, Instruction};
+use iced_x86::{CpuidFeature, Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic};
 use x86::cpuid::Features;
 use x86::model::CpuModel;
 
@@ -40,6 +40,7 @@ pub(crate) struct Placed {
     pub first_op: u16,
     /// Length in bytes.
     pub len: u8,
+    pub mnemonic: Mnemonic,
 }
 
 /// Where a block is decoded from.
@@ -119,6 +120,7 @@ pub(crate) fn decode(shown: &Shown, s: &Source, out: &mut Lowered) -> Result<Dec
             offset: at as u16,
             first_op: out.ops.len() as u16,
             len,
+            mnemonic: i.mnemonic(),
         });
         let mut lower = Lower::new(shown, &i, s.mode, at as u16, len, out).after(compared);
         if straddles {
@@ -290,7 +292,7 @@ impl Shown {
 
     fn has(&self, i: &Instruction) -> bool {
         // TZCNT and LZCNT without their features are BSF and BSR; `exec::bit` sees to that.
-        if matches!(i.mnemonic(), iced_x86::Mnemonic::Tzcnt | iced_x86::Mnemonic::Lzcnt) {
+        if matches!(i.mnemonic(), Mnemonic::Tzcnt | Mnemonic::Lzcnt) {
             return true;
         }
         use iced_x86::Mnemonic as M;

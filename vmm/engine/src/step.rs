@@ -18,7 +18,7 @@ use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
 use crate::ram::RamRegion;
 use crate::shared::SharedState;
-use crate::translate::{Statistics, Translator};
+use crate::translate::{Statistics, Translator, Why};
 use crate::watch::{DUE, EventOrigin, View};
 use crate::{EngineOptions, Exit, HostLacks};
 
@@ -140,6 +140,12 @@ impl Engine {
     /// What has been translated so far; `None`: nothing is, since it is not wanted or this host gives no executable memory.
     pub fn translated(&self) -> Option<Statistics> {
         self.shared.blocks.translated()
+    }
+
+    /// What the interpreter did in blocks that are translated, as the manual names the instructions, and how often: what it did most
+    /// comes first.
+    pub fn not_translated(&self) -> Vec<(String, Why, u64)> {
+        self.shared.blocks.not_translated()
     }
 
     /// Somebody other than a processor of this engine wrote guest RAM: drops code decoded from it.

@@ -237,6 +237,11 @@ impl SoftEngine {
         self.engine.translated()
     }
 
+    /// See [`engine::Engine::not_translated`].
+    pub fn not_translated(&self) -> Vec<(String, engine::translate::Why, u64)> {
+        self.engine.not_translated()
+    }
+
     /// The engine. It cannot be moved out, so it does not outlive the memory.
     pub fn get(&mut self) -> &mut Engine {
         &mut self.engine

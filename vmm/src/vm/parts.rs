@@ -336,6 +336,7 @@ impl Vm {
                 (touched, memory.size())
             },
             translated: self.soft.translated(),
+            not_translated: self.soft.not_translated(),
             digest: self.digest(),
         }
     }

@@ -5,6 +5,7 @@
 //! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
 //! [`TURN`] steps; the next one in a circle that is not halted goes on.
 
+use engine::translate::Why;
 use engine::{Activity, Cpu, CpuState, Engine, Event, Exit, Translations};
 use kvm::Cpus;
 use machine::{CpuBus, Machine, StateError, exits::Exits, memory::SoftEngine};
@@ -111,6 +112,11 @@ impl Soft {
     /// What the engine has translated, if it does.
     pub fn translated(&self) -> Option<engine::translate::Statistics> {
         self.engine.translated()
+    }
+
+    /// See [`engine::Engine::not_translated`].
+    pub fn not_translated(&self) -> Vec<(String, Why, u64)> {
+        self.engine.not_translated()
     }
 
     /// Instructions and REP iterations so far, over all CPUs in the order they ran.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use engine::translate::Why;
 use machine::Accesses;
 use machine::exits::Exits;
 
@@ -41,6 +42,8 @@ pub struct Stats {
     pub touched: (u64, u64),
     /// What the software engine has translated, if it does.
     pub translated: Option<engine::translate::Statistics>,
+    /// What the interpreter did in blocks that are translated, and how often: what it did most comes first.
+    pub not_translated: Vec<(String, Why, u64)>,
     /// A hash of memory and registers.
     pub digest: u64,
 }
@@ -120,6 +123,14 @@ impl std::fmt::Display for Stats {
                 translated.bytes >> 10,
                 translated.left
             )?;
+        }
+        if !self.not_translated.is_empty() {
+            let most = self.not_translated.iter().take(10).map(|(name, why, times)| match why {
+                Why::Instruction => format!("{times} {name}"),
+                Why::Operands => format!("{times} {name} (operands)"),
+                Why::Leaves => format!("{times} {name} (ends its block)"),
+            });
+            writeln!(f, "interpreted:  {}", most.collect::<Vec<_>>().join(", "))?;
         }
         write!(f, "state hash:   {:016x}", self.digest)
     }

@@ -4,12 +4,13 @@
 //! the others are the guest's ([`MAPPED`]). Flags are put into RAX only where somebody may want them before they are overwritten.
 
 use core::mem::offset_of;
+use core::sync::atomic::AtomicU64;
 
-use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, Register};
 
 use super::asm::{Asm, Label, Rm, at, host, reg};
 use super::form::{Form, Operands, Reach};
-use super::{MAPPED, PROLOGUE, Site, Stubs, left, slot_at};
+use super::{MAPPED, PROLOGUE, Row, Site, Stubs, Why, left, slot_at};
 use crate::block::{Block, native_of};
 use crate::cpu::{Cpu, Segment, mode, slot};
 use crate::exec::avx::{self, aux as vex};
@@ -419,8 +420,8 @@ pub(super) struct Emit<'a> {
     recorded: bool,
     /// Where the buffer of records is full, and where the branch leads: so far from the page, or the address in slot T1.
     full: Vec<(Label, Option<i32>)>,
-    /// Ops that are called.
-    pub called: Vec<Box<[Op]>>,
+    /// What is left to the interpreter.
+    pub rows: Vec<Row>,
 }
 
 impl<'a> Emit<'a> {
@@ -453,7 +454,7 @@ impl<'a> Emit<'a> {
             sites: Vec::new(),
             recorded: block.key.mode & mode::RECORD != 0,
             full: Vec::new(),
-            called: Vec::new(),
+            rows: Vec::new(),
         }
     }
 
@@ -489,6 +490,7 @@ impl<'a> Emit<'a> {
         while n < count {
             let known = forms[n] != Form::Other;
             if n == last && !known {
+                self.count_leaving(n);
                 self.leave_at(n);
                 break;
             }
@@ -532,6 +534,24 @@ impl<'a> Emit<'a> {
             self.stubs.leave_stored
         };
         self.a.branch_to(Code::Jmp_rel32_64, stub);
+    }
+
+    /// Counts that the interpreter goes on at an op which is not known.
+    fn count_leaving(&mut self, n: usize) {
+        let times = Box::new(AtomicU64::new(0));
+        self.a.constant(RCX, times.as_ptr() as u64);
+        self.a.rm(Code::Inc_rm64, Rm::Mem(at(RCX, 0)), 8);
+        self.rows.push(Row {
+            _ops: Box::new([]),
+            times,
+            instructions: vec![(self.mnemonic(self.block.ops()[n].off), Why::Leaves)],
+        });
+    }
+
+    /// The instruction at an offset in the page.
+    fn mnemonic(&self, offset: u16) -> Mnemonic {
+        let placed = self.block.instructions.iter().find(|placed| placed.offset == offset);
+        placed.map_or(Mnemonic::INVALID, |placed| placed.mnemonic)
     }
 
     /// Where the translation leaves at an op before it has done anything.
@@ -643,13 +663,34 @@ impl<'a> Emit<'a> {
         if n == 0 {
             row[0].f = self.run;
         }
+        let times = Box::new(AtomicU64::new(0));
         let mut returns = ops[0];
         returns.f = self.returns;
+        returns.imm = times.as_ptr() as u64;
         row.push(returns);
         let row = row.into_boxed_slice();
         self.a.rm_r(Code::Mov_rm64_r64, Rm::Reg(host::RDI), RBP, 8);
         self.a.constant(RSI, row.as_ptr() as u64);
-        self.called.push(row);
+        let mut instructions: Vec<(u16, Why)> = Vec::new();
+        for (o, kind) in ops.iter().zip(&self.block.kinds[n..]) {
+            let why = match kind {
+                Some(kind) if kind.form != Form::Other => Why::Operands,
+                _ => Why::Instruction,
+            };
+            match instructions.last_mut() {
+                Some((offset, known)) if *offset == o.off => *known = why.min(*known),
+                _ => instructions.push((o.off, why)),
+            }
+        }
+        let instructions = instructions
+            .into_iter()
+            .map(|(offset, why)| (self.mnemonic(offset), why))
+            .collect();
+        self.rows.push(Row {
+            _ops: row,
+            times,
+            instructions,
+        });
         self.a.constant(RCX, super::call as *const () as u64);
         self.a.rm(Code::Call_rm64, Rm::Reg(RCX), 8);
         self.a.rm_r(Code::Test_rm8_r8, Rm::Reg(RAX), RAX, 1);

@@ -31,7 +31,9 @@ use crate::cpu::{Cpu, mode};
 use crate::key::Map;
 use crate::op::{Next, Op, Run};
 use asm::{Asm, Rm, host, reg};
-use iced_x86::{Code, Instruction};
+use core::sync::atomic::{AtomicU64, Ordering};
+use iced_x86::{Code, Instruction, Mnemonic};
+use std::collections::BTreeMap;
 
 /// Bytes of host code that are kept: those of some hundred thousand blocks.
 const CODE_BYTES: usize = 64 << 20;
@@ -103,8 +105,10 @@ pub(crate) struct Site {
 pub(crate) struct Translator {
     memory: CodeMemory,
     stubs: Stubs,
-    /// Copies of ops that translations call, each row with the op that returns.
-    called: Vec<Box<[Op]>>,
+    /// What translations do not do themselves.
+    rows: Vec<Row>,
+    /// How often the interpreter did what, of rows that are gone.
+    past: BTreeMap<(Mnemonic, Why), u64>,
     /// The branches between blocks, by the links that they stand for.
     sites: Map<usize, Site>,
     /// What returns to a translation.
@@ -113,6 +117,26 @@ pub(crate) struct Translator {
     /// How often a block runs before it is translated.
     pub after: u32,
     pub statistics: Statistics,
+}
+
+/// Instructions of a block that the interpreter does for the translation.
+struct Row {
+    /// Copies of their ops, and the op that returns; none where the translation ends and the interpreter goes on.
+    _ops: Box<[Op]>,
+    /// How often it did. The op that returns has the address.
+    times: Box<AtomicU64>,
+    instructions: Vec<(Mnemonic, Why)>,
+}
+
+/// Why an instruction is not translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// There is no translation of it.
+    Instruction,
+    /// There is none with such operands.
+    Operands,
+    /// It ends the block, and the interpreter goes on there.
+    Leaves,
 }
 
 /// What has been translated.
@@ -138,7 +162,8 @@ impl Translator {
         Some(Translator {
             memory,
             stubs,
-            called: Vec::new(),
+            rows: Vec::new(),
+            past: BTreeMap::new(),
             sites: Map::default(),
             returns: return_to_translation,
             full: false,
@@ -156,9 +181,22 @@ impl Translator {
         self.full
     }
 
+    /// How often the interpreter did what for translations.
+    pub fn not_translated(&self) -> BTreeMap<(Mnemonic, Why), u64> {
+        let mut all = self.past.clone();
+        for row in &self.rows {
+            let times = row.times.load(Ordering::Relaxed);
+            for what in row.instructions.iter().filter(|_| times > 0) {
+                *all.entry(*what).or_default() += times;
+            }
+        }
+        all
+    }
+
     /// Forgets all translations. Only between chains.
     pub fn clear(&mut self) {
-        self.called.clear();
+        self.past = self.not_translated();
+        self.rows.clear();
         self.sites.clear();
         self.full = false;
         self.memory.clear();
@@ -195,7 +233,7 @@ impl Translator {
             self.full = true;
             return None;
         };
-        self.called.append(&mut emitted.called);
+        self.rows.append(&mut emitted.rows);
         let base = self.memory.offset_of(entry);
         let sites = core::mem::take(&mut emitted.sites);
         for site in &sites {
@@ -212,14 +250,27 @@ impl Translator {
 
 /// The handler of the op behind those that a translation calls.
 #[cfg(chained)]
-unsafe fn return_to_translation(c: &mut Cpu, _: *const Op) -> Next {
-    c.came_through = true;
+unsafe fn return_to_translation(c: &mut Cpu, o: *const Op) -> Next {
+    // SAFETY: `o` is the last op of a row.
+    unsafe { came_through(c, o) };
 }
 
 #[cfg(not(chained))]
-unsafe fn return_to_translation(c: &mut Cpu, _: *const Op) -> Next {
-    c.came_through = true;
+unsafe fn return_to_translation(c: &mut Cpu, o: *const Op) -> Next {
+    // SAFETY: `o` is the last op of a row.
+    unsafe { came_through(c, o) };
     core::ptr::null()
+}
+
+/// # Safety
+/// `o` is the last op of a [`Row`], which is there as long as the translation that calls it.
+#[inline(always)]
+unsafe fn came_through(c: &mut Cpu, o: *const Op) {
+    c.came_through = true;
+    // SAFETY: By the contract; the row has the counter, too.
+    let times = unsafe { &*((*o).imm as *const AtomicU64) };
+    // Two processors at once may lose one: it is a statistic, and a locked instruction would cost more than all the rest.
+    times.store(times.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
 /// Runs ops that a translation calls: whether it goes on. If not, the chain has ended as the handlers say.
