@@ -507,7 +507,7 @@ body! {
         c.set_ymm(o.dst, low, high);
         Ok(())
     }
-    ZeroUpper(c, _o) {
+    ZeroUpper(c, _o) [Form::ZeroUpper] {
         c.avx_ready()?;
         let n = c.vector_registers();
         c.fpu.ymm_hi[..n].fill(0);

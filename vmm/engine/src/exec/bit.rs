@@ -78,7 +78,7 @@ body! {
         Ok(())
     }
     /// BSF (`B` 0) and BSR (1): flags and a destination that keeps its value as `undefined::PINS` has them.
-    Scan<B, S>(c, o) {
+    Scan<B, S>(c, o) [Form::Scan(B, S)] {
         let v = c.get::<S>(o.src);
         if v == 0 {
             c.nf = ZF | PF;
@@ -98,7 +98,7 @@ body! {
         Ok(())
     }
     /// TZCNT (`B` 0) and LZCNT (1).
-    Count<B, S>(c, o) {
+    Count<B, S>(c, o) [Form::CountZeros(B, S)] {
         let v = c.get::<S>(o.src);
         let bits = 8 * S as u64;
         let n = if v == 0 {
@@ -119,7 +119,7 @@ body! {
         c.nf = from_rflags(host::bit_count(B == 0, 8 * S as u32, v, before));
         Ok(())
     }
-    Popcnt<S>(c, o) {
+    Popcnt<S>(c, o) [Form::CountOnes(S)] {
         let v = c.get::<S>(o.src);
         c.nf = if v == 0 { ZF } else { 0 };
         c.set::<S>(o.dst, v.count_ones() as u64);

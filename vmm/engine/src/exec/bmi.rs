@@ -28,11 +28,11 @@ pub(crate) const SARX: u8 = 0;
 pub(crate) const SHLX: u8 = 1;
 const SHRX: u8 = 2;
 
-const ANDN: u8 = Bmi::Andn as u8;
+pub(crate) const ANDN: u8 = Bmi::Andn as u8;
 const BEXTR: u8 = Bmi::Bextr as u8;
-const BLSI: u8 = Bmi::Blsi as u8;
-const BLSMSK: u8 = Bmi::Blsmsk as u8;
-const BLSR: u8 = Bmi::Blsr as u8;
+pub(crate) const BLSI: u8 = Bmi::Blsi as u8;
+pub(crate) const BLSMSK: u8 = Bmi::Blsmsk as u8;
+pub(crate) const BLSR: u8 = Bmi::Blsr as u8;
 const BZHI: u8 = Bmi::Bzhi as u8;
 
 /// The result of `K` and the flags: AF, PF and, of BEXTR, SF as `undefined::PINS` has them.
@@ -60,9 +60,14 @@ fn extract<const K: u8, const S: u8>(a: u64, b: u64) -> (u64, u64) {
     (r, of_result::<S>(r) & kept | cf)
 }
 
+/// Flags that come from the host are the interpreter's.
+const fn form<const H: u8>(form: Form) -> Form {
+    if H == 0 { form } else { Form::Other }
+}
+
 body! {
     /// ANDN, BEXTR, BLSI, BLSMSK, BLSR, BZHI of `src` and `base`; `H` 1: flags from the host.
-    Extract<K, H, S>(c, o) {
+    Extract<K, H, S>(c, o) [form::<H>(Form::Extract(K, S))] {
         let (a, b) = (c.get::<S>(o.src), c.get::<S>(o.base));
         let (r, nf) = extract::<K, S>(a, b);
         c.nf = if H != 0 { from_rflags(host::bmi(K, S == 8, a, b, to_rflags(c.nf))) } else { nf };

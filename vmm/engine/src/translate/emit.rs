@@ -248,7 +248,13 @@ fn traits(form: Form) -> Traits {
         ),
         // Rotations leave most flags as they were.
         F::ShiftImm(op, _) => of(false, op >= SHL, false),
-        F::Multiply(..) | F::Product(_) | F::ProductImm(_) => of(false, true, false),
+        F::Multiply(..)
+        | F::Product(_)
+        | F::ProductImm(_)
+        | F::Extract(..)
+        | F::CountZeros(..)
+        | F::Scan(..)
+        | F::CountOnes(_) => of(false, true, false),
         F::Cmov(..) | F::Set(_) => of(true, false, false),
         // One flag of them changes.
         F::Adx(..) => of(true, false, false),
@@ -300,7 +306,8 @@ fn traits(form: Form) -> Traits {
         | F::StoreLowYmm(_)
         | F::YmmFromReg(_)
         | F::RegFromYmm(_)
-        | F::LogicYmm(..) => of(false, false, true),
+        | F::LogicYmm(..)
+        | F::ZeroUpper => of(false, false, true),
         // What ends the block, and what is called.
         _ => of(true, false, true),
     }
@@ -330,7 +337,11 @@ fn is_known(form: Form, o: &Op, word: u8) -> bool {
             }
         }
         F::Fused(operands, op, size, _) => is_known(F::Alu(operands, op, size), o, word),
-        F::ShiftImm(op, size) => size >= 4 && matches!(op, ROL | ROR | SHL | SHR | SAR) && low(&[o.dst]),
+        F::ShiftImm(op, size) => {
+            // More than all bits of a small operand are shifted out by few.
+            let small = op >= SHL && o.imm < u64::from(size) * 8;
+            (size >= 4 || small) && matches!(op, ROL | ROR | SHL | SHR | SAR) && low(&[o.dst])
+        }
         F::ShiftByCl(op, size) => size >= 4 && matches!(op, SHL | SHR | SAR) && low(&[o.dst]),
         F::Multiply(_, size) | F::Product(size) => size >= 4,
         F::ProductImm(size) => size >= 4 && immediate(o.imm, size).is_some(),
@@ -354,6 +365,10 @@ fn is_known(form: Form, o: &Op, word: u8) -> bool {
         F::Jump(_) | F::Continue(_) | F::Jcc(..) => i32::try_from(o.imm as i64).is_ok(),
         F::Nop | F::LoadT0(_) | F::StoreT0(_) => true,
         F::Mulx(_) | F::Rorx(_) | F::ShiftX(..) | F::Adx(..) => true,
+        F::Extract(k, _) => matches!(k, bmi::ANDN | bmi::BLSI | bmi::BLSMSK | bmi::BLSR),
+        F::CountZeros(_, size) | F::Scan(_, size) => size >= 4,
+        F::CountOnes(size) => size >= 4 && std::arch::is_x86_feature_detected!("popcnt"),
+        F::ZeroUpper => word == 8,
         // Others have to do with the x87 unit, or with registers that they do not name.
         F::Vector => {
             let plain = aux::SSE | aux::ALIGNED | aux::WRITE | aux::MXCSR | aux::FLAGS;
@@ -1559,6 +1574,34 @@ impl<'a> Emit<'a> {
                 self.a.emit(Instruction::with2(code, reg(RSI, size), Register::CL));
                 self.set(o.dst, size, RSI);
             }
+            F::Extract(k, size) => self.extract(k, size, o, live),
+            F::CountZeros(b, size) => self.count_zeros(b == 0, size, o, live),
+            F::Scan(b, size) => self.scan(b == 0, size, o, live),
+            F::CountOnes(size) => {
+                let src = self.rm(o.src);
+                let wide = size == 8;
+                let code = if wide {
+                    Code::Popcnt_r64_rm64
+                } else {
+                    Code::Popcnt_r32_rm32
+                };
+                self.a.r_rm(code, RCX, size, src, size);
+                if live {
+                    self.a.op0(Code::Lahf);
+                    self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, flags::ZF as i32);
+                }
+                self.set(o.dst, size, RCX);
+            }
+            F::ZeroUpper => {
+                self.check_avx(n);
+                for register in 0..16 {
+                    if register == 0 {
+                        self.clear_upper(register);
+                    } else {
+                        self.store_upper(register, Register::XMM1);
+                    }
+                }
+            }
             F::Bit(k, size) => self.bit(k, size, o, true, live),
             F::BitImm(k, size) => self.bit(k, size, o, false, live),
             F::SwapBytes(size) => {
@@ -1644,7 +1687,10 @@ impl<'a> Emit<'a> {
     /// Before a shift of a register: OF as it will be, in a temporary. It is that of the first of the one-bit shifts, see
     /// `exec::shift`.
     fn shift_overflow(&mut self, op: u8, size: u8, value: u8, temp: u8) {
+        // Of operands below 32 bits the register holds more, which is cut off in the end.
         let wide = size == 8;
+        let bit = i32::from(size) * 8 - 1;
+        let size = size.max(4);
         let shr = if wide { Code::Shr_rm64_imm8 } else { Code::Shr_rm32_imm8 };
         let mov = if wide { Code::Mov_rm64_r64 } else { Code::Mov_rm32_r32 };
         let xor = if wide { Code::Xor_rm64_r64 } else { Code::Xor_rm32_r32 };
@@ -1655,7 +1701,10 @@ impl<'a> Emit<'a> {
                 self.a.rm_r(add, Rm::Reg(temp), temp, size);
                 self.a.rm_r(xor, Rm::Reg(temp), value, size);
             }
-            self.a.rm_i(shr, Rm::Reg(temp), size, i32::from(size) * 8 - 1);
+            self.a.rm_i(shr, Rm::Reg(temp), size, bit);
+            if bit < 31 {
+                self.a.rm_i(Code::And_rm32_imm8, Rm::Reg(temp), 4, 1);
+            }
         }
     }
 
@@ -1670,22 +1719,16 @@ impl<'a> Emit<'a> {
     }
 
     fn shift(&mut self, op: u8, size: u8, o: &Op, live: bool) {
-        let wide = size == 8;
         let dst = self.changeable(o.dst);
         if live && op >= SHL {
             self.shift_overflow(op, size, dst, RCX);
         }
-        let code = match (op, wide) {
-            (ROL, true) => Code::Rol_rm64_imm8,
-            (ROL, false) => Code::Rol_rm32_imm8,
-            (ROR, true) => Code::Ror_rm64_imm8,
-            (ROR, false) => Code::Ror_rm32_imm8,
-            (SHL, true) => Code::Shl_rm64_imm8,
-            (SHL, false) => Code::Shl_rm32_imm8,
-            (SHR, true) => Code::Shr_rm64_imm8,
-            (SHR, false) => Code::Shr_rm32_imm8,
-            (_, true) => Code::Sar_rm64_imm8,
-            (_, false) => Code::Sar_rm32_imm8,
+        let code = match op {
+            ROL => by_size!(size, Rol_rm8_imm8, Rol_rm16_imm8, Rol_rm32_imm8, Rol_rm64_imm8),
+            ROR => by_size!(size, Ror_rm8_imm8, Ror_rm16_imm8, Ror_rm32_imm8, Ror_rm64_imm8),
+            SHL => by_size!(size, Shl_rm8_imm8, Shl_rm16_imm8, Shl_rm32_imm8, Shl_rm64_imm8),
+            SHR => by_size!(size, Shr_rm8_imm8, Shr_rm16_imm8, Shr_rm32_imm8, Shr_rm64_imm8),
+            _ => by_size!(size, Sar_rm8_imm8, Sar_rm16_imm8, Sar_rm32_imm8, Sar_rm64_imm8),
         };
         self.a.rm_i(code, Rm::Reg(dst), size, o.imm as i32);
         if live && op >= SHL {
@@ -1784,6 +1827,104 @@ impl<'a> Emit<'a> {
         if live {
             self.keep_product_flags(a, size);
         }
+    }
+
+    /// ANDN, BLSI, BLSMSK and BLSR: as `exec::bmi::extract`.
+    fn extract(&mut self, k: u8, size: u8, o: &Op, live: bool) {
+        let wide = size == 8;
+        let mov = if wide { Code::Mov_rm64_r64 } else { Code::Mov_rm32_r32 };
+        let and = if wide { Code::And_rm64_r64 } else { Code::And_rm32_r32 };
+        let src = self.value(o.src, RSI);
+        if src != RSI {
+            self.a.rm_r(mov, Rm::Reg(RSI), src, size);
+        }
+        if k == bmi::ANDN {
+            let not = if wide { Code::Not_rm64 } else { Code::Not_rm32 };
+            self.a.rm(not, Rm::Reg(RSI), size);
+            let with = self.value(o.base, RCX);
+            self.a.rm_r(and, Rm::Reg(RSI), with, size);
+        } else {
+            self.a.rm_r(mov, Rm::Reg(RCX), RSI, size);
+            if k == bmi::BLSI {
+                let neg = if wide { Code::Neg_rm64 } else { Code::Neg_rm32 };
+                self.a.rm(neg, Rm::Reg(RCX), size);
+            } else {
+                let sub = if wide { Code::Sub_rm64_imm8 } else { Code::Sub_rm32_imm8 };
+                self.a.rm_i(sub, Rm::Reg(RCX), size, 1);
+            }
+            // The carry of either is CF.
+            self.a.rm(Code::Setb_rm8, Rm::Reg(RDX), 1);
+            let xor = if wide { Code::Xor_rm64_r64 } else { Code::Xor_rm32_r32 };
+            let code = if k == bmi::BLSMSK { xor } else { and };
+            self.a.rm_r(code, Rm::Reg(RSI), RCX, size);
+        }
+        if live {
+            self.a.op0(Code::Lahf);
+            self.a
+                .rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, (flags::SF | flags::ZF) as i32);
+            if k != bmi::ANDN {
+                self.a.r_rm(Code::Movzx_r32_rm8, RCX, 4, Rm::Reg(RDX), 1);
+                self.put_carry(RCX);
+            }
+        }
+        self.set(o.dst, size, RSI);
+    }
+
+    /// TZCNT (`low`) and LZCNT, which not every host has.
+    fn count_zeros(&mut self, low: bool, size: u8, o: &Op, live: bool) {
+        let wide = size == 8;
+        let bits = i32::from(size) * 8;
+        let src = self.value(o.src, RSI);
+        let (code, none) = match (low, wide) {
+            (true, true) => (Code::Bsf_r64_rm64, bits),
+            (true, false) => (Code::Bsf_r32_rm32, bits),
+            // What comes of BSR counts from the other end.
+            (false, true) => (Code::Bsr_r64_rm64, 2 * bits - 1),
+            (false, false) => (Code::Bsr_r32_rm32, 2 * bits - 1),
+        };
+        self.a.constant(RCX, none as u64);
+        self.a.r_rm(code, RDX, size, Rm::Reg(src), size);
+        if live {
+            self.a.rm(Code::Sete_rm8, Rm::Reg(RAX), 1);
+        }
+        self.a.r_rm(Code::Cmovne_r32_rm32, RCX, 4, Rm::Reg(RDX), 4);
+        if !low {
+            self.a.rm_i(Code::Xor_rm32_imm8, Rm::Reg(RCX), 4, bits - 1);
+        }
+        if live {
+            self.a.r_rm(Code::Movzx_r32_rm8, RDX, 4, Rm::Reg(RAX), 1);
+            self.a.rm_r(Code::Test_rm32_r32, Rm::Reg(RCX), RCX, 4);
+            self.a.op0(Code::Lahf);
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, flags::ZF as i32);
+            self.put_carry(RDX);
+        }
+        self.set(o.dst, size, RCX);
+    }
+
+    /// BSF (`low`) and BSR: as `exec::bit::Scan`.
+    fn scan(&mut self, low: bool, size: u8, o: &Op, live: bool) {
+        let code = match (low, size == 8) {
+            (true, true) => Code::Bsf_r64_rm64,
+            (true, false) => Code::Bsf_r32_rm32,
+            (false, true) => Code::Bsr_r64_rm64,
+            (false, false) => Code::Bsr_r32_rm32,
+        };
+        let src = self.value(o.src, RSI);
+        let (none, end) = (self.a.label(), self.a.label());
+        self.a.r_rm(code, RCX, size, Rm::Reg(src), size);
+        self.a.branch(Code::Je_rel32_64, none);
+        if live {
+            self.a.rm_r(Code::Test_rm32_r32, Rm::Reg(RCX), RCX, 4);
+            self.a.op0(Code::Lahf);
+            self.a.rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, flags::PF as i32);
+        }
+        self.set(o.dst, size, RCX);
+        self.a.branch(Code::Jmp_rel32_64, end);
+        self.a.bind(none);
+        if live {
+            self.a.constant(RAX, flags::ZF | flags::PF);
+        }
+        self.a.bind(end);
     }
 
     /// MULX, which leaves the flags in RAX as they are.

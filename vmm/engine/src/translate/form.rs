@@ -43,6 +43,13 @@ pub(crate) enum Form {
     ShiftX(u8, u8),
     /// ADCX and ADOX.
     Adx(u8, u8),
+    /// ANDN, BLSI, BLSMSK and BLSR, as [`crate::undefined::Bmi`] numbers them.
+    Extract(u8, u8),
+    /// TZCNT, and LZCNT (1).
+    CountZeros(u8, u8),
+    /// BSF, and BSR (1).
+    Scan(u8, u8),
+    CountOnes(u8),
     /// CBW, CWDE, CDQE.
     ExtendA(u8),
     /// CWD, CDQ, CQO.
@@ -97,6 +104,7 @@ pub(crate) enum Form {
     YmmFromReg(u8),
     RegFromYmm(u8),
     LogicYmm(u8, u8),
+    ZeroUpper,
     LoadT0(u8),
     StoreT0(u8),
     /// An arithmetic op and the branch on a condition within the page.
