@@ -27,8 +27,8 @@ use crate::cpu::{CS, Cpu, Event, Source, mode};
 use crate::mmu;
 use crate::op::{Done, Op, Reason, Stop, Template};
 
-/// Branch records that wait at most: 16 KiB of them, so that they stay in the host's first-level cache.
-const ROOM: usize = 512;
+/// Branch records that wait at most: 64 KiB of them, which the host's second-level cache has to spare.
+const ROOM: usize = 2048;
 
 /// Beside the DR6 bits that wait: the delivery of an event has met a data breakpoint, and the debug exception comes at the
 /// handler's first instruction.

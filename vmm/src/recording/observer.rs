@@ -246,18 +246,25 @@ impl Observer {
     /// What the unit and the trigger want announced.
     fn wants(&mut self) -> Interest {
         let mut interest = Interest::NOTHING;
-        let (mut boundaries, mut ranges) = (Vec::new(), Vec::new());
-        if self.state == ObserverState::Tracing {
+        let tracing = self.state == ObserverState::Tracing;
+        if tracing {
             interest = Interest {
                 code: self.code,
                 ..self.pt.interest()
             };
-            boundaries.extend_from_slice(self.pt.boundaries());
         }
-        if self.state != ObserverState::Done
-            && let Some(when) = self.shared.trigger()
-        {
+        let when = self.shared.trigger().filter(|_| self.state != ObserverState::Done);
+        if let Some(when) = when {
             interest = interest.and(when.interest(self.shared.retired()));
+        }
+        // Asked after every system call: mostly there are none, and nothing has to be put together to see that they are the same.
+        let of_unit: &[u64] = if tracing { self.pt.boundaries() } else { &[] };
+        if when.is_none() && of_unit == self.boundaries && self.ranges.is_empty() {
+            return interest;
+        }
+        let mut boundaries = of_unit.to_vec();
+        let mut ranges = Vec::new();
+        if let Some(when) = when {
             boundaries.extend(when.boundary());
             ranges.extend(when.range());
             boundaries.sort_unstable();

@@ -62,7 +62,11 @@ impl<O: Output> Pt<O> {
             if !self.tracing() {
                 break;
             }
-            if is_near(first.flow) {
+            if is_near(first.flow) && self.goes_plainly() {
+                let run = self.plain(records);
+                step = records[run - 1].step;
+                records = &records[run..];
+            } else if is_near(first.flow) {
                 let run = records.iter().take_while(|r| is_near(r.flow)).count();
                 let (near, rest) = records.split_at(run);
                 step = near.last().map_or(step, |r| r.step);

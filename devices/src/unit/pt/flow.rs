@@ -26,10 +26,6 @@ impl<O: Output> Pt<O> {
     pub(super) fn near(&mut self, records: &[BranchRecord]) {
         let Some(last) = records.last() else { return };
         if self.ranges.is_empty() {
-            if self.s.packet_en && self.s.stream.plain() {
-                self.plain(records);
-                return;
-            }
             if !self.s.packet_en {
                 self.s.ip = last.to;
                 self.time(last.step);
@@ -62,14 +58,25 @@ impl<O: Output> Pt<O> {
         }
     }
 
+    /// Near branches are what [`Pt::plain`] makes of them.
+    pub(super) fn goes_plainly(&self) -> bool {
+        self.s.status.context_en() && self.s.packet_en && self.ranges.is_empty() && self.s.stream.plain()
+    }
+
     /// The loop that decides what tracing costs: PacketEn stays set, and a conditional branch is a bit. The bits, the place and
-    /// what the clock waits for live in locals, and go home whenever something longer than a bit is to be sent.
-    fn plain(&mut self, records: &[BranchRecord]) {
+    /// what the clock waits for live in locals, and go home whenever something longer than a bit is to be sent. Ends ahead of the first
+    /// far transfer, and gives the number of branches before it.
+    pub(super) fn plain(&mut self, records: &[BranchRecord]) -> usize {
         let code = self.code;
         let mut bits = self.s.stream.pending();
         let mut due = self.s.stream.due();
         let mut ip = self.s.ip;
-        for r in records {
+        let mut done = records.len();
+        for (n, r) in records.iter().enumerate() {
+            if !is_near(r.flow) {
+                done = n;
+                break;
+            }
             if r.step >= due {
                 self.s.stream.set_pending(bits);
                 self.s.ip = ip;
@@ -78,9 +85,18 @@ impl<O: Output> Pt<O> {
                 due = self.s.stream.due();
             }
             ip = r.to;
+            // Most are: no table of addresses decides on them.
+            if matches!(r.flow, NOT_TAKEN | TAKEN) {
+                bits = bits << 1 | u64::from(r.flow);
+                if is_full(bits) {
+                    self.s.stream.set_pending(bits);
+                    self.s.stream.flush_tnt(&mut self.out, r.step);
+                    bits = self.sent(r);
+                }
+                continue;
+            }
             let next = r.from.wrapping_add(u64::from(r.length));
             match r.flow {
-                NOT_TAKEN | TAKEN => bits = bits << 1 | u64::from(r.flow),
                 JUMP => continue,
                 CALL => {
                     self.s.stream.call(next, r.to);
@@ -106,6 +122,7 @@ impl<O: Output> Pt<O> {
         }
         self.s.stream.set_pending(bits);
         self.s.ip = ip;
+        done
     }
 
     /// Looks for a PSB after bytes have been sent, and gives the bits that wait: none.
