@@ -99,6 +99,9 @@ pub struct Cli {
     /// either way, but for its time
     #[arg(long, value_name = "HOW", default_value = "on", value_parser = parse_translate)]
     translate: TranslateAfter,
+    /// Host code that is kept at most, from 1M to 1G: with more, all of it is forgotten
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_translate_memory, allow_negative_numbers = true)]
+    translate_memory: u64,
     /// What to do where a trial guest finds that this host's KVM does not do what it accepts (`minivmm probe` lists what it found)
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = KvmDefects::Refuse)]
     kvm_defects: KvmDefects,
@@ -317,6 +320,7 @@ where
         },
         irqchip: cli.irqchip,
         translate_after: cli.translate.0,
+        translate_memory: cli.translate_memory,
         kvm_defects: cli.kvm_defects,
         experimental: cli.experimental,
         host_trace: None,

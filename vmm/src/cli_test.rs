@@ -353,4 +353,14 @@ fn a_way_to_translate_is_on_off_or_a_number_of_runs() {
         let said = parse_translate(wrong).unwrap_err().to_string();
         assert_eq!(said, "on, off, or after=N with N from 1 on", "{wrong}");
     }
+    for (size, bytes) in [("1M", 1 << 20), ("1G", 1 << 30), ("2052K", 2052 << 10)] {
+        assert_eq!(with(&["--translate-memory", size]).translate_memory, bytes);
+    }
+    for wrong in ["0", "1023K", "1025M", "2049K", "1048577"] {
+        assert_eq!(
+            parse_translate_memory(wrong),
+            Err(ValueError::TranslateMemory),
+            "{wrong}"
+        );
+    }
 }

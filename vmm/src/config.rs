@@ -159,6 +159,8 @@ pub struct MachineConfig {
     pub irqchip: Option<kvm::irqchip::Irqchip>,
     /// How often the software engine executes a block before it translates it; `None`: it translates none.
     pub translate_after: Option<u32>,
+    /// Bytes of translations that it keeps at most.
+    pub translate_memory: u64,
     /// What to do where this host's KVM does not do what it accepts.
     pub kvm_defects: KvmDefects,
     /// The first serial port.
@@ -218,6 +220,7 @@ impl MachineConfig {
             engine: EngineChoice::Soft,
             irqchip: Some(kvm::irqchip::Irqchip::Minivmm),
             translate_after: Some(engine::TRANSLATE_AFTER),
+            translate_memory: engine::TRANSLATED_BYTES as u64,
             kvm_defects: KvmDefects::Refuse,
             serial: SerialTarget::Buffer,
             control: None,

@@ -20,6 +20,9 @@ pub enum ValueError {
     /// No way to translate.
     #[error("on, off, or after=N with N from 1 on")]
     Translate,
+    /// Not what translations can have.
+    #[error("not from 1M to 1G, or not a multiple of the page size, 4K")]
+    TranslateMemory,
     /// No size.
     #[error("not a size: give bytes, or a number with K, M, G or T, as 512M")]
     Size,
@@ -172,6 +175,13 @@ pub(crate) fn parse_translate(text: &str) -> Result<TranslateAfter, ValueError> 
         }
     };
     Ok(TranslateAfter(after))
+}
+
+/// `--translate-memory`.
+pub(crate) fn parse_translate_memory(text: &str) -> Result<u64, ValueError> {
+    let size = parse_size(text)?;
+    let fits = (1 << 20..=1 << 30).contains(&size) && size % 4096 == 0;
+    fits.then_some(size).ok_or(ValueError::TranslateMemory)
 }
 
 /// Modulo 2^64, so that a counter can start just below the end of its range.

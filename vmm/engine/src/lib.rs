@@ -50,6 +50,9 @@ use x86::model::CpuModel;
 /// translate than it saves.
 pub const TRANSLATE_AFTER: u32 = 200;
 
+/// Bytes of host code that are kept, if nothing else is asked for: those of some hundred thousand blocks.
+pub const TRANSLATED_BYTES: usize = 64 << 20;
+
 /// How an engine behaves where the architecture leaves a choice.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
@@ -57,6 +60,8 @@ pub struct EngineOptions {
     pub undefined: Undefined,
     /// How often a block runs before it becomes host code; `None`: none does.
     pub translate_after: Option<u32>,
+    /// Bytes of host code that are kept at most, a multiple of 4096 and below 2 GiB: with more, all is forgotten and begins anew.
+    pub translated_bytes: usize,
 }
 
 impl Default for EngineOptions {
@@ -64,6 +69,7 @@ impl Default for EngineOptions {
         EngineOptions {
             undefined: Undefined::default(),
             translate_after: Some(TRANSLATE_AFTER),
+            translated_bytes: TRANSLATED_BYTES,
         }
     }
 }

@@ -129,7 +129,9 @@ impl Engine {
             shared: Box::new(SharedState::new(
                 &ram,
                 chain_flow::<Stale>().run,
-                options.translate_after.and_then(Translator::new),
+                options
+                    .translate_after
+                    .and_then(|after| Translator::new(after, options.translated_bytes)),
             )),
             shown: Shown::new(model, options.undefined),
             options,

@@ -69,6 +69,7 @@ impl Run {
                 config.model,
                 EngineOptions {
                     translate_after: config.translate_after,
+                    translated_bytes: config.translate_memory as usize,
                     ..EngineOptions::default()
                 },
             )

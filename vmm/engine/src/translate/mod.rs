@@ -35,9 +35,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use iced_x86::{Code, Instruction, Mnemonic};
 use std::collections::BTreeMap;
 
-/// Bytes of host code that are kept: those of some hundred thousand blocks.
-const CODE_BYTES: usize = 64 << 20;
-
 /// Where a translation begins, with the guest's registers in the host's: it takes its steps off the budget first.
 pub(crate) type Entry = *const u8;
 
@@ -155,9 +152,9 @@ pub struct Statistics {
 }
 
 impl Translator {
-    /// `None`: this host gives no executable memory.
-    pub fn new(after: u32) -> Option<Translator> {
-        let mut memory = CodeMemory::map(c"engine-translations", CODE_BYTES)?;
+    /// `bytes` of host code at most. `None`: this host gives no executable memory.
+    pub fn new(after: u32, bytes: usize) -> Option<Translator> {
+        let mut memory = CodeMemory::map(c"engine-translations", bytes)?;
         let stubs = put_stubs(&mut memory)?;
         Some(Translator {
             memory,
