@@ -187,6 +187,14 @@ impl Units {
         }
     }
 
+    /// [`Units::state`] with the counters as they are at a moment, see [`Pmu::state_at`].
+    pub fn state_at(&self, retired: u64, step: u64) -> UnitsState {
+        UnitsState {
+            pmu: self.pmu.as_ref().map(|pmu| pmu.state_at(retired, step)),
+            ..self.state()
+        }
+    }
+
     /// Takes on a state that units of the same model gave; parts that this model has not are dropped.
     pub fn set_state(&mut self, state: &UnitsState) {
         if let (Some(unit), Some(state)) = (&mut self.debugctl, state.debugctl) {

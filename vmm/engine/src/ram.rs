@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use crate::tlb::Stores;
+use crate::tlb::Grant;
 
 /// A range of guest-physical memory that is plain RAM.
 #[derive(Clone, Copy, Debug)]
@@ -113,11 +113,11 @@ impl Ram {
     }
 
     /// What a TLB entry may be stored through that the page tables let be stored through.
-    pub fn stores(&mut self, gpa: u64, allowed: bool) -> Stores {
+    pub fn stores(&mut self, gpa: u64, allowed: bool) -> Grant {
         match allowed {
-            false => Stores::No,
-            true if self.claim_write(gpa) => Stores::Yes,
-            true => Stores::HeldBack,
+            false => Grant::No,
+            true if self.claim_write(gpa) => Grant::Yes,
+            true => Grant::HeldBack,
         }
     }
 

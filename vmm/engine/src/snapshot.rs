@@ -6,7 +6,7 @@
 use core::ptr::NonNull;
 
 use crate::bus::Bus;
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, CpuState};
 use crate::step::Engine;
 use crate::tlb::Translations;
 
@@ -30,6 +30,18 @@ impl Engine {
             every_access: watched.interest.every_access,
             code: watched.interest.code,
         }
+    }
+
+    /// A processor's whole state, as [`Cpu::state`] but for a monitored line that has been stored to: the processor, which hears of it
+    /// when it looks next, has it disarmed here. So runs that are the same have the same states, whenever their processors look.
+    pub fn state_of(&self, cpu: &Cpu) -> CpuState {
+        let mut state = cpu.state();
+        if let (Some(line), Some(seen)) = (state.monitor.line, cpu.monitor_seen)
+            && self.shared.lines.known(line) != Some(seen)
+        {
+            state.monitor.line = None;
+        }
+        state
     }
 
     /// Disarms a monitored line that has been stored to, of which the processor would hear when it looks next. Its state then

@@ -18,6 +18,7 @@ use crate::mmu::{self, Access};
 use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
 use crate::ram::RamRegion;
 use crate::shared::SharedState;
+use crate::tlb::Grant;
 use crate::translate::{Statistics, Translator, Why};
 use crate::watch::{DUE, EventOrigin, View};
 use crate::{EngineOptions, Exit, HostLacks};
@@ -850,11 +851,19 @@ impl Engine {
         if cpu.is64() && !cpu.canonical(linear) {
             return Err(cpu.gp(0));
         }
-        let e = cpu.tlb.entry(linear);
+        let e = *cpu.tlb.entry(linear);
         if e.exec == linear & !0xfff
             && let Some(gpa) = self.shared.ram.gpa(e.host)
         {
             return Ok((gpa, e.host as *mut u8));
+        }
+        if e.holds_fetches_back(linear)
+            && let Some(gpa) = self.shared.ram.gpa(e.host)
+        {
+            let host = e.host;
+            cpu.announce(linear & !0xfff, gpa & !0xfff, 0)?;
+            cpu.tlb.let_fetches(linear);
+            return Ok((gpa, host as *mut u8));
         }
         let paging = cpu.paging(cpu.cpl == 3);
         match mmu::walk(&mut self.shared.ram, &paging, linear, Access::Fetch) {
@@ -866,7 +875,8 @@ impl Engine {
                 cpu.announce(linear & !0xfff, page.gpa & !0xfff, 0)?;
                 let (read, write) = cpu.unwatched_rights(linear, page.read, page.write && page.dirty);
                 let write = self.shared.ram.stores(page.gpa, write);
-                cpu.tlb.fill(linear, host as u64, read, write, page.exec);
+                let exec = if page.exec { Grant::Yes } else { Grant::No };
+                cpu.tlb.fill(linear, host as u64, read, write, exec);
                 cpu.tlb.note(linear, &page);
                 Ok((page.gpa, host))
             }

@@ -6,7 +6,8 @@
 //!
 //! A translation that may be stored through, but of whose stores the engine has to hear (of code, of a monitored line, the
 //! first one to a page since RAM was last copied), keeps its write tag in a form that matches nothing, *held back*: the slow
-//! path goes on without walking the page tables. So what the guest sees of its TLB does not depend on what the engine keeps.
+//! path goes on without walking the page tables. Fetches from a page whose code the units have yet to hear of are held back, too. So
+//! what the guest sees of its TLB does not depend on what the engine keeps, nor on who watches.
 #![allow(unsafe_code)]
 
 use x86::watch::Range;
@@ -30,9 +31,9 @@ pub(crate) struct Entry {
     pub host: u64,
 }
 
-/// What a translation may be stored through.
+/// Whether stores, or fetches, may go through a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stores {
+pub(crate) enum Grant {
     /// Not at all, or not before the page tables have been walked again.
     No,
     /// By the slow path.
@@ -120,7 +121,7 @@ const fn empty(index: usize) -> Entry {
     }
 }
 
-/// The write tag of a page that is held back: that of another index, and not the one that stands for nothing.
+/// The tag of a page that is held back: that of another index, and not the one that stands for nothing.
 const fn held_back(page: u64) -> u64 {
     page ^ 0x3000
 }
@@ -130,6 +131,11 @@ impl Entry {
     pub fn stores_to(&self, linear: u64) -> bool {
         let page = linear & !0xfff;
         self.write == page || self.write == held_back(page)
+    }
+
+    /// Whether fetches from the page of an address are held back.
+    pub fn holds_fetches_back(&self, linear: u64) -> bool {
+        self.exec == held_back(linear & !0xfff)
     }
 }
 
@@ -195,22 +201,25 @@ impl Tlb {
     }
 
     /// Enters a translation: the page's host address, and which tags may match.
-    pub fn fill(&mut self, linear: u64, host: u64, read: bool, write: Stores, exec: bool) {
+    pub fn fill(&mut self, linear: u64, host: u64, read: bool, write: Grant, exec: Grant) {
         self.fill_in(self.now, linear, host, read, write, exec);
     }
 
     /// The same in a set that `find` gave.
-    pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: Stores, exec: bool) {
+    pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: Grant, exec: Grant) {
         let (i, page) = (Self::index(linear), linear & !0xfff);
         let tag = |on| if on { page } else { never(i) };
         let (loads, stores) = self.sets[set].privilege.grants();
         self.sets[set].entries[i] = Entry {
             read: tag(read && loads),
             write: match write {
-                Stores::HeldBack if stores => held_back(page),
-                write => tag(write == Stores::Yes && stores),
+                Grant::HeldBack if stores => held_back(page),
+                write => tag(write == Grant::Yes && stores),
             },
-            exec: tag(exec),
+            exec: match exec {
+                Grant::HeldBack => held_back(page),
+                exec => tag(exec == Grant::Yes),
+            },
             host,
         };
     }
@@ -218,6 +227,12 @@ impl Tlb {
     /// Stores to the page of an address in a set need not be heard of any more.
     pub fn let_stores(&mut self, set: usize, linear: u64) {
         self.sets[set].entries[Self::index(linear)].write = linear & !0xfff;
+    }
+
+    /// The code of the page of an address has been announced.
+    pub fn let_fetches(&mut self, linear: u64) {
+        let page = linear & !0xfff;
+        self.sets[self.now].entries[Self::index(linear)].exec = page;
     }
 
     /// The present set, if it is that of an address space and privilege.
@@ -371,6 +386,17 @@ impl Tlb {
         self.hold_back_if(|_| true);
     }
 
+    /// Holds all fetches back.
+    pub fn hold_fetches_back(&mut self) {
+        for s in self.sets.iter_mut().filter(|s| s.valid) {
+            for (i, e) in s.entries.iter_mut().enumerate() {
+                if Self::index(e.exec) == i {
+                    e.exec = held_back(e.exec);
+                }
+            }
+        }
+    }
+
     fn hold_back_if(&mut self, is: impl Fn(&Entry) -> bool) {
         for s in self.sets.iter_mut().filter(|s| s.valid) {
             for (i, e) in s.entries.iter_mut().enumerate() {
@@ -393,14 +419,15 @@ impl Tlb {
             pages: (0..)
                 .zip(set.entries.iter())
                 .filter_map(|(i, e)| {
-                    let tags = [e.read, e.exec, e.write, held_back(e.write)];
+                    let tags = [e.read, e.exec, e.write, held_back(e.write), held_back(e.exec)];
                     let linear = tags.into_iter().find(|tag| Self::index(*tag) == i)?;
                     Some(Translation {
                         linear,
                         physical: physical(e.host)?,
                         reads: e.read == linear,
                         writes: e.stores_to(linear),
-                        fetches: e.exec == linear,
+                        fetches: e.exec == linear || e.holds_fetches_back(linear),
+                        announced: e.exec == linear,
                     })
                 })
                 .collect(),
@@ -424,8 +451,13 @@ impl Tlb {
             self.now = i;
             for page in &space.pages {
                 if let Some(host) = host(page.physical) {
-                    let write = if page.writes { Stores::HeldBack } else { Stores::No };
-                    self.fill_in(i, page.linear, host, page.reads, write, page.fetches);
+                    let write = if page.writes { Grant::HeldBack } else { Grant::No };
+                    let exec = match (page.fetches, page.announced) {
+                        (false, _) => Grant::No,
+                        (true, false) => Grant::HeldBack,
+                        (true, true) => Grant::Yes,
+                    };
+                    self.fill_in(i, page.linear, host, page.reads, write, exec);
                 }
             }
         }
@@ -484,6 +516,8 @@ pub struct Translation {
     pub writes: bool,
     /// Fetches go through it.
     pub fetches: bool,
+    /// Its code has been announced to the units, as far as they want to hear of any.
+    pub announced: bool,
 }
 
 #[cfg(test)]

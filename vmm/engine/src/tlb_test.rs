@@ -25,7 +25,7 @@ fn an_empty_entry_matches_no_address_of_its_index() {
 fn sets_are_kept_by_address_space_and_privilege() {
     let mut tlb = Tlb::new();
     tlb.select(1, Privilege::User);
-    tlb.fill(0x5000, 0x1234_5000, true, Stores::No, false);
+    tlb.fill(0x5000, 0x1234_5000, true, Grant::No, Grant::No);
     tlb.select(2, Privilege::User);
     assert_ne!(tlb.entry(0x5000).read, 0x5000);
     tlb.select(1, Privilege::Supervisor);
@@ -43,13 +43,15 @@ fn what_is_held_back_matches_nothing_and_comes_back() {
     // The lowest pages, whose addresses have no other bits than their index, and others.
     for linear in [0, 0x1000, 0x2000, 0x3000, 0x3f_f000, 0x40_0000, 0xffff_8000_0000_3000] {
         let mut tlb = Tlb::new();
-        tlb.fill(linear, 0x5000, true, Stores::Yes, false);
+        tlb.fill(linear, 0x5000, true, Grant::Yes, Grant::Yes);
         tlb.hold_back(0x6000);
         assert_eq!(tlb.entry(linear).write, linear, "another page");
         tlb.hold_back(0x5000);
         tlb.hold_all_back();
+        tlb.hold_fetches_back();
         let e = *tlb.entry(linear);
         assert!(e.write ^ linear > 0xfff && e.stores_to(linear) && e.read == linear);
+        assert!(e.exec ^ linear > 0xfff && e.holds_fetches_back(linear));
         assert!(!tlb.entry(linear ^ 0x1000).stores_to(linear ^ 0x1000), "nothing there");
         let (spaces, large, huge, keys) = tlb.state(Some);
         let state = Translations {
@@ -66,15 +68,18 @@ fn what_is_held_back_matches_nothing_and_comes_back() {
             physical: 0x5000,
             reads: true,
             writes: true,
-            fetches: false,
+            fetches: true,
+            announced: false,
         };
         assert_eq!(state.spaces[0].pages, [page]);
         let mut other = Tlb::new();
-        other.fill(0x9000, 0x9000, true, Stores::Yes, true);
+        other.fill(0x9000, 0x9000, true, Grant::Yes, Grant::Yes);
         other.set_state(&state, Some);
         assert_eq!(other.state(Some), tlb.state(Some));
         other.let_stores(other.now, linear);
         assert_eq!((other.entry(linear).write, other.entry(linear).host), (linear, 0x5000));
         assert_eq!(other.state(Some), tlb.state(Some));
+        other.let_fetches(linear);
+        assert_eq!(other.entry(linear).exec, linear);
     }
 }

@@ -26,6 +26,7 @@ use crate::bus::{Bus, MsrFault};
 use crate::cpu::{CS, Cpu, Event, Source, mode};
 use crate::mmu;
 use crate::op::{Done, Op, Reason, Stop, Template};
+use crate::tlb::Grant;
 
 /// Branch records that wait at most: 64 KiB of them, which the host's second-level cache has to spare.
 const ROOM: usize = 2048;
@@ -330,10 +331,15 @@ impl Cpu {
         near.fold((read, write), |(read, write), r| (read && !r.reads, write && !r.writes))
     }
 
-    /// Whether the TLB may grant fetches from a page that was translated for data. Where code is announced it may not, unless
-    /// it does already: what is fetched goes by way of `announce` first.
-    pub(crate) fn silent_fetches(&self, known: crate::tlb::Entry, linear: u64, host: u64, exec: bool) -> bool {
-        exec && (self.watched.interest.code == 0 || known.exec == linear & !0xfff && known.host == host)
+    /// What the TLB may grant of fetches from a page that was translated for data. Where code is announced they are held back, unless
+    /// it grants them already: what is fetched goes by way of `announce` first.
+    pub(crate) fn silent_fetches(&self, known: crate::tlb::Entry, linear: u64, host: u64, exec: bool) -> Grant {
+        let announced = known.exec == linear & !0xfff && known.host == host;
+        match exec {
+            false => Grant::No,
+            true if self.watched.interest.code == 0 || announced => Grant::Yes,
+            true => Grant::HeldBack,
+        }
     }
 
     /// Before code is executed: the units hear of it if they do not know it, after all that has retired.
@@ -507,9 +513,13 @@ impl Cpu {
         let w = &mut self.watched;
         w.ask = false;
         let moved = (interest.ranges || w.interest.ranges) && w.ranges != watch.ranges();
-        let kinds = |a: &Interest| (a.ranges, a.every_access, a.code);
+        let kinds = |a: &Interest| (a.ranges, a.every_access);
         let rights = moved || kinds(&interest) != kinds(&w.interest);
+        let code = interest.code != w.interest.code;
         w.interest = interest;
+        if code {
+            self.tlb.hold_fetches_back();
+        }
         if rights {
             self.tlb.flush_all();
             self.select_tlb();

@@ -246,6 +246,18 @@ impl Machine {
         }
     }
 
+    /// [`Machine::state`] with the counters of each CPU as they are at a moment: so many instructions of that CPU, and so many steps of
+    /// all.
+    pub fn state_at(&self, retired: impl Iterator<Item = u64>, step: u64) -> MachineState {
+        let each = self.watchers.iter().zip(retired);
+        MachineState {
+            units: each
+                .map(|(watchers, retired)| watchers.units.state_at(retired, step))
+                .collect(),
+            ..self.state()
+        }
+    }
+
     /// The model of its CPUs.
     pub fn model(&self) -> &'static CpuModel {
         self.model

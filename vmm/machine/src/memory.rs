@@ -237,6 +237,11 @@ impl SoftEngine {
         self.engine.translated()
     }
 
+    /// See [`Engine::state_of`].
+    pub fn state_of(&self, cpu: &engine::Cpu) -> engine::CpuState {
+        self.engine.state_of(cpu)
+    }
+
     /// See [`engine::Engine::not_translated`].
     pub fn not_translated(&self) -> Vec<(String, engine::translate::Why, u64)> {
         self.engine.not_translated()

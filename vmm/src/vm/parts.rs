@@ -157,10 +157,12 @@ impl Vm {
             format: stored::FORMAT,
             model: self.machine.model().name.into(),
             memory: self.machine.memory().size(),
-            cpus: self.soft.cpus().map(Cpu::state).collect(),
+            cpus: self.soft.states(),
             steps: self.soft.steps(),
             turn: self.soft.turn(),
-            machine: self.machine.state(),
+            machine: self
+                .machine
+                .state_at(self.soft.cpus().map(Cpu::retired), self.soft.steps()),
         }
     }
 

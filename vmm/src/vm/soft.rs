@@ -114,6 +114,11 @@ impl Soft {
         self.engine.translated()
     }
 
+    /// What each CPU's state is.
+    pub fn states(&self) -> Vec<CpuState> {
+        self.cpus().map(|cpu| self.engine.state_of(cpu)).collect()
+    }
+
     /// See [`engine::Engine::not_translated`].
     pub fn not_translated(&self) -> Vec<(String, Why, u64)> {
         self.engine.not_translated()

@@ -283,6 +283,32 @@ impl Pmu {
         }
     }
 
+    /// [`Pmu::state`] with the counters of time brought up to a moment: so many instructions of this processor, and so many steps of
+    /// all. They are counted when somebody asks, and who asks when is no state of the guest's. An overflow that nobody has heard of yet
+    /// is not in it.
+    pub fn state_at(&self, retired: u64, step: u64) -> PmuState {
+        let mut state = self.state();
+        if self.s.live == 0 {
+            return state;
+        }
+        let then = self.s.counted;
+        let now = [retired, step.wrapping_add(self.s.host_cycles)];
+        let instructions = now[0].wrapping_sub(then[0]);
+        let steps = if self.s.halted { 0 } else { now[1].wrapping_sub(then[1]) };
+        for counter in each(self.s.live & self.plan.clocks) {
+            if let Some(line) = self.plan.counters[counter] {
+                let events = line.moved(then, instructions, steps, None, self.caps.slots, self.caps.reference);
+                state.values[counter] = state.values[counter].wrapping_add(events) & self.mask(counter);
+            }
+        }
+        if self.plan.metrics {
+            state.metrics[1] += steps.saturating_mul(self.caps.slots.into());
+            state.metrics[2] += instructions;
+        }
+        state.counted = now;
+        state
+    }
+
     /// Takes on a state of a processor of this model. Values that no register would hold are cut to what it could.
     pub fn set_state(&mut self, state: &PmuState) {
         self.s = state.clone();

@@ -173,6 +173,7 @@ impl Guest {
                     undefined,
                     // As in `rig`.
                     translate_after: (!cfg!(feature = "plain-loop")).then_some(1),
+                    ..EngineOptions::default()
                 },
             )
         };
