@@ -1435,6 +1435,7 @@ fn model_and_host_agree_on_all_that_the_manual_defines() {
     let host = EngineOptions {
         undefined: undefined::Undefined::Host,
         translate_after: rig::translate_after(),
+        ..EngineOptions::default()
     };
     let (mut ours, mut theirs) = (Rig::new(), Rig::with_options(&x86::model::WESTMERE, host));
     for code in &codes {

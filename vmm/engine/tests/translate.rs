@@ -433,7 +433,7 @@ fn in_32_bits(begin: &CpuState) -> CpuState {
     state.cr0 = 0x31.into();
     state.efer = 0.into();
     state.segments[engine::CS].attributes = 0xc09b;
-    state.segments[engine::FS] = state.segments[engine::DS].clone();
+    state.segments[engine::FS] = state.segments[engine::DS];
     state.segments[engine::FS].base = DATA + 0x100;
     state.gpr[4] = STACK;
     state

@@ -25,12 +25,10 @@ impl<O: Output> Pt<O> {
     /// Near branches, all in one context that may be traced.
     pub(super) fn near(&mut self, records: &[BranchRecord]) {
         let Some(last) = records.last() else { return };
-        if self.ranges.is_empty() {
-            if !self.s.packet_en {
-                self.s.ip = last.to;
-                self.time(last.step);
-                return;
-            }
+        if self.ranges.is_empty() && !self.s.packet_en {
+            self.s.ip = last.to;
+            self.time(last.step);
+            return;
         }
         for record in records {
             if !self.s.status.trigger_en() {
