@@ -279,6 +279,23 @@ fn jail_of(task: &Path) -> (String, Vec<String>) {
     )
 }
 
+/// Counters count in KVM where KVM delivers breakpoints, which a jailed process could no longer try.
+// covers: jail/kvm-tried
+#[test]
+fn what_kvm_delivers_is_tried_before_the_jail_closes() {
+    if kvm_is_missing("what KVM delivers is tried before the jail closes") {
+        return;
+    }
+    let folder = Folder::new();
+    let kernel = folder.file("kernel", spinner());
+    let options = "--engine kvm --kvm-defects accept --cpu-model haswell --pmu=emulated --timeout 1 -v --kernel";
+    let output = minivmm().args(options.split(' ')).arg(kernel).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("--sandbox on: "), "{errors}");
+    assert!(errors.contains("KVM_SET_GUEST_DEBUG: "), "{errors}");
+    assert!(!errors.contains("no permission"), "{errors}");
+}
+
 // covers: jail/default
 #[test]
 fn every_thread_of_a_run_is_jailed_unless_told_otherwise() {

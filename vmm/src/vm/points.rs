@@ -100,14 +100,14 @@ fn breaks_here(state: &CpuState) -> bool {
 }
 
 impl Vm {
-    /// Jails this thread and those that run the guest's CPUs, all with `enter`. What a debugger will ask of KVM is found out before, while
-    /// it can be opened. `enter` is told whether the host's tracer will be opened, which cannot be done before the guest traces itself.
+    /// Jails this thread and those that run the guest's CPUs, all with `enter`. What a debugger and counters will ask of KVM is found out
+    /// before, while it can be opened. `enter` is told whether the host's tracer will be opened, which cannot be done before the guest traces itself.
     pub(crate) fn jail<T: Send, E: Send>(
         &mut self,
         debugger: bool,
         enter: impl Fn(bool) -> Result<T, E> + Sync,
     ) -> Result<T, E> {
-        if debugger && self.hosted.is_some() {
+        if self.hosted.is_some() && (debugger || self.machine.has_counters()) {
             self.kinds();
         }
         let Some(hosted) = &self.hosted else {
