@@ -8,6 +8,7 @@ fn run(args: &[&str]) -> Result<MachineConfig, String> {
         Ok(Job::Trace { command, .. }) => Err(format!("{command:?}")),
         Ok(Job::Replay(options)) => Err(format!("{options:?}")),
         Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
+        Ok(Job::Man(dir)) => Err(format!("{dir:?}")),
         Err(error) => Err(error.to_string()),
     }
 }

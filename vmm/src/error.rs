@@ -8,7 +8,7 @@ use machine::{
     MemoryError,
     inject::InjectError,
     loader::{LoadError, size_text},
-    plain,
+    plain, plain_of,
 };
 
 /// How a run ended, as the process's exit status tells it.
@@ -26,6 +26,8 @@ pub enum Status {
     Internal,
     /// `--max-instructions` or `--timeout` was reached: 8.
     Limit,
+    /// The guest's Linux has panicked: 10.
+    Panicked,
     /// Of `minivmm matrix`: something is not as expected. Of `minivmm trace info`: the trace is damaged. 1.
     Differs,
 }
@@ -40,6 +42,7 @@ impl Status {
             Status::Crash => 4,
             Status::Internal => 6,
             Status::Limit => 8,
+            Status::Panicked => 10,
             Status::Differs => 1,
         }
     }
@@ -55,7 +58,7 @@ pub enum Error {
     #[error("--sandbox on: {0}; --sandbox off goes without")]
     Sandbox(#[from] crate::jail::JailError),
     /// A file could not be opened, read or written.
-    #[error("{option} {}: {}", path.display(), plain(source))]
+    #[error("{option} {}: {}", path.display(), plain_of(source, path))]
     File {
         /// The option that named the file.
         option: &'static str,

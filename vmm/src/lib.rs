@@ -55,6 +55,7 @@ pub mod config;
 pub mod debug;
 pub mod error;
 pub mod front;
+mod habits;
 pub mod jail;
 mod launch;
 pub mod logger;

@@ -29,6 +29,7 @@ fn main() {
         Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
         Ok(Job::Trace { command, sandbox }) => trace_command::run(&command, sandbox),
         Ok(Job::Matrix(options)) => matrix::run(&options),
+        Ok(Job::Man(dir)) => cli::write_manual(&dir).map(|()| Status::Done),
         Ok(Job::Run { config, verbose }) => run(&config, verbose),
         Ok(Job::Replay(options)) => replay_command::prepare(&options).and_then(|config| run(&config, options.verbose)),
         Err(error) => Err(error),
@@ -52,7 +53,7 @@ fn run(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
     if let Some(message) = end.message() {
         say(&message);
     }
-    Ok(end.end.status())
+    Ok(end.status())
 }
 
 fn print(text: &str) -> Result<Status, Error> {

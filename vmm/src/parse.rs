@@ -11,7 +11,7 @@ use machine::{disk::DiskMode, memory::MEMORY_MIN};
 
 use crate::{
     address::{self, AddressError, DebugAddress},
-    config::{DiskConfig, InitrdFile, SerialTarget, VIRTUAL_RTC_BASE},
+    config::{DiskConfig, InitrdFile, OnPanic, SerialTarget, VIRTUAL_RTC_BASE},
 };
 
 /// What is wrong with an option's value.
@@ -29,6 +29,9 @@ pub enum ValueError {
     /// A size of more than 64 bits.
     #[error("more than 64 bits can count")]
     SizeRange,
+    /// Nothing that can be done.
+    #[error("not exit or stop")]
+    OnPanic,
     /// No frequency.
     #[error("not a number of kHz, as 2100000 for 2.1 GHz")]
     Khz,
@@ -39,7 +42,7 @@ pub enum ValueError {
     #[error("not a number from -2^63 to 2^64-1")]
     Offset,
     /// Less than a machine can have.
-    #[error("less than 2M of memory{}", hint(*mebibytes))]
+    #[error("a machine has 2M of memory at least{}", hint(*mebibytes))]
     LittleMemory {
         /// The number, if mebibytes of it may have been meant.
         mebibytes: Option<u64>,
@@ -89,7 +92,9 @@ pub enum ValueError {
 }
 
 fn hint(mebibytes: Option<u64>) -> String {
-    mebibytes.map_or_else(String::new, |size| format!(" (for mebibytes, write {size}M)"))
+    mebibytes.map_or_else(String::new, |size| {
+        format!(" (for mebibytes, write {}M)", size.max(MEMORY_MIN >> 20))
+    })
 }
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.
@@ -153,6 +158,15 @@ pub(crate) fn parse_u64(text: &str) -> Option<u64> {
         return None;
     }
     u64::from_str_radix(digits, radix).ok()
+}
+
+/// `--on-panic`.
+pub(crate) fn parse_on_panic(text: &str) -> Result<OnPanic, ValueError> {
+    match text {
+        "exit" => Ok(OnPanic::Exit),
+        "stop" => Ok(OnPanic::Stop),
+        _ => Err(ValueError::OnPanic),
+    }
 }
 
 pub(crate) fn parse_khz(text: &str) -> Result<u32, ValueError> {

@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::address::DebugAddress;
 use crate::cli::{self, Job};
@@ -35,6 +35,8 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         Some(DebugAddress::Unix(path)) => Some(DebugAddress::Unix(absolute(path)?)),
         other => other.clone(),
     };
+    let symbols = options.trace.symbols().map(Path::to_path_buf);
+    let symbols = symbols.as_ref().map(absolute).transpose()?;
     let mut trace = options.trace.clone().options()?;
     if let Some(trace) = &mut trace {
         trace.folder = absolute(&trace.folder)?;
@@ -57,6 +59,7 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         _ => return Err(not_ours("it runs no machine")),
     };
     Ok(MachineConfig {
+        symbols: symbols.or_else(|| config.symbols.clone()),
         serial,
         control,
         trace,

@@ -202,6 +202,12 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             guest::debug::prepare(stage, &guest.kernel)?;
         }
         guest::xen::prepare(stage)?;
+        let which = if options.full {
+            guest::kernels::Which::All
+        } else {
+            guest::kernels::Which::Ends
+        };
+        guest::with_kernels(stage, which)?;
         guest::with_tools(stage, &guest).map(drop)
     });
     suite.stage("format", |stage, suite, _| {

@@ -5,6 +5,7 @@ pub mod console;
 pub mod control;
 pub mod controls;
 pub mod gdb;
+mod guest_panic;
 mod location;
 pub mod monitor;
 pub mod names;

@@ -3,7 +3,10 @@
 //! The machine runs until it has a reason to come back. What is done then is decided here: a request is answered, a stop is reported
 //! to the debugger's client, a guest that is held stopped waits for the outside.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Instant,
+};
 
 use log::{debug, info};
 
@@ -12,6 +15,7 @@ use super::{
     control::{Command, Control, Reply, Request},
     controls::Controls,
     gdb::{self, GdbListener},
+    guest_panic::{self, PanicWatch, Panicked},
     location, monitor,
 };
 use crate::{
@@ -24,6 +28,7 @@ use crate::{
     timeline::run::Run,
     vm::{End, Ended, StopReason},
 };
+use trace::symbols::SymbolFile;
 
 /// Requests that are answered before the guest goes on.
 const REQUESTS: usize = 16;
@@ -33,6 +38,12 @@ const REQUESTS: usize = 16;
 /// # Errors
 /// The machine cannot be built, or what it is connected to fails.
 pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
+    if let Some(path) = &config.symbols {
+        SymbolFile::read(path).map_err(|source| Error::Symbols {
+            path: path.clone(),
+            source,
+        })?;
+    }
     if config.sandbox {
         jail::want();
     }
@@ -79,6 +90,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         control.as_ref(),
         listener.as_ref().map(|listener| (listener, config.gdb_allow_files)),
         config.paused,
+        config.on_panic.clone().map(PanicWatch::new),
     );
     drop(listener);
     let recorded = run.end_recording(&end);
@@ -110,10 +122,14 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     }
     let end = end?;
     let place = match end {
-        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run, &config.kernel)),
+        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run)),
         _ => None,
     };
-    Ok(Ended { end, place })
+    let panicked = match end {
+        End::Panicked => guest_panic::at_the_end(&mut run, &config.kernel, &End::Reset).or(Some(0)),
+        _ => guest_panic::at_the_end(&mut run, &config.kernel, &end),
+    };
+    Ok(Ended { end, place, panicked })
 }
 
 /// What the machine needs of files once it is built.
@@ -130,7 +146,10 @@ fn files(config: &MachineConfig) -> jail::Files {
     let sockets = [socket, config.control.as_ref()].into_iter().flatten();
     jail::Files {
         // Of the kernel, where the guest was at the end; of /proc, what memory was touched.
-        read: vec![config.kernel.clone(), "/proc/self".into()],
+        read: [config.kernel.clone(), "/proc/self".into()]
+            .into_iter()
+            .chain(config.symbols.clone())
+            .collect(),
         write: folders
             .into_iter()
             .flatten()
@@ -142,7 +161,7 @@ fn files(config: &MachineConfig) -> jail::Files {
 }
 
 /// Runs a machine to its end, with a debugger's client whenever one is connected and with what comes over the control socket.
-/// A listener comes with whether commands over TCP may write files. `paused`: the guest is held stopped until somebody resumes it.
+/// A listener comes with whether commands over TCP may write files. `panics`: the guest's panic is watched for. `paused`: the guest is held stopped until somebody resumes it.
 ///
 /// # Errors
 /// The console or the system fails.
@@ -152,6 +171,7 @@ pub fn to_the_end(
     control: Option<&Control>,
     listener: Option<(&GdbListener, bool)>,
     paused: bool,
+    mut panics: Option<PanicWatch>,
 ) -> Result<End, Error> {
     let deadline = run.deadline();
     if listener.is_some() {
@@ -206,7 +226,7 @@ pub fn to_the_end(
             if controls.run.interrupt().is_set() {
                 continue;
             }
-            let left = deadline.map(|(deadline, _)| deadline.saturating_duration_since(std::time::Instant::now()));
+            let left = deadline.map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()));
             let waited = console.flush().and_then(|()| console.wait(left));
             if let Err(leave) = waited {
                 return gdb.end(End::of(leave));
@@ -216,9 +236,31 @@ pub fn to_the_end(
             }
             continue;
         }
-        match controls.run.run_until_deadline(console, deadline) {
-            Ok(StopReason::Outside | StopReason::Reached | StopReason::Deadline) => {}
-            Ok(StopReason::Debugger(stop)) => gdb.stopped(stop),
+        let slice = panics.is_some().then(|| Instant::now() + guest_panic::LOOK);
+        let stopped = controls.run.run_until_deadline(console, deadline, slice);
+        match stopped {
+            Ok(StopReason::Outside | StopReason::Reached | StopReason::Deadline) => {
+                let debugged = gdb.is_connected();
+                if let Some(panics) = &mut panics
+                    && panics.look(gdb.controls().run, debugged) == Panicked::End
+                {
+                    return gdb.end(Ok(End::Panicked));
+                }
+            }
+            Ok(StopReason::Debugger(stop)) => {
+                let panics = panics.as_ref().is_some_and(|panics| match stop.why {
+                    StopCause::Breakpoint(address) => panics.is_breakpoint(address),
+                    _ => false,
+                });
+                if panics {
+                    let _ = writeln!(
+                        io::stderr(),
+                        "minivmm: the guest's Linux panics: it is held where `panic` begins"
+                    );
+                    gdb.controls().paused |= !gdb.is_connected();
+                }
+                gdb.stopped(stop);
+            }
             Ok(StopReason::Ended(end)) if gdb.looks_on(&end) => gdb.at_an_end(&end),
             Ok(StopReason::Ended(end)) => return gdb.end(Ok(end)),
             Err(error) => return gdb.end(Err(error)),

@@ -30,6 +30,9 @@ use crate::{
     vm::{Hosted, Parts, Vm, soft::Soft},
 };
 
+/// Why a 64-bit Linux does not run on a 32-bit model.
+pub(crate) const NEEDS_LONG_MODE: &str = "this Linux kernel is entered in 64-bit mode, which the model lacks";
+
 impl Run {
     /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading, unless it is a disk or the
     /// folder for what is collected.
@@ -84,7 +87,7 @@ impl Run {
         if matches!(entry, loader::Entry::Linux64 { .. }) && !config.model.features().lm() {
             return Err(Error::Engine {
                 option: format!("--cpu-model {}", config.model.name),
-                reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
+                reason: format!("{NEEDS_LONG_MODE}: choose a model that has it (see `minivmm models`)"),
             });
         }
         info!(
@@ -176,6 +179,7 @@ impl Run {
             clock,
             overlays,
             kernel: config.kernel.clone(),
+            symbols: config.symbols.clone(),
         });
         if let Some(options) = &config.trace {
             vm.record_from_the_start(options)?;

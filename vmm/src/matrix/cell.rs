@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::tap::{Point, Report};
+use crate::launch::NEEDS_LONG_MODE;
 
 /// Of a stream, so much is kept from its beginning.
 const KEPT: usize = 4 << 20;
@@ -44,6 +45,8 @@ pub struct Plan {
     pub arguments: Vec<OsString>,
     /// How the guest says that it holds.
     pub pass: PassBy,
+    /// The model is one of all: a guest that it cannot run is skipped.
+    pub one_of_all: bool,
     /// Wall time that minivmm is given.
     pub timeout: Duration,
 }
@@ -214,6 +217,9 @@ fn judge(ended: &Ended, report: Option<&Report>, plan: &Plan) -> Verdict {
     match code {
         // What `Error::Engine` says.
         2 if said.starts_with("--engine ") || said.contains("this host lacks") => return Verdict::Absent(said),
+        2 if plan.one_of_all && said.contains(NEEDS_LONG_MODE) => {
+            return Verdict::Skipped("the kernel needs 64-bit mode".into());
+        }
         2 => return failed(format!("minivmm: {said}")),
         4 => return failed(said),
         6 => return failed(format!("minivmm failed: {said}")),

@@ -44,16 +44,12 @@ use crate::{
 /// `minivmm matrix`.
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = AFTER)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["guests", "kernel"]))]
 pub struct MatrixOptions {
     #[command(subcommand)]
     command: Option<MatrixCommand>,
     /// Guests: every *.elf in DIR, and every *.toml there that names a kernel; NAME.toml beside NAME.elf has its settings
-    #[arg(
-        long,
-        value_name = "DIR",
-        required_unless_present = "kernel",
-        conflicts_with = "kernel"
-    )]
+    #[arg(long, value_name = "DIR")]
     guests: Option<PathBuf>,
     /// One guest: a kernel, as `minivmm --kernel` takes it
     #[arg(long, value_name = "FILE")]
@@ -178,6 +174,7 @@ pub fn run(options: &MatrixOptions) -> Result<Status, Error> {
         max_instructions: options.max_instructions,
         timeout: options.timeout,
         pass: options.pass,
+        all_models: options.model.iter().any(|model| model == "all"),
         report_as: options.report_as.clone(),
         options: options.options.clone(),
     };

@@ -222,6 +222,8 @@ pub struct Common {
     pub timeout: Duration,
     /// How a guest says that it holds.
     pub pass: PassBy,
+    /// All models are wanted: those that cannot run a guest are skipped.
+    pub all_models: bool,
     /// The engine's name in reports, where it is not its own.
     pub report_as: Option<String>,
     /// More options of minivmm.
@@ -305,6 +307,7 @@ fn cell(guest: &Guest, model: &str, engine: EngineChoice, common: &Common) -> Pl
         engine: common.report_as.clone().unwrap_or(engine_name(engine).to_string()),
         arguments,
         pass: settings.pass.unwrap_or(common.pass),
+        one_of_all: common.all_models && MODELS.iter().any(|known| known.name == model),
         timeout: common.timeout,
     }
 }

@@ -114,6 +114,10 @@ impl Recorder {
 
     fn look_now(&self, linux: &mut LinuxWatch, mut memory: GuestMemory<'_>, steps: u64) {
         linux.new |= linux.recording.look(&mut memory, steps);
+        self.write_new(linux);
+    }
+
+    fn write_new(&self, linux: &mut LinuxWatch) {
         if std::mem::take(&mut linux.new)
             && let Err(error) = linux.recording.write(&self.folder.join(folder::LINUX))
         {
@@ -134,10 +138,11 @@ impl Recorder {
         let mut linux = lock(&self.state.linux);
         let now = Instant::now();
         let hurried = signals::pending().is_some() || linux.deadline.is_some_and(|deadline| now >= deadline);
-        let last = GuestMemory::new(memory)
+        let mut last = GuestMemory::new(memory)
             .at_the_end()
             .until(hurried.then(|| now + LAST_LOOK));
-        self.look_now(&mut linux, last, steps);
+        linux.new |= linux.recording.last_look(&mut last, steps);
+        self.write_new(&mut linux);
         drop(linux);
         let error = lock(&self.state.error).take();
         self.header.end = Some(HeaderEnd {

@@ -65,6 +65,9 @@ pub struct Info {
     /// As JSON, in one line
     #[arg(long)]
     pub json: bool,
+    /// Symbols of the traced kernel, as for `decode`: whether they are its own, and how many
+    #[arg(long, value_name = "FILE")]
+    pub symbols: Option<PathBuf>,
 }
 
 /// `trace decode`.

@@ -46,7 +46,7 @@ impl Viewer for Counts {
 
 /// Says it, and with the status whether the trace is as it was written.
 pub fn run(options: &Info) -> Result<Status, Error> {
-    let (trace, names) = names::open(&options.trace, None, &[])?;
+    let (trace, names) = names::open(&options.trace, options.symbols.as_deref(), &[])?;
     let (mut counts, mut totals) = (Counts::default(), Totals::default());
     let bar = Bar::new(true);
     let mut bytes = 0;
@@ -85,7 +85,7 @@ pub fn run(options: &Info) -> Result<Status, Error> {
                 "model": header.model,
                 "vcpus": header.cpus,
                 "kernel": header.kernel,
-                "banner": linux.banner,
+                "banner": linux.unknown.as_ref().unwrap_or(&linux.banner),
                 "build_id": linux.build_id,
                 "slide": format!("{:#x}", linux.slide),
                 "filters": header.filters,
@@ -119,7 +119,16 @@ pub fn run(options: &Info) -> Result<Status, Error> {
     );
     line("kernel", header.kernel.clone());
     let linux = names.linux();
-    if !linux.banner.is_empty() {
+    if let Some(banner) = &linux.unknown {
+        line("Linux", banner.clone());
+        let symbols = match names.symbols().len() {
+            0 => {
+                "none: its symbol table is of a newer kind than is known here, or left out; --symbols gives some".into()
+            }
+            given => format!("{given}, of --symbols"),
+        };
+        line("symbols", symbols);
+    } else if !linux.banner.is_empty() {
         line("Linux", linux.banner.clone());
         line(
             "",

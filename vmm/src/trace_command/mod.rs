@@ -47,6 +47,7 @@ fn files(command: &TraceCommand) -> jail::Files {
         }
     };
     let symbols = match command {
+        TraceCommand::Info(options) => options.symbols.as_ref(),
         TraceCommand::Symbols(options) => options.symbols.as_ref(),
         _ => part.and_then(|part| part.symbols.as_ref()),
     };

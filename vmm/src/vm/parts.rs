@@ -58,6 +58,8 @@ pub struct Vm {
     pub(super) changed: bool,
     /// The kernel's file.
     pub(super) kernel: PathBuf,
+    /// A file with the symbols of the guest's kernel.
+    pub(super) symbols: Option<PathBuf>,
 }
 
 /// What a [`Vm`] is put together from.
@@ -74,6 +76,8 @@ pub(crate) struct Parts {
     pub overlays: Vec<Overlay>,
     /// The kernel's file.
     pub kernel: PathBuf,
+    /// A file with the symbols of the guest's kernel.
+    pub symbols: Option<PathBuf>,
 }
 
 impl Vm {
@@ -96,6 +100,7 @@ impl Vm {
             closed_to_input: None,
             changed: false,
             kernel: parts.kernel,
+            symbols: parts.symbols,
         }
     }
 
@@ -190,6 +195,11 @@ impl Vm {
     /// The kernel's file.
     pub(crate) fn kernel(&self) -> &Path {
         &self.kernel
+    }
+
+    /// A file with the symbols of the guest's kernel, if one was given.
+    pub(crate) fn symbols(&self) -> Option<&Path> {
+        self.symbols.as_deref()
     }
 
     /// Whether a debugger may stop it.

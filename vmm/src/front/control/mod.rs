@@ -348,8 +348,21 @@ fn serve(mut client: UnixStream, number: u64, shared: &Service) -> io::Result<()
                 answered?;
                 shared.idles(number, Some(Instant::now()));
             }
-            Err(error) => refuse(&mut client, &format!("not a command: {error}"))?,
+            Err(error) => refuse(&mut client, &not_a_command(&line, &error))?,
         }
+    }
+}
+
+/// What is wrong with a line, and which commands there are.
+fn not_a_command(line: &[u8], error: &serde_json::Error) -> String {
+    const COMMANDS: &str = "there are status, pause, resume, quit, and monitor with a line";
+    let object = serde_json::from_slice::<serde_json::Value>(line).ok();
+    match object.as_ref().map(|object| &object["command"]) {
+        Some(serde_json::Value::String(name)) if !COMMANDS.split([' ', ',']).any(|known| known == name) => {
+            format!("no command {name:?}: {COMMANDS}")
+        }
+        Some(serde_json::Value::Null) => format!("an object without \"command\": {COMMANDS}"),
+        _ => format!("not a command: {error}"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{error::plain, reader::TraceError};
+use crate::{error::plain_of, reader::TraceError};
 
 /// Why an export failed.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum ExportError {
     #[error("{}: is not what this option writes, and is not replaced", .0.display())]
     NotOurs(PathBuf),
     /// A file cannot be written.
-    #[error("{}: {}", path.display(), plain(source))]
+    #[error("{}: {}", path.display(), plain_of(source, path))]
     Write {
         /// The file or directory.
         path: PathBuf,
