@@ -187,7 +187,10 @@ pub fn host_bridge() -> ConfigSpace {
         class: 0x06_00_00,
         subsystem: 0x1100,
     });
-    space.allow(COMMAND, &(COMMAND_MEMORY | COMMAND_MASTER | COMMAND_INTX_OFF).to_le_bytes());
+    space.allow(
+        COMMAND,
+        &(COMMAND_MEMORY | COMMAND_MASTER | COMMAND_INTX_OFF).to_le_bytes(),
+    );
     space
 }
 

@@ -17,8 +17,8 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, ReverseOptions,
-        SerialTarget, VIRTUAL_RTC_BASE,
+        BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions,
+        ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,

@@ -159,7 +159,10 @@ impl Console {
     /// Bytes for the guest into its buffer.
     fn receive(&mut self, index: usize, request: &mut Request) -> Result<u32, Nonsense> {
         let port = &mut self.state.ports[index];
-        let len = port.waiting.len().min(usize::try_from(request.writable()).unwrap_or(usize::MAX));
+        let len = port
+            .waiting
+            .len()
+            .min(usize::try_from(request.writable()).unwrap_or(usize::MAX));
         let bytes: Vec<u8> = port.waiting.drain(..len).collect();
         request.write(0, &bytes)?;
         self.tell_end(index);

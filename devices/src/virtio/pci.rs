@@ -109,7 +109,10 @@ impl Transport {
             class: class(id),
             subsystem: SUBSYSTEM,
         });
-        config.allow(COMMAND, &(COMMAND_MEMORY | COMMAND_MASTER | COMMAND_INTX_OFF).to_le_bytes());
+        config.allow(
+            COMMAND,
+            &(COMMAND_MEMORY | COMMAND_MASTER | COMMAND_INTX_OFF).to_le_bytes(),
+        );
         config.set_memory_bar(0, BAR_SIZE, address);
         config.set_interrupt_pin(line);
         let vectors = interface.queue_count() + 1;

@@ -62,7 +62,11 @@ impl Driver {
         self.set(0x14, 1, 0xb);
         assert_eq!(self.function.read(0x14, 1), 0xb);
         self.set(0x16, 2, 0);
-        assert_eq!(self.function.read(0x18, 2), 64, "the greatest size, as long as nothing is written");
+        assert_eq!(
+            self.function.read(0x18, 2),
+            64,
+            "the greatest size, as long as nothing is written"
+        );
         self.set(0x18, 2, 16);
         for (at, address) in [(0x20, DESC), (0x28, AVAIL), (0x30, USED)] {
             self.set(at, 4, address);
@@ -108,7 +112,13 @@ fn the_capabilities_say_where_the_registers_are() {
     }
     assert_eq!(
         found,
-        [(1, 0, 0, 0x3c), (3, 0, 0x1000, 1), (4, 0, 0x2000, 0x1000), (2, 0, 0x3000, 4), (5, 0, 0, 0)]
+        [
+            (1, 0, 0, 0x3c),
+            (3, 0, 0x1000, 1),
+            (4, 0, 0x2000, 0x1000),
+            (2, 0, 0x3000, 4),
+            (5, 0, 0, 0)
+        ]
     );
 }
 
@@ -174,7 +184,9 @@ fn messages_are_sent_or_wait_for_their_vector() {
 #[test]
 fn registers_are_reached_through_configuration_space_too() {
     let mut driver = Driver::new();
-    let at = (0x40..0x100).step_by(4).find(|at| driver.function.read_config(*at, 4) >> 24 == 5 && driver.function.read_config(*at, 1) == 9);
+    let at = (0x40..0x100)
+        .step_by(4)
+        .find(|at| driver.function.read_config(*at, 4) >> 24 == 5 && driver.function.read_config(*at, 1) == 9);
     let at = at.unwrap();
     driver.configure(at + 8, 4, 0x14);
     driver.configure(at + 12, 4, 1);
@@ -182,7 +194,11 @@ fn registers_are_reached_through_configuration_space_too() {
     assert_eq!(driver.function.read(0x14, 1), 3);
     assert_eq!(driver.function.read_config(at + 16, 1), 3);
     driver.configure(at + 8, 4, 0xffff_fffc);
-    assert_eq!(driver.function.read_config(at + 16, 1), 3, "outside of the memory nothing is read");
+    assert_eq!(
+        driver.function.read_config(at + 16, 1),
+        3,
+        "outside of the memory nothing is read"
+    );
 }
 
 // covers: devices/virtio-pci-state

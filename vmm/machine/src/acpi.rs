@@ -5,8 +5,8 @@
 use acpi_tables::{
     Aml, AmlSink,
     aml::{
-        AddressSpace as AmlSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
-        Package, Path, ResourceTemplate, Scope,
+        AddressSpace as AmlSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package,
+        Path, ResourceTemplate, Scope,
     },
     facs::FACS,
     fadt::{FADTBuilder, Flags, PmProfile},

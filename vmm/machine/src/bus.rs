@@ -1,9 +1,9 @@
 //! What one CPU reaches outside itself: ports, device memory, MSRs, CPUID, its units.
 
+use devices::pci::Place;
 use devices::unit::Units;
 use devices::unit::pt::{Pt, Served};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
-use devices::pci::Place;
 use log::{debug, info};
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
 use x86::watch::Effects;
@@ -260,7 +260,10 @@ impl Bus for CpuBus<'_> {
         if let Some(place) = self.machine.pci.ecam(gpa) {
             // One of 64 bits is two cycles.
             let low = u64::from(self.machine.read_config(place, size.min(4)));
-            let high = || Place { offset: place.offset + 4, ..place };
+            let high = || Place {
+                offset: place.offset + 4,
+                ..place
+            };
             return match size {
                 8 => low | u64::from(self.machine.read_config(high(), 4)) << 32,
                 _ => low,
@@ -281,7 +284,10 @@ impl Bus for CpuBus<'_> {
         if let Some(place) = self.machine.pci.ecam(gpa) {
             self.machine.write_config(place, size.min(4), value as u32, now);
             if size == 8 {
-                let high = Place { offset: place.offset + 4, ..place };
+                let high = Place {
+                    offset: place.offset + 4,
+                    ..place
+                };
                 self.machine.write_config(high, 4, (value >> 32) as u32, now);
             }
             return;

@@ -146,7 +146,11 @@ fn every_machine_has_a_host_bridge() {
         assert_eq!(machine.cpu(0).port_read(0xcfc, 4, 0), u32::MAX, "not enabled");
         let ecam = machine.cpu(0).read(crate::pci::ECAM, 4, 0);
         assert_eq!(ecam, 0x0008_1b36, "by memory");
-        assert_eq!(machine.cpu(0).read(crate::pci::ECAM + 8, 8, 0), 0x0600_0000, "two at once");
+        assert_eq!(
+            machine.cpu(0).read(crate::pci::ECAM + 8, 8, 0),
+            0x0600_0000,
+            "two at once"
+        );
     }
 }
 
