@@ -23,10 +23,12 @@ enum Here {
     Switch(&'static [&'static str]),
     /// There is none, for this reason.
     Answer(&'static str),
+    /// An option of ours of another form, where this program has it.
+    Other(&'static str),
 }
 
 /// QEMU's options, by its manual ("Invocation"), that are likely to be typed.
-const QEMU: [(&str, Here); 36] = [
+const QEMU: [(&str, Here); 41] = [
     ("-kernel", Here::Option("--kernel")),
     ("-initrd", Here::Option("--initrd")),
     ("-append", Here::Option("--cmdline")),
@@ -87,6 +89,11 @@ const QEMU: [(&str, Here); 36] = [
         "-d",
         Here::Answer("what the guest executes is recorded by --trace DIR, and printed by `minivmm trace decode DIR`"),
     ),
+    ("-netdev", Here::Other("net")),
+    ("-nic", Here::Other("net")),
+    ("-net", Here::Other("net")),
+    ("-virtfs", Here::Other("share")),
+    ("-fsdev", Here::Other("share")),
     ("-name", Here::Answer("a machine has no name: leave it out")),
     (
         "-daemonize",
@@ -157,6 +164,13 @@ pub(crate) fn translated(command: &Command, arguments: Vec<OsString>) -> Result<
                     };
                     all.push(text.to_str().and_then(value).ok_or_else(wrong)?.into());
                 }
+            }
+            Some(Here::Other(ours)) => {
+                let text = match command.get_arguments().any(|known| known.get_long() == Some(ours)) {
+                    true => format!("it is --{ours} here, of another form: see minivmm --help"),
+                    false => "there is no such device here: leave it out".to_string(),
+                };
+                return Err(Error::Usage(format!("{}: {text}", argument.display())));
             }
             Some(Here::Answer(text)) => return Err(Error::Usage(format!("{}: {text}", argument.display()))),
         }

@@ -82,6 +82,7 @@ fn what_there_is_not_is_answered_with_our_name_for_it() {
         ),
         (&["-machine", "q35"], "-machine: there is one machine"),
         (&["-accel", "hvf"], "-accel hvf: not known here; see --engine"),
+        (&["-nic", "user"], "-nic: "),
         (&["-bios", "b"], "there is no firmware: --kernel FILE"),
         (&["-kernel"], "a value is required for '--kernel <FILE>'"),
     ] {

@@ -97,8 +97,10 @@ fn choose(text: &str, which: Which) -> Vec<Kernel> {
         }
         Which::All => {
             let newest = |kernel: &&Kernel| {
-                !all.iter()
-                    .any(|other| other.series() == kernel.series() && other > kernel)
+                let each = ["cloud-amd64", "686-pae"].contains(&kernel.flavour.as_str());
+                let same =
+                    |other: &Kernel| other.flavour == kernel.flavour && (!each || other.series() == kernel.series());
+                !all.iter().any(|other| same(other) && other.numbers > kernel.numbers)
             };
             all.iter().filter(newest).cloned().collect()
         }
