@@ -210,7 +210,15 @@ pub(crate) fn explained(error: &clap::Error, alone: bool) -> Error {
             Some(ContextValue::String(word)) => Some(word),
             _ => None,
         });
-    let alone = matches!(kind, ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument);
+    // Behind an option clap takes a word of its own for a subcommand that does not go with it.
+    let behind = line
+        .strip_prefix("the subcommand '")
+        .and_then(|rest| rest.split_once('\''));
+    let word = behind.map(|(word, _)| word.to_string()).or(word.cloned());
+    let alone = matches!(
+        kind,
+        ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument | ErrorKind::ArgumentConflict
+    );
     if let Some(word) = word.filter(|word| alone && is_kernel(word)) {
         line = format!("{word}: a kernel is given as --kernel {word}");
     } else {

@@ -287,7 +287,11 @@ fn ctl_sends_a_command_and_prints_the_answer() {
     let prefixed = PathBuf::from(format!("unix:{}", guest.socket.display()));
     assert_eq!(ctl(&prefixed, "pause").status.code(), Some(0));
     assert_eq!(ctl(&guest.socket, "{\"command\":\"resume\"}").status.code(), Some(0));
-    assert_refused(&ctl(&guest.socket, "explode"), 2, &["ctl", "unknown variant `explode`"]);
+    assert_refused(
+        &ctl(&guest.socket, "explode"),
+        2,
+        &["ctl", "no command \"explode\": there are status"],
+    );
     assert_eq!(ctl(&guest.socket, "quit").status.code(), Some(0));
     let socket = guest.socket.clone();
     assert_eq!(guest.end(), 0);

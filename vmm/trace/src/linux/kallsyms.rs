@@ -348,8 +348,9 @@ impl Addresses {
         if !is_order(rest, count) {
             return None;
         }
-        // A 32-bit kernel that cannot be moved has addresses instead: all in the kernel's part.
-        let absolute = width == 4 && offsets.chunks_exact(4).all(|word| word[3] >= 0x40) && !is_falling(offsets);
+        // A 32-bit kernel that cannot be moved has addresses instead: all in the kernel's part, from 1 GiB on and in the first
+        // half GiB of it. No place is that far from another one.
+        let absolute = width == 4 && offsets.chunks_exact(4).all(|word| (0x40..0xe0).contains(&word[3]));
         let kind = if absolute { Kind::Absolute } else { Kind::Place(at) };
         let offsets = offsets.to_vec();
         Some(Addresses { offsets, kind })
@@ -366,14 +367,6 @@ impl Addresses {
             Kind::Place(at) => at.wrapping_add(n as u64 * 4).wrapping_add(offset as i32 as i64 as u64),
         }
     }
-}
-
-/// Symbols are sorted, so that of addresses each is at least the one before. Distances from places fall where symbols are close.
-fn is_falling(offsets: &[u8]) -> bool {
-    !offsets
-        .chunks_exact(4)
-        .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-        .is_sorted()
 }
 
 /// Whether these are `count` numbers of three bytes, each of those below `count` once.
