@@ -29,6 +29,7 @@ enum Kind {
 }
 
 use Kind::*;
+use x86::rflags::flag::{RF, TF};
 
 /// The prefix: none, F3, F2.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -659,9 +660,6 @@ fn a_fault_in_an_iteration_is_that_of_the_instruction() {
     let s = b.cpu.state();
     assert_eq!((s.gpr[RCX], s.rip), (0, CODE + 2));
 }
-
-const RF: u64 = 1 << 16;
-const TF: u64 = 1 << 8;
 
 // covers: cpu/int-string
 #[test]

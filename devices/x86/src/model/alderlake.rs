@@ -154,6 +154,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(2, MICROCODE),
     &msrs::ratios(32, 4),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),
