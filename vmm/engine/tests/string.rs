@@ -8,6 +8,7 @@ use engine::bus::{Bus, MsrFault, Processor};
 use engine::{CpuState, DS, ES, Exit, FS, SS, Segment};
 use rig::{CODE, Rig, TABLES, code_segment};
 use x86::model::WESTMERE;
+use x86::rflags::flag::{RF, TF};
 
 const DATA: u64 = 0x30_0000;
 const LEN: usize = 0x4000;
@@ -29,7 +30,6 @@ enum Kind {
 }
 
 use Kind::*;
-use x86::rflags::flag::{RF, TF};
 
 /// The prefix: none, F3, F2.
 #[derive(Clone, Copy, Debug, PartialEq)]
