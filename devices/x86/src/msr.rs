@@ -153,6 +153,9 @@ registers! {
     0x0000_0600 IA32_DS_AREA "Linear address of the debug-store area.";
     0x0000_0601 MSR_VR_CURRENT_CONFIG "Limit of the cores' current; MSR_PP0_CURRENT_CONFIG before Skylake.";
     0x0000_0606 MSR_RAPL_POWER_UNIT "Units of the energy counters.";
+    0x0000_060A MSR_PKGC3_IRTL "Limit of the time in which an interrupt is answered out of the package's C3.";
+    0x0000_060B MSR_PKGC6_IRTL "The same for C6.";
+    0x0000_060C MSR_PKGC7_IRTL "The same for C7.";
     0x0000_060D MSR_PKG_C2_RESIDENCY "Time of the package in C2.";
     0x0000_0610 MSR_PKG_POWER_LIMIT "Limits of the package's power.";
     0x0000_0611 MSR_PKG_ENERGY_STATUS "Energy of the package.";
@@ -162,6 +165,12 @@ registers! {
     0x0000_0619 MSR_DRAM_ENERGY_STATUS "Energy of the memory.";
     0x0000_061B MSR_DRAM_PERF_STATUS "Time for which the memory's limit held it back.";
     0x0000_061C MSR_DRAM_POWER_INFO "Range of the memory's power.";
+    0x0000_0630 MSR_PKG_C8_RESIDENCY "Time of the package in C8.";
+    0x0000_0631 MSR_PKG_C9_RESIDENCY "Time of the package in C9.";
+    0x0000_0632 MSR_PKG_C10_RESIDENCY "Time of the package in C10.";
+    0x0000_0633 MSR_PKGC8_IRTL "Limit of the time in which an interrupt is answered out of the package's C8.";
+    0x0000_0634 MSR_PKGC9_IRTL "The same for C9.";
+    0x0000_0635 MSR_PKGC10_IRTL "The same for C10.";
     0x0000_0638 MSR_PP0_POWER_LIMIT "Limit of the cores' power.";
     0x0000_0639 MSR_PP0_ENERGY_STATUS "Energy of the cores.";
     0x0000_063A MSR_PP0_POLICY "Share of the cores in the package's power.";
@@ -169,6 +178,10 @@ registers! {
     0x0000_0641 MSR_PP1_ENERGY_STATUS "Energy of the graphics.";
     0x0000_0642 MSR_PP1_POLICY "Share of the graphics in the package's power.";
     0x0000_064E MSR_PPERF "Productive performance count.";
+    0x0000_0658 MSR_WEIGHTED_CORE_C0 "Time of all cores in C0, added up.";
+    0x0000_0659 MSR_ANY_CORE_C0 "Time of any core in C0.";
+    0x0000_065A MSR_ANY_GFXE_C0 "Time of any graphics engine in C0.";
+    0x0000_065B MSR_CORE_GFXE_OVERLAP_C0 "Time of a core and a graphics engine in C0 at once.";
     0x0000_0680 MSR_LASTBRANCH_0_FROM_IP "Last-branch records: first source.";
     0x0000_0690 MSR_CORE_PERF_LIMIT_REASONS "What holds the cores' frequency down, on parts whose last-branch records end below.";
     0x0000_06B0 MSR_GRAPHICS_PERF_LIMIT_REASONS "What holds the graphics' frequency down.";

@@ -250,8 +250,12 @@ const fn locked(msr: u32, name: &'static str, lock: u64) -> MsrRow {
 /// Power on every part since Sandy Bridge, which is not modelled. Units and energies are 0, as KVM shows them to its guests; so is what
 /// KVM has not got and tools take for granted beside them: times held back are 0, limits are off and locked.
 /// SDM Vol. 3B 16.10 "Platform Specific Power Management Support".
-pub const POWER: [MsrRow; 17] = [
+pub const POWER: [MsrRow; 20] = [
     locked(MSR_VR_CURRENT_CONFIG, "MSR_VR_CURRENT_CONFIG", 1 << 31),
+    // Valid (15), unit (12:10) and limit (9:0) for states that are never entered.
+    MsrRow::storage(MSR_PKGC3_IRTL, "MSR_PKGC3_IRTL", 0, 0x9FFF),
+    MsrRow::storage(MSR_PKGC6_IRTL, "MSR_PKGC6_IRTL", 0, 0x9FFF),
+    MsrRow::storage(MSR_PKGC7_IRTL, "MSR_PKGC7_IRTL", 0, 0x9FFF),
     MsrRow::read_only(MSR_PKG_C2_RESIDENCY, "MSR_PKG_C2_RESIDENCY", 0),
     MsrRow::read_only(MSR_RAPL_POWER_UNIT, "MSR_RAPL_POWER_UNIT", 0),
     locked(MSR_PKG_POWER_LIMIT, "MSR_PKG_POWER_LIMIT", 1 << 63),
