@@ -64,6 +64,25 @@ pub enum ClockMode {
     Virtual,
 }
 
+/// Where virtio devices are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BusChoice {
+    /// At fixed addresses that the ACPI tables name (virtio-mmio)
+    #[default]
+    Mmio,
+    /// On a PCI bus (virtio-pci), where the kernels and installers of distributions look for them
+    Pci,
+}
+
+impl From<BusChoice> for machine::pci::BusKind {
+    fn from(choice: BusChoice) -> Self {
+        match choice {
+            BusChoice::Mmio => machine::pci::BusKind::Mmio,
+            BusChoice::Pci => machine::pci::BusKind::Pci,
+        }
+    }
+}
+
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
@@ -136,6 +155,8 @@ pub struct MachineConfig {
     pub collect: Option<PathBuf>,
     /// The disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
+    /// Where virtio devices are.
+    pub bus: BusChoice,
     /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
@@ -209,6 +230,7 @@ impl MachineConfig {
             inject: None,
             collect: None,
             disks: Vec::new(),
+            bus: BusChoice::Mmio,
             cmdline: None,
             memory: 512 << 20,
             cpus: 1,

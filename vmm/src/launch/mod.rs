@@ -119,6 +119,7 @@ impl Run {
             once(Box::new(line.clone())),
         );
         machine.set_tsc_offset(config.tsc_offset);
+        machine.set_bus(config.bus.into());
         for disk in &config.disks {
             let failed = |source| Error::File {
                 option: "--disk",
