@@ -20,7 +20,7 @@ use crate::exec::simd::{self, aux};
 use crate::flags;
 use crate::fpu::FpuState;
 use crate::fpu::state::mxcsr;
-use crate::fpu::thunk::{Env, Placed, Recipe, Slot};
+use crate::fpu::thunk::{self, Env, Placed, Slot};
 use crate::jumps::Jump;
 use crate::op::{Link, Op, Reason, Run, Template};
 use crate::state::{Hot, offset};
@@ -1159,7 +1159,7 @@ impl<'a> Emit<'a> {
         effects: Effects,
         access: Option<(u8, i32, u8)>,
     ) {
-        let recipe = Recipe::of(entry as usize);
+        let recipe = thunk::recipe_of(entry as usize);
         let placed = recipe.as_ref().and_then(|recipe| {
             let state = (Register::RBP, i64::from(FPU));
             recipe.placed(slots, state, Register::RCX, Register::RDX)

@@ -2,7 +2,8 @@
 
 use super::forms::{self, Implicit};
 use super::kept;
-use super::{Env, MemoryUse, NoThunk, Recipe, Slot, Thunk, Traits};
+use super::recipe::{POINTERS, Recipe};
+use super::{Env, MemoryUse, NoThunk, Slot, Thunk, Traits};
 use crate::fpu::state::{FpuState, mxcsr};
 use iced_x86::{
     Code, Encoder, EncodingKind, IcedError, Instruction, InstructionInfoFactory, MandatoryPrefix, MemoryOperand,
@@ -10,7 +11,6 @@ use iced_x86::{
 };
 use std::mem::offset_of;
 
-pub(super) const POINTERS: [Register; 4] = [Register::RDI, Register::RSI, Register::RDX, Register::RCX];
 const XMM: [Register; 4] = [Register::XMM1, Register::XMM2, Register::XMM3, Register::XMM4];
 const YMM: [Register; 4] = [Register::YMM1, Register::YMM2, Register::YMM3, Register::YMM4];
 const MM: [Register; 4] = [Register::MM0, Register::MM1, Register::MM2, Register::MM3];

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::{Entry, NoThunk, Recipe};
+use super::recipe::Recipe;
+use super::{Entry, NoThunk};
 use crate::code_memory::CodeMemory;
 
 /// Bytes for every form with every immediate, several times over.
@@ -38,7 +39,7 @@ pub fn available() -> bool {
 }
 
 /// What the thunk at an address was made from.
-pub(super) fn recipe(entry: usize) -> Option<Arc<Recipe>> {
+pub(crate) fn recipe(entry: usize) -> Option<Arc<Recipe>> {
     let kept = kept()?.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     kept.recipes.get(&entry).cloned()
 }
