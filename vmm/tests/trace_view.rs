@@ -99,6 +99,17 @@ impl Traced {
     }
 }
 
+// covers: trace/info-symbols
+#[test]
+fn info_takes_a_file_of_symbols_as_all_views_do() {
+    let traced = traced();
+    let map = traced.map.to_str().unwrap().to_string();
+    let says = traced.says("info", &["--symbols", &map]);
+    assert!(says.contains("\nsymbols       4, of --symbols\n"), "{says}");
+    let json = traced.says("info", &["--json", "--symbols", &map]);
+    assert!(json.contains("\"symbols\":4"), "{json}");
+}
+
 /// Compares with the file below tests/snapshots; `UPDATE=1` writes it.
 fn snapshot(name: &str, text: &str) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
@@ -336,6 +347,10 @@ fn what_cannot_be_used_is_one_line_and_status_2() {
         ),
         (
             vec!["decode", &trace, "--symbols", &junk],
+            &["--symbols", "line 1: no symbols"],
+        ),
+        (
+            vec!["info", &trace, "--symbols", &junk],
             &["--symbols", "line 1: no symbols"],
         ),
         (

@@ -145,6 +145,8 @@ pub fn run(options: &Info) -> Result<Status, Error> {
                 count(processes.len() as u64, "name")
             ),
         );
+    } else if !names.symbols().is_empty() {
+        line("symbols", format!("{}, of --symbols", names.symbols().len()));
     }
     if !header.filters.is_empty() {
         line("filter", header.filters.join(" "));

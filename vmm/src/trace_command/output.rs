@@ -97,11 +97,19 @@ impl Bar {
     pub fn at(&self, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(done);
-        if self.said.get().is_some_and(|said| said.elapsed() >= SAID_EVERY) {
-            self.said.set(Some(Instant::now()));
-            let percent = (done as f64 * 100.0 / total.max(1) as f64).min(100.0);
-            say(&format!("{}: {percent:.0}% of {total} bytes", self.what.borrow()));
+        if let Some(line) = self.due(done, total) {
+            say(&line);
         }
+    }
+
+    /// The line that is due, if one is.
+    fn due(&self, done: u64, total: u64) -> Option<String> {
+        if self.said.get()?.elapsed() < SAID_EVERY {
+            return None;
+        }
+        self.said.set(Some(Instant::now()));
+        let percent = (done as f64 * 100.0 / total.max(1) as f64).min(100.0);
+        Some(format!("{}: {percent:.0}% of {total} bytes", self.what.borrow()))
     }
 }
 
@@ -197,3 +205,7 @@ pub fn must_begin(totals: &Totals, from: Option<&str>) -> Result<(), Error> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+#[path = "output_test.rs"]
+mod tests;
