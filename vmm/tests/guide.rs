@@ -14,7 +14,7 @@ use devices::platform::{ioapic, port_table};
 use minivmm::{
     cli::Cli,
     front::monitor::COMMANDS,
-    machine::{HARDWARE, virtio},
+    machine::{HARDWARE, pci, virtio},
     matrix::expected::Table,
 };
 use x86::model::{CpuModel, MODELS};
@@ -202,6 +202,16 @@ fn machine() -> String {
             virtio::WINDOW,
             end,
             format!("virtio-mmio, {slots} places: entropy, then the disks"),
+        ),
+        (
+            pci::MEMORY,
+            pci::MEMORY_LAST,
+            "memory of PCI functions, with `--bus pci`".to_string(),
+        ),
+        (
+            pci::ECAM,
+            pci::ECAM + pci::ECAM_LEN - 1,
+            "PCI configuration space (ECAM)".to_string(),
         ),
         (ioapic::IOAPIC, ioapic::IOAPIC + 0xfff, "I/O APIC".to_string()),
         (
