@@ -111,6 +111,9 @@ pub struct Cli {
     /// A socket that takes commands while the guest runs, as JSON lines; `minivmm ctl` speaks to it
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
     control: Option<PathBuf>,
+    /// A socket that speaks the part of QEMU's machine protocol with which drgn reads a running guest: `drgn --qemu PATH`
+    #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
+    qmp: Option<PathBuf>,
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT (this host alone, unless HOST says otherwise) or unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(parse_gdb))]
     gdb: Option<DebugAddress>,
@@ -176,12 +179,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Send a command to a running machine's control socket: status, pause, resume, quit, or "monitor LINE"
+    /// Send a command to a running machine's control socket: status, pause, resume, quit, dump FILE, or "monitor LINE"
     Ctl {
         /// The socket's path, as `--control` got it
         path: PathBuf,
         /// The command, or a JSON object of it
         command: String,
+        /// Of dump: the new file, an ELF core file that crash, drgn and gdb read
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
     },
     /// Look at a trace that `--trace` recorded
     Trace {
@@ -215,6 +221,8 @@ pub enum Job {
         path: PathBuf,
         /// The command.
         command: String,
+        /// The file that a dump is written to.
+        file: Option<PathBuf>,
     },
     /// Look at a trace.
     Trace {
@@ -255,9 +263,9 @@ where
             }
             return Ok(Job::Print(format!("{}\n{}", probe::text(&seen), sandbox.text())));
         }
-        Some(Command::Ctl { path, command }) => {
+        Some(Command::Ctl { path, command, file }) => {
             let path = crate::address::unix(path.as_os_str().as_bytes()).unwrap_or(path);
-            return Ok(Job::Control { path, command });
+            return Ok(Job::Control { path, command, file });
         }
         Some(Command::Trace { sandbox, command }) => {
             let sandbox = sandbox == crate::jail::Sandbox::On;
@@ -293,9 +301,9 @@ where
             .map_err(Error::option(format!("--tsc-khz {khz}")))?;
     }
     let debugged = cli.gdb.is_some() || cli.usual_gdb;
-    if cli.paused && !debugged && cli.control.is_none() {
+    if cli.paused && !debugged && cli.control.is_none() && cli.qmp.is_none() {
         return Err(Error::Usage(
-            "--paused: nobody could let the guest go on: give --gdb or --control, too".into(),
+            "--paused: nobody could let the guest go on: give --gdb, --control or --qmp, too".into(),
         ));
     }
     if cli.gdb_allow_files && !debugged {
@@ -326,6 +334,7 @@ where
         host_trace: None,
         serial: cli.serial,
         control: cli.control,
+        qmp: cli.qmp,
         gdb: cli.gdb.or(cli.usual_gdb.then_some(DebugAddress::USUAL)),
         sandbox: cli.sandbox == crate::jail::Sandbox::On,
         allow_write: cli.allow_write,

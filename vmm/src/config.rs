@@ -167,6 +167,8 @@ pub struct MachineConfig {
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs .
     pub control: Option<PathBuf>,
+    /// Where a socket speaks QMP while the machine runs.
+    pub qmp: Option<PathBuf>,
     /// Where a debugger connects .
     pub gdb: Option<crate::address::DebugAddress>,
     /// `monitor` commands of a debugger that is connected over TCP may write files.
@@ -224,6 +226,7 @@ impl MachineConfig {
             kvm_defects: KvmDefects::Refuse,
             serial: SerialTarget::Buffer,
             control: None,
+            qmp: None,
             gdb: None,
             gdb_allow_files: false,
             sandbox: false,

@@ -53,6 +53,7 @@ pub mod allocation;
 pub mod cli;
 pub mod config;
 pub mod debug;
+pub mod dump;
 pub mod error;
 pub mod front;
 pub mod jail;

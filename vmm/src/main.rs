@@ -26,7 +26,9 @@ fn main() {
     }));
     let status = match cli::parse(std::env::args_os()) {
         Ok(Job::Print(text)) => print(&text),
-        Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
+        Ok(Job::Control { path, command, file }) => {
+            client::send(&path, &command, file.as_deref()).and_then(|line| print(&line))
+        }
         Ok(Job::Trace { command, sandbox }) => trace_command::run(&command, sandbox),
         Ok(Job::Matrix(options)) => matrix::run(&options),
         Ok(Job::Run { config, verbose }) => run(&config, verbose),

@@ -20,6 +20,7 @@ pub mod memory;
 pub mod newc;
 pub mod sparse;
 pub mod virtio;
+pub mod vmcore;
 pub mod walk;
 pub mod watchers;
 
