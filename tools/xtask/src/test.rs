@@ -204,6 +204,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             guest::debug::drgn(stage)?;
         }
         guest::xen::prepare(stage)?;
+        guest::rr::prepare(stage)?;
         guest::with_tools(stage, &guest).map(drop)
     });
     suite.stage("format", |stage, suite, _| {
