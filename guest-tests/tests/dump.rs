@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use guest_tests::{Folder, Running, full, in_minivmm, linux, minivmm, run, start, target};
+use guest_tests::{Folder, Running, full, in_minivmm, linux, minivmm, run, start, start_with_input, target};
 
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -46,9 +46,12 @@ impl Guest {
         outcome.console
     }
 
-    fn end(self) {
+    /// Ends it, and gives the folder with its files.
+    fn end(self) -> Folder {
         self.ctl(&["quit"]);
-        assert_eq!(self.running.finish().status, Some(0));
+        let Guest { folder, running } = self;
+        assert_eq!(running.finish().status, Some(0));
+        folder
     }
 }
 
@@ -87,15 +90,29 @@ fn number(text: &str, key: &str, base: u32) -> u64 {
     u64::from_str_radix(line, base).unwrap()
 }
 
-// covers: dump/linux
+/// A guest that goes on from a snapshot of another one.
+fn goes_on(folder: &Folder, snapshot: &Path) {
+    let control = format!("unix:{}", folder.join("again").display());
+    let mut command = Command::new(minivmm());
+    command.arg("--restore").arg(snapshot).args(["--control", &control]);
+    let begun = std::time::Instant::now();
+    let mut running = start_with_input(&mut command, LIMIT);
+    running.enter("echo b$((1 + 1))ck; poweroff -f");
+    assert!(running.wait_for("b2ck").is_some(), "no shell: {}", running.console());
+    println!("restored, and its shell has answered after {:?}", begun.elapsed());
+    assert_eq!(running.finish().status, Some(0));
+}
+
+// covers: dump/linux, snapshot/linux
 #[test]
-fn a_core_file_of_linux_says_where_kaslr_has_put_it() {
+fn a_core_file_of_linux_says_where_kaslr_has_put_it_and_a_snapshot_goes_on() {
     let guest = Guest::start(&[]);
     let core = guest.folder.join("core");
     let said = guest.ctl(&["dump", core.to_str().unwrap()]);
     let release = release();
     assert!(said.contains(&format!("with VMCOREINFO of Linux {release}")), "{said}");
     let bytes = fs::read(&core).unwrap();
+    fs::remove_file(&core).unwrap();
     let (text, ram) = vmcoreinfo(&bytes);
     assert!(text.starts_with(&format!("OSRELEASE={release}\n")), "{text}");
     let slide = number(&text, "KERNELOFFSET", 16);
@@ -115,7 +132,11 @@ fn a_core_file_of_linux_says_where_kaslr_has_put_it() {
         names.windows(release.len()).any(|window| window == release.as_bytes()),
         "{physical:#x}"
     );
-    guest.end();
+    let snapshot = guest.folder.join("snapshot");
+    let said = guest.ctl(&["snapshot", snapshot.to_str().unwrap()]);
+    assert!(said.contains("for `minivmm --restore`"), "{said}");
+    let folder = guest.end();
+    goes_on(&folder, &snapshot);
 }
 
 /// The folder with Debian's vmlinux, by the kernel's release.

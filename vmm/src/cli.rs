@@ -17,13 +17,14 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, ReverseOptions,
-        SerialTarget, VIRTUAL_RTC_BASE,
+        ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, RestoreOptions,
+        ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
     parse::*,
-    replay_options,
+    query_command, replay_options,
+    timeline::snapshot_file::{SnapshotFile, SnapshotFileError},
     trace_command::TraceCommand,
     unit_options::UnitOptions,
 };
@@ -50,8 +51,11 @@ pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// Kernel: a Linux bzImage, an ELF64 kernel (by its PVH note, or a vmlinux by its 64-bit entry point), or an ELF32 multiboot 1 image
-    #[arg(long, value_name = "FILE", required = true)]
+    #[arg(long, value_name = "FILE", required_unless_present = "restore")]
     kernel: Option<PathBuf>,
+    /// Go on from a snapshot, which `minivmm ctl SOCKET snapshot FILE` has written; what the machine is made of comes with it
+    #[arg(long, value_name = "FILE", conflicts_with_all = MADE_OF)]
+    restore: Option<PathBuf>,
     /// Initial RAM disk; repeated, the archives follow one another. For multiboot and PVH: a module, with the words behind its name
     /// (repeatable)
     #[arg(long, value_name = "FILE[ WORDS]", value_parser = OsStringValueParser::new().try_map(parse_initrd))]
@@ -166,6 +170,31 @@ pub struct Cli {
     verbose: u8,
 }
 
+/// The options that say what a machine is made of, which a snapshot says itself.
+const MADE_OF: [&str; 21] = [
+    "kernel",
+    "initrd",
+    "disks",
+    "inject",
+    "cmdline",
+    "memory",
+    "cpus",
+    "cpu_model",
+    "tsc_khz",
+    "tsc_offset",
+    "irqchip",
+    "seed",
+    "rtc_base",
+    "dr",
+    "lbr",
+    "bts",
+    "pebs",
+    "pmu",
+    "pt",
+    "tsc",
+    "rdt",
+];
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// List the CPU models, or say what one shows and hides, and why
@@ -179,13 +208,13 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Send a command to a running machine's control socket: status, pause, resume, quit, dump FILE, or "monitor LINE"
+    /// Send a command to a running machine's control socket: status, pause, resume, quit, dump FILE, snapshot FILE, or "monitor LINE"
     Ctl {
         /// The socket's path, as `--control` got it
         path: PathBuf,
         /// The command, or a JSON object of it
         command: String,
-        /// Of dump: the new file, an ELF core file that crash, drgn and gdb read
+        /// Of dump, the new file, an ELF core file that crash, drgn and gdb read; of snapshot, the new file, for --restore
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
@@ -199,6 +228,8 @@ enum Command {
     },
     /// Run a session again that `--record` recorded, to the instruction
     Replay(Box<replay_options::ReplayOptions>),
+    /// Ask a recorded session who wrote to memory, or who called a function
+    Query(Box<query_command::QueryOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::MatrixOptions>),
 }
@@ -215,6 +246,8 @@ pub enum Job {
     },
     /// Run a recorded session again.
     Replay(Box<replay_options::ReplayOptions>),
+    /// Ask a recorded session.
+    Query(Box<query_command::QueryOptions>),
     /// Send this command to a control socket.
     Control {
         /// The socket.
@@ -272,9 +305,14 @@ where
             return Ok(Job::Trace { command, sandbox });
         }
         Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
+        Some(Command::Query(options)) => return Ok(Job::Query(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
         None => {}
     }
+    let (cli, restore, made_by) = match cli.restore.clone() {
+        Some(file) => restored(cli, file)?,
+        None => (cli, None, arguments.clone()),
+    };
     let Some(kernel) = cli.kernel else {
         return Err(Error::Usage("--kernel FILE is missing".into()));
     };
@@ -347,6 +385,8 @@ where
         }),
         record: cli.record.map(|folder| RecordOptions { folder, arguments }),
         replay: None,
+        restore,
+        arguments: made_by,
         clock,
         seed: match cli.seed {
             Seed::Fixed(seed) => seed,
@@ -361,6 +401,53 @@ where
         config: Box::new(config),
         verbose: cli.verbose,
     })
+}
+
+/// The command line of a machine that goes on from a snapshot: what it is made of is the snapshot's, all else is as given here.
+fn restored(here: Cli, file: PathBuf) -> Result<(Cli, Option<RestoreOptions>, Vec<OsString>), Error> {
+    let option = || Error::option(format!("--restore {}", file.display()));
+    let snapshot = SnapshotFile::open(&file).map_err(option())?;
+    let arguments = snapshot.arguments();
+    if arguments.is_empty() {
+        return Err(option()(SnapshotFileError::NoCommandLine));
+    }
+    let words = std::iter::once("minivmm".into()).chain(arguments.iter().cloned());
+    let there = Cli::try_parse_from(words).map_err(|error| {
+        let error = Error::Usage(one_line(&error.to_string()));
+        option()(SnapshotFileError::CommandLine(Box::new(error)))
+    })?;
+    let absolute = |path: PathBuf| snapshot.directory().join(path);
+    let model = |spec: String| match spec.split(',').next() {
+        Some(name) if name.ends_with(".toml") => absolute(spec.into()).to_string_lossy().into_owned(),
+        _ => spec,
+    };
+    let disks = there.disks.into_iter().map(|disk| DiskConfig {
+        path: absolute(disk.path),
+        ..disk
+    });
+    let restore = RestoreOptions {
+        second_serial: here.collect.is_none() && there.collect.is_some(),
+        file,
+    };
+    let cli = Cli {
+        kernel: there.kernel.map(absolute),
+        disks: disks.collect(),
+        memory: there.memory,
+        cpus: there.cpus,
+        cpu_model: there.cpu_model.map(model),
+        units: there.units,
+        tsc_khz: there.tsc_khz,
+        tsc_offset: there.tsc_offset,
+        seed: there.seed,
+        rtc_base: there.rtc_base,
+        clock: here.clock.or(there.clock),
+        engine: match here.engine {
+            EngineChoice::Auto => EngineChoice::Soft,
+            engine => engine,
+        },
+        ..here
+    };
+    Ok((cli, Some(restore), arguments))
 }
 
 /// The list of `minivmm models`.

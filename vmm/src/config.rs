@@ -105,6 +105,15 @@ pub struct RecordOptions {
     pub arguments: Vec<OsString>,
 }
 
+/// A snapshot that a machine goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoreOptions {
+    /// The file.
+    pub file: PathBuf,
+    /// The machine has a second serial port, although nothing is collected from it.
+    pub second_serial: bool,
+}
+
 /// A part of an initial RAM disk, or a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitrdFile {
@@ -187,6 +196,11 @@ pub struct MachineConfig {
     pub record: Option<RecordOptions>,
     /// A recorded session that the run is to be again, in this directory.
     pub replay: Option<PathBuf>,
+    /// The state that the machine goes on from; its kernel is not loaded then.
+    pub restore: Option<RestoreOptions>,
+    /// The command line that this configuration is of, without the program's name: a snapshot in a file has it, so that `--restore` can
+    /// make the machine again. Empty: there is none.
+    pub arguments: Vec<OsString>,
     /// The clock.
     pub clock: ClockMode,
     /// The seed of RDRAND and RDSEED.
@@ -236,6 +250,8 @@ impl MachineConfig {
             reverse: None,
             record: None,
             replay: None,
+            restore: None,
+            arguments: Vec::new(),
             clock: ClockMode::Virtual,
             seed: 0,
             rtc_base: VIRTUAL_RTC_BASE,

@@ -62,6 +62,7 @@ pub mod logger;
 pub mod matrix;
 pub mod model;
 pub mod parse;
+pub mod query_command;
 pub mod recording;
 pub mod replay_command;
 pub mod replay_options;

@@ -15,7 +15,7 @@
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
-use engine::{CpuState, Segment, Table};
+use engine::{CS, CpuState, DS, ES, FS, GS, SS, Segment, Table};
 
 use crate::memory::Memory;
 
@@ -202,14 +202,6 @@ fn note(bytes: &mut Vec<u8>, name: &[u8], kind: u32, contents: &[u8]) {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
     }
 }
-
-/// Where [`CpuState::segments`] has each of them.
-const ES: usize = 0;
-const CS: usize = 1;
-const SS: usize = 2;
-const DS: usize = 3;
-const FS: usize = 4;
-const GS: usize = 5;
 
 fn prstatus(cpu: &CpuState, number: u32) -> Vec<u8> {
     let [

@@ -199,7 +199,7 @@ fn registers_are_where_linux_and_qemu_have_them() {
 fn what_is_no_file_is_refused_and_what_cannot_be_written_leaves_nothing() {
     let memory = Memory::new(2 << 20).unwrap();
     memory.write(0, &[1]).unwrap();
-    let (_, pipe) = std::io::pipe().unwrap();
+    let (_, pipe) = io::pipe().unwrap();
     let pipe = File::from(OwnedFd::from(pipe));
     let refused = write(&memory, &[], None, None, &pipe).unwrap_err();
     assert!(matches!(refused, VmcoreError::NotAFile), "{refused}");

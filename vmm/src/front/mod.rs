@@ -11,6 +11,7 @@ mod location;
 pub mod monitor;
 pub mod names;
 mod qmp;
+pub mod query;
 pub mod requests;
 pub mod serve;
 mod socket;

@@ -34,6 +34,8 @@ pub enum Command {
         #[serde(skip)]
         part: Option<Range<u64>>,
     },
+    /// Write the machine's state to the file that comes with the command, for `--restore`.
+    Snapshot,
     /// Carry out a command of QEMU's human monitor, which comes over QMP alone.
     #[serde(skip)]
     HumanMonitor {

@@ -245,6 +245,12 @@ fn answer(request: Request, controls: &mut Controls<'_>) -> bool {
             Some(file) => dump(controls, part.clone(), file),
             None => Reply::Refused("dump: no file came with it: `minivmm ctl SOCKET dump FILE` sends one".into()),
         },
+        Command::Snapshot => match &request.file {
+            Some(file) => snapshot(controls, file),
+            None => {
+                Reply::Refused("snapshot: no file came with it: `minivmm ctl SOCKET snapshot FILE` sends one".into())
+            }
+        },
         command => {
             match command {
                 Command::Pause => controls.paused = true,
@@ -267,6 +273,15 @@ fn dump(controls: &mut Controls<'_>, part: Option<std::ops::Range<u64>>, file: &
     match dump::write(run, names.linux(), part, file) {
         Ok(dumped) => Reply::Text(format!("step {steps}: {dumped}\n")),
         Err(why) => Reply::Refused(format!("dump: {why}")),
+    }
+}
+
+/// Writes the machine's state.
+fn snapshot(controls: &mut Controls<'_>, file: &std::fs::File) -> Reply {
+    let steps = controls.run.steps();
+    match controls.run.write_snapshot(file) {
+        Ok(bytes) => Reply::Text(format!("step {steps}: {bytes} bytes, for `minivmm --restore`\n")),
+        Err(why) => Reply::Refused(format!("snapshot: {why}")),
     }
 }
 

@@ -3,7 +3,10 @@
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, ErrorKind, Write},
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::{
+        fd::AsRawFd,
+        unix::{fs::OpenOptionsExt, net::UnixStream},
+    },
     path::Path,
     time::Duration,
 };
@@ -15,33 +18,43 @@ use super::{file, reported};
 use crate::{error::Error, front::clients::PATIENCE};
 
 const OPTION: &str = "ctl";
+/// The commands that write to a file.
+const FILE_COMMANDS: [&str; 2] = ["dump", "snapshot"];
 /// A dump takes as long as its disk does.
 const DUMP_PATIENCE: Duration = Duration::from_secs(600);
 
 /// Sends a command, a word or a whole JSON object, and gives the line that comes back. `monitor` and what follows it in the same
-/// argument is a command of the monitor's, whose text comes back as it is. `dump` takes a file, which is made: the machine is
+/// argument is a command of the monitor's, whose text comes back as it is. `dump` and `snapshot` take a file, which is made: the machine is
 /// handed it open, since it may open none itself.
 ///
 /// # Errors
 /// One line: nobody listens there, the machine ended, the command was refused, the file exists or cannot be made.
-pub fn send(path: &Path, command: &str, dump: Option<&Path>) -> Result<String, Error> {
-    match (command, dump) {
-        ("dump", Some(dump)) => {
+pub fn send(path: &Path, command: &str, new: Option<&Path>) -> Result<String, Error> {
+    let takes_file = FILE_COMMANDS.into_iter().find(|name| *name == command);
+    match (takes_file, new) {
+        (Some(name), Some(new)) => {
             let failed = |e: io::Error| match e.kind() {
-                ErrorKind::AlreadyExists => file("dump", dump, "exists already: give a new file"),
-                _ => reported("dump", dump, &e),
+                ErrorKind::AlreadyExists => file(name, new, "exists already: give a new file"),
+                _ => reported(name, new, &e),
             };
-            let made = File::create_new(dump).map_err(failed)?;
+            let mut options = File::options();
+            // What it holds of the guest's memory is its owner's alone.
+            let made = options
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(new)
+                .map_err(failed)?;
             let text = exchange(path, command, Some(&made));
             if text.is_err() {
                 // It was new, and holds nothing.
-                let _ = fs::remove_file(dump);
+                let _ = fs::remove_file(new);
             }
             text
         }
-        ("dump", None) => Err(Error::Usage(
-            "ctl: dump takes a file: minivmm ctl SOCKET dump FILE".into(),
-        )),
+        (Some(name), None) => Err(Error::Usage(format!(
+            "ctl: {name} takes a file: minivmm ctl SOCKET {name} FILE"
+        ))),
         (_, Some(extra)) => Err(file(
             OPTION,
             extra,

@@ -11,6 +11,7 @@
 //! | `resume` | the guest goes on | status |
 //! | `quit` | the machine ends, with exit status 0 | status |
 //! | `dump` | memory and registers are written as an ELF core file ([`machine::vmcore`]) to the file whose descriptor comes with the line (SCM_RIGHTS of unix(7)) | `"text"` |
+//! | `snapshot` | the machine's state is written to a file in the same way ([`crate::timeline::snapshot_file`]) | `"text"` |
 //! | `monitor` | what the `"line"` says ([`crate::front::monitor`]), on the CPU that `"cpu"` names or on 0 | `"text"` |
 //!
 //! Status is `"state"` (`"running"` or `"paused"`), `"steps"` and `"instructions"` so far, `"virtual_ns"`, and for each CPU in
@@ -74,7 +75,7 @@ fn serve(connection: Connection, session: &Session<'_>) -> io::Result<()> {
         }
         match serde_json::from_slice::<Command>(&line) {
             Ok(command) => {
-                let file = matches!(command, Command::Dump { .. })
+                let file = matches!(command, Command::Dump { .. } | Command::Snapshot)
                     .then(|| connection.take_file())
                     .flatten();
                 if !session.ask(command, file, |reply| connection.write_all(&answer(reply)))? {
