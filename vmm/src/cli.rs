@@ -17,7 +17,8 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, RestoreOptions,
+        BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions,
+        RestoreOptions, ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
         ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
     },
     error::Error,
@@ -63,6 +64,9 @@ pub struct Cli {
     /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
     #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
+    /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus
+    #[arg(long, value_enum, default_value_t = BusChoice::Mmio)]
+    bus: BusChoice,
     /// The folder's tree appears below /inject in a Linux guest; an executable DIR/init is run first, in place of /init
     #[arg(long, value_name = "DIR")]
     inject: Option<PathBuf>,
@@ -118,6 +122,8 @@ pub struct Cli {
     /// A socket that speaks the part of QEMU's machine protocol with which drgn reads a running guest: `drgn --qemu PATH`
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
     qmp: Option<PathBuf>,
+    // The brackets are the help's, which says what may be left out.
+    #[allow(rustdoc::broken_intra_doc_links)]
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT (this host alone, unless HOST says otherwise) or unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(parse_gdb))]
     gdb: Option<DebugAddress>,
@@ -171,10 +177,11 @@ pub struct Cli {
 }
 
 /// The options that say what a machine is made of, which a snapshot says itself.
-const MADE_OF: [&str; 21] = [
+const MADE_OF: [&str; 22] = [
     "kernel",
     "initrd",
     "disks",
+    "bus",
     "inject",
     "cmdline",
     "memory",
@@ -353,6 +360,7 @@ where
         inject: cli.inject,
         collect: cli.collect,
         disks: cli.disks,
+        bus: cli.bus,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
         cpus: cli.cpus,
@@ -432,6 +440,7 @@ fn restored(here: Cli, file: PathBuf) -> Result<(Cli, Option<RestoreOptions>, Ve
     let cli = Cli {
         kernel: there.kernel.map(absolute),
         disks: disks.collect(),
+        bus: there.bus,
         memory: there.memory,
         cpus: there.cpus,
         cpu_model: there.cpu_model.map(model),
