@@ -112,7 +112,14 @@ fn rr_records_replays_and_goes_back() {
     let rr = guest_tests::target().join("guest/rr");
     let rr = rr.to_str().unwrap();
     let models = match guest_tests::full() {
-        true => &["westmere", "sandybridge", "broadwell", "skylake-server", "icelake-server", "alderlake"][..],
+        true => &[
+            "westmere",
+            "sandybridge",
+            "broadwell",
+            "skylake-server",
+            "icelake-server",
+            "alderlake",
+        ][..],
         false => &["skylake-server"],
     };
     for model in models {

@@ -19,7 +19,6 @@ use crate::{
     config::{
         BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions,
         RestoreOptions, ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
-        ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,

@@ -229,7 +229,7 @@ impl Listener {
             }
         };
         let end = listener.try_clone().map_err(failed)?;
-        let listener_of = Listener {
+        let this = Listener {
             path: path.into(),
             requests,
             end: OwnedFd::from(end).into(),
@@ -237,7 +237,7 @@ impl Listener {
         };
         // From here on dropping it removes the socket.
         jail::start_for_clients(protocol.threads.0, move || accept(&listener, &shared)).map_err(failed)??;
-        Ok(listener_of)
+        Ok(this)
     }
 
     /// The next command, if one has come.
