@@ -23,7 +23,7 @@ use crate::{
     error::Error,
     matrix, model,
     parse::*,
-    query_command, replay_options,
+    query_options, replay_options,
     timeline::snapshot_file::{SnapshotFile, SnapshotFileError},
     trace_command::TraceCommand,
     unit_options::UnitOptions,
@@ -235,7 +235,7 @@ enum Command {
     /// Run a session again that `--record` recorded, to the instruction
     Replay(Box<replay_options::ReplayOptions>),
     /// Ask a recorded session who wrote to memory, or who called a function
-    Query(Box<query_command::QueryOptions>),
+    Query(Box<query_options::QueryOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::MatrixOptions>),
 }
@@ -253,7 +253,7 @@ pub enum Job {
     /// Run a recorded session again.
     Replay(Box<replay_options::ReplayOptions>),
     /// Ask a recorded session.
-    Query(Box<query_command::QueryOptions>),
+    Query(Box<query_options::QueryOptions>),
     /// Send this command to a control socket.
     Control {
         /// The socket.

@@ -63,6 +63,7 @@ pub mod matrix;
 pub mod model;
 pub mod parse;
 pub mod query_command;
+pub mod query_options;
 pub mod recording;
 pub mod replay_command;
 pub mod replay_options;

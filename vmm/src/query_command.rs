@@ -1,39 +1,19 @@
 //! `minivmm query DIR QUESTION`: a recorded session is replayed, and asked.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::io::{self, Write};
 
 use clap::Parser;
 
 use crate::{
     config::SerialTarget,
     error::{Error, Status},
-    front::{
-        console::Console,
-        query::{Asked, Question},
-    },
-    jail, replay_command,
+    front::{console::Console, query::Asked},
+    jail,
+    query_options::QueryOptions,
+    replay_command,
     replay_options::ReplayOptions,
     timeline::run::Run,
 };
-
-/// What `minivmm query` takes.
-#[derive(Clone, Debug, clap::Args)]
-pub struct QueryOptions {
-    /// The directory that `--record` made
-    #[arg(value_name = "DIR")]
-    folder: PathBuf,
-    /// What the run's points may take of memory
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = crate::parse::parse_size, allow_negative_numbers = true)]
-    memory: u64,
-    /// Give up what the process does not need once the machine is built
-    #[arg(long, value_enum, default_value_t = jail::Sandbox::On)]
-    sandbox: jail::Sandbox,
-    #[command(subcommand)]
-    question: Question,
-}
 
 /// `minivmm replay` of a folder, as its own options say it.
 #[derive(Debug, Parser)]

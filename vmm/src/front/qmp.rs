@@ -114,9 +114,10 @@ fn serve(mut client: Connection, session: &Session<'_>) -> io::Result<()> {
                 continue;
             }
             Some(Err(wrong)) if !wrong.is_eof() => {
-                // Where the next command begins nobody knows, but for the next line.
-                let line = bytes.iter().position(|byte| *byte == b'\n');
-                bytes.drain(..line.map_or(bytes.len(), |at| at + 1));
+                // Where the next command begins nobody knows, but for the next line. What is before this one ended the one before.
+                let blank = bytes.len() - bytes.trim_ascii_start().len();
+                let line = bytes[blank..].iter().position(|byte| *byte == b'\n');
+                bytes.drain(..line.map_or(bytes.len(), |at| blank + at + 1));
                 let wrong = error("GenericError", &format!("JSON parse error, {wrong}"));
                 client.write_all(&line_of(&wrong))?;
                 continue;
