@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::{
-    Parser, Subcommand,
+    ArgGroup, Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
 use x86::model::MODELS;
@@ -45,13 +45,14 @@ use kvm::{
                   On a terminal, Ctrl-A x quits, Ctrl-A h helps, Ctrl-A Ctrl-A sends Ctrl-A.",
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    disable_help_subcommand = true
+    disable_help_subcommand = true,
+    group = ArgGroup::new("start").args(["kernel", "restore"]).required(true)
 )]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// Kernel: a Linux bzImage, an ELF64 kernel (by its PVH note, or a vmlinux by its 64-bit entry point), or an ELF32 multiboot 1 image
-    #[arg(long, value_name = "FILE", required_unless_present = "restore")]
+    #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// Go on from a snapshot, which `minivmm ctl SOCKET snapshot FILE` has written; what the machine is made of comes with it
     #[arg(long, value_name = "FILE", conflicts_with_all = MADE_OF)]
