@@ -21,6 +21,7 @@ pub mod newc;
 pub mod pci;
 pub mod sparse;
 pub mod virtio;
+pub mod vmcore;
 pub mod walk;
 pub mod watchers;
 
