@@ -18,7 +18,7 @@ use crate::{
     address::DebugAddress,
     config::{
         ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, ReverseOptions,
-        SerialTarget, VIRTUAL_RTC_BASE,
+        SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
@@ -59,6 +59,10 @@ pub struct Cli {
     /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
     #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
+    /// A directory of the host that a Linux guest mounts with `mount -t virtiofs TAG /mnt`; files that the guest makes are this user's
+    /// (repeatable)
+    #[arg(long = "share", value_name = "TAG=DIR[,ro]", value_parser = OsStringValueParser::new().try_map(parse_share))]
+    shares: Vec<ShareConfig>,
     /// The folder's tree appears below /inject in a Linux guest; an executable DIR/init is run first, in place of /init
     #[arg(long, value_name = "DIR")]
     inject: Option<PathBuf>,
@@ -307,6 +311,7 @@ where
         inject: cli.inject,
         collect: cli.collect,
         disks: cli.disks,
+        shares: cli.shares,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
         cpus: cli.cpus,

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
-use machine::disk::DiskMode;
+use machine::{disk::DiskMode, share::ShareMode};
 use x86::model::CpuModel;
 
 use kvm::tracer::Traces;
@@ -73,6 +73,17 @@ pub struct DiskConfig {
     pub mode: DiskMode,
 }
 
+/// A shared directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareConfig {
+    /// What the guest mounts it by: up to 36 bytes.
+    pub tag: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// What the guest may do with it.
+    pub mode: ShareMode,
+}
+
 /// The memory that points take at most, unless `--reverse-memory` says otherwise.
 pub const REVERSE_MEMORY: u64 = 1 << 30;
 /// Steps between two points as the run goes on: a tenth of a second or two.
@@ -136,6 +147,8 @@ pub struct MachineConfig {
     pub collect: Option<PathBuf>,
     /// The disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
+    /// Shared directories, by virtio-fs.
+    pub shares: Vec<ShareConfig>,
     /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
@@ -209,6 +222,7 @@ impl MachineConfig {
             inject: None,
             collect: None,
             disks: Vec::new(),
+            shares: Vec::new(),
             cmdline: None,
             memory: 512 << 20,
             cpus: 1,

@@ -386,7 +386,7 @@ impl Transport {
         let Some(queue) = self.queues.get_mut(index).and_then(|q| q.queue.as_mut()) else {
             return Ok(());
         };
-        let result = serve(self.device.as_mut(), index, queue, memory, written, &mut self.work);
+        let result = serve(self.device.as_mut(), index, queue, now, memory, written, &mut self.work);
         if let Ok(Served { interrupt, more }) = result {
             self.interrupt_status |= if interrupt { USED } else { 0 };
             self.waiting |= if more { bit } else { 0 };
@@ -467,6 +467,7 @@ fn serve(
     device: &mut dyn Device,
     index: usize,
     queue: &mut Queue,
+    now: u64,
     memory: &GuestMemoryMmap,
     written: &mut Vec<Written>,
     work: &mut u64,
@@ -489,7 +490,7 @@ fn serve(
         if head >= state.size {
             return Err(Nonsense("a descriptor beyond the queue"));
         }
-        let mut request = Request::new(chain, state.size, memory, written)?;
+        let mut request = Request::new(chain, state.size, memory, written)?.at(now);
         let answer = device.request(index, &mut request);
         spent = spent.saturating_add(request.work());
         *work = work.saturating_add(request.work());

@@ -9,6 +9,7 @@
 //! than the queue has entries and no more bytes than its device takes.
 
 pub mod block;
+pub mod fs;
 pub mod mmio;
 pub mod request;
 pub mod rng;
@@ -73,6 +74,13 @@ pub enum DeviceState {
     },
     /// The entropy source.
     Rng(Random),
+    /// A shared directory.
+    Fs {
+        /// The driver has introduced itself.
+        begun: bool,
+        /// A hash of what the guest has made of the files, where that is kept apart from the host's.
+        files: u64,
+    },
 }
 
 #[cfg(test)]

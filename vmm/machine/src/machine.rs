@@ -12,7 +12,7 @@ use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system
 use devices::random::Random;
 use devices::unit::pt::Pt;
 use devices::unit::{Units, UnitsState, cache, rdt};
-use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
+use devices::virtio::{block::Medium, fs::file_system::FileSystem, mmio::TransportState, request::Written};
 use engine::bus::{MsrFault, Watch};
 use log::debug;
 use x86::model::{CpuModel, topology::CpuPosition};
@@ -168,6 +168,11 @@ impl Machine {
     /// Adds a disk. It has to be there before the tables are written.
     pub fn add_disk(&mut self, medium: Box<dyn Medium>) -> Result<(), virtio::NoSlot> {
         self.virtio.add_disk(medium)
+    }
+
+    /// Adds a shared directory. It has to be there before the tables are written.
+    pub fn add_share(&mut self, tag: &str, files: Box<dyn FileSystem>) -> Result<(), virtio::NoSlot> {
+        self.virtio.add_share(tag, files)
     }
 
     /// Adds a second serial port, which sends to `out`. It has to be there before the tables are written.

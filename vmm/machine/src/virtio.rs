@@ -1,6 +1,6 @@
 //! The machine's virtio devices: where they answer, and which interrupt each has.
 //!
-//! The first is the entropy source, the others are the disks in the order of the command line.
+//! The first is the entropy source, then come the disks in the order of the command line, and then shared directories likewise.
 
 use std::vec::Drain;
 
@@ -8,6 +8,7 @@ use devices::{
     random::Random,
     virtio::{
         block::{Block, Medium},
+        fs::{Fs, file_system::FileSystem},
         mmio::{Transport, TransportState},
         request::Written,
         rng::Rng,
@@ -32,7 +33,7 @@ const RNG_SALT: u64 = 0x7669_7274_696f_2d34;
 
 /// There is no room for one more device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("one disk too many: {} fit into the machine", SLOTS - 1)]
+#[error("one device too many: {} fit into the machine, disks and shared directories", SLOTS - 1)]
 pub struct NoSlot;
 
 /// Where a device's registers are.
@@ -69,6 +70,15 @@ impl Virtio {
         }
         let id = format!("minivmm-{}", self.transports.len() - 1);
         self.transports.push(Transport::new(Box::new(Block::new(medium, &id))));
+        Ok(())
+    }
+
+    /// Adds a shared directory, which a guest mounts by its tag.
+    pub fn add_share(&mut self, tag: &str, files: Box<dyn FileSystem>) -> Result<(), NoSlot> {
+        if self.transports.len() == SLOTS {
+            return Err(NoSlot);
+        }
+        self.transports.push(Transport::new(Box::new(Fs::new(tag, files))));
         Ok(())
     }
 

@@ -14,6 +14,8 @@ use super::{
     gdb::{self, GdbListener},
     location, monitor,
 };
+use machine::share::ShareMode;
+
 use crate::{
     address::DebugAddress,
     config::MachineConfig,
@@ -128,9 +130,19 @@ fn files(config: &MachineConfig) -> jail::Files {
         _ => None,
     };
     let sockets = [socket, config.control.as_ref()].into_iter().flatten();
+    let shares = |writes| {
+        let shares = config.shares.iter();
+        shares
+            .filter(move |share| (share.mode == ShareMode::ReadWrite) == writes)
+            .map(|share| share.path.clone())
+    };
     jail::Files {
         // Of the kernel, where the guest was at the end; of /proc, what memory was touched.
-        read: vec![config.kernel.clone(), "/proc/self".into()],
+        read: [config.kernel.clone(), "/proc/self".into()]
+            .into_iter()
+            .chain(shares(false))
+            .collect(),
+        share: shares(true).collect(),
         write: folders
             .into_iter()
             .flatten()

@@ -13,6 +13,7 @@ use machine::{
     disk::{Disk, DiskMode},
     loader,
     memory::Memory,
+    share::{ShareMode, host::Host},
 };
 use x86::model::CpuModel;
 
@@ -135,6 +136,17 @@ impl Run {
                 .add_disk(Box::new(medium))
                 .map_err(|e| failed(io::Error::other(e)))?;
         }
+        for share in &config.shares {
+            let failed = |source| Error::File {
+                option: "--share",
+                path: share.path.clone(),
+                source,
+            };
+            let files = Host::open(&share.path, share.mode == ShareMode::ReadWrite).map_err(failed)?;
+            machine
+                .add_share(&share.tag, Box::new(files))
+                .map_err(|e| failed(io::Error::other(e)))?;
+        }
         if let Some(folder) = &config.collect {
             let out: Box<dyn Write + Send> = match config.replay {
                 // It has all been unpacked.
@@ -217,6 +229,12 @@ fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result
 
 /// What of a machine does not go back to a state that was kept, unless it keeps its past.
 fn lasting(config: &MachineConfig) -> Option<String> {
+    if let Some(share) = config.shares.first() {
+        let path = share.path.display();
+        return Some(format!(
+            "what the guest knows and writes of the shared directory {path} would not go back"
+        ));
+    }
     let written = |disk: &&crate::config::DiskConfig| disk.mode == DiskMode::ReadWrite;
     if let Some(disk) = config.disks.iter().find(written) {
         let path = disk.path.display();
@@ -244,6 +262,9 @@ fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
     let refused = |why: &str| Err(Error::Usage(format!("{option}: {why}")));
     if config.clock == ClockMode::Paced {
         return refused("a run whose clock follows wall time does not repeat: leave out --clock paced");
+    }
+    if !config.shares.is_empty() {
+        return refused("what a guest reads from a shared directory is not recorded: leave out --share");
     }
     if config.reverse.is_some() && config.trace.is_some() {
         return refused("a trace only grows: leave out --trace, or record with --record and trace the replay");
