@@ -197,6 +197,8 @@ enum Command {
     },
     /// Run a session again that `--record` recorded, to the instruction
     Replay(Box<replay_options::ReplayOptions>),
+    /// Run a command in a Linux guest that has this host's files, with its arguments, environment, directory and streams
+    Run(Box<crate::run::options::RunOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::MatrixOptions>),
 }
@@ -229,6 +231,8 @@ pub enum Job {
     },
     /// Run guests on CPU models.
     Matrix(Box<matrix::MatrixOptions>),
+    /// Run a command in a guest.
+    Command(Box<crate::run::options::RunOptions>),
     /// Print this text on standard output: help, version or the list of models.
     Print(String),
 }
@@ -269,6 +273,7 @@ where
         }
         Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
+        Some(Command::Run(options)) => return Ok(Job::Command(options)),
         None => {}
     }
     let Some(kernel) = cli.kernel else {
@@ -311,6 +316,8 @@ where
         inject: cli.inject,
         collect: cli.collect,
         disks: cli.disks,
+        packed: None,
+        command: None,
         shares: cli.shares,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,

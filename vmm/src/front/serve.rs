@@ -85,6 +85,10 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     drop(listener);
     let recorded = run.end_recording(&end);
     drop(control);
+    let messages = match config.command {
+        Some(_) => console.take_output(),
+        None => Vec::new(),
+    };
     drop(console);
     let reason = match &end {
         Ok(end) => end.reason(),
@@ -115,7 +119,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run, &config.kernel)),
         _ => None,
     };
-    Ok(Ended { end, place })
+    Ok(Ended { end, place, messages })
 }
 
 /// What the machine needs of files once it is built.

@@ -3,7 +3,11 @@
 mod engine;
 mod files;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    os::fd::AsFd,
+    sync::Arc,
+};
 
 use ::engine::{EngineOptions, HostLacks};
 use log::{info, warn};
@@ -13,7 +17,11 @@ use machine::{
     disk::{Disk, DiskMode},
     loader,
     memory::Memory,
-    share::{ShareMode, host::Host},
+    share::{
+        ShareMode,
+        channel::{self, Channel},
+        host::Host,
+    },
 };
 use x86::model::CpuModel;
 
@@ -103,13 +111,15 @@ impl Run {
         let line = SerialLine::default();
         let keeps = keeps_history(config)?;
         let (mut outputs, mut overlays) = (Vec::new(), Vec::new());
-        let mut once = |out: Box<dyn Write + Send>| match keeps {
-            true => {
-                let (gate, flow) = OutputGate::new(out);
-                outputs.push(flow);
-                Box::new(gate)
+        let mut once = |out: Box<dyn Write + Send>| -> Box<dyn Write + Send> {
+            match keeps {
+                true => {
+                    let (gate, flow) = OutputGate::new(out);
+                    outputs.push(flow);
+                    Box::new(gate)
+                }
+                false => out,
             }
-            false => out,
         };
         let mut machine = Machine::new(
             config.model,
@@ -146,6 +156,23 @@ impl Run {
             machine
                 .add_share(&share.tag, Box::new(files))
                 .map_err(|e| failed(io::Error::other(e)))?;
+        }
+        if let Some(report) = &config.command {
+            let stream = |which: io::Result<std::os::fd::OwnedFd>| {
+                let file = which.map(std::fs::File::from).map_err(|source| Error::System {
+                    what: "opening the standard streams",
+                    source,
+                })?;
+                Ok::<Box<dyn Write + Send>, Error>(Box::new(file))
+            };
+            let (stdout, stderr) = (
+                stream(io::stdout().as_fd().try_clone_to_owned())?,
+                stream(io::stderr().as_fd().try_clone_to_owned())?,
+            );
+            let channel = Channel::new(once(stdout), once(stderr), Arc::clone(report));
+            machine
+                .add_share(channel::TAG, Box::new(channel))
+                .map_err(|e| Error::Usage(e.to_string()))?;
         }
         if let Some(folder) = &config.collect {
             let out: Box<dyn Write + Send> = match config.replay {

@@ -8,6 +8,7 @@
 //! # Practice
 //! [`host`] serves the files as they are on the host.
 
+pub mod channel;
 pub mod host;
 
 use std::{io, os::fd::OwnedFd, path::Path};
@@ -16,7 +17,7 @@ use devices::virtio::fs::file_system::{Attributes, Errno, Time, kind};
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 
 /// What a guest may do with a shared folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShareMode {
     /// Read and write.
     ReadWrite,
