@@ -137,7 +137,7 @@ fn files(config: &MachineConfig) -> jail::Files {
     let shares = |writes| {
         let shares = config.shares.iter();
         shares
-            .filter(move |share| (share.mode == ShareMode::ReadWrite) == writes)
+            .filter(move |share| (share.mode != ShareMode::ReadOnly) == writes)
             .map(|share| share.path.clone())
     };
     jail::Files {

@@ -18,7 +18,6 @@ use machine::{
     loader,
     memory::Memory,
     share::{
-        ShareMode,
         channel::{self, Channel},
         host::Host,
     },
@@ -152,7 +151,7 @@ impl Run {
                 path: share.path.clone(),
                 source,
             };
-            let files = Host::open(&share.path, share.mode == ShareMode::ReadWrite).map_err(failed)?;
+            let files = Host::open(&share.path, share.mode).map_err(failed)?;
             machine
                 .add_share(&share.tag, Box::new(files))
                 .map_err(|e| failed(io::Error::other(e)))?;

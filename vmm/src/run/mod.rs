@@ -356,11 +356,11 @@ fn shares(options: &RunOptions) -> Result<Vec<ShareConfig>, RunError> {
     let mut below: Vec<(PathBuf, ShareMode)> = Vec::new();
     let here = canonical("run", Path::new("."))?;
     match here.parent() {
-        Some(_) => below.push((here, ShareMode::ReadWrite)),
+        Some(_) => below.push((here, ShareMode::WriteBack)),
         None => info!("the current directory is /: what the guest writes there is gone with it"),
     }
     for path in &options.rw {
-        below.push((canonical("--rw", path)?, ShareMode::ReadWrite));
+        below.push((canonical("--rw", path)?, ShareMode::WriteBack));
     }
     for path in &options.ro {
         below.push((canonical("--ro", path)?, ShareMode::ReadOnly));

@@ -63,6 +63,8 @@ pub mod init {
     pub const READDIRPLUS_AUTO: u32 = 1 << 14;
     /// Direct reads and writes may be under way together.
     pub const ASYNC_DIO: u32 = 1 << 15;
+    /// What is written waits in the driver's memory.
+    pub const WRITEBACK_CACHE: u32 = 1 << 16;
     /// OPEN may be answered with ENOSYS: files need no opening then.
     pub const NO_OPEN_SUPPORT: u32 = 1 << 17;
     /// Lookups in one folder may be under way together.

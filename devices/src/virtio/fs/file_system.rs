@@ -216,6 +216,12 @@ pub trait FileSystem: fmt::Debug + Send {
     /// For how many seconds the guest may believe what it was told of names and attributes.
     fn valid(&self) -> u64;
 
+    /// Whether the guest may keep what it writes in its memory until a file is closed or synced. Then the guest does not notice that the host
+    /// makes a file longer or shorter as long as it knows it.
+    fn write_back(&self) -> bool {
+        false
+    }
+
     /// The driver has begun anew: it knows the root alone.
     fn reset(&mut self);
 

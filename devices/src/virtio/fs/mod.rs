@@ -238,7 +238,11 @@ impl Fs {
         answer.u32(abi::MAJOR);
         answer.u32(abi::MINOR);
         answer.u32(readahead);
-        answer.u32(flags & AGREED);
+        let write_back = match self.files.write_back() {
+            true => abi::init::WRITEBACK_CACHE,
+            false => 0,
+        };
+        answer.u32(flags & (AGREED | write_back));
         // Requests in the background, and how many of them are many.
         answer.u16(64);
         answer.u16(48);

@@ -22,7 +22,9 @@ use devices::virtio::fs::file_system::{
 };
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Statx, Timespec, Timestamps};
 
-use super::{Identity, Listed, attributes, errno, identity, io_errno, is_kernels, is_shown, look, open_beneath};
+use super::{
+    Identity, Listed, ShareMode, attributes, errno, identity, io_errno, is_kernels, is_shown, look, open_beneath,
+};
 
 /// For how many seconds the guest's kernel believes what it was told.
 const VALID: u64 = 1;
@@ -63,6 +65,7 @@ pub struct Host {
     root: Arc<OwnedFd>,
     device: u64,
     writes: bool,
+    write_back: bool,
     nodes: HashMap<Node, Known>,
     known: HashMap<Identity, Node>,
     next: Node,
@@ -87,14 +90,15 @@ impl Host {
     ///
     /// # Errors
     /// It cannot be opened, or is none.
-    pub fn open(path: &Path, writes: bool) -> std::io::Result<Self> {
+    pub fn open(path: &Path, mode: ShareMode) -> std::io::Result<Self> {
         let root = Arc::new(super::open_root(path)?);
         let found = look(&root, b"").map_err(|Errno(errno)| std::io::Error::from_raw_os_error(errno))?;
         let mut host = Host {
             path: path.into(),
             root,
             device: identity(&found).0,
-            writes,
+            writes: mode != ShareMode::ReadOnly,
+            write_back: mode == ShareMode::WriteBack,
             nodes: HashMap::new(),
             known: HashMap::new(),
             next: ROOT + 1,
@@ -290,6 +294,11 @@ impl Host {
         }
     }
 
+    fn opened(&mut self, file: File) -> Result<Opened, Errno> {
+        let handle = self.opens(Open::File(Arc::new(file)))?;
+        Ok(Opened { handle, stream: false })
+    }
+
     fn opens(&mut self, open: Open) -> Result<Handle, Errno> {
         if self.open.len() >= 4 * self.cached_max {
             return Err(Errno::TOO_MANY_OPEN);
@@ -442,6 +451,10 @@ fn chmod(place: &OwnedFd, mode: u32) -> Result<(), Errno> {
 impl FileSystem for Host {
     fn valid(&self) -> u64 {
         VALID
+    }
+
+    fn write_back(&self) -> bool {
+        self.write_back
     }
 
     fn reset(&mut self) {
@@ -634,12 +647,16 @@ impl FileSystem for Host {
         }
         let access = match flags & 3 {
             0 => OFlags::RDONLY,
+            // The guest's kernel reads what is around that which it writes.
+            1 if self.write_back => match self.file(node, OFlags::RDWR) {
+                Err(Errno::ACCESS) => OFlags::WRONLY,
+                result => return self.opened(result?),
+            },
             1 => OFlags::WRONLY,
             _ => OFlags::RDWR,
         };
-        let file = Arc::new(self.file(node, access)?);
-        let handle = self.opens(Open::File(file))?;
-        Ok(Opened { handle, stream: false })
+        let file = self.file(node, access)?;
+        self.opened(file)
     }
 
     fn read(&mut self, node: Node, handle: Handle, offset: u64, bytes: &mut [u8]) -> Result<usize, Errno> {
@@ -731,6 +748,13 @@ impl FileSystem for Host {
     }
 
     fn space(&mut self) -> Result<Space, Errno> {
+        if !self.writes {
+            // Nothing can be written, and what others write to that file system is no reason for another run.
+            return Ok(Space {
+                block: 4096,
+                ..Space::default()
+            });
+        }
         let found = rustix::fs::fstatvfs(&self.root).map_err(errno)?;
         Ok(Space {
             block: u32::try_from(found.f_frsize).unwrap_or(4096),

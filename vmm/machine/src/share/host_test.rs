@@ -11,7 +11,7 @@ use std::{
 
 use devices::virtio::fs::file_system::{Caller, Changes, Entry, Errno, FileSystem, New, ROOT, kind};
 
-use super::Host;
+use super::{Host, ShareMode};
 
 /// A folder of a test's own, with `shared` in it.
 struct Folder(PathBuf);
@@ -72,7 +72,7 @@ fn nothing_leads_out_of_the_folder() {
     symlink("../secret", folder.shared().join("out")).unwrap();
     symlink("..", folder.shared().join("up")).unwrap();
     fs::create_dir(folder.shared().join("sub")).unwrap();
-    let mut host = Host::open(&folder.shared(), true).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadWrite).unwrap();
     let link = host.lookup(ROOT, b"out").unwrap();
     // Links are the guest's to follow.
     assert_eq!(link.attributes.mode & kind::MASK, kind::LINK);
@@ -98,7 +98,7 @@ fn what_the_host_has_replaced_is_stale_and_found_anew() {
     let folder = Folder::new("stale");
     let path = folder.shared().join("file");
     fs::write(&path, "old").unwrap();
-    let mut host = Host::open(&folder.shared(), true).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadWrite).unwrap();
     let old = host.lookup(ROOT, b"file").unwrap();
     // The old file lives on under another name, so that the new one has another inode.
     fs::hard_link(&path, folder.0.join("kept")).unwrap();
@@ -121,7 +121,7 @@ fn a_folder_that_is_shared_for_reading_stays_as_it_is() {
     let folder = Folder::new("read-only");
     let path = folder.shared().join("file");
     fs::write(&path, "text").unwrap();
-    let mut host = Host::open(&folder.shared(), false).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadOnly).unwrap();
     let file = host.lookup(ROOT, b"file").unwrap().node;
     assert_eq!(read(&mut host, file).unwrap(), b"text");
     let changes = Changes {
@@ -150,7 +150,7 @@ fn a_folder_that_is_shared_for_reading_stays_as_it_is() {
 #[test]
 fn what_the_guest_makes_is_this_users_without_set_id_bits_and_no_device() {
     let folder = Folder::new("owners");
-    let mut host = Host::open(&folder.shared(), true).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadWrite).unwrap();
     let other = Caller {
         uid: 4711,
         gid: 4711,
@@ -185,22 +185,22 @@ fn what_the_guest_makes_is_this_users_without_set_id_bits_and_no_device() {
 #[test]
 fn special_files_of_the_host_are_not_opened() {
     let folder = Folder::new("special");
-    let mut host = Host::open(&folder.shared(), true).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadWrite).unwrap();
     let fifo = host
         .make(&CALLER, ROOT, b"fifo", New::File(kind::FIFO | 0o644))
         .unwrap();
     // To open it would wait for a writer for ever.
     assert_eq!(host.open(fifo.node, 0).unwrap_err(), Errno::INVALID);
     // Device nodes are not there.
-    let mut dev = Host::open(Path::new("/dev"), false).unwrap();
+    let mut dev = Host::open(Path::new("/dev"), ShareMode::ReadOnly).unwrap();
     assert_eq!(dev.lookup(ROOT, b"null").unwrap_err(), Errno::NO_ENTRY);
     assert!(!names(&mut dev, ROOT).contains(&b"null".to_vec()));
     // Nor are the files that the kernel makes for this process.
-    let mut root = Host::open(Path::new("/"), false).unwrap();
+    let mut root = Host::open(Path::new("/"), ShareMode::ReadOnly).unwrap();
     let proc = root.lookup(ROOT, b"proc").unwrap().node;
     assert_eq!(root.lookup(proc, b"self").unwrap_err(), Errno::NO_ENTRY);
     assert_eq!(names(&mut root, proc), [&b"."[..], b".."]);
-    let mut proc = Host::open(Path::new("/proc"), false).unwrap();
+    let mut proc = Host::open(Path::new("/proc"), ShareMode::ReadOnly).unwrap();
     assert_eq!(proc.lookup(ROOT, b"self").unwrap_err(), Errno::NO_ENTRY);
 }
 
@@ -211,7 +211,7 @@ fn names_are_bytes_and_come_in_one_order() {
     for name in [&b"b"[..], b"\xff\xfe", b"a b", b"A"] {
         fs::write(folder.shared().join(std::ffi::OsStr::from_bytes(name)), "").unwrap();
     }
-    let mut host = Host::open(&folder.shared(), false).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadOnly).unwrap();
     assert_eq!(
         names(&mut host, ROOT),
         [&b"."[..], b"..", b"A", b"a b", b"b", b"\xff\xfe"]
@@ -223,7 +223,7 @@ fn names_are_bytes_and_come_in_one_order() {
 #[test]
 fn a_file_that_is_removed_while_it_is_open_stays_until_it_is_forgotten() {
     let folder = Folder::new("removed");
-    let mut host = Host::open(&folder.shared(), true).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadWrite).unwrap();
     let (made, opened) = host.create(&CALLER, ROOT, b"file", 0o400).unwrap();
     host.write(&CALLER, made.node, opened.handle, 0, b"one").unwrap();
     host.remove(&CALLER, ROOT, b"file", false).unwrap();
@@ -242,7 +242,7 @@ fn a_file_that_is_removed_while_it_is_open_stays_until_it_is_forgotten() {
 #[test]
 fn nodes_keep_their_numbers_over_renames_and_links() {
     let folder = Folder::new("renamed");
-    let mut host = Host::open(&folder.shared(), true).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadWrite).unwrap();
     let sub = host.make(&CALLER, ROOT, b"sub", New::Folder(0o755)).unwrap().node;
     let (made, _) = host.create(&CALLER, sub, b"file", 0o644).unwrap();
     host.rename(&CALLER, (ROOT, b"sub"), (ROOT, b"moved"), 0).unwrap();

@@ -19,8 +19,10 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 /// What a guest may do with a shared folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShareMode {
-    /// Read and write.
+    /// Read and write, and everyone sees at once what is written.
     ReadWrite,
+    /// Read and write, and what is written waits in the guest's memory until the file is closed or synced.
+    WriteBack,
     /// Read.
     ReadOnly,
 }
