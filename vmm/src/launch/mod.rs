@@ -10,6 +10,7 @@ use std::{
 };
 
 use ::engine::{EngineOptions, HostLacks};
+use devices::virtio::fs::Fs;
 use log::{info, warn};
 use machine::{
     Machine, acpi, boot,
@@ -129,6 +130,7 @@ impl Run {
             once(Box::new(line.clone())),
         );
         machine.set_tsc_offset(config.tsc_offset);
+        machine.set_bus(config.bus.into());
         for disk in &config.disks {
             let failed = |source| Error::File {
                 option: "--disk",
@@ -153,7 +155,7 @@ impl Run {
             };
             let files = Host::open(&share.path, share.mode).map_err(failed)?;
             machine
-                .add_share(&share.tag, Box::new(files))
+                .add_virtio(Box::new(Fs::new(&share.tag, Box::new(files))))
                 .map_err(|e| failed(io::Error::other(e)))?;
         }
         if let Some(report) = &config.command {
@@ -170,7 +172,7 @@ impl Run {
             );
             let channel = Channel::new(once(stdout), once(stderr), Arc::clone(report));
             machine
-                .add_share(channel::TAG, Box::new(channel))
+                .add_virtio(Box::new(Fs::new(channel::TAG, Box::new(channel))))
                 .map_err(|e| Error::Usage(e.to_string()))?;
         }
         if let Some(folder) = &config.collect {
@@ -275,7 +277,7 @@ fn lasting(config: &MachineConfig) -> Option<String> {
 /// Whether a machine keeps where it came from.
 ///
 /// # Errors
-/// It could not.
+/// An option that going back and recording exclude.
 fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
     let options = [
         (config.reverse.is_some(), "--reverse"),

@@ -13,7 +13,7 @@ use super::{
         Time, kind,
     },
 };
-use crate::virtio::{Nonsense, mmio::Transport};
+use crate::virtio::{Nonsense, interface::Access, mmio::Transport};
 
 /// A folder with files in memory, which notes what it is asked.
 #[derive(Debug, Default)]
@@ -205,9 +205,12 @@ impl Driver {
     }
 
     fn write(&mut self, register: u32, value: u32) -> Result<(), Nonsense> {
-        let mut written = Vec::new();
-        let at = u64::from(register);
-        self.transport.write(at, 4, value.into(), 0, &self.memory, &mut written)
+        let mut access = Access {
+            now: 0,
+            memory: &self.memory,
+            written: &mut Vec::new(),
+        };
+        self.transport.write(u64::from(register), 4, value.into(), &mut access)
     }
 
     /// Resets the device, agrees on VERSION_1 and sets the second queue up.

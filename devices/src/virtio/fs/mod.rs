@@ -400,7 +400,7 @@ impl Device for Fs {
         0
     }
 
-    fn queues(&self) -> &'static [u16] {
+    fn queues(&self) -> &[u16] {
         QUEUES
     }
 
@@ -411,7 +411,9 @@ impl Device for Fs {
         config
     }
 
-    fn negotiated(&mut self, _: u64) {
+    fn negotiated(&mut self, _: u64) {}
+
+    fn reset(&mut self) {
         self.begun = false;
         self.files.reset();
     }
