@@ -28,6 +28,8 @@ pub enum Status {
     Limit,
     /// The guest's Linux has panicked: 10.
     Panicked,
+    /// Of `minivmm run`: what the command ended with, or what stands for it.
+    Command(u8),
     /// Of `minivmm matrix`: something is not as expected. Of `minivmm trace info`: the trace is damaged. 1.
     Differs,
 }
@@ -43,6 +45,7 @@ impl Status {
             Status::Internal => 6,
             Status::Limit => 8,
             Status::Panicked => 10,
+            Status::Command(status) => status.into(),
             Status::Differs => 1,
         }
     }
@@ -158,6 +161,9 @@ pub enum Error {
         /// What is wrong with it.
         source: trace::symbols::SymbolsError,
     },
+    /// A command cannot be run in a guest.
+    #[error(transparent)]
+    Command(#[from] crate::run::RunError),
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
     System {

@@ -202,7 +202,7 @@ fn what_is_no_command_is_answered_and_the_guest_runs_on() {
         ),
         (
             b"{\"command\":\"explode\"}\n",
-            "no command \"explode\": there are status, pause, resume, quit, and monitor",
+            "no command \"explode\": there are status, pause, resume, quit, ",
         ),
         (b"{\"command\":7}\n", "not a command"),
         (b"[1,2\n", "not a command"),

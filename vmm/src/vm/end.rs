@@ -151,6 +151,8 @@ pub struct Ended {
     pub place: Option<String>,
     /// The CPU on which the guest's Linux had panicked.
     pub panicked: Option<u32>,
+    /// The last messages of a kernel whose guest runs a command.
+    pub messages: Vec<u8>,
 }
 
 impl Ended {
