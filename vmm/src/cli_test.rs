@@ -10,6 +10,7 @@ fn run(args: &[&str]) -> Result<MachineConfig, String> {
         Ok(Job::Query(options)) => Err(format!("{options:?}")),
         Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
         Ok(Job::Man(dir)) => Err(format!("{dir:?}")),
+        Ok(Job::Command(options)) => Err(format!("{options:?}")),
         Err(error) => Err(error.to_string()),
     }
 }

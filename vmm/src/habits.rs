@@ -76,10 +76,7 @@ const QEMU: [(&str, Here); 41] = [
             "the monitor is reached by --control unix:PATH and `minivmm ctl PATH \"monitor LINE\"`, or from gdb",
         ),
     ),
-    (
-        "-qmp",
-        Here::Answer("commands come as JSON lines to --control unix:PATH"),
-    ),
+    ("-qmp", Here::Option("--qmp")),
     ("-rtc", Here::Answer("the date of the clock is --rtc-base TIME")),
     (
         "-icount",

@@ -1,6 +1,6 @@
 use super::*;
 
-// covers: trace/progress
+// covers: trace/progress-lines
 #[test]
 fn without_a_terminal_a_line_is_due_every_ten_seconds() {
     let bar = Bar::new(false);
