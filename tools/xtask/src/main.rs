@@ -13,6 +13,7 @@ mod lab;
 mod matrix;
 mod packages;
 mod progress;
+mod python;
 mod table;
 mod test;
 mod tree;

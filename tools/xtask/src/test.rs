@@ -4,7 +4,7 @@ use crate::counts::{Counts, Runner};
 use crate::packages::{self, find_program};
 use crate::progress::Stage;
 use crate::table::{self, Align};
-use crate::{coverage, guest, lab, tree};
+use crate::{coverage, guest, lab, python, tree};
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::PathBuf;
@@ -192,6 +192,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::VALGRIND,
             packages::PERF,
             packages::LIBIPT,
+            packages::PYTHON,
         ];
         needs.extend(packages::BOCHS_NEEDS);
         packages::ensure_installed(stage, &needs, !options.no_install)
@@ -201,6 +202,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
         if options.full {
             guest::debug::prepare(stage, &guest.kernel)?;
         }
+        python::ensure(stage, &python::PERFETTO)?;
         guest::xen::prepare(stage)?;
         guest::with_tools(stage, &guest).map(drop)
     });
