@@ -2,7 +2,10 @@
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
-use machine::disk::DiskMode;
+use machine::{
+    disk::DiskMode,
+    share::{ShareMode, channel::Report},
+};
 use x86::model::CpuModel;
 
 use kvm::tracer::Traces;
@@ -42,6 +45,14 @@ pub enum SerialTarget {
     Null,
     /// Output is kept in memory, input comes from the caller: for tests and programs that embed a machine.
     Buffer,
+    /// The kernel's messages of a guest that runs a command: kept in memory, and shown on standard error if they are `live`. Input is
+    /// standard input, of as many bytes as the guest wants, with its end.
+    Command {
+        /// What the guest wants.
+        report: Arc<Report>,
+        /// Messages are shown as they come.
+        live: bool,
+    },
 }
 
 impl std::fmt::Display for SerialTarget {
@@ -51,6 +62,7 @@ impl std::fmt::Display for SerialTarget {
             SerialTarget::File(path) => write!(f, "file:{}", path.display()),
             SerialTarget::Null => f.write_str("null"),
             SerialTarget::Buffer => f.write_str("buffer"),
+            SerialTarget::Command { .. } => f.write_str("command"),
         }
     }
 }
@@ -92,6 +104,17 @@ pub struct DiskConfig {
     pub mode: DiskMode,
 }
 
+/// A shared directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareConfig {
+    /// What the guest mounts it by: up to 36 bytes.
+    pub tag: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// What the guest may do with it.
+    pub mode: ShareMode,
+}
+
 /// The memory that points take at most, unless `--reverse-memory` says otherwise.
 pub const REVERSE_MEMORY: u64 = 1 << 30;
 /// Steps between two points as the run goes on: a tenth of a second or two.
@@ -122,6 +145,15 @@ pub struct RecordOptions {
     pub folder: PathBuf,
     /// The command line without the program's name: the replay has the same machine.
     pub arguments: Vec<OsString>,
+}
+
+/// A snapshot that a machine goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoreOptions {
+    /// The file.
+    pub file: PathBuf,
+    /// The machine has a second serial port, although nothing is collected from it.
+    pub second_serial: bool,
 }
 
 /// A part of an initial RAM disk, or a module.
@@ -155,6 +187,12 @@ pub struct MachineConfig {
     pub collect: Option<PathBuf>,
     /// The disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
+    /// A part of the initial RAM disk that is no file, behind those that are.
+    pub packed: Option<Arc<Vec<u8>>>,
+    /// The guest runs a command, and says here what comes of it.
+    pub command: Option<Arc<Report>>,
+    /// Shared directories, by virtio-fs.
+    pub shares: Vec<ShareConfig>,
     /// Where virtio devices are.
     pub bus: BusChoice,
     /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
@@ -188,6 +226,8 @@ pub struct MachineConfig {
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs .
     pub control: Option<PathBuf>,
+    /// Where a socket speaks QMP while the machine runs.
+    pub qmp: Option<PathBuf>,
     /// Where a debugger connects .
     pub gdb: Option<crate::address::DebugAddress>,
     /// `monitor` commands of a debugger that is connected over TCP may write files.
@@ -206,6 +246,11 @@ pub struct MachineConfig {
     pub record: Option<RecordOptions>,
     /// A recorded session that the run is to be again, in this directory.
     pub replay: Option<PathBuf>,
+    /// The state that the machine goes on from; its kernel is not loaded then.
+    pub restore: Option<RestoreOptions>,
+    /// The command line that this configuration is of, without the program's name: a snapshot in a file has it, so that `--restore` can
+    /// make the machine again. Empty: there is none.
+    pub arguments: Vec<OsString>,
     /// The clock.
     pub clock: ClockMode,
     /// The seed of RDRAND and RDSEED.
@@ -230,6 +275,9 @@ impl MachineConfig {
             inject: None,
             collect: None,
             disks: Vec::new(),
+            packed: None,
+            command: None,
+            shares: Vec::new(),
             bus: BusChoice::Mmio,
             cmdline: None,
             memory: 512 << 20,
@@ -246,6 +294,7 @@ impl MachineConfig {
             kvm_defects: KvmDefects::Refuse,
             serial: SerialTarget::Buffer,
             control: None,
+            qmp: None,
             gdb: None,
             gdb_allow_files: false,
             sandbox: false,
@@ -255,6 +304,8 @@ impl MachineConfig {
             reverse: None,
             record: None,
             replay: None,
+            restore: None,
+            arguments: Vec::new(),
             clock: ClockMode::Virtual,
             seed: 0,
             rtc_base: VIRTUAL_RTC_BASE,

@@ -19,8 +19,10 @@ mod machine;
 pub mod memory;
 pub mod newc;
 pub mod pci;
+pub mod share;
 pub mod sparse;
 pub mod virtio;
+pub mod vmcore;
 pub mod walk;
 pub mod watchers;
 

@@ -3,9 +3,14 @@
 mod engine;
 mod files;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    os::fd::AsFd,
+    sync::Arc,
+};
 
-use ::engine::{EngineOptions, HostLacks};
+use ::engine::{CpuState, EngineOptions, HostLacks};
+use devices::virtio::fs::Fs;
 use log::{info, warn};
 use machine::{
     Machine, acpi, boot,
@@ -13,19 +18,25 @@ use machine::{
     disk::{Disk, DiskMode},
     loader,
     memory::Memory,
+    share::{
+        channel::{self, Channel},
+        host::Host,
+    },
 };
 use x86::model::CpuModel;
 
 use crate::{
-    config::{ClockMode, MachineConfig},
+    config::{ClockMode, MachineConfig, RestoreOptions},
     error::Error,
     serial_line::SerialLine,
     timeline::{
         Timeline,
         log::Log,
+        origin::Origin,
         output_gate::{Flow, OutputGate},
         run::{Beginning, Run},
         session::{Session, Writer},
+        snapshot_file::{SnapshotFile, SnapshotFileError},
     },
     vm::{Hosted, Parts, Vm, soft::Soft},
 };
@@ -80,8 +91,15 @@ impl Run {
             );
         }
 
-        let entry = files::load(&memory, config)?;
-        if matches!(entry, loader::Entry::Linux64 { .. }) && !config.model.features().lm() {
+        let snapshot = match &config.restore {
+            Some(restore) => Some((restore, open_snapshot(restore, config)?)),
+            None => None,
+        };
+        let entry = match &snapshot {
+            Some(_) => None,
+            None => Some(files::load(&memory, config)?),
+        };
+        if matches!(entry, Some(loader::Entry::Linux64 { .. })) && !config.model.features().lm() {
             return Err(Error::Engine {
                 option: format!("--cpu-model {}", config.model.name),
                 reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
@@ -97,18 +115,22 @@ impl Run {
                 "no"
             }
         );
-        info!("entering the kernel: {entry:x?}");
+        if let Some(entry) = &entry {
+            info!("entering the kernel: {entry:x?}");
+        }
 
         let line = SerialLine::default();
         let keeps = keeps_history(config)?;
         let (mut outputs, mut overlays) = (Vec::new(), Vec::new());
-        let mut once = |out: Box<dyn Write + Send>| match keeps {
-            true => {
-                let (gate, flow) = OutputGate::new(out);
-                outputs.push(flow);
-                Box::new(gate)
+        let mut once = |out: Box<dyn Write + Send>| -> Box<dyn Write + Send> {
+            match keeps {
+                true => {
+                    let (gate, flow) = OutputGate::new(out);
+                    outputs.push(flow);
+                    Box::new(gate)
+                }
+                false => out,
             }
-            false => out,
         };
         let mut machine = Machine::new(
             config.model,
@@ -136,6 +158,34 @@ impl Run {
                 .add_disk(Box::new(medium))
                 .map_err(|e| failed(io::Error::other(e)))?;
         }
+        for share in &config.shares {
+            let failed = |source| Error::File {
+                option: "--share",
+                path: share.path.clone(),
+                source,
+            };
+            let files = Host::open(&share.path, share.mode).map_err(failed)?;
+            machine
+                .add_virtio(Box::new(Fs::new(&share.tag, Box::new(files))))
+                .map_err(|e| failed(io::Error::other(e)))?;
+        }
+        if let Some(report) = &config.command {
+            let stream = |which: io::Result<std::os::fd::OwnedFd>| {
+                let file = which.map(std::fs::File::from).map_err(|source| Error::System {
+                    what: "opening the standard streams",
+                    source,
+                })?;
+                Ok::<Box<dyn Write + Send>, Error>(Box::new(file))
+            };
+            let (stdout, stderr) = (
+                stream(io::stdout().as_fd().try_clone_to_owned())?,
+                stream(io::stderr().as_fd().try_clone_to_owned())?,
+            );
+            let channel = Channel::new(once(stdout), once(stderr), Arc::clone(report));
+            machine
+                .add_virtio(Box::new(Fs::new(channel::TAG, Box::new(channel))))
+                .map_err(|e| Error::Usage(e.to_string()))?;
+        }
         if let Some(folder) = &config.collect {
             let out: Box<dyn Write + Send> = match config.replay {
                 // It has all been unpacked.
@@ -147,12 +197,19 @@ impl Run {
                 })?),
             };
             machine.add_second_serial(once(out));
+        } else if config.restore.as_ref().is_some_and(|restore| restore.second_serial) {
+            machine.add_second_serial(once(Box::new(io::sink())));
         }
-        acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
-            size: config.memory,
-            reason: e.to_string(),
-        })?;
-        let boot = boot::state(config.model, &entry);
+        if snapshot.is_none() {
+            acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
+                size: config.memory,
+                reason: e.to_string(),
+            })?;
+        }
+        let boot = match &entry {
+            Some(entry) => boot::state(config.model, entry),
+            None => CpuState::reset(config.model),
+        };
         let hosted = match &host {
             Some(host) => Some(Hosted::new(engine::hypervisor(
                 config,
@@ -178,6 +235,15 @@ impl Run {
             overlays,
             kernel: config.kernel.clone(),
         });
+        let origin = match snapshot {
+            Some((restore, snapshot)) => {
+                let origin = snapshot.origin();
+                snapshot.restore(&mut vm).map_err(restore_failed(restore))?;
+                info!("{} goes on from step {}", restore.file.display(), vm.steps());
+                origin
+            }
+            None => Origin::of(config)?,
+        };
         if let Some(options) = &config.trace {
             vm.record_from_the_start(options)?;
         }
@@ -189,11 +255,25 @@ impl Run {
             vm,
             timeline,
             lasting: lasting(config),
+            origin,
             max_instructions: config.max_instructions,
             timeout: config.timeout,
             line,
         }))
     }
+}
+
+/// The snapshot that a machine goes on from.
+fn open_snapshot(restore: &RestoreOptions, config: &MachineConfig) -> Result<SnapshotFile, Error> {
+    let failed = restore_failed(restore);
+    let snapshot = SnapshotFile::open(&restore.file);
+    let snapshot = snapshot.and_then(|snapshot| snapshot.check_disks(config).map(|()| snapshot));
+    snapshot.map_err(failed)
+}
+
+/// What is wrong with the snapshot that a machine was to go on from.
+fn restore_failed(restore: &RestoreOptions) -> impl FnOnce(SnapshotFileError) -> Error {
+    Error::option(format!("--restore {}", restore.file.display()))
 }
 
 /// The past of a machine at its beginning: what a session is recorded from, or replayed.
@@ -218,6 +298,12 @@ fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result
 
 /// What of a machine does not go back to a state that was kept, unless it keeps its past.
 fn lasting(config: &MachineConfig) -> Option<String> {
+    if let Some(share) = config.shares.first() {
+        let path = share.path.display();
+        return Some(format!(
+            "what the guest knows and writes of the shared directory {path} would not go back"
+        ));
+    }
     let written = |disk: &&crate::config::DiskConfig| disk.mode == DiskMode::ReadWrite;
     if let Some(disk) = config.disks.iter().find(written) {
         let path = disk.path.display();
@@ -245,6 +331,9 @@ fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
     let refused = |why: &str| Err(Error::Usage(format!("{option}: {why}")));
     if config.clock == ClockMode::Paced {
         return refused("a run whose clock follows wall time does not repeat: leave out --clock paced");
+    }
+    if !config.shares.is_empty() {
+        return refused("what a guest reads from a shared directory is not recorded: leave out --share");
     }
     if config.reverse.is_some() && config.trace.is_some() {
         return refused("a trace only grows: leave out --trace, or record with --record and trace the replay");

@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode};
 
 mod debian;
 pub mod debug;
+pub mod rr;
 mod tools;
 mod work;
 pub mod xen;
@@ -70,9 +71,20 @@ const KVM_MODULES: [(&str, &str); 4] = [
     ("kvm-intel.ko", "kernel/arch/x86/kvm/kvm-intel.ko"),
 ];
 
+/// What a guest mounts shared directories with.
+const SHARE_MODULES: [(&str, &str); 3] = [
+    ("fuse.ko", "kernel/fs/fuse/fuse.ko"),
+    ("virtiofs.ko", "kernel/fs/fuse/virtiofs.ko"),
+    ("overlay.ko", "kernel/fs/overlayfs/overlay.ko"),
+];
+
 /// All modules that are taken from the kernel's package.
 fn all_modules() -> impl Iterator<Item = (&'static str, &'static str)> {
-    MODULES.into_iter().chain(TOOL_MODULES).chain(KVM_MODULES)
+    MODULES
+        .into_iter()
+        .chain(TOOL_MODULES)
+        .chain(KVM_MODULES)
+        .chain(SHARE_MODULES)
 }
 
 /// The files a guest boots from.
@@ -111,6 +123,7 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     };
     if !options.no_tools {
         xen::prepare(&stage)?;
+        rr::prepare(&stage)?;
     }
     let debug = if options.debug {
         Some(debug::prepare(&stage, &guest.kernel)?)
