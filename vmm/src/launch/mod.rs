@@ -6,6 +6,10 @@ mod files;
 use std::io::{self, Write};
 
 use ::engine::{EngineOptions, HostLacks};
+use devices::virtio::{
+    console::{Console, Port},
+    net::{self, Net},
+};
 use log::{info, warn};
 use machine::{
     Machine, acpi, boot,
@@ -17,8 +21,10 @@ use machine::{
 use x86::model::CpuModel;
 
 use crate::{
-    config::{ClockMode, MachineConfig},
+    config::{ClockMode, ConsoleChoice, MachineConfig, NetConfig},
     error::Error,
+    links::Links,
+    net::{Plug, USER_MTU, connect},
     serial_line::SerialLine,
     timeline::{
         Timeline,
@@ -27,7 +33,7 @@ use crate::{
         run::{Beginning, Run},
         session::{Session, Writer},
     },
-    vm::{Hosted, Parts, Vm, soft::Soft},
+    vm::{Hosted, Inlet, Parts, Vm, soft::Soft},
 };
 
 impl Run {
@@ -102,13 +108,15 @@ impl Run {
         let line = SerialLine::default();
         let keeps = keeps_history(config)?;
         let (mut outputs, mut overlays) = (Vec::new(), Vec::new());
-        let mut once = |out: Box<dyn Write + Send>| match keeps {
-            true => {
-                let (gate, flow) = OutputGate::new(out);
-                outputs.push(flow);
-                Box::new(gate)
+        let mut once = |out: Box<dyn Write + Send>| -> Box<dyn Write + Send> {
+            match keeps {
+                true => {
+                    let (gate, flow) = OutputGate::new(out);
+                    outputs.push(flow);
+                    Box::new(gate)
+                }
+                false => out,
             }
-            false => out,
         };
         let mut machine = Machine::new(
             config.model,
@@ -130,7 +138,7 @@ impl Run {
                 DiskMode::ReadWrite if keeps => DiskMode::Overlay,
                 mode => mode,
             };
-            let medium = Disk::open(&disk.path, mode).map_err(failed)?;
+            let medium = Disk::open(&disk.path, mode, disk.format).map_err(failed)?;
             overlays.extend(medium.overlay());
             machine
                 .add_disk(Box::new(medium))
@@ -147,6 +155,22 @@ impl Run {
                 })?),
             };
             machine.add_second_serial(once(out));
+        }
+        let mut links = Links::new().map_err(event_failed)?;
+        let mut typed = Inlet::Serial;
+        if config.console == ConsoleChoice::Hvc {
+            let port = Port {
+                name: "console".into(),
+                console: true,
+                out: once(Box::new(line.clone())),
+            };
+            let device = machine
+                .add_virtio(Box::new(Console::new(vec![port], None)))
+                .map_err(|e| Error::Usage(e.to_string()))?;
+            typed = inlet(device);
+        }
+        if let Some(net) = &config.net {
+            add_net(&mut machine, net, config, &mut links, &mut once)?;
         }
         acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
             size: config.memory,
@@ -192,8 +216,56 @@ impl Run {
             max_instructions: config.max_instructions,
             timeout: config.timeout,
             line,
+            console: typed,
+            links: Some(links).filter(|links| !links.is_empty()),
         }))
     }
+}
+
+fn event_failed(source: io::Error) -> Error {
+    Error::System {
+        what: "creating an event",
+        source,
+    }
+}
+
+/// The first port of a virtio device.
+fn inlet(device: usize) -> Inlet {
+    Inlet::Virtio {
+        // There are fewer than 256.
+        device: device as u8,
+        port: 0,
+    }
+}
+
+/// Adds the network device, and connects it. In a replay nobody is at the other end: what came is known, and what the guest sends has
+/// been sent.
+fn add_net(
+    machine: &mut Machine,
+    net: &NetConfig,
+    config: &MachineConfig,
+    links: &mut Links,
+    once: &mut dyn FnMut(Box<dyn Write + Send>) -> Box<dyn Write + Send>,
+) -> Result<(), Error> {
+    /// A locally administered address; there is one machine at the end of each cable.
+    const MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
+    let (cable, plug) = Plug::new();
+    let user = matches!(net, NetConfig::User { .. });
+    let device = Net::new(net::Options {
+        mac: MAC,
+        mtu: user.then_some(USER_MTU),
+        // What passt sends has come through the host's sockets, which have looked at it.
+        trusted: user,
+        out: once(Box::new(cable)),
+    });
+    let device = machine
+        .add_virtio(Box::new(device))
+        .map_err(|e| Error::Usage(e.to_string()))?;
+    if config.replay.is_none() {
+        let sender = links.add(inlet(device), true).map_err(event_failed)?;
+        plug.connect(connect(net, sender)?);
+    }
+    Ok(())
 }
 
 /// The past of a machine at its beginning: what a session is recorded from, or replayed.
