@@ -94,7 +94,15 @@ fn measure(rounds: usize) -> Result<(), String> {
         eprintln!("round {round} of {rounds}");
         let mut command = in_minivmm(&linux().kernel);
         command
-            .args(["--cpu-model", "skylake-server", "--bus", "pci", "--net", "user", "--initrd"])
+            .args([
+                "--cpu-model",
+                "skylake-server",
+                "--bus",
+                "pci",
+                "--net",
+                "user",
+                "--initrd",
+            ])
             .arg(&linux().initrd)
             .args(["--cmdline", &cmdline]);
         ours.push(seconds(&mut command)?);
@@ -103,7 +111,14 @@ fn measure(rounds: usize) -> Result<(), String> {
         let mut passt = Command::new("passt")
             .args(["--foreground", "--quiet", "--one-off", "--ipv4-only", "--socket"])
             .arg(&socket)
-            .args(["--address", "10.0.2.15", "--netmask", "255.255.255.0", "--gateway", "10.0.2.2"])
+            .args([
+                "--address",
+                "10.0.2.15",
+                "--netmask",
+                "255.255.255.0",
+                "--gateway",
+                "10.0.2.2",
+            ])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -114,7 +129,13 @@ fn measure(rounds: usize) -> Result<(), String> {
         let mut command = in_qemu(&linux().kernel);
         let end = format!("stream,id=n,server=off,addr.type=unix,addr.path={}", socket.display());
         command
-            .args(["-netdev", &end, "-device", "virtio-net-pci,netdev=n,host_mtu=65520", "-initrd"])
+            .args([
+                "-netdev",
+                &end,
+                "-device",
+                "virtio-net-pci,netdev=n,host_mtu=65520",
+                "-initrd",
+            ])
             .arg(&linux().initrd)
             .args(["-append", &cmdline]);
         let measured = seconds(&mut command);

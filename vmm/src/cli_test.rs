@@ -374,7 +374,12 @@ fn a_disk_s_format_stands_beside_its_mode() {
         ("a,format=qcow2", "a", DiskMode::ReadWrite, DiskFormat::Qcow2),
         ("a,format=raw,overlay", "a", DiskMode::Overlay, DiskFormat::Raw),
         ("a,readonly,format=qcow2", "a", DiskMode::ReadOnly, DiskFormat::Qcow2),
-        ("a,format=raw,format=qcow2", "a,format=raw", DiskMode::ReadWrite, DiskFormat::Qcow2),
+        (
+            "a,format=raw,format=qcow2",
+            "a,format=raw",
+            DiskMode::ReadWrite,
+            DiskFormat::Qcow2,
+        ),
     ] {
         let disk = DiskConfig {
             path: path.into(),

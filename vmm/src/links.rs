@@ -51,7 +51,11 @@ impl Sender {
     pub fn send(&self, item: Vec<u8>) -> bool {
         let mut items = self.queue.items();
         while self.queue.bytes.load(Ordering::Relaxed) >= WAITING && !self.queue.gone.load(Ordering::Relaxed) {
-            items = self.queue.room.wait(items).unwrap_or_else(|poisoned| poisoned.into_inner());
+            items = self
+                .queue
+                .room
+                .wait(items)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         if self.queue.gone.load(Ordering::Relaxed) {
             return false;

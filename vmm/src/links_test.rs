@@ -28,7 +28,9 @@ fn what_is_sent_is_offered_in_order_until_it_is_taken() {
     assert!(!links.arrived(7), "nothing is to be had of it at this step");
     assert!(take_all(&mut links, 7).is_empty());
     assert!(links.arrived(8));
-    links.offer(8, |_, bytes| Ok::<_, Infallible>(Some(bytes.len().min(2)))).unwrap();
+    links
+        .offer(8, |_, bytes| Ok::<_, Infallible>(Some(bytes.len().min(2))))
+        .unwrap();
     assert!(!links.arrived(9));
     sender.send(b"three".to_vec());
     drop(sender);

@@ -13,6 +13,7 @@
 //! that serve clients.
 
 use std::{
+    fs,
     io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener},
     os::{
@@ -122,7 +123,12 @@ fn user(forwards: &[Forward], sender: Sender) -> Result<Far, Error> {
         if let Err(error) = TcpListener::bind(address) {
             return Err(failed(
                 OPTION,
-                format!("forward={}:{}: port {address} of the host: {}", forward.host, forward.guest, plain(&error)),
+                format!(
+                    "forward={}:{}: port {address} of the host: {}",
+                    forward.host,
+                    forward.guest,
+                    plain(&error)
+                ),
             ));
         }
     }
@@ -235,8 +241,15 @@ fn receive_stream(mut stream: impl Read, sender: &Sender) {
 fn tap(name: &str, sender: Sender) -> Result<Far, Error> {
     const OPTION: &str = "tap";
     let named = format!("tap={name}");
-    let path = format!("/sys/class/net/{name}");
-    if !std::path::Path::new(&path).exists() {
+    // Of this process's own network namespace, which /sys need not show.
+    let interfaces = fs::read_to_string("/proc/self/net/dev").map_err(|e| failed(&named, plain(&e)))?;
+    let is_there = |line: &str| {
+        line.trim_start()
+            .strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with(':'))
+    };
+    // A name that nobody has would be made into an interface that goes away with this process.
+    if !interfaces.lines().any(is_there) {
         return Err(failed(
             &named,
             format!("there is no such interface; make it with `ip tuntap add dev {name} mode tap user $USER`"),

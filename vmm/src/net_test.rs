@@ -23,7 +23,10 @@ fn frames_come_behind_their_lengths() {
     let two = b"\0\0\0\x03abc\0\0\0\x01d";
     assert_eq!(received(two), [b"abc".to_vec(), b"d".to_vec()]);
     for cut in 0..two.len() {
-        assert!(received(&two[..cut]).len() < 2, "{cut}: a frame that breaks off is none");
+        assert!(
+            received(&two[..cut]).len() < 2,
+            "{cut}: a frame that breaks off is none"
+        );
     }
 }
 
@@ -58,9 +61,14 @@ fn a_port_that_is_taken_is_named() {
     };
     let mut links = Links::new().unwrap();
     let sender = links.add(Inlet::Virtio { device: 1, port: 0 }, true).unwrap();
-    let config = NetConfig::User { forwards: vec![forward] };
+    let config = NetConfig::User {
+        forwards: vec![forward],
+    };
     let error = connect(&config, sender).unwrap_err().to_string();
-    assert!(error.contains(&format!("127.0.0.1:{host}")) && error.contains("in use"), "{error}");
+    assert!(
+        error.contains(&format!("127.0.0.1:{host}")) && error.contains("in use"),
+        "{error}"
+    );
 }
 
 // covers: bad-input/net-no-tap
@@ -68,6 +76,11 @@ fn a_port_that_is_taken_is_named() {
 fn an_interface_that_is_not_there_is_named() {
     let mut links = Links::new().unwrap();
     let sender = links.add(Inlet::Virtio { device: 1, port: 0 }, true).unwrap();
-    let error = connect(&NetConfig::Tap("nosuchtap0".into()), sender).unwrap_err().to_string();
-    assert!(error.starts_with("--net tap=nosuchtap0: there is no such interface"), "{error}");
+    let error = connect(&NetConfig::Tap("nosuchtap0".into()), sender)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("--net tap=nosuchtap0: there is no such interface"),
+        "{error}"
+    );
 }

@@ -251,12 +251,16 @@ pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, ValueError> {
         (b",format=qcow2", DiskFormat::Qcow2),
     ];
     loop {
-        let found = modes.iter().find_map(|(end, mode)| Some((path.strip_suffix(*end)?, *mode)));
+        let found = modes
+            .iter()
+            .find_map(|(end, mode)| Some((path.strip_suffix(*end)?, *mode)));
         if let Some((rest, found)) = found.filter(|_| mode.is_none()) {
             (path, mode) = (rest, Some(found));
             continue;
         }
-        let found = formats.iter().find_map(|(end, format)| Some((path.strip_suffix(*end)?, *format)));
+        let found = formats
+            .iter()
+            .find_map(|(end, format)| Some((path.strip_suffix(*end)?, *format)));
         match found.filter(|_| format.is_none()) {
             Some((rest, found)) => (path, format) = (rest, Some(found)),
             None => break,

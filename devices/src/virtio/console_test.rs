@@ -75,7 +75,9 @@ impl Driver {
         self.set(0x70, 0xb);
         for queue in 0..if multiport { 6 } else { 2 } {
             self.available[queue] = 0;
-            self.memory.write_slice(&[0; 0x3000], GuestAddress(ring(queue))).unwrap();
+            self.memory
+                .write_slice(&[0; 0x3000], GuestAddress(ring(queue)))
+                .unwrap();
             self.set(0x30, queue as u64);
             self.set(0x38, 16);
             for (register, offset) in [(0x80, 0), (0x90, 0x1000), (0xa0, 0x2000)] {
@@ -94,9 +96,13 @@ impl Driver {
         let flags = if queue.is_multiple_of(2) { 2u16 } else { 0 };
         self.memory.write_obj(flags, GuestAddress(descriptor + 12)).unwrap();
         let available = ring(queue) + 0x1000;
-        self.memory.write_obj(slot, GuestAddress(available + 4 + 2 * u64::from(slot))).unwrap();
+        self.memory
+            .write_obj(slot, GuestAddress(available + 4 + 2 * u64::from(slot)))
+            .unwrap();
         self.available[queue] += 1;
-        self.memory.write_obj(self.available[queue], GuestAddress(available + 2)).unwrap();
+        self.memory
+            .write_obj(self.available[queue], GuestAddress(available + 2))
+            .unwrap();
         self.set(0x50, queue as u64);
     }
 
@@ -151,7 +157,11 @@ impl Driver {
 #[test]
 fn a_driver_of_one_port_has_the_first() {
     let mut driver = Driver::new(false);
-    assert_eq!(driver.device.read(0x100, 8), 80 | 25 << 16 | 2 << 32, "columns, rows, ports");
+    assert_eq!(
+        driver.device.read(0x100, 8),
+        80 | 25 << 16 | 2 << 32,
+        "columns, rows, ports"
+    );
     assert_eq!(driver.input(0, b"hello"), Taken::Bytes(5), "it waits for a buffer");
     assert_eq!(driver.receive(0).as_deref(), Some(&b"hello"[..]));
     assert_eq!(driver.receive(0), None);
@@ -194,7 +204,12 @@ fn ports_are_found_by_their_names_and_heard_once_they_are_open() {
 #[test]
 fn what_no_driver_says_changes_nothing() {
     let mut driver = Driver::new(true);
-    for (port, event, value) in [(9, PORT_READY, 1), (u32::MAX, PORT_OPEN, 1), (0, 99, 1), (0, DEVICE_READY, 0)] {
+    for (port, event, value) in [
+        (9, PORT_READY, 1),
+        (u32::MAX, PORT_OPEN, 1),
+        (0, 99, 1),
+        (0, DEVICE_READY, 0),
+    ] {
         driver.control(port, event, value);
     }
     assert_eq!(driver.receive(2), None);

@@ -89,15 +89,21 @@ impl Driver {
         let flags = if queue == 0 { 2u16 } else { 0 };
         self.memory.write_obj(flags, GuestAddress(descriptor + 12)).unwrap();
         let ring = RINGS[queue] + 0x1000;
-        self.memory.write_obj(slot, GuestAddress(ring + 4 + 2 * u64::from(slot))).unwrap();
+        self.memory
+            .write_obj(slot, GuestAddress(ring + 4 + 2 * u64::from(slot)))
+            .unwrap();
         self.available[queue] += 1;
-        self.memory.write_obj(self.available[queue], GuestAddress(ring + 2)).unwrap();
+        self.memory
+            .write_obj(self.available[queue], GuestAddress(ring + 2))
+            .unwrap();
         self.set(0x50, queue as u64);
     }
 
     fn send(&mut self, header: [u8; HEADER], frame: &[u8]) {
         self.memory.write_slice(&header, GuestAddress(DATA)).unwrap();
-        self.memory.write_slice(frame, GuestAddress(DATA + HEADER as u64)).unwrap();
+        self.memory
+            .write_slice(frame, GuestAddress(DATA + HEADER as u64))
+            .unwrap();
         self.offer(1, DATA, (HEADER + frame.len()) as u32);
     }
 
@@ -141,7 +147,10 @@ fn frames_wait_for_buffers_and_come_in_order() {
     assert!(driver.device.interrupt());
     let mut whole = [0; 72];
     driver.memory.read_slice(&mut whole, GuestAddress(DATA)).unwrap();
-    assert_eq!((&whole[..HEADER], &whole[HEADER..]), (&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0][..], &frame(2)[..]));
+    assert_eq!(
+        (&whole[..HEADER], &whole[HEADER..]),
+        (&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0][..], &frame(2)[..])
+    );
     driver.offer(0, DATA, 100);
     driver.offer(0, DATA + 100, 100);
     assert_eq!(driver.used(0).0, 1, "buffers without a frame stay");
@@ -151,7 +160,10 @@ fn frames_wait_for_buffers_and_come_in_order() {
     // Of a frame that does not fit, the buffer comes back empty.
     driver.input(&[4; 90]);
     assert_eq!(driver.used(0), (3, 0));
-    for (frame, why) in [(vec![5; 13], "no header"), (vec![5; FRAME_MAX + 1], "longer than any frame")] {
+    for (frame, why) in [
+        (vec![5; 13], "no header"),
+        (vec![5; FRAME_MAX + 1], "longer than any frame"),
+    ] {
         assert_eq!(driver.input(&frame), Taken::Dropped, "{why}");
     }
 }
@@ -162,7 +174,9 @@ fn a_guest_that_takes_nothing_is_offered_no_more_than_so_much() {
     let mut driver = Driver::new(false);
     driver.start(BASIC);
     let frame = vec![0; 1000];
-    let taken = (0..2000).take_while(|_| driver.input(&frame) == Taken::Bytes(1000)).count();
+    let taken = (0..2000)
+        .take_while(|_| driver.input(&frame) == Taken::Bytes(1000))
+        .count();
     assert_eq!(taken, WAITING / 1000);
     let state = driver.device.state();
     let mut other = Driver::new(false);
@@ -200,8 +214,16 @@ fn checksums_are_filled_in_and_vouched_for() {
 fn what_no_driver_sends_needs_a_reset() {
     for (header, len, why) in [
         ([0; HEADER], 4, "no header"),
-        ([NEEDS_CSUM, 0, 0, 0, 0, 0, 200, 0, 200, 0, 0, 0], 60, "a checksum outside"),
-        ([NEEDS_CSUM, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0], 60, "the furthest one"),
+        (
+            [NEEDS_CSUM, 0, 0, 0, 0, 0, 200, 0, 200, 0, 0, 0],
+            60,
+            "a checksum outside",
+        ),
+        (
+            [NEEDS_CSUM, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0],
+            60,
+            "the furthest one",
+        ),
         ([0; HEADER], (FRAME_MAX + HEADER + 1) as u32, "too long"),
     ] {
         let mut driver = Driver::new(false);

@@ -36,7 +36,13 @@ const GUESTS: [(&str, &str); 7] = [
 /// `cargo xtask bench`.
 pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let stage = Stage::start("packages");
-    let needs = [packages::GCC, packages::BINUTILS, packages::QEMU, packages::PASST, packages::LIBIPT];
+    let needs = [
+        packages::GCC,
+        packages::BINUTILS,
+        packages::QEMU,
+        packages::PASST,
+        packages::LIBIPT,
+    ];
     packages::ensure_installed(&stage, &needs, !options.no_install)?;
     stage.end("ok");
     let decodes = || run_to_end(decode(options).current_dir(tree::root()));

@@ -130,7 +130,9 @@ impl Disk {
                     "looks like a qcow2 image: append ,format=qcow2, or ,format=raw if the guest is to see the file as it is",
                 ));
             }
-            (Some(DiskFormat::Qcow2), false) => return Err(refused("is no qcow2 image, as it does not begin like one")),
+            (Some(DiskFormat::Qcow2), false) => {
+                return Err(refused("is no qcow2 image, as it does not begin like one"));
+            }
             (Some(DiskFormat::Qcow2), true) => Some(open_image(path, writes)?),
             (None | Some(DiskFormat::Raw), _) => None,
         };

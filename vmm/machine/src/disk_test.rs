@@ -209,7 +209,11 @@ fn a_file_that_shrinks_is_an_error_and_does_not_grow_again() {
 fn qemu_img(args: &[&str]) {
     let output = std::process::Command::new("qemu-img").args(args).output();
     let output = output.expect("qemu-img (Debian: qemu-utils) makes the images");
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// A file's name, for a file that somebody else makes.
@@ -320,12 +324,37 @@ fn a_damaged_qcow2_image_is_an_error_and_never_a_crash() {
         }
     }
     let missing = unmade();
-    qemu_img(&["create", "-u", "-f", "qcow2", "-F", "raw", "-b", "/no/such/file", name(&missing), "1M"]);
+    qemu_img(&[
+        "create",
+        "-u",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        "/no/such/file",
+        name(&missing),
+        "1M",
+    ]);
     let error = open_as(&missing, DiskMode::ReadOnly, DiskFormat::Qcow2).unwrap_err();
-    assert!(error.contains("/no/such/file") && error.contains("no such file"), "{error}");
+    assert!(
+        error.contains("/no/such/file") && error.contains("no such file"),
+        "{error}"
+    );
     let (one, two) = (unmade(), unmade());
     for (image, base) in [(&one, &two), (&two, &one)] {
-        qemu_img(&["create", "-u", "-f", "qcow2", "-F", "qcow2", "-b", name(base), name(image), "1M"]);
+        qemu_img(&[
+            "create",
+            "-u",
+            "-f",
+            "qcow2",
+            "-F",
+            "qcow2",
+            "-b",
+            name(base),
+            name(image),
+            "1M",
+        ]);
     }
     let error = open_as(&one, DiskMode::ReadOnly, DiskFormat::Qcow2).unwrap_err();
     assert!(error.contains("in a circle"), "{error}");

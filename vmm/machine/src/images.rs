@@ -32,7 +32,9 @@ impl Images {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let file = (metadata.dev(), metadata.ino());
         if files.contains(&file) {
-            return Err(named("is part of it already: its files are based on each other in a circle"));
+            return Err(named(
+                "is part of it already: its files are based on each other in a circle",
+            ));
         }
         if files.len() == FILES {
             return Err(named("is one file too many that it is based on"));

@@ -3,7 +3,10 @@
 mod engine;
 mod files;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex, MutexGuard},
+};
 
 use ::engine::{EngineOptions, HostLacks};
 use devices::virtio::{
@@ -144,6 +147,14 @@ impl Run {
                 .add_disk(Box::new(medium))
                 .map_err(|e| failed(io::Error::other(e)))?;
         }
+        let mut ports = Vec::new();
+        if config.console == ConsoleChoice::Hvc {
+            ports.push(Port {
+                name: "console".into(),
+                console: true,
+                out: once(Box::new(line.clone())),
+            });
+        }
         if let Some(folder) = &config.collect {
             let out: Box<dyn Write + Send> = match config.replay {
                 // It has all been unpacked.
@@ -154,18 +165,21 @@ impl Run {
                     source,
                 })?),
             };
-            machine.add_second_serial(once(out));
+            let out = SharedOutput::new(out);
+            if config.console == ConsoleChoice::Hvc {
+                ports.push(Port {
+                    name: "collect".into(),
+                    console: false,
+                    out: once(Box::new(out.clone())),
+                });
+            }
+            machine.add_second_serial(once(Box::new(out)));
         }
         let mut links = Links::new().map_err(event_failed)?;
         let mut typed = Inlet::Serial;
         if config.console == ConsoleChoice::Hvc {
-            let port = Port {
-                name: "console".into(),
-                console: true,
-                out: once(Box::new(line.clone())),
-            };
             let device = machine
-                .add_virtio(Box::new(Console::new(vec![port], None)))
+                .add_virtio(Box::new(Console::new(ports, None)))
                 .map_err(|e| Error::Usage(e.to_string()))?;
             typed = inlet(device);
         }
@@ -219,6 +233,30 @@ impl Run {
             console: typed,
             links: Some(links).filter(|links| !links.is_empty()),
         }))
+    }
+}
+
+/// An output that several devices have. A guest uses one of them at a time.
+#[derive(Clone)]
+struct SharedOutput(Arc<Mutex<Box<dyn Write + Send>>>);
+
+impl SharedOutput {
+    fn new(out: Box<dyn Write + Send>) -> Self {
+        SharedOutput(Arc::new(Mutex::new(out)))
+    }
+
+    fn out(&self) -> MutexGuard<'_, Box<dyn Write + Send>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Write for SharedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out().flush()
     }
 }
 
