@@ -120,6 +120,8 @@ pub struct Cli {
     /// A socket that takes commands while the guest runs, as JSON lines; `minivmm ctl` speaks to it
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
     control: Option<PathBuf>,
+    // The brackets are the help's, which says what may be left out.
+    #[allow(rustdoc::broken_intra_doc_links)]
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT (this host alone, unless HOST says otherwise) or unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(parse_gdb))]
     gdb: Option<DebugAddress>,

@@ -164,7 +164,7 @@ pub struct RecordOptions {
 pub struct InitrdFile {
     /// The file.
     pub path: PathBuf,
-    /// What a multiboot or PVH kernel is told of it behind its name.
+    /// The words that a multiboot or PVH kernel gets behind its name.
     pub words: Vec<u8>,
 }
 
@@ -209,7 +209,7 @@ pub struct MachineConfig {
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
     pub units: kvm::units::UnitRequests,
-    /// Units that have not run on the hardware they are for may be wished for, too.
+    /// Units that have not run on the hardware they are for may be asked for, too.
     pub experimental: bool,
     /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
     pub host_trace: Option<Arc<dyn Traces>>,

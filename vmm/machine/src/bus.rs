@@ -79,7 +79,7 @@ impl CpuBus<'_> {
     }
 
     /// Whether something that watches this CPU has to see each of its instructions. `times`: whoever asks
-    /// tells [how long](Machine::elapsed) the CPU runs elsewhere, and RDPMC comes here.
+    /// tells [how long](CpuBus::elapsed) the CPU runs elsewhere, and RDPMC comes here.
     pub fn needs_instructions(&mut self, times: bool, cpu: &mut dyn Processor) -> bool {
         self.units().needs_instructions(times, cpu)
     }

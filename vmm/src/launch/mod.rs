@@ -342,7 +342,7 @@ fn lasting(config: &MachineConfig) -> Option<String> {
 /// Whether a machine keeps where it came from.
 ///
 /// # Errors
-/// It could not.
+/// An option that going back and recording exclude.
 fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
     let options = [
         (config.reverse.is_some(), "--reverse"),
