@@ -1,11 +1,11 @@
 //! The guest's network against QEMU's, both with passt and software CPUs: 64 MiB in each direction, and fifty connections of one small
-//! request each.
+//! request each. What goes out of the guest is fetched by the host, through a forwarded port.
 //!
-//! `cargo xtask bench --only net [--rounds N]`. Times are of the wall between the lines that the guest prints before and behind each part: a
+//! `cargo xtask bench --only net [--rounds N]`. Times are of the wall between the lines that the guest prints before and behind each part, or of the host's fetching: a
 //! network waits for both of its ends. QEMU's CPU is `max`, ours the model `skylake-server`.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileTypeExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
@@ -16,7 +16,7 @@ use guest_tests::{Folder, in_minivmm, in_qemu, linux, start};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const LARGE: usize = 64 << 20;
-const PARTS: [&str; 3] = ["down", "up", "trips"];
+const PARTS: [&str; 3] = ["down", "trips", "up"];
 
 fn main() -> ExitCode {
     match rounds(5).and_then(measure) {
@@ -28,15 +28,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Two ports, one behind the other: of files, and of what takes bytes and says how many they were.
+/// A port of this host at which files are served.
 fn serve() -> u16 {
-    let (files, sink) = loop {
-        let files = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = files.local_addr().expect("its number").port();
-        if let Some(Ok(sink)) = port.checked_add(1).map(|port| TcpListener::bind(("127.0.0.1", port))) {
-            break (files, sink);
-        }
-    };
+    let files = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = files.local_addr().expect("its number").port();
     thread::spawn(move || {
         for stream in files.incoming() {
@@ -49,29 +43,29 @@ fn serve() -> u16 {
             let _ = stream.write_all(&body);
         }
     });
-    thread::spawn(move || {
-        for stream in sink.incoming() {
-            let Ok(mut stream) = stream else { continue };
-            let (mut bytes, mut count) = (vec![0; 1 << 20], 0);
-            // nc does not say where what it sends ends.
-            while count < LARGE {
-                match stream.read(&mut bytes) {
-                    Ok(some @ 1..) => count += some,
-                    _ => break,
-                }
-            }
-            let _ = write!(stream, "{count}");
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    });
     port
 }
 
-/// Seconds that each part takes.
-fn seconds(command: &mut Command) -> Result<Vec<f64>, String> {
+/// Fetches what the guest serves, through a port of this host.
+fn fetch(port: u16) -> Result<(), String> {
+    let mut fetched = Vec::new();
+    let stream = TcpStream::connect(("127.0.0.1", port));
+    let done = stream.and_then(|mut stream| {
+        stream.write_all(b"GET /large HTTP/1.0\r\n\r\n")?;
+        stream.read_to_end(&mut fetched)
+    });
+    match done {
+        Ok(len) if len > LARGE => Ok(()),
+        Ok(len) => Err(format!("the guest sends {len} bytes")),
+        Err(error) => Err(format!("the guest's port: {error}")),
+    }
+}
+
+/// Seconds that each part takes; `forward` leads to the guest.
+fn seconds(command: &mut Command, forward: u16) -> Result<Vec<f64>, String> {
     let mut running = start(command, LIMIT);
     let mut times = Vec::new();
-    for part in PARTS {
+    for part in &PARTS[..2] {
         let begun = running.wait_for(&format!("net: {part} begins")).map(|_| Instant::now());
         let ended = running.wait_for(&format!("net: {part} ended"));
         match (begun, ended) {
@@ -82,6 +76,12 @@ fn seconds(command: &mut Command) -> Result<Vec<f64>, String> {
             }
         }
     }
+    if running.wait_for("net: serves").is_none() {
+        return Err(format!("the guest serves nothing:\n{}", running.console()));
+    }
+    let begun = Instant::now();
+    fetch(forward)?;
+    times.push(begun.elapsed().as_secs_f64());
     running.kill();
     Ok(times)
 }
@@ -89,6 +89,11 @@ fn seconds(command: &mut Command) -> Result<Vec<f64>, String> {
 fn measure(rounds: usize) -> Result<(), String> {
     let port = serve();
     let cmdline = format!("console=ttyS0 panic=-1 quiet minivmm.script=net minivmm.port={port}");
+    let forward = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .map_err(|e| format!("a port: {e}"))?
+        .port();
+    let net = format!("user,forward={forward}:8080");
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
@@ -105,7 +110,7 @@ fn measure(rounds: usize) -> Result<(), String> {
             ])
             .arg(&linux().initrd)
             .args(["--cmdline", &cmdline]);
-        ours.push(seconds(&mut command)?);
+        ours.push(seconds(&mut command, forward)?);
         let folder = Folder::new("bench-net");
         let socket = folder.join("passt");
         let mut passt = Command::new("passt")
@@ -138,7 +143,7 @@ fn measure(rounds: usize) -> Result<(), String> {
             ])
             .arg(&linux().initrd)
             .args(["-append", &cmdline]);
-        let measured = seconds(&mut command);
+        let measured = seconds(&mut command, forward);
         let _ = passt.kill();
         let _ = passt.wait();
         theirs.push(measured?);
