@@ -449,6 +449,7 @@ impl Run {
     /// The next entry of the log is for the machine as a whole. `false`: the machine is not as it was.
     fn pass_entry(&mut self) -> Result<bool, Error> {
         let steps = self.vm.steps();
+        self.vm.bring_up_to_date();
         let hash = self.vm.hash_beside_ram();
         let Some(timeline) = &mut self.timeline else {
             return Ok(true);
@@ -466,6 +467,7 @@ impl Run {
     }
 
     fn write_check(&mut self) -> Result<(), Error> {
+        self.vm.bring_up_to_date();
         let (at, hash) = (self.vm.moment(), self.vm.hash_beside_ram());
         let Some(timeline) = &mut self.timeline else {
             return Ok(());
