@@ -136,6 +136,9 @@ pub(crate) fn decode(shown: &Shown, s: &Source, out: &mut Lowered) -> Result<Dec
         {
             exec::transaction::lower_abort(&mut lower, cause)
         } else {
+            if s.mode & mode::NON_ROOT != 0 {
+                crate::vmx::intercept::lower(&mut lower);
+            }
             exec::lower(&mut lower)
         };
         closed = end == End::Closed;

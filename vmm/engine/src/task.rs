@@ -123,7 +123,9 @@ impl Cpu {
             flags: self.rflags(),
             at: self.steps_after(o),
         };
-        self.switch_task(selector, switch)
+        let switched = self.switch_task(selector, switch);
+        self.set_exit_length(o);
+        switched
     }
 
     /// IRET with NT set: to the task that the present TSS links to.
@@ -136,7 +138,9 @@ impl Cpu {
             flags: self.rflags() & !rf::NT,
             at: self.steps_after(o),
         };
-        self.switch_task(link, switch)
+        let switched = self.switch_task(link, switch);
+        self.set_exit_length(o);
+        switched
     }
 
     /// An interrupt or exception through a task gate: the switch, then the error code on the new task's stack, in its size.
@@ -164,6 +168,9 @@ impl Cpu {
     /// `Err`: nothing has happened. `Ok` with `late_fault`: the exception in `event` is the new task's.
     fn switch_task(&mut self, selector: u16, switch: Switch) -> Done {
         let Switch { why, ext, .. } = switch;
+        if self.non_root() {
+            return Err(self.task_switch_exit(selector, why));
+        }
         let error = named(selector) | ext;
         if selector & 4 != 0 || selector & 0xfffc == 0 {
             return Err(self.fault(why.vector(), Some(error)));

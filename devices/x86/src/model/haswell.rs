@@ -9,6 +9,7 @@ use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Core i7-4770 (Haswell).
@@ -60,6 +61,7 @@ pub const HASWELL: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
+    vmx: Some(vmx::caps::HASWELL),
     ..CpuModel::NONE
 };
 
