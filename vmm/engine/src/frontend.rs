@@ -8,6 +8,7 @@
 use iced_x86::{CpuidFeature, Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic};
 use x86::cpuid::Features;
 use x86::model::CpuModel;
+use x86::vmx::controls::Secondary;
 
 use crate::cpu::mode;
 use crate::exec;
@@ -278,6 +279,12 @@ impl Shown {
                 F::VAES => f.vaes(),
                 // VMCALL alone, which whoever records the guest listens to.
                 F::VMX => true,
+                F::INVEPT => model
+                    .shown_vmx()
+                    .is_some_and(|caps| caps.secondary.contains(Secondary::EPT)),
+                F::INVVPID => model
+                    .shown_vmx()
+                    .is_some_and(|caps| caps.secondary.contains(Secondary::VPID)),
                 F::VPCLMULQDQ => f.vpclmulqdq(),
                 F::XSAVE => f.xsave(),
                 F::XSAVEC => f.xsavec(),

@@ -273,14 +273,7 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
 
 /// Translates the page that the guest's page tables lead to by EPT, if there is one: the rights are what both allow.
 #[inline(always)]
-fn under(
-    core: &mut Ram,
-    p: &Paging,
-    page: Page,
-    linear: u64,
-    access: Access,
-    commit: bool,
-) -> Result<Page, NoPage> {
+fn under(core: &mut Ram, p: &Paging, page: Page, linear: u64, access: Access, commit: bool) -> Result<Page, NoPage> {
     let Some(nested) = &p.nested else { return Ok(page) };
     let below = nested.page(core, page.gpa | linear & 0xfff, access, commit)?;
     Ok(Page {

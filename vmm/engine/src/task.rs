@@ -17,6 +17,8 @@ use crate::cpu::{CS, Cpu, DS, ES, Event, FS, GS, SS, Segment, Source};
 use crate::mem::Who;
 use crate::op::{Done, Op, Stop};
 use crate::segment::{Descriptor, GP, NP, TS, named, rf};
+use crate::vmx::ExitInformation;
+use x86::vmx::ExitReason;
 
 /// What asks for a task switch: it decides about busy bits, the link and NT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,25 @@ pub(crate) struct Switch {
 }
 
 impl Cpu {
+    /// The VM exit that is under way, if there is one, is that of an instruction.
+    fn set_exit_length(&mut self, o: &Op) {
+        if let Some(exit) = &mut self.exit {
+            exit.length = o.len;
+        }
+    }
+
+    /// The VM exit that a task switch is. SDM Vol. 3C 26.2, task switches; Table 28-2 "Exit Qualification for Task Switches".
+    fn task_switch_exit(&mut self, selector: u16, why: SwitchKind) -> Stop {
+        let source = match why {
+            SwitchKind::Call => 0,
+            SwitchKind::Return => 1,
+            SwitchKind::Jump => 2,
+            SwitchKind::Event => 3,
+        };
+        let exit = ExitInformation::new(ExitReason::TaskSwitch).qualified(u64::from(selector) | source << 30);
+        self.vm_exit(exit)
+    }
+
     /// Far JMP or CALL to a TSS, or to the one that a task gate names.
     pub(crate) fn far_task(&mut self, o: &Op, selector: u16, call: bool) -> Done {
         self.rip = self.next_ip(o);

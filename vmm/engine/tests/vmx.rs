@@ -168,7 +168,10 @@ impl Vmm {
                 a.hlt()
             }),
         );
-        for (n, descriptor) in [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff].into_iter().enumerate() {
+        for (n, descriptor) in [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff]
+            .into_iter()
+            .enumerate()
+        {
             let descriptor: u64 = descriptor;
             rig.write(GDT + 8 * n as u64, &descriptor.to_le_bytes());
         }
@@ -243,10 +246,12 @@ impl Vmm {
         self.rig.write(EPT, &(EPT + 0x1007).to_le_bytes());
         self.rig.write(EPT + 0x1000, &(EPT + 0x2007).to_le_bytes());
         for i in 0..4 {
-            self.rig.write(EPT + 0x2000 + 8 * i, &(EPT + 0x3007 + 0x1000 * i).to_le_bytes());
+            self.rig
+                .write(EPT + 0x2000 + 8 * i, &(EPT + 0x3007 + 0x1000 * i).to_le_bytes());
         }
         for page in 0..0x800u64 {
-            self.rig.write(EPT + 0x3000 + 8 * page, &(page << 12 | 6 << 3 | 7).to_le_bytes());
+            self.rig
+                .write(EPT + 0x3000 + 8 * page, &(page << 12 | 6 << 3 | 7).to_le_bytes());
         }
         for &(gpa, entry) in differs {
             self.rig.write(EPT + 0x3000 + 8 * (gpa >> 12), &entry.to_le_bytes());
@@ -270,7 +275,10 @@ impl Vmm {
     }
 
     fn value(&self, field: Field) -> u64 {
-        self.fields.iter().rfind(|(other, _)| *other == field).map_or(0, |row| row.1)
+        self.fields
+            .iter()
+            .rfind(|(other, _)| *other == field)
+            .map_or(0, |row| row.1)
     }
 
     fn step(&mut self, budget: u64) -> Exit {
@@ -374,7 +382,11 @@ fn instructions_cause_the_exits_that_the_controls_ask_for() {
         assert_eq!(vmm.exit(), expected, "{name}: reason, qualification, length, where");
         // SDM Vol. 3C 28.5 "Loading Host State".
         let state = vmm.rig.cpu.state();
-        assert_eq!((state.segments[4].base, state.rflags.into_bits() & 0x200), (0x1_0000, 0), "{name}");
+        assert_eq!(
+            (state.segments[4].base, state.rflags.into_bits() & 0x200),
+            (0x1_0000, 0),
+            "{name}"
+        );
     }
 }
 
@@ -486,7 +498,9 @@ fn bits_of_cr0_and_cr4_that_the_vmm_owns_are_shadowed() {
         (Field::CR4_MASK, 1 << 13),
         (Field::CR4_SHADOW, 0),
     ]);
-    let v = vmm.run(&[Field::EXIT_REASON, Field::EXIT_QUALIFICATION, Field::GUEST_CR0]).unwrap();
+    let v = vmm
+        .run(&[Field::EXIT_REASON, Field::EXIT_QUALIFICATION, Field::GUEST_CR0])
+        .unwrap();
     assert_eq!(v, [28, 0x20, begins ^ 2], "CLTS exits, MOV to CR0 did not");
     let state = vmm.rig.cpu.state();
     assert_eq!(state.gpr[0], begins ^ 2 | 8);
@@ -582,7 +596,13 @@ fn an_event_is_injected_before_the_first_instruction() {
     for (information, error, length, pushed, why) in [
         (0x8000_0020u64, 0, 0, GUEST, "an external interrupt"),
         (0x8000_0b0d, 0x18, 0, GUEST, "#GP with its error code"),
-        (0x8000_0430, 0, 2, GUEST + 2, "INT 30H: the frame has the next instruction"),
+        (
+            0x8000_0430,
+            0,
+            2,
+            GUEST + 2,
+            "INT 30H: the frame has the next instruction",
+        ),
     ] {
         let mut vmm = Vmm::new(|a| a.hlt());
         let vector = information & 0xff;
@@ -597,7 +617,12 @@ fn an_event_is_injected_before_the_first_instruction() {
             (Field::PIN_CONTROLS, PIN | 1),
         ]);
         let v = vmm
-            .run(&[Field::EXIT_REASON, Field::GUEST_RIP, Field::GUEST_RSP, Field::ENTRY_INTERRUPTION])
+            .run(&[
+                Field::EXIT_REASON,
+                Field::GUEST_RIP,
+                Field::GUEST_RSP,
+                Field::ENTRY_INTERRUPTION,
+            ])
             .unwrap();
         assert_eq!(v[..2], [18, HANDLERS + 16 * vector], "{why}");
         let error_code = information >> 11 & 1;
@@ -622,7 +647,10 @@ fn external_interrupts_exit_whatever_if_says() {
         vmm.set(&[(Field::PIN_CONTROLS, PIN | 1), (Field::EXIT_CONTROLS, exit_controls)]);
         vmm.table(&[Field::EXIT_REASON, Field::EXIT_INTERRUPTION]);
         vmm.step(2000);
-        assert!(vmm.rig.cpu.interruptible(), "IF is clear, and it is the VMM's interrupt");
+        assert!(
+            vmm.rig.cpu.interruptible(),
+            "IF is clear, and it is the VMM's interrupt"
+        );
         assert_eq!(vmm.rig.cpu.exits_unacknowledged(), exit_controls == EXIT);
         if exit_controls == EXIT {
             vmm.rig.engine.interrupt_exit(&mut vmm.rig.cpu, &mut vmm.platform);
@@ -711,7 +739,11 @@ fn the_guests_page_tables_are_guest_physical_too() {
     let mut vmm = Vmm::new(guest);
     vmm.ept(&[(TABLES + 0x1000, 0)]);
     let v = vmm
-        .run(&[Field::EXIT_REASON, Field::EXIT_QUALIFICATION, Field::GUEST_PHYSICAL_ADDRESS])
+        .run(&[
+            Field::EXIT_REASON,
+            Field::EXIT_QUALIFICATION,
+            Field::GUEST_PHYSICAL_ADDRESS,
+        ])
         .unwrap();
     assert_eq!(v, [48, 0x81, TABLES + 0x1000]);
 }
@@ -796,6 +828,129 @@ fn the_guests_time_stamp_counter_is_offset() {
     assert_eq!(vmm.exit().0, 18);
     let state = vmm.rig.cpu.state();
     assert_eq!(state.gpr[2], 0x55);
+}
+
+// covers: vmx/invalidation
+#[test]
+fn invept_and_invvpid_check_their_operands() {
+    // Type, descriptor; VM-instruction error, 0 for success. SDM Vol. 3C 31.3 "INVEPT", "INVVPID".
+    for (vpid, kind, low, high, error) in [
+        (false, 1u64, EPT | 0x1e, 0u64, 0),
+        (false, 2, 0, 0, 0),
+        (false, 1, EPT | 0x1f, 0, 28),
+        (false, 3, 0, 0, 28),
+        (true, 0, 5, 0x1234, 0),
+        (true, 0, 5, 1 << 60, 28),
+        (true, 1, 0, 0, 28),
+        (true, 2, 0, 0, 0),
+        (true, 2, 1 << 16, 0, 28),
+        (true, 3, 7, 0, 0),
+        (true, 4, 7, 0, 28),
+    ] {
+        let mut vmm = Vmm::new(|a| a.vmcall());
+        vmm.exit();
+        vmm.rig.write(LIST, &low.to_le_bytes());
+        vmm.rig.write(LIST + 8, &high.to_le_bytes());
+        let code = assembled(64, CODE, |a| {
+            a.mov(ebx, LIST as u32)?;
+            a.mov(eax, kind as u32)?;
+            if vpid {
+                a.invvpid(rax, ptr(rbx))?;
+            } else {
+                a.invept(rax, ptr(rbx))?;
+            }
+            a.pushfq()?;
+            a.pop(rdi)?;
+            a.mov(ecx, 0x4400)?;
+            a.vmread(rdx, rcx)?;
+            a.hlt()
+        });
+        vmm.rig.write(CODE, &code);
+        let mut state = vmm.rig.cpu.state();
+        (state.activity, state.rip) = (Activity::Running, CODE);
+        vmm.rig.cpu.set_state(&state);
+        while vmm.step(1000) != Exit::Halt {}
+        let state = vmm.rig.cpu.state();
+        let flags = state.gpr[7] & 0x41;
+        assert_eq!(
+            (flags, if flags == 0 { 0 } else { state.gpr[2] }),
+            (if error == 0 { 0 } else { 0x40 }, error)
+        );
+    }
+}
+
+// covers: vmx/nmis
+#[test]
+fn nmis_exit_and_virtual_ones_open_a_window() {
+    // NMI exiting: the exit blocks NMIs for the VMM.
+    let mut vmm = Vmm::new(|a| {
+        let mut here = a.create_label();
+        a.set_label(&mut here)?;
+        a.jmp(here)
+    });
+    vmm.set(&[(Field::PIN_CONTROLS, PIN | 8)]);
+    vmm.table(&[Field::EXIT_REASON, Field::EXIT_INTERRUPTION]);
+    vmm.step(2000);
+    assert!(vmm.rig.cpu.nmi_deliverable());
+    vmm.rig.engine.nmi(&mut vmm.rig.cpu, &mut vmm.platform);
+    assert!(vmm.rig.cpu.nmi_blocked());
+    assert_eq!(vmm.go_on(2).unwrap(), [0, 0x8000_0202]);
+    // An injected virtual NMI blocks virtual ones until IRET; then the window is open.
+    let mut vmm = Vmm::new(|a| {
+        a.nop()?;
+        a.nop()
+    });
+    vmm.handler(2, |a| {
+        a.nop()?;
+        a.iretq()
+    });
+    vmm.primary(1 << 22);
+    vmm.set(&[
+        (Field::PIN_CONTROLS, PIN | 8 | 32),
+        (Field::ENTRY_INTERRUPTION, 0x8000_0202),
+    ]);
+    let v = vmm
+        .run(&[Field::EXIT_REASON, Field::GUEST_RIP, Field::GUEST_INTERRUPTIBILITY])
+        .unwrap();
+    assert_eq!(v, [8, GUEST, 0]);
+}
+
+// covers: vmx/tpr-shadow
+#[test]
+fn the_virtual_tpr_is_in_the_virtual_apic_page_and_has_a_threshold() {
+    let mut vmm = Vmm::new(|a| {
+        a.mov(r8d, 5)?;
+        a.mov(cr8, r8)?;
+        a.mov(rbx, cr8)?;
+        a.mov(r8d, 2)?;
+        a.mov(cr8, r8)?;
+        a.nop()
+    });
+    vmm.primary(1 << 21);
+    vmm.set(&[(Field::VIRTUAL_APIC, BITMAPS), (Field::TPR_THRESHOLD, 3)]);
+    vmm.rig.write(BITMAPS + 0x80, &[0x70]);
+    assert_eq!(vmm.exit().0, 43);
+    assert_eq!(vmm.rig.cpu.state().gpr[3], 5);
+    assert_eq!(vmm.rig.read::<4>(BITMAPS + 0x80), [0x20, 0, 0, 0]);
+}
+
+// covers: vmx/task-switch
+#[test]
+fn a_task_switch_of_the_guest_is_an_exit() {
+    // A 32-bit guest jumps to a TSS selector.
+    let mut vmm = Vmm::new(|a| a.nop());
+    let code = assembled(32, GUEST, |a| a.db(&[0xea, 0, 0, 0, 0, 0x10, 0]));
+    vmm.rig.write(GUEST, &code);
+    vmm.rig.write(GDT + 0x10, &0x0000_8900_0000_0067u64.to_le_bytes());
+    vmm.ept(&[]);
+    vmm.secondary(1 << 7);
+    vmm.set(&[
+        (Field::ENTRY_CONTROLS, ENTRY & !(1 << 9)),
+        (Field::GUEST_CR0, 0x31),
+        (Field::GUEST_CR4, 0x2000),
+        (Field::GUEST_CS_RIGHTS, 0xc09b),
+    ]);
+    assert_eq!(vmm.exit(), (9, 2 << 30 | 0x10, 7, 0));
 }
 
 // covers: vmx/hidden

@@ -55,10 +55,12 @@ impl Cpu {
         let units = &self.model.units;
         let (features, long_mode) = (self.model.features(), self.efer.lma());
         let (physical_bits, linear_bits) = (self.maxphyaddr, self.linear_bits);
-        let debugctl = units.debugctl.map_or(0, |caps| caps.writable_with(features) | caps.ignored);
-        let perf_global_ctrl = units.pmu.map_or(0, |caps| {
-            (1u64 << caps.general) - 1 | ((1u64 << caps.fixed) - 1) << 32
-        });
+        let debugctl = units
+            .debugctl
+            .map_or(0, |caps| caps.writable_with(features) | caps.ignored);
+        let perf_global_ctrl = units
+            .pmu
+            .map_or(0, |caps| (1u64 << caps.general) - 1 | ((1u64 << caps.fixed) - 1) << 32);
         let shared = self.shared();
         Some(f(&Processor {
             caps: &caps,
@@ -103,7 +105,10 @@ impl Engine {
         let mut guest = Guest::of(&v);
         let information = v.get32(Field::ENTRY_INTERRUPTION);
         if Interruption::from_bits(information).valid() {
-            let (error, length) = (v.get32(Field::ENTRY_ERROR_CODE), v.get(Field::ENTRY_INSTRUCTION_LENGTH) as u8);
+            let (error, length) = (
+                v.get32(Field::ENTRY_ERROR_CODE),
+                v.get(Field::ENTRY_INSTRUCTION_LENGTH) as u8,
+            );
             guest.injected = Some((information, error, length));
         }
         if let Some(vmx) = &mut cpu.vmx {
@@ -122,7 +127,9 @@ impl Engine {
         cpu.changed_world();
         cpu.want_window |= cpu.window_wanted();
         // SDM Vol. 3C 27.7.7 "VM Exits Induced by the TPR Threshold".
-        let below = cpu.virtual_tpr().is_some_and(|tpr| cpu.guest().is_some_and(|guest| tpr < guest.tpr_threshold));
+        let below = cpu
+            .virtual_tpr()
+            .is_some_and(|tpr| cpu.guest().is_some_and(|guest| tpr < guest.tpr_threshold));
         if let Some(guest) = cpu.guest_mut() {
             guest.below_threshold = below;
         }
@@ -175,13 +182,19 @@ impl Engine {
 impl Cpu {
     /// The class of the virtual TPR, with the TPR shadow.
     pub(crate) fn virtual_tpr(&mut self) -> Option<u8> {
-        let at = self.guest().filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))?.virtual_apic;
+        let at = self
+            .guest()
+            .filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))?
+            .virtual_apic;
         Some((self.shared().ram.read_phys(at + 0x80, 4) >> 4) as u8 & 15)
     }
 
     /// MOV to CR8 with the TPR shadow: whether there is one.
     pub(crate) fn set_virtual_tpr(&mut self, class: u8) -> bool {
-        let Some(guest) = self.guest_mut().filter(|guest| guest.primary.contains(Primary::TPR_SHADOW)) else {
+        let Some(guest) = self
+            .guest_mut()
+            .filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))
+        else {
             return false;
         };
         guest.below_threshold = class < guest.tpr_threshold;

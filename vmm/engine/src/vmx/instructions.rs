@@ -39,7 +39,9 @@ fn check(c: &mut Cpu, o: &Op) -> Done {
     let compatibility = c.long_mode() && !c.is64();
     let there = match reason {
         ExitReason::Vmxon => c.cr4.vmxe(),
-        ExitReason::Vmfunc => c.guest().is_some_and(|guest| guest.secondary.contains(Secondary::VM_FUNCTIONS)),
+        ExitReason::Vmfunc => c
+            .guest()
+            .is_some_and(|guest| guest.secondary.contains(Secondary::VM_FUNCTIONS)),
         _ => !outside,
     };
     if !there || !c.protected() || compatibility {
@@ -139,7 +141,9 @@ fn vmxon(c: &mut Cpu, o: &Op) -> Done<Outcome> {
     if c.vmx.is_some() {
         return Ok(Fail(InstructionError::VmxonInRoot));
     }
-    let control = c.with_view(o, |bus, view| bus.read_msr(IA32_FEATURE_CONTROL, view)).unwrap_or(0);
+    let control = c
+        .with_view(o, |bus, view| bus.read_msr(IA32_FEATURE_CONTROL, view))
+        .unwrap_or(0);
     let enabled = FEATURE_CONTROL_LOCKED | FEATURE_CONTROL_VMX;
     let (cr0, cr4) = (c.cr0.into_bits(), c.cr4.into_bits());
     let fixed = cr0 & x86::vmx::caps::CR0_FIXED0 == x86::vmx::caps::CR0_FIXED0
@@ -203,7 +207,9 @@ fn field(c: &Cpu, encoding: u64) -> Result<(u64, Field, bool, bool), Outcome> {
     let Some(at) = c.vmx.as_ref().and_then(|vmx| vmx.current) else {
         return Err(FailInvalid);
     };
-    let Some(caps) = c.vmx_caps else { return Err(FailInvalid) };
+    let Some(caps) = c.vmx_caps else {
+        return Err(FailInvalid);
+    };
     match Field::of_encoding(encoding) {
         Some((row, high)) if row.exists(&caps) => {
             let writable = !row.field.read_only() || caps.write_all_fields;

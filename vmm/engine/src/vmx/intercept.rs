@@ -79,7 +79,9 @@ fn plain(c: &mut Cpu, o: &Op) -> Done {
     let (first, second) = (primary(c), secondary(c));
     // What the control registers or the privilege level forbid is a fault, which the instruction raises.
     let own_fault = match reason {
-        R::Hlt | R::Invd | R::Wbinvd | R::Monitor | R::Mwait | R::Rdmsr | R::Wrmsr | R::Invpcid | R::MovDr => c.cpl != 0,
+        R::Hlt | R::Invd | R::Wbinvd | R::Monitor | R::Mwait | R::Rdmsr | R::Wrmsr | R::Invpcid | R::MovDr => {
+            c.cpl != 0
+        }
         R::Xsaves | R::Xrstors => c.cpl != 0 || !c.cr4.osxsave(),
         R::Xsetbv => c.cpl != 0 || !c.cr4.osxsave(),
         R::Rdtsc | R::Rdtscp => c.cr4.tsd() && c.cpl != 0,
@@ -170,7 +172,11 @@ fn control_register(c: &mut Cpu, o: &Op) -> Done {
         (0, 2) => guest.cr0_mask & guest.cr0_shadow & 8 != 0,
         _ => false,
     };
-    if exits { exit(c, o, ExitReason::CrAccess, o.imm) } else { Ok(()) }
+    if exits {
+        exit(c, o, ExitReason::CrAccess, o.imm)
+    } else {
+        Ok(())
+    }
 }
 
 /// LMSW with this operand: whether it causes a VM exit. SDM Vol. 3C 26.1.3, LMSW.
@@ -190,7 +196,11 @@ fn input_output(c: &mut Cpu, o: &Op) -> Done {
     if o.scale != 0 && c.get_sized(slot::RCX, o.dst.max(1)) == 0 {
         return Ok(());
     }
-    let port = if o.aux & 0x100 != 0 { c.get::<2>(slot::RDX) } else { o.imm >> 16 & 0xffff };
+    let port = if o.aux & 0x100 != 0 {
+        c.get::<2>(slot::RDX)
+    } else {
+        o.imm >> 16 & 0xffff
+    };
     io::may_access(c, port as u16, size)?;
     let Some(guest) = c.guest() else { return Ok(()) };
     let exits = if guest.primary.contains(Primary::IO_BITMAPS) {
@@ -213,9 +223,17 @@ fn input_output(c: &mut Cpu, o: &Op) -> Done {
     exit.length = o.len;
     if o.dst != 0 {
         let input = o.imm & 8 != 0;
-        let (segment, at) = if input { (ES, slot::RDI) } else { (o.seg as usize, slot::RSI) };
+        let (segment, at) = if input {
+            (ES, slot::RDI)
+        } else {
+            (o.seg as usize, slot::RSI)
+        };
         let offset = c.get_sized(at, o.dst);
-        let base = if c.is64() && segment < 4 { 0 } else { c.seg[segment].base };
+        let base = if c.is64() && segment < 4 {
+            0
+        } else {
+            c.seg[segment].base
+        };
         exit.linear = base.wrapping_add(offset) & if c.is64() { u64::MAX } else { 0xffff_ffff };
         exit.instruction = o.disp as u32;
     }
@@ -311,7 +329,10 @@ pub(crate) fn lower(l: &mut Lower) {
         M::Xsetbv => (R::Xsetbv, (0, 0, false)),
         M::Rdrand | M::Rdseed => {
             let register = number(l.i.op_register(0)) << 3 | size_bits(l);
-            (if mnemonic == M::Rdrand { R::Rdrand } else { R::Rdseed }, (register, 0, false))
+            (
+                if mnemonic == M::Rdrand { R::Rdrand } else { R::Rdseed },
+                (register, 0, false),
+            )
         }
         M::Invpcid => (R::Invpcid, operand(l, 0)),
         M::Xsaves | M::Xsaves64 => (R::Xsaves, operand(l, 0)),
@@ -323,7 +344,11 @@ pub(crate) fn lower(l: &mut Lower) {
                 M::Lgdt => 2,
                 _ => 3,
             };
-            let wide = if l.i.code().op_code().operand_size() == 16 { 0 } else { 1 << 11 };
+            let wide = if l.i.code().op_code().operand_size() == 16 {
+                0
+            } else {
+                1 << 11
+            };
             (R::GdtrOrIdtr, operand(l, which << 28 | wide))
         }
         M::Sldt | M::Str | M::Lldt | M::Ltr => {

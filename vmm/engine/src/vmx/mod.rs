@@ -30,8 +30,7 @@ use x86::vmx::fields::REGION;
 use x86::vmx::{ExitReason, Field, Vmcs};
 
 use crate::cpu::{Cpu, Event, Source};
-use crate::op::{Op, Reason, Stop};
-use crate::task::SwitchKind;
+use crate::op::{Reason, Stop};
 use x86::rflags::flag as rf;
 
 pub(crate) use exit::Delivered;
@@ -264,25 +263,6 @@ impl Cpu {
         Stop
     }
 
-    /// The VM exit that is under way, if there is one, is that of an instruction.
-    pub(crate) fn set_exit_length(&mut self, o: &Op) {
-        if let Some(exit) = &mut self.exit {
-            exit.length = o.len;
-        }
-    }
-
-    /// The VM exit that a task switch is. SDM Vol. 3C 26.2, task switches; Table 28-2 "Exit Qualification for Task Switches".
-    pub(crate) fn task_switch_exit(&mut self, selector: u16, why: SwitchKind) -> Stop {
-        let source = match why {
-            SwitchKind::Call => 0,
-            SwitchKind::Return => 1,
-            SwitchKind::Jump => 2,
-            SwitchKind::Event => 3,
-        };
-        let exit = ExitInformation::new(ExitReason::TaskSwitch).qualified(u64::from(selector) | source << 30);
-        self.vm_exit(exit)
-    }
-
     /// External interrupts cause VM exits.
     fn interrupts_exit(&self) -> bool {
         self.guest()
@@ -291,7 +271,10 @@ impl Cpu {
 
     /// An external interrupt that is delivered now causes a VM exit that leaves it pending.
     pub fn exits_unacknowledged(&self) -> bool {
-        self.interrupts_exit() && self.guest().is_some_and(|guest| !guest.exit.contains(Exit::ACKNOWLEDGE))
+        self.interrupts_exit()
+            && self
+                .guest()
+                .is_some_and(|guest| !guest.exit.contains(Exit::ACKNOWLEDGE))
     }
 
     /// Something of VMX operation comes before the next instruction and before interrupts.

@@ -2,9 +2,7 @@
 //! State").
 
 use x86::cr::{Cr0, Cr4, Efer};
-use x86::msr::{
-    IA32_DEBUGCTL, IA32_FS_BASE, IA32_GS_BASE, IA32_PAT, IA32_PERF_GLOBAL_CTRL, IA32_X2APIC_BASE,
-};
+use x86::msr::{IA32_DEBUGCTL, IA32_FS_BASE, IA32_GS_BASE, IA32_PAT, IA32_PERF_GLOBAL_CTRL, IA32_X2APIC_BASE};
 use x86::rflags::flag as rf;
 use x86::vmx::controls::{Entry, Exit, Pin};
 use x86::vmx::exits::{Interruptibility, activity};
@@ -139,7 +137,10 @@ impl Cpu {
             Activity::WaitForSipi => activity::WAIT_FOR_SIPI,
             Activity::Running => activity::ACTIVE,
         };
-        v.set(Field::GUEST_ACTIVITY, if self.activity == Activity::Waiting { 0 } else { state }.into());
+        v.set(
+            Field::GUEST_ACTIVITY,
+            if self.activity == Activity::Waiting { 0 } else { state }.into(),
+        );
         let mov_ss = self.stack_shadow_at == now;
         let held_off = Interruptibility::new()
             .with_mov_ss(mov_ss)
@@ -217,7 +218,11 @@ impl Cpu {
         self.set::<8>(slot::RSP, v.get(Field::GUEST_RSP));
         let flags = v.get(Field::GUEST_RFLAGS);
         self.set_rflags(flags);
-        self.cpl = if flags & rf::VM != 0 { 3 } else { (v.get32(Field::GUEST_SS_RIGHTS) >> 5 & 3) as u8 };
+        self.cpl = if flags & rf::VM != 0 {
+            3
+        } else {
+            (v.get32(Field::GUEST_SS_RIGHTS) >> 5 & 3) as u8
+        };
         let now = self.steps_now();
         let held_off = Interruptibility::from_bits(v.get32(Field::GUEST_INTERRUPTIBILITY));
         let at = |on| if on { now } else { u64::MAX };
