@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bus;
+pub mod pci;
 pub mod platform;
 pub mod random;
 pub mod unit;

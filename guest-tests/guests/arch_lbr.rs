@@ -43,7 +43,7 @@ fn clear() {
     assert!(records().iter().all(|r| (r.0, r.1) == (0, 0)));
 }
 
-/// IA32_LBR_DEPTH takes the depths of CPUID.1CH:EAX[7:0] and no other, and clears the records.
+/// IA32_LBR_DEPTH takes the depths of CPUID.1CH:EAX\[7:0\] and no other, and clears the records.
 fn depths() {
     let depths = leaf(0x1C, 0)[0] & 0xFF;
     for n in 1..=8u32 {

@@ -73,7 +73,7 @@ fn expected() -> Vec<(u64, u64)> {
     pattern::branches().iter().map(|b| (b.from, b.to)).collect()
 }
 
-/// IA32_DS_AREA takes canonical addresses; IA32_MISC_ENABLE[11] is read-only.
+/// IA32_DS_AREA takes canonical addresses; IA32_MISC_ENABLE\[11\] is read-only.
 fn registers() {
     write(IA32_DS_AREA, 0xFFFF_8000_0000_0000u64);
     assert_eq!(read(IA32_DS_AREA), 0xFFFF_8000_0000_0000);

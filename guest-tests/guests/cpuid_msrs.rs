@@ -203,7 +203,7 @@ fn rdmsr_and_wrmsr_in_ring_3() {
     assert_eq!(FAULTS.load(SeqCst), 2 * registers.len() as u64);
 }
 
-/// The debug store, PEBS and its format agree with each other. SDM Vol. 4, IA32_MISC_ENABLE[12:11].
+/// The debug store, PEBS and its format agree with each other. SDM Vol. 4, IA32_MISC_ENABLE\[12:11\].
 fn the_debug_store_agrees() {
     let unavailable = read(IA32_MISC_ENABLE) >> 11 & 3;
     if !has(Feature::Ds) {

@@ -889,7 +889,7 @@ dr_rtm_store:
 "#
 );
 
-/// 18.3.3: a #DB or #BP in a transaction aborts it with EAX[4] and is not delivered.
+/// 18.3.3: a #DB or #BP in a transaction aborts it with EAX\[4\] and is not delivered.
 fn debug_exceptions_abort_transactions() {
     let at = row();
     watch();

@@ -83,7 +83,7 @@ fn registers_by_depth() {
     assert!(read(MSR_LASTBRANCH_TOS) < u64::from(stack.depth));
 }
 
-/// Formats as the model's IA32_PERF_CAPABILITIES[5:0] says: addresses are whole and sign-extended.
+/// Formats as the model's IA32_PERF_CAPABILITIES\[5:0\] says: addresses are whole and sign-extended.
 fn addresses_are_whole() {
     let stack = stack();
     clear();

@@ -192,7 +192,7 @@ const NETBURST: [Op; 2] = [
     Op::cpuid(1, Register::Eax),
     Op::needs(0xF00, 0xF00, 0, c"not a Pentium 4 (CPUID.1:EAX[11:8] is not 15)"),
 ];
-/// Model 2 or another, by CPUID.1:EAX[7:4], which is in R.
+/// Model 2 or another, by CPUID.1:EAX\[7:4\], which is in R.
 const PACKED: Op = Op::needs(0xF0, 0x20, 0x1DB, c"a Pentium 4 of model 3 or later (CPUID.1:EAX[7:4])");
 const PAIRS: Op = Op::needs(0xF0, 0x30, 0x680, c"a Pentium 4 before model 3 (CPUID.1:EAX[7:4])");
 const DS: [Op; 2] = [

@@ -341,7 +341,7 @@ pm_guess:
 "#
 );
 
-/// MSR_PERF_METRICS: IA32_PERF_CAPABILITIES[15].
+/// MSR_PERF_METRICS: IA32_PERF_CAPABILITIES\[15\].
 const METRICS: need::Need = need::Need {
     reason: "no MSR_PERF_METRICS (IA32_PERF_CAPABILITIES[15] is 0)",
     present: || need::perf_capabilities() & x86::pmu::capabilities::METRICS != 0,

@@ -121,7 +121,7 @@ fn a_trace_begins_with_psb() {
     }
 }
 
-/// Configurable PSB frequency: CPUID.14H.0:EBX[1].
+/// Configurable PSB frequency: CPUID.14H.0:EBX\[1\].
 const PSB_FREQ: Need = Need {
     reason: "no choice of PSB frequency (CPUID.14H.0:EBX[1] is 0)",
     present: || (need::PT.present)() && trace::ebx() & 2 != 0,
@@ -132,7 +132,7 @@ const PSB_FREQ: Need = Need {
     },
 };
 
-/// 33.2.8.2, PSBFreq: a PSB about every 2 KiB shifted left by it, for the values of CPUID.14H.1:EBX[31:16].
+/// 33.2.8.2, PSBFreq: a PSB about every 2 KiB shifted left by it, for the values of CPUID.14H.1:EBX\[31:16\].
 fn psb_comes_every_period() {
     for freq in (0..4u8).filter(|freq| leaf(0x14, 1)[1] >> (16 + freq) & 1 != 0) {
         let out = output();
@@ -176,7 +176,7 @@ pt_sleep_next:
 "#
 );
 
-/// Power-event trace: CPUID.14H.0:EBX[5].
+/// Power-event trace: CPUID.14H.0:EBX\[5\].
 const POWER: Need = Need {
     reason: "no power-event trace (CPUID.14H.0:EBX[5] is 0)",
     present: || (need::PT.present)() && trace::ebx() & 32 != 0,
@@ -330,7 +330,7 @@ fn status_after_a_trace() {
     assert_eq!(read(IA32_RTIT_CTL), RtitCtl::new().into_bits());
 }
 
-/// MTC: CPUID.14H.0:EBX[3], with the frequencies of 14H.1:EAX[31:16].
+/// MTC: CPUID.14H.0:EBX\[3\], with the frequencies of 14H.1:EAX\[31:16\].
 const MTC: Need = Need {
     reason: "no MTC packets (CPUID.14H.0:EBX[3] is 0)",
     present: || trace::ebx() & 8 != 0,
@@ -341,7 +341,7 @@ const MTC: Need = Need {
     },
 };
 
-/// Cycle-accurate mode: CPUID.14H.0:EBX[1].
+/// Cycle-accurate mode: CPUID.14H.0:EBX\[1\].
 const CYC: Need = Need {
     reason: "no cycle-accurate mode (CPUID.14H.0:EBX[1] is 0)",
     present: || trace::ebx() & 2 != 0,

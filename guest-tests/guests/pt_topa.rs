@@ -37,7 +37,7 @@ fn regions_follow_each_other() {
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-/// INT raises a PMI with GLOBAL_STATUS[55] when the region is full; the trace goes on.
+/// INT raises a PMI with GLOBAL_STATUS\[55\] when the region is full; the trace goes on.
 fn int_raises_a_pmi() {
     COUNT.store(0, SeqCst);
     SEEN.store(0, SeqCst);

@@ -91,7 +91,7 @@ fn messages() {
 }
 
 /// An NMI reaches a CPU with interrupts disabled; a fixed message does not.
-fn an_nmi_reaches_the_deaf() {
+fn an_nmi_reaches_masked_interrupts() {
     let cpus = Cpus::start();
     exception::on(2, |_| {
         REACHED.fetch_or(1 << apic::id(), SeqCst);
@@ -427,7 +427,7 @@ rt::tests! {
     "tests_smp";
     every_cpu_has_its_id: need::OTHER_CPUS;
     messages: need::OTHER_CPUS;
-    an_nmi_reaches_the_deaf: need::OTHER_CPUS;
+    an_nmi_reaches_masked_interrupts: need::OTHER_CPUS;
     nmis_of_two_senders_are_two: need::OTHER_CPUS;
     tsc_goes_on_from_cpu_to_cpu: need::OTHER_CPUS;
     adjust_is_of_each_cpu: need::OTHER_CPUS, need::TSC_ADJUST;

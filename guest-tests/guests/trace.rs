@@ -21,14 +21,14 @@ pub fn ebx() -> u32 {
     leaf(0x14, 0)[1]
 }
 
-/// More than one region in a table: CPUID.14H.0:ECX[1].
+/// More than one region in a table: CPUID.14H.0:ECX\[1\].
 pub const TABLES: need::Need = need::Need {
     reason: "one output region only (CPUID.14H.0:ECX[1] is 0)",
     present: || leaf(0x14, 0)[2] & 2 != 0,
     absent: || {},
 };
 
-/// Output to one range: CPUID.14H.0:ECX[2].
+/// Output to one range: CPUID.14H.0:ECX\[2\].
 pub const RANGE: need::Need = need::Need {
     reason: "no single-range output (CPUID.14H.0:ECX[2] is 0)",
     present: || leaf(0x14, 0)[2] & 4 != 0,
@@ -39,21 +39,21 @@ pub const RANGE: need::Need = need::Need {
     },
 };
 
-/// IP filters: CPUID.14H.0:EBX[2] and ranges in 14H.1:EAX[2:0].
+/// IP filters: CPUID.14H.0:EBX\[2\] and ranges in 14H.1:EAX\[2:0\].
 pub const RANGES: need::Need = need::Need {
     reason: "no IP ranges (CPUID.14H.1:EAX[2:0] is 0)",
     present: || ebx() & 4 != 0 && leaf(0x14, 1)[0] & 7 != 0,
     absent: || rt::cpu::no_msr(IA32_RTIT_ADDR0_A),
 };
 
-/// CR3 filter: CPUID.14H.0:EBX[0].
+/// CR3 filter: CPUID.14H.0:EBX\[0\].
 pub const CR3_FILTER: need::Need = need::Need {
     reason: "no CR3 filter (CPUID.14H.0:EBX[0] is 0)",
     present: || ebx() & 1 != 0,
     absent: || {},
 };
 
-/// PTWRITE: CPUID.14H.0:EBX[4].
+/// PTWRITE: CPUID.14H.0:EBX\[4\].
 pub const PTWRITE: need::Need = need::Need {
     reason: "no PTWRITE (CPUID.14H.0:EBX[4] is 0)",
     present: || ebx() & 16 != 0,
@@ -67,7 +67,7 @@ pub const PTWRITE: need::Need = need::Need {
     },
 };
 
-/// PendPSB and PendTopaPMI, and that IA32_RTIT_CTL.InjectPsbPmiOnEnable has them act: CPUID.14H.0:EBX[6].
+/// PendPSB and PendTopaPMI, and that IA32_RTIT_CTL.InjectPsbPmiOnEnable has them act: CPUID.14H.0:EBX\[6\].
 pub const INJECT: need::Need = need::Need {
     reason: "no preservation of PSBs and PMIs (CPUID.14H.0:EBX[6] is 0)",
     present: || ebx() & 64 != 0,

@@ -117,6 +117,11 @@ fn beginning(model: &'static CpuModel, control: u64) -> CpuState {
     state
 }
 
+/// Where the handler of a vector is, of 16 bytes.
+pub fn handler(vector: u64) -> u64 {
+    HANDLERS + vector * APART
+}
+
 /// What [`whole`] builds its machine from.
 pub fn config(model: &'static CpuModel) -> MachineConfig {
     MachineConfig {

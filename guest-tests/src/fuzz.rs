@@ -2,8 +2,12 @@
 //! panic nor take long. `guest-tests/fuzz` gives the same functions to libFuzzer.
 
 mod branches;
+mod control;
 mod counters;
+mod files;
 mod gdb;
+mod guest;
+mod linux;
 pub mod pt;
 mod registers;
 mod trace;
@@ -11,12 +15,16 @@ mod trace_folder;
 
 pub use branches::branches;
 use branches::recorders;
+pub use control::control;
 pub use counters::counters;
 use counters::samplers;
 use devices::virtio::block::Medium;
 use engine::bus::Bus;
 use engine::{CS, Cpu, CpuState, EngineOptions, Exit, Segment};
+pub use files::{model_file, session, symbols, trace_header};
 pub use gdb::gdb;
+pub use guest::guest;
+pub use linux::linux;
 use minivmm::cli::{self, Job};
 use minivmm::machine::Machine;
 use minivmm::machine::collect::{Collector, Limits};
@@ -136,6 +144,41 @@ pub const TARGETS: &[Target] = &[
         name: "trace_folder",
         run: trace_folder,
         seeds: trace_folders,
+    },
+    Target {
+        name: "linux",
+        run: linux,
+        seeds: linux::kernels,
+    },
+    Target {
+        name: "session",
+        run: session,
+        seeds: files::sessions,
+    },
+    Target {
+        name: "symbols",
+        run: symbols,
+        seeds: files::symbol_files,
+    },
+    Target {
+        name: "model_file",
+        run: model_file,
+        seeds: files::model_files,
+    },
+    Target {
+        name: "trace_header",
+        run: trace_header,
+        seeds: files::trace_headers,
+    },
+    Target {
+        name: "control",
+        run: control,
+        seeds: control::lines,
+    },
+    Target {
+        name: "guest",
+        run: guest,
+        seeds: guest::guests,
     },
 ];
 

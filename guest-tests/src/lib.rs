@@ -193,6 +193,15 @@ pub fn linux() -> &'static Linux {
     })
 }
 
+/// The initramfs with a C compiler, OpenSSL and stress-ng behind the tools, and the folder that they are taken from, where they run on the
+/// host by that folder's own dynamic linker. Fetched and made for this.
+pub fn linux_work() -> (PathBuf, PathBuf) {
+    static MADE: OnceLock<()> = OnceLock::new();
+    MADE.get_or_init(|| cargo(&["xtask", "guest", "--work"]));
+    let folder = target().join("guest");
+    (folder.join("initramfs-work.cpio"), folder.join("work/root"))
+}
+
 /// The Linux guest's kernel, and with it the oldest and the newest that `cargo xtask guest --kernels` could get. Tests in their long form
 /// have them fetched.
 pub fn linux_kernels() -> Vec<PathBuf> {
@@ -287,8 +296,13 @@ pub fn scripts_in_linux(scripts: &[&str]) -> Command {
 
 /// The same with more words on the kernel's command line.
 pub fn scripts_in_linux_with(words: &str, scripts: &[&str]) -> Command {
+    scripts_in_linux_of(&linux().tools, words, scripts)
+}
+
+/// The same with another initramfs.
+pub fn scripts_in_linux_of(initrd: &Path, words: &str, scripts: &[&str]) -> Command {
     let mut command = in_minivmm(&linux().kernel);
-    command.arg("--initrd").arg(&linux().tools).args([
+    command.arg("--initrd").arg(initrd).args([
         "--cmdline",
         &format!(
             "console=ttyS0 quiet panic=-1 {words} minivmm.script={}",

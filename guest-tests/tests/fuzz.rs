@@ -1,12 +1,32 @@
 //! Every parser of untrusted bytes with thousands of damaged inputs. `guest-tests/fuzz` lets a real fuzzer go on from there.
 
 use guest_tests::fuzz::{TARGETS, mutate};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Runs one target with mutations of its seeds.
+/// Inputs that libFuzzer found, as `cargo xtask fuzz --keep` has kept them.
+fn kept(name: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../resources/fuzz")
+        .join(name);
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+/// Runs one target with mutations of its seeds and of what is kept.
 fn hammer(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
-    let rounds = if guest_tests::full() { 20_000 } else { 4_000 };
+    // Two runs of a machine of two CPUs, and a search through a guest's memory, take longer than the rest.
+    let slower = match name {
+        "guest" => 40,
+        "linux" | "session" => 8,
+        _ => 1,
+    };
+    let rounds = if guest_tests::full() { 20_000 } else { 4_000 } / slower;
     let mut state = 0x6d69_6e69_766d_6d21_u64;
     let mut random = || {
         state ^= state << 13;
@@ -14,12 +34,16 @@ fn hammer(name: &str) {
         state ^= state << 17;
         state.wrapping_mul(0x2545_f491_4f6c_dd1d)
     };
-    let seeds = (target.seeds)();
+    let mut seeds = (target.seeds)();
     for seed in &seeds {
         (target.run)(seed);
         // Every length that a file could have been cut to, up to the end of its headers.
-        (0..seed.len().min(0x300)).for_each(|len| (target.run)(&seed[..len]));
+        let lens = (0..seed.len().min(0x300)).step_by(slower);
+        lens.for_each(|len| (target.run)(&seed[..len]));
     }
+    let kept = kept(name);
+    kept.iter().for_each(|input| (target.run)(input));
+    seeds.extend(kept);
     for round in 0..rounds {
         let seed = &seeds[round % seeds.len()];
         let bytes = mutate(seed, &mut random);
@@ -138,4 +162,60 @@ fn no_registers_upset_the_machine() {
 #[test]
 fn no_client_upsets_the_debugger_s_side() {
     hammer("gdb");
+}
+
+// covers: fuzz/linux
+#[test]
+fn no_memory_upsets_the_look_for_a_linux() {
+    hammer("linux");
+}
+
+// covers: fuzz/session
+#[test]
+fn no_session_upsets_a_replay() {
+    hammer("session");
+}
+
+// covers: fuzz/symbols
+#[test]
+fn no_symbols_upset_their_reader() {
+    hammer("symbols");
+}
+
+// covers: fuzz/model-file
+#[test]
+fn no_file_upsets_the_cpu_model() {
+    hammer("model_file");
+}
+
+// covers: fuzz/trace-header
+#[test]
+fn no_header_upsets_the_trace_reader() {
+    hammer("trace_header");
+}
+
+// covers: fuzz/control
+#[test]
+fn no_line_upsets_the_monitor() {
+    hammer("control");
+}
+
+// covers: fuzz/guest
+#[test]
+fn no_guest_of_two_cpus_ends_differently_twice() {
+    hammer("guest");
+}
+
+/// Each target has a test here.
+// covers: fuzz/libfuzzer
+#[test]
+fn every_target_is_tried() {
+    let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz.rs")).unwrap();
+    for target in TARGETS {
+        assert!(
+            source.contains(&format!("hammer(\"{}\")", target.name)),
+            "{}",
+            target.name
+        );
+    }
 }

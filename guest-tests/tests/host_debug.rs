@@ -11,6 +11,7 @@ use guest_tests::flat::{CODE, DATA, Flat};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use x86::model::SKYLAKE_SERVER;
+use x86::rflags::flag::{RF, TF};
 
 /// Programs, in the quick form.
 const CASES: u64 = 400;
@@ -19,8 +20,6 @@ const INSTRUCTIONS: u64 = 24;
 const REACH: u64 = 0x18;
 const STACK: u64 = DATA + 0x2000;
 const OSFXSR: u64 = 1 << 9;
-const RF: u64 = 1 << 16;
-const TF: u64 = 1 << 8;
 
 /// SplitMix64.
 struct Rng(u64);

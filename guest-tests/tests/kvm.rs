@@ -202,7 +202,7 @@ fn an_nmi_reaches_a_cpu_that_lets_no_interrupt_in() {
     let report = Report::read(&guest.console);
     let point = report
         .as_ref()
-        .and_then(|report| report.point("an_nmi_reaches_the_deaf"));
+        .and_then(|report| report.point("an_nmi_reaches_masked_interrupts"));
     assert_eq!(point, Some(&Point::Passed), "{}\n{}", guest.console, guest.errors);
 }
 
@@ -218,7 +218,7 @@ fn kvm_starts_the_cpus_and_takes_messages_between_them() {
         .args(["--cpus", "3", "--cpu-model", "westmere", "--stats"]);
     let guest = run(&mut command, Duration::from_secs(120));
     let report = Report::read(&guest.console);
-    for test in ["every_cpu_has_its_id", "messages", "an_nmi_reaches_the_deaf"] {
+    for test in ["every_cpu_has_its_id", "messages", "an_nmi_reaches_masked_interrupts"] {
         let point = report.as_ref().and_then(|report| report.point(test));
         assert_eq!(
             point,

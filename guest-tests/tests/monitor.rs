@@ -362,7 +362,7 @@ fn addresses_are_translated() {
 fn looking_changes_nothing() {
     for model in MODELS {
         let lines = [
-            "lbr", "bts", "pt", "pebs", "pmu", "dr", "debugctl", "tsc", "rdt", "irq", "info", "kaslr", "help",
+            "lbr", "bts", "pt", "pebs", "pmu", "dr", "debugctl", "tsc", "rdt", "irq", "info", "kaslr", "help", "hash",
         ];
         let mut lines: Vec<String> = lines.map(String::from).into();
         lines.extend(["cpuid 1", "cpuid 0xd 1", "pagewalk 0x212345", "gva2gpa 0x100000"].map(String::from));

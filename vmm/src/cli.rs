@@ -17,8 +17,8 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions, ReverseOptions,
-        SerialTarget, VIRTUAL_RTC_BASE,
+        BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions,
+        ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
@@ -59,6 +59,9 @@ pub struct Cli {
     /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
     #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
+    /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus
+    #[arg(long, value_enum, default_value_t = BusChoice::Mmio)]
+    bus: BusChoice,
     /// The folder's tree appears below /inject in a Linux guest; an executable DIR/init is run first, in place of /init
     #[arg(long, value_name = "DIR")]
     inject: Option<PathBuf>,
@@ -111,6 +114,8 @@ pub struct Cli {
     /// A socket that takes commands while the guest runs, as JSON lines; `minivmm ctl` speaks to it
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
     control: Option<PathBuf>,
+    // The brackets are the help's, which says what may be left out.
+    #[allow(rustdoc::broken_intra_doc_links)]
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT (this host alone, unless HOST says otherwise) or unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(parse_gdb))]
     gdb: Option<DebugAddress>,
@@ -307,6 +312,7 @@ where
         inject: cli.inject,
         collect: cli.collect,
         disks: cli.disks,
+        bus: cli.bus,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
         cpus: cli.cpus,

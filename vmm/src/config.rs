@@ -64,6 +64,25 @@ pub enum ClockMode {
     Virtual,
 }
 
+/// Where virtio devices are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BusChoice {
+    /// At fixed addresses that the ACPI tables name (virtio-mmio)
+    #[default]
+    Mmio,
+    /// On a PCI bus (virtio-pci), where the kernels and installers of distributions look for them
+    Pci,
+}
+
+impl From<BusChoice> for machine::pci::BusKind {
+    fn from(choice: BusChoice) -> Self {
+        match choice {
+            BusChoice::Mmio => machine::pci::BusKind::Mmio,
+            BusChoice::Pci => machine::pci::BusKind::Pci,
+        }
+    }
+}
+
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
@@ -110,7 +129,7 @@ pub struct RecordOptions {
 pub struct InitrdFile {
     /// The file.
     pub path: PathBuf,
-    /// What a multiboot or PVH kernel is told of it behind its name.
+    /// The words that a multiboot or PVH kernel gets behind its name.
     pub words: Vec<u8>,
 }
 
@@ -136,6 +155,8 @@ pub struct MachineConfig {
     pub collect: Option<PathBuf>,
     /// The disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
+    /// Where virtio devices are.
+    pub bus: BusChoice,
     /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
@@ -149,7 +170,7 @@ pub struct MachineConfig {
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
     pub units: kvm::units::UnitRequests,
-    /// Units that have not run on the hardware they are for may be wished for, too.
+    /// Units that have not run on the hardware they are for may be asked for, too.
     pub experimental: bool,
     /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
     pub host_trace: Option<Arc<dyn Traces>>,
@@ -209,6 +230,7 @@ impl MachineConfig {
             inject: None,
             collect: None,
             disks: Vec::new(),
+            bus: BusChoice::Mmio,
             cmdline: None,
             memory: 512 << 20,
             cpus: 1,

@@ -1,4 +1,4 @@
-//! What the operator is told when something goes wrong, and the exit statuses.
+//! The messages for the operator when something goes wrong, and the exit statuses.
 //!
 //! Every message is one line that says what, where and what to do; the guest's own faults are ordinary values elsewhere.
 

@@ -26,6 +26,8 @@ pub struct ReplayOptions {
     /// What --reverse may take of memory
     #[arg(long, value_name = "SIZE", default_value = "1G", requires = "reverse", value_parser = crate::parse::parse_size, allow_negative_numbers = true)]
     pub(crate) reverse_memory: u64,
+    // The brackets are the help's, which says what may be left out.
+    #[allow(rustdoc::broken_intra_doc_links)]
     /// Where gdb can connect: tcp:[HOST:]PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_gdb))]
     pub(crate) gdb: Option<DebugAddress>,

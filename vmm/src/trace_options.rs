@@ -23,6 +23,8 @@ pub struct Arguments {
     /// Record only the kernel, user programs, an address space or addresses (repeatable: what all of them let through; `ip` up to four times)
     #[arg(long = "trace-filter", value_name = "kernel|user|cr3=X|ip=A-B", requires = "trace", value_parser = parse_filter)]
     filters: Vec<Filter>,
+    // The brackets are the help's, which says what may be left out.
+    #[allow(rustdoc::broken_intra_doc_links)]
     /// Begin when this happens: an address or symbol is executed, instructions=N have retired, `hypercall`, port=P[:VALUE] is written
     #[arg(long = "trace-start", value_name = "WHEN", requires = "trace")]
     start: Option<String>,

@@ -261,7 +261,7 @@ fn disks_and_folders_that_cannot_be_used_are_one_line() {
         ("--disk disk --disk disk", &["--disk disk", "in use"]),
         ("--disk disk --disk disk,readonly", &["--disk disk", "in use"]),
         ("--disk ,overlay", &["--disk", "needs a file"]),
-        (many.trim(), &["--disk disk", "one disk too many"]),
+        (many.trim(), &["--disk disk", "one device too many"]),
         ("--disk disk --serial file:disk", &["--serial file:disk", "same file"]),
         ("--inject missing", &["--inject missing", "Linux kernel"]),
         ("--collect text", &["--collect text", "is not a directory"]),

@@ -321,6 +321,29 @@ fn the_monitor_answers_over_the_socket() {
     assert_eq!(guest.end(), 0);
 }
 
+// covers: monitor/hash
+#[test]
+fn the_hash_is_the_one_that_stats_print() {
+    let guest = Guest::start(&spinner(), &["--paused", "--stats"]);
+    let mut client = guest.client();
+    let mut monitor = |line: &str| {
+        client.send(format!("{{\"command\":\"monitor\",\"line\":\"{line}\"}}\n").as_bytes());
+        client.answer()["text"].as_str().unwrap().to_string()
+    };
+    let first = monitor("hash");
+    assert!(first.ends_with(" at step 0\n"), "{first}");
+    monitor("run-to 1000");
+    let second = monitor("hash");
+    let (hash, step) = second.split_once(' ').unwrap();
+    assert_eq!(step, "at step 1000\n");
+    assert!(hash.len() == 16 && !first.starts_with(hash), "{first}{second}");
+    assert_eq!(monitor("hash"), second);
+    client.ask("quit");
+    let output = guest.process.output();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains(&format!("state hash:   {hash}")), "{errors}");
+}
+
 // covers: monitor/trace
 #[test]
 fn the_monitor_begins_and_stops_a_recording() {

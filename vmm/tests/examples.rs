@@ -139,3 +139,44 @@ fn the_kubernetes_job_is_one() {
     let completions = spec["completions"].as_i64().unwrap();
     assert!(script.contains(&format!("+ 1))/{completions} ")), "{script}");
 }
+
+/// Each job's steps are ones, and what they name is there.
+// covers: suite/ci-workflow
+#[test]
+fn the_project_s_own_workflow_is_one() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let workflow = load("../../.github/workflows/ci.yml");
+    let jobs = workflow["jobs"].as_hash().unwrap();
+    let mut scripts = String::new();
+    for job in jobs.values() {
+        only(job, &["runs-on", "container", "timeout-minutes", "steps"]);
+        for step in job["steps"].as_vec().unwrap() {
+            only(step, &["uses", "run", "with", "env"]);
+            match (&step["uses"], &step["run"]) {
+                (Yaml::String(action), Yaml::BadValue) => {
+                    assert!(action.contains('@'), "{action} has no version");
+                    let arguments = step["with"]["arguments"].as_str().unwrap_or_default();
+                    if let Some((_, file)) = arguments.split_once("--config ") {
+                        assert!(root.join(file).is_file(), "{file}");
+                    }
+                }
+                (Yaml::BadValue, Yaml::String(script)) => scripts += &format!("{script}\n"),
+                _ => panic!("a step has one of `uses` and `run`: {step:?}"),
+            }
+        }
+    }
+    assert!(scripts.contains(".ci/run") && root.join(".ci/run").is_file());
+    let crates: Vec<&str> = scripts
+        .split(" -p ")
+        .skip(1)
+        .filter_map(|rest| rest.split_whitespace().next())
+        .collect();
+    assert!(!crates.is_empty());
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    for name in crates {
+        assert!(
+            manifest.contains(&format!("\n{name} = {{ path = ")),
+            "{name} is no crate of ours"
+        );
+    }
+}

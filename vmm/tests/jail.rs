@@ -451,3 +451,31 @@ fn probe_says_what_this_kernel_has_of_the_jail() {
         serde_json::json!({ "seccomp": true, "landlock": landlock })
     );
 }
+
+/// Every other test runs the program as people do. User-mode emulation has no seccomp, and goes without.
+// covers: jail/everywhere
+#[test]
+fn the_sandbox_is_off_in_no_other_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut without = Vec::new();
+    let mut folders: Vec<PathBuf> = ["vmm", "guest-tests", "tools"].map(|folder| root.join(folder)).to_vec();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && !path.ends_with("target") {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text: String = fs::read_to_string(&path).unwrap().split_whitespace().collect();
+                let count = text.matches("\"--sandbox\",\"off\"").count();
+                if count > 0 {
+                    let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_string();
+                    without.push((name, count));
+                }
+            }
+        }
+    }
+    without.sort();
+    let expected = [("guest-tests/src/lib.rs", 1), ("vmm/tests/jail.rs", 1)];
+    let without: Vec<(&str, usize)> = without.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+    assert_eq!(without, expected);
+}

@@ -410,7 +410,7 @@ impl Watch for Count {
     }
     fn branches(&mut self, records: &[BranchRecord], _: &mut dyn Processor) -> Effects {
         self.0.fetch_add(records.len(), std::sync::atomic::Ordering::Relaxed);
-        // An observer's wishes are nobody's command.
+        // What an observer asks for has no effect on the guest.
         Effects {
             debug: Some(1),
             pmi: true,

@@ -1,7 +1,7 @@
 //! Intel PT packets: bytes to packets and back. SDM Vol. 3C 33.4 "Trace Packets and Data Types".
 //!
 //! Bytes only: which packet is due when, filters and output regions are the tracing unit's matter, and what code ran is the
-//! flow decoder's. [`encode`] and its faster relatives ([`encode_tip`], [`encode_short_tnt`], [`encode_long_tnt`]) write one
+//! flow decoder's. [`encode()`] and its faster relatives ([`encode_tip`], [`encode_short_tnt`], [`encode_long_tnt`]) write one
 //! packet into sixteen bytes of room; [`Decoder`] walks a trace.
 //!
 //! TRIG packets (trigger tracing) are unknown here: no processor that the project models has them.

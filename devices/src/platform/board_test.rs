@@ -377,6 +377,10 @@ impl Lines for Heard {
     fn set(&self, gsi: u8, asserted: bool) {
         self.0.lock().unwrap().push((gsi, asserted));
     }
+
+    fn message(&self, message: Message) {
+        self.0.lock().unwrap().push((message.data as u8, true));
+    }
 }
 
 impl Heard {

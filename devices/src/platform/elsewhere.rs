@@ -5,10 +5,15 @@
 
 use std::fmt;
 
+use crate::pci::Message;
+
 /// Where the lines of the devices lead that are left on such a board.
 pub trait Lines: fmt::Debug + Send {
     /// A line has changed. Global system interrupts: the ISA lines by their numbers, and from 16 on the IOAPIC's other pins.
     fn set(&self, gsi: u8, asserted: bool);
+
+    /// A device sends a message-signalled interrupt.
+    fn message(&self, message: Message);
 }
 
 /// The way out of such a board.
@@ -28,6 +33,11 @@ impl Elsewhere {
             pins: 0,
             missed: false,
         }
+    }
+
+    /// A message-signalled interrupt.
+    pub fn message(&self, message: Message) {
+        self.lines.message(message);
     }
 
     /// An ISA line has changed.

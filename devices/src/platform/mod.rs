@@ -22,7 +22,8 @@ use x86::model::CpuModel;
 use x86::msr::MsrFault;
 
 use crate::bus::{AddressMap, MapError, Width, all_ones};
-use crate::unit::apic_message::{ApicMessage, Delivery};
+use crate::pci::Message;
+use crate::unit::apic_message::{ApicMessage, Delivery, Destination};
 use crate::unit::lapic::{Action, Lapic, LapicCaps, LapicState, Signal};
 use acpi_pm::AcpiPm;
 use debug_exit::DebugExit;
@@ -52,6 +53,10 @@ pub const GSI_PIT: u8 = 2;
 const PIN_8259: usize = 0;
 
 const IOAPIC_PAGE: u64 = 0x1000;
+
+/// SDM Vol. 3A 11.11.1 "Message Address Register Format": the upper twelve bits, and the destination mode.
+const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
+const MESSAGE_LOGICAL: u64 = 1 << 2;
 
 /// What the machine has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,7 +155,7 @@ impl Port {
             Port::PmEvent => "ACPI PM1a event",
             Port::PmControl => "ACPI PM1a control: power off",
             Port::PmTimer => "ACPI timer, 3.579545 MHz",
-            Port::PciAddress => "reset control at CF9H; no PCI",
+            Port::PciAddress => "PCI CONFIG_ADDRESS, as a double word; reset control at CF9H",
             Port::DebugExit => "debug exit: ends the run with (v << 1) | 1",
             Port::Diagnostic => "diagnostic codes: dropped",
         }
@@ -168,8 +173,8 @@ pub fn port_table() -> Vec<(u16, u16, &'static str)> {
     rows
 }
 
-/// The map of the ports. What is not in it reads all ones: the FPU's F0H and F1H, PCI's configuration data at CFCH, absent serial
-/// ports.
+/// The map of the ports. What is not in it reads all ones: the FPU's F0H and F1H, absent serial ports. PCI's
+/// configuration data at CFCH are not the board's.
 fn ports() -> Result<AddressMap<Port>, MapError> {
     let mut map = AddressMap::new(0xffff);
     for (first, len, width, owner) in PORTS {
@@ -601,6 +606,31 @@ impl Platform {
             let message = self.ioapic.set_pin(usize::from(gsi), asserted);
             self.deliver_all(message);
         }
+    }
+
+    /// A device's message-signalled interrupt. SDM Vol. 3A 11.11 "Message Signalled Interrupts".
+    pub fn message(&mut self, message: Message) {
+        if let Some(elsewhere) = &self.elsewhere {
+            return elsewhere.message(message);
+        }
+        // Anywhere else it would be a write of memory, which no driver has a device do.
+        if message.address & !0xf_ffff != MESSAGE_ADDRESS {
+            return;
+        }
+        let logical = message.address & MESSAGE_LOGICAL != 0;
+        let Some(delivery) = Delivery::from_bits(message.data >> 8) else {
+            return;
+        };
+        self.deliver(
+            ApicMessage {
+                destination: Destination::from_u8((message.address >> 12) as u8, logical),
+                delivery,
+                vector: message.data as u8,
+                // "Edge" and "level" differ for an IOAPIC that waits for the EOI, of which there is none here.
+                level: false,
+            },
+            None,
+        );
     }
 
     fn act(&mut self, cpu: usize, action: Option<Action>) {

@@ -149,15 +149,15 @@ pub struct LapicCaps {
     pub timer_khz: u32,
     /// The time-stamp counter's frequency in kHz.
     pub tsc_khz: u32,
-    /// x2APIC mode: CPUID.01H:ECX[21].
+    /// x2APIC mode: CPUID.01H:ECX\[21\].
     pub x2apic: bool,
-    /// The timer's TSC-deadline mode: CPUID.01H:ECX[24].
+    /// The timer's TSC-deadline mode: CPUID.01H:ECX\[24\].
     pub tsc_deadline: bool,
-    /// The CMCI entry of the LVT: IA32_MCG_CAP[10].
+    /// The CMCI entry of the LVT: IA32_MCG_CAP\[10\].
     pub cmci: bool,
     /// EOI broadcasts can be suppressed: bit 24 of the version register. Parts with x2APIC have it.
     pub suppress_eoi_broadcast: bool,
-    /// Bits of a physical address: CPUID.80000008H:EAX[7:0], or 36.
+    /// Bits of a physical address: CPUID.80000008H:EAX\[7:0\], or 36.
     pub physical_bits: u32,
 }
 
@@ -348,7 +348,7 @@ impl Lapic {
         self.s.id
     }
 
-    /// IA32_APIC_BASE.EN; while it is 0, CPUID.01H:EDX[9] reads 0.
+    /// IA32_APIC_BASE.EN; while it is 0, CPUID.01H:EDX\[9\] reads 0.
     pub fn enabled(&self) -> bool {
         self.s.base & EN != 0
     }

@@ -1,7 +1,7 @@
-//! Virtio devices (Virtual I/O Device (VIRTIO) Version 1.2) behind the MMIO transport.
+//! Virtio devices (Virtual I/O Device (VIRTIO) Version 1.2) behind a transport: MMIO registers or a PCI function.
 //!
 //! A request is carried out while the guest's notification is: at one counted instruction. So a run repeats, and the interrupt is
-//! there before the next instruction. Where a notification brings more work than [`mmio::SLICE`], the rest follows in slices at moments
+//! there before the next instruction. Where a notification brings more work than [`interface::SLICE`], the rest follows in slices at moments
 //! of virtual time, which are counted, too; between them others see to the machine.
 //!
 //! What a driver may not do is answered as 2.1.2 "Device Requirements: Device Status Field" has it: the device sets
@@ -9,7 +9,11 @@
 //! than the queue has entries and no more bytes than its device takes.
 
 pub mod block;
+pub mod console;
+pub mod interface;
 pub mod mmio;
+pub mod net;
+pub mod pci;
 pub mod request;
 pub mod rng;
 
@@ -31,6 +35,26 @@ impl fmt::Display for Nonsense {
 
 impl std::error::Error for Nonsense {}
 
+/// Whether a device can carry out the next request of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// As soon as it is there.
+    OnRequest,
+    /// It has nothing for the driver: buffers stay in the queue.
+    Nothing,
+    /// Something waits for the driver's buffers.
+    Waiting,
+}
+
+/// What came of something from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The device has taken so many bytes; of 0, it has to be offered again.
+    Bytes(usize),
+    /// Nobody will ever want it, and nothing has changed by it.
+    Dropped,
+}
+
 /// What a device is beyond its transport.
 pub trait Device: fmt::Debug + Send {
     /// Device ID (5 "Device Types").
@@ -40,7 +64,7 @@ pub trait Device: fmt::Debug + Send {
     fn features(&self) -> u64;
 
     /// The most entries that each queue may have, a power of 2 for each.
-    fn queues(&self) -> &'static [u16];
+    fn queues(&self) -> &[u16];
 
     /// The device configuration space.
     fn config(&self) -> Vec<u8>;
@@ -53,6 +77,21 @@ pub trait Device: fmt::Debug + Send {
     /// # Errors
     /// The request is none that the device could answer.
     fn request(&mut self, queue: usize, request: &mut Request) -> Result<u32, Nonsense>;
+
+    /// Whether the next request of a queue can be carried out. Queues through which the driver is handed what comes from outside say when
+    /// there is something.
+    fn readiness(&self, _queue: usize) -> Readiness {
+        Readiness::OnRequest
+    }
+
+    /// Something has come from outside for a port of the device (a network device and a disk have no more than port 0). `live`: the driver
+    /// has set the device up.
+    fn input(&mut self, _port: u32, _bytes: &[u8], _live: bool) -> Taken {
+        Taken::Dropped
+    }
+
+    /// The driver has reset the device.
+    fn reset(&mut self) {}
 
     /// What the device has to remember, without what a file holds.
     fn state(&self) -> DeviceState;
@@ -73,6 +112,10 @@ pub enum DeviceState {
     },
     /// The entropy source.
     Rng(Random),
+    /// A console with its ports.
+    Console(console::ConsoleState),
+    /// A network device.
+    Net(net::NetState),
 }
 
 #[cfg(test)]

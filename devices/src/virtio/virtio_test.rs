@@ -10,7 +10,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{
     block::{Block, Medium},
-    mmio::{PAUSE_NS, SLICE, Transport},
+    interface::{Access, PAUSE_NS, SLICE, TransportState},
+    mmio::Transport,
     request::Written,
     rng::Rng,
 };
@@ -119,6 +120,10 @@ struct Driver {
     now: u64,
 }
 
+fn driver_access<'a>(now: u64, memory: &'a GuestMemoryMmap, written: &'a mut Vec<Written>) -> Access<'a> {
+    Access { now, memory, written }
+}
+
 impl Driver {
     fn of(device: Transport) -> Self {
         Driver {
@@ -150,14 +155,8 @@ impl Driver {
     }
 
     fn set(&mut self, register: u32, value: u32) {
-        let _ = self.device.write(
-            register.into(),
-            4,
-            value.into(),
-            self.now,
-            &self.memory,
-            &mut self.written,
-        );
+        let mut access = driver_access(self.now, &self.memory, &mut self.written);
+        let _ = self.device.write(register.into(), 4, value.into(), &mut access);
     }
 
     fn negotiate(&mut self, features: u64) -> bool {
@@ -748,10 +747,10 @@ fn the_state_goes_out_and_comes_back() {
 
     // States that are none of this device's.
     for spoil in [
-        |s: &mut super::mmio::TransportState| s.queues.clear(),
-        |s: &mut super::mmio::TransportState| s.queues[0].max_size = 64,
-        |s: &mut super::mmio::TransportState| s.queues[0].size = 3,
-        |s: &mut super::mmio::TransportState| s.queues[0].used_ring = RAM,
+        |s: &mut TransportState| s.queues.clear(),
+        |s: &mut TransportState| s.queues[0].max_size = 64,
+        |s: &mut TransportState| s.queues[0].size = 3,
+        |s: &mut TransportState| s.queues[0].used_ring = RAM,
     ] {
         let mut bad = state.clone();
         spoil(&mut bad);
@@ -850,10 +849,13 @@ fn a_notification_is_served_in_slices() {
         let before = vast.moved();
         driver
             .device
-            .advance(due - 1, &driver.memory, &mut driver.written)
+            .advance(&mut driver_access(due - 1, &driver.memory, &mut driver.written))
             .unwrap();
         assert_eq!(vast.moved(), before, "not before it is time");
-        driver.device.advance(due, &driver.memory, &mut driver.written).unwrap();
+        driver
+            .device
+            .advance(&mut driver_access(due, &driver.memory, &mut driver.written))
+            .unwrap();
         assert!((1..SLICE + one).contains(&(vast.moved() - before)));
         slices += 1;
     }

@@ -165,7 +165,7 @@ pub struct DebugCtlCaps {
     /// The register.
     pub layout: DebugCtlLayout,
     /// The bits that WRMSR accepts on the part; any other is #GP(0). FREEZE_WHILE_SMM is never among them: a part has it
-    /// where IA32_PERF_CAPABILITIES[12] says so, and with no system-management mode here the models do not say so.
+    /// where IA32_PERF_CAPABILITIES\[12\] says so, and with no system-management mode here the models do not say so.
     pub writable: u64,
     /// Bits whose writes are dropped. A part with architectural last-branch records alone keeps LBR 0 that way.
     pub ignored: u64,

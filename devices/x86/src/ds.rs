@@ -5,12 +5,12 @@ use crate::cpuid::Features;
 /// What a model stores in the debug-store area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DsCaps {
-    /// IA32_MISC_ENABLE[11] clear: branch trace store is there.
+    /// IA32_MISC_ENABLE\[11\] clear: branch trace store is there.
     pub bts: bool,
     /// Bit 4 of a branch record's flags says whether the branch was predicted. The Core and Atom microarchitectures leave it
     /// 0. SDM Vol. 3B 18.4.9.1 "64 Bit Format of the DS Save Area".
     pub bts_predicted: bool,
-    /// IA32_MISC_ENABLE[12] clear: processor-event-based sampling is there.
+    /// IA32_MISC_ENABLE\[12\] clear: processor-event-based sampling is there.
     pub pebs: Option<PebsCaps>,
 }
 
@@ -18,7 +18,7 @@ pub struct DsCaps {
 /// microarchitecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PebsCaps {
-    /// The format of the records: IA32_PERF_CAPABILITIES[11:8].
+    /// The format of the records: IA32_PERF_CAPABILITIES\[11:8\].
     pub format: PebsFormat,
     /// Bits of IA32_PEBS_ENABLE that can be written: general counters from bit 0; from bit 32 fixed counters where records
     /// are adaptive, else load latency.

@@ -12,7 +12,7 @@ use crate::msr::{
 /// The most entries that any model has.
 pub const MAX_DEPTH: usize = 32;
 
-/// How an entry is laid out: IA32_PERF_CAPABILITIES[5:0]. SDM Vol. 3B 18.4.8.1 "LBR Stack and Intel 64 Processors".
+/// How an entry is laid out: IA32_PERF_CAPABILITIES\[5:0\]. SDM Vol. 3B 18.4.8.1 "LBR Stack and Intel 64 Processors".
 ///
 /// The names say what an address is (linear, or effective: an offset in the code segment) and what stands beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum LbrFormat {
 }
 
 impl LbrFormat {
-    /// Whether an address is linear; else it is an offset in the code segment. For architectural records CPUID.1CH:EAX[31]
+    /// Whether an address is linear; else it is an offset in the code segment. For architectural records CPUID.1CH:EAX\[31\]
     /// decides instead.
     pub const fn linear(self) -> bool {
         matches!(self, Self::Linear | Self::LinearCycles | Self::LinearInfo)
@@ -236,7 +236,7 @@ pub struct ArchLbrLeaf {
 }
 
 impl ArchLbrLeaf {
-    /// Whether IA32_LBR_DEPTH can be set to `depth`: bit n of EAX[7:0] stands for 8 (n + 1).
+    /// Whether IA32_LBR_DEPTH can be set to `depth`: bit n of EAX\[7:0\] stands for 8 (n + 1).
     pub const fn has_depth(self, depth: u64) -> bool {
         depth != 0 && depth & 7 == 0 && depth <= 64 && self.regs[0] >> (depth / 8 - 1) & 1 != 0
     }

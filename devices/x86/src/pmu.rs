@@ -769,15 +769,15 @@ impl EventRow {
 /// What a model counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmuCaps {
-    /// Architectural version: CPUID.0AH:EAX[7:0]; 0 for the P6 family.
+    /// Architectural version: CPUID.0AH:EAX\[7:0\]; 0 for the P6 family.
     pub version: u8,
-    /// General counters: CPUID.0AH:EAX[15:8].
+    /// General counters: CPUID.0AH:EAX\[15:8\].
     pub general: u8,
-    /// Their width in bits: CPUID.0AH:EAX[23:16].
+    /// Their width in bits: CPUID.0AH:EAX\[23:16\].
     pub general_width: u8,
-    /// Fixed counters: CPUID.0AH:EDX[4:0].
+    /// Fixed counters: CPUID.0AH:EDX\[4:0\].
     pub fixed: u8,
-    /// Their width in bits: CPUID.0AH:EDX[12:5].
+    /// Their width in bits: CPUID.0AH:EDX\[12:5\].
     pub fixed_width: u8,
     /// The architectural events that are there, by index in [`ARCHITECTURAL`]: CPUID.0AH:EBX, inverted, within its length.
     pub architectural: u8,

@@ -48,20 +48,20 @@ pub struct L3Monitor {
     pub max_rmid: u32,
     /// EDX: [`Event::bit`]s.
     pub events: u32,
-    /// EAX[7:0] + 24: the width of the bandwidth counters in bits.
+    /// EAX\[7:0\] + 24: the width of the bandwidth counters in bits.
     pub width: u32,
 }
 
 /// Allocation of a cache: CPUID.10H.1 (L3) and 10H.2 (L2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheAllocation {
-    /// EAX[4:0] + 1: bits of a capacity mask.
+    /// EAX\[4:0\] + 1: bits of a capacity mask.
     pub length: u32,
-    /// ECX[2]: code and data prioritisation.
+    /// ECX\[2\]: code and data prioritisation.
     pub cdp: bool,
-    /// ECX[3]: masks need not be contiguous.
+    /// ECX\[3\]: masks need not be contiguous.
     pub sparse: bool,
-    /// EDX[15:0]: the highest class of service.
+    /// EDX\[15:0\]: the highest class of service.
     pub max_cos: u32,
 }
 
@@ -82,11 +82,11 @@ impl CacheAllocation {
 /// Throttling of memory bandwidth: CPUID.10H.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BandwidthAllocation {
-    /// EAX[11:0] + 1: the largest delay.
+    /// EAX\[11:0\] + 1: the largest delay.
     pub max_delay: u32,
-    /// ECX[2]: delays are percentages, in steps of 100 less the largest one.
+    /// ECX\[2\]: delays are percentages, in steps of 100 less the largest one.
     pub linear: bool,
-    /// EDX[15:0]: the highest class of service.
+    /// EDX\[15:0\]: the highest class of service.
     pub max_cos: u32,
 }
 

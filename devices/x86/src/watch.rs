@@ -200,7 +200,7 @@ impl Default for Interest {
     }
 }
 
-/// What the units want of the machine after they have been told something.
+/// What the units ask of the machine after a callback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use]
 pub struct Effects {

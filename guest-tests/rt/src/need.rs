@@ -26,7 +26,7 @@ pub fn perf_capabilities() -> u64 {
     }
 }
 
-/// The stack of last-branch records in MSRs, as software finds it: by IA32_PERF_CAPABILITIES[5:0], and by family and model
+/// The stack of last-branch records in MSRs, as software finds it: by IA32_PERF_CAPABILITIES\[5:0\], and by family and model
 /// where that does not tell. SDM Vol. 3B 18.4.8.1 "LBR Stack and Intel 64 Processors", Table 18-5 and 18.5 to 18.14.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LbrStack {
@@ -85,17 +85,17 @@ impl LbrStack {
     }
 }
 
-/// CPUID.0AH:EAX[7:0], the version of architectural performance monitoring.
+/// CPUID.0AH:EAX\[7:0\], the version of architectural performance monitoring.
 pub fn pmu_version() -> u32 {
     leaf(0xA, 0)[0] & 0xFF
 }
 
-/// PEBS is there: the debug store is, IA32_MISC_ENABLE[12] (unavailable) is clear, and there are counters.
+/// PEBS is there: the debug store is, IA32_MISC_ENABLE\[12\] (unavailable) is clear, and there are counters.
 pub fn pebs() -> bool {
     has(Feature::Ds) && pmu_version() > 0 && crate::cpu::read(IA32_MISC_ENABLE) & 1 << 12 == 0
 }
 
-/// IA32_PERF_CAPABILITIES[11:8], the format of PEBS records.
+/// IA32_PERF_CAPABILITIES\[11:8\], the format of PEBS records.
 pub fn pebs_format() -> u64 {
     perf_capabilities() >> capabilities::PEBS_FORMAT_SHIFT & 15
 }
@@ -222,7 +222,7 @@ pub const LBR_CALL_STACK: Need = Need {
     },
 };
 
-/// Branch trace store: CPUID.1:EDX.DS and IA32_MISC_ENABLE[11] clear. SDM Vol. 3B 18.4.5 "Branch Trace Store (BTS)".
+/// Branch trace store: CPUID.1:EDX.DS and IA32_MISC_ENABLE\[11\] clear. SDM Vol. 3B 18.4.5 "Branch Trace Store (BTS)".
 pub const BTS: Need = Need {
     reason: "no BTS (IA32_MISC_ENABLE[11] is 1, or no debug store)",
     present: || has(Feature::Ds) && crate::cpu::read(IA32_MISC_ENABLE) & 1 << 11 == 0,

@@ -1,4 +1,4 @@
-//! The developer loop, one word each: `cargo xtask demo | test | lab | matrix | bench | coverage | guest | guide`.
+//! The developer loop, one word each: `cargo xtask demo | test | lab | matrix | bench | coverage | guest | guide | lab | fuzz | soak`.
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -7,12 +7,14 @@ mod bench;
 mod counts;
 mod coverage;
 mod demo;
+mod fuzz;
 mod guest;
 mod guide;
 mod lab;
 mod matrix;
 mod packages;
 mod progress;
+mod soak;
 mod table;
 mod test;
 mod tree;
@@ -40,6 +42,10 @@ enum Command {
     Guide(guide::GuideOptions),
     /// Run minivmm on a real KVM: guest tests, units by handover, and Linux, with kvm-amd inside QEMU or kvm-intel inside Bochs
     Lab(lab::LabOptions),
+    /// Run the fuzz targets under libFuzzer, which learns from coverage
+    Fuzz(fuzz::FuzzOptions),
+    /// Run two equal Linux guests side by side for hours: perf, resctrl, modules, disks. Their states must stay the same, and nothing may grow
+    Soak(soak::SoakOptions),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +58,8 @@ fn main() -> ExitCode {
         Command::Guest(options) => guest::run(&options),
         Command::Guide(options) => guide::run(&options),
         Command::Lab(options) => lab::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
+        Command::Soak(options) => soak::run(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

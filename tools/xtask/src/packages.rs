@@ -23,6 +23,12 @@ pub const GCC: Need = Need {
     program: "gcc",
     why: "links Rust programs and builds the test guests",
 };
+/// The C++ compiler, for libFuzzer's sources.
+pub const GXX: Need = Need {
+    package: "g++",
+    program: "g++",
+    why: "builds libFuzzer",
+};
 /// objcopy and as.
 pub const BINUTILS: Need = Need {
     package: "binutils",

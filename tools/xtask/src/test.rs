@@ -4,7 +4,7 @@ use crate::counts::{Counts, Runner};
 use crate::packages::{self, find_program};
 use crate::progress::Stage;
 use crate::table::{self, Align};
-use crate::{coverage, guest, lab, tree};
+use crate::{coverage, fuzz, guest, lab, tree};
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::PathBuf;
@@ -16,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// The same for the long form.
 const FULL_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
+
+/// How long each fuzz target is run under libFuzzer with `--full`.
+const FUZZ_SECONDS: u64 = 30;
 
 /// How long each family of the differential test goes on with `--full`, in each of its code sizes.
 const DIFFERENTIAL_SECONDS: &str = "6";
@@ -224,6 +227,14 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
     suite.stage("plain loop", |stage, suite, counts| {
         suite.tests(stage, counts, Tests::PlainLoop)
     });
+    if options.full {
+        suite.stage("fuzz", |stage, _, _| {
+            packages::ensure_installed(stage, &[packages::GXX], !options.no_install)?;
+            let figures = fuzz::run_targets(stage, &fuzz::targets()?, FUZZ_SECONDS)?;
+            fuzz::render(&figures).lines().for_each(|line| stage.say(line));
+            Ok(())
+        });
+    }
     let mut total = Counts::default();
     for row in &suite.rows {
         total += row.counts.clone().unwrap_or_default();

@@ -34,7 +34,7 @@ pub trait Bus {
     /// CPUID as the model has it, `[eax, ebx, ecx, edx]`. The engine itself fills in what depends on the core's state
     /// (OSXSAVE, the XSAVE area's sizes).
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4];
-    /// MONITOR and MWAIT are on (IA32_MISC_ENABLE[18]); else they are #UD.
+    /// MONITOR and MWAIT are on (IA32_MISC_ENABLE\[18\]); else they are #UD.
     fn monitor_enabled(&mut self) -> bool {
         true
     }

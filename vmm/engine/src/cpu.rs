@@ -1038,7 +1038,7 @@ impl Cpu {
     /// Lends the processor its surroundings for the length of a run.
     pub(crate) fn attach(&mut self, shared: NonNull<SharedState>, bus: &mut dyn Bus) {
         self.shared = Some(shared);
-        // SAFETY: Only the lifetime is dropped; `detach` ends the loan before `Engine::run` returns.
+        // SAFETY: Only the lifetime is dropped; `detach` ends the borrow before `Engine::run` returns.
         self.bus = Some(unsafe {
             core::mem::transmute::<NonNull<dyn Bus + '_>, NonNull<dyn Bus + 'static>>(NonNull::from(bus))
         });
@@ -1067,7 +1067,7 @@ impl Cpu {
     #[inline(always)]
     pub(crate) fn bus(&mut self) -> &mut dyn Bus {
         let mut p = self.bus.expect("the processor runs inside Engine::run");
-        // SAFETY: As in `core`: a unique loan for the length of the run.
+        // SAFETY: As in `core`: a unique borrow for the length of the run.
         unsafe { p.as_mut() }
     }
 

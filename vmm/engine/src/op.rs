@@ -37,7 +37,7 @@ pub(crate) enum Reason {
     Replay,
     /// Branch records must be handed over before the instruction runs; `rip` is the instruction.
     Drain,
-    /// The units want [`Watch::before`] called before the instruction; `rip` is the instruction.
+    /// The units want [`Watch::before`](x86::watch::Watch::before) called before the instruction; `rip` is the instruction.
     Observe,
     /// The instruction aborts the transaction that is open; `rip` is the instruction.
     Abort,

@@ -138,16 +138,18 @@ impl Ram {
         dirty
     }
 
-    /// Reads guest-physical memory that need not be RAM: other bytes read as all ones.
+    /// Reads 4 or 8 bytes of guest-physical memory that need not be RAM: other bytes read as all ones.
     pub fn read_phys(&self, gpa: u64, size: usize) -> u64 {
         match self.host(gpa) {
             Some(host) if (gpa & 0xfff) as usize + size <= 0x1000 => {
-                let mut bytes = [0u8; 8];
                 // SAFETY: Within the page that `host` found.
                 unsafe {
-                    core::ptr::copy_nonoverlapping(host.add((gpa & 0xfff) as usize), bytes.as_mut_ptr(), size.min(8))
-                };
-                u64::from_le_bytes(bytes)
+                    let at = host.add((gpa & 0xfff) as usize);
+                    match size {
+                        8 => at.cast::<u64>().read_unaligned(),
+                        _ => at.cast::<u32>().read_unaligned().into(),
+                    }
+                }
             }
             _ => u64::MAX,
         }

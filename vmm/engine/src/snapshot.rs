@@ -1,4 +1,4 @@
-//! What a snapshot needs beside [`CpuState`](crate::CpuState): pages that have been written, and what processors remember of
+//! What a snapshot needs beside [`CpuState`]: pages that have been written, and what processors remember of
 //! page tables.
 //!
 //! Decoded code and the links within it are not state: whatever of it there is, a guest sees the same.

@@ -20,6 +20,8 @@ pub(crate) const ENTRIES: usize = 4096;
 const HUGE: usize = 64;
 /// Address spaces kept at a time, user and supervisor counted apart.
 const SETS: usize = 16;
+/// Entries of a set that are remembered one by one as filled: beyond so many the whole set is cleared.
+const REMEMBERED: usize = ENTRIES / 4;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -89,6 +91,30 @@ struct Set {
     valid: bool,
     used: u64,
     entries: Box<[Entry; ENTRIES]>,
+    /// Indices of the entries that were filled since the set was cleared, an index more than once if its entry was forgotten
+    /// meanwhile. At [`REMEMBERED`] it is full, and others may be filled, too: clearing 128 KiB costs more than most address spaces fill.
+    filled: Vec<u16>,
+}
+
+impl Set {
+    /// Does something with each entry that is not empty, more than once perhaps, and with some that are.
+    fn for_each(&mut self, mut f: impl FnMut(usize, &mut Entry)) {
+        if self.filled.len() < REMEMBERED {
+            for i in self.filled.iter().map(|&i| usize::from(i)) {
+                f(i, &mut self.entries[i]);
+            }
+        } else {
+            for (i, e) in self.entries.iter_mut().enumerate() {
+                f(i, e);
+            }
+        }
+    }
+
+    /// Forgets all entries.
+    fn clear(&mut self) {
+        self.for_each(|i, e| *e = empty(i));
+        self.filled.clear();
+    }
 }
 
 #[repr(C)]
@@ -139,12 +165,6 @@ impl Entry {
     }
 }
 
-fn clear(entries: &mut [Entry; ENTRIES]) {
-    for (i, e) in entries.iter_mut().enumerate() {
-        *e = empty(i);
-    }
-}
-
 impl Tlb {
     /// Where the pointer to the entries in use is.
     pub const CURRENT: usize = core::mem::offset_of!(Tlb, current);
@@ -152,20 +172,12 @@ impl Tlb {
     pub fn new() -> Tlb {
         let mut sets: Vec<Set> = (0..SETS)
             .map(|_| {
-                let mut entries: Box<[Entry; ENTRIES]> = vec![
-                    Entry {
-                        read: 0,
-                        write: 0,
-                        exec: 0,
-                        host: 0
-                    };
-                    ENTRIES
-                ]
-                .into_boxed_slice()
-                .try_into()
-                .ok()
-                .expect("length is ENTRIES");
-                clear(&mut entries);
+                let entries: Box<[Entry; ENTRIES]> = (0..ENTRIES)
+                    .map(empty)
+                    .collect::<Box<[Entry]>>()
+                    .try_into()
+                    .ok()
+                    .expect("length is ENTRIES");
                 Set {
                     pcid: 0,
                     root: None,
@@ -173,6 +185,7 @@ impl Tlb {
                     valid: false,
                     used: 0,
                     entries,
+                    filled: Vec::with_capacity(REMEMBERED),
                 }
             })
             .collect();
@@ -209,8 +222,13 @@ impl Tlb {
     pub fn fill_in(&mut self, set: usize, linear: u64, host: u64, read: bool, write: Grant, exec: Grant) {
         let (i, page) = (Self::index(linear), linear & !0xfff);
         let tag = |on| if on { page } else { never(i) };
-        let (loads, stores) = self.sets[set].privilege.grants();
-        self.sets[set].entries[i] = Entry {
+        let set = &mut self.sets[set];
+        let (loads, stores) = set.privilege.grants();
+        // No page of guest RAM is at the host's address 0, which is that of an empty entry.
+        if set.entries[i].host == 0 && set.filled.len() < REMEMBERED {
+            set.filled.push(i as u16);
+        }
+        set.entries[i] = Entry {
             read: tag(read && loads),
             write: match write {
                 Grant::HeldBack if stores => held_back(page),
@@ -269,7 +287,7 @@ impl Tlb {
                 .min_by_key(|&i| if self.sets[i].valid { self.sets[i].used + 1 } else { 0 })
                 .unwrap_or(0);
             let s = &mut self.sets[i];
-            clear(&mut s.entries);
+            s.clear();
             (s.pcid, s.root, s.privilege, s.valid) = (pcid, None, privilege, true);
             i
         });
@@ -283,7 +301,7 @@ impl Tlb {
         let set = &mut self.sets[self.now];
         if set.root != Some(cr3) {
             if set.root.is_some() {
-                clear(&mut set.entries);
+                set.clear();
             }
             set.root = Some(cr3);
         }
@@ -297,7 +315,7 @@ impl Tlb {
         self.large = [0; 64];
         self.huge.clear();
         self.keys = 0;
-        clear(&mut self.sets[self.now].entries);
+        self.sets[self.now].clear();
         self.sets[self.now].valid = true;
     }
 
@@ -306,7 +324,7 @@ impl Tlb {
         for (i, s) in self.sets.iter_mut().enumerate() {
             if s.valid && s.pcid == pcid {
                 if i == self.now {
-                    clear(&mut s.entries);
+                    s.clear();
                 } else {
                     s.valid = false;
                 }
@@ -368,11 +386,11 @@ impl Tlb {
     /// Forgets the addresses that agree above `shift`.
     fn flush_region(&mut self, shift: u32, region: u64) {
         for s in self.sets.iter_mut().filter(|s| s.valid) {
-            for (i, e) in s.entries.iter_mut().enumerate() {
+            s.for_each(|i, e| {
                 if [e.read, e.write, e.exec].iter().any(|tag| tag >> shift == region) {
                     *e = empty(i);
                 }
-            }
+            });
         }
     }
 
@@ -389,22 +407,22 @@ impl Tlb {
     /// Holds all fetches back.
     pub fn hold_fetches_back(&mut self) {
         for s in self.sets.iter_mut().filter(|s| s.valid) {
-            for (i, e) in s.entries.iter_mut().enumerate() {
+            s.for_each(|i, e| {
                 if Self::index(e.exec) == i {
                     e.exec = held_back(e.exec);
                 }
-            }
+            });
         }
     }
 
     fn hold_back_if(&mut self, is: impl Fn(&Entry) -> bool) {
         for s in self.sets.iter_mut().filter(|s| s.valid) {
-            for (i, e) in s.entries.iter_mut().enumerate() {
+            s.for_each(|i, e| {
                 // A tag that can match is one of its own index.
                 if Self::index(e.write) == i && is(e) {
                     e.write = held_back(e.write);
                 }
-            }
+            });
         }
     }
 
@@ -445,7 +463,7 @@ impl Tlb {
         let last = state.spaces.len().saturating_sub(SETS);
         for (i, space) in state.spaces[last..].iter().enumerate() {
             let set = &mut self.sets[i];
-            clear(&mut set.entries);
+            set.clear();
             (set.pcid, set.root, set.privilege, set.valid) = (space.pcid, space.root, space.privilege, true);
             set.used = i as u64 + 1;
             self.now = i;

@@ -38,6 +38,43 @@ fn sets_are_kept_by_address_space_and_privilege() {
     assert_ne!(tlb.entry(0x5000).read, 0x5000);
 }
 
+/// Whether few entries were filled or many, and whatever became of them meanwhile.
+// covers: engine/tlb
+#[test]
+fn nothing_is_left_of_a_set_that_is_cleared() {
+    for pages in [1, 7, REMEMBERED as u64 - 1, REMEMBERED as u64, ENTRIES as u64] {
+        let mut tlb = Tlb::new();
+        let fill = |tlb: &mut Tlb| {
+            for page in 1..=pages {
+                tlb.fill(page << 12, page << 12, true, Grant::Yes, Grant::Yes);
+            }
+        };
+        fill(&mut tlb);
+        tlb.hold_all_back();
+        tlb.hold_fetches_back();
+        for page in 1..=pages {
+            let e = tlb.entry(page << 12);
+            assert!(
+                e.write ^ page << 12 > 0xfff && e.stores_to(page << 12),
+                "{page} of {pages}"
+            );
+            assert!(e.holds_fetches_back(page << 12), "{page} of {pages}");
+        }
+        for page in (1..=pages).step_by(2) {
+            tlb.flush_page(page << 12);
+        }
+        fill(&mut tlb);
+        tlb.flush_pcid(0);
+        for page in 0..=ENTRIES as u64 {
+            let e = tlb.entry(page << 12);
+            for tag in [e.read, e.write, e.exec] {
+                assert!(tag ^ page << 12 > 0xfff, "{page} of {pages}");
+            }
+            assert!(!e.stores_to(page << 12) && e.host == 0, "{page} of {pages}");
+        }
+    }
+}
+
 #[test]
 fn what_is_held_back_matches_nothing_and_comes_back() {
     // The lowest pages, whose addresses have no other bits than their index, and others.

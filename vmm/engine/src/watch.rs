@@ -8,7 +8,7 @@
 //! # Practice
 //! Near branches go to a buffer in [`Cpu`], in the order they retire. Everything else that the units hear is said by the run
 //! loop between two chains, after that buffer has been handed over. An instruction that would speak, or that changes what a
-//! record means (CPL, CR3, a unit's register), therefore first [settles](Cpu::settle): while records wait it leaves for the
+//! record means (CPL, CR3, a unit's register), therefore first [asks for that](Cpu::drain_records_first): while records wait it leaves for the
 //! run loop without having done anything, and is run again.
 // The engine core is one of the rooms where `unsafe` is allowed: records are written by raw pointer.
 #![allow(unsafe_code)]

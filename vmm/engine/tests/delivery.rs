@@ -10,10 +10,10 @@ use engine::{Activity, CS, DS, Exit, FS, GS, SS};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
+use x86::rflags::flag::RF;
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 const FAR_OUT: u64 = 0x0000_8000_0000_0000;
-const RF: u64 = 1 << 16;
 
 // covers: cpu/gates
 #[test]

@@ -13,6 +13,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
 use x86::model::{CpuModel, CpuidRow};
+use x86::rflags::flag::IF;
 use x86::watch::{Change, Effects, Interest};
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
@@ -21,8 +22,6 @@ type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 const LINE: u64 = 0x28_0040;
 /// Code of the second processor.
 const OTHER: u64 = 0x12_0000;
-
-const IF: u64 = 1 << 9;
 
 /// The rows of `EVERYTHING` with leaf 5: lines of 64 bytes, interrupts as break events.
 const ROWS: &[CpuidRow] = &{

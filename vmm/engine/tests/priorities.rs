@@ -9,12 +9,10 @@ use engine::Exit;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK, TABLES};
+use x86::rflags::flag::{IF, RF, TF};
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
-const RF: u64 = 1 << 16;
-const IF: u64 = 1 << 9;
-const TF: u64 = 1 << 8;
 const TS: u64 = 8;
 const EM: u64 = 4;
 /// Canonical, and mapped nowhere.

@@ -8,6 +8,7 @@ use engine::bus::{Bus, MsrFault, Processor};
 use engine::{CpuState, DS, ES, Exit, FS, SS, Segment};
 use rig::{CODE, Rig, TABLES, code_segment};
 use x86::model::WESTMERE;
+use x86::rflags::flag::{RF, TF};
 
 const DATA: u64 = 0x30_0000;
 const LEN: usize = 0x4000;
@@ -659,9 +660,6 @@ fn a_fault_in_an_iteration_is_that_of_the_instruction() {
     let s = b.cpu.state();
     assert_eq!((s.gpr[RCX], s.rip), (0, CODE + 2));
 }
-
-const RF: u64 = 1 << 16;
-const TF: u64 = 1 << 8;
 
 // covers: cpu/int-string
 #[test]

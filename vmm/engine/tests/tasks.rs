@@ -17,10 +17,7 @@ const NEW_TSS: u64 = 0x9000;
 const NEW_CODE: u64 = 0x11_0000;
 const NEW_STACK: u64 = 0x21_0000;
 
-const TF: u64 = 1 << 8;
-const IF: u64 = 1 << 9;
 const NT: u64 = 1 << 14;
-const RF: u64 = 1 << 16;
 const VM: u64 = 1 << 17;
 
 // Fields of a 32-bit TSS.
@@ -51,6 +48,7 @@ enum Way {
     Iret,
 }
 use Way::*;
+use x86::rflags::flag::{IF, RF, TF};
 
 impl Way {
     fn nests(self) -> bool {

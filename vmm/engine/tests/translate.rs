@@ -261,6 +261,154 @@ fn every_access_to_memory_faults() {
     assert!(faults > 15, "{faults} faults");
 }
 
+/// Pushes and pops in rows, before and behind a call, one of them of a register that no host register holds.
+fn rows_of_stack(a: &mut CodeAssembler) -> Assembled {
+    let (mut again, mut deep) = (a.create_label(), a.create_label());
+    a.mov(ecx, 3)?;
+    a.set_label(&mut again)?;
+    a.push(rax)?;
+    a.push(r13)?;
+    a.push(rsi)?;
+    a.push(rbp)?;
+    a.push(r8)?;
+    a.call(deep)?;
+    a.pop(rsi)?;
+    a.pop(rax)?;
+    a.pop(r14)?;
+    a.pop(r13)?;
+    a.pop(rbp)?;
+    a.add(rax, rsi)?;
+    a.dec(ecx)?;
+    a.jne(again)?;
+    a.hlt()?;
+    a.set_label(&mut deep)?;
+    a.push(rbx)?;
+    a.push(r15)?;
+    a.push(rsp)?;
+    a.lea(rbx, qword_ptr(rax + r14 * 2 + 5))?;
+    a.pop(r15)?;
+    a.add(r15, rbx)?;
+    a.pop(r15)?;
+    a.pop(rbx)?;
+    a.ret()?;
+    Ok(())
+}
+
+/// Rows of pushes and pops that end in another page than they begin in, which is there, is read-only, or is away, ended by a budget
+/// at each step and not ended.
+// covers: translate/faults, translate/stack
+#[test]
+fn pushes_and_pops_cross_pages_at_each_of_them() {
+    const MIDDLE: u64 = PAGES + 0x2000;
+    const TSS: u64 = IDT + 0x1800;
+    let code = assembled(CODE, rows_of_stack);
+    let (mut ours, mut theirs) = (rig(true), rig(false));
+    let mut begin = Vec::new();
+    for rig in [&mut ours, &mut theirs] {
+        load(rig, &code);
+        begin.push(rig.cpu.state());
+        assert_eq!(rig.run(LONG), Exit::Halt);
+    }
+    let steps = theirs.cpu.steps();
+    assert_eq!(ours.cpu.steps(), steps);
+    let mut faults = 0;
+    for offset in (0..0x60).step_by(4) {
+        for (page, entry) in [
+            (1, MIDDLE - 0x1000 | 7),
+            (1, MIDDLE - 0x1000 | 5),
+            (1, 0),
+            (2, MIDDLE | 5),
+            (2, 0),
+        ] {
+            let ends = if entry & 7 == 7 { 0..=steps } else { steps..=steps };
+            for k in ends {
+                for (rig, begin) in [&mut ours, &mut theirs].into_iter().zip(&begin) {
+                    again(rig, begin, &code);
+                    rig.write(TABLES + 0x4000 + page * 8, &u64::to_le_bytes(entry));
+                    // A page fault has a stack of its own: IST 1.
+                    rig.write(IDT + 14 * 16 + 4, &[1]);
+                    rig.write(TSS + 0x24, &(DATA + 0x1000).to_le_bytes());
+                    let mut state = begin.clone();
+                    (state.tr.base, state.tr.limit, state.tr.attributes) = (TSS, 0x67, 0x8b);
+                    state.cr0 = (begin.cr0.into_bits() | 1 << 16).into();
+                    state.gpr[4] = MIDDLE + offset;
+                    state.cr2 = 0;
+                    rig.cpu.set_state(&state);
+                    let exit = rig.run(if k == steps { LONG } else { k });
+                    assert!(k < steps || exit == Exit::Halt, "{exit:?}");
+                }
+                let what = format!("{offset:#x} into a page, page {page} is {entry:#x}, step {k}");
+                same(&left(&ours), &left(&theirs), &what);
+                faults += u32::from(ours.cpu.state().cr2 != 0);
+            }
+        }
+    }
+    assert!(faults > 60, "{faults} faults");
+}
+
+/// Vector instructions, in place where the controls of MXCSR are the usual ones: in the second round they round up and flush to zero,
+/// in the third an inexact result is an exception.
+fn vectors(a: &mut CodeAssembler) -> Assembled {
+    let mut again = a.create_label();
+    a.mov(rdi, PAGES)?;
+    a.mov(rsi, DATA)?;
+    a.mov(dword_ptr(rsi), 0x1f80)?;
+    a.mov(dword_ptr(rsi + 4), 0xdf80)?;
+    a.mov(dword_ptr(rsi + 8), 0x0f80)?;
+    a.mov(ecx, 3)?;
+    a.set_label(&mut again)?;
+    a.ldmxcsr(dword_ptr(rsi))?;
+    a.add(rsi, 4)?;
+    a.movdqa(xmm1, xmmword_ptr(rdi))?;
+    a.cvtdq2pd(xmm2, xmm1)?;
+    a.movdqu(xmm3, xmmword_ptr(rdi + 0x1008))?;
+    a.cvtsi2sd(xmm4, ebx)?;
+    a.addpd(xmm2, xmm2)?;
+    a.stmxcsr(dword_ptr(rsi + 0x20))?;
+    a.pshufd(xmm5, xmm1, 0x1b)?;
+    a.pmovmskb(r9d, xmm5)?;
+    a.pmovmskb(ebx, xmm1)?;
+    a.pinsrw(xmm5, ebx, 3)?;
+    a.pextrw(r10d, xmm5, 1)?;
+    a.pextrq(r13, xmm5, 1)?;
+    a.movaps(xmm0, xmm3)?;
+    a.pblendvb(xmm5, xmm1)?;
+    a.comisd(xmm2, xmm4)?;
+    a.setbe(al)?;
+    a.comisd(xmm2, qword_ptr(rdi + 0x2000))?;
+    a.adc(rdx, 0x55)?;
+    a.ptest(xmm1, xmm5)?;
+    a.sbb(r8, rdx)?;
+    a.paddq(xmm1, xmmword_ptr(rdi + 0x3000))?;
+    a.mulsd(xmm2, qword_ptr(rdi + 0x4000))?;
+    a.divsd(xmm4, xmm2)?;
+    a.cvttsd2si(r11, xmm2)?;
+    a.cvtsd2ss(xmm6, xmm4)?;
+    a.movups(xmmword_ptr(rdi + 0x5000), xmm6)?;
+    a.movhps(qword_ptr(rdi + 0x6000), xmm2)?;
+    a.sqrtsd(xmm7, xmm4)?;
+    a.minps(xmm1, xmm6)?;
+    a.pshufb(xmm3, xmm1)?;
+    a.mulps(xmm6, xmm3)?;
+    a.cvtps2pd(xmm3, xmm6)?;
+    a.stmxcsr(dword_ptr(rsi + 0x24))?;
+    a.dec(ecx)?;
+    a.jne(again)?;
+    a.hlt()
+}
+
+// covers: translate/vectors
+#[test]
+fn vector_instructions_leave_the_same_at_every_step() {
+    compared(
+        vectors,
+        |rig, k| {
+            rig.run(k);
+        },
+        "after step",
+    );
+}
+
 /// Writes the operand of an instruction ahead in its own block, of one behind, and of one in the next page.
 fn writes_itself(a: &mut CodeAssembler) -> Assembled {
     let (mut again, mut ahead, mut far) = (a.create_label(), a.create_label(), a.create_label());

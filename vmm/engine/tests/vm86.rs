@@ -7,9 +7,8 @@ use bench::{Bench, GDT, IDT, KCODE32, KDATA, KERNEL_STACK, TSS, UCODE32, descrip
 use engine::{CS, CpuState, DS, ES, Exit, FS, GS, SS, Segment};
 use iced_x86::code_asm::{dword_ptr, eax, esp};
 use rig::CODE;
+use x86::rflags::flag::{IF, TF};
 
-const TF: u64 = 1 << 8;
-const IF: u64 = 1 << 9;
 const NT: u64 = 1 << 14;
 const VM: u64 = 1 << 17;
 const VIF: u64 = 1 << 19;

@@ -162,7 +162,7 @@ pub fn execution(address: u64) -> Breakpoint {
 
 /// Where the guest of the measurement is.
 const CODE: u64 = 0x1000;
-/// nop; mov [2000H], al; mov eax, dr7; hlt (of 32-bit code)
+/// `nop; mov [2000H], al; mov eax, dr7; hlt`, of 32-bit code.
 const GUEST: [u8; 10] = [0x90, 0xa2, 0x00, 0x20, 0, 0, 0x0f, 0x21, 0xf8, 0xf4];
 const STORE: u64 = CODE + 1;
 const MOVE: u64 = CODE + 6;

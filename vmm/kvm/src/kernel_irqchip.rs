@@ -31,6 +31,7 @@
 
 use std::sync::Arc;
 
+use devices::pci::Message;
 use devices::platform::{GSI_PIT, Lines, ioapic};
 use engine::Activity;
 use kvm_bindings::{
@@ -38,10 +39,10 @@ use kvm_bindings::{
     KVM_CAP_SET_IDENTITY_MAP_ADDR, KVM_CAP_TSC_DEADLINE_TIMER, KVM_CAP_USER_NMI, KVM_IRQ_ROUTING_IRQCHIP,
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
     KVM_PIT_SPEAKER_DUMMY, KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_lapic_state,
-    kvm_mp_state, kvm_pit_config,
+    kvm_mp_state, kvm_msi, kvm_pit_config,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
-use log::warn;
+use log::{debug, warn};
 
 use crate::error::{KvmError, refused};
 use crate::host::Host;
@@ -186,6 +187,19 @@ impl Lines for KernelLines {
     fn set(&self, gsi: u8, asserted: bool) {
         if let Err(error) = self.0.set_irq_line(gsi.into(), asserted) {
             warn!("KVM_IRQ_LINE of {gsi}: {}", machine::plain(&error.into()));
+        }
+    }
+
+    fn message(&self, message: Message) {
+        let msi = kvm_msi {
+            address_lo: message.address as u32,
+            address_hi: (message.address >> 32) as u32,
+            data: message.data,
+            ..Default::default()
+        };
+        // Nobody may have enabled the local APIC that it is for, which is no error.
+        if let Err(error) = self.0.signal_msi(msi) {
+            debug!("KVM_SIGNAL_MSI: {}", machine::plain(&error.into()));
         }
     }
 }

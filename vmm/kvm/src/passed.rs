@@ -1,4 +1,4 @@
-//! KVM's own counters, last-branch records and PEBS for a guest: the registers that stay in KVM, and what it has to be told.
+//! KVM's own counters, last-branch records and PEBS for a guest: the registers that stay in KVM, and what KVM is to be set to for them.
 //!
 //! KVM gives a guest what its CPUID leaf 0AH says (as far as `narrow` leaves it), and the rest by IA32_PERF_CAPABILITIES, which the
 //! guest cannot write and which KVM takes only after CPUID: a format of last-branch records has to be the processor's own, and so

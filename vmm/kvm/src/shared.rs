@@ -34,7 +34,7 @@ pub enum NativeEnd {
     Debug(usize),
     /// All CPUs are halted, and nothing is there to wake one.
     Halted,
-    /// They have come to their [`Limit`].
+    /// They have come to their [`Limit`](crate::hypervisor::Limit).
     Limit,
     /// A fault of ours, while the engine executed an instruction of this CPU: what went wrong.
     Defect(usize, String),

@@ -1,14 +1,18 @@
-//! The ACPI tables (ACPI Specification 6.5): RSDP, XSDT, FADT, FACS, MADT and DSDT.
+//! The ACPI tables (ACPI Specification 6.5): RSDP, XSDT, FADT, FACS, MADT, MCFG and DSDT.
 //!
 //! They lie in the BIOS area, where a scan for the root pointer finds them, too.
 
 use acpi_tables::{
     Aml, AmlSink,
-    aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope},
+    aml::{
+        AddressSpace as AmlSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package,
+        Path, ResourceTemplate, Scope,
+    },
     facs::FACS,
     fadt::{FADTBuilder, Flags, PmProfile},
     gas::{AccessSize, AddressSpace, GAS},
     madt::{EnabledStatus, IoApic, ProcessorLocalApic},
+    mcfg::MCFG,
     rsdp::Rsdp,
     sdt::Sdt,
     xsdt::XSDT,
@@ -16,7 +20,7 @@ use acpi_tables::{
 
 use super::{
     memory::{Memory, NotRam},
-    virtio,
+    pci, virtio,
 };
 use crate::loader::e820::BIOS_START;
 
@@ -52,8 +56,10 @@ pub struct Hardware {
     pub sci: u8,
     /// There is a second serial port.
     pub com2: bool,
-    /// How many virtio devices there are; [`super::virtio`] says where.
+    /// How many virtio devices there are over MMIO; [`super::virtio`] says where.
     pub virtio: u8,
+    /// How many there are on the PCI bus, as devices 1 and up.
+    pub functions: u8,
 }
 
 /// Writes the tables and returns the root pointer's address.
@@ -79,9 +85,13 @@ pub fn tables(hardware: &Hardware) -> Vec<(u64, Vec<u8>)> {
     let dsdt = place(dsdt(hardware));
     let fadt = place(bytes(&fadt(hardware, facs, dsdt)));
     let madt = place(madt(hardware));
+    let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
+    mcfg.add_ecam(pci::ECAM, 0, 0, 0);
+    let mcfg = place(bytes(&mcfg));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     xsdt.add_entry(fadt);
     xsdt.add_entry(madt);
+    xsdt.add_entry(mcfg);
     let xsdt = place(bytes(&xsdt));
     tables.insert(0, (RSDP, bytes(&Rsdp::new(OEM, xsdt))));
     tables
@@ -99,7 +109,6 @@ fn fadt(hardware: &Hardware, facs: u64, dsdt: u64) -> acpi_tables::fadt::FADT {
     const LEGACY_DEVICES: u16 = 1 << 0;
     const I8042: u16 = 1 << 1;
     const NO_VGA: u16 = 1 << 2;
-    const NO_MSI: u16 = 1 << 3;
     const NO_ASPM: u16 = 1 << 4;
     /// "The index into CMOS RAM of the century": 0 for none.
     const CENTURY: u8 = 0x32;
@@ -133,7 +142,7 @@ fn fadt(hardware: &Hardware, facs: u64, dsdt: u64) -> acpi_tables::fadt::FADT {
     fadt.p_lvl2_lat = 0xfff.into();
     fadt.p_lvl3_lat = 0xfff.into();
     fadt.century = CENTURY;
-    fadt.iapc_boot_arch = (LEGACY_DEVICES | I8042 | NO_VGA | NO_MSI | NO_ASPM).into();
+    fadt.iapc_boot_arch = (LEGACY_DEVICES | I8042 | NO_VGA | NO_ASPM).into();
     let (reset_port, reset_value) = hardware.reset;
     fadt.reset_reg = port(reset_port, 8, AccessSize::ByteAccess);
     fadt.reset_value = reset_value;
@@ -207,6 +216,7 @@ fn dsdt(hardware: &Hardware) -> Vec<u8> {
     for index in 0..hardware.virtio {
         virtio_device(&mut code, index);
     }
+    host_bridge(&mut code, hardware.functions);
     dsdt.append_slice(&Scope::raw(Path::new("\\_SB_"), code));
     dsdt.as_slice().to_vec()
 }
@@ -231,6 +241,43 @@ fn virtio_device(code: &mut Vec<u8>, index: u8) {
     let resources = ResourceTemplate::new(vec![&registers, &interrupt]);
     let crs = Name::new(Path::new("_CRS"), &resources);
     Device::new(Path::new(&format!("VI{index:02X}")), vec![&hid, &uid, &crs]).to_aml_bytes(code);
+}
+
+/// The PCI bus: what it passes on, and which global system interrupts its devices' pins lead to (6.2.13 "_PRT (PCI Routing Table)").
+/// Configuration space by memory is named as a motherboard resource, as the PCI Firmware Specification asks.
+fn host_bridge(code: &mut Vec<u8>, functions: u8) {
+    let (express, conventional) = (EISAName::new("PNP0A08"), EISAName::new("PNP0A03"));
+    let hid = Name::new(Path::new("_HID"), &express);
+    let cid = Name::new(Path::new("_CID"), &conventional);
+    let seg = Name::new(Path::new("_SEG"), &0u8);
+    let bbn = Name::new(Path::new("_BBN"), &0u8);
+    let buses = AmlSpace::new_bus_number(0u16, 0u16);
+    let ports = IO::new(0xcf8, 0xcf8, 1, 8);
+    let memory = AmlSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        pci::MEMORY as u32,
+        pci::MEMORY_LAST as u32,
+        None,
+    );
+    let resources = ResourceTemplate::new(vec![&buses, &ports, &memory]);
+    let crs = Name::new(Path::new("_CRS"), &resources);
+    let routes: Vec<_> = (0..functions)
+        .map(|index| {
+            // All functions of a device; pin A is 0; no link device, but the interrupt itself.
+            let address = u32::from(index + 1) << 16 | 0xffff;
+            (address, virtio::gsi(index.into()))
+        })
+        .collect();
+    let rows: Vec<_> = routes
+        .iter()
+        .map(|(address, gsi)| Package::new(vec![address, &0u8, &0u8, gsi]))
+        .collect();
+    let prt = Package::new(rows.iter().map(|row| row as &dyn Aml).collect());
+    let prt = Name::new(Path::new("_PRT"), &prt);
+    Device::new(Path::new("PCI0"), vec![&hid, &cid, &seg, &bbn, &crs, &prt]).to_aml_bytes(code);
+    let ecam = Memory32Fixed::new(true, pci::ECAM as u32, pci::ECAM_LEN as u32);
+    device(code, "MCFG", "PNP0C02", vec![&ecam]);
 }
 
 #[cfg(test)]

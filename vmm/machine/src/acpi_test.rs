@@ -13,6 +13,7 @@ const HARDWARE: Hardware = Hardware {
     sci: 9,
     com2: true,
     virtio: 2,
+    functions: 2,
 };
 
 fn sum(bytes: &[u8]) -> u8 {
@@ -45,7 +46,7 @@ fn machine() -> (Memory, Vec<u8>, Vec<u8>) {
     assert_eq!(rsdp_at % 16, 0, "where a scan of the BIOS area looks");
     assert_eq!((sum(&rsdp[..20]), sum(&rsdp), rsdp[15]), (0, 0, 2));
     let xsdt = table(&memory, quad(&rsdp, 24));
-    assert_eq!((&xsdt[..4], sum(&xsdt), xsdt.len()), (&b"XSDT"[..], 0, 36 + 16));
+    assert_eq!((&xsdt[..4], sum(&xsdt), xsdt.len()), (&b"XSDT"[..], 0, 36 + 24));
     let (fadt, madt) = (table(&memory, quad(&xsdt, 36)), table(&memory, quad(&xsdt, 44)));
     (memory, fadt, madt)
 }

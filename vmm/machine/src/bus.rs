@@ -1,5 +1,6 @@
 //! What one CPU reaches outside itself: ports, device memory, MSRs, CPUID, its units.
 
+use devices::pci::Place;
 use devices::unit::Units;
 use devices::unit::pt::{Pt, Served};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
@@ -7,9 +8,30 @@ use log::{debug, info};
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
 use x86::watch::Effects;
 
-use crate::{cpu::PerCpu, machine::Machine};
+use crate::{cpu::PerCpu, machine::Machine, pci::Target};
 
 impl Machine {
+    /// Reads configuration space: 1, 2 or 4 bytes.
+    fn read_config(&mut self, place: Place, size: u8) -> u32 {
+        if (place.bus, place.function) == (0, 0) {
+            return self.pci.bridge.read(place.offset, size);
+        }
+        let value = self.virtio.read_config(place, size);
+        self.carry_interrupts();
+        value
+    }
+
+    /// Writes configuration space, `now` steps into the run.
+    fn write_config(&mut self, place: Place, size: u8, value: u32, now: u64) {
+        if (place.bus, place.function) == (0, 0) {
+            self.pci.bridge.write(place.offset, size, value);
+            return;
+        }
+        let now = self.clock.ns(now);
+        self.virtio.write_config(place, size, value, now, self.memory.mmap());
+        self.carry_interrupts();
+    }
+
     /// The bus of one CPU.
     ///
     /// # Panics
@@ -57,7 +79,7 @@ impl CpuBus<'_> {
     }
 
     /// Whether something that watches this CPU has to see each of its instructions. `times`: whoever asks
-    /// tells [how long](Machine::elapsed) the CPU runs elsewhere, and RDPMC comes here.
+    /// tells [how long](CpuBus::elapsed) the CPU runs elsewhere, and RDPMC comes here.
     pub fn needs_instructions(&mut self, times: bool, cpu: &mut dyn Processor) -> bool {
         self.units().needs_instructions(times, cpu)
     }
@@ -232,7 +254,20 @@ impl Bus for CpuBus<'_> {
     fn read(&mut self, gpa: u64, size: u8, now: u64) -> u64 {
         self.machine.accesses.mmio += 1;
         if let Some(value) = self.machine.virtio.read(gpa, size) {
+            self.machine.carry_interrupts();
             return value;
+        }
+        if let Some(place) = self.machine.pci.ecam(gpa) {
+            // One of 64 bits is two cycles.
+            let low = u64::from(self.machine.read_config(place, size.min(4)));
+            let high = || Place {
+                offset: place.offset + 4,
+                ..place
+            };
+            return match size {
+                8 => low | u64::from(self.machine.read_config(high(), 4)) << 32,
+                _ => low,
+            };
         }
         self.machine
             .platform
@@ -242,8 +277,19 @@ impl Bus for CpuBus<'_> {
     fn write(&mut self, gpa: u64, size: u8, value: u64, now: u64) {
         self.machine.accesses.mmio += 1;
         let (at, memory) = (self.machine.clock.ns(now), self.machine.memory.mmap());
-        if let Some((gsi, level)) = self.machine.virtio.write(gpa, size, value, at, memory) {
-            self.machine.platform.set_gsi(gsi, level);
+        if self.machine.virtio.write(gpa, size, value, at, memory) {
+            self.machine.carry_interrupts();
+            return;
+        }
+        if let Some(place) = self.machine.pci.ecam(gpa) {
+            self.machine.write_config(place, size.min(4), value as u32, now);
+            if size == 8 {
+                let high = Place {
+                    offset: place.offset + 4,
+                    ..place
+                };
+                self.machine.write_config(high, 4, (value >> 32) as u32, now);
+            }
             return;
         }
         self.with_performance_entry(|bus| {
@@ -255,15 +301,26 @@ impl Bus for CpuBus<'_> {
     fn port_read(&mut self, port: u16, size: u8, now: u64) -> u32 {
         self.machine.accesses.ports += 1;
         self.machine.clock.port_access();
-        self.machine.platform.port_read(port, size, self.machine.clock.ns(now))
+        match self.machine.pci.port(port, size) {
+            Some(Target::Address) => self.machine.pci.address.get(),
+            Some(Target::Config(place)) => self.machine.read_config(place, size),
+            Some(Target::Nobody) => u32::MAX,
+            None => self.machine.platform.port_read(port, size, self.machine.clock.ns(now)),
+        }
     }
 
     fn port_write(&mut self, port: u16, size: u8, value: u32, now: u64) {
         self.machine.accesses.ports += 1;
         self.machine.clock.port_access();
-        self.machine
-            .platform
-            .port_write(port, size, value, self.machine.clock.ns(now));
+        match self.machine.pci.port(port, size) {
+            Some(Target::Address) => self.machine.pci.address.set(value),
+            Some(Target::Config(place)) => self.machine.write_config(place, size, value, now),
+            Some(Target::Nobody) => {}
+            None => {
+                let now = self.machine.clock.ns(now);
+                self.machine.platform.port_write(port, size, value, now);
+            }
+        }
     }
 
     fn read_msr(&mut self, msr: u32, cpu: &mut dyn Processor) -> Result<u64, MsrFault> {

@@ -18,6 +18,7 @@ pub mod loader;
 mod machine;
 pub mod memory;
 pub mod newc;
+pub mod pci;
 pub mod sparse;
 pub mod virtio;
 pub mod walk;

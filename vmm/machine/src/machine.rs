@@ -12,7 +12,7 @@ use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system
 use devices::random::Random;
 use devices::unit::pt::Pt;
 use devices::unit::{Units, UnitsState, cache, rdt};
-use devices::virtio::{block::Medium, mmio::TransportState, request::Written};
+use devices::virtio::{Device, Taken, block::Medium, interface::TransportState, request::Written};
 use engine::bus::{MsrFault, Watch};
 use log::debug;
 use x86::model::{CpuModel, topology::CpuPosition};
@@ -24,7 +24,8 @@ use crate::{
     cpu::PerCpu,
     error::StateError,
     memory::Memory,
-    virtio::{self, Virtio},
+    pci::{self, BusKind, Root},
+    virtio::{self, Interrupt, Virtio},
     watchers::{Seat, Watchers},
 };
 
@@ -50,6 +51,7 @@ pub const HARDWARE: Hardware = Hardware {
     sci: acpi_pm::SCI,
     com2: false,
     virtio: 0,
+    functions: 0,
 };
 
 /// How often the guest has reached for what is not RAM.
@@ -82,6 +84,8 @@ pub struct MachineState {
     pub random: Random,
     /// The virtio devices, without what the disks hold.
     pub virtio: Vec<TransportState>,
+    /// The head of the PCI bus.
+    pub pci: pci::RootState,
 }
 
 /// Everything around the CPUs. Each of them reaches it over a bus of its own, [`Machine::cpu`].
@@ -101,6 +105,8 @@ pub struct Machine {
     pub(crate) silent_events: BTreeSet<(u8, u8)>,
     pub(crate) random: Random,
     pub(crate) virtio: Virtio,
+    pub(crate) pci: Root,
+    seed: u64,
     pub(crate) second_serial: bool,
     pub(crate) accesses: Accesses,
     pub(crate) restorations: Arc<AtomicU64>,
@@ -132,7 +138,9 @@ impl Machine {
             last_level: None,
             silent_events: BTreeSet::new(),
             random: Random::new(seed),
-            virtio: Virtio::new(seed),
+            virtio: Virtio::new(seed, BusKind::Mmio),
+            pci: Root::default(),
+            seed,
             second_serial: false,
             accesses: Accesses::default(),
             restorations: Arc::default(),
@@ -165,9 +173,43 @@ impl Machine {
         &mut self.platform
     }
 
-    /// Adds a disk. It has to be there before the tables are written.
-    pub fn add_disk(&mut self, medium: Box<dyn Medium>) -> Result<(), virtio::NoSlot> {
+    /// Has the virtio devices be on this bus. To be called before one is added.
+    pub fn set_bus(&mut self, bus: BusKind) {
+        self.virtio = Virtio::new(self.seed, bus);
+    }
+
+    /// Adds a disk; the answer is its number among the virtio devices. It has to be there before the tables are written.
+    ///
+    /// # Errors
+    /// The machine is full.
+    pub fn add_disk(&mut self, medium: Box<dyn Medium>) -> Result<usize, virtio::NoSlot> {
         self.virtio.add_disk(medium)
+    }
+
+    /// Adds a virtio device; the answer is its number among them. It has to be there before the tables are written.
+    ///
+    /// # Errors
+    /// The machine is full.
+    pub fn add_virtio(&mut self, device: Box<dyn Device>) -> Result<usize, virtio::NoSlot> {
+        self.virtio.add(device)
+    }
+
+    /// Something has come from outside for a port of a virtio device, after so many steps.
+    pub fn virtio_input(&mut self, device: usize, port: u32, bytes: &[u8], steps: u64) -> Taken {
+        let now = self.clock.ns(steps);
+        let taken = self.virtio.input(device, port, bytes, now, self.memory.mmap());
+        self.carry_interrupts();
+        taken
+    }
+
+    /// Carries to the interrupt controllers what the virtio devices have asked of them.
+    pub(crate) fn carry_interrupts(&mut self) {
+        for interrupt in self.virtio.take_interrupts() {
+            match interrupt {
+                Interrupt::Line(gsi, level) => self.platform.set_gsi(gsi, level),
+                Interrupt::Message(message) => self.platform.message(message),
+            }
+        }
     }
 
     /// Adds a second serial port, which sends to `out`. It has to be there before the tables are written.
@@ -180,7 +222,8 @@ impl Machine {
     pub fn hardware(&self) -> Hardware {
         Hardware {
             com2: self.second_serial,
-            virtio: self.virtio.count(),
+            virtio: self.virtio.count(BusKind::Mmio),
+            functions: self.virtio.count(BusKind::Pci),
             cpus: u8::try_from(self.cpus.len()).unwrap_or(u8::MAX),
             ..HARDWARE
         }
@@ -205,9 +248,8 @@ impl Machine {
     /// Lets the devices do what is due after so many steps, and says what they want of the machine.
     pub fn advance(&mut self, steps: u64) -> Vec<Effect> {
         let now = self.clock.ns(steps);
-        for (gsi, level) in self.virtio.advance(now, self.memory.mmap()) {
-            self.platform.set_gsi(gsi, level);
-        }
+        self.virtio.advance(now, self.memory.mmap());
+        self.carry_interrupts();
         self.platform.advance(now);
         self.platform.effects()
     }
@@ -243,6 +285,7 @@ impl Machine {
             }),
             random: self.random,
             virtio: self.virtio.state(),
+            pci: self.pci.state(),
         }
     }
 
@@ -296,6 +339,7 @@ impl Machine {
         }
         self.platform.set_state(&state.platform)?;
         self.virtio.set_state(&state.virtio, self.memory.mmap())?;
+        self.pci.set_state(&state.pci);
         self.rdt.set_state(&state.rdt).map_err(StateError::Rdt)?;
         self.restorations.fetch_add(1, Ordering::Relaxed);
         self.clock = state.clock;

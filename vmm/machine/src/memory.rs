@@ -1,20 +1,20 @@
 //! Guest memory: one region below 3 GiB, the rest from 4 GiB up.
 //!
 //! The gap leaves room for the IOAPIC, the local APIC and whatever else answers by address. The regions are private
-//! anonymous mappings without reserved swap, so that only pages the guest touches cost anything.
+//! anonymous mappings without reserved swap, so that only pages the guest touches cost anything. In front of each and behind it are
+//! addresses that nothing can be mapped at: an access that ran over the end of RAM would end the process, not change it.
 //!
 //! # Why `unsafe` is allowed here
 //!
-//! The engine runs on host pointers to the mappings. Here is where they are handed over, and where it is argued that they
-//! stay good.
+//! The engine runs on host pointers to the mappings. Here is where they are mapped between their guards and handed over, and where it is
+//! argued that they stay good.
 #![allow(unsafe_code)]
 
-use std::{ops::Range, os::unix::fs::FileExt};
+use std::{io, ops::Range, os::unix::fs::FileExt, sync::Arc};
 
 use engine::{Engine, EngineOptions, HostLacks, RamRegion};
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
-    mmap::MmapRegionBuilder,
 };
 use x86::model::CpuModel;
 
@@ -29,6 +29,8 @@ pub const HIGH_START: u64 = 4 << 30;
 pub const MEMORY_MIN: u64 = 2 << 20;
 
 const PAGE: usize = 4096;
+/// Bytes on each side of a mapping that cannot be accessed: as much as keeps it aligned for huge pages.
+const GUARD: usize = 2 << 20;
 
 /// Guest memory of this size is not to be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,11 +52,59 @@ pub struct NotRam {
     pub len: u64,
 }
 
+/// A mapping between two guards. It is unmapped when the last owner is gone.
+#[derive(Debug)]
+struct Guarded {
+    start: usize,
+    /// With the guards.
+    len: usize,
+}
+
+impl Guarded {
+    /// `len` bytes of zeroes that can be read and written.
+    fn new(len: usize) -> io::Result<Guarded> {
+        let whole = len
+            .checked_add(2 * GUARD)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: A new mapping at an address of the kernel's choice touches nothing that is there.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), whole, libc::PROT_NONE, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let guarded = Guarded {
+            start: start.expose_provenance(),
+            len: whole,
+        };
+        // SAFETY: These bytes are in the middle of the mapping that was just made, and nobody has a pointer to them yet.
+        let changed = unsafe { libc::mprotect(guarded.ram().cast(), len, libc::PROT_READ | libc::PROT_WRITE) };
+        match changed {
+            0 => Ok(guarded),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The first byte between the guards.
+    fn ram(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.start + GUARD)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: The mapping is this one's own, and whoever has pointers into it keeps it alive: `Memory` and `SoftEngine`. It cannot
+        // fail for a mapping that is there.
+        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.start), self.len) };
+    }
+}
+
 /// The RAM of a machine.
 #[derive(Clone, Debug)]
 pub struct Memory {
     mmap: GuestMemoryMmap,
     size: u64,
+    /// What the regions of `mmap` lie in.
+    _mappings: Arc<Vec<Guarded>>,
 }
 
 impl Memory {
@@ -66,21 +116,28 @@ impl Memory {
         }
         let low = size.min(LOW_LIMIT);
         let ranges = [(0, low), (HIGH_START, size - low)];
+        let mut mappings = Vec::new();
         let regions = ranges.into_iter().filter(|(_, len)| *len > 0).map(|(start, len)| {
             let len = usize::try_from(len).map_err(|_| refused("more than this host can address".into()))?;
-            let mapping: MmapRegion = MmapRegionBuilder::new(len)
-                .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-                .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
-                .build()
-                .map_err(|e| match e {
-                    vm_memory::mmap::MmapRegionError::Mmap(e) => refused(format!("cannot be mapped: {}", plain(&e))),
-                    e => refused(format!("cannot be mapped: {e}")),
-                })?;
+            let guarded = Guarded::new(len).map_err(|e| refused(format!("cannot be mapped: {}", plain(&e))))?;
+            let (access, flags) = (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            );
+            // SAFETY: So many bytes are mapped there for reading and writing, and stay so as long as this `Memory` or a clone of it is
+            // there, which owns what is mapped.
+            let mapping = unsafe { MmapRegion::build_raw(guarded.ram(), len, access, flags) }
+                .map_err(|e| refused(format!("cannot be mapped: {e}")))?;
+            mappings.push(guarded);
             GuestRegionMmap::new(mapping, GuestAddress(start)).ok_or_else(|| refused("wraps the address space".into()))
         });
         let regions = regions.collect::<Result<Vec<_>, _>>()?;
         let mmap = GuestMemoryMmap::from_regions(regions).map_err(|e| refused(format!("cannot be laid out: {e}")))?;
-        Ok(Memory { mmap, size })
+        Ok(Memory {
+            mmap,
+            size,
+            _mappings: Arc::new(mappings),
+        })
     }
 
     /// All RAM, in bytes.
@@ -152,7 +209,7 @@ impl Memory {
         let engine = unsafe { Engine::new(regions.collect(), model, options) }?;
         Ok(SoftEngine {
             engine,
-            _keep: self.mmap.clone(),
+            _keep: self.clone(),
         })
     }
 
@@ -194,7 +251,7 @@ impl Memory {
 }
 
 /// Adds the pages of a mapping that are present or swapped out (bits 63 and 62 of their entries), as ranges.
-fn pages(file: &std::fs::File, host: u64, gpa: u64, len: u64, touched: &mut Vec<Range<u64>>) -> std::io::Result<()> {
+fn pages(file: &std::fs::File, host: u64, gpa: u64, len: u64, touched: &mut Vec<Range<u64>>) -> io::Result<()> {
     const ENTRIES: u64 = 1 << 17;
     let (page, count) = (PAGE as u64, len / PAGE as u64);
     let mut entries = vec![0; 8 * ENTRIES.min(count) as usize];
@@ -222,7 +279,7 @@ fn pages(file: &std::fs::File, host: u64, gpa: u64, len: u64, touched: &mut Vec<
 /// The engine together with the memory it runs on.
 pub struct SoftEngine {
     engine: Engine,
-    _keep: GuestMemoryMmap,
+    _keep: Memory,
 }
 
 impl std::fmt::Debug for SoftEngine {

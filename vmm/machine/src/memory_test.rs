@@ -74,3 +74,42 @@ fn zero_wipes_exactly_its_range_and_the_digest_sees_contents_only() {
     memory.zero(1, 2 << 20).unwrap_err();
     memory.zero(u64::MAX, 2).unwrap_err();
 }
+
+/// What /proc/self/maps says of an address: whether it can be read or written.
+fn accessible(address: u64) -> Option<bool> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().find_map(|line| {
+        let (range, rest) = line.split_once(' ')?;
+        let (from, to) = range.split_once('-')?;
+        let number = |word| u64::from_str_radix(word, 16).ok();
+        let inside = (number(from)?..number(to)?).contains(&address);
+        inside.then(|| !rest.starts_with("---"))
+    })
+}
+
+// covers: memory/guards
+#[test]
+fn there_are_guards_around_ram() {
+    let memory = Memory::new(LOW_LIMIT + (16 << 20)).unwrap();
+    assert_eq!(memory.mmap().num_regions(), 2);
+    for region in memory.mmap().iter() {
+        let (start, len) = (region.get_mmap().as_ptr().addr() as u64, region.len());
+        for at in [start, start + len - 1] {
+            assert_eq!(accessible(at), Some(true), "{at:#x}");
+        }
+        for at in [
+            start - GUARD as u64,
+            start - 1,
+            start + len,
+            start + len + GUARD as u64 - 1,
+        ] {
+            assert_eq!(accessible(at), Some(false), "{at:#x}");
+        }
+    }
+    // An engine on it keeps it.
+    let engine = memory.engine(&x86::model::WESTMERE, EngineOptions::default()).unwrap();
+    let start = memory.mmap().iter().next().unwrap().get_mmap().as_ptr().addr() as u64;
+    drop(memory);
+    assert_eq!(accessible(start), Some(true));
+    drop(engine);
+}

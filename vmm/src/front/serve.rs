@@ -121,7 +121,8 @@ fn files(config: &MachineConfig) -> jail::Files {
     let folders = [
         config.trace.as_ref().map(|trace| &trace.folder),
         config.record.as_ref().map(|record| &record.folder),
-        config.collect.as_ref(),
+        // A replay unpacks nothing again, and whoever recorded the session may have been a stranger.
+        config.collect.as_ref().filter(|_| config.replay.is_none()),
     ];
     let socket = match &config.gdb {
         Some(DebugAddress::Unix(path)) => Some(path),
@@ -268,3 +269,7 @@ impl gdb::Session<'_> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "serve_test.rs"]
+mod tests;

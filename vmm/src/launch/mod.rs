@@ -119,6 +119,7 @@ impl Run {
             once(Box::new(line.clone())),
         );
         machine.set_tsc_offset(config.tsc_offset);
+        machine.set_bus(config.bus.into());
         for disk in &config.disks {
             let failed = |source| Error::File {
                 option: "--disk",
@@ -231,7 +232,7 @@ fn lasting(config: &MachineConfig) -> Option<String> {
 /// Whether a machine keeps where it came from.
 ///
 /// # Errors
-/// It could not.
+/// An option that going back and recording exclude.
 fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
     let options = [
         (config.reverse.is_some(), "--reverse"),

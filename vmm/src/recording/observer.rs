@@ -259,7 +259,8 @@ impl Observer {
         }
         // Asked after every system call: mostly there are none, and nothing has to be put together to see that they are the same.
         let of_unit: &[u64] = if tracing { self.pt.boundaries() } else { &[] };
-        if when.is_none() && of_unit == self.boundaries && self.ranges.is_empty() {
+        let same = of_unit.len() == self.boundaries.len() && (of_unit.is_empty() || of_unit == self.boundaries);
+        if when.is_none() && same && self.ranges.is_empty() {
             return interest;
         }
         let mut boundaries = of_unit.to_vec();

@@ -10,7 +10,7 @@
 //! decoder can change its image.
 //!
 //! # Practice
-//! vCPUs share memory, so the last contents of each physical page are shared ([`Pool`]); a vCPU that gets its turn hears which
+//! vCPUs share memory, so the last contents of each physical page are shared ([`Pool`](super::state::Pool)); a vCPU that gets its turn hears which
 //! of them changed while others had theirs, and tells its own stream before it executes anything. Where a translation leads to
 //! another page than before, the TLB forgets the old one in all its address spaces, so that addresses above bit 63 can count as
 //! one space for all CR3s, as operating systems have it, and stay exact for guests that do otherwise.

@@ -10,9 +10,9 @@
 //! does not reach the guest.
 //!
 //! # Practice
-//! - A *moment* ([`Moment`]) is steps and ticks, since time passes without steps while all CPUs are halted. Where no more
+//! - A *moment* ([`Moment`](crate::vm::outside::Moment)) is steps and ticks, since time passes without steps while all CPUs are halted. Where no more
 //!   input may enter at a step because something has already been delivered there, it waits for the next.
-//! - *Points* ([`points::Points`]) are kept every [`ReverseOptions::spacing`] steps as the run goes on, and closer and closer to where
+//! - *Points* ([`points::Points`]) are kept every [`ReverseOptions::spacing`](crate::config::ReverseOptions::spacing) steps as the run goes on, and closer and closer to where
 //!   one has gone back to, so that the next step back is near one. They are thinned by a limit of memory.
 //! - Running on from the past makes the known way again, with the input that came then. What is typed meanwhile waits until
 //!   the run has caught up: nothing is lost and nothing is typed twice. [`Run::forget_future`](run::Run::forget_future) has the

@@ -234,7 +234,7 @@ impl Vm {
         Some(self.soft.cpu(cpu)?.state())
     }
 
-    /// What stops the machine for a look. From the first call on a run may end with [`StopReason::Debugger`], and a triple fault does so
+    /// What stops the machine for a look. From the first call on a run may end with [`StopReason::Debugger`](super::stop_reason::StopReason::Debugger), and a triple fault does so
     /// once before it ends the machine. A machine on KVM is in the software engine as long as there is anything to stop for that
     /// this KVM does not serve.
     pub fn debugger(&mut self) -> &mut Debugger {
@@ -260,7 +260,7 @@ impl Vm {
         }
     }
 
-    /// Puts a CPU into another state, as a debugger's user wishes.
+    /// Puts a CPU into another state, on a debugger's request.
     ///
     /// # Errors
     /// There is no such CPU.
@@ -281,7 +281,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Writes guest-physical memory, as a debugger's user wishes.
+    /// Writes guest-physical memory, on a debugger's request.
     ///
     /// # Errors
     /// Not all of it is RAM: nothing has been written.

@@ -145,7 +145,7 @@ impl Soft {
     }
 
     /// The first CPU that something watches which has to see each of its instructions. `times` as for
-    /// [`Machine::needs_instructions`].
+    /// [`CpuBus::needs_instructions`].
     pub fn needs_instructions(&mut self, times: bool, machine: &mut Machine) -> Option<usize> {
         let look = |bus: &mut CpuBus<'_>, cpu: &mut dyn engine::bus::Processor| bus.needs_instructions(times, cpu);
         (0..self.cpus.len()).find(|&cpu| self.look(cpu, machine, look) == Some(true))

@@ -46,7 +46,7 @@ pub enum StopReason {
     Deadline,
     /// A debugger's stop.
     Debugger(debug::DebugStop),
-    /// [`Outside`] had it come back, or somebody has a request.
+    /// [`Outside`](super::outside::Outside) had it come back, or somebody has a request.
     Outside,
     /// The run is over.
     Ended(End),

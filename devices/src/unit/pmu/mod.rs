@@ -4,7 +4,7 @@
 //! Nothing is counted one by one. Whatever makes a difference to a counter (a register, the ring, HLT, a freeze) comes with a
 //! `Watch` callback or an access to an MSR, so between two of these every counter either counts all the time or not at all,
 //! and what the processor's own count of instructions and the machine's step clock have moved on is added then
-//! ([`Pmu::settle`]). Branches come as records, loads and stores as accesses; both are asked for only while a counter wants
+//! (`Pmu::count_to_now`). Branches come as records, loads and stores as accesses; both are asked for only while a counter wants
 //! them. The distance to the next overflow goes into the interest, so that an interrupt comes after the very instruction or
 //! branch that overflowed.
 //!
@@ -15,7 +15,7 @@
 //! makes of them is the local APIC's.
 //!
 //! # Modelled, not measured
-//! Cycles are steps, outside HLT. Mispredicted branches are those of [`Predictor`](super::predictor::Predictor). Whatever caches and
+//! Cycles are steps, outside HLT. Mispredicted branches are those of [`Predictor`]. Whatever caches and
 //! TLBs do is what the [model of them](super::cache) does, which the caller keeps and asks ([`Pmu::counts_accesses`],
 //! [`Pmu::counts_fetches`]): references and misses of the last level, fills, page walks, and the places where loads find their data.
 //! MSR_PERF_METRICS has the retired share of the slots and those that mispredicted branches lose, and calls the rest back-end bound.

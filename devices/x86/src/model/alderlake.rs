@@ -8,6 +8,7 @@
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
+use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
 use crate::vmx;
@@ -156,6 +157,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(2, MICROCODE),
     &msrs::ratios(32, 4),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),
@@ -171,4 +174,16 @@ const PLAIN: &[MsrRow] = &[
     // FBSDP_NO (14), PSDP_NO (15).
     msrs::arch_capabilities(0xE16B),
     msrs::CORE_CAPABILITIES,
+    // Deeper states of the package than other parts have, which are never entered either.
+    MsrRow::read_only(MSR_PKG_C8_RESIDENCY, "MSR_PKG_C8_RESIDENCY", 0),
+    MsrRow::read_only(MSR_PKG_C9_RESIDENCY, "MSR_PKG_C9_RESIDENCY", 0),
+    MsrRow::read_only(MSR_PKG_C10_RESIDENCY, "MSR_PKG_C10_RESIDENCY", 0),
+    MsrRow::storage(MSR_PKGC8_IRTL, "MSR_PKGC8_IRTL", 0, 0x9FFF),
+    MsrRow::storage(MSR_PKGC9_IRTL, "MSR_PKGC9_IRTL", 0, 0x9FFF),
+    MsrRow::storage(MSR_PKGC10_IRTL, "MSR_PKGC10_IRTL", 0, 0x9FFF),
+    // Times in C0 by package, which turbostat takes for granted: not measured, like energies.
+    MsrRow::read_only(MSR_WEIGHTED_CORE_C0, "MSR_WEIGHTED_CORE_C0", 0),
+    MsrRow::read_only(MSR_ANY_CORE_C0, "MSR_ANY_CORE_C0", 0),
+    MsrRow::read_only(MSR_ANY_GFXE_C0, "MSR_ANY_GFXE_C0", 0),
+    MsrRow::read_only(MSR_CORE_GFXE_OVERLAP_C0, "MSR_CORE_GFXE_OVERLAP_C0", 0),
 ];

@@ -129,6 +129,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(0, MICROCODE),
     &msrs::ratios(23, 12),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),

@@ -8,6 +8,7 @@
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
+use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::vmx;
 use crate::{debugctl, lbr};
@@ -117,6 +118,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(1, MICROCODE),
     &msrs::ratios(34, 8),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),
@@ -125,4 +128,11 @@ const PARTS: &[&[MsrRow]] = &[
     PLAIN,
 ];
 
-const PLAIN: &[MsrRow] = &[msrs::machine_check(BANKS as u64, 0), msrs::MISC_FEATURE_ENABLES];
+const PLAIN: &[MsrRow] = &[
+    msrs::machine_check(BANKS as u64, 0),
+    msrs::MISC_FEATURE_ENABLES,
+    // Nothing holds a frequency down, and software can only clear the logs.
+    MsrRow::storage(MSR_CORE_PERF_LIMIT_REASONS, "MSR_CORE_PERF_LIMIT_REASONS", 0, 0),
+    MsrRow::storage(MSR_GRAPHICS_PERF_LIMIT_REASONS, "MSR_GRAPHICS_PERF_LIMIT_REASONS", 0, 0),
+    MsrRow::storage(MSR_RING_PERF_LIMIT_REASONS, "MSR_RING_PERF_LIMIT_REASONS", 0, 0),
+];

@@ -153,6 +153,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(0, MICROCODE),
     &msrs::ratios(24, 8),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),
@@ -162,6 +164,7 @@ const PARTS: &[&[MsrRow]] = &[
 ];
 
 const PLAIN: &[MsrRow] = &[
+    msrs::MBA_CONFIGURATION,
     msrs::machine_check(BANKS as u64, 1 << 24),
     msrs::MISC_FEATURE_ENABLES,
     // RDCL_NO (0), IBRS_ALL (1), SKIP_L1DFL_VMENTRY (3), MDS_NO (5), IF_PSCHANGE_MC_NO (6), FB_CLEAR (17). The part has

@@ -364,7 +364,7 @@ impl CpuModel {
         }
     }
 
-    /// The width of physical addresses in bits: CPUID.80000008H:EAX[7:0], or what a part without that leaf has. SDM Vol. 3A
+    /// The width of physical addresses in bits: CPUID.80000008H:EAX\[7:0\], or what a part without that leaf has. SDM Vol. 3A
     /// 4.1.4 "Enumeration of Paging Features by CPUID".
     pub fn physical_bits(&self) -> u32 {
         match self.widths() {
@@ -374,7 +374,7 @@ impl CpuModel {
         }
     }
 
-    /// The width of linear addresses in bits: CPUID.80000008H:EAX[15:8], or 32 where the part has no such leaf.
+    /// The width of linear addresses in bits: CPUID.80000008H:EAX\[15:8\], or 32 where the part has no such leaf.
     pub fn linear_bits(&self) -> u32 {
         self.widths().map_or(32, |eax| eax >> 8 & 0xFF)
     }

@@ -1866,3 +1866,57 @@ fn another_apic_timer_is_what_leaf_15h_says() {
         }
     }
 }
+
+// covers: cpu/power-msrs
+#[test]
+fn power_and_idle_states_are_unmeasured_and_locked() {
+    const GP: Result<u64, MsrFault> = Err(MsrFault::GeneralProtection);
+    let row = |model: &CpuModel, msr| model.msr(msr).copied();
+    for model in MODELS {
+        let nehalem = !["p6", "netburst", "core2"].contains(&model.name);
+        let sandy_bridge = nehalem && model.name != "westmere";
+        for (msr, there, value) in [
+            (MSR_PKG_C3_RESIDENCY, nehalem, 0),
+            (MSR_PKG_C6_RESIDENCY, nehalem, 0),
+            (MSR_CORE_C6_RESIDENCY, nehalem, 0),
+            (MSR_PKG_C2_RESIDENCY, sandy_bridge, 0),
+            (MSR_RAPL_POWER_UNIT, sandy_bridge, 0),
+            (MSR_PKG_ENERGY_STATUS, sandy_bridge, 0),
+            (MSR_PKG_PERF_STATUS, sandy_bridge, 0),
+            // Bits 14:0, in units of 1 W.
+            (MSR_PKG_POWER_INFO, sandy_bridge, 100),
+        ] {
+            let row = row(model, msr);
+            assert_eq!(
+                row.map(|row| row.reset),
+                there.then_some(value),
+                "{} {msr:X}H",
+                model.name
+            );
+            if let Some(row) = row {
+                assert_eq!(row.write(row.reset, 0), GP, "{} {msr:X}H is read-only", model.name);
+            }
+        }
+        // Lock (bit 63, or 31): "all write attempts to this MSR are ignored until next RESET", those to the plane's policy, too.
+        for (msr, value) in [
+            (MSR_PKG_POWER_LIMIT, 1 << 63),
+            (MSR_DRAM_POWER_LIMIT, 1 << 31),
+            (MSR_PP0_POWER_LIMIT, 1 << 31),
+            (MSR_PP1_POWER_LIMIT, 1 << 31),
+            (MSR_PP0_POLICY, 0),
+            (MSR_PP1_POLICY, 0),
+        ] {
+            let row = row(model, msr);
+            assert_eq!(row.is_some(), sandy_bridge, "{} {msr:X}H", model.name);
+            if let Some(row) = row {
+                assert_eq!(row.reset, value, "{} {msr:X}H", model.name);
+                assert_eq!(
+                    row.write(row.reset, 0x8000),
+                    Ok(value),
+                    "{} {msr:X}H is locked",
+                    model.name
+                );
+            }
+        }
+    }
+}

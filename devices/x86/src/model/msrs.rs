@@ -180,19 +180,13 @@ pub const fn arch_capabilities(value: u64) -> MsrRow {
 /// What every part since Sandy Bridge has, and firmware sets up in the same way. The registers of the debug and trace units
 /// are the units' own.
 ///
-/// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and IA32_APERF (CPUID.06H:ECX\[0\]), the C-state
-/// residency registers and the limits of RAPL (power), IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
-pub const COMMON: [MsrRow; 24] = [
+/// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and IA32_APERF (CPUID.06H:ECX\[0\], which KVM hides,
+/// too), IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
+pub const COMMON: [MsrRow; 19] = [
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
     MsrRow::read_only(IA32_P5_MC_ADDR, "IA32_P5_MC_ADDR", 0),
     MsrRow::read_only(IA32_P5_MC_TYPE, "IA32_P5_MC_TYPE", 0),
     MsrRow::read_only(MSR_SMI_COUNT, "MSR_SMI_COUNT", 0),
-    // No energy is measured: units and counters are 0, as KVM shows them to its guests.
-    MsrRow::read_only(MSR_RAPL_POWER_UNIT, "MSR_RAPL_POWER_UNIT", 0),
-    MsrRow::read_only(MSR_PKG_ENERGY_STATUS, "MSR_PKG_ENERGY_STATUS", 0),
-    MsrRow::read_only(MSR_DRAM_ENERGY_STATUS, "MSR_DRAM_ENERGY_STATUS", 0),
-    MsrRow::read_only(MSR_PP0_ENERGY_STATUS, "MSR_PP0_ENERGY_STATUS", 0),
-    MsrRow::read_only(MSR_PP1_ENERGY_STATUS, "MSR_PP1_ENERGY_STATUS", 0),
     // One core of one thread.
     MsrRow::read_only(MSR_CORE_THREAD_COUNT, "MSR_CORE_THREAD_COUNT", 0x1_0001),
     // Locked with VMX off; a write to the locked register is #GP.
@@ -227,6 +221,58 @@ pub const COMMON: [MsrRow; 24] = [
     MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
     // The part's own prefetchers: all on.
     MsrRow::storage(MSR_MISC_FEATURE_CONTROL, "MSR_MISC_FEATURE_CONTROL", 0, 0xF),
+];
+
+/// Of memory bandwidth allocation with more than eight classes: whether a core takes the largest delay of its threads or the smallest
+/// (0). A core has one thread here. SDM Vol. 4 has no such register; Intel's pqos reads it on all parts with so many classes.
+pub const MBA_CONFIGURATION: MsrRow = MsrRow::storage(MBA_CFG, "MBA_CFG", 0, 0x1);
+
+/// Times in idle states deeper than C1, on every part since Nehalem: always 0, since package C-states are locked off and MWAIT has C1
+/// alone. SDM Vol. 4, MSR_PKG_Cn_RESIDENCY and MSR_CORE_Cn_RESIDENCY.
+pub const RESIDENCIES: [MsrRow; 6] = [
+    MsrRow::read_only(MSR_PKG_C3_RESIDENCY, "MSR_PKG_C3_RESIDENCY", 0),
+    MsrRow::read_only(MSR_PKG_C6_RESIDENCY, "MSR_PKG_C6_RESIDENCY", 0),
+    MsrRow::read_only(MSR_PKG_C7_RESIDENCY, "MSR_PKG_C7_RESIDENCY", 0),
+    MsrRow::read_only(MSR_CORE_C3_RESIDENCY, "MSR_CORE_C3_RESIDENCY", 0),
+    MsrRow::read_only(MSR_CORE_C6_RESIDENCY, "MSR_CORE_C6_RESIDENCY", 0),
+    MsrRow::read_only(MSR_CORE_C7_RESIDENCY, "MSR_CORE_C7_RESIDENCY", 0),
+];
+
+/// A limit of RAPL with its lock bit, or a policy that goes with one: firmware has locked it, and writes are ignored until the next
+/// reset. SDM Vol. 3B 16.10.3 "Package RAPL Domain", 16.10.4 "PP0/PP1 RAPL Domains".
+const fn locked(msr: u32, name: &'static str, lock: u64) -> MsrRow {
+    MsrRow {
+        ignore_reserved: true,
+        ..MsrRow::storage(msr, name, lock, 0)
+    }
+}
+
+/// Power on every part since Sandy Bridge, which is not modelled. Units and energies are 0, as KVM shows them to its guests; so is what
+/// KVM has not got and tools take for granted beside them: times held back are 0, limits are off and locked.
+/// SDM Vol. 3B 16.10 "Platform Specific Power Management Support".
+pub const POWER: [MsrRow; 20] = [
+    locked(MSR_VR_CURRENT_CONFIG, "MSR_VR_CURRENT_CONFIG", 1 << 31),
+    // Valid (15), unit (12:10) and limit (9:0) for states that are never entered.
+    MsrRow::storage(MSR_PKGC3_IRTL, "MSR_PKGC3_IRTL", 0, 0x9FFF),
+    MsrRow::storage(MSR_PKGC6_IRTL, "MSR_PKGC6_IRTL", 0, 0x9FFF),
+    MsrRow::storage(MSR_PKGC7_IRTL, "MSR_PKGC7_IRTL", 0, 0x9FFF),
+    MsrRow::read_only(MSR_PKG_C2_RESIDENCY, "MSR_PKG_C2_RESIDENCY", 0),
+    MsrRow::read_only(MSR_RAPL_POWER_UNIT, "MSR_RAPL_POWER_UNIT", 0),
+    locked(MSR_PKG_POWER_LIMIT, "MSR_PKG_POWER_LIMIT", 1 << 63),
+    MsrRow::read_only(MSR_PKG_ENERGY_STATUS, "MSR_PKG_ENERGY_STATUS", 0),
+    MsrRow::read_only(MSR_PKG_PERF_STATUS, "MSR_PKG_PERF_STATUS", 0),
+    // Thermal specification power (14:0): 100 W of every model, since tools divide by it.
+    MsrRow::read_only(MSR_PKG_POWER_INFO, "MSR_PKG_POWER_INFO", 100),
+    locked(MSR_DRAM_POWER_LIMIT, "MSR_DRAM_POWER_LIMIT", 1 << 31),
+    MsrRow::read_only(MSR_DRAM_ENERGY_STATUS, "MSR_DRAM_ENERGY_STATUS", 0),
+    MsrRow::read_only(MSR_DRAM_PERF_STATUS, "MSR_DRAM_PERF_STATUS", 0),
+    MsrRow::read_only(MSR_DRAM_POWER_INFO, "MSR_DRAM_POWER_INFO", 0),
+    locked(MSR_PP0_POWER_LIMIT, "MSR_PP0_POWER_LIMIT", 1 << 31),
+    MsrRow::read_only(MSR_PP0_ENERGY_STATUS, "MSR_PP0_ENERGY_STATUS", 0),
+    locked(MSR_PP0_POLICY, "MSR_PP0_POLICY", 0),
+    locked(MSR_PP1_POWER_LIMIT, "MSR_PP1_POWER_LIMIT", 1 << 31),
+    MsrRow::read_only(MSR_PP1_ENERGY_STATUS, "MSR_PP1_ENERGY_STATUS", 0),
+    locked(MSR_PP1_POLICY, "MSR_PP1_POLICY", 0),
 ];
 
 /// IA32_PLATFORM_ID of platform `platform`; IA32_BIOS_SIGN_ID after loading microcode `revision`: software writes 0, executes

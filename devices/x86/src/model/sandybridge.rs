@@ -111,6 +111,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(1, MICROCODE),
     &msrs::ratios(34, 16),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),

@@ -167,6 +167,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(0, MICROCODE),
     &msrs::ratios(20, 8),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),
@@ -178,6 +180,7 @@ const PARTS: &[&[MsrRow]] = &[
 const PLAIN: &[MsrRow] = &[
     msrs::machine_check(BANKS as u64, 1 << 24),
     msrs::MISC_FEATURE_ENABLES,
+    msrs::MBA_CONFIGURATION,
     // RDCL_NO (0), IBRS_ALL (1), SKIP_L1DFL_VMENTRY (3), MDS_NO (5), IF_PSCHANGE_MC_NO (6), TAA_NO (8), SBDR_SSDP_NO (13),
     // FBSDP_NO (14), PSDP_NO (15).
     msrs::arch_capabilities(0xE16B),

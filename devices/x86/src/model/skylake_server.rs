@@ -142,6 +142,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(0, MICROCODE),
     &msrs::ratios(21, 8),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),

@@ -133,6 +133,8 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &MEMORY_TYPES,
     &COMMON,
+    &msrs::RESIDENCIES,
+    &msrs::POWER,
     &msrs::identity(0, MICROCODE),
     &msrs::ratios(22, 8),
     &msrs::banks::<{ BANKS * BANK_REGISTERS }>(),

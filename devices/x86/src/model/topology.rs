@@ -13,10 +13,10 @@
 use super::{CpuModel, TOPOLOGY_LEAVES};
 use crate::msr::MSR_CORE_THREAD_COUNT;
 
-/// The most cores of a package: leaf 4's EAX[31:26] counts them less one.
+/// The most cores of a package: leaf 4's EAX\[31:26\] counts them less one.
 pub const MOST_CORES: u32 = 64;
 
-/// CPUID.01H:EDX[28]: the package has more than one addressable ID.
+/// CPUID.01H:EDX\[28\]: the package has more than one addressable ID.
 const HTT: u32 = 1 << 28;
 
 /// One CPU among its like.

@@ -122,7 +122,7 @@ const ADJUSTMENTS: &[Difference] = &[Difference {
 /// The plain MSRs.
 ///
 /// The registers of the debug and trace units are the units' own. Absent, so #GP, because what enumerates them is hidden:
-/// IA32_SMM_MONITOR_CTL and 480H on (VMX), IA32_MPERF/APERF and the C-state residency counters (power), IA32_SMRR_* (no SMM),
+/// IA32_SMM_MONITOR_CTL and 480H on (VMX), IA32_MPERF and IA32_APERF (power), IA32_SMRR_* (no SMM),
 /// IA32_MCi_CTL2 (no CMCI entry in the local APIC).
 /// Absent, because later parts brought them: IA32_TSC_ADJUST, IA32_SPEC_CTRL, MSR_PPIN_CTL, IA32_ARCH_CAPABILITIES,
 /// MSR_MISC_FEATURE_ENABLES, MSR_PPERF, IA32_TSC_DEADLINE; and all of C001_xxxxH, which are another vendor's.
@@ -132,6 +132,7 @@ const PARTS: &[&[MsrRow]] = &[
     &msrs::mtrrs::<16>(40),
     &MTRR_FIXED,
     &msrs::banks::<{ 9 * BANK_REGISTERS }>(),
+    &msrs::RESIDENCIES,
     PLAIN,
 ];
 

@@ -1,4 +1,4 @@
-//! What people look into a machine with, for the guest: Debian's own perf, gdb and msr-tools, fetched but not installed, with
+//! What people look into a machine with, for the guest: Debian's own perf, gdb, msr-tools, turbostat, cpupower and pqos, fetched but not installed, with
 //! the libraries that they load and no more; and small programs to look at.
 
 use super::{TOOL_MODULES, debian, newc};
@@ -12,18 +12,27 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Debian's packages. gdb-minimal is gdb without Python, whose modules would be more than all the rest.
-const PACKAGES: [&str; 3] = ["linux-perf", "gdb-minimal", "msr-tools"];
+const PACKAGES: [&str; 5] = [
+    "linux-perf",
+    "gdb-minimal",
+    "msr-tools",
+    "linux-cpupower",
+    "intel-cmt-cat",
+];
 
 /// The programs that are taken from them, by the names that are looked for and the folder they get in the guest.
-const PROGRAMS: [(&str, &str); 4] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("perf", "usr/bin"),
     ("gdb", "usr/bin"),
     ("rdmsr", "usr/sbin"),
     ("wrmsr", "usr/sbin"),
+    ("turbostat", "usr/sbin"),
+    ("cpupower", "usr/bin"),
+    ("pqos", "usr/sbin"),
 ];
 
-/// Where Debian has libraries, before and after the folders below / and /usr became one.
-pub(super) const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+/// Where Debian has libraries, before and after the folders below / and /usr became one, and where some packages still have theirs.
+pub(super) const LIBRARY_FOLDERS: [&str; 3] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib"];
 
 /// What the C library needs for the one conversion of characters that gdb asks for, and where it looks for it.
 const CONVERSIONS: [&str; 2] = ["gconv/gconv-modules", "gconv/UTF-32.so"];
@@ -43,7 +52,7 @@ pub fn archive(stage: &Stage, folder: &Path) -> Result<Vec<u8>> {
     let root = folder.join("tools");
     // Which packages the folder is made of: newer ones make a new folder.
     let names: Vec<_> = packages.iter().filter_map(|file| file.file_name()?.to_str()).collect();
-    let stamp = format!("layout 2\n{}", names.join("\n"));
+    let stamp = format!("layout 3\n{}", names.join("\n"));
     if fs::read_to_string(root.join("packages")).is_ok_and(|there| there == stamp) {
         stage.say("the tools are there");
     } else {

@@ -1,5 +1,6 @@
 //! Ordinary programs for the guest, which the workloads of `cargo xtask bench --only work` run: a C compiler and an assembler with a
-//! real C file, Python with its standard library, SQLite, xz, gzip and OpenSSL. All are Debian's own, fetched but not installed.
+//! real C file, Python with its standard library, SQLite, xz, gzip and OpenSSL; and stress-ng, which checks what it computes. All are
+//! Debian's own, fetched but not installed.
 
 use super::tools::{self, LIBRARY_FOLDERS, LINKER};
 use super::{debian, newc};
@@ -19,7 +20,7 @@ const NUMBERED: [(&str, &str); 4] = [
     ("python3.", "-minimal"),
     ("libpython3.", "-stdlib"),
 ];
-const PACKAGES: [&str; 8] = [
+const PACKAGES: [&str; 9] = [
     "binutils-x86-64-linux-gnu",
     "libc6-dev",
     "libstb-dev",
@@ -28,15 +29,17 @@ const PACKAGES: [&str; 8] = [
     "xz-utils",
     "gzip",
     "openssl",
+    "stress-ng",
 ];
 
 /// Programs by their names in the packages, and by those that they have in the guest.
-const PROGRAMS: [(&str, &str); 5] = [
+const PROGRAMS: [(&str, &str); 6] = [
     ("x86_64-linux-gnu-as", "as"),
     ("sqlite3", "sqlite3"),
     ("xz", "xz"),
     ("gzip", "gzip"),
     ("openssl", "openssl"),
+    ("stress-ng", "stress-ng"),
 ];
 
 /// The C file that is compiled: one of some thousand lines which is a whole library.
@@ -58,7 +61,7 @@ pub fn archive(stage: &Stage, folder: &Path) -> Result<Vec<u8>> {
     let packages = debian::with_libraries(stage, &roots)?;
     let root = folder.join("work");
     let names: Vec<_> = packages.iter().filter_map(|file| file.file_name()?.to_str()).collect();
-    let stamp = format!("layout 1\n{}", names.join("\n"));
+    let stamp = format!("layout 2\n{}", names.join("\n"));
     if fs::read_to_string(root.join("packages")).is_ok_and(|there| there == stamp) {
         stage.say("the programs are there");
     } else {

@@ -386,7 +386,7 @@ impl Cpu {
     }
 }
 
-/// MONITOR and MWAIT are #UD above CPL 0, and where IA32_MISC_ENABLE[18] is clear (SDM Vol. 4 Table 2-2 "IA-32 Architectural
+/// MONITOR and MWAIT are #UD above CPL 0, and where IA32_MISC_ENABLE\[18\] is clear (SDM Vol. 4 Table 2-2 "IA-32 Architectural
 /// MSRs").
 fn monitor_only(c: &mut Cpu) -> Done {
     c.supervisor_only_or_ud()?;

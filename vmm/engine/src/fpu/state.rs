@@ -277,7 +277,7 @@ impl FpuState {
         }
     }
 
-    /// FNSTENV: writes the environment to the first [`EnvironmentFormat::len`] bytes and masks all exceptions.
+    /// FNSTENV: writes the environment to the first [`EnvironmentFormat::environment_len`] bytes and masks all exceptions.
     pub fn fnstenv(&mut self, format: EnvironmentFormat) -> [u8; 28] {
         let image = self.environment(format);
         self.cw |= sw::EXCEPTIONS;
@@ -327,7 +327,7 @@ impl FpuState {
         image
     }
 
-    /// FLDENV, from the first [`EnvironmentFormat::len`] bytes.
+    /// FLDENV, from the first [`EnvironmentFormat::environment_len`] bytes.
     pub fn fldenv(&mut self, image: &[u8; 28], format: EnvironmentFormat) {
         let field = |i: usize| -> u32 {
             if format.wide {

@@ -41,7 +41,7 @@ flow! {
 }
 
 body! {
-    /// The units want [`Watch::before`] called before the instruction at this place in the page, if it is the page they mean.
+    /// The units want [`Watch::before`](x86::watch::Watch::before) called before the instruction at this place in the page, if it is the page they mean.
     Observe(c, o) {
         let linear = c.linear(c.ip(o));
         if !c.is_boundary(linear) || c.watched.observed == (c.steps_after(o).wrapping_sub(1), linear) {

@@ -45,7 +45,7 @@ macro_rules! sized_wide {
 }
 pub(crate) use sized_wide;
 
-/// Defines a [`Body`]: `body! { /// Doc. Name<A, B>(c, o) { ... } }`, all parameters `u8`. In brackets before the block stands the
+/// Defines a [`Body`](crate::op::Body): `body! { /// Doc. Name<A, B>(c, o) { ... } }`, all parameters `u8`. In brackets before the block stands the
 /// [`Form`](crate::translate::Form) of what is translated.
 macro_rules! body {
     ($($(#[$meta:meta])* $name:ident $(<$($p:ident),+>)? ($c:ident, $o:ident) $([$form:expr])? $block:block)+) => { $(
@@ -61,7 +61,7 @@ macro_rules! body {
 }
 pub(crate) use body;
 
-/// Defines a [`Flow`], like `body!`; the block returns the next op.
+/// Defines a [`Flow`](crate::op::Flow), like `body!`; the block returns the next op.
 macro_rules! flow {
     ($($(#[$meta:meta])* $name:ident $(<$($p:ident),+>)? ($c:ident, $o:ident) $([$form:expr])? $block:block)+) => { $(
         $(#[$meta])*

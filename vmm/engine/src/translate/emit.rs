@@ -4,6 +4,7 @@
 //! the others are the guest's ([`MAPPED`]). Flags are put into RAX only where somebody may want them before they are overwritten.
 
 use core::mem::offset_of;
+use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 
 use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, Register};
@@ -19,7 +20,7 @@ use crate::exec::simd::{self, aux};
 use crate::flags;
 use crate::fpu::FpuState;
 use crate::fpu::state::mxcsr;
-use crate::fpu::thunk::{Env, Slot};
+use crate::fpu::thunk::{self, Env, Placed, Slot};
 use crate::jumps::Jump;
 use crate::op::{Link, Op, Reason, Run, Template};
 use crate::state::{Hot, offset};
@@ -318,6 +319,23 @@ fn low(slots: &[u8]) -> bool {
     slots.iter().all(|slot| slot.is_multiple_of(8))
 }
 
+/// Pushes, or pops and perhaps a return, that a block begins with here: how many.
+fn stack_row(forms: &[Form], ops: &[Op]) -> usize {
+    let pushes = |(form, o): &(&Form, &Op)| matches!(form, Form::PushReg(_)) && o.src != slot::RSP;
+    let pops = |(form, o): &(&Form, &Op)| matches!(form, Form::PopReg(_)) && o.dst != slot::RSP;
+    let row = || forms.iter().zip(ops);
+    let pushed = row().take_while(pushes).count();
+    if pushed > 0 {
+        return pushed.min(MOST_IN_ROW);
+    }
+    let popped = row().take_while(pops).count().min(MOST_IN_ROW - 1);
+    let returns = popped > 0 && matches!(forms.get(popped), Some(Form::Return(_)));
+    popped + usize::from(returns)
+}
+
+/// Pushes and pops that are done together: their bytes are the size of an access.
+const MOST_IN_ROW: usize = 15;
+
 /// Whether an op of this form is translated with these operands. `word`: the size of addresses, 8 in 64-bit mode and 4 in flat
 /// 32-bit code.
 fn is_known(form: Form, o: &Op, word: u8) -> bool {
@@ -422,6 +440,8 @@ pub(super) struct Emit<'a> {
     avx_ready: bool,
     /// All SIMD floating-point exceptions are masked, as has been looked at.
     all_masked: bool,
+    /// MXCSR has its controls as Rust expects them, too, and the host's has the guest's flags, as has been seen to.
+    mxcsr_in_host: bool,
     /// Where the translation leaves at an op.
     exits: Vec<(usize, Label)>,
     /// Branches to other blocks: where each one's distance is, the code that looks at its link, the link, and how far from the page it
@@ -435,6 +455,11 @@ pub(super) struct Emit<'a> {
     recorded: bool,
     /// Where the buffer of records is full, and where the branch leads: so far from the page, or the address in slot T1.
     full: Vec<(Label, Option<i32>)>,
+    /// Pushes and pops in a row that are done together: where they are done one by one, since they are not in one page, and where
+    /// execution goes on after that.
+    rows_of_stack: Vec<(Label, Label, Range<usize>)>,
+    /// RSI holds what the return that comes next returns to.
+    has_return: bool,
     /// What is left to the interpreter.
     pub rows: Vec<Row>,
 }
@@ -464,11 +489,14 @@ impl<'a> Emit<'a> {
             sse_ready: false,
             avx_ready: false,
             all_masked: false,
+            mxcsr_in_host: false,
             exits: Vec::new(),
             branches: Vec::new(),
             sites: Vec::new(),
             recorded: block.key.mode & mode::RECORD != 0,
             full: Vec::new(),
+            rows_of_stack: Vec::new(),
+            has_return: false,
             rows: Vec::new(),
         }
     }
@@ -513,6 +541,14 @@ impl<'a> Emit<'a> {
                 self.load_into_host();
                 let had_ea = self.has_ea;
                 self.ea_is_here_alone &= had_ea;
+                let together = stack_row(&forms[n..], &ops[n..]);
+                if together > 1 && !had_ea {
+                    let end = n + together;
+                    let next = self.stack_row(n, &forms[n..end], &ops[n..end]);
+                    native += next - n;
+                    n = next;
+                    continue;
+                }
                 self.op(n, forms[n], &ops[n], live[n]);
                 if matches!(forms[n], Form::EaBased(_) | Form::EaFlat(_) | Form::EaChecked(_)) {
                     self.keep_ea(&ops[n], &ops[n + 1..count], &forms[n + 1..count]);
@@ -528,7 +564,7 @@ impl<'a> Emit<'a> {
             calls += end - n;
             n = end;
         }
-        self.tails();
+        self.tails(&forms);
         let a = core::mem::replace(&mut self.a, Asm::new(0));
         Some((a.finish()?, native, calls))
     }
@@ -581,7 +617,19 @@ impl<'a> Emit<'a> {
     }
 
     /// The code that is seldom run.
-    fn tails(&mut self) {
+    fn tails(&mut self, forms: &[Form]) {
+        (self.has_ea, self.ea_is_here_alone) = (false, false);
+        for (apart, end, row) in core::mem::take(&mut self.rows_of_stack) {
+            self.a.bind(apart);
+            for n in row {
+                let o = &self.block.ops()[n];
+                match forms[n] {
+                    Form::Return(_) => self.load_return(n),
+                    form => self.op(n, form, o, true),
+                }
+            }
+            self.a.branch(Code::Jmp_rel32_64, end);
+        }
         for (n, label) in core::mem::take(&mut self.exits) {
             self.a.bind(label);
             let to = self.address_of(n);
@@ -673,6 +721,7 @@ impl<'a> Emit<'a> {
         }
         self.has_ea = false;
         (self.sse_ready, self.avx_ready, self.all_masked) = (false, false, false);
+        self.mxcsr_in_host = false;
         self.flat_segments = 0;
         let mut row = ops.to_vec();
         if n == 0 {
@@ -811,6 +860,11 @@ impl<'a> Emit<'a> {
     /// has not got it.
     fn reach(&mut self, n: usize, linear: u8, size: u8, tag: i32) {
         let miss = self.exit(n);
+        self.reach_or(miss, linear, size, tag);
+    }
+
+    /// The same that branches to a label if the TLB has not got it.
+    fn reach_or(&mut self, miss: Label, linear: u8, size: u8, tag: i32) {
         let a = &mut self.a;
         a.rm_r(Code::Mov_rm64_r64, Rm::Reg(RDX), linear, 8);
         if linear != RCX {
@@ -1049,6 +1103,21 @@ impl<'a> Emit<'a> {
         at(RCX, 0)
     }
 
+    /// The guest's MXCSR is in the host's, whose controls stay as they are: the translation leaves at op `n` if the guest has others.
+    /// So the flags are those of the guest's instructions alone, and what Rust finds afterwards differs in flags, at which nobody looks.
+    fn load_mxcsr(&mut self, n: usize) {
+        if core::mem::replace(&mut self.mxcsr_in_host, true) {
+            return;
+        }
+        let exit = self.exit(n);
+        self.a.r_rm(Code::Mov_r32_rm32, RCX, 4, MXCSR, 4);
+        self.a
+            .rm_i(Code::And_rm32_imm32, Rm::Reg(RCX), 4, !(mxcsr::FLAGS as i32));
+        self.a.rm_i(Code::Cmp_rm32_imm32, Rm::Reg(RCX), 4, mxcsr::RESET as i32);
+        self.a.branch(Code::Jne_rel32_64, exit);
+        self.a.rm(Code::Ldmxcsr_m32, MXCSR, 4);
+    }
+
     /// As `Cpu::vector`, of a thunk that has to do with its operands, MXCSR and the flags alone.
     fn vector(&mut self, n: usize, o: &Op) {
         self.check_sse(n);
@@ -1056,16 +1125,13 @@ impl<'a> Emit<'a> {
             mxcsr: o.aux & aux::MXCSR != 0,
             flags: o.aux & aux::FLAGS != 0,
         };
-        if effects.mxcsr {
-            self.check_masks(n);
-        }
         let size = (o.aux >> aux::SIZE_SHIFT) as u8;
-        if size != 0 {
+        let access = (size != 0).then(|| {
             let tag = if o.aux & aux::WRITE != 0 { WRITE } else { READ };
-            let alignment = if o.aux & aux::ALIGNED != 0 { 16 } else { 1 };
-            self.vector_operand(n, o, size, tag, alignment);
-        }
-        self.thunk([Slot(o.dst), Slot(o.src), Slot::NONE, Slot::NONE], o.imm, effects);
+            (size, tag, if o.aux & aux::ALIGNED != 0 { 16 } else { 1 })
+        });
+        let slots = [Slot(o.dst), Slot(o.src), Slot::NONE, Slot::NONE];
+        self.host_instruction(n, o, slots, o.imm, effects, access);
     }
 
     /// As `Cpu::vex`, of such a thunk.
@@ -1075,16 +1141,72 @@ impl<'a> Emit<'a> {
             mxcsr: o.aux & vex::MXCSR != 0,
             flags: o.aux & vex::FLAGS != 0,
         };
-        if effects.mxcsr {
-            self.check_masks(n);
-        }
         let size = (o.aux >> vex::SIZE_SHIFT) as u8;
-        if size != 0 {
+        let access = (size != 0).then(|| {
             let tag = if o.aux & vex::WRITE != 0 { WRITE } else { READ };
-            let alignment = if o.aux & vex::ALIGNED != 0 { size } else { 1 };
+            (size, tag, if o.aux & vex::ALIGNED != 0 { size } else { 1 })
+        });
+        self.host_instruction(n, o, slots(o), o.imm & avx::ENTRY, effects, access);
+    }
+
+    /// The instruction of a thunk, with its memory operand's size, tag and alignment: in place, or by a call of the thunk.
+    fn host_instruction(
+        &mut self,
+        n: usize,
+        o: &Op,
+        slots: [Slot; 4],
+        entry: u64,
+        effects: Effects,
+        access: Option<(u8, i32, u8)>,
+    ) {
+        let recipe = thunk::recipe_of(entry as usize);
+        let placed = recipe.as_ref().and_then(|recipe| {
+            let state = (Register::RBP, i64::from(FPU));
+            recipe.placed(slots, state, Register::RCX, Register::RDX)
+        });
+        if effects.mxcsr {
+            match placed {
+                Some(_) => self.load_mxcsr(n),
+                None => self.check_masks(n),
+            }
+        }
+        if let Some((size, tag, alignment)) = access {
             self.vector_operand(n, o, size, tag, alignment);
         }
-        self.thunk(slots(o), o.imm & avx::ENTRY, effects);
+        let (Some(recipe), Some((before, after))) = (recipe, placed) else {
+            self.mxcsr_in_host &= !effects.mxcsr;
+            self.thunk(slots, entry, effects);
+            return;
+        };
+        if effects.flags {
+            self.a.rm_r(Code::Xor_rm32_r32, Rm::Reg(RAX), RAX, 4);
+        }
+        self.place(before);
+        if effects.flags {
+            self.keep_flags();
+            self.a
+                .rm_i(Code::And_rm32_imm32, Rm::Reg(RAX), 4, i32::from(FLAGS_OF_THUNK));
+        }
+        self.place(after);
+        if effects.mxcsr {
+            self.a.rm(Code::Stmxcsr_m32, MXCSR, 4);
+        }
+        if recipe.wide {
+            self.a.op0(Code::VEX_Vzeroupper);
+        }
+    }
+
+    fn place(&mut self, instructions: Vec<Placed>) {
+        for placed in instructions {
+            match placed {
+                Placed::Instruction(instruction) => self.a.emit(Ok(instruction)),
+                Placed::Get(number) => {
+                    let from = self.rm(number * 8);
+                    self.a.r_rm(Code::Mov_r64_rm64, RDX, 8, from, 8);
+                }
+                Placed::Set(number) => self.set(number * 8, 8, RDX),
+            }
+        }
     }
 
     /// Calls a thunk, whose memory operand is at the address in RCX.
@@ -1654,9 +1776,9 @@ impl<'a> Emit<'a> {
                 self.call_to(n, to, o);
             }
             F::Return(_) => {
-                let sp = self.stack();
-                self.reach(n, sp, self.word, READ);
-                self.load(RSI, self.word, Rm::Mem(at(RCX, 0)));
+                if !core::mem::take(&mut self.has_return) {
+                    self.load_return(n);
+                }
                 self.land(n, RSI);
                 self.move_stack(i32::from(self.word) + o.imm as i32);
                 self.record_landing(n);
@@ -2092,6 +2214,62 @@ impl<'a> Emit<'a> {
         let below = Rm::Mem(at(sp, -i32::from(self.word)));
         self.a.r_rm(self.lea(), RCX, self.word, below, 8);
         self.reach(n, RCX, self.word, WRITE);
+    }
+
+    /// What a return returns to, in RSI.
+    fn load_return(&mut self, n: usize) {
+        let sp = self.stack();
+        self.reach(n, sp, self.word, READ);
+        self.load(RSI, self.word, Rm::Mem(at(RCX, 0)));
+    }
+
+    /// Pushes, or pops and a return, in a row, from op `n` on: the TLB is asked once for all of them. Where they are not in one page,
+    /// or the TLB has not got it, they are done one by one. The answer is the op to go on with: a return, of which the stack alone
+    /// has been read, is not done yet.
+    fn stack_row(&mut self, n: usize, forms: &[Form], ops: &[Op]) -> usize {
+        let (apart, end) = (self.a.label(), self.a.label());
+        let bytes = |ops: usize| ops as i32 * i32::from(self.word);
+        let all = bytes(forms.len());
+        let (mut at_once, mut by) = (n, 0);
+        if matches!(forms[0], Form::PushReg(_)) {
+            let sp = self.value(slot::RSP, RCX);
+            self.a.r_rm(self.lea(), RCX, self.word, Rm::Mem(at(sp, -all)), 8);
+            self.reach_or(apart, RCX, all as u8, WRITE);
+            for o in ops {
+                by -= i32::from(self.word);
+                let src = self.value(o.src, RDX);
+                self.a
+                    .rm_r(store_code(self.word), Rm::Mem(at(RCX, all + by)), src, self.word);
+                at_once += 1;
+            }
+        } else {
+            let sp = self.stack();
+            self.reach_or(apart, sp, all as u8, READ);
+            for (form, o) in forms.iter().zip(ops) {
+                let from = Rm::Mem(at(RCX, by));
+                if matches!(form, Form::Return(_)) {
+                    self.load(RSI, self.word, from);
+                    self.has_return = true;
+                    break;
+                }
+                match mapped(o.dst) {
+                    Some(dst) => {
+                        self.load(dst, self.word, from);
+                        self.changes(o.dst);
+                    }
+                    None => {
+                        self.load(RDX, self.word, from);
+                        self.set(o.dst, self.word, RDX);
+                    }
+                }
+                by += i32::from(self.word);
+                at_once += 1;
+            }
+        }
+        self.move_stack(by);
+        self.a.bind(end);
+        self.rows_of_stack.push((apart, end, n..n + forms.len()));
+        at_once
     }
 
     /// Pushes the address of the next instruction.

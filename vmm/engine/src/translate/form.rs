@@ -19,7 +19,7 @@ pub(crate) enum Reach {
     Far,
 }
 
-/// The forms of ops that are translated; all others are called ([`super::helper`]). Sizes are in bytes.
+/// The forms of ops that are translated; all others are called. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Anything else.

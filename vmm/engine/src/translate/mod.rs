@@ -41,7 +41,7 @@ pub(crate) type Entry = *const u8;
 /// Bytes of a translation that take the steps off the budget: whoever has done that enters behind them.
 pub(crate) const PROLOGUE: usize = 17;
 
-/// Enters a translation from the interpreter. The answer is the op to go on with and what is to be done with it, see [`Left`].
+/// Enters a translation from the interpreter. The answer is the op to go on with and what is to be done with it, see [`left`].
 pub(crate) type Enter = unsafe extern "sysv64" fn(*mut Cpu, Entry) -> usize;
 
 /// What a translation says in the low bits of the op that it leaves with.

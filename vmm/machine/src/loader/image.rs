@@ -110,7 +110,7 @@ pub struct Module<'a> {
     pub bytes: &'a [u8],
     /// Its name.
     pub name: &'a [u8],
-    /// What the kernel is told of it behind the name.
+    /// The words that the kernel gets behind the name.
     pub words: &'a [u8],
 }
 

@@ -2,7 +2,7 @@
 //!
 //! gdbstub understands most packets. In front of it we answer those that it has no place for: acknowledgments and repeats,
 //! which belong to the line; why the machine stopped (`?`), which gdb cannot learn between two runs; qemu's physical
-//! addresses; and whatever an [`Extra`] knows, as branch traces. It could not be taught those without changes to the crate,
+//! addresses; and whatever an [`Extra`] knows, as branch traces. gdbstub cannot be extended by those without changes to the crate,
 //! since its set of commands is closed; so the answer to qSupported is extended on its way out. Whatever it fails at ends its
 //! state, not the connection: it begins anew with what was agreed.
 
@@ -497,7 +497,7 @@ fn signal_of(vector: u8) -> Signal {
     }
 }
 
-/// What gdb's user is told besides.
+/// What is printed for gdb's user besides.
 fn remark(stop: &DebugStop) -> Option<String> {
     let cpu = stop.cpu;
     match stop.why {

@@ -46,6 +46,13 @@ pub fn info(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     Ok(text)
 }
 
+/// `hash`: the number that `--stats` prints at the end.
+pub fn hash(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
+    none(arguments)?;
+    let steps = scene.controls.run.steps();
+    Ok(format!("{:016x} at step {steps}\n", scene.controls.run.digest()))
+}
+
 /// `kaslr`.
 pub fn kaslr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;

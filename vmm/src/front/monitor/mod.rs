@@ -72,6 +72,12 @@ pub const COMMANDS: &[Command] = &[
         machine::info,
     ),
     row(
+        "hash",
+        "",
+        "A hash of the whole machine: memory, CPUs, units, devices. Equal for equal runs at the same step",
+        machine::hash,
+    ),
+    row(
         "kaslr",
         "",
         "The Linux kernel in memory: version, where KASLR has put it, and gdb's line for its symbols",

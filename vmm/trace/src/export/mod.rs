@@ -1,6 +1,6 @@
 //! Traces in the forms of other programs.
 //!
-//! The forms that are made of calls share one decode: each is an [`Export`], and [`calls`] shows the calls of all vCPUs to all of them.
+//! The forms that are made of calls share one decode: each is an [`Export`], and [`mod@calls`] shows the calls of all vCPUs to all of them.
 //! [`perf`] and [`raw`] hold packets, and go through the trace in their own way.
 
 mod callgrind;

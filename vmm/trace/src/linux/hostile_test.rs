@@ -273,6 +273,27 @@ fn an_honest_kernel_is_found() {
     assert_eq!(tasks[0].page_table, Some(HEAP as u64 + 0xa000));
 }
 
+/// `resources/fuzz/linux/honest`: that guest as the fuzz target takes it, extents of what is not zero, each with its address and length.
+/// `UPDATE=1` writes it.
+// covers: fuzz/linux
+#[test]
+fn the_honest_kernel_is_the_one_that_fuzzing_starts_from() {
+    let ram = guest(&btf(&structures()));
+    let mut extents = Vec::new();
+    for (at, piece) in (0u32..).step_by(64).zip(ram.bytes.chunks(64)) {
+        if piece.iter().any(|byte| *byte != 0) {
+            extents.extend_from_slice(&at.to_le_bytes());
+            extents.extend_from_slice(&(piece.len() as u16).to_le_bytes());
+            extents.extend_from_slice(piece);
+        }
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../resources/fuzz/linux/honest");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, &extents).unwrap();
+    }
+    assert!(std::fs::read(path).unwrap() == extents, "UPDATE=1 writes {path}");
+}
+
 // covers: trace/hostile-linux
 #[test]
 fn places_that_look_like_a_symbol_table_are_not_all_followed() {

@@ -2,6 +2,7 @@
 
 use super::forms::{self, Implicit};
 use super::kept;
+use super::recipe::{POINTERS, Recipe};
 use super::{Env, MemoryUse, NoThunk, Slot, Thunk, Traits};
 use crate::fpu::state::{FpuState, mxcsr};
 use iced_x86::{
@@ -10,7 +11,6 @@ use iced_x86::{
 };
 use std::mem::offset_of;
 
-const POINTERS: [Register; 4] = [Register::RDI, Register::RSI, Register::RDX, Register::RCX];
 const XMM: [Register; 4] = [Register::XMM1, Register::XMM2, Register::XMM3, Register::XMM4];
 const YMM: [Register; 4] = [Register::YMM1, Register::YMM2, Register::YMM3, Register::YMM4];
 const MM: [Register; 4] = [Register::MM0, Register::MM1, Register::MM2, Register::MM3];
@@ -127,8 +127,16 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
         // Operand 2 is the immediate, so its pointer is free for the general registers.
         slots[2] = Slot::GPRS;
     }
+    let code = parts.assemble(&renamed, traits)?;
+    let Parts { before, after, wide } = parts;
+    let recipe = Recipe {
+        before,
+        body: renamed,
+        after,
+        wide,
+    };
     Ok(Thunk {
-        entry: kept::entry(&parts.assemble(&renamed, traits)?)?,
+        entry: kept::entry(&code, recipe)?,
         slots,
         memory,
         traits,

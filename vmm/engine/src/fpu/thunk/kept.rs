@@ -2,8 +2,9 @@
 #![allow(unsafe_code)] // An address that code was put at becomes a function.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use super::recipe::Recipe;
 use super::{Entry, NoThunk};
 use crate::code_memory::CodeMemory;
 
@@ -14,6 +15,8 @@ struct Kept {
     memory: CodeMemory,
     /// Where code stands.
     known: HashMap<Vec<u8>, Entry>,
+    /// What each was made from, by its address.
+    recipes: HashMap<usize, Arc<Recipe>>,
 }
 
 /// The process's thunks; none where the system gives no executable memory.
@@ -21,8 +24,11 @@ fn kept() -> Option<&'static Mutex<Kept>> {
     static KEPT: OnceLock<Option<Mutex<Kept>>> = OnceLock::new();
     KEPT.get_or_init(|| {
         let memory = CodeMemory::map(c"engine-thunks", ROOM)?;
-        let known = HashMap::new();
-        Some(Mutex::new(Kept { memory, known }))
+        Some(Mutex::new(Kept {
+            memory,
+            known: HashMap::new(),
+            recipes: HashMap::new(),
+        }))
     })
     .as_ref()
 }
@@ -32,8 +38,14 @@ pub fn available() -> bool {
     kept().is_some()
 }
 
+/// What the thunk at an address was made from.
+pub(crate) fn recipe(entry: usize) -> Option<Arc<Recipe>> {
+    let kept = kept()?.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    kept.recipes.get(&entry).cloned()
+}
+
 /// Where a thunk with this code is entered; it is added if it is new.
-pub(super) fn entry(code: &[u8]) -> Result<Entry, NoThunk> {
+pub(super) fn entry(code: &[u8], recipe: Recipe) -> Result<Entry, NoThunk> {
     let kept = kept().ok_or(NoThunk::NoMemory)?;
     // A panic cannot leave an entry half made: the table is written last.
     let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -43,6 +55,7 @@ pub(super) fn entry(code: &[u8]) -> Result<Entry, NoThunk> {
     let at = kept.memory.put(code).ok_or(NoThunk::NoMemory)?;
     // SAFETY: Complete code of this signature stands there, and for ever: what is in a static is not dropped.
     let entry = unsafe { core::mem::transmute::<*const u8, Entry>(at) };
+    kept.recipes.insert(at as usize, Arc::new(recipe));
     kept.known.insert(code.to_vec(), entry);
     Ok(entry)
 }

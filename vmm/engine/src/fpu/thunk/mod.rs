@@ -48,10 +48,13 @@
 mod assemble;
 mod forms;
 mod kept;
+mod recipe;
 
 pub use assemble::prepare;
 pub use forms::{needs_alignment, scalar_to_integer, uses_mxcsr};
 pub use kept::available;
+pub(crate) use kept::recipe as recipe_of;
+pub(crate) use recipe::Placed;
 
 use super::state::{FpuState, mxcsr};
 use std::mem::offset_of;

@@ -42,7 +42,7 @@ pub struct Maps<'a> {
     users: HashMap<Process, BTreeMap<u64, At>>,
     /// Whose code a process number has, in which file of how many pages.
     running: HashMap<u32, (Process, String, u64)>,
-    /// What was told so far.
+    /// What has been written so far.
     pub records: Records,
 }
 
