@@ -48,7 +48,9 @@ impl Host {
 
     /// The host of a name.
     pub fn named(name: &str) -> Option<Host> {
-        [Host::Amd, Host::Intel, Host::Own].into_iter().find(|host| host.name() == name)
+        [Host::Amd, Host::Intel, Host::Own]
+            .into_iter()
+            .find(|host| host.name() == name)
     }
 
     /// KVM's modules in the order in which they load.

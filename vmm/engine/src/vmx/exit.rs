@@ -65,7 +65,7 @@ impl Engine {
         }
         let from = cpu.linear(cpu.rip);
         let cpl = cpu.cpl;
-        self.to_host(cpu, at, &v);
+        self.load_host_state(cpu, at, &v);
         cpu.want_window = cpu.asked_window;
         cpu.nmi_blocked |= nmi;
         self.transferred(cpu, from, cpl, 0, Far::Interrupt);
@@ -78,11 +78,11 @@ impl Engine {
         v.set(Field::EXIT_REASON, u64::from(reason as u16) | u64::from(ENTRY_FAILURE));
         v.set(Field::EXIT_QUALIFICATION, qualification);
         cpu.write_vmcs(at, v);
-        self.to_host(cpu, at, v);
+        self.load_host_state(cpu, at, v);
         self.transferred(cpu, from, 0, 3, Far::Iret);
     }
 
-    fn to_host(&mut self, cpu: &mut Cpu, at: u64, v: &Vmcs) {
+    fn load_host_state(&mut self, cpu: &mut Cpu, at: u64, v: &Vmcs) {
         if let Some(vmx) = &mut cpu.vmx {
             vmx.guest = None;
         }

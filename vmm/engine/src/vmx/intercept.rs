@@ -419,7 +419,7 @@ fn lower_io(l: &mut Lower) {
         _ => (4, 0),
     };
     let immediate = !string && l.i.op_kind(port) != OpKind::Register;
-    let number = if immediate { l.imm(port as u32) & 0xff } else { 0 };
+    let number = if immediate { l.imm(port) & 0xff } else { 0 };
     let rep = string && (l.i.has_rep_prefix() || l.i.has_repne_prefix());
     let qualification = u64::from(size) - 1
         | u64::from(input) << 3
