@@ -507,7 +507,7 @@ fn stacks_are_those_of_threads_forks_and_signals() {
         .arg(&dir);
         run(&mut boot, Duration::from_secs(300)).must_end_with(0);
         let (folded, perfetto) = (folder.join("folded"), folder.join("perfetto"));
-        let mut export = self::trace(&["export", "--symbols-user"]);
+        let mut export = trace(&["export", "--symbols-user"]);
         // Short calls are not the point, and there are ten million of them.
         export
             .arg(&program)
