@@ -27,7 +27,7 @@ const AFTER_DECODE: &str = "WHEN is a step of the machine (1000000), a virtual t
 
 const AFTER_EXPORT: &str = "WHEN is as for `minivmm trace decode`. Several forms can be written at once.\n\
     perf:       perf script -i DIR --itrace=i1ie     (with --from and --to: perf decodes a window of a few million instructions in seconds)\n\
-    perfetto:   ui.perfetto.dev, or chrome://tracing\n\
+    perfetto:   ui.perfetto.dev\n\
     folded:     one line for each stack, for flame graph tools\n\
     flamegraph: SVG for a browser\n\
     callgrind:  callgrind_annotate FILE, kcachegrind FILE";
