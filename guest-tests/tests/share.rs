@@ -339,3 +339,51 @@ fn a_run_repeats_while_the_files_are_as_they_were() {
     // Nothing is written: that would have the time of this host's clock.
     assert_eq!(hash(), hash());
 }
+
+// covers: share/recorded, share/overlay
+#[test]
+fn a_recorded_session_with_a_share_is_replayed_to_the_bit_without_the_files() {
+    let folder = Folder::new();
+    fs::write(folder.path("shared/file"), pattern(300_000, 4)).unwrap();
+    fs::create_dir(folder.path("inject")).unwrap();
+    for module in ["fuse.ko", "virtiofs.ko"] {
+        let from = target().join("guest/modules").join(module);
+        fs::copy(from, folder.path("inject").join(module)).unwrap();
+    }
+    let script = "#!/bin/sh\nload-modules; insmod fuse.ko && insmod virtiofs.ko\nmkdir /s && mount -t virtiofs s /s\n\
+                  md5sum /s/file; ls -la /s; echo changed >/s/file; mkdir /s/new && mv /s/file /s/new && cat /s/new/file\n\
+                  dd if=/sample of=/s/written bs=1000 count=99 2>/dev/null && rm -r /s/new && md5sum /s/written && ls -la /s; sync\n";
+    let path = folder.path("inject/run");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = linux_in_minivmm("console=ttyS0 panic=-1 quiet");
+    command
+        .args([
+            "--inject", "inject", "--share", "s=shared", "--record", "session", "--stats",
+        ])
+        .current_dir(&folder.0);
+    let hash = |errors: &str| {
+        let line = errors.lines().find(|line| line.starts_with("state hash:"));
+        line.unwrap_or_else(|| panic!("{errors}")).to_string()
+    };
+    let recorded = run(&mut command, LIMIT).must_end_with(0);
+    assert!(
+        recorded.console.contains("changed\n"),
+        "{}\n{}",
+        recorded.console,
+        recorded.errors
+    );
+    // The host's file is as it was.
+    assert!(fs::read(folder.path("shared/file")).unwrap() == pattern(300_000, 4));
+    assert!(!folder.path("shared/written").exists());
+    // Each piece that was read is kept once, and little else.
+    let kept = fs::metadata(folder.path("session/shares")).unwrap().len();
+    assert!((300_000..310_000).contains(&kept), "{kept}");
+
+    fs::remove_dir_all(folder.path("shared")).unwrap();
+    let mut replay = Command::new(minivmm());
+    replay.args(["replay", "session", "--stats"]).current_dir(&folder.0);
+    let replayed = run(&mut replay, LIMIT).must_end_with(0);
+    assert_eq!(replayed.console, recorded.console);
+    assert_eq!(hash(&replayed.errors), hash(&recorded.errors));
+}

@@ -84,6 +84,13 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     );
     drop(listener);
     let recorded = run.end_recording(&end);
+    if let (Some(options), Some(share)) = (&config.record, run.shares().first()) {
+        let size = machine::loader::size_text(share.kept());
+        info!(
+            "--record {}: {size} of shared directories are kept",
+            options.folder.display()
+        );
+    }
     drop(control);
     let messages = match config.command {
         Some(_) => console.take_output(),
@@ -135,10 +142,14 @@ fn files(config: &MachineConfig) -> jail::Files {
         _ => None,
     };
     let sockets = [socket, config.control.as_ref()].into_iter().flatten();
+    // Then the host's files stay as they are.
+    let keeps = config.record.is_some() || config.reverse.is_some() || config.replay.is_some();
     let shares = |writes| {
         let shares = config.shares.iter();
         shares
-            .filter(move |share| (share.mode != ShareMode::ReadOnly) == writes)
+            .filter(move |share| {
+                (matches!(share.mode, ShareMode::ReadWrite | ShareMode::WriteBack) && !keeps) == writes
+            })
             .map(|share| share.path.clone())
     };
     jail::Files {
