@@ -387,3 +387,66 @@ fn a_recorded_session_with_a_share_is_replayed_to_the_bit_without_the_files() {
     assert_eq!(replayed.console, recorded.console);
     assert_eq!(hash(&replayed.errors), hash(&recorded.errors));
 }
+
+// covers: run/recorded
+#[test]
+fn a_recorded_command_is_replayed_and_has_written_nothing_here() {
+    let folder = Folder::new();
+    let session = folder.path("session").display().to_string();
+    let script = "echo made >made; cat made /etc/passwd; ls -la . /usr/bin | md5sum; echo bad >&2";
+    let options = ["--record", &session, "--stats"];
+    let recorded = said(&folder.shell(&options, script));
+    assert_eq!(recorded.2, 0, "{}", recorded.1);
+    assert!(recorded.0.starts_with("made\nroot:"), "{}", recorded.0);
+    assert!(!folder.path("shared/made").exists());
+    let replay = Command::new(minivmm())
+        .args(["replay", "--serial", "null", "--stats", &session])
+        .current_dir(&folder.0)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let replayed = said(&replay);
+    assert_eq!(replayed.0, recorded.0, "{}", replayed.1);
+    let hash = |errors: &str| {
+        errors
+            .lines()
+            .find(|line| line.starts_with("state hash:"))
+            .map(str::to_string)
+    };
+    assert_eq!(hash(&replayed.1), hash(&recorded.1));
+    assert!(hash(&replayed.1).is_some(), "{}", replayed.1);
+}
+
+// covers: run/matrix
+#[test]
+fn a_command_runs_on_several_models_with_one_table() {
+    let folder = Folder::new();
+    linux();
+    let output = Command::new(minivmm())
+        .args(["matrix", "--run", "--kernel"])
+        .arg(&linux().kernel)
+        .args([
+            "--model",
+            "p6",
+            "westmere",
+            "haswell",
+            "--",
+            "grep",
+            "-q",
+            "avx2",
+            "/proc/cpuinfo",
+        ])
+        .current_dir(folder.path("shared"))
+        .output()
+        .unwrap();
+    let (out, errors, status) = said(&output);
+    let rows: Vec<&str> = out
+        .lines()
+        .find(|line| line.starts_with("grep"))
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    assert_eq!(rows, ["grep", "-", "FAIL", "ok"], "{out}\n{errors}");
+    assert!(out.contains("the command's exit status is 1"), "{out}");
+    assert_eq!(status, 1);
+}

@@ -11,6 +11,7 @@ fn cell(console: &str, errors: &str, status: i32, pass: PassBy) -> Cell {
         arguments,
         pass,
         timeout: Duration::from_secs(60),
+        command: false,
     };
     run(Path::new("sh"), &plan)
 }
@@ -137,6 +138,7 @@ fn a_process_that_dies_or_cannot_be_run_fails_its_cell() {
         arguments: ["-c", "kill -SEGV $$"].map(OsString::from).to_vec(),
         pass: PassBy::Auto,
         timeout: Duration::from_secs(60),
+        command: false,
     };
     let Verdict::Failed(why) = run(Path::new("sh"), &plan).verdict else {
         panic!("a process that died");

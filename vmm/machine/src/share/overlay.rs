@@ -495,6 +495,11 @@ impl FileSystem for Overlay {
         1 << 30
     }
 
+    /// Nobody else sees it.
+    fn write_back(&self) -> bool {
+        !self.readonly
+    }
+
     fn reset(&mut self) {
         // What the guest knew is not in use any more. What has no name goes with it.
         let mut contents = self.upper.lock();
