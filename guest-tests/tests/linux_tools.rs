@@ -104,6 +104,29 @@ fn branches_samples_loads_and_gdb() {
     guest.must_end_with(0).must_hold(&scripts);
 }
 
+/// Debian's rr. On haswell Linux itself, from 6.1.11x and 6.11 on, refuses the period of 1 with which rr up to 5.8 tries the counters (HSW11
+/// and its like), on silicon as here.
+// covers: linux-guest/rr
+#[test]
+fn rr_records_replays_and_goes_back() {
+    let rr = guest_tests::target().join("guest/rr");
+    let rr = rr.to_str().unwrap();
+    let models = match guest_tests::full() {
+        true => &[
+            "westmere",
+            "sandybridge",
+            "broadwell",
+            "skylake-server",
+            "icelake-server",
+            "alderlake",
+        ][..],
+        false => &["skylake-server"],
+    };
+    for model in models {
+        hold(&["--cpu-model", model, "--memory", "1G", "--inject", rr], &["rr"]);
+    }
+}
+
 /// The resource director's numbers are plausible, and the same in two runs.
 // covers: rdt/guest
 // covers: linux-guest/resctrl

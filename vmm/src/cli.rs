@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::{
-    Parser, Subcommand,
+    ArgGroup, Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
 use x86::model::MODELS;
@@ -18,12 +18,13 @@ use crate::{
     address::DebugAddress,
     config::{
         BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions,
-        ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
+        RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
     parse::*,
-    replay_options,
+    query_options, replay_options,
+    timeline::snapshot_file::{SnapshotFile, SnapshotFileError},
     trace_command::TraceCommand,
     unit_options::UnitOptions,
 };
@@ -44,14 +45,18 @@ use kvm::{
                   On a terminal, Ctrl-A x quits, Ctrl-A h helps, Ctrl-A Ctrl-A sends Ctrl-A.",
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    disable_help_subcommand = true
+    disable_help_subcommand = true,
+    group = ArgGroup::new("start").args(["kernel", "restore"]).required(true)
 )]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// Kernel: a Linux bzImage, an ELF64 kernel (by its PVH note, or a vmlinux by its 64-bit entry point), or an ELF32 multiboot 1 image
-    #[arg(long, value_name = "FILE", required = true)]
+    #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
+    /// Go on from a snapshot, which `minivmm ctl SOCKET snapshot FILE` has written; what the machine is made of comes with it
+    #[arg(long, value_name = "FILE", conflicts_with_all = MADE_OF)]
+    restore: Option<PathBuf>,
     /// Initial RAM disk; repeated, the archives follow one another. For multiboot and PVH: a module, with the words behind its name
     /// (repeatable)
     #[arg(long, value_name = "FILE[ WORDS]", value_parser = OsStringValueParser::new().try_map(parse_initrd))]
@@ -118,6 +123,9 @@ pub struct Cli {
     /// A socket that takes commands while the guest runs, as JSON lines; `minivmm ctl` speaks to it
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
     control: Option<PathBuf>,
+    /// A socket that speaks the part of QEMU's machine protocol with which drgn reads a running guest: `drgn --qemu PATH`
+    #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(parse_control))]
+    qmp: Option<PathBuf>,
     // The brackets are the help's, which says what may be left out.
     #[allow(rustdoc::broken_intra_doc_links)]
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT (this host alone, unless HOST says otherwise) or unix:PATH
@@ -172,6 +180,32 @@ pub struct Cli {
     verbose: u8,
 }
 
+/// The options that say what a machine is made of, which a snapshot says itself.
+const MADE_OF: [&str; 22] = [
+    "kernel",
+    "initrd",
+    "disks",
+    "bus",
+    "inject",
+    "cmdline",
+    "memory",
+    "cpus",
+    "cpu_model",
+    "tsc_khz",
+    "tsc_offset",
+    "irqchip",
+    "seed",
+    "rtc_base",
+    "dr",
+    "lbr",
+    "bts",
+    "pebs",
+    "pmu",
+    "pt",
+    "tsc",
+    "rdt",
+];
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// List the CPU models, or say what one shows and hides, and why
@@ -185,12 +219,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Send a command to a running machine's control socket: status, pause, resume, quit, or "monitor LINE"
+    /// Send a command to a running machine's control socket: status, pause, resume, quit, dump FILE, snapshot FILE, or "monitor LINE"
     Ctl {
         /// The socket's path, as `--control` got it
         path: PathBuf,
         /// The command, or a JSON object of it
         command: String,
+        /// Of dump, the new file, an ELF core file that crash, drgn and gdb read; of snapshot, the new file, for --restore
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
     },
     /// Look at a trace that `--trace` recorded
     Trace {
@@ -202,6 +239,8 @@ enum Command {
     },
     /// Run a session again that `--record` recorded, to the instruction
     Replay(Box<replay_options::ReplayOptions>),
+    /// Ask a recorded session who wrote to memory, or who called a function
+    Query(Box<query_options::QueryOptions>),
     /// Run a command in a Linux guest that has this host's files, with its arguments, environment, directory and streams
     Run(Box<crate::run::options::RunOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
@@ -220,12 +259,16 @@ pub enum Job {
     },
     /// Run a recorded session again.
     Replay(Box<replay_options::ReplayOptions>),
+    /// Ask a recorded session.
+    Query(Box<query_options::QueryOptions>),
     /// Send this command to a control socket.
     Control {
         /// The socket.
         path: PathBuf,
         /// The command.
         command: String,
+        /// The file that a dump is written to.
+        file: Option<PathBuf>,
     },
     /// Look at a trace.
     Trace {
@@ -268,19 +311,24 @@ where
             }
             return Ok(Job::Print(format!("{}\n{}", probe::text(&seen), sandbox.text())));
         }
-        Some(Command::Ctl { path, command }) => {
+        Some(Command::Ctl { path, command, file }) => {
             let path = crate::address::unix(path.as_os_str().as_bytes()).unwrap_or(path);
-            return Ok(Job::Control { path, command });
+            return Ok(Job::Control { path, command, file });
         }
         Some(Command::Trace { sandbox, command }) => {
             let sandbox = sandbox == crate::jail::Sandbox::On;
             return Ok(Job::Trace { command, sandbox });
         }
         Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
+        Some(Command::Query(options)) => return Ok(Job::Query(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
         Some(Command::Run(options)) => return Ok(Job::Command(options)),
         None => {}
     }
+    let (cli, restore, made_by) = match cli.restore.clone() {
+        Some(file) => restored(cli, file)?,
+        None => (cli, None, arguments.clone()),
+    };
     let Some(kernel) = cli.kernel else {
         return Err(Error::Usage("--kernel FILE is missing".into()));
     };
@@ -307,9 +355,9 @@ where
             .map_err(Error::option(format!("--tsc-khz {khz}")))?;
     }
     let debugged = cli.gdb.is_some() || cli.usual_gdb;
-    if cli.paused && !debugged && cli.control.is_none() {
+    if cli.paused && !debugged && cli.control.is_none() && cli.qmp.is_none() {
         return Err(Error::Usage(
-            "--paused: nobody could let the guest go on: give --gdb or --control, too".into(),
+            "--paused: nobody could let the guest go on: give --gdb, --control or --qmp, too".into(),
         ));
     }
     if cli.gdb_allow_files && !debugged {
@@ -344,6 +392,7 @@ where
         host_trace: None,
         serial: cli.serial,
         control: cli.control,
+        qmp: cli.qmp,
         gdb: cli.gdb.or(cli.usual_gdb.then_some(DebugAddress::USUAL)),
         sandbox: cli.sandbox == crate::jail::Sandbox::On,
         allow_write: cli.allow_write,
@@ -356,6 +405,8 @@ where
         }),
         record: cli.record.map(|folder| RecordOptions { folder, arguments }),
         replay: None,
+        restore,
+        arguments: made_by,
         clock,
         seed: match cli.seed {
             Seed::Fixed(seed) => seed,
@@ -370,6 +421,54 @@ where
         config: Box::new(config),
         verbose: cli.verbose,
     })
+}
+
+/// The command line of a machine that goes on from a snapshot: what it is made of is the snapshot's, all else is as given here.
+fn restored(here: Cli, file: PathBuf) -> Result<(Cli, Option<RestoreOptions>, Vec<OsString>), Error> {
+    let option = || Error::option(format!("--restore {}", file.display()));
+    let snapshot = SnapshotFile::open(&file).map_err(option())?;
+    let arguments = snapshot.arguments();
+    if arguments.is_empty() {
+        return Err(option()(SnapshotFileError::NoCommandLine));
+    }
+    let words = std::iter::once("minivmm".into()).chain(arguments.iter().cloned());
+    let there = Cli::try_parse_from(words).map_err(|error| {
+        let error = Error::Usage(one_line(&error.to_string()));
+        option()(SnapshotFileError::CommandLine(Box::new(error)))
+    })?;
+    let absolute = |path: PathBuf| snapshot.directory().join(path);
+    let model = |spec: String| match spec.split(',').next() {
+        Some(name) if name.ends_with(".toml") => absolute(spec.into()).to_string_lossy().into_owned(),
+        _ => spec,
+    };
+    let disks = there.disks.into_iter().map(|disk| DiskConfig {
+        path: absolute(disk.path),
+        ..disk
+    });
+    let restore = RestoreOptions {
+        second_serial: here.collect.is_none() && there.collect.is_some(),
+        file,
+    };
+    let cli = Cli {
+        kernel: there.kernel.map(absolute),
+        disks: disks.collect(),
+        bus: there.bus,
+        memory: there.memory,
+        cpus: there.cpus,
+        cpu_model: there.cpu_model.map(model),
+        units: there.units,
+        tsc_khz: there.tsc_khz,
+        tsc_offset: there.tsc_offset,
+        seed: there.seed,
+        rtc_base: there.rtc_base,
+        clock: here.clock.or(there.clock),
+        engine: match here.engine {
+            EngineChoice::Auto => EngineChoice::Soft,
+            engine => engine,
+        },
+        ..here
+    };
+    Ok((cli, Some(restore), arguments))
 }
 
 /// The list of `minivmm models`.

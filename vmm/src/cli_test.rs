@@ -4,9 +4,10 @@ fn run(args: &[&str]) -> Result<MachineConfig, String> {
     match parse(std::iter::once("minivmm").chain(args.iter().copied())) {
         Ok(Job::Run { config, .. }) => Ok(*config),
         Ok(Job::Print(text)) => Err(text),
-        Ok(Job::Control { path, command }) => Err(format!("{}: {command}", path.display())),
+        Ok(Job::Control { path, command, .. }) => Err(format!("{}: {command}", path.display())),
         Ok(Job::Trace { command, .. }) => Err(format!("{command:?}")),
         Ok(Job::Replay(options)) => Err(format!("{options:?}")),
+        Ok(Job::Query(options)) => Err(format!("{options:?}")),
         Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
         Err(error) => Err(error.to_string()),
     }

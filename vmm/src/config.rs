@@ -147,6 +147,15 @@ pub struct RecordOptions {
     pub arguments: Vec<OsString>,
 }
 
+/// A snapshot that a machine goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoreOptions {
+    /// The file.
+    pub file: PathBuf,
+    /// The machine has a second serial port, although nothing is collected from it.
+    pub second_serial: bool,
+}
+
 /// A part of an initial RAM disk, or a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitrdFile {
@@ -217,6 +226,8 @@ pub struct MachineConfig {
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs .
     pub control: Option<PathBuf>,
+    /// Where a socket speaks QMP while the machine runs.
+    pub qmp: Option<PathBuf>,
     /// Where a debugger connects .
     pub gdb: Option<crate::address::DebugAddress>,
     /// `monitor` commands of a debugger that is connected over TCP may write files.
@@ -235,6 +246,11 @@ pub struct MachineConfig {
     pub record: Option<RecordOptions>,
     /// A recorded session that the run is to be again, in this directory.
     pub replay: Option<PathBuf>,
+    /// The state that the machine goes on from; its kernel is not loaded then.
+    pub restore: Option<RestoreOptions>,
+    /// The command line that this configuration is of, without the program's name: a snapshot in a file has it, so that `--restore` can
+    /// make the machine again. Empty: there is none.
+    pub arguments: Vec<OsString>,
     /// The clock.
     pub clock: ClockMode,
     /// The seed of RDRAND and RDSEED.
@@ -278,6 +294,7 @@ impl MachineConfig {
             kvm_defects: KvmDefects::Refuse,
             serial: SerialTarget::Buffer,
             control: None,
+            qmp: None,
             gdb: None,
             gdb_allow_files: false,
             sandbox: false,
@@ -287,6 +304,8 @@ impl MachineConfig {
             reverse: None,
             record: None,
             replay: None,
+            restore: None,
+            arguments: Vec::new(),
             clock: ClockMode::Virtual,
             seed: 0,
             rtc_base: VIRTUAL_RTC_BASE,

@@ -11,7 +11,7 @@ use minivmm::{
     cli::{self, Job},
     error::{Error, Status},
     front::control::client,
-    logger, matrix, replay_command, run, signals, terminal, trace_command,
+    logger, matrix, query_command, replay_command, run, signals, terminal, trace_command,
 };
 
 #[global_allocator]
@@ -28,8 +28,11 @@ fn main() {
     }));
     let status = match cli::parse(std::env::args_os()) {
         Ok(Job::Print(text)) => print(&text),
-        Ok(Job::Control { path, command }) => client::send(&path, &command).and_then(|line| print(&line)),
+        Ok(Job::Control { path, command, file }) => {
+            client::send(&path, &command, file.as_deref()).and_then(|line| print(&line))
+        }
         Ok(Job::Trace { command, sandbox }) => trace_command::run(&command, sandbox),
+        Ok(Job::Query(options)) => query_command::run(&options),
         Ok(Job::Matrix(options)) => matrix::run(&options),
         Ok(Job::Command(options)) => run_command(&options),
         Ok(Job::Run { config, verbose }) => run_machine(&config, verbose),

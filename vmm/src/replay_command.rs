@@ -32,6 +32,7 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         other => other.clone(),
     };
     let control = options.control.as_ref().map(absolute).transpose()?;
+    let qmp = options.qmp.as_ref().map(absolute).transpose()?;
     let gdb = match &options.gdb {
         Some(DebugAddress::Unix(path)) => Some(DebugAddress::Unix(absolute(path)?)),
         other => other.clone(),
@@ -61,6 +62,7 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
     Ok(MachineConfig {
         serial,
         control,
+        qmp,
         trace,
         gdb,
         sandbox: options.sandbox == crate::jail::Sandbox::On,

@@ -20,6 +20,9 @@ pub struct ReplayOptions {
     /// A socket that takes commands while the guest runs
     #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_control))]
     pub(crate) control: Option<PathBuf>,
+    /// A socket that speaks QMP, for drgn
+    #[arg(long, value_name = "unix:PATH", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_control))]
+    pub(crate) qmp: Option<PathBuf>,
     /// Keep what it takes to go back to any instruction
     #[arg(long)]
     pub(crate) reverse: bool,

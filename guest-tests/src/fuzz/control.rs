@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
-use minivmm::front::control::Command;
 use minivmm::front::controls::Controls;
 use minivmm::front::monitor;
+use minivmm::front::requests::Command;
 use minivmm::{MachineConfig, Run};
 use x86::model::SAPPHIRERAPIDS;
 
@@ -79,6 +79,8 @@ pub fn lines() -> Vec<Vec<u8>> {
     let objects = [
         r#"{"command":"status"}"#,
         r#"{"command":"pause"}"#,
+        r#"{"command":"dump"}"#,
+        r#"{"command":"snapshot"}"#,
         r#"{"command":"monitor","line":"info","cpu":1}"#,
         r#"{"command":"monitor","line":"lbr 2","cpu":9}"#,
     ];

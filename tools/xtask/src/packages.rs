@@ -109,6 +109,13 @@ pub const PERF: Need = Need {
     why: "reads exported traces, for comparison",
 };
 
+/// The kernel's debugger, which reads dumps.
+pub const CRASH: Need = Need {
+    package: "crash",
+    program: "crash",
+    why: "reads dumps of a guest, for comparison",
+};
+
 /// callgrind_annotate.
 pub const VALGRIND: Need = Need {
     package: "valgrind",

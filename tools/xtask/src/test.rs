@@ -197,14 +197,17 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::LIBIPT,
         ];
         needs.extend(packages::BOCHS_NEEDS);
+        needs.extend(options.full.then_some(packages::CRASH));
         packages::ensure_installed(stage, &needs, !options.no_install)
     });
     suite.stage("guest", |stage, _, _| {
         let guest = guest::prepare(stage)?;
         if options.full {
             guest::debug::prepare(stage, &guest.kernel)?;
+            guest::debug::drgn(stage)?;
         }
         guest::xen::prepare(stage)?;
+        guest::rr::prepare(stage)?;
         guest::with_tools(stage, &guest).map(drop)
     });
     suite.stage("format", |stage, suite, _| {

@@ -32,6 +32,8 @@ pub enum DiskMode {
 
 /// Overlays know of blocks of this size whether they are the guest's or the file's.
 const CLUSTER: u64 = 4096;
+/// The same, for whoever keeps them elsewhere.
+pub const BLOCK: u64 = CLUSTER;
 /// Zeroes are written in pieces of this size where no hole can be made.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -288,6 +290,34 @@ impl Overlay {
     /// What has been written so far.
     pub fn save(&self) -> Contents {
         self.lock().clusters.clone()
+    }
+
+    /// Each block of [`BLOCK`] bytes that has been written, by its number on the disk, ascending.
+    ///
+    /// # Errors
+    /// The temporary file cannot be read.
+    pub fn blocks(&self) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let written = self.lock();
+        let blocks = written.clusters.0.iter().map(|(number, _)| {
+            let mut bytes = vec![0; CLUSTER as usize];
+            written.read(number * CLUSTER, &mut bytes)?;
+            Ok((number, bytes))
+        });
+        blocks.collect()
+    }
+
+    /// Has the disk hold these blocks, each of [`BLOCK`] bytes, and otherwise what its file does.
+    ///
+    /// # Errors
+    /// The temporary file cannot be written, or a block is of another length.
+    pub fn set_blocks(&self, blocks: &[(u64, Vec<u8>)]) -> io::Result<()> {
+        let mut written = self.lock();
+        written.clusters = Contents::default();
+        for (number, bytes) in blocks {
+            let bytes = bytes.as_slice().try_into().map_err(io::Error::other)?;
+            written.write(*number, bytes)?;
+        }
+        Ok(())
     }
 
     /// Has the disk hold again what it held then.

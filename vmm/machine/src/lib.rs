@@ -22,6 +22,7 @@ pub mod pci;
 pub mod share;
 pub mod sparse;
 pub mod virtio;
+pub mod vmcore;
 pub mod walk;
 pub mod watchers;
 

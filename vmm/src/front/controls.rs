@@ -2,8 +2,8 @@
 
 use engine::{Activity, Cpu};
 
-use super::control::{CpuStatus, Status};
 use super::names::GuestNames;
+use super::requests::{CpuStatus, Status};
 use crate::timeline::run::Run;
 
 /// The run as front ends drive it.

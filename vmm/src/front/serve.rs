@@ -8,11 +8,13 @@ use std::io::{self, Write};
 use log::{debug, info};
 
 use super::{
+    clients::{Listener, Protocol},
     console::Console,
-    control::{Command, Control, Reply, Request},
+    control,
     controls::Controls,
     gdb::{self, GdbListener},
-    location, monitor,
+    human_monitor, location, monitor, qmp,
+    requests::{Command, Reply, Request},
 };
 use machine::share::ShareMode;
 
@@ -20,6 +22,7 @@ use crate::{
     address::DebugAddress,
     config::MachineConfig,
     debug::{DebugStop, StopCause},
+    dump,
     error::Error,
     jail,
     recording::OnError,
@@ -44,14 +47,14 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     keep.extend(config.disks.iter().map(|disk| disk.path.as_path()));
     let mut console = Console::open(&config.serial, &keep, run.line())?;
     let listening = |what| move |source| Error::System { what, source };
-    let control = match &config.control {
-        Some(path) => {
-            let control = Control::open(path, run.interrupt().clone())?;
-            console.listen(control.wake().map_err(listening("listening for commands"))?)?;
-            Some(control)
-        }
-        None => None,
-    };
+    let sockets: [(&'static Protocol, _); 2] = [(&control::PROTOCOL, &config.control), (&qmp::PROTOCOL, &config.qmp)];
+    let mut clients = Vec::new();
+    for (protocol, path) in sockets {
+        let Some(path) = path else { continue };
+        let listener = Listener::open(protocol, path, run.interrupt().clone())?;
+        console.listen(listener.wake().map_err(listening("listening for commands"))?)?;
+        clients.push(listener);
+    }
     let listener = match &config.gdb {
         Some(address) => {
             let listener = GdbListener::open(address, run.interrupt().clone())?;
@@ -70,7 +73,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     if config.sandbox {
         use jail::calls::threads;
         let files = files(config);
-        let jailed = run.jail(listener.is_some() || control.is_some(), |traces| {
+        let jailed = run.jail(listener.is_some() || !clients.is_empty(), |traces| {
             jail::enter(threads::MACHINE | if traces { threads::HOST_PT } else { 0 }, &files)
         })?;
         info!("--sandbox on: {jailed}");
@@ -78,7 +81,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     let mut end = to_the_end(
         &mut run,
         &mut console,
-        control.as_ref(),
+        &clients,
         listener.as_ref().map(|listener| (listener, config.gdb_allow_files)),
         config.paused,
     );
@@ -91,7 +94,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
             options.folder.display()
         );
     }
-    drop(control);
+    drop(clients);
     let messages = match config.command {
         Some(_) => console.take_output(),
         None => Vec::new(),
@@ -141,7 +144,9 @@ fn files(config: &MachineConfig) -> jail::Files {
         Some(DebugAddress::Unix(path)) => Some(path),
         _ => None,
     };
-    let sockets = [socket, config.control.as_ref()].into_iter().flatten();
+    let sockets = [socket, config.control.as_ref(), config.qmp.as_ref()]
+        .into_iter()
+        .flatten();
     // Then the host's files stay as they are.
     let keeps = config.record.is_some() || config.reverse.is_some() || config.replay.is_some();
     let shares = |writes| {
@@ -169,7 +174,7 @@ fn files(config: &MachineConfig) -> jail::Files {
     }
 }
 
-/// Runs a machine to its end, with a debugger's client whenever one is connected and with what comes over the control socket.
+/// Runs a machine to its end, with a debugger's client whenever one is connected and with what its other clients ask for.
 /// A listener comes with whether commands over TCP may write files. `paused`: the guest is held stopped until somebody resumes it.
 ///
 /// # Errors
@@ -177,7 +182,7 @@ fn files(config: &MachineConfig) -> jail::Files {
 pub fn to_the_end(
     run: &mut Run,
     console: &mut Console,
-    control: Option<&Control>,
+    clients: &[Listener],
     listener: Option<(&GdbListener, bool)>,
     paused: bool,
 ) -> Result<End, Error> {
@@ -207,7 +212,7 @@ pub fn to_the_end(
             if gdb.controls().go_to.is_some() {
                 break;
             }
-            let Some(request) = control.and_then(Control::next) else {
+            let Some(request) = clients.iter().find_map(Listener::next) else {
                 break;
             };
             if answer(request, gdb.controls()) {
@@ -254,7 +259,7 @@ pub fn to_the_end(
     }
 }
 
-/// Answers a request of the control socket's, and says whether it ends the machine.
+/// Answers a request of a client's, and says whether it ends the machine.
 fn answer(request: Request, controls: &mut Controls<'_>) -> bool {
     debug!("{:?} at step {}", request.command, controls.run.steps());
     let mut quit = false;
@@ -262,6 +267,17 @@ fn answer(request: Request, controls: &mut Controls<'_>) -> bool {
         Command::Monitor { line, cpu } => match monitor::answer(controls, *cpu, line) {
             Ok(text) => Reply::Text(text),
             Err(why) => Reply::Refused(why.to_string()),
+        },
+        Command::HumanMonitor { line } => Reply::Text(human_monitor::answer(controls.run.machine().memory(), line)),
+        Command::Dump { part } => match &request.file {
+            Some(file) => dump(controls, part.clone(), file),
+            None => Reply::Refused("dump: no file came with it: `minivmm ctl SOCKET dump FILE` sends one".into()),
+        },
+        Command::Snapshot => match &request.file {
+            Some(file) => snapshot(controls, file),
+            None => {
+                Reply::Refused("snapshot: no file came with it: `minivmm ctl SOCKET snapshot FILE` sends one".into())
+            }
         },
         command => {
             match command {
@@ -275,6 +291,26 @@ fn answer(request: Request, controls: &mut Controls<'_>) -> bool {
     };
     request.answer(reply);
     quit
+}
+
+/// Writes a core file.
+fn dump(controls: &mut Controls<'_>, part: Option<std::ops::Range<u64>>, file: &std::fs::File) -> Reply {
+    let Controls { run, names, .. } = controls;
+    let steps = run.steps();
+    names.look(run.machine().memory(), steps);
+    match dump::write(run, names.linux(), part, file) {
+        Ok(dumped) => Reply::Text(format!("step {steps}: {dumped}\n")),
+        Err(why) => Reply::Refused(format!("dump: {why}")),
+    }
+}
+
+/// Writes the machine's state.
+fn snapshot(controls: &mut Controls<'_>, file: &std::fs::File) -> Reply {
+    let steps = controls.run.steps();
+    match controls.run.write_snapshot(file) {
+        Ok(bytes) => Reply::Text(format!("step {steps}: {bytes} bytes, for `minivmm --restore`\n")),
+        Err(why) => Reply::Refused(format!("snapshot: {why}")),
+    }
 }
 
 /// Goes to a step, and holds the guest stopped there, if it is not `held` already until its debugger lets it go on.

@@ -211,6 +211,11 @@ pub const CALLS: &[Row] = &[
     // Clients that have connected: no socket is made, and none connects.
     row(SYS_accept4, CLIENTS, "clients"),
     row(SYS_recvfrom, ALL, "what a client sends"),
+    row(
+        SYS_recvmsg,
+        CLIENTS,
+        "the same, with the file that a dump is written to",
+    ),
     row(SYS_sendto, ALL, "answers"),
     row(SYS_sendmsg, ALL, "answers"),
     row(SYS_shutdown, ALL, "the end of a connection, and of listening"),

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use ::engine::{EngineOptions, HostLacks};
+use ::engine::{CpuState, EngineOptions, HostLacks};
 use devices::virtio::fs::{Fs, file_system::FileSystem};
 use log::{info, warn};
 use machine::{
@@ -31,15 +31,17 @@ use machine::{
 use x86::model::CpuModel;
 
 use crate::{
-    config::{ClockMode, MachineConfig},
+    config::{ClockMode, MachineConfig, RestoreOptions},
     error::Error,
     serial_line::SerialLine,
     timeline::{
         Timeline,
         log::Log,
+        origin::Origin,
         output_gate::{Flow, OutputGate},
         run::{Beginning, Run},
         session::{Session, Writer},
+        snapshot_file::{SnapshotFile, SnapshotFileError},
     },
     vm::{Hosted, Parts, Vm, soft::Soft},
 };
@@ -94,8 +96,15 @@ impl Run {
             );
         }
 
-        let entry = files::load(&memory, config)?;
-        if matches!(entry, loader::Entry::Linux64 { .. }) && !config.model.features().lm() {
+        let snapshot = match &config.restore {
+            Some(restore) => Some((restore, open_snapshot(restore, config)?)),
+            None => None,
+        };
+        let entry = match &snapshot {
+            Some(_) => None,
+            None => Some(files::load(&memory, config)?),
+        };
+        if matches!(entry, Some(loader::Entry::Linux64 { .. })) && !config.model.features().lm() {
             return Err(Error::Engine {
                 option: format!("--cpu-model {}", config.model.name),
                 reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
@@ -111,7 +120,9 @@ impl Run {
                 "no"
             }
         );
-        info!("entering the kernel: {entry:x?}");
+        if let Some(entry) = &entry {
+            info!("entering the kernel: {entry:x?}");
+        }
 
         let line = SerialLine::default();
         let keeps = keeps_history(config)?;
@@ -206,12 +217,19 @@ impl Run {
                 })?),
             };
             machine.add_second_serial(once(out));
+        } else if config.restore.as_ref().is_some_and(|restore| restore.second_serial) {
+            machine.add_second_serial(once(Box::new(io::sink())));
         }
-        acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
-            size: config.memory,
-            reason: e.to_string(),
-        })?;
-        let boot = boot::state(config.model, &entry);
+        if snapshot.is_none() {
+            acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
+                size: config.memory,
+                reason: e.to_string(),
+            })?;
+        }
+        let boot = match &entry {
+            Some(entry) => boot::state(config.model, entry),
+            None => CpuState::reset(config.model),
+        };
         let hosted = match &host {
             Some(host) => Some(Hosted::new(engine::hypervisor(
                 config,
@@ -238,6 +256,15 @@ impl Run {
             shares,
             kernel: config.kernel.clone(),
         });
+        let origin = match snapshot {
+            Some((restore, snapshot)) => {
+                let origin = snapshot.origin();
+                snapshot.restore(&mut vm).map_err(restore_failed(restore))?;
+                info!("{} goes on from step {}", restore.file.display(), vm.steps());
+                origin
+            }
+            None => Origin::of(config)?,
+        };
         if let Some(options) = &config.trace {
             vm.record_from_the_start(options)?;
         }
@@ -249,11 +276,25 @@ impl Run {
             vm,
             timeline,
             lasting: lasting(config),
+            origin,
             max_instructions: config.max_instructions,
             timeout: config.timeout,
             line,
         }))
     }
+}
+
+/// The snapshot that a machine goes on from.
+fn open_snapshot(restore: &RestoreOptions, config: &MachineConfig) -> Result<SnapshotFile, Error> {
+    let failed = restore_failed(restore);
+    let snapshot = SnapshotFile::open(&restore.file);
+    let snapshot = snapshot.and_then(|snapshot| snapshot.check_disks(config).map(|()| snapshot));
+    snapshot.map_err(failed)
+}
+
+/// What is wrong with the snapshot that a machine was to go on from.
+fn restore_failed(restore: &RestoreOptions) -> impl FnOnce(SnapshotFileError) -> Error {
+    Error::option(format!("--restore {}", restore.file.display()))
 }
 
 /// The past of a machine at its beginning: what a session is recorded from, or replayed.

@@ -26,11 +26,13 @@
 pub mod back;
 pub mod log;
 pub(crate) mod named;
+pub(crate) mod origin;
 pub mod output_gate;
 pub mod past;
 pub mod points;
 pub mod run;
 pub mod session;
+pub mod snapshot_file;
 pub(crate) mod state;
 
 pub use state::Timeline;

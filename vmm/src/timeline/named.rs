@@ -37,7 +37,7 @@ pub enum NamedStateError {
 
 impl Run {
     /// Why the machine's state cannot be kept and taken on again as it runs, if it cannot.
-    fn keeps_states(&self) -> Result<(), NamedStateError> {
+    pub(super) fn keeps_states(&self) -> Result<(), NamedStateError> {
         if self.vm.is_hosted() {
             return Err(NamedStateError::InKvm);
         }

@@ -7,6 +7,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     log::{Entry, What},
+    origin::Origin,
     points::Named,
     state::Timeline,
 };
@@ -32,6 +33,8 @@ pub struct Run {
     pub(super) named: Named,
     /// What of the guest's would not go back to a state that was kept, in a machine that does not keep its past.
     pub(super) lasting: Option<String>,
+    /// For snapshots that go to files.
+    pub(super) origin: Origin,
     max_instructions: Option<u64>,
     timeout: Option<Duration>,
     interrupt: Interrupt,
@@ -60,6 +63,8 @@ pub(crate) struct Beginning {
     pub timeline: Option<Box<Timeline>>,
     /// What of the guest's would not go back to a state that was kept.
     pub lasting: Option<String>,
+    /// What the machine is made of.
+    pub origin: Origin,
     /// It ends after so many steps.
     pub max_instructions: Option<u64>,
     /// It ends after so much wall time.
@@ -214,6 +219,7 @@ impl Run {
             timeline: beginning.timeline,
             named: Named::new(),
             lasting: beginning.lasting,
+            origin: beginning.origin,
             max_instructions: beginning.max_instructions,
             timeout: beginning.timeout,
             interrupt: Interrupt::default(),

@@ -43,7 +43,7 @@ const LONGEST: u64 = 1 << 30;
 /// An argument: text, or where it is none, bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-enum Word {
+pub(crate) enum Word {
     Text(String),
     Bytes(Vec<u8>),
 }
@@ -68,7 +68,7 @@ impl From<&Word> for OsString {
 
 /// A disk as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct DiskWas {
+pub(crate) struct DiskWas {
     /// In bytes.
     size: u64,
     /// Nanoseconds since 1970; of a block device 0.
@@ -116,7 +116,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// The disks of a configuration as they are.
-fn disks(config: &MachineConfig) -> Result<Vec<DiskWas>, Error> {
+pub(super) fn disks(config: &MachineConfig) -> Result<Vec<DiskWas>, Error> {
     let disks = config.disks.iter().map(|disk| {
         let look = || -> io::Result<DiskWas> {
             // A FIFO would wait here for somebody who writes to it; what kind of file a disk may be is said where it is opened.

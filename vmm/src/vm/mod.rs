@@ -16,6 +16,7 @@ mod rdpmc;
 mod recording;
 mod report;
 mod save;
+mod saved;
 mod snapshot;
 pub mod soft;
 mod software;
@@ -28,6 +29,7 @@ pub use self::{
     outside::{Interrupt, Leave, Moment, Outside},
     parts::{NoCpu, Unmapped, Vm},
     save::SnapshotError,
+    saved::SavedError,
     snapshot::{Pages, Snapshot},
     stats::{Native, Stats},
     stop_reason::{StopReason, Until},

@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode};
 
 mod debian;
 pub mod debug;
+pub mod rr;
 mod tools;
 mod work;
 pub mod xen;
@@ -122,6 +123,7 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     };
     if !options.no_tools {
         xen::prepare(&stage)?;
+        rr::prepare(&stage)?;
     }
     let debug = if options.debug {
         Some(debug::prepare(&stage, &guest.kernel)?)
