@@ -46,7 +46,7 @@ use kvm::{
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     disable_help_subcommand = true,
-    group = ArgGroup::new("start").args(["kernel", "restore"]).required(true)
+    group = ArgGroup::new("begins-with").args(["kernel", "restore"]).required(true)
 )]
 pub struct Cli {
     #[command(subcommand)]

@@ -351,10 +351,11 @@ fn create_readable(path: &Path) -> io::Result<File> {
 
 /// What of a machine does not go back to a state that was kept, unless it keeps its past.
 fn lasting(config: &MachineConfig) -> Option<String> {
-    if let Some(share) = config.shares.first() {
+    let host = |share: &&crate::config::ShareConfig| share.mode != ShareMode::Overlay;
+    if let Some(share) = config.shares.iter().find(host) {
         let path = share.path.display();
         return Some(format!(
-            "what the guest knows and writes of the shared directory {path} would not go back: `--reverse` copes with that"
+            "what the guest knows and writes of the shared directory {path} would not go back: give it as TAG={path},overlay, or use `--reverse`"
         ));
     }
     let written = |disk: &&crate::config::DiskConfig| disk.mode == DiskMode::ReadWrite;
