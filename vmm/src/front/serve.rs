@@ -74,7 +74,15 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         use jail::calls::threads;
         let files = files(config);
         let jailed = run.jail(listener.is_some() || !clients.is_empty(), |traces| {
-            jail::enter(threads::MACHINE | if traces { threads::HOST_PT } else { 0 }, &files)
+            let shares = if config.shares.is_empty() && config.command.is_none() {
+                0
+            } else {
+                threads::SHARES
+            };
+            jail::enter(
+                threads::MACHINE | shares | if traces { threads::HOST_PT } else { 0 },
+                &files,
+            )
         })?;
         info!("--sandbox on: {jailed}");
     }
