@@ -46,7 +46,7 @@ use kvm::{
                   On a terminal, Ctrl-A x quits, Ctrl-A h helps, Ctrl-A Ctrl-A sends Ctrl-A.",
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    group = ArgGroup::new("start").args(["kernel", "restore"]).required(true)
+    group = ArgGroup::new("begins-with").args(["kernel", "restore"]).required(true)
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -66,7 +66,7 @@ pub struct Cli {
     disks: Vec<DiskConfig>,
     /// A directory of the host that a Linux guest mounts with `mount -t virtiofs TAG /mnt`; files that the guest makes are this user's
     /// (repeatable)
-    #[arg(long = "share", value_name = "TAG=DIR[,ro]", value_parser = OsStringValueParser::new().try_map(parse_share))]
+    #[arg(long = "share", value_name = "TAG=DIR[,ro|overlay]", value_parser = OsStringValueParser::new().try_map(parse_share))]
     shares: Vec<ShareConfig>,
     /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus
     #[arg(long, value_enum, default_value_t = BusChoice::Mmio)]

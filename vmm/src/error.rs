@@ -169,9 +169,6 @@ pub enum Error {
         /// What is wrong with it.
         source: trace::symbols::SymbolsError,
     },
-    /// A command cannot be run in a guest.
-    #[error(transparent)]
-    Command(#[from] crate::run::RunError),
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
     System {

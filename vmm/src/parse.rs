@@ -66,7 +66,7 @@ pub enum ValueError {
     #[error("needs a file, as disk.img or disk.img,overlay")]
     Disk,
     /// Not a shared directory.
-    #[error("not TAG=DIR or TAG=DIR,ro: the guest mounts it with `mount -t virtiofs TAG /mnt`")]
+    #[error("not TAG=DIR, TAG=DIR,ro or TAG=DIR,overlay: the guest mounts it with `mount -t virtiofs TAG /mnt`")]
     Share,
     /// Not the tag of one.
     #[error("a tag is text of 1 to 36 bytes, as in TAG=DIR")]
@@ -339,10 +339,14 @@ pub(crate) fn parse_share(text: OsString) -> Result<ShareConfig, ValueError> {
     let bytes = text.as_bytes();
     let at = bytes.iter().position(|byte| *byte == b'=').ok_or(ValueError::Share)?;
     let (tag, place) = (&bytes[..at], &bytes[at + 1..]);
-    let (path, mode) = [(&b",readonly"[..], ShareMode::ReadOnly), (b",ro", ShareMode::ReadOnly)]
-        .into_iter()
-        .find_map(|(suffix, mode)| Some((place.strip_suffix(suffix)?, mode)))
-        .unwrap_or((place, ShareMode::ReadWrite));
+    let (path, mode) = [
+        (&b",overlay"[..], ShareMode::Overlay),
+        (b",readonly", ShareMode::ReadOnly),
+        (b",ro", ShareMode::ReadOnly),
+    ]
+    .into_iter()
+    .find_map(|(suffix, mode)| Some((place.strip_suffix(suffix)?, mode)))
+    .unwrap_or((place, ShareMode::ReadWrite));
     let tag = std::str::from_utf8(tag).map_err(|_| ValueError::ShareTag)?;
     if tag.is_empty() || tag.len() > TAG_MAX || tag.contains(char::is_control) {
         return Err(ValueError::ShareTag);

@@ -10,6 +10,7 @@ use crate::cli::{self, Job};
 use crate::config::{MachineConfig, SerialTarget};
 use crate::error::Error;
 use crate::replay_options::ReplayOptions;
+use crate::run;
 use crate::timeline::session::Session;
 
 /// The session's machine. The process is in the directory then that the session was recorded in: the guest sees its kernel's
@@ -57,6 +58,7 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
     };
     let config = match cli::parse(words).map_err(|error| not_ours(&error.to_string()))? {
         Job::Run { config, .. } => config,
+        Job::Command(command) => Box::new(run::replayed(&command, Session::packed(&replay)?)?),
         _ => return Err(not_ours("it runs no machine")),
     };
     Ok(MachineConfig {

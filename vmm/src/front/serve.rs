@@ -88,7 +88,15 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         use jail::calls::threads;
         let files = files(config);
         let jailed = run.jail(listener.is_some() || !clients.is_empty(), |traces| {
-            jail::enter(threads::MACHINE | if traces { threads::HOST_PT } else { 0 }, &files)
+            let shares = if config.shares.is_empty() && config.command.is_none() {
+                0
+            } else {
+                threads::SHARES
+            };
+            jail::enter(
+                threads::MACHINE | shares | if traces { threads::HOST_PT } else { 0 },
+                &files,
+            )
         })?;
         info!("--sandbox on: {jailed}");
     }
@@ -102,6 +110,13 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     );
     drop(listener);
     let recorded = run.end_recording(&end);
+    if let (Some(options), Some(share)) = (&config.record, run.shares().first()) {
+        let size = machine::loader::size_text(share.kept());
+        info!(
+            "--record {}: {size} of shared directories are kept",
+            options.folder.display()
+        );
+    }
     drop(clients);
     let messages = match config.command {
         Some(_) => console.take_output(),
@@ -164,10 +179,14 @@ fn files(config: &MachineConfig) -> jail::Files {
     let sockets = [socket, config.control.as_ref(), config.qmp.as_ref()]
         .into_iter()
         .flatten();
+    // Then the host's files stay as they are.
+    let keeps = config.record.is_some() || config.reverse.is_some() || config.replay.is_some();
     let shares = |writes| {
         let shares = config.shares.iter();
         shares
-            .filter(move |share| (share.mode != ShareMode::ReadOnly) == writes)
+            .filter(move |share| {
+                (matches!(share.mode, ShareMode::ReadWrite | ShareMode::WriteBack) && !keeps) == writes
+            })
             .map(|share| share.path.clone())
     };
     jail::Files {

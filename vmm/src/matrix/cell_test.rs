@@ -12,6 +12,7 @@ fn cell(console: &str, errors: &str, status: i32, pass: PassBy) -> Cell {
         one_of_all: false,
         pass,
         timeout: Duration::from_secs(60),
+        command: false,
     };
     run(Path::new("sh"), &plan)
 }
@@ -161,6 +162,7 @@ fn a_process_that_dies_or_cannot_be_run_fails_its_cell() {
         one_of_all: false,
         pass: PassBy::Auto,
         timeout: Duration::from_secs(60),
+        command: false,
     };
     let Verdict::Failed(why) = run(Path::new("sh"), &plan).verdict else {
         panic!("a process that died");

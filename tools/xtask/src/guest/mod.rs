@@ -88,10 +88,20 @@ const KVM_MODULES: [(&str, &str); 4] = [
 ];
 
 /// What a guest mounts shared directories with.
-const SHARE_MODULES: [(&str, &str); 3] = [
+const SHARE_MODULES: [(&str, &str); 6] = [
     ("fuse.ko", "kernel/fs/fuse/fuse.ko"),
     ("virtiofs.ko", "kernel/fs/fuse/virtiofs.ko"),
     ("overlay.ko", "kernel/fs/overlayfs/overlay.ko"),
+    // For QEMU, which the benchmark compares with.
+    (
+        "virtio_pci_modern_dev.ko",
+        "kernel/drivers/virtio/virtio_pci_modern_dev.ko",
+    ),
+    (
+        "virtio_pci_legacy_dev.ko",
+        "kernel/drivers/virtio/virtio_pci_legacy_dev.ko",
+    ),
+    ("virtio_pci.ko", "kernel/drivers/virtio/virtio_pci.ko"),
 ];
 
 /// All modules that are taken from the kernel's package.
