@@ -18,7 +18,7 @@ use crate::{
     address::DebugAddress,
     config::{
         BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions,
-        RestoreOptions, ReverseOptions, SerialTarget, VIRTUAL_RTC_BASE,
+        RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
@@ -64,6 +64,10 @@ pub struct Cli {
     /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
     #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
+    /// A directory of the host that a Linux guest mounts with `mount -t virtiofs TAG /mnt`; files that the guest makes are this user's
+    /// (repeatable)
+    #[arg(long = "share", value_name = "TAG=DIR[,ro]", value_parser = OsStringValueParser::new().try_map(parse_share))]
+    shares: Vec<ShareConfig>,
     /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus
     #[arg(long, value_enum, default_value_t = BusChoice::Mmio)]
     bus: BusChoice,
@@ -237,6 +241,8 @@ enum Command {
     Replay(Box<replay_options::ReplayOptions>),
     /// Ask a recorded session who wrote to memory, or who called a function
     Query(Box<query_options::QueryOptions>),
+    /// Run a command in a Linux guest that has this host's files, with its arguments, environment, directory and streams
+    Run(Box<crate::run::options::RunOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::MatrixOptions>),
 }
@@ -273,6 +279,8 @@ pub enum Job {
     },
     /// Run guests on CPU models.
     Matrix(Box<matrix::MatrixOptions>),
+    /// Run a command in a guest.
+    Command(Box<crate::run::options::RunOptions>),
     /// Print this text on standard output: help, version or the list of models.
     Print(String),
 }
@@ -314,6 +322,7 @@ where
         Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
         Some(Command::Query(options)) => return Ok(Job::Query(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
+        Some(Command::Run(options)) => return Ok(Job::Command(options)),
         None => {}
     }
     let (cli, restore, made_by) = match cli.restore.clone() {
@@ -360,6 +369,9 @@ where
         inject: cli.inject,
         collect: cli.collect,
         disks: cli.disks,
+        packed: None,
+        command: None,
+        shares: cli.shares,
         bus: cli.bus,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,

@@ -2,7 +2,10 @@
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
-use machine::disk::DiskMode;
+use machine::{
+    disk::DiskMode,
+    share::{ShareMode, channel::Report},
+};
 use x86::model::CpuModel;
 
 use kvm::tracer::Traces;
@@ -42,6 +45,14 @@ pub enum SerialTarget {
     Null,
     /// Output is kept in memory, input comes from the caller: for tests and programs that embed a machine.
     Buffer,
+    /// The kernel's messages of a guest that runs a command: kept in memory, and shown on standard error if they are `live`. Input is
+    /// standard input, of as many bytes as the guest wants, with its end.
+    Command {
+        /// What the guest wants.
+        report: Arc<Report>,
+        /// Messages are shown as they come.
+        live: bool,
+    },
 }
 
 impl std::fmt::Display for SerialTarget {
@@ -51,6 +62,7 @@ impl std::fmt::Display for SerialTarget {
             SerialTarget::File(path) => write!(f, "file:{}", path.display()),
             SerialTarget::Null => f.write_str("null"),
             SerialTarget::Buffer => f.write_str("buffer"),
+            SerialTarget::Command { .. } => f.write_str("command"),
         }
     }
 }
@@ -90,6 +102,17 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// What may happen to it.
     pub mode: DiskMode,
+}
+
+/// A shared directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareConfig {
+    /// What the guest mounts it by: up to 36 bytes.
+    pub tag: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// What the guest may do with it.
+    pub mode: ShareMode,
 }
 
 /// The memory that points take at most, unless `--reverse-memory` says otherwise.
@@ -164,6 +187,12 @@ pub struct MachineConfig {
     pub collect: Option<PathBuf>,
     /// The disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
+    /// A part of the initial RAM disk that is no file, behind those that are.
+    pub packed: Option<Arc<Vec<u8>>>,
+    /// The guest runs a command, and says here what comes of it.
+    pub command: Option<Arc<Report>>,
+    /// Shared directories, by virtio-fs.
+    pub shares: Vec<ShareConfig>,
     /// Where virtio devices are.
     pub bus: BusChoice,
     /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
@@ -246,6 +275,9 @@ impl MachineConfig {
             inject: None,
             collect: None,
             disks: Vec::new(),
+            packed: None,
+            command: None,
+            shares: Vec::new(),
             bus: BusChoice::Mmio,
             cmdline: None,
             memory: 512 << 20,

@@ -26,6 +26,8 @@ pub enum Status {
     Internal,
     /// `--max-instructions` or `--timeout` was reached: 8.
     Limit,
+    /// Of `minivmm run`: what the command ended with, or what stands for it.
+    Command(u8),
     /// Of `minivmm matrix`: something is not as expected. Of `minivmm trace info`: the trace is damaged. 1.
     Differs,
 }
@@ -40,6 +42,7 @@ impl Status {
             Status::Crash => 4,
             Status::Internal => 6,
             Status::Limit => 8,
+            Status::Command(status) => status.into(),
             Status::Differs => 1,
         }
     }
@@ -155,6 +158,9 @@ pub enum Error {
         /// What is wrong with it.
         source: trace::symbols::SymbolsError,
     },
+    /// A command cannot be run in a guest.
+    #[error(transparent)]
+    Command(#[from] crate::run::RunError),
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
     System {

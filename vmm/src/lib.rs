@@ -67,6 +67,7 @@ pub mod query_options;
 pub mod recording;
 pub mod replay_command;
 pub mod replay_options;
+pub mod run;
 pub mod serial_line;
 pub mod signals;
 pub mod terminal;

@@ -11,13 +11,15 @@ use minivmm::{
     cli::{self, Job},
     error::{Error, Status},
     front::control::client,
-    logger, matrix, query_command, replay_command, signals, terminal, trace_command,
+    logger, matrix, query_command, replay_command, run, signals, terminal, trace_command,
 };
 
 #[global_allocator]
 static MEMORY: OrExit = OrExit;
 
 fn main() {
+    // What goes wrong before a command runs, or in place of it, is told apart from what it ends with (as `docker run` has it).
+    let runs = std::env::args_os().nth(1).is_some_and(|word| word == "run");
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         terminal::restore();
@@ -32,20 +34,40 @@ fn main() {
         Ok(Job::Trace { command, sandbox }) => trace_command::run(&command, sandbox),
         Ok(Job::Query(options)) => query_command::run(&options),
         Ok(Job::Matrix(options)) => matrix::run(&options),
-        Ok(Job::Run { config, verbose }) => run(&config, verbose),
-        Ok(Job::Replay(options)) => replay_command::prepare(&options).and_then(|config| run(&config, options.verbose)),
+        Ok(Job::Command(options)) => run_command(&options),
+        Ok(Job::Run { config, verbose }) => run_machine(&config, verbose),
+        Ok(Job::Replay(options)) => {
+            replay_command::prepare(&options).and_then(|config| run_machine(&config, options.verbose))
+        }
         Err(error) => Err(error),
     };
     let status = status.unwrap_or_else(|error| {
         // Whatever a file is called, it is one line.
         say(&error.to_string().replace(char::is_control, "?"));
-        error.status()
+        match runs {
+            true => Status::Command(run::FAILED),
+            false => error.status(),
+        }
     });
     exit(status.code());
 }
 
+/// Runs a command in a guest.
+fn run_command(options: &run::options::RunOptions) -> Result<Status, Error> {
+    logger::init(options.verbose);
+    signals::install().map_err(|source| Error::System {
+        what: "taking over signals",
+        source,
+    })?;
+    let (status, message) = run::command(options)?;
+    if let Some(message) = message {
+        say(&message);
+    }
+    Ok(Status::Command(status))
+}
+
 /// Runs a machine to its end.
-fn run(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
+fn run_machine(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
     logger::init(verbose);
     signals::install().map_err(|source| Error::System {
         what: "taking over signals",

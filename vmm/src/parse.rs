@@ -7,11 +7,12 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use machine::{disk::DiskMode, memory::MEMORY_MIN};
+use devices::virtio::fs::TAG_MAX;
+use machine::{disk::DiskMode, memory::MEMORY_MIN, share::ShareMode};
 
 use crate::{
     address::{self, AddressError, DebugAddress},
-    config::{DiskConfig, InitrdFile, SerialTarget, VIRTUAL_RTC_BASE},
+    config::{DiskConfig, InitrdFile, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE},
 };
 
 /// What is wrong with an option's value.
@@ -56,6 +57,12 @@ pub enum ValueError {
     /// A disk without a file.
     #[error("needs a file, as disk.img or disk.img,overlay")]
     Disk,
+    /// Not a shared directory.
+    #[error("not TAG=DIR or TAG=DIR,ro: the guest mounts it with `mount -t virtiofs TAG /mnt`")]
+    Share,
+    /// Not the tag of one.
+    #[error("a tag is text of 1 to 36 bytes, as in TAG=DIR")]
+    ShareTag,
     /// An archive without a file.
     #[error("needs a file")]
     Initrd,
@@ -242,6 +249,29 @@ pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, ValueError> {
         return Err(ValueError::Disk);
     }
     Ok(DiskConfig {
+        path: PathBuf::from(OsString::from_vec(path.to_vec())),
+        mode,
+    })
+}
+
+/// A tag, and a directory whose name may hold commas: only the last one counts, and only before a mode.
+pub(crate) fn parse_share(text: OsString) -> Result<ShareConfig, ValueError> {
+    let bytes = text.as_bytes();
+    let at = bytes.iter().position(|byte| *byte == b'=').ok_or(ValueError::Share)?;
+    let (tag, place) = (&bytes[..at], &bytes[at + 1..]);
+    let (path, mode) = [(&b",readonly"[..], ShareMode::ReadOnly), (b",ro", ShareMode::ReadOnly)]
+        .into_iter()
+        .find_map(|(suffix, mode)| Some((place.strip_suffix(suffix)?, mode)))
+        .unwrap_or((place, ShareMode::ReadWrite));
+    let tag = std::str::from_utf8(tag).map_err(|_| ValueError::ShareTag)?;
+    if tag.is_empty() || tag.len() > TAG_MAX || tag.contains(char::is_control) {
+        return Err(ValueError::ShareTag);
+    }
+    if path.is_empty() {
+        return Err(ValueError::Share);
+    }
+    Ok(ShareConfig {
+        tag: tag.into(),
         path: PathBuf::from(OsString::from_vec(path.to_vec())),
         mode,
     })

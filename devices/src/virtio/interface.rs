@@ -421,6 +421,7 @@ impl Interface {
             self.device.as_mut(),
             index,
             queue,
+            access.now,
             access.memory,
             access.written,
             &mut self.work,
@@ -515,6 +516,7 @@ fn serve(
     device: &mut dyn Device,
     index: usize,
     queue: &mut Queue,
+    now: u64,
     memory: &GuestMemoryMmap,
     written: &mut Vec<Written>,
     work: &mut u64,
@@ -537,7 +539,7 @@ fn serve(
         if head >= state.size {
             return Err(Nonsense("a descriptor beyond the queue"));
         }
-        let mut request = Request::new(chain, state.size, memory, written)?;
+        let mut request = Request::new(chain, state.size, memory, written)?.at(now);
         let answer = device.request(index, &mut request);
         spent = spent.saturating_add(request.work());
         *work = work.saturating_add(request.work());

@@ -10,6 +10,7 @@
 
 pub mod block;
 pub mod console;
+pub mod fs;
 pub mod interface;
 pub mod mmio;
 pub mod net;
@@ -112,6 +113,13 @@ pub enum DeviceState {
     },
     /// The entropy source.
     Rng(Random),
+    /// A shared directory.
+    Fs {
+        /// The driver has introduced itself.
+        begun: bool,
+        /// A hash of what the guest has made of the files, where that is kept apart from the host's.
+        files: u64,
+    },
     /// A console with its ports.
     Console(console::ConsoleState),
     /// A network device.

@@ -26,6 +26,7 @@ pub struct Request<'a> {
     readable_len: u64,
     writable_len: u64,
     work: u64,
+    now: u64,
 }
 
 impl<'a> Request<'a> {
@@ -52,6 +53,7 @@ impl<'a> Request<'a> {
             writable_len: 0,
             // Walking a chain is work, too.
             work: 64,
+            now: 0,
         };
         // The iterator just stops at a link that leads nowhere, so that a chain is whole only where its last descriptor says so.
         let mut whole = false;
@@ -86,6 +88,16 @@ impl<'a> Request<'a> {
             return Err(Nonsense("a descriptor chain without an end"));
         }
         Ok(request)
+    }
+
+    /// The same at a time, in nanoseconds of virtual time.
+    pub fn at(self, now: u64) -> Self {
+        Request { now, ..self }
+    }
+
+    /// When it is carried out, in nanoseconds of virtual time.
+    pub fn now(&self) -> u64 {
+        self.now
     }
 
     /// Bytes from the driver.

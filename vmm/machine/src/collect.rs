@@ -106,7 +106,7 @@ pub struct Collector {
 }
 
 /// The file mode creation mask of this process, from proc(5): umask(2) cannot be asked without changing it for all threads.
-fn umask() -> u32 {
+pub fn umask() -> u32 {
     let mask = || {
         let status = fs::read_to_string("/proc/self/status").ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;

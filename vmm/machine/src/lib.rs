@@ -19,6 +19,7 @@ mod machine;
 pub mod memory;
 pub mod newc;
 pub mod pci;
+pub mod share;
 pub mod sparse;
 pub mod virtio;
 pub mod vmcore;

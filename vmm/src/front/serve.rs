@@ -16,6 +16,8 @@ use super::{
     human_monitor, location, monitor, qmp,
     requests::{Command, Reply, Request},
 };
+use machine::share::ShareMode;
+
 use crate::{
     address::DebugAddress,
     config::MachineConfig,
@@ -86,6 +88,10 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     drop(listener);
     let recorded = run.end_recording(&end);
     drop(clients);
+    let messages = match config.command {
+        Some(_) => console.take_output(),
+        None => Vec::new(),
+    };
     drop(console);
     let reason = match &end {
         Ok(end) => end.reason(),
@@ -116,7 +122,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run, &config.kernel)),
         _ => None,
     };
-    Ok(Ended { end, place })
+    Ok(Ended { end, place, messages })
 }
 
 /// What the machine needs of files once it is built.
@@ -134,9 +140,19 @@ fn files(config: &MachineConfig) -> jail::Files {
     let sockets = [socket, config.control.as_ref(), config.qmp.as_ref()]
         .into_iter()
         .flatten();
+    let shares = |writes| {
+        let shares = config.shares.iter();
+        shares
+            .filter(move |share| (share.mode != ShareMode::ReadOnly) == writes)
+            .map(|share| share.path.clone())
+    };
     jail::Files {
         // Of the kernel, where the guest was at the end; of /proc, what memory was touched.
-        read: vec![config.kernel.clone(), "/proc/self".into()],
+        read: [config.kernel.clone(), "/proc/self".into()]
+            .into_iter()
+            .chain(shares(false))
+            .collect(),
+        share: shares(true).collect(),
         write: folders
             .into_iter()
             .flatten()

@@ -129,6 +129,27 @@ pub const CALLS: &[Row] = &[
     row(SYS_rmdir, MACHINE, "folders that are replaced"),
     row(SYS_link, MACHINE, "hard links among collected files"),
     row(SYS_linkat, MACHINE, "hard links among collected files"),
+    row(
+        SYS_openat2,
+        MACHINE,
+        "names in a shared directory, which lead nowhere else",
+    ),
+    row(
+        SYS_fstatfs,
+        MACHINE,
+        "how full a shared directory's file system is, and whose it is",
+    ),
+    row(SYS_readlinkat, MACHINE, "links in a shared directory"),
+    row(SYS_mkdirat, MACHINE, "what a guest makes in a shared directory"),
+    row(
+        SYS_mknodat,
+        MACHINE,
+        "FIFOs and sockets likewise; Landlock refuses device nodes",
+    ),
+    row(SYS_symlinkat, MACHINE, "links likewise"),
+    row(SYS_renameat2, MACHINE, "names that a guest changes likewise"),
+    row(SYS_chmod, MACHINE, "modes likewise"),
+    row(SYS_fchmodat, MACHINE, "modes likewise"),
     row(SYS_getcwd, MACHINE, "names in what is printed"),
     // Memory.
     row(SYS_mmap, ALL, "memory, stacks of threads"),

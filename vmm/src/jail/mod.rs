@@ -82,6 +82,8 @@ pub struct Files {
     pub read: Vec<PathBuf>,
     /// Everything with these, and with what is below them, but to execute them.
     pub write: Vec<PathBuf>,
+    /// Everything but to execute files and to make device nodes: shared directories.
+    pub share: Vec<PathBuf>,
     /// Remove files that are in these: sockets, at the end.
     pub remove: Vec<PathBuf>,
 }
@@ -235,9 +237,11 @@ fn fence(files: &Files) -> Result<&'static str, JailError> {
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
-    let rows: [(&[PathBuf], BitFlags<AccessFs>); 3] = [
+    let nodes = AccessFs::MakeChar | AccessFs::MakeBlock;
+    let rows: [(&[PathBuf], BitFlags<AccessFs>); 4] = [
         (&files.read, read),
         (&files.write, all),
+        (&files.share, all & !nodes),
         (&files.remove, AccessFs::RemoveFile.into()),
     ];
     for (paths, access) in rows {

@@ -42,6 +42,7 @@ pub(super) fn load(memory: &Memory, config: &MachineConfig) -> Result<loader::En
         cmdline = inject::hooked(cmdline, injection.hook);
         parts.push(injection.archive);
     }
+    parts.extend(config.packed.iter().map(|packed| packed.to_vec()));
     let name = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let names: Vec<Vec<u8>> = config.initrd.iter().map(|part| name(&part.path)).collect();
     let modules: Vec<Module<'_>> = parts

@@ -3,9 +3,14 @@
 mod engine;
 mod files;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    os::fd::AsFd,
+    sync::Arc,
+};
 
 use ::engine::{CpuState, EngineOptions, HostLacks};
+use devices::virtio::fs::Fs;
 use log::{info, warn};
 use machine::{
     Machine, acpi, boot,
@@ -13,6 +18,10 @@ use machine::{
     disk::{Disk, DiskMode},
     loader,
     memory::Memory,
+    share::{
+        channel::{self, Channel},
+        host::Host,
+    },
 };
 use x86::model::CpuModel;
 
@@ -113,13 +122,15 @@ impl Run {
         let line = SerialLine::default();
         let keeps = keeps_history(config)?;
         let (mut outputs, mut overlays) = (Vec::new(), Vec::new());
-        let mut once = |out: Box<dyn Write + Send>| match keeps {
-            true => {
-                let (gate, flow) = OutputGate::new(out);
-                outputs.push(flow);
-                Box::new(gate)
+        let mut once = |out: Box<dyn Write + Send>| -> Box<dyn Write + Send> {
+            match keeps {
+                true => {
+                    let (gate, flow) = OutputGate::new(out);
+                    outputs.push(flow);
+                    Box::new(gate)
+                }
+                false => out,
             }
-            false => out,
         };
         let mut machine = Machine::new(
             config.model,
@@ -146,6 +157,34 @@ impl Run {
             machine
                 .add_disk(Box::new(medium))
                 .map_err(|e| failed(io::Error::other(e)))?;
+        }
+        for share in &config.shares {
+            let failed = |source| Error::File {
+                option: "--share",
+                path: share.path.clone(),
+                source,
+            };
+            let files = Host::open(&share.path, share.mode).map_err(failed)?;
+            machine
+                .add_virtio(Box::new(Fs::new(&share.tag, Box::new(files))))
+                .map_err(|e| failed(io::Error::other(e)))?;
+        }
+        if let Some(report) = &config.command {
+            let stream = |which: io::Result<std::os::fd::OwnedFd>| {
+                let file = which.map(std::fs::File::from).map_err(|source| Error::System {
+                    what: "opening the standard streams",
+                    source,
+                })?;
+                Ok::<Box<dyn Write + Send>, Error>(Box::new(file))
+            };
+            let (stdout, stderr) = (
+                stream(io::stdout().as_fd().try_clone_to_owned())?,
+                stream(io::stderr().as_fd().try_clone_to_owned())?,
+            );
+            let channel = Channel::new(once(stdout), once(stderr), Arc::clone(report));
+            machine
+                .add_virtio(Box::new(Fs::new(channel::TAG, Box::new(channel))))
+                .map_err(|e| Error::Usage(e.to_string()))?;
         }
         if let Some(folder) = &config.collect {
             let out: Box<dyn Write + Send> = match config.replay {
@@ -259,6 +298,12 @@ fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result
 
 /// What of a machine does not go back to a state that was kept, unless it keeps its past.
 fn lasting(config: &MachineConfig) -> Option<String> {
+    if let Some(share) = config.shares.first() {
+        let path = share.path.display();
+        return Some(format!(
+            "what the guest knows and writes of the shared directory {path} would not go back"
+        ));
+    }
     let written = |disk: &&crate::config::DiskConfig| disk.mode == DiskMode::ReadWrite;
     if let Some(disk) = config.disks.iter().find(written) {
         let path = disk.path.display();
@@ -286,6 +331,9 @@ fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
     let refused = |why: &str| Err(Error::Usage(format!("{option}: {why}")));
     if config.clock == ClockMode::Paced {
         return refused("a run whose clock follows wall time does not repeat: leave out --clock paced");
+    }
+    if !config.shares.is_empty() {
+        return refused("what a guest reads from a shared directory is not recorded: leave out --share");
     }
     if config.reverse.is_some() && config.trace.is_some() {
         return refused("a trace only grows: leave out --trace, or record with --record and trace the replay");

@@ -57,6 +57,7 @@ fn files(command: &TraceCommand) -> jail::Files {
         .iter()
         .flat_map(|path| [jail::folder_of(path), path.to_path_buf()]);
     jail::Files {
+        share: Vec::new(),
         read: [trace.clone(), "/proc/self".into()]
             .into_iter()
             .chain(symbols.cloned())

@@ -144,6 +144,8 @@ pub struct Ended {
     pub end: End,
     /// Where the CPUs were, if the guest did not end by itself.
     pub place: Option<String>,
+    /// The last messages of a kernel whose guest runs a command.
+    pub messages: Vec<u8>,
 }
 
 impl Ended {

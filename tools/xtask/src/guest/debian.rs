@@ -335,12 +335,19 @@ fn module_folder(root: &Path, boot: &Path) -> Option<PathBuf> {
     Some(root.join("lib/modules").join(version))
 }
 
-/// Copies the kernel to `to`, and its modules into the folder `modules`.
+/// Copies the kernel to `to`, and its modules into the folder `modules` and to where `minivmm run` looks for them: beside the kernel, as in its
+/// package.
 fn place_kernel(root: &Path, boot: &Path, to: &Path, modules: &Path) -> Result<()> {
     let folder = module_folder(root, boot).with_context(|| format!("{} has no version", boot.display()))?;
     fs::create_dir_all(modules).with_context(|| format!("cannot make {}", modules.display()))?;
     for (name, path) in super::all_modules() {
         place(&folder.join(path), &modules.join(name))?;
+        if let (Some(beside), Some(release)) = (to.parent(), folder.file_name()) {
+            let same = beside.join("lib/modules").join(release).join(path);
+            let parent = same.parent().unwrap_or(beside);
+            fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+            place(&folder.join(path), &same)?;
+        }
     }
     place(boot, to)
 }

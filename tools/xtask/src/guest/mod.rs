@@ -71,9 +71,20 @@ const KVM_MODULES: [(&str, &str); 4] = [
     ("kvm-intel.ko", "kernel/arch/x86/kvm/kvm-intel.ko"),
 ];
 
+/// What a guest mounts shared directories with.
+const SHARE_MODULES: [(&str, &str); 3] = [
+    ("fuse.ko", "kernel/fs/fuse/fuse.ko"),
+    ("virtiofs.ko", "kernel/fs/fuse/virtiofs.ko"),
+    ("overlay.ko", "kernel/fs/overlayfs/overlay.ko"),
+];
+
 /// All modules that are taken from the kernel's package.
 fn all_modules() -> impl Iterator<Item = (&'static str, &'static str)> {
-    MODULES.into_iter().chain(TOOL_MODULES).chain(KVM_MODULES)
+    MODULES
+        .into_iter()
+        .chain(TOOL_MODULES)
+        .chain(KVM_MODULES)
+        .chain(SHARE_MODULES)
 }
 
 /// The files a guest boots from.

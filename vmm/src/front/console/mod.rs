@@ -15,6 +15,7 @@ use std::{
         unix::fs::OpenOptionsExt,
     },
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -33,10 +34,15 @@ use crate::{
     terminal::{self, RawMode},
     vm::{Leave, Outside},
 };
-use machine::plain;
+use machine::{plain, share::channel::Report};
 
 /// So many bytes of input wait here at most; the rest waits where it comes from.
 const QUEUE: usize = 4096;
+
+/// Of a command's kernel messages so many bytes are kept.
+const MESSAGES: usize = 256 << 10;
+/// Begins an escape in a command's input: `E` behind it is the end, itself stands for one.
+const COMMAND_ESCAPE: u8 = 0x7d;
 
 const HELP: &str = "\nminivmm: Ctrl-A x quits, Ctrl-A h shows this, Ctrl-A Ctrl-A sends Ctrl-A\n";
 
@@ -52,6 +58,8 @@ struct Sources {
     /// Commands are looked for, as standard input is a terminal.
     escape: Option<Escape>,
     queue: VecDeque<u8>,
+    /// What a command's guest has room for, where standard input is the command's.
+    command: Option<Arc<Report>>,
     quit: bool,
     timer: TimerFd,
     wake: Option<RawFd>,
@@ -64,7 +72,11 @@ struct Sources {
 impl Sources {
     fn room(&self) -> usize {
         // Ctrl-A and the byte after it may come out together.
-        (QUEUE - 1).saturating_sub(self.queue.len())
+        match self.command {
+            // Each byte may take two, and the end takes two more.
+            Some(_) => (QUEUE - 3).saturating_sub(self.queue.len()) / 2,
+            None => (QUEUE - 1).saturating_sub(self.queue.len()),
+        }
     }
 
     /// Reads once, as much as there is room for.
@@ -75,19 +87,37 @@ impl Sources {
             return;
         };
         match stdin.read(&mut bytes[..room]) {
-            Ok(0) => self.stdin = None,
+            Ok(0) => self.end(),
             Ok(n) => bytes[..n].iter().for_each(|byte| self.take(*byte)),
             Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
             // A terminal that has gone away, mostly: there is nothing more to come.
-            Err(_) => self.stdin = None,
+            Err(_) => self.end(),
         }
+    }
+
+    /// There is no more to come, which a command is told.
+    fn end(&mut self) {
+        self.stdin = None;
+        if self.command.is_some() {
+            self.queue.extend([COMMAND_ESCAPE, b'E']);
+        }
+    }
+
+    fn put(&mut self, byte: u8) {
+        if self.command.is_some() && byte == COMMAND_ESCAPE {
+            self.queue.push_back(byte);
+        }
+        self.queue.push_back(byte);
     }
 
     fn take(&mut self, byte: u8) {
         match self.escape.as_mut().map_or(Key::Byte(byte), |escape| escape.key(byte)) {
             Key::None => {}
-            Key::Byte(byte) => self.queue.push_back(byte),
-            Key::Both(byte) => self.queue.extend([1, byte]),
+            Key::Byte(byte) => self.put(byte),
+            Key::Both(byte) => {
+                self.put(1);
+                self.put(byte);
+            }
             Key::Quit => self.quit = true,
             Key::Help => drop(io::stderr().write_all(HELP.as_bytes())),
         }
@@ -150,6 +180,8 @@ enum Sink {
     Null,
     /// In memory, until it is taken.
     Buffer(Vec<u8>),
+    /// The last of it in memory, and all on standard error if so wanted.
+    Messages { kept: VecDeque<u8>, live: bool },
 }
 
 /// The serial port's connection to the outside, and everything else that comes from there.
@@ -216,6 +248,16 @@ impl Console {
                 let output = Output::new(file).map_err(|e| serial(plain(&e)))?;
                 Sink::File { output, stdout: false }
             }
+            SerialTarget::Command { live, .. } => {
+                if !terminal::stdin_was_closed() {
+                    let input = io::stdin().as_fd().try_clone_to_owned();
+                    stdin = Some(File::from(input.map_err(|e| serial(plain(&e)))?));
+                }
+                Sink::Messages {
+                    kept: VecDeque::new(),
+                    live: *live,
+                }
+            }
             SerialTarget::Stdio => {
                 if terminal::stdin_was_closed() {
                     return Err(serial(
@@ -236,18 +278,27 @@ impl Console {
             }
         };
         let interactive = stdin.is_some() && io::stdin().is_terminal();
-        let sources = Sources {
+        let command = match target {
+            SerialTarget::Command { report, .. } => Some(Arc::clone(report)),
+            _ => None,
+        };
+        let no_input = stdin.is_none();
+        let mut sources = Sources {
             stdin,
             watched: false,
             watchable: true,
             escape: interactive.then(Escape::default),
             queue: VecDeque::new(),
+            command,
             quit: false,
             timer: TimerFd::new().map_err(|e| system("creating a timer")(e.into()))?,
             wake: signals::wake_fd(),
             callers: Vec::new(),
             error: None,
         };
+        if no_input {
+            sources.end();
+        }
         let mut events = EventManager::new().map_err(events_error)?;
         let sources = events.add_subscriber(sources);
         let raw = if interactive {
@@ -338,7 +389,12 @@ impl Console {
     /// Input that waits for the UART. Call [`Console::consume`] for what it has taken.
     pub fn input(&mut self) -> &[u8] {
         match self.events.subscriber_mut(self.sources) {
-            Ok(sources) => sources.queue.make_contiguous(),
+            Ok(sources) => {
+                let wanted = sources.command.as_ref().map_or(usize::MAX, |report| report.credit());
+                let queue = sources.queue.make_contiguous();
+                let count = queue.len().min(wanted);
+                &queue[..count]
+            }
             Err(_) => &[],
         }
     }
@@ -348,6 +404,9 @@ impl Console {
         let sources = self.sources()?;
         let count = count.min(sources.queue.len());
         sources.queue.drain(..count);
+        if let Some(report) = &sources.command {
+            report.spend(count);
+        }
         if count == 0 || sources.watched || !sources.watchable {
             return Ok(());
         }
@@ -390,6 +449,15 @@ impl Console {
         match &mut self.sink {
             Sink::Null => {}
             Sink::Buffer(buffer) => buffer.extend_from_slice(&sent),
+            Sink::Messages { kept, live } => {
+                if *live {
+                    // A closed standard error is no reason to stop.
+                    let _ = io::stderr().write_all(&sent);
+                }
+                kept.extend(sent.iter());
+                let much = kept.len().saturating_sub(MESSAGES);
+                kept.drain(..much);
+            }
             Sink::File { output, stdout } => {
                 let result = output.write_all(&sent);
                 sent.clear();
@@ -412,6 +480,7 @@ impl Console {
     pub fn take_output(&mut self) -> Vec<u8> {
         match &mut self.sink {
             Sink::Buffer(buffer) => std::mem::take(buffer),
+            Sink::Messages { kept, .. } => std::mem::take(kept).into(),
             _ => Vec::new(),
         }
     }

@@ -158,8 +158,13 @@ pub fn run_without_files(controls: &mut Controls<'_>, cpu: usize, line: &str) ->
     text_of(carry_out(controls, cpu, line, false))
 }
 
+/// A text without what a terminal would obey: names and banners are the guest's, names of snapshots a client's.
+fn printable(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "?")
+}
+
 fn text_of(answer: Answer) -> String {
-    let mut text = answer.unwrap_or_else(|why| why.to_string());
+    let mut text = answer.unwrap_or_else(|why| printable(&why.to_string()));
     if !text.ends_with('\n') {
         text.push('\n');
     }
@@ -180,7 +185,7 @@ fn carry_out(controls: &mut Controls<'_>, cpu: usize, line: &str, files: bool) -
     let arguments: Vec<&str> = words.collect();
     let command = find(name)?;
     let mut scene = Scene::new(controls, cpu, files).ok_or(MonitorError::NoCpu(cpu))?;
-    (command.run)(&mut scene, &arguments)
+    (command.run)(&mut scene, &arguments).map(|text| printable(&text))
 }
 
 /// A command by its name, or by as much of it as tells it from others.

@@ -1,0 +1,341 @@
+//! Shared directories in a booted Linux, and commands that `minivmm run` runs in one.
+
+use guest_tests::{linux, linux_in_minivmm, minivmm, run, target};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(500);
+
+/// A folder of a test's own, removed with all that is in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("minivmm-share-test-{}-{count}", std::process::id()));
+        fs::create_dir_all(path.join("shared")).unwrap();
+        Folder(path.canonicalize().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// `minivmm run` in the shared folder, with these options and this command.
+    fn command(&self, options: &[&str], command: &[&str]) -> Command {
+        linux();
+        let mut run = Command::new(minivmm());
+        run.arg("run").arg("--kernel").arg(&linux().kernel);
+        run.args(options).arg("--").args(command);
+        run.current_dir(self.path("shared")).stdin(Stdio::null());
+        run
+    }
+
+    fn run(&self, options: &[&str], command: &[&str]) -> Output {
+        self.command(options, command).output().unwrap()
+    }
+
+    /// A script by the shell.
+    fn shell(&self, options: &[&str], script: &str) -> Output {
+        self.run(options, &["sh", "-c", script])
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Bytes that do not repeat.
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let word = |_| {
+        state = state
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        (state ^ state >> 29).to_le_bytes()
+    };
+    (0..len.div_ceil(8)).flat_map(word).take(len).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a command has said on standard output and standard error, and its exit status.
+#[track_caller]
+fn said(output: &Output) -> (String, String, i32) {
+    (
+        text(&output.stdout),
+        text(&output.stderr),
+        output.status.code().unwrap(),
+    )
+}
+
+// covers: share/linux, share/confined, cli/share
+#[test]
+fn linux_mounts_a_shared_directory_and_does_with_it_what_it_does_with_others() {
+    let folder = Folder::new();
+    let big = pattern(3_000_001, 1);
+    fs::write(folder.path("shared/big"), &big).unwrap();
+    fs::write(folder.path("secret"), "secret").unwrap();
+    symlink("../secret", folder.path("shared/out")).unwrap();
+    fs::create_dir(folder.path("inject")).unwrap();
+    fs::create_dir(folder.path("read")).unwrap();
+    fs::write(folder.path("read/file"), "text").unwrap();
+    for module in ["fuse.ko", "virtiofs.ko"] {
+        let from = target().join("guest/modules").join(module);
+        fs::copy(from, folder.path("inject").join(module)).unwrap();
+    }
+    let script = r#"#!/bin/sh
+        fail() { echo "FAILED: $*"; exit 1; }
+        load-modules; insmod fuse.ko && insmod virtiofs.ko || fail modules
+        mkdir -p /a/b /r && mount -t virtiofs both /a/b && mount -t virtiofs read /r || fail mount
+        cd /a/b
+        cp big copy && cmp big copy || fail copy
+        cat out && fail "a link has led out"
+        echo 1 >one && mv one two && echo 2 >>two && [ "$(cat two)" = "1
+2" ] || fail append
+        mkdir d && ln two d/hard && [ "$(stat -c %h two)" = 2 ] || fail hard
+        exec 3<>gone && rm gone && echo x >&3 && [ "$(cat /proc/self/fd/3)" = x ] || fail "removed while open"
+        exec 3>&-
+        mknod null c 1 3 && fail "a device was made"
+        chmod 6711 two && [ "$(stat -c %a two)" = 711 ] || fail mode
+        chown 4711 two && fail "given away"
+        touch -d '2001-02-03 04:05:06' two && [ "$(stat -c %Y two)" = 981173106 ] || fail time
+        truncate -s 1000000 copy && [ "$(stat -c %s copy)" = 1000000 ] || fail truncate
+        mkfifo fifo && (echo through >fifo &) && [ "$(cat fifo)" = through ] || fail fifo
+        for i in $(seq 300); do : >d/$i; done; [ "$(ls d | wc -l)" = 301 ] || fail list
+        rm -r d fifo || fail remove
+        cat /r/file; echo x >/r/file && fail "written to what is for reading"
+        cd / && umount /a/b && mount -t virtiofs both /a/b && cmp -n 1000000 /a/b/big /a/b/copy || fail again
+        echo; echo all holds
+"#;
+    let path = folder.path("inject/run");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = linux_in_minivmm("console=ttyS0 panic=-1 quiet");
+    command
+        .args([
+            "--inject",
+            "inject",
+            "--share",
+            "both=shared",
+            "--share",
+            "read=read,ro",
+        ])
+        .current_dir(&folder.0);
+    let guest = run(&mut command, LIMIT).must_end_with(0);
+    assert!(
+        guest.console.contains("\nall holds\n"),
+        "{}\n{}",
+        guest.console,
+        guest.errors
+    );
+    assert!(!guest.console.contains("secret\n"), "{}", guest.console);
+    for word in ["I/O error", "Oops", "BUG:", "WARNING:", "Call Trace"] {
+        assert!(!guest.console.contains(word), "{word}\n{}", guest.console);
+    }
+    assert!(fs::read(folder.path("shared/big")).unwrap() == big);
+    assert!(fs::read(folder.path("shared/copy")).unwrap() == big[..1_000_000]);
+    assert_eq!(fs::read_to_string(folder.path("shared/two")).unwrap(), "1\n2\n");
+    let two = fs::metadata(folder.path("shared/two")).unwrap();
+    assert_eq!((two.mode() & 0o7777, two.mtime()), (0o711, 981_173_106));
+    assert_eq!(fs::read_to_string(folder.path("read/file")).unwrap(), "text");
+}
+
+// covers: run/streams, run/status, run/kernel-messages
+#[test]
+fn a_command_has_its_streams_arguments_environment_and_status() {
+    let folder = Folder::new();
+    let mut command = folder.command(
+        &[],
+        &[
+            "sh",
+            "-c",
+            "echo \"$1 $VALUE\"; pwd; echo bad >&2; exit 7",
+            "sh",
+            "an argument",
+        ],
+    );
+    let output = command.env("VALUE", "of the environment").output().unwrap();
+    let here = folder.path("shared").display().to_string();
+    let out = format!("an argument of the environment\n{here}\n");
+    assert_eq!(said(&output), (out, "bad\n".into(), 7));
+
+    // Every byte, both ways, and the end.
+    let mut bytes: Vec<u8> = (0..=255).collect();
+    bytes.extend(pattern(100_000, 2));
+    bytes.extend([0x7d, 0x7d, b'E', 0x7d]);
+    let mut child = folder
+        .command(&[], &["cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || input.write_all(&sent).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(output.stdout == bytes, "{} bytes came back", output.stdout.len());
+    assert!(output.status.success());
+
+    // One that does not read what it is sent ends all the same, and one that is killed says so.
+    let mut child = folder.command(&[], &["sh", "-c", "kill -9 $$"]);
+    let child = child
+        .stdin(Stdio::from(fs::File::open("/dev/zero").unwrap()))
+        .output()
+        .unwrap();
+    assert_eq!(said(&child), (String::new(), String::new(), 137));
+
+    // The kernel's messages are there for who asks.
+    let (out, errors, status) = said(&folder.run(&["-v"], &["echo", "said"]));
+    assert_eq!((out.as_str(), status), ("said\n", 0));
+    assert!(errors.contains("] Linux version 6.1."), "{errors}");
+}
+
+// covers: run/failures
+#[test]
+fn what_is_not_the_commands_doing_has_a_status_and_a_line_of_its_own() {
+    let folder = Folder::new();
+    let line = |options: &[&str], command: &[&str]| {
+        let (out, errors, status) = said(&folder.run(options, command));
+        assert_eq!(out, "");
+        (errors, status)
+    };
+    assert_eq!(
+        line(&[], &["nosuch"]),
+        ("minivmm: run: nosuch: no such file or directory\n".into(), 127)
+    );
+    assert_eq!(
+        line(&[], &["/etc/passwd"]),
+        ("minivmm: run: /etc/passwd: permission denied\n".into(), 126)
+    );
+    let (errors, status) = line(&["--root", "/nowhere"], &["true"]);
+    assert_eq!(
+        (errors.as_str(), status),
+        ("minivmm: --root /nowhere: no such file or directory\n", 125)
+    );
+    let (errors, status) = line(&["--modules", "/etc"], &["true"]);
+    assert!(
+        errors.starts_with("minivmm: --modules /etc: has no kernel modules for Linux 6.1."),
+        "{errors}"
+    );
+    assert_eq!((errors.lines().count(), status), (1, 125));
+    // A kernel without its modules: the option that it lacks is named.
+    fs::copy(&linux().kernel, folder.path("vmlinuz")).unwrap();
+    let mut command = Command::new(minivmm());
+    command
+        .args(["run", "--kernel", "../vmlinuz", "true"])
+        .current_dir(folder.path("shared"));
+    let (out, errors, status) = said(&command.stdin(Stdio::null()).output().unwrap());
+    assert_eq!((out.as_str(), status), ("", 125), "{errors}");
+    assert!(
+        errors.contains("has no virtiofs: it takes one with CONFIG_VIRTIO_FS"),
+        "{errors}"
+    );
+    // A kernel that panics is shown with its last words.
+    let (errors, status) = line(&["--append", "init=/nowhere rdinit=/nowhere"], &["true"]);
+    assert!(errors.contains("the guest ended before the command did"), "{errors}");
+    assert!(errors.contains("Kernel panic"), "{errors}");
+    assert_eq!(status, 125);
+    let (errors, status) = line(&["--timeout", "1"], &["sh", "-c", "while :; do :; done"]);
+    assert!(errors.starts_with("minivmm: --timeout 1: reached"), "{errors}");
+    assert_eq!(status, 125);
+}
+
+// covers: run/files
+#[test]
+fn a_command_writes_where_it_is_and_nowhere_else() {
+    let folder = Folder::new();
+    for name in ["rw", "ro", "other"] {
+        fs::create_dir(folder.path(name)).unwrap();
+        fs::write(folder.path(name).join("file"), name).unwrap();
+    }
+    let [rw, ro, other] = ["rw", "ro", "other"].map(|name| folder.path(name).display().to_string());
+    let script = format!(
+        "umask 027; echo made >here; echo made >{rw}/made && echo made >{other}/made && cat {other}/made {other}/file; \
+         echo made 2>&1 >{ro}/made || cat {ro}/file; touch /usr/bin/made && echo \"in the guest alone\"; \
+         exec >>log; echo logged"
+    );
+    let output = folder.shell(&["--rw", &rw, "--ro", &ro], &script);
+    let (out, errors, status) = said(&output);
+    assert_eq!(out, "made\notherroin the guest alone\n", "{errors}");
+    assert_eq!(status, 0);
+    assert_eq!(fs::read(folder.path("shared/here")).unwrap(), b"made\n");
+    assert_eq!(fs::read(folder.path("shared/log")).unwrap(), b"logged\n");
+    assert_eq!(fs::metadata(folder.path("shared/here")).unwrap().mode() & 0o777, 0o640);
+    assert_eq!(fs::read(folder.path("rw/made")).unwrap(), b"made\n");
+    assert!(!folder.path("ro/made").exists() && !folder.path("other/made").exists());
+    assert!(!PathBuf::from("/usr/bin/made").exists());
+}
+
+// covers: run/perf
+#[test]
+fn perf_in_the_guest_leaves_its_data_in_the_current_directory() {
+    let folder = Folder::new();
+    let program = target().join("guest/programs/collatz").display().to_string();
+    let command = ["perf", "record", "-e", "intel_pt//u", &program];
+    let (_, errors, status) = said(&folder.run(&["--pt"], &command));
+    assert_eq!(status, 0, "{errors}");
+    assert!(errors.contains("[ perf record: Captured and wrote "), "{errors}");
+    let script = Command::new("perf")
+        .args(["script", "--call-trace", "-i", "perf.data"])
+        .current_dir(folder.path("shared"))
+        .output()
+        .unwrap();
+    let calls = text(&script.stdout);
+    for name in ["main", "steps", "even", "odd"] {
+        let has = |line: &str| line.trim_end().ends_with(name);
+        assert!(calls.lines().any(has), "{name}\n{calls}\n{}", text(&script.stderr));
+    }
+}
+
+// covers: run/terminal
+#[test]
+fn a_command_on_a_terminal_has_one_of_its_size() {
+    let folder = Folder::new();
+    let run = folder.command(&[], &["sh", "-c", "tty; stty size; test -t 2 && exit 3"]);
+    let words = std::iter::once(run.get_program()).chain(run.get_args());
+    let words: Vec<String> = words.map(|word| format!("'{}'", word.to_str().unwrap())).collect();
+    let line = format!("stty rows 33 cols 99; {}", words.join(" "));
+    let output = Command::new("script")
+        .args(["-qec", &line, "/dev/null"])
+        .current_dir(folder.path("shared"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (out, _, status) = said(&output);
+    assert!(out.contains("/dev/pts/0") && out.contains("33 99"), "{out}");
+    assert_eq!(status, 3);
+}
+
+// covers: share/repeats
+#[test]
+fn a_run_repeats_while_the_files_are_as_they_were() {
+    let folder = Folder::new();
+    fs::write(folder.path("shared/file"), pattern(500_000, 3)).unwrap();
+    let options = ["--stats", "--engine", "soft", "--rtc-base", "1700000000"];
+    let hash = || {
+        let output = folder.shell(
+            &options,
+            "ls -la /usr/lib | md5sum; md5sum file; ls -lai /etc | md5sum; find / -xdev | head -3000 | md5sum",
+        );
+        let (out, errors, _) = said(&output);
+        let line = errors
+            .lines()
+            .find(|line| line.starts_with("state hash:"))
+            .map(str::to_string);
+        (out, line.unwrap_or(errors))
+    };
+    // Nothing is written: that would have the time of this host's clock.
+    assert_eq!(hash(), hash());
+}
