@@ -46,7 +46,7 @@ use kvm::{
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     disable_help_subcommand = true,
-    group = ArgGroup::new("start").args(["kernel", "restore"]).required(true)
+    group = ArgGroup::new("made_from").args(["kernel", "restore"]).required(true)
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -181,11 +181,12 @@ pub struct Cli {
 }
 
 /// The options that say what a machine is made of, which a snapshot says itself.
-const MADE_OF: [&str; 22] = [
+const MADE_OF: [&str; 23] = [
     "kernel",
     "initrd",
     "disks",
     "bus",
+    "shares",
     "inject",
     "cmdline",
     "memory",
