@@ -88,6 +88,20 @@ pub const BOCHS_NEEDS: [Need; 7] = [
     },
 ];
 
+/// What makes disk images in other formats.
+pub const QEMU_IMG: Need = Need {
+    package: "qemu-utils",
+    program: "qemu-img",
+    why: "makes and checks qcow2 images",
+};
+
+/// The other end of a guest's network.
+pub const PASST: Need = Need {
+    package: "passt",
+    program: "passt",
+    why: "is the network of guests, with --net user",
+};
+
 /// Intel's decoder of Intel PT, by its header.
 pub const LIBIPT: Need = Need {
     package: "libipt-dev",

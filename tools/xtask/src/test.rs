@@ -191,6 +191,8 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::BINUTILS,
             packages::QEMU,
             packages::QEMU_USER,
+            packages::QEMU_IMG,
+            packages::PASST,
             packages::GDB,
             packages::VALGRIND,
             packages::PERF,
