@@ -17,8 +17,8 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        BusChoice, ClockMode, ConsoleChoice, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, NetConfig,
-        RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
+        BusChoice, ClockMode, ConsoleChoice, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig,
+        NetConfig, RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
