@@ -191,11 +191,12 @@ pub struct Cli {
 }
 
 /// The options that say what a machine is made of, which a snapshot says itself.
-const MADE_OF: [&str; 22] = [
+const MADE_OF: [&str; 23] = [
     "kernel",
     "initrd",
     "disks",
     "bus",
+    "shares",
     "inject",
     "cmdline",
     "memory",

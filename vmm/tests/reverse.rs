@@ -666,3 +666,62 @@ fn run_to_goes_to_a_step_in_either_direction_and_stands_there() {
     ctl("quit");
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+// covers: reverse/replay-stops
+#[test]
+fn a_replay_is_the_session_wherever_it_is_stopped() {
+    let folder = Folder::new();
+    folder.file("kernel", spinner());
+    let at = folder.path();
+    // Checks are 2^24 steps apart: there are two behind the first stop.
+    let record = [
+        "--kernel",
+        "kernel",
+        "--serial",
+        "null",
+        "--record",
+        "s",
+        "--max-instructions",
+        "40000000",
+    ];
+    let output = run(minivmm().current_dir(at).args(record).stdin(Stdio::null()));
+    assert_eq!(
+        output.status.code(),
+        Some(8),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let mut replay = minivmm();
+    replay.current_dir(at).args([
+        "replay",
+        "s",
+        "--serial",
+        "null",
+        "--gdb",
+        "unix:gdb",
+        "--control",
+        "unix:control",
+        "--paused",
+    ]);
+    replay
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let process = Watched::new(replay.spawn().unwrap());
+    let ctl = |command: &str| run(minivmm().current_dir(at).args(["ctl", "control", command]));
+    while !ctl("status").status.success() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for step in ["1000003", "16777215", "16777217", "39000001"] {
+        let output = ctl(&format!("monitor run-to {step}"));
+        assert!(
+            output.status.success(),
+            "{step}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let status = String::from_utf8(ctl("status").stdout).unwrap();
+        assert!(status.contains(&format!("\"steps\":{step}")), "{step}: {status}");
+    }
+    assert!(ctl("quit").status.success());
+    assert!(process.output().status.success());
+}

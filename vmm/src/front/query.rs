@@ -93,7 +93,7 @@ pub enum QueryError {
         to: u64,
     },
     /// The run could not be made again.
-    #[error("the run ended otherwise than it was recorded: {0}")]
+    #[error("the run ended before it was asked to the end: {0}")]
     Run(String),
     /// The answer cannot be written.
     #[error("the answer: {}", machine::plain(.0))]
@@ -122,6 +122,11 @@ impl fmt::Display for Place {
     }
 }
 
+/// Something ended the run that did not when it was recorded.
+fn ended(end: &End) -> QueryError {
+    QueryError::Run(end.reason())
+}
+
 /// A run that is asked.
 pub struct Asked<'r> {
     run: &'r mut Run,
@@ -138,13 +143,8 @@ impl<'r> Asked<'r> {
         let names = GuestNames::of(run.kernel(), run.symbols());
         loop {
             match run.run(console)? {
-                StopReason::Ended(End::Diverged(step)) => {
-                    return Err(QueryError::Run(format!("it differs before step {step}")));
-                }
-                StopReason::Ended(end @ (End::Defect(_) | End::Signal(_) | End::Quit | End::Timeout(_))) => {
-                    return Err(QueryError::Run(format!("{end:?}")));
-                }
-                StopReason::Ended(_) => break,
+                StopReason::Ended(end) if end.is_the_guests() || matches!(end, End::Replayed { .. }) => break,
+                StopReason::Ended(end) => return Err(ended(&end)),
                 _ => {}
             }
         }
@@ -179,7 +179,11 @@ impl<'r> Asked<'r> {
         let back = self.run.back(self.console);
         self.run.debugger().remove_breakpoint(address);
         let step = self.run.steps();
-        let found = matches!(back?, Back::Stopped(_));
+        let found = match back? {
+            Back::Stopped(_) => true,
+            Back::Beginning => false,
+            Back::Ended(end) => return Err(ended(&end)),
+        };
         self.go_to(here)?;
         match found {
             true => Ok(step),
@@ -278,7 +282,12 @@ impl<'r> Asked<'r> {
         let back = self.run.back(self.console);
         self.run.debugger().remove_watchpoint(&watchpoint);
         let (address, len) = (watchpoint.first(), watchpoint.last() - watchpoint.first() + 1);
-        let Back::Stopped(stop) = back? else {
+        let stop = match back? {
+            Back::Stopped(stop) => Some(stop),
+            Back::Beginning => None,
+            Back::Ended(end) => return Err(ended(&end)),
+        };
+        let Some(stop) = stop else {
             let first = self.run.extent().map_or(0, |extent| extent.first);
             writeln!(out, "nobody wrote to {word} from step {first} to step {before}")?;
             return Ok(());
@@ -303,7 +312,11 @@ impl<'r> Asked<'r> {
                 return Ok(None);
             }
             match self.run.run_for(self.console, left)? {
-                None | Some(StopReason::Ended(_)) => return Ok(None),
+                None => return Ok(None),
+                Some(StopReason::Ended(end)) if end.is_the_guests() || matches!(end, End::Replayed { .. }) => {
+                    return Ok(None);
+                }
+                Some(StopReason::Ended(end)) => return Err(ended(&end)),
                 Some(StopReason::Debugger(stop)) if stop.why != StopCause::Asked => {
                     return Ok(Some((stop.cpu, stop.why)));
                 }

@@ -118,6 +118,7 @@ fn of_all_models_those_without_64_bit_mode_skip_a_kernel_that_needs_it() {
         one_of_all,
         pass: PassBy::Auto,
         timeout: Duration::from_secs(60),
+        command: false,
     };
     let skipped = run(Path::new("sh"), &plan(true)).verdict;
     assert_eq!(skipped, Verdict::Skipped("the kernel needs 64-bit mode".into()));

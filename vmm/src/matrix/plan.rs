@@ -347,6 +347,7 @@ pub fn commands(
             engine: common.report_as.clone().unwrap_or(engine_name(*engine).to_string()),
             arguments,
             pass: common.pass,
+            one_of_all: common.all_models && MODELS.iter().any(|known| known.name == model),
             timeout: common.timeout,
             command: true,
         }
