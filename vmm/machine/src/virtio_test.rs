@@ -79,7 +79,7 @@ fn devices_that_share_a_pin_keep_it_up_until_all_are_silent() {
     assert_eq!(gsi(first), gsi(second));
     let mut set = |index: usize, register: u64, value: u64| {
         assert!(virtio.write(address(index) + register, 4, value, 0, memory.mmap()));
-        virtio.take_interrupts().last()
+        virtio.take_interrupts().next_back()
     };
     // A queue at 0 is nonsense, of which a driver that is at work learns by an interrupt.
     for index in [first, second] {
