@@ -105,7 +105,7 @@ fn measure(rounds: usize) -> Result<(), String> {
                 "--bus",
                 "pci",
                 "--net",
-                "user",
+                &net,
                 "--initrd",
             ])
             .arg(&linux().initrd)

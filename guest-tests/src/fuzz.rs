@@ -267,7 +267,15 @@ pub fn command_line(bytes: &[u8]) {
     match cli::parse(std::iter::once("minivmm".into()).chain(words)) {
         Ok(Job::Run { config, .. }) => assert!(config.memory > 0 && config.memory % 4096 == 0),
         Ok(Job::Print(text)) => assert!(!text.is_empty()),
-        Ok(Job::Control { .. } | Job::Trace { .. } | Job::Replay(_) | Job::Query(_) | Job::Matrix(_)) => {}
+        Ok(
+            Job::Control { .. }
+            | Job::Trace { .. }
+            | Job::Replay(_)
+            | Job::Query(_)
+            | Job::Matrix(_)
+            | Job::Man(_)
+            | Job::Command(_),
+        ) => {}
         Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
     }
 }

@@ -202,15 +202,24 @@ pub fn linux_work() -> (PathBuf, PathBuf) {
     (folder.join("initramfs-work.cpio"), folder.join("work/root"))
 }
 
-/// The Linux guest's kernel, and with it the oldest and the newest that `cargo xtask guest --kernels` could get. Tests in their long form
-/// have them fetched.
+/// The Linux guest's kernel, and with it Debian's other kernels: the oldest and the newest, and in the tests' long form one of each
+/// series. They are fetched where they are missing.
 pub fn linux_kernels() -> Vec<PathBuf> {
     let folder = target().join("guest/kernels");
-    if full() {
-        cargo(&["xtask", "guest", "--no-tools", "--kernels"]);
+    let (list, option) = match full() {
+        true => ("all", "--all-kernels"),
+        false => ("ends", "--kernels"),
+    };
+    if !folder.join(list).is_file() {
+        cargo(&["xtask", "guest", "--no-tools", option]);
     }
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut kernels: Vec<PathBuf> = files.map(|file| file.path()).collect();
+    let files = files.map(|file| file.path());
+    let is_kernel = |file: &PathBuf| {
+        file.file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-"))
+    };
+    let mut kernels: Vec<PathBuf> = files.filter(is_kernel).collect();
     kernels.sort();
     kernels.insert(0, linux().kernel.clone());
     kernels

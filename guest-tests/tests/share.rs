@@ -339,3 +339,114 @@ fn a_run_repeats_while_the_files_are_as_they_were() {
     // Nothing is written: that would have the time of this host's clock.
     assert_eq!(hash(), hash());
 }
+
+// covers: share/recorded, share/overlay
+#[test]
+fn a_recorded_session_with_a_share_is_replayed_to_the_bit_without_the_files() {
+    let folder = Folder::new();
+    fs::write(folder.path("shared/file"), pattern(300_000, 4)).unwrap();
+    fs::create_dir(folder.path("inject")).unwrap();
+    for module in ["fuse.ko", "virtiofs.ko"] {
+        let from = target().join("guest/modules").join(module);
+        fs::copy(from, folder.path("inject").join(module)).unwrap();
+    }
+    let script = "#!/bin/sh\nload-modules; insmod fuse.ko && insmod virtiofs.ko\nmkdir /s && mount -t virtiofs s /s\n\
+                  md5sum /s/file; ls -la /s; echo changed >/s/file; mkdir /s/new && mv /s/file /s/new && cat /s/new/file\n\
+                  dd if=/sample of=/s/written bs=1000 count=99 2>/dev/null && rm -r /s/new && md5sum /s/written && ls -la /s; sync\n";
+    let path = folder.path("inject/run");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = linux_in_minivmm("console=ttyS0 panic=-1 quiet");
+    command
+        .args([
+            "--inject", "inject", "--share", "s=shared", "--record", "session", "--stats",
+        ])
+        .current_dir(&folder.0);
+    let hash = |errors: &str| {
+        let line = errors.lines().find(|line| line.starts_with("state hash:"));
+        line.unwrap_or_else(|| panic!("{errors}")).to_string()
+    };
+    let recorded = run(&mut command, LIMIT).must_end_with(0);
+    assert!(
+        recorded.console.contains("changed\n"),
+        "{}\n{}",
+        recorded.console,
+        recorded.errors
+    );
+    // The host's file is as it was.
+    assert!(fs::read(folder.path("shared/file")).unwrap() == pattern(300_000, 4));
+    assert!(!folder.path("shared/written").exists());
+    // Each piece that was read is kept once, and little else.
+    let kept = fs::metadata(folder.path("session/shares")).unwrap().len();
+    assert!((300_000..310_000).contains(&kept), "{kept}");
+
+    fs::remove_dir_all(folder.path("shared")).unwrap();
+    let mut replay = Command::new(minivmm());
+    replay.args(["replay", "session", "--stats"]).current_dir(&folder.0);
+    let replayed = run(&mut replay, LIMIT).must_end_with(0);
+    assert_eq!(replayed.console, recorded.console);
+    assert_eq!(hash(&replayed.errors), hash(&recorded.errors));
+}
+
+// covers: run/recorded
+#[test]
+fn a_recorded_command_is_replayed_and_has_written_nothing_here() {
+    let folder = Folder::new();
+    let session = folder.path("session").display().to_string();
+    let script = "echo made >made; cat made /etc/passwd; ls -la . /usr/bin | md5sum; echo bad >&2";
+    let options = ["--record", &session, "--stats"];
+    let recorded = said(&folder.shell(&options, script));
+    assert_eq!(recorded.2, 0, "{}", recorded.1);
+    assert!(recorded.0.starts_with("made\nroot:"), "{}", recorded.0);
+    assert!(!folder.path("shared/made").exists());
+    let replay = Command::new(minivmm())
+        .args(["replay", "--serial", "null", "--stats", &session])
+        .current_dir(&folder.0)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let replayed = said(&replay);
+    assert_eq!(replayed.0, recorded.0, "{}", replayed.1);
+    let hash = |errors: &str| {
+        errors
+            .lines()
+            .find(|line| line.starts_with("state hash:"))
+            .map(str::to_string)
+    };
+    assert_eq!(hash(&replayed.1), hash(&recorded.1));
+    assert!(hash(&replayed.1).is_some(), "{}", replayed.1);
+}
+
+// covers: run/matrix
+#[test]
+fn a_command_runs_on_several_models_with_one_table() {
+    let folder = Folder::new();
+    linux();
+    let output = Command::new(minivmm())
+        .args(["matrix", "--run", "--kernel"])
+        .arg(&linux().kernel)
+        .args([
+            "--model",
+            "p6",
+            "westmere",
+            "haswell",
+            "--",
+            "grep",
+            "-q",
+            "avx2",
+            "/proc/cpuinfo",
+        ])
+        .current_dir(folder.path("shared"))
+        .output()
+        .unwrap();
+    let (out, errors, status) = said(&output);
+    let rows: Vec<&str> = out
+        .lines()
+        .find(|line| line.starts_with("grep"))
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    assert_eq!(rows, ["grep", "-", "FAIL", "ok"], "{out}\n{errors}");
+    assert!(out.contains("the command's exit status is 1"), "{out}");
+    assert_eq!(status, 1);
+}

@@ -13,8 +13,8 @@ pub enum AddressError {
     #[error("not unix:PATH")]
     NotUnix,
     /// Neither a port nor a socket.
-    #[error("not tcp:[HOST:]PORT or unix:PATH")]
-    Neither,
+    #[error("not tcp:[HOST:]PORT or unix:PATH{}", meant(.0))]
+    Neither(String),
     /// A port that is no text.
     #[error("not tcp:[HOST:]PORT")]
     NotTcp,
@@ -24,6 +24,16 @@ pub enum AddressError {
     /// No host, or one by its name.
     #[error("{0:?} is no IP address: give one, as 127.0.0.1, or leave it out")]
     Host(String),
+}
+
+/// What may have been meant by text without a kind of address before it.
+fn meant(text: &str) -> String {
+    let port = text.rsplit_once(':').map_or(text, |(_, port)| port);
+    match port.parse::<u16>() {
+        Ok(_) => format!(" (for a TCP port, write tcp:{})", text.trim_start_matches(':')),
+        Err(_) if text.contains('/') => format!(" (for a socket, write unix:{text})"),
+        Err(_) => String::new(),
+    }
 }
 
 /// `unix:PATH`, as `--control` takes it.
@@ -60,12 +70,15 @@ impl DebugAddress {
         if text.starts_with(b"unix:") {
             return unix(text).map(DebugAddress::Unix);
         }
-        let tcp = text.strip_prefix(b"tcp:").ok_or(AddressError::Neither)?;
+        let tcp = text
+            .strip_prefix(b"tcp:")
+            .ok_or_else(|| AddressError::Neither(String::from_utf8_lossy(text).into_owned()))?;
         let tcp = std::str::from_utf8(tcp).map_err(|_| AddressError::NotTcp)?;
         let (host, port) = tcp.rsplit_once(':').unwrap_or(("127.0.0.1", tcp));
         let port = port.parse().map_err(|_| AddressError::Port(port.into()))?;
         let host = match host.trim_start_matches('[').trim_end_matches(']') {
-            "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            // `tcp::1234`, as QEMU has it.
+            "" | "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
             host => host.parse().map_err(|_| AddressError::Host(host.into()))?,
         };
         Ok(DebugAddress::Tcp(host, port))

@@ -4,12 +4,12 @@ use std::{
     ffi::OsString,
     io::IsTerminal,
     os::unix::ffi::{OsStrExt, OsStringExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use clap::{
-    ArgGroup, Parser, Subcommand,
+    ArgGroup, CommandFactory, Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
 use x86::model::MODELS;
@@ -18,10 +18,10 @@ use crate::{
     address::DebugAddress,
     config::{
         BusChoice, ClockMode, ConsoleChoice, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig,
-        NetConfig, RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
+        NetConfig, OnPanic, RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
     },
     error::Error,
-    matrix, model,
+    habits, matrix, model,
     parse::*,
     query_options, replay_options,
     timeline::snapshot_file::{SnapshotFile, SnapshotFileError},
@@ -41,12 +41,12 @@ use kvm::{
     version,
     about = "Runs an x86-64 guest with the CPU debug and trace features of the part it claims to be",
     after_help = "Exit status: 0 guest powered off or reset, or Ctrl-A x; (v<<1)|1 guest wrote v to port F4H; 2 wrong command\n\
-                  line or file, or ended from outside; 4 guest crashed or halted for good; 6 fault of minivmm; 8 limit reached.\n\
+                  line or file, or ended from outside; 4 guest crashed or halted for good; 6 fault of minivmm; 8 limit reached;\n\
+                  10 the guest's Linux panicked.\n\
                   On a terminal, Ctrl-A x quits, Ctrl-A h helps, Ctrl-A Ctrl-A sends Ctrl-A.",
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    disable_help_subcommand = true,
-    group = ArgGroup::new("made_from").args(["kernel", "restore"]).required(true)
+    group = ArgGroup::new("begins-with").args(["kernel", "restore"]).required(true)
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -66,7 +66,7 @@ pub struct Cli {
     disks: Vec<DiskConfig>,
     /// A directory of the host that a Linux guest mounts with `mount -t virtiofs TAG /mnt`; files that the guest makes are this user's
     /// (repeatable)
-    #[arg(long = "share", value_name = "TAG=DIR[,ro]", value_parser = OsStringValueParser::new().try_map(parse_share))]
+    #[arg(long = "share", value_name = "TAG=DIR[,ro|overlay]", value_parser = OsStringValueParser::new().try_map(parse_share))]
     shares: Vec<ShareConfig>,
     /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus
     #[arg(long, value_enum, default_value_t = BusChoice::Mmio)]
@@ -178,6 +178,10 @@ pub struct Cli {
     /// Stop after so many seconds of wall time, with status 8
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
+    /// What to do when the guest's Linux panics: `exit`, once its message is out, with status 10; `stop`, where `panic` begins, for gdb or
+    /// the control socket. With gdb connected it stops in both cases [default: what the kernel does, by its panic=]
+    #[arg(long, value_name = "exit|stop", value_parser = parse_on_panic)]
+    on_panic: Option<OnPanic>,
     /// Print steps, MIPS, exits, wall and virtual time at the end
     #[arg(long)]
     stats: bool,
@@ -253,6 +257,16 @@ enum Command {
     Run(Box<crate::run::options::RunOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
     Matrix(Box<matrix::MatrixOptions>),
+    /// Print what makes a shell complete this command line: `source <(minivmm completions bash)`
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages, one for each subcommand, into a directory: `man -l DIR/minivmm.1`
+    Man {
+        /// The directory, made if it is missing
+        dir: PathBuf,
+    },
 }
 
 /// What the command line asks for.
@@ -291,6 +305,24 @@ pub enum Job {
     Command(Box<crate::run::options::RunOptions>),
     /// Print this text on standard output: help, version or the list of models.
     Print(String),
+    /// Write the manual pages into this directory.
+    Man(PathBuf),
+}
+
+/// Writes the manual pages into a directory, which is made if it is missing.
+///
+/// # Errors
+/// The directory cannot be written.
+pub fn write_manual(dir: &Path) -> Result<(), Error> {
+    let mut command = Cli::command();
+    command.build();
+    std::fs::create_dir_all(dir)
+        .and_then(|()| clap_mangen::generate_to(command.disable_help_subcommand(true), dir))
+        .map_err(|source| Error::File {
+            option: "man",
+            path: dir.into(),
+            source,
+        })
 }
 
 /// Reads the command line. `args` starts with the program's name.
@@ -300,11 +332,12 @@ where
     T: Into<OsString> + Clone,
 {
     let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    let args = habits::translated(&Cli::command(), args)?;
     let arguments = args.get(1..).unwrap_or_default().to_vec();
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => return Ok(Job::Print(error.render().to_string())),
-        Err(error) => return Err(Error::Usage(one_line(&error.to_string()))),
+        Err(error) => return Err(habits::explained(&error, arguments.is_empty())),
     };
     match cli.command {
         Some(Command::Models { name: Some(name) }) => return Ok(Job::Print(model::details(model::find(&name)?))),
@@ -330,6 +363,12 @@ where
         Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
         Some(Command::Query(options)) => return Ok(Job::Query(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
+        Some(Command::Completions { shell }) => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "minivmm", &mut text);
+            return Ok(Job::Print(String::from_utf8_lossy(&text).into_owned()));
+        }
+        Some(Command::Man { dir }) => return Ok(Job::Man(dir)),
         Some(Command::Run(options)) => return Ok(Job::Command(options)),
         None => {}
     }
@@ -368,6 +407,11 @@ where
             "--paused: nobody could let the guest go on: give --gdb, --control or --qmp, too".into(),
         ));
     }
+    if cli.on_panic == Some(OnPanic::Stop) && !debugged && cli.control.is_none() {
+        return Err(Error::Usage(
+            "--on-panic stop: nobody could look at the guest: give --gdb or --control, too".into(),
+        ));
+    }
     if cli.gdb_allow_files && !debugged {
         return Err(Error::Usage("--gdb-allow-files: needs --gdb or -s".into()));
     }
@@ -400,6 +444,7 @@ where
         kvm_defects: cli.kvm_defects,
         experimental: cli.experimental,
         host_trace: None,
+        symbols: cli.trace.symbols().map(Path::to_path_buf),
         serial: cli.serial,
         control: cli.control,
         qmp: cli.qmp,
@@ -423,6 +468,7 @@ where
             Seed::Random => random_seed(),
         },
         rtc_base,
+        on_panic: cli.on_panic,
         max_instructions: cli.max_instructions,
         timeout: cli.timeout,
         stats: cli.stats,

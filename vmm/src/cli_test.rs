@@ -7,8 +7,10 @@ fn run(args: &[&str]) -> Result<MachineConfig, String> {
         Ok(Job::Control { path, command, .. }) => Err(format!("{}: {command}", path.display())),
         Ok(Job::Trace { command, .. }) => Err(format!("{command:?}")),
         Ok(Job::Replay(options)) => Err(format!("{options:?}")),
+        Ok(Job::Command(options)) => Err(format!("{options:?}")),
         Ok(Job::Query(options)) => Err(format!("{options:?}")),
         Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
+        Ok(Job::Man(dir)) => Err(format!("{dir:?}")),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -209,6 +209,15 @@ impl<P: Into<PathBuf>> From<P> for InitrdFile {
     }
 }
 
+/// What is done when the guest's Linux panics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OnPanic {
+    /// The run ends, once the message is out.
+    Exit,
+    /// The guest is held where `panic` begins.
+    Stop,
+}
+
 /// A machine to be built and run.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
@@ -261,6 +270,8 @@ pub struct MachineConfig {
     pub translate_memory: u64,
     /// What to do where this host's KVM does not do what it accepts.
     pub kvm_defects: KvmDefects,
+    /// Symbols of the guest's kernel, where it does not tell them itself: a vmlinux, a System.map, a copy of its `/proc/kallsyms`.
+    pub symbols: Option<PathBuf>,
     /// The first serial port.
     pub serial: SerialTarget,
     /// Where a socket takes commands while the machine runs .
@@ -296,6 +307,8 @@ pub struct MachineConfig {
     pub seed: u64,
     /// The real-time clock's date when the machine starts, in seconds since 1970-01-01T00:00:00Z.
     pub rtc_base: i64,
+    /// What is done when the guest's Linux panics; `None`: what it does itself.
+    pub on_panic: Option<OnPanic>,
     /// Stop after so many instructions (REP iterations count).
     pub max_instructions: Option<u64>,
     /// Stop after so much wall time.
@@ -333,6 +346,7 @@ impl MachineConfig {
             translate_after: Some(engine::TRANSLATE_AFTER),
             translate_memory: engine::TRANSLATED_BYTES as u64,
             kvm_defects: KvmDefects::Refuse,
+            symbols: None,
             serial: SerialTarget::Buffer,
             control: None,
             qmp: None,
@@ -350,6 +364,7 @@ impl MachineConfig {
             clock: ClockMode::Virtual,
             seed: 0,
             rtc_base: VIRTUAL_RTC_BASE,
+            on_panic: None,
             max_instructions: None,
             timeout: None,
             stats: false,

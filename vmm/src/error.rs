@@ -8,7 +8,7 @@ use machine::{
     MemoryError,
     inject::InjectError,
     loader::{LoadError, size_text},
-    plain,
+    plain, plain_of,
 };
 
 /// How a run ended, as the process's exit status tells it.
@@ -26,6 +26,8 @@ pub enum Status {
     Internal,
     /// `--max-instructions` or `--timeout` was reached: 8.
     Limit,
+    /// The guest's Linux has panicked: 10.
+    Panicked,
     /// Of `minivmm run`: what the command ended with, or what stands for it.
     Command(u8),
     /// Of `minivmm matrix`: something is not as expected. Of `minivmm trace info`: the trace is damaged. 1.
@@ -42,6 +44,7 @@ impl Status {
             Status::Crash => 4,
             Status::Internal => 6,
             Status::Limit => 8,
+            Status::Panicked => 10,
             Status::Command(status) => status.into(),
             Status::Differs => 1,
         }
@@ -58,7 +61,7 @@ pub enum Error {
     #[error("--sandbox on: {0}; --sandbox off goes without")]
     Sandbox(#[from] crate::jail::JailError),
     /// A file could not be opened, read or written.
-    #[error("{option} {}: {}", path.display(), plain(source))]
+    #[error("{option} {}: {}", path.display(), plain_of(source, path))]
     File {
         /// The option that named the file.
         option: &'static str,
@@ -166,9 +169,6 @@ pub enum Error {
         /// What is wrong with it.
         source: trace::symbols::SymbolsError,
     },
-    /// A command cannot be run in a guest.
-    #[error(transparent)]
-    Command(#[from] crate::run::RunError),
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
     System {

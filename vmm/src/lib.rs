@@ -56,6 +56,7 @@ pub mod debug;
 pub mod dump;
 pub mod error;
 pub mod front;
+mod habits;
 pub mod jail;
 mod launch;
 pub mod links;

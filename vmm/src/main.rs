@@ -34,6 +34,7 @@ fn main() {
         Ok(Job::Trace { command, sandbox }) => trace_command::run(&command, sandbox),
         Ok(Job::Query(options)) => query_command::run(&options),
         Ok(Job::Matrix(options)) => matrix::run(&options),
+        Ok(Job::Man(dir)) => cli::write_manual(&dir).map(|()| Status::Done),
         Ok(Job::Command(options)) => run_command(&options),
         Ok(Job::Run { config, verbose }) => run_machine(&config, verbose),
         Ok(Job::Replay(options)) => {
@@ -77,7 +78,7 @@ fn run_machine(config: &MachineConfig, verbose: u8) -> Result<Status, Error> {
     if let Some(message) = end.message() {
         say(&message);
     }
-    Ok(end.end.status())
+    Ok(end.status())
 }
 
 fn print(text: &str) -> Result<Status, Error> {

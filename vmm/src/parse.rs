@@ -17,7 +17,7 @@ use machine::{
 
 use crate::{
     address::{self, AddressError, DebugAddress},
-    config::{DiskConfig, Forward, InitrdFile, NetConfig, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE},
+    config::{DiskConfig, Forward, InitrdFile, NetConfig, OnPanic, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE},
 };
 
 /// What is wrong with an option's value.
@@ -35,6 +35,9 @@ pub enum ValueError {
     /// A size of more than 64 bits.
     #[error("more than 64 bits can count")]
     SizeRange,
+    /// Nothing that can be done.
+    #[error("not exit or stop")]
+    OnPanic,
     /// No frequency.
     #[error("not a number of kHz, as 2100000 for 2.1 GHz")]
     Khz,
@@ -45,7 +48,7 @@ pub enum ValueError {
     #[error("not a number from -2^63 to 2^64-1")]
     Offset,
     /// Less than a machine can have.
-    #[error("less than 2M of memory{}", hint(*mebibytes))]
+    #[error("a machine has 2M of memory at least{}", hint(*mebibytes))]
     LittleMemory {
         /// The number, if mebibytes of it may have been meant.
         mebibytes: Option<u64>,
@@ -63,7 +66,7 @@ pub enum ValueError {
     #[error("needs a file, as disk.img or disk.img,overlay")]
     Disk,
     /// Not a shared directory.
-    #[error("not TAG=DIR or TAG=DIR,ro: the guest mounts it with `mount -t virtiofs TAG /mnt`")]
+    #[error("not TAG=DIR, TAG=DIR,ro or TAG=DIR,overlay: the guest mounts it with `mount -t virtiofs TAG /mnt`")]
     Share,
     /// Not the tag of one.
     #[error("a tag is text of 1 to 36 bytes, as in TAG=DIR")]
@@ -107,7 +110,9 @@ pub enum ValueError {
 }
 
 fn hint(mebibytes: Option<u64>) -> String {
-    mebibytes.map_or_else(String::new, |size| format!(" (for mebibytes, write {size}M)"))
+    mebibytes.map_or_else(String::new, |size| {
+        format!(" (for mebibytes, write {}M)", size.max(MEMORY_MIN >> 20))
+    })
 }
 
 /// Clap's report up to its first empty line (usage and tips follow), on one line.
@@ -171,6 +176,15 @@ pub(crate) fn parse_u64(text: &str) -> Option<u64> {
         return None;
     }
     u64::from_str_radix(digits, radix).ok()
+}
+
+/// `--on-panic`.
+pub(crate) fn parse_on_panic(text: &str) -> Result<OnPanic, ValueError> {
+    match text {
+        "exit" => Ok(OnPanic::Exit),
+        "stop" => Ok(OnPanic::Stop),
+        _ => Err(ValueError::OnPanic),
+    }
 }
 
 pub(crate) fn parse_khz(text: &str) -> Result<u32, ValueError> {
@@ -325,10 +339,14 @@ pub(crate) fn parse_share(text: OsString) -> Result<ShareConfig, ValueError> {
     let bytes = text.as_bytes();
     let at = bytes.iter().position(|byte| *byte == b'=').ok_or(ValueError::Share)?;
     let (tag, place) = (&bytes[..at], &bytes[at + 1..]);
-    let (path, mode) = [(&b",readonly"[..], ShareMode::ReadOnly), (b",ro", ShareMode::ReadOnly)]
-        .into_iter()
-        .find_map(|(suffix, mode)| Some((place.strip_suffix(suffix)?, mode)))
-        .unwrap_or((place, ShareMode::ReadWrite));
+    let (path, mode) = [
+        (&b",overlay"[..], ShareMode::Overlay),
+        (b",readonly", ShareMode::ReadOnly),
+        (b",ro", ShareMode::ReadOnly),
+    ]
+    .into_iter()
+    .find_map(|(suffix, mode)| Some((place.strip_suffix(suffix)?, mode)))
+    .unwrap_or((place, ShareMode::ReadWrite));
     let tag = std::str::from_utf8(tag).map_err(|_| ValueError::ShareTag)?;
     if tag.is_empty() || tag.len() > TAG_MAX || tag.contains(char::is_control) {
         return Err(ValueError::ShareTag);

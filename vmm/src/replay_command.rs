@@ -3,13 +3,14 @@
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::address::DebugAddress;
 use crate::cli::{self, Job};
 use crate::config::{MachineConfig, SerialTarget};
 use crate::error::Error;
 use crate::replay_options::ReplayOptions;
+use crate::run;
 use crate::timeline::session::Session;
 
 /// The session's machine. The process is in the directory then that the session was recorded in: the guest sees its kernel's
@@ -36,6 +37,8 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         Some(DebugAddress::Unix(path)) => Some(DebugAddress::Unix(absolute(path)?)),
         other => other.clone(),
     };
+    let symbols = options.trace.symbols().map(Path::to_path_buf);
+    let symbols = symbols.as_ref().map(absolute).transpose()?;
     let mut trace = options.trace.clone().options()?;
     if let Some(trace) = &mut trace {
         trace.folder = absolute(&trace.folder)?;
@@ -55,9 +58,11 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
     };
     let config = match cli::parse(words).map_err(|error| not_ours(&error.to_string()))? {
         Job::Run { config, .. } => config,
+        Job::Command(command) => Box::new(run::replayed(&command, Session::packed(&replay)?)?),
         _ => return Err(not_ours("it runs no machine")),
     };
     Ok(MachineConfig {
+        symbols: symbols.or_else(|| config.symbols.clone()),
         serial,
         control,
         qmp,

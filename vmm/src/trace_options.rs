@@ -43,8 +43,9 @@ pub struct Arguments {
     /// Replace a trace that is in the directory already
     #[arg(long, requires = "trace")]
     force: bool,
-    /// Symbols for --trace-start and --trace-stop: a vmlinux or System.map; the kernel must run where it was linked (nokaslr)
-    #[arg(long, value_name = "FILE", requires = "trace")]
+    /// Symbols of the guest's kernel for the monitor and for messages [default: those in its memory]: a vmlinux, a System.map, a copy of its
+    /// /proc/kallsyms. Also for --trace-start and --trace-stop: then the kernel must run where the file says (nokaslr)
+    #[arg(long, value_name = "FILE")]
     symbols: Option<PathBuf>,
 }
 
@@ -52,6 +53,11 @@ pub struct Arguments {
 const RANGES: usize = 4;
 
 impl Arguments {
+    /// The file of symbols.
+    pub fn symbols(&self) -> Option<&Path> {
+        self.symbols.as_deref()
+    }
+
     /// What they ask for.
     ///
     /// # Errors

@@ -10,19 +10,14 @@ pub struct UnitOptions(pub UnitRequests);
 impl Args for UnitOptions {
     fn augment_args(command: Command) -> Command {
         command.args(UNITS.iter().map(|row| {
-            let option = Arg::new(row.name)
+            Arg::new(row.name)
                 .long(row.name)
                 .value_name("HOW")
                 .value_parser(value_parser!(UnitRequest))
                 .require_equals(true)
-                .help(row.option);
-            if row.bare_option {
-                option
-                    .num_args(0..=1)
-                    .default_missing_value(UnitRequest::Emulated.name())
-            } else {
-                option
-            }
+                .num_args(0..=1)
+                .default_missing_value(UnitRequest::Emulated.name())
+                .help(row.option)
         }))
     }
 

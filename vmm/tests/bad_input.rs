@@ -90,6 +90,43 @@ fn each_is_one_line_that_names_the_option_and_the_file() {
         ("--kernel good -m 12Q", &["--memory", "12Q"]),
         ("--kernel good -m 0", &["--memory"]),
         ("--kernel good -m 512", &["--memory", "512M"]),
+        ("--kernel good -m 1", &["--memory", "a machine has 2M", "write 2M"]),
+        ("--kernel good -m 100T", &["--memory 100T"]),
+        ("--kernel good --gdb 1234", &["--gdb", "write tcp:1234"]),
+        (
+            "--kernel good --gdb localhost:1234",
+            &["--gdb", "write tcp:localhost:1234"],
+        ),
+        ("--kernel good --gdb /tmp/s", &["--gdb", "write unix:/tmp/s"]),
+        (
+            "--kernel good --gdb unix:no/such/s",
+            &["--gdb unix:no/such/s", "there is no folder no"],
+        ),
+        (
+            "--kernel good --trace folder/none/x",
+            &["--trace folder/none/x", "there is no folder folder/none"],
+        ),
+        (
+            "--kernel good --trace /proc/x",
+            &["--trace /proc/x", "no directory can be made there"],
+        ),
+        (
+            "--kernel good --symbols text",
+            &["--symbols text", "neither an ELF file nor a list of symbols"],
+        ),
+        ("--kernel good --on-panic reboot", &["--on-panic", "not exit or stop"]),
+        (
+            "--kernel good --on-panic stop",
+            &["--on-panic stop", "--gdb or --control"],
+        ),
+        ("good", &["good: a kernel is given as --kernel good"]),
+        ("--kernal good", &["--kernal", "'--kernel'"]),
+        (
+            "-kernel missing -smp 2 -nographic",
+            &["--kernel missing", "no such file"],
+        ),
+        ("-kernel good -drive file=x", &["-drive", "--disk FILE"]),
+        ("matrix", &["--guests <DIR>|--kernel <FILE>"]),
         ("--kernel good -m 5000000T", &["--memory"]),
         ("--kernel good -m 8T", &["--memory", "40 bits"]),
         ("--kernel good --cpu-model z80", &["--cpu-model z80", "westmere"]),

@@ -94,6 +94,56 @@ fn the_github_workflow_is_one() {
 
 // covers: matrix/examples
 #[test]
+fn the_github_action_is_one() {
+    let action = load("action.yml");
+    only(&action, &["name", "description", "inputs", "runs"]);
+    assert_eq!(text(&action["runs"]["using"]), "composite");
+    let (mut found, mut used) = (0, String::new());
+    for step in action["runs"]["steps"].as_vec().unwrap() {
+        // A step of a composite action says its shell.
+        only(step, &["name", "shell", "env", "run"]);
+        assert_eq!(text(&step["shell"]), "bash");
+        found += commands(text(&step["run"]), &[("$MODELS", "haswell core2")]);
+        for (name, value) in step["env"].as_hash().into_iter().flatten() {
+            assert!(
+                text(&step["run"]).contains(&format!("${}", text(name))),
+                "{name:?} is not used"
+            );
+            used += text(value);
+        }
+    }
+    assert_eq!(found, 1);
+    for input in action["inputs"].as_hash().unwrap().keys() {
+        assert!(
+            used.contains(&format!("inputs.{} ", text(input))),
+            "{input:?} is not used"
+        );
+    }
+}
+
+// covers: matrix/examples
+#[test]
+fn the_container_runs_what_is_installed_in_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/examples/Containerfile");
+    let text = fs::read_to_string(path).unwrap().replace("\\\n", " ");
+    let line = |word: &str| {
+        text.lines()
+            .find(|line| line.starts_with(word))
+            .unwrap_or_else(|| panic!("no {word}"))
+    };
+    assert!(line("RUN").contains("cargo install --locked --path vmm --root /opt/minivmm"));
+    let folder = std::env::temp_dir().join("man1");
+    let man = cli::parse(["minivmm".into(), "man".into(), folder.into_os_string()]).unwrap();
+    assert!(line("RUN").contains("/opt/minivmm/bin/minivmm man ") && matches!(man, Job::Man(_)));
+    assert_eq!(line("ENTRYPOINT"), "ENTRYPOINT [\"minivmm\"]");
+    assert!(
+        text.lines()
+            .any(|line| line == "COPY --from=build /opt/minivmm /usr/local")
+    );
+}
+
+// covers: matrix/examples
+#[test]
 fn the_kubernetes_job_is_one() {
     let job = load("kubernetes-matrix.yaml");
     only(&job, &["apiVersion", "kind", "metadata", "spec"]);

@@ -153,7 +153,11 @@ fn describe(command: &mut Command, name: &str, text: &mut String) {
     if let Some(after) = command.get_after_help() {
         writeln!(text, "\n```text\n{after}\n```").unwrap();
     }
-    for command in command.get_subcommands_mut() {
+    // What `help` says is what is here.
+    for command in command
+        .get_subcommands_mut()
+        .filter(|command| command.get_name() != "help")
+    {
         let name = format!("{name} {}", command.get_name());
         describe(command, &name, text);
     }

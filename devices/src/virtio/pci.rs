@@ -305,11 +305,8 @@ impl Transport {
             (0x08, 4) => self.interface.driver_features_select = value,
             (0x0c, 4) => self.interface.set_driver_features(value),
             (0x10, 2) => self.config_vector = self.valid_vector(value),
-            (0x14, 1) => {
-                if self.interface.set_status(value & 0xff) {
-                    self.reset();
-                }
-            }
+            (0x14, 1) if self.interface.set_status(value & 0xff) => self.reset(),
+            (0x14, 1) => {}
             (0x16, 2) => self.interface.queue_select = value & 0xffff,
             (0x18, 2) => {
                 if let Some(queue) = self.interface.queue_registers() {

@@ -69,7 +69,9 @@ fn wanted(number: u64) -> bool {
 
 /// Records the machines of a part, and compares.
 fn sweep(part: u64) {
-    let kernels = linux_kernels();
+    let mut kernels = linux_kernels();
+    // The programs of the initial RAM disk are for 64-bit kernels.
+    kernels.retain(|kernel| !kernel.to_string_lossy().contains("-686"));
     let today = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs() / SECONDS_A_DAY;
     let all = MACHINES / PARTS;
     let numbers: Vec<u64> = if full() {

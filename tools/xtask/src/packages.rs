@@ -49,6 +49,13 @@ pub const QEMU_USER: Need = Need {
     why: "runs minivmm on the CPUs of other vendors",
 };
 
+/// Python with its environments, for what tests take from PyPI.
+pub const PYTHON: Need = Need {
+    package: "python3-venv",
+    program: "python3",
+    why: "reads exported traces by other programs' schemas",
+};
+
 /// What a host with kvm-intel is emulated with: Bochs in parts, and what makes a CD that it boots from.
 pub const BOCHS_NEEDS: [Need; 7] = [
     Need {

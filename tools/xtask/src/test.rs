@@ -4,7 +4,7 @@ use crate::counts::{Counts, Runner};
 use crate::packages::{self, find_program};
 use crate::progress::Stage;
 use crate::table::{self, Align};
-use crate::{coverage, fuzz, guest, lab, tree};
+use crate::{coverage, fuzz, guest, lab, python, tree};
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::PathBuf;
@@ -197,6 +197,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::VALGRIND,
             packages::PERF,
             packages::LIBIPT,
+            packages::PYTHON,
         ];
         needs.extend(packages::BOCHS_NEEDS);
         needs.extend(options.full.then_some(packages::CRASH));
@@ -208,7 +209,14 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             guest::debug::prepare(stage, &guest.kernel)?;
             guest::debug::drgn(stage)?;
         }
+        python::ensure(stage, &python::PERFETTO)?;
         guest::xen::prepare(stage)?;
+        let which = if options.full {
+            guest::kernels::Which::All
+        } else {
+            guest::kernels::Which::Ends
+        };
+        guest::with_kernels(stage, which)?;
         guest::rr::prepare(stage)?;
         guest::with_tools(stage, &guest).map(drop)
     });

@@ -92,8 +92,6 @@ pub struct UnitRow {
     pub name: &'static str,
     /// The option's help.
     pub option: &'static str,
-    /// Whether the option without a value asks for our unit.
-    pub bare_option: bool,
     /// What the monitor's command takes.
     pub monitor_arguments: &'static str,
     /// What the monitor's command shows.
@@ -129,7 +127,6 @@ const ROW: UnitRow = UnitRow {
     unit: Unit::Dr,
     name: "",
     option: "",
-    bare_option: false,
     monitor_arguments: "",
     monitor: "",
     on_kvm: Backend::Absent,
@@ -261,7 +258,6 @@ pub const UNITS: [UnitRow; 8] = [
         name: "pt",
         option: "Give the guest Intel PT: without --cpu-model that is sapphirerapids, otherwise the model must have it. On KVM \
                  `emulated` (as `--pt` alone) is this program's unit; `host` the host's hardware; `off` takes it away",
-        bare_option: true,
         monitor_arguments: "[COUNT]",
         monitor: "Intel PT: control, status, output, and the newest packets (16)",
         lacks_host: |host| host.pt.lacks(),

@@ -453,7 +453,7 @@ fn clusters(offset: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Ran
 }
 
 /// A file without a name, which is gone with the process.
-fn temporary_file() -> io::Result<File> {
+pub fn temporary_file() -> io::Result<File> {
     let folder = std::env::temp_dir();
     let open = || {
         let mut options = OpenOptions::new();

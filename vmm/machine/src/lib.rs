@@ -28,6 +28,6 @@ pub mod walk;
 pub mod watchers;
 
 pub use bus::CpuBus;
-pub use error::{StateError, plain};
+pub use error::{StateError, plain, plain_of};
 pub use machine::{Accesses, HARDWARE, Machine, MachineState};
 pub use memory::{Memory, MemoryError};

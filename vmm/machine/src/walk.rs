@@ -24,6 +24,17 @@ fn walk(memory: &Memory, cpu: &CpuState, linear: u64, tell: &mut dyn FnMut(Step)
     mapped.map(|Mapped { physical, .. }| physical)
 }
 
+/// The CPU with the page tables that Linux has in the kernel, where it has those of user mode: with page-table isolation they are in the page
+/// before (`PTI_USER_PGTABLE_BIT` of arch/x86/entry/calling.h), and those of user mode lack the kernel's half of the addresses.
+pub fn with_kernel_tables(cpu: &CpuState) -> Option<CpuState> {
+    const USER_TABLES: u64 = 1 << 12;
+    let isolated = cpu.efer.lma() && cpu.cr3 & USER_TABLES != 0;
+    isolated.then(|| CpuState {
+        cr3: cpu.cr3 & !USER_TABLES,
+        ..cpu.clone()
+    })
+}
+
 /// One byte at a linear address.
 pub fn read_byte(memory: &Memory, cpu: &CpuState, linear: u64) -> Option<u8> {
     let mut byte = [0];

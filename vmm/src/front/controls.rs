@@ -40,7 +40,7 @@ impl From<&Cpu> for CpuStatus {
 impl<'r> Controls<'r> {
     /// Of a run that nobody holds.
     pub fn new(run: &'r mut Run) -> Self {
-        let names = GuestNames::of(run.kernel());
+        let names = GuestNames::of(run.kernel(), run.symbols());
         Controls {
             run,
             names,

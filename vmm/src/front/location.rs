@@ -1,9 +1,6 @@
 //! Where a machine's CPUs are, for the line that says why a run was ended: a guest that hangs is found by it.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use trace::{linux::Kernel, symbols::SymbolFile};
 
@@ -12,13 +9,14 @@ use crate::{recording::GuestMemory, vm::Vm};
 /// How long a kernel is looked for: the run has ended, and whoever ended it waits.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Each CPU's linear address, and what is there if the kernel's file or a Linux guest's memory tells.
-pub fn describe(vm: &mut Vm, kernel: &Path) -> String {
+/// Each CPU's linear address, and what is there if `--symbols`, the kernel's file or a Linux guest's memory tells.
+pub fn describe(vm: &mut Vm) -> String {
     let addresses: Vec<u64> = (0..vm.cpu_count())
         .filter_map(|cpu| vm.cpu_state(cpu))
         .map(|state| state.linear_rip())
         .collect();
-    let file = SymbolFile::read(kernel).ok().map(|file| file.symbols);
+    let file = vm.symbols().unwrap_or(vm.kernel());
+    let file = SymbolFile::read(file).ok().map(|file| file.symbols);
     let guest = match file {
         None => Kernel::find(&mut GuestMemory::new(vm.machine().memory()).until(Some(Instant::now() + LONGEST))),
         Some(_) => None,

@@ -6,6 +6,7 @@ pub mod console;
 pub mod control;
 pub mod controls;
 pub mod gdb;
+mod guest_panic;
 mod human_monitor;
 mod location;
 pub mod monitor;

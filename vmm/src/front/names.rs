@@ -1,11 +1,12 @@
-//! Names of addresses in a guest: of the kernel's file where that has symbols, else of the Linux in memory.
+//! Names of addresses in a guest: of `--symbols` or of the kernel's file where that has symbols, else of the Linux in memory.
 
 use std::path::{Path, PathBuf};
 
+use log::warn;
 use machine::memory::Memory;
 use trace::{
     linux::{Kernel, Task},
-    symbols::{SymbolFile, SymbolTable},
+    symbols::{Origin, SymbolFile, SymbolTable},
 };
 
 use crate::recording::GuestMemory;
@@ -14,8 +15,11 @@ use crate::recording::GuestMemory;
 #[derive(Debug, Default)]
 pub struct GuestNames {
     file: PathBuf,
-    /// The symbols of the kernel's file, once that was read.
+    /// The file is not the kernel's own: what it tells is moved to where the kernel is.
+    given: bool,
+    /// The symbols of the file, once that was read.
     own: Option<SymbolTable>,
+    build_id: Option<String>,
     linux: Option<Kernel>,
     /// The step at which no Linux was found.
     missed: Option<u64>,
@@ -24,10 +28,11 @@ pub struct GuestNames {
 }
 
 impl GuestNames {
-    /// Of a guest with this kernel.
-    pub fn of(kernel: &Path) -> GuestNames {
+    /// Of a guest with this kernel, and with this file of its symbols.
+    pub fn of(kernel: &Path, symbols: Option<&Path>) -> GuestNames {
         GuestNames {
-            file: kernel.into(),
+            file: symbols.unwrap_or(kernel).into(),
+            given: symbols.is_some(),
             ..GuestNames::default()
         }
     }
@@ -35,10 +40,13 @@ impl GuestNames {
     /// Brings itself up to date with the guest at a step.
     pub fn look(&mut self, memory: &Memory, steps: u64) {
         let own = self.own.get_or_insert_with(|| match SymbolFile::read(&self.file) {
-            Ok(file) => file.symbols,
+            Ok(file) => {
+                self.build_id = file.build_id;
+                file.symbols
+            }
             Err(_) => SymbolTable::new(),
         });
-        if !own.is_empty() {
+        if !own.is_empty() && !self.given {
             return;
         }
         if self
@@ -52,6 +60,30 @@ impl GuestNames {
         if self.linux.is_none() && self.missed != Some(steps) {
             self.linux = Kernel::find(&mut GuestMemory::new(memory));
             self.missed = self.linux.is_none().then_some(steps);
+            self.resolve();
+        }
+    }
+
+    /// Moves what the file tells to where the kernel is that was found.
+    fn resolve(&mut self) {
+        let (Some(linux), Some(own)) = (&self.linux, &mut self.own) else {
+            return;
+        };
+        if own.is_empty() {
+            return;
+        }
+        let file = SymbolFile {
+            symbols: std::mem::take(own),
+            build_id: self.build_id.clone(),
+        };
+        let origin = Origin {
+            build_id: linux.build_id(),
+            slide: Some(linux.slide()),
+            symbols: Some(linux.symbols()),
+        };
+        match file.resolve(origin) {
+            Ok(symbols) => *own = symbols,
+            Err(error) => warn!("--symbols {}: {error}: the kernel's own are used", self.file.display()),
         }
     }
 

@@ -140,7 +140,7 @@ impl<'r> Asked<'r> {
     /// # Errors
     /// Something from outside ended it meanwhile, or it went another way than it was recorded.
     pub fn new(run: &'r mut Run, console: &'r mut Console) -> Result<Self, QueryError> {
-        let names = GuestNames::of(run.kernel());
+        let names = GuestNames::of(run.kernel(), run.symbols());
         loop {
             match run.run(console)? {
                 StopReason::Ended(end) if end.is_the_guests() || matches!(end, End::Replayed { .. }) => break,

@@ -3,7 +3,10 @@
 //! The machine runs until it has a reason to come back. What is done then is decided here: a request is answered, a stop is reported
 //! to the debugger's client, a guest that is held stopped waits for the outside.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Instant,
+};
 
 use log::{debug, info};
 
@@ -13,6 +16,7 @@ use super::{
     control,
     controls::Controls,
     gdb::{self, GdbListener},
+    guest_panic::{self, PanicWatch, Panicked},
     human_monitor, location, monitor, qmp,
     requests::{Command, Reply, Request},
 };
@@ -29,6 +33,7 @@ use crate::{
     timeline::run::Run,
     vm::{End, Ended, StopReason},
 };
+use trace::symbols::SymbolFile;
 
 /// Requests that are answered before the guest goes on.
 const REQUESTS: usize = 16;
@@ -38,6 +43,12 @@ const REQUESTS: usize = 16;
 /// # Errors
 /// The machine cannot be built, or what it is connected to fails.
 pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
+    if let Some(path) = &config.symbols {
+        SymbolFile::read(path).map_err(|source| Error::Symbols {
+            path: path.clone(),
+            source,
+        })?;
+    }
     if config.sandbox {
         jail::want();
     }
@@ -77,7 +88,15 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         use jail::calls::threads;
         let files = files(config);
         let jailed = run.jail(listener.is_some() || !clients.is_empty(), |traces| {
-            jail::enter(threads::MACHINE | if traces { threads::HOST_PT } else { 0 }, &files)
+            let shares = if config.shares.is_empty() && config.command.is_none() {
+                0
+            } else {
+                threads::SHARES
+            };
+            jail::enter(
+                threads::MACHINE | shares | if traces { threads::HOST_PT } else { 0 },
+                &files,
+            )
         })?;
         info!("--sandbox on: {jailed}");
     }
@@ -87,9 +106,17 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         &clients,
         listener.as_ref().map(|listener| (listener, config.gdb_allow_files)),
         config.paused,
+        config.on_panic.clone().map(PanicWatch::new),
     );
     drop(listener);
     let recorded = run.end_recording(&end);
+    if let (Some(options), Some(share)) = (&config.record, run.shares().first()) {
+        let size = machine::loader::size_text(share.kept());
+        info!(
+            "--record {}: {size} of shared directories are kept",
+            options.folder.display()
+        );
+    }
     drop(clients);
     let messages = match config.command {
         Some(_) => console.take_output(),
@@ -122,10 +149,19 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     }
     let end = end?;
     let place = match end {
-        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run, &config.kernel)),
+        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run)),
         _ => None,
     };
-    Ok(Ended { end, place, messages })
+    let panicked = match end {
+        End::Panicked => guest_panic::at_the_end(&mut run, &config.kernel, &End::Reset).or(Some(0)),
+        _ => guest_panic::at_the_end(&mut run, &config.kernel, &end),
+    };
+    Ok(Ended {
+        end,
+        place,
+        panicked,
+        messages,
+    })
 }
 
 /// What the machine needs of files once it is built.
@@ -143,16 +179,21 @@ fn files(config: &MachineConfig) -> jail::Files {
     let sockets = [socket, config.control.as_ref(), config.qmp.as_ref()]
         .into_iter()
         .flatten();
+    // Then the host's files stay as they are.
+    let keeps = config.record.is_some() || config.reverse.is_some() || config.replay.is_some();
     let shares = |writes| {
         let shares = config.shares.iter();
         shares
-            .filter(move |share| (share.mode != ShareMode::ReadOnly) == writes)
+            .filter(move |share| {
+                (matches!(share.mode, ShareMode::ReadWrite | ShareMode::WriteBack) && !keeps) == writes
+            })
             .map(|share| share.path.clone())
     };
     jail::Files {
         // Of the kernel, where the guest was at the end; of /proc, what memory was touched.
         read: [config.kernel.clone(), "/proc/self".into()]
             .into_iter()
+            .chain(config.symbols.clone())
             .chain(shares(false))
             .collect(),
         share: shares(true).collect(),
@@ -167,7 +208,7 @@ fn files(config: &MachineConfig) -> jail::Files {
 }
 
 /// Runs a machine to its end, with a debugger's client whenever one is connected and with what its other clients ask for.
-/// A listener comes with whether commands over TCP may write files. `paused`: the guest is held stopped until somebody resumes it.
+/// A listener comes with whether commands over TCP may write files. `panics`: the guest's panic is watched for. `paused`: the guest is held stopped until somebody resumes it.
 ///
 /// # Errors
 /// The console or the system fails.
@@ -177,6 +218,7 @@ pub fn to_the_end(
     clients: &[Listener],
     listener: Option<(&GdbListener, bool)>,
     paused: bool,
+    mut panics: Option<PanicWatch>,
 ) -> Result<End, Error> {
     let deadline = run.deadline();
     if listener.is_some() {
@@ -231,7 +273,7 @@ pub fn to_the_end(
             if controls.run.interrupt().is_set() {
                 continue;
             }
-            let left = deadline.map(|(deadline, _)| deadline.saturating_duration_since(std::time::Instant::now()));
+            let left = deadline.map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()));
             let waited = console.flush().and_then(|()| console.wait(left));
             if let Err(leave) = waited {
                 return gdb.end(End::of(leave));
@@ -241,9 +283,31 @@ pub fn to_the_end(
             }
             continue;
         }
-        match controls.run.run_until_deadline(console, deadline) {
-            Ok(StopReason::Outside | StopReason::Reached | StopReason::Deadline) => {}
-            Ok(StopReason::Debugger(stop)) => gdb.stopped(stop),
+        let slice = panics.is_some().then(|| Instant::now() + guest_panic::LOOK);
+        let stopped = controls.run.run_until_deadline(console, deadline, slice);
+        match stopped {
+            Ok(StopReason::Outside | StopReason::Reached | StopReason::Deadline) => {
+                let debugged = gdb.is_connected();
+                if let Some(panics) = &mut panics
+                    && panics.look(gdb.controls().run, debugged) == Panicked::End
+                {
+                    return gdb.end(Ok(End::Panicked));
+                }
+            }
+            Ok(StopReason::Debugger(stop)) => {
+                let panics = panics.as_ref().is_some_and(|panics| match stop.why {
+                    StopCause::Breakpoint(address) => panics.is_breakpoint(address),
+                    _ => false,
+                });
+                if panics {
+                    let _ = writeln!(
+                        io::stderr(),
+                        "minivmm: the guest's Linux panics: it is held where `panic` begins"
+                    );
+                    gdb.controls().paused |= !gdb.is_connected();
+                }
+                gdb.stopped(stop);
+            }
             Ok(StopReason::Ended(end)) if gdb.looks_on(&end) => gdb.at_an_end(&end),
             Ok(StopReason::Ended(end)) => return gdb.end(Ok(end)),
             Err(error) => return gdb.end(Err(error)),

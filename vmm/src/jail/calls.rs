@@ -10,10 +10,12 @@ pub mod threads {
     pub const CLIENTS: u8 = 2;
     /// In addition: the thread of a machine whose guest traces itself with the host's Intel PT.
     pub const HOST_PT: u8 = 4;
+    /// In addition: those of a machine with shared directories.
+    pub const SHARES: u8 = 8;
     /// The threads of every machine.
     pub const ALL: u8 = MACHINE | CLIENTS;
 }
-use threads::{ALL, CLIENTS, HOST_PT, MACHINE};
+use threads::{ALL, CLIENTS, HOST_PT, MACHINE, SHARES};
 
 /// Which of a call's arguments are let through.
 #[derive(Clone, Copy, Debug)]
@@ -131,25 +133,25 @@ pub const CALLS: &[Row] = &[
     row(SYS_linkat, MACHINE, "hard links among collected files"),
     row(
         SYS_openat2,
-        MACHINE,
+        SHARES,
         "names in a shared directory, which lead nowhere else",
     ),
     row(
         SYS_fstatfs,
-        MACHINE,
+        SHARES,
         "how full a shared directory's file system is, and whose it is",
     ),
-    row(SYS_readlinkat, MACHINE, "links in a shared directory"),
-    row(SYS_mkdirat, MACHINE, "what a guest makes in a shared directory"),
+    row(SYS_readlinkat, SHARES, "links in a shared directory"),
+    row(SYS_mkdirat, SHARES, "what a guest makes in a shared directory"),
     row(
         SYS_mknodat,
-        MACHINE,
+        SHARES,
         "FIFOs and sockets likewise; Landlock refuses device nodes",
     ),
-    row(SYS_symlinkat, MACHINE, "links likewise"),
-    row(SYS_renameat2, MACHINE, "names that a guest changes likewise"),
-    row(SYS_chmod, MACHINE, "modes likewise"),
-    row(SYS_fchmodat, MACHINE, "modes likewise"),
+    row(SYS_symlinkat, SHARES, "links likewise"),
+    row(SYS_renameat2, SHARES, "names that a guest changes likewise"),
+    row(SYS_chmod, SHARES, "modes likewise"),
+    row(SYS_fchmodat, SHARES, "modes likewise"),
     row(SYS_getcwd, MACHINE, "names in what is printed"),
     // Memory.
     row(SYS_mmap, ALL, "memory, stacks of threads"),

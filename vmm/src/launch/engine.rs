@@ -11,7 +11,7 @@ use kvm::{
     trial,
     units::{Backend, Backends, Unit, UnitRequest},
 };
-use log::info;
+use log::{info, warn};
 use machine::memory::Memory;
 use x86::model::CpuModel;
 
@@ -196,7 +196,13 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
                 reason,
             })
         }
-        (EngineChoice::Kvm, None) => open(config.kvm_defects).map(Some),
+        (EngineChoice::Kvm, None) => {
+            let host = open(config.kvm_defects)?;
+            if let Err(why) = host.virtualizes() {
+                warn!("{KVM}: {why}");
+            }
+            Ok(Some(host))
+        }
         (EngineChoice::Auto, Some((option, does))) => {
             info!("--engine auto: the software engine, since {option} {does}");
             Ok(None)

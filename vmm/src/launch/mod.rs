@@ -4,27 +4,32 @@ mod engine;
 mod files;
 
 use std::{
+    fs::File,
     io::{self, Write},
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard},
 };
 
 use ::engine::{CpuState, EngineOptions, HostLacks};
 use devices::virtio::{
     console::{Console, Port},
-    fs::Fs,
+    fs::{Fs, file_system::FileSystem},
     net::{self, Net},
 };
 use log::{info, warn};
 use machine::{
     Machine, acpi, boot,
     collect::{self, Collector},
-    disk::{Disk, DiskMode},
+    disk::{Disk, DiskMode, temporary_file},
     loader,
     memory::Memory,
     share::{
+        ShareMode,
         channel::{self, Channel},
         host::Host,
+        lower::{Answers, Lower},
+        overlay::Overlay,
     },
 };
 use x86::model::CpuModel;
@@ -46,6 +51,9 @@ use crate::{
     },
     vm::{Hosted, Inlet, Parts, Vm, soft::Soft},
 };
+
+/// Why a 64-bit Linux does not run on a 32-bit model.
+pub(crate) const NEEDS_LONG_MODE: &str = "this Linux kernel is entered in 64-bit mode, which the model lacks";
 
 impl Run {
     /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading, unless it is a disk or the
@@ -108,7 +116,7 @@ impl Run {
         if matches!(entry, Some(loader::Entry::Linux64 { .. })) && !config.model.features().lm() {
             return Err(Error::Engine {
                 option: format!("--cpu-model {}", config.model.name),
-                reason: "this Linux kernel is entered in 64-bit mode, which the model lacks: choose a model that has it (see `minivmm models`)".into(),
+                reason: format!("{NEEDS_LONG_MODE}: choose a model that has it (see `minivmm models`)"),
             });
         }
         info!(
@@ -164,20 +172,35 @@ impl Run {
                 .add_disk(Box::new(medium))
                 .map_err(|e| failed(io::Error::other(e)))?;
         }
+        let (mut shares, mut answers) = (Vec::new(), None);
         for share in &config.shares {
             let failed = |source| Error::File {
                 option: "--share",
                 path: share.path.clone(),
                 source,
             };
-            let files = Host::open(&share.path, share.mode).map_err(failed)?;
+            let files: Box<dyn FileSystem> = match share.mode {
+                ShareMode::ReadWrite | ShareMode::WriteBack | ShareMode::ReadOnly if !keeps => {
+                    Box::new(Host::open(&share.path, share.mode).map_err(failed)?)
+                }
+                _ => {
+                    let answers = match &answers {
+                        Some(answers) => Answers::clone(answers),
+                        None => answers.insert(answers_of(config).map_err(failed)?).clone(),
+                    };
+                    let lower = Lower::new(&share.path, shares.len() as u32, answers).map_err(failed)?;
+                    let overlay = Overlay::new(lower, config.rtc_base, share.mode == ShareMode::ReadOnly);
+                    shares.push(overlay.upper());
+                    Box::new(overlay)
+                }
+            };
             machine
-                .add_virtio(Box::new(Fs::new(&share.tag, Box::new(files))))
+                .add_virtio(Box::new(Fs::new(&share.tag, files)))
                 .map_err(|e| failed(io::Error::other(e)))?;
         }
         if let Some(report) = &config.command {
             let stream = |which: io::Result<std::os::fd::OwnedFd>| {
-                let file = which.map(std::fs::File::from).map_err(|source| Error::System {
+                let file = which.map(File::from).map_err(|source| Error::System {
                     what: "opening the standard streams",
                     source,
                 })?;
@@ -266,7 +289,9 @@ impl Run {
             machine,
             clock,
             overlays,
+            shares,
             kernel: config.kernel.clone(),
+            symbols: config.symbols.clone(),
         });
         let origin = match snapshot {
             Some((restore, snapshot)) => {
@@ -281,7 +306,7 @@ impl Run {
             vm.record_from_the_start(options)?;
         }
         let timeline = match keeps {
-            true => Some(Box::new(begin_timeline(config, &vm, outputs)?)),
+            true => Some(Box::new(begin_timeline(config, &vm, outputs, answers.as_ref())?)),
             false => None,
         };
         Ok(Run::begin(Beginning {
@@ -382,7 +407,12 @@ fn add_net(
 }
 
 /// The past of a machine at its beginning: what a session is recorded from, or replayed.
-fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result<Timeline, Error> {
+fn begin_timeline(
+    config: &MachineConfig,
+    vm: &Vm,
+    outputs: Vec<Flow>,
+    answers: Option<&Answers>,
+) -> Result<Timeline, Error> {
     let mut timeline = Timeline::new(config.reverse, outputs);
     if config.record.is_none() && config.replay.is_none() {
         return Ok(timeline);
@@ -390,6 +420,15 @@ fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result
     let start = vm.digest();
     if let Some(options) = &config.record {
         timeline.log.write_to(Box::new(Writer::create(options, config, start)?));
+        if let Some(answers) = answers {
+            let path = options.folder.join(SHARES);
+            let file = create_readable(&path).map_err(|source| Error::File {
+                option: "--record",
+                path: path.clone(),
+                source,
+            })?;
+            answers.keep_in(file);
+        }
     }
     if let Some(folder) = &config.replay {
         let (session, entries, head, closed) = Session::open(folder)?;
@@ -401,12 +440,31 @@ fn begin_timeline(config: &MachineConfig, vm: &Vm, outputs: Vec<Flow>) -> Result
     Ok(timeline)
 }
 
+/// The file of a recorded session that has what a guest has read of shared directories.
+const SHARES: &str = "shares";
+
+/// What the host answers about shared directories, or has answered.
+fn answers_of(config: &MachineConfig) -> io::Result<Answers> {
+    match &config.replay {
+        Some(folder) => Answers::of(trace::regular::open_inside(&folder.join(SHARES))?),
+        None => Ok(Answers::new(temporary_file()?)),
+    }
+}
+
+/// Makes a file for this user alone that is read, too.
+fn create_readable(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    options.open(path)
+}
+
 /// What of a machine does not go back to a state that was kept, unless it keeps its past.
 fn lasting(config: &MachineConfig) -> Option<String> {
-    if let Some(share) = config.shares.first() {
+    let host = |share: &&crate::config::ShareConfig| share.mode != ShareMode::Overlay;
+    if let Some(share) = config.shares.iter().find(host) {
         let path = share.path.display();
         return Some(format!(
-            "what the guest knows and writes of the shared directory {path} would not go back"
+            "what the guest knows and writes of the shared directory {path} would not go back: give it as TAG={path},overlay, or use `--reverse`"
         ));
     }
     let written = |disk: &&crate::config::DiskConfig| disk.mode == DiskMode::ReadWrite;
@@ -436,9 +494,6 @@ fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
     let refused = |why: &str| Err(Error::Usage(format!("{option}: {why}")));
     if config.clock == ClockMode::Paced {
         return refused("a run whose clock follows wall time does not repeat: leave out --clock paced");
-    }
-    if !config.shares.is_empty() {
-        return refused("what a guest reads from a shared directory is not recorded: leave out --share");
     }
     if config.reverse.is_some() && config.trace.is_some() {
         return refused("a trace only grows: leave out --trace, or record with --record and trace the replay");

@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::tap::{Point, Report};
+use crate::launch::NEEDS_LONG_MODE;
 
 /// Of a stream, so much is kept from its beginning.
 const KEPT: usize = 4 << 20;
@@ -44,8 +45,12 @@ pub struct Plan {
     pub arguments: Vec<OsString>,
     /// How the guest says that it holds.
     pub pass: PassBy,
+    /// The model is one of all: a guest that it cannot run is skipped.
+    pub one_of_all: bool,
     /// Wall time that minivmm is given.
     pub timeout: Duration,
+    /// It runs a command, whose exit status is minivmm's.
+    pub command: bool,
 }
 
 /// What a cell comes to.
@@ -211,9 +216,23 @@ fn judge(ended: &Ended, report: Option<&Report>, plan: &Plan) -> Verdict {
     let Some(code) = ended.status.code() else {
         return failed(format!("minivmm ended by {}", ended.status));
     };
+    if plan.command {
+        match code {
+            125 if said.contains("64-bit mode, which the model lacks") => {
+                return Verdict::Skipped("the kernel is a 64-bit one".into());
+            }
+            125 if said.starts_with("--engine ") || said.contains("this host lacks") => return Verdict::Absent(said),
+            125..=127 => return failed(said),
+            _ => {}
+        }
+    }
     match code {
+        _ if plan.command => {}
         // What `Error::Engine` says.
         2 if said.starts_with("--engine ") || said.contains("this host lacks") => return Verdict::Absent(said),
+        2 if plan.one_of_all && said.contains(NEEDS_LONG_MODE) => {
+            return Verdict::Skipped("the kernel needs 64-bit mode".into());
+        }
         2 => return failed(format!("minivmm: {said}")),
         4 => return failed(said),
         6 => return failed(format!("minivmm failed: {said}")),
@@ -230,7 +249,9 @@ fn judge(ended: &Ended, report: Option<&Report>, plan: &Plan) -> Verdict {
     let Some(report) = report else {
         return match (plan.pass, code) {
             (PassBy::Tap, _) => failed("no TAP on the console".to_string()),
-            (_, 0 | 1) => Verdict::Passed,
+            (_, 0) => Verdict::Passed,
+            (_, 1) if !plan.command => Verdict::Passed,
+            (_, code) if plan.command => failed(format!("the command's exit status is {code}")),
             (_, code) => failed(by_status(code)),
         };
     };
@@ -242,7 +263,11 @@ fn judge(ended: &Ended, report: Option<&Report>, plan: &Plan) -> Verdict {
         _ => None,
     };
     match (report.failed().len(), report.points.len(), code) {
-        (0, _, 0 | 1) => {}
+        (0, _, 0) => {}
+        (0, _, 1) if !plan.command => {}
+        (0, _, code) if plan.command => {
+            return failed(format!("every test holds, but the command's exit status is {code}"));
+        }
         (0, _, code) => return failed(format!("every test holds, but {}", by_status(code))),
         (failures, tests, _) => return failed(format!("{failures} of {tests} tests failed")),
     }

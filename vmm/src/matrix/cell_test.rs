@@ -9,8 +9,10 @@ fn cell(console: &str, errors: &str, status: i32, pass: PassBy) -> Cell {
         model: "m".into(),
         engine: "soft".into(),
         arguments,
+        one_of_all: false,
         pass,
         timeout: Duration::from_secs(60),
+        command: false,
     };
     run(Path::new("sh"), &plan)
 }
@@ -102,6 +104,29 @@ fn a_cell_passes_by_tap_or_by_exit_status() {
     }
 }
 
+// covers: matrix/long-mode
+#[test]
+fn of_all_models_those_without_64_bit_mode_skip_a_kernel_that_needs_it() {
+    let says = format!("minivmm: --cpu-model p6: {NEEDS_LONG_MODE}: choose a model");
+    let plan = |one_of_all| Plan {
+        guest: "g".into(),
+        model: "p6".into(),
+        engine: "soft".into(),
+        arguments: ["-c", "echo \"$1\" >&2; exit 2", "sh", &says]
+            .map(OsString::from)
+            .to_vec(),
+        one_of_all,
+        pass: PassBy::Auto,
+        timeout: Duration::from_secs(60),
+        command: false,
+    };
+    let skipped = run(Path::new("sh"), &plan(true)).verdict;
+    assert_eq!(skipped, Verdict::Skipped("the kernel needs 64-bit mode".into()));
+    // Who asks for this very model is told that it cannot be.
+    let named = run(Path::new("sh"), &plan(false)).verdict;
+    assert!(matches!(named, Verdict::Failed(why) if why.contains(NEEDS_LONG_MODE)));
+}
+
 // covers: matrix/crash
 #[test]
 fn what_a_failed_cell_said_is_kept_also_the_tests_before_its_end() {
@@ -135,8 +160,10 @@ fn a_process_that_dies_or_cannot_be_run_fails_its_cell() {
         model: "m".into(),
         engine: "soft".into(),
         arguments: ["-c", "kill -SEGV $$"].map(OsString::from).to_vec(),
+        one_of_all: false,
         pass: PassBy::Auto,
         timeout: Duration::from_secs(60),
+        command: false,
     };
     let Verdict::Failed(why) = run(Path::new("sh"), &plan).verdict else {
         panic!("a process that died");

@@ -44,20 +44,19 @@ use crate::{
 /// `minivmm matrix`.
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = AFTER)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["guests", "kernel", "run"]))]
 pub struct MatrixOptions {
     #[command(subcommand)]
     command: Option<MatrixCommand>,
     /// Guests: every *.elf in DIR, and every *.toml there that names a kernel; NAME.toml beside NAME.elf has its settings
-    #[arg(
-        long,
-        value_name = "DIR",
-        required_unless_present = "kernel",
-        conflicts_with = "kernel"
-    )]
+    #[arg(long, value_name = "DIR", conflicts_with = "kernel")]
     guests: Option<PathBuf>,
     /// One guest: a kernel, as `minivmm --kernel` takes it
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
+    /// A command instead of guests, after `--`: it passes where its exit status is 0, or by TAP. --kernel is then its kernel
+    #[arg(long, requires = "options", conflicts_with_all = ["guests", "initrd", "cmdline", "max_instructions"])]
+    run: bool,
     /// Its initial RAM disk
     #[arg(long, value_name = "FILE", requires = "kernel")]
     initrd: Option<PathBuf>,
@@ -102,7 +101,7 @@ pub struct MatrixOptions {
     jobs: Option<std::num::NonZero<usize>>,
     #[command(flatten)]
     outputs: Outputs,
-    /// More options of minivmm, for every run: after `--`
+    /// More options of minivmm, for every run: after `--`; with --run the command
     #[arg(last = true, value_name = "OPTION")]
     options: Vec<OsString>,
 }
@@ -152,6 +151,9 @@ pub fn run(options: &MatrixOptions) -> Result<Status, Error> {
         let report = junit::merge(reports)?;
         return outputs.conclude(&report, expected, true);
     }
+    if options.run {
+        return run_command(options);
+    }
     let guests = match (&options.guests, &options.kernel) {
         (Some(folder), _) => plan::guests(folder)?,
         (None, Some(kernel)) => vec![Guest::of_kernel(
@@ -172,15 +174,7 @@ pub fn run(options: &MatrixOptions) -> Result<Status, Error> {
     if options.report_as.is_some() && options.engine.len() != 1 {
         return Err(Error::Usage("--report-as: one --engine alone can have a name".into()));
     }
-    let common = Common {
-        cpus: options.cpus,
-        memory: options.memory,
-        max_instructions: options.max_instructions,
-        timeout: options.timeout,
-        pass: options.pass,
-        report_as: options.report_as.clone(),
-        options: options.options.clone(),
-    };
+    let common = options.common();
     let plans = plan::cells(&guests, &models, &options.engine, &common, options.shard);
     let cells = run_all(&cell::program()?, &plans, options.jobs.map(std::num::NonZero::get));
     let report = Report {
@@ -190,6 +184,38 @@ pub fn run(options: &MatrixOptions) -> Result<Status, Error> {
     // What is gone is missed where everything there is was to run.
     let whole = options.shard.is_none() && options.model.iter().any(|model| model == "all");
     options.outputs.conclude(&report, expected, whole)
+}
+
+/// Does what `minivmm matrix --run` asks for.
+fn run_command(options: &MatrixOptions) -> Result<Status, Error> {
+    let models = plan::models(&options.model)?;
+    let expected = options.outputs.expected()?;
+    let (command, kernel) = (&options.options, options.kernel.as_deref());
+    let common = options.common();
+    let plans = plan::commands(command, kernel, &models, &options.engine, &common, options.shard);
+    let cells = run_all(&cell::program()?, &plans, options.jobs.map(std::num::NonZero::get));
+    let report = Report {
+        cells,
+        shard: options.shard,
+    };
+    let whole = options.shard.is_none() && options.model.iter().any(|model| model == "all");
+    options.outputs.conclude(&report, expected, whole)
+}
+
+impl MatrixOptions {
+    /// What all cells have in common.
+    fn common(&self) -> Common {
+        Common {
+            cpus: self.cpus,
+            memory: self.memory,
+            max_instructions: self.max_instructions,
+            timeout: self.timeout,
+            pass: self.pass,
+            all_models: self.model.iter().any(|model| model == "all"),
+            report_as: self.report_as.clone(),
+            options: self.options.clone(),
+        }
+    }
 }
 
 /// Runs all cells, several at once, and gives them in the order of their plans.

@@ -222,6 +222,8 @@ pub struct Common {
     pub timeout: Duration,
     /// How a guest says that it holds.
     pub pass: PassBy,
+    /// All models are wanted: those that cannot run a guest are skipped.
+    pub all_models: bool,
     /// The engine's name in reports, where it is not its own.
     pub report_as: Option<String>,
     /// More options of minivmm.
@@ -305,8 +307,54 @@ fn cell(guest: &Guest, model: &str, engine: EngineChoice, common: &Common) -> Pl
         engine: common.report_as.clone().unwrap_or(engine_name(engine).to_string()),
         arguments,
         pass: settings.pass.unwrap_or(common.pass),
+        one_of_all: common.all_models && MODELS.iter().any(|known| known.name == model),
         timeout: common.timeout,
+        command: false,
     }
+}
+
+/// The cells of a command, which `minivmm run` runs on each model: those of a shard.
+pub fn commands(
+    command: &[OsString],
+    kernel: Option<&Path>,
+    models: &[String],
+    engines: &[EngineChoice],
+    common: &Common,
+    shard: Option<Shard>,
+) -> Vec<Plan> {
+    let name = command.first().map(|name| Path::new(name).file_name().unwrap_or(name));
+    let name = name_of(&name.unwrap_or_default().to_string_lossy());
+    let each = engines
+        .iter()
+        .flat_map(|engine| models.iter().map(move |model| (engine, model)));
+    let all = each.map(|(engine, model)| {
+        let mut arguments: Vec<OsString> = vec!["run".into()];
+        let mut option = |name: &str, value: OsString| arguments.extend([name.into(), value]);
+        if let Some(kernel) = kernel {
+            option("--kernel", kernel.into());
+        }
+        option("--cpu-model", model.into());
+        option("--engine", engine_name(*engine).into());
+        option("--cpus", common.cpus.to_string().into());
+        option("--memory", common.memory.to_string().into());
+        option("--clock", "virtual".into());
+        option("--timeout", common.timeout.as_secs_f64().to_string().into());
+        arguments.push("--".into());
+        arguments.extend(command.iter().cloned());
+        Plan {
+            guest: name.clone(),
+            model: model.clone(),
+            engine: common.report_as.clone().unwrap_or(engine_name(*engine).to_string()),
+            arguments,
+            pass: common.pass,
+            one_of_all: common.all_models && MODELS.iter().any(|known| known.name == model),
+            timeout: common.timeout,
+            command: true,
+        }
+    });
+    let is_mine = |number: &usize| shard.is_none_or(|shard| number % shard.count == shard.index - 1);
+    let mine = all.enumerate().filter(|(number, _)| is_mine(number));
+    mine.map(|(_, plan)| plan).collect()
 }
 
 #[cfg(test)]

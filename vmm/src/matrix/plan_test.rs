@@ -7,6 +7,7 @@ fn common() -> Common {
         max_instructions: 1000,
         timeout: Duration::from_secs(9),
         pass: PassBy::Auto,
+        all_models: false,
         report_as: None,
         options: vec!["--stats".into()],
     }
@@ -55,6 +56,19 @@ fn a_folder_s_guests_have_their_settings() {
     );
     assert_eq!((cells[0].pass, cells[2].pass), (PassBy::Auto, PassBy::Tap));
     fs::remove_dir_all(folder).unwrap();
+}
+
+// covers: matrix/long-mode
+#[test]
+fn models_of_all_are_told_from_those_that_are_named() {
+    let guest = [Guest::of_kernel(Path::new("/x/g"), None, None)];
+    let common = Common {
+        all_models: true,
+        ..common()
+    };
+    let names = ["p6".into(), "haswell,-rdrand".into()];
+    let cells = cells(&guest, &names, &[EngineChoice::Soft], &common, None);
+    assert!(cells[0].one_of_all && !cells[1].one_of_all);
 }
 
 // covers: matrix/labs

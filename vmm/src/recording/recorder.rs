@@ -16,6 +16,9 @@
 //! one space for all CR3s, as operating systems have it, and stay exact for guests that do otherwise.
 //!
 //! Packets carry virtual time instead of the guest's TSC.
+//!
+//! Where Linux goes over to another thread (`__switch_to`, whose second argument is the thread's `task_struct`) there are a PSB and a record
+//! that says which: packets tell address spaces, which threads share and kernel threads borrow.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -114,6 +117,12 @@ impl Recorder {
 
     fn look_now(&self, linux: &mut LinuxWatch, mut memory: GuestMemory<'_>, steps: u64) {
         linux.new |= linux.recording.look(&mut memory, steps);
+        let switch = linux.recording.switch_address().unwrap_or(0);
+        self.state.thread_switch_at.store(switch, Ordering::Relaxed);
+        self.write_new(linux);
+    }
+
+    fn write_new(&self, linux: &mut LinuxWatch) {
         if std::mem::take(&mut linux.new)
             && let Err(error) = linux.recording.write(&self.folder.join(folder::LINUX))
         {
@@ -134,10 +143,11 @@ impl Recorder {
         let mut linux = lock(&self.state.linux);
         let now = Instant::now();
         let hurried = signals::pending().is_some() || linux.deadline.is_some_and(|deadline| now >= deadline);
-        let last = GuestMemory::new(memory)
+        let mut last = GuestMemory::new(memory)
             .at_the_end()
             .until(hurried.then(|| now + LAST_LOOK));
-        self.look_now(&mut linux, last, steps);
+        linux.new |= linux.recording.last_look(&mut last, steps);
+        self.write_new(&mut linux);
         drop(linux);
         let error = lock(&self.state.error).take();
         self.header.end = Some(HeaderEnd {

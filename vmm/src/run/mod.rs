@@ -29,7 +29,7 @@ use self::{
     plan::Plan,
 };
 use crate::{
-    config::{ClockMode, EngineChoice, MachineConfig, SerialTarget, ShareConfig},
+    config::{ClockMode, EngineChoice, MachineConfig, RecordOptions, ReverseOptions, SerialTarget, ShareConfig},
     error::Error,
     front::serve,
     model,
@@ -61,7 +61,7 @@ const MODULES: [(&str, &str); 3] = [
 pub enum RunError {
     /// There is no kernel.
     #[error(
-        "run: no kernel: {} cannot be read, and `cargo xtask guest` has made none; give one with --kernel",
+        "no kernel: {} cannot be read, and `cargo xtask guest` has made none; give one with --kernel",
         tried.display()
     )]
     NoKernel {
@@ -69,13 +69,13 @@ pub enum RunError {
         tried: PathBuf,
     },
     /// A kernel that is none.
-    #[error("--kernel {}: not a Linux bzImage for x86-64, which `run` needs", path.display())]
+    #[error("not a Linux bzImage for x86-64, which `run` needs")]
     NotLinux {
         /// The file.
         path: PathBuf,
     },
     /// There are no modules for it.
-    #[error("--modules {}: has no kernel modules for Linux {release}", path.display())]
+    #[error("has no kernel modules for Linux {release}")]
     NoModules {
         /// The folder.
         path: PathBuf,
@@ -83,7 +83,7 @@ pub enum RunError {
         release: String,
     },
     /// A module cannot be had.
-    #[error("--modules {0}")]
+    #[error(transparent)]
     Module(#[from] ModuleError),
     /// A file or folder cannot be used.
     #[error("{option} {}: {}", path.display(), machine::plain(source))]
@@ -97,13 +97,29 @@ pub enum RunError {
     },
 }
 
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Self {
+        let option = match error {
+            RunError::File { option, path, source } => return Error::File { option, path, source },
+            RunError::NotLinux { ref path } => format!("--kernel {}", path.display()),
+            RunError::NoModules { ref path, .. } => format!("--modules {}", path.display()),
+            RunError::Module(_) => "--modules".into(),
+            RunError::NoKernel { .. } => "run".into(),
+        };
+        Error::Option {
+            option,
+            source: error.into(),
+        }
+    }
+}
+
 /// Runs a command to its end; the answer is the exit status, and what to say.
 ///
 /// # Errors
 /// The guest cannot be built, or fails.
 pub fn command(options: &RunOptions) -> Result<(u8, Option<String>), Error> {
     let report = Arc::new(Report::default());
-    let config = machine(options, &report)?;
+    let config = machine(options, &report, None)?;
     let ended = serve::run(&config)?;
     if let Some(error) = report.error() {
         let name = options.command.first().map(|name| name.to_string_lossy().into_owned());
@@ -170,32 +186,15 @@ fn last_lines(messages: &str) -> String {
 }
 
 /// The guest.
-fn machine(options: &RunOptions, report: &Arc<Report>) -> Result<MachineConfig, Error> {
+fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) -> Result<MachineConfig, Error> {
     let kernel = kernel(options)?;
     let release = release(&kernel)?;
     info!("kernel {}: Linux {release}", kernel.display());
-    let modules = match folder_of_modules(options, &kernel, &release)? {
-        Some(folder) => {
-            info!("modules {}", folder.display());
-            let found = Modules::of(&folder).map_err(|source| RunError::File {
-                option: "--modules",
-                path: folder.clone(),
-                source,
-            })?;
-            found.load(&MODULES).map_err(RunError::from)?
-        }
-        None => {
-            info!("no modules for Linux {release} were found: all that is needed has to be built in");
-            Vec::new()
-        }
-    };
     let shares = shares(options)?;
-    let plan = Plan {
-        modules: &modules,
-        shares: &shares,
-        options,
+    let archive = match packed {
+        Some(packed) => packed,
+        None => archive(options, &kernel, &release, &shares)?,
     };
-    let archive = plan.archive(INIT)?;
     let mut cmdline = match options.verbose {
         // The self-tests of its ciphers are a third of a kernel's boot.
         0 => b"console=ttyS0 quiet panic=-1 cryptomgr.notests".to_vec(),
@@ -234,10 +233,17 @@ fn machine(options: &RunOptions, report: &Arc<Report>) -> Result<MachineConfig, 
         paused: options.paused,
         sandbox: options.sandbox == crate::jail::Sandbox::On,
         trace: options.trace.clone().options()?,
-        clock: options.clock.unwrap_or(match terminal {
-            true => ClockMode::Paced,
-            false => ClockMode::Virtual,
+        reverse: options.reverse.then(ReverseOptions::default),
+        record: options.record.as_ref().map(|folder| RecordOptions {
+            folder: folder.clone(),
+            arguments: std::env::args_os().skip(1).collect(),
         }),
+        clock: options
+            .clock
+            .unwrap_or(match terminal && !options.reverse && options.record.is_none() {
+                true => ClockMode::Paced,
+                false => ClockMode::Virtual,
+            }),
         seed: match options.seed {
             Seed::Fixed(seed) => seed,
             Seed::Random => random_seed(),
@@ -250,6 +256,39 @@ fn machine(options: &RunOptions, report: &Arc<Report>) -> Result<MachineConfig, 
         stats: options.stats,
         ..MachineConfig::new(kernel)
     })
+}
+
+/// The initial RAM disk.
+fn archive(options: &RunOptions, kernel: &Path, release: &str, shares: &[ShareConfig]) -> Result<Vec<u8>, RunError> {
+    let modules = match folder_of_modules(options, kernel, release)? {
+        Some(folder) => {
+            info!("modules {}", folder.display());
+            let found = Modules::of(&folder).map_err(|source| RunError::File {
+                option: "--modules",
+                path: folder.clone(),
+                source,
+            })?;
+            found.load(&MODULES)?
+        }
+        None => {
+            info!("no modules for Linux {release} were found: all that is needed has to be built in");
+            Vec::new()
+        }
+    };
+    let plan = Plan {
+        modules: &modules,
+        shares,
+        options,
+    };
+    plan.archive(INIT)
+}
+
+/// The machine of a command that was recorded, with the initial RAM disk that it had.
+///
+/// # Errors
+/// A directory or the kernel is not there any more.
+pub fn replayed(options: &RunOptions, packed: Vec<u8>) -> Result<MachineConfig, Error> {
+    machine(options, &Arc::default(), Some(packed))
 }
 
 /// The model of a guest of which nothing is asked: distributions are built for x86-64-v3 (AVX2) by now, and of a model with AVX-512 a

@@ -70,7 +70,14 @@ pub struct RunOptions {
     pub(crate) sandbox: crate::jail::Sandbox,
     #[command(flatten)]
     pub(crate) trace: crate::trace_options::Arguments,
-    /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual]
+    /// Keep what it takes to go back to any instruction: gdb's reverse commands work, and nothing is written on the host
+    #[arg(long)]
+    pub(crate) reverse: bool,
+    /// Record in a new directory what comes from outside, and what is read of files; `minivmm replay` runs it again, and nothing is written on
+    /// the host but there
+    #[arg(long, value_name = "DIR")]
+    pub(crate) record: Option<PathBuf>,
+    /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual; virtual with --reverse or --record]
     #[arg(long, value_enum)]
     pub(crate) clock: Option<ClockMode>,
     /// Seed of RDRAND and RDSEED: a number, or `random`

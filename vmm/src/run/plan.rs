@@ -102,7 +102,7 @@ impl Plan<'_> {
             steps.folder(&target);
             let flags = match share.mode {
                 ShareMode::ReadOnly => READ_ONLY | NO_DEVICES,
-                ShareMode::ReadWrite | ShareMode::WriteBack => NO_DEVICES,
+                ShareMode::ReadWrite | ShareMode::WriteBack | ShareMode::Overlay => NO_DEVICES,
             };
             steps.mount("virtiofs", &share.tag, &target, flags, "");
         }

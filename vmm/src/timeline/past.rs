@@ -14,7 +14,7 @@ use crate::{
     error::Error,
     vm::{End, Moment, Outside, SnapshotError, StopReason, Until},
 };
-use machine::{disk::Overlay, loader::size_text};
+use machine::{disk::Overlay, loader::size_text, share::overlay::Upper};
 
 /// A point that is no further than this costs less to run from than to keep another one.
 const NEAR: u64 = 1 << 12;
@@ -152,6 +152,7 @@ impl Run {
             at,
             state,
             disks: self.vm.overlays().iter().map(Overlay::save).collect(),
+            shares: self.vm.shares().iter().map(Upper::save).collect(),
             logged: timeline.map_or(0, |timeline| timeline.log.position()),
             sent: timeline.map_or_else(Vec::new, |timeline| {
                 timeline.outputs.iter().map(|flow| flow.sent()).collect()
@@ -207,6 +208,9 @@ impl Run {
         self.vm.set_state(&point.state).map_err(failed)?;
         for (disk, contents) in self.vm.overlays().iter().zip(&point.disks) {
             disk.restore(contents);
+        }
+        for (share, contents) in self.vm.shares().iter().zip(&point.shares) {
+            share.restore(contents);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::vm::{Moment, Pages, Snapshot};
-use machine::disk::Contents;
+use machine::{disk::Contents, share::overlay};
 
 /// What a point costs beside pages and translations, about: units, devices, registers.
 const REST: u64 = 64 << 10;
@@ -21,6 +21,8 @@ pub struct Point {
     pub state: Snapshot,
     /// Disks with an overlay, in order.
     pub disks: Vec<Contents>,
+    /// What the guest has made of shared directories, in order.
+    pub shares: Vec<overlay::Contents>,
     /// Entries of the log that had come to pass.
     pub logged: usize,
     /// What the serial ports had sent.

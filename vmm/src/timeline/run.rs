@@ -310,21 +310,25 @@ impl Run {
     /// The console or the system fails.
     pub fn run(&mut self, world: &mut dyn Outside) -> Result<StopReason, Error> {
         let deadline = self.deadline();
-        self.run_until_deadline(world, deadline)
+        self.run_until_deadline(world, deadline, None)
     }
 
-    /// The same with a point in wall time at which it ends, and the timeout that this is.
+    /// The same with a point in wall time at which it ends, and the timeout that this is; and with another at which it comes back.
     pub(crate) fn run_until_deadline(
         &mut self,
         world: &mut dyn Outside,
         deadline: Option<(Instant, Duration)>,
+        slice: Option<Instant>,
     ) -> Result<StopReason, Error> {
+        let end = deadline.map(|(deadline, _)| deadline);
+        let first = end.into_iter().chain(slice).min();
         let until = Until {
             steps: self.max_instructions,
-            deadline: deadline.map(|(deadline, _)| deadline),
+            deadline: first,
             ..Until::default()
         };
         let reason = self.advance_heard(world, &until)?;
+        let deadline = deadline.filter(|_| first == end);
         Ok(match (reason, deadline) {
             (StopReason::Reached, _) => StopReason::Ended(End::Instructions(self.max_instructions.unwrap_or(0))),
             (StopReason::Deadline, Some((_, timeout))) => StopReason::Ended(End::Timeout(timeout)),

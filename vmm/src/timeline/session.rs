@@ -3,6 +3,8 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `session.json` | one object: what the session starts from ([`Session`]) |
+//! | `initrd` | of `minivmm run`: the initial RAM disk that it had |
+//! | `shares` | what was read of shared directories ([`machine::share::lower`]) |
 //! | `log` | one JSON array a line, in order: steps, ticks, kind, text |
 //!
 //! Kinds are `input` (the bytes in hexadecimal), `virtio` (the number of a virtio device, its port, and the bytes that came for it: a
@@ -33,6 +35,7 @@ const REPLAY: &str = "replay";
 /// What the directory's files are called.
 const SESSION: &str = "session.json";
 const LOG: &str = "log";
+const PACKED: &str = "initrd";
 /// The version of the directory. Another version of the program may execute otherwise, which the checks find.
 const FORMAT: u32 = 3;
 /// The longest of either file that is read.
@@ -164,6 +167,17 @@ impl Session {
     /// The command line.
     pub fn arguments(&self) -> Vec<OsString> {
         self.arguments.iter().map(OsString::from).collect()
+    }
+
+    /// The initial RAM disk that was put together as a command was given.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn packed(folder: &Path) -> Result<Vec<u8>, Error> {
+        let path = folder.join(PACKED);
+        let mut bytes = Vec::new();
+        let read = regular::open_inside(&path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+        read.map(|_| bytes).map_err(failed(REPLAY, &path))
     }
 
     /// Whether the disks are what they were.
@@ -327,6 +341,9 @@ impl Writer {
             let mut text = serde_json::to_string_pretty(&session)?;
             text.push('\n');
             regular::write_private(&folder.join(SESSION), text.as_bytes())?;
+            if let Some(packed) = &config.packed {
+                regular::write_private(&folder.join(PACKED), packed)?;
+            }
             let (starts, end) = (Vec::new(), 0);
             Ok(Writer {
                 path,

@@ -156,6 +156,10 @@ impl Run {
     /// The state cannot be kept (KVM has it, or a disk is written to), or the file cannot be written: it is empty then.
     pub fn write_snapshot(&mut self, file: &File) -> Result<u64, SnapshotFileError> {
         self.keeps_states()?;
+        if !self.vm.shares().is_empty() {
+            let why = "what the guest has made of shared directories is not written to a file: leave out --share";
+            return Err(NamedStateError::Lasting(why.into()).into());
+        }
         if !file.metadata()?.is_file() {
             return Err(SnapshotFileError::NotAFile);
         }

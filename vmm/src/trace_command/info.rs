@@ -46,22 +46,19 @@ impl Viewer for Counts {
 
 /// Says it, and with the status whether the trace is as it was written.
 pub fn run(options: &Info) -> Result<Status, Error> {
-    let (trace, names) = names::open(&options.trace, None, &[])?;
-    let (mut counts, mut totals) = (Counts::default(), Totals::default());
+    let (trace, names) = names::open(&options.trace, options.symbols.as_deref(), &[])?;
+    let mut counts = Counts::default();
     let bar = Bar::new(true);
     let mut bytes = 0;
     for cpu in 0..trace.cpus() {
-        bar.say(format!("vCPU {cpu}"));
         let extent = trace.extent(cpu);
         bytes += extent.end - extent.start;
-        totals.add(&view(
-            &trace,
-            cpu,
-            &Window::default(),
-            &mut counts,
-            &mut |done, total| bar.at(done, total),
-        )?);
     }
+    let cpus: Vec<usize> = (0..trace.cpus()).collect();
+    bar.say("instructions".into());
+    let mut totals = view(&trace, &cpus, &Window::default(), &mut counts, &mut |done, total| {
+        bar.at(done, total);
+    })?;
     drop(bar);
     let header = trace.header();
     // A recording that was ended goes up to its end.
@@ -85,7 +82,7 @@ pub fn run(options: &Info) -> Result<Status, Error> {
                 "model": header.model,
                 "vcpus": header.cpus,
                 "kernel": header.kernel,
-                "banner": linux.banner,
+                "banner": linux.unknown.as_ref().unwrap_or(&linux.banner),
                 "build_id": linux.build_id,
                 "slide": format!("{:#x}", linux.slide),
                 "filters": header.filters,
@@ -119,7 +116,16 @@ pub fn run(options: &Info) -> Result<Status, Error> {
     );
     line("kernel", header.kernel.clone());
     let linux = names.linux();
-    if !linux.banner.is_empty() {
+    if let Some(banner) = &linux.unknown {
+        line("Linux", banner.clone());
+        let symbols = match names.symbols().len() {
+            0 => {
+                "none: its symbol table is of a newer kind than is known here, or left out; --symbols gives some".into()
+            }
+            given => format!("{given}, of --symbols"),
+        };
+        line("symbols", symbols);
+    } else if !linux.banner.is_empty() {
         line("Linux", linux.banner.clone());
         line(
             "",
@@ -136,6 +142,8 @@ pub fn run(options: &Info) -> Result<Status, Error> {
                 count(processes.len() as u64, "name")
             ),
         );
+    } else if !names.symbols().is_empty() {
+        line("symbols", format!("{}, of --symbols", names.symbols().len()));
     }
     if !header.filters.is_empty() {
         line("filter", header.filters.join(" "));

@@ -32,13 +32,14 @@ fn files(command: &TraceCommand) -> jail::Files {
             let Export {
                 perf,
                 perfetto,
+                trace_events,
                 folded,
                 flamegraph,
                 callgrind,
                 raw,
                 ..
             } = options;
-            let outputs = [perf, perfetto, folded, flamegraph, callgrind, raw];
+            let outputs = [perf, perfetto, trace_events, folded, flamegraph, callgrind, raw];
             (
                 &options.trace,
                 Some(&options.part),
@@ -47,6 +48,7 @@ fn files(command: &TraceCommand) -> jail::Files {
         }
     };
     let symbols = match command {
+        TraceCommand::Info(options) => options.symbols.as_ref(),
         TraceCommand::Symbols(options) => options.symbols.as_ref(),
         _ => part.and_then(|part| part.symbols.as_ref()),
     };

@@ -2,9 +2,11 @@
 
 use std::{
     borrow::Cow,
+    cell::{Cell, RefCell},
     fmt::Write as _,
     io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write},
     process::exit,
+    time::{Duration, Instant},
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -45,9 +47,17 @@ impl Output {
     }
 }
 
-/// A bar on standard error, if that is a terminal and nothing else is written to it.
+/// How often what is done is said where no terminal shows a bar.
+const SAID_EVERY: Duration = Duration::from_secs(10);
+
+/// A bar on standard error, if that is a terminal and nothing else is written to it; if it is none, a line now and then.
 #[derive(Debug)]
-pub struct Bar(ProgressBar);
+pub struct Bar {
+    bar: ProgressBar,
+    /// When a line was written last; `None`: there are none.
+    said: Cell<Option<Instant>>,
+    what: RefCell<String>,
+}
 
 impl Bar {
     /// A bar that is not shown when lines go to the terminal.
@@ -63,30 +73,49 @@ impl Bar {
             ProgressDrawTarget::hidden()
         };
         let style = ProgressStyle::with_template("{msg} [{bar:40}] {bytes}/{total_bytes} {elapsed} (eta {eta})");
+        let lines = shown && !io::stderr().is_terminal();
         let bar = ProgressBar::with_draw_target(None, target);
         bar.set_style(
             style
                 .unwrap_or_else(|_| ProgressStyle::default_bar())
                 .progress_chars("=> "),
         );
-        Bar(bar)
+        Bar {
+            bar,
+            said: Cell::new(lines.then(Instant::now)),
+            what: RefCell::default(),
+        }
     }
 
     /// What is being done.
     pub fn say(&self, what: String) {
-        self.0.set_message(what);
+        self.bar.set_message(what.clone());
+        *self.what.borrow_mut() = what;
     }
 
     /// So many of so many bytes.
     pub fn at(&self, done: u64, total: u64) {
-        self.0.set_length(total);
-        self.0.set_position(done);
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+        if let Some(line) = self.due(done, total) {
+            say(&line);
+        }
+    }
+
+    /// The line that is due, if one is.
+    fn due(&self, done: u64, total: u64) -> Option<String> {
+        if self.said.get()?.elapsed() < SAID_EVERY {
+            return None;
+        }
+        self.said.set(Some(Instant::now()));
+        let percent = (done as f64 * 100.0 / total.max(1) as f64).min(100.0);
+        Some(format!("{}: {percent:.0}% of {total} bytes", self.what.borrow()))
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 
@@ -176,3 +205,7 @@ pub fn must_begin(totals: &Totals, from: Option<&str>) -> Result<(), Error> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+#[path = "output_test.rs"]
+mod tests;

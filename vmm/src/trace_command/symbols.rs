@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use trace::{export::OutFile, symbols::write_elf};
+use trace::{export::OutFile, linux::NotFound, symbols::write_elf};
 
 use super::{
     arguments::Symbols,
@@ -15,10 +15,11 @@ pub fn run(options: &Symbols) -> Result<(), Error> {
     let (_, names) = names::open(&options.trace, options.symbols.as_deref(), &[])?;
     let symbols = names.symbols();
     if symbols.is_empty() {
-        return Err(Error::Usage(format!(
-            "{}: the trace has no symbols (no Linux was found in the guest): give some with --symbols",
-            options.trace.display()
-        )));
+        let why = match &names.linux().unknown {
+            Some(banner) => NotFound::UnknownTable { banner: banner.clone() }.to_string(),
+            None => "the trace has no symbols (no Linux was found in the guest): give some with --symbols".into(),
+        };
+        return Err(Error::Usage(format!("{}: {why}", options.trace.display())));
     }
     let failed = |source| Error::Export {
         option: "--elf",

@@ -35,6 +35,8 @@ pub enum End {
     Timeout(Duration),
     /// The trace could not be written any more, and `--trace-on-error` says to stop.
     Trace,
+    /// The guest's Linux has panicked, and `--on-panic` says to end.
+    Panicked,
     /// A recorded session ended here, from outside.
     Replayed {
         /// The step.
@@ -71,6 +73,7 @@ impl End {
         match self {
             End::PowerOff | End::Reset | End::Quit | End::Replayed { broken: false, .. } => Status::Done,
             End::DebugExit(value) => Status::DebugExit(*value),
+            End::Panicked => Status::Panicked,
             End::Signal(_) | End::OutputClosed | End::Trace | End::Kvm(_) | End::Diverged(_) | End::Replayed { .. } => {
                 Status::Usage
             }
@@ -92,6 +95,7 @@ impl End {
             | End::Instructions(_)
             | End::Timeout(_)
             | End::Trace
+            | End::Panicked
             | End::Replayed { .. }
             | End::Diverged(_)
             | End::Kvm(_) => false,
@@ -102,7 +106,7 @@ impl End {
     pub fn message(&self) -> Option<String> {
         match self {
             // What went wrong with the trace is said when it is closed.
-            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace => None,
+            End::PowerOff | End::Reset | End::Quit | End::DebugExit(_) | End::Trace | End::Panicked => None,
             End::Signal(signal) => Some(format!("ended by {}", signals::name(*signal))),
             End::OutputClosed => Some("--serial stdio: nobody reads standard output any more".into()),
             End::TripleFault(report) => Some(format!("guest crashed: triple fault\n{report}")),
@@ -128,6 +132,7 @@ impl End {
             End::Reset => "the guest reset itself".into(),
             End::DebugExit(value) => format!("the guest wrote {value} to the debug-exit port"),
             End::Quit => "Ctrl-A x".into(),
+            End::Panicked => "the guest's Linux has panicked".into(),
             End::Trace => "the trace could not be written any more".into(),
             _ => {
                 let message = self.message().unwrap_or_default();
@@ -144,6 +149,8 @@ pub struct Ended {
     pub end: End,
     /// Where the CPUs were, if the guest did not end by itself.
     pub place: Option<String>,
+    /// The CPU on which the guest's Linux had panicked.
+    pub panicked: Option<u32>,
     /// The last messages of a kernel whose guest runs a command.
     pub messages: Vec<u8>,
 }
@@ -151,10 +158,22 @@ pub struct Ended {
 impl Ended {
     /// What to tell the operator, as [`End::message`], and where it was.
     pub fn message(&self) -> Option<String> {
-        let message = self.end.message()?;
-        match &self.place {
-            Some(place) => Some(format!("{message}, {place}")),
-            None => Some(message),
+        let message = self.end.message().map(|message| match &self.place {
+            Some(place) => format!("{message}, {place}"),
+            None => message,
+        });
+        match (message, self.panicked) {
+            (message, None) => message,
+            (None, Some(cpu)) => Some(format!("the guest's Linux has panicked, on CPU {cpu}")),
+            (Some(message), Some(cpu)) => Some(format!("the guest's Linux has panicked, on CPU {cpu}; {message}")),
+        }
+    }
+
+    /// The exit status that goes with it.
+    pub fn status(&self) -> Status {
+        match self.panicked {
+            Some(_) => Status::Panicked,
+            None => self.end.status(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use engine::{Cpu, CpuState};
 use kvm::HostClock;
-use machine::{Machine, disk::Overlay, memory::NotRam, walk, watchers::Seat};
+use machine::{Machine, disk::Overlay, memory::NotRam, share::overlay::Upper, walk, watchers::Seat};
 
 use super::{
     hosted_state::{Hosted, Served},
@@ -52,12 +52,16 @@ pub struct Vm {
     pub(super) kept: Option<Pages>,
     /// What is on disks that have an overlay, in order.
     pub(super) overlays: Vec<Overlay>,
+    /// What the guest makes of shared directories that have an overlay, in order.
+    pub(super) shares: Vec<Upper>,
     /// The step at which nothing may enter any more, as something has been delivered there, or tried.
     pub(super) closed_to_input: Option<u64>,
     /// A debugger has changed registers or memory since this was last asked.
     pub(super) changed: bool,
     /// The kernel's file.
     pub(super) kernel: PathBuf,
+    /// A file with the symbols of the guest's kernel.
+    pub(super) symbols: Option<PathBuf>,
 }
 
 /// What a [`Vm`] is put together from.
@@ -72,8 +76,12 @@ pub(crate) struct Parts {
     pub clock: ClockMode,
     /// The overlays of disks that have one, in order.
     pub overlays: Vec<Overlay>,
+    /// The overlays of shared directories that have one, in order.
+    pub shares: Vec<Upper>,
     /// The kernel's file.
     pub kernel: PathBuf,
+    /// A file with the symbols of the guest's kernel.
+    pub symbols: Option<PathBuf>,
 }
 
 impl Vm {
@@ -93,9 +101,11 @@ impl Vm {
             points: Served::default(),
             kept: None,
             overlays: parts.overlays,
+            shares: parts.shares,
             closed_to_input: None,
             changed: false,
             kernel: parts.kernel,
+            symbols: parts.symbols,
         }
     }
 
@@ -114,6 +124,11 @@ impl Vm {
     /// What is on disks that have an overlay, in order.
     pub(crate) fn overlays(&self) -> &[Overlay] {
         &self.overlays
+    }
+
+    /// What the guest makes of shared directories that have an overlay, in order.
+    pub(crate) fn shares(&self) -> &[Upper] {
+        &self.shares
     }
 
     /// The step at which nothing may enter any more, as something has been delivered there, or tried.
@@ -197,6 +212,11 @@ impl Vm {
     /// The kernel's file.
     pub(crate) fn kernel(&self) -> &Path {
         &self.kernel
+    }
+
+    /// A file with the symbols of the guest's kernel, if one was given.
+    pub(crate) fn symbols(&self) -> Option<&Path> {
+        self.symbols.as_deref()
     }
 
     /// Whether a debugger may stop it.

@@ -29,58 +29,6 @@ fn newest_kernel(text: &str) -> Option<String> {
         .map(|(_, word)| word.to_string())
 }
 
-/// The numbers of a cloud kernel's release, by which kernels are older and newer: `linux-image-6.12.117+deb12-cloud-amd64`.
-fn release_numbers(package: &str) -> Option<Vec<u32>> {
-    let release = package.strip_prefix("linux-image-")?.strip_suffix("-cloud-amd64")?;
-    let numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .filter(|word| !word.is_empty());
-    let numbers: Option<Vec<u32>> = numbers.map(|word| word.parse().ok()).collect();
-    // `linux-image-6.12-cloud-amd64` depends on the newest of its series.
-    numbers.filter(|numbers| numbers.len() > 2)
-}
-
-/// The oldest and the newest cloud kernel among the words of apt-cache's answers, and the newest of the oldest's series.
-fn oldest_and_newest(text: &str) -> Option<[String; 3]> {
-    let mut found: Vec<_> = text
-        .split_whitespace()
-        .filter_map(|word| Some((release_numbers(word)?, word.to_string())))
-        .collect();
-    found.sort();
-    let (first, newest) = (found.first()?.clone(), found.last()?.1.clone());
-    let mut series = found.into_iter().filter(|(numbers, _)| numbers[..2] == first.0[..2]);
-    Some([first.1, series.next_back()?.1, newest])
-}
-
-/// Puts the oldest and the newest cloud kernels that apt knows of into a folder, by their releases, and gives their files. What is there
-/// stays, so that nothing is asked of apt a second time.
-pub fn kernels(stage: &Stage, folder: &Path) -> Result<Vec<PathBuf>> {
-    let there = || -> Result<Vec<PathBuf>> {
-        let files = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-        let mut files: Vec<PathBuf> = files.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-        files.sort();
-        Ok(files)
-    };
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    if there()?.len() >= 3 {
-        return there();
-    }
-    let names = || Some(oldest_and_newest(&apt_cache(&["pkgnames", "linux-image-"]))?.to_vec());
-    for name in fetch(stage, "Debian's oldest and newest cloud kernels", names)? {
-        let package = newest_package_file(&cache(), &format!("{name}_")).context("what was downloaded is not there")?;
-        let release = name.trim_start_matches("linux-image-");
-        let to = folder.join(format!("vmlinuz-{release}"));
-        unpacked_only(
-            stage,
-            &package,
-            "*/boot/vmlinuz-*",
-            &folder.with_extension("new"),
-            |root| place(&root.join("boot").join(format!("vmlinuz-{release}")), &to),
-        )?;
-    }
-    there()
-}
-
 /// Where fetched packages are kept: outside the working tree, so that a second clone needs no network.
 fn cache() -> PathBuf {
     let own = |name: &str| {
@@ -110,7 +58,16 @@ fn newest_package_file(folder: &Path, prefix: &str) -> Option<PathBuf> {
 
 /// Runs apt-cache and gives what it prints.
 fn apt_cache(arguments: &[&str]) -> String {
-    let output = Command::new("apt-cache").args(arguments).env("LC_ALL", "C").output();
+    apt_output("apt-cache", arguments)
+}
+
+/// The same of another of apt's programs.
+pub fn apt_output(program: &str, arguments: &[&str]) -> String {
+    output_of(Command::new(program).args(arguments))
+}
+
+fn output_of(command: &mut Command) -> String {
+    let output = command.env("LC_ALL", "C").output();
     output
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .unwrap_or_default()
@@ -153,8 +110,64 @@ pub fn highest_package_file(stage: &Stage, prefix: &str, suffix: &str) -> Result
     newest_package_file(&cache, &format!("{name}_")).with_context(|| format!("{what} was downloaded but is not there"))
 }
 
+/// apt with suites of its own beside the system's.
+pub struct Apt {
+    configuration: PathBuf,
+}
+
+impl Apt {
+    /// With this list of sources. Its files are among the fetched packages.
+    pub fn beside_the_system(sources: &str) -> Result<Apt> {
+        let folder = cache().join("apt");
+        for part in ["state/lists/partial", "cache/archives/partial"] {
+            let part = folder.join(part);
+            fs::create_dir_all(&part).with_context(|| format!("cannot make {}", part.display()))?;
+        }
+        let at = folder.display();
+        let text = format!(
+            "Dir::Etc::sourcelist \"{at}/sources.list\";\nDir::Etc::sourceparts \"-\";\nDir::State \"{at}/state\";\n\
+             Dir::State::status \"{at}/status\";\nDir::Cache \"{at}/cache\";\nAcquire::Languages \"none\";\n\
+             Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\nAPT::Architectures {{ \"amd64\"; \"i386\"; }};\n"
+        );
+        let configuration = folder.join("apt.conf");
+        super::write_changed(&configuration, text.as_bytes())?;
+        super::write_changed(&folder.join("sources.list"), sources.as_bytes())?;
+        super::write_changed(&folder.join("status"), b"")?;
+        Ok(Apt { configuration })
+    }
+
+    /// Fetches the lists that can be had.
+    pub fn update(&self, stage: &Stage) -> Result<()> {
+        let mut command = Command::new("apt-get");
+        command
+            .args(["-q", "update"])
+            .env("LC_ALL", "C")
+            .env("APT_CONFIG", &self.configuration);
+        stage.run(&mut command, None, |_| {}).map(drop)
+    }
+
+    /// Runs apt-cache and gives what it prints.
+    pub fn cache(&self, arguments: &[&str]) -> String {
+        output_of(
+            Command::new("apt-cache")
+                .args(arguments)
+                .env("APT_CONFIG", &self.configuration),
+        )
+    }
+
+    /// The file of a package, which may be of another architecture: `busybox-static:i386`.
+    pub fn package_file(&self, stage: &Stage, name: &str) -> Result<PathBuf> {
+        let prefix = format!("{}_", name.split(':').next().unwrap_or(name));
+        ensure!(
+            download(stage, &[name.to_string()], Some(&self.configuration))?,
+            "cannot download {name}: is there a network?"
+        );
+        newest_package_file(&cache(), &prefix).with_context(|| format!("{name} was downloaded but is not there"))
+    }
+}
+
 /// Fetches packages into the cache with `apt-get download`, all or none; false where apt could not.
-fn download(stage: &Stage, names: &[String]) -> Result<bool> {
+fn download(stage: &Stage, names: &[String], configuration: Option<&Path>) -> Result<bool> {
     let cache = cache();
     // A folder of its own until the files are whole, so that a broken download is never taken for a package.
     let folder = cache.join(format!("part-{}", std::process::id()));
@@ -165,11 +178,15 @@ fn download(stage: &Stage, names: &[String]) -> Result<bool> {
         .args(names)
         .current_dir(&folder)
         .env("LC_ALL", "C");
+    if let Some(file) = configuration {
+        command.env("APT_CONFIG", file);
+    }
     let status = stage.run(&mut command, None, |_| {})?;
     let whole = status.success()
-        && names
-            .iter()
-            .all(|name| newest_package_file(&folder, &format!("{name}_")).is_some());
+        && names.iter().all(|name| {
+            let name = name.split(':').next().unwrap_or(name);
+            newest_package_file(&folder, &format!("{name}_")).is_some()
+        });
     if whole {
         for entry in fs::read_dir(&folder)? {
             let entry = entry?;
@@ -189,13 +206,16 @@ fn fetch(stage: &Stage, what: &str, names: impl Fn() -> Option<Vec<String>>) -> 
         "{what} is not here, and only Debian's own tools can fetch it"
     );
     if let Some(names) = names()
-        && download(stage, &names)?
+        && download(stage, &names, None)?
     {
         return Ok(names);
     }
     stage.must(&mut as_root(stage, "apt-get", &["-q", "update"])?)?;
     let names = names().with_context(|| format!("apt knows no package for {what}"))?;
-    ensure!(download(stage, &names)?, "cannot download {what}: is there a network?");
+    ensure!(
+        download(stage, &names, None)?,
+        "cannot download {what}: is there a network?"
+    );
     Ok(names)
 }
 
@@ -308,6 +328,39 @@ pub fn unpacked_only<T>(
         .args([package, &folder])
         .arg(pattern);
     let result = stage.must(&mut command).and_then(|()| take(&folder));
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    result
+}
+
+/// The same with those files of one package that `wanted` wants by their paths, as `./boot/vmlinuz-6.1.0`.
+pub fn unpacked_some<T>(
+    stage: &Stage,
+    package: &Path,
+    wanted: impl Fn(&str) -> bool,
+    near: &Path,
+    take: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
+    let list = output_of(Command::new("dpkg-deb").arg("-c").arg(package));
+    let files = list.lines().filter(|line| line.starts_with('-'));
+    let names: Vec<&str> = files
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .filter(|name| wanted(name))
+        .collect();
+    let folder = near.with_extension(format!("some-{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let unpack = || {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            r#"package=$1 to=$2; shift 2; dpkg-deb --fsys-tarfile "$package" | tar -x -C "$to" "$@""#,
+            "sh",
+        ]);
+        stage.must(command.args([package, &folder]).args(&names))
+    };
+    let result = unpack().and_then(|()| take(&folder));
     fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     result
 }

@@ -33,21 +33,6 @@ fn the_newest_cloud_kernel_is_chosen_by_number() {
     }
 }
 
-// covers: trace/sweep
-#[test]
-fn the_oldest_and_the_newest_kernel_are_chosen_by_number() {
-    let text = "linux-image-6.1.0-56-cloud-amd64 linux-image-6.1.0-9-cloud-amd64 linux-image-6.1.0-9-amd64 linux-image-cloud-amd64 \
-                    linux-image-6.12.9+deb12-cloud-amd64 linux-image-6.12.117+deb12-cloud-amd64 linux-image-6.12-cloud-amd64 \
-                    linux-image-6.12.118+deb12-cloud-amd64-unsigned linux-image-6.12.119+deb12-rt-amd64";
-    let names = [
-        "linux-image-6.1.0-9-cloud-amd64",
-        "linux-image-6.1.0-56-cloud-amd64",
-        "linux-image-6.12.117+deb12-cloud-amd64",
-    ];
-    assert_eq!(oldest_and_newest(text), Some(names.map(String::from)));
-    assert_eq!(oldest_and_newest("linux-image-cloud-amd64"), None);
-}
-
 // covers: linux-guest/tools
 #[test]
 fn a_program_s_libraries_are_followed_and_nothing_else() {

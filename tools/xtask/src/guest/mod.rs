@@ -1,6 +1,7 @@
 //! The Linux guest: Debian's own cloud kernel, and an initramfs of busybox with our `/init` and scripts; a second one has
 //! perf, gdb and msr-tools, too.
 
+use self::kernels::Which;
 use crate::packages::{find_program, is_static_program};
 use crate::progress::Stage;
 use crate::tree;
@@ -11,6 +12,7 @@ use std::process::{Command, ExitCode};
 
 mod debian;
 pub mod debug;
+pub mod kernels;
 pub mod rr;
 mod tools;
 mod work;
@@ -86,10 +88,20 @@ const KVM_MODULES: [(&str, &str); 4] = [
 ];
 
 /// What a guest mounts shared directories with.
-const SHARE_MODULES: [(&str, &str); 3] = [
+const SHARE_MODULES: [(&str, &str); 6] = [
     ("fuse.ko", "kernel/fs/fuse/fuse.ko"),
     ("virtiofs.ko", "kernel/fs/fuse/virtiofs.ko"),
     ("overlay.ko", "kernel/fs/overlayfs/overlay.ko"),
+    // For QEMU, which the benchmark compares with.
+    (
+        "virtio_pci_modern_dev.ko",
+        "kernel/drivers/virtio/virtio_pci_modern_dev.ko",
+    ),
+    (
+        "virtio_pci_legacy_dev.ko",
+        "kernel/drivers/virtio/virtio_pci_legacy_dev.ko",
+    ),
+    ("virtio_pci.ko", "kernel/drivers/virtio/virtio_pci.ko"),
 ];
 
 /// All modules that are taken from the kernel's package.
@@ -121,9 +133,12 @@ pub struct GuestOptions {
     /// With Debian's vmlinux and the kernel's own scripts for gdb: fetches 440 MB
     #[arg(long)]
     debug: bool,
-    /// With the oldest and the newest kernels that Debian has: fetches 90 MB
+    /// With the oldest and the newest of Debian's kernels: fetches 100 MB
     #[arg(long)]
     kernels: bool,
+    /// With a kernel of each series that Debian has, for 64-bit and 32-bit CPUs: fetches 500 MB and keeps 200 MB
+    #[arg(long)]
+    all_kernels: bool,
 }
 
 /// `cargo xtask guest`: makes the files and says where they are.
@@ -144,10 +159,14 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     } else {
         None
     };
-    let kernels = if options.kernels {
-        debian::kernels(&stage, &tree::target().join("guest/kernels"))?
-    } else {
-        Vec::new()
+    let which = match options {
+        GuestOptions { all_kernels: true, .. } => Some(Which::All),
+        GuestOptions { kernels: true, .. } => Some(Which::Ends),
+        _ => None,
+    };
+    let kernels = match which {
+        Some(which) => with_kernels(&stage, which)?,
+        None => Vec::new(),
     };
     let work = if options.work {
         Some(with_work(&stage, &guest)?)
@@ -170,6 +189,11 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
         println!("{}", kernel.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Kernels that are older and newer than the guest's.
+pub fn with_kernels(stage: &Stage, which: Which) -> Result<Vec<PathBuf>> {
+    kernels::prepare(stage, &tree::target().join("guest/kernels"), which)
 }
 
 /// The same guest with perf, gdb, msr-tools and small programs to trace, in an initramfs of its own.

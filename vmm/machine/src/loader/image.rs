@@ -72,6 +72,8 @@ impl From<NotRam> for LoadError {
 pub fn size_text(bytes: u64) -> String {
     match bytes {
         0..0x10_0000 => format!("{}K", bytes.div_ceil(1 << 10)),
+        _ if bytes % (1 << 40) == 0 => format!("{}T", bytes >> 40),
+        _ if bytes % (1 << 30) == 0 => format!("{}G", bytes >> 30),
         _ => format!("{}M", bytes.div_ceil(1 << 20)),
     }
 }

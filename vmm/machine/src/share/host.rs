@@ -97,7 +97,7 @@ impl Host {
             path: path.into(),
             root,
             device: identity(&found).0,
-            writes: mode != ShareMode::ReadOnly,
+            writes: matches!(mode, ShareMode::ReadWrite | ShareMode::WriteBack),
             write_back: mode == ShareMode::WriteBack,
             nodes: HashMap::new(),
             known: HashMap::new(),

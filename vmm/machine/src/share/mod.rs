@@ -6,10 +6,13 @@
 //! here; the guest's kernel follows them by its own names.
 //!
 //! # Practice
-//! [`host`] serves the files as they are on the host.
+//! [`host`] serves the files as they are on the host, [`overlay`] as they were when the guest looked at them first ([`lower`]), with what the guest writes
+//! above them: that is what a run needs that is recorded or goes back.
 
 pub mod channel;
 pub mod host;
+pub mod lower;
+pub mod overlay;
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
@@ -25,6 +28,8 @@ pub enum ShareMode {
     WriteBack,
     /// Read.
     ReadOnly,
+    /// Read and write, and what is written is kept in memory for as long as the machine runs.
+    Overlay,
 }
 
 /// Nothing leads out of a folder, through a link, or through a link of /proc that is none.

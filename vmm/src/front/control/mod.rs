@@ -82,8 +82,21 @@ fn serve(connection: Connection, session: &Session<'_>) -> io::Result<()> {
                     return Ok(());
                 }
             }
-            Err(error) => connection.write_all(&refused(&format!("not a command: {error}")))?,
+            Err(error) => connection.write_all(&refused(&not_a_command(&line, &error)))?,
         }
+    }
+}
+
+/// What is wrong with a line, and which commands there are.
+fn not_a_command(line: &[u8], error: &serde_json::Error) -> String {
+    const COMMANDS: &str = "there are status, pause, resume, quit, snapshot, dump, and monitor with a line";
+    let object = serde_json::from_slice::<serde_json::Value>(line).ok();
+    match object.as_ref().map(|object| &object["command"]) {
+        Some(serde_json::Value::String(name)) if !COMMANDS.split([' ', ',']).any(|known| known == name) => {
+            format!("no command {name:?}: {COMMANDS}")
+        }
+        Some(serde_json::Value::Null) => format!("an object without \"command\": {COMMANDS}"),
+        _ => format!("not a command: {error}"),
     }
 }
 

@@ -28,7 +28,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::packets::{Frame, Framer, error, frame};
 use crate::{address::DebugAddress, error::Error, front::socket, jail, vm::Interrupt};
-use machine::plain;
+use machine::{plain, plain_of};
 
 /// So many packets wait for the machine; a client's thread waits when there are more.
 const QUEUE: usize = 64;
@@ -193,7 +193,7 @@ impl GdbListener {
                         _ => system(e),
                     })?
             }
-            DebugAddress::Unix(path) => Listener::Unix(socket::listen(path).map_err(system)?),
+            DebugAddress::Unix(path) => Listener::Unix(socket::listen(path).map_err(|e| failed(plain_of(&e, path)))?),
         };
         // The port that was found, where any would do.
         let address = match (&listener, address) {

@@ -61,6 +61,11 @@ impl<'v> Session<'v> {
         self.client.is_some() && !self.talk.running()
     }
 
+    /// Whether there is a client.
+    pub fn is_connected(&self) -> bool {
+        self.client.is_some()
+    }
+
     /// Whether a client waits for the guest to stop.
     pub fn waits(&self) -> bool {
         self.talk.running()

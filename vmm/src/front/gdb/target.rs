@@ -215,6 +215,8 @@ impl<'v> Machine<'v> {
         mut f: impl FnMut(&mut Run, u64, std::ops::Range<usize>) -> bool,
     ) -> TargetResult<usize, Self> {
         let state = self.state(tid)?;
+        // The kernel's part of memory is shown in user mode, too, where page-table isolation hides it from the guest.
+        let hidden = walk::with_kernel_tables(&state);
         let mut done = 0;
         while done < len {
             // Nothing is beyond the end of the address space.
@@ -222,7 +224,11 @@ impl<'v> Machine<'v> {
                 break;
             };
             let part = (0x1000 - (here & 0xfff) as usize).min(len - done);
-            let Some(gpa) = self.place(&state, here) else { break };
+            let found = match (self.place(&state, here), &hidden) {
+                (None, Some(hidden)) if here >> 63 == 1 => self.place(hidden, here),
+                (found, _) => found,
+            };
+            let Some(gpa) = found else { break };
             if !f(self.controls.run, gpa, done..done + part) {
                 break;
             }

@@ -26,6 +26,9 @@ pub enum MonitorError {
     /// A word that is to be a number.
     #[error("{0:?} is no number: 10 and 0x10 are")]
     Number(String),
+    /// Neither a vector nor the name of an exception.
+    #[error("{0:?} is no exception: a vector from 0 to 255, or one of {1}")]
+    NoException(String, String),
     /// A number out of its range.
     #[error("{0}: {1}")]
     Range(String, &'static str),
@@ -41,6 +44,11 @@ pub enum MonitorError {
     /// No translation.
     #[error("{0} is not mapped")]
     NotMapped(String),
+    /// No translation in user mode, as page-table isolation keeps the kernel's tables apart.
+    #[error(
+        "{0} is not mapped in user mode (page-table isolation); by the kernel's page tables, CR3 without bit 12, it is at physical {1:#x}"
+    )]
+    Isolated(String, u64),
     /// What the command would read is not mapped.
     #[error(transparent)]
     Unmapped(#[from] Unmapped),
@@ -85,6 +93,9 @@ pub enum MonitorError {
     /// A snapshot cannot be made or taken on.
     #[error(transparent)]
     State(#[from] NamedStateError),
+    /// No Linux, or one whose symbols cannot be read.
+    #[error(transparent)]
+    NoLinux(#[from] trace::linux::NotFound),
     /// The options of a recording.
     #[error(transparent)]
     TraceOption(#[from] TraceOptionError),

@@ -3,12 +3,13 @@
 use std::fmt::Write;
 
 use engine::Activity;
+use trace::linux::{Kernel, NotFound};
 
 use super::{
     arguments::{Answer, none},
-    error::MonitorError,
     scene::Scene,
 };
+use crate::recording::GuestMemory;
 
 /// `info`.
 pub fn info(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
@@ -56,10 +57,15 @@ pub fn hash(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
 /// `kaslr`.
 pub fn kaslr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
+    if scene.names().linux().is_none() {
+        let memory = &mut GuestMemory::new(scene.controls.run.machine().memory());
+        return match Kernel::look_for(memory) {
+            Err(why) => Err(why.into()),
+            Ok(_) => Err(NotFound::Nothing.into()),
+        };
+    }
     let Some(kernel) = scene.names().linux() else {
-        return Err(MonitorError::Impossible(
-            "no Linux kernel is found in memory: it is there once it is decompressed",
-        ));
+        return Err(NotFound::Nothing.into());
     };
     let mut text = format!("{}\n", kernel.banner());
     if let Some(id) = kernel.build_id() {

@@ -26,7 +26,14 @@ pub fn gva2gpa(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let name = scene.describe(linear);
     match physical {
         Some(physical) => Ok(format!("{name} is at physical {physical:#x}\n")),
-        None => Err(MonitorError::NotMapped(name)),
+        None => {
+            let isolated = walk::with_kernel_tables(&state).filter(|_| linear >> 63 == 1);
+            let memory = scene.controls.run.machine().memory();
+            match isolated.and_then(|state| walk::translate(memory, &state, linear)) {
+                Some(physical) => Err(MonitorError::Isolated(name, physical)),
+                None => Err(MonitorError::NotMapped(name)),
+            }
+        }
     }
 }
 

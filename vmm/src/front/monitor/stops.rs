@@ -66,8 +66,11 @@ pub fn catch(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
             let named = NAMES.iter().find(|(_, name)| name.eq_ignore_ascii_case(plain));
             let vector = match named {
                 Some((vector, _)) => *vector,
-                None => u8::try_from(number(word)?)
-                    .map_err(|_| MonitorError::Range((*word).into(), "vectors end with 255"))?,
+                None => {
+                    let vector = number(word).ok().and_then(|vector| u8::try_from(vector).ok());
+                    let names = || NAMES.map(|(_, name)| name).join(", ");
+                    vector.ok_or_else(|| MonitorError::NoException((*word).into(), names()))?
+                }
             };
             let new = if debugger.catch(vector, true) { "" } else { " already" };
             Ok(format!("{} is caught{new}\n", name(vector)))

@@ -30,6 +30,10 @@ pub const LINUX: &str = "linux";
 pub fn prepare(folder: &Path, force: bool) -> io::Result<()> {
     match regular::create_private_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        // As below /proc, where only the system makes any.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && folder.parent().is_some_and(Path::is_dir) => {
+            return Err(io::Error::other("no directory can be made there"));
+        }
         result => return result,
     }
     let names = fs::read_dir(folder)?

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{error::plain, reader::TraceError};
+use crate::{error::plain_of, reader::TraceError};
 
 /// Why an export failed.
 #[derive(Debug, thiserror::Error)]
@@ -14,12 +14,20 @@ pub enum ExportError {
     #[error("{}: is not what this option writes, and is not replaced", .0.display())]
     NotOurs(PathBuf),
     /// A file cannot be written.
-    #[error("{}: {}", path.display(), plain(source))]
+    #[error("{}: {}", path.display(), plain_of(source, path))]
     Write {
         /// The file or directory.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// A file would be larger than it may be.
+    #[error("{}: would be larger than {limit} bytes; `--trace-events-limit` allows more, `--least` leaves out short calls, `--perfetto` takes a tenth", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What it may have, in bytes.
+        limit: u64,
     },
     /// perf finds the kernel's code by its symbols.
     #[error("{}: perf needs the symbols of a Linux kernel, and the trace has none", .0.display())]

@@ -10,7 +10,14 @@ const DEEPEST: u32 = 32;
 /// Members that are looked at, for all questions: those of nameless members are, each time.
 const MOST_MEMBERS: u64 = 1 << 22;
 /// Structures that somebody asks for.
-const WANTED: [&str; 4] = ["module", "mod_kallsyms", "task_struct", "mm_struct"];
+const WANTED: [&str; 6] = [
+    "module",
+    "mod_kallsyms",
+    "module_memory",
+    "task_struct",
+    "mm_struct",
+    "pcpu_hot",
+];
 
 /// The types of a kernel.
 #[derive(Debug)]
@@ -107,6 +114,11 @@ impl Btf {
             }
         }
         None
+    }
+
+    /// The size in bytes of a structure.
+    pub fn size(&self, structure: &str) -> Option<u64> {
+        Some(self.field(self.structure(structure)?, 8)?.into())
     }
 
     /// The offset in bytes of a member, as `core_layout.base`, and of members of nameless members.

@@ -1,7 +1,14 @@
 //! Where structures of the kernel have their fields, as its BTF says.
+//!
+//! `struct module` has had `core_layout` and `init_layout` up to Linux 6.3, and an array `mem` with a part for each kind of
+//! memory since. The running task is in the per-CPU variable `current_task`, from 6.2 to 6.14 in `pcpu_hot`.
 
 use super::btf::Btf;
 use crate::symbols::SymbolTable;
+
+/// `MOD_TEXT` and `MOD_INIT_TEXT` of `enum mod_mem_type` of include/linux/module.h, since Linux 6.4.
+const TEXT: u64 = 0;
+const INIT_TEXT: u64 = 4;
 
 /// Offsets in `struct module` and `struct mod_kallsyms`.
 #[derive(Debug)]
@@ -23,16 +30,26 @@ pub struct ModuleLayout {
 impl ModuleLayout {
     /// As the kernel's types say.
     pub fn of(btf: &Btf) -> Option<ModuleLayout> {
-        let of = |path| btf.offset("module", path);
+        let of = |path: &str| btf.offset("module", path);
         let symbols = |path| btf.offset("mod_kallsyms", path);
+        let part = |old: &str, n: u64| {
+            let old = |name| of(&format!("{old}.{name}"));
+            let new = |name| Some(of("mem")? + n * btf.size("module_memory")? + btf.offset("module_memory", name)?);
+            Some((
+                old("base").or_else(|| new("base"))?,
+                old("size").or_else(|| new("size"))?,
+            ))
+        };
+        let (base, size) = part("core_layout", TEXT)?;
+        let (init, init_size) = part("init_layout", INIT_TEXT)?;
         Some(ModuleLayout {
             state: of("state")?,
             list: of("list")?,
             name: of("name")?,
-            base: of("core_layout.base")?,
-            size: of("core_layout.size")?,
-            init: of("init_layout.base")?,
-            init_size: of("init_layout.size")?,
+            base,
+            size,
+            init,
+            init_size,
             kallsyms: of("kallsyms")?,
             symtab: symbols("symtab")?,
             num_symtab: symbols("num_symtab")?,
@@ -51,7 +68,7 @@ pub struct TaskLayout {
     pub comm: u64,
     pub mm: u64,
     pub pgd: u64,
-    /// Addresses of `__per_cpu_offset`, and of `current_task` in a CPU's part: they are asked for often, and looked up once.
+    /// Addresses of `__per_cpu_offset`, and of the running task in a CPU's part: they are asked for often, and looked up once.
     pub current: Option<(u64, u64)>,
 }
 
@@ -59,6 +76,8 @@ impl TaskLayout {
     /// As the kernel's types say.
     pub fn of(btf: &Btf, symbols: &SymbolTable) -> Option<TaskLayout> {
         let of = |path| btf.offset("task_struct", path);
+        let hot = || Some(symbols.address("pcpu_hot")? + btf.offset("pcpu_hot", "current_task")?);
+        let current = symbols.address("current_task").or_else(hot);
         Some(TaskLayout {
             tasks: of("tasks")?,
             pid: of("pid")?,
@@ -66,7 +85,7 @@ impl TaskLayout {
             comm: of("comm")?,
             mm: of("mm")?,
             pgd: btf.offset("mm_struct", "pgd")?,
-            current: symbols.address("__per_cpu_offset").zip(symbols.address("current_task")),
+            current: symbols.address("__per_cpu_offset").zip(current),
         })
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! The kernel's own symbol table (`kallsyms`, kernel/kallsyms.c and scripts/kallsyms.c of Linux) is constant data with a shape
 //! of its own, so a look through physical memory finds it wherever KASLR has put the kernel. The symbols lead to everything
-//! else: `init_top_pgt` to the page tables, `__start_BTF` to the layouts of structures, `modules` and `init_task` to the lists.
+//! else: `phys_base` to where the image is, `init_top_pgt` to the page tables, `__start_BTF` to the layouts of structures, `modules` and `init_task` to the lists.
 //! So nothing has to be known of the CPUs' state, and a copy of memory serves as well as a running machine.
 //!
 //! # What is checked
@@ -15,11 +15,13 @@
 //!
 //! # What is left out
 //!
-//! Kernels whose tables are laid out in another way than up to 6.3 (6.4 moved them), kernels without
-//! `CONFIG_KALLSYMS_ALL`, and, for modules and processes, without `CONFIG_DEBUG_INFO_BTF`. Debian's have both.
+//! Without `CONFIG_KALLSYMS_ALL` data have no symbols, so that there are neither modules nor processes; nor are there without
+//! `CONFIG_DEBUG_INFO_BTF`, nor of 32-bit kernels. Debian's 64-bit kernels have both, its 32-bit ones neither. Kernels with
+//! `CONFIG_KALLSYMS` off have no symbols of their own.
 
 mod btf;
 mod budget;
+mod image;
 mod kallsyms;
 mod kernel;
 mod layouts;
@@ -32,9 +34,11 @@ mod text;
 
 #[cfg(test)]
 mod hostile_test;
+#[cfg(test)]
+mod layouts_test;
 
 pub use self::{
-    kernel::Kernel,
+    kernel::{Kernel, NotFound},
     memory::Memory,
     modules::{Module, kallsyms_text, modules_text},
     recording::{Recorded, Recording, TaskSeen},

@@ -1,4 +1,4 @@
-//! Modules: `struct module` and its symbols. kernel/module/ of Linux 6.1.
+//! Modules: `struct module` and its symbols. kernel/module/ of Linux.
 
 use std::fmt::Write;
 
@@ -32,9 +32,9 @@ const SYMBOL: u64 = 24;
 pub struct Module {
     /// Its name.
     pub name: String,
-    /// Where its code and data are.
+    /// Where its code is, up to Linux 6.3 with its data behind it.
     pub base: u64,
-    /// How long they are.
+    /// How long that is.
     pub size: u64,
     /// Where its initialisation's code is until that has ended; 0 then.
     pub init: u64,
@@ -189,7 +189,8 @@ pub fn kallsyms_text<'a>(kernel: &SymbolTable, modules: impl IntoIterator<Item =
     text
 }
 
-/// Modules in the form of `/proc/modules`; who uses them is not reported.
+/// Modules in the form of `/proc/modules`; who uses them is not reported. The size is that of what is at the address: of kernels since 6.4
+/// without the data, which are elsewhere.
 pub fn modules_text<'a>(modules: impl IntoIterator<Item = &'a Module>) -> String {
     let line = |module: &Module| {
         let Module {

@@ -6,7 +6,7 @@
 use std::{collections::HashMap, fmt::Write, fs, io, path::Path};
 
 use super::{
-    kernel::Kernel,
+    kernel::{Kernel, NotFound},
     memory::Memory,
     modules::{Module, kallsyms_text, modules_text},
     tasks::Task,
@@ -36,6 +36,8 @@ pub struct TaskSeen {
 #[derive(Debug, Default)]
 pub struct Recording {
     kernel: Option<Kernel>,
+    /// What a Linux says it is whose symbols cannot be read.
+    unknown: Option<String>,
     /// By base and name. What was unloaded stays: traces of it do.
     modules: Vec<Module>,
     tasks: Vec<TaskSeen>,
@@ -95,6 +97,22 @@ impl Recording {
         new
     }
 
+    /// The last look: where no kernel is found, a Linux whose symbols cannot be read is named.
+    pub fn last_look(&mut self, memory: &mut dyn Memory, steps: u64) -> bool {
+        if self.kernel.is_some() {
+            return self.look(memory, steps);
+        }
+        match Kernel::look_for(memory) {
+            Ok(kernel) => {
+                self.kernel = Some(kernel);
+                self.look(memory, steps);
+            }
+            Err(NotFound::UnknownTable { banner }) => self.unknown = Some(banner),
+            Err(NotFound::Nothing) => return false,
+        }
+        true
+    }
+
     /// A CPU has run on a page table, `page_table` as CR3 has it: names whose it is. This is cheap.
     pub fn switched(&mut self, memory: &mut dyn Memory, cpu: usize, page_table: u64, steps: u64) -> bool {
         let Some(kernel) = &self.kernel else { return false };
@@ -104,6 +122,19 @@ impl Recording {
         // A kernel thread borrows page tables, and between processes the new one's may be in use already.
         let own = task.page_table.is_some_and(|own| same(own, page_table));
         own && self.saw(task, steps)
+    }
+
+    /// Where a CPU goes over to another thread, with that thread's `task_struct` as the second argument.
+    pub fn switch_address(&self) -> Option<u64> {
+        self.kernel.as_ref()?.symbols().address("__switch_to")
+    }
+
+    /// A CPU goes over to the thread whose `task_struct` is at this address: who that is, and whether its process has got a new name.
+    pub fn thread(&mut self, memory: &mut dyn Memory, at: u64, steps: u64) -> Option<(Task, bool)> {
+        let task = self.kernel.as_ref()?.task_at(memory, at)?;
+        // A process goes by the name of its first thread.
+        let new = task.pid == task.tgid && self.saw(task.clone(), steps);
+        Some((task, new))
     }
 
     fn saw(&mut self, task: Task, steps: u64) -> bool {
@@ -121,16 +152,27 @@ impl Recording {
         true
     }
 
-    /// Writes the four files, or none where no kernel was found. Each replaces the one before in one step.
+    /// Writes the four files, or none where no kernel was found, or the last of them where its symbols cannot be read. Each replaces the one before in one step.
     ///
     /// # Errors
     /// The system's.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
-        let Some(kernel) = &self.kernel else { return Ok(()) };
+        if self.kernel.is_none() && self.unknown.is_none() {
+            return Ok(());
+        }
         match regular::create_private_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => made?,
         }
+        let replace = |name: &str, text: &str| {
+            let new = dir.join(format!("{name}.new"));
+            regular::write_private(&new, text.as_bytes())?;
+            fs::rename(new, dir.join(name))
+        };
+        let Some(kernel) = &self.kernel else {
+            let banner = self.unknown.as_deref().unwrap_or_default();
+            return replace("kernel", &format!("unknown {banner}\n"));
+        };
         let mut facts = format!("banner {}\n", kernel.banner());
         if let Some(id) = kernel.build_id() {
             let _ = writeln!(facts, "build-id {id}");
@@ -151,11 +193,6 @@ impl Recording {
             let comm = task.comm.replace(char::is_control, "?");
             let _ = writeln!(tasks, "{steps} {table:#x} {} {} {comm}", task.pid, task.tgid);
         }
-        let replace = |name: &str, text: &str| {
-            let new = dir.join(format!("{name}.new"));
-            regular::write_private(&new, text.as_bytes())?;
-            fs::rename(new, dir.join(name))
-        };
         replace("kallsyms", &kallsyms_text(kernel.symbols(), &self.modules))?;
         replace("modules", &modules_text(&self.modules))?;
         replace("tasks", &tasks)?;
@@ -173,6 +210,8 @@ fn same(table: u64, cr3: u64) -> bool {
 pub struct Recorded {
     /// Its banner.
     pub banner: String,
+    /// What a Linux says it is whose symbols could not be read. There is nothing else then.
+    pub unknown: Option<String>,
     /// Its build ID.
     pub build_id: Option<String>,
     /// KASLR's slide.
@@ -206,7 +245,14 @@ impl Recorded {
             Err(error) => Err(io::Error::new(error.kind(), format!("{name}: {error}"))),
         };
         let Some(kallsyms) = text("kallsyms")? else {
-            return Ok(None);
+            let kernel = text("kernel")?;
+            let unknown = kernel
+                .as_deref()
+                .and_then(|text| text.trim_end().strip_prefix("unknown "));
+            return Ok(unknown.map(|banner| Recorded {
+                unknown: Some(banner.into()),
+                ..Recorded::default()
+            }));
         };
         let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let mut recorded = Recorded {

@@ -143,6 +143,14 @@ impl SymbolTable {
         Ok(table.sorted())
     }
 
+    /// All addresses moved.
+    pub(crate) fn shifted(mut self, by: u64) -> SymbolTable {
+        for entry in &mut self.entries {
+            entry.address = entry.address.wrapping_add(by);
+        }
+        self.sorted()
+    }
+
     /// The kernel's addresses moved by KASLR's slide. Per-CPU offsets and other small values stay.
     pub fn moved(mut self, slide: u64) -> SymbolTable {
         for entry in self.entries.iter_mut().filter(|entry| entry.address >> 63 == 1) {
