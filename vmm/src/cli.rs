@@ -191,12 +191,13 @@ pub struct Cli {
 }
 
 /// The options that say what a machine is made of, which a snapshot says itself.
-const MADE_OF: [&str; 23] = [
+const MADE_OF: [&str; 24] = [
     "kernel",
     "initrd",
     "disks",
     "bus",
     "shares",
+    "console",
     "inject",
     "cmdline",
     "memory",
@@ -508,6 +509,7 @@ fn restored(here: Cli, file: PathBuf) -> Result<(Cli, Option<RestoreOptions>, Ve
         kernel: there.kernel.map(absolute),
         disks: disks.collect(),
         bus: there.bus,
+        console: there.console,
         memory: there.memory,
         cpus: there.cpus,
         cpu_model: there.cpu_model.map(model),
