@@ -90,7 +90,7 @@ fn model() -> &'static CpuModel {
 
 type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 /// An exit: its reason and qualification, the instruction's length, and how many bytes before it.
-type Exit = (u64, u64, u64, u64);
+type ExitFields = (u64, u64, u64, u64);
 
 fn assembled(bits: u32, at: u64, code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
     let mut a = CodeAssembler::new(bits).unwrap();
@@ -346,7 +346,7 @@ impl Vmm {
 fn instructions_cause_the_exits_that_the_controls_ask_for() {
     // Bits of the primary and secondary controls; the guest; reason, qualification, length, where.
     #[rustfmt::skip]
-    let rows: [(&str, u64, u64, Code, Exit); 27] = [
+    let rows: [(&str, u64, u64, Code, ExitFields); 27] = [
         ("CPUID", 0, 0, |a| a.cpuid(), (10, 0, 2, 0)),
         ("HLT", 1 << 7, 0, |a| { a.nop()?; a.hlt() }, (12, 0, 1, 1)),
         ("INVD", 0, 0, |a| a.invd(), (13, 0, 2, 0)),
