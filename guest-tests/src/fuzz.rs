@@ -31,6 +31,7 @@ use minivmm::machine::collect::{Collector, Limits};
 use minivmm::machine::loader::{self, Boot, Entry, Input, LoadError, Module};
 use minivmm::machine::memory::Memory;
 use minivmm::machine::newc::Archive;
+use minivmm::machine::pci::{self, BusKind};
 use minivmm::machine::virtio;
 pub use registers::registers;
 use registers::writers;
@@ -392,6 +393,8 @@ impl Medium for Fake {
 
 /// Where the rings and requests of [`virtqueue`] are.
 const RINGS: u64 = 0x1000;
+/// The length of a PCI function's registers.
+const FUNCTION: u64 = 0x8000;
 /// The length of a register write in its input.
 const WRITE: usize = 6;
 
@@ -407,14 +410,37 @@ pub fn virtqueue(bytes: &[u8]) {
     let memory = Memory::new(size).expect("2 MiB are to be had");
     memory.write(RINGS, image).expect("the rings are in RAM");
     let mut machine = Machine::new(&WESTMERE, 1, memory, 0, 0, Box::new(io::sink()));
+    // The PCI function of the same device: with its registers enabled, and configuration space behind them.
+    let pci = device & 2 != 0;
+    if pci {
+        machine.set_bus(BusKind::Pci);
+    }
     let disk = Fake((0..64 * 512).map(|i| (i / 512 * 7 + i) as u8).collect());
     machine.add_disk(Box::new(disk)).expect("there is room for a disk");
-    let registers = virtio::address(usize::from(device % 2));
+    let registers = match pci {
+        true => pci::MEMORY + u64::from(device % 2) * FUNCTION,
+        false => virtio::address(usize::from(device % 2)),
+    };
+    let config = pci::ECAM + (u64::from(device % 2) + 1) * 0x8000;
+    if pci {
+        machine.cpu(0).write(config + 4, 2, 6, 0);
+    }
     for write in writes.chunks_exact(WRITE).take(100) {
-        let offset = u64::from(u16::from_le_bytes([write[0], write[1]])) % virtio::SLOT;
+        let offset = u64::from(u16::from_le_bytes([write[0], write[1]]));
         let value = u32::from_le_bytes([write[2], write[3], write[4], write[5]]);
-        machine.cpu(0).write(registers + offset, 4, value.into(), 0);
-        machine.cpu(0).read(registers + offset, 4, 0);
+        let (address, size) = match pci {
+            true if offset % FUNCTION >= 0x6000 => (config + offset % 0x200, if offset < FUNCTION { 4 } else { 2 }),
+            true if offset >= FUNCTION => (registers + offset % FUNCTION, 8),
+            // Of the common configuration's registers some are narrower than 32 bits.
+            true => match offset {
+                0x14 | 0x15 => (registers + offset, 1),
+                0x10..0x20 => (registers + offset, 2),
+                _ => (registers + offset, 4),
+            },
+            false => (registers + offset % virtio::SLOT, 4),
+        };
+        machine.cpu(0).write(address, size, value.into(), 0);
+        machine.cpu(0).read(address, size, 0);
     }
     for (gpa, len) in machine.take_written() {
         let end = gpa.checked_add(len);
@@ -427,6 +453,9 @@ pub fn virtqueue(bytes: &[u8]) {
     let state = machine.state();
     machine.set_state(&state).expect("its own state");
     assert_eq!(machine.state(), state);
+    if pci {
+        return;
+    }
     machine.cpu(0).write(registers + 0x070, 4, 0, 0);
     assert_eq!(machine.cpu(0).read(registers + 0x070, 4, 0), 0);
 }
@@ -448,7 +477,7 @@ fn drivers() -> Vec<Vec<u8>> {
             put(at + 14, &next.to_le_bytes());
         };
         let table = if indirect { indirect_table } else { RINGS };
-        if device == 1 {
+        if device % 2 == 1 {
             descriptor(table, header, 16, 1, 1);
             descriptor(table + 16, data_at, data, 1 | write, 2);
             descriptor(table + 32, header + 32, 1, 2, 0);
@@ -463,12 +492,35 @@ fn drivers() -> Vec<Vec<u8>> {
         put(data_at, &3u64.to_le_bytes());
         put(data_at + 8, &2u32.to_le_bytes());
         put(avail + 2, &1u16.to_le_bytes());
-        let writes: [(u16, u32); 17] = [
+        let features = 1 << 28 | if device % 2 == 1 { 1 << 9 } else { 0 };
+        let over_pci: [(u16, u32); 20] = [
+            (0x14, 3),
+            (0x08, 1),
+            (0x0c, 1),
+            (0x08, 0),
+            (0x0c, features),
+            (0x14, 11),
+            (0x6042, 0x8000_0000),
+            (0x4010, 0xfee0_0000),
+            (0x401c, 0),
+            (0x16, 0),
+            (0x18, SIZE.into()),
+            (0x1a, 1),
+            (0x20, RINGS as u32),
+            (0x28, avail as u32),
+            (0x30, used as u32),
+            (0x1c, 1),
+            (0x14, 15),
+            (0x3000, 0),
+            (0x1000, 0),
+            (0x3000, 0),
+        ];
+        let over_mmio: [(u16, u32); 17] = [
             (0x070, 3),
             (0x024, 1),
             (0x020, 1),
             (0x024, 0),
-            (0x020, 1 << 28 | if device == 1 { 1 << 9 } else { 0 }),
+            (0x020, features),
             (0x070, 11),
             (0x030, 0),
             (0x038, SIZE.into()),
@@ -485,6 +537,7 @@ fn drivers() -> Vec<Vec<u8>> {
         let mut bytes = vec![device];
         bytes.extend((image.len() as u16).to_le_bytes());
         bytes.extend(image);
+        let writes = if device & 2 != 0 { &over_pci[..] } else { &over_mmio[..] };
         for (offset, value) in writes {
             bytes.extend(offset.to_le_bytes());
             bytes.extend(value.to_le_bytes());
@@ -498,6 +551,9 @@ fn drivers() -> Vec<Vec<u8>> {
         driver(1, 13, 16, 0, true),
         driver(1, 8, 20, 2, false),
         driver(0, 0, 64, 2, false),
+        driver(2, 0, 64, 2, true),
+        driver(3, 0, 512, 2, false),
+        driver(3, 1, 512, 0, true),
     ]
 }
 

@@ -176,6 +176,7 @@ fn a_linux_with_a_disk_goes_back_to_any_step() {
         disks: vec![DiskConfig {
             path: disk.clone(),
             mode: DiskMode::ReadWrite,
+            format: None,
         }],
         ..config
     };

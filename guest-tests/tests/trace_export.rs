@@ -205,10 +205,10 @@ fn trace_events(path: &Path) -> BTreeMap<String, u64> {
     let text = fs::read_to_string(path).unwrap();
     let file: Value = serde_json::from_str(&text).unwrap();
     assert!(["ms", "ns"].contains(&file["displayTimeUnit"].as_str().unwrap()));
-    let mut threads: BTreeMap<u64, Thread> = BTreeMap::new();
+    let mut threads: BTreeMap<(u64, u64), Thread> = BTreeMap::new();
     for event in file["traceEvents"].as_array().unwrap() {
-        assert!(event["pid"].as_u64().is_some(), "{event}");
-        let thread = threads.entry(event["tid"].as_u64().unwrap()).or_default();
+        let number = |of: &str| event[of].as_u64().unwrap_or_else(|| panic!("{event}"));
+        let thread = threads.entry((number("pid"), number("tid"))).or_default();
         let phase = event["ph"].as_str().unwrap();
         if phase == "M" {
             let args = &event["args"];
@@ -243,7 +243,7 @@ fn trace_events(path: &Path) -> BTreeMap<String, u64> {
     threads.into_values().filter_map(of).collect()
 }
 
-// covers: trace/export-perf, trace/export-perf-linux, trace/export-linux, trace/export-perfetto, symbols/elf, symbols/user, trace/module-load
+// covers: trace/export-perf, trace/export-perf-linux, trace/export-linux, trace/export-trace-events, symbols/elf, symbols/user, trace/module-load
 #[test]
 fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     let folder = Folder::new("export");
@@ -280,16 +280,16 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     // Calls over time: the second window, with a module that is loaded.
     let events = folder.join("events.json");
     let (first, last) = (steps[1].to_string(), (steps[1] + 3_000_000).to_string());
-    let mut export = self::trace(&["export", "--from", &first, "--to", &last, "--perfetto"]);
+    let mut export = self::trace(&["export", "--from", &first, "--to", &last, "--trace-events"]);
     let said = export.arg(&events).arg(&dir).output().unwrap();
     let said = String::from_utf8(said.stderr).unwrap();
     let threads = trace_events(&events);
-    let calls = threads["vCPU 0"];
+    let calls = threads["run"] + threads["load-modules"];
     assert!(
         calls > 10_000 && said.contains(" 0 gaps, 0 overflows"),
         "{calls}: {said}"
     );
-    assert!(threads["vCPU 0: process"] > 0, "{threads:?}");
+    assert!(threads["vCPU 0"] > 0, "{threads:?}");
 
     // All instructions are in every form: of the whole boot, or from the first program on.
     let dir = dir.to_str().unwrap();
@@ -424,4 +424,165 @@ fn perf_prints_the_instructions_of_two_cpus() {
     );
     let (_, errors) = perf(&all, "--itrace=e", "0,1");
     assert_eq!(errors, [] as [String; 0]);
+}
+
+/// Lines of `--folded`, as stacks without the modules' names, and their instructions.
+fn stacks(folded: &Path) -> Vec<(Vec<String>, u64)> {
+    let name = |frame: &str| frame.split(" [").next().unwrap_or(frame).to_string();
+    let line = |line: &str| {
+        let (stack, count) = line.rsplit_once(' ').unwrap();
+        (stack.split(';').map(name).collect(), count.parse().unwrap())
+    };
+    fs::read_to_string(folded).unwrap().lines().map(line).collect()
+}
+
+/// Reads a file by Perfetto's own schema, from its package: slices nest and time goes on on each track, all names are there. Gives how many
+/// slices each track has, by process, thread and name.
+const BY_SCHEMA: &str = r#"
+import collections, sys, zlib
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
+
+def packets(data):
+    trace = schema.Trace()
+    trace.ParseFromString(data)
+    for packet in trace.packet:
+        if packet.HasField("compressed_packets"):
+            yield from packets(zlib.decompress(packet.compressed_packets))
+        else:
+            yield packet
+
+names, tracks, last = {}, {}, {}
+depth, begun = collections.Counter(), collections.Counter()
+for packet in packets(open(sys.argv[1], "rb").read()):
+    for name in packet.interned_data.event_names:
+        names[name.iid] = name.name
+    if packet.HasField("track_descriptor"):
+        tracks[packet.track_descriptor.uuid] = packet.track_descriptor
+    if packet.HasField("track_event"):
+        event = packet.track_event
+        assert event.track_uuid in tracks, event
+        assert last.get(event.track_uuid, 0) <= packet.timestamp, packet
+        last[event.track_uuid] = packet.timestamp
+        if event.type == schema.TrackEvent.TYPE_SLICE_BEGIN:
+            assert event.name or names[event.name_iid]
+            depth[event.track_uuid] += 1
+            begun[event.track_uuid] += 1
+        elif event.type == schema.TrackEvent.TYPE_SLICE_END:
+            assert depth[event.track_uuid] > 0, packet
+            depth[event.track_uuid] -= 1
+assert not any(depth.values()), depth
+for uuid, track in tracks.items():
+    if track.HasField("thread"):
+        parent = tracks[track.parent_uuid]
+        assert parent.process.pid == track.thread.pid
+        print(track.thread.pid, track.thread.tid, begun[uuid], track.thread.thread_name, sep="\t")
+    else:
+        print(0, 0, begun[uuid], track.name or track.process.process_name, sep="\t")
+"#;
+
+/// What is known beforehand: `guest-tests/linux/programs/threads.c`.
+// covers: trace/stacks-by-thread, trace/export-perfetto
+#[test]
+fn stacks_are_those_of_threads_forks_and_signals() {
+    for cpus in if guest_tests::full() { &["2", "1"][..] } else { &["2"] } {
+        let folder = Folder::new("threads");
+        let inject = folder.join("inject");
+        fs::create_dir(&inject).unwrap();
+        fs::write(inject.join("run"), "#!/bin/sh\n/inject/threads\n").unwrap();
+        let program = target().join("guest/programs/threads");
+        fs::copy(&program, inject.join("threads")).unwrap();
+        let dir = folder.join("trace");
+        let mut boot = linux_in_minivmm("console=ttyS0 panic=-1 quiet");
+        boot.args([
+            "--cpu-model",
+            "skylake-server",
+            "-m",
+            "256M",
+            "--cpus",
+            cpus,
+            "--inject",
+        ])
+        .arg(&inject)
+        .arg("--trace")
+        .arg(&dir);
+        run(&mut boot, Duration::from_secs(300)).must_end_with(0);
+        let (folded, perfetto) = (folder.join("folded"), folder.join("perfetto"));
+        let mut export = trace(&["export", "--symbols-user"]);
+        // Short calls are not the point, and there are ten million of them.
+        export
+            .arg(&program)
+            .arg("--folded")
+            .arg(&folded)
+            .args(["--least", "20"])
+            .arg("--perfetto")
+            .arg(&perfetto);
+        output(export.arg(&dir));
+
+        let stacks = stacks(&folded);
+        let of_main = ["threads", "_start", "main"].as_slice();
+        // How often each was called, and from where.
+        let expected: [(&[&str], &str, u64); 5] = [
+            (&[of_main, &["main_turns"]].concat(), "leaf_of_main", 50),
+            (&[of_main, &["raise_signal"]].concat(), "leaf_of_main", 1),
+            (&[of_main, &["raise_signal", "handler"]].concat(), "leaf_of_handler", 1),
+            (&[of_main, &["child_runs"]].concat(), "leaf_of_child", 1),
+            (&["threads", "spawn", "thread"], "leaf_of_thread", 50),
+        ];
+        let once = |path: &[&str], leaf: &str| {
+            let path: Vec<&str> = [path, &[leaf, "spin"]].concat();
+            let of = |(stack, count): &&(Vec<String>, u64)| stack.iter().eq(path.iter()).then_some(*count);
+            stacks.iter().find_map(|line| of(&line)).unwrap_or(0)
+        };
+        let one = once(&[of_main, &["raise_signal"]].concat(), "leaf_of_main");
+        assert!(one > 1000, "{one}");
+        for (path, leaf, times) in expected {
+            assert_eq!(once(path, leaf), times * one, "{cpus} CPUs: {path:?} {leaf}");
+        }
+        let wrong = stacks.iter().filter(|(stack, _)| {
+            let leaf = stack.iter().position(|frame| frame.starts_with("leaf_of_"));
+            leaf.is_some_and(|at| {
+                !expected
+                    .iter()
+                    .any(|(path, leaf, _)| stack[..at].iter().eq(path.iter()) && stack[at] == *leaf)
+            })
+        });
+        assert_eq!(wrong.collect::<Vec<_>>(), [] as [&(Vec<String>, u64); 0], "{cpus} CPUs");
+        // Linux goes from one thread to another in one place, and no stack leads through it into another's.
+        for (stack, _) in &stacks {
+            let switches = stack.iter().filter(|frame| *frame == "__switch_to_asm").count();
+            assert!(switches <= 1, "{stack:?}");
+        }
+        // Threads of the kernel begin where all new threads do.
+        let mut daemons = stacks.iter().filter(|(stack, _)| stack[0].starts_with("ksoftirqd/"));
+        assert!(daemons.clone().count() > 10);
+        assert!(daemons.all(|(stack, _)| stack[1] == "ret_from_fork"));
+
+        let python = target().join("host/perfetto/bin/python");
+        let listed = output(Command::new(python).args(["-c", BY_SCHEMA]).arg(&perfetto));
+        let tracks: Vec<Vec<&str>> = listed.lines().map(|line| line.split('\t').collect()).collect();
+        let (mut ours, mut slices) = (Vec::new(), 0);
+        for track in &tracks {
+            let [pid, tid, count, name] = track[..] else {
+                panic!("{track:?}")
+            };
+            slices += count.parse::<u64>().unwrap();
+            if name == "threads" && pid != "0" {
+                ours.push((pid == tid, count.parse::<u64>().unwrap()));
+            }
+        }
+        // The program, its child, and its second thread.
+        ours.sort_unstable();
+        assert!(matches!(ours[..], [(false, _), (true, _), (true, _)]), "{ours:?}");
+        assert!(ours.iter().all(|(_, calls)| *calls > 20), "{ours:?}");
+        for cpu in 0..cpus.parse().unwrap() {
+            assert!(
+                tracks
+                    .iter()
+                    .any(|track| track[3] == format!("vCPU {cpu}") && track[2] != "0"),
+                "{listed}"
+            );
+        }
+        let bytes = fs::metadata(&perfetto).unwrap().len();
+        assert!(bytes <= 20 * slices, "{bytes} bytes for {slices} slices");
+    }
 }

@@ -17,8 +17,8 @@ use x86::model::MODELS;
 use crate::{
     address::DebugAddress,
     config::{
-        BusChoice, ClockMode, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig, RecordOptions,
-        RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
+        BusChoice, ClockMode, ConsoleChoice, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig,
+        NetConfig, RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
     },
     error::Error,
     matrix, model,
@@ -61,8 +61,8 @@ pub struct Cli {
     /// (repeatable)
     #[arg(long, value_name = "FILE[ WORDS]", value_parser = OsStringValueParser::new().try_map(parse_initrd))]
     initrd: Vec<InitrdFile>,
-    /// Disk: a raw image or block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
-    #[arg(long = "disk", value_name = "FILE[,overlay|readonly]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
+    /// Disk: a raw or qcow2 image, or a block device; the guest may write it, unless it is FILE,readonly or FILE,overlay (repeatable)
+    #[arg(long = "disk", value_name = "FILE[,overlay|readonly][,format=raw|qcow2]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disks: Vec<DiskConfig>,
     /// A directory of the host that a Linux guest mounts with `mount -t virtiofs TAG /mnt`; files that the guest makes are this user's
     /// (repeatable)
@@ -71,6 +71,12 @@ pub struct Cli {
     /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus
     #[arg(long, value_enum, default_value_t = BusChoice::Mmio)]
     bus: BusChoice,
+    /// Network: user mode by passt, with ports of the host ([ADDRESS:]HOST, else of 127.0.0.1) that lead to the guest; or a tap interface
+    #[arg(long, value_name = "user[,forward=HOST:GUEST]...|tap=NAME", value_parser = parse_net)]
+    net: Option<NetConfig>,
+    /// Where the guest finds the console
+    #[arg(long, value_enum, default_value_t = ConsoleChoice::Serial)]
+    console: ConsoleChoice,
     /// The folder's tree appears below /inject in a Linux guest; an executable DIR/init is run first, in place of /init
     #[arg(long, value_name = "DIR")]
     inject: Option<PathBuf>,
@@ -373,6 +379,8 @@ where
         command: None,
         shares: cli.shares,
         bus: cli.bus,
+        net: cli.net,
+        console: cli.console,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
         cpus: cli.cpus,

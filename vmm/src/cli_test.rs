@@ -7,6 +7,7 @@ fn run(args: &[&str]) -> Result<MachineConfig, String> {
         Ok(Job::Control { path, command, .. }) => Err(format!("{}: {command}", path.display())),
         Ok(Job::Trace { command, .. }) => Err(format!("{command:?}")),
         Ok(Job::Replay(options)) => Err(format!("{options:?}")),
+        Ok(Job::Command(options)) => Err(format!("{options:?}")),
         Ok(Job::Query(options)) => Err(format!("{options:?}")),
         Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
         Err(error) => Err(error.to_string()),
@@ -182,6 +183,7 @@ fn disks_and_folders_reach_the_config() {
         let disk = DiskConfig {
             path: path.into(),
             mode,
+            format: None,
         };
         assert_eq!(with(&["--disk", text]).disks, [disk], "{text}");
     }
@@ -363,5 +365,67 @@ fn a_way_to_translate_is_on_off_or_a_number_of_runs() {
             Err(ValueError::TranslateMemory),
             "{wrong}"
         );
+    }
+}
+
+// covers: cli/disk-format
+#[test]
+fn a_disk_s_format_stands_beside_its_mode() {
+    use machine::disk::{DiskFormat, DiskMode};
+    for (text, path, mode, format) in [
+        ("a,format=qcow2", "a", DiskMode::ReadWrite, DiskFormat::Qcow2),
+        ("a,format=raw,overlay", "a", DiskMode::Overlay, DiskFormat::Raw),
+        ("a,readonly,format=qcow2", "a", DiskMode::ReadOnly, DiskFormat::Qcow2),
+        (
+            "a,format=raw,format=qcow2",
+            "a,format=raw",
+            DiskMode::ReadWrite,
+            DiskFormat::Qcow2,
+        ),
+    ] {
+        let disk = DiskConfig {
+            path: path.into(),
+            mode,
+            format: Some(format),
+        };
+        assert_eq!(with(&["--disk", text]).disks, [disk], "{text}");
+    }
+}
+
+// covers: cli/net
+#[test]
+fn a_network_is_a_mode_with_its_ports_or_an_interface() {
+    use crate::config::{Forward, NetConfig};
+    use std::net::IpAddr;
+    let forward = |address: &str, host, guest| Forward {
+        address: address.parse::<IpAddr>().unwrap(),
+        host,
+        guest,
+    };
+    for (text, net) in [
+        ("user", NetConfig::User { forwards: vec![] }),
+        (
+            "user,forward=2222:22,forward=0.0.0.0:80:8080",
+            NetConfig::User {
+                forwards: vec![forward("127.0.0.1", 2222, 22), forward("0.0.0.0", 80, 8080)],
+            },
+        ),
+        ("tap=tap0", NetConfig::Tap("tap0".into())),
+    ] {
+        assert_eq!(with(&["--net", text]).net, Some(net), "{text}");
+    }
+    for (text, says) in [
+        ("usr", "not user"),
+        ("user,forward=22", "two ports"),
+        ("user,forward=0:22", "two ports"),
+        ("user,forward=70000:22", "two ports"),
+        ("user,forward=here:1:22", "two ports"),
+        ("user,2222:22", "not user"),
+        ("tap=", "tap=NAME"),
+        ("tap=../../etc", "tap=NAME"),
+        ("tap=averyverylongname", "tap=NAME"),
+    ] {
+        let error = run(&["--kernel", "k", "--net", text]).unwrap_err();
+        assert!(error.contains(says), "{text}: {error}");
     }
 }

@@ -1,9 +1,9 @@
 //! What a machine is made of, as plain data: the command line ends here and the machine begins here.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsString, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use machine::{
-    disk::DiskMode,
+    disk::{DiskFormat, DiskMode},
     share::{ShareMode, channel::Report},
 };
 use x86::model::CpuModel;
@@ -102,6 +102,41 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// What may happen to it.
     pub mode: DiskMode,
+    /// What is in the file; `None`: sectors one after the other, and a file that looks like something else is refused.
+    pub format: Option<DiskFormat>,
+}
+
+/// A TCP port of the host that leads to one of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// The host's address.
+    pub address: IpAddr,
+    /// The host's port.
+    pub host: u16,
+    /// The guest's.
+    pub guest: u16,
+}
+
+/// What the guest's network device is connected to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NetConfig {
+    /// The host's own sockets, by passt.
+    User {
+        /// Ports of the host that lead to the guest.
+        forwards: Vec<Forward>,
+    },
+    /// A tap interface of the host.
+    Tap(String),
+}
+
+/// Where the console is in the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ConsoleChoice {
+    /// The first serial port, ttyS0
+    #[default]
+    Serial,
+    /// A virtio console, hvc0; what is sent to the first serial port is shown, too
+    Hvc,
 }
 
 /// A shared directory.
@@ -195,6 +230,10 @@ pub struct MachineConfig {
     pub shares: Vec<ShareConfig>,
     /// Where virtio devices are.
     pub bus: BusChoice,
+    /// The guest's network, if it has one.
+    pub net: Option<NetConfig>,
+    /// Where goes what is typed.
+    pub console: ConsoleChoice,
     /// The guest's command line; `None`: [`machine::loader::DEFAULT_LINUX_CMDLINE`] for Linux, empty for multiboot.
     pub cmdline: Option<Vec<u8>>,
     /// RAM in bytes.
@@ -279,6 +318,8 @@ impl MachineConfig {
             command: None,
             shares: Vec::new(),
             bus: BusChoice::Mmio,
+            net: None,
+            console: ConsoleChoice::Serial,
             cmdline: None,
             memory: 512 << 20,
             cpus: 1,

@@ -115,6 +115,14 @@ pub enum Error {
         /// Why not, and what to do.
         reason: String,
     },
+    /// The guest's network cannot be had.
+    #[error("--net {option}: {reason}")]
+    Net {
+        /// The option's value.
+        option: String,
+        /// What is missing or taken, and what to do.
+        reason: String,
+    },
     /// A debugger cannot connect there.
     #[error("--gdb {address}: {reason}")]
     Gdb {

@@ -2,17 +2,22 @@
 
 use std::{
     ffi::OsString,
+    net::{IpAddr, Ipv4Addr},
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use devices::virtio::fs::TAG_MAX;
-use machine::{disk::DiskMode, memory::MEMORY_MIN, share::ShareMode};
+use machine::{
+    disk::{DiskFormat, DiskMode},
+    memory::MEMORY_MIN,
+    share::ShareMode,
+};
 
 use crate::{
     address::{self, AddressError, DebugAddress},
-    config::{DiskConfig, InitrdFile, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE},
+    config::{DiskConfig, Forward, InitrdFile, NetConfig, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE},
 };
 
 /// What is wrong with an option's value.
@@ -63,6 +68,12 @@ pub enum ValueError {
     /// Not the tag of one.
     #[error("a tag is text of 1 to 36 bytes, as in TAG=DIR")]
     ShareTag,
+    /// No network.
+    #[error("not user, user,forward=HOST:GUEST or tap=NAME")]
+    Net,
+    /// No ports.
+    #[error("a forward is two ports, as forward=2222:22 or forward=0.0.0.0:2222:22")]
+    Forward,
     /// An archive without a file.
     #[error("needs a file")]
     Initrd,
@@ -234,23 +245,78 @@ pub(crate) fn parse_serial(text: OsString) -> Result<SerialTarget, ValueError> {
     }
 }
 
-/// A file name may hold commas: only the last one counts, and only before a mode.
+/// A file name may hold commas: only the last ones count, and only before a mode or a format.
 pub(crate) fn parse_disk(text: OsString) -> Result<DiskConfig, ValueError> {
-    let bytes = text.as_bytes();
-    let (path, mode) = [
+    let mut path = text.as_bytes();
+    let (mut mode, mut format) = (None, None);
+    let modes = [
         (&b",overlay"[..], DiskMode::Overlay),
         (b",readonly", DiskMode::ReadOnly),
         (b",ro", DiskMode::ReadOnly),
-    ]
-    .into_iter()
-    .find_map(|(suffix, mode)| Some((bytes.strip_suffix(suffix)?, mode)))
-    .unwrap_or((bytes, DiskMode::ReadWrite));
+    ];
+    let formats = [
+        (&b",format=raw"[..], DiskFormat::Raw),
+        (b",format=qcow2", DiskFormat::Qcow2),
+    ];
+    loop {
+        let found = modes
+            .iter()
+            .find_map(|(end, mode)| Some((path.strip_suffix(*end)?, *mode)));
+        if let Some((rest, found)) = found.filter(|_| mode.is_none()) {
+            (path, mode) = (rest, Some(found));
+            continue;
+        }
+        let found = formats
+            .iter()
+            .find_map(|(end, format)| Some((path.strip_suffix(*end)?, *format)));
+        match found.filter(|_| format.is_none()) {
+            Some((rest, found)) => (path, format) = (rest, Some(found)),
+            None => break,
+        }
+    }
     if path.is_empty() {
         return Err(ValueError::Disk);
     }
     Ok(DiskConfig {
         path: PathBuf::from(OsString::from_vec(path.to_vec())),
-        mode,
+        mode: mode.unwrap_or(DiskMode::ReadWrite),
+        format,
+    })
+}
+
+pub(crate) fn parse_net(text: &str) -> Result<NetConfig, ValueError> {
+    if let Some(name) = text.strip_prefix("tap=") {
+        // A name of an interface: IFNAMSIZ, and what ends up in a path.
+        let fits = (1..16).contains(&name.len()) && !name.contains(['/', ',']) && !name.starts_with('.');
+        return match fits {
+            true => Ok(NetConfig::Tap(name.into())),
+            false => Err(ValueError::Net),
+        };
+    }
+    let mut words = text.split(',');
+    if words.next() != Some("user") {
+        return Err(ValueError::Net);
+    }
+    let forwards = words.map(|word| parse_forward(word.strip_prefix("forward=").ok_or(ValueError::Net)?));
+    Ok(NetConfig::User {
+        forwards: forwards.collect::<Result<_, _>>()?,
+    })
+}
+
+fn parse_forward(text: &str) -> Result<Forward, ValueError> {
+    let port = |text: &str| {
+        let number = text.parse::<u16>().ok().filter(|port| *port > 0);
+        number.ok_or(ValueError::Forward)
+    };
+    let (host, guest) = text.rsplit_once(':').ok_or(ValueError::Forward)?;
+    let (address, host) = match host.rsplit_once(':') {
+        Some((address, host)) => (address.parse().map_err(|_| ValueError::Forward)?, host),
+        None => (IpAddr::V4(Ipv4Addr::LOCALHOST), host),
+    };
+    Ok(Forward {
+        address,
+        host: port(host)?,
+        guest: port(guest)?,
     })
 }
 

@@ -638,12 +638,12 @@ const EXPORT: Feature = Feature {
     command: |folder| {
         words(
             folder,
-            "trace export trace --callgrind callgrind --folded folded --perfetto perfetto",
+            "trace export trace --callgrind callgrind --folded folded --perfetto perfetto --trace-events events",
         )
     },
     client: nobody,
     check: |folder, _, whole| {
-        for name in ["callgrind", "folded", "perfetto"] {
+        for name in ["callgrind", "folded", "perfetto", "events"] {
             let expected = {
                 let other = Folder::new();
                 (EXPORT.prepare)(other.path());

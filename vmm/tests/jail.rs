@@ -225,6 +225,7 @@ fn only_files_that_are_named_can_be_used() {
     let files = Files {
         read: vec![at("kernel")],
         write: vec![at("open")],
+        share: Vec::new(),
         remove: Vec::new(),
     };
     let tried = std::thread::spawn({

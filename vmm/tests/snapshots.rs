@@ -197,6 +197,7 @@ fn what_would_not_go_back_is_said_before() {
     let with = |mode| DiskConfig {
         path: disk.clone(),
         mode,
+        format: None,
     };
     let (mut vm, _) = open(&kernel, |config| config.disks = vec![with(DiskMode::ReadWrite)]);
     let why = refused(&mut vm, "snapshot save a");

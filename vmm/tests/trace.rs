@@ -250,6 +250,7 @@ fn code_that_a_device_has_written_is_read_as_it_was_executed() {
         disks: vec![DiskConfig {
             path: disk,
             mode: DiskMode::ReadOnly,
+            format: None,
         }],
         trace: Some(RecordingOptions::new(&at)),
         ..MachineConfig::new(folder.file("guest", guest(calling_sectors)))

@@ -247,6 +247,9 @@ fn callgrind_annotate_reads_functions_and_calls() {
     );
 }
 
+/// The track of vCPU 0's calls.
+const CALLS: u64 = 2;
+
 /// Chrome's rules for duration events: on each thread ends match beginnings, the last first, and time does not go back. Gives the
 /// calls, as depth and name.
 fn nesting(trace: &Value) -> Vec<(usize, String)> {
@@ -265,7 +268,8 @@ fn nesting(trace: &Value) -> Vec<(usize, String)> {
         match phase {
             "B" => {
                 let name = event["name"].as_str().unwrap().to_string();
-                if tid % 2 == 1 {
+                // Beside the calls there is a track of whose they are.
+                if tid == CALLS {
                     calls.push((stack.len(), name.clone()));
                 }
                 stack.push(name);
@@ -279,12 +283,12 @@ fn nesting(trace: &Value) -> Vec<(usize, String)> {
     calls
 }
 
-// covers: trace/export-perfetto
+// covers: trace/export-trace-events
 #[test]
 fn trace_events_nest() {
     let traced = traced();
     let file = traced.out("trace.json");
-    traced.says("export", &["--perfetto", file.to_str().unwrap()]);
+    traced.says("export", &["--trace-events", file.to_str().unwrap()]);
     let events: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     let one = [(1, "outer"), (2, "inner"), (2, "inner")];
     let expected: Vec<_> = [(0, "main")]
@@ -303,11 +307,24 @@ fn trace_events_nest() {
     // Short calls can be left out, and are counted.
     let said = traced.says(
         "export",
-        &["--perfetto", file.to_str().unwrap(), "--force", "--least", "9"],
+        &["--trace-events", file.to_str().unwrap(), "--force", "--least", "9"],
     );
     assert!(said.contains("4 calls, 7 shorter ones left out"), "{said}");
     let events: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     assert!(nesting(&events).iter().all(|(_, name)| name != "inner"));
+    // What would be larger than it may be is not there at all.
+    let large = traced.out("large.json");
+    let run = traced.command(
+        "export",
+        &["--trace-events", large.to_str().unwrap(), "--trace-events-limit", "500"],
+    );
+    let error = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(
+        error.contains("would be larger than 500 bytes") && error.contains("--perfetto"),
+        "{error}"
+    );
+    assert_eq!(run.status.code(), Some(2));
+    assert!(!large.exists());
 }
 
 // covers: bad-input/trace-command, bad-input/symbols, trace/export-never-overwrites

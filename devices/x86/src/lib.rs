@@ -17,4 +17,5 @@ pub mod pmu;
 pub mod pt;
 pub mod rdt;
 pub mod rflags;
+pub mod vmx;
 pub mod watch;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use minivmm::recording::RecordingOptions;
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
-use trace::export::{self, Callgrind, Export, FlameGraph, Folded, OutFile, Perfetto, perf};
+use trace::export::{self, Callgrind, Export, FlameGraph, Folded, OutFile, Perfetto, TraceEvents, perf};
 use trace::format::{FrameHeader, Kind};
 use trace::linux::Recorded;
 use trace::symbols::SymbolTable;
@@ -83,7 +83,7 @@ fn read(folder: &Path) {
         Ok(recorded) => recorded.unwrap_or_default(),
         Err(error) => return line(error),
     };
-    let names = Names::new(recorded.symbols.clone(), recorded);
+    let names = Names::new(recorded.symbols.clone(), recorded).with_threads(trace.thread_switches());
     let options = Decode {
         threads: 1,
         ..Decode::default()
@@ -97,11 +97,12 @@ fn read(folder: &Path) {
             ..Window::default()
         };
         let file = |name| OutFile::create(&folder.join(name), true).expect("a file of ours");
-        let mut forms: [Box<dyn Export>; 4] = [
+        let mut forms: [Box<dyn Export>; 5] = [
             Box::new(Folded::new(file("folded"))),
             Box::new(FlameGraph::new(file("svg"), "title")),
             Box::new(Callgrind::new(file("callgrind"), "command")),
-            Box::new(Perfetto::new(file("json"), "title", 2)),
+            Box::new(TraceEvents::new(file("json"), "title", 2, u64::MAX).expect("a file of ours")),
+            Box::new(Perfetto::new(file("perfetto"), "title", 2).expect("a file of ours")),
         ];
         let job = export::Job {
             trace: &trace,
@@ -109,7 +110,7 @@ fn read(folder: &Path) {
             window,
             cpus: &[cpu],
         };
-        let totals = export::calls(&job, &mut forms, &mut |_, _, _| {}).expect("files can be read");
+        let totals = export::calls(&job, &mut forms, &mut |_, _| {}).expect("files can be read");
         let seen = |totals: &Totals| (totals.instructions, totals.gaps, totals.lost);
         assert_eq!(
             seen(&totals),

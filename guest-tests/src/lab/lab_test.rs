@@ -19,7 +19,11 @@ fn a_job_names_its_files_where_the_lab_has_them() {
         .folder("--guests", "smp", ["/x/smp.elf".into(), "/x/smp.toml".into()])
         .within(7);
     assert_eq!(folder.files.keys().collect::<Vec<_>>(), ["smp/smp.elf", "smp/smp.toml"]);
-    for (host, module) in [(Host::Amd, "kvm-amd.ko"), (Host::Intel, "kvm-intel.ko")] {
+    for (host, module) in [
+        (Host::Amd, "kvm-amd.ko"),
+        (Host::Intel, "kvm-intel.ko"),
+        (Host::Own, "kvm-intel.ko"),
+    ] {
         assert_eq!(Host::named(host.name()), Some(host));
         let text = script(host, &[job.clone(), folder.clone(), other.clone()]);
         for part in [

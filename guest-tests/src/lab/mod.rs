@@ -1,5 +1,5 @@
 //! A host with a real KVM, inside an emulator: Debian's kernel with its kvm-amd module on QEMU's software CPU, which has SVM, or
-//! with its kvm-intel module on Bochs, which has VMX.
+//! with its kvm-intel module on Bochs, which has VMX, or on minivmm's own software CPU.
 //!
 //! The host's initramfs holds busybox, the modules, minivmm with the libraries it needs, and the files that it is to run. Each
 //! run is a line of a script; its output and status come back over the host's serial port.
@@ -17,6 +17,7 @@ use crate::{Folder, minivmm, start, target};
 
 mod bochs;
 mod judge;
+mod own;
 mod qemu;
 
 pub use judge::{Guest, Known, Tally, chosen, handovers, job, judge, judge_all, share_in_engine, without_reason};
@@ -31,6 +32,8 @@ pub enum Host {
     Amd,
     /// kvm-intel, in Bochs.
     Intel,
+    /// kvm-intel, in minivmm.
+    Own,
 }
 
 impl Host {
@@ -39,19 +42,22 @@ impl Host {
         match self {
             Host::Amd => "kvm-amd",
             Host::Intel => "kvm-intel",
+            Host::Own => "kvm-intel-minivmm",
         }
     }
 
     /// The host of a name.
     pub fn named(name: &str) -> Option<Host> {
-        [Host::Amd, Host::Intel].into_iter().find(|host| host.name() == name)
+        [Host::Amd, Host::Intel, Host::Own]
+            .into_iter()
+            .find(|host| host.name() == name)
     }
 
     /// KVM's modules in the order in which they load.
     fn modules(self) -> [&'static str; 3] {
         let own = match self {
             Host::Amd => "kvm-amd.ko",
-            Host::Intel => "kvm-intel.ko",
+            Host::Intel | Host::Own => "kvm-intel.ko",
         };
         ["irqbypass.ko", "kvm.ko", own]
     }
@@ -59,7 +65,7 @@ impl Host {
     /// Wall time from the emulator's start to the first run, at most.
     fn boot_limit(self) -> Duration {
         Duration::from_secs(match self {
-            Host::Amd => 60,
+            Host::Amd | Host::Own => 60,
             Host::Intel => 240,
         })
     }
@@ -247,6 +253,7 @@ pub fn timed(host: Host, jobs: &[Job], text: &str) -> Result<(Vec<Ended>, Vec<Du
     let mut command = match host {
         Host::Amd => qemu::command(&initrd),
         Host::Intel => bochs::command(&initrd, &scratch, limit)?,
+        Host::Own => own::command(&initrd),
     };
     let begun = Instant::now();
     let mut running = start(&mut command, limit);
@@ -286,7 +293,7 @@ pub fn timed(host: Host, jobs: &[Job], text: &str) -> Result<(Vec<Ended>, Vec<Du
         };
     }
     let more = match host {
-        Host::Amd => String::new(),
+        Host::Amd | Host::Own => String::new(),
         Host::Intel => bochs::last_words(&scratch),
     };
     Err(format!(

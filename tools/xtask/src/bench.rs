@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
 //! `guest-tests/pt-oracle/benches/decode.rs`, for ordinary programs `guest-tests/benches/work.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
 //! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs`, for `minivmm run` `guest-tests/benches/run.rs` and, in the lab,
-//! `guest-tests/benches/lab.rs`; this prepares and runs them.
+//! `guest-tests/benches/lab.rs`, for the network `guest-tests/benches/net.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -14,8 +14,8 @@ pub struct BenchOptions {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Measure only the boot, the loops, ordinary programs, what the units cost, the decoding of traces, the trace of a boot, going back,
-    /// what is added to KVM, commands that `minivmm run` runs, or a boot on KVM in the lab
-    #[arg(long, value_parser = ["boot", "loops", "work", "units", "decode", "traces", "debug", "kvm", "run", "lab"])]
+    /// what is added to KVM, commands that `minivmm run` runs, a boot on KVM in the lab, or the network
+    #[arg(long, value_parser = ["boot", "loops", "work", "units", "decode", "traces", "debug", "kvm", "run", "lab", "net"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -23,7 +23,7 @@ pub struct BenchOptions {
 }
 
 /// What runs guests of its own, and which of guest-tests' benches measures it.
-const GUESTS: [(&str, &str); 7] = [
+const GUESTS: [(&str, &str); 8] = [
     ("work", "work"),
     ("units", "units"),
     ("traces", "traces"),
@@ -31,12 +31,19 @@ const GUESTS: [(&str, &str); 7] = [
     ("kvm", "kvm"),
     ("run", "run"),
     ("lab", "lab"),
+    ("net", "net"),
 ];
 
 /// `cargo xtask bench`.
 pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let stage = Stage::start("packages");
-    let needs = [packages::GCC, packages::BINUTILS, packages::QEMU, packages::LIBIPT];
+    let needs = [
+        packages::GCC,
+        packages::BINUTILS,
+        packages::QEMU,
+        packages::PASST,
+        packages::LIBIPT,
+    ];
     packages::ensure_installed(&stage, &needs, !options.no_install)?;
     stage.end("ok");
     let decodes = || run_to_end(decode(options).current_dir(tree::root()));

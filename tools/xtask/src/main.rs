@@ -14,6 +14,7 @@ mod lab;
 mod matrix;
 mod packages;
 mod progress;
+mod python;
 mod soak;
 mod table;
 mod test;

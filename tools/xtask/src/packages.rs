@@ -49,6 +49,13 @@ pub const QEMU_USER: Need = Need {
     why: "runs minivmm on the CPUs of other vendors",
 };
 
+/// Python with its environments, for what tests take from PyPI.
+pub const PYTHON: Need = Need {
+    package: "python3-venv",
+    program: "python3",
+    why: "reads exported traces by other programs' schemas",
+};
+
 /// What a host with kvm-intel is emulated with: Bochs in parts, and what makes a CD that it boots from.
 pub const BOCHS_NEEDS: [Need; 7] = [
     Need {
@@ -87,6 +94,20 @@ pub const BOCHS_NEEDS: [Need; 7] = [
         why: "writes the CD",
     },
 ];
+
+/// What makes disk images in other formats.
+pub const QEMU_IMG: Need = Need {
+    package: "qemu-utils",
+    program: "qemu-img",
+    why: "makes and checks qcow2 images",
+};
+
+/// The other end of a guest's network.
+pub const PASST: Need = Need {
+    package: "passt",
+    program: "passt",
+    why: "is the network of guests, with --net user",
+};
 
 /// Intel's decoder of Intel PT, by its header.
 pub const LIBIPT: Need = Need {

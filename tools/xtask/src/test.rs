@@ -4,7 +4,7 @@ use crate::counts::{Counts, Runner};
 use crate::packages::{self, find_program};
 use crate::progress::Stage;
 use crate::table::{self, Align};
-use crate::{coverage, fuzz, guest, lab, tree};
+use crate::{coverage, fuzz, guest, lab, python, tree};
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::PathBuf;
@@ -191,10 +191,13 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::BINUTILS,
             packages::QEMU,
             packages::QEMU_USER,
+            packages::QEMU_IMG,
+            packages::PASST,
             packages::GDB,
             packages::VALGRIND,
             packages::PERF,
             packages::LIBIPT,
+            packages::PYTHON,
         ];
         needs.extend(packages::BOCHS_NEEDS);
         needs.extend(options.full.then_some(packages::CRASH));
@@ -206,6 +209,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             guest::debug::prepare(stage, &guest.kernel)?;
             guest::debug::drgn(stage)?;
         }
+        python::ensure(stage, &python::PERFETTO)?;
         guest::xen::prepare(stage)?;
         guest::rr::prepare(stage)?;
         guest::with_tools(stage, &guest).map(drop)

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use x86::cr::{Cr0, Cr4, Efer};
 use x86::model::CpuModel;
 use x86::rflags::{RFlags, flag as rf};
+use x86::vmx::VmxCaps;
 use x86::watch::Abort;
 
 use crate::Undefined;
@@ -23,6 +24,7 @@ use crate::op::{Link, Op, Reason, Stop, Template};
 use crate::shared::SharedState;
 use crate::state::Hot;
 use crate::transaction::{Capacity, OpenTransaction, Transaction};
+use crate::vmx::{ExitInformation, Vectoring, Vmx};
 use crate::watch::Watched;
 
 /// Segment register numbers as instructions encode them (SDM Vol. 2A 2.1.5 "Addressing-Mode Encoding of ModR/M and SIB Bytes").
@@ -220,6 +222,8 @@ pub struct CpuState {
     pub iterations: u64,
     /// The transaction that is open. Memory holds what it has written; it was [`Transaction::lines`] before.
     pub transaction: Option<Box<Transaction>>,
+    /// VMX operation; `None` outside it.
+    pub vmx: Option<Box<Vmx>>,
 }
 
 /// An exception or interrupt to deliver.
@@ -269,6 +273,8 @@ pub(crate) mod mode {
     pub const RECORD: u32 = 0x10;
     /// In a transaction: what it cannot hold aborts it.
     pub const TRANSACTION: u32 = 0x20;
+    /// In VMX non-root operation: what may cause a VM exit is looked at.
+    pub const NON_ROOT: u32 = 0x40;
     /// First bit of the number that stands for a code segment's base and limit.
     pub const CODE_SHIFT: u32 = 8;
     /// First bit of the number that stands for a set of boundaries, before which blocks end.
@@ -355,6 +361,26 @@ pub struct Cpu {
     pub(crate) capacity: Capacity,
     /// The ops that a translation has called have all been carried out.
     pub(crate) came_through: bool,
+    /// VMX operation; `None` outside it.
+    pub(crate) vmx: Option<Box<Vmx>>,
+    /// What the part can do of it, as shown; `None`: nothing.
+    pub(crate) vmx_caps: Option<VmxCaps>,
+    /// The VM exit that ended the chain, or the delivery of an event.
+    pub(crate) exit: Option<Box<ExitInformation>>,
+    /// VMLAUNCH (`true`) or VMRESUME has retired, and the VM entry is to be made.
+    pub(crate) entry: Option<bool>,
+    /// In non-root operation: the event whose delivery has just faulted.
+    pub(crate) vectoring: Option<Vectoring>,
+    /// The event that a VM entry injects, and the RIP that its delivery leaves behind where it fails.
+    pub(crate) injecting: Option<(Vectoring, u64)>,
+    /// CR2 and DR6 before the exception that was raised last, which a VM exit in its place leaves alone.
+    pub(crate) cr2_before: u64,
+    /// See above.
+    pub(crate) dr6_before: u64,
+    /// `want_window` as it was when the run began; VMX operation may want to hear of it, too.
+    pub(crate) asked_window: bool,
+    /// The conditions of the last debug exception.
+    pub(crate) debug_conditions: u64,
     shared: Option<NonNull<SharedState>>,
     bus: Option<NonNull<dyn Bus>>,
 
@@ -442,6 +468,16 @@ impl Cpu {
             always_abort: model.features().rtm_always_abort(),
             capacity: Capacity::of(model),
             came_through: false,
+            vmx: None,
+            vmx_caps: model.shown_vmx(),
+            exit: None,
+            entry: None,
+            vectoring: None,
+            injecting: None,
+            cr2_before: 0,
+            dr6_before: 0,
+            asked_window: false,
+            debug_conditions: 0,
             shared: None,
             bus: None,
             clock: 0,
@@ -488,6 +524,7 @@ impl Cpu {
             steps: self.steps,
             iterations: self.iterations,
             transaction: self.transaction.as_ref().map(|open| Box::new(open.borrow().clone())),
+            vmx: self.vmx.clone(),
         }
     }
 
@@ -533,6 +570,8 @@ impl Cpu {
             .transaction
             .as_ref()
             .map(|open| Rc::new(RefCell::new(Transaction::clone(open))));
+        self.vmx = s.vmx.clone();
+        (self.exit, self.entry, self.vectoring, self.injecting) = (None, None, None, None);
         self.event = None;
         self.tlb.flush_all();
         self.jumps.clear();
@@ -561,12 +600,20 @@ impl Cpu {
 
     /// An external interrupt would be taken now: IF is set and no shadow holds it off.
     pub fn interruptible(&self) -> bool {
-        self.rflags & rf::IF != 0 && self.shadow_at != self.steps && self.activity_allows() && !self.debug_due()
+        self.interrupts_enabled()
+            && self.shadow_at != self.steps
+            && self.activity_allows()
+            && !self.debug_due()
+            && !self.entry_under_way()
     }
 
     /// A non-maskable interrupt would be taken now.
     pub fn nmi_deliverable(&self) -> bool {
-        !self.nmi_blocked && self.shadow_at != self.steps && self.activity_allows() && !self.debug_due()
+        !self.nmis_held_off()
+            && self.shadow_at != self.steps
+            && self.activity_allows()
+            && !self.debug_due()
+            && !self.entry_under_way()
     }
 
     /// A debug exception comes before the next instruction, and before any interrupt.
@@ -727,6 +774,7 @@ impl Cpu {
     /// exceptions may clear bits 0-3". On Intel's parts each one does, INT1 too, so that B0 to B3 are those of the last debug
     /// exception, as KVM's `kvm_deliver_exception_payload` and Xen's `x86_merge_dr6` have them; the other bits stay.
     pub(crate) fn set_debug_status(&mut self, conditions: u64) {
+        (self.dr6_before, self.debug_conditions) = (self.dr[6], conditions);
         self.dr[6] = self.dr[6] & !BREAKPOINTS | conditions & !BUS_LOCK;
         self.dr[6] &= !(conditions & BUS_LOCK);
     }
@@ -1045,7 +1093,8 @@ impl Cpu {
         } else {
             0
         };
-        self.mode = mode | transaction | self.watched.mode;
+        let non_root = if self.non_root() { mode::NON_ROOT } else { 0 };
+        self.mode = mode | transaction | non_root | self.watched.mode;
         self.record_rest[1] = u64::from(self.cpl) * 0x0101_0000;
         self.select_tlb();
     }

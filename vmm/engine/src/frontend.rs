@@ -8,6 +8,7 @@
 use iced_x86::{CpuidFeature, Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic};
 use x86::cpuid::Features;
 use x86::model::CpuModel;
+use x86::vmx::controls::Secondary;
 
 use crate::cpu::mode;
 use crate::exec;
@@ -136,6 +137,9 @@ pub(crate) fn decode(shown: &Shown, s: &Source, out: &mut Lowered) -> Result<Dec
         {
             exec::transaction::lower_abort(&mut lower, cause)
         } else {
+            if s.mode & mode::NON_ROOT != 0 {
+                crate::vmx::intercept::lower(&mut lower);
+            }
             exec::lower(&mut lower)
         };
         closed = end == End::Closed;
@@ -275,6 +279,12 @@ impl Shown {
                 F::VAES => f.vaes(),
                 // VMCALL alone, which whoever records the guest listens to.
                 F::VMX => true,
+                F::INVEPT => model
+                    .shown_vmx()
+                    .is_some_and(|caps| caps.secondary.contains(Secondary::EPT)),
+                F::INVVPID => model
+                    .shown_vmx()
+                    .is_some_and(|caps| caps.secondary.contains(Secondary::VPID)),
                 F::VPCLMULQDQ => f.vpclmulqdq(),
                 F::XSAVE => f.xsave(),
                 F::XSAVEC => f.xsavec(),

@@ -32,6 +32,7 @@ mod transaction;
 pub mod translate;
 pub mod undefined;
 mod virtual8086;
+mod vmx;
 mod watch;
 
 pub use crate::cpu::{
@@ -43,6 +44,7 @@ pub use crate::step::Engine;
 pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations};
 pub use crate::transaction::Transaction;
 pub use crate::undefined::Undefined;
+pub use crate::vmx::{Guest, Vmx};
 
 use x86::model::CpuModel;
 

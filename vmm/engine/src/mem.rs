@@ -632,7 +632,7 @@ impl Cpu {
                     host,
                 })
             }
-            Err(code) => Err(self.page_fault(linear, code)),
+            Err(none) => Err(self.no_page(linear, none)),
         }
     }
 
@@ -654,8 +654,18 @@ impl Cpu {
         })
     }
 
+    /// A walk has found no page: the page fault, or the VM exit.
+    #[cold]
+    pub(crate) fn no_page(&mut self, linear: u64, none: mmu::NoPage) -> Stop {
+        match none {
+            mmu::NoPage::Fault(code) => self.page_fault(linear, code),
+            mmu::NoPage::Nested(fault) => self.nested_exit(fault, Some(linear)),
+        }
+    }
+
     #[cold]
     pub(crate) fn page_fault(&mut self, linear: u64, code: u32) -> Stop {
+        self.cr2_before = self.cr2;
         self.cr2 = linear;
         self.fault(14, Some(code))
     }
@@ -693,6 +703,7 @@ impl Cpu {
             huge: self.huge_pages,
             pkru: self.pkru,
             pkrs: self.msrs.pkrs as u32,
+            nested: self.nested(),
         }
     }
 
@@ -819,7 +830,7 @@ impl Cpu {
                     host,
                 })
             }
-            Err(code) => Err(self.page_fault(linear, code)),
+            Err(none) => Err(self.no_page(linear, none)),
         }
     }
 

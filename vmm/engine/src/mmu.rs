@@ -3,6 +3,7 @@
 use x86::cr::{Cr0, Cr4, Efer};
 
 use crate::ram::Ram;
+use crate::vmx::nested::{Nested, NestedFault};
 
 /// What is being done to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,23 @@ pub struct Paging {
     pub pkru: u32,
     /// IA32_PKRS: rights to supervisor pages by protection key.
     pub pkrs: u32,
+    /// The EPT of VMX non-root operation.
+    pub nested: Option<Nested>,
+}
+
+/// Why a walk has found no page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPage {
+    /// A page fault, with its error code.
+    Fault(u32),
+    /// A VM exit.
+    Nested(NestedFault),
+}
+
+impl From<NestedFault> for NoPage {
+    fn from(fault: NestedFault) -> NoPage {
+        NoPage::Nested(fault)
+    }
 }
 
 /// A translation, with what the TLB may grant later without another walk.
@@ -83,21 +101,21 @@ const D: u64 = 1 << 6;
 const PS: u64 = 1 << 7;
 const NX: u64 = 1 << 63;
 
-/// Walks the paging structures for one access, setting accessed and dirty bits. Errors: the #PF error code.
-pub(crate) fn walk(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+/// Walks the paging structures for one access, setting accessed and dirty bits.
+pub(crate) fn walk(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, NoPage> {
     walk_structures(core, p, linear, access, true)
 }
 
 /// Finds out what `walk` would answer, and changes nothing.
-pub(crate) fn probe(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, u32> {
+pub(crate) fn probe(core: &mut Ram, p: &Paging, linear: u64, access: Access) -> Result<Page, NoPage> {
     walk_structures(core, p, linear, access, false)
 }
 
 #[inline(always)]
-fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, commit: bool) -> Result<Page, u32> {
+fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, commit: bool) -> Result<Page, NoPage> {
     if !p.cr0.pg() {
         let gpa = linear & 0xffff_f000;
-        return Ok(Page {
+        let page = Page {
             gpa,
             write: true,
             read: true,
@@ -105,7 +123,8 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
             dirty: true,
             shift: 12,
             key: None,
-        });
+        };
+        return under(core, p, page, linear, access, commit);
     }
     let nxe = p.efer.nxe();
     let mut code = 0;
@@ -140,12 +159,16 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
         };
         let index = (linear >> shift) & ((1 << index_bits) - 1);
         let at = table + index * size as u64;
+        let at = match &p.nested {
+            None => at,
+            Some(nested) => nested.structure(core, at, false, commit)?,
+        };
         let mut entry = core.read_phys(at, size);
         if !pae {
             entry &= 0xffff_ffff;
         }
         if entry & P == 0 {
-            return Err(code);
+            return Err(NoPage::Fault(code));
         }
         let pdpte_of_pae = pae && !long && level == 3;
         // A page: the last level, or PS at a level that can map one.
@@ -175,7 +198,7 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
             reserved |= 0x3f_e000 & !(((1u64 << extra) - 1) << 13);
         }
         if entry & reserved != 0 {
-            return Err(code | code::PRESENT | code::RSVD);
+            return Err(NoPage::Fault(code | code::PRESENT | code::RSVD));
         }
         if !pdpte_of_pae {
             write &= entry & RW != 0;
@@ -211,7 +234,7 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
             Access::Fetch => (exec_ok, true),
         };
         if !allowed || !by_key {
-            return Err(code | code::PRESENT | if by_key { 0 } else { code::KEY });
+            return Err(NoPage::Fault(code | code::PRESENT | if by_key { 0 } else { code::KEY }));
         }
         let (read_ok, write_ok) = (read_ok && key_read, write_ok && key_write);
         for (i, &(at, entry)) in path[..depth].iter().enumerate() {
@@ -235,7 +258,7 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
         };
         let gpa = base | (linear & ((1u64 << shift) - 1) & !0xfff);
         let dirty = entry & D != 0 || access == Access::Write;
-        return Ok(Page {
+        let page = Page {
             gpa,
             write: write_ok,
             read: read_ok,
@@ -243,6 +266,22 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
             dirty,
             shift,
             key,
-        });
+        };
+        return under(core, p, page, linear, access, commit);
     }
+}
+
+/// Translates the page that the guest's page tables lead to by EPT, if there is one: the rights are what both allow.
+#[inline(always)]
+fn under(core: &mut Ram, p: &Paging, page: Page, linear: u64, access: Access, commit: bool) -> Result<Page, NoPage> {
+    let Some(nested) = &p.nested else { return Ok(page) };
+    let below = nested.page(core, page.gpa | linear & 0xfff, access, commit)?;
+    Ok(Page {
+        gpa: below.physical,
+        write: page.write && below.rights & 2 != 0,
+        read: page.read && below.rights & 1 != 0,
+        exec: page.exec && below.rights & 4 != 0,
+        dirty: page.dirty && below.dirty,
+        ..page
+    })
 }

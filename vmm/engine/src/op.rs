@@ -41,6 +41,8 @@ pub(crate) enum Reason {
     Observe,
     /// The instruction aborts the transaction that is open; `rip` is the instruction.
     Abort,
+    /// The instruction causes the VM exit in `Cpu::exit`; `rip` is the instruction.
+    VmExit,
     /// The instruction retired, and something changed that the run loop must look at: mode, interrupt window, HLT.
     Look,
 }

@@ -687,8 +687,7 @@ impl Cpu {
             return Err(self.gp(0));
         }
         // IRET ends the blocking of NMIs even if it faults (SDM Vol. 3A 7.7.1 "Handling Multiple NMIs").
-        self.bus_used |= self.want_nmi && self.nmi_blocked;
-        self.nmi_blocked = false;
+        self.unblock_nmis();
         if self.protected() && self.rflags & rf::NT != 0 {
             if self.long_mode() {
                 return Err(self.gp(0));

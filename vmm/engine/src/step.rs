@@ -20,6 +20,7 @@ use crate::ram::RamRegion;
 use crate::shared::SharedState;
 use crate::tlb::Grant;
 use crate::translate::{Statistics, Translator, Why};
+use crate::vmx::{Delivered, Vectoring};
 use crate::watch::{DUE, EventOrigin, View};
 use crate::{EngineOptions, Exit, HostLacks};
 
@@ -190,6 +191,8 @@ impl Engine {
         cpu.bus_used = false;
         // RIP may have been moved since the link was asked for, and what it is in may be gone.
         cpu.link = core::ptr::null_mut();
+        cpu.asked_window = cpu.want_window;
+        cpu.want_window |= cpu.window_wanted();
         self.question(cpu);
         // An interrupt that the units ask for comes before the next instruction.
         let exit = if cpu.bus_used {
@@ -351,13 +354,21 @@ impl Engine {
     }
 
     /// Delivers an event and lets the units hear of it. Records have been handed over.
-    fn deliver(&mut self, cpu: &mut Cpu, event: Event) {
+    pub(crate) fn deliver(&mut self, cpu: &mut Cpu, event: Event) {
         let effects = self.deliver_told(cpu, event);
         self.follow(cpu, effects);
     }
 
     pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
         cpu.deliveries += 1;
+        if cpu.injecting.is_none()
+            && let Some(mut exit) = cpu.event_exit(event)
+        {
+            // The activity state that is saved is the one that the event has met.
+            exit.vectoring = cpu.vectoring.take();
+            self.make_vm_exit(cpu, exit);
+            return Effects::NONE;
+        }
         self.resume(cpu);
         let origin = EventOrigin::of_processor(cpu);
         let solo = core::mem::replace(&mut cpu.solo, true);
@@ -366,11 +377,12 @@ impl Engine {
         let mut effects = Effects::NONE;
         if cpu.watched.tell {
             effects = match delivered {
-                Some(event) => {
+                Delivered::Event(event) => {
                     let record = origin.record(cpu, event);
                     cpu.say(|watch, view| watch.event(&record, view))
                 }
-                None => {
+                Delivered::VmExit => Effects::NONE,
+                Delivered::Shutdown => {
                     cpu.watched.loads_cr3 = false;
                     cpu.say(|watch, view| watch.state(Change::Shutdown, view))
                 }
@@ -379,7 +391,7 @@ impl Engine {
         for access in core::mem::take(&mut cpu.watched.implicit) {
             let met = cpu.say(|watch, view| watch.implicit_access(&access, view));
             if let Some(bits) = met.debug
-                && delivered.is_some()
+                && matches!(delivered, Delivered::Event(_))
             {
                 cpu.watched.pending |= bits | DUE;
             }
@@ -416,6 +428,7 @@ impl Engine {
             let _ = self.deliver_told(cpu, DEBUG);
         }
         if let Some(fault) = effects.fault {
+            cpu.cr2_before = cpu.cr2;
             cpu.cr2 = fault.address;
             let _ = self.deliver_told(
                 cpu,
@@ -430,26 +443,57 @@ impl Engine {
 
     /// Delivers an event and whatever exceptions its delivery raises, up to the triple fault
     /// (SDM Vol. 3A 7.15 "Exception and Interrupt Reference", "Interrupt 8—Double Fault Exception"): what was delivered in the
-    /// end, or `None`.
-    fn deliver_whole(&mut self, cpu: &mut Cpu, first: Event) -> Option<Event> {
+    /// end. In VMX non-root operation a VM exit may come in its place, or in that of an exception that its delivery raises.
+    fn deliver_whole(&mut self, cpu: &mut Cpu, first: Event) -> Delivered {
         // Where the branch leads that ended the last block is not where execution goes on.
         cpu.link = core::ptr::null_mut();
         let mut event = first;
+        // The event in whose delivery this one was raised.
+        let mut vectoring = cpu.vectoring.take();
         loop {
+            if cpu.injecting.is_none()
+                && let Some(mut exit) = cpu.event_exit(event)
+            {
+                exit.vectoring = vectoring;
+                self.make_vm_exit(cpu, exit);
+                return Delivered::VmExit;
+            }
             cpu.event = None;
             cpu.watched.implicit.clear();
             if cpu.deliver(event).is_ok() && !core::mem::take(&mut cpu.late_fault) {
                 cpu.event = None;
+                cpu.injecting = None;
                 if !core::mem::take(&mut cpu.task_trap) {
-                    return Some(event);
+                    return Delivered::Event(event);
                 }
                 event = cpu.task_switch_trap(0);
                 continue;
             }
-            let next = cpu.event.take()?;
+            let mut under_way = Vectoring::of(event);
+            if let Some((injected, stands)) = cpu.injecting.take() {
+                (under_way, cpu.rip) = (injected, stands);
+            }
+            if let Some(mut exit) = cpu.exit.take() {
+                exit.vectoring = Some(under_way);
+                self.make_vm_exit(cpu, *exit);
+                return Delivered::VmExit;
+            }
+            let Some(next) = cpu.event.take() else {
+                return Delivered::Shutdown;
+            };
+            if let Some(mut exit) = cpu.event_exit(next) {
+                exit.vectoring = Some(under_way);
+                self.make_vm_exit(cpu, exit);
+                return Delivered::VmExit;
+            }
+            vectoring = Some(under_way);
             if event.vector == 8 && event.source == EventSource::Exception {
+                if cpu.non_root() {
+                    self.make_vm_exit(cpu, triple_fault());
+                    return Delivered::VmExit;
+                }
                 cpu.activity = Activity::Shutdown;
-                return None;
+                return Delivered::Shutdown;
             }
             event = match (class(event), class(next)) {
                 (Class::Contributory, Class::Contributory)
@@ -525,6 +569,16 @@ impl Engine {
             if cpu.watched.stop {
                 return Exit::Budget;
             }
+            if cpu.entry_under_way() {
+                self.inject_entry_event(cpu);
+                continue;
+            }
+            if cpu.non_root()
+                && let Some(exit) = cpu.window_exit()
+            {
+                self.make_vm_exit(cpu, exit);
+                continue;
+            }
             if cpu.activity == Activity::Waiting {
                 self.end_wait(cpu);
             }
@@ -549,8 +603,8 @@ impl Engine {
                 self.deliver(cpu, DEBUG);
                 continue;
             }
-            if cpu.want_window
-                && cpu.rflags & rf::IF != 0
+            if cpu.asked_window
+                && cpu.interrupts_enabled()
                 && cpu.shadow_at != cpu.steps + (cpu.granted - cpu.budget) as u64
             {
                 return Exit::Window;
@@ -567,7 +621,7 @@ impl Engine {
             }
             let stepping = cpu.rflags & rf::TF != 0;
             // A shadow lasts one instruction; whoever waits for the window wants to hear right after it.
-            let shadowed = cpu.want_window && cpu.rflags & rf::IF != 0;
+            let shadowed = cpu.want_window && cpu.rflags & rf::IF != 0 || cpu.asked_window && cpu.interrupts_enabled();
             let single = stepping || shadowed || cpu.watched.interest.every_instruction || cpu.watched.pending != 0;
             let length = if single { Length::Cut(1) } else { Length::Whole };
             // No further than the next tick: a step is an instruction at most.
@@ -597,7 +651,7 @@ impl Engine {
             }
             let bus_lock = core::mem::take(&mut cpu.watched.bus_lock);
             let mut effects = Effects::NONE;
-            if matches!(reason, Reason::Drain | Reason::Fault | Reason::Abort)
+            if matches!(reason, Reason::Drain | Reason::Fault | Reason::Abort | Reason::VmExit)
                 || cpu.records_full()
                 || cpu.watched.speaks()
                 || branched
@@ -625,6 +679,19 @@ impl Engine {
                     cpu.watched.pending = 0;
                     self.follow(cpu, effects);
                     self.deliver(cpu, event);
+                }
+                Reason::VmExit if cpu.transaction.is_some() => {
+                    (cpu.exit, cpu.vectoring) = (None, None);
+                    self.follow(cpu, effects);
+                    self.abort(cpu, Abort::Exception, None);
+                }
+                Reason::VmExit => {
+                    cpu.watched.pending = 0;
+                    self.follow(cpu, effects);
+                    if let Some(mut exit) = cpu.exit.take() {
+                        exit.vectoring = cpu.vectoring.take();
+                        self.make_vm_exit(cpu, *exit);
+                    }
                 }
                 Reason::Replay if cpu.budget <= 0 => return Exit::Budget,
                 Reason::Replay => {
@@ -660,6 +727,9 @@ impl Engine {
             }
             cpu.skip_step = false;
             cpu.trap_now = false;
+            if let Some(launch) = cpu.entry.take() {
+                self.enter_guest(cpu, launch);
+            }
             if cpu.retired_now() >= cpu.watched.tick_at {
                 let effects = self.speak(cpu).and(cpu.say(|watch, view| watch.tick(view)));
                 self.follow(cpu, effects);
@@ -880,9 +950,13 @@ impl Engine {
                 cpu.tlb.note(linear, &page);
                 Ok((page.gpa, host))
             }
-            Err(code) => Err(cpu.page_fault(linear, code)),
+            Err(none) => Err(cpu.no_page(linear, none)),
         }
     }
+}
+
+fn triple_fault() -> crate::vmx::ExitInformation {
+    crate::vmx::ExitInformation::new(x86::vmx::ExitReason::TripleFault)
 }
 
 #[derive(PartialEq, Eq)]

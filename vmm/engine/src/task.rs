@@ -17,6 +17,8 @@ use crate::cpu::{CS, Cpu, DS, ES, Event, FS, GS, SS, Segment, Source};
 use crate::mem::Who;
 use crate::op::{Done, Op, Stop};
 use crate::segment::{Descriptor, GP, NP, TS, named, rf};
+use crate::vmx::ExitInformation;
+use x86::vmx::ExitReason;
 
 /// What asks for a task switch: it decides about busy bits, the link and NT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,25 @@ pub(crate) struct Switch {
 }
 
 impl Cpu {
+    /// The VM exit that is under way, if there is one, is that of an instruction.
+    fn set_exit_length(&mut self, o: &Op) {
+        if let Some(exit) = &mut self.exit {
+            exit.length = o.len;
+        }
+    }
+
+    /// The VM exit that a task switch is. SDM Vol. 3C 26.2, task switches; Table 28-2 "Exit Qualification for Task Switches".
+    fn task_switch_exit(&mut self, selector: u16, why: SwitchKind) -> Stop {
+        let source = match why {
+            SwitchKind::Call => 0,
+            SwitchKind::Return => 1,
+            SwitchKind::Jump => 2,
+            SwitchKind::Event => 3,
+        };
+        let exit = ExitInformation::new(ExitReason::TaskSwitch).qualified(u64::from(selector) | source << 30);
+        self.vm_exit(exit)
+    }
+
     /// Far JMP or CALL to a TSS, or to the one that a task gate names.
     pub(crate) fn far_task(&mut self, o: &Op, selector: u16, call: bool) -> Done {
         self.rip = self.next_ip(o);
@@ -123,7 +144,9 @@ impl Cpu {
             flags: self.rflags(),
             at: self.steps_after(o),
         };
-        self.switch_task(selector, switch)
+        let switched = self.switch_task(selector, switch);
+        self.set_exit_length(o);
+        switched
     }
 
     /// IRET with NT set: to the task that the present TSS links to.
@@ -136,7 +159,9 @@ impl Cpu {
             flags: self.rflags() & !rf::NT,
             at: self.steps_after(o),
         };
-        self.switch_task(link, switch)
+        let switched = self.switch_task(link, switch);
+        self.set_exit_length(o);
+        switched
     }
 
     /// An interrupt or exception through a task gate: the switch, then the error code on the new task's stack, in its size.
@@ -164,6 +189,9 @@ impl Cpu {
     /// `Err`: nothing has happened. `Ok` with `late_fault`: the exception in `event` is the new task's.
     fn switch_task(&mut self, selector: u16, switch: Switch) -> Done {
         let Switch { why, ext, .. } = switch;
+        if self.non_root() {
+            return Err(self.task_switch_exit(selector, why));
+        }
         let error = named(selector) | ext;
         if selector & 4 != 0 || selector & 0xfffc == 0 {
             return Err(self.fault(why.vector(), Some(error)));

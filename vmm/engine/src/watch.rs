@@ -142,6 +142,11 @@ impl EventOrigin {
         }
     }
 
+    /// The machine's step clock there.
+    pub fn step(self) -> u64 {
+        self.step
+    }
+
     /// What is said of an event that has been delivered.
     pub fn record(self, c: &mut Cpu, event: Event) -> EventRecord {
         let far = match event.source {
@@ -625,6 +630,14 @@ impl Cpu {
         unsafe { &mut *bus }.read_msr(msr, &mut View::between(self, tsc))
     }
 
+    /// Writes a register that is not the core's between two instructions.
+    pub(crate) fn write_unit(&mut self, msr: u32, value: u64) -> Result<(), MsrFault> {
+        let tsc = self.tsc_now();
+        let bus = self.bus_pointer();
+        // SAFETY: As in `with_view`.
+        unsafe { &mut *bus }.write_msr(msr, value, &mut View::between(self, tsc))
+    }
+
     /// Calls the units and asks again what they want.
     pub(crate) fn say(&mut self, word: impl FnOnce(&mut dyn Watch, &mut View) -> Effects) -> Effects {
         let tsc = self.tsc_now();
@@ -709,7 +722,9 @@ impl View<'_> {
         let walk = if commit { mmu::walk } else { mmu::probe };
         match walk(&mut cpu.shared().ram, &paging, la, access) {
             Ok(page) => Ok(page.gpa | la & 0xfff),
-            Err(code) => Err(fault(code)),
+            Err(mmu::NoPage::Fault(code)) => Err(fault(code)),
+            // The units' own accesses cause no VM exits: they find no page.
+            Err(mmu::NoPage::Nested(_)) => Err(fault(0)),
         }
     }
 

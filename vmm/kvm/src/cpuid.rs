@@ -75,6 +75,7 @@ pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Back
         .filter_map(|feature| match (feature, units.shown(feature)) {
             (_, Some(Shown::Never)) => Some((feature, "its unit is absent")),
             (_, Some(Shown::Always)) => None,
+            (Vmx, _) => Some((feature, "virtual machines in the guest are for `--engine soft`")),
             (Pku, _) if elsewhere => Some((feature, "the host keeps PKRU elsewhere in an XSAVE area")),
             _ if OURS.has(feature) || host.has(feature) => None,
             (TscDeadline, _) => Some((feature, "KVM forgets what the guest writes to its register")),

@@ -67,6 +67,11 @@ impl Clock {
         self.skew = self.skew.wrapping_add(self.steps_until(ns, steps));
     }
 
+    /// The same until it shows so many ticks.
+    pub fn skip_to_tick(&mut self, ticks: u64, steps: u64) {
+        self.skew = self.skew.wrapping_add(ticks.saturating_sub(self.ticks(steps)));
+    }
+
     /// Lets the time of one port access pass.
     pub fn port_access(&mut self) {
         if !self.hosts {

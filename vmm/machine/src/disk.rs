@@ -1,6 +1,7 @@
 //! `--disk`: the files behind the block devices.
 //!
-//! A disk is a raw image, or a block device. Who writes it has it alone, who only reads it shares it with other readers; that
+//! A disk is a raw image, a block device, or a qcow2 image, which is so because the user says so: what a file looks like may be what a
+//! guest wrote to it. Who writes it has it alone, who only reads it shares it with other readers; that
 //! is agreed among minivmm's processes by flock(2). An overlay keeps what the guest writes in an unnamed temporary file and
 //! never touches the user's.
 
@@ -14,10 +15,11 @@ use std::{
 };
 
 use devices::virtio::block::{Medium, SECTOR};
+use imago::{FormatAccess, FormatDriverBuilder, file::File as ImageFile, qcow2::Qcow2};
 use log::warn;
 use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
-use crate::{error::plain, sparse::Sparse};
+use crate::{error::plain, images::Images, sparse::Sparse};
 
 /// What a guest's writes do to a disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,18 @@ pub enum DiskMode {
     Overlay,
 }
 
+/// What is in a disk's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskFormat {
+    /// The disk's sectors, one after the other.
+    Raw,
+    /// QEMU's format, version 2 or 3.
+    Qcow2,
+}
+
+/// The first bytes of a qcow2 file.
+const QCOW_MAGIC: [u8; 4] = *b"QFI\xfb";
+
 /// Overlays know of blocks of this size whether they are the guest's or the file's.
 const CLUSTER: u64 = 4096;
 /// The same, for whoever keeps them elsewhere.
@@ -41,7 +55,9 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 pub struct Disk {
     path: PathBuf,
     file: File,
-    /// The file's length; the disk's is this rounded up to sectors.
+    /// What finds a sector in the file, unless it is raw.
+    image: Option<FormatAccess<ImageFile>>,
+    /// The length of what is in the file; the disk's is this rounded up to sectors.
     len: u64,
     regular: bool,
     storage: Storage,
@@ -67,8 +83,12 @@ fn refused(text: impl Into<String>) -> io::Error {
 }
 
 impl Disk {
-    /// Opens and locks the file. Only [`DiskMode::ReadWrite`] opens it for writing.
-    pub fn open(path: &Path, mode: DiskMode) -> io::Result<Self> {
+    /// Opens and locks the file. Only [`DiskMode::ReadWrite`] opens it for writing. Without a format a file that looks like a qcow2 image is
+    /// refused, and any other one is raw.
+    ///
+    /// # Errors
+    /// One line: what is wrong with the file, and what to do.
+    pub fn open(path: &Path, mode: DiskMode, format: Option<DiskFormat>) -> io::Result<Self> {
         let writes = mode == DiskMode::ReadWrite;
         // A FIFO would wait for a writer.
         let mut options = OpenOptions::new();
@@ -103,7 +123,24 @@ impl Disk {
             Err(TryLockError::Error(e)) if matches!(e.raw_os_error(), Some(libc::ENOLCK | libc::EOPNOTSUPP)) => {}
             Err(TryLockError::Error(e)) => return Err(e),
         }
-        let len = file.seek(SeekFrom::End(0))?;
+        let mut len = file.seek(SeekFrom::End(0))?;
+        let mut magic = [0; QCOW_MAGIC.len()];
+        let is_qcow = len >= magic.len() as u64 && file.read_exact_at(&mut magic, 0).is_ok() && magic == QCOW_MAGIC;
+        let image = match (format, is_qcow) {
+            (None, true) => {
+                return Err(refused(
+                    "looks like a qcow2 image: append ,format=qcow2, or ,format=raw if the guest is to see the file as it is",
+                ));
+            }
+            (Some(DiskFormat::Qcow2), false) => {
+                return Err(refused("is no qcow2 image, as it does not begin like one"));
+            }
+            (Some(DiskFormat::Qcow2), true) => Some(open_image(path, writes)?),
+            (None | Some(DiskFormat::Raw), _) => None,
+        };
+        if let Some(image) = &image {
+            len = image.size();
+        }
         if len == 0 {
             return Err(refused("is empty; give it a size, as with `truncate -s 1G`"));
         }
@@ -120,6 +157,7 @@ impl Disk {
         Ok(Disk {
             path: path.into(),
             file,
+            image,
             len,
             regular: kind.is_file(),
             storage,
@@ -148,7 +186,7 @@ impl Disk {
 
     /// A regular file must not have shrunk: a write behind its end would leave a hole where the guest's data were.
     fn check_len(&self) -> io::Result<()> {
-        if self.regular && self.file.metadata()?.len() < self.len {
+        if self.regular && self.image.is_none() && self.file.metadata()?.len() < self.len {
             return Err(refused("the file has shrunk"));
         }
         Ok(())
@@ -158,6 +196,9 @@ impl Disk {
         // The file's last sector may be a partial one, which zeroes complete.
         let have = self.len.saturating_sub(offset).min(bytes.len() as u64) as usize;
         bytes[have..].fill(0);
+        if let Some(image) = &self.image {
+            return image.read(&mut bytes[..have], offset);
+        }
         self.file
             .read_exact_at(&mut bytes[..have], offset)
             .map_err(|e| match e.kind() {
@@ -184,7 +225,10 @@ impl Disk {
             Storage::Nowhere => return Err(io::ErrorKind::ReadOnlyFilesystem.into()),
             Storage::File => {
                 self.check_len()?;
-                return self.file.write_all_at(bytes, offset);
+                return match &self.image {
+                    Some(image) => image.write(bytes, offset),
+                    None => self.file.write_all_at(bytes, offset),
+                };
             }
             Storage::Overlay(_) => {}
         }
@@ -208,6 +252,9 @@ impl Disk {
     fn zero_any(&mut self, offset: u64, len: u64) -> io::Result<()> {
         if let Storage::File = self.storage {
             self.check_len()?;
+            if let Some(image) = &self.image {
+                return image.write_zeroes(offset, len);
+            }
             if fallocate(&self.file, FallocateMode::PunchHole, true, offset, len).is_ok() {
                 return Ok(());
             }
@@ -249,13 +296,26 @@ impl Medium for Disk {
     fn flush(&mut self) -> io::Result<()> {
         match self.storage {
             Storage::File => {
-                let result = self.file.sync_all();
+                let result = match &self.image {
+                    Some(image) => image.flush().and_then(|()| image.sync()),
+                    None => self.file.sync_all(),
+                };
                 self.report("flushing", result)
             }
             // Nothing outlives the process, so there is nothing to keep.
             Storage::Nowhere | Storage::Overlay(_) => Ok(()),
         }
     }
+}
+
+/// Opens a qcow2 image with the files that it is based on.
+fn open_image(path: &Path, writes: bool) -> io::Result<FormatAccess<ImageFile>> {
+    let images = Images::default();
+    let image = Qcow2::<ImageFile>::builder_path(path)
+        .write(writes)
+        .open(images)
+        .map_err(|error| refused(format!("the qcow2 image cannot be used: {}", plain(&error))))?;
+    Ok(FormatAccess::new(image))
 }
 
 /// What a guest has written to a disk. Clones are the same overlay.

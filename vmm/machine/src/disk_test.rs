@@ -12,7 +12,7 @@ impl Image {
     }
 
     fn open(&self, mode: DiskMode) -> Result<Disk, String> {
-        Disk::open(&self.0, mode).map_err(|e| e.to_string())
+        Disk::open(&self.0, mode, None).map_err(|e| e.to_string())
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -203,4 +203,159 @@ fn a_file_that_shrinks_is_an_error_and_does_not_grow_again() {
     overlay.read(0, &mut sector).unwrap_err();
     // A part of a cluster needs the rest of it from the file.
     overlay.write(0, &sector).unwrap_err();
+}
+
+/// Runs qemu-img: the images are those of another program.
+fn qemu_img(args: &[&str]) {
+    let output = std::process::Command::new("qemu-img").args(args).output();
+    let output = output.expect("qemu-img (Debian: qemu-utils) makes the images");
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A file's name, for a file that somebody else makes.
+fn unmade() -> Image {
+    let image = Image::new(b"");
+    std::fs::remove_file(&image.0).unwrap();
+    image
+}
+
+fn name(image: &Image) -> &str {
+    image.0.to_str().unwrap()
+}
+
+fn open_as(image: &Image, mode: DiskMode, format: DiskFormat) -> Result<Disk, String> {
+    Disk::open(&image.0, mode, Some(format)).map_err(|e| e.to_string())
+}
+
+// covers: devices/disk-qcow2
+#[test]
+fn what_is_written_to_a_qcow2_image_is_what_qemu_reads() {
+    let (raw, image, back) = (Image::new(&sectors(4096)), unmade(), unmade());
+    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", "-c", name(&raw), name(&image)]);
+    let mut model = sectors(4096);
+    let mut disk = open_as(&image, DiskMode::ReadWrite, DiskFormat::Qcow2).unwrap();
+    assert_eq!((disk.size(), disk.readonly()), (4096 * 512, false));
+    let mut bytes = vec![0; 100 * 512];
+    disk.read(300 * 512, &mut bytes).unwrap();
+    assert!(bytes == model[300 * 512..400 * 512], "compressed clusters");
+    disk.write(700 * 512, &[7; 3 * 512]).unwrap();
+    disk.zero(1000 * 512, 600 * 512).unwrap();
+    disk.flush().unwrap();
+    drop(disk);
+    model[700 * 512..703 * 512].fill(7);
+    model[1000 * 512..1600 * 512].fill(0);
+    qemu_img(&["check", "-f", "qcow2", name(&image)]);
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", name(&image), name(&back)]);
+    assert!(back.bytes() == model);
+}
+
+// covers: devices/disk-qcow2, devices/virtio-blk-overlay-readonly
+#[test]
+fn an_overlay_leaves_a_qcow2_image_and_what_it_is_based_on_alone() {
+    let (base, image) = (Image::new(&sectors(256)), unmade());
+    qemu_img(&["create", "-f", "qcow2", "-F", "raw", "-b", name(&base), name(&image)]);
+    let before = (base.bytes(), image.bytes());
+    let mut disk = open_as(&image, DiskMode::Overlay, DiskFormat::Qcow2).unwrap();
+    disk.write(512, &[5; 512]).unwrap();
+    let mut bytes = vec![0; 1536];
+    disk.read(0, &mut bytes).unwrap();
+    let mut model = sectors(3);
+    model[512..1024].fill(5);
+    assert!(bytes == model);
+    drop(disk);
+    assert!(before == (base.bytes(), image.bytes()));
+    let mut disk = open_as(&image, DiskMode::ReadWrite, DiskFormat::Qcow2).unwrap();
+    disk.write(512, &[5; 512]).unwrap();
+    disk.flush().unwrap();
+    disk.read(0, &mut bytes).unwrap();
+    assert!(bytes == model);
+    drop(disk);
+    assert!(base.bytes() == before.0, "what it is based on is read alone");
+    assert!(image.bytes() != before.1);
+}
+
+// covers: bad-input/disk-format
+#[test]
+fn a_format_is_never_guessed() {
+    let image = unmade();
+    qemu_img(&["create", "-f", "qcow2", name(&image), "1M"]);
+    let before = image.bytes();
+    for mode in [DiskMode::ReadWrite, DiskMode::ReadOnly, DiskMode::Overlay] {
+        let error = image.open(mode).unwrap_err();
+        assert!(error.contains("append ,format=qcow2, or ,format=raw"), "{error}");
+    }
+    let disk = open_as(&image, DiskMode::ReadOnly, DiskFormat::Raw).unwrap();
+    assert_eq!(disk.size(), (before.len() as u64).next_multiple_of(512));
+    let raw = Image::new(&sectors(8));
+    let error = open_as(&raw, DiskMode::ReadWrite, DiskFormat::Qcow2).unwrap_err();
+    assert!(error.contains("is no qcow2 image"), "{error}");
+    assert!(image.bytes() == before && raw.bytes() == sectors(8));
+}
+
+// covers: bad-input/disk-qcow2
+#[test]
+fn a_damaged_qcow2_image_is_an_error_and_never_a_crash() {
+    let (raw, image) = (Image::new(&sectors(512)), unmade());
+    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", name(&raw), name(&image)]);
+    let whole = image.bytes();
+    for len in [4, 40, 72, 104, 4096, 1 << 16, whole.len() / 2] {
+        let cut = Image::new(&whole[..len]);
+        // Where it can be opened, what is missing is an I/O error, or zeroes.
+        if let Ok(mut disk) = open_as(&cut, DiskMode::Overlay, DiskFormat::Qcow2) {
+            let _ = disk.read(0, &mut vec![0; 512 * 512]);
+        }
+    }
+    // Each byte of the header, and of the table that leads to all others, is wrong in three ways.
+    let table = u64::from_be_bytes(whole[40..48].try_into().unwrap()) as usize;
+    for at in (0..112).chain(table..table + 8) {
+        for value in [0, 0x7f, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            let damaged = Image::new(&bytes);
+            if let Ok(mut disk) = open_as(&damaged, DiskMode::ReadWrite, DiskFormat::Qcow2) {
+                let _ = disk.read(0, &mut vec![0; 4096]);
+                let _ = disk.write(0, &[1; 4096]);
+                let _ = disk.flush();
+            }
+        }
+    }
+    let missing = unmade();
+    qemu_img(&[
+        "create",
+        "-u",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        "/no/such/file",
+        name(&missing),
+        "1M",
+    ]);
+    let error = open_as(&missing, DiskMode::ReadOnly, DiskFormat::Qcow2).unwrap_err();
+    assert!(
+        error.contains("/no/such/file") && error.contains("no such file"),
+        "{error}"
+    );
+    let (one, two) = (unmade(), unmade());
+    for (image, base) in [(&one, &two), (&two, &one)] {
+        qemu_img(&[
+            "create",
+            "-u",
+            "-f",
+            "qcow2",
+            "-F",
+            "qcow2",
+            "-b",
+            name(base),
+            name(image),
+            "1M",
+        ]);
+    }
+    let error = open_as(&one, DiskMode::ReadOnly, DiskFormat::Qcow2).unwrap_err();
+    assert!(error.contains("in a circle"), "{error}");
 }

@@ -13,6 +13,7 @@ pub mod descriptor;
 pub mod disk;
 mod error;
 pub mod exits;
+pub mod images;
 pub mod inject;
 pub mod loader;
 mod machine;

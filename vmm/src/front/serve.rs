@@ -47,6 +47,9 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     keep.extend(config.disks.iter().map(|disk| disk.path.as_path()));
     let mut console = Console::open(&config.serial, &keep, run.line())?;
     let listening = |what| move |source| Error::System { what, source };
+    if let Some(wake) = run.links_wake().map_err(listening("waiting for the network"))? {
+        console.listen(wake)?;
+    }
     let sockets: [(&'static Protocol, _); 2] = [(&control::PROTOCOL, &config.control), (&qmp::PROTOCOL, &config.qmp)];
     let mut clients = Vec::new();
     for (protocol, path) in sockets {

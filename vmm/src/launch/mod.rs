@@ -8,11 +8,15 @@ use std::{
     io::{self, Write},
     os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use ::engine::{CpuState, EngineOptions, HostLacks};
-use devices::virtio::fs::{Fs, file_system::FileSystem};
+use devices::virtio::{
+    console::{Console, Port},
+    fs::{Fs, file_system::FileSystem},
+    net::{self, Net},
+};
 use log::{info, warn};
 use machine::{
     Machine, acpi, boot,
@@ -31,8 +35,10 @@ use machine::{
 use x86::model::CpuModel;
 
 use crate::{
-    config::{ClockMode, MachineConfig, RestoreOptions},
+    config::{ClockMode, ConsoleChoice, MachineConfig, NetConfig, RestoreOptions},
     error::Error,
+    links::Links,
+    net::{Plug, USER_MTU, connect},
     serial_line::SerialLine,
     timeline::{
         Timeline,
@@ -43,7 +49,7 @@ use crate::{
         session::{Session, Writer},
         snapshot_file::{SnapshotFile, SnapshotFileError},
     },
-    vm::{Hosted, Parts, Vm, soft::Soft},
+    vm::{Hosted, Inlet, Parts, Vm, soft::Soft},
 };
 
 impl Run {
@@ -157,7 +163,7 @@ impl Run {
                 DiskMode::ReadWrite if keeps => DiskMode::Overlay,
                 mode => mode,
             };
-            let medium = Disk::open(&disk.path, mode).map_err(failed)?;
+            let medium = Disk::open(&disk.path, mode, disk.format).map_err(failed)?;
             overlays.extend(medium.overlay());
             machine
                 .add_disk(Box::new(medium))
@@ -206,6 +212,14 @@ impl Run {
                 .add_virtio(Box::new(Fs::new(channel::TAG, Box::new(channel))))
                 .map_err(|e| Error::Usage(e.to_string()))?;
         }
+        let mut ports = Vec::new();
+        if config.console == ConsoleChoice::Hvc {
+            ports.push(Port {
+                name: "console".into(),
+                console: true,
+                out: once(Box::new(line.clone())),
+            });
+        }
         if let Some(folder) = &config.collect {
             let out: Box<dyn Write + Send> = match config.replay {
                 // It has all been unpacked.
@@ -216,9 +230,28 @@ impl Run {
                     source,
                 })?),
             };
-            machine.add_second_serial(once(out));
+            let out = SharedOutput::new(out);
+            if config.console == ConsoleChoice::Hvc {
+                ports.push(Port {
+                    name: "collect".into(),
+                    console: false,
+                    out: once(Box::new(out.clone())),
+                });
+            }
+            machine.add_second_serial(once(Box::new(out)));
         } else if config.restore.as_ref().is_some_and(|restore| restore.second_serial) {
             machine.add_second_serial(once(Box::new(io::sink())));
+        }
+        let mut links = Links::new().map_err(event_failed)?;
+        let mut typed = Inlet::Serial;
+        if config.console == ConsoleChoice::Hvc {
+            let device = machine
+                .add_virtio(Box::new(Console::new(ports, None)))
+                .map_err(|e| Error::Usage(e.to_string()))?;
+            typed = inlet(device);
+        }
+        if let Some(net) = &config.net {
+            add_net(&mut machine, net, config, &mut links, &mut once)?;
         }
         if snapshot.is_none() {
             acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
@@ -280,6 +313,8 @@ impl Run {
             max_instructions: config.max_instructions,
             timeout: config.timeout,
             line,
+            console: typed,
+            links: Some(links).filter(|links| !links.is_empty()),
         }))
     }
 }
@@ -295,6 +330,76 @@ fn open_snapshot(restore: &RestoreOptions, config: &MachineConfig) -> Result<Sna
 /// What is wrong with the snapshot that a machine was to go on from.
 fn restore_failed(restore: &RestoreOptions) -> impl FnOnce(SnapshotFileError) -> Error {
     Error::option(format!("--restore {}", restore.file.display()))
+}
+
+/// An output that several devices have. A guest uses one of them at a time.
+#[derive(Clone)]
+struct SharedOutput(Arc<Mutex<Box<dyn Write + Send>>>);
+
+impl SharedOutput {
+    fn new(out: Box<dyn Write + Send>) -> Self {
+        SharedOutput(Arc::new(Mutex::new(out)))
+    }
+
+    fn out(&self) -> MutexGuard<'_, Box<dyn Write + Send>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Write for SharedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out().flush()
+    }
+}
+
+fn event_failed(source: io::Error) -> Error {
+    Error::System {
+        what: "creating an event",
+        source,
+    }
+}
+
+/// The first port of a virtio device.
+fn inlet(device: usize) -> Inlet {
+    Inlet::Virtio {
+        // There are fewer than 256.
+        device: device as u8,
+        port: 0,
+    }
+}
+
+/// Adds the network device, and connects it. In a replay nobody is at the other end: what came is known, and what the guest sends has
+/// been sent.
+fn add_net(
+    machine: &mut Machine,
+    net: &NetConfig,
+    config: &MachineConfig,
+    links: &mut Links,
+    once: &mut dyn FnMut(Box<dyn Write + Send>) -> Box<dyn Write + Send>,
+) -> Result<(), Error> {
+    /// A locally administered address; there is one machine at the end of each cable.
+    const MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
+    let (cable, plug) = Plug::new();
+    let user = matches!(net, NetConfig::User { .. });
+    let device = Net::new(net::Options {
+        mac: MAC,
+        mtu: user.then_some(USER_MTU),
+        // What passt sends has come through the host's sockets, which have looked at it.
+        trusted: user,
+        out: once(Box::new(cable)),
+    });
+    let device = machine
+        .add_virtio(Box::new(device))
+        .map_err(|e| Error::Usage(e.to_string()))?;
+    if config.replay.is_none() {
+        let sender = links.add(inlet(device), true).map_err(event_failed)?;
+        plug.connect(connect(net, sender)?);
+    }
+    Ok(())
 }
 
 /// The past of a machine at its beginning: what a session is recorded from, or replayed.

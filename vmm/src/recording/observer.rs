@@ -15,7 +15,7 @@ use x86::watch::{
 };
 
 use trace::directory::sink::{PACKETS, Sink};
-use trace::format::{Mark, PAGE, Record, space};
+use trace::format::{COMM, Mark, PAGE, Record, space};
 
 use super::host::{Host, Nobody, Physical};
 use super::options::{Filter, RecordingOptions};
@@ -107,6 +107,8 @@ pub struct Observer {
     page_table: u64,
     /// Nobody has said yet whose it is.
     nameless: bool,
+    /// A record has said which thread runs.
+    thread_is_known: bool,
 }
 
 impl Observer {
@@ -140,6 +142,7 @@ impl Observer {
             generation: 0,
             page_table: 0,
             nameless: false,
+            thread_is_known: false,
         }
         .with_filters(&options.filters))
     }
@@ -194,6 +197,7 @@ impl Observer {
 
     fn start(&mut self, cpu: &mut Host<'_>) {
         self.state = ObserverState::Tracing;
+        self.thread_is_known = false;
         self.seen = self.shared.changed.load(Ordering::Relaxed);
         self.epoch += 1;
         self.code += 1;
@@ -257,20 +261,23 @@ impl Observer {
         if let Some(when) = when {
             interest = interest.and(when.interest(self.shared.retired()));
         }
-        // Asked after every system call: mostly there are none, and nothing has to be put together to see that they are the same.
+        // Asked after every system call: mostly nothing has to be put together to see that they are the same.
         let of_unit: &[u64] = if tracing { self.pt.boundaries() } else { &[] };
-        let same = of_unit.len() == self.boundaries.len() && (of_unit.is_empty() || of_unit == self.boundaries);
-        if when.is_none() && same && self.ranges.is_empty() {
+        let switch = self.shared.thread_switch().filter(|_| tracing);
+        let others = self.boundaries.iter().filter(|at| Some(**at) != switch);
+        let has_switch = switch.is_none_or(|at| self.boundaries.contains(&at));
+        if when.is_none() && self.ranges.is_empty() && has_switch && others.eq(of_unit) {
             return interest;
         }
         let mut boundaries = of_unit.to_vec();
+        boundaries.extend(switch);
         let mut ranges = Vec::new();
         if let Some(when) = when {
             boundaries.extend(when.boundary());
             ranges.extend(when.range());
-            boundaries.sort_unstable();
-            boundaries.dedup();
         }
+        boundaries.sort_unstable();
+        boundaries.dedup();
         if (&boundaries, &ranges) != (&self.boundaries, &self.ranges) {
             (self.boundaries, self.ranges) = (boundaries, ranges);
             self.generation += 1;
@@ -471,6 +478,51 @@ impl Observer {
         }
     }
 
+    /// Linux is about to go over to another thread. The `task_struct` of the one that ran is the first argument, that of the other the
+    /// second: RDI and RSI, or EAX and EDX of 32-bit kernels (`-mregparm=3`).
+    fn name_thread(&mut self, cpu: &mut dyn Processor) {
+        let (before, next) = match cpu.context().code {
+            CodeSize::Bits64 => (cpu.gpr(7), cpu.gpr(6)),
+            CodeSize::Bits16 | CodeSize::Bits32 => (cpu.gpr(0) & 0xffff_ffff, cpu.gpr(2) & 0xffff_ffff),
+        };
+        // Where recording has begun under way, nobody has said which thread ran.
+        let first = !std::mem::replace(&mut self.thread_is_known, true);
+        for at in first.then_some(before).into_iter().chain([next]) {
+            self.tell_thread(at, cpu);
+        }
+    }
+
+    fn tell_thread(&mut self, task_struct: u64, cpu: &mut dyn Processor) {
+        let step = cpu.step();
+        let task = {
+            let mut linux = lock(&self.shared.linux);
+            let Some((task, new)) = linux.recording.thread(&mut Physical(cpu), task_struct, step) else {
+                return;
+            };
+            linux.new |= new;
+            task
+        };
+        let mut name = [0; COMM];
+        let mut len = task.comm.len().min(COMM - 1);
+        while !task.comm.is_char_boundary(len) {
+            len -= 1;
+        }
+        name[..len].copy_from_slice(&task.comm.as_bytes()[..len]);
+        let mut host = Host {
+            cpu,
+            offset: self.tsc_offset,
+        };
+        let offset = self.anchor(&mut host).begin;
+        self.sink.record(&Record::Thread {
+            offset,
+            step,
+            tid: task.pid,
+            tgid: task.tgid,
+            comm: name,
+        });
+        self.write_due(&mut host);
+    }
+
     fn names(&self, page_table: u64, cpu: &mut dyn Processor) {
         let steps = cpu.step();
         let mut linux = lock(&self.shared.linux);
@@ -559,6 +611,9 @@ impl Watch for Observer {
     fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
         self.pull(|when| when.boundary() == Some(address));
         self.word(cpu, |pt, cpu| pt.before(address, cpu));
+        if self.state == ObserverState::Tracing && self.shared.thread_switch() == Some(address) {
+            self.name_thread(cpu);
+        }
         Effects::NONE
     }
 

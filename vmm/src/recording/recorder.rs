@@ -16,6 +16,9 @@
 //! one space for all CR3s, as operating systems have it, and stay exact for guests that do otherwise.
 //!
 //! Packets carry virtual time instead of the guest's TSC.
+//!
+//! Where Linux goes over to another thread (`__switch_to`, whose second argument is the thread's `task_struct`) there are a PSB and a record
+//! that says which: packets tell address spaces, which threads share and kernel threads borrow.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -114,6 +117,8 @@ impl Recorder {
 
     fn look_now(&self, linux: &mut LinuxWatch, mut memory: GuestMemory<'_>, steps: u64) {
         linux.new |= linux.recording.look(&mut memory, steps);
+        let switch = linux.recording.switch_address().unwrap_or(0);
+        self.state.thread_switch_at.store(switch, Ordering::Relaxed);
         if std::mem::take(&mut linux.new)
             && let Err(error) = linux.recording.write(&self.folder.join(folder::LINUX))
         {

@@ -56,6 +56,8 @@ pub(super) struct RecordingState {
     /// Instructions that each vCPU has retired, as far as it has said.
     pub retired: Vec<AtomicU64>,
     pub linux: Mutex<LinuxWatch>,
+    /// Where Linux goes over to another thread; 0 as long as that is not known.
+    pub thread_switch_at: AtomicU64,
 }
 
 /// What is found out about the Linux in the guest, and when it is looked for again.
@@ -95,6 +97,7 @@ impl RecordingState {
                 due: look,
                 ..LinuxWatch::default()
             }),
+            thread_switch_at: AtomicU64::new(0),
         }
     }
 
@@ -127,6 +130,14 @@ impl RecordingState {
             lock(&self.pool).pages.clear();
         }
         self.on.store(on, Ordering::Relaxed);
+    }
+
+    /// Where Linux goes over to another thread, once that is known.
+    pub fn thread_switch(&self) -> Option<u64> {
+        match self.thread_switch_at.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(at),
+        }
     }
 
     pub fn retired(&self) -> u64 {

@@ -1,12 +1,15 @@
 //! What came from outside, and when.
 
-use crate::{error::Error, vm::Moment};
+use crate::{
+    error::Error,
+    vm::{Inlet, Moment},
+};
 
 /// What came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Bytes that the first serial port took.
-    Input(Vec<u8>),
+    /// What a device took.
+    Input(Inlet, Vec<u8>),
     /// Nothing: what the machine's state is, by its hash.
     Check(u64),
     /// A debugger has changed the guest: the state from here on is kept elsewhere.

@@ -3,6 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
+use devices::virtio::Taken;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
@@ -13,8 +14,9 @@ use super::{
 };
 use crate::{
     error::Error,
+    links::Links,
     serial_line::SerialLine,
-    vm::{End, Interrupt, Leave, Moment, Outside, StopReason, Until, Vm},
+    vm::{End, Enter, Inlet, Interrupt, Leave, Moment, Outside, StopReason, Until, Vm},
 };
 
 /// Steps between two checks in a recorded session.
@@ -39,6 +41,10 @@ pub struct Run {
     timeout: Option<Duration>,
     interrupt: Interrupt,
     line: SerialLine,
+    /// Where goes what is typed.
+    console: Inlet,
+    /// What else comes from outside.
+    links: Option<Links>,
 }
 
 impl Deref for Run {
@@ -71,6 +77,10 @@ pub(crate) struct Beginning {
     pub timeout: Option<Duration>,
     /// What its first serial port sends.
     pub line: SerialLine,
+    /// Where goes what is typed.
+    pub console: Inlet,
+    /// What else comes from outside, if anything does.
+    pub links: Option<Links>,
 }
 
 /// Why the run came back from outside.
@@ -94,6 +104,10 @@ enum Event {
 struct Entrance<'a> {
     world: &'a mut dyn Outside,
     timeline: Option<&'a mut Timeline>,
+    /// Where goes what is typed.
+    console: Inlet,
+    /// What else comes.
+    links: Option<&'a mut Links>,
     /// Requests are heard.
     hears: Option<&'a Interrupt>,
     event: Option<Event>,
@@ -105,16 +119,16 @@ impl Entrance<'_> {
     }
 
     /// What the log has for here.
-    fn known(&mut self, here: Moment, port: &mut dyn FnMut(&[u8]) -> usize) -> Option<Event> {
+    fn known(&mut self, here: Moment, enter: Enter<'_>) -> Option<Event> {
         let timeline = self.timeline.as_deref_mut()?;
         while let Some(entry) = timeline.log.next().filter(|entry| entry.at <= here) {
             if entry.at < here {
                 return Some(Event::Diverged);
             }
-            let What::Input(bytes) = &entry.what else {
+            let What::Input(inlet, bytes) = &entry.what else {
                 return Some(Event::Entry);
             };
-            let same = port(bytes) == bytes.len();
+            let same = enter(*inlet, bytes) == Taken::Bytes(bytes.len());
             timeline.log.pass();
             if !same {
                 return Some(Event::Diverged);
@@ -155,7 +169,7 @@ impl Outside for Entrance<'_> {
     }
 
     fn input_open(&mut self) -> bool {
-        self.live() && self.world.input_open()
+        self.live() && (self.world.input_open() || self.links.as_ref().is_some_and(|links| links.are_open()))
     }
 
     fn comes_back(&mut self, here: Moment) -> bool {
@@ -169,29 +183,61 @@ impl Outside for Entrance<'_> {
         self.event.is_some()
     }
 
-    fn enter(&mut self, here: Moment, port: &mut dyn FnMut(&[u8]) -> usize) -> Result<bool, Leave> {
+    fn enter(&mut self, here: Moment, enter: Enter<'_>) -> Result<bool, Leave> {
         let finished = self.timeline.as_ref().and_then(|timeline| timeline.finished.as_ref());
         if finished.is_some_and(|(at, _)| *at == here) {
             // Nothing comes any more to a guest that has ended its run.
             return Ok(false);
         }
-        self.event = self.known(here, port);
+        self.event = self.known(here, enter);
         if self.event.is_some() {
             return Ok(true);
         }
-        if !self.live() || self.world.input().is_empty() {
+        if !self.live() {
             return Ok(false);
         }
-        let taken = port(self.world.input());
-        if taken == 0 {
+        let console = self.console;
+        if !self.world.input().is_empty()
+            && let Taken::Bytes(taken @ 1..) = enter(console, self.world.input())
+        {
+            if let Some(timeline) = self.timeline.as_deref_mut() {
+                let what = What::Input(console, self.world.input()[..taken].to_vec());
+                timeline.log.push(Entry { at: here, what })?;
+            }
+            self.world.consume(taken)?;
+        }
+        let Some(links) = self.links.as_deref_mut() else {
             return Ok(false);
-        }
-        if let Some(timeline) = self.timeline.as_deref_mut() {
-            let what = What::Input(self.world.input()[..taken].to_vec());
-            timeline.log.push(Entry { at: here, what })?;
-        }
-        self.world.consume(taken)?;
+        };
+        let mut timeline = self.timeline.as_deref_mut();
+        links.offer(here.steps, |inlet, bytes| {
+            let taken = match enter(inlet, bytes) {
+                Taken::Bytes(taken) => taken,
+                Taken::Dropped => return Ok(None),
+            };
+            // An end, which is no bytes, is taken whole.
+            if let Some(timeline) = timeline.as_deref_mut()
+                && (taken > 0 || bytes.is_empty())
+            {
+                let what = What::Input(inlet, bytes[..taken].to_vec());
+                timeline.log.push(Entry { at: here, what })?;
+            }
+            Ok::<_, Leave>(Some(taken))
+        })?;
         Ok(false)
+    }
+
+    fn arrived(&mut self, here: Moment) -> bool {
+        self.live() && self.links.as_ref().is_some_and(|links| links.arrived(here.steps))
+    }
+
+    fn follows_wall(&mut self) -> bool {
+        self.live() && self.links.as_ref().is_some_and(|links| links.network())
+    }
+
+    fn enters_at(&mut self, here: Moment) -> Option<u64> {
+        let entry = self.timeline.as_ref()?.log.next()?;
+        (entry.at.steps == here.steps && entry.at.ticks > here.ticks).then_some(entry.at.ticks)
     }
 
     fn enters(&mut self, here: Moment) -> bool {
@@ -224,12 +270,22 @@ impl Run {
             timeout: beginning.timeout,
             interrupt: Interrupt::default(),
             line: beginning.line,
+            console: beginning.console,
+            links: beginning.links,
         }
     }
 
     /// What the first serial port sends, for whoever writes it out.
     pub fn line(&self) -> SerialLine {
         self.line.clone()
+    }
+
+    /// Becomes readable when something has come for a device; `None`: nothing will.
+    ///
+    /// # Errors
+    /// The system has no descriptor to give.
+    pub fn links_wake(&self) -> std::io::Result<Option<EventFd>> {
+        self.links.as_ref().map(Links::wake).transpose()
     }
 
     /// The step at which the run ends, by `--max-instructions`.
@@ -350,6 +406,8 @@ impl Run {
             let mut entrance = Entrance {
                 world: &mut *world,
                 timeline: self.timeline.as_deref_mut(),
+                console: self.console,
+                links: self.links.as_mut(),
                 hears: hears.then_some(&self.interrupt),
                 event: None,
             };
@@ -397,6 +455,7 @@ impl Run {
     /// The next entry of the log is for the machine as a whole. `false`: the machine is not as it was.
     fn pass_entry(&mut self) -> Result<bool, Error> {
         let steps = self.vm.steps();
+        self.vm.bring_up_to_date();
         let hash = self.vm.hash_beside_ram();
         let Some(timeline) = &mut self.timeline else {
             return Ok(true);
@@ -409,11 +468,12 @@ impl Run {
                 self.put_back(steps)?;
                 Ok(true)
             }
-            Some(What::Input(_)) | None => Ok(true),
+            Some(What::Input(..)) | None => Ok(true),
         }
     }
 
     fn write_check(&mut self) -> Result<(), Error> {
+        self.vm.bring_up_to_date();
         let (at, hash) = (self.vm.moment(), self.vm.hash_beside_ram());
         let Some(timeline) = &mut self.timeline else {
             return Ok(());

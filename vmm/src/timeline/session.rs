@@ -7,7 +7,8 @@
 //! | `shares` | what was read of shared directories ([`machine::share::lower`]) |
 //! | `log` | one JSON array a line, in order: steps, ticks, kind, text |
 //!
-//! Kinds are `input` (the bytes in hexadecimal), `check` (a hash of the machine without RAM, which a replay compares), `changed` (a
+//! Kinds are `input` (the bytes in hexadecimal), `virtio` (the number of a virtio device, its port, and the bytes that came for it: a
+//! frame of a network), `check` (a hash of the machine without RAM, which a replay compares), `changed` (a
 //! debugger wrote to the guest, which is not recorded: a replay ends there), and at last `guest` (the guest ended the run) or
 //! `host` (something else did) with the reason. A log without one of the last two breaks off: the recorder was killed.
 
@@ -24,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use super::log::{Closed, Entry, LogWriter, What};
 use crate::config::{MachineConfig, RecordOptions};
 use crate::error::Error;
-use crate::vm::Moment;
+use crate::vm::{Inlet, Moment};
 use trace::regular;
 
 /// The option that names the directory.
@@ -36,7 +37,7 @@ const SESSION: &str = "session.json";
 const LOG: &str = "log";
 const PACKED: &str = "initrd";
 /// The version of the directory. Another version of the program may execute otherwise, which the checks find.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// The longest of either file that is read.
 const LONGEST: u64 = 1 << 30;
 
@@ -261,6 +262,13 @@ struct LogError {
     why: &'static str,
 }
 
+/// What came for a virtio device.
+fn virtio(text: &str) -> Option<What> {
+    let mut words = text.splitn(3, ' ');
+    let (device, port) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some(What::Input(Inlet::Virtio { device, port }, unhex(words.next()?)?))
+}
+
 /// A line of the log.
 type LogLine = (u64, u64, String, String);
 
@@ -278,7 +286,8 @@ fn lines(text: &str) -> Result<(Vec<Entry>, Moment, Closed), LogError> {
         }
         head = at;
         let what = match kind.as_str() {
-            "input" => What::Input(unhex(&rest).ok_or_else(|| damaged("not hexadecimal"))?),
+            "input" => What::Input(Inlet::Serial, unhex(&rest).ok_or_else(|| damaged("not hexadecimal"))?),
+            "virtio" => virtio(&rest).ok_or_else(|| damaged("not a device, a port and hexadecimal"))?,
             "check" => What::Check(u64::from_str_radix(&rest, 16).map_err(|_| damaged("not hexadecimal"))?),
             "changed" | "guest" | "host" => {
                 let reason = match kind.as_str() {
@@ -362,7 +371,10 @@ impl LogWriter for Writer {
     fn entry(&mut self, entry: &Entry) -> Result<(), Error> {
         self.starts.push(self.end);
         match &entry.what {
-            What::Input(bytes) => self.line(entry.at, "input", &hex(bytes)),
+            What::Input(Inlet::Serial, bytes) => self.line(entry.at, "input", &hex(bytes)),
+            What::Input(Inlet::Virtio { device, port }, bytes) => {
+                self.line(entry.at, "virtio", &format!("{device} {port} {}", hex(bytes)))
+            }
             What::Check(hash) => self.line(entry.at, "check", &format!("{hash:016x}")),
             What::Changed => self.line(entry.at, "changed", ""),
         }

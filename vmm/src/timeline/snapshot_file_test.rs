@@ -222,6 +222,7 @@ fn overlays_come_with_it_and_a_disk_that_changed_or_is_written_is_refused() {
         disks: vec![DiskConfig {
             path: disk.clone(),
             mode,
+            format: None,
         }],
         ..config
     };

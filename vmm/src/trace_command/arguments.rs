@@ -27,7 +27,7 @@ const AFTER_DECODE: &str = "WHEN is a step of the machine (1000000), a virtual t
 
 const AFTER_EXPORT: &str = "WHEN is as for `minivmm trace decode`. Several forms can be written at once.\n\
     perf:       perf script -i DIR --itrace=i1ie     (with --from and --to: perf decodes a window of a few million instructions in seconds)\n\
-    perfetto:   ui.perfetto.dev, or chrome://tracing\n\
+    perfetto:   ui.perfetto.dev\n\
     folded:     one line for each stack, for flame graph tools\n\
     flamegraph: SVG for a browser\n\
     callgrind:  callgrind_annotate FILE, kcachegrind FILE";
@@ -97,9 +97,15 @@ pub struct Export {
     /// A perf.data directory with the packets, the kernel's code and its symbols
     #[arg(long, value_name = "DIR", group = "form")]
     pub perf: Option<PathBuf>,
-    /// Calls over time as trace events
+    /// Calls over time, by process and thread, for ui.perfetto.dev and trace_processor
     #[arg(long, value_name = "FILE", group = "form")]
     pub perfetto: Option<PathBuf>,
+    /// The same as JSON in the Trace Event Format, for about:tracing and others: ten times as large
+    #[arg(long, value_name = "FILE", group = "form")]
+    pub trace_events: Option<PathBuf>,
+    /// What the file of --trace-events may take; more is an error, and no file
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = crate::parse::parse_size, allow_negative_numbers = true)]
+    pub trace_events_limit: u64,
     /// Instructions by stack
     #[arg(long, value_name = "FILE", group = "form")]
     pub folded: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use pt_flow::{Block, Event};
 use serde_json::Value;
 
-use trace::view::{Frame, FrameKind, Here, Names, Process, ProcessCache, Sink};
+use trace::view::{Frame, FrameKind, Here, Names, Owner, ProcessCache, Sink};
 
 use super::{
     disasm, json,
@@ -55,6 +55,7 @@ fn kind(kind: FrameKind) -> &'static str {
         FrameKind::Jump => "jump",
         FrameKind::Interrupt => "interrupt",
         FrameKind::Entry => "entry",
+        FrameKind::Signal => "signal",
     }
 }
 
@@ -67,6 +68,17 @@ fn name(names: &Names, frame: &Frame) -> String {
     }
 }
 
+/// `name (process)`, with the thread's number where it is another.
+fn whose(names: &Names, here: &Here, owner: Owner) -> String {
+    let name = names.owner_name(owner, here.step);
+    let task = || names.task(owner.process?, here.step);
+    match owner.thread.map(|thread| names.thread(thread)) {
+        Some(thread) if thread.tid == thread.tgid => format!("{name} ({})", thread.tgid),
+        Some(thread) => format!("{name} ({}/{})", thread.tgid, thread.tid),
+        None => task().map_or("-".into(), |task| format!("{name} ({})", task.tgid)),
+    }
+}
+
 fn indent(stack: &[Frame]) -> String {
     "  ".repeat(stack.len().saturating_sub(1).min(DEEPEST))
 }
@@ -75,19 +87,18 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
     const CODE: bool = CODE;
     const LEAVES: bool = false;
 
-    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], back: bool) {
+    fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], back: bool) {
         let Some(top) = stack.last() else { return };
-        let task = process.and_then(|process| names.task(process, here.step));
         if self.json {
             let mut line = json::line(if back { "back" } else { "call" }, here);
-            json::place(&mut line, names, here, process, top.ip);
+            json::place(&mut line, names, here, owner.process, top.ip);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("kind".into(), kind(top.kind).into());
-            json::process(&mut line, names, here, process);
+            json::owner(&mut line, names, here, owner);
             return self.out.line(&Value::Object(line).to_string());
         }
         self.open_pending();
-        let whose = task.map_or("-".into(), |task| format!("{} ({})", task.comm, task.tgid));
+        let whose = whose(names, here, owner);
         if self.process.as_ref() != Some(&whose) {
             self.out.line(&format!("{} -- {whose}", columns(here)));
             self.process = Some(whose);
@@ -95,19 +106,19 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         let how = match top.kind {
             _ if back => "... ",
             FrameKind::Root => "... ",
-            FrameKind::Interrupt => "! ",
+            FrameKind::Interrupt | FrameKind::Signal => "! ",
             FrameKind::Jump => "> ",
             FrameKind::Entry | FrameKind::Call => "",
         };
         self.last = Some(format!("{}  {}{how}{}", columns(here), indent(stack), name(names, top)));
     }
 
-    fn leave(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], away: bool) {
+    fn leave(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], away: bool) {
         let Some(top) = stack.last() else { return };
         let all = top.own + top.below;
         if self.json {
             let mut line = json::line(if away { "away" } else { "return" }, here);
-            json::place(&mut line, names, here, process, top.ip);
+            json::place(&mut line, names, here, owner.process, top.ip);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("instructions".into(), all.into());
             line.insert("own".into(), top.own.into());

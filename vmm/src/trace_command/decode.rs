@@ -63,7 +63,7 @@ fn blocks<const CODE: bool>(
         json,
         cache: ProcessCache::default(),
     };
-    Ok(view(trace, cpu, window, &mut lines, &mut |done, total| {
+    Ok(view(trace, &[cpu], window, &mut lines, &mut |done, total| {
         bar.at(done, total)
     })?)
 }
@@ -78,7 +78,9 @@ fn calls<const CODE: bool>(
     bar: &Bar,
 ) -> Result<Totals, Error> {
     let mut calls = Calls::new(names, Tree::<CODE>::new(out, json));
-    let totals = view(trace, cpu, window, &mut calls, &mut |done, total| bar.at(done, total))?;
+    let totals = view(trace, &[cpu], window, &mut calls, &mut |done, total| {
+        bar.at(done, total)
+    })?;
     calls.sink.end(names);
     Ok(totals)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use trace::{
-    export::{self, Callgrind, Export, ExportError, FlameGraph, Folded, Job, OutFile, Perfetto, perf},
+    export::{self, Callgrind, Export, ExportError, FlameGraph, Folded, Job, OutFile, Perfetto, TraceEvents, perf},
     raw,
 };
 
@@ -48,16 +48,17 @@ pub fn run(options: &arguments::Export) -> Result<(), Error> {
     }
     if let Some(path) = &options.perfetto {
         let file = create("--perfetto", path)?;
-        add("--perfetto", Box::new(Perfetto::new(file, &title, options.least)));
+        let form = Perfetto::new(file, &title, options.least).map_err(of("--perfetto"))?;
+        add("--perfetto", Box::new(form));
+    }
+    if let Some(path) = &options.trace_events {
+        let file = create("--trace-events", path)?;
+        let form = TraceEvents::new(file, &title, options.least, options.trace_events_limit);
+        add("--trace-events", Box::new(form.map_err(of("--trace-events"))?));
     }
     if !forms.is_empty() {
-        let mut now = None;
-        let decoded = export::calls(&job, &mut forms, &mut |cpu, done, total| {
-            if now.replace(cpu) != Some(cpu) {
-                bar.say(format!("calls, vCPU {cpu}"));
-            }
-            bar.at(done, total);
-        });
+        bar.say("calls".into());
+        let decoded = export::calls(&job, &mut forms, &mut |done, total| bar.at(done, total));
         totals = Some(decoded.map_err(Error::Trace)?);
     }
     for (option, form) in named.into_iter().zip(forms) {

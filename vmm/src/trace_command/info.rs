@@ -47,21 +47,18 @@ impl Viewer for Counts {
 /// Says it, and with the status whether the trace is as it was written.
 pub fn run(options: &Info) -> Result<Status, Error> {
     let (trace, names) = names::open(&options.trace, None, &[])?;
-    let (mut counts, mut totals) = (Counts::default(), Totals::default());
+    let mut counts = Counts::default();
     let bar = Bar::new(true);
     let mut bytes = 0;
     for cpu in 0..trace.cpus() {
-        bar.say(format!("vCPU {cpu}"));
         let extent = trace.extent(cpu);
         bytes += extent.end - extent.start;
-        totals.add(&view(
-            &trace,
-            cpu,
-            &Window::default(),
-            &mut counts,
-            &mut |done, total| bar.at(done, total),
-        )?);
     }
+    let cpus: Vec<usize> = (0..trace.cpus()).collect();
+    bar.say("instructions".into());
+    let mut totals = view(&trace, &cpus, &Window::default(), &mut counts, &mut |done, total| {
+        bar.at(done, total);
+    })?;
     drop(bar);
     let header = trace.header();
     // A recording that was ended goes up to its end.

@@ -6,7 +6,7 @@
 use pt_flow::{End, Event, EventKind};
 use serde_json::{Map, Value, json};
 
-use trace::view::{Here, Names, Process};
+use trace::view::{Here, Names, Owner, Process};
 
 /// A hexadecimal number.
 pub fn hex(value: u64) -> Value {
@@ -41,6 +41,16 @@ pub fn process(line: &mut Map<String, Value>, names: &Names, here: &Here, proces
         line.insert("process".into(), task.comm.clone().into());
         line.insert("pid".into(), task.tgid.into());
     }
+}
+
+/// Whose frames they are.
+pub fn owner(line: &mut Map<String, Value>, names: &Names, here: &Here, owner: Owner) {
+    let Some(thread) = owner.thread.map(|thread| names.thread(thread)) else {
+        return process(line, names, here, owner.process);
+    };
+    line.insert("process".into(), names.owner_name(owner, here.step).into());
+    line.insert("pid".into(), thread.tgid.into());
+    line.insert("tid".into(), thread.tid.into());
 }
 
 /// How a block ends.

@@ -32,13 +32,14 @@ fn files(command: &TraceCommand) -> jail::Files {
             let Export {
                 perf,
                 perfetto,
+                trace_events,
                 folded,
                 flamegraph,
                 callgrind,
                 raw,
                 ..
             } = options;
-            let outputs = [perf, perfetto, folded, flamegraph, callgrind, raw];
+            let outputs = [perf, perfetto, trace_events, folded, flamegraph, callgrind, raw];
             (
                 &options.trace,
                 Some(&options.part),

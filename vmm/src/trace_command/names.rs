@@ -52,7 +52,11 @@ pub fn open(dir: &Path, symbols: Option<&Path>, programs: &[String]) -> Result<(
             })?
         }
     };
-    Ok((trace, Names::new(symbols, recorded).with_programs(programs)))
+    let switches = trace.thread_switches();
+    let names = Names::new(symbols, recorded)
+        .with_programs(programs)
+        .with_threads(switches);
+    Ok((trace, names))
 }
 
 /// What `--symbols-user` names.

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use devices::virtio::Taken;
 use engine::{Cpu, CpuState, Exit};
 use kvm::{NativeEnd, Running, UNTIL_PORTABLE, vcpu_state::portable};
 use log::debug;
@@ -10,7 +11,7 @@ use log::debug;
 use super::{
     end::End,
     hosted_state::{Hosted, stays},
-    outside::{Leave, Outside},
+    outside::{Inlet, Leave, Outside},
     pace::Pace,
     parts::Vm,
     rdpmc,
@@ -237,10 +238,11 @@ impl Vm {
                 shared.execute_lent(soft, LOOK);
                 let wait = {
                     let mut machine = shared.machine();
-                    if !outside.input().is_empty() {
-                        let taken = machine.platform().serial_enqueue(outside.input());
-                        outside.consume(taken)?;
-                    }
+                    let steps = shared.steps();
+                    outside.enter(here, &mut |inlet, bytes| match inlet {
+                        Inlet::Serial => Taken::Bytes(machine.platform().serial_enqueue(bytes)),
+                        Inlet::Virtio { device, port } => machine.virtio_input(device.into(), port, bytes, steps),
+                    })?;
                     let next = shared.run_due_events(&mut machine, None);
                     let now = machine.clock().ns(shared.steps());
                     let (idle, listening) = shared.idle(&mut machine);

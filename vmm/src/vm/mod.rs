@@ -26,7 +26,7 @@ mod stored;
 
 pub use self::{
     end::{End, Ended},
-    outside::{Interrupt, Leave, Moment, Outside},
+    outside::{Enter, Inlet, Interrupt, Leave, Moment, Outside},
     parts::{NoCpu, Unmapped, Vm},
     save::SnapshotError,
     saved::SavedError,

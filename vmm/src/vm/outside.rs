@@ -6,6 +6,7 @@ use std::sync::{
 };
 use std::time::Duration;
 
+use devices::virtio::Taken;
 use libc::c_int;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -19,6 +20,23 @@ pub struct Moment {
     /// Virtual time.
     pub ticks: u64,
 }
+
+/// Where something from outside enters the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inlet {
+    /// The first serial port.
+    Serial,
+    /// A port of a virtio device, by its number among them.
+    Virtio {
+        /// The device.
+        device: u8,
+        /// Its port.
+        port: u32,
+    },
+}
+
+/// How a machine takes what enters.
+pub type Enter<'a> = &'a mut dyn FnMut(Inlet, &[u8]) -> Taken;
 
 /// Why the world outside ends a run.
 #[derive(Debug)]
@@ -84,17 +102,32 @@ pub trait Outside {
         false
     }
 
-    /// Called in every round of the run, at a moment when input may enter: hands it to the serial port, whose answer is how many
-    /// bytes it took. `true`: the run is to come back now.
+    /// Called in every round of the run, at a moment when input may enter: hands it to the machine. `true`: the run is to come back now.
     ///
     /// # Errors
     /// The run is to end.
-    fn enter(&mut self, _here: Moment, port: &mut dyn FnMut(&[u8]) -> usize) -> Result<bool, Leave> {
-        if !self.input().is_empty() {
-            let taken = port(self.input());
+    fn enter(&mut self, _here: Moment, enter: Enter<'_>) -> Result<bool, Leave> {
+        if !self.input().is_empty()
+            && let Taken::Bytes(taken) = enter(Inlet::Serial, self.input())
+        {
             self.consume(taken)?;
         }
         Ok(false)
+    }
+
+    /// Whether something for a device has come that may enter at this moment.
+    fn arrived(&mut self, _here: Moment) -> bool {
+        false
+    }
+
+    /// Whether somebody outside answers in wall time: idle time passes as fast as there, on the virtual clock, too.
+    fn follows_wall(&mut self) -> bool {
+        false
+    }
+
+    /// The tick, later than now, at which something is known to enter before another step is made.
+    fn enters_at(&mut self, _here: Moment) -> Option<u64> {
+        None
     }
 
     /// Whether something is known to enter at this very moment, so that a machine that is halted does not wait for it.

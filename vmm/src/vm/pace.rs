@@ -10,6 +10,8 @@ pub(super) struct Pace {
     pub deadline: Option<Instant>,
     /// When the outside was last looked at.
     pub looked: Instant,
+    /// The step and the virtual time of the idle machine, and since when it has been there.
+    pub idle_since: Option<(u64, u64, Instant)>,
     /// The step, and virtual time, since when the CPU has been halted with interrupts off.
     pub dead_since: (u64, u64),
 }
@@ -22,6 +24,7 @@ impl Pace {
             base,
             deadline,
             looked: started,
+            idle_since: None,
             dead_since: (u64::MAX, 0),
         }
     }
@@ -55,6 +58,16 @@ impl Pace {
             self.dead_since = (step, now);
         }
         self.dead_since.1
+    }
+
+    /// What virtual time, `now` at this step, would be if it had followed wall time since the machine became idle there.
+    pub fn idle_now(&mut self, step: u64, now: u64) -> u64 {
+        let since = match self.idle_since {
+            Some((at, time, since)) if (at, time) == (step, now) => since,
+            _ => Instant::now(),
+        };
+        self.idle_since = Some((step, now, since));
+        now.saturating_add(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
     pub fn outside_is_due(&mut self) -> bool {

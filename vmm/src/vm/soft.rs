@@ -357,7 +357,11 @@ impl Soft {
         cpu.want_nmi = machine.platform().nmi_pending(index);
         let pending = machine.platform().interrupt_pending(index);
         cpu.want_window = false;
-        if pending && cpu.interruptible() {
+        if pending && cpu.interruptible() && cpu.exits_unacknowledged() {
+            // The VMM that the guest is takes the interrupt itself, once it lets it in.
+            self.engine.get().interrupt_exit(cpu, &mut machine.cpu(index));
+            cpu.want_window = true;
+        } else if pending && cpu.interruptible() {
             let vector = machine.platform().acknowledge(index);
             self.engine.get().interrupt(cpu, &mut machine.cpu(index), vector);
             self.exits.interrupts += 1;

@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
-use devices::platform::Effect;
+use devices::{platform::Effect, virtio::Taken};
 use engine::{Cpu, Exit};
 use log::{debug, trace};
 
 use super::{
     end::End,
-    outside::{Leave, Outside},
+    outside::{Inlet, Leave, Outside},
     pace::Pace,
     parts::Vm,
     stop_reason::{StopReason, Until},
@@ -83,7 +83,7 @@ impl Vm {
             let now = self.soft.steps();
             if self.closed_to_input != Some(now) {
                 let here = self.moment();
-                if outside.enter(here, &mut |bytes| self.hand_over(bytes))? {
+                if outside.enter(here, &mut |inlet, bytes| self.hand_over(inlet, bytes))? {
                     return Ok(Some(StopReason::Outside));
                 }
             }
@@ -251,6 +251,15 @@ impl Vm {
         // An enabled interrupt wakes a CPU; else only an NMI can, and nothing typed is one.
         let enabled = self.soft.cpus().any(Cpu::interrupt_wakes);
         let next = self.machine.next_event();
+        if let Some(ticks) = outside.enters_at(here)
+            && next.is_none_or(|ns| self.machine.clock().tick_at(ns) > ticks)
+        {
+            self.machine.clock().skip_to_tick(ticks, steps);
+            return Ok(None);
+        }
+        if enabled && self.clock == ClockMode::Virtual && outside.follows_wall() {
+            return self.idle_with_wall(next, outside, pace);
+        }
         let waiting = !outside.input().is_empty() && self.machine.platform().serial_capacity() > 0;
         let input = enabled && (waiting || outside.input_open());
         match next {
@@ -285,6 +294,31 @@ impl Vm {
         }
     }
 
+    /// The same on the virtual clock with somebody outside who answers in wall time: idle time passes as fast as there, since else every
+    /// time-out would be over before the answer. Time passes up to what enters, or whole: what else ends a wait leaves no trace.
+    fn idle_with_wall(
+        &mut self,
+        next: Option<u64>,
+        outside: &mut dyn Outside,
+        pace: &mut Pace,
+    ) -> Result<Option<StopReason>, Leave> {
+        let (steps, here) = (self.soft.steps(), self.moment());
+        let now = self.now();
+        let mut wall = pace.idle_now(steps, now);
+        let next = next.unwrap_or(u64::MAX);
+        if wall < next && !outside.arrived(here) {
+            outside.flush()?;
+            let left = (next != u64::MAX).then(|| Duration::from_nanos(next - wall));
+            outside.wait(pace.time_left(left))?;
+            wall = pace.idle_now(steps, now);
+        }
+        let serial = !outside.input().is_empty() && self.machine.platform().serial_capacity() > 0;
+        if wall >= next || serial || outside.arrived(here) {
+            self.machine.clock().skip_to(wall.min(next), steps);
+        }
+        Ok(pace.time_is_up().then_some(StopReason::Deadline))
+    }
+
     pub(super) fn halted(&self, enabled: bool) -> String {
         let mut cpus = self.soft.cpus();
         let count = cpus.len();
@@ -300,15 +334,19 @@ impl Vm {
         }
     }
 
-    /// Hands input to the UART; how many bytes it took.
-    pub(super) fn hand_over(&mut self, bytes: &[u8]) -> usize {
+    /// Hands input to a device.
+    pub(super) fn hand_over(&mut self, inlet: Inlet, bytes: &[u8]) -> Taken {
         let now = self.now();
+        if let Inlet::Virtio { device, port } = inlet {
+            let steps = self.soft.steps();
+            return self.machine.virtio_input(device.into(), port, bytes, steps);
+        }
         self.machine.platform().advance(now);
         let taken = self.machine.platform().serial_enqueue(bytes);
         if taken > 0 {
             trace!("{taken} bytes of input at step {}", self.soft.steps());
         }
-        taken
+        Taken::Bytes(taken)
     }
 }
 

@@ -9,7 +9,7 @@ use machine::{MachineState, memory::Digest};
 use serde::{Deserialize, Serialize};
 
 /// The form's number.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 /// What is written, in this order.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

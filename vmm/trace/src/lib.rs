@@ -20,4 +20,7 @@ pub mod view;
 pub use directory::format;
 pub use directory::format::Header;
 pub use export::raw;
-pub use reader::{At, Code, Counts, CpuInfo, Decode, Progress, Start, State, StepClock, Summary, Trace, TraceError};
+pub use reader::{
+    At, Code, Counts, CpuInfo, Decode, Progress, Start, State, StepClock, Summary, Thread, ThreadId, ThreadSwitches,
+    Trace, TraceError,
+};

@@ -11,6 +11,7 @@ use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// A performance core of an Intel Core i9-12900K (Alder Lake-S).
@@ -60,6 +61,7 @@ pub const ALDERLAKE: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 83 * CRYSTAL_KHZ),
     },
+    vmx: Some(vmx::caps::ICELAKE_SERVER),
     ..CpuModel::NONE
 };
 

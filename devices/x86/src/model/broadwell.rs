@@ -11,6 +11,7 @@ use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon E5-2697 v4 (Broadwell-EP).
@@ -62,6 +63,7 @@ pub const BROADWELL: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 23 * BUS_KHZ),
     },
+    vmx: Some(vmx::caps::BROADWELL),
     ..CpuModel::NONE
 };
 

@@ -12,6 +12,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Core 2 Duo E6750 (Conroe).
@@ -54,6 +55,7 @@ pub const CORE2: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
+    vmx: Some(vmx::caps::CORE2),
     ..CpuModel::NONE
 };
 

@@ -41,6 +41,9 @@ pub enum ModelError {
         /// Where CPUID would enumerate it.
         leaf: u32,
     },
+    /// VMX on a part that has none.
+    #[error("vmx: {0} has no virtual-machine extensions; core2 and all later models have them")]
+    NoVmx(String),
     /// Features without those that they need.
     #[error("{}", pairs(.0))]
     Contradiction(Vec<(Feature, Feature)>),

@@ -10,6 +10,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Core i7-4770 (Haswell).
@@ -61,6 +62,7 @@ pub const HASWELL: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
+    vmx: Some(vmx::caps::HASWELL),
     ..CpuModel::NONE
 };
 

@@ -11,6 +11,7 @@ use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8351N (Ice Lake-SP).
@@ -65,6 +66,7 @@ pub const ICELAKE_SERVER: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 96 * CRYSTAL_KHZ),
     },
+    vmx: Some(vmx::caps::ICELAKE_SERVER),
     ..CpuModel::NONE
 };
 

@@ -47,6 +47,7 @@ use crate::lbr::LbrCaps;
 use crate::msr::MsrFault;
 use crate::pmu::PmuCaps;
 use crate::pt::PtCaps;
+use crate::vmx::VmxCaps;
 
 /// One row of CPUID: what a leaf (and subleaf, where it has any) answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,6 +255,8 @@ pub struct CpuModel {
     pub msrs: &'static [MsrRow],
     /// What its debug and trace units can do.
     pub units: UnitCaps,
+    /// What the part can do in VMX operation, if it has any. A guest sees what [`CpuModel::shown_vmx`] says.
+    pub vmx: Option<VmxCaps>,
 }
 
 /// What a model's debug and trace units can do; `None` where it has no such unit.
@@ -297,6 +300,7 @@ impl CpuModel {
         removed: Features::NONE,
         msrs: &[],
         units: UnitCaps::NONE,
+        vmx: None,
     };
 
     /// What CPUID answers: `[eax, ebx, ecx, edx]` for EAX = `leaf` and ECX = `subleaf`.
@@ -335,6 +339,12 @@ impl CpuModel {
     /// What the model's CPUID says it can do.
     pub fn features(&self) -> Features {
         Features::of(self.cpuid)
+    }
+
+    /// What a guest sees of VMX: `None` where CPUID does not show it.
+    pub fn shown_vmx(&self) -> Option<VmxCaps> {
+        let features = self.features();
+        self.vmx.filter(|_| features.vmx()).map(|caps| caps.shown(features))
     }
 
     /// What the part's CPUID says it can do.

@@ -11,6 +11,7 @@ use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, msrs, policy};
 use crate::cpuid::{Feature, Features};
 use crate::msr::*;
 use crate::pt::PtCaps;
+use crate::vmx::{FEATURE_CONTROL_LOCKED, FEATURE_CONTROL_VMX, VmxCaps};
 
 /// A CPU model that owns its tables. [`OwnedModel::build`] checks it and makes it a [`CpuModel`].
 #[derive(Clone, Debug)]
@@ -31,6 +32,7 @@ pub struct OwnedModel {
     removed: Features,
     msrs: Vec<MsrRow>,
     units: UnitCaps,
+    vmx: Option<VmxCaps>,
 }
 
 /// Registers that a part of the machine holds itself, so that no model has a row for them: the core, the clock, the local
@@ -114,6 +116,7 @@ impl From<&CpuModel> for OwnedModel {
             removed: model.removed,
             msrs: model.msrs.to_vec(),
             units: model.units,
+            vmx: model.vmx,
         }
     }
 }
@@ -212,6 +215,9 @@ impl OwnedModel {
             let why = policy::why_hidden(feature).unwrap_or("not modelled");
             return Err(ModelError::NotExecuted { feature, why });
         }
+        if feature == Feature::Vmx && self.vmx.is_none() {
+            return Err(ModelError::NoVmx(self.name.clone()));
+        }
         let place = feature.place();
         let highest = |first: u32| self.part_row(first, 0).map_or(0, |row| row.regs[0]);
         let listed =
@@ -264,7 +270,8 @@ impl OwnedModel {
 
         let enumerated = |msr: u32| {
             let row = msrs::ENUMERATED.iter().find(|(number, _)| *number == msr);
-            row.is_none_or(|(_, by)| by.iter().any(|&feature| features.has(feature)))
+            let vmx = (IA32_VMX_BASIC..=IA32_VMX_BASIC + 0x11).contains(&msr);
+            (!vmx || features.vmx()) && row.is_none_or(|(_, by)| by.iter().any(|&feature| features.has(feature)))
         };
         let mut registers: Vec<MsrRow> = self.msrs.into_iter().filter(|row| enumerated(row.msr)).collect();
         for &row in msrs::ADDED {
@@ -274,8 +281,18 @@ impl OwnedModel {
                 registers.insert(at, row);
             }
         }
+        if let Some(caps) = self.vmx.filter(|_| features.vmx()) {
+            for row in caps.shown(features).msrs(features) {
+                if let Err(at) = registers.binary_search_by_key(&row.msr, |r| r.msr) {
+                    registers.insert(at, row);
+                }
+            }
+        }
         for row in &mut registers {
             match row.msr {
+                // As firmware leaves it.
+                IA32_FEATURE_CONTROL if features.vmx() => row.reset |= FEATURE_CONTROL_LOCKED | FEATURE_CONTROL_VMX,
+                IA32_FEATURE_CONTROL => row.reset &= !FEATURE_CONTROL_VMX,
                 IA32_BIOS_SIGN_ID => row.reset = u64::from(self.microcode) << 32,
                 IA32_MISC_ENABLE => row.reset = msrs::misc_enable(row.reset, features),
                 _ => {}
@@ -311,6 +328,7 @@ impl OwnedModel {
                 },
                 ..self.units
             },
+            vmx: self.vmx,
         })))
     }
 

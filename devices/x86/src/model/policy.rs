@@ -138,7 +138,7 @@ pub const ENGINE: Features = Features::list(&[
 ]);
 
 /// What the machine executes as well, but shows only to who asks for it, whatever the part has; and why.
-pub const ON_DEMAND: &[(Feature, &str)] = &[(Rtm, TSX), (RtmAlwaysAbort, TSX)];
+pub const ON_DEMAND: &[(Feature, &str)] = &[(Rtm, TSX), (RtmAlwaysAbort, TSX), (Vmx, NESTED)];
 
 /// A feature and one that it is nothing without.
 pub const NEEDS: &[(Feature, Feature)] = &[
@@ -231,7 +231,7 @@ const AMX: &str = "not modelled: AMX";
 const TSX: &str = "off by default, as microcode updates have it: +rtm or +rtm_always_abort shows it";
 const ELISION: &str = "not modelled: lock elision and the switches of transactions";
 const SECURE: &str = "not modelled: enclaves, measured launch and memory encryption";
-const NESTED: &str = "not modelled: nested virtual machines";
+const NESTED: &str = "off by default, since it is not whole: +vmx shows what there is of it";
 const HYBRID: &str = "all cores are of one kind";
 const LAST_BRANCHES: &str = "no architectural last-branch records";
 

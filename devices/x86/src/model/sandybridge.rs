@@ -9,6 +9,7 @@ use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::ds::{DsCaps, PRECISE_STORE, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Core i7-2600 (Sandy Bridge).
@@ -54,6 +55,7 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
+    vmx: Some(vmx::caps::WESTMERE),
     ..CpuModel::NONE
 };
 

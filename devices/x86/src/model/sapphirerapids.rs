@@ -10,6 +10,7 @@ use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8480+ (Sapphire Rapids).
@@ -63,6 +64,7 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 80 * CRYSTAL_KHZ),
     },
+    vmx: Some(vmx::caps::SAPPHIRERAPIDS),
     ..CpuModel::NONE
 };
 

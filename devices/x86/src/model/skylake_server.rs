@@ -12,6 +12,7 @@ use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon Platinum 8160 (Skylake-SP).
@@ -64,6 +65,7 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 84 * CRYSTAL_KHZ),
     },
+    vmx: Some(vmx::caps::SKYLAKE_SERVER),
     ..CpuModel::NONE
 };
 

@@ -9,6 +9,7 @@ use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Atom P5942B (Snow Ridge).
@@ -55,6 +56,7 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 88 * CRYSTAL_KHZ),
     },
+    vmx: Some(vmx::caps::SKYLAKE_SERVER),
     ..CpuModel::NONE
 };
 

@@ -19,6 +19,7 @@ use crate::cpuid::{Feature, Register};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
+use crate::vmx;
 use crate::{debugctl, lbr};
 
 /// Intel Xeon X5650 "Westmere-EP".
@@ -65,6 +66,7 @@ pub const WESTMERE: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
+    vmx: Some(vmx::caps::WESTMERE),
     ..CpuModel::NONE
 };
 

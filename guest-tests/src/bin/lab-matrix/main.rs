@@ -103,11 +103,11 @@ fn run(host: Host, folder: &Path, guests: &[String]) -> Result<(), String> {
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [host, folder, guests @ ..] = arguments.as_slice() else {
-        eprintln!("usage: lab-matrix kvm-amd|kvm-intel FOLDER [GUEST...]");
+        eprintln!("usage: lab-matrix kvm-amd|kvm-intel|kvm-intel-minivmm FOLDER [GUEST...]");
         return ExitCode::from(2);
     };
     let Some(host) = Host::named(host) else {
-        eprintln!("lab-matrix: no lab {host}: kvm-amd or kvm-intel");
+        eprintln!("lab-matrix: no lab {host}: kvm-amd, kvm-intel or kvm-intel-minivmm");
         return ExitCode::from(2);
     };
     match run(host, Path::new(folder), guests) {

@@ -33,13 +33,14 @@ const COMMANDS: [(&str, &str); 2] = [
         include_str!("../../../../guest-tests/linux/load-modules"),
     ),
 ];
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 6] = [
     (DEMO_SCRIPT, include_str!("../../../../guest-tests/linux/scripts/demo")),
     (
         "selftest",
         include_str!("../../../../guest-tests/linux/scripts/selftest"),
     ),
     ("smp", include_str!("../../../../guest-tests/linux/scripts/smp")),
+    ("net", include_str!("../../../../guest-tests/linux/scripts/net")),
     ("nothing", include_str!("../../../../guest-tests/linux/scripts/nothing")),
     (
         "watchdog",
@@ -49,10 +50,23 @@ const SCRIPTS: [(&str, &str); 5] = [
 
 /// The kernel's modules that drive our devices, in the order in which they can be loaded, and where the kernel's package has
 /// them below its folder of modules.
-const MODULES: [(&str, &str); 5] = [
+const MODULES: [(&str, &str); 12] = [
     ("virtio_ring.ko", "kernel/drivers/virtio/virtio_ring.ko"),
     ("virtio.ko", "kernel/drivers/virtio/virtio.ko"),
     ("virtio_mmio.ko", "kernel/drivers/virtio/virtio_mmio.ko"),
+    (
+        "virtio_pci_legacy_dev.ko",
+        "kernel/drivers/virtio/virtio_pci_legacy_dev.ko",
+    ),
+    (
+        "virtio_pci_modern_dev.ko",
+        "kernel/drivers/virtio/virtio_pci_modern_dev.ko",
+    ),
+    ("virtio_pci.ko", "kernel/drivers/virtio/virtio_pci.ko"),
+    ("failover.ko", "kernel/net/core/failover.ko"),
+    ("net_failover.ko", "kernel/drivers/net/net_failover.ko"),
+    ("virtio_net.ko", "kernel/drivers/net/virtio_net.ko"),
+    ("virtio_console.ko", "kernel/drivers/char/virtio_console.ko"),
     ("virtio_blk.ko", "kernel/drivers/block/virtio_blk.ko"),
     ("virtio-rng.ko", "kernel/drivers/char/hw_random/virtio-rng.ko"),
 ];

@@ -48,7 +48,7 @@ fn port(c: &mut Cpu, o: &Op) -> Done<(u16, u8)> {
 }
 
 /// IOPL, then the I/O permission bitmap (SDM Vol. 1 20.5.2 "I/O Permission Bit Map").
-fn may_access(c: &mut Cpu, port: u16, size: u8) -> Done {
+pub(crate) fn may_access(c: &mut Cpu, port: u16, size: u8) -> Done {
     if !c.cr0.pe() || c.cpl <= c.iopl() && c.rflags & rf::VM == 0 {
         return Ok(());
     }

@@ -32,6 +32,9 @@ use crate::lower::{End, Lower};
 
 /// Emits the ops of one instruction.
 pub(crate) fn lower(l: &mut Lower) -> End {
+    if let Some(end) = crate::vmx::lower(l) {
+        return end;
+    }
     if let Some(lower) = system::lowering(l) {
         return lower(l);
     }

@@ -34,6 +34,11 @@ fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
             }
         }
     };
+    let value = if msr == IA32_TIME_STAMP_COUNTER {
+        c.tsc_read(value)
+    } else {
+        value
+    };
     c.set::<4>(slot::RAX, value);
     c.set::<4>(slot::RDX, value >> 32);
     Ok(())

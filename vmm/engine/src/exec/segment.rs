@@ -48,7 +48,7 @@ cold_bodies! {
         Ok(())
     };
     Smsw = |c: &mut Cpu, o: &Op| {
-        let v = c.cr0.into_bits();
+        let v = c.cr0_read();
         c.set_sized(o.dst, o.imm as u8, v);
         Ok(())
     };

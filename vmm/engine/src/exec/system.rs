@@ -123,7 +123,8 @@ cold_flows! {
     WriteCr = write_cr;
     Clts = |c: &mut Cpu, o: &Op| {
         c.supervisor_only()?;
-        c.cr0.set_ts(false);
+        let ts = c.cr0_moved(0) & 8 != 0;
+        c.cr0.set_ts(ts);
         Ok(Go::To(c.next_ip(o)))
     };
     /// LMSW from `src`.
@@ -287,9 +288,13 @@ impl Cpu {
     /// Sets CR0, checked (SDM Vol. 2B "MOV—Move to/from Control Registers").
     fn set_cr0(&mut self, value: u64) -> Done {
         let old = self.cr0;
+        let value = self.cr0_moved(value);
         let Ok(new) = Cr0::accept(value) else {
             return Err(self.gp(0));
         };
+        if !self.vmx_allows(new.into_bits(), self.cr4.into_bits()) {
+            return Err(self.gp(0));
+        }
         let (cr4, efer) = (self.cr4, self.efer);
         if !old.may_become(new, cr4, efer, self.seg[CS].long()) {
             return Err(self.gp(0));
@@ -324,7 +329,7 @@ impl Cpu {
     pub(crate) fn check_pdptes(&mut self, cr3: u64) -> Done {
         let reserved = !0u64 << self.maxphyaddr | 0x1e6;
         for i in 0..4 {
-            let entry = self.shared().ram.read_phys((cr3 & 0xffff_ffe0) + i * 8, 8);
+            let entry = self.read_guest_physical((cr3 & 0xffff_ffe0) + i * 8)?;
             if entry & 1 != 0 && entry & reserved != 0 {
                 return Err(self.gp(0));
             }
@@ -353,9 +358,13 @@ impl Cpu {
 
     fn set_cr4(&mut self, value: u64) -> Done {
         let (old, features) = (self.cr4, self.model.features());
+        let value = self.cr4_moved(value);
         let Ok(new) = Cr4::accept(value, features) else {
             return Err(self.gp(0));
         };
+        if !self.vmx_allows(self.cr0.into_bits(), new.into_bits()) {
+            return Err(self.gp(0));
+        }
         let (cr0, cr3, efer) = (self.cr0, Cr3::from_bits(self.cr3), self.efer);
         if !old.may_become(new, cr0, cr3, efer) {
             return Err(self.gp(0));
@@ -417,6 +426,9 @@ fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
             if value > 15 {
                 return Err(c.gp(0));
             }
+            if c.set_virtual_tpr(value as u8) {
+                return Ok(Go::Look(c.next_ip(o)));
+            }
             c.bus().set_cr8(value);
             c.bus_used = true;
             return Ok(Go::Look(c.next_ip(o)));
@@ -435,11 +447,14 @@ fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
 fn read_cr(c: &mut Cpu, o: &Op) -> Done {
     c.supervisor_only()?;
     let value = match o.aux {
-        0 => c.cr0.into_bits(),
+        0 => c.cr0_read(),
         2 => c.cr2,
         3 => c.cr3,
-        4 => c.cr4.into_bits(),
-        _ => c.bus().cr8(),
+        4 => c.cr4_read(),
+        _ => match c.virtual_tpr() {
+            Some(class) => class.into(),
+            None => c.bus().cr8(),
+        },
     };
     let size = if c.is64() { 8 } else { 4 };
     c.set_sized(o.dst, size, value);
@@ -451,6 +466,7 @@ fn lmsw(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.drain_records_first()?;
     // PE can be set and not cleared (SDM Vol. 2A "LMSW").
     let value = c.get::<2>(o.src) & 0xf;
+    crate::vmx::intercept::lmsw(c, o, c.get::<2>(o.src))?;
     let new = c.cr0.into_bits() & !0xe | value;
     c.set_cr0(new)?;
     Ok(Go::Look(c.next_ip(o)))
@@ -581,6 +597,7 @@ fn rdtsc(c: &mut Cpu, o: &Op) -> Done {
     }
     let now = c.now(o);
     let v = c.bus().tsc(now);
+    let v = c.tsc_read(v);
     c.set::<4>(slot::RAX, v);
     c.set::<4>(slot::RDX, v >> 32);
     Ok(())
@@ -707,7 +724,11 @@ fn software_interrupt(c: &mut Cpu, o: &Op) -> Done<Go> {
                 c.watched.pending = 0;
                 c.set_debug_status(0);
             }
+            if c.non_root() {
+                c.vectoring = Some(crate::vmx::Vectoring::of_instruction(event, o.aux >= 2, o.len));
+            }
             c.deliver(event)?;
+            c.vectoring = None;
             c.rip
         }
     };
@@ -878,7 +899,8 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Lmsw => {
             l.emit(chain::<SupervisorOnly>(), |_| ());
             let src = l.read(0, 2);
-            return l.flow(chain_flow::<Lmsw>(), |o| o.src = src);
+            let memory = l.is_mem(0);
+            return l.flow(chain_flow::<Lmsw>(), |o| (o.src, o.aux) = (src, memory.into()));
         }
         M::Syscall => return l.flow(chain_flow::<Syscall>(), |_| ()),
         M::Sysret | M::Sysretq => {

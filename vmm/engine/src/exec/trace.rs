@@ -36,7 +36,7 @@ fn ptwrite(c: &mut Cpu, o: &Op) -> Done {
 
 /// Nobody is called but whoever records the guest. To those who watch it is a far transfer there and back, as decoders of
 /// Intel PT take it.
-fn vmcall(c: &mut Cpu, o: &Op) -> Done<Go> {
+pub(crate) fn vmcall(c: &mut Cpu, o: &Op) -> Done<Go> {
     if c.get::<4>(0) as u32 != HYPERCALL {
         return Err(c.ud());
     }

@@ -33,6 +33,7 @@
 //! | 4 sync | offset, step, tick | a PSB begins here |
 //! | 5 tsc | offset, step, value | from here on, the guest's TSC is so much (modulo 2^64) ahead of virtual ticks |
 //! | 7 time | offset, step, tick | what the clocks show here, after they stood still |
+//! | 8 thread | offset, step, tid, tgid, 16 bytes of name | the vCPU goes over to this thread: the entry of Linux's `__switch_to` |
 //! | 6 mark | which, offset, step, tick, ip + 1 or 0 | 0 segment begins, 1 tracing begins, 2 tracing stops, 3 INIT, 4 start-up IPI, 5 shutdown, 6 end of the recording |
 //!
 //! *Space* says whose address it is: 0 for addresses with bit 63 set, which belong to all; else CR3 >> 5, plus 1. A space that
@@ -40,6 +41,9 @@
 //! pending bits. `ip` is the instruction that is executed next, 0 where none is traced. A page has a new content when code of
 //! it is executed that differs from the last content, not when it is written. A record 2 may stand behind the packets that
 //! need it; it holds for the whole time from the last change of that page on, or from the beginning of the segment.
+//!
+//! A record 8 stands at a PSB, too, whose step it has: the thread's stack is another from the next return on. There are none before
+//! the kernel was found, and none without `__switch_to` in its symbols. The name is that of `task_struct`, ended by zeros.
 //!
 //! # Packets
 //! TSC packets carry virtual ticks. IP packets are linear addresses in every mode. PIP packets tell CR3 whatever the filter is.
@@ -54,8 +58,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the format that is written, and the only one that is read.
-pub const VERSION: u32 = 1;
+/// The version of the format that is written. Version 1, which had no records 8, is read too.
+pub const VERSION: u32 = 2;
+
+/// The oldest version that is read.
+pub const OLDEST: u32 = 1;
+
+/// Bytes of a thread's name, with the zeros behind it: `TASK_COMM_LEN` of include/linux/sched.h.
+pub const COMM: usize = 16;
 
 /// Bytes of a frame's header.
 pub const FRAME: usize = 24;
@@ -237,6 +247,19 @@ pub enum Record {
         /// Guest's TSC less virtual ticks.
         value: u64,
     },
+    /// The vCPU goes over to another thread of Linux.
+    Thread {
+        /// Of the PSB.
+        offset: u64,
+        /// The machine's step.
+        step: u64,
+        /// The thread's number; 0 for those that are idle.
+        tid: u32,
+        /// Its process's number.
+        tgid: u32,
+        /// Its name, with zeros behind it.
+        comm: [u8; COMM],
+    },
     /// Something about the recording or the vCPU.
     Mark {
         /// What.
@@ -366,6 +389,20 @@ impl Encoder {
                 self.step(step);
                 self.number(value);
             }
+            Record::Thread {
+                offset,
+                step,
+                tid,
+                tgid,
+                comm,
+            } => {
+                self.bytes.push(8);
+                self.offset(offset);
+                self.step(step);
+                self.number(tid.into());
+                self.number(tgid.into());
+                self.bytes.extend_from_slice(&comm);
+            }
             Record::Mark {
                 mark,
                 offset,
@@ -488,6 +525,17 @@ impl<'a> Records<'a> {
                 step: self.step()?,
                 tick: self.tick()?,
             },
+            8 => Record::Thread {
+                offset: self.offset()?,
+                step: self.step()?,
+                tid: self.number()?.try_into().ok()?,
+                tgid: self.number()?.try_into().ok()?,
+                comm: {
+                    let name = self.bytes.get(self.at..)?.first_chunk()?;
+                    self.at += COMM;
+                    *name
+                },
+            },
             _ => return None,
         })
     }
@@ -574,7 +622,9 @@ pub enum HeaderError {
     #[error("{HEADER} is damaged: no version")]
     NoVersion,
     /// Of another version.
-    #[error("a trace of version {0}, and this minivmm reads version {VERSION}: read it with the minivmm that wrote it")]
+    #[error(
+        "a trace of version {0}, and this minivmm reads versions {OLDEST} to {VERSION}: read it with the minivmm that wrote it"
+    )]
     Version(u64),
     /// More vCPUs than a machine can have.
     #[error("{HEADER} is damaged: {0} vCPUs, and a machine has 1 to {MOST_CPUS}")]
@@ -608,7 +658,7 @@ impl Header {
             return Err(HeaderError::Format);
         }
         match value.get("version").and_then(serde_json::Value::as_u64) {
-            Some(version) if version == u64::from(VERSION) => {}
+            Some(version) if (u64::from(OLDEST)..=u64::from(VERSION)).contains(&version) => {}
             Some(version) => {
                 return Err(HeaderError::Version(version));
             }

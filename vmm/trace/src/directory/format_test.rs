@@ -50,6 +50,13 @@ fn all() -> Vec<Record> {
             step: 2,
             tick: 3,
         },
+        Record::Thread {
+            offset: 4,
+            step: 1 << 34,
+            tid: u32::MAX,
+            tgid: 0,
+            comm: *b"fifteen-letters\0",
+        },
     ]
 }
 
@@ -119,13 +126,16 @@ fn a_header_says_what_is_wrong_with_it() {
         assert!(error.contains(&format!("{cpus} vCPUs")), "{error}");
     }
     assert_eq!(Header::parse(&text).unwrap(), header);
+    let older = text.replace("\"version\": 2", "\"version\": 1");
+    assert_eq!(Header::parse(&older).unwrap(), header);
     for (text, says) in [
         ("", "damaged"),
         ("{}", "not a trace"),
         ("[1]", "not a trace"),
         (&text.replace("minivmm-trace", "perf"), "not a trace"),
-        (&text.replace("\"version\": 1", "\"version\": 2"), "version 2"),
-        (&text.replace("\"version\": 1", "\"version\": null"), "no version"),
+        (&text.replace("\"version\": 2", "\"version\": 3"), "version 3"),
+        (&text.replace("\"version\": 2", "\"version\": 0"), "version 0"),
+        (&text.replace("\"version\": 2", "\"version\": null"), "no version"),
         (&text.replace("westmere", "westmore"), "checksum"),
         (&text.replace("\"cpus\": 2", "\"cpus\": 3"), "checksum"),
         (&text[..text.len() / 2], "damaged"),

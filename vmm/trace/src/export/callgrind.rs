@@ -9,7 +9,7 @@ use std::{
 use pt_flow::Block;
 
 use super::{calls::Export, error::ExportError, file::OutFile};
-use crate::view::{Frame, Function, Here, Names, Process};
+use crate::view::{Frame, Function, Here, Names, Owner};
 
 /// Instructions by function and by call, in a file.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Profile {
 }
 
 impl Export for Callgrind {
-    fn enter(&mut self, _: &Names, _: &Here, _: Option<Process>, stack: &mut [Frame], back: bool) {
+    fn enter(&mut self, _: &Names, _: &Here, _: Owner, stack: &mut [Frame], back: bool) {
         if let [.., from, to] = stack
             && !back
         {
@@ -100,7 +100,7 @@ impl Export for Callgrind {
         }
     }
 
-    fn leave(&mut self, _: &Names, _: &Here, stack: &mut [Frame]) {
+    fn leave(&mut self, _: &Names, _: &Here, _: Owner, stack: &mut [Frame]) {
         if let [rest @ .., from, to] = stack {
             // Of a recursion the outermost call has it all.
             let again = rest

@@ -7,23 +7,19 @@ use pt_flow::{Block, Event};
 use super::error::ExportError;
 use crate::{
     reader::{Trace, TraceError},
-    view::{Calls, Frame, Here, Names, Process, Sink, Totals, Window, view},
+    view::{Calls, Frame, Here, Names, Owner, Sink, Totals, Window, view},
 };
 
-/// A file in the form of another program that is made of calls. It hears of those of all vCPUs, of one vCPU after the other.
+/// A file in the form of another program that is made of calls. It hears of those of all vCPUs, in the order of the machine's steps.
 ///
 /// Of each frame a form may keep a number, [`Frame::tags`] at the index that [`Export::begin`] was given.
 pub trait Export: fmt::Debug {
     /// Before everything else: where its numbers in frames are.
     fn begin(&mut self, _tag: usize) {}
-    /// The calls that follow are those of this vCPU.
-    fn cpu(&mut self, _cpu: usize) {}
-    /// The trace of that vCPU is over, and all its frames are left.
-    fn cpu_over(&mut self) {}
     /// The last frame was entered, or came back with its thread.
-    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], back: bool);
+    fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], back: bool);
     /// The last frame is left, or goes away with its thread.
-    fn leave(&mut self, names: &Names, here: &Here, stack: &mut [Frame]);
+    fn leave(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame]);
     /// The last frame runs.
     fn run(&mut self, stack: &[Frame], block: &Block);
     /// Something else happens.
@@ -48,7 +44,7 @@ pub struct Job<'a> {
     pub cpus: &'a [usize],
 }
 
-/// Shows the calls to all forms. `progress` hears of a vCPU, and of how many bytes of its packets are done, of how many.
+/// Shows the calls to all forms. `progress` hears how many bytes of packets are done, of how many.
 ///
 /// # Errors
 /// The trace cannot be read.
@@ -58,37 +54,29 @@ pub struct Job<'a> {
 pub fn calls(
     job: &Job<'_>,
     forms: &mut [Box<dyn Export>],
-    progress: &mut dyn FnMut(usize, u64, u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Totals, TraceError> {
     assert!(forms.len() <= Frame::TAGS, "more forms than frames have numbers for");
     for (tag, form) in forms.iter_mut().enumerate() {
         form.begin(tag);
     }
-    let mut totals = Totals::default();
-    for &cpu in job.cpus {
-        forms.iter_mut().for_each(|form| form.cpu(cpu));
-        let mut calls = Calls::new(job.names, All(&mut *forms));
-        totals.add(&view(job.trace, cpu, &job.window, &mut calls, &mut |done, total| {
-            progress(cpu, done, total);
-        })?);
-        forms.iter_mut().for_each(|form| form.cpu_over());
-    }
-    Ok(totals)
+    let mut calls = Calls::new(job.names, All(&mut *forms));
+    view(job.trace, job.cpus, &job.window, &mut calls, progress)
 }
 
 /// All forms.
 struct All<'a>(&'a mut [Box<dyn Export>]);
 
 impl Sink for All<'_> {
-    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], back: bool) {
+    fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], back: bool) {
         for form in &mut *self.0 {
-            form.enter(names, here, process, stack, back);
+            form.enter(names, here, owner, stack, back);
         }
     }
 
-    fn leave(&mut self, names: &Names, here: &Here, _: Option<Process>, stack: &mut [Frame], _: bool) {
+    fn leave(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], _: bool) {
         for form in &mut *self.0 {
-            form.leave(names, here, stack);
+            form.leave(names, here, owner, stack);
         }
     }
 

@@ -21,6 +21,14 @@ pub enum ExportError {
         /// What the system said.
         source: io::Error,
     },
+    /// A file would be larger than it may be.
+    #[error("{}: would be larger than {limit} bytes; `--trace-events-limit` allows more, `--least` leaves out short calls, `--perfetto` takes a tenth", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What it may have, in bytes.
+        limit: u64,
+    },
     /// perf finds the kernel's code by its symbols.
     #[error("{}: perf needs the symbols of a Linux kernel, and the trace has none", .0.display())]
     NoKernelSymbols(PathBuf),

@@ -8,7 +8,7 @@ use std::{
 use pt_flow::Block;
 
 use super::{calls::Export, error::ExportError, file::OutFile};
-use crate::view::{Frame, Function, Here, Names, Process};
+use crate::view::{Frame, Function, Here, Names, Owner};
 
 /// Paths that are distinguished, at most; what is deeper counts for what is above.
 const MOST: usize = 2 << 20;
@@ -36,9 +36,9 @@ struct Stacks {
     tag: usize,
     nodes: Vec<Node>,
     children: HashMap<(u32, Key), u32>,
+    /// Names of processes and threads of the kernel, and their numbers.
     processes: Vec<String>,
-    /// The process of the present frames.
-    at: Option<(Option<Process>, u32)>,
+    numbers: HashMap<String, u32>,
 }
 
 impl Default for Stacks {
@@ -52,7 +52,7 @@ impl Default for Stacks {
             }],
             children: HashMap::new(),
             processes: Vec::new(),
-            at: None,
+            numbers: HashMap::new(),
         }
     }
 }
@@ -76,16 +76,15 @@ impl Stacks {
         node
     }
 
-    fn process(&mut self, names: &Names, here: &Here, process: Option<Process>) -> u32 {
-        let name = names.process_name(process, here.step);
-        let known = self.processes.iter().position(|known| known == name);
-        let n = known.unwrap_or_else(|| {
+    fn process(&mut self, names: &Names, here: &Here, owner: Owner) -> u32 {
+        let name = names.owner_name(owner, here.step);
+        let n = self.numbers.get(name).copied().unwrap_or_else(|| {
+            let n = self.processes.len() as u32;
             self.processes.push(name.to_string());
-            self.processes.len() - 1
+            self.numbers.insert(name.to_string(), n);
+            n
         });
-        let node = self.child(ROOT, Key::Process(n as u32));
-        self.at = Some((process, node));
-        node
+        self.child(ROOT, Key::Process(n))
     }
 
     /// All instructions.
@@ -163,13 +162,13 @@ impl Stacks {
 }
 
 impl Stacks {
-    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame]) {
+    fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame]) {
         let Some((top, rest)) = stack.split_last_mut() else {
             return;
         };
         let (parent, of) = match rest.last() {
             Some(below) => (below.tags[self.tag] as u32, Some(below.function)),
-            None => (self.process(names, here, process), None),
+            None => (self.process(names, here, owner), None),
         };
         // Calls between functions that have no names show nothing.
         top.tags[self.tag] = if of == Some(top.function) && !top.function.known() {
@@ -227,11 +226,11 @@ macro_rules! of_stacks {
             self.stacks.tag = tag;
         }
 
-        fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], _: bool) {
-            self.stacks.enter(names, here, process, stack);
+        fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], _: bool) {
+            self.stacks.enter(names, here, owner, stack);
         }
 
-        fn leave(&mut self, _: &Names, _: &Here, _: &mut [Frame]) {}
+        fn leave(&mut self, _: &Names, _: &Here, _: Owner, _: &mut [Frame]) {}
 
         fn run(&mut self, stack: &[Frame], block: &Block) {
             self.stacks.run(stack, block);

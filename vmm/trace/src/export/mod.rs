@@ -11,6 +11,8 @@ mod folded;
 pub mod perf;
 mod perfetto;
 pub mod raw;
+mod slices;
+mod trace_events;
 
 pub use callgrind::Callgrind;
 pub use calls::{Export, Job, calls};
@@ -18,3 +20,4 @@ pub use error::ExportError;
 pub use file::{Folder, OutFile, abandon};
 pub use folded::{FlameGraph, Folded};
 pub use perfetto::Perfetto;
+pub use trace_events::TraceEvents;

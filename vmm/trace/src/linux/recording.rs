@@ -106,6 +106,19 @@ impl Recording {
         own && self.saw(task, steps)
     }
 
+    /// Where a CPU goes over to another thread, with that thread's `task_struct` as the second argument.
+    pub fn switch_address(&self) -> Option<u64> {
+        self.kernel.as_ref()?.symbols().address("__switch_to")
+    }
+
+    /// A CPU goes over to the thread whose `task_struct` is at this address: who that is, and whether its process has got a new name.
+    pub fn thread(&mut self, memory: &mut dyn Memory, at: u64, steps: u64) -> Option<(Task, bool)> {
+        let task = self.kernel.as_ref()?.task_at(memory, at)?;
+        // A process goes by the name of its first thread.
+        let new = task.pid == task.tgid && self.saw(task.clone(), steps);
+        Some((task, new))
+    }
+
     fn saw(&mut self, task: Task, steps: u64) -> bool {
         let Some(table) = task.page_table else { return false };
         let name = (task.tgid, task.comm.clone());

@@ -71,6 +71,12 @@ impl Kernel {
         self.task(memory, layout, at)
     }
 
+    /// The task whose `task_struct` is at a kernel's virtual address.
+    pub fn task_at(&self, memory: &mut dyn Memory, at: u64) -> Option<Task> {
+        let layout = self.types.tasks.as_ref()?;
+        self.task(&mut Look::new(memory, ONE), layout, at)
+    }
+
     fn task(&self, memory: &mut Look<'_>, layout: &TaskLayout, at: u64) -> Option<Task> {
         let mut comm = [0; COMM];
         if !memory.spend(STEPS) || !self.read_within(memory, at.wrapping_add(layout.comm), &mut comm) {

@@ -28,6 +28,8 @@ pub struct CpuInfo {
     pub pages: u64,
     /// Changes of code.
     pub changes: u64,
+    /// How often the vCPU went over to another thread of Linux.
+    pub thread_switches: u64,
     /// How often the guest moved its TSC.
     pub tsc_moves: u64,
     /// INITs and start-up IPIs.
@@ -125,6 +127,7 @@ impl Trace {
                     moment(&mut info, step, tick);
                 }
                 Record::Time { step, tick, .. } => moment(&mut info, step, tick),
+                Record::Thread { .. } => info.thread_switches += 1,
                 Record::Tsc { .. } => info.tsc_moves += 1,
                 Record::Mark {
                     mark,

@@ -3,8 +3,10 @@
 pub mod image;
 mod info;
 mod state;
+mod threads;
 mod trace;
 
 pub use info::{Counts, CpuInfo};
 pub use state::{Start, State, StepClock};
+pub use threads::{Thread, ThreadId, ThreadSwitches};
 pub use trace::{At, Code, Decode, Progress, Summary, Trace, TraceError};

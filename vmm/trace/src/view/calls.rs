@@ -8,29 +8,43 @@
 //!
 //! Returns are used for other things too. A retpoline calls, puts another address on the stack, and returns to that: a return that fits no
 //! frame takes one away and jumps. A function may jump to another instead of calling it (a tail call): the frame becomes the other's.
-//! Interrupts push a frame that IRET pops. On the way back to user mode the kernel's frames end, whatever was thought of them. Where
-//! Linux switches threads, the frames are put aside ([`super::threads`]).
+//! Interrupts push a frame that IRET pops. On the way back to user mode the kernel's frames end, whatever was thought of them.
+//!
+//! Where Linux goes over to another thread, the frames are put aside, and those of the other thread come back. The trace says which
+//! thread that is; an older one does not, nor one whose Linux is not known: then a thread is taken that fits ([`super::threads`]). A new
+//! thread begins in `ret_from_fork`, and in user mode with the frames that its parent had at `fork`; a thread of the same process has
+//! another stack, and begins with the function that made it. A signal's handler is above what it interrupts, until the kernel goes on
+//! there.
 //!
 //! Frames that were there before the trace are not known; a return into one makes it known from there on.
+
+use std::collections::HashMap;
 
 use pt_flow::{Block, End, Event, EventKind};
 
 use super::{
     frame::{Frame, FrameKind},
-    names::{Names, Process, ProcessCache},
+    names::{Names, Owner, Process, ProcessCache},
     threads::{Parked, Threads},
     window::{Here, Viewer, loses},
 };
+use crate::reader::ThreadId;
 
 /// Deeper stacks are begun anew: they are no stacks.
 const DEEPEST: usize = 1024;
+/// More threads than this that wait are forgotten.
+const MOST_THREADS: usize = 1 << 16;
+/// More threads than this that have not run yet are forgotten, the oldest first.
+const MOST_BIRTHS: usize = 1 << 10;
+/// SYSCALL, SYSENTER and INT n: what is behind one of them is where it is done again, less this.
+const SYSTEM_CALL: u64 = 2;
 
 /// Hears of calls. The frames are those of the vCPU, the last is the innermost.
 pub trait Sink {
     /// The last frame was entered, or came back with its thread.
-    fn enter(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], back: bool);
+    fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], back: bool);
     /// The last frame is left, or goes away with its thread.
-    fn leave(&mut self, names: &Names, here: &Here, process: Option<Process>, stack: &mut [Frame], away: bool);
+    fn leave(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame], away: bool);
     /// The last frame runs.
     fn run(&mut self, names: &Names, here: &Here, stack: &mut [Frame], block: &Block, code: &[u8]);
     /// Something else happens.
@@ -61,42 +75,114 @@ enum After {
     Lost,
 }
 
-/// Follows the calls of one vCPU.
+/// A vCPU: what it runs.
+#[derive(Debug)]
+struct Cpu {
+    owner: Owner,
+    frames: Vec<Frame>,
+    /// The kernel's frames begin here.
+    kernel: Option<usize>,
+    after: After,
+}
+
+impl Default for Cpu {
+    fn default() -> Cpu {
+        Cpu {
+            owner: Owner::default(),
+            frames: Vec::new(),
+            kernel: None,
+            after: After::Nothing,
+        }
+    }
+}
+
+/// A thread that was made and has not been in user mode yet.
+#[derive(Debug)]
+struct Birth {
+    /// Its parent's process's number.
+    tgid: Option<u32>,
+    /// Where it goes on.
+    ip: u64,
+    /// The parent's frames of user mode.
+    frames: Vec<Frame>,
+}
+
+/// Follows the calls of vCPUs.
 #[derive(Debug)]
 pub struct Calls<'a, S> {
     names: &'a Names,
     /// Who hears of them.
     pub sink: S,
-    process: Option<Process>,
-    frames: Vec<Frame>,
-    /// The kernel's frames begin here.
-    kernel: Option<usize>,
+    /// The vCPU that runs.
+    number: usize,
+    cpu: Cpu,
+    /// The others.
+    others: HashMap<usize, Cpu>,
+    /// Threads that wait, by their numbers, with the steps at which they began to.
+    waiting: HashMap<(u32, usize), (Parked, u64)>,
+    births: Vec<Birth>,
+    /// Threads that wait of a trace that does not tell which are which.
     threads: Threads,
     cache: ProcessCache,
-    after: After,
 }
 
 impl<'a, S: Sink> Calls<'a, S> {
-    /// At the beginning of a vCPU's trace.
+    /// At the beginning of a trace.
     pub fn new(names: &'a Names, sink: S) -> Calls<'a, S> {
         Calls {
             names,
             sink,
-            process: None,
-            frames: Vec::new(),
-            kernel: None,
+            number: 0,
+            cpu: Cpu::default(),
+            others: HashMap::new(),
+            waiting: HashMap::new(),
+            births: Vec::new(),
             threads: Threads::default(),
             cache: ProcessCache::default(),
-            after: After::Nothing,
         }
     }
 
+    /// What follows is of this vCPU.
+    fn go_to(&mut self, here: &Here) {
+        if here.cpu != self.number {
+            let other = self.others.remove(&here.cpu).unwrap_or_default();
+            let before = std::mem::replace(&mut self.cpu, other);
+            self.others.insert(self.number, before);
+            self.number = here.cpu;
+        }
+    }
+
+    /// What a thread of this vCPU waits under. Idle threads have the number 0, one for each vCPU: they stay where they are.
+    fn key(&self, thread: ThreadId) -> (u32, usize) {
+        match self.names.thread(thread).tid {
+            0 => (0, self.number),
+            tid => (tid, 0),
+        }
+    }
+
+    /// The process whose addresses these are, unless the thread only borrows them.
+    fn process(&mut self, here: &Here) -> Option<Process> {
+        let process = self.cache.get(self.names, here.state.cr3)?;
+        let Some(thread) = self.cpu.owner.thread else {
+            return Some(process);
+        };
+        let task = self.names.task(process, here.step);
+        task.is_none_or(|task| task.tgid == self.names.thread(thread).tgid)
+            .then_some(process)
+    }
+
     fn push(&mut self, here: &Here, ip: u64, ret: u64, kind: FrameKind) {
-        if self.frames.len() >= DEEPEST {
+        if self.cpu.frames.len() >= DEEPEST {
             self.clear(here);
         }
-        let (function, start, end) = self.names.function(ip, self.process, here.step);
-        self.frames.push(Frame {
+        let (function, start, end) = self.names.function(ip, self.cpu.owner.process, here.step);
+        let around = self
+            .cpu
+            .frames
+            .last()
+            .filter(|top| kind == FrameKind::Call && function.known() && ip != start && top.function == function);
+        let (inner, tags) = around.map_or((false, [0; Frame::TAGS]), |top| (true, top.tags));
+        self.cpu.frames.push(Frame {
             function,
             ip,
             ret,
@@ -105,48 +191,96 @@ impl<'a, S: Sink> Calls<'a, S> {
             since_ns: here.ns(),
             own: 0,
             below: 0,
-            tags: [0; Frame::TAGS],
+            inner,
+            tags,
             start,
             end,
         });
-        self.sink.enter(self.names, here, self.process, &mut self.frames, false);
+        if inner {
+            return;
+        }
+        if self.names.makes_thread(function) {
+            self.bear();
+        }
+        self.sink
+            .enter(self.names, here, self.cpu.owner, &mut self.cpu.frames, false);
     }
 
     fn pop(&mut self, here: &Here, away: bool) -> Option<Frame> {
-        self.frames.last()?;
-        self.sink.leave(self.names, here, self.process, &mut self.frames, away);
-        let frame = self.frames.pop()?;
-        if let Some(below) = self.frames.last_mut() {
+        if !self.cpu.frames.last()?.inner {
+            self.sink
+                .leave(self.names, here, self.cpu.owner, &mut self.cpu.frames, away);
+        }
+        let frame = self.cpu.frames.pop()?;
+        if let Some(below) = self.cpu.frames.last_mut() {
             below.below += frame.own + frame.below;
         }
         if !away {
-            self.threads.popped(&frame, self.frames.len());
+            self.threads.popped(&frame, self.cpu.frames.len());
         }
-        if self.kernel.is_some_and(|kernel| kernel > self.frames.len()) {
-            self.kernel = Some(self.frames.len());
+        if self.cpu.kernel.is_some_and(|kernel| kernel > self.cpu.frames.len()) {
+            self.cpu.kernel = Some(self.cpu.frames.len());
         }
         Some(frame)
     }
 
     fn pop_to(&mut self, here: &Here, len: usize) {
-        while self.frames.len() > len {
+        while self.cpu.frames.len() > len {
             self.pop(here, false);
         }
     }
 
     fn clear(&mut self, here: &Here) {
         self.pop_to(here, 0);
-        self.kernel = None;
+        self.cpu.kernel = None;
     }
 
-    /// Puts the frames aside, with those that were left by mistake, and takes those of another thread, if there are some.
-    fn change(&mut self, here: &Here, resume: u64, popped: Vec<Frame>, other: Option<Parked>) {
-        let mut frames = Vec::with_capacity(self.frames.len());
-        let (process, kernel) = (self.process, self.kernel);
+    /// Linux is about to have a new thread run for the first time: where that will be in user mode, and in which frames.
+    fn bear(&mut self) {
+        let Some(kernel) = self.cpu.kernel else { return };
+        let Some(entry) = self.cpu.frames.get(kernel) else {
+            return;
+        };
+        if self.births.len() >= MOST_BIRTHS {
+            self.births.remove(0);
+        }
+        self.births.push(Birth {
+            tgid: self.cpu.owner.thread.map(|thread| self.names.thread(thread).tgid),
+            ip: entry.ret,
+            frames: self.cpu.frames[..kernel].to_vec(),
+        });
+    }
+
+    /// A thread without frames of user mode goes there for the first time: with those of its parent, if it was seen to be made.
+    fn born(&mut self, here: &Here, ip: u64) {
+        let Some(thread) = self.cpu.owner.thread else { return };
+        let Some(at) = self.births.iter().position(|birth| birth.ip == ip) else {
+            return;
+        };
+        let birth = self.births.remove(at);
+        let same_process = birth.tgid == Some(self.names.thread(thread).tgid);
+        let from = if same_process {
+            birth.frames.len().saturating_sub(1)
+        } else {
+            0
+        };
+        self.come_back(here, birth.frames[from..].to_vec());
+    }
+
+    /// Takes all frames away, innermost last.
+    fn put_aside(&mut self, here: &Here) -> Vec<Frame> {
+        let mut frames = Vec::with_capacity(self.cpu.frames.len());
         while let Some(frame) = self.pop(here, true) {
             frames.push(frame);
         }
         frames.reverse();
+        frames
+    }
+
+    /// Puts the frames aside, with those that were left by mistake, and takes those of another thread, if there are some.
+    fn change(&mut self, here: &Here, resume: u64, popped: Vec<Frame>, other: Option<Parked>) {
+        let (process, kernel) = (self.cpu.owner.process, self.cpu.kernel);
+        let mut frames = self.put_aside(here);
         frames.extend(popped.into_iter().rev());
         self.threads.park(Parked {
             process,
@@ -157,25 +291,70 @@ impl<'a, S: Sink> Calls<'a, S> {
         self.take(here, other);
     }
 
-    fn take(&mut self, here: &Here, other: Option<Parked>) {
-        let other = other.unwrap_or_default();
-        self.process = other.process;
-        self.kernel = other.kernel;
-        for frame in other.frames {
-            self.frames.push(Frame {
+    /// Goes over to another thread, of which the trace says which it is, and to `ip` there. The one before will go on at `resume`.
+    fn change_to(&mut self, here: &Here, next: ThreadId, step: u64, resume: u64, ip: u64) {
+        let before = self
+            .cpu
+            .owner
+            .thread
+            .or_else(|| self.names.thread_before(here.cpu, step));
+        let (process, kernel) = (self.cpu.owner.process, self.cpu.kernel);
+        let frames = self.put_aside(here);
+        if let Some(before) = before {
+            if self.waiting.len() >= MOST_THREADS {
+                self.waiting.clear();
+            }
+            let parked = Parked {
+                process,
+                frames,
+                kernel,
+                resume,
+            };
+            self.waiting.insert(self.key(before), (parked, step));
+        }
+        self.cpu.owner.thread = Some(next);
+        let tid = self.names.thread(next).tid;
+        let parked = self.waiting.remove(&self.key(next)).filter(|(parked, since)| {
+            parked.resume == ip && (tid == 0 || !self.names.ran_elsewhere(tid, here.cpu, *since, step))
+        });
+        self.take(here, parked.map(|(parked, _)| parked));
+        if self.cpu.frames.is_empty() {
+            self.cpu.owner.process = None;
+            self.cpu.kernel = Some(0);
+            self.push(here, ip, 0, FrameKind::Root);
+        }
+    }
+
+    fn come_back(&mut self, here: &Here, frames: Vec<Frame>) {
+        for frame in frames {
+            let around = self.cpu.frames.last().map(|top| top.tags);
+            self.cpu.frames.push(Frame {
                 since: here.instructions,
                 since_ns: here.ns(),
                 own: 0,
                 below: 0,
+                tags: around.filter(|_| frame.inner).unwrap_or(frame.tags),
+                inner: frame.inner && around.is_some(),
                 ..frame
             });
-            self.sink.enter(self.names, here, self.process, &mut self.frames, true);
+            if frame.inner && around.is_some() {
+                continue;
+            }
+            self.sink
+                .enter(self.names, here, self.cpu.owner, &mut self.cpu.frames, true);
         }
+    }
+
+    fn take(&mut self, here: &Here, other: Option<Parked>) {
+        let other = other.unwrap_or_default();
+        self.cpu.owner.process = other.process;
+        self.cpu.kernel = other.kernel;
+        self.come_back(here, other.frames);
     }
 
     /// The next instruction is at `ip`.
     fn arrive(&mut self, here: &Here, ip: u64) {
-        match std::mem::replace(&mut self.after, After::Nothing) {
+        match std::mem::replace(&mut self.cpu.after, After::Nothing) {
             After::Nothing => self.jump(here, ip),
             // A call that asks for its own address.
             After::Call { ret } if ret == ip => self.jump(here, ip),
@@ -184,8 +363,8 @@ impl<'a, S: Sink> Calls<'a, S> {
             After::Far { from, ret } => self.far(here, from, ret, ip),
             After::Again => {
                 let upper = self.names.upper(ip);
-                self.pop_to(here, self.kernel.unwrap_or(self.frames.len()));
-                self.kernel = None;
+                self.pop_to(here, self.cpu.kernel.unwrap_or(self.cpu.frames.len()));
+                self.cpu.kernel = None;
                 if upper {
                     if self.names.linux().banner.is_empty() {
                         self.clear(here);
@@ -198,23 +377,33 @@ impl<'a, S: Sink> Calls<'a, S> {
             After::Lost => {
                 self.clear(here);
                 self.threads.forget();
+                // Who else waits is known all the same: it waits where it did.
+                self.cpu.owner = Owner {
+                    process: None,
+                    thread: self.names.thread_at(here.cpu, here.step),
+                };
                 self.jump(here, ip);
             }
         }
     }
 
     fn jump(&mut self, here: &Here, ip: u64) {
-        let Some(top) = self.frames.last() else {
-            self.process = self.cache.get(self.names, here.state.cr3);
+        let Some(top) = self.cpu.frames.last() else {
+            self.cpu.owner.thread = self
+                .cpu
+                .owner
+                .thread
+                .or_else(|| self.names.thread_at(here.cpu, here.step));
+            self.cpu.owner.process = self.process(here);
             if self.names.upper(ip) {
-                self.kernel = Some(0);
+                self.cpu.kernel = Some(0);
             }
             return self.push(here, ip, 0, FrameKind::Root);
         };
         if (top.start..top.end).contains(&ip) {
             return;
         }
-        let (function, start, _) = self.names.function(ip, self.process, here.step);
+        let (function, start, _) = self.names.function(ip, self.cpu.owner.process, here.step);
         if function == top.function || self.names.is_part(function) {
             return;
         }
@@ -222,37 +411,50 @@ impl<'a, S: Sink> Calls<'a, S> {
         if function.known() && ip != start && top.function.known() {
             return;
         }
+        // What it called of itself was no call.
+        while self.cpu.frames.last().is_some_and(|top| top.inner) {
+            self.pop(here, false);
+        }
         self.replace(here, ip, FrameKind::Jump);
     }
 
     fn replace(&mut self, here: &Here, ip: u64, kind: FrameKind) {
-        let kernel = self.kernel;
+        let kernel = self.cpu.kernel;
         let ret = self.pop(here, false).map_or(0, |frame| frame.ret);
         self.push(here, ip, ret, kind);
-        self.kernel = kernel;
+        self.cpu.kernel = kernel;
     }
 
     fn ret(&mut self, here: &Here, from: u64, ip: u64) {
-        if self.names.switches(from) {
-            self.pop(here, false);
+        // Its return may be one of the thunks', which are part of it.
+        let top = self.cpu.frames.last().map(|top| top.function);
+        if self.names.switches(from) || top.is_some_and(|top| self.names.is_switch(top)) {
+            let left = self.pop(here, false);
+            if let Some(step) = here.step
+                && let Some(next) = self.names.thread_at(here.cpu, Some(step))
+            {
+                // Where the other thread goes on is not where this one will, if the other is new.
+                let resume = left.map_or(ip, |left| left.ret);
+                return self.change_to(here, next, step, resume, ip);
+            }
             let process = self.cache.get(self.names, here.state.cr3);
-            let other = self.threads.resume(ip, process, self.process);
+            let other = self.threads.resume(ip, process, self.cpu.owner.process);
             let fresh = other.is_none();
             self.change(here, ip, Vec::new(), other);
-            self.threads.resumed(ip, self.frames.len());
+            self.threads.resumed(ip, self.cpu.frames.len());
             if fresh {
-                self.kernel = Some(0);
+                self.cpu.kernel = Some(0);
                 self.push(here, ip, 0, FrameKind::Root);
             }
             return;
         }
-        if self.frames.last().is_some_and(|top| top.ret == ip) {
+        if self.cpu.frames.last().is_some_and(|top| top.ret == ip) {
             self.pop(here, false);
             return;
         }
         // Several at once, as by longjmp.
-        let floor = self.kernel.unwrap_or(0);
-        let deeper = self.frames.iter().rposition(|frame| frame.ret == ip);
+        let floor = self.cpu.kernel.unwrap_or(0);
+        let deeper = self.cpu.frames.iter().rposition(|frame| frame.ret == ip);
         if let Some(deeper) = deeper.filter(|deeper| *deeper >= floor) {
             return self.pop_to(here, deeper);
         }
@@ -262,22 +464,24 @@ impl<'a, S: Sink> Calls<'a, S> {
             if let Some(other) = other {
                 // What was popped belongs to the thread that did not run.
                 self.change(here, resume, popped, Some(other));
-                self.threads.resumed(resume, self.frames.len());
+                self.threads.resumed(resume, self.cpu.frames.len());
                 return;
             }
         }
-        match self.frames.last() {
+        match self.cpu.frames.last() {
             None => self.jump(here, ip),
             Some(top) if top.ret == 0 => self.replace(here, ip, FrameKind::Root),
+            // To the restorer, which asks the kernel to go on where the signal came.
+            Some(top) if top.kind == FrameKind::Signal => self.replace(here, ip, FrameKind::Signal),
             Some(_) => {
-                let kernel = self.kernel;
+                let kernel = self.cpu.kernel;
                 self.pop(here, false);
-                if self.frames.len() > floor {
+                if self.cpu.frames.len() > floor {
                     self.replace(here, ip, FrameKind::Jump);
                 } else {
                     self.push(here, ip, 0, FrameKind::Root);
                 }
-                self.kernel = kernel;
+                self.cpu.kernel = kernel;
             }
         }
     }
@@ -287,10 +491,10 @@ impl<'a, S: Sink> Calls<'a, S> {
             (false, true) => self.enter_kernel(here, ip, ret, FrameKind::Entry),
             (true, false) => self.user(here, ip),
             _ => {
-                if let Some(deeper) = self.frames.iter().rposition(|frame| frame.ret == ip) {
+                if let Some(deeper) = self.cpu.frames.iter().rposition(|frame| frame.ret == ip) {
                     return self.pop_to(here, deeper);
                 }
-                let (function, start, _) = self.names.function(ip, self.process, here.step);
+                let (function, start, _) = self.names.function(ip, self.cpu.owner.process, here.step);
                 if function.known() && start == ip {
                     self.push(here, ip, ret, FrameKind::Interrupt);
                 } else {
@@ -301,36 +505,67 @@ impl<'a, S: Sink> Calls<'a, S> {
     }
 
     fn enter_kernel(&mut self, here: &Here, ip: u64, ret: u64, kind: FrameKind) {
-        self.process = self.cache.get(self.names, here.state.cr3).or(self.process);
-        self.kernel.get_or_insert(self.frames.len());
+        self.cpu.owner.process = self.process(here).or(self.cpu.owner.process);
+        self.cpu.kernel.get_or_insert(self.cpu.frames.len());
         self.push(here, ip, ret, kind);
     }
 
     /// Back in user mode: whatever the kernel was doing for this thread is over.
     fn user(&mut self, here: &Here, ip: u64) {
-        let process = self.cache.get(self.names, here.state.cr3);
-        if process.is_some() && self.process != process {
-            let other = self.threads.of(process);
-            match (self.process, other) {
-                // A thread whose process was not known yet, or that has got other addresses by exec.
-                (_, None) => {
+        let process = self.process(here);
+        if process.is_some() && self.cpu.owner.process != process {
+            let known = self.cpu.owner.thread.is_some();
+            match self.cpu.owner.process {
+                // A new thread's.
+                None if known => self.cpu.owner.process = process,
+                // By exec.
+                Some(_) if known => {
                     self.clear(here);
-                    self.process = process;
+                    self.cpu.owner.process = process;
                 }
-                (_, Some(other)) => {
+                _ => {
+                    let other = self.threads.of(process);
                     self.clear(here);
-                    self.take(here, Some(other));
+                    match other {
+                        // A thread whose process was not known yet, or that has got other addresses by exec.
+                        None => self.cpu.owner.process = process,
+                        Some(other) => self.take(here, Some(other)),
+                    }
                 }
             }
         }
-        if let Some(kernel) = self.kernel.take() {
+        let mut left = None;
+        if let Some(kernel) = self.cpu.kernel.take() {
+            left = self.cpu.frames.get(kernel).map(|entry| entry.ret);
             self.pop_to(here, kernel);
         }
         self.threads.confirm();
-        match self.frames.last() {
-            None => self.push(here, ip, 0, FrameKind::Root),
-            Some(_) => self.jump(here, ip),
+        if self.cpu.frames.is_empty() {
+            self.born(here, ip);
         }
+        // A handler is over, and its signal with it.
+        let again = |frame: &Frame| {
+            frame.kind == FrameKind::Signal && (frame.ret == ip || frame.ret == ip.wrapping_add(SYSTEM_CALL))
+        };
+        if let Some(handler) = self.cpu.frames.iter().rposition(again) {
+            return self.pop_to(here, handler);
+        }
+        match (self.cpu.frames.last(), left) {
+            (None, _) => self.push(here, ip, 0, FrameKind::Root),
+            // Elsewhere than it came from, and where a function begins.
+            (Some(_), Some(left))
+                if left != 0 && left != ip && left != ip.wrapping_add(SYSTEM_CALL) && self.begins(here, ip) =>
+            {
+                self.push(here, ip, left, FrameKind::Signal);
+            }
+            (Some(_), _) => self.jump(here, ip),
+        }
+    }
+
+    /// A function that has a name begins there.
+    fn begins(&self, here: &Here, ip: u64) -> bool {
+        let (function, start, _) = self.names.function(ip, self.cpu.owner.process, here.step);
+        function.known() && start == ip
     }
 }
 
@@ -338,13 +573,14 @@ impl<S: Sink> Viewer for Calls<'_, S> {
     const CODE: bool = S::CODE;
 
     fn block(&mut self, here: &Here, block: &Block, code: &[u8]) {
+        self.go_to(here);
         self.arrive(here, block.ip);
-        if let Some(top) = self.frames.last_mut() {
+        if let Some(top) = self.cpu.frames.last_mut() {
             top.own += u64::from(block.count);
         }
-        self.sink.run(self.names, here, &mut self.frames, block, code);
+        self.sink.run(self.names, here, &mut self.cpu.frames, block, code);
         let ret = block.ip.wrapping_add(block.len.into());
-        self.after = match block.end {
+        self.cpu.after = match block.end {
             End::Call | End::IndirectCall => After::Call { ret },
             End::Return => After::Return { from: block.ip },
             End::Far => After::Far { from: block.ip, ret },
@@ -353,12 +589,13 @@ impl<S: Sink> Viewer for Calls<'_, S> {
     }
 
     fn event(&mut self, here: &Here, event: &Event) {
+        self.go_to(here);
         match event.kind {
             EventKind::Async { from, to } => {
-                if !matches!(self.after, After::Nothing) {
+                if !matches!(self.cpu.after, After::Nothing) {
                     self.arrive(here, from);
                 }
-                self.sink.event(self.names, here, &self.frames, event);
+                self.sink.event(self.names, here, &self.cpu.frames, event);
                 if let Some(to) = to {
                     if !self.names.upper(from) && self.names.upper(to) {
                         self.enter_kernel(here, to, from, FrameKind::Interrupt);
@@ -368,14 +605,15 @@ impl<S: Sink> Viewer for Calls<'_, S> {
                 }
                 return;
             }
-            EventKind::Enabled { .. } => self.after = After::Again,
-            _ if loses(event) => self.after = After::Lost,
+            EventKind::Enabled { .. } => self.cpu.after = After::Again,
+            _ if loses(event) => self.cpu.after = After::Lost,
             _ => {}
         }
-        self.sink.event(self.names, here, &self.frames, event);
+        self.sink.event(self.names, here, &self.cpu.frames, event);
     }
 
     fn end(&mut self, here: &Here) {
+        self.go_to(here);
         if S::LEAVES {
             self.clear(here);
         }

@@ -15,6 +15,8 @@ pub enum FrameKind {
     Interrupt,
     /// By a system call or the like.
     Entry,
+    /// As a handler of a signal; it returns to where the signal came.
+    Signal,
 }
 
 /// A function that runs.
@@ -36,6 +38,9 @@ pub struct Frame {
     pub own: u64,
     /// Instructions of what it called since then.
     pub below: u64,
+    /// It is the middle of the function that called it, as in retpolines and where return predictions are filled: the two are one function,
+    /// and no sink hears that it is entered or left.
+    pub inner: bool,
     /// Numbers for the sink's use, 0 when the frame is entered first.
     pub tags: [u64; Frame::TAGS],
     pub(super) start: u64,
@@ -44,5 +49,5 @@ pub struct Frame {
 
 impl Frame {
     /// Numbers that a frame has for its sink.
-    pub const TAGS: usize = 4;
+    pub const TAGS: usize = 6;
 }

@@ -8,5 +8,5 @@ mod window;
 
 pub use calls::{Calls, Sink};
 pub use frame::{Frame, FrameKind};
-pub use names::{Function, Names, Process, ProcessCache, Program};
+pub use names::{Function, Names, Owner, Process, ProcessCache, Program};
 pub use window::{Bound, Here, Totals, Viewer, Window, view};

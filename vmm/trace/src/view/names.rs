@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::{
     linux::{Recorded, Task},
+    reader::{Thread, ThreadId, ThreadSwitches},
     symbols::{NamedAddress, Symbol, SymbolTable},
 };
 
@@ -27,6 +28,15 @@ impl Function {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Process(pub u64);
 
+/// Whose frames they are, as far as that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// The process. Threads of the kernel have none.
+    pub process: Option<Process>,
+    /// The thread, where the trace tells threads.
+    pub thread: Option<ThreadId>,
+}
+
 /// The functions of a user's program, where it has them in memory.
 #[derive(Debug)]
 pub struct Program {
@@ -44,6 +54,11 @@ pub struct Names {
     programs: Vec<Program>,
     /// Where a thread's CPU goes over to another's stack.
     switch: Option<(u64, u64)>,
+    /// The same as a function.
+    switch_function: Option<Function>,
+    /// Where Linux has a new thread run for the first time.
+    new_thread: Option<Function>,
+    switches: ThreadSwitches,
 }
 
 impl Names {
@@ -53,12 +68,27 @@ impl Names {
             let end = symbols.end(symbols.find(at)?);
             Some((at, end))
         });
+        let function = |name| {
+            let n = symbols.find(symbols.address(name)?)?;
+            Some(Function(n as u32))
+        };
+        let (switch_function, new_thread) = (function("__switch_to"), function("wake_up_new_task"));
         Names {
             symbols,
             recorded,
             programs: Vec::new(),
             switch,
+            switch_function,
+            new_thread,
+            switches: ThreadSwitches::default(),
         }
+    }
+
+    /// Takes on which threads the vCPUs ran.
+    #[must_use]
+    pub fn with_threads(mut self, switches: ThreadSwitches) -> Names {
+        self.switches = switches;
+        self
     }
 
     /// Takes on the functions of programs.
@@ -173,6 +203,49 @@ impl Names {
     /// The function in which Linux goes from one thread to another.
     pub fn switches(&self, ip: u64) -> bool {
         self.switch.is_some_and(|(start, end)| (start..end).contains(&ip))
+    }
+
+    /// It is the function in which Linux goes from one thread to another.
+    pub fn is_switch(&self, function: Function) -> bool {
+        self.switch_function == Some(function)
+    }
+
+    /// It is the function in which Linux has a new thread run for the first time.
+    pub fn makes_thread(&self, function: Function) -> bool {
+        self.new_thread == Some(function)
+    }
+
+    /// The thread that a vCPU runs, or is about to, at a step.
+    pub fn thread_at(&self, cpu: usize, step: Option<u64>) -> Option<ThreadId> {
+        self.switches.at(cpu, step?)
+    }
+
+    /// The thread that a vCPU ran before the one that it goes over to at a step.
+    pub fn thread_before(&self, cpu: usize, step: u64) -> Option<ThreadId> {
+        self.switches.before(cpu, step)
+    }
+
+    /// Whether a thread ran on another vCPU behind step `from`, up to `to`.
+    pub fn ran_elsewhere(&self, tid: u32, cpu: usize, from: u64, to: u64) -> bool {
+        self.switches.ran_elsewhere(tid, cpu, from, to)
+    }
+
+    /// A thread.
+    pub fn thread(&self, id: ThreadId) -> &Thread {
+        self.switches.thread(id)
+    }
+
+    /// The name of whose frames they are at a step: the thread's, or else the process's as [`Names::process_name`] has it. A process's first
+    /// thread may have got another by exec since it was gone over to.
+    pub fn owner_name(&self, owner: Owner, step: Option<u64>) -> &str {
+        let Some(thread) = owner.thread.map(|id| self.thread(id)) else {
+            return self.process_name(owner.process, step);
+        };
+        let task = owner.process.and_then(|process| self.task(process, step));
+        match task {
+            Some(task) if task.tgid == thread.tgid && thread.tid == thread.tgid => &task.comm,
+            _ => &thread.comm,
+        }
     }
 
     /// Whose addresses CR3 shows. With page-table isolation there are two tables for each: they are one.

@@ -1,4 +1,7 @@
-//! A part of a trace, block by block.
+//! A part of a trace, block by block. Several vCPUs are shown in the order of the machine's steps, so that a thread that moves from one to
+//! another is shown in the order in which it ran.
+
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use pt_flow::{Block, Event, EventKind, GapKind, Visitor};
 
@@ -170,9 +173,8 @@ impl<const CODE: bool> Visitor for Pile<CODE> {
     }
 }
 
-/// Cuts a stream of blocks to the window and keeps the moment.
-struct Cut<'a, V> {
-    viewer: &'a mut V,
+/// Cuts a vCPU's stream of blocks to the window and keeps the moment.
+struct Cut {
     window: Window,
     here: Option<Here>,
     totals: Totals,
@@ -180,7 +182,17 @@ struct Cut<'a, V> {
     over: bool,
 }
 
-impl<V: Viewer> Cut<'_, V> {
+impl Cut {
+    fn new(window: Window) -> Cut {
+        Cut {
+            window,
+            here: None,
+            totals: Totals::default(),
+            begun: false,
+            over: false,
+        }
+    }
+
     fn reached(bound: Bound, here: &Here, block: Option<&Block>) -> bool {
         match bound {
             Bound::Step(step) => here.step.is_some_and(|now| now >= step),
@@ -190,30 +202,26 @@ impl<V: Viewer> Cut<'_, V> {
     }
 
     /// Whether what comes next is in the window.
-    fn inside(&mut self, block: Option<&Block>) -> bool {
+    fn inside(&mut self, viewer: &mut impl Viewer, block: Option<&Block>) -> bool {
         let Some(here) = &mut self.here else { return false };
         if self.over {
             return false;
         }
         if !self.begun {
-            if self
-                .window
-                .from
-                .is_some_and(|from| !Cut::<V>::reached(from, here, block))
-            {
+            if self.window.from.is_some_and(|from| !Cut::reached(from, here, block)) {
                 return false;
             }
             self.begun = true;
             here.instructions = 0;
             self.totals.steps = here.step.map(|step| (step, step));
             self.totals.time = here.ns().map(|ns| (ns, ns));
-        } else if self.window.to.is_some_and(|to| Cut::<V>::reached(to, here, block)) {
-            self.end();
+        } else if self.window.to.is_some_and(|to| Cut::reached(to, here, block)) {
+            self.end(viewer);
         }
         !self.over
     }
 
-    fn end(&mut self) {
+    fn end(&mut self, viewer: &mut impl Viewer) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
@@ -223,15 +231,15 @@ impl<V: Viewer> Cut<'_, V> {
             };
             self.totals.steps = end(self.totals.steps, here.step);
             self.totals.time = end(self.totals.time, here.ns());
-            self.viewer.end(here);
+            viewer.end(here);
         }
     }
 
-    fn event(&mut self, event: &Event) {
+    fn event(&mut self, viewer: &mut impl Viewer, event: &Event) {
         if let Some(here) = &mut self.here {
             here.event(event);
         }
-        if !self.inside(None) {
+        if !self.inside(viewer, None) {
             return;
         }
         match event.kind {
@@ -243,43 +251,105 @@ impl<V: Viewer> Cut<'_, V> {
             let totals = &mut self.totals;
             totals.steps = totals.steps.or(here.step.map(|step| (step, step)));
             totals.time = totals.time.or(here.ns().map(|ns| (ns, ns)));
-            self.viewer.event(here, event);
+            viewer.event(here, event);
         }
     }
 
-    fn block(&mut self, block: &Block, code: &[u8]) {
-        let inside = self.inside(Some(block));
+    fn block(&mut self, viewer: &mut impl Viewer, block: &Block, code: &[u8]) {
+        let inside = self.inside(viewer, Some(block));
         let Some(here) = &mut self.here else { return };
         if inside {
             self.totals.blocks += 1;
             self.totals.instructions += u64::from(block.count);
-            self.viewer.block(here, block, code);
+            viewer.block(here, block, code);
         }
         here.ran(block.count.into());
     }
 }
 
-/// Shows a vCPU's part of a window. `progress` hears how many bytes of packets of how many are done.
+/// Shows the parts of vCPUs that are in a window, in the order of the machine's steps. `progress` hears how many bytes of packets of
+/// how many are done.
 ///
 /// # Errors
 /// There is no such vCPU, or its files cannot be read. What cannot be decoded is counted, and shown as an event.
 pub fn view<V: Viewer>(
     trace: &Trace,
-    cpu: usize,
+    cpus: &[usize],
     window: &Window,
     viewer: &mut V,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Totals, TraceError> {
     if V::CODE {
-        run::<V, true>(trace, cpu, window, viewer, progress)
+        run::<V, true>(trace, cpus, window, viewer, progress)
     } else {
-        run::<V, false>(trace, cpu, window, viewer, progress)
+        run::<V, false>(trace, cpus, window, viewer, progress)
+    }
+}
+
+/// What a decoder gives: a pile, and how many bytes of packets of how many are done.
+type Delivery<const CODE: bool> = (Pile<CODE>, u64, u64);
+
+/// What a vCPU's decoder has found and nobody has been shown yet.
+struct Feed<const CODE: bool> {
+    from: Receiver<Delivery<CODE>>,
+    pile: Option<Pile<CODE>>,
+    /// Blocks, events and bytes of code of the pile that have been shown.
+    blocks: usize,
+    events: usize,
+    code: usize,
+    cut: Cut,
+    done: u64,
+    total: u64,
+    over: bool,
+}
+
+impl<const CODE: bool> Feed<CODE> {
+    /// The step up to which all was shown.
+    fn step(&self) -> u64 {
+        self.cut.here.as_ref().and_then(|here| here.step).unwrap_or(0)
+    }
+
+    /// Shows what there is up to a step and a little further, or to the end of the pile.
+    fn show(&mut self, viewer: &mut impl Viewer, to: u64) {
+        let Some(pile) = &self.pile else {
+            match self.from.recv() {
+                Ok((pile, done, total)) => {
+                    (self.done, self.total) = (done, total);
+                    (self.blocks, self.events, self.code) = (0, 0, 0);
+                    let here = self.cut.here.get_or_insert_with(|| pile.here.clone());
+                    here.state.enabled = false;
+                    self.pile = Some(pile);
+                }
+                Err(_) => {
+                    self.cut.end(viewer);
+                    self.over = true;
+                }
+            }
+            return;
+        };
+        while self.cut.here.as_ref().and_then(|here| here.step).unwrap_or(0) <= to {
+            if let Some((before, event)) = pile.events.get(self.events)
+                && *before as usize <= self.blocks
+            {
+                self.events += 1;
+                self.cut.event(viewer, event);
+            } else if let Some(block) = pile.blocks.get(self.blocks) {
+                self.blocks += 1;
+                let end = (self.code + block.len as usize).min(pile.code.len());
+                let code = &pile.code[self.code..end];
+                self.code = end;
+                self.cut.block(viewer, block, code);
+            } else {
+                self.pile = None;
+                return;
+            }
+        }
     }
 }
 
 fn run<V: Viewer, const CODE: bool>(
     trace: &Trace,
-    cpu: usize,
+    cpus: &[usize],
     window: &Window,
     viewer: &mut V,
     progress: &mut dyn FnMut(u64, u64),
@@ -299,44 +369,63 @@ fn run<V: Viewer, const CODE: bool>(
     if window.threads > 0 {
         options.threads = window.threads;
     }
-    let mut cut = Cut {
-        viewer,
-        window: *window,
-        here: None,
-        totals: Totals::default(),
-        begun: false,
-        over: false,
-    };
+    // The decoders of all vCPUs share them.
+    options.threads = options.threads.div_ceil(cpus.len().max(1));
     let make = |start: &Start| Pile::<CODE> {
         here: Here::new(start, khz, 0),
         blocks: Vec::new(),
         events: Vec::new(),
         code: Vec::new(),
     };
-    let deliver = |pile: Pile<CODE>, done: &Progress| {
-        progress(done.done, done.total);
-        let here = cut.here.get_or_insert(pile.here);
-        here.state.enabled = false;
-        let mut events = pile.events.iter().peekable();
-        let mut code = pile.code.as_slice();
-        for (n, block) in pile.blocks.iter().enumerate() {
-            while let Some((_, event)) = events.next_if(|(before, _)| *before as usize <= n) {
-                cut.event(event);
+    std::thread::scope(|scope| {
+        let (mut feeds, mut decoders) = (Vec::new(), Vec::new());
+        for &cpu in cpus {
+            let (to, from) = sync_channel(1);
+            feeds.push(Feed {
+                from,
+                pile: None,
+                blocks: 0,
+                events: 0,
+                code: 0,
+                cut: Cut::new(*window),
+                done: 0,
+                total: 0,
+                over: false,
+            });
+            decoders.push(scope.spawn(move || {
+                trace.decode(cpu, &options, make, |pile, done: &Progress| {
+                    // Nobody listens where another thread has panicked.
+                    let _ = to.send((pile, done.done, done.total));
+                })
+            }));
+        }
+        loop {
+            // The one that is furthest behind goes on until it is ahead of the next.
+            let behind = (0..feeds.len())
+                .filter(|n| !feeds[*n].over)
+                .min_by_key(|n| feeds[*n].step());
+            let Some(behind) = behind else { break };
+            let others = (0..feeds.len()).filter(|n| !feeds[*n].over && *n != behind);
+            let to = others.map(|n| feeds[n].step()).min().unwrap_or(u64::MAX);
+            let fetched = feeds[behind].pile.is_none();
+            feeds[behind].show(viewer, to);
+            if fetched {
+                let sum = |of: fn(&Feed<CODE>) -> u64| feeds.iter().map(of).sum();
+                progress(sum(|feed| feed.done), sum(|feed| feed.total));
             }
-            let (bytes, rest) = code.split_at(code.len().min(block.len as usize));
-            code = rest;
-            cut.block(block, bytes);
         }
-        for (_, event) in events {
-            cut.event(event);
+        let mut all = Totals::default();
+        for (feed, decoder) in feeds.into_iter().zip(decoders) {
+            let summary = decoder
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            let mut totals = feed.cut.totals;
+            totals.lost = summary.lost;
+            totals.damage = summary.damage;
+            all.add(&totals);
         }
-    };
-    let summary = trace.decode(cpu, &options, make, deliver)?;
-    cut.end();
-    let mut totals = cut.totals;
-    totals.lost = summary.lost;
-    totals.damage = summary.damage;
-    Ok(totals)
+        Ok(all)
+    })
 }
 
 /// Whether instructions may be missing behind an event, so that calls are no longer known.

@@ -111,15 +111,9 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
     let folder = Folder::create(job.path, job.force, "data")?;
     let totals = match job.totals {
         Some(totals) => totals.clone(),
-        None => {
-            let mut totals = Totals::default();
-            for &cpu in job.cpus {
-                totals.add(&view(job.trace, cpu, &job.window, &mut Nothing, &mut |done, total| {
-                    progress("window", done, total)
-                })?);
-            }
-            totals
-        }
+        None => view(job.trace, job.cpus, &job.window, &mut Nothing, &mut |done, total| {
+            progress("window", done, total)
+        })?,
     };
     let (mut turns, mut parts, mut code) = (Vec::new(), Vec::new(), Code::new());
     for &cpu in job.cpus {
@@ -138,7 +132,7 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
             now: None,
             found: Vec::new(),
         };
-        view(job.trace, cpu, &window, &mut found, &mut |done, total| {
+        view(job.trace, &[cpu], &window, &mut found, &mut |done, total| {
             progress("processes", done, total)
         })?;
         turns.extend(found.found);

@@ -1,0 +1,205 @@
+//! VM entries (SDM Vol. 3C chapter 27 "VM Entries").
+
+use x86::vmx::check::{self, Processor};
+use x86::vmx::controls::{Primary, Secondary};
+use x86::vmx::ept::EptPointer;
+use x86::vmx::exits::{EventKind, Interruption};
+use x86::vmx::fields::Launch;
+use x86::vmx::{ExitReason, Field, InstructionError, Vmcs};
+use x86::watch::Far;
+
+use super::{Guest, Vectoring};
+use crate::Engine;
+use crate::cpu::{Cpu, Event, Source};
+
+impl Guest {
+    fn of(v: &Vmcs) -> Guest {
+        let secondary = v.secondary();
+        Guest {
+            pin: v.pin(),
+            primary: v.primary(),
+            secondary,
+            exit: v.exit_controls(),
+            entry: v.entry_controls(),
+            exceptions: v.get32(Field::EXCEPTION_BITMAP),
+            page_fault_mask: v.get32(Field::PAGE_FAULT_MASK),
+            page_fault_match: v.get32(Field::PAGE_FAULT_MATCH),
+            cr0_mask: v.get(Field::CR0_MASK),
+            cr0_shadow: v.get(Field::CR0_SHADOW),
+            cr4_mask: v.get(Field::CR4_MASK),
+            cr4_shadow: v.get(Field::CR4_SHADOW),
+            cr3_targets: (0..v.get32(Field::CR3_TARGET_COUNT))
+                .map(|n| v.get(Field(Field::CR3_TARGET_0.0 + 2 * n)))
+                .collect(),
+            io_bitmaps: [v.get(Field::IO_BITMAP_A), v.get(Field::IO_BITMAP_B)],
+            msr_bitmap: v.get(Field::MSR_BITMAP),
+            tsc_offset: v.get(Field::TSC_OFFSET),
+            tsc_multiplier: v.get(Field::TSC_MULTIPLIER),
+            ept: secondary
+                .contains(Secondary::EPT)
+                .then(|| EptPointer::from_bits(v.get(Field::EPT_POINTER))),
+            virtual_apic: v.get(Field::VIRTUAL_APIC),
+            tpr_threshold: v.get(Field::TPR_THRESHOLD) as u8 & 15,
+            xss_exiting: v.get(Field::XSS_EXITING),
+            virtual_nmi_blocked: false,
+            below_threshold: false,
+            injected: None,
+        }
+    }
+}
+
+impl Cpu {
+    /// Does something with what the checks of VM entry depend on.
+    pub(super) fn with_processor<T>(&mut self, f: impl FnOnce(&Processor<'_>) -> T) -> Option<T> {
+        let caps = self.vmx_caps?;
+        let units = &self.model.units;
+        let (features, long_mode) = (self.model.features(), self.efer.lma());
+        let (physical_bits, linear_bits) = (self.maxphyaddr, self.linear_bits);
+        let debugctl = units
+            .debugctl
+            .map_or(0, |caps| caps.writable_with(features) | caps.ignored);
+        let perf_global_ctrl = units
+            .pmu
+            .map_or(0, |caps| (1u64 << caps.general) - 1 | ((1u64 << caps.fixed) - 1) << 32);
+        let shared = self.shared();
+        Some(f(&Processor {
+            caps: &caps,
+            features,
+            physical_bits,
+            linear_bits,
+            long_mode,
+            debugctl,
+            perf_global_ctrl,
+            read: &|at| shared.ram.read_phys(at, 8),
+        }))
+    }
+
+    /// The checks that make VMLAUNCH and VMRESUME fail as instructions.
+    pub(super) fn may_enter(&mut self, v: &Vmcs, launch: bool) -> Result<(), InstructionError> {
+        match (v.launch(), launch) {
+            (Launch::Launched, true) => return Err(InstructionError::VmlaunchNotClear),
+            (Launch::Clear, false) => return Err(InstructionError::VmresumeNotLaunched),
+            _ => {}
+        }
+        let checked = self.with_processor(|p| check::instruction(v, p));
+        match checked {
+            Some(Err((error, _))) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Engine {
+    /// The second half of VMLAUNCH and VMRESUME, once the instruction has retired: guest state is checked and loaded.
+    pub(crate) fn enter_guest(&mut self, cpu: &mut Cpu, launch: bool) {
+        let Some(at) = cpu.vmx.as_ref().and_then(|vmx| vmx.current) else {
+            return;
+        };
+        let mut v = cpu.read_vmcs(at);
+        let wrong = cpu.with_processor(|p| check::guest_state(&v, p).err());
+        if let Some(Some(rule)) = wrong {
+            self.fail_entry(cpu, at, &mut v, ExitReason::GuestState, rule.qualification);
+            return;
+        }
+        let from = cpu.linear(cpu.rip.wrapping_sub(3));
+        let mut guest = Guest::of(&v);
+        let information = v.get32(Field::ENTRY_INTERRUPTION);
+        if Interruption::from_bits(information).valid() {
+            let (error, length) = (
+                v.get32(Field::ENTRY_ERROR_CODE),
+                v.get(Field::ENTRY_INSTRUCTION_LENGTH) as u8,
+            );
+            guest.injected = Some((information, error, length));
+        }
+        if let Some(vmx) = &mut cpu.vmx {
+            vmx.guest = Some(guest);
+        }
+        cpu.load_guest(&v);
+        let (list, count) = (v.get(Field::ENTRY_MSR_LOAD), v.get(Field::ENTRY_MSR_LOAD_COUNT));
+        if let Err(entry) = cpu.load_msrs(list, count) {
+            self.fail_entry(cpu, at, &mut v, ExitReason::MsrLoading, entry);
+            return;
+        }
+        if launch {
+            v.set_launch(Launch::Launched);
+            cpu.write_vmcs(at, &v);
+        }
+        cpu.changed_world();
+        cpu.want_window |= cpu.window_wanted();
+        // SDM Vol. 3C 27.7.7 "VM Exits Induced by the TPR Threshold".
+        let below = cpu
+            .virtual_tpr()
+            .is_some_and(|tpr| cpu.guest().is_some_and(|guest| tpr < guest.tpr_threshold));
+        if let Some(guest) = cpu.guest_mut() {
+            guest.below_threshold = below;
+        }
+        self.transferred(cpu, from, 0, 3, Far::Iret);
+    }
+
+    /// Injects the event of a VM entry, before the guest's first instruction. SDM Vol. 3C 27.6 "Event Injection".
+    pub(crate) fn inject_entry_event(&mut self, cpu: &mut Cpu) {
+        let Some((information, error, length)) = cpu.guest_mut().and_then(|guest| guest.injected.take()) else {
+            return;
+        };
+        let information = Interruption::from_bits(information);
+        let source = match information.kind() {
+            0 => Source::External,
+            2 => Source::Nmi,
+            4 | 6 => Source::Software,
+            5 => Source::PrivilegedSoftware,
+            _ => Source::Exception,
+        };
+        let event = Event {
+            vector: information.vector(),
+            error: information.error_code().then_some(error),
+            source,
+        };
+        let software = matches!(source, Source::Software | Source::PrivilegedSoftware);
+        let length = if software { length } else { 0 };
+        let stands = cpu.rip;
+        cpu.injecting = Some((
+            Vectoring {
+                information,
+                error,
+                length,
+            },
+            stands,
+        ));
+        cpu.rip = stands.wrapping_add(length.into()) & cpu.ip_mask;
+        if information.kind() == EventKind::Nmi as u8 {
+            match cpu.guest_mut() {
+                Some(guest) if guest.pin.contains(x86::vmx::controls::Pin::VIRTUAL_NMIS) => {
+                    guest.virtual_nmi_blocked = true;
+                }
+                _ => cpu.nmi_blocked = true,
+            }
+        }
+        self.deliver(cpu, event);
+        cpu.injecting = None;
+    }
+}
+
+impl Cpu {
+    /// The class of the virtual TPR, with the TPR shadow.
+    pub(crate) fn virtual_tpr(&mut self) -> Option<u8> {
+        let at = self
+            .guest()
+            .filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))?
+            .virtual_apic;
+        Some((self.shared().ram.read_phys(at + 0x80, 4) >> 4) as u8 & 15)
+    }
+
+    /// MOV to CR8 with the TPR shadow: whether there is one.
+    pub(crate) fn set_virtual_tpr(&mut self, class: u8) -> bool {
+        let Some(guest) = self
+            .guest_mut()
+            .filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))
+        else {
+            return false;
+        };
+        guest.below_threshold = class < guest.tpr_threshold;
+        let at = guest.virtual_apic + 0x80;
+        let _ = self.shared().write_ram(at, &(u32::from(class) << 4).to_le_bytes());
+        true
+    }
+}

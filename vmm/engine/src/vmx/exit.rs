@@ -1,0 +1,148 @@
+//! VM exits (SDM Vol. 3C chapter 28 "VM Exits").
+
+use x86::vmx::exits::{ENTRY_FAILURE, EventKind, abort};
+use x86::vmx::fields::ABORT_INDICATOR;
+use x86::vmx::{ExitReason, Field, Vmcs};
+use x86::watch::{BranchRecord, Change, Far, Flow};
+
+use super::{ExitInformation, Vectoring};
+use crate::Engine;
+use crate::cpu::{Activity, Cpu, Event};
+use crate::watch::EventOrigin;
+
+/// What came of an event.
+pub(crate) enum Delivered {
+    /// It, or an exception in its place, has been delivered.
+    Event(Event),
+    /// The processor has shut down.
+    Shutdown,
+    /// A VM exit came in its place.
+    VmExit,
+}
+
+/// Length and information of an instruction are those of the instruction that caused the exit, or that delivered the event.
+fn information(v: &mut Vmcs, exit: &ExitInformation) {
+    v.set(Field::EXIT_REASON, (exit.reason as u16).into());
+    v.set(Field::EXIT_QUALIFICATION, exit.qualification);
+    v.set(Field::GUEST_LINEAR_ADDRESS, exit.linear);
+    v.set(Field::GUEST_PHYSICAL_ADDRESS, exit.physical);
+    v.set(Field::EXIT_INTERRUPTION, exit.interruption.into_bits().into());
+    v.set(Field::EXIT_ERROR_CODE, exit.error.into());
+    v.set(Field::EXIT_INSTRUCTION_INFORMATION, exit.instruction.into());
+    let (vectoring, error, length) = match exit.vectoring {
+        Some(Vectoring {
+            information,
+            error,
+            length,
+        }) => (information.into_bits(), error, length),
+        None => (0, 0, 0),
+    };
+    v.set(Field::IDT_VECTORING, vectoring.into());
+    v.set(Field::IDT_VECTORING_ERROR_CODE, error.into());
+    v.set(Field::EXIT_INSTRUCTION_LENGTH, exit.length.max(length).into());
+}
+
+impl Engine {
+    /// Makes a VM exit between two chains. RIP is where the guest stands.
+    pub(crate) fn make_vm_exit(&mut self, cpu: &mut Cpu, exit: ExitInformation) {
+        let Some(at) = cpu.vmx.as_ref().and_then(|vmx| vmx.current) else {
+            return;
+        };
+        cpu.deliveries += 1;
+        cpu.link = core::ptr::null_mut();
+        let mut v = cpu.read_vmcs(at);
+        information(&mut v, &exit);
+        cpu.save_guest(&mut v);
+        // What was to be injected has been, or is told of as IDT-vectoring information.
+        let injected = v.get(Field::ENTRY_INTERRUPTION) & 0x7fff_ffff;
+        v.set(Field::ENTRY_INTERRUPTION, injected);
+        cpu.write_vmcs(at, &v);
+        let nmi = exit.reason == ExitReason::ExceptionOrNmi && exit.interruption.kind() == EventKind::Nmi as u8;
+        let stored = cpu.store_msrs(v.get(Field::EXIT_MSR_STORE), v.get(Field::EXIT_MSR_STORE_COUNT));
+        if stored.is_err() {
+            self.vmx_abort(cpu, at, abort::SAVE_MSRS);
+            return;
+        }
+        let from = cpu.linear(cpu.rip);
+        let cpl = cpu.cpl;
+        self.load_host_state(cpu, at, &v);
+        cpu.want_window = cpu.asked_window;
+        cpu.nmi_blocked |= nmi;
+        self.transferred(cpu, from, cpl, 0, Far::Interrupt);
+    }
+
+    /// A VM entry that fails once guest state is being loaded. SDM Vol. 3C 27.8 "VM-Entry Failures During or After Loading Guest
+    /// State".
+    pub(super) fn fail_entry(&mut self, cpu: &mut Cpu, at: u64, v: &mut Vmcs, reason: ExitReason, qualification: u64) {
+        let from = cpu.linear(cpu.rip.wrapping_sub(3));
+        v.set(Field::EXIT_REASON, u64::from(reason as u16) | u64::from(ENTRY_FAILURE));
+        v.set(Field::EXIT_QUALIFICATION, qualification);
+        cpu.write_vmcs(at, v);
+        self.load_host_state(cpu, at, v);
+        self.transferred(cpu, from, 0, 3, Far::Iret);
+    }
+
+    fn load_host_state(&mut self, cpu: &mut Cpu, at: u64, v: &Vmcs) {
+        if let Some(vmx) = &mut cpu.vmx {
+            vmx.guest = None;
+        }
+        cpu.load_host(v);
+        cpu.changed_world();
+        if cpu.cr4.pae() && !cpu.efer.lma() && cpu.check_pdptes(cpu.cr3).is_err() {
+            cpu.event = None;
+            self.vmx_abort(cpu, at, abort::HOST_PDPTES);
+            return;
+        }
+        let (list, count) = (v.get(Field::EXIT_MSR_LOAD), v.get(Field::EXIT_MSR_LOAD_COUNT));
+        if cpu.load_msrs(list, count).is_err() {
+            self.vmx_abort(cpu, at, abort::LOAD_MSRS);
+        }
+        cpu.refresh_mode();
+    }
+
+    /// SDM Vol. 3C 28.7 "VMX Aborts": the indicator says why, and the processor shuts down.
+    fn vmx_abort(&mut self, cpu: &mut Cpu, at: u64, why: u32) {
+        let _ = cpu.shared().write_ram(at + ABORT_INDICATOR, &why.to_le_bytes());
+        if let Some(vmx) = &mut cpu.vmx {
+            vmx.guest = None;
+        }
+        cpu.activity = Activity::Shutdown;
+        cpu.changed_world();
+    }
+
+    /// The units hear of a VM entry or exit as of a far transfer.
+    pub(super) fn transferred(&mut self, cpu: &mut Cpu, from: u64, from_cpl: u8, length: u8, far: Far) {
+        if cpu.watched.tell {
+            let step = EventOrigin::of_processor(cpu).step();
+            let branch = BranchRecord {
+                from,
+                to: cpu.linear(cpu.rip),
+                step,
+                flow: Flow::Far(far).code(),
+                length,
+                from_cpl,
+                to_cpl: cpu.cpl,
+                loads_cr3: true,
+                reserved: [0; 3],
+            };
+            let effects = cpu.say(|watch, view| watch.branches(&[branch], view));
+            self.follow(cpu, effects);
+        }
+        cpu.change(Change::Mode);
+        cpu.change(Change::Cr3);
+    }
+
+    /// An external interrupt causes a VM exit that leaves it pending; only while [`Cpu::interruptible`] and
+    /// [`Cpu::exits_unacknowledged`].
+    pub fn interrupt_exit(&mut self, cpu: &mut Cpu, bus: &mut dyn crate::bus::Bus) {
+        self.raise(
+            cpu,
+            bus,
+            Event {
+                vector: 0,
+                error: None,
+                source: crate::cpu::Source::External,
+            },
+        );
+    }
+}

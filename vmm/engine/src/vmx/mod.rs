@@ -1,0 +1,399 @@
+//! VMX operation of a processor (SDM Vol. 3C chapters 24 to 31).
+//!
+//! # Theory
+//! A processor is outside VMX operation, in VMX root operation, or in VMX non-root operation, where it runs a guest of the VMM that
+//! the guest of this machine is. The current VMCS is its region in guest memory and nothing else; what the running guest's controls
+//! say is copied at VM entry, as the manual lets a processor do.
+//!
+//! # Practice
+//! Nobody pays for it who does not use it. In non-root operation blocks of code are those of a mode of their own
+//! ([`mode::NON_ROOT`](crate::cpu::mode::NON_ROOT)): an instruction that may cause a VM exit has an op before it that looks at the controls
+//! ([`intercept`]). Events are looked at where they are delivered, accesses where page tables are walked ([`nested`]). An exit is made by the
+//! run loop, between two chains ([`exit`]), and so is an entry ([`entry`]).
+//!
+//! # Left out
+//! Translations are forgotten at every VM entry and VM exit: VPIDs are accepted and tell nothing apart. Controls that
+//! [`x86::vmx::caps::ENGINE`] does not name cannot be set. INIT is not blocked in root operation. There is no SMM.
+
+mod entry;
+mod exit;
+mod instructions;
+pub(crate) mod intercept;
+pub(crate) mod nested;
+mod transfer;
+
+use serde::{Deserialize, Serialize};
+use x86::vmx::controls::{Entry, Exit, Pin, Primary, Secondary};
+use x86::vmx::ept::EptPointer;
+use x86::vmx::exits::{EventKind, Interruption};
+use x86::vmx::fields::REGION;
+use x86::vmx::{ExitReason, Field, Vmcs};
+
+use crate::cpu::{Cpu, Event, Source};
+use crate::op::{Reason, Stop};
+use x86::rflags::flag as rf;
+
+pub(crate) use exit::Delivered;
+pub(crate) use instructions::lower;
+
+/// What a processor in VMX operation holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Vmx {
+    /// The VMXON pointer.
+    pub vmxon: u64,
+    /// The current-VMCS pointer.
+    pub current: Option<u64>,
+    /// The guest that runs, in non-root operation.
+    pub guest: Option<Guest>,
+}
+
+/// What the controls of the running guest say, as they were at VM entry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // They are the manual's names.
+pub struct Guest {
+    pub pin: Pin,
+    pub primary: Primary,
+    pub secondary: Secondary,
+    pub exit: Exit,
+    pub entry: Entry,
+    pub exceptions: u32,
+    pub page_fault_mask: u32,
+    pub page_fault_match: u32,
+    pub cr0_mask: u64,
+    pub cr0_shadow: u64,
+    pub cr4_mask: u64,
+    pub cr4_shadow: u64,
+    /// CR3-target values, as many as count.
+    pub cr3_targets: Vec<u64>,
+    pub io_bitmaps: [u64; 2],
+    pub msr_bitmap: u64,
+    pub tsc_offset: u64,
+    /// With 48 fraction bits.
+    pub tsc_multiplier: u64,
+    pub ept: Option<EptPointer>,
+    pub virtual_apic: u64,
+    pub tpr_threshold: u8,
+    pub xss_exiting: u64,
+    /// Virtual NMIs are blocked.
+    pub virtual_nmi_blocked: bool,
+    /// MOV to CR8 has brought the virtual TPR below the threshold.
+    pub below_threshold: bool,
+    /// The event that VM entry injects, before the first instruction: information, error code, instruction length.
+    pub injected: Option<(u32, u32, u8)>,
+}
+
+/// What a VM exit leaves in the VM-exit information fields.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ExitInformation {
+    pub reason: ExitReason,
+    pub qualification: u64,
+    /// The length of the instruction that caused it; 0 where no instruction did.
+    pub length: u8,
+    pub instruction: u32,
+    pub linear: u64,
+    pub physical: u64,
+    pub interruption: Interruption,
+    pub error: u32,
+    /// The event whose delivery met it.
+    pub vectoring: Option<Vectoring>,
+}
+
+/// An event that is being delivered, as the IDT-vectoring information field has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Vectoring {
+    pub information: Interruption,
+    pub error: u32,
+    /// Of the instruction, for software interrupts and software exceptions.
+    pub length: u8,
+}
+
+impl Vectoring {
+    /// An event that is delivered between instructions.
+    pub fn of(event: Event) -> Vectoring {
+        Vectoring {
+            information: Interruption::event(kind(event), event.vector, event.error.is_some()),
+            error: event.error.unwrap_or(0),
+            length: 0,
+        }
+    }
+
+    /// INT n, or with `short` INT3 or INTO, or INT1.
+    pub fn of_instruction(event: Event, short: bool, length: u8) -> Vectoring {
+        let kind = match event.source {
+            Source::Software if short => EventKind::SoftwareException,
+            _ => kind(event),
+        };
+        Vectoring {
+            information: Interruption::event(kind, event.vector, false),
+            error: 0,
+            length,
+        }
+    }
+}
+
+/// The type of an event in interruption information.
+fn kind(event: Event) -> EventKind {
+    match event.source {
+        Source::External => EventKind::External,
+        Source::Nmi => EventKind::Nmi,
+        Source::Exception => EventKind::Hardware,
+        Source::Software => EventKind::Software,
+        Source::PrivilegedSoftware => EventKind::PrivilegedSoftware,
+    }
+}
+
+impl ExitInformation {
+    pub fn new(reason: ExitReason) -> ExitInformation {
+        ExitInformation {
+            reason,
+            qualification: 0,
+            length: 0,
+            instruction: 0,
+            linear: 0,
+            physical: 0,
+            interruption: Interruption::new(),
+            error: 0,
+            vectoring: None,
+        }
+    }
+
+    pub fn qualified(self, qualification: u64) -> ExitInformation {
+        ExitInformation { qualification, ..self }
+    }
+}
+
+impl Guest {
+    /// IF and the controls have it that an interrupt-window exit is due where interrupts could be delivered.
+    fn interrupt_window(&self) -> bool {
+        self.primary.contains(Primary::INTERRUPT_WINDOW)
+    }
+
+    /// CR0 as the guest reads it.
+    fn cr0(&self, real: u64) -> u64 {
+        real & !self.cr0_mask | self.cr0_shadow & self.cr0_mask
+    }
+
+    /// CR4 as the guest reads it.
+    fn cr4(&self, real: u64) -> u64 {
+        real & !self.cr4_mask | self.cr4_shadow & self.cr4_mask
+    }
+
+    /// The time-stamp counter as the guest reads it. SDM Vol. 3C 26.3 "Changes to Instruction Behavior in VMX Non-Root Operation".
+    fn tsc(&self, real: u64) -> u64 {
+        if !self.primary.contains(Primary::TSC_OFFSETTING) {
+            return real;
+        }
+        let scaled = if self.secondary.contains(Secondary::TSC_SCALING) {
+            (u128::from(real) * u128::from(self.tsc_multiplier) >> 48) as u64
+        } else {
+            real
+        };
+        scaled.wrapping_add(self.tsc_offset)
+    }
+}
+
+impl Cpu {
+    /// The guest that runs, in VMX non-root operation.
+    pub(crate) fn guest(&self) -> Option<&Guest> {
+        self.vmx.as_ref()?.guest.as_ref()
+    }
+
+    pub(crate) fn guest_mut(&mut self) -> Option<&mut Guest> {
+        self.vmx.as_mut()?.guest.as_mut()
+    }
+
+    /// The processor is in VMX non-root operation.
+    #[inline]
+    pub(crate) fn non_root(&self) -> bool {
+        self.guest().is_some()
+    }
+
+    /// The guest of the running VMCS has CR0 and CR4 shadowed: what it reads of them.
+    pub(crate) fn cr0_read(&self) -> u64 {
+        let real = self.cr0.into_bits();
+        self.guest().map_or(real, |guest| guest.cr0(real))
+    }
+
+    /// See [`Cpu::cr0_read`].
+    pub(crate) fn cr4_read(&self) -> u64 {
+        let real = self.cr4.into_bits();
+        self.guest().map_or(real, |guest| guest.cr4(real))
+    }
+
+    /// What a value that is moved to CR0 loads: bits that the VMM owns stay. SDM Vol. 3C 26.3.
+    pub(crate) fn cr0_moved(&self, value: u64) -> u64 {
+        let real = self.cr0.into_bits();
+        self.guest()
+            .map_or(value, |guest| value & !guest.cr0_mask | real & guest.cr0_mask)
+    }
+
+    /// See [`Cpu::cr0_moved`].
+    pub(crate) fn cr4_moved(&self, value: u64) -> u64 {
+        let real = self.cr4.into_bits();
+        self.guest()
+            .map_or(value, |guest| value & !guest.cr4_mask | real & guest.cr4_mask)
+    }
+
+    /// Whether VMX operation lets CR0 and CR4 have these values. SDM Vol. 3C 24.8 "Restrictions on VMX Operation".
+    pub(crate) fn vmx_allows(&self, cr0: u64, cr4: u64) -> bool {
+        use x86::vmx::caps::{CR0_FIXED0, CR4_FIXED0};
+        let Some(vmx) = &self.vmx else { return true };
+        let unrestricted = vmx
+            .guest
+            .as_ref()
+            .is_some_and(|guest| guest.secondary.contains(Secondary::UNRESTRICTED));
+        let fixed = if unrestricted {
+            CR0_FIXED0 & !0x8000_0001
+        } else {
+            CR0_FIXED0
+        };
+        cr0 & fixed == fixed && cr4 & CR4_FIXED0 == CR4_FIXED0
+    }
+
+    /// The time-stamp counter as software reads it.
+    pub(crate) fn tsc_read(&self, real: u64) -> u64 {
+        self.guest().map_or(real, |guest| guest.tsc(real))
+    }
+
+    /// Leaves for a VM exit: `return Err(c.vm_exit(...))`. The instruction has not retired.
+    #[cold]
+    pub(crate) fn vm_exit(&mut self, exit: ExitInformation) -> Stop {
+        self.exit = Some(Box::new(exit));
+        self.stop = Reason::VmExit;
+        Stop
+    }
+
+    /// External interrupts cause VM exits.
+    fn interrupts_exit(&self) -> bool {
+        self.guest()
+            .is_some_and(|guest| guest.pin.contains(Pin::EXTERNAL_INTERRUPTS))
+    }
+
+    /// An external interrupt that is delivered now causes a VM exit that leaves it pending.
+    pub fn exits_unacknowledged(&self) -> bool {
+        self.interrupts_exit()
+            && self
+                .guest()
+                .is_some_and(|guest| !guest.exit.contains(Exit::ACKNOWLEDGE))
+    }
+
+    /// Something of VMX operation comes before the next instruction and before interrupts.
+    pub(crate) fn entry_under_way(&self) -> bool {
+        self.guest().is_some_and(|guest| guest.injected.is_some())
+    }
+
+    /// IF lets an external interrupt in, or the VMM that gets it.
+    pub(crate) fn interrupts_enabled(&self) -> bool {
+        self.rflags & rf::IF != 0 || self.interrupts_exit()
+    }
+
+    /// NMIs are held off until IRET. With virtual NMIs it is those that are.
+    pub(crate) fn nmis_held_off(&self) -> bool {
+        let virtual_nmis = self.guest().is_some_and(|guest| guest.pin.contains(Pin::VIRTUAL_NMIS));
+        self.nmi_blocked && !virtual_nmis
+    }
+
+    /// IRET: which NMIs it unblocks. SDM Vol. 3C 26.3, IRET.
+    pub(crate) fn unblock_nmis(&mut self) {
+        match self.guest_mut() {
+            Some(guest) if guest.pin.contains(Pin::VIRTUAL_NMIS) => guest.virtual_nmi_blocked = false,
+            Some(guest) if guest.pin.contains(Pin::NMIS) => {}
+            _ => {
+                self.bus_used |= self.want_nmi && self.nmi_blocked;
+                self.nmi_blocked = false;
+            }
+        }
+    }
+
+    /// The run loop has to look as soon as IF is set: an interrupt-window exit waits.
+    pub(crate) fn window_wanted(&self) -> bool {
+        self.guest().is_some_and(Guest::interrupt_window)
+    }
+
+    /// The exit that is due before the next instruction: interrupt window, NMI window. SDM Vol. 3C 26.2 "Other Causes of VM Exits".
+    pub(crate) fn window_exit(&self) -> Option<ExitInformation> {
+        let guest = self.guest()?;
+        if guest.below_threshold {
+            return Some(ExitInformation::new(ExitReason::TprBelowThreshold));
+        }
+        let now = self.steps_now();
+        let shadowed = self.shadow_at == now || self.stack_shadow_at == now;
+        if shadowed {
+            return None;
+        }
+        if guest.primary.contains(Primary::NMI_WINDOW) && !guest.virtual_nmi_blocked {
+            return Some(ExitInformation::new(ExitReason::NmiWindow));
+        }
+        (guest.interrupt_window() && self.rflags & rf::IF != 0)
+            .then(|| ExitInformation::new(ExitReason::InterruptWindow))
+    }
+
+    /// The VM exit that an event causes that is about to be delivered, if it causes one. SDM Vol. 3C 26.2.
+    pub(crate) fn event_exit(&mut self, event: Event) -> Option<ExitInformation> {
+        let guest = self.guest()?;
+        let error = event.error.unwrap_or(0);
+        let exits = match event.source {
+            Source::External => guest.pin.contains(Pin::EXTERNAL_INTERRUPTS),
+            Source::Nmi => guest.pin.contains(Pin::NMIS),
+            // Those have been looked at where the instruction was.
+            Source::Software => false,
+            Source::Exception | Source::PrivilegedSoftware => {
+                let bit = guest.exceptions >> event.vector & 1 != 0;
+                if event.vector == 14 {
+                    // SDM Vol. 3C 26.2, page faults: the bit decides where mask and match agree, and its opposite elsewhere.
+                    bit == (error & guest.page_fault_mask == guest.page_fault_match)
+                } else {
+                    bit
+                }
+            }
+        };
+        if !exits {
+            return None;
+        }
+        let reason = match event.source {
+            Source::External => ExitReason::ExternalInterrupt,
+            _ => ExitReason::ExceptionOrNmi,
+        };
+        let mut exit = ExitInformation::new(reason);
+        exit.interruption = Interruption::event(kind(event), event.vector, event.error.is_some());
+        exit.error = error;
+        if event.source == Source::External && !self.guest()?.exit.contains(Exit::ACKNOWLEDGE) {
+            exit.interruption = Interruption::new();
+        }
+        match (event.source, event.vector) {
+            // The registers stay as they were. SDM Vol. 3C 28.1 "Architectural State Before a VM Exit".
+            (Source::Exception, 14) => {
+                exit.qualification = self.cr2;
+                self.cr2 = self.cr2_before;
+            }
+            (Source::Exception | Source::PrivilegedSoftware, 1) => {
+                // B0 to B3, BD and BS. SDM Vol. 3C Table 28-1 "Exit Qualification for Debug Exceptions".
+                exit.qualification = self.debug_conditions & 0x600f;
+                self.dr[6] = self.dr6_before;
+            }
+            _ => {}
+        }
+        Some(exit)
+    }
+
+    /// Reads the current VMCS.
+    pub(crate) fn read_vmcs(&mut self, at: u64) -> Vmcs {
+        let mut bytes = [0; REGION];
+        // The region was RAM when the pointer was loaded, and memory does not go away.
+        let _ = self.shared().ram.read(at, &mut bytes);
+        Vmcs::from_bytes(&bytes)
+    }
+
+    /// Writes the region of a VMCS whole.
+    pub(crate) fn write_vmcs(&mut self, at: u64, vmcs: &Vmcs) {
+        let _ = self.shared().write_ram(at, &vmcs.to_bytes());
+    }
+
+    /// Sets one field of a VMCS.
+    pub(crate) fn write_vmcs_field(&mut self, at: u64, field: Field, value: u64) {
+        let mut slot = Vmcs::default();
+        slot.set(field, value);
+        let (offset, value) = (8 * field.slot() as u64, slot.get(field));
+        let _ = self.shared().write_ram(at + offset, &value.to_le_bytes());
+    }
+}
