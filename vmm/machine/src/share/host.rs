@@ -242,7 +242,13 @@ impl Host {
             true => {
                 let place = self.place(node)?;
                 let path = format!("/proc/self/fd/{}", place.as_raw_fd());
-                rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).map_err(errno)?
+                rustix::fs::openat(
+                    rustix::fs::CWD,
+                    path,
+                    flags | OFlags::CLOEXEC | OFlags::NONBLOCK,
+                    Mode::empty(),
+                )
+                .map_err(errno)?
             }
             false => {
                 let parent = self.place(at.0)?;
