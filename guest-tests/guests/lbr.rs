@@ -60,6 +60,9 @@ fn select(value: LbrSelect) {
 }
 
 /// The registers are `depth` FROMs and TOs and no more; TOS and they can be read and written.
+/// Family and model of the Haswell client parts with that register.
+const HASWELL: (u32, u32) = (6, 0x3c);
+
 fn registers_by_depth() {
     let stack = stack();
     for n in 0..stack.depth {
@@ -72,7 +75,10 @@ fn registers_by_depth() {
     }
     // Other registers follow the shorter stacks of some models; westmere's 690H is nothing.
     if stack.depth == 16 {
-        cpu::no_msr(stack.from + 16);
+        // Haswell's 690H is MSR_CORE_PERF_LIMIT_REASONS. SDM Vol. 4, "MSRs in Processors Based on Haswell Microarchitecture".
+        if cpu::family_model() != HASWELL {
+            cpu::no_msr(stack.from + 16);
+        }
         cpu::no_msr(stack.to + 16);
     }
     if let Some(info) = stack.info {

@@ -428,7 +428,7 @@ fn a_directory_that_is_no_session_is_refused_in_one_line() {
         ("{\"a\": 1}", "not a recorded session"),
         (&session[..session.len() / 2], "not a recorded session"),
         (
-            &session.replace("session\": 2", "session\": 1"),
+            &session.replace("session\": 3", "session\": 2"),
             "another version of minivmm",
         ),
         (&session.replace("\"seed\"", "\"seeds\""), "damaged"),

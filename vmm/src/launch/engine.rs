@@ -196,13 +196,7 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
                 reason,
             })
         }
-        (EngineChoice::Kvm, None) => {
-            let host = open(config.kvm_defects)?;
-            if let Err(why) = host.virtualizes() {
-                warn!("{KVM}: {why}");
-            }
-            Ok(Some(host))
-        }
+        (EngineChoice::Kvm, None) => open(config.kvm_defects).map(Some),
         (EngineChoice::Auto, Some((option, does))) => {
             info!("--engine auto: the software engine, since {option} {does}");
             Ok(None)
@@ -230,5 +224,14 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
                 }
             }
         }
+    }
+}
+
+/// Says that KVM was asked for where it interprets. Once everything else is as it should be: what is refused is one line.
+pub(super) fn warn_of_slowness(config: &MachineConfig, host: &Host) {
+    if config.engine == EngineChoice::Kvm
+        && let Err(why) = host.virtualizes()
+    {
+        warn!("{KVM}: {why}");
     }
 }

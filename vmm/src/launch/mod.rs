@@ -309,6 +309,9 @@ impl Run {
             true => Some(Box::new(begin_timeline(config, &vm, outputs, answers.as_ref())?)),
             false => None,
         };
+        if let Some(host) = &host {
+            engine::warn_of_slowness(config, host);
+        }
         Ok(Run::begin(Beginning {
             vm,
             timeline,

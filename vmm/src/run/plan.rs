@@ -4,7 +4,7 @@ use std::{env, ffi::OsStr, io::IsTerminal, os::unix::ffi::OsStrExt, path::PathBu
 
 use machine::{newc::Archive, share::channel};
 
-use super::{RunError, modules::Module, options::RunOptions};
+use super::{error::RunError, modules::Module, options::RunOptions};
 use crate::config::ShareConfig;
 use machine::share::ShareMode;
 

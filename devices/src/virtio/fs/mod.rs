@@ -259,6 +259,9 @@ impl Fs {
         if !self.begun {
             return Err(Errno::IO.into());
         }
+        if request.readable() < IN_HEADER as u64 + FIXED {
+            return Err(Errno::INVALID.into());
+        }
         let mut bytes = [0; FIXED as usize];
         request.read(IN_HEADER as u64, &mut bytes)?;
         let mut fields = Fields::new(&bytes);

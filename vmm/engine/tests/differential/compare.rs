@@ -329,8 +329,6 @@ pub fn memory_differences(
     use Mnemonic as M;
     let pushes = matches!(case.instruction.mnemonic(), M::Enter | M::Pusha | M::Pushad | M::Call);
     let partial = pushes && outcome.vector != 3 && outcome.vector != 1;
-    let mut open = open.clone();
-    vendor::open_memory(case, outcome, &mut open);
     let mut text = String::new();
     let mut shown = 0;
     for (index, area) in AREAS.iter().enumerate() {

@@ -111,6 +111,16 @@ fn outside_domain(case: &Case) -> Option<&'static str> {
     }
 }
 
+/// Why the outcomes of a fault are not compared, wherever in a program the instruction is that it is of.
+pub fn excuse_fault(instruction: &Instruction, host: &Outcome) -> Option<&'static str> {
+    let stores_mmx = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Movd | Mnemonic::Movq | Mnemonic::Movntq
+    ) && instruction.op0_kind() == OpKind::Memory
+        && instruction.op1_register().is_mm();
+    (!intel() && matches!(host.vector, 12..=14) && stores_mmx).then_some("what MMX state the fault of a store leaves")
+}
+
 /// What AMD's CPUs, and others, do in another way than Intel's: what it is about.
 fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
     use Mnemonic as M;
@@ -251,11 +261,6 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
         }
         (M::Vcvtps2ph, h, e) if h != e && (both_fault(h) || both_fault(e)) => {
             Some("whether VCVTPS2PH's exceptions come before its operand's")
-        }
-        (M::Movd | M::Movq | M::Movntq, h, _)
-            if both_fault(h) && instruction.op0_kind() == OpKind::Memory && instruction.op1_register().is_mm() =>
-        {
-            Some("what MMX state the fault of a store leaves")
         }
         (M::Push, h, e) if instruction.op0_register().is_segment_register() && h != e => {
             Some("how much of the stack the push of a selector writes")
