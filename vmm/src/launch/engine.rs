@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvm::{
-    Host, Hypervisor, Passed,
+    Host, Hypervisor, KvmError, Passed,
     host_units::Traits,
     irqchip::{self, Irqchip},
     resolve,
@@ -230,7 +230,7 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
 /// Says that KVM was asked for where it interprets. Once everything else is as it should be: what is refused is one line.
 pub(super) fn warn_of_slowness(config: &MachineConfig, host: &Host) {
     if config.engine == EngineChoice::Kvm
-        && let Err(why) = host.virtualizes()
+        && let Err(why @ KvmError::Interprets { .. }) = host.virtualizes()
     {
         warn!("{KVM}: {why}");
     }

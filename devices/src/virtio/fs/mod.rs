@@ -205,6 +205,8 @@ impl Fs {
             }
             opcode::FSYNCDIR => {}
             opcode::OPENDIR => {
+                // Flags, of which none mean anything for folders, and padding.
+                fields.u64()?;
                 let handle = files.open_folder(node)?;
                 answer.opened(handle, 0);
             }

@@ -175,7 +175,9 @@ pub fn write_elf(table: &SymbolTable, build_id: Option<&str>) -> Result<Vec<u8>,
     let (locals, globals): (Vec<_>, Vec<_>) = table.iter().partition(local);
     let mut symbols = Vec::with_capacity(table.len());
     for symbol in locals.iter().chain(&globals) {
-        symbols.push((symbol, writer.add_string(symbol.name.as_bytes())));
+        // A name ends with a zero, whatever a list of symbols says.
+        let name = symbol.name.split('\0').next().unwrap_or_default();
+        symbols.push((symbol, writer.add_string(name.as_bytes())));
         writer.reserve_symbol_index(None);
     }
     writer.reserve_symtab();
