@@ -79,7 +79,9 @@ pub fn command(options: &RunOptions) -> Result<(u8, Option<String>), Error> {
         _ => FAILED,
     };
     let messages = String::from_utf8_lossy(&ended.messages);
-    let text = match (ended.message(), complaint(&messages)) {
+    // A panic alone says less than the kernel's last messages.
+    let message = ended.end.message().and_then(|_| ended.message());
+    let text = match (message, complaint(&messages)) {
         (_, Some(complaint)) => format!("run: the guest cannot start the command: {complaint}"),
         (Some(message), None) => message,
         (None, None) if matches!(ended.end, End::Quit) => "run: Ctrl-A x".into(),
