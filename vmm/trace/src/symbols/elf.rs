@@ -139,6 +139,11 @@ fn parts(table: &SymbolTable) -> Vec<Part> {
     parts
 }
 
+/// A name up to a zero: what a list of symbols has behind it cannot be written.
+fn until_nul(name: &str) -> &[u8] {
+    name.split('\0').next().unwrap_or_default().as_bytes()
+}
+
 /// An ELF64 file with the kernel's symbols at the addresses they have, without its code: what gdb takes with `symbol-file` and perf
 /// with `--vmlinux`. Symbols below the kernel's half (per-CPU offsets) are absolute.
 ///
@@ -161,7 +166,7 @@ pub fn write_elf(table: &SymbolTable, build_id: Option<&str>) -> Result<Vec<u8>,
         .iter()
         .map(|part| {
             (
-                writer.add_section_name(part.name.as_bytes()),
+                writer.add_section_name(until_nul(&part.name)),
                 writer.reserve_section_index(),
             )
         })
@@ -175,9 +180,7 @@ pub fn write_elf(table: &SymbolTable, build_id: Option<&str>) -> Result<Vec<u8>,
     let (locals, globals): (Vec<_>, Vec<_>) = table.iter().partition(local);
     let mut symbols = Vec::with_capacity(table.len());
     for symbol in locals.iter().chain(&globals) {
-        // A name ends with a zero, whatever a list of symbols says.
-        let name = symbol.name.split('\0').next().unwrap_or_default();
-        symbols.push((symbol, writer.add_string(name.as_bytes())));
+        symbols.push((symbol, writer.add_string(until_nul(symbol.name))));
         writer.reserve_symbol_index(None);
     }
     writer.reserve_symtab();
