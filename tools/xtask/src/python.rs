@@ -13,6 +13,13 @@ pub const PERFETTO: Environment = Environment {
     has: "bin/python",
 };
 
+/// drgn, which reads a guest's memory. `--qemu` came with 0.2.0.
+pub const DRGN: Environment = Environment {
+    name: "drgn",
+    packages: &["drgn==0.3.0"],
+    has: "bin/drgn",
+};
+
 /// A Python environment.
 #[derive(Clone, Copy, Debug)]
 pub struct Environment {

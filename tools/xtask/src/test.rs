@@ -210,7 +210,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
         let guest = guest::prepare(stage)?;
         if options.full {
             guest::debug::prepare(stage, &guest.kernel)?;
-            guest::debug::drgn(stage)?;
+            python::ensure(stage, &python::DRGN)?;
         }
         python::ensure(stage, &python::PERFETTO)?;
         guest::xen::prepare(stage)?;

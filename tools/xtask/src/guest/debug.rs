@@ -109,22 +109,6 @@ pub fn prepare(stage: &Stage, kernel: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The release of drgn that the tests run. `--qemu` came with 0.2.0.
-const DRGN: &str = "drgn==0.3.0";
-
-/// Puts drgn from PyPI below target/host/drgn, or finds it there.
-pub fn drgn(stage: &Stage) -> Result<()> {
-    let folder = tree::target().join("host/drgn");
-    if folder.join("bin/drgn").is_file() {
-        return Ok(());
-    }
-    stage.say("fetching drgn from PyPI");
-    stage
-        .must(Command::new("python3").args(["-m", "venv"]).arg(&folder))
-        .context("drgn wants a Python environment: apt-get install python3-venv")?;
-    stage.must(Command::new(folder.join("bin/pip")).args(["install", "--quiet", DRGN]))
-}
-
 #[cfg(test)]
 #[path = "debug_test.rs"]
 mod tests;

@@ -41,11 +41,6 @@ impl ThreadSwitches {
         &self.threads[id.0 as usize]
     }
 
-    /// All threads.
-    pub fn threads(&self) -> &[Thread] {
-        &self.threads
-    }
-
     /// The thread that a vCPU runs, or is about to run, at a step of the machine; `None` before the first switch.
     pub fn at(&self, cpu: usize, step: u64) -> Option<ThreadId> {
         let switches = self.cpus.get(cpu)?;
