@@ -207,9 +207,9 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
         packages::ensure_installed(stage, &needs, !options.no_install)
     });
     suite.stage("guest", |stage, _, _| {
-        let guest = guest::prepare(stage)?;
+        let mut guest = guest::prepare(stage)?;
         if options.full {
-            guest::debug::prepare(stage, &guest.kernel)?;
+            guest::with_debug(stage, &mut guest)?;
             python::ensure(stage, &python::DRGN)?;
         }
         python::ensure(stage, &python::PERFETTO)?;

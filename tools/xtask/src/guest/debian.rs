@@ -231,6 +231,19 @@ pub fn package_file(stage: &Stage, prefix: &str, what: &str, name: impl Fn() -> 
     newest_package_file(&cache, prefix).with_context(|| format!("{what} was downloaded but is not there"))
 }
 
+/// Whether a package was fetched before or apt knows one of this name, if need be once its lists are new.
+pub fn can_be_had(stage: &Stage, name: &str) -> Result<bool> {
+    let known = || apt_cache(&["pkgnames", name]).lines().any(|known| known == name);
+    if newest_package_file(&cache(), &format!("{name}_")).is_some() || known() {
+        return Ok(true);
+    }
+    if !on_debian() {
+        return Ok(false);
+    }
+    stage.must(&mut as_root(stage, "apt-get", &["-q", "update"])?)?;
+    Ok(known())
+}
+
 /// What apt-cache says of packages and all that they depend on, however far.
 fn dependencies(roots: &[&str]) -> String {
     let soft =
@@ -420,7 +433,24 @@ pub fn kernel(stage: &Stage, to: &Path, modules: &Path) -> Result<()> {
     }
     stage.say("fetching Debian's 6.1 cloud kernel");
     let package = package_file(stage, "linux-image-6.1.0-", "Debian's 6.1 cloud kernel", resolve_kernel)?;
-    unpacked(stage, std::slice::from_ref(&package), to, |folder| {
+    unpack_kernel(stage, &package, to, modules)
+}
+
+/// The same with the newest that Debian has, whatever was fetched before.
+pub fn newest_kernel_of_all(stage: &Stage, to: &Path, modules: &Path) -> Result<()> {
+    let names = fetch(stage, "Debian's 6.1 cloud kernel", || Some(vec![resolve_kernel()?]))?;
+    let name = names.first().context("nothing was downloaded")?;
+    let package = newest_package_file(&cache(), &format!("{name}_"));
+    unpack_kernel(
+        stage,
+        &package.with_context(|| format!("{name} was downloaded but is not there"))?,
+        to,
+        modules,
+    )
+}
+
+fn unpack_kernel(stage: &Stage, package: &Path, to: &Path, modules: &Path) -> Result<()> {
+    unpacked(stage, &[package.to_path_buf()], to, |folder| {
         let file = boot_file(&folder.join("boot"));
         let file = file.with_context(|| format!("no kernel in {}", package.display()))?;
         place_kernel(folder, &file, to, modules)

@@ -40,13 +40,33 @@ fn preprocess(common: &Path, own: &Path, source: &Path) -> Command {
     command
 }
 
+/// Where all that is of a kernel of this release.
+fn folder(release: &str) -> PathBuf {
+    tree::target().join("guest/debug").join(release)
+}
+
+/// The scripts' constants, which are made last.
+fn constants(folder: &Path) -> PathBuf {
+    folder.join("scripts/gdb/linux/constants.py")
+}
+
+/// Whether this kernel's debug symbols are at hand or can be had: Debian drops those of a kernel sooner than the kernel.
+pub fn can_be_had(stage: &Stage, kernel: &Path) -> Result<bool> {
+    let release = release_of(kernel)?;
+    Ok(constants(&folder(&release)).is_file() || debian::can_be_had(stage, &format!("linux-image-{release}-dbg"))?)
+}
+
+fn release_of(kernel: &Path) -> Result<String> {
+    let bytes = fs::read(kernel).with_context(|| format!("cannot read {}", kernel.display()))?;
+    release(&bytes).with_context(|| format!("{} is no kernel of 6.1", kernel.display()))
+}
+
 /// Puts vmlinux, `vmlinux-gdb.py` and its modules into a folder named after the kernel's release below target/guest/debug, or
 /// finds them there, and gives the folder. 440 MB are fetched and 600 MB kept.
 pub fn prepare(stage: &Stage, kernel: &Path) -> Result<PathBuf> {
-    let bytes = fs::read(kernel).with_context(|| format!("cannot read {}", kernel.display()))?;
-    let release = release(&bytes).with_context(|| format!("{} is no kernel of 6.1", kernel.display()))?;
-    let folder = tree::target().join("guest/debug").join(&release);
-    let constants = folder.join("scripts/gdb/linux/constants.py");
+    let release = release_of(kernel)?;
+    let folder = folder(&release);
+    let constants = constants(&folder);
     if constants.is_file() {
         return Ok(folder);
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 mod debian;
-pub mod debug;
+mod debug;
 pub mod kernels;
 pub mod rr;
 mod tools;
@@ -144,7 +144,12 @@ pub struct GuestOptions {
 /// `cargo xtask guest`: makes the files and says where they are.
 pub fn run(options: &GuestOptions) -> Result<ExitCode> {
     let stage = Stage::start("guest");
-    let guest = prepare(&stage)?;
+    let mut guest = prepare(&stage)?;
+    let debug = if options.debug {
+        Some(with_debug(&stage, &mut guest)?)
+    } else {
+        None
+    };
     let tools = if options.no_tools {
         None
     } else {
@@ -154,11 +159,6 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
         xen::prepare(&stage)?;
         rr::prepare(&stage)?;
     }
-    let debug = if options.debug {
-        Some(debug::prepare(&stage, &guest.kernel)?)
-    } else {
-        None
-    };
     let which = match options {
         GuestOptions { all_kernels: true, .. } => Some(Which::All),
         GuestOptions { kernels: true, .. } => Some(Which::Ends),
@@ -189,6 +189,18 @@ pub fn run(options: &GuestOptions) -> Result<ExitCode> {
         println!("{}", kernel.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that a kernel developer has beside the guest's kernel, and the folder of it. Where Debian has no debug symbols of that
+/// kernel any more, its newest takes the kernel's place.
+pub fn with_debug(stage: &Stage, guest: &mut Guest) -> Result<PathBuf> {
+    if !debug::can_be_had(stage, &guest.kernel)? {
+        stage.say("Debian has no debug symbols of this kernel any more: fetching its newest kernel");
+        let folder = tree::target().join("guest");
+        debian::newest_kernel_of_all(stage, &folder.join("vmlinuz"), &folder.join("modules"))?;
+        *guest = prepare(stage)?;
+    }
+    debug::prepare(stage, &guest.kernel)
 }
 
 /// Kernels that are older and newer than the guest's.
