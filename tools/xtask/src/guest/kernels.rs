@@ -107,6 +107,17 @@ fn choose(text: &str, which: Which) -> Vec<Kernel> {
     }
 }
 
+/// The names of `images` without those whose file is in a package of its own while the mirror has lost that of their modules.
+fn whole(images: &str, binaries: &str, modules: &str) -> String {
+    let has = |list: &str, name: String| list.lines().any(|line| line.split(' ').next() == Some(name.as_str()));
+    let whole = |image: &&str| {
+        image.strip_prefix("linux-image-").is_some_and(|release| {
+            !has(binaries, format!("linux-binary-{release}")) || has(modules, format!("linux-modules-{release}"))
+        })
+    };
+    images.split_whitespace().filter(whole).collect::<Vec<_>>().join("\n")
+}
+
 /// Puts kernels into a folder: `vmlinuz-RELEASE`, and in `modules-RELEASE` some of their modules; and gives the kernels' files. What is
 /// there stays, so that nothing is asked of apt a second time.
 pub fn prepare(stage: &Stage, folder: &Path, which: Which) -> Result<Vec<PathBuf>> {
@@ -118,12 +129,14 @@ pub fn prepare(stage: &Stage, folder: &Path, which: Which) -> Result<Vec<PathBuf
     if !complete.is_file() {
         let apt = suites(stage)?;
         let known = apt.cache(&["pkgnames", "linux-image-"]);
-        let kernels = choose(&known, which);
+        let binaries = apt.cache(&["pkgnames", "linux-binary-"]);
+        // Not pkgnames, which gives the names of packages that others depend on, too.
+        let modules = apt.cache(&["search", "--names-only", "^linux-modules-"]);
+        let kernels = choose(&whole(&known, &binaries, &modules), which);
         ensure!(
             kernels.len() >= 2,
             "the mirror has no older and newer kernels: {SUITES:?}"
         );
-        let binaries = apt.cache(&["pkgnames", "linux-binary-"]);
         for kernel in kernels {
             let there = folder.join(format!("vmlinuz-{}", kernel.release)).is_file();
             if !there {

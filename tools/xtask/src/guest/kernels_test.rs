@@ -36,3 +36,14 @@ fn of_each_series_the_newest_is_chosen_and_of_other_flavours_the_newest() {
     let pae = Kernel::parse("linux-image-5.10.0-32-686-pae").unwrap();
     assert_eq!((pae.architecture(), pae.flavour.as_str()), (":i386", "686-pae"));
 }
+
+#[test]
+fn a_kernel_without_its_modules_is_left_out() {
+    let images = "linux-image-6.18.15+deb13-cloud-amd64\nlinux-image-6.19.14+deb13-cloud-amd64\nlinux-image-7.2.12+deb13-cloud-amd64";
+    let binaries = "linux-binary-6.19.14+deb13-cloud-amd64\nlinux-binary-7.2.12+deb13-cloud-amd64";
+    let modules = "linux-modules-7.2.12+deb13-cloud-amd64 - Linux 7.2 for x86-64 cloud";
+    assert_eq!(
+        whole(images, binaries, modules),
+        "linux-image-6.18.15+deb13-cloud-amd64\nlinux-image-7.2.12+deb13-cloud-amd64"
+    );
+}
