@@ -96,7 +96,8 @@ fn branches_samples_loads_and_gdb() {
         &["perf-stat", "perf-pebs", "perf-caches", "gdb-watch"],
     );
     for model in ["haswell", "skylake-server", "sapphirerapids"] {
-        hold(&["--cpu-model", model], &["perf-caches", "perf-mem"]);
+        // Twice the last level of sapphirerapids is 210 MiB.
+        hold(&["--cpu-model", model, "--memory", "1G"], &["perf-caches", "perf-mem"]);
     }
     let scripts = ["perf-bts", "perf-pt", "perf-lbr", "perf-pebs"];
     let mut nopti = scripts_in_linux_with("nopti", &scripts);

@@ -4,7 +4,7 @@
 
 #include "start.h"
 
-#define LIMIT (64UL << 20)
+#define LIMIT (256UL << 20)
 #define LINE 64
 
 static unsigned char buffer[LIMIT];
