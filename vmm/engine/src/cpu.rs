@@ -573,7 +573,8 @@ impl Cpu {
         self.vmx = s.vmx.clone();
         (self.exit, self.entry, self.vectoring, self.injecting) = (None, None, None, None);
         self.event = None;
-        self.tlb.flush_all();
+        let tag = self.vmx_tag();
+        self.tlb.set_tag(tag);
         self.jumps.clear();
         self.mode = u32::MAX; // Recomputed, with what depends on it, when the processor runs next.
     }

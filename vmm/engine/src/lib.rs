@@ -41,7 +41,7 @@ pub use crate::cpu::{
 pub use crate::op::CHAINED;
 pub use crate::ram::RamRegion;
 pub use crate::step::Engine;
-pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations};
+pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations, VmxTag};
 pub use crate::transaction::Transaction;
 pub use crate::undefined::Undefined;
 pub use crate::vmx::{Guest, Vmx};

@@ -19,16 +19,12 @@ impl Engine {
 
     /// What a processor remembers of page tables.
     pub fn translations(&self, cpu: &Cpu) -> Translations {
-        let (spaces, large, huge, keys) = cpu.tlb.state(|host| self.shared.ram.gpa(host));
         let watched = &cpu.watched;
         Translations {
-            spaces,
-            large,
-            huge,
-            keys,
             ranges: watched.interest.ranges.then(|| watched.ranges.clone()),
             every_access: watched.interest.every_access,
             code: watched.interest.code,
+            ..cpu.tlb.state(|host| self.shared.ram.gpa(host))
         }
     }
 

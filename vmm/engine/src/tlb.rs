@@ -1,4 +1,4 @@
-//! The software TLB: linear page to host page, in one set per address space and privilege.
+//! The software TLB: linear page to host page, in one set per address space and privilege, and in VMX operation per VPID and EPT.
 //!
 //! An entry carries one tag each for reading, writing and fetching. A handler computes `x = address ^ tag`; `x` is the offset
 //! in the page if the tag matches, and `x <= 4096 - size` says hit and no page crossing at once. Pages that hold decoded code
@@ -9,6 +9,8 @@
 //! path goes on without walking the page tables. Fetches from a page whose code the units have yet to hear of are held back, too. So
 //! what the guest sees of its TLB does not depend on what the engine keeps, nor on who watches.
 #![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
 
 use x86::watch::Range;
 
@@ -83,7 +85,20 @@ impl Privilege {
     }
 }
 
+/// What tells translations apart in VMX operation, beside the PCID. SDM Vol. 3C 29.4.1 "Information That May Be Cached".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmxTag {
+    /// The VPID: 0 in root operation, outside VMX operation, and for guests without one.
+    pub vpid: u16,
+    /// The EPT pointer under which they were made; 0 without EPT.
+    pub ept: u64,
+}
+
+/// The page frame of the EPT PML4 table: what INVEPT tells EPT pointers apart by.
+const EP4TA: u64 = 0x000f_ffff_ffff_f000;
+
 struct Set {
+    tag: VmxTag,
     pcid: u16,
     /// CR3 when the set was last chosen, where [`Tlb::root`] is given it.
     root: Option<u64>,
@@ -129,6 +144,10 @@ pub(crate) struct Tlb {
     huge: Vec<u64>,
     /// Protection keys that translations were entered under: a change of the rights of others forgets nothing.
     keys: u16,
+    /// Which sets can be chosen now.
+    tag: VmxTag,
+    /// By VPID, what the rights in its sets depend on, as it was when the VPID was left.
+    left: BTreeMap<u16, u64>,
 }
 
 /// A tag that no address which is looked up at this index can match: it belongs to the neighbouring index.
@@ -179,6 +198,7 @@ impl Tlb {
                     .ok()
                     .expect("length is ENTRIES");
                 Set {
+                    tag: VmxTag::default(),
                     pcid: 0,
                     root: None,
                     privilege: Privilege::Supervisor,
@@ -199,6 +219,8 @@ impl Tlb {
             large: [0; 64],
             huge: Vec::new(),
             keys: 0,
+            tag: VmxTag::default(),
+            left: BTreeMap::new(),
         }
     }
 
@@ -262,7 +284,7 @@ impl Tlb {
     /// The set of an address space and privilege, if it has one.
     #[inline]
     pub fn find(&self, pcid: u16, privilege: Privilege) -> Option<usize> {
-        let is = |s: &Set| s.valid && s.pcid == pcid && s.privilege == privilege;
+        let is = |s: &Set| s.valid && s.pcid == pcid && s.privilege == privilege && s.tag == self.tag;
         if is(&self.sets[self.now]) {
             return Some(self.now);
         }
@@ -281,14 +303,14 @@ impl Tlb {
         let found = self
             .sets
             .iter()
-            .position(|s| s.valid && s.pcid == pcid && s.privilege == privilege);
+            .position(|s| s.valid && s.pcid == pcid && s.privilege == privilege && s.tag == self.tag);
         let i = found.unwrap_or_else(|| {
             let i = (0..SETS)
                 .min_by_key(|&i| if self.sets[i].valid { self.sets[i].used + 1 } else { 0 })
                 .unwrap_or(0);
             let s = &mut self.sets[i];
             s.clear();
-            (s.pcid, s.root, s.privilege, s.valid) = (pcid, None, privilege, true);
+            (s.tag, s.pcid, s.root, s.privilege, s.valid) = (self.tag, pcid, None, privilege, true);
             i
         });
         self.sets[i].used = self.clock;
@@ -319,10 +341,9 @@ impl Tlb {
         self.sets[self.now].valid = true;
     }
 
-    /// Forgets an address space.
-    pub fn flush_pcid(&mut self, pcid: u16) {
+    fn flush_if(&mut self, is: impl Fn(&Set) -> bool) {
         for (i, s) in self.sets.iter_mut().enumerate() {
-            if s.valid && s.pcid == pcid {
+            if s.valid && is(s) {
                 if i == self.now {
                     s.clear();
                 } else {
@@ -330,6 +351,64 @@ impl Tlb {
                 }
             }
         }
+    }
+
+    /// Forgets an address space of the present VPID.
+    pub fn flush_pcid(&mut self, pcid: u16) {
+        let vpid = self.tag.vpid;
+        self.flush_if(|s| s.pcid == pcid && s.tag.vpid == vpid);
+    }
+
+    /// Forgets everything of a VPID.
+    pub fn flush_vpid(&mut self, vpid: u16) {
+        if self.sets.iter().any(|s| s.valid && s.tag.vpid != vpid) {
+            self.flush_if(|s| s.tag.vpid == vpid);
+        } else {
+            self.flush_all();
+        }
+    }
+
+    /// Forgets everything of the present VPID, as changes of control registers do.
+    pub fn flush_present(&mut self) {
+        self.flush_vpid(self.tag.vpid);
+    }
+
+    /// Forgets everything of all VPIDs but 0.
+    pub fn flush_guests(&mut self) {
+        self.flush_if(|s| s.tag.vpid != 0);
+    }
+
+    /// Forgets what was made under an EPT pointer, or under any.
+    pub fn flush_ept(&mut self, pointer: Option<u64>) {
+        self.flush_if(|s| s.tag.ept != 0 && pointer.is_none_or(|pointer| (s.tag.ept ^ pointer) & EP4TA == 0));
+    }
+
+    /// Notes what rights depend on, before a VM entry or a VM exit changes it.
+    pub fn leave(&mut self, rights: u64) {
+        self.left.insert(self.tag.vpid, rights);
+    }
+
+    /// A VM entry or a VM exit, after [`Tlb::leave`]: from now on sets of this tag are chosen. Without VPIDs nothing of before holds (SDM
+    /// Vol. 3C 29.4.3.1 "Operations that Invalidate Cached Mappings"), and what a VPID has is forgotten where rights, which entries have
+    /// worked in, depend on something else than they did. Follow with [`Tlb::select`].
+    pub fn enter(&mut self, tag: VmxTag, rights: u64) {
+        if self.tag.vpid == tag.vpid || self.left.get(&tag.vpid).is_some_and(|left| *left != rights) {
+            self.flush_vpid(tag.vpid);
+        }
+        self.tag = tag;
+    }
+
+    /// The tag of the sets that are chosen now.
+    pub fn tag(&self) -> VmxTag {
+        self.tag
+    }
+
+    /// Takes on a tag, with nothing to be remembered.
+    pub fn set_tag(&mut self, tag: VmxTag) {
+        self.flush_all();
+        self.left.clear();
+        self.tag = tag;
+        self.sets[self.now].tag = tag;
     }
 
     /// The rights that go with protection keys change from one register value to another.
@@ -426,11 +505,12 @@ impl Tlb {
         }
     }
 
-    /// The fields of [`Translations`] that are its own; host addresses are replaced by what `physical` makes of them.
-    pub fn state(&self, physical: impl Fn(u64) -> Option<u64>) -> (Vec<AddressSpace>, [u64; 64], Vec<u64>, u16) {
+    /// What it holds, host addresses replaced by what `physical` makes of them. What the units watch is left open.
+    pub fn state(&self, physical: impl Fn(u64) -> Option<u64>) -> Translations {
         let mut sets: Vec<&Set> = self.sets.iter().filter(|set| set.valid).collect();
         sets.sort_by_key(|set| set.used);
         let space = |set: &Set| AddressSpace {
+            tag: set.tag,
             pcid: set.pcid,
             root: set.root,
             privilege: set.privilege,
@@ -451,7 +531,14 @@ impl Tlb {
                 .collect(),
         };
         let spaces = sets.into_iter().map(space).collect();
-        (spaces, self.large, self.huge.clone(), self.keys)
+        Translations {
+            spaces,
+            large: self.large,
+            huge: self.huge.clone(),
+            keys: self.keys,
+            left: self.left.clone(),
+            ..Translations::default()
+        }
     }
 
     /// Holds this instead of what it held, physical addresses replaced by what `host` makes of them. All stores are held
@@ -465,6 +552,7 @@ impl Tlb {
             let set = &mut self.sets[i];
             set.clear();
             (set.pcid, set.root, set.privilege, set.valid) = (space.pcid, space.root, space.privilege, true);
+            set.tag = space.tag;
             set.used = i as u64 + 1;
             self.now = i;
             for page in &space.pages {
@@ -484,6 +572,7 @@ impl Tlb {
         self.large = state.large;
         self.huge.clone_from(&state.huge);
         self.keys = state.keys;
+        self.left.clone_from(&state.left);
     }
 }
 
@@ -499,6 +588,8 @@ pub struct Translations {
     pub huge: Vec<u64>,
     /// Protection keys that translations were entered under.
     pub keys: u16,
+    /// By VPID, what rights depended on when it was left by VM entry or VM exit.
+    pub left: BTreeMap<u16, u64>,
     /// Ranges that the units watched when they were entered, if they watched any: no access to these goes through a
     /// translation.
     pub ranges: Option<Vec<Range>>,
@@ -508,9 +599,26 @@ pub struct Translations {
     pub code: u64,
 }
 
+impl Default for Translations {
+    fn default() -> Translations {
+        Translations {
+            spaces: Vec::new(),
+            large: [0; 64],
+            huge: Vec::new(),
+            keys: 0,
+            left: BTreeMap::new(),
+            ranges: None,
+            every_access: false,
+            code: 0,
+        }
+    }
+}
+
 /// The translations of an address space at a privilege.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressSpace {
+    /// VPID and EPT.
+    pub tag: VmxTag,
     /// Process-context identifier.
     pub pcid: u16,
     /// CR3 when it was last chosen, where somebody follows code by address space.

@@ -90,16 +90,7 @@ fn what_is_held_back_matches_nothing_and_comes_back() {
         assert!(e.write ^ linear > 0xfff && e.stores_to(linear) && e.read == linear);
         assert!(e.exec ^ linear > 0xfff && e.holds_fetches_back(linear));
         assert!(!tlb.entry(linear ^ 0x1000).stores_to(linear ^ 0x1000), "nothing there");
-        let (spaces, large, huge, keys) = tlb.state(Some);
-        let state = Translations {
-            spaces,
-            large,
-            huge,
-            keys,
-            ranges: None,
-            every_access: false,
-            code: 0,
-        };
+        let state = tlb.state(Some);
         let page = Translation {
             linear,
             physical: 0x5000,
@@ -119,4 +110,75 @@ fn what_is_held_back_matches_nothing_and_comes_back() {
         other.let_fetches(linear);
         assert_eq!(other.entry(linear).exec, linear);
     }
+}
+
+const fn tag(vpid: u16, ept: u64) -> VmxTag {
+    VmxTag { vpid, ept }
+}
+
+/// What a VM entry or exit forgets, and INVVPID and INVEPT. SDM Vol. 3C 29.4.3 "Invalidating Cached Translation Information".
+// covers: vmx/tlb-tags
+#[test]
+fn translations_are_told_apart_by_vpid_and_ept() {
+    const RIGHTS: u64 = 7;
+    let holds = |tlb: &mut Tlb| {
+        tlb.select(0, Privilege::Supervisor);
+        tlb.entry(0x5000).read == 0x5000
+    };
+    let go = |tlb: &mut Tlb, to: VmxTag, rights| {
+        tlb.leave(RIGHTS);
+        tlb.enter(to, rights);
+    };
+    let (host, guest, other) = (tag(0, 0), tag(1, 0x1001e), tag(2, 0x2001e));
+    let filled = || {
+        let mut tlb = Tlb::new();
+        for world in [guest, other, tag(1, 0x2001e), host] {
+            go(&mut tlb, world, RIGHTS);
+            tlb.select(0, Privilege::Supervisor);
+            tlb.fill(0x5000, 0x5000, true, Grant::No, Grant::No);
+        }
+        tlb
+    };
+    // What is done in root operation; whether translations are still there of the host, of both guests, and of the first under the
+    // other's EPT.
+    type Row = (&'static str, fn(&mut Tlb), [bool; 4]);
+    let rows: [Row; 9] = [
+        ("nothing", |_| {}, [true; 4]),
+        ("MOV CR4", Tlb::flush_present, [false, true, true, true]),
+        ("MOV CR3", |tlb| tlb.flush_pcid(0), [false, true, true, true]),
+        ("INVVPID 1", |tlb| tlb.flush_vpid(1), [true, false, true, false]),
+        ("INVVPID 2", Tlb::flush_guests, [true, false, false, false]),
+        (
+            "INVEPT 1",
+            |tlb| tlb.flush_ept(Some(0x1005e)),
+            [true, false, true, true],
+        ),
+        ("INVEPT 2", |tlb| tlb.flush_ept(None), [true, false, false, false]),
+        ("other memory", Tlb::flush_all, [false; 4]),
+        (
+            "entry without VPID",
+            |tlb| {
+                tlb.leave(RIGHTS);
+                tlb.enter(tag(0, 0x1001e), RIGHTS);
+            },
+            [false, true, true, true],
+        ),
+    ];
+    for (what, act, expected) in rows {
+        let mut tlb = filled();
+        act(&mut tlb);
+        let left = [host, guest, other, tag(1, 0x2001e)].map(|world| {
+            // As if that VPID were entered by a CPU which had not been in this one.
+            tlb.tag = world;
+            holds(&mut tlb)
+        });
+        assert_eq!(left, expected, "{what}");
+    }
+    // Entries hold rights: CR0.WP that has changed meanwhile counts.
+    let mut tlb = filled();
+    go(&mut tlb, guest, RIGHTS ^ 1);
+    assert!(!holds(&mut tlb));
+    tlb.leave(RIGHTS ^ 1);
+    tlb.enter(host, RIGHTS);
+    assert!(holds(&mut tlb));
 }

@@ -92,17 +92,8 @@ impl Vm {
             return Err(SavedError::Disks { state, machine });
         }
         self.machine.set_state(&machine).map_err(SnapshotError::from)?;
-        let none = Translations {
-            spaces: Vec::new(),
-            large: [0; 64],
-            huge: Vec::new(),
-            keys: 0,
-            ranges: None,
-            every_access: false,
-            code: 0,
-        };
         let soft = SoftState {
-            translations: vec![none; cpus.len()],
+            translations: vec![Translations::default(); cpus.len()],
             cpus,
             steps,
             turn,

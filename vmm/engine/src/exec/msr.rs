@@ -115,7 +115,7 @@ impl Cpu {
                 };
                 self.efer = new;
                 if old.nxe() != new.nxe() {
-                    self.tlb.flush_all();
+                    self.tlb.flush_present();
                 }
             }
             IA32_XSS => {

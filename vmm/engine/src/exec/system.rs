@@ -315,7 +315,7 @@ impl Cpu {
         }
         const PG_WP_PE: u64 = 1 << 31 | 1 << 16 | 1;
         if changed & PG_WP_PE != 0 {
-            self.tlb.flush_all();
+            self.tlb.flush_present();
         }
         self.refresh_mode();
         if old.pg() != new.pg() {
@@ -379,7 +379,7 @@ impl Cpu {
         // What the TLB holds of rights depends on SMEP, SMAP and the keys too, so it goes when they change.
         const RIGHTS: u64 = 0x170_0000;
         if old.flushes_all(new) || changed & RIGHTS != 0 || old.pcide() != new.pcide() {
-            self.tlb.flush_all();
+            self.tlb.flush_present();
         }
         self.select_tlb();
         Ok(())
@@ -544,7 +544,7 @@ fn invpcid(c: &mut Cpu, o: &Op) -> Done {
         0 => c.tlb.flush_page(linear),
         1 => c.tlb.flush_pcid(pcid as u16),
         // Type 3 spares global translations; forgetting more than asked is allowed.
-        _ => c.tlb.flush_all(),
+        _ => c.tlb.flush_present(),
     }
     Ok(())
 }

@@ -38,6 +38,11 @@ impl Guest {
             ept: secondary
                 .contains(Secondary::EPT)
                 .then(|| EptPointer::from_bits(v.get(Field::EPT_POINTER))),
+            vpid: if secondary.contains(Secondary::VPID) {
+                v.get(Field::VPID) as u16
+            } else {
+                0
+            },
             virtual_apic: v.get(Field::VIRTUAL_APIC),
             tpr_threshold: v.get(Field::TPR_THRESHOLD) as u8 & 15,
             xss_exiting: v.get(Field::XSS_EXITING),
@@ -111,6 +116,7 @@ impl Engine {
             );
             guest.injected = Some((information, error, length));
         }
+        cpu.leave_world();
         if let Some(vmx) = &mut cpu.vmx {
             vmx.guest = Some(guest);
         }

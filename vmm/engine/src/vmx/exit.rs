@@ -83,6 +83,10 @@ impl Engine {
     }
 
     fn load_host_state(&mut self, cpu: &mut Cpu, at: u64, v: &Vmcs) {
+        // An entry that fails has left the host, and has not got as far as the guest.
+        if cpu.tlb.tag() == cpu.vmx_tag() {
+            cpu.leave_world();
+        }
         if let Some(vmx) = &mut cpu.vmx {
             vmx.guest = None;
         }

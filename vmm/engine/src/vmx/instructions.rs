@@ -292,7 +292,7 @@ fn invept(c: &mut Cpu, o: &Op) -> Done<Outcome> {
     if !valid {
         return Ok(Fail(InstructionError::InvalidOperand));
     }
-    c.tlb.flush_all();
+    c.tlb.flush_ept((kind == 1).then_some(pointer));
     Ok(Succeed)
 }
 
@@ -309,7 +309,12 @@ fn invvpid(c: &mut Cpu, o: &Op) -> Done<Outcome> {
     if !valid {
         return Ok(Fail(InstructionError::InvalidOperand));
     }
-    c.tlb.flush_all();
+    match kind {
+        0 => c.tlb.flush_page(linear),
+        2 => c.tlb.flush_guests(),
+        // Type 3 spares global translations; forgetting more than asked is allowed.
+        _ => c.tlb.flush_vpid(vpid as u16),
+    }
     Ok(Succeed)
 }
 

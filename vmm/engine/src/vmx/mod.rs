@@ -12,8 +12,7 @@
 //! run loop, between two chains ([`exit`]), and so is an entry ([`entry`]).
 //!
 //! # Left out
-//! Translations are forgotten at every VM entry and VM exit: VPIDs are accepted and tell nothing apart. Controls that
-//! [`x86::vmx::caps::ENGINE`] does not name cannot be set. INIT is not blocked in root operation. There is no SMM.
+//! Controls that [`x86::vmx::caps::ENGINE`] does not name cannot be set. INIT is not blocked in root operation. There is no SMM.
 
 mod entry;
 mod exit;
@@ -31,6 +30,7 @@ use x86::vmx::{ExitReason, Field, Vmcs};
 
 use crate::cpu::{Cpu, Event, Source};
 use crate::op::{Reason, Stop};
+use crate::tlb::VmxTag;
 use x86::rflags::flag as rf;
 
 pub(crate) use exit::Delivered;
@@ -71,6 +71,8 @@ pub struct Guest {
     /// With 48 fraction bits.
     pub tsc_multiplier: u64,
     pub ept: Option<EptPointer>,
+    /// 0 without one.
+    pub vpid: u16,
     pub virtual_apic: u64,
     pub tpr_threshold: u8,
     pub xss_exiting: u64,
@@ -206,6 +208,14 @@ impl Cpu {
     #[inline]
     pub(crate) fn non_root(&self) -> bool {
         self.guest().is_some()
+    }
+
+    /// What tells the present translations apart.
+    pub(crate) fn vmx_tag(&self) -> VmxTag {
+        self.guest().map_or(VmxTag::default(), |guest| VmxTag {
+            vpid: guest.vpid,
+            ept: guest.ept.map_or(0, EptPointer::into_bits),
+        })
     }
 
     /// The guest of the running VMCS has CR0 and CR4 shadowed: what it reads of them.

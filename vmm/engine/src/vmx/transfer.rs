@@ -357,12 +357,30 @@ impl Cpu {
         Ok(())
     }
 
-    /// After a VM entry or a VM exit: nothing of what was remembered of translations holds, nor of the mode.
+    /// Before a VM entry or a VM exit loads state.
+    pub(super) fn leave_world(&mut self) {
+        let rights = self.rights();
+        self.tlb.leave(rights);
+    }
+
+    /// After a VM entry or a VM exit has loaded state: other translations hold, and another mode.
     pub(super) fn changed_world(&mut self) {
-        self.tlb.flush_all();
-        self.jumps.clear();
+        let (tag, rights) = (self.vmx_tag(), self.rights());
+        self.tlb.enter(tag, rights);
         self.watched.observed = (u64::MAX, 0);
         self.watched.ask = true;
         self.refresh_mode();
+    }
+
+    /// What the rights in the TLB's entries depend on, beside the protection keys' registers: a change of any of it is one that MOV to a
+    /// control register forgets translations for.
+    fn rights(&self) -> u64 {
+        // PE, WP, PG.
+        const CR0: u64 = 1 << 31 | 1 << 16 | 1;
+        // PSE, PAE, PGE, LA57, PCIDE, SMEP, SMAP, PKE, CET, PKS.
+        const CR4: u64 = 0x1f2_10b0;
+        // LMA, NXE.
+        const EFER: u64 = 0xc00;
+        self.cr0.into_bits() & CR0 | (self.cr4.into_bits() & CR4) << 32 | self.efer.into_bits() & EFER
     }
 }
