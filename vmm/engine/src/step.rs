@@ -288,6 +288,10 @@ impl Engine {
             return cpu.activity == Activity::Running;
         }
         cpu.attach(NonNull::from(&mut *self.shared), bus);
+        if cpu.watched.generation.is_none() {
+            // After another state has been taken on, nobody knows yet whether the units want to hear of the end.
+            cpu.ask();
+        }
         self.catch_up(cpu);
         self.end_wait(cpu);
         cpu.detach();

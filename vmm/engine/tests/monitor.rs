@@ -226,6 +226,23 @@ fn the_units_hear_what_ended_a_wait() {
     }
 }
 
+/// A waiting state is taken on by a processor whose units wanted to hear nothing before: they hear the end of the wait.
+// covers: interest/changes
+#[test]
+fn the_units_hear_the_end_of_a_wait_that_has_been_taken_on() {
+    let (mut b, _) = wait(|a| a.nop(), 0, 0);
+    let (saved, translations) = (b.cpu.state(), b.engine.translations(&b.cpu));
+    let wakes = Rc::new(RefCell::new(Vec::new()));
+    b.world.watch = Some(Box::new(Wakes(wakes.clone())));
+    let World { rig, world } = parts(&mut b);
+    rig.cpu.set_state(&saved);
+    rig.engine.set_translations(&mut rig.cpu, &translations);
+    assert!(!rig.engine.wake(&mut rig.cpu, world));
+    rig.engine.written(LINE, 1);
+    assert!(rig.engine.wake(&mut rig.cpu, world));
+    assert_eq!(*wakes.borrow(), [true]);
+}
+
 struct World<'a> {
     rig: &'a mut rig::Rig,
     world: &'a mut bench::World,
