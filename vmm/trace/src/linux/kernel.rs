@@ -235,11 +235,15 @@ impl Kernel {
     }
 }
 
-/// A banner at the beginning of these bytes, without the end of its line.
+/// A banner at the beginning of these bytes, without the end of its line. Since 6.1 an image may have another one in front, weak and of
+/// nobody's use, that was made before the build had its number.
 fn banner(bytes: &[u8]) -> Option<String> {
     let text = bytes.starts_with(BANNER).then(|| until_nul(bytes)).flatten()?;
     let version = text.as_bytes().get(BANNER.len()).is_some_and(u8::is_ascii_digit);
-    (version && text.ends_with('\n')).then(|| text.trim_end().to_string())
+    let build = text
+        .split_once(" #")
+        .is_some_and(|(_, build)| build.starts_with(|c: char| c.is_ascii_digit()));
+    (version && build && text.ends_with('\n')).then(|| text.trim_end().to_string())
 }
 
 /// The first banner in a part of physical memory, and where it is.

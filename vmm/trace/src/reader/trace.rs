@@ -165,7 +165,7 @@ impl Trace {
         Ok(trace)
     }
 
-    fn error(&self, reason: String) -> TraceError {
+    pub(crate) fn error(&self, reason: String) -> TraceError {
         TraceError {
             folder: self.folder.clone(),
             reason,

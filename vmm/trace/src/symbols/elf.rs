@@ -110,10 +110,17 @@ struct Part {
     code: bool,
 }
 
+/// The table is one of a kernel for 64-bit CPUs: those live in the upper half.
+fn is_64(table: &SymbolTable) -> bool {
+    table.iter().any(|symbol| symbol.address >> 63 == 1)
+}
+
 /// Sections for what the symbols are of: the kernel's code and data, each module's.
 fn parts(table: &SymbolTable) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
-    for symbol in table.iter().filter(|symbol| symbol.address >> 63 == 1) {
+    // The lowest that a 32-bit kernel can be configured to live at is 1 GiB.
+    let lowest = if is_64(table) { 1 << 63 } else { 1 << 30 };
+    for symbol in table.iter().filter(|symbol| symbol.address >= lowest) {
         let code = matches!(symbol.kind.to_ascii_lowercase(), b't' | b'w' | b'i');
         let end = symbol.address.saturating_add(symbol.size.max(1));
         let name = match symbol.module {
@@ -144,14 +151,15 @@ fn until_nul(name: &str) -> &[u8] {
     name.split('\0').next().unwrap_or_default().as_bytes()
 }
 
-/// An ELF64 file with the kernel's symbols at the addresses they have, without its code: what gdb takes with `symbol-file` and perf
+/// An ELF file, of the kernel's own class, with the kernel's symbols at the addresses they have, without its code: what gdb takes with `symbol-file` and perf
 /// with `--vmlinux`. Symbols below the kernel's half (per-CPU offsets) are absolute.
 ///
 /// # Errors
 /// The table is too large for the format.
 pub fn write_elf(table: &SymbolTable, build_id: Option<&str>) -> Result<Vec<u8>, object::write::Error> {
     let mut buffer = Vec::new();
-    let mut writer = Writer::new(Endianness::Little, true, &mut buffer);
+    let wide = is_64(table);
+    let mut writer = Writer::new(Endianness::Little, wide, &mut buffer);
     let parts = parts(table);
     let note = build_id.and_then(note);
     // First everything is counted, then it is written in the same order.
@@ -192,7 +200,7 @@ pub fn write_elf(table: &SymbolTable, build_id: Option<&str>) -> Result<Vec<u8>,
         os_abi: elf::ELFOSABI_NONE,
         abi_version: 0,
         e_type: elf::ET_EXEC,
-        e_machine: elf::EM_X86_64,
+        e_machine: if wide { elf::EM_X86_64 } else { elf::EM_386 },
         e_entry: table.address("_text").unwrap_or(0),
         e_flags: elf::FileFlags(0),
     })?;

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use pt_flow::{Block, Event, EventKind, GapKind, Visitor};
 
+use crate::error::plain;
 use crate::{At, Decode, Progress, Start, State, StepClock, Trace, TraceError};
 
 /// Packets that are decoded to one piece. Its blocks are some fifty times as large, and there are a few pieces for each thread.
@@ -392,12 +393,17 @@ fn run<V: Viewer, const CODE: bool>(
                 total: 0,
                 over: false,
             });
-            decoders.push(scope.spawn(move || {
+            let work = move || {
                 trace.decode(cpu, &options, make, |pile, done: &Progress| {
                     // Nobody listens where another thread has panicked.
                     let _ = to.send((pile, done.done, done.total));
                 })
-            }));
+            };
+            // Where it has no thread, the feeds of those that have begun are dropped, and they end.
+            let decoder = std::thread::Builder::new().spawn_scoped(scope, work);
+            let decoder =
+                decoder.map_err(|error| trace.error(format!("no thread to decode with: {}", plain(&error))))?;
+            decoders.push(decoder);
         }
         loop {
             // The one that is furthest behind goes on until it is ahead of the next.
