@@ -155,8 +155,8 @@ pub(crate) fn translated(command: &Command, arguments: Vec<OsString>) -> Result<
                     let wrong = || {
                         Error::Usage(format!(
                             "{} {}: not known here; see {ours}",
-                            argument.display(),
-                            text.display()
+                            shown(&argument),
+                            shown(&text)
                         ))
                     };
                     all.push(text.to_str().and_then(value).ok_or_else(wrong)?.into());
@@ -167,13 +167,18 @@ pub(crate) fn translated(command: &Command, arguments: Vec<OsString>) -> Result<
                     true => format!("it is --{ours} here, of another form: see minivmm --help"),
                     false => "there is no such device here: leave it out".to_string(),
                 };
-                return Err(Error::Usage(format!("{}: {text}", argument.display())));
+                return Err(Error::Usage(format!("{}: {text}", shown(&argument))));
             }
-            Some(Here::Answer(text)) => return Err(Error::Usage(format!("{}: {text}", argument.display()))),
+            Some(Here::Answer(text)) => return Err(Error::Usage(format!("{}: {text}", shown(&argument)))),
         }
     }
     all.extend(arguments);
     Ok(all)
+}
+
+/// A word as a line of an error has it.
+fn shown(word: &OsStr) -> String {
+    word.to_string_lossy().replace(char::is_control, "?")
 }
 
 /// The argument is an option whose value is the next one.

@@ -164,3 +164,13 @@ fn a_unit_alone_asks_for_ours() {
         assert_eq!(config.units[row.unit], Some(UnitRequest::Emulated), "{}", row.name);
     }
 }
+
+/// Whatever is typed behind an option, what is wrong with it is one line.
+// covers: cli/qemu
+#[test]
+fn what_is_wrong_is_one_line() {
+    for line in [["-cpu", "a\nb\n"], ["-machine", "\u{1b}[2J\n"], ["-device", "x\ny"], ["-vga", "\n"]] {
+        let error = run(&line).unwrap_err();
+        assert!(!error.contains(char::is_control), "{error:?}");
+    }
+}
