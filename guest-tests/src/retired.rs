@@ -107,7 +107,7 @@ pub struct Stream<const WINDOW: u64 = WINDOW_LEN> {
 }
 
 /// So many hashes of single instructions are kept.
-const RECENT: u64 = 1024;
+const RECENT: u64 = 8192;
 
 impl<const WINDOW: u64> Stream<WINDOW> {
     /// The next one.

@@ -7,11 +7,18 @@ use guest_tests::{full, linux, target};
 
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 
-/// The folder with vmlinux and the scripts, by the kernel's release.
+/// The folder with vmlinux and the scripts of the guest's kernel, which has its release in its header.
 fn debug() -> PathBuf {
     let folder = target().join("guest/debug");
-    let mut folders = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    folders.next().expect("a release").unwrap().path()
+    let kernel = std::fs::read(&linux().kernel).unwrap();
+    let header = &kernel[..kernel.len().min(64 << 10)];
+    let folders = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let is_of_it = |folder: &PathBuf| {
+        let release = folder.file_name().unwrap().as_encoded_bytes();
+        header.windows(release.len()).any(|word| word == release)
+    };
+    let found = folders.map(|entry| entry.unwrap().path()).find(is_of_it);
+    found.unwrap_or_else(|| panic!("{}: nothing of {}", folder.display(), linux().kernel.display()))
 }
 
 /// What gdb says where the kernel is about to run /init, with a slide of KASLR's if it has one.

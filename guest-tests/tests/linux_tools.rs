@@ -239,7 +239,8 @@ fn on_host(root: &Path) -> Vec<String> {
     lines
 }
 
-/// stress-ng's stressors of the CPU find what they compute to be right.
+/// stress-ng's stressors of the CPU find what they compute to be right. They are functions for several parts, one of which GCC's run-time
+/// library chooses by family and model, so that they are SIGILL on models that hide what the part of their number has.
 // covers: linux-guest/stress
 #[test]
 fn stressors_verify_what_they_compute() {
@@ -248,7 +249,9 @@ fn stressors_verify_what_they_compute() {
         return;
     }
     let (initrd, _) = linux_work();
-    for model in models_of_64_bits() {
+    let whole =
+        |name: &&str| minivmm::model::find(name).is_ok_and(|model| !minivmm::model::dispatched_by_family(model));
+    for model in models_of_64_bits().filter(whole) {
         hold_of(&initrd, &["--cpu-model", model, "-m", "1G"], &["stress"]);
     }
 }

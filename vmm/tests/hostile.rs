@@ -120,7 +120,7 @@ struct Feature(&'static str, &'static [&'static str], u64);
 
 const FEATURES: [Feature; 6] = [
     Feature("no option", &[], 256 << 10),
-    Feature("--translate off", &["--translate", "off"], 192 << 10),
+    Feature("--translate off", &["--translate", "off"], 256 << 10),
     Feature("--trace-limit", &LIMITED, 384 << 10),
     Feature(
         "--reverse",
