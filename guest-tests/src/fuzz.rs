@@ -285,11 +285,22 @@ const CODE: u64 = 0x8000;
 const TABLES: u64 = 0x10_0000;
 
 /// The bytes as code: the first one chooses among real, 32-bit and 64-bit mode, ring 0 and 3, and parts with and without
-/// transactions; the rest runs for at most some thousand steps on a machine with all its devices.
+/// transactions; the rest runs for at most some thousand steps on a machine with all its devices, once interpreted and once with
+/// whatever has run translated. Both leave the same.
 pub fn instructions(bytes: &[u8]) {
     let Some((mode, code)) = bytes.split_first() else {
         return;
     };
+    let interpreted = executed(*mode, code, None);
+    let translated = executed(*mode, code, Some(1));
+    assert!(
+        interpreted == translated,
+        "{interpreted:x?}\n{translated:x?}\n{bytes:02x?}"
+    );
+}
+
+/// What code leaves: the processor, what it did to RAM, and steps; `None` where the host cannot run it.
+fn executed(mode: u8, code: &[u8], translate_after: Option<u32>) -> Option<(CpuState, u64, u64)> {
     let model = if mode & 8 != 0 { transactional() } else { &WESTMERE };
     let memory = Memory::new(4 << 20).expect("4 MiB are to be had");
     let code = &code[..code.len().min(4096)];
@@ -302,10 +313,34 @@ pub fn instructions(bytes: &[u8]) {
             .write(TABLES + at, &entry.to_le_bytes())
             .expect("the page tables are in RAM");
     }
-    let Ok(mut soft) = memory.engine(model, EngineOptions::default()) else {
-        return;
+    let options = EngineOptions {
+        translate_after,
+        translated_bytes: 1 << 20,
+        ..EngineOptions::default()
     };
-    let mut machine = Machine::new(model, 1, memory, 0, 0, Box::new(io::sink()));
+    let mut soft = memory.engine(model, options).ok()?;
+    let mut machine = Machine::new(model, 1, memory.clone(), 0, 0, Box::new(io::sink()));
+    let mut cpu = Cpu::new(model);
+    cpu.set_state(&code_state(model, mode));
+    let end = 4000;
+    while cpu.steps() < end {
+        let left = end - cpu.steps();
+        match soft.get().run(&mut cpu, &mut machine.cpu(0), left) {
+            Exit::Bus | Exit::Window | Exit::Pause => {}
+            Exit::Budget | Exit::Halt | Exit::Shutdown => break,
+            Exit::Stop { .. } => panic!("nobody asked: {mode:#x} {code:02x?}"),
+            Exit::Defect(what) => panic!("{what}: {mode:#x} {code:02x?}"),
+        }
+    }
+    // Whatever happened, the state is one that can be handed out and taken back.
+    let after = cpu.state();
+    cpu.set_state(&after);
+    assert_eq!(cpu.state(), after);
+    Some((after, memory.digest(), cpu.steps()))
+}
+
+/// A processor that is about to run the code, in the mode that the first byte chooses.
+fn code_state(model: &'static CpuModel, mode: u8) -> CpuState {
     let mut state = CpuState::reset(model);
     (state.rip, state.gpr[4]) = (CODE, 0x7000);
     let ring = u16::from(mode >> 2 & 1) * 3;
@@ -337,22 +372,7 @@ pub fn instructions(bytes: &[u8]) {
             }
         }
     }
-    let mut cpu = Cpu::new(model);
-    cpu.set_state(&state);
-    let end = 4000;
-    while cpu.steps() < end {
-        let left = end - cpu.steps();
-        match soft.get().run(&mut cpu, &mut machine.cpu(0), left) {
-            Exit::Bus | Exit::Window | Exit::Pause => {}
-            Exit::Budget | Exit::Halt | Exit::Shutdown => break,
-            Exit::Stop { .. } => panic!("nobody asked: {bytes:02x?}"),
-            Exit::Defect(what) => panic!("{what}: {bytes:02x?}"),
-        }
-    }
-    // Whatever happened, the state is one that can be handed out and taken back.
-    let after = cpu.state();
-    cpu.set_state(&after);
-    assert_eq!(cpu.state(), after);
+    state
 }
 
 /// A part with transactions.

@@ -19,6 +19,7 @@ pub mod flat;
 pub mod fuzz;
 pub mod gdb;
 pub mod lab;
+pub mod lockstep;
 pub mod measure;
 pub mod observer;
 pub mod points;

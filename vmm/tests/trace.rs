@@ -180,48 +180,13 @@ fn what_is_there_is_not_overwritten() {
 }
 
 /// Sectors of a disk, read one after the other to one place by virtio-mmio and called there: sector N is N + 1 NOPs and a RET.
-/// virtio 1.2, 4.2.2 "MMIO Device Register Layout" and 2.7 "Split Virtqueues".
 fn calling_sectors(a: &mut CodeAssembler) {
-    const DISK: u32 = 0xfeb0_1000;
-    const DESCRIPTORS: u32 = 0x20_0000;
-    const AVAILABLE: u32 = 0x20_1000;
-    const USED: u32 = 0x20_2000;
-    const HEADER: u32 = 0x20_3000;
-    const STATUS: u32 = 0x20_3100;
-    let (next, write) = (1u32, 2);
-    let descriptors = [
-        (HEADER, 16, next, 1),
-        (SECTOR, 512, next | write, 2),
-        (STATUS, 1, write, 0),
-    ];
-    for (n, (address, len, flags, following)) in (0..).zip(descriptors) {
-        let at = DESCRIPTORS + n * 16;
-        for (offset, value) in [(0, address), (8, len), (12, flags | following << 16)] {
-            a.mov(dword_ptr(at + offset), value).unwrap();
-        }
-    }
-    // No interrupts; VIRTIO_F_VERSION_1; DRIVER_OK.
-    a.mov(word_ptr(AVAILABLE), 1).unwrap();
-    for (register, value) in [
-        (0x70, 3),
-        (0x24, 1),
-        (0x20, 1),
-        (0x70, 11),
-        (0x30, 0),
-        (0x38, 8),
-        (0x80, DESCRIPTORS),
-        (0x90, AVAILABLE),
-        (0xa0, USED),
-        (0x44, 1),
-        (0x70, 15),
-    ] {
-        a.mov(dword_ptr(DISK + register), value).unwrap();
-    }
+    read_sectors(a, SECTOR);
     let mut again = a.create_label();
     a.xor(esi, esi).unwrap();
     a.mov(edi, SECTOR).unwrap();
     a.set_label(&mut again).unwrap();
-    a.mov(dword_ptr(HEADER + 8), esi).unwrap();
+    a.mov(dword_ptr(SECTOR_NUMBER), esi).unwrap();
     a.inc(word_ptr(AVAILABLE + 2)).unwrap();
     a.mov(dword_ptr(DISK + 0x50), 0).unwrap();
     a.call(edi).unwrap();

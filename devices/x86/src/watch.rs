@@ -143,8 +143,12 @@ pub struct Interest {
     /// How many branch records may wait at most before they are handed over; 1 for each at once. What must be exact to
     /// the branch (a threshold, an overflow, a buffer page that may fault) is made so by this number.
     pub branch_room: u32,
-    /// Far transfers, events and changes are to be announced even if branches are not; who wants branches hears these too.
+    /// Far transfers, events and changes are to be announced even if branches are not; who wants branches hears these too. Changes of
+    /// RFLAGS.IF are asked for by themselves.
     pub transfers: bool,
+    /// Changes of RFLAGS.IF are among the changes that are announced ([`Change::Interrupts`]). Kernels make so many that who does not
+    /// need them should not ask.
+    pub interrupts: bool,
     /// With RFLAGS.TF, the single-step trap comes after taken branches only (IA32_DEBUGCTL.BTF).
     pub step_on_branches: bool,
     /// An instruction that takes a bus lock above CPL 0 ends with a debug exception (IA32_DEBUGCTL.BUS_LOCK_DETECT).
@@ -168,6 +172,7 @@ impl Interest {
         branches: false,
         branch_room: u32::MAX,
         transfers: false,
+        interrupts: false,
         step_on_branches: false,
         bus_locks: false,
         instructions: u64::MAX,
@@ -183,6 +188,7 @@ impl Interest {
             branches: self.branches | other.branches,
             branch_room: self.branch_room.min(other.branch_room),
             transfers: self.transfers | other.transfers,
+            interrupts: self.interrupts | other.interrupts,
             step_on_branches: self.step_on_branches | other.step_on_branches,
             bus_locks: self.bus_locks | other.bus_locks,
             instructions: self.instructions.min(other.instructions),
@@ -310,7 +316,7 @@ pub enum Change {
     Cr3,
     /// CR0, CR4 or EFER moved in a way that changes the context, without a far transfer.
     Mode,
-    /// RFLAGS.IF changed (CLI, STI, POPF).
+    /// RFLAGS.IF changed (CLI, STI, POPF), where somebody asks for that ([`Interest::interrupts`]).
     Interrupts,
     /// PTWRITE retired with this operand.
     PtWrite {

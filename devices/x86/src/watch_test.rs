@@ -42,6 +42,7 @@ fn two_appetites_make_one_that_satisfies_both() {
     };
     let counting = Interest {
         transfers: true,
+        interrupts: true,
         branch_room: 7,
         instructions: 100,
         ..Interest::NOTHING
@@ -52,6 +53,7 @@ fn two_appetites_make_one_that_satisfies_both() {
         Interest {
             instructions: 100,
             transfers: true,
+            interrupts: true,
             ..exact
         }
     );

@@ -1,4 +1,4 @@
-//! Guests as programs: two CPUs that write whatever registers and execute whatever code, with all units on, twice.
+//! Guests as programs: two CPUs that write whatever registers and execute whatever code, with all units on, interpreted and translated.
 
 use engine::{Activity, CpuState};
 use iced_x86::code_asm::*;
@@ -29,15 +29,22 @@ pub fn guest(bytes: &[u8]) {
     let (operations, code) = rest.split_at(len);
     let code = &code[..code.len().min(8192)];
     let halves = code.split_at(code.len() / 2);
-    let once = || {
+    // The second one translates whatever has run once.
+    let [interpreted, translated] = [None, Some(1)].map(|translate_after| {
         let config = MachineConfig {
             cpus: 2,
             serial: SerialTarget::Buffer,
+            translate_after,
+            translate_memory: 1 << 20,
             ..flat::config(model)
         };
         run(&config, operations, halves)
-    };
-    assert_eq!(once(), once(), "{}: two runs end in different states", model.name);
+    });
+    assert_eq!(
+        interpreted, translated,
+        "{}: two runs end in different states",
+        model.name
+    );
 }
 
 /// Runs it, and gives the hash of the machine and the steps that it made.

@@ -14,7 +14,7 @@ use crate::frontend::Placed;
 use crate::key::{Key, Map};
 use crate::lower::{Lowered, control};
 use crate::op::{Link, Next, Op, OpKind, Run};
-use crate::translate::{Enter, Entry, PROLOGUE, Statistics, Translator, Why, left};
+use crate::translate::{Enter, Entry, Listing, PROLOGUE, Statistics, Translator, Why, left};
 
 /// Ops kept before the cache is emptied: 64 MiB of them.
 const MAX_OPS: usize = 2 << 20;
@@ -116,6 +116,8 @@ pub(crate) struct Block {
     /// What its ops are; of a slot that is no op, nothing.
     pub kinds: Box<[Option<&'static OpKind>]>,
     first: *mut Op,
+    /// Bytes of host code of its translation.
+    host: u32,
     /// Links of other blocks that lead here.
     incoming: Vec<*mut *const Op>,
 }
@@ -285,6 +287,7 @@ impl BlockCache {
             instructions: instructions.into(),
             kinds: lowered.kinds.as_slice().into(),
             first,
+            host: 0,
             incoming: Vec::new(),
         });
         self.by_key.insert(key, first);
@@ -406,14 +409,16 @@ impl BlockCache {
             let header = &mut *header(first);
             let f = &raw mut (*first.cast_mut()).f;
             match &translation {
-                Some((entry, _)) => {
+                Some((entry, ..)) => {
                     header.native = *entry;
                     f.write(run_translation);
                 }
                 None => f.write(header.run),
             }
         }
-        let Some((_, outgoing)) = translation else { return };
+        let Some((_, len, outgoing)) = translation else { return };
+        let block = &mut self.blocks[index];
+        block.host = len as u32;
         // Whoever was linked to the block before goes straight there from now on, and so do its own branches.
         let incoming = block.incoming.clone();
         for link in incoming.into_iter().chain(outgoing) {
@@ -423,7 +428,37 @@ impl BlockCache {
 
     /// What was translated, if anything is.
     pub fn translated(&self) -> Option<Statistics> {
-        self.translator.as_ref().map(|t| t.statistics)
+        self.translator.as_ref().map(Translator::statistics)
+    }
+
+    /// The translation of the block of a key, if it has one; guest code is read by `read` from guest-physical memory.
+    pub fn listing(&self, key: Key, read: impl Fn(u64, &mut [u8])) -> Option<Listing> {
+        let first = self.find(key)?;
+        // SAFETY: `find` gave it; a header stands before it.
+        let (block, native, steps) =
+            unsafe { (&self.blocks[Self::index(first)], (*header(first)).native, (*first).rem) };
+        let translator = self.translator.as_ref().filter(|_| !native.is_null())?;
+        let mut code = vec![0; block.bytes as usize];
+        read(key.gpa, &mut code);
+        if let Some((gpa, bytes)) = block.second {
+            let mut rest = vec![0; bytes as usize];
+            read(gpa & !0xfff, &mut rest);
+            code.extend(rest);
+        }
+        Some(Listing {
+            block: block.to_string(),
+            steps: steps.into(),
+            code,
+            host: translator.code(native, block.host as usize),
+            host_at: native as u64,
+        })
+    }
+
+    /// See [`crate::Engine::translate_wrongly`].
+    pub fn translate_wrongly(&mut self, gpa: u64) {
+        if let Some(translator) = &mut self.translator {
+            translator.wrong = Some(gpa);
+        }
     }
 
     /// What the interpreter did for translations, as the manual names the instructions, and how often: what it did most comes first.

@@ -65,6 +65,22 @@ impl CodeMemory {
         self.executable as u64 + self.used as u64
     }
 
+    /// How many bytes are taken.
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Reads code back.
+    pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= self.used),
+            "there are no {len} bytes at {at}"
+        );
+        // SAFETY: The bytes are within the mapping and have been written; only `put` and `patch` write, which take this value
+        // exclusively.
+        unsafe { core::slice::from_raw_parts(self.writable.add(at), len) }.to_vec()
+    }
+
     /// Forgets all code. Nobody runs any of it, or will.
     pub fn clear(&mut self) {
         self.used = 0;

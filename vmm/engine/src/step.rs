@@ -19,7 +19,7 @@ use crate::op::{Done, Op, Reason, Stop, chain_flow, enter_chain};
 use crate::ram::RamRegion;
 use crate::shared::SharedState;
 use crate::tlb::Grant;
-use crate::translate::{Statistics, Translator, Why};
+use crate::translate::{Listing, Statistics, Translator, Why};
 use crate::vmx::{Delivered, Vectoring};
 use crate::watch::{DUE, EventOrigin, View};
 use crate::{EngineOptions, Exit, HostLacks};
@@ -150,6 +150,32 @@ impl Engine {
     /// comes first.
     pub fn not_translated(&self) -> Vec<(String, Why, u64)> {
         self.shared.blocks.not_translated()
+    }
+
+    /// The translation of the block that a processor is about to run, if there is one.
+    pub fn translation(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) -> Option<Listing> {
+        cpu.attach(NonNull::from(&mut *self.shared), bus);
+        self.catch_up(cpu);
+        let linear = cpu.linear(cpu.rip);
+        let paging = cpu.paging(cpu.cpl == 3);
+        cpu.detach();
+        let page = mmu::probe(&mut self.shared.ram, &paging, linear, Access::Fetch).ok()?;
+        let key = Key {
+            gpa: page.gpa | linear & 0xfff,
+            mode: cpu.mode,
+        };
+        let ram = &self.shared.ram;
+        self.shared.blocks.listing(key, |gpa, bytes| {
+            // What is decoded is in RAM.
+            let _ = ram.read(gpa, bytes);
+        })
+    }
+
+    /// For tests of what compares translations with the interpreter: the block at a guest-physical address gets a wrong one, if it
+    /// has none yet.
+    #[doc(hidden)]
+    pub fn translate_wrongly(&mut self, gpa: u64) {
+        self.shared.blocks.translate_wrongly(gpa);
     }
 
     /// Somebody other than a processor of this engine wrote guest RAM: drops code decoded from it.

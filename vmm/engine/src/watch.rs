@@ -41,6 +41,8 @@ pub(crate) struct Watched {
     pub interest: Interest,
     /// Far transfers, events and changes are to be announced.
     pub tell: bool,
+    /// Changes of RFLAGS.IF are, too.
+    pub tell_interrupts: bool,
     /// The interest may have changed: an MSR or debug register was written.
     pub ask: bool,
     /// What the instruction that ended the chain has to say.
@@ -83,6 +85,7 @@ impl Watched {
             records: vec![BranchRecord::default(); ROOM].into_boxed_slice(),
             interest: Interest::NOTHING,
             tell: false,
+            tell_interrupts: false,
             ask: false,
             far: None,
             event: None,
@@ -532,6 +535,7 @@ impl Cpu {
         let w = &mut self.watched;
         let branches = interest.branches || interest.step_on_branches;
         w.tell = branches || interest.transfers;
+        w.tell_interrupts = w.tell && interest.interrupts;
         w.mode = w.mode & !mode::RECORD | if branches { mode::RECORD } else { 0 };
         let generation = watch.generation();
         let anew = w.generation != Some(generation);

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use engine::{CpuState, EngineOptions, Exit};
+use engine::{Activity, CpuState, EngineOptions, Exit};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, Rig, STACK, TABLES};
@@ -259,6 +259,54 @@ fn every_access_to_memory_faults() {
         }
     }
     assert!(faults > 15, "{faults} faults");
+}
+
+/// So does the fetch of any instruction, whose page no longer has code: the one that comes next faults, before it has done anything.
+// covers: translate/fetch-faults
+#[test]
+fn every_fetch_faults() {
+    const NX: u64 = 1 << 63;
+    let faults = core::cell::Cell::new(0);
+    compared(
+        mixed,
+        |rig, k| {
+            rig.write(TABLES + 0x2000, &0x87u64.to_le_bytes());
+            rig.run(k);
+            if rig.cpu.state().activity != Activity::Running {
+                return;
+            }
+            rig.write(TABLES + 0x2000, &(NX | 0x87).to_le_bytes());
+            // What is known of page tables is dropped, what is known of code stays.
+            let state = rig.cpu.state();
+            rig.cpu.set_state(&state);
+            assert_eq!(rig.run(LONG), Exit::Halt);
+            let after = rig.cpu.state();
+            assert_eq!((after.cr2, after.rip), (state.rip, HANDLER + 1));
+            faults.set(faults.get() + 1);
+        },
+        "no fetch after step",
+    );
+    assert!(faults.get() > 200, "{faults:?} faults");
+}
+
+/// RFLAGS.TF is set before each instruction: one runs, and the trap comes behind it.
+// covers: translate/traps
+#[test]
+fn a_trap_comes_after_every_instruction() {
+    compared(
+        mixed,
+        |rig, k| {
+            rig.run(k);
+            let mut state = rig.cpu.state();
+            if state.activity != Activity::Running {
+                return;
+            }
+            state.rflags = (state.rflags.into_bits() | 1 << 8).into();
+            rig.cpu.set_state(&state);
+            assert_eq!(rig.run(LONG), Exit::Halt);
+        },
+        "trapped after step",
+    );
 }
 
 /// Pushes and pops in rows, before and behind a call, one of them of a register that no host register holds.

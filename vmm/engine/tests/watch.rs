@@ -384,8 +384,26 @@ fn exceptions_and_interrupts_say_vector_error_and_address() {
 // covers: interest/changes
 #[test]
 fn changes_are_announced_in_the_order_of_the_program() {
+    let all = |interrupts: bool| {
+        let flag = interrupts.then_some("Interrupts");
+        let mut kinds: Vec<_> = flag
+            .into_iter()
+            .chain(["branch"])
+            .chain(flag)
+            .chain(["Cr3", "branch"])
+            .collect();
+        kinds.extend(flag.into_iter().chain(["Halt"]));
+        kinds
+    };
+    for interrupts in [true, false] {
+        assert_eq!(changes_heard(interrupts), all(interrupts), "{interrupts}");
+    }
+}
+
+/// What is heard of a program that changes RFLAGS.IF three times, by who wants to hear of that or not.
+fn changes_heard(interrupts: bool) -> Vec<String> {
     let mut b = Bench::long();
-    let notes = listen(&mut b, BRANCHES);
+    let notes = listen(&mut b, Interest { interrupts, ..BRANCHES });
     b.code(|a| {
         let (mut one, mut two) = (a.create_label(), a.create_label());
         a.sti()?;
@@ -404,27 +422,12 @@ fn changes_are_announced_in_the_order_of_the_program() {
     });
     assert_eq!(b.run(100), Exit::Halt);
     let notes = notes.borrow();
-    let kinds: Vec<_> = notes
-        .words
-        .iter()
-        .map(|word| match word {
-            Word::Change(c) => format!("{c:?}"),
-            Word::Branch(_) => "branch".into(),
-            other => format!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(
-        kinds,
-        [
-            "Interrupts",
-            "branch",
-            "Interrupts",
-            "Cr3",
-            "branch",
-            "Interrupts",
-            "Halt"
-        ]
-    );
+    let words = notes.words.iter().map(|word| match word {
+        Word::Change(c) => format!("{c:?}"),
+        Word::Branch(_) => "branch".into(),
+        other => format!("{other:?}"),
+    });
+    words.collect()
 }
 
 // covers: interest/room

@@ -26,6 +26,8 @@ const SEATS: usize = 3;
 pub struct Watchers {
     /// The guest's units.
     pub units: Units,
+    /// What the units wanted when they were asked last.
+    wanted: Interest,
     /// By [`Seat`].
     observers: [Option<Box<dyn Watch + Send>>; SEATS],
     boundaries: Vec<u64>,
@@ -49,6 +51,7 @@ impl Watchers {
     pub fn new(model: &'static CpuModel) -> Self {
         Watchers {
             units: Units::new(model),
+            wanted: Interest::NOTHING,
             observers: [const { None }; SEATS],
             boundaries: Vec::new(),
             ranges: Vec::new(),
@@ -114,6 +117,7 @@ fn with(effects: Effects, stop: bool) -> Effects {
 impl Watch for Watchers {
     fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         let mut interest = self.units.interest(cpu);
+        self.wanted = interest;
         for observer in self.observers.iter_mut().flatten() {
             interest = interest.and(observer.interest(cpu));
         }
@@ -157,7 +161,17 @@ impl Watch for Watchers {
 
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
         let stop = self.tell(|observer| observer.branches(records, cpu));
-        with(self.units.branches(records, cpu), stop)
+        // What the executor would not have recorded for them is none of the units' business.
+        let Interest {
+            branches,
+            transfers,
+            step_on_branches,
+            ..
+        } = self.wanted;
+        match branches || transfers || step_on_branches {
+            true => with(self.units.branches(records, cpu), stop),
+            false => with(Effects::NONE, stop),
+        }
     }
 
     fn event(&mut self, event: &EventRecord, cpu: &mut dyn Processor) -> Effects {
@@ -167,6 +181,9 @@ impl Watch for Watchers {
 
     fn state(&mut self, change: Change, cpu: &mut dyn Processor) -> Effects {
         let stop = self.tell(|observer| observer.state(change, cpu));
+        if change == Change::Interrupts && !self.wanted.interrupts {
+            return with(Effects::NONE, stop);
+        }
         with(Watch::state(&mut self.units, change, cpu), stop)
     }
 

@@ -336,6 +336,17 @@ impl Vm {
         Ok(())
     }
 
+    /// The translation of the block that a CPU is about to run, if there is one.
+    pub fn translation(&mut self, cpu: usize) -> Option<engine::translate::Listing> {
+        self.soft.translation(cpu, &mut self.machine)
+    }
+
+    /// See [`engine::Engine::translate_wrongly`].
+    #[doc(hidden)]
+    pub fn translate_wrongly(&mut self, gpa: u64) {
+        self.soft.translate_wrongly(gpa);
+    }
+
     /// The machine around the CPU.
     pub fn machine(&mut self) -> &mut Machine {
         &mut self.machine

@@ -76,7 +76,7 @@ impl Pages {
     }
 
     /// The addresses of the pages that the two do not share.
-    pub(super) fn apart<'a>(&'a self, other: &'a Pages) -> impl Iterator<Item = u64> + 'a {
+    pub fn apart<'a>(&'a self, other: &'a Pages) -> impl Iterator<Item = u64> + 'a {
         self.pages.apart(&other.pages).map(|number| number * PAGE as u64)
     }
 

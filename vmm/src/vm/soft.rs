@@ -5,7 +5,7 @@
 //! halts, at PAUSE (somebody else has to do what it waits for), when it has sent an interrupt to another, and after
 //! [`TURN`] steps; the next one in a circle that is not halted goes on.
 
-use engine::translate::Why;
+use engine::translate::{Listing, Why};
 use engine::{Activity, Cpu, CpuState, Engine, Event, Exit, Translations};
 use kvm::Cpus;
 use machine::{CpuBus, Machine, StateError, exits::Exits, memory::SoftEngine};
@@ -112,6 +112,18 @@ impl Soft {
     /// What the engine has translated, if it does.
     pub fn translated(&self) -> Option<engine::translate::Statistics> {
         self.engine.translated()
+    }
+
+    /// The translation of the block that a CPU is about to run, if there is one.
+    pub fn translation(&mut self, cpu: usize, machine: &mut Machine) -> Option<Listing> {
+        let mut listing = None;
+        self.signal(cpu, machine, |engine, cpu, bus| listing = engine.translation(cpu, bus));
+        listing
+    }
+
+    /// See [`engine::Engine::translate_wrongly`].
+    pub fn translate_wrongly(&mut self, gpa: u64) {
+        self.engine.get().translate_wrongly(gpa);
     }
 
     /// What each CPU's state is.

@@ -116,13 +116,21 @@ impl std::fmt::Display for Stats {
         if let Some(translated) = &self.translated {
             let ops = translated.ops + translated.called;
             let share = 100.0 * translated.ops as f64 / (ops.max(1)) as f64;
-            writeln!(
+            write!(
                 f,
                 "translated:   {} blocks, {} KiB of host code; {share:.1} % of their operations, the others are called; {} blocks left",
                 translated.blocks,
                 translated.bytes >> 10,
                 translated.left
             )?;
+            if translated.forgotten > 0 {
+                write!(
+                    f,
+                    "; all were forgotten {} times, for lack of room",
+                    translated.forgotten
+                )?;
+            }
+            writeln!(f)?;
         }
         if !self.not_translated.is_empty() {
             let most = self.not_translated.iter().take(10).map(|(name, why, times)| match why {

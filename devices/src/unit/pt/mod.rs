@@ -212,6 +212,8 @@ impl<O: Output> Pt<O> {
         let context_en = self.s.status.context_en();
         Interest {
             transfers: true,
+            // MODE.Exec tells of RFLAGS.IF with EventEn only.
+            interrupts: self.s.ctl.event_en(),
             branches: context_en && (self.s.ctl.branch_en() || !self.ranges.is_empty()),
             instructions: self.s.stream.tick(),
             ..Interest::NOTHING

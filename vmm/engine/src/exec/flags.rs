@@ -17,7 +17,7 @@ impl Cpu {
         let opens = self.want_window && new & !self.rflags & rf::IF != 0;
         let steps = new & rf::TF != 0;
         let privilege = (new ^ self.rflags) & rf::AC != 0;
-        let reported = self.watched.tell && (new ^ self.rflags) & rf::IF != 0;
+        let reported = self.watched.tell_interrupts && (new ^ self.rflags) & rf::IF != 0;
         if opens || steps || privilege || reported {
             return flags_slow(self, new);
         }
@@ -30,7 +30,7 @@ impl Cpu {
 #[inline(never)]
 fn flags_slow(c: &mut Cpu, new: u64) -> Done {
     let access = (new ^ c.rflags) & rf::AC != 0;
-    let reported = c.watched.tell && (new ^ c.rflags) & rf::IF != 0;
+    let reported = c.watched.tell_interrupts && (new ^ c.rflags) & rf::IF != 0;
     if reported {
         c.drain_records_first()?;
     }
@@ -185,7 +185,7 @@ body! {
         if !reaches_if(c) {
             return virtual_if::<0>(c);
         }
-        if c.watched.tell {
+        if c.watched.tell_interrupts {
             let new = c.rflags & !rf::IF;
             return c.set_system_flags(new);
         }
@@ -197,9 +197,12 @@ body! {
             return virtual_if::<1>(c);
         }
         if c.rflags & rf::IF == 0 {
-            if c.want_window || c.watched.tell {
+            let reported = c.watched.tell_interrupts;
+            if c.want_window || reported {
                 c.drain_records_first()?;
                 c.need_solo()?;
+            }
+            if reported {
                 c.change(Change::Interrupts);
             }
             c.rflags |= rf::IF;

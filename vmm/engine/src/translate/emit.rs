@@ -462,6 +462,8 @@ pub(super) struct Emit<'a> {
     has_return: bool,
     /// What is left to the interpreter.
     pub rows: Vec<Row>,
+    /// A test wants to see it found: the translation does something that the block does not.
+    pub wrong: bool,
 }
 
 impl<'a> Emit<'a> {
@@ -498,6 +500,7 @@ impl<'a> Emit<'a> {
             rows_of_stack: Vec::new(),
             has_return: false,
             rows: Vec::new(),
+            wrong: false,
         }
     }
 
@@ -528,6 +531,9 @@ impl<'a> Emit<'a> {
             after = after && !traits.writes || traits.reads || traits.leaves;
         }
         self.prologue(&ops[0]);
+        if self.wrong {
+            self.a.rm(Code::Inc_rm64, Rm::Reg(MAPPED[0].1), 8);
+        }
         let (mut native, mut calls) = (0, 0);
         let mut n = 0;
         while n < count {

@@ -22,8 +22,10 @@
 mod asm;
 mod emit;
 pub(crate) mod form;
+mod listing;
 
 pub(crate) use form::Form;
+pub use listing::Listing;
 
 use crate::block::Block;
 use crate::code_memory::CodeMemory;
@@ -113,7 +115,9 @@ pub(crate) struct Translator {
     full: bool,
     /// How often a block runs before it is translated.
     pub after: u32,
-    pub statistics: Statistics,
+    statistics: Statistics,
+    /// A test's: the block at this guest-physical address gets a wrong translation.
+    pub wrong: Option<u64>,
 }
 
 /// Instructions of a block that the interpreter does for the translation.
@@ -149,6 +153,10 @@ pub struct Statistics {
     pub called: u64,
     /// Blocks that are left to the interpreter, since most of their ops would be called.
     pub left: u64,
+    /// Bytes of host code that are there now, those of dropped blocks and of what all translations share included.
+    pub held: u64,
+    /// How often all of it was forgotten, to make room.
+    pub forgotten: u64,
 }
 
 impl Translator {
@@ -166,6 +174,7 @@ impl Translator {
             full: false,
             after: after.max(1),
             statistics: Statistics::default(),
+            wrong: None,
         })
     }
 
@@ -176,6 +185,18 @@ impl Translator {
     /// There is no room for more.
     pub fn full(&self) -> bool {
         self.full
+    }
+
+    pub fn statistics(&self) -> Statistics {
+        Statistics {
+            held: self.memory.used() as u64,
+            ..self.statistics
+        }
+    }
+
+    /// So many bytes of host code, from where a translation begins on.
+    pub fn code(&self, entry: Entry, len: usize) -> Vec<u8> {
+        self.memory.read(self.memory.offset_of(entry), len)
     }
 
     /// How often the interpreter did what for translations.
@@ -196,6 +217,7 @@ impl Translator {
         self.rows.clear();
         self.sites.clear();
         self.full = false;
+        self.statistics.forgotten += 1;
         self.memory.clear();
         if let Some(stubs) = put_stubs(&mut self.memory) {
             self.stubs = stubs;
@@ -217,10 +239,17 @@ impl Translator {
         }
     }
 
-    /// Translates a block, whose first op has a handler of its own that is not in it now: its translation, and the links that branches
-    /// of it stand for, which all lead to the code that looks at the link yet. `None`: it is left to the interpreter.
-    pub fn translate(&mut self, block: &Block, first: *const Op, run: Run) -> Option<(Entry, Vec<*mut *const Op>)> {
+    /// Translates a block, whose first op has a handler of its own that is not in it now: its translation, the bytes that it takes,
+    /// and the links that branches of it stand for, which all lead to the code that looks at the link yet. `None`: it is left to the
+    /// interpreter.
+    pub fn translate(
+        &mut self,
+        block: &Block,
+        first: *const Op,
+        run: Run,
+    ) -> Option<(Entry, usize, Vec<*mut *const Op>)> {
         let mut emitted = emit::Emit::new(block, first, &self.stubs, self.memory.next(), [run, self.returns]);
+        emitted.wrong = self.wrong == Some(block.key.gpa);
         let (code, native, calls) = emitted.block()?;
         if native <= calls {
             self.statistics.left += 1;
@@ -241,7 +270,7 @@ impl Translator {
         self.statistics.bytes += code.len() as u64;
         self.statistics.ops += native as u64;
         self.statistics.called += calls as u64;
-        Some((entry, sites.iter().map(|site| site.link).collect()))
+        Some((entry, code.len(), sites.iter().map(|site| site.link).collect()))
     }
 }
 

@@ -32,6 +32,9 @@ const MOST_BYTES: u64 = 64 << 20;
 const MOST_TOKENS: usize = 8 << 10;
 const INDEX: usize = 512;
 const CHUNK: usize = 1 << 16;
+/// Bytes that are looked at together.
+const BLOCK: usize = 64;
+const _: () = assert!(BLOCK < INDEX && CHUNK.is_multiple_of(BLOCK));
 /// Names at whose first character it is told whether names begin somewhere.
 const FIRST_NAMES: usize = 16;
 
@@ -71,13 +74,7 @@ pub fn find<T>(memory: &mut Look<'_>, mut accept: impl FnMut(&mut Look<'_>, Tabl
             if memory.is_over() || !memory.spend(len as u64 / 4) || !memory.read_physical(at, &mut bytes[..len]) {
                 break;
             }
-            for place in (0..len.saturating_sub(INDEX - 1).min(CHUNK)).step_by(4) {
-                let Ok(index) = bytes[place..place + INDEX].try_into() else {
-                    break;
-                };
-                if !is_index(index) {
-                    continue;
-                }
+            for place in places(&bytes[..len]) {
                 let index = at + place as u64;
                 match read(memory, index, range.start) {
                     Found::Tables(tables) => {
@@ -95,6 +92,25 @@ pub fn find<T>(memory: &mut Look<'_>, mut accept: impl FnMut(&mut Look<'_>, Tabl
     Err(unknown)
 }
 
+/// Where an index may begin in a chunk that is followed by the length of one.
+fn places(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    let end = bytes.len().saturating_sub(INDEX - 1).min(CHUNK);
+    let blocks = (0..end).step_by(BLOCK);
+    blocks
+        .filter(move |block| may_begin(&bytes[*block..*block + BLOCK]))
+        .flat_map(move |block| (block..(block + BLOCK).min(end)).step_by(4))
+        .filter(move |place| <&[u8; INDEX]>::try_from(&bytes[*place..*place + INDEX]).is_ok_and(is_index))
+}
+
+/// Whether an index may begin with one of these words: the first token is at 0, and has a character and its NUL. Most memory fails here, so
+/// this is a loop that the compiler makes vector instructions of.
+fn may_begin(block: &[u8]) -> bool {
+    block.chunks_exact(4).fold(false, |any, word| {
+        let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        any | (word & 0xffff == 0) & (word >= 2 << 16)
+    })
+}
+
 fn half(bytes: &[u8], n: usize) -> usize {
     u16::from_le_bytes([bytes[2 * n], bytes[2 * n + 1]]).into()
 }
@@ -102,14 +118,7 @@ fn half(bytes: &[u8], n: usize) -> usize {
 /// Every token has at least one character and its NUL.
 #[inline]
 fn is_index(bytes: &[u8; INDEX]) -> bool {
-    // Most memory fails here.
-    let head = u64::from_le_bytes([
-        bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
-    ]);
-    if head & 0xffff != 0 || head >> 16 & 0xffff < 2 {
-        return false;
-    }
-    (1..256).all(|n| half(bytes, n) >= half(bytes, n - 1) + 2) && half(bytes, 255) < MOST_TOKENS
+    half(bytes, 0) == 0 && (1..256).all(|n| half(bytes, n) >= half(bytes, n - 1) + 2) && half(bytes, 255) < MOST_TOKENS
 }
 
 /// What is around what looks like an index.
