@@ -326,7 +326,7 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
         .map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
         .sum();
     assert_eq!(sum, counted);
-    for stack in ["init;", "load-modules;[user];", "do_syscall_64;"] {
+    for stack in ["init;", "load-modules;[busybox];", "do_syscall_64;"] {
         assert!(stacks.contains(stack), "{stack}");
     }
     // The program's own instructions are those of its functions, and stand below each other.

@@ -1,11 +1,18 @@
 //! What a machine is made of, as plain data: the command line ends here and the machine begins here.
 
-use std::{ffi::OsString, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use machine::{
     disk::{DiskFormat, DiskMode},
     share::{ShareMode, channel::Report},
 };
+use trace::format::GuestSources;
 use x86::model::CpuModel;
 
 use kvm::tracer::Traces;
@@ -318,6 +325,16 @@ pub struct MachineConfig {
 }
 
 impl MachineConfig {
+    /// Where files of the guest are on the host, as a trace has it: so that the guest's programs are found when it is read.
+    pub fn guest_files(&self) -> GuestSources {
+        let text = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string()).ok();
+        GuestSources {
+            initrd: self.initrd.iter().filter_map(|part| text(&part.path)).collect(),
+            inject: self.inject.as_deref().and_then(text),
+            shares: self.shares.iter().filter_map(|share| text(&share.path)).collect(),
+        }
+    }
+
     /// A machine with the defaults of the command line, a deterministic clock and an in-memory console. On KVM it has this
     /// program's interrupt controllers, so that it can be stepped.
     pub fn new(kernel: impl Into<PathBuf>) -> Self {

@@ -20,8 +20,9 @@ pub struct Arguments {
     /// Record what every CPU executes, from outside, in a new directory; `minivmm trace` reads it
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
-    /// Record only the kernel, user programs, an address space or addresses (repeatable: what all of them let through; `ip` up to four times)
-    #[arg(long = "trace-filter", value_name = "kernel|user|cr3=X|ip=A-B", requires = "trace", value_parser = parse_filter)]
+    /// Record only the kernel, user programs, an address space, addresses, or processes of a Linux by name or number, with what the kernel does
+    /// for them (repeatable: what all kinds let through; `ip` up to four times)
+    #[arg(long = "trace-filter", value_name = "kernel|user|cr3=X|ip=A-B|comm=NAME|pid=N", requires = "trace", value_parser = parse_filter)]
     filters: Vec<Filter>,
     // The brackets are the help's, which says what may be left out.
     #[allow(rustdoc::broken_intra_doc_links)]
@@ -48,6 +49,9 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     symbols: Option<PathBuf>,
 }
+
+/// Bytes of a process's name in Linux: `TASK_COMM_LEN` of include/linux/sched.h, less the 0 at its end.
+const LONGEST_COMM: usize = 15;
 
 /// Address ranges that a trace unit has.
 const RANGES: usize = 4;
@@ -104,8 +108,14 @@ pub enum TraceOptionError {
     #[error("the range ends before it begins")]
     Range,
     /// No filter.
-    #[error("not kernel, user, cr3=X or ip=A-B")]
+    #[error("not kernel, user, cr3=X, ip=A-B, comm=NAME or pid=N")]
     Filter,
+    /// The name of a process.
+    #[error("Linux has names of processes of 1 to {LONGEST_COMM} bytes: {0} is none")]
+    Comm(String),
+    /// The number of a process.
+    #[error("{0} is not the number of a process, from 1 on")]
+    Pid(String),
     /// A buffer's size.
     #[error(transparent)]
     Size(#[from] ValueError),
@@ -170,6 +180,19 @@ fn parse_filter(text: &str) -> Result<Filter, TraceOptionError> {
             return Err(TraceOptionError::Range);
         }
         return Ok(Filter::Ip(first, last));
+    }
+    if let Some(name) = text.strip_prefix("comm=") {
+        // A longer one would fit no process.
+        return match name.len() {
+            1..=LONGEST_COMM => Ok(Filter::Comm(name.into())),
+            _ => Err(TraceOptionError::Comm(name.into())),
+        };
+    }
+    if let Some(number) = text.strip_prefix("pid=") {
+        return match number.parse() {
+            Ok(number @ 1..) => Ok(Filter::Pid(number)),
+            _ => Err(TraceOptionError::Pid(number.into())),
+        };
     }
     Err(TraceOptionError::Filter)
 }

@@ -21,6 +21,10 @@ fn options_reach_the_recorder_and_bad_ones_are_told() {
         "cr3=0x1000",
         "--trace-filter",
         "ip=0x10-0x20",
+        "--trace-filter",
+        "comm=a b",
+        "--trace-filter",
+        "pid=17",
         "--trace-start",
         "0x1234",
         "--trace-stop",
@@ -33,7 +37,13 @@ fn options_reach_the_recorder_and_bad_ones_are_told() {
     ];
     let expected = RecordingOptions {
         force: true,
-        filters: vec![Filter::Kernel, Filter::Cr3(0x1000), Filter::Ip(16, 32)],
+        filters: vec![
+            Filter::Kernel,
+            Filter::Cr3(0x1000),
+            Filter::Ip(16, 32),
+            Filter::Comm("a b".into()),
+            Filter::Pid(17),
+        ],
         start: Some(When::Address(0x1234)),
         stop: Some(When::Hypercall),
         buffer: Some(1 << 20),
@@ -49,6 +59,19 @@ fn options_reach_the_recorder_and_bad_ones_are_told() {
         (&["--trace", "d", "--trace-filter", "ip=2-1"], "ends before"),
         (&["--trace", "d", "--trace-filter", "ip=2"], "ip=A-B"),
         (&["--trace", "d", "--trace-filter", "cr3=x"], "not a number"),
+        (&["--trace", "d", "--trace-filter", "comm="], "1 to 15 bytes"),
+        (
+            &["--trace", "d", "--trace-filter", "comm=sixteen-letters."],
+            "1 to 15 bytes",
+        ),
+        (
+            &["--trace", "d", "--trace-filter", "pid=0"],
+            "not the number of a process",
+        ),
+        (
+            &["--trace", "d", "--trace-filter", "pid=4294967296"],
+            "not the number of a process",
+        ),
         (
             &["--trace", "d", "--trace-filter", "cr3=1", "--trace-filter", "cr3=2"],
             "only one",

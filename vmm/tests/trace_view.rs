@@ -338,6 +338,75 @@ fn trace_events_nest() {
     assert!(!large.exists());
 }
 
+/// Names that a guest has made to be HTML.
+const HOSTILE: [(&str, &str); 2] = [
+    ("outer", "</script><script>document.body.dataset.owned=1</script>"),
+    ("inner", "<img/src=x/onerror=document.body.dataset.owned=1>"),
+];
+
+// covers: trace/export-html
+#[test]
+fn the_page_has_the_stacks_of_folded_and_names_stay_text() {
+    let traced = traced();
+    let map = HOSTILE
+        .iter()
+        .fold(fs::read_to_string(&traced.map).unwrap(), |map, (name, hostile)| {
+            map.replace(name, hostile)
+        });
+    fs::write(&traced.map, map).unwrap();
+    let (html, folded) = (traced.out("page.html"), traced.out("folded"));
+    traced.says(
+        "export",
+        &["--html", html.to_str().unwrap(), "--folded", folded.to_str().unwrap()],
+    );
+    let page = fs::read_to_string(&html).unwrap();
+    assert_eq!(
+        (page.matches("<script").count(), page.matches("</script").count()),
+        (2, 2)
+    );
+    assert!(
+        !page.contains("<img") && !page.contains("http:") && !page.contains("https:"),
+        "nothing is from elsewhere"
+    );
+    let data = page
+        .split_once("id=\"data\">")
+        .unwrap()
+        .1
+        .split_once("</script>")
+        .unwrap()
+        .0;
+    let data: Value = serde_json::from_str(data).unwrap();
+    let numbers = |of: &Value| -> Vec<u64> { of.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect() };
+    let of = |field: &str| numbers(&data["nodes"][field]);
+    let (parent, name, own) = (of("parent"), of("name"), of("own"));
+    let mut paths = vec![String::new()];
+    let mut lines = Vec::new();
+    for n in 1..own.len() {
+        let above = &paths[parent[n] as usize];
+        let name = data["names"][name[n] as usize].as_str().unwrap();
+        let path = if above.is_empty() {
+            name.to_string()
+        } else {
+            format!("{above};{name}")
+        };
+        if own[n] > 0 {
+            lines.push(format!("{path} {}", own[n]));
+        }
+        paths.push(path);
+    }
+    let folded = fs::read_to_string(&folded).unwrap();
+    assert_eq!(lines, folded.lines().collect::<Vec<_>>());
+    for (_, hostile) in HOSTILE {
+        assert!(folded.contains(hostile), "{folded}");
+    }
+    // One thread on one vCPU, with all instructions.
+    let cells = data["cells"].as_array().unwrap();
+    let cell = numbers(&cells[0]);
+    let in_time: u64 = cell[2..].chunks(2).map(|pair| pair[1]).sum();
+    let total: u64 = OWN.iter().map(|(_, own)| own).sum();
+    assert_eq!((cells.len(), &cell[..2], in_time), (1, &[0, 0][..], total));
+}
+
 // covers: bad-input/trace-command, bad-input/symbols, trace/export-never-overwrites
 #[test]
 fn what_cannot_be_used_is_one_line_and_status_2() {
@@ -373,6 +442,14 @@ fn what_cannot_be_used_is_one_line_and_status_2() {
         (
             vec!["decode", &trace, "--symbols", "/nowhere"],
             &["--symbols /nowhere", "no such file"],
+        ),
+        (
+            vec!["decode", &trace, "--symfs", "/nowhere"],
+            &["--symfs /nowhere", "no such file"],
+        ),
+        (
+            vec!["export", &trace, "--html", "/dev/full"],
+            &["--html /dev/full", "no space left"],
         ),
         (
             vec!["decode", &trace, "--symbols-user", &junk],

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use minivmm::recording::RecordingOptions;
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
-use trace::export::{self, Callgrind, Export, FlameGraph, Folded, OutFile, Perfetto, TraceEvents, perf};
+use trace::export::{self, Callgrind, Export, FlameGraph, Folded, Html, OutFile, Perfetto, TraceEvents, perf};
 use trace::format::{FrameHeader, Kind};
 use trace::linux::Recorded;
-use trace::symbols::SymbolTable;
+use trace::symbols::{GuestFiles, SymbolTable};
 use trace::view::{Names, Totals, Window};
 use trace::{Decode, Trace, raw};
 
@@ -83,7 +83,10 @@ fn read(folder: &Path) {
         Ok(recorded) => recorded.unwrap_or_default(),
         Err(error) => return line(error),
     };
-    let names = Names::new(recorded.symbols.clone(), recorded).with_threads(trace.thread_switches());
+    // No files of the guest: a directory may name any, and what is read of them is another target's.
+    let names = Names::new(recorded.symbols.clone(), recorded)
+        .with_mappings(trace.mappings(), &mut GuestFiles::default())
+        .with_threads(trace.thread_switches());
     let options = Decode {
         threads: 1,
         ..Decode::default()
@@ -97,12 +100,13 @@ fn read(folder: &Path) {
             ..Window::default()
         };
         let file = |name| OutFile::create(&folder.join(name), true).expect("a file of ours");
-        let mut forms: [Box<dyn Export>; 5] = [
+        let mut forms: [Box<dyn Export>; 6] = [
             Box::new(Folded::new(file("folded"))),
             Box::new(FlameGraph::new(file("svg"), "title")),
             Box::new(Callgrind::new(file("callgrind"), "command")),
             Box::new(TraceEvents::new(file("json"), "title", 2, u64::MAX).expect("a file of ours")),
             Box::new(Perfetto::new(file("perfetto"), "title", 2).expect("a file of ours")),
+            Box::new(Html::new(file("html"), "title", "facts", trace.header())),
         ];
         let job = export::Job {
             trace: &trace,

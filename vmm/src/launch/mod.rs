@@ -291,6 +291,7 @@ impl Run {
             overlays,
             shares,
             kernel: config.kernel.clone(),
+            files: config.guest_files(),
             symbols: config.symbols.clone(),
         });
         let origin = match snapshot {

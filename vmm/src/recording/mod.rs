@@ -5,12 +5,14 @@
 
 mod guest_memory;
 mod host;
+mod mapped;
 mod observer;
 pub mod options;
 pub mod recorder;
 mod state;
 pub mod trigger;
 pub mod unit;
+mod wanted;
 
 pub use guest_memory::GuestMemory;
 pub use observer::Observer;

@@ -18,10 +18,12 @@ use trace::directory::sink::{PACKETS, Sink};
 use trace::format::{COMM, Mark, PAGE, Record, space};
 
 use super::host::{Host, Nobody, Physical};
+use super::mapped::{Mapped, ReportedMappings};
 use super::options::{Filter, RecordingOptions};
 use super::state::{CHANGES, Content, RecordingState, lock};
 use super::trigger::When;
 use super::unit::{CTL, caps};
+use super::wanted::WantedProcesses;
 
 /// Mappings that are remembered of a vCPU; with more, a segment is begun and all is forgotten.
 const MAPPINGS: usize = 1 << 18;
@@ -109,6 +111,11 @@ pub struct Observer {
     nameless: bool,
     /// A record has said which thread runs.
     thread_is_known: bool,
+    mapped: ReportedMappings,
+    /// Which processes are recorded; `None`: all.
+    wanted: Option<WantedProcesses>,
+    /// User code was reported before the kernel was found that knows whose file it is.
+    has_unknown_code: bool,
 }
 
 impl Observer {
@@ -143,6 +150,9 @@ impl Observer {
             page_table: 0,
             nameless: false,
             thread_is_known: false,
+            mapped: ReportedMappings::default(),
+            wanted: None,
+            has_unknown_code: false,
         }
         .with_filters(&options.filters))
     }
@@ -150,13 +160,14 @@ impl Observer {
     /// Programs the filters.
     fn with_filters(mut self, filters: &[Filter]) -> Observer {
         let rings = |ring: Filter| filters.contains(&ring);
+        self.wanted = WantedProcesses::of(filters);
         let (os, user) = (rings(Filter::Kernel), rings(Filter::User));
         self.ctl.set_os(os || !user);
         self.ctl.set_user(user || !os);
         let mut range = 0;
         for filter in filters {
             let registers = match *filter {
-                Filter::Kernel | Filter::User => continue,
+                Filter::Kernel | Filter::User | Filter::Comm(_) | Filter::Pid(_) => continue,
                 Filter::Cr3(cr3) => {
                     self.ctl.set_cr3_filter(true);
                     vec![(IA32_RTIT_CR3_MATCH, cr3 & !0x1f)]
@@ -206,6 +217,7 @@ impl Observer {
             self.mark(Mark::Segment, cpu);
         }
         self.mark(Mark::Start, cpu);
+        self.admit_current(cpu);
         // A decoder begins anew, so there has to be a PSB: PacketByteCnt is 0.
         let cleared = self.pt.write_msr(IA32_RTIT_STATUS, 0, cpu);
         debug_assert!(cleared.is_ok());
@@ -264,13 +276,15 @@ impl Observer {
         // Asked after every system call: mostly nothing has to be put together to see that they are the same.
         let of_unit: &[u64] = if tracing { self.pt.boundaries() } else { &[] };
         let switch = self.shared.thread_switch().filter(|_| tracing);
-        let others = self.boundaries.iter().filter(|at| Some(**at) != switch);
-        let has_switch = switch.is_none_or(|at| self.boundaries.contains(&at));
+        let exec = self.shared.exec().filter(|_| tracing && self.wanted.is_some());
+        let own = [switch, exec];
+        let others = self.boundaries.iter().filter(|at| !own.contains(&Some(**at)));
+        let has_switch = own.iter().flatten().all(|at| self.boundaries.contains(at));
         if when.is_none() && self.ranges.is_empty() && has_switch && others.eq(of_unit) {
             return interest;
         }
         let mut boundaries = of_unit.to_vec();
-        boundaries.extend(switch);
+        boundaries.extend(own.iter().flatten());
         let mut ranges = Vec::new();
         if let Some(when) = when {
             boundaries.extend(when.boundary());
@@ -337,6 +351,7 @@ impl Observer {
         }
         self.maps.clear();
         self.by_gpa.clear();
+        self.mapped = ReportedMappings::default();
         self.anchor = None;
         self.code += 1;
         self.mark(Mark::Segment, cpu);
@@ -426,6 +441,55 @@ impl Observer {
         self.write_due(cpu);
     }
 
+    /// Says what the process has mapped where it begins to execute a page, if that was not said yet.
+    fn tell_mapping(&mut self, key: Key, linear: u64, cpu: &mut Host<'_>) {
+        let context = cpu.context();
+        if key.0 == 0 {
+            return;
+        }
+        let found = {
+            let mut linux = lock(&self.shared.linux);
+            self.has_unknown_code |= context.cpl == 3 && linux.recording.kernel().is_none();
+            let found = linux
+                .recording
+                .mapping(&mut Physical(cpu.cpu), self.cpu, context.cr3, linear);
+            linux.new |= found.as_ref().is_some_and(|(_, new)| *new);
+            found
+        };
+        let Some((mapping, _)) = found else { return };
+        let file = (!mapping.path.is_empty()).then(|| self.mapped.file(mapping.path, mapping.build_id, &mut self.sink));
+        let mapped = Mapped {
+            first: mapping.start >> 12,
+            end: mapping.end >> 12,
+            at: mapping.offset >> 12,
+            file,
+        };
+        if !self.mapped.add(key.0, key.1, mapped) {
+            return;
+        }
+        let offset = self.anchor(cpu).begin;
+        self.sink.record(&Record::Mapping {
+            offset,
+            step: cpu.step(),
+            space: key.0,
+            page: mapped.first,
+            pages: mapped.end - mapped.first,
+            first: mapped.at,
+            file,
+        });
+    }
+
+    /// Once the kernel is found, user code that was reported before is reported anew, with what it is of.
+    fn tell_unknown_code(&mut self) {
+        if !self.has_unknown_code || self.shared.thread_switch().is_none() {
+            return;
+        }
+        self.has_unknown_code = false;
+        self.maps.retain(|key, _| key.0 == 0);
+        self.by_gpa.values_mut().for_each(|keys| keys.retain(|key| key.0 == 0));
+        self.code += 1;
+    }
+
     fn key(code: &Code, cpu: &dyn Processor) -> Key {
         (space(cpu.context().cr3, code.linear), code.linear >> 12)
     }
@@ -502,6 +566,7 @@ impl Observer {
             linux.new |= new;
             task
         };
+        let wanted = self.wanted.as_ref().map(|wanted| wanted.has(&task));
         let mut name = [0; COMM];
         let mut len = task.comm.len().min(COMM - 1);
         while !task.comm.is_char_boundary(len) {
@@ -520,7 +585,23 @@ impl Observer {
             tgid: task.tgid,
             comm: name,
         });
+        if let Some(wanted) = wanted {
+            self.pt.admit(wanted, &mut host);
+        }
         self.write_due(&mut host);
+    }
+
+    /// Where processes are chosen, the one that runs is recorded if it is one of them.
+    fn admit_current(&mut self, cpu: &mut Host<'_>) {
+        let Some(wanted) = &self.wanted else { return };
+        let task = {
+            let linux = lock(&self.shared.linux);
+            let kernel = linux.recording.kernel();
+            kernel.and_then(|kernel| kernel.current(&mut Physical(cpu.cpu), self.cpu))
+        };
+        // Where nobody knows who runs, it is nobody who was asked for.
+        let wanted = task.is_some_and(|task| wanted.has(&task));
+        self.pt.admit(wanted, cpu);
     }
 
     fn names(&self, page_table: u64, cpu: &mut dyn Processor) {
@@ -590,7 +671,10 @@ impl Watch for Observer {
             ObserverState::Tracing if !on => self.stop(Mark::Stop, &mut host),
             // Nothing is executed before the start-up IPI.
             ObserverState::Tracing if self.pt.place().restarts => {}
-            ObserverState::Tracing => self.catch_up(&mut host),
+            ObserverState::Tracing => {
+                self.catch_up(&mut host);
+                self.tell_unknown_code();
+            }
             ObserverState::Idle => {}
         }
         self.wants()
@@ -613,6 +697,15 @@ impl Watch for Observer {
         self.word(cpu, |pt, cpu| pt.before(address, cpu));
         if self.state == ObserverState::Tracing && self.shared.thread_switch() == Some(address) {
             self.name_thread(cpu);
+        }
+        if self.state == ObserverState::Tracing && self.shared.exec() == Some(address) {
+            self.names(self.page_table, cpu);
+            let mut host = Host {
+                cpu,
+                offset: self.tsc_offset,
+            };
+            self.admit_current(&mut host);
+            self.write_due(&mut host);
         }
         Effects::NONE
     }
@@ -705,7 +798,8 @@ impl Watch for Observer {
             epoch: self.epoch,
         };
         let before = self.maps.insert(key, mapping);
-        if before.is_none_or(|before| before.gpa != gpa) {
+        let elsewhere = before.is_none_or(|before| before.gpa != gpa);
+        if elsewhere {
             self.by_gpa.entry(gpa).or_default().push(key);
         }
         let mut moved = false;
@@ -735,6 +829,9 @@ impl Watch for Observer {
                     self.tell_change(key, &content, &mut host);
                 }
             }
+        }
+        if elsewhere {
+            self.tell_mapping(key, code.linear, &mut host);
         }
         self.write_due(&mut host);
         moved

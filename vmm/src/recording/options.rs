@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use trace::format::Header;
+use trace::format::{GuestSources, Header};
 use x86::model::CpuModel;
 
 use super::trigger::When;
 use super::unit::CTL;
 
 /// What is traced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// CPL 0.
     Kernel,
@@ -19,6 +19,10 @@ pub enum Filter {
     Cr3(u64),
     /// Linear addresses, both inclusive.
     Ip(u64, u64),
+    /// A process by its name, as `ps` shows it: what it does, and what the kernel does on its behalf.
+    Comm(String),
+    /// A process by its number.
+    Pid(u32),
 }
 
 impl std::fmt::Display for Filter {
@@ -28,6 +32,8 @@ impl std::fmt::Display for Filter {
             Filter::User => f.write_str("user"),
             Filter::Cr3(cr3) => write!(f, "cr3={cr3:#x}"),
             Filter::Ip(first, last) => write!(f, "ip={first:#x}-{last:#x}"),
+            Filter::Comm(name) => write!(f, "comm={name}"),
+            Filter::Pid(number) => write!(f, "pid={number}"),
         }
     }
 }
@@ -65,7 +71,7 @@ pub struct RecordingOptions {
 
 impl RecordingOptions {
     /// What the trace's header says before the recording ends.
-    pub fn header(&self, model: &CpuModel, cpus: usize, kernel: &Path) -> Header {
+    pub fn header(&self, model: &CpuModel, cpus: usize, kernel: &Path, files: &GuestSources) -> Header {
         Header {
             model: model.name.into(),
             tsc_khz: model.tsc_khz,
@@ -75,6 +81,7 @@ impl RecordingOptions {
             start: self.start.as_ref().map(ToString::to_string),
             stop: self.stop.as_ref().map(ToString::to_string),
             buffer: self.buffer,
+            files: files.clone(),
             rtit_ctl: CTL.into_bits(),
             end: None,
         }

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use log::warn;
 use machine::memory::Memory;
 use trace::directory::folder;
 use trace::format::{Header, HeaderEnd};
@@ -119,6 +120,8 @@ impl Recorder {
         linux.new |= linux.recording.look(&mut memory, steps);
         let switch = linux.recording.switch_address().unwrap_or(0);
         self.state.thread_switch_at.store(switch, Ordering::Relaxed);
+        let exec = linux.recording.exec_address().unwrap_or(0);
+        self.state.exec_at.store(exec, Ordering::Relaxed);
         self.write_new(linux);
     }
 
@@ -148,6 +151,14 @@ impl Recorder {
             .until(hurried.then(|| now + LAST_LOOK));
         linux.new |= linux.recording.last_look(&mut last, steps);
         self.write_new(&mut linux);
+        let of_process = |filter: &&String| filter.starts_with("comm=") || filter.starts_with("pid=");
+        if let Some(filter) = self.header.filters.iter().find(of_process)
+            && !linux.recording.names_processes()
+        {
+            warn!(
+                "--trace-filter {filter}: nothing is recorded: no Linux with names of processes (64-bit, with BTF) was found in the guest"
+            );
+        }
         drop(linux);
         let error = lock(&self.state.error).take();
         self.header.end = Some(HeaderEnd {

@@ -58,6 +58,8 @@ pub(super) struct RecordingState {
     pub linux: Mutex<LinuxWatch>,
     /// Where Linux goes over to another thread; 0 as long as that is not known.
     pub thread_switch_at: AtomicU64,
+    /// Where a process begins to run another program, with its name; 0 as long as that is not known.
+    pub exec_at: AtomicU64,
 }
 
 /// What is found out about the Linux in the guest, and when it is looked for again.
@@ -98,6 +100,7 @@ impl RecordingState {
                 ..LinuxWatch::default()
             }),
             thread_switch_at: AtomicU64::new(0),
+            exec_at: AtomicU64::new(0),
         }
     }
 
@@ -135,6 +138,14 @@ impl RecordingState {
     /// Where Linux goes over to another thread, once that is known.
     pub fn thread_switch(&self) -> Option<u64> {
         match self.thread_switch_at.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(at),
+        }
+    }
+
+    /// Where a process begins to run another program, once that is known.
+    pub fn exec(&self) -> Option<u64> {
+        match self.exec_at.load(Ordering::Relaxed) {
             0 => None,
             at => Some(at),
         }

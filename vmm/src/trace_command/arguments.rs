@@ -30,6 +30,7 @@ const AFTER_EXPORT: &str = "WHEN is as for `minivmm trace decode`. Several forms
     perfetto:   ui.perfetto.dev\n\
     folded:     one line for each stack, for flame graph tools\n\
     flamegraph: SVG for a browser\n\
+    html:       a browser, without a network\n\
     callgrind:  callgrind_annotate FILE, kcachegrind FILE";
 
 /// What of a trace is looked at.
@@ -47,8 +48,12 @@ pub struct Part {
     /// Symbols of the traced kernel: a vmlinux, a System.map, a copy of its /proc/kallsyms [default: those kept with the trace]
     #[arg(long, value_name = "FILE")]
     pub symbols: Option<PathBuf>,
-    /// Symbols of a user's program, an ELF file, for the processes of its name; of a position-independent one with the address of its
-    /// first mapping (repeatable)
+    /// A copy of the guest's root directory, or an initial RAM disk of it, where its programs are looked for before where the trace says
+    /// (repeatable)
+    #[arg(long, value_name = "PATH")]
+    pub symfs: Vec<PathBuf>,
+    /// Symbols of a user's program, an ELF file, for the processes of its name, instead of those of the files that it has mapped; of a
+    /// position-independent one with the address of its first mapping (repeatable)
     #[arg(long = "symbols-user", value_name = "FILE[,name=COMM][,at=ADDRESS]")]
     pub programs: Vec<String>,
     /// Threads that decode [default: one for each CPU]
@@ -115,6 +120,9 @@ pub struct Export {
     /// Instructions by stack, as a picture
     #[arg(long, value_name = "FILE", group = "form")]
     pub flamegraph: Option<PathBuf>,
+    /// One page for a browser: when each thread ran, instructions by stack with zoom and search, functions
+    #[arg(long, value_name = "FILE", group = "form")]
+    pub html: Option<PathBuf>,
     /// Instructions by function and call
     #[arg(long, value_name = "FILE", group = "form")]
     pub callgrind: Option<PathBuf>,

@@ -64,7 +64,10 @@ fn name(names: &Names, frame: &Frame) -> String {
     match names.module(frame.function) {
         Some(module) => format!("{} [{module}]", names.name(frame.function)),
         None if frame.function.known() => names.name(frame.function).into(),
-        None => format!("{:#x}", frame.ip),
+        None => match names.file_of(frame.function) {
+            Some(file) => format!("{:#x} {file}", frame.ip),
+            None => format!("{:#x}", frame.ip),
+        },
     }
 }
 

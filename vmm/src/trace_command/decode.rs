@@ -20,7 +20,7 @@ use super::{
 use crate::error::Error;
 
 pub fn run(options: &Decode) -> Result<(), Error> {
-    let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref(), &options.part.programs)?;
+    let (trace, names) = names::open_with_programs(&options.trace, &options.part)?;
     let (window, cpus) = bound::resolve(&options.part, &trace, &names)?;
     let mut out = Output::new();
     let bar = Bar::beside_output();

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use trace::{
-    export::{self, Callgrind, Export, ExportError, FlameGraph, Folded, Job, OutFile, Perfetto, TraceEvents, perf},
+    export::{
+        self, Callgrind, Export, ExportError, FlameGraph, Folded, Html, Job, OutFile, Perfetto, TraceEvents, perf,
+    },
     raw,
 };
 
@@ -14,7 +16,7 @@ use super::{
 use crate::error::Error;
 
 pub fn run(options: &arguments::Export) -> Result<(), Error> {
-    let (trace, names) = names::open(&options.trace, options.part.symbols.as_deref(), &options.part.programs)?;
+    let (trace, names) = names::open_with_programs(&options.trace, &options.part)?;
     let (window, cpus) = bound::resolve(&options.part, &trace, &names)?;
     let bar = Bar::new(true);
     let job = Job {
@@ -40,6 +42,12 @@ pub fn run(options: &arguments::Export) -> Result<(), Error> {
     if let Some(path) = &options.flamegraph {
         let file = create("--flamegraph", path)?;
         add("--flamegraph", Box::new(FlameGraph::new(file, &title)));
+    }
+    if let Some(path) = &options.html {
+        let file = create("--html", path)?;
+        let header = trace.header();
+        let facts = format!("{}, {}", header.model, count(header.cpus as u64, "vCPU"));
+        add("--html", Box::new(Html::new(file, &title, &facts, header)));
     }
     if let Some(path) = &options.callgrind {
         let file = create("--callgrind", path)?;

@@ -17,6 +17,8 @@ pub use arguments::{Decode, Export, Info, Part, Symbols, TraceCommand};
 
 use std::process::exit;
 
+use trace::Trace;
+
 use crate::{
     error::{Error, Status},
     jail, signals,
@@ -35,11 +37,12 @@ fn files(command: &TraceCommand) -> jail::Files {
                 trace_events,
                 folded,
                 flamegraph,
+                html,
                 callgrind,
                 raw,
                 ..
             } = options;
-            let outputs = [perf, perfetto, trace_events, folded, flamegraph, callgrind, raw];
+            let outputs = [perf, perfetto, trace_events, folded, flamegraph, html, callgrind, raw];
             (
                 &options.trace,
                 Some(&options.part),
@@ -54,6 +57,9 @@ fn files(command: &TraceCommand) -> jail::Files {
     };
     let programs = part.into_iter().flat_map(|part| &part.programs);
     let programs = programs.filter_map(|program| names::path_of(program));
+    // Where the guest's files are is in the trace's header alone, which the recorder wrote; what is wrong with it is told later.
+    let header = part.and_then(|part| Some((part, Trace::header_of(trace).ok()?)));
+    let places = header.map_or(Vec::new(), |(part, header)| names::places(&header.files, part));
     // A file gets its name beside where it is written; a terminal or a pipe is written to itself.
     let write = outputs
         .iter()
@@ -64,6 +70,7 @@ fn files(command: &TraceCommand) -> jail::Files {
             .into_iter()
             .chain(symbols.cloned())
             .chain(programs)
+            .chain(places)
             .collect(),
         write: write.collect(),
         remove: Vec::new(),

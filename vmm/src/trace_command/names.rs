@@ -1,18 +1,76 @@
 //! The names that go with a trace: of its own, or of a file; and those of the users' programs that are given.
 
-use std::path::{Path, PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use trace::{
     Trace,
+    format::GuestSources,
     linux::Recorded,
-    symbols::{Origin, SymbolFile, SymbolsError},
+    symbols::{GuestFiles, Origin, SymbolFile, SymbolsError},
     view::{Names, Program},
 };
 
+use super::{arguments::Part, output};
 use crate::{error::Error, parse::parse_u64};
 
 /// The folder in the trace's directory.
 pub const LINUX: &str = "linux";
+
+/// Opens a trace with its names, and those of the programs that its guest ran.
+///
+/// # Errors
+/// The trace or the symbols cannot be used.
+pub fn open_with_programs(dir: &Path, part: &Part) -> Result<(Trace, Names), Error> {
+    let (trace, names) = open(dir, part.symbols.as_deref(), &part.programs)?;
+    let mut files = GuestFiles::of(&trace.header().files);
+    for path in &part.symfs {
+        files = match path.metadata() {
+            Ok(found) if found.is_dir() => files.with_root(path),
+            Ok(_) => files.with_initrd(path),
+            Err(source) => {
+                return Err(Error::File {
+                    option: "--symfs",
+                    path: path.clone(),
+                    source,
+                });
+            }
+        };
+    }
+    for dir in debug_dirs() {
+        files = files.with_build_ids(&dir);
+    }
+    let names = names.with_mappings(trace.mappings(), &mut files);
+    for line in &files.complaints {
+        output::say(&output::printable(line));
+    }
+    Ok((trace, names))
+}
+
+/// Where symbols are kept by build ID: perf's cache, and what debug packages install.
+fn debug_dirs() -> Vec<PathBuf> {
+    let home = env::var_os("HOME").map(|home| PathBuf::from(home).join(".debug"));
+    home.into_iter().chain([PathBuf::from("/usr/lib/debug")]).collect()
+}
+
+/// Folders of programs in a root directory: of the host's own, nothing else is looked at.
+const PROGRAMS: [&str; 8] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "opt", "nix/store"];
+
+/// Where a guest's programs are looked for, so that the jail lets it.
+pub fn places(sources: &GuestSources, part: &Part) -> Vec<PathBuf> {
+    let mut places = part.symfs.clone();
+    places.extend(debug_dirs());
+    places.extend(sources.initrd.iter().chain(&sources.inject).map(PathBuf::from));
+    for share in sources.shares.iter().map(Path::new) {
+        match share.parent() {
+            Some(_) => places.push(share.into()),
+            None => places.extend(PROGRAMS.iter().map(|folder| share.join(folder))),
+        }
+    }
+    places
+}
 
 /// Opens a trace with its names.
 ///

@@ -8,6 +8,7 @@ use std::{
 use engine::{Cpu, CpuState};
 use kvm::HostClock;
 use machine::{Machine, disk::Overlay, memory::NotRam, share::overlay::Upper, walk, watchers::Seat};
+use trace::format::GuestSources;
 
 use super::{
     hosted_state::{Hosted, Served},
@@ -60,6 +61,8 @@ pub struct Vm {
     pub(super) changed: bool,
     /// The kernel's file.
     pub(super) kernel: PathBuf,
+    /// Where files of the guest are on the host.
+    pub(super) files: GuestSources,
     /// A file with the symbols of the guest's kernel.
     pub(super) symbols: Option<PathBuf>,
 }
@@ -80,6 +83,8 @@ pub(crate) struct Parts {
     pub shares: Vec<Upper>,
     /// The kernel's file.
     pub kernel: PathBuf,
+    /// Where files of the guest are on the host.
+    pub files: GuestSources,
     /// A file with the symbols of the guest's kernel.
     pub symbols: Option<PathBuf>,
 }
@@ -105,6 +110,7 @@ impl Vm {
             closed_to_input: None,
             changed: false,
             kernel: parts.kernel,
+            files: parts.files,
             symbols: parts.symbols,
         }
     }

@@ -50,7 +50,7 @@ impl Vm {
             return refused("there is a recording already");
         }
         let model = self.machine.model();
-        let header = options.header(model, self.soft.count(), &self.kernel);
+        let header = options.header(model, self.soft.count(), &self.kernel, &self.files);
         self.recorder = Some(record(options, header, model, &mut self.machine)?);
         self.recorder_is_late = true;
         Ok(())
@@ -59,7 +59,7 @@ impl Vm {
     /// Begins the recording that a machine has from its start on.
     pub(crate) fn record_from_the_start(&mut self, options: &RecordingOptions) -> Result<(), Error> {
         let model = self.machine.model();
-        let header = options.header(model, self.soft.count(), &self.kernel);
+        let header = options.header(model, self.soft.count(), &self.kernel, &self.files);
         self.recorder = Some(record(options, header, model, &mut self.machine)?);
         Ok(())
     }

@@ -7,7 +7,6 @@
 use pt_packet::{ItemSize, Packet};
 use x86::watch::{BranchRecord, Change, Effects, EventRecord, Far, Flow, Processor};
 
-use super::filter::context_en;
 use super::flow::is_near;
 use super::output::Output;
 use super::{Pt, next_ip};
@@ -140,7 +139,7 @@ impl<O: Output> Pt<O> {
         self.set_context(cpu.context());
         self.s.ip = r.to;
         let ctl = self.s.ctl;
-        let context_en = context_en(ctl, self.s.cr3_match, &self.s.context);
+        let context_en = self.context_en();
         self.s.status.set_context_en(context_en);
         if !context_en {
             if before {
@@ -320,7 +319,7 @@ impl<O: Output> Pt<O> {
     /// MOV to CR3: rows 5a to 5f.
     fn mov_cr3(&mut self, next: u64, step: u64, cpu: &mut dyn Processor) {
         self.set_context(cpu.context());
-        let context_en = context_en(self.s.ctl, self.s.cr3_match, &self.s.context);
+        let context_en = self.context_en();
         self.s.status.set_context_en(context_en);
         if context_en {
             self.stamp_cr3(step);

@@ -1,10 +1,12 @@
 //! What a host does with a unit of its own, which observes from outside: it programs it between two instructions, asks where
 //! in the stream execution stands, and has the stream synchronized where it likes.
 
+use pt_packet::Packet;
 use x86::msr::MsrFault;
 use x86::pt::RtitCtl;
 use x86::watch::Processor;
 
+use super::filter::context_en;
 use super::output::Output;
 use super::{Pt, next_ip};
 
@@ -46,6 +48,35 @@ impl<O: Output> Pt<O> {
         let ctl = RtitCtl::accept(ctl.into_bits(), &self.caps)?;
         let _ = self.write_ctl(ctl, 0, cpu)?;
         Ok(())
+    }
+
+    /// ContextEn, and whether an observer wants what runs.
+    pub(super) fn context_en(&self) -> bool {
+        self.admits && context_en(self.s.ctl, self.s.cr3_match, &self.s.context)
+    }
+
+    /// From the next instruction on, an observer wants what runs, or does not. It is as if ContextEn changed, at an instruction where no CPU has
+    /// it change: where it falls, there are a FUP and a TIP.PGD as where TraceEn is cleared.
+    pub fn admit(&mut self, admits: bool, cpu: &mut dyn Processor) {
+        if std::mem::replace(&mut self.admits, admits) == admits || !self.s.status.trigger_en() {
+            return;
+        }
+        let step = cpu.step();
+        self.flush(cpu);
+        self.set_context(cpu.context());
+        let next = next_ip(cpu, &self.s.context);
+        let context_en = self.context_en();
+        self.s.status.set_context_en(context_en);
+        if context_en {
+            self.arrive(next, step);
+        } else if self.s.packet_en {
+            let ip = self.code.ip(next);
+            self.send(Packet::Fup(Some(ip)), step);
+            self.send(Packet::TipPgd(None), step);
+            self.s.packet_en = false;
+            self.s.ip = next;
+        }
+        let _ = self.put(cpu);
     }
 
     /// Where the stream stands.

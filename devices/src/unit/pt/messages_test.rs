@@ -405,6 +405,42 @@ fn rings() {
     assert_eq!(found, [TipPgd(None)], "OS alone");
 }
 
+/// What an observer does not want has no packets, whatever happens there.
+// covers: trace/filter-process
+#[test]
+fn what_an_observer_does_not_want_is_left_out() {
+    let mut bench = Bench::start(skylake(), all_rings());
+    let admit = |bench: &mut Bench, admits, rip| {
+        bench.guest.rip = rip;
+        bench.packets(|b| b.pt.admit(admits, &mut b.guest))
+    };
+    assert_eq!(admit(&mut bench, true, 0x1000), [], "as it was");
+    bench.branch(Flow::Cond { taken: true }, 0x1000, 0x1100);
+    let found = admit(&mut bench, false, 0x1100);
+    assert!(
+        matches!(found[..], [ShortTnt(_), Fup(Some(0x1100)), TipPgd(None)]),
+        "the branch before, and where it ends: {found:?}"
+    );
+    assert_eq!(admit(&mut bench, false, 0x1100), [], "as it was");
+    let unseen = bench.packets(|b| {
+        b.branch(Flow::Cond { taken: true }, 0x1100, 0x1200);
+        b.branch(Flow::JumpInd, 0x1200, 0x1300);
+        b.guest.context.cpl = 3;
+        b.branch(Flow::Far(Far::Iret), 0x1300, 0x40_0000);
+        b.guest.context.cr3 = 0x9000;
+        change(b, Change::Cr3);
+    });
+    assert_eq!(unseen, [], "branches, rings and tables");
+    let found = admit(&mut bench, true, 0x40_0010);
+    assert_eq!(found.last(), Some(&TipPge(Some(0x40_0010))), "{found:?}");
+    // Before a trace begins it is noted, and holds when it does.
+    let mut bench = Bench::new(skylake());
+    assert_eq!(admit(&mut bench, false, 0x1000), []);
+    bench.begin(all_rings());
+    assert!(!bench.packets_from(0).iter().any(|packet| matches!(packet, TipPge(_))));
+    assert_eq!(admit(&mut bench, true, 0x1000).last(), Some(&TipPge(Some(0x1000))));
+}
+
 // covers: pt/filter-cr3
 #[test]
 fn cr3() {

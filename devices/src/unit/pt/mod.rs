@@ -58,6 +58,8 @@ pub struct Pt<O: Output = GuestMemory> {
     tells_cr3: bool,
     /// For an observer's unit: ranges are looked at in straight-line code, too.
     follows_edges: bool,
+    /// An observer wants what runs.
+    admits: bool,
     /// What a processor of the host's records for the guest, if it does.
     served: Option<Served>,
     /// While it does so.
@@ -150,6 +152,7 @@ impl<O: Output> Pt<O> {
             told_cr3: None,
             tells_cr3: false,
             follows_edges: false,
+            admits: true,
             served: None,
             relay: None,
         }

@@ -5,7 +5,6 @@ use x86::msr::*;
 use x86::pt::{RtitCtl, RtitMaskPtrs};
 use x86::watch::{Effects, Processor};
 
-use super::filter::context_en;
 use super::output::Output;
 use super::{Inner, Pt, next_ip};
 
@@ -184,7 +183,7 @@ impl<O: Output> Pt<O> {
             // SDM Vol. 3C 33.2.6.5 "Filter Enable (FilterEn)": at all times.
             self.s.status.set_filter_en(true);
         }
-        let context_en = context_en(self.s.ctl, self.s.cr3_match, &self.s.context);
+        let context_en = self.context_en();
         self.s.status.set_context_en(context_en);
         let fresh = !self.caps.psb_cyc() || self.s.stream.since_psb == 0;
         if fresh || inject && self.s.status.pend_psb() {

@@ -34,6 +34,8 @@
 //! | 5 tsc | offset, step, value | from here on, the guest's TSC is so much (modulo 2^64) ahead of virtual ticks |
 //! | 7 time | offset, step, tick | what the clocks show here, after they stood still |
 //! | 8 thread | offset, step, tid, tgid, 16 bytes of name | the vCPU goes over to this thread: the entry of Linux's `__switch_to` |
+//! | 9 file | length of path, length of build ID, path, build ID | a file of which a process maps code; they count from 0 in each segment |
+//! | 10 mapping | offset, step, space, page, pages, page in file, file + 1 or 0 | from here on, addresses from page << 12 on are those pages of the file; 0: of none |
 //! | 6 mark | which, offset, step, tick, ip + 1 or 0 | 0 segment begins, 1 tracing begins, 2 tracing stops, 3 INIT, 4 start-up IPI, 5 shutdown, 6 end of the recording |
 //!
 //! *Space* says whose address it is: 0 for addresses with bit 63 set, which belong to all; else CR3 >> 5, plus 1. A space that
@@ -44,6 +46,11 @@
 //!
 //! A record 8 stands at a PSB, too, whose step it has: the thread's stack is another from the next return on. There are none before
 //! the kernel was found, and none without `__switch_to` in its symbols. The name is that of `task_struct`, ended by zeros.
+//!
+//! Records 9 and 10 say what a process of Linux executes: the mapping (`vm_area_struct`) of a page of user code, where the page is executed for the
+//! first time in the segment, or is another than it was. The path is that of `/proc/PID/maps`, `[vdso]` for the kernel's code in
+//! user mode, and empty for memory without a file. A mapping holds until another one in its space has one of its addresses. A record 10 stands at
+//! a PSB.
 //!
 //! # Packets
 //! TSC packets carry virtual ticks. IP packets are linear addresses in every mode. PIP packets tell CR3 whatever the filter is.
@@ -58,8 +65,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the format that is written. Version 1, which had no records 8, is read too.
-pub const VERSION: u32 = 2;
+/// The version of the format that is written. Version 1, which had no records 8, and version 2, which had no records 9 and 10, are read too.
+pub const VERSION: u32 = 3;
 
 /// The oldest version that is read.
 pub const OLDEST: u32 = 1;
@@ -67,6 +74,10 @@ pub const OLDEST: u32 = 1;
 /// Bytes of a thread's name, with the zeros behind it: `TASK_COMM_LEN` of include/linux/sched.h.
 pub const COMM: usize = 16;
 
+/// Bytes of a file's path: `PATH_MAX` of include/uapi/linux/limits.h.
+pub const LONGEST_PATH: usize = 4096;
+/// Bytes of a build ID; those of linkers have 16 or 20.
+pub const LONGEST_BUILD_ID: usize = 64;
 /// Bytes of a frame's header.
 pub const FRAME: usize = 24;
 
@@ -260,6 +271,32 @@ pub enum Record {
         /// Its name, with zeros behind it.
         comm: [u8; COMM],
     },
+    /// A file of which a process maps code: its path begins so many bytes after the payload's beginning, and its build ID is behind that.
+    File {
+        /// Where.
+        at: usize,
+        /// Bytes of the path.
+        path: usize,
+        /// Bytes of the build ID; 0: it is not known.
+        build_id: usize,
+    },
+    /// A process maps pages of a file, from here on.
+    Mapping {
+        /// Of the PSB.
+        offset: u64,
+        /// The machine's step.
+        step: u64,
+        /// See the module.
+        space: u64,
+        /// Linear address >> 12.
+        page: u64,
+        /// How many pages.
+        pages: u64,
+        /// The first page in the file.
+        first: u64,
+        /// Number of the file; `None`: memory without a file.
+        file: Option<u64>,
+    },
     /// Something about the recording or the vCPU.
     Mark {
         /// What.
@@ -348,10 +385,38 @@ impl Encoder {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// Appends a file. What is longer than [`LONGEST_PATH`] and [`LONGEST_BUILD_ID`] is cut.
+    pub fn file(&mut self, path: &str, build_id: &[u8]) {
+        let path = &path.as_bytes()[..path.len().min(LONGEST_PATH)];
+        let build_id = &build_id[..build_id.len().min(LONGEST_BUILD_ID)];
+        self.bytes.push(9);
+        self.number(path.len() as u64);
+        self.number(build_id.len() as u64);
+        self.bytes.extend_from_slice(path);
+        self.bytes.extend_from_slice(build_id);
+    }
+
     /// Appends any other record.
     pub fn record(&mut self, record: &Record) {
         match *record {
-            Record::Content { .. } => {}
+            Record::Content { .. } | Record::File { .. } => {}
+            Record::Mapping {
+                offset,
+                step,
+                space,
+                page,
+                pages,
+                first,
+                file,
+            } => {
+                self.bytes.push(10);
+                self.offset(offset);
+                self.step(step);
+                self.place(space, page, pages);
+                self.number(first);
+                // There are fewer files than that.
+                self.number(file.map_or(0, |file| file.wrapping_add(1)));
+            }
             Record::Page { space, page, content } => {
                 self.bytes.push(2);
                 self.place(space, page, content);
@@ -536,6 +601,26 @@ impl<'a> Records<'a> {
                     *name
                 },
             },
+            9 => {
+                let mut len = |most: usize| usize::try_from(self.number()?).ok().filter(|len| *len <= most);
+                let (path, build_id) = (len(LONGEST_PATH)?, len(LONGEST_BUILD_ID)?);
+                let at = self.at;
+                self.at = at.checked_add(path + build_id).filter(|end| *end <= self.bytes.len())?;
+                Record::File { at, path, build_id }
+            }
+            10 => {
+                let (offset, step) = (self.offset()?, self.step()?);
+                let (space, page, pages) = self.place()?;
+                Record::Mapping {
+                    offset,
+                    step,
+                    space,
+                    page,
+                    pages,
+                    first: self.number()?,
+                    file: self.number()?.checked_sub(1),
+                }
+            }
             _ => return None,
         })
     }
@@ -579,10 +664,34 @@ pub struct Header {
     pub stop: Option<String>,
     /// `--trace-buffer`: bytes of packets that are kept of each vCPU.
     pub buffer: Option<u64>,
+    /// Where files of the guest are on the host.
+    #[serde(default, skip_serializing_if = "GuestSources::is_empty")]
+    pub files: GuestSources,
     /// IA32_RTIT_CTL as the observer's units had it, without filters.
     pub rtit_ctl: u64,
     /// How the recording ended; nothing if it was not ended.
     pub end: Option<HeaderEnd>,
+}
+
+/// Where files of a guest are on the host, so that code of its programs can be named.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestSources {
+    /// The parts of its initial RAM disk.
+    #[serde(default)]
+    pub initrd: Vec<String>,
+    /// What is below `/inject`.
+    #[serde(default)]
+    pub inject: Option<String>,
+    /// Shared directories.
+    #[serde(default)]
+    pub shares: Vec<String>,
+}
+
+impl GuestSources {
+    /// There are none.
+    pub fn is_empty(&self) -> bool {
+        *self == GuestSources::default()
+    }
 }
 
 /// How a recording ended.

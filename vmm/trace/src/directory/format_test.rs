@@ -57,6 +57,24 @@ fn all() -> Vec<Record> {
             tgid: 0,
             comm: *b"fifteen-letters\0",
         },
+        Record::Mapping {
+            offset: 5,
+            step: 1 << 34,
+            space: space(0x1234_5000, 0),
+            page: 0x7fff_ffff,
+            pages: 1 << 20,
+            first: 3,
+            file: Some(0),
+        },
+        Record::Mapping {
+            offset: 5,
+            step: 1 << 34,
+            space: 1,
+            page: 0,
+            pages: 1,
+            first: 0,
+            file: None,
+        },
     ]
 }
 
@@ -66,11 +84,15 @@ fn records_go_out_and_come_back_and_break_off_anywhere() {
     let mut encoder = Encoder::default();
     let page = [0x90; PAGE];
     encoder.content(&page);
+    encoder.file("/lib/x", &[1, 2, 3]);
+    encoder.file("", &[]);
     for record in all() {
         encoder.record(&record);
     }
     let bytes = &encoder.bytes;
-    let mut expected = vec![Record::Content { at: 1 }];
+    let file = |at, path, build_id| Record::File { at, path, build_id };
+    let at = 1 + PAGE + 3;
+    let mut expected = vec![Record::Content { at: 1 }, file(at, 6, 3), file(at + 6 + 3 + 3, 0, 0)];
     expected.extend(all());
     let back: Result<Vec<Record>, NoRecord> = Records::new(bytes).collect();
     assert_eq!(back, Ok(expected.clone()));
@@ -80,7 +102,18 @@ fn records_go_out_and_come_back_and_break_off_anywhere() {
         assert!(found.len() <= good + 1, "{len}: an error is the last");
         assert!(found.iter().flatten().eq(&expected[..good]), "{len}");
     }
-    assert_eq!(Records::new(&[9]).next(), Some(Err(NoRecord)));
+    assert_eq!(Records::new(&[11]).next(), Some(Err(NoRecord)));
+    assert_eq!(Records::new(&[9, 2, 0, b'x']).next(), Some(Err(NoRecord)));
+    assert_eq!(Records::new(&[9, 0xff, 0xff, 0x7f, 0]).next(), Some(Err(NoRecord)));
+    let long = "x".repeat(2 * LONGEST_PATH);
+    let mut encoder = Encoder::default();
+    encoder.file(&long, &[7; 2 * LONGEST_BUILD_ID]);
+    let cut = Record::File {
+        at: 4,
+        path: LONGEST_PATH,
+        build_id: LONGEST_BUILD_ID,
+    };
+    assert_eq!(Records::new(&encoder.bytes).next(), Some(Ok(cut)));
     assert_eq!(Records::new(&[2, 0xff, 0xff]).next(), Some(Err(NoRecord)));
     assert_eq!(Records::new(&[6, 7, 0, 0, 0]).next(), Some(Err(NoRecord)));
 }
@@ -111,6 +144,7 @@ fn a_header_says_what_is_wrong_with_it() {
         start: None,
         stop: Some("0x1000".into()),
         buffer: Some(1 << 20),
+        files: GuestSources::default(),
         rtit_ctl: 0x2000,
         end: Some(HeaderEnd {
             reason: "the guest switched itself off".into(),
@@ -126,16 +160,16 @@ fn a_header_says_what_is_wrong_with_it() {
         assert!(error.contains(&format!("{cpus} vCPUs")), "{error}");
     }
     assert_eq!(Header::parse(&text).unwrap(), header);
-    let older = text.replace("\"version\": 2", "\"version\": 1");
+    let older = text.replace("\"version\": 3", "\"version\": 1");
     assert_eq!(Header::parse(&older).unwrap(), header);
     for (text, says) in [
         ("", "damaged"),
         ("{}", "not a trace"),
         ("[1]", "not a trace"),
         (&text.replace("minivmm-trace", "perf"), "not a trace"),
-        (&text.replace("\"version\": 2", "\"version\": 3"), "version 3"),
-        (&text.replace("\"version\": 2", "\"version\": 0"), "version 0"),
-        (&text.replace("\"version\": 2", "\"version\": null"), "no version"),
+        (&text.replace("\"version\": 3", "\"version\": 4"), "version 4"),
+        (&text.replace("\"version\": 3", "\"version\": 0"), "version 0"),
+        (&text.replace("\"version\": 3", "\"version\": null"), "no version"),
         (&text.replace("westmere", "westmore"), "checksum"),
         (&text.replace("\"cpus\": 2", "\"cpus\": 3"), "checksum"),
         (&text[..text.len() / 2], "damaged"),

@@ -157,6 +157,12 @@ impl Sink {
         number
     }
 
+    /// Takes a file.
+    pub fn file(&mut self, path: &str, build_id: &[u8]) {
+        self.make_room();
+        self.records.file(path, build_id);
+    }
+
     /// Takes a record.
     pub fn record(&mut self, record: &Record) {
         self.make_room();
@@ -165,6 +171,7 @@ impl Sink {
 
     /// Records that are too many for a frame go ahead of the packets that they are about.
     fn make_room(&mut self) {
+        // A page or a path is the longest.
         if self.records.bytes.len() < MAX_PAYLOAD - 2 * PAGE {
             return;
         }

@@ -61,7 +61,7 @@ impl Profile {
         let object = |function| match names.module(function) {
             Some(module) => format!("[{module}]"),
             None if function == Function::USER => "[user]".into(),
-            None => "[kernel]".into(),
+            None => names.file_of(function).unwrap_or("[kernel]").into(),
         };
         // Functions of one name are distinguished by a number, and each is described where it comes by first.
         let mut reported = vec![false; functions.len()];
@@ -113,7 +113,7 @@ impl Export for Callgrind {
         }
     }
 
-    fn run(&mut self, stack: &[Frame], block: &Block) {
+    fn run(&mut self, _: &Here, stack: &[Frame], block: &Block) {
         let function = stack.last().map_or(Function::UNKNOWN, |top| top.function);
         *self.profile.own.entry(function).or_default() += u64::from(block.count);
     }

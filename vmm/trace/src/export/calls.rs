@@ -21,7 +21,7 @@ pub trait Export: fmt::Debug {
     /// The last frame is left, or goes away with its thread.
     fn leave(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame]);
     /// The last frame runs.
-    fn run(&mut self, stack: &[Frame], block: &Block);
+    fn run(&mut self, here: &Here, stack: &[Frame], block: &Block);
     /// Something else happens.
     fn event(&mut self, _here: &Here, _event: &Event) {}
     /// Finishes the file; returns what is to be printed beside it, if anything is.
@@ -80,9 +80,9 @@ impl Sink for All<'_> {
         }
     }
 
-    fn run(&mut self, _: &Names, _: &Here, stack: &mut [Frame], block: &Block, _: &[u8]) {
+    fn run(&mut self, _: &Names, here: &Here, stack: &mut [Frame], block: &Block, _: &[u8]) {
         for form in &mut *self.0 {
-            form.run(stack, block);
+            form.run(here, stack, block);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
     io::{self, Write},
 };
 
@@ -22,6 +23,32 @@ enum Key {
     Function(Function),
 }
 
+/// Every call looks a stack up, by two small numbers: a multiplication spreads them. A guest that chooses them badly makes its own trace slow.
+#[derive(Clone, Copy, Default)]
+struct Mix(u64);
+
+impl Mix {
+    fn add(&mut self, word: u64) {
+        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = product as u64 ^ (product >> 64) as u64;
+    }
+}
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.add(u64::from(*byte).wrapping_add(1)));
+    }
+    fn write_u32(&mut self, word: u32) {
+        self.add(u64::from(word) + 1);
+    }
+    fn write_isize(&mut self, word: isize) {
+        self.add((word as u64).wrapping_add(1));
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Node {
     parent: u32,
@@ -29,13 +56,35 @@ struct Node {
     own: u64,
 }
 
+/// A stack, and what ran in it itself.
+#[derive(Debug)]
+pub(super) struct TreeNode {
+    /// The stack without its last function, by its place in the tree.
+    pub parent: usize,
+    /// The last function, or the thread's name.
+    pub name: String,
+    /// Instructions.
+    pub own: u64,
+}
+
+/// Stacks, each behind the one without its last function; the first is that of nothing.
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub nodes: Vec<TreeNode>,
+    /// Stacks that count for those above them.
+    pub merged: usize,
+}
+
+/// The stacks below each stack, with the names of their last functions.
+type Callees = Vec<Vec<(String, usize)>>;
+
 /// Instructions by stack.
 #[derive(Debug)]
-struct Stacks {
+pub(super) struct Stacks {
     /// Where frames keep their node.
-    tag: usize,
+    pub(super) tag: usize,
     nodes: Vec<Node>,
-    children: HashMap<(u32, Key), u32>,
+    children: HashMap<(u32, Key), u32, BuildHasherDefault<Mix>>,
     /// Names of processes and threads of the kernel, and their numbers.
     processes: Vec<String>,
     numbers: HashMap<String, u32>,
@@ -50,7 +99,7 @@ impl Default for Stacks {
                 key: Key::Process(0),
                 own: 0,
             }],
-            children: HashMap::new(),
+            children: HashMap::default(),
             processes: Vec::new(),
             numbers: HashMap::new(),
         }
@@ -88,7 +137,7 @@ impl Stacks {
     }
 
     /// All instructions.
-    fn total(&self) -> u64 {
+    pub(super) fn total(&self) -> u64 {
         self.nodes.iter().map(|node| node.own).sum()
     }
 
@@ -102,8 +151,32 @@ impl Stacks {
         }
     }
 
-    /// The lines, sorted. Paths whose instructions are fewer than `least` count for the path above.
-    fn lines(&self, names: &Names, least: u64, mut line: impl FnMut(&str, u64) -> io::Result<()>) -> io::Result<()> {
+    /// The stacks as a tree, callees by their names. Stacks with all that they call that have fewer instructions than `least` count for the
+    /// one above.
+    pub(super) fn tree(&self, names: &Names, least: u64) -> Tree {
+        let (own, mut children, merged) = self.merged(names, least);
+        let mut tree = Tree {
+            nodes: Vec::new(),
+            merged,
+        };
+        let mut waiting: Vec<(usize, usize, String)> = vec![(0, 0, String::new())];
+        while let Some((node, parent, name)) = waiting.pop() {
+            let at = tree.nodes.len();
+            tree.nodes.push(TreeNode {
+                parent,
+                name,
+                own: own[node],
+            });
+            let mut below = std::mem::take(&mut children[node]);
+            below.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+            waiting.extend(below.into_iter().map(|(name, node)| (node, at, name)));
+        }
+        tree
+    }
+
+    /// The instructions of each stack and the stacks below it, where those of fewer instructions than `least` count for the one above; and how
+    /// many do.
+    fn merged(&self, names: &Names, least: u64) -> (Vec<u64>, Callees, usize) {
         // Children come behind their parents.
         let mut all: Vec<u64> = self.nodes.iter().map(|node| node.own).collect();
         for n in (1..self.nodes.len()).rev() {
@@ -111,14 +184,22 @@ impl Stacks {
         }
         let mut own: Vec<u64> = self.nodes.iter().map(|node| node.own).collect();
         let mut children = vec![Vec::new(); self.nodes.len()];
+        let mut merged = 0;
         for n in (1..self.nodes.len()).rev() {
             let parent = self.nodes[n].parent as usize;
             if all[n] < least && parent != 0 {
                 own[parent] += own[n];
+                merged += 1;
             } else {
                 children[parent].push((self.name(names, self.nodes[n].key), n));
             }
         }
+        (own, children, merged)
+    }
+
+    /// The lines, sorted. Paths whose instructions are fewer than `least` count for the path above.
+    fn lines(&self, names: &Names, least: u64, mut line: impl FnMut(&str, u64) -> io::Result<()>) -> io::Result<()> {
+        let (own, mut children, _) = self.merged(names, least);
         let mut waiting: Vec<(usize, usize, String)> = vec![(0, 0, String::new())];
         let mut path = String::new();
         while let Some((node, len, name)) = waiting.pop() {
@@ -162,7 +243,7 @@ impl Stacks {
 }
 
 impl Stacks {
-    fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame]) {
+    pub(super) fn enter(&mut self, names: &Names, here: &Here, owner: Owner, stack: &mut [Frame]) {
         let Some((top, rest)) = stack.split_last_mut() else {
             return;
         };
@@ -179,7 +260,7 @@ impl Stacks {
         .into();
     }
 
-    fn run(&mut self, stack: &[Frame], block: &Block) {
+    pub(super) fn run(&mut self, stack: &[Frame], block: &Block) {
         let node = stack.last().map_or(ROOT, |top| top.tags[self.tag] as u32);
         self.nodes[node as usize].own += u64::from(block.count);
     }
@@ -232,7 +313,7 @@ macro_rules! of_stacks {
 
         fn leave(&mut self, _: &Names, _: &Here, _: Owner, _: &mut [Frame]) {}
 
-        fn run(&mut self, stack: &[Frame], block: &Block) {
+        fn run(&mut self, _: &Here, stack: &[Frame], block: &Block) {
             self.stacks.run(stack, block);
         }
     };

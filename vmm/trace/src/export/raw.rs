@@ -165,7 +165,7 @@ impl<W: Write> Code<'_, W> {
                     segment = Some(number);
                     base = pages;
                 }
-                Next::Damage => {}
+                Next::Damage | Next::File(_) => {}
                 Next::Record(record, at) => match record {
                     Record::Content { .. } => {
                         let Some(segment) = segment else { continue };

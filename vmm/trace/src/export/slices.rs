@@ -308,7 +308,7 @@ macro_rules! of_slices {
             self.slices.leave(names, here, owner, stack);
         }
 
-        fn run(&mut self, _: &[Frame], _: &Block) {}
+        fn run(&mut self, _: &Here, _: &[Frame], _: &Block) {}
 
         fn event(&mut self, here: &Here, event: &Event) {
             self.slices.event(here, event);

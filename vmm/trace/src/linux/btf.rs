@@ -10,13 +10,21 @@ const DEEPEST: u32 = 32;
 /// Members that are looked at, for all questions: those of nameless members are, each time.
 const MOST_MEMBERS: u64 = 1 << 22;
 /// Structures that somebody asks for.
-const WANTED: [&str; 6] = [
+const WANTED: [&str; 14] = [
     "module",
     "mod_kallsyms",
     "module_memory",
     "task_struct",
     "mm_struct",
     "pcpu_hot",
+    "vm_area_struct",
+    "maple_range_64",
+    "maple_arange_64",
+    "file",
+    "backing_file",
+    "dentry",
+    "mount",
+    "vdso_image",
 ];
 
 /// The types of a kernel.

@@ -5,7 +5,7 @@ use std::{cell::Cell, ops::Range};
 use super::{Kernel, Memory, Recording};
 
 /// Where the kernel's image is linked to, and where this one lies: at the beginning of RAM.
-const MAP: u64 = 0xffff_ffff_8000_0000;
+pub(super) const MAP: u64 = 0xffff_ffff_8000_0000;
 const RAM: usize = 48 << 20;
 /// Places in the image, physically.
 const TABLES_END: usize = 0x180_0000;
@@ -16,12 +16,12 @@ const MODULES: usize = 0x100_3000;
 const INIT_TASK: usize = 0x100_4000;
 const BTF: usize = 0x190_0000;
 /// Structures and what they point to.
-const HEAP: usize = 0x200_0000;
+pub(super) const HEAP: usize = 0x200_0000;
 
 /// RAM from 0 on that counts what is read of it.
-struct Ram {
-    bytes: Vec<u8>,
-    read: u64,
+pub(super) struct Ram {
+    pub bytes: Vec<u8>,
+    pub read: u64,
     /// How often it was asked whether somebody still waits, and when nobody does any more.
     asked: Cell<u64>,
     patience: u64,
@@ -60,11 +60,11 @@ impl Ram {
         }
     }
 
-    fn put(&mut self, at: usize, bytes: &[u8]) {
+    pub fn put(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn word(&mut self, at: usize, value: u64) {
+    pub fn word(&mut self, at: usize, value: u64) {
         self.put(at, &value.to_le_bytes());
     }
 }
@@ -121,10 +121,10 @@ const INT: u32 = 1;
 const STRUCT: u32 = 4;
 
 /// A member of a structure: its name, its type, its offset in bytes.
-type Member<'a> = (&'a str, u32, u32);
+pub(super) type Member<'a> = (&'a str, u32, u32);
 
 /// Types by btf.rst: the integer is number 1, structures follow.
-fn btf(structures: &[(&str, Vec<Member<'_>>)]) -> Vec<u8> {
+pub(super) fn btf(structures: &[(&str, Vec<Member<'_>>)]) -> Vec<u8> {
     let (mut types, mut strings) = (Vec::new(), vec![0]);
     let mut text = |name: &str| {
         if name.is_empty() {
@@ -159,7 +159,7 @@ fn btf(structures: &[(&str, Vec<Member<'_>>)]) -> Vec<u8> {
 }
 
 /// Where members are: state 0, list 8, name 24, and so on.
-fn structures() -> Vec<(&'static str, Vec<Member<'static>>)> {
+pub(super) fn structures() -> Vec<(&'static str, Vec<Member<'static>>)> {
     vec![
         ("layout", vec![("base", 1, 0), ("size", 1, 8)]),
         (
@@ -197,10 +197,15 @@ fn structures() -> Vec<(&'static str, Vec<Member<'static>>)> {
 }
 
 /// A guest with a kernel in it that has one module and one process.
-fn guest(types: &[u8]) -> Ram {
+pub(super) fn guest(types: &[u8]) -> Ram {
+    guest_with(types, &[])
+}
+
+/// The same with more symbols, by their places in the image.
+pub(super) fn guest_with(types: &[u8], more: &[(usize, &'static str)]) -> Ram {
     let mut ram = Ram::new(RAM);
     let at = |physical: usize| MAP + physical as u64;
-    let symbols = [
+    let mut symbols = vec![
         (0x100_0000, "T_text"),
         (BANNER, "Dlinux_banner"),
         (PHYS_BASE, "Dphys_base"),
@@ -212,6 +217,8 @@ fn guest(types: &[u8]) -> Ram {
         (BTF + types.len(), "D__stop_BTF"),
         (HEAP, "R__end_rodata"),
     ];
+    symbols.extend(more);
+    symbols.sort_by_key(|(place, _)| *place);
     let symbols: Vec<_> = symbols
         .iter()
         .map(|(place, name)| (at(*place), name.as_bytes().to_vec()))

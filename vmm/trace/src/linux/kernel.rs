@@ -8,6 +8,7 @@ use super::{
     image::{self, Image},
     kallsyms::{self, Tables},
     layouts::{ModuleLayout, TaskLayout},
+    map_layout::MapLayout,
     memory::Memory,
     paging::KernelTables,
     text::{build_id, until_nul},
@@ -61,6 +62,7 @@ pub struct Kernel {
 pub(super) struct Types {
     pub(super) tasks: Option<TaskLayout>,
     pub(super) modules: Option<ModuleLayout>,
+    pub(super) maps: Option<MapLayout>,
 }
 
 impl Kernel {
@@ -149,6 +151,7 @@ impl Kernel {
             self.types = Types {
                 tasks: TaskLayout::of(&btf, &self.symbols),
                 modules: ModuleLayout::of(&btf),
+                maps: MapLayout::of(&btf),
             };
         }
     }

@@ -25,6 +25,8 @@ mod image;
 mod kallsyms;
 mod kernel;
 mod layouts;
+mod map_layout;
+mod mappings;
 mod memory;
 mod modules;
 mod paging;
@@ -36,9 +38,12 @@ mod text;
 mod hostile_test;
 #[cfg(test)]
 mod layouts_test;
+#[cfg(test)]
+mod mappings_test;
 
 pub use self::{
     kernel::{Kernel, NotFound},
+    mappings::Mapping,
     memory::Memory,
     modules::{Module, kallsyms_text, modules_text},
     recording::{Recorded, Recording, TaskSeen},

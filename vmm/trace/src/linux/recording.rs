@@ -1,12 +1,14 @@
 //! What a trace keeps of the Linux in it: symbols and names, gathered while the machine runs, and read back.
 //!
 //! Four text files, each of which is whole or absent: `kallsyms` and `modules` in the forms of `/proc`, `kernel` with a line for each
-//! fact, and `tasks` with a line for each name that a page table had: steps, page table, pid, tgid, name.
+//! fact, and `tasks` with a line for each name that a page table had: steps, page table, pid, tgid, name. Of each vdso that a process
+//! executed there is the ELF file that the kernel has of it: `vdso-0.so` and so on.
 
 use std::{collections::HashMap, fmt::Write, fs, io, path::Path};
 
 use super::{
     kernel::{Kernel, NotFound},
+    mappings::Mapping,
     memory::Memory,
     modules::{Module, kallsyms_text, modules_text},
     tasks::Task,
@@ -19,6 +21,9 @@ const MOST_NAMES: usize = 1 << 20;
 const MOST_MODULES: usize = 1 << 14;
 /// And what is kept of all of them, in bytes.
 const MOST_OF_MODULES: u64 = 256 << 20;
+
+/// A kernel has vdsos for 64-bit code, for 32-bit code, and for x32.
+const MOST_VDSOS: usize = 4;
 
 /// The longest of the files that is read.
 const LONGEST: u64 = 1 << 30;
@@ -43,6 +48,8 @@ pub struct Recording {
     tasks: Vec<TaskSeen>,
     /// The last name of each page table.
     names: HashMap<u64, (u32, String)>,
+    /// Where the kernel has vdsos that were executed, and their files.
+    vdsos: Vec<((u64, u64), Vec<u8>)>,
     /// The size of all modules that are kept.
     size: u64,
     /// There was more than is kept.
@@ -53,6 +60,11 @@ impl Recording {
     /// The kernel, once it was found.
     pub fn kernel(&self) -> Option<&Kernel> {
         self.kernel.as_ref()
+    }
+
+    /// Whether processes have names: the kernel is found, and tells its types.
+    pub fn names_processes(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| kernel.types.tasks.is_some())
     }
 
     /// Looks for the kernel until it is found, and for modules and processes that are new. Says whether there is something new to write.
@@ -129,12 +141,33 @@ impl Recording {
         self.kernel.as_ref()?.symbols().address("__switch_to")
     }
 
+    /// Where a process has got the name of the program that it begins to run, and is about to run it: since Linux 4.17, fs/exec.c.
+    pub fn exec_address(&self) -> Option<u64> {
+        self.kernel.as_ref()?.symbols().address("finalize_exec")
+    }
+
     /// A CPU goes over to the thread whose `task_struct` is at this address: who that is, and whether its process has got a new name.
     pub fn thread(&mut self, memory: &mut dyn Memory, at: u64, steps: u64) -> Option<(Task, bool)> {
         let task = self.kernel.as_ref()?.task_at(memory, at)?;
         // A process goes by the name of its first thread.
         let new = task.pid == task.tgid && self.saw(task.clone(), steps);
         Some((task, new))
+    }
+
+    /// What the process that a CPU runs has mapped at an address, with `cr3` as its page table; and whether there is something new to write.
+    pub fn mapping(&mut self, memory: &mut dyn Memory, cpu: usize, cr3: u64, at: u64) -> Option<(Mapping, bool)> {
+        let kernel = self.kernel.as_ref()?;
+        let mapping = kernel.mapping(memory, cpu, cr3, at)?;
+        let mut new = false;
+        if let Some(place) = mapping.vdso
+            && self.vdsos.len() < MOST_VDSOS
+            && self.vdsos.iter().all(|(known, _)| *known != place)
+            && let Some(bytes) = kernel.vdso(memory, place)
+        {
+            self.vdsos.push((place, bytes));
+            new = true;
+        }
+        Some((mapping, new))
     }
 
     fn saw(&mut self, task: Task, steps: u64) -> bool {
@@ -164,14 +197,14 @@ impl Recording {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => made?,
         }
-        let replace = |name: &str, text: &str| {
+        let replace = |name: &str, bytes: &[u8]| {
             let new = dir.join(format!("{name}.new"));
-            regular::write_private(&new, text.as_bytes())?;
+            regular::write_private(&new, bytes)?;
             fs::rename(new, dir.join(name))
         };
         let Some(kernel) = &self.kernel else {
             let banner = self.unknown.as_deref().unwrap_or_default();
-            return replace("kernel", &format!("unknown {banner}\n"));
+            return replace("kernel", format!("unknown {banner}\n").as_bytes());
         };
         let mut facts = format!("banner {}\n", kernel.banner());
         if let Some(id) = kernel.build_id() {
@@ -193,10 +226,13 @@ impl Recording {
             let comm = task.comm.replace(char::is_control, "?");
             let _ = writeln!(tasks, "{steps} {table:#x} {} {} {comm}", task.pid, task.tgid);
         }
-        replace("kallsyms", &kallsyms_text(kernel.symbols(), &self.modules))?;
-        replace("modules", &modules_text(&self.modules))?;
-        replace("tasks", &tasks)?;
-        replace("kernel", &facts)
+        for (n, (_, bytes)) in self.vdsos.iter().enumerate() {
+            replace(&format!("vdso-{n}.so"), bytes)?;
+        }
+        replace("kallsyms", kallsyms_text(kernel.symbols(), &self.modules).as_bytes())?;
+        replace("modules", modules_text(&self.modules).as_bytes())?;
+        replace("tasks", tasks.as_bytes())?;
+        replace("kernel", facts.as_bytes())
     }
 }
 
@@ -226,6 +262,8 @@ pub struct Recorded {
     pub modules: Vec<(String, u64, u64)>,
     /// Names by the time they were seen.
     pub tasks: Vec<TaskSeen>,
+    /// The ELF files of vdsos.
+    pub vdsos: Vec<Vec<u8>>,
 }
 
 impl Recorded {
@@ -268,6 +306,13 @@ impl Recorded {
                 Some(("physical-base", value)) => recorded.physical_base = number(value),
                 None => recorded.cut |= line == "cut",
                 _ => {}
+            }
+        }
+        for n in 0..MOST_VDSOS {
+            match open(&format!("vdso-{n}.so")) {
+                Ok(bytes) => recorded.vdsos.push(bytes),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) => return Err(io::Error::new(error.kind(), format!("vdso-{n}.so: {error}"))),
             }
         }
         for (n, line) in text("modules")?.unwrap_or_default().lines().enumerate() {

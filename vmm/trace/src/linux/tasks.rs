@@ -64,11 +64,15 @@ impl Kernel {
     /// The task that a CPU runs; CPUs by Linux's numbers.
     pub fn current(&self, memory: &mut dyn Memory, cpu: usize) -> Option<Task> {
         let memory = &mut Look::new(memory, ONE);
-        let layout = self.types.tasks.as_ref()?;
-        let (offsets, variable) = layout.current?;
+        let at = self.current_address(memory, cpu)?;
+        self.task(memory, self.types.tasks.as_ref()?, at)
+    }
+
+    /// Where the `task_struct` of the task that a CPU runs is.
+    pub(super) fn current_address(&self, memory: &mut Look<'_>, cpu: usize) -> Option<u64> {
+        let (offsets, variable) = self.types.tasks.as_ref()?.current?;
         let offset = self.image_word(memory, offsets.wrapping_add(8 * cpu as u64))?;
-        let at = self.word(memory, variable.wrapping_add(offset))?;
-        self.task(memory, layout, at)
+        self.word(memory, variable.wrapping_add(offset))
     }
 
     /// The task whose `task_struct` is at a kernel's virtual address.

@@ -32,21 +32,32 @@ struct Ahead {
 #[derive(Debug)]
 pub struct Side {
     frames: Frames,
-    /// A frame's records and where its payload is.
-    pending: VecDeque<(Record, u64)>,
+    /// A frame's records.
+    pending: VecDeque<Next>,
     /// The sideband is complete for packets before this offset.
     complete: u64,
     damaged: bool,
     segment: u32,
 }
 
+/// A file of which a process maps code.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MappedFile {
+    /// Its path in the guest, `[vdso]`, or nothing for memory without a file. What is no UTF-8 is replaced.
+    pub path: String,
+    /// Its build ID, hexadecimal; empty where that is not known.
+    pub build_id: String,
+}
+
 /// What comes next in the sideband.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// A segment's file begins.
     Segment(u32),
     /// A record; contents stand at this place in the file.
     Record(Record, u64),
+    /// A file of which a process maps code.
+    File(MappedFile),
     /// Something is missing until the next segment.
     Damage,
 }
@@ -71,8 +82,8 @@ impl Side {
     /// What comes next; `None` at the end.
     pub fn next(&mut self, damage: &Damage) -> Option<Next> {
         loop {
-            if let Some((record, at)) = self.pending.pop_front() {
-                return Some(Next::Record(record, at));
+            if let Some(next) = self.pending.pop_front() {
+                return Some(next);
             }
             match self.frames.next()? {
                 Ok(Item::Segment(segment)) => {
@@ -85,13 +96,17 @@ impl Side {
                 Ok(Item::Frame { offset, at, payload }) => {
                     for record in Records::new(&payload) {
                         match record {
-                            Ok(record) => {
-                                let place = match record {
-                                    Record::Content { at: within } => at + within as u64,
-                                    _ => 0,
-                                };
-                                self.pending.push_back((record, place));
-                            }
+                            Ok(record) => self.pending.push_back(match record {
+                                Record::Content { at: within } => Next::Record(record, at + within as u64),
+                                Record::File { at, path, build_id } => {
+                                    let (path, build_id) = payload[at..at + path + build_id].split_at(path);
+                                    Next::File(MappedFile {
+                                        path: String::from_utf8_lossy(path).into_owned(),
+                                        build_id: build_id.iter().map(|byte| format!("{byte:02x}")).collect(),
+                                    })
+                                }
+                                _ => Next::Record(record, 0),
+                            }),
                             Err(_) => {
                                 damage.add(0, format!("{}: no record", Kind::Side.file(0, self.segment)));
                                 self.damaged = true;
@@ -208,6 +223,7 @@ impl TraceImage {
                     Record::Mark { mark: Mark::End, .. } => self.whole = true,
                     _ => {}
                 },
+                Some(Next::File(_)) => {}
                 // Nothing is known of what was executed behind it.
                 Some(Next::Damage) => return self.forget_at(self.side.complete(), None),
                 None => {

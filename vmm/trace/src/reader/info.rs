@@ -30,6 +30,8 @@ pub struct CpuInfo {
     pub changes: u64,
     /// How often the vCPU went over to another thread of Linux.
     pub thread_switches: u64,
+    /// Mappings of files with code of users' programs.
+    pub mappings: u64,
     /// How often the guest moved its TSC.
     pub tsc_moves: u64,
     /// INITs and start-up IPIs.
@@ -128,6 +130,8 @@ impl Trace {
                 }
                 Record::Time { step, tick, .. } => moment(&mut info, step, tick),
                 Record::Thread { .. } => info.thread_switches += 1,
+                Record::Mapping { .. } => info.mappings += 1,
+                Record::File { .. } => {}
                 Record::Tsc { .. } => info.tsc_moves += 1,
                 Record::Mark {
                     mark,

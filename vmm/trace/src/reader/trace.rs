@@ -113,11 +113,11 @@ const LONGEST_HEADER: u64 = 1 << 20;
 const BEHIND: u64 = 512;
 
 impl Trace {
-    /// Opens a directory.
+    /// What `trace.json` of a directory says, and nothing else of it is read.
     ///
     /// # Errors
-    /// It is none, or not a trace, or one of another version, or its header is damaged.
-    pub fn open(folder: &Path) -> Result<Trace, TraceError> {
+    /// As [`Trace::open`].
+    pub fn header_of(folder: &Path) -> Result<Header, TraceError> {
         let fail = |reason: String| TraceError {
             folder: folder.into(),
             reason,
@@ -131,7 +131,19 @@ impl Trace {
                 _ => format!("{HEADER}: {error}"),
             })
         })?;
-        let header = Header::parse(&String::from_utf8_lossy(&text)).map_err(|error| fail(error.to_string()))?;
+        Header::parse(&String::from_utf8_lossy(&text)).map_err(|error| fail(error.to_string()))
+    }
+
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// It is none, or not a trace, or one of another version, or its header is damaged.
+    pub fn open(folder: &Path) -> Result<Trace, TraceError> {
+        let fail = |reason: String| TraceError {
+            folder: folder.into(),
+            reason,
+        };
+        let header = Trace::header_of(folder)?;
         let names: Vec<String> = fs::read_dir(folder)
             .and_then(|entries| {
                 entries

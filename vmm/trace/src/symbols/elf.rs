@@ -1,9 +1,10 @@
 //! Symbols in ELF files: read from a vmlinux, and written for gdb and perf.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use object::{
-    Endianness, Object, ObjectKind, ObjectSegment, ObjectSymbol, SectionKind, SymbolKind, elf,
+    Endianness, Object, ObjectKind, ObjectSegment, ObjectSymbol, ObjectSymbolTable, SectionFlags, SectionKind,
+    SegmentFlags, SymbolIndex, SymbolKind, elf,
     read::{self, ObjectSection},
     write::elf::{FileHeader, SectionHeader, Sym, Writer},
 };
@@ -70,11 +71,189 @@ impl ElfFile {
     }
 }
 
+/// A program or a shared library, as processes map it.
+#[derive(Debug)]
+pub struct ProgramFile {
+    /// Its functions, at the addresses that it is linked to.
+    pub symbols: SymbolTable,
+    /// The build ID, hexadecimal.
+    pub build_id: Option<String>,
+    /// It has more than the symbols for linking.
+    pub is_whole: bool,
+    segments: Vec<Segment>,
+}
+
+/// What is loaded of a file.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    offset: u64,
+    len: u64,
+    address: u64,
+    code: bool,
+}
+
+impl ProgramFile {
+    /// Reads the functions of a file, which are said to be of `name`: its symbol table, or else the symbols for linking; and the entries of its
+    /// procedure linkage table as `puts@plt`.
+    ///
+    /// # Errors
+    /// The file is damaged, or is no ELF file.
+    pub fn parse(bytes: &[u8], name: &str) -> Result<ProgramFile, SymbolsError> {
+        if !bytes.starts_with(b"\x7fELF") {
+            return Err(SymbolsError::Elf("no ELF file".into()));
+        }
+        let file = object::File::parse(bytes).map_err(damaged)?;
+        let mut symbols = read_symbols(&file, 0, Some(name));
+        let is_whole = !symbols.is_empty();
+        if !is_whole {
+            add_symbols(&mut symbols, &file, file.dynamic_symbols(), 0, Some(name));
+        }
+        add_linkage_table(&mut symbols, &file, name);
+        let segments = file.segments().map(|segment| {
+            let (offset, len) = segment.file_range();
+            let code = match segment.flags() {
+                SegmentFlags::Elf { p_flags, .. } => p_flags.0 & elf::PF_X.0 != 0,
+                _ => false,
+            };
+            Segment {
+                offset,
+                len,
+                address: segment.address(),
+                code,
+            }
+        });
+        let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(ProgramFile {
+            segments: segments.collect(),
+            build_id: file.build_id().map_err(damaged)?.map(hex),
+            symbols: symbols.sorted(),
+            is_whole,
+        })
+    }
+
+    /// Takes the functions of another file of the same program, which has been kept apart from its code. Those that have a name already keep it:
+    /// it is the one that the program offers to others.
+    #[must_use]
+    pub fn with_symbols_of(mut self, other: &ProgramFile) -> ProgramFile {
+        let known: HashSet<u64> = (0..self.symbols.functions())
+            .filter_map(|n| Some(self.symbols.function(n)?.address))
+            .collect();
+        for symbol in other.symbols.iter().filter(|symbol| !known.contains(&symbol.address)) {
+            let Symbol {
+                address,
+                size,
+                kind,
+                name,
+                module,
+            } = symbol;
+            self.symbols.add_sized(address, size, kind, name, module);
+        }
+        self.symbols = self.symbols.sorted();
+        self.is_whole = other.is_whole;
+        self
+    }
+
+    /// A file of symbols alone does not tell where in the program's file its code is. A program has one segment of code, and `offset` is
+    /// where the first mapping of it begins in the file.
+    #[must_use]
+    pub fn with_code_at(mut self, offset: u64) -> ProgramFile {
+        let first = self.segments.iter().find(|segment| segment.code);
+        self.segments = first
+            .map(|segment| Segment {
+                offset,
+                len: u64::MAX - offset,
+                address: segment.address & !0xfff,
+                code: true,
+            })
+            .into_iter()
+            .collect();
+        self
+    }
+
+    /// The address to which a byte of the file is linked, and from where to where in the file that holds.
+    pub fn address(&self, offset: u64) -> Option<(u64, std::ops::Range<u64>)> {
+        let inside = |segment: &&Segment| offset.checked_sub(segment.offset).is_some_and(|at| at < segment.len);
+        // Pages at the border of two segments are mapped twice: what is executed is code.
+        let found = self.segments.iter().filter(inside).max_by_key(|segment| segment.code)?;
+        let address = found.address.wrapping_add(offset - found.offset);
+        Some((address, found.offset..found.offset.saturating_add(found.len)))
+    }
+
+    /// Where in the file an address is.
+    pub fn offset(&self, address: u64) -> Option<u64> {
+        let inside = |segment: &&Segment| address.checked_sub(segment.address).is_some_and(|at| at < segment.len);
+        let found = self.segments.iter().filter(inside).max_by_key(|segment| segment.code)?;
+        Some(found.offset.wrapping_add(address - found.address))
+    }
+}
+
+/// Adds `name@plt` for each entry of the procedure linkage table. System V ABI, AMD64 supplement, 5.2.5 "Procedure Linkage Table": entries
+/// of 16 bytes behind a first one of the same size, in the order of the relocations of their slots.
+fn add_linkage_table(symbols: &mut SymbolTable, file: &object::File<'_>, module: &str) {
+    const ENTRY: u64 = 16;
+    const MOST: usize = 1 << 16;
+    let section = |name| {
+        file.section_by_name(name)
+            .map(|section| (section.address(), section.size()))
+    };
+    // With indirect-branch tracking, calls go to a table of its own, which has no first entry.
+    let (mut at, end) = match (section(".plt.sec"), section(".plt")) {
+        (Some((at, len)), _) => (at, at.saturating_add(len)),
+        (None, Some((at, len))) => (at.saturating_add(ENTRY), at.saturating_add(len)),
+        (None, None) => return,
+    };
+    let slots = file
+        .section_by_name(".rela.plt")
+        .and_then(|section| section.data().ok());
+    let Some((slots, table)) = slots.zip(file.dynamic_symbol_table()) else {
+        return;
+    };
+    // `Elf64_Rela`: the slot's address, its symbol and kind, an addend.
+    for slot in slots.chunks_exact(24).take(MOST) {
+        let word = |at: usize| {
+            slot[at..at + 8]
+                .iter()
+                .rev()
+                .fold(0, |value, byte| value << 8 | u64::from(*byte))
+        };
+        if at >= end {
+            break;
+        }
+        let symbol = table.symbol_by_index(SymbolIndex((word(8) >> 32) as usize));
+        let name = symbol.as_ref().ok().and_then(|symbol| symbol.name().ok());
+        let name = match name {
+            Some(name) if !name.is_empty() => format!("{name}@plt"),
+            // Of a function that is chosen when the program is loaded.
+            _ => format!("*ABS*+{:#x}@plt", word(16)),
+        };
+        symbols.add_sized(at, ENTRY, b't', &name, Some(module));
+        at += ENTRY;
+    }
+}
+
 fn read_symbols(file: &object::File<'_>, slide: u64, module: Option<&str>) -> SymbolTable {
+    let mut symbols = SymbolTable::new();
+    add_symbols(&mut symbols, file, file.symbols(), slide, module);
+    symbols
+}
+
+fn add_symbols<'a>(
+    symbols: &mut SymbolTable,
+    file: &object::File<'a>,
+    found: impl Iterator<Item = impl ObjectSymbol<'a>>,
+    slide: u64,
+    module: Option<&str>,
+) {
     let kinds: HashMap<usize, u8> = file
         .sections()
         .map(|section| {
+            // A file of symbols alone has sections of code without their bytes.
+            let executable = match section.flags() {
+                SectionFlags::Elf { sh_flags, .. } => sh_flags.0 & elf::SHF_EXECINSTR.0 != 0,
+                _ => false,
+            };
             let kind = match section.kind() {
+                _ if executable => b't',
                 SectionKind::Text => b't',
                 SectionKind::ReadOnlyData | SectionKind::ReadOnlyString => b'r',
                 SectionKind::UninitializedData => b'b',
@@ -83,8 +262,7 @@ fn read_symbols(file: &object::File<'_>, slide: u64, module: Option<&str>) -> Sy
             (section.index().0, kind)
         })
         .collect();
-    let mut symbols = SymbolTable::new();
-    for symbol in file.symbols() {
+    for symbol in found {
         let (Ok(name), Some(section)) = (symbol.name(), symbol.section_index()) else {
             continue;
         };
@@ -99,7 +277,6 @@ fn read_symbols(file: &object::File<'_>, slide: u64, module: Option<&str>) -> Sy
         };
         symbols.add_sized(symbol.address().wrapping_add(slide), symbol.size(), kind, name, module);
     }
-    symbols
 }
 
 /// A section of the file that is written: addresses of one kind that lie together.

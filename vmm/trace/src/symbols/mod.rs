@@ -1,15 +1,19 @@
 //! Names of addresses: from `kallsyms`, a System.map, or an ELF file.
 
+mod archive;
 mod elf;
 mod error;
 mod file;
+mod guest_files;
 
 use std::fmt::Write;
 
 pub use self::{
-    elf::{ElfFile, write_elf},
+    archive::Archive,
+    elf::{ElfFile, ProgramFile, write_elf},
     error::SymbolsError,
     file::{Origin, SymbolFile},
+    guest_files::{GuestFiles, short},
 };
 
 /// A symbol.
@@ -140,7 +144,8 @@ impl SymbolTable {
             let n = n as u32;
             match self.code.last_mut() {
                 Some(last) if self.entries[*last as usize].address == entry.address => {
-                    // Of several names the one that others see, then the one with the fewest underscores in front.
+                    // Of several names the one that others see, then the one with the fewest underscores in front; of a program's, then
+                    // the longest, as perf does.
                     let rank = |n: u32| {
                         let entry = &self.entries[n as usize];
                         let name = &self.names[entry.name as usize..][..entry.len.into()];
@@ -149,7 +154,9 @@ impl SymbolTable {
                             b't' | b'i' => 1,
                             _ => 2,
                         };
-                        (entry.size == 0, kind, name.len() - name.trim_start_matches('_').len())
+                        let longest = if entry.module > 0 { usize::MAX - name.len() } else { 0 };
+                        let underscores = name.len() - name.trim_start_matches('_').len();
+                        (entry.size == 0, kind, underscores, longest)
                     };
                     if rank(n) < rank(*last) {
                         *last = n;
@@ -200,6 +207,14 @@ impl SymbolTable {
             .partition_point(|n| self.entries[*n as usize].address <= address)
             .checked_sub(1)?;
         (address < self.end(n)).then_some(n)
+    }
+
+    /// Where the next function begins behind an address.
+    pub fn next_function(&self, address: u64) -> Option<u64> {
+        let n = self
+            .code
+            .partition_point(|n| self.entries[*n as usize].address <= address);
+        Some(self.entries[*self.code.get(n)? as usize].address)
     }
 
     /// How many functions have a number.

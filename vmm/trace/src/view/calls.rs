@@ -24,7 +24,7 @@ use pt_flow::{Block, End, Event, EventKind};
 
 use super::{
     frame::{Frame, FrameKind},
-    names::{Names, Owner, Process, ProcessCache},
+    names::{Function, Names, Owner, Process, ProcessCache},
     threads::{Parked, Threads},
     window::{Here, Viewer, loses},
 };
@@ -124,7 +124,12 @@ pub struct Calls<'a, S> {
     /// Threads that wait of a trace that does not tell which are which.
     threads: Threads,
     cache: ProcessCache,
+    /// Functions of the kernel that were asked for lately, by their addresses.
+    known: Vec<(u64, (Function, u64, u64))>,
 }
+
+/// How many functions of the kernel are remembered; a power of two.
+const KNOWN: usize = 1 << 12;
 
 impl<'a, S: Sink> Calls<'a, S> {
     /// At the beginning of a trace.
@@ -139,7 +144,23 @@ impl<'a, S: Sink> Calls<'a, S> {
             births: Vec::new(),
             threads: Threads::default(),
             cache: ProcessCache::default(),
+            // No code is at the last address.
+            known: vec![(u64::MAX, (Function::UNKNOWN, 0, 0)); KNOWN],
         }
+    }
+
+    /// The function at an address, and from where to where that holds. Every call asks for one, and those of the kernel are the same for all
+    /// processes at all times.
+    fn function(&mut self, here: &Here, ip: u64) -> (Function, u64, u64) {
+        if !self.names.upper(ip) {
+            return self.names.function(ip, self.cpu.owner.process, here.step);
+        }
+        // Functions begin at multiples of 16.
+        let place = &mut self.known[(ip >> 4 ^ ip >> 16) as usize % KNOWN];
+        if place.0 != ip {
+            *place = (ip, self.names.function(ip, None, None));
+        }
+        place.1
     }
 
     /// What follows is of this vCPU.
@@ -175,7 +196,7 @@ impl<'a, S: Sink> Calls<'a, S> {
         if self.cpu.frames.len() >= DEEPEST {
             self.clear(here);
         }
-        let (function, start, end) = self.names.function(ip, self.cpu.owner.process, here.step);
+        let (function, start, end) = self.function(here, ip);
         let around = self
             .cpu
             .frames
@@ -403,12 +424,13 @@ impl<'a, S: Sink> Calls<'a, S> {
         if (top.start..top.end).contains(&ip) {
             return;
         }
-        let (function, start, _) = self.names.function(ip, self.cpu.owner.process, here.step);
-        if function == top.function || self.names.is_part(function) {
+        let before = top.function;
+        let (function, start, _) = self.function(here, ip);
+        if function == before || self.names.is_part(function) {
             return;
         }
         // Into the middle of another function: as far as is known, part of this one.
-        if function.known() && ip != start && top.function.known() {
+        if function.known() && ip != start && before.known() {
             return;
         }
         // What it called of itself was no call.
@@ -494,7 +516,7 @@ impl<'a, S: Sink> Calls<'a, S> {
                 if let Some(deeper) = self.cpu.frames.iter().rposition(|frame| frame.ret == ip) {
                     return self.pop_to(here, deeper);
                 }
-                let (function, start, _) = self.names.function(ip, self.cpu.owner.process, here.step);
+                let (function, start, _) = self.function(here, ip);
                 if function.known() && start == ip {
                     self.push(here, ip, ret, FrameKind::Interrupt);
                 } else {
@@ -550,21 +572,21 @@ impl<'a, S: Sink> Calls<'a, S> {
         if let Some(handler) = self.cpu.frames.iter().rposition(again) {
             return self.pop_to(here, handler);
         }
-        match (self.cpu.frames.last(), left) {
-            (None, _) => self.push(here, ip, 0, FrameKind::Root),
+        match (self.cpu.frames.is_empty(), left) {
+            (true, _) => self.push(here, ip, 0, FrameKind::Root),
             // Elsewhere than it came from, and where a function begins.
-            (Some(_), Some(left))
+            (false, Some(left))
                 if left != 0 && left != ip && left != ip.wrapping_add(SYSTEM_CALL) && self.begins(here, ip) =>
             {
                 self.push(here, ip, left, FrameKind::Signal);
             }
-            (Some(_), _) => self.jump(here, ip),
+            (false, _) => self.jump(here, ip),
         }
     }
 
     /// A function that has a name begins there.
-    fn begins(&self, here: &Here, ip: u64) -> bool {
-        let (function, start, _) = self.names.function(ip, self.cpu.owner.process, here.step);
+    fn begins(&mut self, here: &Here, ip: u64) -> bool {
+        let (function, start, _) = self.function(here, ip);
         function.known() && start == ip
     }
 }

@@ -4,6 +4,7 @@ mod calls;
 mod frame;
 mod names;
 mod threads;
+mod user_code;
 mod window;
 
 pub use calls::{Calls, Sink};

@@ -1,11 +1,12 @@
 //! Names of addresses, and of whose they are.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
+use super::user_code::UserCode;
 use crate::{
     linux::{Recorded, Task},
-    reader::{Thread, ThreadId, ThreadSwitches},
-    symbols::{NamedAddress, Symbol, SymbolTable},
+    reader::{Mappings, Thread, ThreadId, ThreadSwitches},
+    symbols::{GuestFiles, NamedAddress, Symbol, SymbolTable},
 };
 
 /// A function, as a number that stays the same as long as the [`Names`].
@@ -17,10 +18,28 @@ impl Function {
     pub const USER: Function = Function(u32::MAX);
     /// Other code of which nothing is known.
     pub const UNKNOWN: Function = Function(u32::MAX - 1);
+    /// Below this, and above the numbers of functions, are those of files of which no function is known.
+    const FILES: u32 = u32::MAX - 1;
+    const FIRST_FILE: u32 = Function::FILES - (1 << 21);
+
+    /// Code of a user's program whose file is known, but not the function.
+    fn of_file(file: usize) -> Function {
+        let file = u32::try_from(file).unwrap_or(u32::MAX);
+        match Function::FILES.checked_sub(file.saturating_add(1)) {
+            Some(n) if n >= Function::FIRST_FILE => Function(n),
+            _ => Function::USER,
+        }
+    }
+
+    /// That file.
+    fn file(self) -> Option<usize> {
+        let n = (Function::FIRST_FILE..Function::FILES).contains(&self.0);
+        n.then(|| (Function::FILES - 1 - self.0) as usize)
+    }
 
     /// It has a name.
     pub fn known(self) -> bool {
-        self < Function::UNKNOWN
+        self.0 < Function::FIRST_FILE
     }
 }
 
@@ -52,6 +71,9 @@ pub struct Names {
     symbols: SymbolTable,
     recorded: Recorded,
     programs: Vec<Program>,
+    /// How many functions the kernel and these have.
+    before_user: usize,
+    user: UserCode,
     /// Where a thread's CPU goes over to another's stack.
     switch: Option<(u64, u64)>,
     /// The same as a function.
@@ -74,9 +96,11 @@ impl Names {
         };
         let (switch_function, new_thread) = (function("__switch_to"), function("wake_up_new_task"));
         Names {
+            before_user: symbols.functions(),
             symbols,
             recorded,
             programs: Vec::new(),
+            user: UserCode::default(),
             switch,
             switch_function,
             new_thread,
@@ -95,6 +119,18 @@ impl Names {
     #[must_use]
     pub fn with_programs(mut self, programs: Vec<Program>) -> Names {
         self.programs = programs;
+        self.before_user = self.all_tables().map(SymbolTable::functions).sum();
+        self
+    }
+
+    /// Takes on what the processes had mapped. Functions of the files are looked for where the guest's files are.
+    #[must_use]
+    pub fn with_mappings(mut self, mappings: Mappings, files: &mut GuestFiles) -> Names {
+        let mut cache = ProcessCache::default();
+        let pid = |table, step| self.task(Process(table), Some(step)).map(|task| task.tgid);
+        let mut table = |cr3| cache.get(&self, Some(cr3)).map(|process| process.0);
+        let user = UserCode::new(mappings, &mut table, &pid, &self.recorded.vdsos, files);
+        self.user = user;
         self
     }
 
@@ -136,8 +172,17 @@ impl Names {
             }
         }
         if self.upper(ip) {
-            (Function::UNKNOWN, 0, 0)
-        } else if self.programs.is_empty() {
+            return (Function::UNKNOWN, 0, 0);
+        }
+        let found = process.and_then(|process| self.user.find(process.0, ip, step.unwrap_or(0)));
+        if let Some(found) = found {
+            let function = match found.function {
+                Some(n) => Function((self.before_user + n) as u32),
+                None => Function::of_file(found.file),
+            };
+            return (function, found.start, found.end);
+        }
+        if self.programs.is_empty() && self.user.is_empty() {
             (Function::USER, 0, 1 << 63)
         } else {
             // What is beside it may have a name.
@@ -147,13 +192,52 @@ impl Names {
 
     /// What is at an address of a process at a step.
     pub fn place(&self, ip: u64, process: Option<Process>, step: Option<u64>) -> Option<NamedAddress<'_>> {
-        self.tables(ip, process, step)
-            .find_map(|(_, symbols)| symbols.lookup(ip))
+        let named = self
+            .tables(ip, process, step)
+            .find_map(|(_, symbols)| symbols.lookup(ip));
+        named.or_else(|| {
+            self.user
+                .place(process?.0, ip, step.unwrap_or(0))
+                .filter(|_| !self.upper(ip))
+        })
+    }
+
+    /// The name of the file that code in a range of addresses of a user's program is of.
+    pub fn file_at(&self, range: Range<u64>, process: Process, step: Option<u64>) -> Option<&str> {
+        let (mut at, end) = (range.start, range.end);
+        while at < end && !self.upper(at) {
+            let (function, _, next) = self.function(at, Some(process), step);
+            if let Some(name) = self.module(function).or_else(|| self.file_of(function)) {
+                return Some(name.trim_matches(['[', ']']));
+            }
+            at = next.max(at + 1);
+        }
+        None
+    }
+
+    /// The functions in a range of addresses of a user's program, each with the part of the range that it has.
+    pub fn each_function(
+        &self,
+        range: Range<u64>,
+        process: Process,
+        step: Option<u64>,
+        each: &mut dyn FnMut(Range<u64>, &str),
+    ) {
+        let mut at = range.start;
+        while at < range.end && !self.upper(at) {
+            let (function, _, next) = self.function(at, Some(process), step);
+            let next = next.max(at + 1).min(range.end);
+            if function.known() {
+                each(at..next, self.name(function));
+            }
+            at = next;
+        }
     }
 
     /// The address of a function, of the kernel or else of a program.
     pub fn address(&self, name: &str) -> Option<u64> {
-        self.all_tables().find_map(|symbols| symbols.address(name))
+        let found = self.all_tables().find_map(|symbols| symbols.address(name));
+        found.or_else(|| self.user.address(name))
     }
 
     /// The kernel's, and those of programs, as functions are numbered.
@@ -164,6 +248,9 @@ impl Names {
 
     fn symbol(&self, function: Function) -> Option<Symbol<'_>> {
         let mut n = function.0 as usize;
+        if let Some(user) = n.checked_sub(self.before_user) {
+            return self.user.symbol(user).filter(|_| function.known());
+        }
         for symbols in self.all_tables() {
             match n.checked_sub(symbols.functions()) {
                 None => return symbols.function(n),
@@ -183,13 +270,21 @@ impl Names {
         match function {
             Function::USER => "[user]",
             Function::UNKNOWN => "[unknown]",
-            known => self.symbol(known).map_or("[unknown]", |symbol| symbol.name),
+            function => match self.file_of(function) {
+                Some(file) => file,
+                None => self.symbol(function).map_or("[unknown]", |symbol| symbol.name),
+            },
         }
     }
 
     /// The module or program that a function is of.
     pub fn module(&self, function: Function) -> Option<&str> {
         self.symbol(function)?.module
+    }
+
+    /// `[libc.so.6]`, for code of that file of which no function is known.
+    pub fn file_of(&self, function: Function) -> Option<&str> {
+        self.user.file_name(function.file()?)
     }
 
     /// Part of whatever jumps to it: what the compiler has put elsewhere, and the thunks that Linux's returns go through.

@@ -1,9 +1,9 @@
 //! Where perf finds code: the kernel's core file, a file of code for each process, and records of all that changes.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    fs::{self, File, OpenOptions},
-    io::{self, BufWriter, Seek, SeekFrom, Write},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    fs::{self, File},
+    io::{self, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -14,6 +14,7 @@ use crate::{
 
 use super::{
     code::{At, Changed, Key, Pages, differences, runs},
+    image::Image,
     record::*,
     turn::Turn,
 };
@@ -25,6 +26,31 @@ const KERNEL_PID: u32 = 100_000;
 
 /// Records with their times, in nanoseconds.
 pub type Records = Vec<(u64, Vec<u8>)>;
+
+/// A process that has run.
+#[derive(Debug)]
+struct Running {
+    process: Process,
+    /// The folder of its files.
+    folder: String,
+    /// At which step it ran last.
+    step: Option<u64>,
+    /// Its files, by the name of the program or library.
+    files: HashMap<String, Image>,
+}
+
+/// What is not of a file that is known by name.
+const NAMELESS: &str = "code";
+
+/// A name as a file can have it.
+fn file_name(name: &str) -> String {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    let name: String = name.chars().map(|c| if good(c) { c } else { '_' }).take(128).collect();
+    match name.trim_matches('.') {
+        "" => NAMELESS.into(),
+        _ => name,
+    }
+}
 
 /// Tells perf of code, moment by moment.
 #[derive(Debug)]
@@ -40,8 +66,10 @@ pub struct Maps<'a> {
     kernel: BTreeMap<u64, At>,
     /// Each address space's code now, by address.
     users: HashMap<Process, BTreeMap<u64, At>>,
-    /// Whose code a process number has, in which file of how many pages.
-    running: HashMap<u32, (Process, String, u64)>,
+    /// Whose code a process number has.
+    running: HashMap<u32, Running>,
+    /// Files of code that have no more pages.
+    finished: Vec<Image>,
     /// What has been written so far.
     pub records: Records,
 }
@@ -73,6 +101,7 @@ impl<'a> Maps<'a> {
             kernel: BTreeMap::new(),
             users: HashMap::new(),
             running: HashMap::new(),
+            finished: Vec::new(),
             records: Vec::new(),
         };
         for (&(space, page), &at) in first {
@@ -194,7 +223,7 @@ impl<'a> Maps<'a> {
             return Ok(());
         };
         // The page is mapped anew, for those who have it now; others hear of it when it is their turn.
-        let have = self.running.iter().filter(|(_, (of, _, _))| *of == process);
+        let have = self.running.iter().filter(|(_, running)| running.process == process);
         for pid in have.map(|(pid, _)| *pid).collect::<Vec<_>>() {
             self.map(pid, &[(address, change.now)], time)?;
         }
@@ -211,7 +240,9 @@ impl<'a> Maps<'a> {
         let task = self.names.task(process, turn.step);
         let pid = task.map_or(KERNEL_PID, |task| task.tgid);
         // With an exec a process gets another address space, and a name.
-        if self.running.get(&pid).is_none_or(|(of, ..)| *of != process) {
+        if let Some(running) = self.running.get_mut(&pid).filter(|running| running.process == process) {
+            running.step = turn.step;
+        } else {
             let name = task.map_or("kernel", |task| &task.comm);
             let mut rec = Rec::new(COMM, MISC_COMM_EXEC);
             rec.u32(pid);
@@ -219,12 +250,21 @@ impl<'a> Maps<'a> {
             rec.text(name);
             self.records.push((time, rec.id(pid, time, turn.cpu, ID_DUMMY)));
             let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
-            let (mut file, mut times) = (format!("{pid}-{name}"), 1);
-            while self.dir.join(&file).exists() {
+            let (mut folder, mut times) = (format!("{pid}-{name}"), 1);
+            while self.dir.join(&folder).exists() {
                 times += 1;
-                file = format!("{pid}-{name}-{times}");
+                folder = format!("{pid}-{name}-{times}");
             }
-            self.running.insert(pid, (process, file, 0));
+            fs::create_dir(self.dir.join(&folder))?;
+            let running = Running {
+                process,
+                folder,
+                step: turn.step,
+                files: HashMap::new(),
+            };
+            let before = self.running.insert(pid, running);
+            self.finished
+                .extend(before.into_iter().flat_map(|before| before.files.into_values()));
             let pages = self.users.get(&process);
             let pages: Vec<(u64, At)> = pages
                 .into_iter()
@@ -240,27 +280,49 @@ impl<'a> Maps<'a> {
         Ok(())
     }
 
-    /// Maps pages that lie together.
+    /// Maps pages that lie together, those of each program and library from its file.
     fn map(&mut self, pid: u32, run: &[(u64, At)], time: u64) -> io::Result<()> {
-        let (Some((_, name, used)), Some(first)) = (self.running.get_mut(&pid), run.first()) else {
+        let Some(running) = self.running.get(&pid) else {
             return Ok(());
         };
-        let file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(self.dir.join(&*name))?;
-        let mut file = BufWriter::new(file);
-        for (_, at) in run {
-            file.write_all(&self.pages.read(*at)?)?;
+        let (process, step) = (running.process, running.step);
+        let whose = |page: u64| {
+            self.names
+                .file_at(page..page + PAGE as u64, process, step)
+                .unwrap_or(NAMELESS)
+        };
+        let parts: Vec<(String, &[(u64, At)])> = run
+            .chunk_by(|a, b| whose(a.0) == whose(b.0))
+            .map(|part| (whose(part[0].0).to_string(), part))
+            .collect();
+        for (name, part) in parts {
+            self.map_part(pid, &file_name(&name), part, time)?;
         }
-        file.flush()?;
+        Ok(())
+    }
+
+    fn map_part(&mut self, pid: u32, name: &str, part: &[(u64, At)], time: u64) -> io::Result<()> {
+        let (Some(running), Some(first)) = (self.running.get_mut(&pid), part.first()) else {
+            return Ok(());
+        };
+        let (process, step) = (running.process, running.step);
+        let file = match running.files.entry(name.to_string()) {
+            Entry::Occupied(file) => file.into_mut(),
+            Entry::Vacant(place) => place.insert(Image::create(self.dir.join(&running.folder).join(name))?),
+        };
+        let pages: io::Result<Vec<_>> = part.iter().map(|(_, at)| self.pages.read(*at)).collect();
+        let offset = file.append(&pages?)?;
+        let len = (part.len() * PAGE) as u64;
+        self.names
+            .each_function(first.0..first.0 + len, process, step, &mut |range, name| {
+                file.name(offset + (range.start - first.0), range.end - range.start, name);
+            });
         let mut rec = Rec::new(MMAP2, MISC_USER);
         rec.u32(pid);
         rec.u32(pid);
-        for value in [first.0, (run.len() * PAGE) as u64, *used * PAGE as u64] {
+        for value in [first.0, len, offset] {
             rec.u64(value);
         }
-        *used += run.len() as u64;
         // Device, inode and its generation; PROT_READ | PROT_EXEC, MAP_PRIVATE.
         for value in [0, 0] {
             rec.u32(value);
@@ -269,8 +331,21 @@ impl<'a> Maps<'a> {
         rec.u64(0);
         rec.u32(5);
         rec.u32(2);
-        rec.text(&self.path.join(&*name).to_string_lossy());
+        let path = self.path.join(&running.folder).join(name);
+        rec.text(&path.to_string_lossy());
         self.records.push((time, rec.id(pid, time, 0, ID_DUMMY)));
         Ok(())
+    }
+
+    /// Gives all files their names of functions.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn finish(&mut self) -> io::Result<()> {
+        let last = self
+            .running
+            .drain()
+            .flat_map(|(_, running)| running.files.into_values());
+        self.finished.drain(..).chain(last).try_for_each(Image::finish)
     }
 }

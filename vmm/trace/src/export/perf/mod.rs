@@ -3,8 +3,8 @@
 //! # How code gets to perf
 //!
 //! perf takes the kernel's code from `kcore_dir/kcore`, a core file; here it has each page as it was when it was first executed in the
-//! window, and PERF_RECORD_TEXT_POKE tells each change at its time, which is that of a PSB. A process's code is a file of its own that
-//! MMAP2 maps, page by page again where it changes; PERF_RECORD_SWITCH tells at each change of CR3 whose turn it is, at the time that
+//! window, and PERF_RECORD_TEXT_POKE tells each change at its time, which is that of a PSB. A process's code is in files of its own, one for
+//! each program and library, with the names of their functions, which MMAP2 maps, page by page again where it changes; PERF_RECORD_SWITCH tells at each change of CR3 whose turn it is, at the time that
 //! a TSC packet in front of it tells.
 //!
 //! # What is left out
@@ -13,6 +13,7 @@
 
 mod code;
 mod data;
+mod image;
 mod maps;
 mod record;
 mod turn;
@@ -158,6 +159,7 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
             maps.change(change)?;
         }
         turns.try_for_each(|turn| maps.turn(turn))?;
+        maps.finish()?;
         let mut packets = |done, total| progress("packets", done, total);
         let data = folder.work().join("data");
         data::write(&data, job.trace, scale, &parts, &maps.records, &mut packets)

@@ -1,0 +1,95 @@
+//! Which mappings of user code a vCPU's sideband has already.
+
+use std::collections::HashMap;
+
+use trace::directory::sink::Sink;
+
+/// Mappings that are remembered of an address space, and files: more are reported again.
+const MAPPINGS: usize = 1 << 12;
+const FILES: usize = 1 << 14;
+
+/// A mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mapped {
+    /// Its first page.
+    pub first: u64,
+    /// The page behind its last one.
+    pub end: u64,
+    /// Which page of the file the first one is.
+    pub at: u64,
+    /// The file, by its number in the segment.
+    pub file: Option<u64>,
+}
+
+/// What was reported in this segment.
+#[derive(Debug, Default)]
+pub(super) struct ReportedMappings {
+    spaces: HashMap<u64, Vec<Mapped>>,
+    files: HashMap<(String, Option<String>), u64>,
+    count: u64,
+}
+
+impl ReportedMappings {
+    /// Whether a space's mapping of a page is to be reported; after that it is reported.
+    pub fn add(&mut self, space: u64, page: u64, mapped: Mapped) -> bool {
+        let known = self.spaces.entry(space).or_default();
+        // What was reported last of a page is what holds.
+        let last = known.iter().rfind(|other| (other.first..other.end).contains(&page));
+        if last == Some(&mapped) {
+            return false;
+        }
+        if known.len() >= MAPPINGS {
+            known.clear();
+        }
+        known.push(mapped);
+        true
+    }
+
+    /// The number of a file, which is reported if it was not.
+    pub fn file(&mut self, path: String, build_id: Option<String>, sink: &mut Sink) -> u64 {
+        let file = (path, build_id);
+        if let Some(number) = self.files.get(&file) {
+            return *number;
+        }
+        let id = file.1.as_deref().unwrap_or_default();
+        let id: Vec<u8> = (0..id.len() / 2)
+            .filter_map(|n| u8::from_str_radix(id.get(2 * n..2 * n + 2)?, 16).ok())
+            .collect();
+        sink.file(&file.0, &id);
+        if self.files.len() >= FILES {
+            self.files.clear();
+        }
+        let number = self.count;
+        self.count += 1;
+        self.files.insert(file, number);
+        number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: trace/mappings
+    #[test]
+    fn a_mapping_is_reported_once_until_another_one_has_the_page() {
+        let mut reported = ReportedMappings::default();
+        let mapped = |first, end, file| Mapped {
+            first,
+            end,
+            at: 0,
+            file: Some(file),
+        };
+        for (space, page, mapping, new, why) in [
+            (1, 5, mapped(0, 10, 0), true, "the first"),
+            (1, 6, mapped(0, 10, 0), false, "another page of it"),
+            (2, 6, mapped(0, 10, 0), true, "another process"),
+            (1, 5, mapped(5, 6, 1), true, "another file"),
+            (1, 7, mapped(0, 10, 0), false, "where the first one still is"),
+            (1, 5, mapped(0, 10, 0), true, "where it is again"),
+            (1, 11, mapped(0, 12, 0), true, "longer"),
+        ] {
+            assert_eq!(reported.add(space, page, mapping), new, "{why}");
+        }
+    }
+}
