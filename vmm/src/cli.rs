@@ -179,8 +179,9 @@ pub struct Cli {
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
     /// What to do when the guest's Linux panics: `exit`, once its message is out, with status 10; `stop`, where `panic` begins, for gdb or
-    /// the control socket. With gdb connected it stops in both cases [default: what the kernel does, by its panic=]
-    #[arg(long, value_name = "exit|stop", value_parser = parse_on_panic)]
+    /// the control socket; `dump=FILE`, the same as `exit` with a core file of it in a new file. With gdb connected it stops in all
+    /// cases [default: what the kernel does, by its panic=]
+    #[arg(long, value_name = "exit|stop|dump=FILE", value_parser = OsStringValueParser::new().try_map(parse_on_panic))]
     on_panic: Option<OnPanic>,
     /// Print steps, MIPS, exits, wall and virtual time at the end
     #[arg(long)]
@@ -407,11 +408,8 @@ where
             "--paused: nobody could let the guest go on: give --gdb, --control or --qmp, too".into(),
         ));
     }
-    if cli.on_panic == Some(OnPanic::Stop) && !debugged && cli.control.is_none() {
-        return Err(Error::Usage(
-            "--on-panic stop: nobody could look at the guest: give --gdb or --control, too".into(),
-        ));
-    }
+    let looked_at = debugged || cli.control.is_some();
+    check_on_panic(cli.on_panic.as_ref(), looked_at, "--gdb or --control")?;
     if cli.gdb_allow_files && !debugged {
         return Err(Error::Usage("--gdb-allow-files: needs --gdb or -s".into()));
     }

@@ -223,6 +223,8 @@ pub enum OnPanic {
     Exit,
     /// The guest is held where `panic` begins.
     Stop,
+    /// A core file is written to this path, which is new, and the run ends as with [`OnPanic::Exit`].
+    Dump(PathBuf),
 }
 
 /// A machine to be built and run.

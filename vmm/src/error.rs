@@ -169,6 +169,14 @@ pub enum Error {
         /// What is wrong with it.
         source: trace::symbols::SymbolsError,
     },
+    /// The guest has panicked, and its core file cannot be written.
+    #[error("--on-panic dump={}: the guest has panicked, and no dump is left of it: {}", path.display(), dump_text(source))]
+    PanicDump {
+        /// The file, which is gone.
+        path: PathBuf,
+        /// Why not.
+        source: machine::vmcore::VmcoreError,
+    },
     /// A system call of ours failed where it never should.
     #[error("internal error: {what}: {}", plain(source))]
     System {
@@ -206,6 +214,14 @@ impl From<InjectError> for Error {
             InjectError::File { path, source } => Error::File { option, path, source },
             InjectError::TooBig { path, source } => Error::Image { option, path, source },
         }
+    }
+}
+
+/// Why a dump could not be written whose file is gone.
+fn dump_text(error: &machine::vmcore::VmcoreError) -> String {
+    match error {
+        machine::vmcore::VmcoreError::Write(source) => plain(source),
+        other => other.to_string(),
     }
 }
 

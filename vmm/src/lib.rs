@@ -11,6 +11,11 @@
 //! [`debug`] is what it stops for, [`front`] has the front ends (console, control socket, monitor, gdb), and nothing below
 //! `front` knows of them.
 //!
+//! What is documented here is for programs that embed a machine. What the program of this name has for itself (its command line, the
+//! matrix, its views of traces) is hidden, and may change with any version. The crates below are re-exported under the names that they
+//! have here: [`x86`] with the CPU models, [`devices`] with the units, [`engine`], [`machine`], [`kvm`], and [`trace`], which reads what
+//! is recorded.
+//!
 //! ```no_run
 //! use minivmm::{Console, MachineConfig, Run, SerialTarget};
 //!
@@ -49,7 +54,9 @@
 //! ```
 
 pub mod address;
+#[doc(hidden)]
 pub mod allocation;
+#[doc(hidden)]
 pub mod cli;
 pub mod config;
 pub mod debug;
@@ -57,35 +64,52 @@ pub mod dump;
 pub mod error;
 pub mod front;
 mod habits;
+#[doc(hidden)]
 pub mod jail;
 mod launch;
+#[doc(hidden)]
 pub mod links;
+#[doc(hidden)]
 pub mod logger;
+#[doc(hidden)]
 pub mod matrix;
 pub mod model;
 mod net;
+#[doc(hidden)]
 pub mod parse;
+#[doc(hidden)]
 pub mod query_command;
+#[doc(hidden)]
 pub mod query_options;
 pub mod recording;
+#[doc(hidden)]
 pub mod replay_command;
+#[doc(hidden)]
 pub mod replay_options;
+#[doc(hidden)]
 pub mod run;
+#[doc(hidden)]
 pub mod serial_line;
+#[doc(hidden)]
 pub mod signals;
+#[doc(hidden)]
 pub mod terminal;
 pub mod timeline;
+#[doc(hidden)]
 pub mod trace_command;
+#[doc(hidden)]
 pub mod trace_options;
 mod unit_options;
 pub mod vm;
 
 pub use config::{MachineConfig, SerialTarget};
-pub use engine::CpuState;
+pub use devices;
+pub use engine::{self, CpuState};
 pub use error::Error;
 pub use front::console::Console;
 pub use kvm;
 pub use machine;
 pub use timeline::{back::Back, past::Extent, run::Run};
 pub use trace;
-pub use vm::{End, Interrupt, Outside, Pages, Snapshot, StopReason, Vm};
+pub use vm::{End, Interrupt, LastBranch, Outside, Pages, Snapshot, StopReason, Vm};
+pub use x86;

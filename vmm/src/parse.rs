@@ -18,6 +18,7 @@ use machine::{
 use crate::{
     address::{self, AddressError, DebugAddress},
     config::{DiskConfig, Forward, InitrdFile, NetConfig, OnPanic, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE},
+    error::Error,
 };
 
 /// What is wrong with an option's value.
@@ -36,7 +37,7 @@ pub enum ValueError {
     #[error("more than 64 bits can count")]
     SizeRange,
     /// Nothing that can be done.
-    #[error("not exit or stop")]
+    #[error("not exit, stop or dump=FILE")]
     OnPanic,
     /// No frequency.
     #[error("not a number of kHz, as 2100000 for 2.1 GHz")]
@@ -179,11 +180,24 @@ pub(crate) fn parse_u64(text: &str) -> Option<u64> {
 }
 
 /// `--on-panic`.
-pub(crate) fn parse_on_panic(text: &str) -> Result<OnPanic, ValueError> {
-    match text {
-        "exit" => Ok(OnPanic::Exit),
-        "stop" => Ok(OnPanic::Stop),
-        _ => Err(ValueError::OnPanic),
+pub(crate) fn parse_on_panic(text: OsString) -> Result<OnPanic, ValueError> {
+    match text.as_bytes() {
+        b"exit" => Ok(OnPanic::Exit),
+        b"stop" => Ok(OnPanic::Stop),
+        bytes => match bytes.strip_prefix(b"dump=") {
+            Some(path) if !path.is_empty() => Ok(OnPanic::Dump(PathBuf::from(OsString::from_vec(path.to_vec())))),
+            _ => Err(ValueError::OnPanic),
+        },
+    }
+}
+
+/// `--on-panic stop` is for somebody who looks: over `sockets`, the options that are there for that.
+pub(crate) fn check_on_panic(action: Option<&OnPanic>, looked_at: bool, sockets: &str) -> Result<(), Error> {
+    match action {
+        Some(OnPanic::Stop) if !looked_at => Err(Error::Usage(format!(
+            "--on-panic stop: nobody could look at the guest: give {sockets}, too"
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use crate::address::DebugAddress;
 use crate::cli::{self, Job};
-use crate::config::{MachineConfig, SerialTarget};
+use crate::config::{MachineConfig, OnPanic, SerialTarget};
 use crate::error::Error;
+use crate::parse::check_on_panic;
 use crate::replay_options::ReplayOptions;
 use crate::run;
 use crate::timeline::session::Session;
@@ -25,6 +26,8 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         source,
     };
     let absolute = |path: &PathBuf| std::path::absolute(path).map_err(failed);
+    let looked_at = options.gdb.is_some() || options.control.is_some();
+    check_on_panic(options.on_panic.as_ref(), looked_at, "--gdb or --control")?;
     let (session, ..) = Session::open(&options.folder)?;
     let replay = absolute(&options.folder)?;
     let serial = match &options.serial {
@@ -35,6 +38,10 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
     let qmp = options.qmp.as_ref().map(absolute).transpose()?;
     let gdb = match &options.gdb {
         Some(DebugAddress::Unix(path)) => Some(DebugAddress::Unix(absolute(path)?)),
+        other => other.clone(),
+    };
+    let on_panic = match &options.on_panic {
+        Some(OnPanic::Dump(path)) => Some(OnPanic::Dump(absolute(path)?)),
         other => other.clone(),
     };
     let symbols = options.trace.symbols().map(Path::to_path_buf);
@@ -80,6 +87,7 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         }),
         seed: session.seed,
         rtc_base: session.rtc_base,
+        on_panic,
         max_instructions: options.max_instructions,
         timeout: options.timeout,
         stats: options.stats,

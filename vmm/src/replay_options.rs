@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use crate::address::DebugAddress;
-use crate::config::SerialTarget;
+use crate::config::{OnPanic, SerialTarget};
 
 /// How a session is run again. What the machine is made of comes with it.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,6 +48,9 @@ pub struct ReplayOptions {
     pub(crate) allow_write: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) trace: crate::trace_options::Arguments,
+    /// What to do when the guest's Linux panics, as for a machine; what the session was recorded with is not asked
+    #[arg(long, value_name = "exit|stop|dump=FILE", value_parser = OsStringValueParser::new().try_map(crate::parse::parse_on_panic))]
+    pub(crate) on_panic: Option<OnPanic>,
     /// Stop after N instructions, with status 8
     #[arg(long, value_name = "N", value_parser = crate::parse::parse_count, allow_negative_numbers = true)]
     pub(crate) max_instructions: Option<u64>,

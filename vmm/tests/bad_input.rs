@@ -114,7 +114,14 @@ fn each_is_one_line_that_names_the_option_and_the_file() {
             "--kernel good --symbols text",
             &["--symbols text", "neither an ELF file nor a list of symbols"],
         ),
-        ("--kernel good --on-panic reboot", &["--on-panic", "not exit or stop"]),
+        (
+            "--kernel good --on-panic reboot",
+            &["--on-panic", "not exit, stop or dump=FILE"],
+        ),
+        (
+            "--kernel good --on-panic dump=",
+            &["--on-panic", "not exit, stop or dump=FILE"],
+        ),
         (
             "--kernel good --on-panic stop",
             &["--on-panic stop", "--gdb or --control"],

@@ -189,6 +189,47 @@ fn a_pause_leaves_no_trace_in_the_guest() {
     assert_eq!(hash(0), hash(5));
 }
 
+// covers: panic/pvpanic-stop
+#[test]
+fn a_guest_that_says_that_it_has_panicked_is_held_at_that_step() {
+    let image = guest(|a| {
+        out(a, 0x505, 1);
+        forever(a);
+    });
+    let held = Guest::start(&image, &["--on-panic", "stop"]);
+    let mut client = held.client();
+    let limit = Instant::now() + Duration::from_secs(120);
+    let status = loop {
+        let status = client.ask("status");
+        if status["state"] == "paused" {
+            break status;
+        }
+        assert!(Instant::now() < limit, "it is not held: {status}");
+    };
+    // MOV ESP, two MOVs, and the OUT.
+    assert_eq!(steps(&status), 4);
+    client.ask("resume");
+    goes_on(&mut client, 4);
+    assert_eq!(client.ask("status")["state"], "running", "once");
+    client.ask("quit");
+    assert_eq!(held.end(), 0);
+    // With nothing asked for the guest goes on; what it was in is said at its end.
+    for (options, status) in [
+        (&["--max-instructions", "1000"][..], 10),
+        (&["--max-instructions", "3"], 8),
+        (&["--on-panic", "exit"], 10),
+    ] {
+        let result = run_guest(&image, options);
+        let errors = String::from_utf8_lossy(&result.stderr).into_owned();
+        assert_eq!(result.status.code(), Some(status), "{errors}");
+        assert_eq!(
+            errors.contains("the guest's kernel has panicked"),
+            status == 10,
+            "{errors}"
+        );
+    }
+}
+
 // covers: control/garbage, control/oversized
 #[test]
 fn what_is_no_command_is_answered_and_the_guest_runs_on() {

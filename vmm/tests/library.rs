@@ -48,6 +48,54 @@ fn the_example_sees_the_first_branches() {
     assert_eq!(example::first(spinning.into(), 1000).unwrap().len(), 1000);
 }
 
+// covers: library/last-branches
+#[test]
+fn the_last_branches_of_a_guest_are_values() {
+    let folder = Folder::new();
+    let kernel = guest(|a| {
+        let (mut top, mut f) = (a.create_label(), a.create_label());
+        // IA32_DEBUGCTL.LBR.
+        a.mov(ecx, 0x1d9u32).unwrap();
+        a.mov(eax, 1u32).unwrap();
+        a.xor(edx, edx).unwrap();
+        a.wrmsr().unwrap();
+        a.mov(ecx, 3u32).unwrap();
+        a.set_label(&mut top).unwrap();
+        a.loop_(top).unwrap();
+        a.call(f).unwrap();
+        a.set_label(&mut f).unwrap();
+        debug_exit(a, 1);
+    });
+    for name in ["westmere", "haswell", "alderlake"] {
+        let config = MachineConfig {
+            memory: 4 << 20,
+            model: minivmm::model::find(name).unwrap(),
+            ..MachineConfig::new(folder.file("kernel", kernel.clone()))
+        };
+        let mut vm = Run::new(&config).unwrap();
+        assert_eq!(
+            vm.last_branches(0),
+            vm.last_branches(1).or(Some(Vec::new())),
+            "{name}: none yet"
+        );
+        assert_eq!(vm.last_branches(1), None, "{name}: no such CPU");
+        let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+        let end = vm.run(&mut console).unwrap();
+        assert!(matches!(end, StopReason::Ended(End::DebugExit(1))), "{end:?}");
+        let branches = vm.last_branches(0).unwrap();
+        if name == "alderlake" {
+            // Its architectural records are switched on elsewhere.
+            assert_eq!(branches, []);
+            continue;
+        }
+        let at = branches[2].from;
+        let ways: Vec<(u64, u64)> = branches.iter().map(|branch| (branch.from, branch.to)).collect();
+        assert_eq!(ways, [(at + 2, at + 7), (at, at), (at, at)], "{name}: the newest first");
+        assert!(branches.iter().all(|branch| branch.mispredicted.is_some()), "{name}");
+        assert_eq!(branches[0].in_transaction.is_some(), name == "haswell", "{name}");
+    }
+}
+
 // covers: library/run-step-inspect
 #[test]
 fn two_machines_run_beside_each_other_and_stop_where_they_are_told() {

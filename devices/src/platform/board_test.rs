@@ -118,6 +118,33 @@ fn debug_exit() {
     }
 }
 
+// covers: devices/pvpanic
+#[test]
+fn a_kernel_that_panics_says_so_at_a_port() {
+    // QEMU, docs/specs/pvpanic.rst "Bit Definition": what is not known is ignored, and a panic that the guest handles asks for nothing.
+    for (size, value, effects, panicked, why) in [
+        (1, 0x01, &[Effect::Panicked][..], true, "for the host"),
+        (1, 0x02, &[], true, "the guest has a kernel for it"),
+        (1, 0x03, &[Effect::Panicked], true, "both"),
+        (1, 0x04, &[], false, "a shutdown, which is not offered"),
+        (1, 0xfc, &[], false, "no such events"),
+        (4, 0xffff_ff01, &[Effect::Panicked], true, "the port is one byte wide"),
+    ] {
+        let mut board = board(1);
+        assert_eq!(board.port_read(0x505, 1, 0), 0x03, "panicked, crash loaded");
+        board.port_write(0x505, size, value, 0);
+        assert_eq!(
+            (board.effects().as_slice(), board.has_panicked()),
+            (effects, panicked),
+            "{why}"
+        );
+        assert_eq!(board.effects(), [], "once");
+        let mut other = self::board(1);
+        other.set_state(&board.state()).unwrap();
+        assert_eq!((other.has_panicked(), other.effects().len()), (panicked, 0), "{why}");
+    }
+}
+
 // covers: devices/i8042-reset
 // covers: devices/reset-register
 #[test]

@@ -10,6 +10,7 @@ pub mod i8042;
 pub mod ioapic;
 pub mod pic;
 pub mod pit;
+pub mod pvpanic;
 pub mod rtc;
 pub mod serial;
 pub mod system_control;
@@ -33,6 +34,7 @@ use i8042::{I8042, I8042State};
 use ioapic::Ioapic;
 use pic::Pic;
 use pit::Pit;
+use pvpanic::Pvpanic;
 use rtc::Rtc;
 use serial::{Serial, SerialState};
 use system_control::SystemControl;
@@ -67,6 +69,8 @@ pub enum Effect {
     Reset,
     /// The guest has written this value to the debug-exit port.
     DebugExit(u32),
+    /// The guest's kernel says that it has panicked.
+    Panicked,
     /// INIT for a CPU; its local APIC has been reset already.
     Init {
         /// The CPU's index.
@@ -105,11 +109,12 @@ enum Port {
     PmTimer,
     PciAddress,
     DebugExit,
+    Pvpanic,
     Diagnostic,
 }
 
 /// The board's ports: the first, how many, how wide an access they take, whose they are.
-const PORTS: [(u16, u64, Width, Port); 16] = [
+const PORTS: [(u16, u64, Width, Port); 17] = [
     (pic::PIC1, 2, Width::Byte, Port::Pic1),
     (pit::PIT, 4, Width::Byte, Port::Pit),
     (i8042::DATA, 1, Width::Byte, Port::I8042Data),
@@ -122,6 +127,7 @@ const PORTS: [(u16, u64, Width, Port); 16] = [
     (debug_exit::DEBUG_EXIT, 4, Width::Whole, Port::DebugExit),
     (serial::COM1, 8, Width::Byte, Port::Serial),
     (pic::ELCR, 2, Width::Byte, Port::Elcr),
+    (pvpanic::PVPANIC, 1, Width::Byte, Port::Pvpanic),
     (acpi_pm::PM1A_EVENT, 4, Width::Byte, Port::PmEvent),
     (acpi_pm::PM1A_CONTROL, 2, Width::Byte, Port::PmControl),
     (acpi_pm::PM_TIMER, 4, Width::Whole, Port::PmTimer),
@@ -157,6 +163,7 @@ impl Port {
             Port::PmTimer => "ACPI timer, 3.579545 MHz",
             Port::PciAddress => "PCI CONFIG_ADDRESS, as a double word; reset control at CF9H",
             Port::DebugExit => "debug exit: ends the run with (v << 1) | 1",
+            Port::Pvpanic => "pvpanic: the guest's kernel says that it has panicked",
             Port::Diagnostic => "diagnostic codes: dropped",
         }
     }
@@ -236,6 +243,8 @@ pub struct PlatformState {
     pub system_control: SystemControl,
     /// Debug exit.
     pub debug_exit: DebugExit,
+    /// What the guest has said of its panics.
+    pub pvpanic: Pvpanic,
     /// Local APICs, by CPU.
     pub lapics: Vec<LapicState>,
     /// Levels of the ISA interrupt lines.
@@ -263,6 +272,7 @@ pub struct Platform {
     acpi_pm: AcpiPm,
     system_control: SystemControl,
     debug_exit: DebugExit,
+    pvpanic: Pvpanic,
     lapics: Vec<Lapic>,
     irqs: [bool; IRQS],
     intr: bool,
@@ -295,6 +305,7 @@ impl Platform {
             acpi_pm: AcpiPm::new(),
             system_control: SystemControl::new(),
             debug_exit: DebugExit::new(),
+            pvpanic: Pvpanic::new(),
             lapics: (0..cpus.max(1))
                 .map(|i| Lapic::new(caps.clone(), i as u32, i == 0))
                 .collect(),
@@ -393,6 +404,7 @@ impl Platform {
             Port::Serial2 => self.serial2.as_mut().map_or(0xff, |serial| serial.read(offset as u8)),
             Port::PmEvent => self.acpi_pm.read_event(offset, now),
             Port::PmControl => self.acpi_pm.read_control(offset),
+            Port::Pvpanic => self.pvpanic.read(),
             Port::Diagnostic => self.system_control.diagnostic(),
             Port::PmTimer => return (self.acpi_pm.read_timer(now) >> (8 * (offset & 3))) & ones,
             Port::PciAddress if (offset, size) == (1, 1) => self.system_control.read_cf9(),
@@ -445,6 +457,7 @@ impl Platform {
             Port::PciAddress => {}
             Port::DebugExit if offset == 0 => self.debug_exit.write(value),
             Port::DebugExit => {}
+            Port::Pvpanic => self.pvpanic.write(byte),
             Port::Diagnostic => self.system_control.write_diagnostic(byte),
         }
     }
@@ -748,6 +761,9 @@ impl Platform {
         if let Some(value) = self.debug_exit.take() {
             self.effect(Effect::DebugExit(value));
         }
+        if self.pvpanic.take() {
+            self.effect(Effect::Panicked);
+        }
     }
 
     fn set_irq(&mut self, irq: u8, level: bool) {
@@ -828,6 +844,11 @@ impl Platform {
         self.update_irqs();
     }
 
+    /// Whether the guest's kernel has said that it has panicked.
+    pub fn has_panicked(&self) -> bool {
+        self.pvpanic.has_panicked()
+    }
+
     /// The last byte that the guest wrote to port 80H.
     pub fn diagnostic(&self) -> u8 {
         self.system_control.diagnostic()
@@ -846,6 +867,7 @@ impl Platform {
             acpi_pm: self.acpi_pm.state(),
             system_control: self.system_control.state(),
             debug_exit: self.debug_exit.state(),
+            pvpanic: self.pvpanic.state(),
             lapics: self.lapics.iter().map(Lapic::state).collect(),
             irqs: self.irqs,
             intr: self.intr,
@@ -878,6 +900,7 @@ impl Platform {
         self.acpi_pm.set_state(&state.acpi_pm);
         self.system_control.set_state(&state.system_control);
         self.debug_exit.set_state(&state.debug_exit);
+        self.pvpanic.set_state(&state.pvpanic);
         for (lapic, state) in self.lapics.iter_mut().zip(&state.lapics) {
             lapic.set_state(state);
         }

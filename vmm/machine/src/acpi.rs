@@ -5,8 +5,9 @@
 use acpi_tables::{
     Aml, AmlSink,
     aml::{
-        AddressSpace as AmlSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package,
-        Path, ResourceTemplate, Scope,
+        AddressSpace as AmlSpace, AddressSpaceCacheable, Arg, Device, EISAName, Field, FieldAccessType, FieldEntry,
+        FieldLockRule, FieldUpdateRule, IO, Interrupt, Memory32Fixed, Method, Name, OpRegion, OpRegionSpace, Package,
+        Path, ResourceTemplate, Return, Scope, Store,
     },
     facs::FACS,
     fadt::{FADTBuilder, Flags, PmProfile},
@@ -54,6 +55,8 @@ pub struct Hardware {
     pub soft_off: u8,
     /// The global system interrupt of the SCI.
     pub sci: u8,
+    /// The port of the panic device.
+    pub pvpanic: u16,
     /// There is a second serial port.
     pub com2: bool,
     /// How many virtio devices there are over MMIO; [`super::virtio`] says where.
@@ -213,6 +216,7 @@ fn dsdt(hardware: &Hardware) -> Vec<u8> {
     if hardware.com2 {
         device(&mut code, "COM2", "PNP0501", vec![&ports(0x2f8, 8), &Irq(3)]);
     }
+    pvpanic_device(&mut code, hardware.pvpanic);
     for index in 0..hardware.virtio {
         virtio_device(&mut code, index);
     }
@@ -228,6 +232,36 @@ fn device(code: &mut Vec<u8>, name: &str, id: &str, resources: Vec<&dyn Aml>) {
     let resources = ResourceTemplate::new(resources);
     let crs = Name::new(Path::new("_CRS"), &resources);
     Device::new(Path::new(name), vec![&hid, &crs]).to_aml_bytes(code);
+}
+
+/// The panic device: QEMU, docs/specs/pvpanic.rst "ACPI Interface". Drivers older than Linux 5.12 look at _STA, later ones at _CRS alone.
+fn pvpanic_device(code: &mut Vec<u8>, port: u16) {
+    // 6.3.7 "_STA (Device Status)": present, enabled and working, but nothing to show to people.
+    const STATUS: u8 = 0b1011;
+    let hid = Name::new(Path::new("_HID"), &"QEMU0001");
+    let sta = Name::new(Path::new("_STA"), &STATUS);
+    let ports = IO::new(port, port, 1, 1);
+    let resources = ResourceTemplate::new(vec![&ports]);
+    let crs = Name::new(Path::new("_CRS"), &resources);
+    let region = OpRegion::new(Path::new("PEOR"), OpRegionSpace::SystemIO, &port, &1u8);
+    let fields = vec![FieldEntry::Named(*b"PEPT", 8)];
+    let field = Field::new(
+        Path::new("PEOR"),
+        FieldAccessType::Byte,
+        FieldLockRule::NoLock,
+        FieldUpdateRule::Preserve,
+        fields,
+    );
+    let register = Path::new("PEPT");
+    let value = Return::new(&register);
+    let read = Method::new(Path::new("RDPT"), 0, false, vec![&value]);
+    let store = Store::new(&register, &Arg(0));
+    let write = Method::new(Path::new("WRPT"), 1, false, vec![&store]);
+    Device::new(
+        Path::new("PEVT"),
+        vec![&hid, &sta, &crs, &region, &field, &read, &write],
+    )
+    .to_aml_bytes(code);
 }
 
 /// A virtio device over MMIO, by the ID that Linux's driver has for it.

@@ -11,6 +11,7 @@ const HARDWARE: Hardware = Hardware {
     reset: (0xcf9, 6),
     soft_off: 5,
     sci: 9,
+    pvpanic: 0x505,
     com2: true,
     virtio: 2,
     functions: 2,
@@ -143,6 +144,31 @@ fn the_dsdt_has_soft_off_and_the_legacy_devices() {
     }
     // COM1: ports 3F8H to 3FFH, IRQ 4.
     assert!(has(&[0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8, 0x22, 0x10, 0, 0x79]));
+}
+
+// covers: devices/pvpanic
+#[test]
+fn the_dsdt_has_the_panic_device() {
+    let (memory, fadt, _) = machine();
+    let dsdt = table(&memory, quad(&fadt, 140));
+    let has = |needle: &[u8]| dsdt.windows(needle.len()).any(|w| w == needle);
+    // ACPI 6.5, 20.2.5 "Term Objects Encoding", as iasl has it of QEMU's device of that name.
+    for (bytes, what) in [
+        (&b"PEVT\x08_HID\x0dQEMU0001\0\x08_STA\x0a\x0b"[..], "_HID and _STA"),
+        (&[0x47, 1, 5, 5, 5, 5, 1, 1, 0x79], "_CRS: port 505H"),
+        (
+            b"\x5b\x80PEOR\x01\x0b\x05\x05\x01",
+            "OperationRegion (PEOR, SystemIO, 0x505, One)",
+        ),
+        (
+            b"\x5b\x81\x0bPEOR\x01PEPT\x08",
+            "Field (PEOR, ByteAcc, NoLock, Preserve) {{ PEPT, 8 }}",
+        ),
+        (b"\x14\x0bRDPT\0\xa4PEPT", "Method (RDPT) {{ Return (PEPT) }}"),
+        (b"\x14\x0cWRPT\x01\x70hPEPT", "Method (WRPT, 1) {{ PEPT = Arg0 }}"),
+    ] {
+        assert!(has(bytes), "{what}");
+    }
 }
 
 // covers: devices/virtio-acpi

@@ -8,7 +8,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, system_control};
+use devices::platform::{Effect, Platform, PlatformState, acpi_pm, ioapic, pvpanic, system_control};
 use devices::random::Random;
 use devices::unit::pt::Pt;
 use devices::unit::{Units, UnitsState, cache, rdt};
@@ -49,6 +49,7 @@ pub const HARDWARE: Hardware = Hardware {
     reset: (system_control::CF9, 0x06),
     soft_off: acpi_pm::S5,
     sci: acpi_pm::SCI,
+    pvpanic: pvpanic::PVPANIC,
     com2: false,
     virtio: 0,
     functions: 0,
@@ -166,6 +167,11 @@ impl Machine {
     /// RAM.
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// Whether the guest's kernel has said that it has panicked.
+    pub fn has_panicked(&self) -> bool {
+        self.platform.has_panicked()
     }
 
     /// The devices.

@@ -102,7 +102,6 @@ fn write_regions(memory: &Memory, regions: &[Range<u64>], notes: &[u8], file: &F
         end += len;
     }
     head.extend_from_slice(notes);
-    file.write_all_at(&head, 0)?;
     // The size comes first: what nobody writes to is a hole.
     file.set_len(end)?;
     let touched = memory.touched();
@@ -112,6 +111,8 @@ fn write_regions(memory: &Memory, regions: &[Range<u64>], notes: &[u8], file: &F
             write_pages(memory, &range, file, start + range.start.saturating_sub(region.start))?;
         }
     }
+    // The head comes last: without it what a kill leaves is no core file to anybody.
+    file.write_all_at(&head, 0)?;
     Ok(end)
 }
 

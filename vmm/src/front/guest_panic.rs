@@ -1,7 +1,10 @@
 //! The panic of a Linux guest: how it is noticed, and what `--on-panic` does then.
 //!
 //! # Theory
-//! `panic` (kernel/panic.c of Linux) first puts its CPU's number into `panic_cpu`, which is -1 until then, and prints its message
+//! A kernel with the driver pvpanic says it itself, at a port ([`devices::platform::pvpanic`]): the run comes back at that very step. The
+//! message is out by then, the other CPUs stand, and the CPU that panicked is still in `panic`: that is when a core file shows most.
+//!
+//! Without that driver `panic` (kernel/panic.c of Linux) first puts its CPU's number into `panic_cpu`, which is -1 until then, and prints its message
 //! afterwards. The variable is found by the kernel's own symbols, in memory as it is: nothing in the guest has to help, and nothing in
 //! it changes.
 //!
@@ -9,7 +12,7 @@
 //! It is looked at when the guest resets itself or stands at the end of the run, which costs nothing before, and with `--on-panic` four
 //! times a second, too, since a kernel without `panic=` never ends by itself. The message is given time to come out. To hold the guest,
 //! or where a debugger is connected, a breakpoint at `panic` is set once the kernel is found, so that it stands at its first instruction.
-//! Kernels without symbols of data (`CONFIG_KALLSYMS_ALL` is off, as in Debian's for 32-bit CPUs) have the breakpoint alone.
+//! Kernels without symbols of data (`CONFIG_KALLSYMS_ALL` is off, as in Debian's for 32-bit CPUs) have the breakpoint alone, and pvpanic.
 
 use std::{
     path::Path,
@@ -18,7 +21,14 @@ use std::{
 
 use trace::{linux::Kernel, regular};
 
-use crate::{config::OnPanic, recording::GuestMemory, timeline::run::Run, vm::End};
+use super::panic_dump::PanicDump;
+use crate::{
+    config::OnPanic,
+    error::Error,
+    recording::GuestMemory,
+    timeline::run::Run,
+    vm::{End, Panic},
+};
 
 /// Between two looks.
 pub const LOOK: Duration = Duration::from_millis(250);
@@ -41,6 +51,8 @@ pub struct PanicWatch {
     seen: Option<(Instant, u64)>,
     /// Where the breakpoint is.
     breakpoint: Option<u64>,
+    /// Where a core file goes.
+    dump: Option<PanicDump>,
 }
 
 /// What is to be done.
@@ -53,20 +65,33 @@ pub enum Panicked {
 }
 
 impl PanicWatch {
-    /// Nothing is known yet.
-    pub fn new(action: OnPanic) -> PanicWatch {
-        PanicWatch {
+    /// Nothing is known yet. Makes the file of `--on-panic dump=FILE`.
+    ///
+    /// # Errors
+    /// The file exists, or cannot be made.
+    pub fn new(action: OnPanic) -> Result<PanicWatch, Error> {
+        let dump = match &action {
+            OnPanic::Dump(path) => Some(PanicDump::new(path)?),
+            OnPanic::Exit | OnPanic::Stop => None,
+        };
+        Ok(PanicWatch {
             action,
+            dump,
             kernel: None,
             search: Instant::now(),
             seen: None,
             breakpoint: None,
-        }
+        })
     }
 
     /// Looks. `debugged`: somebody is there who can look at a guest that is held.
     pub fn look(&mut self, run: &mut Run, debugged: bool) -> Panicked {
         let now = Instant::now();
+        let says_so = run.machine().has_panicked();
+        let held = debugged || self.action == OnPanic::Stop;
+        if says_so && !held {
+            return self.panics(run, now);
+        }
         if self.kernel.is_none() && now >= self.search {
             let memory = &mut GuestMemory::new(run.machine().memory());
             self.kernel = Kernel::find(memory);
@@ -75,7 +100,7 @@ impl PanicWatch {
         let Some(kernel) = &self.kernel else {
             return Panicked::No;
         };
-        if debugged || self.action == OnPanic::Stop {
+        if held {
             if self.breakpoint.is_none()
                 && let Some(at) = kernel.symbols().address("panic")
             {
@@ -84,20 +109,43 @@ impl PanicWatch {
             }
             return Panicked::No;
         }
+        let memory = &mut GuestMemory::new(run.machine().memory());
+        match self.seen.is_some() || kernel.panic_cpu(memory).is_some() {
+            true => self.panics(run, now),
+            false => Panicked::No,
+        }
+    }
+
+    /// The guest has panicked, as was seen now or before: its message has yet to come out.
+    fn panics(&mut self, run: &Run, now: Instant) -> Panicked {
         let steps = run.steps();
-        if self.seen.is_none()
-            && kernel
-                .panic_cpu(&mut GuestMemory::new(run.machine().memory()))
-                .is_some()
-        {
-            self.seen = Some((now, steps));
+        let (then, at) = *self.seen.get_or_insert((now, steps));
+        // A debugger may have gone back behind where it was seen.
+        match now - then >= MESSAGE && (run.is_hosted() || steps.saturating_sub(at) >= MESSAGE_STEPS) {
+            true => Panicked::End,
+            false => Panicked::No,
         }
-        match self.seen {
-            Some((then, at)) if now - then >= MESSAGE && (run.is_hosted() || steps - at >= MESSAGE_STEPS) => {
-                Panicked::End
-            }
-            _ => Panicked::No,
+    }
+
+    /// The guest has said at this step that it has panicked. `true`: it is to be held there.
+    pub fn told(&mut self, run: &mut Run, debugged: bool) -> bool {
+        if let Some(dump) = &mut self.dump {
+            dump.write(run, self.kernel.as_ref());
         }
+        // Where `panic` begins it has been held before.
+        (debugged || self.action == OnPanic::Stop) && self.breakpoint.is_none()
+    }
+
+    /// The run is over; `panicked`: in a panic.
+    ///
+    /// # Errors
+    /// The core file cannot be written.
+    pub fn end(self, run: &mut Run, panicked: bool) -> Result<(), Error> {
+        let Some(mut dump) = self.dump else { return Ok(()) };
+        if panicked {
+            dump.write(run, self.kernel.as_ref());
+        }
+        dump.end()
     }
 
     /// Whether the guest stands where it panics.
@@ -106,13 +154,23 @@ impl PanicWatch {
     }
 }
 
-/// The CPU on which the guest's Linux has panicked, at the end of its run.
-pub fn at_the_end(run: &mut Run, kernel: &Path, end: &End) -> Option<u32> {
+/// The panic of the guest at the end of its run, if it was in one.
+pub fn at_the_end(run: &mut Run, kernel: &Path, end: &End) -> Option<Panic> {
     let may_be = matches!(
         end,
-        End::Reset | End::Halted(_) | End::TripleFault(_) | End::Instructions(_) | End::Timeout(_)
+        End::Reset | End::Halted(_) | End::TripleFault(_) | End::Instructions(_) | End::Timeout(_) | End::Panicked
     );
-    if !may_be || !is_linux(kernel) {
+    if !may_be {
+        return None;
+    }
+    let cpu = panic_cpu(run, kernel);
+    let panicked = cpu.is_some() || run.machine().has_panicked() || matches!(end, End::Panicked);
+    panicked.then_some(Panic { cpu })
+}
+
+/// The CPU on which the guest's Linux has panicked, as far as its symbols tell.
+fn panic_cpu(run: &mut Run, kernel: &Path) -> Option<u32> {
+    if !is_linux(kernel) {
         return None;
     }
     let mut memory = GuestMemory::new(run.machine().memory()).until(Some(Instant::now() + SEARCH));

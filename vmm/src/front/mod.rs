@@ -11,6 +11,7 @@ mod human_monitor;
 mod location;
 pub mod monitor;
 pub mod names;
+mod panic_dump;
 mod qmp;
 pub mod query;
 pub mod requests;

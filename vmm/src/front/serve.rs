@@ -24,7 +24,7 @@ use machine::share::ShareMode;
 
 use crate::{
     address::DebugAddress,
-    config::MachineConfig,
+    config::{MachineConfig, OnPanic},
     debug::{DebugStop, StopCause},
     dump,
     error::Error,
@@ -52,6 +52,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
     if config.sandbox {
         jail::want();
     }
+    let mut panics = config.on_panic.clone().map(PanicWatch::new).transpose()?;
     let mut run = Run::new(config)?;
     let mut keep = vec![config.kernel.as_path()];
     keep.extend(config.initrd.iter().map(|part| part.path.as_path()));
@@ -106,7 +107,7 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         &clients,
         listener.as_ref().map(|listener| (listener, config.gdb_allow_files)),
         config.paused,
-        config.on_panic.clone().map(PanicWatch::new),
+        panics.as_mut(),
     );
     drop(listener);
     let recorded = run.end_recording(&end);
@@ -152,10 +153,10 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run)),
         _ => None,
     };
-    let panicked = match end {
-        End::Panicked => guest_panic::at_the_end(&mut run, &config.kernel, &End::Reset).or(Some(0)),
-        _ => guest_panic::at_the_end(&mut run, &config.kernel, &end),
-    };
+    let panicked = guest_panic::at_the_end(&mut run, &config.kernel, &end);
+    if let Some(panics) = panics {
+        panics.end(&mut run, panicked.is_some())?;
+    }
     Ok(Ended {
         end,
         place,
@@ -172,6 +173,10 @@ fn files(config: &MachineConfig) -> jail::Files {
         // A replay unpacks nothing again, and whoever recorded the session may have been a stranger.
         config.collect.as_ref().filter(|_| config.replay.is_none()),
     ];
+    let dump = match &config.on_panic {
+        Some(OnPanic::Dump(path)) => Some(path),
+        _ => None,
+    };
     let socket = match &config.gdb {
         Some(DebugAddress::Unix(path)) => Some(path),
         _ => None,
@@ -203,7 +208,7 @@ fn files(config: &MachineConfig) -> jail::Files {
             .chain(&config.allow_write)
             .cloned()
             .collect(),
-        remove: sockets.map(|path| jail::folder_of(path)).collect(),
+        remove: sockets.chain(dump).map(|path| jail::folder_of(path)).collect(),
     }
 }
 
@@ -218,7 +223,7 @@ pub fn to_the_end(
     clients: &[Listener],
     listener: Option<(&GdbListener, bool)>,
     paused: bool,
-    mut panics: Option<PanicWatch>,
+    mut panics: Option<&mut PanicWatch>,
 ) -> Result<End, Error> {
     let deadline = run.deadline();
     if listener.is_some() {
@@ -288,10 +293,19 @@ pub fn to_the_end(
         match stopped {
             Ok(StopReason::Outside | StopReason::Reached | StopReason::Deadline) => {
                 let debugged = gdb.is_connected();
-                if let Some(panics) = &mut panics
+                if let Some(panics) = panics.as_deref_mut()
                     && panics.look(gdb.controls().run, debugged) == Panicked::End
                 {
                     return gdb.end(Ok(End::Panicked));
+                }
+            }
+            Ok(StopReason::Panicked) => {
+                let debugged = gdb.is_connected();
+                if panics
+                    .as_deref_mut()
+                    .is_some_and(|panics| panics.told(gdb.controls().run, debugged))
+                {
+                    hold_in_panic(&mut gdb);
                 }
             }
             Ok(StopReason::Debugger(stop)) => {
@@ -312,6 +326,23 @@ pub fn to_the_end(
             Ok(StopReason::Ended(end)) => return gdb.end(Ok(end)),
             Err(error) => return gdb.end(Err(error)),
         }
+    }
+}
+
+/// Holds a guest that says that it has panicked, for whoever is there.
+fn hold_in_panic(gdb: &mut gdb::Session<'_>) {
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(
+        io::stderr(),
+        "minivmm: the guest's kernel says that it has panicked: it is held there"
+    );
+    let cpu = gdb.controls().run.current_cpu();
+    match gdb.waits() {
+        true => gdb.tell_stop(DebugStop {
+            cpu,
+            why: StopCause::Asked,
+        }),
+        false => gdb.controls().paused |= !gdb.is_connected(),
     }
 }
 

@@ -31,7 +31,7 @@ use crate::{
     error::Error,
     front::serve,
     model,
-    parse::{RtcBase, Seed, now, random_seed},
+    parse::{RtcBase, Seed, check_on_panic, now, random_seed},
     vm::End,
 };
 use kvm::units::{Unit, UnitRequest};
@@ -130,6 +130,7 @@ fn last_lines(messages: &str) -> String {
 
 /// The guest.
 fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) -> Result<MachineConfig, Error> {
+    check_on_panic(options.on_panic.as_ref(), options.gdb.is_some(), "--gdb")?;
     let kernel = kernel(options)?;
     let release = release(&kernel)?;
     info!("kernel {}: Linux {release}", kernel.display());
@@ -195,6 +196,7 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
             Some(RtcBase::At(seconds)) => seconds,
             Some(RtcBase::Now) | None => now(),
         },
+        on_panic: options.on_panic.clone(),
         timeout: options.timeout,
         stats: options.stats,
         ..MachineConfig::new(kernel)

@@ -6,7 +6,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use crate::{
     address::DebugAddress,
-    config::{ClockMode, EngineChoice},
+    config::{ClockMode, EngineChoice, OnPanic},
     parse::*,
     unit_options::UnitOptions,
 };
@@ -89,6 +89,10 @@ pub struct RunOptions {
     /// Stop after so many seconds of wall time
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, allow_negative_numbers = true)]
     pub(crate) timeout: Option<Duration>,
+    /// What to do when the guest's kernel panics, as for a machine: `dump=FILE` leaves a core file of it in a new file; `stop` is for
+    /// --gdb [default: the guest ends]
+    #[arg(long, value_name = "exit|stop|dump=FILE", value_parser = OsStringValueParser::new().try_map(parse_on_panic))]
+    pub(crate) on_panic: Option<OnPanic>,
     /// Print steps, MIPS, exits, wall and virtual time at the end
     #[arg(long)]
     pub(crate) stats: bool,

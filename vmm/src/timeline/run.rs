@@ -313,7 +313,8 @@ impl Run {
         self.run_until_deadline(world, deadline, None)
     }
 
-    /// The same with a point in wall time at which it ends, and the timeout that this is; and with another at which it comes back.
+    /// The same with a point in wall time at which it ends, and the timeout that this is; and with another at which it comes back for
+    /// who watches for a panic, as it does when the guest says that it has panicked.
     pub(crate) fn run_until_deadline(
         &mut self,
         world: &mut dyn Outside,
@@ -325,6 +326,7 @@ impl Run {
         let until = Until {
             steps: self.max_instructions,
             deadline: first,
+            panic: slice.is_some(),
             ..Until::default()
         };
         let reason = self.advance_heard(world, &until)?;

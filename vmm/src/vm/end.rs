@@ -142,6 +142,22 @@ impl End {
     }
 }
 
+/// The panic of a guest's kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Panic {
+    /// The CPU on which it was, where the kernel's symbols tell.
+    pub cpu: Option<u32>,
+}
+
+impl std::fmt::Display for Panic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.cpu {
+            Some(cpu) => write!(f, "the guest's Linux has panicked, on CPU {cpu}"),
+            None => f.write_str("the guest's kernel has panicked"),
+        }
+    }
+}
+
 /// How the program's run ended.
 #[derive(Debug)]
 pub struct Ended {
@@ -149,8 +165,8 @@ pub struct Ended {
     pub end: End,
     /// Where the CPUs were, if the guest did not end by itself.
     pub place: Option<String>,
-    /// The CPU on which the guest's Linux had panicked.
-    pub panicked: Option<u32>,
+    /// The guest had panicked.
+    pub panicked: Option<Panic>,
     /// The last messages of a kernel whose guest runs a command.
     pub messages: Vec<u8>,
 }
@@ -164,8 +180,8 @@ impl Ended {
         });
         match (message, self.panicked) {
             (message, None) => message,
-            (None, Some(cpu)) => Some(format!("the guest's Linux has panicked, on CPU {cpu}")),
-            (Some(message), Some(cpu)) => Some(format!("the guest's Linux has panicked, on CPU {cpu}; {message}")),
+            (None, Some(panic)) => Some(panic.to_string()),
+            (Some(message), Some(panic)) => Some(format!("{panic}; {message}")),
         }
     }
 

@@ -89,7 +89,7 @@ impl Vm {
                 Stay::Native => None,
                 Stay::Step(cpu) => {
                     hosted.counts.emulated.fetch_add(1, Ordering::Relaxed);
-                    self.step_for_kvm(cpu)
+                    self.step_for_kvm(cpu, until)
                 }
                 Stay::Watched if hosted.hypervisor.has_controllers() => Some(StopReason::Ended(stays(
                     &self.report(),
@@ -115,7 +115,7 @@ impl Vm {
             {
                 hosted.hypervisor.set_clock(clock);
             }
-            stay = match self.native(hosted, outside, &mut pace)? {
+            stay = match self.native(hosted, until, outside, &mut pace)? {
                 Ok(reason) => return Ok(reason),
                 Err(stay) => stay,
             };
@@ -133,7 +133,7 @@ impl Vm {
     }
 
     /// One instruction of a CPU, and what it takes until KVM can go on from there.
-    fn step_for_kvm(&mut self, cpu: usize) -> Option<StopReason> {
+    fn step_for_kvm(&mut self, cpu: usize, until: &Until) -> Option<StopReason> {
         self.soft.take_turn(cpu);
         self.machine.platform().take_missed();
         for _ in 0..UNTIL_PORTABLE {
@@ -146,10 +146,9 @@ impl Vm {
                 return Some(StopReason::Debugger(stop));
             }
             let steps = self.soft.steps();
-            for effect in self.machine.advance(steps) {
-                if let Some(end) = self.take_effect(effect) {
-                    return Some(StopReason::Ended(end));
-                }
+            let effects = self.machine.advance(steps);
+            if let Some(reason) = self.take_effects(effects, until) {
+                return Some(reason);
             }
             if self.machine.platform().take_missed() {
                 let end = stays(&self.report(), "it cannot execute an instruction that reaches for them");
@@ -195,6 +194,7 @@ impl Vm {
     fn native(
         &mut self,
         hosted: &mut Hosted,
+        until: &Until,
         outside: &mut dyn Outside,
         pace: &mut Pace,
     ) -> Result<Result<StopReason, Stay>, Leave> {
@@ -280,16 +280,18 @@ impl Vm {
         };
         let rdpmc = self.take_back_rdpmc(&native.hits, points.len());
         let met = self.met(&points, &native.hits);
-        for effect in native.effects {
-            if let Some(end) = self.take_effect(effect) {
-                return over(end);
-            }
-        }
+        let asked = match self.take_effects(native.effects, until) {
+            Some(end @ StopReason::Ended(_)) => return Ok(Ok(end)),
+            asked => asked,
+        };
         if let Some(reason) = native.outcome? {
             return Ok(Ok(reason));
         }
         if let Some(stop) = met {
             return Ok(Ok(StopReason::Debugger(stop)));
+        }
+        if let Some(reason) = asked {
+            return Ok(Ok(reason));
         }
         if native.hits.iter().any(|(_, hit)| hit.guest_steps) {
             return Ok(Err(Stay::Watched));

@@ -4,6 +4,7 @@
 //! of a past, of gdb, of the monitor or of a control socket.
 
 mod advance;
+mod branches;
 mod end;
 mod hosted;
 mod hosted_state;
@@ -25,7 +26,8 @@ mod stop_reason;
 mod stored;
 
 pub use self::{
-    end::{End, Ended},
+    branches::{BranchKind, LastBranch},
+    end::{End, Ended, Panic},
     outside::{Enter, Inlet, Interrupt, Leave, Moment, Outside},
     parts::{NoCpu, Unmapped, Vm},
     save::SnapshotError,

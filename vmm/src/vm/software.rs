@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use devices::{platform::Effect, virtio::Taken};
 use engine::{Cpu, Exit};
-use log::{debug, trace};
+use log::{debug, info, trace};
 
 use super::{
     end::End,
@@ -87,10 +87,9 @@ impl Vm {
                     return Ok(Some(StopReason::Outside));
                 }
             }
-            for effect in self.machine.advance(now) {
-                if let Some(end) = self.take_effect(effect) {
-                    return ended(end);
-                }
+            let effects = self.machine.advance(now);
+            if let Some(reason) = self.take_effects(effects, until) {
+                return Ok(Some(reason));
             }
             self.soft.deliver_nmis(&mut self.machine);
             if self.machine.platform().take_sent() || self.soft.turn_is_over(&mut self.machine) {
@@ -184,8 +183,19 @@ impl Vm {
         .map(|why| debug::DebugStop { cpu, why })
     }
 
-    /// What a device, or another CPU, asks of the machine.
-    pub(super) fn take_effect(&mut self, effect: Effect) -> Option<End> {
+    /// What devices, or other CPUs, ask of the machine; the answer is why it has to come back.
+    pub(super) fn take_effects(&mut self, effects: Vec<Effect>, until: &Until) -> Option<StopReason> {
+        let panicked = until.panic && effects.contains(&Effect::Panicked);
+        for effect in effects {
+            if let Some(end) = self.take_effect(effect) {
+                return Some(StopReason::Ended(end));
+            }
+        }
+        // All the others have been seen to by then: the machine can run on.
+        panicked.then_some(StopReason::Panicked)
+    }
+
+    fn take_effect(&mut self, effect: Effect) -> Option<End> {
         match effect {
             Effect::PowerOff => return Some(End::PowerOff),
             Effect::Reset => return Some(End::Reset),
@@ -194,6 +204,10 @@ impl Vm {
             Effect::Init { cpu: 0 } => return Some(End::Reset),
             Effect::Init { cpu } => self.soft.init(cpu, &mut self.machine),
             Effect::StartUp { cpu, vector } => self.soft.start(cpu, vector, &mut self.machine),
+            Effect::Panicked => info!(
+                "step {}: the guest's kernel says that it has panicked",
+                self.soft.steps()
+            ),
             Effect::Smi { .. } => debug!("nobody there for {effect:?}"),
         }
         None

@@ -19,6 +19,8 @@ pub struct Until {
     pub deadline: Option<Instant>,
     /// So often out of KVM, of a machine whose guest is there.
     pub exits: Option<Limit>,
+    /// The moment at which the guest's kernel says that it has panicked.
+    pub panic: bool,
 }
 
 impl Until {
@@ -44,6 +46,8 @@ pub enum StopReason {
     Reached,
     /// The point in wall time has passed.
     Deadline,
+    /// The guest's kernel has just said that it has panicked, which was waited for.
+    Panicked,
     /// A debugger's stop.
     Debugger(debug::DebugStop),
     /// [`Outside`](super::outside::Outside) had it come back, or somebody has a request.

@@ -104,6 +104,12 @@ const SHARE_MODULES: [(&str, &str); 6] = [
     ("virtio_pci.ko", "kernel/drivers/virtio/virtio_pci.ko"),
 ];
 
+/// What a kernel says that it panics with.
+const PANIC_MODULES: [(&str, &str); 2] = [
+    ("pvpanic.ko", "kernel/drivers/misc/pvpanic/pvpanic.ko"),
+    ("pvpanic-mmio.ko", "kernel/drivers/misc/pvpanic/pvpanic-mmio.ko"),
+];
+
 /// All modules that are taken from the kernel's package.
 fn all_modules() -> impl Iterator<Item = (&'static str, &'static str)> {
     MODULES
@@ -111,6 +117,7 @@ fn all_modules() -> impl Iterator<Item = (&'static str, &'static str)> {
         .chain(TOOL_MODULES)
         .chain(KVM_MODULES)
         .chain(SHARE_MODULES)
+        .chain(PANIC_MODULES)
 }
 
 /// The files a guest boots from.

@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
-use devices::unit::branch_ring::Entry;
 use x86::{
     ds::{BRANCH_PREDICTED, DsLayout, management},
-    lbr::{LbrCaps, LbrCtl, LbrFormat, LbrInfo, LbrLayout, branch_type},
+    lbr::{LbrCaps, LbrCtl, LbrLayout},
     msr::*,
 };
 
@@ -14,58 +13,32 @@ use super::{
     error::MonitorError,
     scene::Scene,
 };
+use crate::vm::{BranchKind, LastBranch};
 
-/// An address of an entry, without what stands beside it.
-fn address(value: u64, format: LbrFormat) -> u64 {
-    let up = match format {
-        // Flags or cycles in the high bits.
-        LbrFormat::EffectiveFlags | LbrFormat::EffectiveTsx | LbrFormat::LinearCycles => 16,
-        _ => 0,
-    };
-    ((value << up) as i64 >> up) as u64
-}
-
-/// What stands beside the addresses of an entry.
-fn beside(entry: &Entry, format: LbrFormat) -> String {
-    let flag = |bit: u32, name: &str| {
-        if entry.from >> bit & 1 != 0 {
-            format!(" {name}")
-        } else {
-            String::new()
-        }
-    };
-    match format {
-        LbrFormat::Offset32 | LbrFormat::Linear | LbrFormat::Effective => String::new(),
-        LbrFormat::EffectiveFlags => flag(63, "mispredicted"),
-        LbrFormat::EffectiveTsx => flag(63, "mispredicted") + &flag(62, "in-tsx") + &flag(61, "abort"),
-        LbrFormat::LinearCycles => flag(63, "mispredicted") + &format!(" {} cycles", entry.to >> 48),
-        LbrFormat::EffectiveInfo | LbrFormat::LinearInfo | LbrFormat::Architectural => {
-            let info = LbrInfo::from_bits(entry.info);
-            let mut text = String::new();
-            for (set, name) in [
-                (info.mispred(), " mispredicted"),
-                (info.in_tsx(), " in-tsx"),
-                (info.tsx_abort(), " abort"),
-            ] {
-                text += if set { name } else { "" };
-            }
-            if format == LbrFormat::Architectural {
-                text += match info.branch_type() {
-                    branch_type::COND => " conditional",
-                    branch_type::NEAR_IND_JMP => " jmp-indirect",
-                    branch_type::NEAR_REL_JMP => " jmp",
-                    branch_type::NEAR_IND_CALL => " call-indirect",
-                    branch_type::NEAR_REL_CALL => " call",
-                    branch_type::NEAR_RET => " ret",
-                    _ => " other",
-                };
-            }
-            if format != LbrFormat::Architectural || info.cycles_valid() {
-                let _ = write!(text, " {} cycles", info.cycles());
-            }
-            text
-        }
+/// What stands beside the addresses of a record.
+fn beside(branch: &LastBranch) -> String {
+    let mut text = String::new();
+    for (set, name) in [
+        (branch.mispredicted, " mispredicted"),
+        (branch.in_transaction, " in-tsx"),
+        (branch.aborted, " abort"),
+    ] {
+        text += if set == Some(true) { name } else { "" };
     }
+    text += match branch.kind {
+        None => "",
+        Some(BranchKind::Conditional) => " conditional",
+        Some(BranchKind::IndirectJump) => " jmp-indirect",
+        Some(BranchKind::Jump) => " jmp",
+        Some(BranchKind::IndirectCall) => " call-indirect",
+        Some(BranchKind::Call) => " call",
+        Some(BranchKind::Return) => " ret",
+        Some(BranchKind::Other) => " other",
+    };
+    if let Some(cycles) = branch.cycles {
+        let _ = write!(text, " {cycles} cycles");
+    }
+    text
 }
 
 /// The control registers of the stack, in words.
@@ -125,30 +98,26 @@ fn control(scene: &mut Scene<'_, '_>, caps: LbrCaps) -> String {
 pub fn lbr(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let most = count(arguments, usize::MAX)?;
     let model = scene.model();
-    let (units, caps) = (scene.units(), model.units.lbr);
-    let (caps, entries): (LbrCaps, Vec<Entry>) = match (caps, &units.lbr, &units.arch_lbr) {
-        (Some(caps), Some(unit), _) => (caps, unit.newest().collect()),
-        (Some(caps), _, Some(unit)) => (caps, unit.newest().collect()),
-        _ => return Err(MonitorError::Lacks(model.name, "last-branch records here")),
+    let (Some(caps), Some(branches)) = (model.units.lbr, scene.last_branches()) else {
+        return Err(MonitorError::Lacks(model.name, "last-branch records here"));
     };
     let mut text = control(scene, caps);
-    let used = entries
-        .iter()
-        .rposition(|entry| *entry != Entry::default())
-        .map_or(0, |last| last + 1);
-    for (age, entry) in entries[..used].iter().enumerate().take(most) {
-        let from = scene.describe(address(entry.from, caps.format));
-        let to = scene.describe(address(entry.to, caps.format));
-        let _ = writeln!(text, "{age:2}  {from} -> {to}{}", beside(entry, caps.format));
+    for (age, branch) in branches.iter().enumerate().take(most) {
+        let from = scene.describe(branch.from);
+        let to = scene.describe(branch.to);
+        let _ = writeln!(text, "{age:2}  {from} -> {to}{}", beside(branch));
     }
-    if used == 0 {
+    if branches.is_empty() {
         text += "no records\n";
     }
     if let Some(first) = caps.ler
         && let (Some(from), Some(to)) = (scene.msr(first), scene.msr(first + 1))
         && (from, to) != (0, 0)
     {
-        let (from, to) = (address(from, caps.format), address(to, caps.format));
+        let (from, to) = (
+            LastBranch::address(from, caps.format),
+            LastBranch::address(to, caps.format),
+        );
         let (from, to) = (scene.describe(from), scene.describe(to));
         let _ = writeln!(text, "last exception  {from} -> {to}");
     }

@@ -1,4 +1,6 @@
 use super::*;
+use devices::unit::branch_ring::Entry;
+use x86::lbr::{LbrFormat, LbrInfo, branch_type};
 
 // covers: monitor/lbr
 #[test]
@@ -16,8 +18,9 @@ fn addresses_and_flags_of_each_format() {
             to: kernel,
             info: 0,
         };
+        let branch = LastBranch::of(&entry, format);
         assert_eq!(
-            (address(from, format), beside(&entry, format).as_str()),
+            (branch.from, beside(&branch).as_str()),
             (kernel, says),
             "{format:?} {from:x}"
         );
@@ -27,8 +30,8 @@ fn addresses_and_flags_of_each_format() {
         to: 7 << 48 | 0x40_2000,
         info: 0,
     };
-    assert_eq!(address(cycles.to, LbrFormat::LinearCycles), 0x40_2000);
-    assert_eq!(beside(&cycles, LbrFormat::LinearCycles), " 7 cycles");
+    let branch = LastBranch::of(&cycles, LbrFormat::LinearCycles);
+    assert_eq!((branch.to, beside(&branch).as_str()), (0x40_2000, " 7 cycles"));
     let info = LbrInfo::new()
         .with_cycles(9)
         .with_cycles_valid(true)
@@ -37,6 +40,7 @@ fn addresses_and_flags_of_each_format() {
         info: info.with_mispred(true).into_bits(),
         ..cycles
     };
-    assert_eq!(beside(&entry, LbrFormat::Architectural), " mispredicted ret 9 cycles");
-    assert_eq!(beside(&entry, LbrFormat::LinearInfo), " mispredicted 9 cycles");
+    let says = |format| beside(&LastBranch::of(&entry, format));
+    assert_eq!(says(LbrFormat::Architectural), " mispredicted ret 9 cycles");
+    assert_eq!(says(LbrFormat::LinearInfo), " mispredicted 9 cycles");
 }

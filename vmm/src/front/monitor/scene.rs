@@ -6,6 +6,7 @@ use x86::{cpuid::Features, model::CpuModel};
 
 use super::{arguments::number, error::MonitorError};
 use crate::front::names::GuestNames;
+use crate::vm::LastBranch;
 use crate::{front::controls::Controls, vm::Unmapped};
 use machine::memory::Memory;
 use trace::linux::Task;
@@ -100,6 +101,11 @@ impl<'a, 'r> Scene<'a, 'r> {
             .machine()
             .units_of(cpu)
             .unwrap_or_else(|| Units::new(model))
+    }
+
+    /// The CPU's last branches, if they are recorded here.
+    pub fn last_branches(&mut self) -> Option<Vec<LastBranch>> {
+        self.controls.run.last_branches(self.cpu)
     }
 
     /// An MSR, if the CPU has it.
