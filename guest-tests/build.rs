@@ -76,6 +76,14 @@ fn main() {
         .arg(source("transactions.c"));
     command.arg("-o").arg(&transactions).must();
 
+    // One that asks a file system what it has told it.
+    let fsx = out.join("fsx");
+    let mut command = cc();
+    command
+        .args(["-m64", "-O2", "-static", "-Wall", "-Wextra", "-Werror"])
+        .arg(source("fsx.c"));
+    command.arg("-o").arg(&fsx).must();
+
     // Another, which writes code.
     println!("cargo::rerun-if-changed=linux/programs/start.h");
     let jit = out.join("jit");
@@ -194,6 +202,7 @@ fn main() {
         ("LOOPS", loops),
         ("LOOPS_NATIVE", native),
         ("TRANSACTIONS", transactions),
+        ("FSX", fsx),
         ("JIT", jit),
         ("WALK", walk),
         ("WALK_SYMBOLS", wide_walk),

@@ -46,6 +46,9 @@ pub const HOST_DEBUG: &str = env!("GUEST_HOST_DEBUG");
 /// A program for a Linux guest, whose threads change memory in transactions; the argument is how often.
 pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
 
+/// A program for a Linux guest that puts a file system to the test, `guests/fsx.c`.
+pub const FSX: &str = env!("GUEST_FSX");
+
 /// The first process of a Linux guest that writes code and runs it, in several ways; `guests/jit.c` says which.
 pub const JIT: &str = env!("GUEST_JIT");
 /// The multiboot guest that gdb walks through, `guests/walk.c`.

@@ -109,6 +109,13 @@ pub const PASST: Need = Need {
     why: "is the network of guests, with --net user",
 };
 
+/// What copies trees of files.
+pub const RSYNC: Need = Need {
+    package: "rsync",
+    program: "rsync",
+    why: "copies trees in guests, over shared directories",
+};
+
 /// Intel's decoder of Intel PT, by its header.
 pub const LIBIPT: Need = Need {
     package: "libipt-dev",
