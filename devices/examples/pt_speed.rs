@@ -1,4 +1,4 @@
-//! What a branch costs the trace unit: `cargo run --release -p devices --example pt_speed`, or under `perf record`.
+//! What a branch costs the trace unit: `cargo run --release -p minivmm-devices --example pt_speed`, or under `perf record`.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The developer loop, one word each: `cargo xtask demo | test | lab | matrix | bench | coverage | guest | guide | lab | fuzz | soak`.
+//! The developer loop, one word each: `cargo xtask demo | test | lab | matrix | bench | coverage | guest | guide | deb | fuzz | soak`.
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -6,6 +6,7 @@ use std::process::ExitCode;
 mod bench;
 mod counts;
 mod coverage;
+mod deb;
 mod demo;
 mod fuzz;
 mod guest;
@@ -41,6 +42,8 @@ enum Command {
     Guest(guest::GuestOptions),
     /// Write what of the guide is made from the code, and build the book where mdbook is installed
     Guide(guide::GuideOptions),
+    /// Make the Debian package below target/deb
+    Deb(deb::DebOptions),
     /// Run minivmm on a real KVM: guest tests, units by handover, and Linux, with kvm-amd inside QEMU or kvm-intel inside Bochs
     Lab(lab::LabOptions),
     /// Run the fuzz targets under libFuzzer, which learns from coverage
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Coverage(options) => coverage::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Guest(options) => guest::run(&options),
+        Command::Deb(options) => deb::run(&options),
         Command::Guide(options) => guide::run(&options),
         Command::Lab(options) => lab::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),

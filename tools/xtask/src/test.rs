@@ -56,6 +56,9 @@ struct Suite {
     nextest: bool,
 }
 
+/// What tests and builds and is in no registry.
+const UNPUBLISHED: [&str; 6] = ["guest-tests", "guests", "rt", "pt-oracle", "ptdump", "xtask"];
+
 /// The engine's feature for hosts whose compiler makes no sibling calls.
 const PLAIN_LOOP: &str = "plain-loop";
 
@@ -156,7 +159,7 @@ impl Suite {
             (Tests::Guests, Runner::Nextest) => vec!["--workspace", "-E", "package(guest-tests)"],
             (Tests::Units, Runner::Cargo) => vec!["--workspace", "--exclude", "guest-tests"],
             (Tests::Guests, Runner::Cargo) => vec!["-p", "guest-tests"],
-            (Tests::PlainLoop, _) => vec!["-p", "engine", "--features", PLAIN_LOOP],
+            (Tests::PlainLoop, _) => vec!["-p", "minivmm-engine", "--features", PLAIN_LOOP],
         });
         self.count(stage, counts, runner, &arguments)
     }
@@ -196,6 +199,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::QEMU_USER,
             packages::QEMU_IMG,
             packages::PASST,
+            packages::RSYNC,
             packages::GDB,
             packages::VALGRIND,
             packages::PERF,
@@ -242,6 +246,18 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
     });
     suite.stage("plain loop", |stage, suite, counts| {
         suite.tests(stage, counts, Tests::PlainLoop)
+    });
+    suite.stage("crates", |stage, suite, _| {
+        // In the long form each is built as whoever downloads it would.
+        let verify = if suite.full { &[][..] } else { &["--no-verify"] };
+        let others = UNPUBLISHED.iter().flat_map(|name| ["--exclude", name]);
+        let arguments = ["package", "--workspace", "--offline", "--allow-dirty"];
+        let arguments: Vec<&str> = arguments
+            .into_iter()
+            .chain(verify.iter().copied())
+            .chain(others)
+            .collect();
+        suite.must(stage, &arguments)
     });
     if options.full {
         suite.stage("fuzz", |stage, _, _| {

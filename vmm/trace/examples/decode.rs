@@ -1,4 +1,4 @@
-//! Decodes a trace directory and says what is in it: `cargo run --release -p trace --example decode -- DIR [THREADS]`.
+//! Decodes a trace directory and says what is in it: `cargo run --release -p minivmm-trace --example decode -- DIR [THREADS]`.
 
 use std::{error::Error, path::Path, time::Instant};
 

@@ -19,7 +19,7 @@ test compares with the dump in `resources/cpuid`; the right half is the guest's 
 An MSR row says the value at start and the bits that software may change: a write that differs elsewhere is #GP(0). Registers
 of the units (local APIC, debug, trace, counters, resource director, time-stamp counter) are not storage and not listed.
 
-Made by `UPDATE=1 cargo test -p x86 models_md`; a test fails when it is out of date.
+Made by `UPDATE=1 cargo test -p minivmm-x86 models_md`; a test fails when it is out of date.
 ";
 
 fn registers(regs: [u32; 4]) -> String {
@@ -116,7 +116,7 @@ fn models_md_is_what_the_models_say() {
         assert_eq!(
             has,
             should,
-            "line {} of resources/models.md: run `UPDATE=1 cargo test -p x86 models_md`",
+            "line {} of resources/models.md: run `UPDATE=1 cargo test -p minivmm-x86 models_md`",
             line + 1
         );
     }
