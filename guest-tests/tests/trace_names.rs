@@ -293,14 +293,14 @@ fn page_of(html: &Path, folded: &str) -> u64 {
     };
     let (parent, name, own) = (of("parent"), of("name"), of("own"));
     let mut ours: BTreeMap<&str, u64> = BTreeMap::new();
-    for n in 1..own.len() {
+    for (n, count) in own.iter().enumerate().skip(1) {
         let mut top = n;
         while parent[top] != 0 {
             assert!(parent[top] < top as u64);
             top = parent[top] as usize;
         }
         let thread = data["names"][name[top] as usize].as_str().unwrap();
-        *ours.entry(thread).or_default() += own[n];
+        *ours.entry(thread).or_default() += count;
     }
     let mut theirs: BTreeMap<&str, u64> = BTreeMap::new();
     for line in folded.lines() {

@@ -169,7 +169,12 @@ fn a_unit_alone_asks_for_ours() {
 // covers: cli/qemu
 #[test]
 fn what_is_wrong_is_one_line() {
-    for line in [["-cpu", "a\nb\n"], ["-machine", "\u{1b}[2J\n"], ["-device", "x\ny"], ["-vga", "\n"]] {
+    for line in [
+        ["-cpu", "a\nb\n"],
+        ["-machine", "\u{1b}[2J\n"],
+        ["-device", "x\ny"],
+        ["-vga", "\n"],
+    ] {
         let error = run(&line).unwrap_err();
         assert!(!error.contains(char::is_control), "{error:?}");
     }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 /// The subcommands.
+// There is one of it in a process.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, Subcommand)]
 pub enum TraceCommand {
     /// Say what a trace is of, how long it is, and what is missing in it; the exit status is 1 if it is damaged
