@@ -224,8 +224,10 @@ fn the_project_s_own_workflow_is_one() {
     assert!(!crates.is_empty());
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     for name in crates {
+        // Packages have the program's name in front of theirs.
+        let name = name.strip_prefix("minivmm-").unwrap_or(name);
         assert!(
-            manifest.contains(&format!("\n{name} = {{ path = ")),
+            manifest.lines().any(|line| line.starts_with(&format!("{name} = {{ "))),
             "{name} is no crate of ours"
         );
     }
