@@ -234,11 +234,14 @@ impl Stacks {
         options.title = title.into();
         options.count_name = "instructions".into();
         options.name_type = "Function:".into();
-        options.no_sort = true;
+        // The lines are in the order of the tree, in which "f" with all that it calls comes before "f.cold". Only a chart takes them so, from
+        // its last to its first, where a graph sorts by the bytes of whole lines and so cuts "f" in two.
+        options.flame_chart = true;
         if lines.is_empty() {
             lines.push("nothing 1".into());
         }
-        inferno::flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out).map_err(io::Error::other)
+        inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), out)
+            .map_err(io::Error::other)
     }
 }
 
