@@ -43,12 +43,21 @@ fn cache() -> PathBuf {
     }
 }
 
-/// The newest package file of `folder` whose name starts with `prefix`.
+/// The architecture of what runs here, as Debian calls it.
+const OWN: &str = "amd64";
+
+/// The newest package file of `folder` whose name starts with `prefix`, of our own architecture.
 fn newest_package_file(folder: &Path, prefix: &str) -> Option<PathBuf> {
+    newest_package_file_for(folder, prefix, OWN)
+}
+
+/// The same of any architecture, or of all: `busybox-static_1%3a1.35.0-4_i386.deb`.
+fn newest_package_file_for(folder: &Path, prefix: &str, architecture: &str) -> Option<PathBuf> {
+    let ends = [architecture, "all"].map(|of| format!("_{of}.deb"));
     let files = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let ours = files.filter(|file| {
         let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        name.starts_with(prefix) && name.ends_with(".deb")
+        name.starts_with(prefix) && ends.iter().any(|end| name.ends_with(end))
     });
     ours.max_by_key(|file| {
         let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default().to_string();
@@ -157,12 +166,14 @@ impl Apt {
 
     /// The file of a package, which may be of another architecture: `busybox-static:i386`.
     pub fn package_file(&self, stage: &Stage, name: &str) -> Result<PathBuf> {
-        let prefix = format!("{}_", name.split(':').next().unwrap_or(name));
+        let (package, architecture) = name.split_once(':').unwrap_or((name, OWN));
+        let prefix = format!("{package}_");
         ensure!(
             download(stage, &[name.to_string()], Some(&self.configuration))?,
             "cannot download {name}: is there a network?"
         );
-        newest_package_file(&cache(), &prefix).with_context(|| format!("{name} was downloaded but is not there"))
+        newest_package_file_for(&cache(), &prefix, architecture)
+            .with_context(|| format!("{name} was downloaded but is not there"))
     }
 }
 
@@ -184,8 +195,8 @@ fn download(stage: &Stage, names: &[String], configuration: Option<&Path>) -> Re
     let status = stage.run(&mut command, None, |_| {})?;
     let whole = status.success()
         && names.iter().all(|name| {
-            let name = name.split(':').next().unwrap_or(name);
-            newest_package_file(&folder, &format!("{name}_")).is_some()
+            let (package, architecture) = name.split_once(':').unwrap_or((name, OWN));
+            newest_package_file_for(&folder, &format!("{package}_"), architecture).is_some()
         });
     if whole {
         for entry in fs::read_dir(&folder)? {

@@ -58,6 +58,7 @@ fn a_fetched_package_is_found_by_name_and_the_newest_wins() {
         "linux-image-6.1.0-32-cloud-amd64_6.1.129-1_amd64.deb",
         "linux-image-6.1.0-40-cloud-amd64_6.1.140-1_amd64.part",
         "busybox-static_1%3a1.35.0-4+b1_amd64.deb",
+        "busybox-static_1%3a1.35.0-4+b1_i386.deb",
         "vmlinuz-6.1.0-9-cloud-amd64",
         "vmlinuz-6.1.0-32-cloud-amd64",
         "vmlinuz-6.1.0-40-amd64",
