@@ -60,7 +60,6 @@ impl Vm {
         };
         let mut look_at: u64 = 0;
         loop {
-            let mut asked = None;
             // What the disks did took wall time, in which nobody looked outside.
             let worked = self.machine.take_work() / MOVED;
             if worked > 0 {
@@ -77,7 +76,9 @@ impl Vm {
                     }
                     recorder.look(self.machine.memory(), self.soft.steps(), until.deadline);
                 }
-                asked = self.look_outside(outside, pace)?;
+                if let Some(reason) = self.look_outside(outside, pace)? {
+                    return Ok(Some(reason));
+                }
             }
             let now = self.soft.steps();
             if self.closed_to_input != Some(now) {
@@ -100,10 +101,6 @@ impl Vm {
                 self.closed_to_input = Some(now);
             }
 
-            // Who is to come back stands where a limit would have him stand: with the devices at this step, and what is due delivered.
-            if asked.is_some() {
-                return Ok(asked);
-            }
             let Some(left) = until.left(&self.soft) else {
                 return Ok(Some(StopReason::Reached));
             };
