@@ -416,6 +416,25 @@ fn spawn(command: &mut Command, limit: Duration) -> Running {
     }
 }
 
+/// A command that has `minivmm trace` do something.
+pub fn trace_command(args: &[&str]) -> Command {
+    let mut command = Command::new(minivmm());
+    command.arg("trace").args(args);
+    command
+}
+
+/// What a program of the host prints, which ends well.
+///
+/// # Panics
+/// It cannot be run, or does not end with 0.
+#[track_caller]
+pub fn output_of(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
 /// Runs `command` to its end, at most for `limit`.
 #[track_caller]
 pub fn run(command: &mut Command, limit: Duration) -> Outcome {

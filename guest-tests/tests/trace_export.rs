@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use guest_tests::retired::Lines;
-use guest_tests::{Folder, linux_in_minivmm, minivmm, run, target};
+use guest_tests::{Folder, linux_in_minivmm, output_of, run, target, trace_command};
 use pt_flow::{Block, Event, EventKind, Visitor};
 use serde_json::Value;
 use trace::symbols::SymbolFile;
@@ -27,19 +27,6 @@ ps >/dev/null
 /// instructions.
 const STEPS: &str = "even odd even odd even even even even";
 const COLLATZ: u64 = 115;
-
-fn output(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn trace(args: &[&str]) -> Command {
-    let mut command = Command::new(minivmm());
-    command.arg("trace").args(args);
-    command
-}
 
 /// Takes down the address of each instruction, or finds where addresses are executed first, at which tick.
 struct Ips<'a> {
@@ -149,8 +136,8 @@ fn perf(dir: &Path, itrace: &str, cpus: &str) -> (Vec<u64>, Vec<String>) {
 /// perf has the functions of the ELF file of the kernel's symbols.
 fn listed_by_perf(folder: &Path, trace: &Trace) {
     let elf = folder.join("symbols.elf");
-    output(self::trace(&["symbols", "--elf"]).arg(&elf).arg(trace.folder()));
-    let said = output(Command::new("perf").args(["probe", "-F", "-k"]).arg(&elf));
+    output_of(trace_command(&["symbols", "--elf"]).arg(&elf).arg(trace.folder()));
+    let said = output_of(Command::new("perf").args(["probe", "-F", "-k"]).arg(&elf));
     let listed: BTreeSet<&str> = said.lines().collect();
     let symbols = SymbolFile::read(&elf).unwrap().symbols;
     let known: BTreeSet<&str> = symbols.iter().map(|symbol| symbol.name).collect();
@@ -164,8 +151,8 @@ fn listed_by_perf(folder: &Path, trace: &Trace) {
 fn window(trace: &Trace, folder: &Path, name: &str, from: u64, steps: u64) {
     let (first, last) = (from.to_string(), (from + steps).to_string());
     let dir = folder.join(name);
-    output(
-        self::trace(&["export", "--from", &first, "--to", &last, "--perf"])
+    output_of(
+        trace_command(&["export", "--from", &first, "--to", &last, "--perf"])
             .arg(&dir)
             .arg(trace.folder()),
     );
@@ -272,7 +259,7 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
 
     // The whole boot: all code, with every change in it, is there.
     let all = folder.join("all");
-    output(self::trace(&["export", "--perf"]).arg(&all).arg(&dir));
+    output_of(trace_command(&["export", "--perf"]).arg(&all).arg(&dir));
     let (_, errors) = perf(&all, "--itrace=e", "0");
     assert_eq!(errors, [] as [String; 0]);
     fs::remove_dir_all(&all).unwrap();
@@ -280,7 +267,7 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
     // Calls over time: the second window, with a module that is loaded.
     let events = folder.join("events.json");
     let (first, last) = (steps[1].to_string(), (steps[1] + 3_000_000).to_string());
-    let mut export = self::trace(&["export", "--from", &first, "--to", &last, "--trace-events"]);
+    let mut export = trace_command(&["export", "--from", &first, "--to", &last, "--trace-events"]);
     let said = export.arg(&events).arg(&dir).output().unwrap();
     let said = String::from_utf8(said.stderr).unwrap();
     let threads = trace_events(&events);
@@ -311,7 +298,7 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
         "--symbols-user",
         program.to_str().unwrap(),
     ];
-    let exported = self::trace(&export).output().unwrap();
+    let exported = trace_command(&export).output().unwrap();
     let line = String::from_utf8(exported.stderr).unwrap();
     let counted: u64 = line
         .split(' ')
@@ -349,14 +336,14 @@ fn perf_prints_the_same_instructions_and_nothing_is_lost_in_other_forms() {
         .unwrap()
         .0;
     assert_eq!(digits.replace(',', ""), counted.to_string());
-    let text = output(Command::new("callgrind_annotate").arg(&callgrind));
+    let text = output_of(Command::new("callgrind_annotate").arg(&callgrind));
     let line = text.lines().find(|line| line.contains("PROGRAM TOTALS")).unwrap();
     assert_eq!(line.split(' ').next().unwrap().replace(',', ""), counted.to_string());
 }
 
 /// A user's program with the file of its functions: they come by name, in their order.
 fn calls_of_the_program(dir: &str, program: &Path) {
-    let mut decode = trace(&["decode", dir, "--calls", "--from", "steps", "--symbols-user"]);
+    let mut decode = trace_command(&["decode", dir, "--calls", "--from", "steps", "--symbols-user"]);
     let mut child = decode.arg(program).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut called = Vec::new();
@@ -381,9 +368,9 @@ fn one_or_both(dir: &Path, from: u64) {
     let (from, to) = (from.to_string(), (from + 100_000).to_string());
     let mut found = Vec::new();
     for options in [&[][..], &["--vcpu", "0"], &["--vcpu", "1"]] {
-        let mut decode = trace(&["decode", "--json", "--from", &from, "--to", &to]);
+        let mut decode = trace_command(&["decode", "--json", "--from", &from, "--to", &to]);
         let mut counts = [0; 2];
-        for line in output(decode.args(options).arg(dir)).lines() {
+        for line in output_of(decode.args(options).arg(dir)).lines() {
             let line: Value = serde_json::from_str(line).unwrap();
             if let (Some(cpu), Some(count)) = (line["vcpu"].as_u64(), line["instructions"].as_u64()) {
                 counts[cpu as usize] += count;
@@ -418,8 +405,8 @@ fn perf_prints_the_instructions_of_two_cpus() {
     one_or_both(&dir, steps[0]);
     // From there on to the end.
     let all = folder.join("all");
-    output(
-        self::trace(&["export", "--from", &steps[0].to_string(), "--perf"])
+    output_of(
+        trace_command(&["export", "--from", &steps[0].to_string(), "--perf"])
             .arg(&all)
             .arg(&dir),
     );
@@ -508,7 +495,7 @@ fn stacks_are_those_of_threads_forks_and_signals() {
         .arg(&dir);
         run(&mut boot, Duration::from_secs(300)).must_end_with(0);
         let (folded, perfetto) = (folder.join("folded"), folder.join("perfetto"));
-        let mut export = trace(&["export", "--symbols-user"]);
+        let mut export = trace_command(&["export", "--symbols-user"]);
         // Short calls are not the point, and there are ten million of them.
         export
             .arg(&program)
@@ -517,7 +504,7 @@ fn stacks_are_those_of_threads_forks_and_signals() {
             .args(["--least", "20"])
             .arg("--perfetto")
             .arg(&perfetto);
-        output(export.arg(&dir));
+        output_of(export.arg(&dir));
 
         let stacks = stacks(&folded);
         let of_main = ["threads", "_start", "main"].as_slice();
@@ -559,7 +546,7 @@ fn stacks_are_those_of_threads_forks_and_signals() {
         assert!(daemons.all(|(stack, _)| stack[1] == "ret_from_fork"));
 
         let python = target().join("host/perfetto/bin/python");
-        let listed = output(Command::new(python).args(["-c", BY_SCHEMA]).arg(&perfetto));
+        let listed = output_of(Command::new(python).args(["-c", BY_SCHEMA]).arg(&perfetto));
         let tracks: Vec<Vec<&str>> = listed.lines().map(|line| line.split('\t').collect()).collect();
         let (mut ours, mut slices) = (Vec::new(), 0);
         for track in &tracks {

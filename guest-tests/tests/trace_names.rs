@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use guest_tests::{Folder, in_minivmm, linux, linux_in_minivmm, linux_kernels, minivmm, run, target};
+use guest_tests::{Folder, in_minivmm, linux, linux_in_minivmm, linux_kernels, output_of, run, target, trace_command};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(600);
@@ -15,22 +15,9 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// Instructions of `collatz` in user mode, as `cargo xtask demo` counts them by perf.
 const COLLATZ: u64 = 115;
 
-fn output(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn trace(args: &[&str]) -> Command {
-    let mut command = Command::new(minivmm());
-    command.arg("trace").args(args);
-    command
-}
-
 /// The lines of `trace decode --json`.
 fn decoded(dir: &Path) -> Vec<Value> {
-    let text = output(trace(&["decode", "--json"]).arg(dir));
+    let text = output_of(trace_command(&["decode", "--json"]).arg(dir));
     let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     text.lines().map(line).collect()
 }
@@ -87,7 +74,7 @@ perf script -i data --itrace=i1i -F ip,sym,symoff,dso | sort -u | sed 's/^ */NAM
 fn compile(source: &str, out: &Path, options: &[&str]) {
     let file = out.with_extension("c");
     fs::write(&file, source).unwrap();
-    output(Command::new("cc").args(["-O1", "-o"]).arg(out).arg(&file).args(options));
+    output_of(Command::new("cc").args(["-O1", "-o"]).arg(out).arg(&file).args(options));
     fs::remove_file(file).unwrap();
 }
 
@@ -193,9 +180,9 @@ fn two_programs_at_the_same_addresses_have_their_own_names() {
         .arg(&dir);
     run(&mut boot, LIMIT).must_end_with(0);
     let (folded, html) = (folder.join("folded"), folder.join("page.html"));
-    let mut export = trace(&["export", "--folded"]);
+    let mut export = trace_command(&["export", "--folded"]);
     export.arg(&folded).arg("--html").arg(&html);
-    output(export.arg(&dir));
+    output_of(export.arg(&dir));
     let text = fs::read_to_string(&folded).unwrap();
     let mut of_collatz = 0;
     for line in text.lines() {
@@ -259,7 +246,7 @@ fn in_chromium(folder: &Path, html: &Path, total: u64) {
                 folder.join(format!("chromium-{width}")).display()
             ))
             .arg(format!("file://{}#steps", html.display()));
-        let page = output(&mut chromium);
+        let page = output_of(&mut chromium);
         let body = page.split_once("<body").unwrap().1.split_once('>').unwrap().0;
         assert!(body.contains(&format!("data-total=\"{total}\"")), "{width}: {body}");
         let found = page.split_once("<output").unwrap().1.split_once("</output>").unwrap().0;
@@ -372,19 +359,19 @@ fn a_process_is_recorded_alone_with_what_the_kernel_does_for_it() {
     assert!(symbols.contains("do_syscall_64"));
 
     let flame = folder.join("flame.svg");
-    output(trace(&["export", "--flamegraph"]).arg(&flame).arg(&dir));
+    output_of(trace_command(&["export", "--flamegraph"]).arg(&flame).arg(&dir));
     let flame = fs::read_to_string(&flame).unwrap();
     for title in ["main [collatz] (", "steps [collatz] (", "do_syscall_64 ("] {
         assert!(flame.contains(&format!("<title>{title}")), "{title}");
     }
 
     let perf = folder.join("perf");
-    output(trace(&["export", "--perf"]).arg(&perf).arg(&dir));
+    output_of(trace_command(&["export", "--perf"]).arg(&perf).arg(&dir));
     let mut script = Command::new("perf");
     script
         .args(["script", "--itrace=i1i", "-F", "ip,sym,dso", "-i"])
         .arg(&perf);
-    let said = output(script.env("PERF_PAGER", "cat"));
+    let said = output_of(script.env("PERF_PAGER", "cat"));
     let mut theirs: BTreeMap<String, u64> = BTreeMap::new();
     for line in said.lines().filter(|line| line.contains("/collatz)")) {
         let mut words = line.split_ascii_whitespace();

@@ -406,49 +406,19 @@ const COLLECT: Feature = Feature {
 const ROUNDS: u32 = 4;
 
 /// Writes sectors by virtio-mmio, flushes, and says so, in rounds: sector N has N + 1 in all its bytes. Says what failed, too, and ends.
-/// virtio 1.2, 4.2.2 "MMIO Device Register Layout", 2.7 "Split Virtqueues" and 5.2.6 "Device Operation".
+/// virtio 1.2, 5.2.6 "Device Operation".
 fn writing() -> Vec<u8> {
-    const DISK: u32 = 0xfeb0_1000;
-    const DESCRIPTORS: u32 = 0x20_0000;
-    const AVAILABLE: u32 = 0x20_1000;
-    const USED: u32 = 0x20_2000;
-    const HEADER: u32 = 0x20_3000;
-    const STATUS: u32 = 0x20_3100;
     const SECTOR: u32 = 0x20_4000;
-    let (next, write) = (1u32, 2);
     guest(|a| {
         // A write has all three; a flush begins with the fourth, and has no data.
         let descriptors = [
-            (HEADER, 16, next, 1),
-            (SECTOR, 512, next, 2),
-            (STATUS, 1, write, 0),
-            (HEADER, 16, next, 2),
+            (REQUEST, 16, NEXT, 1),
+            (SECTOR, 512, NEXT, 2),
+            (STATUS, 1, WRITE, 0),
+            (REQUEST, 16, NEXT, 2),
         ];
-        for (n, (address, len, flags, following)) in (0..).zip(descriptors) {
-            let at = DESCRIPTORS + n * 16;
-            for (offset, value) in [(0, address), (8, len), (12, flags | following << 16)] {
-                a.mov(dword_ptr(at + offset), value).unwrap();
-            }
-        }
-        // VIRTIO_BLK_F_FLUSH, bit 9; VIRTIO_F_VERSION_1; DRIVER_OK.
-        a.mov(word_ptr(AVAILABLE), 1).unwrap();
-        for (register, value) in [
-            (0x70, 3),
-            (0x24, 0),
-            (0x20, 1 << 9),
-            (0x24, 1),
-            (0x20, 1),
-            (0x70, 11),
-            (0x30, 0),
-            (0x38, 8),
-            (0x80, DESCRIPTORS),
-            (0x90, AVAILABLE),
-            (0xa0, USED),
-            (0x44, 1),
-            (0x70, 15),
-        ] {
-            a.mov(dword_ptr(DISK + register), value).unwrap();
-        }
+        // VIRTIO_BLK_F_FLUSH.
+        start_disk(a, &descriptors, 1 << 9);
         let (mut failed, mut request, mut wait) = (a.create_label(), a.create_label(), a.create_label());
         for round in 0..ROUNDS {
             for sector in [round * 2, round * 2 + 1] {
@@ -456,13 +426,13 @@ fn writing() -> Vec<u8> {
                 a.mov(eax, (sector + 1) * 0x0101_0101).unwrap();
                 a.mov(ecx, 128).unwrap();
                 a.rep().stosd().unwrap();
-                a.mov(dword_ptr(HEADER), 1).unwrap();
-                a.mov(dword_ptr(HEADER + 8), sector).unwrap();
+                a.mov(dword_ptr(REQUEST), 1).unwrap();
+                a.mov(dword_ptr(SECTOR_NUMBER), sector).unwrap();
                 a.xor(ebx, ebx).unwrap();
                 a.call(request).unwrap();
             }
-            a.mov(dword_ptr(HEADER), 4).unwrap();
-            a.mov(dword_ptr(HEADER + 8), 0).unwrap();
+            a.mov(dword_ptr(REQUEST), 4).unwrap();
+            a.mov(dword_ptr(SECTOR_NUMBER), 0).unwrap();
             a.mov(ebx, 3).unwrap();
             a.call(request).unwrap();
             print(a, &format!("{round}\n"));
@@ -475,7 +445,7 @@ fn writing() -> Vec<u8> {
         a.and(eax, 7).unwrap();
         a.mov(word_ptr(eax * 2 + (AVAILABLE + 4)), bx).unwrap();
         a.inc(word_ptr(AVAILABLE + 2)).unwrap();
-        a.mov(dword_ptr(DISK + 0x50), 0).unwrap();
+        a.mov(dword_ptr(common::DISK + 0x50), 0).unwrap();
         a.set_label(&mut wait).unwrap();
         a.mov(ax, word_ptr(AVAILABLE + 2)).unwrap();
         a.cmp(ax, word_ptr(USED + 2)).unwrap();

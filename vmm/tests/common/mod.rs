@@ -120,21 +120,24 @@ pub fn power_off(a: &mut CodeAssembler) {
 
 /// The registers of the first virtio-mmio device, a disk.
 pub const DISK: u32 = 0xfeb0_1000;
-/// The ring of requests that [`read_sectors`] has made: its index is at 2.
+/// The ring of requests that [`start_disk`] has made: its index is at 2.
 pub const AVAILABLE: u32 = 0x20_1000;
+/// The ring of answers: its index is at 2.
+pub const USED: u32 = 0x20_2000;
+/// Where requests have their header and their status.
+pub const REQUEST: u32 = 0x20_3000;
+pub const STATUS: u32 = 0x20_3100;
 /// The number of the sector that is read next.
-pub const SECTOR_NUMBER: u32 = 0x20_3008;
+pub const SECTOR_NUMBER: u32 = REQUEST + 8;
+/// Flags of descriptors.
+pub const NEXT: u32 = 1;
+pub const WRITE: u32 = 2;
 
-/// Makes the disk read a sector of 512 bytes to an address for each entry of its ring, which are all the same one: the index moves,
-/// and a write to QueueNotify (50H) has it look. virtio 1.2, 4.2.2 "MMIO Device Register Layout" and 2.7 "Split Virtqueues".
-pub fn read_sectors(a: &mut CodeAssembler, to: u32) {
+/// Makes descriptors (address, length, flags, the next one) and has the disk begin with them and eight places in its rings; `features`:
+/// those of bits 31:0 that are taken. virtio 1.2, 4.2.2 "MMIO Device Register Layout" and 2.7 "Split Virtqueues".
+pub fn start_disk(a: &mut CodeAssembler, descriptors: &[(u32, u32, u32, u32)], features: u32) {
     const DESCRIPTORS: u32 = 0x20_0000;
-    const USED: u32 = 0x20_2000;
-    const HEADER: u32 = 0x20_3000;
-    const STATUS: u32 = 0x20_3100;
-    let (next, write) = (1u32, 2);
-    let descriptors = [(HEADER, 16, next, 1), (to, 512, next | write, 2), (STATUS, 1, write, 0)];
-    for (n, (address, len, flags, following)) in (0..).zip(descriptors) {
+    for (n, &(address, len, flags, following)) in (0..).zip(descriptors) {
         let at = DESCRIPTORS + n * 16;
         for (offset, value) in [(0, address), (8, len), (12, flags | following << 16)] {
             a.mov(dword_ptr(at + offset), value).unwrap();
@@ -144,6 +147,8 @@ pub fn read_sectors(a: &mut CodeAssembler, to: u32) {
     a.mov(word_ptr(AVAILABLE), 1).unwrap();
     for (register, value) in [
         (0x70, 3),
+        (0x24, 0),
+        (0x20, features),
         (0x24, 1),
         (0x20, 1),
         (0x70, 11),
@@ -157,6 +162,17 @@ pub fn read_sectors(a: &mut CodeAssembler, to: u32) {
     ] {
         a.mov(dword_ptr(DISK + register), value).unwrap();
     }
+}
+
+/// Makes the disk read a sector of 512 bytes to an address for each entry of its ring, which are all the same one: the index moves,
+/// and a write to QueueNotify (50H) has it look.
+pub fn read_sectors(a: &mut CodeAssembler, to: u32) {
+    let request = [
+        (REQUEST, 16, NEXT, 1),
+        (to, 512, NEXT | WRITE, 2),
+        (STATUS, 1, WRITE, 0),
+    ];
+    start_disk(a, &request, 0);
 }
 
 /// A guest that prints and then never stops.
