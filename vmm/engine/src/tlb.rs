@@ -300,11 +300,7 @@ impl Tlb {
     /// Makes the set of an address space the current one, emptying the least recently used if it has none.
     pub fn select(&mut self, pcid: u16, privilege: Privilege) {
         self.clock += 1;
-        let found = self
-            .sets
-            .iter()
-            .position(|s| s.valid && s.pcid == pcid && s.privilege == privilege && s.tag == self.tag);
-        let i = found.unwrap_or_else(|| {
+        let i = self.find(pcid, privilege).unwrap_or_else(|| {
             let i = (0..SETS)
                 .min_by_key(|&i| if self.sets[i].valid { self.sets[i].used + 1 } else { 0 })
                 .unwrap_or(0);

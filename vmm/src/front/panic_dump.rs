@@ -73,17 +73,11 @@ impl PanicDump {
     /// # Errors
     /// The dump was to be written, and could not be.
     pub fn end(mut self) -> Result<(), Error> {
-        match self.written.take() {
-            Some(Err(source)) => Err(Error::PanicDump {
-                path: self.path.clone(),
-                source,
-            }),
-            Some(Ok(())) => {
-                self.written = Some(Ok(()));
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        let path = self.path.clone();
+        let failed = self.written.take_if(|written| written.is_err());
+        failed
+            .unwrap_or(Ok(()))
+            .map_err(|source| Error::PanicDump { path, source })
     }
 }
 
