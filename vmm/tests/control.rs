@@ -395,6 +395,40 @@ fn the_hash_is_the_one_that_stats_print() {
     assert!(errors.contains(&format!("state hash:   {hash}")), "{errors}");
 }
 
+/// Wherever a pause falls, the machine stands at that step as one does that comes there by going back and forth.
+// covers: reverse/pause
+#[test]
+fn a_pause_stands_where_going_back_and_forth_does() {
+    // Counts the timer's interrupts.
+    let setup = |a: &mut CodeAssembler| {
+        for (port, value) in [(0x43, 0x36), (0x40, 0), (0x40, 0x10)] {
+            out(a, port, value);
+        }
+    };
+    let image = interrupt_guest(0xfe, 0x20, setup, |a, _| a.inc(dword_ptr(0x20_0000)).unwrap());
+    for image in [image, spinner()] {
+        let guest = Guest::start(&image, &["--reverse", "-m", "8M"]);
+        let mut client = guest.client();
+        for round in 0..5 {
+            std::thread::sleep(Duration::from_millis(30));
+            let at = steps(&client.ask("pause"));
+            let mut monitor = |line: &str| {
+                client.send(format!("{{\"command\":\"monitor\",\"line\":\"{line}\"}}\n").as_bytes());
+                client.answer()["text"].as_str().unwrap().to_string()
+            };
+            let here = monitor("hash");
+            assert!(here.ends_with(&format!("at step {at}\n")), "{here}");
+            for step in [at.saturating_sub(77), at] {
+                monitor(&format!("run-to {step}"));
+            }
+            assert_eq!(monitor("hash"), here, "round {round}");
+            client.ask("resume");
+        }
+        client.ask("quit");
+        assert_eq!(guest.end(), 0);
+    }
+}
+
 // covers: monitor/trace
 #[test]
 fn the_monitor_begins_and_stops_a_recording() {

@@ -18,7 +18,7 @@ fn errors(output: &Output) -> String {
 /// Adds `bit` to BL if `mask` is set in EAX within a while in which `read` fetches it.
 fn expect(a: &mut CodeAssembler, mask: u32, bit: u32, read: impl Fn(&mut CodeAssembler)) {
     let (mut again, mut there, mut done) = (a.create_label(), a.create_label(), a.create_label());
-    a.mov(ecx, 100_000).unwrap();
+    a.mov(ecx, 4_000_000).unwrap();
     a.set_label(&mut again).unwrap();
     read(a);
     a.test(eax, mask).unwrap();

@@ -86,8 +86,6 @@ pub(crate) struct Beginning {
 /// Why the run came back from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// Somebody has a request.
-    Request,
     /// A point is to be kept.
     Point,
     /// The next entry of the log is for the machine as a whole.
@@ -172,15 +170,16 @@ impl Outside for Entrance<'_> {
         self.live() && (self.world.input_open() || self.links.as_ref().is_some_and(|links| links.are_open()))
     }
 
+    fn is_requested(&mut self) -> bool {
+        self.event = None;
+        self.hears.is_some_and(Interrupt::is_set)
+    }
+
     fn comes_back(&mut self, here: Moment) -> bool {
-        let requested = self.hears.is_some_and(Interrupt::is_set);
         let timeline = self.timeline.as_deref();
-        self.event = match requested {
-            true => Some(Event::Request),
-            false if timeline.is_some_and(|timeline| timeline.point_is_due(here.steps)) => Some(Event::Point),
-            false => None,
-        };
-        self.event.is_some()
+        let point = timeline.is_some_and(|timeline| timeline.point_is_due(here.steps));
+        self.event = point.then_some(Event::Point);
+        point
     }
 
     fn enter(&mut self, here: Moment, enter: Enter<'_>) -> Result<bool, Leave> {

@@ -107,7 +107,7 @@ impl Vm {
                 return Ok(reason);
             }
             let here = self.moment();
-            if outside.comes_back(here) {
+            if outside.is_requested() || outside.comes_back(here) {
                 return Ok(StopReason::Outside);
             }
             if let Some(clock) = self.host_clock
@@ -261,7 +261,7 @@ impl Vm {
                     return Ok(Some(StopReason::Deadline));
                 }
                 // KVM counts no steps, so the moment is that of its entry.
-                if outside.comes_back(here) {
+                if outside.is_requested() || outside.comes_back(here) {
                     break;
                 }
             }

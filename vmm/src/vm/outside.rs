@@ -97,6 +97,12 @@ pub trait Outside {
     /// Whether more input may come.
     fn input_open(&mut self) -> bool;
 
+    /// Whether somebody has a request for whoever drives the run. It comes back with [`StopReason::Outside`](super::StopReason::Outside) where
+    /// a limit of steps would have it stand: the devices are at this step, and what is due is delivered.
+    fn is_requested(&mut self) -> bool {
+        false
+    }
+
     /// Called at slice boundaries. `true`: the run is to come back now, with [`StopReason::Outside`](super::StopReason::Outside).
     fn comes_back(&mut self, _here: Moment) -> bool {
         false

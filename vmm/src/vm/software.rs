@@ -104,6 +104,9 @@ impl Vm {
             let Some(left) = until.left(&self.soft) else {
                 return Ok(Some(StopReason::Reached));
             };
+            if outside.is_requested() {
+                return Ok(Some(StopReason::Outside));
+            }
             let here = self.moment();
             let Some(until_due) = outside.due(here) else {
                 return Ok(Some(StopReason::Outside));
