@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what the figures are measured with is `guest-tests/benches/speed.rs`, and for decoders
-//! `guest-tests/pt-oracle/benches/decode.rs`, for ordinary programs `guest-tests/benches/work.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
+//! `guest-tests/pt-oracle/benches/decode.rs`, for whole boots `guest-tests/benches/boots.rs`, for ordinary programs
+//! `guest-tests/benches/work.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
 //! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs` and, in the lab,
 //! `guest-tests/benches/lab.rs`, for the network `guest-tests/benches/net.rs`, for `minivmm run` `guest-tests/benches/run.rs`; this prepares
 //! and runs them.
@@ -14,9 +15,9 @@ pub struct BenchOptions {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, ordinary programs, what the units cost, the decoding of traces, the trace of a boot, going back,
+    /// Measure only the boot, the loops, whole boots, ordinary programs, what the units cost, the decoding of traces, the trace of a boot, going back,
     /// what is added to KVM, a boot on KVM in the lab, the network, or commands that `minivmm run` runs
-    #[arg(long, value_parser = ["boot", "loops", "work", "units", "decode", "traces", "debug", "kvm", "lab", "net", "run"])]
+    #[arg(long, value_parser = ["boot", "loops", "boots", "work", "units", "decode", "traces", "debug", "kvm", "lab", "net", "run"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -24,7 +25,8 @@ pub struct BenchOptions {
 }
 
 /// What runs guests of its own, and which of guest-tests' benches measures it.
-const GUESTS: [(&str, &str); 8] = [
+const GUESTS: [(&str, &str); 9] = [
+    ("boots", "boots"),
     ("work", "work"),
     ("units", "units"),
     ("traces", "traces"),
@@ -55,6 +57,9 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let files = guest::prepare(&stage)?;
     if options.only.as_deref().is_none_or(|only| only == "work") {
         guest::with_work(&stage, &files)?;
+    }
+    if options.only.as_deref().is_none_or(|only| only == "boots") {
+        guest::with_kernels(&stage, guest::kernels::Which::All)?;
     }
     stage.end("ok");
     let program = demo::build_release()?;
