@@ -12,7 +12,7 @@ use clap::{
     ArgGroup, CommandFactory, Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
-use x86::model::MODELS;
+use x86::model::{MODELS, topology::Topology};
 
 use crate::{
     address::DebugAddress,
@@ -89,9 +89,9 @@ pub struct Cli {
     /// Guest memory: bytes, or with K, M, G or T
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = parse_memory, allow_negative_numbers = true)]
     memory: u64,
-    /// Number of CPUs, 1 to 255
-    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = parse_cpus, allow_negative_numbers = true)]
-    cpus: u8,
+    /// Number of CPUs, 1 to 255, and how they are arranged: packages (sockets), cores of each, threads of each core
+    #[arg(long, visible_alias = "smp", value_name = "N[,sockets=N][,cores=N][,threads=N]", default_value = "1", value_parser = parse_cpus, allow_negative_numbers = true)]
+    cpus: Topology,
     /// CPU model (see `minivmm models`) or a model's file (*.toml), and features to switch: NAME,+feature,-feature [default: westmere]
     #[arg(long, visible_alias = "cpu", value_name = "NAME")]
     cpu_model: Option<String>,
@@ -427,7 +427,8 @@ where
         console: cli.console,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),
         memory: cli.memory,
-        cpus: cli.cpus,
+        cpus: cpus_of(cli.cpus),
+        topology: Some(cli.cpus),
         model,
         tsc_offset: cli.tsc_offset,
         units,

@@ -167,6 +167,38 @@ fn one_to_255_cpus() {
     }
 }
 
+// covers: smp/topology
+#[test]
+fn cpus_are_arranged_as_it_is_said() {
+    let text = |words: &str| with(&["--cpus", words]).topology().to_string();
+    for (words, arranged) in [
+        ("8,cores=4,threads=2,sockets=1", "8,cores=4,threads=2"),
+        ("8,sockets=2", "8,cores=4,threads=1"),
+        ("8,threads=2", "8,cores=4,threads=2"),
+        ("8,cores=2", "8,cores=2,threads=1"),
+        ("8,cores=8", "8"),
+    ] {
+        assert_eq!(text(words), arranged, "{words}");
+        assert_eq!(text(arranged), arranged, "{words}");
+    }
+    for (words, why) in [
+        ("8,core=4", "behind the number stands sockets=N, cores=N or threads=N"),
+        ("8,cores", "behind the number stands"),
+        ("8,cores=x", "behind the number stands"),
+        ("8,", "behind the number stands"),
+        ("8,cores=3", "2 packages of 3 cores of 1 threads are not 8 CPUs"),
+        ("8,threads=3", "a core has 1 or 2 threads, not 3"),
+        ("255,cores=4294967295", "are not 255 CPUs"),
+    ] {
+        let message = run(&["--kernel", "k", "--cpus", words]).unwrap_err();
+        assert!(
+            message.contains("--cpus") && message.contains(why),
+            "{words}: {message}"
+        );
+        assert_eq!(message.lines().count(), 1, "{words}: {message}");
+    }
+}
+
 // covers: cli/disk
 // covers: cli/inject
 // covers: cli/collect

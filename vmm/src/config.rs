@@ -13,7 +13,7 @@ use machine::{
     share::{ShareMode, channel::Report},
 };
 use trace::format::GuestSources;
-use x86::model::CpuModel;
+use x86::model::{CpuModel, topology::Topology};
 
 use kvm::tracer::Traces;
 
@@ -258,6 +258,8 @@ pub struct MachineConfig {
     pub memory: u64,
     /// How many CPUs, from 1 on; the boot CPU is the first.
     pub cpus: u8,
+    /// How they are arranged, in the place of `cpus`; `None`: each is a core.
+    pub topology: Option<Topology>,
     /// The CPU model. [`CpuModel::with_tsc_khz`] makes one whose time-stamp counter runs at another frequency.
     pub model: &'static CpuModel,
     /// What every CPU's time-stamp counter reads at the start of the run, modulo 2^64. IA32_TSC_ADJUST is 0 all the same: this
@@ -337,6 +339,11 @@ impl MachineConfig {
         }
     }
 
+    /// How the machine's CPUs are arranged.
+    pub fn topology(&self) -> Topology {
+        self.topology.unwrap_or(Topology::from(self.cpus))
+    }
+
     /// A machine with the defaults of the command line, a deterministic clock and an in-memory console. On KVM it has this
     /// program's interrupt controllers, so that it can be stepped.
     pub fn new(kernel: impl Into<PathBuf>) -> Self {
@@ -355,6 +362,7 @@ impl MachineConfig {
             cmdline: None,
             memory: 512 << 20,
             cpus: 1,
+            topology: None,
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
             units: kvm::units::UnitRequests::default(),

@@ -99,10 +99,17 @@ const QEMU: [(&str, Here); 41] = [
     ("-pidfile", Here::Answer("a machine writes no such file: leave it out")),
 ];
 
-/// `2`, `2,sockets=1`, `cpus=2`.
+/// `2`, `2,sockets=1`, `cpus=2,maxcpus=4`: what says how many there are and how they are arranged.
 fn cpus(value: &str) -> Option<String> {
-    let first = value.split(',').next()?;
-    Some(first.strip_prefix("cpus=").unwrap_or(first).to_string())
+    let arranges = |word: &&str| {
+        ["sockets=", "cores=", "threads="]
+            .iter()
+            .any(|name| word.starts_with(name))
+    };
+    let mut words = value.split(',');
+    let first = words.next()?;
+    let kept = std::iter::once(first.strip_prefix("cpus=").unwrap_or(first)).chain(words.filter(arranges));
+    Some(kept.collect::<Vec<_>>().join(","))
 }
 
 /// `mon:stdio` is a console with a monitor, as there always is here.

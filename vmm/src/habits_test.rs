@@ -26,7 +26,7 @@ fn options_of_qemu_are_understood() {
         "-append",
         "-x -hda",
         "-smp",
-        "2,sockets=1",
+        "2,sockets=2,maxcpus=4",
         "-m",
         "1G",
         "-nographic",
@@ -47,6 +47,7 @@ fn options_of_qemu_are_understood() {
     assert_eq!(config.initrd.len(), 1);
     assert_eq!(config.cmdline.as_deref(), Some(&b"-x -hda"[..]));
     assert_eq!((config.cpus, config.memory), (2, 1 << 30));
+    assert_eq!(config.topology().to_string(), "2,cores=1,threads=1");
     assert_eq!(config.disks[0].path, std::path::PathBuf::from("d.img"));
     assert_eq!(config.serial, SerialTarget::Stdio);
     assert_eq!(config.model.name, "haswell");

@@ -15,6 +15,8 @@ use machine::{
     share::ShareMode,
 };
 
+use x86::model::topology::{Topology, TopologyError};
+
 use crate::{
     address::{self, AddressError, DebugAddress},
     config::{DiskConfig, Forward, InitrdFile, NetConfig, OnPanic, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE},
@@ -96,6 +98,12 @@ pub enum ValueError {
     /// No number of CPUs.
     #[error("not a number from 1 to 255")]
     Cpus,
+    /// No part of an arrangement of CPUs.
+    #[error("behind the number stands sockets=N, cores=N or threads=N")]
+    Arrangement,
+    /// CPUs that cannot be arranged so.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
     /// No number of seconds.
     #[error("not a number of seconds")]
     Seconds,
@@ -409,12 +417,34 @@ pub(crate) fn parse_count(text: &str) -> Result<u64, ValueError> {
     }
 }
 
-/// The APICs have IDs of eight bits, of which FFH is for all of them.
-pub(crate) fn parse_cpus(text: &str) -> Result<u8, ValueError> {
-    match parse_u64(text) {
-        Some(count @ 1..=255) => Ok(count as u8),
-        _ => Err(ValueError::Cpus),
+/// `N`, or `N,cores=N,threads=N,sockets=N` with some of these. The APICs have IDs of eight bits, of which FFH is for all of them.
+pub(crate) fn parse_cpus(text: &str) -> Result<Topology, ValueError> {
+    let mut words = text.split(',');
+    let cpus = match parse_u64(words.next().unwrap_or_default()) {
+        Some(count @ 1..=255) => count as u32,
+        _ => return Err(ValueError::Cpus),
+    };
+    let (mut sockets, mut cores, mut threads) = (None, None, None);
+    for word in words {
+        let (name, number) = word.split_once('=').ok_or(ValueError::Arrangement)?;
+        let part = match name {
+            "sockets" => &mut sockets,
+            "cores" => &mut cores,
+            "threads" => &mut threads,
+            _ => return Err(ValueError::Arrangement),
+        };
+        let number = parse_u64(number).and_then(|number| u32::try_from(number).ok());
+        *part = Some(number.ok_or(ValueError::Arrangement)?);
     }
+    if (sockets, cores, threads) == (None, None, None) {
+        return Ok(Topology::of(cpus));
+    }
+    Ok(Topology::new(cpus, sockets, cores, threads)?)
+}
+
+/// How many there are, which [`parse_cpus`] has seen to fit.
+pub(crate) fn cpus_of(topology: Topology) -> u8 {
+    u8::try_from(topology.cpus()).unwrap_or(u8::MAX)
 }
 
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, ValueError> {

@@ -116,6 +116,13 @@ pub const RSYNC: Need = Need {
     why: "copies trees in guests, over shared directories",
 };
 
+/// What draws a machine's packages, cores, threads and caches.
+pub const HWLOC: Need = Need {
+    package: "hwloc-nox",
+    program: "lstopo-no-graphics",
+    why: "shows how a guest sees its CPUs",
+};
+
 /// Intel's decoder of Intel PT, by its header.
 pub const LIBIPT: Need = Need {
     package: "libipt-dev",

@@ -200,6 +200,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::QEMU_IMG,
             packages::PASST,
             packages::RSYNC,
+            packages::HWLOC,
             packages::GDB,
             packages::VALGRIND,
             packages::PERF,

@@ -136,7 +136,7 @@ fn the_software_engine_loses_only_units_that_are_off() {
 // covers: cpu/cpuid-narrowed
 #[test]
 fn each_cpu_has_its_own_ids() {
-    let place = topology::CpuPosition { cpu: 3, cpus: 4 };
+    let place = topology::Topology::of(4).at(3);
     let cpuid = entries(&HASWELL, place).unwrap();
     let one = cpuid.as_slice().iter().find(|e| e.function == 1).unwrap();
     assert_eq!(one.ebx >> 24, 3);

@@ -14,7 +14,10 @@ use log::info;
 use machine::{Machine, memory::Memory};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use x86::debug::Breakpoint;
-use x86::model::{CpuModel, topology};
+use x86::model::{
+    CpuModel,
+    topology::{CpuPosition, Topology},
+};
 use x86::msr::{IA32_APIC_BASE, IA32_FS_BASE, IA32_STAR, IA32_SYSENTER_CS, IA32_TSC_DEADLINE, IA32_XSS};
 
 use crate::clock::HostClock;
@@ -95,7 +98,7 @@ pub struct Hypervisor {
 }
 
 impl Hypervisor {
-    /// So many CPUs of this model, narrowed by [`cpuid::narrow`], on this memory, with these interrupt controllers and these units of
+    /// CPUs of this model that are arranged so, narrowed by [`cpuid::narrow`], on this memory, with these interrupt controllers and these units of
     /// KVM's.
     ///
     /// # Errors
@@ -104,7 +107,7 @@ impl Hypervisor {
         host: &Host,
         model: &'static CpuModel,
         memory: &Memory,
-        count: usize,
+        topology: Topology,
         watches: bool,
         irqchip: Irqchip,
         passed: &Passed,
@@ -154,8 +157,9 @@ impl Hypervisor {
         }
         sys::lend(&vm, memory).map_err(refused("KVM_SET_USER_MEMORY_REGION"))?;
         sys::take_signal().map_err(refused("taking over a signal"))?;
-        let cpus = (0..count)
-            .map(|cpu| Processor::new(&vm, model, cpu, count, passed))
+        let count = topology.cpus() as usize;
+        let cpus = (0..topology.cpus())
+            .map(|cpu| Processor::new(&vm, model, topology.at(cpu), passed))
             .collect::<Result<Vec<_>, _>>()?;
         if irqchip == Irqchip::Kvm {
             kernel_irqchip::set_virtual_wire(&sys::lock(&cpus[0].vcpu))?;
@@ -340,15 +344,10 @@ impl Processor {
     pub(crate) fn new(
         vm: &VmFd,
         model: &'static CpuModel,
-        cpu: usize,
-        count: usize,
+        place: CpuPosition,
         passed: &Passed,
     ) -> Result<Self, KvmError> {
-        let mut vcpu = vm.create_vcpu(cpu as u64).map_err(refused("KVM_CREATE_VCPU"))?;
-        let place = topology::CpuPosition {
-            cpu: cpu as u32,
-            cpus: count as u32,
-        };
+        let mut vcpu = vm.create_vcpu(place.cpu.into()).map_err(refused("KVM_CREATE_VCPU"))?;
         vcpu.set_cpuid2(&cpuid::entries(model, place)?)
             .map_err(refused("KVM_SET_CPUID2"))?;
         passed.tell(&vcpu, model)?;

@@ -221,11 +221,8 @@ impl CpuBus<'_> {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
-        match self
-            .machine
-            .rdt
-            .write_msr(&mut self.machine.cpus[self.cpu].rdt, msr, value)
-        {
+        let package = self.machine.package(self.cpu);
+        match self.machine.rdt[package].write_msr(&mut self.machine.cpus[self.cpu].rdt, msr, value) {
             Err(MsrFault::Unclaimed) => {}
             Ok(()) => {
                 self.machine.share_caches();

@@ -1,6 +1,6 @@
 //! What the machine keeps for each CPU beside what the engine and the local APIC hold.
 //!
-//! Every CPU is a core of its own, so what the manual calls a core's is a CPU's: the MTRRs, the machine-check banks,
+//! What the manual calls a core's is a CPU's here, also where two are threads of one core: the MTRRs, the machine-check banks,
 //! IA32_MISC_ENABLE. The few registers that the cores of a real package share are kept for each CPU, too: they say the same on
 //! all of them, and systems write them alike.
 

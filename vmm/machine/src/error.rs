@@ -39,6 +39,14 @@ pub enum StateError {
         /// CPUs of the machine.
         machine: usize,
     },
+    /// Of CPUs in so many packages.
+    #[error("the state has {state} packages of CPUs, the machine has {machine}")]
+    Packages {
+        /// Packages of the state.
+        state: usize,
+        /// Packages of the machine.
+        machine: usize,
+    },
     /// Of a model with other registers.
     #[error("the state has {state} plain MSRs, the model {model}")]
     Msrs {

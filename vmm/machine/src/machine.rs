@@ -15,7 +15,10 @@ use devices::unit::{Units, UnitsState, cache, rdt};
 use devices::virtio::{Device, Taken, block::Medium, interface::TransportState, request::Written};
 use engine::bus::{MsrFault, Watch};
 use log::debug;
-use x86::model::{CpuModel, topology::CpuPosition};
+use x86::model::{
+    CpuModel,
+    topology::{CpuPosition, Topology},
+};
 use x86::msr::IA32_MISC_ENABLE;
 
 use crate::{
@@ -77,10 +80,10 @@ pub struct MachineState {
     pub cpus: Vec<PerCpu>,
     /// The debug and trace units of each CPU.
     pub units: Vec<UnitsState>,
-    /// The package's resource director.
-    pub rdt: rdt::PackageState,
-    /// Its model of the caches, once it runs: the last level, and what each CPU has for itself.
-    pub caches: Option<(cache::SharedCache, Vec<cache::Core>)>,
+    /// The resource director of each package.
+    pub rdt: Vec<rdt::PackageState>,
+    /// The model of the caches, once it runs: the last level of each package, and what each CPU has for itself.
+    pub caches: Option<(Vec<cache::SharedCache>, Vec<cache::Core>)>,
     /// RDRAND.
     pub random: Random,
     /// The virtio devices, without what the disks hold.
@@ -98,10 +101,13 @@ pub struct Machine {
     pub(crate) clock: Clock,
     pub(crate) cpus: Vec<PerCpu>,
     pub(crate) watchers: Vec<Watchers>,
-    pub(crate) rdt: rdt::Package,
+    topology: Topology,
+    /// Of each package.
+    pub(crate) rdt: Vec<rdt::Package>,
     /// Nobody watches.
     pub(crate) unwatched: bool,
-    pub(crate) last_level: Option<rdt::LastLevel>,
+    /// Of each package.
+    pub(crate) last_level: Option<Vec<rdt::LastLevel>>,
     /// Events and unit masks that a guest has counted, that are always 0, and of which this has been said.
     pub(crate) silent_events: BTreeSet<(u8, u8)>,
     pub(crate) random: Random,
@@ -114,17 +120,18 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine at reset with so many CPUs, at least one; the first is the boot CPU.
+    /// A machine at reset with so many CPUs, or with CPUs that are arranged so; the first is the boot CPU.
     pub fn new(
         model: &'static CpuModel,
-        cpus: u8,
+        cpus: impl Into<Topology>,
         memory: Memory,
         rtc_base: i64,
         seed: u64,
         serial_out: Box<dyn Write + Send>,
     ) -> Self {
-        let count = cpus.max(1).into();
-        let cpus = (0..count).map(|cpu| PerCpu::new(model, CpuPosition { cpu, cpus: count }));
+        let topology = cpus.into();
+        let count = topology.cpus();
+        let cpus = (0..count).map(|cpu| PerCpu::new(model, topology.at(cpu)));
         let mut platform = Platform::new(model, cpus.len(), rtc_base, serial_out);
         platform.set_virtual_wire();
         Machine {
@@ -134,7 +141,10 @@ impl Machine {
             clock: Clock::new(model.tsc_khz),
             cpus: cpus.collect(),
             watchers: (0..count).map(|_| Watchers::new(model)).collect(),
-            rdt: rdt::Package::new(model),
+            topology,
+            rdt: (0..topology.packages(model))
+                .map(|_| rdt::Package::new(model))
+                .collect(),
             unwatched: false,
             last_level: None,
             silent_events: BTreeSet::new(),
@@ -281,13 +291,14 @@ impl Machine {
             clock: self.clock,
             cpus: self.cpus.clone(),
             units: self.watchers.iter().map(|watchers| watchers.units.state()).collect(),
-            rdt: self.rdt.state(),
-            caches: self.last_level.as_ref().map(|last| {
+            rdt: self.rdt.iter().map(rdt::Package::state).collect(),
+            caches: self.last_level.as_ref().map(|packages| {
                 let own = self
                     .watchers
                     .iter()
                     .filter_map(|watchers| watchers.units.caches.as_ref());
-                (last.contents(), own.map(|probe| probe.core().clone()).collect())
+                let last = packages.iter().map(rdt::LastLevel::contents);
+                (last.collect(), own.map(|probe| probe.core().clone()).collect())
             }),
             random: self.random,
             virtio: self.virtio.state(),
@@ -346,7 +357,16 @@ impl Machine {
         self.platform.set_state(&state.platform)?;
         self.virtio.set_state(&state.virtio, self.memory.mmap())?;
         self.pci.set_state(&state.pci);
-        self.rdt.set_state(&state.rdt).map_err(StateError::Rdt)?;
+        let packages = self.rdt.len();
+        if state.rdt.len() != packages || state.caches.as_ref().is_some_and(|(last, _)| last.len() != packages) {
+            return Err(StateError::Packages {
+                state: state.rdt.len(),
+                machine: packages,
+            });
+        }
+        for (package, state) in self.rdt.iter_mut().zip(&state.rdt) {
+            package.set_state(state).map_err(StateError::Rdt)?;
+        }
         self.restorations.fetch_add(1, Ordering::Relaxed);
         self.clock = state.clock;
         self.cpus.clone_from(&state.cpus);
@@ -358,7 +378,8 @@ impl Machine {
             .iter_mut()
             .for_each(|watchers| watchers.units.caches = None);
         if let Some((last, own)) = &state.caches {
-            self.measure(rdt::LastLevel::with(last.clone()), own.iter().cloned());
+            let last = last.iter().cloned().map(rdt::LastLevel::with);
+            self.measure(last.collect(), own.iter().cloned());
         } else {
             self.share_caches();
         }
@@ -374,7 +395,7 @@ impl Machine {
 
     /// Whether the resource director asks what the caches do.
     fn is_measured(&self) -> bool {
-        self.cpus.iter().any(|cpu| self.rdt.in_use(&cpu.rdt))
+        (0..self.cpus.len()).any(|cpu| self.rdt[self.package(cpu)].in_use(&self.cpus[cpu].rdt))
     }
 
     /// After a write to a register: starts the model of the caches, which all CPUs share, if one of them asks what it does, and tells it
@@ -383,16 +404,18 @@ impl Machine {
         let asked = self.watchers.iter().any(|watchers| watchers.units.caches.is_some());
         if self.last_level.is_none() && (asked || self.is_measured()) {
             let own = cache::Core::of(self.model);
-            self.measure(rdt::LastLevel::new(self.model), std::iter::repeat(own));
+            let last = self.rdt.iter().map(|_| rdt::LastLevel::new(self.model));
+            self.measure(last.collect(), std::iter::repeat(own));
         } else if self.last_level.is_some() {
             self.associate();
         }
     }
 
     /// Starts the model of the caches.
-    pub(crate) fn measure(&mut self, last: rdt::LastLevel, own: impl Iterator<Item = cache::Core>) {
-        for (watchers, core) in self.watchers.iter_mut().zip(own) {
-            watchers.units.caches = Some(rdt::Probe::new(core, last.clone()));
+    pub(crate) fn measure(&mut self, last: Vec<rdt::LastLevel>, own: impl Iterator<Item = cache::Core>) {
+        for (cpu, core) in (0..self.watchers.len()).zip(own) {
+            let last = last[self.package(cpu)].clone();
+            self.watchers[cpu].units.caches = Some(rdt::Probe::new(core, last));
         }
         self.last_level = Some(last);
         self.associate();
@@ -401,20 +424,24 @@ impl Machine {
     /// Tells the model of the caches on whose behalf each CPU runs.
     pub(crate) fn associate(&mut self) {
         let measured = self.is_measured();
-        for (watchers, cpu) in self.watchers.iter_mut().zip(&self.cpus) {
-            watchers.units.caches_measured = measured;
-            if let Some(probe) = &mut watchers.units.caches {
-                probe.set_owners(self.rdt.owners(&cpu.rdt, self.model));
+        for cpu in 0..self.cpus.len() {
+            let owners = self.rdt[self.package(cpu)].owners(&self.cpus[cpu].rdt, self.model);
+            let units = &mut self.watchers[cpu].units;
+            units.caches_measured = measured;
+            if let Some(probe) = &mut units.caches {
+                probe.set_owners(owners);
             }
         }
     }
 
     /// Where a CPU stands among its like.
     fn place(&self, cpu: usize) -> CpuPosition {
-        CpuPosition {
-            cpu: cpu as u32,
-            cpus: self.cpus.len() as u32,
-        }
+        self.topology.at(cpu as u32)
+    }
+
+    /// The package that a CPU is in.
+    pub(crate) fn package(&self, cpu: usize) -> usize {
+        self.place(cpu).package(self.model) as usize
     }
 
     /// Has the host watch a CPU from [`Seat::Trace`], too, or no longer; `false` if there is no such CPU.
@@ -458,9 +485,9 @@ impl Machine {
         self.cpus.get(cpu)
     }
 
-    /// The resource director.
-    pub fn rdt(&self) -> &rdt::Package {
-        &self.rdt
+    /// The resource director of a CPU's package; `None` if there is no such CPU.
+    pub fn rdt(&self, cpu: usize) -> Option<&rdt::Package> {
+        self.rdt.get(self.package(cpu))
     }
 
     /// The processor trace of a CPU, if there is such a CPU and its model has one.
@@ -493,12 +520,12 @@ impl Machine {
 
     /// RDMSR of what is neither a unit's nor the local APIC's.
     pub(crate) fn own_msr(&self, cpu: usize, msr: u32) -> Result<u64, MsrFault> {
-        let own = &self.cpus[cpu];
+        let (own, package) = (&self.cpus[cpu], self.package(cpu));
         let meter: &dyn rdt::Meter = match &self.last_level {
-            Some(last) if self.is_measured() => last,
+            Some(last) if self.is_measured() => &last[package],
             _ => &rdt::Unmetered,
         };
-        match self.rdt.read_msr(&own.rdt, msr, meter) {
+        match self.rdt[package].read_msr(&own.rdt, msr, meter) {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }

@@ -2,9 +2,9 @@
 
 use super::*;
 use engine::bus::Bus;
-use x86::model::{HASWELL, SKYLAKE_SERVER, WESTMERE};
+use x86::model::{HASWELL, ICELAKE_SERVER, SKYLAKE_SERVER, WESTMERE};
 use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
-use x86::msr::{IA32_PQR_ASSOC, IA32_QM_CTR, IA32_QM_EVTSEL};
+use x86::msr::{IA32_L3_QOS_MASK_0, IA32_PQR_ASSOC, IA32_QM_CTR, IA32_QM_EVTSEL};
 use x86::watch::{Access, AccessKind};
 
 fn machine() -> Machine {
@@ -206,6 +206,51 @@ fn the_caches_are_modelled_from_the_first_association_on() {
     assert_eq!(a.state(), b.state());
     b.set_state(&new().state()).unwrap();
     assert_eq!(b.state(), new().state());
+}
+
+/// SDM Vol. 3B 18.19.3: the masks of a class of service, and what the monitoring counts, are a package's own.
+// covers: smp/topology
+#[test]
+fn each_package_has_its_own_masks_and_counts() {
+    let memory = Memory::new(2 << 20).unwrap();
+    let topology = Topology::new(4, Some(2), None, None).unwrap();
+    let mut machine = Machine::new(&ICELAKE_SERVER, topology, memory, 0, 1, Box::new(std::io::sink()));
+    machine.cpu(1).wrmsr(IA32_L3_QOS_MASK_0, 0xf, 0).unwrap();
+    machine.cpu(3).wrmsr(IA32_L3_QOS_MASK_0, 0x3, 0).unwrap();
+    let masks = [0, 1, 2, 3].map(|cpu| machine.cpu(cpu).rdmsr(IA32_L3_QOS_MASK_0, 0).unwrap());
+    assert_eq!(masks, [0xf, 0xf, 0x3, 0x3]);
+    // One RMID in both: each package counts its own lines.
+    for cpu in 0..4 {
+        machine.cpu(cpu).wrmsr(IA32_QM_EVTSEL, 3 << 32 | 1, 0).unwrap();
+        machine.cpu(cpu).wrmsr(IA32_PQR_ASSOC, 3, 0).unwrap();
+    }
+    for line in 0..0x20000 / 64 * 4 {
+        let access = Access {
+            address: line * 64,
+            size: 8,
+            kind: AccessKind::Read,
+            ip: 0,
+        };
+        let caches = machine.watchers[1].units.caches.as_mut().unwrap();
+        caches.access(&access, 0, Some);
+    }
+    let counts = [0, 1, 2, 3].map(|cpu| machine.cpu(cpu).rdmsr(IA32_QM_CTR, 0).unwrap());
+    assert!(counts[0] > 0 && counts[0] == counts[1], "{counts:?}");
+    assert_eq!(counts[2..], [0, 0]);
+    // A state goes to a machine with as many packages alone.
+    let state = machine.state();
+    let mut other = Machine::new(
+        &ICELAKE_SERVER,
+        4,
+        Memory::new(2 << 20).unwrap(),
+        0,
+        1,
+        Box::new(std::io::sink()),
+    );
+    let error = other.set_state(&state).unwrap_err();
+    assert_eq!(error.to_string(), "the state has 2 packages of CPUs, the machine has 1");
+    machine.set_state(&state).unwrap();
+    assert_eq!(machine.state(), state);
 }
 
 // covers: loader/acpi-power

@@ -35,9 +35,8 @@ pub(super) fn hypervisor(
     let units = units(config, host)?;
     let watches = units[Unit::Pt] == Backend::Host || units.each().any(|(_, backend)| backend == Backend::Emulated);
     let passed = Passed::of(&Traits::of(host).pmu, &units);
-    let count = config.cpus.max(1).into();
-    let mut hypervisor =
-        Hypervisor::new(host, config.model, memory, count, watches, irqchip, &passed).map_err(Error::option(KVM))?;
+    let mut hypervisor = Hypervisor::new(host, config.model, memory, config.topology(), watches, irqchip, &passed)
+        .map_err(Error::option(KVM))?;
     if let Some(traces) = traces(config, host, &units)? {
         hypervisor.trace_with(traces);
     }

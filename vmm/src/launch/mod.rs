@@ -81,6 +81,8 @@ impl Run {
             ..config.clone()
         };
         let limit = 1u64.checked_shl(config.model.physical_bits()).unwrap_or(u64::MAX);
+        let arranged = config.topology().check(config.model);
+        arranged.map_err(Error::option(format!("--cpus {}", config.topology())))?;
         let memory = Memory::new(config.memory)?;
         if memory.end() > limit {
             let reason = format!("the model addresses {} bits of it", config.model.physical_bits());
@@ -148,7 +150,7 @@ impl Run {
         };
         let mut machine = Machine::new(
             config.model,
-            config.cpus,
+            config.topology(),
             memory,
             config.rtc_base,
             config.seed,

@@ -29,6 +29,7 @@ use std::{
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use trace::export::{ExportError, OutFile};
+use x86::model::topology::Topology;
 
 pub use self::report::Report;
 use self::{
@@ -79,8 +80,8 @@ pub struct MatrixOptions {
     #[arg(long, value_name = "NAME", value_parser = plan::parse_name)]
     report_as: Option<String>,
     /// Number of CPUs
-    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = crate::parse::parse_cpus, allow_negative_numbers = true)]
-    cpus: u8,
+    #[arg(long, visible_alias = "smp", value_name = "N[,sockets=N][,cores=N][,threads=N]", default_value = "1", value_parser = crate::parse::parse_cpus, allow_negative_numbers = true)]
+    cpus: Topology,
     /// Guest memory
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "512M", value_parser = crate::parse::parse_memory, allow_negative_numbers = true)]
     memory: u64,

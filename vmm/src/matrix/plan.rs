@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use x86::model::MODELS;
+use x86::model::{MODELS, topology::Topology};
 
 use super::cell::{PassBy, Plan};
 use crate::{config::EngineChoice, error::Error, model};
@@ -213,7 +213,7 @@ pub fn parse_shard(text: &str) -> Result<Shard, PlanError> {
 #[derive(Clone, Debug)]
 pub struct Common {
     /// Number of CPUs.
-    pub cpus: u8,
+    pub cpus: Topology,
     /// Memory in bytes.
     pub memory: u64,
     /// The limit of instructions.
@@ -288,7 +288,10 @@ fn cell(guest: &Guest, model: &str, engine: EngineChoice, common: &Common) -> Pl
         // A table compares units, whose machines have these where one of them is ours.
         option("--irqchip", Irqchip::Minivmm.name().into());
     }
-    option("--cpus", settings.cpus.unwrap_or(common.cpus).to_string().into());
+    option(
+        "--cpus",
+        settings.cpus.map_or(common.cpus, Topology::from).to_string().into(),
+    );
     let memory = settings.memory.clone().unwrap_or(common.memory.to_string());
     option("--memory", memory.into());
     option("--serial", "stdio".into());

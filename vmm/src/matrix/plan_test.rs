@@ -2,7 +2,7 @@ use super::*;
 
 fn common() -> Common {
     Common {
-        cpus: 1,
+        cpus: Topology::of(1),
         memory: 64 << 20,
         max_instructions: 1000,
         timeout: Duration::from_secs(9),

@@ -31,7 +31,7 @@ use crate::{
     error::Error,
     front::serve,
     model,
-    parse::{RtcBase, Seed, check_on_panic, now, random_seed},
+    parse::{RtcBase, Seed, check_on_panic, cpus_of, now, random_seed},
     vm::End,
 };
 use kvm::units::{Unit, UnitRequest};
@@ -161,7 +161,8 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
         shares,
         cmdline: Some(cmdline),
         memory: options.memory,
-        cpus: options.cpus,
+        cpus: cpus_of(options.cpus),
+        topology: Some(options.cpus),
         model,
         units,
         engine: match (options.engine, options.clock) {

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use x86::model::topology::Topology;
 
 use crate::{
     address::DebugAddress,
@@ -49,8 +50,8 @@ pub struct RunOptions {
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G", value_parser = parse_memory, allow_negative_numbers = true)]
     pub(crate) memory: u64,
     /// Number of CPUs, 1 to 255
-    #[arg(long, visible_alias = "smp", value_name = "N", default_value = "1", value_parser = parse_cpus, allow_negative_numbers = true)]
-    pub(crate) cpus: u8,
+    #[arg(long, visible_alias = "smp", value_name = "N[,sockets=N][,cores=N][,threads=N]", default_value = "1", value_parser = parse_cpus, allow_negative_numbers = true)]
+    pub(crate) cpus: Topology,
     /// CPU model, as for a machine [default: alderlake, where this host has what it takes, else haswell or westmere]
     #[arg(long, visible_alias = "cpu", value_name = "NAME")]
     pub(crate) cpu_model: Option<String>,

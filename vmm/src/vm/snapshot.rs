@@ -38,7 +38,7 @@ impl Snapshot {
         let spaces = self.soft.translations.iter().flat_map(|known| &known.spaces);
         let entries: usize = spaces.map(|space| space.pages.len()).sum();
         let caches = self.machine.caches.as_ref().map_or(0, |(last, own)| {
-            last.bytes() + own.iter().map(|core| core.bytes()).sum::<usize>()
+            last.iter().map(|last| last.bytes()).sum::<usize>() + own.iter().map(|core| core.bytes()).sum::<usize>()
         });
         (entries * size_of::<engine::Translation>() + caches + size_of_val(&*self.soft.cpus)) as u64
     }

@@ -14,7 +14,14 @@ use super::{
 pub fn rdt(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     none(arguments)?;
     let model = scene.model();
-    let Some(caps) = scene.controls.run.machine().rdt().caps().copied() else {
+    let cpu = scene.cpu;
+    let Some(caps) = scene
+        .controls
+        .run
+        .machine()
+        .rdt(cpu)
+        .and_then(|package| package.caps().copied())
+    else {
         return Err(MonitorError::Lacks(model.name, "resource director here"));
     };
     let association = scene.msr(IA32_PQR_ASSOC).unwrap_or(0);
