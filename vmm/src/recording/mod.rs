@@ -3,9 +3,12 @@
 //! This is the part of tracing that owns a trace unit and sees the guest's memory: [`Recorder`] and an [`Observer`] of each vCPU
 //! beside the guest's own units. How the directory is written is `trace::directory`'s.
 
+mod code_map;
 mod guest_memory;
 mod host;
 mod mapped;
+mod observed_code;
+mod observed_processes;
 mod observer;
 pub mod options;
 pub mod recorder;

@@ -1,0 +1,99 @@
+//! What an observer reports of the threads and processes that its vCPU runs, and which of them are recorded.
+
+use trace::format::{COMM, Record};
+use x86::watch::{CodeSize, Processor};
+
+use super::host::{Host, Physical};
+use super::observer::Observer;
+use super::state::lock;
+
+impl Observer {
+    /// A Linux guest goes to another page table: the one that it comes from has a name.
+    pub(super) fn name_process(&mut self, cpu: &mut dyn Processor) {
+        // Of the two page tables of a process the kernel's is the first.
+        let table = cpu.context().cr3 & !0x1fff;
+        let before = std::mem::replace(&mut self.page_table, table);
+        if before != table {
+            self.names(before, cpu);
+            self.nameless = true;
+        }
+    }
+
+    /// The same of a process that begins to run a program: it may have ended, and its name with it, before it goes anywhere else.
+    pub(super) fn name_program(&mut self, cpu: &mut dyn Processor) {
+        if self.nameless && cpu.context().cpl == 3 {
+            self.nameless = false;
+            self.names(self.page_table, cpu);
+        }
+    }
+
+    /// Linux is about to go over to another thread. The `task_struct` of the one that ran is the first argument, that of the other the
+    /// second: RDI and RSI, or EAX and EDX of 32-bit kernels (`-mregparm=3`).
+    pub(super) fn name_thread(&mut self, cpu: &mut dyn Processor) {
+        let (before, next) = match cpu.context().code {
+            CodeSize::Bits64 => (cpu.gpr(7), cpu.gpr(6)),
+            CodeSize::Bits16 | CodeSize::Bits32 => (cpu.gpr(0) & 0xffff_ffff, cpu.gpr(2) & 0xffff_ffff),
+        };
+        // Where recording has begun under way, nobody has said which thread ran.
+        let first = !std::mem::replace(&mut self.thread_is_known, true);
+        for at in first.then_some(before).into_iter().chain([next]) {
+            self.tell_thread(at, cpu);
+        }
+    }
+
+    fn tell_thread(&mut self, task_struct: u64, cpu: &mut dyn Processor) {
+        let step = cpu.step();
+        let task = {
+            let mut linux = lock(&self.shared.linux);
+            let Some((task, new)) = linux.recording.thread(&mut Physical(cpu), task_struct, step) else {
+                return;
+            };
+            linux.new |= new;
+            task
+        };
+        let wanted = self.wanted.as_ref().map(|wanted| wanted.has(&task));
+        let mut name = [0; COMM];
+        let mut len = task.comm.len().min(COMM - 1);
+        while !task.comm.is_char_boundary(len) {
+            len -= 1;
+        }
+        name[..len].copy_from_slice(&task.comm.as_bytes()[..len]);
+        let mut host = Host {
+            cpu,
+            offset: self.tsc_offset,
+        };
+        let offset = self.anchor(&mut host).begin;
+        self.sink.record(&Record::Thread {
+            offset,
+            step,
+            tid: task.pid,
+            tgid: task.tgid,
+            comm: name,
+        });
+        if let Some(wanted) = wanted {
+            self.pt.admit(wanted, &mut host);
+        }
+        self.write_due(&mut host);
+    }
+
+    /// Where processes are chosen, the one that runs is recorded if it is one of them.
+    pub(super) fn admit_current(&mut self, cpu: &mut Host<'_>) {
+        let Some(wanted) = &self.wanted else { return };
+        let task = {
+            let linux = lock(&self.shared.linux);
+            let kernel = linux.recording.kernel();
+            kernel.and_then(|kernel| kernel.current(&mut Physical(cpu.cpu), self.cpu))
+        };
+        // Where nobody knows who runs, it is nobody who was asked for.
+        let wanted = task.is_some_and(|task| wanted.has(&task));
+        self.pt.admit(wanted, cpu);
+    }
+
+    pub(super) fn names(&self, page_table: u64, cpu: &mut dyn Processor) {
+        let steps = cpu.step();
+        let mut linux = lock(&self.shared.linux);
+        linux.new |= linux
+            .recording
+            .switched(&mut Physical(cpu), self.cpu, page_table, steps);
+    }
+}
