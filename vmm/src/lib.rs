@@ -59,6 +59,7 @@ pub mod allocation;
 #[doc(hidden)]
 pub mod cli;
 pub mod config;
+pub mod coverage;
 pub mod debug;
 pub mod dump;
 pub mod error;
@@ -75,6 +76,7 @@ pub mod logger;
 pub mod matrix;
 pub mod model;
 mod net;
+pub mod observe;
 #[doc(hidden)]
 pub mod parse;
 #[doc(hidden)]
