@@ -17,8 +17,9 @@ use x86::model::{MODELS, topology::Topology};
 use crate::{
     address::DebugAddress,
     config::{
-        BusChoice, ClockMode, ConsoleChoice, DiskConfig, EngineChoice, InitrdFile, KvmDefects, MachineConfig,
-        NetConfig, OnPanic, RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig, VIRTUAL_RTC_BASE,
+        BusChoice, ClockMode, ConsoleChoice, DiskConfig, EngineChoice, EpochOptions, InitrdFile, KvmDefects,
+        MachineConfig, NetConfig, OnPanic, RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig,
+        VIRTUAL_RTC_BASE,
     },
     error::Error,
     habits, matrix, model,
@@ -163,6 +164,13 @@ pub struct Cli {
     /// Record in a new directory what comes from outside; `minivmm replay` runs the session again, and disks are overlays
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
+    /// What the session's snapshots may take on disk, from which `minivmm replay --jobs` and `minivmm query` begin; 0: it keeps none. When
+    /// they take more, every second one goes
+    #[arg(long, value_name = "SIZE", default_value = "512M", requires = "record", value_parser = parse_size, allow_negative_numbers = true)]
+    record_snapshots: u64,
+    /// Steps between two of them
+    #[arg(long, value_name = "N", default_value = "67108864", requires = "record", value_parser = parse_count, allow_negative_numbers = true)]
+    record_every: u64,
     /// Virtual time follows wall time, or instructions only [default: paced on a terminal, else virtual; virtual with --reverse or --record]
     #[arg(long, value_enum)]
     clock: Option<ClockMode>,
@@ -413,6 +421,10 @@ where
     if cli.gdb_allow_files && !debugged {
         return Err(Error::Usage("--gdb-allow-files: needs --gdb or -s".into()));
     }
+    let epochs = cli.record.is_some().then_some(EpochOptions {
+        limit: cli.record_snapshots,
+        spacing: cli.record_every,
+    });
     let config = MachineConfig {
         kernel,
         initrd: cli.initrd,
@@ -459,6 +471,9 @@ where
         }),
         record: cli.record.map(|folder| RecordOptions { folder, arguments }),
         replay: None,
+        epochs: epochs.filter(|options| options.limit > 0),
+        epoch: None,
+        part_end: None,
         restore,
         arguments: made_by,
         clock,

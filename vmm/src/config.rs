@@ -180,6 +180,30 @@ impl Default for ReverseOptions {
     }
 }
 
+/// The room on disk that a session's snapshots take at most, unless `--record-snapshots` says otherwise.
+pub const EPOCHS_LIMIT: u64 = 512 << 20;
+/// Steps between two snapshots of a session, unless `--record-every` says otherwise: that between two looks of a recorder for the
+/// names of a Linux guest.
+pub const EPOCHS_SPACING: u64 = 1 << 26;
+
+/// The snapshots that a recorded session keeps on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpochOptions {
+    /// What they may take together, in bytes.
+    pub limit: u64,
+    /// Steps between two of them, until they are thinned.
+    pub spacing: u64,
+}
+
+impl Default for EpochOptions {
+    fn default() -> Self {
+        EpochOptions {
+            limit: EPOCHS_LIMIT,
+            spacing: EPOCHS_SPACING,
+        }
+    }
+}
+
 /// A recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordOptions {
@@ -307,6 +331,12 @@ pub struct MachineConfig {
     pub record: Option<RecordOptions>,
     /// A recorded session that the run is to be again, in this directory.
     pub replay: Option<PathBuf>,
+    /// The session that is recorded or replayed keeps snapshots.
+    pub epochs: Option<EpochOptions>,
+    /// The step of the session's snapshot that a replay begins at; its kernel is not loaded then.
+    pub epoch: Option<u64>,
+    /// The step at which a replay ends, before anything happens at it.
+    pub part_end: Option<u64>,
     /// The state that the machine goes on from; its kernel is not loaded then.
     pub restore: Option<RestoreOptions>,
     /// The command line that this configuration is of, without the program's name: a snapshot in a file has it, so that `--restore` can
@@ -386,6 +416,9 @@ impl MachineConfig {
             reverse: None,
             record: None,
             replay: None,
+            epochs: None,
+            epoch: None,
+            part_end: None,
             restore: None,
             arguments: Vec::new(),
             clock: ClockMode::Virtual,

@@ -80,6 +80,8 @@ pub mod observe;
 #[doc(hidden)]
 pub mod parse;
 #[doc(hidden)]
+pub mod parts;
+#[doc(hidden)]
 pub mod query_command;
 #[doc(hidden)]
 pub mod query_options;

@@ -11,7 +11,9 @@ use minivmm::{
     cli::{self, Job},
     error::{Error, Status},
     front::control::client,
-    logger, matrix, query_command, replay_command, run, signals, terminal, trace_command,
+    logger, matrix, parts, query_command, replay_command,
+    replay_options::{ReplayCommand, ReplayOptions},
+    run, signals, terminal, trace_command,
 };
 
 #[global_allocator]
@@ -37,9 +39,7 @@ fn main() {
         Ok(Job::Man(dir)) => cli::write_manual(&dir).map(|()| Status::Done),
         Ok(Job::Command(options)) => run_command(&options),
         Ok(Job::Run { config, verbose }) => run_machine(&config, verbose),
-        Ok(Job::Replay(options)) => {
-            replay_command::prepare(&options).and_then(|config| run_machine(&config, options.verbose))
-        }
+        Ok(Job::Replay(options)) => replay(&options),
         Err(error) => Err(error),
     };
     let status = status.unwrap_or_else(|error| {
@@ -65,6 +65,19 @@ fn run_command(options: &run::options::RunOptions) -> Result<Status, Error> {
         say(&message);
     }
     Ok(Status::Command(status))
+}
+
+/// Replays a session, whole or in parts.
+fn replay(options: &ReplayOptions) -> Result<Status, Error> {
+    match (&options.command, options.part) {
+        (Some(ReplayCommand::Merge(merge)), _) => parts::merge(merge),
+        (None, Some(part)) => {
+            logger::init(options.verbose);
+            parts::part::run(options, part)
+        }
+        (None, None) if options.is_cut() => parts::run(options),
+        (None, None) => replay_command::prepare(options).and_then(|config| run_machine(&config, options.verbose)),
+    }
 }
 
 /// Runs a machine to its end.

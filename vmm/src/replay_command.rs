@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::parse::check_on_panic;
 use crate::replay_options::ReplayOptions;
 use crate::run;
-use crate::timeline::session::Session;
+use crate::timeline::{epochs, session::Session};
 
 /// The session's machine. The process is in the directory then that the session was recorded in: the guest sees its kernel's
 /// name as it was given.
@@ -22,14 +22,14 @@ use crate::timeline::session::Session;
 pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
     let failed = |source| Error::File {
         option: "replay",
-        path: options.folder.clone(),
+        path: options.folder().into(),
         source,
     };
     let absolute = |path: &PathBuf| std::path::absolute(path).map_err(failed);
     let looked_at = options.gdb.is_some() || options.control.is_some();
     check_on_panic(options.on_panic.as_ref(), looked_at, "--gdb or --control")?;
-    let (session, ..) = Session::open(&options.folder)?;
-    let replay = absolute(&options.folder)?;
+    let (session, ..) = Session::open(options.folder())?;
+    let replay = absolute(&options.folder().to_path_buf())?;
     let serial = match &options.serial {
         SerialTarget::File(path) => SerialTarget::File(absolute(path)?),
         other => other.clone(),
@@ -49,6 +49,8 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
     let mut trace = options.trace.clone().options()?;
     if let Some(trace) = &mut trace {
         trace.folder = absolute(&trace.folder)?;
+        // So that parts of it, joined, are the same.
+        trace.cuts = epochs::list(options.folder()).map_err(failed)?;
     }
     let directory = session.directory();
     env::set_current_dir(&directory).map_err(|source| {
@@ -81,6 +83,7 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         paused: options.paused,
         replay: Some(replay),
         record: None,
+        epochs: None,
         reverse: options.reverse.then(|| crate::config::ReverseOptions {
             memory: options.reverse_memory,
             ..crate::config::ReverseOptions::default()
@@ -93,4 +96,12 @@ pub fn prepare(options: &ReplayOptions) -> Result<MachineConfig, Error> {
         stats: options.stats,
         ..*config
     })
+}
+
+/// The hash of a session's machine at its start.
+///
+/// # Errors
+/// The directory is no recorded session.
+pub fn start_of(folder: &Path) -> Result<u64, Error> {
+    Session::open(folder).map(|(session, ..)| session.start())
 }

@@ -25,11 +25,12 @@ fn only(yaml: &Yaml, known: &[&str]) {
     }
 }
 
-/// Every `minivmm matrix` in a script parses, with these words for what the shell or the CI puts in.
+/// Every `minivmm matrix`, `replay` and `trace` in a script parses, with these words for what the shell or the CI puts in.
 fn commands(script: &str, replacements: &[(&str, &str)]) -> usize {
     let mut count = 0;
     for line in script.replace("\\\n", " ").lines() {
-        let Some(at) = line.find("minivmm matrix") else {
+        let words = ["minivmm matrix", "minivmm replay", "minivmm trace"];
+        let Some(at) = words.iter().find_map(|words| line.find(words)) else {
             continue;
         };
         let mut line = line[at..].split(" || ").next().unwrap_or_default().to_string();
@@ -44,7 +45,10 @@ fn commands(script: &str, replacements: &[(&str, &str)]) -> usize {
             }
         }
         let job = cli::parse(&words).unwrap_or_else(|error| panic!("{line}: {error}"));
-        assert!(matches!(job, Job::Matrix(_)), "{line}");
+        assert!(
+            matches!(job, Job::Matrix(_) | Job::Replay(_) | Job::Trace { .. }),
+            "{line}"
+        );
         count += 1;
     }
     count
@@ -54,8 +58,26 @@ fn commands(script: &str, replacements: &[(&str, &str)]) -> usize {
 #[test]
 fn the_github_workflow_is_one() {
     let workflow = load("github-matrix.yml");
+    assert_eq!(workflow_of_shards(&workflow, "test"), 2);
+}
+
+// covers: epochs/examples
+#[test]
+fn the_github_workflow_of_a_replay_is_one() {
+    let workflow = load("github-replay.yml");
+    assert_eq!(workflow_of_shards(&workflow, "replay"), 3);
+    // Each shard leaves parts, and all of them are merged.
+    let merge = &workflow["jobs"]["trace"]["steps"][3]["run"];
+    assert!(
+        text(merge).contains(" parts-1 parts-2 parts-3 parts-4 --trace "),
+        "{merge:?}"
+    );
+}
+
+/// A workflow whose job of this name runs in four shards; how many command lines of minivmm it has.
+fn workflow_of_shards(workflow: &Yaml, shards: &str) -> usize {
     // `on` is a word here, not a truth value: YAML 1.2.
-    only(&workflow, &["name", "on", "permissions", "jobs"]);
+    only(workflow, &["name", "on", "permissions", "jobs"]);
     let jobs = workflow["jobs"].as_hash().unwrap();
     let mut found = 0;
     for (name, job) in jobs {
@@ -79,17 +101,22 @@ fn the_github_workflow_is_one() {
             }
         }
     }
-    assert_eq!(found, 2);
     // As many shards as the command divides by.
-    let shards = &workflow["jobs"]["test"]["strategy"]["matrix"]["shard"];
-    let numbers: Vec<i64> = shards.as_vec().unwrap().iter().filter_map(Yaml::as_i64).collect();
+    let job = &workflow["jobs"][shards];
+    let numbers: Vec<i64> = job["strategy"]["matrix"]["shard"]
+        .as_vec()
+        .unwrap()
+        .iter()
+        .filter_map(Yaml::as_i64)
+        .collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
-    let steps = workflow["jobs"]["test"]["steps"].as_vec().unwrap();
+    let steps = job["steps"].as_vec().unwrap();
     assert!(
         steps
             .iter()
             .any(|step| step["run"].as_str().is_some_and(|run| run.contains("}}/4 ")))
     );
+    found
 }
 
 // covers: matrix/examples
@@ -145,7 +172,17 @@ fn the_container_runs_what_is_installed_in_it() {
 // covers: matrix/examples
 #[test]
 fn the_kubernetes_job_is_one() {
-    let job = load("kubernetes-matrix.yaml");
+    indexed_job("kubernetes-matrix.yaml");
+}
+
+// covers: epochs/examples
+#[test]
+fn the_kubernetes_job_of_a_replay_is_one() {
+    indexed_job("kubernetes-replay.yaml");
+}
+
+fn indexed_job(name: &str) {
+    let job = load(name);
     only(&job, &["apiVersion", "kind", "metadata", "spec"]);
     assert_eq!((text(&job["apiVersion"]), text(&job["kind"])), ("batch/v1", "Job"));
     let spec = &job["spec"];

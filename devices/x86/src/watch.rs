@@ -465,7 +465,7 @@ pub struct Code {
 }
 
 /// A range of linear addresses or ports whose accesses are announced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
     /// The first.
     pub first: u64,

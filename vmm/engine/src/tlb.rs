@@ -12,6 +12,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+use serde_big_array::BigArray;
 use x86::watch::Range;
 
 use crate::mmu::Page;
@@ -47,7 +49,7 @@ pub(crate) enum Grant {
 }
 
 /// Whose accesses a set of translations answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Privilege {
     /// User without alignment checks.
     User,
@@ -86,7 +88,7 @@ impl Privilege {
 }
 
 /// What tells translations apart in VMX operation, beside the PCID. SDM Vol. 3C 29.4.1 "Information That May Be Cached".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmxTag {
     /// The VPID: 0 in root operation, outside VMX operation, and for guests without one.
     pub vpid: u16,
@@ -574,11 +576,12 @@ impl Tlb {
 
 /// What a processor remembers of page tables, as plain data. A guest that changes its page tables and invalidates nothing
 /// sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Translations {
     /// By address space and privilege, that used last at the end.
     pub spaces: Vec<AddressSpace>,
     /// Regions of 4 MiB that large pages were entered from, hashed: INVLPG forgets all of such a region.
+    #[serde(with = "BigArray")]
     pub large: [u64; 64],
     /// Regions of 1 GiB that pages of that size were entered from.
     pub huge: Vec<u64>,
@@ -611,7 +614,7 @@ impl Default for Translations {
 }
 
 /// The translations of an address space at a privilege.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressSpace {
     /// VPID and EPT.
     pub tag: VmxTag,
@@ -626,7 +629,7 @@ pub struct AddressSpace {
 }
 
 /// The translation of a page of 4 KiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Translation {
     /// Linear address.
     pub linear: u64,

@@ -148,25 +148,30 @@ pub fn run(config: &MachineConfig) -> Result<Ended, Error> {
         // A closed stderr is no reason to fail.
         let _ = writeln!(io::stderr(), "{}", run.stats());
     }
-    let end = end?;
+    let ended = ended(&mut run, config, end?, messages);
+    if let Some(panics) = panics {
+        panics.end(&mut run, ended.panicked.is_some())?;
+    }
+    Ok(ended)
+}
+
+/// What there is to say of a run that has ended.
+pub(crate) fn ended(run: &mut Run, config: &MachineConfig, end: End, messages: Vec<u8>) -> Ended {
     let place = match end {
-        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(&mut run)),
+        End::Instructions(_) | End::Timeout(_) | End::Halted(_) => Some(location::describe(run)),
         _ => None,
     };
-    let panicked = guest_panic::at_the_end(&mut run, &config.kernel, &end);
-    if let Some(panics) = panics {
-        panics.end(&mut run, panicked.is_some())?;
-    }
-    Ok(Ended {
+    let panicked = guest_panic::at_the_end(run, &config.kernel, &end);
+    Ended {
         end,
         place,
         panicked,
         messages,
-    })
+    }
 }
 
 /// What the machine needs of files once it is built.
-fn files(config: &MachineConfig) -> jail::Files {
+pub(crate) fn files(config: &MachineConfig) -> jail::Files {
     let folders = [
         config.trace.as_ref().map(|trace| &trace.folder),
         config.record.as_ref().map(|record| &record.folder),

@@ -55,6 +55,16 @@ pub enum Sandbox {
     Off,
 }
 
+impl Sandbox {
+    /// What the command line calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Sandbox::On => "on",
+            Sandbox::Off => "off",
+        }
+    }
+}
+
 /// Why a thread cannot be jailed.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {

@@ -41,15 +41,16 @@ use crate::{
     net::{Plug, USER_MTU, connect},
     serial_line::SerialLine,
     timeline::{
-        Timeline,
-        log::Log,
+        EpochError, Timeline,
+        epochs::{self, Keeper},
+        log::{Closed, Entry, Log},
         origin::Origin,
         output_gate::{Flow, OutputGate},
         run::{Beginning, Run},
         session::{Session, Writer},
         snapshot_file::{SnapshotFile, SnapshotFileError},
     },
-    vm::{Hosted, Inlet, Parts, Vm, soft::Soft},
+    vm::{Hosted, Inlet, Moment, Parts, Vm, soft::Soft},
 };
 
 /// Why a 64-bit Linux does not run on a 32-bit model.
@@ -111,9 +112,13 @@ impl Run {
             Some(restore) => Some((restore, open_snapshot(restore, config)?)),
             None => None,
         };
-        let entry = match &snapshot {
-            Some(_) => None,
-            None => Some(files::load(&memory, config)?),
+        let session = match &config.replay {
+            Some(folder) => Some(Session::open(folder)?),
+            None => None,
+        };
+        let entry = match snapshot.is_some() || config.epoch.is_some() {
+            true => None,
+            false => Some(files::load(&memory, config)?),
         };
         if matches!(entry, Some(loader::Entry::Linux64 { .. })) && !config.model.features().lm() {
             return Err(Error::Engine {
@@ -258,7 +263,7 @@ impl Run {
         if let Some(net) = &config.net {
             add_net(&mut machine, net, config, &mut links, &mut once)?;
         }
-        if snapshot.is_none() {
+        if entry.is_some() {
             acpi::write(machine.memory(), &machine.hardware()).map_err(|e| Error::Memory {
                 size: config.memory,
                 reason: e.to_string(),
@@ -305,11 +310,24 @@ impl Run {
             }
             None => Origin::of(config)?,
         };
+        let logged = match (&config.replay, &session, config.epoch) {
+            (Some(folder), Some((session, ..)), Some(steps)) => {
+                let restored = epochs::restore(folder, session.start(), steps, &mut vm);
+                Some(restored.map_err(epoch_failed(folder, steps))?.logged)
+            }
+            _ => None,
+        };
         if let Some(options) = &config.trace {
             vm.record_from_the_start(options)?;
+            if options.part.continues {
+                vm.go_on_recording();
+            }
         }
         let timeline = match keeps {
-            true => Some(Box::new(begin_timeline(config, &vm, outputs, answers.as_ref())?)),
+            true => {
+                let timeline = begin_timeline(config, &vm, outputs, answers.as_ref(), session, logged)?;
+                Some(Box::new(timeline))
+            }
             false => None,
         };
         if let Some(host) = &host {
@@ -340,6 +358,11 @@ fn open_snapshot(restore: &RestoreOptions, config: &MachineConfig) -> Result<Sna
 /// What is wrong with the snapshot that a machine was to go on from.
 fn restore_failed(restore: &RestoreOptions) -> impl FnOnce(SnapshotFileError) -> Error {
     Error::option(format!("--restore {}", restore.file.display()))
+}
+
+/// What is wrong with the snapshot that a part of a session was to begin at.
+fn epoch_failed(folder: &Path, steps: u64) -> impl FnOnce(EpochError) -> Error {
+    Error::option(format!("replay {}: its snapshot at step {steps}", folder.display()))
 }
 
 /// An output that several devices have. A guest uses one of them at a time.
@@ -418,12 +441,18 @@ fn begin_timeline(
     vm: &Vm,
     outputs: Vec<Flow>,
     answers: Option<&Answers>,
+    session: Option<(Session, Vec<Entry>, Moment, Closed)>,
+    logged: Option<usize>,
 ) -> Result<Timeline, Error> {
     let mut timeline = Timeline::new(config.reverse, outputs);
     if config.record.is_none() && config.replay.is_none() {
         return Ok(timeline);
     }
-    let start = vm.digest();
+    // At a snapshot, which is the session's, nothing is left of the files that it began from but the disks.
+    let start = match (&session, logged) {
+        (Some((session, ..)), Some(_)) => session.start(),
+        _ => vm.digest(),
+    };
     if let Some(options) = &config.record {
         timeline.log.write_to(Box::new(Writer::create(options, config, start)?));
         if let Some(answers) = answers {
@@ -436,12 +465,20 @@ fn begin_timeline(
             answers.keep_in(file);
         }
     }
-    if let Some(folder) = &config.replay {
-        let (session, entries, head, closed) = Session::open(folder)?;
+    if let (Some(folder), Some((session, entries, head, closed))) = (&config.replay, session) {
         session.check_disks(config)?;
         session.check_start(folder, start)?;
         timeline.log = Log::of(entries);
+        timeline.log.go_to(logged.unwrap_or(0));
+        timeline.part_end = config.part_end;
         (timeline.head, timeline.closed, timeline.live) = (head, Some(closed), false);
+    }
+    let folder = config.record.as_ref().map(|record| &record.folder);
+    if let (Some(options), Some(folder)) = (config.epochs, folder.or(config.replay.as_ref())) {
+        match vm.shares().is_empty() && config.command.is_none() {
+            true => timeline.epochs = Some(Keeper::new(folder, start, options)),
+            false => info!("no snapshots are kept: what a guest has made of shared directories is in none"),
+        }
     }
     Ok(timeline)
 }

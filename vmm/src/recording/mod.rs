@@ -19,6 +19,6 @@ mod wanted;
 
 pub use guest_memory::GuestMemory;
 pub use observer::Observer;
-pub use options::{Filter, OnError, RecordingOptions};
+pub use options::{Filter, OnError, Part, RecordingOptions};
 pub use recorder::Recorder;
 pub use trigger::When;

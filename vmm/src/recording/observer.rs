@@ -18,7 +18,7 @@ use trace::format::{Mark, Record};
 use super::code_map::CodeMap;
 use super::host::{Host, Nobody};
 use super::mapped::ReportedMappings;
-use super::options::{Filter, RecordingOptions};
+use super::options::{Filter, Part, RecordingOptions};
 use super::state::RecordingState;
 use super::trigger::When;
 use super::unit::{CTL, caps};
@@ -80,6 +80,12 @@ pub struct Observer {
     pub(super) wanted: Option<WantedProcesses>,
     /// User code was reported before the kernel was found that knows whose file it is.
     pub(super) has_unknown_code: bool,
+    /// Which part of a recording it is.
+    part: Part,
+    /// How many cuts it has made.
+    cuts: usize,
+    /// The vCPU sleeps where the recording goes on.
+    asleep: bool,
 }
 
 impl Observer {
@@ -116,6 +122,9 @@ impl Observer {
             mapped: ReportedMappings::default(),
             wanted: None,
             has_unknown_code: false,
+            part: options.part,
+            cuts: 0,
+            asleep: false,
         }
         .with_filters(&options.filters))
     }
@@ -151,6 +160,11 @@ impl Observer {
         self
     }
 
+    /// The vCPU sleeps where the recording goes on.
+    pub fn finds_asleep(&mut self) {
+        self.asleep = true;
+    }
+
     /// Bytes of packets so far.
     fn total(&mut self) -> u64 {
         self.sink.written() + self.pt.output().len() as u64
@@ -176,6 +190,11 @@ impl Observer {
         self.epoch += 1;
         self.code += 1;
         self.anchor = None;
+        // One that has not run yet begins as in a recording of the whole.
+        if self.epoch == 1 && self.part.continues && cpu.retired() > 0 {
+            self.go_on(cpu);
+            return;
+        }
         if self.epoch == 1 {
             self.mark(Mark::Segment, cpu);
         }
@@ -191,7 +210,33 @@ impl Observer {
         self.write_due(cpu);
     }
 
+    /// Goes on where another part of the recording has ended, as [`Observer::next_segment`] does within one: what is said where
+    /// tracing begins has been said there.
+    fn go_on(&mut self, cpu: &mut Host<'_>) {
+        self.admit_current(cpu);
+        let ctl = self.ctl.with_trace_en(true);
+        let programmed = self.pt.program(ctl, cpu);
+        debug_assert!(programmed.is_ok(), "{ctl:?}");
+        self.pt.output().clear();
+        if self.asleep {
+            self.pt.sleeps();
+        }
+        self.page_table = cpu.context().cr3 & !0x1fff;
+        self.mark(Mark::Segment, cpu);
+        self.pt.synchronize(cpu);
+        self.write_due(cpu);
+    }
+
     fn stop(&mut self, mark: Mark, cpu: &mut Host<'_>) {
+        if mark == Mark::End && self.part.goes_on {
+            if self.state == ObserverState::Tracing {
+                self.pt.flush(cpu);
+                self.write_due(cpu);
+            }
+            self.write();
+            self.state = ObserverState::Done;
+            return;
+        }
         if self.state == ObserverState::Tracing {
             let programmed = self.pt.program(self.ctl, cpu);
             debug_assert!(programmed.is_ok());
@@ -314,6 +359,7 @@ impl Observer {
         }
         self.code_map.clear();
         self.mapped = ReportedMappings::default();
+        self.has_unknown_code = false;
         self.anchor = None;
         self.code += 1;
         self.mark(Mark::Segment, cpu);
@@ -388,7 +434,14 @@ impl Watch for Observer {
             // Nothing is executed before the start-up IPI.
             ObserverState::Tracing if self.pt.place().restarts => {}
             ObserverState::Tracing => {
-                self.catch_up(&mut host);
+                let cuts = self.shared.cuts.load(Ordering::Relaxed);
+                if std::mem::replace(&mut self.cuts, cuts) == cuts {
+                    self.catch_up(&mut host);
+                } else {
+                    // What changed before is reported anew.
+                    self.seen = self.shared.changed.load(Ordering::Relaxed);
+                    self.next_segment(&mut host);
+                }
                 self.tell_unknown_code();
             }
             ObserverState::Idle => {}

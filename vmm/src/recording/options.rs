@@ -67,6 +67,19 @@ pub struct RecordingOptions {
     pub limit: Option<u64>,
     /// What happens when the directory cannot be written any more.
     pub on_error: OnError,
+    /// It is a part of a recording, to be joined with the others ([`trace::directory::join`]).
+    pub part: Part,
+    /// Steps at which segments begin, ascending: there the recording could be cut into parts, to the same bytes.
+    pub cuts: Vec<u64>,
+}
+
+/// Which part of a recording it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Another part is before it.
+    pub continues: bool,
+    /// Another part is behind it.
+    pub goes_on: bool,
 }
 
 impl RecordingOptions {
@@ -98,6 +111,8 @@ impl RecordingOptions {
             buffer: None,
             limit: None,
             on_error: OnError::Stop,
+            part: Part::default(),
+            cuts: Vec::new(),
         }
     }
 }

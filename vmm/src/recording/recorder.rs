@@ -40,6 +40,8 @@ use crate::signals;
 
 /// Steps between two looks for symbols, modules and processes of a Linux guest.
 const LOOK: u64 = 64 << 20;
+/// After so many looks for a kernel they become fewer.
+const PATIENCE: u64 = 16;
 /// How long the last look may take where the run was to end now.
 const LAST_LOOK: Duration = Duration::from_secs(2);
 
@@ -48,6 +50,10 @@ const LAST_LOOK: Duration = Duration::from_secs(2);
 pub struct Recorder {
     folder: PathBuf,
     header: Header,
+    /// Another part is behind it, which looks at its beginning.
+    goes_on: bool,
+    /// Steps at which segments begin.
+    cuts: Vec<u64>,
     state: Arc<RecordingState>,
 }
 
@@ -58,12 +64,16 @@ impl Recorder {
     /// The directory is there already, or something cannot be made.
     pub fn new(options: &RecordingOptions, header: Header, model: &CpuModel) -> io::Result<(Recorder, Vec<Observer>)> {
         folder::prepare(&options.folder, options.force)?;
-        let state = Arc::new(RecordingState::new(options, header.cpus, LOOK));
+        // Where another part has ended there may be something to be found at once.
+        let first = if options.part.continues { 0 } else { LOOK };
+        let state = Arc::new(RecordingState::new(options, header.cpus, first));
         let observers = (0..header.cpus)
             .map(|cpu| Observer::new(cpu, options, state.clone(), model))
             .collect::<io::Result<Vec<Observer>>>()?;
         let recorder = Recorder {
             folder: options.folder.clone(),
+            goes_on: options.part.goes_on,
+            cuts: options.cuts.clone(),
             header,
             state,
         };
@@ -99,6 +109,25 @@ impl Recorder {
         changes
     }
 
+    /// The step of the next look, or of the next cut.
+    pub fn due(&self) -> u64 {
+        let cut = self.cuts.get(self.state.cuts.load(Ordering::Relaxed));
+        let look = lock(&self.state.linux).due;
+        cut.map_or(look, |cut| look.min(*cut))
+    }
+
+    /// Whether segments are to begin here, on all CPUs: from the next time on that their observers are asked what they want.
+    pub fn cut(&self, steps: u64) -> bool {
+        let before = self.state.cuts.load(Ordering::Relaxed);
+        let passed = self.cuts.partition_point(|cut| *cut <= steps);
+        self.state.cuts.store(passed, Ordering::Relaxed);
+        if passed > before {
+            // A part that begins here knows of no code that ran before.
+            lock(&self.state.pool).pages.clear();
+        }
+        passed > before
+    }
+
     /// Looks for what is new of a Linux in the guest, if it is time for that.
     /// The run is to end at the deadline.
     pub fn look(&self, memory: &Memory, steps: u64, deadline: Option<Instant>) {
@@ -106,13 +135,11 @@ impl Recorder {
         linux.deadline = deadline;
         if steps >= linux.due {
             self.look_now(&mut linux, GuestMemory::new(memory).until(deadline), steps);
-            // The kernel is looked for in all memory, which may not be Linux's.
-            let wait = if linux.recording.kernel().is_some() {
-                LOOK
-            } else {
-                LOOK.max(steps)
-            };
-            linux.due = steps + wait;
+            // Looks are at multiples of their distance, so that those of a recording's parts are those of the whole. The kernel is
+            // looked for in all memory, which may not be Linux's: later less often.
+            let patient = linux.recording.kernel().is_none() && steps >= PATIENCE * LOOK;
+            let wait = if patient { steps } else { LOOK };
+            linux.due = ((steps + wait) / LOOK * LOOK).max(steps + 1);
         }
     }
 
@@ -149,7 +176,9 @@ impl Recorder {
         let mut last = GuestMemory::new(memory)
             .at_the_end()
             .until(hurried.then(|| now + LAST_LOOK));
-        linux.new |= linux.recording.last_look(&mut last, steps);
+        if !self.goes_on {
+            linux.new |= linux.recording.last_look(&mut last, steps);
+        }
         self.write_new(&mut linux);
         let of_process = |filter: &&String| filter.starts_with("comm=") || filter.starts_with("pid=");
         if let Some(filter) = self.header.filters.iter().find(of_process)

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -41,6 +41,8 @@ pub(super) struct RecordingState {
     pub hashing: Hashing,
     /// The recording is to end.
     pub finish: AtomicBool,
+    /// How many of the steps have come at which segments begin.
+    pub cuts: AtomicUsize,
     /// Writing failed.
     pub failed: AtomicBool,
     pub error: Mutex<Option<io::Error>>,
@@ -86,6 +88,7 @@ impl RecordingState {
             changed: AtomicU64::new(0),
             hashing: Hashing::default(),
             finish: AtomicBool::new(false),
+            cuts: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
             error: Mutex::new(None),
             on_error: options.on_error,

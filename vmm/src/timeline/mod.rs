@@ -21,9 +21,13 @@
 //! - Disks are overlays, which keep what points need; the user's file is never written.
 //! - An observer (`--trace`) would hear the same instructions again, in a file that only grows: so the two are not had together.
 //!   A session that was recorded can be traced while it is replayed.
+//! - A session that is recorded has snapshots on disk, too ([`epochs`]): a replay of a part of it begins at one.
 //! - `--collect` hears every byte once, too; what it has unpacked stays when the guest goes back.
 
 pub mod back;
+mod epoch_file;
+mod epoch_run;
+pub mod epochs;
 pub mod log;
 pub(crate) mod named;
 pub(crate) mod origin;
@@ -35,4 +39,5 @@ pub mod session;
 pub mod snapshot_file;
 pub(crate) mod state;
 
+pub use epoch_file::EpochError;
 pub use state::Timeline;

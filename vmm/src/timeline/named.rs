@@ -123,6 +123,7 @@ impl Run {
         let Some(timeline) = &mut self.timeline else {
             return Ok(());
         };
+        timeline.epochs = None;
         // What has come is no way to here, so for whoever reads the log it ends where the run was.
         timeline.log.go_to(usize::MAX);
         let what = What::Changed;

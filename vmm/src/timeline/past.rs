@@ -68,6 +68,7 @@ impl Run {
     /// The directory of `--record` cannot be written.
     pub fn forget_future(&mut self) -> Result<(), Error> {
         let here = self.vm.moment();
+        self.forget_epochs();
         let Some(timeline) = &mut self.timeline else {
             return Ok(());
         };
@@ -90,6 +91,8 @@ impl Run {
         self.forget_future()?;
         let at = self.vm.moment();
         if let Some(timeline) = &mut self.timeline {
+            // A replay ends here.
+            timeline.epochs = None;
             let what = What::Changed;
             timeline.log.push(Entry { at, what })?;
         }
@@ -364,6 +367,8 @@ impl Run {
                 Some(StopReason::Ended(End::Instructions(limit)))
             }
             (StopReason::Reached, ..) => None,
+            // The end of a part is where it was to go.
+            (StopReason::Ended(End::Instructions(at)), ..) if !short && until.steps == Some(at) => None,
             (StopReason::Deadline, _, Some((_, timeout))) => Some(StopReason::Ended(End::Timeout(timeout))),
             (reason, ..) => Some(reason),
         })

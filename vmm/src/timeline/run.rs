@@ -92,6 +92,10 @@ enum Event {
     Entry,
     /// A recorded session is to be given the machine's hash.
     Check,
+    /// A recorded session is to be given the machine's state.
+    Epoch,
+    /// The part of a session that is replayed is at its end.
+    PartEnd,
     /// A recorded session is at its end.
     Over,
     /// The run has gone another way than it did before.
@@ -119,6 +123,13 @@ impl Entrance<'_> {
     /// What the log has for here.
     fn known(&mut self, here: Moment, enter: Enter<'_>) -> Option<Event> {
         let timeline = self.timeline.as_deref_mut()?;
+        // Before what comes at this moment, which a run that begins here lets in.
+        if timeline.part_end.is_some_and(|end| end <= here.steps) {
+            return Some(Event::PartEnd);
+        }
+        if timeline.epoch_is_due(here.steps) {
+            return Some(Event::Epoch);
+        }
         while let Some(entry) = timeline.log.next().filter(|entry| entry.at <= here) {
             if entry.at < here {
                 return Some(Event::Diverged);
@@ -426,6 +437,10 @@ impl Run {
                     }
                 }
                 (StopReason::Outside, Some(Event::Check)) => self.write_check()?,
+                (StopReason::Outside, Some(Event::Epoch)) => self.keep_epoch(),
+                (StopReason::Outside, Some(Event::PartEnd)) => {
+                    return Ok(StopReason::Ended(End::Instructions(self.vm.steps())));
+                }
                 (StopReason::Outside, Some(Event::Over)) => {
                     if let Some(end) = self.session_is_over() {
                         return Ok(StopReason::Ended(end));

@@ -5,6 +5,7 @@
 //! | `session.json` | one object: what the session starts from ([`Session`]) |
 //! | `initrd` | of `minivmm run`: the initial RAM disk that it had |
 //! | `shares` | what was read of shared directories ([`machine::share::lower`]) |
+//! | `epochs` | snapshots, from which parts of it are replayed (`epoch_file`) |
 //! | `log` | one JSON array a line, in order: steps, ticks, kind, text |
 //!
 //! Kinds are `input` (the bytes in hexadecimal), `virtio` (the number of a virtio device, its port, and the bytes that came for it: a
@@ -157,6 +158,11 @@ impl Session {
             start: format!("{start:016x}"),
             disks: disks(config)?,
         })
+    }
+
+    /// The hash of the machine at the start.
+    pub fn start(&self) -> u64 {
+        u64::from_str_radix(&self.start, 16).unwrap_or(0)
     }
 
     /// The directory that the files of the arguments are below.

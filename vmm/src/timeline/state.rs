@@ -1,6 +1,7 @@
 //! What a run keeps of where it came from.
 
 use super::{
+    epochs::Keeper,
     log::{Closed, Log},
     output_gate::Flow,
     points::Points,
@@ -17,6 +18,10 @@ pub struct Timeline {
     pub log: Log,
     /// Where it can be gone back to, if it can.
     pub points: Option<Points>,
+    /// The step of the snapshot at which the part ends that is replayed.
+    pub part_end: Option<u64>,
+    /// What keeps the session's snapshots, if that is wanted.
+    pub epochs: Option<Keeper>,
     /// Steps between two points.
     pub spacing: u64,
     /// What the serial ports send.
@@ -43,6 +48,8 @@ impl Timeline {
         Timeline {
             log: Log::default(),
             points: options.map(|options| Points::new(options.memory)),
+            part_end: None,
+            epochs: None,
             spacing: options.unwrap_or_default().spacing.max(1),
             outputs,
             head: Moment::default(),
@@ -69,12 +76,22 @@ impl Timeline {
         })
     }
 
+    /// Whether a snapshot of the session is due at this step. In the past of a run that is recorded there is one already.
+    pub fn epoch_is_due(&self, steps: u64) -> bool {
+        let there = self.live || self.closed.is_some();
+        self.epochs
+            .as_ref()
+            .is_some_and(|keeper| there && keeper.next() <= steps)
+    }
+
     /// How many steps there are until something may have to be done, from here.
     pub fn until_due(&self, steps: u64) -> u64 {
         let ends = self.closed.as_ref().is_some_and(|closed| closed.reason.is_some());
         let entry = self.log.next().map(|entry| entry.at.steps);
         let head = ends.then_some(self.head.steps);
-        let due = entry.into_iter().chain(head).filter(|&due| due > steps).min();
+        let epoch = self.epochs.as_ref().map(Keeper::next);
+        let events = entry.into_iter().chain(head).chain(epoch).chain(self.part_end);
+        let due = events.filter(|&due| due > steps).min();
         due.map_or(u64::MAX, |due| due - steps)
     }
 }

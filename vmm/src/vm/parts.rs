@@ -1,6 +1,7 @@
 //! What a machine with its CPUs is made of, and looking at it between two steps.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -51,6 +52,8 @@ pub struct Vm {
     pub(super) points: Served,
     /// What RAM held when a snapshot was taken or restored last.
     pub(super) kept: Option<Pages>,
+    /// Pages that were written since a session's last snapshot, once there was one.
+    pub(super) written: Option<BTreeSet<u64>>,
     /// What is on disks that have an overlay, in order.
     pub(super) overlays: Vec<Overlay>,
     /// What the guest makes of shared directories that have an overlay, in order.
@@ -105,6 +108,7 @@ impl Vm {
             debugger: None,
             points: Served::default(),
             kept: None,
+            written: None,
             overlays: parts.overlays,
             shares: parts.shares,
             closed_to_input: None,

@@ -1,9 +1,10 @@
 //! Recordings of what a machine executes, from its start or begun under way.
 
+use engine::Activity;
 use machine::Machine;
 use x86::model::CpuModel;
 
-use super::parts::Vm;
+use super::{parts::Vm, soft::Soft};
 use crate::{
     error::Error,
     recording::{Recorder, RecordingOptions},
@@ -51,7 +52,7 @@ impl Vm {
         }
         let model = self.machine.model();
         let header = options.header(model, self.soft.count(), &self.kernel, &self.files);
-        self.recorder = Some(record(options, header, model, &mut self.machine)?);
+        self.recorder = Some(record(options, header, model, &self.soft, &mut self.machine)?);
         self.recorder_is_late = true;
         Ok(())
     }
@@ -60,8 +61,25 @@ impl Vm {
     pub(crate) fn record_from_the_start(&mut self, options: &RecordingOptions) -> Result<(), Error> {
         let model = self.machine.model();
         let header = options.header(model, self.soft.count(), &self.kernel, &self.files);
-        self.recorder = Some(record(options, header, model, &mut self.machine)?);
+        self.recorder = Some(record(options, header, model, &self.soft, &mut self.machine)?);
         Ok(())
+    }
+
+    /// Has the recording go on where another part of it has ended: as there, Linux is looked for before its observers begin.
+    pub(crate) fn go_on_recording(&mut self) {
+        if let Some(recorder) = &self.recorder {
+            recorder.look(self.machine.memory(), self.soft.steps(), None);
+        }
+        self.ask_watchers();
+    }
+
+    /// Asks the watchers of all CPUs that have run what they want to hear, before anything else happens to them.
+    pub(crate) fn ask_watchers(&mut self) {
+        for cpu in 0..self.soft.count() {
+            if self.soft.cpu(cpu).is_some_and(|cpu| cpu.retired() > 0) {
+                self.soft.ask(cpu, &mut self.machine);
+            }
+        }
     }
 
     /// Whether the recording, if there is one, was begun by [`Vm::begin_trace`].
@@ -75,6 +93,7 @@ fn record(
     options: &RecordingOptions,
     header: trace::Header,
     model: &CpuModel,
+    soft: &Soft,
     machine: &mut Machine,
 ) -> Result<Recorder, Error> {
     let (recorder, observers) = Recorder::new(options, header, model).map_err(|source| Error::File {
@@ -82,7 +101,11 @@ fn record(
         path: options.folder.clone(),
         source,
     })?;
-    for (cpu, observer) in observers.into_iter().enumerate() {
+    for (cpu, mut observer) in observers.into_iter().enumerate() {
+        let activity = soft.cpu(cpu).map(|cpu| cpu.state().activity);
+        if matches!(activity, Some(Activity::Halted | Activity::Waiting)) {
+            observer.finds_asleep();
+        }
         machine.observe(cpu, Some(Box::new(observer)));
     }
     Ok(recorder)

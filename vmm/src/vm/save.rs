@@ -1,5 +1,7 @@
 //! Taking a machine's state out and putting it back.
 
+use std::collections::BTreeSet;
+
 use machine::{StateError, memory::Memory};
 
 use super::{
@@ -81,17 +83,43 @@ impl Vm {
         }
         self.forget_stops();
         // It is what RAM holds now.
-        self.soft.take_dirty();
+        self.take_dirty();
         self.kept = Some(state.pages.clone());
         Ok(())
     }
 
-    /// What RAM holds, of which those pages are read that have been written since this was asked last.
-    fn pages(&mut self) -> Pages {
+    /// The pages that have been written since this was asked last.
+    fn take_dirty(&mut self) -> Vec<u64> {
         for (gpa, len) in self.machine.take_written() {
             self.soft.written(gpa, len);
         }
         let dirty = self.soft.take_dirty();
+        if let Some(written) = &mut self.written {
+            written.extend(&dirty);
+        }
+        dirty
+    }
+
+    /// The pages that may have been written since this was asked last; `None` the first time.
+    pub(crate) fn take_written(&mut self) -> Option<BTreeSet<u64>> {
+        // Whoever asks for a snapshot reads what has been written, too.
+        match self.kept.is_some() {
+            true => drop(self.pages()),
+            false => drop(self.take_dirty()),
+        }
+        self.written.replace(BTreeSet::new())
+    }
+
+    /// Has [`Vm::take_written`] give these pages, too, when it is asked next.
+    pub(crate) fn give_back_written(&mut self, pages: impl IntoIterator<Item = u64>) {
+        if let Some(written) = &mut self.written {
+            written.extend(pages);
+        }
+    }
+
+    /// What RAM holds, of which those pages are read that have been written since this was asked last.
+    fn pages(&mut self) -> Pages {
+        let dirty = self.take_dirty();
         let memory = self.machine.memory();
         let (mut pages, mut page) = (self.kept.take(), [0; PAGE]);
         let known = pages.is_some();

@@ -26,6 +26,14 @@ struct Saved {
     disks: Vec<Vec<(u64, Vec<u8>)>>,
 }
 
+/// What is written of a machine that is to go on to the bit.
+#[derive(Debug, Serialize, Deserialize)]
+struct Exact {
+    saved: Saved,
+    /// What each CPU remembers of page tables.
+    translations: Vec<Translations>,
+}
+
 /// Why a machine does not take on a state from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum SavedError {
@@ -57,13 +65,47 @@ impl Vm {
     /// # Errors
     /// The overlay of a disk cannot be read.
     pub(crate) fn saved_beside_ram(&self) -> io::Result<Vec<u8>> {
+        postcard::to_allocvec(&self.saved()?).map_err(io::Error::other)
+    }
+
+    fn saved(&self) -> io::Result<Saved> {
         let disks = self.overlays.iter().map(machine::disk::Overlay::blocks);
-        let saved = Saved {
+        Ok(Saved {
             state: self.stored(),
             closed_to_input: self.closed_to_input,
             disks: disks.collect::<io::Result<_>>()?,
-        };
-        postcard::to_allocvec(&saved).map_err(io::Error::other)
+        })
+    }
+
+    /// The state beside RAM with what CPUs remember of page tables, so that a machine that takes it on goes on to the bit as this one:
+    /// a walk that this one does not make may set an accessed bit that a guest looks for.
+    ///
+    /// # Errors
+    /// As [`Vm::saved_beside_ram`].
+    pub(crate) fn exact_beside_ram(&mut self) -> io::Result<Vec<u8>> {
+        let translations = self.soft.state(&mut self.machine).translations;
+        let mut saved = self.saved()?;
+        if self.is_debugged() {
+            // Whoever goes on from here stops at what is here.
+            saved.state.cpus.iter_mut().for_each(|cpu| cpu.observed = None);
+        }
+        postcard::to_allocvec(&Exact { saved, translations }).map_err(io::Error::other)
+    }
+
+    /// A hash of the machine without RAM that does not depend on where a debugger has stopped.
+    pub(crate) fn hash_unobserved(&mut self) -> u64 {
+        let mut stored = self.stored();
+        stored.cpus.iter_mut().for_each(|cpu| cpu.observed = None);
+        stored.hash().value()
+    }
+
+    /// Takes on what [`Vm::exact_beside_ram`] gave, in a machine that has not run.
+    ///
+    /// # Errors
+    /// See [`SavedError`]. The machine may have taken on part of it.
+    pub(crate) fn take_exact(&mut self, bytes: &[u8]) -> Result<(), SavedError> {
+        let Exact { saved, translations } = postcard::from_bytes(bytes).map_err(|_| SavedError::Damaged)?;
+        self.take(saved, Some(translations))
     }
 
     /// Takes on a state beside RAM in a machine that has not run.
@@ -72,6 +114,10 @@ impl Vm {
     /// See [`SavedError`]. The machine may have taken on part of it.
     pub(crate) fn take_saved(&mut self, bytes: &[u8]) -> Result<(), SavedError> {
         let saved: Saved = postcard::from_bytes(bytes).map_err(|_| SavedError::Damaged)?;
+        self.take(saved, None)
+    }
+
+    fn take(&mut self, saved: Saved, translations: Option<Vec<Translations>>) -> Result<(), SavedError> {
         let Stored {
             format,
             cpus,
@@ -93,7 +139,7 @@ impl Vm {
         }
         self.machine.set_state(&machine).map_err(SnapshotError::from)?;
         let soft = SoftState {
-            translations: vec![Translations::default(); cpus.len()],
+            translations: translations.unwrap_or_else(|| vec![Translations::default(); cpus.len()]),
             cpus,
             steps,
             turn,
@@ -103,6 +149,8 @@ impl Vm {
             overlay.set_blocks(blocks).map_err(SavedError::Disk)?;
         }
         self.closed_to_input = saved.closed_to_input;
+        // A CPU that is halted wakes before it runs, and its units hear of that if they have said that they want to.
+        self.ask_watchers();
         Ok(())
     }
 

@@ -75,6 +75,11 @@ impl Vm {
                         return ended(End::Trace);
                     }
                     recorder.look(self.machine.memory(), self.soft.steps(), until.deadline);
+                    let cuts = recorder.cut(self.soft.steps());
+                    look_at = look_at.min(recorder.due());
+                    if cuts {
+                        self.ask_watchers();
+                    }
                 }
                 if let Some(reason) = self.look_outside(outside, pace)? {
                     return Ok(Some(reason));

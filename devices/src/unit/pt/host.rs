@@ -102,6 +102,11 @@ impl<O: Output> Pt<O> {
         }
     }
 
+    /// The processor sleeps, in a state that this unit has not seen it come to: an observer that goes on for another one.
+    pub fn sleeps(&mut self) {
+        self.s.sleep = Some(1);
+    }
+
     /// Sends a PSB and the whole state. Everything before the next instruction has been reported.
     pub fn synchronize(&mut self, cpu: &mut dyn Processor) {
         if self.s.status.trigger_en() {

@@ -386,8 +386,9 @@ impl Encoder {
     }
 
     /// Appends a file. What is longer than [`LONGEST_PATH`] and [`LONGEST_BUILD_ID`] is cut.
-    pub fn file(&mut self, path: &str, build_id: &[u8]) {
-        let path = &path.as_bytes()[..path.len().min(LONGEST_PATH)];
+    pub fn file(&mut self, path: impl AsRef<[u8]>, build_id: &[u8]) {
+        let path = path.as_ref();
+        let path = &path[..path.len().min(LONGEST_PATH)];
         let build_id = &build_id[..build_id.len().min(LONGEST_BUILD_ID)];
         self.bytes.push(9);
         self.number(path.len() as u64);

@@ -3,5 +3,6 @@
 pub mod folder;
 pub mod format;
 pub mod frames;
+pub mod join;
 pub mod packets;
 pub mod sink;

@@ -22,6 +22,7 @@
 mod btf;
 mod budget;
 mod image;
+pub mod join;
 mod kallsyms;
 mod kernel;
 mod layouts;

@@ -23,7 +23,12 @@ const MOST_MODULES: usize = 1 << 14;
 const MOST_OF_MODULES: u64 = 256 << 20;
 
 /// A kernel has vdsos for 64-bit code, for 32-bit code, and for x32.
-const MOST_VDSOS: usize = 4;
+pub(super) const MOST_VDSOS: usize = 4;
+
+/// The file of a vdso.
+pub(super) fn vdso_file(number: usize) -> String {
+    format!("vdso-{number}.so")
+}
 
 /// The longest of the files that is read.
 const LONGEST: u64 = 1 << 30;
@@ -227,7 +232,7 @@ impl Recording {
             let _ = writeln!(tasks, "{steps} {table:#x} {} {} {comm}", task.pid, task.tgid);
         }
         for (n, (_, bytes)) in self.vdsos.iter().enumerate() {
-            replace(&format!("vdso-{n}.so"), bytes)?;
+            replace(&vdso_file(n), bytes)?;
         }
         replace("kallsyms", kallsyms_text(kernel.symbols(), &self.modules).as_bytes())?;
         replace("modules", modules_text(&self.modules).as_bytes())?;
@@ -309,10 +314,10 @@ impl Recorded {
             }
         }
         for n in 0..MOST_VDSOS {
-            match open(&format!("vdso-{n}.so")) {
+            match open(&vdso_file(n)) {
                 Ok(bytes) => recorded.vdsos.push(bytes),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                Err(error) => return Err(io::Error::new(error.kind(), format!("vdso-{n}.so: {error}"))),
+                Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", vdso_file(n)))),
             }
         }
         for (n, line) in text("modules")?.unwrap_or_default().lines().enumerate() {
