@@ -272,6 +272,7 @@ pub fn command_line(bytes: &[u8]) {
             | Job::Trace { .. }
             | Job::Replay(_)
             | Job::Query(_)
+            | Job::QueryPart(_)
             | Job::Matrix(_)
             | Job::Man(_)
             | Job::Command(_),

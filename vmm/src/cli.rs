@@ -262,6 +262,9 @@ enum Command {
     Replay(Box<replay_options::ReplayOptions>),
     /// Ask a recorded session who wrote to memory, or who called a function
     Query(Box<query_options::QueryOptions>),
+    /// Ask a part of a session, for `minivmm query`
+    #[command(hide = true)]
+    QueryPart(Box<query_options::QueryPartOptions>),
     /// Run a command in a Linux guest that has this host's files, with its arguments, environment, directory and streams
     Run(Box<crate::run::options::RunOptions>),
     /// Run guests on CPU models, each in a process of its own, and show one table
@@ -292,6 +295,8 @@ pub enum Job {
     Replay(Box<replay_options::ReplayOptions>),
     /// Ask a recorded session.
     Query(Box<query_options::QueryOptions>),
+    /// Ask a part of one.
+    QueryPart(Box<query_options::QueryPartOptions>),
     /// Send this command to a control socket.
     Control {
         /// The socket.
@@ -371,6 +376,7 @@ where
         }
         Some(Command::Replay(options)) => return Ok(Job::Replay(options)),
         Some(Command::Query(options)) => return Ok(Job::Query(options)),
+        Some(Command::QueryPart(options)) => return Ok(Job::QueryPart(options)),
         Some(Command::Matrix(options)) => return Ok(Job::Matrix(options)),
         Some(Command::Completions { shell }) => {
             let mut text = Vec::new();

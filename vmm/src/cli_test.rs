@@ -9,6 +9,7 @@ fn run(args: &[&str]) -> Result<MachineConfig, String> {
         Ok(Job::Replay(options)) => Err(format!("{options:?}")),
         Ok(Job::Command(options)) => Err(format!("{options:?}")),
         Ok(Job::Query(options)) => Err(format!("{options:?}")),
+        Ok(Job::QueryPart(options)) => Err(format!("{options:?}")),
         Ok(Job::Matrix(options)) => Err(format!("{options:?}")),
         Ok(Job::Man(dir)) => Err(format!("{dir:?}")),
         Err(error) => Err(error.to_string()),

@@ -81,6 +81,7 @@ pub mod observe;
 pub mod parse;
 #[doc(hidden)]
 pub mod parts;
+mod query_cache;
 #[doc(hidden)]
 pub mod query_command;
 #[doc(hidden)]

@@ -35,6 +35,7 @@ fn main() {
         }
         Ok(Job::Trace { command, sandbox }) => trace_command::run(&command, sandbox),
         Ok(Job::Query(options)) => query_command::run(&options),
+        Ok(Job::QueryPart(options)) => query_command::run_part(&options),
         Ok(Job::Matrix(options)) => matrix::run(&options),
         Ok(Job::Man(dir)) => cli::write_manual(&dir).map(|()| Status::Done),
         Ok(Job::Command(options)) => run_command(&options),

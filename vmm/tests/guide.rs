@@ -156,7 +156,7 @@ fn describe(command: &mut Command, name: &str, text: &mut String) {
     // What `help` says is what is here.
     for command in command
         .get_subcommands_mut()
-        .filter(|command| command.get_name() != "help")
+        .filter(|command| command.get_name() != "help" && !command.is_hide_set())
     {
         let name = format!("{name} {}", command.get_name());
         describe(command, &name, text);

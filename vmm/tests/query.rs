@@ -170,3 +170,115 @@ fn what_is_not_there_is_a_line() {
         &["missing"],
     );
 }
+
+/// The session `s` in another folder, with a snapshot every so many steps.
+fn recorded_in_parts(every: &str) -> Folder {
+    let folder = Folder::new();
+    folder.file("kernel", program());
+    let mut record = minivmm();
+    record.current_dir(folder.path()).args([
+        "--kernel",
+        "kernel",
+        "--memory",
+        "4M",
+        "--serial",
+        "null",
+        "--record",
+        "s",
+        "--record-every",
+        every,
+    ]);
+    let output = run(record.stdin(Stdio::null()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    folder
+}
+
+// covers: query/parts
+#[test]
+fn answers_do_not_depend_on_snapshots() {
+    let whole = recorded();
+    // Before a write of the loop, behind one, and behind the write that is made once.
+    for every in ["148", "149", "500"] {
+        let parts = recorded_in_parts(every);
+        let epochs = std::fs::read_dir(parts.path().join("s/epochs")).unwrap().count();
+        assert!(epochs >= 6, "{epochs}");
+        let [called, once, never, hot] = [CALLED, ONCE, NEVER, HOT].map(|word| format!("{word:#x}"));
+        let function = format!("{FUNCTION:#x}");
+        for words in [
+            &["last-writer", &once, "--len", "4"][..],
+            &["last-writer", &hot, "--len", "4"],
+            &["last-writer", &hot, "--len", "4", "--before", "14"],
+            &["last-writer", &hot, "--len", "4", "--before", "2500"],
+            &["last-writer", &called, "--len", "4"],
+            &["last-writer", &called, "--len", "4", "--before", &function],
+            &["last-writer", &once, "--len", "4", "--before", &function],
+            &["last-writer", &never],
+            &["writes", &called, "--len", "4"],
+            &[
+                "writes", &hot, "--len", "4", "--from", "100", "--to", "2000", "--limit", "7",
+            ],
+            &["writes", &called, "--len", "4", "--from", &function],
+            &["calls", &function],
+            &["calls", &function, "--from", "5"],
+        ] {
+            for jobs in ["1", "3"] {
+                let words = &[words, &[]].concat()[..];
+                let asked = |folder: &Path, jobs: &str| {
+                    let mut query = minivmm();
+                    let query = query
+                        .current_dir(folder)
+                        .args(["query", "s", "--fresh", "--jobs", jobs]);
+                    let output = run(query.args(words));
+                    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                    String::from_utf8(output.stdout).unwrap()
+                };
+                let (a, b) = (asked(whole.path(), "1"), asked(parts.path(), jobs));
+                assert_eq!(a, b, "{words:?}, every {every}, {jobs} jobs");
+            }
+        }
+        let none = format!("{:#x}", FUNCTION + 1);
+        let refused = ask(parts.path(), &["last-writer", &called, "--before", &none]);
+        assert_refused(&refused, 2, &["was not called in what is kept of the run"]);
+        let refused = ask(parts.path(), &["writes", &called, "--from", "9", "--to", "4"]);
+        assert_refused(&refused, 2, &["ends at step 4, before it begins at step 9"]);
+    }
+}
+
+// covers: query/cache
+#[test]
+fn an_answer_is_kept_as_long_as_the_session_is_the_same() {
+    let folder = recorded();
+    let at = folder.path();
+    let once = format!("{ONCE:#x}");
+    let question = ["last-writer", once.as_str(), "--len", "4"];
+    let first = says(at, &question);
+    let kept: Vec<_> = std::fs::read_dir(at.join("s/answers"))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(kept.len(), 1);
+    // It comes from there: the file is asked, and no replay is made, which needs the kernel.
+    std::fs::rename(at.join("kernel"), at.join("gone")).unwrap();
+    assert_eq!(says(at, &question), first);
+    assert_refused(&ask(at, &["last-writer", &once, "--len", "8"]), 2, &["kernel"]);
+    let fresh = run(minivmm().current_dir(at).args(["query", "s", "--fresh"]).args(question));
+    assert_refused(&fresh, 2, &["kernel"]);
+    // Neither a damaged file nor one of another session is an answer.
+    let file = kept[0].path();
+    let text = std::fs::read_to_string(&file).unwrap();
+    for damaged in [
+        "",
+        "{}",
+        &text[..text.len() / 2],
+        &text.replace("\"session\":", "\"session\":1"),
+    ] {
+        std::fs::write(&file, damaged).unwrap();
+        assert_refused(&ask(at, &question), 2, &["kernel"]);
+    }
+    std::fs::write(&file, &text).unwrap();
+    assert_eq!(says(at, &question), first);
+    let log = at.join("s/log");
+    let longer = std::fs::read_to_string(&log).unwrap() + "\n";
+    std::fs::write(&log, longer).unwrap();
+    assert_refused(&ask(at, &question), 2, &["kernel"]);
+}

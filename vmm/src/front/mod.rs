@@ -14,6 +14,8 @@ pub mod names;
 mod panic_dump;
 mod qmp;
 pub mod query;
+pub mod query_part;
+mod query_pass;
 pub mod requests;
 pub mod serve;
 mod socket;

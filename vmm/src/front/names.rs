@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use log::warn;
 use machine::memory::Memory;
 use trace::{
-    linux::{Kernel, Task},
+    linux::{Kernel, Task, kallsyms_text},
     symbols::{Origin, SymbolFile, SymbolTable},
 };
 
@@ -90,6 +90,15 @@ impl GuestNames {
     /// The Linux, if there is one.
     pub fn linux(&self) -> Option<&Kernel> {
         self.linux.as_ref()
+    }
+
+    /// All symbols of the Linux that was found and of its modules, as `/proc/kallsyms` has them; `None` without one.
+    pub fn kallsyms(&self, memory: &Memory) -> Option<String> {
+        let linux = self.linux.as_ref()?;
+        Some(kallsyms_text(
+            linux.symbols(),
+            &linux.modules(&mut GuestMemory::new(memory)),
+        ))
     }
 
     /// The process that a CPU runs.

@@ -12,6 +12,8 @@ use std::{
     ops::Range,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{console::Console, names::GuestNames};
 use crate::{
     debug::{StopCause, WatchKind, Watchpoint},
@@ -21,7 +23,7 @@ use crate::{
 };
 
 /// What is asked. Addresses are numbers or kernel symbols, moments are steps or the last time that a function began.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Subcommand)]
 pub enum Question {
     /// Who wrote to ADDRESS last, and what
     LastWriter {
@@ -56,7 +58,7 @@ pub enum Question {
 }
 
 /// A part of the run.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 pub struct Window {
     /// From this step on, or from where this function was called last [default: the beginning]
     #[arg(long, value_name = "STEP|FUNCTION")]
@@ -127,11 +129,31 @@ fn ended(end: &End) -> QueryError {
     QueryError::Run(end.reason())
 }
 
+/// That a word was not written.
+pub fn nobody(word: &str, first: u64, before: u64) -> String {
+    format!("nobody wrote to {word} from step {first} to step {before}\n")
+}
+
+/// The line behind a list of writes.
+pub fn how_many(count: u64, limit: u64) -> String {
+    match count.saturating_sub(limit) {
+        0 => format!("{count} writes\n"),
+        hidden => format!("{count} writes, of which the last {hidden} are not shown: --limit shows more\n"),
+    }
+}
+
+/// The run is where it was to go: at the guest's end, the session's, or that of the part that is replayed.
+fn is_its_end(end: &End) -> bool {
+    end.is_the_guests() || matches!(end, End::Replayed { .. } | End::Instructions(_))
+}
+
 /// A run that is asked.
 pub struct Asked<'r> {
-    run: &'r mut Run,
+    pub(super) run: &'r mut Run,
     console: &'r mut Console,
-    names: GuestNames,
+    pub(super) names: GuestNames,
+    /// The step at which a Linux is looked for next, as long as none was found.
+    look_at: u64,
 }
 
 impl<'r> Asked<'r> {
@@ -140,25 +162,40 @@ impl<'r> Asked<'r> {
     /// # Errors
     /// Something from outside ended it meanwhile, or it went another way than it was recorded.
     pub fn new(run: &'r mut Run, console: &'r mut Console) -> Result<Self, QueryError> {
-        let names = GuestNames::of(run.kernel(), run.symbols());
-        loop {
-            match run.run(console)? {
-                StopReason::Ended(end) if end.is_the_guests() || matches!(end, End::Replayed { .. }) => break,
-                StopReason::Ended(end) => return Err(ended(&end)),
-                _ => {}
-            }
-        }
-        let mut asked = Asked { run, console, names };
+        let mut asked = Asked::at_its_beginning(run, console);
+        asked.run_to_end()?;
         asked.look();
         Ok(asked)
     }
 
-    fn look(&mut self) {
+    /// Asks a run where it is: what is asked has to be ahead.
+    pub fn at_its_beginning(run: &'r mut Run, console: &'r mut Console) -> Self {
+        let names = GuestNames::of(run.kernel(), run.symbols());
+        Asked {
+            run,
+            console,
+            names,
+            look_at: 0,
+        }
+    }
+
+    /// Makes the run to its end, or to that of the part that it is.
+    pub(super) fn run_to_end(&mut self) -> Result<(), QueryError> {
+        loop {
+            match self.run.run(self.console)? {
+                StopReason::Ended(end) if is_its_end(&end) => return Ok(()),
+                StopReason::Ended(end) => return Err(ended(&end)),
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn look(&mut self) {
         let steps = self.run.steps();
         self.names.look(self.run.machine().memory(), steps);
     }
 
-    fn address(&mut self, word: &str) -> Result<u64, QueryError> {
+    pub(super) fn address(&mut self, word: &str) -> Result<u64, QueryError> {
         let number = match word.strip_prefix("0x") {
             Some(digits) => u64::from_str_radix(digits, 16).ok(),
             None => word.parse().ok(),
@@ -174,6 +211,12 @@ impl<'r> Asked<'r> {
             return Ok(step);
         }
         let address = self.address(word)?;
+        self.last_call(address)?
+            .ok_or_else(|| QueryError::NotCalled(word.into()))
+    }
+
+    /// The step at which a function was called last before here, if it was in what is kept.
+    pub(super) fn last_call(&mut self, address: u64) -> Result<Option<u64>, QueryError> {
         let here = self.run.steps();
         self.run.debugger().add_breakpoint(address);
         let back = self.run.back(self.console);
@@ -185,13 +228,10 @@ impl<'r> Asked<'r> {
             Back::Ended(end) => return Err(ended(&end)),
         };
         self.go_to(here)?;
-        match found {
-            true => Ok(step),
-            false => Err(QueryError::NotCalled(word.into())),
-        }
+        Ok(found.then_some(step))
     }
 
-    fn go_to(&mut self, step: u64) -> Result<(), QueryError> {
+    pub(super) fn go_to(&mut self, step: u64) -> Result<(), QueryError> {
         // An end that is met on the way is the run's own.
         self.run.seek(self.console, step)?;
         Ok(())
@@ -218,6 +258,10 @@ impl<'r> Asked<'r> {
     fn place(&mut self, cpu: usize, ip: Option<u64>) -> Place {
         let step = self.run.steps();
         let rip = self.run.cpu_state(cpu).map_or(0, |state| state.linear_rip());
+        if self.names.linux().is_none() && step >= self.look_at {
+            self.look();
+            self.look_at = step.saturating_mul(2);
+        }
         let memory = self.run.machine().memory();
         let task = self.names.task(memory, cpu);
         let at = self.names.describe(memory, step, ip.unwrap_or(rip));
@@ -244,7 +288,7 @@ impl<'r> Asked<'r> {
         }
     }
 
-    fn watch(&mut self, word: &str, len: u64) -> Result<Watchpoint, QueryError> {
+    pub(super) fn watch(&mut self, word: &str, len: u64) -> Result<Watchpoint, QueryError> {
         let address = self.address(word)?;
         Watchpoint::new(address, len, WatchKind::Write).ok_or(QueryError::Range(address))
     }
@@ -261,7 +305,12 @@ impl<'r> Asked<'r> {
                     let step = self.moment(before)?;
                     self.go_to(step)?;
                 }
-                self.last_writer(watchpoint, address, out)
+                let (before, first) = (self.run.steps(), self.run.extent().map_or(0, |extent| extent.first));
+                match self.last_writer(watchpoint)? {
+                    Some(line) => out.write_all(line.as_bytes())?,
+                    None => out.write_all(nobody(address, first, before).as_bytes())?,
+                }
+                Ok(())
             }
             Question::Writes { address, len, window } => {
                 let watchpoint = self.watch(address, *len)?;
@@ -276,32 +325,36 @@ impl<'r> Asked<'r> {
         }
     }
 
-    fn last_writer(&mut self, watchpoint: Watchpoint, word: &str, out: &mut dyn Write) -> Result<(), QueryError> {
-        let before = self.run.steps();
+    /// The last write before here, in a line, if there is one in what is kept.
+    pub(super) fn last_writer(&mut self, watchpoint: Watchpoint) -> Result<Option<String>, QueryError> {
         self.run.debugger().add_watchpoint(watchpoint);
         let back = self.run.back(self.console);
         self.run.debugger().remove_watchpoint(&watchpoint);
-        let (address, len) = (watchpoint.first(), watchpoint.last() - watchpoint.first() + 1);
         let stop = match back? {
-            Back::Stopped(stop) => Some(stop),
-            Back::Beginning => None,
+            Back::Stopped(stop) => stop,
+            Back::Beginning => return Ok(None),
             Back::Ended(end) => return Err(ended(&end)),
-        };
-        let Some(stop) = stop else {
-            let first = self.run.extent().map_or(0, |extent| extent.first);
-            writeln!(out, "nobody wrote to {word} from step {first} to step {before}")?;
-            return Ok(());
         };
         let ip = match stop.why {
             StopCause::Watch { ip, .. } => ip,
             _ => None,
         };
-        let place = self.place(stop.cpu, ip);
-        let old = self.value(stop.cpu, address, len);
+        self.write_here(stop.cpu, ip, watchpoint).map(Some)
+    }
+
+    /// The write that the next step makes, in a line.
+    pub(super) fn write_here(
+        &mut self,
+        cpu: usize,
+        ip: Option<u64>,
+        watchpoint: Watchpoint,
+    ) -> Result<String, QueryError> {
+        let (address, len) = (watchpoint.first(), watchpoint.last() - watchpoint.first() + 1);
+        let place = self.place(cpu, ip);
+        let old = self.value(cpu, address, len);
         self.go_to(place.step + 1)?;
-        let new = self.value(stop.cpu, address, len);
-        writeln!(out, "{place}: {old} -> {new}")?;
-        Ok(())
+        let new = self.value(cpu, address, len);
+        Ok(format!("{place}: {old} -> {new}\n"))
     }
 
     /// Runs to the next of the debugger's stops in a window; `None`: there is none any more.
@@ -313,9 +366,7 @@ impl<'r> Asked<'r> {
             }
             match self.run.run_for(self.console, left)? {
                 None => return Ok(None),
-                Some(StopReason::Ended(end)) if end.is_the_guests() || matches!(end, End::Replayed { .. }) => {
-                    return Ok(None);
-                }
+                Some(StopReason::Ended(end)) if is_its_end(&end) => return Ok(None),
                 Some(StopReason::Ended(end)) => return Err(ended(&end)),
                 Some(StopReason::Debugger(stop)) if stop.why != StopCause::Asked => {
                     return Ok(Some((stop.cpu, stop.why)));
@@ -332,6 +383,19 @@ impl<'r> Asked<'r> {
         limit: u64,
         out: &mut dyn Write,
     ) -> Result<(), QueryError> {
+        let count = self.every_write(watchpoint, steps, limit, out)?;
+        out.write_all(how_many(count, limit).as_bytes())?;
+        Ok(())
+    }
+
+    /// A line for each write, up to a limit; how many there are.
+    pub(super) fn every_write(
+        &mut self,
+        watchpoint: Watchpoint,
+        steps: Range<u64>,
+        limit: u64,
+        out: &mut dyn Write,
+    ) -> Result<u64, QueryError> {
         self.go_to(steps.start)?;
         self.run.debugger().add_watchpoint(watchpoint);
         let (address, len) = (watchpoint.first(), watchpoint.last() - watchpoint.first() + 1);
@@ -350,18 +414,10 @@ impl<'r> Asked<'r> {
             }
         }
         self.run.debugger().remove_watchpoint(&watchpoint);
-        let hidden = count.saturating_sub(limit);
-        match hidden {
-            0 => writeln!(out, "{count} writes")?,
-            _ => writeln!(
-                out,
-                "{count} writes, of which the last {hidden} are not shown: --limit shows more"
-            )?,
-        }
-        Ok(())
+        Ok(count)
     }
 
-    fn calls(
+    pub(super) fn calls(
         &mut self,
         function: u64,
         word: &str,
