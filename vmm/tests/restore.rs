@@ -141,3 +141,75 @@ fn options_beside_it_and_files_that_are_none_are_refused() {
     fs::write(at.join("file"), &bytes[..bytes.len() / 2]).unwrap();
     assert_refused(&from(&[]), 2, &["--restore file: ", "cut short"]);
 }
+
+/// Waits for a byte at its serial port, and ends with 0 written to the debug-exit port if it is a `p`, else with 1.
+fn listener() -> Vec<u8> {
+    use iced_x86::code_asm::*;
+    guest(|a| {
+        let (mut wait, mut fails) = (a.create_label(), a.create_label());
+        a.set_label(&mut wait).unwrap();
+        a.mov(dx, 0x3fd).unwrap();
+        a.in_(al, dx).unwrap();
+        a.test(al, 1).unwrap();
+        a.je(wait).unwrap();
+        a.mov(dx, 0x3f8).unwrap();
+        a.in_(al, dx).unwrap();
+        a.cmp(al, i32::from(b'p')).unwrap();
+        a.jne(fails).unwrap();
+        out(a, 0xf4, 0);
+        a.set_label(&mut fails).unwrap();
+        debug_exit(a, 1);
+    })
+}
+
+// covers: matrix/from
+#[test]
+fn cells_of_a_matrix_go_on_from_a_snapshot() {
+    let folder = Folder::new();
+    folder.file("kernel", listener());
+    let at = folder.path();
+    let process = start(at, &["--kernel", "kernel", "--memory", "8M", "--cpu-model", "haswell"]);
+    assert!(ctl(at, &["pause"]).status.success());
+    let output = ctl(at, &["snapshot", "waiting"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    end(at, process);
+    folder.file("passes", "p");
+    folder.file("fails", "f");
+    let matrix = |options: &[&str]| run(minivmm().current_dir(at).arg("matrix").args(options));
+    let from = |input: &str| matrix(&["--from", "waiting", "--input", input, "--max-instructions", "10000000"]);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let passes = from("passes");
+    let said = text(&passes.stdout);
+    assert_eq!(passes.status.code(), Some(0), "{said}{}", text(&passes.stderr));
+    assert!(
+        said.contains("1 passed, 0 failed") && said.contains("waiting"),
+        "{said}"
+    );
+    assert!(said.contains("the snapshot is of a machine of model haswell"), "{said}");
+    let fails = from("fails");
+    assert_eq!(fails.status.code(), Some(1));
+    assert!(
+        text(&fails.stdout).contains("waiting on haswell (soft): the guest wrote 1 to the debug-exit port"),
+        "{}",
+        text(&fails.stdout)
+    );
+    // The models that it is not of are not run.
+    let other = text(&matrix(&["--from", "waiting", "--model", "core2", "westmere"]).stdout);
+    assert!(other.contains("2 cells: 0 passed, 0 failed, 2 skipped"), "{other}");
+    for (options, words) in [
+        (&["--from", "missing"][..], "--from missing: no such file"),
+        (&["--from", "kernel"], "--from kernel: not a snapshot of minivmm's"),
+        (
+            &["--from", "waiting", "--input", "missing"],
+            "--input missing: no such file",
+        ),
+        (&["--from", "waiting", "--kernel", "kernel"], "--from"),
+        (&["--from", "waiting", "--memory", "8M"], "--from"),
+        (&["--kernel", "kernel", "--input", "passes"], "--input"),
+    ] {
+        assert_refused(&matrix(options), 2, &[words]);
+    }
+    let bytes = fs::read(at.join("waiting")).unwrap();
+    fs::write(at.join("waiting"), &bytes[..bytes.len() - 1]).unwrap();
+    assert_refused(&matrix(&["--from", "waiting"]), 2, &["--from waiting: ", "cut short"]);
+}

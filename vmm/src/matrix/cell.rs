@@ -11,6 +11,7 @@ use std::{
 
 use super::tap::{Point, Report};
 use crate::launch::NEEDS_LONG_MODE;
+use trace::regular;
 
 /// Of a stream, so much is kept from its beginning.
 const KEPT: usize = 4 << 20;
@@ -51,6 +52,10 @@ pub struct Plan {
     pub timeout: Duration,
     /// It runs a command, whose exit status is minivmm's.
     pub command: bool,
+    /// A file whose contents are typed into its console.
+    pub input: Option<PathBuf>,
+    /// Why it is not run.
+    pub skip: Option<String>,
 }
 
 /// What a cell comes to.
@@ -125,6 +130,10 @@ pub fn run(program: &Path, plan: &Plan) -> Cell {
         time: Duration::ZERO,
         log: String::new(),
     };
+    if let Some(why) = &plan.skip {
+        cell.verdict = Verdict::Skipped(why.clone());
+        return cell;
+    }
     match execute(program, plan) {
         Ok(ended) => {
             let report = match plan.pass {
@@ -148,9 +157,13 @@ pub fn run(program: &Path, plan: &Plan) -> Cell {
 }
 
 fn execute(program: &Path, plan: &Plan) -> std::io::Result<Ended> {
+    let input = match &plan.input {
+        Some(path) => Stdio::from(regular::open(path)?),
+        None => Stdio::null(),
+    };
     let mut child = Command::new(program)
         .args(&plan.arguments)
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;

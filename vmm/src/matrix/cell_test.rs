@@ -13,6 +13,8 @@ fn cell(console: &str, errors: &str, status: i32, pass: PassBy) -> Cell {
         pass,
         timeout: Duration::from_secs(60),
         command: false,
+        input: None,
+        skip: None,
     };
     run(Path::new("sh"), &plan)
 }
@@ -119,6 +121,8 @@ fn of_all_models_those_without_64_bit_mode_skip_a_kernel_that_needs_it() {
         pass: PassBy::Auto,
         timeout: Duration::from_secs(60),
         command: false,
+        input: None,
+        skip: None,
     };
     let skipped = run(Path::new("sh"), &plan(true)).verdict;
     assert_eq!(skipped, Verdict::Skipped("the kernel needs 64-bit mode".into()));
@@ -164,6 +168,8 @@ fn a_process_that_dies_or_cannot_be_run_fails_its_cell() {
         pass: PassBy::Auto,
         timeout: Duration::from_secs(60),
         command: false,
+        input: None,
+        skip: None,
     };
     let Verdict::Failed(why) = run(Path::new("sh"), &plan).verdict else {
         panic!("a process that died");

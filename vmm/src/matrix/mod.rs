@@ -28,7 +28,10 @@ use std::{
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use trace::export::{ExportError, OutFile};
+use trace::{
+    export::{ExportError, OutFile},
+    regular,
+};
 use x86::model::topology::Topology;
 
 pub use self::report::Report;
@@ -40,12 +43,13 @@ use self::{
 use crate::{
     config::EngineChoice,
     error::{Error, Status},
+    timeline::snapshot_file::SnapshotFile,
 };
 
 /// `minivmm matrix`.
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, after_help = AFTER)]
-#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["guests", "kernel", "run"]))]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["guests", "kernel", "run", "from"]))]
 pub struct MatrixOptions {
     #[command(subcommand)]
     command: Option<MatrixCommand>,
@@ -55,6 +59,12 @@ pub struct MatrixOptions {
     /// One guest: a kernel, as `minivmm --kernel` takes it
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
+    /// Go on from a snapshot that `minivmm ctl SOCKET snapshot FILE` wrote, on the model that it is of; on others it is skipped
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["guests", "kernel", "run", "cpus", "memory"])]
+    from: Option<PathBuf>,
+    /// A file whose contents are typed into the console of each guest that goes on
+    #[arg(long, value_name = "FILE", requires = "from")]
+    input: Option<PathBuf>,
     /// A command instead of guests, after `--`: it passes where its exit status is 0, or by TAP. --kernel is then its kernel
     #[arg(long, requires = "options", conflicts_with_all = ["guests", "initrd", "cmdline", "max_instructions"])]
     run: bool,
@@ -152,8 +162,15 @@ pub fn run(options: &MatrixOptions) -> Result<Status, Error> {
         let report = junit::merge(reports)?;
         return outputs.conclude(&report, expected, true);
     }
+    // Clap asks for nothing that something else excludes.
+    if options.input.is_some() && options.from.is_none() {
+        return Err(Error::Usage("matrix: --input: needs --from".into()));
+    }
     if options.run {
         return run_command(options);
+    }
+    if let Some(file) = &options.from {
+        return run_restored(options, file);
     }
     let guests = match (&options.guests, &options.kernel) {
         (Some(folder), _) => plan::guests(folder)?,
@@ -194,6 +211,30 @@ fn run_command(options: &MatrixOptions) -> Result<Status, Error> {
     let (command, kernel) = (&options.options, options.kernel.as_deref());
     let common = options.common();
     let plans = plan::commands(command, kernel, &models, &options.engine, &common, options.shard);
+    let cells = run_all(&cell::program()?, &plans, options.jobs.map(std::num::NonZero::get));
+    let report = Report {
+        cells,
+        shard: options.shard,
+    };
+    let whole = options.shard.is_none() && options.model.iter().any(|model| model == "all");
+    options.outputs.conclude(&report, expected, whole)
+}
+
+/// Does what `minivmm matrix --from` asks for.
+fn run_restored(options: &MatrixOptions, file: &Path) -> Result<Status, Error> {
+    let snapshot = SnapshotFile::open(file).map_err(Error::option(format!("--from {}", file.display())))?;
+    if let Some(input) = &options.input {
+        regular::open(input).map_err(|source| Error::File {
+            option: "--input",
+            path: input.clone(),
+            source,
+        })?;
+    }
+    let models = plan::models(&options.model)?;
+    let expected = options.outputs.expected()?;
+    let (common, input) = (options.common(), options.input.as_deref());
+    let plans = plan::restored(file, &snapshot, input, &models, &options.engine, &common, options.shard)?;
+    drop(snapshot);
     let cells = run_all(&cell::program()?, &plans, options.jobs.map(std::num::NonZero::get));
     let report = Report {
         cells,
@@ -296,7 +337,7 @@ impl Outputs {
     /// The expected table, if one is asked for. With `--accept` it need not be there yet.
     fn expected(&self) -> Result<Option<Table>, Error> {
         let Some(path) = &self.expected else { return Ok(None) };
-        let text = match trace::regular::text(path, plan::LONGEST) {
+        let text = match regular::text(path, plan::LONGEST) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.accept => String::new(),
             Err(source) => {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use x86::model::{MODELS, topology::Topology};
 
 use super::cell::{PassBy, Plan};
-use crate::{config::EngineChoice, error::Error, model};
+use crate::{config::EngineChoice, error::Error, model, timeline::snapshot_file::SnapshotFile};
 use kvm::irqchip::Irqchip;
 use machine::loader;
 use trace::regular;
@@ -313,7 +313,59 @@ fn cell(guest: &Guest, model: &str, engine: EngineChoice, common: &Common) -> Pl
         one_of_all: common.all_models && MODELS.iter().any(|known| known.name == model),
         timeout: common.timeout,
         command: false,
+        input: None,
+        skip: None,
     }
+}
+
+/// The cells that go on from a snapshot: those of a shard. A model that the snapshot is not of is skipped, with the reason.
+///
+/// # Errors
+/// No such model.
+pub fn restored(
+    file: &Path,
+    snapshot: &SnapshotFile,
+    input: Option<&Path>,
+    models: &[String],
+    engines: &[EngineChoice],
+    common: &Common,
+    shard: Option<Shard>,
+) -> Result<Vec<Plan>, Error> {
+    let name = name_of(&file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy());
+    let mut all = Vec::new();
+    for engine in engines {
+        for model in models {
+            let mut arguments: Vec<OsString> = vec!["--restore".into(), file.into()];
+            let mut option = |name: &str, value: OsString| arguments.extend([name.into(), value]);
+            option("--engine", engine_name(*engine).into());
+            option("--serial", "stdio".into());
+            option("--clock", "virtual".into());
+            // Of the whole run, which has begun before the snapshot.
+            let limit = snapshot.steps().saturating_add(common.max_instructions);
+            option("--max-instructions", limit.to_string().into());
+            option("--timeout", common.timeout.as_secs_f64().to_string().into());
+            arguments.extend(common.options.iter().cloned());
+            let skip = match snapshot.is_of(model::find(model)?) {
+                true => None,
+                false => Some(format!("the snapshot is of a machine of model {}", snapshot.model())),
+            };
+            all.push(Plan {
+                guest: name.clone(),
+                model: model.clone(),
+                engine: common.report_as.clone().unwrap_or(engine_name(*engine).to_string()),
+                arguments,
+                pass: common.pass,
+                one_of_all: common.all_models && MODELS.iter().any(|known| known.name == model),
+                timeout: common.timeout,
+                command: false,
+                input: input.map(Path::to_path_buf),
+                skip,
+            });
+        }
+    }
+    let is_mine = |number: &usize| shard.is_none_or(|shard| number % shard.count == shard.index - 1);
+    let mine = all.into_iter().enumerate().filter(|(number, _)| is_mine(number));
+    Ok(mine.map(|(_, plan)| plan).collect())
 }
 
 /// The cells of a command, which `minivmm run` runs on each model: those of a shard.
@@ -353,6 +405,8 @@ pub fn commands(
             one_of_all: common.all_models && MODELS.iter().any(|known| known.name == model),
             timeout: common.timeout,
             command: true,
+            input: None,
+            skip: None,
         }
     });
     let is_mine = |number: &usize| shard.is_none_or(|shard| number % shard.count == shard.index - 1);

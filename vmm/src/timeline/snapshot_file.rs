@@ -307,6 +307,21 @@ impl SnapshotFile {
         OsString::from(&self.header.directory).into()
     }
 
+    /// The name of the machine's CPU model.
+    pub fn model(&self) -> &str {
+        &self.header.model
+    }
+
+    /// Whether the machine is of this model, as it is defined here.
+    pub fn is_of(&self, model: &CpuModel) -> bool {
+        (self.header.model.as_str(), &self.header.model_hash) == (model.name, &hash_of(model))
+    }
+
+    /// The machine's steps so far.
+    pub fn steps(&self) -> u64 {
+        self.header.steps
+    }
+
     /// The command line that made the machine.
     pub fn arguments(&self) -> Vec<OsString> {
         self.header.arguments.iter().map(OsString::from).collect()
