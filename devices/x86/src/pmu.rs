@@ -169,7 +169,7 @@ impl Branches {
             Flow::Call => Self::DIRECT_CALLS,
             Flow::CallInd => Self::INDIRECT_CALLS,
             Flow::Ret => Self::RETURNS,
-            Flow::Far(Far::Exception | Far::Interrupt) => return false,
+            Flow::Far(Far::Exception | Far::Interrupt | Far::VmExit) => return false,
             Flow::Far(_) => Self::FAR,
         };
         self.0 & kind.0 != 0

@@ -60,11 +60,15 @@ pub enum Far {
     Sysenter,
     /// SYSEXIT.
     Sysexit,
+    /// VMLAUNCH or VMRESUME, to the guest of a VMM.
+    VmEntry,
+    /// A VM exit: to the VMM, by no instruction of its own.
+    VmExit,
 }
 
 impl Flow {
     /// Every value, in the order of the codes.
-    pub const ALL: [Flow; 18] = [
+    pub const ALL: [Flow; 20] = [
         Flow::Cond { taken: false },
         Flow::Cond { taken: true },
         Flow::Jump,
@@ -83,6 +87,8 @@ impl Flow {
         Flow::Far(Far::Sysret),
         Flow::Far(Far::Sysenter),
         Flow::Far(Far::Sysexit),
+        Flow::Far(Far::VmEntry),
+        Flow::Far(Far::VmExit),
     ];
 
     /// The byte that stands for it in a [`BranchRecord`].
@@ -290,6 +296,10 @@ pub struct Context {
     pub interrupts: bool,
     /// Base of the code segment: linear address less RIP.
     pub cs_base: u64,
+    /// In VMX non-root operation, unless it is concealed from Intel PT. SDM Vol. 3C 33.5 "Tracing and VMX Operation".
+    pub non_root: bool,
+    /// The current-VMCS pointer, where there is one and it is not concealed.
+    pub vmcs: Option<u64>,
 }
 
 /// The argument of [`Watch::event`]: an interrupt, exception or software interrupt has been delivered, or a processor was reset.
@@ -314,6 +324,13 @@ pub struct EventRecord {
 pub enum Change {
     /// MOV to CR3, whether the value differs or not. A task switch says it by its branch: [`BranchRecord::loads_cr3`].
     Cr3,
+    /// A VM entry, or a VM exit with its basic reason, is complete: its branch has said where it has led.
+    Vmx {
+        /// The basic exit reason, of a VM exit.
+        exit: Option<u16>,
+    },
+    /// VMPTRLD retired: [`Context::vmcs`] is the pointer that it loaded.
+    VmcsPointer,
     /// CR0, CR4 or EFER moved in a way that changes the context, without a far transfer.
     Mode,
     /// RFLAGS.IF changed (CLI, STI, POPF), where somebody asks for that ([`Interest::interrupts`]).

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use x86::cpuid::Features;
 use x86::cr::{Cr0, Cr4, Efer};
 use x86::model::CpuModel;
 use x86::rflags::{RFlags, flag as rf};
@@ -322,6 +323,8 @@ pub struct Cpu {
     /// What this run was given.
     pub(crate) granted: i64,
     pub(crate) model: &'static CpuModel,
+    /// What the model's CPUID shows, which takes a look at all of its rows.
+    pub(crate) features: Features,
     pub(crate) undefined: Undefined,
     /// The second page of a straddling instruction was not where its block expects it.
     pub(crate) second_page_moved: bool,
@@ -418,6 +421,7 @@ impl DerefMut for Cpu {
 impl Cpu {
     /// A processor after power-up (SDM Vol. 3A 10.1.1 "Processor State After Reset").
     pub fn new(model: &'static CpuModel) -> Box<Cpu> {
+        let features = model.features();
         let mut cpu = Box::new(Cpu {
             hot: Hot::new(),
             event: None,
@@ -446,6 +450,7 @@ impl Cpu {
             iterations: 0,
             granted: 0,
             model,
+            features,
             undefined: Undefined::Model,
             second_page_moved: false,
             skip_step: false,
@@ -458,14 +463,14 @@ impl Cpu {
             generation: 0,
             maxphyaddr: model.physical_bits(),
             linear_bits: model.linear_bits().clamp(48, 64),
-            huge_pages: model.features().page1gb(),
+            huge_pages: features.page1gb(),
             xsave: Layout::of(model),
             stack_shadow_at: u64::MAX,
             watched: Watched::new(),
             transaction: None,
             deliveries: 0,
             abort_cause: Abort::Event,
-            always_abort: model.features().rtm_always_abort(),
+            always_abort: features.rtm_always_abort(),
             capacity: Capacity::of(model),
             came_through: false,
             vmx: None,

@@ -124,7 +124,8 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
             shift: 12,
             key: None,
         };
-        return under(core, p, page, linear, access, commit);
+        // Without paging every linear address is a user-mode one.
+        return under(core, p, page, linear, access, true, commit);
     }
     let nxe = p.efer.nxe();
     let mut code = 0;
@@ -267,20 +268,28 @@ fn walk_structures(core: &mut Ram, p: &Paging, linear: u64, access: Access, comm
             shift,
             key,
         };
-        return under(core, p, page, linear, access, commit);
+        return under(core, p, page, linear, access, user, commit);
     }
 }
 
 /// Translates the page that the guest's page tables lead to by EPT, if there is one: the rights are what both allow.
 #[inline(always)]
-fn under(core: &mut Ram, p: &Paging, page: Page, linear: u64, access: Access, commit: bool) -> Result<Page, NoPage> {
+fn under(
+    core: &mut Ram,
+    p: &Paging,
+    page: Page,
+    linear: u64,
+    access: Access,
+    user: bool,
+    commit: bool,
+) -> Result<Page, NoPage> {
     let Some(nested) = &p.nested else { return Ok(page) };
-    let below = nested.page(core, page.gpa | linear & 0xfff, access, commit)?;
+    let below = nested.page(core, page.gpa | linear & 0xfff, access, user, commit)?;
     Ok(Page {
         gpa: below.physical,
         write: page.write && below.rights & 2 != 0,
         read: page.read && below.rights & 1 != 0,
-        exec: page.exec && below.rights & 4 != 0,
+        exec: page.exec && nested.executes(below.rights, user),
         dirty: page.dirty && below.dirty,
         ..page
     })

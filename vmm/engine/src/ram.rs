@@ -138,7 +138,7 @@ impl Ram {
         dirty
     }
 
-    /// Reads 4 or 8 bytes of guest-physical memory that need not be RAM: other bytes read as all ones.
+    /// Reads 1, 4 or 8 bytes of guest-physical memory that need not be RAM: other bytes read as all ones.
     pub fn read_phys(&self, gpa: u64, size: usize) -> u64 {
         match self.host(gpa) {
             Some(host) if (gpa & 0xfff) as usize + size <= 0x1000 => {
@@ -147,6 +147,7 @@ impl Ram {
                     let at = host.add((gpa & 0xfff) as usize);
                     match size {
                         8 => at.cast::<u64>().read_unaligned(),
+                        1 => at.read().into(),
                         _ => at.cast::<u32>().read_unaligned().into(),
                     }
                 }

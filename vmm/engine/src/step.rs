@@ -493,6 +493,7 @@ impl Engine {
             if cpu.deliver(event).is_ok() && !core::mem::take(&mut cpu.late_fault) {
                 cpu.event = None;
                 cpu.injecting = None;
+                cpu.trap_by_monitor();
                 if !core::mem::take(&mut cpu.task_trap) {
                     return Delivered::Event(event);
                 }
@@ -604,7 +605,7 @@ impl Engine {
                 continue;
             }
             if cpu.non_root()
-                && let Some(exit) = cpu.window_exit()
+                && let Some(exit) = cpu.boundary_exit()
             {
                 self.make_vm_exit(cpu, exit);
                 continue;
@@ -652,13 +653,17 @@ impl Engine {
             let stepping = cpu.rflags & rf::TF != 0;
             // A shadow lasts one instruction; whoever waits for the window wants to hear right after it.
             let shadowed = cpu.want_window && cpu.rflags & rf::IF != 0 || cpu.asked_window && cpu.interrupts_enabled();
-            let single = stepping || shadowed || cpu.watched.interest.every_instruction || cpu.watched.pending != 0;
+            let trapped = cpu.monitor_trap();
+            let single =
+                stepping || shadowed || trapped || cpu.watched.interest.every_instruction || cpu.watched.pending != 0;
             let length = if single { Length::Cut(1) } else { Length::Whole };
             // No further than the next tick: a step is an instruction at most.
             let tick = cpu.watched.tick_at.saturating_sub(cpu.retired_now()).max(1);
+            let tick = cpu.timer_left().map_or(tick, |left| tick.min(left.max(1)));
             let aside = cpu.budget.saturating_sub_unsigned(tick).max(0);
             cpu.granted -= aside;
             cpu.budget -= aside;
+            let begins = cpu.steps_now();
             let mut reason = if cpu.virtual_interrupt_due() {
                 let Stop = cpu.gp(0);
                 Reason::Fault
@@ -720,7 +725,10 @@ impl Engine {
                     self.follow(cpu, effects);
                     if let Some(mut exit) = cpu.exit.take() {
                         exit.vectoring = cpu.vectoring.take();
-                        self.make_vm_exit(cpu, *exit);
+                        match cpu.virtualization_exception(&exit) {
+                            Some(event) => self.deliver(cpu, event),
+                            None => self.make_vm_exit(cpu, *exit),
+                        }
                     }
                 }
                 Reason::Replay if cpu.budget <= 0 => return Exit::Budget,
@@ -749,8 +757,15 @@ impl Engine {
                     } else if cpu.stack_shadow_at == cpu.steps_now() {
                         cpu.watched.pending = bits;
                         effects.debug = None;
+                    } else if trapped && bits != 0 {
+                        // The VM exit of the monitor trap flag comes first, and saves what is pending.
+                        cpu.watched.pending = bits | DUE;
+                        effects.debug = None;
                     } else {
                         effects.debug = (bits != 0).then_some(bits);
+                    }
+                    if trapped && cpu.steps_now() != begins {
+                        cpu.trap_by_monitor();
                     }
                     self.follow(cpu, effects);
                 }
@@ -1000,7 +1015,7 @@ enum Class {
 fn class(e: Event) -> Class {
     match (e.source, e.vector) {
         (EventSource::Exception, 0 | 10..=13) => Class::Contributory,
-        (EventSource::Exception, 14) => Class::PageFault,
+        (EventSource::Exception, 14 | 20) => Class::PageFault,
         _ => Class::Benign,
     }
 }

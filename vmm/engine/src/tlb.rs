@@ -396,6 +396,11 @@ impl Tlb {
         self.tag = tag;
     }
 
+    /// VMFUNC has switched to another EPT pointer, which forgets nothing. Follow with [`Tlb::select`].
+    pub fn switch(&mut self, tag: VmxTag) {
+        self.tag = tag;
+    }
+
     /// The tag of the sets that are chosen now.
     pub fn tag(&self) -> VmxTag {
         self.tag

@@ -612,7 +612,8 @@ impl Cpu {
         }
     }
 
-    fn tsc_now(&mut self) -> u64 {
+    /// The time-stamp counter between two instructions.
+    pub(crate) fn tsc_now(&mut self) -> u64 {
         let now = self.clock.wrapping_add((self.granted - self.budget) as u64);
         self.bus().tsc(now)
     }
@@ -828,6 +829,8 @@ impl Processor for View<'_> {
             cr3: c.cr3,
             interrupts: c.rflags & rf::IF != 0,
             cs_base: if wide { 0 } else { cs.base },
+            non_root: c.non_root() && !c.concealed(),
+            vmcs: c.vmx.as_ref().and_then(|vmx| vmx.current).filter(|_| !c.concealed()),
         }
     }
 

@@ -158,6 +158,7 @@ impl Processor for View<'_> {
             cr3: s.cr3,
             interrupts: self.regs().rflags & 1 << 9 != 0,
             cs_base: s.cs.base,
+            ..Context::default()
         }
     }
 

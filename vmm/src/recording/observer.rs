@@ -498,7 +498,7 @@ impl Watch for Observer {
         if self.state != ObserverState::Tracing {
             return Effects::NONE;
         }
-        if change == Change::Cr3 {
+        if matches!(change, Change::Cr3 | Change::Vmx { .. }) {
             self.name_process(cpu);
         }
         let mark = match change {

@@ -82,7 +82,8 @@ impl<O: Output> Pt<O> {
                     self.control_flow_event(cfe::IRET, 0, Some(first.from), self.s.packet_en, step);
                     self.far(first, self.in_sight(), cpu);
                 } else {
-                    self.far(first, false, cpu);
+                    // A VM exit has no instruction of its own. SDM Vol. 3C 33.5.2.4 "Packet Generation".
+                    self.far(first, first.flow == Flow::Far(Far::VmExit).code(), cpu);
                 }
                 records = &records[1..];
             }
@@ -175,9 +176,9 @@ impl<O: Output> Pt<O> {
     /// PIP, where CR3 may be reported. SDM Vol. 3C 33.4.2.7 "Paging Information (PIP) Packet".
     pub(super) fn send_pip(&mut self, step: u64) {
         if self.s.ctl.os() || self.tells_cr3 {
-            let cr3 = self.s.context.cr3;
-            self.told_cr3 = Some(cr3);
-            self.send(Packet::Pip { cr3, non_root: false }, step);
+            let (cr3, non_root) = (self.s.context.cr3, self.s.context.non_root);
+            self.told_cr3 = Some((cr3, non_root));
+            self.send(Packet::Pip { cr3, non_root }, step);
         }
     }
 
@@ -247,6 +248,13 @@ impl<O: Output> Pt<O> {
         match change {
             Change::Cr3 => self.mov_cr3(next, step, cpu),
             Change::Mode => self.set_context(cpu.context()),
+            Change::VmcsPointer => {
+                self.set_context(cpu.context());
+                // SDM Vol. 3C 33.4.2.15 "VMCS Packet".
+                if let Some(pointer) = self.s.context.vmcs.filter(|_| self.s.status.context_en()) {
+                    self.send(Packet::Vmcs(pointer), step);
+                }
+            }
             Change::Interrupts => {
                 self.set_context(cpu.context());
                 if self.s.ctl.event_en() && self.in_sight() && self.s.mode != Some(self.mode()) {
@@ -299,7 +307,7 @@ impl<O: Output> Pt<O> {
                     self.control_flow_event(cfe::SHUTDOWN, 0, Some(next), false, step);
                 }
             }
-            Change::Hypercall { .. } | Change::Reset => {}
+            Change::Hypercall { .. } | Change::Vmx { .. } | Change::Reset => {}
         }
         if matches!(
             change,

@@ -367,6 +367,54 @@ fn far_transfers() {
     }
 }
 
+/// SDM Vol. 3C 33.4.2.7 "Paging Information (PIP) Packet", 33.4.2.15 "VMCS Packet", 33.5.2 "Using Intel PT in VMX Operation".
+// covers: pt/vmx
+#[test]
+fn entries_and_exits_of_a_vmm() {
+    const VMCS: u64 = 0x12_3000;
+    let pip = |cr3, non_root| Pip { cr3, non_root };
+    let mut bench = Bench::start(skylake(), all_rings());
+    let found = bench.packets(|b| {
+        b.guest.context.vmcs = Some(VMCS);
+        change(b, Change::VmcsPointer);
+    });
+    assert_eq!(found, [Vmcs(VMCS)], "VMPTRLD");
+    let mut transfer = |far, from, to, cr3, non_root, told| {
+        bench.guest.context.cr3 = cr3;
+        bench.guest.context.non_root = non_root;
+        bench.loads_cr3 = told;
+        let found = bench.packets(|b| {
+            b.branch(Flow::Far(far), from, to);
+            change(b, Change::Vmx { exit: None });
+        });
+        bench.loads_cr3 = false;
+        found
+    };
+    let found = transfer(Far::VmEntry, 0x2000, 0x40_0000, 0x9000, true, true);
+    assert_eq!(found, [pip(0x9000, true), Tip(Some(0x40_0000))], "VM entry: NR is 1");
+    let found = transfer(Far::VmExit, 0x40_0010, 0x3000, 0x5000, false, true);
+    let expected = [Fup(Some(0x40_0010)), pip(0x5000, false), Tip(Some(0x3000))];
+    assert_eq!(found, expected, "VM exit: the source has no instruction of its own");
+    let found = transfer(Far::VmEntry, 0x2000, 0x40_0000, 0x9000, false, false);
+    assert_eq!(found, [Tip(Some(0x40_0000))], "concealed");
+    let found = transfer(Far::VmExit, 0x40_0010, 0x3000, 0x5000, false, false);
+    assert_eq!(found, [Fup(Some(0x40_0010)), Tip(Some(0x3000))], "concealed");
+    // PSB+ tells both anew.
+    let mut bench = Bench::new(skylake());
+    bench.guest.context.vmcs = Some(VMCS);
+    bench.guest.context.non_root = true;
+    bench.begin(all_rings());
+    let found = bench.packets_from(0);
+    assert!(
+        found.contains(&Vmcs(VMCS)) && found.contains(&pip(0x5000, true)),
+        "{found:?}"
+    );
+    // Where ring 0 is not traced, neither is the VMM.
+    let mut bench = Bench::start(skylake(), all_rings().with_os(false));
+    bench.guest.context.vmcs = Some(VMCS);
+    assert_eq!(bench.packets(|b| change(b, Change::VmcsPointer)), [], "no ContextEn");
+}
+
 // covers: pt/filter-cpl
 #[test]
 fn rings() {

@@ -15,7 +15,7 @@
 //! programs the same registers.
 //!
 //! # Left out
-//! SMM and VMX, and so RSM, VMCS packets and the non-root bit (a host's are stripped). Nothing here is faster than the output, so an OVF packet only
+//! SMM, and so RSM; output to guest-physical addresses. Of a host's trace VMCS packets and the non-root bit are stripped. Nothing here is faster than the output, so an OVF packet only
 //! tells that a host's sink was full. FabricEn is refused, as on every model: no part that is modelled enumerates it.
 
 mod callbacks;
@@ -53,8 +53,8 @@ pub struct Pt<O: Output = GuestMemory> {
     code: Addresses,
     boundaries: Vec<u64>,
     generation: u64,
-    /// For an observer's unit: the CR3 that the last PIP reported, so that it is reported also where OS is clear.
-    told_cr3: Option<u64>,
+    /// For an observer's unit: what the last PIP reported, so that it is reported also where OS is clear.
+    told_cr3: Option<(u64, bool)>,
     tells_cr3: bool,
     /// For an observer's unit: ranges are looked at in straight-line code, too.
     follows_edges: bool,
@@ -312,9 +312,12 @@ impl<O: Output> Pt<O> {
         s.status.set_pend_psb(false);
         let (ctl, context_en) = (s.ctl, s.status.context_en());
         if context_en && (ctl.os() || self.tells_cr3) {
-            let cr3 = s.context.cr3;
-            self.told_cr3 = Some(cr3);
-            self.send(Packet::Pip { cr3, non_root: false }, step);
+            let (cr3, non_root) = (s.context.cr3, s.context.non_root);
+            self.told_cr3 = Some((cr3, non_root));
+            self.send(Packet::Pip { cr3, non_root }, step);
+        }
+        if context_en && let Some(pointer) = self.s.context.vmcs {
+            self.send(Packet::Vmcs(pointer), step);
         }
         match time {
             None => self.s.stream.time(&mut self.out, step),
@@ -338,7 +341,8 @@ impl<O: Output> Pt<O> {
 
     /// TIP.PGE at a linear address: PacketEn rises.
     fn rise(&mut self, at: u64, step: u64) {
-        if self.tells_cr3 && self.told_cr3 != Some(self.s.context.cr3) {
+        let context = &self.s.context;
+        if self.tells_cr3 && self.told_cr3 != Some((context.cr3, context.non_root)) {
             self.stamp_cr3(step);
             self.send_pip(step);
         }

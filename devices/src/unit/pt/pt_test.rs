@@ -66,6 +66,7 @@ impl Default for Guest {
                 cr3: 0x5000,
                 interrupts: false,
                 cs_base: 0,
+                ..Context::default()
             },
             rip: 0x1000,
             step: 1_000_000,

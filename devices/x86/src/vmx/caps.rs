@@ -181,8 +181,10 @@ pub const SAPPHIRERAPIDS: VmxCaps = VmxCaps {
 
 /// What the engine executes. What of a part's capabilities is not here its capability MSRs deny.
 pub const ENGINE: VmxCaps = VmxCaps {
-    pin: Pin(Pin::EXTERNAL_INTERRUPTS.0 | Pin::NMIS.0 | Pin::VIRTUAL_NMIS.0),
-    primary: Primary(BASE.primary.0 | Primary::NMI_WINDOW.0 | Primary::TPR_SHADOW.0 | Primary::SECONDARY.0),
+    pin: Pin(Pin::EXTERNAL_INTERRUPTS.0 | Pin::NMIS.0 | Pin::VIRTUAL_NMIS.0 | Pin::PREEMPTION_TIMER.0),
+    primary: Primary(
+        BASE.primary.0 | Primary::NMI_WINDOW.0 | Primary::TPR_SHADOW.0 | Primary::MONITOR_TRAP.0 | Primary::SECONDARY.0,
+    ),
     secondary: Secondary(
         Secondary::EPT.0
             | Secondary::DESCRIPTOR_TABLES.0
@@ -194,28 +196,42 @@ pub const ENGINE: VmxCaps = VmxCaps {
             | Secondary::INVPCID.0
             | Secondary::RDSEED.0
             | Secondary::XSAVES.0
-            | Secondary::TSC_SCALING.0,
+            | Secondary::TSC_SCALING.0
+            | Secondary::PAUSE_LOOP.0
+            | Secondary::VM_FUNCTIONS.0
+            | Secondary::VMCS_SHADOWING.0
+            | Secondary::PML.0
+            | Secondary::VIRTUALIZATION_EXCEPTION.0
+            | Secondary::MODE_BASED_EXECUTE.0
+            | Secondary::CONCEAL_FROM_PT.0,
     ),
     exit: Exit(
         BASE.exit.0
+            | Exit::SAVE_PREEMPTION_TIMER.0
             | Exit::LOAD_PERF_GLOBAL_CTRL.0
             | Exit::SAVE_PAT.0
             | Exit::LOAD_PAT.0
             | Exit::SAVE_EFER.0
             | Exit::LOAD_EFER.0
+            | Exit::CONCEAL_FROM_PT.0
             | Exit::LOAD_PKRS.0,
     ),
     entry: Entry(
-        BASE.entry.0 | Entry::LOAD_PERF_GLOBAL_CTRL.0 | Entry::LOAD_PAT.0 | Entry::LOAD_EFER.0 | Entry::LOAD_PKRS.0,
+        BASE.entry.0
+            | Entry::LOAD_PERF_GLOBAL_CTRL.0
+            | Entry::LOAD_PAT.0
+            | Entry::LOAD_EFER.0
+            | Entry::CONCEAL_FROM_PT.0
+            | Entry::LOAD_PKRS.0,
     ),
     true_controls: true,
     write_all_fields: true,
     zero_length: true,
-    trace: false,
+    trace: true,
     execute_only: true,
     huge: true,
     accessed_dirty: true,
-    functions: 0,
+    functions: 1,
 };
 
 /// Fixed bits of CR0 in VMX operation: PE, NE and PG. SDM Vol. 3D Appendix A.7 "VMX-Fixed Bits in CR0".
@@ -228,6 +244,9 @@ pub const CR4_FIXED0: u64 = 1 << 13;
 pub const CR3_TARGETS: u32 = 4;
 /// Entries of an MSR list that software may rely on: 512 times (IA32_VMX_MISC\[27:25\] plus 1).
 pub const MSR_LIST: u32 = 512;
+
+/// The VMX-preemption timer counts down each time that this bit of the time-stamp counter changes: IA32_VMX_MISC\[4:0\].
+pub const TIMER_RATE: u32 = 5;
 
 /// Bits of CR4 that can be 1 in VMX operation.
 pub const fn cr4_fixed1(features: Features) -> u64 {
@@ -261,6 +280,11 @@ impl VmxCaps {
         if !features.xsaves() {
             secondary &= !Secondary::XSAVES.0;
         }
+        if !features.intel_pt() {
+            secondary &= !Secondary::CONCEAL_FROM_PT.0;
+            exit &= !Exit::CONCEAL_FROM_PT.0;
+            entry &= !Entry::CONCEAL_FROM_PT.0;
+        }
         if !features.pks() {
             exit &= !Exit::LOAD_PKRS.0;
             entry &= !Entry::LOAD_PKRS.0;
@@ -282,7 +306,7 @@ impl VmxCaps {
             true_controls: self.true_controls && ENGINE.true_controls,
             write_all_fields: self.write_all_fields && ENGINE.write_all_fields,
             zero_length: self.zero_length && ENGINE.zero_length,
-            trace: self.trace && ENGINE.trace,
+            trace: self.trace && ENGINE.trace && features.intel_pt(),
             execute_only: self.execute_only && ENGINE.execute_only,
             huge: self.huge && ENGINE.huge,
             accessed_dirty: self.accessed_dirty && ENGINE.accessed_dirty,
@@ -311,10 +335,15 @@ impl VmxCaps {
         REVISION as u64 | (REGION as u64) << 32 | 6 << 50 | 1 << 54 | (self.true_controls as u64) << 55
     }
 
-    /// IA32_VMX_MISC: VM exits store EFER.LMA (5), activity states HLT, shutdown and wait-for-SIPI (8:6), CR3-target values
+    /// IA32_VMX_MISC: the rate of the VMX-preemption timer (4:0), VM exits store EFER.LMA (5), activity states HLT, shutdown and wait-for-SIPI (8:6), CR3-target values
     /// (24:16). SDM Vol. 3D Appendix A.6.
     pub const fn misc(&self) -> u64 {
-        (self.secondary.contains(Secondary::UNRESTRICTED) as u64) << 5
+        let rate = if self.pin.contains(Pin::PREEMPTION_TIMER) {
+            TIMER_RATE as u64
+        } else {
+            0
+        };
+        rate | (self.secondary.contains(Secondary::UNRESTRICTED) as u64) << 5
             | 7 << 6
             | (self.trace as u64) << 14
             | (CR3_TARGETS as u64) << 16

@@ -35,24 +35,46 @@ pub enum EptAccess {
     Read,
     /// A write; with accessed and dirty flags, each access to a guest paging-structure entry is one.
     Write,
-    /// A fetch.
+    /// A fetch from a supervisor-mode linear address.
     Fetch,
+    /// A fetch from a user-mode linear address, which mode-based execute control tells apart. SDM Vol. 3C 29.3.2 "EPT Translation
+    /// Mechanism".
+    UserFetch,
 }
 
-/// Rights of an EPT entry: bits 2:0.
+/// What the walk depends on beside the entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EptPaging {
+    /// The EPT pointer.
+    pub pointer: EptPointer,
+    /// The part has execute-only translations.
+    pub execute_only: bool,
+    /// The part has 1-GByte pages.
+    pub huge: bool,
+    /// Mode-based execute control: bit 10 of an entry is the right of fetches from user-mode linear addresses.
+    pub mode_based: bool,
+    /// The physical-address width.
+    pub physical_bits: u32,
+}
+
+/// Rights of an EPT entry: bits 2:0, and bit 10 as bit 3.
 pub mod rights {
     /// Reads.
     pub const READ: u64 = 1;
     /// Writes.
     pub const WRITE: u64 = 2;
-    /// Fetches.
+    /// Fetches; with mode-based execute control, from supervisor-mode linear addresses.
     pub const EXECUTE: u64 = 4;
+    /// With mode-based execute control: fetches from user-mode linear addresses.
+    pub const USER_EXECUTE: u64 = 8;
 }
 
 /// The accessed flag.
 pub const ACCESSED: u64 = 1 << 8;
 /// The dirty flag of an entry that maps a page.
 pub const DIRTY: u64 = 1 << 9;
+/// Violations that the entry causes do not become virtualization exceptions. SDM Vol. 3C 26.5.7.1 "Convertible EPT Violations".
+pub const SUPPRESS: u64 = 1 << 63;
 /// The entry maps a large page.
 pub const LARGE: u64 = 1 << 7;
 
@@ -77,13 +99,17 @@ pub mod qualification {
 /// Why a guest-physical address has no translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EptFault {
-    /// The rights do not allow the access: the AND of the rights of the entries that were used, 0 where one is not present.
+    /// The rights do not allow the access.
     Violation {
-        /// See above.
+        /// The AND of the rights of the entries that were used, 0 where one is not present.
         rights: u64,
+        /// The entry lets the violation become a virtualization exception: [`SUPPRESS`] is clear.
+        convertible: bool,
     },
     /// An entry has a setting that is reserved.
     Misconfiguration,
+    /// A dirty flag is to be set, and the page-modification log is full. SDM Vol. 3C 29.3.6 "Page-Modification Logging".
+    LogFull,
 }
 
 /// A translated guest-physical address.
@@ -99,32 +125,39 @@ pub struct EptPage {
     pub last: u64,
 }
 
-/// An entry of the EPT paging structures that can neither be used nor is "not present": SDM Vol. 3C 29.3.3.1 "EPT
-/// Misconfigurations". `level` is 4 for a PML4 entry.
-pub const fn misconfigured(entry: u64, level: u32, physical_bits: u32, execute_only: bool, huge: bool) -> bool {
-    let rights = entry & 7;
-    if rights == 0 {
-        return false;
+impl EptPaging {
+    /// The rights of an entry; it is present if there are any.
+    const fn rights(&self, entry: u64) -> u64 {
+        entry & 7 | if self.mode_based { (entry >> 10 & 1) << 3 } else { 0 }
     }
-    // Writable and not readable; or execute-only where the part has not got that.
-    if rights & 1 == 0 && (rights & 2 != 0 || !execute_only) {
-        return true;
+
+    /// An entry that can neither be used nor is "not present": SDM Vol. 3C 29.3.3.1 "EPT Misconfigurations". `level` is 4 for a PML4
+    /// entry.
+    pub const fn misconfigured(&self, entry: u64, level: u32) -> bool {
+        let rights = self.rights(entry);
+        if rights == 0 {
+            return false;
+        }
+        // Writable and not readable; or execute-only where the part has not got that.
+        if rights & 1 == 0 && (rights & 2 != 0 || !self.execute_only) {
+            return true;
+        }
+        let large = entry & LARGE != 0;
+        let leaf = level == 1 || large && (level == 2 || level == 3 && self.huge);
+        let above = !0u64 << self.physical_bits & 0x000f_ffff_ffff_f000;
+        let reserved = match level {
+            4 => 0xf8,
+            3 | 2 if !leaf => 0x78 | if large { LARGE } else { 0 },
+            3 => 0x3fff_f000,
+            2 => 0x1f_f000,
+            _ => 0,
+        };
+        if entry & (reserved | above) != 0 {
+            return true;
+        }
+        // Memory types 2, 3 and 7 are reserved.
+        leaf && matches!(entry >> 3 & 7, 2 | 3 | 7)
     }
-    let large = entry & LARGE != 0;
-    let leaf = level == 1 || large && (level == 2 || level == 3 && huge);
-    let above = !0u64 << physical_bits & 0x000f_ffff_ffff_f000;
-    let reserved = match level {
-        4 => 0xf8,
-        3 | 2 if !leaf => 0x78 | if large { LARGE } else { 0 },
-        3 => 0x3fff_f000,
-        2 => 0x1f_f000,
-        _ => 0,
-    };
-    if entry & (reserved | above) != 0 {
-        return true;
-    }
-    // Memory types 2, 3 and 7 are reserved.
-    leaf && matches!(entry >> 3 & 7, 2 | 3 | 7)
 }
 
 /// The physical address that an entry holds: of the next structure, or, with `shift` above 12, of a large page.
@@ -136,36 +169,44 @@ pub const fn address(entry: u64, shift: u32) -> u64 {
 /// asked for only where the pointer has accessed and dirty flags and the access is allowed.
 ///
 /// # Errors
-/// The access causes a VM exit.
+/// The access causes a VM exit, or a virtualization exception.
 pub fn walk(
-    pointer: EptPointer,
+    paging: &EptPaging,
     gpa: u64,
     access: EptAccess,
-    physical_bits: u32,
-    execute_only: bool,
-    huge: bool,
     read: &mut dyn FnMut(u64) -> u64,
     set: &mut dyn FnMut(u64, u64),
 ) -> Result<EptPage, EptFault> {
     // A walk of four levels translates 48 bits.
     if gpa >> 48 != 0 {
-        return Err(EptFault::Violation { rights: 0 });
+        return Err(EptFault::Violation {
+            rights: 0,
+            convertible: false,
+        });
     }
+    let pointer = paging.pointer;
     let mut table = pointer.table();
-    let mut rights = 7;
+    let mut rights = if paging.mode_based { 15 } else { 7 };
     let mut path = [(0u64, 0u64); 4];
     let mut level = 4;
     loop {
         let shift = 12 + 9 * (level - 1);
         let at = table + (gpa >> shift & 0x1ff) * 8;
         let entry = read(at);
-        if entry & 7 == 0 {
-            return Err(EptFault::Violation { rights: 0 });
+        let violation = |rights| {
+            Err(EptFault::Violation {
+                rights,
+                convertible: entry & SUPPRESS == 0,
+            })
+        };
+        let own = paging.rights(entry);
+        if own == 0 {
+            return violation(0);
         }
-        if misconfigured(entry, level, physical_bits, execute_only, huge) {
+        if paging.misconfigured(entry, level) {
             return Err(EptFault::Misconfiguration);
         }
-        rights &= entry & 7;
+        rights &= own;
         path[4 - level as usize] = (at, entry);
         let leaf = level == 1 || entry & LARGE != 0;
         if !leaf {
@@ -176,10 +217,11 @@ pub fn walk(
         let wanted = match access {
             EptAccess::Read => rights::READ,
             EptAccess::Write => rights::WRITE,
-            EptAccess::Fetch => rights::EXECUTE,
+            EptAccess::UserFetch if paging.mode_based => rights::USER_EXECUTE,
+            EptAccess::Fetch | EptAccess::UserFetch => rights::EXECUTE,
         };
         if rights & wanted == 0 {
-            return Err(EptFault::Violation { rights });
+            return violation(rights);
         }
         let used = 5 - level as usize;
         if pointer.accessed_dirty() {

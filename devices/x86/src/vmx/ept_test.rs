@@ -26,16 +26,32 @@ fn tables(leaf: u64) -> BTreeMap<u64, u64> {
     ])
 }
 
+fn paging(accessed_dirty: bool) -> EptPaging {
+    EptPaging {
+        pointer: pointer(accessed_dirty),
+        execute_only: true,
+        huge: true,
+        mode_based: false,
+        physical_bits: 39,
+    }
+}
+
 fn go(memory: &mut BTreeMap<u64, u64>, flags: bool, gpa: u64, access: EptAccess) -> Result<EptPage, EptFault> {
+    go_by(&paging(flags), memory, gpa, access)
+}
+
+fn go_by(
+    paging: &EptPaging,
+    memory: &mut BTreeMap<u64, u64>,
+    gpa: u64,
+    access: EptAccess,
+) -> Result<EptPage, EptFault> {
     let before = memory.clone();
     let mut set = std::vec::Vec::new();
     let result = walk(
-        pointer(flags),
+        paging,
         gpa,
         access,
-        39,
-        true,
-        true,
         &mut |at| before.get(&at).copied().unwrap_or(0),
         &mut |at, bits| set.push((at, bits)),
     );
@@ -92,13 +108,22 @@ fn each_access_needs_its_right_and_the_violation_tells_which_there_are() {
             Ok(_) => assert!(allowed, "{rights} {access:?}"),
             Err(fault) => {
                 assert!(!allowed);
-                assert_eq!(fault, EptFault::Violation { rights });
+                assert_eq!(
+                    fault,
+                    EptFault::Violation {
+                        rights,
+                        convertible: true
+                    }
+                );
             }
         }
     }
     assert_eq!(
         go(&mut tables(0), false, 1 << 48, Read),
-        Err(EptFault::Violation { rights: 0 }),
+        Err(EptFault::Violation {
+            rights: 0,
+            convertible: false
+        }),
         "beyond the four levels"
     );
 }
@@ -134,14 +159,72 @@ fn reserved_settings_are_misconfigurations() {
         ),
         (7 | LARGE | 6 << 3 | 1 << 30, 3, false, "a 1-GByte page"),
     ] {
-        assert_eq!(misconfigured(entry, level, 39, true, true), wrong, "{why}");
+        assert_eq!(paging(false).misconfigured(entry, level), wrong, "{why}");
     }
+    let lacks_execute_only = EptPaging {
+        execute_only: false,
+        ..paging(false)
+    };
     assert!(
-        misconfigured(4, 1, 39, false, true),
+        lacks_execute_only.misconfigured(4, 1),
         "execute-only, which the part lacks"
     );
-    assert!(
-        misconfigured(7 | LARGE, 3, 39, true, false),
-        "1 GByte, which the part lacks"
-    );
+    let lacks_huge = EptPaging {
+        huge: false,
+        ..paging(false)
+    };
+    assert!(lacks_huge.misconfigured(7 | LARGE, 3), "1 GByte, which the part lacks");
+}
+
+// covers: vmx/ept-mode-based
+#[test]
+fn with_mode_based_execute_control_bit_10_is_the_right_of_user_fetches() {
+    use EptAccess::{Fetch, Read, UserFetch};
+    // Entry, access, with the control: rights that a violation tells (bit 3 is bit 10 of the entry), `None` where it is allowed.
+    // SDM Vol. 3C 29.3.3.2 "EPT Violations".
+    for (bits, access, control, violation) in [
+        (7, UserFetch, false, None),
+        (3 | 1 << 10, Fetch, false, Some(3)),
+        (3 | 1 << 10, UserFetch, false, Some(3)),
+        (7, Fetch, true, None),
+        (7, UserFetch, true, Some(7)),
+        (3 | 1 << 10, Fetch, true, Some(11)),
+        (3 | 1 << 10, UserFetch, true, None),
+        (1 << 10, Read, true, Some(8)),
+        (1 << 10, UserFetch, true, None),
+        (1 << 10, Read, false, Some(0)),
+    ] {
+        let by = EptPaging {
+            mode_based: control,
+            ..paging(false)
+        };
+        // The entries above give all four rights.
+        let mut memory = tables(0x7000 | 6 << 3 | bits);
+        for at in [TABLE, 0x2000, 0x3008] {
+            *memory.entry(at).or_default() |= 1 << 10;
+        }
+        let expected = violation.map_or(Ok(0x7000), |rights| {
+            Err(EptFault::Violation {
+                rights,
+                convertible: true,
+            })
+        });
+        let found = go_by(&by, &mut memory, 0x20_0000, access).map(|page| page.physical);
+        assert_eq!(found, expected, "{bits:#x} {access:?} {control}");
+    }
+}
+
+// covers: vmx/virtualization-exceptions
+#[test]
+fn bit_63_of_the_entry_that_ends_the_walk_keeps_a_violation_from_being_converted() {
+    for (leaf, convertible) in [
+        (0, true),
+        (SUPPRESS, false),
+        (0x7000 | 6 << 3 | 4, true),
+        (SUPPRESS | 0x7000 | 6 << 3 | 4, false),
+    ] {
+        let found = go(&mut tables(leaf), false, 0x20_0000, EptAccess::Read);
+        let rights = leaf & 7;
+        assert_eq!(found, Err(EptFault::Violation { rights, convertible }));
+    }
 }

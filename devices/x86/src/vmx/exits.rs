@@ -16,7 +16,10 @@ macro_rules! numbers {
 
             /// The one of a number.
             pub fn of(number: u16) -> Option<Self> {
-                Self::ALL.iter().find(|row| row.1 == number).map(|row| row.0)
+                match number {
+                    $($value => Some($type::$name),)*
+                    _ => None,
+                }
             }
 
             /// The manual's words.
@@ -210,6 +213,23 @@ pub mod failure {
     pub const NMI: u64 = 3;
     /// The VMCS link pointer.
     pub const LINK_POINTER: u64 = 4;
+}
+
+/// Offsets in the virtualization-exception information area. SDM Vol. 3C Table 26-1 "Format of the Virtualization-Exception
+/// Information Area".
+pub mod virtualization_exception {
+    /// What the exit reason would have been, 32 bits.
+    pub const REASON: u64 = 0;
+    /// All ones once there is one; as long as it is not 0, EPT violations cause VM exits.
+    pub const BUSY: u64 = 4;
+    /// The exit qualification.
+    pub const QUALIFICATION: u64 = 8;
+    /// The guest-linear address.
+    pub const LINEAR: u64 = 16;
+    /// The guest-physical address.
+    pub const PHYSICAL: u64 = 24;
+    /// The EPTP index, 16 bits.
+    pub const EPTP_INDEX: u64 = 32;
 }
 
 /// What a VMX abort leaves in the abort indicator. SDM Vol. 3C 28.7 "VMX Aborts".

@@ -48,7 +48,7 @@ impl Cpu {
     /// Whether the part has a register that its processor would hold: SDM Vol. 4 Table 2-2 "IA-32 Architectural MSRs" has the CPUID
     /// bits that it comes with.
     fn has_msr(&self, msr: u32) -> bool {
-        let f = self.model.features();
+        let f = self.features;
         match msr {
             IA32_EFER => f.lm() || f.nx() || f.syscall(),
             IA32_STAR | IA32_LSTAR | IA32_CSTAR | IA32_FMASK | IA32_FS_BASE | IA32_GS_BASE | IA32_KERNEL_GS_BASE => {
@@ -110,7 +110,7 @@ impl Cpu {
         match msr {
             IA32_EFER => {
                 let old = self.efer;
-                let Ok(new) = old.write(value, self.model.features(), self.cr0) else {
+                let Ok(new) = old.write(value, self.features, self.cr0) else {
                     return Some(GP);
                 };
                 self.efer = new;
@@ -158,9 +158,18 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
         Some(Ok(())) => Ok(Go::To(next)),
         Some(Err(_)) => Err(c.gp(0)),
         None => {
+            if msr == IA32_RTIT_CTL && c.trace_locked() {
+                return Err(c.gp(0));
+            }
             c.drain_records_first()?;
+            let clock = matches!(msr, IA32_TIME_STAMP_COUNTER | IA32_TSC_ADJUST) && c.non_root();
+            let before = if clock { c.tsc_now() } else { 0 };
             if c.with_view(o, |bus, view| bus.write_msr(msr, value, view)).is_err() {
                 return Err(c.gp(0));
+            }
+            if clock {
+                let after = c.tsc_now();
+                c.timer_moved(before, after);
             }
             c.bus_used = true;
             c.watched.ask = true;

@@ -357,7 +357,7 @@ impl Cpu {
     }
 
     fn set_cr4(&mut self, value: u64) -> Done {
-        let (old, features) = (self.cr4, self.model.features());
+        let (old, features) = (self.cr4, self.features);
         let value = self.cr4_moved(value);
         let Ok(new) = Cr4::accept(value, features) else {
             return Err(self.gp(0));
@@ -497,8 +497,8 @@ fn write_dr(c: &mut Cpu, o: &Op) -> Done<Go> {
         return Err(c.gp(0));
     }
     c.dr[number] = match number {
-        6 => Dr6::written(value, c.model.features()),
-        7 => Dr7::written(value, c.model.features()),
+        6 => Dr6::written(value, c.features),
+        7 => Dr7::written(value, c.features),
         _ => value,
     };
     c.watched.ask = true;

@@ -228,7 +228,7 @@ cold_bodies! {
         }
         let v = match c.get::<4>(slot::RCX) {
             0 => c.xcr0,
-            1 if c.model.features().xgetbv1() => c.xcr0 & c.xinuse(),
+            1 if c.features.xgetbv1() => c.xcr0 & c.xinuse(),
             _ => return Err(c.gp(0)),
         };
         c.set::<4>(slot::RAX, v);
@@ -266,7 +266,7 @@ impl Cpu {
     pub(crate) fn xsave_size(&self, subleaf: u32) -> Option<u32> {
         match subleaf {
             0 => Some(self.xsave.standard_size(self.xcr0)),
-            1 if self.model.features().xsavec() => Some(self.xsave.compacted_size(self.xcr0 | self.msrs.xss)),
+            1 if self.features.xsavec() => Some(self.xsave.compacted_size(self.xcr0 | self.msrs.xss)),
             _ => None,
         }
     }
@@ -454,7 +454,7 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
     let compact = xcomp_bv & COMPACTED != 0;
     let zero = |from: usize, to: usize| image.bytes[HEADER + from..HEADER + to].iter().all(|&b| b == 0);
     let sound = if compact {
-        c.model.features().xsavec()
+        c.features.xsavec()
             && xcomp_bv & !COMPACTED & !enabled == 0
             && bv & !(xcomp_bv & !COMPACTED) == 0
             && zero(16, 64)

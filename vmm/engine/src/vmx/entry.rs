@@ -1,14 +1,14 @@
 //! VM entries (SDM Vol. 3C chapter 27 "VM Entries").
 
+use x86::vmx::caps::TIMER_RATE;
 use x86::vmx::check::{self, Processor};
-use x86::vmx::controls::{Primary, Secondary};
+use x86::vmx::controls::{Entry, Pin, Primary, Secondary};
 use x86::vmx::ept::EptPointer;
 use x86::vmx::exits::{EventKind, Interruption};
 use x86::vmx::fields::Launch;
 use x86::vmx::{ExitReason, Field, InstructionError, Vmcs};
-use x86::watch::Far;
 
-use super::{Guest, Vectoring};
+use super::{Guest, PauseLoop, ShadowBitmaps, Vectoring};
 use crate::Engine;
 use crate::cpu::{Cpu, Event, Source};
 
@@ -46,6 +46,23 @@ impl Guest {
             virtual_apic: v.get(Field::VIRTUAL_APIC),
             tpr_threshold: v.get(Field::TPR_THRESHOLD) as u8 & 15,
             xss_exiting: v.get(Field::XSS_EXITING),
+            functions: v.get(Field::VM_FUNCTIONS),
+            eptp_list: v.get(Field::EPTP_LIST),
+            ept_index: v.get(Field::EPTP_INDEX) as u16,
+            exception_area: v.get(Field::VIRTUALIZATION_EXCEPTION_AREA),
+            page_log: v.get(Field::PML_ADDRESS),
+            link_pointer: v.get(Field::LINK_POINTER),
+            bitmaps: ShadowBitmaps {
+                read: v.get(Field::VMREAD_BITMAP),
+                write: v.get(Field::VMWRITE_BITMAP),
+            },
+            pause_loop: PauseLoop {
+                gap: v.get32(Field::PLE_GAP),
+                window: v.get32(Field::PLE_WINDOW),
+                ..PauseLoop::default()
+            },
+            timer: None,
+            monitor_trap: false,
             virtual_nmi_blocked: false,
             below_threshold: false,
             injected: None,
@@ -58,7 +75,7 @@ impl Cpu {
     pub(super) fn with_processor<T>(&mut self, f: impl FnOnce(&Processor<'_>) -> T) -> Option<T> {
         let caps = self.vmx_caps?;
         let units = &self.model.units;
-        let (features, long_mode) = (self.model.features(), self.efer.lma());
+        let (features, long_mode) = (self.features, self.efer.lma());
         let (physical_bits, linear_bits) = (self.maxphyaddr, self.linear_bits);
         let debugctl = units
             .debugctl
@@ -131,6 +148,7 @@ impl Engine {
             cpu.write_vmcs(at, &v);
         }
         cpu.changed_world();
+        cpu.start_timer(v.get32(Field::PREEMPTION_TIMER));
         cpu.want_window |= cpu.window_wanted();
         // SDM Vol. 3C 27.7.7 "VM Exits Induced by the TPR Threshold".
         let below = cpu
@@ -139,7 +157,8 @@ impl Engine {
         if let Some(guest) = cpu.guest_mut() {
             guest.below_threshold = below;
         }
-        self.transferred(cpu, from, 0, 3, Far::Iret);
+        let told = !v.entry_controls().contains(Entry::CONCEAL_FROM_PT);
+        self.transferred(cpu, from, 0, told, None);
     }
 
     /// Injects the event of a VM entry, before the guest's first instruction. SDM Vol. 3C 27.6 "Event Injection".
@@ -148,6 +167,13 @@ impl Engine {
             return;
         };
         let information = Interruption::from_bits(information);
+        if information.kind() == EventKind::Other as u8 {
+            // SDM Vol. 3C 27.6.2 "Injection of Pending MTF VM Exits".
+            if let Some(guest) = cpu.guest_mut() {
+                guest.monitor_trap = true;
+            }
+            return;
+        }
         let source = match information.kind() {
             0 => Source::External,
             2 => Source::Nmi,
@@ -174,7 +200,7 @@ impl Engine {
         cpu.rip = stands.wrapping_add(length.into()) & cpu.ip_mask;
         if information.kind() == EventKind::Nmi as u8 {
             match cpu.guest_mut() {
-                Some(guest) if guest.pin.contains(x86::vmx::controls::Pin::VIRTUAL_NMIS) => {
+                Some(guest) if guest.pin.contains(Pin::VIRTUAL_NMIS) => {
                     guest.virtual_nmi_blocked = true;
                 }
                 _ => cpu.nmi_blocked = true,
@@ -193,6 +219,24 @@ impl Cpu {
             .filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))?
             .virtual_apic;
         Some((self.shared().ram.read_phys(at + 0x80, 4) >> 4) as u8 & 15)
+    }
+
+    /// Starts the VMX-preemption timer, if it is activated. It counts down each time that bit [`TIMER_RATE`] of the time-stamp counter
+    /// changes. SDM Vol. 3C 26.5.1 "VMX-Preemption Timer".
+    fn start_timer(&mut self, value: u32) {
+        let now = self.tsc_now() >> TIMER_RATE;
+        if let Some(guest) = self.guest_mut()
+            && guest.pin.contains(Pin::PREEMPTION_TIMER)
+        {
+            guest.timer = Some(now.saturating_add(value.into()) << TIMER_RATE);
+        }
+    }
+
+    /// What the VMX-preemption timer has come to.
+    pub(super) fn timer_value(&mut self) -> Option<u32> {
+        let at = self.guest()?.timer? >> TIMER_RATE;
+        let now = self.tsc_now() >> TIMER_RATE;
+        Some(at.saturating_sub(now) as u32)
     }
 
     /// MOV to CR8 with the TPR shadow: whether there is one.

@@ -1,5 +1,6 @@
 //! VM exits (SDM Vol. 3C chapter 28 "VM Exits").
 
+use x86::vmx::controls::Exit;
 use x86::vmx::exits::{ENTRY_FAILURE, EventKind, abort};
 use x86::vmx::fields::ABORT_INDICATOR;
 use x86::vmx::{ExitReason, Field, Vmcs};
@@ -9,6 +10,9 @@ use super::{ExitInformation, Vectoring};
 use crate::Engine;
 use crate::cpu::{Activity, Cpu, Event};
 use crate::watch::EventOrigin;
+
+/// The length of VMLAUNCH and VMRESUME.
+const LAUNCH_LENGTH: u8 = 3;
 
 /// What came of an event.
 pub(crate) enum Delivered {
@@ -68,7 +72,8 @@ impl Engine {
         self.load_host_state(cpu, at, &v);
         cpu.want_window = cpu.asked_window;
         cpu.nmi_blocked |= nmi;
-        self.transferred(cpu, from, cpl, 0, Far::Interrupt);
+        let told = !v.exit_controls().contains(Exit::CONCEAL_FROM_PT);
+        self.transferred(cpu, from, cpl, told, Some(exit.reason));
     }
 
     /// A VM entry that fails once guest state is being loaded. SDM Vol. 3C 27.8 "VM-Entry Failures During or After Loading Guest
@@ -79,7 +84,7 @@ impl Engine {
         v.set(Field::EXIT_QUALIFICATION, qualification);
         cpu.write_vmcs(at, v);
         self.load_host_state(cpu, at, v);
-        self.transferred(cpu, from, 0, 3, Far::Iret);
+        self.transferred(cpu, from, 0, false, None);
     }
 
     fn load_host_state(&mut self, cpu: &mut Cpu, at: u64, v: &Vmcs) {
@@ -114,8 +119,12 @@ impl Engine {
         cpu.changed_world();
     }
 
-    /// The units hear of a VM entry or exit as of a far transfer.
-    pub(super) fn transferred(&mut self, cpu: &mut Cpu, from: u64, from_cpl: u8, length: u8, far: Far) {
+    /// The units hear of a VM entry, or of a VM exit with its reason, as of a far transfer; `cr3`: Intel PT tells that CR3 has changed.
+    pub(super) fn transferred(&mut self, cpu: &mut Cpu, from: u64, from_cpl: u8, cr3: bool, exit: Option<ExitReason>) {
+        let (far, length) = match exit {
+            Some(_) => (Far::VmExit, 0),
+            None => (Far::VmEntry, LAUNCH_LENGTH),
+        };
         if cpu.watched.tell {
             let step = EventOrigin::of_processor(cpu).step();
             let branch = BranchRecord {
@@ -126,14 +135,15 @@ impl Engine {
                 length,
                 from_cpl,
                 to_cpl: cpu.cpl,
-                loads_cr3: true,
+                loads_cr3: cr3,
                 reserved: [0; 3],
             };
             let effects = cpu.say(|watch, view| watch.branches(&[branch], view));
             self.follow(cpu, effects);
         }
-        cpu.change(Change::Mode);
-        cpu.change(Change::Cr3);
+        cpu.change(Change::Vmx {
+            exit: exit.map(|reason| reason as u16),
+        });
     }
 
     /// An external interrupt causes a VM exit that leaves it pending; only while [`Cpu::interruptible`] and

@@ -1,15 +1,17 @@
 //! The VMX instructions (SDM Vol. 3C chapter 31 "VMX Instruction Reference").
 
 use iced_x86::Mnemonic as M;
-use x86::msr::IA32_FEATURE_CONTROL;
+use x86::msr::{IA32_FEATURE_CONTROL, IA32_RTIT_CTL};
 use x86::vmx::caps::REVISION;
 use x86::vmx::check::bad_ept_pointer;
 use x86::vmx::controls::Secondary;
-use x86::vmx::fields::{Launch, REGION, Width};
+use x86::vmx::ept::EptPointer;
+use x86::vmx::fields::{Launch, REGION, SHADOW, Width};
 use x86::vmx::{ExitReason, FEATURE_CONTROL_LOCKED, FEATURE_CONTROL_VMX, Field, InstructionError};
+use x86::watch::Change;
 
 use super::{ExitInformation, Vmx, intercept};
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, slot};
 use crate::exec::system::{Go, cold_bodies, cold_flows};
 use crate::exec::trace;
 use crate::flags;
@@ -36,24 +38,92 @@ fn check(c: &mut Cpu, o: &Op) -> Done {
     if reason == ExitReason::Vmcall && outside {
         return Ok(());
     }
+    if reason == ExitReason::Vmfunc && there(c, reason) {
+        return vmfunc_check(c, o);
+    }
     let compatibility = c.long_mode() && !c.is64();
-    let there = match reason {
-        ExitReason::Vmxon => c.cr4.vmxe(),
-        ExitReason::Vmfunc => c
-            .guest()
-            .is_some_and(|guest| guest.secondary.contains(Secondary::VM_FUNCTIONS)),
-        _ => !outside,
-    };
-    if !there || !c.protected() || compatibility {
+    if !there(c, reason) || !c.protected() || compatibility {
         return Err(c.ud());
     }
-    if c.non_root() {
+    if c.non_root() && !shadowed(c, o, reason) {
         let relative = if o.src == 1 { c.page_ip() } else { 0 };
         let mut exit = ExitInformation::new(reason).qualified(o.imm.wrapping_add(relative));
         (exit.instruction, exit.length) = (o.disp as u32, o.len);
         return Err(c.vm_exit(exit));
     }
     c.supervisor_only()
+}
+
+/// The instruction exists where the processor is.
+fn there(c: &Cpu, reason: ExitReason) -> bool {
+    match reason {
+        ExitReason::Vmxon => c.cr4.vmxe(),
+        ExitReason::Vmfunc => c
+            .guest()
+            .is_some_and(|guest| guest.secondary.contains(Secondary::VM_FUNCTIONS)),
+        _ => c.vmx.is_some(),
+    }
+}
+
+/// VMREAD and VMWRITE that the guest executes on its shadow VMCS: its bitmap has a clear bit for the field. SDM Vol. 3C 25.6.15 "VMCS
+/// Shadowing Bitmap Addresses".
+fn shadowed(c: &mut Cpu, o: &Op, reason: ExitReason) -> bool {
+    let Some(guest) = c.guest() else { return false };
+    let bitmap = match reason {
+        ExitReason::Vmread => guest.bitmaps.read,
+        ExitReason::Vmwrite => guest.bitmaps.write,
+        _ => return false,
+    };
+    if !guest.secondary.contains(Secondary::VMCS_SHADOWING) {
+        return false;
+    }
+    // The second register of the instruction information has the encoding.
+    let register = 8 * (o.disp as u32 >> 28) as u8;
+    let encoding = c.get_sized(register, if c.is64() { 8 } else { 4 });
+    encoding >> 15 == 0 && c.shared().ram.read_phys(bitmap + encoding / 8, 1) >> (encoding & 7) & 1 == 0
+}
+
+/// The EPT pointer that VMFUNC switches to; `None`: it causes a VM exit. SDM Vol. 3C 26.5.6.3 "EPTP Switching".
+fn switched_pointer(c: &mut Cpu) -> Option<u64> {
+    let (function, index) = (c.get::<4>(slot::RAX), c.get::<4>(slot::RCX));
+    let guest = c.guest()?;
+    if function != 0 || guest.functions & 1 == 0 || index >= 512 {
+        return None;
+    }
+    let at = guest.eptp_list + 8 * index;
+    let pointer = c.shared().ram.read_phys(at, 8);
+    let bad = c.with_processor(|p| bad_ept_pointer(pointer, p)).unwrap_or(true);
+    (!bad).then_some(pointer)
+}
+
+fn vmfunc_check(c: &mut Cpu, o: &Op) -> Done {
+    if switched_pointer(c).is_some() {
+        return Ok(());
+    }
+    let mut exit = ExitInformation::new(ExitReason::Vmfunc);
+    exit.length = o.len;
+    Err(c.vm_exit(exit))
+}
+
+/// VMFUNC leaf 0: what the guest has cached under other EPT pointers is kept.
+fn vmfunc(c: &mut Cpu) {
+    let Some(pointer) = switched_pointer(c) else { return };
+    let index = c.get::<4>(slot::RCX);
+    if let Some(guest) = c.guest_mut() {
+        guest.ept = Some(EptPointer::from_bits(pointer));
+        guest.ept_index = index as u16;
+    }
+    if let Some(at) = c.vmx.as_ref().and_then(|vmx| vmx.current) {
+        c.write_vmcs_field(at, Field::EPT_POINTER, pointer);
+        if c.vmx_caps
+            .is_some_and(|caps| caps.secondary.contains(Secondary::VIRTUALIZATION_EXCEPTION))
+        {
+            c.write_vmcs_field(at, Field::EPTP_INDEX, index);
+        }
+    }
+    let tag = c.vmx_tag();
+    c.tlb.switch(tag);
+    c.refresh_mode();
 }
 
 /// VMsucceed, or VMfail. SDM Vol. 3C 31.2 "Conventions".
@@ -112,6 +182,10 @@ fn execute(c: &mut Cpu, o: &Op) -> Done<Go> {
         may_write(c, at)?;
     }
     let outcome = match reason {
+        ExitReason::Vmfunc => {
+            vmfunc(c);
+            return Ok(Go::Look(next));
+        }
         ExitReason::Vmxon => vmxon(c, o)?,
         ExitReason::Vmxoff => {
             c.vmx = None;
@@ -155,6 +229,16 @@ fn vmxon(c: &mut Cpu, o: &Op) -> Done<Outcome> {
     if c.misplaced(at) || c.shared().ram.read_phys(at, 4) as u32 != REVISION {
         return Ok(FailInvalid);
     }
+    if c.vmx_caps.is_some_and(|caps| !caps.trace) && c.features.intel_pt() {
+        // SDM Vol. 3C 31.3 "VMXON": tracing ends on a part that has none in VMX operation.
+        let control = c
+            .with_view(o, |bus, view| bus.read_msr(IA32_RTIT_CTL, view))
+            .unwrap_or(0);
+        if control & 1 != 0 {
+            let _ = c.with_view(o, |bus, view| bus.write_msr(IA32_RTIT_CTL, control & !1, view));
+            c.watched.ask = true;
+        }
+    }
     c.vmx = Some(Box::new(Vmx {
         vmxon: at,
         current: None,
@@ -193,18 +277,28 @@ fn vmptrld(c: &mut Cpu, o: &Op) -> Done<Outcome> {
         return Ok(Fail(InstructionError::VmptrldVmxonPointer));
     }
     // All of it is RAM, or the identifier reads as all ones.
-    if c.shared().ram.read_phys(at, 4) as u32 != REVISION {
+    let identifier = c.shared().ram.read_phys(at, 4) as u32;
+    let shadow = c
+        .vmx_caps
+        .is_some_and(|caps| caps.secondary.contains(Secondary::VMCS_SHADOWING));
+    if identifier != REVISION && !(shadow && identifier == REVISION | SHADOW) {
         return Ok(Fail(InstructionError::VmptrldRevision));
     }
     if let Some(vmx) = &mut c.vmx {
         vmx.current = Some(at);
     }
+    c.change(Change::VmcsPointer);
     Ok(Succeed)
 }
 
 /// The current VMCS and the field that an encoding names: `Err` with how the instruction fails.
 fn field(c: &Cpu, encoding: u64) -> Result<(u64, Field, bool, bool), Outcome> {
-    let Some(at) = c.vmx.as_ref().and_then(|vmx| vmx.current) else {
+    let vmcs = match c.guest() {
+        // The guest's shadow VMCS.
+        Some(guest) => Some(guest.link_pointer).filter(|&at| at != u64::MAX),
+        None => c.vmx.as_ref().and_then(|vmx| vmx.current),
+    };
+    let Some(at) = vmcs else {
         return Err(FailInvalid);
     };
     let Some(caps) = c.vmx_caps else {
@@ -327,6 +421,9 @@ fn launch(c: &mut Cpu, o: &Op, launch: bool) -> Outcome {
         return Fail(InstructionError::EntryBlockedByMovSs);
     }
     let v = c.read_vmcs(at);
+    if v.identifier() & SHADOW != 0 {
+        return FailInvalid;
+    }
     match c.may_enter(&v, launch) {
         Ok(()) => {
             c.entry = Some(launch);

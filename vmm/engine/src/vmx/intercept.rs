@@ -110,7 +110,10 @@ fn plain(c: &mut Cpu, o: &Op) -> Done {
         R::Rdtsc | R::Rdtscp => first.contains(Primary::RDTSC),
         R::Mwait => first.contains(Primary::MWAIT),
         R::Monitor => first.contains(Primary::MONITOR),
-        R::Pause => first.contains(Primary::PAUSE),
+        R::Pause => {
+            first.contains(Primary::PAUSE)
+                || c.cpl == 0 && second.contains(Secondary::PAUSE_LOOP) && pause_loop_exits(c, o)
+        }
         R::MovDr => first.contains(Primary::MOV_DR),
         R::Invpcid => first.contains(Primary::INVLPG),
         R::Wbinvd => second.contains(Secondary::WBINVD),
@@ -134,6 +137,13 @@ fn plain(c: &mut Cpu, o: &Op) -> Done {
     let mut exit = ExitInformation::new(reason).qualified(o.imm.wrapping_add(relative) | armed);
     (exit.instruction, exit.length) = (o.disp as u32, o.len);
     Err(c.vm_exit(exit))
+}
+
+/// PAUSE at ring 0 with PAUSE-loop exiting.
+fn pause_loop_exits(c: &mut Cpu, o: &Op) -> bool {
+    let now = c.now(o);
+    let tsc = c.bus().tsc(now);
+    c.guest_mut().is_some_and(|guest| guest.pause_loop.exits(tsc))
 }
 
 /// RDMSR and WRMSR with the register in ECX. SDM Vol. 3C 25.6.9 "MSR-Bitmap Address".

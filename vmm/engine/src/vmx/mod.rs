@@ -28,7 +28,7 @@ use x86::vmx::exits::{EventKind, Interruption};
 use x86::vmx::fields::REGION;
 use x86::vmx::{ExitReason, Field, Vmcs};
 
-use crate::cpu::{Cpu, Event, Source};
+use crate::cpu::{Activity, Cpu, Event, Source};
 use crate::op::{Reason, Stop};
 use crate::tlb::VmxTag;
 use x86::rflags::flag as rf;
@@ -48,7 +48,7 @@ pub struct Vmx {
 }
 
 /// What the controls of the running guest say, as they were at VM entry.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // They are the manual's names.
 pub struct Guest {
     pub pin: Pin,
@@ -76,12 +76,61 @@ pub struct Guest {
     pub virtual_apic: u64,
     pub tpr_threshold: u8,
     pub xss_exiting: u64,
+    /// The functions that VMFUNC may call.
+    pub functions: u64,
+    pub eptp_list: u64,
+    /// The EPTP index, for virtualization exceptions.
+    pub ept_index: u16,
+    /// The physical address of the virtualization-exception information area.
+    pub exception_area: u64,
+    /// The physical address of the page-modification log.
+    pub page_log: u64,
+    pub link_pointer: u64,
+    pub bitmaps: ShadowBitmaps,
+    pub pause_loop: PauseLoop,
+    /// The value of the time-stamp counter at which the VMX-preemption timer has counted down; `None`: it is not activated.
+    pub timer: Option<u64>,
+    /// A VM exit by the monitor trap flag is pending.
+    pub monitor_trap: bool,
     /// Virtual NMIs are blocked.
     pub virtual_nmi_blocked: bool,
     /// MOV to CR8 has brought the virtual TPR below the threshold.
     pub below_threshold: bool,
     /// The event that VM entry injects, before the first instruction: information, error code, instruction length.
     pub injected: Option<(u32, u32, u8)>,
+}
+
+/// The addresses of the bitmaps that say which fields the guest cannot read and write in its shadow VMCS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ShadowBitmaps {
+    /// VMREAD.
+    pub read: u64,
+    /// VMWRITE.
+    pub write: u64,
+}
+
+/// How PAUSE-loop exiting finds a loop. SDM Vol. 3C 26.1.3 "Instructions That Cause VM Exits Conditionally", PAUSE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PauseLoop {
+    /// Cycles between two executions of one loop at most.
+    pub gap: u32,
+    /// Cycles that a loop may take.
+    pub window: u32,
+    /// The time-stamp counter at the first execution of the loop.
+    pub first: u64,
+    /// The same at the last one.
+    pub last: u64,
+}
+
+impl PauseLoop {
+    /// PAUSE at ring 0: whether it causes a VM exit.
+    fn exits(&mut self, now: u64) -> bool {
+        if now.wrapping_sub(self.last) > self.gap.into() {
+            self.first = now;
+        }
+        self.last = now;
+        now.wrapping_sub(self.first) > self.window.into()
+    }
 }
 
 /// What a VM exit leaves in the VM-exit information fields.
@@ -98,6 +147,8 @@ pub(crate) struct ExitInformation {
     pub error: u32,
     /// The event whose delivery met it.
     pub vectoring: Option<Vectoring>,
+    /// It may become a virtualization exception.
+    pub convertible: bool,
 }
 
 /// An event that is being delivered, as the IDT-vectoring information field has it.
@@ -156,6 +207,7 @@ impl ExitInformation {
             interruption: Interruption::new(),
             error: 0,
             vectoring: None,
+            convertible: false,
         }
     }
 
@@ -208,6 +260,17 @@ impl Cpu {
     #[inline]
     pub(crate) fn non_root(&self) -> bool {
         self.guest().is_some()
+    }
+
+    /// Non-root operation is concealed from Intel PT. SDM Vol. 3C 25.6.2, Table 25-7, "Conceal VMX from PT".
+    pub(crate) fn concealed(&self) -> bool {
+        self.guest()
+            .is_some_and(|guest| guest.secondary.contains(Secondary::CONCEAL_FROM_PT))
+    }
+
+    /// IA32_RTIT_CTL cannot be written: the part has no Intel PT in VMX operation. SDM Vol. 3C 33.2.8.2 "IA32_RTIT_CTL MSR".
+    pub(crate) fn trace_locked(&self) -> bool {
+        self.vmx.is_some() && self.vmx_caps.is_some_and(|caps| !caps.trace)
     }
 
     /// What tells the present translations apart.
@@ -320,12 +383,25 @@ impl Cpu {
         self.guest().is_some_and(Guest::interrupt_window)
     }
 
-    /// The exit that is due before the next instruction: interrupt window, NMI window. SDM Vol. 3C 26.2 "Other Causes of VM Exits".
-    pub(crate) fn window_exit(&self) -> Option<ExitInformation> {
+    /// The exit that is due before the next instruction: monitor trap flag, TPR threshold, VMX-preemption timer, NMI window, interrupt
+    /// window, in the order of their priorities. SDM Vol. 3C 26.2 "Other Causes of VM Exits", 26.5.1 "VMX-Preemption Timer", 26.5.2
+    /// "Monitor Trap Flag".
+    pub(crate) fn boundary_exit(&mut self) -> Option<ExitInformation> {
         let guest = self.guest()?;
+        if guest.monitor_trap {
+            return Some(ExitInformation::new(ExitReason::MonitorTrap));
+        }
         if guest.below_threshold {
             return Some(ExitInformation::new(ExitReason::TprBelowThreshold));
         }
+        // Debug exceptions come first.
+        if self.debug_due() {
+            return None;
+        }
+        if self.timer_left() == Some(0) && self.activity != Activity::WaitForSipi {
+            return Some(ExitInformation::new(ExitReason::PreemptionTimer));
+        }
+        let guest = self.guest()?;
         let now = self.steps_now();
         let shadowed = self.shadow_at == now || self.stack_shadow_at == now;
         if shadowed {
@@ -336,6 +412,41 @@ impl Cpu {
         }
         (guest.interrupt_window() && self.rflags & rf::IF != 0)
             .then(|| ExitInformation::new(ExitReason::InterruptWindow))
+    }
+
+    /// Steps until the VMX-preemption timer has counted down; `None` if it is not activated. The time-stamp counter counts steps while the
+    /// processor runs.
+    pub(crate) fn timer_left(&mut self) -> Option<u64> {
+        let at = self.guest()?.timer?;
+        let now = self.tsc_now();
+        Some(at.saturating_sub(now))
+    }
+
+    /// The value of the time-stamp counter at which the VMX-preemption timer of a halted guest causes a VM exit.
+    pub fn preemption_timer(&self) -> Option<u64> {
+        self.guest()?.timer
+    }
+
+    /// The guest has written the time-stamp counter, or what it is adjusted by: the VMX-preemption timer counts on from where it was.
+    pub(crate) fn timer_moved(&mut self, before: u64, after: u64) {
+        if let Some(timer) = self.guest_mut().and_then(|guest| guest.timer.as_mut()) {
+            *timer = timer.wrapping_add(after.wrapping_sub(before));
+        }
+    }
+
+    /// The monitor trap flag has the guest leave before the next instruction.
+    pub(crate) fn trap_by_monitor(&mut self) {
+        if let Some(guest) = self.guest_mut()
+            && guest.primary.contains(Primary::MONITOR_TRAP)
+        {
+            guest.monitor_trap = true;
+        }
+    }
+
+    /// Each instruction of the guest is followed by a VM exit.
+    pub(crate) fn monitor_trap(&self) -> bool {
+        self.guest()
+            .is_some_and(|guest| guest.primary.contains(Primary::MONITOR_TRAP))
     }
 
     /// The VM exit that an event causes that is about to be delivered, if it causes one. SDM Vol. 3C 26.2.

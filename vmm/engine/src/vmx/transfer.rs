@@ -4,7 +4,7 @@
 use x86::cr::{Cr0, Cr4, Efer};
 use x86::msr::{IA32_DEBUGCTL, IA32_FS_BASE, IA32_GS_BASE, IA32_PAT, IA32_PERF_GLOBAL_CTRL, IA32_X2APIC_BASE};
 use x86::rflags::flag as rf;
-use x86::vmx::controls::{Entry, Exit, Pin};
+use x86::vmx::controls::{Entry, Exit, Pin, Secondary};
 use x86::vmx::exits::{Interruptibility, activity};
 use x86::vmx::{Field, Vmcs};
 
@@ -88,13 +88,28 @@ impl Cpu {
         written.is_err()
     }
 
+    /// Loads a register of the state area: as [`Cpu::set_msr_now`] does, unless it has the value. A unit that is written to is asked anew what it
+    /// wants to hear, which costs more than all the rest of a VM entry.
+    fn load_msr_now(&mut self, msr: u32, value: u64) {
+        if self.msr_now(msr) != Some(value) {
+            self.set_msr_now(msr, value);
+        }
+    }
+
+    /// Loads DR7, of which the units hear where it differs.
+    fn load_dr7(&mut self, value: u64) {
+        self.watched.ask |= self.dr[7] != value;
+        self.dr[7] = value;
+    }
+
     /// Saves the guest's state.
     pub(super) fn save_guest(&mut self, v: &mut Vmcs) {
-        let Some(guest) = self.guest().cloned() else { return };
+        let Some(guest) = self.guest() else { return };
+        let (pin, exit, nmi_blocked) = (guest.pin, guest.exit, guest.virtual_nmi_blocked);
         v.set(Field::GUEST_CR0, self.cr0.into_bits());
         v.set(Field::GUEST_CR3, self.cr3);
         v.set(Field::GUEST_CR4, self.cr4.into_bits());
-        if guest.exit.contains(Exit::SAVE_DEBUG) {
+        if exit.contains(Exit::SAVE_DEBUG) {
             v.set(Field::GUEST_DR7, self.dr[7]);
             let value = self.msr_now(IA32_DEBUGCTL).unwrap_or(0);
             v.set(Field::GUEST_DEBUGCTL, value);
@@ -102,11 +117,11 @@ impl Cpu {
         v.set(Field::GUEST_SYSENTER_CS, self.msrs.sysenter_cs);
         v.set(Field::GUEST_SYSENTER_ESP, self.msrs.sysenter_esp);
         v.set(Field::GUEST_SYSENTER_EIP, self.msrs.sysenter_eip);
-        if guest.exit.contains(Exit::SAVE_PAT) {
+        if exit.contains(Exit::SAVE_PAT) {
             let value = self.msr_now(IA32_PAT).unwrap_or(0);
             v.set(Field::GUEST_PAT, value);
         }
-        if guest.exit.contains(Exit::SAVE_EFER) {
+        if exit.contains(Exit::SAVE_EFER) {
             v.set(Field::GUEST_EFER, self.efer.into_bits());
         }
         let long = if self.efer.lma() { Entry::GUEST_64BIT.0 } else { 0 };
@@ -145,13 +160,21 @@ impl Cpu {
         let held_off = Interruptibility::new()
             .with_mov_ss(mov_ss)
             .with_sti(self.shadow_at == now && !mov_ss)
-            .with_nmi(if guest.pin.contains(Pin::VIRTUAL_NMIS) {
-                guest.virtual_nmi_blocked
+            .with_nmi(if pin.contains(Pin::VIRTUAL_NMIS) {
+                nmi_blocked
             } else {
                 self.nmi_blocked
             });
         v.set(Field::GUEST_INTERRUPTIBILITY, held_off.into_bits().into());
-        v.set(Field::GUEST_PENDING_DEBUG, self.watched.pending & 0x400f);
+        // Bit 12 says that an enabled breakpoint is among bits 3:0. SDM Vol. 3C Table 25-4 "Format of Pending-Debug-Exceptions".
+        let pending = self.watched.pending & 0x400f;
+        let enabled = u64::from(pending & 15 != 0) << 12;
+        v.set(Field::GUEST_PENDING_DEBUG, pending | enabled);
+        if exit.contains(Exit::SAVE_PREEMPTION_TIMER)
+            && let Some(value) = self.timer_value()
+        {
+            v.set(Field::PREEMPTION_TIMER, value.into());
+        }
         if let Some(nested) = self.nested()
             && self.cr0.pg()
             && self.cr4.pae()
@@ -176,8 +199,8 @@ impl Cpu {
         self.cr3 = v.get(Field::GUEST_CR3);
         self.cr4 = Cr4::from_bits(v.get(Field::GUEST_CR4));
         if entry.contains(Entry::LOAD_DEBUG) {
-            self.dr[7] = v.get(Field::GUEST_DR7) & !0xd000 | 0x400;
-            self.set_msr_now(IA32_DEBUGCTL, v.get(Field::GUEST_DEBUGCTL));
+            self.load_dr7(v.get(Field::GUEST_DR7) & !0xd000 | 0x400);
+            self.load_msr_now(IA32_DEBUGCTL, v.get(Field::GUEST_DEBUGCTL));
         }
         self.msrs.sysenter_cs = v.get(Field::GUEST_SYSENTER_CS);
         self.msrs.sysenter_esp = v.get(Field::GUEST_SYSENTER_ESP);
@@ -193,10 +216,10 @@ impl Cpu {
         };
         self.efer = Efer::from_bits(efer);
         if entry.contains(Entry::LOAD_PAT) {
-            self.set_msr_now(IA32_PAT, v.get(Field::GUEST_PAT));
+            self.load_msr_now(IA32_PAT, v.get(Field::GUEST_PAT));
         }
         if entry.contains(Entry::LOAD_PERF_GLOBAL_CTRL) {
-            self.set_msr_now(IA32_PERF_GLOBAL_CTRL, v.get(Field::GUEST_PERF_GLOBAL_CTRL));
+            self.load_msr_now(IA32_PERF_GLOBAL_CTRL, v.get(Field::GUEST_PERF_GLOBAL_CTRL));
         }
         if entry.contains(Entry::LOAD_PKRS) {
             self.set_pkrs(v.get(Field::GUEST_PKRS) as u32);
@@ -263,8 +286,8 @@ impl Cpu {
         } else {
             self.cr4.set_pcide(false);
         }
-        self.dr[7] = 0x400;
-        self.set_msr_now(IA32_DEBUGCTL, 0);
+        self.load_dr7(0x400);
+        self.load_msr_now(IA32_DEBUGCTL, 0);
         self.msrs.sysenter_cs = v.get(Field::HOST_SYSENTER_CS);
         self.msrs.sysenter_esp = v.get(Field::HOST_SYSENTER_ESP);
         self.msrs.sysenter_eip = v.get(Field::HOST_SYSENTER_EIP);
@@ -275,10 +298,10 @@ impl Cpu {
         };
         self.efer = Efer::from_bits(efer);
         if exit.contains(Exit::LOAD_PAT) {
-            self.set_msr_now(IA32_PAT, v.get(Field::HOST_PAT));
+            self.load_msr_now(IA32_PAT, v.get(Field::HOST_PAT));
         }
         if exit.contains(Exit::LOAD_PERF_GLOBAL_CTRL) {
-            self.set_msr_now(IA32_PERF_GLOBAL_CTRL, v.get(Field::HOST_PERF_GLOBAL_CTRL));
+            self.load_msr_now(IA32_PERF_GLOBAL_CTRL, v.get(Field::HOST_PERF_GLOBAL_CTRL));
         }
         if exit.contains(Exit::LOAD_PKRS) {
             self.set_pkrs(v.get(Field::HOST_PKRS) as u32);
@@ -368,7 +391,6 @@ impl Cpu {
         let (tag, rights) = (self.vmx_tag(), self.rights());
         self.tlb.enter(tag, rights);
         self.watched.observed = (u64::MAX, 0);
-        self.watched.ask = true;
         self.refresh_mode();
     }
 
@@ -381,6 +403,12 @@ impl Cpu {
         const CR4: u64 = 0x1f2_10b0;
         // LMA, NXE.
         const EFER: u64 = 0xc00;
-        self.cr0.into_bits() & CR0 | (self.cr4.into_bits() & CR4) << 32 | self.efer.into_bits() & EFER
+        let mode_based = self
+            .guest()
+            .is_some_and(|guest| guest.secondary.contains(Secondary::MODE_BASED_EXECUTE));
+        u64::from(mode_based) << 62
+            | self.cr0.into_bits() & CR0
+            | (self.cr4.into_bits() & CR4) << 32
+            | self.efer.into_bits() & EFER
     }
 }
