@@ -25,3 +25,5 @@ pub mod smp;
 pub mod task_switch;
 pub mod trace;
 pub mod tsc;
+pub mod vmm;
+pub mod vmx;

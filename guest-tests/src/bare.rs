@@ -40,6 +40,20 @@ pub fn image(name: &str) -> PathBuf {
     folder().join(format!("{name}.elf"))
 }
 
+/// The image of a guest test of VMX, which no model shows by default.
+pub fn vmx() -> PathBuf {
+    Path::new(env!("GUEST_APART")).join("vmx.elf")
+}
+
+/// The guest tests of VMX on these models, as the matrix runs them.
+pub fn vmx_matrix(models: &[&str]) -> Command {
+    let mut command = Command::new(minivmm());
+    command.arg("matrix").arg("--kernel").arg(vmx()).arg("--model");
+    command.args(models.iter().map(|model| format!("{model},+vmx")));
+    command.args(["--max-instructions", INSTRUCTIONS]);
+    command
+}
+
 /// A guest that runs for longer hangs.
 const INSTRUCTIONS: &str = "2000000000";
 const LIMIT: Duration = Duration::from_secs(120);

@@ -39,6 +39,8 @@ pub const SMP: &str = env!("GUEST_SMP");
 pub const LOOPS: &str = env!("GUEST_LOOPS");
 /// The same loops, from the same object file, as a program of the host.
 pub const LOOPS_NATIVE: &str = env!("GUEST_LOOPS_NATIVE");
+/// A VMM that makes as many VM exits as its command line says.
+pub const VMX_LOOP: &str = env!("GUEST_VMX_LOOP");
 
 /// A program of the host that runs programs under the host's debug registers, by ptrace; `guests/host_debug.c` says how.
 pub const HOST_DEBUG: &str = env!("GUEST_HOST_DEBUG");

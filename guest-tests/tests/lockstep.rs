@@ -7,12 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use guest_tests::flat::{self, CODE, DATA};
 use guest_tests::lockstep::Lockstep;
-use guest_tests::{Folder, linux};
+use guest_tests::{Folder, VMX_LOOP, bare, linux};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use minivmm::MachineConfig;
 use minivmm::recording::RecordingOptions;
-use x86::model::{CpuModel, MODELS, SKYLAKE_SERVER};
+use x86::model::{CpuModel, HASWELL, MODELS, SKYLAKE_SERVER};
 
 /// Steps between two comparisons.
 const EVERY: u64 = 1_000_000;
@@ -59,6 +59,34 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         }
     }
     files
+}
+
+/// VM entries and VM exits, and the guest tests of VMX.
+// covers: vmx/lockstep
+#[test]
+fn vmms_and_their_guests_are_in_the_same_state_every_few_thousand_steps() {
+    let vmx = |model: &CpuModel| model.with_toggles("+vmx").unwrap();
+    let guests = [
+        (
+            MachineConfig::new(VMX_LOOP),
+            vmx(&HASWELL),
+            Some(b"20000".to_vec()),
+            10_000,
+        ),
+        (MachineConfig::new(bare::vmx()), vmx(&SKYLAKE_SERVER), None, 100_000),
+    ];
+    for (config, model, cmdline, every) in guests {
+        let config = MachineConfig {
+            memory: 64 << 20,
+            model,
+            cmdline,
+            ..config
+        };
+        let equal = Lockstep::new(&config, engine::TRANSLATE_AFTER, every)
+            .run(u64::MAX)
+            .unwrap_or_else(|apart| panic!("{}: {apart}", config.kernel.display()));
+        assert!(equal.compared > 5 && equal.blocks > 0, "{equal:?}");
+    }
 }
 
 // covers: translate/lockstep

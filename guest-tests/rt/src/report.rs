@@ -170,6 +170,10 @@ fn put_back() {
     if let Ok(status) = rdmsr(msr::IA32_PERF_GLOBAL_STATUS) {
         let _ = wrmsr(msr::IA32_PERF_GLOBAL_OVF_CTRL, status);
     }
+    // A test that is left in VMX operation has CR4.VMXE fixed.
+    if cpu::cr4() >> 13 & 1 != 0 {
+        let _ = crate::attempt!("vmxoff");
+    }
     let _ = cpu::set_cr3(boot::pml4());
     let _ = cpu::set_cr4(0x620);
     let _ = cpu::set_cr8(0);

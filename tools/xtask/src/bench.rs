@@ -2,8 +2,8 @@
 //! `guest-tests/pt-oracle/benches/decode.rs`, for whole boots `guest-tests/benches/boots.rs`, for ordinary programs
 //! `guest-tests/benches/work.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
 //! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs` and, in the lab,
-//! `guest-tests/benches/lab.rs`, for the network `guest-tests/benches/net.rs`, for `minivmm run` `guest-tests/benches/run.rs`; this prepares
-//! and runs them.
+//! `guest-tests/benches/lab.rs`, for the network `guest-tests/benches/net.rs`, for `minivmm run` `guest-tests/benches/run.rs`, for VM
+//! exits `guest-tests/benches/vmx.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
 use crate::{demo, guest, packages, tree};
@@ -16,8 +16,8 @@ pub struct BenchOptions {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Measure only the boot, the loops, whole boots, ordinary programs, what the units cost, the decoding of traces, the trace of a boot, going back,
-    /// what is added to KVM, a boot on KVM in the lab, the network, or commands that `minivmm run` runs
-    #[arg(long, value_parser = ["boot", "loops", "boots", "work", "units", "decode", "traces", "debug", "kvm", "lab", "net", "run"])]
+    /// what is added to KVM, a boot on KVM in the lab, the network, commands that `minivmm run` runs, or VM exits
+    #[arg(long, value_parser = ["boot", "loops", "boots", "work", "units", "decode", "traces", "debug", "kvm", "lab", "net", "run", "vmx"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -25,7 +25,7 @@ pub struct BenchOptions {
 }
 
 /// What runs guests of its own, and which of guest-tests' benches measures it.
-const GUESTS: [(&str, &str); 9] = [
+const GUESTS: [(&str, &str); 10] = [
     ("boots", "boots"),
     ("work", "work"),
     ("units", "units"),
@@ -35,6 +35,7 @@ const GUESTS: [(&str, &str); 9] = [
     ("run", "run"),
     ("lab", "lab"),
     ("net", "net"),
+    ("vmx", "vmx"),
 ];
 
 /// `cargo xtask bench`.

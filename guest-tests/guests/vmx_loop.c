@@ -1,0 +1,97 @@
+/* A VMM whose guest executes CPUID for ever: what a VM exit and the VM entry after it cost. The command line says how many. The VMM is
+   entered at each exit anew, so that it keeps its count in RBP, which neither exits nor entries change. */
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long u64;
+
+static u8 vmxon_region[4096] __attribute__((aligned(4096)));
+static u8 vmcs[4096] __attribute__((aligned(4096)));
+static u64 guest_stack[64];
+static u64 host_stack[512];
+
+static inline void out8(unsigned short port, u8 value) { __asm__ volatile("outb %0, %1" : : "a"(value), "Nd"(port)); }
+
+void end(u8 status);
+void end(u8 status)
+{
+    out8(0xf4, status);
+    for (;;)
+        __asm__ volatile("cli; hlt");
+}
+
+static u64 rdmsr(u32 msr)
+{
+    u32 low, high;
+    __asm__ volatile("rdmsr" : "=a"(low), "=d"(high) : "c"(msr));
+    return (u64)high << 32 | low;
+}
+
+static void put(u64 field, u64 value)
+{
+    u8 failed;
+    __asm__ volatile("vmwrite %2, %1; setbe %0" : "=r"(failed) : "r"(field), "r"(value) : "cc");
+    if (failed)
+        end(1);
+}
+
+#define GET_CR(n) ({ u64 value; __asm__ volatile("mov %%cr" #n ", %0" : "=r"(value)); value; })
+
+/* Controls that have to be 1, and `wanted` (SDM Vol. 3D Appendix A.2). */
+static void control(u64 field, u32 msr, u32 wanted) { put(field, (u32)rdmsr(msr) | wanted); }
+
+void on_exit(void);
+void guest_code(void);
+__asm__(".text\n"
+        "on_exit: dec %rbp\n"
+        "        jz 1f\n"
+        "        mov $0x681e, %eax\n" /* Guest RIP: past CPUID. */
+        "        vmread %rax, %rcx\n"
+        "        add $2, %rcx\n"
+        "        vmwrite %rcx, %rax\n"
+        "        vmresume\n"
+        "        mov $1, %edi\n"
+        "        jmp end\n"
+        "1:      xor %edi, %edi\n"
+        "        jmp end\n"
+        "guest_code: cpuid\n"
+        "        jmp guest_code\n");
+
+void guest(const char *line)
+{
+    u64 count = 0, base = (u64)vmxon_region, current = (u64)vmcs;
+    u8 failed;
+    for (; *line >= '0' && *line <= '9'; line++)
+        count = count * 10 + (u64)(*line - '0');
+    *(u32 *)vmxon_region = *(u32 *)vmcs = (u32)rdmsr(0x480);
+    __asm__ volatile("mov %0, %%cr4" : : "r"(GET_CR(4) | 1 << 13));
+    __asm__ volatile("mov %0, %%cr0" : : "r"(GET_CR(0) | 1 << 5));
+    __asm__ volatile("vmxon %1; setbe %0" : "=r"(failed) : "m"(base) : "cc");
+    if (failed)
+        end(1);
+    __asm__ volatile("vmclear %1; setbe %0" : "=r"(failed) : "m"(current) : "cc");
+    if (failed)
+        end(1);
+    __asm__ volatile("vmptrld %1; setbe %0" : "=r"(failed) : "m"(current) : "cc");
+    if (failed)
+        end(1);
+    control(0x4000, 0x48d, 0);
+    control(0x4002, 0x48e, 0);
+    control(0x400c, 0x48f, 1 << 9);  /* Host address-space size. */
+    control(0x4012, 0x490, 1 << 9);  /* IA-32e mode guest. */
+    put(0x2800, ~0ul);               /* VMCS link pointer. */
+    u64 cr0 = GET_CR(0), cr3 = GET_CR(3), cr4 = GET_CR(4);
+    put(0x6c00, cr0), put(0x6c02, cr3), put(0x6c04, cr4);
+    put(0x6800, cr0), put(0x6802, cr3), put(0x6804, cr4);
+    put(0x0c02, 8), put(0x0c04, 16), put(0x0c0c, 24);
+    put(0x6c14, (u64)(host_stack + 512)), put(0x6c16, (u64)on_exit);
+    put(0x0802, 8), put(0x4816, 0xa09b), put(0x4802, ~0u);
+    static const u8 data[] = {0, 4, 6, 8, 10};
+    for (u32 n = 0; n < sizeof data; n++)
+        put(0x800 + data[n], 16), put(0x4814 + data[n], 0xc093), put(0x4800 + data[n], ~0u);
+    put(0x4820, 1 << 16);            /* LDTR is unusable. */
+    put(0x4822, 0x8b), put(0x480e, 0x67);
+    put(0x681a, 0x400), put(0x6820, 2);
+    put(0x681c, (u64)(guest_stack + 64)), put(0x681e, (u64)guest_code);
+    __asm__ volatile("mov %0, %%rbp; vmlaunch" : : "r"(count) : "memory");
+    end(1);
+}
