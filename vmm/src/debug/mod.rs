@@ -21,7 +21,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use x86::watch::{Access, AccessKind, Effects, EventRecord, Interest, Processor, Range, Watch};
+use x86::watch::{Access, AccessKind, Change, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 /// What an access does that a watchpoint stops at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +116,11 @@ pub enum StopCause {
         /// CR2, for a page fault.
         address: Option<u64>,
     },
+    /// A VM exit that was to be caught has been made: the CPU is at the first instruction of the VMM.
+    VmExit {
+        /// The basic exit reason.
+        reason: u16,
+    },
     /// The CPU that was to make a step has made one, or an event came in its place.
     Step,
     /// The CPU has shut down after a triple fault. It stands where the first fault was.
@@ -140,6 +145,8 @@ struct Set {
     breakpoints: BTreeMap<u64, u32>,
     watchpoints: Vec<Watchpoint>,
     catches: BTreeSet<u8>,
+    /// Basic exit reasons of VM exits.
+    exits: BTreeSet<u16>,
     /// The CPU that is to make a single step.
     step: Option<usize>,
     /// It makes more of them as long as its instruction pointer is here.
@@ -245,6 +252,22 @@ impl Debugger {
         lock(&self.shared.set).catches.iter().copied().collect()
     }
 
+    /// Stops once a VM exit with this basic exit reason has been made, or no longer. Says whether that is new.
+    pub fn catch_exit(&mut self, reason: u16, wanted: bool) -> bool {
+        self.change(|set| {
+            if wanted {
+                set.exits.insert(reason)
+            } else {
+                set.exits.remove(&reason)
+            }
+        })
+    }
+
+    /// The exit reasons that are caught, in order.
+    pub fn exits(&self) -> Vec<u16> {
+        lock(&self.shared.set).exits.iter().copied().collect()
+    }
+
     /// Stops once this CPU has made one step (an instruction, or an iteration of a REP), or an event was delivered in its
     /// place. It lasts until it is taken back.
     pub fn step(&mut self, cpu: Option<usize>) {
@@ -274,7 +297,7 @@ impl Debugger {
         if set.suspended {
             return Some(Default::default());
         }
-        let only = set.catches.is_empty() && set.step.is_none();
+        let only = set.catches.is_empty() && set.exits.is_empty() && set.step.is_none();
         only.then(|| (set.breakpoints.keys().copied().collect(), set.watchpoints.clone()))
     }
 
@@ -366,7 +389,7 @@ impl Watch for Watcher {
         self.catch_up();
         Interest {
             ranges: !self.ranges.is_empty(),
-            transfers: !self.set.catches.is_empty() || self.stepping(),
+            transfers: !self.set.catches.is_empty() || !self.set.exits.is_empty() || self.stepping(),
             ..Interest::NOTHING
         }
     }
@@ -418,6 +441,15 @@ impl Watch for Watcher {
             return self.stop(StopCause::Step);
         }
         Effects::NONE
+    }
+
+    fn state(&mut self, change: Change, _: &mut dyn Processor) -> Effects {
+        match change {
+            Change::Vmx { exit: Some(reason) } if self.set.exits.contains(&reason) => {
+                self.stop(StopCause::VmExit { reason })
+            }
+            _ => Effects::NONE,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use gdbstub::stub::state_machine::GdbStubStateMachine;
 use gdbstub::stub::{DisconnectReason, GdbStubBuilder, GdbStubError, MultiThreadStopReason};
 use gdbstub::target::ext::base::reverse_exec::ReplayLogPosition;
 use gdbstub::target::ext::breakpoints::WatchKind;
+use x86::vmx::ExitReason;
 
 use super::packets::{self, Frame, LONGEST};
 use super::target::{Machine, Reverse, thread_of};
@@ -466,6 +467,7 @@ impl<'v> Talk<'v> {
                 addr: address,
             },
             StopCause::Exception { vector, .. } => signal(signal_of(vector)),
+            StopCause::VmExit { .. } => signal(Signal::SIGUSR1),
             StopCause::Step => signal(Signal::SIGTRAP),
             StopCause::TripleFault => signal(Signal::SIGABRT),
             StopCause::Asked => signal(Signal::SIGINT),
@@ -506,6 +508,12 @@ fn remark(stop: &DebugStop) -> Option<String> {
             let address = address.map_or(String::new(), |address| format!(", CR2 {address:#x}"));
             Some(format!(
                 "minivmm: vector {vector} on CPU {cpu}{error}{address}; at its handler\n"
+            ))
+        }
+        StopCause::VmExit { reason } => {
+            let text = ExitReason::of(reason).map_or("a reason without a name", ExitReason::text);
+            Some(format!(
+                "minivmm: VM exit on CPU {cpu}, reason {reason}: {text}; at the first instruction of the VMM\n"
             ))
         }
         StopCause::TripleFault => Some(format!(

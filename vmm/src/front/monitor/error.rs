@@ -29,6 +29,11 @@ pub enum MonitorError {
     /// Neither a vector nor the name of an exception.
     #[error("{0:?} is no exception: a vector from 0 to 255, or one of {1}")]
     NoException(String, String),
+    /// Neither the number of a VM exit's reason nor a part of its name.
+    #[error(
+        "{0:?} is no exit reason: a number as SDM Vol. 3D Appendix C has it, or a part of its name, as `CPUID` or `EPT`"
+    )]
+    NoExitReason(String),
     /// A number out of its range.
     #[error("{0}: {1}")]
     Range(String, &'static str),

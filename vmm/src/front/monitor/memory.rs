@@ -37,6 +37,18 @@ pub fn gva2gpa(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     }
 }
 
+/// Bits of an EPT entry. SDM Vol. 3C Tables 29-1 to 29-6.
+const EPT_FLAGS: [(u32, &str); 8] = [
+    (0, "R"),
+    (1, "W"),
+    (2, "X"),
+    (7, "PS"),
+    (8, "A"),
+    (9, "D"),
+    (10, "XU"),
+    (63, "SVE"),
+];
+
 /// `pagewalk`.
 pub fn pagewalk(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     const FLAGS: [(u32, &str); 10] = [
@@ -75,11 +87,31 @@ pub fn pagewalk(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
             None => text += "no RAM\n",
         }
     }
-    match physical {
-        Some(physical) => {
-            let _ = writeln!(text, "physical {physical:#x}");
+    let Some(physical) = physical else {
+        return Ok(text + "not mapped\n");
+    };
+    let memory = scene.controls.run.machine().memory();
+    let Some((entries, host)) = walk::ept_steps(memory, &state, physical) else {
+        let _ = writeln!(text, "physical {physical:#x}");
+        return Ok(text);
+    };
+    let _ = writeln!(text, "guest-physical {physical:#x}");
+    for ((at, entry), table) in entries
+        .into_iter()
+        .zip(["EPT PML4E", "EPT PDPTE", "EPT PDE", "EPT PTE"])
+    {
+        let flags = bits(entry & (0x787 | 1 << 63), &EPT_FLAGS);
+        let _ = writeln!(
+            text,
+            "{table:9} {at:#x}: {entry:#x}, {:#x} {flags}",
+            entry & walk::ADDRESS
+        );
+    }
+    match host {
+        Some(host) => {
+            let _ = writeln!(text, "physical {host:#x}");
         }
-        None => text += "not mapped\n",
+        None => text += "not mapped by EPT\n",
     }
     Ok(text)
 }

@@ -22,6 +22,7 @@ mod stops;
 #[path = "monitor_test.rs"]
 mod tests;
 mod trace;
+mod virtualization;
 
 use std::fmt::Write;
 
@@ -117,9 +118,15 @@ pub const COMMANDS: &[Command] = &[
         memory::pagewalk,
     ),
     row(
+        "vmcs",
+        "[FIELD]",
+        "VMX operation: root or non-root, and the current VMCS field by field, or those whose names have this in them",
+        virtualization::vmcs,
+    ),
+    row(
         "catch",
-        "[VECTOR | none]",
-        "Stops for gdb once an exception or interrupt of this vector (14, or a name as PF) has been delivered; lists what is caught",
+        "[VECTOR | vmexit [REASON] | none]",
+        "Stops for gdb once an exception or interrupt of this vector (14, or a name as PF) has been delivered, or a VM exit made (by its reason: 48, or a part of its name as EPT); lists what is caught",
         stops::catch,
     ),
     row(
