@@ -8,10 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use guest_tests::measure::{alternate, median, ratio, rounds};
+use guest_tests::measure::{Taken, cpu_seconds_of_children, load, middle_taken, rounds};
 use guest_tests::{linux, minivmm, target};
-use minivmm::machine::newc::Archive;
-use minivmm::run::modules::Modules;
 
 /// Where Debian's packages have it.
 const VIRTIOFSD: [&str; 2] = ["/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"];
@@ -90,8 +88,8 @@ fn tree(work: &Path) -> Result<(), String> {
     write(work.join("big"), &vec![7; 100_000_000])
 }
 
-fn run(work: &Path, options: &[&str], script: &str) -> Result<Duration, String> {
-    let start = Instant::now();
+fn run(work: &Path, options: &[&str], script: &str) -> Result<Taken, String> {
+    let (start, used) = (Instant::now(), cpu_seconds_of_children());
     let mut command = Command::new(minivmm());
     command
         .args(["run", "--engine", "soft", "--kernel"])
@@ -99,52 +97,26 @@ fn run(work: &Path, options: &[&str], script: &str) -> Result<Duration, String> 
     command.args(options).args(["--", "sh", "-c", script]).current_dir(work);
     let output = command.stdin(Stdio::null()).output().map_err(failed("minivmm"))?;
     match output.status.success() {
-        true => Ok(start.elapsed()),
+        true => Ok(Taken {
+            wall: start.elapsed().as_secs_f64(),
+            cpu: cpu_seconds_of_children() - used,
+        }),
         false => Err(format!("minivmm: {}", String::from_utf8_lossy(&output.stderr))),
     }
 }
 
-/// The steps in an initial RAM disk that `minivmm run` has put together: its last file.
-fn plan(archive: &[u8]) -> Option<&[u8]> {
-    // A header is 110 bytes of hexadecimal digits: the size is the seventh field.
-    const NAME: &[u8] = b"plan\0";
-    let name = archive.windows(NAME.len()).rposition(|window| window == NAME)?;
-    let header = archive.get(name.checked_sub(110)?..name)?;
-    let size = usize::from_str_radix(std::str::from_utf8(&header[54..62]).ok()?, 16).ok()?;
-    let start = (name + NAME.len()).next_multiple_of(4);
-    archive.get(start..start + size)
-}
-
-/// The same initial RAM disk with the modules that QEMU's devices need.
+/// The same initial RAM disk. QEMU's machine has a serial port and no port of a console.
 fn initrd(folder: &Path, work: &Path, script: &str) -> Result<PathBuf, String> {
     let session = folder.join("session");
     let text = session.display().to_string();
-    run(work, &["--record", &text], script)?;
-    let mut archive = fs::read(session.join("initrd")).map_err(failed("reading the session"))?;
-    fs::remove_dir_all(&session).map_err(failed("removing the session"))?;
-    let all = target().join("guest/lib/modules");
-    let release = fs::read_dir(&all).map_err(failed("modules"))?.flatten().next();
-    let release = release.ok_or("no modules: `cargo xtask guest` places them")?.path();
-    let modules = Modules::of(&release).map_err(failed("modules"))?;
-    let modules = modules
-        .load(&[("virtio_pci", "CONFIG_VIRTIO_PCI")])
-        .map_err(failed("modules"))?;
-    let mut more = Archive::default();
-    let mut steps = Vec::new();
-    for module in &modules {
-        let path = format!("modules/{}.ko", module.name);
-        more.file(&path, 0o644, &module.bytes);
-        steps.extend(format!("module\0/{path}\0").into_bytes());
-    }
-    steps.extend(plan(&archive).ok_or("no plan in the initial RAM disk")?);
-    more.file("plan", 0o644, &steps);
-    archive.extend(more.finish());
+    run(work, &["--console", "serial", "--record", &text], script)?;
     let path = folder.join("initrd");
-    fs::write(&path, archive).map_err(failed("writing"))?;
+    fs::copy(session.join("initrd"), &path).map_err(failed("reading the session"))?;
+    fs::remove_dir_all(&session).map_err(failed("removing the session"))?;
     Ok(path)
 }
 
-fn qemu(folder: &Path, work: &Path, initrd: &Path) -> Result<Duration, String> {
+fn qemu(folder: &Path, work: &Path, initrd: &Path) -> Result<Taken, String> {
     let virtiofsd = VIRTIOFSD.iter().find(|path| Path::new(path).is_file());
     let virtiofsd = virtiofsd.ok_or("no virtiofsd: Debian's package qemu-system-common has it")?;
     let channel = folder.join("channel");
@@ -152,7 +124,7 @@ fn qemu(folder: &Path, work: &Path, initrd: &Path) -> Result<Duration, String> {
     for file in ["stdout", "stderr", "status", "want", "failed"] {
         fs::write(channel.join(file), "").map_err(failed("writing"))?;
     }
-    let start = Instant::now();
+    let (start, used) = (Instant::now(), cpu_seconds_of_children());
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args([
@@ -213,11 +185,13 @@ fn qemu(folder: &Path, work: &Path, initrd: &Path) -> Result<Duration, String> {
         .stdin(Stdio::null())
         .status()
         .map_err(failed("qemu-system-x86_64"))?;
-    let time = start.elapsed();
+    let wall = start.elapsed().as_secs_f64();
+    // What serves files counts once it has been waited for.
     drop(servers);
+    let cpu = cpu_seconds_of_children() - used;
     let said = fs::read_to_string(channel.join("status")).map_err(failed("reading"))?;
     match status.success() && said == "0" {
-        true => Ok(time),
+        true => Ok(Taken { wall, cpu }),
         false => Err(format!("QEMU has ended with {status}, and the command with {said:?}")),
     }
 }
@@ -228,26 +202,28 @@ fn measure(rounds: usize) -> Result<(), String> {
     let work = folder.0.join("work");
     fs::create_dir_all(&work).map_err(failed("making a folder"))?;
     tree(&work)?;
-    println!("a command in a guest, {rounds} rounds each\n");
-    println!("{:<28}{:>12}{:>12}{:>10}", "", "qemu tcg", "minivmm run", "ratio");
+    println!("a command in a guest, {rounds} rounds each, load {:.1}\n", load());
+    println!(
+        "{:<28}{:>10} {:>11} {:>7} {:>10} {:>11} {:>7}",
+        "", "qemu tcg", "minivmm run", "ratio", "qemu CPU", "minivmm CPU", "ratio"
+    );
     let mut json = Vec::new();
     for (name, script) in SUBJECTS {
         let initrd = initrd(&folder.0, &work, script)?;
-        let times = alternate(
-            rounds,
-            &mut [&mut || qemu(&folder.0, &work, &initrd), &mut || run(&work, &[], script)],
-        )?;
-        let [theirs, ours] = [median(&times[0]), median(&times[1])];
-        let figure = ratio(ours, theirs);
+        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            theirs.push(qemu(&folder.0, &work, &initrd)?);
+            ours.push(run(&work, &[], script)?);
+        }
+        let (theirs, ours) = (middle_taken(&theirs), middle_taken(&ours));
+        let (wall, cpu) = (ours.wall / theirs.wall, ours.cpu / theirs.cpu);
         println!(
-            "{name:<28}{:>10.2} s{:>10.2} s{figure:>10.2}  1.0",
-            theirs.as_secs_f64(),
-            ours.as_secs_f64()
+            "{name:<28}{:>9.2}s {:>10.2}s {wall:>7.2} {:>9.2}s {:>10.2}s {cpu:>7.2}",
+            theirs.wall, ours.wall, theirs.cpu, ours.cpu
         );
         json.push(format!(
-            "\"{name}\": {{\"qemu\": {:.3}, \"minivmm\": {:.3}, \"ratio\": {figure:.3}}}",
-            theirs.as_secs_f64(),
-            ours.as_secs_f64()
+            "\"{name}\": {{\"qemu\": {:.3}, \"minivmm\": {:.3}, \"ratio\": {wall:.3}, \"qemu_cpu\": {:.3}, \"minivmm_cpu\": {:.3},              \"ratio_cpu\": {cpu:.3}}}",
+            theirs.wall, ours.wall, theirs.cpu, ours.cpu
         ));
     }
     let path = target().join("bench-run.json");

@@ -56,6 +56,30 @@ pub fn cpu_seconds_of_children() -> f64 {
     stat_seconds("self", 13)
 }
 
+/// What something takes, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// Of the wall.
+    pub wall: f64,
+    /// Of CPUs. On a busy host these tell more.
+    pub cpu: f64,
+}
+
+/// The middles of both.
+pub fn middle_taken(times: &[Taken]) -> Taken {
+    Taken {
+        wall: middle(times.iter().map(|taken| taken.wall).collect()),
+        cpu: middle(times.iter().map(|taken| taken.cpu).collect()),
+    }
+}
+
+/// How many processes want a CPU, over the last minute: with more than there are CPUs, times of the wall say little.
+pub fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split_whitespace().next();
+    first.and_then(|word| word.parse().ok()).unwrap_or(0.0)
+}
+
 /// Two times that proc(5) counts in hundredths of a second: so many fields behind the name, which ends with the last parenthesis.
 fn stat_seconds(process: &str, field: usize) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
