@@ -120,9 +120,10 @@ pub fn failures(cells: &[&Cell]) -> String {
                 }
             }
         }
-        // Where tests say what is wrong, the console says the same again.
+        // Where tests say what is wrong, the console says the same again; and minivmm's line is the headline's.
+        let is_said = |line: &str| why.ends_with(line.strip_prefix("minivmm: ").unwrap_or(line)) && !line.is_empty();
         if !any {
-            for line in cell.log.lines() {
+            for line in cell.log.lines().filter(|line| !is_said(line)) {
                 let _ = writeln!(text, "    {line}");
             }
         }

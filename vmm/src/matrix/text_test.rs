@@ -33,6 +33,19 @@ fn a_table_has_a_row_for_each_guest_and_a_column_for_each_model() {
         failures(&failed),
         "status on p6 (soft): hangs: CPU 0 at 0x1000 f+0x2\n  x\n    at: x\n"
     );
+    // What minivmm said is there once.
+    let mut alone = cell(
+        "status",
+        "p6",
+        "soft",
+        Verdict::Failed("hangs: CPU 0 at 0x1000 f+0x2".into()),
+        &[],
+    );
+    alone.log = "the guest's last line\n\nminivmm: CPU 0 at 0x1000 f+0x2\n".into();
+    assert_eq!(
+        failures(&[&alone]),
+        "status on p6 (soft): hangs: CPU 0 at 0x1000 f+0x2\n    the guest's last line\n    \n"
+    );
     assert_eq!(
         summary(&report),
         "4 cells: 2 passed, 1 failed, 1 skipped; tests: 2 passed, 1 failed, 1 skipped"
