@@ -429,6 +429,36 @@ fn place_kernel(root: &Path, boot: &Path, to: &Path, modules: &Path) -> Result<(
     place(boot, to)
 }
 
+/// Puts the kernel and its modules where an installed `minivmm run` looks for them, whatever becomes of this tree.
+pub fn keep_for_run(kernel: &Path) -> Result<()> {
+    keep_in(&cache(), kernel)
+}
+
+fn keep_in(cache: &Path, kernel: &Path) -> Result<()> {
+    let mut folders = vec![PathBuf::from("lib/modules")];
+    // A tree that was made before there were any beside the kernel goes without.
+    folders.retain(|folder| kernel.with_file_name(folder).is_dir());
+    while let Some(folder) = folders.pop() {
+        let (from, to) = (kernel.with_file_name(&folder), cache.join(&folder));
+        fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+        let entries = fs::read_dir(&from).with_context(|| format!("cannot read {}", from.display()))?;
+        for entry in entries.flatten() {
+            let path = folder.join(entry.file_name());
+            match entry.path().is_dir() {
+                true => folders.push(path),
+                false => keep(&entry.path(), &cache.join(path))?,
+            }
+        }
+    }
+    // The kernel comes last: it is what is looked for.
+    keep(kernel, &cache.join("vmlinuz"))
+}
+
+fn keep(from: &Path, to: &Path) -> Result<()> {
+    let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    super::write_changed(to, &bytes)
+}
+
 /// Whether the kernel of this file is installed with the modules we need, for everybody to read.
 fn is_installed(boot: &Path) -> bool {
     let modules = module_folder(Path::new("/"), boot);

@@ -78,3 +78,20 @@ fn a_fetched_package_is_found_by_name_and_the_newest_wins() {
     assert_eq!(installed.as_deref(), Some("vmlinuz-6.1.0-32-cloud-amd64"));
     assert_eq!(newest_package_file(&folder, "x"), None);
 }
+
+// covers: run/kernel
+#[test]
+fn a_kernel_and_its_modules_are_kept_where_an_installed_program_looks() {
+    let folder = std::env::temp_dir().join(format!("xtask-keep-{}", std::process::id()));
+    let (guest, cache) = (folder.join("guest"), folder.join("cache"));
+    let module = "lib/modules/6.1.0-1-cloud-amd64/kernel/fs/fuse/fuse.ko";
+    fs::create_dir_all(guest.join(module).parent().unwrap()).unwrap();
+    fs::write(guest.join(module), "module").unwrap();
+    for contents in ["kernel", "newer"] {
+        fs::write(guest.join("vmlinuz"), contents).unwrap();
+        keep_in(&cache, &guest.join("vmlinuz")).unwrap();
+        assert_eq!(fs::read_to_string(cache.join("vmlinuz")).unwrap(), contents);
+        assert_eq!(fs::read_to_string(cache.join(module)).unwrap(), "module");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}

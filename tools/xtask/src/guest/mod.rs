@@ -253,6 +253,7 @@ pub fn prepare(stage: &Stage) -> Result<Guest> {
     if !kernel.is_file() || !complete() {
         debian::kernel(stage, &kernel, &modules)?;
     }
+    debian::keep_for_run(&kernel)?;
     let busybox = folder.join("busybox");
     if !busybox.is_file() {
         match find_program("busybox").filter(|file| is_static_program(file)) {
