@@ -49,6 +49,25 @@ fn forwards_are_told_as_passt_takes_them() {
     assert_eq!(two, ["127.0.0.1/2222:22", "127.0.0.1/8080:80"]);
 }
 
+// covers: bad-input/net-guest-floods
+#[test]
+fn what_a_back_end_does_not_take_is_lost_and_is_not_kept() {
+    let (far, near) = sync_channel(WAITING);
+    let (mut cable, plug) = Plug::new();
+    plug.connect(far);
+    // A DHCPDISCOVER is some 300 bytes long.
+    for number in 0..100_000u32 {
+        let frame = [&number.to_le_bytes()[..], &[0; 338]].concat();
+        assert_eq!(cable.write(&frame).unwrap(), frame.len());
+    }
+    let kept: Vec<_> = near.try_iter().collect();
+    assert_eq!(kept.len(), WAITING);
+    assert_eq!(kept[WAITING - 1][..4], (WAITING as u32 - 1).to_le_bytes());
+    // And what comes later finds room again.
+    cable.write_all(b"later").unwrap();
+    assert_eq!(near.try_iter().collect::<Vec<_>>(), [b"later".to_vec()]);
+}
+
 // covers: bad-input/net-port-taken
 #[test]
 fn a_port_that_is_taken_is_named() {

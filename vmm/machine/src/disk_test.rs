@@ -323,6 +323,35 @@ fn a_damaged_qcow2_image_is_an_error_and_never_a_crash() {
             }
         }
     }
+    // Tables that lead to themselves: the first table to itself, and its first cluster's table to the header, the first table and itself. The
+    // second word of a table is that of another cluster.
+    let second = u64::from_be_bytes(whole[table..table + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;
+    let second = second as usize;
+    for (at, leads_to) in [
+        (table, table),
+        (second, 0),
+        (second, table),
+        (second, second),
+        (second + 8, second),
+    ] {
+        // Bit 63: it is used once, so that it is written in place.
+        let entry = (leads_to as u64 | 1 << 63).to_be_bytes();
+        let mut bytes = whole.clone();
+        bytes[at..at + 8].copy_from_slice(&entry);
+        for mode in [DiskMode::ReadOnly, DiskMode::Overlay, DiskMode::ReadWrite] {
+            let damaged = Image::new(&bytes);
+            if let Ok(mut disk) = open_as(&damaged, mode, DiskFormat::Qcow2) {
+                let _ = disk.read(0, &mut vec![0; 512 * 512]);
+                let _ = disk.write(0, &[0xff; 4096]);
+                let _ = disk.write(1 << 16, &[0xff; 4096]);
+                let _ = disk.read(0, &mut vec![0; 512 * 512]);
+                let _ = disk.flush();
+            }
+            if mode != DiskMode::ReadWrite {
+                assert!(damaged.bytes() == bytes);
+            }
+        }
+    }
     let missing = unmade();
     qemu_img(&[
         "create",

@@ -261,3 +261,87 @@ fn nodes_keep_their_numbers_over_renames_and_links() {
     let error = host.rename(&CALLER, (ROOT, b"first"), (ROOT, b"moved"), WHITEOUT);
     assert_eq!(error.unwrap_err(), Errno::INVALID);
 }
+
+// covers: bad-input/share-changes
+#[test]
+fn a_file_that_changes_while_it_is_read_is_read_as_far_as_it_is_there() {
+    let folder = Folder::new("changes");
+    let path = folder.shared().join("file");
+    fs::write(&path, vec![b'a'; 100_000]).unwrap();
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadWrite).unwrap();
+    let file = host.lookup(ROOT, b"file").unwrap().node;
+    let handle = match host.open(file, 0) {
+        Ok(opened) => opened.handle,
+        Err(error) => {
+            assert_eq!(error, Errno::NOT_IMPLEMENTED);
+            0
+        }
+    };
+    let mut piece = |offset: u64| {
+        let mut bytes = vec![0xee; 50_000];
+        let len = host.read(file, handle, offset, &mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes
+    };
+    assert_eq!(piece(0), vec![b'a'; 50_000]);
+    // Cut short in the middle of a reader, and grown again with something else.
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(60_000)
+        .unwrap();
+    assert_eq!(piece(50_000), vec![b'a'; 10_000]);
+    assert_eq!(piece(100_000), b"");
+    fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    assert_eq!(piece(0), b"");
+    fs::write(&path, vec![b'b'; 70_000]).unwrap();
+    assert_eq!(piece(40_000), vec![b'b'; 30_000]);
+}
+
+// covers: bad-input/share-many
+#[test]
+fn a_folder_of_very_many_files_is_listed_once_and_leaves_no_descriptors_open() {
+    // A million take a minute to make.
+    let count = match std::env::var_os("MINIVMM_FULL") {
+        Some(_) => 1_000_000,
+        None => 20_000,
+    };
+    let folder = Folder::new("many");
+    for number in 0..count {
+        fs::File::create(folder.shared().join(format!("file{number}"))).unwrap();
+    }
+    let mut host = Host::open(&folder.shared(), ShareMode::ReadOnly).unwrap();
+    let handle = host.open_folder(ROOT).unwrap();
+    // The guest's kernel takes some hundred names at once, and asks for what comes behind them.
+    let (mut listed, mut offset) = (0u32, 0);
+    loop {
+        let (mut taken, from) = (0, offset);
+        let mut take = |entry: Entry<'_>| {
+            offset = entry.next;
+            taken += 1;
+            taken < 200
+        };
+        host.list(ROOT, handle, from, &mut take).unwrap();
+        if taken == 0 {
+            break;
+        }
+        listed += taken;
+    }
+    host.close_folder(handle);
+    assert!((count..=count + 2).contains(&listed), "{listed}");
+    let open = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    for number in 0..count {
+        let file = host.lookup(ROOT, format!("file{number}").as_bytes()).unwrap().node;
+        assert_eq!(read(&mut host, file).unwrap(), b"");
+    }
+    // Of the files that the guest knows some are kept open, and it forgets all of them.
+    let (limit, after) = (rustix::process::getrlimit(rustix::process::Resource::Nofile), open());
+    assert!(
+        limit.current.is_none_or(|limit| ((after - before) as u64) < limit / 2),
+        "{before} {after} {limit:?}"
+    );
+    host.reset();
+    assert!(open() <= before + 64, "{before} {}", open());
+}

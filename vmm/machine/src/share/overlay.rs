@@ -401,7 +401,10 @@ impl Contents {
                 let piece = lower.piece(path, at / PIECE)?;
                 let from = (at % PIECE) as usize;
                 let there = piece.len().saturating_sub(from).min(part).min((*visible - at) as usize);
-                to[..there].copy_from_slice(&piece[from..from + there]);
+                // The host may have cut the file short since the guest was told of its length: there is nothing there then.
+                if let Some(bytes) = piece.get(from..from + there) {
+                    to[..there].copy_from_slice(bytes);
+                }
             }
             done += part;
         }

@@ -202,6 +202,43 @@ fn going_back_and_replays_see_what_was_seen_whatever_has_become_of_the_files() {
     assert_eq!(files.lookup(sub, b"any").unwrap_err(), Errno::IO);
 }
 
+// covers: bad-input/share-changes, share/recorded
+#[test]
+fn a_file_that_changes_while_it_is_read_is_the_same_in_a_replay() {
+    let folder = Folder::new("changes");
+    let path = folder.0.join("shared/file");
+    fs::write(&path, vec![b'a'; 200_000]).unwrap();
+    let files = &mut folder.overlay(folder.answers());
+    let file = node(files, ROOT, b"file").unwrap();
+    let piece = |files: &mut Overlay, file: Node, offset: u64| {
+        let mut bytes = vec![0xee; 65_536];
+        let len = files.read(file, 0, offset, &mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes
+    };
+    let first = piece(files, file, 0);
+    assert_eq!(first, vec![b'a'; 65_536]);
+    // What has been read stays, what has not is as the host has it now; a shorter file has zeroes where the guest was told of more.
+    fs::write(&path, vec![b'b'; 100_000]).unwrap();
+    let seen: Vec<_> = [0, 65_536, 131_072].map(|offset| piece(files, file, offset)).into();
+    assert_eq!(seen[0], first);
+    assert!(seen[1].starts_with(&[b'b'; 100_000 - 65_536]));
+    assert!(
+        seen[1][100_000 - 65_536..]
+            .iter()
+            .chain(&seen[2])
+            .all(|byte| *byte == 0)
+    );
+    fs::remove_file(&path).unwrap();
+    let again = Answers::of(File::open(folder.0.join("answers")).unwrap()).unwrap();
+    let files = &mut folder.overlay(again);
+    let file = node(files, ROOT, b"file").unwrap();
+    assert_eq!(
+        [0, 65_536, 131_072].map(|offset| piece(files, file, offset)).to_vec(),
+        seen
+    );
+}
+
 // covers: share/recorded
 #[test]
 fn a_file_of_answers_that_is_torn_or_damaged_is_no_harm() {
