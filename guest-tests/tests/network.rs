@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_tests::{
-    Folder, Running, full, in_minivmm, linux_in_minivmm, minivmm, root, run, skipped, start, start_with_input,
+    Folder, Running, full, in_minivmm, linux, linux_in_minivmm, minivmm, root, run, skipped, start, start_with_input,
+    target,
 };
 
 const LIMIT: Duration = Duration::from_secs(300);
@@ -225,6 +226,58 @@ ping -c 3 -W 5 192.0.2.1",
     );
 }
 
+// covers: bad-input/net-guest-floods
+#[test]
+fn a_flood_of_dhcp_leaves_the_network_as_it_was() {
+    if is_missing("a_flood_of_dhcp_leaves_the_network_as_it_was", "passt") {
+        return;
+    }
+    let folder = Folder::new("net-flood");
+    let bytes = pattern(100_000);
+    let port = serve(bytes);
+    let clients = if full() { 300 } else { 30 };
+    // They ask without a pause between their requests, and for addresses of their own.
+    let script = format!(
+        "i=0
+while [ $i -lt {clients} ]; do
+    udhcpc -i eth0 -s /bin/true -n -q -t 20 -T 0 -r 10.0.2.$((i % 250)) >/dev/null 2>&1 &
+    i=$((i + 1))
+done
+wait
+udhcpc -i eth0 -s /tmp/lease -n -q
+wget -q -O /tmp/got http://10.0.2.2:{port}/file && wc -c /tmp/got"
+    );
+    let outcome = run(&mut guest(&folder, &script, &["--net", "user"]), LIMIT).must_end_with(0);
+    assert!(
+        outcome.console.contains("lease 10.0.2.15 router 10.0.2.2"),
+        "{}",
+        outcome.console
+    );
+    assert!(outcome.console.contains("100000 /tmp/got"), "{}", outcome.console);
+}
+
+// covers: run/network
+#[test]
+fn a_command_reaches_the_host() {
+    if is_missing("a_command_reaches_the_host", "passt") {
+        return;
+    }
+    let folder = Folder::new("run-net");
+    let bytes = pattern(1 << 20);
+    let port = serve(bytes.clone());
+    let busybox = target().join("guest/busybox").display().to_string();
+    let script = format!(
+        "cat /etc/resolv.conf; {busybox} ip addr show eth0 | grep -w inet; {busybox} wget -q -O got http://10.0.2.2:{port}/file"
+    );
+    let mut command = Command::new(minivmm());
+    command.args(["run", "--net", "user", "--kernel"]).arg(&linux().kernel);
+    command.args(["--", "sh", "-ec", &script]).current_dir(&*folder);
+    let outcome = run(&mut command, LIMIT).must_end_with(0);
+    assert!(outcome.console.contains("nameserver 10.0.2.3\n"), "{}", outcome.console);
+    assert!(outcome.console.contains("inet 10.0.2.15/24"), "{}", outcome.console);
+    assert!(std::fs::read(folder.join("got")).unwrap() == bytes);
+}
+
 // covers: devices/virtio-console
 #[test]
 fn the_console_is_hvc0() {
@@ -289,16 +342,7 @@ fn a_debian_disk_image_boots_with_its_own_kernel_and_takes_ssh() {
             "--cmdline",
             "console=ttyS0 panic=-1 root=/dev/vda rw",
         ])
-        .args([
-            "-m",
-            "1G",
-            "--bus",
-            "pci",
-            "--disk",
-            "disk.qcow2,format=qcow2",
-            "--net",
-            &net,
-        ])
+        .args(["-m", "1G", "--disk", "disk.qcow2,format=qcow2", "--net", &net])
         .current_dir(&*folder);
     let mut running = start(&mut command, Duration::from_secs(900));
     assert!(running.wait_for("debian login:").is_some(), "{}", running.console());

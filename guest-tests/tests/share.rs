@@ -197,9 +197,65 @@ fn a_command_has_its_streams_arguments_environment_and_status() {
     assert_eq!(said(&child), (String::new(), String::new(), 137));
 
     // The kernel's messages are there for who asks.
-    let (out, errors, status) = said(&folder.run(&["-v"], &["echo", "said"]));
-    assert_eq!((out.as_str(), status), ("said\n", 0));
+    let (out, errors, status) = said(&folder.run(&["-v"], &["uname", "-a"]));
+    assert!(out.starts_with("Linux minivmm 6.1."), "{out}");
+    assert_eq!((out.lines().count(), status), (1, 0));
     assert!(errors.contains("] Linux version 6.1."), "{errors}");
+}
+
+// covers: run/bus
+#[test]
+fn a_commands_devices_are_where_its_kernel_has_drivers() {
+    let folder = Folder::new();
+    let input = pattern(3 << 20, 3);
+    fs::write(folder.path("input"), &input).unwrap();
+    // The modules of a kernel that has neither virtio-pci nor virtio-console.
+    let few = folder.path("few/kernel");
+    fs::create_dir_all(&few).unwrap();
+    let release = minivmm::run::release(&linux().kernel).unwrap();
+    let all = target().join("guest/lib/modules").join(release);
+    let find = Command::new("find")
+        .arg(&all)
+        .args(["-name", "*.ko*"])
+        .output()
+        .unwrap();
+    for path in text(&find.stdout).lines().map(PathBuf::from) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !name.starts_with("virtio_pci") && !name.starts_with("virtio_console") {
+            symlink(&path, few.join(name)).unwrap();
+        }
+    }
+    let few = folder.path("few").display().to_string();
+    // Nobody says what is built in, so that the guest finds out.
+    let (_, errors, status) = said(&folder.run(&["--modules", &few, "--bus", "pci"], &["true"]));
+    assert!(
+        errors.contains("finds no virtio device: it takes one with CONFIG_VIRTIO_PCI, or --bus mmio"),
+        "{errors}"
+    );
+    assert_eq!(status, 125);
+    fs::write(folder.path("few/modules.builtin"), "").unwrap();
+    let script = "ls /sys/bus/pci/drivers/virtio-pci 2>/dev/null | grep -c 0000:; ls /sys/bus/acpi/devices | grep -c LNRO0005; \
+                  echo $(cat /sys/class/virtio-ports/*/name 2>/dev/null); md5sum; cat input | md5sum";
+    let has = |options: &[&str], expected: [&str; 3]| {
+        let mut command = folder.command(options, &["sh", "-c", script]);
+        command.current_dir(&folder.0);
+        let output = command.stdin(fs::File::open(folder.path("input")).unwrap()).output();
+        let (out, errors, status) = said(&output.unwrap());
+        let lines: Vec<&str> = out.lines().collect();
+        let [pci, acpi, port, sent, read] = lines[..] else {
+            panic!("{options:?}: {out}{errors}")
+        };
+        // Entropy, the root, the current directory and the one for output; a console.
+        assert_eq!([pci, acpi, port], expected, "{options:?}: {out}{errors}");
+        assert_eq!((sent, status), (read, 0), "{options:?}: {out}{errors}");
+    };
+    has(&[], ["5", "0", "input"]);
+    has(&["--bus", "mmio"], ["0", "5", "input"]);
+    has(&["--modules", &few], ["0", "4", ""]);
+    let (_, errors, status) = said(&folder.run(&["--modules", &few, "--bus", "pci"], &["true"]));
+    assert!(errors.contains("there is no module virtio_pci"), "{errors}");
+    assert!(errors.contains("CONFIG_VIRTIO_PCI"), "{errors}");
+    assert_eq!((errors.lines().count(), status), (1, 125));
 }
 
 // covers: run/failures

@@ -7,8 +7,9 @@
 //!
 //! # Practice
 //! The command's standard output and error are files of a shared directory (`stdout`, `stderr`), and its exit status goes to another
-//! (`status`). What it reads comes over a serial port, of which the host sends as many bytes as were asked for (`want`), since a serial
-//! port without flow control loses what nobody reads: 7DH begins an escape (`E` is the end of the input, 7DH itself stands for one).
+//! (`status`). What it reads comes over a port of a virtio console, or over a serial port. The host sends as many bytes as were asked
+//! for (`want`), since a serial port without flow control loses what nobody reads: 7DH begins an escape (`E` is the end of the input, 7DH
+//! itself stands for one).
 //!
 //! # Why `unsafe` is allowed here
 //! The program stands on the kernel alone, without the C library, so that it is built by any host's Rust without another target: system
@@ -30,6 +31,7 @@ const OPEN: usize = 2;
 const CLOSE: usize = 3;
 const POLL: usize = 7;
 const IOCTL: usize = 16;
+const NANOSLEEP: usize = 35;
 const PIPE2: usize = 293;
 const DUP2: usize = 33;
 const SOCKET: usize = 41;
@@ -40,6 +42,7 @@ const WAIT4: usize = 61;
 const FCNTL: usize = 72;
 const CHDIR: usize = 80;
 const MKDIR: usize = 83;
+const UNLINK: usize = 87;
 const UMASK: usize = 95;
 const SETUID: usize = 105;
 const SETGID: usize = 106;
@@ -57,6 +60,7 @@ const FINIT_MODULE: usize = 313;
 const O_RDONLY: usize = 0;
 const O_WRONLY: usize = 1;
 const O_RDWR: usize = 2;
+const O_CREAT: usize = 0o100;
 const O_NOCTTY: usize = 0o400;
 const O_NONBLOCK: usize = 0o4000;
 const O_CLOEXEC: usize = 0o2_000_000;
@@ -173,6 +177,10 @@ fn panic(_: &PanicInfo<'_>) -> ! {
     fail(&[b"minivmm's init: a fault of its own"])
 }
 
+/// The most that is asked for at once: of a serial port half of what the terminal layer keeps, of a console's port more.
+const SERIAL_WINDOW: usize = 2048;
+const PORT_WINDOW: usize = 32 << 10;
+
 /// What the command line asked for, as the plan says it.
 struct Init {
     stdout: isize,
@@ -180,7 +188,9 @@ struct Init {
     status: isize,
     want: isize,
     failed: isize,
-    serial: isize,
+    /// Where the command's input comes from, and how many bytes are asked for at once.
+    input: isize,
+    window: usize,
     /// Which of the command's standard streams are a terminal, a bit for each.
     terminal: usize,
     rows: u16,
@@ -339,7 +349,8 @@ extern "C" fn main() -> ! {
         status: -1,
         want: -1,
         failed: -1,
-        serial: -1,
+        input: -1,
+        window: SERIAL_WINDOW,
         terminal: 0,
         rows: 0,
         columns: 0,
@@ -399,14 +410,35 @@ impl Init {
             }
             b"serial" => {
                 let path = words.word();
-                self.serial = must(open(path, O_RDWR | O_NOCTTY | O_NONBLOCK), b"cannot open", path);
+                self.input = must(open(path, O_RDWR | O_NOCTTY | O_NONBLOCK), b"cannot open", path);
                 self.make_raw();
+            }
+            b"port" => {
+                self.input = open_port();
+                self.window = PORT_WINDOW;
             }
             b"hostname" => {
                 let name = text(words.word());
                 call(SETHOSTNAME, [name.as_ptr() as usize, name.len(), 0, 0, 0]);
             }
             b"loopback" => raise_loopback(),
+            // Address, mask and gateway, which the kernel has for its first Ethernet device.
+            b"network" => {
+                let parts = [(); 3].map(|()| address(text(words.word())));
+                raise_network(parts);
+            }
+            b"text" => {
+                let (path, contents) = (words.word(), words.word());
+                // What is there may be a link to what is nowhere in this guest.
+                path_call(UNLINK, path, [0; 2]);
+                let file = must(
+                    path_call(OPEN, path, [O_WRONLY | O_CREAT | O_CLOEXEC, 0o644]),
+                    b"cannot make",
+                    path,
+                );
+                write_all(file, text(contents));
+                close(file);
+            }
             b"umask" => {
                 call(UMASK, [words.number(), 0, 0, 0, 0]);
             }
@@ -444,7 +476,7 @@ impl Init {
         let mut termios = [0u32; 9];
         let address = termios.as_mut_ptr() as usize;
         must(
-            call(IOCTL, [self.serial as usize, TCGETS, address, 0, 0]),
+            call(IOCTL, [self.input as usize, TCGETS, address, 0, 0]),
             b"no serial port:",
             b"TCGETS\0",
         );
@@ -459,7 +491,7 @@ impl Init {
             call(
                 IOCTL,
                 [
-                    self.serial as usize,
+                    self.input as usize,
                     TCSETS,
                     core::hint::black_box(&termios).as_ptr() as usize,
                     0,
@@ -606,12 +638,10 @@ impl Init {
 
     /// Passes input and output on until the command has ended; the answer is its exit status.
     fn serve(&self, child: isize, ended: isize, mut feeds: isize, mut master: isize) -> usize {
-        /// The most that is asked for at once: half of what the terminal layer keeps.
-        const WINDOW: usize = 2048;
         const POLLIN: u64 = 1;
         const POLLOUT: u64 = 4;
         const F_SETFL: usize = 4;
-        let mut pending = [0u8; WINDOW];
+        let mut pending = [0u8; PORT_WINDOW];
         let (mut from, mut to) = (0, 0);
         let mut escaped = false;
         let mut open_input = true;
@@ -619,7 +649,7 @@ impl Init {
         if master >= 0 {
             call(FCNTL, [master as usize, F_SETFL, O_NONBLOCK, 0, 0]);
         }
-        self.ask_for(WINDOW);
+        self.ask_for(self.window);
         // Bytes that were taken from the port since the host was last asked for more.
         let mut taken = 0;
         loop {
@@ -627,7 +657,7 @@ impl Init {
             let wants_more = from == to && open_input;
             let mut fds = [
                 poll(ended, POLLIN),
-                poll(if wants_more { self.serial } else { -1 }, POLLIN),
+                poll(if wants_more { self.input } else { -1 }, POLLIN),
                 poll(if from < to { feeds } else { -1 }, POLLOUT),
                 poll(master, POLLIN),
             ];
@@ -637,8 +667,8 @@ impl Init {
                 self.pass_output(&mut master);
             }
             if happened(1) {
-                let mut bytes = [0u8; WINDOW];
-                let count = call(READ, [self.serial as usize, bytes.as_mut_ptr() as usize, WINDOW, 0, 0]);
+                let mut bytes = [0u8; PORT_WINDOW];
+                let count = call(READ, [self.input as usize, bytes.as_mut_ptr() as usize, self.window, 0, 0]);
                 (from, to) = (0, 0);
                 for byte in &bytes[..count.max(0) as usize] {
                     taken += 1;
@@ -705,6 +735,32 @@ impl Init {
     }
 }
 
+/// Opens the first port of the one virtio console, which the driver makes once the device has told it of the port. Its name has the
+/// device's number among all virtio devices, which is the kernel's to give.
+fn open_port() -> isize {
+    const TRIES: usize = 5000;
+    const DEVICES: u8 = 64;
+    // A millisecond, as a struct timespec.
+    let time = [0usize, 1_000_000];
+    for _ in 0..TRIES {
+        for device in 0..DEVICES {
+            let mut path = *b"/dev/vport00p0\0";
+            path[10] += device / 10;
+            path[11] += device % 10;
+            // Without a zero before it.
+            if device < 10 {
+                path.copy_within(11.., 10);
+            }
+            let opened = open(&path, O_RDONLY | O_NONBLOCK);
+            if opened != -ENOENT {
+                return must(opened, b"cannot open", &path);
+            }
+        }
+        call(NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0]);
+    }
+    fail(&[b"the kernel makes no port: it takes one with CONFIG_VIRTIO_CONSOLE, or --console serial"])
+}
+
 /// Takes the processes that have ended; the command's exit status, if it is among them, as a shell has it.
 fn reap(child: isize) -> Option<usize> {
     const WNOHANG: usize = 1;
@@ -735,17 +791,76 @@ fn add(list: &Memory<[usize; WORDS_MAX]>, count: &mut usize, word: &'static [u8]
     *count += 1;
 }
 
-/// Programs expect 127.0.0.1 to answer.
-fn raise_loopback() {
-    const AF_INET: usize = 2;
-    const SOCK_DGRAM: usize = 2;
+/// The four bytes of `10.0.2.15`.
+fn address(text: &[u8]) -> [u8; 4] {
+    let mut bytes = [0; 4];
+    for (byte, part) in bytes.iter_mut().zip(text.split(|byte| *byte == b'.')) {
+        *byte = number(part) as u8;
+    }
+    bytes
+}
+
+/// A struct sockaddr_in, for what needs no port.
+fn socket_address(address: [u8; 4]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[0] = AF_INET as u8;
+    bytes[4..8].copy_from_slice(&address);
+    bytes
+}
+
+/// Gives eth0 its address and the way out.
+fn raise_network([address, mask, gateway]: [[u8; 4]; 3]) {
+    const SIOCADDRT: usize = 0x890b;
+    const SIOCSIFADDR: usize = 0x8916;
+    const SIOCSIFNETMASK: usize = 0x891c;
+    const RTF_UP_GATEWAY: u8 = 3;
+    let device = b"eth0\0";
+    let socket = call(SOCKET, [AF_INET, SOCK_DGRAM | O_CLOEXEC, 0, 0, 0]);
+    must(socket, b"no network:", device);
+    let socket = socket as usize;
+    for (request, value) in [(SIOCSIFADDR, address), (SIOCSIFNETMASK, mask)] {
+        // struct ifreq: the name, and what is asked for.
+        let mut ifreq = [0u8; 40];
+        ifreq[..device.len()].copy_from_slice(device);
+        ifreq[16..32].copy_from_slice(&socket_address(value));
+        must(
+            call(IOCTL, [socket, request, ifreq.as_ptr() as usize, 0, 0]),
+            b"cannot set the address of",
+            device,
+        );
+    }
+    raise(socket, device);
+    // struct rtentry: a word, destination, gateway, mask, flags.
+    let mut route = [0u8; 120];
+    route[8..24].copy_from_slice(&socket_address([0; 4]));
+    route[24..40].copy_from_slice(&socket_address(gateway));
+    route[40..56].copy_from_slice(&socket_address([0; 4]));
+    route[56] = RTF_UP_GATEWAY;
+    must(
+        call(IOCTL, [socket, SIOCADDRT, route.as_ptr() as usize, 0, 0]),
+        b"cannot set a route through",
+        device,
+    );
+    close(socket as isize);
+}
+
+/// Switches a network device on.
+fn raise(socket: usize, device: &[u8]) {
     const SIOCSIFFLAGS: usize = 0x8914;
     const IFF_UP: u8 = 1;
-    let socket = call(SOCKET, [AF_INET, SOCK_DGRAM | O_CLOEXEC, 0, 0, 0]);
-    let mut request = [0u8; 40];
-    request[..2].copy_from_slice(b"lo");
-    request[16] = IFF_UP;
+    let mut ifreq = [0u8; 40];
+    ifreq[..device.len()].copy_from_slice(device);
+    ifreq[16] = IFF_UP;
     // A kernel without a network has none to raise.
-    call(IOCTL, [socket as usize, SIOCSIFFLAGS, request.as_ptr() as usize, 0, 0]);
+    call(IOCTL, [socket, SIOCSIFFLAGS, ifreq.as_ptr() as usize, 0, 0]);
+}
+
+const AF_INET: usize = 2;
+const SOCK_DGRAM: usize = 2;
+
+/// Programs expect 127.0.0.1 to answer.
+fn raise_loopback() {
+    let socket = call(SOCKET, [AF_INET, SOCK_DGRAM | O_CLOEXEC, 0, 0, 0]);
+    raise(socket as usize, b"lo\0");
     close(socket);
 }

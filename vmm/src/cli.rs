@@ -69,9 +69,10 @@ pub struct Cli {
     /// (repeatable)
     #[arg(long = "share", value_name = "TAG=DIR[,ro|overlay]", value_parser = OsStringValueParser::new().try_map(parse_share))]
     shares: Vec<ShareConfig>,
-    /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus
-    #[arg(long, value_enum, default_value_t = BusChoice::Mmio)]
-    bus: BusChoice,
+    /// Where disks and other virtio devices are: at addresses that the ACPI tables name, or on a PCI bus [default: pci with a disk, else
+    /// mmio]
+    #[arg(long, value_enum)]
+    bus: Option<BusChoice>,
     /// Network: user mode by passt, with ports of the host ([ADDRESS:]HOST, else of 127.0.0.1) that lead to the guest; or a tap interface
     #[arg(long, value_name = "user[,forward=HOST:GUEST]...|tap=NAME", value_parser = parse_net)]
     net: Option<NetConfig>,
@@ -436,11 +437,15 @@ where
         initrd: cli.initrd,
         inject: cli.inject,
         collect: cli.collect,
+        bus: cli.bus.unwrap_or(match cli.disks.is_empty() {
+            true => BusChoice::Mmio,
+            // The kernels of disk images have the drivers of PCI devices.
+            false => BusChoice::Pci,
+        }),
         disks: cli.disks,
         packed: None,
         command: None,
         shares: cli.shares,
-        bus: cli.bus,
         net: cli.net,
         console: cli.console,
         cmdline: cli.cmdline.map(OsStringExt::into_vec),

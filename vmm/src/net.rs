@@ -41,10 +41,10 @@ use crate::{
 };
 
 /// The guest's address, its network's mask, the gateway, which leads to the host's loopback, and the name server.
-const ADDRESS: &str = "10.0.2.15";
-const MASK: &str = "255.255.255.0";
-const GATEWAY: &str = "10.0.2.2";
-const NAMES: &str = "10.0.2.3";
+pub(crate) const ADDRESS: &str = "10.0.2.15";
+pub(crate) const MASK: &str = "255.255.255.0";
+pub(crate) const GATEWAY: &str = "10.0.2.2";
+pub(crate) const NAMES: &str = "10.0.2.3";
 /// The greatest packet in user mode: nothing is gained by small ones.
 pub const USER_MTU: u16 = 65520;
 /// Frames that wait for a back end that is slower than the guest. What is more is lost.

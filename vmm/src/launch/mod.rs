@@ -224,10 +224,18 @@ impl Run {
         }
         let mut ports = Vec::new();
         if config.console == ConsoleChoice::Hvc {
-            ports.push(Port {
-                name: "console".into(),
-                console: true,
-                out: once(Box::new(line.clone())),
+            // A command that `minivmm run` runs is sent its input through a port, and says nothing there.
+            ports.push(match config.command {
+                Some(_) => Port {
+                    name: "input".into(),
+                    console: false,
+                    out: Box::new(io::sink()),
+                },
+                None => Port {
+                    name: "console".into(),
+                    console: true,
+                    out: once(Box::new(line.clone())),
+                },
             });
         }
         if let Some(folder) = &config.collect {

@@ -15,19 +15,24 @@ pub mod options;
 mod plan;
 
 use std::{
+    ffi::OsString,
     fs,
     io::{self, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use clap::ValueEnum;
 use log::info;
 use machine::share::{ShareMode, channel::Report};
 
 pub use self::error::RunError;
 use self::{modules::Modules, options::RunOptions, plan::Plan};
 use crate::{
-    config::{ClockMode, EngineChoice, MachineConfig, RecordOptions, ReverseOptions, SerialTarget, ShareConfig},
+    config::{
+        BusChoice, ClockMode, ConsoleChoice, EngineChoice, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
+        ShareConfig,
+    },
     error::Error,
     front::serve,
     model,
@@ -47,12 +52,13 @@ const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/init"));
 /// What our first process says before why it cannot go on.
 const COMPLAINT: &str = "minivmm-init: ";
 
-/// The modules that the guest needs, each with the option that a kernel has it by. Those that they need come by themselves.
-const MODULES: [(&str, &str); 3] = [
-    ("virtio_mmio", "CONFIG_VIRTIO_MMIO"),
-    ("virtiofs", "CONFIG_VIRTIO_FS"),
-    ("overlay", "CONFIG_OVERLAY_FS"),
-];
+/// What every guest needs of its kernel, each module with the option that a kernel has it by. The modules that they need come by
+/// themselves.
+const MODULES: [(&str, &str); 2] = [("virtiofs", "CONFIG_VIRTIO_FS"), ("overlay", "CONFIG_OVERLAY_FS")];
+const VIRTIO_PCI: (&str, &str) = ("virtio_pci", "CONFIG_VIRTIO_PCI");
+const VIRTIO_MMIO: (&str, &str) = ("virtio_mmio", "CONFIG_VIRTIO_MMIO");
+const VIRTIO_NET: (&str, &str) = ("virtio_net", "CONFIG_VIRTIO_NET");
+const VIRTIO_CONSOLE: (&str, &str) = ("virtio_console", "CONFIG_VIRTIO_CONSOLE");
 
 /// Runs a command to its end; the answer is the exit status, and what to say.
 ///
@@ -109,6 +115,12 @@ fn complaint(messages: &str) -> Option<String> {
     let missing = lacks
         .iter()
         .find(|(kind, _)| line.starts_with(&format!("cannot mount {kind} ")));
+    if missing.is_some() && line.ends_with("errno 22") && line.starts_with("cannot mount virtiofs ") {
+        // EINVAL: the file system is there, and no device that has the tag.
+        return Some(
+            "its kernel finds no virtio device: it takes one with CONFIG_VIRTIO_PCI, or --bus mmio and one with CONFIG_VIRTIO_MMIO".into(),
+        );
+    }
     Some(match missing {
         // ENODEV: there is no such file system.
         Some((kind, config)) if line.ends_with("errno 19") => {
@@ -135,8 +147,13 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
     let release = release(&kernel)?;
     info!("kernel {}: Linux {release}", kernel.display());
     let shares = shares(options)?;
-    let archive = match packed {
-        Some(packed) => packed,
+    let (archive, bus, console) = match packed {
+        // Recorded with the choices that were made: see `spelled_out`.
+        Some(packed) => (
+            packed,
+            options.bus.unwrap_or_default(),
+            options.console.unwrap_or_default(),
+        ),
         None => archive(options, &kernel, &release, &shares)?,
     };
     let mut cmdline = match options.verbose {
@@ -159,6 +176,9 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
         packed: Some(Arc::new(archive)),
         command: Some(Arc::clone(report)),
         shares,
+        bus,
+        console,
+        net: options.net.clone(),
         cmdline: Some(cmdline),
         memory: options.memory,
         cpus: cpus_of(options.cpus),
@@ -181,7 +201,7 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
         reverse: options.reverse.then(ReverseOptions::default),
         record: options.record.as_ref().map(|folder| RecordOptions {
             folder: folder.clone(),
-            arguments: std::env::args_os().skip(1).collect(),
+            arguments: spelled_out(options, bus, console),
         }),
         clock: options
             .clock
@@ -204,9 +224,14 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
     })
 }
 
-/// The initial RAM disk.
-fn archive(options: &RunOptions, kernel: &Path, release: &str, shares: &[ShareConfig]) -> Result<Vec<u8>, RunError> {
-    let modules = match folder_of_modules(options, kernel, release)? {
+/// The initial RAM disk, and what of the machine depends on what the kernel has: where devices are, and what input comes through.
+fn archive(
+    options: &RunOptions,
+    kernel: &Path,
+    release: &str,
+    shares: &[ShareConfig],
+) -> Result<(Vec<u8>, BusChoice, ConsoleChoice), RunError> {
+    let found = match folder_of_modules(options, kernel, release)? {
         Some(folder) => {
             info!("modules {}", folder.display());
             let found = Modules::of(&folder).map_err(|source| RunError::File {
@@ -214,19 +239,56 @@ fn archive(options: &RunOptions, kernel: &Path, release: &str, shares: &[ShareCo
                 path: folder.clone(),
                 source,
             })?;
-            found.load(&MODULES)?
+            Some(found)
         }
         None => {
             info!("no modules for Linux {release} were found: all that is needed has to be built in");
-            Vec::new()
+            None
         }
+    };
+    let has = |module: (&str, _)| found.as_ref().is_some_and(|found| found.has(module.0));
+    let bus = options.bus.unwrap_or(match has(VIRTIO_MMIO) && !has(VIRTIO_PCI) {
+        true => BusChoice::Mmio,
+        false => BusChoice::Pci,
+    });
+    let console = options.console.unwrap_or(match has(VIRTIO_CONSOLE) {
+        true => ConsoleChoice::Hvc,
+        false => ConsoleChoice::Serial,
+    });
+    let mut needed = vec![match bus {
+        BusChoice::Pci => VIRTIO_PCI,
+        BusChoice::Mmio => VIRTIO_MMIO,
+    }];
+    needed.extend((console == ConsoleChoice::Hvc).then_some(VIRTIO_CONSOLE));
+    needed.extend(options.net.is_some().then_some(VIRTIO_NET));
+    needed.extend(MODULES);
+    let modules = match &found {
+        Some(found) => found.load(&needed)?,
+        None => Vec::new(),
     };
     let plan = Plan {
         modules: &modules,
         shares,
+        console,
         options,
     };
-    plan.archive(INIT)
+    Ok((plan.archive(INIT)?, bus, console))
+}
+
+/// The command line of a session: with what was chosen by the kernel's modules, since these may be gone when it is run again.
+fn spelled_out(options: &RunOptions, bus: BusChoice, console: ConsoleChoice) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let behind = arguments.iter().position(|word| word == "run").map_or(0, |at| at + 1);
+    let choices = [
+        ("--bus", options.bus.is_none(), bus.to_possible_value()),
+        ("--console", options.console.is_none(), console.to_possible_value()),
+    ];
+    for (option, is_open, value) in choices {
+        if let (true, Some(value)) = (is_open, value) {
+            arguments.insert(behind, format!("{option}={}", value.get_name()).into());
+        }
+    }
+    arguments
 }
 
 /// The machine of a command that was recorded, with the initial RAM disk that it had.
@@ -275,7 +337,10 @@ fn kernel(options: &RunOptions) -> Result<PathBuf, RunError> {
 }
 
 /// A kernel's release, from its boot header (Linux Documentation/arch/x86/boot.rst, "kernel_version").
-fn release(kernel: &Path) -> Result<String, RunError> {
+///
+/// # Errors
+/// The file cannot be read, or is no Linux.
+pub fn release(kernel: &Path) -> Result<String, RunError> {
     let failed = |source| RunError::File {
         option: "--kernel",
         path: kernel.into(),
@@ -307,6 +372,7 @@ fn folder_of_modules(options: &RunOptions, kernel: &Path, release: &str) -> Resu
             given.clone(),
             given.join(release),
             given.join("lib/modules").join(release),
+            given.join("usr/lib/modules").join(release),
         ];
         let found = found.into_iter().find(has);
         return found.map(Some).ok_or_else(|| RunError::NoModules {
@@ -315,8 +381,10 @@ fn folder_of_modules(options: &RunOptions, kernel: &Path, release: &str) -> Resu
         });
     }
     let beside = crate::jail::folder_of(kernel);
+    // Debian's packages have them below /usr since 13.
     let places = [
         beside.join("../lib/modules"),
+        beside.join("../usr/lib/modules"),
         beside.join("lib/modules"),
         "/lib/modules".into(),
     ];

@@ -57,7 +57,8 @@ pub struct Module {
 pub struct Modules {
     folder: PathBuf,
     files: BTreeMap<String, PathBuf>,
-    built_in: BTreeSet<String>,
+    /// `None`: nobody says, as in a package of modules alone. Then what is no file may be built in.
+    built_in: Option<BTreeSet<String>>,
 }
 
 /// A module's name by the name of its file: `virtio-rng.ko.xz` is `virtio_rng`.
@@ -84,16 +85,23 @@ impl Modules {
                 }
             }
         }
-        let built_in = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
-        let built_in = built_in
-            .lines()
-            .filter_map(|line| name_of(line.rsplit('/').next()?))
-            .collect();
+        let list = fs::read_to_string(folder.join("modules.builtin")).ok();
+        let name = |line: &str| name_of(line.rsplit('/').next()?);
+        let built_in = list.map(|list| list.lines().filter_map(name).collect());
         Ok(Modules {
             folder: folder.into(),
             files,
             built_in,
         })
+    }
+
+    /// The kernel has it, as a module or built in, as far as is known.
+    pub fn has(&self, name: &str) -> bool {
+        self.is_built_in(name) || self.files.contains_key(name)
+    }
+
+    fn is_built_in(&self, name: &str) -> bool {
+        self.built_in.as_ref().is_some_and(|names| names.contains(name))
     }
 
     /// These modules and what they need, in the order in which they can be loaded. Each comes with the option that a kernel has it by.
@@ -103,10 +111,13 @@ impl Modules {
     pub fn load(&self, names: &[(&'static str, &'static str)]) -> Result<Vec<Module>, ModuleError> {
         let (mut loaded, mut seen) = (Vec::new(), BTreeSet::new());
         for (name, config) in names {
-            if self.built_in.contains(*name) {
+            if self.is_built_in(name) {
                 continue;
             }
             if !self.files.contains_key(*name) {
+                if self.built_in.is_none() {
+                    continue;
+                }
                 return Err(ModuleError::Missing {
                     folder: self.folder.clone(),
                     name,
@@ -119,10 +130,13 @@ impl Modules {
     }
 
     fn add(&self, name: &str, loaded: &mut Vec<Module>, seen: &mut BTreeSet<String>) -> Result<(), ModuleError> {
-        if self.built_in.contains(name) || !seen.insert(name.into()) {
+        if self.is_built_in(name) || !seen.insert(name.into()) {
             return Ok(());
         }
         let Some(path) = self.files.get(name) else {
+            if self.built_in.is_none() {
+                return Ok(());
+            }
             return Err(ModuleError::Depends {
                 path: self.folder.clone(),
                 name: name.into(),

@@ -97,6 +97,20 @@ fn modules_come_after_those_that_they_need_unpacked_and_without_signatures() {
 
 // covers: run/modules
 #[test]
+fn where_nobody_says_what_is_built_in_what_is_no_file_may_be() {
+    let folder = Folder::new("unsaid");
+    folder.file("virtiofs.ko", &module("virtio_fs", "fuse,base"));
+    folder.file("fuse.ko", &module("fuse", ""));
+    let modules = Modules::of(&folder.0).unwrap();
+    let loaded = modules.load(&[("over_lay", "CONFIG_OVER_LAY"), ("virtiofs", "CONFIG_VIRTIO_FS")]);
+    let loaded = loaded.unwrap();
+    let names: Vec<_> = loaded.iter().map(|module| module.name.as_str()).collect();
+    assert_eq!(names, ["fuse", "virtiofs"]);
+    assert!(modules.has("fuse") && !modules.has("over_lay"));
+}
+
+// covers: run/modules
+#[test]
 fn a_module_that_is_damaged_is_an_error() {
     let folder = Folder::new("damaged");
     let whole = packed("xz", &module("a", ""));

@@ -7,7 +7,7 @@ use x86::model::topology::Topology;
 
 use crate::{
     address::DebugAddress,
-    config::{ClockMode, EngineChoice, OnPanic},
+    config::{BusChoice, ClockMode, ConsoleChoice, EngineChoice, NetConfig, OnPanic},
     parse::*,
     unit_options::UnitOptions,
 };
@@ -43,6 +43,16 @@ pub struct RunOptions {
     /// One more directory that the guest reads, at its own place (repeatable)
     #[arg(long, value_name = "DIR")]
     pub(crate) ro: Vec<PathBuf>,
+    /// Where the guest's devices are [default: pci, where the kernel has virtio-pci, else mmio]
+    #[arg(long, value_enum)]
+    pub(crate) bus: Option<BusChoice>,
+    /// What the command's input comes through: a port of a virtio console, or the serial port [default: hvc, where the kernel has it]
+    #[arg(long, value_enum)]
+    pub(crate) console: Option<ConsoleChoice>,
+    /// Network, as for a machine: with `user` the guest is set up, reaches what you reach, and the host's loopback as 10.0.2.2; a tap
+    /// interface is the command's to set up
+    #[arg(long, value_name = "user[,forward=HOST:GUEST]...|tap=NAME", value_parser = parse_net)]
+    pub(crate) net: Option<NetConfig>,
     /// More words for the kernel's command line
     #[arg(long, visible_alias = "cmdline", value_name = "STR", allow_hyphen_values = true)]
     pub(crate) append: Option<OsString>,

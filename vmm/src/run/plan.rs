@@ -5,7 +5,10 @@ use std::{env, ffi::OsStr, io::IsTerminal, os::unix::ffi::OsStrExt, path::PathBu
 use machine::{newc::Archive, share::channel};
 
 use super::{error::RunError, modules::Module, options::RunOptions};
-use crate::config::ShareConfig;
+use crate::{
+    config::{ConsoleChoice, NetConfig, ShareConfig},
+    net,
+};
 use machine::share::ShareMode;
 
 // Linux include/uapi/linux/mount.h.
@@ -19,6 +22,8 @@ pub(super) struct Plan<'a> {
     pub modules: &'a [Module],
     /// The first is the root.
     pub shares: &'a [ShareConfig],
+    /// What input comes through.
+    pub console: ConsoleChoice,
     pub options: &'a RunOptions,
 }
 
@@ -81,7 +86,10 @@ impl Plan<'_> {
             steps.add(&[b"module", path.as_bytes()]);
         }
         steps.mount("devtmpfs", "dev", b"/dev", NO_SUID, "");
-        steps.add(&[b"serial", b"/dev/ttyS0"]);
+        match self.console {
+            ConsoleChoice::Serial => steps.add(&[b"serial", b"/dev/ttyS0"]),
+            ConsoleChoice::Hvc => steps.add(&[b"port"]),
+        }
         steps.mount("virtiofs", channel::TAG, b"/channel", NO_SUID | NO_DEVICES, "");
         steps.add(&[b"channel"]);
         let (root, others) = self
@@ -109,6 +117,12 @@ impl Plan<'_> {
         steps.add(&[b"root", b"/new"]);
         steps.add(&[b"hostname", b"minivmm"]);
         steps.add(&[b"loopback"]);
+        if let Some(NetConfig::User { .. }) = self.options.net {
+            let words = [net::ADDRESS, net::MASK, net::GATEWAY].map(str::as_bytes);
+            steps.add(&[b"network", words[0], words[1], words[2]]);
+            let text = format!("nameserver {}\n", net::NAMES);
+            steps.add(&[b"text", b"/etc/resolv.conf", text.as_bytes()]);
+        }
         self.caller(&mut steps)?;
         for word in &self.options.command {
             steps.add(&[b"argument", word.as_bytes()]);
