@@ -314,8 +314,9 @@ fn git_keeps_a_big_tree_on_a_share() {
     }
     let git = "export HOME=/tmp GIT_CONFIG_GLOBAL=/dev/null GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a \
                GIT_COMMITTER_EMAIL=a@b GIT_PAGER=cat\n";
+    // With so many files git would begin to collect garbage by itself, in the background, and refuse to do it again.
     let script = format!(
-        "{git}git init -q -b main\ngit add -A\ngit commit -qm first\ngit status --porcelain\n\
+        "{git}git init -q -b main\ngit config gc.auto 0\ngit add -A\ngit commit -qm first\ngit status --porcelain\n\
          echo '/* changed */' >>a1/b1/f1.c\ngit mv a2/b2/f2.c moved.c\ngit status --porcelain\n\
          git commit -qam second\ngit checkout -q HEAD~1\ngit checkout -q main\ngit gc -q\ngit status --porcelain\ngit rev-parse HEAD"
     );
