@@ -76,7 +76,7 @@ pub const VMX: Need = Need {
             Some(rt::exception::Fault::GP0),
             "CR4.VMXE"
         );
-        rt::cpu::no_msr(0x480);
+        cpu::no_msr(0x480);
     },
 };
 

@@ -499,7 +499,7 @@ const TRACE: need::Need = need::Need {
         write(IA32_RTIT_CTL, ON.into_bits());
         let vmm = Vmm::new(label!(vx_call));
         assert_eq!(read(IA32_RTIT_CTL) & 1, 0, "TraceEn after VMXON");
-        rt::cpu::refuses(IA32_RTIT_CTL, ON.into_bits());
+        cpu::refuses(IA32_RTIT_CTL, ON.into_bits());
         drop(vmm);
         write(IA32_RTIT_CTL, 0u64);
     },

@@ -14,7 +14,7 @@ fn machine(exits: &str) -> (Run, Console) {
         cmdline: Some(exits.into()),
         ..MachineConfig::new(VMX_LOOP)
     };
-    let mut vm = Run::new(&config).unwrap();
+    let vm = Run::new(&config).unwrap();
     let console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
     (vm, console)
 }

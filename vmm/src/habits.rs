@@ -229,6 +229,7 @@ pub(crate) fn explained(error: &clap::Error, alone: bool) -> Error {
         ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument | ErrorKind::ArgumentConflict
     );
     if let Some(word) = word.filter(|word| alone && is_kernel(word)) {
+        let word = shown(OsStr::new(&word));
         line = format!("{word}: a kernel is given as --kernel {word}");
     } else {
         let tips = report.lines().filter_map(|line| line.trim().strip_prefix("tip: "));

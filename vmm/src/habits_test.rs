@@ -175,6 +175,7 @@ fn what_is_wrong_is_one_line() {
         ["-machine", "\u{1b}[2J\n"],
         ["-device", "x\ny"],
         ["-vga", "\n"],
+        ["Image\n\n", "k"],
     ] {
         let error = run(&line).unwrap_err();
         assert!(!error.contains(char::is_control), "{error:?}");

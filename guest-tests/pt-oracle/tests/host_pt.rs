@@ -57,6 +57,8 @@ impl Processor for Stands {
             cr3: self.cr3,
             interrupts: false,
             cs_base: 0,
+            non_root: false,
+            vmcs: None,
         }
     }
     fn retired(&self) -> u64 {

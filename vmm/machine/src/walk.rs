@@ -37,9 +37,12 @@ pub fn host_physical(memory: &Memory, cpu: &CpuState, gpa: u64) -> Option<u64> {
     ept_steps(memory, cpu, gpa).map_or(Some(gpa), |(_, physical)| physical)
 }
 
+/// Entries of EPT, each with its address, and the physical address that they lead to, if they do.
+pub type EptSteps = (Vec<(u64, u64)>, Option<u64>);
+
 /// The entries of EPT on the way to a guest-physical address, each with its address, and the physical address that they lead to; `None` where
 /// there is no EPT.
-pub fn ept_steps(memory: &Memory, cpu: &CpuState, gpa: u64) -> Option<(Vec<(u64, u64)>, Option<u64>)> {
+pub fn ept_steps(memory: &Memory, cpu: &CpuState, gpa: u64) -> Option<EptSteps> {
     let guest = cpu.vmx.as_ref()?.guest.as_ref()?;
     let paging = EptPaging {
         pointer: guest.ept?,
@@ -49,7 +52,7 @@ pub fn ept_steps(memory: &Memory, cpu: &CpuState, gpa: u64) -> Option<(Vec<(u64,
         mode_based: guest.secondary.contains(Secondary::MODE_BASED_EXECUTE),
         physical_bits: 52,
     };
-    let mut walk = |access| {
+    let walk = |access| {
         let mut entries = Vec::new();
         let mut read = |at: u64| {
             let mut bytes = [0; 8];
