@@ -21,7 +21,7 @@ use std::{
     thread,
 };
 
-use trace::{directory::join, regular};
+use trace::{join, regular};
 
 use self::{count::Counts, part::Done};
 use crate::{

@@ -67,7 +67,7 @@ pub struct RecordingOptions {
     pub limit: Option<u64>,
     /// What happens when the directory cannot be written any more.
     pub on_error: OnError,
-    /// It is a part of a recording, to be joined with the others ([`trace::directory::join`]).
+    /// It is a part of a recording, to be joined with the others ([`trace::join`]).
     pub part: Part,
     /// Steps at which segments begin, ascending: there the recording could be cut into parts, to the same bytes.
     pub cuts: Vec<u64>,

@@ -6,11 +6,12 @@
 //! in a machine's memory.
 //!
 //! The recorder is not here: it owns a trace unit and sees the guest's memory. It writes the directory with
-//! [`directory::sink`].
+//! [`directory::sink`]; what the parts of a run have recorded is put together by [`join`].
 
 pub mod directory;
 mod error;
 pub mod export;
+pub mod join;
 pub mod linux;
 pub mod reader;
 pub mod regular;

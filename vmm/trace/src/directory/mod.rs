@@ -3,6 +3,5 @@
 pub mod folder;
 pub mod format;
 pub mod frames;
-pub mod join;
 pub mod packets;
 pub mod sink;

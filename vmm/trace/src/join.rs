@@ -13,11 +13,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    folder::{self, LINUX},
-    format::{Encoder, FRAME, FrameHeader, HEADER, Header, Kind, MAX_PAYLOAD, PAGE, Record, Records},
+use crate::{
+    directory::{
+        folder::{self, LINUX},
+        format::{Encoder, FRAME, FrameHeader, HEADER, Header, Kind, MAX_PAYLOAD, PAGE, Record, Records},
+    },
+    linux::join as join_linux,
+    regular,
 };
-use crate::{linux::join as join_linux, regular};
 
 /// The longest `trace.json` that is read.
 const LONGEST_HEADER: u64 = 1 << 20;
