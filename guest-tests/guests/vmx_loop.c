@@ -60,8 +60,11 @@ void guest(const char *line)
 {
     u64 count = 0, base = (u64)vmxon_region, current = (u64)vmcs;
     u8 failed;
-    for (; *line >= '0' && *line <= '9'; line++)
-        count = count * 10 + (u64)(*line - '0');
+    /* The last word: the loader puts the file's name before it. */
+    for (; *line; line++)
+        count = *line >= '0' && *line <= '9' ? count * 10 + (u64)(*line - '0') : 0;
+    if (!count)
+        end(1);
     *(u32 *)vmxon_region = *(u32 *)vmcs = (u32)rdmsr(0x480);
     __asm__ volatile("mov %0, %%cr4" : : "r"(GET_CR(4) | 1 << 13));
     __asm__ volatile("mov %0, %%cr0" : : "r"(GET_CR(0) | 1 << 5));

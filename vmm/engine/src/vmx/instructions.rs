@@ -181,6 +181,9 @@ fn execute(c: &mut Cpu, o: &Op) -> Done<Go> {
     if let Some(at) = c.vmx.as_ref().and_then(|vmx| vmx.current) {
         may_write(c, at)?;
     }
+    if let Some(shadow) = c.guest().map(|guest| guest.link_pointer).filter(|&at| at != u64::MAX) {
+        may_write(c, shadow)?;
+    }
     let outcome = match reason {
         ExitReason::Vmfunc => {
             vmfunc(c);
