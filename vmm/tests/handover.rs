@@ -202,8 +202,8 @@ fn run(model: &'static CpuModel, drive: Drive) -> (Left, u64) {
     // KVM wants to be busy.
     (state.steps, state.iterations, state.observed) = (0, 0, None);
     (state.fpu.fcs, state.fpu.fds) = (0, 0);
-    // On AMD's processors FXSAVE and XSAVE leave out where the last x87 instruction was, unless an exception is pending (APM Vol. 2, "FXSAVE and FXRSTOR Instructions"):
-    // a thread that the host has put aside in between has lost it.
+    // On AMD's processors FXSAVE and XSAVE leave out where the last x87 instruction was, unless an exception is pending
+    // (APM Vol. 2, "FXSAVE and FXRSTOR Instructions"): a thread that the host has put aside in between has lost it.
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if cpuinfo.contains("AuthenticAMD") && state.fpu.sw & 0x80 == 0 {
         (state.fpu.fip, state.fpu.fdp, state.fpu.fop) = (0, 0, 0);
