@@ -487,3 +487,24 @@ fn the_walk_finds_circles_and_looks_through_re_exports() {
     assert_eq!(circles(&imports), [[module("a/c"), module("b")].into()].into());
     assert!(circles(&BTreeMap::from([(1, BTreeSet::from([2])), (2, BTreeSet::new())])).is_empty());
 }
+
+// covers: suite/every-file
+#[test]
+fn every_file_of_tests_is_a_module_of_its_program() {
+    for name in ["vmm", "vmm/engine", "guest-tests"] {
+        let folder = root().join(name).join("tests");
+        let text = fs::read_to_string(folder.join("main.rs")).unwrap();
+        let mut files = 0;
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let stem = path.file_stem().unwrap().to_str().unwrap();
+            if path.extension().is_some_and(|extension| extension == "rs") && stem != "main" {
+                files += 1;
+                let own = format!("mod {stem};\n");
+                let renamed = format!("#[path = \"{stem}.rs\"]\nmod ");
+                assert!(text.contains(&own) || text.contains(&renamed), "{}", path.display());
+            }
+        }
+        assert!(files > 10, "{name}: {files}");
+    }
+}

@@ -1,7 +1,6 @@
 //! Whatever is wrong with the command line or its files: one clear line on stderr, exit status 2, nothing overwritten.
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     io::Read,

@@ -1,7 +1,6 @@
 //! `--control` and `minivmm ctl` on running machines.
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},

@@ -1,8 +1,7 @@
 //! The engine's handlers lead to each other by sibling calls: a compiler that makes ordinary ones would have the stack grow with every
 //! instruction of the guest's. So what was compiled is read: all handlers in the program.
 
-mod common;
-
+use crate::common;
 use std::{collections::BTreeSet, fs};
 
 use common::skipped;

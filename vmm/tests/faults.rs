@@ -3,8 +3,7 @@
 //!
 //! In the short form a share of the points is tried, another one with each feature; `cargo xtask test --full` tries all.
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     io::{Read, Write},

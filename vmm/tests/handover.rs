@@ -1,8 +1,7 @@
 //! One program in the software engine, in KVM, and handed to and fro between them after every few instructions: it ends in the
 //! same state. Where there is no KVM the tests say so and skip.
 
-mod common;
-
+use crate::common;
 use common::long::{COUNTS, Result, STACK, STRINGS, TABLES, VECTORS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;

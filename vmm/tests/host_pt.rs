@@ -1,8 +1,7 @@
 //! A guest on KVM whose Intel PT is the host's, with a recording in the host's place: the packets arrive in the guest's tables, its
 //! interrupts come, and what the host cannot do the software engine does. Where there is no KVM the tests say so and skip.
 
-mod common;
-
+use crate::common;
 use common::long::{Result, STRINGS, guest};
 use common::{Folder, assert_refused, kvm_is_missing, minivmm};
 use devices::unit::pt::Served;

@@ -1,10 +1,9 @@
 //! Guests that do their worst, under each feature: how long a run takes to end that is told to, what it takes of memory beside the guest's
 //! RAM, and how many bytes a trace has of it. `cargo xtask test --full` tries every guest with every feature for longer; the figures of
 //! the guide are what this prints:
-//! `MINIVMM_FULL=1 cargo test --release -p minivmm --test hostile -- --nocapture`
+//! `MINIVMM_FULL=1 cargo test --release -p minivmm --test all hostile:: -- --nocapture`
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     path::Path,

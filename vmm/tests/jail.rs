@@ -3,8 +3,7 @@
 //! `unsafe` is for system calls that are tried as they are.
 #![allow(unsafe_code)]
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     os::unix::net::UnixStream,
@@ -120,7 +119,9 @@ const CHILD: &str = "MINIVMM_JAIL_TEST";
 /// Runs this test program again for one of its tests, as the child that is jailed.
 fn child(test: &str, folder: &Path) -> std::process::Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, folder);
+    command
+        .args(["--exact", &format!("jail::{test}"), "--nocapture"])
+        .env(CHILD, folder);
     run(&mut command)
 }
 

@@ -1,8 +1,7 @@
 //! A machine on this host's KVM and in the software engine, turn and turn about. Where there is no KVM the tests say so and
 //! skip.
 
-mod common;
-
+use crate::common;
 use common::{DATA, Folder, guest, kvm_is_missing};
 use iced_x86::code_asm::*;
 use minivmm::StopReason;

@@ -1,8 +1,7 @@
 //! Counters of ours while the guest is in KVM: RDPMC is caught, cycles go on counting, overflows interrupt. Where there is no KVM
 //! the tests say so and skip.
 
-mod common;
-
+use crate::common;
 use common::long::{COUNTS, Result, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;

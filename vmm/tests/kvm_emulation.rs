@@ -1,8 +1,7 @@
 //! Instructions that this host's KVM cannot execute, which the software engine does: of a machine with one CPU while that stays in
 //! KVM, of others by handover. Where there is no KVM the tests say so and skip.
 
-mod common;
-
+use crate::common;
 use common::{DATA, Folder, guest, kvm_is_missing, run_guest};
 use iced_x86::code_asm::*;
 use minivmm::StopReason;

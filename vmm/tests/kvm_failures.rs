@@ -2,8 +2,7 @@
 //! status, and whatever the guest has said before. System calls of the whole program are made to fail by a filter of the
 //! kernel's (seccomp), so that nothing of the program is replaced. Where there is no KVM, what needs one is skipped.
 
-mod common;
-
+use crate::common;
 use common::{Call, Folder, assert_refused, denied, kvm_is_missing, minivmm, run};
 use std::process::Output;
 

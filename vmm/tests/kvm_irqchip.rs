@@ -1,8 +1,7 @@
 //! A machine on this host's KVM whose interrupt controllers are KVM's: what its devices' lines lead to, and how it ends. Where there
 //! is no KVM the tests say so and skip.
 
-mod common;
-
+use crate::common;
 use std::io::Write;
 use std::process::{Output, Stdio};
 

@@ -2,8 +2,7 @@
 //! the software engine's guest reads there; nobody where the unit is absent; and KVM itself for the core's. Where there is no
 //! KVM the tests say so and skip.
 
-mod common;
-
+use crate::common;
 use common::long::{COUNTS, STRINGS, guest, raise};
 use common::{Folder, kvm_is_missing};
 use iced_x86::code_asm::*;

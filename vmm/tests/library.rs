@@ -1,9 +1,9 @@
 //! The library from outside: the example, and machines beside each other.
 
-mod common;
 #[path = "../examples/branches.rs"]
 mod example;
 
+use crate::common;
 use common::*;
 use iced_x86::code_asm::*;
 use minivmm::StopReason;

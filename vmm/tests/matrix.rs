@@ -1,7 +1,6 @@
 //! `minivmm matrix` as a user runs it: small guests, every way in which a cell can come out, shards and their merging.
 
-mod common;
-
+use crate::common;
 use std::{path::Path, process::Output};
 
 use common::{Folder, debug_exit, forever, guest, hello, minivmm, print};

@@ -1,7 +1,6 @@
 //! `--qmp` and `minivmm ctl SOCKET dump FILE` on running machines, asked as debuggers ask.
 
-mod common;
-
+use crate::common;
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Write},

@@ -1,7 +1,6 @@
 //! `minivmm query` on a recorded session: the program's writes and calls are counted on paper.
 
-mod common;
-
+use crate::common;
 use std::{
     path::Path,
     process::{Output, Stdio},

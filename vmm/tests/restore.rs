@@ -1,7 +1,6 @@
 //! `minivmm ctl SOCKET snapshot FILE` and `minivmm --restore FILE` as a user runs them.
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     os::unix::net::UnixStream,

@@ -1,7 +1,6 @@
 //! Going back: `--reverse`, `--record` and `minivmm replay`.
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     io::{BufRead, BufReader, ErrorKind, Read, Write},

@@ -1,7 +1,6 @@
 //! States that are kept under a name, with a past and without one.
 
-mod common;
-
+use crate::common;
 use minivmm::StopReason;
 use std::fs;
 

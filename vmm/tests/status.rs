@@ -1,7 +1,6 @@
 //! How runs end, and what the options do, seen from outside.
 
-mod common;
-
+use crate::common;
 use std::{
     fs,
     io::{Read, Write},

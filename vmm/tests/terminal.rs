@@ -3,8 +3,7 @@
 //! `unsafe` is for the libc calls that make a terminal; the terminal's own file descriptors are used through `File`.
 #![allow(unsafe_code)]
 
-mod common;
-
+use crate::common;
 use std::{
     fs::File,
     io::{Read, Write},

@@ -1,7 +1,6 @@
 //! `--trace`: small guests are recorded, and what is read back is what ran.
 
-mod common;
-
+use crate::common;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! `minivmm trace`: a small guest's trace in every form, against what ran, and against the programs that read the forms.
 
-mod common;
-
+use crate::common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

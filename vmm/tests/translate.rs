@@ -1,7 +1,6 @@
 //! Machines that translate against machines that interpret: code that a device writes under way, going back, snapshots, sessions.
 
-mod common;
-
+use crate::common;
 use std::path::Path;
 
 use common::*;

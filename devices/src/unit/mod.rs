@@ -69,8 +69,8 @@ pub struct Units {
     pub pt: Option<Pt>,
     /// Caches and TLBs, from the first time on that something asks what they do: a counter, or whoever owns the last level.
     pub caches: Option<Probe>,
-    /// Somebody beside the counters wants all that the caches do: the resource director.
-    pub caches_measured: bool,
+    /// Until this step somebody beside the counters wants all that the caches do: the resource director.
+    pub caches_followed: u64,
     model: &'static CpuModel,
     /// What an access to a register owes the machine: the next callback brings it.
     owed: Effects,
@@ -163,7 +163,7 @@ impl Units {
             pmu: Pmu::new(model),
             pt: caps.pt.filter(|_| features.intel_pt()).map(Pt::new),
             caches: None,
-            caches_measured: false,
+            caches_followed: 0,
             model,
             owed: Effects::NONE,
             boundaries: Vec::new(),
@@ -359,8 +359,12 @@ impl Units {
 
     /// What was executed up to these branches has been fetched.
     fn fetch(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
-        let asked = self.caches_measured || self.pmu.as_ref().is_some_and(Pmu::counts_fetches);
-        let Some(caches) = self.caches.as_mut().filter(|_| asked) else {
+        // When branches are handed over must make no difference: each is taken by its own step.
+        let records = match self.pmu.as_ref().is_some_and(Pmu::counts_fetches) {
+            true => records,
+            false => &records[..records.partition_point(|record| record.step < self.caches_followed)],
+        };
+        let Some(caches) = self.caches.as_mut().filter(|_| !records.is_empty()) else {
             return Effects::NONE;
         };
         let fetched = caches.branches(records, |linear| cpu.physical(linear));
@@ -504,8 +508,9 @@ impl Units {
     fn wanted(&mut self, mut interest: Interest, aside: Aside, cpu: &mut dyn Processor) -> Interest {
         let (gate, frozen) = (self.gate(), self.lbr_frozen());
         let store = self.store_control();
-        interest.every_access |= self.caches_measured;
-        interest.branches |= self.caches_measured;
+        let followed = cpu.step() < self.caches_followed;
+        interest.every_access |= followed;
+        interest.branches |= followed;
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             interest.step_on_branches = control.btf();
@@ -573,9 +578,9 @@ impl Watch for Units {
     fn access(&mut self, access: &Access, cpu: &mut dyn Processor) -> Effects {
         let mut effects = self.dr.access(access);
         // An access that is announced for another reason is none to them: they hear of all or of none.
-        let asked = self.caches_measured || self.pmu.as_ref().is_some_and(Pmu::counts_accesses);
-        let caches = self.caches.as_mut().filter(|_| asked);
         let step = cpu.step();
+        let asked = step < self.caches_followed || self.pmu.as_ref().is_some_and(Pmu::counts_accesses);
+        let caches = self.caches.as_mut().filter(|_| asked);
         let memory = caches.and_then(|caches| caches.access(access, step, |linear| cpu.physical(linear)));
         with_pmu!(self, |pmu, inputs| effects =
             effects.and(pmu.access(access, memory, cpu, &inputs)));

@@ -26,7 +26,7 @@ use x86::msr::{
 use x86::rdt::{CacheAllocation, Event, RdtCaps};
 use x86::watch::{Access, BranchRecord};
 
-use super::cache::{Core, Fetched, Geometry, Memory, Owner, SharedCache};
+use super::cache::{Core, Fetched, Geometry, Memory, Owner, SLICE, SharedCache};
 
 /// IA32_QM_CTR: an unsupported event or RMID is selected.
 const ERROR: u64 = 1 << 63;
@@ -151,6 +151,8 @@ pub struct Thread {
     pub association: u64,
     /// IA32_QM_EVTSEL.
     pub select: u64,
+    /// The step until which what the caches do is followed for who has selected and read counts.
+    pub followed: u64,
     /// IA32_L2_QOS_CFG.
     pub l2_config: u64,
     /// IA32_L2_QOS_MASK_n.
@@ -258,6 +260,25 @@ impl Package {
     /// Whether a logical processor asks for something to be measured.
     pub fn in_use(&self, thread: &Thread) -> bool {
         self.caps.is_some() && (thread.association != 0 || thread.select != 0)
+    }
+
+    /// The step until which what the caches do has to be followed for a logical processor; 0 for not at all. An association is followed
+    /// for as long as it lasts, a selection until nobody has looked at its count for a while: Linux never takes one back.
+    pub fn followed(&self, thread: &Thread) -> u64 {
+        match (self.caps.is_some(), thread.association) {
+            (false, _) => 0,
+            (true, 0) => thread.followed,
+            (true, _) => u64::MAX,
+        }
+    }
+
+    /// Somebody has selected or read a count at this step.
+    pub fn looked(&self, thread: &mut Thread, step: u64) {
+        thread.followed = match (thread.select, (thread.select >> 32) as u32) {
+            (0, _) => 0,
+            (_, 0) => step.saturating_add(BETWEEN_LOOKS),
+            (_, _) => step.saturating_add(SLICE),
+        };
     }
 
     /// The ways of the L2 that a class of service may fill, for data or for code: mapped as those of the L3.
@@ -399,6 +420,11 @@ impl Package {
         }
     }
 }
+
+/// How long a count of RMID 0, which everybody who has no other one runs on behalf of, is kept up to date after a look: Linux looks at
+/// the bandwidth of each group once in a second, and a second is 2.7 thousand million steps on the fastest part. Another RMID's count
+/// only falls while nobody is associated with it, as others take its lines, for which a time slice a look is enough.
+const BETWEEN_LOOKS: u64 = 3_500_000_000;
 
 /// The ways of a cache that a mask allows.
 fn share(mask: u64, cache: Option<CacheAllocation>, ways: u32) -> u32 {

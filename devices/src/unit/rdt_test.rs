@@ -192,6 +192,34 @@ fn occupancy_and_traffic_follow_the_association_and_the_capacity_mask() {
     assert_eq!(counted, way * 64 / 0x18000);
 }
 
+/// Linux never takes a selection back, and looks at the bandwidth of a mounted file system's groups once in a second; the TSC of no model
+/// is faster than 2.7 GHz.
+// covers: rdt/followed
+#[test]
+fn a_selection_is_followed_until_nobody_has_looked_at_it_for_a_while() {
+    let (mut package, mut thread) = at_reset(&SKYLAKE_SERVER);
+    let looks = |package: &mut Package, thread: &mut Thread, select: u64, step: u64| {
+        package.write_msr(thread, IA32_QM_EVTSEL, select).unwrap();
+        package.looked(thread, step);
+        package.followed(thread)
+    };
+    assert_eq!(package.followed(&thread), 0);
+    // Nobody is associated with it: a time slice a look.
+    let end = looks(&mut package, &mut thread, 3 << 32 | 1, 1000);
+    assert!((1_001..100_000_000).contains(&end), "{end}");
+    // For as long as somebody is, whatever is selected, and no longer.
+    package.write_msr(&mut thread, IA32_PQR_ASSOC, 3).unwrap();
+    assert_eq!(package.followed(&thread), u64::MAX);
+    package.write_msr(&mut thread, IA32_PQR_ASSOC, 1 << 32).unwrap();
+    assert_eq!(package.followed(&thread), u64::MAX);
+    package.write_msr(&mut thread, IA32_PQR_ASSOC, 0).unwrap();
+    assert_eq!(package.followed(&thread), end);
+    // Everybody is associated with RMID 0: from one look to the next, and not for ever.
+    let end = looks(&mut package, &mut thread, 2, 1000);
+    assert!((2_700_000_000..6_000_000_000).contains(&end), "{end}");
+    assert_eq!(looks(&mut package, &mut thread, 0, 2000), 0);
+}
+
 // covers: rdt/masks
 #[test]
 fn a_mask_of_another_length_than_the_cache_has_ways_stands_for_shares() {

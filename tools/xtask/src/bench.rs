@@ -3,10 +3,10 @@
 //! `guest-tests/benches/work.rs`, for the debug and trace units `guest-tests/benches/units.rs`, for the trace of a boot
 //! `guest-tests/benches/traces.rs`, for going back `guest-tests/benches/reverse.rs`, for KVM `guest-tests/benches/kvm.rs` and, in the lab,
 //! `guest-tests/benches/lab.rs`, for the network `guest-tests/benches/net.rs`, for `minivmm run` `guest-tests/benches/run.rs`, for VM
-//! exits `guest-tests/benches/vmx.rs`; this prepares and runs them.
+//! exits `guest-tests/benches/vmx.rs`, for questions to sessions and guests `guest-tests/benches/answers.rs`; this prepares and runs them.
 
 use crate::progress::Stage;
-use crate::{demo, guest, packages, tree};
+use crate::{demo, guest, packages, python, tree};
 use anyhow::{Context, Result};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -15,9 +15,9 @@ pub struct BenchOptions {
     /// Runs of each subject; the subjects take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Measure only the boot, the loops, whole boots, ordinary programs, what the units cost, the decoding of traces, the trace of a boot, going back,
+    /// Measure only the boot, the loops, whole boots, ordinary programs, what the units cost, the decoding of traces, the trace of a boot, answers, going back,
     /// what is added to KVM, a boot on KVM in the lab, the network, commands that `minivmm run` runs, or VM exits
-    #[arg(long, value_parser = ["boot", "loops", "boots", "work", "units", "decode", "traces", "debug", "kvm", "lab", "net", "run", "vmx"])]
+    #[arg(long, value_parser = ["boot", "loops", "boots", "work", "units", "decode", "traces", "answers", "debug", "kvm", "lab", "net", "run", "vmx"])]
     only: Option<String>,
     /// Install nothing: list what is missing and stop
     #[arg(long)]
@@ -25,11 +25,12 @@ pub struct BenchOptions {
 }
 
 /// What runs guests of its own, and which of guest-tests' benches measures it.
-const GUESTS: [(&str, &str); 10] = [
+const GUESTS: [(&str, &str); 11] = [
     ("boots", "boots"),
     ("work", "work"),
     ("units", "units"),
     ("traces", "traces"),
+    ("answers", "answers"),
     ("debug", "reverse"),
     ("kvm", "kvm"),
     ("run", "run"),
@@ -47,6 +48,7 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
         packages::QEMU,
         packages::PASST,
         packages::LIBIPT,
+        packages::PYTHON,
     ];
     packages::ensure_installed(&stage, &needs, !options.no_install)?;
     stage.end("ok");
@@ -55,7 +57,12 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
         return decodes();
     }
     let stage = Stage::start("guest");
-    let files = guest::prepare(&stage)?;
+    let mut files = guest::prepare(&stage)?;
+    if options.only.as_deref().is_none_or(|only| only == "answers") {
+        guest::with_debug(&stage, &mut files)?;
+        python::ensure(&stage, &python::DRGN)?;
+        python::ensure(&stage, &python::PERFETTO)?;
+    }
     if options.only.as_deref().is_none_or(|only| only == "work") {
         guest::with_work(&stage, &files)?;
     }

@@ -1,8 +1,6 @@
 //! Alignment checks: #AC (SDM Vol. 3A 7.15, "Interrupt 17—Alignment Check Exception (#AC)").
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, UCODE32, UDATA, handler};
 use engine::Exit;
 use iced_x86::IcedError;

@@ -1,8 +1,6 @@
 //! AVX and what came with it: who may execute it, what is no encoding of it, alignment, elements that fault one by one.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use std::sync::OnceLock;
 
 use bench::{Bench, EVERYTHING};

@@ -1,8 +1,6 @@
 //! General registers beyond x86-64-v2: BMI1, BMI2, ADX, direct stores, SERIALIZE.
 
-mod bench;
-mod rig;
-
+use crate::bench;
 use std::sync::OnceLock;
 
 use bench::{Bench, EVERYTHING};

@@ -1,10 +1,6 @@
 //! The machinery under the instructions: blocks, links, budget, self-modifying code, straddling.
 
-#[path = "bench/mod.rs"]
-mod bench;
-#[path = "rig/mod.rs"]
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, IDT, KCODE32, KDATA, descriptor, gate};
 use engine::bus::{Processor, Watch};
 use engine::{CS, Exit, SS};

@@ -1,8 +1,6 @@
 //! Delivery of exceptions and interrupts: gates, stacks, error codes, priorities, windows.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{
     Bench, FREE, GDT, IDT, KCODE, KCODE32, KDATA, KERNEL_STACK, TR, TSS, UCODE, UDATA, descriptor, gate, handler,
 };

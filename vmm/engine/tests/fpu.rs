@@ -1,8 +1,6 @@
 //! Floating point and vectors in their surroundings: who may execute what, what faults come, and that a fault changes nothing.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, KCODE, KDATA};
 use engine::Exit;
 use engine::fpu::state::sw;

@@ -1,9 +1,7 @@
 //! Call gates, conforming code, far returns, LDTs (SDM Vol. 3A 6.8 "Privilege Level Checking When Transferring Program
 //! Control Between Code Segments").
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{
     Bench, FREE, GDT, KCODE, KCODE32, KDATA, KERNEL_STACK, LDT, LDTR, TSS, UCODE, UCODE32, UDATA, descriptor, gate,
 };

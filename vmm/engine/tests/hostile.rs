@@ -1,8 +1,7 @@
 //! Guests that are bad for translation: how much is translated, and how much memory that takes, stays within bounds, and they leave what
 //! they leave interpreted. The times that are printed are for the guide; no test depends on them.
 
-mod rig;
-
+use crate::rig;
 use std::time::{Duration, Instant};
 
 use engine::translate::Statistics;

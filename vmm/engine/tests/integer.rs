@@ -1,8 +1,6 @@
 //! Integer instructions, row by row.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::Bench;
 use engine::{CpuState, EngineOptions, Exit, undefined};
 use rig::{CODE, Rig};

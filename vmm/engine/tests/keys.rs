@@ -1,8 +1,6 @@
 //! Protection keys: PKRU for user pages, IA32_PKRS for supervisor pages (SDM Vol. 3A 5.6.2 "Protection Keys").
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, handler};
 use engine::Exit;
 use iced_x86::code_asm::{dword_ptr, eax, ecx, edi, edx, rbx};

@@ -1,8 +1,6 @@
 //! MONITOR and MWAIT (SDM Vol. 2B "MONITOR—Set Up Monitor Address", "MWAIT—Monitor Wait").
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use std::cell::RefCell;
 use std::rc::Rc;
 

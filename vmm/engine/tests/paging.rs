@@ -1,9 +1,7 @@
 //! Paging: the page-fault error code of each kind of access to each kind of entry, accessed and dirty bits, what the TLB may
 //! and may not remember, canonical addresses.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, EVERYTHING, IDT, KERNEL_STACK, handler};
 use engine::{Exit, FS};
 use iced_x86::IcedError;

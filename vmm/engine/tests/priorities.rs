@@ -1,9 +1,7 @@
 //! Which of several faults of one instruction comes (SDM Vol. 3A Table 7-2 "Priority Among Concurrent Events"), and RF in the
 //! frames of interrupted instructions (SDM Vol. 3B 19.3.1.1 "Instruction-Breakpoint Exception Condition").
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, KDATA, handler};
 use engine::Exit;
 use iced_x86::IcedError;

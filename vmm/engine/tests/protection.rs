@@ -1,8 +1,6 @@
 //! What CR4 protects: 57-bit addresses, SMAP, UMIP, and what this processor has not got (CET, MPX).
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, EVERYTHING, FREE, descriptor, handler};
 use engine::{CpuState, Exit};
 use iced_x86::IcedError;

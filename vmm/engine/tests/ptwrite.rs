@@ -1,10 +1,6 @@
 //! PTWRITE (SDM Vol. 2B "PTWRITE—Write Data to a Processor Trace Packet"): what the trace unit hears, and where it is #UD.
 
-#[path = "bench/mod.rs"]
-mod bench;
-#[path = "rig/mod.rs"]
-mod rig;
-
+use crate::{bench, rig};
 use std::cell::RefCell;
 use std::rc::Rc;
 

@@ -1,8 +1,6 @@
 //! Segmentation, and the modes of the processor.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{
     Bench, FREE, GDT, KCODE, KCODE16, KCODE32, KDATA, KDATA16, LDT, LDTR, TR, TSS, UCODE32, UDATA, descriptor,
 };

@@ -1,7 +1,6 @@
 //! Vector instructions through the engine: operands in memory, straddling pages, state images.
 
-mod rig;
-
+use crate::rig;
 use engine::Exit;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;

@@ -1,10 +1,6 @@
 //! The host stops a processor for a look, and it goes on as if nothing had been.
 
-#[path = "bench/mod.rs"]
-mod bench;
-#[path = "rig/mod.rs"]
-mod rig;
-
+use crate::{bench, rig};
 use std::cell::RefCell;
 use std::rc::Rc;
 

@@ -1,11 +1,7 @@
 //! The stream of retired instruction pointers: what follows from branch records, events and the bytes of the code is what is
 //! seen when every instruction is announced. Random programs, in pieces of random length.
 
-#[path = "bench/mod.rs"]
-mod bench;
-#[path = "rig/mod.rs"]
-mod rig;
-
+use crate::{bench, rig};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;

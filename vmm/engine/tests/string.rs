@@ -1,8 +1,6 @@
 //! String instructions and their repetition, against a loop that does what the manual says.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::Bench;
 use engine::bus::{Bus, MsrFault, Processor};
 use engine::{CpuState, DS, ES, Exit, FS, SS, Segment};

@@ -1,8 +1,6 @@
 //! System instructions against what the manual's tables say.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, GDT, KCODE, KDATA, TSS, UCODE, UCODE32, UDATA, handler};
 use engine::{CS, Exit, FS, GS, SS};
 use iced_x86::IcedError;

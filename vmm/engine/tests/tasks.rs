@@ -1,8 +1,6 @@
 //! Hardware task switches (SDM Vol. 3A chapter 9 "Task Management").
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::TR as OLD;
 use bench::{
     Bench, FREE, GDT, IDT, KCODE32, KDATA, KERNEL_STACK, LDT, LDTR, TSS, UCODE32, UDATA, descriptor, gate, handler,

@@ -1,9 +1,7 @@
 //! Restricted transactional memory: what commits, what aborts and with which status, and that an abort leaves no trace.
 #![allow(unsafe_code)] // The host's own XBEGIN, to compare with.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::OnceLock;

@@ -1,8 +1,7 @@
 //! Translated blocks against the interpreter: programs that are stopped, interrupted or made to fault at every instruction, that write
 //! their own code, and that fill the memory of translations.
 
-mod rig;
-
+use crate::rig;
 use engine::{Activity, CpuState, EngineOptions, Exit};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;

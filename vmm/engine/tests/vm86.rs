@@ -1,8 +1,6 @@
 //! Virtual-8086 mode and its extensions (SDM Vol. 3B chapter 22 "8086 Emulation").
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use bench::{Bench, GDT, IDT, KCODE32, KDATA, KERNEL_STACK, TSS, UCODE32, descriptor, gate, handler};
 use engine::{CS, CpuState, DS, ES, Exit, FS, GS, SS, Segment};
 use iced_x86::code_asm::{dword_ptr, eax, esp};

@@ -1,8 +1,6 @@
 //! VMX operation: what a VMM of a few instructions and its guest meet. What is expected comes from SDM Vol. 3C chapters 26 to 28 and 31.
 
-mod rig;
-mod vmm;
-
+use crate::{rig, vmm};
 use engine::{Activity, Exit};
 use iced_x86::code_asm::*;
 use rig::{CODE, Rig, TABLES};

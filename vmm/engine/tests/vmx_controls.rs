@@ -1,9 +1,7 @@
 //! VM-execution controls that came after the first parts: timers, logs, functions, exceptions of their own. What is expected comes from SDM
 //! Vol. 3C chapters 25 to 29.
 
-mod rig;
-mod vmm;
-
+use crate::{rig, vmm};
 use iced_x86::code_asm::*;
 use rig::TABLES;
 use vmm::{BITMAPS, Code, DATA, EPT, EXIT, GUEST, GUEST_STACK, HANDLERS, LIST, PIN, VMXON, Vmm};

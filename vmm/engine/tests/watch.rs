@@ -1,10 +1,6 @@
 //! What the units hear of a program: branches, far transfers, events and changes, in its order.
 
-#[path = "bench/mod.rs"]
-mod bench;
-#[path = "rig/mod.rs"]
-mod rig;
-
+use crate::{bench, rig};
 use std::cell::RefCell;
 use std::rc::Rc;
 

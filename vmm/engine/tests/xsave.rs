@@ -1,8 +1,6 @@
 //! The XSAVE family: formats, headers, which component is written, loaded, initialised or left alone, and what is refused.
 
-mod bench;
-mod rig;
-
+use crate::{bench, rig};
 use std::sync::OnceLock;
 
 use bench::{Bench, EVERYTHING};

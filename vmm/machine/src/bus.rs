@@ -5,7 +5,7 @@ use devices::unit::Units;
 use devices::unit::pt::{Pt, Served};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::{debug, info};
-use x86::msr::{IA32_BIOS_SIGN_ID, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
+use x86::msr::{IA32_BIOS_SIGN_ID, IA32_QM_CTR, IA32_QM_EVTSEL, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
 use x86::watch::Effects;
 
 use crate::{cpu::PerCpu, machine::Machine, pci::Target};
@@ -155,7 +155,18 @@ impl CpuBus<'_> {
             Err(MsrFault::Unclaimed) => {}
             answer => return answer,
         }
-        self.machine.own_msr(self.cpu, msr)
+        let value = self.machine.own_msr(self.cpu, msr);
+        if msr == IA32_QM_CTR && value.is_ok() {
+            self.looked(now);
+        }
+        value
+    }
+
+    /// The guest has selected or read a count of the resource director.
+    fn looked(&mut self, now: u64) {
+        let package = self.machine.package(self.cpu);
+        self.machine.rdt[package].looked(&mut self.machine.cpus[self.cpu].rdt, now);
+        self.machine.share_caches();
     }
 
     /// What RDMSR would read on this CPU, `view` being that CPU: nothing changes by it. Registers that the
@@ -224,6 +235,10 @@ impl CpuBus<'_> {
         let package = self.machine.package(self.cpu);
         match self.machine.rdt[package].write_msr(&mut self.machine.cpus[self.cpu].rdt, msr, value) {
             Err(MsrFault::Unclaimed) => {}
+            Ok(()) if msr == IA32_QM_EVTSEL => {
+                self.looked(now);
+                return Ok(());
+            }
             Ok(()) => {
                 self.machine.share_caches();
                 return Ok(());

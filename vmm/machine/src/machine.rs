@@ -423,11 +423,12 @@ impl Machine {
 
     /// Tells the model of the caches on whose behalf each CPU runs.
     pub(crate) fn associate(&mut self) {
-        let measured = self.is_measured();
+        let followed = (0..self.cpus.len()).map(|cpu| self.rdt[self.package(cpu)].followed(&self.cpus[cpu].rdt));
+        let followed = followed.max().unwrap_or(0);
         for cpu in 0..self.cpus.len() {
             let owners = self.rdt[self.package(cpu)].owners(&self.cpus[cpu].rdt, self.model);
             let units = &mut self.watchers[cpu].units;
-            units.caches_measured = measured;
+            units.caches_followed = followed;
             if let Some(probe) = &mut units.caches {
                 probe.set_owners(owners);
             }

@@ -1,0 +1,35 @@
+//! What `minivmm` does as a whole, in one program: what links it once is built once.
+
+mod architecture;
+mod bad_input;
+mod common;
+mod control;
+mod counters;
+mod dispatch;
+mod examples;
+mod faults;
+mod guide;
+mod handover;
+mod host_pt;
+mod hostile;
+mod jail;
+mod kvm;
+mod kvm_counters;
+mod kvm_emulation;
+mod kvm_failures;
+mod kvm_irqchip;
+mod kvm_msrs;
+mod library;
+mod matrix;
+mod qmp;
+mod query;
+mod registers;
+mod restore;
+mod reverse;
+mod snapshots;
+mod status;
+mod terminal;
+mod trace;
+mod trace_view;
+mod translate;
+mod units;
