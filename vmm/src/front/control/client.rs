@@ -66,7 +66,11 @@ pub fn send(path: &Path, command: &str, new: Option<&Path>) -> Result<String, Er
 
 fn exchange(path: &Path, command: &str, with: Option<&File>) -> Result<String, Error> {
     let failed = |e: &io::Error| match e.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => file(OPTION, path, "no answer"),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => file(
+            OPTION,
+            path,
+            "no answer yet: the machine may still be at an earlier command, such as run-to",
+        ),
         ErrorKind::ConnectionRefused => file(OPTION, path, "nobody listens there any more"),
         _ => reported(OPTION, path, e),
     };
