@@ -18,8 +18,10 @@ impl Function {
     pub const USER: Function = Function(u32::MAX);
     /// Other code of which nothing is known.
     pub const UNKNOWN: Function = Function(u32::MAX - 1);
+    /// Code below the kernel's addresses that ran before there were processes: what unpacks the kernel, and its first instructions.
+    pub const BOOT: Function = Function(u32::MAX - 2);
     /// Below this, and above the numbers of functions, are those of files of which no function is known.
-    const FILES: u32 = u32::MAX - 1;
+    const FILES: u32 = u32::MAX - 2;
     const FIRST_FILE: u32 = Function::FILES - (1 << 21);
 
     /// Code of a user's program whose file is known, but not the function.
@@ -81,6 +83,8 @@ pub struct Names {
     /// Where Linux has a new thread run for the first time.
     new_thread: Option<Function>,
     switches: ThreadSwitches,
+    /// The step at which the first process was there, if one was.
+    processes_from: Option<u64>,
 }
 
 impl Names {
@@ -95,8 +99,10 @@ impl Names {
             Some(Function(n as u32))
         };
         let (switch_function, new_thread) = (function("__switch_to"), function("wake_up_new_task"));
+        let processes = recorded.tasks.iter().filter(|seen| seen.task.page_table.is_some());
         Names {
             before_user: symbols.functions(),
+            processes_from: processes.map(|seen| seen.steps).min(),
             symbols,
             recorded,
             programs: Vec::new(),
@@ -181,6 +187,9 @@ impl Names {
                 None => Function::of_file(found.file),
             };
             return (function, found.start, found.end);
+        }
+        if self.processes_from.zip(step).is_some_and(|(first, step)| step < first) {
+            return (Function::BOOT, 0, 1 << 63);
         }
         if self.programs.is_empty() && self.user.is_empty() {
             (Function::USER, 0, 1 << 63)
@@ -269,6 +278,7 @@ impl Names {
     pub fn name(&self, function: Function) -> &str {
         match function {
             Function::USER => "[user]",
+            Function::BOOT => "[boot]",
             Function::UNKNOWN => "[unknown]",
             function => match self.file_of(function) {
                 Some(file) => file,
@@ -386,3 +396,7 @@ impl ProcessCache {
         *self.0.entry(cr3).or_insert_with(|| names.process(Some(cr3)))
     }
 }
+
+#[cfg(test)]
+#[path = "names_test.rs"]
+mod tests;
