@@ -74,6 +74,8 @@ pub struct Cli {
     #[arg(long, value_enum)]
     bus: Option<BusChoice>,
     /// Network: user mode by passt, with ports of the host ([ADDRESS:]HOST, else of 127.0.0.1) that lead to the guest; or a tap interface
+    // The text is the program's help first.
+    #[allow(rustdoc::broken_intra_doc_links)]
     #[arg(long, value_name = "user[,forward=HOST:GUEST]...|tap=NAME", value_parser = parse_net)]
     net: Option<NetConfig>,
     /// Where the guest finds the console

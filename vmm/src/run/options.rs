@@ -71,6 +71,8 @@ pub struct RunOptions {
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT or unix:PATH
+    // The text is the program's help first.
+    #[allow(rustdoc::broken_intra_doc_links)]
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(parse_gdb))]
     pub(crate) gdb: Option<DebugAddress>,
     /// Stand before the first instruction, until gdb lets the guest go on
