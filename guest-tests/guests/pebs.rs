@@ -176,10 +176,10 @@ const FIXED_FORMAT: Need = Need {
     absent: || {},
 };
 
-/// Records of format 4 and later.
+/// Records of format 4 and later. KVM's are so without being adaptive.
 const ADAPTIVE: Need = Need {
-    reason: "no adaptive PEBS records (IA32_PERF_CAPABILITIES[11:8] below 4)",
-    present: || need::pebs() && need::pebs_format() >= 4,
+    reason: "no adaptive PEBS records (IA32_PERF_CAPABILITIES[14] is 0)",
+    present: || need::pebs() && need::pebs_format() >= 4 && need::perf_capabilities() >> 14 & 1 != 0,
     absent: || cpu::no_msr(MSR_PEBS_DATA_CFG),
 };
 

@@ -27,7 +27,7 @@ use x86::lbr::ArchLbrLeaf;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::pmu::status;
-use x86::watch::{Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Range, Watch};
+use x86::watch::{Access, BranchRecord, Change, Effects, EventRecord, Far, Flow, Interest, Processor, Range, Watch};
 
 use arch_lbr::{ArchLbr, ArchLbrState};
 use debugctl::{DebugCtlState, DebugCtlUnit};
@@ -542,6 +542,14 @@ impl Units {
     }
 }
 
+/// A VM entry or a VM exit, which come alone. Branch records and the branch trace store are of one side of them: no record of a KVM guest's has
+/// an address of the host's.
+fn is_transition(records: &[BranchRecord]) -> bool {
+    let [record] = records else { return false };
+    let transitions = [Far::VmEntry, Far::VmExit];
+    transitions.into_iter().any(|far| record.flow == Flow::Far(far).code())
+}
+
 impl Watch for Units {
     fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         let breakpoints = self.dr.interest(cpu);
@@ -595,17 +603,18 @@ impl Watch for Units {
     fn branches(&mut self, records: &[BranchRecord], cpu: &mut dyn Processor) -> Effects {
         let (gate, frozen, context) = (self.gate(), self.lbr_frozen(), cpu.context());
         let mut effects = Effects::NONE;
-        if let Some(lbr) = &mut self.lbr {
+        let branches = !is_transition(records);
+        if let Some(lbr) = self.lbr.as_mut().filter(|_| branches) {
             lbr.branches(records, gate, context);
         }
-        if let Some(lbr) = &mut self.arch_lbr {
+        if let Some(lbr) = self.arch_lbr.as_mut().filter(|_| branches) {
             lbr.branches(records, frozen, context);
         }
         with_pmu!(self, |pmu, inputs| effects =
             effects.and(pmu.branches(records, cpu, &inputs)));
         effects = effects.and(self.fetch(records, cpu));
         let store = self.store_control();
-        if let Some(bts) = &mut self.bts {
+        if let Some(bts) = self.bts.as_mut().filter(|_| branches) {
             effects = effects.and(bts.branches(records, store, self.ds_area.base(), cpu));
         }
         if let Some(pt) = &mut self.pt {

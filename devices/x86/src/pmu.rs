@@ -170,6 +170,8 @@ impl Branches {
             Flow::CallInd => Self::INDIRECT_CALLS,
             Flow::Ret => Self::RETURNS,
             Flow::Far(Far::Exception | Far::Interrupt | Far::VmExit) => return false,
+            // The instruction has retired under the VMM's controls, and the guest's are loaded by now.
+            Flow::Far(Far::VmEntry) => return false,
             Flow::Far(_) => Self::FAR,
         };
         self.0 & kind.0 != 0

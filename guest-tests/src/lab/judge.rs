@@ -27,11 +27,11 @@ pub struct Tally {
 impl Tally {
     /// Puts the numbers where `cargo xtask test` and `cargo xtask lab` look for them, and on standard output.
     pub fn write(&self, host: Host) {
-        let line = format!("{} lab: {self}", host.name());
+        let line = format!("{} lab: {self}", host.label());
         println!("{line}");
         // Without the file the line is missing at the end of `cargo xtask test`, and nothing else.
         let _ = std::fs::create_dir_all(target().join("lab"));
-        let _ = std::fs::write(target().join("lab").join(host.name()), line + "\n");
+        let _ = std::fs::write(target().join("lab").join(host.label()), line + "\n");
     }
 
     fn add(&mut self, other: Tally) {

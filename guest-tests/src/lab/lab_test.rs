@@ -22,7 +22,7 @@ fn a_job_names_its_files_where_the_lab_has_them() {
     for (host, module) in [
         (Host::Amd, "kvm-amd.ko"),
         (Host::Intel, "kvm-intel.ko"),
-        (Host::Own, "kvm-intel.ko"),
+        (Host::OWN, "kvm-intel.ko"),
     ] {
         assert_eq!(Host::named(host.name()), Some(host));
         let text = script(host, &[job.clone(), folder.clone(), other.clone()]);

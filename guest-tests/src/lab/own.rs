@@ -5,14 +5,13 @@ use std::process::Command;
 
 use crate::{linux, minivmm};
 
-/// The model: with XSAVE, which minivmm wants of a KVM.
-const MODEL: &str = "haswell,+vmx";
-
-/// The command that boots the host, with its serial port on standard output.
-pub fn command(initrd: &Path) -> Command {
+/// The command that boots the host, with its serial port on standard output, on a processor of this model.
+pub fn command(initrd: &Path, model: &str) -> Command {
     let mut command = Command::new(minivmm());
     command
-        .args(["--engine", "soft", "--cpu-model", MODEL, "-m", "1G"])
+        .args(["--engine", "soft", "--cpu-model"])
+        .arg(format!("{model},+vmx"))
+        .args(["-m", "1G"])
         .arg("--kernel")
         .arg(&linux().kernel)
         .arg("--initrd")

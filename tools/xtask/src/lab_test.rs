@@ -11,9 +11,11 @@ fn guest_tests_are_known_by_name() {
         !names.iter().any(|name| name == "lib" || name == "pattern"),
         "{names:?}"
     );
-    let packages: Vec<&str> = needs(true).iter().map(|need| need.package).collect();
+    let packages: Vec<&str> = needs(Emulator::Bochs).iter().map(|need| need.package).collect();
     assert!(
         packages.contains(&"bochs") && !packages.contains(&QEMU.package),
         "{packages:?}"
     );
+    let own: Vec<&str> = needs(Emulator::Own).iter().map(|need| need.package).collect();
+    assert!(!own.contains(&"bochs") && !own.contains(&QEMU.package), "{own:?}");
 }

@@ -63,7 +63,11 @@ pub fn run(options: &MatrixOptions) -> Result<ExitCode> {
     let stage = Stage::start("guests");
     stage.must(&mut lab::cargo(&["build", "--release", "-p", "guest-tests"]))?;
     for name in &labs {
-        lab::prepare(&stage, *name == "kvm-intel", !options.no_install)?;
+        let emulator = match *name {
+            "kvm-intel" => lab::Emulator::Bochs,
+            _ => lab::Emulator::Qemu,
+        };
+        lab::prepare(&stage, emulator, !options.no_install)?;
     }
     stage.end("ok");
     if labs.is_empty() {

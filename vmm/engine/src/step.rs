@@ -400,7 +400,7 @@ impl Engine {
             return Effects::NONE;
         }
         self.resume(cpu);
-        let origin = EventOrigin::of_processor(cpu);
+        let origin = EventOrigin::of_event(cpu);
         let solo = core::mem::replace(&mut cpu.solo, true);
         let delivered = self.deliver_whole(cpu, event);
         cpu.solo = solo;

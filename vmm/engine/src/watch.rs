@@ -145,6 +145,19 @@ impl EventOrigin {
         }
     }
 
+    /// Between two instructions, or where a VM entry injects an event whose instruction stands elsewhere than RIP does by now.
+    pub fn of_event(c: &Cpu) -> EventOrigin {
+        let here = EventOrigin::of_processor(c);
+        match c.injecting {
+            Some((vectoring, stands)) => EventOrigin {
+                from: c.linear(stands),
+                length: vectoring.length,
+                ..here
+            },
+            None => here,
+        }
+    }
+
     /// The machine's step clock there.
     pub fn step(self) -> u64 {
         self.step

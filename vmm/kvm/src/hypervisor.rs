@@ -24,6 +24,7 @@ use crate::clock::HostClock;
 use crate::error::{KvmError, refused};
 use crate::host::Host;
 use crate::irqchip::Irqchip;
+use crate::msr_filter;
 use crate::passed::Passed;
 use crate::state::{self, Kept};
 use crate::sys::{self, Kick};
@@ -131,21 +132,19 @@ impl Hypervisor {
         if !passed.pmu && host.capability(KVM_CAP_PMU_CAPABILITY) & KVM_PMU_CAP_DISABLE as i32 != 0 {
             enable(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into()).map_err(refused("KVM_CAP_PMU_CAPABILITY"))?;
         }
-        let bitmap = [0xff; 8];
         let with_apic = match irqchip {
             Irqchip::Minivmm => &[][..],
             Irqchip::Kvm => &KEPT_WITH_APIC,
         };
-        let passed_on = &passed.registers;
-        let ranges: Vec<MsrFilterRange> = KEPT
+        let kept = KEPT.iter().chain(with_apic).chain(&passed.registers).copied();
+        let kept = msr_filter::allowed(kept);
+        let ranges: Vec<MsrFilterRange> = kept
             .iter()
-            .chain(with_apic)
-            .chain(passed_on)
-            .map(|&(base, msr_count)| MsrFilterRange {
+            .map(|range| MsrFilterRange {
                 flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-                base,
-                msr_count,
-                bitmap: &bitmap,
+                base: range.base,
+                msr_count: range.count,
+                bitmap: &range.bitmap,
             })
             .collect();
         vm.set_msr_filter(MsrFilterDefaultAction::DENY, &ranges)

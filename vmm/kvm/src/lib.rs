@@ -26,6 +26,7 @@ pub mod irqchip;
 mod kernel_halt;
 pub mod kernel_irqchip;
 mod measure;
+mod msr_filter;
 mod msrs;
 mod passed;
 mod perf;

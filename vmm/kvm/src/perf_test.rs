@@ -13,6 +13,22 @@ fn what_perf_refuses_for_has_its_line() {
     }
 }
 
+/// Debian's third level takes CAP_SYS_ADMIN, which the jail gives away.
+// covers: host-units/pt-perf
+#[test]
+fn levels_above_linuxs_own_are_told_apart() {
+    for (level, paranoid) in [
+        ("-1", false),
+        ("0", false),
+        ("2", false),
+        ("3", true),
+        ("4", true),
+        ("", false),
+    ] {
+        assert_eq!(is_paranoid(level), paranoid, "{level}");
+    }
+}
+
 // covers: host-units/pt-perf
 #[test]
 fn records_of_the_kernels_tell_what_is_lost() {

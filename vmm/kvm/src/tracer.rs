@@ -93,6 +93,11 @@ pub enum PtError {
         "perf does not let this user trace the kernel: set kernel.perf_event_paranoid to 1 or less, or give CAP_PERFMON"
     )]
     Permission,
+    /// Debian's kernels have a level above Linux's own.
+    #[error(
+        "this kernel lets CAP_SYS_ADMIN alone use perf, and minivmm gives that away: set kernel.perf_event_paranoid to 2 or less"
+    )]
+    Paranoid,
     /// The two units exclude each other.
     #[error("somebody has the processor's last-branch records, which exclude its Intel PT")]
     LastBranches,

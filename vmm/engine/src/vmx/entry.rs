@@ -80,9 +80,11 @@ impl Cpu {
         let debugctl = units
             .debugctl
             .map_or(0, |caps| caps.writable_with(features) | caps.ignored);
-        let perf_global_ctrl = units
-            .pmu
-            .map_or(0, |caps| (1u64 << caps.general) - 1 | ((1u64 << caps.fixed) - 1) << 32);
+        // The counters, and EN_PERF_METRICS.
+        let perf_global_ctrl = units.pmu.map_or(0, |caps| {
+            let metrics = caps.capabilities.unwrap_or(0) & x86::pmu::capabilities::METRICS != 0;
+            (1u64 << caps.general) - 1 | ((1u64 << caps.fixed) - 1) << 32 | u64::from(metrics) << 48
+        });
         let shared = self.shared();
         Some(f(&Processor {
             caps: &caps,
