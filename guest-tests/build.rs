@@ -345,6 +345,7 @@ const GUESTS: &[&str] = &[
     "rdt",
     "cpuid_msrs",
     "apic",
+    "smm",
     "smp",
 ];
 

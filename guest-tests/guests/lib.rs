@@ -21,6 +21,7 @@ pub mod pt_packets;
 pub mod pt_topa;
 pub mod rdt;
 pub mod sampling;
+pub mod smm;
 pub mod smp;
 pub mod task_switch;
 pub mod trace;

@@ -105,3 +105,19 @@ fn the_guest_tests_of_vmx_pass_on_every_generation() {
     let outcome = run(&mut command, Duration::from_secs(600)).must_end_with(0);
     assert!(outcome.console.contains(" 0 failed"), "{}", outcome.console);
 }
+
+/// On the models of the matrix those tests of it that need VMX are skipped.
+// covers: smm/guest
+#[test]
+fn the_guest_tests_of_smm_pass_in_vmx_operation() {
+    for model in ["core2,+vmx", "haswell,+vmx", "sapphirerapids,+vmx"] {
+        let mut command = std::process::Command::new(guest_tests::minivmm());
+        command.args(["--cpu-model", model, "--max-instructions", "500000000", "--kernel"]);
+        let outcome = run(command.arg(bare::image("smm")), Duration::from_secs(120));
+        let said = &outcome.console;
+        assert!(!said.contains("not ok"), "{model}: {said}");
+        let vmx = "a_vmx_guest_is_interrupted_without_a_vm_exit";
+        let line = said.lines().find(|line| line.contains(vmx)).unwrap_or_default();
+        assert!(line.starts_with("ok ") && !line.contains("SKIP"), "{model}: {said}");
+    }
+}

@@ -13,6 +13,7 @@ pub mod pit;
 pub mod pvpanic;
 pub mod rtc;
 pub mod serial;
+pub mod smi;
 pub mod system_control;
 
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,7 @@ use pit::Pit;
 use pvpanic::Pvpanic;
 use rtc::Rtc;
 use serial::{Serial, SerialState};
+use smi::SmiControl;
 use system_control::SystemControl;
 
 /// ISA interrupt lines.
@@ -107,6 +109,8 @@ enum Port {
     PmEvent,
     PmControl,
     PmTimer,
+    Apm,
+    SmiEnable,
     PciAddress,
     DebugExit,
     Pvpanic,
@@ -114,7 +118,7 @@ enum Port {
 }
 
 /// The board's ports: the first, how many, how wide an access they take, whose they are.
-const PORTS: [(u16, u64, Width, Port); 17] = [
+const PORTS: [(u16, u64, Width, Port); 19] = [
     (pic::PIC1, 2, Width::Byte, Port::Pic1),
     (pit::PIT, 4, Width::Byte, Port::Pit),
     (i8042::DATA, 1, Width::Byte, Port::I8042Data),
@@ -131,6 +135,8 @@ const PORTS: [(u16, u64, Width, Port); 17] = [
     (acpi_pm::PM1A_EVENT, 4, Width::Byte, Port::PmEvent),
     (acpi_pm::PM1A_CONTROL, 2, Width::Byte, Port::PmControl),
     (acpi_pm::PM_TIMER, 4, Width::Whole, Port::PmTimer),
+    (smi::APM, 2, Width::Byte, Port::Apm),
+    (smi::SMI_EN, 4, Width::Byte, Port::SmiEnable),
     // The reset register lies within PCI's address register and is distinguished from it by the size of the access.
     (system_control::CF9 - 1, 4, Width::Whole, Port::PciAddress),
 ];
@@ -161,6 +167,8 @@ impl Port {
             Port::PmEvent => "ACPI PM1a event",
             Port::PmControl => "ACPI PM1a control: power off",
             Port::PmTimer => "ACPI timer, 3.579545 MHz",
+            Port::Apm => "SMI request (APM_CNT) and its status, once SMI_EN lets it",
+            Port::SmiEnable => "SMI_EN",
             Port::PciAddress => "PCI CONFIG_ADDRESS, as a double word; reset control at CF9H",
             Port::DebugExit => "debug exit: ends the run with (v << 1) | 1",
             Port::Pvpanic => "pvpanic: the guest's kernel says that it has panicked",
@@ -239,6 +247,8 @@ pub struct PlatformState {
     pub ioapic: Ioapic,
     /// Power management.
     pub acpi_pm: AcpiPm,
+    /// Requests of system-management interrupts.
+    pub smi: SmiControl,
     /// Board's own ports.
     pub system_control: SystemControl,
     /// Debug exit.
@@ -270,6 +280,7 @@ pub struct Platform {
     pit: Pit,
     ioapic: Ioapic,
     acpi_pm: AcpiPm,
+    smi: SmiControl,
     system_control: SystemControl,
     debug_exit: DebugExit,
     pvpanic: Pvpanic,
@@ -303,6 +314,7 @@ impl Platform {
             pit: Pit::new(),
             ioapic: Ioapic::new(),
             acpi_pm: AcpiPm::new(),
+            smi: SmiControl::default(),
             system_control: SystemControl::new(),
             debug_exit: DebugExit::new(),
             pvpanic: Pvpanic::new(),
@@ -404,6 +416,8 @@ impl Platform {
             Port::Serial2 => self.serial2.as_mut().map_or(0xff, |serial| serial.read(offset as u8)),
             Port::PmEvent => self.acpi_pm.read_event(offset, now),
             Port::PmControl => self.acpi_pm.read_control(offset),
+            Port::Apm => self.smi.read_apm(offset),
+            Port::SmiEnable => self.smi.read_enable(offset),
             Port::Pvpanic => self.pvpanic.read(),
             Port::Diagnostic => self.system_control.diagnostic(),
             Port::PmTimer => return (self.acpi_pm.read_timer(now) >> (8 * (offset & 3))) & ones,
@@ -453,6 +467,12 @@ impl Platform {
             Port::PmEvent => self.acpi_pm.write_event(offset, byte, now),
             Port::PmControl => self.acpi_pm.write_control(offset, byte),
             Port::PmTimer => {}
+            Port::Apm => {
+                if self.smi.write_apm(offset, byte) {
+                    (0..self.lapics.len()).for_each(|cpu| self.effect(Effect::Smi { cpu }));
+                }
+            }
+            Port::SmiEnable => self.smi.write_enable(offset, byte),
             Port::PciAddress if (offset, size) == (1, 1) => self.system_control.write_cf9(byte),
             Port::PciAddress => {}
             Port::DebugExit if offset == 0 => self.debug_exit.write(value),
@@ -865,6 +885,7 @@ impl Platform {
             pit: self.pit.state(),
             ioapic: self.ioapic.state(),
             acpi_pm: self.acpi_pm.state(),
+            smi: self.smi.state(),
             system_control: self.system_control.state(),
             debug_exit: self.debug_exit.state(),
             pvpanic: self.pvpanic.state(),
@@ -898,6 +919,7 @@ impl Platform {
         self.pit.set_state(&state.pit);
         self.ioapic.set_state(&state.ioapic);
         self.acpi_pm.set_state(&state.acpi_pm);
+        self.smi.set_state(&state.smi);
         self.system_control.set_state(&state.system_control);
         self.debug_exit.set_state(&state.debug_exit);
         self.pvpanic.set_state(&state.pvpanic);

@@ -48,6 +48,8 @@ pub struct ArchLbr {
     linear_bits: u32,
     running: bool,
     control: LbrCtl,
+    /// In system-management mode: LBREn as RSM brings it back.
+    interrupted: bool,
     ring: LazyRing,
 }
 
@@ -56,6 +58,8 @@ pub struct ArchLbr {
 pub struct ArchLbrState {
     /// IA32_LBR_CTL.
     pub control: u64,
+    /// In system-management mode: LBREn as RSM brings it back.
+    pub interrupted: bool,
     /// The ring; its depth is IA32_LBR_DEPTH.
     pub ring: BranchRing,
     /// Recording was on at the last word.
@@ -78,6 +82,7 @@ impl ArchLbr {
             linear_bits,
             running: false,
             control: LbrCtl::new(),
+            interrupted: false,
             ring: BranchRing::new(leaf.max_depth()).into(),
         }
     }
@@ -179,7 +184,14 @@ impl ArchLbr {
                 self.ring = BranchRing::new(self.leaf.max_depth()).into();
                 self.control = LbrCtl::new();
                 self.running = false;
+                self.interrupted = false;
             }
+            // SDM Vol. 3B 19.1.4 "Interaction with Other Processor Features": an SMI saves LBREn and clears it, RSM brings it back.
+            Change::Smi { .. } => {
+                self.interrupted = self.control.lbr_en();
+                self.control.set_lbr_en(false);
+            }
+            Change::Rsm if std::mem::take(&mut self.interrupted) => self.control.set_lbr_en(true),
             _ => {}
         }
         self.ring.now(code);
@@ -278,6 +290,7 @@ impl ArchLbr {
     pub fn state(&self) -> ArchLbrState {
         ArchLbrState {
             control: self.control.into_bits(),
+            interrupted: self.interrupted,
             ring: self.ring.with_records().into_owned(),
             running: self.running,
         }
@@ -287,6 +300,7 @@ impl ArchLbr {
     pub fn set_state(&mut self, state: ArchLbrState) {
         self.control = LbrCtl::from_bits(state.control & self.leaf.control());
         self.running = state.running;
+        self.interrupted = state.interrupted;
         let mut ring = state.ring;
         if !self.leaf.has_depth(ring.depth.into()) || usize::from(ring.depth) > MAX_DEPTH {
             ring.depth = self.leaf.max_depth().clamp(1, MAX_DEPTH as u8);

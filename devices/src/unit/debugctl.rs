@@ -11,14 +11,14 @@
 //! - A PMI with FREEZE_LBRS_ON_PMI clears LBR on parts with the legacy freeze; on parts with the streamlined one it sets a
 //!   status bit instead, and this register stays as it is. SDM Vol. 3B 18.4.7 "Freezing LBR and Performance Counters on
 //!   PMI".
+//! - An SMI with FREEZE_WHILE_SMM clears LBR, BTF, TR and BTS, and RSM brings them back. SDM Vol. 3B 18.4.1.
 //!
 //! # Practice
 //! [`DebugCtlUnit`] holds the register as software wrote it and hands out what it means ([`DebugCtlUnit::control`]) in one
 //! layout for all models. Which bits exist is a row of the model, less what belongs to a feature that is not shown.
 //!
 //! # Left out
-//! System-management mode, and so FREEZE_WHILE_SMM: the bit is #GP(0), as on a part whose IA32_PERF_CAPABILITIES\[12\] is
-//! clear. The uncore raises no PMIs; ENABLE_UNCORE_PMI is storage. The pins of P6's PB0 to PB3 lead nowhere.
+//! The uncore raises no PMIs; ENABLE_UNCORE_PMI is storage. The pins of P6's PB0 to PB3 lead nowhere.
 
 use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
@@ -39,6 +39,8 @@ pub struct DebugCtlUnit {
 pub struct DebugCtlState {
     /// The value as software reads it, in the model's own layout.
     pub value: u64,
+    /// In system-management mode: the value that RSM brings back, with FREEZE_WHILE_SMM.
+    pub frozen: Option<u64>,
 }
 
 /// What a PMI stops elsewhere.
@@ -100,6 +102,11 @@ impl DebugCtlUnit {
         control.lbr() || self.caps.tr_records && control.tr()
     }
 
+    /// Counters and branch facilities stand still in system-management mode.
+    pub fn freezes_in_smm(&self) -> bool {
+        self.control().freeze_while_smm()
+    }
+
     /// A PMI is about to be requested: stops what the register says, and says what the counters' unit must stop.
     pub fn freeze_on_pmi(&mut self) -> Frozen {
         let control = self.control();
@@ -132,8 +139,21 @@ impl DebugCtlUnit {
     /// A `Watch` callback. Power-up clears the register; INIT leaves it. SDM Vol. 3A Table 10-1 "IA-32 and Intel 64
     /// Processor States Following Power-up, Reset, or INIT" ("all other MSRs").
     pub fn state_changed(&mut self, change: Change) {
-        if change == Change::Reset {
-            self.state = DebugCtlState::default();
+        match change {
+            Change::Reset => self.state = DebugCtlState::default(),
+            Change::Smi { .. } => {
+                self.state.frozen = self.freezes_in_smm().then_some(self.state.value);
+                if self.state.frozen.is_some() {
+                    let stopped = DebugCtl::new()
+                        .with_lbr(true)
+                        .with_btf(true)
+                        .with_tr(true)
+                        .with_bts(true);
+                    self.clear(stopped);
+                }
+            }
+            Change::Rsm => self.state.value = self.state.frozen.take().unwrap_or(self.state.value),
+            _ => {}
         }
     }
 
@@ -145,9 +165,10 @@ impl DebugCtlUnit {
     /// Takes a whole state back; bits that this model does not have are dropped.
     pub fn set_state(&mut self, state: DebugCtlState) {
         self.state.value = state.value & self.writable;
+        self.state.frozen = state.frozen.map(|value| value & self.writable);
     }
 
-    /// Clears bits that stand at the same place in all layouts: LBR and BTF.
+    /// Clears bits that stand at the same place in all layouts, LBR and BTF, or in that of IA32_DEBUGCTL, which alone has FREEZE_WHILE_SMM.
     fn clear(&mut self, bits: DebugCtl) {
         self.state.value &= !bits.into_bits();
     }

@@ -36,17 +36,17 @@ fn every_bit_of_every_model() {
         ("p6", 0x7F, 0),
         // No DS-CPL on Northwood: BTS_OFF_OS and BTS_OFF_USR are reserved.
         ("netburst", 0x1F, 0),
-        ("core2", 0x1FC3, 0),
-        ("westmere", 0x3FC3, 0),
-        ("sandybridge", 0x3FC3, 0),
+        ("core2", 0x5FC3, 0),
+        ("westmere", 0x7FC3, 0),
+        ("sandybridge", 0x7FC3, 0),
         // These have RTM, or had it until a microcode update; the dumps show it where it is.
-        ("haswell", 0x3FC3, 0),
-        ("broadwell", 0xBFC3, 0),
-        ("skylake-server", 0xBFC3, 0),
-        ("icelake-server", 0xBFC3, 0),
-        ("snowridge", 0x3FC3, 0),
-        ("sapphirerapids", 0xBFC6, 0x1),
-        ("alderlake", 0x3FC2, 0x1),
+        ("haswell", 0x7FC3, 0),
+        ("broadwell", 0xFFC3, 0),
+        ("skylake-server", 0xFFC3, 0),
+        ("icelake-server", 0xFFC3, 0),
+        ("snowridge", 0x7FC3, 0),
+        ("sapphirerapids", 0xFFC6, 0x1),
+        ("alderlake", 0x7FC2, 0x1),
     ] {
         let model = by_name(name).unwrap();
         let rtm = model.part_features().rtm();
@@ -80,9 +80,38 @@ fn every_bit_of_every_model() {
 
 // covers: debugctl/smm
 #[test]
-fn freeze_while_smm_is_rejected_everywhere() {
+fn freeze_while_smm_is_there_where_the_capabilities_say_so() {
+    use x86::pmu::capabilities::FREEZE_WHILE_SMM;
     for model in MODELS {
-        assert_eq!(part(model).write_msr(IA32_DEBUGCTL, 1 << 14), GP, "{}", model.name);
+        let capabilities = model.units.pmu.and_then(|caps| caps.capabilities).unwrap_or(0);
+        let expected = if capabilities & FREEZE_WHILE_SMM != 0 {
+            Ok(())
+        } else {
+            GP
+        };
+        assert_eq!(
+            part(model).write_msr(IA32_DEBUGCTL, 1 << 14),
+            expected,
+            "{}",
+            model.name
+        );
+    }
+}
+
+/// LBR, BTF, TR and BTS fall, the rest stays, and RSM brings all back. Without the bit nothing changes.
+// covers: debugctl/smm
+#[test]
+fn what_freezes_in_smm_comes_back() {
+    for (before, inside) in [(0x5FC3, 0x5F00), (0x1FC3, 0x1FC3)] {
+        let mut unit = named("haswell");
+        unit.write_msr(IA32_DEBUGCTL, before).unwrap();
+        unit.state_changed(Change::Smi { at: 0 });
+        assert_eq!(unit.read_msr(IA32_DEBUGCTL), Ok(inside));
+        let state = unit.state();
+        let mut other = named("haswell");
+        other.set_state(state);
+        other.state_changed(Change::Rsm);
+        assert_eq!(other.read_msr(IA32_DEBUGCTL), Ok(before));
     }
 }
 
@@ -207,6 +236,9 @@ fn state_goes_out_and_comes_back_and_reset_clears_it() {
     other.state_changed(Change::Reset);
     assert_eq!(other.read_msr(IA32_DEBUGCTL), Ok(0));
     // A state of another model's making cannot set what is reserved here.
-    other.set_state(DebugCtlState { value: !0 });
-    assert_eq!(other.read_msr(IA32_DEBUGCTL), Ok(0xBFC3));
+    other.set_state(DebugCtlState {
+        value: !0,
+        frozen: None,
+    });
+    assert_eq!(other.read_msr(IA32_DEBUGCTL), Ok(0xFFC3));
 }

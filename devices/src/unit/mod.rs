@@ -542,11 +542,11 @@ impl Units {
     }
 }
 
-/// A VM entry or a VM exit, which come alone. Branch records and the branch trace store are of one side of them: no record of a KVM guest's has
-/// an address of the host's.
+/// A VM entry, a VM exit, an SMI or RSM, which come alone. Branch records and the branch trace store are of one side of them: what a VMM or a
+/// handler did before it is nobody's business on the other, and no record of a KVM guest's has an address of the host's.
 fn is_transition(records: &[BranchRecord]) -> bool {
     let [record] = records else { return false };
-    let transitions = [Far::VmEntry, Far::VmExit];
+    let transitions = [Far::VmEntry, Far::VmExit, Far::Smi, Far::Rsm];
     transitions.into_iter().any(|far| record.flow == Flow::Far(far).code())
 }
 
@@ -657,6 +657,8 @@ impl Watch for Units {
             }
             _ => None,
         };
+        let freezes =
+            matches!(change, Change::Smi { .. }) && self.debugctl.as_ref().is_some_and(DebugCtlUnit::freezes_in_smm);
         if let Some(debugctl) = &mut self.debugctl {
             debugctl.state_changed(change);
         }
@@ -678,6 +680,10 @@ impl Watch for Units {
         }
         with_pmu!(self, |pmu, inputs| effects =
             effects.and(pmu.state_change(change, cpu, &inputs)));
+        if freezes {
+            with_pmu!(self, |pmu, inputs| effects =
+                effects.and(pmu.freeze_in_smm(cpu, &inputs)));
+        }
         let store = self.store_control();
         if let (Some(bts), Some(abort)) = (&mut self.bts, abort) {
             effects = effects.and(bts.branches(&[abort], store, self.ds_area.base(), cpu));

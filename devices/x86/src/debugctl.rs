@@ -139,12 +139,17 @@ impl DebugCtlLayout {
             if !features.has(crate::cpuid::Feature::Rtm) {
                 gone |= RTM;
             }
+            // IA32_PERF_CAPABILITIES[12] says that it is there.
+            if !features.has(crate::cpuid::Feature::Pdcm) {
+                gone |= FREEZE_WHILE_SMM;
+            }
         }
         gone
     }
 }
 
 const BUS_LOCK_DETECT: u64 = 1 << 2;
+const FREEZE_WHILE_SMM: u64 = 1 << 14;
 const RTM: u64 = 1 << 15;
 
 /// What FREEZE_LBRS_ON_PMI and FREEZE_PERFMON_ON_PMI do. SDM Vol. 3B 18.4.7 "Freezing LBR and Performance Counters on PMI".
@@ -164,8 +169,8 @@ pub enum Freeze {
 pub struct DebugCtlCaps {
     /// The register.
     pub layout: DebugCtlLayout,
-    /// The bits that WRMSR accepts on the part; any other is #GP(0). FREEZE_WHILE_SMM is never among them: a part has it
-    /// where IA32_PERF_CAPABILITIES\[12\] says so, and with no system-management mode here the models do not say so.
+    /// The bits that WRMSR accepts on the part; any other is #GP(0). A part has FREEZE_WHILE_SMM where IA32_PERF_CAPABILITIES\[12\] says
+    /// so.
     pub writable: u64,
     /// Bits whose writes are dropped. A part with architectural last-branch records alone keeps LBR 0 that way.
     pub ignored: u64,
@@ -178,7 +183,7 @@ pub struct DebugCtlCaps {
 
 impl DebugCtlCaps {
     /// What is writable when these features are shown: BTS and BTINT need DS, BTS_OFF_OS and BTS_OFF_USR need DS-CPL,
-    /// BUS_LOCK_DETECT and RTM the features of their names.
+    /// BUS_LOCK_DETECT and RTM the features of their names, FREEZE_WHILE_SMM needs PDCM.
     pub const fn writable_with(&self, features: Features) -> u64 {
         self.writable & !self.layout.conditional(features)
     }
@@ -206,7 +211,7 @@ pub const NETBURST: DebugCtlCaps = DebugCtlCaps {
 /// Microarchitecture".
 pub const CORE2: DebugCtlCaps = DebugCtlCaps {
     layout: DebugCtlLayout::Ia32,
-    writable: 0x1FC3,
+    writable: 0x1FC3 | FREEZE_WHILE_SMM,
     ignored: 0,
     freeze: Freeze::Legacy,
     tr_records: true,
@@ -215,7 +220,7 @@ pub const CORE2: DebugCtlCaps = DebugCtlCaps {
 /// Nehalem to Broadwell: with ENABLE_UNCORE_PMI. SDM Vol. 3B Figure 18-11 "IA32_DEBUGCTL MSR for Processors Based on Nehalem
 /// Microarchitecture". RTM only where transactions are shown.
 pub const NEHALEM: DebugCtlCaps = DebugCtlCaps {
-    writable: 0x3FC3 | RTM,
+    writable: 0x3FC3 | FREEZE_WHILE_SMM | RTM,
     tr_records: false,
     ..CORE2
 };

@@ -65,10 +65,18 @@ fn a_bit_whose_feature_is_hidden_is_reserved() {
         (ARCHITECTURAL, Feature::DsCpl, 0x600),
         (ARCHITECTURAL, Feature::BusLockDetect, 0x4),
         (ARCHITECTURAL, Feature::Rtm, 0x8000),
+        (ARCHITECTURAL, Feature::Pdcm, 0x4000),
         (NETBURST, Feature::Ds, 0x18),
         (NETBURST, Feature::DsCpl, 0x60),
     ] {
-        let all = Features::list(&[Feature::Ds, Feature::DsCpl, Feature::BusLockDetect, Feature::Rtm]);
+        let all = [
+            Feature::Ds,
+            Feature::DsCpl,
+            Feature::BusLockDetect,
+            Feature::Rtm,
+            Feature::Pdcm,
+        ];
+        let all = Features::list(&all);
         assert_eq!(caps.writable_with(all), caps.writable);
         let without = all.minus(Features::list(&[feature]));
         assert_eq!(caps.writable & !caps.writable_with(without), bits, "{feature:?}");

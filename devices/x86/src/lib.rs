@@ -17,5 +17,6 @@ pub mod pmu;
 pub mod pt;
 pub mod rdt;
 pub mod rflags;
+pub mod smm;
 pub mod vmx;
 pub mod watch;

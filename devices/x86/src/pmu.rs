@@ -169,7 +169,7 @@ impl Branches {
             Flow::Call => Self::DIRECT_CALLS,
             Flow::CallInd => Self::INDIRECT_CALLS,
             Flow::Ret => Self::RETURNS,
-            Flow::Far(Far::Exception | Far::Interrupt | Far::VmExit) => return false,
+            Flow::Far(Far::Exception | Far::Interrupt | Far::VmExit | Far::Smi) => return false,
             // The instruction has retired under the VMM's controls, and the guest's are loaded by now.
             Flow::Far(Far::VmEntry) => return false,
             Flow::Far(_) => Self::FAR,

@@ -64,11 +64,15 @@ pub enum Far {
     VmEntry,
     /// A VM exit: to the VMM, by no instruction of its own.
     VmExit,
+    /// An SMI: to the handler in system-management mode.
+    Smi,
+    /// RSM, to what the SMI has interrupted.
+    Rsm,
 }
 
 impl Flow {
     /// Every value, in the order of the codes.
-    pub const ALL: [Flow; 20] = [
+    pub const ALL: [Flow; 22] = [
         Flow::Cond { taken: false },
         Flow::Cond { taken: true },
         Flow::Jump,
@@ -89,6 +93,8 @@ impl Flow {
         Flow::Far(Far::Sysexit),
         Flow::Far(Far::VmEntry),
         Flow::Far(Far::VmExit),
+        Flow::Far(Far::Smi),
+        Flow::Far(Far::Rsm),
     ];
 
     /// The byte that stands for it in a [`BranchRecord`].
@@ -384,6 +390,13 @@ pub enum Change {
         /// Steps since XBEGIN.
         steps: u64,
     },
+    /// An SMI is about to be delivered: the processor is still as it was, and the transfer has not been said.
+    Smi {
+        /// Linear address of the instruction that would have come next.
+        at: u64,
+    },
+    /// RSM is complete: its branch has said where it has led.
+    Rsm,
     /// Power-up reset.
     Reset,
     /// INIT, which is not a reset: registers of the units stay as they are.

@@ -23,6 +23,7 @@ use crate::flags;
 use crate::fpu::FpuState;
 use crate::op::{Link, Op, Reason, Stop, Template};
 use crate::shared::SharedState;
+use crate::smm::{IoAccess, Smm};
 use crate::state::Hot;
 use crate::transaction::{Capacity, OpenTransaction, Transaction};
 use crate::vmx::{ExitInformation, Vectoring, Vmx};
@@ -225,6 +226,10 @@ pub struct CpuState {
     pub transaction: Option<Box<Transaction>>,
     /// VMX operation; `None` outside it.
     pub vmx: Option<Box<Vmx>>,
+    /// System-management mode.
+    pub smm: Smm,
+    /// The I/O instruction that has just retired.
+    pub io: Option<IoAccess>,
 }
 
 /// An exception or interrupt to deliver.
@@ -380,6 +385,14 @@ pub struct Cpu {
     pub(crate) cr2_before: u64,
     /// See above.
     pub(crate) dr6_before: u64,
+    /// System-management mode.
+    pub(crate) smm: Smm,
+    /// The last I/O instruction, and the step count behind it.
+    pub(crate) io: IoAccess,
+    /// See above.
+    pub(crate) io_at: u64,
+    /// RSM has retired, and the processor is to leave SMM.
+    pub(crate) resumes: bool,
     /// `want_window` as it was when the run began; VMX operation may want to hear of it, too.
     pub(crate) asked_window: bool,
     /// The conditions of the last debug exception.
@@ -481,6 +494,10 @@ impl Cpu {
             injecting: None,
             cr2_before: 0,
             dr6_before: 0,
+            smm: Smm::default(),
+            io: IoAccess::default(),
+            io_at: u64::MAX,
+            resumes: false,
             asked_window: false,
             debug_conditions: 0,
             shared: None,
@@ -530,6 +547,8 @@ impl Cpu {
             iterations: self.iterations,
             transaction: self.transaction.as_ref().map(|open| Box::new(open.borrow().clone())),
             vmx: self.vmx.clone(),
+            smm: self.smm.clone(),
+            io: (self.io_at == self.steps).then_some(self.io),
         }
     }
 
@@ -576,6 +595,9 @@ impl Cpu {
             .as_ref()
             .map(|open| Rc::new(RefCell::new(Transaction::clone(open))));
         self.vmx = s.vmx.clone();
+        self.smm = s.smm.clone();
+        (self.io, self.io_at) = s.io.map_or((IoAccess::default(), u64::MAX), |io| (io, s.steps));
+        self.resumes = false;
         (self.exit, self.entry, self.vectoring, self.injecting) = (None, None, None, None);
         self.event = None;
         let tag = self.vmx_tag();
@@ -652,6 +674,11 @@ impl Cpu {
             pkru: old.pkru,
             msrs: old.msrs,
             fpu: old.fpu,
+            // SMBASE is what it was.
+            smm: Smm {
+                inside: None,
+                ..old.smm
+            },
             steps: old.steps,
             iterations: old.iterations,
             activity: if bootstrap {

@@ -279,6 +279,8 @@ impl Shown {
                 F::VAES => f.vaes(),
                 // VMCALL alone, which whoever records the guest listens to.
                 F::VMX => true,
+                // RSM, which every part has, and which is undefined outside system-management mode.
+                F::SMM => true,
                 F::INVEPT => model
                     .shown_vmx()
                     .is_some_and(|caps| caps.secondary.contains(Secondary::EPT)),

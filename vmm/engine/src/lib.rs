@@ -23,6 +23,7 @@ mod op;
 mod ram;
 mod segment;
 mod shared;
+mod smm;
 mod snapshot;
 mod state;
 mod step;
@@ -40,6 +41,7 @@ pub use crate::cpu::{
 };
 pub use crate::op::CHAINED;
 pub use crate::ram::RamRegion;
+pub use crate::smm::{Interrupted, IoAccess, Smm};
 pub use crate::step::Engine;
 pub use crate::tlb::{AddressSpace, Privilege, Translation, Translations, VmxTag};
 pub use crate::transaction::Transaction;

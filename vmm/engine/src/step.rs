@@ -374,12 +374,19 @@ impl Engine {
     }
 
     fn inject(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, event: Event) {
+        self.between(cpu, bus, |engine, cpu| {
+            // It comes at the fallback address (SDM Vol. 1 16.3.8.2 "Runtime Considerations").
+            engine.abort(cpu, Abort::Event, None);
+            engine.deliver(cpu, event);
+        });
+    }
+
+    /// Does something between two runs that comes from outside; the units have been asked what they want to hear.
+    pub(crate) fn between(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, f: impl FnOnce(&mut Engine, &mut Cpu)) {
         self.attach(cpu, bus);
         cpu.ask();
         self.catch_up(cpu);
-        // It comes at the fallback address (SDM Vol. 1 16.3.8.2 "Runtime Considerations").
-        self.abort(cpu, Abort::Event, None);
-        self.deliver(cpu, event);
+        f(self, cpu);
         cpu.detach();
     }
 
@@ -430,7 +437,7 @@ impl Engine {
     }
 
     /// Before an event: a debug exception ends HLT and MWAIT as an interrupt does (SDM Vol. 2A "HLT", Vol. 2B "MWAIT").
-    fn resume(&mut self, cpu: &mut Cpu) {
+    pub(crate) fn resume(&mut self, cpu: &mut Cpu) {
         if !matches!(cpu.activity, Activity::Halted | Activity::Waiting) {
             return;
         }
@@ -774,6 +781,9 @@ impl Engine {
             cpu.trap_now = false;
             if let Some(launch) = cpu.entry.take() {
                 self.enter_guest(cpu, launch);
+            }
+            if core::mem::take(&mut cpu.resumes) {
+                self.leave_smm(cpu);
             }
             if cpu.retired_now() >= cpu.watched.tick_at {
                 let effects = self.speak(cpu).and(cpu.say(|watch, view| watch.tick(view)));

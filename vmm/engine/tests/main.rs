@@ -20,6 +20,7 @@ mod ptwrite;
 mod rig;
 mod segments;
 mod simd;
+mod smm;
 mod stop;
 mod stream;
 mod string;

@@ -89,6 +89,7 @@ pub fn portable(state: &CpuState) -> bool {
     state.pending_debug == 0
         && state.transaction.is_none()
         && state.monitor.line.is_none()
+        && state.smm.inside.is_none()
         && matches!(
             state.activity,
             Activity::Running | Activity::Halted | Activity::WaitForSipi

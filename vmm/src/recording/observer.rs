@@ -514,7 +514,10 @@ impl Watch for Observer {
             };
             self.mark(mark, &mut host);
         }
-        self.word(cpu, |pt, cpu| pt.change(change, cpu));
+        // The guest's trace stops in system-management mode; what is recorded from outside goes on.
+        if !matches!(change, Change::Smi { .. } | Change::Rsm) {
+            self.word(cpu, |pt, cpu| pt.change(change, cpu));
+        }
         if matches!(change, Change::Wake { .. }) {
             let mut host = Host {
                 cpu,

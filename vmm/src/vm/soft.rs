@@ -327,8 +327,16 @@ impl Soft {
         let cpu = &self.cpus[index].0;
         let platform = machine.platform();
         cpu.activity() == Activity::Running
+            || cpu.smi_due()
             || platform.nmi_pending(index) && cpu.nmi_deliverable()
             || platform.interrupt_pending(index) && cpu.interrupt_wakes()
+    }
+
+    /// An SMI has come for a CPU, which takes it at its turn.
+    pub fn request_smi(&mut self, cpu: usize) {
+        if let Some(Processor(cpu, ..)) = self.cpus.get_mut(cpu) {
+            cpu.request_smi();
+        }
     }
 
     /// Delivers NMIs to the CPUs whose turn it is not: each is between two instructions, where it takes one. It would be lost in
@@ -356,6 +364,12 @@ impl Soft {
             return retry;
         }
         let cpu = &mut self.cpus[index].0;
+        if cpu.smi_due() {
+            self.engine.get().smi(cpu, &mut machine.cpu(index));
+        } else if cpu.smi_pending() {
+            // A shadow lasts one instruction.
+            retry = 1;
+        }
         if machine.platform().nmi_pending(index) {
             if cpu.nmi_deliverable() {
                 machine.platform().take_nmi(index);

@@ -216,6 +216,8 @@ impl Vm {
                 "step {}: the guest's kernel says that it has panicked",
                 self.soft.steps()
             ),
+            // KVM has no handler to give it to.
+            Effect::Smi { cpu } if self.host_clock.is_none() => self.soft.request_smi(cpu),
             Effect::Smi { .. } => debug!("nobody there for {effect:?}"),
         }
         None

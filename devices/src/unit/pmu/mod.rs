@@ -84,6 +84,8 @@ pub struct PmuState {
     pub fixed_control: u64,
     /// IA32_PERF_GLOBAL_CTRL.
     pub global_control: u64,
+    /// In system-management mode with IA32_DEBUGCTL.FREEZE_WHILE_SMM: IA32_PERF_GLOBAL_CTRL as RSM brings it back.
+    pub frozen_control: Option<u64>,
     /// IA32_PERF_GLOBAL_STATUS.
     pub status: u64,
     /// MSR_OFFCORE_RSP_0 and 1.
@@ -202,6 +204,7 @@ impl Pmu {
                 selects: [0; GENERAL],
                 fixed_control: 0,
                 global_control: 0,
+                frozen_control: None,
                 status: 0,
                 offcore: [0; 2],
                 metrics: [0; 4],
@@ -242,6 +245,7 @@ impl Pmu {
             } else {
                 0
             },
+            frozen_control: None,
             status: 0,
             offcore: [0; 2],
             metrics: [0; 4],
@@ -542,12 +546,27 @@ impl Pmu {
         self.take_effects()
     }
 
+    /// An SMI comes while IA32_DEBUGCTL.FREEZE_WHILE_SMM is set: all counters stand still until RSM. SDM Vol. 3B 18.4.1 "IA32_DEBUGCTL MSR".
+    pub fn freeze_in_smm(&mut self, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
+        self.count_to_now(cpu, inputs);
+        self.s.frozen_control = Some(self.s.global_control);
+        self.s.global_control = 0;
+        self.replan();
+        self.take_effects()
+    }
+
     /// Something has changed.
     pub fn state_change(&mut self, change: Change, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Effects {
         self.count_to_now(cpu, inputs);
         match change {
             Change::Halt | Change::Mwait { .. } => self.s.halted = true,
             Change::Wake { .. } => self.s.halted = false,
+            Change::Rsm => {
+                if let Some(control) = self.s.frozen_control.take() {
+                    self.s.global_control = control;
+                    self.replan();
+                }
+            }
             Change::Reset => {
                 self.reset();
                 self.s.counted = [cpu.retired(), cpu.step().wrapping_add(self.s.host_cycles)];

@@ -976,7 +976,7 @@ fn capabilities_read_as_the_manual_s_fields() {
         assert!(value & 0x3F == lbr || value & 0x3F != 0, "{name}: {:#x}", value & 0x3F);
         assert_eq!(value >> 8 & 0xF, pebs, "{name}");
         assert!(bit(6) && bit(7), "{name}: traps, with registers");
-        assert!(!bit(12), "{name}: there is no SMM to freeze in");
+        assert!(bit(12), "{name}: counters can freeze in SMM");
         assert_eq!((bit(13), bit(14), bit(15)), (full_width, baseline, metrics), "{name}");
         assert_eq!(bit(16), name == "snowridge", "{name}: records in the trace");
     }

@@ -20,6 +20,8 @@ const MWAIT: u64 = 3;
 mod cfe {
     pub const INTR: u8 = 1;
     pub const IRET: u8 = 2;
+    pub const SMI: u8 = 3;
+    pub const RSM: u8 = 4;
     pub const SIPI: u8 = 5;
     pub const INIT: u8 = 6;
     pub const SHUTDOWN: u8 = 10;
@@ -82,8 +84,10 @@ impl<O: Output> Pt<O> {
                     self.control_flow_event(cfe::IRET, 0, Some(first.from), self.s.packet_en, step);
                     self.far(first, self.in_sight(), cpu);
                 } else {
-                    // A VM exit has no instruction of its own. SDM Vol. 3C 33.5.2.4 "Packet Generation".
-                    self.far(first, first.flow == Flow::Far(Far::VmExit).code(), cpu);
+                    // A VM exit has no instruction of its own (SDM Vol. 3C 33.5.2.4 "Packet Generation"), and an SMI, which an observer
+                    // traces, has none either.
+                    let none = [Far::VmExit, Far::Smi].map(|far| Flow::Far(far).code());
+                    self.far(first, none.contains(&first.flow), cpu);
                 }
                 records = &records[1..];
             }
@@ -228,6 +232,11 @@ impl<O: Output> Pt<O> {
             self.reset();
             return Effects::NONE;
         }
+        match change {
+            Change::Smi { at } => return self.smi(at, cpu),
+            Change::Rsm => return self.rsm(cpu),
+            _ => {}
+        }
         if !self.tracing() {
             // It may trace again before the transaction ends.
             self.s.in_transaction &= !matches!(
@@ -307,7 +316,7 @@ impl<O: Output> Pt<O> {
                     self.control_flow_event(cfe::SHUTDOWN, 0, Some(next), false, step);
                 }
             }
-            Change::Hypercall { .. } | Change::Vmx { .. } | Change::Reset => {}
+            Change::Hypercall { .. } | Change::Vmx { .. } | Change::Reset | Change::Smi { .. } | Change::Rsm => {}
         }
         if matches!(
             change,
@@ -399,6 +408,34 @@ impl<O: Output> Pt<O> {
             let ip = self.code.ip(at);
             self.send(Packet::Fup(Some(ip)), step);
         }
+    }
+
+    /// An SMI saves TraceEn and clears it: row 14b of the first table. SDM Vol. 3C 33.2.9.3 "System Management Mode (SMM)".
+    fn smi(&mut self, at: u64, cpu: &mut dyn Processor) -> Effects {
+        self.s.interrupted = self.s.ctl.trace_en();
+        if !self.s.interrupted {
+            return Effects::NONE;
+        }
+        if self.tracing() && self.s.ctl.event_en() && self.s.status.context_en() {
+            let step = cpu.step();
+            self.time(step);
+            self.control_flow_event(cfe::SMI, 0, Some(at), self.s.packet_en, step);
+        }
+        self.disable(0, cpu)
+    }
+
+    /// RSM brings TraceEn back: row 15b.
+    fn rsm(&mut self, cpu: &mut dyn Processor) -> Effects {
+        if !std::mem::take(&mut self.s.interrupted) || self.s.ctl.trace_en() {
+            return Effects::NONE;
+        }
+        self.s.ctl.set_trace_en(true);
+        let effects = self.enable(cpu);
+        if self.tracing() && self.s.ctl.event_en() && self.s.status.context_en() {
+            let step = cpu.step();
+            self.control_flow_event(cfe::RSM, 0, None, false, step);
+        }
+        effects
     }
 
     /// INIT: the source is reported now, the target when execution starts, at the reset vector or after a start-up IPI. Rows 30

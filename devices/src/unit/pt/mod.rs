@@ -15,7 +15,7 @@
 //! programs the same registers.
 //!
 //! # Left out
-//! SMM, and so RSM; output to guest-physical addresses. Of a host's trace VMCS packets and the non-root bit are stripped. Nothing here is faster than the output, so an OVF packet only
+//! Output to guest-physical addresses. Of a host's trace VMCS packets and the non-root bit are stripped. Nothing here is faster than the output, so an OVF packet only
 //! tells that a host's sink was full. FabricEn is refused, as on every model: no part that is modelled enumerates it.
 
 mod callbacks;
@@ -90,6 +90,8 @@ struct Inner {
     in_transaction: bool,
     /// After INIT: the trace goes on where the processor starts.
     restarts: bool,
+    /// In system-management mode: TraceEn as RSM brings it back.
+    interrupted: bool,
     /// The C-state of a sleep that power events tell of.
     sleep: Option<u8>,
     stream: Stream,
@@ -112,6 +114,7 @@ impl Inner {
             mode: None,
             in_transaction: false,
             restarts: false,
+            interrupted: false,
             sleep: None,
             stream: Stream::new(caps),
             topa_pmi: false,

@@ -129,7 +129,7 @@ impl<O: Output> Pt<O> {
     }
 
     /// TraceEn falls. SDM Vol. 3C Table "Packet Generation under Different Enable Conditions", 3a and 3b.
-    fn disable(&mut self, length: u64, cpu: &mut dyn Processor) -> Effects {
+    pub(super) fn disable(&mut self, length: u64, cpu: &mut dyn Processor) -> Effects {
         let step = cpu.step();
         if self.s.status.trigger_en() {
             self.time(step);
@@ -153,7 +153,7 @@ impl<O: Output> Pt<O> {
     }
 
     /// TraceEn rises: the same table, 2a to 2e.
-    fn enable(&mut self, cpu: &mut dyn Processor) -> Effects {
+    pub(super) fn enable(&mut self, cpu: &mut dyn Processor) -> Effects {
         let (step, tsc) = (cpu.step(), cpu.tsc());
         let context = cpu.context();
         let s = &mut self.s;

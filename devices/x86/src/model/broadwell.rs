@@ -47,7 +47,7 @@ pub const BROADWELL: CpuModel = CpuModel {
             fixed: 3,
             fixed_width: 48,
             architectural: 0x7F,
-            capabilities: Some(0x22C0),
+            capabilities: Some(0x32C0),
             select: 0xFFFF_FFFF,
             any_thread: true,
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],

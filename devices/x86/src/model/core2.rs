@@ -46,7 +46,7 @@ pub const CORE2: CpuModel = CpuModel {
             fixed: 3,
             fixed_width: 40,
             architectural: 0x7F,
-            capabilities: Some(0x00C0),
+            capabilities: Some(0x10C0),
             select: 0xFFDF_FFFF,
             reference: 8,
             slots: 4,

@@ -1720,7 +1720,7 @@ fn what_a_model_counts_agrees_with_its_leaf_0ah() {
         assert!(model.part_features().pdcm(), "{name}");
         assert_eq!(
             value & (capabilities::LBR_FORMAT | capabilities::FREEZE_WHILE_SMM),
-            0,
+            capabilities::FREEZE_WHILE_SMM,
             "{name}"
         );
         let pebs = model

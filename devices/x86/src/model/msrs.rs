@@ -181,7 +181,7 @@ pub const fn arch_capabilities(value: u64) -> MsrRow {
 /// are the units' own.
 ///
 /// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and IA32_APERF (CPUID.06H:ECX\[0\], which KVM hides,
-/// too), IA32_SMRR_* (no SMM), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
+/// too), IA32_SMRR_* (no SMRR), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
 pub const COMMON: [MsrRow; 19] = [
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
     MsrRow::read_only(IA32_P5_MC_ADDR, "IA32_P5_MC_ADDR", 0),

@@ -45,7 +45,7 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
             fixed: 3,
             fixed_width: 48,
             architectural: 0x7F,
-            capabilities: Some(0x21C0),
+            capabilities: Some(0x31C0),
             select: 0xFFFF_FFFF,
             any_thread: true,
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],

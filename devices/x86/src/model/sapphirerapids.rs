@@ -49,7 +49,7 @@ pub const SAPPHIRERAPIDS: CpuModel = CpuModel {
             fixed: 4,
             fixed_width: 48,
             architectural: 0xFF,
-            capabilities: Some(0xE4C0),
+            capabilities: Some(0xF4C0),
             select: 0x4_FFDF_FFFF,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 80,

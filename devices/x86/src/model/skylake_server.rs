@@ -49,7 +49,7 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
             fixed: 3,
             fixed_width: 48,
             architectural: 0x7F,
-            capabilities: Some(0x23C0),
+            capabilities: Some(0x33C0),
             select: 0xFFFF_FFFF,
             any_thread: true,
             offcore: [0x3F_FFFF_8FFF, 0x3F_FFFF_8FFF],

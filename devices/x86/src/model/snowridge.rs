@@ -46,7 +46,7 @@ pub const SNOWRIDGE: CpuModel = CpuModel {
             fixed: 3,
             fixed_width: 48,
             architectural: 0x7F,
-            capabilities: Some(0x1_64C0),
+            capabilities: Some(0x1_74C0),
             select: 0x4_FFDF_FFFF,
             offcore: [0x3F_FFFF_FFFF, 0x3F_FFFF_FFFF],
             reference: 88,

@@ -56,7 +56,7 @@ pub const WESTMERE: CpuModel = CpuModel {
             fixed: 3,
             fixed_width: 48,
             architectural: 0x7B,
-            capabilities: Some(0x01C0),
+            capabilities: Some(0x11C0),
             select: 0xFFFF_FFFF,
             any_thread: true,
             offcore: [0xF7FF, 0xF7FF],
@@ -122,7 +122,7 @@ const ADJUSTMENTS: &[Difference] = &[Difference {
 /// The plain MSRs.
 ///
 /// The registers of the debug and trace units are the units' own. Absent, so #GP, because what enumerates them is hidden:
-/// IA32_SMM_MONITOR_CTL and 480H on (VMX), IA32_MPERF and IA32_APERF (power), IA32_SMRR_* (no SMM),
+/// IA32_SMM_MONITOR_CTL and 480H on (VMX), IA32_MPERF and IA32_APERF (power), IA32_SMRR_* (no SMRR),
 /// IA32_MCi_CTL2 (no CMCI entry in the local APIC).
 /// Absent, because later parts brought them: IA32_TSC_ADJUST, IA32_SPEC_CTRL, MSR_PPIN_CTL, IA32_ARCH_CAPABILITIES,
 /// MSR_MISC_FEATURE_ENABLES, MSR_PPERF, IA32_TSC_DEADLINE; and all of C001_xxxxH, which are another vendor's.

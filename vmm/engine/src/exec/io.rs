@@ -8,6 +8,7 @@ use crate::exec::system::{Go, cold_flows};
 use crate::lower::{End, Lower};
 use crate::op::{Done, Op, chain_flow};
 use crate::segment::rf;
+use crate::smm::io;
 
 cold_flows! {
     /// IN: port `imm`, or DX when `aux` has bit 8; `aux`'s low byte is the size.
@@ -15,6 +16,7 @@ cold_flows! {
         let (port, size) = port(c, o)?;
         let now = c.now(o);
         let v = c.bus().port_read(port, size, now);
+        c.note_io(o, port, size, kind(o) | io::IN, 0);
         c.bus_used = true;
         c.set_sized(slot::RAX, size, v as u64);
         c.note_access(o, port as u64, size as usize, AccessKind::PortRead);
@@ -25,6 +27,7 @@ cold_flows! {
         let now = c.now(o);
         let v = c.get_sized(slot::RAX, size) as u32;
         c.bus().port_write(port, size, v, now);
+        c.note_io(o, port, size, kind(o), 0);
         c.bus_used = true;
         c.note_access(o, port as u64, size as usize, AccessKind::PortWrite);
         Ok(Go::Look(c.next_ip(o)))
@@ -33,6 +36,16 @@ cold_flows! {
     Ins = ins;
     /// OUTS.
     Outs = outs;
+}
+
+/// What an SMI says of IN or OUT.
+fn kind(o: &Op) -> u8 {
+    if o.aux & 0x100 != 0 { 0 } else { io::IMMEDIATE }
+}
+
+/// What an SMI says of INS or OUTS.
+fn string(o: &Op) -> u8 {
+    if o.scale != 0 { io::STRING | io::REP } else { io::STRING }
 }
 
 /// The port of an instruction, once the access is known to be allowed.
@@ -120,6 +133,7 @@ fn ins(c: &mut Cpu, o: &Op) -> Done<Go> {
     let v = c.bus().port_read(port, size, now);
     c.write_bytes(o, linear, &v.to_le_bytes()[..size as usize])?;
     c.note_access(o, port as u64, size as usize, AccessKind::PortRead);
+    c.note_io(o, port, size, string(o) | io::IN, linear);
     Ok(advance(c, o, slot::RDI))
 }
 
@@ -134,6 +148,7 @@ fn outs(c: &mut Cpu, o: &Op) -> Done<Go> {
     let now = c.now(o);
     c.bus().port_write(port, size, u32::from_le_bytes(bytes), now);
     c.note_access(o, port as u64, size as usize, AccessKind::PortWrite);
+    c.note_io(o, port, size, string(o), linear);
     Ok(advance(c, o, slot::RSI))
 }
 

@@ -58,6 +58,7 @@ impl Cpu {
             IA32_TSC_AUX => f.rdtscp() || f.rdpid(),
             IA32_XSS => f.xsaves(),
             IA32_PKRS => f.pks(),
+            MSR_SMI_COUNT => self.model.msr(MSR_SMI_COUNT).is_some(),
             _ => false,
         }
     }
@@ -83,6 +84,7 @@ impl Cpu {
             IA32_TSC_AUX => self.msrs.tsc_aux,
             IA32_XSS => self.msrs.xss,
             IA32_PKRS => self.msrs.pkrs,
+            MSR_SMI_COUNT => self.smm.count.into(),
             _ => return None,
         })
     }

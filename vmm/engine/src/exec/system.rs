@@ -138,6 +138,16 @@ cold_flows! {
         Ok(Go::Look(c.next_ip(o)))
     };
     Mwait = mwait;
+    /// SDM Vol. 2B "RSM": #UD outside system-management mode. The run loop leaves it once the instruction has retired.
+    Rsm = |c: &mut Cpu, o: &Op| {
+        if !c.in_smm() {
+            return Err(c.ud());
+        }
+        c.drain_records_first()?;
+        c.resumes = true;
+        c.skip_step = true;
+        Ok(Go::Look(c.next_ip(o)))
+    };
     Syscall = |c: &mut Cpu, o: &Op| c.far(o, Far::Syscall, syscall);
     Sysret = |c: &mut Cpu, o: &Op| c.far(o, Far::Sysret, sysret);
     Sysenter = |c: &mut Cpu, o: &Op| c.far(o, Far::Sysenter, sysenter);
@@ -362,6 +372,10 @@ impl Cpu {
         let Ok(new) = Cr4::accept(value, features) else {
             return Err(self.gp(0));
         };
+        // SDM Vol. 3C 32.14.3 "Protection of CR4.VMXE in SMM".
+        if new.vmxe() && self.in_smm() {
+            return Err(self.gp(0));
+        }
         if !self.vmx_allows(self.cr0.into_bits(), new.into_bits()) {
             return Err(self.gp(0));
         }
@@ -796,6 +810,7 @@ pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
         | M::Arpl => segment::lower,
         M::Clts
         | M::Hlt
+        | M::Rsm
         | M::Lmsw
         | M::Syscall
         | M::Sysret
@@ -896,6 +911,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Clts => return l.flow(chain_flow::<Clts>(), |_| ()),
         M::Hlt => return l.flow(chain_flow::<Hlt>(), |_| ()),
         M::Mwait => return l.flow(chain_flow::<Mwait>(), |_| ()),
+        M::Rsm => return l.flow(chain_flow::<Rsm>(), |_| ()),
         M::Lmsw => {
             l.emit(chain::<SupervisorOnly>(), |_| ());
             let src = l.read(0, 2);

@@ -12,7 +12,8 @@
 //! run loop, between two chains ([`exit`]), and so is an entry ([`entry`]).
 //!
 //! # Left out
-//! Controls that [`x86::vmx::caps::ENGINE`] does not name cannot be set. INIT is not blocked in root operation. There is no SMM.
+//! Controls that [`x86::vmx::caps::ENGINE`] does not name cannot be set. INIT is not blocked in root operation. There is no dual-monitor
+//! treatment of SMIs.
 
 mod entry;
 mod exit;

@@ -381,13 +381,13 @@ impl Cpu {
     }
 
     /// Before a VM entry or a VM exit loads state.
-    pub(super) fn leave_world(&mut self) {
+    pub(crate) fn leave_world(&mut self) {
         let rights = self.rights();
         self.tlb.leave(rights);
     }
 
     /// After a VM entry or a VM exit has loaded state: other translations hold, and another mode.
-    pub(super) fn changed_world(&mut self) {
+    pub(crate) fn changed_world(&mut self) {
         let (tag, rights) = (self.vmx_tag(), self.rights());
         self.tlb.enter(tag, rights);
         self.watched.observed = (u64::MAX, 0);
