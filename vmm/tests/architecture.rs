@@ -56,6 +56,10 @@ const ENGINE_CIRCLE: &[(&str, &[&str])] = &[
         &["translate", "translate/emit"],
     ),
     (
+        "system-management mode is state of a CPU, which saves all of it and takes it on again",
+        &["smm"],
+    ),
+    (
         "VMX operation is state of a CPU, its instructions and VM exits are ops, and EPT is under the CPU's page tables",
         &["vmx", "vmx/exit", "vmx/instructions", "vmx/intercept", "vmx/nested"],
     ),

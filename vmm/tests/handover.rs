@@ -201,6 +201,8 @@ fn run(model: &'static CpuModel, drive: Drive) -> (Left, u64) {
     // KVM wants to be busy.
     (state.steps, state.iterations, state.observed) = (0, 0, None);
     (state.fpu.fcs, state.fpu.fds) = (0, 0);
+    // The I/O instruction that has just retired, for an SMI that would come now: KVM does not tell it.
+    state.io = None;
     // On AMD's processors FXSAVE and XSAVE leave out where the last x87 instruction was, unless an exception is pending
     // (APM Vol. 2, "FXSAVE and FXRSTOR Instructions"): a thread that the host has put aside in between has lost it.
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
