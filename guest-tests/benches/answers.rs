@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use guest_tests::measure::{Taken, cpu_seconds_of_children, load, middle_taken, rounds};
+use guest_tests::measure::{Taken, load, middle_taken, rounds, taken};
 use guest_tests::{
     Folder, Running, in_minivmm, linux, linux_in_minivmm, minivmm, run, start, start_with_input, target,
 };
@@ -43,16 +43,8 @@ fn main() -> ExitCode {
 
 /// Does something so often, and gives the middle of what it took.
 fn timed(rounds: usize, mut work: impl FnMut() -> Result<(), String>) -> Result<Taken, String> {
-    let mut times = Vec::new();
-    for _ in 0..rounds {
-        let (begun, before) = (Instant::now(), cpu_seconds_of_children());
-        work()?;
-        times.push(Taken {
-            wall: begun.elapsed().as_secs_f64(),
-            cpu: cpu_seconds_of_children() - before,
-        });
-    }
-    Ok(middle_taken(&times))
+    let times: Result<Vec<Taken>, String> = (0..rounds).map(|_| taken(&mut work)).collect();
+    Ok(middle_taken(&times?))
 }
 
 /// Runs minivmm and gives what it wrote to standard output.
@@ -68,7 +60,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("the target folder's name is UTF-8")
 }
 
-fn measure(folder: &Path, rounds: usize) -> Result<(), String> {
+fn measure(folder: &Folder, rounds: usize) -> Result<(), String> {
     let mut rows = Vec::new();
     let steps = session(folder, rounds, &mut rows)?;
     let (slices, bytes) = exports(folder, rounds, &mut rows)?;
@@ -114,13 +106,10 @@ const SERIES: &str = "replay with a trace, in series";
 const JOBS: &str = "replay with a trace, --jobs 2";
 
 /// Questions to a recorded session, and its replays; how many steps it has.
-fn session(folder: &Path, rounds: usize, rows: &mut Vec<Row>) -> Result<u64, String> {
+fn session(folder: &Folder, rounds: usize, rows: &mut Vec<Row>) -> Result<u64, String> {
     let scripts = folder.join("scripts");
     fs::create_dir(&scripts).map_err(|error| error.to_string())?;
-    let script = scripts.join("run");
-    fs::write(&script, SCRIPT).map_err(|error| error.to_string())?;
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&script, mode).map_err(|error| error.to_string())?;
+    folder.script("scripts/run", SCRIPT);
     let session = folder.join("session");
     let mut record = linux_in_minivmm(CMDLINE);
     record.args(["--memory", "256M", "--inject"]).arg(&scripts);
@@ -146,11 +135,11 @@ fn session(folder: &Path, rounds: usize, rows: &mut Vec<Row>) -> Result<u64, Str
     ];
     for word in words.iter().cycle().take(rounds.min(words.len())) {
         let question = ["query", text(&session), "last-writer", word, "--len", "4"];
-        first.push(timed(1, || {
+        first.push(taken(|| {
             steps = steps.max(last_number(&ask(&question, 0)?));
-            Ok(())
+            Ok::<(), String>(())
         })?);
-        after.push(timed(1, || ask(&question, 0).map(drop))?);
+        after.push(taken(|| ask(&question, 0).map(drop))?);
     }
     if steps < STEPS {
         return Err(format!("the session has {steps} steps, which is too short"));
@@ -162,9 +151,9 @@ fn session(folder: &Path, rounds: usize, rows: &mut Vec<Row>) -> Result<u64, Str
     let (mut series, mut jobs) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let replay = ["replay", text(&session), "--force", "--trace", text(&trace)];
-        series.push(timed(1, || ask(&replay, 10).map(drop))?);
+        series.push(taken(|| ask(&replay, 10).map(drop))?);
         let two = [&replay[..], &["--jobs", "2"]].concat();
-        jobs.push(timed(1, || ask(&two, 10).map(drop))?);
+        jobs.push(taken(|| ask(&two, 10).map(drop))?);
     }
     fs::remove_dir_all(&trace).map_err(|error| error.to_string())?;
     let series = middle_taken(&series);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use guest_tests::measure::{Taken, cpu_seconds_of_children, load, middle_taken, rounds};
+use guest_tests::measure::{Taken, cpu_seconds_of_children, load, middle_taken, rounds, taken};
 use guest_tests::{linux, minivmm, target};
 
 /// Where Debian's packages have it.
@@ -89,20 +89,18 @@ fn tree(work: &Path) -> Result<(), String> {
 }
 
 fn run(work: &Path, options: &[&str], script: &str) -> Result<Taken, String> {
-    let (start, used) = (Instant::now(), cpu_seconds_of_children());
     let mut command = Command::new(minivmm());
     command
         .args(["run", "--engine", "soft", "--kernel"])
         .arg(&linux().kernel);
     command.args(options).args(["--", "sh", "-c", script]).current_dir(work);
-    let output = command.stdin(Stdio::null()).output().map_err(failed("minivmm"))?;
-    match output.status.success() {
-        true => Ok(Taken {
-            wall: start.elapsed().as_secs_f64(),
-            cpu: cpu_seconds_of_children() - used,
-        }),
-        false => Err(format!("minivmm: {}", String::from_utf8_lossy(&output.stderr))),
-    }
+    taken(|| {
+        let output = command.stdin(Stdio::null()).output().map_err(failed("minivmm"))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(format!("minivmm: {}", String::from_utf8_lossy(&output.stderr))),
+        }
+    })
 }
 
 /// The same initial RAM disk. QEMU's machine has a serial port and no port of a console.

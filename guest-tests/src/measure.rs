@@ -65,6 +65,19 @@ pub struct Taken {
     pub cpu: f64,
 }
 
+/// Does something, with processes that it waits for, and says what it took.
+///
+/// # Errors
+/// Those of `work`.
+pub fn taken<E>(work: impl FnOnce() -> Result<(), E>) -> Result<Taken, E> {
+    let (begun, used) = (std::time::Instant::now(), cpu_seconds_of_children());
+    work()?;
+    Ok(Taken {
+        wall: begun.elapsed().as_secs_f64(),
+        cpu: cpu_seconds_of_children() - used,
+    })
+}
+
 /// The middles of both.
 pub fn middle_taken(times: &[Taken]) -> Taken {
     Taken {

@@ -17,14 +17,13 @@ use serde::{Deserialize, Serialize};
 use x86::cr::{Cr0, Cr3, Cr4, Efer};
 use x86::rflags::flag as rf;
 use x86::smm::{self, SaveArea, Saved};
-use x86::watch::{Abort, BranchRecord, Change, Far, Flow};
+use x86::watch::{Abort, Change, Far};
 
 use crate::Engine;
 use crate::bus::Bus;
 use crate::cpu::{Activity, CS, Cpu, SS, Segment, Table, slot};
 use crate::op::Op;
 use crate::vmx::Vmx;
-use crate::watch::EventOrigin;
 
 /// System-management mode of a processor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -356,7 +355,7 @@ impl Engine {
         cpu.changed_world();
         cpu.tlb.flush_present();
         cpu.want_window = cpu.asked_window;
-        self.smm_transfer(cpu, from, cpl, Far::Smi, 0);
+        self.transition(cpu, from, cpl, Far::Smi, 0, true);
     }
 
     /// RSM, once the instruction has retired.
@@ -400,7 +399,7 @@ impl Engine {
         cpu.want_window |= cpu.window_wanted();
         // What has been held off comes before the next instruction.
         cpu.bus_used |= cpu.smm.pending || cpu.want_nmi;
-        self.smm_transfer(cpu, from, 0, Far::Rsm, RSM);
+        self.transition(cpu, from, 0, Far::Rsm, RSM, true);
         let effects = cpu.say(|watch, view| watch.state(Change::Rsm, view));
         self.follow(cpu, effects);
         if inside.activity == Activity::Halted && area.get(Saved::AutoHalt) & RESTART_HALT != 0 {
@@ -408,43 +407,14 @@ impl Engine {
             cpu.change(Change::Halt);
         }
     }
-
-    fn smm_transfer(&mut self, cpu: &mut Cpu, from: u64, from_cpl: u8, far: Far, length: u8) {
-        if !cpu.watched.tell {
-            return;
-        }
-        let branch = BranchRecord {
-            from,
-            to: cpu.linear(cpu.rip),
-            step: EventOrigin::of_processor(cpu).step(),
-            flow: Flow::Far(far).code(),
-            length,
-            from_cpl,
-            to_cpl: cpu.cpl,
-            loads_cr3: true,
-            reserved: [0; 3],
-        };
-        let effects = cpu.say(|watch, view| watch.branches(&[branch], view));
-        self.follow(cpu, effects);
-    }
 }
 
 impl Cpu {
     /// After RSM to VMX operation: fixed bits are fixed, and without unrestricted guests the privilege level of CS and SS is that of SS's
     /// descriptor. SDM Vol. 3C 32.14.2 "Default Treatment of RSM".
     fn keep_vmx_rules(&mut self) {
-        use x86::vmx::caps::CR0_FIXED0;
-        use x86::vmx::controls::Secondary;
         let Some(vmx) = &self.vmx else { return };
-        let unrestricted = vmx
-            .guest
-            .as_ref()
-            .is_some_and(|guest| guest.secondary.contains(Secondary::UNRESTRICTED));
-        let fixed = if unrestricted {
-            CR0_FIXED0 & !0x8000_0001
-        } else {
-            CR0_FIXED0
-        };
+        let (fixed, unrestricted) = (vmx.cr0_fixed(), vmx.unrestricted());
         self.cr0 = Cr0::from_bits(self.cr0.into_bits() | fixed);
         if self.rflags & rf::VM == 0 && !unrestricted {
             let dpl = self.seg[SS].dpl();

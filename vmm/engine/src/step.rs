@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 
 use x86::model::CpuModel;
 use x86::rflags::flag as rf;
-use x86::watch::{Abort, Change, Effects};
+use x86::watch::{Abort, BranchRecord, Change, Effects, Far, Flow};
 
 use crate::block::BlockCache;
 use crate::bus::{Bus, Processor};
@@ -379,6 +379,27 @@ impl Engine {
             engine.abort(cpu, Abort::Event, None);
             engine.deliver(cpu, event);
         });
+    }
+
+    /// The units hear of a transfer that is no delivery of an event: a VM entry or exit, an SMI or RSM, of so many bytes. The processor
+    /// is where it has led; `cr3`: Intel PT tells that CR3 has changed.
+    pub(crate) fn transition(&mut self, cpu: &mut Cpu, from: u64, from_cpl: u8, far: Far, length: u8, cr3: bool) {
+        if !cpu.watched.tell {
+            return;
+        }
+        let branch = BranchRecord {
+            from,
+            to: cpu.linear(cpu.rip),
+            step: EventOrigin::of_processor(cpu).step(),
+            flow: Flow::Far(far).code(),
+            length,
+            from_cpl,
+            to_cpl: cpu.cpl,
+            loads_cr3: cr3,
+            reserved: [0; 3],
+        };
+        let effects = cpu.say(|watch, view| watch.branches(&[branch], view));
+        self.follow(cpu, effects);
     }
 
     /// Does something between two runs that comes from outside; the units have been asked what they want to hear.

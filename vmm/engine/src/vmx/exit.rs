@@ -4,12 +4,11 @@ use x86::vmx::controls::Exit;
 use x86::vmx::exits::{ENTRY_FAILURE, EventKind, abort};
 use x86::vmx::fields::ABORT_INDICATOR;
 use x86::vmx::{ExitReason, Field, Vmcs};
-use x86::watch::{BranchRecord, Change, Far, Flow};
+use x86::watch::{Change, Far};
 
 use super::{ExitInformation, Vectoring};
 use crate::Engine;
 use crate::cpu::{Activity, Cpu, Event};
-use crate::watch::EventOrigin;
 
 /// The length of VMLAUNCH and VMRESUME.
 const LAUNCH_LENGTH: u8 = 3;
@@ -125,22 +124,7 @@ impl Engine {
             Some(_) => (Far::VmExit, 0),
             None => (Far::VmEntry, LAUNCH_LENGTH),
         };
-        if cpu.watched.tell {
-            let step = EventOrigin::of_processor(cpu).step();
-            let branch = BranchRecord {
-                from,
-                to: cpu.linear(cpu.rip),
-                step,
-                flow: Flow::Far(far).code(),
-                length,
-                from_cpl,
-                to_cpl: cpu.cpl,
-                loads_cr3: cr3,
-                reserved: [0; 3],
-            };
-            let effects = cpu.say(|watch, view| watch.branches(&[branch], view));
-            self.follow(cpu, effects);
-        }
+        self.transition(cpu, from, from_cpl, far, length, cr3);
         cpu.change(Change::Vmx {
             exit: exit.map(|reason| reason as u16),
         });

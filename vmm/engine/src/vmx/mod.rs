@@ -48,6 +48,21 @@ pub struct Vmx {
     pub guest: Option<Guest>,
 }
 
+impl Vmx {
+    /// A guest runs, and it is unrestricted.
+    pub(crate) fn unrestricted(&self) -> bool {
+        let guest = self.guest.as_ref();
+        guest.is_some_and(|guest| guest.secondary.contains(Secondary::UNRESTRICTED))
+    }
+
+    /// Bits of CR0 that are 1 as things are. SDM Vol. 3C 24.8 "Restrictions on VMX Operation".
+    pub(crate) fn cr0_fixed(&self) -> u64 {
+        // PE and PG are an unrestricted guest's own.
+        let own = if self.unrestricted() { 0x8000_0001 } else { 0 };
+        x86::vmx::caps::CR0_FIXED0 & !own
+    }
+}
+
 /// What the controls of the running guest say, as they were at VM entry.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // They are the manual's names.
@@ -310,18 +325,9 @@ impl Cpu {
 
     /// Whether VMX operation lets CR0 and CR4 have these values. SDM Vol. 3C 24.8 "Restrictions on VMX Operation".
     pub(crate) fn vmx_allows(&self, cr0: u64, cr4: u64) -> bool {
-        use x86::vmx::caps::{CR0_FIXED0, CR4_FIXED0};
         let Some(vmx) = &self.vmx else { return true };
-        let unrestricted = vmx
-            .guest
-            .as_ref()
-            .is_some_and(|guest| guest.secondary.contains(Secondary::UNRESTRICTED));
-        let fixed = if unrestricted {
-            CR0_FIXED0 & !0x8000_0001
-        } else {
-            CR0_FIXED0
-        };
-        cr0 & fixed == fixed && cr4 & CR4_FIXED0 == CR4_FIXED0
+        let fixed = vmx.cr0_fixed();
+        cr0 & fixed == fixed && cr4 & x86::vmx::caps::CR4_FIXED0 == x86::vmx::caps::CR4_FIXED0
     }
 
     /// The time-stamp counter as software reads it.
