@@ -197,30 +197,41 @@ fn exports(folder: &Path, rounds: usize, rows: &mut Vec<Row>) -> Result<(u64, u6
     let python = target().join("host/perfetto/bin/python");
     let counted = run(Command::new(python).args(["-c", SLICES]).arg(&file), LIMIT);
     let slices = counted.console.trim().parse();
-    let slices = slices.map_err(|_| format!("Perfetto's schema does not read it: {}", counted.errors))?;
+    let slices: u64 = slices.map_err(|_| format!("Perfetto's schema does not read it: {}", counted.errors))?;
+    if slices == 0 {
+        return Err("Perfetto's schema finds no slice in it".into());
+    }
     Ok((slices, bytes))
 }
 
 /// Counts the slices of a trace by Perfetto's published schema, packet by packet.
 const SLICES: &str = r#"
-import sys
+import sys, zlib
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
-data, at, slices = memoryview(open(sys.argv[1], "rb").read()), 0, 0
-def varint(at):
+
+def varint(data, at):
     value = shift = 0
     while True:
         byte = data[at]
         value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
         if byte < 128:
             return value, at
-while at < len(data):
-    tag, at = varint(at)
-    assert tag == 10, tag
-    length, at = varint(at)
-    packet = schema.TracePacket.FromString(bytes(data[at:at + length]))
-    at += length
-    slices += packet.HasField("track_event") and packet.track_event.type == schema.TrackEvent.TYPE_SLICE_BEGIN
-print(slices)
+
+def packets(data):
+    at = 0
+    while at < len(data):
+        tag, at = varint(data, at)
+        assert tag == 10, tag
+        length, at = varint(data, at)
+        packet = schema.TracePacket.FromString(bytes(data[at:at + length]))
+        at += length
+        if packet.HasField("compressed_packets"):
+            yield from packets(memoryview(zlib.decompress(packet.compressed_packets)))
+        else:
+            yield packet
+
+events = (packet.track_event for packet in packets(memoryview(open(sys.argv[1], "rb").read())) if packet.HasField("track_event"))
+print(sum(event.type == schema.TrackEvent.TYPE_SLICE_BEGIN for event in events))
 "#;
 
 /// What is asked of a guest that runs: a snapshot from which it is there again, and drgn's list of tasks.

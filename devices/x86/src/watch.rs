@@ -165,7 +165,8 @@ pub struct Interest {
     pub step_on_branches: bool,
     /// An instruction that takes a bus lock above CPL 0 ends with a debug exception (IA32_DEBUGCTL.BUS_LOCK_DETECT).
     pub bus_locks: bool,
-    /// How many instructions may retire at most before [`Watch::tick`] is called.
+    /// How many steps may pass at most before [`Watch::tick`] is called: instructions, and each iteration of a repeated string
+    /// instruction, which takes time as they do but retires nothing.
     pub instructions: u64,
     /// [`Watch::before`] is called for every instruction, not only at [`Watch::boundaries`].
     pub every_instruction: bool,
@@ -616,7 +617,7 @@ pub trait Watch {
     /// The TSC of this processor is from now on so much ahead of the machine's clock, modulo 2^64.
     fn tsc_offset(&mut self, _offset: u64) {}
 
-    /// [`Interest::instructions`] have retired, or the run ends.
+    /// [`Interest::instructions`] steps have passed, or the run ends.
     fn tick(&mut self, _cpu: &mut dyn Processor) -> Effects {
         Effects::NONE
     }

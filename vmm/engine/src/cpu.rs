@@ -744,12 +744,6 @@ impl Cpu {
         self.clock.wrapping_add((self.granted - self.budget) as u64)
     }
 
-    /// Instructions retired so far; outside chains.
-    #[inline]
-    pub(crate) fn retired_now(&self) -> u64 {
-        self.steps_now().wrapping_sub(self.iterations)
-    }
-
     /// Steps of this processor once the instruction of `o` has retired.
     #[inline]
     pub(crate) fn steps_after(&self, o: &Op) -> u64 {

@@ -685,8 +685,8 @@ impl Engine {
             let single =
                 stepping || shadowed || trapped || cpu.watched.interest.every_instruction || cpu.watched.pending != 0;
             let length = if single { Length::Cut(1) } else { Length::Whole };
-            // No further than the next tick: a step is an instruction at most.
-            let tick = cpu.watched.tick_at.saturating_sub(cpu.retired_now()).max(1);
+            // No further than the next tick.
+            let tick = cpu.watched.tick_at.saturating_sub(cpu.steps_now()).max(1);
             let tick = cpu.timer_left().map_or(tick, |left| tick.min(left.max(1)));
             let aside = cpu.budget.saturating_sub_unsigned(tick).max(0);
             cpu.granted -= aside;
@@ -806,7 +806,7 @@ impl Engine {
             if core::mem::take(&mut cpu.resumes) {
                 self.leave_smm(cpu);
             }
-            if cpu.retired_now() >= cpu.watched.tick_at {
+            if cpu.steps_now() >= cpu.watched.tick_at {
                 let effects = self.speak(cpu).and(cpu.say(|watch, view| watch.tick(view)));
                 self.follow(cpu, effects);
             }

@@ -60,7 +60,7 @@ pub(crate) struct Watched {
     pub ranges: Vec<Range>,
     /// Mode bits that watching asks for.
     pub mode: u32,
-    /// Instructions retired when the next tick is due.
+    /// The step at which the next tick is due.
     pub tick_at: u64,
     /// Step count and linear address of the instruction that `before` was said of last.
     pub observed: (u64, u64),
@@ -560,8 +560,7 @@ impl Cpu {
             self.bind_boundaries();
         }
         self.reset_records();
-        let retired = self.retired_now();
-        self.watched.tick_at = retired.saturating_add(interest.instructions);
+        self.watched.tick_at = self.steps_now().saturating_add(interest.instructions);
     }
 
     /// Has blocks decoded for the present boundaries.

@@ -86,7 +86,7 @@ impl Watch for Listener {
     }
     fn tick(&mut self, cpu: &mut dyn Processor) -> Effects {
         let mut notes = self.0.borrow_mut();
-        notes.words.push(Word::Tick(cpu.retired()));
+        notes.words.push(Word::Tick(cpu.step()));
         notes.effects
     }
 }
@@ -739,8 +739,10 @@ fn ports_are_watched_and_trap_after_the_instruction() {
 
 // covers: interest/tick
 #[test]
-fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
-    for distance in [1, 3, 10] {
+fn ticks_come_after_exactly_so_many_steps_each_iteration_of_a_rep_counting() {
+    // The first, 20 rounds of 30 iterations and five instructions, and HLT.
+    const STEPS: u64 = 1 + 20 * (30 + 5) + 1;
+    for distance in [1, 3, 10, 32] {
         let mut b = Bench::long();
         let counting = Interest {
             instructions: distance,
@@ -767,8 +769,8 @@ fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
                 Exit::Bus => exits += 1,
                 exit => panic!("{exit:?}"),
             }
-            // A PMI is asked for between two instructions, and the run ends there.
-            assert_eq!(b.cpu.retired() % distance, 0, "{distance}");
+            // A PMI is asked for between two instructions or iterations, and the run ends there.
+            assert_eq!(b.cpu.steps() % distance, 0, "{distance}");
         }
         // One more tick as each run ends.
         let ticks: Vec<_> = notes.borrow().words.clone();
@@ -777,8 +779,8 @@ fn ticks_come_after_exactly_so_many_instructions_a_rep_counting_once() {
             .filter(|w| matches!(w, Word::Tick(n) if n % distance == 0))
             .collect();
         exact.dedup();
-        assert_eq!(exact.len() as u64, 122 / distance, "{distance}: {ticks:?}");
-        assert_eq!(exits, 122 / distance, "{distance}");
+        assert_eq!(exact.len() as u64, STEPS / distance, "{distance}: {ticks:?}");
+        assert_eq!(exits, STEPS / distance, "{distance}");
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Write},
+    num::NonZero,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
@@ -34,6 +35,12 @@ use crate::{
 
 /// The longest file of a part's that is read.
 const LONGEST: u64 = 1 << 20;
+
+/// A part costs about 0.15 s of its own: RAM is read from the snapshots, and code is translated again. So there are no more of them for
+/// each job than keep all jobs busy to the end.
+const PARTS_A_JOB: usize = 4;
+/// The same for each shard, which may have several jobs.
+const PARTS_A_SHARD: usize = 16;
 
 /// Parts that cannot be replayed or put together.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +76,20 @@ fn say(text: &str) {
 /// A file of a part in the folder of parts.
 fn file(parts: &Path, part: Part, what: &str) -> PathBuf {
     parts.join(format!("{:020}.{what}", part.from))
+}
+
+/// Cuts a session at its snapshots, or at some of them, into at most so many parts, each with as many snapshots as any other.
+fn cut(snapshots: &[u64], most: usize) -> Vec<Part> {
+    let epochs = snapshots.len() + 1;
+    let parts = epochs.min(most.max(1));
+    // The part that begins with this epoch begins at the snapshot before it.
+    let step = |epoch: usize| epoch.checked_sub(1).and_then(|before| snapshots.get(before)).copied();
+    (0..parts)
+        .map(|part| Part {
+            from: step(part * epochs / parts).unwrap_or(0),
+            to: step((part + 1) * epochs / parts),
+        })
+        .collect()
 }
 
 /// What is wanted of the parts.
@@ -128,9 +149,12 @@ pub fn run(options: &ReplayOptions) -> Result<Status, Error> {
             return Err(without(option));
         }
     }
-    let begins = std::iter::once(0).chain(cuts.iter().copied());
-    let ends = cuts.iter().copied().map(Some).chain([None]);
-    let all: Vec<Part> = begins.zip(ends).map(|(from, to)| Part { from, to }).collect();
+    let jobs = options.jobs.map_or(1, NonZero::get);
+    // The shards of a session are the same whatever the jobs of each.
+    let most = options.shard.map_or(jobs.saturating_mul(PARTS_A_JOB), |shard| {
+        shard.count.saturating_mul(PARTS_A_SHARD)
+    });
+    let all = cut(&cuts, most);
     let asked = format!("replay {}", session.display());
     let keep = cuts.is_empty();
     if keep && options.shard.is_some() {
@@ -151,7 +175,6 @@ pub fn run(options: &ReplayOptions) -> Result<Status, Error> {
         .filter(|(n, _)| mine(n))
         .map(|(_, part)| *part)
         .collect();
-    let jobs = options.jobs.map_or(1, std::num::NonZero::get);
     let filters: Option<Vec<String>> = trace
         .as_ref()
         .map(|trace| trace.filters.iter().map(ToString::to_string).collect());
@@ -394,3 +417,7 @@ pub fn merge(options: &Merge) -> Result<Status, Error> {
     };
     conclude(&folders, &wanted, "replay merge")
 }
+
+#[cfg(test)]
+#[path = "parts_test.rs"]
+mod tests;

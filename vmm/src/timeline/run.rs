@@ -476,7 +476,7 @@ impl Run {
     fn pass_entry(&mut self) -> Result<bool, Error> {
         let steps = self.vm.steps();
         self.vm.bring_up_to_date();
-        let hash = self.vm.hash_beside_ram();
+        let hash = self.vm.hash_unobserved();
         let Some(timeline) = &mut self.timeline else {
             return Ok(true);
         };
@@ -494,7 +494,7 @@ impl Run {
 
     fn write_check(&mut self) -> Result<(), Error> {
         self.vm.bring_up_to_date();
-        let (at, hash) = (self.vm.moment(), self.vm.hash_beside_ram());
+        let (at, hash) = (self.vm.moment(), self.vm.hash_unobserved());
         let Some(timeline) = &mut self.timeline else {
             return Ok(());
         };

@@ -1,7 +1,7 @@
 //! Runs of small guests, whole and step by step.
 
 use super::*;
-use crate::config::{MachineConfig, SerialTarget};
+use crate::config::{MachineConfig, RecordOptions, SerialTarget};
 use crate::front::console::Console;
 use crate::vm::Unmapped;
 
@@ -101,4 +101,36 @@ fn a_machine_is_run_step_by_step_and_looked_at() {
         vm.run_for(&mut console, 6),
         Ok(Some(StopReason::Ended(End::Instructions(7))))
     ));
+}
+
+// covers: determinism/checks-beside-stops
+#[test]
+fn a_check_of_a_session_holds_where_a_breakpoint_stops() {
+    // mov ecx, 7FFFFFH; again: dec ecx; jnz again; inc eax; inc eax; mov al, 0; out F4H, al
+    let code = [
+        0xb9, 0xff, 0xff, 0x7f, 0, 0x49, 0x75, 0xfd, 0x40, 0x40, 0xb0, 0, 0xe6, 0xf4,
+    ];
+    let session = std::env::temp_dir().join(format!("minivmm-checks-{}", std::process::id()));
+    let (mut run, mut console) = vm(&code, |config| {
+        config.record = Some(RecordOptions {
+            folder: session.clone(),
+            arguments: Vec::new(),
+        });
+    });
+    let start = run.cpu_state(0).unwrap().rip;
+    assert!(matches!(
+        run.run(&mut console),
+        Ok(StopReason::Ended(End::DebugExit(0)))
+    ));
+    run.end_recording(&Ok(End::DebugExit(0))).unwrap();
+    drop(run);
+    let (mut run, mut console) = vm(&code, |config| config.replay = Some(session.clone()));
+    // The second INC is the instruction after 2^24 steps, where the session has a check.
+    run.debugger().add_breakpoint(start + 9);
+    let stopped = run.run(&mut console);
+    assert!(matches!(stopped, Ok(StopReason::Debugger(_))), "{stopped:?}");
+    assert_eq!(run.steps(), CHECK);
+    let ended = run.run(&mut console);
+    assert!(matches!(ended, Ok(StopReason::Ended(End::DebugExit(0)))), "{ended:?}");
+    std::fs::remove_dir_all(&session).unwrap();
 }

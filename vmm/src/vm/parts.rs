@@ -198,11 +198,6 @@ impl Vm {
         self.machine.platform().advance(now);
     }
 
-    /// A hash of the CPUs and of what is around them, without RAM.
-    pub(crate) fn hash_beside_ram(&self) -> u64 {
-        self.stored().hash().value()
-    }
-
     /// How many CPUs there are.
     pub fn cpu_count(&self) -> usize {
         self.soft.count()
