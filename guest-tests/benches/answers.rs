@@ -20,7 +20,7 @@ const CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 const STEPS: u64 = 2_000_000_000;
 /// It works until the session is long enough, and panics.
 const SCRIPT: &str =
-    "#!/bin/sh\ni=0\nwhile [ $i -lt 60000 ]; do i=$((i+1)); done\nuname -a\necho c >/proc/sysrq-trigger\n";
+    "#!/bin/sh\ni=0\nwhile [ $i -lt 600000 ]; do i=$((i+1)); done\nuname -a\necho c >/proc/sysrq-trigger\n";
 
 /// One line of the table.
 struct Row {
