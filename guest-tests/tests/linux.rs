@@ -195,15 +195,20 @@ fn debian_boots_on_every_model_with_long_mode() {
             "skylake-server",
             false,
             "clflushopt clwb xsavec pku",
-            "sha_ni umip avx512f",
+            "sha_ni umip amx_tile",
         ),
-        ("icelake-server", false, "sha_ni umip la57 gfni vaes", "avx512f movdiri"),
+        (
+            "icelake-server",
+            false,
+            "sha_ni umip la57 gfni vaes",
+            "avx512_bf16 movdiri",
+        ),
         ("snowridge", false, "sha_ni umip movdiri", "avx"),
         (
             "sapphirerapids",
             false,
             "la57 movdir64b avx_vnni serialize",
-            "avx512f amx_tile",
+            "avx512_fp16 amx_tile",
         ),
         ("alderlake", true, "umip avx_vnni gfni", "avx512f la57"),
     ] {

@@ -53,5 +53,6 @@ mod trace_names;
 mod trace_order;
 mod transactions;
 mod translate;
+mod vectors;
 mod vmx_guest;
 mod xsaves;

@@ -567,9 +567,10 @@ pub fn models() -> String {
         .filter(|m| model::dispatched_by_family(m))
         .map(|m| m.name)
         .collect();
-    let note = model::dispatch_note(&servers.join(", "), "show");
+    let verb = if servers.len() == 1 { "shows" } else { "show" };
+    let note = model::dispatch_note(&servers.join(", "), verb);
     format!(
-        "{list}\nNo model shows AVX-512 or AMX, and transactions only with +rtm; `minivmm models NAME` says what else of a part is \
+        "{list}\nNo model shows AMX, AVX-512 is shown as far as the host executes it, and transactions only with +rtm; `minivmm models NAME` says what else of a part is \
          hidden, and why.\n{note}\n"
     )
 }

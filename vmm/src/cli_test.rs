@@ -250,11 +250,7 @@ fn verbose_counts() {
 fn models_lists_every_model_on_a_line_of_its_own() {
     let text = run(&["models"]).unwrap_err();
     let note = text.lines().last().unwrap();
-    for words in [
-        "skylake-server, icelake-server, sapphirerapids",
-        "family and model",
-        "#UD",
-    ] {
+    for words in ["sapphirerapids shows", "family and model", "#UD"] {
         assert!(note.contains(words), "{note}");
     }
     let hidden = text.lines().rev().nth(1).unwrap();

@@ -46,7 +46,42 @@ pub fn choose(spec: Option<&str>, pt: bool) -> Result<&'static CpuModel, Error> 
             names.join(", ")
         )));
     }
+    let (model, hidden) = on_host(model, engine::host_avx512());
+    if hidden != Features::NONE {
+        log::warn!("{}", host_note(model.name, hidden));
+    }
     Ok(model)
+}
+
+/// The model that `--cpu-model` asks for, as this host executes it.
+///
+/// # Errors
+/// As for [`find`].
+pub fn find_here(spec: &str) -> Result<&'static CpuModel, Error> {
+    Ok(on_host(find(spec)?, engine::host_avx512()).0)
+}
+
+/// A model as a host with these features of AVX-512 can execute it, and which of the model's it hides for that.
+pub fn on_host(model: &'static CpuModel, host: Features) -> (&'static CpuModel, Features) {
+    let lacking = model.features().and(engine::AVX512).minus(host);
+    if lacking == Features::NONE {
+        return (model, lacking);
+    }
+    let toggles: Vec<_> = lacking.iter().map(|feature| format!("-{}", feature.flag())).collect();
+    // Features that others need take those along.
+    match model.with_toggles(&toggles.join(",")) {
+        Ok(narrowed) => (narrowed, model.features().minus(narrowed.features())),
+        Err(_) => (model, Features::NONE),
+    }
+}
+
+/// What a guest misses for its host.
+fn host_note(name: &str, hidden: Features) -> String {
+    let names: Vec<_> = hidden.iter().map(Feature::flag).collect();
+    format!(
+        "--cpu-model {name}: this host does not execute {}, so the guest is not shown it: its run differs from one on a host that does",
+        names.join(" ")
+    )
 }
 
 /// The model that `--cpu-model` asks for: a name or a file, and toggles after a comma. A model that is not one of ours lives
@@ -366,17 +401,18 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
     }
 }
 
-/// Whether the family and model of a row are those of a part with AVX-512, which the row hides: programs that choose code by these
-/// two alone take what the model does not execute.
+/// Whether the family and model of a row are those of a part with AVX-512, of which the row hides something: programs that choose
+/// code by these two alone take what the model does not execute.
 pub fn dispatched_by_family(model: &CpuModel) -> bool {
-    model.part_features().avx512f() && !model.features().avx512f()
+    let all = engine::AVX512.with(Feature::Avx512fp16);
+    model.part_features().and(all).minus(model.features()) != Features::NONE
 }
 
 /// What such programs meet, for the models named.
 pub fn dispatch_note(names: &str, verb: &str) -> String {
     format!(
-        "{names} {verb} the family and model of a part with AVX-512, but not AVX-512: programs that choose code by family and model alone \
-         (GCC's target_clones(\"arch=skylake-avx512\")) get #UD; those that ask CPUID for the feature run."
+        "{names} {verb} the family and model of a part with AVX-512, but not all of it: programs that choose code by family and model alone \
+         (GCC's target_clones(\"arch=sapphirerapids\")) get #UD where they use what is hidden; those that ask CPUID for the feature run."
     )
 }
 
@@ -421,6 +457,10 @@ pub fn details(model: &CpuModel) -> String {
             .filter(|&f| why(f) == reason)
             .fold(Features::NONE, Features::with);
         line(&format!("hides ({reason})"), &names(of_it));
+    }
+    let lacking = model.features().and(engine::AVX512).minus(engine::host_avx512());
+    if lacking != Features::NONE {
+        line("on this host hides (the host does not execute it)", &names(lacking));
     }
     if dispatched_by_family(model) {
         line("dispatch", &dispatch_note("this model", "shows"));

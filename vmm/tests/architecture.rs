@@ -73,6 +73,7 @@ const ENGINE_CIRCLE: &[(&str, &[&str])] = &[
             "exec/bit",
             "exec/bmi",
             "exec/cond",
+            "exec/evex",
             "exec/exchange",
             "exec/flags",
             "exec/flow",

@@ -20,8 +20,8 @@
 //!
 //! # What is left out
 //!
-//! EVEX-coded instructions (AVX-512) end the walk with a gap, as do others that iced-x86 is built without here. The blocks of items that carry PEBS records in the
-//! trace are skipped.
+//! Instructions that iced-x86 is built without here (XOP, 3DNow!) end the walk with a gap. The blocks of items that carry PEBS records
+//! in the trace are skipped.
 
 mod chunk;
 mod event;

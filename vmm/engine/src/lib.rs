@@ -48,6 +48,7 @@ pub use crate::transaction::Transaction;
 pub use crate::undefined::Undefined;
 pub use crate::vmx::{Guest, Vmx};
 
+use x86::cpuid::{Feature, Features};
 use x86::model::CpuModel;
 
 /// How often a block runs before it becomes host code, if nothing else is asked for: what is translated for less takes longer to
@@ -115,6 +116,52 @@ pub enum Exit {
     Defect(String),
 }
 
+/// The features of AVX-512 that the engine executes with the host's.
+pub const AVX512: Features = Features::list(&[
+    Feature::Avx512f,
+    Feature::Avx512dq,
+    Feature::Avx512ifma,
+    Feature::Avx512cd,
+    Feature::Avx512bw,
+    Feature::Avx512vl,
+    Feature::Avx512vbmi,
+    Feature::Avx512vbmi2,
+    Feature::Avx512vnni,
+    Feature::Avx512bitalg,
+    Feature::Avx512vpopcntdq,
+    Feature::Avx512bf16,
+]);
+
+/// The features of AVX-512 that this host has, which are those that the engine can execute; none without the first four, which
+/// every thunk of an EVEX instruction is made of.
+pub fn host_avx512() -> Features {
+    use std::is_x86_feature_detected as host;
+    let foundation = [
+        (Feature::Avx512f, host!("avx512f")),
+        (Feature::Avx512bw, host!("avx512bw")),
+        (Feature::Avx512dq, host!("avx512dq")),
+        (Feature::Avx512vl, host!("avx512vl")),
+    ];
+    let more = [
+        (Feature::Avx512cd, host!("avx512cd")),
+        (Feature::Avx512ifma, host!("avx512ifma")),
+        (Feature::Avx512vbmi, host!("avx512vbmi")),
+        (Feature::Avx512vbmi2, host!("avx512vbmi2")),
+        (Feature::Avx512vnni, host!("avx512vnni")),
+        (Feature::Avx512bitalg, host!("avx512bitalg")),
+        (Feature::Avx512vpopcntdq, host!("avx512vpopcntdq")),
+        (Feature::Avx512bf16, host!("avx512bf16")),
+    ];
+    if !foundation.iter().all(|(_, here)| *here) {
+        return Features::NONE;
+    }
+    foundation
+        .into_iter()
+        .chain(more)
+        .filter(|(_, here)| *here)
+        .fold(Features::NONE, |all, (feature, _)| all.with(feature))
+}
+
 /// What this host must have for a model to run: the feature, whether it is here, and its name. Instructions that thunks execute,
 /// and those that are asked for undefined results.
 fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
@@ -144,8 +191,10 @@ fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
     .into_iter()
     .filter_map(|(needed, present, name)| (needed && !present).then_some(name))
     .collect();
+    let wide = f.and(AVX512).minus(host_avx512());
+    lacks.extend(wide.iter().map(Feature::name));
     if f.mmx() && !fpu::thunk::available() {
-        lacks.push("executable memory (8 MiB of it: see `ulimit -f`)");
+        lacks.push("executable memory (16 MiB of it: see `ulimit -f`)");
     }
     if lacks.is_empty() {
         Ok(())

@@ -2,6 +2,7 @@
 
 mod alignment;
 mod avx;
+mod avx512;
 mod bench;
 mod bmi;
 #[path = "core.rs"]

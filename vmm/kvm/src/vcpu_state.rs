@@ -14,10 +14,13 @@ use x86::cpuid::Feature;
 use x86::model::CpuModel;
 use x86::msr::*;
 
-/// XSTATE_BV bits of x87, SSE, AVX and PKRU.
+/// XSTATE_BV bits of x87, SSE, AVX, AVX-512 (opmasks, ZMM_Hi256, Hi16_ZMM) and PKRU.
 const X87: u64 = 1 << 0;
 const SSE: u64 = 1 << 1;
 const AVX: u64 = 1 << 2;
+const OPMASK: u64 = 1 << 5;
+const ZMM_HI256: u64 = 1 << 6;
+const HI16_ZMM: u64 = 1 << 7;
 const PKRU: u64 = 1 << 9;
 /// Offsets in an XSAVE area. SDM Vol. 1 13.4 "XSAVE Area".
 const MXCSR: usize = 24;
@@ -166,6 +169,18 @@ fn pkru_at(model: &CpuModel) -> Option<usize> {
     model.features().has(Feature::Pku).then_some(offset)
 }
 
+/// Where the components of AVX-512 lie in the standard form (opmasks, ZMM_Hi256, Hi16_ZMM), if the model has them.
+fn avx512_at(model: &CpuModel) -> Option<[usize; 3]> {
+    let offsets = [5, 6, 7].map(|component| model.cpuid(0xd, component)[1] as usize);
+    model.features().has(Feature::Avx512f).then_some(offsets)
+}
+
+fn put_quarters(area: &mut [u8], quarters: impl Iterator<Item = u128>) {
+    for (slot, quarter) in area.chunks_exact_mut(16).zip(quarters) {
+        slot.copy_from_slice(&quarter.to_le_bytes());
+    }
+}
+
 impl Vcpu {
     /// Takes on the engine's state. What the engine does not know of (the APIC's base, KVM's flags) stays as KVM gave it.
     pub fn take(&mut self, state: &CpuState, model: &CpuModel) {
@@ -235,6 +250,14 @@ impl Vcpu {
             for (slot, half) in area[YMM_HI..].chunks_exact_mut(16).zip(&state.fpu.ymm_hi) {
                 slot.copy_from_slice(&half.to_le_bytes());
             }
+        }
+        if let Some([opmask, hi256, hi16]) = avx512_at(model) {
+            present |= OPMASK | ZMM_HI256 | HI16_ZMM;
+            for (slot, k) in area[opmask..].chunks_exact_mut(8).zip(&state.fpu.avx512.k) {
+                slot.copy_from_slice(&k.to_le_bytes());
+            }
+            put_quarters(&mut area[hi256..], state.fpu.zmm_hi256(16).flatten());
+            put_quarters(&mut area[hi16..], (16..32).flat_map(|n| state.fpu.zmm(n)));
         }
         if let Some(at) = pkru_at(model) {
             present |= PKRU;
@@ -330,6 +353,12 @@ impl Vcpu {
                 value.copy_from_slice(slot);
             }
             *half = u128::from_le_bytes(value);
+        }
+        if let Some([opmask, hi256, hi16]) = avx512_at(model) {
+            let component = |bit: u64, at: usize| (present & bit != 0).then(|| &area[at..]);
+            fpu.load_opmasks(component(OPMASK, opmask));
+            fpu.load_zmm_hi256(component(ZMM_HI256, hi256), 16);
+            fpu.load_hi16_zmm(component(HI16_ZMM, hi16));
         }
         if let Some(at) = pkru_at(model) {
             state.pkru = match present & PKRU != 0 {

@@ -31,6 +31,16 @@ fn state(model: &CpuModel) -> CpuState {
         state.xcr0 = 7;
         state.fpu.ymm_hi[15] = 77;
     }
+    if model.features().avx512f() {
+        state.xcr0 |= 0xe0;
+        for n in 0..32 {
+            let [low, high, ..] = state.fpu.zmm(n);
+            let n128 = n as u128;
+            let low = if n < 16 { [low, high] } else { [n128, n128 << 8] };
+            state.fpu.set_zmm(n, [low[0], low[1], 0x300 + n128, 0x400 + n128]);
+        }
+        state.fpu.avx512.k = core::array::from_fn(|n| 0x500 + n as u64);
+    }
     state.msrs.lstar = 0xffff_ffff_8100_0000;
     state.msrs.kernel_gs_base = 0xffff_8880_0000_0000;
     state.msrs.sysenter_eip = 9;

@@ -300,7 +300,7 @@ pub fn replayed(options: &RunOptions, packed: Vec<u8>) -> Result<MachineConfig, 
 }
 
 /// The model of a guest of which nothing is asked: distributions are built for x86-64-v3 (AVX2) by now, and of a model with AVX-512 a
-/// part would be hidden, which some libraries do not expect. alderlake has neither AVX-512 nor anything hidden, and every unit.
+/// part is hidden on hosts without it, which some libraries do not expect. alderlake has neither AVX-512 nor anything hidden, and every unit.
 fn default_model() -> &'static str {
     use std::is_x86_feature_detected as host;
     let haswell = host!("avx2") && host!("fma") && host!("f16c");

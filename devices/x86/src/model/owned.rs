@@ -222,13 +222,17 @@ impl OwnedModel {
         let highest = |first: u32| self.part_row(first, 0).map_or(0, |row| row.regs[0]);
         let listed =
             place.leaf <= highest(place.leaf & 0x8000_0000) && self.part_row(place.leaf, place.subleaf).is_some();
-        if part.has(feature) || listed {
+        // AVX-512 is nothing without the components of its state.
+        const XSAVE: u32 = 0xd;
+        let state = |component| self.part_row(XSAVE, component).is_some_and(|row| row.regs[0] != 0);
+        let stateless = feature == Feature::Avx512f && !(5..8).all(state);
+        if part.has(feature) || listed && !stateless {
             Ok(())
         } else {
             Err(ModelError::NoLeaf {
                 feature,
                 model: self.name.clone(),
-                leaf: place.leaf,
+                leaf: if listed { XSAVE } else { place.leaf },
             })
         }
     }

@@ -96,6 +96,19 @@ pub const ENGINE: Features = Features::list(&[
     Vaes,
     Vpclmulqdq,
     AvxVnni,
+    // x86-64-v4, and what is on 512 bits beside it.
+    Avx512f,
+    Avx512dq,
+    Avx512ifma,
+    Avx512cd,
+    Avx512bw,
+    Avx512vl,
+    Avx512vbmi,
+    Avx512vbmi2,
+    Avx512vnni,
+    Avx512bitalg,
+    Avx512vpopcntdq,
+    Avx512bf16,
     Xsaveopt,
     Xsavec,
     Xgetbv1,
@@ -226,7 +239,6 @@ const POWER: &str = "nothing to model: power, heat and frequencies do not exist 
 const TRACE: &str = "processor trace is hidden";
 const RDT: &str = "no cache or memory bandwidth resources";
 const CORE: &str = "not executed yet";
-const AVX512: &str = "not modelled: AVX-512";
 const AMX: &str = "not modelled: AMX";
 const TSX: &str = "off by default, as microcode updates have it: +rtm or +rtm_always_abort shows it";
 const ELISION: &str = "not modelled: lock elision and the switches of transactions";
@@ -239,20 +251,8 @@ const LAST_BRANCHES: &str = "no architectural last-branch records";
 pub const HIDDEN: &[(Feature, &str)] = &[
     (Waitpkg, CORE),
     (Enqcmd, "not modelled: no device takes enqueued commands"),
-    (Avx512f, AVX512),
-    (Avx512dq, AVX512),
-    (Avx512ifma, AVX512),
-    (Avx512cd, AVX512),
-    (Avx512bw, AVX512),
-    (Avx512vl, AVX512),
-    (Avx512vbmi, AVX512),
-    (Avx512vbmi2, AVX512),
-    (Avx512vnni, AVX512),
-    (Avx512bitalg, AVX512),
-    (Avx512vpopcntdq, AVX512),
-    (Avx512vp2intersect, AVX512),
-    (Avx512bf16, AVX512),
-    (Avx512fp16, AVX512),
+    (Avx512vp2intersect, "not modelled: no part has it that has a model here"),
+    (Avx512fp16, "not executed yet: half-precision arithmetic"),
     (AmxTile, AMX),
     (AmxBf16, AMX),
     (AmxInt8, AMX),

@@ -70,7 +70,7 @@ impl Cpu {
 
     #[cold]
     #[inline(never)]
-    fn avx_unready(&mut self, never: bool) -> Stop {
+    pub(super) fn avx_unready(&mut self, never: bool) -> Stop {
         if never {
             return self.ud();
         }
@@ -365,7 +365,7 @@ impl Cpu {
     /// A masked store has faulted: where the page is not that of the first byte to be written, CR2 is the address of the last one.
     /// So Intel's processors; the manual does not say which address of the operand it is.
     #[cold]
-    fn masked_store_fault(&mut self, first: u64, last: u64) {
+    pub(super) fn masked_store_fault(&mut self, first: u64, last: u64) {
         let page_fault = self.event.is_some_and(|event| event.vector == 14);
         if page_fault && (self.cr2 ^ first) >> 12 != 0 {
             self.cr2 = last;
@@ -425,7 +425,7 @@ impl Cpu {
     }
 
     /// How many registers VZEROALL and VZEROUPPER clear: outside 64-bit mode there are eight.
-    fn vector_registers(&self) -> usize {
+    pub(super) fn vector_registers(&self) -> usize {
         if self.is64() { 16 } else { 8 }
     }
 }
@@ -520,6 +520,17 @@ body! {
         c.fpu.ymm_hi[..n].fill(0);
         Ok(())
     }
+    /// Bits 511:256 of register `dst`.
+    ClearZmmUpper(c, o) [Form::ClearZmmUpper] {
+        c.fpu.clear_zmm_upper((o.dst & 15) as usize);
+        Ok(())
+    }
+    /// Those of all registers that VZEROALL and VZEROUPPER reach.
+    ClearAllZmmUpper(c, _o) {
+        let n = c.vector_registers();
+        c.fpu.load_zmm_hi256(None, n);
+        Ok(())
+    }
     Approximate(c, o) {
         c.vex_approximate(o)
     }
@@ -558,7 +569,56 @@ fn number(r: Register) -> u8 {
     r.number() as u8
 }
 
+/// Lowers an instruction with a VEX prefix; on a model with AVX-512 what it writes ends at bit 511 of its register.
 pub(crate) fn lower(l: &mut Lower) -> End {
+    let end = lower_ymm(l);
+    if !l.features.avx512f() || end == End::Closed {
+        return end;
+    }
+    let i = l.i;
+    let all = matches!(i.mnemonic(), M::Vzeroupper | M::Vzeroall);
+    if all {
+        l.emit(chain::<ClearAllZmmUpper>(), |_| ());
+    } else if i.op_count() > 0 && l.is_reg(0) && is_vector(i.op0_register()) && writes_first(i) {
+        let dst = number(i.op0_register());
+        l.emit(chain::<ClearZmmUpper>(), |o| o.dst = dst);
+        if i.is_vsib() {
+            let mask = number(i.op2_register());
+            l.emit(chain::<ClearZmmUpper>(), |o| o.dst = mask);
+        }
+    } else if matches!(i.mnemonic(), M::Vpcmpestrm | M::Vpcmpestrm64 | M::Vpcmpistrm) {
+        // The mask goes to XMM0.
+        l.emit(chain::<ClearZmmUpper>(), |o| o.dst = 0);
+    }
+    End::Open
+}
+
+fn is_vector(r: Register) -> bool {
+    r.is_xmm() || r.is_ymm()
+}
+
+/// The compares that set flags have a vector register as operand 0 and leave it alone.
+fn writes_first(i: &iced_x86::Instruction) -> bool {
+    !matches!(
+        i.mnemonic(),
+        M::Vptest
+            | M::Vtestps
+            | M::Vtestpd
+            | M::Vcomiss
+            | M::Vcomisd
+            | M::Vucomiss
+            | M::Vucomisd
+            | M::Vpcmpestri
+            | M::Vpcmpestri64
+            | M::Vpcmpestrm
+            | M::Vpcmpestrm64
+            | M::Vpcmpistri
+            | M::Vpcmpistrm
+            | M::Vmaskmovdqu
+    )
+}
+
+fn lower_ymm(l: &mut Lower) -> End {
     let i = l.i;
     // Where an address can fault by its segment, #UD and #NM come first.
     if l.segment_checks() {

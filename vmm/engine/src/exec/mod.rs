@@ -6,6 +6,7 @@ pub(crate) mod bcd;
 pub(crate) mod bit;
 pub(crate) mod bmi;
 pub(crate) mod cond;
+pub(crate) mod evex;
 pub(crate) mod exchange;
 pub(crate) mod flags;
 pub(crate) mod flow;
@@ -66,6 +67,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Ptwrite | M::Vmcall => trace::lower(l),
         M::Xbegin | M::Xend | M::Xabort | M::Xtest => transaction::lower(l),
         m if xsave::handles(m) => xsave::lower(l),
+        _ if evex::handles(l.i) => evex::lower(l),
         _ if l.i.encoding() == EncodingKind::VEX => bmi::lower_vex(l),
         M::Popcnt | M::Bswap | M::Movbe | M::Crc32 => bit::lower(l),
         M::Xadd | M::Cmpxchg | M::Cmpxchg8b | M::Cmpxchg16b | M::Xlatb => exchange::lower(l),

@@ -28,7 +28,11 @@ use crate::op::{Done, Handler, Op, chain, chain_flow};
 /// The number of PKRU's component.
 const PKRU: u32 = 9;
 /// What the core has of the components of XCR0.
-const USER: u64 = xstate::X87 | xstate::SSE | xstate::AVX | 1 << PKRU;
+const USER: u64 = xstate::X87 | xstate::SSE | xstate::AVX | xstate::AVX512 | 1 << PKRU;
+/// The numbers of the components of AVX-512.
+const OPMASK: u32 = 5;
+const ZMM_HI256: u32 = 6;
+const HI16_ZMM: u32 = 7;
 /// What units hold of those of IA32_XSS: processor trace and last-branch records.
 const SUPERVISOR: u64 = 1 << 8 | 1 << 15;
 /// The highest number of either, and one.
@@ -84,6 +88,9 @@ impl Layout {
             };
             let least = match i {
                 2 => 256,
+                OPMASK => 64,
+                ZMM_HI256 => 512,
+                HI16_ZMM => 1024,
                 PKRU => 4,
                 _ => 1,
             };
@@ -99,6 +106,9 @@ impl Layout {
                 layout.user &= !(1 << i);
                 layout.supervisor &= !(1 << i);
             }
+        }
+        if layout.user & xstate::AVX512 != xstate::AVX512 || layout.user & xstate::AVX == 0 {
+            layout.user &= !xstate::AVX512;
         }
         layout
     }
@@ -247,13 +257,18 @@ fn xsetbv(c: &mut Cpu, o: &Op) -> Done<Go> {
     }
     c.supervisor_only()?;
     let value = c.get::<4>(slot::RAX) | c.get::<4>(slot::RDX) << 32;
-    // x87 is always on; AVX needs SSE (SDM Vol. 1 13.3 "Enabling the XSAVE Feature Set and XSAVE-Enabled Features").
-    let sound = value & xstate::X87 != 0 && (value & xstate::AVX == 0 || value & xstate::SSE != 0);
-    if c.get::<4>(slot::RCX) != 0 || !sound || value & !c.xsave.user != 0 {
+    if c.get::<4>(slot::RCX) != 0 || !xcr0_is_sound(value) || value & !c.xsave.user != 0 {
         return Err(c.gp(0));
     }
     c.xcr0 = value;
     Ok(Go::Look(c.next_ip(o)))
+}
+
+/// x87 is always on; AVX needs SSE, and AVX-512, which is on or off as a whole, needs AVX. SDM Vol. 1 13.3 "Enabling the XSAVE
+/// Feature Set and XSAVE-Enabled Features".
+fn xcr0_is_sound(value: u64) -> bool {
+    let needs = |what: u64, needed: u64| value & what == 0 || value & needed == needed;
+    value & xstate::X87 != 0 && needs(xstate::AVX, xstate::SSE) && needs(xstate::AVX512, xstate::AVX | xstate::AVX512)
 }
 
 impl Cpu {
@@ -419,6 +434,25 @@ fn save(c: &mut Cpu, o: &Op) -> Done {
     for i in bits(written).filter(|&i| i >= 2) {
         let (at, size) = (places[i as usize], c.xsave.components[i as usize].size);
         match i {
+            OPMASK => {
+                for (n, k) in c.fpu.avx512.k.iter().enumerate() {
+                    image.bytes[at + 8 * n..at + 8 * n + 8].copy_from_slice(&k.to_le_bytes());
+                }
+                image.run(at, size);
+            }
+            ZMM_HI256 => {
+                for (n, quarter) in c.fpu.zmm_hi256(registers).flatten().enumerate() {
+                    image.bytes[at + 16 * n..at + 16 * n + 16].copy_from_slice(&quarter.to_le_bytes());
+                }
+                image.run(at, 32 * registers);
+            }
+            HI16_ZMM if !long => {}
+            HI16_ZMM => {
+                for (n, quarter) in (16..32).flat_map(|n| c.fpu.zmm(n)).enumerate() {
+                    image.bytes[at + 16 * n..at + 16 * n + 16].copy_from_slice(&quarter.to_le_bytes());
+                }
+                image.run(at, size);
+            }
             2 => {
                 for n in 0..registers {
                     image.bytes[at + 16 * n..at + 16 * n + 16].copy_from_slice(&c.fpu.ymm_hi[n].to_le_bytes());
@@ -487,10 +521,11 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
         image.run(160, 16 * registers);
     }
     for i in bits(loaded).filter(|&i| i >= 2) {
-        let size = if i == 2 {
-            16 * registers
-        } else {
-            c.xsave.components[i as usize].size
+        let size = match i {
+            2 => 16 * registers,
+            ZMM_HI256 => 32 * registers,
+            HI16_ZMM if !long => continue,
+            _ => c.xsave.components[i as usize].size,
         };
         image.run(places[i as usize], size);
     }
@@ -552,6 +587,17 @@ fn restore(c: &mut Cpu, o: &Op) -> Done {
             let at = places[2] + 16 * n;
             c.fpu.ymm_hi[n] = u128::from_le_bytes(core::array::from_fn(|k| image.bytes[at + k]));
         }
+    }
+    // Outside 64-bit mode ZMM16 to ZMM31 are neither saved nor loaded nor initialised. SDM Vol. 1 13.5.4 "AVX-512 State".
+    let component = |i: u32| (loaded >> i & 1 != 0).then(|| &image.bytes[places[i as usize]..]);
+    if rfbm & xstate::OPMASK != 0 {
+        c.fpu.load_opmasks(component(OPMASK));
+    }
+    if rfbm & xstate::ZMM_HI256 != 0 {
+        c.fpu.load_zmm_hi256(component(ZMM_HI256), registers);
+    }
+    if rfbm & xstate::HI16_ZMM != 0 && long {
+        c.fpu.load_hi16_zmm(component(HI16_ZMM));
     }
     if loaded >> PKRU & 1 != 0 {
         let value = image.word(places[PKRU as usize]) as u32;

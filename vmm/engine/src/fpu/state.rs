@@ -1,8 +1,10 @@
-//! The x87, MMX, SSE and AVX registers as plain data, and every memory image the instruction set has of them.
+//! The x87, MMX, SSE, AVX and AVX-512 registers as plain data, and every memory image the instruction set has of them.
 //!
 //! Nothing here touches guest memory: the functions turn the state into bytes and bytes into state, and the caller does the
 //! address translation and its faults. SDM Vol. 1 chapter 8 "Programming with the x87 FPU", 10.5 "FXSAVE and FXRSTOR
 //! Instructions" and chapter 13 "Managing State Using the XSAVE Feature Set".
+
+use std::mem::offset_of;
 
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +68,14 @@ pub mod xstate {
     pub const SSE: u64 = 1 << 1;
     /// AVX state: the upper halves of the YMM registers.
     pub const AVX: u64 = 1 << 2;
+    /// Opmask state: k0 to k7.
+    pub const OPMASK: u64 = 1 << 5;
+    /// ZMM_Hi256 state: the upper halves of ZMM0 to ZMM15.
+    pub const ZMM_HI256: u64 = 1 << 6;
+    /// Hi16_ZMM state: ZMM16 to ZMM31.
+    pub const HI16_ZMM: u64 = 1 << 7;
+    /// AVX-512 state, which is enabled as a whole.
+    pub const AVX512: u64 = OPMASK | ZMM_HI256 | HI16_ZMM;
     /// Length of the legacy region and the header: an area that holds x87 and SSE.
     pub const LEGACY_AND_HEADER: usize = 576;
 }
@@ -130,6 +140,78 @@ pub struct FpuState {
     pub fds: u16,
     /// One bit a physical register: not empty.
     pub tag: u8,
+    /// What AVX-512 adds.
+    #[serde(with = "unless_initial")]
+    pub avx512: Avx512State,
+}
+
+/// The opmask registers, and of the ZMM registers what is not in [`FpuState::xmm`] and [`FpuState::ymm_hi`].
+///
+/// A register is kept in quarters. Those of ZMM0 to ZMM15 are in [`FpuState::xmm`], [`FpuState::ymm_hi`] and `upper`, those of ZMM16 to
+/// ZMM31 in `high` and `high_upper`, at the same distances from each other: host code that is given the address of a register's
+/// lowest quarter finds the others ([`QUARTERS`]).
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Avx512State {
+    /// Bits 383:256 of ZMM0 to ZMM15, then bits 511:384.
+    upper: [[u128; 16]; 2],
+    /// Bits 127:0 of ZMM16 to ZMM31, then bits 255:128.
+    high: [[u128; 16]; 2],
+    /// k0 to k7.
+    pub k: [u64; 8],
+    /// Makes the distances the same.
+    #[serde(skip)]
+    gap: [u64; 16],
+    /// Bits 383:256 of ZMM16 to ZMM31, then bits 511:384.
+    high_upper: [[u128; 16]; 2],
+}
+
+/// How far behind a register's lowest quarter each of its quarters is.
+pub const QUARTERS: [usize; 4] = {
+    let upper = offset_of!(FpuState, avx512) + offset_of!(Avx512State, upper) - offset_of!(FpuState, xmm);
+    [
+        0,
+        offset_of!(FpuState, ymm_hi) - offset_of!(FpuState, xmm),
+        upper,
+        upper + 256,
+    ]
+};
+
+/// Where ZMM16 begins in the state.
+pub const HIGH: usize = offset_of!(FpuState, avx512) + offset_of!(Avx512State, high);
+
+/// Where k0 is.
+pub const OPMASKS: usize = offset_of!(FpuState, avx512) + offset_of!(Avx512State, k);
+
+const _: () = {
+    let high_upper = offset_of!(FpuState, avx512) + offset_of!(Avx512State, high_upper);
+    assert!(QUARTERS[1] == 256 && high_upper == HIGH + QUARTERS[2]);
+};
+
+impl Avx512State {
+    /// The initial configuration: all zero.
+    pub const INITIAL: Avx512State = Avx512State {
+        upper: [[0; 16]; 2],
+        high: [[0; 16]; 2],
+        k: [0; 8],
+        gap: [0; 16],
+        high_upper: [[0; 16]; 2],
+    };
+}
+
+/// Avx512State in what is stored: nothing where it is in its initial configuration, as on every model without AVX-512.
+mod unless_initial {
+    use super::Avx512State;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(state: &Avx512State, to: S) -> Result<S::Ok, S::Error> {
+        (*state != Avx512State::INITIAL).then_some(state).serialize(to)
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Avx512State, D::Error> {
+        let state = Option::<Box<Avx512State>>::deserialize(from)?;
+        Ok(state.map_or(Avx512State::INITIAL, |state| *state))
+    }
 }
 
 impl Default for FpuState {
@@ -158,7 +240,89 @@ impl FpuState {
             fcs: 0,
             fds: 0,
             tag: 0xff,
+            avx512: Avx512State::INITIAL,
         }
+    }
+
+    /// The quarters of ZMM `number`, 0 to 31, from the lowest.
+    #[inline]
+    pub fn zmm(&self, number: usize) -> [u128; 4] {
+        let wide = &self.avx512;
+        match number {
+            0..16 => [
+                self.xmm[number],
+                self.ymm_hi[number],
+                wide.upper[0][number],
+                wide.upper[1][number],
+            ],
+            _ => {
+                let n = number & 15;
+                [
+                    wide.high[0][n],
+                    wide.high[1][n],
+                    wide.high_upper[0][n],
+                    wide.high_upper[1][n],
+                ]
+            }
+        }
+    }
+
+    /// Writes them.
+    #[inline]
+    pub fn set_zmm(&mut self, number: usize, value: [u128; 4]) {
+        let wide = &mut self.avx512;
+        if number < 16 {
+            [
+                self.xmm[number],
+                self.ymm_hi[number],
+                wide.upper[0][number],
+                wide.upper[1][number],
+            ] = value;
+            return;
+        }
+        let n = number & 15;
+        [
+            wide.high[0][n],
+            wide.high[1][n],
+            wide.high_upper[0][n],
+            wide.high_upper[1][n],
+        ] = value;
+    }
+
+    /// Clears bits 511:256 of ZMM `number`, 0 to 15, as an instruction with a VEX prefix does that writes its YMM register.
+    /// SDM Vol. 1 15.5 "Accessing XMM, YMM AND ZMM Registers".
+    #[inline]
+    pub fn clear_zmm_upper(&mut self, number: usize) {
+        self.avx512.upper[0][number & 15] = 0;
+        self.avx512.upper[1][number & 15] = 0;
+    }
+
+    /// ZMM_Hi256 state as far as register `count`, 8 or 16: bits 511:256 of each.
+    pub fn zmm_hi256(&self, count: usize) -> impl Iterator<Item = [u128; 2]> {
+        let [low, high] = &self.avx512.upper;
+        low.iter().zip(high).map(|(&low, &high)| [low, high]).take(count)
+    }
+
+    /// Loads it, 32 bytes a register; without bytes it becomes zero.
+    pub fn load_zmm_hi256(&mut self, image: Option<&[u8]>, count: usize) {
+        for n in 0..count {
+            for (half, upper) in self.avx512.upper.iter_mut().enumerate() {
+                upper[n] = image.map_or(0, |image| load128(&image[32 * n + 16 * half..]));
+            }
+        }
+    }
+
+    /// Loads ZMM16 to ZMM31, 64 bytes a register; without bytes they become zero.
+    pub fn load_hi16_zmm(&mut self, image: Option<&[u8]>) {
+        for n in 0..16 {
+            let value = core::array::from_fn(|q| image.map_or(0, |image| load128(&image[64 * n + 16 * q..])));
+            self.set_zmm(16 + n, value);
+        }
+    }
+
+    /// Loads k0 to k7, 8 bytes a register; without bytes they become zero.
+    pub fn load_opmasks(&mut self, image: Option<&[u8]>) {
+        self.avx512.k = core::array::from_fn(|n| image.map_or(0, |image| load64(&image[8 * n..])));
     }
 
     /// FNINIT. The registers keep their contents but are empty.
@@ -478,7 +642,7 @@ impl FpuState {
         }
     }
 
-    /// XINUSE: which of x87, SSE and AVX are not in their initial configuration. SDM Vol. 1 13.6 "Processor Tracking of
+    /// XINUSE: which of x87, SSE, AVX and AVX-512 state are not in their initial configuration. SDM Vol. 1 13.6 "Processor Tracking of
     /// XSAVE-Managed State". Outside 64-bit mode the registers from 8 up do not count for what is saved, but they do here,
     /// as the manual leaves a set bit always allowed.
     pub fn xinuse(&self) -> u64 {
@@ -493,7 +657,16 @@ impl FpuState {
             || self.r != [0; 8];
         let sse = self.xmm != [0; 16];
         let avx = self.ymm_hi != [0; 16];
-        x87 as u64 * xstate::X87 + sse as u64 * xstate::SSE + avx as u64 * xstate::AVX
+        let wide = &self.avx512;
+        let opmask = wide.k != [0; 8];
+        let hi256 = wide.upper != [[0; 16]; 2];
+        let hi16 = (&wide.high, &wide.high_upper) != (&[[0; 16]; 2], &[[0; 16]; 2]);
+        x87 as u64 * xstate::X87
+            + sse as u64 * xstate::SSE
+            + avx as u64 * xstate::AVX
+            + opmask as u64 * xstate::OPMASK
+            + hi256 as u64 * xstate::ZMM_HI256
+            + hi16 as u64 * xstate::HI16_ZMM
     }
 }
 

@@ -19,6 +19,7 @@ use crate::exec::bmi;
 use crate::exec::simd::{self, aux};
 use crate::flags;
 use crate::fpu::FpuState;
+use crate::fpu::state::QUARTERS;
 use crate::fpu::state::mxcsr;
 use crate::fpu::thunk::{self, Env, Placed, Slot};
 use crate::jumps::Jump;
@@ -308,7 +309,8 @@ fn traits(form: Form) -> Traits {
         | F::YmmFromReg(_)
         | F::RegFromYmm(_)
         | F::LogicYmm(..)
-        | F::ZeroUpper => of(false, false, true),
+        | F::ZeroUpper
+        | F::ClearZmmUpper => of(false, false, true),
         // What ends the block, and what is called.
         _ => of(true, false, true),
     }
@@ -386,7 +388,7 @@ fn is_known(form: Form, o: &Op, word: u8) -> bool {
         F::Extract(k, _) => matches!(k, bmi::ANDN | bmi::BLSI | bmi::BLSMSK | bmi::BLSR),
         F::CountZeros(_, size) | F::Scan(_, size) => size >= 4,
         F::CountOnes(size) => size >= 4 && std::arch::is_x86_feature_detected!("popcnt"),
-        F::ZeroUpper => word == 8,
+        F::ZeroUpper | F::ClearZmmUpper => word == 8,
         // Others have to do with the x87 unit, or with registers that they do not name.
         F::Vector => {
             let plain = aux::SSE | aux::ALIGNED | aux::WRITE | aux::MXCSR | aux::FLAGS;
@@ -1728,6 +1730,16 @@ impl<'a> Emit<'a> {
                     } else {
                         self.store_upper(register, Register::XMM1);
                     }
+                }
+            }
+            F::ClearZmmUpper => {
+                let zero = Register::XMM1;
+                self.a
+                    .emit(Instruction::with3(Code::VEX_Vxorps_xmm_xmm_xmmm128, zero, zero, zero));
+                for quarter in &QUARTERS[2..] {
+                    let offset = offset_of!(FpuState, xmm) + (o.dst & 15) as usize * 16 + quarter;
+                    let to = at(RBP, FPU + offset as i32);
+                    self.a.emit(Instruction::with2(Code::VEX_Vmovups_xmmm128_xmm, to, zero));
                 }
             }
             F::Bit(k, size) => self.bit(k, size, o, true, live),

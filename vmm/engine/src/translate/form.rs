@@ -105,6 +105,8 @@ pub(crate) enum Form {
     RegFromYmm(u8),
     LogicYmm(u8, u8),
     ZeroUpper,
+    /// Bits 511:256 of a register become zero: behind a VEX instruction, on a model with AVX-512.
+    ClearZmmUpper,
     LoadT0(u8),
     StoreT0(u8),
     /// An arithmetic op and the branch on a condition within the page.

@@ -297,6 +297,21 @@ fn fpu_differences(open: &Undefined, host: &Fpu, engine: &Fpu, xmms: usize, foun
             found.push(format!("ymm{i} high"));
         }
     }
+    for (i, (h, e)) in host.wide.k.iter().zip(&engine.wide.k).enumerate() {
+        if h != e {
+            found.push(format!("k{i}"));
+        }
+    }
+    for (i, (h, e)) in host.wide.zmm_hi.iter().zip(&engine.wide.zmm_hi).take(xmms).enumerate() {
+        if h != e {
+            found.push(format!("zmm{i} high"));
+        }
+    }
+    for (i, (h, e)) in host.wide.zmm.iter().zip(&engine.wide.zmm).enumerate() {
+        if h != e && xmms == 16 {
+            found.push(format!("zmm{}", i + 16));
+        }
+    }
 }
 
 /// Two results of a function that is exact to a unit in the last place: up to two apart.

@@ -9,7 +9,7 @@ use crate::arena::{AREAS, CODE, Memory, PAGE};
 use crate::compare::{Undefined, differences, memory_differences, report, undefined};
 use crate::forms::{Family, Form, forms};
 use crate::generate::{Abilities, Case, Generator};
-use crate::guest::Guest;
+use crate::guest::{self, Guest};
 use crate::host::Host;
 use crate::rng::Rng;
 use crate::state::Outcome;
@@ -23,6 +23,8 @@ pub struct Pair {
     pub guest: Guest,
     /// Bytes of code that the last case put down, to be taken away again.
     code: Vec<(u64, usize)>,
+    /// Both have AVX-512, and cases use it.
+    wide: bool,
 }
 
 /// How a case went.
@@ -38,10 +40,20 @@ pub enum Verdict {
 impl Pair {
     /// Takes the host, and makes a guest like it.
     pub fn take(mode: engine::Undefined) -> Pair {
+        Pair::with(mode, guest::model(), false)
+    }
+
+    /// The same with AVX-512, where the host has it.
+    pub fn take_wide() -> Pair {
+        Pair::with(engine::Undefined::Model, guest::wide_model(), crate::forms::wide())
+    }
+
+    fn with(mode: engine::Undefined, model: &'static x86::model::CpuModel, wide: bool) -> Pair {
         let mut pair = Pair {
             host: Host::take(),
-            guest: Guest::new(mode),
+            guest: Guest::new(mode, model),
             code: Vec::new(),
+            wide,
         };
         pair.reset(0);
         pair
@@ -52,6 +64,7 @@ impl Pair {
         Abilities {
             bases: self.host.bases,
             avx: self.host.avx,
+            wide: self.wide,
         }
     }
 
@@ -255,7 +268,16 @@ fn repeat(form: Form, seed: u64) -> String {
 
 /// Runs a family: about 6000 cases, at least 40 a form.
 fn run(family: Family, bits: u32, mode: engine::Undefined, findings: &mut Findings) {
-    let mut pair = Pair::take(mode);
+    let pair = if family.wide() {
+        Pair::take_wide()
+    } else {
+        Pair::take(mode)
+    };
+    run_with(pair, family, bits, mode, findings);
+}
+
+/// The same on machines that were made for it.
+fn run_with(mut pair: Pair, family: Family, bits: u32, mode: engine::Undefined, findings: &mut Findings) {
     if bits == 16 && !pair.host.ldt {
         println!("{family:?}, 16-bit: this kernel has no modify_ldt; the tables cover 16-bit code alone");
         return;
@@ -518,6 +540,47 @@ fn xstate() {
     family(Family::Xstate, &[64, 32, 16]);
 }
 
+// covers: differential/opmask, cpu/avx512-opmask
+#[test]
+fn opmask() {
+    family(Family::Opmask, &[64, 32, 16]);
+}
+
+// covers: differential/avx512f, cpu/avx512
+#[test]
+fn avx512f() {
+    family(Family::Avx512f, &[64, 32]);
+}
+
+// covers: differential/avx512bw, cpu/avx512
+#[test]
+fn avx512bw() {
+    family(Family::Avx512bw, &[64, 32]);
+}
+
+// covers: differential/avx512dq, cpu/avx512
+#[test]
+fn avx512dq() {
+    family(Family::Avx512dq, &[64, 32]);
+}
+
+// covers: differential/avx512-more, cpu/avx512
+#[test]
+fn avx512_after_skylake() {
+    family(Family::Avx512more, &[64, 32]);
+}
+
+// covers: differential/vex-zmm, cpu/avx512
+#[test]
+fn vex_clears_up_to_bit_511() {
+    let mut findings = Findings::default();
+    for family in [Family::Avx, Family::Avx2, Family::Fma, Family::F16c, Family::Sse2] {
+        let pair = Pair::take_wide();
+        run_with(pair, family, 64, engine::Undefined::Model, &mut findings);
+    }
+    findings.judge("VEX on a CPU with ZMM registers");
+}
+
 // covers: differential/undefined-host
 #[test]
 fn undefined_results_can_be_the_hosts() {
@@ -543,6 +606,14 @@ fn every_form_is_executed() {
         let mut executed = 0;
         let mut missing = Vec::new();
         for (family, forms) in &families {
+            if family.wide() != pair.wide {
+                drop(pair);
+                pair = if family.wide() {
+                    Pair::take_wide()
+                } else {
+                    Pair::take(engine::Undefined::Model)
+                };
+            }
             for form in forms {
                 let mut generator = Generator::new(seed() ^ form.code as u64, pair.abilities());
                 pair.reset(form.code as u64);

@@ -43,6 +43,18 @@ pub enum Family {
     F16c,
     Vaes,
     Xstate,
+    Opmask,
+    Avx512f,
+    Avx512bw,
+    Avx512dq,
+    Avx512more,
+}
+
+impl Family {
+    /// Whether it is AVX-512's, and compared on a guest that has it.
+    pub fn wide(self) -> bool {
+        self >= Family::Opmask
+    }
 }
 
 /// An instruction form in a mode.
@@ -137,6 +149,62 @@ pub const BORROWED: &[Borrowed] = &[
     ("-clwb", clwb, CpuidFeature::CLWB),
 ];
 
+/// What AVX-512 is made of, in the same way. The first row is nothing without the three that follow.
+pub const WIDE: &[Borrowed] = &[
+    ("-avx512f", wide, CpuidFeature::AVX512F),
+    ("-avx512vl", wide, CpuidFeature::AVX512VL),
+    ("-avx512bw", wide, CpuidFeature::AVX512BW),
+    ("-avx512dq", wide, CpuidFeature::AVX512DQ),
+    (
+        "-avx512cd",
+        || std::is_x86_feature_detected!("avx512cd"),
+        CpuidFeature::AVX512CD,
+    ),
+    (
+        "-avx512ifma",
+        || std::is_x86_feature_detected!("avx512ifma"),
+        CpuidFeature::AVX512_IFMA,
+    ),
+    (
+        "-avx512vbmi",
+        || std::is_x86_feature_detected!("avx512vbmi"),
+        CpuidFeature::AVX512_VBMI,
+    ),
+    (
+        "-avx512_vbmi2",
+        || std::is_x86_feature_detected!("avx512vbmi2"),
+        CpuidFeature::AVX512_VBMI2,
+    ),
+    (
+        "-avx512_vnni",
+        || std::is_x86_feature_detected!("avx512vnni"),
+        CpuidFeature::AVX512_VNNI,
+    ),
+    (
+        "-avx512_bitalg",
+        || std::is_x86_feature_detected!("avx512bitalg"),
+        CpuidFeature::AVX512_BITALG,
+    ),
+    (
+        "-avx512_vpopcntdq",
+        || std::is_x86_feature_detected!("avx512vpopcntdq"),
+        CpuidFeature::AVX512_VPOPCNTDQ,
+    ),
+    (
+        "-avx512_bf16",
+        || std::is_x86_feature_detected!("avx512bf16"),
+        CpuidFeature::AVX512_BF16,
+    ),
+];
+
+/// Whether this host has what the engine asks for before it shows any of AVX-512.
+pub fn wide() -> bool {
+    std::is_x86_feature_detected!("avx512f")
+        && std::is_x86_feature_detected!("avx512vl")
+        && std::is_x86_feature_detected!("avx512bw")
+        && std::is_x86_feature_detected!("avx512dq")
+}
+
 fn clflushopt() -> bool {
     std::arch::x86_64::__cpuid_count(7, 0).ebx >> 23 & 1 != 0
 }
@@ -148,15 +216,24 @@ fn clwb() -> bool {
 /// Whether this host can be asked for the form.
 fn comparable(code: Code) -> bool {
     let here = |feature: &CpuidFeature| {
-        FEATURES.contains(feature) || BORROWED.iter().any(|(_, present, name)| name == feature && present())
+        FEATURES.contains(feature)
+            || BORROWED
+                .iter()
+                .chain(WIDE)
+                .any(|(_, present, name)| name == feature && present())
     };
     code.cpuid_features().iter().all(here)
 }
 
-/// A gather.
+/// A gather or a scatter.
 pub fn is_gather(code: Code) -> bool {
     use OpCodeOperandKind as K;
-    let vsib = |kind: &K| matches!(kind, K::mem_vsib32x | K::mem_vsib64x | K::mem_vsib32y | K::mem_vsib64y);
+    let vsib = |kind: &K| {
+        matches!(
+            kind,
+            K::mem_vsib32x | K::mem_vsib64x | K::mem_vsib32y | K::mem_vsib64y | K::mem_vsib32z | K::mem_vsib64z
+        )
+    };
     code.op_code().op_kinds().iter().any(vsib)
 }
 
@@ -206,7 +283,10 @@ pub fn forms(bits: u32, amd: bool) -> (Families, LeftOut) {
             32 => op.mode32() && op.intel_decoder32(),
             _ => op.mode16() && op.intel_decoder16(),
         };
-        let encoded = matches!(op.encoding(), EncodingKind::Legacy | EncodingKind::VEX);
+        let encoded = matches!(
+            op.encoding(),
+            EncodingKind::Legacy | EncodingKind::VEX | EncodingKind::EVEX
+        );
         if !op.is_instruction() || !encoded || !here {
             continue;
         }
@@ -245,6 +325,27 @@ pub fn family(code: Code) -> Family {
     }
     if mmx_operand || has(C::MMX) {
         return Family::Mmx;
+    }
+    let opmask = |kind: &OpCodeOperandKind| {
+        use OpCodeOperandKind as K;
+        matches!(kind, K::k_reg | K::k_rm | K::k_vvvv | K::k_or_mem)
+    };
+    if op.encoding() == EncodingKind::VEX && op.op_kinds().iter().any(opmask) {
+        return Family::Opmask;
+    }
+    if op.encoding() == EncodingKind::EVEX {
+        let more = |feature: &C| {
+            !matches!(
+                feature,
+                C::AVX512F | C::AVX512VL | C::AVX512BW | C::AVX512DQ | C::AVX512CD
+            )
+        };
+        return match () {
+            () if features.iter().any(more) => Family::Avx512more,
+            () if has(C::AVX512BW) => Family::Avx512bw,
+            () if has(C::AVX512DQ) => Family::Avx512dq,
+            () => Family::Avx512f,
+        };
     }
     for (feature, family) in [
         (C::XSAVE, Family::Xstate),

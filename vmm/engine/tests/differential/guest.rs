@@ -11,10 +11,10 @@ use std::sync::OnceLock;
 
 use engine::bus::{Bus, MsrFault, Processor};
 use engine::{Cpu, CpuState, Engine, EngineOptions, Exit, RamRegion, Segment, Table, Undefined};
-use x86::model::{ALDERLAKE, CpuModel};
+use x86::model::{ALDERLAKE, CpuModel, SAPPHIRERAPIDS};
 
 use crate::arena::{AREAS, BASE, Memory, PAGE};
-use crate::state::{Fpu, LDT, Outcome, State, USER32_CS, USER64_CS, pushes_error};
+use crate::state::{Fpu, LDT, Outcome, State, USER32_CS, USER64_CS, Wide, pushes_error};
 
 /// Guest RAM.
 const RAM: u64 = 0x20_0000;
@@ -69,8 +69,27 @@ pub fn model() -> &'static CpuModel {
     })
 }
 
+/// The part with AVX-512, in the same way.
+pub fn wide_model() -> &'static CpuModel {
+    static MODEL: OnceLock<&CpuModel> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let missing: Vec<&str> = crate::forms::BORROWED
+            .iter()
+            .chain(crate::forms::WIDE)
+            .filter(|(_, present, _)| !present())
+            .map(|(toggle, ..)| *toggle)
+            .collect();
+        if missing.is_empty() {
+            return &SAPPHIRERAPIDS;
+        }
+        SAPPHIRERAPIDS
+            .with_toggles(&missing.join(","))
+            .expect("toggles of known features")
+    })
+}
+
 /// No device at all.
-struct NoBus;
+struct NoBus(&'static CpuModel);
 
 impl Bus for NoBus {
     fn read(&mut self, _gpa: u64, size: u8, _now: u64) -> u64 {
@@ -88,7 +107,7 @@ impl Bus for NoBus {
         Err(MsrFault::GeneralProtection)
     }
     fn cpuid(&mut self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        model().cpuid(leaf, subleaf)
+        self.0.cpuid(leaf, subleaf)
     }
     fn tsc(&mut self, now: u64) -> u64 {
         now
@@ -151,14 +170,15 @@ pub struct Guest {
     cpu: Box<Cpu>,
     template: CpuState,
     ram: Ram,
+    model: &'static CpuModel,
 }
 
 impl Guest {
     /// A guest whose undefined results are the model's or the host's.
-    pub fn new(undefined: Undefined) -> Guest {
+    pub fn new(undefined: Undefined, model: &'static CpuModel) -> Guest {
         let mut ram = Ram::new();
         page_tables(&mut ram);
-        let template = system(&mut ram);
+        let template = system(&mut ram, model);
         let region = RamRegion {
             gpa: 0,
             host: ram.0,
@@ -168,7 +188,7 @@ impl Guest {
         let engine = unsafe {
             Engine::new(
                 vec![region],
-                model(),
+                model,
                 EngineOptions {
                     undefined,
                     // As in `rig`.
@@ -180,9 +200,10 @@ impl Guest {
         let engine = engine.expect("the host runs everything the model has");
         Guest {
             engine,
-            cpu: Cpu::new(model()),
+            cpu: Cpu::new(model),
             template,
             ram,
+            model,
         }
     }
 
@@ -214,7 +235,7 @@ impl Guest {
         };
         to_engine(&state.fpu, &mut cpu);
         self.cpu.set_state(&cpu);
-        let exit = self.engine.run(&mut self.cpu, &mut NoBus, BUDGET);
+        let exit = self.engine.run(&mut self.cpu, &mut NoBus(self.model), BUDGET);
         let after = self.cpu.state();
         if exit != Exit::Halt {
             return Err(format!(
@@ -295,7 +316,7 @@ fn page_tables(ram: &mut Ram) {
 }
 
 /// Fills in GDT, IDT, TSS and handlers; answers the CPU state that goes with them, in ring 3.
-fn system(ram: &mut Ram) -> CpuState {
+fn system(ram: &mut Ram, model: &'static CpuModel) -> CpuState {
     for (i, descriptor) in DESCRIPTORS.iter().enumerate() {
         ram.put(GDT + 8 * i as u64, *descriptor);
     }
@@ -331,15 +352,18 @@ fn system(ram: &mut Ram) -> CpuState {
         ram.bytes_mut(HANDLERS + 16 * vector, 3)
             .copy_from_slice(&[0xf4, 0xeb, 0xfd]);
     }
-    let mut cpu = Cpu::new(model()).state();
+    let mut cpu = Cpu::new(model).state();
     // PE MP ET NE WP AM PG; PAE PGE OSFXSR OSXMMEXCPT; SCE LME LMA NXE.
     cpu.cr0 = 0x8005_0033.into();
     cpu.cr3 = PML4;
     cpu.cr4 = 0x06a0.into();
-    if model().features().avx() {
+    if model.features().avx() {
         // OSXSAVE; x87, SSE and AVX.
         cpu.cr4.set_osxsave(true);
         cpu.xcr0 = 7;
+    }
+    if model.features().avx512f() {
+        cpu.xcr0 |= 7 << 5;
     }
     cpu.efer = 0xd01.into();
     cpu.cpl = 3;
@@ -417,6 +441,10 @@ fn to_engine(fpu: &Fpu, cpu: &mut CpuState) {
     to.mxcsr = fpu.mxcsr;
     to.xmm = fpu.xmm;
     to.ymm_hi = fpu.ymm_hi;
+    for n in 0..32 {
+        to.set_zmm(n, fpu.register(n));
+    }
+    to.avx512.k = fpu.wide.k;
     let top = usize::from(fpu.fsw >> 11 & 7);
     for (i, (significand, high)) in fpu.st.iter().enumerate() {
         to.r[(top + i) & 7] = u128::from(*high) << 64 | u128::from(*significand);
@@ -434,7 +462,14 @@ fn from_engine(cpu: &CpuState) -> Fpu {
         st: [(0, 0); 8],
         xmm: from.xmm,
         ymm_hi: from.ymm_hi,
+        wide: Wide {
+            k: from.avx512.k,
+            ..Wide::INIT
+        },
     };
+    for n in 0..32 {
+        fpu.set_register(n, from.zmm(n));
+    }
     for (i, st) in fpu.st.iter_mut().enumerate() {
         let value = from.r[(top + i) & 7];
         *st = (value as u64, (value >> 64) as u16);

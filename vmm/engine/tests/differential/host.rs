@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::arena::{AREAS, BASE, END, Memory, PAGE};
-use crate::state::{Fpu, LDT, Outcome, State, flag, pushes_error};
+use crate::state::{Fpu, LDT, Outcome, State, Wide, flag, pushes_error};
 
 /// Stack of the signal handler.
 const HANDLER_STACK: usize = 256 << 10;
@@ -77,9 +77,22 @@ struct Slot {
     saved_gregs: [i64; 23],
     saved_fpu: [u8; 512],
     saved_upper: [u128; 16],
+    saved_wide: Wide,
     saved_bases: [u64; 2],
     bases: bool,
     avx: bool,
+    /// Where the components of AVX-512 are in the area.
+    wide: Option<[usize; 3]>,
+}
+
+/// Bits of XSTATE_BV: opmask state, ZMM_Hi256 state, Hi16_ZMM state.
+const WIDE: [u64; 3] = [1 << 5, 1 << 6, 1 << 7];
+
+/// Where they are on this host, if it has them. SDM Vol. 1 13.2 "Enumeration of CPU Support for XSAVE Instructions and
+/// XSAVE-Supported Features".
+fn wide_components() -> Option<[usize; 3]> {
+    let at = |component| std::arch::x86_64::__cpuid_count(0xd, component).ebx as usize;
+    crate::forms::wide().then(|| [at(5), at(6), at(7)])
 }
 
 /// The host CPU as a machine that runs code in the arena.
@@ -122,9 +135,11 @@ impl Host {
             saved_gregs: [0; 23],
             saved_fpu: [0; 512],
             saved_upper: [0; 16],
+            saved_wide: Wide::INIT,
             saved_bases: [0; 2],
             bases,
             avx: std::is_x86_feature_detected!("avx"),
+            wide: wide_components(),
         }));
         SLOT.store(slot, Ordering::SeqCst);
         // SAFETY: the stack outlives the registration (dropped only with the host, and `drop` disables it first).
@@ -404,6 +419,10 @@ unsafe fn enter(slot: &mut Slot, context: &mut libc::ucontext_t, image: *mut [u8
                 let used = slot.case.fpu.ymm_hi != [0; 16];
                 *present = *present & !4 | u64::from(used) << 2;
             }
+            if let Some(at) = slot.wide {
+                slot.saved_wide = load_wide(image, at);
+                store_wide(image, at, &slot.case.fpu.wide);
+            }
             *present |= 3;
         }
         asm!("mov es, {0:x}", in(reg) slot.case.es_ds[0]);
@@ -454,6 +473,9 @@ unsafe fn leave(slot: &mut Slot, context: &mut libc::ucontext_t, image: *mut [u8
         if slot.avx {
             state.fpu.ymm_hi = upper_halves(image);
         }
+        if let Some(at) = slot.wide {
+            state.fpu.wide = load_wide(image, at);
+        }
         (&mut *image)[..XSTATE_MAGIC_AT].copy_from_slice(&slot.saved_fpu[..XSTATE_MAGIC_AT]);
         if let Some(present) = present_components(image) {
             if slot.avx {
@@ -463,6 +485,9 @@ unsafe fn leave(slot: &mut Slot, context: &mut libc::ucontext_t, image: *mut [u8
                     .cast::<[u128; 16]>()
                     .write_unaligned(slot.saved_upper);
                 *present |= 4;
+            }
+            if let Some(at) = slot.wide {
+                store_wide(image, at, &slot.saved_wide);
             }
             *present |= 3;
         }
@@ -506,6 +531,53 @@ unsafe fn upper_halves(image: *mut [u8; 512]) -> [u128; 16] {
         match present_components(image) {
             Some(present) if *present & 4 != 0 => image.cast::<u8>().add(AVX_AT).cast::<[u128; 16]>().read_unaligned(),
             _ => [0; 16],
+        }
+    }
+}
+
+/// The components of AVX-512, which the kernel may have skipped if they are zero.
+///
+/// # Safety
+/// `image` is the frame's floating-point area, on a host with AVX-512 whose components are at `at`.
+unsafe fn load_wide(image: *mut [u8; 512], at: [usize; 3]) -> Wide {
+    let mut wide = Wide::INIT;
+    // SAFETY: as in `upper_halves`.
+    unsafe {
+        let present = present_components(image).map_or(0, |bits| *bits);
+        let base = image.cast::<u8>();
+        if present & WIDE[0] != 0 {
+            wide.k = base.add(at[0]).cast::<[u64; 8]>().read_unaligned();
+        }
+        if present & WIDE[1] != 0 {
+            wide.zmm_hi = base.add(at[1]).cast::<[[u128; 2]; 16]>().read_unaligned();
+        }
+        if present & WIDE[2] != 0 {
+            wide.zmm = base.add(at[2]).cast::<[[u128; 4]; 16]>().read_unaligned();
+        }
+    }
+    wide
+}
+
+/// Puts them there, each marked as used where it is.
+///
+/// # Safety
+/// As for [`load_wide`].
+unsafe fn store_wide(image: *mut [u8; 512], at: [usize; 3], wide: &Wide) {
+    // SAFETY: as in `upper_halves`.
+    unsafe {
+        let base = image.cast::<u8>();
+        base.add(at[0]).cast::<[u64; 8]>().write_unaligned(wide.k);
+        base.add(at[1]).cast::<[[u128; 2]; 16]>().write_unaligned(wide.zmm_hi);
+        base.add(at[2]).cast::<[[u128; 4]; 16]>().write_unaligned(wide.zmm);
+        let used = [
+            wide.k != Wide::INIT.k,
+            wide.zmm_hi != Wide::INIT.zmm_hi,
+            wide.zmm != Wide::INIT.zmm,
+        ];
+        if let Some(present) = present_components(image) {
+            for (bit, used) in WIDE.into_iter().zip(used) {
+                *present = *present & !bit | if used { bit } else { 0 };
+            }
         }
     }
 }

@@ -130,7 +130,7 @@ pub mod flag {
     pub const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
 }
 
-/// x87, MMX, SSE and AVX registers.
+/// x87, MMX, SSE, AVX and AVX-512 registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fpu {
     /// Control word.
@@ -147,6 +147,28 @@ pub struct Fpu {
     pub xmm: [u128; 16],
     /// The upper halves of YMM0 to YMM15, which no FXSAVE image has.
     pub ymm_hi: [u128; 16],
+    /// The opmasks and the rest of the ZMM registers.
+    pub wide: Wide,
+}
+
+/// What AVX-512 adds, as XSAVE has it: opmask state, ZMM_Hi256 state, Hi16_ZMM state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wide {
+    /// k0 to k7.
+    pub k: [u64; 8],
+    /// Bits 511:256 of ZMM0 to ZMM15.
+    pub zmm_hi: [[u128; 2]; 16],
+    /// ZMM16 to ZMM31.
+    pub zmm: [[u128; 4]; 16],
+}
+
+impl Wide {
+    /// All zero.
+    pub const INIT: Wide = Wide {
+        k: [0; 8],
+        zmm_hi: [[0; 2]; 16],
+        zmm: [[0; 4]; 16],
+    };
 }
 
 impl Fpu {
@@ -159,7 +181,29 @@ impl Fpu {
         st: [(0, 0); 8],
         xmm: [0; 16],
         ymm_hi: [0; 16],
+        wide: Wide::INIT,
     };
+
+    /// The four quarters of a ZMM register, the lowest first.
+    pub fn register(&self, n: usize) -> [u128; 4] {
+        match n {
+            0..16 => {
+                let [a, b] = self.wide.zmm_hi[n];
+                [self.xmm[n], self.ymm_hi[n], a, b]
+            }
+            _ => self.wide.zmm[n - 16],
+        }
+    }
+
+    /// Writes them.
+    pub fn set_register(&mut self, n: usize, value: [u128; 4]) {
+        if n < 16 {
+            let [xmm, ymm_hi, a, b] = value;
+            (self.xmm[n], self.ymm_hi[n], self.wide.zmm_hi[n]) = (xmm, ymm_hi, [a, b]);
+        } else {
+            self.wide.zmm[n - 16] = value;
+        }
+    }
 
     /// Reads an FXSAVE image. SDM Vol. 1 10.5.1 "FXSAVE Area".
     pub fn from_image(image: &[u8; 512]) -> Fpu {
@@ -342,6 +386,15 @@ pub fn fields(state: &State) -> Vec<(String, String)> {
     }
     for (i, half) in fpu.ymm_hi.iter().enumerate() {
         rows.push((format!("ymm{i} high"), format!("{half:032x}")));
+    }
+    for (i, k) in fpu.wide.k.iter().enumerate() {
+        rows.push((format!("k{i}"), format!("{k:016x}")));
+    }
+    for (i, [low, high]) in fpu.wide.zmm_hi.iter().enumerate() {
+        rows.push((format!("zmm{i} high"), format!("{high:032x}_{low:032x}")));
+    }
+    for (i, [a, b, c, d]) in fpu.wide.zmm.iter().enumerate() {
+        rows.push((format!("zmm{}", i + 16), format!("{d:032x}_{c:032x}_{b:032x}_{a:032x}")));
     }
     rows
 }

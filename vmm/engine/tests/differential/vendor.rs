@@ -53,6 +53,9 @@ pub fn excuse(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static 
     if kernels || engine.vector == 13 && engine.error == 0x78 {
         return Some("a segment of the host's kernel");
     }
+    if case.instruction.is_vsib() && host.vector == 1 && matches!(engine.vector, 12..=14) {
+        return Some("a single step in place of the fault of a later element of a gather or a scatter");
+    }
     if intel() {
         intels(case, host, engine)
     } else {
@@ -63,9 +66,6 @@ pub fn excuse(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static 
 /// What the engine does in a way of its own.
 fn intels(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> {
     match (case.instruction.mnemonic(), host.vector, engine.vector) {
-        _ if case.instruction.is_vsib() && host.vector == 1 && matches!(engine.vector, 12..=14) => {
-            Some("a single step in place of the fault of a gather's later element")
-        }
         (Mnemonic::Call, 12 | 14, 13) => Some("the stack and the target of a call, where neither can be used"),
         (
             Mnemonic::Xsave
@@ -422,6 +422,15 @@ pub fn open_memory(case: &Case, host: &Outcome, open: &mut Undefined) {
 /// bits of the elements that there are, the upper half of a short destination taken away.
 pub fn decisive(instruction: &Instruction, fpu: &Fpu) -> Fpu {
     let mut fpu = *fpu;
+    if instruction.has_op_mask() {
+        let dst = instruction.op0_register();
+        if dst.is_vector_register() {
+            let quarters = fpu.register(dst.number());
+            let kept = |q: usize| if 16 * q < dst.size() { quarters[q] } else { 0 };
+            fpu.set_register(dst.number(), std::array::from_fn(kept));
+        }
+        return fpu;
+    }
     if instruction.op0_register().is_xmm() {
         fpu.ymm_hi[instruction.op0_register().number()] = 0;
     }

@@ -183,13 +183,16 @@ pub fn set_xcr0(state: &mut CpuState, model: &CpuModel, value: u64) -> Result<()
     const X87: u64 = 1;
     const SSE: u64 = 2;
     const AVX: u64 = 4;
+    // Opmasks and ZMM registers, on or off as a whole.
+    const AVX512: u64 = 7 << 5;
     const PKRU: u64 = 1 << 9;
     if !model.features().xsave() || !state.cr4.osxsave() {
         return Err(Refused);
     }
     let [low, .., high] = model.cpuid(LEAF, 0);
-    let known = (u64::from(low) | u64::from(high) << 32) & (X87 | SSE | AVX | PKRU);
-    let sound = value & X87 != 0 && (value & AVX == 0 || value & SSE != 0);
+    let known = (u64::from(low) | u64::from(high) << 32) & (X87 | SSE | AVX | AVX512 | PKRU);
+    let needs = |what: u64, needed: u64| value & what == 0 || value & needed == needed;
+    let sound = value & X87 != 0 && needs(AVX, SSE) && needs(AVX512, AVX | AVX512);
     if !sound || value & !known != 0 {
         return Err(Refused);
     }

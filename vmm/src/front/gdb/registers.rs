@@ -31,6 +31,14 @@ enum Field {
     Xmm(usize),
     Mxcsr,
     YmmHigh(usize),
+    /// k0 to k7.
+    Opmask(usize),
+    /// Bits 127:0 of ZMM16 to ZMM31.
+    ZmmLow(usize),
+    /// Bits 255:128 of those.
+    ZmmMiddle(usize),
+    /// Bits 511:256 of any ZMM register.
+    ZmmHigh(usize),
     Base(usize),
     Cr0,
     Cr2,
@@ -97,6 +105,10 @@ impl Registers {
             let high = (0..vector_count(long)).map(|n| register(format!("ymm{n}h"), 128, "uint128", Field::YmmHigh(n)));
             all.feature("org.gnu.gdb.i386.avx", "", high.collect());
         }
+        if features.avx512f() {
+            let types = r#"<vector id="v2ui128" type="uint128" count="2"/>"#;
+            all.feature("org.gnu.gdb.i386.avx512", types, wide_vectors(long));
+        }
         if long {
             let bases = [("fs_base", FS), ("gs_base", GS)];
             let bases = bases.map(|(name, segment)| register(name, 64, "int64", Field::Base(segment)));
@@ -135,6 +147,9 @@ impl Registers {
     pub fn read(&self, state: &CpuState, number: usize) -> Option<Vec<u8>> {
         let register = self.list.get(number)?;
         let mut bytes = get(state, register.place).to_le_bytes().to_vec();
+        if let Field::ZmmHigh(number) = register.place {
+            bytes.extend(state.fpu.zmm(number)[3].to_le_bytes());
+        }
         bytes.truncate(register.bits / 8);
         Some(bytes)
     }
@@ -147,6 +162,12 @@ impl Registers {
         let register = self.list.get(number).ok_or(Refused)?;
         if bytes.len() != register.bits / 8 {
             return Err(Refused);
+        }
+        if let Field::ZmmHigh(number) = register.place {
+            let [low, middle, ..] = state.fpu.zmm(number);
+            let half = |from: usize| u128::from_le_bytes(core::array::from_fn(|i| bytes[from + i]));
+            state.fpu.set_zmm(number, [low, middle, half(0), half(16)]);
+            return Ok(());
         }
         let mut value = [0; 16];
         value[..bytes.len()].copy_from_slice(bytes);
@@ -262,6 +283,19 @@ fn vectors(long: bool) -> Vec<Register> {
     list
 }
 
+/// What AVX-512 adds: in 32-bit code there are eight ZMM registers.
+fn wide_vectors(long: bool) -> Vec<Register> {
+    let mut list = Vec::new();
+    if long {
+        list.extend((16..32).map(|n| register(format!("xmm{n}"), 128, "vec128", Field::ZmmLow(n))));
+        list.extend((16..32).map(|n| register(format!("ymm{n}h"), 128, "uint128", Field::ZmmMiddle(n))));
+    }
+    list.extend((0..8).map(|n| register(format!("k{n}"), 64, "uint64", Field::Opmask(n))));
+    let count = if long { 32 } else { 8 };
+    list.extend((0..count).map(|n| register(format!("zmm{n}h"), 256, "v2ui128", Field::ZmmHigh(n))));
+    list
+}
+
 fn system(long: bool) -> Vec<Register> {
     let word = if long { 64 } else { 32 };
     let kind = if long { "uint64" } else { "uint32" };
@@ -328,6 +362,11 @@ fn get(state: &CpuState, place: Field) -> u128 {
         Field::Xmm(number) => return fpu.xmm[number],
         Field::Mxcsr => fpu.mxcsr.into(),
         Field::YmmHigh(number) => return fpu.ymm_hi[number],
+        Field::Opmask(number) => fpu.avx512.k[number],
+        Field::ZmmLow(number) => return fpu.zmm(number)[0],
+        Field::ZmmMiddle(number) => return fpu.zmm(number)[1],
+        // The lower half of it: it is the one register that is longer.
+        Field::ZmmHigh(number) => return fpu.zmm(number)[2],
         Field::Base(segment) => state.segments[segment].base,
         Field::Cr0 => state.cr0.into_bits(),
         Field::Cr2 => state.cr2,
@@ -376,6 +415,15 @@ fn set(state: &mut CpuState, place: Field, value: u128) -> Result<(), Refused> {
         Field::Xmm(number) => fpu.xmm[number] = value,
         Field::Mxcsr => fpu.ldmxcsr(word as u32).map_err(|_| Refused)?,
         Field::YmmHigh(number) => fpu.ymm_hi[number] = value,
+        Field::Opmask(number) => fpu.avx512.k[number] = word,
+        Field::ZmmLow(number) => {
+            let [_, rest @ ..] = fpu.zmm(number);
+            fpu.set_zmm(number, [value, rest[0], rest[1], rest[2]]);
+        }
+        Field::ZmmMiddle(number) => {
+            let [low, _, rest @ ..] = fpu.zmm(number);
+            fpu.set_zmm(number, [low, value, rest[0], rest[1]]);
+        }
         // A processor takes canonical addresses only (with 57 bits at most).
         Field::Base(FS | GS) | Field::KernelGsBase if (word as i64) << 7 >> 7 != word as i64 => return Err(Refused),
         Field::Base(segment @ (FS | GS)) => state.segments[segment].base = word,

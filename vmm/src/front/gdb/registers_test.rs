@@ -39,6 +39,11 @@ fn registers_are_read_and_written_by_number() {
         ("st3", vec![0, 0, 0, 0, 0, 0, 0, 0x80, 0xff, 0x3f]),
         ("xmm15", (0..16).collect()),
         ("ymm1h", (16..32).collect()),
+        ("k3", vec![7, 6, 5, 4, 3, 2, 1, 0]),
+        ("xmm17", (32..48).collect()),
+        ("ymm31h", (48..64).collect()),
+        ("zmm2h", (64..96).collect()),
+        ("zmm20h", (96..128).collect()),
         ("fs_base", vec![0, 0, 0, 0, 0, 0x80, 0xff, 0xff]),
         ("cr2", vec![9; 8]),
     ] {
@@ -67,6 +72,22 @@ fn registers_are_read_and_written_by_number() {
     // RFLAGS keeps what no user may set.
     all.write(&mut state, &memory, number("eflags"), &[0xff; 4]).unwrap();
     assert_eq!(state.rflags.into_bits(), FLAGS | 2);
+}
+
+// covers: gdb/avx512
+#[test]
+fn avx512_is_described_where_the_model_has_it() {
+    for model in MODELS {
+        let description = Registers::of(model).description().to_owned();
+        let described = description.contains("org.gnu.gdb.i386.avx512");
+        assert_eq!(described, model.features().avx512f(), "{}", model.name);
+    }
+    // gdb's own order: Debugging with GDB, G.5.6 "i386 Features".
+    let all = Registers::of(&SAPPHIRERAPIDS);
+    let first = all.number("xmm16");
+    for (name, behind) in [("xmm31", 15), ("ymm16h", 16), ("k0", 32), ("zmm0h", 40), ("zmm31h", 71)] {
+        assert_eq!(all.number(name), first + behind, "{name}");
+    }
 }
 
 // covers: gdb/registers

@@ -143,7 +143,7 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
     })
 }
 
-fn instruction(made: Result<Instruction, IcedError>) -> Result<Instruction, NoThunk> {
+pub(super) fn instruction(made: Result<Instruction, IcedError>) -> Result<Instruction, NoThunk> {
     made.map_err(|_| NoThunk::Unsupported)
 }
 
@@ -204,11 +204,11 @@ fn encode(code: &mut Vec<u8>, insns: &[Instruction]) -> Result<(), NoThunk> {
 
 /// What a thunk is made of, around the instruction itself.
 #[derive(Default)]
-struct Parts {
-    before: Vec<Instruction>,
-    after: Vec<Instruction>,
+pub(super) struct Parts {
+    pub before: Vec<Instruction>,
+    pub after: Vec<Instruction>,
     /// A YMM register is used.
-    wide: bool,
+    pub wide: bool,
 }
 
 impl Parts {
@@ -239,7 +239,7 @@ impl Parts {
     }
 
     /// The machine code, with `body` for the instruction.
-    fn assemble(&self, body: &Instruction, traits: Traits) -> Result<Vec<u8>, NoThunk> {
+    pub fn assemble(&self, body: &Instruction, traits: Traits) -> Result<Vec<u8>, NoThunk> {
         let env = |at: usize| MemoryOperand::with_base_displ(Register::R8, at as i64);
         let mut code = Vec::new();
         encode(&mut code, &self.before)?;

@@ -297,7 +297,15 @@ pub(super) fn writes_flags(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
         legacy(mnemonic).unwrap_or(mnemonic),
-        Vtestps
+        Kortestb
+            | Kortestw
+            | Kortestd
+            | Kortestq
+            | Ktestb
+            | Ktestw
+            | Ktestd
+            | Ktestq
+            | Vtestps
             | Vtestpd
             | Comiss
             | Comisd

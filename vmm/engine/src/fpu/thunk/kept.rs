@@ -1,15 +1,16 @@
 //! The thunks that have been made: kept for the life of the process, each once.
 #![allow(unsafe_code)] // An address that code was put at becomes a function.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::evex_form::EvexForm;
 use super::recipe::Recipe;
 use super::{Entry, NoThunk};
 use crate::code_memory::CodeMemory;
 
 /// Bytes for every form with every immediate, several times over.
-const ROOM: usize = 8 << 20;
+const ROOM: usize = 16 << 20;
 
 struct Kept {
     memory: CodeMemory,
@@ -17,6 +18,8 @@ struct Kept {
     known: HashMap<Vec<u8>, Entry>,
     /// What each was made from, by its address.
     recipes: HashMap<usize, Arc<Recipe>>,
+    /// The forms of EVEX instructions that refer to them.
+    forms: HashSet<&'static EvexForm>,
 }
 
 /// The process's thunks; none where the system gives no executable memory.
@@ -28,6 +31,7 @@ fn kept() -> Option<&'static Mutex<Kept>> {
             memory,
             known: HashMap::new(),
             recipes: HashMap::new(),
+            forms: HashSet::new(),
         }))
     })
     .as_ref()
@@ -58,4 +62,16 @@ pub(super) fn entry(code: &[u8], recipe: Recipe) -> Result<Entry, NoThunk> {
     kept.recipes.insert(at as usize, Arc::new(recipe));
     kept.known.insert(code.to_vec(), entry);
     Ok(entry)
+}
+
+/// The one copy of a form that is kept for the life of the process.
+pub(super) fn form(form: EvexForm) -> Result<&'static EvexForm, NoThunk> {
+    let kept = kept().ok_or(NoThunk::NoMemory)?;
+    let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(&known) = kept.forms.get(&form) {
+        return Ok(known);
+    }
+    let known: &'static EvexForm = Box::leak(Box::new(form));
+    kept.forms.insert(known);
+    Ok(known)
 }

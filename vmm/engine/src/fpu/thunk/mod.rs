@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! A vector instruction computes the same bits on every CPU that has it (RCPPS, RSQRTPS and their scalar forms apart, see
-//! [`super::approx`]); also NaN propagation and the rounding inside DPPS, HADDPS and the conversions are laid down by the
+//! [`super::approx`]; VRCP14PS, VRSQRT14PS and their like, which Intel has published exactly, are the same on AMD's); also NaN propagation and the rounding inside DPPS, HADDPS and the conversions are laid down by the
 //! manual. So the instruction itself, with its operands renamed to fixed registers, is the cheapest exact implementation.
 //!
 //! # Practice
@@ -36,6 +36,13 @@
 //! Rust's own code, then never wait for upper halves. Legacy thunks load and store 128 bits as ever, and leave the guest's upper
 //! halves where they are.
 //!
+//! # EVEX
+//! An instruction with an EVEX prefix, and one on opmask registers, has a thunk of the same kind ([`EvexThunk`]). Its operands are
+//! renamed to registers from ZMM16 up, which leave nothing for VZEROUPPER to clear, and to k2 and up; the writemask is k1 and has the
+//! fourth pointer. Masking, broadcast, rounding and the suppression of exceptions are the instruction's own, on the host as in the
+//! guest. A memory operand of which the mask may leave out elements is passed by pointer where all of it is there, so that the host
+//! leaves them out; elsewhere the caller fetches or stores the others one by one, through a buffer ([`Lanes`]).
+//!
 //! # Exceptions
 //! All exceptions are masked on the host while a thunk runs, so it never traps. Invalid, denormal and zero-divide are
 //! detected before the computation and their flags do not depend on the masks. Overflow is flagged alike masked or not.
@@ -46,11 +53,15 @@
 #![allow(unsafe_code)] // Generating machine code and calling it is what this file is for.
 
 mod assemble;
+mod evex;
+mod evex_form;
 mod forms;
 mod kept;
 mod recipe;
 
 pub use assemble::prepare;
+pub(crate) use evex::{EvexThunk, Place, prepare_evex};
+pub(crate) use evex_form::{EvexForm, Lanes};
 pub use forms::{needs_alignment, scalar_to_integer, uses_mxcsr};
 pub use kept::available;
 pub(crate) use kept::recipe as recipe_of;
@@ -74,7 +85,7 @@ pub enum NoThunk {
 pub struct SimdException;
 
 /// The memory operand of a vector instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryUse {
     /// Length in bytes.
     pub size: u8,
@@ -156,7 +167,7 @@ pub struct Thunk {
 }
 
 /// What a vector instruction does besides writing its operands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Traits {
     /// The arithmetic flags are written.
     pub flags: bool,
@@ -166,6 +177,8 @@ pub struct Traits {
     pub mmx: bool,
     /// Operand 0 is an MMX register and is written.
     pub writes_mm: bool,
+    /// Underflow is never reported, whatever MXCSR unmasks: exceptions are suppressed, or the instruction does not have this one.
+    pub no_underflow: bool,
 }
 
 /// The environment of a thunk that has to do with MXCSR.
@@ -205,47 +218,62 @@ impl Thunk {
             // SAFETY: the caller's promise about `fpu`.
             unsafe { (*fpu).enter_mmx() };
         }
-        let flags;
-        if self.traits.mxcsr {
-            // SAFETY: the caller's promise about `fpu`.
-            let guest = unsafe { (*fpu).mxcsr };
-            let unmasked = !guest >> 7 & mxcsr::FLAGS;
-            let mut run = guest & !mxcsr::FLAGS | mxcsr::MASKS;
-            if guest & mxcsr::UM == 0 {
-                run |= mxcsr::FTZ;
-            }
-            let mut env = Env {
-                run,
-                after: 0,
-                host: mxcsr::RESET,
-                unmasked,
-            };
-            // SAFETY: the pointers are what the code was made for, by the caller's promise; `env` is live.
-            flags = unsafe { (self.entry)(p[0], p[1], p[2], p[3], &mut env, fpu) };
-            let mut raised = env.after & mxcsr::FLAGS;
-            if raised & unmasked & PRE_COMPUTATION != 0 {
-                raised &= PRE_COMPUTATION;
-            }
-            // SAFETY: the caller's promise about `fpu`.
-            unsafe { (*fpu).mxcsr = guest | raised };
-            if raised & unmasked != 0 {
-                return Err(SimdException);
-            }
-        } else {
-            // SAFETY: as above; this code does not look at its environment.
-            flags = unsafe { (self.entry)(p[0], p[1], p[2], p[3], std::ptr::null_mut(), fpu) };
-        }
+        // SAFETY: the pointers are what the code was made for, by the caller's promise.
+        let flags = unsafe { call(self.entry, p, fpu, self.traits) }?;
         if self.traits.writes_mm {
             // SAFETY: operand 0 is one of the state's x87 registers.
             unsafe { p[0].cast::<u16>().add(4).write(0xffff) };
         }
-        // LAHF has SF, ZF, AF, PF and CF in their places.
-        Ok(if self.traits.flags {
-            flags >> 8 & 0xd5 | (flags & 1) << 11
-        } else {
-            0
-        })
+        Ok(flags)
     }
+}
+
+/// Executes the machine code of a thunk. The result is the arithmetic flags where [`Traits::flags`], else 0.
+///
+/// # Errors
+/// An unmasked SIMD floating-point exception.
+///
+/// # Safety
+/// `entry` is the code of an instruction with these traits; the pointers point at its operands; `fpu` points at a state. All are valid
+/// for what the instruction does to them.
+#[inline(always)]
+unsafe fn call(entry: Entry, p: [*mut u8; 4], fpu: *mut FpuState, traits: Traits) -> Result<u32, SimdException> {
+    let flags;
+    if traits.mxcsr {
+        // SAFETY: the caller's promise about `fpu`.
+        let guest = unsafe { (*fpu).mxcsr };
+        let unmasked = !guest >> 7 & mxcsr::FLAGS;
+        let mut run = guest & !mxcsr::FLAGS | mxcsr::MASKS;
+        if guest & mxcsr::UM == 0 && !traits.no_underflow {
+            run |= mxcsr::FTZ;
+        }
+        let mut env = Env {
+            run,
+            after: 0,
+            host: mxcsr::RESET,
+            unmasked,
+        };
+        // SAFETY: the caller's promise; `env` is live.
+        flags = unsafe { entry(p[0], p[1], p[2], p[3], &mut env, fpu) };
+        let mut raised = env.after & mxcsr::FLAGS;
+        if raised & unmasked & PRE_COMPUTATION != 0 {
+            raised &= PRE_COMPUTATION;
+        }
+        // SAFETY: the caller's promise about `fpu`.
+        unsafe { (*fpu).mxcsr = guest | raised };
+        if raised & unmasked != 0 {
+            return Err(SimdException);
+        }
+    } else {
+        // SAFETY: as above; this code does not look at its environment.
+        flags = unsafe { entry(p[0], p[1], p[2], p[3], std::ptr::null_mut(), fpu) };
+    }
+    // LAHF has SF, ZF, AF, PF and CF in their places.
+    Ok(if traits.flags {
+        flags >> 8 & 0xd5 | (flags & 1) << 11
+    } else {
+        0
+    })
 }
 
 /// IE, DE and ZE: found before anything is computed.

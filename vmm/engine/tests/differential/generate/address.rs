@@ -162,6 +162,63 @@ impl Generator {
         Some(())
     }
 
+    /// The same for a gather or a scatter with an EVEX prefix, whose mask is an opmask.
+    pub(super) fn elements_operand(&mut self, draft: &mut Draft, operand: u32) -> Option<()> {
+        use OpCodeOperandKind as K;
+        let wide = draft.bits == 64;
+        let registers = if wide { 32 } else { 8 };
+        let kind = draft.instruction.code().op_code().op_kinds()[operand as usize];
+        let data = draft.instruction.op_register(1 - operand).number() as u64;
+        let third = (0..registers).find(|n| *n != data && self.rng.percent(20))?;
+        let start = match kind {
+            K::mem_vsib32x | K::mem_vsib64x => Register::XMM0,
+            K::mem_vsib32y | K::mem_vsib64y => Register::YMM0,
+            _ => Register::ZMM0,
+        };
+        let index_size = if matches!(kind, K::mem_vsib64x | K::mem_vsib64y | K::mem_vsib64z) {
+            8
+        } else {
+            4
+        };
+        draft.instruction.set_op_kind(operand, OpKind::Memory);
+        let addr32 = !wide || self.rng.percent(12);
+        let shift = self.rng.below(4);
+        let base = self.rng.below(if wide { 16 } else { 8 }) as usize;
+        let displacement = if self.rng.percent(50) {
+            0
+        } else {
+            self.rng.next() as i8 as i64
+        };
+        let anchor = arena::DATA + 0x800 + self.rng.below(0x800);
+        draft.fix(base, anchor.wrapping_sub(displacement as u64));
+        let instruction = &mut draft.instruction;
+        instruction.set_memory_base(at(if addr32 { Register::EAX } else { Register::RAX }, base as u32));
+        instruction.set_memory_index(at(start, third as u32));
+        instruction.set_memory_index_scale(1 << shift);
+        instruction.set_memory_displ_size(1);
+        instruction.set_memory_displacement64(if addr32 {
+            displacement as u32 as u64
+        } else {
+            displacement as u64
+        });
+        let mut lanes = [0; 64];
+        for lane in lanes.chunks_mut(index_size) {
+            let target = if self.rng.percent(92) {
+                arena::DATA + 0x80 + self.rng.below(0x1e00)
+            } else {
+                self.target(32, 8, 4)
+            };
+            let index = target.wrapping_sub(anchor) as i64 >> shift;
+            lane.copy_from_slice(&index.to_le_bytes()[..index_size]);
+        }
+        let quarter = |q: usize| u128::from_le_bytes(std::array::from_fn(|i| lanes[16 * q + i]));
+        draft
+            .state
+            .fpu
+            .set_register(third as usize, std::array::from_fn(quarter));
+        Some(())
+    }
+
     /// Addresses in 16-bit code: either size, in a segment that reaches the target or does not.
     fn address_in_segments(&mut self, draft: &mut Draft, target: u64) -> Option<()> {
         let lea = draft.instruction.mnemonic() == Mnemonic::Lea;
@@ -400,10 +457,12 @@ impl Generator {
 }
 
 /// The bytes of a vector register.
-fn vector(state: &State, register: Register) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(&state.fpu.xmm[register.number()].to_le_bytes());
-    bytes[16..].copy_from_slice(&state.fpu.ymm_hi[register.number()].to_le_bytes());
+fn vector(state: &State, register: Register) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    let quarters = state.fpu.register(register.number());
+    for (part, quarter) in bytes.chunks_exact_mut(16).zip(quarters) {
+        part.copy_from_slice(&quarter.to_le_bytes());
+    }
     bytes
 }
 
@@ -412,25 +471,38 @@ pub fn has_wide_indices(instruction: &Instruction) -> bool {
     use Mnemonic as M;
     matches!(
         instruction.mnemonic(),
-        M::Vgatherqps | M::Vgatherqpd | M::Vpgatherqd | M::Vpgatherqq
+        M::Vgatherqps
+            | M::Vgatherqpd
+            | M::Vpgatherqd
+            | M::Vpgatherqq
+            | M::Vscatterqps
+            | M::Vscatterqpd
+            | M::Vpscatterqd
+            | M::Vpscatterqq
     )
 }
 
-/// Where the elements of a gather are whose mask is set.
+/// Where the elements of a gather or a scatter are whose mask is set.
 pub fn gathered(instruction: &Instruction, state: &State) -> Vec<u64> {
-    use Mnemonic as M;
-    let wide = matches!(
-        instruction.mnemonic(),
-        M::Vgatherdpd | M::Vgatherqpd | M::Vpgatherdq | M::Vpgatherqq
-    );
+    let wide = instruction.memory_size().element_size() == 8;
     let wide_index = has_wide_indices(instruction);
     let (size, index_size) = (if wide { 8 } else { 4 }, if wide_index { 8 } else { 4 });
-    let mask = vector(state, instruction.op_register(2));
+    let opmask = instruction.has_op_mask();
+    let data = instruction.op_register(if instruction.op_kind(0) == OpKind::Memory { 1 } else { 0 });
+    let mask = if opmask {
+        [0; 64]
+    } else {
+        vector(state, instruction.op_register(2))
+    };
+    let chosen = |i: usize| match opmask {
+        true => state.fpu.wide.k[instruction.op_mask().number()] >> i & 1 != 0,
+        false => mask[size * i + size - 1] & 0x80 != 0,
+    };
     let indices = vector(state, instruction.memory_index());
     let base = register_value(state, instruction.memory_base()).unwrap_or(0);
-    let count = (instruction.op_register(0).size() / size).min(instruction.memory_index().size() / index_size);
+    let count = (data.size() / size).min(instruction.memory_index().size() / index_size);
     (0..count)
-        .filter(|i| mask[size * i + size - 1] & 0x80 != 0)
+        .filter(|&i| chosen(i))
         .map(|i| {
             let at = index_size * i;
             let index = if wide_index {

@@ -52,6 +52,8 @@ pub struct Abilities {
     pub bases: bool,
     /// There are upper halves of YMM registers.
     pub avx: bool,
+    /// There are ZMM registers and opmasks.
+    pub wide: bool,
 }
 
 /// Draws cases.
@@ -193,6 +195,9 @@ impl Generator {
                 | Family::Fma
                 | Family::F16c
                 | Family::Xstate
+                | Family::Avx512f
+                | Family::Avx512dq
+                | Family::Avx512more
         );
         if floating || rng.percent(10) {
             for xmm in &mut fpu.xmm {
@@ -239,6 +244,23 @@ impl Generator {
         if self.abilities.avx && rng.percent(90) {
             for half in &mut fpu.ymm_hi {
                 *half = rng.vector();
+            }
+        }
+        if self.abilities.wide && rng.percent(95) {
+            let rest = fpu.wide.zmm_hi.iter_mut().flatten();
+            for quarter in rest.chain(fpu.wide.zmm.iter_mut().flatten()) {
+                *quarter = rng.vector();
+            }
+        }
+        if self.abilities.wide {
+            for k in &mut fpu.wide.k {
+                *k = match rng.below(8) {
+                    0 => 0,
+                    1 => rng.next() & rng.next() & rng.next(),
+                    2 => 1 << rng.below(64),
+                    3 => u64::MAX,
+                    _ => rng.next(),
+                };
             }
         }
         fpu
@@ -520,11 +542,20 @@ impl Generator {
                 | K::mm_or_mem
                 | K::xmm_or_mem
                 | K::ymm_or_mem
+                | K::zmm_or_mem
+                | K::k_or_mem
                     if self.rng.percent(55) =>
                 {
                     memory = Some(i)
                 }
-                K::mem | K::mem_offs | K::mem_vsib32x | K::mem_vsib64x | K::mem_vsib32y | K::mem_vsib64y => {
+                K::mem
+                | K::mem_offs
+                | K::mem_vsib32x
+                | K::mem_vsib64x
+                | K::mem_vsib32y
+                | K::mem_vsib64y
+                | K::mem_vsib32z
+                | K::mem_vsib64z => {
                     memory = Some(i);
                 }
                 K::r8_or_mem | K::r8_reg | K::r8_opcode => {
@@ -545,10 +576,16 @@ impl Generator {
                     .set_op_register(i, at(Register::MM0, self.rng.below(8) as u32)),
                 K::xmm_or_mem | K::xmm_reg | K::xmm_rm | K::xmm_vvvv | K::xmm_is4 => draft
                     .instruction
-                    .set_op_register(i, at(Register::XMM0, self.register(wide))),
+                    .set_op_register(i, at(Register::XMM0, self.vector_register(wide, code))),
                 K::ymm_or_mem | K::ymm_reg | K::ymm_rm | K::ymm_vvvv | K::ymm_is4 => draft
                     .instruction
-                    .set_op_register(i, at(Register::YMM0, self.register(wide))),
+                    .set_op_register(i, at(Register::YMM0, self.vector_register(wide, code))),
+                K::zmm_or_mem | K::zmm_reg | K::zmm_rm | K::zmm_vvvv => draft
+                    .instruction
+                    .set_op_register(i, at(Register::ZMM0, self.vector_register(wide, code))),
+                K::k_or_mem | K::k_reg | K::k_rm | K::k_vvvv => draft
+                    .instruction
+                    .set_op_register(i, at(Register::K0, self.rng.below(8) as u32)),
                 K::seg_reg => {
                     // MOV to CS is #UD and has no encoding in iced's eyes.
                     let registers = [
@@ -688,8 +725,12 @@ impl Generator {
                 _ => return None,
             }
         }
+        self.evex(draft, memory);
         self.operand_values(draft);
         match memory {
+            Some(operand) if is_gather(code) && code.encoding() == EncodingKind::EVEX => {
+                self.elements_operand(draft, operand)?
+            }
             Some(operand) if is_gather(code) => self.gather_operand(draft, operand)?,
             Some(operand) => self.memory_operand(draft, operand)?,
             None => {}
@@ -706,6 +747,42 @@ impl Generator {
 
     fn register(&mut self, wide: bool) -> u32 {
         self.rng.below(if wide { 16 } else { 8 }) as u32
+    }
+
+    /// A vector register; with EVEX there are 32 in 64-bit mode.
+    fn vector_register(&mut self, wide: bool, code: iced_x86::Code) -> u32 {
+        let high = wide && code.encoding() == EncodingKind::EVEX && self.rng.percent(50);
+        self.register(wide) + if high { 16 } else { 0 }
+    }
+
+    /// Writemask, zeroing, broadcast, rounding and the suppression of exceptions.
+    fn evex(&mut self, draft: &mut Draft, memory: Option<u32>) {
+        let op = draft.instruction.code().op_code();
+        if op.encoding() != EncodingKind::EVEX {
+            return;
+        }
+        let instruction = &mut draft.instruction;
+        if op.can_use_op_mask_register() && (op.require_op_mask_register() || self.rng.percent(70)) {
+            instruction.set_op_mask(at(Register::K1, self.rng.below(7) as u32));
+            if op.can_use_zeroing_masking() && memory != Some(0) && self.rng.percent(40) {
+                instruction.set_zeroing_masking(true);
+            }
+        }
+        if memory.is_some() {
+            if op.can_broadcast() && self.rng.percent(35) {
+                instruction.set_is_broadcast(true);
+            }
+        } else if op.can_use_rounding_control() && self.rng.percent(40) {
+            use iced_x86::RoundingControl as R;
+            instruction.set_rounding_control(self.rng.pick(&[
+                R::RoundToNearest,
+                R::RoundDown,
+                R::RoundUp,
+                R::RoundTowardZero,
+            ]));
+        } else if op.can_suppress_all_exceptions() && !op.can_use_rounding_control() && self.rng.percent(40) {
+            instruction.set_suppress_all_exceptions(true);
+        }
     }
 
     /// Values that register operands should have for the instruction to be interesting.
@@ -768,7 +845,7 @@ impl Generator {
             draft.prefixes.push(0xf0);
         }
         // What may not stand before a VEX prefix: #UD.
-        if code.encoding() == EncodingKind::VEX && self.rng.percent(4) {
+        if matches!(code.encoding(), EncodingKind::VEX | EncodingKind::EVEX) && self.rng.percent(4) {
             let rex = 0x40 | self.rng.below(16) as u8;
             let mut refused = vec![0x66, 0xf2, 0xf3];
             if draft.bits == 64 {
@@ -807,7 +884,7 @@ impl Generator {
         }
         let instruction = decode(draft.bits, &bytes, draft.state.rip);
         let before_vex = |byte: &u8| matches!(byte, 0x66 | 0xf2 | 0xf3 | 0x40..0x50);
-        let vex = code.encoding() == EncodingKind::VEX;
+        let vex = matches!(code.encoding(), EncodingKind::VEX | EncodingKind::EVEX);
         let lock_refused = draft.prefixes.contains(&0xf0) || vex && draft.prefixes.iter().any(before_vex);
         if lock_refused {
             // Not a legal encoding; what is asked of both machines is #UD.
