@@ -11,7 +11,7 @@ const OURS: &[&str] = &["--irqchip=minivmm"];
 const PMU: &[&str] = &["--pmu=host"];
 const LBR: &[&str] = &["--pmu=host", "--lbr=host"];
 const PEBS: &[&str] = &["--pmu=host", "--pebs=host"];
-const PT: &[&str] = &["--pt=host", "--experimental"];
+const PT: &[&str] = &["--pt=host"];
 
 /// Whether this KVM, of Linux 6.1, gives a guest the unit on a part.
 fn gives(model: &str, options: &[&str]) -> bool {

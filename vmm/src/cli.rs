@@ -107,9 +107,6 @@ pub struct Cli {
     /// What every CPU's time-stamp counter reads at the start; negative: so much below 2^64
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_offset, allow_hyphen_values = true)]
     tsc_offset: u64,
-    /// Allow what has not run on the hardware that it is for: --pt=host
-    #[arg(long)]
-    experimental: bool,
     /// What executes the guest
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
@@ -466,7 +463,6 @@ where
         translate_after: cli.translate.0,
         translate_memory: cli.translate_memory,
         kvm_defects: cli.kvm_defects,
-        experimental: cli.experimental,
         host_trace: None,
         symbols: cli.trace.symbols().map(Path::to_path_buf),
         serial: cli.serial,

@@ -291,8 +291,6 @@ pub struct MachineConfig {
     pub tsc_offset: u64,
     /// Who each debug and trace unit is to be.
     pub units: kvm::units::UnitRequests,
-    /// Units that have not run on the hardware they are for may be asked for, too.
-    pub experimental: bool,
     /// What records a guest on KVM whose Intel PT is the host's; `None`: perf. For tests, with a recording.
     pub host_trace: Option<Arc<dyn Traces>>,
     /// The engine.
@@ -396,7 +394,6 @@ impl MachineConfig {
             model: &x86::model::WESTMERE,
             tsc_offset: 0,
             units: kvm::units::UnitRequests::default(),
-            experimental: false,
             host_trace: None,
             engine: EngineChoice::Soft,
             irqchip: Some(kvm::irqchip::Irqchip::Minivmm),

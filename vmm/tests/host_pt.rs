@@ -151,7 +151,6 @@ fn run_until(
         kvm_defects: KvmDefects::Accept,
         model: &SAPPHIRERAPIDS,
         units: UnitRequests::default().with(Unit::Pt, traces.is_some().then_some(UnitRequest::Host)),
-        experimental: true,
         host_trace: traces,
         ..MachineConfig::new(folder.file("program", guest(program)))
     };
@@ -448,30 +447,14 @@ fn what_the_host_cannot_trace_the_engine_does() {
     }
 }
 
-// covers: host-units/pt-experimental
+// covers: host-units/pt-refused
 #[test]
-fn it_is_asked_for_as_what_it_is() {
+fn a_host_without_it_says_so() {
     if kvm_is_missing("--pt=host") {
         return;
     }
     let folder = Folder::new();
     let image = folder.file("program", guest(program));
-    let mut config = MachineConfig {
-        engine: EngineChoice::Kvm,
-        kvm_defects: KvmDefects::Accept,
-        model: &SAPPHIRERAPIDS,
-        units: UnitRequests::default().with(Unit::Pt, Some(UnitRequest::Host)),
-        host_trace: Some(recording([], branches(), false)),
-        ..MachineConfig::new(&image)
-    };
-    let error = Run::new(&config).unwrap_err().to_string();
-    assert!(
-        error.contains("--experimental") && error.lines().count() == 1,
-        "{error}"
-    );
-    config.experimental = true;
-    Run::new(&config).unwrap();
-    // A host without it says so, whether it is called experimental or not.
     if std::fs::metadata(kvm::tracer::PMU).is_err() {
         let mut command = minivmm();
         command.args([
@@ -482,7 +465,6 @@ fn it_is_asked_for_as_what_it_is() {
             "--cpu-model",
             "sapphirerapids",
             "--pt=host",
-            "--experimental",
         ]);
         let output = common::run(command.arg("--kernel").arg(&image));
         assert_refused(&output, 2, &["--pt=host"]);

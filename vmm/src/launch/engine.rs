@@ -56,10 +56,6 @@ fn units(config: &MachineConfig, host: &Host) -> Result<Backends, Error> {
         (traits.pt.intel, traits.pt.kvm_intel, traits.pt.pt_mode, traits.pt.ept) = (true, true, None, None);
     }
     let units = resolve::on_kvm(&traits, &config.units)?;
-    if units[Unit::Pt] == Backend::Host && !config.experimental {
-        let why = "it is experimental, and has run on no hardware yet: say --experimental, too";
-        return Err(Error::Usage(format!("--pt=host: {why}")));
-    }
     resolve::check_model(&traits.pmu, config.model, &units)?;
     Ok(units)
 }

@@ -51,7 +51,10 @@ pub fn run(options: &ReplayOptions, part: Part) -> Result<Status, Error> {
     config.part_end = part.to;
     config.epochs = options.keep.then(crate::config::EpochOptions::default);
     if let Some(trace) = &mut config.trace {
-        trace.cuts = Vec::new();
+        // As in a replay in series, which is cut at every snapshot; its own ends are cuts already.
+        trace
+            .cuts
+            .retain(|cut| *cut > part.from && part.to.is_none_or(|to| *cut < to));
         trace.part = recording::Part {
             continues: part.from > 0,
             goes_on: part.to.is_some(),

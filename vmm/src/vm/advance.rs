@@ -24,9 +24,11 @@ impl Vm {
         if let Some(clock) = &mut self.host_clock {
             clock.stop();
         }
-        // The last lines. If they cannot be written, why the run ended is still the better news.
+        // The last lines. If they cannot be written, why the run failed is still the better news.
         let reason = match (outside.flush(), reason) {
             (Err(leave), Ok(StopReason::Ended(End::PowerOff | End::Reset | End::DebugExit(_)))) => Err(leave),
+            (_, Ok(StopReason::Ended(end))) => Ok(StopReason::Ended(end)),
+            (Err(leave), Ok(_)) => Err(leave),
             (_, reason) => reason,
         };
         reason.or_else(|leave| End::of(leave).map(StopReason::Ended))
