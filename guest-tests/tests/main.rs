@@ -49,6 +49,7 @@ mod snapshot;
 mod stream;
 mod topology;
 mod trace_export;
+mod trace_guests;
 mod trace_names;
 mod trace_order;
 mod transactions;

@@ -74,12 +74,14 @@ pub enum EventKind {
         /// Where execution went, where the packet tells it.
         to: Option<u64>,
     },
-    /// An interrupt, an exception or the like.
+    /// An interrupt, an exception, a VM exit or the like.
     Async {
         /// The instruction that was not executed, or not completed.
         from: u64,
         /// Where execution went.
         to: Option<u64>,
+        /// It was a VM exit: to the VMM, as the PIP with it tells.
+        vm_exit: bool,
     },
     /// MODE.Exec, where it takes effect.
     Mode {

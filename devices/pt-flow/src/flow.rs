@@ -447,7 +447,9 @@ impl<I: Image> Decoder<I> {
     /// TIP.
     fn tip<V: Visitor>(&mut self, to: Option<u64>, visitor: &mut V) -> Result<(), GapKind> {
         if let Some(from) = self.pending.fup.take() {
-            self.event(EventKind::Async { from, to }, visitor);
+            let to_root = self.pending.paging.iter().any(|pip| !pip.non_root);
+            let vm_exit = self.place.context.non_root && to_root;
+            self.event(EventKind::Async { from, to, vm_exit }, visitor);
             self.place.deferrable = false;
             let known = self.place.known;
             self.take_paging(visitor);

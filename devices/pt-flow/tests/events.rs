@@ -112,6 +112,7 @@ fn events_stand_where_they_happened() {
                 E(Async {
                     from: 0x1001,
                     to: Some(0x1004),
+                    vm_exit: false,
                 }),
                 E(Disabled {
                     at: Some(0x1004),
@@ -144,6 +145,7 @@ fn events_stand_where_they_happened() {
                 E(Async {
                     from: 0x1004,
                     to: Some(0x100c),
+                    vm_exit: false,
                 }),
                 R(0x100c, 1, End::Call),
                 R(0x1004, 1, End::PtWrite),
@@ -233,6 +235,7 @@ fn events_stand_where_they_happened() {
                 E(Async {
                     from: 0x1002,
                     to: Some(0x1004),
+                    vm_exit: false,
                 }),
                 R(0x1004, 1, End::PtWrite),
                 E(Mode {
@@ -314,6 +317,7 @@ fn events_stand_where_they_happened() {
                 E(Async {
                     from: 0x1002,
                     to: Some(0x1000),
+                    vm_exit: false,
                 }),
                 R(0x1000, 3, End::Conditional),
                 E(Disabled {
@@ -364,6 +368,59 @@ fn events_stand_where_they_happened() {
             ],
         ),
         (
+            "an interrupt of a guest, and a VM exit",
+            vec![
+                tnt("T"),
+                Packet::TipPgd(Some(0x1000)),
+                Packet::Pip {
+                    cr3: 0x7000,
+                    non_root: true,
+                },
+                Packet::TipPge(Some(0x1011)),
+                Packet::Fup(Some(0x1011)),
+                Packet::Tip(Some(0x1004)),
+                Packet::Fup(Some(0x1004)),
+                Packet::Pip {
+                    cr3: 0x8000,
+                    non_root: false,
+                },
+                Packet::Tip(Some(0x1000)),
+                Packet::Fup(Some(0x1000)),
+                off,
+            ],
+            vec![
+                R(0x1000, 3, End::Conditional),
+                R(0x1000, 3, End::Conditional),
+                E(Disabled {
+                    at: None,
+                    to: Some(0x1000),
+                }),
+                E(Paging {
+                    cr3: 0x7000,
+                    non_root: true,
+                }),
+                E(Enabled { ip: Some(0x1011) }),
+                E(Async {
+                    from: 0x1011,
+                    to: Some(0x1004),
+                    vm_exit: false,
+                }),
+                E(Async {
+                    from: 0x1004,
+                    to: Some(0x1000),
+                    vm_exit: true,
+                }),
+                E(Paging {
+                    cr3: 0x8000,
+                    non_root: false,
+                }),
+                E(Disabled {
+                    at: Some(0x1000),
+                    to: None,
+                }),
+            ],
+        ),
+        (
             "a TIP.PGE whose IP is out of context",
             vec![
                 off,
@@ -379,6 +436,7 @@ fn events_stand_where_they_happened() {
                 E(Async {
                     from: 0x1000,
                     to: Some(0x1011),
+                    vm_exit: false,
                 }),
                 E(Resumed { ip: 0x1011 }),
                 R(0x1011, 1, End::IndirectJump),

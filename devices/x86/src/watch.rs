@@ -303,10 +303,13 @@ pub struct Context {
     pub interrupts: bool,
     /// Base of the code segment: linear address less RIP.
     pub cs_base: u64,
-    /// In VMX non-root operation, unless it is concealed from Intel PT. SDM Vol. 3C 33.5 "Tracing and VMX Operation".
+    /// In VMX non-root operation.
     pub non_root: bool,
-    /// The current-VMCS pointer, where there is one and it is not concealed.
+    /// The current-VMCS pointer, where there is one.
     pub vmcs: Option<u64>,
+    /// The guest's Intel PT is to tell nothing of VMX operation: "conceal VMX from PT". SDM Vol. 3C 33.5 "Tracing and VMX Operation".
+    #[serde(skip)]
+    pub concealed: bool,
 }
 
 /// The argument of [`Watch::event`]: an interrupt, exception or software interrupt has been delivered, or a processor was reset.

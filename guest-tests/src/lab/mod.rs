@@ -250,7 +250,15 @@ fn archive(host: Host, jobs: &[Job], scratch: &Path) -> Result<Vec<u8>, String> 
 /// # Errors
 /// What the lab lacks, or where it stopped, with what it said.
 pub fn jobs(host: Host, jobs: &[Job]) -> Result<Vec<Ended>, String> {
-    timed(host, jobs, "### end ").map(|(ended, _)| ended)
+    jobs_on(host, jobs, &[])
+}
+
+/// The same, on a host that is run with more arguments.
+///
+/// # Errors
+/// As [`jobs`].
+pub fn jobs_on(host: Host, jobs: &[Job], arguments: &[&str]) -> Result<Vec<Ended>, String> {
+    timed_on(host, jobs, "### end ", arguments).map(|(ended, _)| ended)
 }
 
 /// [`jobs`], with the time from each job's beginning until it has said `text`.
@@ -258,6 +266,10 @@ pub fn jobs(host: Host, jobs: &[Job]) -> Result<Vec<Ended>, String> {
 /// # Errors
 /// As [`jobs`], or a job that never says it.
 pub fn timed(host: Host, jobs: &[Job], text: &str) -> Result<(Vec<Ended>, Vec<Duration>), String> {
+    timed_on(host, jobs, text, &[])
+}
+
+fn timed_on(host: Host, jobs: &[Job], text: &str, arguments: &[&str]) -> Result<(Vec<Ended>, Vec<Duration>), String> {
     let scratch = Folder::new("lab");
     let initrd = scratch.join("initramfs.cpio");
     let bytes = archive(host, jobs, &scratch)?;
@@ -269,7 +281,7 @@ pub fn timed(host: Host, jobs: &[Job], text: &str) -> Result<(Vec<Ended>, Vec<Du
         Host::Own(model) => own::command(&initrd, model),
     };
     let begun = Instant::now();
-    let mut running = start(&mut command, limit);
+    let mut running = start(command.args(arguments), limit);
     let name = host.label();
     eprintln!("{name}: boots");
     let mut times = Vec::new();

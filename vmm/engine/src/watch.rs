@@ -841,8 +841,9 @@ impl Processor for View<'_> {
             cr3: c.cr3,
             interrupts: c.rflags & rf::IF != 0,
             cs_base: if wide { 0 } else { cs.base },
-            non_root: c.non_root() && !c.concealed(),
-            vmcs: c.vmx.as_ref().and_then(|vmx| vmx.current).filter(|_| !c.concealed()),
+            non_root: c.non_root(),
+            vmcs: c.vmx.as_ref().and_then(|vmx| vmx.current),
+            concealed: c.concealed(),
         }
     }
 

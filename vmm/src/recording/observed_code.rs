@@ -134,7 +134,8 @@ impl Observer {
     /// Says what the process has mapped where it begins to execute a page, if that was not said yet.
     fn tell_mapping(&mut self, key: Key, linear: u64, cpu: &mut Host<'_>) {
         let context = cpu.context();
-        if key.0 == 0 {
+        // What a guest of a hypervisor has mapped is not looked for.
+        if key.0 == 0 || context.non_root {
             return;
         }
         let found = {

@@ -4,14 +4,54 @@ use trace::format::{COMM, Record};
 use x86::watch::{CodeSize, Processor};
 
 use super::host::{Host, Physical};
-use super::observer::Observer;
+use super::observer::{GuestTable, Observer};
 use super::state::lock;
 
+/// VMCSs of which it is remembered on which page tables their guests run.
+const MOST_GUESTS: usize = 1 << 12;
+
 impl Observer {
+    /// A guest of a hypervisor in the machine runs, or goes to another page table: the one that it comes from has a name.
+    pub(super) fn name_guest(&mut self, cpu: &mut dyn Processor) {
+        let context = cpu.context();
+        let Some(vmcs) = context.vmcs.filter(|_| context.non_root) else {
+            return;
+        };
+        let step = cpu.step();
+        let mut linux = lock(&self.shared.linux);
+        linux.guests.entered(&mut Physical(cpu), vmcs, step);
+        if self.guest_tables.len() >= MOST_GUESTS {
+            self.guest_tables.clear();
+        }
+        let page_table = context.cr3 & !0x1fff;
+        let nameless = true;
+        let before = self.guest_tables.insert(vmcs, GuestTable { page_table, nameless });
+        match before {
+            Some(before) if before.page_table == page_table => drop(self.guest_tables.insert(vmcs, before)),
+            Some(before) => linux.new |= linux.guests.switched(&mut Physical(cpu), vmcs, before.page_table, step),
+            None => {}
+        }
+    }
+
+    /// The same of a guest's process that begins to run a program, as [`Observer::name_program`] has it.
+    fn name_guests_program(&mut self, vmcs: u64, cpu: &mut dyn Processor) {
+        let Some(table) = self.guest_tables.get_mut(&vmcs).filter(|table| table.nameless) else {
+            return;
+        };
+        table.nameless = false;
+        let (page_table, step) = (table.page_table, cpu.step());
+        let mut linux = lock(&self.shared.linux);
+        linux.new |= linux.guests.switched(&mut Physical(cpu), vmcs, page_table, step);
+    }
+
     /// A Linux guest goes to another page table: the one that it comes from has a name.
     pub(super) fn name_process(&mut self, cpu: &mut dyn Processor) {
+        let context = cpu.context();
+        if context.non_root {
+            return self.name_guest(cpu);
+        }
         // Of the two page tables of a process the kernel's is the first.
-        let table = cpu.context().cr3 & !0x1fff;
+        let table = context.cr3 & !0x1fff;
         let before = std::mem::replace(&mut self.page_table, table);
         if before != table {
             self.names(before, cpu);
@@ -21,7 +61,17 @@ impl Observer {
 
     /// The same of a process that begins to run a program: it may have ended, and its name with it, before it goes anywhere else.
     pub(super) fn name_program(&mut self, cpu: &mut dyn Processor) {
-        if self.nameless && cpu.context().cpl == 3 {
+        if !self.nameless && self.guest_tables.is_empty() {
+            return;
+        }
+        let context = cpu.context();
+        if context.cpl != 3 {
+            return;
+        }
+        if let Some(vmcs) = context.vmcs.filter(|_| context.non_root) {
+            return self.name_guests_program(vmcs, cpu);
+        }
+        if self.nameless {
             self.nameless = false;
             self.names(self.page_table, cpu);
         }

@@ -1,5 +1,6 @@
 //! The observer of a vCPU: what it hears becomes packets and sideband. [`super::recorder`] tells why and how.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,6 +36,14 @@ pub(super) struct Anchor {
     pub ip: u64,
     /// The machine's step, which its time packets tell.
     step: u64,
+}
+
+/// The page table that a guest of a hypervisor in the machine runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GuestTable {
+    pub page_table: u64,
+    /// Nobody has said yet whose it is.
+    pub nameless: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +82,8 @@ pub struct Observer {
     pub(super) page_table: u64,
     /// Nobody has said yet whose it is.
     pub(super) nameless: bool,
+    /// The same of the guests of a hypervisor in the machine, by their VMCSs.
+    pub(super) guest_tables: HashMap<u64, GuestTable>,
     /// A record has said which thread runs.
     pub(super) thread_is_known: bool,
     pub(super) mapped: ReportedMappings,
@@ -118,6 +129,7 @@ impl Observer {
             generation: 0,
             page_table: 0,
             nameless: false,
+            guest_tables: HashMap::new(),
             thread_is_known: false,
             mapped: ReportedMappings::default(),
             wanted: None,
@@ -199,6 +211,7 @@ impl Observer {
             self.mark(Mark::Segment, cpu);
         }
         self.mark(Mark::Start, cpu);
+        self.name_guest(cpu);
         self.admit_current(cpu);
         // A decoder begins anew, so there has to be a PSB: PacketByteCnt is 0.
         let cleared = self.pt.write_msr(IA32_RTIT_STATUS, 0, cpu);
@@ -213,6 +226,7 @@ impl Observer {
     /// Goes on where another part of the recording has ended, as [`Observer::next_segment`] does within one: what is said where
     /// tracing begins has been said there.
     fn go_on(&mut self, cpu: &mut Host<'_>) {
+        self.name_guest(cpu);
         self.admit_current(cpu);
         let ctl = self.ctl.with_trace_en(true);
         let programmed = self.pt.program(ctl, cpu);
@@ -464,10 +478,12 @@ impl Watch for Observer {
     fn before(&mut self, address: u64, cpu: &mut dyn Processor) -> Effects {
         self.pull(|when| when.boundary() == Some(address));
         self.word(cpu, |pt, cpu| pt.before(address, cpu));
-        if self.state == ObserverState::Tracing && self.shared.thread_switch() == Some(address) {
+        // A guest of a hypervisor may have other code at these addresses.
+        let own = self.state == ObserverState::Tracing && !cpu.context().non_root;
+        if own && self.shared.thread_switch() == Some(address) {
             self.name_thread(cpu);
         }
-        if self.state == ObserverState::Tracing && self.shared.exec() == Some(address) {
+        if own && self.shared.exec() == Some(address) {
             self.names(self.page_table, cpu);
             let mut host = Host {
                 cpu,

@@ -145,6 +145,7 @@ impl Recorder {
 
     fn look_now(&self, linux: &mut LinuxWatch, mut memory: GuestMemory<'_>, steps: u64) {
         linux.new |= linux.recording.look(&mut memory, steps);
+        linux.new |= linux.guests.look(&mut memory, steps);
         let switch = linux.recording.switch_address().unwrap_or(0);
         self.state.thread_switch_at.store(switch, Ordering::Relaxed);
         let exec = linux.recording.exec_address().unwrap_or(0);
@@ -154,10 +155,16 @@ impl Recorder {
 
     fn write_new(&self, linux: &mut LinuxWatch) {
         if std::mem::take(&mut linux.new)
-            && let Err(error) = linux.recording.write(&self.folder.join(folder::LINUX))
+            && let Err(error) = self.write_linux(linux)
         {
             self.state.fail(error);
         }
+    }
+
+    fn write_linux(&self, linux: &mut LinuxWatch) -> io::Result<()> {
+        let folder = self.folder.join(folder::LINUX);
+        linux.recording.write(&folder)?;
+        linux.guests.write(&folder)
     }
 
     /// From the next time that the observers are asked what they want, the recording is over.
@@ -178,6 +185,7 @@ impl Recorder {
             .until(hurried.then(|| now + LAST_LOOK));
         if !self.goes_on {
             linux.new |= linux.recording.last_look(&mut last, steps);
+            linux.new |= linux.guests.look(&mut last, steps);
         }
         self.write_new(&mut linux);
         let of_process = |filter: &&String| filter.starts_with("comm=") || filter.starts_with("pid=");

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use trace::directory::sink::{Hashing, Room};
 use trace::format::PAGE;
-use trace::linux::Recording;
+use trace::linux::{Guests, Recording};
 
 use super::options::{OnError, RecordingOptions};
 use super::trigger::When;
@@ -68,6 +68,8 @@ pub(super) struct RecordingState {
 #[derive(Debug, Default)]
 pub(super) struct LinuxWatch {
     pub recording: Recording,
+    /// The guests of a hypervisor in the machine.
+    pub guests: Guests,
     /// The step of the next look.
     pub due: u64,
     /// When the run is to end, as far as it is known.

@@ -50,6 +50,9 @@ pub struct Part {
     /// Symbols of the traced kernel: a vmlinux, a System.map, a copy of its /proc/kallsyms [default: those kept with the trace]
     #[arg(long, value_name = "FILE")]
     pub symbols: Option<PathBuf>,
+    /// Symbols of the kernel that a hypervisor in the machine runs as its guest, in the same forms [default: those kept with the trace]
+    #[arg(long, value_name = "FILE")]
+    pub symbols_guest: Option<PathBuf>,
     /// A copy of the guest's root directory, or an initial RAM disk of it, where its programs are looked for before where the trace says
     /// (repeatable)
     #[arg(long, value_name = "PATH")]

@@ -63,7 +63,7 @@ fn kind(kind: FrameKind) -> &'static str {
 fn name(names: &Names, frame: &Frame) -> String {
     match names.module(frame.function) {
         Some(module) => format!("{} [{module}]", names.name(frame.function)),
-        None if frame.function.known() => names.name(frame.function).into(),
+        None if frame.function.known() || frame.function.is_label() => names.name(frame.function).into(),
         None => match names.file_of(frame.function) {
             Some(file) => format!("{:#x} {file}", frame.ip),
             None => format!("{:#x}", frame.ip),
@@ -94,7 +94,8 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         let Some(top) = stack.last() else { return };
         if self.json {
             let mut line = json::line(if back { "back" } else { "call" }, here);
-            json::place(&mut line, names, here, owner.process, top.ip);
+            json::frame(&mut line, names, here, owner.process, top);
+            json::vmm(&mut line, names, here);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("kind".into(), kind(top.kind).into());
             json::owner(&mut line, names, here, owner);
@@ -121,7 +122,7 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         let all = top.own + top.below;
         if self.json {
             let mut line = json::line(if away { "away" } else { "return" }, here);
-            json::place(&mut line, names, here, owner.process, top.ip);
+            json::frame(&mut line, names, here, owner.process, top);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("instructions".into(), all.into());
             line.insert("own".into(), top.own.into());
@@ -146,10 +147,15 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         if !CODE {
             return;
         }
-        let process = self.cache.get(names, here.state.cr3);
+        let (all, names) = (names, names.of(here));
+        let process = match here.state.non_root {
+            true => names.process(here.state.cr3),
+            false => self.cache.get(names, here.state.cr3),
+        };
         if self.json {
             let mut line = json::line("block", here);
             json::place(&mut line, names, here, process, block.ip);
+            json::vmm(&mut line, all, here);
             line.insert("instructions".into(), block.count.into());
             line.insert("code".into(), code_json(names, here, process, block, code));
             return self.out.line(&Value::Object(line).to_string());

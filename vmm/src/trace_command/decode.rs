@@ -13,7 +13,7 @@ use super::{
     bound,
     calls::Tree,
     disasm, json,
-    lines::{code_json, columns, disasm_text, show_event},
+    lines::{code_json, columns, disasm_text, show_event, whose},
     names,
     output::{Bar, Output, conclude, must_begin, summary_json},
 };
@@ -97,8 +97,11 @@ impl<const CODE: bool> Viewer for Lines<'_, CODE> {
     const CODE: bool = CODE;
 
     fn block(&mut self, here: &Here, block: &Block, code: &[u8]) {
-        let names = self.names;
-        let process = self.cache.get(names, here.state.cr3);
+        let names = self.names.of(here);
+        let process = match here.state.non_root {
+            true => names.process(here.state.cr3),
+            false => self.cache.get(names, here.state.cr3),
+        };
         if self.json {
             let mut line = json::line("block", here);
             json::place(&mut line, names, here, process, block.ip);
@@ -108,18 +111,18 @@ impl<const CODE: bool> Viewer for Lines<'_, CODE> {
             line.insert("bits".into(), block.mode.bits().into());
             line.insert("cr3".into(), here.state.cr3.map_or(Value::Null, json::hex));
             json::process(&mut line, names, here, process);
+            json::vmm(&mut line, self.names, here);
             if CODE {
                 line.insert("code".into(), code_json(names, here, process, block, code));
             }
             return self.out.line(&Value::Object(line).to_string());
         }
-        let task = process.and_then(|process| names.task(process, here.step));
         let place = names.place(block.ip, process, here.step).map(|place| place.to_string());
         self.out.line(
             format!(
-                "{} {:<15} {:016x} {:>4} {:<13} {}",
+                "{} {} {:016x} {:>4} {:<13} {}",
                 columns(here),
-                task.map_or("-", |task| &task.comm),
+                whose(self.names, here, process),
                 block.ip,
                 block.count,
                 json::end(block.end),

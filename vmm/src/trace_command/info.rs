@@ -97,6 +97,8 @@ pub fn run(options: &Info) -> Result<Status, Error> {
                 "interrupts": counts.interrupts,
                 "cr3_changes": counts.pagings,
                 "symbols": names.symbols().len(),
+                "vmcs": names.vmcs_count(),
+                "guests": names.guests().map(|guest| &guest.linux().banner).collect::<Vec<_>>(),
                 "summary": super::output::summary_json(&totals),
             })
             .to_string(),
@@ -144,6 +146,28 @@ pub fn run(options: &Info) -> Result<Status, Error> {
         );
     } else if !names.symbols().is_empty() {
         line("symbols", format!("{}, of --symbols", names.symbols().len()));
+    }
+    if names.vmcs_count() > 0 {
+        line(
+            "guests",
+            format!("of a hypervisor, by {}", count(names.vmcs_count() as u64, "VMCS")),
+        );
+    }
+    for guest in names.guests() {
+        let linux = guest.linux();
+        line("", linux.banner.clone());
+        let processes: std::collections::BTreeSet<&str> =
+            linux.tasks.iter().map(|seen| seen.task.comm.as_str()).collect();
+        line(
+            "",
+            format!(
+                "moved by {:#x}; symbols {}, {}, processes of {}",
+                linux.slide,
+                guest.symbols().len(),
+                count(linux.modules.len() as u64, "module"),
+                count(processes.len() as u64, "name")
+            ),
+        );
     }
     if !header.filters.is_empty() {
         line("filter", header.filters.join(" "));

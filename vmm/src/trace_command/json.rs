@@ -6,7 +6,7 @@
 use pt_flow::{End, Event, EventKind};
 use serde_json::{Map, Value, json};
 
-use trace::view::{Here, Names, Owner, Process};
+use trace::view::{Frame, Here, Names, Owner, Process};
 
 /// A hexadecimal number.
 pub fn hex(value: u64) -> Value {
@@ -20,7 +20,36 @@ pub fn line(kind: &str, here: &Here) -> Map<String, Value> {
     line.insert("vcpu".into(), here.cpu.into());
     line.insert("step".into(), here.step.into());
     line.insert("ns".into(), here.ns().into());
+    if here.state.non_root {
+        line.insert("non_root".into(), true.into());
+        line.insert("vmcs".into(), here.state.vmcs.map_or(Value::Null, hex));
+    }
     line
+}
+
+/// The program that is the VMM, where a second-level guest runs.
+pub fn vmm(line: &mut Map<String, Value>, names: &Names, here: &Here) {
+    if let Some(vmm) = names.vmm(here).filter(|_| here.state.non_root) {
+        line.insert("vmm".into(), vmm.into());
+    }
+}
+
+/// A function of a stack.
+pub fn frame(line: &mut Map<String, Value>, names: &Names, here: &Here, process: Option<Process>, frame: &Frame) {
+    let function = frame.function;
+    if function.is_label() {
+        line.insert("ip".into(), Value::Null);
+        line.insert("label".into(), names.name(function).into());
+    } else if names.is_guests(function) {
+        line.insert("ip".into(), hex(frame.ip));
+        line.insert("symbol".into(), names.name(function).into());
+        line.insert("offset".into(), frame.ip.wrapping_sub(frame.start()).into());
+        if let Some(module) = names.module(function) {
+            line.insert("module".into(), module.into());
+        }
+    } else {
+        place(line, names, here, process, frame.ip);
+    }
 }
 
 /// An address of a process, and what is there.
@@ -74,6 +103,8 @@ pub fn end(end: End) -> &'static str {
 pub fn event(names: &Names, here: &Here, event: &Event) -> Option<Map<String, Value>> {
     let gap = matches!(event.kind, EventKind::Gap(_));
     let mut object = line(if gap { "gap" } else { "event" }, here);
+    vmm(&mut object, names, here);
+    let (all, names) = (names, names.of(here));
     let mut put = |name: &str, value: Value| {
         object.insert(name.into(), value);
     };
@@ -92,14 +123,15 @@ pub fn event(names: &Names, here: &Here, event: &Event) -> Option<Map<String, Va
             put("to", json!(to.map(hex)));
             "disabled"
         }
-        EventKind::Async { from, to } => {
+        EventKind::Async { from, to, vm_exit } => {
             put("from", hex(from));
             put("to", json!(to.map(hex)));
             let process = names.process(here.state.cr3);
+            let names = if vm_exit { all } else { names };
             if let Some(place) = to.and_then(|to| names.place(to, process, here.step)) {
                 put("symbol", place.to_string().into());
             }
-            "interrupt"
+            if vm_exit { "vm-exit" } else { "interrupt" }
         }
         EventKind::Mode { mode, .. } => {
             put("bits", json!(mode.bits()));

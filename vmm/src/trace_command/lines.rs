@@ -32,6 +32,24 @@ pub fn code_json(names: &Names, here: &Here, process: Option<Process>, block: &B
         .collect()
 }
 
+/// Whose code runs, as a column: the process, and for a second-level guest its VMM and VMCS, too.
+pub fn whose(names: &Names, here: &Here, process: Option<Process>) -> String {
+    let code = names.of(here);
+    let task = process.and_then(|process| code.task(process, here.step));
+    let comm = task.map_or("-", |task| &task.comm);
+    match here.state.non_root {
+        true => format!("{} {comm}", guest(names, here)),
+        false => format!("{comm:<15}"),
+    }
+}
+
+/// A second-level guest: its VMM, where that is known, and its VMCS.
+pub fn guest(names: &Names, here: &Here) -> String {
+    let vmm = names.vmm(here).unwrap_or("non-root");
+    let vmcs = here.state.vmcs.map_or("-".into(), |vmcs| format!("{vmcs:#x}"));
+    format!("[{vmm} VMCS {vmcs}]")
+}
+
 /// A line for an event.
 pub fn show_event(out: &mut Output, as_json: bool, names: &Names, here: &Here, event: &Event) {
     if as_json {
@@ -40,13 +58,15 @@ pub fn show_event(out: &mut Output, as_json: bool, names: &Names, here: &Here, e
         }
         return;
     }
-    let describe = |ip: u64| {
+    let code = names.of(here);
+    let named = |names: &Names, ip: u64| {
         let process = names.process(here.state.cr3);
         match names.place(ip, process, here.step) {
             Some(place) => format!("{ip:#x} {place}"),
             None => format!("{ip:#x}"),
         }
     };
+    let describe = |ip: u64| named(code, ip);
     let or = |ip: Option<u64>| ip.map_or("?".into(), describe);
     let text = match event.kind {
         EventKind::Time(_) | EventKind::Sync { .. } => return,
@@ -55,17 +75,31 @@ pub fn show_event(out: &mut Output, as_json: bool, names: &Names, here: &Here, e
         EventKind::Enabled { ip } => format!("tracing on at {}", or(ip)),
         EventKind::Disabled { at: Some(at), to } => format!("tracing off at {}, to {}", describe(at), or(to)),
         EventKind::Disabled { at: None, to } => format!("tracing off, to {}", or(to)),
-        EventKind::Async { from, to } => format!("interrupt at {}, to {}", describe(from), or(to)),
+        EventKind::Async {
+            from,
+            to,
+            vm_exit: true,
+        } => {
+            let to = to.map_or("?".into(), |to| named(names, to));
+            format!("VM exit of {} at {}, to {to}", guest(names, here), describe(from))
+        }
+        EventKind::Async { from, to, .. } => format!("interrupt at {}, to {}", describe(from), or(to)),
         EventKind::Mode { mode, .. } => format!("{}-bit code", mode.bits()),
-        EventKind::Paging { cr3, .. } => {
-            let task = names
+        EventKind::Paging { cr3, non_root } => {
+            let task = code
                 .process(Some(cr3))
-                .and_then(|process| names.task(process, here.step));
+                .and_then(|process| code.task(process, here.step));
+            let of = if non_root {
+                format!("guest {}, ", guest(names, here))
+            } else {
+                String::new()
+            };
             match task {
-                Some(task) => format!("CR3 {cr3:#x}: {} ({})", task.comm, task.tgid),
-                None => format!("CR3 {cr3:#x}"),
+                Some(task) => format!("{of}CR3 {cr3:#x}: {} ({})", task.comm, task.tgid),
+                None => format!("{of}CR3 {cr3:#x}"),
             }
         }
+        EventKind::Vmcs { pointer } => format!("VMCS {pointer:#x}"),
         EventKind::Resumed { ip } => format!("goes on at {}", describe(ip)),
         EventKind::PtWrite { ip, value, .. } => format!("PTWRITE {value:#x} at {}", or(ip)),
         EventKind::Stopped { ip } => format!("execution stops at {}", or(ip)),

@@ -69,6 +69,7 @@ fn files(command: &TraceCommand) -> jail::Files {
         read: [trace.clone(), "/proc/self".into()]
             .into_iter()
             .chain(symbols.cloned())
+            .chain(part.and_then(|part| part.symbols_guest.clone()))
             .chain(programs)
             .chain(places)
             .collect(),

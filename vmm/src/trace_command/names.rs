@@ -8,8 +8,8 @@ use std::{
 use trace::{
     Trace,
     format::GuestSources,
-    linux::Recorded,
-    symbols::{GuestFiles, Origin, SymbolFile, SymbolsError},
+    linux::{Recorded, RecordedGuests},
+    symbols::{GuestFiles, Origin, SymbolFile, SymbolTable, SymbolsError},
     view::{Names, Program},
 };
 
@@ -24,7 +24,7 @@ pub const LINUX: &str = "linux";
 /// # Errors
 /// The trace or the symbols cannot be used.
 pub fn open_with_programs(dir: &Path, part: &Part) -> Result<(Trace, Names), Error> {
-    let (trace, names) = open(dir, part.symbols.as_deref(), &part.programs)?;
+    let (trace, names) = without_guests(dir, part.symbols.as_deref(), &part.programs)?;
     let mut files = GuestFiles::of(&trace.header().files);
     for path in &part.symfs {
         files = match path.metadata() {
@@ -46,7 +46,49 @@ pub fn open_with_programs(dir: &Path, part: &Part) -> Result<(Trace, Names), Err
     for line in &files.complaints {
         output::say(&output::printable(line));
     }
+    let names = with_guests(names, dir, part.symbols_guest.as_deref())?;
     Ok((trace, names))
+}
+
+/// Adds what is known of the guests of a hypervisor in the machine.
+fn with_guests(names: Names, dir: &Path, symbols: Option<&Path>) -> Result<Names, Error> {
+    let read = RecordedGuests::read(&dir.join(LINUX));
+    let mut guests = read.map_err(|source| Error::File {
+        option: "trace",
+        path: dir.join(LINUX),
+        source,
+    })?;
+    let Some(path) = symbols else {
+        return Ok(names.with_guests(guests, SymbolTable::new()));
+    };
+    let failed = |source| Error::Symbols {
+        path: path.into(),
+        source,
+    };
+    let (mut given, mut other) = (0, None);
+    for guest in guests.guests.iter_mut().filter(|guest| !guest.banner.is_empty()) {
+        let origin = Origin {
+            build_id: guest.build_id.as_deref(),
+            slide: Some(guest.slide),
+            symbols: Some(&guest.symbols),
+        };
+        // Of several guests some may have another kernel.
+        match SymbolFile::read(path).map_err(failed)?.resolve(origin) {
+            Ok(symbols) => (guest.symbols, given) = (symbols, given + 1),
+            Err(error) => other = Some(error),
+        }
+    }
+    if let Some(error) = other.filter(|_| given == 0) {
+        return Err(failed(error));
+    }
+    let unknown = SymbolFile::read(path).map_err(failed)?;
+    let nothing = Origin {
+        build_id: None,
+        slide: None,
+        symbols: None,
+    };
+    let unknown = unknown.resolve(nothing).map_err(failed)?;
+    Ok(names.with_guests(guests, unknown))
 }
 
 /// Where symbols are kept by build ID: perf's cache, and what debug packages install.
@@ -77,6 +119,11 @@ pub fn places(sources: &GuestSources, part: &Part) -> Vec<PathBuf> {
 /// # Errors
 /// The trace or the symbols cannot be used.
 pub fn open(dir: &Path, symbols: Option<&Path>, programs: &[String]) -> Result<(Trace, Names), Error> {
+    let (trace, names) = without_guests(dir, symbols, programs)?;
+    Ok((trace, with_guests(names, dir, None)?))
+}
+
+fn without_guests(dir: &Path, symbols: Option<&Path>, programs: &[String]) -> Result<(Trace, Names), Error> {
     let trace = Trace::open(dir)?;
     let recorded = Recorded::read(&dir.join(LINUX)).map_err(|source| Error::File {
         option: "trace",

@@ -134,7 +134,10 @@ impl<O: Output> Pt<O> {
     fn far(&mut self, r: &BranchRecord, fup: bool, cpu: &mut dyn Processor) {
         let step = r.step;
         let before = self.s.packet_en;
-        if r.loads_cr3 {
+        // What is concealed from the guest's trace an observer's tells.
+        let vmx = [Far::VmEntry, Far::VmExit].map(|far| Flow::Far(far).code());
+        let pip = r.loads_cr3 || self.tells_cr3 && vmx.contains(&r.flow);
+        if pip {
             self.stamp_cr3(step);
         }
         if before && fup {
@@ -153,7 +156,7 @@ impl<O: Output> Pt<O> {
             }
             return;
         }
-        if r.loads_cr3 {
+        if pip {
             self.send_pip(step);
         }
         let ip = self.code.ip(r.to);

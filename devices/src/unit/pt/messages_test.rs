@@ -399,6 +399,26 @@ fn entries_and_exits_of_a_vmm() {
     assert_eq!(found, [Tip(Some(0x40_0000))], "concealed");
     let found = transfer(Far::VmExit, 0x40_0010, 0x3000, 0x5000, false, false);
     assert_eq!(found, [Fup(Some(0x40_0010)), Tip(Some(0x3000))], "concealed");
+    // "Conceal VMX from PT" is the guest's affair, and no observer's.
+    for observer in [false, true] {
+        let mut bench = Bench::new(skylake());
+        if observer {
+            bench.pt.tell_cr3();
+        }
+        bench.guest.context.cr3 = 0x9000;
+        bench.guest.context.vmcs = Some(VMCS);
+        bench.guest.context.non_root = true;
+        bench.guest.context.concealed = true;
+        bench.begin(all_rings());
+        let found = bench.packets_from(0);
+        let told = [Vmcs(VMCS), pip(0x9000, true)].map(|packet| found.contains(&packet));
+        assert_eq!(told, [observer; 2], "{found:?}");
+        bench.guest.context.non_root = false;
+        bench.guest.context.concealed = false;
+        bench.guest.context.cr3 = 0x5000;
+        let found = bench.packets(|b| b.branch(Flow::Far(Far::VmExit), 0x40_0010, 0x3000));
+        assert_eq!(found.contains(&pip(0x5000, false)), observer, "{found:?}");
+    }
     // PSB+ tells both anew.
     let mut bench = Bench::new(skylake());
     bench.guest.context.vmcs = Some(VMCS);

@@ -258,8 +258,15 @@ impl<O: Output> Pt<O> {
     }
 
     /// The processor stands somewhere else.
-    fn set_context(&mut self, context: Context) {
-        self.s.context = context;
+    fn set_context(&mut self, mut context: Context) {
+        // What is concealed is not concealed from an observer.
+        if context.concealed && !self.tells_cr3 {
+            (context.non_root, context.vmcs) = (false, None);
+        }
+        self.s.context = Context {
+            concealed: false,
+            ..context
+        };
         let code = Addresses::new(&self.caps, &context);
         if code != self.code {
             self.code = code;

@@ -61,6 +61,8 @@ impl Profile {
         let object = |function| match names.module(function) {
             Some(module) => format!("[{module}]"),
             None if function == Function::USER => "[user]".into(),
+            None if names.is_guests(function) => "[guest kernel]".into(),
+            None if function.is_label() => "[guest]".into(),
             None => names.file_of(function).unwrap_or("[kernel]").into(),
         };
         // Functions of one name are distinguished by a number, and each is described where it comes by first.

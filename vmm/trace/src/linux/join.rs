@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::recording::{MOST_VDSOS, vdso_file};
+use super::{
+    guests,
+    recording::{MOST_VDSOS, vdso_file},
+};
 use crate::regular;
 
 /// The longest file that is read.
@@ -38,9 +41,15 @@ pub fn join(parts: &[PathBuf], into: &Path) -> io::Result<()> {
     let mut names = BTreeSet::new();
     for part in &there {
         for entry in fs::read_dir(part)? {
-            names.extend(entry?.file_name().into_string());
+            let entry = entry?;
+            // Guests have folders.
+            if entry.file_type()?.is_file() {
+                names.extend(entry.file_name().into_string());
+            }
         }
     }
+    guests::join(&there, into, &join)?;
+    names.remove(guests::GUESTS);
     // Those of vdsos are numbered in each part for itself.
     names.retain(|name| (0..MOST_VDSOS).all(|number| *name != vdso_file(number)));
     vdsos(&there, into)?;

@@ -7,6 +7,8 @@
 //! else: `phys_base` to where the image is, `init_top_pgt` to the page tables, `__start_BTF` to the layouts of structures, `modules` and `init_task` to the lists.
 //! So nothing has to be known of the CPUs' state, and a copy of memory serves as well as a running machine.
 //!
+//! A hypervisor in the machine has guests, and a Linux in one of those is found in the same way, through EPT ([`Guests`]).
+//!
 //! # What is checked
 //!
 //! Memory of a running machine may be anything. What is read is believed only as far as it is consistent: tables whose parts
@@ -21,6 +23,7 @@
 
 mod btf;
 mod budget;
+mod guests;
 mod image;
 pub mod join;
 mod kallsyms;
@@ -43,6 +46,7 @@ mod layouts_test;
 mod mappings_test;
 
 pub use self::{
+    guests::{GuestPhysical, Guests, RecordedGuests, VmcsSeen},
     kernel::{Kernel, NotFound},
     mappings::Mapping,
     memory::Memory,

@@ -22,6 +22,9 @@ const MOST_MODULES: usize = 1 << 14;
 /// And what is kept of all of them, in bytes.
 const MOST_OF_MODULES: u64 = 256 << 20;
 
+/// CPUs of a kernel that are asked what they run.
+const MOST_CPUS: usize = 8;
+
 /// A kernel has vdsos for 64-bit code, for 32-bit code, and for x32.
 pub(super) const MOST_VDSOS: usize = 4;
 
@@ -62,6 +65,14 @@ pub struct Recording {
 }
 
 impl Recording {
+    /// Of a kernel that was found.
+    pub(super) fn of(kernel: Kernel) -> Recording {
+        Recording {
+            kernel: Some(kernel),
+            ..Recording::default()
+        }
+    }
+
     /// The kernel, once it was found.
     pub fn kernel(&self) -> Option<&Kernel> {
         self.kernel.as_ref()
@@ -139,6 +150,14 @@ impl Recording {
         // A kernel thread borrows page tables, and between processes the new one's may be in use already.
         let own = task.page_table.is_some_and(|own| same(own, page_table));
         own && self.saw(task, steps)
+    }
+
+    /// The same where nobody knows which of the kernel's CPUs it was.
+    pub(super) fn switched_anywhere(&mut self, memory: &mut dyn Memory, page_table: u64, steps: u64) -> bool {
+        let Some(kernel) = &self.kernel else { return false };
+        let mut tasks = (0..MOST_CPUS).map_while(|cpu| kernel.current(memory, cpu));
+        let task = tasks.find(|task| task.page_table.is_some_and(|own| same(own, page_table)));
+        task.is_some_and(|task| self.saw(task, steps))
     }
 
     /// Where a CPU goes over to another thread, with that thread's `task_struct` as the second argument.

@@ -73,6 +73,10 @@ pub struct Start {
 pub struct State {
     /// CR3 without bits 4:0.
     pub cr3: Option<u64>,
+    /// In VMX non-root operation: the code is that of a second-level guest.
+    pub non_root: bool,
+    /// The current-VMCS pointer, where a packet has told one.
+    pub vmcs: Option<u64>,
     /// The width of code.
     pub mode: ExecMode,
     /// Virtual ticks at the last packet that reported them.
@@ -88,6 +92,8 @@ impl State {
     pub fn new(_: &Start) -> State {
         State {
             cr3: None,
+            non_root: false,
+            vmcs: None,
             mode: ExecMode::Bits64,
             ticks: None,
             in_tx: false,
@@ -98,7 +104,8 @@ impl State {
     /// Takes in an event.
     pub fn event(&mut self, event: &Event) {
         match event.kind {
-            EventKind::Paging { cr3, .. } => self.cr3 = Some(cr3),
+            EventKind::Paging { cr3, non_root } => (self.cr3, self.non_root) = (Some(cr3), non_root),
+            EventKind::Vmcs { pointer } => self.vmcs = Some(pointer),
             EventKind::Mode { mode, .. } => self.mode = mode,
             EventKind::Time(time) => self.ticks = time.tsc.or(self.ticks),
             EventKind::Transaction { in_tx, .. } => self.in_tx = in_tx,

@@ -16,7 +16,12 @@
 //! another stack, and begins with the function that made it. A signal's handler is above what it interrupts, until the kernel goes on
 //! there.
 //!
+//! A hypervisor's VM entry puts the frames of its guest above its own, and the VM exit takes them away ([`super::levels`]): each VMCS keeps
+//! those of its guest.
+//!
 //! Frames that were there before the trace are not known; a return into one makes it known from there on.
+
+mod guests;
 
 use std::collections::HashMap;
 
@@ -24,6 +29,7 @@ use pt_flow::{Block, End, Event, EventKind};
 
 use super::{
     frame::{Frame, FrameKind},
+    levels::{Below, Frames, Left},
     names::{Function, Names, Owner, Process, ProcessCache},
     threads::{Parked, Threads},
     window::{Here, Viewer, loses},
@@ -69,6 +75,10 @@ enum After {
         from: u64,
         ret: u64,
     },
+    /// A VM entry, of a guest that would go on there.
+    Entry {
+        resume: u64,
+    },
     /// Tracing was off.
     Again,
     /// Instructions are missing.
@@ -79,19 +89,22 @@ enum After {
 #[derive(Debug)]
 struct Cpu {
     owner: Owner,
-    frames: Vec<Frame>,
+    frames: Frames,
     /// The kernel's frames begin here.
     kernel: Option<usize>,
     after: After,
+    /// The VMM, where a guest of it runs.
+    below: Option<Below>,
 }
 
 impl Default for Cpu {
     fn default() -> Cpu {
         Cpu {
             owner: Owner::default(),
-            frames: Vec::new(),
+            frames: Frames::default(),
             kernel: None,
             after: After::Nothing,
+            below: None,
         }
     }
 }
@@ -110,6 +123,8 @@ struct Birth {
 /// Follows the calls of vCPUs.
 #[derive(Debug)]
 pub struct Calls<'a, S> {
+    all_names: &'a Names,
+    /// Those of the level that runs.
     names: &'a Names,
     /// Who hears of them.
     pub sink: S,
@@ -123,9 +138,11 @@ pub struct Calls<'a, S> {
     births: Vec<Birth>,
     /// Threads that wait of a trace that does not tell which are which.
     threads: Threads,
+    /// Guests' processors that do not run, by their VMCSs.
+    left: HashMap<u64, Left>,
     cache: ProcessCache,
-    /// Functions of the kernel that were asked for lately, by their addresses.
-    known: Vec<(u64, (Function, u64, u64))>,
+    /// Functions of kernels that were asked for lately, by their addresses and whose kernel it is.
+    known: Vec<((u64, u32), (Function, u64, u64))>,
 }
 
 /// How many functions of the kernel are remembered; a power of two.
@@ -135,6 +152,7 @@ impl<'a, S: Sink> Calls<'a, S> {
     /// At the beginning of a trace.
     pub fn new(names: &'a Names, sink: S) -> Calls<'a, S> {
         Calls {
+            all_names: names,
             names,
             sink,
             number: 0,
@@ -143,9 +161,10 @@ impl<'a, S: Sink> Calls<'a, S> {
             waiting: HashMap::new(),
             births: Vec::new(),
             threads: Threads::default(),
+            left: HashMap::new(),
             cache: ProcessCache::default(),
             // No code is at the last address.
-            known: vec![(u64::MAX, (Function::UNKNOWN, 0, 0)); KNOWN],
+            known: vec![((u64::MAX, 0), (Function::UNKNOWN, 0, 0)); KNOWN],
         }
     }
 
@@ -156,9 +175,10 @@ impl<'a, S: Sink> Calls<'a, S> {
             return self.names.function(ip, self.cpu.owner.process, here.step);
         }
         // Functions begin at multiples of 16.
-        let place = &mut self.known[(ip >> 4 ^ ip >> 16) as usize % KNOWN];
-        if place.0 != ip {
-            *place = (ip, self.names.function(ip, None, None));
+        let key = (ip, self.names.first_number());
+        let place = &mut self.known[(ip >> 4 ^ ip >> 16 ^ u64::from(key.1)) as usize % KNOWN];
+        if place.0 != key {
+            *place = (key, self.names.function(ip, None, None));
         }
         place.1
     }
@@ -170,6 +190,10 @@ impl<'a, S: Sink> Calls<'a, S> {
             let before = std::mem::replace(&mut self.cpu, other);
             self.others.insert(self.number, before);
             self.number = here.cpu;
+            self.names = match &self.cpu.below {
+                Some(below) => self.all_names.guest(Some(below.vmcs), here.step),
+                None => self.all_names,
+            };
         }
     }
 
@@ -183,7 +207,7 @@ impl<'a, S: Sink> Calls<'a, S> {
 
     /// The process whose addresses these are, unless the thread only borrows them.
     fn process(&mut self, here: &Here) -> Option<Process> {
-        let process = self.cache.get(self.names, here.state.cr3)?;
+        let process = self.process_of(here.state.cr3)?;
         let Some(thread) = self.cpu.owner.thread else {
             return Some(process);
         };
@@ -196,6 +220,7 @@ impl<'a, S: Sink> Calls<'a, S> {
         if self.cpu.frames.len() >= DEEPEST {
             self.clear(here);
         }
+        self.label_process(here);
         let (function, start, end) = self.function(here, ip);
         let around = self
             .cpu
@@ -223,21 +248,20 @@ impl<'a, S: Sink> Calls<'a, S> {
         if self.names.makes_thread(function) {
             self.bear();
         }
-        self.sink
-            .enter(self.names, here, self.cpu.owner, &mut self.cpu.frames, false);
+        let (owner, frames) = (self.shown(), self.cpu.frames.whole());
+        self.sink.enter(self.all_names, here, owner, frames, false);
     }
 
     fn pop(&mut self, here: &Here, away: bool) -> Option<Frame> {
         if !self.cpu.frames.last()?.inner {
-            self.sink
-                .leave(self.names, here, self.cpu.owner, &mut self.cpu.frames, away);
+            let (owner, frames) = (self.shown(), self.cpu.frames.whole());
+            self.sink.leave(self.all_names, here, owner, frames, away);
         }
         let frame = self.cpu.frames.pop()?;
-        if let Some(below) = self.cpu.frames.last_mut() {
-            below.below += frame.own + frame.below;
-        }
+        self.cpu.frames.add_below(&frame);
         if !away {
-            self.threads.popped(&frame, self.cpu.frames.len());
+            let len = self.cpu.frames.len();
+            self.threads().popped(&frame, len);
         }
         if self.cpu.kernel.is_some_and(|kernel| kernel > self.cpu.frames.len()) {
             self.cpu.kernel = Some(self.cpu.frames.len());
@@ -258,7 +282,10 @@ impl<'a, S: Sink> Calls<'a, S> {
 
     /// Linux is about to have a new thread run for the first time: where that will be in user mode, and in which frames.
     fn bear(&mut self) {
-        let Some(kernel) = self.cpu.kernel else { return };
+        // Which thread of a guest runs is not known.
+        let Some(kernel) = self.cpu.kernel.filter(|_| self.cpu.below.is_none()) else {
+            return;
+        };
         let Some(entry) = self.cpu.frames.get(kernel) else {
             return;
         };
@@ -303,7 +330,7 @@ impl<'a, S: Sink> Calls<'a, S> {
         let (process, kernel) = (self.cpu.owner.process, self.cpu.kernel);
         let mut frames = self.put_aside(here);
         frames.extend(popped.into_iter().rev());
-        self.threads.park(Parked {
+        self.threads().park(Parked {
             process,
             frames,
             kernel,
@@ -347,6 +374,9 @@ impl<'a, S: Sink> Calls<'a, S> {
     }
 
     fn come_back(&mut self, here: &Here, frames: Vec<Frame>) {
+        if !frames.is_empty() {
+            self.label_process(here);
+        }
         for frame in frames {
             let around = self.cpu.frames.last().map(|top| top.tags);
             self.cpu.frames.push(Frame {
@@ -361,8 +391,8 @@ impl<'a, S: Sink> Calls<'a, S> {
             if frame.inner && around.is_some() {
                 continue;
             }
-            self.sink
-                .enter(self.names, here, self.cpu.owner, &mut self.cpu.frames, true);
+            let (owner, frames) = (self.shown(), self.cpu.frames.whole());
+            self.sink.enter(self.all_names, here, owner, frames, true);
         }
     }
 
@@ -382,6 +412,8 @@ impl<'a, S: Sink> Calls<'a, S> {
             After::Call { ret } => self.push(here, ip, ret, FrameKind::Call),
             After::Return { from } => self.ret(here, from, ip),
             After::Far { from, ret } => self.far(here, from, ret, ip),
+            After::Entry { resume } if resume == ip || resume == 0 => self.jump(here, ip),
+            After::Entry { resume } => self.far(here, resume, resume, ip),
             After::Again => {
                 let upper = self.names.upper(ip);
                 self.pop_to(here, self.cpu.kernel.unwrap_or(self.cpu.frames.len()));
@@ -397,7 +429,7 @@ impl<'a, S: Sink> Calls<'a, S> {
             }
             After::Lost => {
                 self.clear(here);
-                self.threads.forget();
+                self.threads().forget();
                 // Who else waits is known all the same: it waits where it did.
                 self.cpu.owner = Owner {
                     process: None,
@@ -459,11 +491,13 @@ impl<'a, S: Sink> Calls<'a, S> {
                 let resume = left.map_or(ip, |left| left.ret);
                 return self.change_to(here, next, step, resume, ip);
             }
-            let process = self.cache.get(self.names, here.state.cr3);
-            let other = self.threads.resume(ip, process, self.cpu.owner.process);
+            let process = self.process_of(here.state.cr3);
+            let left_process = self.cpu.owner.process;
+            let other = self.threads().resume(ip, process, left_process);
             let fresh = other.is_none();
             self.change(here, ip, Vec::new(), other);
-            self.threads.resumed(ip, self.cpu.frames.len());
+            let len = self.cpu.frames.len();
+            self.threads().resumed(ip, len);
             if fresh {
                 self.cpu.kernel = Some(0);
                 self.push(here, ip, 0, FrameKind::Root);
@@ -481,12 +515,13 @@ impl<'a, S: Sink> Calls<'a, S> {
             return self.pop_to(here, deeper);
         }
         // Another thread may have been taken for this one.
-        if let Some((popped, resume)) = self.threads.mistaken() {
-            let other = self.threads.instead(resume, &popped, ip);
+        if let Some((popped, resume)) = self.threads().mistaken() {
+            let other = self.threads().instead(resume, &popped, ip);
             if let Some(other) = other {
                 // What was popped belongs to the thread that did not run.
                 self.change(here, resume, popped, Some(other));
-                self.threads.resumed(resume, self.cpu.frames.len());
+                let len = self.cpu.frames.len();
+                self.threads().resumed(resume, len);
                 return;
             }
         }
@@ -546,7 +581,7 @@ impl<'a, S: Sink> Calls<'a, S> {
                     self.cpu.owner.process = process;
                 }
                 _ => {
-                    let other = self.threads.of(process);
+                    let other = self.threads().of(process);
                     self.clear(here);
                     match other {
                         // A thread whose process was not known yet, or that has got other addresses by exec.
@@ -561,7 +596,7 @@ impl<'a, S: Sink> Calls<'a, S> {
             left = self.cpu.frames.get(kernel).map(|entry| entry.ret);
             self.pop_to(here, kernel);
         }
-        self.threads.confirm();
+        self.threads().confirm();
         if self.cpu.frames.is_empty() {
             self.born(here, ip);
         }
@@ -596,11 +631,13 @@ impl<S: Sink> Viewer for Calls<'_, S> {
 
     fn block(&mut self, here: &Here, block: &Block, code: &[u8]) {
         self.go_to(here);
+        self.level(here);
         self.arrive(here, block.ip);
         if let Some(top) = self.cpu.frames.last_mut() {
             top.own += u64::from(block.count);
         }
-        self.sink.run(self.names, here, &mut self.cpu.frames, block, code);
+        self.sink
+            .run(self.all_names, here, self.cpu.frames.whole(), block, code);
         let ret = block.ip.wrapping_add(block.len.into());
         self.cpu.after = match block.end {
             End::Call | End::IndirectCall => After::Call { ret },
@@ -612,18 +649,20 @@ impl<S: Sink> Viewer for Calls<'_, S> {
 
     fn event(&mut self, here: &Here, event: &Event) {
         self.go_to(here);
+        self.level(here);
         match event.kind {
-            EventKind::Async { from, to } => {
+            EventKind::Async { from, to, vm_exit } => {
                 if !matches!(self.cpu.after, After::Nothing) {
                     self.arrive(here, from);
                 }
-                self.sink.event(self.names, here, &self.cpu.frames, event);
-                if let Some(to) = to {
-                    if !self.names.upper(from) && self.names.upper(to) {
+                self.sink.event(self.all_names, here, self.cpu.frames.whole(), event);
+                match to {
+                    _ if vm_exit => self.vm_exit(here, Some(from)),
+                    Some(to) if !self.names.upper(from) && self.names.upper(to) => {
                         self.enter_kernel(here, to, from, FrameKind::Interrupt);
-                    } else {
-                        self.push(here, to, from, FrameKind::Interrupt);
                     }
+                    Some(to) => self.push(here, to, from, FrameKind::Interrupt),
+                    None => {}
                 }
                 return;
             }
@@ -631,12 +670,13 @@ impl<S: Sink> Viewer for Calls<'_, S> {
             _ if loses(event) => self.cpu.after = After::Lost,
             _ => {}
         }
-        self.sink.event(self.names, here, &self.cpu.frames, event);
+        self.sink.event(self.all_names, here, self.cpu.frames.whole(), event);
     }
 
     fn end(&mut self, here: &Here) {
         self.go_to(here);
         if S::LEAVES {
+            self.vm_exit(here, None);
             self.clear(here);
         }
     }

@@ -50,4 +50,9 @@ pub struct Frame {
 impl Frame {
     /// Numbers that a frame has for its sink.
     pub const TAGS: usize = 6;
+
+    /// Where its function begins.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
 }

@@ -2,6 +2,7 @@
 
 mod calls;
 mod frame;
+mod levels;
 mod names;
 mod threads;
 mod user_code;

@@ -2,12 +2,20 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use super::user_code::UserCode;
+use super::{user_code::UserCode, window::Here};
 use crate::{
-    linux::{Recorded, Task},
+    linux::{Recorded, RecordedGuests, Task, VmcsSeen},
     reader::{Mappings, Thread, ThreadId, ThreadSwitches},
     symbols::{GuestFiles, NamedAddress, Symbol, SymbolTable},
 };
+
+/// Whose frames are those of the kernel's own threads and of what ran before there were processes.
+const KERNEL: &str = "[kernel]";
+
+/// What a second-level guest is called in stacks.
+fn vmcs_label(pointer: u64) -> String {
+    format!("VMX non-root, VMCS {pointer:#x}")
+}
 
 /// A function, as a number that stays the same as long as the [`Names`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,9 +28,13 @@ impl Function {
     pub const UNKNOWN: Function = Function(u32::MAX - 1);
     /// Code below the kernel's addresses that ran before there were processes: what unpacks the kernel, and its first instructions.
     pub const BOOT: Function = Function(u32::MAX - 2);
+    /// A guest of a hypervisor in the machine, or a process of it, which has no label of its own.
+    const GUEST: Function = Function(u32::MAX - 3);
     /// Below this, and above the numbers of functions, are those of files of which no function is known.
-    const FILES: u32 = u32::MAX - 2;
+    const FILES: u32 = u32::MAX - 3;
     const FIRST_FILE: u32 = Function::FILES - (1 << 21);
+    /// And below those the labels of guests and their processes, which stand in stacks where a function would.
+    const FIRST_LABEL: u32 = Function::FIRST_FILE - (1 << 21);
 
     /// Code of a user's program whose file is known, but not the function.
     fn of_file(file: usize) -> Function {
@@ -41,7 +53,12 @@ impl Function {
 
     /// It has a name.
     pub fn known(self) -> bool {
-        self.0 < Function::FIRST_FILE
+        self.0 < Function::FIRST_LABEL
+    }
+
+    /// It is no function: it stands below those of a second-level guest, and says whose they are.
+    pub fn is_label(self) -> bool {
+        self == Function::GUEST || (Function::FIRST_LABEL..Function::FIRST_FILE).contains(&self.0)
     }
 }
 
@@ -73,18 +90,27 @@ pub struct Names {
     symbols: SymbolTable,
     recorded: Recorded,
     programs: Vec<Program>,
+    /// The numbers of functions begin here.
+    first: u32,
     /// How many functions the kernel and these have.
     before_user: usize,
     user: UserCode,
     /// Where a thread's CPU goes over to another's stack.
     switch: Option<(u64, u64)>,
     /// The same as a function.
-    switch_function: Option<Function>,
+    switch_function: Option<u32>,
     /// Where Linux has a new thread run for the first time.
-    new_thread: Option<Function>,
+    new_thread: Option<u32>,
     switches: ThreadSwitches,
     /// The step at which the first process was there, if one was.
     processes_from: Option<u64>,
+    /// What is known of the guests of a hypervisor in the machine; the last is for those of which nothing is.
+    guests: Vec<Names>,
+    /// Whose each VMCS was, with the steps.
+    vmcs: HashMap<u64, Vec<(u64, Option<usize>)>>,
+    /// Labels of guests and their processes.
+    labels: Vec<String>,
+    label_numbers: HashMap<String, u32>,
 }
 
 impl Names {
@@ -96,7 +122,7 @@ impl Names {
         });
         let function = |name| {
             let n = symbols.find(symbols.address(name)?)?;
-            Some(Function(n as u32))
+            Some(n as u32)
         };
         let (switch_function, new_thread) = (function("__switch_to"), function("wake_up_new_task"));
         let processes = recorded.tasks.iter().filter(|seen| seen.task.page_table.is_some());
@@ -111,7 +137,121 @@ impl Names {
             switch_function,
             new_thread,
             switches: ThreadSwitches::default(),
+            first: 0,
+            guests: Vec::new(),
+            vmcs: HashMap::new(),
+            labels: Vec::new(),
+            label_numbers: HashMap::new(),
         }
+    }
+
+    /// Takes on what is known of the guests of a hypervisor in the machine. `symbols` are those of guests of which nothing else is known.
+    #[must_use]
+    pub fn with_guests(mut self, recorded: RecordedGuests, symbols: SymbolTable) -> Names {
+        let RecordedGuests { guests, seen } = recorded;
+        let mut label = |text: &str| {
+            let number = self.labels.len() as u32;
+            let room = number < Function::FIRST_FILE - Function::FIRST_LABEL;
+            if room && !self.label_numbers.contains_key(text) {
+                self.label_numbers.insert(text.into(), number);
+                self.labels.push(text.into());
+            }
+        };
+        label(KERNEL);
+        for VmcsSeen { steps, pointer, guest } in seen {
+            label(&vmcs_label(pointer));
+            self.vmcs.entry(pointer).or_default().push((steps, guest));
+        }
+        for seen in guests.iter().flat_map(|guest| &guest.tasks) {
+            label(&seen.task.comm);
+        }
+        for mut recorded in guests {
+            let symbols = std::mem::take(&mut recorded.symbols);
+            self.guests.push(Names::new(symbols, recorded));
+        }
+        self.guests.push(Names::new(symbols, Recorded::default()));
+        self.renumber();
+        self
+    }
+
+    /// Gives the functions of each guest numbers of their own.
+    fn renumber(&mut self) {
+        let mut next = self.last();
+        for guest in &mut self.guests {
+            guest.first = next;
+            next = guest.last();
+        }
+    }
+
+    /// The number of its first function, which tells a guest's names from others.
+    pub(super) fn first_number(&self) -> u32 {
+        self.first
+    }
+
+    /// The number behind those of its own functions.
+    fn last(&self) -> u32 {
+        self.first + (self.before_user + self.user.functions()) as u32
+    }
+
+    /// The names of a second-level guest's code: those of the guest that a VMCS is of at a step.
+    pub fn guest(&self, vmcs: Option<u64>, step: Option<u64>) -> &Names {
+        let seen = vmcs.and_then(|vmcs| self.vmcs.get(&vmcs));
+        let number = seen.and_then(|seen| {
+            let after = seen.partition_point(|(since, _)| step.is_some_and(|step| *since <= step));
+            let before = after.checked_sub(1).and_then(|last| seen[last].1);
+            before.or_else(|| seen[after..].iter().find_map(|(_, guest)| *guest))
+        });
+        let unknown = self.guests.len().saturating_sub(1);
+        self.guests.get(number.unwrap_or(unknown)).unwrap_or(self)
+    }
+
+    /// The names of the code that runs: the machine's own, or, in VMX non-root operation, those of the guest.
+    pub fn of(&self, here: &Here) -> &Names {
+        match here.state.non_root {
+            true => self.guest(here.state.vmcs, here.step),
+            false => self,
+        }
+    }
+
+    /// The program that is a second-level guest's VMM: the process of the machine's Linux that runs it, or its thread, if only that has a name.
+    pub fn vmm(&self, here: &Here) -> Option<&str> {
+        let thread = self.thread(self.thread_at(here.cpu, here.step)?);
+        let is_its = |task: &Task| task.pid == thread.tgid && task.tgid == thread.tgid;
+        let seen = self.recorded.tasks.iter().rev();
+        let process = seen.map(|seen| &seen.task).find(|task| is_its(task));
+        Some(process.map_or(&thread.comm, |task| &task.comm))
+    }
+
+    /// The label of a guest, by its VMCS pointer.
+    pub(super) fn vmcs_label(&self, vmcs: Option<u64>) -> Function {
+        vmcs.map_or(Function::GUEST, |vmcs| self.label(&vmcs_label(vmcs)))
+    }
+
+    /// The label of a process of a guest.
+    pub(super) fn label(&self, text: &str) -> Function {
+        let number = self.label_numbers.get(text);
+        number.map_or(Function::GUEST, |number| Function(Function::FIRST_LABEL + number))
+    }
+
+    /// The guest that a function is of.
+    fn guest_of(&self, function: Function) -> Option<&Names> {
+        let of = |guest: &&Names| (guest.first..guest.last()).contains(&function.0);
+        self.guests.iter().find(of)
+    }
+
+    /// The function is of a second-level guest's kernel.
+    pub fn is_guests(&self, function: Function) -> bool {
+        self.guest_of(function).is_some()
+    }
+
+    /// The Linux of each second-level guest that was found.
+    pub fn guests(&self) -> impl Iterator<Item = &Names> {
+        self.guests.iter().filter(|guest| !guest.recorded.banner.is_empty())
+    }
+
+    /// VMCSs that were run.
+    pub fn vmcs_count(&self) -> usize {
+        self.vmcs.len()
     }
 
     /// Takes on which threads the vCPUs ran.
@@ -126,6 +266,7 @@ impl Names {
     pub fn with_programs(mut self, programs: Vec<Program>) -> Names {
         self.programs = programs;
         self.before_user = self.all_tables().map(SymbolTable::functions).sum();
+        self.renumber();
         self
     }
 
@@ -137,6 +278,7 @@ impl Names {
         let mut table = |cr3| cache.get(&self, Some(cr3)).map(|process| process.0);
         let user = UserCode::new(mappings, &mut table, &pid, &self.recorded.vdsos, files);
         self.user = user;
+        self.renumber();
         self
     }
 
@@ -174,7 +316,7 @@ impl Names {
         for (first, symbols) in self.tables(ip, process, step) {
             if let Some(n) = symbols.find(ip) {
                 let start = symbols.function(n).map_or(ip, |symbol| symbol.address);
-                return (Function((first + n) as u32), start, symbols.end(n));
+                return (Function(self.first + (first + n) as u32), start, symbols.end(n));
             }
         }
         if self.upper(ip) {
@@ -183,7 +325,7 @@ impl Names {
         let found = process.and_then(|process| self.user.find(process.0, ip, step.unwrap_or(0)));
         if let Some(found) = found {
             let function = match found.function {
-                Some(n) => Function((self.before_user + n) as u32),
+                Some(n) => Function(self.first + (self.before_user + n) as u32),
                 None => Function::of_file(found.file),
             };
             return (function, found.start, found.end);
@@ -243,10 +385,11 @@ impl Names {
         }
     }
 
-    /// The address of a function, of the kernel or else of a program.
+    /// The address of a function, of the kernel or else of a program, or else of the kernel of a second-level guest.
     pub fn address(&self, name: &str) -> Option<u64> {
         let found = self.all_tables().find_map(|symbols| symbols.address(name));
-        found.or_else(|| self.user.address(name))
+        let found = found.or_else(|| self.user.address(name));
+        found.or_else(|| self.guests.iter().find_map(|guest| guest.address(name)))
     }
 
     /// The kernel's, and those of programs, as functions are numbered.
@@ -256,7 +399,10 @@ impl Names {
     }
 
     fn symbol(&self, function: Function) -> Option<Symbol<'_>> {
-        let mut n = function.0 as usize;
+        if let Some(guest) = self.guest_of(function) {
+            return guest.symbol(function);
+        }
+        let mut n = function.0.checked_sub(self.first)? as usize;
         if let Some(user) = n.checked_sub(self.before_user) {
             return self.user.symbol(user).filter(|_| function.known());
         }
@@ -280,6 +426,11 @@ impl Names {
             Function::USER => "[user]",
             Function::BOOT => "[boot]",
             Function::UNKNOWN => "[unknown]",
+            Function::GUEST => "[guest]",
+            function if function.is_label() => {
+                let label = self.labels.get((function.0 - Function::FIRST_LABEL) as usize);
+                label.map_or("[guest]", String::as_str)
+            }
             function => match self.file_of(function) {
                 Some(file) => file,
                 None => self.symbol(function).map_or("[unknown]", |symbol| symbol.name),
@@ -312,12 +463,12 @@ impl Names {
 
     /// It is the function in which Linux goes from one thread to another.
     pub fn is_switch(&self, function: Function) -> bool {
-        self.switch_function == Some(function)
+        self.switch_function.is_some_and(|n| self.first + n == function.0)
     }
 
     /// It is the function in which Linux has a new thread run for the first time.
     pub fn makes_thread(&self, function: Function) -> bool {
-        self.new_thread == Some(function)
+        self.new_thread.is_some_and(|n| self.first + n == function.0)
     }
 
     /// The thread that a vCPU runs, or is about to, at a step.
@@ -380,7 +531,7 @@ impl Names {
         match process.and_then(|process| self.task(process, step)) {
             Some(task) => &task.comm,
             None if self.recorded.banner.is_empty() => "guest",
-            None => "[kernel]",
+            None => KERNEL,
         }
     }
 }

@@ -167,6 +167,11 @@ impl UserCode {
         }
     }
 
+    /// How many functions all files have.
+    pub fn functions(&self) -> usize {
+        self.functions
+    }
+
     /// Nothing is known of any program.
     pub fn is_empty(&self) -> bool {
         self.mappings.is_empty()

@@ -81,13 +81,14 @@ impl Turns<'_> {
 
 impl Viewer for Turns<'_> {
     fn block(&mut self, here: &Here, _: &Block, _: &[u8]) {
-        if self.now.is_none() {
+        if self.now.is_none() && !here.state.non_root {
             self.at(here, here.state.cr3);
         }
     }
 
     fn event(&mut self, here: &Here, event: &Event) {
-        if let EventKind::Paging { cr3, .. } = event.kind {
+        // perf is told of the machine's own processes alone.
+        if let EventKind::Paging { cr3, non_root: false } = event.kind {
             self.at(here, Some(cr3));
         }
     }
