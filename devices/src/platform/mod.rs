@@ -735,6 +735,13 @@ impl Platform {
         }
     }
 
+    /// A CPU has taken an INIT, which its local APIC has told of.
+    pub fn init_apic(&mut self, cpu: usize) {
+        if let Some(lapic) = self.lapics.get_mut(cpu) {
+            lapic.init();
+        }
+    }
+
     /// Fetches what a CPU's local sources have raised.
     fn collect(&mut self, cpu: usize) {
         while let Some(signal) = self.lapics.get_mut(cpu).and_then(Lapic::take_signal) {

@@ -322,6 +322,11 @@ impl Lapic {
         Lapic { caps, s }
     }
 
+    /// Its processor has taken an INIT.
+    pub fn init(&mut self) {
+        self.reset_registers();
+    }
+
     /// Puts the registers back as INIT and a global disable do: all but ID and IA32_APIC_BASE.
     /// SDM Vol. 3A 11.4.7.3 "Local APIC State After an INIT Reset ('Wait-for-SIPI' State)".
     fn reset_registers(&mut self) {
@@ -449,7 +454,6 @@ impl Lapic {
     /// INIT or SMI raised by a local source since the last call.
     pub fn take_signal(&mut self) -> Option<Signal> {
         if std::mem::take(&mut self.s.pending_init) {
-            self.reset_registers();
             return Some(Signal::Init);
         }
         std::mem::take(&mut self.s.pending_smi).then_some(Signal::Smi)
@@ -496,10 +500,8 @@ impl Lapic {
             Delivery::Nmi => self.s.nmi = true,
             Delivery::ExtInt => self.s.ext_int = true,
             Delivery::Smi => return Some(Signal::Smi),
-            Delivery::Init => {
-                self.reset_registers();
-                return Some(Signal::Init);
-            }
+            // The processor may hold it off: see `init`.
+            Delivery::Init => return Some(Signal::Init),
             Delivery::StartUp => return Some(Signal::StartUp(message.vector)),
         }
         None

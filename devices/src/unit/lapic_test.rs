@@ -664,6 +664,8 @@ fn state_across_modes() {
         }),
         Some(Signal::Init)
     );
+    assert_eq!(lapic.read_msr(0x80f, 0), Ok(0x1ff), "the processor may hold it off");
+    lapic.init();
     assert!(lapic.x2apic(), "INIT keeps the mode");
     assert_eq!(
         (lapic.read_msr(0x802, 0), lapic.read_msr(0x80f, 0)),

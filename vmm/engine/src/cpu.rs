@@ -228,6 +228,8 @@ pub struct CpuState {
     pub vmx: Option<Box<Vmx>>,
     /// System-management mode.
     pub smm: Smm,
+    /// An INIT waits: see [`Cpu::init_blocked`].
+    pub init_pending: bool,
     /// The I/O instruction that has just retired.
     pub io: Option<IoAccess>,
 }
@@ -387,6 +389,8 @@ pub struct Cpu {
     pub(crate) dr6_before: u64,
     /// System-management mode.
     pub(crate) smm: Smm,
+    /// An INIT waits.
+    pub(crate) init_pending: bool,
     /// The last I/O instruction, and the step count behind it.
     pub(crate) io: IoAccess,
     /// See above.
@@ -495,6 +499,7 @@ impl Cpu {
             cr2_before: 0,
             dr6_before: 0,
             smm: Smm::default(),
+            init_pending: false,
             io: IoAccess::default(),
             io_at: u64::MAX,
             resumes: false,
@@ -548,6 +553,7 @@ impl Cpu {
             transaction: self.transaction.as_ref().map(|open| Box::new(open.borrow().clone())),
             vmx: self.vmx.clone(),
             smm: self.smm.clone(),
+            init_pending: self.init_pending,
             io: (self.io_at == self.steps).then_some(self.io),
         }
     }
@@ -596,6 +602,7 @@ impl Cpu {
             .map(|open| Rc::new(RefCell::new(Transaction::clone(open))));
         self.vmx = s.vmx.clone();
         self.smm = s.smm.clone();
+        self.init_pending = s.init_pending;
         (self.io, self.io_at) = s.io.map_or((IoAccess::default(), u64::MAX), |io| (io, s.steps));
         self.resumes = false;
         (self.exit, self.entry, self.vectoring, self.injecting) = (None, None, None, None);
@@ -661,6 +668,19 @@ impl Cpu {
     /// A pending external interrupt would be taken now, or end an MWAIT that asked to hear of interrupts that IF masks.
     pub fn interrupt_wakes(&self) -> bool {
         self.interruptible() || self.activity == Activity::Waiting && self.monitor.masked
+    }
+
+    /// INIT is held off: in SMM until RSM, in VMX root operation until VMXOFF or a VM entry, and in a guest that waits for a start-up IPI until
+    /// a VM exit. SDM Vol. 3C 24.8 "Restrictions on VMX Operation", 26.2 "Other Causes of VM Exits", 32.3.1 "Entering SMM".
+    pub fn init_blocked(&self) -> bool {
+        let in_vmx = self.vmx.is_some() || self.smm.inside.as_ref().is_some_and(|inside| inside.vmx.is_some());
+        self.in_smm()
+            || in_vmx && (!self.non_root() || self.activity == Activity::WaitForSipi || self.entry_under_way())
+    }
+
+    /// An INIT waited, and nothing holds it off any more.
+    pub fn init_due(&self) -> bool {
+        self.init_pending && !self.init_blocked()
     }
 
     /// INIT: back to the reset vector's state but for what INIT keeps (SDM Vol. 3A Table 10-1 "IA-32 and Intel 64 Processor

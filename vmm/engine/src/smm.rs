@@ -11,7 +11,7 @@
 //! processor leaves VMX operation, and RSM takes it back to where it was, without a VM entry or VM exit. Nobody pays who gets no SMI.
 //!
 //! # Left out
-//! SMRR: SMRAM can be reached outside SMM. The dual-monitor treatment. INIT is not held off in SMM.
+//! SMRR: SMRAM can be reached outside SMM. The dual-monitor treatment.
 
 use serde::{Deserialize, Serialize};
 use x86::cr::{Cr0, Cr3, Cr4, Efer};
@@ -398,7 +398,7 @@ impl Engine {
         cpu.tlb.flush_present();
         cpu.want_window |= cpu.window_wanted();
         // What has been held off comes before the next instruction.
-        cpu.bus_used |= cpu.smm.pending || cpu.want_nmi;
+        cpu.bus_used |= cpu.smm.pending || cpu.want_nmi || cpu.init_pending;
         self.transition(cpu, from, 0, Far::Rsm, RSM, true);
         let effects = cpu.say(|watch, view| watch.state(Change::Rsm, view));
         self.follow(cpu, effects);

@@ -6,6 +6,7 @@ use core::ptr::NonNull;
 
 use x86::model::CpuModel;
 use x86::rflags::flag as rf;
+use x86::vmx::ExitReason;
 use x86::watch::{Abort, BranchRecord, Change, Effects, Far, Flow};
 
 use crate::block::BlockCache;
@@ -20,7 +21,7 @@ use crate::ram::RamRegion;
 use crate::shared::SharedState;
 use crate::tlb::Grant;
 use crate::translate::{Listing, Statistics, Translator, Why};
-use crate::vmx::{Delivered, Vectoring};
+use crate::vmx::{Delivered, ExitInformation, Vectoring};
 use crate::watch::{DUE, EventOrigin, View};
 use crate::{EngineOptions, Exit, HostLacks};
 
@@ -338,14 +339,27 @@ impl Engine {
         }
     }
 
-    /// INIT: see [`Cpu::init`].
-    pub fn init(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, bootstrap: bool) {
+    /// INIT: see [`Cpu::init`]. It waits where it is held off ([`Cpu::init_blocked`]), and of a guest it causes a VM exit. Says whether the
+    /// processor was initialized.
+    pub fn init(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus, bootstrap: bool) -> bool {
+        cpu.init_pending = cpu.init_blocked();
+        if cpu.init_pending {
+            return false;
+        }
+        if cpu.non_root() {
+            self.between(cpu, bus, |engine, cpu| {
+                engine.abort(cpu, Abort::Event, None);
+                engine.make_vm_exit(cpu, ExitInformation::new(ExitReason::Init));
+            });
+            return false;
+        }
         self.drop_transaction(cpu);
         self.tell(cpu, bus, |cpu| {
             let at = cpu.linear(cpu.rip);
             cpu.init(bootstrap);
             Change::Init { at }
         });
+        true
     }
 
     /// A start-up IPI: see [`Cpu::start`].
@@ -1031,8 +1045,8 @@ impl Engine {
     }
 }
 
-fn triple_fault() -> crate::vmx::ExitInformation {
-    crate::vmx::ExitInformation::new(x86::vmx::ExitReason::TripleFault)
+fn triple_fault() -> ExitInformation {
+    ExitInformation::new(ExitReason::TripleFault)
 }
 
 #[derive(PartialEq, Eq)]

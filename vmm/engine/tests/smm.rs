@@ -188,6 +188,26 @@ fn an_smi_in_smm_waits_for_rsm() {
     assert_eq!(b.cpu.rip(), CODE + 2);
 }
 
+/// 32.3.1: INIT is held off in SMM, and taken right behind RSM.
+// covers: smm/init
+#[test]
+fn an_init_in_smm_waits_for_rsm() {
+    let mut b = Bench::long();
+    install(&mut b, |a| a.nop());
+    b.code(|a| a.nop());
+    smi(&mut b);
+    let (rig, world) = b.parts();
+    assert!(!rig.engine.init(&mut rig.cpu, world, false));
+    assert!(b.cpu.in_smm() && !b.cpu.init_due());
+    assert_eq!(b.run(9), Exit::Bus, "RSM");
+    assert!(b.cpu.init_due() && b.cpu.rip() == CODE);
+    let (rig, world) = b.parts();
+    assert!(rig.engine.init(&mut rig.cpu, world, false));
+    let s = b.cpu.state();
+    assert_eq!((s.activity, s.rip), (Activity::WaitForSipi, 0xfff0));
+    assert!(!b.cpu.init_due());
+}
+
 // covers: smm/blocked
 #[test]
 fn sti_and_a_wait_for_a_start_up_hold_smis_off() {

@@ -62,6 +62,59 @@ fn instructions_cause_the_exits_that_the_controls_ask_for() {
     }
 }
 
+/// SDM Vol. 3C 24.8 "Restrictions on VMX Operation", 26.2 "Other Causes of VM Exits".
+// covers: vmx/init
+#[test]
+fn init_waits_in_root_operation_and_is_an_exit_of_the_guest() {
+    let init = |vmm: &mut Vmm| vmm.rig.engine.init(&mut vmm.rig.cpu, &mut vmm.platform, false);
+    // In the guest: a VM exit, and nothing of INIT.
+    let mut vmm = Vmm::new(|a| {
+        a.mov(ebx, 5)?;
+        let mut here = a.create_label();
+        a.set_label(&mut here)?;
+        a.jmp(here)
+    });
+    let reads = [Field::EXIT_REASON, Field::EXIT_QUALIFICATION, Field::GUEST_RIP];
+    vmm.table(&reads);
+    while vmm.rig.cpu.rip() != GUEST + 5 {
+        vmm.step(1);
+    }
+    assert!(!init(&mut vmm));
+    let read = vmm.go_on(3).unwrap();
+    assert_eq!(read, [3, 0, GUEST + 5]);
+    assert_eq!(vmm.rig.cpu.state().gpr[3], 5, "registers stay");
+    // In the VMM: it waits for the VM entry, and is an exit before the guest's first instruction.
+    let mut state = vmm.rig.cpu.state();
+    state.activity = Activity::Running;
+    state.gpr[3] = 6;
+    vmm.rig.cpu.set_state(&state);
+    assert!(!init(&mut vmm));
+    assert!(vmm.rig.cpu.init_blocked() && !vmm.rig.cpu.init_due());
+    while !vmm.rig.cpu.init_due() {
+        vmm.step(1);
+    }
+    assert_eq!(vmm.rig.cpu.rip(), GUEST + 5);
+    assert!(!init(&mut vmm));
+    assert_eq!(vmm.go_on(3).unwrap(), [3, 0, GUEST + 5]);
+    // Or for VMXOFF.
+    let mut state = vmm.rig.cpu.state();
+    state.activity = Activity::Running;
+    state.rip = GUEST + 0x800;
+    vmm.rig.write(
+        GUEST + 0x800,
+        &assembled(64, GUEST + 0x800, |a| {
+            a.vmxoff()?;
+            a.nop()
+        }),
+    );
+    vmm.rig.cpu.set_state(&state);
+    assert!(!init(&mut vmm));
+    assert_eq!(vmm.step(10), Exit::Bus, "right behind VMXOFF");
+    assert!(vmm.rig.cpu.init_due());
+    assert!(init(&mut vmm));
+    assert_eq!(vmm.rig.cpu.activity(), Activity::WaitForSipi);
+}
+
 // covers: vmx/no-exits
 #[test]
 fn without_the_controls_the_guest_executes_them_itself() {

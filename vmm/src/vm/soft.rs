@@ -274,9 +274,16 @@ impl Soft {
         self.signal(cpu, machine, |engine, cpu, bus| engine.ask(cpu, bus));
     }
 
-    /// INIT for a CPU that is not the boot CPU, which waits for a start-up IPI then.
-    pub fn init(&mut self, cpu: usize, machine: &mut Machine) {
-        self.signal(cpu, machine, |engine, cpu, bus| engine.init(cpu, bus, false));
+    /// INIT for a CPU, which waits for a start-up IPI then. Says whether it was initialized: it may hold INIT off, or its VMM get it.
+    pub fn init(&mut self, cpu: usize, machine: &mut Machine) -> bool {
+        let mut done = false;
+        self.signal(cpu, machine, |engine, cpu, bus| done = engine.init(cpu, bus, false));
+        done
+    }
+
+    /// A CPU that holds INIT off no longer, and has one that waits.
+    pub fn init_due(&self) -> Option<usize> {
+        self.cpus.iter().position(|cpu| cpu.0.init_due())
     }
 
     /// A start-up IPI.

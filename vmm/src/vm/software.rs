@@ -96,6 +96,11 @@ impl Vm {
             if let Some(reason) = self.take_effects(effects, until) {
                 return Ok(Some(reason));
             }
+            while let Some(cpu) = self.soft.init_due() {
+                if let Some(end) = self.take_effect(Effect::Init { cpu }) {
+                    return Ok(Some(StopReason::Ended(end)));
+                }
+            }
             self.soft.deliver_nmis(&mut self.machine);
             if self.machine.platform().take_sent() || self.soft.turn_is_over(&mut self.machine) {
                 self.soft.next_turn(&mut self.machine);
@@ -208,9 +213,13 @@ impl Vm {
             Effect::PowerOff => return Some(End::PowerOff),
             Effect::Reset => return Some(End::Reset),
             Effect::DebugExit(value) => return Some(End::DebugExit(value)),
-            // The boot CPU would go on in firmware, which is a reset.
-            Effect::Init { cpu: 0 } => return Some(End::Reset),
-            Effect::Init { cpu } => self.soft.init(cpu, &mut self.machine),
+            Effect::Init { cpu } => {
+                if self.soft.init(cpu, &mut self.machine) {
+                    self.machine.platform().init_apic(cpu);
+                    // The boot CPU would go on in firmware, which is a reset.
+                    return (cpu == 0).then_some(End::Reset);
+                }
+            }
             Effect::StartUp { cpu, vector } => self.soft.start(cpu, vector, &mut self.machine),
             Effect::Panicked => info!(
                 "step {}: the guest's kernel says that it has panicked",

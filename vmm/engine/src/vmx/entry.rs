@@ -152,6 +152,7 @@ impl Engine {
         cpu.changed_world();
         cpu.start_timer(v.get32(Field::PREEMPTION_TIMER));
         cpu.want_window |= cpu.window_wanted();
+        cpu.bus_used |= cpu.init_pending;
         // SDM Vol. 3C 27.7.7 "VM Exits Induced by the TPR Threshold".
         let below = cpu
             .virtual_tpr()

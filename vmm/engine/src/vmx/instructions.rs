@@ -192,6 +192,7 @@ fn execute(c: &mut Cpu, o: &Op) -> Done<Go> {
         ExitReason::Vmxon => vmxon(c, o)?,
         ExitReason::Vmxoff => {
             c.vmx = None;
+            c.bus_used |= c.init_pending;
             Succeed
         }
         ExitReason::Vmclear => vmclear(c, o)?,

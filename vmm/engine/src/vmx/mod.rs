@@ -12,8 +12,7 @@
 //! run loop, between two chains ([`exit`]), and so is an entry ([`entry`]).
 //!
 //! # Left out
-//! Controls that [`x86::vmx::caps::ENGINE`] does not name cannot be set. INIT is not blocked in root operation. There is no dual-monitor
-//! treatment of SMIs.
+//! Controls that [`x86::vmx::caps::ENGINE`] does not name cannot be set. There is no dual-monitor treatment of SMIs.
 
 mod entry;
 mod exit;
