@@ -29,7 +29,7 @@ pub fn info(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
         let Some(state) = scene.controls.run.cpu_state(cpu) else {
             continue;
         };
-        let place = scene.describe(state.linear_rip());
+        let place = scene.describe_place(&state);
         let activity = match state.activity {
             Activity::Running => "",
             Activity::Halted => ", halted",

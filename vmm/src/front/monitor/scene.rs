@@ -23,6 +23,11 @@ pub struct Scene<'a, 'r> {
     pub files: bool,
 }
 
+/// The CPU runs a guest of a VMM in the machine.
+fn runs_guest(state: &CpuState) -> bool {
+    state.vmx.as_ref().is_some_and(|vmx| vmx.guest.is_some())
+}
+
 impl<'a, 'r> Scene<'a, 'r> {
     /// `None` if there is no such CPU. `files`: whoever asks may name files that are written.
     pub fn new(controls: &'a mut Controls<'r>, cpu: usize, files: bool) -> Option<Self> {
@@ -58,6 +63,20 @@ impl<'a, 'r> Scene<'a, 'r> {
 
     /// The address as a number, with its name if it has one.
     pub fn describe(&mut self, address: u64) -> String {
+        let guest = runs_guest(&self.state);
+        self.describe_as(guest, address)
+    }
+
+    /// The same where a CPU stands.
+    pub fn describe_place(&mut self, state: &CpuState) -> String {
+        self.describe_as(runs_guest(state), state.linear_rip())
+    }
+
+    /// `guest`: of a guest in VMX non-root operation, at whose addresses the names that are known are of something else.
+    fn describe_as(&mut self, guest: bool, address: u64) -> String {
+        if guest {
+            return format!("{address:#x} of the VMX guest");
+        }
         let (names, memory, steps) = self.looked();
         names.describe(memory, steps, address)
     }
