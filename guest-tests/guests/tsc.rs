@@ -6,7 +6,7 @@ use rt::cpu::{self, leaf, read, tsc, write, wrmsr};
 use rt::exception::{self, Fault, GP};
 use rt::{apic, label, need, time, user};
 use x86::cpuid::Feature;
-use x86::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_AUX, IA32_TSC_DEADLINE};
+use x86::msr::{IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_TSC_AUX, IA32_TSC_DEADLINE, IA32_UMWAIT_CONTROL};
 
 core::arch::global_asm!(
     r#"
@@ -240,6 +240,108 @@ fn invariant_tsc_comes_with_rdtscp() {
     }
 }
 
+/// TPAUSE ECX with a deadline: the carry flag.
+fn tpause(deadline: u64) -> bool {
+    let carry: u8;
+    // SAFETY: the tests that call it need WAITPKG; it changes flags alone.
+    unsafe {
+        core::arch::asm!(
+            ".byte 0x66, 0x0f, 0xae, 0xf1",
+            "setc {carry}",
+            in("ecx") 0,
+            in("eax") deadline as u32,
+            in("edx") (deadline >> 32) as u32,
+            carry = out(reg_byte) carry,
+        );
+    }
+    carry != 0
+}
+
+/// UMONITOR of a line, a store to it if that is asked for, UMWAIT ECX with a deadline: the carry flag.
+fn umwait(line: &AtomicU64, stores: bool, deadline: u64) -> bool {
+    let carry: u8;
+    // SAFETY: the tests that call it need WAITPKG; RDI is the address of a static.
+    unsafe {
+        core::arch::asm!(
+            ".byte 0xf3, 0x0f, 0xae, 0xf7",
+            "test {stores}, {stores}",
+            "jz 2f",
+            "mov qword ptr [rdi], 1",
+            "2:",
+            ".byte 0xf2, 0x0f, 0xae, 0xf1",
+            "setc {carry}",
+            stores = in(reg) u64::from(stores),
+            in("rdi") line.as_ptr(),
+            in("ecx") 1,
+            in("eax") deadline as u32,
+            in("edx") (deadline >> 32) as u32,
+            carry = out(reg_byte) carry,
+        );
+    }
+    carry != 0
+}
+
+static LINE: AtomicU64 = AtomicU64::new(0);
+
+/// TPAUSE and UMWAIT wait for the deadline in EDX:EAX, or for the operating system's limit, which sets the carry flag.
+fn user_waits() {
+    let waited = |wait: &dyn Fn(u64) -> bool, ticks: u64, limit: u64| {
+        write(IA32_UMWAIT_CONTROL, limit);
+        let before = tsc();
+        let carry = wait(before + ticks);
+        (carry, tsc() - before)
+    };
+    for wait in [&tpause as &dyn Fn(u64) -> bool, &|deadline| {
+        umwait(&LINE, false, deadline)
+    }] {
+        let (carry, took) = waited(wait, 100_000, 0);
+        assert!(!carry && took >= 100_000, "{carry} {took}");
+        let (carry, took) = waited(wait, 10_000_000, 50_000);
+        assert!(
+            carry && (50_000..10_000_000).contains(&took),
+            "the limit: {carry} {took}"
+        );
+        let (carry, took) = waited(wait, 50_000, 10_000_000);
+        assert!(!carry && (50_000..10_000_000).contains(&took), "{carry} {took}");
+        let (carry, _) = waited(wait, 0, 0);
+        assert!(!carry);
+    }
+    let (carry, took) = waited(&|deadline| umwait(&LINE, true, deadline), 1_000_000_000, 0);
+    assert!(!carry && took < 1_000_000_000, "a store: {took}");
+    cpu::refuses(IA32_UMWAIT_CONTROL, 1 << 1);
+    cpu::refuses(IA32_UMWAIT_CONTROL, 1 << 32);
+    write(IA32_UMWAIT_CONTROL, 0u64);
+    let fault = rt::attempt!(".byte 0x66, 0x0f, 0xae, 0xf1", in("ecx") 2, in("eax") 0, in("edx") 0);
+    assert_eq!(fault, Some(Fault::GP0), "a reserved bit of the state");
+}
+
+/// The APIC's timer ends a wait, whether IF lets its interrupt in or not.
+fn interrupts_end_user_waits() {
+    apic::enable();
+    exception::on(0x63, |_| {
+        TICKS.fetch_add(1, SeqCst);
+        apic::eoi();
+    });
+    apic::write(apic::reg::LVT_TIMER, 2 << 17 | 0x63);
+    write(IA32_UMWAIT_CONTROL, 0u64);
+    for enabled in [true, false] {
+        TICKS.store(0, SeqCst);
+        let start = tsc();
+        let end = start + 1000 * time::ticks_per_ms();
+        write(IA32_TSC_DEADLINE, start + time::ticks_per_ms());
+        if enabled {
+            cpu::enable_interrupts();
+        }
+        let carry = tpause(end);
+        assert!(tsc() < end && !carry, "long before its own deadline");
+        assert_eq!(TICKS.load(SeqCst), u64::from(enabled), "delivered only if it is let in");
+        cpu::enable_interrupts();
+        cpu::pause();
+        cpu::disable_interrupts();
+        assert_eq!(TICKS.load(SeqCst), 1);
+    }
+}
+
 rt::tests! {
     "tests_tsc";
     adjust_starts_at_0: need::TSC_ADJUST;
@@ -253,4 +355,6 @@ rt::tests! {
     adjust_and_tsc_move_together: need::TSC_ADJUST;
     the_deadline_interrupts: need::TSC_DEADLINE;
     invariant_tsc_comes_with_rdtscp;
+    user_waits: need::WAITPKG;
+    interrupts_end_user_waits: need::WAITPKG;
 }

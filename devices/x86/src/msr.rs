@@ -49,6 +49,7 @@ registers! {
     0x0000_00CD MSR_FSB_FREQ "Core 2: bus clock.";
     0x0000_00CE MSR_PLATFORM_INFO "Ratios and what of them can be programmed.";
     0x0000_00CF IA32_CORE_CAPABILITIES "Enumeration of features of a core.";
+    0x0000_00E1 IA32_UMWAIT_CONTROL "The longest wait of UMWAIT and TPAUSE (31:2), and whether C0.2 is not allowed (0).";
     0x0000_00E2 MSR_PKG_CST_CONFIG_CONTROL "C-state configuration.";
     0x0000_00E4 MSR_PMG_IO_CAPTURE_BASE "I/O address whose reads enter C-states.";
     0x0000_00E7 IA32_MPERF "Clocks at the maximum frequency.";

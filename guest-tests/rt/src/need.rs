@@ -154,6 +154,11 @@ by_cpuid! {
     RDPID Rdpid "no RDPID (CPUID.7:ECX[22] is 0)", || {
         assert_eq!(crate::attempt!(".byte 0xf3, 0x0f, 0xc7, 0xf8", out("rax") _), Some(Fault::UD), "RDPID");
     };
+    /// UMONITOR, UMWAIT and TPAUSE.
+    WAITPKG Waitpkg "no user wait instructions (CPUID.7:ECX[5] is 0)", || {
+        assert_eq!(crate::attempt!(".byte 0x66, 0x0f, 0xae, 0xf1", in("ecx") 0, in("eax") 0, in("edx") 0), Some(Fault::UD), "TPAUSE");
+        no_msr(IA32_UMWAIT_CONTROL);
+    };
     /// IA32_TSC_ADJUST.
     TSC_ADJUST TscAdjust "no IA32_TSC_ADJUST (CPUID.7:EBX[1] is 0)", || no_msr(IA32_TSC_ADJUST);
     /// The APIC timer's deadline mode.

@@ -38,6 +38,11 @@ pub trait Bus {
     fn monitor_enabled(&mut self) -> bool {
         true
     }
+    /// IA32_UMWAIT_CONTROL: bits 31:2 are the longest wait of UMWAIT and TPAUSE, in ticks of the time-stamp counter whose two lowest bits
+    /// are 0; 0 for no limit.
+    fn user_wait_control(&mut self) -> u64 {
+        0
+    }
     /// The time-stamp counter.
     fn tsc(&mut self, now: u64) -> u64;
     /// CR8, the task-priority class of the local APIC (0 to 15).

@@ -143,7 +143,7 @@ pub enum Activity {
     Running,
     /// After HLT, until an interrupt.
     Halted,
-    /// After MWAIT, until an interrupt or a store to the monitored line.
+    /// After MWAIT, UMWAIT or TPAUSE, until an interrupt, a store to the monitored line, or a deadline.
     Waiting,
     /// After a triple fault.
     Shutdown,
@@ -151,13 +151,28 @@ pub enum Activity {
     WaitForSipi,
 }
 
-/// What MONITOR and MWAIT have set up (SDM Vol. 2B "MONITOR", "MWAIT").
+/// What MONITOR and MWAIT have set up, or UMONITOR, UMWAIT and TPAUSE (SDM Vol. 2B "MONITOR", "MWAIT", "TPAUSE", "UMONITOR", "UMWAIT").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Monitor {
     /// Guest-physical address of the armed line, a multiple of 64.
     pub line: Option<u64>,
-    /// MWAIT's ECX bit 0: an interrupt ends the wait even while IF is clear.
+    /// UMONITOR has armed it, for UMWAIT; else MONITOR, for MWAIT.
+    pub user: bool,
+    /// An interrupt ends the wait even while IF is clear: MWAIT's ECX bit 0, and always with UMWAIT and TPAUSE.
     pub masked: bool,
+    /// UMWAIT or TPAUSE waits.
+    pub timed: Option<TimedWait>,
+}
+
+/// A wait of UMWAIT or TPAUSE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimedWait {
+    /// It ends when this processor's time-stamp counter has this value.
+    pub deadline: u64,
+    /// That is the operating system's limit, IA32_UMWAIT_CONTROL, and not the instruction's own.
+    pub limited: bool,
+    /// A store to the monitored line ends it, too: UMWAIT.
+    pub line: bool,
 }
 
 /// MSRs that the core holds itself.
@@ -654,6 +669,12 @@ impl Cpu {
     /// A debug exception comes before the next instruction, and before any interrupt.
     pub(crate) fn debug_due(&self) -> bool {
         self.watched.pending & crate::watch::DUE != 0
+    }
+
+    /// The time-stamp counter at which a wait of UMWAIT or TPAUSE ends at the latest.
+    pub fn waits_until(&self) -> Option<u64> {
+        let wait = self.monitor.timed.filter(|_| self.activity == Activity::Waiting);
+        wait.map(|wait| wait.deadline)
     }
 
     /// NMIs are blocked until IRET.

@@ -288,6 +288,7 @@ impl Shown {
                 F::SSE4_2 => f.sse42(),
                 F::SYSCALL => f.syscall(),
                 F::TSC => f.tsc(),
+                F::WAITPKG => f.waitpkg(),
                 F::VAES => f.vaes(),
                 // VMCALL alone, which whoever records the guest listens to.
                 F::VMX => true,

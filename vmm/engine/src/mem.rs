@@ -670,13 +670,26 @@ impl Cpu {
         self.fault(14, Some(code))
     }
 
-    /// MONITOR of a line: stores to it are counted from now on. Only RAM can be monitored.
-    pub(crate) fn arm(&mut self, linear: u64) -> Done {
+    /// MONITOR or UMONITOR (`user`) of a line: stores to it are counted from now on. Only RAM can be monitored.
+    pub(crate) fn arm(&mut self, linear: u64, user: bool) -> Done {
         let place = self.translate(linear, Access::Read)?;
         self.monitor.line = place.host.map(|_| place.gpa & !63);
+        self.monitor.user = user;
         self.monitor_seen = None;
         self.look_at_line();
         Ok(())
+    }
+
+    /// Whatever wait of UMWAIT or TPAUSE there is is over, and the line that UMWAIT has waited for is no longer armed. Says whether there was
+    /// one.
+    pub(crate) fn end_timed_wait(&mut self) -> bool {
+        let Some(wait) = self.monitor.timed.take() else {
+            return false;
+        };
+        if wait.line {
+            self.monitor.line = None;
+        }
+        true
     }
 
     /// Disarms the monitored line if somebody has stored to it.

@@ -12,6 +12,7 @@ use x86::watch::{Abort, BranchRecord, Change, Effects, Far, Flow};
 use crate::block::BlockCache;
 use crate::bus::{Bus, Processor};
 use crate::cpu::{Activity, CS, Cpu, Event, Source as EventSource};
+use crate::flags;
 use crate::frontend::{self, MAX, Shown, Source, Trouble};
 use crate::key::Key;
 use crate::lower::{Lowered, control::Stale};
@@ -309,7 +310,8 @@ impl Engine {
         cpu.hold_stores_back();
     }
 
-    /// Ends a processor's MWAIT if the line that it monitors has been stored to; says whether it runs now.
+    /// Ends a processor's MWAIT or UMWAIT if the line that it monitors has been stored to, UMWAIT and TPAUSE at their deadline; says
+    /// whether it runs now.
     pub fn wake(&mut self, cpu: &mut Cpu, bus: &mut dyn Bus) -> bool {
         if cpu.activity != Activity::Waiting {
             return cpu.activity == Activity::Running;
@@ -328,7 +330,22 @@ impl Engine {
     /// The same within a run, where a masked interrupt that is pending shows in `want_window`.
     fn end_wait(&mut self, cpu: &mut Cpu) {
         cpu.look_at_line();
-        if cpu.monitor.line.is_some() && !(cpu.monitor.masked && cpu.want_window) {
+        let interrupted = cpu.monitor.masked && cpu.want_window;
+        if let Some(wait) = cpu.monitor.timed {
+            let stored = wait.line && cpu.monitor.line.is_none();
+            let now = cpu.clock_now();
+            let over = cpu.bus().tsc(now) >= wait.deadline;
+            if stored || over || interrupted {
+                // SDM Vol. 2B "TPAUSE", "UMWAIT": CF says that it was the operating system's limit.
+                if over && wait.limited && !stored {
+                    cpu.nf = flags::CF;
+                }
+                cpu.end_timed_wait();
+                cpu.activity = Activity::Running;
+            }
+            return;
+        }
+        if cpu.monitor.line.is_some() && !interrupted {
             return;
         }
         let store = cpu.monitor.line.take().is_none();
@@ -477,6 +494,9 @@ impl Engine {
             return;
         }
         cpu.activity = Activity::Running;
+        if cpu.end_timed_wait() {
+            return;
+        }
         if cpu.watched.tell {
             let effects = cpu.say(|watch, view| watch.state(Change::Wake { store: false }, view));
             self.follow(cpu, effects);

@@ -29,6 +29,7 @@ mod system;
 mod tasks;
 mod transactions;
 mod translate;
+mod user_wait;
 mod vm86;
 mod vmm;
 mod vmx;

@@ -5,7 +5,9 @@ use devices::unit::Units;
 use devices::unit::pt::{Pt, Served};
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use log::{debug, info};
-use x86::msr::{IA32_BIOS_SIGN_ID, IA32_QM_CTR, IA32_QM_EVTSEL, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST};
+use x86::msr::{
+    IA32_BIOS_SIGN_ID, IA32_QM_CTR, IA32_QM_EVTSEL, IA32_TIME_STAMP_COUNTER, IA32_TSC_ADJUST, IA32_UMWAIT_CONTROL,
+};
 use x86::watch::Effects;
 
 use crate::{cpu::PerCpu, machine::Machine, pci::Target};
@@ -403,6 +405,11 @@ impl Bus for CpuBus<'_> {
     fn monitor_enabled(&mut self) -> bool {
         self.machine.monitor_on(self.cpu)
     }
+    fn user_wait_control(&mut self) -> u64 {
+        let row = self.machine.row(IA32_UMWAIT_CONTROL);
+        row.map_or(0, |row| self.registers().msrs[row])
+    }
+
 
     fn tsc(&mut self, now: u64) -> u64 {
         self.machine.clock.ticks(now).wrapping_add(self.registers().tsc_offset)

@@ -51,6 +51,16 @@ impl Clock {
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
+    /// Nanoseconds in so many ticks, rounded up: the first whose [tick](Clock::tick_at) is no earlier.
+    pub fn ns_at(&self, ticks: u64) -> u64 {
+        let ns = self.ns_of(ticks);
+        if self.tick_at(ns) < ticks {
+            ns.saturating_add(1)
+        } else {
+            ns
+        }
+    }
+
     /// The first tick at which [`Clock::ns_of`] is at least `ns`.
     pub fn tick_at(&self, ns: u64) -> u64 {
         let ticks = (u128::from(ns) * u128::from(self.tsc_khz)).div_ceil(1_000_000);

@@ -1,6 +1,6 @@
 //! Recordings of what a machine executes, from its start or begun under way.
 
-use engine::Activity;
+use engine::{Activity, Cpu};
 use machine::Machine;
 use x86::model::CpuModel;
 
@@ -102,8 +102,13 @@ fn record(
         source,
     })?;
     for (cpu, mut observer) in observers.into_iter().enumerate() {
-        let activity = soft.cpu(cpu).map(|cpu| cpu.state().activity);
-        if matches!(activity, Some(Activity::Halted | Activity::Waiting)) {
+        // UMWAIT and TPAUSE wait in C0, of which nobody is told.
+        let asleep = |cpu: &Cpu| match cpu.activity() {
+            Activity::Halted => true,
+            Activity::Waiting => cpu.waits_until().is_none(),
+            _ => false,
+        };
+        if soft.cpu(cpu).is_some_and(asleep) {
             observer.finds_asleep();
         }
         machine.observe(cpu, Some(Box::new(observer)));

@@ -339,6 +339,35 @@ impl Soft {
             || platform.interrupt_pending(index) && cpu.interrupt_wakes()
     }
 
+    /// Ticks of the clock until the first CPU's UMWAIT or TPAUSE comes to its deadline, if any waits in one.
+    pub fn ticks_to_deadline(&self, machine: &mut Machine) -> Option<u64> {
+        let now = machine.clock().ticks(self.steps);
+        let left = |(index, cpu): (usize, &Processor)| {
+            let tsc = now.wrapping_add(machine.tsc_offset(index));
+            let deadline = cpu.0.waits_until().filter(|_| self.may_run(index))?;
+            Some(deadline.saturating_sub(tsc))
+        };
+        self.cpus.iter().enumerate().filter_map(left).min()
+    }
+
+    /// Ends the waits of UMWAIT and TPAUSE whose deadline has come. Somebody looks at the very step of each, so that what CPUs do does not
+    /// depend on when else anybody looks.
+    pub fn end_timed_waits(&mut self, machine: &mut Machine) {
+        if self.cpus.iter().all(|cpu| cpu.0.waits_until().is_none()) {
+            return;
+        }
+        let now = machine.clock().ticks(self.steps);
+        for index in 0..self.cpus.len() {
+            let tsc = now.wrapping_add(machine.tsc_offset(index));
+            let over = self.cpus[index].0.waits_until().is_some_and(|deadline| deadline <= tsc);
+            if over && self.may_run(index) {
+                self.signal(index, machine, |engine, cpu, bus| {
+                    engine.wake(cpu, bus);
+                });
+            }
+        }
+    }
+
     /// An SMI has come for a CPU, which takes it at its turn.
     pub fn request_smi(&mut self, cpu: usize) {
         if let Some(Processor(cpu, ..)) = self.cpus.get_mut(cpu) {

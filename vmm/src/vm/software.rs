@@ -101,6 +101,7 @@ impl Vm {
                     return Ok(Some(StopReason::Ended(end)));
                 }
             }
+            self.soft.end_timed_waits(&mut self.machine);
             self.soft.deliver_nmis(&mut self.machine);
             if self.machine.platform().take_sent() || self.soft.turn_is_over(&mut self.machine) {
                 self.soft.next_turn(&mut self.machine);
@@ -125,6 +126,9 @@ impl Vm {
                 Some(ns) => self.machine.clock().steps_until(ns, now).max(1),
                 None => u64::MAX,
             };
+            // A step is a tick.
+            let until_deadline = self.soft.ticks_to_deadline(&mut self.machine);
+            let until_event = until_event.min(until_deadline.map_or(u64::MAX, |ticks| ticks.max(1)));
             let budget = (look_at - now).min(left).min(until_event).min(until_due).min(retry);
             for (gpa, len) in self.machine.take_written() {
                 self.soft.written(gpa, len);
@@ -269,7 +273,7 @@ impl Vm {
         } else {
             JUMP_NS
         };
-        let event = self.machine.next_event().unwrap_or(u64::MAX);
+        let event = self.next_wake().unwrap_or(u64::MAX);
         let target = wall.min(now.saturating_add(furthest)).min(event);
         self.machine.clock().skip_to(target, steps);
     }
@@ -283,7 +287,7 @@ impl Vm {
         }
         // An enabled interrupt wakes a CPU; else only an NMI can, and nothing typed is one.
         let enabled = self.soft.cpus().any(Cpu::interrupt_wakes);
-        let next = self.machine.next_event();
+        let next = self.next_wake();
         if let Some(ticks) = outside.enters_at(here)
             && next.is_none_or(|ns| self.machine.clock().tick_at(ns) > ticks)
         {
@@ -325,6 +329,17 @@ impl Vm {
                 Ok(pace.time_is_up().then_some(StopReason::Deadline))
             }
         }
+    }
+
+    /// The nanosecond of virtual time at which the machine goes on by itself: the next event, or the end of some CPU's UMWAIT or TPAUSE.
+    fn next_wake(&mut self) -> Option<u64> {
+        let steps = self.soft.steps();
+        let ticks = self.soft.ticks_to_deadline(&mut self.machine);
+        let clock = self.machine.clock();
+        let deadline = ticks.map(|ticks| clock.ns_at(clock.ticks(steps).saturating_add(ticks)));
+        // Whoever waits for the end of time waits for an interrupt.
+        let deadline = deadline.filter(|ns| *ns < u64::MAX);
+        self.machine.next_event().into_iter().chain(deadline).min()
     }
 
     /// The same on the virtual clock with somebody outside who answers in wall time: idle time passes as fast as there, since else every

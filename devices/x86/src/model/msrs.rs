@@ -172,6 +172,9 @@ pub const SPECULATION: [MsrRow; 3] = [SPEC_CTRL, PRED_CMD, FLUSH_CMD];
 /// IA32_CORE_CAPABILITIES: no #AC for split locks (5).
 pub const CORE_CAPABILITIES: MsrRow = MsrRow::read_only(IA32_CORE_CAPABILITIES, "IA32_CORE_CAPABILITIES", 0);
 
+/// IA32_UMWAIT_CONTROL: no limit at reset, and both states. SDM Vol. 4 Table 2-2.
+pub const UMWAIT_CONTROL: MsrRow = MsrRow::storage(IA32_UMWAIT_CONTROL, "IA32_UMWAIT_CONTROL", 0, 0xFFFF_FFFD);
+
 /// IA32_ARCH_CAPABILITIES. SDM Vol. 4 Table 2-2.
 pub const fn arch_capabilities(value: u64) -> MsrRow {
     MsrRow::read_only(IA32_ARCH_CAPABILITIES, "IA32_ARCH_CAPABILITIES", value)
@@ -324,6 +327,7 @@ pub const ENUMERATED: &[(u32, &[Feature])] = &[
     (IA32_MCG_CAP, &[Mca]),
     (IA32_MCG_STATUS, &[Mca]),
     (IA32_ENERGY_PERF_BIAS, &[EnergyBias]),
+    (IA32_UMWAIT_CONTROL, &[Waitpkg]),
 ];
 
 /// IA32_MISC_ENABLE of a part with these features, where `value` is the model's: bit 7, performance monitoring is available,
@@ -340,4 +344,5 @@ pub const ADDED: &[MsrRow] = &[
     FLUSH_CMD,
     CORE_CAPABILITIES,
     MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
+    UMWAIT_CONTROL,
 ];

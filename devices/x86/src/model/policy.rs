@@ -81,6 +81,7 @@ pub const ENGINE: Features = Features::list(&[
     Cldemote,
     Movdiri,
     Movdir64b,
+    Waitpkg,
     Serialize,
     Adx,
     Sha,
@@ -238,7 +239,6 @@ const PERFORMANCE: &str = "no performance counters without PDCM";
 const POWER: &str = "nothing to model: power, heat and frequencies do not exist here";
 const TRACE: &str = "processor trace is hidden";
 const RDT: &str = "no cache or memory bandwidth resources";
-const CORE: &str = "not executed yet";
 const AMX: &str = "not modelled: AMX";
 const TSX: &str = "off by default, as microcode updates have it: +rtm or +rtm_always_abort shows it";
 const ELISION: &str = "not modelled: lock elision and the switches of transactions";
@@ -249,7 +249,6 @@ const LAST_BRANCHES: &str = "no architectural last-branch records";
 
 /// Why a feature outside [`ENGINE`] is hidden. A feature of a part that is in neither list fails a test.
 pub const HIDDEN: &[(Feature, &str)] = &[
-    (Waitpkg, CORE),
     (Enqcmd, "not modelled: no device takes enqueued commands"),
     (Avx512vp2intersect, "not modelled: no part has it that has a model here"),
     (Avx512fp16, "not executed yet: half-precision arithmetic"),

@@ -180,6 +180,7 @@ const PARTS: &[&[MsrRow]] = &[
 const PLAIN: &[MsrRow] = &[
     msrs::machine_check(BANKS as u64, 1 << 24),
     msrs::MISC_FEATURE_ENABLES,
+    msrs::UMWAIT_CONTROL,
     msrs::MBA_CONFIGURATION,
     // RDCL_NO (0), IBRS_ALL (1), SKIP_L1DFL_VMENTRY (3), MDS_NO (5), IF_PSCHANGE_MC_NO (6), TAA_NO (8), SBDR_SSDP_NO (13),
     // FBSDP_NO (14), PSDP_NO (15).

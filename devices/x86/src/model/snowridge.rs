@@ -146,6 +146,7 @@ const PARTS: &[&[MsrRow]] = &[
 const PLAIN: &[MsrRow] = &[
     msrs::machine_check(BANKS as u64, 0),
     msrs::MISC_FEATURE_ENABLES,
+    msrs::UMWAIT_CONTROL,
     // RDCL_NO (0), IBRS_ALL (1), SKIP_L1DFL_VMENTRY (3), MDS_NO (5), FB_CLEAR (17).
     msrs::arch_capabilities(0x2_002B),
     msrs::CORE_CAPABILITIES,

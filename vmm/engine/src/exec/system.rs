@@ -6,7 +6,7 @@ use x86::cr::{Cr0, Cr3, Cr4};
 use x86::debug::{Dr6, Dr7};
 use x86::watch::{Change, Far};
 
-use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, slot};
+use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, TimedWait, slot};
 use crate::flags;
 use crate::lower::{End, Lower, attempt};
 use crate::op::{Done, Op, Reason, chain, chain_flow};
@@ -138,6 +138,8 @@ cold_flows! {
         Ok(Go::Look(c.next_ip(o)))
     };
     Mwait = mwait;
+    /// TPAUSE, or UMWAIT (`aux` is 1), with the state to wait in in `src`.
+    UserWait = user_wait;
     /// SDM Vol. 2B "RSM": #UD outside system-management mode. The run loop leaves it once the instruction has retired.
     Rsm = |c: &mut Cpu, o: &Op| {
         if !c.in_smm() {
@@ -189,11 +191,11 @@ cold_bodies! {
         if c.get::<4>(slot::RCX) != 0 {
             return Err(c.gp(0));
         }
-        let offset = c.ea(o) & (u64::MAX >> (64 - 8 * o.aux as u32));
-        let linear = c.segmented(o.seg as usize, offset, 1, false)?;
-        let mut byte = [0];
-        c.read_bytes(o, linear, &mut byte)?;
-        c.arm(linear)
+        monitor(c, o, false)
+    };
+    UserMonitor = |c: &mut Cpu, o: &Op| {
+        user_wait_allowed(c)?;
+        monitor(c, o, true)
     };
     Cpuid = cpuid;
     Rdtsc = rdtsc;
@@ -407,6 +409,59 @@ fn monitor_only(c: &mut Cpu) -> Done {
     if c.bus().monitor_enabled() { Ok(()) } else { Err(c.ud()) }
 }
 
+/// Arms the line at the address of `base`, of `aux` bytes, which is read like a byte.
+fn monitor(c: &mut Cpu, o: &Op, user: bool) -> Done {
+    let offset = c.ea(o) & (u64::MAX >> (64 - 8 * o.aux as u32));
+    let linear = c.segmented(o.seg as usize, offset, 1, false)?;
+    let mut byte = [0];
+    c.read_bytes(o, linear, &mut byte)?;
+    c.arm(linear, user)
+}
+
+/// UMONITOR, UMWAIT and TPAUSE are #UD in VMX non-root operation without "enable user wait and pause", which no VMM can set here. SDM Vol.
+/// 3C 26.3 "Changes to Instruction Behavior in VMX Non-Root Operation".
+fn user_wait_allowed(c: &mut Cpu) -> Done {
+    if c.non_root() { Err(c.ud()) } else { Ok(()) }
+}
+
+/// SDM Vol. 2B "TPAUSE—Timed PAUSE", "UMWAIT—User Level Monitor Wait". Both states, C0.1 and C0.2, are the same here: nothing runs until
+/// the time-stamp counter has the value in EDX:EAX, the operating system's limit has passed, an interrupt comes, enabled or not, or, after
+/// UMONITOR and with UMWAIT, somebody stores to the line.
+fn user_wait(c: &mut Cpu, o: &Op) -> Done<Go> {
+    user_wait_allowed(c)?;
+    if c.cr4.tsd() && c.cpl != 0 || c.get::<4>(o.src) & !1 != 0 {
+        return Err(c.gp(0));
+    }
+    c.drain_records_first()?;
+    let line = o.aux == 1;
+    let armed = if line {
+        c.look_at_line();
+        c.monitor.user && c.monitor.line.is_some()
+    } else {
+        true
+    };
+    let now = c.now(o);
+    let (tsc, limit) = (c.bus().tsc(now), c.bus().user_wait_control() & 0xFFFF_FFFC);
+    let own = c.get::<4>(slot::RAX) | c.get::<4>(slot::RDX) << 32;
+    let limited = limit != 0 && tsc.saturating_add(limit) < own;
+    let deadline = if limited { tsc.saturating_add(limit) } else { own };
+    // CF is set when the limit has passed; the others are 0.
+    c.nf = 0;
+    if armed && tsc < deadline {
+        c.activity = Activity::Waiting;
+        c.monitor.masked = true;
+        c.monitor.timed = Some(TimedWait {
+            deadline,
+            limited,
+            line,
+        });
+    } else if line {
+        // UMWAIT wants a UMONITOR of its own.
+        c.monitor.line = None;
+    }
+    Ok(Go::Look(c.next_ip(o)))
+}
+
 /// SDM Vol. 2B "MWAIT—Monitor Wait". Without an armed line, or with a store to it since, execution goes on at once.
 fn mwait(c: &mut Cpu, o: &Op) -> Done<Go> {
     monitor_only(c)?;
@@ -419,7 +474,7 @@ fn mwait(c: &mut Cpu, o: &Op) -> Done<Go> {
     c.drain_records_first()?;
     c.look_at_line();
     let next = c.next_ip(o);
-    if c.monitor.line.is_some() {
+    if c.monitor.line.is_some() && !c.monitor.user {
         c.activity = Activity::Waiting;
         c.monitor.masked = extensions & 1 != 0;
         c.change(Change::Mwait { hints, extensions });
@@ -837,6 +892,9 @@ pub(crate) fn lowering(l: &Lower) -> Option<fn(&mut Lower) -> End> {
         | M::Bound
         | M::Monitor
         | M::Mwait
+        | M::Umonitor
+        | M::Umwait
+        | M::Tpause
         | M::Rdpid
         | M::Rdrand
         | M::Rdseed
@@ -911,6 +969,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         M::Clts => return l.flow(chain_flow::<Clts>(), |_| ()),
         M::Hlt => return l.flow(chain_flow::<Hlt>(), |_| ()),
         M::Mwait => return l.flow(chain_flow::<Mwait>(), |_| ()),
+        M::Umwait | M::Tpause => {
+            let (src, line) = (l.reg(0), l.i.mnemonic() == M::Umwait);
+            return l.flow(chain_flow::<UserWait>(), |o| (o.src, o.aux) = (src, line.into()));
+        }
         M::Rsm => return l.flow(chain_flow::<Rsm>(), |_| ()),
         M::Lmsw => {
             l.emit(chain::<SupervisorOnly>(), |_| ());
@@ -978,6 +1040,18 @@ pub(crate) fn lower(l: &mut Lower) -> End {
             };
             l.emit(chain::<Monitor>(), |o| {
                 (o.base, o.aux, o.seg) = (slot::RAX, size, seg as u8)
+            });
+            return End::Open;
+        }
+        M::Umonitor => {
+            // The operand is as wide as addresses are.
+            let (base, size) = (l.reg(0), l.size(0) as u16);
+            let seg = match l.i.segment_prefix() {
+                Register::None => DS,
+                r => r.number(),
+            };
+            l.emit(chain::<UserMonitor>(), |o| {
+                (o.base, o.aux, o.seg) = (base, size, seg as u8)
             });
             return End::Open;
         }

@@ -135,6 +135,7 @@ pub(crate) fn aborts(i: &Instruction) -> Option<Abort> {
     };
     let aborts = match m {
         M::Cpuid | M::Pause | M::Hlt | M::Monitor | M::Mwait | M::Serialize | M::Vzeroupper => true,
+        M::Umonitor | M::Umwait | M::Tpause => true,
         // The part of RFLAGS that is not status.
         M::Cli | M::Sti | M::Clac | M::Stac | M::Popf | M::Popfd | M::Popfq => true,
         M::Mov | M::Pop => writes_special(),

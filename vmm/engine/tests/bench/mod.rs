@@ -71,6 +71,9 @@ pub struct Trap {
     pub ss: u16,
 }
 
+/// What the time-stamp counter starts at.
+pub const TSC: u64 = 0x1_0000_0000;
+
 /// What is around the processor: it remembers what reached it.
 pub struct World {
     pub model: &'static CpuModel,
@@ -84,6 +87,8 @@ pub struct World {
     pub watch: Option<Box<dyn Watch>>,
     /// Performance-monitoring interrupts that they asked for.
     pub pmis: u32,
+    /// Ticks of the time-stamp counter that were no steps.
+    pub skew: u64,
 
     /// Supervisor state components that units would hold: in use if they are here.
     pub components: BTreeMap<u32, Vec<u8>>,
@@ -118,13 +123,16 @@ impl Bus for World {
         self.model.cpuid(leaf, subleaf)
     }
     fn tsc(&mut self, now: u64) -> u64 {
-        0x1_0000_0000 + now
+        TSC + self.skew + now
     }
     fn cr8(&mut self) -> u64 {
         self.cr8
     }
     fn set_cr8(&mut self, value: u64) {
         self.cr8 = value;
+    }
+    fn user_wait_control(&mut self) -> u64 {
+        self.msrs.get(&x86::msr::IA32_UMWAIT_CONTROL).copied().unwrap_or(0)
     }
     fn watch(&mut self) -> Option<&mut dyn Watch> {
         self.watch.as_mut().map(|watch| &mut **watch as &mut dyn Watch)
@@ -208,6 +216,7 @@ fn world(model: &'static CpuModel) -> World {
         cr8: 0,
         watch: None,
         pmis: 0,
+        skew: 0,
 
         components: BTreeMap::new(),
     }
