@@ -76,6 +76,17 @@ fn main() {
         .arg(source("transactions.c"));
     command.arg("-o").arg(&transactions).must();
 
+    // The first process of a 32-bit one, without libraries.
+    let netburst = out.join("netburst-events");
+    let mut command = cc();
+    command
+        .args(["-m32", "-march=i686", "-O2", "-static", "-nostdlib", "-no-pie"])
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .args(bare)
+        .arg("-Wl,--build-id=none,-z,noexecstack")
+        .arg(source("netburst_events.c"));
+    command.arg("-o").arg(&netburst).must();
+
     // One that asks a file system what it has told it.
     let fsx = out.join("fsx");
     let mut command = cc();
@@ -220,6 +231,7 @@ fn main() {
         ("LOOPS_NATIVE", native),
         ("VMX_LOOP", exits),
         ("TRANSACTIONS", transactions),
+        ("NETBURST_EVENTS", netburst),
         ("FSX", fsx),
         ("JIT", jit),
         ("WALK", walk),

@@ -1,9 +1,9 @@
 //! What the parts without 64-bit mode have, and what 32-bit code sees on the others: the P6 family's and the Pentium 4's last
-//! branches, 32-bit records of the branch trace store, P6's counters. SDM Vol. 3B 18.13 "(Pentium 4) Last Branch, Interrupt, and
+//! branches, 32-bit records of the branch trace store, the counters of both, the Pentium 4's sampling. SDM Vol. 3B 18.13 "(Pentium 4) Last Branch, Interrupt, and
 //! Exception Recording", 18.16 "(P6 Family) Last Branch, Interrupt, and Exception Recording", 18.4.9.1 "64 Bit Format of the DS Save
 //! Area".
 //!
-//! No model has PEBS without DTES64, nor is one a Pentium 4 with sixteen pairs of last branches. So the matrix has two columns more:
+//! No later model has PEBS without DTES64, nor is one a Pentium 4 with sixteen pairs of last branches. So the matrix has two columns more:
 //! `core2,-lm,-dtes64`, which is what the Core Duo was, and `guests/prescott.toml`.
 
 use rt::at;
@@ -15,6 +15,8 @@ core::arch::global_asm!(
     .code32
     .globl  lg_debugctl, lg_branches, lg_from_1, lg_to_1, lg_from_2, lg_to_2, lg_from_3, lg_to_3, lg_newest, lg_exception
     .globl  lg_before, lg_before_to, lg_ud, lg_count10, lg_count20, lg_area, lg_records, lg_step
+    .globl  lg_p4_count10, lg_p4_count20, lg_p4_branches, lg_p4_preset, lg_p4_setup, lg_p4_cccr, lg_p4_rdpmc, lg_p4_fast
+    .globl  lg_p4_sample, lg_p4_sampled
     .globl  lg_pair, lg_back, lg_sample, lg_sampled, lg_samples, lg_sample_1, lg_samples_end
     # IA32_DEBUGCTL as lg_debugctl says, three jumps, and off.
 lg_branches:
@@ -137,6 +139,81 @@ lg_stop:
     rdmsr
     ret
 
+    # Pentium 4: instructions that retire between two writes of MSR_IQ_CCCR0, with ten and with twenty more, from lg_p4_preset on.
+    # What the first write says is lg_p4_setup; the CCCR before the second goes to lg_p4_cccr.
+lg_p4_count10:
+    call    lg_p4_start
+    .rept   10
+    nop
+    .endr
+    jmp     lg_p4_stop
+lg_p4_count20:
+    call    lg_p4_start
+    .rept   20
+    nop
+    .endr
+    jmp     lg_p4_stop
+    # Five branches that are taken and five that are not, beside RET, and JMP.
+lg_p4_branches:
+    call    lg_p4_start
+    mov     ecx, 6
+2:  dec     ecx
+    jnz     2b
+    .rept   4
+    jnz     2b
+    .endr
+    jmp     lg_p4_stop
+lg_p4_start:
+    mov     ecx, 0x30c
+    mov     eax, [lg_p4_preset]
+    mov     edx, [lg_p4_preset + 4]
+    wrmsr
+    mov     ecx, 0x36c
+    mov     eax, [lg_p4_setup]
+    xor     edx, edx
+    wrmsr
+    ret
+lg_p4_stop:
+    mov     ecx, 0x36c
+    rdmsr
+    mov     [lg_p4_cccr], eax
+    xor     eax, eax
+    xor     edx, edx
+    wrmsr
+    mov     ecx, 0x30c
+    rdmsr
+    ret
+lg_p4_rdpmc:
+    mov     ecx, 12
+    rdpmc
+    ret
+lg_p4_fast:
+    mov     ecx, 0x8000000c
+    rdpmc
+    ret
+
+    # A number in each register; the counter that samples is one load before its overflow, the first load makes it.
+lg_p4_sample:
+    mov     [lg_stack], esp
+    mov     esp, offset lg_samples_end
+    mov     esi, 0x00510051
+    mov     edi, 0x00d100d1
+    mov     ebp, 0x00b900b9
+    mov     ecx, 0x370
+    mov     eax, 0x3b000
+    xor     edx, edx
+    wrmsr
+    mov     ebx, [lg_p4_setup]
+    mov     eax, 0x000a000a
+    nop
+    mov     ebx, [lg_p4_word]
+lg_p4_sampled:
+    nop
+    xor     eax, eax
+    wrmsr
+    mov     esp, [lg_stack]
+    ret
+
     # BTF and TF: steps from branch to branch.
 lg_step:
     mov     ecx, 0x1d9
@@ -160,6 +237,10 @@ lg_stepped:
 lg_debugctl: .long 0
 lg_back:     .long 0
 lg_stack:    .long 0
+lg_p4_preset: .quad 0
+lg_p4_setup: .long 0
+lg_p4_cccr:  .long 0
+lg_p4_word:  .long 0x000b000b
     .bss
     .balign 4096
 lg_area:     .skip 4096
@@ -192,6 +273,11 @@ const NETBURST: [Op; 2] = [
     Op::cpuid(1, Register::Eax),
     Op::needs(0xF00, 0xF00, 0, c"not a Pentium 4 (CPUID.1:EAX[11:8] is not 15)"),
 ];
+/// instr_retired with NBOGUSNTAG, at CPL 0.
+const INSTR_RETIRED: u64 = 2 << 25 | 1 << 9 | 8;
+/// MSR_IQ_CCCR0 with MSR_CRU_ESCR0, and with MSR_CRU_ESCR2: enabled, active thread any.
+const COUNT_ESCR0: u32 = 1 << 12 | 4 << 13 | 3 << 16;
+const COUNT_ESCR2: u32 = 1 << 12 | 5 << 13 | 3 << 16;
 /// Model 2 or another, by CPUID.1:EAX\[7:4\], which is in R.
 const PACKED: Op = Op::needs(0xF0, 0x20, 0x1DB, c"a Pentium 4 of model 3 or later (CPUID.1:EAX[7:4])");
 const PAIRS: Op = Op::needs(0xF0, 0x30, 0x680, c"a Pentium 4 before model 3 (CPUID.1:EAX[7:4])");
@@ -397,13 +483,150 @@ rt::tests32! {
         Op::is_gp(),
     }
 
-    // Its own performance counters are absent, which is a decision.
-    netburst_has_no_counters {
+    // instr_retired by MSR_CRU_ESCR0 on MSR_IQ_COUNTER0: ten instructions more are ten more. The WRMSR that enables counts, and RET, JMP,
+    // MOV, RDMSR, MOV, XOR, XOR.
+    netburst_counts_instructions {
         NETBURST[0], NETBURST[1],
-        Op::rdmsr(0x300),
-        Op::is_gp(),
+        Op::rdmsr(0x1A0),
+        Op::expect(1 << 7, 1 << 7),
+        Op::wrmsr(0x3B8, INSTR_RETIRED),
+        Op::is_fine(),
+        Op::store(at!(lg_p4_setup), 0, COUNT_ESCR0),
+        Op::call(at!(lg_p4_count10)),
+        Op::expect(!0, 18),
+        Op::call(at!(lg_p4_count20)),
+        Op::expect(!0, 28),
+        // Ring 3 alone.
+        Op::wrmsr(0x3B8, INSTR_RETIRED & !8 | 4),
+        Op::call(at!(lg_p4_count10)),
+        Op::expect(!0, 0),
+        // The other logical processor.
+        Op::wrmsr(0x3B8, INSTR_RETIRED & !8 | 3),
+        Op::call(at!(lg_p4_count10)),
+        Op::expect(!0, 0),
+        Op::wrmsr(0x3B8, 0),
+        // None of the later parts' registers.
         Op::rdmsr(0x186),
         Op::is_gp(),
+        Op::rdmsr(0x38F),
+        Op::is_gp(),
+        // Nor one behind the last counter.
+        Op::rdmsr(0x312),
+        Op::is_gp(),
+        Op::rdmsr(0x372),
+        Op::is_gp(),
+    }
+
+    // branch_retired: MMTP and MMTM are taken, MMNP and MMNM are not.
+    netburst_counts_branches {
+        NETBURST[0], NETBURST[1],
+        Op::wrmsr(0x3CC, 6 << 25 | 0xC << 9 | 8),
+        Op::store(at!(lg_p4_setup), 0, COUNT_ESCR2),
+        Op::call(at!(lg_p4_branches)),
+        // RET and JMP, too.
+        Op::expect(!0, 7),
+        Op::wrmsr(0x3CC, 6 << 25 | 0x3 << 9 | 8),
+        Op::call(at!(lg_p4_branches)),
+        Op::expect(!0, 5),
+        Op::wrmsr(0x3CC, 0),
+    }
+
+    // OVF is set by an overflow, stays, and is cleared by software; FORCE_OVF makes any count one.
+    netburst_overflow {
+        NETBURST[0], NETBURST[1],
+        Op::wrmsr(0x3B8, INSTR_RETIRED),
+        Op::store(at!(lg_p4_setup), 0, COUNT_ESCR0),
+        Op::call(at!(lg_p4_count10)),
+        Op::load(at!(lg_p4_cccr), 0),
+        Op::expect(0xFFFF_FFFF, COUNT_ESCR0 as u64),
+        Op::store(at!(lg_p4_preset), 0, 0xFFFF_FFFB),
+        Op::store(at!(lg_p4_preset), 4, 0xFF),
+        Op::call(at!(lg_p4_count10)),
+        Op::expect(!0, 13),
+        Op::load(at!(lg_p4_cccr), 0),
+        Op::expect(0xFFFF_FFFF, COUNT_ESCR0 as u64 | 1 << 31),
+        Op::store(at!(lg_p4_preset), 0, 0),
+        Op::store(at!(lg_p4_preset), 4, 0),
+        Op::store(at!(lg_p4_setup), 0, COUNT_ESCR0 | 1 << 25),
+        Op::call(at!(lg_p4_count10)),
+        Op::expect(!0, 18),
+        Op::load(at!(lg_p4_cccr), 0),
+        Op::expect(1 << 31, 1 << 31),
+        Op::wrmsr(0x3B8, 0),
+    }
+
+    // Compare, complement, threshold: cycles with at most 15 events are all cycles. SDM Vol. 3B 21.6.3.5.2 "Filtering Events".
+    netburst_thresholds {
+        NETBURST[0], NETBURST[1],
+        Op::wrmsr(0x3B8, INSTR_RETIRED),
+        Op::store(at!(lg_p4_setup), 0, COUNT_ESCR0 | 1 << 18 | 15 << 20),
+        Op::call(at!(lg_p4_count10)),
+        Op::expect(!0, 0),
+        Op::store(at!(lg_p4_setup), 0, COUNT_ESCR0 | 1 << 18 | 1 << 19 | 15 << 20),
+        Op::call(at!(lg_p4_count10)),
+        // Cycles are the part's own.
+        Op::expect(!0xFFFF_FFFF, 0),
+        Op::wrmsr(0x3B8, 0),
+    }
+
+    // RDPMC reads 40 bits, or 32 with bit 31 of ECX.
+    netburst_rdpmc {
+        NETBURST[0], NETBURST[1],
+        Op::wrmsr(0x30C, 0xAB_1234_5678),
+        Op::is_fine(),
+        Op::rdmsr(0x30C),
+        Op::expect(!0, 0xAB_1234_5678),
+        Op::call(at!(lg_p4_rdpmc)),
+        Op::expect(!0, 0xAB_1234_5678),
+        Op::call(at!(lg_p4_fast)),
+        Op::expect(!0, 0x1234_5678),
+        Op::wrmsr(0x30C, 0),
+    }
+
+    // front_end_event of loads on MSR_IQ_COUNTER4: a record of 28H bytes with the linear address behind the second one, then the reset
+    // value. SDM Vol. 3B 21.6.3.8 "Processor Event-Based Sampling (PEBS)".
+    netburst_samples_loads {
+        NETBURST[0], NETBURST[1],
+        Op::rdmsr(0x1A0),
+        Op::expect(1 << 12, 0),
+        Op::store_at(at!(lg_area), 0x10, at!(lg_samples)),
+        Op::store_at(at!(lg_area), 0x14, at!(lg_samples)),
+        Op::store_at(at!(lg_area), 0x18, at!(lg_samples_end)),
+        Op::store_at(at!(lg_area), 0x1C, at!(lg_samples_end)),
+        Op::store(at!(lg_area), 0x20, 0x1234_5678),
+        Op::store(at!(lg_area), 0x24, 0x12),
+        Op::wrmsr_at(DS_AREA, at!(lg_area)),
+        Op::is_fine(),
+        // uop_type, TAGLOADS; front_end_event, NBOGUS.
+        Op::wrmsr(0x3BC, 2 << 25 | 2 << 9 | 8),
+        Op::wrmsr(0x3CC, 8 << 25 | 1 << 9 | 8),
+        Op::wrmsr(0x310, 0xFF_FFFF_FFFF),
+        Op::wrmsr(PEBS_ENABLE, 3 << 24),
+        Op::is_fine(),
+        Op::call(at!(lg_p4_sample)),
+        Op::load(at!(lg_samples), 4),
+        Op::expect_at(at!(lg_p4_sampled)),
+        Op::swap(),
+        Op::expect(0xFFFF_FFFF, 0xA_000A),
+        Op::load(at!(lg_samples), 0),
+        Op::expect(0x202, 2),
+        Op::load(at!(lg_samples), 0xC),
+        Op::expect(!0, 0x370_000B_000B),
+        Op::load(at!(lg_samples), 0x14),
+        Op::expect(!0, 0x51_0051 << 32),
+        Op::load(at!(lg_samples), 0x1C),
+        Op::expect(!0, 0xB9_00B9_00D1_00D1),
+        Op::load(at!(lg_samples), 0x24),
+        Op::expect_at(at!(lg_samples_end)),
+        // One, and the index behind it.
+        Op::load(at!(lg_area), 0x14),
+        Op::expect_at(at!(lg_sample_1)),
+        Op::rdmsr(0x310),
+        Op::expect(!0, 0x12_1234_5678),
+        Op::wrmsr(PEBS_ENABLE, 0),
+        Op::wrmsr(0x3BC, 0),
+        Op::wrmsr(0x3CC, 0),
+        Op::wrmsr(DS_AREA, 0),
     }
 
     // Records of 12 bytes and fields of 4 where DTES64 is clear. On the Pentium 4 TR and BTS are bits 2 and 3.
@@ -491,6 +714,8 @@ rt::tests32! {
     // Figure 18-5 "DS Save Area".
     pebs_records_of_32_bits {
         DS[0], DS[1],
+        Op::cpuid(1, Register::Eax),
+        Op::needs(0xF00, 0x600, 0, c"a Pentium 4 (CPUID.1:EAX[11:8] is 15)"),
         Op::cpuid(1, Register::Ecx),
         Op::needs(1 << 2, 0, 0, c"the 64-bit layout (CPUID.1:ECX.DTES64 is 1)"),
         Op::rdmsr(0x1A0),

@@ -48,6 +48,10 @@ pub const HOST_DEBUG: &str = env!("GUEST_HOST_DEBUG");
 /// A program for a Linux guest, whose threads change memory in transactions; the argument is how often.
 pub const TRANSACTIONS: &str = env!("GUEST_TRANSACTIONS");
 
+/// The first process of a 32-bit Linux guest on a Pentium 4, whose counters Linux's driver programs for it; `guests/netburst_events.c` says
+/// what for.
+pub const NETBURST_EVENTS: &str = env!("GUEST_NETBURST_EVENTS");
+
 /// A program for a Linux guest that puts a file system to the test, `guests/fsx.c`.
 pub const FSX: &str = env!("GUEST_FSX");
 

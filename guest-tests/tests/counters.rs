@@ -1,6 +1,6 @@
 //! Linux's own driver of the counters on the machine: it finds them, and what it counts is exact.
 
-use guest_tests::{Folder, Outcome, linux_in_minivmm, run};
+use guest_tests::{Folder, NETBURST_EVENTS, Outcome, full, in_minivmm, linux_in_minivmm, linux_kernels, run};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use std::fs;
@@ -168,5 +168,90 @@ fn perf_events_count_exactly_in_a_linux_guest() {
     );
     for word in ["disabled", "Broken", "WARNING", "Call Trace", "unchecked MSR"] {
         assert!(!console.contains(word), "{word}\n{console}");
+    }
+}
+
+/// Linux's `p4` driver on Debian's kernels for 32-bit CPUs: it finds the counters, counts exactly, samples, and has the lockup watchdog
+/// interrupt. The watchdog has the counter of cycles, so that cycles are counted by another event's threshold.
+// covers: pmu/netburst-linux
+#[test]
+fn the_pentium_4_s_driver_counts_samples_and_watches() {
+    let is_pae = |kernel: &std::path::PathBuf| kernel.to_string_lossy().ends_with("-686-pae");
+    let mut kernels: Vec<_> = linux_kernels().into_iter().filter(is_pae).collect();
+    assert!(
+        !kernels.is_empty(),
+        "cargo xtask guest --kernels fetches one, without target/guest/kernels/ends"
+    );
+    if !full() {
+        kernels.drain(..kernels.len() - 1);
+    }
+    for kernel in kernels {
+        let name = kernel.file_name().unwrap().to_string_lossy().into_owned();
+        let folder = Folder::new(&format!("counters-{}", name.replace('.', "-")));
+        let inject = folder.join("inject");
+        fs::create_dir_all(&inject).unwrap();
+        fs::copy(NETBURST_EVENTS, inject.join("init")).unwrap();
+        let mut command = in_minivmm(&kernel);
+        // A slow part: the watchdog's period is a second of cycles.
+        command
+            .args([
+                "--cpu-model",
+                "netburst",
+                "--tsc-khz",
+                "100000",
+                "-m",
+                "256M",
+                "--inject",
+            ])
+            .arg(&inject)
+            .args(["--cmdline", "console=ttyS0 panic=-1 nmi_watchdog=1 watchdog_thresh=1"]);
+        let guest = run(&mut command, LIMIT).must_end_with(0);
+        let console = &guest.console;
+        assert!(console.contains("all said"), "{name}\n{console}");
+        for said in [
+            "Netburst events, P4 PMU driver",
+            "... generic registers:      18",
+            "... bit width:              40",
+            "/proc/sys/kernel/nmi_watchdog 1",
+        ] {
+            assert!(console.contains(said), "{name}: {said}\n{console}");
+        }
+        let fact = |what: &str| {
+            let line = console
+                .lines()
+                .find_map(|line| line.trim_end().strip_prefix(what)?.strip_prefix(' '));
+            u64::from_str_radix(line.unwrap_or_default(), 16).unwrap_or_else(|_| panic!("{name}: {what}\n{console}"))
+        };
+        let rounds = 1_000_000;
+        assert_eq!(fact("instructions"), 2 * rounds + 6, "{name}\n{console}");
+        assert_eq!(fact("branches"), rounds, "INT is none of the kinds\n{console}");
+        assert_eq!(fact("taken"), rounds, "the loop's but the last, and INT\n{console}");
+        assert!(fact("branch-misses") <= 2, "the end of the loop\n{console}");
+        assert!(fact("load-misses") < 100, "{name}\n{console}");
+        assert_eq!(fact("completed") as i64, -22, "EINVAL\n{console}");
+        let cycles = fact("cycles");
+        assert!(
+            (2 * rounds..2 * rounds + 1000).contains(&cycles),
+            "{name}: {cycles}\n{console}"
+        );
+        // One in 100000 instructions and one more, with which the interrupt comes.
+        assert_eq!(fact("samples"), 19, "{name}\n{console}");
+        assert_eq!(fact("samples in the loop"), 19, "{name}\n{console}");
+        assert_eq!(fact("other records"), 0, "{name}\n{console}");
+        // 6e8 cycles at 1e8 a period.
+        let interrupts = fact("watchdog interrupts");
+        assert!((5..=7).contains(&interrupts), "{name}: {interrupts}\n{console}");
+        for word in [
+            "Broken",
+            "WARNING",
+            "Call Trace",
+            "unchecked MSR",
+            "Uhhuh",
+            "dazed",
+            "LOCKUP",
+            "lockup",
+        ] {
+            assert!(!console.contains(word), "{name}: {word}\n{console}");
+        }
     }
 }

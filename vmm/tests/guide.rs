@@ -18,6 +18,7 @@ use minivmm::{
     matrix::expected::Table,
 };
 use x86::model::{CpuModel, MODELS};
+use x86::pmu::netburst::{self, Counts, Generation};
 use x86::pmu::{Branches, Caches, Count, Fidelity, Levels};
 use x86::rdt::RdtCaps;
 
@@ -247,7 +248,10 @@ fn units(model: &CpuModel) -> [String; 6] {
             ds.and_then(|ds| ds.pebs)
                 .map(|pebs| format!("format {}", pebs.format as u8)),
         ),
-        or_none(caps.pmu.map(|pmu| pmu.version.to_string())),
+        or_none(caps.pmu.map(|pmu| match pmu.netburst {
+            Some(_) => "P4".to_string(),
+            None => pmu.version.to_string(),
+        })),
         or_none(yes(features.intel_pt())),
         or_none(RdtCaps::of(model).map(|caps| {
             let has = [
@@ -385,6 +389,10 @@ fn events() -> String {
     let mut text = String::new();
     for model in MODELS {
         let Some(pmu) = model.units.pmu else { continue };
+        if let Some(generation) = pmu.netburst {
+            text += &netburst_events(model.name, generation);
+            continue;
+        }
         writeln!(
             text,
             "\n## {}\n\n| event, unit mask | name | counts | |\n|---|---|---|---|",
@@ -411,6 +419,64 @@ fn events() -> String {
             )
             .unwrap();
         }
+    }
+    text
+}
+
+/// The same of the Pentium 4, whose events belong to ESCRs.
+fn netburst_events(model: &str, generation: Generation) -> String {
+    let mut text = format!("\n## {model}\n\n| ESCR, event select | name | counts | |\n|---|---|---|---|\n");
+    for event in netburst::EVENTS.iter().filter(|event| generation.has(event)) {
+        let pair = netburst::ESCRS.iter().find(|pair| pair.unit == event.unit).unwrap();
+        let registers = match pair.names {
+            [first, ""] => first.to_string(),
+            [first, second] => format!("{first}, {}", &second[second.len() - 1..]),
+        };
+        let (counts, fidelity) = match event.counts {
+            Counts::Cycles => ("steps (bit 0)".to_string(), "modelled"),
+            Counts::Instructions => (
+                "instructions without a tag of the front end (bit 0), with one (1)".into(),
+                "exact",
+            ),
+            Counts::MicroOps => ("instructions (bit 0)".into(), "modelled"),
+            Counts::Outcomes => (
+                "branches: not taken and predicted (bit 0), not taken and mispredicted (1), taken and predicted (2), taken and \
+                 mispredicted (3)"
+                    .into(),
+                "exact where both bits of a kind are set, else modelled",
+            ),
+            Counts::Types => (
+                "branches: conditional (bit 1), calls (2), returns (3), indirect ones and returns (4)".into(),
+                "exact",
+            ),
+            Counts::MispredictedTypes => ("the mispredicted ones of these".into(), "modelled"),
+            Counts::Mispredicted => ("mispredicted branches (bit 0)".into(), "modelled"),
+            Counts::Operations(operation) => (
+                format!("instructions with such an operation: {operation:?} (bit 15)").to_lowercase(),
+                "exact",
+            ),
+            Counts::Memory(kinds) => {
+                let kinds = kinds.iter().map(|(bit, kind)| format!("{} (bit {bit})", kind.text()));
+                (kinds.collect::<Vec<_>>().join(", "), "modelled")
+            }
+            Counts::Tags => ("tags loads (bit 1) and stores (2)".into(), "always 0"),
+            Counts::FrontEnd => ("loads and stores so tagged (bit 0)".into(), "exact, sampled by PEBS"),
+            Counts::Execution => (
+                "instructions that an ESCR of FIRM has given one of the tags 0 to 3 (bits 0 to 3)".into(),
+                "exact, sampled by PEBS",
+            ),
+            Counts::Replay => (
+                "accesses and branches that were replayed, as IA32_PEBS_ENABLE and MSR_PEBS_MATRIX_VERT say (bit 0)".into(),
+                "modelled, sampled by PEBS",
+            ),
+            Counts::Nothing => ("nothing".into(), "always 0"),
+        };
+        writeln!(
+            text,
+            "| {registers}, {:02X}H | {} | {counts} | {fidelity} |",
+            event.event, event.name
+        )
+        .unwrap();
     }
     text
 }

@@ -71,6 +71,8 @@ pub enum Translation {
 pub struct Memory {
     /// Linear address.
     pub address: u64,
+    /// Bytes.
+    pub size: u32,
     /// It read.
     pub load: bool,
     /// It wrote.
@@ -500,6 +502,7 @@ impl Core {
         let (translation, place) = found;
         Some(Memory {
             address: access.address,
+            size: access.size,
             load,
             store,
             place,

@@ -52,6 +52,13 @@ impl PebsCaps {
         qualified: false,
         any_event: false,
     };
+
+    /// The Pentium 4's, whose IA32_PEBS_ENABLE is none of counters. SDM Vol. 3B 21.6.3.8 "Processor Event-Based Sampling (PEBS)".
+    pub const NETBURST: Self = Self {
+        enable: crate::pmu::netburst::pebs_enable::WRITABLE,
+        resets: 1,
+        ..Self::NONE
+    };
 }
 
 /// PEBS_EN bit 63 of Sandy Bridge: precise store on counter 3.

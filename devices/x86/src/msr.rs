@@ -113,17 +113,21 @@ registers! {
     0x0000_0277 IA32_PAT "Page attribute table.";
     0x0000_0280 IA32_MC0_CTL2 "Machine-check bank 0: corrected-error interrupt.";
     0x0000_02FF IA32_MTRR_DEF_TYPE "Default memory type and MTRR enables.";
+    0x0000_0300 MSR_BPU_COUNTER0 "Pentium 4: first performance counter.";
     0x0000_0309 IA32_FIXED_CTR0 "First fixed performance counter.";
     0x0000_0329 MSR_PERF_METRICS "Shares of the issue slots.";
     0x0000_0345 IA32_PERF_CAPABILITIES "Performance-monitoring capabilities.";
+    0x0000_0360 MSR_BPU_CCCR0 "Pentium 4: configuration of the first performance counter.";
     0x0000_038D IA32_FIXED_CTR_CTRL "Fixed counter control.";
     0x0000_038E IA32_PERF_GLOBAL_STATUS "Counter overflow status.";
     0x0000_038F IA32_PERF_GLOBAL_CTRL "Counter enables.";
     0x0000_0390 IA32_PERF_GLOBAL_OVF_CTRL "Counter overflow clear; IA32_PERF_GLOBAL_STATUS_RESET since version 4.";
     0x0000_0391 IA32_PERF_GLOBAL_STATUS_SET "Counter overflow set.";
     0x0000_0392 IA32_PERF_GLOBAL_INUSE "Counters that somebody has programmed.";
+    0x0000_03A0 MSR_BSU_ESCR0 "Pentium 4: first event select control.";
+    0x0000_03F0 MSR_TC_PRECISE_EVENT "Pentium 4: trace cache events that the front end tags.";
     0x0000_03F1 IA32_PEBS_ENABLE "Precise event-based sampling enables.";
-    0x0000_03F2 MSR_PEBS_DATA_CFG "Groups of adaptive PEBS records.";
+    0x0000_03F2 MSR_PEBS_DATA_CFG "Groups of adaptive PEBS records. Pentium 4: MSR_PEBS_MATRIX_VERT.";
     0x0000_03F6 MSR_PEBS_LD_LAT "Threshold of load latency.";
     0x0000_03F7 MSR_PEBS_FRONTEND "Front-end events.";
     0x0000_03F8 MSR_PKG_C3_RESIDENCY "Time of the package in C3.";
@@ -219,6 +223,9 @@ registers! {
     0xC000_0102 IA32_KERNEL_GS_BASE "What SWAPGS exchanges with the base of GS.";
     0xC000_0103 IA32_TSC_AUX "What RDTSCP and RDPID return.";
 }
+
+/// Pentium 4: which micro-operations replays are tagged of, where later parts have the groups of adaptive records.
+pub const MSR_PEBS_MATRIX_VERT: u32 = MSR_PEBS_DATA_CFG;
 
 /// Architectural last-branch records: INFO of the last exception record, where P6 has ROB_CR_BKUPTMPDR6.
 pub const IA32_LER_INFO: u32 = ROB_CR_BKUPTMPDR6;

@@ -1,5 +1,7 @@
 //! Performance monitoring: registers, events, and what a model can count. SDM Vol. 3B ch. 21 "Performance Monitoring".
 
+pub mod netburst;
+
 use bitfield_struct::bitfield;
 
 use crate::watch::{Abort, Far, Flow};
@@ -771,7 +773,7 @@ impl EventRow {
 /// What a model counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmuCaps {
-    /// Architectural version: CPUID.0AH:EAX\[7:0\]; 0 for the P6 family.
+    /// Architectural version: CPUID.0AH:EAX\[7:0\]; 0 for the P6 family and the Pentium 4.
     pub version: u8,
     /// General counters: CPUID.0AH:EAX\[15:8\].
     pub general: u8,
@@ -797,6 +799,8 @@ pub struct PmuCaps {
     pub slots: u32,
     /// Events beside the architectural ones.
     pub events: &'static [&'static [EventRow]],
+    /// The counters are the Pentium 4's ([`netburst`]), and none of the registers above is there.
+    pub netburst: Option<netburst::Generation>,
 }
 
 impl PmuCaps {
@@ -815,7 +819,27 @@ impl PmuCaps {
         reference: 1,
         slots: 1,
         events: &[],
+        netburst: None,
     };
+
+    /// The Pentium 4's.
+    pub const NETBURST: Self = Self {
+        general: netburst::COUNTERS as u8,
+        general_width: netburst::WIDTH,
+        netburst: Some(netburst::Generation::Early),
+        ..Self::NONE
+    };
+
+    /// The same on a part with another CPUID signature, by which the Pentium 4's registers go.
+    pub const fn with_signature(self, signature: u32) -> Self {
+        match self.netburst {
+            Some(_) => Self {
+                netburst: Some(netburst::Generation::of(signature)),
+                ..self
+            },
+            None => self,
+        }
+    }
 }
 
 impl PmuCaps {

@@ -51,7 +51,27 @@ const REGISTERS: &[u32] = &[
     IA32_A_PMC0,
     IA32_A_PMC0 + 3,
     IA32_A_PMC0 + 8,
+    // The Pentium 4's: counters 4, 12 and 16, their CCCRs, ESCRs that detect, sample and tag.
+    MSR_BPU_COUNTER0 + 4,
+    MSR_BPU_COUNTER0 + 12,
+    MSR_BPU_COUNTER0 + 16,
+    MSR_BPU_CCCR0 + 4,
+    MSR_BPU_CCCR0 + 12,
+    MSR_BPU_CCCR0 + 14,
+    MSR_BPU_CCCR0 + 16,
+    TBPU_ESCR0,
+    CRU_ESCR0,
+    CRU_ESCR2,
+    RAT_ESCR0,
+    FIRM_ESCR0,
+    MSR_TC_PRECISE_EVENT,
 ];
+
+const TBPU_ESCR0: u32 = MSR_BSU_ESCR0 + 0x22;
+const CRU_ESCR0: u32 = MSR_BSU_ESCR0 + 0x18;
+const CRU_ESCR2: u32 = MSR_BSU_ESCR0 + 0x2C;
+const RAT_ESCR0: u32 = MSR_BSU_ESCR0 + 0x1C;
+const FIRM_ESCR0: u32 = MSR_BSU_ESCR0 + 4;
 
 struct Core {
     memory: Vec<u8>,
@@ -289,6 +309,18 @@ pub fn samplers() -> Vec<Vec<u8>> {
                 (IA32_PEBS_ENABLE, 1),
                 (IA32_FIXED_CTR_CTRL, 0xBB),
                 (IA32_PERF_GLOBAL_CTRL, 0x3_0000_0003),
+                // instr_retired; retired_branch_type with OVF_PMI; front_end_event of loads, sampled; a cascade.
+                (CRU_ESCR0, 2 << 25 | 1 << 9 | 0xC),
+                (MSR_BPU_CCCR0 + 12, 0x3_9000),
+                (TBPU_ESCR0, 4 << 25 | 0x1E << 9 | 0xC),
+                (MSR_BPU_COUNTER0 + 4, u64::MAX),
+                (MSR_BPU_CCCR0 + 4, 0x403_5000),
+                (RAT_ESCR0, 2 << 25 | 6 << 9 | 0xC),
+                (CRU_ESCR2, 8 << 25 | 1 << 9 | 0xC),
+                (IA32_PEBS_ENABLE, 3 << 24),
+                (MSR_BPU_COUNTER0 + 16, u64::MAX),
+                (MSR_BPU_CCCR0 + 16, 0x3_B000),
+                (MSR_BPU_CCCR0 + 14, 0x4003_8000),
             ] {
                 put(0, register(msr), value);
             }

@@ -66,10 +66,9 @@ impl CpuBus<'_> {
     /// Says once of each event that a guest has enabled and that is always 0.
     fn tell_of_event(&mut self, msr: u32, value: u64) {
         let pmu = self.units().pmu.as_ref();
-        let Some(select) = pmu.and_then(|pmu| pmu.counts_nothing(msr, value)) else {
+        let Some((event, umask)) = pmu.and_then(|pmu| pmu.counts_nothing(msr, value)) else {
             return;
         };
-        let (event, umask) = (select.event(), select.umask());
         if self.machine.silent_events.insert((event, umask)) {
             info!("the guest counts event {event:02X}H with unit mask {umask:02X}H, which is always 0 here");
         }
@@ -405,11 +404,11 @@ impl Bus for CpuBus<'_> {
     fn monitor_enabled(&mut self) -> bool {
         self.machine.monitor_on(self.cpu)
     }
+
     fn user_wait_control(&mut self) -> u64 {
         let row = self.machine.row(IA32_UMWAIT_CONTROL);
         row.map_or(0, |row| self.registers().msrs[row])
     }
-
 
     fn tsc(&mut self, now: u64) -> u64 {
         self.machine.clock.ticks(now).wrapping_add(self.registers().tsc_offset)

@@ -109,7 +109,7 @@ pub struct Machine {
     /// Of each package.
     pub(crate) last_level: Option<Vec<rdt::LastLevel>>,
     /// Events and unit masks that a guest has counted, that are always 0, and of which this has been said.
-    pub(crate) silent_events: BTreeSet<(u8, u8)>,
+    pub(crate) silent_events: BTreeSet<(u8, u16)>,
     pub(crate) random: Random,
     pub(crate) virtio: Virtio,
     pub(crate) pci: Root,

@@ -289,8 +289,8 @@ impl Pebs {
         // RAX, RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8 to R15.
         const ORDER: [u8; 16] = [0, 3, 1, 2, 6, 7, 5, 4, 8, 9, 10, 11, 12, 13, 14, 15];
         if self.layout == DsLayout::Bits32 {
-            // 40 bytes: SDM Vol. 3B Figure 19-7 "PEBS Record".
-            for word in [cpu.rflags(), cpu.rip()] {
+            // 40 bytes: SDM Vol. 3B Figure 19-7 "PEBS Record". The instruction pointer is a linear address.
+            for word in [cpu.rflags(), cpu.context().cs_base.wrapping_add(cpu.rip())] {
                 out.put(&(word as u32).to_le_bytes());
             }
             for number in &ORDER[..8] {

@@ -1,11 +1,12 @@
 //! What a counter adds up, from what it hears.
 
+use x86::pmu::netburst;
 use x86::pmu::{Branches, Caches, Count, EventSelect, Levels, Offcore, Transactions};
 use x86::watch::{BranchRecord, Flow};
 
-use super::classify::Class;
+use super::classify::{Class, Classes};
 use super::plan::CountRule;
-use crate::unit::cache::{Fetched, HitLevel, Memory, Translation};
+use crate::unit::cache::{Fetched, HitLevel, LINE, Memory, Translation};
 
 /// Where the events come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +27,19 @@ pub(super) enum Source {
     Caches(Caches),
     /// Requests to the last level.
     Offcore(Offcore),
-    Class(Class),
+    /// Instructions of these classes, in ring 0 and in the others.
+    Classes([Classes; 2]),
     Transactions(Transactions),
+    /// Branches that were not taken and predicted (bit 0), not taken and mispredicted (1), taken and predicted (2), taken and
+    /// mispredicted (3).
+    Outcomes(u8),
+    /// What becomes of accesses and fetches, in ring 0 and in the others.
+    Memory([netburst::Memory; 2]),
+    /// Instructions with such an access, in ring 0 and in the others; or without one.
+    Tagged {
+        by: [netburst::Memory; 2],
+        without: bool,
+    },
 }
 
 /// How often they count.
@@ -54,16 +66,20 @@ pub(super) struct Distance {
 
 impl Source {
     pub fn is_branch(self) -> bool {
-        matches!(self, Source::Branches(_) | Source::Mispredicted(_))
+        matches!(
+            self,
+            Source::Branches(_) | Source::Mispredicted(_) | Source::Outcomes(_)
+        )
     }
 
     pub fn is_mispredicted(self) -> bool {
-        matches!(self, Source::Mispredicted(_))
+        matches!(self, Source::Mispredicted(_) | Source::Outcomes(_))
     }
 
     pub fn is_access(self) -> bool {
         match self {
-            Source::Loads(_) | Source::Stores | Source::LoadLatency => true,
+            Source::Loads(_) | Source::Stores | Source::LoadLatency | Source::Tagged { .. } => true,
+            Source::Memory(what) => what.iter().any(|what| what.of_data()),
             Source::Caches(what) => what.of_data(),
             Source::Offcore(which) => which.loads || which.stores,
             _ => false,
@@ -73,17 +89,27 @@ impl Source {
     pub fn is_fetch(self) -> bool {
         match self {
             Source::Caches(what) => what.of_code(),
+            Source::Memory(what) => what.iter().any(|what| what.meets(netburst::Memory::OF_CODE)),
             Source::Offcore(which) => which.fetches,
             _ => false,
         }
     }
 
     pub fn is_class(self) -> bool {
-        matches!(self, Source::Class(_))
+        matches!(self, Source::Classes(_))
     }
 
     pub fn is_transactions(self) -> bool {
         matches!(self, Source::Transactions(_))
+    }
+
+    /// What counts in ring 0 is not what counts in the others.
+    pub fn differs_by_ring(self) -> bool {
+        match self {
+            Source::Classes([zero, others]) => zero != others,
+            Source::Memory([zero, others]) | Source::Tagged { by: [zero, others], .. } => zero != others,
+            _ => false,
+        }
     }
 
     /// Something in every cycle, or nearly.
@@ -105,6 +131,9 @@ impl Source {
         match self {
             Source::Branches(kinds) => kinds.has(flow),
             Source::Mispredicted(kinds) => wrong && kinds.has(flow),
+            Source::Outcomes(which) => {
+                Branches::ALL.has(flow) && which >> (2 * u8::from(flow.taken()) + u8::from(wrong)) & 1 != 0
+            }
             _ => false,
         }
     }
@@ -157,9 +186,25 @@ impl Source {
         }
     }
 
-    /// Events in what was fetched.
-    pub fn fetches(self, fetched: &Fetched) -> u32 {
+    /// Events in an access in this ring (0, or 1 for all others).
+    pub fn accesses(self, memory: &Memory, threshold: Option<u16>, ring: usize) -> u32 {
         match self {
+            Source::Memory(what) => accesses(what[ring], memory),
+            Source::Tagged { by, .. } => accesses(by[ring], memory).min(1),
+            _ => u32::from(self.has_access(memory, threshold)),
+        }
+    }
+
+    /// Events in what was fetched in this ring.
+    pub fn fetches(self, fetched: &Fetched, ring: usize) -> u32 {
+        match self {
+            Source::Memory(what) => {
+                let walks = fetched.second + fetched.walks;
+                let of = |bit, events| if what[ring].meets(bit) { events } else { 0 };
+                of(netburst::Memory::FETCH_WALKS, walks)
+                    + of(netburst::Memory::FETCH_HITS, fetched.lines.saturating_sub(walks))
+                    + of(netburst::Memory::FETCH_MISSES, fetched.missed)
+            }
             Source::Caches(Caches::References) => fetched.asked,
             Source::Caches(Caches::Misses) => fetched.memory,
             Source::Caches(Caches::Fetches) => fetched.lines,
@@ -174,6 +219,30 @@ impl Source {
             _ => 0,
         }
     }
+}
+
+/// Events of the Pentium 4's in an access: one of each kind for what it loads and for what it stores. The part has one level of TLBs
+/// and no third level of caches.
+fn accesses(what: netburst::Memory, memory: &Memory) -> u32 {
+    use netburst::Memory as M;
+    let split = memory.address % LINE + u64::from(memory.size) > LINE;
+    let walk = memory.translation > Translation::First;
+    let (beyond, missed) = (memory.place > HitLevel::L1, memory.place > HitLevel::L2);
+    [
+        (M::LOADS, memory.load),
+        (M::STORES, memory.store),
+        (M::SPLIT_LOADS, memory.load && split),
+        (M::SPLIT_STORES, memory.store && split),
+        (M::FIRST_LEVEL_LOAD_MISSES, memory.load && beyond),
+        (M::SECOND_LEVEL_LOAD_MISSES, memory.load && missed),
+        (M::SECOND_LEVEL_HITS, beyond && !missed),
+        (M::SECOND_LEVEL_MISSES, missed),
+        (M::LOAD_WALKS, memory.load && walk),
+        (M::STORE_WALKS, memory.store && walk),
+    ]
+    .into_iter()
+    .filter(|(kind, had)| *had && what.meets(*kind))
+    .count() as u32
 }
 
 /// Multiples of `unit` passed on the way from `from` by `by`.
@@ -210,8 +279,8 @@ impl CountRule {
             Count::Loads(levels) => Source::Loads(levels),
             Count::Stores => Source::Stores,
             Count::LoadLatency => Source::LoadLatency,
-            Count::X87 => Source::Class(Class::X87),
-            Count::Simd => Source::Class(Class::Simd),
+            Count::X87 => Source::Classes([Classes::X87; 2]),
+            Count::Simd => Source::Classes([Classes::SIMD; 2]),
             Count::Transactions(which) => Source::Transactions(which),
         };
         // INV means nothing without a counter mask. SDM Vol. 3B 21.2.1.1 "Architectural Performance Monitoring Version 1
@@ -245,16 +314,16 @@ impl CountRule {
 
     /// Something is added when instructions and steps have moved on.
     pub fn counts_on_its_own(self) -> bool {
-        self.counts_cycles() || matches!(self.source, Source::Instructions)
+        self.counts_cycles() || matches!(self.source, Source::Instructions | Source::Tagged { without: true, .. })
     }
 
-    /// Events in so many instructions and steps from `then`.
+    /// Events in so many instructions and steps from `then`; `class` is the one instruction's, and the ring that it ran in.
     pub fn moved(
         self,
         then: [u64; 2],
         instructions: u64,
         steps: u64,
-        class: Option<Class>,
+        class: Option<(Class, usize)>,
         slots: u32,
         reference: u32,
     ) -> u64 {
@@ -264,11 +333,12 @@ impl CountRule {
             return 0;
         }
         let events = match self.source {
-            Source::Instructions => instructions,
+            // Those that turn out to have one are taken off.
+            Source::Instructions | Source::Tagged { without: true, .. } => instructions,
             Source::Cycles => steps,
             Source::Reference => passed(then[1], steps, reference.max(1).into()),
             Source::Slots => steps.saturating_mul(slots.into()),
-            Source::Class(own) => u64::from(class == Some(own)),
+            Source::Classes(own) => u64::from(class.is_some_and(|(class, ring)| own[ring].has(class))),
             // Heard of singly.
             _ => 0,
         };
@@ -301,7 +371,7 @@ impl CountRule {
         }
         let instructions = match self.source {
             _ if self.rate == Rate::Never => u64::MAX,
-            Source::Instructions | Source::Cycles | Source::Reference => left,
+            Source::Instructions | Source::Cycles | Source::Reference | Source::Tagged { without: true, .. } => left,
             Source::Slots => left.div_ceil(8).max(1),
             _ => return none,
         };

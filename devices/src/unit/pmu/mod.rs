@@ -1,4 +1,5 @@
-//! Performance counters: P6's two, and architectural versions 1 to 5. SDM Vol. 3B 21.2 "Architectural Performance Monitoring".
+//! Performance counters: P6's two, architectural versions 1 to 5, and the Pentium 4's ([`netburst`]). SDM Vol. 3B 21.2 "Architectural
+//! Performance Monitoring".
 //!
 //! # Theory
 //! Nothing is counted one by one. Whatever makes a difference to a counter (a register, the ring, HLT, a freeze) comes with a
@@ -27,6 +28,7 @@
 mod classify;
 mod events;
 mod host_time;
+mod netburst;
 mod plan;
 mod registers;
 #[cfg(test)]
@@ -47,10 +49,11 @@ use super::ds::pebs_trace::TraceRecord;
 use super::predictor::{Predictor, Stream};
 use classify::Class;
 use events::{Rate, Source};
+use netburst::NetburstState;
 use plan::Plan;
 
 /// General counters at most.
-pub const GENERAL: usize = 8;
+pub const GENERAL: usize = x86::pmu::netburst::COUNTERS;
 /// Fixed counters at most.
 pub const FIXED: usize = 4;
 /// All of them: the general ones first.
@@ -101,7 +104,7 @@ pub struct PmuState {
     /// In HLT or MWAIT since then.
     pub halted: bool,
     /// Counters that have counted since then, by number.
-    pub live: u16,
+    pub live: u32,
     /// The step of the last event of each counter that counts edges.
     pub edges: [u64; GENERAL],
     /// Overflow interrupts that wait for a PEBS record, as bits of IA32_PERF_GLOBAL_STATUS.
@@ -126,6 +129,8 @@ pub struct PmuState {
     pub last_transaction: u64,
     /// The counter whose record waits for the abort that it asks for.
     pub pended: Option<u8>,
+    /// The registers of the Pentium 4's counters.
+    pub netburst: Option<NetburstState>,
 }
 
 /// The counters of one processor.
@@ -151,8 +156,13 @@ const fn bit(counter: usize) -> u64 {
     }
 }
 
+/// The index of a privilege level where ring 0 and the others are told apart.
+const fn ring(cpl: u8) -> usize {
+    (cpl != 0) as usize
+}
+
 /// The counters in a mask.
-fn each(mut mask: u16) -> impl Iterator<Item = usize> {
+fn each(mut mask: u32) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
         let lowest = mask.trailing_zeros() as usize;
         (mask != 0).then(|| {
@@ -225,6 +235,7 @@ impl Pmu {
                 checkpoint: [0; GENERAL],
                 last_transaction: 0,
                 pended: None,
+                netburst: None,
             },
             plan: Plan::default(),
         };
@@ -266,6 +277,7 @@ impl Pmu {
             checkpoint: [0; GENERAL],
             last_transaction: 0,
             pended: None,
+            netburst: self.caps.netburst.is_some().then(NetburstState::default),
         };
         self.replan();
     }
@@ -319,6 +331,8 @@ impl Pmu {
         for counter in 0..COUNTERS {
             self.s.values[counter] &= self.mask(counter);
         }
+        let netburst = self.s.netburst.take().filter(|_| self.caps.netburst.is_some());
+        self.s.netburst = netburst.map(NetburstState::sized);
         self.replan();
     }
 
@@ -386,7 +400,7 @@ impl Pmu {
             let Some(line) = plan.counters[counter] else { continue };
             // What is armed records with its next event, wherever its counter stands.
             let armed = self.s.pebs.armed & bit(counter) != 0;
-            let left = if armed {
+            let left = if armed || self.caps.netburst.is_some() && self.netburst_is_due(counter) {
                 1
             } else {
                 (self.mask(counter) - self.s.values[counter]).saturating_add(1)
@@ -430,7 +444,7 @@ impl Pmu {
             let Some(line) = self.plan.counters[counter] else {
                 continue;
             };
-            for _ in 0..line.source.fetches(fetched) {
+            for _ in 0..line.source.fetches(fetched, ring(self.s.cpl)) {
                 events |= self.one_event(counter, cpu.step());
             }
         }
@@ -532,12 +546,21 @@ impl Pmu {
         };
         if let Some(memory) = memory {
             sample.memory = Some(memory);
+            let mut first = None;
             for counter in each(counting) {
                 let Some(line) = self.plan.counters[counter] else {
                     continue;
                 };
                 let threshold = self.s.pebs.load_latency_for(counter, &self.pebs);
-                if line.source.has_access(&memory, threshold) {
+                let mut had = line.source.accesses(&memory, threshold, ring(self.s.cpl));
+                if let (Source::Tagged { without, .. }, 1..) = (line.source, had) {
+                    let first = *first.get_or_insert_with(|| self.is_first_tagged(access.ip, cpu.retired()));
+                    had = u32::from(first && !without);
+                    if first && without {
+                        self.take_off(counter, &mut events);
+                    }
+                }
+                for _ in 0..had {
                     events |= self.one_event(counter, cpu.step());
                 }
             }
@@ -639,10 +662,17 @@ impl Pmu {
     /// caller to say. SDM Vol. 2B "RDPMC—Read Performance-Monitoring Counters".
     ///
     /// # Errors
-    /// [`MsrFault::GeneralProtection`]: there is no such counter. Bit 31, fast reads, is NetBurst's alone.
+    /// [`MsrFault::GeneralProtection`]: there is no such counter. Bit 31, fast reads, is the Pentium 4's alone.
     pub fn rdpmc(&mut self, index: u32, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) -> Result<u64, MsrFault> {
         self.count_to_now(cpu, inputs);
         let (kind, number) = (index >> 29, (index & 0x1FFF_FFFF) as usize);
+        if self.caps.netburst.is_some() {
+            // Bit 31 reads 32 bits, which is faster.
+            let fast = index >> 31 != 0;
+            let value = self.s.values[..x86::pmu::netburst::COUNTERS].get((index & 0x7FFF_FFFF) as usize);
+            let value = value.ok_or(MsrFault::GeneralProtection)?;
+            return Ok(if fast { value & 0xFFFF_FFFF } else { *value });
+        }
         match kind {
             0 if number < usize::from(self.caps.general) => Ok(self.s.values[number]),
             2 if number < usize::from(self.caps.fixed) => Ok(self.s.values[GENERAL + number]),
@@ -679,6 +709,7 @@ impl Pmu {
             return had;
         }
         let class = if instructions > 0 { self.s.class.take() } else { None };
+        let class = class.map(|class| (class, ring(self.s.cpl)));
         if self.s.live != 0 {
             for counter in each(self.s.live & (self.plan.clocks | self.plan.classes)) {
                 let Some(line) = self.plan.counters[counter] else {
@@ -718,6 +749,14 @@ impl Pmu {
         }
     }
 
+    /// Takes back the event that a counter has had last, and its overflow with it.
+    fn take_off(&mut self, counter: usize, had: &mut Had) {
+        if self.s.values[counter] == 0 {
+            had.overflow &= !(1 << counter);
+        }
+        self.s.values[counter] = self.s.values[counter].wrapping_sub(1) & self.mask(counter);
+    }
+
     /// Adds to a counter.
     fn add(&mut self, counter: usize, events: u64) -> Had {
         if events == 0 {
@@ -729,16 +768,18 @@ impl Pmu {
         self.s.values[counter] = sum & mask;
         Had {
             any: 1 << counter,
-            overflow: u16::from(overflow) << counter,
+            overflow: u32::from(overflow) << counter,
             // Events beyond the one that overflowed.
-            beyond: u16::from(overflow && sum & mask != 0) << counter,
+            beyond: u32::from(overflow && sum & mask != 0) << counter,
         }
     }
 
     /// What follows from events: overflows, records, interrupts, in the order of the counters. The rule is at the head of
     /// [`pebs`](super::ds::pebs).
     fn finish(&mut self, had: Had, sample: Sample, cpu: &mut dyn Processor, inputs: &PebsInputs<'_>) {
-        if had.any != 0 {
+        if had.any != 0 && self.caps.netburst.is_some() {
+            self.serve_netburst(had, sample, cpu, inputs);
+        } else if had.any != 0 {
             self.serve(had, sample, cpu, inputs);
         }
         let cpl = cpu.context().cpl;
@@ -878,9 +919,9 @@ fn transaction_abort(cause: Abort) -> u64 {
 /// Counters that had events, by number.
 #[derive(Clone, Copy, Debug, Default)]
 struct Had {
-    any: u16,
-    overflow: u16,
-    beyond: u16,
+    any: u32,
+    overflow: u32,
+    beyond: u32,
 }
 
 impl core::ops::BitOrAssign for Had {

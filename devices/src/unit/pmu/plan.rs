@@ -4,7 +4,7 @@ use x86::msr::IA32_PERFEVTSEL0;
 use x86::pmu::{Caches, Count, EventSelect, FixedControl, Offcore, status};
 
 use super::events::{Rate, Source};
-use super::{COUNTERS, FIXED, GENERAL, Pmu, bit, each};
+use super::{COUNTERS, FIXED, GENERAL, Pmu, bit, each, netburst};
 
 /// What follows from the registers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,25 +12,25 @@ pub(super) struct Plan {
     /// What each counter counts, if it is enabled at all.
     pub counters: [Option<CountRule>; COUNTERS],
     /// Counters that are enabled for ring 0, and for the others.
-    pub rings: [u16; 2],
+    pub rings: [u32; 2],
     /// Counters that want branch records.
-    pub branches: u16,
+    pub branches: u32,
     /// Counters that want accesses.
-    pub accesses: u16,
+    pub accesses: u32,
     /// Counters that want to know what was fetched.
-    pub fetches: u16,
+    pub fetches: u32,
     /// Counters that want to see instructions.
-    pub classes: u16,
+    pub classes: u32,
     /// Counters that count in transactions only.
-    pub in_tx: u16,
+    pub in_tx: u32,
     /// Counters that an abort takes back to where the transaction began.
-    pub checkpointed: u16,
+    pub checkpointed: u32,
     /// Counters of transactions.
-    pub transactions: u16,
+    pub transactions: u32,
     /// Counters that count on their own: instructions and steps.
-    pub clocks: u16,
+    pub clocks: u32,
     /// Counters of mispredicted branches.
-    pub mispredicted: u16,
+    pub mispredicted: u32,
     /// Some counter counts in one ring and not in the other, or time in HLT must not count.
     pub transfers: bool,
     pub metrics: bool,
@@ -48,7 +48,7 @@ pub(super) struct CountRule {
 }
 
 impl Plan {
-    fn put(&mut self, counter: usize, line: CountRule, [os, usr]: [bool; 2]) {
+    pub(super) fn put(&mut self, counter: usize, line: CountRule, [os, usr]: [bool; 2]) {
         let own = 1 << counter;
         if !os && !usr || line.rate == Rate::Never {
             return;
@@ -60,7 +60,7 @@ impl Plan {
         if usr {
             self.rings[1] |= own;
         }
-        self.transfers |= os != usr || line.counts_cycles();
+        self.transfers |= os != usr || line.counts_cycles() || line.source.differs_by_ring();
         if line.source.is_branch() {
             self.branches |= own;
         }
@@ -119,13 +119,20 @@ impl Pmu {
         retiring | speculation << 8 | (255 - retiring - speculation) << 24
     }
 
-    /// The event that a value of an IA32_PERFEVTSELx enables and that counts nothing here: one that is not known, or whose occasion never
-    /// comes.
-    pub fn counts_nothing(&self, msr: u32, value: u64) -> Option<EventSelect> {
+    /// The event and its mask that a value of an IA32_PERFEVTSELx or a CCCR enables and that counts nothing here: one that is not known, or
+    /// whose occasion never comes.
+    pub fn counts_nothing(&self, msr: u32, value: u64) -> Option<(u8, u16)> {
+        if self.caps.netburst.is_some() {
+            return match self.netburst_register(msr)? {
+                netburst::Register::Cccr(counter) => self.netburst_counts_nothing(counter, value),
+                _ => None,
+            };
+        }
         let select = EventSelect::from_bits(value);
         let counter = msr.wrapping_sub(IA32_PERFEVTSEL0) < u32::from(self.caps.general);
         let counts = || self.caps.event(select).is_some_and(|row| row.count != Count::Nothing);
-        (counter && select.enable() && (select.os() || select.usr()) && !counts()).then_some(select)
+        (counter && select.enable() && (select.os() || select.usr()) && !counts())
+            .then(|| (select.event(), select.umask().into()))
     }
 
     /// Whether an overflow asks for an interrupt.
@@ -139,6 +146,9 @@ impl Pmu {
 
     /// Whether an overflow arms PEBS: it is enabled for the counter, and the event can do it.
     pub(super) fn samples(&self, counter: usize) -> bool {
+        if self.caps.netburst.is_some() {
+            return self.netburst_samples(counter);
+        }
         let Some(caps) = self.pebs.caps() else { return false };
         if self.s.pebs.enable & bit(counter) == 0 {
             return false;
@@ -163,6 +173,23 @@ impl Pmu {
 
     /// After a change of registers.
     pub(super) fn replan(&mut self) {
+        let plan = if self.caps.netburst.is_some() {
+            self.netburst_plan()
+        } else {
+            self.architectural_plan()
+        };
+        if plan.mispredicted == 0 && !plan.metrics {
+            self.s.predictor.reset();
+        }
+        if plan.classes == 0 {
+            self.s.class = None;
+        }
+        self.plan = plan;
+        self.relive();
+    }
+
+    /// Which counters count what, on all parts but the Pentium 4.
+    fn architectural_plan(&self) -> Plan {
         let mut plan = Plan::default();
         let frozen = self.s.status & status::COUNTERS_FROZEN != 0;
         for counter in 0..usize::from(self.caps.general) {
@@ -194,17 +221,7 @@ impl Pmu {
         let slots = GENERAL + FIXED - 1;
         plan.metrics =
             self.has_metrics() && self.s.global_control & status::METRICS != 0 && plan.counters[slots].is_some();
-        if frozen {
-            plan = Plan::default();
-        }
-        if plan.mispredicted == 0 && !plan.metrics {
-            self.s.predictor.reset();
-        }
-        if plan.classes == 0 {
-            self.s.class = None;
-        }
-        self.plan = plan;
-        self.relive();
+        if frozen { Plan::default() } else { plan }
     }
 
     /// After a change of registers, ring or HLT: which counters count from here on.

@@ -4,7 +4,7 @@ use x86::msr::*;
 use x86::pmu::{FixedControl, capabilities, status};
 use x86::watch::Processor;
 
-use super::{COUNTERS, FIXED, GENERAL, PebsInputs, Pmu, bit};
+use super::{COUNTERS, FIXED, GENERAL, PebsInputs, Pmu, bit, netburst};
 
 /// What a number stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ enum Register {
     Offcore(usize),
     Metrics,
     Pebs(u32),
+    /// The Pentium 4's.
+    Netburst(netburst::Register),
 }
 
 fn accept(value: u64, writable: u64) -> Result<u64, MsrFault> {
@@ -36,6 +38,9 @@ fn accept(value: u64, writable: u64) -> Result<u64, MsrFault> {
 
 impl Pmu {
     fn register(&self, msr: u32) -> Option<Register> {
+        if self.caps.netburst.is_some() {
+            return self.netburst_register(msr).map(Register::Netburst);
+        }
         let within = |first: u32, count: u8| {
             let index = msr.checked_sub(first)?;
             (index < u32::from(count)).then_some(index as usize)
@@ -97,6 +102,7 @@ impl Pmu {
             Register::Offcore(index) => s.offcore[index],
             Register::Metrics => self.metrics(),
             Register::Pebs(msr) => self.pebs.read_msr(&s.pebs, msr)?,
+            Register::Netburst(register) => self.read_netburst(register),
         })
     }
 
@@ -146,6 +152,7 @@ impl Pmu {
             Register::Offcore(index) => self.s.offcore[index] = accept(value, self.caps.offcore[index])?,
             Register::Metrics => self.s.metrics = [value, 0, 0, 0],
             Register::Pebs(msr) => self.pebs.write_msr(&mut self.s.pebs, msr, value)?,
+            Register::Netburst(register) => self.write_netburst(register, value)?,
         }
         self.replan();
         Ok(())

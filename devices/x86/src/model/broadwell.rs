@@ -60,6 +60,7 @@ pub const BROADWELL: CpuModel = CpuModel {
                 events::SLOTS,
                 events::TRANSACTIONS,
             ],
+            ..PmuCaps::NONE
         }),
         pt: PtCaps::of(&SILICON, 23 * BUS_KHZ),
     },

@@ -59,6 +59,7 @@ pub const HASWELL: CpuModel = CpuModel {
                 events::SLOTS,
                 events::TRANSACTIONS,
             ],
+            ..PmuCaps::NONE
         }),
         ..UnitCaps::NONE
     },

@@ -331,9 +331,10 @@ pub const ENUMERATED: &[(u32, &[Feature])] = &[
 ];
 
 /// IA32_MISC_ENABLE of a part with these features, where `value` is the model's: bit 7, performance monitoring is available,
-/// bits 11 and 12, branch trace storage and PEBS are not. SDM Vol. 4 Table 2-2.
-pub const fn misc_enable(value: u64, features: Features) -> u64 {
-    let value = if features.pdcm() { value } else { value & !(1 << 7) };
+/// bits 11 and 12, branch trace storage and PEBS are not. The Pentium 4's counters (`netburst`) come without PDCM. SDM Vol. 4 Table 2-2.
+pub const fn misc_enable(value: u64, features: Features, netburst: bool) -> u64 {
+    let counters = features.pdcm() || netburst;
+    let value = if counters { value } else { value & !(1 << 7) };
     if features.ds() { value } else { value | 3 << 11 }
 }
 
@@ -343,6 +344,6 @@ pub const ADDED: &[MsrRow] = &[
     PRED_CMD,
     FLUSH_CMD,
     CORE_CAPABILITIES,
-    MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
     UMWAIT_CONTROL,
+    MsrRow::storage(IA32_ENERGY_PERF_BIAS, "IA32_ENERGY_PERF_BIAS", 0, 0xF),
 ];

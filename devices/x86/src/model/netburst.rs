@@ -11,8 +11,9 @@
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy};
-use crate::ds::DsCaps;
+use crate::ds::{DsCaps, PebsCaps};
 use crate::msr::*;
+use crate::pmu::PmuCaps;
 use crate::{debugctl, lbr};
 
 /// Intel Pentium 4 (Northwood).
@@ -32,9 +33,9 @@ pub const NETBURST: CpuModel = CpuModel {
         ds: Some(DsCaps {
             bts: true,
             bts_predicted: true,
-            // Its own way of sampling is absent by decision.
-            pebs: None,
+            pebs: Some(PebsCaps::NETBURST),
         }),
+        pmu: Some(PmuCaps::NETBURST),
         ..UnitCaps::NONE
     },
     ..CpuModel::NONE
@@ -88,7 +89,7 @@ const PLAIN: &[MsrRow] = &[
     MsrRow::storage(IA32_CLOCK_MODULATION, "IA32_CLOCK_MODULATION", 0, 0x1E),
     MsrRow::storage(IA32_THERM_INTERRUPT, "IA32_THERM_INTERRUPT", 0, 0x3),
     MsrRow::storage(IA32_THERM_STATUS, "IA32_THERM_STATUS", 0, 0x2),
-    // Fast strings on (0); no third-level cache (6); PEBS (12) unavailable, branch trace storage (11) is there. Software may write
+    // Fast strings on (0); no third-level cache (6); counters (7), branch trace storage (11) and PEBS (12) are there. Software may write
     // x87 compatibility (2), TM1 (3), split-lock disable (4), LOCK# suppression (8) and the prefetch queue (9) as well.
-    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0x1041, 0x35D),
+    MsrRow::storage(IA32_MISC_ENABLE, "IA32_MISC_ENABLE", 0xC1, 0x35D),
 ];

@@ -298,7 +298,10 @@ impl OwnedModel {
                 IA32_FEATURE_CONTROL if features.vmx() => row.reset |= FEATURE_CONTROL_LOCKED | FEATURE_CONTROL_VMX,
                 IA32_FEATURE_CONTROL => row.reset &= !FEATURE_CONTROL_VMX,
                 IA32_BIOS_SIGN_ID => row.reset = u64::from(self.microcode) << 32,
-                IA32_MISC_ENABLE => row.reset = msrs::misc_enable(row.reset, features),
+                IA32_MISC_ENABLE => {
+                    let netburst = self.units.pmu.is_some_and(|caps| caps.netburst.is_some());
+                    row.reset = msrs::misc_enable(row.reset, features, netburst);
+                }
                 _ => {}
             }
         }
@@ -324,6 +327,7 @@ impl OwnedModel {
             msrs: registers.leak(),
             units: UnitCaps {
                 lbr: self.units.lbr.map(|caps| caps.with_signature(signature)),
+                pmu: self.units.pmu.map(|caps| caps.with_signature(signature)),
                 // A user's rows decide here too, and a part without the feature has no unit.
                 pt: if Features::of(silicon).intel_pt() && !self.removed.intel_pt() {
                     PtCaps::of(silicon, self.tsc_khz)

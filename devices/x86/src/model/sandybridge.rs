@@ -52,6 +52,7 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
             reference: 34,
             slots: 4,
             events: &[events::SANDYBRIDGE, events::BRANCHES, events::CACHES, events::SLOTS],
+            ..PmuCaps::NONE
         }),
         ..UnitCaps::NONE
     },

@@ -62,6 +62,7 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
                 events::SLOTS,
                 events::TRANSACTIONS,
             ],
+            ..PmuCaps::NONE
         }),
         pt: PtCaps::of(&SILICON, 84 * CRYSTAL_KHZ),
     },

@@ -63,6 +63,7 @@ pub const WESTMERE: CpuModel = CpuModel {
             reference: 20,
             slots: 4,
             events: &[events::NEHALEM],
+            ..PmuCaps::NONE
         }),
         ..UnitCaps::NONE
     },

@@ -32,7 +32,7 @@ const MODULES: [&str; 2] = ["msr", "cpuid"];
 /// Which kernels are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The oldest and the newest cloud kernel.
+    /// The oldest and the newest cloud kernel, and the newest for 32-bit CPUs.
     Ends,
     /// The newest of each series in the flavours `cloud-amd64` and `686-pae`, and the newest of the others for 64-bit CPUs.
     All,
@@ -86,6 +86,7 @@ fn choose(text: &str, which: Which) -> Vec<Kernel> {
     all.dedup();
     match which {
         Which::Ends => {
+            let pae = all.iter().rev().find(|kernel| kernel.flavour == "686-pae").cloned();
             let mut cloud = all.into_iter().filter(|kernel| kernel.flavour == "cloud-amd64");
             // Of the oldest series the newest.
             let Some(first) = cloud.next() else { return Vec::new() };
@@ -93,7 +94,7 @@ fn choose(text: &str, which: Which) -> Vec<Kernel> {
             let oldest = rest.iter().rev().find(|kernel| kernel.series() == first.series());
             let oldest = oldest.cloned().unwrap_or(first);
             let newest = rest.last().filter(|newest| **newest != oldest).cloned();
-            [Some(oldest), newest].into_iter().flatten().collect()
+            [Some(oldest), newest, pae].into_iter().flatten().collect()
         }
         Which::All => {
             let newest = |kernel: &&Kernel| {

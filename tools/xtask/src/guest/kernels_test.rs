@@ -10,10 +10,10 @@ fn releases(which: Which) -> Vec<String> {
 }
 
 #[test]
-fn the_oldest_and_the_newest_kernel_are_chosen_by_their_numbers() {
+fn the_oldest_and_the_newest_kernel_are_chosen_by_their_numbers_and_one_for_32_bits() {
     assert_eq!(
         releases(Which::Ends),
-        ["5.10.0-32-cloud-amd64", "7.3.4+deb13-cloud-amd64"]
+        ["5.10.0-32-cloud-amd64", "7.3.4+deb13-cloud-amd64", "5.10.0-32-686-pae"]
     );
     assert_eq!(choose("linux-image-6.1.0-9-cloud-amd64", Which::Ends).len(), 1);
     assert_eq!(choose("", Which::Ends), []);

@@ -140,7 +140,7 @@ pub struct GuestOptions {
     /// With Debian's vmlinux and the kernel's own scripts for gdb: fetches 440 MB
     #[arg(long)]
     debug: bool,
-    /// With the oldest and the newest of Debian's kernels: fetches 100 MB
+    /// With the oldest and the newest of Debian's kernels and one for 32-bit CPUs: fetches 150 MB
     #[arg(long)]
     kernels: bool,
     /// With a kernel of each series that Debian has, for 64-bit and 32-bit CPUs: fetches 500 MB and keeps 200 MB

@@ -5,7 +5,11 @@ use std::fmt::Write;
 use x86::{
     ds::{DsLayout, PebsFormat},
     msr::*,
-    pmu::{Count, EventSelect, FixedControl, status},
+    pmu::{
+        Count, EventSelect, FixedControl,
+        netburst::{self, Cccr, Escr, Generation},
+        status,
+    },
 };
 
 use super::{
@@ -32,6 +36,9 @@ pub fn pmu(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
         return Err(MonitorError::Lacks(model.name, "performance counters here"));
     };
     let caps = *pmu.caps();
+    if let Some(generation) = caps.netburst {
+        return Ok(pentium4(scene, generation));
+    }
     let control = scene.msr(IA32_PERF_GLOBAL_CTRL);
     // Version 1 and P6 have no global control.
     let enabled = |bit: u32| {
@@ -135,6 +142,56 @@ pub fn pmu(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     Ok(text)
 }
 
+/// The same of the Pentium 4: each counter that a CCCR has something for, with its ESCR and event.
+fn pentium4(scene: &mut Scene<'_, '_>, generation: Generation) -> String {
+    let mut text = format!("{} counters of {} bits\n", netburst::COUNTERS, netburst::WIDTH);
+    for n in 0..netburst::COUNTERS {
+        let (Some(value), Some(register)) = (
+            scene.msr(MSR_BPU_COUNTER0 + n as u32),
+            scene.msr(MSR_BPU_CCCR0 + n as u32),
+        ) else {
+            continue;
+        };
+        let cccr = Cccr::from_bits(register);
+        if value == 0 && register == 0 {
+            continue;
+        }
+        let _ = write!(text, "COUNTER{n} {value:#x}: ");
+        match netburst::selected(n, cccr.select()).filter(|(_, msr)| generation.has_escr(*msr)) {
+            Some((pair, msr)) => {
+                let escr = Escr::from_bits(scene.msr(msr).unwrap_or(0));
+                let name = pair.names[usize::from(msr == pair.msrs[1])];
+                let what = match generation.detected(pair.unit, escr) {
+                    Some(event) => event.name,
+                    None => "no event",
+                };
+                let _ = write!(text, "{name} {what} mask {:#x}", escr.mask());
+                for (set, name) in [(escr.usr(), " usr"), (escr.os(), " os"), (escr.tag_enable(), " tag")] {
+                    text += if set { name } else { "" };
+                }
+            }
+            None => text += "no ESCR",
+        }
+        for (set, name) in [
+            (cccr.compare(), " compare"),
+            (cccr.complement(), " complement"),
+            (cccr.edge(), " edge"),
+            (cccr.force_overflow(), " force-ovf"),
+            (cccr.interrupt(), " int"),
+            (cccr.cascade() || cccr.extended_cascade(), " cascade"),
+            (cccr.overflow(), " overflowed"),
+            (!cccr.enable(), " disabled"),
+        ] {
+            text += if set { name } else { "" };
+        }
+        if cccr.threshold() != 0 {
+            let _ = write!(text, " threshold {}", cccr.threshold());
+        }
+        text.push('\n');
+    }
+    text
+}
+
 /// `pebs`.
 pub fn pebs(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let most = count(arguments, 8)?;
@@ -146,8 +203,13 @@ pub fn pebs(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let layout = DsLayout::of(scene.features());
     let area = scene.msr(IA32_DS_AREA).unwrap_or(0);
     let enable = scene.msr(IA32_PEBS_ENABLE).unwrap_or(0);
+    let tagged = units.pmu.as_ref().is_some_and(|pmu| pmu.caps().netburst.is_some());
     let counters: Vec<(u32, String)> = (0..64)
         .map(|bit| match bit {
+            24 if tagged => (bit, "UOP_TAG".into()),
+            25 if tagged => (bit, "MY_THREAD".into()),
+            26 if tagged => (bit, "OTHER_THREAD".into()),
+            0..32 if tagged => (bit, format!("METRIC{bit}")),
             0..32 => (bit, format!("PMC{bit}")),
             61 => (bit, "OUTPUT_TO_TRACE".into()),
             63 => (bit, "PRECISE_STORE".into()),
