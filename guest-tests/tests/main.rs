@@ -38,6 +38,7 @@ mod observe;
 mod package;
 mod panic;
 mod pebs_trace;
+mod portable;
 mod power;
 mod pt;
 mod pt_restart;

@@ -19,7 +19,7 @@ use crate::{
     config::{
         BusChoice, ClockMode, ConsoleChoice, DiskConfig, EngineChoice, EpochOptions, InitrdFile, KvmDefects,
         MachineConfig, NetConfig, OnPanic, RecordOptions, RestoreOptions, ReverseOptions, SerialTarget, ShareConfig,
-        VIRTUAL_RTC_BASE,
+        VIRTUAL_RTC_BASE, VectorChoice,
     },
     error::Error,
     habits, matrix, model,
@@ -121,6 +121,10 @@ pub struct Cli {
     /// Host code that is kept at most, from 1M to 1G: with more, all of it is forgotten
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_translate_memory, allow_negative_numbers = true)]
     translate_memory: u64,
+    /// How the software engine executes vector instructions (MMX to AVX2, AES and their like): by the host's own, or by tables that need
+    /// nothing of the host. A run is the same either way, but for its time [default: host where the host has all that the model shows]
+    #[arg(long, value_enum, value_name = "HOW")]
+    vector: Option<VectorChoice>,
     /// What to do where a trial guest finds that this host's KVM does not do what it accepts (`minivmm probe` lists what it found)
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = KvmDefects::Refuse)]
     kvm_defects: KvmDefects,
@@ -410,7 +414,7 @@ where
     };
     let units = cli.units.0;
     let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
-    let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt)?;
+    let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt, cli.vector)?;
     if let Some(khz) = cli.tsc_khz {
         model = model
             .with_tsc_khz(khz)
@@ -462,6 +466,7 @@ where
         irqchip: cli.irqchip,
         translate_after: cli.translate.0,
         translate_memory: cli.translate_memory,
+        vector: cli.vector,
         kvm_defects: cli.kvm_defects,
         host_trace: None,
         symbols: cli.trace.symbols().map(Path::to_path_buf),

@@ -26,6 +26,7 @@ fn with(args: &[&str]) -> MachineConfig {
 // covers: cli/memory
 // covers: cli/cpu-model
 // covers: pt/option
+// covers: portable/option
 // covers: cli/engine
 // covers: cli/serial
 // covers: cli/clock
@@ -76,6 +77,10 @@ fn options_and_their_aliases_reach_the_config() {
         assert_eq!(with(&["--translate", how]).translate_after, after);
     }
     assert_eq!(with(&[]).translate_after, with(&["--translate", "on"]).translate_after);
+    for (how, vector) in [("host", VectorChoice::Host), ("portable", VectorChoice::Portable)] {
+        assert_eq!(with(&["--vector", how]).vector, Some(vector));
+    }
+    assert_eq!(with(&[]).vector, None);
     assert_eq!(with(&[]).serial, SerialTarget::Stdio);
     assert_eq!(with(&["--serial", "null"]).serial, SerialTarget::Null);
     assert_eq!(with(&["--serial", "file:x:y"]).serial, SerialTarget::File("x:y".into()));

@@ -31,6 +31,24 @@ pub enum EngineChoice {
     Kvm,
 }
 
+/// How the software engine executes vector instructions. The results are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum VectorChoice {
+    /// By the host's own instructions
+    Host,
+    /// By the engine's own tables, which ask nothing of the host beyond x86-64-v1
+    Portable,
+}
+
+impl From<VectorChoice> for engine::Vectors {
+    fn from(choice: VectorChoice) -> engine::Vectors {
+        match choice {
+            VectorChoice::Host => engine::Vectors::Host,
+            VectorChoice::Portable => engine::Vectors::Portable,
+        }
+    }
+}
+
 /// What to do where a trial guest finds that this host's KVM does not do what it accepts ([`kvm::trial`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum KvmDefects {
@@ -301,6 +319,8 @@ pub struct MachineConfig {
     pub translate_after: Option<u32>,
     /// Bytes of translations that it keeps at most.
     pub translate_memory: u64,
+    /// How it executes vector instructions; `None`: by the host's, where the host has all that the model shows.
+    pub vector: Option<VectorChoice>,
     /// What to do where this host's KVM does not do what it accepts.
     pub kvm_defects: KvmDefects,
     /// Symbols of the guest's kernel, where it does not tell them itself: a vmlinux, a System.map, a copy of its `/proc/kallsyms`.
@@ -399,6 +419,7 @@ impl MachineConfig {
             irqchip: Some(kvm::irqchip::Irqchip::Minivmm),
             translate_after: Some(engine::TRANSLATE_AFTER),
             translate_memory: engine::TRANSLATED_BYTES as u64,
+            vector: None,
             kvm_defects: KvmDefects::Refuse,
             symbols: None,
             serial: SerialTarget::Buffer,

@@ -19,7 +19,7 @@ use x86::{
     model::{CpuModel, CpuidRow, MODELS, ModelError, MsrRow, OwnedModel, policy},
 };
 
-use crate::error::Error;
+use crate::{config::VectorChoice, error::Error};
 use trace::regular;
 
 /// The longest model file: a dump of every leaf and register there is takes a tenth of it.
@@ -35,7 +35,7 @@ pub const DEFAULT_WITH_PT: &str = "alderlake";
 ///
 /// # Errors
 /// As for [`find`]; and a model without Intel PT where `pt` is set.
-pub fn choose(spec: Option<&str>, pt: bool) -> Result<&'static CpuModel, Error> {
+pub fn choose(spec: Option<&str>, pt: bool, vector: Option<VectorChoice>) -> Result<&'static CpuModel, Error> {
     let model = find(spec.unwrap_or(if pt { DEFAULT_WITH_PT } else { DEFAULT }))?;
     if pt && !model.features().intel_pt() {
         let others = MODELS.iter().filter(|model| model.features().intel_pt());
@@ -46,11 +46,22 @@ pub fn choose(spec: Option<&str>, pt: bool) -> Result<&'static CpuModel, Error> 
             names.join(", ")
         )));
     }
-    let (model, hidden) = on_host(model, engine::host_avx512());
+    let portable = is_portable(model, vector);
+    let executed = if portable { Features::NONE } else { engine::host_avx512() };
+    let (model, hidden) = on_host(model, executed);
     if hidden != Features::NONE {
-        log::warn!("{}", host_note(model.name, hidden));
+        log::warn!("{}", host_note(model.name, hidden, portable));
     }
     Ok(model)
+}
+
+/// Whether a model's vector instructions are computed by tables: as it is asked for, else where the host has not got them. Tables have no
+/// AVX-512, so what the host lacks of that alone is hidden instead.
+fn is_portable(model: &'static CpuModel, vector: Option<VectorChoice>) -> bool {
+    match vector {
+        Some(choice) => choice == VectorChoice::Portable,
+        None => engine::host_vectors(on_host(model, engine::host_avx512()).0).is_err(),
+    }
 }
 
 /// The model that `--cpu-model` asks for, as this host executes it.
@@ -76,10 +87,15 @@ pub fn on_host(model: &'static CpuModel, host: Features) -> (&'static CpuModel, 
 }
 
 /// What a guest misses for its host.
-fn host_note(name: &str, hidden: Features) -> String {
+fn host_note(name: &str, hidden: Features, portable: bool) -> String {
     let names: Vec<_> = hidden.iter().map(Feature::flag).collect();
+    let whose = if portable {
+        "--vector portable does not compute"
+    } else {
+        "this host does not execute"
+    };
     format!(
-        "--cpu-model {name}: this host does not execute {}, so the guest is not shown it: its run differs from one on a host that does",
+        "--cpu-model {name}: {whose} {}, so the guest is not shown it: its run differs from one that has it",
         names.join(" ")
     )
 }

@@ -132,11 +132,15 @@ fn a_host_without_avx512_hides_what_it_does_not_execute() {
     assert_eq!(narrowed.cpuid(0xd, 0)[0], 0x207, "no components of its state");
     assert!(hidden.has(Feature::Avx512f) && hidden.has(Feature::Avx512vpopcntdq));
     assert_eq!(model.features().minus(narrowed.features()), hidden);
-    let note = host_note("icelake-server", hidden);
+    let note = host_note("icelake-server", hidden, false);
     assert!(
         note.starts_with("--cpu-model icelake-server: ") && note.contains("avx512_vbmi2"),
         "{note}"
     );
+    // Tables have none of it, on any host.
+    let portable = choose(Some("icelake-server"), false, Some(VectorChoice::Portable)).unwrap();
+    assert_eq!(portable.features(), on_host(model, Features::NONE).0.features());
+    assert!(host_note("icelake-server", hidden, true).contains("--vector portable"));
     // A host with all but the newest.
     let some = engine::AVX512.without(Feature::Avx512vbmi2);
     let (narrowed, hidden) = on_host(model, some);

@@ -59,6 +59,7 @@ impl Processor for Stands {
             cs_base: 0,
             non_root: false,
             vmcs: None,
+            concealed: false,
         }
     }
     fn retired(&self) -> u64 {

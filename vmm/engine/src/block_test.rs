@@ -3,7 +3,7 @@
 use x86::model::HASWELL;
 
 use super::*;
-use crate::Undefined;
+use crate::EngineOptions;
 use crate::cpu::mode;
 use crate::exec::bcd;
 use crate::frontend::{self, Decoded, MAX, Shown, Source};
@@ -26,7 +26,7 @@ fn kept(bits: u32, offset: usize, code: &[u8], next: Option<&[u8]>) -> BlockCach
         boundaries: &[],
     };
     let mut lowered = Lowered::default();
-    let decoded = frontend::decode(&Shown::new(&HASWELL, Undefined::default()), &source, &mut lowered);
+    let decoded = frontend::decode(&Shown::new(&HASWELL, EngineOptions::default()), &source, &mut lowered);
     let Ok(Decoded {
         bytes,
         second,

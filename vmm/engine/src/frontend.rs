@@ -10,6 +10,7 @@ use x86::cpuid::Features;
 use x86::model::CpuModel;
 use x86::vmx::controls::Secondary;
 
+use crate::EngineOptions;
 use crate::cpu::mode;
 use crate::exec;
 use crate::lower::control::{CheckSecond, Continue, ContinueFar, ContinueSlow, Observe, Pause};
@@ -201,11 +202,12 @@ fn wants_more(decoder: &Decoder, bits: u32, bytes: &[u8]) -> bool {
 pub(crate) struct Shown {
     pub features: Features,
     pub undefined: crate::Undefined,
+    pub vectors: crate::Vectors,
     known: [bool; 256],
 }
 
 impl Shown {
-    pub fn new(model: &CpuModel, undefined: crate::Undefined) -> Shown {
+    pub fn new(model: &CpuModel, options: EngineOptions) -> Shown {
         let f = model.features();
         let mut known = [false; 256];
         for feature in CpuidFeature::values() {
@@ -310,7 +312,8 @@ impl Shown {
         }
         Shown {
             features: f,
-            undefined,
+            undefined: options.undefined,
+            vectors: options.vectors,
             known,
         }
     }

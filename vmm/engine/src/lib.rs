@@ -58,9 +58,21 @@ pub const TRANSLATE_AFTER: u32 = 200;
 /// Bytes of host code that are kept, if nothing else is asked for: those of some hundred thousand blocks.
 pub const TRANSLATED_BYTES: usize = 64 << 20;
 
+/// How vector instructions are executed. The results are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vectors {
+    /// By the host's own instructions, which must be there.
+    #[default]
+    Host,
+    /// By tables: the host needs x86-64-v1 and no more.
+    Portable,
+}
+
 /// How an engine behaves where the architecture leaves a choice.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
+    /// Vector instructions.
+    pub vectors: Vectors,
     /// Undefined results.
     pub undefined: Undefined,
     /// How often a block runs before it becomes host code; `None`: none does.
@@ -72,6 +84,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
+            vectors: Vectors::default(),
             undefined: Undefined::default(),
             translate_after: Some(TRANSLATE_AFTER),
             translated_bytes: TRANSLATED_BYTES,
@@ -162,20 +175,20 @@ pub fn host_avx512() -> Features {
         .fold(Features::NONE, |all, (feature, _)| all.with(feature))
 }
 
-/// What this host must have for a model to run: the feature, whether it is here, and its name. Instructions that thunks execute,
-/// and those that are asked for undefined results.
-fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
+/// Whether this host's own vector instructions are all that a model shows.
+///
+/// # Errors
+/// What it has not got: the model then runs with [`Vectors::Portable`].
+pub fn host_vectors(model: &CpuModel) -> Result<(), HostLacks> {
     use std::is_x86_feature_detected as host;
     let f = model.features();
-    let asked = options.undefined == Undefined::Host;
-    let mut lacks: Vec<&'static str> = [
+    let mut lacks = lacking([
         (f.sse3(), host!("sse3"), "SSE3"),
         (f.ssse3(), host!("ssse3"), "SSSE3"),
         (f.sse41(), host!("sse4.1"), "SSE4.1"),
         (f.sse42(), host!("sse4.2"), "SSE4.2"),
         (f.aesni(), host!("aes"), "AES"),
         (f.pclmulqdq(), host!("pclmulqdq"), "PCLMULQDQ"),
-        (f.popcnt(), host!("popcnt"), "POPCNT"),
         (f.sha(), host!("sha"), "SHA"),
         (f.gfni(), host!("gfni"), "GFNI"),
         (f.avx(), host!("avx"), "AVX"),
@@ -184,21 +197,44 @@ fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
         (f.f16c(), host!("f16c"), "F16C"),
         (f.vaes(), host!("vaes"), "VAES"),
         (f.vpclmulqdq(), host!("vpclmulqdq"), "VPCLMULQDQ"),
-        (f.bmi1() && asked, host!("bmi1"), "BMI1"),
-        (f.lzcnt() && asked, host!("lzcnt"), "LZCNT"),
-        (f.bmi2() && asked, host!("bmi2"), "BMI2"),
-    ]
-    .into_iter()
-    .filter_map(|(needed, present, name)| (needed && !present).then_some(name))
-    .collect();
+    ]);
     let wide = f.and(AVX512).minus(host_avx512());
     lacks.extend(wide.iter().map(Feature::name));
     if f.mmx() && !fpu::thunk::available() {
         lacks.push("executable memory (16 MiB of it: see `ulimit -f`)");
     }
+    refused(lacks)
+}
+
+/// Of features that are needed, or not, those that are not there.
+fn lacking<const N: usize>(rows: [(bool, bool, &'static str); N]) -> Vec<&'static str> {
+    rows.into_iter()
+        .filter_map(|(needed, present, name)| (needed && !present).then_some(name))
+        .collect()
+}
+
+fn refused(lacks: Vec<&'static str>) -> Result<(), HostLacks> {
     if lacks.is_empty() {
         Ok(())
     } else {
         Err(HostLacks(lacks))
     }
+}
+
+/// What this host must have for a model to run: the instructions that thunks execute, where vector instructions are the host's, and
+/// those that are asked for undefined results.
+fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
+    use std::is_x86_feature_detected as host;
+    let f = model.features();
+    let asked = options.undefined == Undefined::Host;
+    if options.vectors == Vectors::Host {
+        host_vectors(model)?;
+    }
+    let portable = options.vectors == Vectors::Portable;
+    refused(lacking([
+        (portable && f.and(AVX512) != Features::NONE, false, "AVX-512 by tables"),
+        (f.bmi1() && asked, host!("bmi1"), "BMI1"),
+        (f.lzcnt() && asked, host!("lzcnt"), "LZCNT"),
+        (f.bmi2() && asked, host!("bmi2"), "BMI2"),
+    ]))
 }

@@ -137,7 +137,7 @@ impl Engine {
                     .translate_after
                     .and_then(|after| Translator::new(after, options.translated_bytes)),
             )),
-            shown: Shown::new(model, options.undefined),
+            shown: Shown::new(model, options),
             options,
             scratch: Lowered::default(),
         })

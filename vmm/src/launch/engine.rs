@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ::engine::{HostLacks, Vectors};
 use kvm::{
     Host, Hypervisor, KvmError, Passed,
     host_units::Traits,
@@ -16,7 +17,7 @@ use machine::memory::Memory;
 use x86::model::CpuModel;
 
 use crate::{
-    config::{EngineChoice, KvmDefects, MachineConfig},
+    config::{EngineChoice, KvmDefects, MachineConfig, VectorChoice},
     error::Error,
 };
 
@@ -218,6 +219,22 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
                     Ok(None)
                 }
             }
+        }
+    }
+}
+
+/// How the software engine executes vector instructions: as it is told, else by the host's own where the host has all of the model's.
+pub(super) fn vectors(choice: Option<VectorChoice>, model: &CpuModel, host: Result<(), HostLacks>) -> Vectors {
+    match (choice, host) {
+        (Some(choice), _) => choice.into(),
+        (None, Ok(())) => Vectors::Host,
+        (None, Err(lacks)) => {
+            info!(
+                "--vector portable: {lacks}, which the CPU model {} shows: vector instructions are computed by tables, with the same \
+                 results and more slowly",
+                model.name
+            );
+            Vectors::Portable
         }
     }
 }

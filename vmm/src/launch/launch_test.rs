@@ -1,13 +1,32 @@
 //! Tests of what a machine is refused for.
 
 use super::*;
-use x86::model::WESTMERE;
+use crate::config::VectorChoice;
+use ::engine::Vectors;
+use x86::model::{HASWELL, WESTMERE};
 
 // covers: bad-input/host
 #[test]
 fn a_model_that_the_host_cannot_execute_is_refused_in_one_line() {
     let error = host_lacks(&WESTMERE, &HostLacks(vec!["SSE4.2", "AES"]));
     assert_eq!(error.status().code(), 2);
-    let says = "--cpu-model westmere: this host lacks SSE4.2, AES, which the model needs; choose another model or host";
+    let says = "--cpu-model westmere: this host lacks SSE4.2, AES, which the model needs: leave out --vector host, or choose another \
+                model or host";
     assert_eq!(error.to_string(), says);
+}
+
+// covers: portable/any-host
+#[test]
+fn a_model_is_not_refused_for_vector_instructions_that_the_host_lacks() {
+    let without_avx = || Err(HostLacks(vec!["AVX", "AVX2", "FMA"]));
+    for (choice, host, vectors) in [
+        (None, Ok(()), Vectors::Host),
+        (None, without_avx(), Vectors::Portable),
+        (Some(VectorChoice::Portable), Ok(()), Vectors::Portable),
+        // Said, it is refused.
+        (Some(VectorChoice::Host), without_avx(), Vectors::Host),
+    ] {
+        let text = format!("{choice:?} on {host:?}");
+        assert_eq!(engine::vectors(choice, &HASWELL, host), vectors, "{text}");
+    }
 }

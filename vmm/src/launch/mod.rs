@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use ::engine::{CpuState, EngineOptions, HostLacks};
+use ::engine::{CpuState, EngineOptions, HostLacks, host_vectors};
 use devices::virtio::{
     console::{Console, Port},
     fs::{Fs, file_system::FileSystem},
@@ -96,6 +96,7 @@ impl Run {
             .engine(
                 config.model,
                 EngineOptions {
+                    vectors: engine::vectors(config.vector, config.model, host_vectors(config.model)),
                     translate_after: config.translate_after,
                     translated_bytes: config.translate_memory as usize,
                     ..EngineOptions::default()
@@ -559,7 +560,7 @@ fn keeps_history(config: &MachineConfig) -> Result<bool, Error> {
 fn host_lacks(model: &CpuModel, lacks: &HostLacks) -> Error {
     Error::Engine {
         option: format!("--cpu-model {}", model.name),
-        reason: format!("{lacks}, which the model needs; choose another model or host"),
+        reason: format!("{lacks}, which the model needs: leave out --vector host, or choose another model or host"),
     }
 }
 

@@ -31,7 +31,7 @@ use self::{modules::Modules, options::RunOptions, plan::Plan};
 use crate::{
     config::{
         BusChoice, ClockMode, ConsoleChoice, EngineChoice, MachineConfig, RecordOptions, ReverseOptions, SerialTarget,
-        ShareConfig,
+        ShareConfig, VectorChoice,
     },
     error::Error,
     front::serve,
@@ -168,8 +168,8 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
     let units = options.units.0;
     let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
     let model = match &options.cpu_model {
-        Some(name) => model::choose(Some(name), wants_pt)?,
-        None => model::choose(Some(default_model()), wants_pt)?,
+        Some(name) => model::choose(Some(name), wants_pt, options.vector)?,
+        None => model::choose(Some(default_model(options.vector)), wants_pt, options.vector)?,
     };
     let terminal = io::IsTerminal::is_terminal(&io::stdin());
     Ok(MachineConfig {
@@ -190,6 +190,7 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
             (engine, _) => engine,
         },
         irqchip: None,
+        vector: options.vector,
         serial: SerialTarget::Command {
             report: Arc::clone(report),
             live: options.verbose > 0,
@@ -301,8 +302,12 @@ pub fn replayed(options: &RunOptions, packed: Vec<u8>) -> Result<MachineConfig, 
 
 /// The model of a guest of which nothing is asked: distributions are built for x86-64-v3 (AVX2) by now, and of a model with AVX-512 a
 /// part is hidden on hosts without it, which some libraries do not expect. alderlake has neither AVX-512 nor anything hidden, and every unit.
-fn default_model() -> &'static str {
+/// Where the host lacks some of what it has, a lesser model is faster than one by tables.
+fn default_model(vector: Option<VectorChoice>) -> &'static str {
     use std::is_x86_feature_detected as host;
+    if vector == Some(VectorChoice::Portable) {
+        return model::DEFAULT_WITH_PT;
+    }
     let haswell = host!("avx2") && host!("fma") && host!("f16c");
     match haswell && host!("vaes") && host!("vpclmulqdq") && host!("sha") && host!("gfni") {
         true => model::DEFAULT_WITH_PT,

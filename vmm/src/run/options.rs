@@ -7,7 +7,7 @@ use x86::model::topology::Topology;
 
 use crate::{
     address::DebugAddress,
-    config::{BusChoice, ClockMode, ConsoleChoice, EngineChoice, NetConfig, OnPanic},
+    config::{BusChoice, ClockMode, ConsoleChoice, EngineChoice, NetConfig, OnPanic, VectorChoice},
     parse::*,
     unit_options::UnitOptions,
 };
@@ -70,6 +70,9 @@ pub struct RunOptions {
     /// What executes the guest
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
+    /// How the software engine executes vector instructions, as for a machine; with portable the model is alderlake on every host
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) vector: Option<VectorChoice>,
     /// Where gdb connects, to debug the guest from outside: tcp:[HOST:]PORT or unix:PATH
     // The text is the program's help first.
     #[allow(rustdoc::broken_intra_doc_links)]

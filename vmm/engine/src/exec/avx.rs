@@ -10,6 +10,7 @@ use iced_x86::{Code, Mnemonic as M, OpKind, Register};
 use super::simd::{AND, ANDN, Buffer, OR, XOR};
 use x86::rflags::flag as rf;
 
+use crate::Vectors;
 use crate::cpu::Cpu;
 use crate::fpu::approx;
 use crate::fpu::state::{BadImage, mxcsr, xstate};
@@ -59,7 +60,7 @@ impl Cpu {
     /// An AVX instruction may run: #UD in real-address and virtual-8086 mode and without OSXSAVE or XCR0's bits 2 and 1, #NM
     /// with TS. SDM Vol. 2A 2.4 "AVX and SSE Instruction Exception Classification".
     #[inline(always)]
-    fn avx_ready(&mut self) -> Done {
+    pub(super) fn avx_ready(&mut self) -> Done {
         let (cr0, cr4) = (self.cr0, self.cr4);
         let never = !cr4.osxsave() | (!self.xcr0 & ENABLED != 0) | !cr0.pe() | (self.rflags & rf::VM != 0);
         if never | cr0.ts() {
@@ -648,7 +649,10 @@ fn lower_ymm(l: &mut Lower) -> End {
         _ if i.is_vsib() => lower_gather(l),
         _ => {
             if !lower_move(l) {
-                return lower_thunk(l);
+                return match l.vectors {
+                    Vectors::Host => lower_thunk(l),
+                    Vectors::Portable => super::portable::lower(l),
+                };
             }
         }
     }

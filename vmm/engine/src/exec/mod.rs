@@ -16,6 +16,7 @@ pub(crate) mod io;
 pub(crate) mod mov;
 pub(crate) mod msr;
 pub(crate) mod muldiv;
+pub(crate) mod portable;
 pub(crate) mod segment;
 pub(crate) mod shift;
 pub(crate) mod simd;

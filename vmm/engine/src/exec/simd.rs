@@ -7,6 +7,7 @@
 use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
 
 use super::mov::{MovMr, Nop};
+use crate::Vectors;
 use crate::cpu::{Cpu, slot};
 use crate::fpu::approx;
 use crate::fpu::state::{BadImage, fxsave_len};
@@ -36,7 +37,7 @@ pub(super) struct Buffer(pub [u8; 64]);
 impl Cpu {
     /// An SSE instruction may run. SDM Vol. 3A 2.5 "Control Registers": EM or no OSFXSR is #UD, TS #NM.
     #[inline(always)]
-    fn sse_ready(&mut self) -> Done {
+    pub(super) fn sse_ready(&mut self) -> Done {
         if self.cr0.em() || self.cr0.ts() || !self.cr4.osfxsr() {
             return Err(self.sse_unready());
         }
@@ -53,7 +54,7 @@ impl Cpu {
     }
 
     /// An MMX instruction may run: EM is #UD, TS #NM, a pending x87 exception #MF.
-    fn mmx_ready(&mut self) -> Done {
+    pub(super) fn mmx_ready(&mut self) -> Done {
         if self.cr0.em() {
             return Err(self.ud());
         }
@@ -528,7 +529,10 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         _ => {
             if !lower_move(l) {
-                return lower_thunk(l);
+                return match l.vectors {
+                    Vectors::Host => lower_thunk(l),
+                    Vectors::Portable => super::portable::lower(l),
+                };
             }
         }
     }

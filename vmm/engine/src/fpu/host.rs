@@ -187,8 +187,5 @@ stores! {
     ist_i32 => "fist dword", "fstp st(0)";
     // The rest pop, which an unmasked exception would prevent: they are called with everything masked.
     ist_i64 => "fistp qword", "";
-    istt_i16 => "fisttp word", "";
-    istt_i32 => "fisttp dword", "";
-    istt_i64 => "fisttp qword", "";
     bst => "fbstp tbyte", "";
 }

@@ -729,9 +729,10 @@ impl Unit<'_> {
             (X87Op::St, X87Memory::I16) => host::ist_i16(masked, x, mem),
             (X87Op::St, X87Memory::I32) => host::ist_i32(masked, x, mem),
             (X87Op::St, _) => host::ist_i64(masked, x, mem),
-            (_, X87Memory::I16) => host::istt_i16(masked, x, mem),
-            (_, X87Memory::I32) => host::istt_i32(masked, x, mem),
-            _ => host::istt_i64(masked, x, mem),
+            // FISTTP came with SSE3, which a host may lack: it is FISTP that rounds towards zero.
+            (_, X87Memory::I16) => host::ist_i16(masked | RC, x, mem),
+            (_, X87Memory::I32) => host::ist_i32(masked | RC, x, mem),
+            _ => host::ist_i64(masked | RC, x, mem),
         };
         if !empty {
             self.accept(status, sw::IE | sw::OE | sw::UE)?;

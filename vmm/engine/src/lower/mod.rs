@@ -104,6 +104,8 @@ pub(crate) struct Lower<'a> {
     pub features: Features,
     /// Where undefined results come from.
     pub undefined: crate::Undefined,
+    /// How vector instructions are executed.
+    pub vectors: crate::Vectors,
     out: &'a mut Lowered,
     off: u16,
     len: u8,
@@ -180,6 +182,7 @@ impl<'a> Lower<'a> {
             mode,
             features: shown.features,
             undefined: shown.undefined,
+            vectors: shown.vectors,
             out,
             off,
             len,

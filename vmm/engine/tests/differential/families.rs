@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use engine::{EngineOptions, Vectors};
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 
 use crate::arena::{AREAS, CODE, Memory, PAGE};
@@ -39,19 +40,19 @@ pub enum Verdict {
 
 impl Pair {
     /// Takes the host, and makes a guest like it.
-    pub fn take(mode: engine::Undefined) -> Pair {
-        Pair::with(mode, guest::model(), false)
+    pub fn take(options: EngineOptions) -> Pair {
+        Pair::with(options, guest::model(), false)
     }
 
     /// The same with AVX-512, where the host has it.
     pub fn take_wide() -> Pair {
-        Pair::with(engine::Undefined::Model, guest::wide_model(), crate::forms::wide())
+        Pair::with(EngineOptions::default(), guest::wide_model(), crate::forms::wide())
     }
 
-    fn with(mode: engine::Undefined, model: &'static x86::model::CpuModel, wide: bool) -> Pair {
+    fn with(options: EngineOptions, model: &'static x86::model::CpuModel, wide: bool) -> Pair {
         let mut pair = Pair {
             host: Host::take(),
-            guest: Guest::new(mode, model),
+            guest: Guest::new(options, model),
             code: Vec::new(),
             wide,
         };
@@ -267,17 +268,17 @@ fn repeat(form: Form, seed: u64) -> String {
 }
 
 /// Runs a family: about 6000 cases, at least 40 a form.
-fn run(family: Family, bits: u32, mode: engine::Undefined, findings: &mut Findings) {
+fn run(family: Family, bits: u32, options: EngineOptions, findings: &mut Findings) {
     let pair = if family.wide() {
         Pair::take_wide()
     } else {
-        Pair::take(mode)
+        Pair::take(options)
     };
-    run_with(pair, family, bits, mode, findings);
+    run_with(pair, family, bits, options, findings);
 }
 
 /// The same on machines that were made for it.
-fn run_with(mut pair: Pair, family: Family, bits: u32, mode: engine::Undefined, findings: &mut Findings) {
+fn run_with(mut pair: Pair, family: Family, bits: u32, options: EngineOptions, findings: &mut Findings) {
     if bits == 16 && !pair.host.ldt {
         println!("{family:?}, 16-bit: this kernel has no modify_ldt; the tables cover 16-bit code alone");
         return;
@@ -304,7 +305,7 @@ fn run_with(mut pair: Pair, family: Family, bits: u32, mode: engine::Undefined, 
                 let Some(case) = (0..20).find_map(|_| generator.case(*form)) else {
                     continue;
                 };
-                let open = match mode {
+                let open = match options.undefined {
                     engine::Undefined::Model => undefined(&case.instruction, &case.state),
                     engine::Undefined::Host => crate::compare::not_even_on_the_host(&case.instruction, &case.state),
                 };
@@ -325,9 +326,60 @@ fn run_with(mut pair: Pair, family: Family, bits: u32, mode: engine::Undefined, 
 fn family(family: Family, modes: &[u32]) {
     let mut findings = Findings::default();
     for &bits in modes {
-        run(family, bits, engine::Undefined::Model, &mut findings);
+        run(family, bits, EngineOptions::default(), &mut findings);
     }
     findings.judge(&format!("{family:?}"));
+}
+
+/// The vector instructions of a family by the engine's tables instead of the host's own.
+fn portable(of: Family, modes: &[u32]) {
+    let options = EngineOptions {
+        vectors: Vectors::Portable,
+        ..EngineOptions::default()
+    };
+    let mut findings = Findings::default();
+    for &bits in modes {
+        run(of, bits, options, &mut findings);
+    }
+    findings.judge(&format!("{of:?} by tables"));
+}
+
+/// A test for each family of vector instructions.
+macro_rules! portable {
+    ($($name:ident $family:ident)+) => { $(
+        #[test]
+        fn $name() {
+            portable(Family::$family, &[64]);
+        }
+    )+ };
+}
+
+portable! {
+    portable_mmx Mmx
+    portable_sse Sse
+    portable_sse2 Sse2
+    portable_sse3 Sse3
+    portable_ssse3 Ssse3
+    portable_sse41 Sse41
+    portable_sse42 Sse42
+    portable_aes Aes
+    portable_pclmul Pclmul
+    portable_sha Sha
+    portable_gfni Gfni
+    portable_avx Avx
+    portable_avx2 Avx2
+    portable_fma Fma
+    portable_f16c F16c
+    portable_vaes Vaes
+}
+
+/// Outside 64-bit mode: fewer registers, and operands in segments.
+// covers: portable/differential
+#[test]
+fn portable_elsewhere() {
+    for family in [Family::Mmx, Family::Sse2, Family::Sse42, Family::Avx, Family::F16c] {
+        portable(family, &[32, 16]);
+    }
 }
 
 // covers: differential/mov, cpu/int-move
@@ -576,7 +628,7 @@ fn vex_clears_up_to_bit_511() {
     let mut findings = Findings::default();
     for family in [Family::Avx, Family::Avx2, Family::Fma, Family::F16c, Family::Sse2] {
         let pair = Pair::take_wide();
-        run_with(pair, family, 64, engine::Undefined::Model, &mut findings);
+        run_with(pair, family, 64, EngineOptions::default(), &mut findings);
     }
     findings.judge("VEX on a CPU with ZMM registers");
 }
@@ -586,9 +638,13 @@ fn vex_clears_up_to_bit_511() {
 fn undefined_results_can_be_the_hosts() {
     // Not the decimal adjustments: a 64-bit host has none to ask.
     let mut findings = Findings::default();
+    let options = EngineOptions {
+        undefined: engine::Undefined::Host,
+        ..EngineOptions::default()
+    };
     for family in [Family::Alu, Family::Shift, Family::MulDiv, Family::Bit, Family::Bmi] {
         for bits in [64, 32, 16] {
-            run(family, bits, engine::Undefined::Host, &mut findings);
+            run(family, bits, options, &mut findings);
         }
     }
     findings.judge("undefined results of the host");
@@ -597,7 +653,7 @@ fn undefined_results_can_be_the_hosts() {
 // covers: differential/forms, translate/every-op
 #[test]
 fn every_form_is_executed() {
-    let mut pair = Pair::take(engine::Undefined::Model);
+    let mut pair = Pair::take(EngineOptions::default());
     for bits in [64, 32, 16] {
         if bits == 16 && !pair.host.ldt {
             continue;
@@ -611,7 +667,7 @@ fn every_form_is_executed() {
                 pair = if family.wide() {
                     Pair::take_wide()
                 } else {
-                    Pair::take(engine::Undefined::Model)
+                    Pair::take(EngineOptions::default())
                 };
             }
             for form in forms {

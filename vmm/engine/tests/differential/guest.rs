@@ -10,7 +10,7 @@
 use std::sync::OnceLock;
 
 use engine::bus::{Bus, MsrFault, Processor};
-use engine::{Cpu, CpuState, Engine, EngineOptions, Exit, RamRegion, Segment, Table, Undefined};
+use engine::{Cpu, CpuState, Engine, EngineOptions, Exit, RamRegion, Segment, Table};
 use x86::model::{ALDERLAKE, CpuModel, SAPPHIRERAPIDS};
 
 use crate::arena::{AREAS, BASE, Memory, PAGE};
@@ -174,8 +174,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest whose undefined results are the model's or the host's.
-    pub fn new(undefined: Undefined, model: &'static CpuModel) -> Guest {
+    /// A guest whose undefined results and vector instructions are the engine's own or the host's.
+    pub fn new(options: EngineOptions, model: &'static CpuModel) -> Guest {
         let mut ram = Ram::new();
         page_tables(&mut ram);
         let template = system(&mut ram, model);
@@ -190,10 +190,9 @@ impl Guest {
                 vec![region],
                 model,
                 EngineOptions {
-                    undefined,
                     // As in `rig`.
                     translate_after: (!cfg!(feature = "plain-loop")).then_some(1),
-                    ..EngineOptions::default()
+                    ..options
                 },
             )
         };

@@ -721,7 +721,7 @@ fn listing(program: &Program, bits: u32) -> String {
 
 /// Runs programs until `count` of them, or the time, are used up.
 fn run(bits: u32, count: u64) {
-    let mut pair = Pair::take(engine::Undefined::Model);
+    let mut pair = Pair::take(engine::EngineOptions::default());
     let pool = pool(bits, pair.host.amd);
     let begin = Instant::now();
     let mut findings = Findings::default();

@@ -141,8 +141,15 @@ pub struct Calls<'a, S> {
     /// Guests' processors that do not run, by their VMCSs.
     left: HashMap<u64, Left>,
     cache: ProcessCache,
-    /// Functions of kernels that were asked for lately, by their addresses and whose kernel it is.
-    known: Vec<((u64, u32), (Function, u64, u64))>,
+    /// Functions of kernels that were asked for lately.
+    known: Vec<Known>,
+}
+
+/// A function of a kernel that was asked for, by its address and whose kernel it is, and from where to where that holds.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    key: (u64, u32),
+    found: (Function, u64, u64),
 }
 
 /// How many functions of the kernel are remembered; a power of two.
@@ -164,7 +171,13 @@ impl<'a, S: Sink> Calls<'a, S> {
             left: HashMap::new(),
             cache: ProcessCache::default(),
             // No code is at the last address.
-            known: vec![((u64::MAX, 0), (Function::UNKNOWN, 0, 0)); KNOWN],
+            known: vec![
+                Known {
+                    key: (u64::MAX, 0),
+                    found: (Function::UNKNOWN, 0, 0),
+                };
+                KNOWN
+            ],
         }
     }
 
@@ -177,10 +190,11 @@ impl<'a, S: Sink> Calls<'a, S> {
         // Functions begin at multiples of 16.
         let key = (ip, self.names.first_number());
         let place = &mut self.known[(ip >> 4 ^ ip >> 16 ^ u64::from(key.1)) as usize % KNOWN];
-        if place.0 != key {
-            *place = (key, self.names.function(ip, None, None));
+        if place.key != key {
+            let found = self.names.function(ip, None, None);
+            *place = Known { key, found };
         }
-        place.1
+        place.found
     }
 
     /// What follows is of this vCPU.

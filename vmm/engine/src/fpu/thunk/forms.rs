@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 /// The CPUID features of the legacy-encoded instructions that thunks execute.
-pub(super) const FAMILIES: &[CpuidFeature] = &[
+pub(crate) const FAMILIES: &[CpuidFeature] = &[
     CpuidFeature::MMX,
     CpuidFeature::SSE,
     CpuidFeature::SSE2,
@@ -20,7 +20,7 @@ pub(super) const FAMILIES: &[CpuidFeature] = &[
 ];
 
 /// The same for VEX-encoded instructions.
-pub(super) const VEX_FAMILIES: &[CpuidFeature] = &[
+pub(crate) const VEX_FAMILIES: &[CpuidFeature] = &[
     CpuidFeature::AVX,
     CpuidFeature::AVX2,
     CpuidFeature::FMA,
@@ -243,7 +243,7 @@ pub fn scalar_to_integer(mnemonic: Mnemonic) -> bool {
 }
 
 /// Whether a thunk can do this instruction.
-pub(super) fn supported(insn: &Instruction) -> bool {
+pub(crate) fn supported(insn: &Instruction) -> bool {
     use Mnemonic::*;
     let mnemonic = insn.mnemonic();
     let elsewhere = matches!(
@@ -293,7 +293,7 @@ impl Implicit {
     }
 }
 
-pub(super) fn writes_flags(mnemonic: Mnemonic) -> bool {
+pub(crate) fn writes_flags(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
         legacy(mnemonic).unwrap_or(mnemonic),

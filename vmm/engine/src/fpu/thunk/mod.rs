@@ -62,6 +62,9 @@ mod recipe;
 pub use assemble::prepare;
 pub(crate) use evex::{EvexThunk, Place, prepare_evex};
 pub(crate) use evex_form::{EvexForm, Lanes};
+#[cfg(test)]
+pub(crate) use forms::{FAMILIES, VEX_FAMILIES};
+pub(crate) use forms::{legacy, supported, writes_flags};
 pub use forms::{needs_alignment, scalar_to_integer, uses_mxcsr};
 pub use kept::available;
 pub(crate) use kept::recipe as recipe_of;
@@ -277,7 +280,7 @@ unsafe fn call(entry: Entry, p: [*mut u8; 4], fpu: *mut FpuState, traits: Traits
 }
 
 /// IE, DE and ZE: found before anything is computed.
-const PRE_COMPUTATION: u32 = 7;
+pub(crate) const PRE_COMPUTATION: u32 = 7;
 
 #[cfg(test)]
 #[path = "thunk_test.rs"]

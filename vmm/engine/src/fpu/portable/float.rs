@@ -1,0 +1,693 @@
+//! IEEE 754 binary floating point in integers, with the choices that the SDM makes where IEEE 754 leaves them open.
+//!
+//! # Theory
+//! A finite operand is taken apart into sign, exponent and a significand of 64 bits whose top bit is set; an operation yields the
+//! exact result, or one that is exact but for a last bit which says that there was more ("sticky"); [`pack`] rounds it once. 128 bits
+//! are enough for every intermediate result: a product of two doubles has 106 bits, and a sum loses bits only where the two are so far
+//! apart that no more than one leading bit cancels.
+//!
+//! # Why no crate
+//! What is asked for is more than IEEE 754: tininess is detected after rounding as if the exponent had no bounds (SDM Vol. 1 4.9.1.5),
+//! FTZ and DAZ, the NaN rules of table 4-7, flags that stay apart for each operand's class, half precision. `rustc_apfloat` has no square
+//! root and takes a result for tiny once it is denormal after rounding; Berkeley's SoftFloat is C behind global state.
+//!
+//! # The quick way
+//! Where the precision flag is set already and masked and rounding is to nearest, an operation on normal numbers whose result is
+//! neither huge nor tiny can leave no trace but its result; then the language's own `f32` and `f64` compute it (SSE2's scalar
+//! instructions, which every x86-64 host has).
+
+use crate::fpu::state::mxcsr;
+
+/// Invalid operation.
+pub const IE: u32 = 1 << 0;
+/// Denormal operand.
+pub const DE: u32 = 1 << 1;
+/// Zero divide.
+pub const ZE: u32 = 1 << 2;
+/// Overflow.
+pub const OE: u32 = 1 << 3;
+/// Underflow.
+pub const UE: u32 = 1 << 4;
+/// Precision.
+pub const PE: u32 = 1 << 5;
+
+/// Rounding as MXCSR.RC encodes it. SDM Vol. 1 table 4-8 "Rounding Modes and Encoding of Rounding Control (RC) Field".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// To the nearest, ties to even.
+    Nearest,
+    /// Towards minus infinity.
+    Down,
+    /// Towards plus infinity.
+    Up,
+    /// Towards zero.
+    Zero,
+}
+
+impl Rounding {
+    /// From the two bits of an RC field.
+    pub fn from_bits(bits: u32) -> Rounding {
+        match bits & 3 {
+            0 => Rounding::Nearest,
+            1 => Rounding::Down,
+            2 => Rounding::Up,
+            _ => Rounding::Zero,
+        }
+    }
+}
+
+/// What an instruction takes from MXCSR, and the flags that it raises.
+#[derive(Clone, Copy, Debug)]
+pub struct Environment {
+    /// How results are rounded.
+    pub rounding: Rounding,
+    /// Denormal operands are zeros.
+    pub daz: bool,
+    /// Tiny results become zeros.
+    pub ftz: bool,
+    /// Tiny results raise UE though they are exact, as underflow is unmasked: for VCVTPS2PH, which FTZ does not concern.
+    pub every_tiny: bool,
+    /// PE may be raised without anybody's noticing: it is set already and masked.
+    pub inexact_known: bool,
+    /// The precision exception is masked.
+    pub inexact_masked: bool,
+    /// The flags raised so far.
+    pub raised: u32,
+}
+
+impl Environment {
+    /// Under these controls. With underflow unmasked every tiny result counts: FTZ then has them all flagged, as in a thunk
+    /// ([`crate::fpu::thunk`]), and the result is not stored.
+    pub fn new(controls: u32) -> Environment {
+        let inexact_masked = controls & (PE << 7) != 0;
+        Environment {
+            rounding: Rounding::from_bits(controls >> 13),
+            daz: controls & mxcsr::DAZ != 0,
+            ftz: controls & mxcsr::FTZ != 0 || controls & mxcsr::UM == 0,
+            every_tiny: controls & mxcsr::UM == 0,
+            inexact_known: inexact_masked && controls & PE != 0,
+            inexact_masked,
+            raised: 0,
+        }
+    }
+
+    fn raise(&mut self, flags: u32) {
+        self.raised |= flags;
+    }
+
+    /// Whether the quick way may be taken.
+    fn quick(&self) -> bool {
+        self.rounding == Rounding::Nearest && (self.inexact_known || self.inexact_masked && self.raised & PE != 0)
+    }
+}
+
+/// A format: how many of its bits are the fraction.
+pub trait Float: Copy {
+    /// All bits.
+    const BITS: u32;
+    /// Bits of the fraction, without the leading one.
+    const FRACTION: u32;
+    /// The exponent's bias.
+    const BIAS: i32 = (1 << (Self::BITS - Self::FRACTION - 2)) - 1;
+    /// The exponent of infinities and NaNs.
+    const TOP: u64 = (1 << (Self::BITS - Self::FRACTION - 1)) - 1;
+    /// The sign.
+    const SIGN: u64 = 1 << (Self::BITS - 1);
+    /// The fraction's bits.
+    const MASK: u64 = (1 << Self::FRACTION) - 1;
+    /// The bit of a quiet NaN.
+    const QUIET: u64 = 1 << (Self::FRACTION - 1);
+    /// Plus infinity.
+    const INFINITY: u64 = Self::TOP << Self::FRACTION;
+    /// The QNaN floating-point indefinite. SDM Vol. 1 table 4-3.
+    const INDEFINITE: u64 = Self::SIGN | Self::INFINITY | Self::QUIET;
+
+    /// The operation by the host's own scalar arithmetic, to nearest; of formats that the language has.
+    fn quick(_op: Quick, _a: u64, _b: u64) -> Option<u64> {
+        None
+    }
+}
+
+/// What the quick way can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quick {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Root,
+}
+
+/// Half precision.
+#[derive(Clone, Copy, Debug)]
+pub struct F16;
+/// Single precision.
+#[derive(Clone, Copy, Debug)]
+pub struct F32;
+/// Double precision.
+#[derive(Clone, Copy, Debug)]
+pub struct F64;
+
+impl Float for F16 {
+    const BITS: u32 = 16;
+    const FRACTION: u32 = 10;
+}
+
+macro_rules! native {
+    ($format:ident, $native:ty, $bits:ty, $all:literal, $fraction:literal) => {
+        impl Float for $format {
+            const BITS: u32 = $all;
+            const FRACTION: u32 = $fraction;
+
+            #[inline(always)]
+            fn quick(op: Quick, a: u64, b: u64) -> Option<u64> {
+                // Neither zero, denormal, infinite nor NaN, and a result that is none of these nor near them.
+                let plain =
+                    |v: u64, least: u64| (v >> Self::FRACTION & Self::TOP).wrapping_sub(least) < Self::TOP - least;
+                if !plain(a, 1) || !plain(b, 1) {
+                    return None;
+                }
+                let (x, y) = (<$native>::from_bits(a as $bits), <$native>::from_bits(b as $bits));
+                let result = match op {
+                    Quick::Add => x + y,
+                    Quick::Subtract => x - y,
+                    Quick::Multiply => x * y,
+                    Quick::Divide => x / y,
+                    Quick::Root if a & Self::SIGN != 0 => return None,
+                    Quick::Root => x.sqrt(),
+                };
+                let result = u64::from(result.to_bits());
+                plain(result, 2).then_some(result)
+            }
+        }
+    };
+}
+
+native!(F32, f32, u32, 32, 23);
+native!(F64, f64, u64, 64, 52);
+
+/// A value that is no NaN, taken apart.
+#[derive(Clone, Copy, Debug)]
+struct Number {
+    negative: bool,
+    kind: Kind,
+    /// The value is `significand / 2^63 * 2^exponent`.
+    exponent: i32,
+    /// Of finite values other than zero: its top bit is set.
+    significand: u64,
+    /// It is a denormal number, and DAZ is clear.
+    denormal: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Zero,
+    Finite,
+    Infinity,
+}
+
+fn is_nan<F: Float>(bits: u64) -> bool {
+    bits & !F::SIGN > F::INFINITY
+}
+
+fn is_signaling<F: Float>(bits: u64) -> bool {
+    is_nan::<F>(bits) && bits & F::QUIET == 0
+}
+
+/// Takes apart what is no NaN.
+fn number<F: Float>(bits: u64, e: &Environment) -> Number {
+    let negative = bits & F::SIGN != 0;
+    let (exponent, fraction) = (bits >> F::FRACTION & F::TOP, bits & F::MASK);
+    let of = |kind, exponent, significand, denormal| Number {
+        negative,
+        kind,
+        exponent,
+        significand,
+        denormal,
+    };
+    if exponent == F::TOP {
+        return of(Kind::Infinity, 0, 0, false);
+    }
+    if exponent == 0 {
+        if fraction == 0 || e.daz {
+            return of(Kind::Zero, 0, 0, false);
+        }
+        let shift = fraction.leading_zeros();
+        // The fraction's top bit would have the weight of the least exponent's half.
+        let exponent = 1 - F::BIAS - (shift as i32 - (63 - F::FRACTION as i32));
+        return of(Kind::Finite, exponent, fraction << shift, true);
+    }
+    let significand = (fraction | 1 << F::FRACTION) << (63 - F::FRACTION);
+    of(Kind::Finite, exponent as i32 - F::BIAS, significand, false)
+}
+
+/// The result where an operand is a NaN: the first that is, made quiet; IE where any of them signals. SDM Vol. 1 table 4-7 "Rules for
+/// Handling NaNs", of SSE instructions.
+fn nan<F: Float>(operands: &[u64], e: &mut Environment) -> Option<u64> {
+    let first = operands.iter().copied().find(|&bits| is_nan::<F>(bits))?;
+    if operands.iter().any(|&bits| is_signaling::<F>(bits)) {
+        e.raise(IE);
+    }
+    Some(first | F::QUIET)
+}
+
+fn invalid<F: Float>(e: &mut Environment) -> u64 {
+    e.raise(IE);
+    F::INDEFINITE
+}
+
+fn sign<F: Float>(negative: bool) -> u64 {
+    if negative { F::SIGN } else { 0 }
+}
+
+/// Shifts right; what is lost is kept as the last bit.
+fn jam(value: u128, by: u32) -> u128 {
+    match by {
+        0 => value,
+        1..128 => value >> by | u128::from(value << (128 - by) != 0),
+        _ => u128::from(value != 0),
+    }
+}
+
+/// Rounds away the lowest `drop` bits (1 to 63): what is left, and whether it is inexact.
+fn round(significand: u64, drop: u32, negative: bool, rounding: Rounding) -> (u64, bool) {
+    let (kept, rest) = (significand >> drop, significand & ((1 << drop) - 1));
+    let half = 1 << (drop - 1);
+    let up = match rounding {
+        Rounding::Nearest => rest > half || rest == half && kept & 1 != 0,
+        Rounding::Down => negative && rest != 0,
+        Rounding::Up => !negative && rest != 0,
+        Rounding::Zero => false,
+    };
+    (kept + u64::from(up), rest != 0)
+}
+
+/// Rounds `significand / 2^63 * 2^exponent`, whose top bit is set and whose last may be sticky. SDM Vol. 1 4.9.1.4 to 4.9.1.6, and 10.2.3.3
+/// "Flush-To-Zero".
+fn pack<F: Float>(negative: bool, exponent: i32, significand: u64, e: &mut Environment) -> u64 {
+    let drop = 63 - F::FRACTION;
+    let (rounded, inexact) = round(significand, drop, negative, e.rounding);
+    let carry = (rounded >> (F::FRACTION + 1)) as i32;
+    let biased = exponent + carry + F::BIAS;
+    if biased >= F::TOP as i32 {
+        e.raise(OE | PE);
+        let infinite = match e.rounding {
+            Rounding::Nearest => true,
+            Rounding::Down => negative,
+            Rounding::Up => !negative,
+            Rounding::Zero => false,
+        };
+        return sign::<F>(negative) | if infinite { F::INFINITY } else { F::INFINITY - 1 };
+    }
+    // Tiny is what would be below the least normal number with an exponent without bounds.
+    if biased <= 0 {
+        if e.ftz {
+            e.raise(UE | PE);
+            return sign::<F>(negative);
+        }
+        let by = (1 - F::BIAS - exponent) as u32;
+        let shifted = jam(u128::from(significand), by) as u64;
+        let (rounded, inexact) = round(shifted, drop, negative, e.rounding);
+        if inexact {
+            e.raise(UE | PE);
+        } else if e.every_tiny {
+            e.raise(UE);
+        }
+        return sign::<F>(negative) | rounded;
+    }
+    if inexact {
+        e.raise(PE);
+    }
+    // A carry leaves zeros below the leading one.
+    sign::<F>(negative) | (biased as u64) << F::FRACTION | if carry != 0 { 0 } else { rounded & F::MASK }
+}
+
+/// `pack` of `significand / 2^127 * 2^exponent`, which is not zero.
+fn normalize<F: Float>(negative: bool, exponent: i32, significand: u128, e: &mut Environment) -> u64 {
+    let shift = significand.leading_zeros();
+    let significand = jam(significand << shift, 64) as u64;
+    pack::<F>(negative, exponent - shift as i32, significand, e)
+}
+
+/// The sum of two finite numbers that are not zero, given as [`normalize`] takes them, with a bit to spare at the top.
+fn sum<F: Float>(
+    (negative, exponent, significand): (bool, i32, u128),
+    (other_negative, other_exponent, other): (bool, i32, u128),
+    e: &mut Environment,
+) -> u64 {
+    let distance = exponent - other_exponent;
+    let (exponent, x, y) = if distance >= 0 {
+        (exponent, significand, jam(other, distance.unsigned_abs()))
+    } else {
+        (other_exponent, jam(significand, distance.unsigned_abs()), other)
+    };
+    if negative == other_negative {
+        return normalize::<F>(negative, exponent, x + y, e);
+    }
+    match x.cmp(&y) {
+        std::cmp::Ordering::Equal => sign::<F>(e.rounding == Rounding::Down),
+        std::cmp::Ordering::Greater => normalize::<F>(negative, exponent, x - y, e),
+        std::cmp::Ordering::Less => normalize::<F>(other_negative, exponent, y - x, e),
+    }
+}
+
+/// A zero, of two that are added.
+fn zero_sum<F: Float>(a: bool, b: bool, e: &Environment) -> u64 {
+    sign::<F>(if a == b { a } else { e.rounding == Rounding::Down })
+}
+
+/// `a + b`.
+#[inline]
+pub fn add<F: Float>(a: u64, b: u64, e: &mut Environment) -> u64 {
+    if e.quick()
+        && let Some(result) = F::quick(Quick::Add, a, b)
+    {
+        return result;
+    }
+    add_exactly::<F>(a, b, false, e)
+}
+
+/// `a - b`.
+#[inline]
+pub fn subtract<F: Float>(a: u64, b: u64, e: &mut Environment) -> u64 {
+    if e.quick()
+        && let Some(result) = F::quick(Quick::Subtract, a, b)
+    {
+        return result;
+    }
+    add_exactly::<F>(a, b, true, e)
+}
+
+fn add_exactly<F: Float>(a: u64, b: u64, negate: bool, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a, b], e) {
+        return nan;
+    }
+    let (x, mut y) = (number::<F>(a, e), number::<F>(b, e));
+    y.negative ^= negate;
+    if x.kind == Kind::Infinity && y.kind == Kind::Infinity && x.negative != y.negative {
+        return invalid::<F>(e);
+    }
+    denormals(&[x, y], e);
+    match (x.kind, y.kind) {
+        (Kind::Infinity, _) => sign::<F>(x.negative) | F::INFINITY,
+        (_, Kind::Infinity) => sign::<F>(y.negative) | F::INFINITY,
+        (Kind::Zero, Kind::Zero) => zero_sum::<F>(x.negative, y.negative, e),
+        // What is denormal may have to be flushed.
+        (Kind::Zero, _) => pack::<F>(y.negative, y.exponent, y.significand, e),
+        (_, Kind::Zero) => pack::<F>(x.negative, x.exponent, x.significand, e),
+        _ => {
+            let part = |n: Number| (n.negative, n.exponent + 1, u128::from(n.significand) << 63);
+            sum::<F>(part(x), part(y), e)
+        }
+    }
+}
+
+fn denormals(operands: &[Number], e: &mut Environment) {
+    if operands.iter().any(|n| n.denormal) {
+        e.raise(DE);
+    }
+}
+
+/// `a * b`.
+#[inline]
+pub fn multiply<F: Float>(a: u64, b: u64, e: &mut Environment) -> u64 {
+    if e.quick()
+        && let Some(result) = F::quick(Quick::Multiply, a, b)
+    {
+        return result;
+    }
+    multiply_exactly::<F>(a, b, e)
+}
+
+fn multiply_exactly<F: Float>(a: u64, b: u64, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a, b], e) {
+        return nan;
+    }
+    let (x, y) = (number::<F>(a, e), number::<F>(b, e));
+    let negative = x.negative != y.negative;
+    match (x.kind, y.kind) {
+        (Kind::Infinity, Kind::Zero) | (Kind::Zero, Kind::Infinity) => return invalid::<F>(e),
+        _ => denormals(&[x, y], e),
+    }
+    match (x.kind, y.kind) {
+        (Kind::Infinity, _) | (_, Kind::Infinity) => sign::<F>(negative) | F::INFINITY,
+        (Kind::Zero, _) | (_, Kind::Zero) => sign::<F>(negative),
+        _ => {
+            let product = u128::from(x.significand) * u128::from(y.significand);
+            normalize::<F>(negative, x.exponent + y.exponent + 1, product, e)
+        }
+    }
+}
+
+/// `a / b`.
+#[inline]
+pub fn divide<F: Float>(a: u64, b: u64, e: &mut Environment) -> u64 {
+    if e.quick()
+        && let Some(result) = F::quick(Quick::Divide, a, b)
+    {
+        return result;
+    }
+    divide_exactly::<F>(a, b, e)
+}
+
+fn divide_exactly<F: Float>(a: u64, b: u64, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a, b], e) {
+        return nan;
+    }
+    let (x, y) = (number::<F>(a, e), number::<F>(b, e));
+    let negative = x.negative != y.negative;
+    match (x.kind, y.kind) {
+        (Kind::Infinity, Kind::Infinity) | (Kind::Zero, Kind::Zero) => return invalid::<F>(e),
+        (Kind::Finite, Kind::Zero) => {
+            // A zero divide comes before a denormal operand (SDM Vol. 1 4.9.2).
+            e.raise(ZE);
+            return sign::<F>(negative) | F::INFINITY;
+        }
+        _ => denormals(&[x, y], e),
+    }
+    match (x.kind, y.kind) {
+        (Kind::Infinity, _) => sign::<F>(negative) | F::INFINITY,
+        (Kind::Zero, _) | (_, Kind::Infinity) => sign::<F>(negative),
+        _ => {
+            // The quotient lies between 2^63 and 2^65, exclusively: in 128 bits, with its last one sticky.
+            let (dividend, divisor) = (u128::from(x.significand) << 64, u128::from(y.significand));
+            let (quotient, rest) = (dividend / divisor, dividend % divisor);
+            let quotient = quotient << 1 | u128::from(rest != 0);
+            normalize::<F>(negative, x.exponent - y.exponent + 62, quotient, e)
+        }
+    }
+}
+
+/// The square root.
+#[inline]
+pub fn root<F: Float>(a: u64, e: &mut Environment) -> u64 {
+    if e.quick()
+        && let Some(result) = F::quick(Quick::Root, a, a)
+    {
+        return result;
+    }
+    if let Some(nan) = nan::<F>(&[a], e) {
+        return nan;
+    }
+    let x = number::<F>(a, e);
+    match x.kind {
+        Kind::Zero => return sign::<F>(x.negative),
+        _ if x.negative => return invalid::<F>(e),
+        Kind::Infinity => return a,
+        Kind::Finite => denormals(&[x], e),
+    }
+    // With an even exponent and a radicand of 127 or 128 bits the root has 64.
+    let odd = x.exponent & 1;
+    let radicand = u128::from(x.significand) << (63 + odd);
+    let whole = radicand.isqrt();
+    let significand = whole << 1 | u128::from(whole * whole != radicand);
+    normalize::<F>(false, (x.exponent - odd) / 2 + 63, significand, e)
+}
+
+/// `a * b + c`, rounded once, with the product or the addend negated. SDM Vol. 1 14.5.1 "FMA Instruction Operand Order and Arithmetic
+/// Behavior".
+pub fn multiply_add<F: Float>([a, b, c]: [u64; 3], product: bool, addend: bool, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a, b, c], e) {
+        return nan;
+    }
+    let (x, y, mut z) = (number::<F>(a, e), number::<F>(b, e), number::<F>(c, e));
+    let negative = x.negative ^ y.negative ^ product;
+    z.negative ^= addend;
+    let infinite = x.kind == Kind::Infinity || y.kind == Kind::Infinity;
+    let zero = x.kind == Kind::Zero || y.kind == Kind::Zero;
+    if infinite && (zero || z.kind == Kind::Infinity && z.negative != negative) {
+        return invalid::<F>(e);
+    }
+    denormals(&[x, y, z], e);
+    match (infinite, zero, z.kind) {
+        (true, ..) => sign::<F>(negative) | F::INFINITY,
+        (_, _, Kind::Infinity) => sign::<F>(z.negative) | F::INFINITY,
+        (_, true, Kind::Zero) => zero_sum::<F>(negative, z.negative, e),
+        (_, true, _) => pack::<F>(z.negative, z.exponent, z.significand, e),
+        (_, _, kind) => {
+            let exact = u128::from(x.significand) * u128::from(y.significand);
+            let exponent = x.exponent + y.exponent + 1;
+            if kind == Kind::Zero {
+                return normalize::<F>(negative, exponent, exact, e);
+            }
+            // The product has 106 bits of a double's, below its top 22 are zeros: one of them makes room.
+            let shift = exact.leading_zeros();
+            let product = (negative, exponent - shift as i32 + 1, exact << shift >> 1);
+            sum::<F>(
+                product,
+                (z.negative, z.exponent + 1, u128::from(z.significand) << 63),
+                e,
+            )
+        }
+    }
+}
+
+/// How two numbers compare; `None`: unordered.
+pub fn order<F: Float>(a: u64, b: u64, e: &Environment) -> Option<std::cmp::Ordering> {
+    if is_nan::<F>(a) || is_nan::<F>(b) {
+        return None;
+    }
+    let key = |bits: u64| {
+        let tiny = bits & F::INFINITY == 0 && (bits & F::MASK == 0 || e.daz);
+        let magnitude = if tiny { 0 } else { (bits & !F::SIGN) as i64 };
+        if bits & F::SIGN != 0 { -magnitude } else { magnitude }
+    };
+    Some(key(a).cmp(&key(b)))
+}
+
+/// A comparison's flags: IE of a signaling NaN, or of any where `signals`; DE of denormals, where no operand is a NaN.
+pub fn compare<F: Float>(a: u64, b: u64, signals: bool, e: &mut Environment) -> Option<std::cmp::Ordering> {
+    let order = order::<F>(a, b, e);
+    if order.is_none() {
+        if signals || is_signaling::<F>(a) || is_signaling::<F>(b) {
+            e.raise(IE);
+        }
+    } else {
+        denormals(&[number::<F>(a, e), number::<F>(b, e)], e);
+    }
+    order
+}
+
+/// MINSD's result (`least`) or MAXSD's: the second operand where they are equal or one is a NaN. SDM Vol. 2A "MAXSD".
+pub fn extreme<F: Float>(a: u64, b: u64, least: bool, e: &mut Environment) -> u64 {
+    use std::cmp::Ordering::{Greater, Less};
+    let first = match compare::<F>(a, b, true, e) {
+        Some(Less) => least,
+        Some(Greater) => !least,
+        _ => false,
+    };
+    flushed::<F>(if first { a } else { b }, e)
+}
+
+/// An operand as DAZ has it.
+fn flushed<F: Float>(bits: u64, e: &Environment) -> u64 {
+    if e.daz && bits & F::INFINITY == 0 {
+        bits & F::SIGN
+    } else {
+        bits
+    }
+}
+
+/// The integral value nearest in a direction, in the same format; `quiet`: inexact results are not flagged. SDM Vol. 2B "ROUNDPD".
+pub fn integral<F: Float>(a: u64, rounding: Rounding, quiet: bool, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a], e) {
+        return nan;
+    }
+    let x = number::<F>(a, e);
+    if x.kind == Kind::Zero {
+        return sign::<F>(x.negative);
+    }
+    if x.kind == Kind::Infinity || x.exponent >= F::FRACTION as i32 {
+        return a;
+    }
+    let (whole, inexact) = whole(x, rounding);
+    if inexact && !quiet {
+        e.raise(PE);
+    }
+    if whole == 0 {
+        return sign::<F>(x.negative);
+    }
+    // An integer of no more bits than the significand has: exact.
+    let shift = whole.leading_zeros();
+    let mut exactly = *e;
+    pack::<F>(x.negative, 63 - shift as i32, whole << shift, &mut exactly)
+}
+
+/// The magnitude of a finite number below 2^63 in integers, and whether it is inexact.
+fn whole(x: Number, rounding: Rounding) -> (u64, bool) {
+    if x.exponent >= 63 {
+        return (x.significand, false);
+    }
+    let fixed = jam(u128::from(x.significand) << 64, (63 - x.exponent) as u32);
+    let (kept, rest) = ((fixed >> 64) as u64, fixed as u64);
+    let half = 1 << 63;
+    let up = match rounding {
+        Rounding::Nearest => rest > half || rest == half && kept & 1 != 0,
+        Rounding::Down => x.negative && rest != 0,
+        Rounding::Up => !x.negative && rest != 0,
+        Rounding::Zero => false,
+    };
+    (kept + u64::from(up), rest != 0)
+}
+
+/// A signed integer of `bits` (32 or 64), or the integer indefinite. SDM Vol. 1 4.8.3.7 and table 11-1.
+pub fn to_integer<F: Float>(a: u64, bits: u32, rounding: Rounding, e: &mut Environment) -> u64 {
+    let indefinite = 1 << (bits - 1);
+    if is_nan::<F>(a) {
+        e.raise(IE);
+        return indefinite;
+    }
+    let x = number::<F>(a, e);
+    if x.kind == Kind::Zero {
+        return 0;
+    }
+    if x.kind == Kind::Infinity || x.exponent > 63 {
+        e.raise(IE);
+        return indefinite;
+    }
+    let (magnitude, inexact) = whole(x, rounding);
+    if magnitude > indefinite - u64::from(!x.negative) {
+        e.raise(IE);
+        return indefinite;
+    }
+    if inexact {
+        e.raise(PE);
+    }
+    let value = if x.negative {
+        magnitude.wrapping_neg()
+    } else {
+        magnitude
+    };
+    if bits == 32 { value & 0xffff_ffff } else { value }
+}
+
+/// From a signed integer.
+pub fn from_integer<F: Float>(value: i64, e: &mut Environment) -> u64 {
+    if value == 0 {
+        return 0;
+    }
+    let magnitude = value.unsigned_abs();
+    let shift = magnitude.leading_zeros();
+    pack::<F>(value < 0, 63 - shift as i32, magnitude << shift, e)
+}
+
+/// From one format to another. A NaN keeps the upper bits of its payload, and becomes quiet.
+pub fn convert<S: Float, D: Float>(a: u64, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<S>(&[a], e) {
+        let payload = (nan & S::MASK) << (63 - S::FRACTION) >> (63 - D::FRACTION);
+        return sign::<D>(nan & S::SIGN != 0) | D::INFINITY | payload;
+    }
+    let x = number::<S>(a, e);
+    match x.kind {
+        Kind::Infinity => sign::<D>(x.negative) | D::INFINITY,
+        Kind::Zero => sign::<D>(x.negative),
+        Kind::Finite => {
+            denormals(&[x], e);
+            pack::<D>(x.negative, x.exponent, x.significand, e)
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "float_test.rs"]
+mod tests;
