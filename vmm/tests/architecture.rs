@@ -82,6 +82,7 @@ const ENGINE_CIRCLE: &[(&str, &[&str])] = &[
             "exec/mov",
             "exec/msr",
             "exec/muldiv",
+            "exec/portable",
             "exec/segment",
             "exec/shift",
             "exec/simd",

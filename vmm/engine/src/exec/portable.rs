@@ -218,11 +218,7 @@ pub(crate) fn lower(l: &mut Lower) -> End {
     let sse = (0..l.i.op_count()).any(|n| l.is_reg(n) && l.i.op_register(n).is_xmm())
         || thunk::scalar_to_integer(l.i.mnemonic());
     let mut bits = 0;
-    for (bit, set) in [
-        (aux::MMX, form.traits.mmx),
-        (aux::FLAGS, form.traits.flags),
-        (aux::SSE, sse),
-    ] {
+    for (bit, set) in [(aux::MMX, form.mmx), (aux::FLAGS, form.flags), (aux::SSE, sse)] {
         if set {
             bits |= bit;
         }

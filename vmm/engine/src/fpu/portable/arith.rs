@@ -7,13 +7,13 @@ use std::cmp::Ordering;
 
 use iced_x86::Mnemonic as M;
 
-use super::flag::{CF, PF, ZF};
 use super::float::{
     self, Environment, F16, F32, F64, Float, Rounding, add, compare, convert, divide, extreme, from_integer, integral,
     multiply, multiply_add, root, subtract, to_integer,
 };
 use super::lanes::{Inputs, Lane, Vector};
-use super::{Compute, Outcome, Row};
+use super::row::flag::{CF, PF, ZF};
+use super::row::{Compute, Outcome, Row};
 
 /// A format whose values are lanes.
 pub trait Element: Float {

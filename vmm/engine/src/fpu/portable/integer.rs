@@ -4,12 +4,13 @@
 
 use iced_x86::Mnemonic as M;
 
-use super::flag::{CF, ZF};
+use super::crypto;
 use super::lanes::{
     Block, Inputs, Lane, Vector, binary, choose, horizontal, interleave, pack, pairs, rearrange, shift, shift_each,
     unary, widen,
 };
-use super::{Compute, Outcome, Row, crypto};
+use super::row::flag::{CF, ZF};
+use super::row::{Compute, Outcome, Row};
 
 /// A row whose result is a vector, from a function of the inputs.
 fn value(compute: Compute) -> Option<Row> {

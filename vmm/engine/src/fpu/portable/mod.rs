@@ -21,6 +21,7 @@ mod crypto;
 mod float;
 mod integer;
 mod lanes;
+mod row;
 mod strings;
 
 use std::sync::OnceLock;
@@ -28,58 +29,11 @@ use std::sync::OnceLock;
 use iced_x86::{Code, EncodingKind, Instruction, Mnemonic as M, OpKind, Register};
 
 use self::float::Environment;
-pub(crate) use self::lanes::{Inputs, Vector};
+use self::lanes::Inputs;
+pub(crate) use self::lanes::Vector;
+use self::row::{Outcome, Row};
 use super::state::mxcsr;
-use super::thunk::{self, MemoryUse, NoThunk, PRE_COMPUTATION, SimdException, Traits};
-
-/// Arithmetic bits of RFLAGS.
-mod flag {
-    pub const CF: u32 = 1 << 0;
-    pub const PF: u32 = 1 << 2;
-    pub const ZF: u32 = 1 << 6;
-    pub const SF: u32 = 1 << 7;
-    pub const OF: u32 = 1 << 11;
-}
-
-/// What a row comes to: a vector (of which a general register is the low part), or flags.
-pub(crate) struct Outcome {
-    pub value: Vector,
-    /// The arithmetic flags, of rows that write them.
-    pub flags: u32,
-}
-
-impl Outcome {
-    fn value(value: Vector) -> Outcome {
-        Outcome { value, flags: 0 }
-    }
-
-    fn flags(flags: u32) -> Outcome {
-        Outcome {
-            value: Vector::ZERO,
-            flags,
-        }
-    }
-}
-
-/// How a row computes.
-type Compute = fn(&Inputs, &mut Environment) -> Outcome;
-
-/// What an instruction does with its operands.
-#[derive(Clone, Copy)]
-struct Row {
-    compute: Compute,
-    param: u8,
-}
-
-impl Row {
-    fn new(compute: Compute) -> Row {
-        Row { compute, param: 0 }
-    }
-
-    fn with(self, param: u8) -> Row {
-        Row { param, ..self }
-    }
-}
+use super::thunk::{self, MemoryUse, NoThunk, PRE_COMPUTATION, SimdException};
 
 /// The rows, by `Code`.
 fn rows() -> &'static [Option<Row>] {
@@ -196,7 +150,10 @@ pub(crate) struct Form {
     pub vex: bool,
     /// The memory operand, where there is one.
     pub memory: Option<MemoryUse>,
-    pub traits: Traits,
+    /// The arithmetic flags are written.
+    pub flags: bool,
+    /// MMX registers are involved: the x87 unit is taken to MMX use, and a pending x87 exception comes first.
+    pub mmx: bool,
 }
 
 /// An instruction's form.
@@ -271,13 +228,8 @@ pub(crate) fn prepare(insn: &Instruction) -> Result<Form, NoThunk> {
         bytes: bytes as u8,
         vex,
         memory,
-        traits: Traits {
-            flags: thunk::writes_flags(mnemonic),
-            mxcsr: thunk::uses_mxcsr(mnemonic),
-            mmx,
-            writes_mm: matches!(destination, Place::Mm(_)),
-            no_underflow: false,
-        },
+        flags: reads_both,
+        mmx,
     })
 }
 

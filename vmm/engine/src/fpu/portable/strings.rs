@@ -1,8 +1,8 @@
 //! PCMPESTRI, PCMPESTRM, PCMPISTRI and PCMPISTRM. SDM Vol. 1 12.10.3 "String and Text Processing Instructions" and Vol. 2B 4.1 "Imm8 Control Byte
 //! Operation for PCMPESTRI / PCMPESTRM / PCMPISTRI / PCMPISTRM".
 
-use super::flag::{CF, OF, SF, ZF};
 use super::lanes::{Block, Vector};
+use super::row::flag::{CF, OF, SF, ZF};
 
 /// What a comparison comes to.
 pub struct Comparison {
