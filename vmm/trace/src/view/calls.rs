@@ -498,18 +498,19 @@ impl<'a, S: Sink> Calls<'a, S> {
         let top = self.cpu.frames.last().map(|top| top.function);
         if self.names.switches(from) || top.is_some_and(|top| self.names.is_switch(top)) {
             let left = self.pop(here, false);
+            // Where the other thread goes on is not where this one will, if the other is new.
+            let resume = left.map_or(ip, |left| left.ret);
             if let Some(step) = here.step
                 && let Some(next) = self.names.thread_at(here.cpu, Some(step))
             {
-                // Where the other thread goes on is not where this one will, if the other is new.
-                let resume = left.map_or(ip, |left| left.ret);
                 return self.change_to(here, next, step, resume, ip);
             }
+            let resume = if resume == 0 { ip } else { resume };
             let process = self.process_of(here.state.cr3);
             let left_process = self.cpu.owner.process;
             let other = self.threads().resume(ip, process, left_process);
             let fresh = other.is_none();
-            self.change(here, ip, Vec::new(), other);
+            self.change(here, resume, Vec::new(), other);
             let len = self.cpu.frames.len();
             self.threads().resumed(ip, len);
             if fresh {
