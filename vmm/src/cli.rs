@@ -414,7 +414,7 @@ where
     };
     let units = cli.units.0;
     let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
-    let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt, cli.vector)?;
+    let mut model = model::choose(cli.cpu_model.as_deref(), wants_pt)?;
     if let Some(khz) = cli.tsc_khz {
         model = model
             .with_tsc_khz(khz)

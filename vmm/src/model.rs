@@ -35,7 +35,7 @@ pub const DEFAULT_WITH_PT: &str = "alderlake";
 ///
 /// # Errors
 /// As for [`find`]; and a model without Intel PT where `pt` is set.
-pub fn choose(spec: Option<&str>, pt: bool, vector: Option<VectorChoice>) -> Result<&'static CpuModel, Error> {
+pub fn choose(spec: Option<&str>, pt: bool) -> Result<&'static CpuModel, Error> {
     let model = find(spec.unwrap_or(if pt { DEFAULT_WITH_PT } else { DEFAULT }))?;
     if pt && !model.features().intel_pt() {
         let others = MODELS.iter().filter(|model| model.features().intel_pt());
@@ -46,13 +46,22 @@ pub fn choose(spec: Option<&str>, pt: bool, vector: Option<VectorChoice>) -> Res
             names.join(", ")
         )));
     }
+    Ok(model)
+}
+
+/// A model as it can be executed here, with a warning if something of it is hidden for that.
+pub(crate) fn executed_here(model: &'static CpuModel, vector: Option<VectorChoice>) -> &'static CpuModel {
     let portable = is_portable(model, vector);
-    let executed = if portable { Features::NONE } else { engine::host_avx512() };
+    let executed = if portable {
+        Features::NONE
+    } else {
+        engine::host_avx512()
+    };
     let (model, hidden) = on_host(model, executed);
     if hidden != Features::NONE {
         log::warn!("{}", host_note(model.name, hidden, portable));
     }
-    Ok(model)
+    model
 }
 
 /// Whether a model's vector instructions are computed by tables: as it is asked for, else where the host has not got them. Tables have no

@@ -138,7 +138,7 @@ fn a_host_without_avx512_hides_what_it_does_not_execute() {
         "{note}"
     );
     // Tables have none of it, on any host.
-    let portable = choose(Some("icelake-server"), false, Some(VectorChoice::Portable)).unwrap();
+    let portable = executed_here(model, Some(VectorChoice::Portable));
     assert_eq!(portable.features(), on_host(model, Features::NONE).0.features());
     assert!(host_note("icelake-server", hidden, true).contains("--vector portable"));
     // A host with all but the newest.

@@ -168,8 +168,8 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
     let units = options.units.0;
     let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
     let model = match &options.cpu_model {
-        Some(name) => model::choose(Some(name), wants_pt, options.vector)?,
-        None => model::choose(Some(default_model(options.vector)), wants_pt, options.vector)?,
+        Some(name) => model::choose(Some(name), wants_pt)?,
+        None => model::choose(Some(default_model(options.vector)), wants_pt)?,
     };
     let terminal = io::IsTerminal::is_terminal(&io::stdin());
     Ok(MachineConfig {
