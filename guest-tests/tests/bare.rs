@@ -122,6 +122,8 @@ const QEMU: &[(&str, &str, &str)] = &[
     ("tsc", "it_can_be_written", "drops WRMSR of 10H"),
     ("tsc", "adjust_and_tsc_move_together", ANSWERS_0),
     ("tsc", "the_deadline_interrupts", ANSWERS_0),
+    ("tsc", "user_waits", "has no WAITPKG"),
+    ("tsc", "interrupts_end_user_waits", "has no WAITPKG"),
     ("apic", "base", "takes reserved bits of IA32_APIC_BASE"),
     ("apic", "an_interrupt_beside_a_fault", ANSWERS_0),
     ("apic", "x2apic_eoi_takes_0", "takes EXTD without showing x2APIC"),

@@ -18,7 +18,7 @@ use minivmm::{
     matrix::expected::Table,
 };
 use x86::model::{CpuModel, MODELS};
-use x86::pmu::netburst::{self, Counts, Generation};
+use x86::pmu::netburst::{self, Counts, Generation, Operation};
 use x86::pmu::{Branches, Caches, Count, Fidelity, Levels};
 use x86::rdt::RdtCaps;
 
@@ -449,12 +449,21 @@ fn netburst_events(model: &str, generation: Generation) -> String {
                 "branches: conditional (bit 1), calls (2), returns (3), indirect ones and returns (4)".into(),
                 "exact",
             ),
-            Counts::MispredictedTypes => ("the mispredicted ones of these".into(), "modelled"),
+            Counts::MispredictedTypes => ("mispredicted branches, by the same bits as `retired_branch_type`".into(), "modelled"),
             Counts::Mispredicted => ("mispredicted branches (bit 0)".into(), "modelled"),
-            Counts::Operations(operation) => (
-                format!("instructions with such an operation: {operation:?} (bit 15)").to_lowercase(),
-                "exact",
-            ),
+            Counts::Operations(operation) => {
+                let what = match operation {
+                    Operation::PackedSingle => "packed operations of single precision",
+                    Operation::PackedDouble => "packed operations of double precision",
+                    Operation::ScalarSingle => "scalar operations of single precision",
+                    Operation::ScalarDouble => "scalar operations of double precision",
+                    Operation::Mmx => "integer operations in MMX registers",
+                    Operation::Integer => "integer operations in XMM registers",
+                    Operation::X87 => "x87 operations but for loads, stores and moves",
+                    Operation::Move => "loads, stores and moves of x87, MMX and SSE",
+                };
+                (format!("{what} (bit 15)"), "exact")
+            }
             Counts::Memory(kinds) => {
                 let kinds = kinds.iter().map(|(bit, kind)| format!("{} (bit {bit})", kind.text()));
                 (kinds.collect::<Vec<_>>().join(", "), "modelled")

@@ -236,19 +236,23 @@ fn loads_and_stores(bits: u16) -> Memory {
     of(1, Memory::LOADS).or(of(2, Memory::STORES))
 }
 
-/// What a CCCR makes of a source.
-fn rule(source: Source, cccr: Cccr) -> CountRule {
-    let rate = match (cccr.compare(), cccr.threshold(), cccr.complement()) {
+/// How often a CCCR has a source count.
+fn rate(source: Source, cccr: Cccr) -> Rate {
+    match (cccr.compare(), cccr.threshold(), cccr.complement()) {
         (false, ..) | (true, 0, false) => Rate::Events,
         // No cycle is without a cycle.
         (true, 0, true) if source == Source::Cycles => Rate::Never,
         (true, 0, true) => Rate::Idle,
         (true, _, false) => Rate::Never,
         (true, _, true) => Rate::Cycles,
-    };
+    }
+}
+
+/// What a CCCR makes of a source.
+fn rule(source: Source, cccr: Cccr) -> CountRule {
     CountRule {
         source,
-        rate,
+        rate: rate(source, cccr),
         edge: cccr.compare() && cccr.edge(),
         in_tx: false,
         checkpointed: false,
@@ -363,6 +367,11 @@ impl Pmu {
             let cccr = self.cccr(counter);
             // One thread, so either none of them is active or one.
             if !(cccr.enable() || self.is_started(counter, cccr)) || !matches!(cccr.active_thread(), 1 | 3) {
+                continue;
+            }
+            // SDM Vol. 3B "Non-Sleep Clockticks": what is met in every cycle overrides all that the ESCR says.
+            if rate(Source::Instructions, cccr) == Rate::Cycles {
+                plan.put(counter, rule(Source::Cycles, cccr), [true; 2]);
                 continue;
             }
             let Some((escr, Some(row))) = self.selected(counter, cccr) else {

@@ -265,6 +265,24 @@ fn thresholds_complements_and_edges_filter() {
     );
 }
 
+// covers: pmu/netburst-filters
+#[test]
+fn a_threshold_that_every_cycle_meets_counts_them_all() {
+    // Non-Sleep Clockticks: it overrides any qualification that the ESCR has; and Linux asks for it with an ESCR that has no event.
+    let every = PLAIN.with_compare(true).with_complement(true).with_threshold(15);
+    for (escr, select, why) in [
+        (Escr::new().with_event(2).with_mask(1).with_usr(true), 4, "ring 3 alone"),
+        (Escr::new(), 4, "no event"),
+        (Escr::new(), 0, "of another ESCR"),
+    ] {
+        let mut run = Run::new(&NETBURST);
+        run.write(0x3B8, escr.into_bits());
+        run.write(MSR_BPU_CCCR0 + IQ0, every.with_select(select).into_bits());
+        run.run(&[Do::Mov(1), Do::Rep(10), Do::Far(Far::Iret, 3), Do::Mov(2)]);
+        assert_eq!(value(&mut run, IQ0), 14, "{why}");
+    }
+}
+
 // covers: pmu/netburst-rings
 #[test]
 fn rings_are_the_escr_s_and_of_the_first_thread() {

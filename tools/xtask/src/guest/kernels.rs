@@ -32,7 +32,7 @@ const MODULES: [&str; 2] = ["msr", "cpuid"];
 /// Which kernels are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The oldest and the newest cloud kernel, and the newest for 32-bit CPUs.
+    /// The oldest and the newest cloud kernel, and the oldest for 32-bit CPUs.
     Ends,
     /// The newest of each series in the flavours `cloud-amd64` and `686-pae`, and the newest of the others for 64-bit CPUs.
     All,
@@ -86,9 +86,11 @@ fn choose(text: &str, which: Which) -> Vec<Kernel> {
     all.dedup();
     match which {
         Which::Ends => {
-            let pae = all.iter().rev().find(|kernel| kernel.flavour == "686-pae").cloned();
+            // Of the oldest series the newest, here and there.
+            let pae: Vec<&Kernel> = all.iter().filter(|kernel| kernel.flavour == "686-pae").collect();
+            let pae = pae.iter().rev().find(|kernel| kernel.series() == pae[0].series());
+            let pae = pae.map(|kernel| (*kernel).clone());
             let mut cloud = all.into_iter().filter(|kernel| kernel.flavour == "cloud-amd64");
-            // Of the oldest series the newest.
             let Some(first) = cloud.next() else { return Vec::new() };
             let rest: Vec<Kernel> = cloud.collect();
             let oldest = rest.iter().rev().find(|kernel| kernel.series() == first.series());
