@@ -194,7 +194,7 @@ fn the_second_level_of_debian_in_debian_has_names() {
         line.contains("vmx_vcpu_run") && line.contains("kvm_vcpu_ioctl")
     });
     assert!(vmm * 100 > all * 99, "{vmm} of {all}");
-    for name in ["start_kernel", "do_init_module", ";init;"] {
+    for name in ["start_kernel", "kernel_init", ";init;"] {
         let above = |line: &str| line.split("VMCS 0x").nth(1).is_some_and(|above| above.contains(name));
         assert!(guests.iter().any(|line| above(line)), "{name}");
     }
