@@ -70,7 +70,7 @@ fn place(vmx: &Vmx) -> String {
                 }
                 None => text += ", no EPT\n",
             }
-            text
+            text + "the guest-state fields are those of its last VM exit, what it has now is in the registers\n"
         }
     }
 }
