@@ -669,6 +669,9 @@ impl Engine {
             if cpu.non_root()
                 && let Some(exit) = cpu.boundary_exit()
             {
+                // The units hear of the guest's branches before the exit, which may load what they count.
+                let effects = self.speak(cpu);
+                self.follow(cpu, effects);
                 self.make_vm_exit(cpu, exit);
                 continue;
             }

@@ -4,9 +4,10 @@
 use crate::{rig, vmm};
 use iced_x86::code_asm::*;
 use rig::TABLES;
-use vmm::{BITMAPS, Code, DATA, EPT, EXIT, GUEST, GUEST_STACK, HANDLERS, LIST, PIN, VMXON, Vmm};
+use vmm::{BITMAPS, Code, DATA, EPT, EXIT, GUEST, GUEST_STACK, HANDLERS, Heard, LIST, PIN, VMXON, Vmm};
 use x86::model::{BROADWELL, CpuModel, HASWELL, SKYLAKE_SERVER};
 use x86::vmx::fields::Field;
+use x86::watch::{Far, Flow};
 
 /// Activate VMX-preemption timer.
 const TIMER: u64 = 1 << 6;
@@ -80,6 +81,40 @@ fn the_preemption_timer_counts_changes_of_bit_5_of_the_clock() {
     let v = vmm.run(&[Field::EXIT_REASON, Field::PREEMPTION_TIMER]).unwrap();
     assert_eq!(v[0], 18);
     assert!((999..=1000).contains(&v[1]), "{}", v[1]);
+}
+
+/// An exit may load IA32_PERF_GLOBAL_CTRL: what the guest has done before it counts for the guest.
+// covers: vmx/preemption-timer
+#[test]
+fn units_hear_of_branches_before_the_timers_exit() {
+    let mut vmm = Vmm::new(CLOCK);
+    vmm.platform.heard = Some(Heard::default());
+    vmm.set(&[(Field::PIN_CONTROLS, PIN | TIMER), (Field::PREEMPTION_TIMER, 100)]);
+    assert_eq!(vmm.run(&[Field::EXIT_REASON]), Ok(vec![52]));
+    let heard = vmm.platform.heard.take().unwrap().0;
+    let at = |far| {
+        heard
+            .iter()
+            .position(|branch| branch.flow == Flow::Far(far).code())
+            .unwrap()
+    };
+    let guest = at(Far::VmEntry)..at(Far::VmExit);
+    let jumps = heard
+        .iter()
+        .enumerate()
+        .filter(|(_, branch)| (GUEST..GUEST + 0x100).contains(&branch.from));
+    let jumps: Vec<usize> = jumps
+        .filter(|(_, branch)| branch.flow == Flow::Jump.code())
+        .map(|(n, _)| n)
+        .collect();
+    let rounds = vmm.rig.cpu.state().gpr[3];
+    assert!(
+        rounds > 1000 && (jumps.len() as u64).abs_diff(rounds) <= 1,
+        "{} {rounds}",
+        jumps.len()
+    );
+    assert!(jumps.iter().all(|n| guest.contains(n)));
+    assert!(heard.is_sorted_by_key(|branch| branch.step));
 }
 
 // covers: vmx/monitor-trap

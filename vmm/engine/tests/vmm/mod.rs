@@ -10,6 +10,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use x86::model::{CpuModel, WESTMERE};
 use x86::vmx::fields::Field;
+use x86::watch::{BranchRecord, Effects, Interest, Watch};
 
 pub const VMXON: u64 = 0x40_0000;
 pub const VMCS: u64 = 0x40_1000;
@@ -39,10 +40,29 @@ pub const EXIT: u64 = 0x0003_6fff;
 pub const ENTRY: u64 = 0x13ff;
 pub const SECONDARY: u64 = 1 << 31;
 
+/// A unit that hears of every branch.
+#[derive(Default)]
+pub struct Heard(pub Vec<BranchRecord>);
+
+impl Watch for Heard {
+    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+        Interest {
+            branches: true,
+            ..Interest::NOTHING
+        }
+    }
+    fn branches(&mut self, records: &[BranchRecord], _: &mut dyn Processor) -> Effects {
+        self.0.extend_from_slice(records);
+        Effects::NONE
+    }
+}
+
 /// What exists of every part beside the core: IA32_FEATURE_CONTROL as firmware leaves it, the clock, an APIC's task priority.
 pub struct Platform {
     model: &'static CpuModel,
     pub ports: Vec<(u16, u32)>,
+    /// Who hears of branches, if somebody does.
+    pub heard: Option<Heard>,
 }
 
 impl Bus for Platform {
@@ -78,6 +98,9 @@ impl Bus for Platform {
     fn set_cr8(&mut self, _: u64) {}
     fn random(&mut self) -> u64 {
         4
+    }
+    fn watch(&mut self) -> Option<&mut dyn Watch> {
+        self.heard.as_mut().map(|heard| heard as &mut dyn Watch)
     }
 }
 
@@ -185,6 +208,7 @@ impl Vmm {
             platform: Platform {
                 model,
                 ports: Vec::new(),
+                heard: None,
             },
             fields: Vec::new(),
         };
