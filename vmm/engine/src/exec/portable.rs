@@ -36,21 +36,23 @@ mod string {
 }
 
 impl Cpu {
-    fn operand(&self, place: Place, memory: &Vector) -> Vector {
+    /// An operand: memory as it was read, or a register, which is copied to `own`, whose bytes are zeros.
+    #[inline(always)]
+    fn operand<'a>(&self, place: Place, memory: &'a Vector, own: &'a mut Vector) -> &'a Vector {
         let number = |n: u8| usize::from(n & 15);
         match place {
-            Place::None => Vector::ZERO,
-            Place::Mm(n) => Vector::from_u64(self.fpu.mm(n.into())),
-            Place::Xmm(n) => Vector::from_u128(self.fpu.xmm[number(n)]),
+            Place::None => {}
+            Place::Mm(n) => own.set(0, self.fpu.mm(n.into())),
+            Place::Xmm(n) => own.set(0, self.fpu.xmm[number(n)]),
             Place::Ymm(n) => {
-                let mut v = Vector::from_u128(self.fpu.xmm[number(n)]);
-                v.set_block(1, self.fpu.ymm_hi[number(n)].to_le_bytes());
-                v
+                own.set(0, self.fpu.xmm[number(n)]);
+                own.set(1, self.fpu.ymm_hi[number(n)]);
             }
-            Place::General32(n) => Vector::from_u64(self.get::<4>(n * 8)),
-            Place::General64(n) => Vector::from_u64(self.get::<8>(n * 8)),
-            Place::Memory => *memory,
+            Place::General32(n) => own.set(0, self.get::<4>(n * 8)),
+            Place::General64(n) => own.set(0, self.get::<8>(n * 8)),
+            Place::Memory => return memory,
         }
+        own
     }
 
     /// Writes a result to a register.
@@ -93,9 +95,15 @@ impl Cpu {
         if o.aux & aux::MMX != 0 {
             self.fpu.enter_mmx();
         }
-        let sources = form.sources().map(|place| self.operand(place, memory));
+        let [a, b, c] = form.sources();
+        let (mut own_a, mut own_b, mut own_c) = (Vector::ZERO, Vector::ZERO, Vector::ZERO);
+        let sources = [
+            self.operand(a, memory, &mut own_a),
+            self.operand(b, memory, &mut own_b),
+            self.operand(c, memory, &mut own_c),
+        ];
         let size = usize::from(o.aux >> aux::SIZE_SHIFT);
-        let Some((outcome, raised)) = form.compute(&sources, size, self.fpu.mxcsr) else {
+        let Some((outcome, raised)) = form.compute(sources, size, self.fpu.mxcsr) else {
             return Err(self.ud());
         };
         if raised != 0 && portable::finish(&mut self.fpu.mxcsr, raised).is_err() {
@@ -174,7 +182,10 @@ impl Cpu {
             Vector::ZERO
         };
         let form = Packed::new(o.imm, o.dst, o.src);
-        let [a, b, _] = form.sources().map(|place| self.operand(place, &memory).block(0));
+        let (mut own_a, mut own_b) = (Vector::ZERO, Vector::ZERO);
+        let [a, b, _] = form.sources();
+        let a = self.operand(a, &memory, &mut own_a).block(0);
+        let b = self.operand(b, &memory, &mut own_b).block(0);
         let lengths = (o.imm & string::LENGTHS != 0).then(|| {
             [slot::RAX, slot::RDX].map(|register| {
                 let whole = self.get::<8>(register);

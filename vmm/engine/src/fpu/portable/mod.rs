@@ -299,7 +299,7 @@ impl Packed {
     }
 
     /// Computes, under MXCSR's controls. With the result come the flags that MXCSR gets.
-    pub fn compute(&self, sources: &[Vector; 3], memory: usize, mxcsr: u32) -> Option<(Outcome, u32)> {
+    pub fn compute(&self, sources: [&Vector; 3], memory: usize, mxcsr: u32) -> Option<(Outcome, u32)> {
         let row = rows().get((self.bits & 0xffff) as usize)?.as_ref()?;
         let last = self.sources()[1];
         let [a, b, c] = sources;
