@@ -27,7 +27,8 @@ static int call(int number, int a, int b, int c, int d, int e) {
 }
 
 static int call6(int number, int a, int b, int c, int d, int e, int f) {
-    __asm__ volatile("pushl %%ebp\n\tmovl %[f], %%ebp\n\tint $0x80\n\tpopl %%ebp"
+    /* Pushed first: the operand may be counted from ESP. */
+    __asm__ volatile("pushl %[f]\n\tpushl %%ebp\n\tmovl 4(%%esp), %%ebp\n\tint $0x80\n\tpopl %%ebp\n\taddl $4, %%esp"
                      : "+a"(number)
                      : "b"(a), "c"(b), "d"(c), "S"(d), "D"(e), [f] "m"(f)
                      : "memory");
