@@ -37,7 +37,7 @@ use crate::{
 const LONGEST: u64 = 1 << 20;
 
 /// A part costs about 0.15 s of its own: RAM is read from the snapshots, and code is translated again. So there are no more of them for
-/// each job than keep all jobs busy to the end.
+/// each job than keep all jobs busy to the end, and the last ones are the shortest.
 const PARTS_A_JOB: usize = 4;
 /// The same for each shard, which may have several jobs.
 const PARTS_A_SHARD: usize = 16;
@@ -78,16 +78,27 @@ fn file(parts: &Path, part: Part, what: &str) -> PathBuf {
     parts.join(format!("{:020}.{what}", part.from))
 }
 
-/// Cuts a session at its snapshots, or at some of them, into at most so many parts, each with as many snapshots as any other.
-fn cut(snapshots: &[u64], most: usize) -> Vec<Part> {
+/// Cuts a session at its snapshots, or at some of them, into so many rounds of a part for each worker. A round has half of what is left, and
+/// the last one all of it: whoever is late then is late by a short part.
+fn cut(snapshots: &[u64], workers: usize, rounds: usize) -> Vec<Part> {
     let epochs = snapshots.len() + 1;
-    let parts = epochs.min(most.max(1));
+    let mut ends = Vec::new();
+    let mut next = 0;
+    for round in 1..=rounds {
+        let left = epochs - next;
+        let taken = if round == rounds { left } else { left / 2 };
+        let parts = taken.min(workers);
+        ends.extend((1..=parts).map(|part| next + part * taken / parts));
+        next += taken;
+    }
     // The part that begins with this epoch begins at the snapshot before it.
     let step = |epoch: usize| epoch.checked_sub(1).and_then(|before| snapshots.get(before)).copied();
-    (0..parts)
-        .map(|part| Part {
-            from: step(part * epochs / parts).unwrap_or(0),
-            to: step((part + 1) * epochs / parts),
+    let begins = std::iter::once(0).chain(ends.iter().copied());
+    begins
+        .zip(&ends)
+        .map(|(from, &to)| Part {
+            from: step(from).unwrap_or(0),
+            to: step(to),
         })
         .collect()
 }
@@ -151,10 +162,10 @@ pub fn run(options: &ReplayOptions) -> Result<Status, Error> {
     }
     let jobs = options.jobs.map_or(1, NonZero::get);
     // The shards of a session are the same whatever the jobs of each.
-    let most = options.shard.map_or(jobs.saturating_mul(PARTS_A_JOB), |shard| {
-        shard.count.saturating_mul(PARTS_A_SHARD)
-    });
-    let all = cut(&cuts, most);
+    let (workers, rounds) = options
+        .shard
+        .map_or((jobs, PARTS_A_JOB), |shard| (shard.count, PARTS_A_SHARD));
+    let all = cut(&cuts, workers, rounds);
     let asked = format!("replay {}", session.display());
     let keep = cuts.is_empty();
     if keep && options.shard.is_some() {
