@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use guest_tests::bare::image;
-use guest_tests::{Folder, Outcome, in_minivmm, linux, run, skipped};
+use guest_tests::{Folder, Outcome, in_minivmm, linux_in_minivmm, run, skipped};
 
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -62,12 +62,8 @@ fn linux_and_a_program_of_vectors_leave_the_same_state() {
     assert!(native.lines().count() == 25, "{native}");
     folder.script("inject/run", "#!/bin/sh\n/inject/vectors || echo FAILED $?\n");
     let boot = |model: &str| {
-        let mut boot = in_minivmm(&linux().kernel);
-        boot.arg("--initrd")
-            .arg(&linux().initrd)
-            .args(["--cmdline", "console=ttyS0 quiet panic=-1", "--cpu-model", model])
-            .arg("--inject")
-            .arg(&inject);
+        let mut boot = linux_in_minivmm("console=ttyS0 quiet panic=-1");
+        boot.args(["--cpu-model", model, "--inject"]).arg(&inject);
         boot
     };
     let with_all: &[&str] = match guest_tests::full() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use guest_tests::{Folder, in_minivmm, linux, run, skipped};
+use guest_tests::{Folder, linux_in_minivmm, run, skipped};
 
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -34,12 +34,8 @@ fn code_for_server_parts_runs_on_their_models() {
     let results = native.lines().next().unwrap();
     folder.script("inject/run", "#!/bin/sh\n/inject/vectors || echo FAILED $?\n");
     for part in ["skylake-server", "icelake-server", "sapphirerapids"] {
-        let mut boot = in_minivmm(&linux().kernel);
-        boot.arg("--initrd")
-            .arg(&linux().initrd)
-            .args(["--cmdline", "console=ttyS0 quiet panic=-1", "--cpu-model", part])
-            .arg("--inject")
-            .arg(&inject);
+        let mut boot = linux_in_minivmm("console=ttyS0 quiet panic=-1");
+        boot.args(["--cpu-model", part, "--inject"]).arg(&inject);
         let guest = run(&mut boot, LIMIT).must_end_with(0);
         let console = &guest.console;
         assert!(console.contains(results), "{part}: {results}\n{console}");

@@ -26,6 +26,7 @@ use crate::{
     },
     jail,
     matrix::cell::program,
+    parts,
     query_cache::Cache,
     query_options::{QueryOptions, QueryPartOptions},
     replay_command,
@@ -80,11 +81,10 @@ pub fn run(options: &QueryOptions) -> Result<Status, Error> {
         None => {
             let cuts = epochs::list(folder).map_err(failed)?;
             let cuts: Vec<u64> = cuts.into_iter().filter(|steps| *steps < head.steps).collect();
-            let begins = std::iter::once(0).chain(cuts.iter().copied());
-            let ends = cuts.iter().copied().map(Some).chain([None]);
             let mut session = Parts {
                 options,
-                parts: begins.zip(ends).map(|(from, to)| Part { from, to }).collect(),
+                // Each at its own snapshot: an answer may need few of them.
+                parts: parts::cut(&cuts, usize::MAX, 1),
                 symbols: None,
             };
             let answer = session.answer();

@@ -80,7 +80,7 @@ fn file(parts: &Path, part: Part, what: &str) -> PathBuf {
 
 /// Cuts a session at its snapshots, or at some of them, into so many rounds of a part for each worker. A round has half of what is left, and
 /// the last one all of it: whoever is late then is late by a short part.
-fn cut(snapshots: &[u64], workers: usize, rounds: usize) -> Vec<Part> {
+pub(crate) fn cut(snapshots: &[u64], workers: usize, rounds: usize) -> Vec<Part> {
     let epochs = snapshots.len() + 1;
     let mut ends = Vec::new();
     let mut next = 0;

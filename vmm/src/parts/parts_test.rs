@@ -31,6 +31,10 @@ fn parts_follow_each_other_and_the_last_are_the_shortest() {
 fn a_session_is_cut_at_its_own_snapshots() {
     let part = |from, to| Part { from, to };
     assert_eq!(cut(&[10, 25, 30], 2, 1), [part(0, Some(25)), part(25, None)]);
+    assert_eq!(
+        cut(&[10, 25], usize::MAX, 1),
+        [part(0, Some(10)), part(10, Some(25)), part(25, None)]
+    );
     assert_eq!(cut(&[], 8, 4), [part(0, None)]);
     assert_eq!(cut(&[7], 1, 2), [part(0, Some(7)), part(7, None)]);
 }

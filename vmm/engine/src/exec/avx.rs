@@ -13,7 +13,7 @@ use x86::rflags::flag as rf;
 use crate::Vectors;
 use crate::cpu::Cpu;
 use crate::fpu::approx;
-use crate::fpu::state::{BadImage, mxcsr, xstate};
+use crate::fpu::state::{BadImage, FpuState, mxcsr, xstate};
 use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
 use crate::lower::{End, Lower, body};
 use crate::op::{Done, Handler, Op, Stop, chain};
@@ -221,27 +221,33 @@ impl Cpu {
     }
 
     /// VCVTPS2PH ignores FTZ, so a thunk's way to find tiny results that are exact does not work for it: with underflow
-    /// unmasked they are looked for here, and what else the instruction would flag is found by trying it on a copy.
+    /// unmasked they are looked for here.
     #[inline(never)]
     fn tiny_half(&mut self, o: &Op, thunk: &Thunk) -> Done {
-        let unmasked = !self.fpu.mxcsr >> 7 & mxcsr::FLAGS;
-        const UE: u32 = 1 << 4;
         let source = self.ymm_bytes(o.src & 0x3f);
         let elements = if o.aux & aux::HALF_WIDE != 0 { 8 } else { 4 };
-        let tiny = |i: usize| {
-            let value = f32::from_le_bytes(core::array::from_fn(|k| source[4 * i + k])).abs();
-            // Below 2^-14, and a multiple of 2^-24.
-            value != 0.0 && value < 6.103_515_6e-5 && (value * 16_777_216.0).fract() == 0.0
-        };
-        if unmasked & UE == 0 || !(0..elements).any(tiny) {
+        if !self.unmasks_underflow() || !(0..elements).any(|i| is_tiny_half(&source, i)) {
             return Ok(());
         }
+        self.tiny_halves_underflow(|fpu, gprs, memory| {
+            // SAFETY: As `tiny_halves_underflow` says.
+            let _ = unsafe { thunk.run(fpu, gprs, memory) };
+        })
+    }
+
+    pub(super) fn unmasks_underflow(&self) -> bool {
+        self.fpu.mxcsr & mxcsr::UM == 0
+    }
+
+    /// VCVTPS2PH with results that are tiny and exact, and underflow unmasked: #XM. What else the instruction would flag is found by `run`,
+    /// which has it run on a copy of the state, with these general registers and a buffer that is longer than any operand.
+    pub(super) fn tiny_halves_underflow(&mut self, run: impl FnOnce(*mut FpuState, *mut u64, *mut u8)) -> Done {
+        const UE: u32 = 1 << 4;
+        let unmasked = !self.fpu.mxcsr >> 7 & mxcsr::FLAGS;
         let mut copy = self.fpu.clone();
         copy.mxcsr &= !mxcsr::FLAGS;
         let mut buffer = Buffer([0; 64]);
-        let gprs = self.gprs();
-        // SAFETY: The copy and the buffer are this function's own, and the buffer is longer than any operand.
-        let _ = unsafe { thunk.run(&raw mut copy, gprs, buffer.0.as_mut_ptr()) };
+        run(&raw mut copy, self.gprs(), buffer.0.as_mut_ptr());
         let raised = copy.mxcsr & mxcsr::FLAGS;
         // Invalid operands and denormals come first.
         let first = raised & unmasked & 7 != 0;
@@ -429,6 +435,12 @@ impl Cpu {
     pub(super) fn vector_registers(&self) -> usize {
         if self.is64() { 16 } else { 8 }
     }
+}
+
+/// Whether single-precision element `i` of a source is tiny and exact as a half: below 2^-14, and a multiple of 2^-24.
+pub(super) fn is_tiny_half(source: &[u8], i: usize) -> bool {
+    let value = f32::from_le_bytes(core::array::from_fn(|k| source[4 * i + k])).abs();
+    value != 0.0 && value < 6.103_515_6e-5 && (value * 16_777_216.0).fract() == 0.0
 }
 
 body! {

@@ -10,10 +10,10 @@
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M, OpKind};
 use x86::rflags::flag as rf;
 
-use super::avx::ENABLED;
+use super::avx::{ENABLED, is_tiny_half};
 use super::simd::Buffer;
 use crate::cpu::Cpu;
-use crate::fpu::state::{mxcsr, xstate};
+use crate::fpu::state::xstate;
 use crate::fpu::thunk::{self, EvexForm, EvexThunk, Lanes, Place};
 use crate::lower::{End, Lower, body};
 use crate::op::{Done, Op, chain};
@@ -185,34 +185,19 @@ impl Cpu {
         }
     }
 
-    /// VCVTPS2PH ignores FTZ, so that with underflow unmasked tiny results that are exact are looked for here (see
-    /// [`super::avx`]); what else the instruction would flag is found by trying it on a copy.
+    /// VCVTPS2PH, of which the mask leaves out elements: as `Cpu::tiny_half` of [`super::avx`].
     #[inline(never)]
     fn tiny_halves(&mut self, thunk: &EvexThunk) -> Done {
-        const UE: u32 = 1 << 4;
-        let unmasked = !self.fpu.mxcsr >> 7 & mxcsr::FLAGS;
         let source = self.zmm_bytes(usize::from(thunk.places[1].0 & 31));
         let mask = thunk.mask(&self.fpu);
-        let tiny = |i: usize| {
-            let value = f32::from_le_bytes(core::array::from_fn(|k| source[4 * i + k])).abs();
-            // Below 2^-14, and a multiple of 2^-24.
-            value != 0.0 && value < 6.103_515_6e-5 && (value * 16_777_216.0).fract() == 0.0
-        };
-        let any = (0..thunk.form.halves.into()).any(|i| mask >> i & 1 != 0 && tiny(i));
-        if unmasked & UE == 0 || !any {
+        let tiny = |i: usize| mask >> i & 1 != 0 && is_tiny_half(&source, i);
+        if !self.unmasks_underflow() || !(0..thunk.form.halves.into()).any(tiny) {
             return Ok(());
         }
-        let mut copy = self.fpu.clone();
-        copy.mxcsr &= !mxcsr::FLAGS;
-        let mut buffer = Buffer([0; 64]);
-        let gprs = self.gprs();
-        // SAFETY: The copy and the buffer are this function's own, and the buffer is as long as the longest operand.
-        let _ = unsafe { thunk.run(&raw mut copy, gprs, buffer.0.as_mut_ptr()) };
-        let raised = copy.mxcsr & mxcsr::FLAGS;
-        // Invalid operands and denormals come first.
-        let first = raised & unmasked & 7 != 0;
-        self.fpu.mxcsr |= raised | if first { 0 } else { UE };
-        Err(self.simd_exception())
+        self.tiny_halves_underflow(|fpu, gprs, memory| {
+            // SAFETY: As `tiny_halves_underflow` says.
+            let _ = unsafe { thunk.run(fpu, gprs, memory) };
+        })
     }
 
     /// VGATHERDPS, VSCATTERDPS and their like, of register `dst` under opmask `src`: from the first element to the last, each with its
