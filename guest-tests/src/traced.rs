@@ -150,12 +150,12 @@ impl Bus for World {
 }
 
 impl Watch for World {
-    fn interest(&mut self, _: &mut dyn Processor) -> Interest {
+    fn interest(&mut self, cpu: &mut dyn Processor) -> Interest {
         let log = Interest {
             every_instruction: self.tracing,
             ..Interest::NOTHING
         };
-        self.pt.interest().and(log)
+        self.pt.interest(cpu.step()).and(log)
     }
     fn boundaries(&self) -> &[u64] {
         self.pt.boundaries()

@@ -405,7 +405,7 @@ pub fn abort_record(from: u64, step: u64, rip: u64, code: Context) -> BranchReco
         from_cpl: code.cpl,
         to_cpl: code.cpl,
         loads_cr3: false,
-        reserved: [0; 3],
+        run: [0; 3],
     }
 }
 

@@ -780,7 +780,7 @@ fn no_writes_and_no_branches_upset_the_stack() {
                             from_cpl: random.next() as u8,
                             to_cpl: random.next() as u8,
                             loads_cr3: false,
-                            reserved: [0; 3],
+                            run: [0; 3],
                         })
                         .collect();
                     unit.branches(&records, gate, code);

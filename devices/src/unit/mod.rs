@@ -533,7 +533,7 @@ impl Units {
         let sampled = self.trace_samples(cpu);
         self.owed = self.owed.and(sampled);
         if let Some(pt) = self.pt.as_ref().filter(|_| !aside.trace) {
-            interest = interest.and(pt.interest());
+            interest = interest.and(pt.interest(cpu.step()));
         }
         if self.owed != Effects::NONE {
             interest.instructions = 1;

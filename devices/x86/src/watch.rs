@@ -141,8 +141,24 @@ pub struct BranchRecord {
     pub to_cpl: u8,
     /// It is a task switch that loaded CR3, whether the value differs or not.
     pub loads_cr3: bool,
-    /// Zero.
-    pub reserved: [u8; 3],
+    /// Where [`Interest::run`] allows it: the conditional branches since the record before this one, which have none of their own,
+    /// as a number with its lowest byte first: the newest in bit 0, 1 for taken, a stop bit above the oldest. Else, and where there
+    /// were none, 0 or 1.
+    pub run: [u8; 3],
+}
+
+impl BranchRecord {
+    /// In [`BranchRecord::flow`]: no branch, but the end of a run of conditional ones. `to` and `step` are those of the last.
+    pub const RUN: u8 = 31;
+    /// Conditional branches that fit into one record.
+    pub const RUN_BITS: u8 = 23;
+
+    /// The conditional branches before it, under their stop bit; 1 for none.
+    #[inline(always)]
+    pub const fn run(&self) -> u32 {
+        let [low, middle, high] = self.run;
+        u32::from_le_bytes([low, middle, high, 0]) | (low == 0 && middle == 0 && high == 0) as u32
+    }
 }
 
 const _: () = assert!(size_of::<BranchRecord>() == 32, "a record is half a cache line");
@@ -155,6 +171,10 @@ pub struct Interest {
     /// How many branch records may wait at most before they are handed over; 1 for each at once. What must be exact to
     /// the branch (a threshold, an overflow, a buffer page that may fault) is made so by this number.
     pub branch_room: u32,
+    /// 0: each branch is to have a record of its own. Else direct jumps within a page need none, and so many conditional branches in a
+    /// row may be bits of the record after them ([`BranchRecord::run`]), but for the first that is handed over at a time, which has
+    /// one: 1 to [`BranchRecord::RUN_BITS`].
+    pub run: u8,
     /// Far transfers, events and changes are to be announced even if branches are not; who wants branches hears these too. Changes of
     /// RFLAGS.IF are asked for by themselves.
     pub transfers: bool,
@@ -184,6 +204,7 @@ impl Interest {
     pub const NOTHING: Self = Self {
         branches: false,
         branch_room: u32::MAX,
+        run: 0,
         transfers: false,
         interrupts: false,
         step_on_branches: false,
@@ -200,6 +221,11 @@ impl Interest {
         Self {
             branches: self.branches | other.branches,
             branch_room: self.branch_room.min(other.branch_room),
+            run: match (self.branches, other.branches) {
+                (true, true) => self.run.min(other.run),
+                (true, false) => self.run,
+                (false, _) => other.run,
+            },
             transfers: self.transfers | other.transfers,
             interrupts: self.interrupts | other.interrupts,
             step_on_branches: self.step_on_branches | other.step_on_branches,

@@ -26,7 +26,7 @@ fn a_record_has_the_layout_that_machine_code_writes() {
         (offset_of!(BranchRecord, from_cpl), 26, "from_cpl"),
         (offset_of!(BranchRecord, to_cpl), 27, "to_cpl"),
         (offset_of!(BranchRecord, loads_cr3), 28, "loads_cr3"),
-        (offset_of!(BranchRecord, reserved), 29, "reserved"),
+        (offset_of!(BranchRecord, run), 29, "run"),
     ] {
         assert_eq!(offset, expected, "{field}");
     }

@@ -176,7 +176,7 @@ pub fn branches(bytes: &[u8]) {
                         from_cpl: argument & 3,
                         to_cpl: argument >> 2 & 3,
                         loads_cr3: false,
-                        reserved: [0; 3],
+                        run: [0; 3],
                     })
                     .collect();
                 assert!(bts.room(area.base(), &mut memory) >= 1);

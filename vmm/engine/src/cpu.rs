@@ -298,6 +298,10 @@ pub(crate) mod mode {
     pub const TRANSACTION: u32 = 0x20;
     /// In VMX non-root operation: what may cause a VM exit is looked at.
     pub const NON_ROOT: u32 = 0x40;
+    /// With [`RECORD`]: in runs, so that conditional branches are bits of the records after them.
+    pub const RUNS: u32 = 0x80;
+    /// What watching asks for of these.
+    pub const WATCHING: u32 = RECORD | RUNS;
     /// First bit of the number that stands for a code segment's base and limit.
     pub const CODE_SHIFT: u32 = 8;
     /// First bit of the number that stands for a set of boundaries, before which blocks end.
@@ -1030,7 +1034,7 @@ impl Cpu {
             self.far_unlinked::<R>(o, taken, rel, rip);
             return core::ptr::null();
         }
-        self.r[slot::PAGE as usize / 8] = page;
+        self.set_page(page);
         self.enter(t)
     }
 
@@ -1089,7 +1093,7 @@ impl Cpu {
     #[inline(always)]
     pub(crate) fn land(&mut self, rip: u64, t: *const Op) -> *const Op {
         let offset = rip.wrapping_add(self.cs_base) & 0xfff;
-        self.r[slot::PAGE as usize / 8] = rip.wrapping_sub(offset);
+        self.set_page(rip.wrapping_sub(offset));
         self.enter(t)
     }
 
@@ -1099,7 +1103,10 @@ impl Cpu {
         self.get::<8>(slot::PAGE)
     }
 
+    #[inline(always)]
     pub(crate) fn set_page(&mut self, page: u64) {
+        // `run_to` is relative to it.
+        self.run_to = self.run_to.wrapping_add(self.page_ip()).wrapping_sub(page);
         self.r[slot::PAGE as usize / 8] = page;
     }
 

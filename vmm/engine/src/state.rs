@@ -45,6 +45,14 @@ pub struct Hot {
     pub(crate) bounce: [u8; 8],
     /// Where a read-modify-write will go back to if it is plain RAM that the TLB leads to; else null, and `Cpu::bounce_to` says.
     pub(crate) direct: *mut u8,
+    /// Where branches are recorded in runs ([`mode::RUNS`](crate::cpu::mode::RUNS)): the conditional branches that wait for a record,
+    /// under their stop bit; 1 for none.
+    pub(crate) run: u64,
+    /// Where the last of them led, relative to the page of slot PAGE.
+    pub(crate) run_to: u64,
+    /// The least value of `run` that has to become a record now, and after that one.
+    pub(crate) run_limit: u64,
+    pub(crate) run_next: u64,
     pub(crate) jumps: JumpCache,
     /// Its first word leads to the entries in use.
     pub(crate) tlb: Tlb,
@@ -55,15 +63,20 @@ pub struct Hot {
 pub(crate) mod offset {
     pub const NF: i32 = 168;
     pub const BUDGET: i32 = 176;
+    pub const IP_MASK: i32 = 184;
     pub const STOP: i32 = 204;
     pub const RECORD_AT: i32 = 208;
     pub const RECORD_END: i32 = 216;
     pub const RECORD_REST: i32 = 224;
     pub const RIP: i32 = 240;
     pub const LINK: i32 = 256;
-    pub const JUMPS: i32 = 280;
+    pub const RUN: i32 = 280;
+    pub const RUN_TO: i32 = 288;
+    pub const RUN_LIMIT: i32 = 296;
+    pub const RUN_NEXT: i32 = 304;
+    pub const JUMPS: i32 = 312;
     /// The pointer to the entries in use.
-    pub const TLB: i32 = 288;
+    pub const TLB: i32 = 320;
 }
 
 /// Asserts where fields are.
@@ -76,7 +89,7 @@ offsets! {
     r 0;
     nf offset::NF;
     budget offset::BUDGET;
-    ip_mask 184;
+    ip_mask offset::IP_MASK;
     cs_base 192;
     mode 200;
     stop offset::STOP;
@@ -91,6 +104,10 @@ offsets! {
     link offset::LINK;
     bounce 264;
     direct 272;
+    run offset::RUN;
+    run_to offset::RUN_TO;
+    run_limit offset::RUN_LIMIT;
+    run_next offset::RUN_NEXT;
     jumps offset::JUMPS;
     tlb offset::TLB;
 }
@@ -118,6 +135,10 @@ impl Hot {
             link: core::ptr::null_mut(),
             bounce: [0; 8],
             direct: core::ptr::null_mut(),
+            run: 1,
+            run_to: 0,
+            run_limit: 0,
+            run_next: 0,
             jumps: JumpCache::new(),
             tlb: Tlb::new(),
             fpu: FpuState::default(),

@@ -427,7 +427,7 @@ impl Engine {
             from_cpl,
             to_cpl: cpu.cpl,
             loads_cr3: cr3,
-            reserved: [0; 3],
+            run: [0; 3],
         };
         let effects = cpu.say(|watch, view| watch.branches(&[branch], view));
         self.follow(cpu, effects);

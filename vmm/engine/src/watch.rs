@@ -10,6 +10,11 @@
 //! loop between two chains, after that buffer has been handed over. An instruction that would speak, or that changes what a
 //! record means (CPL, CR3, a unit's register), therefore first [asks for that](Cpu::drain_records_first): while records wait it leaves for the
 //! run loop without having done anything, and is run again.
+//!
+//! Who can do with it gets runs ([`Interest::run`], [`mode::RUNS`]): a conditional branch is then a bit in [`Hot`](crate::state::Hot),
+//! which goes into the next record that is written, and a direct jump nothing. A translation does so itself; the interpreter writes the
+//! record as ever and [packs](Cpu::pack) it. What the record of a full run says of its last branch, the target, is kept relative to the
+//! page: so it costs a store of a constant, and an addition where the page changes.
 // The engine core is one of the rooms where `unsafe` is allowed: records are written by raw pointer.
 #![allow(unsafe_code)]
 
@@ -71,6 +76,17 @@ pub(crate) struct Watched {
     pub pending: u64,
     /// The host wants to look.
     pub stop: bool,
+    /// What there was of a run, and where its record would have gone, before the last branch that the interpreter has packed.
+    unpacked: Unpacked,
+}
+
+/// See [`Watched::unpacked`].
+#[derive(Clone, Copy)]
+struct Unpacked {
+    at: *mut BranchRecord,
+    run: u64,
+    to: u64,
+    limit: u64,
 }
 
 /// Whether a span and a range have a byte in common; spans may wrap.
@@ -82,7 +98,8 @@ fn overlap(range: &Range, address: u64, size: u64) -> bool {
 impl Watched {
     pub fn new() -> Watched {
         Watched {
-            records: vec![BranchRecord::default(); ROOM].into_boxed_slice(),
+            // One more: the end of a run may follow the last that there is room for.
+            records: vec![BranchRecord::default(); ROOM + 1].into_boxed_slice(),
             interest: Interest::NOTHING,
             tell: false,
             tell_interrupts: false,
@@ -102,6 +119,12 @@ impl Watched {
             bus_lock: false,
             pending: 0,
             stop: false,
+            unpacked: Unpacked {
+                at: core::ptr::null_mut(),
+                run: 1,
+                to: 0,
+                limit: 0,
+            },
         }
     }
 
@@ -180,7 +203,7 @@ impl EventOrigin {
                 from_cpl: self.cpl,
                 to_cpl: c.cpl,
                 loads_cr3: core::mem::take(&mut c.watched.loads_cr3),
-                reserved: [0; 3],
+                run: [0; 3],
             },
             vector: event.vector,
             debug: event.debug(),
@@ -230,7 +253,78 @@ impl Cpu {
             p.cast::<[u64; 4]>().write([from, to, step, rest]);
             self.record_at = p.add(1);
         }
+        self.recorded()
+    }
+
+    /// After a record has been written: whether the buffer is full.
+    #[inline(always)]
+    fn recorded(&mut self) -> bool {
+        if self.mode & mode::RUNS != 0 {
+            self.pack();
+        }
         self.record_at == self.record_end
+    }
+
+    /// Makes of the record that was just written what it is in a run.
+    #[inline(never)]
+    fn pack(&mut self) {
+        // SAFETY: Only called after a record was written, in front of `record_at`.
+        let (p, record) = unsafe {
+            let p = self.record_at.sub(1);
+            (p, &mut *p)
+        };
+        self.watched.unpacked = Unpacked {
+            at: p,
+            run: self.run,
+            to: self.run_to,
+            limit: self.run_limit,
+        };
+        const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
+        const TAKEN: u8 = Flow::Cond { taken: true }.code();
+        const JUMP: u8 = Flow::Jump.code();
+        match record.flow {
+            flow @ (NOT_TAKEN | TAKEN) => {
+                self.run = self.run << 1 | u64::from(flow);
+                self.run_to = record.to.wrapping_sub(self.page_ip());
+                if self.run < self.run_limit {
+                    self.record_at = p;
+                    return;
+                }
+                (record.from, record.flow, record.length) = (0, BranchRecord::RUN, 0);
+                record.run = run_bytes(self.run);
+                self.run = 1;
+                self.run_limit = self.run_next;
+            }
+            JUMP => self.record_at = p,
+            _ => {
+                record.run = run_bytes(self.run);
+                self.run = 1;
+            }
+        }
+    }
+
+    /// Ends a run with a record of its own, between two instructions.
+    fn end_run(&mut self) {
+        if self.run == 1 {
+            return;
+        }
+        let record = BranchRecord {
+            from: 0,
+            to: self.page_ip().wrapping_add(self.run_to) & self.ip_mask,
+            step: self.clock.wrapping_add((self.granted - self.budget) as u64),
+            flow: BranchRecord::RUN,
+            length: 0,
+            from_cpl: self.cpl,
+            to_cpl: self.cpl,
+            loads_cr3: false,
+            run: run_bytes(self.run),
+        };
+        self.run = 1;
+        // SAFETY: Behind the end there is room for one more, and whoever comes here empties the buffer next.
+        unsafe {
+            self.record_at.write(record);
+            self.record_at = self.record_at.add(1);
+        }
     }
 
     /// `record` for a direct branch in flat code; `WRAP`: the target may be beyond the end of the address space, from where it
@@ -265,7 +359,7 @@ impl Cpu {
             _mm_storeu_si128(p.byte_add(16).cast(), _mm_add_epi64(_mm_loadu_si128(rest), now));
             self.record_at = p.add(1);
         }
-        self.record_at == self.record_end
+        self.recorded()
     }
 
     /// `record` for a branch op that goes to the instruction pointer `to`: in flat code if `R` is 2, else in whatever code
@@ -283,6 +377,12 @@ impl Cpu {
     /// Takes back the record of a branch that did not retire after all.
     #[cold]
     pub(crate) fn unrecord(&mut self) {
+        if self.mode & mode::RUNS != 0 {
+            let before = self.watched.unpacked;
+            self.record_at = before.at;
+            (self.run, self.run_to, self.run_limit) = (before.run, before.to, before.limit);
+            return;
+        }
         // SAFETY: Only called after `record` by the same handler, so there is one.
         self.record_at = unsafe { self.record_at.sub(1) };
     }
@@ -317,7 +417,7 @@ impl Cpu {
                 .write([mark.from, self.linear(to), mark.step, rest]);
             self.record_at = p.add(1);
         }
-        if self.record_at != self.record_end {
+        if !self.recorded() {
             return next;
         }
         if !next.is_null() {
@@ -330,7 +430,7 @@ impl Cpu {
     /// Leaves for the run loop while branch records wait: what the instruction is about to do must come after them.
     #[inline]
     pub(crate) fn drain_records_first(&mut self) -> Done {
-        if self.record_at == self.record_start() {
+        if self.record_at == self.record_start() && self.run == 1 {
             return Ok(());
         }
         self.stop = Reason::Drain;
@@ -517,7 +617,7 @@ impl Cpu {
             from_cpl: cpl,
             to_cpl: self.cpl,
             loads_cr3: core::mem::take(&mut self.watched.loads_cr3),
-            reserved: [0; 3],
+            run: [0; 3],
         });
     }
 
@@ -525,6 +625,10 @@ impl Cpu {
     pub(crate) fn reset_records(&mut self) {
         let room = (self.watched.interest.branch_room as usize).clamp(1, ROOM);
         self.record_at = self.watched.records.as_mut_ptr();
+        self.run = 1;
+        // The first has a record of its own.
+        self.run_limit = 2;
+        self.run_next = 1 << self.watched.interest.run.clamp(1, BranchRecord::RUN_BITS);
         // SAFETY: At most the buffer's length.
         self.record_end = unsafe { self.record_at.add(room) };
     }
@@ -549,7 +653,13 @@ impl Cpu {
         let branches = interest.branches || interest.step_on_branches;
         w.tell = branches || interest.transfers;
         w.tell_interrupts = w.tell && interest.interrupts;
-        w.mode = w.mode & !mode::RECORD | if branches { mode::RECORD } else { 0 };
+        let runs = interest.run != 0 && !interest.step_on_branches;
+        w.mode = w.mode & !mode::WATCHING
+            | match (branches, runs) {
+                (true, true) => mode::RECORD | mode::RUNS,
+                (true, false) => mode::RECORD,
+                (false, _) => 0,
+            };
         let generation = watch.generation();
         let anew = w.generation != Some(generation);
         if anew {
@@ -572,7 +682,7 @@ impl Cpu {
             self.shared().boundary_number(&set)
         };
         let w = &mut self.watched;
-        w.mode = w.mode & mode::RECORD | number << mode::BOUNDARY_SHIFT;
+        w.mode = w.mode & mode::WATCHING | number << mode::BOUNDARY_SHIFT;
         self.mode = u32::MAX;
     }
 
@@ -676,6 +786,7 @@ impl Cpu {
     /// Hands over the branch records that wait.
     pub(crate) fn hand_over(&mut self) -> Effects {
         let start = self.record_start();
+        self.end_run();
         // SAFETY: Both point into the buffer.
         let n = unsafe { self.record_at.offset_from(start) } as usize;
         if n == 0 {
@@ -688,6 +799,12 @@ impl Cpu {
         self.reset_records();
         effects
     }
+}
+
+/// A run as a record has it.
+fn run_bytes(run: u64) -> [u8; 3] {
+    let [low, middle, high, ..] = run.to_le_bytes();
+    [low, middle, high]
 }
 
 /// The processor as the units see it. It never reaches for the bus: the units are part of it.

@@ -17,7 +17,7 @@ fn a_record_that_is_written_as_four_words_is_the_record_of_the_seam() {
             from_cpl: 3,
             to_cpl: 3,
             loads_cr3: false,
-            reserved: [0; 3],
+            run: [0; 3],
         }
     );
 }

@@ -19,6 +19,8 @@ use x86::watch::{BranchRecord, Effects, EventRecord, Far, Flow, Interest};
 struct Heard {
     every_instruction: bool,
     room: u32,
+    /// Conditional branches of a run.
+    run: u8,
     /// Instruction pointers by number of the instruction; what did not retire is overwritten by what did.
     retired: BTreeMap<u64, u64>,
     transfers: Vec<BranchRecord>,
@@ -34,6 +36,7 @@ impl Watch for Ear {
             every_instruction: heard.every_instruction,
             branches: !heard.every_instruction,
             branch_room: heard.room,
+            run: heard.run,
             ..Interest::NOTHING
         }
     }
@@ -137,13 +140,18 @@ fn program(b: &mut Bench, seed: u64) {
 }
 
 fn run(seed: u64, every_instruction: bool) -> (Heard, u64, Bench) {
+    listen(seed, every_instruction, 0)
+}
+
+fn listen(seed: u64, every_instruction: bool, run: u8) -> (Heard, u64, Bench) {
     let mut b = Bench::long();
     program(&mut b, seed);
-    let mut r = Random(seed ^ every_instruction as u64 | 1);
+    let mut r = Random(seed ^ every_instruction as u64 ^ u64::from(run) << 8 | 1);
     let ear = Ear::default();
     let heard = ear.0.clone();
     heard.borrow_mut().every_instruction = every_instruction;
     heard.borrow_mut().room = 1 << r.below(12);
+    heard.borrow_mut().run = run;
     b.world.watch = Some(Box::new(ear));
     loop {
         match b.run(1 + r.below(3000)) {
@@ -234,4 +242,48 @@ fn the_stream_from_branches_is_the_stream_of_every_instruction() {
         longest = longest.max(ips.len());
     }
     assert!(longest > 1000, "the programs are too short: {longest}");
+}
+
+// covers: interest/runs
+#[test]
+fn runs_of_conditional_branches_are_what_each_of_them_would_have_been() {
+    let (mut bits, mut longest) = (0, 0);
+    for seed in 1..60 {
+        let (each, n, b) = run(seed, false);
+        let expected: Vec<_> = each.transfers.iter().filter(|r| r.flow != Flow::Jump.code()).collect();
+        for limit in [1, 2, 7, BranchRecord::RUN_BITS] {
+            let (packed, m, c) = listen(seed, false, limit);
+            assert_eq!(b.cpu.state(), c.cpu.state(), "watching changes nothing, seed {seed}");
+            assert_eq!(n, m);
+            let mut expected = expected.iter().copied();
+            let mut last = None;
+            for (at, record) in packed.transfers.iter().enumerate() {
+                let run = record.run();
+                let len = 31 - run.leading_zeros();
+                for bit in (0..len).rev() {
+                    let next = expected.next().unwrap();
+                    assert_eq!(next.flow, (run >> bit & 1) as u8, "seed {seed}, record {at}");
+                    last = Some(next);
+                }
+                assert!(len <= limit.into(), "{len}");
+                (bits, longest) = (bits + len, longest.max(len));
+                if record.flow != BranchRecord::RUN {
+                    let whole = BranchRecord { run: [0; 3], ..*record };
+                    assert_eq!(Some(&whole), expected.next(), "seed {seed}, record {at}");
+                    last = None;
+                    continue;
+                }
+                let last = last.unwrap();
+                assert_eq!(record.to, last.to, "seed {seed}, record {at}");
+                assert_eq!(record.from_cpl, last.to_cpl);
+                assert!(len > 0 && record.step >= last.step);
+                // What is full is recorded at once.
+                if len == u32::from(limit) {
+                    assert_eq!(record.step, last.step, "seed {seed}, record {at}");
+                }
+            }
+            assert_eq!(expected.next(), None, "seed {seed}");
+        }
+    }
+    assert!(bits > 20_000 && longest == 23, "{bits} {longest}");
 }

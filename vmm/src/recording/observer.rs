@@ -282,13 +282,13 @@ impl Observer {
     }
 
     /// What the unit and the trigger want announced.
-    fn wants(&mut self) -> Interest {
+    fn wants(&mut self, step: u64) -> Interest {
         let mut interest = Interest::NOTHING;
         let tracing = self.state == ObserverState::Tracing;
         if tracing {
             interest = Interest {
                 code: self.code,
-                ..self.pt.interest()
+                ..self.pt.interest(step)
             };
         }
         let when = self.shared.trigger().filter(|_| self.state != ObserverState::Done);
@@ -460,7 +460,7 @@ impl Watch for Observer {
             }
             ObserverState::Idle => {}
         }
-        self.wants()
+        self.wants(cpu.step())
     }
 
     fn boundaries(&self) -> &[u64] {

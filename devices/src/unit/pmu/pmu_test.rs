@@ -350,7 +350,7 @@ impl Run {
             from_cpl,
             to_cpl: self.core.cpl,
             loads_cr3: false,
-            reserved: [0; 3],
+            run: [0; 3],
         });
     }
 

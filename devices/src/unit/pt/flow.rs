@@ -7,6 +7,7 @@ use x86::watch::{BranchRecord, Flow};
 use super::Pt;
 use super::output::Output;
 use super::packets::is_full;
+use pt_packet::Tnt;
 
 const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
 const TAKEN: u8 = Flow::Cond { taken: true }.code();
@@ -15,11 +16,12 @@ const JUMP_IND: u8 = Flow::JumpInd.code();
 const CALL: u8 = Flow::Call.code();
 const CALL_IND: u8 = Flow::CallInd.code();
 const RET: u8 = Flow::Ret.code();
+const RUN: u8 = BranchRecord::RUN;
 
 /// Near flows have the lowest codes.
 #[inline(always)]
 pub(super) const fn is_near(code: u8) -> bool {
-    code <= RET
+    code <= RET || code == RUN
 }
 
 impl<O: Output> Pt<O> {
@@ -36,7 +38,10 @@ impl<O: Output> Pt<O> {
                 return;
             }
             self.time(record.step);
-            self.one(record);
+            self.run(record);
+            if record.flow != RUN {
+                self.one(record);
+            }
         }
     }
 
@@ -83,17 +88,26 @@ impl<O: Output> Pt<O> {
                 bits = self.s.stream.pending();
                 due = self.s.stream.due();
             }
-            ip = r.to;
-            // Most are conditional: no table of addresses decides on them. A direct jump leaves the bits alone, and goes the same way so
-            // that the host has one branch less to predict.
-            if r.flow <= JUMP {
-                let bit = u64::from(r.flow != JUMP);
-                bits = bits << bit | u64::from(r.flow) & bit;
+            let run = r.run();
+            if run != 1 {
+                bits = self.joined(bits, run, r);
+            }
+            if r.flow <= TAKEN {
+                ip = r.to;
+                bits = bits << 1 | u64::from(r.flow);
                 if is_full(bits) {
                     self.s.stream.set_pending(bits);
                     self.s.stream.flush_tnt(&mut self.out, r.step);
                     bits = self.sent(r);
                 }
+                continue;
+            }
+            if r.flow == JUMP {
+                // No packet tells of it, and it need not be recorded: a decoder that starts ahead of it comes to the same place.
+                continue;
+            }
+            ip = r.to;
+            if r.flow == RUN {
                 continue;
             }
             let next = r.from.wrapping_add(u64::from(r.length));
@@ -123,6 +137,38 @@ impl<O: Output> Pt<O> {
         self.s.stream.set_pending(bits);
         self.s.ip = ip;
         done
+    }
+
+    /// Adds the bits of a run to those that wait, and gives what waits then.
+    #[inline(always)]
+    fn joined(&mut self, mut bits: u64, run: u32, r: &BranchRecord) -> u64 {
+        let len = 31 - run.leading_zeros();
+        let fit = Tnt::LONG as u32 - (63 - bits.leading_zeros());
+        let run = u64::from(run);
+        if len < fit {
+            return bits << len | run & !(1 << len);
+        }
+        let rest = len - fit;
+        bits = bits << fit | (run >> rest) & !(1 << fit);
+        self.s.stream.set_pending(bits);
+        self.s.stream.flush_tnt(&mut self.out, r.step);
+        // Runs are not allowed where a PSB may become due in one, but for those of one branch ([`Stream::runs`]).
+        bits = self.sent(r);
+        bits << rest | run & ((1 << rest) - 1)
+    }
+
+    /// The conditional branches that a record counts, where each may be more than a bit.
+    fn run(&mut self, r: &BranchRecord) {
+        let run = r.run();
+        for n in (0..31 - run.leading_zeros()).rev() {
+            let flow = Flow::Cond {
+                taken: run >> n & 1 != 0,
+            };
+            self.one(&BranchRecord {
+                flow: flow.code(),
+                ..*r
+            });
+        }
     }
 
     /// Looks for a PSB after bytes have been sent, and gives the bits that wait: none.

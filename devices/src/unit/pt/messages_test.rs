@@ -442,7 +442,7 @@ fn rings() {
     let mut bench = Bench::start(skylake(), user);
     let mut go = |cpl, far, from, to| {
         bench.guest.context.cpl = cpl;
-        let interest = bench.pt.interest();
+        let interest = bench.pt.interest(bench.guest.step);
         let found = bench.packets(|b| {
             if matches!(far, Far::Exception | Far::Interrupt) {
                 let _ = event(b, far, 14, from, to);

@@ -210,19 +210,32 @@ impl<O: Output> Pt<O> {
         self.set_ranges();
     }
 
-    /// What the executor must say.
-    pub fn interest(&self) -> Interest {
+    /// What the executor must say from this step of its clock on.
+    pub fn interest(&self, step: u64) -> Interest {
         if !self.s.status.trigger_en() {
             return Interest::NOTHING;
         }
         let context_en = self.s.status.context_en();
-        Interest {
+        let interest = Interest {
             transfers: true,
             // MODE.Exec tells of RFLAGS.IF with EventEn only.
             interrupts: self.s.ctl.event_en(),
             branches: context_en && (self.s.ctl.branch_en() || !self.ranges.is_empty()),
             instructions: self.s.stream.tick(),
             ..Interest::NOTHING
+        };
+        match self
+            .goes_plainly()
+            .then(|| self.s.stream.runs(step, O::RECORDS))
+            .flatten()
+        {
+            Some(runs) => Interest {
+                run: runs.bits,
+                branch_room: runs.records,
+                instructions: interest.instructions.min(runs.steps),
+                ..interest
+            },
+            None => interest,
         }
     }
 

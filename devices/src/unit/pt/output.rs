@@ -34,6 +34,10 @@ pub trait Output {
     /// The state that a snapshot keeps.
     type State: Clone + PartialEq + std::fmt::Debug;
 
+    /// Branch records that may come at once where each may have many branches: more are less work, and what follows from the bytes
+    /// comes later.
+    const RECORDS: u32 = 2048;
+
     /// Tracing starts. `topa` is IA32_RTIT_CTL.ToPA, `fabric` FabricEn.
     fn start(&mut self, topa: bool, fabric: bool, caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome;
 
@@ -212,6 +216,9 @@ impl GuestMemory {
 
 impl Output for GuestMemory {
     type State = Self;
+
+    /// A region's interrupt comes after the records that fill it.
+    const RECORDS: u32 = 256;
 
     fn start(&mut self, topa: bool, fabric: bool, caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome {
         self.scheme = Scheme::None;

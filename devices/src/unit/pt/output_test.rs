@@ -346,7 +346,7 @@ fn a_stop_region_ends_the_trace_without_a_packet() {
         bench.guest.ram[0x4_1000..].iter().all(|&byte| byte == 0xCC),
         "and not beyond"
     );
-    assert_eq!(bench.pt.interest(), x86::watch::Interest::NOTHING);
+    assert_eq!(bench.pt.interest(bench.guest.step), x86::watch::Interest::NOTHING);
     bench.stop();
     assert_eq!(bench.offset(), 0x1000, "no TIP.PGD");
 }

@@ -18,6 +18,7 @@ use pt_packet::{
 use serde::{Deserialize, Serialize};
 use serde_big_array::BigArray;
 use x86::pt::{PtCaps, RtitCtl};
+use x86::watch::BranchRecord;
 
 /// Calls that can wait for their returns. SDM Vol. 3C 33.4.2.2, "Indirect Transfer Compression for Returns (RET)".
 const CALLS: usize = 64;
@@ -155,12 +156,40 @@ impl Setup {
         (u128::from(step) * u128::from(denominator) / u128::from(numerator)) as u64
     }
 
+    /// Steps from MTC to MTC.
+    fn mtc_steps(&self) -> u64 {
+        let (numerator, denominator) = self.crystal;
+        (u64::from(numerator) << self.mtc_freq) / u64::from(denominator)
+    }
+
     /// The first step at which the counter stands at `ctc`.
     fn step_of(&self, ctc: u64) -> u64 {
         let (numerator, denominator) = self.crystal;
         let step = (u128::from(ctc) * u128::from(numerator)).div_ceil(u128::from(denominator));
         u64::try_from(step).unwrap_or(u64::MAX)
     }
+}
+
+/// Steps from MTC to MTC from which on the end of the records at each costs little.
+const SPARSE: u64 = 4096;
+/// Bytes that packets of time before the first record of many may take, at most: [`MTC_BURST`] MTCs, or TSC, TMA and CBR, and TNT.
+const TIME_BYTES: u32 = 640;
+/// Bytes that one record may come to: a long TNT, another one where its run does not fit, and a TIP.
+const RECORD_BYTES: u32 = 8 + 8 + 9;
+/// As few records as that are not worth it.
+const FEW: u32 = 16;
+/// Branches until runs may be allowed again.
+const SINGLE: u32 = 128;
+
+/// How conditional branches may come as bits of other records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Bits of a record ([`x86::watch::Interest::run`]).
+    pub bits: u8,
+    /// Records at once.
+    pub records: u32,
+    /// Steps until records have to end.
+    pub steps: u64,
 }
 
 /// The stream's own state.
@@ -248,9 +277,36 @@ impl Stream {
         if !self.setup.mtc {
             return u64::MAX;
         }
-        let (numerator, denominator) = self.setup.crystal;
-        let period = (u64::from(numerator) << self.setup.mtc_freq) / u64::from(denominator);
-        (MTC_BURST / 4 * period).max(256)
+        (MTC_BURST / 4 * self.setup.mtc_steps()).max(256)
+    }
+
+    /// How conditional branches may come as bits of other records from this step on: not where a packet of time may be due between
+    /// them, which is then the end of all records, and one by one where a PSB may. No more than `most` records come at once. `None`: where
+    /// that is too often.
+    pub fn runs(&self, step: u64, most: u32) -> Option<Runs> {
+        if !self.plain() {
+            return None;
+        }
+        let mut steps = u64::MAX;
+        if self.setup.mtc {
+            if self.setup.mtc_steps() < SPARSE {
+                return None;
+            }
+            // Of what is due at the next step the first record tells, which has a step of its own.
+            let next = step.saturating_add(1);
+            let due = self
+                .setup
+                .step_of(((self.setup.ctc(next) >> self.setup.mtc_freq) + 1) << self.setup.mtc_freq);
+            steps = due - next;
+        }
+        let left = self.setup.psb_period.saturating_sub(self.since_psb);
+        let records = left.saturating_sub(TIME_BYTES) / RECORD_BYTES;
+        let (bits, records) = if records < FEW {
+            (1, SINGLE.min(most))
+        } else {
+            (BranchRecord::RUN_BITS, records.min(most))
+        };
+        Some(Runs { bits, records, steps })
     }
 
     /// Whether bytes enough for another PSB have been sent.

@@ -244,7 +244,7 @@ fn status_shows_the_enables() {
             "a trace that has ended does not begin"
         );
         assert_eq!(bench.offset(), 0);
-        assert_eq!(bench.pt.interest(), x86::watch::Interest::NOTHING);
+        assert_eq!(bench.pt.interest(bench.guest.step), x86::watch::Interest::NOTHING);
     }
 }
 

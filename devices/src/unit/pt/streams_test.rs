@@ -152,6 +152,123 @@ fn say(pt: &mut Pt, guest: &mut Guest, said: &Said) {
     };
 }
 
+/// Hands branches over as an executor does to whom runs are allowed: in batches that end where the unit's interest says, and
+/// anywhere else.
+fn say_in_runs(pt: &mut Pt, guest: &mut Guest, said: &Said, random: &mut Random, runs: &mut u64) {
+    let Word::Branches(records) = &said.word else {
+        say(pt, guest, said);
+        return;
+    };
+    let mut records = records.as_slice();
+    while let Some(first) = records.first() {
+        guest.context = said.context;
+        // Before the first of them has retired.
+        guest.step = first.step - 1;
+        let interest = pt.interest(guest.step);
+        let far = first.flow > Flow::Ret.code();
+        if interest.run == 0 || far {
+            let count = if far { 1 } else { 1 + random.below(3) as usize };
+            let count = count.min(records.iter().take_while(|r| far || r.flow <= Flow::Ret.code()).count());
+            let (now, rest) = records.split_at(count);
+            let word = Word::Branches(now.to_vec());
+            let (rip, step) = (now[count - 1].to, now[count - 1].step);
+            say(
+                pt,
+                guest,
+                &Said {
+                    word,
+                    context: said.context,
+                    rip,
+                    step,
+                },
+            );
+            records = rest;
+            continue;
+        }
+        let end = guest.step.saturating_add(interest.instructions);
+        let room = random.below(400).clamp(1, interest.branch_room.into()) as usize;
+        let (mut batch, mut run, mut last) = (Vec::new(), 1u32, *first);
+        let mut limit = 1;
+        while let Some((r, rest)) = records.split_first() {
+            if batch.len() >= room || r.step > end || r.flow > Flow::Ret.code() {
+                break;
+            }
+            records = rest;
+            let packed = |flow: u8, run: u32| {
+                let [a, b, c, _] = run.to_le_bytes();
+                BranchRecord {
+                    flow,
+                    run: [a, b, c],
+                    ..*r
+                }
+            };
+            match r.flow {
+                taken @ (0 | 1) => {
+                    (run, last) = (run << 1 | u32::from(taken), *r);
+                    if run >> limit != 0 {
+                        *runs += u64::from(limit > 1);
+                        batch.push(packed(BranchRecord::RUN, run));
+                        (run, limit) = (1, interest.run);
+                    }
+                }
+                2 => {}
+                flow => {
+                    *runs += u64::from(run > 1);
+                    batch.push(packed(flow, run));
+                    run = 1;
+                }
+            }
+        }
+        // Whoever hands over ends the run that waits, a while after its last branch.
+        let next = records.first().map_or(said.step, |r| r.step - 1);
+        guest.step = next.min(end);
+        if run != 1 {
+            let [a, b, c, _] = run.to_le_bytes();
+            batch.push(BranchRecord {
+                flow: BranchRecord::RUN,
+                run: [a, b, c],
+                step: guest.step,
+                ..last
+            });
+        }
+        guest.rip = last.to;
+        let _ = pt.branches(&batch, guest);
+        if guest.step == end {
+            let _ = pt.tick(guest);
+        }
+    }
+    guest.rip = said.rip;
+    guest.step = said.step;
+}
+
+/// Conditional branches that come as bits of other records are the same trace to the byte: packets do not tell how the executor
+/// has recorded.
+// covers: pt/runs
+#[test]
+fn branches_in_runs_make_the_same_trace() {
+    let coarse = all_rings().with_tsc_en(true).with_mtc_en(true).with_mtc_freq(9);
+    let timed = all_rings().with_tsc_en(true).with_mtc_en(true).with_cyc_en(true);
+    for (ctl, seed) in [all_rings(), all_rings().with_tsc_en(true), coarse, timed]
+        .into_iter()
+        .flat_map(|ctl| [0, 1, 3].map(|freq| ctl.with_psb_freq(freq)))
+        .zip(1..)
+    {
+        let words = program(&mut Random(seed), 1500, 300);
+        let mut one = Bench::start(skylake(), ctl);
+        words.iter().for_each(|said| say(&mut one.pt, &mut one.guest, said));
+        let (mut other, mut random, mut runs) = (Bench::start(skylake(), ctl), Random(seed), 0);
+        for said in &words {
+            say_in_runs(&mut other.pt, &mut other.guest, said, &mut random, &mut runs);
+        }
+        // Where each packet is to have its time there are none.
+        assert_eq!(runs > 1000, !ctl.cyc_en(), "{ctl:?}: {runs}");
+        assert_eq!(one.offset(), other.offset(), "{ctl:?}");
+        let bytes = |b: &Bench| b.guest.ram[RANGE as usize..][..b.offset()].to_vec();
+        let differ = bytes(&one).iter().zip(&bytes(&other)).position(|(a, b)| a != b);
+        assert_eq!(differ, None, "{ctl:?} of {}", one.offset());
+    }
+}
+
 fn full() -> RtitCtl {
     all_rings()
         .with_tsc_en(true)
@@ -220,7 +337,10 @@ fn mtc_packets_are_ticks_of_the_crystal_clock() {
             let found: Vec<Packet> = bench.packets_from(from);
             let found: Vec<_> = found.into_iter().filter(|p| matches!(p, Packet::Mtc(_))).collect();
             assert_eq!(found, expected, "{} at {freq}", model.name);
-            assert!(bench.pt.interest().instructions <= 255 * period, "none is missed");
+            assert!(
+                bench.pt.interest(bench.guest.step).instructions <= 255 * period,
+                "none is missed"
+            );
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::op::{Link, Op, Reason, Run, Template};
 use crate::state::{Hot, offset};
 use crate::tlb::Entry as TlbEntry;
 use x86::cr::{Cr0, Cr4};
-use x86::watch::BranchRecord;
+use x86::watch::{BranchRecord, Flow};
 
 use host::{RAX, RBP, RCX, RDX, RSI};
 
@@ -455,6 +455,10 @@ pub(super) struct Emit<'a> {
     over: Label,
     /// The block's branches are recorded.
     recorded: bool,
+    /// And that in runs.
+    runs: bool,
+    /// Where a run is long enough for a record, where execution goes on after that, and how far from the page the branch leads.
+    ends_of_runs: Vec<(Label, Label, i32)>,
     /// Where the buffer of records is full, and where the branch leads: so far from the page, or the address in slot T1.
     full: Vec<(Label, Option<i32>)>,
     /// Pushes and pops in a row that are done together: where they are done one by one, since they are not in one page, and where
@@ -498,6 +502,8 @@ impl<'a> Emit<'a> {
             branches: Vec::new(),
             sites: Vec::new(),
             recorded: block.key.mode & mode::RECORD != 0,
+            runs: block.key.mode & mode::RUNS != 0,
+            ends_of_runs: Vec::new(),
             full: Vec::new(),
             rows_of_stack: Vec::new(),
             has_return: false,
@@ -658,6 +664,14 @@ impl<'a> Emit<'a> {
         self.a.bind(self.over);
         self.a.constant(RDX, self.first as u64);
         self.a.branch_to(Code::Jmp_rel32_64, self.stubs.budget);
+        for (label, back, rel) in core::mem::take(&mut self.ends_of_runs) {
+            let full = self.a.label();
+            self.full.push((full, Some(rel)));
+            self.a.bind(label);
+            self.a.branch_to(Code::Call_rel32_64, self.stubs.end_run);
+            self.a.branch(Code::Jne_rel32_64, back);
+            self.a.branch(Code::Jmp_rel32_64, full);
+        }
         for (label, rel) in core::mem::take(&mut self.full) {
             // As `exec::flow::full`, of a target that is canonical.
             self.a.bind(label);
@@ -687,6 +701,16 @@ impl<'a> Emit<'a> {
             return;
         }
         let Template { places, rest } = *self.block.ops()[n].template(taken);
+        if self.runs {
+            const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
+            const TAKEN: u8 = Flow::Cond { taken: true }.code();
+            const JUMP: u8 = Flow::Jump.code();
+            match (rest[1] as u8, rel) {
+                (NOT_TAKEN | TAKEN, Some(rel)) => return self.record_bit(taken, rel),
+                (JUMP, _) => return,
+                _ => {}
+            }
+        }
         let full = self.a.label();
         self.full.push((full, rel));
         let (lea, word) = (self.lea(), self.word);
@@ -704,13 +728,33 @@ impl<'a> Emit<'a> {
         a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RECORD_REST), 8);
         a.r_rm(Code::Sub_r64_rm64, RDX, 8, field(offset::BUDGET), 8);
         a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, step)), RDX, 8);
-        a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RECORD_REST + 8), 8);
+        if self.runs {
+            rest_with_run(a);
+        } else {
+            a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RECORD_REST + 8), 8);
+        }
         a.rm_i(Code::Add_rm64_imm32, Rm::Reg(RDX), 8, rest[1] as i32);
         a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, flow)), RDX, 8);
         a.rm_i(Code::Add_rm64_imm8, Rm::Reg(RCX), 8, size_of::<BranchRecord>() as i32);
         a.rm_r(Code::Mov_rm64_r64, field(offset::RECORD_AT), RCX, 8);
         a.r_rm(Code::Cmp_r64_rm64, RCX, 8, field(offset::RECORD_END), 8);
         a.branch(Code::Je_rel32_64, full);
+    }
+
+    /// A conditional branch that leads to `rel` from its page joins the run. As `Cpu::pack`.
+    fn record_bit(&mut self, taken: bool, rel: i32) {
+        let (end, back) = (self.a.label(), self.a.label());
+        self.ends_of_runs.push((end, back, rel));
+        let a = &mut self.a;
+        a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RUN), 8);
+        a.rm_i(Code::Mov_rm64_imm32, field(offset::RUN_TO), 8, rel);
+        let twice =
+            MemoryOperand::with_base_index_scale_displ_size(Register::RDX, Register::RDX, 1, i64::from(taken), 1);
+        a.r_rm(Code::Lea_r64_m, RDX, 8, Rm::Mem(twice), 8);
+        a.rm_r(Code::Mov_rm64_r64, field(offset::RUN), RDX, 8);
+        a.r_rm(Code::Cmp_r64_rm64, RDX, 8, field(offset::RUN_LIMIT), 8);
+        a.branch(Code::Jae_rel32_64, end);
+        a.bind(back);
     }
 
     fn load_into_host(&mut self) {
@@ -2403,6 +2447,11 @@ impl<'a> Emit<'a> {
         let a = &mut self.a;
         a.rm_i(Code::And_rm64_imm32, Rm::Reg(RCX), 8, -0x1000);
         a.rm_r(Code::Mov_rm64_r64, memory_of(slot::PAGE), RCX, 8);
+        let pages = rel & !0xfff;
+        if self.runs && pages != 0 {
+            // As `Cpu::set_page`.
+            a.rm_i(Code::Sub_rm64_imm32, field(offset::RUN_TO), 8, pages);
+        }
         self.follow(Code::Jmp_rel32_64, n, taken, rel);
     }
 
@@ -2456,6 +2505,38 @@ impl<'a> Emit<'a> {
         self.a.branch(Code::Js_rel32_64, self.over);
         debug_assert_eq!(self.a.here() - start, PROLOGUE as u64);
     }
+}
+
+/// What a record's last word begins with, in RDX: the privilege level, and the conditional branches that have waited for the record.
+fn rest_with_run(a: &mut Asm) {
+    a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RUN), 8);
+    let shift = 8 * (offset_of!(BranchRecord, run) - offset_of!(BranchRecord, flow));
+    a.rm_i(Code::Shl_rm64_imm8, Rm::Reg(RDX), 8, shift as i32);
+    a.r_rm(Code::Add_r64_rm64, RDX, 8, field(offset::RECORD_REST + 8), 8);
+    a.rm_i(Code::Mov_rm64_imm32, field(offset::RUN), 8, 1);
+}
+
+/// The conditional branches that wait become a record, as in `Cpu::pack`, and the caller goes on.
+pub(super) fn end_run(a: &mut Asm) {
+    let of = |offset: usize| Rm::Mem(at(RCX, offset as i32));
+    a.r_rm(Code::Mov_r64_rm64, RCX, 8, field(offset::RECORD_AT), 8);
+    a.rm_i(Code::Mov_rm64_imm32, of(offset_of!(BranchRecord, from)), 8, 0);
+    a.r_rm(Code::Mov_r64_rm64, RDX, 8, memory_of(slot::PAGE), 8);
+    a.r_rm(Code::Add_r64_rm64, RDX, 8, field(offset::RUN_TO), 8);
+    a.r_rm(Code::And_r64_rm64, RDX, 8, field(offset::IP_MASK), 8);
+    a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, to)), RDX, 8);
+    a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RECORD_REST), 8);
+    a.r_rm(Code::Sub_r64_rm64, RDX, 8, field(offset::BUDGET), 8);
+    a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, step)), RDX, 8);
+    rest_with_run(a);
+    a.rm_i(Code::Add_rm64_imm8, Rm::Reg(RDX), 8, i32::from(BranchRecord::RUN));
+    a.rm_r(Code::Mov_rm64_r64, of(offset_of!(BranchRecord, flow)), RDX, 8);
+    a.r_rm(Code::Mov_r64_rm64, RDX, 8, field(offset::RUN_NEXT), 8);
+    a.rm_r(Code::Mov_rm64_r64, field(offset::RUN_LIMIT), RDX, 8);
+    a.rm_i(Code::Add_rm64_imm8, Rm::Reg(RCX), 8, size_of::<BranchRecord>() as i32);
+    a.rm_r(Code::Mov_rm64_r64, field(offset::RECORD_AT), RCX, 8);
+    a.r_rm(Code::Cmp_r64_rm64, RCX, 8, field(offset::RECORD_END), 8);
+    a.op0(Code::Retnq);
 }
 
 /// Goes on with the block whose first op is in RDX. Without its translation the code at an address does that, or what follows.

@@ -88,6 +88,8 @@ struct Stubs {
     follow: u64,
     /// RDX is a block without a translation: it is interpreted.
     interpret: u64,
+    /// To be called: the conditional branches that wait become a record. ZF: it was the last that there is room for.
+    end_run: u64,
 }
 
 /// A branch to another block, whose distance is replaced as links come and go.
@@ -357,6 +359,8 @@ fn put_stubs(memory: &mut CodeMemory) -> Option<Stubs> {
     // As `Cpu::unlinked`.
     a.bind(unlinked);
     emit::resolve(&mut a, end);
+    let end_run = a.here();
+    emit::end_run(&mut a);
     let code = a.finish()?;
     let start = memory.put(&code)?;
     debug_assert_eq!(start as u64, enter);
@@ -370,5 +374,6 @@ fn put_stubs(memory: &mut CodeMemory) -> Option<Stubs> {
         budget,
         follow,
         interpret,
+        end_run,
     })
 }

@@ -110,7 +110,7 @@ impl History {
                 branches: true,
                 ..Interest::NOTHING
             },
-            Trace::Packets(packets) => packets.pt.interest(),
+            Trace::Packets(packets) => packets.pt.interest(cpu.step()),
         }
     }
 
