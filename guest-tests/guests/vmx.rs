@@ -1,12 +1,13 @@
 //! VMX: instructions, checks of VM entry, VM exits, and the debug and trace features across both. SDM Vol. 3C chapters 24 to 31.
 
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use pt_packet::Packet;
 use rt::cpu::{self, dr, read, set_dr, write};
 use rt::debug::BS;
 use rt::need::{self, LbrStack};
-use rt::{label, paging};
+use rt::{Cpus, apic, exception, label, paging};
 use x86::cpuid::Feature;
 use x86::debugctl::DebugCtl;
 use x86::msr::*;
@@ -590,6 +591,236 @@ vx_func:
 "#
 );
 
+/// The local APIC's page, as a guest sees it, leads to the virtual-APIC page or to VM exits.
+const APIC_ACCESSES: need::Need = need::Need {
+    reason: "no virtualization of APIC accesses (IA32_VMX_PROCBASED_CTLS2[32] is 0)",
+    present: || vmm::has(Secondary::APIC_ACCESSES),
+    absent: || {},
+};
+
+/// Virtual interrupts.
+const VIRTUAL_INTERRUPTS: need::Need = need::Need {
+    reason: "no virtual-interrupt delivery (IA32_VMX_PROCBASED_CTLS2[41] is 0)",
+    present: || vmm::has(Secondary::VIRTUAL_INTERRUPTS),
+    absent: || {},
+};
+
+/// Posted interrupts.
+const POSTED_INTERRUPTS: need::Need = need::Need {
+    reason: "no posted interrupts (IA32_VMX_PINBASED_CTLS[39] is 0)",
+    present: || cpu::has(Feature::Vmx) && read(0x481) >> 32 & u64::from(Pin::POSTED_INTERRUPTS.0) != 0,
+    absent: || {},
+};
+
+core::arch::global_asm!(
+    r#"
+    .text
+    .globl vx_load, vx_store, vx_stored, vx_cr8, vx_cr8_end, vx_window, vx_window_open, vx_spin
+vx_load:
+    mov     eax, [rdi]
+    vmcall
+vx_store:
+    mov     [rdi], eax
+vx_stored:
+    vmcall
+vx_cr8:
+    mov     cr8, rbx
+vx_cr8_end:
+    vmcall
+vx_window:
+    nop
+    sti
+    nop
+vx_window_open:
+    nop
+    vmcall
+    # until there is something other than 0
+vx_spin:
+    pause
+    cmp     dword ptr [rdi], 0
+    je      vx_spin
+    vmcall
+"#
+);
+
+/// The guest gets a virtual APIC by these controls: the virtual-APIC page and the APIC-access page.
+fn virtual_apic(vmm: &mut Vmm, controls: Secondary) -> (u64, u64) {
+    let (page, access) = (paging::pages(1), paging::pages(1));
+    vmm.primary(Primary::TPR_SHADOW);
+    vmm.secondary(controls);
+    vmm.set(Field::VIRTUAL_APIC, page);
+    if controls.contains(Secondary::APIC_ACCESSES) {
+        vmm.set(Field::APIC_ACCESS, access);
+    }
+    (page, access)
+}
+
+/// 30.4: 32-bit accesses to offset 80H are virtualized; all others exit.
+fn apic_accesses() {
+    for (label, offset, reason, qualification) in [
+        (label!(vx_load), 0x80, 18, 0),
+        (label!(vx_load), 0x20, 44, 0x20),
+        (label!(vx_load), 0x84, 44, 0x84),
+        (label!(vx_read), 0x80, 44, 0x80),
+        (label!(vx_store), 0x80, 18, 0),
+        (label!(vx_store), 0xB0, 44, 0x10B0),
+        (label!(vx_store), 0x300, 44, 0x1300),
+    ] {
+        let mut vmm = Vmm::new(label);
+        let (page, access) = virtual_apic(&mut vmm, Secondary::APIC_ACCESSES);
+        paging::poke(page + 0x80, 0x65);
+        vmm.registers[0] = 0x34;
+        vmm.registers[6] = access + offset;
+        let exited = vmm.enter();
+        assert_eq!(
+            (exited.reason, exited.qualification),
+            (reason, qualification),
+            "{offset:X}H"
+        );
+        let stores = label == label!(vx_store);
+        match (reason, stores) {
+            (44, _) => assert_eq!(exited.rip, label, "the access has not been"),
+            (_, false) => assert_eq!(vmm.registers[0], 0x65, "from the virtual-APIC page"),
+            (_, true) => assert_eq!(paging::peek(page + 0x80), 0x34, "to the virtual-APIC page"),
+        }
+        assert_eq!(paging::peek(access + 0x80), 0, "nothing is on the APIC-access page");
+    }
+}
+
+/// 30.1.2: a VM exit behind MOV to CR8 that takes the virtual TPR below the threshold.
+fn tpr_threshold() {
+    for (class, reason, stands) in [(2, 43, label!(vx_cr8_end)), (3, 18, label!(vx_cr8_end))] {
+        let mut vmm = Vmm::new(label!(vx_cr8));
+        let (page, _) = virtual_apic(&mut vmm, Secondary::NONE);
+        paging::poke(page + 0x80, 0x70);
+        vmm.set(Field::TPR_THRESHOLD, 3);
+        vmm.registers[3] = class;
+        let exited = vmm.enter();
+        assert_eq!((exited.reason, exited.rip), (reason, stands), "class {class}");
+        assert_eq!(paging::peek(page + 0x80), class << 4);
+    }
+}
+
+/// Where the guest was interrupted, by the virtual interrupts' handler.
+static INTERRUPTED: AtomicU64 = AtomicU64::new(0);
+/// The same as a word that the guest looks at.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+
+fn interrupted(vector: u8) {
+    exception::on(vector, |frame| {
+        INTERRUPTED.store(frame.rip, SeqCst);
+        SEEN.store(1, SeqCst);
+    });
+    INTERRUPTED.store(0, SeqCst);
+    SEEN.store(0, SeqCst);
+}
+
+/// 30.2: what RVI says is delivered behind the shadow of STI, unless the virtual TPR is as high.
+fn virtual_interrupts() {
+    for (tpr, rip, status) in [(0, label!(vx_window_open), 0x5100), (0x50, 0, 0x51)] {
+        interrupted(0x51);
+        let mut vmm = Vmm::new(label!(vx_window));
+        vmm.pin(Pin::EXTERNAL_INTERRUPTS);
+        let (page, _) = virtual_apic(&mut vmm, Secondary::VIRTUAL_INTERRUPTS);
+        paging::poke(page + 0x80, tpr);
+        paging::poke(page + 0x220, 1 << 0x11);
+        vmm.set(Field::GUEST_INTERRUPT_STATUS, 0x51);
+        assert_eq!(vmm.enter().reason, 18);
+        assert_eq!(INTERRUPTED.load(SeqCst), rip, "TPR {tpr:X}H");
+        assert_eq!(vmm.get(Field::GUEST_INTERRUPT_STATUS), status);
+        let in_service = u64::from(rip != 0) << 0x11;
+        assert_eq!(paging::peek(page + 0x120), in_service, "VISR");
+        assert_eq!(paging::peek(page + 0x220), 1 << 0x11 & !in_service, "VIRR");
+    }
+}
+
+/// 30.6: another CPU posts interrupts and notifies this one, which takes them without a VM exit, and dismisses the notification.
+fn posted_interrupts() {
+    const NOTIFICATION: u8 = 0xF2;
+    static DESCRIPTOR: AtomicU64 = AtomicU64::new(0);
+    static POSTED: AtomicU64 = AtomicU64::new(0);
+    let cpus = Cpus::start();
+    let descriptor = paging::pages(1);
+    DESCRIPTOR.store(descriptor, SeqCst);
+    let mut vmm = Vmm::new(label!(vx_spin));
+    vmm.pin(Pin::EXTERNAL_INTERRUPTS | Pin::POSTED_INTERRUPTS);
+    vmm.exits(Exit::ACKNOWLEDGE);
+    virtual_apic(&mut vmm, Secondary::VIRTUAL_INTERRUPTS);
+    vmm.set(Field::POSTED_INTERRUPT_VECTOR, NOTIFICATION.into());
+    vmm.set(Field::POSTED_INTERRUPT_DESCRIPTOR, descriptor);
+    vmm.set(Field::GUEST_RFLAGS, 0x202);
+    // A notification that were not dismissed would hold the next one back.
+    for vector in [0x51u8, 0x61] {
+        interrupted(vector);
+        POSTED.store(vector.into(), SeqCst);
+        vmm.set(Field::GUEST_RIP, label!(vx_spin));
+        vmm.set(Field::GUEST_INTERRUPT_STATUS, 0);
+        cpus.begin(1, || {
+            let (at, vector) = (DESCRIPTOR.load(SeqCst), POSTED.load(SeqCst));
+            paging::poke(at + vector / 64 * 8, 1 << (vector & 63));
+            paging::poke(at + 32, 1);
+            apic::send(NOTIFICATION.into(), 0);
+        });
+        vmm.registers[6] = SEEN.as_ptr() as u64;
+        let exited = vmm.enter();
+        cpus.wait(1);
+        assert_eq!(exited.reason, 18, "vector {vector:X}H");
+        assert_eq!(vmm.get(Field::GUEST_INTERRUPT_STATUS), u64::from(vector) << 8);
+        assert_ne!(INTERRUPTED.load(SeqCst), 0);
+        for n in 0..5 {
+            assert_eq!(paging::peek(descriptor + 8 * n), 0, "PIR and ON");
+        }
+    }
+}
+
+/// 24.8, 26.2: INIT is held off in VMX root operation and comes with VMXOFF; of a guest it causes a VM exit.
+fn init_waits_in_root_operation() {
+    static REGION: AtomicU64 = AtomicU64::new(0);
+    /// 1: in VMX operation; 2: to leave it.
+    static STATE: AtomicU64 = AtomicU64::new(0);
+    static TURNS: AtomicU64 = AtomicU64::new(0);
+    static AFTER: AtomicU64 = AtomicU64::new(0);
+    fn until(what: impl Fn() -> bool) -> bool {
+        (0..100_000).any(|_| {
+            cpu::pause();
+            what()
+        })
+    }
+    let cpus = Cpus::start();
+    REGION.store(vmm::region(), SeqCst);
+    STATE.store(0, SeqCst);
+    AFTER.store(0, SeqCst);
+    cpus.begin(1, || {
+        cpu::set_cr0(cpu::cr0() | 1 << 5);
+        cpu::set_cr4(cpu::cr4() | 1 << 13);
+        if vmxon(REGION.load(SeqCst)).is_ok() {
+            STATE.store(1, SeqCst);
+        }
+        while STATE.load(SeqCst) == 1 {
+            TURNS.fetch_add(1, SeqCst);
+            cpu::pause();
+        }
+        vmm::vmxoff();
+        AFTER.store(1, SeqCst);
+    });
+    assert!(until(|| STATE.load(SeqCst) == 1), "VMXON");
+    apic::send(apic::ICR_INIT, cpus.id(1));
+    let before = TURNS.load(SeqCst);
+    assert!(until(|| TURNS.load(SeqCst) > before + 1000), "INIT in root operation");
+    STATE.store(2, SeqCst);
+    assert!(
+        !until(|| AFTER.load(SeqCst) != 0),
+        "no instruction is executed behind VMXOFF"
+    );
+    cpus.restart(1);
+    cpus.run(1, || AFTER.store(2, SeqCst));
+    assert_eq!(AFTER.load(SeqCst), 2);
+    // The boot CPU's: it waits for the VM entry.
+    let mut vmm = Vmm::new(label!(vx_loop));
+    cpus.run(1, || apic::send(apic::ICR_INIT, 0));
+    assert_eq!(vmm.enter().reason, 3);
+}
+
 const PERF_GLOBAL: need::Need = need::Need {
     reason: "no switching of IA32_PERF_GLOBAL_CTRL (IA32_VMX_ENTRY_CTLS[45] is 0)",
     present: || cpu::has(Feature::Vmx) && read(0x484) >> 45 & 1 != 0 && need::pmu_version() >= 2,
@@ -609,6 +840,11 @@ rt::tests! {
     preemption_timer: vmm::VMX, vmm::TIMER;
     monitor_trap_flag: vmm::VMX, vmm::MONITOR_TRAP;
     vm_functions: vmm::VMX, VM_FUNCTIONS;
+    apic_accesses: vmm::VMX, APIC_ACCESSES;
+    tpr_threshold: vmm::VMX;
+    virtual_interrupts: vmm::VMX, VIRTUAL_INTERRUPTS;
+    posted_interrupts: vmm::VMX, POSTED_INTERRUPTS, need::OTHER_CPUS;
+    init_waits_in_root_operation: vmm::VMX, need::OTHER_CPUS;
     debug_registers: vmm::VMX;
     single_steps: vmm::VMX;
     pending_debug_exceptions: vmm::VMX;

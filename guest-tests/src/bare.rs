@@ -50,7 +50,8 @@ pub fn vmx_matrix(models: &[&str]) -> Command {
     let mut command = Command::new(minivmm());
     command.arg("matrix").arg("--kernel").arg(vmx()).arg("--model");
     command.args(models.iter().map(|model| format!("{model},+vmx")));
-    command.args(["--max-instructions", INSTRUCTIONS]);
+    // Two CPUs: one sends the other INIT, and posts interrupts.
+    command.args(["--cpus", "2", "--max-instructions", INSTRUCTIONS]);
     command
 }
 

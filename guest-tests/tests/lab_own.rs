@@ -126,7 +126,27 @@ fn runs_on(model: &'static str) -> String {
     }
 }
 
-// covers: lab/own, lab/own-linux
+/// What kvm_intel says of APIC virtualization: it uses it where the processor has APIC-register virtualization, virtual-interrupt delivery and
+/// posted interrupts.
+fn apicv() -> Job {
+    let busybox = guest_tests::target().join("guest/busybox");
+    Job::other(busybox, ["cat", "/sys/module/kvm_intel/parameters/enable_apicv"])
+}
+
+/// The same guest on a part that has none of it but the TPR shadow and virtualized APIC accesses.
+// covers: lab/own-apicv
+#[test]
+fn kvm_does_without_apic_virtualization_on_a_part_that_lacks_it() {
+    let hello = Job::new(["--engine", "kvm", "-m", "32M"]).file("--kernel", HELLO);
+    let ended = jobs(Host::Own("haswell"), &[hello, apicv()]).unwrap_or_else(|why| panic!("{why}"));
+    let [hello, apicv] = &ended[..] else {
+        panic!("{} jobs", ended.len())
+    };
+    assert!(hello.said.contains("Hello from a multiboot guest."), "{}", hello.said);
+    assert_eq!(apicv.said.trim(), "N", "enable_apicv of kvm_intel");
+}
+
+// covers: lab/own, lab/own-linux, lab/own-apicv
 #[test]
 fn debian_boots_in_debians_kvm_on_our_own_vmx() {
     let hello = Job::new(["--engine", "kvm", "-m", "32M"]).file("--kernel", HELLO);
@@ -137,10 +157,12 @@ fn debian_boots_in_debians_kvm_on_our_own_vmx() {
         .file("--initrd", &linux().initrd);
     // Counters of the processor's, exact to the instruction.
     let pmu = job(&("pmu", MODELS[0], PMU, false), &["-m", "32M"]);
-    let ended = jobs(Host::OWN, &[hello, debian, pmu]).unwrap_or_else(|why| panic!("{why}"));
-    let [hello, debian, pmu] = &ended[..] else {
+    let ended = jobs(Host::OWN, &[hello, debian, pmu, apicv()]).unwrap_or_else(|why| panic!("{why}"));
+    let [hello, debian, pmu, apicv] = &ended[..] else {
         panic!("{} jobs", ended.len())
     };
+    // Both guests have had KVM's interrupt controllers, and so the processor's virtual APIC.
+    assert_eq!(apicv.said.trim(), "Y", "enable_apicv of kvm_intel");
     assert!(hello.said.contains("Hello from a multiboot guest."), "{}", hello.said);
     let Ended { status, said } = debian;
     assert_eq!(*status, 0, "{said}");

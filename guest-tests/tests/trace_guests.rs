@@ -34,6 +34,77 @@ fn lines(command: &mut Command) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// A run of instructions up to a branch: where it begins, how many there are, how the branch goes; or an interruption, from and to where.
+type Branch = (String, u64, String);
+
+/// The branches that are in lines of a level; blocks that end at none are one with what follows.
+fn branches<'a>(lines: impl Iterator<Item = &'a Value>, inside: impl Fn(u64) -> bool) -> Vec<Branch> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0);
+    let (mut all, mut open) = (Vec::new(), None);
+    for line in lines {
+        if line["type"] == "event" {
+            let (from, to) = (text(&line["from"]), text(&line["to"]));
+            if line["event"] == "interrupt" && inside(number(&from)) {
+                let before = open.take().map_or(0, |(_, count)| count);
+                all.push((from, before, to));
+            }
+            continue;
+        }
+        let (ip, count, end) = (
+            text(&line["ip"]),
+            line["instructions"].as_u64().unwrap(),
+            text(&line["end"]),
+        );
+        if line["type"] != "block" || !inside(number(&ip)) {
+            continue;
+        }
+        let (first, before) = open.take().unwrap_or((ip, 0));
+        match end.as_str() {
+            "cut" | "continue" => open = Some((first, before + count)),
+            _ => all.push((first, before + count, end)),
+        }
+    }
+    all
+}
+
+/// The same code with the same data, in VMX root operation and as the VMM's guest: interrupts, exceptions, indirect and conditional branches.
+// covers: trace/both-levels
+#[test]
+fn a_guest_takes_the_same_branches_at_the_second_level_as_at_the_first() {
+    let folder = Folder::new("trace-levels");
+    let symbol = |name: &str| {
+        let text = output_of(Command::new("nm").arg(VMX_LOOP));
+        let line = text
+            .lines()
+            .find(|line| line.ends_with(&format!(" {name}")))
+            .map(str::to_string);
+        let line = line.unwrap_or_else(|| panic!("no {name}"));
+        u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap()
+    };
+    let inside = symbol("__start_work_text")..symbol("__stop_work_text");
+    for model in ["westmere,+vmx", "sapphirerapids,+vmx"] {
+        let trace = folder.join(model);
+        let mut command = Command::new(minivmm());
+        command.args(["--cpu-model", model, "-m", "64M", "--cmdline", "work"]);
+        command.args(["--kernel", VMX_LOOP, "--trace"]).arg(&trace);
+        run(&mut command, LIMIT).must_end_with(1);
+        let all = lines(trace_command(&["decode", "--json"]).arg(&trace));
+        let level = |non_root: bool| {
+            let lines = all.iter().filter(|line| (line["non_root"] == true) == non_root);
+            branches(lines, |ip| inside.contains(&ip))
+        };
+        let (first, second) = (level(false), level(true));
+        let interruptions = first.iter().filter(|branch| branch.2.starts_with("0x")).count();
+        assert!(interruptions >= 5, "{model}: five UD2 at least, {interruptions}");
+        assert!(first.len() > 2000, "{model}: {} branches", first.len());
+        assert_eq!(first.len(), second.len(), "{model}");
+        for (n, (first, second)) in first.iter().zip(&second).enumerate() {
+            assert_eq!(first, second, "{model}: branch {n}");
+        }
+    }
+}
+
 /// The VMM's guest executes CPUID, which never retires, and the jump back to it.
 // covers: trace/guests
 #[test]

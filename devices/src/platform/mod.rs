@@ -607,6 +607,14 @@ impl Platform {
         vector
     }
 
+    /// A CPU has its local APIC's EOI register written to without an access of its own: SDM Vol. 3C 30.6 "Posted-Interrupt Processing".
+    pub fn end_of_interrupt(&mut self, cpu: usize) {
+        if let Some(lapic) = self.lapics.get_mut(cpu) {
+            let action = lapic.end_of_interrupt();
+            self.act(cpu, action);
+        }
+    }
+
     /// Whether a CPU has sent another one an interrupt through its ICR since the last call. No part of the state: whoever runs the CPUs asks
     /// after every access.
     pub fn take_sent(&mut self) -> bool {

@@ -594,8 +594,8 @@ impl Lapic {
         }
     }
 
-    /// SDM Vol. 3A 11.8.5 "Signaling Interrupt Servicing Completion".
-    fn eoi(&mut self) -> Option<Action> {
+    /// A write to the EOI register. SDM Vol. 3A 11.8.5 "Signaling Interrupt Servicing Completion".
+    pub fn end_of_interrupt(&mut self) -> Option<Action> {
         let vector = self.s.isr.highest()?;
         self.s.isr.clear(vector);
         let lint0 = self.s.lvt[Lvt::Lint0 as usize];
@@ -795,7 +795,7 @@ impl Lapic {
             reg::TPR => self.s.tpr = checked(0xff, x2apic)? as u8,
             reg::EOI => {
                 checked(if x2apic { 0 } else { u32::MAX }, x2apic)?;
-                return Ok(self.eoi());
+                return Ok(self.end_of_interrupt());
             }
             reg::LDR if !x2apic => self.s.ldr = value & 0xff00_0000,
             reg::DFR if !x2apic => self.s.dfr = value | 0x0fff_ffff,

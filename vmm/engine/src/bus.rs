@@ -49,6 +49,8 @@ pub trait Bus {
     fn cr8(&mut self) -> u64;
     /// MOV to CR8.
     fn set_cr8(&mut self, value: u64);
+    /// The processor itself writes 0 to the EOI register of its local APIC, in whichever mode that is: posted-interrupt processing.
+    fn end_of_interrupt(&mut self) {}
     /// RDRAND and RDSEED.
     fn random(&mut self) -> u64;
     /// XSAVES of a supervisor state component that a unit holds, by its bit in IA32_XSS (8 processor trace, 15 last-branch

@@ -658,7 +658,9 @@ impl Cpu {
             && self.shadow_at != self.steps
             && self.activity_allows()
             && !self.debug_due()
-            && !self.entry_under_way()
+            && !self.transition_due()
+            // Which has the higher priority.
+            && !self.takes_virtual_interrupt()
     }
 
     /// A non-maskable interrupt would be taken now.
@@ -667,7 +669,7 @@ impl Cpu {
             && self.shadow_at != self.steps
             && self.activity_allows()
             && !self.debug_due()
-            && !self.entry_under_way()
+            && !self.transition_due()
     }
 
     /// A debug exception comes before the next instruction, and before any interrupt.
@@ -699,8 +701,7 @@ impl Cpu {
     /// a VM exit. SDM Vol. 3C 24.8 "Restrictions on VMX Operation", 26.2 "Other Causes of VM Exits", 32.3.1 "Entering SMM".
     pub fn init_blocked(&self) -> bool {
         let in_vmx = self.vmx.is_some() || self.smm.inside.as_ref().is_some_and(|inside| inside.vmx.is_some());
-        self.in_smm()
-            || in_vmx && (!self.non_root() || self.activity == Activity::WaitForSipi || self.entry_under_way())
+        self.in_smm() || in_vmx && (!self.non_root() || self.activity == Activity::WaitForSipi || self.transition_due())
     }
 
     /// An INIT waited, and nothing holds it off any more.

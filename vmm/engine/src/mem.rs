@@ -10,6 +10,7 @@ use crate::cpu::{Cpu, SS, slot};
 use crate::mmu::{self, Access, Paging};
 use crate::op::{Done, Op, Reason, Stop};
 use crate::tlb::Privilege;
+use crate::vmx::apic::Kind;
 
 /// Where a linear address leads.
 #[derive(Clone, Copy, Debug)]
@@ -288,6 +289,7 @@ impl Cpu {
     #[inline(never)]
     pub(crate) fn modify_begin(&mut self, o: &Op, linear: u64, size: usize) -> Done<u64> {
         let span = self.span(o, linear, size, Access::Write, natural(size))?;
+        self.check_apic_place(o, span.first, size, Kind::Modify)?;
         self.ready(span, size)?;
         self.heard(linear, size, AccessKind::ReadWrite)?;
         self.note_access(o, linear, size, AccessKind::ReadWrite);
@@ -323,7 +325,8 @@ impl Cpu {
         let split = linear & (LINE - 1) > LINE - size && size < 16;
         if !split {
             let span = self.span(o, linear, size as usize, Access::Write, natural(size as usize))?;
-            if span.first.host.is_some() {
+            // The virtual-APIC page, to which the APIC-access page leads, is write-back memory.
+            if span.first.host.is_some() || span.first.gpa & !0xfff == self.apic_access_page() {
                 return Ok(());
             }
         }
@@ -438,6 +441,7 @@ impl Cpu {
             // SAFETY: `span` keeps each part within one page of guest RAM.
             Some(p) => unsafe { core::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), bytes.len()) },
             None if self.transaction.is_some() => return Err(self.abort(Abort::MemoryType)),
+            None if place.gpa & !0xfff == self.apic_access_page() => self.read_virtual_apic(place.gpa & 0xfff, bytes),
             None => {
                 self.need_solo()?;
                 let now = self.now(o);
@@ -481,6 +485,7 @@ impl Cpu {
                 // SAFETY: As in `get_part`.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len()) }
             }
+            None if place.gpa & !0xfff == self.apic_access_page() => self.write_virtual_apic(place.gpa & 0xfff, bytes),
             None => {
                 let now = self.now(o);
                 self.bus_used = true;
@@ -518,6 +523,7 @@ impl Cpu {
         debug_assert!(len <= 0x1000);
         self.reach_canonical(o, linear, len)?;
         let first = self.translate(linear, access)?;
+        self.check_apic_place(o, first, len, access.into())?;
         let room = 0x1000 - (linear & 0xfff) as usize;
         if len <= room {
             self.check_alignment(linear, align)?;
@@ -532,12 +538,21 @@ impl Cpu {
             next &= 0xffff_ffff;
         }
         let second = self.translate(next, access)?;
+        self.check_apic_place(o, second, len, access.into())?;
         self.check_alignment(linear, align)?;
         Ok(Bounce {
             first,
             split: room,
             second,
         })
+    }
+
+    /// The place is on the APIC-access page: a VM exit unless an access of `len` bytes in all that begins or goes on there is virtualized.
+    fn check_apic_place(&mut self, o: &Op, place: Translated, len: usize, kind: Kind) -> Done {
+        if place.host.is_some() || place.gpa & !0xfff != self.apic_access_page() {
+            return Ok(());
+        }
+        self.check_apic_access(place.gpa & 0xfff, len, kind, o.len)
     }
 
     /// Translates the first bytes of a long operand.
@@ -616,7 +631,7 @@ impl Cpu {
         let paging = self.paging(self.cpl == 3);
         match mmu::walk(&mut self.shared().ram, &paging, linear, access) {
             Ok(page) => {
-                let host = self.shared().ram.host(page.gpa);
+                let host = self.memory(page.gpa);
                 if let Some(host) = host {
                     let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
                     let write = self.shared().ram.stores(page.gpa, write);
@@ -634,6 +649,14 @@ impl Cpu {
             }
             Err(none) => Err(self.no_page(linear, none)),
         }
+    }
+
+    /// The host's address of a page that is RAM and not the APIC-access page, whose accesses all take the slow path.
+    fn memory(&mut self, gpa: u64) -> Option<*mut u8> {
+        if gpa == self.apic_access_page() {
+            return None;
+        }
+        self.shared().ram.host(gpa)
     }
 
     /// Where a store leads that the TLB knows how to make, if only by the slow path. It is made, so that it need not be held
@@ -674,6 +697,13 @@ impl Cpu {
     pub(crate) fn arm(&mut self, linear: u64, user: bool) -> Done {
         let place = self.translate(linear, Access::Read)?;
         self.monitor.line = place.host.map(|_| place.gpa & !63);
+        if place.host.is_none() && place.gpa & !0xfff == self.apic_access_page() {
+            // MONITOR reads a byte. SDM Vol. 3C 30.4.4 "Instruction-Specific Considerations".
+            let offset = place.gpa & 0xfff;
+            self.check_apic_access(offset, 1, Kind::Read, 0)?;
+            let line = self.virtual_apic_page() | offset & !63;
+            self.monitor.line = self.shared().ram.host(line).map(|_| line);
+        }
         self.monitor.user = user;
         self.monitor_seen = None;
         self.look_at_line();
@@ -827,6 +857,10 @@ impl Cpu {
         }
         match mmu::walk(&mut self.shared().ram, &paging, linear, access) {
             Ok(page) => {
+                if page.gpa == self.apic_access_page() {
+                    let kind = u64::from(access == Access::Write);
+                    return Err(self.apic_access_exit(offset, kind, 0));
+                }
                 let host = self.shared().ram.host(page.gpa);
                 if let (Some(set), Some(host)) = (set, host) {
                     let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);

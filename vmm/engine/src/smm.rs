@@ -123,7 +123,7 @@ impl Cpu {
             && self.shadow_at != self.steps
             && self.stack_shadow_at != self.steps
             && matches!(self.activity, Activity::Running | Activity::Halted | Activity::Waiting)
-            && !self.entry_under_way()
+            && !self.transition_due()
     }
 
     /// An SMI waits, and not for RSM.

@@ -7,6 +7,7 @@ use core::ptr::NonNull;
 use x86::model::CpuModel;
 use x86::rflags::flag as rf;
 use x86::vmx::ExitReason;
+use x86::vmx::exits::apic_access;
 use x86::watch::{Abort, BranchRecord, Change, Effects, Far, Flow};
 
 use crate::block::BlockCache;
@@ -235,6 +236,8 @@ impl Engine {
             },
             exit => exit,
         };
+        // What VMX operation wanted to hear of is no wish of the caller's.
+        cpu.want_window = cpu.asked_window;
         let used = (cpu.granted - cpu.budget) as u64;
         cpu.budget = 0;
         cpu.granted = 0;
@@ -438,7 +441,9 @@ impl Engine {
         self.attach(cpu, bus);
         cpu.ask();
         self.catch_up(cpu);
+        cpu.asked_window = cpu.want_window;
         f(self, cpu);
+        cpu.want_window = cpu.asked_window;
         cpu.detach();
     }
 
@@ -449,6 +454,10 @@ impl Engine {
     }
 
     pub(crate) fn deliver_told(&mut self, cpu: &mut Cpu, event: Event) -> Effects {
+        if cpu.injecting.is_none() && cpu.notifies(event) {
+            self.process_posted_interrupts(cpu);
+            return Effects::NONE;
+        }
         cpu.deliveries += 1;
         if cpu.injecting.is_none()
             && let Some(mut exit) = cpu.event_exit(event)
@@ -675,6 +684,12 @@ impl Engine {
                 self.make_vm_exit(cpu, exit);
                 continue;
             }
+            if cpu.takes_virtual_interrupt() {
+                let effects = self.speak(cpu);
+                self.follow(cpu, effects);
+                self.deliver_virtual_interrupt(cpu);
+                continue;
+            }
             if cpu.activity == Activity::Waiting {
                 self.end_wait(cpu);
             }
@@ -822,8 +837,8 @@ impl Engine {
                     } else if cpu.stack_shadow_at == cpu.steps_now() {
                         cpu.watched.pending = bits;
                         effects.debug = None;
-                    } else if trapped && bits != 0 {
-                        // The VM exit of the monitor trap flag comes first, and saves what is pending.
+                    } else if (trapped || cpu.transition_due()) && bits != 0 {
+                        // VM exits of the monitor trap flag and of APIC virtualization come first, and save what is pending.
                         cpu.watched.pending = bits | DUE;
                         effects.debug = None;
                     } else {
@@ -835,6 +850,7 @@ impl Engine {
                     self.follow(cpu, effects);
                 }
             }
+            cpu.emulate_apic_write();
             cpu.skip_step = false;
             cpu.trap_now = false;
             if let Some(launch) = cpu.entry.take() {
@@ -1050,6 +1066,9 @@ impl Engine {
         }
         let paging = cpu.paging(cpu.cpl == 3);
         match mmu::walk(&mut self.shared.ram, &paging, linear, Access::Fetch) {
+            Ok(page) if page.gpa == cpu.apic_access_page() => {
+                Err(cpu.apic_access_exit(linear & 0xfff, apic_access::FETCH, 0))
+            }
             Ok(page) => {
                 // Code outside RAM: what is not there reads all ones, which is no instruction.
                 let Some(host) = self.shared.ram.host(page.gpa) else {

@@ -33,6 +33,7 @@ mod user_wait;
 mod vm86;
 mod vmm;
 mod vmx;
+mod vmx_apic;
 mod vmx_controls;
 mod watch;
 mod x87;

@@ -422,6 +422,10 @@ impl Bus for CpuBus<'_> {
         self.machine.platform.set_cr8(self.cpu, value as u8);
     }
 
+    fn end_of_interrupt(&mut self) {
+        self.machine.platform.end_of_interrupt(self.cpu);
+    }
+
     fn random(&mut self) -> u64 {
         self.machine.random.draw()
     }

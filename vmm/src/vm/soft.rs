@@ -334,6 +334,7 @@ impl Soft {
         let cpu = &self.cpus[index].0;
         let platform = machine.platform();
         cpu.activity() == Activity::Running
+            || cpu.takes_virtual_interrupt()
             || cpu.smi_due()
             || platform.nmi_pending(index) && cpu.nmi_deliverable()
             || platform.interrupt_pending(index) && cpu.interrupt_wakes()

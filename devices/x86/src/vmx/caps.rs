@@ -181,12 +181,20 @@ pub const SAPPHIRERAPIDS: VmxCaps = VmxCaps {
 
 /// What the engine executes. What of a part's capabilities is not here its capability MSRs deny.
 pub const ENGINE: VmxCaps = VmxCaps {
-    pin: Pin(Pin::EXTERNAL_INTERRUPTS.0 | Pin::NMIS.0 | Pin::VIRTUAL_NMIS.0 | Pin::PREEMPTION_TIMER.0),
+    pin: Pin(Pin::EXTERNAL_INTERRUPTS.0
+        | Pin::NMIS.0
+        | Pin::VIRTUAL_NMIS.0
+        | Pin::PREEMPTION_TIMER.0
+        | Pin::POSTED_INTERRUPTS.0),
     primary: Primary(
         BASE.primary.0 | Primary::NMI_WINDOW.0 | Primary::TPR_SHADOW.0 | Primary::MONITOR_TRAP.0 | Primary::SECONDARY.0,
     ),
     secondary: Secondary(
-        Secondary::EPT.0
+        Secondary::APIC_ACCESSES.0
+            | Secondary::X2APIC.0
+            | Secondary::APIC_REGISTERS.0
+            | Secondary::VIRTUAL_INTERRUPTS.0
+            | Secondary::EPT.0
             | Secondary::DESCRIPTOR_TABLES.0
             | Secondary::RDTSCP.0
             | Secondary::VPID.0
@@ -265,6 +273,9 @@ impl VmxCaps {
         let mut secondary = self.secondary.0 & ENGINE.secondary.0;
         let mut exit = self.exit.0 & ENGINE.exit.0;
         let mut entry = self.entry.0 & ENGINE.entry.0;
+        if !features.x2apic() {
+            secondary &= !Secondary::X2APIC.0;
+        }
         if !features.rdtscp() {
             secondary &= !Secondary::RDTSCP.0;
         }

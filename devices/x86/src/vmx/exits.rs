@@ -232,6 +232,25 @@ pub mod virtualization_exception {
     pub const EPTP_INDEX: u64 = 32;
 }
 
+/// Access types in bits 15:12 of the exit qualification of an APIC-access VM exit. SDM Vol. 3C Table 28-6 "Exit Qualification for APIC-Access VM
+/// Exits from Linear Accesses and Guest-Physical Accesses".
+pub mod apic_access {
+    /// The first bit of the access type; below it is the offset on the page.
+    pub const SHIFT: u32 = 12;
+    /// A linear access that reads data.
+    pub const READ: u64 = 0;
+    /// A linear access that writes data.
+    pub const WRITE: u64 = 1;
+    /// A linear access that fetches an instruction.
+    pub const FETCH: u64 = 2;
+    /// A linear access during event delivery.
+    pub const DELIVERY: u64 = 3;
+    /// A guest-physical access during event delivery.
+    pub const PHYSICAL_DELIVERY: u64 = 10;
+    /// A guest-physical access for a fetch or during the execution of an instruction.
+    pub const PHYSICAL: u64 = 15;
+}
+
 /// What a VMX abort leaves in the abort indicator. SDM Vol. 3C 28.7 "VMX Aborts".
 pub mod abort {
     /// Saving guest MSRs.

@@ -24,6 +24,13 @@ cold_flows! {
 fn rdmsr(c: &mut Cpu, o: &Op) -> Done {
     c.supervisor_only()?;
     let msr = c.get::<4>(slot::RCX) as u32;
+    if msr & !0xff == IA32_X2APIC_BASE
+        && let Some(value) = c.read_virtual_msr(msr)
+    {
+        c.set::<4>(slot::RAX, value);
+        c.set::<4>(slot::RDX, value >> 32);
+        return Ok(());
+    }
     let value = match c.held_msr(msr) {
         Some(value) => value,
         None => {
@@ -156,6 +163,12 @@ fn wrmsr(c: &mut Cpu, o: &Op) -> Done<Go> {
     let msr = c.get::<4>(slot::RCX) as u32;
     let value = c.get::<4>(slot::RAX) | c.get::<4>(slot::RDX) << 32;
     let next = c.next_ip(o);
+    if msr & !0xff == IA32_X2APIC_BASE && c.non_root() {
+        c.drain_records_first()?;
+        if c.write_virtual_msr(msr, value)? {
+            return Ok(Go::Look(next));
+        }
+    }
     match c.write_held_msr(msr, value) {
         Some(Ok(())) => Ok(Go::To(next)),
         Some(Err(_)) => Err(c.gp(0)),

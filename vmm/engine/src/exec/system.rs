@@ -495,7 +495,7 @@ fn write_cr(c: &mut Cpu, o: &Op) -> Done<Go> {
             if value > 15 {
                 return Err(c.gp(0));
             }
-            if c.set_virtual_tpr(value as u8) {
+            if c.set_virtual_tpr(value as u8)? {
                 return Ok(Go::Look(c.next_ip(o)));
             }
             c.bus().set_cr8(value);

@@ -2,13 +2,13 @@
 
 use x86::vmx::caps::TIMER_RATE;
 use x86::vmx::check::{self, Processor};
-use x86::vmx::controls::{Entry, Pin, Primary, Secondary};
+use x86::vmx::controls::{Entry, Pin, Secondary};
 use x86::vmx::ept::EptPointer;
 use x86::vmx::exits::{EventKind, Interruption};
 use x86::vmx::fields::Launch;
 use x86::vmx::{ExitReason, Field, InstructionError, Vmcs};
 
-use super::{Guest, PauseLoop, ShadowBitmaps, Vectoring};
+use super::{Guest, PauseLoop, ShadowBitmaps, Vectoring, VirtualApic};
 use crate::Engine;
 use crate::cpu::{Cpu, Event, Source};
 
@@ -43,8 +43,7 @@ impl Guest {
             } else {
                 0
             },
-            virtual_apic: v.get(Field::VIRTUAL_APIC),
-            tpr_threshold: v.get(Field::TPR_THRESHOLD) as u8 & 15,
+            apic: VirtualApic::of(v),
             xss_exiting: v.get(Field::XSS_EXITING),
             functions: v.get(Field::VM_FUNCTIONS),
             eptp_list: v.get(Field::EPTP_LIST),
@@ -64,7 +63,6 @@ impl Guest {
             timer: None,
             monitor_trap: false,
             virtual_nmi_blocked: false,
-            below_threshold: false,
             injected: None,
         }
     }
@@ -153,13 +151,7 @@ impl Engine {
         cpu.start_timer(v.get32(Field::PREEMPTION_TIMER));
         cpu.want_window |= cpu.window_wanted();
         cpu.bus_used |= cpu.init_pending;
-        // SDM Vol. 3C 27.7.7 "VM Exits Induced by the TPR Threshold".
-        let below = cpu
-            .virtual_tpr()
-            .is_some_and(|tpr| cpu.guest().is_some_and(|guest| tpr < guest.tpr_threshold));
-        if let Some(guest) = cpu.guest_mut() {
-            guest.below_threshold = below;
-        }
+        cpu.enter_virtual_apic();
         let told = !v.entry_controls().contains(Entry::CONCEAL_FROM_PT);
         self.transferred(cpu, from, 0, told, None);
     }
@@ -215,15 +207,6 @@ impl Engine {
 }
 
 impl Cpu {
-    /// The class of the virtual TPR, with the TPR shadow.
-    pub(crate) fn virtual_tpr(&mut self) -> Option<u8> {
-        let at = self
-            .guest()
-            .filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))?
-            .virtual_apic;
-        Some((self.shared().ram.read_phys(at + 0x80, 4) >> 4) as u8 & 15)
-    }
-
     /// Starts the VMX-preemption timer, if it is activated. It counts down each time that bit [`TIMER_RATE`] of the time-stamp counter
     /// changes. SDM Vol. 3C 26.5.1 "VMX-Preemption Timer".
     fn start_timer(&mut self, value: u32) {
@@ -240,19 +223,5 @@ impl Cpu {
         let at = self.guest()?.timer? >> TIMER_RATE;
         let now = self.tsc_now() >> TIMER_RATE;
         Some(at.saturating_sub(now) as u32)
-    }
-
-    /// MOV to CR8 with the TPR shadow: whether there is one.
-    pub(crate) fn set_virtual_tpr(&mut self, class: u8) -> bool {
-        let Some(guest) = self
-            .guest_mut()
-            .filter(|guest| guest.primary.contains(Primary::TPR_SHADOW))
-        else {
-            return false;
-        };
-        guest.below_threshold = class < guest.tpr_threshold;
-        let at = guest.virtual_apic + 0x80;
-        let _ = self.shared().write_ram(at, &(u32::from(class) << 4).to_le_bytes());
-        true
     }
 }

@@ -1,7 +1,7 @@
 //! VM exits (SDM Vol. 3C chapter 28 "VM Exits").
 
 use x86::vmx::controls::Exit;
-use x86::vmx::exits::{ENTRY_FAILURE, EventKind, abort};
+use x86::vmx::exits::{ENTRY_FAILURE, EventKind, abort, apic_access};
 use x86::vmx::fields::ABORT_INDICATOR;
 use x86::vmx::{ExitReason, Field, Vmcs};
 use x86::watch::{Change, Far};
@@ -23,10 +23,22 @@ pub(crate) enum Delivered {
     VmExit,
 }
 
+/// The exit qualification. An APIC access during event delivery has an access type of its own, which goes with IDT-vectoring information.
+fn qualification(exit: &ExitInformation) -> u64 {
+    if exit.reason != ExitReason::ApicAccess || exit.vectoring.is_none() {
+        return exit.qualification;
+    }
+    let access = match exit.qualification >> apic_access::SHIFT {
+        apic_access::PHYSICAL => apic_access::PHYSICAL_DELIVERY,
+        _ => apic_access::DELIVERY,
+    };
+    exit.qualification & ((1 << apic_access::SHIFT) - 1) | access << apic_access::SHIFT
+}
+
 /// Length and information of an instruction are those of the instruction that caused the exit, or that delivered the event.
 fn information(v: &mut Vmcs, exit: &ExitInformation) {
     v.set(Field::EXIT_REASON, (exit.reason as u16).into());
-    v.set(Field::EXIT_QUALIFICATION, exit.qualification);
+    v.set(Field::EXIT_QUALIFICATION, qualification(exit));
     v.set(Field::GUEST_LINEAR_ADDRESS, exit.linear);
     v.set(Field::GUEST_PHYSICAL_ADDRESS, exit.physical);
     v.set(Field::EXIT_INTERRUPTION, exit.interruption.into_bits().into());

@@ -14,6 +14,7 @@
 //! # Left out
 //! Controls that [`x86::vmx::caps::ENGINE`] does not name cannot be set. There is no dual-monitor treatment of SMIs.
 
+pub(crate) mod apic;
 mod entry;
 mod exit;
 mod instructions;
@@ -33,6 +34,7 @@ use crate::op::{Reason, Stop};
 use crate::tlb::VmxTag;
 use x86::rflags::flag as rf;
 
+pub use apic::{ApicExit, VirtualApic};
 pub(crate) use exit::Delivered;
 pub(crate) use instructions::lower;
 
@@ -88,8 +90,7 @@ pub struct Guest {
     pub ept: Option<EptPointer>,
     /// 0 without one.
     pub vpid: u16,
-    pub virtual_apic: u64,
-    pub tpr_threshold: u8,
+    pub apic: VirtualApic,
     pub xss_exiting: u64,
     /// The functions that VMFUNC may call.
     pub functions: u64,
@@ -109,8 +110,6 @@ pub struct Guest {
     pub monitor_trap: bool,
     /// Virtual NMIs are blocked.
     pub virtual_nmi_blocked: bool,
-    /// MOV to CR8 has brought the virtual TPR below the threshold.
-    pub below_threshold: bool,
     /// The event that VM entry injects, before the first instruction: information, error code, instruction length.
     pub injected: Option<(u32, u32, u8)>,
 }
@@ -356,7 +355,7 @@ impl Cpu {
                 .is_some_and(|guest| !guest.exit.contains(Exit::ACKNOWLEDGE))
     }
 
-    /// Something of VMX operation comes before the next instruction and before interrupts.
+    /// A VM entry has yet to inject its event.
     pub(crate) fn entry_under_way(&self) -> bool {
         self.guest().is_some_and(|guest| guest.injected.is_some())
     }
@@ -384,21 +383,30 @@ impl Cpu {
         }
     }
 
-    /// The run loop has to look as soon as IF is set: an interrupt-window exit waits.
+    /// The run loop has to look as soon as IF is set: an interrupt-window exit or a virtual interrupt waits.
     pub(crate) fn window_wanted(&self) -> bool {
-        self.guest().is_some_and(Guest::interrupt_window)
+        self.guest()
+            .is_some_and(|guest| guest.interrupt_window() || guest.apic.recognized)
     }
 
-    /// The exit that is due before the next instruction: monitor trap flag, TPR threshold, VMX-preemption timer, NMI window, interrupt
+    /// The exit that is due before the next instruction: APIC virtualization, monitor trap flag, VMX-preemption timer, NMI window, interrupt
     /// window, in the order of their priorities. SDM Vol. 3C 26.2 "Other Causes of VM Exits", 26.5.1 "VMX-Preemption Timer", 26.5.2
     /// "Monitor Trap Flag".
     pub(crate) fn boundary_exit(&mut self) -> Option<ExitInformation> {
         let guest = self.guest()?;
+        // SDM Vol. 3C 30.4.3.2: APIC-write emulation comes before SMIs, INIT signals, and whatever has less priority than they.
+        match guest.apic.exit {
+            None => {}
+            Some(ApicExit::TprBelowThreshold) => return Some(ExitInformation::new(ExitReason::TprBelowThreshold)),
+            Some(ApicExit::Eoi(vector)) => {
+                return Some(ExitInformation::new(ExitReason::VirtualizedEoi).qualified(vector.into()));
+            }
+            Some(ApicExit::Write(offset)) => {
+                return Some(ExitInformation::new(ExitReason::ApicWrite).qualified(offset.into()));
+            }
+        }
         if guest.monitor_trap {
             return Some(ExitInformation::new(ExitReason::MonitorTrap));
-        }
-        if guest.below_threshold {
-            return Some(ExitInformation::new(ExitReason::TprBelowThreshold));
         }
         // Debug exceptions come first.
         if self.debug_due() {

@@ -1,10 +1,11 @@
 //! Guest-physical addresses in VMX non-root operation: EPT under the guest's own page tables (SDM Vol. 3C 29.3 "The Extended Page
 //! Table Mechanism (EPT)").
 
+use x86::vmx::ExitReason;
 use x86::vmx::controls::Secondary;
 use x86::vmx::ept::{self, DIRTY, EptAccess, EptFault, EptPage, EptPaging, qualification, rights};
+use x86::vmx::exits::{apic_access, virtualization_exception as area};
 use x86::vmx::fields::Field;
-use x86::vmx::{ExitReason, exits::virtualization_exception as area};
 
 use super::ExitInformation;
 use crate::cpu::{Cpu, Event, Source};
@@ -19,6 +20,8 @@ pub struct Nested {
     pub paging: EptPaging,
     /// Page-modification logging, if it is on.
     pub log: Option<PageLog>,
+    /// The APIC-access address; no page's where accesses to it are not virtualized.
+    pub apic_access: u64,
 }
 
 /// The page-modification log. SDM Vol. 3C 29.3.6 "Page-Modification Logging".
@@ -39,9 +42,18 @@ pub struct NestedFault {
     /// The address.
     pub gpa: u64,
     /// Why.
-    pub fault: EptFault,
+    pub fault: Refusal,
     /// Bits of the exit qualification: the access, and whether it is to the page itself.
     pub qualification: u64,
+}
+
+/// Why a guest-physical access is not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The EPT has it so.
+    Ept(EptFault),
+    /// A paging-structure entry is on the APIC-access page. SDM Vol. 3C 30.4.6.1 "Guest-Physical Accesses to the APIC-Access Page".
+    ApicAccess,
 }
 
 impl PageLog {
@@ -75,11 +87,17 @@ impl Nested {
         } else {
             qualification::READ
         };
-        let page = self.walk(ram, gpa, access, commit).map_err(|fault| NestedFault {
+        let refused = |fault| NestedFault {
             gpa,
             fault,
             qualification: kind,
-        })?;
+        };
+        let page = self
+            .walk(ram, gpa, access, commit)
+            .map_err(|fault| refused(Refusal::Ept(fault)))?;
+        if page.physical == self.apic_access {
+            return Err(refused(Refusal::ApicAccess));
+        }
         Ok(page.physical | gpa & 0xfff)
     }
 
@@ -100,7 +118,7 @@ impl Nested {
         };
         self.walk(ram, gpa, kind, commit).map_err(|fault| NestedFault {
             gpa,
-            fault,
+            fault: Refusal::Ept(fault),
             qualification: bits | qualification::FINAL,
         })
     }
@@ -164,22 +182,27 @@ impl Cpu {
                 physical_bits: self.maxphyaddr,
             },
             log,
+            apic_access: guest.apic.access.unwrap_or(u64::MAX),
         })
     }
 
     /// The VM exit that a guest-physical address causes. `linear` is the address that was translated, where there is one.
     #[cold]
     pub(crate) fn nested_exit(&mut self, fault: NestedFault, linear: Option<u64>) -> Stop {
-        let reason = match fault.fault {
+        let refused = match fault.fault {
+            Refusal::Ept(refused) => refused,
+            Refusal::ApicAccess => return self.apic_access_exit(0, apic_access::PHYSICAL, 0),
+        };
+        let reason = match refused {
             EptFault::Violation { .. } => ExitReason::EptViolation,
             EptFault::Misconfiguration => ExitReason::EptMisconfiguration,
             EptFault::LogFull => ExitReason::PageModificationLogFull,
         };
         let mut exit = ExitInformation::new(reason);
-        if fault.fault != EptFault::LogFull {
+        if refused != EptFault::LogFull {
             exit.physical = fault.gpa;
         }
-        if let EptFault::Violation { rights, convertible } = fault.fault {
+        if let EptFault::Violation { rights, convertible } = refused {
             exit.qualification = fault.qualification | rights << qualification::RIGHTS_SHIFT;
             if linear.is_some() {
                 exit.qualification |= qualification::LINEAR_VALID;

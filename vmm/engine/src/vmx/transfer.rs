@@ -175,6 +175,11 @@ impl Cpu {
         {
             v.set(Field::PREEMPTION_TIMER, value.into());
         }
+        if let Some(guest) = self.guest()
+            && guest.delivers_virtual_interrupts()
+        {
+            v.set(Field::GUEST_INTERRUPT_STATUS, guest.apic.status());
+        }
         if let Some(nested) = self.nested()
             && self.cr0.pg()
             && self.cr4.pae()

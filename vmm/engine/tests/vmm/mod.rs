@@ -61,6 +61,8 @@ impl Watch for Heard {
 pub struct Platform {
     model: &'static CpuModel,
     pub ports: Vec<(u16, u32)>,
+    /// Writes of the processor's own to the EOI register.
+    pub eois: u32,
     /// Who hears of branches, if somebody does.
     pub heard: Option<Heard>,
 }
@@ -96,6 +98,9 @@ impl Bus for Platform {
         3
     }
     fn set_cr8(&mut self, _: u64) {}
+    fn end_of_interrupt(&mut self) {
+        self.eois += 1;
+    }
     fn random(&mut self) -> u64 {
         4
     }
@@ -208,6 +213,7 @@ impl Vmm {
             platform: Platform {
                 model,
                 ports: Vec::new(),
+                eois: 0,
                 heard: None,
             },
             fields: Vec::new(),
