@@ -121,8 +121,8 @@ pub struct Cli {
     /// Host code that is kept at most, from 1M to 1G: with more, all of it is forgotten
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_translate_memory, allow_negative_numbers = true)]
     translate_memory: u64,
-    /// How the software engine executes vector instructions (MMX to AVX2, AES and their like): by the host's own, or by tables that need
-    /// nothing of the host. A run is the same either way, but for its time [default: host where the host has all that the model shows]
+    /// How the software engine executes vector instructions (MMX to AVX-512, AES and their like): by the host's own, or by tables that need
+    /// nothing of the host. A run is the same either way, but for its time [default: host where the host gives executable memory]
     #[arg(long, value_enum, value_name = "HOW")]
     vector: Option<VectorChoice>,
     /// What to do where a trial guest finds that this host's KVM does not do what it accepts (`minivmm probe` lists what it found)
@@ -571,7 +571,7 @@ pub fn models() -> String {
     let verb = if servers.len() == 1 { "shows" } else { "show" };
     let note = model::dispatch_note(&servers.join(", "), verb);
     format!(
-        "{list}\nNo model shows AMX, AVX-512 is shown as far as the host executes it, and transactions only with +rtm; `minivmm models NAME` says what else of a part is \
+        "{list}\nNo model shows AMX or AVX-512 on half-precision values, and transactions only with +rtm; `minivmm models NAME` says what else of a part is \
          hidden, and why.\n{note}\n"
     )
 }

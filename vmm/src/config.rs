@@ -34,7 +34,7 @@ pub enum EngineChoice {
 /// How the software engine executes vector instructions. The results are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum VectorChoice {
-    /// By the host's own instructions
+    /// By the host's own instructions, and by tables what the host has not got
     Host,
     /// By the engine's own tables, which ask nothing of the host beyond x86-64-v1
     Portable,

@@ -19,7 +19,7 @@ use x86::{
     model::{CpuModel, CpuidRow, MODELS, ModelError, MsrRow, OwnedModel, policy},
 };
 
-use crate::{config::VectorChoice, error::Error};
+use crate::error::Error;
 use trace::regular;
 
 /// The longest model file: a dump of every leaf and register there is takes a tenth of it.
@@ -47,66 +47,6 @@ pub fn choose(spec: Option<&str>, pt: bool) -> Result<&'static CpuModel, Error> 
         )));
     }
     Ok(model)
-}
-
-/// A model as it can be executed here, with a warning if something of it is hidden for that.
-pub(crate) fn executed_here(model: &'static CpuModel, vector: Option<VectorChoice>) -> &'static CpuModel {
-    let portable = is_portable(model, vector);
-    let executed = if portable {
-        Features::NONE
-    } else {
-        engine::host_avx512()
-    };
-    let (model, hidden) = on_host(model, executed);
-    if hidden != Features::NONE {
-        log::warn!("{}", host_note(model.name, hidden, portable));
-    }
-    model
-}
-
-/// Whether a model's vector instructions are computed by tables: as it is asked for, else where the host has not got them. Tables have no
-/// AVX-512, so what the host lacks of that alone is hidden instead.
-fn is_portable(model: &'static CpuModel, vector: Option<VectorChoice>) -> bool {
-    match vector {
-        Some(choice) => choice == VectorChoice::Portable,
-        None => engine::host_vectors(on_host(model, engine::host_avx512()).0).is_err(),
-    }
-}
-
-/// The model that `--cpu-model` asks for, as this host executes it.
-///
-/// # Errors
-/// As for [`find`].
-pub fn find_here(spec: &str) -> Result<&'static CpuModel, Error> {
-    Ok(on_host(find(spec)?, engine::host_avx512()).0)
-}
-
-/// A model as a host with these features of AVX-512 can execute it, and which of the model's it hides for that.
-pub fn on_host(model: &'static CpuModel, host: Features) -> (&'static CpuModel, Features) {
-    let lacking = model.features().and(engine::AVX512).minus(host);
-    if lacking == Features::NONE {
-        return (model, lacking);
-    }
-    let toggles: Vec<_> = lacking.iter().map(|feature| format!("-{}", feature.flag())).collect();
-    // Features that others need take those along.
-    match model.with_toggles(&toggles.join(",")) {
-        Ok(narrowed) => (narrowed, model.features().minus(narrowed.features())),
-        Err(_) => (model, Features::NONE),
-    }
-}
-
-/// What a guest misses for its host.
-fn host_note(name: &str, hidden: Features, portable: bool) -> String {
-    let names: Vec<_> = hidden.iter().map(Feature::flag).collect();
-    let whose = if portable {
-        "--vector portable does not compute"
-    } else {
-        "this host does not execute"
-    };
-    format!(
-        "--cpu-model {name}: {whose} {}, so the guest is not shown it: its run differs from one that has it",
-        names.join(" ")
-    )
 }
 
 /// The model that `--cpu-model` asks for: a name or a file, and toggles after a comma. A model that is not one of ours lives
@@ -482,10 +422,6 @@ pub fn details(model: &CpuModel) -> String {
             .filter(|&f| why(f) == reason)
             .fold(Features::NONE, Features::with);
         line(&format!("hides ({reason})"), &names(of_it));
-    }
-    let lacking = model.features().and(engine::AVX512).minus(engine::host_avx512());
-    if lacking != Features::NONE {
-        line("on this host hides (the host does not execute it)", &names(lacking));
     }
     if dispatched_by_family(model) {
         line("dispatch", &dispatch_note("this model", "shows"));

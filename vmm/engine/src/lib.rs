@@ -61,7 +61,7 @@ pub const TRANSLATED_BYTES: usize = 64 << 20;
 /// How vector instructions are executed. The results are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vectors {
-    /// By the host's own instructions, which must be there.
+    /// By the host's own instructions where it has them, by tables where it has not.
     #[default]
     Host,
     /// By tables: the host needs x86-64-v1 and no more.
@@ -129,7 +129,7 @@ pub enum Exit {
     Defect(String),
 }
 
-/// The features of AVX-512 that the engine executes with the host's.
+/// The features of AVX-512 that the engine executes.
 pub const AVX512: Features = Features::list(&[
     Feature::Avx512f,
     Feature::Avx512dq,
@@ -145,65 +145,16 @@ pub const AVX512: Features = Features::list(&[
     Feature::Avx512bf16,
 ]);
 
-/// The features of AVX-512 that this host has, which are those that the engine can execute; none without the first four, which
-/// every thunk of an EVEX instruction is made of.
-pub fn host_avx512() -> Features {
-    use std::is_x86_feature_detected as host;
-    let foundation = [
-        (Feature::Avx512f, host!("avx512f")),
-        (Feature::Avx512bw, host!("avx512bw")),
-        (Feature::Avx512dq, host!("avx512dq")),
-        (Feature::Avx512vl, host!("avx512vl")),
-    ];
-    let more = [
-        (Feature::Avx512cd, host!("avx512cd")),
-        (Feature::Avx512ifma, host!("avx512ifma")),
-        (Feature::Avx512vbmi, host!("avx512vbmi")),
-        (Feature::Avx512vbmi2, host!("avx512vbmi2")),
-        (Feature::Avx512vnni, host!("avx512vnni")),
-        (Feature::Avx512bitalg, host!("avx512bitalg")),
-        (Feature::Avx512vpopcntdq, host!("avx512vpopcntdq")),
-        (Feature::Avx512bf16, host!("avx512bf16")),
-    ];
-    if !foundation.iter().all(|(_, here)| *here) {
-        return Features::NONE;
-    }
-    foundation
-        .into_iter()
-        .chain(more)
-        .filter(|(_, here)| *here)
-        .fold(Features::NONE, |all, (feature, _)| all.with(feature))
-}
-
-/// Whether this host's own vector instructions are all that a model shows.
+/// Whether this host's own vector instructions can be used at all.
 ///
 /// # Errors
 /// What it has not got: the model then runs with [`Vectors::Portable`].
 pub fn host_vectors(model: &CpuModel) -> Result<(), HostLacks> {
-    use std::is_x86_feature_detected as host;
-    let f = model.features();
-    let mut lacks = lacking([
-        (f.sse3(), host!("sse3"), "SSE3"),
-        (f.ssse3(), host!("ssse3"), "SSSE3"),
-        (f.sse41(), host!("sse4.1"), "SSE4.1"),
-        (f.sse42(), host!("sse4.2"), "SSE4.2"),
-        (f.aesni(), host!("aes"), "AES"),
-        (f.pclmulqdq(), host!("pclmulqdq"), "PCLMULQDQ"),
-        (f.sha(), host!("sha"), "SHA"),
-        (f.gfni(), host!("gfni"), "GFNI"),
-        (f.avx(), host!("avx"), "AVX"),
-        (f.avx2(), host!("avx2"), "AVX2"),
-        (f.fma(), host!("fma"), "FMA"),
-        (f.f16c(), host!("f16c"), "F16C"),
-        (f.vaes(), host!("vaes"), "VAES"),
-        (f.vpclmulqdq(), host!("vpclmulqdq"), "VPCLMULQDQ"),
-    ]);
-    let wide = f.and(AVX512).minus(host_avx512());
-    lacks.extend(wide.iter().map(Feature::name));
-    if f.mmx() && !fpu::thunk::available() {
-        lacks.push("executable memory (16 MiB of it: see `ulimit -f`)");
-    }
-    refused(lacks)
+    refused(lacking([(
+        model.features().mmx(),
+        fpu::thunk::available(),
+        "executable memory (16 MiB of it: see `ulimit -f`)",
+    )]))
 }
 
 /// Of features that are needed, or not, those that are not there.
@@ -230,9 +181,7 @@ fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
     if options.vectors == Vectors::Host {
         host_vectors(model)?;
     }
-    let portable = options.vectors == Vectors::Portable;
     refused(lacking([
-        (portable && f.and(AVX512) != Features::NONE, false, "AVX-512 by tables"),
         (f.bmi1() && asked, host!("bmi1"), "BMI1"),
         (f.lzcnt() && asked, host!("lzcnt"), "LZCNT"),
         (f.bmi2() && asked, host!("bmi2"), "BMI2"),

@@ -223,15 +223,15 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
     }
 }
 
-/// How the software engine executes vector instructions: as it is told, else by the host's own where the host has all of the model's.
+/// How the software engine executes vector instructions: as it is told, else by the host's own where they can be.
 pub(super) fn vectors(choice: Option<VectorChoice>, model: &CpuModel, host: Result<(), HostLacks>) -> Vectors {
     match (choice, host) {
         (Some(choice), _) => choice.into(),
         (None, Ok(())) => Vectors::Host,
         (None, Err(lacks)) => {
             info!(
-                "--vector portable: {lacks}, which the CPU model {} shows: vector instructions are computed by tables, with the same \
-                 results and more slowly",
+                "--vector portable: {lacks}: vector instructions of the CPU model {} are computed by tables, with the same results and more \
+                 slowly",
                 model.name
             );
             Vectors::Portable

@@ -60,10 +60,6 @@ impl Run {
     /// Builds the machine: memory, tables, kernel, devices, CPU. Touches no file but for reading, unless it is a disk or the
     /// folder for what is collected.
     pub fn new(config: &MachineConfig) -> Result<Self, Error> {
-        let config = &MachineConfig {
-            model: crate::model::executed_here(config.model, config.vector),
-            ..config.clone()
-        };
         let host = engine::choose(config)?;
         if host.is_some() && kvm::clock::host_tsc_is_unstable() {
             warn!(

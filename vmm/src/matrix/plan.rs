@@ -345,7 +345,7 @@ pub fn restored(
             option("--max-instructions", limit.to_string().into());
             option("--timeout", common.timeout.as_secs_f64().to_string().into());
             arguments.extend(common.options.iter().cloned());
-            let skip = match snapshot.is_of(model::find_here(model)?) {
+            let skip = match snapshot.is_of(model::find(model)?) {
                 true => None,
                 false => Some(format!("the snapshot is of a machine of model {}", snapshot.model())),
             };

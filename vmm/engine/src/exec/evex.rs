@@ -1,8 +1,9 @@
 //! AVX-512: instructions with an EVEX prefix, and those on opmask registers, which have VEX prefixes.
 //!
-//! Thunks do the work, as for AVX ([`super::avx`]). What is done here is what a writemask leaves out of memory: an element whose bit
-//! is clear is not accessed, cannot fault and meets no data breakpoint. Where all of the operand is in one page of RAM the host's
-//! instruction leaves it out; elsewhere elements that are next to each other are accessed together, those between them not. Gathers
+//! Thunks do the work, as for AVX ([`super::avx`]), or tables where the host has not got the instruction or the run is not to use it.
+//! What is done here is what a writemask leaves out of memory: an element whose bit
+//! is clear is not accessed, cannot fault and meets no data breakpoint. Where all of the operand is in one page of RAM the thunk or
+//! the table leaves it out; elsewhere elements that are next to each other are accessed together, those between them not. Gathers
 //! and scatters, whose elements fault one by one, are done here altogether.
 // The engine core is one of the rooms where `unsafe` is allowed: thunks are called with pointers into guest RAM.
 #![allow(unsafe_code)]
@@ -360,7 +361,7 @@ fn lower_elements(l: &mut Lower) {
 }
 
 fn lower_thunk(l: &mut Lower) -> End {
-    let Ok(thunk) = thunk::prepare_evex(l.i, l.address_size()) else {
+    let Ok(thunk) = thunk::prepare_evex(l.i, l.address_size(), l.vectors) else {
         return l.ud();
     };
     let [dst, src, third, mask] = thunk.places.map(|place| place.0);

@@ -530,8 +530,8 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         _ => {
             if !lower_move(l) {
                 return match l.vectors {
-                    Vectors::Host => lower_thunk(l),
-                    Vectors::Portable => super::portable::lower(l),
+                    Vectors::Host if thunk::host_executes(i) => lower_thunk(l),
+                    _ => super::portable::lower(l),
                 };
             }
         }

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::collections::BTreeMap;
 
 use engine::bus::{Bus, MsrFault, Processor, Watch};
-use engine::{CS, CpuState, DS, ES, Exit, SS, Segment, Table};
+use engine::{CS, CpuState, DS, ES, Exit, SS, Segment, Table, Vectors};
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
 use x86::model::{CpuModel, CpuidRow};
@@ -242,8 +242,13 @@ impl Bench {
     }
 
     pub fn long_with(model: &'static CpuModel) -> Bench {
+        Bench::long_by(model, Vectors::default())
+    }
+
+    /// The same with vector instructions executed in one of the ways.
+    pub fn long_by(model: &'static CpuModel, vectors: Vectors) -> Bench {
         let mut b = Bench {
-            rig: Rig::with(model),
+            rig: Rig::by(model, vectors),
             bits: 64,
             world: world(model),
         };
@@ -275,8 +280,13 @@ impl Bench {
     }
 
     pub fn protected_with(model: &'static CpuModel) -> Bench {
+        Bench::protected_by(model, Vectors::default())
+    }
+
+    /// The same with vector instructions executed in one of the ways.
+    pub fn protected_by(model: &'static CpuModel, vectors: Vectors) -> Bench {
         let mut b = Bench {
-            rig: Rig::with(model),
+            rig: Rig::by(model, vectors),
             bits: 32,
             world: world(model),
         };

@@ -371,6 +371,11 @@ portable! {
     portable_fma Fma
     portable_f16c F16c
     portable_vaes Vaes
+    portable_opmask Opmask
+    portable_avx512f Avx512f
+    portable_avx512bw Avx512bw
+    portable_avx512dq Avx512dq
+    portable_avx512_after_skylake Avx512more
 }
 
 /// Outside 64-bit mode: fewer registers, and operands in segments.

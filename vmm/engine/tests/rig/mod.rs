@@ -2,7 +2,7 @@
 #![allow(unsafe_code, dead_code)] // Handing RAM to the engine takes its promise; not every test uses every verb.
 
 use engine::bus::{Bus, MsrFault, Processor};
-use engine::{CS, Cpu, CpuState, DS, ES, Engine, EngineOptions, Exit, RamRegion, SS, Segment};
+use engine::{CS, Cpu, CpuState, DS, ES, Engine, EngineOptions, Exit, RamRegion, SS, Segment, Vectors};
 use x86::model::{CpuModel, WESTMERE};
 
 /// A bus with nothing on it.
@@ -71,9 +71,15 @@ impl Rig {
     }
 
     pub fn with(model: &'static CpuModel) -> Rig {
+        Rig::by(model, Vectors::default())
+    }
+
+    /// The same with vector instructions executed in one of the ways.
+    pub fn by(model: &'static CpuModel, vectors: Vectors) -> Rig {
         Rig::with_options(
             model,
             EngineOptions {
+                vectors,
                 translate_after: translate_after(),
                 ..EngineOptions::default()
             },

@@ -53,11 +53,11 @@ element! {
 }
 
 /// A row's parameter: all lanes, or the lowest alone, with the rest from `a`.
-const PACKED: u8 = 0;
-const SCALAR: u8 = 1;
+pub(super) const PACKED: u8 = 0;
+pub(super) const SCALAR: u8 = 1;
 
 /// How many lanes there are to compute, and what the result has besides.
-fn lanes<F: Element>(i: &Inputs) -> (usize, Vector) {
+pub(super) fn lanes<F: Element>(i: &Inputs) -> (usize, Vector) {
     if i.param & SCALAR != 0 {
         (1, *i.a)
     } else {
@@ -66,21 +66,25 @@ fn lanes<F: Element>(i: &Inputs) -> (usize, Vector) {
 }
 
 #[inline(always)]
-fn each<F: Element>(i: &Inputs, mut f: impl FnMut(usize) -> u64) -> Outcome {
+pub(super) fn each<F: Element>(i: &Inputs, mut f: impl FnMut(usize) -> u64) -> Outcome {
     let (count, mut out) = lanes::<F>(i);
-    for k in 0..count {
+    for k in (0..count).filter(|&k| i.chosen(k)) {
         F::set(&mut out, k, f(k));
     }
     Outcome::value(out)
 }
 
 #[inline(always)]
-fn binary<F: Element>(i: &Inputs, e: &mut Environment, f: impl Fn(u64, u64, &mut Environment) -> u64) -> Outcome {
+pub(super) fn binary<F: Element>(
+    i: &Inputs,
+    e: &mut Environment,
+    f: impl Fn(u64, u64, &mut Environment) -> u64,
+) -> Outcome {
     each::<F>(i, |k| f(F::get(i.a, k), F::get(i.b, k), e))
 }
 
 #[inline(always)]
-fn unary<F: Element>(i: &Inputs, e: &mut Environment, f: impl Fn(u64, &mut Environment) -> u64) -> Outcome {
+pub(super) fn unary<F: Element>(i: &Inputs, e: &mut Environment, f: impl Fn(u64, &mut Environment) -> u64) -> Outcome {
     each::<F>(i, |k| f(F::get(i.b, k), e))
 }
 
@@ -90,7 +94,7 @@ const PREDICATES: [u8; 16] = [
     0b1010, 0b1001, 0b1011, 0b0000, 0b0101, 0b0110, 0b0100, 0b1111, // EQ_UQ NGE NGT FALSE NEQ_OQ GE GT TRUE
 ];
 
-fn predicate(control: u8, order: Option<Ordering>) -> bool {
+pub(super) fn predicate(control: u8, order: Option<Ordering>) -> bool {
     let bit = match order {
         Some(Ordering::Less) => 0,
         Some(Ordering::Equal) => 1,
@@ -101,7 +105,7 @@ fn predicate(control: u8, order: Option<Ordering>) -> bool {
 }
 
 /// Whether a predicate signals quiet NaNs: of each sixteen those of order do, with bit 4 the others.
-fn signals(control: u8) -> bool {
+pub(super) fn signals(control: u8) -> bool {
     matches!(control & 3, 1 | 2) != (control & 16 != 0)
 }
 
@@ -248,7 +252,7 @@ fn from_integers<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     } else {
         (i.bytes / F::BYTES, Vector::ZERO)
     };
-    for k in 0..count {
+    for k in (0..count).filter(|&k| i.chosen(k)) {
         F::set(&mut out, k, from_integer::<F>(signed(i.b, k), e));
     }
     Outcome::value(out)
@@ -262,7 +266,7 @@ fn to_integers<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let mut out = Vector::ZERO;
     // CVTPS2PI's 64 bits take two.
     let count = if i.param & TO_MMX != 0 { 2 } else { i.bytes / F::BYTES };
-    for k in 0..count {
+    for k in (0..count).filter(|&k| i.chosen(k)) {
         out.set(k, to_integer::<F>(F::get(i.b, k), 32, rounding, e) as u32);
     }
     Outcome::value(out)
@@ -306,7 +310,7 @@ fn convert_lanes<S: Element, D: Element>(i: &Inputs, e: &mut Environment) -> Out
     } else {
         (i.bytes / S::BYTES.max(D::BYTES), Vector::ZERO)
     };
-    for k in 0..count {
+    for k in (0..count).filter(|&k| i.chosen(k)) {
         D::set(&mut out, k, convert::<S, D>(S::get(i.b, k), e));
     }
     Outcome::value(out)

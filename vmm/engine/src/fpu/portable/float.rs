@@ -32,7 +32,7 @@ pub const UE: u32 = 1 << 4;
 pub const PE: u32 = 1 << 5;
 
 /// Rounding as MXCSR.RC encodes it. SDM Vol. 1 table 4-8 "Rounding Modes and Encoding of Rounding Control (RC) Field".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearest, ties to even.
     Nearest,
@@ -89,6 +89,11 @@ impl Environment {
             inexact_masked,
             raised: 0,
         }
+    }
+
+    /// The same, of an instruction that has no underflow exception, or under embedded rounding or SAE, which mask all exceptions.
+    pub fn without_underflow(controls: u32) -> Environment {
+        Environment::new(controls | mxcsr::UM)
     }
 
     fn raise(&mut self, flags: u32) {
@@ -204,6 +209,35 @@ enum Kind {
     Zero,
     Finite,
     Infinity,
+}
+
+/// A value taken apart, for whoever computes with its significand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// A NaN.
+    Nan,
+    /// An infinity.
+    Infinity,
+    /// Zero, or under DAZ a denormal.
+    Zero,
+    /// `significand / 2^63 * 2^exponent`, the significand's top bit set.
+    Finite { exponent: i32, significand: u64 },
+}
+
+/// Takes a value apart.
+pub fn parts<F: Float>(bits: u64, e: &Environment) -> Parts {
+    if is_nan::<F>(bits) {
+        return Parts::Nan;
+    }
+    let x = number::<F>(bits, e);
+    match x.kind {
+        Kind::Zero => Parts::Zero,
+        Kind::Infinity => Parts::Infinity,
+        Kind::Finite => Parts::Finite {
+            exponent: x.exponent,
+            significand: x.significand,
+        },
+    }
 }
 
 fn is_nan<F: Float>(bits: u64) -> bool {
@@ -686,6 +720,293 @@ pub fn convert<S: Float, D: Float>(a: u64, e: &mut Environment) -> u64 {
             pack::<D>(x.negative, x.exponent, x.significand, e)
         }
     }
+}
+
+/// An unsigned integer of `bits` (32 or 64), or all ones where there is none. SDM Vol. 2C "VCVTPS2UDQ".
+pub fn to_unsigned<F: Float>(a: u64, bits: u32, rounding: Rounding, e: &mut Environment) -> u64 {
+    let indefinite = u64::MAX >> (64 - bits);
+    if is_nan::<F>(a) {
+        e.raise(IE);
+        return indefinite;
+    }
+    let x = number::<F>(a, e);
+    if x.kind == Kind::Zero {
+        return 0;
+    }
+    if x.kind == Kind::Infinity || x.exponent > 63 {
+        e.raise(IE);
+        return indefinite;
+    }
+    let (magnitude, inexact) = whole(x, rounding);
+    if magnitude > indefinite || x.negative && magnitude != 0 {
+        e.raise(IE);
+        return indefinite;
+    }
+    if inexact {
+        e.raise(PE);
+    }
+    magnitude
+}
+
+/// From an unsigned integer.
+pub fn from_unsigned<F: Float>(value: u64, e: &mut Environment) -> u64 {
+    if value == 0 {
+        return 0;
+    }
+    let shift = value.leading_zeros();
+    pack::<F>(false, 63 - shift as i32, value << shift, e)
+}
+
+/// The multiple of `2^-fraction` that is nearest in a direction; `quiet`: inexact results are not flagged. SDM Vol. 2C "VRNDSCALEPD".
+pub fn round_scaled<F: Float>(a: u64, fraction: u8, rounding: Rounding, quiet: bool, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a], e) {
+        return nan;
+    }
+    let x = number::<F>(a, e);
+    if x.kind == Kind::Zero {
+        return sign::<F>(x.negative);
+    }
+    let exponent = x.exponent + i32::from(fraction);
+    if x.kind == Kind::Infinity || exponent >= F::FRACTION as i32 {
+        return a;
+    }
+    let (whole, inexact) = whole(Number { exponent, ..x }, rounding);
+    if inexact && !quiet {
+        e.raise(PE);
+    }
+    if whole == 0 {
+        return sign::<F>(x.negative);
+    }
+    let shift = whole.leading_zeros();
+    let mut exactly = *e;
+    let exponent = 63 - shift as i32 - i32::from(fraction);
+    pack::<F>(x.negative, exponent, whole << shift, &mut exactly)
+}
+
+/// What [`round_scaled`] takes away. SDM Vol. 2C "VREDUCEPD": of an infinity +0; the subtraction is under the same rounding.
+pub fn reduce<F: Float>(a: u64, fraction: u8, rounding: Rounding, quiet: bool, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a], e) {
+        return nan;
+    }
+    if a & !F::SIGN == F::INFINITY {
+        return 0;
+    }
+    let scaled = round_scaled::<F>(a, fraction, rounding, quiet, e);
+    let mut own = Environment { rounding, ..*e };
+    let difference = subtract::<F>(a, scaled, &mut own);
+    if own.raised & PE != 0 && !quiet {
+        e.raise(PE);
+    }
+    difference
+}
+
+/// `a * 2^floor(b)`. SDM Vol. 2C "VSCALEFPD" and its table of special cases; a denormal `b` is not flagged.
+pub fn scale<F: Float>(a: u64, b: u64, e: &mut Environment) -> u64 {
+    if is_nan::<F>(a) && !is_signaling::<F>(a) && b & !F::SIGN == F::INFINITY {
+        return if b & F::SIGN == 0 { F::INFINITY } else { 0 };
+    }
+    if let Some(nan) = nan::<F>(&[a, b], e) {
+        return nan;
+    }
+    let (x, y) = (number::<F>(a, e), number::<F>(b, e));
+    if y.kind == Kind::Infinity {
+        let opposite = if y.negative { Kind::Infinity } else { Kind::Zero };
+        if x.kind == opposite {
+            return invalid::<F>(e);
+        }
+        denormals(&[x], e);
+        return sign::<F>(x.negative) | if y.negative { 0 } else { F::INFINITY };
+    }
+    denormals(&[x], e);
+    match x.kind {
+        Kind::Zero => sign::<F>(x.negative),
+        Kind::Infinity => a,
+        Kind::Finite => {
+            // More than this leaves nothing of any exponent.
+            const FAR: i32 = 1 << 20;
+            let by = match y.kind {
+                Kind::Zero => 0,
+                _ if y.exponent >= 20 => {
+                    if y.negative {
+                        -FAR
+                    } else {
+                        FAR
+                    }
+                }
+                _ => {
+                    let (magnitude, _) = whole(y, Rounding::Down);
+                    let magnitude = magnitude as i32;
+                    if y.negative { -magnitude } else { magnitude }
+                }
+            };
+            pack::<F>(x.negative, x.exponent + by, x.significand, e)
+        }
+    }
+}
+
+/// The exponent as a number. SDM Vol. 2C "VGETEXPPD": of zero minus infinity, of infinities plus infinity.
+pub fn exponent<F: Float>(a: u64, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a], e) {
+        return nan;
+    }
+    let x = number::<F>(a, e);
+    match x.kind {
+        Kind::Zero => F::SIGN | F::INFINITY,
+        Kind::Infinity => F::INFINITY,
+        Kind::Finite => {
+            denormals(&[x], e);
+            from_integer::<F>(x.exponent.into(), e)
+        }
+    }
+}
+
+/// The significand, in the interval and with the sign that an immediate says. SDM Vol. 2C "VGETMANTPD".
+pub fn mantissa<F: Float>(a: u64, control: u8, e: &mut Environment) -> u64 {
+    if let Some(nan) = nan::<F>(&[a], e) {
+        return nan;
+    }
+    let x = number::<F>(a, e);
+    let (clear, refuse) = (control & 4 != 0, control & 8 != 0);
+    let bias = F::BIAS as u64;
+    let of_sign = sign::<F>(x.negative && !clear);
+    if x.kind == Kind::Zero {
+        return of_sign | bias << F::FRACTION;
+    }
+    if x.negative && refuse {
+        return invalid::<F>(e);
+    }
+    if x.kind == Kind::Infinity {
+        return of_sign | bias << F::FRACTION;
+    }
+    denormals(&[x], e);
+    let fraction = x.significand >> (63 - F::FRACTION) & F::MASK;
+    let half = match control & 3 {
+        0 => false,
+        1 => x.exponent & 1 != 0,
+        2 => true,
+        _ => fraction & F::QUIET != 0,
+    };
+    of_sign | (bias - u64::from(half)) << F::FRACTION | fraction
+}
+
+/// The lesser or the greater of two, by value or by magnitude, with a sign that the immediate chooses. SDM Vol. 2C "VRANGEPD".
+pub fn range<F: Float>(a: u64, b: u64, control: u8, e: &mut Environment) -> u64 {
+    for operand in [a, b] {
+        if is_signaling::<F>(operand) {
+            e.raise(IE);
+            return operand | F::QUIET;
+        }
+    }
+    let (x, y) = (flushed::<F>(a, e), flushed::<F>(b, e));
+    let chosen = if is_nan::<F>(b) {
+        x
+    } else if is_nan::<F>(a) {
+        y
+    } else {
+        denormals(&[number::<F>(a, e), number::<F>(b, e)], e);
+        let (greater, magnitude) = (control & 1 != 0, control & 2 != 0);
+        // By value a zero of either sign is the same; the manual's tables have the negative one of two that are equal for the lesser.
+        let key = |bits: u64| {
+            let size = (bits & !F::SIGN) as i64;
+            let negative = bits & F::SIGN != 0;
+            let value = if magnitude || !negative { size } else { -size };
+            (value, !negative)
+        };
+        if (key(x) <= key(y)) != greater { x } else { y }
+    };
+    match control >> 2 & 3 {
+        0 => x & F::SIGN | chosen & !F::SIGN,
+        1 => chosen,
+        2 => chosen & !F::SIGN,
+        _ => chosen | F::SIGN,
+    }
+}
+
+/// Whether a value is of one of the classes that the immediate names. SDM Vol. 2C "VFPCLASSPD".
+pub fn is_of_class<F: Float>(a: u64, classes: u8, e: &Environment) -> bool {
+    let negative = a & F::SIGN != 0;
+    if is_nan::<F>(a) {
+        let class = if is_signaling::<F>(a) { 0x80 } else { 0x01 };
+        return classes & class != 0;
+    }
+    let x = number::<F>(a, e);
+    let class = match x.kind {
+        Kind::Zero if negative => 0x04,
+        Kind::Zero => 0x02,
+        Kind::Infinity if negative => 0x10,
+        Kind::Infinity => 0x08,
+        Kind::Finite => {
+            let denormal = if x.denormal { 0x20 } else { 0 };
+            denormal | if negative { 0x40 } else { 0 }
+        }
+    };
+    classes & class != 0
+}
+
+/// VFIXUPIMMPD: what a table has for the class of `a`; `kept` is the destination's, `control` says which classes raise what. SDM Vol. 2C
+/// "VFIXUPIMMPD".
+pub fn fixed<F: Float>(kept: u64, a: u64, table: u32, control: u8, e: &mut Environment) -> u64 {
+    // A denormal that counts as zero is +0 for the response that passes the source on.
+    let a = if e.daz && a & F::INFINITY == 0 && a & F::MASK != 0 {
+        a & F::SIGN
+    } else {
+        a
+    };
+    let negative = a & F::SIGN != 0;
+    let one = (F::BIAS as u64) << F::FRACTION;
+    let (token, zero_divide, invalid) = if is_nan::<F>(a) {
+        if is_signaling::<F>(a) { (1, 0, 0x10) } else { (0, 0, 0) }
+    } else if a & !F::SIGN == 0 {
+        (2, 0x01, 0x02)
+    } else if a == one {
+        (3, 0x04, 0x08)
+    } else if a & !F::SIGN == F::INFINITY {
+        if negative { (4, 0, 0x20) } else { (5, 0, 0x80) }
+    } else if negative {
+        (6, 0, 0x40)
+    } else {
+        (7, 0, 0)
+    };
+    if control & zero_divide != 0 {
+        e.raise(ZE);
+    }
+    if control & invalid != 0 {
+        e.raise(IE);
+    }
+    // A constant of the format from one of double precision.
+    let constant = |value: f64| {
+        let mut own = Environment::new(mxcsr::RESET);
+        convert::<F64, F>(value.to_bits(), &mut own)
+    };
+    match table >> (4 * token) & 15 {
+        0 => kept,
+        1 => a,
+        2 => a | F::INFINITY | F::QUIET,
+        3 => F::INDEFINITE,
+        4 => F::SIGN | F::INFINITY,
+        5 => F::INFINITY,
+        6 => sign::<F>(negative) | F::INFINITY,
+        7 => F::SIGN,
+        8 => 0,
+        9 => F::SIGN | one,
+        10 => one,
+        11 => constant(0.5),
+        12 => constant(90.0),
+        13 => constant(std::f64::consts::FRAC_PI_2),
+        14 => F::INFINITY - 1,
+        _ => F::SIGN | (F::INFINITY - 1),
+    }
+}
+
+/// Single precision to bfloat16: to nearest, denormals are zeros of their sign, NaNs become quiet. SDM Vol. 2C "VCVTNEPS2BF16".
+pub fn to_bfloat16(a: u64) -> u64 {
+    if is_nan::<F32>(a) {
+        return a >> 16 | 0x40;
+    }
+    if a & F32::INFINITY == 0 {
+        return a >> 16 & 0x8000;
+    }
+    (a + 0x7fff + (a >> 16 & 1)) >> 16
 }
 
 #[cfg(test)]

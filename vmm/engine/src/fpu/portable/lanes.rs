@@ -133,7 +133,7 @@ pub struct Inputs<'a> {
     pub imm: u8,
     /// Whether there is one.
     pub immediate: bool,
-    /// The length of the vectors: 8 of MMX, else 16 or 32.
+    /// The length of the vectors: 8 of MMX, else 16, 32 or 64.
     pub bytes: usize,
     /// The length of the last source, where it is memory or a general register.
     pub source: usize,
@@ -145,9 +145,17 @@ pub struct Inputs<'a> {
     pub to_memory: bool,
     /// The row's parameter.
     pub param: u8,
+    /// The writemask: a bit for each lane of the result that is to be computed. Others raise no exception.
+    pub mask: u64,
 }
 
 impl Inputs<'_> {
+    /// Whether lane `k` of the result is to be computed.
+    #[inline(always)]
+    pub fn chosen(&self, k: usize) -> bool {
+        self.mask >> (k & 63) & 1 != 0
+    }
+
     /// How many bytes one part of the vector has on which the instruction works by itself: 128 bits, of MMX 64.
     pub fn part(&self) -> usize {
         self.bytes.min(16)
@@ -210,10 +218,10 @@ pub fn shift<T: Lane>(i: &Inputs, f: impl Fn(T, u32) -> T) -> Vector {
 #[inline(always)]
 pub fn shift_each<T: Lane>(i: &Inputs, f: impl Fn(T, u32) -> T) -> Vector {
     Vector::from_lanes::<T>(i.bytes, |k| {
-        let count = if T::BYTES == 4 {
-            u64::from(i.b.get::<u32>(k))
-        } else {
-            i.b.get::<u64>(k)
+        let count = match T::BYTES {
+            2 => i.b.get::<u16>(k).into(),
+            4 => i.b.get::<u32>(k).into(),
+            _ => i.b.get::<u64>(k),
         };
         f(i.a.get(k), count.min(8 * T::BYTES as u64) as u32)
     })

@@ -1,4 +1,4 @@
-//! MMX, SSE to SSE4.2, AES, PCLMULQDQ, SHA, GFNI, AVX, AVX2, FMA and F16C without the host's vector unit.
+//! MMX, SSE to SSE4.2, AES, PCLMULQDQ, SHA, GFNI, AVX, AVX2, FMA, F16C and AVX-512 without the host's vector unit.
 //!
 //! # Theory
 //! What the thunks ([`super::thunk`]) leave to the host's own instruction is said here in tables: a row is the width of a lane, a
@@ -10,14 +10,15 @@
 //! # Practice
 //! [`prepare`] makes of an instruction a [`Form`], which fits into an op: the number of its row (iced's `Code`), where its operands are,
 //! its immediate. An encoding decides where sources and destination are and what becomes of the bits that are not written, and nothing
-//! else; VEX's rows are those of the legacy encoding that they are twins of. A row computes whole vectors from whole vectors; whoever has
-//! a writemask can apply it lane by lane to what comes of a row.
+//! else; VEX's rows are those of the legacy encoding that they are twins of. A row computes whole vectors from whole vectors; AVX-512's
+//! writemasks, broadcasts and embedded rounding are around it ([`evex`]).
 //!
 //! # What is left to the host
 //! x87 ([`super::x87`]), and on the quick way of [`float`] the scalar arithmetic that Rust itself is compiled to.
 
 mod arith;
 mod crypto;
+mod evex;
 mod float;
 mod integer;
 mod lanes;
@@ -28,6 +29,7 @@ use std::sync::OnceLock;
 
 use iced_x86::{Code, EncodingKind, Instruction, Mnemonic as M, OpKind, Register};
 
+pub(crate) use self::evex::Table;
 use self::float::Environment;
 use self::lanes::Inputs;
 pub(crate) use self::lanes::Vector;
@@ -315,6 +317,7 @@ impl Packed {
             from_memory: last == Place::Memory,
             to_memory: self.destination == Place::Memory,
             param: row.param,
+            mask: u64::MAX,
         };
         let mut environment = Environment::new(mxcsr);
         let outcome = (row.compute)(&inputs, &mut environment);

@@ -1,4 +1,4 @@
-//! Thunks of instructions with an EVEX prefix, and of those on opmask registers.
+//! Thunks of instructions with an EVEX prefix, and of those on opmask registers; and the tables that stand in for them.
 #![allow(unsafe_code)] // Calling generated code is what this file is for.
 
 use std::collections::HashSet;
@@ -10,9 +10,11 @@ use iced_x86::{
 };
 
 use super::assemble::{Parts, instruction};
-use super::evex_form::{EvexForm, Lanes};
+use super::evex_form::{EvexForm, Execution, Lanes};
 use super::recipe::{POINTERS, Recipe};
 use super::{Entry, MemoryUse, NoThunk, SimdException, Traits, call, forms, kept};
+use crate::Vectors;
+use crate::fpu::portable::{Table, Vector};
 use crate::fpu::state::{FpuState, HIGH, OPMASKS, QUARTERS};
 
 /// What an operand is renamed to, by its place.
@@ -51,6 +53,18 @@ impl Place {
             .then(|| usize::from(self.0 - Place::OPMASKS))
     }
 
+    /// The number of a vector register.
+    pub fn vector(self) -> usize {
+        usize::from(self.0 & 31)
+    }
+
+    /// The number of a general register, where it points at one.
+    pub fn general(self) -> Option<usize> {
+        (Place::GENERAL..Place::GENERAL + 16)
+            .contains(&self.0)
+            .then(|| usize::from(self.0 - Place::GENERAL))
+    }
+
     #[inline(always)]
     fn pointer(self, fpu: *mut u8, general: *mut u8, memory: *mut u8) -> *mut u8 {
         let n = self.0 as usize;
@@ -86,22 +100,58 @@ impl EvexThunk {
     /// there if the rest is memory of the process all the same.
     #[inline(always)]
     pub unsafe fn run(&self, fpu: *mut FpuState, general: *mut u64, memory: *mut u8) -> Result<u32, SimdException> {
+        let entry = match &self.form.execution {
+            Execution::Host(entry) => *entry,
+            // SAFETY: the caller's promise.
+            Execution::Table(table) => return unsafe { self.compute(table, fpu, general, memory) },
+        };
         let p = self
             .places
             .map(|place| place.pointer(fpu.cast(), general.cast(), memory));
         // SAFETY: `prepare_evex` put the address of a thunk there, which is kept for the life of the process.
-        let entry = unsafe { core::mem::transmute::<usize, Entry>(self.form.entry) };
+        let entry = unsafe { core::mem::transmute::<usize, Entry>(entry) };
         // SAFETY: the caller's promise.
         unsafe { call(entry, p, fpu, self.form.traits) }
     }
+
+    /// The same by a table.
+    ///
+    /// # Safety
+    /// As for [`EvexThunk::run`].
+    #[inline(never)]
+    unsafe fn compute(
+        &self,
+        table: &Table,
+        fpu: *mut FpuState,
+        general: *mut u64,
+        memory: *mut u8,
+    ) -> Result<u32, SimdException> {
+        let mut source = Vector::ZERO;
+        if let Some(operand) = self.form.memory.filter(|operand| operand.read) {
+            let size = usize::from(operand.size).min(Vector::BYTES);
+            // SAFETY: the caller's promise about `memory`, and `size` is at most the vector's. The copy is by pointer, as another
+            // processor may write guest RAM.
+            unsafe { memory.copy_to_nonoverlapping(source.0.as_mut_ptr(), size) };
+        }
+        // SAFETY: the caller's promise: both are valid, and no one else has them while an instruction executes.
+        let (fpu, general) = unsafe { (&mut *fpu, &mut *general.cast::<[u64; 16]>()) };
+        let finished = table.run(fpu, general, self.places, &source)?;
+        if let Some(operand) = self.form.memory.filter(|operand| operand.write) {
+            let (lane, size) = (finished.lane, usize::from(operand.size));
+            for k in (0..64).filter(|k| finished.chosen >> k & 1 != 0 && (k + 1) * lane <= size) {
+                let from = &finished.value.0[k * lane..(k + 1) * lane];
+                // SAFETY: the caller's promise about `memory`: the element ends within the operand.
+                unsafe { memory.add(k * lane).copy_from_nonoverlapping(from.as_ptr(), lane) };
+            }
+        }
+        Ok(finished.flags)
+    }
 }
 
-/// Whether the host executes what thunks are made of.
-fn host() -> bool {
-    std::arch::is_x86_feature_detected!("avx512f")
-        && std::arch::is_x86_feature_detected!("avx512bw")
-        && std::arch::is_x86_feature_detected!("avx512dq")
-        && std::arch::is_x86_feature_detected!("avx512vl")
+/// Whether the host executes what thunks are made of, and the instruction itself.
+fn host(insn: &Instruction) -> bool {
+    use std::arch::is_x86_feature_detected as host;
+    host!("avx512f") && host!("avx512bw") && host!("avx512dq") && host!("avx512vl") && forms::host_executes(insn)
 }
 
 /// The mnemonics that obey MXCSR: those of which some form takes embedded rounding or SAE; and the classification and the
@@ -437,15 +487,16 @@ fn store(code: &mut Vec<Instruction>, register: Register, pointer: Register) -> 
     Ok(())
 }
 
-/// Prepares `insn` for execution; `address` is the size of its addresses, in bytes.
+/// Prepares `insn` for execution, by the host where it has the instruction and `vectors` does not ask for tables; `address` is the size
+/// of its addresses, in bytes.
 ///
 /// # Errors
-/// [`NoThunk::Unsupported`] for an instruction that is neither EVEX-encoded nor on opmask registers, for gathers and scatters, and on a
-/// host without AVX-512.
-pub(crate) fn prepare_evex(insn: &Instruction, address: u8) -> Result<EvexThunk, NoThunk> {
-    if !host() || insn.is_vsib() {
+/// [`NoThunk::Unsupported`] for an instruction that is neither EVEX-encoded nor on opmask registers, and for gathers and scatters.
+pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) -> Result<EvexThunk, NoThunk> {
+    if insn.is_vsib() {
         return Err(NoThunk::Unsupported);
     }
+    let table = vectors == Vectors::Portable || !host(insn);
     let mnemonic = insn.mnemonic();
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(insn);
@@ -517,15 +568,21 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8) -> Result<EvexThunk,
         no_underflow: suppressed || no_underflow(mnemonic),
         ..Traits::default()
     };
-    let code = parts.assemble(&renamed, traits)?;
-    let Parts { before, after, wide } = parts;
-    let recipe = Recipe {
-        before,
-        body: renamed,
-        after,
-        wide,
+    let execution = if table {
+        Execution::Table(Table::prepare(insn, traits.no_underflow)?)
+    } else {
+        let code = parts.assemble(&renamed, traits)?;
+        let Parts { before, after, wide } = parts;
+        let recipe = Recipe {
+            before,
+            body: renamed,
+            after,
+            wide,
+        };
+        Execution::Host(kept::entry(&code, recipe)? as usize)
     };
     let halves = match insn.code() {
+        _ if table => 0,
         Code::EVEX_Vcvtps2ph_xmmm64_k1z_xmm_imm8 => 4,
         Code::EVEX_Vcvtps2ph_xmmm128_k1z_ymm_imm8 => 8,
         Code::EVEX_Vcvtps2ph_ymmm256_k1z_zmm_imm8_sae if !suppressed => 16,
@@ -533,12 +590,12 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8) -> Result<EvexThunk,
     };
     let lanes = if memory.is_some() { lanes(insn) } else { None };
     let form = kept::form(EvexForm {
-        entry: kept::entry(&code, recipe)? as usize,
+        execution,
         traits,
         memory,
         lanes,
         halves,
         address: if lanes.is_some() { address } else { 0 },
-    })?;
+    });
     Ok(EvexThunk { form, places })
 }

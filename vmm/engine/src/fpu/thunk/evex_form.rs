@@ -1,6 +1,7 @@
 //! What the instructions of a form with an EVEX prefix have in common, their operands apart.
 
 use super::{MemoryUse, Traits};
+use crate::fpu::portable::Table;
 
 /// How a writemask chooses among the elements of a memory operand. SDM Vol. 1 15.6.1 "Opmask Register to Predicate Vector Data
 /// Processing".
@@ -37,16 +38,24 @@ impl Lanes {
     }
 }
 
+/// How a form is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Execution {
+    /// By the host's own copy of the instruction: where the thunk is entered.
+    Host(usize),
+    /// By a table of ours.
+    Table(Table),
+}
+
 /// All that a form's execution has to know; one for all instructions of the form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EvexForm {
-    /// Where the thunk is entered.
-    pub entry: usize,
+    pub execution: Execution,
     pub traits: Traits,
     pub memory: Option<MemoryUse>,
     /// Which elements of the memory operand are accessed, where the mask decides.
     pub lanes: Option<Lanes>,
-    /// VCVTPS2PH: how many elements it has.
+    /// VCVTPS2PH by the host: how many elements it has.
     pub halves: u8,
     /// The address size in bytes, where the caller finds elements in their segment.
     pub address: u8,

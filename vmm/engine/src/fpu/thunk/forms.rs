@@ -32,6 +32,42 @@ pub(crate) const VEX_FAMILIES: &[CpuidFeature] = &[
     CpuidFeature::GFNI,
 ];
 
+/// Whether this host executes a vector instruction.
+pub(crate) fn host_executes(insn: &Instruction) -> bool {
+    use CpuidFeature as F;
+    use std::arch::is_x86_feature_detected as host;
+    insn.cpuid_features().iter().all(|feature| match feature {
+        F::MMX | F::SSE | F::SSE2 => true,
+        F::SSE3 => host!("sse3"),
+        F::SSSE3 => host!("ssse3"),
+        F::SSE4_1 => host!("sse4.1"),
+        F::SSE4_2 => host!("sse4.2"),
+        F::AES => host!("aes"),
+        F::PCLMULQDQ => host!("pclmulqdq"),
+        F::SHA => host!("sha"),
+        F::GFNI => host!("gfni"),
+        F::AVX => host!("avx"),
+        F::AVX2 => host!("avx2"),
+        F::FMA => host!("fma"),
+        F::F16C => host!("f16c"),
+        F::VAES => host!("vaes"),
+        F::VPCLMULQDQ => host!("vpclmulqdq"),
+        F::AVX512F => host!("avx512f"),
+        F::AVX512BW => host!("avx512bw"),
+        F::AVX512DQ => host!("avx512dq"),
+        F::AVX512VL => host!("avx512vl"),
+        F::AVX512CD => host!("avx512cd"),
+        F::AVX512_IFMA => host!("avx512ifma"),
+        F::AVX512_VBMI => host!("avx512vbmi"),
+        F::AVX512_VBMI2 => host!("avx512vbmi2"),
+        F::AVX512_VNNI => host!("avx512vnni"),
+        F::AVX512_BITALG => host!("avx512bitalg"),
+        F::AVX512_VPOPCNTDQ => host!("avx512vpopcntdq"),
+        F::AVX512_BF16 => host!("avx512bf16"),
+        _ => false,
+    })
+}
+
 /// The legacy instruction that an AVX instruction is the VEX form of: VADDPS's is ADDPS. AVX's own have none.
 pub(crate) fn legacy(mnemonic: Mnemonic) -> Option<Mnemonic> {
     static TWINS: OnceLock<HashMap<Mnemonic, Mnemonic>> = OnceLock::new();

@@ -18,8 +18,6 @@ struct Kept {
     known: HashMap<Vec<u8>, Entry>,
     /// What each was made from, by its address.
     recipes: HashMap<usize, Arc<Recipe>>,
-    /// The forms of EVEX instructions that refer to them.
-    forms: HashSet<&'static EvexForm>,
 }
 
 /// The process's thunks; none where the system gives no executable memory.
@@ -31,7 +29,6 @@ fn kept() -> Option<&'static Mutex<Kept>> {
             memory,
             known: HashMap::new(),
             recipes: HashMap::new(),
-            forms: HashSet::new(),
         }))
     })
     .as_ref()
@@ -64,14 +61,16 @@ pub(super) fn entry(code: &[u8], recipe: Recipe) -> Result<Entry, NoThunk> {
     Ok(entry)
 }
 
-/// The one copy of a form that is kept for the life of the process.
-pub(super) fn form(form: EvexForm) -> Result<&'static EvexForm, NoThunk> {
-    let kept = kept().ok_or(NoThunk::NoMemory)?;
-    let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(&known) = kept.forms.get(&form) {
-        return Ok(known);
+/// The one copy of a form that is kept for the life of the process. Those that tables execute need no executable memory.
+pub(super) fn form(form: EvexForm) -> &'static EvexForm {
+    static FORMS: Mutex<Option<HashSet<&'static EvexForm>>> = Mutex::new(None);
+    // A panic leaves at most a form that is not in the set.
+    let mut forms = FORMS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let forms = forms.get_or_insert_default();
+    if let Some(&known) = forms.get(&form) {
+        return known;
     }
     let known: &'static EvexForm = Box::leak(Box::new(form));
-    kept.forms.insert(known);
-    Ok(known)
+    forms.insert(known);
+    known
 }

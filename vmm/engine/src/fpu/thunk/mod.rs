@@ -41,7 +41,8 @@
 //! renamed to registers from ZMM16 up, which leave nothing for VZEROUPPER to clear, and to k2 and up; the writemask is k1 and has the
 //! fourth pointer. Masking, broadcast, rounding and the suppression of exceptions are the instruction's own, on the host as in the
 //! guest. A memory operand of which the mask may leave out elements is passed by pointer where all of it is there, so that the host
-//! leaves them out; elsewhere the caller fetches or stores the others one by one, through a buffer ([`Lanes`]).
+//! leaves them out; elsewhere the caller fetches or stores the others one by one, through a buffer ([`Lanes`]). What the host does not
+//! execute, and everything where a run asks for it, has a table instead of a thunk ([`super::portable`]), and the same operands.
 //!
 //! # Exceptions
 //! All exceptions are masked on the host while a thunk runs, so it never traps. Invalid, denormal and zero-divide are
@@ -64,7 +65,7 @@ pub(crate) use evex::{EvexThunk, Place, prepare_evex};
 pub(crate) use evex_form::{EvexForm, Lanes};
 #[cfg(test)]
 pub(crate) use forms::{FAMILIES, VEX_FAMILIES};
-pub(crate) use forms::{legacy, supported, writes_flags};
+pub(crate) use forms::{host_executes, legacy, supported, writes_flags};
 pub use forms::{needs_alignment, scalar_to_integer, uses_mxcsr};
 pub use kept::available;
 pub(crate) use kept::recipe as recipe_of;
