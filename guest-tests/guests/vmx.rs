@@ -300,7 +300,7 @@ fn exits_by_exceptions() {
 /// 27.6: an injected event is delivered through the guest's IDT before its first instruction.
 fn events_are_injected() {
     static mut SEEN: u64 = 0;
-    rt::exception::on(0x30, |frame| {
+    exception::on(0x30, |frame| {
         // SAFETY: one CPU runs tests.
         unsafe { SEEN = frame.rip };
     });

@@ -134,6 +134,10 @@ pub const HASWELL: VmxCaps = VmxCaps {
 };
 
 /// Broadwell servers: page-modification logging, #VE, RDSEED, virtual interrupts, Intel PT outside VMX operation alone.
+///
+/// Linux says `apicv` in /proc/cpuinfo where APIC-register virtualization, virtual-interrupt delivery and posted interrupts are there: on Xeon
+/// E5 of the third generation and later, the Xeon W-2135 (as `skylake-server`) and the Core i5-12400 (as `alderlake`), but not on the Core
+/// i5-4590, which is of the same stepping as `haswell`.
 pub const BROADWELL: VmxCaps = VmxCaps {
     pin: Pin(HASWELL.pin.0 | Pin::POSTED_INTERRUPTS.0),
     secondary: Secondary(
