@@ -172,8 +172,8 @@ fn refused(lacks: Vec<&'static str>) -> Result<(), HostLacks> {
     }
 }
 
-/// What this host must have for a model to run: the instructions that thunks execute, where vector instructions are the host's, and
-/// those that are asked for undefined results.
+/// What this host must have for a model to run: executable memory, where vector instructions are the host's, and the instructions
+/// that are asked for undefined results.
 fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
     use std::is_x86_feature_detected as host;
     let f = model.features();

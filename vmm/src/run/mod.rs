@@ -300,8 +300,8 @@ pub fn replayed(options: &RunOptions, packed: Vec<u8>) -> Result<MachineConfig, 
     machine(options, &Arc::default(), Some(packed))
 }
 
-/// The model of a guest of which nothing is asked: distributions are built for x86-64-v3 (AVX2) by now, and of a model with AVX-512 a
-/// part is hidden on hosts without it, which some libraries do not expect. alderlake has neither AVX-512 nor anything hidden, and every unit.
+/// The model of a guest of which nothing is asked: distributions are built for x86-64-v3 (AVX2) by now, and libraries take AVX-512 where
+/// they find it, which is slow by tables on hosts without it. alderlake has no AVX-512, nothing hidden of it, and every unit.
 /// Where the host lacks some of what it has, a lesser model is faster than one by tables.
 fn default_model(vector: Option<VectorChoice>) -> &'static str {
     use std::is_x86_feature_detected as host;

@@ -76,6 +76,8 @@ fn a_mask_has_a_bit_for_each_element_of_the_result() {
         (M::Vmovdqu16, (2, 2, false)),
         (M::Vmovdqu32, (4, 4, false)),
         (M::Vmovdqa64, (8, 8, false)),
+        (M::Vpunpcklbw, (1, 1, false)),
+        (M::Vpunpckhwd, (2, 2, false)),
         (M::Vpunpckhdq, (4, 4, false)),
         (M::Vpunpckhqdq, (8, 8, false)),
         (M::Vpmuludq, (8, 8, false)),

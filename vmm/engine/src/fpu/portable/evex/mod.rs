@@ -82,6 +82,9 @@ fn elements(mnemonic: M) -> (u8, u8, bool) {
     let real = !starts("vp") || starts("vperm");
     let scalar = real && !starts("vbroadcast") && (ends("ss") || ends("sd"));
     let lane = match mnemonic {
+        // Elements of the sources' width, next to each other.
+        M::Vpunpckhbw | M::Vpunpcklbw => 1,
+        M::Vpunpckhwd | M::Vpunpcklwd => 2,
         M::Vpunpckhdq | M::Vpunpckldq | M::Vpdpbusds | M::Vpdpwssds | M::Vmovshdup | M::Vmovsldup => 4,
         M::Vmovddup => 8,
         M::Vcvtps2ph | M::Vcvtneps2bf16 | M::Vcvtne2ps2bf16 => 2,
