@@ -11,11 +11,12 @@ use iced_x86::{
 
 use super::assemble::{Parts, instruction};
 use super::evex_form::{EvexForm, Execution, Lanes};
+use super::evex_place::Place;
 use super::recipe::{POINTERS, Recipe};
 use super::{Entry, MemoryUse, NoThunk, SimdException, Traits, call, forms, kept};
 use crate::Vectors;
 use crate::fpu::portable::{Table, Vector};
-use crate::fpu::state::{FpuState, HIGH, OPMASKS, QUARTERS};
+use crate::fpu::state::{FpuState, QUARTERS};
 
 /// What an operand is renamed to, by its place.
 const VECTORS: [u32; 3] = [16, 17, 18];
@@ -23,61 +24,6 @@ const OPMASK_OPERANDS: [Register; 3] = [Register::K2, Register::K3, Register::K4
 const WRITEMASK: Register = Register::K1;
 /// The place of the writemask's pointer.
 const MASK: usize = 3;
-
-/// Where one of a thunk's pointers points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(pub u8);
-
-impl Place {
-    /// ZMM0 to ZMM31 are 0 to 31.
-    const OPMASKS: u8 = 32;
-    const GENERAL: u8 = 64;
-    const MEMORY: Place = Place(128);
-    const NONE: Place = Place(255);
-
-    fn of(register: Register) -> Place {
-        let number = register.number() as u8;
-        Place(if register.is_k() {
-            Place::OPMASKS + number
-        } else if register.is_gpr() {
-            Place::GENERAL + number
-        } else {
-            number
-        })
-    }
-
-    /// The number of an opmask register, where it points at one.
-    pub fn opmask(self) -> Option<usize> {
-        (Place::OPMASKS..Place::OPMASKS + 8)
-            .contains(&self.0)
-            .then(|| usize::from(self.0 - Place::OPMASKS))
-    }
-
-    /// The number of a vector register.
-    pub fn vector(self) -> usize {
-        usize::from(self.0 & 31)
-    }
-
-    /// The number of a general register, where it points at one.
-    pub fn general(self) -> Option<usize> {
-        (Place::GENERAL..Place::GENERAL + 16)
-            .contains(&self.0)
-            .then(|| usize::from(self.0 - Place::GENERAL))
-    }
-
-    #[inline(always)]
-    fn pointer(self, fpu: *mut u8, general: *mut u8, memory: *mut u8) -> *mut u8 {
-        let n = self.0 as usize;
-        match self.0 {
-            0..16 => fpu.wrapping_add(n * 16),
-            16..32 => fpu.wrapping_add(HIGH + (n - 16) * 16),
-            32..40 => fpu.wrapping_add(OPMASKS + (n - 32) * 8),
-            64..80 => general.wrapping_add((n - 64) * 8),
-            // What is absent is not used.
-            _ => memory,
-        }
-    }
-}
 
 /// One instruction, ready to be executed.
 #[derive(Clone, Copy, Debug)]

@@ -56,13 +56,15 @@
 mod assemble;
 mod evex;
 mod evex_form;
+mod evex_place;
 mod forms;
 mod kept;
 mod recipe;
 
 pub use assemble::prepare;
-pub(crate) use evex::{EvexThunk, Place, prepare_evex};
+pub(crate) use evex::{EvexThunk, prepare_evex};
 pub(crate) use evex_form::{EvexForm, Lanes};
+pub(crate) use evex_place::Place;
 #[cfg(test)]
 pub(crate) use forms::{FAMILIES, VEX_FAMILIES};
 pub(crate) use forms::{host_executes, legacy, supported, writes_flags};
