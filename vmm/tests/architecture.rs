@@ -60,8 +60,15 @@ const ENGINE_CIRCLE: &[(&str, &[&str])] = &[
         &["smm"],
     ),
     (
-        "VMX operation is state of a CPU, its instructions and VM exits are ops, and EPT is under the CPU's page tables",
-        &["vmx", "vmx/exit", "vmx/instructions", "vmx/intercept", "vmx/nested"],
+        "VMX operation is state of a CPU, its instructions and VM exits are ops, and EPT and the virtual APIC are under the CPU's accesses",
+        &[
+            "vmx",
+            "vmx/apic",
+            "vmx/exit",
+            "vmx/instructions",
+            "vmx/intercept",
+            "vmx/nested",
+        ],
     ),
     (
         "the functions of the ops: each works on a CPU and ends by calling that of the next op",
