@@ -26,6 +26,7 @@ pub mod points;
 pub mod raw;
 pub mod retired;
 pub mod traced;
+pub mod wide;
 
 /// The multiboot guest that prints one line and ends with the value 15H on the debug-exit port.
 pub const HELLO: &str = env!("GUEST_HELLO");

@@ -1,5 +1,6 @@
 //! What guests find, in one program: what links minivmm once is built once.
 
+mod avx512;
 mod bare;
 mod branches;
 mod btrace;

@@ -15,7 +15,7 @@ use minivmm::machine::newc::Archive;
 
 use crate::{Folder, minivmm, start, target};
 
-mod bochs;
+pub mod bochs;
 mod judge;
 mod own;
 mod qemu;
