@@ -1,6 +1,7 @@
 //! Recordings of a hundred machines that boot Linux: models, numbers of CPUs, sizes of memory, kernels, seeds. None has a gap, and
 //! each is what retired.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -31,9 +32,11 @@ const PARTS: u64 = 4;
 const HANDFUL: u64 = 2;
 /// Steps of a boot that the short form records, from a place of its own in each machine on.
 const WINDOW: u64 = 4_000_000;
-/// And so many the long form, every other machine from its first step on.
-const FULL_WINDOW: u64 = 250_000_000;
-/// The first step of that is below this.
+/// And the long form, which begins and ends many recordings amid code that was translated before.
+const LATE_WINDOW: u64 = 40_000_000;
+/// And so many of some machines: a decoder has to come through hundreds of PSBs and of changes of the code, up to the first programs.
+const LONG_WINDOW: u64 = 250_000_000;
+/// The first step of a recording that does not begin with the machine is below this.
 const BOOT: u64 = 120_000_000;
 const SECONDS_A_DAY: u64 = 86_400;
 
@@ -62,6 +65,20 @@ fn machine(number: u64, kernels: &[PathBuf]) -> (String, MachineConfig) {
     (name, config)
 }
 
+/// The steps of a machine's recording. In the long form ten machines, one of each model, are recorded from their first step on (where most of
+/// the steps are the kernel's decompressor, which is the same each time), ten more, again one of each model with other kernels, for as
+/// long from a place of their own, and the rest, which differ in CPUs, memory and seed, for a shorter while.
+fn window(number: u64) -> Range<u64> {
+    let models = MODELS.len() as u64;
+    let from = Random(number + 1).below(BOOT);
+    match full() {
+        true if number < models => 0..LONG_WINDOW,
+        true if number < 2 * models => from..from + LONG_WINDOW,
+        true => from..from + LATE_WINDOW,
+        false => from..from + WINDOW,
+    }
+}
+
 /// A machine of one number alone, wherever it comes in a sweep: `MINIVMM_SWEEP=NUMBER`.
 fn wanted(number: u64) -> bool {
     std::env::var("MINIVMM_SWEEP").map_or(true, |wanted| wanted == number.to_string())
@@ -82,17 +99,12 @@ fn sweep(part: u64) {
     for number in numbers.into_iter().map(|n| n * PARTS + part).filter(|n| wanted(*n)) {
         let (name, config) = machine(number, &kernels);
         println!("{name}");
-        let from = Random(number + 1).below(BOOT);
-        let (from, window) = match full() {
-            true if number.is_multiple_of(2) => (0, FULL_WINDOW),
-            true => (from, FULL_WINDOW),
-            false => (from, WINDOW),
-        };
+        let steps = window(number);
         let config = MachineConfig {
-            max_instructions: Some(from + window),
+            max_instructions: Some(steps.end),
             ..config
         };
-        follow(&name, &config, from);
+        follow(&name, &config, steps.start);
     }
 }
 
