@@ -171,6 +171,12 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
         Some(name) => model::choose(Some(name), wants_pt)?,
         None => model::choose(Some(default_model(options.vector)), wants_pt)?,
     };
+    let chosen = Chosen {
+        kernel: &kernel,
+        model: model.name,
+        bus,
+        console,
+    };
     let terminal = io::IsTerminal::is_terminal(&io::stdin());
     Ok(MachineConfig {
         packed: Some(Arc::new(archive)),
@@ -202,7 +208,7 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
         reverse: options.reverse.then(ReverseOptions::default),
         record: options.record.as_ref().map(|folder| RecordOptions {
             folder: folder.clone(),
-            arguments: spelled_out(options, bus, console),
+            arguments: spelled_out(std::env::args_os().skip(1).collect(), options, &chosen),
         }),
         clock: options
             .clock
@@ -276,17 +282,34 @@ fn archive(
     Ok((plan.archive(INIT)?, bus, console))
 }
 
-/// The command line of a session: with what was chosen by the kernel's modules, since these may be gone when it is run again.
-fn spelled_out(options: &RunOptions, bus: BusChoice, console: ConsoleChoice) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+/// What of a guest was chosen by what this host has, where no option says it.
+struct Chosen<'a> {
+    kernel: &'a Path,
+    model: &'a str,
+    bus: BusChoice,
+    console: ConsoleChoice,
+}
+
+/// The command line of a session: `arguments`, with what was chosen by what this host has, since a host of another CPU, or this one with another
+/// kernel, would choose otherwise when it is run again.
+fn spelled_out(mut arguments: Vec<OsString>, options: &RunOptions, chosen: &Chosen) -> Vec<OsString> {
     let behind = arguments.iter().position(|word| word == "run").map_or(0, |at| at + 1);
-    let choices = [
-        ("--bus", options.bus.is_none(), bus.to_possible_value()),
-        ("--console", options.console.is_none(), console.to_possible_value()),
+    let name = |value: Option<clap::builder::PossibleValue>| value.map(|value| value.get_name().into());
+    let choices: [(&str, bool, Option<OsString>); 4] = [
+        ("--kernel=", options.kernel.is_none(), Some(chosen.kernel.into())),
+        ("--cpu-model=", options.cpu_model.is_none(), Some(chosen.model.into())),
+        ("--bus=", options.bus.is_none(), name(chosen.bus.to_possible_value())),
+        (
+            "--console=",
+            options.console.is_none(),
+            name(chosen.console.to_possible_value()),
+        ),
     ];
     for (option, is_open, value) in choices {
         if let (true, Some(value)) = (is_open, value) {
-            arguments.insert(behind, format!("{option}={}", value.get_name()).into());
+            let mut word = OsString::from(option);
+            word.push(value);
+            arguments.insert(behind, word);
         }
     }
     arguments
