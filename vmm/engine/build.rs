@@ -1,6 +1,8 @@
 //! Chooses the dispatch: sibling calls are only made from opt-level 2 on, Miri, fuzzers and coverage want frames,
 //! and debug assertions take addresses of locals, which rules a sibling call out.
 fn main() {
+    // Else any file of the package, a test for one, would have it run again and the engine be built again.
+    println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(chained)");
     let optimised = matches!(std::env::var("OPT_LEVEL").as_deref(), Ok("2" | "3"));
     let plain = std::env::var_os("CARGO_FEATURE_PLAIN_LOOP").is_some();
