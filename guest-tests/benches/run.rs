@@ -9,21 +9,36 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use guest_tests::measure::{Taken, cpu_seconds_of_children, load, middle_taken, rounds, taken};
-use guest_tests::{linux, minivmm, target};
+use guest_tests::{linux, minivmm, program, target};
 
 /// Where Debian's packages have it.
 const VIRTIOFSD: [&str; 2] = ["/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"];
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 cryptomgr.notests";
-/// What is run, and what it is called.
+/// The kernel is told of one CPU, see [`SMP`]. On a busy host QEMU's timer comes too late for the kernel's check of it ("IO-APIC + timer doesn't
+/// work"), which is left out.
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 cryptomgr.notests possible_cpus=1 no_timer_check";
+/// One CPU, and room for a second one that never comes. QEMU up to 8.1 leaves the memory barriers of the guest out of its translations where there can
+/// be one CPU alone (`tcg_gen_mb` without CF_PARALLEL, tcg/tcg-op.c), though virtiofsd reads the queues beside it: now and then each then waits for
+/// the other's notification for ever, most often where many requests are under way.
+const SMP: &str = "1,maxcpus=2";
+/// What is run, and what it is called; the number of files is put in at `{}`. Whatever is said on standard error is a failure.
 const SUBJECTS: [(&str, &str); 3] = [
     ("true", "true"),
     ("read 100 MB", "cat big >/dev/null"),
     (
-        "git status, 20000 files",
+        "git status, {} files",
         "git -c safe.directory='*' status --short >/dev/null",
     ),
 ];
+/// Files of the tree, unless virtiofsd may have fewer open.
 const FILES: usize = 20_000;
+/// And so many fewer than that: folders, git's own files, and what virtiofsd has open besides.
+const OTHERS: u64 = 1000;
+/// Files of a folder.
+const FOLDER: usize = 100;
+/// A guest of QEMU's that takes longer hangs.
+const QEMU_LIMIT: Duration = Duration::from_secs(600);
+/// How long virtiofsd may take to make its socket.
+const SOCKET_LIMIT: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     match rounds(5).and_then(measure) {
@@ -73,11 +88,28 @@ fn git(work: &Path, arguments: &[&str]) -> Result<(), String> {
     }
 }
 
+/// How many files the tree has. virtiofsd has a file open for each that the guest's kernel remembers: with more of them than it may open `git
+/// status` is told of EMFILE and does less work.
+fn files() -> usize {
+    use rustix::process::Resource;
+    use rustix::thread::CapabilitySet;
+    let may_raise =
+        rustix::thread::capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_RESOURCE));
+    let limit = rustix::process::getrlimit(Resource::Nofile).maximum;
+    match limit {
+        Some(limit) if !may_raise => {
+            let most = limit.saturating_sub(OTHERS) as usize / FOLDER * FOLDER;
+            most.clamp(FOLDER, FILES)
+        }
+        _ => FILES,
+    }
+}
+
 /// The tree that the subjects read.
-fn tree(work: &Path) -> Result<(), String> {
+fn tree(work: &Path, files: usize) -> Result<(), String> {
     let write = |path: PathBuf, bytes: &[u8]| fs::write(&path, bytes).map_err(failed("writing"));
-    for number in 0..FILES {
-        let folder = work.join(format!("folder{}", number / 100));
+    for number in 0..files {
+        let folder = work.join(format!("folder{}", number / FOLDER));
         fs::create_dir_all(&folder).map_err(failed("making a folder"))?;
         write(folder.join(format!("file{number}")), format!("{number}\n").as_bytes())?;
     }
@@ -96,7 +128,7 @@ fn run(work: &Path, options: &[&str], script: &str) -> Result<Taken, String> {
     command.args(options).args(["--", "sh", "-c", script]).current_dir(work);
     taken(|| {
         let output = command.stdin(Stdio::null()).output().map_err(failed("minivmm"))?;
-        match output.status.success() {
+        match output.status.success() && output.stderr.is_empty() {
             true => Ok(()),
             false => Err(format!("minivmm: {}", String::from_utf8_lossy(&output.stderr))),
         }
@@ -114,16 +146,64 @@ fn initrd(folder: &Path, work: &Path, script: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
+/// QEMU's server of directories, wherever its package is.
+fn virtiofsd() -> Result<Command, String> {
+    let beside = target().join("host/root");
+    let unpacked = VIRTIOFSD.map(|path| beside.join(path.trim_start_matches('/')));
+    let mut all = VIRTIOFSD.iter().map(PathBuf::from).chain(unpacked);
+    let found = all.find(|path| path.is_file());
+    let found = found.ok_or("no virtiofsd: Debian's package qemu-system-common has it")?;
+    let mut command = Command::new(&found);
+    if found.starts_with(&beside) {
+        let libraries = ["usr/lib", "lib"].map(|folder| beside.join(folder).join("x86_64-linux-gnu"));
+        command.env(
+            "LD_LIBRARY_PATH",
+            std::env::join_paths(libraries).map_err(failed("a path"))?,
+        );
+    }
+    Ok(command)
+}
+
+/// Serves a directory; the socket is there when this returns.
+fn serve(folder: &Path, tag: &str, place: &Path) -> Result<Server, String> {
+    let socket = folder.join(format!("{tag}.sock"));
+    let _ = fs::remove_file(&socket);
+    let messages = fs::File::create(folder.join(format!("{tag}.log"))).map_err(failed("a log of virtiofsd"))?;
+    let mut server = virtiofsd()?;
+    server.arg(format!("--socket-path={}", socket.display()));
+    server.args(["-o", &format!("source={}", place.display()), "-o", "sandbox=chroot"]);
+    let server = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages);
+    let mut server = Server(server.spawn().map_err(failed("virtiofsd"))?);
+    let start = Instant::now();
+    while !socket.exists() {
+        let ended = server.0.try_wait().map_err(failed("virtiofsd"))?;
+        if start.elapsed() > SOCKET_LIMIT || ended.is_some() {
+            return Err(format!("virtiofsd makes no socket for {tag}: {}", log(folder, tag)));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(server)
+}
+
+/// The last that the server of a directory, or the guest, has said.
+fn log(folder: &Path, name: &str) -> String {
+    let bytes = fs::read(folder.join(format!("{name}.log"))).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let last: Vec<&str> = text.lines().rev().take(3).map(str::trim).collect();
+    match last.is_empty() {
+        true => "it says nothing".into(),
+        false => last.into_iter().rev().collect::<Vec<_>>().join(" | "),
+    }
+}
+
 fn qemu(folder: &Path, work: &Path, initrd: &Path) -> Result<Taken, String> {
-    let virtiofsd = VIRTIOFSD.iter().find(|path| Path::new(path).is_file());
-    let virtiofsd = virtiofsd.ok_or("no virtiofsd: Debian's package qemu-system-common has it")?;
     let channel = folder.join("channel");
     fs::create_dir_all(&channel).map_err(failed("making a folder"))?;
     for file in ["stdout", "stderr", "status", "want", "failed"] {
         fs::write(channel.join(file), "").map_err(failed("writing"))?;
     }
-    let (start, used) = (Instant::now(), cpu_seconds_of_children());
-    let mut command = Command::new("qemu-system-x86_64");
+    let used = cpu_seconds_of_children();
+    let mut command = program("qemu-system-x86_64");
     command
         .args([
             "-M",
@@ -135,6 +215,7 @@ fn qemu(folder: &Path, work: &Path, initrd: &Path) -> Result<Taken, String> {
             "-m",
             "1G",
         ])
+        .args(["-smp", SMP])
         .args(["-object", "memory-backend-memfd,id=mem,size=1G,share=on"])
         .args([
             "-nodefaults",
@@ -143,55 +224,74 @@ fn qemu(folder: &Path, work: &Path, initrd: &Path) -> Result<Taken, String> {
             "-display",
             "none",
             "-serial",
-            "null",
         ])
+        .arg(format!("file:{}", folder.join("guest.log").display()))
         .arg("-kernel")
         .arg(&linux().kernel)
         .arg("-initrd")
         .arg(initrd)
         .args(["-append", CMDLINE]);
-    let mut servers = Vec::new();
-    for (tag, place) in [
+    let places = [
         ("minivmm-command", channel.as_path()),
         ("root", Path::new("/")),
         ("share0", work),
-    ] {
+    ];
+    let mut servers = Vec::new();
+    for (tag, place) in places {
+        servers.push(serve(folder, tag, place)?);
         let socket = folder.join(format!("{tag}.sock"));
-        let _ = fs::remove_file(&socket);
-        let source = format!("source={}", place.display());
-        let mut server = Command::new(virtiofsd);
-        server.arg(format!("--socket-path={}", socket.display()));
-        server.args(["-o", &source, "-o", "sandbox=chroot"]);
-        let server = server
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        servers.push(Server(server.map_err(failed("virtiofsd"))?));
-        while !socket.exists() {
-            if start.elapsed() > Duration::from_secs(20) {
-                return Err("virtiofsd makes no socket".into());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
         command.args(["-chardev", &format!("socket,id={tag},path={}", socket.display())]);
         command.args(["-device", &format!("vhost-user-fs-pci,chardev={tag},tag={tag}")]);
     }
     // What serves files is running already where a user has QEMU.
     let start = Instant::now();
-    let status = command
-        .stdin(Stdio::null())
-        .status()
-        .map_err(failed("qemu-system-x86_64"))?;
+    let mut machine = Server(
+        command
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(failed("qemu-system-x86_64"))?,
+    );
+    let status = loop {
+        if let Some(status) = machine.0.try_wait().map_err(failed("qemu-system-x86_64"))? {
+            break status;
+        }
+        if start.elapsed() > QEMU_LIMIT {
+            return Err(hung(folder, &places.map(|(tag, _)| tag), &mut servers));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
     let wall = start.elapsed().as_secs_f64();
     // What serves files counts once it has been waited for.
     drop(servers);
     let cpu = cpu_seconds_of_children() - used;
-    let said = fs::read_to_string(channel.join("status")).map_err(failed("reading"))?;
-    match status.success() && said == "0" {
+    let read = |file| fs::read_to_string(channel.join(file)).map_err(failed("reading"));
+    let (said, errors) = (read("status")?, read("stderr")?);
+    match status.success() && said == "0" && errors.is_empty() {
         true => Ok(Taken { wall, cpu }),
-        false => Err(format!("QEMU has ended with {status}, and the command with {said:?}")),
+        false => Err(format!(
+            "QEMU has ended with {status}, and the command with {said:?} and {:?}; the guest: {}",
+            errors.lines().next().unwrap_or_default(),
+            log(folder, "guest")
+        )),
     }
+}
+
+/// Why a guest of QEMU's does not end, as far as it can be seen from outside.
+fn hung(folder: &Path, tags: &[&str], servers: &mut [Server]) -> String {
+    let mut text = format!(
+        "QEMU's guest has not ended within {} s; the guest: {}",
+        QEMU_LIMIT.as_secs(),
+        log(folder, "guest")
+    );
+    for (tag, server) in tags.iter().zip(servers) {
+        let state = match server.0.try_wait() {
+            Ok(Some(status)) => format!("ended with {status}"),
+            Ok(None) => "runs".into(),
+            Err(error) => error.to_string(),
+        };
+        text += &format!("; virtiofsd of {tag} {state}: {}", log(folder, tag));
+    }
+    text
 }
 
 fn measure(rounds: usize) -> Result<(), String> {
@@ -199,7 +299,11 @@ fn measure(rounds: usize) -> Result<(), String> {
     let folder = Folder(folder);
     let work = folder.0.join("work");
     fs::create_dir_all(&work).map_err(failed("making a folder"))?;
-    tree(&work)?;
+    let files = files();
+    tree(&work, files)?;
+    if files < FILES {
+        println!("{files} files instead of {FILES}: virtiofsd may not have more open (ulimit -Hn)\n");
+    }
     println!("a command in a guest, {rounds} rounds each, load {:.1}\n", load());
     println!(
         "{:<28}{:>10} {:>11} {:>7} {:>10} {:>11} {:>7}",
@@ -207,6 +311,7 @@ fn measure(rounds: usize) -> Result<(), String> {
     );
     let mut json = Vec::new();
     for (name, script) in SUBJECTS {
+        let name = name.replace("{}", &files.to_string());
         let initrd = initrd(&folder.0, &work, script)?;
         let (mut theirs, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..rounds {

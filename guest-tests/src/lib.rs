@@ -257,7 +257,7 @@ pub fn in_minivmm_on_kvm(kernel: impl AsRef<Path>) -> Command {
 }
 
 /// A program of the host. Where packages were in the way of its own, `cargo xtask test` has unpacked it beside the system.
-fn program(name: &str) -> Command {
+pub fn program(name: &str) -> Command {
     let unpacked = target().join("host/bin").join(name);
     if unpacked.is_file() {
         Command::new(unpacked)
