@@ -24,15 +24,19 @@ const IN_KERNEL: [&str; 2] = [
     "0 for an instruction, 0 for a unit",
 ];
 
+/// Linux, without its check of the interval timer: it counts ticks for 40 ms by the time-stamp counter, which goes on while a busy host runs something
+/// else, and KVM then delivers the ticks that were due as one. Where Linux finds KVM's signature in CPUID it leaves the check out by itself
+/// (`paravirt_ops_setup` in arch/x86/kernel/kvm.c).
 fn linux_on(cpus: u32) -> Job {
-    let cmdline = "console=ttyS0 quiet panic=-1 minivmm.script=nothing";
+    let cmdline = "console=ttyS0 quiet panic=-1 no_timer_check minivmm.script=nothing";
     let options =
         format!("--engine kvm --irqchip kvm --cpus {cpus} -m 256M --cpu-model sapphirerapids --stats --cmdline");
     let words: Vec<String> = options.split(' ').chain([cmdline]).map(str::to_string).collect();
     Job::new(words)
         .file("--kernel", &linux().kernel)
         .file("--initrd", &linux().initrd)
-        .within(40)
+        // Seconds on a quiet host, but the lab's time is that of the wall.
+        .within(120)
 }
 
 // covers: lab/irqchip-kvm
@@ -61,7 +65,9 @@ fn guests_run_with_kvms_own_controllers() {
 }
 
 /// How Linux ended. QEMU 7.2 loses an interrupt of its nested guest at times, so that the Linux waits for its timer for ever where it
-/// tries it out ("Mount-cache" is the last that it says): it has three hosts to boot in, and is said to have needed them.
+/// tries it out ("Mount-cache" is the last that it says): it has three hosts to boot in, and is said to have needed them. Two faults of that QEMU
+/// which have been mended since fit: `helper_vmrun` and `do_vmexit` change `interrupt_request` without the lock under which devices set it, and
+/// VMRUN forgets the interrupt shadow, so that after STI an interrupt may come before the HLT that was to wait for it.
 fn linux_ended(cpus: u32) -> Ended {
     let mut last = None;
     for attempt in 1..=3 {
