@@ -143,7 +143,7 @@ impl<O: Output> Pt<O> {
     #[inline(always)]
     fn joined(&mut self, mut bits: u64, run: u32, r: &BranchRecord) -> u64 {
         let len = 31 - run.leading_zeros();
-        let fit = Tnt::LONG as u32 - (63 - bits.leading_zeros());
+        let fit = Tnt::LONG - (63 - bits.leading_zeros());
         let run = u64::from(run);
         if len < fit {
             return bits << len | run & !(1 << len);
