@@ -114,7 +114,10 @@ fn every_form_touches_its_operands_only() {
         "{} forms, {vex} in VEX",
         forms.len()
     );
-    for insn in &forms {
+    // The others have tables (`crate::fpu::portable`).
+    let executed: Vec<_> = forms.iter().filter(|insn| host_executes(insn)).collect();
+    assert!(executed.len() > 250, "MMX to SSE2 are everywhere: {}", executed.len());
+    for insn in executed {
         let mut m = Machine::new();
         for i in 0..16 {
             m.fpu.ymm_hi[i] = 0x4000_0000_3f80_0000_4010_0000_4090_0000 + ((i as u128) << 50 | i as u128);
