@@ -169,6 +169,8 @@ fn machine(options: &RunOptions, report: &Arc<Report>, packed: Option<Vec<u8>>) 
     let wants_pt = units[Unit::Pt].is_some_and(|request| request != UnitRequest::Off);
     let model = match &options.cpu_model {
         Some(name) => model::choose(Some(name), wants_pt)?,
+        // With Intel PT there is one that is meant, whatever of it is computed by tables.
+        None if wants_pt => model::choose(None, wants_pt)?,
         None => model::choose(Some(default_model(options.vector)), wants_pt)?,
     };
     let chosen = Chosen {
