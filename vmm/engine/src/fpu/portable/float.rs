@@ -664,34 +664,39 @@ fn whole(x: Number, rounding: Rounding) -> (u64, bool) {
     (kept + u64::from(up), rest != 0)
 }
 
+/// The integer that a number is rounded to: whether it is negative, its magnitude, and whether that is inexact. `None`: a NaN, an
+/// infinity, or more than 64 bits hold.
+fn rounded<F: Float>(a: u64, rounding: Rounding, e: &mut Environment) -> Option<(bool, u64, bool)> {
+    if is_nan::<F>(a) {
+        return None;
+    }
+    let x = number::<F>(a, e);
+    match x.kind {
+        Kind::Zero => Some((x.negative, 0, false)),
+        Kind::Infinity => None,
+        Kind::Finite if x.exponent > 63 => None,
+        Kind::Finite => {
+            let (magnitude, inexact) = whole(x, rounding);
+            Some((x.negative, magnitude, inexact))
+        }
+    }
+}
+
 /// A signed integer of `bits` (32 or 64), or the integer indefinite. SDM Vol. 1 4.8.3.7 and table 11-1.
 pub fn to_integer<F: Float>(a: u64, bits: u32, rounding: Rounding, e: &mut Environment) -> u64 {
     let indefinite = 1 << (bits - 1);
-    if is_nan::<F>(a) {
+    let Some((negative, magnitude, inexact)) = rounded::<F>(a, rounding, e) else {
         e.raise(IE);
         return indefinite;
-    }
-    let x = number::<F>(a, e);
-    if x.kind == Kind::Zero {
-        return 0;
-    }
-    if x.kind == Kind::Infinity || x.exponent > 63 {
-        e.raise(IE);
-        return indefinite;
-    }
-    let (magnitude, inexact) = whole(x, rounding);
-    if magnitude > indefinite - u64::from(!x.negative) {
+    };
+    if magnitude > indefinite - u64::from(!negative) {
         e.raise(IE);
         return indefinite;
     }
     if inexact {
         e.raise(PE);
     }
-    let value = if x.negative {
-        magnitude.wrapping_neg()
-    } else {
-        magnitude
-    };
+    let value = if negative { magnitude.wrapping_neg() } else { magnitude };
     if bits == 32 { value & 0xffff_ffff } else { value }
 }
 
@@ -725,20 +730,11 @@ pub fn convert<S: Float, D: Float>(a: u64, e: &mut Environment) -> u64 {
 /// An unsigned integer of `bits` (32 or 64), or all ones where there is none. SDM Vol. 2C "VCVTPS2UDQ".
 pub fn to_unsigned<F: Float>(a: u64, bits: u32, rounding: Rounding, e: &mut Environment) -> u64 {
     let indefinite = u64::MAX >> (64 - bits);
-    if is_nan::<F>(a) {
+    let Some((negative, magnitude, inexact)) = rounded::<F>(a, rounding, e) else {
         e.raise(IE);
         return indefinite;
-    }
-    let x = number::<F>(a, e);
-    if x.kind == Kind::Zero {
-        return 0;
-    }
-    if x.kind == Kind::Infinity || x.exponent > 63 {
-        e.raise(IE);
-        return indefinite;
-    }
-    let (magnitude, inexact) = whole(x, rounding);
-    if magnitude > indefinite || x.negative && magnitude != 0 {
+    };
+    if magnitude > indefinite || negative && magnitude != 0 {
         e.raise(IE);
         return indefinite;
     }
