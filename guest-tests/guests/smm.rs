@@ -14,6 +14,7 @@ use x86::lbr::LbrCtl;
 use x86::msr::*;
 use x86::pmu::capabilities;
 use x86::pt::TopaEntry;
+use x86::smm::MTRRCAP_SMRR;
 use x86::vmx::fields::Field;
 
 use crate::trace::{ON, Output};
@@ -24,7 +25,8 @@ core::arch::global_asm!(
     .text
     .globl sm_handler, sm_handler_end, sm_request, sm_behind, sm_keeps, sm_guest, sm_guest_behind, sm_branches, sm_b1, sm_b1_to, sm_rep
     .globl sm_rep_behind
-    # The handler: what it finds goes to 37000H, MSRs by the list there, and 32-bit words are stored as a second list says.
+    # The handler: what it finds goes to 37000H, MSRs by the list there, 32-bit words are stored as a second list says, and MSRs written as a
+    # third one does.
     .code16
 sm_handler:
     mov     edi, 0x37000
@@ -61,7 +63,18 @@ sm_handler:
     add     esi, 8
     dec     ebp
     jmp     3b
-4:  rsm
+4:  lea     esi, [edi + 0xc04]
+    mov     ebp, [edi + 0xc00]
+5:  test    ebp, ebp
+    jz      6f
+    mov     ecx, [esi]
+    mov     eax, [esi + 4]
+    mov     edx, [esi + 8]
+    wrmsr
+    add     esi, 12
+    dec     ebp
+    jmp     5b
+6:  rsm
 sm_handler_end:
     .code64
 
@@ -193,6 +206,17 @@ fn store(words: &[(u64, u32)]) {
     for (n, (at, value)) in words.iter().enumerate() {
         poke32(MAIL + 0x804 + 8 * n as u64, *at as u32);
         poke32(MAIL + 0x808 + 8 * n as u64, *value);
+    }
+}
+
+/// The handler writes these MSRs at the next SMI, after all else.
+fn set(msrs: &[(u32, u64)]) {
+    poke32(MAIL + 0xc00, msrs.len() as u32);
+    for (n, (msr, value)) in msrs.iter().enumerate() {
+        let at = MAIL + 0xc04 + 12 * n as u64;
+        poke32(at, *msr);
+        poke32(at + 4, *value as u32);
+        poke32(at + 8, (value >> 32) as u32);
     }
 }
 
@@ -354,6 +378,107 @@ fn smis_are_counted() {
     cpu::refuses(MSR_SMI_COUNT, 0);
 }
 
+/// SMRR: IA32_MTRRCAP\[11\].
+const SMRR: need::Need = need::Need {
+    reason: "no system-management range registers (IA32_MTRRCAP[11] is 0)",
+    present: || cpu::has(Feature::Mtrr) && read(IA32_MTRRCAP) & MTRRCAP_SMRR != 0,
+    absent: || {
+        // Vol. 3A 12.11.2.4: "reads from or writes to registers cause general-protection exceptions".
+        for msr in [IA32_SMRR_PHYSBASE, IA32_SMRR_PHYSMASK] {
+            assert_eq!(cpu::rdmsr(msr), Err(Fault::GP0), "{msr:X}");
+            assert_eq!(cpu::wrmsr(msr, 0), Err(Fault::GP0), "{msr:X}");
+        }
+    },
+};
+
+/// Valid, and the mask of a range of so many bytes.
+const fn smrr_mask(bytes: u64) -> u64 {
+    0xffff_ffff & !(bytes - 1) | 1 << 11
+}
+
+/// Vol. 3A 12.11.2.4: the registers are written in SMM, and read everywhere.
+fn smrr_is_written_in_smm_alone() {
+    install();
+    let base = paging::pages(1);
+    for msr in [IA32_SMRR_PHYSBASE, IA32_SMRR_PHYSMASK] {
+        assert_eq!(read(msr), 0, "nobody has set it");
+        cpu::refuses(msr, 0);
+    }
+    // Not valid: nothing is kept.
+    let mask = smrr_mask(0x1000) & !(1 << 11);
+    set(&[(IA32_SMRR_PHYSBASE, base | 6), (IA32_SMRR_PHYSMASK, mask)]);
+    call!(sm_request(0));
+    assert_eq!((read(IA32_SMRR_PHYSBASE), read(IA32_SMRR_PHYSMASK)), (base | 6, mask));
+    cpu::refuses(IA32_SMRR_PHYSMASK, 0);
+    paging::poke(base, 0x1234);
+    assert_eq!(paging::peek(base), 0x1234);
+    set(&[(IA32_SMRR_PHYSBASE, 0), (IA32_SMRR_PHYSMASK, 0)]);
+    call!(sm_request(0));
+    assert_eq!((read(IA32_SMRR_PHYSBASE), read(IA32_SMRR_PHYSMASK)), (0, 0));
+}
+
+/// The same: outside SMM "write accesses are ignored and read accesses return a fixed value for each byte".
+fn smrr_keeps_memory_for_smm() {
+    install();
+    let pages = paging::pages(4);
+    // Two pages of the four that are a range.
+    let base = pages + 0x1000 & !0x1fff;
+    let words = [base, base + 0x8, base + 0x1ff8];
+    for (n, at) in words.iter().enumerate() {
+        paging::poke(*at, 0x1111_1111_2222_2222 * (n as u64 + 1));
+    }
+    let behind = if base == pages { base + 0x2000 } else { pages };
+    paging::poke(behind, 7);
+    set(&[(IA32_SMRR_PHYSBASE, base | 6), (IA32_SMRR_PHYSMASK, smrr_mask(0x2000))]);
+    call!(sm_request(0));
+    let fixed = paging::peek32(base) as u8;
+    for at in words {
+        assert_eq!(paging::peek(at), u64::from_le_bytes([fixed; 8]), "{at:X}");
+        paging::poke(at, 0x5555);
+        assert_eq!(paging::peek(at), u64::from_le_bytes([fixed; 8]), "{at:X}, written to");
+    }
+    assert_eq!(paging::peek(behind), 7, "the page beside it");
+    // SMM reaches it.
+    store(&[(words[1], 0x7777_8888)]);
+    set(&[]);
+    call!(sm_request(0));
+    assert_eq!(paging::peek(words[1]), u64::from_le_bytes([fixed; 8]), "still kept");
+    store(&[]);
+    set(&[(IA32_SMRR_PHYSMASK, 0), (IA32_SMRR_PHYSBASE, 0)]);
+    call!(sm_request(0));
+    assert_eq!(
+        words.map(paging::peek),
+        [0x1111_1111_2222_2222, 0x2222_2222_7777_8888, 0x3333_3333_6666_6666]
+    );
+    paging::poke(base, 3);
+    assert_eq!(paging::peek(base), 3, "not kept any more");
+}
+
+/// 32.4.2.1: what SMRR is for. Handler and state save area are out of reach, and SMIs are handled.
+fn smrr_keeps_the_handler_and_what_it_saves() {
+    install();
+    set(&[
+        (IA32_SMRR_PHYSBASE, SMBASE + 0x8000),
+        (IA32_SMRR_PHYSMASK, smrr_mask(0x8000)),
+    ]);
+    call!(sm_request(0));
+    set(&[]);
+    let code = paging::peek(label!(sm_handler));
+    assert_ne!(paging::peek(SMBASE + 0x8000), code);
+    paging::poke(SMBASE + 0x8000, 0);
+    let fixed = saved(0x7F5C);
+    let rax = call!(sm_request(0x1234_5678_9ABC_DE42u64));
+    assert_eq!(
+        (rax, seen()),
+        (0x1234_5678_9ABC_DE42, 2),
+        "the handler was not overwritten"
+    );
+    assert_eq!(saved(0x7F5C), fixed, "RAX cannot be seen");
+    set(&[(IA32_SMRR_PHYSMASK, 0), (IA32_SMRR_PHYSBASE, 0)]);
+    call!(sm_request(9));
+    assert_eq!((saved(0x7F5C), paging::peek(SMBASE + 0x8000)), (9, code));
+}
+
 /// FREEZE_WHILE_SMM: IA32_PERF_CAPABILITIES\[12\].
 const FREEZES: need::Need = need::Need {
     reason: "no FREEZE_WHILE_SMM (IA32_PERF_CAPABILITIES[12] is 0)",
@@ -481,6 +606,9 @@ rt::tests! {
     an_ipi_is_an_smi: SMM;
     an_io_instruction_is_restarted: SMM;
     smis_are_counted: SMM;
+    smrr_is_written_in_smm_alone: SMM, SMRR;
+    smrr_keeps_memory_for_smm: SMM, SMRR;
+    smrr_keeps_the_handler_and_what_it_saves: SMM, SMRR;
     counters_freeze: SMM, FREEZES;
     last_branches_freeze: SMM, FREEZES, NOT_ARCHITECTURAL;
     architectural_last_branches_stop: SMM, need::ARCH_LBR;

@@ -3,6 +3,11 @@
 
 use alloc::boxed::Box;
 
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Check, MsrRow};
+use crate::msr::{IA32_SMRR_PHYSBASE, IA32_SMRR_PHYSMASK, MsrFault};
+
 /// SMBASE after a reset. SDM Vol. 3C 32.11 "SMBASE Relocation".
 pub const SMBASE: u32 = 0x3_0000;
 /// From SMBASE to the handler's first instruction, and to where offsets into the state save area begin. SDM Vol. 3C 32.4 "SMRAM".
@@ -21,6 +26,79 @@ pub mod revision {
     pub const WIDE: u32 = 0x3_0101;
     /// IA-32, with I/O state: 30004H or higher.
     pub const NARROW: u32 = 0x3_0007;
+}
+
+/// IA32_MTRRCAP: there are system-management range registers.
+pub const MTRRCAP_SMRR: u64 = 1 << 11;
+
+/// The system-management range registers, which keep SMRAM for whoever is in SMM. SDM Vol. 3A 12.11.2.4 "System-Management Range Register
+/// Interface".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Smrr {
+    /// IA32_SMRR_PHYSBASE: the memory type (7:0), the base (31:12).
+    pub base: u64,
+    /// IA32_SMRR_PHYSMASK: valid (11), the mask (31:12).
+    pub mask: u64,
+}
+
+/// The registers as they may be written in SMM.
+const PHYSBASE: MsrRow =
+    MsrRow::storage(IA32_SMRR_PHYSBASE, "IA32_SMRR_PHYSBASE", 0, 0xFFFF_F0FF).checked(Check::MtrrType);
+/// See above.
+const PHYSMASK: MsrRow = MsrRow::storage(IA32_SMRR_PHYSMASK, "IA32_SMRR_PHYSMASK", 0, FRAMES | VALID);
+/// The base, or the mask.
+const FRAMES: u64 = 0xFFFF_F000;
+const VALID: u64 = 1 << 11;
+
+impl Smrr {
+    /// WRMSR of IA32_SMRR_PHYSBASE in SMM.
+    ///
+    /// # Errors
+    /// #GP(0): a reserved bit, or a memory type that does not exist.
+    pub fn write_base(&mut self, value: u64) -> Result<(), MsrFault> {
+        self.base = PHYSBASE.write(self.base, value)?;
+        Ok(())
+    }
+
+    /// WRMSR of IA32_SMRR_PHYSMASK in SMM.
+    ///
+    /// # Errors
+    /// #GP(0): a reserved bit.
+    pub fn write_mask(&mut self, value: u64) -> Result<(), MsrFault> {
+        self.mask = PHYSMASK.write(self.mask, value)?;
+        Ok(())
+    }
+
+    /// What is kept for SMM.
+    pub fn range(&self) -> PhysicalRange {
+        if self.mask & VALID == 0 {
+            return PhysicalRange::NONE;
+        }
+        // The range is below 4 GiB, whatever the mask.
+        let mask = self.mask & FRAMES | !0 << 32;
+        PhysicalRange {
+            base: self.base & FRAMES & mask,
+            mask,
+        }
+    }
+}
+
+/// Physical addresses that are a base under a mask. SDM Vol. 3A 12.11.3 "Example Base and Mask Calculations".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhysicalRange {
+    base: u64,
+    mask: u64,
+}
+
+impl PhysicalRange {
+    /// No address.
+    pub const NONE: Self = Self { base: 1, mask: 0 };
+
+    /// Whether an address is in the range.
+    #[inline]
+    pub const fn contains(&self, address: u64) -> bool {
+        address & self.mask == self.base
+    }
 }
 
 /// What the area holds.

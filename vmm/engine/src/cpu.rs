@@ -1114,6 +1114,7 @@ impl Cpu {
     /// Lends the processor its surroundings for the length of a run.
     pub(crate) fn attach(&mut self, shared: NonNull<SharedState>, bus: &mut dyn Bus) {
         self.shared = Some(shared);
+        self.hide_smram();
         // SAFETY: Only the lifetime is dropped; `detach` ends the borrow before `Engine::run` returns.
         self.bus = Some(unsafe {
             core::mem::transmute::<NonNull<dyn Bus + '_>, NonNull<dyn Bus + 'static>>(NonNull::from(bus))

@@ -442,6 +442,7 @@ impl Cpu {
             Some(p) => unsafe { core::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), bytes.len()) },
             None if self.transaction.is_some() => return Err(self.abort(Abort::MemoryType)),
             None if place.gpa & !0xfff == self.apic_access_page() => self.read_virtual_apic(place.gpa & 0xfff, bytes),
+            None if self.shared().ram.hides(place.gpa) => bytes.fill(0xff),
             None => {
                 self.need_solo()?;
                 let now = self.now(o);
@@ -486,6 +487,7 @@ impl Cpu {
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len()) }
             }
             None if place.gpa & !0xfff == self.apic_access_page() => self.write_virtual_apic(place.gpa & 0xfff, bytes),
+            None if self.shared().ram.hides(place.gpa) => {}
             None => {
                 let now = self.now(o);
                 self.bus_used = true;

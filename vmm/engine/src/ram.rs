@@ -9,6 +9,8 @@
 
 use std::collections::VecDeque;
 
+use x86::smm::PhysicalRange;
+
 use crate::tlb::Grant;
 
 /// A range of guest-physical memory that is plain RAM.
@@ -43,6 +45,8 @@ struct Region {
 
 pub(crate) struct Ram {
     regions: Vec<Region>,
+    /// What the processor whose turn it is may not reach: to it, that is no RAM.
+    hidden: PhysicalRange,
     /// Host pages whose write tags no TLB may hold any more, in order: each processor holds them back before it runs on.
     retired: VecDeque<u64>,
     /// How many there were before the first that is kept.
@@ -64,6 +68,7 @@ impl Ram {
             .collect();
         Ram {
             regions,
+            hidden: PhysicalRange::NONE,
             retired: VecDeque::new(),
             forgotten: 0,
             dirty_asked: 0,
@@ -71,9 +76,25 @@ impl Ram {
         }
     }
 
-    /// The host's address of a guest-physical page, if it is RAM.
+    /// Hides a range from the processor whose turn it is; what was hidden before.
+    pub fn hide(&mut self, range: PhysicalRange) -> PhysicalRange {
+        core::mem::replace(&mut self.hidden, range)
+    }
+
+    /// The address is in the hidden range: what is read there has a fixed value, and what is written is lost.
+    pub fn hides(&self, gpa: u64) -> bool {
+        self.hidden.contains(gpa)
+    }
+
+    /// The host's address of a guest-physical page, if it is RAM that the processor whose turn it is may reach.
     #[inline]
     pub fn host(&self, gpa: u64) -> Option<*mut u8> {
+        if self.hides(gpa) { None } else { self.place(gpa) }
+    }
+
+    /// The host's address of a guest-physical page, if it is RAM.
+    #[inline]
+    pub fn place(&self, gpa: u64) -> Option<*mut u8> {
         let page = gpa & !0xfff;
         self.regions
             .iter()
@@ -243,7 +264,7 @@ impl Ram {
         let was = *flags;
         *flags = was & !WRITABLE | reason;
         if was & WRITABLE != 0 {
-            let host = self.host(gpa).map_or(0, |host| host as u64);
+            let host = self.place(gpa).map_or(0, |host| host as u64);
             self.retire_writes(host);
         }
     }

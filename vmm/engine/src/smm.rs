@@ -10,17 +10,22 @@
 //! the processor keep to itself ([`Interrupted`]) is not in SMRAM. In VMX operation an SMI has the default treatment (32.14): the
 //! processor leaves VMX operation, and RSM takes it back to where it was, without a VM entry or VM exit. Nobody pays who gets no SMI.
 //!
+//! SMRR hides a range from a processor outside SMM by taking it from the map of RAM for as long as it is that processor's turn
+//! ([`Ram::hide`](crate::ram::Ram::hide)): there, everything that the processor reads is all ones, and what it writes is lost, whether an
+//! instruction does it, a page walk, VMX operation or a unit. The manual says "a fixed value for each byte".
+//!
 //! # Left out
-//! SMRR: SMRAM can be reached outside SMM. The dual-monitor treatment.
+//! The dual-monitor treatment. The memory type of SMRR, as there are no caches.
 
 use serde::{Deserialize, Serialize};
 use x86::cr::{Cr0, Cr3, Cr4, Efer};
+use x86::msr::IA32_SMRR_PHYSBASE;
 use x86::rflags::flag as rf;
-use x86::smm::{self, SaveArea, Saved};
+use x86::smm::{self, PhysicalRange, SaveArea, Saved, Smrr};
 use x86::watch::{Abort, Change, Far};
 
 use crate::Engine;
-use crate::bus::Bus;
+use crate::bus::{Bus, MsrFault};
 use crate::cpu::{Activity, CS, Cpu, SS, Segment, Table, slot};
 use crate::op::Op;
 use crate::vmx::Vmx;
@@ -32,6 +37,8 @@ pub struct Smm {
     pub base: u32,
     /// SMIs since the reset: MSR_SMI_COUNT.
     pub count: u32,
+    /// IA32_SMRR_PHYSBASE and IA32_SMRR_PHYSMASK, which INIT leaves.
+    pub smrr: Smrr,
     /// An SMI waits.
     pub pending: bool,
     /// In SMM: what the processor keeps of what it has left.
@@ -43,6 +50,7 @@ impl Default for Smm {
         Smm {
             base: smm::SMBASE,
             count: 0,
+            smrr: Smrr::default(),
             pending: false,
             inside: None,
         }
@@ -134,6 +142,31 @@ impl Cpu {
     /// In system-management mode.
     pub fn in_smm(&self) -> bool {
         self.smm.inside.is_some()
+    }
+
+    /// Has RAM hide what SMRR keeps from the processor as it is now.
+    pub(crate) fn hide_smram(&mut self) {
+        let range = if self.in_smm() {
+            PhysicalRange::NONE
+        } else {
+            self.smm.smrr.range()
+        };
+        self.shared().ram.hide(range);
+    }
+
+    /// WRMSR of a system-management range register.
+    pub(crate) fn write_smrr(&mut self, msr: u32, value: u64) -> Result<(), MsrFault> {
+        if !self.in_smm() {
+            return Err(MsrFault::GeneralProtection);
+        }
+        if msr == IA32_SMRR_PHYSBASE {
+            self.smm.smrr.write_base(value)?;
+        } else {
+            self.smm.smrr.write_mask(value)?;
+        }
+        // Translations of before SMM lead to what is hidden behind RSM.
+        self.tlb.flush_all();
+        Ok(())
     }
 
     /// Notes the I/O instruction of `o`, in case an SMI comes right behind it. RIP and index registers are as before the instruction.
@@ -335,6 +368,7 @@ impl Engine {
         let io = (cpu.io_at == cpu.steps_now()).then_some(cpu.io);
         let area = cpu.saved(io, activity == Activity::Halted);
         let place = u64::from(cpu.smm.base) + area.offset();
+        cpu.shared().ram.hide(PhysicalRange::NONE);
         // An SMBASE outside RAM leaves nothing behind, and RSM finds all ones.
         let _ = cpu.shared().write_ram(place, area.bytes());
         let (from, cpl) = (cpu.linear(cpu.rip), cpu.cpl);
@@ -368,6 +402,8 @@ impl Engine {
         if cpu.shared().ram.read(place, area.bytes_mut()).is_err() {
             area.bytes_mut().fill(0xff);
         }
+        // What SMM has translated leads to what may be hidden now.
+        cpu.tlb.flush_present();
         cpu.leave_world();
         let valid = cpu.load_saved(&area, &inside);
         if !valid {
@@ -388,6 +424,7 @@ impl Engine {
                 }
             }
         }
+        cpu.hide_smram();
         cpu.smm.base = area.get(Saved::Smbase) as u32;
         cpu.nmi_blocked = inside.nmi_blocked;
         cpu.watched.pending = inside.pending_debug;

@@ -52,7 +52,7 @@ impl Engine {
     /// left out.
     pub fn set_translations(&self, cpu: &mut Cpu, translations: &Translations) {
         cpu.tlb
-            .set_state(translations, |gpa| self.shared.ram.host(gpa).map(|host| host as u64));
+            .set_state(translations, |gpa| self.shared.ram.place(gpa).map(|host| host as u64));
         // What the units want is compared with this when they are asked next.
         let watched = &mut cpu.watched;
         watched.generation = None;

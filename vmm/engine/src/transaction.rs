@@ -29,6 +29,7 @@ use std::rc::Rc;
 
 use x86::model::CpuModel;
 use x86::msr::IA32_DEBUGCTL;
+use x86::smm::PhysicalRange;
 use x86::watch::{Abort, Change};
 
 use crate::cpu::{Cpu, slot};
@@ -232,6 +233,8 @@ impl SharedState {
         };
         let mut transaction = transaction.borrow_mut();
         transaction.doomed.get_or_insert(cause);
+        // Its processor had reached the lines; another one's turn may have come.
+        let hidden = self.ram.hide(PhysicalRange::NONE);
         for (line, mut old) in core::mem::take(&mut transaction.lines) {
             if let Some((gpa, len)) = except {
                 let mut now = [0; 64];
@@ -245,6 +248,7 @@ impl SharedState {
             }
             let _ = self.write_ram(line, &old);
         }
+        self.ram.hide(hidden);
     }
 
     /// A unit has written: that stays, whatever becomes of the transaction.

@@ -7,6 +7,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::CODE;
 use x86::model::by_name;
+use x86::msr::{IA32_SMRR_PHYSBASE, IA32_SMRR_PHYSMASK};
 use x86::rflags::RFlags;
 
 /// Where the area's offsets begin: SMBASE + 8000H.
@@ -277,4 +278,141 @@ fn pending_debug_exceptions_survive() {
     b.run(1);
     assert_eq!(b.cpu.rip() & !31, handler(1));
     assert_eq!(b.cpu.state().dr[6] & 15, 2);
+}
+
+/// What SMRR keeps in these tests: four pages.
+const RANGE: u64 = 0x4_0000;
+
+/// A part with SMRR, where an SMI has just made the range valid.
+fn with_range(f: impl FnOnce(&mut Bench)) -> Bench {
+    let mut b = Bench::long_with(by_name("westmere").unwrap());
+    f(&mut b);
+    install(&mut b, |a| {
+        for (msr, value) in [
+            (IA32_SMRR_PHYSBASE, RANGE as u32 | 6),
+            (IA32_SMRR_PHYSMASK, 0xffff_c800),
+        ] {
+            a.mov(ecx, msr)?;
+            a.mov(eax, value)?;
+            a.xor(edx, edx)?;
+            a.wrmsr()?;
+        }
+        // What SMM has translated is of no use behind it.
+        a.mov(esi, RANGE as u32)?;
+        a.inc(dword_ptr(esi))
+    });
+    smi(&mut b);
+    b.run(99);
+    assert!(!b.cpu.in_smm());
+    b
+}
+
+/// SDM Vol. 3A 12.11.2.4 "System-Management Range Register Interface": the registers are written in SMM alone.
+// covers: smm/smrr
+#[test]
+fn smrr_is_written_in_smm_alone() {
+    let mut b = Bench::long_with(by_name("westmere").unwrap());
+    install(&mut b, |a| a.nop());
+    for inside in [false, true] {
+        if inside {
+            smi(&mut b);
+        }
+        let (rig, world) = b.parts();
+        for (msr, value) in [(IA32_SMRR_PHYSBASE, 0x4_0006), (IA32_SMRR_PHYSMASK, 0xffff_f800)] {
+            let written = rig.engine.write_msr(&mut rig.cpu, world, msr, value);
+            assert_eq!(written.is_ok(), inside, "{msr:X}");
+            assert_eq!(rig.cpu.held_msr(msr), Some(if inside { value } else { 0 }));
+        }
+    }
+    b.run(9);
+    assert!(!b.cpu.in_smm());
+    for msr in [IA32_SMRR_PHYSBASE, IA32_SMRR_PHYSMASK] {
+        b.state(|s| (s.gpr[0], s.gpr[1], s.gpr[2]) = (0, msr.into(), 0));
+        assert_eq!(b.one(|a| a.wrmsr()), Err((13, Some(0))), "{msr:X}");
+        b.state(|s| s.rip = CODE);
+    }
+    b.cpu.init(true);
+    assert_eq!(b.cpu.held_msr(IA32_SMRR_PHYSBASE), Some(0x4_0006), "INIT leaves them");
+    let core2 = Bench::long_with(by_name("core2").unwrap());
+    assert_eq!(core2.cpu.held_msr(IA32_SMRR_PHYSBASE), None, "a part without");
+}
+
+/// Outside SMM reads give a fixed value and writes are ignored, of whatever had been translated before; in SMM memory is memory.
+// covers: smm/smrr
+#[test]
+fn smrr_hides_its_range_from_everybody_but_smm() {
+    let mut b = with_range(|b| {
+        b.put(RANGE, 0x1122_3344_5566_7788);
+        b.state(|s| s.gpr[7] = RANGE);
+        b.one(|a| {
+            a.mov(rax, qword_ptr(rdi))?;
+            a.mov(qword_ptr(rdi + 8), rax)
+        })
+        .unwrap();
+    });
+    let read = |b: &mut Bench, at: u64| {
+        b.state(|s| s.gpr[7] = at);
+        b.one(|a| a.mov(rax, qword_ptr(rdi))).unwrap();
+        b.cpu.state().gpr[0]
+    };
+    b.put(RANGE + 0x4000, 5);
+    b.put(RANGE - 8, 4);
+    for (at, value) in [
+        (RANGE, u64::MAX),
+        (RANGE + 0x3ff8, u64::MAX),
+        (RANGE + 0x4000, 5),
+        (RANGE - 8, 4),
+        // A page of each kind.
+        (RANGE + 0x3ffc, 5 << 32 | 0xffff_ffff),
+    ] {
+        assert_eq!(read(&mut b, at), value, "{at:X}");
+    }
+    b.state(|s| (s.gpr[0], s.gpr[7]) = (0, RANGE + 16));
+    for n in 0..3 {
+        b.one(|a| match n {
+            0 => a.mov(qword_ptr(rdi), rax),
+            1 => a.lock().add(dword_ptr(rdi), 1),
+            _ => a.stosb(),
+        })
+        .unwrap();
+    }
+    assert_eq!(
+        u64::from_le_bytes(b.read(RANGE)),
+        0x1122_3344_5566_7789,
+        "as the handler left it"
+    );
+    assert_eq!(u64::from_le_bytes(b.read(RANGE + 16)), 0, "what was written is lost");
+    // All ones are no instruction.
+    b.state(|s| s.gpr[7] = RANGE);
+    b.one(|a| a.jmp(rdi)).unwrap();
+    b.run(1);
+    assert_eq!(b.cpu.rip() & !31, handler(6));
+    // The handler reaches it again, by translations of its own.
+    b.state(|s| (s.rip, s.activity) = (CODE, Activity::Running));
+    smi(&mut b);
+    b.run(99);
+    assert_eq!(u64::from_le_bytes(b.read(RANGE)), 0x1122_3344_5566_778a);
+    assert_eq!(read(&mut b, RANGE), u64::MAX);
+}
+
+/// The processor's own accesses are accesses: an entry of all ones has reserved bits set, and a stack there takes nothing.
+// covers: smm/smrr
+#[test]
+fn smrr_hides_its_range_from_the_processors_own_accesses() {
+    let mut b = with_range(|_| ());
+    let table = b.cpu.state().cr3;
+    let entries: [u8; 4096] = b.read(table);
+    b.write(RANGE, &entries);
+    b.state(|s| s.cr3 = RANGE);
+    b.run(1);
+    assert_eq!(b.run(9), Exit::Shutdown, "no page for any handler");
+
+    let mut b = with_range(|_| ());
+    b.put(bench::TSS + 4, RANGE + 0x1000);
+    b.write(RANGE, &[0; 0x1000]);
+    b.user();
+    b.code(|a| a.ud2());
+    b.run(2);
+    assert_eq!(b.cpu.rip() & !31, handler(6));
+    assert_eq!(b.read::<64>(RANGE + 0x1000 - 64), [0; 64], "the frame is lost");
 }

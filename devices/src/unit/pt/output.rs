@@ -5,7 +5,7 @@
 //!
 //! Data for addresses without memory behind them is dropped, as the bus drops it, and that is no error, by single range or by table;
 //! devices do not see it, nor does the page of the local APIC, which 33.2.7.4 "Restricted Memory Access" forbids and for which it
-//! signals no error. There is no SMRR (IA32_MTRRCAP\[11\] is 0), which is the memory that is restricted there. A table
+//! signals no error. What SMRR restricts is to the processor an address without memory behind it. A table
 //! without memory behind it reads as all ones, which is malformed. Table entries are read when tracing starts and when one is reached, so a table may be prepared while its
 //! predecessors fill.
 

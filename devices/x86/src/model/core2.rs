@@ -119,7 +119,8 @@ const PLAIN: &[MsrRow] = &[
     MsrRow::storage(IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", (MICROCODE as u64) << 32, !0),
     // 333 MHz (2:0 is 4).
     MsrRow::read_only(MSR_FSB_FREQ, "MSR_FSB_FREQ", 0x804),
-    // Eight variable ranges (7:0), fixed ranges (8), write combining (10); no SMRR (11).
+    // Eight variable ranges (7:0), fixed ranges (8), write combining (10). No SMRR (11): the part's own registers, A0H and A1H, are there where
+    // IA32_FEATURE_CONTROL[3] is set, which firmware leaves clear here.
     MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0x508),
     // The level-2 cache of the dumped part: present (23) and on (8).
     MsrRow::storage(MSR_BBL_CR_CTL3, "MSR_BBL_CR_CTL3", 0xBE70_2109, 0),

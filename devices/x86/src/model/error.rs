@@ -63,6 +63,9 @@ pub enum ModelError {
     /// IA32_MTRRCAP and the registers differ.
     #[error("IA32_MTRRCAP counts {0} variable ranges, and not all of them have registers")]
     Mtrrs(u64),
+    /// IA32_MTRRCAP\[11\] and the system-management range registers differ.
+    #[error("IA32_MTRRCAP[11] is {}, and IA32_SMRR_PHYSBASE and IA32_SMRR_PHYSMASK are not there just where it is 1", u8::from(*.0))]
+    Smrr(bool),
     /// IA32_MCG_CAP and the registers differ.
     #[error("IA32_MCG_CAP counts {0} banks, and not all of them have registers")]
     Banks(u64),

@@ -1112,7 +1112,7 @@ fn every_msr_that_linux_reads_on_this_part_answers_as_it_should() {
 fn writes_follow_the_manual() {
     const GP: Result<u64, MsrFault> = Err(MsrFault::GeneralProtection);
     for (msr, value, expected, why) in [
-        (IA32_MTRRCAP, 0x508, GP, "read-only, even with its own value"),
+        (IA32_MTRRCAP, 0xD08, GP, "read-only, even with its own value"),
         (IA32_FEATURE_CONTROL, 0x5, GP, "locked"),
         (MSR_PLATFORM_INFO, 0, GP, "read-only"),
         (
@@ -1217,7 +1217,10 @@ fn capabilities_agree_with_the_registers_they_count() {
         let model = model(name);
         let value = |msr: u32| model.msr(msr).map(|row| row.reset);
         let count = |numbers: core::ops::Range<u32>| numbers.filter(|&msr| model.msr(msr).is_some()).count() as u64;
-        assert_eq!(value(IA32_MTRRCAP), Some(0x500 | ranges), "{name}");
+        // The architectural registers came with Nehalem.
+        let smrr = u64::from(!["p6", "netburst", "core2"].contains(&name));
+        assert_eq!(value(IA32_MTRRCAP), Some(0x500 | smrr << 11 | ranges), "{name}");
+        assert_eq!(count(IA32_SMRR_PHYSBASE..IA32_SMRR_PHYSMASK + 1), 2 * smrr, "{name}");
         assert_eq!(count(0x200..0x250), 2 * ranges, "{name}");
         assert_eq!(value(IA32_MCG_CAP), Some(more | banks), "{name}");
         assert_eq!(count(0x400..0x480), 4 * banks, "{name}");
@@ -1614,7 +1617,7 @@ fn a_model_of_one_s_own_is_checked_before_it_runs() {
     assert!(own.msr(MSR_SMI_COUNT).is_none());
 
     type Change = fn(&mut OwnedModel);
-    let changes: [(Change, &str); 11] = [
+    let changes: [(Change, &str); 12] = [
         (
             |m| m.set_cpuid(leaf(0, [0, 0, 0, 0])),
             "CPUID leaf 0 must name a highest leaf",
@@ -1643,6 +1646,7 @@ fn a_model_of_one_s_own_is_checked_before_it_runs() {
         (|m| m.apic_timer_khz = 0, "apic_timer_khz is 0"),
         (|m| m.apic_timer_khz = u32::MAX, "apic_timer_khz is 4294967295"),
         (|m| m.remove_msr(0x213), "IA32_MTRRCAP counts 10 variable ranges"),
+        (|m| m.remove_msr(IA32_SMRR_PHYSMASK), "IA32_MTRRCAP[11] is 1"),
         (|m| m.remove_msr(0x423), "IA32_MCG_CAP counts 9 banks"),
     ];
     for (change, expected) in changes {

@@ -180,12 +180,19 @@ pub const fn arch_capabilities(value: u64) -> MsrRow {
     MsrRow::read_only(IA32_ARCH_CAPABILITIES, "IA32_ARCH_CAPABILITIES", value)
 }
 
+/// The system-management range registers of every part since Nehalem, not valid yet: nobody but SMM writes them, where the software engine
+/// has [`Smrr`](crate::smm::Smrr) for it. SDM Vol. 4 Table 2-2.
+pub const SMRR: [MsrRow; 2] = [
+    MsrRow::read_only(IA32_SMRR_PHYSBASE, "IA32_SMRR_PHYSBASE", 0),
+    MsrRow::read_only(IA32_SMRR_PHYSMASK, "IA32_SMRR_PHYSMASK", 0),
+];
+
 /// What every part since Sandy Bridge has, and firmware sets up in the same way. The registers of the debug and trace units
 /// are the units' own.
 ///
 /// Absent, so #GP, because what enumerates them is hidden: 480H on (VMX), IA32_MPERF and IA32_APERF (CPUID.06H:ECX\[0\], which KVM hides,
-/// too), IA32_SMRR_* (no SMRR), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
-pub const COMMON: [MsrRow; 19] = [
+/// too), MSR_PPIN_CTL (bit 23 of MSR_PLATFORM_INFO is 0), MSR_TEST_CTRL (no split-lock faults).
+pub const COMMON: [MsrRow; 21] = [
     MsrRow::storage(IA32_MONITOR_FILTER_SIZE, "IA32_MONITOR_FILTER_SIZE", 0, 0xFFFF),
     MsrRow::read_only(IA32_P5_MC_ADDR, "IA32_P5_MC_ADDR", 0),
     MsrRow::read_only(IA32_P5_MC_TYPE, "IA32_P5_MC_TYPE", 0),
@@ -201,8 +208,10 @@ pub const COMMON: [MsrRow; 19] = [
         0x8000,
         0x1E00_0000,
     ),
-    // Ten variable ranges (7:0), fixed ranges (8), write combining (10); no SMRR (11).
-    MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0x50A),
+    // Ten variable ranges (7:0), fixed ranges (8), write combining (10), SMRR (11).
+    MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0xD0A),
+    SMRR[0],
+    SMRR[1],
     // Locked with AES on.
     MsrRow::read_only(MSR_FEATURE_CONFIG, "MSR_FEATURE_CONFIG", 0x1),
     // Software can only clear it, and nothing sets it.

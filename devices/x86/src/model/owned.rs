@@ -11,6 +11,7 @@ use super::{CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, msrs, policy};
 use crate::cpuid::{Feature, Features};
 use crate::msr::*;
 use crate::pt::PtCaps;
+use crate::smm::MTRRCAP_SMRR;
 use crate::vmx::{FEATURE_CONTROL_LOCKED, FEATURE_CONTROL_VMX, VmxCaps};
 
 /// A CPU model that owns its tables. [`OwnedModel::build`] checks it and makes it a [`CpuModel`].
@@ -275,7 +276,10 @@ impl OwnedModel {
         let enumerated = |msr: u32| {
             let row = msrs::ENUMERATED.iter().find(|(number, _)| *number == msr);
             let vmx = (IA32_VMX_BASIC..=IA32_VMX_BASIC + 0x11).contains(&msr);
-            (!vmx || features.vmx()) && row.is_none_or(|(_, by)| by.iter().any(|&feature| features.has(feature)))
+            let smrr = matches!(msr, IA32_SMRR_PHYSBASE | IA32_SMRR_PHYSMASK);
+            (!vmx || features.vmx())
+                && (!smrr || features.mtrr())
+                && row.is_none_or(|(_, by)| by.iter().any(|&feature| features.has(feature)))
         };
         let mut registers: Vec<MsrRow> = self.msrs.into_iter().filter(|row| enumerated(row.msr)).collect();
         for &row in msrs::ADDED {
@@ -389,12 +393,20 @@ fn check_registers(rows: &[MsrRow], features: Features) -> Result<(), ModelError
             });
         }
     }
-    let value = |msr: u32| rows.iter().find(|row| row.msr == msr).map_or(0, |row| row.reset & 0xFF);
+    let whole = |msr: u32| rows.iter().find(|row| row.msr == msr).map_or(0, |row| row.reset);
+    let value = |msr: u32| whole(msr) & 0xFF;
     let has = |msr: u64| rows.iter().any(|row| u64::from(row.msr) == msr);
     if features.mtrr() {
         let pairs = value(IA32_MTRRCAP);
         if pairs > 16 || !(0..2 * pairs).all(|i| has(u64::from(IA32_MTRR_PHYSBASE0) + i)) {
             return Err(ModelError::Mtrrs(pairs));
+        }
+        let smrr = whole(IA32_MTRRCAP) & MTRRCAP_SMRR != 0;
+        if [IA32_SMRR_PHYSBASE, IA32_SMRR_PHYSMASK]
+            .iter()
+            .any(|&msr| has(msr.into()) != smrr)
+        {
+            return Err(ModelError::Smrr(smrr));
         }
     }
     let banks = value(IA32_MCG_CAP);

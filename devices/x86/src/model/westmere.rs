@@ -134,6 +134,7 @@ const PARTS: &[&[MsrRow]] = &[
     &MTRR_FIXED,
     &msrs::banks::<{ 9 * BANK_REGISTERS }>(),
     &msrs::RESIDENCIES,
+    &msrs::SMRR,
     PLAIN,
 ];
 
@@ -156,8 +157,8 @@ const PLAIN: &[MsrRow] = &[
         0x8000,
         0x1E00_0000,
     ),
-    // Eight variable ranges (7:0), fixed ranges (8), write combining (10); no SMRR (11).
-    MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0x508),
+    // Eight variable ranges (7:0), fixed ranges (8), write combining (10), SMRR (11).
+    MsrRow::read_only(IA32_MTRRCAP, "IA32_MTRRCAP", 0xD08),
     // Firmware leaves it locked with AES on.
     MsrRow::read_only(MSR_FEATURE_CONFIG, "MSR_FEATURE_CONFIG", 0x1),
     // Nine banks; no global control, no extended state, no CMCI (the local APIC has no entry for it).

@@ -65,7 +65,7 @@ impl Cpu {
             IA32_TSC_AUX => f.rdtscp() || f.rdpid(),
             IA32_XSS => f.xsaves(),
             IA32_PKRS => f.pks(),
-            MSR_SMI_COUNT => self.model.msr(MSR_SMI_COUNT).is_some(),
+            MSR_SMI_COUNT | IA32_SMRR_PHYSBASE | IA32_SMRR_PHYSMASK => self.model.msr(msr).is_some(),
             _ => false,
         }
     }
@@ -92,6 +92,8 @@ impl Cpu {
             IA32_XSS => self.msrs.xss,
             IA32_PKRS => self.msrs.pkrs,
             MSR_SMI_COUNT => self.smm.count.into(),
+            IA32_SMRR_PHYSBASE => self.smm.smrr.base,
+            IA32_SMRR_PHYSMASK => self.smm.smrr.mask,
             _ => return None,
         })
     }
@@ -152,6 +154,7 @@ impl Cpu {
                 }
                 self.set_pkrs(value as u32);
             }
+            IA32_SMRR_PHYSBASE | IA32_SMRR_PHYSMASK => return Some(self.write_smrr(msr, value)),
             _ => return None,
         }
         Some(Ok(()))
