@@ -20,13 +20,14 @@ const PMI: u8 = 0x61;
 const ON: DebugCtl = DebugCtl::new().with_tr(true).with_bts(true);
 
 /// A debug-store area with room for so many records, the threshold after `threshold` of them.
-struct Area {
+pub struct Area {
     at: u64,
     base: u64,
 }
 
 impl Area {
-    fn new(records: u64, threshold: u64) -> Self {
+    /// Made, with IA32_DS_AREA on it.
+    pub fn new(records: u64, threshold: u64) -> Self {
         let at = paging::pages(4);
         let area = Self { at, base: at + 4096 };
         for (field, value) in [
@@ -63,7 +64,8 @@ impl Area {
         paging::peek(self.base + n * RECORD + 16)
     }
 
-    fn records(&self) -> Vec<(u64, u64)> {
+    /// FROM and TO of all records up to the index.
+    pub fn records(&self) -> Vec<(u64, u64)> {
         (0..self.written()).map(|n| self.record(n)).collect()
     }
 }

@@ -17,6 +17,8 @@ use x86::pt::TopaEntry;
 use x86::smm::MTRRCAP_SMRR;
 use x86::vmx::fields::Field;
 
+use crate::bts::Area;
+use crate::sampling::{BRANCHES, INSTRUCTIONS, Pebs, counter};
 use crate::trace::{ON, Output};
 use crate::vmm::{self, Vmm};
 
@@ -525,13 +527,103 @@ fn last_branches_freeze() {
     assert_eq!(control, freeze.with_lbr(true).into_bits(), "after RSM");
     assert_eq!(found(0), freeze.into_bits(), "in SMM");
     let sources: Vec<u64> = (0..stack.depth).map(|n| read(stack.from + n) & !0 >> 16).collect();
-    let handler = SMBASE + 0x8000..SMBASE + 0x9000;
-    assert!(!sources.iter().any(|from| handler.contains(from)), "{sources:X?}");
+    assert!(!sources.iter().any(|from| handlers(*from)), "{sources:X?}");
     // Of four records none is left of them by now.
     assert!(
         stack.depth <= 4 || sources.contains(&(label!(sm_b1) + 2)),
         "{sources:X?}"
     );
+}
+
+/// Vol. 3B 18.4.1: FREEZE_WHILE_SMM has the processor "disable LBR, BTF, TR, and BTS fields" and nothing else; "the saved copy" comes back. Without
+/// it all bits are as they were.
+fn debugctl_is_saved() {
+    let _area = Area::new(100, 100);
+    let lbr = !cpu::has(Feature::ArchLbr) && LbrStack::here().is_some();
+    let stopped = DebugCtl::new()
+        .with_lbr(lbr)
+        .with_btf(true)
+        .with_tr(true)
+        .with_bts(true);
+    let kept = DebugCtl::new().with_freeze_while_smm(true).with_btint(true).into_bits();
+    for (before, inside) in [
+        (stopped.into_bits() | kept, kept),
+        // BTS alone would store the handler's branches.
+        (
+            DebugCtl::new().with_lbr(lbr).with_btf(true).into_bits(),
+            DebugCtl::new().with_lbr(lbr).with_btf(true).into_bits(),
+        ),
+    ] {
+        install();
+        ask(&[IA32_DEBUGCTL]);
+        write(IA32_DEBUGCTL, before);
+        call!(sm_request(0));
+        let after = read(IA32_DEBUGCTL);
+        write(IA32_DEBUGCTL, 0u64);
+        assert_eq!((found(0), after), (inside, before));
+    }
+}
+
+/// Whether an address is the handler's.
+fn handlers(address: u64) -> bool {
+    (SMBASE + 0x8000..SMBASE + 0x9000).contains(&address)
+}
+
+/// The same: the handler's branches are not stored, and those behind RSM are.
+fn branch_trace_store_freezes() {
+    let area = Area::new(150, 150);
+    install();
+    ask(&[IA32_EFER; 3]);
+    let on = DebugCtl::new().with_freeze_while_smm(true).with_tr(true).with_bts(true);
+    write(IA32_DEBUGCTL, on.into_bits());
+    call!(sm_branches());
+    write(IA32_DEBUGCTL, 0u64);
+    let records = area.records();
+    assert_eq!(seen(), 1);
+    assert!(
+        records.iter().all(|(from, to)| !handlers(*from) && !handlers(*to)),
+        "{records:X?}"
+    );
+    for branch in [
+        (label!(sm_branches), label!(sm_b1)),
+        (label!(sm_b1) + 2, label!(sm_b1_to)),
+    ] {
+        assert!(records.contains(&branch), "{branch:X?} of {records:X?}");
+    }
+}
+
+/// The same: a PEBS counter stands still with the others, so that no record is of the handler.
+fn precise_events_freeze() {
+    let pebs = Pebs::new(64, 64);
+    install();
+    ask(&[IA32_EFER; 3]);
+    // A record at each branch, or at each instruction where branches are not precise: of Core.
+    let each = if need::pebs_format() == 0 { INSTRUCTIONS } else { BRANCHES };
+    pebs.reset(0, (-1i64 as u64) & 0xFFFF_FFFF_FFFF);
+    counter(0, each, 1);
+    write(IA32_DEBUGCTL, DebugCtl::new().with_freeze_while_smm(true).into_bits());
+    write(IA32_PEBS_ENABLE, 1u64);
+    write(IA32_PERF_GLOBAL_CTRL, 1u64);
+    call!(sm_branches());
+    write(IA32_PERF_GLOBAL_CTRL, 0u64);
+    write(IA32_PEBS_ENABLE, 0u64);
+    write(IA32_DEBUGCTL, 0u64);
+    assert_eq!(seen(), 1);
+    let of: Vec<u64> = (0..pebs.written()).map(|n| pebs.field(n, 8)).collect();
+    assert!(!of.iter().any(|ip| handlers(*ip)), "{of:X?}");
+    // Behind RSM there are the jump, RET, and what the caller does.
+    let behind = of.iter().filter(|ip| **ip > label!(sm_b1)).count();
+    assert!(behind >= 2, "{of:X?}");
+}
+
+/// Nothing in Table 32-4 is about IA32_PQR_ASSOC: the handler runs with the class and the RMID of what it interrupts.
+fn resource_associations_stay() {
+    install();
+    ask(&[IA32_PQR_ASSOC]);
+    let value = 1 << 32 | u64::from(cpu::has(Feature::RdtM));
+    write(IA32_PQR_ASSOC, value);
+    call!(sm_request(0));
+    assert_eq!((found(0), read(IA32_PQR_ASSOC)), (value, value));
 }
 
 /// Vol. 3B 19.1.4: an SMI saves LBREn and clears it.
@@ -611,6 +703,10 @@ rt::tests! {
     smrr_keeps_the_handler_and_what_it_saves: SMM, SMRR;
     counters_freeze: SMM, FREEZES;
     last_branches_freeze: SMM, FREEZES, NOT_ARCHITECTURAL;
+    debugctl_is_saved: SMM, FREEZES, need::BTS;
+    branch_trace_store_freezes: SMM, FREEZES, need::BTS;
+    precise_events_freeze: SMM, FREEZES, need::PEBS;
+    resource_associations_stay: SMM, need::RDT_A;
     architectural_last_branches_stop: SMM, need::ARCH_LBR;
     traces_stop: SMM, need::PT;
     vmx_root_operation_is_left_and_entered: SMM, vmm::VMX;
