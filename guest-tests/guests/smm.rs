@@ -15,6 +15,7 @@ use x86::msr::*;
 use x86::pmu::capabilities;
 use x86::pt::TopaEntry;
 use x86::smm::MTRRCAP_SMRR;
+use x86::vmx::controls::Pin;
 use x86::vmx::fields::Field;
 
 use crate::bts::Area;
@@ -683,6 +684,20 @@ fn a_vmx_guest_is_interrupted_without_a_vm_exit() {
     assert_eq!(saved(0x7FD8), label!(sm_guest_behind), "RIP of the guest");
 }
 
+/// 26.5.1: with the default treatment the VMX-preemption timer counts across an SMI, and "if the timer expires during SMI, in SMM, or during
+/// RSM, a timer-induced VM exit occurs immediately after RSM".
+fn the_preemption_timer_counts_in_smm() {
+    let mut vmm = Vmm::new(label!(sm_guest));
+    install();
+    // Ten instructions each.
+    ask(&[IA32_EFER; 250]);
+    vmm.pin(Pin::PREEMPTION_TIMER);
+    vmm.set(Field::PREEMPTION_TIMER, 1000 >> (read(0x485) & 31));
+    let exited = vmm.enter();
+    assert_eq!(seen(), 1);
+    assert_eq!((exited.reason, exited.rip), (52, label!(sm_guest_behind)));
+}
+
 const NOT_ARCHITECTURAL: need::Need = need::Need {
     reason: "no last-branch stack (IA32_PERF_CAPABILITIES[5:0], family and model)",
     present: || !cpu::has(Feature::ArchLbr) && LbrStack::here().is_some(),
@@ -711,4 +726,5 @@ rt::tests! {
     traces_stop: SMM, need::PT;
     vmx_root_operation_is_left_and_entered: SMM, vmm::VMX;
     a_vmx_guest_is_interrupted_without_a_vm_exit: SMM, vmm::VMX;
+    the_preemption_timer_counts_in_smm: SMM, vmm::VMX, vmm::TIMER;
 }

@@ -13,6 +13,7 @@ use x86::debugctl::DebugCtl;
 use x86::msr::*;
 use x86::pt::TopaEntry;
 use x86::vmx::controls::{Entry, Exit, Pin, Primary, Secondary};
+use x86::vmx::exits::activity;
 use x86::vmx::fields::Field;
 
 use crate::trace::{ON, Output};
@@ -351,6 +352,46 @@ fn preemption_timer() {
     assert_eq!(vmm.enter().reason, 18);
     let left = vmm.get(Field::PREEMPTION_TIMER);
     assert!((999_000..=1_000_000).contains(&left), "{left}");
+}
+
+/// The same: the timer "also operates in the shutdown and wait-for-SIPI states. If the timer counts down to zero in any state other than the
+/// wait-for SIPI state, the logical processor transitions to the C0 C-state and causes a VM exit". 28.3.4: the activity state is saved.
+fn preemption_timer_wakes() {
+    let misc = read(0x485);
+    let rate = misc & 31;
+    for (enters, supported, at, rip, left) in [
+        (activity::ACTIVE, true, label!(vx_hlt), label!(vx_rdtsc), activity::HLT),
+        (
+            activity::HLT,
+            misc >> 6 & 1 != 0,
+            label!(vx_call),
+            label!(vx_call),
+            activity::HLT,
+        ),
+        (
+            activity::SHUTDOWN,
+            misc >> 7 & 1 != 0,
+            label!(vx_call),
+            label!(vx_call),
+            activity::SHUTDOWN,
+        ),
+    ] {
+        if !supported {
+            continue;
+        }
+        let mut vmm = Vmm::new(at);
+        vmm.pin(Pin::PREEMPTION_TIMER);
+        vmm.exits(Exit::SAVE_PREEMPTION_TIMER);
+        vmm.set(Field::PREEMPTION_TIMER, 1000);
+        vmm.set(Field::GUEST_ACTIVITY, enters.into());
+        let before = cpu::tsc();
+        let exited = vmm.enter();
+        let taken = cpu::tsc() - before;
+        assert_eq!((exited.reason, exited.rip), (52, rip), "{enters}");
+        assert_eq!(vmm.get(Field::GUEST_ACTIVITY), left.into(), "{enters}");
+        assert_eq!(vmm.get(Field::PREEMPTION_TIMER), 0);
+        assert!(taken >= 999 << rate, "{taken} cycles");
+    }
 }
 
 /// 26.5.2: a VM exit after each instruction.
@@ -838,6 +879,7 @@ rt::tests! {
     events_are_injected: vmm::VMX;
     ept_violations: vmm::VMX, vmm::EPT;
     preemption_timer: vmm::VMX, vmm::TIMER;
+    preemption_timer_wakes: vmm::VMX, vmm::TIMER;
     monitor_trap_flag: vmm::VMX, vmm::MONITOR_TRAP;
     vm_functions: vmm::VMX, VM_FUNCTIONS;
     apic_accesses: vmm::VMX, APIC_ACCESSES;

@@ -51,8 +51,9 @@ fn a_hang_is_told_with_its_symbol() {
 }
 
 /// These need VMX, which no model of the matrix shows: `vmx_guest` has them pass.
-const WITH_VMX: [&str; 2] = [
+const WITH_VMX: [&str; 3] = [
     "smm/a_vmx_guest_is_interrupted_without_a_vm_exit",
+    "smm/the_preemption_timer_counts_in_smm",
     "smm/vmx_root_operation_is_left_and_entered",
 ];
 

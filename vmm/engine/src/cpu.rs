@@ -683,6 +683,13 @@ impl Cpu {
         wait.map(|wait| wait.deadline)
     }
 
+    /// The time-stamp counter at which a processor that executes nothing goes on by itself: at the end of UMWAIT or TPAUSE, or for the VM exit
+    /// by which the VMX-preemption timer wakes it.
+    pub fn wakes_at(&self) -> Option<u64> {
+        let timer = self.preemption_timer().filter(|_| self.timer_wakes());
+        self.waits_until().into_iter().chain(timer).min()
+    }
+
     /// NMIs are blocked until IRET.
     pub fn nmi_blocked(&self) -> bool {
         self.nmi_blocked

@@ -697,6 +697,7 @@ impl Engine {
                 Activity::Running => {}
                 Activity::Waiting => return Exit::Halt,
                 Activity::Halted | Activity::WaitForSipi => return Exit::Halt,
+                Activity::Shutdown if cpu.preemption_timer().is_some() => return Exit::Halt,
                 Activity::Shutdown => return Exit::Shutdown,
             }
             if let Some(cause) = cpu.doomed() {

@@ -331,22 +331,28 @@ impl Soft {
                 engine.wake(cpu, bus);
             });
         }
+        let tsc = self.tsc(index, machine);
         let cpu = &self.cpus[index].0;
         let platform = machine.platform();
         cpu.activity() == Activity::Running
             || cpu.takes_virtual_interrupt()
+            || cpu.wakes_at().is_some_and(|at| at <= tsc)
             || cpu.smi_due()
             || platform.nmi_pending(index) && cpu.nmi_deliverable()
             || platform.interrupt_pending(index) && cpu.interrupt_wakes()
     }
 
-    /// Ticks of the clock until the first CPU's UMWAIT or TPAUSE comes to its deadline, if any waits in one.
-    pub fn ticks_to_deadline(&self, machine: &mut Machine) -> Option<u64> {
+    /// A CPU's time-stamp counter.
+    fn tsc(&self, index: usize, machine: &mut Machine) -> u64 {
         let now = machine.clock().ticks(self.steps);
+        now.wrapping_add(machine.tsc_offset(index))
+    }
+
+    /// Ticks of the clock until the first CPU that executes nothing goes on by itself ([`Cpu::wakes_at`]), if any will.
+    pub fn ticks_to_deadline(&self, machine: &mut Machine) -> Option<u64> {
         let left = |(index, cpu): (usize, &Processor)| {
-            let tsc = now.wrapping_add(machine.tsc_offset(index));
-            let deadline = cpu.0.waits_until().filter(|_| self.may_run(index))?;
-            Some(deadline.saturating_sub(tsc))
+            let deadline = cpu.0.wakes_at().filter(|_| self.may_run(index))?;
+            Some(deadline.saturating_sub(self.tsc(index, machine)))
         };
         self.cpus.iter().enumerate().filter_map(left).min()
     }
@@ -357,9 +363,8 @@ impl Soft {
         if self.cpus.iter().all(|cpu| cpu.0.waits_until().is_none()) {
             return;
         }
-        let now = machine.clock().ticks(self.steps);
         for index in 0..self.cpus.len() {
-            let tsc = now.wrapping_add(machine.tsc_offset(index));
+            let tsc = self.tsc(index, machine);
             let over = self.cpus[index].0.waits_until().is_some_and(|deadline| deadline <= tsc);
             if over && self.may_run(index) {
                 self.signal(index, machine, |engine, cpu, bus| {

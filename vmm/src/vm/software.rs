@@ -331,7 +331,7 @@ impl Vm {
         }
     }
 
-    /// The nanosecond of virtual time at which the machine goes on by itself: the next event, or the end of some CPU's UMWAIT or TPAUSE.
+    /// The nanosecond of virtual time at which the machine goes on by itself: the next event, or a CPU's own deadline.
     fn next_wake(&mut self) -> Option<u64> {
         let steps = self.soft.steps();
         let ticks = self.soft.ticks_to_deadline(&mut self.machine);

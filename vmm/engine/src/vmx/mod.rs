@@ -436,9 +436,15 @@ impl Cpu {
         Some(at.saturating_sub(now))
     }
 
-    /// The value of the time-stamp counter at which the VMX-preemption timer of a halted guest causes a VM exit.
-    pub fn preemption_timer(&self) -> Option<u64> {
+    /// The value of the time-stamp counter at which the VMX-preemption timer of the running guest has counted down.
+    pub(crate) fn preemption_timer(&self) -> Option<u64> {
         self.guest()?.timer
+    }
+
+    /// The activity state is an inactive one in which the VMX-preemption timer causes a VM exit: any but wait-for-SIPI. SDM Vol. 3C 26.5.1
+    /// "VMX-Preemption Timer".
+    pub(crate) fn timer_wakes(&self) -> bool {
+        matches!(self.activity, Activity::Halted | Activity::Waiting | Activity::Shutdown)
     }
 
     /// The guest has written the time-stamp counter, or what it is adjusted by: the VMX-preemption timer counts on from where it was.
