@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use x86::rflags::flag as rf;
+use x86::vmx::exits::apic_access;
 use x86::watch::{Abort, AccessKind};
 
 use crate::cpu::{Cpu, SS, slot};
@@ -762,6 +763,9 @@ impl Cpu {
             match place.host {
                 // SAFETY: `system_span` keeps each part within one page of guest RAM.
                 Some(p) => unsafe { core::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), part.len()) },
+                None if place.gpa & !0xfff == self.apic_access_page() => {
+                    self.read_virtual_apic(place.gpa & 0xfff, part)
+                }
                 None => part.fill(0xff),
             }
         }
@@ -804,7 +808,7 @@ impl Cpu {
 
     /// Both parts of a span for accesses that are not those of the running instruction's own operands.
     fn system_span(&mut self, linear: u64, len: usize, access: Access, who: Who) -> Done<Bounce> {
-        let first = self.system_place(linear, access, who)?;
+        let first = self.system_place(linear, len, access, who)?;
         let room = 0x1000 - (linear & 0xfff) as usize;
         if len <= room {
             return Ok(Bounce {
@@ -813,7 +817,7 @@ impl Cpu {
                 second: first,
             });
         }
-        let second = self.system_place(linear.wrapping_add(room as u64), access, who)?;
+        let second = self.system_place(linear.wrapping_add(room as u64), len, access, who)?;
         Ok(Bounce {
             first,
             split: room,
@@ -821,7 +825,8 @@ impl Cpu {
         })
     }
 
-    fn system_place(&mut self, linear: u64, access: Access, who: Who) -> Done<Translated> {
+    /// Where an access of `len` bytes in all begins or goes on.
+    fn system_place(&mut self, linear: u64, len: usize, access: Access, who: Who) -> Done<Translated> {
         let linear = if self.efer.lma() {
             if !self.canonical(linear) {
                 return Err(self.gp(0));
@@ -860,10 +865,12 @@ impl Cpu {
         match mmu::walk(&mut self.shared().ram, &paging, linear, access) {
             Ok(page) => {
                 if page.gpa == self.apic_access_page() {
-                    let kind = u64::from(access == Access::Write);
-                    return Err(self.apic_access_exit(offset, kind, 0));
+                    if access == Access::Write {
+                        return Err(self.apic_access_exit(offset, apic_access::WRITE, 0));
+                    }
+                    self.check_apic_access(offset, len, Kind::Read, 0)?;
                 }
-                let host = self.shared().ram.host(page.gpa);
+                let host = self.memory(page.gpa);
                 if let (Some(set), Some(host)) = (set, host) {
                     let (read, write) = self.unwatched_rights(linear, page.read, page.write && page.dirty);
                     let write = self.shared().ram.stores(page.gpa, write);

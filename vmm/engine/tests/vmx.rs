@@ -505,28 +505,9 @@ fn an_unrestricted_guest_runs_in_real_address_mode() {
         a.mov(eax, cr0)?;
         a.hlt()
     });
-    vmm.rig.write(0x2_0010, &code);
     vmm.rig.write(0x1_0020, &[0x5a]);
-    vmm.ept(&[]);
-    vmm.secondary(1 << 7);
+    vmm.real_mode(&code);
     vmm.primary(1 << 7);
-    vmm.set(&[
-        (Field::ENTRY_CONTROLS, ENTRY & !(1 << 9)),
-        (Field::GUEST_CR0, 0x30),
-        (Field::GUEST_CR4, 0x2000),
-        (Field::GUEST_CS, 0x2000),
-        (Field::GUEST_CS_BASE, 0x2_0000),
-        (Field::GUEST_CS_LIMIT, 0xffff),
-        (Field::GUEST_CS_RIGHTS, 0x9b),
-        (Field::GUEST_RIP, 0x10),
-    ]);
-    for n in [0, 2, 3, 4, 5] {
-        vmm.set(&[
-            (Field(Field::GUEST_ES.0 + 2 * n), 0),
-            (Field(Field::GUEST_ES_RIGHTS.0 + 2 * n), 0x93),
-            (Field(Field::GUEST_ES_LIMIT.0 + 2 * n), 0xffff),
-        ]);
-    }
     let v = vmm
         .run(&[
             Field::EXIT_REASON,

@@ -4,7 +4,7 @@
 use crate::vmm;
 use engine::{Activity, Exit};
 use iced_x86::code_asm::*;
-use vmm::{BITMAPS, Code, DATA, EXIT, GUEST, GUEST_STACK, HANDLERS, LIST, PIN, POINTERS, Vmm};
+use vmm::{BITMAPS, Code, DATA, EXIT, GUEST, GUEST_STACK, HANDLERS, LIST, PIN, POINTERS, Vmm, assembled};
 use x86::model::{BROADWELL, CORE2, CpuModel, HASWELL};
 use x86::vmx::fields::Field;
 
@@ -666,6 +666,60 @@ fn event_delivery_and_page_walks_that_meet_the_page_exit() {
     vmm.set(&[(Field::GUEST_GDTR_BASE, ACCESS)]);
     let exit = vmm.exit();
     assert_eq!((exit.0, exit.1), (44, 16));
+}
+
+/// 30.4: an operation may be the "delivery of an event through the IDT", whose accesses are virtualized as any. In real-address mode an entry of the
+/// table has four bytes.
+// covers: vmx/apic-access
+#[test]
+fn what_event_delivery_reads_is_virtualized_where_an_instruction_would_read_it() {
+    const VECTOR: u64 = 0x51;
+    let code = assembled(16, 0x10, |a| a.int(VECTOR as i32));
+    const GATE: u32 = 0x2000_0080;
+    // TPR shadow, secondary controls, where the entry is; the exit qualification, or where the handler is.
+    for (shadow, controls, offset, expected, why) in [
+        (SHADOW, ACCESSES | REGISTERS, 0x080, (12, 0, 0x80), "VTPR"),
+        (SHADOW, ACCESSES | REGISTERS, 0x320, (12, 0, 0x80), "LVT timer"),
+        (
+            SHADOW,
+            ACCESSES,
+            0x080,
+            (12, 0, 0x80),
+            "VTPR, which is enough without APIC registers",
+        ),
+        (SHADOW, ACCESSES, 0x320, (44, 0x3320, 0x10), "nothing but VTPR"),
+        (0, ACCESSES, 0x080, (44, 0x3080, 0x10), "no TPR shadow"),
+        (
+            SHADOW,
+            ACCESSES | REGISTERS,
+            0x082,
+            (44, 0x3082, 0x10),
+            "beyond the low four bytes of 16",
+        ),
+        (
+            SHADOW,
+            ACCESSES | REGISTERS,
+            0x390,
+            (44, 0x3390, 0x10),
+            "the current count",
+        ),
+    ] {
+        let mut vmm = virtual_apic(controls, |a| a.nop());
+        vmm.real_mode(&code);
+        // HLT at 2000H:0080H.
+        vmm.rig.write(0x2_0080, &[0xf4]);
+        vmm.rig.write(PAGE + offset, &GATE.to_le_bytes());
+        let primary = vmm.value(Field::PRIMARY_CONTROLS) & !SHADOW | shadow | 1 << 7;
+        vmm.set(&[
+            (Field::PRIMARY_CONTROLS, primary),
+            (Field::GUEST_IDTR_BASE, ACCESS + offset - 4 * VECTOR),
+            (Field::GUEST_RSP, 0x8000),
+        ]);
+        let v = vmm
+            .run(&[Field::EXIT_REASON, Field::EXIT_QUALIFICATION, Field::GUEST_RIP])
+            .unwrap();
+        assert_eq!((v[0], v[1], v[2]), expected, "{why}");
+    }
 }
 
 // covers: vmx/apic-access

@@ -12,9 +12,10 @@
 //! any interrupt. The page and the posted-interrupt descriptor need not be RAM: there they read as all ones, and writes are lost.
 //!
 //! # Left out
-//! IPI virtualization. Accesses that are not those of an instruction's own operands (descriptor tables, task-state segments, stacks of event
-//! delivery) are never virtualized: they cause VM exits. Physical accesses, of page walks without EPT, reach what is in memory, as the
-//! manual allows (30.4.6.2).
+//! IPI virtualization. Writes that are not those of an instruction's own operands cause VM exits: what goes to a stack is several pushes of one
+//! operation, of which the second would (30.4.3.1), and what is written to a descriptor or a task-state segment has been read before, in
+//! eight bytes or beside what is virtualized. Physical accesses, of page walks without EPT, reach what is in memory, as the
+//! manual allows (30.4.6.2); so do those of debug and trace units, which cause no VM exits.
 
 use serde::{Deserialize, Serialize};
 use x86::vmx::controls::{Pin, Primary, Secondary};

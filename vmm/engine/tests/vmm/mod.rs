@@ -298,6 +298,31 @@ impl Vmm {
         self.set(&[(Field::EPT_POINTER, EPT | 3 << 3 | 6)])
     }
 
+    /// An unrestricted guest in real-address mode, at 2000H:0010H; the stack and all data are in the first 64 KiB.
+    pub fn real_mode(&mut self, code: &[u8]) -> &mut Vmm {
+        self.rig.write(0x2_0010, code);
+        self.ept(&[]);
+        self.secondary(1 << 7);
+        self.set(&[
+            (Field::ENTRY_CONTROLS, ENTRY & !(1 << 9)),
+            (Field::GUEST_CR0, 0x30),
+            (Field::GUEST_CR4, 0x2000),
+            (Field::GUEST_CS, 0x2000),
+            (Field::GUEST_CS_BASE, 0x2_0000),
+            (Field::GUEST_CS_LIMIT, 0xffff),
+            (Field::GUEST_CS_RIGHTS, 0x9b),
+            (Field::GUEST_RIP, 0x10),
+        ]);
+        for n in [0, 2, 3, 4, 5] {
+            self.set(&[
+                (Field(Field::GUEST_ES.0 + 2 * n), 0),
+                (Field(Field::GUEST_ES_RIGHTS.0 + 2 * n), 0x93),
+                (Field(Field::GUEST_ES_LIMIT.0 + 2 * n), 0xffff),
+            ]);
+        }
+        self
+    }
+
     pub fn secondary(&mut self, bits: u64) -> &mut Vmm {
         let before = self.value(Field::SECONDARY_CONTROLS);
         let primary = self.value(Field::PRIMARY_CONTROLS);
