@@ -599,7 +599,11 @@ fn precise_events_freeze() {
     install();
     ask(&[IA32_EFER; 3]);
     // A record at each branch, or at each instruction where branches are not precise: of Core.
-    let each = if need::pebs_format() == 0 { INSTRUCTIONS } else { BRANCHES };
+    let each = if need::pebs_format() == 0 {
+        INSTRUCTIONS
+    } else {
+        BRANCHES
+    };
     pebs.reset(0, (-1i64 as u64) & 0xFFFF_FFFF_FFFF);
     counter(0, each, 1);
     write(IA32_DEBUGCTL, DebugCtl::new().with_freeze_while_smm(true).into_bits());

@@ -269,6 +269,14 @@ fn the_second_level_of_debian_in_debian_has_names() {
         let above = |line: &str| line.split("VMCS 0x").nth(1).is_some_and(|above| above.contains(name));
         assert!(guests.iter().any(|line| above(line)), "{name}");
     }
+    // The guest's only program, by what its processes have mapped.
+    let of_file = |file: &str| {
+        sum(&guests, &|line| {
+            line.split("VMCS 0x").nth(1).is_some_and(|above| above.contains(file))
+        })
+    };
+    let (known, unknown) = (of_file("[busybox]"), of_file("[user]"));
+    assert!(known > 100_000 && unknown * 100 < known, "{known} and {unknown}");
     // The hypervisor's own code is not among the guest's.
     let above = |line: &&&str| {
         line.split("VMCS 0x")

@@ -8,6 +8,9 @@ use trace::directory::sink::Sink;
 const MAPPINGS: usize = 1 << 12;
 const FILES: usize = 1 << 14;
 
+/// An address space: the VMCS of the guest of a hypervisor whose it is, and the space as the sideband has it.
+pub(super) type Space = (Option<u64>, u64);
+
 /// A mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mapped {
@@ -24,14 +27,14 @@ pub(super) struct Mapped {
 /// What was reported in this segment.
 #[derive(Debug, Default)]
 pub(super) struct ReportedMappings {
-    spaces: HashMap<u64, Vec<Mapped>>,
+    spaces: HashMap<Space, Vec<Mapped>>,
     files: HashMap<(String, Option<String>), u64>,
     count: u64,
 }
 
 impl ReportedMappings {
     /// Whether a space's mapping of a page is to be reported; after that it is reported.
-    pub fn add(&mut self, space: u64, page: u64, mapped: Mapped) -> bool {
+    pub fn add(&mut self, space: Space, page: u64, mapped: Mapped) -> bool {
         let known = self.spaces.entry(space).or_default();
         // What was reported last of a page is what holds.
         let last = known.iter().rfind(|other| (other.first..other.end).contains(&page));
@@ -81,13 +84,16 @@ mod tests {
             file: Some(file),
         };
         for (space, page, mapping, new, why) in [
-            (1, 5, mapped(0, 10, 0), true, "the first"),
-            (1, 6, mapped(0, 10, 0), false, "another page of it"),
-            (2, 6, mapped(0, 10, 0), true, "another process"),
-            (1, 5, mapped(5, 6, 1), true, "another file"),
-            (1, 7, mapped(0, 10, 0), false, "where the first one still is"),
-            (1, 5, mapped(0, 10, 0), true, "where it is again"),
-            (1, 11, mapped(0, 12, 0), true, "longer"),
+            ((None, 1), 5, mapped(0, 10, 0), true, "the first"),
+            ((None, 1), 6, mapped(0, 10, 0), false, "another page of it"),
+            ((None, 2), 6, mapped(0, 10, 0), true, "another process"),
+            ((None, 1), 5, mapped(5, 6, 1), true, "another file"),
+            ((None, 1), 7, mapped(0, 10, 0), false, "where the first one still is"),
+            ((None, 1), 5, mapped(0, 10, 0), true, "where it is again"),
+            ((None, 1), 11, mapped(0, 12, 0), true, "longer"),
+            ((Some(0x8000), 1), 5, mapped(0, 10, 0), true, "a process of a guest"),
+            ((Some(0x9000), 1), 5, mapped(0, 10, 0), true, "of another guest"),
+            ((Some(0x8000), 1), 6, mapped(0, 10, 0), false, "another page of it"),
         ] {
             assert_eq!(reported.add(space, page, mapping), new, "{why}");
         }

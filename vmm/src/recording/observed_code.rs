@@ -134,16 +134,26 @@ impl Observer {
     /// Says what the process has mapped where it begins to execute a page, if that was not said yet.
     fn tell_mapping(&mut self, key: Key, linear: u64, cpu: &mut Host<'_>) {
         let context = cpu.context();
-        // What a guest of a hypervisor has mapped is not looked for.
-        if key.0 == 0 || context.non_root {
+        if key.0 == 0 {
             return;
         }
+        let vmcs = context.vmcs.filter(|_| context.non_root);
         let found = {
-            let mut linux = lock(&self.shared.linux);
-            self.has_unknown_code |= context.cpl == 3 && linux.recording.kernel().is_none();
-            let found = linux
-                .recording
-                .mapping(&mut Physical(cpu.cpu), self.cpu, context.cr3, linear);
+            let linux = &mut *lock(&self.shared.linux);
+            let mut memory = Physical(cpu.cpu);
+            let user = context.cpl == 3;
+            let found = match vmcs {
+                None => {
+                    self.has_unknown_code |= user && linux.recording.kernel().is_none();
+                    linux.recording.mapping(&mut memory, self.cpu, context.cr3, linear)
+                }
+                Some(vmcs) => {
+                    if user && !linux.guests.knows(vmcs) {
+                        self.unknown_code_of_guest.get_or_insert(linux.guests.finds());
+                    }
+                    linux.guests.mapping(&mut memory, vmcs, context.cr3, linear)
+                }
+            };
             linux.new |= found.as_ref().is_some_and(|(_, new)| *new);
             found
         };
@@ -155,13 +165,14 @@ impl Observer {
             at: mapping.offset >> 12,
             file,
         };
-        if !self.mapped.add(key.0, key.1, mapped) {
+        if !self.mapped.add((vmcs, key.0), key.1, mapped) {
             return;
         }
         let offset = self.anchor(cpu).begin;
         self.sink.record(&Record::Mapping {
             offset,
             step: cpu.step(),
+            vmcs,
             space: key.0,
             page: mapped.first,
             pages: mapped.end - mapped.first,
@@ -170,12 +181,18 @@ impl Observer {
         });
     }
 
-    /// Once the kernel is found, user code that was reported before is reported anew, with what it is of.
+    /// Once a kernel is found, user code that was reported before is reported anew, with what it is of.
     pub(super) fn tell_unknown_code(&mut self) {
-        if !self.has_unknown_code || self.shared.thread_switch().is_none() {
+        let own = self.has_unknown_code && self.shared.thread_switch().is_some();
+        let finds = self.shared.guests_found.load(Ordering::Relaxed);
+        let guests = self.unknown_code_of_guest.is_some_and(|before| before != finds);
+        if !own && !guests {
             return;
         }
-        self.has_unknown_code = false;
+        self.has_unknown_code &= !own;
+        if guests {
+            self.unknown_code_of_guest = None;
+        }
         self.code_map.forget_user_code();
         self.code += 1;
     }

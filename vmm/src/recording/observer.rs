@@ -91,6 +91,8 @@ pub struct Observer {
     pub(super) wanted: Option<WantedProcesses>,
     /// User code was reported before the kernel was found that knows whose file it is.
     pub(super) has_unknown_code: bool,
+    /// The same of a hypervisor's guest: how many Linuxes had been found in guests then.
+    pub(super) unknown_code_of_guest: Option<u64>,
     /// Which part of a recording it is.
     part: Part,
     /// How many cuts it has made.
@@ -134,6 +136,7 @@ impl Observer {
             mapped: ReportedMappings::default(),
             wanted: None,
             has_unknown_code: false,
+            unknown_code_of_guest: None,
             part: options.part,
             cuts: 0,
             asleep: false,
@@ -374,6 +377,7 @@ impl Observer {
         self.code_map.clear();
         self.mapped = ReportedMappings::default();
         self.has_unknown_code = false;
+        self.unknown_code_of_guest = None;
         self.anchor = None;
         self.code += 1;
         self.mark(Mark::Segment, cpu);

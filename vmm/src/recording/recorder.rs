@@ -150,6 +150,7 @@ impl Recorder {
         self.state.thread_switch_at.store(switch, Ordering::Relaxed);
         let exec = linux.recording.exec_address().unwrap_or(0);
         self.state.exec_at.store(exec, Ordering::Relaxed);
+        self.state.guests_found.store(linux.guests.finds(), Ordering::Relaxed);
         self.write_new(linux);
     }
 

@@ -62,6 +62,8 @@ pub(super) struct RecordingState {
     pub thread_switch_at: AtomicU64,
     /// Where a process begins to run another program, with its name; 0 as long as that is not known.
     pub exec_at: AtomicU64,
+    /// [`Guests::finds`].
+    pub guests_found: AtomicU64,
 }
 
 /// What is found out about the Linux in the guest, and when it is looked for again.
@@ -106,6 +108,7 @@ impl RecordingState {
             }),
             thread_switch_at: AtomicU64::new(0),
             exec_at: AtomicU64::new(0),
+            guests_found: AtomicU64::new(0),
         }
     }
 

@@ -94,7 +94,7 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         let Some(top) = stack.last() else { return };
         if self.json {
             let mut line = json::line(if back { "back" } else { "call" }, here);
-            json::frame(&mut line, names, here, owner.process, top);
+            json::frame(&mut line, names, here, owner.process, stack);
             json::vmm(&mut line, names, here);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("kind".into(), kind(top.kind).into());
@@ -122,7 +122,7 @@ impl<const CODE: bool> Sink for Tree<'_, CODE> {
         let all = top.own + top.below;
         if self.json {
             let mut line = json::line(if away { "away" } else { "return" }, here);
-            json::frame(&mut line, names, here, owner.process, top);
+            json::frame(&mut line, names, here, owner.process, stack);
             line.insert("depth".into(), (stack.len() - 1).into());
             line.insert("instructions".into(), all.into());
             line.insert("own".into(), top.own.into());

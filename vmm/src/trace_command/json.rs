@@ -34,14 +34,18 @@ pub fn vmm(line: &mut Map<String, Value>, names: &Names, here: &Here) {
     }
 }
 
-/// A function of a stack.
-pub fn frame(line: &mut Map<String, Value>, names: &Names, here: &Here, process: Option<Process>, frame: &Frame) {
+/// The innermost function of a stack, of the process that the VMM is where it is a second-level guest's.
+pub fn frame(line: &mut Map<String, Value>, names: &Names, here: &Here, process: Option<Process>, stack: &[Frame]) {
+    let Some(frame) = stack.last() else { return };
     let function = frame.function;
     if function.is_label() {
         line.insert("ip".into(), Value::Null);
         line.insert("label".into(), names.name(function).into());
-    } else if names.is_guests(function) {
+    } else if stack.iter().any(|below| below.function.is_label()) {
         line.insert("ip".into(), hex(frame.ip));
+        if !function.known() {
+            return;
+        }
         line.insert("symbol".into(), names.name(function).into());
         line.insert("offset".into(), frame.ip.wrapping_sub(frame.start()).into());
         if let Some(module) = names.module(function) {

@@ -42,11 +42,11 @@ pub fn open_with_programs(dir: &Path, part: &Part) -> Result<(Trace, Names), Err
     for dir in debug_dirs() {
         files = files.with_build_ids(&dir);
     }
+    let names = with_guests(names, dir, part.symbols_guest.as_deref())?;
     let names = names.with_mappings(trace.mappings(), &mut files);
     for line in &files.complaints {
         output::say(&output::printable(line));
     }
-    let names = with_guests(names, dir, part.symbols_guest.as_deref())?;
     Ok((trace, names))
 }
 

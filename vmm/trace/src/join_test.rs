@@ -39,6 +39,7 @@ fn mapping(offset: u64) -> Record {
     Record::Mapping {
         offset,
         step: 1,
+        vmcs: None,
         space: 2,
         page: 3,
         pages: 4,

@@ -36,6 +36,7 @@
 //! | 8 thread | offset, step, tid, tgid, 16 bytes of name | the vCPU goes over to this thread: the entry of Linux's `__switch_to` |
 //! | 9 file | length of path, length of build ID, path, build ID | a file of which a process maps code; they count from 0 in each segment |
 //! | 10 mapping | offset, step, space, page, pages, page in file, file + 1 or 0 | from here on, addresses from page << 12 on are those pages of the file; 0: of none |
+//! | 11 guest's mapping | offset, step, VMCS pointer >> 12, space, page, pages, page in file, file + 1 or 0 | the same of a process of the guest that this VMCS is of |
 //! | 6 mark | which, offset, step, tick, ip + 1 or 0 | 0 segment begins, 1 tracing begins, 2 tracing stops, 3 INIT, 4 start-up IPI, 5 shutdown, 6 end of the recording |
 //!
 //! *Space* says whose address it is: 0 for addresses with bit 63 set, which belong to all; else CR3 >> 5, plus 1. A space that
@@ -50,7 +51,8 @@
 //! Records 9 and 10 say what a process of Linux executes: the mapping (`vm_area_struct`) of a page of user code, where the page is executed for the
 //! first time in the segment, or is another than it was. The path is that of `/proc/PID/maps`, `[vdso]` for the kernel's code in
 //! user mode, and empty for memory without a file. A mapping holds until another one in its space has one of its addresses. A record 10 stands at
-//! a PSB.
+//! a PSB, as a record 11 does. The guests' own page tables lead from their linear addresses to their physical ones: CR3 tells a process of the guest,
+//! and nothing without the guest.
 //!
 //! # Packets
 //! TSC packets carry virtual ticks. IP packets are linear addresses in every mode. PIP packets tell CR3 whatever the filter is.
@@ -65,8 +67,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the format that is written. Version 1, which had no records 8, and version 2, which had no records 9 and 10, are read too.
-pub const VERSION: u32 = 3;
+/// The version of the format that is written. Version 1, which had no records 8, version 2, which had no records 9 and 10, and version 3, which
+/// had no records 11, are read too.
+pub const VERSION: u32 = 4;
 
 /// The oldest version that is read.
 pub const OLDEST: u32 = 1;
@@ -286,6 +289,8 @@ pub enum Record {
         offset: u64,
         /// The machine's step.
         step: u64,
+        /// The VMCS pointer of the guest of a hypervisor whose process it is; `None`: it is one of the machine's own Linux.
+        vmcs: Option<u64>,
         /// See the module.
         space: u64,
         /// Linear address >> 12.
@@ -404,15 +409,19 @@ impl Encoder {
             Record::Mapping {
                 offset,
                 step,
+                vmcs,
                 space,
                 page,
                 pages,
                 first,
                 file,
             } => {
-                self.bytes.push(10);
+                self.bytes.push(if vmcs.is_some() { 11 } else { 10 });
                 self.offset(offset);
                 self.step(step);
+                if let Some(vmcs) = vmcs {
+                    self.number(vmcs >> 12);
+                }
                 self.place(space, page, pages);
                 self.number(first);
                 // There are fewer files than that.
@@ -609,12 +618,18 @@ impl<'a> Records<'a> {
                 self.at = at.checked_add(path + build_id).filter(|end| *end <= self.bytes.len())?;
                 Record::File { at, path, build_id }
             }
-            10 => {
+            10 | 11 => {
                 let (offset, step) = (self.offset()?, self.step()?);
+                let vmcs = match tag {
+                    // A pointer has at most 52 bits.
+                    11 => Some(self.number().filter(|number| *number < 1 << 40)? << 12),
+                    _ => None,
+                };
                 let (space, page, pages) = self.place()?;
                 Record::Mapping {
                     offset,
                     step,
+                    vmcs,
                     space,
                     page,
                     pages,

@@ -60,6 +60,7 @@ fn all() -> Vec<Record> {
         Record::Mapping {
             offset: 5,
             step: 1 << 34,
+            vmcs: None,
             space: space(0x1234_5000, 0),
             page: 0x7fff_ffff,
             pages: 1 << 20,
@@ -69,6 +70,7 @@ fn all() -> Vec<Record> {
         Record::Mapping {
             offset: 5,
             step: 1 << 34,
+            vmcs: Some(0xf_ffff_ffff_f000),
             space: 1,
             page: 0,
             pages: 1,
@@ -160,16 +162,18 @@ fn a_header_says_what_is_wrong_with_it() {
         assert!(error.contains(&format!("{cpus} vCPUs")), "{error}");
     }
     assert_eq!(Header::parse(&text).unwrap(), header);
-    let older = text.replace("\"version\": 3", "\"version\": 1");
-    assert_eq!(Header::parse(&older).unwrap(), header);
+    for older in ["1", "2", "3"] {
+        let older = text.replace("\"version\": 4", &format!("\"version\": {older}"));
+        assert_eq!(Header::parse(&older).unwrap(), header);
+    }
     for (text, says) in [
         ("", "damaged"),
         ("{}", "not a trace"),
         ("[1]", "not a trace"),
         (&text.replace("minivmm-trace", "perf"), "not a trace"),
-        (&text.replace("\"version\": 3", "\"version\": 4"), "version 4"),
-        (&text.replace("\"version\": 3", "\"version\": 0"), "version 0"),
-        (&text.replace("\"version\": 3", "\"version\": null"), "no version"),
+        (&text.replace("\"version\": 4", "\"version\": 5"), "version 5"),
+        (&text.replace("\"version\": 4", "\"version\": 0"), "version 0"),
+        (&text.replace("\"version\": 4", "\"version\": null"), "no version"),
         (&text.replace("westmere", "westmore"), "checksum"),
         (&text.replace("\"cpus\": 2", "\"cpus\": 3"), "checksum"),
         (&text[..text.len() / 2], "damaged"),

@@ -19,6 +19,7 @@ use x86::vmx::{
 
 use super::{
     kernel::Kernel,
+    mappings::Mapping,
     memory::Memory,
     recording::{Recorded, Recording},
 };
@@ -214,6 +215,8 @@ pub struct Guests {
     seen: Vec<VmcsSeen>,
     /// How often a kernel was looked for in vain through an EPT.
     vain: HashMap<u64, u32>,
+    /// How often a Linux was found through an EPT.
+    finds: u64,
     new: bool,
 }
 
@@ -286,6 +289,7 @@ impl Guests {
             return;
         };
         self.vain.remove(&pointer);
+        self.finds += 1;
         let same = |guest: &Guest| {
             let slide = guest.recording.kernel().map(Kernel::slide);
             guest.at == at && slide == Some(kernel.slide())
@@ -335,6 +339,29 @@ impl Guests {
         let new = guest.recording.switched_anywhere(&mut through, page_table, steps);
         guest.new |= new;
         new
+    }
+
+    /// How often a Linux was found in a guest of which nothing was known: then there are names for what came before.
+    pub fn finds(&self) -> u64 {
+        self.finds
+    }
+
+    /// Whether the Linux is known of the guest that a VMCS is of.
+    pub fn knows(&self, vmcs: u64) -> bool {
+        self.followed
+            .get(&vmcs)
+            .is_some_and(|followed| followed.guest.is_some())
+    }
+
+    /// What the process that a guest's processor runs has mapped at an address, with `cr3` as its page table; and whether there is something new to
+    /// write.
+    pub fn mapping(&mut self, memory: &mut dyn Memory, vmcs: u64, cr3: u64, at: u64) -> Option<(Mapping, bool)> {
+        let Followed { ept, guest, .. } = self.followed.get(&vmcs)?;
+        let mut through = GuestPhysical::new(memory, (*ept)?);
+        let guest = self.found.get_mut((*guest)?)?;
+        let found = guest.recording.mapping_anywhere(&mut through, cr3, at)?;
+        guest.new |= found.1;
+        Some(found)
     }
 
     /// Writes what is new, beside the machine's own Linux.

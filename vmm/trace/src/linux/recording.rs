@@ -194,6 +194,11 @@ impl Recording {
         Some((mapping, new))
     }
 
+    /// The same where nobody knows which of the kernel's CPUs it is.
+    pub(super) fn mapping_anywhere(&mut self, memory: &mut dyn Memory, cr3: u64, at: u64) -> Option<(Mapping, bool)> {
+        (0..MOST_CPUS).find_map(|cpu| self.mapping(memory, cpu, cr3, at))
+    }
+
     fn saw(&mut self, task: Task, steps: u64) -> bool {
         let Some(table) = task.page_table else { return false };
         let name = (task.tgid, task.comm.clone());

@@ -1,4 +1,4 @@
-//! What processes of Linux have mapped where they executed code: records 9 and 10 of the sideband.
+//! What processes of Linux have mapped where they executed code: records 9 to 11 of the sideband.
 
 use std::collections::HashMap;
 
@@ -18,6 +18,8 @@ const MOST_TEXT: usize = 256 << 20;
 pub struct Mapping {
     /// Since which step of the machine it is known.
     pub step: u64,
+    /// The VMCS pointer of the guest of a hypervisor whose process it is.
+    pub vmcs: Option<u64>,
     /// The address space: CR3 without bits 11:0.
     pub cr3: u64,
     /// The first address.
@@ -69,6 +71,7 @@ impl Trace {
                     Next::Record(
                         Record::Mapping {
                             step,
+                            vmcs,
                             space,
                             page,
                             pages,
@@ -86,6 +89,7 @@ impl Trace {
                         let (page, pages) = (page.min(1 << 50), pages.min(1 << 50));
                         found.all.push(Mapping {
                             step,
+                            vmcs,
                             cr3: space.wrapping_sub(1) << 5 & !0xfff,
                             start: page << 12,
                             end: (page + pages) << 12,

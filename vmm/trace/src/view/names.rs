@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use super::{user_code::UserCode, window::Here};
 use crate::{
     linux::{Recorded, RecordedGuests, Task, VmcsSeen},
-    reader::{Mappings, Thread, ThreadId, ThreadSwitches},
+    reader::{MappedFile, Mapping, Mappings, Thread, ThreadId, ThreadSwitches},
     symbols::{GuestFiles, NamedAddress, Symbol, SymbolTable},
 };
 
@@ -94,6 +94,8 @@ pub struct Names {
     first: u32,
     /// How many functions the kernel and these have.
     before_user: usize,
+    /// The numbers of files of user code begin here.
+    first_file: usize,
     user: UserCode,
     /// Where a thread's CPU goes over to another's stack.
     switch: Option<(u64, u64)>,
@@ -138,6 +140,7 @@ impl Names {
             new_thread,
             switches: ThreadSwitches::default(),
             first: 0,
+            first_file: 0,
             guests: Vec::new(),
             vmcs: HashMap::new(),
             labels: Vec::new(),
@@ -174,12 +177,12 @@ impl Names {
         self
     }
 
-    /// Gives the functions of each guest numbers of their own.
+    /// Gives the functions of each guest numbers of their own, and its files.
     fn renumber(&mut self) {
-        let mut next = self.last();
+        let (mut next, mut file) = (self.last(), self.user.files());
         for guest in &mut self.guests {
-            guest.first = next;
-            next = guest.last();
+            (guest.first, guest.first_file) = (next, file);
+            (next, file) = (guest.last(), file + guest.user.files());
         }
     }
 
@@ -195,14 +198,17 @@ impl Names {
 
     /// The names of a second-level guest's code: those of the guest that a VMCS is of at a step.
     pub fn guest(&self, vmcs: Option<u64>, step: Option<u64>) -> &Names {
-        let seen = vmcs.and_then(|vmcs| self.vmcs.get(&vmcs));
-        let number = seen.and_then(|seen| {
-            let after = seen.partition_point(|(since, _)| step.is_some_and(|step| *since <= step));
-            let before = after.checked_sub(1).and_then(|last| seen[last].1);
-            before.or_else(|| seen[after..].iter().find_map(|(_, guest)| *guest))
-        });
+        let number = vmcs.and_then(|vmcs| self.guest_number(vmcs, step));
         let unknown = self.guests.len().saturating_sub(1);
         self.guests.get(number.unwrap_or(unknown)).unwrap_or(self)
+    }
+
+    /// Which of the guests a VMCS is of at a step.
+    fn guest_number(&self, vmcs: u64, step: Option<u64>) -> Option<usize> {
+        let seen = self.vmcs.get(&vmcs)?;
+        let after = seen.partition_point(|(since, _)| step.is_some_and(|step| *since <= step));
+        let before = after.checked_sub(1).and_then(|last| seen[last].1);
+        before.or_else(|| seen[after..].iter().find_map(|(_, guest)| *guest))
     }
 
     /// The names of the code that runs: the machine's own, or, in VMX non-root operation, those of the guest.
@@ -239,7 +245,7 @@ impl Names {
         self.guests.iter().find(of)
     }
 
-    /// The function is of a second-level guest's kernel.
+    /// The function is of a second-level guest: of its kernel or its modules, or of a program.
     pub fn is_guests(&self, function: Function) -> bool {
         self.guest_of(function).is_some()
     }
@@ -270,16 +276,48 @@ impl Names {
         self
     }
 
-    /// Takes on what the processes had mapped. Functions of the files are looked for where the guest's files are.
+    /// Takes on what the processes had mapped, those of guests of a hypervisor, too, which have to be known before ([`Names::with_guests`]).
+    /// Functions of the files are looked for where the guest's files are.
     #[must_use]
     pub fn with_mappings(mut self, mappings: Mappings, files: &mut GuestFiles) -> Names {
-        let mut cache = ProcessCache::default();
-        let pid = |table, step| self.task(Process(table), Some(step)).map(|task| task.tgid);
-        let mut table = |cr3| cache.get(&self, Some(cr3)).map(|process| process.0);
-        let user = UserCode::new(mappings, &mut table, &pid, &self.recorded.vdsos, files);
-        self.user = user;
+        let Mappings { files: mapped, all } = mappings;
+        let mut own = Vec::new();
+        let mut of_guests: Vec<Vec<Mapping>> = self.guests.iter().map(|_| Vec::new()).collect();
+        for mapping in all {
+            let guest = mapping.vmcs.map(|vmcs| self.guest_number(vmcs, Some(mapping.step)));
+            match guest {
+                None => own.push(mapping),
+                Some(guest) => of_guests
+                    .get_mut(guest.unwrap_or(usize::MAX))
+                    .into_iter()
+                    .for_each(|of| of.push(mapping)),
+            }
+        }
+        for (guest, all) in self.guests.iter_mut().zip(of_guests) {
+            let files_of = files_of(&mapped, all);
+            guest.map(files_of, false, files);
+        }
+        self.map(
+            Mappings {
+                files: mapped,
+                all: own,
+            },
+            true,
+            files,
+        );
         self.renumber();
         self
+    }
+
+    /// Takes on what this Linux's processes had mapped. `jits`: lists of functions that just-in-time compilers have left are its own.
+    fn map(&mut self, mappings: Mappings, jits: bool, files: &mut GuestFiles) {
+        let mut cache = ProcessCache::default();
+        let pid = |table, step| {
+            let task = self.task(Process(table), Some(step)).filter(|_| jits);
+            task.map(|task| task.tgid)
+        };
+        let mut table = |cr3| cache.get(self, Some(cr3)).map(|process| process.0);
+        self.user = UserCode::new(mappings, &mut table, &pid, &self.recorded.vdsos, files);
     }
 
     /// The symbols.
@@ -326,7 +364,7 @@ impl Names {
         if let Some(found) = found {
             let function = match found.function {
                 Some(n) => Function(self.first + (self.before_user + n) as u32),
-                None => Function::of_file(found.file),
+                None => Function::of_file(self.first_file + found.file),
             };
             return (function, found.start, found.end);
         }
@@ -445,7 +483,9 @@ impl Names {
 
     /// `[libc.so.6]`, for code of that file of which no function is known.
     pub fn file_of(&self, function: Function) -> Option<&str> {
-        self.user.file_name(function.file()?)
+        let n = function.file()?;
+        let mut all = std::iter::once(self).chain(&self.guests);
+        all.find_map(|names| names.user.file_name(n.checked_sub(names.first_file)?))
     }
 
     /// Part of whatever jumps to it: what the compiler has put elsewhere, and the thunks that Linux's returns go through.
@@ -534,6 +574,19 @@ impl Names {
             None => KERNEL,
         }
     }
+}
+
+/// These mappings, with those of the files that they are of.
+fn files_of(files: &[MappedFile], mut all: Vec<Mapping>) -> Mappings {
+    let mut numbers: HashMap<usize, usize> = HashMap::new();
+    let mut of = Vec::new();
+    for file in all.iter_mut().filter_map(|mapping| mapping.file.as_mut()) {
+        *file = *numbers.entry(*file).or_insert_with(|| {
+            of.push(files[*file].clone());
+            of.len() - 1
+        });
+    }
+    Mappings { files: of, all }
 }
 
 /// Remembers whose CR3 is whose: it is asked at each event.

@@ -172,6 +172,11 @@ impl UserCode {
         self.functions
     }
 
+    /// How many files there are.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
     /// Nothing is known of any program.
     pub fn is_empty(&self) -> bool {
         self.mappings.is_empty()

@@ -29,6 +29,7 @@ fn maps() -> Mappings {
         });
         mappings.all.push(Mapping {
             step: 100,
+            vmcs: None,
             cr3: CR3,
             start: hex(start),
             end: hex(end),
@@ -87,6 +88,7 @@ fn functions_of_this_process_its_libraries_and_the_vdso_are_found() {
 fn mapping(step: u64, start: u64, file: Option<usize>) -> Mapping {
     Mapping {
         step,
+        vmcs: None,
         cr3: CR3,
         start,
         end: start + 0x2000,
