@@ -563,16 +563,8 @@ pub fn models() -> String {
         .iter()
         .map(|m| format!("{:width$}  {}\n", m.name, m.description))
         .collect();
-    let servers: Vec<_> = MODELS
-        .iter()
-        .filter(|m| model::dispatched_by_family(m))
-        .map(|m| m.name)
-        .collect();
-    let verb = if servers.len() == 1 { "shows" } else { "show" };
-    let note = model::dispatch_note(&servers.join(", "), verb);
     format!(
-        "{list}\nNo model shows AMX or AVX-512 on half-precision values, and transactions only with +rtm; `minivmm models NAME` says what else of a part is \
-         hidden, and why.\n{note}\n"
+        "{list}\nNo model shows AMX, and transactions only with +rtm; `minivmm models NAME` says what else of a part is hidden, and why.\n"
     )
 }
 

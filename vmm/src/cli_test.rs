@@ -254,12 +254,8 @@ fn verbose_counts() {
 #[test]
 fn models_lists_every_model_on_a_line_of_its_own() {
     let text = run(&["models"]).unwrap_err();
-    let note = text.lines().last().unwrap();
-    for words in ["sapphirerapids shows", "family and model", "#UD"] {
-        assert!(note.contains(words), "{note}");
-    }
-    let hidden = text.lines().rev().nth(1).unwrap();
-    for feature in ["AVX-512", "AMX", "transactions"] {
+    let hidden = text.lines().last().unwrap();
+    for feature in ["AMX", "transactions"] {
         assert!(hidden.contains(feature), "{hidden}");
     }
     assert_eq!(text.lines().take_while(|line| !line.is_empty()).count(), MODELS.len());

@@ -27,8 +27,8 @@ const LONGEST: u64 = 1 << 20;
 
 /// The model of a run that asks for none.
 pub const DEFAULT: &str = "westmere";
-/// The model of a run that asks for none, but for Intel PT: of those that have it and whose parts have no AVX-512 the one whose
-/// other units are the newest, too ([`dispatched_by_family`]).
+/// The model of a run that asks for none, but for Intel PT: of those that have it and whose parts have no AVX-512, which is slow by
+/// tables, the one whose other units are the newest.
 pub const DEFAULT_WITH_PT: &str = "alderlake";
 
 /// The model that `--cpu-model` and `--pt` ask for.
@@ -368,18 +368,14 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
 
 /// Whether the family and model of a row are those of a part with AVX-512, of which the row hides something: programs that choose
 /// code by these two alone take what the model does not execute.
-pub fn dispatched_by_family(model: &CpuModel) -> bool {
-    let all = engine::AVX512.with(Feature::Avx512fp16);
-    model.part_features().and(all).minus(model.features()) != Features::NONE
+fn dispatched_by_family(model: &CpuModel) -> bool {
+    model.part_features().and(engine::AVX512).minus(model.features()) != Features::NONE
 }
 
-/// What such programs meet, for the models named.
-pub fn dispatch_note(names: &str, verb: &str) -> String {
-    format!(
-        "{names} {verb} the family and model of a part with AVX-512, but not all of it: programs that choose code by family and model alone \
-         (GCC's target_clones(\"arch=sapphirerapids\")) get #UD where they use what is hidden; those that ask CPUID for the feature run."
-    )
-}
+/// What such programs meet.
+const DISPATCH: &str = "this model shows the family and model of a part with AVX-512, but not all of it: programs that choose code by \
+                        family and model alone (GCC's target_clones(\"arch=sapphirerapids\")) get #UD where they use what is hidden; \
+                        those that ask CPUID for the feature run.";
 
 /// What a model shows and hides, and why, for `minivmm models NAME`.
 pub fn details(model: &CpuModel) -> String {
@@ -424,7 +420,7 @@ pub fn details(model: &CpuModel) -> String {
         line(&format!("hides ({reason})"), &names(of_it));
     }
     if dispatched_by_family(model) {
-        line("dispatch", &dispatch_note("this model", "shows"));
+        line("dispatch", DISPATCH);
     }
     for d in model.differences().iter().filter(|d| d.feature.is_none()) {
         let register = match d.register {

@@ -244,6 +244,7 @@ impl Shown {
                 F::AVX512_BITALG => f.avx512bitalg(),
                 F::AVX512_VPOPCNTDQ => f.avx512vpopcntdq(),
                 F::AVX512_BF16 => f.avx512bf16(),
+                F::AVX512_FP16 => f.avx512fp16(),
                 F::BMI1 => f.bmi1(),
                 F::BMI2 => f.bmi2(),
                 F::CLFLUSHOPT => f.clflushopt(),

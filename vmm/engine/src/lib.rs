@@ -143,6 +143,7 @@ pub const AVX512: Features = Features::list(&[
     Feature::Avx512bitalg,
     Feature::Avx512vpopcntdq,
     Feature::Avx512bf16,
+    Feature::Avx512fp16,
 ]);
 
 /// Whether this host's own vector instructions can be used at all.

@@ -1,13 +1,14 @@
 //! AVX-512: who may execute it, what is no encoding of it, masks that keep elements from faulting, restarts of gathers and scatters,
 //! rounding, and the state in XSAVE areas. What the instructions compute is compared with the host in `differential`.
 
+use crate::skip::skipped;
 use crate::{bench, rig};
 use bench::Bench;
 use engine::{Segment, Vectors};
 use iced_x86::code_asm::*;
 use iced_x86::{IcedError, Instruction, OpCodeOperandKind, OpKind, Register};
 use rig::TABLES;
-use x86::model::SAPPHIRERAPIDS;
+use x86::model::{ICELAKE_SERVER, SAPPHIRERAPIDS};
 
 const DATA: u64 = 0x30_0000;
 /// Nothing is mapped from here on, once `edge` was called.
@@ -129,15 +130,29 @@ fn what_the_manual_reserves_is_no_instruction() {
             ("LOCK", "f0 62 f1 6c 49 58 cb", Err(UD)),
             ("an operand size", "66 62 f1 6c 49 58 cb", Err(UD)),
             ("REX", "48 62 f1 6c 49 58 cb", Err(UD)),
-            (
-                "vcvtph2uw, which is not of this part's as it is shown",
-                "62 f5 7c 48 7d ca",
-                Err(UD),
-            ),
+            ("vp2intersectd, which no part here has", "62 f2 6f 48 68 cb", Err(UD)),
+            ("vcvtph2uw zmm1, zmm2", "62 f5 7c 48 7d ca", Ok(())),
+            ("vaddph zmm1, zmm2, zmm3 with W", "62 f5 ec 48 58 cb", Err(UD)),
+            ("vfmulcph zmm1, zmm2, zmm3", "62 f6 6e 48 d6 cb", Ok(())),
+            ("vfmulcph over its first source", "62 f6 6e 48 d6 d3", Err(UD)),
+            ("vfmulcph over its second source", "62 f6 6e 48 d6 db", Err(UD)),
+            ("vfcmaddcsh over its second source", "62 f6 6f 08 57 db", Err(UD)),
+            ("vmovw xmm1, eax", "62 f5 7d 08 6e c8", Ok(())),
+            ("vmovw with a mask", "62 f5 7d 09 6e c8", Err(UD)),
+            ("vmovw of 256 bits", "62 f5 7d 28 6e c8", Err(UD)),
         ] {
             let mut b = machine(vectors);
             assert_eq!(bytes(&mut b, hex), expected, "{why}");
         }
+        // A part without half precision.
+        let mut b = Bench::long_by(&ICELAKE_SERVER, vectors);
+        b.state(|s| {
+            s.cr4.set_osxsave(true);
+            s.xcr0 = ALL;
+        });
+        let half: Code = |a| a.vaddph(zmm1, zmm2, zmm3);
+        let single: Code = |a| a.vaddps(zmm1, zmm2, zmm3);
+        assert_eq!((b.one(half), b.one(single)), (Err(UD), Ok(())));
     }
 }
 
@@ -154,6 +169,11 @@ fn a_short_displacement_counts_in_operands() {
             ("62 f1 7c 48 10 4b 01", 1, 0x1111_1111),
             ("62 f1 64 58 58 53 01", 2, 0x2222_2222),
             ("62 f1 7c 28 10 5b 01", 3, 0x3333_3333),
+            // vmovsh xmm4, [rbx+2*2]; vcvtph2uw zmm5, [rbx+1*64]; vcvtph2udq zmm6, [rbx+2*2]{1to16}; vfmulcph zmm7, zmm3, [rbx+1*4]{1to16}.
+            ("62 f5 7e 08 10 63 02", 4, 0x2222),
+            ("62 f5 7c 48 7d 6b 01", 5, 0),
+            ("62 f5 7c 58 79 73 02", 6, 0),
+            ("62 f6 66 58 d6 7b 01", 7, 0x1d85_0005),
         ] {
             assert_eq!(bytes(&mut b, hex), Ok(()), "{hex}");
             assert_eq!(word(b.cpu.state().fpu.zmm(register), 0), expected, "{hex}");
@@ -174,6 +194,12 @@ fn an_element_that_the_mask_leaves_out_cannot_fault() {
         let widen: Code = |a| a.vpmovzxbd(zmm1.k1(), xmmword_ptr(rbx));
         let narrow: Code = |a| a.vpmovdb(xmmword_ptr(rbx).k1(), zmm2);
         let scalar: Code = |a| a.evex().vaddss(xmm1.k1(), xmm2, dword_ptr(rbx));
+        let half: Code = |a| a.vaddph(zmm1.k1(), zmm2, zmmword_ptr(rbx));
+        let half_broadcast: Code = |a| a.vaddph(zmm1.k1(), zmm2, word_bcst(rbx));
+        let half_to_double: Code = |a| a.vcvtph2pd(zmm1.k1(), xmmword_ptr(rbx));
+        let double_to_half: Code = |a| a.vcvtpd2ph(xmm1.k1(), zmmword_ptr(rbx));
+        let complex: Code = |a| a.vfcmaddcph(zmm1.k1(), zmm2, zmmword_ptr(rbx));
+        let half_store: Code = |a| a.vmovsh(word_ptr(rbx).k1(), xmm2);
         let whole: Code = |a| a.vpermd(zmm1.k1(), zmm2, zmmword_ptr(rbx));
         // Instruction; bytes before the edge; mask; the address that faults, and whether that is a write.
         for (why, code, before, k, fault) in [
@@ -198,6 +224,24 @@ fn an_element_that_the_mask_leaves_out_cannot_fault() {
             ("and one more", narrow, 1, 3, Some((EDGE, true))),
             ("a scalar that is left out", scalar, 0, 0xfe, None),
             ("a scalar", scalar, 0, 1, Some((EDGE, false))),
+            ("half precision", half, 62, 0x7fff_ffff, None),
+            ("half precision over it", half, 62, 0x8000_0000, Some((EDGE, false))),
+            ("a word that nobody takes", half_broadcast, 0, 0, None),
+            (
+                "a word that the last takes",
+                half_broadcast,
+                0,
+                1 << 31,
+                Some((EDGE, false)),
+            ),
+            ("halves to doubles", half_to_double, 14, 0x7f, None),
+            ("and one more", half_to_double, 14, 0x80, Some((EDGE, false))),
+            ("doubles to halves", double_to_half, 56, 0x7f, None),
+            ("and one more", double_to_half, 56, 0x80, Some((EDGE, false))),
+            ("complex numbers", complex, 60, 0x7fff, None),
+            ("and one more", complex, 60, 0x8000, Some((EDGE, false))),
+            ("a word that is left out", half_store, 0, 2, None),
+            ("a word", half_store, 0, 1, Some((EDGE, true))),
             ("a permutation reads all", whole, 32, 1, Some((EDGE, false))),
         ] {
             let mut b = machine(vectors);
@@ -392,6 +436,127 @@ fn an_element_that_the_mask_leaves_out_raises_nothing() {
                 if expected.is_ok() { 0 } else { 4 },
                 "{k:x}"
             );
+        }
+    }
+}
+
+/// Words in four quarters.
+fn words(of: impl Fn(usize) -> u16) -> [u128; 4] {
+    [0, 1, 2, 3].map(|q| (0..8).map(|i| u128::from(of(8 * q + i)) << (16 * i)).sum())
+}
+
+// covers: cpu/avx512-rounding
+#[test]
+fn of_half_precision_each_mask_bit_is_a_word_and_of_complex_numbers_two() {
+    const ONE: u16 = 0x3c00;
+    let zero = |at: usize| words(move |i| if i == at { 0 } else { ONE });
+    for vectors in WAYS {
+        let divide: Code = |a| a.vdivph(zmm1.k1(), zmm2, zmm3);
+        let product: Code = |a| a.vfmulcph(zmm1.k1().z(), zmm2, zmm3);
+        for (k, expected) in [(!(1_u64 << 21), Ok(())), (1 << 21, Err(XM))] {
+            let mut b = machine(vectors);
+            b.state(|s| {
+                s.cr4.set_osxmmexcpt(true);
+                s.fpu.mxcsr = 0x1f80 & !(1 << 9);
+                s.fpu.set_zmm(2, zero(32));
+                s.fpu.set_zmm(3, zero(21));
+                s.fpu.avx512.k[1] = k;
+            });
+            assert_eq!(b.one(divide), expected, "{k:x}");
+            let raised = if expected.is_ok() { 0 } else { 4 };
+            assert_eq!(b.cpu.state().fpu.mxcsr & 0x3f, raised, "{k:x}");
+        }
+        // Element 10 has words 20 and 21: (1 + i) times 1 is 1 + i, and times 1 + i is 2i.
+        let mut b = machine(vectors);
+        b.state(|s| {
+            s.fpu.set_zmm(2, zero(32));
+            s.fpu.set_zmm(3, zero(21));
+            s.fpu.avx512.k[1] = 0x0c00;
+        });
+        assert_eq!(b.one(product), Ok(()));
+        let expected = words(|i| match i {
+            20 | 21 => ONE,
+            23 => 0x4000,
+            _ => 0,
+        });
+        assert_eq!(b.cpu.state().fpu.zmm(1), expected);
+    }
+}
+
+// covers: portable/half-precision
+#[test]
+fn half_precision_is_converted_as_the_hosts_f16c_does() {
+    if !std::arch::is_x86_feature_detected!("f16c") {
+        skipped(
+            "half_precision_is_converted_as_the_hosts_f16c_does",
+            "this host's CPU has no F16C",
+        );
+        return;
+    }
+    let (mut host, mut tables) = (machine(Vectors::Host), machine(Vectors::Portable));
+    let mut both = |theirs: Code, ours: Code, operand: [u128; 2], mxcsr: u32| {
+        [(&mut host, theirs), (&mut tables, ours)].map(|(b, code)| {
+            b.state(|s| {
+                s.fpu.mxcsr = mxcsr;
+                s.fpu.set_zmm(2, [operand[0], operand[1], 0, 0]);
+            });
+            assert_eq!(b.one(code), Ok(()));
+            let fpu = b.cpu.state().fpu;
+            (fpu.zmm(1), fpu.mxcsr & 0x3f)
+        })
+    };
+    let flushes = [0, 1 << 6, 1 << 15, 1 << 6 | 1 << 15];
+    // All halves. Other than F16C's instruction this one flags denormals, whatever DAZ says.
+    for at in (0..0x2000_u16).map(|n| 8 * n) {
+        let operand = [words(|i| at + i as u16 % 8)[0], 0];
+        let mxcsr = MASKED | flushes[usize::from(at >> 3) % 4];
+        let [theirs, ours] = both(
+            |a| a.vcvtph2ps(ymm1, xmm2),
+            |a| a.vcvtph2psx(ymm1, xmm2),
+            operand,
+            mxcsr,
+        );
+        let denormal = (at..=at + 7).any(|half| half & 0x7c00 == 0 && half & 0x3ff != 0);
+        let flags = theirs.1 | if denormal { DE } else { 0 };
+        assert_eq!(ours, (theirs.0, flags), "{at:x}");
+    }
+    // Singles at each half, in the middle of it and the next one, and next to these; rounded in each direction.
+    for half in (0..=0x7c00_u32).step_by(5) {
+        let single = match half >> 10 {
+            0 => (half as f32 * 2f32.powi(-24)).to_bits(),
+            exponent => (exponent + 112) << 23 | (half & 0x3ff) << 13,
+        };
+        let step = match half {
+            0..0x400 => (2f32.powi(-25)).to_bits(),
+            _ => 0x1000,
+        };
+        let middle = if half < 0x400 {
+            (f32::from_bits(single) + f32::from_bits(step)).to_bits()
+        } else {
+            single + step
+        };
+        let next = |bits: u32, by: i32| bits.wrapping_add_signed(by) ^ (half & 1) << 31;
+        let singles = [
+            next(single, 0),
+            next(single, 1),
+            next(single, -1),
+            next(middle, 0),
+            next(middle, 1),
+            next(middle, -1),
+            half << 16 | 0x7f80_0001,
+            half * 3,
+        ];
+        let operand = [lanes([singles[0], singles[1], singles[2], singles[3]]), 0];
+        let other = [lanes([singles[4], singles[5], singles[6], singles[7]]), 0];
+        let mxcsr = MASKED | flushes[half as usize >> 2 & 3] | (half & 3) << 13;
+        for operand in [operand, other] {
+            let [theirs, ours] = both(
+                |a| a.vcvtps2ph(xmm1, xmm2, 4),
+                |a| a.vcvtps2phx(xmm1, xmm2),
+                operand,
+                mxcsr,
+            );
+            assert_eq!(ours, theirs, "{half:x}: {operand:x?}, MXCSR {mxcsr:x}");
         }
     }
 }

@@ -21,6 +21,7 @@ mod ptwrite;
 mod rig;
 mod segments;
 mod simd;
+mod skip;
 mod smm;
 mod stop;
 mod stream;

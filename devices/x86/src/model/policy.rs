@@ -110,6 +110,7 @@ pub const ENGINE: Features = Features::list(&[
     Avx512bitalg,
     Avx512vpopcntdq,
     Avx512bf16,
+    Avx512fp16,
     Xsaveopt,
     Xsavec,
     Xgetbv1,
@@ -251,7 +252,6 @@ const LAST_BRANCHES: &str = "no architectural last-branch records";
 pub const HIDDEN: &[(Feature, &str)] = &[
     (Enqcmd, "not modelled: no device takes enqueued commands"),
     (Avx512vp2intersect, "not modelled: no part has it that has a model here"),
-    (Avx512fp16, "not executed yet: half-precision arithmetic"),
     (AmxTile, AMX),
     (AmxBf16, AMX),
     (AmxInt8, AMX),

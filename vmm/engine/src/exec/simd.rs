@@ -181,7 +181,7 @@ impl Cpu {
                 mxcsr: o.aux & aux::MXCSR != 0,
                 mmx: o.aux & aux::MMX != 0,
                 writes_mm: o.aux & aux::WRITES_MM != 0,
-                no_underflow: false,
+                ..Traits::default()
             },
         };
         let gprs = self.gprs();

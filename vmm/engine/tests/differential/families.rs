@@ -13,6 +13,7 @@ use crate::generate::{Abilities, Case, Generator};
 use crate::guest::{self, Guest};
 use crate::host::Host;
 use crate::rng::Rng;
+use crate::skip::skipped;
 use crate::state::Outcome;
 use crate::vendor;
 
@@ -45,8 +46,8 @@ impl Pair {
     }
 
     /// The same with AVX-512, where the host has it.
-    pub fn take_wide() -> Pair {
-        Pair::with(EngineOptions::default(), guest::wide_model(), crate::forms::wide())
+    pub fn take_wide(options: EngineOptions) -> Pair {
+        Pair::with(options, guest::wide_model(), crate::forms::wide())
     }
 
     fn with(options: EngineOptions, model: &'static x86::model::CpuModel, wide: bool) -> Pair {
@@ -270,7 +271,7 @@ fn repeat(form: Form, seed: u64) -> String {
 /// Runs a family: about 6000 cases, at least 40 a form. Whether this host has any of it.
 fn run(family: Family, bits: u32, options: EngineOptions, findings: &mut Findings) -> bool {
     let pair = if family.wide() {
-        Pair::take_wide()
+        Pair::take_wide(options)
     } else {
         Pair::take(options)
     };
@@ -340,16 +341,6 @@ fn run_in(family: Family, modes: &[u32], options: EngineOptions, name: &str) {
     findings.judge(name);
 }
 
-/// A test is skipped for this reason.
-fn skipped(test: &str, why: &str) {
-    println!("SKIPPED {test}: {why}");
-    if let Some(path) = std::env::var_os("MINIVMM_SKIPPED") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        // In one write, as tests run side by side.
-        std::io::Write::write_all(&mut file.unwrap(), format!("{test}: {why}\n").as_bytes()).unwrap();
-    }
-}
-
 /// The vector instructions of a family by the engine's tables instead of the host's own.
 fn portable(of: Family, modes: &[u32]) {
     let options = EngineOptions {
@@ -391,6 +382,7 @@ portable! {
     portable_avx512bw Avx512bw
     portable_avx512dq Avx512dq
     portable_avx512_after_skylake Avx512more
+    portable_avx512_half Avx512half
 }
 
 /// Outside 64-bit mode: fewer registers, and operands in segments.
@@ -642,12 +634,18 @@ fn avx512_after_skylake() {
     family(Family::Avx512more, &[64, 32]);
 }
 
+// covers: differential/avx512-half, cpu/avx512
+#[test]
+fn avx512_half() {
+    family(Family::Avx512half, &[64, 32]);
+}
+
 // covers: differential/vex-zmm, cpu/avx512
 #[test]
 fn vex_clears_up_to_bit_511() {
     let mut findings = Findings::default();
     for family in [Family::Avx, Family::Avx2, Family::Fma, Family::F16c, Family::Sse2] {
-        let pair = Pair::take_wide();
+        let pair = Pair::take_wide(EngineOptions::default());
         run_with(pair, family, 64, EngineOptions::default(), &mut findings);
     }
     findings.judge("VEX on a CPU with ZMM registers");
@@ -685,7 +683,7 @@ fn every_form_is_executed() {
             if family.wide() != pair.wide {
                 drop(pair);
                 pair = if family.wide() {
-                    Pair::take_wide()
+                    Pair::take_wide(EngineOptions::default())
                 } else {
                     Pair::take(EngineOptions::default())
                 };

@@ -48,6 +48,7 @@ pub enum Family {
     Avx512bw,
     Avx512dq,
     Avx512more,
+    Avx512half,
 }
 
 impl Family {
@@ -195,6 +196,11 @@ pub const WIDE: &[Borrowed] = &[
         || std::is_x86_feature_detected!("avx512bf16"),
         CpuidFeature::AVX512_BF16,
     ),
+    (
+        "-avx512_fp16",
+        || std::is_x86_feature_detected!("avx512fp16"),
+        CpuidFeature::AVX512_FP16,
+    ),
 ];
 
 /// Whether this host has what the engine asks for before it shows any of AVX-512.
@@ -267,6 +273,9 @@ pub fn excluded(code: Code, amd: bool) -> Option<&'static str> {
             Some("AMD has no 64-bit far pointers in memory")
         }
         M::Int1 => Some("virtual machines report it before the instruction or after it: tables"),
+        M::Vrcpph | M::Vrcpsh | M::Vrsqrtph | M::Vrsqrtsh => {
+            Some("approximations whose bits the manual leaves open: their bound is tested")
+        }
         M::Ud0 if amd => Some("AMD's UD0 has no ModRM byte"),
         _ => None,
     }
@@ -341,6 +350,7 @@ pub fn family(code: Code) -> Family {
             )
         };
         return match () {
+            () if has(C::AVX512_FP16) => Family::Avx512half,
             () if features.iter().any(more) => Family::Avx512more,
             () if has(C::AVX512BW) => Family::Avx512bw,
             () if has(C::AVX512DQ) => Family::Avx512dq,

@@ -11,5 +11,7 @@ mod host;
 mod host_tables;
 mod rng;
 mod sequences;
+#[path = "../skip.rs"]
+mod skip;
 mod state;
 mod vendor;

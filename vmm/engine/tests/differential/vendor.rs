@@ -171,6 +171,11 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
         (M::Enter, h, e) if both_fault(h) && both_fault(e) => {
             Some("whether the display is read before anything is pushed")
         }
+        (M::Vreduceps | M::Vreducepd | M::Vreducess | M::Vreducesd, _, _)
+            if engine.state.fpu.mxcsr ^ host.state.fpu.mxcsr == 1 << 5 =>
+        {
+            Some("whether VREDUCEPD flags what its rounding loses where the difference is exact")
+        }
         (M::Ud1, 6, 12 | 13) => Some("whether UD1's operand is checked"),
         (M::Fld, _, _)
             if host.state.fpu.fsw & 0x82 == 0x82 && case.state.fpu.fsw & 0x80 == 0 && case.state.fpu.fcw & 2 == 0 =>

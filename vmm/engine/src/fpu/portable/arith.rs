@@ -118,7 +118,7 @@ fn compare_lanes<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
 }
 
 /// COMISS and UCOMISS (`param` 1 where QNaNs signal). SDM Vol. 2A "COMISS".
-fn compare_flags<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn compare_flags<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let order = compare::<F>(F::get(i.a, 0), F::get(i.b, 0), i.param != 0, e);
     Outcome::flags(match order {
         None => ZF | PF | CF,
@@ -235,6 +235,8 @@ fn fma_row(mnemonic: M) -> Option<Row> {
         "pd" => (fused::<F64>, PACKED),
         "ss" => (fused::<F32>, SCALAR),
         "sd" => (fused::<F64>, SCALAR),
+        "ph" => (fused::<F16>, PACKED),
+        "sh" => (fused::<F16>, SCALAR),
         _ => return None,
     };
     Some(Row::new(compute).with(kind | order << fma::ORDER_SHIFT | product | lanes))
@@ -283,7 +285,7 @@ fn rounding(i: &Inputs, e: &Environment) -> Rounding {
     }
 }
 
-fn from_general<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn from_general<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let value = if i.source == 8 {
         i.b.get::<i64>(0)
     } else {
@@ -304,7 +306,7 @@ fn to_general<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     )))
 }
 
-fn convert_lanes<S: Element, D: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn convert_lanes<S: Element, D: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let (count, mut out) = if i.param & SCALAR != 0 {
         (1, *i.a)
     } else {
@@ -316,26 +318,22 @@ fn convert_lanes<S: Element, D: Element>(i: &Inputs, e: &mut Environment) -> Out
     Outcome::value(out)
 }
 
-/// VCVTPH2PS: DAZ does not concern it, and denormal operands are not flagged. SDM Vol. 2C.
+/// VCVTPH2PS: denormal operands are not flagged. SDM Vol. 2C.
 fn from_half(i: &Inputs, e: &mut Environment) -> Outcome {
-    let mut own = Environment { daz: false, ..*e };
+    let mut own = *e;
     let outcome = convert_lanes::<F16, F32>(i, &mut own);
     e.raised |= own.raised & float::IE;
     outcome
 }
 
-/// VCVTPS2PH: FTZ does not concern it, and the immediate may have its own rounding. SDM Vol. 2C.
+/// VCVTPS2PH: the immediate may have its own rounding. SDM Vol. 2C.
 fn to_half(i: &Inputs, e: &mut Environment) -> Outcome {
     let rounding = if i.imm & 4 != 0 {
         e.rounding
     } else {
         Rounding::from_bits(i.imm.into())
     };
-    let mut own = Environment {
-        ftz: false,
-        rounding,
-        ..*e
-    };
+    let mut own = Environment { rounding, ..*e };
     let outcome = convert_lanes::<F32, F16>(i, &mut own);
     e.raised |= own.raised;
     outcome

@@ -65,7 +65,7 @@ pub struct Environment {
     pub daz: bool,
     /// Tiny results become zeros.
     pub ftz: bool,
-    /// Tiny results raise UE though they are exact, as underflow is unmasked: for VCVTPS2PH, which FTZ does not concern.
+    /// Tiny results raise UE though they are exact, as underflow is unmasked: of half precision, which FTZ does not concern.
     pub every_tiny: bool,
     /// PE may be raised without anybody's noticing: it is set already and masked.
     pub inexact_known: bool,
@@ -94,6 +94,16 @@ impl Environment {
     /// The same, of an instruction that has no underflow exception, or under embedded rounding or SAE, which mask all exceptions.
     pub fn without_underflow(controls: u32) -> Environment {
         Environment::new(controls | mxcsr::UM)
+    }
+
+    /// Whether denormal operands of a format are zeros.
+    fn daz<F: Float>(&self) -> bool {
+        self.daz && F::FLUSHED
+    }
+
+    /// Whether tiny results of a format become zeros.
+    pub fn ftz<F: Float>(&self) -> bool {
+        self.ftz && F::FLUSHED
     }
 
     fn raise(&mut self, flags: u32) {
@@ -126,6 +136,8 @@ pub trait Float: Copy {
     const INFINITY: u64 = Self::TOP << Self::FRACTION;
     /// The QNaN floating-point indefinite. SDM Vol. 1 table 4-3.
     const INDEFINITE: u64 = Self::SIGN | Self::INFINITY | Self::QUIET;
+    /// DAZ concerns operands of this format, and FTZ results.
+    const FLUSHED: bool = true;
 
     /// The operation by the host's own scalar arithmetic, to nearest; of formats that the language has.
     fn quick(_op: Quick, _a: u64, _b: u64) -> Option<u64> {
@@ -153,9 +165,11 @@ pub struct F32;
 #[derive(Clone, Copy, Debug)]
 pub struct F64;
 
+/// SDM Vol. 2C "VCVTPS2PHX", "VCVTPH2PD": denormals of half precision are operands and results like others, whatever MXCSR says.
 impl Float for F16 {
     const BITS: u32 = 16;
     const FRACTION: u32 = 10;
+    const FLUSHED: bool = false;
 }
 
 macro_rules! native {
@@ -263,7 +277,7 @@ fn number<F: Float>(bits: u64, e: &Environment) -> Number {
         return of(Kind::Infinity, 0, 0, false);
     }
     if exponent == 0 {
-        if fraction == 0 || e.daz {
+        if fraction == 0 || e.daz::<F>() {
             return of(Kind::Zero, 0, 0, false);
         }
         let shift = fraction.leading_zeros();
@@ -335,7 +349,7 @@ fn pack<F: Float>(negative: bool, exponent: i32, significand: u64, e: &mut Envir
     }
     // Tiny is what would be below the least normal number with an exponent without bounds.
     if biased <= 0 {
-        if e.ftz {
+        if e.ftz::<F>() {
             e.raise(UE | PE);
             return sign::<F>(negative);
         }
@@ -582,7 +596,7 @@ pub fn order<F: Float>(a: u64, b: u64, e: &Environment) -> Option<std::cmp::Orde
         return None;
     }
     let key = |bits: u64| {
-        let tiny = bits & F::INFINITY == 0 && (bits & F::MASK == 0 || e.daz);
+        let tiny = bits & F::INFINITY == 0 && (bits & F::MASK == 0 || e.daz::<F>());
         let magnitude = if tiny { 0 } else { (bits & !F::SIGN) as i64 };
         if bits & F::SIGN != 0 { -magnitude } else { magnitude }
     };
@@ -615,7 +629,7 @@ pub fn extreme<F: Float>(a: u64, b: u64, least: bool, e: &mut Environment) -> u6
 
 /// An operand as DAZ has it.
 fn flushed<F: Float>(bits: u64, e: &Environment) -> u64 {
-    if e.daz && bits & F::INFINITY == 0 {
+    if e.daz::<F>() && bits & F::INFINITY == 0 {
         bits & F::SIGN
     } else {
         bits
@@ -682,7 +696,7 @@ fn rounded<F: Float>(a: u64, rounding: Rounding, e: &mut Environment) -> Option<
     }
 }
 
-/// A signed integer of `bits` (32 or 64), or the integer indefinite. SDM Vol. 1 4.8.3.7 and table 11-1.
+/// A signed integer of `bits` (16, 32 or 64), or the integer indefinite. SDM Vol. 1 4.8.3.7 and table 11-1.
 pub fn to_integer<F: Float>(a: u64, bits: u32, rounding: Rounding, e: &mut Environment) -> u64 {
     let indefinite = 1 << (bits - 1);
     let Some((negative, magnitude, inexact)) = rounded::<F>(a, rounding, e) else {
@@ -697,7 +711,7 @@ pub fn to_integer<F: Float>(a: u64, bits: u32, rounding: Rounding, e: &mut Envir
         e.raise(PE);
     }
     let value = if negative { magnitude.wrapping_neg() } else { magnitude };
-    if bits == 32 { value & 0xffff_ffff } else { value }
+    value & u64::MAX >> (64 - bits)
 }
 
 /// From a signed integer.
@@ -727,7 +741,7 @@ pub fn convert<S: Float, D: Float>(a: u64, e: &mut Environment) -> u64 {
     }
 }
 
-/// An unsigned integer of `bits` (32 or 64), or all ones where there is none. SDM Vol. 2C "VCVTPS2UDQ".
+/// An unsigned integer of `bits` (16, 32 or 64), or all ones where there is none. SDM Vol. 2C "VCVTPS2UDQ".
 pub fn to_unsigned<F: Float>(a: u64, bits: u32, rounding: Rounding, e: &mut Environment) -> u64 {
     let indefinite = u64::MAX >> (64 - bits);
     let Some((negative, magnitude, inexact)) = rounded::<F>(a, rounding, e) else {
@@ -754,6 +768,8 @@ pub fn from_unsigned<F: Float>(value: u64, e: &mut Environment) -> u64 {
 }
 
 /// The multiple of `2^-fraction` that is nearest in a direction; `quiet`: inexact results are not flagged. SDM Vol. 2C "VRNDSCALEPD".
+///
+/// Of half precision one is denormal, 2^-15: "VRNDSCALEPH" has underflow for it, with PE or without. Chosen: a result of zero is not tiny.
 pub fn round_scaled<F: Float>(a: u64, fraction: u8, rounding: Rounding, quiet: bool, e: &mut Environment) -> u64 {
     if let Some(nan) = nan::<F>(&[a], e) {
         return nan;
@@ -776,7 +792,11 @@ pub fn round_scaled<F: Float>(a: u64, fraction: u8, rounding: Rounding, quiet: b
     let shift = whole.leading_zeros();
     let mut exactly = *e;
     let exponent = 63 - shift as i32 - i32::from(fraction);
-    pack::<F>(x.negative, exponent, whole << shift, &mut exactly)
+    let result = pack::<F>(x.negative, exponent, whole << shift, &mut exactly);
+    if result & F::INFINITY == 0 && (inexact || e.every_tiny) {
+        e.raise(UE);
+    }
+    result
 }
 
 /// What [`round_scaled`] takes away. SDM Vol. 2C "VREDUCEPD": of an infinity +0; the subtraction is under the same rounding.
@@ -943,7 +963,7 @@ pub fn is_of_class<F: Float>(a: u64, classes: u8, e: &Environment) -> bool {
 /// "VFIXUPIMMPD".
 pub fn fixed<F: Float>(kept: u64, a: u64, table: u32, control: u8, e: &mut Environment) -> u64 {
     // A denormal that counts as zero is +0 for the response that passes the source on.
-    let a = if e.daz && a & F::INFINITY == 0 && a & F::MASK != 0 {
+    let a = if e.daz::<F>() && a & F::INFINITY == 0 && a & F::MASK != 0 {
         a & F::SIGN
     } else {
         a

@@ -29,7 +29,7 @@ use std::sync::OnceLock;
 
 use iced_x86::{Code, EncodingKind, Instruction, Mnemonic as M, OpKind, Register};
 
-pub(crate) use self::evex::Table;
+pub(crate) use self::evex::{Table, complex};
 use self::float::Environment;
 use self::lanes::Inputs;
 pub(crate) use self::lanes::Vector;
@@ -238,7 +238,8 @@ pub(crate) fn prepare(insn: &Instruction) -> Result<Form, NoThunk> {
 /// A fused multiply-add.
 fn fused(mnemonic: M) -> bool {
     let name = format!("{mnemonic:?}");
-    name.starts_with("Vfm") || name.starts_with("Vfnm")
+    let ordered = ["132", "213", "231"].iter().any(|order| name.contains(order));
+    ordered && (name.starts_with("Vfm") || name.starts_with("Vfnm"))
 }
 
 /// The bit of [`Form::to_bits`] that says that there is an immediate.

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::sync::OnceLock;
 
 use iced_x86::{
-    Code, EncodingKind, Instruction, InstructionInfoFactory, MemoryOperand, MemorySize, Mnemonic, OpAccess, OpKind,
-    Register,
+    Code, CpuidFeature, EncodingKind, Instruction, InstructionInfoFactory, MemoryOperand, MemorySize, Mnemonic,
+    OpAccess, OpKind, Register,
 };
 
 use super::assemble::{Parts, instruction};
@@ -15,8 +15,8 @@ use super::evex_place::Place;
 use super::recipe::{POINTERS, Recipe};
 use super::{Entry, MemoryUse, NoThunk, SimdException, Traits, call, forms, kept};
 use crate::Vectors;
-use crate::fpu::portable::{Table, Vector};
-use crate::fpu::state::{FpuState, QUARTERS};
+use crate::fpu::portable::{Table, Vector, complex};
+use crate::fpu::state::{FpuState, QUARTERS, mxcsr};
 
 /// What an operand is renamed to, by its place.
 const VECTORS: [u32; 3] = [16, 17, 18];
@@ -48,8 +48,12 @@ impl EvexThunk {
     pub unsafe fn run(&self, fpu: *mut FpuState, general: *mut u64, memory: *mut u8) -> Result<u32, SimdException> {
         let entry = match &self.form.execution {
             Execution::Host(entry) => *entry,
-            // SAFETY: the caller's promise.
-            Execution::Table(table) => return unsafe { self.compute(table, fpu, general, memory) },
+            // SAFETY: the caller's promise about `fpu`.
+            Execution::HostUnlessUnderflow(entry, _) if unsafe { (*fpu).mxcsr } & mxcsr::UM != 0 => *entry,
+            Execution::Table(table) | Execution::HostUnlessUnderflow(_, table) => {
+                // SAFETY: the caller's promise.
+                return unsafe { self.compute(table, fpu, general, memory) };
+            }
         };
         let p = self
             .places
@@ -143,8 +147,27 @@ fn no_underflow(mnemonic: Mnemonic) -> bool {
     raises_nothing(mnemonic)
         || matches!(
             mnemonic,
-            Vreduceps | Vreducepd | Vreducess | Vreducesd | Vrndscaleps | Vrndscalepd | Vrndscaless | Vrndscalesd
+            Vreduceps
+                | Vreducepd
+                | Vreducess
+                | Vreducesd
+                | Vreduceph
+                | Vreducesh
+                | Vrndscaleps
+                | Vrndscalepd
+                | Vrndscaless
+                | Vrndscalesd
         )
+}
+
+/// Instructions that hosts execute differently, on which a run is not to depend: approximations whose bits the manual leaves open, and the
+/// reductions, of which AMD's CPUs do not flag what the rounding loses (SDM Vol. 2C "VREDUCEPD", whose ROUND signals it).
+fn differs(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Vrcpph | Vrcpsh | Vrsqrtph | Vrsqrtsh | Vreduceps | Vreducepd | Vreducess | Vreducesd | Vreduceph | Vreducesh
+    )
 }
 
 /// Instructions that read or write the whole of their memory operand, whatever the mask says: those whose elements move, and those
@@ -293,6 +316,7 @@ fn element_size(mnemonic: Mnemonic, memory: MemorySize) -> usize {
         Vpdpbusd | Vpdpbusds | Vpdpwssd | Vpdpwssds | Vdpbf16ps => 4,
         // Products of every other doubleword.
         Vpmuldq | Vpmuludq => 8,
+        _ if complex(mnemonic) => 4,
         _ => memory.element_size(),
     }
 }
@@ -442,8 +466,8 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) ->
     if insn.is_vsib() {
         return Err(NoThunk::Unsupported);
     }
-    let table = vectors == Vectors::Portable || !host(insn);
     let mnemonic = insn.mnemonic();
+    let table = vectors == Vectors::Portable || differs(mnemonic) || !host(insn);
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(insn);
     let written = |i: u32| {
@@ -511,11 +535,13 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) ->
     let traits = Traits {
         flags: forms::writes_flags(mnemonic),
         mxcsr: insn.encoding() == EncodingKind::EVEX && uses_mxcsr(mnemonic),
-        no_underflow: suppressed || no_underflow(mnemonic),
+        no_underflow: suppressed || no_underflow(mnemonic) || complex(mnemonic),
+        // SDM Vol. 2C "VFCMULCPH/VFMULCPH".
+        masked: complex(mnemonic),
         ..Traits::default()
     };
     let execution = if table {
-        Execution::Table(Table::prepare(insn, traits.no_underflow)?)
+        Execution::Table(Table::prepare(insn, traits)?)
     } else {
         let code = parts.assemble(&renamed, traits)?;
         let Parts { before, after, wide } = parts;
@@ -525,7 +551,13 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) ->
             after,
             wide,
         };
-        Execution::Host(kept::entry(&code, recipe)? as usize)
+        let entry = kept::entry(&code, recipe)? as usize;
+        let half = insn.cpuid_features().contains(&CpuidFeature::AVX512_FP16);
+        if half && traits.mxcsr && !traits.no_underflow {
+            Execution::HostUnlessUnderflow(entry, Table::prepare(insn, traits)?)
+        } else {
+            Execution::Host(entry)
+        }
     };
     let halves = match insn.code() {
         _ if table => 0,

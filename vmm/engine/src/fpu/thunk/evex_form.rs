@@ -43,6 +43,9 @@ impl Lanes {
 pub(crate) enum Execution {
     /// By the host's own copy of the instruction: where the thunk is entered.
     Host(usize),
+    /// The same, but by a table where MXCSR unmasks underflow: with results of half precision, of which the host's instruction would
+    /// not flag a tiny one that is exact.
+    HostUnlessUnderflow(usize, Table),
     /// By a table of ours.
     Table(Table),
 }

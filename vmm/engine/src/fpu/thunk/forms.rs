@@ -64,6 +64,7 @@ pub(crate) fn host_executes(insn: &Instruction) -> bool {
         F::AVX512_BITALG => host!("avx512bitalg"),
         F::AVX512_VPOPCNTDQ => host!("avx512vpopcntdq"),
         F::AVX512_BF16 => host!("avx512bf16"),
+        F::AVX512_FP16 => host!("avx512fp16"),
         _ => false,
     })
 }
@@ -343,6 +344,8 @@ pub(crate) fn writes_flags(mnemonic: Mnemonic) -> bool {
             | Ktestq
             | Vtestps
             | Vtestpd
+            | Vcomish
+            | Vucomish
             | Comiss
             | Comisd
             | Ucomiss

@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! A vector instruction computes the same bits on every CPU that has it (RCPPS, RSQRTPS and their scalar forms apart, see
-//! [`super::approx`]; VRCP14PS, VRSQRT14PS and their like, which Intel has published exactly, are the same on AMD's); also NaN propagation and the rounding inside DPPS, HADDPS and the conversions are laid down by the
+//! [`super::approx`], and those of half precision, which always have tables; VRCP14PS, VRSQRT14PS and their like, which Intel has published exactly, are the same on AMD's); also NaN propagation and the rounding inside DPPS, HADDPS and the conversions are laid down by the
 //! manual. So the instruction itself, with its operands renamed to fixed registers, is the cheapest exact implementation.
 //!
 //! # Practice
@@ -48,7 +48,8 @@
 //! All exceptions are masked on the host while a thunk runs, so it never traps. Invalid, denormal and zero-divide are
 //! detected before the computation and their flags do not depend on the masks. Overflow is flagged alike masked or not.
 //! Underflow is not: masked, it needs a tiny *and* inexact result; unmasked, a tiny one. So when the guest unmasks it the host
-//! runs with FTZ set, which flags every tiny result. If an unmasked exception of the first kind occurs in any element, no
+//! runs with FTZ set, which flags every tiny result. FTZ does not concern results of half precision: their instructions have a table
+//! besides the thunk, for a guest that unmasks underflow. If an unmasked exception of the first kind occurs in any element, no
 //! element's overflow, underflow or precision is reported (SDM Vol. 1 11.5.3.3 "Handling Combinations of Masked and Unmasked
 //! Exceptions"). Chosen: with an unmasked overflow or underflow the precision flag is the one of the masked response.
 #![allow(unsafe_code)] // Generating machine code and calling it is what this file is for.
@@ -63,6 +64,8 @@ mod recipe;
 
 pub use assemble::prepare;
 pub(crate) use evex::{EvexThunk, prepare_evex};
+#[cfg(test)]
+pub(crate) use evex_form::Execution;
 pub(crate) use evex_form::{EvexForm, Lanes};
 pub(crate) use evex_place::Place;
 #[cfg(test)]
@@ -185,6 +188,8 @@ pub struct Traits {
     pub writes_mm: bool,
     /// Underflow is never reported, whatever MXCSR unmasks: exceptions are suppressed, or the instruction does not have this one.
     pub no_underflow: bool,
+    /// Exceptions set flags and are masked, whatever MXCSR says.
+    pub masked: bool,
 }
 
 /// The environment of a thunk that has to do with MXCSR.
@@ -248,7 +253,7 @@ unsafe fn call(entry: Entry, p: [*mut u8; 4], fpu: *mut FpuState, traits: Traits
     if traits.mxcsr {
         // SAFETY: the caller's promise about `fpu`.
         let guest = unsafe { (*fpu).mxcsr };
-        let unmasked = !guest >> 7 & mxcsr::FLAGS;
+        let unmasked = if traits.masked { 0 } else { !guest >> 7 & mxcsr::FLAGS };
         let mut run = guest & !mxcsr::FLAGS | mxcsr::MASKS;
         if guest & mxcsr::UM == 0 && !traits.no_underflow {
             run |= mxcsr::FTZ;

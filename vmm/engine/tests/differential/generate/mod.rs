@@ -198,6 +198,7 @@ impl Generator {
                 | Family::Avx512f
                 | Family::Avx512dq
                 | Family::Avx512more
+                | Family::Avx512half
         );
         if floating || rng.percent(10) {
             for xmm in &mut fpu.xmm {

@@ -75,7 +75,7 @@ pub fn rcp14<F: Float>(a: u64, e: &Environment) -> u64 {
     if biased > 0 {
         return sign | (biased as u64) << F::FRACTION | significand & F::MASK;
     }
-    if e.ftz {
+    if e.ftz::<F>() {
         return sign;
     }
     sign | significand >> (1 - biased)

@@ -19,7 +19,7 @@ fn count<F: Element>(i: &Inputs) -> usize {
 }
 
 /// VCMPPS with an opmask for its destination.
-fn compare_mask<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn compare_mask<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let control = i.imm & 31;
     let mut bits = 0_u64;
     for k in (0..count::<F>(i)).filter(|&k| i.chosen(k)) {
@@ -29,7 +29,7 @@ fn compare_mask<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     Outcome::value(Vector::from_u64(bits))
 }
 
-fn classify<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn classify<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let is = |k: usize| float::is_of_class::<F>(F::get(i.b, k), i.imm, e);
     let bits = (0..count::<F>(i)).fold(0, |bits, k| bits | u64::from(is(k)) << k);
     Outcome::value(Vector::from_u64(bits))
@@ -45,12 +45,12 @@ fn rounding(i: &Inputs, e: &Environment) -> (Rounding, bool) {
     (rounding, i.imm & 8 != 0)
 }
 
-fn round_lanes<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn round_lanes<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let (rounding, quiet) = rounding(i, e);
     unary::<F>(i, e, |b, e| float::round_scaled::<F>(b, i.imm >> 4, rounding, quiet, e))
 }
 
-fn reduce_lanes<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn reduce_lanes<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let (rounding, quiet) = rounding(i, e);
     unary::<F>(i, e, |b, e| float::reduce::<F>(b, i.imm >> 4, rounding, quiet, e))
 }
@@ -64,8 +64,8 @@ fn fix_lanes<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
 }
 
 /// A row's parameter: towards zero, and without a sign.
-const TRUNCATE: u8 = 1 << 1;
-const UNSIGNED: u8 = 1 << 2;
+pub(super) const TRUNCATE: u8 = 1 << 1;
+pub(super) const UNSIGNED: u8 = 1 << 2;
 
 fn integer<F: Element>(i: &Inputs, a: u64, bits: u32, e: &mut Environment) -> u64 {
     let rounding = if i.param & TRUNCATE != 0 {
@@ -81,7 +81,7 @@ fn integer<F: Element>(i: &Inputs, a: u64, bits: u32, e: &mut Environment) -> u6
 }
 
 /// Lanes of `F` to integers as wide as those of `D`.
-fn to_integers<F: Element, D: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn to_integers<F: Element, D: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let mut out = Vector::ZERO;
     let count = i.bytes / F::BYTES.max(D::BYTES);
     for k in (0..count).filter(|&k| i.chosen(k)) {
@@ -90,28 +90,33 @@ fn to_integers<F: Element, D: Element>(i: &Inputs, e: &mut Environment) -> Outco
     Outcome::value(out)
 }
 
+/// A signed integer of so many bytes.
+fn extended(value: u64, bytes: usize) -> i64 {
+    let unused = 64 - 8 * bytes as u32;
+    (value << unused) as i64 >> unused
+}
+
 /// The opposite.
-fn from_integers<S: Element, F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn from_integers<S: Element, F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let mut out = Vector::ZERO;
     let count = i.bytes / F::BYTES.max(S::BYTES);
     for k in (0..count).filter(|&k| i.chosen(k)) {
         let value = S::get(i.b, k);
         let result = match i.param & UNSIGNED != 0 {
             true => from_unsigned::<F>(value, e),
-            false if S::BYTES == 4 => from_integer::<F>(i64::from(value as u32 as i32), e),
-            false => from_integer::<F>(value as i64, e),
+            false => from_integer::<F>(extended(value, S::BYTES), e),
         };
         F::set(&mut out, k, result);
     }
     Outcome::value(out)
 }
 
-fn to_general<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn to_general<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let bits = 8 * i.destination as u32;
     Outcome::value(Vector::from_u64(integer::<F>(i, F::get(i.b, 0), bits, e)))
 }
 
-fn from_general<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
+pub(super) fn from_general_unsigned<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let mut out = *i.a;
     F::set(&mut out, 0, from_unsigned::<F>(i.b.get(0), e));
     Outcome::value(out)
@@ -237,8 +242,8 @@ pub fn row(mnemonic: M) -> Option<Row> {
         M::Vcvtsd2usi => with(to_general::<F64>, UNSIGNED),
         M::Vcvttss2usi => with(to_general::<F32>, UNSIGNED | TRUNCATE),
         M::Vcvttsd2usi => with(to_general::<F64>, UNSIGNED | TRUNCATE),
-        M::Vcvtusi2ss => packed(from_general::<F32>),
-        M::Vcvtusi2sd => packed(from_general::<F64>),
+        M::Vcvtusi2ss => packed(from_general_unsigned::<F32>),
+        M::Vcvtusi2sd => packed(from_general_unsigned::<F64>),
         M::Vcvtneps2bf16 => packed(|i, _| to_bfloat16(i)),
         M::Vcvtne2ps2bf16 => packed(|i, _| two_to_bfloat16(i)),
         M::Vdpbf16ps => packed(|i, _| dot_product(i)),

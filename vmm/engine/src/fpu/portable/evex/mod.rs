@@ -12,6 +12,7 @@
 
 mod approximate;
 mod float;
+mod half;
 mod integer;
 mod opmask;
 
@@ -24,7 +25,7 @@ use super::lanes::{Inputs, Vector};
 use super::row::Row;
 use super::{arith, finish, fused};
 use crate::fpu::state::{FpuState, mxcsr};
-use crate::fpu::thunk::{self, NoThunk, Place, SimdException};
+use crate::fpu::thunk::{self, NoThunk, Place, SimdException, Traits};
 
 /// A row, and what its masks stand for.
 #[derive(Clone, Copy)]
@@ -55,6 +56,7 @@ fn rows() -> &'static [Option<EvexRow>] {
                     let twin = thunk::legacy(mnemonic).unwrap_or(mnemonic);
                     let row = integer::row(mnemonic)
                         .or_else(|| float::row(mnemonic))
+                        .or_else(|| half::row(mnemonic))
                         .or_else(|| super::integer::row(twin))
                         .or_else(|| arith::row(twin))?;
                     let (lane, widest, scalar) = elements(mnemonic);
@@ -80,18 +82,21 @@ fn elements(mnemonic: M) -> (u8, u8, bool) {
     let starts = |prefix: &str| name.starts_with(prefix);
     // VPMINSD and VPCMPD are integer instructions, VPERMPD is not.
     let real = !starts("vp") || starts("vperm");
-    let scalar = real && !starts("vbroadcast") && (ends("ss") || ends("sd"));
+    let scalar = real && !starts("vbroadcast") && (ends("ss") || ends("sd") || ends("sh"));
     let lane = match mnemonic {
         // Elements of the sources' width, next to each other.
         M::Vpunpckhbw | M::Vpunpcklbw => 1,
         M::Vpunpckhwd | M::Vpunpcklwd => 2,
         M::Vpunpckhdq | M::Vpunpckldq | M::Vpdpbusds | M::Vpdpwssds | M::Vmovshdup | M::Vmovsldup => 4,
         M::Vmovddup => 8,
-        M::Vcvtps2ph | M::Vcvtneps2bf16 | M::Vcvtne2ps2bf16 => 2,
+        M::Vcvtps2phx | M::Vcvtneps2bf16 | M::Vcvtne2ps2bf16 => 2,
+        M::Vcvtph2psx => 4,
+        _ if complex(mnemonic) => 4,
         M::Vpalignr => 1,
         _ if starts("vcvt") && (ends("2dq") || ends("2udq")) => 4,
         _ if real && (ends("ps") || ends("ss")) => 4,
         _ if real && (ends("pd") || ends("sd")) => 8,
+        _ if real && (ends("ph") || ends("sh")) => 2,
         _ if ends("d") || name.contains("32") => 4,
         _ if ends("q") || name.contains("64") => 8,
         _ if ends("w") || ends("16") => 2,
@@ -108,12 +113,27 @@ fn elements(mnemonic: M) -> (u8, u8, bool) {
         }
     } else if ["vcvtpd2", "vcvttpd2", "vcvtqq2", "vcvtuqq2"].into_iter().any(starts) {
         8
-    } else if matches!(mnemonic, M::Vcvtps2ph | M::Vcvtneps2bf16) {
+    } else if starts("vcvtps2ph") || ["vcvtdq2", "vcvtudq2", "vcvtneps2"].into_iter().any(starts) {
         4
     } else {
         1
     };
     (lane, lane.max(source), scalar)
+}
+
+/// Complex multiplication, whose elements are pairs.
+pub(crate) fn complex(mnemonic: M) -> bool {
+    matches!(
+        mnemonic,
+        M::Vfmulcph
+            | M::Vfmulcsh
+            | M::Vfcmulcph
+            | M::Vfcmulcsh
+            | M::Vfmaddcph
+            | M::Vfmaddcsh
+            | M::Vfcmaddcph
+            | M::Vfcmaddcsh
+    )
 }
 
 /// What kind of thing an operand is.
@@ -178,9 +198,8 @@ pub(crate) struct Table {
     rounding: Option<Rounding>,
     /// Exceptions are suppressed.
     suppressed: bool,
-    /// The instruction has no underflow exception.
-    no_underflow: bool,
-    flags: bool,
+    /// What the instruction is for a thunk.
+    traits: Traits,
 }
 
 /// What an instruction leaves besides registers.
@@ -200,7 +219,7 @@ impl Table {
     ///
     /// # Errors
     /// [`NoThunk::Unsupported`] where no table has it.
-    pub fn prepare(insn: &Instruction, no_underflow: bool) -> Result<Table, NoThunk> {
+    pub fn prepare(insn: &Instruction, traits: Traits) -> Result<Table, NoThunk> {
         let row = rows()[insn.code() as usize].as_ref().ok_or(NoThunk::Unsupported)?;
         let mut operands = [Operand::None; 3];
         let mut imm = None;
@@ -238,7 +257,6 @@ impl Table {
             *operands.get_mut(n as usize).ok_or(NoThunk::Unsupported)? = operand;
         }
         let mnemonic = insn.mnemonic();
-        let flags = thunk::writes_flags(mnemonic);
         let rounding = match insn.rounding_control() {
             RoundingControl::None => None,
             RoundingControl::RoundToNearest => Some(Rounding::Nearest),
@@ -259,7 +277,7 @@ impl Table {
             imm,
             operands,
             sources: match mnemonic {
-                _ if flags => Sources::FirstTwo,
+                _ if traits.flags => Sources::FirstTwo,
                 _ if fused(mnemonic) => Sources::All,
                 _ => Sources::Following,
             },
@@ -269,8 +287,7 @@ impl Table {
             broadcast,
             rounding,
             suppressed: rounding.is_some() || insn.suppress_all_exceptions(),
-            no_underflow,
-            flags,
+            traits,
         })
     }
 
@@ -319,7 +336,11 @@ impl Table {
         let mut environment = self.environment(fpu.mxcsr);
         let outcome = (row.row.compute)(&inputs, &mut environment);
         if environment.raised != 0 && !self.suppressed {
-            finish(&mut fpu.mxcsr, environment.raised)?;
+            if self.traits.masked {
+                fpu.mxcsr |= environment.raised & mxcsr::FLAGS;
+            } else {
+                finish(&mut fpu.mxcsr, environment.raised)?;
+            }
         }
         let lane = usize::from(row.lane);
         let count = if row.scalar { 1 } else { bytes / usize::from(row.widest) };
@@ -329,7 +350,7 @@ impl Table {
             lane,
             chosen: u64::MAX >> (64 - count.clamp(1, 64)),
         };
-        if self.flags {
+        if self.traits.flags {
             return Ok(finished);
         }
         finished.chosen &= match self.merge {
@@ -382,9 +403,9 @@ impl Table {
     }
 
     fn environment(&self, controls: u32) -> Environment {
-        let mut environment = if self.suppressed {
+        let mut environment = if self.suppressed || self.traits.masked {
             Environment::new(controls | mxcsr::MASKS)
-        } else if self.no_underflow {
+        } else if self.traits.no_underflow {
             Environment::without_underflow(controls)
         } else {
             Environment::new(controls)
